@@ -1,0 +1,62 @@
+// Package lockrank holds the mutex that Spillway's packages lock. Its type
+// carries a rank; a goroutine may only lock a mutex of a higher rank than all
+// those that it holds. A normal build compiles it down to sync.Mutex; a build
+// with -tags invariants checks the rank at every lock and panics with both
+// names when the order is broken.
+//
+// The order, outermost first:
+//
+//	Monitor → Manager → Repository → Batch → Registry → Reservation → Space → Ledger → Backend → Device
+package lockrank
+
+// Rank names a place in the lock order. The types below are the only ones.
+type Rank interface {
+	rank() int
+	name() string
+}
+
+// The ranks, outermost first.
+type (
+	// Monitor guards the monitor's index of victims and its moves under way.
+	Monitor struct{}
+	// Manager guards a plan's table of repositories.
+	Manager struct{}
+	// Repository guards one repository's partitions.
+	Repository struct{}
+	// Batch guards one batch's state.
+	Batch struct{}
+	// Registry guards the table of converters.
+	Registry struct{}
+	// Reservation guards the queue of waiters and one reservation's books.
+	Reservation struct{}
+	// Space guards one space's listeners and its set of buffers.
+	Space struct{}
+	// Ledger guards one ledger's counters.
+	Ledger struct{}
+	// Backend guards what a backend keeps for itself: free lists, queues.
+	Backend struct{}
+	// Device guards what a device keeps for itself, below the pool that uses it.
+	Device struct{}
+)
+
+func (Monitor) rank() int     { return 1 }
+func (Manager) rank() int     { return 2 }
+func (Repository) rank() int  { return 3 }
+func (Batch) rank() int       { return 4 }
+func (Registry) rank() int    { return 5 }
+func (Reservation) rank() int { return 6 }
+func (Space) rank() int       { return 7 }
+func (Ledger) rank() int      { return 8 }
+func (Backend) rank() int     { return 9 }
+func (Device) rank() int      { return 10 }
+
+func (Monitor) name() string     { return "monitor" }
+func (Manager) name() string     { return "repository manager" }
+func (Repository) name() string  { return "repository" }
+func (Batch) name() string       { return "batch" }
+func (Registry) name() string    { return "registry" }
+func (Reservation) name() string { return "reservation" }
+func (Space) name() string       { return "space" }
+func (Ledger) name() string      { return "ledger" }
+func (Backend) name() string     { return "backend" }
+func (Device) name() string      { return "device" }

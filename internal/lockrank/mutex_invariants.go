@@ -1,0 +1,100 @@
+//go:build invariants
+
+package lockrank
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"strconv"
+	"sync"
+)
+
+// held maps a goroutine's id to the ranks that it holds, in the order taken.
+var held sync.Map // int64 → *[]entry; only its own goroutine touches the slice
+
+type entry struct {
+	rank int
+	name string
+	mu   any
+}
+
+// Mutex is a sync.Mutex with a rank that is checked at every lock. The zero
+// value is unlocked. It must be unlocked by the goroutine that locked it.
+type Mutex[R Rank] struct{ mu sync.Mutex }
+
+// Lock locks m, and panics if the goroutine holds a mutex of the same or a
+// higher rank.
+func (m *Mutex[R]) Lock() {
+	var r R
+	stack := mine()
+	if n := len(*stack); n > 0 && (*stack)[n-1].rank >= r.rank() {
+		panic(fmt.Sprintf("lockrank: %s locked while %s is held", r.name(), (*stack)[n-1].name))
+	}
+	m.mu.Lock()
+	*stack = append(*stack, entry{r.rank(), r.name(), m})
+}
+
+// TryLock locks m if it is free and says whether it did. The rank is not
+// checked, for a try cannot deadlock; it counts for the locks that follow.
+func (m *Mutex[R]) TryLock() bool {
+	if !m.mu.TryLock() {
+		return false
+	}
+	var r R
+	stack := mine()
+	*stack = append(*stack, entry{r.rank(), r.name(), m})
+	return true
+}
+
+// Unlock unlocks m.
+func (m *Mutex[R]) Unlock() {
+	stack := mine()
+	for i := len(*stack) - 1; i >= 0; i-- {
+		if (*stack)[i].mu == any(m) {
+			*stack = append((*stack)[:i], (*stack)[i+1:]...)
+			if len(*stack) == 0 {
+				held.Delete(goid())
+			}
+			m.mu.Unlock()
+			return
+		}
+	}
+	var r R
+	panic(fmt.Sprintf("lockrank: %s unlocked by a goroutine that does not hold it", r.name()))
+}
+
+// AssertNone panics if the goroutine holds any ranked mutex. Call it where
+// something slow begins: I/O, a wait, a callback.
+func AssertNone(what string) {
+	if stack := *mine(); len(stack) > 0 {
+		panic(fmt.Sprintf("lockrank: %s while %s is held", what, stack[len(stack)-1].name))
+	}
+	held.Delete(goid())
+}
+
+func mine() *[]entry {
+	id := goid()
+	if s, ok := held.Load(id); ok {
+		return s.(*[]entry)
+	}
+	s := new([]entry)
+	held.Store(id, s)
+	return s
+}
+
+// goid reads the goroutine's number from the first line of its stack,
+// "goroutine 12 [running]:". Slow, and good enough for a checking build.
+func goid() int64 {
+	var buf [64]byte
+	b := buf[:runtime.Stack(buf[:], false)]
+	b = bytes.TrimPrefix(b, []byte("goroutine "))
+	if i := bytes.IndexByte(b, ' '); i > 0 {
+		b = b[:i]
+	}
+	id, err := strconv.ParseInt(string(b), 10, 64)
+	if err != nil {
+		panic("lockrank: cannot read the goroutine's id")
+	}
+	return id
+}

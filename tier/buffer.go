@@ -1,0 +1,152 @@
+package tier
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+)
+
+// Memory is what a pool hands out. Which one it is depends on the tier:
+// HostMemory, DeviceMemory or FileMemory; those who copy bytes switch on it.
+type Memory interface {
+	// Size is the number of bytes asked for.
+	Size() int64
+}
+
+// HostMemory is memory that Go code can read and write.
+type HostMemory interface {
+	Memory
+	// Extents are the pieces that the memory consists of, in order; their
+	// lengths add up to Size. Each starts at an address that is a multiple of
+	// 4096, and each but the last is a multiple of 4096 long.
+	Extents() [][]byte
+}
+
+// DeviceMemory is one contiguous piece of device memory.
+type DeviceMemory interface {
+	Memory
+	Device() Device
+	Addr() Addr
+}
+
+// FileMemory is memory on a disk. Offsets are within the memory. Transfers whose
+// address, offset and length are multiples of Page are done directly between p and
+// the disk, with several requests under way; others work and are slower.
+type FileMemory interface {
+	Memory
+	// WriteAt writes all of p at off. Out of disk space is a NoSpaceError.
+	WriteAt(ctx context.Context, p []byte, off int64) error
+	// ReadAt fills p from off.
+	ReadAt(ctx context.Context, p []byte, off int64) error
+	// Locate says in which file of the volume, and where in it, off lies, for
+	// error messages.
+	Locate(off int64) (volume, file string, offset int64)
+}
+
+// Pool is the allocator behind a space. It does not count: the space's ledger
+// does, and calls Alloc only for bytes that it has charged. A Pool is safe for
+// concurrent use.
+type Pool interface {
+	// Charge returns what size bytes take out of the space: size rounded up as
+	// the pool rounds. Charge(0) is 0, and Charge(a)+Charge(b) ≥ Charge(a+b).
+	Charge(size int64) int64
+	// Alloc hands out size > 0 bytes. If they cannot be had in one piece the
+	// pool may split them at cuts (ascending multiples of 4096 below size), and
+	// only there; device pools never split. A pool that has the room but not in
+	// one piece returns a NoSpaceError with Largest set.
+	Alloc(size int64, cuts []int64) (Memory, error)
+	// Free takes m back and calls reclaimed exactly once, when the bytes are
+	// free: before it returns, or later from a goroutine of the pool's, in
+	// either case with no lock held.
+	Free(m Memory, reclaimed func())
+	// Close waits until what was freed is reclaimed and gives everything back
+	// that is not handed out; the rest when it is freed.
+	Close() error
+}
+
+// A Buffer is owned bytes in one space. It is made by a reservation, or by
+// Space.Draw, and released exactly once by its owner; who reads it beyond that,
+// such as Arrow arrays opened in place, holds a lease. The memory goes back when the
+// owner has released it and the last lease has ended. Methods are safe for
+// concurrent use; the bytes are the owner's to guard.
+type Buffer struct {
+	space   *Space
+	mem     Memory
+	size    int64
+	charge  int64
+	account Account
+	stack   string
+
+	released atomic.Bool
+	refs     atomic.Int64 // the owner and the leases
+}
+
+// Space returns where the buffer lies.
+func (b *Buffer) Space() *Space { return b.space }
+
+// Size returns the number of bytes asked for.
+func (b *Buffer) Size() int64 {
+	if b == nil {
+		return 0
+	}
+	return b.size
+}
+
+// Charge returns the number of bytes counted in the space's ledger.
+func (b *Buffer) Charge() int64 {
+	if b == nil {
+		return 0
+	}
+	return b.charge
+}
+
+// Memory returns the bytes: a HostMemory, a DeviceMemory or a FileMemory. It
+// must not be used after Release, but for the holder of a lease.
+func (b *Buffer) Memory() Memory { return b.mem }
+
+// Lease keeps the memory until the returned function is called, also beyond
+// Release. Calling it again does nothing. The caller must hold the buffer or a lease.
+func (b *Buffer) Lease() (end func()) {
+	if b.refs.Add(1) <= 1 {
+		panic("tier: a lease on a buffer whose memory is gone")
+	}
+	var once atomic.Bool
+	return func() {
+		if once.CompareAndSwap(false, true) {
+			b.unref()
+		}
+	}
+}
+
+// Leased says how many leases are open.
+func (b *Buffer) Leased() int {
+	n := b.refs.Load()
+	if !b.released.Load() {
+		n--
+	}
+	return int(max(0, n))
+}
+
+// Release gives the buffer up. A second release changes nothing and returns
+// ErrReleased (an invariants build panics with the stack that took it). Release
+// of a nil buffer does nothing.
+func (b *Buffer) Release() error {
+	if b == nil {
+		return nil
+	}
+	if !b.released.CompareAndSwap(false, true) {
+		if invariants.Enabled {
+			panic("tier: buffer released twice; it was taken at\n" + b.stack)
+		}
+		return ErrReleased
+	}
+	b.unref()
+	return nil
+}
+
+func (b *Buffer) unref() {
+	if b.refs.Add(-1) == 0 {
+		b.space.free(b)
+	}
+}

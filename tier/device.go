@@ -1,0 +1,135 @@
+package tier
+
+import "context"
+
+// Addr is an address in a device's memory: a handle, never a Go pointer. The
+// zero value is no address. Addresses within one allocation can be reached by
+// addition.
+type Addr uint64
+
+// DeviceInfo describes a device.
+type DeviceInfo struct {
+	Name    string // as the vendor calls it; "simulated GPU" for sim
+	Backend string // "sim", "cuda"
+	UUID    string // empty if unknown
+	PCI     string // PCI address, empty if unknown
+	Node    int    // nearest NUMA node, -1 if unknown
+	Driver  string // driver version, empty if none
+}
+
+// Device is what a backend implements: tier/sim, tier/cuda, or whoever brings
+// another GPU.
+//
+// Work is put on a stream and done later, in the order in which it was put
+// there; work on different streams has no order but what events give it. An
+// error of a call means that nothing was put on the stream. An error of the
+// work itself is told by every event recorded after it on that stream.
+//
+// Host memory given to a copy must stay as it is until the copy is done, and
+// must come from a host space or be otherwise pinned where the backend asks for
+// that. Methods are safe for concurrent use, but a stream belongs to one
+// goroutine at a time.
+type Device interface {
+	Info() DeviceInfo
+
+	// Charge returns what an allocation of size bytes takes: size rounded up to
+	// the device's granule (256 bytes or more). Charge(0) is 0.
+	Charge(size int64) int64
+	// Alloc allocates size > 0 bytes, aligned to at least 256. The memory may be
+	// used by work put on s afterwards, and on other streams behind an event.
+	// No room is a NoSpaceError without a space.
+	Alloc(s Stream, size int64) (Addr, error)
+	// Free gives an allocation back once the work on s so far is done; until
+	// then it is retired. An unknown address is an error.
+	Free(s Stream, a Addr) error
+
+	CopyToDevice(s Stream, dst Addr, src []byte) error
+	CopyToHost(s Stream, dst []byte, src Addr) error
+	CopyOnDevice(s Stream, dst, src Addr, size int64) error
+	// CopyPeer copies from src on this device to dst on another; the stream is
+	// this device's. ErrNotSupported where the devices cannot reach each other.
+	CopyPeer(s Stream, dst Addr, dstDevice Device, src Addr, size int64) error
+	// CopyRegions does many copies as one piece of work; they have no order
+	// among each other and must not overlap.
+	CopyRegions(s Stream, regions []Region) error
+	// Fill sets size bytes to value.
+	Fill(s Stream, dst Addr, value byte, size int64) error
+
+	NewStream() (Stream, error)
+	// Record returns an event that is done when all work put on s so far is.
+	Record(s Stream) (Event, error)
+	// WaitEvent makes work put on s afterwards wait for e.
+	WaitEvent(s Stream, e Event) error
+
+	// MemInfo returns the device's free and total bytes.
+	MemInfo() (free, total int64)
+	// Outstanding returns live + retired bytes.
+	Outstanding() int64
+	// Reap takes back what was freed and is done with, and returns how many
+	// bytes that were. A device that does so by itself may return 0.
+	Reap() int64
+
+	// Close waits for the work under way and gives the device up. Open
+	// allocations are gone with it.
+	Close() error
+}
+
+// Stream is an ordered queue of work on a device.
+type Stream interface {
+	// Close waits for the work on the stream and gives it up.
+	Close() error
+}
+
+// Event marks a point in a stream's work.
+type Event interface {
+	// Done is closed when the work before the event is done or has failed.
+	Done() <-chan struct{}
+	// Err is nil until Done is closed, and then says whether work on the stream
+	// before the event failed.
+	Err() error
+}
+
+// Region is one copy of CopyRegions: between host and device if exactly one of
+// HostDst and HostSrc is set, within the device if neither is. Size is the
+// length of the host side where there is one.
+type Region struct {
+	Dst, Src         Addr
+	HostDst, HostSrc []byte
+	Size             int64
+}
+
+// Digest is an order-independent fingerprint of a run of bytes; see
+// Computer.
+type Digest struct {
+	Hash uint64 // sum over words of a mixture of word and position
+	Sum  uint64 // sum of the words
+}
+
+// Add returns the digest of both parts, if other's positions follow on.
+func (d Digest) Add(other Digest) Digest {
+	return Digest{Hash: d.Hash + other.Hash, Sum: d.Sum + other.Sum}
+}
+
+// Computer is what a device implements that can compute on its memory.
+type Computer interface {
+	// Digest puts the digest of size bytes at src, a multiple of 8, into *out,
+	// which may be read when an event recorded afterwards is done. The first
+	// word has position first.
+	Digest(s Stream, src Addr, size int64, first int64, out *Digest) error
+}
+
+// Wait waits for e and returns its error, or ctx's if that ends first; the
+// work goes on in that case, and what it uses must be left alone until Done.
+func Wait(ctx context.Context, e Event) error {
+	select {
+	case <-e.Done():
+		return e.Err()
+	default:
+	}
+	select {
+	case <-e.Done():
+		return e.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

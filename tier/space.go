@@ -1,0 +1,367 @@
+package tier
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
+
+// Fractions are the marks of a space, as shares of its capacity:
+// 0 < Stop < Trigger ≤ Limit ≤ 1.
+type Fractions struct {
+	Limit   float64 // largest share that reservations may take
+	Trigger float64 // at this pressure the monitor starts to move batches down
+	Stop    float64 // at this pressure it ends
+}
+
+// DefaultFractions returns the marks of a tier whose configuration names none.
+// The limit is above the trigger, so that the monitor acts before reservations
+// are refused; a disk has nowhere to move to and is filled further.
+func DefaultFractions(k Kind) Fractions {
+	if k == Disk {
+		return Fractions{Limit: 1.00, Trigger: 0.95, Stop: 0.85}
+	}
+	return Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}
+}
+
+// Or returns f with its zero fields taken from other.
+func (f Fractions) Or(other Fractions) Fractions {
+	if f.Limit == 0 {
+		f.Limit = other.Limit
+	}
+	if f.Trigger == 0 {
+		f.Trigger = other.Trigger
+	}
+	if f.Stop == 0 {
+		f.Stop = other.Stop
+	}
+	return f
+}
+
+// Validate checks 0 < Stop < Trigger ≤ Limit ≤ 1.
+func (f Fractions) Validate() error {
+	switch {
+	case math.IsNaN(f.Limit) || math.IsNaN(f.Trigger) || math.IsNaN(f.Stop):
+		return errors.New("tier: limit, trigger and stop must be numbers")
+	case f.Stop <= 0:
+		return fmt.Errorf("tier: stop %v must be above 0", f.Stop)
+	case f.Stop >= f.Trigger:
+		return fmt.Errorf("tier: stop %v must be below trigger %v", f.Stop, f.Trigger)
+	case f.Trigger > f.Limit:
+		return fmt.Errorf("tier: trigger %v must not be above limit %v", f.Trigger, f.Limit)
+	case f.Limit > 1:
+		return fmt.Errorf("tier: limit %v must not be above 1", f.Limit)
+	}
+	return nil
+}
+
+// SpaceConfig describes a space. ID, Capacity and Pool are required; zero
+// fractions mean the tier's defaults.
+type SpaceConfig struct {
+	ID        ID
+	Capacity  int64 // bytes; above 0
+	Fractions Fractions
+	Node      int    // the NUMA node it is bound to or nearest to; -1 for unknown
+	Backend   string // "sim", "cuda", "host", "disk": what reports call it
+	Pool      Pool   // hands out the memory; the space closes it
+	Hint      string // the setting that would make the space larger, for error messages
+}
+
+// Change says what happened to a space's books.
+type Change uint8
+
+const (
+	// Released: used bytes fell, or the limit rose; a waiter may fit now.
+	Released Change = iota
+	// Pressed: used bytes rose to the trigger or over it.
+	Pressed
+)
+
+// A Space is one bounded pool of memory in a tier. Its ledger counts every
+// byte; its pool hands out the memory. Bytes are first promised (Reserve), then
+// drawn as buffers (Draw), and come back when the buffer is released and the
+// device is done with it.
+//
+// A Space is safe for concurrent use. Engines do not reserve here but through
+// a reservation.Manager, which knows about waiting.
+type Space struct {
+	cfg    SpaceConfig
+	ledger *Ledger
+
+	limit   atomic.Int64 // bytes
+	trigger int64
+	stop    int64
+	foreign atomic.Int64
+
+	listeners atomic.Pointer[[]listener] // copied on write; called without locks
+
+	mu struct {
+		lockrank.Mutex[lockrank.Space]
+		nextListener int
+		closed       bool
+		buffers      map[*Buffer]struct{} // outstanding, for the leak report
+	}
+}
+
+type listener struct {
+	id int
+	f  func(*Space, Change)
+}
+
+// NewSpace returns an empty space.
+func NewSpace(cfg SpaceConfig) (*Space, error) {
+	switch {
+	case !cfg.ID.Valid():
+		return nil, fmt.Errorf("tier: the space id %v is invalid", cfg.ID)
+	case cfg.Capacity <= 0:
+		return nil, fmt.Errorf("tier: %s: capacity %d must be above 0 bytes", cfg.ID, cfg.Capacity)
+	case cfg.Pool == nil:
+		return nil, fmt.Errorf("tier: %s: a pool is required", cfg.ID)
+	}
+	cfg.Fractions = cfg.Fractions.Or(DefaultFractions(cfg.ID.Kind))
+	if err := cfg.Fractions.Validate(); err != nil {
+		return nil, fmt.Errorf("%w (space %s)", err, cfg.ID)
+	}
+	s := &Space{cfg: cfg, ledger: NewLedger(cfg.Capacity)}
+	s.limit.Store(share(cfg.Capacity, cfg.Fractions.Limit))
+	s.trigger = share(cfg.Capacity, cfg.Fractions.Trigger)
+	s.stop = share(cfg.Capacity, cfg.Fractions.Stop)
+	s.mu.buffers = make(map[*Buffer]struct{})
+	return s, nil
+}
+
+// share is ⌊capacity × f⌋, exact where f is 1.
+func share(capacity int64, f float64) int64 {
+	if f >= 1 {
+		return capacity
+	}
+	return int64(float64(capacity) * f)
+}
+
+// ID returns the space's name.
+func (s *Space) ID() ID { return s.cfg.ID }
+
+// Kind returns the space's tier.
+func (s *Space) Kind() Kind { return s.cfg.ID.Kind }
+
+// Node returns the NUMA node that the space is bound to, or -1.
+func (s *Space) Node() int { return s.cfg.Node }
+
+// Backend names what hands out the memory: "sim", "cuda", "host", "disk".
+func (s *Space) Backend() string { return s.cfg.Backend }
+
+// Pool returns what hands out the memory.
+func (s *Space) Pool() Pool { return s.cfg.Pool }
+
+// Capacity returns the size of the space in bytes.
+func (s *Space) Capacity() int64 { return s.cfg.Capacity }
+
+// Limit returns how many bytes reservations may take.
+func (s *Space) Limit() int64 { return s.limit.Load() }
+
+// Trigger returns the pressure, in bytes, at which the monitor starts.
+func (s *Space) Trigger() int64 { return s.trigger }
+
+// Stop returns the pressure, in bytes, at which the monitor ends.
+func (s *Space) Stop() int64 { return s.stop }
+
+// SetLimit changes how many bytes reservations may take: 0 < n ≤ capacity. It
+// revokes nothing; a lower limit only refuses what is new.
+func (s *Space) SetLimit(n int64) error {
+	if n <= 0 || n > s.cfg.Capacity {
+		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d", s.cfg.ID, n, s.cfg.Capacity)
+	}
+	s.limit.Store(n)
+	s.notify(Released)
+	return nil
+}
+
+// Usage returns a consistent cut through the books.
+func (s *Space) Usage() Usage { return s.ledger.Snapshot() }
+
+// Used returns live + retired + reserved bytes, as one word.
+func (s *Space) Used() int64 { return s.ledger.Used() }
+
+// Available returns how many bytes a reservation could take now.
+func (s *Space) Available() int64 { return max(0, s.Limit()-s.ledger.Used()) }
+
+// ResetPeak makes the present use the peak.
+func (s *Space) ResetPeak() { s.ledger.ResetPeak() }
+
+// SetForeign records how many bytes others hold on the device, as sampled.
+func (s *Space) SetForeign(n int64) { s.foreign.Store(max(0, n)) }
+
+// PressureBytes returns used + foreign bytes: what Trigger and Stop are
+// compared with.
+func (s *Space) PressureBytes() int64 { return s.ledger.Used() + s.foreign.Load() }
+
+// Charge returns what a buffer of size bytes takes out of the space.
+func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
+
+// Fits says whether n bytes could be reserved if the space were empty.
+func (s *Space) Fits(n int64) bool { return n >= 0 && n <= s.Limit() }
+
+// Subscribe calls f after each change, on the goroutine that made it and with
+// no lock held; f must be quick and must not block. The returned function ends
+// the subscription; a call that has begun may still be running when it returns.
+func (s *Space) Subscribe(f func(*Space, Change)) (cancel func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := s.mu.nextListener
+	s.mu.nextListener++
+	var next []listener
+	if old := s.listeners.Load(); old != nil {
+		next = slices.Clone(*old)
+	}
+	next = append(next, listener{id, f})
+	s.listeners.Store(&next)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		next := slices.DeleteFunc(slices.Clone(*s.listeners.Load()), func(l listener) bool { return l.id == id })
+		s.listeners.Store(&next)
+	}
+}
+
+func (s *Space) notify(c Change) {
+	ls := s.listeners.Load()
+	if ls == nil {
+		return
+	}
+	lockrank.AssertNone("a space's listeners are called")
+	for _, l := range *ls {
+		l.f(s, c)
+	}
+}
+
+// Reserve promises n bytes, or says with a NoSpaceError that there is no room
+// now. The caller must either Draw or Unreserve every byte.
+func (s *Space) Reserve(n int64) error {
+	if n < 0 {
+		return fmt.Errorf("tier: %s: cannot reserve %d bytes", s.cfg.ID, n)
+	}
+	if !s.ledger.Reserve(n, s.Limit()) {
+		return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint}
+	}
+	if s.PressureBytes() >= s.trigger {
+		s.notify(Pressed)
+	}
+	return nil
+}
+
+// Unreserve gives n promised bytes back.
+func (s *Space) Unreserve(n int64) {
+	if n == 0 {
+		return
+	}
+	s.ledger.Unreserve(n)
+	s.notify(Released)
+}
+
+// Draw turns Charge(size) promised bytes, which the caller must hold, into a
+// buffer. cuts are ascending multiples of 4096 at which the memory may be
+// split if it cannot be had in one piece; see Pool. On an error the bytes are
+// promised still. A size of 0 gives a nil buffer and no error. account, which
+// may be nil, is offered the bytes when the buffer is gone.
+func (s *Space) Draw(size int64, cuts []int64, account Account) (*Buffer, error) {
+	if size < 0 {
+		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.cfg.ID, size)
+	}
+	if size == 0 {
+		return nil, nil
+	}
+	charge := s.Charge(size)
+	s.ledger.Draw(charge)
+	mem, err := s.alloc(size, cuts)
+	if err != nil {
+		s.ledger.Undraw(charge)
+		return nil, err
+	}
+	b := &Buffer{space: s, mem: mem, size: size, charge: charge, account: account, stack: invariants.Stack()}
+	b.refs.Store(1)
+	s.mu.Lock()
+	s.mu.buffers[b] = struct{}{}
+	s.mu.Unlock()
+	return b, nil
+}
+
+// alloc asks the pool and makes a panic of a backend an error.
+func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
+	lockrank.AssertNone("a pool allocates")
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("tier: %s: allocating %d bytes panicked: %v", s.cfg.ID, size, p)
+		}
+	}()
+	mem, err = s.cfg.Pool.Alloc(size, cuts)
+	var full *NoSpaceError
+	if errors.As(err, &full) && !full.Space.Valid() {
+		full.Space, full.Hint = s.cfg.ID, s.cfg.Hint
+	}
+	return mem, err
+}
+
+// free returns a buffer's memory. The bytes are retired until the pool says
+// that the device is done with them.
+func (s *Space) free(b *Buffer) {
+	s.mu.Lock()
+	delete(s.mu.buffers, b)
+	s.mu.Unlock()
+	s.ledger.Retire(b.charge)
+	charge, account := b.charge, b.account
+	s.cfg.Pool.Free(b.mem, func() {
+		if account != nil && account.Credit(charge) {
+			return
+		}
+		s.ledger.Reap(charge)
+		s.notify(Released)
+	})
+}
+
+// Account is who promised the bytes of a buffer and may take them back.
+type Account interface {
+	// Credit is called with no lock held when n bytes, which a buffer was
+	// charged, are reclaimed. An account that keeps them for its own promise
+	// calls Space.Recall(n) and returns true; otherwise they become free.
+	Credit(n int64) bool
+}
+
+// Recall turns n retired bytes into promised ones. Only an Account calls it,
+// while it is being credited.
+func (s *Space) Recall(n int64) { s.ledger.Recall(n) }
+
+// Leak is a buffer that was still outstanding when its space was closed.
+type Leak struct {
+	Space ID
+	Bytes int64  // charged
+	Stack string // where it was taken; only in an invariants build
+}
+
+// Leaks lists the outstanding buffers.
+func (s *Space) Leaks() []Leak {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []Leak
+	for b := range s.mu.buffers {
+		out = append(out, Leak{Space: s.cfg.ID, Bytes: b.charge, Stack: b.stack})
+	}
+	return out
+}
+
+// Close closes the pool. Buffers that are outstanding stay usable and may be
+// released later.
+func (s *Space) Close() error {
+	s.mu.Lock()
+	if s.mu.closed {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	s.mu.closed = true
+	s.mu.Unlock()
+	return s.cfg.Pool.Close()
+}
