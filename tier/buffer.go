@@ -61,7 +61,8 @@ type Pool interface {
 	// either case with no lock held.
 	Free(m Memory, reclaimed func())
 	// Close waits until what was freed is reclaimed and gives everything back
-	// that is not handed out; the rest when it is freed.
+	// that is not handed out. What is handed out stays usable and goes back when
+	// it is freed. A second Close returns ErrClosed.
 	Close() error
 }
 
@@ -70,6 +71,8 @@ type Pool interface {
 // such as Arrow arrays opened in place, holds a lease. The memory goes back when the
 // owner has released it and the last lease has ended. Methods are safe for
 // concurrent use; the bytes are the owner's to guard.
+//
+// A nil Buffer has no bytes: it is what an allocation of zero bytes gives.
 type Buffer struct {
 	space   *Space
 	mem     Memory
@@ -78,12 +81,21 @@ type Buffer struct {
 	account Account
 	stack   string
 
-	released atomic.Bool
-	refs     atomic.Int64 // the owner and the leases
+	// holders is the bit owned, while the owner has not released the buffer, plus
+	// the number of leases. One word, so that no moment between the two shows; at
+	// 0 the memory is gone.
+	holders atomic.Int64
 }
 
-// Space returns where the buffer lies.
-func (b *Buffer) Space() *Space { return b.space }
+const owned = 1 << 62
+
+// Space returns where the buffer lies; nil for a nil buffer.
+func (b *Buffer) Space() *Space {
+	if b == nil {
+		return nil
+	}
+	return b.space
+}
 
 // Size returns the number of bytes asked for.
 func (b *Buffer) Size() int64 {
@@ -101,31 +113,44 @@ func (b *Buffer) Charge() int64 {
 	return b.charge
 }
 
-// Memory returns the bytes: a HostMemory, a DeviceMemory or a FileMemory. It
-// must not be used after Release, but for the holder of a lease.
-func (b *Buffer) Memory() Memory { return b.mem }
+// Memory returns the bytes: a HostMemory, a DeviceMemory or a FileMemory; nil
+// for a nil buffer. It must not be used after Release, but for the holder of a
+// lease; an invariants build panics when the memory is gone.
+func (b *Buffer) Memory() Memory {
+	if b == nil {
+		return nil
+	}
+	if invariants.Enabled && b.holders.Load() == 0 {
+		panic("tier: the memory of a buffer is gone; it was taken at\n" + b.stack)
+	}
+	return b.mem
+}
 
 // Lease keeps the memory until the returned function is called, also beyond
-// Release. Calling it again does nothing. The caller must hold the buffer or a lease.
+// Release. Calling it again does nothing. The caller must hold the buffer or a
+// lease; without either, Lease panics if the memory is gone.
 func (b *Buffer) Lease() (end func()) {
-	if b.refs.Add(1) <= 1 {
-		panic("tier: a lease on a buffer whose memory is gone")
+	if b == nil {
+		return func() {}
 	}
-	var once atomic.Bool
+	if b.holders.Add(1) == 1 {
+		b.holders.Add(-1)
+		panic("tier: a lease on a buffer whose memory is gone; it was taken at\n" + b.stack)
+	}
+	var ended atomic.Bool
 	return func() {
-		if once.CompareAndSwap(false, true) {
-			b.unref()
+		if ended.CompareAndSwap(false, true) && b.holders.Add(-1) == 0 {
+			b.space.free(b)
 		}
 	}
 }
 
 // Leased says how many leases are open.
 func (b *Buffer) Leased() int {
-	n := b.refs.Load()
-	if !b.released.Load() {
-		n--
+	if b == nil {
+		return 0
 	}
-	return int(max(0, n))
+	return int(b.holders.Load() &^ owned)
 }
 
 // Release gives the buffer up. A second release changes nothing and returns
@@ -135,18 +160,14 @@ func (b *Buffer) Release() error {
 	if b == nil {
 		return nil
 	}
-	if !b.released.CompareAndSwap(false, true) {
+	switch before := b.holders.And(^int64(owned)); {
+	case before&owned == 0:
 		if invariants.Enabled {
 			panic("tier: buffer released twice; it was taken at\n" + b.stack)
 		}
 		return ErrReleased
-	}
-	b.unref()
-	return nil
-}
-
-func (b *Buffer) unref() {
-	if b.refs.Add(-1) == 0 {
+	case before == owned:
 		b.space.free(b)
 	}
+	return nil
 }

@@ -18,39 +18,49 @@ type DeviceInfo struct {
 }
 
 // Device is what a backend implements: tier/sim, tier/cuda, or whoever brings
-// another GPU.
+// another GPU. What wraps a Device to count, limit or log what passes is a
+// Device itself, with a method Unwrap() Device; wrappers stack in any order and
+// hand on streams and events as they are.
 //
 // Work is put on a stream and done later, in the order in which it was put
-// there; work on different streams has no order but what events give it. An
-// error of a call means that nothing was put on the stream. An error of the
-// work itself is told by every event recorded after it on that stream.
+// there; work on different streams has no order but what events give it. Every
+// call returns without waiting for work, but for Close.
+//
+// An error of a call means that nothing was put on the stream, and is all that
+// becomes of a mistake in its arguments: an address that is not inside an
+// allocation, a range that leaves it, memory that was freed, another device's
+// stream. An error of the work itself is told by the stream's Err and by every
+// event recorded after it on that stream; work put there later may be left
+// undone, except that frees take place. Other streams are not affected.
 //
 // Host memory given to a copy must stay as it is until the copy is done, and
 // must come from a host space or be otherwise pinned where the backend asks for
-// that. Methods are safe for concurrent use, but a stream belongs to one
-// goroutine at a time.
+// that. Copies of no bytes do nothing. Methods are safe for concurrent use, but
+// a stream belongs to one goroutine at a time. After Close they return ErrClosed.
 type Device interface {
 	Info() DeviceInfo
 
 	// Charge returns what an allocation of size bytes takes: size rounded up to
 	// the device's granule (256 bytes or more). Charge(0) is 0.
 	Charge(size int64) int64
-	// Alloc allocates size > 0 bytes, aligned to at least 256. The memory may be
-	// used by work put on s afterwards, and on other streams behind an event.
-	// No room is a NoSpaceError without a space.
+	// Alloc allocates size > 0 bytes, aligned to at least 256, with any contents.
+	// The memory may be used by work put on s afterwards, and on other streams
+	// behind an event. No room is a NoSpaceError without a space.
 	Alloc(s Stream, size int64) (Addr, error)
 	// Free gives an allocation back once the work on s so far is done; until
-	// then it is retired. An unknown address is an error.
+	// then it is retired. a is what Alloc returned; anything else is an error.
 	Free(s Stream, a Addr) error
 
 	CopyToDevice(s Stream, dst Addr, src []byte) error
 	CopyToHost(s Stream, dst []byte, src Addr) error
+	// CopyOnDevice copies between ranges that do not overlap.
 	CopyOnDevice(s Stream, dst, src Addr, size int64) error
 	// CopyPeer copies from src on this device to dst on another; the stream is
 	// this device's. ErrNotSupported where the devices cannot reach each other.
 	CopyPeer(s Stream, dst Addr, dstDevice Device, src Addr, size int64) error
 	// CopyRegions does many copies as one piece of work; they have no order
-	// among each other and must not overlap.
+	// among each other and must not overlap. If one of them is wrong none is done.
+	// The slice may be used again when the call returns.
 	CopyRegions(s Stream, regions []Region) error
 	// Fill sets size bytes to value.
 	Fill(s Stream, dst Addr, value byte, size int64) error
@@ -58,25 +68,34 @@ type Device interface {
 	NewStream() (Stream, error)
 	// Record returns an event that is done when all work put on s so far is.
 	Record(s Stream) (Event, error)
-	// WaitEvent makes work put on s afterwards wait for e.
+	// WaitEvent makes work put on s afterwards wait for e. If the work before e
+	// failed, s has failed too. ErrNotSupported for an event of another backend
+	// that this one cannot wait for.
 	WaitEvent(s Stream, e Event) error
 
 	// MemInfo returns the device's free and total bytes.
 	MemInfo() (free, total int64)
-	// Outstanding returns live + retired bytes.
+	// Outstanding returns live + retired bytes, as charged.
 	Outstanding() int64
 	// Reap takes back what was freed and is done with, and returns how many
 	// bytes that were. A device that does so by itself may return 0.
 	Reap() int64
 
 	// Close waits for the work under way and gives the device up. Open
-	// allocations are gone with it.
+	// allocations are gone with it. A second Close returns ErrClosed.
 	Close() error
 }
 
 // Stream is an ordered queue of work on a device.
 type Stream interface {
-	// Close waits for the work on the stream and gives it up.
+	// Err says what the first failure of work on the stream was, nil if none is
+	// known. A stream that has failed stays so; close it and open another.
+	Err() error
+	// Sync waits for the work put on the stream so far and returns Err. It is
+	// for the case in which an event cannot be had.
+	Sync() error
+	// Close waits for the work on the stream and gives it up. A second Close
+	// returns ErrClosed.
 	Close() error
 }
 
@@ -90,8 +109,8 @@ type Event interface {
 }
 
 // Region is one copy of CopyRegions: between host and device if exactly one of
-// HostDst and HostSrc is set, within the device if neither is. Size is the
-// length of the host side where there is one.
+// HostDst and HostSrc is set (and then Size, unless 0, is its length), within
+// the device if neither is.
 type Region struct {
 	Dst, Src         Addr
 	HostDst, HostSrc []byte
@@ -112,9 +131,9 @@ func (d Digest) Add(other Digest) Digest {
 
 // Computer is what a device implements that can compute on its memory.
 type Computer interface {
-	// Digest puts the digest of size bytes at src, a multiple of 8, into *out,
-	// which may be read when an event recorded afterwards is done. The first
-	// word has position first.
+	// Digest puts what DigestBytes says of the size bytes at src, an address that
+	// is a multiple of 8, into *out, which may be read when an event recorded
+	// afterwards is done. The first word has position first.
 	Digest(s Stream, src Addr, size int64, first int64, out *Digest) error
 }
 

@@ -2,6 +2,7 @@ package tier
 
 import (
 	"fmt"
+	"runtime"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -61,88 +62,101 @@ func (l *Ledger) Used() int64 { return l.used.Load() }
 
 // Snapshot returns a consistent cut.
 func (l *Ledger) Snapshot() Usage {
-	for {
+	for tries := 1; ; tries++ {
 		before := l.seq.Load()
 		u := Usage{Live: l.live.Load(), Retired: l.retired.Load(), Reserved: l.reserved.Load(), Peak: l.peak.Load()}
 		if before&1 == 0 && l.seq.Load() == before {
 			return u
 		}
+		if tries%16 == 0 { // the writer may have lost its processor
+			runtime.Gosched()
+		}
 	}
 }
 
 // ResetPeak makes the present use the peak.
-func (l *Ledger) ResetPeak() { l.change(func() { l.peak.Store(l.used.Load()) }) }
+func (l *Ledger) ResetPeak() {
+	l.mu.Lock()
+	l.seq.Add(1)
+	l.peak.Store(l.used.Load())
+	l.seq.Add(1)
+	l.mu.Unlock()
+}
 
 // Reserve promises n bytes if then no more than limit bytes are used, and says
 // whether it did. The check and the charge are one step.
 func (l *Ledger) Reserve(n, limit int64) bool {
-	mustPositive(n)
-	ok := false
-	l.change(func() {
-		used := l.used.Load()
-		if n > min(limit, l.capacity)-used {
-			return
-		}
-		ok = true
-		l.reserved.Add(n)
-		l.used.Store(used + n)
-		if used+n > l.peak.Load() {
-			l.peak.Store(used + n)
-		}
-	})
-	return ok
+	mustNotBeNegative(n)
+	l.mu.Lock()
+	used := l.used.Load()
+	if n > min(limit, l.capacity)-used {
+		l.mu.Unlock()
+		return false
+	}
+	l.seq.Add(1)
+	l.reserved.Add(n)
+	l.used.Store(used + n)
+	if used+n > l.peak.Load() {
+		l.peak.Store(used + n)
+	}
+	l.seq.Add(1)
+	l.mu.Unlock()
+	return true
 }
 
 // Unreserve gives n promised bytes back.
-func (l *Ledger) Unreserve(n int64) {
-	l.change(func() { l.take(&l.reserved, n, "reserved"); l.used.Add(-n) })
-}
+func (l *Ledger) Unreserve(n int64) { l.give(&l.reserved, n, "reserved") }
 
 // Draw turns n promised bytes into live ones.
-func (l *Ledger) Draw(n int64) {
-	l.change(func() { l.take(&l.reserved, n, "reserved"); l.live.Add(n) })
-}
+func (l *Ledger) Draw(n int64) { l.move(&l.reserved, &l.live, n, "reserved") }
 
 // Undraw turns n live bytes back into promised ones, after an allocation that
 // failed.
-func (l *Ledger) Undraw(n int64) {
-	l.change(func() { l.take(&l.live, n, "live"); l.reserved.Add(n) })
-}
+func (l *Ledger) Undraw(n int64) { l.move(&l.live, &l.reserved, n, "live") }
 
 // Retire marks n live bytes as freed by their owner and still in the device's
 // hands.
-func (l *Ledger) Retire(n int64) {
-	l.change(func() { l.take(&l.live, n, "live"); l.retired.Add(n) })
-}
+func (l *Ledger) Retire(n int64) { l.move(&l.live, &l.retired, n, "live") }
 
 // Reap gives n retired bytes back: the device is done with them.
-func (l *Ledger) Reap(n int64) {
-	l.change(func() { l.take(&l.retired, n, "retired"); l.used.Add(-n) })
-}
+func (l *Ledger) Reap(n int64) { l.give(&l.retired, n, "retired") }
 
 // Recall turns n retired bytes back into promised ones: the device is done with
 // them and the promise that they were drawn from takes them back.
-func (l *Ledger) Recall(n int64) {
-	l.change(func() { l.take(&l.retired, n, "retired"); l.reserved.Add(n) })
-}
+func (l *Ledger) Recall(n int64) { l.move(&l.retired, &l.reserved, n, "retired") }
 
-func (l *Ledger) change(f func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// move takes n bytes from one account to another.
+func (l *Ledger) move(from, to *atomic.Int64, n int64, name string) {
+	l.lockToTake(from, n, name)
 	l.seq.Add(1)
-	defer l.seq.Add(1)
-	f()
+	from.Add(-n)
+	to.Add(n)
+	l.seq.Add(1)
+	l.mu.Unlock()
 }
 
-func (l *Ledger) take(account *atomic.Int64, n int64, name string) {
-	mustPositive(n)
+// give makes n bytes of an account free.
+func (l *Ledger) give(from *atomic.Int64, n int64, name string) {
+	l.lockToTake(from, n, name)
+	l.seq.Add(1)
+	from.Add(-n)
+	l.used.Add(-n)
+	l.seq.Add(1)
+	l.mu.Unlock()
+}
+
+// lockToTake locks the books, or panics, with the lock free and the books as
+// they were, if the account does not have n bytes.
+func (l *Ledger) lockToTake(account *atomic.Int64, n int64, name string) {
+	mustNotBeNegative(n)
+	l.mu.Lock()
 	if have := account.Load(); n > have {
-		panic(fmt.Sprintf("tier: ledger gives back %d %s bytes and has %d", n, name, have))
+		l.mu.Unlock()
+		panic(fmt.Sprintf("tier: ledger takes %d of %d %s bytes", n, have, name))
 	}
-	account.Add(-n)
 }
 
-func mustPositive(n int64) {
+func mustNotBeNegative(n int64) {
 	if n < 0 {
 		panic(fmt.Sprintf("tier: ledger asked to move %d bytes", n))
 	}

@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -78,7 +79,8 @@ type Change uint8
 const (
 	// Released: used bytes fell, or the limit rose; a waiter may fit now.
 	Released Change = iota
-	// Pressed: used bytes rose to the trigger or over it.
+	// Pressed: used or foreign bytes rose, and the pressure is now at the trigger
+	// or above it.
 	Pressed
 )
 
@@ -176,8 +178,9 @@ func (s *Space) SetLimit(n int64) error {
 	if n <= 0 || n > s.cfg.Capacity {
 		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d", s.cfg.ID, n, s.cfg.Capacity)
 	}
-	s.limit.Store(n)
-	s.notify(Released)
+	if s.limit.Swap(n) < n {
+		s.notify(Released)
+	}
 	return nil
 }
 
@@ -194,7 +197,16 @@ func (s *Space) Available() int64 { return max(0, s.Limit()-s.ledger.Used()) }
 func (s *Space) ResetPeak() { s.ledger.ResetPeak() }
 
 // SetForeign records how many bytes others hold on the device, as sampled.
-func (s *Space) SetForeign(n int64) { s.foreign.Store(max(0, n)) }
+// Listeners are told if that presses the space.
+func (s *Space) SetForeign(n int64) {
+	n = max(0, n)
+	if s.foreign.Swap(n) < n && s.PressureBytes() >= s.trigger {
+		s.notify(Pressed)
+	}
+}
+
+// Foreign returns how many bytes others hold on the device, as last sampled.
+func (s *Space) Foreign() int64 { return s.foreign.Load() }
 
 // PressureBytes returns used + foreign bytes: what Trigger and Stop are
 // compared with.
@@ -245,6 +257,9 @@ func (s *Space) Reserve(n int64) error {
 	if n < 0 {
 		return fmt.Errorf("tier: %s: cannot reserve %d bytes", s.cfg.ID, n)
 	}
+	if n == 0 {
+		return nil
+	}
 	if !s.ledger.Reserve(n, s.Limit()) {
 		return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint}
 	}
@@ -283,7 +298,7 @@ func (s *Space) Draw(size int64, cuts []int64, account Account) (*Buffer, error)
 		return nil, err
 	}
 	b := &Buffer{space: s, mem: mem, size: size, charge: charge, account: account, stack: invariants.Stack()}
-	b.refs.Store(1)
+	b.holders.Store(owned)
 	s.mu.Lock()
 	s.mu.buffers[b] = struct{}{}
 	s.mu.Unlock()
@@ -295,7 +310,10 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	lockrank.AssertNone("a pool allocates")
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("tier: %s: allocating %d bytes panicked: %v", s.cfg.ID, size, p)
+			if v, ok := p.(lockrank.Violation); ok {
+				panic(v) // ours, and not to be hidden
+			}
+			mem, err = nil, fmt.Errorf("tier: %s: allocating %d bytes panicked: %v", s.cfg.ID, size, p)
 		}
 	}()
 	mem, err = s.cfg.Pool.Alloc(size, cuts)
@@ -303,12 +321,16 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	if errors.As(err, &full) && !full.Space.Valid() {
 		full.Space, full.Hint = s.cfg.ID, s.cfg.Hint
 	}
+	if err == nil && mem == nil {
+		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)
+	}
 	return mem, err
 }
 
 // free returns a buffer's memory. The bytes are retired until the pool says
 // that the device is done with them.
 func (s *Space) free(b *Buffer) {
+	lockrank.AssertNone("a pool frees")
 	s.mu.Lock()
 	delete(s.mu.buffers, b)
 	s.mu.Unlock()
@@ -342,7 +364,7 @@ type Leak struct {
 	Stack string // where it was taken; only in an invariants build
 }
 
-// Leaks lists the outstanding buffers.
+// Leaks lists the outstanding buffers, the largest first.
 func (s *Space) Leaks() []Leak {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -350,6 +372,7 @@ func (s *Space) Leaks() []Leak {
 	for b := range s.mu.buffers {
 		out = append(out, Leak{Space: s.cfg.ID, Bytes: b.charge, Stack: b.stack})
 	}
+	slices.SortFunc(out, func(a, b Leak) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack)) })
 	return out
 }
 

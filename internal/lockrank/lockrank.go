@@ -9,6 +9,12 @@
 //	Monitor → Manager → Repository → Batch → Registry → Reservation → Space → Ledger → Backend → Device
 package lockrank
 
+// Violation is what a broken order panics with in an invariants build. Code that
+// turns the panics of others into errors lets it pass.
+type Violation string
+
+func (v Violation) Error() string { return "lockrank: " + string(v) }
+
 // Rank names a place in the lock order. The types below are the only ones.
 type Rank interface {
 	rank() int

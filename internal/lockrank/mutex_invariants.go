@@ -28,8 +28,10 @@ type Mutex[R Rank] struct{ mu sync.Mutex }
 func (m *Mutex[R]) Lock() {
 	var r R
 	stack := mine()
-	if n := len(*stack); n > 0 && (*stack)[n-1].rank >= r.rank() {
-		panic(fmt.Sprintf("lockrank: %s locked while %s is held", r.name(), (*stack)[n-1].name))
+	for _, e := range *stack { // not only the last: a TryLock may be out of order
+		if e.rank >= r.rank() {
+			panic(Violation(fmt.Sprintf("%s locked while %s is held", r.name(), e.name)))
+		}
 	}
 	m.mu.Lock()
 	*stack = append(*stack, entry{r.rank(), r.name(), m})
@@ -61,14 +63,14 @@ func (m *Mutex[R]) Unlock() {
 		}
 	}
 	var r R
-	panic(fmt.Sprintf("lockrank: %s unlocked by a goroutine that does not hold it", r.name()))
+	panic(Violation(r.name() + " unlocked by a goroutine that does not hold it"))
 }
 
 // AssertNone panics if the goroutine holds any ranked mutex. Call it where
 // something slow begins: I/O, a wait, a callback.
 func AssertNone(what string) {
 	if stack := *mine(); len(stack) > 0 {
-		panic(fmt.Sprintf("lockrank: %s while %s is held", what, stack[len(stack)-1].name))
+		panic(Violation(fmt.Sprintf("%s while %s is held", what, stack[len(stack)-1].name)))
 	}
 	held.Delete(goid())
 }

@@ -1,0 +1,440 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// ID names a batch for its whole life, whatever tier its data is in. The zero
+// value is invalid.
+type ID uint64
+
+// IDs hands out ids: unique and increasing, without a lock. The zero value is
+// ready and begins at 1.
+type IDs struct{ last atomic.Uint64 }
+
+// Next returns the next id.
+func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
+
+// ErrKept: the batch is in a repository already.
+var ErrKept = errors.New("kept by a repository already")
+
+// Observer is told of changes. The monitor's index is one.
+type Observer interface {
+	// BatchChanged is called after b was made and after every change of its
+	// state, counts, payload, subscribers or place, on the goroutine that made
+	// the change and with no lock held. It must be quick and must not block.
+	//
+	// Calls for one batch may overlap and come out of order: the change is to be
+	// read from b.Info, not counted. An observer that keeps what it read must call
+	// b.Info under the lock that guards what it keeps; otherwise an older cut may
+	// overwrite a newer one for good.
+	BatchChanged(b *Batch)
+}
+
+// Place says where a batch stands in a plan. The repository that holds it sets
+// it; the monitor orders victims by it.
+type Place struct {
+	Plan uint64 // the plan's number; 0 if it is in none
+	Rank int    // the repository's position: 0 for the scans, rising towards the output
+	Last bool   // it is in the plan's output repository
+	Seq  uint64 // order of arrival within the plan
+}
+
+// Options is what New needs. ID and Payload are required.
+type Options struct {
+	ID       ID
+	Payload  Payload      // taken over
+	Observer Observer     // may be nil
+	Clock    func() int64 // what LastUse is read from; nil for unix nanoseconds. Must not block
+	Place    Place        // as SetPlace; zero is no plan
+}
+
+// Info is a consistent cut through a batch.
+type Info struct {
+	ID          ID
+	State       State
+	Space       tier.ID // where the data is; zero when it is gone
+	Bytes       int64   // charged there
+	Rows        int64   // 0 if the payload has no descriptor
+	Pending     int     // tasks created and not yet begun
+	Active      int     // open handles
+	Subscribers int
+	Leased      bool // readers beyond the handles hold the memory: a move would not free it at once
+	Place       Place
+	LastUse     int64 // by Options.Clock: when it was made, or a handle was last opened or closed
+}
+
+// A Batch is one Arrow record batch with a stable id, whose data is in one space
+// at a time. All that happens to it follows the table at State. It is safe for
+// concurrent use. Whoever makes a batch owns it until it is handed to a
+// repository or dropped.
+type Batch struct {
+	id       ID
+	observer Observer
+	clock    func() int64
+
+	mu struct {
+		lockrank.Mutex[lockrank.Batch]
+		payload     Payload // nil when it is gone
+		desc        *Descriptor
+		space       tier.ID       // the payload's
+		changed     chan struct{} // closed at the next change; nil if nobody waits
+		keeper      Observer      // the repository that holds the batch; nil if none does
+		place       Place
+		lastUse     int64
+		pending     int32
+		active      int32
+		subscribers int32
+		state       State
+	}
+}
+
+// New returns an idle batch that owns o.Payload. On an error the payload stays
+// the caller's.
+func New(o Options) (*Batch, error) {
+	switch {
+	case o.ID == 0:
+		return nil, errors.New("batch: an id above 0 is required")
+	case o.Payload == nil:
+		return nil, &StateError{Batch: o.ID, Op: "new", Status: MissingData}
+	}
+	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
+	b.mu.payload = o.Payload
+	b.mu.desc = descriptorOf(o.Payload)
+	b.mu.space = o.Payload.Space().ID()
+	b.mu.place = o.Place
+	b.mu.lastUse = b.now()
+	b.announce(nil, nil)
+	return b, nil
+}
+
+func descriptorOf(p Payload) *Descriptor {
+	if d, ok := p.(described); ok {
+		return d.Descriptor()
+	}
+	return nil
+}
+
+func (b *Batch) now() int64 {
+	if b.clock != nil {
+		return b.clock()
+	}
+	return time.Now().UnixNano()
+}
+
+// ID returns the batch's id.
+func (b *Batch) ID() ID { return b.id }
+
+// Info returns a consistent cut.
+func (b *Batch) Info() Info {
+	b.mu.Lock()
+	info := Info{
+		ID: b.id, State: b.mu.state, Space: b.mu.space,
+		Pending: int(b.mu.pending), Active: int(b.mu.active), Subscribers: int(b.mu.subscribers),
+		Place: b.mu.place, LastUse: b.mu.lastUse,
+	}
+	payload, desc := b.mu.payload, b.mu.desc
+	b.mu.Unlock()
+	if desc != nil {
+		info.Rows = desc.Rows
+	}
+	if payload != nil { // immutable, so that it can be asked outside of the lock
+		info.Bytes = payload.Bytes()
+		if l, ok := payload.(leased); ok {
+			info.Leased = l.Leased() > 0
+		}
+	}
+	return info
+}
+
+// State returns the batch's state.
+func (b *Batch) State() State {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.state
+}
+
+// Descriptor returns what the batch's bytes mean; nil if its payload has none.
+// It stays known when the batch is dropped.
+func (b *Batch) Descriptor() *Descriptor {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.desc
+}
+
+// PayloadType returns the form that the batch has now; "" when it is gone.
+func (b *Batch) PayloadType() PayloadType {
+	b.mu.Lock()
+	payload := b.mu.payload
+	b.mu.Unlock()
+	if payload == nil {
+		return ""
+	}
+	return payload.Type()
+}
+
+// Subscribers returns how many subscriptions are open.
+func (b *Batch) Subscribers() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return int(b.mu.subscribers)
+}
+
+// Subscribe marks the batch as wanted where it is: the monitor does not choose
+// it. The returned function ends the subscription; calling it again does nothing.
+func (b *Batch) Subscribe() (cancel func()) {
+	b.subscribe(1)
+	var ended atomic.Bool
+	return func() {
+		if ended.CompareAndSwap(false, true) {
+			b.subscribe(-1)
+		}
+	}
+}
+
+func (b *Batch) subscribe(n int32) {
+	b.mu.Lock()
+	b.mu.subscribers += n
+	changed, keeper := b.changeLocked()
+	b.mu.Unlock()
+	b.announce(changed, keeper)
+}
+
+// Place returns where the batch stands in its plan.
+func (b *Batch) Place() Place {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.place
+}
+
+// SetPlace says where the batch stands in its plan, for a batch that no
+// repository keeps.
+func (b *Batch) SetPlace(p Place) {
+	b.mu.Lock()
+	b.setPlace(p)
+}
+
+// setPlace is called with the lock held and gives it back.
+func (b *Batch) setPlace(p Place) {
+	if b.mu.place == p {
+		b.mu.Unlock()
+		return
+	}
+	b.mu.place = p
+	changed, keeper := b.changeLocked()
+	b.mu.Unlock()
+	b.announce(changed, keeper)
+}
+
+// Keep makes keeper the one that holds the batch, and sets its place. A batch has
+// one keeper at most, so that it cannot be in two repositories, or in one twice:
+// ErrKept. The keeper is told of changes as an observer is, before the batch's
+// own observer. Repositories call it; others have no need to.
+func (b *Batch) Keep(keeper Observer, p Place) error {
+	b.mu.Lock()
+	switch {
+	case b.mu.state == Released:
+		defer b.mu.Unlock()
+		return b.errorLocked("keep", MissingData)
+	case b.mu.keeper != nil:
+		b.mu.Unlock()
+		return fmt.Errorf("batch %d: %w", b.id, ErrKept)
+	}
+	b.mu.keeper = keeper
+	b.setPlace(p)
+	return nil
+}
+
+// KeepAt changes the place of a batch that keeper still holds, and says whether
+// it does.
+func (b *Batch) KeepAt(keeper Observer, p Place) bool {
+	b.mu.Lock()
+	if b.mu.keeper != keeper {
+		b.mu.Unlock()
+		return false
+	}
+	b.setPlace(p)
+	return true
+}
+
+// Unkeep ends what Keep began; the batch keeps its place. If keeper does not hold
+// the batch, nothing happens.
+func (b *Batch) Unkeep(keeper Observer) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.keeper == keeper {
+		b.mu.keeper = nil
+	}
+}
+
+// Changed returns a channel that is closed at the next change. To wait for a
+// condition, take the channel first, then look, then wait.
+func (b *Batch) Changed() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.waitLocked()
+}
+
+func (b *Batch) waitLocked() chan struct{} {
+	if b.mu.changed == nil {
+		b.mu.changed = make(chan struct{})
+	}
+	return b.mu.changed
+}
+
+// changeLocked notes a change. The caller hands the results to announce once
+// the lock is free.
+func (b *Batch) changeLocked() (changed chan struct{}, keeper Observer) {
+	changed = b.mu.changed
+	b.mu.changed = nil
+	return changed, b.mu.keeper
+}
+
+// announce tells of a change, with no lock held.
+func (b *Batch) announce(changed chan struct{}, keeper Observer) {
+	lockrank.AssertNone("a batch's observers are called")
+	if keeper != nil {
+		keeper.BatchChanged(b)
+	}
+	if b.observer != nil {
+		b.observer.BatchChanged(b)
+	}
+	if changed != nil {
+		close(changed)
+	}
+}
+
+// restLocked is the state of a batch that nobody reads or moves.
+func (b *Batch) restLocked() State {
+	if b.mu.pending > 0 {
+		return TaskCreated
+	}
+	return Idle
+}
+
+func (b *Batch) errorLocked(op string, s Status) *StateError {
+	return &StateError{Batch: b.id, State: b.mu.state, Op: op, Status: s}
+}
+
+// CreateTask announces work that needs the batch. While the batch is in transit
+// it waits, until ctx ends. The caller must either Lock or CancelTask for it, or
+// Drop the batch.
+func (b *Batch) CreateTask(ctx context.Context) error {
+	return b.await(ctx, b.createTask)
+}
+
+// TryCreateTask is CreateTask, but fails while the batch is in transit.
+func (b *Batch) TryCreateTask() error {
+	_, err := b.createTask(false)
+	return err
+}
+
+// await tries op until the batch is not in transit. op(true) returns a channel
+// if it is.
+func (b *Batch) await(ctx context.Context, op func(wait bool) (<-chan struct{}, error)) error {
+	for {
+		changed, err := op(true)
+		if changed == nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (b *Batch) createTask(wait bool) (<-chan struct{}, error) {
+	const op = "create task"
+	b.mu.Lock()
+	switch b.mu.state {
+	case InTransit:
+		defer b.mu.Unlock()
+		if wait {
+			return b.waitLocked(), nil
+		}
+		return nil, b.errorLocked(op, InvalidState)
+	case Released:
+		defer b.mu.Unlock()
+		return nil, b.errorLocked(op, MissingData)
+	case Idle:
+		b.mu.state = TaskCreated
+	}
+	b.mu.pending++
+	changed, keeper := b.changeLocked()
+	b.mu.Unlock()
+	b.announce(changed, keeper)
+	return nil, nil
+}
+
+// CancelTask takes one pending task back.
+func (b *Batch) CancelTask() error {
+	const op = "cancel task"
+	b.mu.Lock()
+	switch {
+	case b.mu.state == Released:
+		defer b.mu.Unlock()
+		return b.errorLocked(op, MissingData)
+	case b.mu.pending == 0:
+		defer b.mu.Unlock()
+		return b.errorLocked(op, TaskNotCreated)
+	}
+	b.mu.pending--
+	if b.mu.state == TaskCreated {
+		b.mu.state = b.restLocked()
+	}
+	changed, keeper := b.changeLocked()
+	b.mu.Unlock()
+	b.announce(changed, keeper)
+	return nil
+}
+
+// Drop ends the batch: its payload is freed, at once or, with handles open, when
+// the last is closed. Pending tasks are gone with it. While the batch is in
+// transit Drop fails, and the caller may wait for Changed and try again.
+func (b *Batch) Drop() error {
+	const op = "drop"
+	b.mu.Lock()
+	switch b.mu.state {
+	case InTransit:
+		defer b.mu.Unlock()
+		return b.errorLocked(op, InvalidState)
+	case Released:
+		defer b.mu.Unlock()
+		return b.errorLocked(op, MissingData)
+	}
+	b.mu.state = Released
+	b.mu.pending = 0
+	var payload Payload
+	if b.mu.active == 0 {
+		payload = b.takePayloadLocked()
+	}
+	changed, keeper := b.changeLocked()
+	b.mu.Unlock()
+	defer b.announce(changed, keeper)
+	return release(payload)
+}
+
+// takePayloadLocked empties a released batch; the caller releases the payload
+// once the lock is free.
+func (b *Batch) takePayloadLocked() Payload {
+	payload := b.mu.payload
+	b.mu.payload, b.mu.space = nil, tier.ID{}
+	return payload
+}
+
+func release(p Payload) error {
+	if p == nil {
+		return nil
+	}
+	lockrank.AssertNone("a payload is released")
+	return p.Release()
+}

@@ -1,0 +1,592 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// recorder notes the infos that it saw when it was told of changes.
+type recorder struct {
+	mu    sync.Mutex
+	infos []Info
+}
+
+func (r *recorder) BatchChanged(b *Batch) {
+	lockrank.AssertNone("the observer runs")
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.infos = append(r.infos, b.Info()) // would deadlock if the batch's lock were held
+}
+
+func (r *recorder) take() []Info {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	infos := r.infos
+	r.infos = nil
+	return infos
+}
+
+// TestObserverSeesEveryChange: each operation that changes something tells the
+// observer once, and one that fails does not.
+func TestObserverSeesEveryChange(t *testing.T) {
+	gpu, host := newSpace(t, "gpu:0"), newSpace(t, "host:0")
+	var seen recorder
+	b := newBatch(t, &form{space: gpu, desc: &Descriptor{Rows: 3}}, &seen)
+	var (
+		h      *Handle
+		tr     *Transit
+		cancel func()
+		err    error
+	)
+	steps := []struct {
+		name string
+		do   func() error
+		want func(*Info) // nil: no change
+	}{
+		{"new", func() error { return nil }, func(i *Info) { i.Space, i.Bytes, i.Rows = gpu.ID(), 100, 3 }},
+		{"place", func() error { b.SetPlace(Place{Plan: 1, Rank: 2}); return nil }, func(i *Info) { i.Place = Place{Plan: 1, Rank: 2} }},
+		{"same place", func() error { b.SetPlace(Place{Plan: 1, Rank: 2}); return nil }, nil},
+		{"subscribe", func() error { cancel = b.Subscribe(); return nil }, func(i *Info) { i.Subscribers = 1 }},
+		{"unsubscribe", func() error { cancel(); return nil }, func(i *Info) { i.Subscribers = 0 }},
+		{"unsubscribe again", func() error { cancel(); return nil }, nil},
+		{"task", func() error { return b.TryCreateTask() }, func(i *Info) { i.State, i.Pending = TaskCreated, 1 }},
+		{"cancel", func() error { return b.CancelTask() }, func(i *Info) { i.State, i.Pending = Idle, 0 }},
+		{"transit", func() error { tr, err = b.TryTransit(); return err }, func(i *Info) { i.State = InTransit }},
+		{"task while in transit", func() error { _ = b.TryCreateTask(); return nil }, nil},
+		{"commit", func() error { return tr.Commit(&form{space: host, desc: &Descriptor{Rows: 3}}, true) },
+			func(i *Info) { i.State, i.Pending, i.Space = TaskCreated, 1, host.ID() }},
+		{"commit again", func() error { _ = tr.Commit(&form{space: gpu}, true); return nil }, nil},
+		{"mismatch", func() error { _, _ = b.TryLock(gpu.ID()); return nil }, nil},
+		{"lock", func() error { h, err = b.TryLock(host.ID()); return err },
+			func(i *Info) { i.State, i.Pending, i.Active = Processing, 0, 1 }},
+		{"drop", b.Drop, func(i *Info) { i.State = Released }},
+		{"close", func() error { return h.Close() }, func(i *Info) { i.Active, i.Space, i.Bytes = 0, tier.ID{}, 0 }},
+	}
+	want := Info{ID: 1}
+	for _, s := range steps {
+		if err := s.do(); err != nil {
+			t.Fatalf("%s: %v", s.name, err)
+		}
+		got := seen.take()
+		for i := range got {
+			got[i].LastUse = 0
+		}
+		if s.want == nil {
+			if len(got) != 0 {
+				t.Errorf("%s: told of %+v", s.name, got)
+			}
+			continue
+		}
+		s.want(&want)
+		if !slices.Equal(got, []Info{want}) {
+			t.Errorf("%s: told of\n%+v, want\n%+v", s.name, got, want)
+		}
+	}
+}
+
+func TestOneKeeper(t *testing.T) {
+	gpu := newSpace(t, "gpu:0")
+	b := newBatch(t, &form{space: gpu}, nil)
+	var first, second recorder
+	if err := b.Keep(&first, Place{Plan: 1}); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []*recorder{&first, &second} {
+		if err := b.Keep(k, Place{Plan: 9}); !errors.Is(err, ErrKept) {
+			t.Errorf("kept twice: %v", err)
+		}
+	}
+	b.Unkeep(&second) // not its
+	if b.KeepAt(&second, Place{Plan: 9}) || !b.KeepAt(&first, Place{Plan: 1, Rank: 4}) {
+		t.Error("KeepAt does not know the keeper")
+	}
+	if n := len(first.take()); n != 2 {
+		t.Errorf("the keeper was told %d times, want 2", n)
+	}
+	b.Unkeep(&first)
+	if got := b.Place(); got != (Place{Plan: 1, Rank: 4}) {
+		t.Errorf("place afterwards %+v", got)
+	}
+	if b.KeepAt(&first, Place{}) {
+		t.Error("a place was set by somebody who keeps nothing")
+	}
+	if err := b.Keep(&second, Place{Plan: 2}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(second.take()); n != 2 {
+		t.Errorf("the second keeper was told %d times, want 2", n)
+	}
+	if len(first.take()) != 0 {
+		t.Error("the first keeper was told of what came after it")
+	}
+}
+
+func TestNewNeedsIDAndPayload(t *testing.T) {
+	gpu := newSpace(t, "gpu:0")
+	if _, err := New(Options{Payload: &form{space: gpu}}); err == nil {
+		t.Error("no id is no error")
+	}
+	var se *StateError
+	if _, err := New(Options{ID: 4}); !errors.As(err, &se) || se.Status != MissingData || se.Batch != 4 {
+		t.Errorf("no payload: %v", err)
+	}
+}
+
+// TestCommitRefusesWhatIsNotTheBatch: the transit stays open and the batch whole.
+func TestCommitRefusesWhatIsNotTheBatch(t *testing.T) {
+	gpu := newSpace(t, "gpu:0")
+	first := &form{space: gpu, desc: &Descriptor{Rows: 3}}
+	b := newBatch(t, first, nil)
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, p := range map[string]Payload{"nil": nil, "other rows": &form{space: gpu, desc: &Descriptor{Rows: 4}}} {
+		var se *StateError
+		if err := tr.Commit(p, true); !errors.As(err, &se) || se.Status != MissingData {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if tr.Payload() != Payload(first) || b.State() != InTransit {
+		t.Error("a refused commit changed something")
+	}
+	if err := tr.Commit(first, false); err != nil { // the form that it has: nothing is released
+		t.Fatal(err)
+	}
+	if n := first.released.Load(); n != 0 || b.State() != Idle {
+		t.Errorf("released %d times, state %s", n, b.State())
+	}
+	if tr.Payload() != nil {
+		t.Error("an ended transit still shows a payload")
+	}
+	if err := tr.Abort(); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("abort after commit: %v", err)
+	}
+	if err := b.Drop(); err != nil || first.released.Load() != 1 {
+		t.Errorf("drop: %v, released %d times", err, first.released.Load())
+	}
+}
+
+func TestHandleClosesOnce(t *testing.T) {
+	gpu := newSpace(t, "gpu:0")
+	f := &form{space: gpu}
+	b := newBatch(t, f, nil)
+	if err := b.TryCreateTask(); err != nil {
+		t.Fatal(err)
+	}
+	h, err := b.TryLock(gpu.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Batch() != b || h.Payload() != Payload(f) || h.Space() != gpu {
+		t.Error("the handle is not the batch's")
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if h.Payload() != nil {
+		t.Error("a closed handle still shows a payload")
+	}
+	defer func() {
+		if p := recover(); (p != nil) != invariants.Enabled {
+			t.Errorf("second close: panic %v", p)
+		}
+		if got := b.Info(); got.State != Idle || got.Active != 0 {
+			t.Errorf("a second close changed the batch: %+v", got)
+		}
+	}()
+	if err := h.Close(); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("second close: %v", err)
+	}
+}
+
+// TestLastUse: opening and closing a handle is a use, a move is not.
+func TestLastUse(t *testing.T) {
+	gpu := newSpace(t, "gpu:0")
+	now := int64(10)
+	b, err := New(Options{ID: 1, Payload: &form{space: gpu}, Clock: func() int64 { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(what string, want int64) {
+		t.Helper()
+		if got := b.Info().LastUse; got != want {
+			t.Errorf("%s: last use %d, want %d", what, got, want)
+		}
+	}
+	check("made", 10)
+	now = 20
+	if err := b.TryCreateTask(); err != nil {
+		t.Fatal(err)
+	}
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Commit(&form{space: gpu}, false); err != nil {
+		t.Fatal(err)
+	}
+	check("moved", 10)
+	now = 30
+	h, err := b.LockAny(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("opened", 30)
+	now = 40
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	check("closed", 40)
+	now = 50
+	if err := b.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	check("dropped", 40)
+}
+
+// TestWaitersWake: everybody who waits for a transit's end goes on when it ends,
+// and sees the new form.
+func TestWaitersWake(t *testing.T) {
+	for _, end := range []string{"commit", "abort"} {
+		t.Run(end, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				gpu, host := newSpace(t, "gpu:0"), newSpace(t, "host:0")
+				b := newBatch(t, &form{space: gpu}, nil)
+				for range 3 {
+					if err := b.TryCreateTask(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				tr, err := b.TryTransit()
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx := context.Background()
+				var waiting sync.WaitGroup
+				results := make(chan error, 3)
+				waiting.Go(func() { results <- b.CreateTask(ctx) })
+				waiting.Go(func() {
+					_, err := b.Lock(ctx, tier.ID{Kind: tier.Disk})
+					results <- err
+				})
+				waiting.Go(func() {
+					h, err := b.LockAny(ctx)
+					if err == nil {
+						err = h.Close()
+					}
+					results <- err
+				})
+				synctest.Wait()
+				if len(results) != 0 {
+					t.Fatal("somebody did not wait")
+				}
+				if end == "commit" {
+					err = tr.Commit(&form{space: host}, false)
+				} else {
+					err = tr.Abort()
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				waiting.Wait()
+				close(results)
+				mismatches := 0
+				for err := range results {
+					var se *StateError
+					switch {
+					case err == nil:
+					case errors.As(err, &se) && se.Status == SpaceMismatch:
+						mismatches++
+						if want := map[string]tier.ID{"commit": host.ID(), "abort": gpu.ID()}[end]; se.Space != want {
+							t.Errorf("the waiter saw the data in %s, want %s", se.Space, want)
+						}
+					default:
+						t.Error(err)
+					}
+				}
+				if mismatches != 1 {
+					t.Errorf("%d waiters met a mismatch, want 1", mismatches)
+				}
+				if info := b.Info(); info.Pending != 3 || info.State != TaskCreated {
+					t.Errorf("afterwards %+v", info)
+				}
+			})
+		})
+	}
+}
+
+// TestNoLostWakeUp hands a batch from one transit to the next through waiters
+// alone; a lost wake-up hangs it.
+func TestNoLostWakeUp(t *testing.T) {
+	gpu := newSpace(t, "gpu:0")
+	b := newBatch(t, &form{space: gpu}, nil)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 500 {
+				tr, err := b.Transit(context.Background())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := tr.Abort(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestChanged(t *testing.T) {
+	gpu := newSpace(t, "gpu:0")
+	b := newBatch(t, &form{space: gpu}, nil)
+	ch := b.Changed()
+	select {
+	case <-ch:
+		t.Fatal("changed before anything changed")
+	default:
+	}
+	if err := b.TryCreateTask(); err != nil {
+		t.Fatal(err)
+	}
+	<-ch
+	if b.Changed() == ch {
+		t.Error("the next change has the same channel")
+	}
+}
+
+func TestIDs(t *testing.T) {
+	var ids IDs
+	var mu sync.Mutex
+	seen := make(map[ID]bool)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			last := ID(0)
+			for range 1000 {
+				id := ids.Next()
+				if id <= last {
+					t.Errorf("%d after %d", id, last)
+				}
+				last = id
+				mu.Lock()
+				if seen[id] {
+					t.Errorf("%d twice", id)
+				}
+				seen[id] = true
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	if len(seen) != 8000 || seen[0] {
+		t.Errorf("%d ids, 0 among them: %v", len(seen), seen[0])
+	}
+}
+
+// TestImage: the image releases its buffer, and says who reads beyond it.
+func TestImage(t *testing.T) {
+	host := newSpace(t, "host:0")
+	schema := arrow.NewSchema([]arrow.Field{{Name: "a", Type: arrow.PrimitiveTypes.Int64}}, nil)
+	d := &Descriptor{Schema: schema, Rows: 5, Body: 8192}
+	b := newBatch(t, NewImage(d, draw(t, host, 8192), host), nil)
+	if b.Descriptor() != d || b.PayloadType() != HostImage {
+		t.Errorf("descriptor %p, type %q", b.Descriptor(), b.PayloadType())
+	}
+	if err := b.TryCreateTask(); err != nil {
+		t.Fatal(err)
+	}
+	h, err := b.TryLock(host.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := h.Payload().(*Image).Buffer().Lease()
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if info := b.Info(); !info.Leased || info.Bytes != 8192 || info.Rows != 5 || info.Space != host.ID() {
+		t.Errorf("%+v", info)
+	}
+	end()
+	if b.Info().Leased {
+		t.Error("leased after the last lease ended")
+	}
+	if err := b.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	mustBeEmpty(t, host)
+	if b.PayloadType() != "" || b.Descriptor() != d {
+		t.Error("a dropped batch forgets its data and keeps its descriptor")
+	}
+}
+
+func TestImageReleasesOnce(t *testing.T) {
+	for name, body := range map[string]int64{"with a body": 4096, "empty": 0} {
+		t.Run(name, func(t *testing.T) {
+			host := newSpace(t, "host:0")
+			p := NewImage(&Descriptor{Body: body}, draw(t, host, body), host)
+			if p.Leased() != 0 || p.Space() != host || p.Type() != HostImage {
+				t.Errorf("%d leases in %s as %s", p.Leased(), p.Space().ID(), p.Type())
+			}
+			if err := p.Release(); err != nil {
+				t.Fatal(err)
+			}
+			mustBeEmpty(t, host)
+			defer func() {
+				if p := recover(); (p != nil) != invariants.Enabled {
+					t.Errorf("second release: panic %v", p)
+				}
+			}()
+			if err := p.Release(); !errors.Is(err, tier.ErrReleased) {
+				t.Errorf("second release: %v", err)
+			}
+		})
+	}
+}
+
+func TestNewImagePanicsOnBugs(t *testing.T) {
+	host, disk := newSpace(t, "host:0"), newSpace(t, "disk:0")
+	buf := draw(t, host, 4096)
+	defer func() {
+		if err := buf.Release(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for name, f := range map[string]func(){
+		"no descriptor": func() { NewImage(nil, buf, host) },
+		"no space":      func() { NewImage(&Descriptor{}, nil, nil) },
+		"no buffer":     func() { NewImage(&Descriptor{Body: 4096}, nil, host) },
+		"too short":     func() { NewImage(&Descriptor{Body: 8192}, buf, host) },
+		"elsewhere":     func() { NewImage(&Descriptor{Body: 4096}, buf, disk) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			f()
+		})
+	}
+}
+
+func TestCuts(t *testing.T) {
+	const p = tier.Page
+	tests := []struct {
+		name  string
+		body  int64
+		spans []Span
+		want  []int64
+	}{
+		{"no body", 0, nil, nil},
+		{"one page", p, []Span{{0, 100}}, nil},
+		{"one buffer", 4 * p, []Span{{0, 4 * p}}, nil},
+		{"two that meet at a page", 4 * p, []Span{{0, 2 * p}, {2 * p, 2 * p}}, []int64{2 * p}},
+		{"small ones before and after", 3 * p, []Span{{0, 64}, {p, p}, {2 * p, 64}}, []int64{p, 2 * p}},
+		{"one across a page", 3 * p, []Span{{0, 64}, {p - 64, 128}, {2 * p, p}}, []int64{2 * p}},
+		{"one that ends at a page", 2 * p, []Span{{0, 64}, {p - 64, 64}, {p, 64}}, []int64{p}},
+		{"absent and empty ones", 2 * p, []Span{Absent, {0, p}, Absent, {64, 0}, {p, p}}, []int64{p}},
+		{"out of order", 3 * p, []Span{{2 * p, p}, {0, p}, {p, p}}, []int64{p, 2 * p}},
+		{"shared by two arrays", 3 * p, []Span{{0, 2 * p}, {0, 2 * p}, {2 * p, p}}, []int64{2 * p}},
+		{"one inside another", 4 * p, []Span{{0, 3 * p}, {p, 64}, {3 * p, p}}, []int64{3 * p}},
+		{"a gap", 5 * p, []Span{{0, 64}, {4 * p, 64}}, []int64{p, 2 * p, 3 * p, 4 * p}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			d := &Descriptor{Body: test.body, Buffers: test.spans}
+			before := slices.Clone(test.spans)
+			got := d.Cuts()
+			if !slices.Equal(got, test.want) {
+				t.Errorf("%d, want %d", got, test.want)
+			}
+			if !slices.Equal(before, test.spans) {
+				t.Error("the descriptor was changed")
+			}
+			// By the definition, place by place.
+			var slow []int64
+			for c := int64(p); c < test.body; c += p {
+				if !slices.ContainsFunc(test.spans, func(s Span) bool {
+					return s.Offset >= 0 && s.Offset < c && c < s.Offset+s.Length
+				}) {
+					slow = append(slow, c)
+				}
+			}
+			if !slices.Equal(got, slow) {
+				t.Errorf("%d, by the definition %d", got, slow)
+			}
+		})
+	}
+}
+
+// TestSize holds the record to what a million batches may cost.
+func TestSize(t *testing.T) {
+	size := reflect.TypeFor[Batch]().Size()
+	t.Logf("a batch is %d bytes, a handle %d, a transit %d, a descriptor %d", size,
+		reflect.TypeFor[Handle]().Size(), reflect.TypeFor[Transit]().Size(), reflect.TypeFor[Descriptor]().Size())
+	if size > 256 {
+		t.Errorf("a batch is %d bytes, limit 256", size)
+	}
+	for _, plain := range []reflect.Type{reflect.TypeFor[Node](), reflect.TypeFor[Span]()} {
+		for i := range plain.NumField() {
+			if plain.Field(i).Type.Kind() != reflect.Int64 {
+				t.Errorf("%s.%s is not a plain number", plain, plain.Field(i).Name)
+			}
+		}
+		if plain.Size() != 16 {
+			t.Errorf("%s is %d bytes, want 16", plain, plain.Size())
+		}
+	}
+}
+
+func BenchmarkLockClose(b *testing.B) {
+	gpu := newSpace(b, "gpu:0")
+	batch := newBatch(b, &form{space: gpu}, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := batch.TryCreateTask(); err != nil {
+			b.Fatal(err)
+		}
+		h, err := batch.TryLock(gpu.ID())
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := h.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkMillion reports what a full collection costs with a million batches.
+func BenchmarkMillion(b *testing.B) {
+	gpu := newSpace(b, "gpu:0")
+	var ids IDs
+	d := &Descriptor{Rows: 1}
+	batches := make([]*Batch, 1_000_000)
+	for i := range batches {
+		var err error
+		if batches[i], err = New(Options{ID: ids.Next(), Payload: NewImage(d, nil, gpu)}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		runtime.GC()
+	}
+	runtime.KeepAlive(batches)
+}

@@ -1,0 +1,202 @@
+package batch
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// PayloadType names a form that a batch's data can have. Converters are
+// registered by pairs of them; users may bring their own.
+type PayloadType string
+
+// The built-in forms: an image in a tier.
+const (
+	GPUImage  PayloadType = "gpu-image"
+	HostImage PayloadType = "host-image"
+	DiskImage PayloadType = "disk-image"
+)
+
+// ImageType returns the form that an image has in tier k, and "" for an invalid
+// tier.
+func ImageType(k tier.Kind) PayloadType {
+	switch k {
+	case tier.GPU:
+		return GPUImage
+	case tier.Host:
+		return HostImage
+	case tier.Disk:
+		return DiskImage
+	}
+	return ""
+}
+
+// Payload is the form that a batch has now. It is immutable but for its release,
+// and owned by one batch, which releases it. Implementations are comparable (a
+// pointer, as a rule) and safe for concurrent use.
+//
+// A payload that also has a method Descriptor() *Descriptor tells the batch its
+// schema and rows; one that has a method Leased() int tells that readers still
+// hold its memory, which its release will then not free at once.
+type Payload interface {
+	Type() PayloadType
+	// Space returns where the bytes lie; never nil.
+	Space() *tier.Space
+	// Bytes returns what the payload is charged in its space.
+	Bytes() int64
+	// Release gives the memory up. All device work that uses it must be done.
+	// The only error is tier.ErrReleased, for a second call.
+	Release() error
+}
+
+// described and leased are the optional parts of a Payload.
+type (
+	described interface{ Descriptor() *Descriptor }
+	leased    interface{ Leased() int }
+)
+
+// SumChunk is how many bytes of a body one checksum covers.
+const SumChunk = 1 << 20
+
+// Node is the length and the number of nulls of one array of a batch.
+type Node struct {
+	Length int64 // rows
+	Nulls  int64 // of them null
+}
+
+// Span is where one Arrow buffer lies in a body, in bytes.
+type Span struct {
+	Offset int64 // a multiple of 64; -1 if the buffer is absent
+	Length int64
+}
+
+// Absent is the span of a buffer that an array does not have.
+var Absent = Span{Offset: -1}
+
+// Descriptor says what the bytes of an image mean. It is immutable once made,
+// and one descriptor is shared by all forms that a batch takes in its life. But
+// for the schema, which is shared by all batches of a stream, it is free of
+// pointers, so that a million of them cost the garbage collector nothing.
+//
+// Nodes and Buffers are in schema order, depth first.
+type Descriptor struct {
+	Schema  *arrow.Schema
+	Rows    int64
+	Nodes   []Node   // one for each array
+	Buffers []Span   // one for each buffer of each array
+	Body    int64    // bytes; a multiple of tier.Page
+	Sums    []uint64 // xxh3-64 of each SumChunk bytes of the body; the last may be shorter
+}
+
+// Cuts returns, ascending, the multiples of tier.Page inside (0, Body) at which
+// no Arrow buffer is cut: where the body may be split between two pieces of
+// memory so that it can still be opened in place.
+func (d *Descriptor) Cuts() []int64 {
+	spans := d.Buffers
+	if !inOrder(spans) {
+		spans = slices.Clone(spans)
+		slices.SortFunc(spans, func(a, b Span) int { return cmp.Compare(a.Offset, b.Offset) })
+	}
+	var cuts []int64
+	next := int64(tier.Page) // the first place that is not decided yet
+	free := func(until int64) {
+		for ; next <= until && next < d.Body; next += tier.Page {
+			cuts = append(cuts, next)
+		}
+	}
+	for _, s := range spans {
+		if s.Offset < 0 || s.Length <= 0 {
+			continue
+		}
+		free(s.Offset)
+		if end := s.Offset + s.Length; end > next { // places inside s are passed over
+			next = (end + tier.Page - 1) / tier.Page * tier.Page
+		}
+	}
+	free(d.Body)
+	return cuts
+}
+
+// inOrder says whether the spans that are there ascend, as every layout of
+// Spillway's makes them.
+func inOrder(spans []Span) bool {
+	last := int64(0)
+	for _, s := range spans {
+		if s.Offset < 0 {
+			continue
+		}
+		if s.Offset < last {
+			return false
+		}
+		last = s.Offset
+	}
+	return true
+}
+
+// Image is the payload of all three built-in forms: the bytes of a batch in the
+// one layout that all tiers share, in a buffer of whatever space.
+type Image struct {
+	desc     *Descriptor
+	buf      *tier.Buffer
+	space    *tier.Space
+	released atomic.Bool
+}
+
+// NewImage returns the image that d describes, whose body is in buf. It takes
+// buf over: Release releases it. buf is nil if, and only if, the body is empty;
+// space says then where the image counts as lying, and otherwise must be the
+// buffer's. NewImage panics on arguments that break this, for that is a bug in
+// a converter.
+func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space) *Image {
+	switch {
+	case d == nil || space == nil:
+		panic("batch: an image needs a descriptor and a space")
+	case buf.Size() < d.Body:
+		panic("batch: an image's buffer is shorter than its body")
+	case buf != nil && buf.Space() != space:
+		panic("batch: an image's buffer lies in another space")
+	}
+	return &Image{desc: d, buf: buf, space: space}
+}
+
+// Type returns the form's name by the tier of its space.
+func (p *Image) Type() PayloadType { return ImageType(p.space.Kind()) }
+
+// Space returns where the image lies.
+func (p *Image) Space() *tier.Space { return p.space }
+
+// Bytes returns what the image is charged in its space.
+func (p *Image) Bytes() int64 { return p.buf.Charge() }
+
+// Descriptor returns what the bytes mean.
+func (p *Image) Descriptor() *Descriptor { return p.desc }
+
+// Buffer returns the body's memory, nil if the body is empty. It stays the
+// image's.
+func (p *Image) Buffer() *tier.Buffer { return p.buf }
+
+// Leased returns how many readers hold the body's memory beyond the image.
+func (p *Image) Leased() int {
+	if p.buf == nil {
+		return 0
+	}
+	return p.buf.Leased()
+}
+
+// Release gives the buffer up; memory that readers hold a lease on stays until
+// the last lease ends. A second release changes nothing and returns
+// tier.ErrReleased; an invariants build panics.
+func (p *Image) Release() error {
+	if !p.released.CompareAndSwap(false, true) {
+		if invariants.Enabled {
+			panic("batch: image released twice")
+		}
+		return tier.ErrReleased
+	}
+	return p.buf.Release()
+}

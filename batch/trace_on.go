@@ -1,0 +1,30 @@
+//go:build invariants
+
+package batch
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+)
+
+// trace remembers where a handle or a transit was taken. One that the garbage
+// collector finds open can never be ended any more; forgotten says so.
+type trace struct {
+	stack   string
+	cleanup runtime.Cleanup
+}
+
+// forgotten is a variable for the test's sake.
+var forgotten = func(message string) { panic(message) }
+
+func track[T any](holder *T, t *trace, kind string, id ID) {
+	t.stack = invariants.Stack()
+	message := fmt.Sprintf("batch: a %s on batch %d was forgotten open; it was taken at\n%s", kind, id, t.stack)
+	t.cleanup = runtime.AddCleanup(holder, func(m string) { forgotten(m) }, message)
+}
+
+func (t *trace) end() { t.cleanup.Stop() }
+
+func (t *trace) String() string { return t.stack }

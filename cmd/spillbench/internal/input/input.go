@@ -1,0 +1,243 @@
+// Package input reads the files that spillbench is pointed at as Arrow record
+// batches: Parquet, Arrow IPC files and streams, and CSV. What a file is, its
+// first bytes say, not its name.
+//
+//	path ── Open ──▶ Source ── Next ──▶ record batch, owned by the caller
+//
+// Files come from outside, so nothing in them is trusted: a panic of a decoder
+// is an error, no single allocation is larger than the machine could hold, and every
+// error is an *Error, which names the file and says what to do.
+//
+// A Source belongs to one goroutine. The package takes no locks.
+package input
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/apache/arrow-go/v18/arrow"
+)
+
+// Format is how a file's rows are encoded.
+type Format string
+
+// The formats that are read.
+const (
+	Parquet     Format = "Parquet"
+	ArrowFile   Format = "Arrow file"
+	ArrowStream Format = "Arrow stream"
+	CSV         Format = "CSV"
+)
+
+// Options says how to read.
+type Options struct {
+	// RowsPerBatch re-slices what the file holds into batches of so many rows,
+	// the last one smaller; 0 leaves the file's own batches: row groups of
+	// Parquet (of at most a million rows), record batches of Arrow, 65,536 rows of CSV.
+	RowsPerBatch int64
+	// MaxAlloc is the largest single allocation in bytes that decoding may ask for, so
+	// that a broken length is an error and not the end of the process; 0 means 64 GiB.
+	MaxAlloc int64
+}
+
+const defaultMaxAlloc = 64 << 30
+
+// Error says what is wrong with a file. It prints as one line.
+type Error struct {
+	Path string
+	Err  error
+	Fix  string // what to do about it; may be empty
+}
+
+func (e *Error) Error() string {
+	s := e.Path + ": " + oneLine(e.Err.Error())
+	if e.Fix != "" {
+		s += " (" + e.Fix + ")"
+	}
+	return s
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// decoder is one format's reader. next returns a batch that the caller owns, or
+// io.EOF.
+type decoder interface {
+	schema() *arrow.Schema
+	next(ctx context.Context) (arrow.RecordBatch, error)
+	close() error
+}
+
+// Source is an open file. The caller must Close it.
+type Source struct {
+	path   string
+	format Format
+	file   *os.File
+	dec    decoder
+	err    error // sticky: what Next returned last, if it was an error
+}
+
+// Open opens the file at path and reads its schema.
+func Open(ctx context.Context, path string, opt Options) (*Source, error) {
+	if opt.MaxAlloc <= 0 {
+		opt.MaxAlloc = defaultMaxAlloc
+	}
+	f, size, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	format, err := detect(f, size)
+	if err != nil {
+		return nil, errors.Join(located(path, err), f.Close())
+	}
+	s := &Source{path: path, format: format, file: f}
+	err = guard(func() (err error) {
+		s.dec, err = newDecoder(ctx, format, f, size, opt)
+		return err
+	})
+	if err != nil {
+		return nil, s.broken(err, f.Close())
+	}
+	if opt.RowsPerBatch > 0 {
+		s.dec = &rebatcher{src: s.dec, rows: opt.RowsPerBatch}
+	}
+	return s, nil
+}
+
+func newDecoder(ctx context.Context, format Format, f *os.File, size int64, opt Options) (decoder, error) {
+	mem := &limitedAllocator{max: opt.MaxAlloc}
+	switch format {
+	case Parquet:
+		return newParquet(ctx, f, size, mem, opt.RowsPerBatch)
+	case ArrowFile:
+		return newArrowFile(f, size, mem)
+	case ArrowStream:
+		return newArrowStream(f, size, mem)
+	default:
+		return newCSV(ctx, f, mem, opt.RowsPerBatch)
+	}
+}
+
+// openRegular opens what must be a file with bytes in it.
+func openRegular(path string) (*os.File, int64, error) {
+	info, err := os.Stat(path) // before opening: opening a pipe would wait for a writer
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, 0, &Error{Path: path, Err: errors.New("no such file"), Fix: "check the path"}
+	case err != nil:
+		return nil, 0, &Error{Path: path, Err: cause(err), Fix: "check the path and its permissions"}
+	case info.IsDir():
+		return nil, 0, &Error{Path: path, Err: errors.New("is a directory"), Fix: "name the files in it, one by one"}
+	case !info.Mode().IsRegular():
+		return nil, 0, &Error{Path: path, Err: errors.New("is not a regular file"), Fix: "save the data to a file first"}
+	case info.Size() == 0:
+		return nil, 0, &Error{Path: path, Err: errors.New("is empty"), Fix: "name a Parquet, Arrow or CSV file with data in it"}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, 0, &Error{Path: path, Err: cause(err), Fix: "check its permissions"}
+	}
+	return f, info.Size(), nil
+}
+
+// cause drops the operation and path of a *fs.PathError: the path is named already.
+func cause(err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err
+	}
+	return err
+}
+
+// Path returns the path that was opened.
+func (s *Source) Path() string { return s.path }
+
+// Format returns what the file is.
+func (s *Source) Format() Format { return s.format }
+
+// Schema returns the schema of all batches.
+func (s *Source) Schema() *arrow.Schema { return s.dec.schema() }
+
+// Next returns the next batch, which the caller must Release, or io.EOF when
+// there is none. After an error it returns the same error again.
+func (s *Source) Next(ctx context.Context) (rec arrow.RecordBatch, err error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, err // not sticky: nothing was read
+	}
+	err = guard(func() (err error) {
+		rec, err = s.dec.next(ctx)
+		return err
+	})
+	switch {
+	case err == nil:
+		return rec, nil
+	case err == io.EOF:
+		s.err = io.EOF
+	case ctx.Err() != nil:
+		s.err = context.Cause(ctx)
+	default:
+		s.err = s.broken(err, nil)
+	}
+	return nil, s.err
+}
+
+// Close closes the file. Batches that Next returned stay valid.
+func (s *Source) Close() error {
+	return errors.Join(guard(s.dec.close), s.file.Close())
+}
+
+// broken is the error of a file that is of a known format and cannot be read.
+func (s *Source) broken(err, closing error) error {
+	var e *Error
+	if errors.As(err, &e) {
+		e.Path = s.path
+		return errors.Join(e, closing)
+	}
+	e = &Error{Path: s.path, Err: fmt.Errorf("cannot be read as %s: %w", s.format, cause(err)), Fix: "the file is truncated or broken: write it again"}
+	return errors.Join(e, closing)
+}
+
+// located gives an error of detection its path.
+func located(path string, err error) error {
+	var e *Error
+	if errors.As(err, &e) {
+		e.Path = path
+		return e
+	}
+	return &Error{Path: path, Err: cause(err)}
+}
+
+// guard runs f and makes a panic an error: arrow-go panics on some broken files.
+func guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			if e, ok := p.(error); ok {
+				err = fmt.Errorf("the decoder panicked: %w", e)
+				return
+			}
+			err = fmt.Errorf("the decoder panicked: %v", p)
+		}
+	}()
+	return f()
+}
+
+// oneLine keeps the first line of a message that carries a stack, and joins
+// what else there is.
+func oneLine(s string) string {
+	if i := strings.Index(s, "\ngoroutine "); i >= 0 {
+		s = s[:i]
+	}
+	return strings.Join(strings.Fields(s), " ")
+}
+
+// Base returns the file's name without its folders, for progress lines.
+func (s *Source) Base() string { return filepath.Base(s.path) }

@@ -1,0 +1,56 @@
+package input
+
+import (
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+)
+
+// TestBrokenLengths makes each length in an IPC stream's schema message absurd in
+// turn: all that are vectors' must be found before arrow-go allocates for them.
+func TestBrokenLengths(t *testing.T) {
+	whole := encode(t, asStream(ipc.WithZstd()), 10)
+	n := int(binary.LittleEndian.Uint32(whole[4:]))
+	meta := whole[8 : 8+n]
+	if err := verify(meta, &messageShape); err != nil {
+		t.Fatalf("whole metadata: %v", err)
+	}
+	found := 0
+	for at := 0; at+4 <= len(meta); at += 4 {
+		old := binary.LittleEndian.Uint32(meta[at:])
+		binary.LittleEndian.PutUint32(meta[at:], 0x7fff_ffff)
+		if err := verify(meta, &messageShape); errors.Is(err, errMetadata) {
+			found++
+		}
+		binary.LittleEndian.PutUint32(meta[at:], old)
+	}
+	// Names, types and children of seven fields, three vectors each at the least.
+	if found < 7*3 {
+		t.Errorf("%d broken lengths were found in %d bytes", found, len(meta))
+	}
+}
+
+// TestVerifyAcceptsAllTypes: metadata of every type that has more than scalars
+// in it passes.
+func TestVerifyAcceptsAllTypes(t *testing.T) {
+	meta := arrow.NewMetadata([]string{"k"}, []string{"v"})
+	schema := arrow.NewSchema([]arrow.Field{
+		{Name: "zoned", Type: &arrow.TimestampType{Unit: arrow.Second, TimeZone: "Europe/Berlin"}, Metadata: meta},
+		{Name: "union", Type: arrow.SparseUnionOf([]arrow.Field{{Name: "a", Type: arrow.PrimitiveTypes.Int8}, {Name: "b", Type: arrow.BinaryTypes.String}}, []arrow.UnionTypeCode{3, 7})},
+		{Name: "coded", Type: coded},
+		{Name: "view", Type: arrow.BinaryTypes.StringView},
+		{Name: "map", Type: arrow.MapOf(arrow.BinaryTypes.String, arrow.ListOf(arrow.PrimitiveTypes.Int64))},
+		{Name: "runs", Type: arrow.RunEndEncodedOf(arrow.PrimitiveTypes.Int32, arrow.BinaryTypes.String)},
+		{Name: "decimal", Type: &arrow.Decimal256Type{Precision: 40, Scale: 2}},
+		{Name: "", Type: arrow.Null, Nullable: true},
+	}, &meta)
+	payload := ipc.GetSchemaPayload(schema, memory.DefaultAllocator)
+	defer payload.Release()
+	if err := verify(payload.Meta().Bytes(), &messageShape); err != nil {
+		t.Error(err)
+	}
+}

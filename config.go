@@ -1,0 +1,146 @@
+package spillway
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// Backend says what serves a GPU space.
+type Backend string
+
+// The backends.
+const (
+	Auto Backend = ""     // the machine's GPU where there is a backend for it, else Sim
+	Sim  Backend = "sim"  // the simulated GPU, in host memory
+	CUDA Backend = "cuda" // NVIDIA's driver; opening fails where it cannot be had
+)
+
+// Config configures an Engine. The zero value takes everything from the
+// machine: its GPU or a simulated one, a pinned host space on each NUMA node,
+// and the temporary directory's disk.
+type Config struct {
+	// GPUs are the GPU spaces, gpu:0 onwards. Nil means one with defaults; an
+	// empty list, which is not nil, means none.
+	GPUs []GPU
+	// HostMemory is the size of the pinned host memory in bytes, shared evenly
+	// by the NUMA nodes. 0 means a quarter of the memory that the process may use.
+	HostMemory int64
+	// Disks are the spill volumes, disk:0 onwards. Nil means one with defaults;
+	// an empty list, which is not nil, means none.
+	Disks []Disk
+
+	// The marks of each tier; zero fields mean tier.DefaultFractions.
+	GPUMarks, HostMarks, DiskMarks tier.Fractions
+
+	// Policy chooses what the monitor moves down; nil means monitor.PlanOrder.
+	Policy monitor.Policy
+	// MonitorPeriod is how often the monitor looks without being woken; 0 means
+	// 50 ms.
+	MonitorPeriod time.Duration
+
+	// Topology is what the machine has; nil means that Open discovers it.
+	Topology *topology.Topology
+	// Logger gets warnings; nil means slog.Default.
+	Logger *slog.Logger
+	// MoveEvents and MonitorEvents are told what happens; all may be nil.
+	MoveEvents    convert.Events
+	MonitorEvents monitor.Events
+}
+
+// GPU configures one GPU space.
+type GPU struct {
+	Backend Backend
+	// Memory is the size of the space in bytes. 0 means 256 MiB, or an eighth of
+	// the host's memory if that is less: the simulated GPU lies in it.
+	Memory int64
+	// Device, if set, is used instead of a backend's own: pooled, decorated, or
+	// one that the program already has. The engine closes it only if Own is set.
+	Device tier.Device
+	Own    bool
+}
+
+// Disk configures one spill volume.
+type Disk struct {
+	// Dir is the directory; empty means os.TempDir. Nothing but the engine's own
+	// files in it is touched, and none stays.
+	Dir string
+	// Capacity is the most that may lie there, in bytes. 0 means half of what the
+	// file system has free.
+	Capacity int64
+	// Reserve is how many bytes of the file system must stay free.
+	Reserve int64
+}
+
+const (
+	defaultGPUMemory  = 256 << 20
+	defaultStreams    = 16 // a GPU space's streams (S8)
+	stagingChunk      = 1 << 20
+	stagingChunks     = 16 // two transfers between device and disk at full depth
+	stagingMaxShare   = 8  // staging takes at most 1/8 of a host space
+	smallestHostSpace = 64 * tier.Page
+)
+
+// Validate says what is wrong with c, for everything that can be told without
+// the machine. Open calls it.
+func (c Config) Validate() error {
+	var errs []error
+	for i, g := range c.GPUs {
+		switch {
+		case g.Backend != Auto && g.Backend != Sim && g.Backend != CUDA:
+			errs = append(errs, fmt.Errorf("gpu:%d: backend %q is unknown: want sim, cuda or nothing", i, g.Backend))
+		case g.Memory < 0:
+			errs = append(errs, fmt.Errorf("gpu:%d: memory of %d bytes is negative", i, g.Memory))
+		}
+	}
+	if c.HostMemory < 0 {
+		errs = append(errs, fmt.Errorf("host memory of %d bytes is negative", c.HostMemory))
+	} else if c.HostMemory > 0 && c.HostMemory < smallestHostSpace {
+		errs = append(errs, fmt.Errorf("host memory of %d bytes is too little: the least is %d", c.HostMemory, int64(smallestHostSpace)))
+	}
+	for i, d := range c.Disks {
+		if d.Capacity < 0 || d.Reserve < 0 {
+			errs = append(errs, fmt.Errorf("disk:%d: capacity and reserve must not be negative", i))
+		}
+	}
+	for _, m := range [...]struct {
+		kind  tier.Kind
+		marks tier.Fractions
+	}{{tier.GPU, c.GPUMarks}, {tier.Host, c.HostMarks}, {tier.Disk, c.DiskMarks}} {
+		if err := m.marks.Or(tier.DefaultFractions(m.kind)).Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("%s marks: %w", m.kind, err))
+		}
+	}
+	if c.MonitorPeriod < 0 {
+		errs = append(errs, fmt.Errorf("monitor period %v is negative", c.MonitorPeriod))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("spillway: %w", err)
+	}
+	return nil
+}
+
+func (c Config) withDefaults() Config {
+	if c.GPUs == nil {
+		c.GPUs = []GPU{{}}
+	}
+	if c.Disks == nil {
+		c.Disks = []Disk{{}}
+	}
+	for i := range c.Disks {
+		if c.Disks[i].Dir == "" {
+			c.Disks[i].Dir = os.TempDir()
+		}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}

@@ -1,0 +1,365 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+const (
+	// maxPiece is the most that one asynchronous copy carries: a cancelled move
+	// ends within one piece.
+	maxPiece = 8 << 20
+	// copiesUnderWay is how many device copies a move keeps queued, so that the
+	// device does not wait for the goroutine that feeds it.
+	copiesUnderWay = 4
+	// stagedUnderWay is how many staged chunks a transfer between device and disk keeps
+	// under way: the number of requests at which the disks that were measured reach their speed.
+	stagedUnderWay = 8
+)
+
+// Builtin holds what the built-in converters work with.
+type Builtin struct {
+	// Streams returns the pool of streams of a GPU space's device.
+	Streams func(tier.ID) (*tier.StreamPool, error)
+	// Staging returns the pinned chunks nearest to a NUMA node, for transfers
+	// between device and disk. Its memory is charged to a host space once.
+	Staging func(node int) (Staging, error)
+}
+
+// Staging is a pool of equal pinned chunks.
+type Staging = pieces
+
+// Register adds all built-in converters to g: every pair of images.
+func (b *Builtin) Register(g *Registry) error {
+	types := [...]batch.PayloadType{batch.GPUImage, batch.HostImage, batch.DiskImage}
+	for _, from := range types {
+		for _, to := range types {
+			if err := g.Register(from, to, b.image); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// image copies an image's body, byte for byte, to the space of r. The
+// descriptor is shared: nothing is encoded, and no row is looked at.
+func (b *Builtin) image(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
+	from, ok := src.(*batch.Image)
+	if !ok {
+		return nil, fmt.Errorf("convert: %s is not an image", src.Type())
+	}
+	desc := from.Descriptor()
+	buf, err := r.AllocCuts(desc.Body, desc.Cuts())
+	if err != nil {
+		return nil, err
+	}
+	if desc.Body > 0 {
+		if err := b.copyBody(ctx, desc, buf, from.Buffer()); err != nil {
+			return nil, errors.Join(err, buf.Release())
+		}
+	}
+	return batch.NewImage(desc, buf, r.Space()), nil
+}
+
+// copyBody picks the way from one kind of memory to another.
+func (b *Builtin) copyBody(ctx context.Context, desc *batch.Descriptor, dst, src *tier.Buffer) error {
+	switch s := src.Memory().(type) {
+	case tier.HostMemory:
+		switch d := dst.Memory().(type) {
+		case tier.HostMemory:
+			return hostToHost(ctx, d, s)
+		case tier.DeviceMemory:
+			return b.hostDevice(ctx, dst.Space(), d, s, true)
+		case tier.FileMemory:
+			return hostToDisk(ctx, d, s)
+		}
+	case tier.DeviceMemory:
+		switch d := dst.Memory().(type) {
+		case tier.HostMemory:
+			return b.hostDevice(ctx, src.Space(), s, d, false)
+		case tier.DeviceMemory:
+			return b.deviceToDevice(ctx, dst.Space(), src.Space(), d, s)
+		case tier.FileMemory:
+			return b.deviceToDisk(ctx, src.Space(), d, s)
+		}
+	case tier.FileMemory:
+		switch d := dst.Memory().(type) {
+		case tier.HostMemory:
+			return diskToHost(ctx, desc, d, s)
+		case tier.DeviceMemory:
+			return b.diskToDevice(ctx, desc, dst.Space(), d, s)
+		case tier.FileMemory:
+			return b.diskToDisk(ctx, desc, dst.Space(), d, s)
+		}
+	}
+	return fmt.Errorf("convert: %T to %T: %w", src.Memory(), dst.Memory(), tier.ErrNotSupported)
+}
+
+// hostDevice copies between host extents and device memory; up says towards the
+// device.
+func (b *Builtin) hostDevice(ctx context.Context, gpu *tier.Space, d tier.DeviceMemory, h tier.HostMemory, up bool) error {
+	return b.onStream(ctx, gpu, func(dev tier.Device, s tier.Stream) error {
+		w := window{n: copiesUnderWay}
+		err := func() error {
+			addr := d.Addr()
+			for _, extent := range h.Extents() {
+				for len(extent) > 0 {
+					if err := context.Cause(ctx); err != nil {
+						return err
+					}
+					piece := extent[:min(len(extent), maxPiece)]
+					var err error
+					if up {
+						err = dev.CopyToDevice(s, addr, piece)
+					} else {
+						err = dev.CopyToHost(s, piece, addr)
+					}
+					if err != nil {
+						return err
+					}
+					e, err := record(dev, s)
+					if err != nil {
+						return err
+					}
+					if err := w.add(e); err != nil {
+						return err
+					}
+					extent = extent[len(piece):]
+					addr += tier.Addr(len(piece))
+				}
+			}
+			return nil
+		}()
+		return errors.Join(err, w.wait())
+	})
+}
+
+// deviceToDevice copies within one device, or between two that can reach each
+// other, or else through pinned chunks.
+func (b *Builtin) deviceToDevice(ctx context.Context, dst, src *tier.Space, d, s tier.DeviceMemory) error {
+	same := d.Device() == s.Device()
+	err := b.onStream(ctx, src, func(dev tier.Device, stream tier.Stream) error {
+		w := window{n: copiesUnderWay}
+		err := func() error {
+			for off := int64(0); off < s.Size(); off += maxPiece {
+				if err := context.Cause(ctx); err != nil {
+					return err
+				}
+				n := min(s.Size()-off, maxPiece)
+				var err error
+				if same {
+					err = dev.CopyOnDevice(stream, d.Addr()+tier.Addr(off), s.Addr()+tier.Addr(off), n)
+				} else {
+					err = dev.CopyPeer(stream, d.Addr()+tier.Addr(off), d.Device(), s.Addr()+tier.Addr(off), n)
+				}
+				if err != nil {
+					return err
+				}
+				e, err := record(dev, stream)
+				if err != nil {
+					return err
+				}
+				if err := w.add(e); err != nil {
+					return err
+				}
+			}
+			return nil
+		}()
+		return errors.Join(err, w.wait())
+	})
+	if same || !errors.Is(err, tier.ErrNotSupported) {
+		return err
+	}
+	return b.onStream(ctx, src, func(from tier.Device, out tier.Stream) error {
+		return b.onStream(ctx, dst, func(to tier.Device, in tier.Stream) error {
+			return b.staged(ctx, src.Node(), s.Size(),
+				fetchDevice(from, out, s), drainDevice(to, in, d), nil)
+		})
+	})
+}
+
+// deviceToDisk overlaps the device's copies with the disk's requests; only a
+// few chunks of pinned memory are in use.
+func (b *Builtin) deviceToDisk(ctx context.Context, gpu *tier.Space, d tier.FileMemory, s tier.DeviceMemory) error {
+	return b.onStream(ctx, gpu, func(dev tier.Device, stream tier.Stream) error {
+		return b.staged(ctx, gpu.Node(), s.Size(), fetchDevice(dev, stream, s), drainFile(ctx, d), nil)
+	})
+}
+
+// diskToDevice is the way back; what the disk gave is verified before the
+// device gets it.
+func (b *Builtin) diskToDevice(ctx context.Context, desc *batch.Descriptor, gpu *tier.Space, d tier.DeviceMemory, s tier.FileMemory) error {
+	return b.onStream(ctx, gpu, func(dev tier.Device, stream tier.Stream) error {
+		v := newVerifier(desc, s)
+		return b.staged(ctx, gpu.Node(), s.Size(), fetchFile(ctx, s), drainDevice(dev, stream, d), v.check)
+	})
+}
+
+// diskToDisk copies from one volume to another, or within one, through pinned
+// chunks.
+func (b *Builtin) diskToDisk(ctx context.Context, desc *batch.Descriptor, disk *tier.Space, d, s tier.FileMemory) error {
+	v := newVerifier(desc, s)
+	return b.staged(ctx, disk.Node(), s.Size(), fetchFile(ctx, s), drainFile(ctx, d), v.check)
+}
+
+// hostToDisk writes straight from the arena. The volume splits each extent into
+// requests and keeps several under way.
+func hostToDisk(ctx context.Context, d tier.FileMemory, s tier.HostMemory) error {
+	off := int64(0)
+	for _, extent := range s.Extents() {
+		if err := d.WriteAt(ctx, extent, off); err != nil {
+			return err
+		}
+		off += int64(len(extent))
+	}
+	return nil
+}
+
+// diskToHost reads straight into the arena, and verifies a piece while the
+// next one is being read.
+func diskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, s tier.FileMemory) error {
+	v := newVerifier(desc, s)
+	type read struct {
+		p     []byte
+		off   int64
+		stage stage
+	}
+	var ahead []read
+	next := func() error { // verify the oldest read
+		r := ahead[0]
+		ahead = ahead[1:]
+		<-r.stage.Done()
+		if err := r.stage.Err(); err != nil {
+			return err
+		}
+		return v.check(r.p, r.off)
+	}
+	err := func() error {
+		off := int64(0)
+		for _, extent := range d.Extents() {
+			for len(extent) > 0 {
+				if len(ahead) == 2 { // one read under way while one is verified
+					if err := next(); err != nil {
+						return err
+					}
+				}
+				r := read{p: extent[:min(len(extent), maxPiece)], off: off}
+				r.stage = run(func() error { return s.ReadAt(ctx, r.p, r.off) })
+				ahead = append(ahead, r)
+				extent = extent[len(r.p):]
+				off += int64(len(r.p))
+			}
+		}
+		for len(ahead) > 0 {
+			if err := next(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}()
+	for _, r := range ahead { // after an error: nothing may write here any more
+		<-r.stage.Done()
+	}
+	return err
+}
+
+// hostToHost copies extent by extent, in pieces so that it can be cancelled.
+func hostToHost(ctx context.Context, d, s tier.HostMemory) error {
+	src := s.Extents()
+	var from []byte
+	for _, to := range d.Extents() {
+		for len(to) > 0 {
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
+			for len(from) == 0 {
+				if len(src) == 0 {
+					return fmt.Errorf("convert: %d bytes to copy into %d", s.Size(), d.Size())
+				}
+				from, src = src[0], src[1:]
+			}
+			n := copy(to[:min(len(to), maxPiece)], from)
+			to, from = to[n:], from[n:]
+		}
+	}
+	return nil
+}
+
+// onStream runs f with a stream of the space's device, borrowed exclusively; f
+// leaves no work on it.
+func (b *Builtin) onStream(ctx context.Context, gpu *tier.Space, f func(tier.Device, tier.Stream) error) error {
+	pool, err := b.Streams(gpu.ID())
+	if err != nil {
+		return err
+	}
+	s, err := pool.Borrow(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Return(s)
+	return f(pool.Device(), s)
+}
+
+func (b *Builtin) staged(ctx context.Context, node int, size int64,
+	fetch, drain func([]byte, int64) (stage, error), check func([]byte, int64) error) error {
+	pool, err := b.Staging(node)
+	if err != nil {
+		return err
+	}
+	return pipeline(ctx, pool, size, stagedUnderWay, fetch, drain, check)
+}
+
+func fetchDevice(dev tier.Device, s tier.Stream, src tier.DeviceMemory) func([]byte, int64) (stage, error) {
+	return func(p []byte, off int64) (stage, error) {
+		if err := dev.CopyToHost(s, p, src.Addr()+tier.Addr(off)); err != nil {
+			return nil, err
+		}
+		return eventStage(record(dev, s))
+	}
+}
+
+func drainDevice(dev tier.Device, s tier.Stream, dst tier.DeviceMemory) func([]byte, int64) (stage, error) {
+	return func(p []byte, off int64) (stage, error) {
+		if err := dev.CopyToDevice(s, dst.Addr()+tier.Addr(off), p); err != nil {
+			return nil, err
+		}
+		return eventStage(record(dev, s))
+	}
+}
+
+// record returns the event after a copy that is already on the stream. Where
+// the device cannot give one, it waits for the stream instead, so that no copy is under way in
+// memory that the caller takes back.
+func record(dev tier.Device, s tier.Stream) (tier.Event, error) {
+	e, err := dev.Record(s)
+	if err != nil {
+		return nil, errors.Join(err, s.Sync())
+	}
+	return e, nil
+}
+
+// eventStage keeps a nil event from becoming a stage that is not nil.
+func eventStage(e tier.Event, err error) (stage, error) {
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func fetchFile(ctx context.Context, src tier.FileMemory) func([]byte, int64) (stage, error) {
+	return func(p []byte, off int64) (stage, error) {
+		return run(func() error { return src.ReadAt(ctx, p, off) }), nil
+	}
+}
+
+func drainFile(ctx context.Context, dst tier.FileMemory) func([]byte, int64) (stage, error) {
+	return func(p []byte, off int64) (stage, error) {
+		return run(func() error { return dst.WriteAt(ctx, p, off) }), nil
+	}
+}

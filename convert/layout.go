@@ -1,0 +1,340 @@
+package convert
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/endian"
+	"github.com/zeebo/xxh3"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/sumcopy"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Alignment of the Arrow buffers of an image, in bytes. The larger ones begin
+// where a body may be cut, so that they can go to different extents.
+const (
+	alignSmall = 64
+	alignLarge = tier.Page
+	large      = 64 << 10 // buffers from here on are large
+)
+
+// A Layout is the plan of one record batch's image, and the writer of its
+// bytes. The image has one layout in all tiers:
+//
+// The body consists of the record's Arrow buffers in schema order, depth first,
+// each at a multiple of 64 bytes, those of 64 KiB and more at a multiple of 4096;
+// its length is a multiple of 4096. All bytes between buffers are zero, as are the
+// bits behind the end of a bitmap, so that equal records laid out alike have equal
+// images and no old memory gets into a file.
+//
+// Every array begins at offset 0 and has what its parent shows of it: slices are
+// compacted at every level, the ends of runs and the offsets of lists, list
+// views, strings and dense unions are moved accordingly, and of the bytes behind views
+// those that a view refers to are kept. (Between the first and the last value
+// that list views or a dense union show, values that none shows are kept.)
+// Dictionaries are laid out with the array that uses them, the indices first; a
+// dictionary that several columns share, as the same arrow.ArrayData, is there
+// once, and their spans are the same.
+//
+// Nulls are counted, whatever the array says. A validity bitmap is kept if there
+// is a null, and otherwise dropped. Another buffer that the source does not have
+// stays absent, a buffer without bytes stays without.
+//
+// In the descriptor each array has a node and, unless it is null, run-end
+// encoded or a union, a span for its validity, followed by those of the format in
+// the format's order. The node of a binary or string view is followed by one more,
+// whose Length is the number of data buffers and as many spans. Run-end encoded arrays have the run ends and the
+// values as children. Extensions are laid out as their storage.
+//
+// What is needed to find the buffers is checked, and what fails the check is an
+// *InvalidError. Values are not looked at: wrong offsets between the first and the
+// last of a list come out as wrong as they went in.
+//
+// A Layout reads the record's memory until Close. It is not safe for concurrent
+// use.
+type Layout struct {
+	rec    arrow.RecordBatch
+	desc   batch.Descriptor // Sums are filled as bytes go by
+	pieces []piece          // the buffers, ascending by offset
+	bytes  int64            // in buffers
+	pos    int64            // how much of the body is laid out
+
+	sum     sumcopy.Sum // of the chunk at pos, if the body is large
+	hash    *xxh3.Hasher
+	scratch []byte
+}
+
+// piece is a buffer of the image: n bytes at off, which are either raw, as they
+// are in the source, or made by from.
+type piece struct {
+	off, n int64
+	raw    []byte
+	from   source
+}
+
+// source makes the bytes of a buffer that are not in the record's memory as
+// they should be.
+type source interface {
+	// read fills dst with the bytes from at on. at is a multiple of 64, and so
+	// is dst's length unless it reaches to the end.
+	read(dst []byte, at int64)
+}
+
+// NewLayout plans the image of rec, and retains rec until Close. A schema that
+// is not little-endian is an *EndianError, an array whose parts do not fit
+// together an *InvalidError.
+func NewLayout(rec arrow.RecordBatch) (_ *Layout, err error) {
+	if rec == nil {
+		return nil, errors.New("convert: no record to lay out")
+	}
+	defer recovered(&err, "planning a layout")
+	schema := rec.Schema()
+	if schema == nil {
+		return nil, errors.New("convert: a record without a schema")
+	}
+	if e := schema.Endianness(); e != endian.LittleEndian {
+		return nil, &EndianError{Endianness: e}
+	}
+	var p planner
+	if err := p.record(rec, schema); err != nil {
+		return nil, err
+	}
+	body := roundUp(p.at, tier.Page)
+	l := &Layout{
+		rec: rec, pieces: p.pieces, bytes: p.bytes,
+		desc: batch.Descriptor{
+			Schema: schema, Rows: rec.NumRows(), Nodes: p.nodes, Buffers: p.spans, Body: body,
+			Sums: make([]uint64, (body+batch.SumChunk-1)/batch.SumChunk),
+		},
+	}
+	rec.Retain()
+	return l, nil
+}
+
+func roundUp(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
+
+// recovered makes a panic of arrow-go, or of a foreign record, an error.
+func recovered(err *error, doing string) {
+	if p := recover(); p != nil {
+		if e, ok := p.(error); ok {
+			*err = fmt.Errorf("convert: %s panicked: %w", doing, e)
+			return
+		}
+		*err = fmt.Errorf("convert: %s panicked: %v", doing, p)
+	}
+}
+
+// Size returns the length of the body in bytes, a multiple of 4096; 0 if no
+// array has a byte.
+func (l *Layout) Size() int64 { return l.desc.Body }
+
+// Rows returns the number of rows.
+func (l *Layout) Rows() int64 { return l.desc.Rows }
+
+// Cuts returns where the body may be split; see batch.Descriptor.Cuts.
+func (l *Layout) Cuts() []int64 { return l.desc.Cuts() }
+
+// Close releases the record. A second call does nothing.
+func (l *Layout) Close() {
+	if l.rec != nil {
+		l.rec.Release()
+	}
+	l.rec, l.pieces, l.scratch = nil, nil, nil
+}
+
+// Descriptor returns what the body means. All bytes must have been laid out,
+// for it holds their checksums. It stays valid after Close.
+func (l *Layout) Descriptor() (*batch.Descriptor, error) {
+	if l.pos != l.desc.Body {
+		return nil, fmt.Errorf("convert: the descriptor of a layout of which %d of %d bytes are laid out", l.pos, l.desc.Body)
+	}
+	d := l.desc
+	return &d, nil
+}
+
+// Next lays out the next len(dst) bytes of the body, rounded down to a multiple
+// of 4096, fewer at the end, and returns how many that are. At the end of the body
+// it returns io.EOF; io.ErrShortBuffer for a dst shorter than 4096. Pieces of a
+// multiple of 1 MiB at addresses that are multiples of 32 are fastest.
+func (l *Layout) Next(dst []byte) (n int, err error) {
+	switch {
+	case l.pos == l.desc.Body:
+		return 0, io.EOF
+	case l.rec == nil:
+		return 0, fmt.Errorf("convert: a layout that is %w", tier.ErrClosed)
+	case len(dst) < tier.Page:
+		return 0, io.ErrShortBuffer
+	}
+	defer recovered(&err, "laying out")
+	dst = dst[:min(int64(len(dst))&^(tier.Page-1), l.desc.Body-l.pos)]
+	l.emit(dst)
+	return len(dst), nil
+}
+
+// WriteTo lays the whole body out in extents, as a tier.HostMemory of Size
+// bytes has them: each but the last a multiple of 4096 long. It begins anew
+// whatever Next did.
+func (l *Layout) WriteTo(extents [][]byte) (err error) {
+	if l.rec == nil {
+		return fmt.Errorf("convert: a layout that is %w", tier.ErrClosed)
+	}
+	total := int64(0)
+	for i, e := range extents {
+		if i < len(extents)-1 && len(e)%tier.Page != 0 {
+			return fmt.Errorf("convert: an extent of %d bytes is not a multiple of %d", len(e), tier.Page)
+		}
+		total += int64(len(e))
+	}
+	if total != l.desc.Body {
+		return fmt.Errorf("convert: extents of %d bytes for a body of %d", total, l.desc.Body)
+	}
+	defer recovered(&err, "laying out")
+	l.pos = 0
+	for _, e := range extents {
+		l.emit(e)
+	}
+	return nil
+}
+
+// emit writes the bytes at pos to dst, whose length is a multiple of 4096.
+func (l *Layout) emit(dst []byte) {
+	for len(dst) > 0 {
+		chunk := l.pos / batch.SumChunk
+		begin := chunk * batch.SumChunk
+		end := min(begin+batch.SumChunk, l.desc.Body)
+		n := min(int64(len(dst)), end-l.pos)
+		if l.desc.Body < batch.SumChunk {
+			l.emitSmall(dst[:n])
+		} else {
+			if l.pos == begin {
+				l.sum.Reset(end - begin)
+			}
+			l.emitLarge(dst[:n])
+			if l.pos+n == end {
+				l.desc.Sums[chunk] = l.sum.Sum64()
+			}
+		}
+		l.pos += n
+		dst = dst[n:]
+	}
+}
+
+// emitSmall writes a body, or a part of one, that stays in the cache: there the
+// bytes are hashed where they were written.
+func (l *Layout) emitSmall(dst []byte) {
+	l.fill(dst, l.pos)
+	if int64(len(dst)) == l.desc.Body {
+		l.desc.Sums[0] = xxh3.Hash(dst)
+		return
+	}
+	if l.hash == nil {
+		l.hash = xxh3.New()
+	}
+	if l.pos == 0 {
+		l.hash.Reset()
+	}
+	l.hash.Write(dst) // never fails
+	if l.pos+int64(len(dst)) == l.desc.Body {
+		l.desc.Sums[0] = l.hash.Sum64()
+	}
+}
+
+// scratchSize is how much of what cannot be copied straight from the source is
+// made at once, to be copied from there; it should stay in the first-level cache.
+const scratchSize = 16 << 10
+
+// emitLarge writes a part of a chunk. Everything goes through sum.Copy, straight
+// from the record where it has a block's bytes in one piece, else from scratch.
+func (l *Layout) emitLarge(dst []byte) {
+	i := l.find(l.pos)
+	for pos := l.pos; len(dst) > 0; {
+		for i < len(l.pieces) && l.pieces[i].off+l.pieces[i].n <= pos {
+			i++
+		}
+		var n int64
+		if n = l.straight(i, pos); n > 0 {
+			n = min(n, int64(len(dst)))
+			l.sum.Copy(dst[:n], l.pieces[i].raw[pos-l.pieces[i].off:][:n])
+		} else {
+			if l.scratch == nil {
+				l.scratch = make([]byte, scratchSize)
+			}
+			n = min(l.crooked(i, pos), int64(len(dst)))
+			l.fill(l.scratch[:n], pos)
+			l.sum.Copy(dst[:n], l.scratch[:n])
+		}
+		pos += n
+		dst = dst[n:]
+	}
+}
+
+// straight returns how many bytes at pos, in whole blocks, are bytes of piece i.
+func (l *Layout) straight(i int, pos int64) int64 {
+	if i == len(l.pieces) || l.pieces[i].raw == nil || l.pieces[i].off > pos {
+		return 0
+	}
+	return (l.pieces[i].off + l.pieces[i].n - pos) &^ (sumcopy.Block - 1)
+}
+
+// crooked returns how many bytes from pos on should be made in scratch: up to
+// where straight is worth the while again.
+func (l *Layout) crooked(i int, pos int64) int64 {
+	for ; i < len(l.pieces) && l.pieces[i].off < pos+scratchSize; i++ {
+		if p := &l.pieces[i]; p.off > pos && p.raw != nil && p.n >= scratchSize {
+			return min(scratchSize, roundUp(p.off-pos, sumcopy.Block))
+		}
+	}
+	return scratchSize
+}
+
+// find returns the first piece that ends after pos.
+func (l *Layout) find(pos int64) int {
+	lo, hi := 0, len(l.pieces)
+	for lo < hi {
+		mid := int(uint(lo+hi) / 2)
+		if l.pieces[mid].off+l.pieces[mid].n <= pos {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// fill writes the bytes of the body at pos, a multiple of 64, to dst.
+func (l *Layout) fill(dst []byte, pos int64) {
+	for i := l.find(pos); len(dst) > 0; i++ {
+		if i == len(l.pieces) || l.pieces[i].off >= pos+int64(len(dst)) {
+			clear(dst)
+			return
+		}
+		p := &l.pieces[i]
+		if gap := p.off - pos; gap > 0 {
+			clear(dst[:gap])
+			dst, pos = dst[gap:], p.off
+		}
+		n := min(p.off+p.n-pos, int64(len(dst)))
+		if p.from != nil {
+			p.from.read(dst[:n], pos-p.off)
+		} else {
+			copy(dst[:n], p.raw[pos-p.off:])
+		}
+		dst, pos = dst[n:], pos+n
+	}
+}
+
+// LogicalBytes returns how many bytes the buffers of rec have in an image,
+// without the alignment between them: slices count what they show, and a dictionary
+// that columns share counts once. 0 for a record that cannot be laid out.
+func LogicalBytes(rec arrow.RecordBatch) int64 {
+	l, err := NewLayout(rec)
+	if err != nil {
+		return 0
+	}
+	defer l.Close()
+	return l.bytes
+}

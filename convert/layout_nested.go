@@ -1,0 +1,305 @@
+package convert
+
+import (
+	"encoding/binary"
+	"math"
+	"sort"
+
+	"github.com/apache/arrow-go/v18/arrow"
+)
+
+// runs lays out the runs that s shows, with the ends counted from its first row.
+func (p *planner) runs(t *arrow.RunEndEncodedType, s slice) error {
+	children, err := p.children(s, 2)
+	if err != nil {
+		return err
+	}
+	index, ok := t.RunEnds().(arrow.FixedWidthDataType)
+	ends := children[0]
+	switch {
+	case !ok || !t.ValidRunEndsType(t.RunEnds()):
+		return p.path.invalid("run ends of type %s", t.RunEnds())
+	case ends == nil || ends.DataType().ID() != t.RunEnds().ID():
+		return p.path.invalid("the run ends are not of type %s", t.RunEnds())
+	case s.at > math.MaxInt64-s.n:
+		return p.path.invalid("%d rows from %d on", s.n, s.at)
+	}
+	width, runs := int64(index.Bytes()), int64(ends.Len())
+	e := slice{d: ends, at: int64(ends.Offset()), n: runs}
+	if e.at < 0 || runs < 0 {
+		return p.path.invalid("run ends of offset %d, length %d", e.at, runs)
+	}
+	b, has, all, err := p.need(e, 1, width, 0)
+	if err != nil {
+		return err
+	}
+	first, last := int64(0), int64(0)
+	if s.n > 0 {
+		if !all {
+			return p.path.invalid("%d rows and no runs", s.n)
+		}
+		b = b[e.at*width:][:runs*width]
+		first = int64(sort.Search(int(runs), func(i int) bool { return signed(b, width, int64(i)) > s.at }))
+		last = first + int64(sort.Search(int(runs-first), func(i int) bool { return signed(b, width, first+int64(i)) >= s.at+s.n })) + 1
+		if last > runs {
+			return p.path.invalid("the runs end before row %d", s.at+s.n)
+		}
+	}
+	p.path.push("run_ends")
+	p.node(last-first, 0)
+	p.absent()
+	switch n := (last - first) * width; {
+	case !has:
+		p.absent()
+	case n == 0:
+		p.raw(nil)
+	case s.at == 0 && signed(b, width, last-1) == s.n:
+		p.raw(b[first*width:][:n])
+	default:
+		p.made(n, &runEnds{b[first*width:][:n], width, s.at, s.n})
+	}
+	p.path.pop()
+	return p.child("values", t.Encoded(), children[1], first, last-first)
+}
+
+// signed returns the i-th integer of width bytes.
+func signed(b []byte, width, i int64) int64 {
+	switch width {
+	case 2:
+		return int64(int16(binary.LittleEndian.Uint16(b[2*i:])))
+	case 4:
+		return int64(int32(binary.LittleEndian.Uint32(b[4*i:])))
+	}
+	return int64(binary.LittleEndian.Uint64(b[8*i:]))
+}
+
+func (p *planner) union(t arrow.UnionType, s slice) error {
+	fields := t.Fields()
+	children, err := p.children(s, len(fields))
+	if err != nil {
+		return err
+	}
+	if err := p.fixed(s, 1, 1); err != nil {
+		return err
+	}
+	if t.Mode() == arrow.SparseMode {
+		for i, f := range fields {
+			if err := p.child(f.Name, f.Type, children[i], s.at, s.n); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	shown, err := p.denseOffsets(t, s, len(fields))
+	if err != nil {
+		return err
+	}
+	for i, f := range fields {
+		if err := p.child(f.Name, f.Type, children[i], shown[i].from, shown[i].to-shown[i].from); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// extent is the values of a child from from up to, and without, to.
+type extent struct{ from, to int64 }
+
+// denseOffsets adds the offsets of a dense union and returns which values of
+// each child they show.
+func (p *planner) denseOffsets(t arrow.UnionType, s slice, fields int) ([]extent, error) {
+	shown := make([]extent, fields)
+	b, has, all, err := p.need(s, 2, 4, 0)
+	switch {
+	case err != nil:
+		return nil, err
+	case !has:
+		p.absent()
+		return shown, nil
+	case !all || s.n == 0:
+		p.raw(nil)
+		return shown, nil
+	}
+	b = b[4*s.at:][:4*s.n]
+	codes, _ := s.buffer(1)
+	codes = codes[s.at:][:s.n]
+	var child [128]int16 // by code: the child's number + 1
+	for i, code := range t.TypeCodes() {
+		if code >= 0 {
+			child[code] = int16(i) + 1
+		}
+	}
+	for i, code := range codes {
+		if code > 127 || child[code] == 0 || int(child[code]) > fields {
+			return nil, p.path.invalid("row %d has the type code %d, which the union does not have", i, int8(code))
+		}
+		at := offsetAt(b, 4, int64(i))
+		if at < 0 {
+			return nil, p.path.invalid("row %d has the offset %d", i, at)
+		}
+		e := &shown[child[code]-1]
+		if e.to == 0 {
+			e.from = at
+		}
+		e.from, e.to = min(e.from, at), max(e.to, at+1)
+	}
+	moved := &denseOffsets{codes: codes, offsets: b}
+	raw := true
+	for code, c := range child {
+		if c > 0 {
+			moved.base[code] = uint32(shown[c-1].from)
+			raw = raw && shown[c-1].from == 0
+		}
+	}
+	if raw {
+		p.raw(b)
+	} else {
+		p.made(int64(len(b)), moved)
+	}
+	return shown, nil
+}
+
+// listView lays out the values between the first and the last that a list
+// shows, and list views into them. Null and empty lists begin at 0.
+func (p *planner) listView(t arrow.ListLikeType, s slice) error {
+	children, err := p.children(s, 1)
+	if err != nil {
+		return err
+	}
+	width := offsetWidth(t.ID())
+	offsets, has1, all1, err := p.need(s, 1, width, 0)
+	if err != nil {
+		return err
+	}
+	sizes, has2, all2, err := p.need(s, 2, width, 0)
+	if err != nil {
+		return err
+	}
+	var shown extent
+	if s.n > 0 && all1 && all2 {
+		valid, _ := s.buffer(0)
+		if s.nulls == 0 {
+			valid = nil
+		}
+		l := listViews{offsets: offsets[s.at*width:][:s.n*width], sizes: sizes[s.at*width:][:s.n*width], valid: valid, at: s.at, width: width}
+		if shown, err = p.shown(&l, s.n); err != nil {
+			return err
+		}
+		l.base = shown.from
+		p.made(s.n*width, &l)
+		if valid == nil {
+			p.raw(l.sizes)
+		} else {
+			p.made(s.n*width, &listSizes{l})
+		}
+	} else {
+		for _, has := range []bool{has1, has2} {
+			if has && s.n == 0 {
+				p.raw(nil)
+			} else {
+				p.absent()
+			}
+		}
+	}
+	return p.child("[]", t.Elem(), children[0], shown.from, shown.to-shown.from)
+}
+
+// shown returns which values the lists show.
+func (p *planner) shown(l *listViews, n int64) (extent, error) {
+	e := extent{from: math.MaxInt64}
+	for i := range n {
+		size := l.size(i)
+		if size == 0 {
+			continue
+		}
+		at := offsetAt(l.offsets, l.width, i)
+		if at < 0 || size < 0 || at > math.MaxInt64-size {
+			return e, p.path.invalid("row %d is a list of %d values from %d on", i, size, at)
+		}
+		e.from, e.to = min(e.from, at), max(e.to, at+size)
+	}
+	if e.to == 0 {
+		e.from = 0
+	}
+	return e, nil
+}
+
+const (
+	viewWidth  = 16 // bytes of a view
+	viewInline = 12 // bytes that a view has room for
+
+	// viewStride is for how many views there is one entry in the index of those
+	// that are compacted: 8 bytes for 4 KiB of views.
+	viewStride = 256
+)
+
+// views lays out binary or string views. If they refer to as many bytes as there
+// are, all is copied as it is; else the bytes are gathered in the views' order.
+func (p *planner) views(s slice) error {
+	b, has, all, err := p.need(s, 1, viewWidth, 0)
+	if err != nil {
+		return err
+	}
+	v := &views{at: s.at}
+	total := int64(0)
+	for i := 2; i < len(s.d.Buffers()); i++ {
+		data, _ := s.buffer(i)
+		v.data = append(v.data, data)
+		total += int64(len(data))
+	}
+	if !has || !all || s.n == 0 {
+		if has && s.n == 0 {
+			p.raw(nil)
+		} else {
+			p.absent()
+		}
+		p.node(0, 0)
+		return nil
+	}
+	v.views = b[s.at*viewWidth:][:s.n*viewWidth]
+	if s.nulls > 0 {
+		v.valid, _ = s.buffer(0)
+	}
+	used, err := p.used(v, s.n)
+	if err != nil {
+		return err
+	}
+	if used >= total {
+		p.raw(v.views)
+		p.node(int64(len(v.data)), 0)
+		for _, data := range v.data {
+			p.raw(data)
+		}
+		return nil
+	}
+	v.split(p.maxVar)
+	p.made(int64(len(v.views)), v)
+	p.node(int64(len(v.begins)), 0)
+	for i, begin := range v.begins {
+		end := v.total
+		if i+1 < len(v.begins) {
+			end = v.begins[i+1]
+		}
+		p.made(end-begin, &viewData{v, begin})
+	}
+	return nil
+}
+
+// used checks the views and returns how many bytes they refer to.
+func (p *planner) used(v *views, n int64) (used int64, err error) {
+	for i := range n {
+		size := v.size(i)
+		switch {
+		case size < 0:
+			return 0, p.path.invalid("row %d is a view of %d bytes", i, size)
+		case size <= viewInline:
+			continue
+		}
+		k, at := v.place(i)
+		if k < 0 || k >= int64(len(v.data)) || at < 0 || at > int64(len(v.data[k]))-size {
+			return 0, p.path.invalid("row %d is a view of %d bytes at %d of buffer %d of %d", i, size, at, k, len(v.data))
+		}
+		used += size
+	}
+	return used, nil
+}

@@ -1,0 +1,466 @@
+package convert
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
+
+	"github.com/spillway-db/spillway/batch"
+)
+
+// planner walks a record's arrays and says where their buffers go.
+type planner struct {
+	path   path
+	nodes  []batch.Node
+	spans  []batch.Span
+	pieces []piece
+	at     int64 // end of the last buffer
+	bytes  int64
+	dicts  map[arrow.ArrayData]laidDict // those that were laid out
+	maxVar int64                        // longest data buffer of views; 0 for the format's limit
+}
+
+// laidDict is where a dictionary's nodes and spans are.
+type laidDict struct {
+	dt           arrow.DataType
+	nodes, spans [2]int
+}
+
+// path names the array that a walker is at, for error messages.
+type path []string
+
+func (p *path) push(name string) { *p = append(*p, name) }
+func (p *path) pop()             { *p = (*p)[:len(*p)-1] }
+
+func (p path) invalid(format string, args ...any) error {
+	return &InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
+}
+
+// storage returns the type under all extensions.
+func storage(dt arrow.DataType) arrow.DataType {
+	for {
+		e, ok := dt.(arrow.ExtensionType)
+		if !ok {
+			return dt
+		}
+		dt = e.StorageType()
+	}
+}
+
+func (p *planner) record(rec arrow.RecordBatch, schema *arrow.Schema) error {
+	rows, cols := rec.NumRows(), int(rec.NumCols())
+	if rows < 0 {
+		return p.path.invalid("%d rows", rows)
+	}
+	empty := rows == 0 && cols == 0 // arrow-go lets such a record have any schema
+	if cols != schema.NumFields() && !empty {
+		return p.path.invalid("%d columns for %d fields", cols, schema.NumFields())
+	}
+	p.nodes = make([]batch.Node, 0, 2*schema.NumFields())
+	p.spans = make([]batch.Span, 0, 3*schema.NumFields())
+	p.pieces = make([]piece, 0, 3*schema.NumFields())
+	for i := range schema.NumFields() {
+		f := schema.Field(i)
+		p.path.push(f.Name)
+		if empty {
+			p.empty(f.Type)
+		} else if err := p.array(f.Type, rec.Column(i).Data(), 0, rows); err != nil {
+			return err
+		}
+		p.path.pop()
+	}
+	return nil
+}
+
+// child lays out a child under its name.
+func (p *planner) child(name string, dt arrow.DataType, d arrow.ArrayData, from, n int64) error {
+	p.path.push(name)
+	err := p.array(dt, d, from, n)
+	p.path.pop()
+	return err
+}
+
+// array lays out the n rows of d from the row from on.
+func (p *planner) array(dt arrow.DataType, d arrow.ArrayData, from, n int64) error {
+	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
+		return p.path.invalid("no data")
+	}
+	dt = storage(dt)
+	off, length := int64(d.Offset()), int64(d.Len())
+	switch {
+	case off < 0 || length < 0 || off > math.MaxInt64-length:
+		return p.path.invalid("offset %d, length %d", off, length)
+	case from < 0 || n < 0 || n > length || from > length-n:
+		return p.path.invalid("%d rows from %d on of an array of %d", n, from, length)
+	case storage(d.DataType()).ID() != dt.ID():
+		return p.path.invalid("the data is of type %s, the field of type %s", d.DataType(), dt)
+	}
+	s := slice{d: d, at: off + from, n: n}
+	switch dt.ID() {
+	case arrow.NULL:
+		p.node(n, n)
+		return nil
+	case arrow.RUN_END_ENCODED:
+		p.node(n, 0)
+		return p.runs(dt.(*arrow.RunEndEncodedType), s)
+	case arrow.SPARSE_UNION, arrow.DENSE_UNION:
+		p.node(n, 0)
+		return p.union(dt.(arrow.UnionType), s)
+	}
+	nulls, err := p.validity(s)
+	if err != nil {
+		return err
+	}
+	s.nulls = nulls
+	switch t := dt.(type) {
+	case *arrow.BooleanType:
+		return p.bits(s)
+	case arrow.BinaryViewDataType:
+		return p.views(s)
+	case arrow.BinaryDataType:
+		return p.binary(s, offsetWidth(dt.ID()))
+	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
+		return p.list(t.(arrow.ListLikeType), s)
+	case *arrow.ListViewType, *arrow.LargeListViewType:
+		return p.listView(t.(arrow.ListLikeType), s)
+	case *arrow.FixedSizeListType:
+		return p.fixedSizeList(t, s)
+	case *arrow.StructType:
+		return p.struct_(t, s)
+	case *arrow.DictionaryType:
+		return p.dictionary(t, s)
+	case arrow.FixedWidthDataType:
+		return p.fixed(s, 1, int64(t.Bytes()))
+	}
+	return p.path.invalid("no layout for the type %s", dt)
+}
+
+// offsetWidth returns how many bytes an offset of a list or string has.
+func offsetWidth(id arrow.Type) int64 {
+	switch id {
+	case arrow.LARGE_STRING, arrow.LARGE_BINARY, arrow.LARGE_LIST, arrow.LARGE_LIST_VIEW:
+		return 8
+	}
+	return 4
+}
+
+// slice is a run of rows of an array.
+type slice struct {
+	d     arrow.ArrayData
+	at    int64 // first row, counted from the beginning of the buffers
+	n     int64
+	nulls int64
+}
+
+// buffer returns the bytes of buffer i and whether the array has it.
+func (s slice) buffer(i int) ([]byte, bool) {
+	if bufs := s.d.Buffers(); i < len(bufs) && bufs[i] != nil {
+		return bufs[i].Bytes(), true
+	}
+	return nil, false
+}
+
+// need returns buffer i, which must have the bytes up to row at+n+extra, each
+// width bytes. Without rows, or with nothing but nulls, it may be absent, and
+// without rows it may be short; then all is false.
+func (p *planner) need(s slice, i int, width, extra int64) (b []byte, has, all bool, err error) {
+	b, has = s.buffer(i)
+	switch {
+	case !has && (s.n == 0 || s.nulls == s.n):
+		return nil, false, false, nil
+	case !has:
+		return nil, false, false, p.path.invalid("buffer %d of %s is missing", i, s.d.DataType())
+	case s.n == 0 && width == 0:
+		return b, true, true, nil
+	}
+	rows := int64(math.MaxInt64)
+	if width > 0 {
+		rows = int64(len(b)) / width
+	}
+	if s.at > math.MaxInt64-s.n-extra || s.at+s.n+extra > rows {
+		if s.n == 0 {
+			return b, true, false, nil
+		}
+		return nil, false, false, p.path.invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on",
+			i, s.d.DataType(), len(b), s.n, s.at)
+	}
+	return b, true, true, nil
+}
+
+func (p *planner) node(n, nulls int64) { p.nodes = append(p.nodes, batch.Node{Length: n, Nulls: nulls}) }
+
+func (p *planner) absent() { p.spans = append(p.spans, batch.Absent) }
+
+// raw gives bytes of the source a place.
+func (p *planner) raw(b []byte) {
+	if n := int64(len(b)); p.place(n) {
+		p.pieces = append(p.pieces, piece{off: p.at - n, n: n, raw: b})
+	}
+}
+
+// made gives n bytes a place that from makes.
+func (p *planner) made(n int64, from source) {
+	if p.place(n) {
+		p.pieces = append(p.pieces, piece{off: p.at - n, n: n, from: from})
+	}
+}
+
+// place adds a span of n bytes; false if there is nothing to write.
+func (p *planner) place(n int64) bool {
+	if n == 0 {
+		p.spans = append(p.spans, batch.Span{})
+		return false
+	}
+	align := int64(alignSmall)
+	if n >= large {
+		align = alignLarge
+	}
+	off := roundUp(p.at, align)
+	p.spans = append(p.spans, batch.Span{Offset: off, Length: n})
+	p.at = off + n
+	p.bytes += n
+	return true
+}
+
+// validity adds the node and the validity of s, and returns its nulls.
+func (p *planner) validity(s slice) (nulls int64, err error) {
+	b, _ := s.buffer(0)
+	if len(b) > 0 && s.n > 0 { // arrow-go takes a bitmap without bytes for none
+		if s.at > math.MaxInt64-s.n || (s.at+s.n-1)/8 >= int64(len(b)) {
+			return 0, p.path.invalid("a validity of %d bytes is too short for %d rows from %d on", len(b), s.n, s.at)
+		}
+		nulls = s.n - int64(bitutil.CountSetBits(b, int(s.at), int(s.n)))
+	}
+	p.node(s.n, nulls)
+	if nulls == 0 {
+		p.absent()
+	} else {
+		p.made((s.n+7)/8, newBits(b, s.at, s.n))
+	}
+	return nulls, nil
+}
+
+func (p *planner) bits(s slice) error {
+	b, has := s.buffer(1)
+	switch {
+	case !has && (s.n == 0 || s.nulls == s.n):
+		p.absent()
+		return nil
+	case s.n == 0:
+		p.raw(nil)
+		return nil
+	case s.at > math.MaxInt64-s.n || (s.at+s.n-1)/8 >= int64(len(b)):
+		return p.path.invalid("%d bytes are too short for %d bits from %d on", len(b), s.n, s.at)
+	}
+	p.made((s.n+7)/8, newBits(b, s.at, s.n))
+	return nil
+}
+
+// fixed adds buffer i, whose values have width bytes.
+func (p *planner) fixed(s slice, i int, width int64) error {
+	if width < 0 {
+		return p.path.invalid("values of %d bytes", width)
+	}
+	b, has, all, err := p.need(s, i, width, 0)
+	switch {
+	case err != nil:
+		return err
+	case !has:
+		p.absent()
+	case !all || width == 0:
+		p.raw(nil)
+	default:
+		p.raw(b[s.at*width:][:s.n*width])
+	}
+	return nil
+}
+
+// offsets adds buffer 1, n+1 offsets, so that the first is 0, and returns which
+// bytes or values they span.
+func (p *planner) offsets(s slice, width int64) (first, last int64, err error) {
+	b, has, all, err := p.need(s, 1, width, 1)
+	switch {
+	case err != nil:
+		return 0, 0, err
+	case !has:
+		p.absent()
+		return 0, 0, nil
+	case !all:
+		p.raw(nil)
+		return 0, 0, nil
+	}
+	b = b[s.at*width:][:(s.n+1)*width]
+	first, last = offsetAt(b, width, 0), offsetAt(b, width, s.n)
+	if first < 0 || last < first {
+		return 0, 0, p.path.invalid("offsets from %d to %d", first, last)
+	}
+	switch {
+	case s.n == 0:
+		p.raw(zeros[:width])
+		return 0, 0, nil
+	case first == 0:
+		p.raw(b)
+	case width == 4:
+		p.made(int64(len(b)), &lower32{b, uint32(first)})
+	default:
+		p.made(int64(len(b)), &lower64{b, uint64(first)})
+	}
+	return first, last, nil
+}
+
+var zeros [8]byte
+
+func offsetAt(b []byte, width, i int64) int64 {
+	if width == 4 {
+		return int64(int32(binary.LittleEndian.Uint32(b[4*i:])))
+	}
+	return int64(binary.LittleEndian.Uint64(b[8*i:]))
+}
+
+func (p *planner) binary(s slice, width int64) error {
+	first, last, err := p.offsets(s, width)
+	if err != nil {
+		return err
+	}
+	b, has := s.buffer(2)
+	switch {
+	case last > int64(len(b)):
+		return p.path.invalid("offsets reach to byte %d of %d", last, len(b))
+	case !has:
+		p.absent()
+	default:
+		p.raw(b[first:last])
+	}
+	return nil
+}
+
+func (p *planner) list(t arrow.ListLikeType, s slice) error {
+	children, err := p.children(s, 1)
+	if err != nil {
+		return err
+	}
+	first, last, err := p.offsets(s, offsetWidth(t.ID()))
+	if err != nil {
+		return err
+	}
+	return p.child("[]", t.Elem(), children[0], first, last-first)
+}
+
+func (p *planner) children(s slice, n int) ([]arrow.ArrayData, error) {
+	c := s.d.Children()
+	if len(c) != n {
+		return nil, p.path.invalid("%d children, want %d", len(c), n)
+	}
+	return c, nil
+}
+
+func (p *planner) fixedSizeList(t *arrow.FixedSizeListType, s slice) error {
+	children, err := p.children(s, 1)
+	if err != nil {
+		return err
+	}
+	size := int64(t.Len())
+	if size < 0 || size > 0 && s.at > math.MaxInt64/size-s.n {
+		return p.path.invalid("%d lists of %d", s.n, size)
+	}
+	return p.child("[]", t.Elem(), children[0], s.at*size, s.n*size)
+}
+
+func (p *planner) struct_(t *arrow.StructType, s slice) error {
+	children, err := p.children(s, t.NumFields())
+	if err != nil {
+		return err
+	}
+	for i, c := range children {
+		f := t.Field(i)
+		if err := p.child(f.Name, f.Type, c, s.at, s.n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *planner) dictionary(t *arrow.DictionaryType, s slice) error {
+	index, ok := t.IndexType.(arrow.FixedWidthDataType)
+	if !ok {
+		return p.path.invalid("indices of type %s", t.IndexType)
+	}
+	if err := p.fixed(s, 1, int64(index.Bytes())); err != nil {
+		return err
+	}
+	d := s.d.Dictionary()
+	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
+		if s.n > s.nulls {
+			return p.path.invalid("no dictionary")
+		}
+		p.empty(t.ValueType)
+		return nil
+	}
+	if laid, ok := p.dicts[d]; ok && (laid.dt == t.ValueType || arrow.TypeEqual(laid.dt, t.ValueType)) {
+		p.nodes = append(p.nodes, p.nodes[laid.nodes[0]:laid.nodes[1]]...)
+		p.spans = append(p.spans, p.spans[laid.spans[0]:laid.spans[1]]...)
+		return nil
+	}
+	nodes, spans := len(p.nodes), len(p.spans)
+	if err := p.child("dictionary", t.ValueType, d, 0, int64(d.Len())); err != nil {
+		return err
+	}
+	if p.dicts == nil {
+		p.dicts = make(map[arrow.ArrayData]laidDict)
+	}
+	p.dicts[d] = laidDict{t.ValueType, [2]int{nodes, len(p.nodes)}, [2]int{spans, len(p.spans)}}
+	return nil
+}
+
+// empty lays out an array without rows and buffers, where the source has none.
+func (p *planner) empty(dt arrow.DataType) {
+	dt = storage(dt)
+	p.node(0, 0)
+	switch t := dt.(type) {
+	case *arrow.NullType:
+		return
+	case *arrow.RunEndEncodedType:
+		p.empty(t.RunEnds())
+		p.empty(t.Encoded())
+		return
+	case arrow.UnionType:
+		p.absent()
+		if t.Mode() == arrow.DenseMode {
+			p.absent()
+		}
+	case arrow.BinaryViewDataType:
+		p.absent()
+		p.absent()
+		p.node(0, 0)
+		return
+	case arrow.BinaryDataType:
+		p.absent()
+		p.absent()
+		p.absent()
+		return
+	case *arrow.StructType, *arrow.FixedSizeListType:
+		p.absent()
+	case *arrow.ListViewType, *arrow.LargeListViewType:
+		p.absent()
+		p.absent()
+		p.absent()
+	case *arrow.DictionaryType:
+		p.absent()
+		p.absent()
+		p.empty(t.ValueType)
+		return
+	default: // fixed width, bits and lists
+		p.absent()
+		p.absent()
+	}
+	if t, ok := dt.(arrow.NestedType); ok {
+		for _, f := range t.Fields() {
+			p.empty(f.Type)
+		}
+	}
+}

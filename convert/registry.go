@@ -1,0 +1,188 @@
+package convert
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/reservation"
+)
+
+// Func makes a payload of one type out of another. It draws the target's memory
+// from r, and takes nothing else; src stays as it is, whatever happens, and the
+// new payload belongs to the caller. It acts on ctx within one chunk. On an error it
+// has released all that it drew, and no device or disk works on it any more.
+type Func func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error)
+
+// Reserve promises bytes for the intermediate payload of a composed edge.
+type Reserve func(ctx context.Context, bytes int64) (*reservation.Reservation, error)
+
+// Edge is a pair of payload types for which the registry knows a way.
+type Edge struct {
+	From, To batch.PayloadType
+	// Via is the intermediate type of a composed edge, which costs two copies
+	// and room for the intermediate; empty for a direct one.
+	Via batch.PayloadType
+}
+
+// ErrNoConverter matches every *NoConverterError.
+var ErrNoConverter = errors.New("no converter")
+
+// NoConverterError says that no converter is registered for a pair of types.
+type NoConverterError struct{ From, To batch.PayloadType }
+
+func (e *NoConverterError) Error() string {
+	return fmt.Sprintf("convert: no converter from %s to %s is registered", e.From, e.To)
+}
+
+// Is matches ErrNoConverter.
+func (e *NoConverterError) Is(target error) bool { return target == ErrNoConverter }
+
+// Registry holds the converters, keyed by source and target type. The zero
+// value is empty and ready. It is safe for concurrent use; its lock is not held
+// while a converter runs.
+type Registry struct {
+	mu struct {
+		lockrank.Mutex[lockrank.Registry]
+		table map[pair]entry
+	}
+}
+
+type pair struct{ from, to batch.PayloadType }
+
+type entry struct {
+	direct  Func // nil for a composed edge
+	via     batch.PayloadType
+	reserve Reserve
+}
+
+// Register adds a converter. A pair that has one already is an error.
+func (g *Registry) Register(from, to batch.PayloadType, f Func) error {
+	if f == nil || from == "" || to == "" {
+		return fmt.Errorf("convert: registering %q to %q needs both types and a function", from, to)
+	}
+	return g.add(pair{from, to}, entry{direct: f})
+}
+
+// Compose declares that from is turned into to by way of via, with two
+// registered converters and room from reserve for the payload between. The two are
+// looked up when the edge is used.
+func (g *Registry) Compose(from, via, to batch.PayloadType, reserve Reserve) error {
+	if reserve == nil || from == "" || via == "" || to == "" || via == from || via == to {
+		return fmt.Errorf("convert: composing %q to %q by way of %q needs three types and a reserve function", from, to, via)
+	}
+	return g.add(pair{from, to}, entry{via: via, reserve: reserve})
+}
+
+func (g *Registry) add(p pair, e entry) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.mu.table[p]; ok {
+		return fmt.Errorf("convert: a converter from %s to %s is registered already", p.from, p.to)
+	}
+	if g.mu.table == nil {
+		g.mu.table = make(map[pair]entry)
+	}
+	g.mu.table[p] = e
+	return nil
+}
+
+// Unregister removes a converter, so that another may be registered. Moves that
+// are running with it go on.
+func (g *Registry) Unregister(from, to batch.PayloadType) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.mu.table[pair{from, to}]; !ok {
+		return &NoConverterError{from, to}
+	}
+	delete(g.mu.table, pair{from, to})
+	return nil
+}
+
+// Edges lists what is registered, ordered by name.
+func (g *Registry) Edges() []Edge {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	out := make([]Edge, 0, len(g.mu.table))
+	for p, e := range g.mu.table {
+		out = append(out, Edge{From: p.from, To: p.to, Via: e.via})
+	}
+	slices.SortFunc(out, func(a, b Edge) int {
+		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
+	})
+	return out
+}
+
+func (g *Registry) lookup(from, to batch.PayloadType) (entry, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e, ok := g.mu.table[pair{from, to}]
+	if !ok {
+		return entry{}, &NoConverterError{from, to}
+	}
+	return e, nil
+}
+
+// Convert makes a payload of type to out of the one that t guards, drawn from r.
+// The transit stays open: the caller commits the result or aborts. A panic of a converter is an
+// error.
+func (g *Registry) Convert(ctx context.Context, t *batch.Transit, to batch.PayloadType, r *reservation.Reservation) (batch.Payload, error) {
+	return g.convert(ctx, t.Payload(), to, r)
+}
+
+func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.PayloadType, r *reservation.Reservation) (batch.Payload, error) {
+	e, err := g.lookup(src.Type(), to)
+	if err != nil {
+		return nil, err
+	}
+	lockrank.AssertNone("a converter runs")
+	if e.direct != nil {
+		return call(ctx, e.direct, src, to, r)
+	}
+	first, err := g.lookup(src.Type(), e.via)
+	if err != nil {
+		return nil, err
+	}
+	second, err := g.lookup(e.via, to)
+	if err != nil {
+		return nil, err
+	}
+	if first.direct == nil || second.direct == nil {
+		return nil, fmt.Errorf("convert: %s to %s by way of %s: both steps must be direct", src.Type(), to, e.via)
+	}
+	room, err := e.reserve(ctx, src.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("convert: room for %s between %s and %s: %w", e.via, src.Type(), to, err)
+	}
+	between, err := call(ctx, first.direct, src, e.via, room)
+	if err != nil {
+		return nil, errors.Join(err, room.Release())
+	}
+	out, err := call(ctx, second.direct, between, to, r)
+	if rel := errors.Join(between.Release(), room.Release()); rel != nil {
+		if out != nil {
+			rel = errors.Join(rel, out.Release())
+		}
+		return nil, errors.Join(err, rel)
+	}
+	return out, err
+}
+
+// call runs one converter and makes its panic an error.
+func call(ctx context.Context, f Func, src batch.Payload, to batch.PayloadType, r *reservation.Reservation) (out batch.Payload, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			out, err = nil, fmt.Errorf("convert: %s to %s panicked: %v\n%s", src.Type(), to, p, debug.Stack())
+		}
+	}()
+	out, err = f(ctx, src, r)
+	if err == nil && out == nil {
+		err = fmt.Errorf("convert: the converter from %s to %s returned nothing", src.Type(), to)
+	}
+	return out, err
+}

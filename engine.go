@@ -1,0 +1,278 @@
+package spillway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/host"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// Engine keeps batches in the machine's memories. It is safe for concurrent
+// use. It must be closed.
+type Engine struct {
+	cfg  Config
+	topo *topology.Topology
+
+	spaces  []*tier.Space
+	streams map[tier.ID]*tier.StreamPool
+	staging map[int]*host.Staging // by NUMA node
+	base    map[tier.ID]int64     // bytes that the engine itself holds
+	devices []tier.Device         // the engine's own, to be closed
+
+	reservations *reservation.Manager
+	registry     convert.Registry
+	mover        *convert.Mover
+	monitor      *monitor.Monitor
+	ids          batch.IDs
+
+	stop     context.CancelCauseFunc
+	watching chan struct{} // closed when the monitor has ended
+
+	// mu is never held while anything else is called.
+	mu     sync.Mutex
+	plans  map[string]*Plan
+	plan   uint64 // number of the last plan
+	closed bool
+}
+
+// Open makes an engine of cfg: it opens the devices, arenas and volumes, and
+// starts the monitor, which runs until Close. ctx bounds only the opening.
+func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	e := &Engine{
+		cfg:     cfg.withDefaults(),
+		topo:    cfg.Topology,
+		streams: make(map[tier.ID]*tier.StreamPool),
+		staging: make(map[int]*host.Staging),
+		base:    make(map[tier.ID]int64),
+		plans:   make(map[string]*Plan),
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.release())
+		}
+	}()
+	if e.topo == nil {
+		if e.topo, err = topology.Discover(ctx, topology.Options{}); err != nil {
+			return nil, err
+		}
+	}
+	if err := e.openSpaces(ctx); err != nil {
+		return nil, err
+	}
+	if e.reservations, err = reservation.NewManager(reservation.Config{Spaces: e.spaces, Distance: e.distance}); err != nil {
+		return nil, err
+	}
+	if err := e.openStaging(); err != nil {
+		return nil, err
+	}
+	builtin := &convert.Builtin{Streams: e.streamPool, Staging: e.stagingNear}
+	if err := builtin.Register(&e.registry); err != nil {
+		return nil, err
+	}
+	e.mover, err = convert.NewMover(convert.MoverConfig{
+		Reservations: e.reservations, Registry: &e.registry, Builtin: builtin, IDs: &e.ids, Events: e.moveEvents(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	e.monitor, err = monitor.New(monitor.Config{
+		Reservations: e.reservations, Mover: e.mover, Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod,
+		Logger: e.cfg.Logger, Events: e.cfg.MonitorEvents, Base: func(id tier.ID) int64 { return e.base[id] },
+	})
+	if err != nil {
+		return nil, err
+	}
+	watch, stop := context.WithCancelCause(context.Background())
+	e.stop, e.watching = stop, make(chan struct{})
+	go func() {
+		defer close(e.watching)
+		if err := e.monitor.Run(watch); err != nil && !errors.Is(err, tier.ErrClosed) {
+			e.cfg.Logger.Error("spillway: the monitor ended", "error", err)
+		}
+	}()
+	return e, nil
+}
+
+// moveEvents adds the engine's warning to the configured events.
+func (e *Engine) moveEvents() convert.Events {
+	ev := e.cfg.MoveEvents
+	told := ev.Oversized
+	ev.Oversized = func(bytes int64, wanted reservation.Strategy, got tier.ID) {
+		e.cfg.Logger.Warn("spillway: a batch is larger than the space it was meant for; it went to a slower one",
+			"bytes", bytes, "wanted", wanted.String(), "got", got.String())
+		if told != nil {
+			told(bytes, wanted, got)
+		}
+	}
+	return ev
+}
+
+func (e *Engine) streamPool(id tier.ID) (*tier.StreamPool, error) {
+	if p := e.streams[id]; p != nil {
+		return p, nil
+	}
+	return nil, fmt.Errorf("spillway: %s has no streams: %w", id, tier.ErrNotSupported)
+}
+
+// stagingNear returns the pinned chunks on a node, or those of the nearest node
+// that has some.
+func (e *Engine) stagingNear(node int) (convert.Staging, error) {
+	var best *host.Staging
+	bestNode := 0
+	for n, s := range e.staging {
+		if best == nil || e.distance(node, n) < e.distance(node, bestNode) ||
+			(e.distance(node, n) == e.distance(node, bestNode) && n < bestNode) {
+			best, bestNode = s, n
+		}
+	}
+	if best == nil {
+		return nil, fmt.Errorf("spillway: moving between device and disk needs host memory: %w", tier.ErrNotSupported)
+	}
+	return best, nil
+}
+
+// Plan returns a new plan: what owns a query's repositories and their order. A
+// name that an open plan has is an error.
+func (e *Engine) Plan(name string) (*Plan, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, fmt.Errorf("spillway: plan %q: %w", name, tier.ErrClosed)
+	}
+	if _, ok := e.plans[name]; ok {
+		return nil, fmt.Errorf("spillway: a plan %q is open already", name)
+	}
+	e.plan++
+	p := &Plan{engine: e, name: name, manager: repository.NewManager(name, e.plan, repository.Config{
+		Mover: mover{e.mover}, IDs: &e.ids, Observer: e.monitor.Index(),
+	})}
+	e.plans[name] = p
+	return p, nil
+}
+
+// mover is the engine's Mover as repositories see it: payloads of any type.
+type mover struct{ *convert.Mover }
+
+// Reserve waits for a promise of bytes in a space of the strategy. The caller
+// must Release it.
+func (e *Engine) Reserve(ctx context.Context, s reservation.Strategy, bytes int64, opts ...reservation.Option) (*reservation.Reservation, error) {
+	return e.reservations.Reserve(ctx, s, bytes, opts...)
+}
+
+// Reservations returns the manager of all promises.
+func (e *Engine) Reservations() *reservation.Manager { return e.reservations }
+
+// Mover returns what moves batches.
+func (e *Engine) Mover() *convert.Mover { return e.mover }
+
+// Registry returns the converters; users may add theirs.
+func (e *Engine) Registry() *convert.Registry { return &e.registry }
+
+// Topology returns what the engine knows of the machine.
+func (e *Engine) Topology() *topology.Topology { return e.topo }
+
+// LeakError is part of what Close returns if buffers were still held.
+type LeakError struct{ Leaks []tier.Leak }
+
+func (e *LeakError) Error() string {
+	var b strings.Builder
+	sums := make(map[tier.ID][2]int64)
+	for _, l := range e.Leaks {
+		s := sums[l.Space]
+		sums[l.Space] = [2]int64{s[0] + 1, s[1] + l.Bytes}
+	}
+	b.WriteString("spillway: not released:")
+	for i, id := range sortedIDs(sums) {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, " %d buffers of %d bytes in %s", sums[id][0], sums[id][1], id)
+	}
+	for _, l := range e.Leaks {
+		if l.Stack != "" {
+			fmt.Fprintf(&b, "\n%d bytes in %s, taken at\n%s", l.Bytes, l.Space, l.Stack)
+		}
+	}
+	return b.String()
+}
+
+func sortedIDs[V any](m map[tier.ID]V) []tier.ID {
+	ids := make([]tier.ID, 0, len(m))
+	for id := range m {
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, compareIDs)
+	return ids
+}
+
+func compareIDs(a, b tier.ID) int {
+	if a.Kind != b.Kind {
+		return int(a.Kind) - int(b.Kind)
+	}
+	return a.Ordinal - b.Ordinal
+}
+
+// Close ends the monitor, wakes everybody who waits with tier.ErrClosed, drops
+// all batches, and closes devices, arenas and volumes; no goroutine and no file
+// of the engine is left. Buffers that are still held, by handles, reservations
+// or records opened in place, are reported as a *LeakError; their memory stays until
+// they are released. A second Close returns tier.ErrClosed. Stats still works.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return fmt.Errorf("spillway: %w", tier.ErrClosed)
+	}
+	e.closed = true
+	plans := make([]*Plan, 0, len(e.plans))
+	for _, p := range e.plans {
+		plans = append(plans, p)
+	}
+	e.mu.Unlock()
+
+	e.stop(tier.ErrClosed)
+	<-e.watching
+	errs := []error{e.reservations.Close()} // wakes those who wait, so that plans can close
+	for _, p := range plans {
+		errs = append(errs, p.Close())
+	}
+	errs = append(errs, e.release())
+	return errors.Join(errs...)
+}
+
+// release gives back what Open has taken so far.
+func (e *Engine) release() error {
+	var errs []error
+	for _, s := range e.staging {
+		errs = append(errs, s.Close())
+	}
+	for _, p := range e.streams {
+		errs = append(errs, p.Close())
+	}
+	var leaks []tier.Leak
+	for _, s := range e.spaces {
+		leaks = append(leaks, s.Leaks()...)
+		errs = append(errs, s.Close())
+	}
+	for _, d := range e.devices {
+		errs = append(errs, d.Close())
+	}
+	if len(leaks) > 0 {
+		errs = append(errs, &LeakError{Leaks: leaks})
+	}
+	return errors.Join(errs...)
+}

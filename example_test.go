@@ -1,0 +1,75 @@
+package spillway_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// What embedding looks like: batches go into a repository, lie in the fastest
+// memory with room, and are brought to the GPU when they are worked on.
+func Example() {
+	ctx := context.Background()
+	scan := func(yield func(arrow.RecordBatch, error) bool) {
+		b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))
+		defer b.Release()
+		for i := range 3 {
+			b.Field(0).(*array.Int64Builder).AppendValues([]int64{int64(i), int64(i) * 10}, nil)
+			rec := b.NewRecordBatch()
+			ok := yield(rec, nil)
+			rec.Release()
+			if !ok {
+				return
+			}
+		}
+	}
+	rows := int64(0)
+	use := func(h *spillway.Handle) { rows += h.Batch().Descriptor().Rows }
+	const partition = 0
+
+	err := func() error {
+		eng, err := spillway.Open(ctx, spillway.Config{}) // finds GPUs, NUMA nodes and a temporary disk; every part can be set
+		if err != nil {
+			return err
+		}
+		defer eng.Close()
+		plan, err := eng.Plan("query-17") // owns a query's repositories and their order
+		if err != nil {
+			return err
+		}
+		build, err := plan.Repository("hash-join", 0) // (operator, port)
+		if err != nil {
+			return err
+		}
+		for rec, err := range scan { // arrow.RecordBatch from anywhere
+			if err != nil {
+				return err
+			}
+			if err := build.Put(ctx, partition, rec); err != nil { // lands in the fastest memory with room
+				return err
+			}
+		}
+		for h, err := range build.Drain(ctx, partition, tier.GPU) { // brought back, held, released
+			if err != nil {
+				return err
+			}
+			use(h)
+			if err := h.Close(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}()
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(rows, "rows")
+	// Output: 6 rows
+}

@@ -1,0 +1,91 @@
+package arrowgen
+
+import (
+	"encoding/binary"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+)
+
+// Flights returns a table like the usual flights data: a timestamp, delay and
+// distance as int64, origin and destination as large strings of three letters,
+// all nullable, with 2 % nulls. About 47 bytes a row.
+func Flights(seed uint64, rows int) arrow.RecordBatch {
+	g := New(seed)
+	g.Plain, g.Nulls = true, 0.02
+	schema := arrow.NewSchema([]arrow.Field{
+		{Name: "date", Type: &arrow.TimestampType{Unit: arrow.Microsecond}, Nullable: true},
+		{Name: "delay", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
+		{Name: "distance", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
+		{Name: "origin", Type: arrow.BinaryTypes.LargeString, Nullable: true},
+		{Name: "destination", Type: arrow.BinaryTypes.LargeString, Nullable: true},
+	}, nil)
+	const start = 978307200e6 // 2001, as vega's flights
+	return g.table(schema, rows,
+		g.int64s(rows, start, 90*86400e6), g.int64s(rows, -60, 1500), g.int64s(rows, 31, 4931),
+		g.letters(arrow.BinaryTypes.LargeString, rows, 3, 3), g.letters(arrow.BinaryTypes.LargeString, rows, 3, 3))
+}
+
+// Strings returns a table of cols columns of short strings, up to 15 bytes,
+// nullable, with 2 % nulls.
+func Strings(seed uint64, rows, cols int) arrow.RecordBatch {
+	g := New(seed)
+	g.Plain, g.Nulls = true, 0.02
+	types := make([]arrow.DataType, cols)
+	data := make([]*array.Data, cols)
+	for i := range types {
+		types[i] = arrow.BinaryTypes.String
+		data[i] = g.letters(types[i], rows, 0, 15)
+	}
+	return g.table(Schema(types...), rows, data...)
+}
+
+// Ints returns a table of cols columns of int64 without nulls.
+func Ints(seed uint64, rows, cols int) arrow.RecordBatch {
+	g := New(seed)
+	g.Plain, g.Nulls = true, 0
+	types := make([]arrow.DataType, cols)
+	data := make([]*array.Data, cols)
+	for i := range types {
+		types[i] = arrow.PrimitiveTypes.Int64
+		data[i] = g.int64s(rows, -1<<40, 1<<41)
+	}
+	return g.table(Schema(types...), rows, data...)
+}
+
+func (g *Gen) table(schema *arrow.Schema, rows int, data ...*array.Data) arrow.RecordBatch {
+	cols := make([]arrow.Array, len(data))
+	for i, d := range data {
+		d.Reset(schema.Field(i).Type, rows, d.Buffers(), nil, d.NullN(), 0)
+		cols[i] = array.MakeFromData(d)
+		d.Release()
+		defer cols[i].Release()
+	}
+	return array.NewRecordBatch(schema, cols, int64(rows))
+}
+
+func (g *Gen) int64s(n int, from, span int64) *array.Data {
+	b := make([]byte, 8*n)
+	for i := range n {
+		binary.LittleEndian.PutUint64(b[8*i:], uint64(from+g.Rng.Int64N(span)))
+	}
+	valid, nulls := g.validity(n)
+	return finish(arrow.PrimitiveTypes.Int64, n, nulls, []*memory.Buffer{valid, g.bytes(b)})
+}
+
+func (g *Gen) letters(dt arrow.DataType, n, shortest, longest int) *array.Data {
+	wide := dt.ID() == arrow.LARGE_STRING
+	var values []byte
+	offsets := putOffset(nil, wide, 0)
+	for range n {
+		word := g.Rng.Uint64()
+		for range shortest + g.Rng.IntN(longest-shortest+1) {
+			values = append(values, 'A'+byte(word%26))
+			word = word>>4 | word<<60
+		}
+		offsets = putOffset(offsets, wide, int64(len(values)))
+	}
+	valid, nulls := g.validity(n)
+	return finish(dt, n, nulls, []*memory.Buffer{valid, g.bytes(offsets), g.bytes(values)})
+}

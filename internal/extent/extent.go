@@ -1,0 +1,173 @@
+// Package extent allocates ranges of a line: the offsets in an arena, in a
+// device's memory or in a spill file. It touches no memory itself.
+//
+//	0            off        off+n                             size
+//	├── taken ────┼── free ──┼── taken ──┼──────── free ────────┤
+//
+// Allocation is best fit, the shortest free range that is long enough, and
+// among equally long ones the lowest, so that the high end of the line stays
+// free and can be given back. Freed ranges are joined with their free
+// neighbours at once; two free ranges never touch.
+//
+// The package knows no alignment: if every n that a caller passes is a multiple
+// of some unit, so is every offset. An Allocator has no lock of its own; its
+// owner guards it.
+package extent
+
+import (
+	"fmt"
+	"iter"
+
+	"github.com/google/btree"
+)
+
+// degree of the trees: nodes of 31 to 63 ranges of 16 bytes, at most a page
+// of 1 KiB, as google/btree's own benchmarks find best for small items.
+const degree = 32
+
+// Allocator hands out ranges of [0, size). It is not safe for concurrent use.
+// Alloc, Free and Largest take time logarithmic in the number of free ranges
+// and, once the trees have grown, allocate no memory.
+type Allocator struct {
+	size int64
+	free int64
+
+	byOffset *btree.BTreeG[span] // the free ranges, twice
+	byLength *btree.BTreeG[span]
+
+	found span // what catch was given last; n is 0 for nothing
+	catch btree.ItemIteratorG[span]
+}
+
+type span struct{ off, n int64 }
+
+func lessOffset(a, b span) bool { return a.off < b.off }
+
+func lessLength(a, b span) bool { return a.n < b.n || a.n == b.n && a.off < b.off }
+
+// New returns an allocator of [0, size), all of it free. size must not be
+// negative.
+func New(size int64) *Allocator {
+	if size < 0 {
+		panic(fmt.Sprintf("extent: a line of %d bytes", size))
+	}
+	a := &Allocator{
+		size:     size,
+		free:     size,
+		byOffset: btree.NewG(degree, lessOffset),
+		byLength: btree.NewG(degree, lessLength),
+	}
+	// One closure for all searches: one made at each call would be allocated.
+	a.catch = func(s span) bool { a.found = s; return false }
+	if size > 0 {
+		a.insert(span{0, size})
+	}
+	return a
+}
+
+// Alloc takes n > 0 bytes out of the shortest free range that has them, from
+// its low end, and says whether there was one.
+func (a *Allocator) Alloc(n int64) (off int64, ok bool) {
+	if n <= 0 {
+		panic(fmt.Sprintf("extent: a range of %d bytes", n))
+	}
+	a.found = span{}
+	a.byLength.AscendGreaterOrEqual(span{n: n}, a.catch)
+	s := a.found
+	if s.n == 0 {
+		return 0, false
+	}
+	a.remove(s)
+	if s.n > n {
+		a.insert(span{s.off + n, s.n - n})
+	}
+	a.free -= n
+	return s.off, true
+}
+
+// Free gives back [off, off+n), n > 0, which may be part of what one Alloc
+// returned or span several. It panics if any of it is free already or outside
+// the line: a range that is handed out twice would be worse.
+func (a *Allocator) Free(off, n int64) {
+	if n <= 0 || off < 0 || off > a.size || n > a.size-off {
+		panic(fmt.Sprintf("extent: range [%d, +%d) freed on a line of %d bytes", off, n, a.size))
+	}
+	before, after := a.at(off), a.from(off)
+	if before.n > 0 && before.off+before.n > off {
+		panic(fmt.Sprintf("extent: range [%d, +%d) freed while [%d, +%d) is free", off, n, before.off, before.n))
+	}
+	if after.n > 0 && after.off < off+n {
+		panic(fmt.Sprintf("extent: range [%d, +%d) freed while [%d, +%d) is free", off, n, after.off, after.n))
+	}
+	a.free += n
+	s := span{off, n}
+	if before.n > 0 && before.off+before.n == off {
+		a.remove(before)
+		s = span{before.off, before.n + n}
+	}
+	if after.n > 0 && after.off == off+n {
+		a.remove(after)
+		s.n += after.n
+	}
+	a.insert(s)
+}
+
+// Grow makes the line longer; what is added is free. size must not be below
+// the present size.
+func (a *Allocator) Grow(size int64) {
+	if size < a.size {
+		panic(fmt.Sprintf("extent: a line of %d bytes grown to %d", a.size, size))
+	}
+	old := a.size
+	a.size = size
+	if size > old {
+		a.Free(old, size-old)
+	}
+}
+
+// Size returns the length of the line.
+func (a *Allocator) Size() int64 { return a.size }
+
+// FreeBytes returns how much of the line is free.
+func (a *Allocator) FreeBytes() int64 { return a.free }
+
+// Largest returns the length of the longest free range, 0 if there is none.
+func (a *Allocator) Largest() int64 {
+	s, _ := a.byLength.Max()
+	return s.n
+}
+
+// Ranges returns how many free ranges there are.
+func (a *Allocator) Ranges() int { return a.byOffset.Len() }
+
+// All yields the free ranges in ascending order as offset and length. The
+// allocator must not be changed meanwhile.
+func (a *Allocator) All() iter.Seq2[int64, int64] {
+	return func(yield func(off, n int64) bool) {
+		a.byOffset.Ascend(func(s span) bool { return yield(s.off, s.n) })
+	}
+}
+
+// at returns the last free range that starts at off or before it.
+func (a *Allocator) at(off int64) span {
+	a.found = span{}
+	a.byOffset.DescendLessOrEqual(span{off: off}, a.catch)
+	return a.found
+}
+
+// from returns the first free range that starts at off or after it.
+func (a *Allocator) from(off int64) span {
+	a.found = span{}
+	a.byOffset.AscendGreaterOrEqual(span{off: off}, a.catch)
+	return a.found
+}
+
+func (a *Allocator) insert(s span) {
+	a.byOffset.ReplaceOrInsert(s)
+	a.byLength.ReplaceOrInsert(s)
+}
+
+func (a *Allocator) remove(s span) {
+	a.byOffset.Delete(s)
+	a.byLength.Delete(s)
+}

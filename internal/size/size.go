@@ -1,0 +1,253 @@
+// Package size reads and prints sizes in bytes, as flags, variables of the
+// environment and configuration files give them.
+//
+//	64Mi  64MiB          binary:  Ki Mi Gi Ti Pi Ei, with or without a B
+//	500M  500MB  10k     decimal: k M G T P E, with or without a B
+//	1.5GiB               an exact fraction: it must come to whole bytes
+//	4096                 bytes
+//	25%                  a share of the hardware, where [ParseShare] or [Amount] reads it
+//
+// The units are those of Kubernetes' quantities. A size is above zero and fits
+// an int64; everything else (a sign, a space, a fraction of a byte, a milli
+// suffix, text behind the unit) is an error that quotes what was given, so
+// that a limit that was mistyped is never taken for no limit.
+//
+// [Format] prints the shortest text that [Parse] reads back to the same
+// number. [Approx] is for people, and not exact.
+//
+// All functions are pure, and may be called at the same time.
+package size
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+type unit struct {
+	name  string // as Format prints it
+	bytes int64
+}
+
+// Largest first; binary first where both serve, for memory is made that way.
+var units = [...]unit{
+	{"EiB", 1 << 60}, {"PiB", 1 << 50}, {"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
+	{"EB", 1e18}, {"PB", 1e15}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3},
+}
+
+// maxDigits bounds the text of a number: no size needs more, and the work on
+// hostile input stays small.
+const maxDigits = 100
+
+// Parse returns the number of bytes that s says. It is above zero; an error
+// quotes s.
+func Parse(s string) (int64, error) {
+	if s == "" {
+		return 0, fmt.Errorf("a size is missing: want a number of bytes, such as 512MiB")
+	}
+	digits, suffix := splitNumber(s)
+	if digits == "" {
+		return 0, fmt.Errorf("%s is not a size: %w", quote(s), errNoDigit(s))
+	}
+	bytes, err := unitBytes(suffix)
+	if err != nil {
+		return 0, fmt.Errorf("%s is not a size: %w", quote(s), err)
+	}
+	n, err := scale(digits, bytes)
+	if err != nil {
+		return 0, fmt.Errorf("%s is not a size: %w", quote(s), err)
+	}
+	return n, nil
+}
+
+// ParseShare returns what Parse does, or for a text such as 25% or 12.5% that
+// share of total bytes, rounded down to a whole byte. A share is above 0%, at
+// most 100%, and of at least one byte. A plain size may be larger than total.
+func ParseShare(s string, total int64) (int64, error) {
+	share, ok := strings.CutSuffix(s, "%")
+	if !ok {
+		return Parse(s)
+	}
+	hundredths, err := parsePercent(share)
+	if err != nil {
+		return 0, fmt.Errorf("%s is not a share: %w", quote(s), err)
+	}
+	if total <= 0 {
+		return 0, fmt.Errorf("%s has no meaning here: the size of the whole is not known", quote(s))
+	}
+	part := new(big.Rat).Mul(hundredths, new(big.Rat).SetInt64(total))
+	n := new(big.Int).Quo(part.Num(), part.Denom()).Int64() // ≤ total
+	if n == 0 {
+		return 0, fmt.Errorf("%s of %s is less than a byte", quote(s), Format(total))
+	}
+	return n, nil
+}
+
+// parsePercent returns digits/100, which is in (0, 1].
+func parsePercent(digits string) (*big.Rat, error) {
+	number, rest := splitNumber(digits)
+	if rest != "" {
+		return nil, fmt.Errorf("want a number before the %%, such as 25%%")
+	}
+	if err := checkNumber(number); err != nil {
+		return nil, err
+	}
+	r, ok := new(big.Rat).SetString(number)
+	if !ok {
+		return nil, fmt.Errorf("%s is not a number", quote(number))
+	}
+	r.Quo(r, big.NewRat(100, 1))
+	if r.Sign() == 0 {
+		return nil, fmt.Errorf("it must be above 0%%")
+	}
+	if r.Cmp(big.NewRat(1, 1)) > 0 {
+		return nil, fmt.Errorf("it is above 100%%")
+	}
+	return r, nil
+}
+
+// splitNumber cuts s behind its leading digits and points.
+func splitNumber(s string) (number, rest string) {
+	i := strings.IndexFunc(s, func(r rune) bool { return r != '.' && (r < '0' || r > '9') })
+	if i < 0 {
+		return s, ""
+	}
+	return s[:i], s[i:]
+}
+
+// errNoDigit says what is wrong with a text that begins with no digit.
+func errNoDigit(s string) error {
+	if strings.HasPrefix(s, "-") {
+		return fmt.Errorf("it is negative")
+	}
+	return fmt.Errorf("it does not begin with a digit")
+}
+
+func unitBytes(suffix string) (int64, error) {
+	if suffix == "" {
+		return 1, nil
+	}
+	for _, u := range units {
+		if suffix == u.name || suffix == strings.TrimSuffix(u.name, "B") {
+			return u.bytes, nil
+		}
+	}
+	switch {
+	case strings.ContainsFunc(suffix, unicode.IsSpace):
+		return 0, fmt.Errorf("it has a space in it")
+	case suffix == "m":
+		return 0, fmt.Errorf("m is a thousandth, and bytes do not divide: write M or Mi")
+	case suffix == "K" || suffix == "KB":
+		return 0, fmt.Errorf("write k for 1000 bytes or Ki for 1024")
+	}
+	return 0, fmt.Errorf("%s is not a unit: want Ki Mi Gi Ti Pi Ei, k M G T P E, each with or without B, or nothing for bytes", quote(suffix))
+}
+
+// checkNumber accepts digits, and digits with one point between them.
+func checkNumber(number string) error {
+	if len(number) > maxDigits {
+		return fmt.Errorf("it has more than %d digits", maxDigits)
+	}
+	whole, fraction, point := strings.Cut(number, ".")
+	if whole == "" || point && (fraction == "" || strings.Contains(fraction, ".")) {
+		return fmt.Errorf("want digits, and a point only between digits")
+	}
+	return nil
+}
+
+// scale returns number × bytes.
+func scale(number string, bytes int64) (int64, error) {
+	if err := checkNumber(number); err != nil {
+		return 0, err
+	}
+	r, ok := new(big.Rat).SetString(number)
+	if !ok {
+		return 0, fmt.Errorf("%s is not a number", quote(number))
+	}
+	r.Mul(r, new(big.Rat).SetInt64(bytes))
+	switch {
+	case r.Sign() == 0:
+		return 0, fmt.Errorf("it must be above zero")
+	case !r.IsInt():
+		return 0, fmt.Errorf("it does not come to a whole number of bytes")
+	case !r.Num().IsInt64():
+		return 0, fmt.Errorf("it is above the largest size, %d", int64(math.MaxInt64))
+	}
+	return r.Num().Int64(), nil
+}
+
+// quote shows s in an error message, cut when it is long.
+func quote(s string) string {
+	const most = 60
+	if len(s) > most {
+		return strconv.Quote(s[:most]) + "…"
+	}
+	return strconv.Quote(s)
+}
+
+// Format prints n as the shortest text that Parse reads back to n, with at
+// most three decimals; between texts of one length a binary unit is preferred,
+// then a decimal one: 1.5GiB, 500MB, 1537. What Parse would refuse (zero and
+// below) is printed as a plain number.
+func Format(n int64) string {
+	best := strconv.FormatInt(n, 10)
+	if n <= 0 {
+		return best
+	}
+	plain := true
+	for _, u := range units {
+		if n < u.bytes {
+			continue
+		}
+		s, ok := exact(n, u)
+		if !ok {
+			continue
+		}
+		if len(s) < len(best) || plain && len(s) == len(best) {
+			best, plain = s, false
+		}
+	}
+	return best
+}
+
+// exact prints n in u, if three decimals are enough.
+func exact(n int64, u unit) (string, bool) {
+	whole, rest := n/u.bytes, n%u.bytes
+	if rest == 0 {
+		return strconv.FormatInt(whole, 10) + u.name, true
+	}
+	thousandths := new(big.Int).Mul(big.NewInt(rest), big.NewInt(1000))
+	q, r := thousandths.QuoRem(thousandths, big.NewInt(u.bytes), new(big.Int))
+	if r.Sign() != 0 {
+		return "", false
+	}
+	decimals := strings.TrimRight(fmt.Sprintf("%03d", q.Int64()), "0")
+	return strconv.FormatInt(whole, 10) + "." + decimals + u.name, true
+}
+
+// Approx prints n for people, in the largest binary unit that it reaches and
+// with one decimal: 251.5 GiB. It does not read back exactly.
+func Approx(n int64) string {
+	if n < 0 {
+		// Not -n: the smallest int64 has no counterpart.
+		return "-" + approx(uint64(-(n+1))+1)
+	}
+	return approx(uint64(n))
+}
+
+func approx(n uint64) string {
+	if n < 1<<10 {
+		return strconv.FormatUint(n, 10) + " B"
+	}
+	var u unit
+	for _, u = range units {
+		// From where it would print as 1.0, so that no text says 1024.0.
+		if float64(n) >= float64(u.bytes)*(1-0.05/1024) {
+			break
+		}
+	}
+	return strconv.FormatFloat(float64(n)/float64(u.bytes), 'f', 1, 64) + " " + u.name
+}

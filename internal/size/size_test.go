@@ -1,0 +1,242 @@
+package size_test
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/size"
+)
+
+func Example() {
+	n, err := size.Parse("1.5GiB")
+	fmt.Println(n, size.Format(n), err)
+	_, err = size.Parse("10m")
+	fmt.Println(err)
+	half, err := size.ParseShare("50%", 8<<30)
+	fmt.Println(size.Format(half), err)
+	// Output:
+	// 1610612736 1.5GiB <nil>
+	// "10m" is not a size: m is a thousandth, and bytes do not divide: write M or Mi
+	// 4GiB <nil>
+}
+
+func TestParse(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want int64
+	}{
+		{"1", 1}, {"4096", 4096}, {"007", 7}, {"2.0", 2}, {"9223372036854775807", math.MaxInt64},
+		{"1Ki", 1 << 10}, {"1Mi", 1 << 20}, {"1Gi", 1 << 30}, {"1Ti", 1 << 40}, {"1Pi", 1 << 50}, {"1Ei", 1 << 60},
+		{"1KiB", 1 << 10}, {"1MiB", 1 << 20}, {"1GiB", 1 << 30}, {"1TiB", 1 << 40}, {"1PiB", 1 << 50}, {"7EiB", 7 << 60},
+		{"1k", 1e3}, {"1M", 1e6}, {"1G", 1e9}, {"1T", 1e12}, {"1P", 1e15}, {"9E", 9e18},
+		{"1kB", 1e3}, {"1MB", 1e6}, {"1GB", 1e9}, {"1TB", 1e12}, {"1PB", 1e15}, {"1EB", 1e18},
+		{"1.5GiB", 3 << 29}, {"0.5Ki", 512}, {"0.001k", 1}, {"1.25M", 1250000}, {"0.0009765625Ki", 1},
+		{"7.5Ei", 15 << 59}, {"9.223372036854775807E", math.MaxInt64},
+		{"1.50000000000000000000000000000000000000Gi", 3 << 29},
+	} {
+		got, err := size.Parse(c.text)
+		if err != nil || got != c.want {
+			t.Errorf("Parse(%q) = %d, %v; want %d", c.text, got, err, c.want)
+		}
+	}
+}
+
+// S55: whatever is not a size is an error that quotes it, never "no limit".
+func TestParseErrors(t *testing.T) {
+	for _, c := range []struct{ text, says string }{
+		{"", "missing"},
+		{"0", "above zero"}, {"0Gi", "above zero"}, {"0.0", "above zero"},
+		{"-1", "negative"}, {"-1Gi", "negative"}, {"-", "negative"}, {"+1", "a digit"}, {"−1", "a digit"},
+		{"m", "a digit"}, {"5m", "thousandth"}, {"K", "a digit"}, {"5K", "Ki for 1024"}, {"5KB", "Ki for 1024"},
+		{"Gi", "digit"}, {"GiB", "digit"}, {"B", "a digit"}, {"5B", "not a unit"}, {"5b", "not a unit"},
+		{"5gib", "not a unit"}, {"5GIB", "not a unit"}, {"5Mib", "not a unit"}, {"5Kib", "not a unit"}, {"5mB", "not a unit"},
+		{"5GiBx", "not a unit"}, {"5Gi5", "not a unit"}, {"5MiMi", "not a unit"}, {"5 GiB", "space"}, {"5GiB ", "space"}, {"5GiB\n", "space"},
+		{" 5GiB", "a digit"}, {"\t", "a digit"}, {" ", "a digit"},
+		{"1e3", "not a unit"}, {"1E3", "not a unit"}, {"0x10", "not a unit"}, {"1_000", "not a unit"}, {"1,5Gi", "not a unit"},
+		{"NaN", "a digit"}, {"Inf", "a digit"}, {"٣", "a digit"}, {"5%", "not a unit"}, {"1\x00", "not a unit"},
+		{".", "point"}, {".5Gi", "point"}, {"5.Gi", "point"}, {"1.2.3", "point"}, {"1..2", "point"},
+		{"0.0001k", "whole number"}, {"1.1Ki", "whole number"}, {"0.5", "whole number"}, {"1.0000000000000000000001Gi", "whole number"},
+		{"9223372036854775808", "largest"}, {"8Ei", "largest"}, {"8EiB", "largest"}, {"9.3E", "largest"}, {"16E", "largest"},
+		{strings.Repeat("9", 100) + "E", "largest"}, {strings.Repeat("1", 101), "digits"}, {"1." + strings.Repeat("0", 1<<20) + "Gi", "digits"},
+	} {
+		got, err := size.Parse(c.text)
+		if err == nil {
+			t.Errorf("Parse(%.80q) = %d, want an error", c.text, got)
+			continue
+		}
+		if !strings.Contains(err.Error(), c.says) {
+			t.Errorf("Parse(%.80q): %v; want it to say %q", c.text, err, c.says)
+		}
+		if len(c.text) < 60 && c.text != "" && !strings.Contains(err.Error(), fmt.Sprintf("%q", c.text)) {
+			t.Errorf("Parse(%q): %v; want the text quoted", c.text, err)
+		}
+		if len(err.Error()) > 300 {
+			t.Errorf("Parse(%.80q): an error of %d bytes", c.text, len(err.Error()))
+		}
+	}
+}
+
+func TestFormat(t *testing.T) {
+	for _, c := range []struct {
+		n    int64
+		want string
+	}{
+		{1, "1"}, {999, "999"}, {1000, "1kB"}, {1023, "1023"}, {1024, "1KiB"}, {1536, "1536"}, {1537, "1537"}, {4096, "4KiB"},
+		{1 << 20, "1MiB"}, {1e6, "1MB"}, {3 << 29, "1.5GiB"}, {500e6, "500MB"}, {5e9, "5GB"}, {64 << 30, "64GiB"},
+		{10 << 40, "10TiB"}, {1 << 60, "1EiB"}, {math.MaxInt64, "9223372036854775807"}, {1 << 62, "4EiB"}, {1250 << 20, "1250MiB"},
+		{5 << 27, "640MiB"}, {0, "0"}, {-1, "-1"}, {-1 << 30, "-1073741824"}, {math.MinInt64, "-9223372036854775808"},
+	} {
+		if got := size.Format(c.n); got != c.want {
+			t.Errorf("Format(%d) = %q, want %q", c.n, got, c.want)
+		}
+	}
+}
+
+func TestApprox(t *testing.T) {
+	for _, c := range []struct {
+		n    int64
+		want string
+	}{
+		{0, "0 B"}, {1023, "1023 B"}, {1024, "1.0 KiB"}, {1 << 20, "1.0 MiB"}, {1<<20 - 1, "1.0 MiB"}, {1<<30 - 1, "1.0 GiB"},
+		{1000 << 20, "1000.0 MiB"}, {25276510208, "23.5 GiB"}, {math.MaxInt64, "8.0 EiB"}, {math.MinInt64, "-8.0 EiB"}, {-1, "-1 B"},
+	} {
+		if got := size.Approx(c.n); got != c.want {
+			t.Errorf("Approx(%d) = %q, want %q", c.n, got, c.want)
+		}
+	}
+}
+
+func TestParseShare(t *testing.T) {
+	for _, c := range []struct {
+		text  string
+		total int64
+		want  int64
+	}{
+		{"50%", 8 << 30, 4 << 30}, {"100%", math.MaxInt64, math.MaxInt64}, {"12.5%", 1000, 125}, {"33.3%", 100, 33},
+		{"0.1%", 1000, 1}, {"100.0%", 5, 5}, {"1Gi", 1, 1 << 30}, {"4096", 0, 4096},
+	} {
+		if got, err := size.ParseShare(c.text, c.total); err != nil || got != c.want {
+			t.Errorf("ParseShare(%q, %d) = %d, %v; want %d", c.text, c.total, got, err, c.want)
+		}
+	}
+	for _, c := range []struct {
+		text  string
+		total int64
+		says  string
+	}{
+		{"0%", 100, "above 0%"}, {"101%", 100, "above 100%"}, {"100.0001%", 100, "above 100%"}, {"%", 100, "digits"},
+		{"-5%", 100, "number before"}, {"5 %", 100, "number before"}, {"5%%", 100, "number before"}, {"NaN%", 100, "number before"},
+		{"1e1%", 100, "number before"}, {".5%", 100, "point"}, {"5.%", 100, "point"}, {"1%", 99, "less than a byte"},
+		{"50%", 0, "not known"}, {"50%", -1, "not known"}, {"", 100, "missing"}, {"50% ", 100, "space"}, {"50%B", 100, "not a unit"},
+	} {
+		got, err := size.ParseShare(c.text, c.total)
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("ParseShare(%q, %d) = %d, %v; want an error with %q", c.text, c.total, got, err, c.says)
+		}
+	}
+}
+
+func TestFlags(t *testing.T) {
+	var memory size.Value
+	var host size.Amount
+	flags := flag.NewFlagSet("test", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.Var(&memory, "memory", "")
+	flags.Var(&host, "host", "")
+
+	if memory.String() != "0" || host.String() != "" || host.IsSet() || memory.Type() != "size" {
+		t.Errorf("unset: %q, %q", memory.String(), host.String())
+	}
+	if n, err := host.Of(100); n != 0 || err != nil {
+		t.Errorf("unset: %d, %v", n, err)
+	}
+	if err := flags.Parse([]string{"-memory", "1.5GiB", "-host", "12.5%"}); err != nil {
+		t.Fatal(err)
+	}
+	if memory != 3<<29 || memory.String() != "1.5GiB" {
+		t.Errorf("memory = %d, %q", memory, memory.String())
+	}
+	if n, err := host.Of(1000); n != 125 || err != nil || host.String() != "12.5%" {
+		t.Errorf("host = %d, %v, %q", n, err, host.String())
+	}
+	if f, ok := host.Share(); f != 0.125 || !ok {
+		t.Errorf("share = %v, %v", f, ok)
+	}
+	if _, err := host.Of(0); err == nil {
+		t.Error("a share of nothing: want an error")
+	}
+
+	for _, bad := range []string{"0", "x", "", "-1"} {
+		if err := flags.Parse([]string{"-memory", bad}); err == nil {
+			t.Errorf("-memory %q: want an error", bad)
+		}
+		if err := flags.Parse([]string{"-host", bad + "%"}); err == nil {
+			t.Errorf("-host %q%%: want an error", bad)
+		}
+	}
+	if memory != 3<<29 || host.String() != "12.5%" {
+		t.Errorf("after errors: %d, %q; want what it was", memory, host.String())
+	}
+	if err := flags.Parse([]string{"-host", "2Gi"}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := host.Of(0); n != 2<<30 || err != nil || host.String() != "2GiB" {
+		t.Errorf("host = %d, %v, %q", n, err, host.String())
+	}
+	if _, ok := host.Share(); ok {
+		t.Error("a size is not a share")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{"1", "1.5GiB", "0.0001k", "8EiB", "9.223372036854775807E", "5m", "1e3", "0x1", "-1", " 1", "1%", "12.5%", "٣"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		n, err := size.Parse(s)
+		if err != nil {
+			if n != 0 {
+				t.Errorf("Parse(%q) = %d with an error", s, n)
+			}
+		} else {
+			back, err := size.Parse(size.Format(n))
+			if n <= 0 || err != nil || back != n {
+				t.Errorf("Parse(%q) = %d, printed %q, read back %d, %v", s, n, size.Format(n), back, err)
+			}
+		}
+		if n, err := size.ParseShare(s, 1<<40); err == nil && (n <= 0 || strings.HasSuffix(s, "%") && n > 1<<40) {
+			t.Errorf("ParseShare(%q) = %d", s, n)
+		}
+		var a size.Amount
+		if a.Set(s) == nil {
+			var b size.Amount
+			want, err1 := a.Of(1 << 40)
+			err := b.Set(a.String())
+			got, err2 := b.Of(1 << 40)
+			if err != nil || got != want || (err1 == nil) != (err2 == nil) {
+				t.Errorf("Amount %q prints as %q: %d, %v; want %d", s, a.String(), got, err, want)
+			}
+		}
+	})
+}
+
+func FuzzFormat(f *testing.F) {
+	for _, n := range []int64{1, 1000, 1024, 1536, 3 << 29, 1e18, math.MaxInt64, -1, 0} {
+		f.Add(n)
+	}
+	f.Fuzz(func(t *testing.T, n int64) {
+		s := size.Format(n)
+		back, err := size.Parse(s)
+		if n > 0 && (err != nil || back != n) || n <= 0 && err == nil {
+			t.Errorf("Format(%d) = %q reads back as %d, %v", n, s, back, err)
+		}
+		if len(s) > len(fmt.Sprint(n)) {
+			t.Errorf("Format(%d) = %q is longer than the number", n, s)
+		}
+		size.Approx(n)
+	})
+}

@@ -1,0 +1,154 @@
+// Package sumcopy copies bytes and makes their XXH3 checksum on the way.
+//
+// A copy of much memory waits for the memory; the checksum's arithmetic fits
+// into that wait if both are done in one loop, and costs a third of the speed if
+// it comes after. Measured on one core of an AMD EPYC 9005 over 256 MiB, as
+// shares of Go's memmove: copy 1 MiB and then hash what was written 0.59, hash
+// what was read 0.70–0.75, both in pieces of 8 KiB to 256 KiB 0.50–0.74, one
+// loop 1.07 (it prefetches a little better than memmove does). A pure Go loop
+// cannot do it: below 1 MiB memmove stores through the cache, which alone is
+// 0.80.
+//
+// On amd64 with AVX2 the loop is assembly; elsewhere, and in race builds, where
+// the detector must see the accesses, Sum copies and then hashes.
+package sumcopy
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Block is the granule of Copy, in bytes: XXH3 mixes its state once a block.
+const Block = 1024
+
+// Sum is the XXH3 checksum, 64 bits wide and without a seed, of a run of bytes
+// that is copied piece by piece. Reset begins a run. A Sum is not safe for
+// concurrent use.
+type Sum struct {
+	blocks int64 // left in the run
+	length int64
+	fused  bool
+	acc    [8]uint64   // fused
+	hash   xxh3.Hasher // not fused
+}
+
+// Fused says whether this build on this processor copies and sums in one loop.
+func Fused() bool { return fused }
+
+// Reset begins a run of length bytes, a multiple of Block above 0.
+func (s *Sum) Reset(length int64) {
+	if length <= 0 || length%Block != 0 {
+		panic("sumcopy: a run must be a multiple of 1024 bytes and above 0")
+	}
+	s.length, s.blocks = length, length/Block
+	s.fused = fused
+	if !s.fused {
+		s.hash.Reset()
+		return
+	}
+	s.acc = [8]uint64{
+		prime32x3, prime64x1, prime64x2, prime64x3,
+		prime64x4, prime32x2, prime64x5, prime32x1,
+	}
+}
+
+// Copy copies the next bytes of the run from src to dst, which are of the same
+// length, a multiple of Block, and must not overlap. If dst is aligned to 32
+// bytes it is written past the cache, as memmove does with much memory.
+func (s *Sum) Copy(dst, src []byte) {
+	blocks := int64(len(src)) / Block
+	if len(dst) != len(src) || blocks*Block != int64(len(src)) || blocks > s.blocks {
+		panic("sumcopy: a piece that does not fit the run")
+	}
+	if blocks == 0 {
+		return
+	}
+	s.blocks -= blocks
+	if !s.fused {
+		copy(dst, src)
+		s.hash.Write(src) // the source is more likely to be in the cache; never fails
+		return
+	}
+	if s.blocks == 0 {
+		blocks-- // the last block of a run is mixed differently
+	}
+	if blocks > 0 {
+		copyBlocks(&s.acc, &dst[0], &src[0], uint64(blocks))
+	}
+	if s.blocks == 0 {
+		last := src[len(src)-Block:]
+		copy(dst[len(dst)-Block:], last)
+		s.last(last)
+	}
+}
+
+// last takes a run's last block: its last stripe has a secret of its own, and
+// the state is not mixed after it.
+func (s *Sum) last(block []byte) {
+	for i := range 15 {
+		s.stripe(block[64*i:], secret[8*i:])
+	}
+	s.stripe(block[Block-64:], secret[121:])
+}
+
+func (s *Sum) stripe(data, key []byte) {
+	for i := range 8 {
+		d := binary.LittleEndian.Uint64(data[8*i:])
+		k := d ^ binary.LittleEndian.Uint64(key[8*i:])
+		s.acc[i^1] += d
+		s.acc[i] += k & 0xffffffff * (k >> 32)
+	}
+}
+
+// Sum64 returns the checksum of the run, all of whose bytes must have been
+// copied.
+func (s *Sum) Sum64() uint64 {
+	if s.blocks != 0 {
+		panic("sumcopy: the run is not over")
+	}
+	if !s.fused {
+		return s.hash.Sum64()
+	}
+	h := uint64(s.length) * prime64x1
+	for i := range 4 {
+		h += fold(s.acc[2*i]^binary.LittleEndian.Uint64(secret[11+16*i:]),
+			s.acc[2*i+1]^binary.LittleEndian.Uint64(secret[19+16*i:]))
+	}
+	h ^= h >> 37
+	h *= 0x165667919e3779f9
+	return h ^ h>>32
+}
+
+func fold(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a, b)
+	return hi ^ lo
+}
+
+// The constants of XXH3, from https://github.com/Cyan4973/xxHash
+// (doc/xxhash_spec.md); secret is the beginning of its default secret.
+const (
+	prime32x1 = 0x9e3779b1
+	prime32x2 = 0x85ebca77
+	prime32x3 = 0xc2b2ae3d
+	prime64x1 = 0x9e3779b185ebca87
+	prime64x2 = 0xc2b2ae3d27d4eb4f
+	prime64x3 = 0x165667b19e3779f9
+	prime64x4 = 0x85ebca77c2b2ae63
+	prime64x5 = 0x27d4eb2f165667c5
+)
+
+var secret = []byte("" +
+	"\xb8\xfe\x6c\x39\x23\xa4\x4b\xbe\x7c\x01\x81\x2c\xf7\x21\xad\x1c" +
+	"\xde\xd4\x6d\xe9\x83\x90\x97\xdb\x72\x40\xa4\xa4\xb7\xb3\x67\x1f" +
+	"\xcb\x79\xe6\x4e\xcc\xc0\xe5\x78\x82\x5a\xd0\x7d\xcc\xff\x72\x21" +
+	"\xb8\x08\x46\x74\xf7\x43\x24\x8e\xe0\x35\x90\xe6\x81\x3a\x26\x4c" +
+	"\x3c\x28\x52\xbb\x91\xc3\x00\xcb\x88\xd0\x65\x8b\x1b\x53\x2e\xa3" +
+	"\x71\x64\x48\x97\xa2\x0d\xf9\x4e\x38\x19\xef\x46\xa9\xde\xac\xd8" +
+	"\xa8\xfa\x76\x3f\xe3\x9c\x34\x3f\xf9\xdc\xbb\xc7\xc7\x0b\x4f\x1d" +
+	"\x8a\x51\xe0\x4b\xcd\xb4\x59\x31\xc8\x9f\x7e\xc9\xd9\x78\x73\x64" +
+	"\xea\xc5\xac\x83\x34\xd3\xeb\xc3\xc5\x81\xa0\xff\xfa\x13\x63\xeb" +
+	"\x17\x0d\xdd\x51\xb7\xf0\xda\x49\xd3\x16\x55\x26\x29\xd4\x68\x9e" +
+	"\x2b\x16\xbe\x58\x7d\x47\xa1\xfc\x8f\xf8\xb8\xd1\x7a\xd0\x31\xce" +
+	"\x45\xcb\x3a\x8f\x95\x16\x04\x28\xaf\xd7\xfb\xca\xbb\x4b\x40\x7e")

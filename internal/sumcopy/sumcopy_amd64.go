@@ -1,0 +1,12 @@
+//go:build amd64 && !race
+
+package sumcopy
+
+import "golang.org/x/sys/cpu"
+
+var fused = cpu.X86.HasAVX2
+
+// copyBlocks copies blocks×Block bytes from src to dst and takes them into acc.
+//
+//go:noescape
+func copyBlocks(acc *[8]uint64, dst, src *byte, blocks uint64)

@@ -1,0 +1,141 @@
+package sumcopy
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/zeebo/xxh3"
+)
+
+func random(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{byte(seed)})
+	r.Read(b)
+	return b
+}
+
+// TestSumIsXXH3 compares sum and copy with the library, for all lengths of a few
+// blocks and some long ones, in one piece and in random ones, at aligned and
+// unaligned addresses.
+func TestSumIsXXH3(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, blocks := range []int{1, 2, 3, 4, 5, 7, 16, 63, 1024} {
+		for _, shift := range []int{0, 1, 8, 32, 33} {
+			n := blocks * Block
+			src := random(n+shift, uint64(blocks))[shift:]
+			want := xxh3.Hash(src)
+			for _, whole := range []bool{true, false} {
+				all := make([]byte, n+128)
+				dst := all[64-shift : 64-shift+n]
+				var s Sum
+				s.Reset(int64(n))
+				for off := 0; off < n; {
+					m := n - off
+					if !whole {
+						m = (1 + rng.IntN(m/Block)) * Block
+					}
+					s.Copy(dst[off:off+m], src[off:off+m])
+					off += m
+				}
+				if got := s.Sum64(); got != want {
+					t.Errorf("%d blocks, shift %d, whole %v: sum %x, want %x", blocks, shift, whole, got, want)
+				}
+				if !bytes.Equal(dst, src) {
+					t.Errorf("%d blocks, shift %d, whole %v: the copy differs", blocks, shift, whole)
+				}
+				if !zero(all[:64-shift]) || !zero(all[64-shift+n:]) {
+					t.Errorf("%d blocks, shift %d, whole %v: wrote beyond the destination", blocks, shift, whole)
+				}
+			}
+		}
+	}
+}
+
+func zero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
+
+// TestBothWays holds the assembly and the portable way to the same sums, also
+// where only one of them is used.
+func TestBothWays(t *testing.T) {
+	if !Fused() {
+		t.Skip("this build has only the portable way")
+	}
+	src, dst := random(64*Block, 3), make([]byte, 64*Block)
+	var s Sum
+	s.Reset(64 * Block)
+	s.fused = false
+	s.hash.Reset()
+	s.Copy(dst, src)
+	if got, want := s.Sum64(), xxh3.Hash(src); got != want {
+		t.Errorf("sum %x, want %x", got, want)
+	}
+}
+
+func TestMisusePanics(t *testing.T) {
+	for name, f := range map[string]func(){
+		"no length":      func() { new(Sum).Reset(0) },
+		"half a block":   func() { new(Sum).Reset(Block / 2) },
+		"too much":       func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 2*Block), make([]byte, 2*Block)) },
+		"odd piece":      func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 8), make([]byte, 8)) },
+		"unlike lengths": func() { var s Sum; s.Reset(2 * Block); s.Copy(make([]byte, Block), make([]byte, 2*Block)) },
+		"early sum":      func() { var s Sum; s.Reset(2 * Block); s.Copy(make([]byte, Block), make([]byte, Block)); s.Sum64() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			f()
+		})
+	}
+}
+
+func FuzzSum(f *testing.F) {
+	f.Add([]byte("seed"), uint16(3), uint16(1), uint8(5))
+	f.Fuzz(func(t *testing.T, data []byte, blocks, piece uint16, shift uint8) {
+		n := (1 + int(blocks%200)) * Block
+		src := make([]byte, n+256)[shift:]
+		src = src[:n]
+		for i := range src {
+			if len(data) > 0 {
+				src[i] = data[i%len(data)] + byte(i>>10)
+			}
+		}
+		step := (1 + int(piece%64)) * Block
+		dst := make([]byte, n)
+		var s Sum
+		s.Reset(int64(n))
+		for off := 0; off < n; off += step {
+			end := min(n, off+step)
+			s.Copy(dst[off:end], src[off:end])
+		}
+		if s.Sum64() != xxh3.Hash(src) || !bytes.Equal(dst, src) {
+			t.Fatalf("%d bytes by %d", n, step)
+		}
+	})
+}
+
+// BenchmarkCopy: the limit is memmove, which runs beside it.
+func BenchmarkCopy(b *testing.B) {
+	const n = 128 << 20
+	src, dst := random(n, 9), random(n, 8)
+	for _, way := range []string{"memmove", "sum"} {
+		b.Run(fmt.Sprintf("%s/%dMiB", way, n>>20), func(b *testing.B) {
+			b.SetBytes(n)
+			var s Sum
+			for b.Loop() {
+				if way == "memmove" {
+					copy(dst, src)
+					continue
+				}
+				for off := 0; off < n; off += 1 << 20 {
+					s.Reset(1 << 20)
+					s.Copy(dst[off:off+1<<20], src[off:off+1<<20])
+					s.Sum64()
+				}
+			}
+		})
+	}
+}

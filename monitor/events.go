@@ -1,0 +1,208 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Move describes one move of a batch.
+type Move struct {
+	Batch    batch.ID
+	From, To tier.ID
+	Bytes    int64 // charged in From
+	Reason   string
+}
+
+// Pressure says that a space's pressure crossed one of its marks. All sizes are
+// bytes.
+type Pressure struct {
+	Space         tier.ID
+	Bytes         int64 // the pressure: used + foreign
+	Capacity      int64
+	Trigger, Stop int64
+	Above         bool // it rose to the trigger; else it fell to the stop mark
+	Lowest        bool // there is no tier below, so nothing will be moved
+}
+
+// Stuck says that a space needs bytes that nothing can be moved for. All sizes
+// are bytes.
+type Stuck struct {
+	Space    tier.ID
+	Reason   string // ReasonDemand: somebody waits; ReasonTrigger: only the pressure is too high
+	Need     int64
+	Used     int64
+	Limit    int64
+	Capacity int64
+	Waiters  int
+	Resting  int64 // in batches that nobody uses; if this is 0 there is nothing to move until work in progress ends
+	Below    []Room
+}
+
+// Room is what a slower space could take, in bytes.
+type Room struct {
+	Space     tier.ID
+	Available int64
+}
+
+// Refused says that waiters were sent away, because nothing that they wait for
+// can ever be freed.
+type Refused struct {
+	Waiters int
+	Spaces  []tier.ID // those that are full for good
+}
+
+// Events are told what a monitor does; each function may be nil. They are called
+// with no lock held, MoveBegun and MoveEnded on the goroutine that moves and the
+// others on Run's. A slow one slows the monitor down.
+type Events struct {
+	MoveBegun func(Move)
+	MoveEnded func(m Move, took time.Duration, err error)
+	Pressure  func(Pressure)
+	Stuck     func(Stuck) // once, until the space has got what it needs or moves again
+	Refused   func(Refused)
+}
+
+// eventList tells several Events the same.
+type eventList []Events
+
+func (l eventList) moveBegun(m Move) {
+	for _, e := range l {
+		if e.MoveBegun != nil {
+			e.MoveBegun(m)
+		}
+	}
+}
+
+func (l eventList) moveEnded(m Move, took time.Duration, err error) {
+	for _, e := range l {
+		if e.MoveEnded != nil {
+			e.MoveEnded(m, took, err)
+		}
+	}
+}
+
+func (l eventList) pressure(p Pressure) {
+	for _, e := range l {
+		if e.Pressure != nil {
+			e.Pressure(p)
+		}
+	}
+}
+
+func (l eventList) stuck(s Stuck) {
+	for _, e := range l {
+		if e.Stuck != nil {
+			e.Stuck(s)
+		}
+	}
+}
+
+func (l eventList) refused(r Refused) {
+	for _, e := range l {
+		if e.Refused != nil {
+			e.Refused(r)
+		}
+	}
+}
+
+// SlogEvents returns events that are logged: moves, and failures that the
+// monitor takes in its stride, at debug level; crossed marks, and needs that only work in
+// progress can meet, at info; failed moves, refusals, and tiers that are too small at
+// warning.
+func SlogEvents(l *slog.Logger) Events {
+	ctx := context.Background()
+	return Events{
+		MoveBegun: func(m Move) {
+			l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move begins", m.attrs()...)
+		},
+		MoveEnded: func(m Move, took time.Duration, err error) {
+			if err == nil {
+				l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move has ended", append(m.attrs(), slog.Duration("took", took))...)
+				return
+			}
+			level := slog.LevelWarn
+			if k := kindOf(err, m.To); k != failed {
+				level = slog.LevelDebug
+			}
+			l.LogAttrs(ctx, level, "spillway: a move failed; the batch stays where it is",
+				append(m.attrs(), slog.Duration("took", took), slog.Any("error", err))...)
+		},
+		Pressure: func(p Pressure) {
+			level, text := slog.LevelInfo, "spillway: pressure fell to the stop mark"
+			switch {
+			case p.Above && p.Lowest:
+				level, text = slog.LevelWarn, "spillway: pressure rose to the trigger, and there is no tier below"
+			case p.Above:
+				text = "spillway: pressure rose to the trigger"
+			}
+			l.LogAttrs(ctx, level, text, slog.String("space", p.Space.String()), slog.Int64("bytes", p.Bytes),
+				slog.Int64("capacity", p.Capacity), slog.Int64("trigger", p.Trigger), slog.Int64("stop", p.Stop))
+		},
+		Stuck: func(s Stuck) {
+			level, text := slog.LevelInfo, "spillway: room is needed that only work in progress can free"
+			if s.Resting > 0 {
+				level, text = slog.LevelWarn, "spillway: room is needed and no batch can be moved down"
+			}
+			below := make([]string, len(s.Below))
+			for i, r := range s.Below {
+				below[i] = fmt.Sprintf("%s has %d", r.Space, r.Available)
+			}
+			l.LogAttrs(ctx, level, text, slog.String("space", s.Space.String()), slog.String("reason", s.Reason),
+				slog.Int64("need", s.Need), slog.Int64("used", s.Used), slog.Int64("limit", s.Limit), slog.Int64("capacity", s.Capacity),
+				slog.Int("waiters", s.Waiters), slog.Int64("resting", s.Resting), slog.String("below", strings.Join(below, ", ")))
+		},
+		Refused: func(r Refused) {
+			l.LogAttrs(ctx, slog.LevelWarn, "spillway: waiters were refused: all room is taken by batches at rest, and no tier below has room",
+				slog.Int("waiters", r.Waiters), slog.String("full", joinIDs(r.Spaces)))
+		},
+	}
+}
+
+func (m Move) attrs() []slog.Attr {
+	return []slog.Attr{
+		slog.Uint64("batch", uint64(m.Batch)), slog.String("from", m.From.String()), slog.String("to", m.To.String()),
+		slog.Int64("bytes", m.Bytes), slog.String("reason", m.Reason),
+	}
+}
+
+func joinIDs(ids []tier.ID) string {
+	names := make([]string, len(ids))
+	for i, id := range ids {
+		names[i] = id.String()
+	}
+	return strings.Join(names, ", ")
+}
+
+// outcome is what the end of a move means to the monitor.
+type outcome uint8
+
+const (
+	moved     outcome = iota
+	noRoom            // the target had none after all
+	busy              // somebody else uses the batch
+	cancelled         // the monitor is ending
+	failed            // anything else: the device or the disk
+)
+
+func kindOf(err error, to tier.ID) outcome {
+	var full *tier.NoSpaceError
+	var state *batch.StateError
+	switch {
+	case err == nil:
+		return moved
+	case errors.As(err, &full) && full.Space == to:
+		return noRoom
+	case errors.As(err, &state):
+		return busy
+	case errors.Is(err, context.Canceled):
+		return cancelled
+	}
+	return failed
+}

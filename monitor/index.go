@@ -1,0 +1,304 @@
+package monitor
+
+import (
+	"github.com/google/btree"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// leasedPerStep bounds how many leased batches a step looks at again. The end of
+// a lease is not announced, so that they have to be asked.
+const leasedPerStep = 64
+
+// Index knows where all batches are and which of them could be moved down, in
+// the policy's order. It is the batch.Observer that an engine gives to its batches:
+// each change costs a look at that one batch and, if it became a victim or
+// ceased to be one, two steps in ordered trees. No part of it is ever scanned.
+//
+// A victim is idle or only waited for by tasks, nobody subscribed to it, no
+// reader holds its memory, it is not empty, and there is a slower tier. Batches in
+// the slowest tier are only counted.
+//
+// An Index is safe for concurrent use.
+type Index struct {
+	policy Policy
+	places map[tier.ID]int // immutable
+	gained func()          // called with no lock held when there is a new victim; immutable
+
+	mu struct {
+		lockrank.Mutex[lockrank.Monitor]
+		entries map[*batch.Batch]*entry
+		spaces  []spaceIndex
+	}
+}
+
+// entry is what is known of one batch.
+type entry struct {
+	batch *batch.Batch
+	id    batch.ID
+	facts
+	aside  bool // a move of it is under way, or failed a moment ago
+	listed bool // it is in the trees
+}
+
+// facts are what the trees and sums are made from.
+type facts struct {
+	place  int // index in spaces
+	key    Key
+	bytes  int64
+	rest   bool // nobody reads, moves or drops it now
+	leased bool // but readers hold its memory
+	victim bool // it could go down if it is not aside
+}
+
+// spaceIndex is the part of an Index that belongs to one space.
+type spaceIndex struct {
+	lowest  bool // nothing below: no victims
+	byKey   *btree.BTreeG[*entry]
+	bySize  *btree.BTreeG[*entry]
+	leased  map[*entry]struct{}
+	count   int
+	bytes   int64
+	rest    int64  // bytes at rest
+	version uint64 // rises with every change
+}
+
+// treeDegree keeps a node of pointers at about 1 KiB.
+const treeDegree = 64
+
+func lessByKey(a, b *entry) bool {
+	if c := a.key.Compare(b.key); c != 0 {
+		return c < 0
+	}
+	return a.id < b.id
+}
+
+func lessBySize(a, b *entry) bool {
+	if a.bytes != b.bytes {
+		return a.bytes < b.bytes
+	}
+	return a.id < b.id
+}
+
+func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func()) *Index {
+	x := &Index{policy: policy, places: make(map[tier.ID]int), gained: gained}
+	x.mu.entries = make(map[*batch.Batch]*entry)
+	x.mu.spaces = make([]spaceIndex, len(ids))
+	for i, id := range ids {
+		x.places[id] = i
+		x.mu.spaces[i] = spaceIndex{
+			lowest: lowest(i),
+			byKey:  btree.NewG(treeDegree, lessByKey),
+			bySize: btree.NewG(treeDegree, lessBySize),
+			leased: make(map[*entry]struct{}),
+		}
+	}
+	return x
+}
+
+// BatchChanged notes what b is like now. It implements batch.Observer.
+func (x *Index) BatchChanged(b *batch.Batch) {
+	if x.update(b) {
+		x.gained()
+	}
+}
+
+// update re-reads b and says whether it has become a victim.
+//
+// The policy is asked without the lock, so what it was told may be outdated when
+// the lock is there. It is then thrown away: whoever changed the batch since
+// has yet to announce that, and the last to do so finds nothing changed. Updates
+// that come at once or out of order so end with the batch as it is.
+func (x *Index) update(b *batch.Batch) (gained bool) {
+	info := b.Info()
+	var key Key
+	if x.victim(info) {
+		key = x.policy.Key(info)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	now := b.Info()
+	leased := now.Leased
+	now.Leased = info.Leased // changes without an announcement, and no key may depend on it
+	if now != info {
+		return false
+	}
+	place, known := x.places[info.Space]
+	e := x.mu.entries[b]
+	if info.State == batch.Released || !known {
+		if e != nil {
+			x.removeLocked(e)
+			delete(x.mu.entries, b)
+		}
+		return false
+	}
+	f := facts{
+		place: place, key: key, bytes: info.Bytes, leased: leased,
+		rest:   (info.State == batch.Idle || info.State == batch.TaskCreated) && !leased,
+		victim: x.victim(info) && !leased && !x.mu.spaces[place].lowest,
+	}
+	if e == nil {
+		e = &entry{batch: b, id: info.ID}
+		x.mu.entries[b] = e
+	} else {
+		if e.facts == f {
+			return false
+		}
+		x.removeLocked(e)
+	}
+	was := e.victim
+	e.facts = f
+	x.addLocked(e)
+	return f.victim && !was
+}
+
+// victim says whether a batch could be moved as far as its own state goes.
+func (x *Index) victim(info batch.Info) bool {
+	return (info.State == batch.Idle || info.State == batch.TaskCreated) &&
+		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
+}
+
+func (x *Index) addLocked(e *entry) {
+	s := &x.mu.spaces[e.place]
+	s.version++
+	s.count++
+	s.bytes += e.bytes
+	if e.rest {
+		s.rest += e.bytes
+	}
+	if e.leased {
+		s.leased[e] = struct{}{}
+	}
+	x.listLocked(e)
+}
+
+func (x *Index) removeLocked(e *entry) {
+	s := &x.mu.spaces[e.place]
+	x.unlistLocked(e)
+	delete(s.leased, e)
+	if e.rest {
+		s.rest -= e.bytes
+	}
+	s.bytes -= e.bytes
+	s.count--
+	s.version++
+}
+
+func (x *Index) listLocked(e *entry) {
+	if e.victim && !e.aside && !e.listed {
+		e.listed = true
+		x.mu.spaces[e.place].byKey.ReplaceOrInsert(e)
+		x.mu.spaces[e.place].bySize.ReplaceOrInsert(e)
+	}
+}
+
+func (x *Index) unlistLocked(e *entry) {
+	if e.listed {
+		e.listed = false
+		x.mu.spaces[e.place].byKey.Delete(e)
+		x.mu.spaces[e.place].bySize.Delete(e)
+	}
+}
+
+// setAside takes b out of the victims until it is put back.
+func (x *Index) setAside(b *batch.Batch, aside bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.mu.entries[b]
+	if e == nil || e.aside == aside {
+		return
+	}
+	e.aside = aside
+	if aside {
+		x.unlistLocked(e)
+	} else {
+		x.listLocked(e)
+	}
+}
+
+// summary is a cut through one space's part of the index.
+type summary struct {
+	count    int
+	bytes    int64
+	rest     int64
+	smallest int64 // bytes of the smallest victim; 0 if there is none
+	version  uint64
+}
+
+func (x *Index) summary(place int) summary {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s := &x.mu.spaces[place]
+	sum := summary{count: s.count, bytes: s.bytes, rest: s.rest, version: s.version}
+	if e, ok := s.bySize.Min(); ok {
+		sum.smallest = e.bytes
+	}
+	return sum
+}
+
+// where returns the place in which b is, -1 if it is not known.
+func (x *Index) where(b *batch.Batch) int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if e := x.mu.entries[b]; e != nil {
+		return e.place
+	}
+	return -1
+}
+
+// victims appends at most ShortlistMax victims of a space to dst, in the
+// policy's order. If none of the first ones is at most fit bytes, the smallest
+// ones that are follow: a tier below that is nearly full must not be the end
+// while there is a batch that it could take.
+func (x *Index) victims(dst []Victim, place int, fit int64) []Victim {
+	begin := len(dst)
+	fitting := false
+	x.mu.Lock()
+	s := &x.mu.spaces[place]
+	s.byKey.Ascend(func(e *entry) bool {
+		dst = append(dst, e.asVictim())
+		fitting = fitting || e.bytes <= fit
+		return len(dst)-begin < ShortlistMax-smallMax
+	})
+	if !fitting {
+		small := 0
+		s.bySize.Ascend(func(e *entry) bool {
+			if e.bytes > fit || small == smallMax {
+				return false
+			}
+			small++
+			dst = append(dst, e.asVictim())
+			return true
+		})
+	}
+	x.mu.Unlock()
+	x.policy.Order(dst[begin:])
+	return dst
+}
+
+// smallMax is how many victims beyond the policy's first ones are taken for
+// their size.
+const smallMax = 24
+
+func (e *entry) asVictim() Victim {
+	return Victim{Batch: e.batch, ID: e.id, Bytes: e.bytes, Key: e.key}
+}
+
+// refreshLeased looks again at batches of a space whose memory readers held.
+func (x *Index) refreshLeased(place int) {
+	var room [leasedPerStep]*batch.Batch
+	some := room[:0]
+	x.mu.Lock()
+	for e := range x.mu.spaces[place].leased {
+		if len(some) == cap(some) {
+			break
+		}
+		some = append(some, e.batch)
+	}
+	x.mu.Unlock()
+	for _, b := range some {
+		x.update(b)
+	}
+}

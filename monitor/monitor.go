@@ -1,0 +1,402 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/pprof"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+const (
+	// DefaultPeriod is how often a monitor looks when nothing wakes it.
+	DefaultPeriod = 50 * time.Millisecond
+	// DefaultMovesPerEdge lets one move read while the other writes.
+	DefaultMovesPerEdge = 2
+)
+
+// Mover moves one batch. convert.Mover is one.
+type Mover interface {
+	// Move brings b to the first space of the strategy that has room. With the
+	// reasons of this package it must not wait for room, nor for others who use the
+	// batch: that is a *tier.NoSpaceError of the target, or a *batch.StateError, at
+	// once. After any error the batch is whole where it was.
+	Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error
+}
+
+// Config describes a Monitor. Reservations and Mover are required.
+type Config struct {
+	Reservations *reservation.Manager
+	Mover        Mover
+	Policy       Policy              // which batches go first; nil: PlanOrder
+	Period       time.Duration       // between looks that nothing asked for; 0: DefaultPeriod
+	MovesPerEdge int                 // moves at once from one space to one other; 0: DefaultMovesPerEdge
+	Logger       *slog.Logger        // gets what SlogEvents writes; nil: nothing is logged
+	Events       Events              // beside the Logger
+	Base         func(tier.ID) int64 // bytes of a space that the engine itself holds for as long as it runs; nil: none
+}
+
+// Validate says what New would refuse.
+func (c Config) Validate() error {
+	switch {
+	case c.Reservations == nil:
+		return errors.New("monitor: a reservation manager is required")
+	case c.Mover == nil:
+		return errors.New("monitor: a mover is required")
+	case c.Period < 0:
+		return fmt.Errorf("monitor: a period of %v is negative", c.Period)
+	case c.MovesPerEdge < 0:
+		return fmt.Errorf("monitor: %d moves per edge are negative", c.MovesPerEdge)
+	}
+	return nil
+}
+
+// Monitor keeps spaces below their marks, and makes room for those who wait, by
+// moving batches down. One serves all plans of an engine. It is safe for
+// concurrent use; it does nothing until Run is called.
+type Monitor struct {
+	cfg    Config
+	events eventList
+	index  *Index
+	spaces []*space
+	byID   map[tier.ID]int
+
+	wake    chan struct{} // somebody needs something: look at once
+	hint    chan struct{} // something has changed that may help a space that is stuck
+	starved atomic.Bool   // there is such a space
+	running atomic.Bool
+	stats   counters
+
+	// The rest belongs to the goroutine of Run.
+	ended     chan result
+	executors sync.WaitGroup
+	faults    map[*batch.Batch]*fault
+	last      time.Time // of the last step
+	demand    []reservation.Demand
+	again     []reservation.Demand
+	shortlist []Victim
+	targets   []*tier.Space
+}
+
+// New returns a monitor of the manager's spaces.
+func New(cfg Config) (*Monitor, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Policy == nil {
+		cfg.Policy = PlanOrder()
+	}
+	if cfg.Period == 0 {
+		cfg.Period = DefaultPeriod
+	}
+	if cfg.MovesPerEdge == 0 {
+		cfg.MovesPerEdge = DefaultMovesPerEdge
+	}
+	if cfg.Base == nil {
+		cfg.Base = func(tier.ID) int64 { return 0 }
+	}
+	m := &Monitor{
+		cfg:    cfg,
+		events: eventList{cfg.Events},
+		byID:   make(map[tier.ID]int),
+		wake:   make(chan struct{}, 1),
+		hint:   make(chan struct{}, 1),
+		faults: make(map[*batch.Batch]*fault),
+	}
+	if cfg.Logger != nil {
+		m.events = append(m.events, SlogEvents(cfg.Logger))
+	}
+	var ids []tier.ID
+	for i, s := range cfg.Reservations.Spaces().All() {
+		ids = append(ids, s.ID())
+		m.byID[s.ID()] = i
+		m.spaces = append(m.spaces, &space{Space: s, edges: make(map[int]*edge)})
+	}
+	edges := 0
+	for _, s := range m.spaces {
+		for _, to := range s.below(cfg.Reservations.Spaces(), nil) {
+			s.edges[m.byID[to.ID()]] = &edge{}
+			edges++
+		}
+	}
+	m.ended = make(chan result, edges*cfg.MovesPerEdge) // room for all, so that no executor waits for Run
+	m.index = newIndex(cfg.Policy, ids, func(i int) bool { return len(m.spaces[i].edges) == 0 }, m.help)
+	return m, nil
+}
+
+// Index returns the observer that batches must be made with for the monitor to
+// know of them.
+func (m *Monitor) Index() *Index { return m.index }
+
+// Wake makes the monitor look at once. It never blocks.
+func (m *Monitor) Wake() { poke(m.wake) }
+
+// help makes the monitor look soon if a space is stuck.
+func (m *Monitor) help() {
+	if m.starved.Load() {
+		poke(m.hint)
+	}
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // somebody has, and it was not heeded yet
+	}
+}
+
+// Run watches until ctx ends, waits for the moves that are under way, which are
+// cancelled, and returns the cause of ctx's end. It may be called again after
+// that, but not while it runs.
+func (m *Monitor) Run(ctx context.Context) error {
+	if m.running.Swap(true) {
+		return errors.New("monitor: Run is running already")
+	}
+	defer m.running.Store(false)
+	pprof.Do(ctx, pprof.Labels("spillway", "monitor"), m.watch)
+	return context.Cause(ctx)
+}
+
+// hintsPerPeriod bounds how often changes that may help, but need not, make the
+// monitor look while a space is stuck.
+const hintsPerPeriod = 16
+
+func (m *Monitor) watch(ctx context.Context) {
+	defer m.finishAll()
+	for _, s := range m.spaces {
+		defer s.Subscribe(m.changed)()
+	}
+	defer m.cfg.Reservations.OnDemand(m.Wake)()
+	period := time.NewTicker(m.cfg.Period)
+	defer period.Stop()
+	gap := m.cfg.Period / hintsPerPeriod
+	later := time.NewTimer(gap)
+	defer later.Stop()
+	for ctx.Err() == nil {
+		m.step(ctx)
+	wait:
+		for {
+			select {
+			case <-ctx.Done():
+			case <-period.C:
+			case <-m.wake:
+			case <-later.C:
+			case r := <-m.ended:
+				m.finish(ctx, r)
+			case <-m.hint:
+				if early := gap - time.Since(m.last); early > 0 {
+					later.Reset(early)
+					continue wait
+				}
+			}
+			break
+		}
+		m.drain(ctx)
+	}
+}
+
+// drain takes note of all moves that have ended, so that the step which follows
+// sees them together.
+func (m *Monitor) drain(ctx context.Context) {
+	for {
+		select {
+		case r := <-m.ended:
+			m.finish(ctx, r)
+		default:
+			return
+		}
+	}
+}
+
+// finishAll ends a Run: nothing that it started is left.
+func (m *Monitor) finishAll() {
+	m.executors.Wait()
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	m.drain(done)
+	m.starved.Store(false)
+	for b := range m.faults {
+		m.index.setAside(b, false)
+	}
+	clear(m.faults)
+}
+
+// changed hears of every change of a space's books, on whatever goroutine.
+func (m *Monitor) changed(s *tier.Space, c tier.Change) {
+	switch c {
+	case tier.Pressed:
+		// Above the trigger every reservation says so; the first is enough.
+		if sp := m.spaces[m.byID[s.ID()]]; !sp.pressed.Swap(true) {
+			m.Wake()
+		}
+	case tier.Released:
+		m.help()
+	}
+}
+
+// step looks at the spaces, and if anything is needed decides and begins moves.
+func (m *Monitor) step(ctx context.Context) {
+	now := time.Now()
+	m.last = now
+	m.demand = m.cfg.Reservations.Demand(m.demand[:0])
+	needed := len(m.demand) > 0
+	for i, s := range m.spaces {
+		if was, is := s.relieving, s.relieve(); was != is {
+			m.tellPressure(i, is)
+		}
+		needed = needed || s.relieving
+	}
+	m.putBack(now)
+	if !needed {
+		m.rest()
+		return
+	}
+	// From here on changes are heard, so that none is missed between the look
+	// and the wait.
+	m.starved.Store(true)
+	m.stats.steps.Add(1)
+	for try := 0; ; try++ {
+		state := m.observe(now)
+		d := Step(state)
+		if m.begin(ctx, d.Moves) && try < 3 {
+			continue // a batch was not what the index took it for, and now it is
+		}
+		m.starved.Store(len(d.Stuck) > 0 || d.Held)
+		m.reportStuck(now, state, d.Stuck)
+		m.refuse(now, state, d.Stuck)
+		return
+	}
+}
+
+// rest forgets what only counts while something is needed.
+func (m *Monitor) rest() {
+	m.starved.Store(false)
+	for _, s := range m.spaces {
+		s.stuckSince, s.stuckFor, s.fullSince = time.Time{}, "", time.Time{}
+	}
+}
+
+// begin starts moves. It returns whether one was not possible any more.
+func (m *Monitor) begin(ctx context.Context, moves []Choice) (outdated bool) {
+	for _, c := range moves {
+		b := c.Victim.Batch
+		from, to := m.spaces[c.From], m.spaces[c.To]
+		if info := b.Info(); !m.index.victim(info) || info.Leased || info.Space != from.ID() {
+			m.index.update(b)
+			outdated = true
+			continue
+		}
+		m.index.setAside(b, true)
+		from.leaving += c.Victim.Bytes
+		from.moving++
+		to.moving++
+		from.edges[c.To].underWay++
+		m.executors.Add(1)
+		go m.execute(ctx, c)
+	}
+	return outdated
+}
+
+// result is the end of a move.
+type result struct {
+	Choice
+	usedBefore int64 // in the target, when the move began
+	err        error
+}
+
+// execute moves one batch. It runs on a goroutine of its own.
+func (m *Monitor) execute(ctx context.Context, c Choice) {
+	defer m.executors.Done()
+	from, to := m.spaces[c.From].ID(), m.spaces[c.To].ID()
+	r := result{Choice: c, usedBefore: m.spaces[c.To].Used()}
+	labels := pprof.Labels("spillway", "move", "edge", from.String()+"→"+to.String(), "reason", c.Reason)
+	pprof.Do(ctx, labels, func(ctx context.Context) {
+		mv := Move{Batch: c.Victim.ID, From: from, To: to, Bytes: c.Victim.Bytes, Reason: c.Reason}
+		m.events.moveBegun(mv)
+		start := time.Now()
+		r.err = m.cfg.Mover.Move(ctx, c.Victim.Batch, reservation.Specific(to), c.Reason)
+		m.events.moveEnded(mv, time.Since(start), r.err)
+	})
+	m.ended <- r
+}
+
+// finish notes the end of a move.
+func (m *Monitor) finish(ctx context.Context, r result) {
+	now := time.Now()
+	b := r.Victim.Batch
+	from, to := m.spaces[r.From], m.spaces[r.To]
+	e := from.edges[r.To]
+	from.leaving -= r.Victim.Bytes
+	from.moving--
+	to.moving--
+	e.underWay--
+
+	kind := kindOf(r.err, to.ID())
+	if kind != moved && ctx.Err() != nil {
+		kind = cancelled
+	}
+	m.stats.count(kind, r.Victim.Bytes)
+	switch kind {
+	case moved:
+		e.failures = 0
+		if r.Victim.Bytes >= to.refusal.bytes {
+			to.refusal = refusal{}
+		}
+		delete(m.faults, b)
+	case noRoom:
+		to.refusal.note(now, m.cfg.Period, r.Victim.Bytes, max(r.usedBefore, to.Used()))
+	case busy:
+		m.fault(b, now, 0)
+		return
+	case failed:
+		e.fail(now, m.cfg.Period)
+		m.fault(b, now, 1)
+		return
+	}
+	m.index.setAside(b, false)
+}
+
+// Stats are counts since the monitor was made.
+type Stats struct {
+	Steps   int64 // looks that found something to do
+	Moves   int64 // that succeeded
+	Bytes   int64 // that those freed
+	NoRoom  int64 // moves that found no room after all
+	Busy    int64 // moves that found the batch in use
+	Failed  int64 // moves that failed otherwise
+	Refused int64 // waiters sent away because everything was full
+}
+
+// Stats returns what the monitor has done so far.
+func (m *Monitor) Stats() Stats {
+	c := &m.stats
+	return Stats{
+		Steps: c.steps.Load(), Moves: c.moves.Load(), Bytes: c.bytes.Load(), NoRoom: c.noRoom.Load(),
+		Busy: c.busy.Load(), Failed: c.failed.Load(), Refused: c.refused.Load(),
+	}
+}
+
+type counters struct {
+	steps, moves, bytes, noRoom, busy, failed, refused atomic.Int64
+}
+
+func (c *counters) count(kind outcome, bytes int64) {
+	switch kind {
+	case moved:
+		c.moves.Add(1)
+		c.bytes.Add(bytes)
+	case noRoom:
+		c.noRoom.Add(1)
+	case busy:
+		c.busy.Add(1)
+	case failed:
+		c.failed.Add(1)
+	}
+}

@@ -1,0 +1,126 @@
+package monitor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spillway-db/spillway/batch"
+)
+
+// Key places a batch in the order of victims. Keys are compared word by word;
+// the smallest goes down first.
+type Key [4]uint64
+
+// Compare returns a negative number if k goes down before other, a positive one
+// if after, and 0 if it is all the same.
+func (k Key) Compare(other Key) int {
+	for i, w := range k {
+		if c := cmp.Compare(w, other[i]); c != 0 {
+			return c
+		}
+	}
+	return 0
+}
+
+// Victim is a batch that could be moved down.
+type Victim struct {
+	Batch *batch.Batch
+	ID    batch.ID
+	Bytes int64 // what it is charged where it is, so what a move frees there
+	Key   Key
+}
+
+// Policy says which batches go down first. Its methods must be pure: the same
+// arguments give the same result, nothing is kept and nothing is waited for.
+// They are called with no lock held, from many goroutines.
+type Policy interface {
+	// Name is what ByName and reports call it.
+	Name() string
+	// Key is computed whenever a batch changes, never by the passing of time, so
+	// that an index can be kept and no scan is needed.
+	Key(info batch.Info) Key
+	// Order may rearrange the batches with the smallest keys of one space, at
+	// most ShortlistMax, which come ordered by key. It is for what a key cannot say.
+	Order(shortlist []Victim)
+}
+
+// ShortlistMax is how many victims of a space are looked at in one step at most,
+// however many batches there are.
+const ShortlistMax = 1024
+
+// ordered is a policy that a key says all about.
+type ordered struct {
+	name string
+	key  func(batch.Info) Key
+}
+
+func (p ordered) Name() string            { return p.name }
+func (p ordered) Key(info batch.Info) Key { return p.key(info) }
+func (p ordered) Order([]Victim)          {}
+func (p ordered) String() string          { return p.name }
+
+// descending turns an order around.
+func descending(v uint64) uint64 { return ^v }
+
+// signed maps int64 to uint64 so that the order stays.
+func signed(v int64) uint64 { return uint64(v) ^ 1<<63 }
+
+// PlanOrder moves first what a plan needs last. Three classes follow each other:
+// batches that no task asked for; of those, the ones in a plan's output
+// repository; the inputs of tasks that are queued. Within each the youngest plan
+// gives first, so that the oldest can finish. Within a plan the classes of
+// batches without tasks go from the repository nearest to the output towards the
+// scans, the newest batch first: what lies near a scan is consumed next, in the
+// order of arrival. Inputs of tasks go from the back of the queue, so that the
+// order in which tasks find their inputs near stays.
+func PlanOrder() Policy { return ordered{"plan-order", planKey} }
+
+func planKey(info batch.Info) Key {
+	p := info.Place
+	plan, seq := descending(p.Plan), descending(p.Seq)
+	switch {
+	case info.Pending > 0:
+		return Key{2, plan, seq}
+	case p.Last:
+		return Key{1, plan, seq}
+	default:
+		return Key{0, plan, descending(signed(int64(p.Rank))), seq}
+	}
+}
+
+// LRU moves first what was used least recently, by batch.Info.LastUse.
+func LRU() Policy {
+	return ordered{"lru", func(info batch.Info) Key { return Key{signed(info.LastUse)} }}
+}
+
+// LargestFirst moves the largest batches first: the fewest moves for the bytes.
+func LargestFirst() Policy {
+	return ordered{"largest-first", func(info batch.Info) Key { return Key{descending(uint64(max(0, info.Bytes)))} }}
+}
+
+// policies lists what ByName knows, the default first.
+func policies() []Policy { return []Policy{PlanOrder(), LRU(), LargestFirst()} }
+
+// ByName returns the policy of that name: "plan-order", "lru" or
+// "largest-first". The empty name means the default, PlanOrder.
+func ByName(name string) (Policy, error) {
+	all := policies()
+	if name == "" {
+		return all[0], nil
+	}
+	if i := slices.IndexFunc(all, func(p Policy) bool { return p.Name() == name }); i >= 0 {
+		return all[i], nil
+	}
+	return nil, fmt.Errorf("monitor: policy %q is unknown: want one of %s", name, strings.Join(Names(), ", "))
+}
+
+// Names lists the policies that ByName knows, the default first.
+func Names() []string {
+	var names []string
+	for _, p := range policies() {
+		names = append(names, p.Name())
+	}
+	return names
+}

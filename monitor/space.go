@@ -1,0 +1,336 @@
+package monitor
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// space is what the loop remembers of a space from step to step. Only pressed is
+// used by other goroutines than Run's.
+type space struct {
+	*tier.Space
+	pressed atomic.Bool // the loop knows that the trigger was reached
+
+	edges     map[int]*edge // by the index of the target
+	relieving bool
+	leaving   int64
+	moving    int
+	foreign   int64
+	refusal   refusal
+
+	seen       picture
+	fullSince  time.Time // since when it is full and nothing has changed; zero if it is not
+	stuckSince time.Time
+	stuckFor   string // the reason that was reported; "" if none was
+}
+
+// below appends the spaces in slower tiers: next tier first, within a tier the
+// nearest first.
+func (s *space) below(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	for k := s.Kind() + 1; k.Valid(); k++ {
+		dst = reservation.ToDowngrade(s.ID(), k).Candidates(spaces, dst)
+	}
+	return dst
+}
+
+// relieve updates and returns relieving: from the trigger down to the stop mark.
+func (s *space) relieve() bool {
+	pressure := s.PressureBytes()
+	if pressure < s.Trigger() && s.pressed.Load() {
+		// Who crosses the trigger from now on wakes the monitor; who did so just
+		// before is seen here.
+		s.pressed.Store(false)
+		pressure = s.PressureBytes()
+	}
+	if pressure >= s.Trigger() {
+		s.pressed.Store(true)
+	}
+	s.relieving = pressure >= s.Trigger() || s.relieving && pressure > s.Stop()
+	return s.relieving
+}
+
+// sampleForeign works out what others hold on the device: the pressure less what
+// is used, if that did not change in between. If it does all the time, what was
+// worked out before is good enough, for it changes slowly.
+func (s *space) sampleForeign() int64 {
+	for range 8 {
+		used, pressure := s.Used(), s.PressureBytes()
+		if used == s.Used() {
+			s.foreign = max(0, pressure-used)
+			break
+		}
+	}
+	return s.foreign
+}
+
+// After an error things are tried again later: after two periods, then four, and
+// so on up to 64, which is about three seconds by default.
+const (
+	backoffMax = 6 // doublings
+	// giveUp is after how many failures in a row nobody should wait for an edge
+	// or a batch any more. It is still tried now and then.
+	giveUp = 3
+)
+
+func backoff(period time.Duration, failures int) time.Duration {
+	return period << min(max(1, failures), backoffMax)
+}
+
+// edge is a way down.
+type edge struct {
+	underWay int
+	failures int // in a row
+	until    time.Time
+}
+
+// fail notes a failure. The first may be the batch's own, so that it does not
+// block the edge.
+func (e *edge) fail(now time.Time, period time.Duration) {
+	if e.failures++; e.failures > 1 {
+		e.until = now.Add(backoff(period, e.failures))
+	}
+}
+
+func (e *edge) state(to int, now time.Time, perEdge int) Edge {
+	if e.failures > 0 {
+		perEdge = 1 // one try tells whether it works again
+	}
+	return Edge{
+		To: to, UnderWay: e.underWay, Free: max(0, perEdge-e.underWay),
+		Blocked: now.Before(e.until), Broken: e.failures >= giveUp,
+	}
+}
+
+// refusal is what a space had no room for although its books said so: the file
+// system is full, the room is in pieces, or it is kept for others.
+type refusal struct {
+	bytes int64
+	used  int64 // at that time
+	until time.Time
+	times int // in a row
+}
+
+func (f *refusal) note(now time.Time, period time.Duration, bytes, used int64) {
+	f.times++
+	f.bytes, f.used, f.until = bytes, used, now.Add(backoff(period, f.times))
+}
+
+// bound returns how many bytes would be refused still, 0 for none. When less is
+// used than then it is worth another try at once; but only the first time, for a
+// file system that is full stays so, however often moves to it give back what
+// they took.
+func (f *refusal) bound(now time.Time, used int64) int64 {
+	if !now.Before(f.until) || f.times == 1 && used < f.used {
+		f.bytes = 0
+	}
+	return f.bytes
+}
+
+// fault is a batch whose move went wrong.
+type fault struct {
+	failures int
+	until    time.Time // until then it is set aside
+	forget   time.Time
+	back     bool // it is a victim again, and only its failures are remembered
+}
+
+// fault sets b aside for a while.
+func (m *Monitor) fault(b *batch.Batch, now time.Time, failures int) {
+	f := m.faults[b]
+	if f == nil {
+		f = new(fault)
+		m.faults[b] = f
+	}
+	f.failures += failures
+	f.back = false
+	f.until = now.Add(m.cfg.Period)
+	if failures > 0 {
+		f.until = now.Add(backoff(m.cfg.Period, f.failures))
+	}
+	f.forget = f.until.Add(m.cfg.Period << (backoffMax + 1))
+}
+
+// putBack makes victims again of what was set aside for long enough.
+func (m *Monitor) putBack(now time.Time) {
+	for b, f := range m.faults {
+		if !f.back && !now.Before(f.until) {
+			f.back = true
+			m.index.setAside(b, false)
+		}
+		if !now.Before(f.forget) {
+			delete(m.faults, b)
+		}
+	}
+}
+
+// aside counts, for each space, the victims that were set aside and are worth
+// waiting for.
+func (m *Monitor) aside() []int {
+	n := make([]int, len(m.spaces))
+	for b, f := range m.faults {
+		if place := m.index.where(b); place >= 0 && !f.back && f.failures < giveUp {
+			n[place]++
+		}
+	}
+	return n
+}
+
+// observe makes a cut through everything that a step looks at. The books are
+// read between two looks at the demand, and the smaller demand counts: who was
+// served in between is then not counted both as waiting and as using.
+func (m *Monitor) observe(now time.Time) State {
+	state := State{Spaces: make([]SpaceState, len(m.spaces))}
+	aside := m.aside()
+	for i, s := range m.spaces {
+		u := s.Usage()
+		sp := &state.Spaces[i]
+		*sp = SpaceState{
+			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
+			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(),
+			Relieving: s.relieving, Leaving: s.leaving, Moving: s.moving,
+			Refused: s.refusal.bound(now, u.Used()),
+			Charge:  s.Charge, Base: m.cfg.Base(s.ID()), Aside: aside[i],
+		}
+		m.targets = s.below(m.cfg.Reservations.Spaces(), m.targets[:0])
+		for _, to := range m.targets {
+			j := m.byID[to.ID()]
+			sp.Down = append(sp.Down, s.edges[j].state(j, now, m.cfg.MovesPerEdge))
+		}
+	}
+	m.again = m.cfg.Reservations.Demand(m.again[:0])
+	for _, d := range m.demand {
+		i := slices.IndexFunc(m.again, func(a reservation.Demand) bool { return a.Space == d.Space })
+		if i >= 0 {
+			state.Spaces[m.byID[d.Space]].Waiting = min(d.Bytes, m.again[i].Bytes)
+		}
+	}
+	m.observeBatches(&state)
+	return state
+}
+
+// observeBatches adds what the index knows. Shortlists are only made if somebody
+// could want something of the space: it needs room, or a faster space does.
+func (m *Monitor) observeBatches(state *State) {
+	m.shortlist = m.shortlist[:0]
+	wanted := false
+	for i, s := range m.spaces {
+		sp := &state.Spaces[i]
+		wanted = wanted || sp.Relieving || sp.Waiting > 0
+		if wanted && len(sp.Down) > 0 {
+			m.index.refreshLeased(i)
+			fit := int64(0)
+			for _, e := range sp.Down {
+				to := &state.Spaces[e.To]
+				fit = max(fit, to.Limit-to.Used)
+			}
+			begin := len(m.shortlist)
+			m.shortlist = m.index.victims(m.shortlist, i, fit)
+			sp.Victims = m.shortlist[begin:len(m.shortlist):len(m.shortlist)]
+		}
+		sum := m.index.summary(i)
+		sp.Rest, sp.Smallest = sum.rest, sum.smallest
+		if p := (picture{sp.Used, sp.Retired, sp.Rest, sp.Base, sp.Refused, sp.Moving, sp.Aside, sum.version}); p != s.seen {
+			s.seen = p
+			s.fullSince = time.Time{}
+		}
+	}
+}
+
+// picture is what must stay the same for a space to be full for good.
+type picture struct {
+	used, retired, rest, base, refused int64
+	moving, aside                      int
+	version                            uint64
+}
+
+// tellPressure says that space i crossed a mark.
+func (m *Monitor) tellPressure(i int, above bool) {
+	s := m.spaces[i]
+	m.events.pressure(Pressure{
+		Space: s.ID(), Bytes: s.PressureBytes(), Capacity: s.Capacity(), Trigger: s.Trigger(), Stop: s.Stop(),
+		Above: above, Lowest: len(s.edges) == 0,
+	})
+}
+
+// reportStuck says once that a space is stuck, when it has been so for a
+// period: what lasts less is only two steps that followed each other closely.
+func (m *Monitor) reportStuck(now time.Time, state State, stuck []Want) {
+	for i, s := range m.spaces {
+		at := slices.IndexFunc(stuck, func(w Want) bool { return w.Space == i })
+		if at < 0 {
+			s.stuckSince, s.stuckFor = time.Time{}, ""
+			continue
+		}
+		w := stuck[at]
+		if s.stuckSince.IsZero() {
+			s.stuckSince = now
+		}
+		if s.stuckFor == w.Reason || s.stuckFor == ReasonDemand || now.Sub(s.stuckSince) < m.cfg.Period {
+			continue
+		}
+		s.stuckFor = w.Reason
+		sp := &state.Spaces[i]
+		ev := Stuck{
+			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(), Resting: sp.Rest,
+		}
+		for _, d := range m.again {
+			if d.Space == sp.ID {
+				ev.Waiters = d.Waiters
+			}
+		}
+		for _, e := range sp.Down {
+			to := &state.Spaces[e.To]
+			ev.Below = append(ev.Below, Room{Space: to.ID, Available: max(0, to.Limit-to.Used)})
+		}
+		m.events.stuck(ev)
+	}
+}
+
+// refuseHint goes into the error of those who are refused.
+const refuseHint = "batches at rest fill it, and no slower tier has room for them: consume or drop some, or make the slower tiers larger"
+
+// refuse sends those away who wait in vain. A space must be full in two steps, at
+// least a period apart, with nothing changed in it or below it in between: who was
+// just about to begin or to release something has then been given time.
+func (m *Monitor) refuse(now time.Time, state State, stuck []Want) {
+	if !slices.ContainsFunc(stuck, func(w Want) bool { return w.Reason == ReasonDemand }) {
+		for _, s := range m.spaces {
+			s.fullSince = time.Time{}
+		}
+		return
+	}
+	full := Full(state)
+	var forGood []tier.ID
+	for i := len(m.spaces) - 1; i >= 0; i-- { // slower spaces first
+		s := m.spaces[i]
+		if !full[i] {
+			s.fullSince = time.Time{}
+			continue
+		}
+		if s.fullSince.IsZero() {
+			s.fullSince = now
+		}
+		since := s.fullSince
+		for _, e := range state.Spaces[i].Down {
+			if below := m.spaces[e.To].fullSince; !e.Broken && below.After(since) {
+				since = below
+			}
+		}
+		if now.Sub(since) >= m.cfg.Period {
+			forGood = append(forGood, s.ID())
+		}
+	}
+	if len(forGood) == 0 {
+		return
+	}
+	n := m.cfg.Reservations.Refuse(func(id tier.ID) bool { return slices.Contains(forGood, id) }, refuseHint)
+	if n > 0 {
+		m.stats.refused.Add(int64(n))
+		m.events.refused(Refused{Waiters: n, Spaces: forGood})
+	}
+}

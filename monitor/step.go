@@ -1,0 +1,365 @@
+package monitor
+
+import "github.com/spillway-db/spillway/tier"
+
+// Why a batch is moved: what Mover.Move is told and events say.
+const (
+	ReasonTrigger = "trigger" // its space is at the trigger, or on its way from there to the stop mark
+	ReasonDemand  = "demand"  // somebody waits for room in its space, or a faster space needs room there
+)
+
+// State is all that a step looks at: one cut through the spaces, what waits and
+// what is under way. It holds no clock; what depends on time, such as backing off
+// after an error, is in it as a fact.
+type State struct {
+	Spaces []SpaceState // fastest tier first; edges name spaces by their place here
+}
+
+// SpaceState is one space's part of a State. All sizes are bytes.
+type SpaceState struct {
+	ID      tier.ID
+	Limit   int64
+	Trigger int64
+	Stop    int64
+	Used    int64 // live + retired + promised
+	Retired int64 // of them freed already: on their way out
+	Foreign int64 // what others hold on the device; part of the pressure
+
+	// Relieving says that the pressure was at the trigger and has not been at
+	// the stop mark since.
+	Relieving bool
+	Waiting   int64 // the sum of what reservations wait for here
+	Leaving   int64 // bytes of the batches that are being moved out
+	Moving    int   // moves under way from here or to here
+	Refused   int64 // if above 0, a move of so many bytes was refused a moment ago, so larger ones would be
+
+	// Charge returns what a body that is charged so much elsewhere would be
+	// charged here; nil for the same.
+	Charge  func(int64) int64
+	Down    []Edge   // to where its batches may go: next tier first, nearest space first within a tier
+	Victims []Victim // the shortlist, in the policy's order
+
+	// What Full looks at.
+	Rest     int64 // charged for batches that nobody reads, moves or drops now
+	Base     int64 // held by the engine itself for as long as it runs
+	Smallest int64 // bytes of the smallest victim, also of those beyond the shortlist; 0 if there is none
+	Aside    int   // victims that are left out of the shortlist for a moment after an error
+}
+
+// Edge is a way down from one space to another.
+type Edge struct {
+	To       int // index in State.Spaces
+	UnderWay int // moves on this edge
+	Free     int // how many more may begin
+	Blocked  bool
+	Broken   bool // it failed so often that nobody should wait for it
+}
+
+// Choice is one move that a step decided on.
+type Choice struct {
+	Victim Victim
+	From   int // index in State.Spaces
+	To     int
+	Reason string
+}
+
+// Want is what a space still needs and gets no nearer to: nothing is on its way
+// out and nothing can be moved.
+type Want struct {
+	Space  int // index in State.Spaces
+	Bytes  int64
+	Reason string
+}
+
+// Decision is the outcome of a step.
+type Decision struct {
+	Moves []Choice
+	Stuck []Want
+	// Held says that a batch is kept back until the space that it should go to
+	// has been relieved.
+	Held bool
+}
+
+// Step decides what to move now. It is a pure function.
+//
+// For each space it works out how many bytes must leave beyond those that are on
+// their way already: what waiters lack; at the trigger, what is above it; and,
+// when nobody's need is left, what is above the stop mark. It takes victims in
+// the policy's order until the need is covered, so that no more than one
+// batch's bytes leave beyond it. A victim that cannot begin yet, because its edge
+// is busy or its target must be relieved first, counts as covered too: the next
+// step will find it in its place.
+//
+// A victim goes to the next tier if that has room which nobody waits for. If not,
+// and that tier holds a batch that should go before this one, that batch goes down to
+// make room; otherwise the victim passes the tier by.
+func Step(s State) Decision {
+	p := newPlanner(s)
+	for i := range s.Spaces {
+		p.relieve(i, p.lack(i), p.lackReason(i))
+		p.relieve(i, p.above(i, true), ReasonTrigger)
+	}
+	for i := range s.Spaces {
+		p.relieve(i, p.lack(i), p.lackReason(i)) // what the stop marks of faster spaces ask of this one
+		p.relieve(i, p.above(i, false), ReasonTrigger)
+	}
+	for i := range s.Spaces {
+		p.stuck(i)
+	}
+	return p.out
+}
+
+// planner holds what changes while a step is worked out.
+type planner struct {
+	s   State
+	out Decision
+	sp  []plan
+}
+
+type plan struct {
+	// balance is the room that nobody has asked for; below 0 it is what waiters
+	// and faster spaces lack.
+	balance int64
+	asked   bool // a faster space needs room here
+	urgent  bool // and somebody waits for that
+	planned int64
+	held    bool  // some of planned waits for relief of a slower space
+	next    int   // the first victim not looked at
+	rest    int64 // bytes of the victims from next on
+	shed    int   // no victim before this one has a place: room below only shrinks within a step
+	free    []int // moves that may still begin, for each edge
+	busy    int   // moves towards this space
+}
+
+func newPlanner(s State) *planner {
+	p := &planner{s: s, sp: make([]plan, len(s.Spaces))}
+	for i := range s.Spaces {
+		sp := &s.Spaces[i]
+		p.sp[i].balance = sp.Limit - sp.Used - min(sp.Waiting, sp.Limit)
+		if sp.Refused > 0 {
+			p.sp[i].balance = min(p.sp[i].balance, sp.Refused-1)
+		}
+		p.sp[i].free = make([]int, len(sp.Down))
+		for j, e := range sp.Down {
+			p.sp[i].free[j] = e.Free
+			p.sp[e.To].busy += e.UnderWay
+		}
+		for _, v := range sp.Victims {
+			p.sp[i].rest += v.Bytes
+		}
+	}
+	return p
+}
+
+func (s *SpaceState) charge(n int64) int64 {
+	if s.Charge == nil {
+		return n
+	}
+	return s.Charge(n)
+}
+
+func (s *SpaceState) pressure() int64 { return s.Used + s.Foreign }
+
+// coming is what will be free without any more moves.
+func (s *SpaceState) coming() int64 { return s.Retired + s.Leaving }
+
+// lack returns how many more bytes must leave space i for its waiters and for
+// the batches that faster spaces hold back for it.
+func (p *planner) lack(i int) int64 {
+	sp, pl := &p.s.Spaces[i], &p.sp[i]
+	if sp.Waiting == 0 && !pl.asked {
+		return 0
+	}
+	return -pl.balance - sp.coming() - pl.planned
+}
+
+func (p *planner) lackReason(i int) string {
+	if p.s.Spaces[i].Waiting > 0 || p.sp[i].urgent {
+		return ReasonDemand
+	}
+	return ReasonTrigger
+}
+
+// above returns how many more bytes must leave for the pressure to be under the
+// trigger, or at the stop mark.
+func (p *planner) above(i int, trigger bool) int64 {
+	sp, pl := &p.s.Spaces[i], &p.sp[i]
+	mark := sp.Stop
+	switch {
+	case len(sp.Down) == 0:
+		return 0 // nowhere to go to, and nobody suffers yet
+	case trigger && sp.pressure() < sp.Trigger:
+		return 0
+	case !trigger && !sp.Relieving && sp.pressure() < sp.Trigger:
+		return 0
+	case trigger:
+		mark = sp.Trigger - 1
+	}
+	return sp.pressure() - sp.coming() - pl.planned - mark
+}
+
+// relieve chooses victims of space i until need bytes are covered.
+func (p *planner) relieve(i int, need int64, reason string) {
+	sp, pl := &p.s.Spaces[i], &p.sp[i]
+	for need > 0 && pl.next < len(sp.Victims) {
+		v := sp.Victims[pl.next]
+		edge, now := p.target(i, v, reason)
+		pl.next++
+		pl.rest -= v.Bytes
+		if edge < 0 {
+			continue // no place for it; a smaller one may find one
+		}
+		to := sp.Down[edge].To
+		p.sp[to].balance -= p.s.Spaces[to].charge(v.Bytes)
+		pl.planned += v.Bytes
+		need -= v.Bytes
+		if now {
+			pl.free[edge]--
+			p.sp[to].busy++
+			p.out.Moves = append(p.out.Moves, Choice{Victim: v, From: i, To: to, Reason: reason})
+		}
+	}
+}
+
+// target returns the edge that v should take, -1 if there is none, and whether
+// it may begin now.
+func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
+	down := p.s.Spaces[i].Down
+	fallback := -1
+	for first := 0; first < len(down); {
+		kind := p.s.Spaces[down[first].To].ID.Kind
+		end := first + 1
+		for end < len(down) && p.s.Spaces[down[end].To].ID.Kind == kind {
+			end++
+		}
+		if edge, now := p.fit(i, first, end, v); edge >= 0 {
+			return edge, now
+		}
+		if edge, better := p.relievable(i, first, end, v); edge >= 0 {
+			if better {
+				p.hold(i, edge, reason)
+				return edge, false
+			}
+			if fallback < 0 {
+				fallback = edge
+			}
+		}
+		first = end
+	}
+	if fallback >= 0 {
+		p.hold(i, fallback, reason)
+	}
+	return fallback, false
+}
+
+// fit looks for room for v at the ends of edges [first, end) of space i, which
+// lead to one tier. Memory is taken where it is nearest; volumes are used side by
+// side, the least busy first.
+func (p *planner) fit(i, first, end int, v Victim) (edge int, now bool) {
+	edge = -1
+	for j := first; j < end; j++ {
+		e := p.s.Spaces[i].Down[j]
+		to := &p.s.Spaces[e.To]
+		if e.Blocked || to.charge(v.Bytes) > p.sp[e.To].balance {
+			continue
+		}
+		free := p.sp[i].free[j] > 0
+		if to.ID.Kind != tier.Disk {
+			return j, free
+		}
+		if edge < 0 || free && !now || free == now && p.sp[e.To].busy < p.sp[p.s.Spaces[i].Down[edge].To].busy {
+			edge, now = j, free
+		}
+	}
+	return edge, now
+}
+
+// relievable looks for a space at the ends of edges [first, end) that can make
+// room for v, and says whether v should wait for that: room is coming there
+// anyway, or a batch lies there that should go down before v.
+func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool) {
+	edge = -1
+	for j := first; j < end; j++ {
+		e := p.s.Spaces[i].Down[j]
+		to, pl := &p.s.Spaces[e.To], &p.sp[e.To]
+		need := to.charge(v.Bytes)
+		coming := pl.balance + to.coming() + pl.planned
+		switch {
+		case e.Blocked || need > to.Limit || len(to.Down) == 0:
+			continue
+		case need <= coming && to.coming()+pl.planned > 0:
+			return j, true
+		case need > coming+pl.rest || !p.sheds(e.To):
+			continue
+		case to.Victims[pl.next].Key.Compare(v.Key) <= 0:
+			return j, true
+		case edge < 0:
+			edge = j
+		}
+	}
+	return edge, false
+}
+
+// sheds says whether space i has a victim that could go further down now, or as
+// soon as an edge is free.
+func (p *planner) sheds(i int) bool {
+	sp, pl := &p.s.Spaces[i], &p.sp[i]
+	for pl.shed = max(pl.shed, pl.next); pl.shed < len(sp.Victims); pl.shed++ {
+		if edge, _ := p.fit(i, 0, len(sp.Down), sp.Victims[pl.shed]); edge >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// hold notes that a victim of space i waits for relief at the end of an edge.
+func (p *planner) hold(i, edge int, reason string) {
+	to := &p.sp[p.s.Spaces[i].Down[edge].To]
+	to.asked = true
+	to.urgent = to.urgent || reason == ReasonDemand
+	p.sp[i].held = true
+	p.out.Held = true
+}
+
+// stuck notes what space i needs if nothing is done about it.
+func (p *planner) stuck(i int) {
+	sp, pl := &p.s.Spaces[i], &p.sp[i]
+	if sp.coming() > 0 || pl.planned > 0 {
+		return
+	}
+	if need := p.lack(i); need > 0 && sp.Waiting > 0 {
+		p.out.Stuck = append(p.out.Stuck, Want{Space: i, Bytes: need, Reason: ReasonDemand})
+	} else if need := p.above(i, true); need > 0 {
+		p.out.Stuck = append(p.out.Stuck, Want{Space: i, Bytes: need, Reason: ReasonTrigger})
+	}
+}
+
+// Full says for each space whether waiting for room in it is in vain: all that is
+// used there belongs to batches at rest, or to the engine for good; nothing is on
+// its way out; and none of the batches can go down, because each slower space
+// is full too and has no room for even the smallest of them. Then there is nobody whose
+// release could help. It is a pure function.
+func Full(s State) []bool {
+	full := make([]bool, len(s.Spaces))
+	for i := len(s.Spaces) - 1; i >= 0; i-- { // slower spaces first
+		sp := &s.Spaces[i]
+		full[i] = sp.Moving == 0 && sp.coming() == 0 && sp.Aside == 0 && sp.Used <= sp.Rest+sp.Base
+		for _, e := range sp.Down {
+			if to := &s.Spaces[e.To]; !e.Broken && sp.Rest > 0 {
+				fits := sp.Smallest > 0 && to.charge(sp.Smallest) <= to.lasting()
+				full[i] = full[i] && full[e.To] && !fits
+			}
+		}
+	}
+	return full
+}
+
+// lasting is the room that would be there if nobody waited. A refusal counts
+// only if it was not for the sake of waiters.
+func (s *SpaceState) lasting() int64 {
+	room := s.Limit - s.Used
+	if s.Refused > 0 && s.Waiting == 0 {
+		room = min(room, s.Refused-1)
+	}
+	return room
+}

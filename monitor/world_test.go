@@ -1,0 +1,272 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+const kib = 1 << 10
+
+var (
+	gpu0  = tier.ID{Kind: tier.GPU}
+	host0 = tier.ID{Kind: tier.Host}
+	disk0 = tier.ID{Kind: tier.Disk}
+	disk1 = tier.ID{Kind: tier.Disk, Ordinal: 1}
+)
+
+// phantom is memory that has a size and no bytes: the monitor never looks at any.
+type phantom int64
+
+func (p phantom) Size() int64 { return int64(p) }
+
+// phantomPool hands out phantoms; what is freed is reclaimed after lag.
+type phantomPool struct {
+	lag    time.Duration
+	freed  sync.WaitGroup
+	refuse atomic.Int64 // if above 0, larger allocations find no room
+}
+
+func (p *phantomPool) Charge(n int64) int64 { return (n + kib - 1) / kib * kib }
+
+func (p *phantomPool) Alloc(n int64, _ []int64) (tier.Memory, error) {
+	if r := p.refuse.Load(); r > 0 && n > r {
+		return nil, &tier.NoSpaceError{Requested: n, Largest: r}
+	}
+	return phantom(n), nil
+}
+
+func (p *phantomPool) Free(_ tier.Memory, reclaimed func()) {
+	if p.lag == 0 {
+		reclaimed()
+		return
+	}
+	p.freed.Add(1)
+	time.AfterFunc(p.lag, func() { defer p.freed.Done(); reclaimed() })
+}
+
+func (p *phantomPool) Close() error { p.freed.Wait(); return nil }
+
+// world is an engine in small: spaces of phantoms, a reservation manager, a mover
+// whose moves take virtual time, and a monitor. Build it inside a bubble.
+type world struct {
+	t      testing.TB
+	spaces map[tier.ID]*tier.Space
+	pools  map[tier.ID]*phantomPool
+	res    *reservation.Manager
+	mon    *Monitor
+	ids    batch.IDs
+	mover  *slowMover
+	stop   func()
+
+	mu     sync.Mutex
+	begun  []Move
+	ended  []Move
+	failed []error
+	stuck  []Stuck
+	press  []Pressure
+	gone   []Refused
+	now    map[[2]tier.ID]int // moves under way on an edge
+	most   map[[2]tier.ID]int
+}
+
+type sizes map[tier.ID]int64
+
+// slowMover does what convert.Mover does, without bytes.
+type slowMover struct {
+	w      *world
+	bytesA time.Duration // time for a KiB
+	fault  func(b *batch.Batch, from, to tier.ID) error
+}
+
+func (m *slowMover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) (err error) {
+	if reason != ReasonTrigger && reason != ReasonDemand {
+		return fmt.Errorf("the reason %q is unknown", reason)
+	}
+	info := b.Info()
+	r, err := m.w.res.TryReserve(to, info.Bytes)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Release()) }()
+	t, err := b.TryTransit()
+	if err != nil {
+		return err
+	}
+	defer t.Abort()
+	if d := m.bytesA * time.Duration(info.Bytes/kib); d > 0 {
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if m.fault != nil {
+		if err := m.fault(b, info.Space, r.Space().ID()); err != nil {
+			return err
+		}
+	}
+	buf, err := r.Alloc(info.Bytes)
+	if err != nil {
+		return err
+	}
+	return t.Commit(batch.NewImage(b.Descriptor(), buf, r.Space()), false)
+}
+
+// newWorld makes spaces with limit 1, trigger 0.8, stop 0.6.
+func newWorld(t testing.TB, s sizes, change func(*Config, *world)) *world {
+	t.Helper()
+	w := &world{
+		t: t, spaces: make(map[tier.ID]*tier.Space), pools: make(map[tier.ID]*phantomPool),
+		now: make(map[[2]tier.ID]int), most: make(map[[2]tier.ID]int),
+	}
+	var all []*tier.Space
+	for id, n := range s {
+		w.pools[id] = &phantomPool{}
+		sp, err := tier.NewSpace(tier.SpaceConfig{
+			ID: id, Capacity: n, Node: -1, Backend: "phantom", Pool: w.pools[id],
+			Fractions: tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.spaces[id] = sp
+		all = append(all, sp)
+	}
+	var err error
+	if w.res, err = reservation.NewManager(reservation.Config{Spaces: all}); err != nil {
+		t.Fatal(err)
+	}
+	w.mover = &slowMover{w: w, bytesA: time.Microsecond}
+	cfg := Config{Reservations: w.res, Mover: w.mover, Events: w.events()}
+	if change != nil {
+		change(&cfg, w)
+	}
+	if w.mon, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (w *world) events() Events {
+	return Events{
+		MoveBegun: func(m Move) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.begun = append(w.begun, m)
+			e := [2]tier.ID{m.From, m.To}
+			w.now[e]++
+			w.most[e] = max(w.most[e], w.now[e])
+		},
+		MoveEnded: func(m Move, _ time.Duration, err error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.now[[2]tier.ID{m.From, m.To}]--
+			if err != nil {
+				w.failed = append(w.failed, err)
+				return
+			}
+			w.ended = append(w.ended, m)
+		},
+		Pressure: func(p Pressure) { w.mu.Lock(); w.press = append(w.press, p); w.mu.Unlock() },
+		Stuck:    func(s Stuck) { w.mu.Lock(); w.stuck = append(w.stuck, s); w.mu.Unlock() },
+		Refused:  func(r Refused) { w.mu.Lock(); w.gone = append(w.gone, r); w.mu.Unlock() },
+	}
+}
+
+// start runs the monitor; end stops it and closes everything.
+func (w *world) start() {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	over := errors.New("the test is over")
+	done := make(chan error, 1)
+	go func() { done <- w.mon.Run(ctx) }()
+	w.stop = func() {
+		cancel(over)
+		if err := <-done; err != over {
+			w.t.Errorf("Run returned %v, want the cause of its context's end", err)
+		}
+	}
+}
+
+func (w *world) end(batches ...*batch.Batch) {
+	w.t.Helper()
+	if w.stop != nil {
+		w.stop()
+	}
+	for _, b := range batches {
+		if err := b.Drop(); err != nil {
+			w.t.Error(err)
+		}
+	}
+	if err := w.res.Close(); err != nil {
+		w.t.Error(err)
+	}
+	for id, s := range w.spaces {
+		if err := s.Close(); err != nil {
+			w.t.Error(err)
+		}
+		if u := s.Usage(); u.Used() != 0 {
+			w.t.Errorf("%s has %+v in the end", id, u)
+		}
+	}
+	for i := range w.mon.spaces {
+		if s := w.mon.index.summary(i); s.count != 0 || s.bytes != 0 || s.rest != 0 || s.smallest != 0 {
+			w.t.Errorf("the index still has %+v of %s", s, w.mon.spaces[i].ID())
+		}
+	}
+	for e, n := range w.most {
+		if n > w.mon.cfg.MovesPerEdge {
+			w.t.Errorf("%d moves at once from %s to %s", n, e[0], e[1])
+		}
+	}
+}
+
+// put makes a batch of n bytes in a space, which must have room.
+func (w *world) put(id tier.ID, n int64, place batch.Place) *batch.Batch {
+	w.t.Helper()
+	r, err := w.res.TryReserve(reservation.Specific(id), n)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return w.fill(r, place)
+}
+
+// fill makes a batch out of all that r promises, and releases r.
+func (w *world) fill(r *reservation.Reservation, place batch.Place) *batch.Batch {
+	w.t.Helper()
+	n := r.Bytes()
+	buf, err := r.Alloc(n)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	d := &batch.Descriptor{Rows: 1, Body: n}
+	b, err := batch.New(batch.Options{
+		ID: w.ids.Next(), Payload: batch.NewImage(d, buf, r.Space()), Observer: w.mon.Index(), Place: place,
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := r.Release(); err != nil {
+		w.t.Fatal(err)
+	}
+	return b
+}
+
+func (w *world) moved() (n int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.ended {
+		n += m.Bytes
+	}
+	return n
+}
+
+func seq(i int) batch.Place { return batch.Place{Plan: 1, Seq: uint64(i)} }

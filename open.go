@@ -1,0 +1,197 @@
+package spillway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/host"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+func (e *Engine) openSpaces(ctx context.Context) error {
+	for i, g := range e.cfg.GPUs {
+		if err := e.openGPU(i, g); err != nil {
+			return fmt.Errorf("spillway: gpu:%d: %w", i, err)
+		}
+	}
+	if err := e.openHost(); err != nil {
+		return fmt.Errorf("spillway: %w", err)
+	}
+	for i, d := range e.cfg.Disks {
+		if err := e.openDisk(ctx, i, d); err != nil {
+			return fmt.Errorf("spillway: disk:%d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (e *Engine) openGPU(i int, g GPU) error {
+	memory := g.Memory
+	if memory == 0 {
+		memory = min(defaultGPUMemory, e.memoryLimit()/8/tier.Page*tier.Page)
+	}
+	dev := g.Device
+	if dev == nil {
+		if g.Backend == CUDA {
+			return fmt.Errorf("this build has no CUDA backend (use the simulated GPU: sim): %w", tier.ErrNotSupported)
+		}
+		d, err := sim.New(sim.Config{Memory: memory, Node: e.nodeOf(i)})
+		if err != nil {
+			return err
+		}
+		dev = d
+		g.Own = true
+	}
+	if g.Own {
+		e.devices = append(e.devices, dev)
+	}
+	pool, err := tier.NewDevicePool(dev)
+	if err != nil {
+		return err
+	}
+	id := tier.ID{Kind: tier.GPU, Ordinal: i}
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID: id, Capacity: memory, Fractions: e.cfg.GPUMarks, Node: dev.Info().Node,
+		Backend: dev.Info().Backend, Pool: pool, Hint: "a larger GPU memory would help",
+	})
+	if err != nil {
+		return errors.Join(err, pool.Close())
+	}
+	e.spaces = append(e.spaces, space)
+	streams, err := tier.NewStreamPool(dev, defaultStreams)
+	if err != nil {
+		return err
+	}
+	e.streams[id] = streams
+	return nil
+}
+
+// openHost opens one pinned space on each NUMA node.
+func (e *Engine) openHost() error {
+	total := e.cfg.HostMemory
+	if total == 0 {
+		total = e.memoryLimit() / 4
+	}
+	nodes := e.nodes()
+	each := total / int64(len(nodes)) / tier.Page * tier.Page
+	if each < smallestHostSpace {
+		return fmt.Errorf("host memory of %d bytes is too little for %d NUMA nodes: each takes at least %d",
+			total, len(nodes), int64(smallestHostSpace))
+	}
+	for i, node := range nodes {
+		bind := node
+		if len(nodes) == 1 {
+			bind = -1
+		}
+		arena, err := host.NewArena(host.Config{Capacity: each, Node: bind, Lock: true, Touch: true, Huge: true})
+		if err != nil {
+			return fmt.Errorf("host:%d: %w", i, err)
+		}
+		for _, w := range arena.Warnings() {
+			e.cfg.Logger.Debug("spillway: host arena", "space", i, "warning", w)
+		}
+		space, err := tier.NewSpace(tier.SpaceConfig{
+			ID: tier.ID{Kind: tier.Host, Ordinal: i}, Capacity: each, Fractions: e.cfg.HostMarks, Node: node,
+			Backend: "host", Pool: arena, Hint: "more host memory would help",
+		})
+		if err != nil {
+			return errors.Join(err, arena.Close())
+		}
+		e.spaces = append(e.spaces, space)
+	}
+	return nil
+}
+
+func (e *Engine) openDisk(_ context.Context, i int, d Disk) error {
+	capacity := d.Capacity
+	if capacity == 0 {
+		free, err := freeBytes(d.Dir)
+		if err != nil {
+			return err
+		}
+		if capacity = (free - d.Reserve) / 2 / tier.Page * tier.Page; capacity <= 0 {
+			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, free, tier.ErrNoSpace)
+		}
+	}
+	volume, err := disk.OpenVolume(disk.Config{Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve})
+	if err != nil {
+		return err
+	}
+	for _, w := range volume.Stats().Warnings {
+		e.cfg.Logger.Warn("spillway: spill volume", "dir", d.Dir, "warning", w)
+	}
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: capacity, Fractions: e.cfg.DiskMarks, Node: -1,
+		Backend: "disk", Pool: volume, Hint: "a larger disk capacity would help",
+	})
+	if err != nil {
+		return errors.Join(err, volume.Close())
+	}
+	e.spaces = append(e.spaces, space)
+	return nil
+}
+
+// openStaging takes the pinned chunks, through which transfers between device
+// and disk go, out of each host space.
+func (e *Engine) openStaging() error {
+	for _, s := range e.reservations.Spaces().InTier(tier.Host) {
+		share := s.Limit() / stagingMaxShare
+		chunk := min(int64(stagingChunk), share/2/tier.Page*tier.Page)
+		count := min(int64(stagingChunks), share/chunk)
+		r, err := e.reservations.TryReserve(reservation.Specific(s.ID()), chunk*count)
+		if err != nil {
+			return err
+		}
+		buf, err := r.Alloc(chunk * count)
+		if err := errors.Join(err, r.Release()); err != nil {
+			return err
+		}
+		e.base[s.ID()] = buf.Charge()
+		e.staging[s.Node()] = host.NewStaging(buf, chunk)
+	}
+	return nil
+}
+
+// memoryLimit is how much memory the process may use.
+func (e *Engine) memoryLimit() int64 { return e.topo.MemoryLimit }
+
+// nodes lists the NUMA nodes that have memory.
+func (e *Engine) nodes() []int {
+	var ids []int
+	for _, n := range e.topo.Nodes {
+		if n.MemoryTotal > 0 {
+			ids = append(ids, n.ID)
+		}
+	}
+	if len(ids) == 0 {
+		ids = []int{0}
+	}
+	return ids
+}
+
+func (e *Engine) nodeOf(int) int { return e.nodes()[0] }
+
+// distance between two NUMA nodes, as the machine tells it; unknown nodes are
+// far from all.
+func (e *Engine) distance(a, b int) int {
+	if a == b {
+		return 0
+	}
+	for _, n := range e.topo.Nodes {
+		if n.ID == a {
+			for i, m := range e.topo.Nodes {
+				if m.ID == b && i < len(n.Distances) {
+					return n.Distances[i]
+				}
+			}
+		}
+	}
+	return 255
+}
+
+var _ = runtime.GOOS

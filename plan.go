@@ -1,0 +1,45 @@
+package spillway
+
+import (
+	"context"
+	"sync"
+
+	"github.com/spillway-db/spillway/repository"
+)
+
+// Plan owns a query's repositories and their order. It is safe for concurrent
+// use. It must be closed, or is with its engine.
+type Plan struct {
+	engine  *Engine
+	name    string
+	manager *repository.Manager
+	once    sync.Once
+	err     error
+}
+
+// Name returns the plan's name.
+func (p *Plan) Name() string { return p.name }
+
+// Repository returns the repository of an operator's port, and makes it if it is
+// new. Repositories stand in the order in which they are made, from the scans to
+// the output, unless Order says otherwise.
+func (p *Plan) Repository(operator string, port int) (*repository.Repository, error) {
+	return p.manager.Ensure(repository.Key{Operator: operator, Port: port})
+}
+
+// Manager returns the plan's repository manager, for fan-out, order, and
+// reports of what was left.
+func (p *Plan) Manager() *repository.Manager { return p.manager }
+
+// Close closes the plan's repositories and drops the batches that are left in
+// them; those with open handles go when the last handle closes.
+func (p *Plan) Close() error {
+	p.once.Do(func() {
+		e := p.engine
+		e.mu.Lock()
+		delete(e.plans, p.name)
+		e.mu.Unlock()
+		p.err = p.manager.Close(context.Background())
+	})
+	return p.err
+}

@@ -1,0 +1,343 @@
+package spillway_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestRandomOperations lets many goroutines do everything at once to one small
+// engine whose data is several times its GPU and host memory, with random
+// budgets and cancellations, while the books are checked all the time. At the
+// end every batch that was put and not consumed must be there, with its bytes.
+func TestRandomOperations(t *testing.T) {
+	rounds := 6
+	if testing.Short() {
+		rounds = 2
+	}
+	for i := range rounds {
+		seed := uint64(i + 1)
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { randomOperations(t, seed) })
+	}
+}
+
+const (
+	randomWorkers    = 8
+	randomOperation  = 150 // by each worker
+	randomPartitions = 3
+)
+
+// randomRun is what the workers of one run share.
+type randomRun struct {
+	eng  *spillway.Engine
+	repo *repository.Repository
+
+	numbers atomic.Int64
+	mu      sync.Mutex
+	sources map[int64]*source // by the number in column 0
+}
+
+// source is what was put. It stays known when its batch is consumed, for others
+// may be reading that batch still.
+type source struct {
+	rec      arrow.RecordBatch
+	consumed bool
+}
+
+func randomOperations(t *testing.T, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	kib := func(least, most int) int64 { return int64(least+rng.IntN(most-least)) << 10 }
+	dir := t.TempDir()
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs:          []spillway.GPU{{Backend: spillway.Sim, Memory: kib(512, 2048)}},
+		HostMemory:    kib(768, 2048),
+		Disks:         []spillway.Disk{{Dir: dir, Capacity: 256 << 20}},
+		MonitorPeriod: time.Millisecond,
+		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := eng.Plan("random")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("scan", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := &randomRun{eng: eng, repo: repo, sources: make(map[int64]*source)}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // only a stall takes so long
+	defer cancel()
+	watching, stop := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		for watching.Err() == nil {
+			checkBooks(t, eng)
+		}
+	}()
+	var wg sync.WaitGroup
+	for w := range randomWorkers {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, uint64(w+1)))
+			for op := range randomOperation {
+				if err := run.step(ctx, rng); err != nil {
+					t.Errorf("worker %d, operation %d: %v", w, op, err)
+					cancel()
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	stop()
+	<-watched
+	if t.Failed() {
+		_ = eng.Close() // what is wrong has been told
+		return
+	}
+
+	// Everything that is left must come out once, and be what was put.
+	for p := range randomPartitions {
+		for h, err := range repo.Drain(ctx, p, []tier.Kind{tier.GPU, tier.Host}[p%2]) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(run.compare(ctx, h, true), h.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for n, s := range run.sources {
+		if !s.consumed {
+			t.Errorf("batch number %d was lost", n)
+		}
+	}
+	if err := eng.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, s := range eng.Stats().Spaces {
+		if s.Used() != 0 {
+			t.Errorf("%s ends with %+v", s.ID, s.Usage)
+		}
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 0 {
+		t.Errorf("the spill directory holds %v, %v", left, err)
+	}
+}
+
+// checkBooks looks at every space once.
+func checkBooks(t *testing.T, eng *spillway.Engine) {
+	for _, s := range eng.Stats().Spaces {
+		if s.Used() > s.Capacity || s.Peak > s.Capacity || s.Live < 0 || s.Retired < 0 || s.Reserved < 0 {
+			t.Errorf("%s breaks its books: %+v of %d", s.ID, s.Usage, s.Capacity)
+		}
+	}
+}
+
+// step does one random thing.
+func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
+	if rng.IntN(8) == 0 { // somebody gives up now and then
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.IntN(2000))*time.Microsecond)
+		defer cancel()
+	}
+	partition := rng.IntN(randomPartitions)
+	var err error
+	switch n := rng.IntN(100); {
+	case n < 35:
+		err = r.put(ctx, rng, partition)
+	case n < 50:
+		err = r.consume(ctx, rng, partition)
+	case n < 75:
+		err = r.process(ctx, rng, partition)
+	case n < 90:
+		err = r.shift(ctx, rng, partition)
+	case n < 95:
+		err = r.clone(ctx, rng, partition)
+	default:
+		err = r.hold(ctx, rng)
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+		return nil // given up, as asked
+	}
+	return err
+}
+
+func (r *randomRun) put(ctx context.Context, rng *rand.Rand, partition int) error {
+	n := r.numbers.Add(1)
+	rec := numberedRecord(n, rng.IntN(4000))
+	r.mu.Lock()
+	r.sources[n] = &source{rec: rec}
+	r.mu.Unlock()
+	var opts []repository.PutOption
+	if rng.IntN(2) == 0 {
+		opts = append(opts, repository.WithPlacement(reservation.AnyInTier(anyKind(rng))))
+	}
+	err := r.repo.Put(ctx, partition, rec, opts...)
+	if err != nil {
+		r.mu.Lock()
+		delete(r.sources, n)
+		r.mu.Unlock()
+	}
+	return err
+}
+
+// consume takes a batch for good.
+func (r *randomRun) consume(ctx context.Context, rng *rand.Rand, partition int) error {
+	b, err := r.repo.TryTake(partition, batch.TaskCreated)
+	if err != nil || b == nil {
+		return err
+	}
+	h, err := r.eng.Mover().Acquire(ctx, b, reservation.AnyInTier(anyKind(rng)))
+	if err != nil { // given up: back into the repository
+		return errors.Join(err, b.CancelTask(), r.repo.PutBatch(partition, b))
+	}
+	return errors.Join(r.compare(context.WithoutCancel(ctx), h, true), b.Drop(), h.Close())
+}
+
+// process works on a batch where it stands in the repository.
+func (r *randomRun) process(ctx context.Context, rng *rand.Rand, partition int) error {
+	b := r.pick(rng, partition)
+	if b == nil {
+		return nil
+	}
+	h, err := r.eng.Mover().Acquire(ctx, b, reservation.AnyInTier(anyKind(rng)))
+	if isState(err) { // consumed by somebody meanwhile
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.compare(context.WithoutCancel(ctx), h, false), h.Close())
+}
+
+// shift moves a batch up or down, as the monitor or as work would.
+func (r *randomRun) shift(ctx context.Context, rng *rand.Rand, partition int) error {
+	b := r.pick(rng, partition)
+	if b == nil {
+		return nil
+	}
+	reason := []string{convert.ReasonWork, convert.ReasonTrigger, convert.ReasonDemand}[rng.IntN(3)]
+	err := r.eng.Mover().Move(ctx, b, reservation.AnyInTier(anyKind(rng)), reason)
+	if isState(err) || (reason != convert.ReasonWork && errors.Is(err, tier.ErrNoSpace)) {
+		return nil
+	}
+	return err
+}
+
+func (r *randomRun) clone(ctx context.Context, rng *rand.Rand, partition int) error {
+	b := r.pick(rng, partition)
+	if b == nil {
+		return nil
+	}
+	c, err := r.eng.Mover().Clone(ctx, b, nil)
+	if isState(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if c.ID() == b.ID() {
+		err = fmt.Errorf("the clone of batch %d has its id", b.ID())
+	}
+	return errors.Join(err, c.Drop())
+}
+
+// hold takes room that has nothing to do with batches, for a moment.
+func (r *randomRun) hold(ctx context.Context, rng *rand.Rand) error {
+	res, err := r.eng.Reserve(ctx, reservation.AnyInTier(anyKind(rng)), int64(rng.IntN(128<<10)))
+	if err != nil {
+		return err
+	}
+	buf, err := res.Alloc(res.Bytes() / 2)
+	if errors.Is(err, tier.ErrNoSpace) { // in pieces
+		err = nil
+	}
+	return errors.Join(err, res.Release(), buf.Release())
+}
+
+// compare checks the held batch's bytes against the record that was put, and
+// notes whether the batch is consumed.
+func (r *randomRun) compare(ctx context.Context, h *batch.Handle, consumed bool) error {
+	rec, err := r.eng.Mover().Record(ctx, h)
+	if err != nil {
+		return err
+	}
+	defer rec.Release()
+	n := rec.Column(0).(*array.Int64).Value(0)
+	r.mu.Lock()
+	src := r.sources[n]
+	twice := src != nil && consumed && src.consumed
+	if src != nil && consumed {
+		src.consumed = true
+	}
+	r.mu.Unlock()
+	switch {
+	case src == nil:
+		return fmt.Errorf("batch %d holds number %d, which was never put", h.Batch().ID(), n)
+	case twice:
+		return fmt.Errorf("batch number %d was consumed twice", n)
+	}
+	return convert.Equal(src.rec, rec)
+}
+
+func (r *randomRun) pick(rng *rand.Rand, partition int) *batch.Batch {
+	var all []*batch.Batch
+	for b := range r.repo.Batches(partition) {
+		all = append(all, b)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all[rng.IntN(len(all))]
+}
+
+func isState(err error) bool { return errors.Is(err, batch.ErrState) }
+
+func anyKind(rng *rand.Rand) tier.Kind {
+	kinds := tier.Kinds()
+	return kinds[rng.IntN(len(kinds))]
+}
+
+// numberedRecord makes a record whose first column starts with n.
+func numberedRecord(n int64, rows int) arrow.RecordBatch {
+	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
+		{Name: "n", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "s", Type: arrow.BinaryTypes.String, Nullable: true},
+		{Name: "f", Type: arrow.PrimitiveTypes.Float64},
+	}, nil))
+	defer b.Release()
+	for i := range rows + 1 {
+		b.Field(0).(*array.Int64Builder).Append(n + int64(i))
+		if s := b.Field(1).(*array.StringBuilder); i%7 == 3 {
+			s.AppendNull()
+		} else {
+			s.Append(fmt.Sprintf("%d of batch %d", i, n))
+		}
+		b.Field(2).(*array.Float64Builder).Append(float64(n) / float64(i+1))
+	}
+	return b.NewRecordBatch()
+}

@@ -1,0 +1,58 @@
+package repository
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+)
+
+// Sentinels, to be matched with errors.Is.
+var (
+	// ErrUnknownKey: the plan has no repository for that operator and port.
+	ErrUnknownKey = errors.New("unknown repository")
+	// ErrDuplicateKey: the plan has a repository for that operator and port already.
+	ErrDuplicateKey = errors.New("repository exists already")
+	// ErrUnknownBatch: the repository does not hold a batch of that id.
+	ErrUnknownBatch = errors.New("unknown batch")
+	// ErrDuplicateBatch: the repository holds a batch of that id already.
+	ErrDuplicateBatch = errors.New("batch id exists already")
+	// ErrPartition: the partition's number is negative or out of range.
+	ErrPartition = errors.New("no such partition")
+	// ErrSchema is matched by every SchemaError.
+	ErrSchema = errors.New("another schema")
+	// ErrNoSchema: nothing was put before the input was closed, and no schema was
+	// configured, so that there is none to read by.
+	ErrNoSchema = errors.New("schema unknown")
+)
+
+// SchemaError says that something of another schema was put into a repository.
+// It matches ErrSchema.
+type SchemaError struct {
+	Key  Key
+	Want *arrow.Schema // the repository's
+	Got  *arrow.Schema
+}
+
+func (e *SchemaError) Error() string {
+	return fmt.Sprintf("repository %s has another schema: %s", e.Key, e.difference())
+}
+
+// difference names the first thing in which the schemas differ.
+func (e *SchemaError) difference() string {
+	if e.Got == nil {
+		return "there is none"
+	}
+	if e.Want.NumFields() != e.Got.NumFields() {
+		return fmt.Sprintf("%d columns, want %d", e.Got.NumFields(), e.Want.NumFields())
+	}
+	for i := range e.Want.NumFields() {
+		if want, got := e.Want.Field(i), e.Got.Field(i); !want.Equal(got) {
+			return fmt.Sprintf("column %d is %q, want %q", i, got, want)
+		}
+	}
+	return fmt.Sprintf("%s, want %s", e.Got.Endianness(), e.Want.Endianness())
+}
+
+// Is matches ErrSchema.
+func (e *SchemaError) Is(target error) bool { return target == ErrSchema }

@@ -1,0 +1,118 @@
+package reservation_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// BenchmarkReserveRelease is a reservation that nobody contends for.
+func BenchmarkReserveRelease(b *testing.B) {
+	ctx := context.Background()
+	for _, bench := range []struct {
+		name     string
+		strategy reservation.Strategy
+		bytes    int64
+	}{
+		{"specific", reservation.Specific(tier.ID{Kind: tier.GPU}), 100},
+		{"any", reservation.AnyInTier(tier.GPU), 100},
+		{"pressed", reservation.Specific(tier.ID{Kind: tier.GPU}), 950}, // over the trigger: listeners are told
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			m, _ := one(b, 1000, 0)
+			b.ReportAllocs()
+			for b.Loop() {
+				r, err := m.Reserve(ctx, bench.strategy, bench.bytes)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := r.Release(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkLedger is what the space itself takes of BenchmarkReserveRelease.
+func BenchmarkLedger(b *testing.B) {
+	s := spaceOf(b, "gpu:0", 1000)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := s.Reserve(100); err != nil {
+			b.Fatal(err)
+		}
+		s.Unreserve(100)
+	}
+}
+
+// BenchmarkTryReserveFull is a refusal.
+func BenchmarkTryReserveFull(b *testing.B) {
+	m, _ := one(b, 1000, 0)
+	all, err := m.TryReserve(reservation.AnyInTier(tier.GPU), 1000)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer all.Release()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := m.TryReserve(reservation.AnyInTier(tier.GPU), 1); err == nil {
+			b.Fatal("a full space had room")
+		}
+	}
+}
+
+// BenchmarkContended is 16 goroutines that each take and give back one slot of
+// some, beside x/sync's semaphore as the limit to compare with.
+func BenchmarkContended(b *testing.B) {
+	const goroutines = 16
+	ctx := context.Background()
+	for _, slots := range []int64{1, 8, 16} {
+		b.Run(fmt.Sprintf("slots=%d/manager", slots), func(b *testing.B) {
+			m, _ := one(b, slots, 0)
+			gpu := reservation.Specific(tier.ID{Kind: tier.GPU})
+			contend(b, goroutines, func() {
+				r, err := m.Reserve(ctx, gpu, 1)
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				r.Release()
+			})
+			s := m.Waits()
+			b.ReportMetric(float64(s.Count)/float64(b.N), "waits/op")
+			b.ReportMetric(float64(s.Max.Microseconds()), "max-wait-µs")
+		})
+		b.Run(fmt.Sprintf("slots=%d/semaphore", slots), func(b *testing.B) {
+			sem := semaphore.NewWeighted(slots)
+			contend(b, goroutines, func() {
+				if err := sem.Acquire(ctx, 1); err != nil {
+					b.Error(err)
+					return
+				}
+				sem.Release(1)
+			})
+		})
+	}
+}
+
+func contend(b *testing.B, goroutines int, f func()) {
+	b.ReportAllocs()
+	var wg sync.WaitGroup
+	each := b.N/goroutines + 1
+	b.ResetTimer()
+	for range goroutines {
+		wg.Go(func() {
+			for range each {
+				f()
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,141 @@
+package reservation
+
+import (
+	"slices"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Demand is what waits for one space.
+type Demand struct {
+	Space    tier.ID
+	Bytes    int64 // sum of what waits, or the largest int64 if that is more
+	Smallest int64 // the least that one of them needs
+	Waiters  int
+}
+
+// Demand appends what waits to dst, one entry for each space that somebody
+// waits for, ordered by kind and ordinal, and returns it. Bytes are counted as
+// the space charges them, and of ReserveUpTo the least. A waiter with several
+// candidates counts in each of them, though it will be served from one.
+func (m *Manager) Demand(dst []Demand) []Demand {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.lines {
+		if q := &l.queue; q.live > 0 {
+			dst = append(dst, Demand{Space: l.space.ID(), Bytes: q.sum.bytes(), Smallest: q.least(), Waiters: q.live})
+		}
+	}
+	return dst
+}
+
+type subscriber struct {
+	id int
+	f  func()
+}
+
+// OnDemand calls f whenever a request begins to wait, on its goroutine and with
+// no lock held; f must be quick and must not block. The returned function ends
+// that; a call that has begun may still be running when it returns.
+func (m *Manager) OnDemand(f func()) (cancel func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	id := m.mu.nextSubscriber
+	m.mu.nextSubscriber++
+	m.subscribeLocked(func(s []subscriber) []subscriber { return append(s, subscriber{id, f}) })
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.subscribeLocked(func(s []subscriber) []subscriber {
+			return slices.DeleteFunc(s, func(s subscriber) bool { return s.id == id })
+		})
+	}
+}
+
+// subscribeLocked replaces the list by a changed copy.
+func (m *Manager) subscribeLocked(change func([]subscriber) []subscriber) {
+	var s []subscriber
+	if old := m.subscribers.Load(); old != nil {
+		s = slices.Clone(*old)
+	}
+	s = change(s)
+	m.subscribers.Store(&s)
+}
+
+func (m *Manager) announce() {
+	s := m.subscribers.Load()
+	if s == nil {
+		return
+	}
+	lockrank.AssertNone("demand is announced")
+	for _, s := range *s {
+		s.f()
+	}
+}
+
+// Refuse is for the monitor, when nothing can be moved away any more: it ends,
+// with a tier.NoSpaceError that carries hint, the wait of everybody all of whose
+// candidates are full, and returns how many those were. full is called once for
+// each space that somebody waits for, with no lock held. Who came after that, or
+// fits by now, is left to wait.
+func (m *Manager) Refuse(full func(tier.ID) bool, hint string) int {
+	waited := make([]bool, len(m.lines))
+	m.mu.Lock()
+	newest := m.mu.seq
+	for i, l := range m.lines {
+		waited[i] = l.queue.live > 0
+	}
+	m.mu.Unlock()
+	lockrank.AssertNone("full is asked")
+	isFull := make(map[*line]bool)
+	for i, l := range m.lines {
+		if waited[i] && full(l.space.ID()) {
+			isFull[l] = true
+		}
+	}
+	if len(isFull) == 0 {
+		return 0
+	}
+	var done over
+	n := 0
+	m.mu.Lock()
+	for w := m.mu.oldest; w != nil && w.seq <= newest; {
+		next := w.next
+		if w.stuckLocked(isFull) {
+			m.failLocked(w, w.refusalLocked(hint), &done)
+			n++
+		}
+		w = next
+	}
+	m.mu.Unlock()
+	done.wake()
+	m.serve()
+	return n
+}
+
+// stuckLocked says whether each line that w stands in is full and has no room
+// for it.
+func (w *waiter) stuckLocked(full map[*line]bool) bool {
+	for i := range w.slots {
+		s := &w.slots[i]
+		if s.pos >= 0 && (!full[s.line] || s.line.space.Available() >= s.need) {
+			return false
+		}
+	}
+	return true
+}
+
+// refusalLocked is about the first line that w stands in.
+func (w *waiter) refusalLocked(hint string) error {
+	for i := range w.slots {
+		if s := &w.slots[i]; s.pos >= 0 {
+			e := &tier.NoSpaceError{Space: s.line.space.ID(), Requested: s.need, Available: s.line.space.Available(), Hint: hint}
+			if hint == "" {
+				e.Hint = s.line.hint
+			}
+			return e
+		}
+	}
+	return w.first().line.exceeded(w.first().need)
+}

@@ -1,0 +1,2 @@
+// Package reservation promises bytes.
+package reservation

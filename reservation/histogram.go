@@ -1,0 +1,78 @@
+package reservation
+
+import (
+	"math/bits"
+	"sync/atomic"
+	"time"
+)
+
+// WaitStats says how long finished waits took, however they ended. Requests
+// that did not have to wait are not counted.
+type WaitStats struct {
+	Count         int64
+	P50, P99, Max time.Duration // percentiles are at most 1/16 too high
+}
+
+// histogram counts durations in buckets whose width is 1/16 of the power of two
+// below them, so that a percentile is at most 1/16 too high and the memory is
+// the same for any number of samples. It is written here because the libraries
+// that do this lock or need to be locked. It is safe for concurrent use.
+type histogram struct {
+	max     atomic.Int64
+	buckets [(64 - subBits) << subBits]atomic.Int64 // 7.5 KiB
+}
+
+const subBits = 4
+
+// bucketOf is the identity below 32; above, the upper bits are the power of two
+// and the lower four those that follow the leading one.
+func bucketOf(v uint64) int {
+	if v < 1<<subBits {
+		return int(v)
+	}
+	shift := bits.Len64(v) - 1 - subBits
+	return (shift+1)<<subBits | int(v>>shift)&(1<<subBits-1)
+}
+
+// upperOf returns the largest value in bucket i.
+func upperOf(i int) int64 {
+	if i < 1<<subBits {
+		return int64(i)
+	}
+	shift := i>>subBits - 1
+	return int64((uint64(i)&(1<<subBits-1)|1<<subBits)<<shift + 1<<shift - 1)
+}
+
+func (h *histogram) record(d time.Duration) {
+	d = max(0, d)
+	for {
+		old := h.max.Load()
+		if int64(d) <= old || h.max.CompareAndSwap(old, int64(d)) {
+			break
+		}
+	}
+	h.buckets[bucketOf(uint64(d))].Add(1)
+}
+
+func (h *histogram) stats() WaitStats {
+	var counts [len(h.buckets)]int64
+	var s WaitStats
+	for i := range counts {
+		counts[i] = h.buckets[i].Load()
+		s.Count += counts[i]
+	}
+	s.Max = time.Duration(h.max.Load())
+	quantile := func(percent int64) time.Duration {
+		rank := (s.Count*percent + 99) / 100
+		for i, n := range counts {
+			if rank -= n; rank <= 0 {
+				return min(time.Duration(upperOf(i)), s.Max)
+			}
+		}
+		return s.Max
+	}
+	if s.Count > 0 {
+		s.P50, s.P99 = quantile(50), quantile(99)
+	}
+	return s
+}

@@ -1,0 +1,284 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// DefaultBypass is how many requests may pass the oldest waiter of a space.
+const DefaultBypass = 16
+
+// Config describes a Manager. Spaces is required; each must have its own id.
+type Config struct {
+	Spaces []*tier.Space
+	// Distance returns how far apart two NUMA nodes are (-1 is unknown); nil means
+	// that all nodes but the same are equally far. It is called by NewManager only.
+	Distance func(nodeA, nodeB int) int
+	// Bypass is how many requests may be served from a space before its oldest
+	// waiter, for which there is no room yet; after that all freed bytes are kept
+	// for it. 0 means DefaultBypass, below 0 that nobody may pass.
+	Bypass int
+}
+
+// Validate checks what NewManager would refuse.
+func (c Config) Validate() error {
+	if c.Bypass > maxBypass {
+		return fmt.Errorf("reservation: a bypass of %d requests is above %d", c.Bypass, maxBypass)
+	}
+	_, err := newSpaces(c.Spaces, nil)
+	return err
+}
+
+// Manager promises bytes of a fixed set of spaces, and keeps those who have to
+// wait for them in order. It is safe for concurrent use. The package doc tells
+// how it is fair and what it locks.
+type Manager struct {
+	spaces *Spaces
+	lines  []*line // as spaces.all
+	bypass uint32
+
+	closed  atomic.Bool
+	serving atomic.Int64 // calls of serve that are not answered yet; see serve
+	waits   histogram
+	scratch sync.Pool // of *scratch
+
+	subscribers atomic.Pointer[[]subscriber] // copied on write; called without locks
+
+	mu struct {
+		lockrank.Mutex[lockrank.Reservation]
+		seq            uint64 // of the youngest waiter
+		oldest, newest *waiter
+		nextSubscriber int
+		cancels        []func() // ends the subscriptions to the spaces
+	}
+}
+
+// scratch is what a request looks its candidates up in; it is pooled because
+// what is given to a Strategy would have to be allocated otherwise.
+type scratch struct {
+	spaces []*tier.Space
+	slots  []slot
+}
+
+// NewManager returns a manager of the spaces in cfg. The spaces stay the
+// caller's, who closes them after the manager.
+func NewManager(cfg Config) (*Manager, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	spaces, err := newSpaces(cfg.Spaces, cfg.Distance)
+	if err != nil {
+		return nil, err
+	}
+	m := &Manager{spaces: spaces, bypass: uint32(max(0, cfg.Bypass))}
+	if cfg.Bypass == 0 {
+		m.bypass = DefaultBypass
+	}
+	m.scratch.New = func() any { return new(scratch) }
+	for _, sp := range spaces.all {
+		l := newLine(m, sp)
+		m.lines = append(m.lines, l)
+		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(l.changed))
+	}
+	return m, nil
+}
+
+// Spaces returns the manager's spaces.
+func (m *Manager) Spaces() *Spaces { return m.spaces }
+
+// Reserve promises bytes in the first of the strategy's candidates that has
+// room, and waits for any of them if none has. A space charges what a buffer of
+// that size takes, so that one buffer of that size can always be drawn. The caller
+// must Release the reservation.
+//
+// A request that would not fit any candidate even if that were empty fails at
+// once with an ExceededError. A wait is ended by ctx, with an error that matches
+// its cause and its Err; by Close, with tier.ErrClosed; by Refuse, with a
+// tier.NoSpaceError; and by a limit that is lowered below the request. Nothing is
+// reserved then.
+func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (*Reservation, error) {
+	return m.reserve(ctx, true, s, bytes, bytes, opts)
+}
+
+// TryReserve is Reserve for those who do not wait: if there is no room now, or
+// what there is is kept for an older request, it returns a tier.NoSpaceError.
+func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (*Reservation, error) {
+	return m.reserve(context.Background(), false, s, bytes, bytes, opts)
+}
+
+// ReserveUpTo promises what there is, from min to max bytes, in the first
+// candidate that has room for min, and waits until there is room for min in one
+// of them. Reservation.Bytes tells how much it is.
+func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, opts ...Option) (*Reservation, error) {
+	return m.reserve(ctx, true, s, min, max, opts)
+}
+
+// reserve does all three.
+func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, most int64, opts []Option) (*Reservation, error) {
+	o, err := gather(opts)
+	switch {
+	case err != nil:
+		return nil, err
+	case s == nil:
+		return nil, errors.New("reservation: a strategy is required")
+	case least < 0:
+		return nil, fmt.Errorf("reservation: cannot reserve %d bytes", least)
+	case most < least:
+		return nil, fmt.Errorf("reservation: cannot reserve %d to %d bytes", least, most)
+	case m.closed.Load():
+		return nil, closedError()
+	case ctx.Err() != nil:
+		return nil, ended(ctx, "not begun")
+	}
+	q := m.scratch.Get().(*scratch)
+	l, n, err := m.ask(q, s, least, most)
+	var w *waiter
+	switch {
+	case l != nil || err != nil:
+	case wait:
+		w = newWaiter(q.slots, least, most)
+	default:
+		err = full(q.slots)
+	}
+	m.scratch.Put(q)
+	if w != nil {
+		l, n, err = m.wait(ctx, w)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return newReservation(l, n, o.policy), nil
+}
+
+// ask charges the first candidate that has room, and says which and how much;
+// nil if none has.
+func (m *Manager) ask(q *scratch, s Strategy, least, most int64) (*line, int64, error) {
+	if err := m.candidates(q, s, least); err != nil {
+		return nil, 0, err
+	}
+	for i := range q.slots {
+		c := &q.slots[i]
+		if !c.fits(c.line.space.Limit()) {
+			continue
+		}
+		if n, ok := c.line.take(c.need, least, most); ok {
+			return c.line, n, nil
+		}
+	}
+	if err := exceeded(q.slots, least); err != nil {
+		return nil, 0, err
+	}
+	if least == 0 { // what there is, is nothing
+		return q.slots[0].line, 0, nil
+	}
+	return nil, 0, nil
+}
+
+// candidates asks s and puts into q.slots what the request needs in each space.
+func (m *Manager) candidates(q *scratch, s Strategy, bytes int64) error {
+	q.spaces = s.Candidates(m.spaces, q.spaces[:0])
+	q.slots = q.slots[:0]
+	for _, sp := range q.spaces {
+		i := -1
+		if sp != nil {
+			i = m.spaces.index(sp.ID())
+		}
+		if i < 0 || m.spaces.all[i] != sp {
+			return fmt.Errorf("reservation: %s: %w: it names one that the manager does not have", s, ErrNoCandidate)
+		}
+		l := m.lines[i]
+		if !hasLine(q.slots, l) {
+			q.slots = append(q.slots, slot{line: l, need: l.charge(bytes), pos: -1})
+		}
+	}
+	if len(q.slots) == 0 {
+		return fmt.Errorf("reservation: %s: %w", s, ErrNoCandidate)
+	}
+	return nil
+}
+
+func hasLine(slots []slot, l *line) bool {
+	for i := range slots {
+		if slots[i].line == l {
+			return true
+		}
+	}
+	return false
+}
+
+// exceeded returns an ExceededError, about the candidate with the highest
+// limit, if the request fits none even when empty.
+func exceeded(slots []slot, bytes int64) error {
+	best := &slots[0]
+	for i := range slots {
+		c := &slots[i]
+		if c.fits(c.line.space.Limit()) {
+			return nil
+		}
+		if c.line.space.Limit() > best.line.space.Limit() {
+			best = c
+		}
+	}
+	if best.need != nothing {
+		bytes = best.need
+	}
+	return best.line.exceeded(bytes)
+}
+
+// full returns the NoSpaceError about the first candidate in which the request
+// would fit if it were empty.
+func full(slots []slot) error {
+	for i := range slots {
+		c := &slots[i]
+		if c.fits(c.line.space.Limit()) {
+			return c.line.full(c.need)
+		}
+	}
+	return slots[0].line.full(slots[0].need) // a limit was lowered just now
+}
+
+// Waits tells how long finished waits took.
+func (m *Manager) Waits() WaitStats { return m.waits.stats() }
+
+// Close ends all waits with tier.ErrClosed and refuses requests from now on.
+// Reservations stay good and must be released. A second Close returns
+// tier.ErrClosed.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	if m.closed.Swap(true) {
+		m.mu.Unlock()
+		return tier.ErrClosed
+	}
+	var done over
+	for w := m.mu.oldest; w != nil; w = m.mu.oldest {
+		m.failLocked(w, closedError(), &done)
+	}
+	cancels := m.mu.cancels
+	m.mu.cancels = nil
+	m.mu.Unlock()
+	done.wake()
+	for _, cancel := range cancels {
+		cancel()
+	}
+	return nil
+}
+
+// hintOf asks a space which setting would make it larger. A space tells only
+// those whom it refuses, so it is asked for more than there can be.
+func hintOf(s *tier.Space) string {
+	if s.Capacity() == math.MaxInt64 {
+		return ""
+	}
+	var full *tier.NoSpaceError
+	if errors.As(s.Reserve(math.MaxInt64), &full) {
+		return full.Hint
+	}
+	return ""
+}

@@ -1,0 +1,97 @@
+package reservation
+
+import (
+	"fmt"
+	"math"
+)
+
+// LimitPolicy says what happens when more is allocated from a reservation than
+// was promised. The zero value is Fail.
+type LimitPolicy struct {
+	kind    policyKind
+	padding float64
+}
+
+type policyKind uint8
+
+const (
+	policyFail policyKind = iota
+	policyIgnore
+	policyIncrease
+)
+
+// Fail refuses the allocation with an ExceededError.
+func Fail() LimitPolicy { return LimitPolicy{} }
+
+// Ignore takes the shortfall out of the space if that has room under its limit,
+// so never over its capacity, and leaves the promise as it is: when buffers are
+// freed, what was taken beyond the promise goes back to the space first.
+func Ignore() LimitPolicy { return LimitPolicy{kind: policyIgnore} }
+
+// Increase makes the promise larger by ⌈shortfall × padding⌉ bytes, or by the
+// shortfall if there is no room for more, and refuses the allocation if there is
+// no room for that either. padding must be at least 1; 1.25 is a good one.
+func Increase(padding float64) LimitPolicy {
+	return LimitPolicy{kind: policyIncrease, padding: padding}
+}
+
+func (p LimitPolicy) validate() error {
+	if p.kind == policyIncrease && !(p.padding >= 1 && p.padding <= math.MaxFloat64) {
+		return fmt.Errorf("reservation: a padding of %v must be a number from 1", p.padding)
+	}
+	return nil
+}
+
+// String returns "fail", "ignore" or "increase×1.25".
+func (p LimitPolicy) String() string {
+	switch p.kind {
+	case policyIgnore:
+		return "ignore"
+	case policyIncrease:
+		return fmt.Sprintf("increase×%v", p.padding)
+	}
+	return "fail"
+}
+
+// hint tells what helps when an allocation was refused.
+func (p LimitPolicy) hint() string {
+	if p.kind == policyFail {
+		return "reserve more, or with the policy Increase or Ignore"
+	}
+	return "reserve more from the start, or free some of it"
+}
+
+// padded returns ⌈shortfall × padding⌉, at least shortfall.
+func (p LimitPolicy) padded(shortfall int64) int64 {
+	f := float64(shortfall) * p.padding
+	// 1.1 is a little more than 11/10 in binary, and 100 × 1.1 a little more than
+	// 110: what is whole but for such an error is not rounded up.
+	if r := math.Round(f); math.Abs(f-r) <= 1e-12*f {
+		f = r
+	}
+	if f = math.Ceil(f); f >= math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return max(shortfall, int64(f))
+}
+
+// Option is an option of a reservation.
+type Option func(options) options
+
+type options struct {
+	policy LimitPolicy
+}
+
+// WithPolicy sets what happens when the promise is exceeded; Fail is the
+// default.
+func WithPolicy(p LimitPolicy) Option {
+	return func(o options) options { o.policy = p; return o }
+}
+
+func gather(opts []Option) (options, error) {
+	var o options
+	for _, f := range opts {
+		o = f(o)
+	}
+	return o, o.policy.validate()
+}

@@ -1,0 +1,101 @@
+package reservation
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Spaces is the set of spaces that a manager hands out, ordered by kind and
+// ordinal. It never changes and is safe for concurrent use.
+type Spaces struct {
+	all      []*tier.Space
+	kinds    [tier.Disk + 1]struct{ from, to int } // by kind: a range of all
+	distance []int                                 // between spaces i and j at i*len(all)+j
+}
+
+func newSpaces(spaces []*tier.Space, distance func(a, b int) int) (*Spaces, error) {
+	if len(spaces) == 0 {
+		return nil, errors.New("reservation: at least one space is required")
+	}
+	if slices.Contains(spaces, nil) {
+		return nil, errors.New("reservation: a space is nil")
+	}
+	s := &Spaces{all: slices.Clone(spaces)}
+	slices.SortFunc(s.all, func(a, b *tier.Space) int { return compareIDs(a.ID(), b.ID()) })
+	for i, sp := range s.all {
+		if i > 0 && s.all[i-1].ID() == sp.ID() {
+			return nil, fmt.Errorf("reservation: there are two spaces %s", sp.ID())
+		}
+		r := &s.kinds[sp.Kind()]
+		if r.to == 0 {
+			r.from = i
+		}
+		r.to = i + 1
+	}
+	if distance == nil {
+		distance = sameNode
+	}
+	for _, a := range s.all {
+		for _, b := range s.all {
+			s.distance = append(s.distance, distance(a.Node(), b.Node()))
+		}
+	}
+	return s, nil
+}
+
+func compareIDs(a, b tier.ID) int {
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal))
+}
+
+// sameNode knows only near and far; a node that is unknown is far from all.
+func sameNode(a, b int) int {
+	if a == b && a >= 0 {
+		return 0
+	}
+	return 1
+}
+
+// All returns all spaces, ordered by kind and ordinal. The caller must not
+// change the slice.
+func (s *Spaces) All() []*tier.Space { return s.all }
+
+// InTier returns the spaces of one kind, ordered by ordinal. The caller must
+// not change the slice.
+func (s *Spaces) InTier(k tier.Kind) []*tier.Space {
+	if !k.Valid() {
+		return nil
+	}
+	r := s.kinds[k]
+	return s.all[r.from:r.to:r.to]
+}
+
+// ByID returns the space named id, if there is one.
+func (s *Spaces) ByID(id tier.ID) (*tier.Space, bool) {
+	if i := s.index(id); i >= 0 {
+		return s.all[i], true
+	}
+	return nil, false
+}
+
+// index returns where in all the space named id is, or -1.
+func (s *Spaces) index(id tier.ID) int {
+	if !id.Valid() {
+		return -1
+	}
+	r := s.kinds[id.Kind]
+	if i := r.from + id.Ordinal; id.Ordinal < r.to-r.from && s.all[i].ID() == id { // no gap in the numbers
+		return i
+	}
+	i, ok := slices.BinarySearchFunc(s.all, id, func(sp *tier.Space, id tier.ID) int { return compareIDs(sp.ID(), id) })
+	if !ok {
+		return -1
+	}
+	return i
+}
+
+// far returns how far apart two spaces of the set are.
+func (s *Spaces) far(a, b tier.ID) int { return s.distance[s.index(a)*len(s.all)+s.index(b)] }

@@ -1,0 +1,199 @@
+package reservation_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// machine is two GPUs and two host arenas on two nodes, and three disks of
+// which one is on an unknown node.
+func machine(t testing.TB) (*reservation.Manager, map[string]*tier.Space) {
+	spaces := map[string]*tier.Space{
+		"gpu:0": spaceAt(t, "gpu:0", 1000, 1, 0), "gpu:1": spaceAt(t, "gpu:1", 1000, 1, 1),
+		"host:0": spaceAt(t, "host:0", 2000, 1, 0), "host:1": spaceAt(t, "host:1", 2000, 1, 1),
+		"disk:0": spaceAt(t, "disk:0", 9000, 1, 1), "disk:1": spaceAt(t, "disk:1", 9000, 1, 0),
+		"disk:4": spaceAt(t, "disk:4", 9000, 1, -1),
+	}
+	cfg := reservation.Config{}
+	for _, s := range spaces {
+		cfg.Spaces = append(cfg.Spaces, s) // in any order
+	}
+	return managerOf(t, cfg), spaces
+}
+
+func idOf(t testing.TB, s string) tier.ID {
+	t.Helper()
+	id, err := tier.ParseID(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func TestStrategies(t *testing.T) {
+	id := func(s string) tier.ID { return idOf(t, s) }
+	for _, test := range []struct {
+		name     string
+		strategy reservation.Strategy
+		used     string // spaces in which something is reserved
+		want     string
+		print    string
+	}{
+		{"AnyInTier/equal room", reservation.AnyInTier(tier.GPU), "", "gpu:0 gpu:1", "any gpu"},
+		{"AnyInTier/most room first", reservation.AnyInTier(tier.GPU), "gpu:0", "gpu:1 gpu:0", "any gpu"},
+		{"AnyInTier/three", reservation.AnyInTier(tier.Disk), "disk:0 disk:1", "disk:4 disk:0 disk:1", "any disk"},
+		{"AnyInTier/invalid", reservation.AnyInTier(0), "", "", "any invalid"},
+		{"AnyInTierPreferring", reservation.AnyInTierPreferring(tier.GPU, 1), "", "gpu:1 gpu:0", "any gpu, preferring 1"},
+		{"AnyInTierPreferring/though used", reservation.AnyInTierPreferring(tier.Disk, 1), "disk:1 disk:0", "disk:1 disk:4 disk:0", "any disk, preferring 1"},
+		{"AnyInTierPreferring/no such", reservation.AnyInTierPreferring(tier.GPU, 7), "", "gpu:0 gpu:1", "any gpu, preferring 7"},
+		{"Specific", reservation.Specific(id("host:1")), "host:1", "host:1", "host:1"},
+		{"Specific/after a gap", reservation.Specific(id("disk:4")), "", "disk:4", "disk:4"},
+		{"Specific/in a gap", reservation.Specific(id("disk:2")), "", "", "disk:2"},
+		{"Specific/unknown", reservation.Specific(id("gpu:2")), "", "", "gpu:2"},
+		{"Specific/invalid", reservation.Specific(tier.ID{}), "", "", "invalid:0"},
+		{"AnyInTiers", reservation.AnyInTiers(tier.Host, tier.GPU), "host:0", "host:1 host:0 gpu:0 gpu:1", "any host, then gpu"},
+		{"AnyInTiers/none", reservation.AnyInTiers(), "", "", "any of no tiers"},
+		{"ToDowngrade/near node first", reservation.ToDowngrade(id("gpu:1"), tier.Host), "host:1", "host:1 host:0", "down from gpu:1 to host"},
+		{"ToDowngrade/then by room", reservation.ToDowngrade(id("gpu:0"), tier.Disk), "disk:0", "disk:1 disk:4 disk:0", "down from gpu:0 to disk"},
+		{"ToDowngrade/from an unknown node", reservation.ToDowngrade(id("disk:4"), tier.Disk), "", "", "down from disk:4 to disk"},
+		{"ToDowngrade/upwards", reservation.ToDowngrade(id("host:0"), tier.GPU), "", "", "down from host:0 to gpu"},
+		{"ToDowngrade/from nowhere", reservation.ToDowngrade(id("gpu:9"), tier.Host), "", "", "down from gpu:9 to host"},
+		{"ToDowngrade/to an invalid kind", reservation.ToDowngrade(id("gpu:0"), 9), "", "", "down from gpu:0 to invalid"},
+		{"ToUpgrade", reservation.ToUpgrade(id("host:1"), tier.GPU), "gpu:1", "gpu:1 gpu:0", "up from host:1 to gpu"},
+		{"ToUpgrade/from an unknown node", reservation.ToUpgrade(id("disk:4"), tier.Host), "host:0", "host:1 host:0", "up from disk:4 to host"},
+		{"ToUpgrade/downwards", reservation.ToUpgrade(id("gpu:0"), tier.Host), "", "", "up from gpu:0 to host"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m, _ := machine(t)
+			for _, used := range strings.Fields(test.used) {
+				r := mustTry(t, m, reservation.Specific(id(used)), 10)
+				defer release(t, r)
+			}
+			var got []string
+			for _, s := range test.strategy.Candidates(m.Spaces(), nil) {
+				got = append(got, s.ID().String())
+			}
+			if want := strings.Fields(test.want); !slices.Equal(got, want) {
+				t.Errorf("candidates are %v; want %v", got, want)
+			}
+			if got := test.strategy.String(); got != test.print {
+				t.Errorf("it is called %q; want %q", got, test.print)
+			}
+			r, err := m.TryReserve(test.strategy, 10)
+			if test.want == "" {
+				if !errors.Is(err, reservation.ErrNoCandidate) || !strings.Contains(err.Error(), test.print) {
+					t.Errorf("a request without candidates gave %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer release(t, r)
+			if got := r.Space().ID().String(); got != strings.Fields(test.want)[0] {
+				t.Errorf("it was put in %s", got)
+			}
+		})
+	}
+}
+
+func TestDistanceIsTheConfigs(t *testing.T) {
+	spaces := []*tier.Space{
+		spaceAt(t, "gpu:0", 10, 1, 3), spaceAt(t, "host:0", 10, 1, 0), spaceAt(t, "host:1", 10, 1, 1), spaceAt(t, "host:2", 10, 1, 2),
+	}
+	m := managerOf(t, reservation.Config{Spaces: spaces, Distance: func(a, b int) int { return max(a-b, b-a) }})
+	var got []int
+	for _, s := range reservation.ToDowngrade(gpu0, tier.Host).Candidates(m.Spaces(), nil) {
+		got = append(got, s.Node())
+	}
+	if want := []int{2, 1, 0}; !slices.Equal(got, want) {
+		t.Errorf("from node 3 the order of nodes is %v; want %v", got, want)
+	}
+}
+
+func TestStrategiesDoNotAllocate(t *testing.T) {
+	m, _ := machine(t)
+	dst := make([]*tier.Space, 0, 16)
+	for _, s := range []reservation.Strategy{
+		reservation.AnyInTier(tier.Disk), reservation.AnyInTierPreferring(tier.Disk, 1), reservation.Specific(gpu0),
+		reservation.AnyInTiers(tier.GPU, tier.Host), reservation.ToDowngrade(gpu0, tier.Disk), reservation.ToUpgrade(host, tier.GPU),
+	} {
+		if n := testing.AllocsPerRun(100, func() { s.Candidates(m.Spaces(), dst[:0]) }); n != 0 {
+			t.Errorf("%s allocates %v times", s, n)
+		}
+	}
+}
+
+// custom is a strategy of a user's.
+type custom []*tier.Space
+
+func (c custom) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	return append(dst, c...)
+}
+func (c custom) String() string { return "custom" }
+
+func TestCustomStrategy(t *testing.T) {
+	m, spaces := machine(t)
+	r := mustTry(t, m, custom{spaces["host:1"], spaces["host:1"], spaces["gpu:0"]}, 10)
+	if r.Space() != spaces["host:1"] {
+		t.Errorf("it was put in %s", r.Space().ID())
+	}
+	release(t, r)
+	for name, s := range map[string]custom{
+		"nil": {nil}, "a stranger of a known name": {spaces["gpu:0"], spaceOf(t, "gpu:1", 1000)},
+	} {
+		if _, err := m.TryReserve(s, 10); !errors.Is(err, reservation.ErrNoCandidate) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := m.TryReserve(nil, 10); err == nil {
+		t.Error("no strategy was taken for one")
+	}
+}
+
+func TestSpaces(t *testing.T) {
+	m, spaces := machine(t)
+	var all []string
+	for _, s := range m.Spaces().All() {
+		all = append(all, s.ID().String())
+		if got, ok := m.Spaces().ByID(s.ID()); !ok || got != s {
+			t.Errorf("%s is not found by its id", s.ID())
+		}
+	}
+	if want := strings.Fields("gpu:0 gpu:1 host:0 host:1 disk:0 disk:1 disk:4"); !slices.Equal(all, want) {
+		t.Errorf("all spaces are %v; want %v", all, want)
+	}
+	if got := m.Spaces().InTier(tier.Host); len(got) != 2 || got[0] != spaces["host:0"] || got[1] != spaces["host:1"] {
+		t.Errorf("host spaces are %v", got)
+	}
+	for _, id := range []tier.ID{{}, {Kind: 9}, {Kind: tier.GPU, Ordinal: -1}, {Kind: tier.GPU, Ordinal: 2}, {Kind: tier.Disk, Ordinal: 3}} {
+		if s, ok := m.Spaces().ByID(id); ok {
+			t.Errorf("%v is %s", id, s.ID())
+		}
+	}
+	if got := m.Spaces().InTier(9); len(got) != 0 {
+		t.Errorf("an invalid kind has spaces %v", got)
+	}
+}
+
+func TestNewManagerRefuses(t *testing.T) {
+	a, b := spaceOf(t, "gpu:0", 10), spaceOf(t, "gpu:0", 10)
+	for name, cfg := range map[string]reservation.Config{
+		"no spaces":     {},
+		"a nil space":   {Spaces: []*tier.Space{a, nil}},
+		"the same id":   {Spaces: []*tier.Space{a, b}},
+		"a huge bypass": {Spaces: []*tier.Space{a}, Bypass: 1 << 30},
+	} {
+		if cfg.Validate() == nil {
+			t.Errorf("%s: Validate has nothing against it", name)
+		}
+		if _, err := reservation.NewManager(cfg); err == nil {
+			t.Errorf("%s: NewManager took it", name)
+		}
+	}
+}

@@ -1,0 +1,333 @@
+package reservation
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// waiter is a request that waits in the line of each of its candidates.
+type waiter struct {
+	least, most int64 // bytes asked for
+	slots       []slot
+	begun       time.Time
+	bell        chan struct{} // rung, without locks, when the wait is over or there is somebody to serve
+	over        atomic.Bool   // set under Manager.mu, when the outcome is
+	single      [1]slot       // what slots is for most
+
+	// Guarded by Manager.mu; the outcome may be read when over is set.
+	seq        uint64  // 0 before it waits
+	prev, next *waiter // all waiters in the order in which they came
+	from       *line   // who served it, or nil
+	charged    int64
+	err        error
+	nextOver   *waiter
+}
+
+// slot is a waiter's place in one line.
+type slot struct {
+	w    *waiter
+	line *line
+	need int64 // bytes that the space charges
+	held int64 // bytes that the request already has and keeps: Grow
+	pos  int   // in line.queue; -1 if it is not in it
+}
+
+// fits says whether the request could be served under a limit, were the space
+// empty.
+func (s *slot) fits(limit int64) bool { return s.need <= limit-s.held }
+
+// over lists waiters whose wait is over, to be woken when the lock is not held.
+type over struct{ first *waiter }
+
+func (o *over) add(w *waiter) { w.nextOver, o.first = o.first, w }
+
+func (o *over) wake() {
+	for w := o.first; w != nil; {
+		next := w.nextOver
+		w.ring()
+		w = next
+	}
+}
+
+// ring makes w look whether its wait is over, and serve others if not.
+func (w *waiter) ring() {
+	select {
+	case w.bell <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+func newWaiter(slots []slot, least, most int64) *waiter {
+	w := &waiter{least: least, most: most, bell: make(chan struct{}, 1)}
+	w.slots = w.single[:0]
+	for _, s := range slots {
+		if s.need <= s.line.space.Capacity() { // a limit may rise, a capacity never does
+			s.w, s.pos = w, -1
+			w.slots = append(w.slots, s)
+		}
+	}
+	return w
+}
+
+// first is w's place in the line of its first candidate.
+func (w *waiter) first() *slot { return &w.slots[0] }
+
+// String is for error messages.
+func (w *waiter) String() string {
+	s := fmt.Sprintf("waiting for %d bytes in %s", w.first().need, w.first().line.space.ID())
+	if n := len(w.slots) - 1; n > 0 {
+		s += fmt.Sprintf(" or %d others", n)
+	}
+	return s
+}
+
+// wait puts w into its lines and returns when it was served, with what it was
+// charged, or when the wait ended otherwise.
+func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
+	w.begun = time.Now()
+	err := m.enqueue(w)
+	m.serve() // what was freed before w was in line
+	if err != nil {
+		return nil, 0, err
+	}
+	if !w.over.Load() {
+		m.announceFor(w)
+	}
+	for !w.over.Load() {
+		select {
+		case <-w.bell:
+			m.serve()
+		case <-ctx.Done():
+			m.withdraw(w, ended(ctx, w.String()))
+		}
+	}
+	for i := range w.slots { // the bell may have been rung for somebody else
+		if w.slots[i].line.dirty.Load() {
+			m.serve()
+			break
+		}
+	}
+	m.waits.record(time.Since(w.begun))
+	return w.from, w.charged, w.err
+}
+
+// announceFor announces the demand of w, which gives up its place if a
+// subscriber panics.
+func (m *Manager) announceFor(w *waiter) {
+	returned := false
+	defer func() {
+		if !returned && !m.withdraw(w, nil) && w.from != nil {
+			w.from.space.Unreserve(w.charged)
+		}
+	}()
+	m.announce()
+	returned = true
+}
+
+// enqueue puts w at the end of all its lines. The caller must call serve then.
+func (m *Manager) enqueue(w *waiter) error {
+	var done over
+	defer done.wake()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed.Load() {
+		return closedError()
+	}
+	if w.over.Load() { // withdrawn before it began
+		return w.err
+	}
+	fits := false
+	for i := range w.slots {
+		s := &w.slots[i]
+		m.refreshLocked(s.line, &done)
+		fits = fits || s.fits(s.line.limit.Load())
+	}
+	if !fits { // a limit was lowered just now
+		return w.first().line.exceeded(w.first().need)
+	}
+	m.mu.seq++
+	w.seq = m.mu.seq
+	w.prev = m.mu.newest
+	if w.prev != nil {
+		w.prev.next = w
+	} else {
+		m.mu.oldest = w
+	}
+	m.mu.newest = w
+	for i := range w.slots {
+		s := &w.slots[i]
+		if s.fits(s.line.limit.Load()) {
+			s.line.queue.push(s)
+			s.line.updateLocked()
+			s.line.dirty.Store(true)
+		}
+	}
+	return nil
+}
+
+// leaveLocked takes w, whose wait is over, out of all its lines and adds it to
+// done. There may be room now for those behind it: the caller must call serve.
+func (m *Manager) leaveLocked(w *waiter, done *over) {
+	done.add(w)
+	if w.prev != nil {
+		w.prev.next = w.next
+	} else {
+		m.mu.oldest = w.next
+	}
+	if w.next != nil {
+		w.next.prev = w.prev
+	} else {
+		m.mu.newest = w.prev
+	}
+	w.prev, w.next = nil, nil
+	for i := range w.slots {
+		s := &w.slots[i]
+		if s.pos >= 0 {
+			s.line.queue.remove(s)
+			s.line.updateLocked()
+			s.line.dirty.Store(true)
+		}
+	}
+	w.over.Store(true) // last, for then w returns
+}
+
+// failLocked ends w's wait with an error.
+func (m *Manager) failLocked(w *waiter, err error, done *over) {
+	w.err = err
+	m.leaveLocked(w, done)
+}
+
+// withdraw ends w's wait with an error, and says whether it was not over before.
+func (m *Manager) withdraw(w *waiter, err error) bool {
+	var done over
+	m.mu.Lock()
+	if w.over.Load() {
+		m.mu.Unlock()
+		return false
+	}
+	if w.seq == 0 {
+		w.err = err
+		w.over.Store(true)
+	} else {
+		m.failLocked(w, err, &done)
+	}
+	m.mu.Unlock()
+	done.wake()
+	m.serve()
+	return true
+}
+
+// serve hands room to those who wait in lines that are dirty. One goroutine does
+// it at a time, for the space is charged without a lock: two could charge two
+// spaces for one waiter, or two waiters for the same bytes. Who comes meanwhile
+// leaves it to that one, which looks again until nobody came.
+func (m *Manager) serve() {
+	if m.serving.Add(1) > 1 {
+		return
+	}
+	for calls := int64(1); ; calls = m.serving.Load() {
+		for _, l := range m.lines {
+			if l.dirty.Load() && l.dirty.Swap(false) {
+				m.serveLine(l)
+			}
+		}
+		if m.serving.CompareAndSwap(calls, 0) {
+			return
+		}
+	}
+}
+
+// serveLine serves those in l for whom there is room.
+func (m *Manager) serveLine(l *line) {
+	for {
+		var done over
+		m.mu.Lock()
+		m.refreshLocked(l, &done)
+		s, door := l.pickLocked()
+		m.mu.Unlock()
+		if done.first != nil {
+			done.wake()
+			m.serve() // leaves a note: they may have left other lines as well
+		}
+		if s == nil {
+			return
+		}
+		if !m.serveOne(s) {
+			l.unpass(door)
+		}
+	}
+}
+
+// serveOne charges s's space for it and says whether it was served. Otherwise
+// somebody who did not wait was faster, or s's wait has ended just now.
+func (m *Manager) serveOne(s *slot) bool {
+	w, l := s.w, s.line
+	n, ok := l.fill(s.need, w.least, w.most)
+	if !ok {
+		return false
+	}
+	var done over
+	m.mu.Lock()
+	served := !w.over.Load()
+	if served {
+		w.from, w.charged = l, n
+		m.leaveLocked(w, &done)
+	}
+	m.mu.Unlock()
+	if !served {
+		l.space.Unreserve(n)
+		return false
+	}
+	done.wake()
+	m.serve() // leaves a note: w has left its other lines
+	return true
+}
+
+// refreshLocked rebuilds l's queue if the space's limit has changed: those who
+// can never fit must not stand in it, least of all at its head. Those who fit
+// nowhere any more are refused.
+func (m *Manager) refreshLocked(l *line, done *over) {
+	limit := l.space.Limit()
+	if limit == l.limit.Load() {
+		return
+	}
+	l.limit.Store(limit)
+	l.queue.clear()
+	for w := m.mu.oldest; w != nil; w = w.next {
+		for i := range w.slots {
+			if s := &w.slots[i]; s.line == l && s.fits(limit) {
+				l.queue.push(s)
+			}
+		}
+	}
+	l.updateLocked()
+	for w := m.mu.oldest; w != nil; {
+		next := w.next
+		if !w.standsLocked() {
+			m.failLocked(w, l.exceeded(w.needIn(l)), done)
+		}
+		w = next
+	}
+}
+
+// standsLocked says whether w is in any line.
+func (w *waiter) standsLocked() bool {
+	for i := range w.slots {
+		if w.slots[i].pos >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// needIn returns what w's request takes out of l's space; l is a candidate.
+func (w *waiter) needIn(l *line) int64 {
+	for i := range w.slots {
+		if w.slots[i].line == l {
+			return w.slots[i].need
+		}
+	}
+	return 0
+}

@@ -1,0 +1,34 @@
+package spillway
+
+import (
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Stats is what the engine has done and holds. Sizes are in bytes.
+type Stats struct {
+	Spaces []SpaceStats
+	Edges  []convert.EdgeStats // what was moved, a pair of spaces each
+	Waits  reservation.WaitStats
+}
+
+// SpaceStats is one space's books.
+type SpaceStats struct {
+	ID       tier.ID
+	Backend  string
+	Capacity int64
+	tier.Usage
+}
+
+// Stats returns a picture; each space's numbers are a consistent cut.
+func (e *Engine) Stats() Stats {
+	s := Stats{Edges: e.mover.Stats(), Waits: e.reservations.Waits()}
+	for _, space := range e.spaces {
+		s.Spaces = append(s.Spaces, SpaceStats{ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(), Usage: space.Usage()})
+	}
+	return s
+}
+
+// Spaces returns the engine's spaces, ordered by tier and number.
+func (e *Engine) Spaces() []*tier.Space { return e.reservations.Spaces().All() }

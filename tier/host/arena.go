@@ -1,0 +1,369 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/extent"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/placement"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// step is how much memory is touched at a time, and the granule in which Trim
+// gives back: one huge page of x86 and of arm64 with 4 KiB pages.
+const step = 2 << 20
+
+// Config describes an arena. Capacity is required; the zero value of the rest is
+// a plain arena on node 0 whose pages come at first use.
+type Config struct {
+	// Capacity is the size in bytes, rounded down to a multiple of 4096. The
+	// arena never has more pages than this.
+	Capacity int64
+	// Node is the NUMA node to bind the pages to; -1 for any. On a machine with
+	// one node it makes no difference.
+	Node int
+	// Lock keeps the pages from being swapped out, as far as the limits of the
+	// process allow; Stats says how far that was.
+	Lock bool
+	// Touch makes the pages present ahead of use, from a goroutine that Close ends.
+	Touch bool
+	// Huge asks for huge pages.
+	Huge bool
+}
+
+// Validate checks the configuration.
+func (c Config) Validate() error {
+	switch {
+	case c.Capacity < tier.Page:
+		return fmt.Errorf("host: arena capacity %d must be at least %d bytes", c.Capacity, tier.Page)
+	case c.Node < -1:
+		return fmt.Errorf("host: NUMA node %d: want a node from 0, or -1 for any", c.Node)
+	}
+	return nil
+}
+
+// Stats describes an arena at a moment; all sizes are in bytes.
+type Stats struct {
+	Capacity    int64
+	Used        int64    // handed out
+	Committed   int64    // in steps of 2 MiB that were touched or handed out since the last Trim: at most this much is present
+	Touched     int64    // of these, touched ahead of use
+	Locked      int64    // cannot be swapped out
+	LargestFree int64    // the longest free range
+	Warnings    []string // what was asked for and could not be had
+}
+
+// Arena hands out memory from one contiguous range. It implements tier.Pool and
+// is safe for concurrent use.
+type Arena struct {
+	cfg   Config
+	space mapping
+	mem   []byte // the range
+
+	state   []atomic.Uint32 // a step each: committed, touched
+	touched atomic.Int64    // bytes
+	commit  atomic.Int64    // bytes
+	locked  int64           // bytes; fixed when the arena is made
+
+	stopTouch chan struct{} // closed to end the toucher
+	touchDone chan struct{} // closed when it has ended
+	trimming  chan struct{} // a token: Trim and Close exclude each other
+
+	mu struct {
+		lockrank.Mutex[lockrank.Backend]
+		free      *extent.Allocator
+		used      int64         // bytes handed out
+		withheld  int64         // free bytes that Trim works on
+		returned  chan struct{} // closed and made anew when Trim puts some back
+		stopped   bool          // the toucher was told to end
+		closed    bool
+		quiet     bool // after closed: no toucher and no Trim is under way
+		unmapping bool // or unmapped
+		warnings  []string
+	}
+}
+
+// The bits of a step's state.
+const (
+	committed = 1 << iota // a page of it may be present
+	touched               // all pages of it were made present ahead of use
+)
+
+var _ tier.Pool = (*Arena)(nil)
+
+// NewArena maps an arena. What cannot be had (huge pages, the node, locking)
+// becomes a warning; that the range cannot be mapped is an error. The caller must
+// Close it.
+func NewArena(cfg Config) (*Arena, error) { return newArena(cfg, reserve) }
+
+func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.Capacity -= cfg.Capacity % tier.Page
+	space, err := reserve(cfg.Capacity)
+	if err != nil {
+		return nil, fmt.Errorf("host: reserving an address range of %d bytes: %w", cfg.Capacity, err)
+	}
+	a := &Arena{
+		cfg:       cfg,
+		space:     space,
+		mem:       space.bytes(),
+		state:     make([]atomic.Uint32, (cfg.Capacity+step-1)/step),
+		stopTouch: make(chan struct{}),
+		touchDone: make(chan struct{}),
+		trimming:  make(chan struct{}, 1),
+	}
+	a.mu.free = extent.New(cfg.Capacity)
+	a.mu.returned = make(chan struct{})
+	a.advise()
+	if cfg.Touch {
+		go a.touchAhead()
+	} else {
+		close(a.touchDone)
+	}
+	return a, nil
+}
+
+// advise asks for what the configuration asks for, before any page is present.
+func (a *Arena) advise() {
+	if a.cfg.Huge {
+		if err := a.space.huge(); err != nil {
+			a.warn("host: huge pages refused: %v", err)
+		}
+	}
+	if a.cfg.Node >= 0 {
+		if err := a.space.bind(a.cfg.Node); err != nil {
+			a.warn("host: not bound to NUMA node %d: %v", a.cfg.Node, err)
+		}
+	}
+	if a.cfg.Lock {
+		a.lock()
+	}
+}
+
+// lock locks as much of the range as may be: all of it, else in strides that
+// become shorter where one is refused.
+func (a *Arena) lock() {
+	var refused error
+	size := a.cfg.Capacity
+	for stride := size; stride >= tier.Page && a.locked < size; stride = stride / 2 / tier.Page * tier.Page {
+		for a.locked < size {
+			n := min(stride, size-a.locked)
+			if err := a.space.lock(a.mem[a.locked : a.locked+n]); err != nil {
+				refused = err
+				break
+			}
+			a.locked += n
+		}
+		if errors.Is(refused, errors.ErrUnsupported) {
+			break
+		}
+	}
+	if a.locked < size {
+		a.warn("host: locked %d of %d bytes: %v%s", a.locked, size, refused, lockRemedy())
+	}
+}
+
+func (a *Arena) warn(format string, args ...any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.warnings = append(a.mu.warnings, fmt.Sprintf(format, args...))
+}
+
+// Warnings lists what was asked for and could not be had, one line each.
+func (a *Arena) Warnings() []string { return a.Stats().Warnings }
+
+// Stats returns the arena's figures. Each is right by itself.
+func (a *Arena) Stats() Stats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return Stats{
+		Capacity:    a.cfg.Capacity,
+		Used:        a.mu.used,
+		Committed:   a.commit.Load(),
+		Touched:     a.touched.Load(),
+		Locked:      a.locked,
+		LargestFree: a.mu.free.Largest(),
+		Warnings:    slices.Clone(a.mu.warnings),
+	}
+}
+
+// memory is what Alloc returns.
+type memory struct {
+	size    int64
+	extents [][]byte
+	ranges  []piece
+	freed   atomic.Bool
+}
+
+// piece is a part of a memory; At is its offset in the arena. Its length there is
+// Len rounded up to a page.
+type piece = placement.Piece[int64]
+
+func (m *memory) Size() int64       { return m.size }
+func (m *memory) Extents() [][]byte { return m.extents }
+
+// round returns n rounded up to a multiple of 4096.
+func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
+
+// Charge returns size rounded up to a multiple of 4096.
+func (a *Arena) Charge(size int64) int64 { return round(size) }
+
+// source is the free list as package placement sees it; a.mu is held.
+type source struct{ free *extent.Allocator }
+
+func (s source) Alloc(n int64) (int64, bool) { return s.free.Alloc(round(n)) }
+func (s source) Free(off, n int64)           { s.free.Free(off, round(n)) }
+func (s source) Largest() int64              { return s.free.Largest() }
+
+// Alloc hands out size > 0 bytes at addresses that are multiples of 4096: the
+// shortest free range that is long enough, else several that meet at cuts. The
+// bytes are whatever they were. No room is a *tier.NoSpaceError, with Largest set
+// if there is enough but not in long enough ranges.
+func (a *Arena) Alloc(size int64, cuts []int64) (tier.Memory, error) {
+	if size <= 0 {
+		return nil, fmt.Errorf("host: cannot allocate %d bytes", size)
+	}
+	for {
+		pieces, wait, err := a.place(size, cuts)
+		if wait != nil {
+			<-wait // Trim has what is wanted, for some milliseconds
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return a.handOut(size, pieces)
+	}
+}
+
+// place takes ranges off the free list. It returns a channel to wait for if Trim
+// holds free ranges that may be enough.
+func (a *Arena) place(size int64, cuts []int64) (pieces []piece, wait <-chan struct{}, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.closed {
+		return nil, nil, tier.ErrClosed
+	}
+	free := a.mu.free
+	// size is compared with what is free first: rounding it could overflow.
+	if size <= free.FreeBytes() {
+		if pieces, ok := placement.Place(source{free}, size, cuts, 0); ok {
+			a.mu.used += round(size)
+			return pieces, nil, nil
+		}
+	}
+	if a.mu.withheld > 0 {
+		return nil, a.mu.returned, nil
+	}
+	full := &tier.NoSpaceError{Requested: size, Available: free.FreeBytes()}
+	if size <= free.FreeBytes() {
+		full.Largest = free.Largest()
+	}
+	return nil, nil, full
+}
+
+// handOut makes a memory of ranges that were taken.
+func (a *Arena) handOut(size int64, pieces []piece) (tier.Memory, error) {
+	m := &memory{size: size, ranges: pieces, extents: make([][]byte, len(pieces))}
+	for i, p := range pieces {
+		end := p.At + p.Len
+		m.extents[i] = a.mem[p.At:end:end]
+		a.mark(p.At, round(p.Len))
+		if !poison {
+			continue
+		}
+		if err := a.space.show(a.mem[p.At : p.At+round(p.Len)]); err != nil {
+			a.Free(m, func() {})
+			return nil, fmt.Errorf("host: making %d bytes readable again: %w", p.Len, err)
+		}
+	}
+	return m, nil
+}
+
+// mark notes that the pages of a range may be present from now on.
+func (a *Arena) mark(off, n int64) {
+	for i := off / step; i <= (off+n-1)/step; i++ {
+		if a.state[i].Or(committed)&committed == 0 {
+			a.commit.Add(a.stepLen(i))
+		}
+	}
+}
+
+// stepLen is the length of step i: the last may be shorter.
+func (a *Arena) stepLen(i int64) int64 { return min(step, a.cfg.Capacity-i*step) }
+
+// Free takes back what Alloc handed out and calls reclaimed before it returns.
+// The memory must not be in use any more: not by Go code, not by a device. To free
+// it twice is a panic.
+func (a *Arena) Free(mem tier.Memory, reclaimed func()) {
+	m := mem.(*memory)
+	if !m.freed.CompareAndSwap(false, true) {
+		panic("host: memory freed twice")
+	}
+	if poison {
+		for _, p := range m.ranges {
+			// Refused when the process has too many mappings; then the
+			// bytes stay readable, which only hides bugs.
+			_ = a.space.hide(a.mem[p.At : p.At+round(p.Len)])
+		}
+	}
+	if a.putBack(m) {
+		a.unmap()
+	}
+	reclaimed()
+}
+
+// putBack returns a memory's ranges to the free list and says whether the caller
+// must unmap the arena.
+func (a *Arena) putBack(m *memory) (last bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range m.ranges {
+		a.mu.free.Free(p.At, round(p.Len))
+		a.mu.used -= round(p.Len)
+	}
+	return a.lastLocked()
+}
+
+// lastLocked says, once, that the arena is closed, that nothing is handed out and
+// that no goroutine of ours works on the range.
+func (a *Arena) lastLocked() bool {
+	if !a.mu.quiet || a.mu.used > 0 || a.mu.unmapping {
+		return false
+	}
+	a.mu.unmapping = true
+	return true
+}
+
+// unmap gives the range up. There is nobody to tell of an error, and none but a
+// bug of ours makes one.
+func (a *Arena) unmap() { _ = a.space.release() }
+
+// Close ends the goroutine that touches pages and gives the range back, or lets
+// the Free of the last memory do so. Memory that is handed out stays usable. A
+// second Close returns tier.ErrClosed.
+func (a *Arena) Close() error {
+	a.mu.Lock()
+	if a.mu.closed {
+		a.mu.Unlock()
+		return tier.ErrClosed
+	}
+	a.mu.closed = true
+	a.mu.Unlock()
+	a.endTouching()
+	a.trimming <- struct{}{} // a Trim under way ends, and none begins
+	a.mu.Lock()
+	a.mu.quiet = true
+	last := a.lastLocked()
+	a.mu.Unlock()
+	<-a.trimming
+	if last {
+		a.unmap()
+	}
+	return nil
+}

@@ -1,0 +1,77 @@
+package host_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/host"
+)
+
+// An arena behind a space: bytes are promised, drawn and released.
+func Example() {
+	arena, err := host.NewArena(host.Config{Capacity: 8 << 20, Node: -1})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Host}, Capacity: 8 << 20, Node: -1, Backend: "host", Pool: arena,
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer space.Close() // closes the arena
+	if err := space.Reserve(space.Charge(10000)); err != nil {
+		fmt.Println(err)
+		return
+	}
+	buf, err := space.Draw(10000, nil, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer buf.Release()
+	for _, extent := range buf.Memory().(tier.HostMemory).Extents() {
+		fmt.Println(len(extent), "bytes; charged", buf.Charge())
+	}
+	// Output: 10000 bytes; charged 12288
+}
+
+// A staging buffer lent out in chunks.
+func ExampleStaging() {
+	arena, err := host.NewArena(host.Config{Capacity: 1 << 20, Node: -1})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Host}, Capacity: 1 << 20, Node: -1, Backend: "host", Pool: arena,
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer space.Close()
+	if err := space.Reserve(512 << 10); err != nil {
+		fmt.Println(err)
+		return
+	}
+	const chunk = 128 << 10
+	buf, err := space.Draw(512<<10, []int64{chunk, 2 * chunk, 3 * chunk}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	staging := host.NewStaging(buf, chunk)
+	defer staging.Close() // releases the buffer
+	c, err := staging.Borrow(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(staging.Count(), "chunks of", len(c))
+	staging.Return(c)
+	// Output: 4 chunks of 131072
+}

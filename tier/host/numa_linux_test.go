@@ -1,0 +1,95 @@
+//go:build linux && !race
+
+package host
+
+import (
+	"errors"
+	"maps"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestParseNodes(t *testing.T) {
+	for s, want := range map[string]map[int]bool{
+		"0":     {0: true},
+		"0-2":   {0: true, 1: true, 2: true},
+		"1,4-5": {1: true, 4: true, 5: true},
+	} {
+		if got, err := parseNodes(s); err != nil || !maps.Equal(got, want) {
+			t.Errorf("parseNodes(%q) = %v, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "x", "0-", "1-x", "-1"} {
+		if got, err := parseNodes(s); err == nil {
+			t.Errorf("parseNodes(%q) = %v", s, got)
+		}
+	}
+}
+
+func TestNodeWithoutMemoryIsWarnedOf(t *testing.T) {
+	a := open(t, Config{Capacity: 1 << 20, Node: 999})
+	if w := a.Warnings(); len(w) != 1 || !strings.Contains(w[0], "NUMA node 999") {
+		t.Errorf("warnings: %q", w)
+	}
+	a = open(t, Config{Capacity: 1 << 20, Node: 0})
+	if w := a.Warnings(); len(w) != 0 {
+		t.Errorf("warnings for node 0: %q", w)
+	}
+}
+
+func TestBindTo(t *testing.T) {
+	m, err := reserve(4 * step)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.release()
+	err = bindTo(m.bytes(), 0)
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
+		t.Skip("no mbind here: ", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.bytes()[0] = 1 // a page can be had from the node
+	if err := bindTo(m.bytes(), 1000); err == nil {
+		t.Error("bound to node 1000")
+	}
+}
+
+// TestLockWithoutPrivilege locks under a real limit, as a process without
+// CAP_IPC_LOCK does.
+func TestLockWithoutPrivilege(t *testing.T) {
+	runtime.LockOSThread() // capabilities are the thread's
+	defer runtime.UnlockOSThread()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&header, &caps[0]); err != nil {
+		t.Skip("cannot read capabilities: ", err)
+	}
+	less := caps
+	less[0].Effective &^= 1 << unix.CAP_IPC_LOCK
+	if err := unix.Capset(&header, &less[0]); err != nil {
+		t.Skip("cannot give a capability up: ", err)
+	}
+	defer unix.Capset(&header, &caps[0])
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
+		t.Skip("no limit: ", err)
+	}
+	const allowed = 1 << 20
+	if limit.Max < allowed {
+		t.Skip("the hard limit is lower than this test's")
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: allowed, Max: limit.Max}); err != nil {
+		t.Skip("cannot set the limit: ", err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit)
+
+	a := open(t, Config{Capacity: 64 << 20, Node: -1, Lock: true})
+	if s := a.Stats(); s.Locked != allowed || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "1048576 bytes: raise it") {
+		t.Errorf("locked %d of %d allowed, warnings %q", s.Locked, allowed, s.Warnings)
+	}
+}

@@ -1,0 +1,129 @@
+package host
+
+// touchAhead makes the pages present, from the low end, where the allocator
+// begins, to the high one. It works beside those who use the memory: touching
+// changes no byte.
+func (a *Arena) touchAhead() {
+	defer close(a.touchDone)
+	for i := range int64(len(a.state)) {
+		select {
+		case <-a.stopTouch:
+			return
+		default:
+		}
+		n := a.stepLen(i)
+		err := a.space.touch(a.mem[i*step : i*step+n])
+		if err != nil && !poison { // poisoned pages refuse to be touched
+			a.warn("host: touched %d of %d bytes ahead of use: %v", a.touched.Load(), a.cfg.Capacity, err)
+			return
+		}
+		if a.state[i].Or(committed|touched)&committed == 0 {
+			a.commit.Add(n)
+		}
+		a.touched.Add(n)
+	}
+}
+
+// endTouching ends the toucher and waits for it: for one step at most.
+func (a *Arena) endTouching() {
+	a.mu.Lock()
+	first := !a.mu.stopped
+	a.mu.stopped = true
+	a.mu.Unlock()
+	if first {
+		close(a.stopTouch)
+	}
+	<-a.touchDone
+}
+
+// trimStride is how much Trim withholds from allocations at a time: to give back
+// 256 MiB takes some 10 ms.
+const trimStride = 256 << 20
+
+// Trim gives the pages of free ranges back to the system and returns how many
+// bytes that were at most, in whole steps of 2 MiB. It also ends touching ahead,
+// which would bring them back. The ranges can be allocated as before; their pages
+// come again at first use. An allocation that needs what Trim works on waits for
+// that piece.
+func (a *Arena) Trim() int64 {
+	a.endTouching()
+	a.trimming <- struct{}{}
+	defer func() { <-a.trimming }()
+
+	// The allocator knows no way to take a given range, so all ranges of a step
+	// or more are taken at once and put back one by one.
+	held := a.withhold()
+	var given int64
+	for _, r := range held {
+		for off := r.off; off < r.end; {
+			end := min(r.end, off+trimStride)
+			given += a.discard(off, end)
+			a.replace(off, end-off)
+			off = end
+		}
+	}
+	return given
+}
+
+type span struct{ off, end int64 }
+
+// withhold takes all free ranges that can hold a whole step. After Close it
+// takes none: the mapping may be gone.
+func (a *Arena) withhold() []span {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var held []span
+	for !a.mu.closed {
+		n := a.mu.free.Largest()
+		if n < min(step, a.cfg.Capacity) {
+			break
+		}
+		off, _ := a.mu.free.Alloc(n)
+		a.mu.withheld += n
+		held = append(held, span{off, off + n})
+	}
+	return held
+}
+
+// replace puts a withheld range back and wakes those who wait for it.
+func (a *Arena) replace(off, n int64) {
+	a.mu.Lock()
+	a.mu.free.Free(off, n)
+	a.mu.withheld -= n
+	returned := a.mu.returned
+	a.mu.returned = make(chan struct{})
+	a.mu.Unlock()
+	close(returned)
+}
+
+// discard gives back the steps that lie wholly in a withheld range and may have
+// pages, neighbours in one call.
+func (a *Arena) discard(off, end int64) (given int64) {
+	first := (off + step - 1) / step
+	last := end / step
+	if end == a.cfg.Capacity {
+		last = int64(len(a.state))
+	}
+	for i := first; i < last; i++ {
+		from := i
+		for i < last && a.state[i].Load()&committed != 0 {
+			i++
+		}
+		if i == from {
+			continue
+		}
+		lo, hi := from*step, min(i*step, a.cfg.Capacity)
+		if err := a.space.discard(a.mem[lo:hi]); err != nil {
+			a.warn("host: giving %d bytes back to the system: %v", hi-lo, err)
+			continue
+		}
+		for j := from; j < i; j++ {
+			if a.state[j].Swap(0)&touched != 0 {
+				a.touched.Add(-a.stepLen(j))
+			}
+		}
+		given += hi - lo
+		a.commit.Add(lo - hi)
+	}
+	return given
+}

@@ -1,0 +1,194 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+// hostBuffer draws a buffer of size bytes from a space of its own.
+func hostBuffer(t testing.TB, size int64, cuts ...int64) *tier.Buffer {
+	t.Helper()
+	a, err := NewArena(Config{Capacity: round(size), Node: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Host}, Capacity: a.Stats().Capacity, Pool: a, Node: -1, Backend: "host",
+		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if u := space.Usage(); u.Used() != 0 {
+			t.Errorf("in the end the space has %+v", u)
+		}
+		if err := space.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := space.Reserve(space.Charge(size)); err != nil {
+		t.Fatal(err)
+	}
+	b, err := space.Draw(size, cuts, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func mustBorrow(t testing.TB, s *Staging) []byte {
+	t.Helper()
+	c, err := s.Borrow(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if int64(len(c)) != s.Chunk() || int64(cap(c)) != s.Chunk() {
+		t.Fatalf("a chunk of %d bytes with room for %d, want %d", len(c), cap(c), s.Chunk())
+	}
+	return c
+}
+
+func TestStagingLendsEachChunkOnce(t *testing.T) {
+	s := NewStaging(hostBuffer(t, 5*tier.Page+100), 2*tier.Page)
+	if s.Count() != 2 || s.Chunk() != 2*tier.Page {
+		t.Fatalf("%d chunks of %d bytes", s.Count(), s.Chunk())
+	}
+	a, b := mustBorrow(t, s), mustBorrow(t, s)
+	a[0], b[0] = 1, 2
+	if a[0] != 1 {
+		t.Error("the same chunk was lent twice")
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	cancel(why)
+	if _, err := s.Borrow(ctx); !errors.Is(err, why) {
+		t.Errorf("Borrow with an ended context: %v", err)
+	}
+	s.Return(a[:10])
+	if c, err := s.Borrow(ctx); err != nil || &c[0] != &a[0] || len(c) != 2*tier.Page {
+		t.Errorf("a chunk that is here is lent whatever the context says: %v", err)
+	}
+	s.Return(a)
+	s.Return(b)
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStagingServesWaitersAndWakesThemAtClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStaging(hostBuffer(t, tier.Page), tier.Page)
+		c := mustBorrow(t, s)
+		type result struct {
+			c   []byte
+			err error
+		}
+		got := make(chan result, 2)
+		for range 2 {
+			go func() {
+				c, err := s.Borrow(context.Background())
+				got <- result{c, err}
+			}()
+		}
+		synctest.Wait()
+		if len(got) != 0 {
+			t.Fatal("a borrower did not wait")
+		}
+		s.Return(c)
+		r := <-got
+		if r.err != nil || &r.c[0] != &c[0] {
+			t.Fatalf("the waiter got %v", r.err)
+		}
+		synctest.Wait()
+		if err := s.Close(); err == nil || !strings.Contains(err.Error(), "1 of 1") {
+			t.Errorf("Close with a chunk out: %v", err)
+		}
+		if r := <-got; !errors.Is(r.err, tier.ErrClosed) {
+			t.Errorf("the other waiter got %v", r.err)
+		}
+		if s.buf.Leased() != 0 || s.buf.Space().Used() == 0 {
+			t.Error("the buffer went before its last chunk")
+		}
+		s.Return(r.c)
+		if s.buf.Space().Used() != 0 {
+			t.Error("the last chunk did not release the buffer")
+		}
+		if _, err := s.Borrow(context.Background()); !errors.Is(err, tier.ErrClosed) {
+			t.Errorf("Borrow after Close: %v", err)
+		}
+		if err := s.Close(); !errors.Is(err, tier.ErrClosed) {
+			t.Errorf("a second Close: %v", err)
+		}
+	})
+}
+
+func TestStagingConcurrent(t *testing.T) {
+	tiertest.NoLeaks(t)
+	s := NewStaging(hostBuffer(t, 3*tier.Page), tier.Page)
+	var wg sync.WaitGroup
+	for g := range byte(8) {
+		wg.Go(func() {
+			for range 200 {
+				c, err := s.Borrow(context.Background())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				c[0] = g // the race detector sees two owners
+				if c[0] != g {
+					t.Error("two owners of a chunk")
+				}
+				s.Return(c)
+			}
+		})
+	}
+	wg.Wait()
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStagingWithoutChunks(t *testing.T) {
+	for _, s := range []*Staging{NewStaging(nil, tier.Page), NewStaging(hostBuffer(t, 100), tier.Page)} {
+		if _, err := s.Borrow(context.Background()); !errors.Is(err, tier.ErrNoSpace) {
+			t.Errorf("Borrow: %v", err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestStagingMisusePanics(t *testing.T) {
+	s := NewStaging(hostBuffer(t, 2*tier.Page), tier.Page)
+	c := mustBorrow(t, s)
+	s.Return(c)
+	for name, f := range map[string]func(){
+		"chunk of 0":           func() { NewStaging(nil, 0) },
+		"chunk not of pages":   func() { NewStaging(nil, 100) },
+		"returned twice":       func() { s.Return(c) },
+		"never borrowed":       func() { s.Return(make([]byte, tier.Page)) },
+		"not from its start":   func() { s.Return(c[1:]) },
+		"nothing was returned": func() { s.Return(nil) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			f()
+		}()
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}

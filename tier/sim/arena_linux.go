@@ -1,0 +1,52 @@
+//go:build linux && !race
+
+package sim
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// arena is the device's memory: mapped, and given page frames when it is first
+// written. It is not the garbage collector's, and no GOMEMLIMIT counts it.
+type arena struct{ bytes []byte }
+
+func newArena(size int64) (*arena, error) {
+	b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("sim: mapping %d bytes: %w", size, err)
+	}
+	// Huge pages are what a copy at full speed needs. A kernel without them
+	// refuses, and the device works all the same.
+	_ = unix.Madvise(b, unix.MADV_HUGEPAGE)
+	return &arena{bytes: b}, nil
+}
+
+func (a *arena) close() error { return unix.Munmap(a.bytes) }
+
+// touchStep is how much is touched between two looks at stop: some ten
+// milliseconds' worth.
+const touchStep = 64 << 20
+
+// touch has the kernel give the arena its page frames, until stop is closed.
+// What the arena holds does not change, so copies may go on meanwhile.
+func (a *arena) touch(stop <-chan struct{}) {
+	for b := a.bytes; len(b) > 0; {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		part := b[:min(touchStep, len(b))]
+		b = b[len(part):]
+		err := unix.Madvise(part, unix.MADV_POPULATE_WRITE)
+		if errors.Is(err, unix.EINVAL) { // before Linux 5.14
+			touchPages(part)
+		} else if err != nil {
+			return // no memory for it now: first writes will tell
+		}
+	}
+}

@@ -1,0 +1,396 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/btree"
+
+	"github.com/spillway-db/spillway/internal/extent"
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// granule is what allocations are rounded up and aligned to, as CUDA does.
+const granule = 256
+
+// addressBits is how far apart two devices' addresses are at least, and so the
+// largest memory: 16 TiB.
+const addressBits = 44
+
+// Config describes a simulated device. The zero value of everything but Memory
+// means the default.
+type Config struct {
+	Memory int64  // bytes; required; rounded down to a multiple of 256
+	Name   string // "simulated GPU" if empty
+	Node   int    // the NUMA node it claims to be nearest to; -1 for unknown
+
+	// Modelled bandwidth, which the streams share, in bytes per second; 0 is as
+	// fast as memory. Copies to a peer go through FromDevice.
+	BytesPerSecondToDevice   int64
+	BytesPerSecondFromDevice int64
+	// Latency is added to each copy between the device and elsewhere.
+	Latency time.Duration
+
+	// Faults, if set, is asked twice about operations: when they are put on a
+	// stream, and when they run; see Stage. An error that it returns refuses the
+	// operation or fails it. It is called with no lock held, from the goroutine that
+	// calls the device or from a stream's worker, and may block: work waits for it.
+	Faults func(op Op) error
+
+	// Touch has the memory's pages touched in the background, from the start on,
+	// so that first copies do not pay for page faults.
+	Touch bool
+}
+
+// Validate checks the configuration.
+func (c Config) Validate() error {
+	switch {
+	case c.Memory < granule:
+		return fmt.Errorf("sim: a device memory of %d bytes: want at least %d", c.Memory, granule)
+	case c.Memory > 1<<addressBits || c.Memory > math.MaxInt:
+		return fmt.Errorf("sim: a device memory of %d bytes: want at most %d", c.Memory, int64(min(1<<addressBits, math.MaxInt)))
+	case c.Node < -1:
+		return fmt.Errorf("sim: NUMA node %d: want -1 for unknown, or a node", c.Node)
+	case c.BytesPerSecondToDevice < 0 || c.BytesPerSecondFromDevice < 0:
+		return fmt.Errorf("sim: bandwidths of %d and %d bytes per second: want 0 for no limit, or more",
+			c.BytesPerSecondToDevice, c.BytesPerSecondFromDevice)
+	case c.Latency < 0:
+		return fmt.Errorf("sim: a latency of %v", c.Latency)
+	}
+	return nil
+}
+
+// Device is a simulated GPU. It implements tier.Device and tier.Computer and is
+// safe for concurrent use; a stream belongs to one goroutine at a time.
+type Device struct {
+	cfg        Config
+	base       tier.Addr // address of the arena's first byte
+	arena      *arena
+	toDevice   *link
+	fromDevice *link
+	ops        atomic.Int64 // operations so far
+
+	stopTouching chan struct{}
+	touching     sync.WaitGroup
+
+	mu struct {
+		lockrank.Mutex[lockrank.Device]
+		line      *extent.Allocator
+		allocs    *btree.BTreeG[*allocation] // the live ones, by offset
+		pivot     allocation                 // what searches compare with
+		found     *allocation                // what catch was given last
+		catch     btree.ItemIteratorG[*allocation]
+		live      int64
+		retired   int64
+		streams   map[*stream]struct{}
+		guests    int           // copies of other devices that are writing here
+		closed    bool          // no calls any more
+		guestless chan struct{} // closed when closed and guests is 0
+	}
+}
+
+// allocation is a piece of the arena. Live, it is in the device's tree; freed,
+// it is known to the work that still uses it and to the free on its stream.
+type allocation struct {
+	off    int64
+	size   int64       // as asked for; access ends here
+	charge int64       // as taken from the arena
+	gone   atomic.Bool // given back to the arena: work that still uses it is wrong
+}
+
+var (
+	_ tier.Device   = (*Device)(nil)
+	_ tier.Computer = (*Device)(nil)
+)
+
+// New returns a device. The caller must Close it.
+func New(cfg Config) (*Device, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.Memory = cfg.Memory / granule * granule
+	if cfg.Name == "" {
+		cfg.Name = "simulated GPU"
+	}
+	a, err := newArena(cfg.Memory)
+	if err != nil {
+		return nil, err
+	}
+	d := &Device{
+		cfg: cfg,
+		// Somewhere else for each device, so that one's addresses mean nothing to
+		// another.
+		base:         tier.Addr(rand.Uint64N(1<<(62-addressBits))+1) << addressBits,
+		arena:        a,
+		toDevice:     &link{bytesPerSecond: cfg.BytesPerSecondToDevice, latency: cfg.Latency},
+		fromDevice:   &link{bytesPerSecond: cfg.BytesPerSecondFromDevice, latency: cfg.Latency},
+		stopTouching: make(chan struct{}),
+	}
+	d.mu.line = extent.New(cfg.Memory)
+	d.mu.allocs = btree.NewG(32, func(a, b *allocation) bool { return a.off < b.off })
+	d.mu.catch = func(a *allocation) bool { d.mu.found = a; return false }
+	d.mu.streams = make(map[*stream]struct{})
+	d.mu.guestless = make(chan struct{})
+	if cfg.Touch {
+		d.touching.Go(func() { a.touch(d.stopTouching) })
+	}
+	return d, nil
+}
+
+// Info implements tier.Device.
+func (d *Device) Info() tier.DeviceInfo {
+	return tier.DeviceInfo{Name: d.cfg.Name, Backend: "sim", Node: d.cfg.Node}
+}
+
+// Charge implements tier.Device.
+func (d *Device) Charge(size int64) int64 {
+	if size > math.MaxInt64-granule {
+		return math.MaxInt64 / granule * granule
+	}
+	return (max(0, size) + granule - 1) / granule * granule
+}
+
+// Alloc implements tier.Device. The memory can be used at once.
+func (d *Device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
+	if size <= 0 {
+		return 0, fmt.Errorf("sim: cannot allocate %d bytes", size)
+	}
+	if _, err := d.own(s); err != nil {
+		return 0, err
+	}
+	if _, err := d.ask(OpAlloc, size); err != nil {
+		return 0, err
+	}
+	charge := d.Charge(size)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		return 0, tier.ErrClosed
+	}
+	off, ok := d.mu.line.Alloc(charge)
+	if !ok {
+		e := &tier.NoSpaceError{Requested: size, Available: d.mu.line.FreeBytes()}
+		if e.Available >= charge {
+			e.Largest = d.mu.line.Largest()
+		}
+		return 0, e
+	}
+	d.mu.allocs.ReplaceOrInsert(&allocation{off: off, size: size, charge: charge})
+	d.mu.live += charge
+	return d.base + tier.Addr(off), nil
+}
+
+// Free implements tier.Device.
+func (d *Device) Free(ts tier.Stream, addr tier.Addr) error {
+	s, err := d.own(ts)
+	if err != nil {
+		return err
+	}
+	if _, err := d.start(addr); err != nil { // wrong ones are not the hook's business
+		return err
+	}
+	if _, err := d.ask(OpFree, 0); err != nil {
+		return err
+	}
+	a, err := d.retire(addr)
+	if err != nil {
+		return err
+	}
+	if s.idle() {
+		d.reclaim(a)
+		return nil
+	}
+	return s.put(work{kind: OpFree, free: a})
+}
+
+// start returns the live allocation that starts at addr.
+func (d *Device) start(addr tier.Addr) (*allocation, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.startLocked(addr)
+}
+
+func (d *Device) startLocked(addr tier.Addr) (*allocation, error) {
+	if d.mu.closed {
+		return nil, tier.ErrClosed
+	}
+	if addr >= d.base && addr-d.base < tier.Addr(d.cfg.Memory) {
+		d.mu.pivot.off = int64(addr - d.base)
+		if a, ok := d.mu.allocs.Get(&d.mu.pivot); ok {
+			return a, nil
+		}
+	}
+	return nil, fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
+}
+
+// retire takes the allocation at addr out of those that can be used.
+func (d *Device) retire(addr tier.Addr) (*allocation, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, err := d.startLocked(addr)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.allocs.Delete(a)
+	d.mu.live -= a.charge
+	d.mu.retired += a.charge
+	return a, nil
+}
+
+// poisonLimit bounds what an invariants build overwrites of freed memory, at its
+// start: untouched memory of a large device should stay so.
+const poisonLimit = 1 << 20
+
+// reclaim gives a retired allocation back to the arena.
+func (d *Device) reclaim(a *allocation) {
+	a.gone.Store(true)
+	if invariants.Enabled {
+		fill(d.bytes(a.off, min(a.charge, poisonLimit)), 0xdb)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.line.Free(a.off, a.charge)
+	d.mu.retired -= a.charge
+}
+
+// bytes returns n bytes of the arena, which nothing behind them can be reached
+// from.
+func (d *Device) bytes(off, n int64) []byte { return d.arena.bytes[off : off+n : off+n] }
+
+// find returns the live allocation that holds all of [addr, addr+n), n > 0, and
+// the range's offset in the arena.
+func (d *Device) find(addr tier.Addr, n int64) (*allocation, int64, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		return nil, 0, tier.ErrClosed
+	}
+	d.mu.found = nil
+	if addr >= d.base && addr-d.base < tier.Addr(d.cfg.Memory) {
+		d.mu.pivot.off = int64(addr - d.base)
+		d.mu.allocs.DescendLessOrEqual(&d.mu.pivot, d.mu.catch)
+	}
+	a, off := d.mu.found, d.mu.pivot.off
+	switch {
+	case a == nil || off >= a.off+a.charge:
+		return nil, 0, fmt.Errorf("sim: address %#x is not inside an allocation", uint64(addr))
+	case n > a.size-(off-a.off):
+		return nil, 0, fmt.Errorf("sim: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
+			n, uint64(addr), a.size, off-a.off)
+	}
+	return a, off, nil
+}
+
+// own returns s as a stream of this device.
+func (d *Device) own(s tier.Stream) (*stream, error) {
+	mine, ok := s.(*stream)
+	if !ok || mine == nil || mine.dev != d {
+		return nil, fmt.Errorf("sim: a stream of type %T is not one of this device", s)
+	}
+	if mine.isClosed() {
+		return nil, fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
+	}
+	return mine, nil
+}
+
+// ask numbers an operation and asks the fault hook whether it may be put on its
+// stream.
+func (d *Device) ask(kind OpKind, n int64) (index int64, err error) {
+	index = d.ops.Add(1) - 1
+	if d.cfg.Faults == nil {
+		return index, nil
+	}
+	if err := d.cfg.Faults(Op{Kind: kind, Stage: Submit, Index: index, Bytes: n}); err != nil {
+		return index, fmt.Errorf("sim: %s refused: %w", kind, err)
+	}
+	return index, nil
+}
+
+// NewStream implements tier.Device.
+func (d *Device) NewStream() (tier.Stream, error) {
+	if _, err := d.ask(OpNewStream, 0); err != nil {
+		return nil, err
+	}
+	s := &stream{dev: d}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		return nil, tier.ErrClosed
+	}
+	d.mu.streams[s] = struct{}{}
+	return s, nil
+}
+
+// MemInfo implements tier.Device.
+func (d *Device) MemInfo() (free, total int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mu.line.FreeBytes(), d.cfg.Memory
+}
+
+// Outstanding implements tier.Device.
+func (d *Device) Outstanding() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mu.live + d.mu.retired
+}
+
+// Reap implements tier.Device. The device takes back by itself what was freed,
+// so there is never anything to do.
+func (d *Device) Reap() int64 { return 0 }
+
+// enter keeps the memory in place for another device's copy; leave ends that.
+func (d *Device) enter() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		return false
+	}
+	d.mu.guests++
+	return true
+}
+
+func (d *Device) leave() {
+	d.mu.Lock()
+	d.mu.guests--
+	last := d.mu.closed && d.mu.guests == 0
+	d.mu.Unlock()
+	if last {
+		close(d.mu.guestless)
+	}
+}
+
+// Close implements tier.Device. It waits for the work on all streams, and with
+// them for the events that they wait for.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	if d.mu.closed {
+		d.mu.Unlock()
+		return tier.ErrClosed
+	}
+	d.mu.closed = true
+	streams := d.mu.streams
+	d.mu.streams = nil
+	guests := d.mu.guests
+	d.mu.Unlock()
+
+	var errs []error
+	for s := range streams {
+		s.shut()
+		s.drain()
+	}
+	if guests > 0 {
+		<-d.mu.guestless
+	}
+	close(d.stopTouching)
+	d.touching.Wait()
+	errs = append(errs, d.arena.close())
+	return errors.Join(errs...)
+}

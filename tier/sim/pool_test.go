@@ -1,0 +1,49 @@
+package sim_test
+
+import (
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+func open(t testing.TB, cfg sim.Config) *sim.Device {
+	t.Helper()
+	d, err := sim.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil && err != tier.ErrClosed {
+			t.Errorf("closing the device: %v", err)
+		}
+	})
+	return d
+}
+
+func TestDevicePoolConforms(t *testing.T) {
+	tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
+		p, err := tier.NewDevicePool(open(t, sim.Config{Memory: capacity}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	})
+}
+
+func TestDeviceConforms(t *testing.T) {
+	tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
+		cfg := sim.Config{Memory: memory}
+		if faults != nil {
+			cfg.Faults = func(op sim.Op) error {
+				return faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
+			}
+		}
+		d, err := sim.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	})
+}

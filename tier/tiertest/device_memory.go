@@ -1,0 +1,398 @@
+package tiertest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+func testInfo(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	if i := d.Info(); i.Name == "" || i.Backend == "" || i.Node < -1 {
+		t.Errorf("Info is %+v: want a name, a backend, and a node or -1", i)
+	}
+	if free, total := d.MemInfo(); free < 0 || free > total || total < memory {
+		t.Errorf("MemInfo: %d of %d bytes free, on a device with %d", free, total, memory)
+	}
+}
+
+func testCharge(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	if c := d.Charge(0); c != 0 {
+		t.Errorf("Charge(0) = %d", c)
+	}
+	if c := d.Charge(memory); c != memory {
+		t.Errorf("Charge(%d) = %d", memory, c)
+	}
+	checkCharge(t, d.Charge)
+}
+
+func testAlloc(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	s := d.stream()
+	for _, size := range []int64{0, -1} {
+		if _, err := d.Alloc(s, size); err == nil {
+			t.Errorf("Alloc(%d) gave an address", size)
+		}
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	held := make(map[tier.Addr]int64)
+	var charged int64
+	for range 300 {
+		if r.IntN(3) > 0 {
+			size := 1 + r.Int64N(20000)
+			a := d.alloc(s, size)
+			for b, n := range held {
+				if a < b+tier.Addr(n) && b < a+tier.Addr(size) {
+					t.Fatalf("[%#x, +%d) was handed out while [%#x, +%d) is in use", uint64(a), size, uint64(b), n)
+				}
+			}
+			held[a] = size
+			charged += d.Charge(size)
+		} else {
+			for a, n := range held {
+				d.ok(d.Free(s, a))
+				charged -= d.Charge(n)
+				delete(held, a)
+				break
+			}
+		}
+		d.outstanding(s, charged)
+	}
+	for a := range held {
+		d.ok(d.Free(s, a))
+	}
+	d.outstanding(s, 0)
+}
+
+func testOutOfMemory(t *testing.T, open OpenFunc) {
+	const piece = 64 << 10
+	d := openDevice(t, open, nil)
+	s := d.stream()
+	refuse := func(size int64) *tier.NoSpaceError {
+		t.Helper()
+		before := d.Outstanding()
+		_, err := d.Alloc(s, size)
+		var full *tier.NoSpaceError
+		if !errors.As(err, &full) || !errors.Is(err, tier.ErrNoSpace) {
+			t.Fatalf("Alloc(%d): %v; want a NoSpaceError", size, err)
+		}
+		if full.Space.Valid() {
+			t.Errorf("the device's NoSpaceError names the space %v: it knows of none", full.Space)
+		}
+		if full.Requested != size || full.Available < 0 {
+			t.Errorf("NoSpaceError for a request of %d: requested %d, available %d", size, full.Requested, full.Available)
+		}
+		if after := d.Outstanding(); after != before {
+			t.Errorf("a refused Alloc changed Outstanding from %d to %d", before, after)
+		}
+		return full
+	}
+	refuse(memory + 1)
+	refuse(1 << 50)
+	for range 2 {
+		var held []tier.Addr
+		for range memory / piece {
+			held = append(held, d.alloc(s, piece))
+		}
+		refuse(1)
+		d.works2(s, held[0], held[len(held)-1])
+		for i := 0; i < len(held); i += 2 {
+			d.ok(d.Free(s, held[i]))
+		}
+		d.outstanding(s, memory/2)
+		if len(held) > 2 { // the pieces lie side by side in some order, so no hole is larger than two
+			if full := refuse(memory/2 + 1); full.Largest > memory/2 {
+				t.Errorf("half of the memory is free and the largest piece is said to be %d", full.Largest)
+			}
+		}
+		for i := 1; i < len(held); i += 2 {
+			d.ok(d.Free(s, held[i]))
+		}
+		d.outstanding(s, 0)
+	}
+	d.works(s)
+}
+
+// works2 checks copies between two allocations of a full device.
+func (d *device) works2(s tier.Stream, a, b tier.Addr) {
+	d.t.Helper()
+	want := pattern(5000, 7)
+	d.write(s, a, want)
+	d.ok(d.CopyOnDevice(s, b, a, 5000))
+	equal(d.t, d.read(s, b, 5000), want, "after a copy on a full device")
+}
+
+func testRetire(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	s, other := d.stream(), d.stream()
+	a := d.alloc(s, memory)
+	d.outstanding(s, memory)
+	unblock := d.block(s)
+	d.ok(d.Free(s, a))
+	if got := d.Outstanding(); got != memory {
+		t.Errorf("Outstanding is %d while the work before a free is under way, want %d", got, memory)
+	}
+	if n := d.Reap(); n != 0 {
+		t.Errorf("Reap took %d bytes back while the work before the free is under way", n)
+	}
+	if _, err := d.Alloc(other, 1); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("Alloc on another stream while all memory is retired: %v; want ErrNoSpace", err)
+	}
+	if err := d.Free(s, a); err == nil {
+		t.Error("a second Free of an allocation passed")
+	}
+	if err := d.Fill(s, a, 1, 1); err == nil {
+		t.Error("Fill of memory that was freed passed")
+	}
+	unblock()
+	d.outstanding(s, 0)
+	d.ok(d.Free(s, d.alloc(s, memory)))
+	d.outstanding(s, 0)
+}
+
+// testAlignments copies pieces of many lengths between places of many
+// alignments, and looks at the bytes beside.
+func testAlignments(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	s := d.stream()
+	const room, margin = 80 << 10, 64
+	a, b := d.alloc(s, room), d.alloc(s, room)
+	host := make([]byte, room)
+	for _, size := range []int64{0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 65536 + 5} {
+		for _, hostOff := range []int64{0, 1, 3, 8} {
+			for _, devOff := range []int64{margin, margin + 1, margin + 4, margin + 7} {
+				name := fmt.Sprintf("%d bytes from host offset %d by device offset %d", size, hostOff, devOff)
+				want := pattern(size, uint64(size))
+				copy(host[hostOff:], want)
+				window := size + devOff + margin
+				d.ok(d.Fill(s, a, 0xaa, window))
+				d.ok(d.Fill(s, b, 0xbb, window))
+				d.ok(d.CopyToDevice(s, a+tier.Addr(devOff), host[hostOff:hostOff+size]))
+				d.ok(d.CopyOnDevice(s, b+tier.Addr(hostOff), a+tier.Addr(devOff), size))
+				inA, inB := make([]byte, window), make([]byte, window)
+				back := make([]byte, hostOff+size+1)
+				d.ok(d.CopyToHost(s, inA, a))
+				d.ok(d.CopyToHost(s, inB, b))
+				d.ok(d.CopyToHost(s, back[hostOff:hostOff+size], a+tier.Addr(devOff)))
+				d.wait(s)
+				equal(t, inA, framed(want, devOff, window, 0xaa), name+": on the device")
+				equal(t, inB, framed(want, hostOff, window, 0xbb), name+": after a copy on the device")
+				equal(t, back, framed(want, hostOff, int64(len(back)), 0), name+": back on the host")
+			}
+		}
+	}
+}
+
+// framed returns window bytes of value with b at off.
+func framed(b []byte, off, window int64, value byte) []byte {
+	out := make([]byte, window)
+	for i := range out {
+		out[i] = value
+	}
+	copy(out[off:], b)
+	return out
+}
+
+func testRegions(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	s := d.stream()
+	const half = 512 << 10
+	a := d.alloc(s, 2*half)
+	in, out := pattern(half, 1), make([]byte, half)
+	d.write(s, a+half, in)
+
+	// Pieces of in go to the first half in another order, pieces of the second half
+	// come out, and the rest of the first half is copied on the device.
+	r := rand.New(rand.NewPCG(3, 4))
+	want, wantOut := make([]byte, half), make([]byte, half)
+	var regions []tier.Region
+	for off := int64(0); off < half; {
+		n := min(1+r.Int64N(3000), half-off)
+		src := r.Int64N(half - n + 1)
+		switch r.IntN(3) {
+		case 0:
+			regions = append(regions, tier.Region{Dst: a + tier.Addr(off), HostSrc: in[src : src+n], Size: n})
+			copy(want[off:off+n], in[src:])
+		case 1:
+			regions = append(regions, tier.Region{Dst: a + tier.Addr(off), Src: a + half + tier.Addr(src), Size: n})
+			copy(want[off:off+n], in[src:])
+		case 2:
+			regions = append(regions, tier.Region{HostDst: out[off : off+n], Src: a + half + tier.Addr(src)}) // Size may be left out
+			copy(wantOut[off:off+n], in[src:])
+		}
+		off += n
+	}
+	d.ok(d.Fill(s, a, 0, half))
+	d.ok(d.CopyRegions(s, regions))
+	clear(regions) // the slice is the caller's again
+	d.wait(s)
+	equal(t, out, wantOut, "regions to the host")
+	equal(t, d.read(s, a, half), want, "regions on the device")
+
+	d.ok(d.CopyRegions(s, nil))
+	d.ok(d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: []byte{}}}))
+	err := d.CopyRegions(s, []tier.Region{
+		{Dst: a, HostSrc: pattern(100, 9)},
+		{Dst: a + 2*half - 10, HostSrc: pattern(100, 9)},
+	})
+	if err == nil {
+		t.Error("CopyRegions with a region that leaves its allocation passed")
+	}
+	equal(t, d.read(s, a, half), want, "after CopyRegions with one wrong region")
+}
+
+// wrapped is a device around another, as tier.Device describes them.
+type wrapped struct{ tier.Device }
+
+func (w wrapped) Unwrap() tier.Device { return w.Device }
+
+// stranger is a device that no backend knows.
+type stranger struct{ tier.Device }
+
+func testPeer(t *testing.T, open OpenFunc) {
+	d, peer := openDevice(t, open, nil), openDevice(t, open, nil)
+	s, ps := d.stream(), peer.stream()
+	const n = 100_003
+	a, b := d.alloc(s, n), peer.alloc(ps, n)
+	peer.wait(ps)
+	err := d.CopyPeer(s, b, peer.Device, a, n)
+	if errors.Is(err, tier.ErrNotSupported) {
+		t.Skipf("the devices cannot reach each other: %v", err)
+	}
+	d.ok(err)
+	want := pattern(n, 5)
+	d.write(s, a, want)
+	peer.ok(peer.Fill(ps, b, 0, n))
+	peer.wait(ps)
+	d.ok(d.CopyPeer(s, b+1, wrapped{wrapped{peer.Device}}, a, n-1))
+	peer.ok(peer.WaitEvent(ps, d.record(s)))
+	equal(t, peer.read(ps, b, n), append([]byte{0}, want[:n-1]...), "after a copy to the peer")
+	d.ok(d.CopyPeer(s, a, d.Device, a+n-100, 100)) // to itself
+	equal(t, d.read(s, a, 100), want[n-100:], "after a copy to itself as a peer")
+
+	if err := d.CopyPeer(s, b, stranger{peer.Device}, a, 1); !errors.Is(err, tier.ErrNotSupported) {
+		t.Errorf("CopyPeer to a device that nobody knows: %v; want ErrNotSupported", err)
+	}
+	for name, err := range map[string]error{
+		"beyond the source":      d.CopyPeer(s, b, peer.Device, a+1, n),
+		"beyond the destination": d.CopyPeer(s, b+1, peer.Device, a, n),
+		"to this device's":       d.CopyPeer(s, a, peer.Device, a, 1),
+		"from the peer's":        d.CopyPeer(s, b, peer.Device, b, 1),
+		"on the peer's stream":   d.CopyPeer(ps, b, peer.Device, a, 1),
+		"of a negative size":     d.CopyPeer(s, b, peer.Device, a, -1),
+	} {
+		if err == nil {
+			t.Errorf("CopyPeer %s passed", name)
+		}
+	}
+	d.works(s)
+	peer.works(ps)
+}
+
+func testDigest(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	computer, ok := d.Device.(tier.Computer)
+	if !ok {
+		t.Skip("the device does not compute")
+	}
+	s := d.stream()
+	const n = 300_001
+	a := d.alloc(s, n)
+	b := pattern(n, 3)
+	d.write(s, a, b)
+	for _, c := range []struct{ off, size, first int64 }{
+		{0, 0, 0}, {0, 1, 0}, {0, 7, 0}, {0, 8, 0}, {0, 9, 0}, {8, 64, 0}, {16, 4096, 12345}, {0, n, 0}, {1 << 16, n - 1<<16, 1 << 40},
+	} {
+		got := tier.Digest{Hash: 1, Sum: 2}
+		d.ok(computer.Digest(s, a+tier.Addr(c.off), c.size, c.first, &got))
+		d.wait(s)
+		if want := tier.DigestBytes(b[c.off:c.off+c.size], c.first); got != want {
+			t.Errorf("Digest of %d bytes at %d from position %d is %x, want %x", c.size, c.off, c.first, got, want)
+		}
+	}
+	var out tier.Digest
+	for name, err := range map[string]error{
+		"from an odd address":      computer.Digest(s, a+4, 8, 0, &out),
+		"of a negative size":       computer.Digest(s, a, -8, 0, &out),
+		"that leaves the memory":   computer.Digest(s, a+8, n, 0, &out),
+		"into nothing":             computer.Digest(s, a, 8, 0, nil),
+		"from address 0":           computer.Digest(s, 0, 8, 0, &out),
+		"on a stream of nowhere":   computer.Digest(nil, a, 8, 0, &out),
+		"of more than there is":    computer.Digest(s, a, 1<<62, 0, &out),
+		"of memory beyond the end": computer.Digest(s, a+1<<30, 8, 0, &out),
+	} {
+		if err == nil {
+			t.Errorf("Digest %s passed", name)
+		}
+	}
+	d.works(s)
+}
+
+// testMistakes makes every mistake that a call can see: each is an error, and
+// nothing else happens.
+func testMistakes(t *testing.T, open OpenFunc) {
+	d, other := openDevice(t, open, nil), openDevice(t, open, nil)
+	s, os := d.stream(), other.stream()
+	const n = 1000
+	a, gone, foreign := d.alloc(s, n), d.alloc(s, n), other.alloc(os, n)
+	want := pattern(n, 1)
+	d.write(s, a, want)
+	d.ok(d.Free(s, gone))
+	d.wait(s)
+	before := d.Outstanding()
+	one, more := []byte{1}, make([]byte, n+1)
+	for name, f := range map[string]func() error{
+		"alloc on no stream":                  func() error { _, err := d.Alloc(nil, 1); return err },
+		"alloc on another device's stream":    func() error { _, err := d.Alloc(os, 1); return err },
+		"free of address 0":                   func() error { return d.Free(s, 0) },
+		"free inside an allocation":           func() error { return d.Free(s, a+256) },
+		"free of what is freed":               func() error { return d.Free(s, gone) },
+		"free of another device's":            func() error { return d.Free(s, foreign) },
+		"free on no stream":                   func() error { return d.Free(nil, a) },
+		"free on another device's stream":     func() error { return d.Free(os, a) },
+		"copy to address 0":                   func() error { return d.CopyToDevice(s, 0, one) },
+		"copy to what is freed":               func() error { return d.CopyToDevice(s, gone, one) },
+		"copy to another device's":            func() error { return d.CopyToDevice(s, foreign, one) },
+		"copy to the device, too long":        func() error { return d.CopyToDevice(s, a, more) },
+		"copy to the device, over the end":    func() error { return d.CopyToDevice(s, a+n-1, more[:2]) },
+		"copy to the device, at the end":      func() error { return d.CopyToDevice(s, a+n, one) },
+		"copy to the device, before":          func() error { return d.CopyToDevice(s, a-1, one) },
+		"copy to the far end of addresses":    func() error { return d.CopyToDevice(s, ^tier.Addr(0), one) },
+		"copy to the device, no stream":       func() error { return d.CopyToDevice(nil, a, one) },
+		"copy to the device, another's":       func() error { return d.CopyToDevice(os, a, one) },
+		"copy from address 0":                 func() error { return d.CopyToHost(s, one, 0) },
+		"copy from what is freed":             func() error { return d.CopyToHost(s, one, gone) },
+		"copy to the host, too long":          func() error { return d.CopyToHost(s, more, a) },
+		"copy to the host, another's stream":  func() error { return d.CopyToHost(os, one, a) },
+		"copy on the device from 0":           func() error { return d.CopyOnDevice(s, a, 0, 1) },
+		"copy on the device to 0":             func() error { return d.CopyOnDevice(s, 0, a, 1) },
+		"copy on the device over the end":     func() error { return d.CopyOnDevice(s, a+n-4, a, 5) },
+		"copy on the device from over it":     func() error { return d.CopyOnDevice(s, a, a+n-4, 5) },
+		"copy on the device of negative size": func() error { return d.CopyOnDevice(s, a, a+8, -1) },
+		"fill of address 0":                   func() error { return d.Fill(s, 0, 1, 1) },
+		"fill over the end":                   func() error { return d.Fill(s, a+1, 1, n) },
+		"fill of negative size":               func() error { return d.Fill(s, a, 1, -1) },
+		"fill of a huge size":                 func() error { return d.Fill(s, a, 1, 1<<62) },
+		"fill of what is freed":               func() error { return d.Fill(s, gone, 1, 1) },
+		"regions, two hosts":                  func() error { return d.CopyRegions(s, []tier.Region{{HostDst: make([]byte, 1), HostSrc: one}}) },
+		"regions, two sizes":                  func() error { return d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: one, Size: 2}}) },
+		"regions, address 0":                  func() error { return d.CopyRegions(s, []tier.Region{{HostSrc: one}}) },
+		"regions, negative":                   func() error { return d.CopyRegions(s, []tier.Region{{Dst: a, Src: a + 8, Size: -1}}) },
+		"record on no stream":                 func() error { _, err := d.Record(nil); return err },
+		"record on another's stream":          func() error { _, err := d.Record(os); return err },
+		"wait for no event":                   func() error { return d.WaitEvent(s, nil) },
+		"wait on another's stream":            func() error { return d.WaitEvent(os, d.record(s)) },
+	} {
+		if err := f(); err == nil {
+			t.Errorf("%s passed", name)
+		}
+	}
+	equal(t, d.read(s, a, n), want, "after calls that were refused")
+	d.outstanding(s, before)
+	d.works(s)
+	other.works(os)
+}

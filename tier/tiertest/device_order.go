@@ -1,0 +1,284 @@
+package tiertest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// testOrderOnStream puts random work on one stream, without waiting, and
+// compares with the same work done at once on a slice.
+func testOrderOnStream(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	s := d.stream()
+	const size = 256 << 10
+	a := d.alloc(s, size)
+	model := make([]byte, size)
+	d.ok(d.Fill(s, a, 0, size))
+	type reading struct{ got, want []byte }
+	var readings []reading
+	r := rand.New(rand.NewPCG(5, 6))
+	unblock := func() {}
+	if err := d.WaitEvent(s, gate{closedChannel()}); err == nil {
+		unblock = d.block(s) // so that all of it is in the queue together
+	}
+	for i := range uint64(500) {
+		n := 1 + r.Int64N(size/4)
+		off := r.Int64N(size - n + 1)
+		at := a + tier.Addr(off)
+		switch r.IntN(6) {
+		case 0:
+			b := pattern(n, i)
+			d.ok(d.CopyToDevice(s, at, b))
+			copy(model[off:], b)
+		case 1:
+			got := make([]byte, n)
+			d.ok(d.CopyToHost(s, got, at))
+			readings = append(readings, reading{got, bytes.Clone(model[off : off+n])})
+		case 2:
+			d.ok(d.Fill(s, at, byte(i), n))
+			copy(model[off:], framed(nil, 0, n, byte(i)))
+		case 3:
+			from := r.Int64N(size - n + 1)
+			if from < off+n && off < from+n {
+				continue // overlaps
+			}
+			d.ok(d.CopyOnDevice(s, at, a+tier.Addr(from), n))
+			copy(model[off:off+n], model[from:])
+		case 4:
+			got := make([]byte, n/2)
+			b := pattern(n/2, i)
+			d.ok(d.CopyRegions(s, []tier.Region{{Dst: at, HostSrc: b}, {HostDst: got, Src: at + tier.Addr(n/2)}}))
+			readings = append(readings, reading{got, bytes.Clone(model[off+n/2 : off+n/2*2])})
+			copy(model[off:], b)
+		case 5: // an allocation that lives for one piece of work
+			tmp, err := d.Alloc(s, n)
+			if err != nil {
+				continue
+			}
+			d.ok(d.CopyOnDevice(s, tmp, at, n))
+			d.ok(d.Fill(s, at, 0, n))
+			d.ok(d.CopyOnDevice(s, at, tmp, n))
+			d.ok(d.Free(s, tmp))
+		}
+	}
+	unblock()
+	equal(t, d.read(s, a, size), model, "after work in order")
+	for i, r := range readings {
+		equal(t, r.got, r.want, fmt.Sprintf("reading %d of %d in the midst of it", i, len(readings)))
+	}
+	d.outstanding(s, d.Charge(size))
+}
+
+func closedChannel() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+// testNoOrderAcrossStreams: what holds one stream up does not hold another.
+func testNoOrderAcrossStreams(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	s, other := d.stream(), d.stream()
+	a := d.alloc(s, 100)
+	d.write(s, a, pattern(100, 1))
+	unblock := d.block(s)
+	d.ok(d.Fill(s, a, 9, 100))
+	e := d.record(s)
+	d.works(other)
+	equal(t, d.read(other, a, 100), pattern(100, 1), "while the stream that overwrites it is held up")
+	if isDone(e) {
+		t.Error("an event is done before the work that it was recorded after")
+	}
+	if err := e.Err(); err != nil {
+		t.Errorf("an event that is not done has the error %v", err)
+	}
+	unblock()
+	d.wait(s)
+	if !isDone(e) || e.Err() != nil {
+		t.Errorf("after the stream's work: event done %v, error %v", isDone(e), e.Err())
+	}
+	equal(t, d.read(other, a, 100), framed(nil, 0, 100, 9), "after the stream was let go")
+}
+
+// testEvents passes a piece of memory from stream to stream: only events keep
+// the order.
+func testEvents(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	const size, rounds = 128 << 10, 200
+	streams := []tier.Stream{d.stream(), d.stream(), d.stream(), d.stream()}
+	a := d.alloc(streams[0], size)
+	out := make([][]byte, rounds)
+	e := d.record(streams[0])
+	for i := range out {
+		s := streams[i%len(streams)]
+		d.ok(d.WaitEvent(s, e))
+		d.ok(d.Fill(s, a, byte(i), size))
+		out[i] = make([]byte, size)
+		d.ok(d.CopyToHost(s, out[i], a))
+		e = d.record(s)
+	}
+	d.ok(tier.Wait(context.Background(), e))
+	for i, b := range out {
+		equal(t, b, framed(nil, 0, size, byte(i)), fmt.Sprintf("round %d", i))
+	}
+	for _, s := range streams {
+		d.ok(s.Close())
+	}
+}
+
+// testNeverBlocks puts much work on a stream that does not get on.
+func testNeverBlocks(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	s := d.stream()
+	const n = 5000
+	a := d.alloc(s, n)
+	unblock := d.block(s)
+	in, out := pattern(n, 1), make([]byte, n)
+	var events []tier.Event
+	for i := range n {
+		d.ok(d.CopyToDevice(s, a+tier.Addr(i), in[i:i+1]))
+		d.ok(d.CopyToHost(s, out[i:i+1], a+tier.Addr(i)))
+		if i%100 == 0 {
+			events = append(events, d.record(s))
+		}
+	}
+	d.ok(d.Free(s, a))
+	for i, e := range events {
+		if isDone(e) {
+			t.Fatalf("event %d is done before the work", i)
+		}
+	}
+	unblock()
+	d.outstanding(s, 0)
+	equal(t, out, in, "after much work")
+	for i, e := range events {
+		if !isDone(e) {
+			t.Fatalf("event %d is not done after all work is", i)
+		}
+	}
+}
+
+func testStreamClose(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	s, other := d.stream(), d.stream()
+	const n = 1 << 20
+	a := d.alloc(s, n)
+	want, got := pattern(n, 1), make([]byte, n)
+	d.ok(d.CopyToDevice(s, a, want))
+	d.ok(d.CopyToHost(s, got, a))
+	e := d.record(s)
+	d.ok(s.Close())
+	if !isDone(e) {
+		t.Error("an event of the stream is not done after Close")
+	}
+	equal(t, got, want, "after Close, which waits")
+	for name, err := range map[string]error{
+		"Close":        s.Close(),
+		"CopyToDevice": d.CopyToDevice(s, a, want),
+		"Free":         d.Free(s, a),
+		"Record":       func() error { _, err := d.Record(s); return err }(),
+		"WaitEvent":    d.WaitEvent(s, e),
+	} {
+		if !errors.Is(err, tier.ErrClosed) {
+			t.Errorf("%s on a closed stream: %v; want ErrClosed", name, err)
+		}
+	}
+	equal(t, d.read(other, a, n), want, "on another stream after the first was closed")
+	d.ok(d.Free(other, a))
+	d.outstanding(other, 0)
+}
+
+func testClose(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	s := d.stream()
+	const n = 1 << 20
+	a := d.alloc(s, n)
+	want, got := pattern(n, 1), make([]byte, n)
+	d.ok(d.CopyToDevice(s, a, want))
+	d.ok(d.CopyToHost(s, got, a))
+	e := d.record(s)
+	d.ok(d.Close())
+	if !isDone(e) || e.Err() != nil {
+		t.Errorf("after Close: event done %v, error %v", isDone(e), e.Err())
+	}
+	equal(t, got, want, "after Close, which waits")
+	for name, err := range map[string]error{
+		"Close":        d.Close(),
+		"NewStream":    func() error { _, err := d.NewStream(); return err }(),
+		"Alloc":        func() error { _, err := d.Alloc(s, 1); return err }(),
+		"Free":         d.Free(s, a),
+		"CopyToDevice": d.CopyToDevice(s, a, want),
+		"CopyToHost":   d.CopyToHost(s, got, a),
+		"CopyOnDevice": d.CopyOnDevice(s, a, a+8, 8),
+		"Fill":         d.Fill(s, a, 1, 1),
+		"Record":       func() error { _, err := d.Record(s); return err }(),
+		"WaitEvent":    d.WaitEvent(s, e),
+	} {
+		if !errors.Is(err, tier.ErrClosed) {
+			t.Errorf("%s on a closed device: %v; want ErrClosed", name, err)
+		}
+	}
+}
+
+// testConcurrent has several goroutines use the device, each with a stream of
+// its own.
+func testConcurrent(t *testing.T, open OpenFunc) {
+	d := openDevice(t, open, nil)
+	var wg sync.WaitGroup
+	for g := range uint64(4) {
+		s := d.stream()
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(g, 1))
+			for i := range uint64(80) {
+				if err := roundTrip(d.Device, s, 1+r.Int64N(memory/6), g<<16|i); err != nil {
+					t.Errorf("goroutine %d, round %d: %v", g, i, err)
+					return
+				}
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	d.outstanding(d.stream(), 0)
+}
+
+// roundTrip sends bytes through the device and back, where there is room.
+func roundTrip(d tier.Device, s tier.Stream, size int64, seed uint64) error {
+	a, err := d.Alloc(s, size)
+	if errors.Is(err, tier.ErrNoSpace) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	want, got := pattern(size, seed), make([]byte, size)
+	if err := d.CopyToDevice(s, a, want); err != nil {
+		return err
+	}
+	if err := d.CopyToHost(s, got, a); err != nil {
+		return err
+	}
+	if err := d.Free(s, a); err != nil {
+		return err
+	}
+	e, err := d.Record(s)
+	if err != nil {
+		return err
+	}
+	if err := tier.Wait(context.Background(), e); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, want) {
+		return fmt.Errorf("%d bytes came back wrong from byte %d", size, firstDifference(got, want))
+	}
+	return nil
+}

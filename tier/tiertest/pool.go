@@ -1,0 +1,689 @@
+package tiertest
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// poolCapacity is what the suite asks a pool to hold: 256 pages, enough for
+// every pattern of fragmentation here and small enough for a slow disk.
+const poolCapacity = 256 * tier.Page
+
+// RunPool checks that a pool keeps the contract of tier.Pool. open returns an
+// empty pool of capacity bytes, a multiple of 64 pages; the suite closes it.
+// What else the pool is made of (a directory, a device) open cleans up with
+// t.Cleanup.
+//
+// The suite asks for pieces of up to a sixteenth of the capacity without cuts
+// on an empty pool, so a pool of several segments passes if its segments hold
+// that much.
+func RunPool(t *testing.T, open func(t *testing.T, capacity int64) tier.Pool) {
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T, p *poolUnderTest)
+	}{
+		{"Charge", testPoolCharge},
+		{"Shape", testPoolShape},
+		{"Contents", testPoolContents},
+		{"Exhaustion", testPoolExhaustion},
+		{"Fragmentation", testPoolFragmentation},
+		{"Cuts", testPoolCuts},
+		{"ReclaimedOnce", testPoolReclaimedOnce},
+		{"AllocInReclaimed", testPoolAllocInReclaimed},
+		{"CloseWaits", testPoolCloseWaits},
+		{"AfterClose", testPoolAfterClose},
+		{"Random", testPoolRandom},
+		{"Concurrent", testPoolConcurrent},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			// open's cleanups run before this one, which was made first.
+			NoLeaks(t)
+			p := &poolUnderTest{Pool: open(t, poolCapacity)}
+			t.Cleanup(func() {
+				if !p.closed.Load() {
+					p.close(t)
+				}
+			})
+			c.run(t, p)
+		})
+	}
+}
+
+// poolUnderTest counts what reclaimed was called for.
+type poolUnderTest struct {
+	tier.Pool
+	closed    atomic.Bool
+	freed     atomic.Int64
+	reclaimed atomic.Int64
+}
+
+func (p *poolUnderTest) alloc(t *testing.T, size int64, cuts []int64) tier.Memory {
+	t.Helper()
+	m, err := p.Alloc(size, cuts)
+	if err != nil {
+		t.Fatalf("Alloc(%d) with %d cuts: %v", size, len(cuts), err)
+	}
+	checkShape(t, m, size, cuts)
+	return m
+}
+
+// free frees m and counts the call of reclaimed.
+func (p *poolUnderTest) free(m tier.Memory) {
+	p.freed.Add(1)
+	p.Free(m, func() {
+		lockrank.AssertNone("reclaimed is called")
+		p.reclaimed.Add(1)
+	})
+}
+
+// freeAndWait frees all and waits until all of it is reclaimed.
+func (p *poolUnderTest) freeAndWait(ms ...tier.Memory) {
+	var wg sync.WaitGroup
+	wg.Add(len(ms))
+	for _, m := range ms {
+		p.Free(m, wg.Done)
+	}
+	wg.Wait()
+}
+
+// close closes the pool and checks that by then all that was freed is
+// reclaimed, each once.
+func (p *poolUnderTest) close(t *testing.T) {
+	t.Helper()
+	p.closed.Store(true)
+	if err := p.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if f, r := p.freed.Load(), p.reclaimed.Load(); f != r {
+		t.Errorf("after Close: %d freed, reclaimed was called %d times", f, r)
+	}
+}
+
+// split says whether the pool may split memory such as m: device pools never
+// do.
+func split(m tier.Memory) bool {
+	_, device := m.(tier.DeviceMemory)
+	return !device
+}
+
+// pages returns the cuts of size bytes at each page.
+func pages(size int64) []int64 {
+	var cuts []int64
+	for c := int64(tier.Page); c < size; c += tier.Page {
+		cuts = append(cuts, c)
+	}
+	return cuts
+}
+
+// checkShape checks what Memory and its three forms promise.
+func checkShape(t *testing.T, m tier.Memory, size int64, cuts []int64) {
+	t.Helper()
+	if m == nil {
+		t.Fatalf("Alloc(%d) gave no memory and no error", size)
+	}
+	if m.Size() != size {
+		t.Fatalf("Alloc(%d) gave memory of size %d", size, m.Size())
+	}
+	allowed := make(map[int64]bool, len(cuts))
+	for _, c := range cuts {
+		allowed[c] = true
+	}
+	switch m := m.(type) {
+	case tier.HostMemory:
+		var at int64
+		extents := m.Extents()
+		for i, e := range extents {
+			if len(e) == 0 {
+				t.Fatalf("extent %d of %d is empty", i, len(extents))
+			}
+			if a := address(e); a%tier.Page != 0 {
+				t.Fatalf("extent %d of %d starts at address %#x, not a multiple of %d", i, len(extents), a, tier.Page)
+			}
+			if at > 0 && !allowed[at] {
+				t.Fatalf("memory of %d bytes is split at %d, which is not one of the cuts %v", size, at, cuts)
+			}
+			at += int64(len(e))
+		}
+		if at != size {
+			t.Fatalf("the extents of %d bytes add up to %d", size, at)
+		}
+	case tier.DeviceMemory:
+		if a := m.Addr(); a == 0 || a%256 != 0 {
+			t.Fatalf("device memory at %#x: want a multiple of 256 above 0", a)
+		}
+		if m.Device() == nil {
+			t.Fatal("device memory without a device")
+		}
+	case tier.FileMemory:
+		volume, file, at := m.Locate(0)
+		for off := int64(tier.Page); off < size; off += tier.Page {
+			v, f, o := m.Locate(off)
+			if (v != volume || f != file || o != at+tier.Page) && !allowed[off] {
+				t.Fatalf("memory of %d bytes is split at %d, which is not one of the cuts %v", size, off, cuts)
+			}
+			volume, file, at = v, f, o
+		}
+	default:
+		t.Fatalf("memory of type %T is none of host, device and file memory", m)
+	}
+}
+
+// store writes p at off and waits until it is there.
+func store(m tier.Memory, p []byte, off int64) error {
+	switch m := m.(type) {
+	case tier.HostMemory:
+		eachPiece(m, p, off, func(mem, p []byte) { copy(mem, p) })
+		return nil
+	case tier.FileMemory:
+		return m.WriteAt(context.Background(), p, off)
+	case tier.DeviceMemory:
+		return onDevice(m.Device(), func(s tier.Stream) error {
+			return m.Device().CopyToDevice(s, m.Addr()+tier.Addr(off), p)
+		})
+	}
+	return errors.New("unknown memory")
+}
+
+// load reads len(p) bytes from off.
+func load(m tier.Memory, p []byte, off int64) error {
+	switch m := m.(type) {
+	case tier.HostMemory:
+		eachPiece(m, p, off, func(mem, p []byte) { copy(p, mem) })
+		return nil
+	case tier.FileMemory:
+		return m.ReadAt(context.Background(), p, off)
+	case tier.DeviceMemory:
+		return onDevice(m.Device(), func(s tier.Stream) error {
+			return m.Device().CopyToHost(s, p, m.Addr()+tier.Addr(off))
+		})
+	}
+	return errors.New("unknown memory")
+}
+
+func eachPiece(m tier.HostMemory, p []byte, off int64, f func(mem, p []byte)) {
+	for _, e := range m.Extents() {
+		if off >= int64(len(e)) {
+			off -= int64(len(e))
+			continue
+		}
+		n := min(len(e)-int(off), len(p))
+		f(e[off:int(off)+n], p[:n])
+		p, off = p[n:], 0
+		if len(p) == 0 {
+			return
+		}
+	}
+}
+
+func onDevice(d tier.Device, f func(s tier.Stream) error) error {
+	s, err := d.NewStream()
+	if err != nil {
+		return err
+	}
+	if err := f(s); err != nil {
+		return errors.Join(err, s.Close())
+	}
+	e, err := d.Record(s)
+	if err != nil {
+		return errors.Join(err, s.Close())
+	}
+	return errors.Join(tier.Wait(context.Background(), e), s.Close())
+}
+
+// pattern returns size bytes that differ from each other and from those of
+// other seeds.
+func pattern(size int64, seed uint64) []byte {
+	b := make([]byte, size+8)
+	for i := int64(0); i < size; i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], (seed<<32|uint64(i)+1)*0x9e3779b97f4a7c15)
+	}
+	return b[:size]
+}
+
+func mustStore(t *testing.T, m tier.Memory, seed uint64) {
+	t.Helper()
+	if err := store(m, pattern(m.Size(), seed), 0); err != nil {
+		t.Fatalf("writing %d bytes: %v", m.Size(), err)
+	}
+}
+
+func mustHold(t *testing.T, m tier.Memory, seed uint64) {
+	t.Helper()
+	got := make([]byte, m.Size())
+	if err := load(m, got, 0); err != nil {
+		t.Fatalf("reading %d bytes: %v", m.Size(), err)
+	}
+	if want := pattern(m.Size(), seed); !bytes.Equal(got, want) {
+		i := firstDifference(got, want)
+		t.Fatalf("memory of %d bytes: byte %d is %#x, want %#x", m.Size(), i, got[i], want[i])
+	}
+}
+
+func firstDifference(a, b []byte) int {
+	for i := range a {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return -1
+}
+
+func testPoolCharge(t *testing.T, p *poolUnderTest) {
+	if c := p.Charge(0); c != 0 {
+		t.Errorf("Charge(0) = %d", c)
+	}
+	checkCharge(t, p.Charge)
+	if c := p.Charge(poolCapacity); c != poolCapacity {
+		t.Errorf("Charge(%d) = %d: the whole pool must fit into the space", int64(poolCapacity), c)
+	}
+}
+
+func checkCharge(t *testing.T, charge func(int64) int64) {
+	t.Helper()
+	sizes := []int64{1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 4095, 4096, 4097, 8191, 8192, 8193, 65535, 65536, 65537, 1<<20 - 1, 1 << 20, 1<<20 + 1, 1 << 40}
+	for i, a := range sizes {
+		ca := charge(a)
+		if ca < a {
+			t.Errorf("Charge(%d) = %d is less than the size", a, ca)
+		}
+		if cc := charge(ca); cc != ca {
+			t.Errorf("Charge(%d) = %d and Charge(%d) = %d: rounding twice changes it", a, ca, ca, cc)
+		}
+		for _, b := range sizes[i:] {
+			cb := charge(b)
+			if cb < ca {
+				t.Errorf("Charge(%d) = %d and Charge(%d) = %d", a, ca, b, cb)
+			}
+			if both := charge(a + b); both > ca+cb {
+				t.Errorf("Charge(%d) + Charge(%d) = %d < Charge(%d) = %d", a, b, ca+cb, a+b, both)
+			}
+		}
+	}
+}
+
+func testPoolShape(t *testing.T, p *poolUnderTest) {
+	for _, size := range []int64{1, 2, 63, 64, 65, 4095, 4096, 4097, 8192, 10000, poolCapacity / 16} {
+		m := p.alloc(t, size, nil)
+		mustStore(t, m, 1)
+		mustHold(t, m, 1)
+		p.freeAndWait(m)
+	}
+	m := p.alloc(t, poolCapacity, pages(poolCapacity))
+	mustStore(t, m, 2)
+	mustHold(t, m, 2)
+	p.free(m)
+}
+
+// testPoolContents writes at offsets that fit nothing, and checks the bytes
+// beside.
+func testPoolContents(t *testing.T, p *poolUnderTest) {
+	const size = 3*tier.Page + 100
+	m := p.alloc(t, size, pages(size))
+	model := pattern(size, 1)
+	mustStore(t, m, 1)
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 60 {
+		off := r.Int64N(size)
+		part := pattern(r.Int64N(size-off+1), r.Uint64())
+		if err := store(m, part, off); err != nil {
+			t.Fatalf("writing %d bytes at %d: %v", len(part), off, err)
+		}
+		copy(model[off:], part)
+		off = r.Int64N(size)
+		got := make([]byte, r.Int64N(size-off+1))
+		if err := load(m, got, off); err != nil {
+			t.Fatalf("reading %d bytes at %d: %v", len(got), off, err)
+		}
+		if want := model[off : off+int64(len(got))]; !bytes.Equal(got, want) {
+			t.Fatalf("reading %d bytes at %d: wrong from byte %d", len(got), off, firstDifference(got, want))
+		}
+	}
+	p.free(m)
+}
+
+// mustRefuse checks that a request is refused as the contract says.
+func mustRefuse(t *testing.T, p tier.Pool, size int64, cuts []int64) *tier.NoSpaceError {
+	t.Helper()
+	m, err := p.Alloc(size, cuts)
+	if err == nil {
+		t.Fatalf("Alloc(%d) with %d cuts gave %d bytes of a pool that has no room for them", size, len(cuts), m.Size())
+	}
+	var full *tier.NoSpaceError
+	if !errors.As(err, &full) || !errors.Is(err, tier.ErrNoSpace) {
+		t.Fatalf("Alloc(%d) with %d cuts: %v; want a NoSpaceError", size, len(cuts), err)
+	}
+	return full
+}
+
+func testPoolExhaustion(t *testing.T, p *poolUnderTest) {
+	const piece = poolCapacity / 16
+	mustRefuse(t, p, poolCapacity+1, pages(poolCapacity+1))
+	for round := range 3 { // what is given back is as good as new
+		var held []tier.Memory
+		for i := range 16 {
+			m := p.alloc(t, piece, nil)
+			mustStore(t, m, uint64(i))
+			held = append(held, m)
+		}
+		mustRefuse(t, p, 1, nil)
+		mustRefuse(t, p, piece, pages(piece))
+		for i, m := range held {
+			mustHold(t, m, uint64(i))
+		}
+		if round == 0 { // a hole of exactly the right size is used
+			p.freeAndWait(held[5])
+			held[5] = p.alloc(t, piece, nil)
+		}
+		p.freeAndWait(held...)
+	}
+}
+
+func testPoolFragmentation(t *testing.T, p *poolUnderTest) {
+	const piece = poolCapacity / 16
+	var held []tier.Memory
+	for range 16 {
+		held = append(held, p.alloc(t, piece, nil))
+	}
+	// Every other piece is freed, in the order of where they lie: no two holes
+	// touch.
+	order := byPlace(held)
+	var holes, rest []tier.Memory
+	for i, m := range order {
+		if i%2 == 0 {
+			holes = append(holes, m)
+		} else {
+			rest = append(rest, m)
+		}
+	}
+	p.freeAndWait(holes...)
+	full := mustRefuse(t, p, 2*piece, nil)
+	if full.Largest != piece {
+		t.Errorf("half of the pool is free in pieces of %d bytes, and NoSpaceError.Largest is %d", int64(piece), full.Largest)
+	}
+	if full.Requested != 2*piece {
+		t.Errorf("NoSpaceError.Requested is %d for a request of %d", full.Requested, int64(2*piece))
+	}
+	if split(rest[0]) {
+		m := p.alloc(t, poolCapacity/2, pages(poolCapacity/2))
+		mustStore(t, m, 7)
+		mustHold(t, m, 7)
+		mustRefuse(t, p, 1, nil)
+		p.freeAndWait(m)
+	} else {
+		mustRefuse(t, p, 2*piece, pages(2*piece))
+		p.freeAndWait(p.alloc(t, piece, nil))
+	}
+	// With all of it back the holes are joined again.
+	p.freeAndWait(rest...)
+	p.free(p.alloc(t, poolCapacity, pages(poolCapacity)))
+}
+
+// byPlace sorts memories by where they start.
+func byPlace(ms []tier.Memory) []tier.Memory {
+	type placed struct {
+		file string
+		off  int64
+	}
+	at := func(m tier.Memory) placed {
+		switch m := m.(type) {
+		case tier.HostMemory:
+			return placed{off: address(m.Extents()[0])}
+		case tier.DeviceMemory:
+			return placed{off: int64(m.Addr())}
+		case tier.FileMemory:
+			_, file, off := m.Locate(0)
+			return placed{file, off}
+		}
+		return placed{}
+	}
+	return slices.SortedFunc(slices.Values(ms), func(a, b tier.Memory) int {
+		x, y := at(a), at(b)
+		return cmp.Or(cmp.Compare(x.file, y.file), cmp.Compare(x.off, y.off))
+	})
+}
+
+// testPoolCuts asks for memory in a pool full of holes with few cuts. Whether
+// it is had depends on the pool; that it is split only at the cuts does not.
+func testPoolCuts(t *testing.T, p *poolUnderTest) {
+	r := rand.New(rand.NewPCG(2, 3))
+	had := 0
+	for range 30 {
+		var held []tier.Memory
+		for {
+			m, err := p.Alloc(tier.Page*(1+r.Int64N(8)), nil)
+			if err != nil {
+				break
+			}
+			held = append(held, m)
+		}
+		r.Shuffle(len(held), func(i, j int) { held[i], held[j] = held[j], held[i] })
+		half := len(held) / 2
+		p.freeAndWait(held[:half]...)
+		held = held[half:]
+		for range 20 {
+			size := 1 + r.Int64N(poolCapacity/8)
+			var cuts []int64
+			for _, c := range pages(size) {
+				if r.IntN(3) == 0 {
+					cuts = append(cuts, c)
+				}
+			}
+			m, err := p.Alloc(size, cuts)
+			if err != nil {
+				if !errors.Is(err, tier.ErrNoSpace) {
+					t.Fatalf("Alloc(%d) with %d cuts: %v", size, len(cuts), err)
+				}
+				continue
+			}
+			had++
+			checkShape(t, m, size, cuts)
+			mustStore(t, m, uint64(size))
+			mustHold(t, m, uint64(size))
+			held = append(held, m)
+		}
+		p.freeAndWait(held...)
+	}
+	if had == 0 {
+		t.Error("no request was had from a pool that was half free")
+	}
+}
+
+func testPoolReclaimedOnce(t *testing.T, p *poolUnderTest) {
+	const n = 64
+	var calls [n]atomic.Int64
+	var wg sync.WaitGroup
+	wg.Add(n)
+	for i := range n {
+		m := p.alloc(t, tier.Page, nil)
+		go p.Free(m, func() {
+			lockrank.AssertNone("reclaimed is called")
+			if calls[i].Add(1) == 1 {
+				wg.Done()
+			}
+		})
+	}
+	wg.Wait()
+	p.close(t)
+	for i := range calls {
+		if c := calls[i].Load(); c != 1 {
+			t.Errorf("reclaimed was called %d times for memory %d", c, i)
+		}
+	}
+}
+
+// testPoolAllocInReclaimed: reclaimed may use the pool, so it is not called
+// under a lock of the pool's.
+func testPoolAllocInReclaimed(t *testing.T, p *poolUnderTest) {
+	m := p.alloc(t, poolCapacity, pages(poolCapacity))
+	got := make(chan tier.Memory, 1)
+	p.Free(m, func() {
+		again, err := p.Alloc(poolCapacity, pages(poolCapacity))
+		if err != nil {
+			t.Errorf("allocating inside reclaimed: %v", err)
+		}
+		got <- again
+	})
+	if m := <-got; m != nil {
+		p.free(m)
+	}
+}
+
+func testPoolCloseWaits(t *testing.T, p *poolUnderTest) {
+	var held []tier.Memory
+	for range 32 {
+		held = append(held, p.alloc(t, 4*tier.Page, nil))
+	}
+	for _, m := range held {
+		p.free(m)
+	}
+	p.close(t) // checks that all is reclaimed by then
+}
+
+func testPoolAfterClose(t *testing.T, p *poolUnderTest) {
+	a, b := p.alloc(t, 10000, nil), p.alloc(t, 10000, nil)
+	mustStore(t, a, 1)
+	p.free(b)
+	p.close(t)
+	if m, err := p.Alloc(1, nil); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("Alloc after Close gave %v, %v; want ErrClosed", m, err)
+	}
+	mustHold(t, a, 1) // what is handed out lives on
+	mustStore(t, a, 2)
+	mustHold(t, a, 2)
+	done := make(chan struct{})
+	p.Free(a, func() { close(done) })
+	<-done
+	if err := p.Close(); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("the second Close returned %v; want ErrClosed", err)
+	}
+}
+
+// testPoolRandom runs random operations on one goroutine and checks every live
+// memory's contents: no two overlap.
+func testPoolRandom(t *testing.T, p *poolUnderTest) {
+	type piece struct {
+		m    tier.Memory
+		seed uint64
+	}
+	r := rand.New(rand.NewPCG(4, 5))
+	var held []piece
+	var charged int64
+	for step := range uint64(600) {
+		if r.IntN(2) == 0 {
+			size := 1 + r.Int64N(poolCapacity/8)
+			cuts := pages(size)
+			if p.Charge(size) > poolCapacity-charged {
+				mustRefuse(t, p, size, cuts)
+				continue
+			}
+			m, err := p.Alloc(size, cuts)
+			if err != nil {
+				var full *tier.NoSpaceError
+				if len(held) > 0 && !split(held[0].m) && errors.As(err, &full) && full.Largest < p.Charge(size) {
+					continue // fragmented
+				}
+				t.Fatalf("step %d: Alloc(%d) with %d of %d bytes charged: %v", step, size, charged, int64(poolCapacity), err)
+			}
+			checkShape(t, m, size, cuts)
+			mustStore(t, m, step)
+			charged += p.Charge(size)
+			held = append(held, piece{m, step})
+		} else if len(held) > 0 {
+			i := r.IntN(len(held))
+			mustHold(t, held[i].m, held[i].seed)
+			charged -= p.Charge(held[i].m.Size())
+			p.freeAndWait(held[i].m)
+			held[i] = held[len(held)-1]
+			held = held[:len(held)-1]
+		}
+	}
+	for _, h := range held {
+		mustHold(t, h.m, h.seed)
+		p.freeAndWait(h.m)
+	}
+	p.free(p.alloc(t, poolCapacity, pages(poolCapacity)))
+}
+
+// testPoolConcurrent puts the pool behind a space and lets several goroutines
+// draw from it: the space is never over its capacity and all comes back.
+func testPoolConcurrent(t *testing.T, p *poolUnderTest) {
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID:        tier.ID{Kind: tier.Host},
+		Capacity:  poolCapacity,
+		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+		Pool:      p.Pool,
+		Backend:   "test",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.closed.Store(true) // the space closes it
+	var wg sync.WaitGroup
+	for g := range uint64(4) {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(g, 9))
+			for i := range uint64(60) {
+				if err := drawAndCheck(space, 1+r.Int64N(poolCapacity/6), g<<16|i); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := space.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	u := space.Usage()
+	if u.Used() != 0 {
+		t.Errorf("after all was released: %+v", u)
+	}
+	if u.Peak > poolCapacity || u.Peak == 0 {
+		t.Errorf("peak %d of a capacity of %d", u.Peak, int64(poolCapacity))
+	}
+	if l := space.Leaks(); len(l) != 0 {
+		t.Errorf("%d buffers are still in the books", len(l))
+	}
+}
+
+// drawAndCheck draws a buffer, if there is room, and checks that nobody else
+// writes to it.
+func drawAndCheck(space *tier.Space, size int64, seed uint64) error {
+	charge := space.Charge(size)
+	if err := space.Reserve(charge); err != nil {
+		if errors.Is(err, tier.ErrNoSpace) {
+			return nil
+		}
+		return err
+	}
+	b, err := space.Draw(size, pages(size), nil)
+	if err != nil {
+		space.Unreserve(charge)
+		if errors.Is(err, tier.ErrNoSpace) { // a device's memory in pieces
+			return nil
+		}
+		return err
+	}
+	want, got := pattern(size, seed), make([]byte, size)
+	if err := store(b.Memory(), want, 0); err != nil {
+		return errors.Join(err, b.Release())
+	}
+	if err := load(b.Memory(), got, 0); err != nil {
+		return errors.Join(err, b.Release())
+	}
+	if !bytes.Equal(got, want) {
+		return errors.Join(errors.New("two buffers overlap: one holds the other's bytes"), b.Release())
+	}
+	return b.Release()
+}

@@ -1,0 +1,231 @@
+package topology
+
+import (
+	"math"
+	"path"
+	"slices"
+	"strings"
+)
+
+// disks returns the whole disks that have a medium, with what is mounted of
+// each.
+func (t *tree) disks(w placing) []Disk {
+	disks := []Disk{}
+	names, ok := t.list(blockDevices)
+	if !ok {
+		t.warnf(blockDevices, "not there: no disk is known")
+		return disks
+	}
+	for _, name := range names {
+		file := path.Join(blockDevices, name)
+		dir, err := t.resolve(file)
+		if err != nil || !t.isDir(dir) {
+			t.warnf(file, "a device that is not there")
+			continue
+		}
+		if d, ok := t.disk(w, dir); ok {
+			disks = append(disks, d)
+		}
+	}
+	for _, m := range t.mounts() {
+		t.addMount(disks, m)
+	}
+	return disks
+}
+
+// addMount adds m to the disks that it is on.
+func (t *tree) addMount(disks []Disk, m mount) {
+	if !m.onBlockDevice() && !strings.HasPrefix(m.source, "/dev/") {
+		return
+	}
+	dir, ok := t.blockDevice(m)
+	if !ok {
+		return // told by DiskOf, to whom it matters
+	}
+	if info, err := t.root.Stat(rel(m.point)); err == nil && !info.IsDir() {
+		return // single files are mounted into containers
+	}
+	for _, name := range t.disksBelow(dir) {
+		i := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name })
+		if i >= 0 {
+			disks[i].Mounts = append(disks[i].Mounts, Mount{
+				Point: m.point, FileSystem: m.fileSystem, Source: m.source, ReadOnly: m.readOnly,
+			})
+		}
+	}
+}
+
+// notDisks are block devices that no data stays on, or that are other devices
+// in disguise.
+var notDisks = []string{"loop", "ram", "zram", "sr", "fd", "md", "dm-"}
+
+// disk reads the block device in dir, which has no links in it. ok says
+// whether it is a disk.
+func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
+	d = Disk{Name: path.Base(dir), Node: w.nowhere(), Mounts: []Mount{}}
+	if slices.ContainsFunc(notDisks, func(prefix string) bool { return isNumbered(d.Name, prefix) }) {
+		return d, false
+	}
+	if hidden, _ := t.want(path.Join(dir, "hidden")); hidden == "1" {
+		return d, false // one path of several to a disk that is listed too
+	}
+	sectors, known := t.number(path.Join(dir, "size"))
+	switch {
+	case known && sectors == 0:
+		return d, false // an empty card reader
+	case known && sectors > math.MaxInt64/sectorBytes:
+		t.warnf(path.Join(dir, "size"), "%d sectors are more than a disk can have", sectors)
+	case known:
+		d.SizeBytes = sectors * sectorBytes
+	default:
+		t.warnf(path.Join(dir, "size"), "the disk's size is not known")
+	}
+
+	vendor, _ := t.want(path.Join(dir, "device/vendor"))
+	model, _ := t.want(path.Join(dir, "device/model"))
+	d.Model = label(model)
+	if number, _ := t.want(path.Join(dir, "dev")); isDeviceNumber(number) {
+		d.Device = number
+	}
+	rotates, known := t.number(path.Join(dir, "queue/rotational"))
+	d.Rotational = rotates == 1
+	d.Kind = diskKind(dir, vendor+" "+model, d.Rotational, known)
+	if d.Kind == UnknownDisk {
+		t.warnf(path.Join(dir, "queue/rotational"), "it is not known whether the disk rotates")
+	}
+	if bus := t.busOf(dir); bus != "" {
+		d.PCIAddress = path.Base(bus)
+		d.Node = t.nodeOf(w, bus)
+	}
+	return d, true
+}
+
+// sectorBytes is what sysfs counts sizes in, whatever the disk's own sectors.
+const sectorBytes = 512
+
+// isNumbered says whether name is prefix and a number.
+func isNumbered(name, prefix string) bool {
+	number, ok := strings.CutPrefix(name, prefix)
+	return ok && number != "" && strings.Trim(number, "0123456789") == ""
+}
+
+// hypervisors are words in what emulated disks say of themselves.
+var hypervisors = []string{"QEMU", "VBOX", "VMWARE", "VIRTUAL", "MSFT", "PERSISTENTDISK"}
+
+func diskKind(dir, says string, rotational, known bool) DiskKind {
+	name, says := path.Base(dir), strings.ToUpper(says)
+	words := strings.Split(dir, "/")
+	switch {
+	case strings.HasPrefix(name, "nvme"):
+		return NVMe
+	case slices.Contains(words, "virtual"),
+		slices.ContainsFunc(words, func(w string) bool { return isNumbered(w, "virtio") }),
+		strings.HasPrefix(name, "xvd"),
+		slices.ContainsFunc(hypervisors, func(h string) bool { return strings.Contains(says, h) }):
+		return VirtualDisk
+	case !known:
+		return UnknownDisk
+	case rotational:
+		return HDD
+	}
+	return SSD
+}
+
+// busOf returns the directory of the PCI function that the device in dir hangs
+// on; empty if there is none.
+func (t *tree) busOf(dir string) string {
+	if bus := busAbove(dir); bus != "" {
+		return bus
+	}
+	// An NVMe disk with more than one path belongs to a subsystem, which is
+	// virtual; its controllers are on the bus. The first stands for all.
+	subsystem, err := t.resolve(path.Join(dir, "device"))
+	if err != nil || !strings.Contains(subsystem, "/nvme-subsystem/") {
+		return ""
+	}
+	names, _ := t.list(subsystem)
+	for _, name := range names {
+		if !isNumbered(name, "nvme") {
+			continue
+		}
+		if controller, err := t.resolve(path.Join(subsystem, name)); err == nil {
+			if bus := busAbove(controller); bus != "" {
+				return bus
+			}
+		}
+	}
+	return ""
+}
+
+// busAbove returns the longest path above dir that ends with a PCI address.
+func busAbove(dir string) string {
+	for ; dir != "/"; dir = path.Dir(dir) {
+		if isBusAddress(path.Base(dir)) {
+			return dir
+		}
+	}
+	return ""
+}
+
+// blockDevice returns the directory of the block device that m is on, without
+// links.
+func (t *tree) blockDevice(m mount) (dir string, ok bool) {
+	var candidates []string
+	if m.onBlockDevice() {
+		candidates = append(candidates, path.Join("/sys/dev/block", m.device))
+	}
+	// Btrfs has no device number of its own; what was mounted names it.
+	if device, isPath := strings.CutPrefix(m.source, "/dev/"); isPath {
+		if target, err := t.resolve(m.source); err == nil {
+			candidates = append(candidates, path.Join("/sys/class/block", path.Base(target)))
+		}
+		if !strings.Contains(device, "/") {
+			candidates = append(candidates, path.Join("/sys/class/block", device))
+		}
+	}
+	for _, c := range candidates {
+		if target, err := t.resolve(c); err == nil && t.isDir(target) {
+			return target, true
+		}
+	}
+	return "", false
+}
+
+// disksBelow returns the names of the whole disks that the block device in dir
+// is on: itself, the disk of which it is a partition, or those below a device
+// that is stacked on others.
+func (t *tree) disksBelow(dir string) []string {
+	if names, ok := t.below[dir]; ok {
+		return names
+	}
+	names := t.walkBelow(dir, maxStacked)
+	slices.Sort(names)
+	names = slices.Compact(names)
+	t.below[dir] = names
+	return names
+}
+
+func (t *tree) walkBelow(dir string, levels int) []string {
+	if levels == 0 {
+		t.warnf(dir, "more than %d devices stacked on each other", maxStacked)
+		return nil
+	}
+	if t.exists(path.Join(dir, "partition")) {
+		return t.walkBelow(path.Dir(dir), levels-1)
+	}
+	slaves, _ := t.list(path.Join(dir, "slaves"))
+	if len(slaves) == 0 {
+		return []string{path.Base(dir)}
+	}
+	var names []string
+	for _, s := range slaves {
+		file := path.Join(dir, "slaves", s)
+		target, err := t.resolve(file)
+		if err != nil || !t.isDir(target) {
+			t.warnf(file, "a device that is not there")
+			continue
+		}
+		names = append(names, t.walkBelow(target, levels-1)...)
+	}
+	return names
+}

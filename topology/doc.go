@@ -1,0 +1,29 @@
+// Package topology finds out what a machine has: NUMA nodes, CPUs, memory,
+// GPUs and disks, and how much of them this process may use. It knows nothing
+// of tiers; what to make of a machine is decided above it.
+//
+//	              Discover(ctx, Options{Root, GPUs})
+//	                            │ reads below Root only
+//	                            ▼
+//	Topology ─┬─ CPU            online, allowed, model
+//	          ├─ Memory         total, free, available, swap
+//	          ├─ []Node         CPUs, memory, distances
+//	          ├─ []GPU ───────▶ Node, PCI address
+//	          ├─ []Disk ──────▶ Node, PCI address, []Mount
+//	          ├─ Limits         of cgroups and cpusets: bytes, CPUs, nodes
+//	          └─ Warnings       what could not be read
+//
+//	DiskOf(ctx, dir, Options) ─▶ Location   the file system and the disks below dir
+//
+// Everything is read from the /proc and /sys of Linux below [Options].Root, so
+// that a recorded tree stands for a whole machine; elsewhere the same calls
+// return what is known, which is nothing, and say so. Partial knowledge is no
+// error: each thing that is missing or makes no sense is one line of Warnings,
+// and its field holds the value for "not known" (0 bytes, node -1, an empty
+// set). An error means an option that makes no sense, or a context that ended.
+//
+// What is returned are plain values, which marshal to JSON under keys that do
+// not change. They belong to the caller. Nothing is cached, opened or started
+// beyond a call, the machine is not changed, and all functions may be called
+// at the same time. The package takes no locks.
+package topology

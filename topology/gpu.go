@@ -1,0 +1,129 @@
+package topology
+
+import (
+	"path"
+	"slices"
+	"strings"
+)
+
+const nvidia = "0x10de" // PCI vendor
+
+// gpus returns the GPUs of the source, or those on the PCI bus.
+func (t *tree) gpus(w placing, source GPUSource) []GPU {
+	if source == nil {
+		return t.busGPUs(w)
+	}
+	gpus, err := source.GPUs(t.ctx)
+	if err != nil {
+		t.warnf("gpus", "the driver's list: %v: those on the PCI bus are told", err)
+		return t.busGPUs(w)
+	}
+	gpus = append([]GPU{}, gpus...)
+	for i := range gpus {
+		t.complete(w, &gpus[i])
+	}
+	return gpus
+}
+
+// busGPUs returns NVIDIA's display and 3D controllers on the PCI bus, by
+// address, which is the driver's order too unless it is told another.
+func (t *tree) busGPUs(w placing) []GPU {
+	gpus := []GPU{}
+	addresses, _ := t.list(pciDevices) // no bus is no warning: many VMs have none
+	for _, address := range addresses {
+		dir := path.Join(pciDevices, address)
+		vendor, ok := t.need(path.Join(dir, "vendor"))
+		if !ok || vendor != nvidia {
+			continue
+		}
+		class, _ := t.need(path.Join(dir, "class"))
+		// VGA controllers and 3D controllers; the last two digits are the
+		// programming interface. Others are audio, USB and bridges.
+		if !strings.HasPrefix(class, "0x0300") && !strings.HasPrefix(class, "0x0302") {
+			continue
+		}
+		g := GPU{Index: len(gpus), PCIAddress: address}
+		t.complete(w, &g)
+		gpus = append(gpus, g)
+	}
+	return gpus
+}
+
+// complete fills in what the PCI bus knows of g and g does not.
+func (t *tree) complete(w placing, g *GPU) {
+	g.PCIAddress = busAddress(g.PCIAddress)
+	g.Name, g.UUID = label(g.Name), label(g.UUID)
+	g.Node = w.nowhere()
+	dir := path.Join(pciDevices, g.PCIAddress)
+	if !t.isDir(dir) || g.PCIAddress == "" {
+		t.warnf(dir, "GPU %d is not on the PCI bus", g.Index)
+	} else {
+		t.fromBus(w, dir, g)
+	}
+	if g.CPUs == nil {
+		g.CPUs = append(Set{}, w.cpus[g.Node]...)
+	} else {
+		g.CPUs = slices.Clone(g.CPUs)
+	}
+	if g.MemoryBytes < 0 || g.FreeBytes < 0 {
+		t.warnf(dir, "GPU %d has %d bytes of memory, %d free", g.Index, g.MemoryBytes, g.FreeBytes)
+		g.MemoryBytes, g.FreeBytes = max(g.MemoryBytes, 0), max(g.FreeBytes, 0)
+	}
+	g.FreeBytes = t.atMost(dir, "free memory", g.FreeBytes, g.MemoryBytes)
+}
+
+func (t *tree) fromBus(w placing, dir string, g *GPU) {
+	g.Node = t.nodeOf(w, dir)
+	if g.DeviceID == "" {
+		vendor, _ := t.want(path.Join(dir, "vendor"))
+		device, _ := t.want(path.Join(dir, "device"))
+		g.DeviceID = label(strings.TrimPrefix(vendor, "0x") + ":" + strings.TrimPrefix(device, "0x"))
+	}
+	if g.Driver == "" {
+		if target, err := t.resolve(path.Join(dir, "driver")); err == nil {
+			g.Driver = label(path.Base(target))
+		} else if !missing(err) {
+			t.warn(path.Join(dir, "driver"), err)
+		}
+	}
+	if g.CPUs == nil {
+		if set, ok := t.set(path.Join(dir, "local_cpulist")); ok && len(set) > 0 {
+			g.CPUs = set
+		}
+	}
+	// The current speed of an idle GPU is that of generation 1; what it can
+	// do is what counts. The width does not change with the load.
+	if g.PCIeGeneration == 0 {
+		speed, _ := t.want(path.Join(dir, "max_link_speed"))
+		g.PCIeGeneration = parseLinkSpeed(speed)
+	}
+	if g.PCIeWidth == 0 {
+		width, _ := t.want(path.Join(dir, "current_link_width"))
+		if n, err := parseMember(width); err == nil && n <= 32 { // the widest link there is
+			g.PCIeWidth = n
+		}
+	}
+}
+
+// busAddress makes the kernel's form of a PCI address: drivers print eight
+// digits for the domain and capital letters, 00000000:3B:00.0.
+func busAddress(s string) string {
+	s = strings.ToLower(s)
+	if domain, rest, ok := strings.Cut(s, ":"); ok && len(domain) == 8 && strings.HasPrefix(domain, "0000") {
+		s = domain[4:] + ":" + rest
+	}
+	if !isBusAddress(s) {
+		return ""
+	}
+	return s
+}
+
+// isBusAddress says whether s is domain:bus:device.function.
+func isBusAddress(s string) bool {
+	domain, rest, ok := strings.Cut(s, ":")
+	if !ok || len(domain) < 4 || len(domain) > 8 || len(rest) != len("00:00.0") || rest[2] != ':' || rest[5] != '.' {
+		return false
+	}
+	digits := domain + rest[:2] + rest[3:5] + rest[6:]
+	return strings.Trim(digits, "0123456789abcdef") == ""
+}

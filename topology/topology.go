@@ -1,0 +1,213 @@
+package topology
+
+import (
+	"context"
+	"fmt"
+	"slices"
+)
+
+// Unknown is the number of a NUMA node that is not known: the firmware did not
+// tell where a device is, or it is on none.
+const Unknown = -1
+
+// Options says where to look. The zero value means this machine.
+type Options struct {
+	// Root is the directory that stands for "/". Empty means "/". Links below
+	// it that lead outside of it are not followed.
+	Root string
+
+	// GPUs lists the GPUs that a driver knows. Nil means those that are found
+	// on the PCI bus, with what the bus knows of them.
+	GPUs GPUSource
+
+	// Statfs returns the total bytes of the file system that a directory is
+	// on and those that an unprivileged process can still take. The path is
+	// absolute as seen from Root, without links, and there. Nil means the
+	// system call if Root is "/", and "not known" otherwise: a recorded tree
+	// says nothing of the file systems that its machine had. Only DiskOf
+	// uses it.
+	Statfs func(path string) (total, free int64, err error)
+}
+
+// GPUSource lists GPUs. It is how a driver's library is asked, so that this
+// package needs none.
+type GPUSource interface {
+	// GPUs returns the GPUs in the driver's order. Node, Driver, CPUs and the
+	// PCIe fields that are zero are filled in from the PCI bus.
+	GPUs(ctx context.Context) ([]GPU, error)
+}
+
+// Topology is what a machine has. The slices are never nil, so that they are
+// marshalled as lists.
+type Topology struct {
+	CPU      CPU      `json:"cpu"`
+	Memory   Memory   `json:"memory"`
+	Nodes    []Node   `json:"nodes"` // by ID; at least one
+	GPUs     []GPU    `json:"gpus"`  // in the driver's order, or by PCI address
+	Disks    []Disk   `json:"disks"` // by name
+	Limits   Limits   `json:"limits"`
+	Warnings []string `json:"warnings"` // each once; at most maxWarnings and a last one that counts the rest
+}
+
+// CPU is what is known of the processors.
+type CPU struct {
+	Model   string `json:"model"`   // of the first; empty: not known
+	Online  Set    `json:"online"`  // those that run
+	Allowed Set    `json:"allowed"` // those of Online that this process may run on, by affinity and cpuset
+}
+
+// Memory is what the kernel says of the machine's memory, in bytes; 0 is "not
+// known", except for swap.
+type Memory struct {
+	TotalBytes     int64 `json:"total_bytes"`
+	FreeBytes      int64 `json:"free_bytes"`      // unused
+	AvailableBytes int64 `json:"available_bytes"` // unused, or taken back without swapping
+	SwapBytes      int64 `json:"swap_bytes"`      // total
+}
+
+// Node is a NUMA node. One without CPUs is memory alone; one without memory
+// has CPUs alone.
+type Node struct {
+	ID          int   `json:"id"`
+	CPUs        Set   `json:"cpus"`
+	MemoryBytes int64 `json:"memory_bytes"` // total; 0: none, or not known
+	FreeBytes   int64 `json:"free_bytes"`   // unused
+	// Distances has one entry for each of Topology.Nodes, in that order: the
+	// relative cost of reaching its memory, 10 being the node itself. Empty
+	// means not known.
+	Distances []int `json:"distances"`
+}
+
+// GPU is a graphics processor.
+type GPU struct {
+	Index          int    `json:"index"`
+	Name           string `json:"name"`            // empty: not known
+	UUID           string `json:"uuid"`            // empty: not known
+	PCIAddress     string `json:"pci_address"`     // as 0000:3b:00.0
+	DeviceID       string `json:"device_id"`       // vendor and device, as 10de:2330
+	Driver         string `json:"driver"`          // the kernel's, such as nvidia or vfio-pci; empty: none
+	Node           int    `json:"node"`            // or Unknown
+	CPUs           Set    `json:"cpus"`            // the nearest; empty: not known
+	MemoryBytes    int64  `json:"memory_bytes"`    // total; 0: not known
+	FreeBytes      int64  `json:"free_bytes"`      // 0: none, or not known
+	PCIeGeneration int    `json:"pcie_generation"` // that it can do; 0: not known
+	PCIeWidth      int    `json:"pcie_width"`      // lanes in use; 0: not known
+}
+
+// DiskKind says how a disk works, as far as that matters for its speed.
+type DiskKind string
+
+// The kinds of disk.
+const (
+	NVMe        DiskKind = "nvme"    // flash behind NVMe
+	SSD         DiskKind = "ssd"     // other flash: SATA, SAS, eMMC
+	HDD         DiskKind = "hdd"     // rotating
+	VirtualDisk DiskKind = "virtual" // made by a hypervisor or over a network: its speed says nothing of its kind
+	UnknownDisk DiskKind = "unknown" // the kernel does not say whether it rotates
+)
+
+// Disk is a whole disk. Partitions, and what is stacked on disks (LVM, LUKS,
+// RAID), are not disks of their own.
+type Disk struct {
+	Name       string   `json:"name"` // the kernel's, as nvme0n1
+	Kind       DiskKind `json:"kind"`
+	Model      string   `json:"model"`       // empty: not known
+	SizeBytes  int64    `json:"size_bytes"`  // 0: not known
+	Rotational bool     `json:"rotational"`  // as the kernel says, which of virtual disks is a guess
+	Node       int      `json:"node"`        // or Unknown
+	PCIAddress string   `json:"pci_address"` // of the controller; empty: none known
+	Device     string   `json:"device"`      // major:minor
+	Mounts     []Mount  `json:"mounts"`      // what is mounted of it, in the kernel's order
+}
+
+// Mount is a directory at which a file system of a disk is to be found.
+type Mount struct {
+	Point      string `json:"point"`
+	FileSystem string `json:"file_system"` // its type, as ext4
+	Source     string `json:"source"`      // what was mounted, as /dev/nvme0n1p2
+	ReadOnly   bool   `json:"read_only"`
+}
+
+// Limits is what this process may use of the machine.
+type Limits struct {
+	// MemoryBytes is the smallest of the machine's memory, that of the nodes
+	// allowed, and the limits of the process's cgroup and all above it, be
+	// they hard or the point where the kernel throttles. 0: not known.
+	MemoryBytes  int64  `json:"memory_bytes"`
+	MemorySource string `json:"memory_source"` // the file that said so
+
+	// CPUs is how many CPUs' time there is: those allowed, or the cgroup's
+	// quota rounded up if that is less. 0: not known.
+	CPUs      int    `json:"cpus"`
+	CPUSource string `json:"cpu_source"` // the file that said so
+
+	CPUQuota    float64 `json:"cpu_quota"`    // CPUs by cgroup quota, not rounded; 0: none
+	MemoryNodes Set     `json:"memory_nodes"` // nodes whose memory may be taken; empty: not known
+
+	CgroupVersion int    `json:"cgroup_version"` // that controls memory: 1, 2, or 0 for none found
+	Cgroup        string `json:"cgroup"`         // the directory that does
+}
+
+// Discover returns what the machine below o.Root has. The error is for an
+// option that makes no sense (a Root that is no directory) and for a context
+// that ended; whatever else goes wrong is a line in Warnings.
+func Discover(ctx context.Context, o Options) (*Topology, error) {
+	t, err := openTree(ctx, o.Root)
+	if err != nil {
+		return nil, err
+	}
+	defer t.close()
+
+	top := &Topology{}
+	affinity := t.affinity()
+	groups := t.cgroups()
+	top.Memory = t.memory()
+	top.CPU = t.cpu(affinity.cpus, groups.cpus)
+	top.Nodes = t.nodes(top.CPU, top.Memory)
+	t.compare(top.Nodes, top.Memory)
+	where := newPlacing(top.Nodes)
+	top.GPUs = t.gpus(where, o.GPUs)
+	top.Disks = t.disks(where)
+	top.Limits = t.limits(top, affinity, groups)
+	top.Warnings = t.warnings()
+
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("topology: %w", err)
+	}
+	return top, nil
+}
+
+// Node returns the node with the given ID.
+func (t *Topology) Node(id int) (Node, bool) {
+	i := slices.IndexFunc(t.Nodes, func(n Node) bool { return n.ID == id })
+	if i < 0 {
+		return Node{}, false
+	}
+	return t.Nodes[i], true
+}
+
+// Distance returns the relative cost of reaching the memory of node b from
+// node a: 10 for the same node, more for others. Where the machine does not
+// say, it is 20 between two nodes, which is what the kernel assumes too; a node
+// that is Unknown is as far from all.
+func (t *Topology) Distance(a, b int) int {
+	const local, remote = 10, 20 // LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel
+	from, ok := t.Node(a)
+	at := slices.IndexFunc(t.Nodes, func(n Node) bool { return n.ID == b })
+	switch {
+	case ok && at >= 0 && at < len(from.Distances):
+		return from.Distances[at]
+	case a == b && a != Unknown:
+		return local
+	}
+	return remote
+}
+
+// Disk returns the disk with the given name.
+func (t *Topology) Disk(name string) (Disk, bool) {
+	i := slices.IndexFunc(t.Disks, func(d Disk) bool { return d.Name == name })
+	if i < 0 {
+		return Disk{}, false
+	}
+	return t.Disks[i], true
+}

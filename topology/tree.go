@@ -1,0 +1,330 @@
+package topology
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"unicode"
+)
+
+// Where Linux says what it has.
+const (
+	selfStatus   = "/proc/self/status"
+	selfMounts   = "/proc/self/mountinfo"
+	selfCgroups  = "/proc/self/cgroup"
+	systemMemory = "/proc/meminfo"
+	systemCPUs   = "/proc/cpuinfo"
+	onlineCPUs   = "/sys/devices/system/cpu/online"
+	systemNodes  = "/sys/devices/system/node"
+	blockDevices = "/sys/block"
+	pciDevices   = "/sys/bus/pci/devices"
+)
+
+// A limit on everything that a broken tree could make large.
+const (
+	maxNodes     = 1024     // the kernel's MAX_NUMNODES at its largest
+	maxStacked   = 8        // levels of dm, md, loop and overlay that are followed
+	maxWarnings  = 200      // a broken tree has thousands of reasons for one
+	maxFileBytes = 16 << 20 // of one file; mountinfo of a busy host is the longest
+	maxNameBytes = 256      // of what a device says of itself
+)
+
+// tree reads below one root and collects what went wrong. It is made for one
+// call of Discover or DiskOf, and used by one goroutine. Paths are absolute,
+// with slashes, as if the root were "/".
+type tree struct {
+	ctx      context.Context
+	root     *os.Root
+	live     bool // the root is this machine's own
+	warned   []string
+	unlisted int // warnings beyond the limit
+
+	mounted  []mount // what mounts returned, once it did
+	hasMount bool
+	below    map[string][]string // what disksBelow returned, by block device
+}
+
+var (
+	errNotRegular = errors.New("not a regular file")
+	errTooLong    = fmt.Errorf("longer than %d MiB", maxFileBytes>>20)
+	errLoop       = errors.New("too many links")
+)
+
+func openTree(ctx context.Context, root string) (*tree, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("topology: %w", err)
+	}
+	if root == "" {
+		root = "/"
+	}
+	if info, err := os.Stat(root); err != nil {
+		return nil, fmt.Errorf("topology: root: %w", err)
+	} else if !info.IsDir() {
+		return nil, fmt.Errorf("topology: root: %s is not a directory", root)
+	}
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, fmt.Errorf("topology: root: %w", err)
+	}
+	return &tree{ctx: ctx, root: r, live: root == "/", below: map[string][]string{}}, nil
+}
+
+func (t *tree) close() { _ = t.root.Close() } // only ever read from
+
+// warnf adds one line about the file p.
+func (t *tree) warnf(p, format string, args ...any) {
+	if t.ctx.Err() != nil {
+		return // what follows is the fault of the context, which is the error
+	}
+	line := printable(p + ": " + fmt.Sprintf(format, args...))
+	switch {
+	case slices.Contains(t.warned, line):
+	case len(t.warned) == maxWarnings:
+		t.unlisted++
+	default:
+		t.warned = append(t.warned, line)
+	}
+}
+
+// warn adds one line about the file p. Only the innermost error is told: the
+// others repeat the path.
+func (t *tree) warn(p string, err error) {
+	var inner *fs.PathError
+	if errors.As(err, &inner) {
+		err = inner.Err
+	}
+	t.warnf(p, "%v", err)
+}
+
+func (t *tree) warnings() []string {
+	warned := append([]string{}, t.warned...)
+	if t.unlisted > 0 {
+		warned = append(warned, fmt.Sprintf("and %d more", t.unlisted))
+	}
+	return warned
+}
+
+// rel makes the name that os.Root wants.
+func rel(p string) string {
+	if p = strings.TrimLeft(path.Clean(p), "/"); p == "" {
+		return "."
+	}
+	return p
+}
+
+// read returns the text of the file p.
+func (t *tree) read(p string) (string, error) {
+	if err := t.ctx.Err(); err != nil {
+		return "", err
+	}
+	// A pipe in the place of a file must not stop us for ever.
+	f, err := t.root.OpenFile(rel(p), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil {
+		return "", err
+	} else if !info.Mode().IsRegular() {
+		return "", errNotRegular
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	if err != nil {
+		return "", err
+	}
+	if len(b) > maxFileBytes {
+		return "", errTooLong
+	}
+	return string(b), nil
+}
+
+// need returns the text of p without the space around it; a file that cannot
+// be read is a warning.
+func (t *tree) need(p string) (string, bool) {
+	text, err := t.read(p)
+	if err != nil {
+		t.warn(p, err)
+		return "", false
+	}
+	return strings.TrimSpace(text), true
+}
+
+// want is need, except that the file may be missing without a warning.
+func (t *tree) want(p string) (string, bool) {
+	text, err := t.read(p)
+	if missing(err) {
+		return "", false
+	}
+	if err != nil {
+		t.warn(p, err)
+		return "", false
+	}
+	return strings.TrimSpace(text), true
+}
+
+// number returns the number from 0 in p; a missing file is no warning.
+func (t *tree) number(p string) (int64, bool) {
+	text, ok := t.want(p)
+	if !ok {
+		return 0, false
+	}
+	n, err := parseCount(text)
+	if err != nil {
+		t.warn(p, err)
+		return 0, false
+	}
+	return n, true
+}
+
+// set returns the list in p; a missing file is no warning.
+func (t *tree) set(p string) (Set, bool) {
+	text, ok := t.want(p)
+	if !ok {
+		return Set{}, false
+	}
+	set, err := ParseSet(text)
+	if err != nil {
+		t.warn(p, err)
+		return Set{}, false
+	}
+	return set, true
+}
+
+// list returns the names in the directory p, in order. ok says whether it is
+// there; a directory that cannot be read is a warning.
+func (t *tree) list(p string) (names []string, ok bool) {
+	if t.ctx.Err() != nil {
+		return nil, false
+	}
+	f, err := t.root.OpenFile(rel(p), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err == nil {
+		defer f.Close()
+		names, err = f.Readdirnames(-1)
+	}
+	if missing(err) {
+		return nil, false
+	}
+	if err != nil {
+		t.warn(p, err)
+	}
+	slices.Sort(names)
+	return names, true
+}
+
+// resolve returns p without links: what realpath prints, had the root been
+// changed to the tree's. From the first component that is missing on, the rest
+// of the path is taken as it is, and the error matches fs.ErrNotExist.
+func (t *tree) resolve(p string) (string, error) {
+	const maxLinks = 40 // as the kernel's own limit
+	done, todo := "/", path.Clean("/"+p)
+	var absent error
+	for links := 0; ; {
+		todo = strings.TrimLeft(todo, "/")
+		if todo == "" || todo == "." {
+			return done, absent
+		}
+		name, rest, _ := strings.Cut(todo, "/")
+		if name == ".." {
+			done, todo = path.Dir(done), rest
+			continue
+		}
+		next := path.Join(done, name)
+		if absent != nil {
+			done, todo = next, rest
+			continue
+		}
+		if err := t.ctx.Err(); err != nil {
+			return "", err
+		}
+		info, err := t.root.Lstat(rel(next))
+		switch {
+		case missing(err) || errors.Is(err, syscall.ENOTDIR):
+			done, todo, absent = next, rest, fs.ErrNotExist
+		case err != nil:
+			return "", err
+		case info.Mode()&fs.ModeSymlink == 0:
+			done, todo = next, rest
+		default:
+			if links++; links > maxLinks {
+				return "", errLoop
+			}
+			target, err := t.root.Readlink(rel(next))
+			if err != nil {
+				return "", err
+			}
+			if strings.HasPrefix(target, "/") {
+				done = "/"
+			}
+			todo = target + "/" + rest
+		}
+	}
+}
+
+// missing says whether err is for something that is not there.
+func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+
+// isDir says whether p is there and a directory.
+func (t *tree) isDir(p string) bool {
+	info, err := t.root.Stat(rel(p))
+	return err == nil && info.IsDir()
+}
+
+// exists says whether there is anything at p.
+func (t *tree) exists(p string) bool {
+	_, err := t.root.Stat(rel(p))
+	return err == nil
+}
+
+// parseCount reads a decimal number from 0.
+func parseCount(s string) (int64, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	switch {
+	case errors.Is(err, strconv.ErrRange):
+		return 0, fmt.Errorf("%s is out of range", quote(s))
+	case err != nil:
+		return 0, fmt.Errorf("%s is not a number", quote(s))
+	case n < 0:
+		return 0, fmt.Errorf("%s is negative", quote(s))
+	}
+	return n, nil
+}
+
+// quote shows what a file said in a warning, cut when it is long.
+func quote(s string) string {
+	const most = 40
+	if len(s) > most {
+		return strconv.Quote(s[:most]) + "…"
+	}
+	return strconv.Quote(s)
+}
+
+// printable returns s without what a terminal would act on: names come from
+// devices and from whoever mounts things. Runs of space become one.
+func printable(s string) string {
+	s = strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case !unicode.IsPrint(r):
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(s, ""))
+	return strings.Join(strings.Fields(s), " ")
+}
+
+// label makes a name out of what a device says of itself.
+func label(s string) string {
+	if s = printable(s); len(s) > maxNameBytes {
+		s = strings.ToValidUTF8(s[:maxNameBytes], "")
+	}
+	return s
+}
