@@ -73,7 +73,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err := e.openSpaces(ctx); err != nil {
 		return nil, err
 	}
-	if e.reservations, err = reservation.NewManager(reservation.Config{Spaces: e.spaces, Distance: e.distance}); err != nil {
+	if e.reservations, err = reservation.NewManager(reservation.Config{Spaces: e.spaces, Distance: e.topo.Distance}); err != nil {
 		return nil, err
 	}
 	if err := e.openStaging(); err != nil {
@@ -134,8 +134,8 @@ func (e *Engine) stagingNear(node int) (convert.Staging, error) {
 	var best *host.Staging
 	bestNode := 0
 	for n, s := range e.staging {
-		if best == nil || e.distance(node, n) < e.distance(node, bestNode) ||
-			(e.distance(node, n) == e.distance(node, bestNode) && n < bestNode) {
+		if best == nil || e.topo.Distance(node, n) < e.topo.Distance(node, bestNode) ||
+			(e.topo.Distance(node, n) == e.topo.Distance(node, bestNode) && n < bestNode) {
 			best, bestNode = s, n
 		}
 	}
@@ -158,14 +158,11 @@ func (e *Engine) Plan(name string) (*Plan, error) {
 	}
 	e.plan++
 	p := &Plan{engine: e, name: name, manager: repository.NewManager(name, e.plan, repository.Config{
-		Mover: mover{e.mover}, IDs: &e.ids, Observer: e.monitor.Index(),
+		Mover: e.mover, IDs: &e.ids, Observer: e.monitor.Index(),
 	})}
 	e.plans[name] = p
 	return p, nil
 }
-
-// mover is the engine's Mover as repositories see it: payloads of any type.
-type mover struct{ *convert.Mover }
 
 // Reserve waits for a promise of bytes in a space of the strategy. The caller
 // must Release it.

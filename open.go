@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/host"
 	"github.com/spillway-db/spillway/tier/sim"
+	"github.com/spillway-db/spillway/topology"
 )
 
 func (e *Engine) openSpaces(ctx context.Context) error {
@@ -40,7 +40,7 @@ func (e *Engine) openGPU(i int, g GPU) error {
 		if g.Backend == CUDA {
 			return fmt.Errorf("this build has no CUDA backend (use the simulated GPU: sim): %w", tier.ErrNotSupported)
 		}
-		d, err := sim.New(sim.Config{Memory: memory, Node: e.nodeOf(i)})
+		d, err := sim.New(sim.Config{Memory: memory, Node: e.nodeOf(i), Touch: true})
 		if err != nil {
 			return err
 		}
@@ -107,18 +107,18 @@ func (e *Engine) openHost() error {
 	return nil
 }
 
-func (e *Engine) openDisk(_ context.Context, i int, d Disk) error {
+func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 	capacity := d.Capacity
 	if capacity == 0 {
-		free, err := freeBytes(d.Dir)
+		where, err := topology.DiskOf(ctx, d.Dir, topology.Options{})
 		if err != nil {
 			return err
 		}
-		if capacity = (free - d.Reserve) / 2 / tier.Page * tier.Page; capacity <= 0 {
-			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, free, tier.ErrNoSpace)
+		if capacity = (where.FreeBytes - d.Reserve) / 2 / tier.Page * tier.Page; capacity <= 0 {
+			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, where.FreeBytes, tier.ErrNoSpace)
 		}
 	}
-	volume, err := disk.OpenVolume(disk.Config{Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve})
+	volume, err := disk.OpenVolume(disk.Config{Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, Space: tier.ID{Kind: tier.Disk, Ordinal: i}})
 	if err != nil {
 		return err
 	}
@@ -157,41 +157,34 @@ func (e *Engine) openStaging() error {
 	return nil
 }
 
-// memoryLimit is how much memory the process may use.
-func (e *Engine) memoryLimit() int64 { return e.topo.MemoryLimit }
+// memoryLimit is how much memory the process may use, in bytes.
+func (e *Engine) memoryLimit() int64 {
+	for _, n := range [...]int64{e.topo.Limits.MemoryBytes, e.topo.Memory.TotalBytes} {
+		if n > 0 {
+			return n
+		}
+	}
+	return 1 << 30 // the machine does not tell
+}
 
-// nodes lists the NUMA nodes that have memory.
+// nodes lists the NUMA nodes whose memory the process may use.
 func (e *Engine) nodes() []int {
 	var ids []int
+	allowed := e.topo.Limits.MemoryNodes
 	for _, n := range e.topo.Nodes {
-		if n.MemoryTotal > 0 {
+		if n.MemoryBytes > 0 && (len(allowed) == 0 || allowed.Contains(n.ID)) {
 			ids = append(ids, n.ID)
 		}
 	}
 	if len(ids) == 0 {
-		ids = []int{0}
+		ids = []int{e.topo.Nodes[0].ID}
 	}
 	return ids
 }
 
-func (e *Engine) nodeOf(int) int { return e.nodes()[0] }
-
-// distance between two NUMA nodes, as the machine tells it; unknown nodes are
-// far from all.
-func (e *Engine) distance(a, b int) int {
-	if a == b {
-		return 0
-	}
-	for _, n := range e.topo.Nodes {
-		if n.ID == a {
-			for i, m := range e.topo.Nodes {
-				if m.ID == b && i < len(n.Distances) {
-					return n.Distances[i]
-				}
-			}
-		}
-	}
-	return 255
+// nodeOf returns the NUMA node of the simulated GPU i: spread over the nodes,
+// as GPUs are on real machines.
+func (e *Engine) nodeOf(i int) int {
+	nodes := e.nodes()
+	return nodes[i%len(nodes)]
 }
-
-var _ = runtime.GOOS

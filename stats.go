@@ -1,10 +1,14 @@
 package spillway
 
 import (
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
+
+// Handle holds a batch in place while it is worked on.
+type Handle = batch.Handle
 
 // Stats is what the engine has done and holds. Sizes are in bytes.
 type Stats struct {

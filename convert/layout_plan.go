@@ -131,7 +131,7 @@ func (p *planner) array(dt arrow.DataType, d arrow.ArrayData, from, n int64) err
 	case *arrow.FixedSizeListType:
 		return p.fixedSizeList(t, s)
 	case *arrow.StructType:
-		return p.struct_(t, s)
+		return p.fields(t, s)
 	case *arrow.DictionaryType:
 		return p.dictionary(t, s)
 	case arrow.FixedWidthDataType:
@@ -192,7 +192,9 @@ func (p *planner) need(s slice, i int, width, extra int64) (b []byte, has, all b
 	return b, true, true, nil
 }
 
-func (p *planner) node(n, nulls int64) { p.nodes = append(p.nodes, batch.Node{Length: n, Nulls: nulls}) }
+func (p *planner) node(n, nulls int64) {
+	p.nodes = append(p.nodes, batch.Node{Length: n, Nulls: nulls})
+}
 
 func (p *planner) absent() { p.spans = append(p.spans, batch.Absent) }
 
@@ -371,7 +373,7 @@ func (p *planner) fixedSizeList(t *arrow.FixedSizeListType, s slice) error {
 	return p.child("[]", t.Elem(), children[0], s.at*size, s.n*size)
 }
 
-func (p *planner) struct_(t *arrow.StructType, s slice) error {
+func (p *planner) fields(t *arrow.StructType, s slice) error {
 	children, err := p.children(s, t.NumFields())
 	if err != nil {
 		return err

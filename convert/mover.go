@@ -214,7 +214,7 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 // room, waiting for it, and returns the image, which is the caller's. What can
 // never fit in a space of the strategy goes to the first slower tier where it
 // fits, and Events.Oversized is told. The record is only read.
-func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (_ *batch.Image, err error) {
+func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (_ batch.Payload, err error) {
 	l, err := NewLayout(rec)
 	if err != nil {
 		return nil, err
@@ -357,7 +357,7 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 	if err != nil {
 		return nil, err
 	}
-	p, err := m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
+	p, err := m.copyTo(ctx, src, batch.HostImage, r)
 	if err := errors.Join(err, r.Release()); err != nil {
 		return nil, err
 	}
@@ -366,6 +366,15 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 		return nil, errors.Join(fmt.Errorf("convert: %s cannot be opened as a record", p.Type()), p.Release())
 	}
 	return openImage(img, img)
+}
+
+// copyTo makes a payload of type to beside src, and waits for room in one piece.
+func (m *Mover) copyTo(ctx context.Context, src batch.Payload, to batch.PayloadType, r *reservation.Reservation) (out batch.Payload, err error) {
+	err = m.withRoom(ctx, r, true, func() (err error) {
+		out, err = m.cfg.Registry.convert(ctx, src, to, r)
+		return err
+	})
+	return out, err
 }
 
 // openImage opens a host image. owned, if not nil, is released as soon as the
@@ -388,30 +397,52 @@ func openImage(img, owned *batch.Image) (arrow.RecordBatch, error) {
 }
 
 // Clone copies b to memory of its own in the same space, and returns a new
-// batch with a new id. It waits for room. observer is the clone's; it may be
-// nil.
-func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observer) (_ *batch.Batch, err error) {
-	if err := b.CreateTask(ctx); err != nil {
-		return nil, err
+// batch with a new id. It waits for room, without holding b. observer is the
+// clone's; it may be nil.
+func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observer) (*batch.Batch, error) {
+	for {
+		p, err := m.clone(ctx, b, b.Info().Space)
+		if errors.Is(err, errMoved) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		c, err := batch.New(batch.Options{ID: m.cfg.IDs.Next(), Payload: p, Observer: observer})
+		if err != nil {
+			return nil, errors.Join(err, p.Release())
+		}
+		return c, nil
 	}
-	h, err := b.LockAny(ctx)
-	if err != nil {
-		return nil, errors.Join(err, b.CancelTask())
+}
+
+var errMoved = errors.New("convert: the batch was moved meanwhile")
+
+// clone copies b's payload in the space at, if b is there once there is room.
+func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batch.Payload, err error) {
+	desc := b.Descriptor()
+	if desc == nil || !at.Valid() {
+		return nil, &batch.StateError{Batch: b.ID(), State: b.State(), Op: "clone", Status: batch.MissingData}
 	}
-	defer func() { err = errors.Join(err, h.Close()) }()
-	src := h.Payload()
-	r, err := m.cfg.Reservations.Reserve(ctx, reservation.Specific(src.Space().ID()), b.Descriptor().Body)
+	r, err := m.cfg.Reservations.Reserve(ctx, reservation.Specific(at), desc.Body)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.Release()) }()
-	p, err := m.cfg.Registry.convert(ctx, src, src.Type(), r)
-	if err != nil {
-		return nil, err
-	}
-	c, err := batch.New(batch.Options{ID: m.cfg.IDs.Next(), Payload: p, Observer: observer})
-	if err != nil {
-		return nil, errors.Join(err, p.Release())
-	}
-	return c, nil
+	err = m.withRoom(ctx, r, true, func() (err error) {
+		if err := b.CreateTask(ctx); err != nil {
+			return err
+		}
+		h, err := b.LockAny(ctx)
+		if err != nil {
+			return errors.Join(err, b.CancelTask())
+		}
+		defer func() { err = errors.Join(err, h.Close()) }()
+		if h.Space().ID() != at {
+			return errMoved
+		}
+		out, err = m.cfg.Registry.convert(ctx, h.Payload(), h.Payload().Type(), r)
+		return err
+	})
+	return out, err
 }

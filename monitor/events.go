@@ -197,7 +197,7 @@ func kindOf(err error, to tier.ID) outcome {
 	switch {
 	case err == nil:
 		return moved
-	case errors.As(err, &full) && full.Space == to:
+	case errors.As(err, &full) && (full.Space == to || !full.Space.Valid()): // a pool does not know its space
 		return noRoom
 	case errors.As(err, &state):
 		return busy

@@ -39,8 +39,9 @@ type entry struct {
 	batch *batch.Batch
 	id    batch.ID
 	facts
-	aside  bool // a move of it is under way, or failed a moment ago
-	listed bool // it is in the trees
+	aside bool // a move of it is under way, or failed a moment ago
+	keyed bool // it is in byKey
+	sized bool // it is in bySize
 }
 
 // facts are what the trees and sums are made from.
@@ -55,9 +56,9 @@ type facts struct {
 
 // spaceIndex is the part of an Index that belongs to one space.
 type spaceIndex struct {
-	lowest  bool // nothing below: no victims
-	byKey   *btree.BTreeG[*entry]
-	bySize  *btree.BTreeG[*entry]
+	lowest  bool                  // nothing below: nothing is listed, only counted
+	byKey   *btree.BTreeG[*entry] // the victims
+	bySize  *btree.BTreeG[*entry] // all that could go down, also what somebody subscribed to
 	leased  map[*entry]struct{}
 	count   int
 	bytes   int64
@@ -142,15 +143,25 @@ func (x *Index) update(b *batch.Batch) (gained bool) {
 	if e == nil {
 		e = &entry{batch: b, id: info.ID}
 		x.mu.entries[b] = e
-	} else {
-		if e.facts == f {
-			return false
+	} else if e.facts == f {
+		return false
+	} else if e.place == f.place {
+		// Most changes leave the place and the size as they are, and one tree of
+		// the two.
+		if e.key != f.key {
+			x.unkeyLocked(e)
 		}
+		if e.bytes != f.bytes {
+			x.unsizeLocked(e)
+		}
+		x.uncountLocked(e)
+	} else {
 		x.removeLocked(e)
 	}
 	was := e.victim
 	e.facts = f
-	x.addLocked(e)
+	x.countLocked(e)
+	x.listLocked(e)
 	return f.victim && !was
 }
 
@@ -160,7 +171,7 @@ func (x *Index) victim(info batch.Info) bool {
 		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
 }
 
-func (x *Index) addLocked(e *entry) {
+func (x *Index) countLocked(e *entry) {
 	s := &x.mu.spaces[e.place]
 	s.version++
 	s.count++
@@ -171,13 +182,13 @@ func (x *Index) addLocked(e *entry) {
 	if e.leased {
 		s.leased[e] = struct{}{}
 	}
-	x.listLocked(e)
 }
 
-func (x *Index) removeLocked(e *entry) {
+func (x *Index) uncountLocked(e *entry) {
 	s := &x.mu.spaces[e.place]
-	x.unlistLocked(e)
-	delete(s.leased, e)
+	if e.leased {
+		delete(s.leased, e)
+	}
 	if e.rest {
 		s.rest -= e.bytes
 	}
@@ -186,18 +197,41 @@ func (x *Index) removeLocked(e *entry) {
 	s.version++
 }
 
+func (x *Index) removeLocked(e *entry) {
+	x.unkeyLocked(e)
+	x.unsizeLocked(e)
+	x.uncountLocked(e)
+}
+
+// listLocked puts e into the trees that it belongs in and takes it out of the
+// others.
 func (x *Index) listLocked(e *entry) {
-	if e.victim && !e.aside && !e.listed {
-		e.listed = true
-		x.mu.spaces[e.place].byKey.ReplaceOrInsert(e)
-		x.mu.spaces[e.place].bySize.ReplaceOrInsert(e)
+	s := &x.mu.spaces[e.place]
+	listed := !e.aside && !s.lowest
+	if !listed || !e.victim {
+		x.unkeyLocked(e)
+	} else if !e.keyed {
+		e.keyed = true
+		s.byKey.ReplaceOrInsert(e)
+	}
+	if !listed || !e.rest || e.bytes == 0 {
+		x.unsizeLocked(e)
+	} else if !e.sized {
+		e.sized = true
+		s.bySize.ReplaceOrInsert(e)
 	}
 }
 
-func (x *Index) unlistLocked(e *entry) {
-	if e.listed {
-		e.listed = false
+func (x *Index) unkeyLocked(e *entry) {
+	if e.keyed {
+		e.keyed = false
 		x.mu.spaces[e.place].byKey.Delete(e)
+	}
+}
+
+func (x *Index) unsizeLocked(e *entry) {
+	if e.sized {
+		e.sized = false
 		x.mu.spaces[e.place].bySize.Delete(e)
 	}
 }
@@ -211,11 +245,7 @@ func (x *Index) setAside(b *batch.Batch, aside bool) {
 		return
 	}
 	e.aside = aside
-	if aside {
-		x.unlistLocked(e)
-	} else {
-		x.listLocked(e)
-	}
+	x.listLocked(e)
 }
 
 // summary is a cut through one space's part of the index.
@@ -223,7 +253,7 @@ type summary struct {
 	count    int
 	bytes    int64
 	rest     int64
-	smallest int64 // bytes of the smallest victim; 0 if there is none
+	smallest int64 // bytes of the smallest batch that could go down; 0 if there is none
 	version  uint64
 }
 
@@ -254,7 +284,7 @@ func (x *Index) where(b *batch.Batch) int {
 // while there is a batch that it could take.
 func (x *Index) victims(dst []Victim, place int, fit int64) []Victim {
 	begin := len(dst)
-	fitting := false
+	fitting, looked := false, 0
 	x.mu.Lock()
 	s := &x.mu.spaces[place]
 	s.byKey.Ascend(func(e *entry) bool {
@@ -263,14 +293,15 @@ func (x *Index) victims(dst []Victim, place int, fit int64) []Victim {
 		return len(dst)-begin < ShortlistMax-smallMax
 	})
 	if !fitting {
-		small := 0
 		s.bySize.Ascend(func(e *entry) bool {
-			if e.bytes > fit || small == smallMax {
+			if e.bytes > fit {
 				return false
 			}
-			small++
-			dst = append(dst, e.asVictim())
-			return true
+			if e.victim {
+				dst = append(dst, e.asVictim())
+			}
+			looked++
+			return looked < ShortlistMax && len(dst)-begin < ShortlistMax
 		})
 	}
 	x.mu.Unlock()

@@ -248,7 +248,8 @@ func (m *Monitor) step(ctx context.Context) {
 	m.demand = m.cfg.Reservations.Demand(m.demand[:0])
 	needed := len(m.demand) > 0
 	for i, s := range m.spaces {
-		if was, is := s.relieving, s.relieve(); was != is {
+		was := s.relieving
+		if is := s.relieve(); was != is {
 			m.tellPressure(i, is)
 		}
 		needed = needed || s.relieving

@@ -380,7 +380,7 @@ func TestFull(t *testing.T) {
 		{"room below that is refused", at(100), space{used: 50, rest: 50, refused: 10}, true, true},
 		{"refused for the sake of waiters", at(100), space{used: 50, rest: 50, refused: 10, waiting: 60}, false, true},
 		{"the way down is broken", space{used: 100, rest: 100, smallest: 10, broken: true}, space{used: 10}, true, false},
-		{"everything is subscribed", space{used: 100, rest: 100}, at(50), true, true},
+		{"no batch is larger than nothing", space{used: 100, rest: 100}, at(50), true, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var s State

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -76,6 +77,14 @@ type world struct {
 	gone   []Refused
 	now    map[[2]tier.ID]int // moves under way on an edge
 	most   map[[2]tier.ID]int
+}
+
+// fewer is a number of rounds, less in a build that checks every lock.
+func fewer(n int) int {
+	if invariants.Enabled {
+		return n / 4
+	}
+	return n
 }
 
 type sizes map[tier.ID]int64
@@ -270,3 +279,16 @@ func (w *world) moved() (n int64) {
 }
 
 func seq(i int) batch.Place { return batch.Place{Plan: 1, Seq: uint64(i)} }
+
+func specific(id tier.ID) reservation.Strategy { return reservation.Specific(id) }
+
+// imageOf returns the image that b has.
+func imageOf(t testing.TB, b *batch.Batch) *batch.Image {
+	t.Helper()
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Abort()
+	return tr.Payload().(*batch.Image)
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -148,64 +149,84 @@ func WithPlacement(s reservation.Strategy) PutOption {
 // record of another schema is a *SchemaError, a partition out of range matches
 // ErrPartition, and a repository whose input is closed matches tier.ErrClosed.
 func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) error {
-	b, err := r.ingest(ctx, partition, rec, opts...)
+	b, place, err := r.ingest(ctx, partition, rec, opts...)
 	if err != nil {
 		return err
 	}
-	if err := r.insert(partition, b); err != nil {
-		return errors.Join(err, b.Drop())
+	if err := r.insert(partition, b, place); err != nil {
+		return errors.Join(err, discard(b))
 	}
 	return nil
 }
 
+// discard drops a batch that was made and cannot be put. The monitor knows it and
+// may be moving it just now; for that it waits, whatever contexts say, because
+// nobody else would drop it. It is not long: the monitor's moves wait for nothing.
+func discard(b *batch.Batch) error {
+	for {
+		changed := b.Changed()
+		err := b.Drop()
+		var se *batch.StateError
+		if !errors.As(err, &se) || se.State != batch.InTransit {
+			return err
+		}
+		<-changed
+	}
+}
+
 // ingest makes a batch of rec that is fit for the partition and not yet in it.
-func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) (*batch.Batch, error) {
+func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) (*batch.Batch, batch.Place, error) {
+	fail := func(err error) (*batch.Batch, batch.Place, error) { return nil, batch.Place{}, err }
 	o := putOptions{placement: r.opts.Placement}
 	for _, opt := range opts {
 		opt(&o)
 	}
-	if r.m.cfg.Mover == nil {
-		return nil, fmt.Errorf("repository %s: putting records needs a mover: %w", r.key, tier.ErrNotSupported)
+	mover := r.m.cfg.Mover
+	if mover == nil {
+		return fail(fmt.Errorf("repository %s: putting a record needs a mover: %w", r.key, tier.ErrNotSupported))
 	}
-	place, err := r.admit(partition, rec.Schema())
-	if err != nil {
-		return nil, err
+	if err := r.admit(partition, rec.Schema()); err != nil { // before anything dear is done
+		return fail(err)
 	}
-	ctx, done := r.within(ctx)
+	inside, done := r.within(ctx)
 	defer done()
-	payload, err := r.m.cfg.Mover.Ingest(ctx, rec, o.placement)
+	payload, err := mover.Ingest(inside, rec, o.placement)
 	if err != nil {
-		return nil, fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err)
+		return fail(fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err))
 	}
+	place := r.nextPlace()
 	b, err := batch.New(batch.Options{
 		ID: r.m.ids.Next(), Payload: payload, Observer: r.m.cfg.Observer, Clock: r.m.cfg.Clock, Place: place,
 	})
 	if err != nil {
-		return nil, errors.Join(err, payload.Release())
+		return fail(errors.Join(err, payload.Release()))
 	}
-	return b, nil
+	return b, place, nil
 }
 
-// admit checks what can be checked before anything dear is done, and returns
-// the place that a batch put now will have.
-func (r *Repository) admit(partition int, schema *arrow.Schema) (batch.Place, error) {
-	seq := r.m.seq.Add(1)
+func (r *Repository) admit(partition int, schema *arrow.Schema) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, err := r.admitLocked(partition, schema); err != nil {
-		return batch.Place{}, err
-	}
-	return r.placeLocked(seq), nil
+	_, err := r.admitLocked(partition, schema)
+	return err
 }
 
-func (r *Repository) admitLocked(partition int, schema *arrow.Schema) (*partition_, error) {
+func (r *Repository) admitLocked(partition int, schema *arrow.Schema) (*partition, error) {
 	if r.mu.closed || r.mu.inputClosed {
-		return nil, r.closedError()
+		return nil, fmt.Errorf("the input of repository %s: %w", r.key, tier.ErrClosed)
 	}
 	if r.mu.schema != nil && schema != nil && !r.mu.schema.Equal(schema) {
 		return nil, &SchemaError{Key: r.key, Want: r.mu.schema, Got: schema}
 	}
 	return r.partitionLocked(partition)
+}
+
+// nextPlace is the place of a batch that arrives now.
+func (r *Repository) nextPlace() batch.Place {
+	seq := r.m.seq.Add(1)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.placeLocked(seq)
 }
 
 func (r *Repository) placeLocked(seq uint64) batch.Place {
@@ -218,15 +239,233 @@ func (r *Repository) placeLocked(seq uint64) batch.Place {
 // was dropped batch.ErrState, and one whose id the repository has already
 // ErrDuplicateBatch.
 func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
-	place, err := r.admit(partition, schemaOf(b))
+	return r.insert(partition, b, r.nextPlace())
+}
+
+// insert takes b over, at place, which may have become wrong in its rank.
+func (r *Repository) insert(partition int, b *batch.Batch, place batch.Place) error {
+	if err := b.Keep(r, place); err != nil {
+		return fmt.Errorf("repository %s: %w", r.key, err)
+	}
+	err := r.insertKept(partition, b, place.Seq)
+	if err != nil {
+		b.Unkeep(r)
+		return err
+	}
+	r.settle(b)
+	return nil
+}
+
+func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) error {
+	var schema *arrow.Schema
+	if d := b.Descriptor(); d != nil {
+		schema = d.Schema
+	}
+	var s signals
+	r.mu.Lock()
+	defer r.unlock(&s)
+	p, err := r.admitLocked(partition, schema)
 	if err != nil {
 		return err
 	}
-	before := b.Place()
-	b.SetPlace(place)
-	if err := r.insert(partition, b); err != nil {
-		b.SetPlace(before)
-		return err
+	if r.mu.entries[b.ID()] != nil {
+		return fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicateBatch)
 	}
+	info := b.Info() // changes from here on come through BatchChanged
+	if info.State == batch.Released {
+		return &batch.StateError{Batch: b.ID(), State: info.State, Op: "put", Status: batch.MissingData}
+	}
+	e := &entry{b: b, part: p, seq: seq, class: class(info.State), kind: info.Space.Kind, bytes: info.Bytes}
+	r.mu.entries[b.ID()] = e
+	r.mu.bytes[e.kind] += e.bytes
+	p.sets[e.class].ReplaceOrInsert(e)
+	if r.mu.schema == nil && schema != nil {
+		r.mu.schema = schema
+		s.add(r.mu.learned)
+	}
+	p.matchLocked(r.mu.inputClosed, &s)
 	return nil
+}
+
+// settle sets the batch's place to what it should be by now. Whoever changes a
+// rank, or puts a batch that has read one before, calls it afterwards: the last
+// of them finds the place right.
+func (r *Repository) settle(b *batch.Batch) {
+	for {
+		r.mu.Lock()
+		e := r.mu.entries[b.ID()]
+		if e == nil || e.b != b {
+			r.mu.Unlock()
+			return
+		}
+		want := r.placeLocked(e.seq)
+		r.mu.Unlock()
+		if b.Place() == want || !b.KeepAt(r, want) {
+			return
+		}
+	}
+}
+
+// setRank says where the repository stands in its plan. The caller then calls
+// settleAll, with no lock held.
+func (r *Repository) setRank(rank int, last bool) (changed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed = rank != r.mu.rank || last != r.mu.last
+	r.mu.rank, r.mu.last = rank, last
+	return changed
+}
+
+func (r *Repository) settleAll() {
+	for _, b := range r.all() {
+		r.settle(b)
+	}
+}
+
+// all returns what the repository holds, by partition.
+func (r *Repository) all() []*batch.Batch {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var batches []*batch.Batch
+	for _, n := range slices.Sorted(maps.Keys(r.mu.parts)) {
+		batches = append(batches, r.mu.parts[n].allLocked()...)
+	}
+	return batches
+}
+
+// BatchChanged makes a Repository the keeper of its batches: it notes what state
+// they are in. Only batches call it.
+func (r *Repository) BatchChanged(b *batch.Batch) {
+	var s signals
+	r.mu.Lock()
+	defer r.unlock(&s)
+	e := r.mu.entries[b.ID()]
+	if e == nil || e.b != b {
+		return
+	}
+	r.noteLocked(e, e.class == claimed, &s)
+}
+
+// noteLocked reads the batch's state into the index. A batch that was dropped is
+// none any more, unless somebody has claimed it and will find out.
+func (r *Repository) noteLocked(e *entry, isClaimed bool, s *signals) {
+	info := e.b.Info()
+	r.mu.bytes[e.kind] -= e.bytes
+	e.kind, e.bytes = info.Space.Kind, info.Bytes
+	r.mu.bytes[e.kind] += e.bytes
+	s.add(e.changed)
+	e.changed = nil
+	switch {
+	case isClaimed:
+	case info.State == batch.Released:
+		r.removeLocked(e, s)
+	default:
+		if c := class(info.State); c != e.class {
+			e.part.moveLocked(e, c)
+			e.part.matchLocked(r.mu.inputClosed, s)
+		}
+	}
+}
+
+// putBack ends a claim whose taker has failed: the batch stands where it stood.
+func (r *Repository) putBack(e *entry) {
+	var s signals
+	r.mu.Lock()
+	defer r.unlock(&s)
+	r.noteLocked(e, false, &s)
+}
+
+// remove ends a claim whose taker has the batch now.
+func (r *Repository) remove(e *entry) {
+	var s signals
+	r.mu.Lock()
+	r.removeLocked(e, &s)
+	r.unlock(&s)
+	e.b.Unkeep(r)
+}
+
+func (r *Repository) removeLocked(e *entry, s *signals) {
+	delete(r.mu.entries, e.b.ID())
+	r.mu.bytes[e.kind] -= e.bytes
+	e.part.sets[e.class].Delete(e)
+	s.add(e.changed)
+	e.changed = nil
+	e.part.matchLocked(r.mu.inputClosed, s)
+}
+
+// Len returns how many batches a partition holds: 0 if it is not in use.
+func (r *Repository) Len(partition int) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.mu.parts[partition]; p != nil {
+		return p.lenLocked()
+	}
+	return 0
+}
+
+// Total returns how many batches the repository holds.
+func (r *Repository) Total() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.mu.entries)
+}
+
+// Bytes returns how many bytes the repository's batches are charged in a tier.
+func (r *Repository) Bytes(k tier.Kind) int64 {
+	if !k.Valid() {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.bytes[k]
+}
+
+// Partitions returns the numbers of the partitions that are in use, ascending.
+func (r *Repository) Partitions() []int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.mu.parts))
+}
+
+// Schema returns what all batches have, nil while that is unknown.
+func (r *Repository) Schema() *arrow.Schema {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.schema
+}
+
+// Peek returns the oldest batch of a partition, which stays in it, and whether
+// there is one. By then another may have taken it.
+func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.mu.parts[partition]
+	if p == nil {
+		return nil, false
+	}
+	e := p.oldestLocked(idle, taskCreated, processing, inTransit, claimed)
+	if e == nil {
+		return nil, false
+	}
+	return e.b, true
+}
+
+// Batches goes through the batches that a partition holds when the iteration
+// begins, oldest first. They stay where they are: an engine that makes several passes works
+// on them in place, by creating a task, locking, and closing the handle. Others may
+// take or drop a batch meanwhile, so that any step on it may be a *batch.StateError.
+func (r *Repository) Batches(partition int) iter.Seq[*batch.Batch] {
+	return func(yield func(*batch.Batch) bool) {
+		r.mu.Lock()
+		var batches []*batch.Batch
+		if p := r.mu.parts[partition]; p != nil {
+			batches = p.allLocked()
+		}
+		r.mu.Unlock()
+		for _, b := range batches {
+			if !yield(b) {
+				return
+			}
+		}
+	}
 }

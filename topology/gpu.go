@@ -42,6 +42,9 @@ func (t *tree) busGPUs(w placing) []GPU {
 		if !strings.HasPrefix(class, "0x0300") && !strings.HasPrefix(class, "0x0302") {
 			continue
 		}
+		if t.exists(path.Join(dir, "physfn")) {
+			continue // a virtual function, to be given to a virtual machine
+		}
 		g := GPU{Index: len(gpus), PCIAddress: address}
 		t.complete(w, &g)
 		gpus = append(gpus, g)
@@ -105,12 +108,16 @@ func (t *tree) fromBus(w placing, dir string, g *GPU) {
 	}
 }
 
-// busAddress makes the kernel's form of a PCI address: drivers print eight
-// digits for the domain and capital letters, 00000000:3B:00.0.
+// busAddress makes the kernel's form of a PCI address, which has four digits
+// for the domain unless it needs more: drivers print eight, and capital
+// letters, as 00000000:3B:00.0. Empty: s is no address.
 func busAddress(s string) string {
 	s = strings.ToLower(s)
-	if domain, rest, ok := strings.Cut(s, ":"); ok && len(domain) == 8 && strings.HasPrefix(domain, "0000") {
-		s = domain[4:] + ":" + rest
+	if domain, rest, ok := strings.Cut(s, ":"); ok && len(domain) == 8 {
+		for len(domain) > 4 && domain[0] == '0' {
+			domain = domain[1:]
+		}
+		s = domain + ":" + rest
 	}
 	if !isBusAddress(s) {
 		return ""

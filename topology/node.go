@@ -73,7 +73,7 @@ func (t *tree) cpu(sets ...Set) CPU {
 		online = listed
 		t.warnf(onlineCPUs, "no list of CPUs: %d are in %s", len(listed), systemCPUs)
 	}
-	c := CPU{Model: model, Online: online, Allowed: online}
+	c := CPU{Model: model, Online: online, Allowed: slices.Clone(online)}
 	for _, set := range sets {
 		if set != nil {
 			c.Allowed = c.Allowed.Intersect(set)

@@ -12,6 +12,10 @@ import (
 // build has 8192 CPUs.
 const maxSetMember = 1<<16 - 1
 
+// maxRanges bounds the ranges of a list; every other CPU of the kernel's
+// largest build is 4096 of them.
+const maxRanges = 1 << 13
+
 // Set is a set of CPUs or of NUMA nodes: their numbers, ascending, each once.
 // It marshals to the kernel's list format: 0-31,64-95.
 type Set []int
@@ -26,8 +30,8 @@ func ParseSet(s string) (Set, error) {
 	if s == "" {
 		return set, nil
 	}
-	if strings.Count(s, ",") > maxSetMember {
-		return nil, fmt.Errorf("a list of more than %d ranges", maxSetMember)
+	if strings.Count(s, ",") >= maxRanges {
+		return nil, fmt.Errorf("a list of more than %d ranges", maxRanges)
 	}
 	seen := make([]bool, 0, 64)
 	for part := range strings.SplitSeq(s, ",") {

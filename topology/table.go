@@ -26,7 +26,8 @@ func (t *Topology) String() string {
 // table aligns the columns of what write prints into it.
 func table(w io.Writer, title string, write func(row func(cells ...string))) {
 	fmt.Fprintf(w, "\n%s\n", title)
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var b strings.Builder
+	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	write(func(cells ...string) {
 		for i := range cells {
 			if cells[i] = printable(cells[i]); cells[i] == "" && i < len(cells)-1 {
@@ -36,6 +37,18 @@ func table(w io.Writer, title string, write func(row func(cells ...string))) {
 		fmt.Fprintf(tw, "  %s\n", strings.Join(cells, "\t"))
 	})
 	_ = tw.Flush() // into memory
+	for line := range strings.Lines(b.String()) {
+		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
+	}
+}
+
+// shorten keeps one long name from pushing a table's other columns away.
+func shorten(s string) string {
+	const most = 40
+	if r := []rune(s); len(r) > most {
+		return string(r[:most-1]) + "…"
+	}
+	return s
 }
 
 func (t *Topology) writeMachine(w io.Writer) {
@@ -62,7 +75,7 @@ func (t *Topology) writeGPUs(w io.Writer) {
 	table(w, "GPUs", func(row func(...string)) {
 		row("gpu", "name", "pci address", "node", "cpus", "memory", "free", "link", "driver")
 		for _, g := range t.GPUs {
-			row(strconv.Itoa(g.Index), orElse(g.Name, g.DeviceID), g.PCIAddress, nodeName(g.Node), g.CPUs.String(),
+			row(strconv.Itoa(g.Index), orElse(shorten(g.Name), g.DeviceID), g.PCIAddress, nodeName(g.Node), g.CPUs.String(),
 				bytesOf(g.MemoryBytes), bytesOf(g.FreeBytes), linkOf(g), g.Driver)
 		}
 	})
@@ -80,7 +93,7 @@ func (t *Topology) writeDisks(w io.Writer) {
 			for _, m := range d.Mounts {
 				points = append(points, m.Point+" ("+m.FileSystem+")")
 			}
-			row(d.Name, string(d.Kind), bytesOf(d.SizeBytes), nodeName(d.Node), d.PCIAddress, d.Model, strings.Join(points, ", "))
+			row(d.Name, string(d.Kind), bytesOf(d.SizeBytes), nodeName(d.Node), d.PCIAddress, shorten(d.Model), strings.Join(points, ", "))
 		}
 	})
 }
@@ -126,7 +139,7 @@ func (l Location) String() string {
 	}
 	b.WriteString("\n")
 	for _, d := range l.Disks {
-		fmt.Fprintf(&b, "  %s, %s, node %s, %s\n", d.Name, d.Kind, orElse(nodeName(d.Node), "unknown"), orElse(d.Model, "model unknown"))
+		fmt.Fprintf(&b, "  %s, %s, node %s, %s\n", d.Name, d.Kind, orElse(nodeName(d.Node), "unknown"), orElse(shorten(d.Model), "model unknown"))
 	}
 	for _, line := range l.Warnings {
 		fmt.Fprintf(&b, "  warning: %s\n", printable(line))

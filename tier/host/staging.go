@@ -81,6 +81,17 @@ func (s *Staging) Borrow(ctx context.Context) ([]byte, error) {
 	}
 }
 
+// TryBorrow lends a chunk if one is here now, under the same terms.
+func (s *Staging) TryBorrow() ([]byte, bool) {
+	select {
+	case c := <-s.free:
+		c, err := s.lend(c)
+		return c, err == nil
+	default:
+		return nil, false
+	}
+}
+
 func (s *Staging) space() tier.ID {
 	if s.buf == nil {
 		return tier.ID{Kind: tier.Host}

@@ -193,14 +193,14 @@ func (d *Device) Free(ts tier.Stream, addr tier.Addr) error {
 	if err != nil {
 		return err
 	}
-	if _, err := d.start(addr); err != nil { // wrong ones are not the hook's business
+	a, err := d.start(addr)
+	if err != nil { // wrong ones are not the hook's business
 		return err
 	}
-	if _, err := d.ask(OpFree, 0); err != nil {
+	if _, err := d.ask(OpFree, a.size); err != nil {
 		return err
 	}
-	a, err := d.retire(addr)
-	if err != nil {
+	if a, err = d.retire(addr); err != nil {
 		return err
 	}
 	if s.idle() {
@@ -251,8 +251,9 @@ const poisonLimit = 1 << 20
 // reclaim gives a retired allocation back to the arena.
 func (d *Device) reclaim(a *allocation) {
 	a.gone.Store(true)
-	if invariants.Enabled {
+	if invariants.Enabled && d.enter() { // the arena must not go meanwhile
 		fill(d.bytes(a.off, min(a.charge, poisonLimit)), 0xdb)
+		d.leave()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -346,7 +347,8 @@ func (d *Device) Outstanding() int64 {
 // so there is never anything to do.
 func (d *Device) Reap() int64 { return 0 }
 
-// enter keeps the memory in place for another device's copy; leave ends that.
+// enter keeps the memory in place for who writes to it beside this device's
+// streams: another device's copy. leave ends that.
 func (d *Device) enter() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

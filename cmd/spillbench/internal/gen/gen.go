@@ -64,6 +64,9 @@ func (t *Table) Next(ctx context.Context) (arrow.RecordBatch, error) {
 	return rec, nil
 }
 
+// Close does nothing; it makes a Table a source like a file.
+func (t *Table) Close() error { return nil }
+
 // batch makes n rows from row first on.
 func (t *Table) batch(first int64, n int) arrow.RecordBatch {
 	b := builder{seed: t.cfg.Seed, first: uint64(first), n: n}

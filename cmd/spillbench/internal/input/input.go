@@ -18,7 +18,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -239,5 +238,15 @@ func oneLine(s string) string {
 	return strings.Join(strings.Fields(s), " ")
 }
 
-// Base returns the file's name without its folders, for progress lines.
-func (s *Source) Base() string { return filepath.Base(s.path) }
+// Check says what is wrong with the file at path, as far as its first bytes
+// tell: a cheap look before the work on other files begins.
+func Check(path string) error {
+	f, size, err := openRegular(path)
+	if err != nil {
+		return err
+	}
+	if _, err := detect(f, size); err != nil {
+		return errors.Join(located(path, err), f.Close())
+	}
+	return f.Close()
+}

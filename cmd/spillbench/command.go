@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+)
+
+// Main runs the command with args and returns its exit status. It ends soon
+// after ctx does, with everything given back.
+func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot(stdout, stderr)
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return fail.Fine
+	}
+	if ctx.Err() != nil && fail.Status(err) != fail.Wrong {
+		fmt.Fprintln(stderr, "spillbench: interrupted; everything was given back")
+		return fail.Interrupted
+	}
+	fmt.Fprintf(stderr, "spillbench: %s\n", fail.Line(err))
+	return fail.Status(err)
+}
+
+// newRoot builds the tree of commands. What a command is given lives in the
+// closures, so that nothing is shared between two calls of Main.
+func newRoot(stdout, stderr io.Writer) *cobra.Command {
+	root := newRun(stdout, stderr)
+	root.Use = "spillbench"
+	root.Short = "Run Spillway on this machine, and measure it"
+	root.Long = `Run Spillway on this machine, and measure it.
+
+Without a subcommand it does what run does: a table several times larger than
+the GPU's memory is pushed through all tiers, worked on and verified. Without a
+GPU that Spillway can use, a simulated one stands in, and every figure is
+labelled sim.`
+	root.Args = rootArgs
+	root.SilenceErrors = true // Main prints them
+	root.SilenceUsage = true
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newTopo(stdout, stderr))
+	return root
+}
+
+// rootArgs explains what is not a subcommand.
+func rootArgs(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if _, err := os.Stat(args[0]); err == nil {
+		return fail.Usagef("%q is not a command (to run on a file: spillbench run --input %s)", args[0], args[0])
+	}
+	return fail.Usagef("%q is not a command (want run, verify or topo; see spillbench --help)", args[0])
+}
+
+// noArgs refuses arguments that are no flags.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if cmd.Name() == "run" {
+		return fail.Usagef("run takes no arguments, and got %q (name files with --input FILE)", args[0])
+	}
+	return fail.Usagef("%s takes no arguments, and got %q (see spillbench %s --help)", cmd.Name(), args[0], cmd.Name())
+}
+
+// flagError is what a flag that is unknown, or whose value makes no sense, ends
+// with.
+func flagError(cmd *cobra.Command, err error) error {
+	return fail.Usagef("%w (see %s --help)", err, cmd.CommandPath())
+}

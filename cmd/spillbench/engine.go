@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// machine is an open engine and what is known of where it runs.
+type machine struct {
+	topology *topology.Topology
+	engine   *spillway.Engine
+	env      report.Env
+	config   report.Config
+	notes    *notes
+}
+
+// open opens the engine that the flags describe. The caller must close it.
+func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
+	if err := e.validate(); err != nil {
+		return nil, err
+	}
+	top, err := topology.Discover(ctx, topology.Options{})
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := e.engineConfig(ctx, top)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Logger = slog.New(log)
+	eng, err := spillway.Open(ctx, cfg)
+	if err != nil {
+		return nil, e.explain(err)
+	}
+	m := &machine{topology: top, engine: eng, notes: log, env: report.EngineEnv(ctx, top, eng)}
+	m.config = e.describe(eng)
+	return m, nil
+}
+
+// engineConfig turns the flags into the engine's configuration.
+func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) (spillway.Config, error) {
+	policy, err := monitor.ByName(e.policy)
+	if err != nil {
+		return spillway.Config{}, fail.Usagef("%w", err)
+	}
+	gpuMemory, err := e.gpuMemory.Of(0)
+	if err != nil {
+		return spillway.Config{}, fail.Usagef("--gpu-memory: %w", err)
+	}
+	hostMemory, err := e.hostMemory.Of(top.Limits.MemoryBytes)
+	if err != nil {
+		return spillway.Config{}, fail.Usagef("--host-memory: %w", err)
+	}
+	disks, err := e.spillDisks(ctx)
+	if err != nil {
+		return spillway.Config{}, err
+	}
+	backend := spillway.Auto
+	switch e.gpu {
+	case "sim":
+		backend = spillway.Sim
+	case "cuda":
+		backend = spillway.CUDA
+	}
+	return spillway.Config{
+		GPUs:          []spillway.GPU{{Backend: backend, Memory: gpuMemory}},
+		HostMemory:    hostMemory,
+		Disks:         disks,
+		GPUMarks:      e.marks(),
+		HostMarks:     e.marks(),
+		Policy:        policy,
+		MonitorPeriod: e.period,
+		Topology:      top,
+	}, nil
+}
+
+// spillDisks checks the spill directories and works out their sizes.
+func (e *engineFlags) spillDisks(ctx context.Context) ([]spillway.Disk, error) {
+	if len(e.disks) == 0 {
+		dir := os.TempDir()
+		if err := usableDir(dir); err != nil {
+			return nil, fail.Environmentf("the temp directory %s: %w (name another with --disk DIR)", dir, err)
+		}
+		return []spillway.Disk{{Dir: dir}}, nil
+	}
+	var out []spillway.Disk
+	for _, f := range e.disks {
+		if err := usableDir(f.dir); err != nil {
+			return nil, fail.Usagef("--disk %s: %w (name a directory that you may write to)", f.dir, err)
+		}
+		d := spillway.Disk{Dir: f.dir}
+		if f.capacity.IsSet() {
+			where, err := topology.DiskOf(ctx, f.dir, topology.Options{})
+			if err != nil {
+				return nil, err
+			}
+			if d.Capacity, err = f.capacity.Of(where.FreeBytes); err != nil {
+				return nil, fail.Usagef("--disk %s: %w", f.dir, err)
+			}
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+// usableDir checks that files can be made in dir.
+func usableDir(dir string) error {
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errors.New("no such directory")
+	case err != nil:
+		return pathless(err)
+	case !info.IsDir():
+		return errors.New("not a directory")
+	}
+	f, err := os.CreateTemp(dir, ".spillbench-*")
+	if err != nil {
+		return fmt.Errorf("not writable: %w", pathless(err))
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// pathless drops the operation and path of an error: the path is named already.
+func pathless(err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err
+	}
+	return err
+}
+
+// explain adds to an error of opening which flag would help.
+func (e *engineFlags) explain(err error) error {
+	switch {
+	case errors.Is(err, tier.ErrNotSupported) && e.gpu == "cuda":
+		return &fail.Error{Status: fail.Environment, Err: err, Fix: "use --gpu sim for the simulated one"}
+	case errors.Is(err, tier.ErrNoSpace), errors.Is(err, context.Canceled):
+		return err
+	}
+	return &fail.Error{Status: fail.Environment, Err: err, Fix: "see --gpu-memory, --host-memory and --disk"}
+}
+
+// describe is what the engine was opened with, defaults filled in.
+func (e *engineFlags) describe(eng *spillway.Engine) report.Config {
+	c := report.Config{
+		GPU: e.gpu, Limit: e.limit, Trigger: e.trigger, Stop: e.stop,
+		Policy: e.policy, MonitorPeriodSeconds: e.period.Seconds(), Disks: []report.Disk{},
+	}
+	for _, s := range eng.Spaces() {
+		switch s.Kind() {
+		case tier.GPU:
+			c.GPUMemoryBytes += s.Capacity()
+		case tier.Host:
+			c.HostMemoryBytes += s.Capacity()
+		case tier.Disk:
+			dir := os.TempDir()
+			if i := s.ID().Ordinal; i < len(e.disks) {
+				dir = e.disks[i].dir
+			}
+			c.Disks = append(c.Disks, report.Disk{Dir: dir, CapacityBytes: s.Capacity()})
+		}
+	}
+	return c
+}

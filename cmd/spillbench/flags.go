@@ -1,0 +1,137 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// defaultMemory is the size of the GPU space and of the host space where none
+// is asked for: small enough that a table several times larger goes through
+// any disk in seconds, and large enough for batches of a few MiB.
+const defaultMemory = "64MiB"
+
+// outputFlags say where results go; every command has them.
+type outputFlags struct {
+	json  string
+	quiet bool
+}
+
+func (o *outputFlags) register(f *pflag.FlagSet) {
+	f.StringVar(&o.json, "json", "", "write the result as JSON to `FILE`, or to standard output if it is -")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing for people: no table, no notes, no progress")
+}
+
+// engineFlags describe the engine that a command opens.
+type engineFlags struct {
+	gpu                  string
+	gpuMemory            size.Amount
+	hostMemory           size.Amount
+	disks                diskFlags
+	limit, trigger, stop float64
+	policy               string
+	period               time.Duration
+}
+
+func (e *engineFlags) register(f *pflag.FlagSet, memory string) {
+	must(e.gpuMemory.Set(memory))
+	must(e.hostMemory.Set(memory))
+	def := tier.DefaultFractions(tier.GPU)
+	f.StringVar(&e.gpu, "gpu", "auto", "GPU backend `NAME`: auto (a real one if there is one for it, else sim), cuda or sim")
+	f.Var(&e.gpuMemory, "gpu-memory", "`SIZE` of the GPU space, such as 512MiB")
+	f.Var(&e.hostMemory, "host-memory", "`SIZE` of the pinned host memory, such as 512MiB or 25% of what the process may use")
+	f.Var(&e.disks, "disk", "spill directory `DIR[=SIZE]`, with at most so much in it, as bytes or a share of what is free (repeatable; default the temp directory, half of what is free)")
+	f.Float64Var(&e.limit, "limit", def.Limit, "largest share of GPU and host memory that is handed out")
+	f.Float64Var(&e.trigger, "trigger", def.Trigger, "share of GPU and host memory at which batches start to move down")
+	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop")
+	f.StringVar(&e.policy, "policy", monitor.Names()[0], "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
+	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
+}
+
+// must panics on an error that only a wrong constant can make.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// validate says what is wrong with the flags by themselves.
+func (e *engineFlags) validate() error {
+	switch e.gpu {
+	case "auto", "sim", "cuda":
+	default:
+		return fail.Usagef("--gpu %q is unknown (want auto, cuda or sim)", e.gpu)
+	}
+	if err := e.marks().Validate(); err != nil {
+		return fail.Usagef("%s (set --stop < --trigger <= --limit <= 1)", strings.TrimPrefix(err.Error(), "tier: "))
+	}
+	if _, err := monitor.ByName(e.policy); err != nil || e.policy == "" {
+		return fail.Usagef("--policy %q is unknown (want one of %s)", e.policy, strings.Join(monitor.Names(), ", "))
+	}
+	if e.period <= 0 {
+		return fail.Usagef("--monitor-period %v must be above 0 (such as 50ms)", e.period)
+	}
+	if _, isShare := e.gpuMemory.Share(); isShare {
+		return fail.Usagef("--gpu-memory %s: a share has no meaning for a simulated GPU (give a size, such as 512MiB)", e.gpuMemory.String())
+	}
+	return nil
+}
+
+func (e *engineFlags) marks() tier.Fractions {
+	return tier.Fractions{Limit: e.limit, Trigger: e.trigger, Stop: e.stop}
+}
+
+// diskFlag is one --disk.
+type diskFlag struct {
+	dir      string
+	capacity size.Amount // not set: the engine's default
+}
+
+// diskFlags is the flag that collects them.
+type diskFlags []diskFlag
+
+// Set parses DIR or DIR=SIZE. A directory whose name ends like a size may be
+// written with a slash behind it.
+func (d *diskFlags) Set(s string) error {
+	f := diskFlag{dir: s}
+	if i := strings.LastIndexByte(s, '='); i >= 0 && !isDir(s) {
+		f.dir = s[:i]
+		if err := f.capacity.Set(s[i+1:]); err != nil {
+			return fmt.Errorf("want DIR or DIR=SIZE: %w", err)
+		}
+	}
+	if f.dir == "" {
+		return fmt.Errorf("want DIR or DIR=SIZE: the directory is missing")
+	}
+	*d = append(*d, f)
+	return nil
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// String prints what Set parses.
+func (d *diskFlags) String() string {
+	var parts []string
+	for _, f := range *d {
+		s := f.dir
+		if f.capacity.IsSet() {
+			s += "=" + f.capacity.String()
+		}
+		parts = append(parts, s)
+	}
+	return strings.Join(parts, " ")
+}
+
+// Type names the value in a usage text.
+func (*diskFlags) Type() string { return "dir[=size]" }

@@ -1,0 +1,114 @@
+// Package fail turns errors into what a command owes its caller: one line that
+// says what is wrong and what to do, and an exit status.
+//
+// Its functions are pure and may be called at the same time.
+package fail
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// The exit statuses.
+const (
+	Fine        = 0
+	Wrong       = 1   // verification failed, or corruption was found
+	Usage       = 2   // wrong use
+	Environment = 3   // the machine cannot: no device, no space
+	Interrupted = 130 // as shells report a program ended by Ctrl-C: 128 + SIGINT
+)
+
+// Error is an error with an exit status. It prints as its cause does, with what to do
+// about it in brackets.
+type Error struct {
+	Status int
+	Err    error
+	Fix    string // may be empty
+}
+
+func (e *Error) Error() string {
+	if e.Fix == "" {
+		return e.Err.Error()
+	}
+	return e.Err.Error() + " (" + e.Fix + ")"
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Usagef returns an error of wrong use.
+func Usagef(format string, args ...any) error {
+	return &Error{Status: Usage, Err: fmt.Errorf(format, args...)}
+}
+
+// Wrongf returns an error of data that is not what it should be.
+func Wrongf(format string, args ...any) error {
+	return &Error{Status: Wrong, Err: fmt.Errorf(format, args...)}
+}
+
+// Environmentf returns an error of the machine.
+func Environmentf(format string, args ...any) error {
+	return &Error{Status: Environment, Err: fmt.Errorf(format, args...)}
+}
+
+// Status returns the exit status of err: that of the *Error in it, or what its
+// kind tells.
+func Status(err error) int {
+	var e *Error
+	var in *input.Error
+	switch {
+	case err == nil:
+		return Fine
+	case errors.Is(err, convert.ErrCorrupt):
+		return Wrong
+	case errors.As(err, &e):
+		return e.Status
+	case errors.As(err, &in):
+		return Usage
+	}
+	return Environment
+}
+
+// Line returns err as one line, with the flag that would help where it is known.
+func Line(err error) string {
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if fix := fix(err); fix != "" {
+		text += "; " + fix
+	}
+	return text
+}
+
+// fix names the flags for errors of the engine, which knows no flags.
+func fix(err error) string {
+	var e *Error
+	if errors.As(err, &e) && e.Fix != "" {
+		return ""
+	}
+	var exceeded *reservation.ExceededError
+	var full *tier.NoSpaceError
+	switch {
+	case errors.As(err, &exceeded):
+		return "make the batches smaller with --rows-per-batch, or " + larger(exceeded.Space.Kind)
+	case errors.As(err, &full):
+		return larger(full.Space.Kind)
+	}
+	return ""
+}
+
+func larger(k tier.Kind) string {
+	switch k {
+	case tier.GPU:
+		return "raise --gpu-memory"
+	case tier.Host:
+		return "raise --host-memory"
+	case tier.Disk:
+		return "give --disk DIR=SIZE more room, or another directory"
+	}
+	return "raise --gpu-memory, --host-memory or the size of --disk"
+}

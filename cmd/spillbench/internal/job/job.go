@@ -1,0 +1,163 @@
+// Package job is what spillbench run does: it loads batches through all tiers,
+// works on them and checks them.
+//
+//	Source ─▶ decode ─▶ expectation ─▶ Put ┐            load
+//	          (once)    (digest)           ▼
+//	                               repository, partitions
+//	                                       │ every batch, each pass
+//	                                       ▼
+//	               task ─▶ Acquire in the GPU ─▶ digest there ─▶ compare     pass-1 … pass-N
+//	                                       │
+//	                                       ▼
+//	                               take and drop                             drain
+//
+// What a batch must digest to is worked out from the decoded record, laid out in
+// memory of its own, and never from anything that an engine gave back.
+//
+// A Job runs once and owns its goroutines, which all end before Run returns. The
+// package takes no locks of the ranked order; its own are leaves.
+package job
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Source gives record batches, which the receiver must release, and io.EOF at
+// the end.
+type Source interface {
+	Next(ctx context.Context) (arrow.RecordBatch, error)
+	Close() error
+}
+
+// Input is one source under a name. Open is called when its turn comes.
+type Input struct {
+	Name string
+	Open func(ctx context.Context) (Source, error)
+}
+
+// Progress is told how far a phase is; its methods may be called from several
+// goroutines.
+type Progress interface {
+	// Begin starts a phase of so many steps, -1 if that is not known.
+	Begin(phase string, steps int64)
+	// Step counts one.
+	Step()
+}
+
+// Config says what to do. All fields but Batches and Progress are required.
+type Config struct {
+	Engine     *spillway.Engine
+	Inputs     []Input
+	Repeat     int   // how often each decoded batch is put, above 0
+	Fits       bool  // place where there is room; else wait for the GPU
+	Partitions int   // of the repository, above 0
+	Passes     int   // how often all batches are worked on, 0 or above
+	Workers    int   // tasks at once, above 0
+	Batches    int64 // how many there will be, for the progress; 0 if that is not known
+	Progress   Progress
+}
+
+// Phase is a part of the job and how long it took.
+type Phase struct {
+	Name string
+	Took time.Duration
+}
+
+// Result is what came out. On an error it holds what was done so far.
+type Result struct {
+	Rows       int64
+	Batches    int64
+	Bytes      int64 // of the images
+	Checked    int64 // digests compared
+	Mismatches int64
+	OnHost     bool   // the device cannot compute: digests were made of what was copied back
+	First      string // the first mismatch, in words; empty if there is none
+	Phases     []Phase
+}
+
+// item is one batch that was loaded and what it must digest to.
+type item struct {
+	b    *batch.Batch
+	want expectation
+}
+
+// expectation is what is known of a batch from its record.
+type expectation struct {
+	name   string // of the input
+	number int64  // of the decoded batch in it, from 1
+	seq    int64  // of the put, over all inputs
+	digest tier.Digest
+}
+
+func (e expectation) String() string { return fmt.Sprintf("%s, batch %d", e.name, e.number) }
+
+// Run does the job. The engine stays the caller's, and holds no batch of the
+// job's any more when Run returns without an error.
+func Run(ctx context.Context, cfg Config) (res Result, err error) {
+	if cfg.Progress == nil {
+		cfg.Progress = silent{}
+	}
+	plan, err := cfg.Engine.Plan("spillbench")
+	if err != nil {
+		return res, err
+	}
+	defer func() {
+		if e := plan.Close(); err == nil {
+			err = e
+		}
+	}()
+	j := &job{cfg: cfg, plan: plan, res: &res}
+	if err := j.phase("load", -1, func() error { return j.load(ctx) }); err != nil {
+		return res, err
+	}
+	for i := range cfg.Passes {
+		name := fmt.Sprintf("pass-%d", i+1)
+		if err := j.phase(name, res.Batches, func() error { return j.pass(ctx) }); err != nil {
+			return res, err
+		}
+	}
+	err = j.phase("drain", -1, func() error { return j.drain(ctx) })
+	return res, err
+}
+
+// job is a run under way.
+type job struct {
+	cfg  Config
+	plan *spillway.Plan
+	res  *Result
+
+	puts  int64  // handed out for putting; the decoder's alone
+	items []item // in the order of loading
+}
+
+func (j *job) phase(name string, steps int64, f func() error) error {
+	if name == "load" && j.cfg.Batches > 0 {
+		steps = j.cfg.Batches
+	}
+	j.cfg.Progress.Begin(name, steps)
+	start := time.Now()
+	err := f()
+	j.res.Phases = append(j.res.Phases, Phase{Name: name, Took: time.Since(start)})
+	return err
+}
+
+// silent is the Progress of nobody.
+type silent struct{}
+
+func (silent) Begin(string, int64) {}
+func (silent) Step()               {}
+
+// tiers lists where a batch is worked on, in order of preference: only what can
+// never fit the GPU is worked on elsewhere.
+func tiers() [3]reservation.Strategy {
+	return [...]reservation.Strategy{reservation.AnyInTier(tier.GPU), reservation.AnyInTier(tier.Host), reservation.AnyInTier(tier.Disk)}
+}

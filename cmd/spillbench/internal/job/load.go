@@ -1,0 +1,178 @@
+package job
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// load puts every batch of every input. Each input has a repository of its own,
+// for a repository holds batches of one schema.
+func (j *job) load(ctx context.Context) error {
+	for i, in := range j.cfg.Inputs {
+		repo, err := j.plan.Repository("load", i)
+		if err != nil {
+			return err
+		}
+		if err := j.loadInput(ctx, repo, in); err != nil {
+			return err
+		}
+	}
+	slices.SortFunc(j.items, func(a, b item) int { return cmp.Compare(a.want.seq, b.want.seq) })
+	return nil
+}
+
+// parcel is a record on its way into a partition. Who receives it releases it.
+type parcel struct {
+	rec  arrow.RecordBatch
+	want expectation
+}
+
+// loadInput decodes on one goroutine and puts on one for each partition, at most
+// Workers at once: a partition's batches arrive in the order of its putter,
+// which is how the expectations find their batches again.
+func (j *job) loadInput(ctx context.Context, repo *repository.Repository, in Input) error {
+	group, ctx := errgroup.WithContext(ctx)
+	putters := min(j.cfg.Workers, j.cfg.Partitions)
+	queues := make([]chan parcel, putters)
+	wants := make([][]expectation, j.cfg.Partitions) // by partition; each is written by one putter
+	for i := range queues {
+		queue := make(chan parcel) // not buffered: what waits to be put is memory that no space counts
+		queues[i] = queue
+		group.Go(func() error { return j.put(ctx, repo, queue, wants, i) })
+	}
+	group.Go(func() error {
+		defer func() {
+			for _, q := range queues {
+				close(q)
+			}
+		}()
+		return j.decode(ctx, in, queues)
+	})
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return j.collect(repo, wants)
+}
+
+// decode reads the input once, works out what each batch must digest to, and
+// hands it out as often as asked for.
+func (j *job) decode(ctx context.Context, in Input, queues []chan parcel) (err error) {
+	src, err := in.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := src.Close(); err == nil {
+			err = e
+		}
+	}()
+	var scratch []byte
+	for number := int64(1); ; number++ {
+		rec, err := src.Next(ctx)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		want := expectation{name: in.Name, number: number}
+		want.digest, scratch, err = expect(rec, scratch)
+		for range j.cfg.Repeat {
+			if err != nil {
+				break
+			}
+			want.seq = j.puts
+			j.puts++
+			rec.Retain()
+			select {
+			case queues[want.partition(j.cfg.Partitions)%len(queues)] <- parcel{rec, want}:
+			case <-ctx.Done():
+				rec.Release()
+				err = context.Cause(ctx)
+			}
+		}
+		rec.Release()
+		if err != nil {
+			return named(err, want)
+		}
+	}
+}
+
+// expect returns the digest of rec as an image: rec is laid out in scratch, which
+// grows as needed and is returned.
+func expect(rec arrow.RecordBatch, scratch []byte) (tier.Digest, []byte, error) {
+	l, err := convert.NewLayout(rec)
+	if err != nil {
+		return tier.Digest{}, scratch, err
+	}
+	defer l.Close()
+	if int64(cap(scratch)) < l.Size() {
+		scratch = make([]byte, l.Size())
+	}
+	body := scratch[:l.Size()]
+	if err := l.WriteTo([][]byte{body}); err != nil {
+		return tier.Digest{}, scratch, err
+	}
+	return tier.DigestBytes(body, 0), scratch, nil
+}
+
+// put is the only putter of its partitions. After an error it goes on receiving,
+// so that every parcel is released.
+func (j *job) put(ctx context.Context, repo *repository.Repository, queue <-chan parcel, wants [][]expectation, putter int) (err error) {
+	var opts []repository.PutOption
+	if !j.cfg.Fits {
+		opts = append(opts, repository.WithPlacement(reservation.AnyInTier(tier.GPU)))
+	}
+	for p := range queue {
+		if err == nil {
+			partition := p.want.partition(j.cfg.Partitions)
+			if err = repo.Put(ctx, partition, p.rec, opts...); err == nil {
+				wants[partition] = append(wants[partition], p.want)
+				j.cfg.Progress.Step()
+			} else {
+				err = named(err, p.want)
+			}
+		}
+		p.rec.Release()
+	}
+	return err
+}
+
+// collect pairs what was put with what it must digest to.
+func (j *job) collect(repo *repository.Repository, wants [][]expectation) error {
+	for partition, want := range wants {
+		i := 0
+		for b := range repo.Batches(partition) {
+			if i == len(want) {
+				return fmt.Errorf("partition %d holds more batches than the %d that were put", partition, len(want))
+			}
+			d := b.Descriptor()
+			j.items = append(j.items, item{b, want[i]})
+			j.res.Rows += d.Rows
+			j.res.Bytes += d.Body
+			j.res.Batches++
+			i++
+		}
+		if i < len(want) {
+			return fmt.Errorf("partition %d holds %d batches of the %d that were put", partition, i, len(want))
+		}
+	}
+	return nil
+}
+
+// partition deals batches out evenly.
+func (e expectation) partition(of int) int { return int(e.seq % int64(of)) }
+
+// named says which batch an error is about.
+func named(err error, e expectation) error { return fmt.Errorf("%s: %w", e, err) }

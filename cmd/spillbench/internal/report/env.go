@@ -1,0 +1,135 @@
+package report
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// MachineEnv describes the machine without an engine: the GPU is the first of
+// the topology, or none.
+func MachineEnv(ctx context.Context, t *topology.Topology) Env {
+	e := Env{
+		CPU:    t.CPU.Model,
+		Cores:  t.Limits.CPUs,
+		Memory: t.Limits.MemoryBytes,
+		Kernel: kernel(),
+		Commit: commit(ctx),
+	}
+	if e.Cores == 0 {
+		e.Cores = runtime.GOMAXPROCS(0)
+	}
+	if len(t.GPUs) > 0 {
+		g := t.GPUs[0]
+		e.GPU, e.Driver, e.PCIeLink = g.Name, g.Driver, link(g)
+	}
+	return e
+}
+
+// EngineEnv describes the machine as eng uses it.
+func EngineEnv(ctx context.Context, t *topology.Topology, eng *spillway.Engine) Env {
+	e := MachineEnv(ctx, t)
+	e.GPU, e.Driver, e.PCIeLink, e.DirectIO = "", "", "", true
+	var systems []string
+	for _, s := range eng.Spaces() {
+		switch pool := s.Pool().(type) {
+		case *tier.DevicePool:
+			if e.GPU == "" {
+				e.GPU, e.Driver, e.PCIeLink = gpu(t, pool.Device().Info())
+			}
+		case *disk.Volume:
+			st := pool.Stats()
+			e.DirectIO = e.DirectIO && st.Direct
+			if !slices.Contains(systems, st.FileSystem) {
+				systems = append(systems, st.FileSystem)
+			}
+		}
+	}
+	e.DirectIO = e.DirectIO && len(systems) > 0
+	e.FileSystem = strings.Join(systems, ",")
+	return e
+}
+
+// gpu names a device; a simulated one is never named like a real one.
+func gpu(t *topology.Topology, d tier.DeviceInfo) (name, driver, pcie string) {
+	if d.Backend == "sim" {
+		return "sim", "", ""
+	}
+	for _, g := range t.GPUs {
+		if g.PCIAddress != "" && strings.EqualFold(g.PCIAddress, d.PCI) {
+			pcie = link(g)
+		}
+	}
+	return d.Name, d.Driver, pcie
+}
+
+func link(g topology.GPU) string {
+	if g.PCIeGeneration == 0 || g.PCIeWidth == 0 {
+		return ""
+	}
+	return fmt.Sprintf("PCIe %d x%d", g.PCIeGeneration, g.PCIeWidth)
+}
+
+// commit returns the revision that the program was built from. `go run` stamps
+// none; then git is asked, and where there is no git it stays unknown.
+func commit(ctx context.Context) string {
+	var revision, modified string
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				revision = s.Value
+			case "vcs.modified":
+				modified = s.Value
+			}
+		}
+	}
+	if revision == "" {
+		return gitCommit(ctx)
+	}
+	if modified == "true" {
+		revision += "+dirty"
+	}
+	return revision
+}
+
+// gitPatience bounds what a description of the machine may cost.
+const gitPatience = 500 * time.Millisecond
+
+func gitCommit(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, gitPatience)
+	defer cancel()
+	git := func(args ...string) string {
+		out, err := exec.CommandContext(ctx, "git", args...).Output()
+		if err != nil {
+			return ""
+		}
+		return strings.TrimSpace(string(out))
+	}
+	top := git("rev-parse", "--show-toplevel")
+	if top == "" {
+		return ""
+	}
+	// Only in a checkout of this program: another repository's commit would be a lie.
+	mod, err := os.ReadFile(filepath.Join(top, "go.mod"))
+	if err != nil || !strings.HasPrefix(string(mod), "module github.com/spillway-db/spillway\n") {
+		return ""
+	}
+	revision := git("rev-parse", "HEAD")
+	if revision != "" && git("status", "--porcelain", "--untracked-files=no") != "" {
+		revision += "+dirty"
+	}
+	return revision
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package report
+
+import "runtime"
+
+func kernel() string { return runtime.GOOS }

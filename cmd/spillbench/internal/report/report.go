@@ -1,0 +1,167 @@
+// Package report holds what spillbench tells: the documents that --json writes,
+// the description of the machine in each of them, and the tables for people.
+//
+//	Run ── run    Verify ── verify    Topo ── topo      each with Header: schema, command, Env
+//
+// The documents are plain values and belong to the caller. Their keys are the
+// schema spillway.spillbench/v1 and do not change: sizes are in bytes, times in
+// seconds, rates in GiB/s.
+package report
+
+import (
+	"encoding/json"
+	"io"
+
+	"github.com/spillway-db/spillway/topology"
+)
+
+// Schema names the documents' version.
+const Schema = "spillway.spillbench/v1"
+
+// Header begins every document.
+type Header struct {
+	Schema  string `json:"schema"`
+	Command string `json:"command"`
+	Env     Env    `json:"env"`
+}
+
+// Env describes the machine that figures were measured on. What is not known is
+// empty or 0.
+type Env struct {
+	CPU        string `json:"cpu"`
+	Cores      int    `json:"cores"`       // that the process may use
+	Memory     int64  `json:"memory"`      // that the process may use, in bytes
+	Kernel     string `json:"kernel"`      // name and release
+	FileSystem string `json:"file_system"` // of the spill directories, joined by commas
+	DirectIO   bool   `json:"direct_io"`   // all spill volumes use it
+	GPU        string `json:"gpu"`         // "sim" for the simulated one
+	Driver     string `json:"driver"`      // of the GPU
+	PCIeLink   string `json:"pcie_link"`   // as "PCIe 4 x16"
+	Commit     string `json:"commit"`      // of this program, "+dirty" if changed since
+}
+
+// Config is what a command ran with, defaults filled in.
+type Config struct {
+	GPU                  string  `json:"gpu"`
+	GPUMemoryBytes       int64   `json:"gpu_memory_bytes"`
+	HostMemoryBytes      int64   `json:"host_memory_bytes"`
+	Disks                []Disk  `json:"disks"`
+	Limit                float64 `json:"limit"`
+	Trigger              float64 `json:"trigger"`
+	Stop                 float64 `json:"stop"`
+	Policy               string  `json:"policy"`
+	MonitorPeriodSeconds float64 `json:"monitor_period_seconds"`
+	RowsPerBatch         int64   `json:"rows_per_batch"` // 0: as the files have them
+}
+
+// RunConfig is what run ran with.
+type RunConfig struct {
+	Config
+	Seed       uint64 `json:"seed"`
+	Place      string `json:"place"`
+	Repeat     int    `json:"repeat"`
+	Partitions int    `json:"partitions"`
+	Passes     int    `json:"passes"`
+	Workers    int    `json:"workers"`
+}
+
+// Disk is a spill directory.
+type Disk struct {
+	Dir           string `json:"dir"`
+	CapacityBytes int64  `json:"capacity_bytes"`
+}
+
+// Run is the document of run.
+type Run struct {
+	Header
+	Config      RunConfig    `json:"config"`
+	Input       Input        `json:"input"`
+	Verify      Verification `json:"verify"`
+	Spaces      []Space      `json:"spaces"`
+	Edges       []Edge       `json:"edges"`
+	Waits       Waits        `json:"waits"`
+	Phases      []Phase      `json:"phases"`
+	WallSeconds float64      `json:"wall_seconds"`
+}
+
+// Input is what was loaded.
+type Input struct {
+	Sources []string `json:"sources"`
+	Rows    int64    `json:"rows"`
+	Batches int64    `json:"batches"`
+	Bytes   int64    `json:"bytes"` // as laid out for the tiers
+}
+
+// Verification is how many batches were compared, over all passes, and how many
+// of them differed.
+type Verification struct {
+	Checked    bool  `json:"checked"`
+	Batches    int64 `json:"batches"`
+	Mismatches int64 `json:"mismatches"`
+}
+
+// Space is one space's books.
+type Space struct {
+	ID            string `json:"id"`
+	Backend       string `json:"backend"`
+	CapacityBytes int64  `json:"capacity_bytes"`
+	PeakBytes     int64  `json:"peak_bytes"`
+	EndBytes      int64  `json:"end_bytes"` // when everything was closed; anything but 0 is a leak
+}
+
+// Edge is what was moved between two spaces. Moves overlap, so Seconds, the sum
+// of what they took, may be more than the wall's, and the rate is that of one
+// move at a time.
+type Edge struct {
+	From     string           `json:"from"`
+	To       string           `json:"to"`
+	Batches  int64            `json:"batches"`
+	Bytes    int64            `json:"bytes"`
+	Seconds  float64          `json:"seconds"`
+	GiBPerS  float64          `json:"gib_per_s"`
+	ByReason map[string]int64 `json:"by_reason"` // bytes
+}
+
+// Waits is how long those who had to wait for room did, in seconds.
+type Waits struct {
+	Count int64   `json:"count"`
+	P50   float64 `json:"p50"`
+	P99   float64 `json:"p99"`
+	Max   float64 `json:"max"`
+}
+
+// Phase is a part of a run.
+type Phase struct {
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
+}
+
+// Verify is the document of verify.
+type Verify struct {
+	Header
+	Config Config `json:"config"`
+	Files  []File `json:"files"`
+}
+
+// File is what verify found in one file.
+type File struct {
+	Path       string `json:"path"`
+	Batches    int64  `json:"batches"`
+	Edges      int    `json:"edges"` // pairs of spaces that each batch was moved along, there and back
+	Mismatches int64  `json:"mismatches"`
+	Error      string `json:"error"` // the first difference, or why the file was not finished; else empty
+}
+
+// Topo is the document of topo.
+type Topo struct {
+	Header
+	Topology *topology.Topology `json:"topology"`
+}
+
+// Write writes a document as indented JSON.
+func Write(w io.Writer, document any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(document)
+}

@@ -1,0 +1,156 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/size"
+)
+
+const gib = 1 << 30
+
+// Rate returns GiB/s, 0 where no time passed.
+func Rate(bytes int64, seconds float64) float64 {
+	if seconds <= 0 {
+		return 0
+	}
+	return float64(bytes) / gib / seconds
+}
+
+// table aligns rows of cells. The first column is to the left, as names are.
+func table(w io.Writer, rows [][]string) {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, r := range rows {
+		fmt.Fprintf(tw, "  %s\n", strings.Join(r, "\t"))
+	}
+	_ = tw.Flush() // reports what w did, which the caller's own writes will too
+}
+
+func (e Env) line() string {
+	gpu := e.GPU
+	switch gpu {
+	case "":
+		gpu = "no GPU"
+	case "sim":
+		gpu = "simulated GPU (sim: no figure here is a real GPU's)"
+	}
+	io := "buffered I/O"
+	if e.DirectIO {
+		io = "direct I/O"
+	}
+	return fmt.Sprintf("%s, %d cores, %s; %s; %s, %s; %s",
+		orUnknown(e.CPU, "unknown CPU"), e.Cores, size.Approx(e.Memory), gpu, orUnknown(e.FileSystem, "unknown file system"), io, e.Kernel)
+}
+
+func orUnknown(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}
+
+// Print writes the summary of a run for people. notes are lines of their own.
+func (r *Run) Print(w io.Writer, notes []string) {
+	fmt.Fprintf(w, "spillbench run: %s\n", r.Env.line())
+	fmt.Fprintf(w, "%s of %s in %d batches", size.Approx(r.Input.Bytes), strings.Join(r.Input.Sources, ", "), r.Input.Batches)
+	fmt.Fprintf(w, " (%d rows), %d workers, policy %s, placed in the GPU: %s\n\n", r.Input.Rows, r.Config.Workers, r.Config.Policy, placing(r.Config.Place))
+
+	rows := [][]string{{"phase", "seconds", "GiB/s"}}
+	for _, p := range r.Phases {
+		rate := ""
+		if p.Name != "drain" {
+			rate = fmt.Sprintf("%.2f", Rate(r.Input.Bytes, p.Seconds))
+		}
+		rows = append(rows, []string{p.Name, fmt.Sprintf("%.3f", p.Seconds), rate})
+	}
+	table(w, append(rows, []string{"all", fmt.Sprintf("%.3f", r.WallSeconds), ""}))
+
+	fmt.Fprintln(w)
+	rows = [][]string{{"space", "backend", "capacity", "peak", "at the end"}}
+	for _, s := range r.Spaces {
+		rows = append(rows, []string{s.ID, s.Backend, size.Approx(s.CapacityBytes), size.Approx(s.PeakBytes), size.Approx(s.EndBytes)})
+	}
+	table(w, rows)
+
+	if len(r.Edges) > 0 {
+		fmt.Fprintln(w)
+		table(w, edgeRows(r.Edges))
+	}
+	fmt.Fprintf(w, "\nwaits for room: %d", r.Waits.Count)
+	if r.Waits.Count > 0 {
+		fmt.Fprintf(w, ", half within %s, 99 %% within %s, the longest %s", duration(r.Waits.P50), duration(r.Waits.P99), duration(r.Waits.Max))
+	}
+	fmt.Fprintln(w)
+	for _, n := range notes {
+		fmt.Fprintf(w, "note: %s\n", n)
+	}
+	switch {
+	case !r.Verify.Checked:
+		fmt.Fprintln(w, "nothing was checked: there were no passes or no batches")
+	case r.Verify.Mismatches == 0:
+		fmt.Fprintf(w, "verified: all %d digests are those of what was loaded\n", r.Verify.Batches)
+	default:
+		fmt.Fprintf(w, "FAILED: %d of %d digests are not those of what was loaded\n", r.Verify.Mismatches, r.Verify.Batches)
+	}
+}
+
+func placing(place string) string {
+	if place == "fits" {
+		return "while it has room"
+	}
+	return "always"
+}
+
+func duration(seconds float64) time.Duration {
+	d := time.Duration(seconds * float64(time.Second))
+	if d >= time.Second {
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(time.Microsecond)
+}
+
+// edgeRows has a column for each reason that moved anything.
+func edgeRows(edges []Edge) [][]string {
+	var reasons []string
+	for _, e := range edges {
+		for r := range e.ByReason {
+			if !slices.Contains(reasons, r) {
+				reasons = append(reasons, r)
+			}
+		}
+	}
+	slices.Sort(reasons)
+	head := []string{"from", "to", "batches", "bytes", "seconds", "GiB/s"}
+	for _, r := range reasons {
+		head = append(head, "for "+r)
+	}
+	rows := [][]string{head}
+	for _, e := range edges {
+		row := []string{e.From, e.To, fmt.Sprint(e.Batches), size.Approx(e.Bytes), fmt.Sprintf("%.3f", e.Seconds), fmt.Sprintf("%.2f", e.GiBPerS)}
+		for _, r := range reasons {
+			row = append(row, size.Approx(e.ByReason[r]))
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// Print writes what verify found for people.
+func (v *Verify) Print(w io.Writer, notes []string) {
+	fmt.Fprintf(w, "spillbench verify: %s\n\n", v.Env.line())
+	rows := [][]string{{"file", "batches", "edges", "differences", ""}}
+	for _, f := range v.Files {
+		rows = append(rows, []string{f.Path, fmt.Sprint(f.Batches), fmt.Sprint(f.Edges), fmt.Sprint(f.Mismatches), f.Error})
+	}
+	table(w, rows)
+	for _, n := range notes {
+		fmt.Fprintf(w, "note: %s\n", n)
+	}
+}
+
+// Print writes the topology for people.
+func (t *Topo) Print(w io.Writer) { fmt.Fprint(w, t.Topology) }

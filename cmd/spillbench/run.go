@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+)
+
+const (
+	// generatedTimes is how many times the GPU and host memory together the
+	// generated table is: most of it is on disk then, and all tiers work.
+	generatedTimes = 3
+	// A generated batch is a sixteenth of the GPU space, so that workers and
+	// moves under way find room, within bounds that suit any disk.
+	batchesInGPU      = 16
+	smallestGenerated = 64 << 10
+	largestGenerated  = 16 << 20
+)
+
+// Bounds of what may be asked for: far above sense, far below overflow.
+const (
+	maxRepeat     = 1_000_000
+	maxPartitions = 1 << 16
+	maxPasses     = 1_000_000
+	maxWorkers    = 4096
+	maxRows       = 1 << 31
+)
+
+// runFlags are the flags of run.
+type runFlags struct {
+	output       outputFlags
+	engine       engineFlags
+	inputs       []string
+	seed         uint64
+	place        string
+	repeat       int
+	rowsPerBatch int64
+	partitions   int
+	passes       int
+	workers      int
+}
+
+func newRun(stdout, stderr io.Writer) *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Load a table through all tiers, work on it, verify it",
+		Long: `Load a table through all tiers, work on it, verify it.
+
+All batches are put into the GPU tier, which holds only a part of them: the rest
+moves down to host memory and disk. Each pass then brings every batch back to the
+GPU, computes a digest over every byte there, and compares it with that of the
+record that was loaded.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), &f, stdout, stderr) },
+	}
+	fs := cmd.Flags()
+	fs.SortFlags = false
+	fs.StringArrayVar(&f.inputs, "input", nil, "Parquet, Arrow or CSV `FILE` to load (repeatable); without one a table is generated, three times as large as GPU and host memory together")
+	fs.IntVar(&f.repeat, "repeat", 1, "put every batch `N` times, as batches of their own")
+	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0, "cut the input into batches of `N` rows (default as the files have them)")
+	fs.IntVar(&f.partitions, "partitions", defaultWorkers(), "partitions of the repository that is loaded; each is loaded by one goroutine")
+	fs.IntVar(&f.passes, "passes", 1, "how often all batches are worked on")
+	fs.IntVar(&f.workers, "workers", defaultWorkers(), "how many batches are worked on at once")
+	fs.StringVar(&f.place, "place", "gpu", "where batches are loaded: gpu (each waits for room there) or fits (the fastest tier with room)")
+	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
+	f.engine.register(fs, defaultMemory)
+	f.output.register(fs)
+	return cmd
+}
+
+// defaultWorkers is twice the cores: half of the workers wait for room or for a
+// move while the others compute.
+func defaultWorkers() int { return min(maxWorkers, 2*runtime.GOMAXPROCS(0)) }
+
+func (f *runFlags) validate() error {
+	for _, n := range []struct {
+		flag     string
+		value    int64
+		min, max int64
+	}{
+		{"repeat", int64(f.repeat), 1, maxRepeat},
+		{"rows-per-batch", f.rowsPerBatch, 0, maxRows},
+		{"partitions", int64(f.partitions), 1, maxPartitions},
+		{"passes", int64(f.passes), 0, maxPasses},
+		{"workers", int64(f.workers), 1, maxWorkers},
+	} {
+		if n.value < n.min || n.value > n.max {
+			return fail.Usagef("--%s %d is out of range (want %d to %d)", n.flag, n.value, n.min, n.max)
+		}
+	}
+	if f.place != "gpu" && f.place != "fits" {
+		return fail.Usagef("--place %q is unknown (want gpu or fits)", f.place)
+	}
+	for _, path := range f.inputs { // before anything is done with the first of them
+		if err := input.Check(path); err != nil {
+			return err
+		}
+	}
+	return f.engine.validate()
+}
+
+// run does the main job and reports it. Whatever happens, the engine is closed
+// and nothing is left behind.
+func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error) {
+	start := time.Now()
+	if err := f.validate(); err != nil {
+		return err
+	}
+	out, err := f.output.open(stdout, stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.close()) }()
+	m, err := f.engine.open(ctx, &notes{})
+	if err != nil {
+		return err
+	}
+	inputs, sources, batches := f.sources(m)
+	var bar progress.Bar
+	drawn := &bar
+	if !f.output.quiet && progress.OnTerminal(stderr) {
+		drawn = progress.New(stderr, m.engine.Stats)
+	}
+	res, err := job.Run(ctx, job.Config{
+		Engine: m.engine, Inputs: inputs, Repeat: f.repeat, Fits: f.place == "fits",
+		Partitions: f.partitions, Passes: f.passes, Workers: f.workers, Batches: batches, Progress: drawn,
+	})
+	drawn.Close()
+	err = errors.Join(err, m.engine.Close())
+	if err == nil && res.Batches == 0 {
+		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
+	}
+	if err != nil {
+		out.warn(m.notes.lines())
+		return err
+	}
+	if res.OnHost {
+		m.notes.add("on host", "the GPU cannot compute digests here: the bytes were copied back and digested in host memory")
+	}
+	doc := f.document(m, sources, res)
+	doc.WallSeconds = time.Since(start).Seconds()
+	if err := out.write(doc); err != nil {
+		return err
+	}
+	if out.forPeople() {
+		doc.Print(stdout, m.notes.lines())
+	}
+	out.warn(m.notes.lines())
+	if res.Mismatches > 0 {
+		return fail.Wrongf("%d of %d digests are wrong; the first: %s", res.Mismatches, res.Checked, res.First)
+	}
+	return nil
+}
+
+// sources returns what is to be loaded, its names, and how many batches it will
+// be if that is known.
+func (f *runFlags) sources(m *machine) (inputs []job.Input, names []string, batches int64) {
+	if len(f.inputs) == 0 {
+		cfg := f.table(m.config)
+		name := fmt.Sprintf("a generated table (seed %d)", f.seed)
+		open := func(context.Context) (job.Source, error) { return gen.New(cfg) }
+		batches = (cfg.Rows + cfg.RowsPerBatch - 1) / cfg.RowsPerBatch * int64(f.repeat)
+		return []job.Input{{Name: name, Open: open}}, []string{name}, batches
+	}
+	for _, path := range f.inputs {
+		opt := input.Options{RowsPerBatch: f.rowsPerBatch, MaxAlloc: m.topology.Limits.MemoryBytes}
+		open := func(ctx context.Context) (job.Source, error) { return input.Open(ctx, path, opt) }
+		inputs = append(inputs, job.Input{Name: path, Open: open})
+	}
+	return inputs, f.inputs, 0
+}
+
+// table sizes the generated table by the memories that it is to overflow.
+func (f *runFlags) table(c report.Config) gen.Config {
+	rows := f.rowsPerBatch
+	if rows == 0 {
+		bytes := min(max(c.GPUMemoryBytes/batchesInGPU, smallestGenerated), largestGenerated)
+		rows = bytes / gen.RowBytes
+	}
+	return gen.Config{
+		Seed:         f.seed,
+		Rows:         generatedTimes * (c.GPUMemoryBytes + c.HostMemoryBytes) / gen.RowBytes,
+		RowsPerBatch: rows,
+	}
+}
+
+// document is the result; the engine is closed by now.
+func (f *runFlags) document(m *machine, sources []string, res job.Result) *report.Run {
+	stats := m.engine.Stats()
+	doc := &report.Run{
+		Header: report.Header{Schema: report.Schema, Command: "run", Env: m.env},
+		Config: report.RunConfig{
+			Config: m.config, Seed: f.seed, Place: f.place, Repeat: f.repeat,
+			Partitions: f.partitions, Passes: f.passes, Workers: f.workers,
+		},
+		Input:  report.Input{Sources: sources, Rows: res.Rows, Batches: res.Batches, Bytes: res.Bytes},
+		Verify: report.Verification{Checked: res.Checked > 0, Batches: res.Checked, Mismatches: res.Mismatches},
+		Spaces: spaces(stats),
+		Edges:  edges(stats),
+		Waits: report.Waits{
+			Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(), Max: stats.Waits.Max.Seconds(),
+		},
+	}
+	doc.Config.RowsPerBatch = f.rowsPerBatch
+	for _, p := range res.Phases {
+		doc.Phases = append(doc.Phases, report.Phase{Name: p.Name, Seconds: p.Took.Seconds()})
+	}
+	return doc
+}
+
+func spaces(stats spillway.Stats) []report.Space {
+	out := []report.Space{}
+	for _, s := range stats.Spaces {
+		out = append(out, report.Space{
+			ID: s.ID.String(), Backend: s.Backend, CapacityBytes: s.Capacity, PeakBytes: s.Peak, EndBytes: s.Used(),
+		})
+	}
+	return out
+}
+
+func edges(stats spillway.Stats) []report.Edge {
+	out := []report.Edge{}
+	for _, e := range stats.Edges {
+		out = append(out, report.Edge{
+			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes,
+			Seconds: e.Busy.Seconds(), GiBPerS: report.Rate(e.Bytes, e.Busy.Seconds()), ByReason: e.ByReason,
+		})
+	}
+	return out
+}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/topology"
+)
+
+func newTopo(stdout, stderr io.Writer) *cobra.Command {
+	var flags outputFlags
+	var root string
+	cmd := &cobra.Command{
+		Use:   "topo",
+		Short: "Print what this machine has",
+		Long: `Print what this machine has: CPUs, NUMA nodes, memory, GPUs, disks, and how
+much of them this process may use.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return topo(cmd.Context(), &flags, root, stdout, stderr) },
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().StringVar(&root, "root", "", "read `DIR`/proc and DIR/sys, a recorded machine, instead of this machine's")
+	flags.register(cmd.Flags())
+	return cmd
+}
+
+func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr io.Writer) (err error) {
+	if root != "" && !isDir(root) {
+		return fail.Usagef("--root %s is no directory (name one that holds proc and sys)", root)
+	}
+	out, err := flags.open(stdout, stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.close()) }()
+	opt := topology.Options{Root: root}
+	top, err := topology.Discover(ctx, opt)
+	if err != nil {
+		return err
+	}
+	env := report.MachineEnv(ctx, top)
+	if root == "" {
+		if where, err := topology.DiskOf(ctx, os.TempDir(), opt); err == nil {
+			env.FileSystem = where.FileSystem
+		}
+	} else {
+		env.Kernel = "" // the recorded machine's is not known
+	}
+	doc := &report.Topo{Header: report.Header{Schema: report.Schema, Command: "topo", Env: env}, Topology: top}
+	if err := out.write(doc); err != nil {
+		return err
+	}
+	if out.forPeople() {
+		doc.Print(stdout)
+	}
+	return nil
+}

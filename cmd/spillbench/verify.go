@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/roundtrip"
+)
+
+// verifyMemory is larger than what run takes: a space must hold a batch twice,
+// and the batches are the file's own.
+const verifyMemory = "256MiB"
+
+// verifyFlags are the flags of verify.
+type verifyFlags struct {
+	output       outputFlags
+	engine       engineFlags
+	rowsPerBatch int64
+}
+
+func newVerify(stdout, stderr io.Writer) *cobra.Command {
+	var f verifyFlags
+	cmd := &cobra.Command{
+		Use:   "verify FILE...",
+		Short: "Move every batch of files along every edge and back, and compare",
+		Long: `Move every batch of files along every edge and back, and compare.
+
+Each batch of each file (Parquet, Arrow, CSV) is moved between every pair of
+memories for which there is a converter, and compared value by value with what
+was read. The first difference is named.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return fail.Usagef("verify needs a file (spillbench verify FILE...)")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return verify(cmd.Context(), &f, args, stdout, stderr) },
+	}
+	fs := cmd.Flags()
+	fs.SortFlags = false
+	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0, "cut the files into batches of `N` rows (default as they have them)")
+	f.engine.register(fs, verifyMemory)
+	f.output.register(fs)
+	return cmd
+}
+
+func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr io.Writer) (err error) {
+	if f.rowsPerBatch < 0 || f.rowsPerBatch > maxRows {
+		return fail.Usagef("--rows-per-batch %d is out of range (want 0 to %d)", f.rowsPerBatch, int64(maxRows))
+	}
+	out, err := f.output.open(stdout, stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.close()) }()
+	m, err := f.engine.open(ctx, &notes{})
+	if err != nil {
+		return err
+	}
+	doc := &report.Verify{Header: report.Header{Schema: report.Schema, Command: "verify", Env: m.env}, Config: m.config}
+	doc.Config.RowsPerBatch = f.rowsPerBatch
+	failed := f.verifyAll(ctx, m, doc, paths)
+	closing := m.engine.Close()
+	if err := context.Cause(ctx); err != nil {
+		return errors.Join(err, closing)
+	}
+	if err := errors.Join(out.write(doc), closing); err != nil {
+		return err
+	}
+	if out.forPeople() {
+		doc.Print(stdout, m.notes.lines())
+	}
+	out.warn(m.notes.lines())
+	return failed
+}
+
+// verifyAll fills in the document, file by file, and returns what the command
+// ends with: what is wrong with data before what is wrong otherwise.
+func (f *verifyFlags) verifyAll(ctx context.Context, m *machine, doc *report.Verify, paths []string) error {
+	edges, unknown := roundtrip.Edges(m.engine)
+	for _, u := range unknown {
+		m.notes.add(u, "not verified, as it is between types of its own: "+u)
+	}
+	var wrong, failed error
+	for _, path := range paths {
+		res, err := f.verifyFile(ctx, m, edges, path)
+		file := report.File{Path: path, Batches: res.Batches, Edges: len(edges), Mismatches: res.Mismatches}
+		switch {
+		case res.First != nil:
+			file.Error = fail.Line(res.First)
+		case err != nil:
+			file.Error = fail.Line(err)
+		}
+		doc.Files = append(doc.Files, file)
+		if res.First != nil && wrong == nil {
+			wrong = fail.Wrongf("%d differences in %s; the first: %w", res.Mismatches, path, res.First)
+		}
+		if failed == nil {
+			failed = err
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if wrong != nil {
+		return wrong
+	}
+	return failed
+}
+
+func (f *verifyFlags) verifyFile(ctx context.Context, m *machine, edges []roundtrip.Edge, path string) (res roundtrip.Result, err error) {
+	src, err := input.Open(ctx, path, input.Options{RowsPerBatch: f.rowsPerBatch, MaxAlloc: m.topology.Limits.MemoryBytes})
+	if err != nil {
+		return res, err
+	}
+	defer func() { err = errors.Join(err, src.Close()) }()
+	return roundtrip.Run(ctx, m.engine, edges, path, src)
+}

@@ -1,0 +1,193 @@
+package convert
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+)
+
+// DifferenceError is where two records differ first.
+type DifferenceError struct {
+	Path string // the column and what is in it, "a[3].b"; empty for the whole record
+	Row  int64  // -1 if it is not a row that differs
+	A, B string // what the first and the second record have there
+}
+
+func (e *DifferenceError) Error() string {
+	s := "convert: the records differ"
+	if e.Path != "" {
+		s += " in " + e.Path
+	}
+	if e.Row >= 0 {
+		s += fmt.Sprintf(", row %d", e.Row)
+	}
+	return fmt.Sprintf("%s: %s and %s", s, e.A, e.B)
+}
+
+// Equal compares what two records say and returns nil, or a *DifferenceError
+// with the first column and row that differ.
+//
+// Schemas are compared with their metadata and that of all fields; the names of
+// list items and map entries do not count. Values are compared as they are read:
+// what lies under a null does not count, nor how a value is reached. Dictionaries
+// and runs are compared by the values that they stand for, where a null index and the
+// index of a null are the same; extensions by their storage. Floating-point
+// numbers are compared by their bits: a NaN equals the same NaN, and 0 is not -0.
+func Equal(a, b arrow.RecordBatch) (err error) {
+	defer recovered(&err, "comparing records")
+	if d := schemaDifference(a.Schema(), b.Schema()); d != nil {
+		return d
+	}
+	if a.NumRows() != b.NumRows() {
+		return &DifferenceError{Row: -1, A: fmt.Sprintf("%d rows", a.NumRows()), B: fmt.Sprintf("%d rows", b.NumRows())}
+	}
+	if a.NumRows() == 0 {
+		return nil // also where arrow-go let a record without rows have no columns
+	}
+	if a.NumCols() != b.NumCols() {
+		return &DifferenceError{Row: -1, A: fmt.Sprintf("%d columns", a.NumCols()), B: fmt.Sprintf("%d columns", b.NumCols())}
+	}
+	for c := range int(a.NumCols()) {
+		if err := equalColumns(a.Schema().Field(c).Name, a.Column(c), b.Column(c), int(a.NumRows())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func equalColumns(name string, a, b arrow.Array, rows int) error {
+	if sameBytes(a, b, rows) {
+		return nil
+	}
+	p := rowPairOf(a, b)
+	for i := range rows {
+		if d := p.compare(i, i); d != nil {
+			return &DifferenceError{Path: name + d.path, Row: int64(i), A: d.a, B: d.b}
+		}
+	}
+	return nil
+}
+
+// sameBytes says whether two columns without nulls and of one width are equal,
+// which is quickly seen.
+func sameBytes(a, b arrow.Array, rows int) bool {
+	x, okx := fixedBytes(a)
+	y, oky := fixedBytes(b)
+	if !okx || !oky || a.NullN() != 0 || b.NullN() != 0 {
+		return false
+	}
+	w := a.DataType().(arrow.FixedWidthDataType).Bytes()
+	return bytes.Equal(x[a.Data().Offset()*w:][:rows*w], y[b.Data().Offset()*w:][:rows*w])
+}
+
+// fixedBytes returns the values of an array whose values are equal when their
+// bytes are.
+func fixedBytes(a arrow.Array) ([]byte, bool) {
+	switch t := a.DataType().(type) {
+	case *arrow.BooleanType, *arrow.DictionaryType, *arrow.NullType, arrow.ExtensionType:
+		return nil, false
+	case arrow.FixedWidthDataType:
+		if bufs := a.Data().Buffers(); t.Bytes() > 0 && len(bufs) > 1 && bufs[1] != nil {
+			return bufs[1].Bytes(), true
+		}
+		return nil, t.Bytes() > 0
+	}
+	return nil, false
+}
+
+func schemaDifference(a, b *arrow.Schema) error {
+	if a == b {
+		return nil
+	}
+	whole := func(x, y any) error {
+		return &DifferenceError{Row: -1, A: fmt.Sprintf("a schema with %v", x), B: fmt.Sprintf("one with %v", y)}
+	}
+	switch {
+	case a.Endianness() != b.Endianness():
+		return whole(a.Endianness(), b.Endianness())
+	case a.NumFields() != b.NumFields():
+		return whole(fmt.Sprintf("%d fields", a.NumFields()), fmt.Sprintf("%d", b.NumFields()))
+	case !a.Metadata().Equal(b.Metadata()):
+		return whole(a.Metadata(), b.Metadata())
+	}
+	for i := range a.NumFields() {
+		if d := fieldDifference(a.Field(i), b.Field(i), true); d != nil {
+			return &DifferenceError{Path: a.Field(i).Name + d.path, Row: -1, A: d.a, B: d.b}
+		}
+	}
+	return nil
+}
+
+// difference is what compare finds, and where in the value.
+type difference struct{ path, a, b string }
+
+func fieldDifference(a, b arrow.Field, named bool) *difference {
+	switch {
+	case named && a.Name != b.Name:
+		return &difference{a: fmt.Sprintf("a field named %q", a.Name), b: fmt.Sprintf("one named %q", b.Name)}
+	case a.Nullable != b.Nullable:
+		return &difference{a: fmt.Sprintf("nullable %v", a.Nullable), b: fmt.Sprint(b.Nullable)}
+	case !a.Metadata.Equal(b.Metadata):
+		return &difference{a: fmt.Sprintf("metadata %v", a.Metadata), b: fmt.Sprint(b.Metadata)}
+	}
+	return typeDifference(a.Type, b.Type)
+}
+
+// typeDifference compares also what arrow.TypeEqual passes over: nested
+// metadata of some types, the storage of extensions.
+func typeDifference(a, b arrow.DataType) *difference {
+	if a == b {
+		return nil
+	}
+	diff := &difference{a: "the type " + a.String(), b: b.String()}
+	if a.ID() != b.ID() {
+		return diff
+	}
+	switch x := a.(type) {
+	case arrow.ExtensionType:
+		y := b.(arrow.ExtensionType)
+		if x.ExtensionName() != y.ExtensionName() || x.Serialize() != y.Serialize() || !x.ExtensionEquals(y) {
+			return diff
+		}
+		return typeDifference(x.StorageType(), y.StorageType())
+	case *arrow.DictionaryType:
+		y := b.(*arrow.DictionaryType)
+		if x.Ordered != y.Ordered || x.IndexType.ID() != y.IndexType.ID() {
+			return diff
+		}
+		return typeDifference(x.ValueType, y.ValueType)
+	case *arrow.MapType:
+		if x.KeysSorted != b.(*arrow.MapType).KeysSorted {
+			return diff
+		}
+	case *arrow.FixedSizeListType:
+		if x.Len() != b.(*arrow.FixedSizeListType).Len() {
+			return diff
+		}
+	case arrow.UnionType:
+		y := b.(arrow.UnionType)
+		if len(x.TypeCodes()) != len(y.TypeCodes()) || fmt.Sprint(x.TypeCodes()) != fmt.Sprint(y.TypeCodes()) {
+			return diff
+		}
+	}
+	x, ok := a.(arrow.NestedType)
+	if !ok {
+		if !arrow.TypeEqual(a, b, arrow.CheckMetadata()) {
+			return diff
+		}
+		return nil
+	}
+	fx, fy := x.Fields(), b.(arrow.NestedType).Fields()
+	if len(fx) != len(fy) {
+		return diff
+	}
+	_, list := a.(arrow.ListLikeType)
+	for i := range fx {
+		if d := fieldDifference(fx[i], fy[i], !list); d != nil {
+			d.path = "." + fx[i].Name + d.path
+			return d
+		}
+	}
+	return nil
+}

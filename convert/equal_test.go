@@ -1,0 +1,225 @@
+package convert
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway/internal/arrowgen"
+)
+
+// rows prints every row of a column by arrow-go's means; ok is false for types
+// that cannot be printed.
+func rows(a arrow.Array) (out []string, ok bool) {
+	defer func() {
+		if recover() != nil {
+			ok = false
+		}
+	}()
+	for i := range a.Len() {
+		out = append(out, a.ValueStr(i))
+	}
+	return out, true
+}
+
+// TestEqualFindsMutations flips bits in every buffer of an image. Where a row
+// then prints differently, Equal must say that it differs there or before.
+func TestEqualFindsMutations(t *testing.T) {
+	for _, dt := range append(arrowgen.Flat(), arrowgen.Nested(arrow.BinaryTypes.String)...) {
+		g := arrowgen.New(11)
+		rec := g.Record(arrowgen.Schema(dt), 20)
+		d, body := laidOut(t, rec)
+		want, ok := rows(rec.Column(0))
+		found := 0
+		for _, s := range d.Buffers {
+			for at := max(0, s.Offset); at < s.Offset+s.Length; at++ {
+				body[at] ^= 1 << (at % 8)
+				back, err := Open(d, [][]byte{body}, nil)
+				if err == nil { // not a change that Open sees
+					err = Equal(rec, back)
+					var diff *DifferenceError
+					if errors.As(err, &diff) {
+						found++
+					}
+					if got, printed := rows(back.Column(0)); ok && printed && !slices.Equal(got, want) {
+						first := 0
+						for want[first] == got[first] {
+							first++
+						}
+						if diff == nil || diff.Row > int64(first) {
+							t.Errorf("%s: row %d is %s and was %s; Equal says %v", dt, first, got[first], want[first], err)
+						}
+					}
+					back.Release()
+				}
+				body[at] ^= 1 << (at % 8)
+			}
+		}
+		if found == 0 && dt.ID() != arrow.NULL {
+			t.Errorf("%s: no change was found", dt)
+		}
+		rec.Release()
+	}
+}
+
+// column returns a record of one column, built from JSON.
+func column(t *testing.T, dt arrow.DataType, json string) arrow.RecordBatch {
+	t.Helper()
+	a, _, err := array.FromJSON(memory.DefaultAllocator, dt, strings.NewReader(json))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Release()
+	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "v", Type: dt, Nullable: true}}, nil), []arrow.Array{a}, int64(a.Len()))
+}
+
+func TestEqualSays(t *testing.T) {
+	i32, str := arrow.PrimitiveTypes.Int32, arrow.BinaryTypes.String
+	st := arrow.StructOf(arrow.Field{Name: "a", Type: arrow.ListOf(i32), Nullable: true}, arrow.Field{Name: "b", Type: str, Nullable: true})
+	for _, c := range []struct {
+		dt         arrow.DataType
+		a, b, want string
+	}{
+		{i32, `[1,2,null]`, `[1,2,null]`, ""},
+		{i32, `[1,2,3]`, `[1,5,3]`, "convert: the records differ in v, row 1: 2 and 5"},
+		{i32, `[1,null]`, `[1,0]`, "convert: the records differ in v, row 1: null and 0"},
+		{i32, `[1,2]`, `[1,2,3]`, "convert: the records differ: 2 rows and 3 rows"},
+		{str, `["a","b"]`, `["a","bb"]`, "convert: the records differ in v, row 1: b and bb"},
+		{arrow.BinaryTypes.StringView, `["a long one that is elsewhere"]`, `["a long one that is elsewhat?"]`,
+			"convert: the records differ in v, row 0: a long one that is elsewhere and a long one that is elsewhat?"},
+		{arrow.FixedWidthTypes.Boolean, `[true,false]`, `[true,true]`, "convert: the records differ in v, row 1: false and true"},
+		{st, `[{"a":[1,2],"b":"x"}]`, `[{"a":[1,2],"b":"x"}]`, ""},
+		{st, `[{"a":[1,2],"b":"x"}]`, `[{"a":[1,7],"b":"x"}]`, "convert: the records differ in v.a[1], row 0: 2 and 7"},
+		{st, `[{"a":[1,2],"b":"x"}]`, `[{"a":[1],"b":"x"}]`, "convert: the records differ in v.a, row 0: 2 items and 1 items"},
+		{st, `[{"a":[1,2],"b":"x"}]`, `[{"a":[1,2],"b":null}]`, "convert: the records differ in v.b, row 0: x and null"},
+		{st, `[{"a":[1],"b":"x"}]`, `[null]`, `convert: the records differ in v, row 0: {"a":[1],"b":"x"} and null`},
+	} {
+		a, b := column(t, c.dt, c.a), column(t, c.dt, c.b)
+		got := ""
+		if err := Equal(a, b); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s and %s: %q, want %q", c.a, c.b, got, c.want)
+		}
+		a.Release()
+		b.Release()
+	}
+}
+
+func TestEqualSchemas(t *testing.T) {
+	md := func(v string) arrow.Metadata { return arrow.NewMetadata([]string{"k"}, []string{v}) }
+	i32 := arrow.PrimitiveTypes.Int32
+	field := func(name string, dt arrow.DataType, nullable bool, m arrow.Metadata) *arrow.Schema {
+		return arrow.NewSchema([]arrow.Field{{Name: name, Type: dt, Nullable: nullable, Metadata: m}}, nil)
+	}
+	one := md("1")
+	inner := func(m arrow.Metadata) arrow.DataType {
+		return arrow.LargeListOf(arrow.StructOf(arrow.Field{Name: "x", Type: i32, Metadata: m}))
+	}
+	base := field("a", i32, true, one)
+	withMeta := arrow.NewSchema(base.Fields(), &one)
+	for name, c := range map[string]struct {
+		a, b *arrow.Schema
+		want string // in the message; empty for equal
+	}{
+		"same":            {base, field("a", i32, true, md("1")), ""},
+		"name":            {base, field("b", i32, true, one), `a field named "a" and one named "b"`},
+		"nullable":        {base, field("a", i32, false, one), "nullable true and false"},
+		"type":            {base, field("a", arrow.PrimitiveTypes.Int64, true, one), "the type int32 and int64"},
+		"field metadata":  {base, field("a", i32, true, md("2")), `["k": "1"] and ["k": "2"]`},
+		"schema metadata": {base, withMeta, `["k": "1"]`},
+		"fields":          {base, arrow.NewSchema(nil, nil), "1 fields and one with 0"},
+		"nested metadata": {field("a", inner(md("1")), true, one), field("a", inner(md("2")), true, one), "in a.item.x: metadata"},
+		"item names": {field("a", arrow.ListOfField(arrow.Field{Name: "item", Type: i32}), true, one),
+			field("a", arrow.ListOfField(arrow.Field{Name: "element", Type: i32}), true, one), ""},
+		"time zone": {field("a", &arrow.TimestampType{TimeZone: "UTC"}, true, one), field("a", &arrow.TimestampType{TimeZone: "Asia/Tokyo"}, true, one), "the type"},
+		"order": {field("a", &arrow.DictionaryType{IndexType: i32, ValueType: i32}, true, one),
+			field("a", &arrow.DictionaryType{IndexType: i32, ValueType: i32, Ordered: true}, true, one), "the type"},
+		"list size":    {field("a", arrow.FixedSizeListOf(2, i32), true, one), field("a", arrow.FixedSizeListOf(3, i32), true, one), "the type"},
+		"extension":    {field("a", arrowgen.NewExtension("x", i32), true, one), field("a", arrowgen.NewExtension("y", i32), true, one), "the type"},
+		"sorted keys":  {field("a", arrow.MapOf(i32, i32), true, one), field("a", &arrow.MapType{KeysSorted: true}, true, one), ""},
+		"type codes":   {field("a", arrow.SparseUnionOf([]arrow.Field{{Name: "x", Type: i32}}, []int8{1}), true, one), field("a", arrow.SparseUnionOf([]arrow.Field{{Name: "x", Type: i32}}, []int8{2}), true, one), "the type"},
+		"run end type": {field("a", arrow.RunEndEncodedOf(arrow.PrimitiveTypes.Int16, i32), true, one), field("a", arrow.RunEndEncodedOf(i32, i32), true, one), "the type int16 and int32"},
+	} {
+		if name == "sorted keys" { // MapType's fields are private: made by a setter
+			sorted := arrow.MapOf(i32, i32)
+			sorted.KeysSorted = true
+			c.b, c.want = field("a", sorted, true, one), "the type"
+		}
+		a, b := array.NewRecordBatch(c.a, emptyColumns(c.a), 0), array.NewRecordBatch(c.b, emptyColumns(c.b), 0)
+		err := Equal(a, b)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func emptyColumns(s *arrow.Schema) []arrow.Array {
+	cols := make([]arrow.Array, s.NumFields())
+	for i := range cols {
+		cols[i] = arrowgen.New(1).Array(s.Field(i).Type, 0)
+	}
+	return cols
+}
+
+// TestEqualBits: floating-point numbers are equal when their bits are.
+func TestEqualBits(t *testing.T) {
+	quiet, other := math.Float64frombits(0x7ff8000000000001), math.Float64frombits(0x7ff8000000000002)
+	floats := func(v ...float64) arrow.RecordBatch {
+		b := array.NewFloat64Builder(memory.DefaultAllocator)
+		defer b.Release()
+		b.AppendValues(v, nil)
+		a := b.NewArray()
+		defer a.Release()
+		return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "f", Type: arrow.PrimitiveTypes.Float64}}, nil), []arrow.Array{a}, int64(len(v)))
+	}
+	if err := Equal(floats(1, quiet, math.Copysign(0, -1)), floats(1, quiet, math.Copysign(0, -1))); err != nil {
+		t.Error(err)
+	}
+	if err := Equal(floats(quiet), floats(other)); err == nil || !strings.Contains(err.Error(), "NaN (010000000000f87f) and NaN (020000000000f87f)") {
+		t.Error(err)
+	}
+	if err := Equal(floats(0), floats(math.Copysign(0, -1))); err == nil {
+		t.Error("0 is -0")
+	}
+}
+
+// TestEqualByValue: other dictionaries and other runs for the same values are
+// equal, whichever way a null comes about.
+func TestEqualByValue(t *testing.T) {
+	str := arrow.BinaryTypes.String
+	dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: str}
+	dict := func(indices, entries string) arrow.RecordBatch {
+		i, d := column(t, dt.IndexType, indices).Column(0), column(t, str, entries).Column(0)
+		a := array.NewDictionaryArray(dt, i, d)
+		return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "d", Type: dt, Nullable: true}}, nil), []arrow.Array{a}, int64(a.Len()))
+	}
+	one := dict(`[0,1,0,null]`, `["x","y"]`)
+	for _, same := range []arrow.RecordBatch{dict(`[1,0,1,null]`, `["y","x"]`), dict(`[3,1,0,2]`, `["x","y",null,"x"]`)} {
+		if err := Equal(one, same); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := Equal(one, dict(`[0,0,0,null]`, `["x","y"]`)); err == nil || err.Error() != "convert: the records differ in d, row 1: y and x" {
+		t.Error(err)
+	}
+
+	runs := func(n int, ends, values string) arrow.RecordBatch {
+		a := array.NewRunEndEncodedArray(column(t, arrow.PrimitiveTypes.Int32, ends).Column(0), column(t, str, values).Column(0), n, 0)
+		return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "r", Type: a.DataType(), Nullable: true}}, nil), []arrow.Array{a}, int64(n))
+	}
+	ree := runs(5, `[2,4,5]`, `["x",null,"y"]`)
+	if err := Equal(ree, runs(5, `[1,2,3,9,10]`, `["x","x",null,null,"y"]`)); err == nil || !strings.Contains(err.Error(), "row 4: y and null") {
+		t.Error(err)
+	}
+	if err := Equal(ree, runs(5, `[1,2,3,4,10]`, `["x","x",null,null,"y"]`)); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,211 @@
+package convert
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+)
+
+// rowPair compares rows of two arrays of one type. It reads through arrow-go's
+// arrays, and so shares nothing with the code that lays out and opens.
+type rowPair struct {
+	a, b   side
+	values func(i, j int) *difference // of two rows that are not null; nil if they are equal
+}
+
+// side is one of the arrays.
+type side struct {
+	array arrow.Array
+	null  func(i int) bool
+}
+
+func plainSide(a arrow.Array) side { return side{a, a.IsNull} }
+
+// show prints the value of row i for an error message.
+func (s side) show(i int) (text string) {
+	defer func() {
+		if recover() != nil { // some types cannot print all their values
+			text = "a value that cannot be printed"
+		}
+	}()
+	if s.null(i) {
+		return "null"
+	}
+	return s.array.ValueStr(i)
+}
+
+// compare compares row i of a with row j of b.
+func (p *rowPair) compare(i, j int) *difference {
+	x, y := p.a.null(i), p.b.null(j)
+	switch {
+	case x && y:
+		return nil
+	case x != y:
+		return p.differ(i, j)
+	}
+	return p.values(i, j)
+}
+
+func (p *rowPair) differ(i, j int) *difference {
+	return &difference{a: p.a.show(i), b: p.b.show(j)}
+}
+
+// when makes a comparison of values out of one that only says whether they are
+// equal.
+func (p *rowPair) when(equal func(i, j int) bool) *rowPair {
+	p.values = func(i, j int) *difference {
+		if equal(i, j) {
+			return nil
+		}
+		return p.differ(i, j)
+	}
+	return p
+}
+
+func rowPairOf(a, b arrow.Array) *rowPair {
+	p := &rowPair{a: plainSide(a), b: plainSide(b)}
+	switch x := a.(type) {
+	case *array.Null:
+		never := func(int) bool { return true } // arrow-go calls no row of it null
+		p.a.null, p.b.null = never, never
+		return p
+	case *array.Boolean:
+		y := b.(*array.Boolean)
+		return p.when(func(i, j int) bool { return x.Value(i) == y.Value(j) })
+	case *array.Struct:
+		return structPair(p, x, b.(*array.Struct))
+	case *array.Dictionary:
+		return dictionaryPair(p, x, b.(*array.Dictionary))
+	case *array.RunEndEncoded:
+		return runsPair(p, x, b.(*array.RunEndEncoded))
+	case array.Union:
+		return unionPair(p, x, b.(array.Union))
+	case array.ExtensionArray:
+		return rowPairOf(x.Storage(), b.(array.ExtensionArray).Storage())
+	case array.ListLike:
+		return listPair(p, x, b.(array.ListLike))
+	case interface{ Value(int) string }:
+		y := b.(interface{ Value(int) string })
+		return p.when(func(i, j int) bool { return x.Value(i) == y.Value(j) })
+	case interface{ Value(int) []byte }:
+		y := b.(interface{ Value(int) []byte })
+		return p.when(func(i, j int) bool { return bytes.Equal(x.Value(i), y.Value(j)) })
+	}
+	if _, ok := a.DataType().(arrow.FixedWidthDataType); !ok {
+		panic(fmt.Sprintf("values of type %s cannot be compared", a.DataType()))
+	}
+	return fixedPair(p, a, b)
+}
+
+// fixedPair compares numbers and what is like them by their bits.
+func fixedPair(p *rowPair, a, b arrow.Array) *rowPair {
+	w := a.DataType().(arrow.FixedWidthDataType).Bytes()
+	x, _ := fixedBytes(a)
+	y, _ := fixedBytes(b)
+	xo, yo := a.Data().Offset(), b.Data().Offset()
+	p.values = func(i, j int) *difference {
+		v, u := x[(xo+i)*w:][:w], y[(yo+j)*w:][:w]
+		if bytes.Equal(v, u) {
+			return nil
+		}
+		d := p.differ(i, j)
+		if d.a == d.b { // two NaNs, say
+			d.a, d.b = fmt.Sprintf("%s (%x)", d.a, v), fmt.Sprintf("%s (%x)", d.b, u)
+		}
+		return d
+	}
+	return p
+}
+
+func structPair(p *rowPair, a, b *array.Struct) *rowPair {
+	fields := make([]*rowPair, a.NumField())
+	for i := range fields {
+		fields[i] = rowPairOf(a.Field(i), b.Field(i))
+	}
+	t := a.DataType().(*arrow.StructType)
+	p.values = func(i, j int) *difference {
+		for k, f := range fields {
+			if d := f.compare(i, j); d != nil {
+				d.path = "." + t.Field(k).Name + d.path
+				return d
+			}
+		}
+		return nil
+	}
+	return p
+}
+
+func listPair(p *rowPair, a, b array.ListLike) *rowPair {
+	items := rowPairOf(a.ListValues(), b.ListValues())
+	p.values = func(i, j int) *difference {
+		from, to := a.ValueOffsets(i)
+		from2, to2 := b.ValueOffsets(j)
+		if to-from != to2-from2 {
+			return &difference{a: fmt.Sprintf("%d items", to-from), b: fmt.Sprintf("%d items", to2-from2)}
+		}
+		for k := range to - from {
+			if d := items.compare(int(from+k), int(from2+k)); d != nil {
+				d.path = fmt.Sprintf("[%d]%s", k, d.path)
+				return d
+			}
+		}
+		return nil
+	}
+	return p
+}
+
+func dictionaryPair(p *rowPair, a, b *array.Dictionary) *rowPair {
+	if a.Len() == 0 || b.Len() == 0 {
+		return p // there may be no dictionary
+	}
+	entries := rowPairOf(a.Dictionary(), b.Dictionary())
+	null := func(d *array.Dictionary, entry side) func(int) bool {
+		return func(i int) bool { return d.IsNull(i) || entry.null(d.GetValueIndex(i)) }
+	}
+	p.a.null, p.b.null = null(a, entries.a), null(b, entries.b)
+	p.values = func(i, j int) *difference {
+		return entries.values(a.GetValueIndex(i), b.GetValueIndex(j))
+	}
+	return p
+}
+
+func runsPair(p *rowPair, a, b *array.RunEndEncoded) *rowPair {
+	values := rowPairOf(a.Values(), b.Values())
+	p.a.null = func(i int) bool { return values.a.null(a.GetPhysicalIndex(i)) }
+	p.b.null = func(i int) bool { return values.b.null(b.GetPhysicalIndex(i)) }
+	p.values = func(i, j int) *difference {
+		return values.values(a.GetPhysicalIndex(i), b.GetPhysicalIndex(j))
+	}
+	return p
+}
+
+func unionPair(p *rowPair, a, b array.Union) *rowPair {
+	fields := make([]*rowPair, a.NumFields())
+	for i := range fields {
+		fields[i] = rowPairOf(a.Field(i), b.Field(i))
+	}
+	names := a.UnionType().Fields()
+	at := func(u array.Union, i int) int {
+		if d, ok := u.(*array.DenseUnion); ok {
+			return int(d.ValueOffset(i))
+		}
+		return i
+	}
+	// Whether a row is null is up to the child, and so is not asked here.
+	valid := func(int) bool { return false }
+	p.a.null, p.b.null = valid, valid
+	p.values = func(i, j int) *difference {
+		if a.TypeCode(i) != b.TypeCode(j) {
+			return &difference{a: fmt.Sprintf("the type code %d", a.TypeCode(i)), b: fmt.Sprintf("the type code %d", b.TypeCode(j))}
+		}
+		k := a.ChildID(i)
+		if d := fields[k].compare(at(a, i), at(b, j)); d != nil {
+			d.path = "." + names[k].Name + d.path
+			return d
+		}
+		return nil
+	}
+	return p
+}

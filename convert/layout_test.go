@@ -1,0 +1,552 @@
+package convert
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/endian"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// laidOut lays rec out in memory that was full of other bytes, in one extent.
+func laidOut(t testing.TB, rec arrow.RecordBatch) (*batch.Descriptor, []byte) {
+	t.Helper()
+	l, err := NewLayout(rec)
+	if err != nil {
+		t.Fatalf("%v: %v", rec.Schema(), err)
+	}
+	defer l.Close()
+	body := bytes.Repeat([]byte{0xaa}, int(l.Size()))
+	if err := l.WriteTo([][]byte{body}); err != nil {
+		t.Fatal(err)
+	}
+	d, err := l.Descriptor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, body
+}
+
+// checkImage holds an image to the rules of its form.
+func checkImage(t *testing.T, d *batch.Descriptor, body []byte) {
+	t.Helper()
+	if d.Body != int64(len(body)) || d.Body%tier.Page != 0 {
+		t.Errorf("a body of %d bytes, %d said", len(body), d.Body)
+	}
+	used := make([]bool, len(body))
+	for _, s := range d.Buffers {
+		if s == batch.Absent {
+			continue
+		}
+		if s.Offset%64 != 0 || s.Length >= 64<<10 && s.Offset%4096 != 0 {
+			t.Errorf("a buffer of %d bytes at %d", s.Length, s.Offset)
+		}
+		for i := s.Offset; i < s.Offset+s.Length; i++ {
+			used[i] = true
+		}
+	}
+	for i, u := range used {
+		if !u && body[i] != 0 {
+			t.Errorf("byte %d is in no buffer and is %#x", i, body[i])
+			break
+		}
+	}
+	if want := (len(body) + batch.SumChunk - 1) / batch.SumChunk; len(d.Sums) != want {
+		t.Errorf("%d sums, want %d", len(d.Sums), want)
+	}
+	for i := range d.Sums {
+		if err := Verify(d, i, body[i*batch.SumChunk:min(len(body), (i+1)*batch.SumChunk)]); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// opened opens an image in pieces, cut at random.
+func opened(t testing.TB, rng *rand.Rand, d *batch.Descriptor, body []byte) (rec arrow.RecordBatch, released func() int) {
+	t.Helper()
+	n := 0
+	rec, err := Open(d, split(rng, d, body), func() { n++ })
+	if err != nil {
+		t.Fatalf("%v: %v", d.Schema, err)
+	}
+	return rec, func() int { return n }
+}
+
+func split(rng *rand.Rand, d *batch.Descriptor, body []byte) [][]byte {
+	var extents [][]byte
+	at := int64(0)
+	for _, cut := range d.Cuts() {
+		if rng.IntN(2) == 0 {
+			extents = append(extents, slices.Clone(body[at:cut]))
+			at = cut
+		}
+	}
+	return append(extents, slices.Clone(body[at:]))
+}
+
+// checkRoundTrip lays rec out, opens it, compares, and lays out what was opened:
+// that must be the same image.
+func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
+	t.Helper()
+	d, body := laidOut(t, rec)
+	checkImage(t, d, body)
+	back, released := opened(t, rng, d, body)
+	if err := Equal(rec, back); err != nil {
+		t.Errorf("%v: %v", rec.Schema(), err)
+	}
+	if back.Schema() != rec.Schema() {
+		t.Error("another schema")
+	}
+	for i, c := range back.Columns() {
+		checkNulls(t, c.Data())
+		if err := validate(c); err != nil {
+			t.Errorf("%v: %v", rec.Schema().Field(i), err)
+		}
+	}
+	again, bodyAgain := laidOut(t, back)
+	if !bytes.Equal(body, bodyAgain) {
+		t.Errorf("%v: laid out again, the body differs", rec.Schema())
+	}
+	if !slices.Equal(d.Nodes, again.Nodes) || !slices.Equal(d.Buffers, again.Buffers) || !slices.Equal(d.Sums, again.Sums) {
+		t.Errorf("%v: laid out again, the descriptor differs:\n%v\n%v", rec.Schema(), d, again)
+	}
+	if counted := d.Body > 0; counted && released() != 0 {
+		t.Error("released while the record is open")
+	}
+	back.Release()
+	if released() != 1 {
+		t.Errorf("released %d times", released())
+	}
+}
+
+// validate has arrow-go look at all values, where it can: it refuses extensions
+// over dictionaries and unions, and dense unions whose offsets do not rise.
+func validate(a arrow.Array) error {
+	switch {
+	case within(a.DataType(), func(dt arrow.DataType) bool {
+		e, ok := dt.(arrow.ExtensionType)
+		return ok && (e.StorageType().ID() == arrow.DICTIONARY || arrow.IsUnion(e.StorageType().ID()))
+	}):
+		return nil
+	case within(a.DataType(), func(dt arrow.DataType) bool { return dt.ID() == arrow.DENSE_UNION }):
+		return array.Validate(a)
+	}
+	return array.ValidateFull(a)
+}
+
+// within says whether is holds for dt or a type within it.
+func within(dt arrow.DataType, is func(arrow.DataType) bool) bool {
+	if is(dt) {
+		return true
+	}
+	switch t := dt.(type) {
+	case arrow.ExtensionType:
+		return within(t.StorageType(), is)
+	case *arrow.DictionaryType:
+		return within(t.ValueType, is)
+	case arrow.NestedType:
+		return slices.ContainsFunc(t.Fields(), func(f arrow.Field) bool { return within(f.Type, is) })
+	}
+	return false
+}
+
+// checkNulls says that the null counts are exact all the way down, and every
+// array begins at 0.
+func checkNulls(t *testing.T, d arrow.ArrayData) {
+	t.Helper()
+	if d.Offset() != 0 {
+		t.Errorf("an offset of %d", d.Offset())
+	}
+	nulls := 0
+	switch b := d.Buffers(); {
+	case d.DataType().ID() == arrow.NULL:
+		nulls = d.Len()
+	case b[0] != nil:
+		for i := range d.Len() {
+			nulls += 1 - int(b[0].Bytes()[i/8]>>(i%8)&1)
+		}
+		if nulls == 0 {
+			t.Error("a validity without nulls")
+		}
+	}
+	if d.NullN() != nulls {
+		t.Errorf("%s: %d nulls said, %d counted", d.DataType(), d.NullN(), nulls)
+	}
+	for _, c := range d.Children() {
+		checkNulls(t, c)
+	}
+	if dict, ok := d.Dictionary().(*array.Data); ok && dict != nil {
+		checkNulls(t, dict)
+	}
+}
+
+// sliced returns rows of rec from an odd row on.
+func sliced(rec arrow.RecordBatch, from, to int64) arrow.RecordBatch { return rec.NewSlice(from, to) }
+
+// TestRoundTrip takes every type there and back: whole and sliced, without rows,
+// without nulls, with some and with nothing else, as builders make arrays and as awkward
+// as they can be. Memory is counted.
+func TestRoundTrip(t *testing.T) {
+	for i, dt := range arrowgen.Types() {
+		t.Run(fmt.Sprintf("%d-%s", i, dt), func(t *testing.T) {
+			t.Parallel()
+			mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
+			rng := rand.New(rand.NewPCG(uint64(i), 1))
+			schema := arrowgen.Schema(dt, arrow.PrimitiveTypes.Int8)
+			for _, nulls := range []float64{0, 0.3, 1} {
+				for _, plain := range []bool{true, false} {
+					g := arrowgen.New(uint64(i))
+					g.Mem, g.Nulls, g.Plain = mem, nulls, plain
+					whole := g.Record(schema, 101)
+					checkRoundTrip(t, rng, whole)
+					for _, s := range [][2]int64{{0, 0}, {101, 101}, {0, 1}, {1, 101}, {0, 64}, {7, 8}, {13, 90}, {64, 101}} {
+						rec := sliced(whole, s[0], s[1])
+						checkRoundTrip(t, rng, rec)
+						rec.Release()
+					}
+					whole.Release()
+					none := g.Record(schema, 0)
+					checkRoundTrip(t, rng, none)
+					none.Release()
+				}
+			}
+			mem.AssertSize(t, 0)
+		})
+	}
+}
+
+// TestRandomRecords goes through random schemas, nested up to four levels.
+func TestRandomRecords(t *testing.T) {
+	for seed := range uint64(300) {
+		mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
+		g := arrowgen.New(seed)
+		g.Mem = mem
+		rec := g.RandomRecord(6, 200, 4)
+		checkRoundTrip(t, g.Rng, rec)
+		rec.Release()
+		mem.AssertSize(t, 0)
+	}
+}
+
+// TestNoColumns: rows are kept where there is nothing else.
+func TestNoColumns(t *testing.T) {
+	rec := array.NewRecordBatch(arrow.NewSchema(nil, nil), nil, 1234)
+	d, body := laidOut(t, rec)
+	if d.Rows != 1234 || d.Body != 0 || len(body) != 0 {
+		t.Errorf("%+v", d)
+	}
+	released := 0
+	back, err := Open(d, nil, func() { released++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if released != 1 {
+		t.Errorf("released %d times, but there is nothing to hold", released)
+	}
+	if back.NumRows() != 1234 || back.NumCols() != 0 {
+		t.Errorf("%d rows, %d columns", back.NumRows(), back.NumCols())
+	}
+	back.Release()
+	if released != 1 {
+		t.Errorf("released %d times", released)
+	}
+}
+
+// TestColumnlessWithSchema: arrow-go has records without rows that have a
+// schema and no columns. They get columns without rows.
+func TestColumnlessWithSchema(t *testing.T) {
+	for _, dt := range arrowgen.Types() {
+		rec := array.NewRecordBatch(arrowgen.Schema(dt), nil, 0)
+		d, body := laidOut(t, rec)
+		back, err := Open(d, [][]byte{body}, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", dt, err)
+		}
+		if back.NumCols() != 1 || back.Column(0).Len() != 0 {
+			t.Errorf("%s: %v", dt, back)
+		}
+		if err := Equal(rec, back); err != nil {
+			t.Error(err)
+		}
+		back.Release()
+	}
+}
+
+// TestLongColumn: arrow-go lets a column have more rows than the record.
+func TestLongColumn(t *testing.T) {
+	g := arrowgen.New(5)
+	schema := arrowgen.Schema(arrow.BinaryTypes.String)
+	col := g.Array(arrow.BinaryTypes.String, 50)
+	defer col.Release()
+	rec := array.NewRecordBatch(schema, []arrow.Array{col}, 20)
+	defer rec.Release()
+	checkRoundTrip(t, g.Rng, rec)
+}
+
+// TestOnlyWhatIsShown: a slice of ten rows of a hundred thousand has the bytes of
+// ten rows, for every type.
+func TestOnlyWhatIsShown(t *testing.T) {
+	for _, dt := range append(arrowgen.Flat(), arrowgen.Nested(arrow.BinaryTypes.StringView)...) {
+		if dt.ID() == arrow.DICTIONARY {
+			continue // the dictionary stays whole
+		}
+		g := arrowgen.New(3)
+		g.Plain = true
+		whole := g.Record(arrowgen.Schema(dt), 5000)
+		part := whole.NewSlice(2501, 2511)
+		if all, some := LogicalBytes(whole), LogicalBytes(part); some > max(all/100, 2000) {
+			t.Errorf("%s: %d bytes of %d", dt, some, all)
+		}
+		part.Release()
+		whole.Release()
+	}
+}
+
+// TestSharedDictionary: a dictionary that two columns share is there once, and
+// is one array again when it is opened, also when it has dictionaries within.
+func TestSharedDictionary(t *testing.T) {
+	inner := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int16, ValueType: arrow.BinaryTypes.String}
+	for _, values := range []arrow.DataType{arrow.BinaryTypes.String, inner} {
+		dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: values}
+		g := arrowgen.New(8)
+		one := g.Array(dt, 60)
+		two := array.NewSlice(one, 10, 50)
+		three := array.NewSlice(one, 5, 45)
+		other := g.Array(dt, 40)
+		rec := array.NewRecordBatch(arrowgen.Schema(dt, dt, dt), []arrow.Array{two, other, three}, 40)
+		d, body := laidOut(t, rec)
+		checkImage(t, d, body)
+		back, released := opened(t, g.Rng, d, body)
+		dict := func(r arrow.RecordBatch, i int) arrow.ArrayData { return r.Column(i).Data().Dictionary() }
+		if dict(back, 0) != dict(back, 2) || dict(back, 0) == dict(back, 1) {
+			t.Error("the dictionaries are not shared as they were")
+		}
+		if err := Equal(rec, back); err != nil {
+			t.Error(err)
+		}
+		size := func(cols ...arrow.Array) int64 {
+			types := make([]arrow.DataType, len(cols))
+			for i, c := range cols {
+				types[i] = c.DataType()
+			}
+			r := array.NewRecordBatch(arrowgen.Schema(types...), cols, int64(cols[0].Len()))
+			defer r.Release()
+			return LogicalBytes(r)
+		}
+		entries := size(one.(*array.Dictionary).Dictionary())
+		if got, want := size(two, three), size(two)+size(three)-entries; got != want || entries == 0 {
+			t.Errorf("%d bytes, want %d: the dictionary's %d bytes are there once", got, want, entries)
+		}
+		checkRoundTrip(t, g.Rng, rec)
+		back.Release()
+		if released() != 1 {
+			t.Errorf("released %d times", released())
+		}
+		for _, r := range []interface{ Release() }{rec, other, three, two, one} {
+			r.Release()
+		}
+	}
+}
+
+// TestNextIsWriteTo: pieces of any size give the bytes and the sums of WriteTo,
+// in one extent and in several, for small bodies and for those of several chunks.
+func TestNextIsWriteTo(t *testing.T) {
+	tables := map[string]arrow.RecordBatch{
+		"small":   arrowgen.Flights(1, 500),
+		"flights": arrowgen.Flights(1, 60_000),
+		"strings": arrowgen.Strings(1, 20_000, 12),
+		"mixed":   mixedTable(40_000),
+	}
+	for name, whole := range tables {
+		rng := rand.New(rand.NewPCG(4, 4))
+		for _, rec := range []arrow.RecordBatch{whole, whole.NewSlice(3, whole.NumRows()-2)} {
+			d, body := laidOut(t, rec)
+			checkImage(t, d, body)
+			if name != "small" && len(d.Sums) < 3 {
+				t.Fatalf("%s has only %d chunks", name, len(d.Sums))
+			}
+			l, err := NewLayout(rec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for round := range 6 {
+				extents := split(rng, d, bytes.Repeat([]byte{0x55}, len(body)))
+				if err := l.WriteTo(extents); err != nil {
+					t.Fatal(err)
+				}
+				checkSame(t, fmt.Sprintf("%s, %d extents", name, len(extents)), d, body, l, slices.Concat(extents...))
+
+				l.pos = 0
+				var got []byte
+				for {
+					piece := bytes.Repeat([]byte{0x55}, 4096+rng.IntN(1+[]int{0, 9000, 300_000, 3 << 20}[round%4]))
+					n, err := l.Next(piece)
+					if errors.Is(err, io.EOF) {
+						break
+					}
+					if err != nil || n == 0 || n%4096 != 0 {
+						t.Fatal(n, err)
+					}
+					got = append(got, piece[:n]...)
+				}
+				checkSame(t, name+", by pieces", d, body, l, got)
+			}
+			l.Close()
+			rec.Release()
+		}
+	}
+}
+
+func checkSame(t *testing.T, what string, d *batch.Descriptor, body []byte, l *Layout, got []byte) {
+	t.Helper()
+	if !bytes.Equal(got, body) {
+		t.Errorf("%s: the bytes differ", what)
+	}
+	d2, err := l.Descriptor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(d2.Sums, d.Sums) {
+		t.Errorf("%s: the sums differ", what)
+	}
+}
+
+// mixedTable has every kind of buffer that is not copied as it is, long enough
+// to go over chunks and pieces.
+func mixedTable(rows int) arrow.RecordBatch {
+	g := arrowgen.New(6)
+	return g.Record(arrowgen.Schema(
+		arrow.FixedWidthTypes.Boolean, arrow.BinaryTypes.StringView,
+		arrow.ListViewOf(arrow.PrimitiveTypes.Int32), arrow.LargeListViewOf(arrow.FixedWidthTypes.Boolean),
+		arrow.DenseUnionOf([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64, Nullable: true}, {Name: "y", Type: arrow.BinaryTypes.LargeString, Nullable: true}}, []arrow.UnionTypeCode{3, 8}),
+		arrow.RunEndEncodedOf(arrow.PrimitiveTypes.Int32, arrow.BinaryTypes.Binary),
+		arrow.ListOf(arrow.BinaryTypes.BinaryView), arrow.FixedWidthTypes.MonthDayNanoInterval,
+	), rows)
+}
+
+// TestManyViewBuffers: gathered views go to several buffers when one would be too long
+// for their offsets. The limit is 2 GiB; here it is low.
+func TestManyViewBuffers(t *testing.T) {
+	for _, most := range []int64{160, 200, 512, 1 << 20} {
+		g := arrowgen.New(uint64(most))
+		whole := g.Record(arrowgen.Schema(arrow.BinaryTypes.StringView), 3000)
+		rec := whole.NewSlice(5, 2990)
+		p := planner{maxVar: most}
+		if err := p.record(rec, rec.Schema()); err != nil {
+			t.Fatal(err)
+		}
+		l := &Layout{rec: rec, pieces: p.pieces, desc: batch.Descriptor{
+			Schema: rec.Schema(), Rows: rec.NumRows(), Nodes: p.nodes, Buffers: p.spans, Body: roundUp(p.at, tier.Page), Sums: make([]uint64, 1),
+		}}
+		body := bytes.Repeat([]byte{0xaa}, int(l.Size()))
+		for at := 0; at < len(body); at += 4096 { // each by itself: every read begins anew
+			l.fill(body[at:at+4096], int64(at))
+		}
+		if n := p.nodes[1].Length; most < 1<<20 && n < 10 {
+			t.Errorf("%d buffers of at most %d bytes", n, most)
+		}
+		for _, s := range p.spans[2:] {
+			if s.Length > most {
+				t.Errorf("a buffer of %d bytes, at most %d are allowed", s.Length, most)
+			}
+		}
+		back, err := Open(&l.desc, [][]byte{body}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Equal(rec, back); err != nil {
+			t.Error(err)
+		}
+		back.Release()
+		rec.Release()
+		whole.Release()
+	}
+}
+
+func TestBigEndian(t *testing.T) {
+	g := arrowgen.New(1)
+	col := g.Array(arrow.PrimitiveTypes.Int32, 3)
+	defer col.Release()
+	schema := arrowgen.Schema(arrow.PrimitiveTypes.Int32).WithEndianness(endian.BigEndian)
+	rec := array.NewRecordBatch(schema, []arrow.Array{col}, 3)
+	defer rec.Release()
+	_, err := NewLayout(rec)
+	var e *EndianError
+	if !errors.As(err, &e) || e.Endianness != endian.BigEndian || !errors.Is(err, tier.ErrNotSupported) {
+		t.Errorf("%v", err)
+	}
+	if _, err := Open(&batch.Descriptor{Schema: schema}, nil, nil); !errors.As(err, &e) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestLayoutMisuse(t *testing.T) {
+	if _, err := NewLayout(nil); err == nil {
+		t.Error("a layout of nothing")
+	}
+	rec := arrowgen.Flights(1, 300)
+	defer rec.Release()
+	l, err := NewLayout(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Descriptor(); err == nil {
+		t.Error("a descriptor before the body")
+	}
+	if _, err := l.Next(make([]byte, 100)); !errors.Is(err, io.ErrShortBuffer) {
+		t.Error(err)
+	}
+	if err := l.WriteTo([][]byte{make([]byte, l.Size()-4096)}); err == nil {
+		t.Error("too short extents")
+	}
+	if err := l.WriteTo([][]byte{make([]byte, 100), make([]byte, l.Size()-100)}); err == nil {
+		t.Error("an odd extent")
+	}
+	if _, err := l.Next(make([]byte, l.Size())); err != nil {
+		t.Error(err)
+	}
+	if _, err := l.Next(make([]byte, l.Size())); !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	l.Close()
+	l.Close()
+	if _, err := l.Descriptor(); err != nil {
+		t.Error("no descriptor after the end:", err)
+	}
+	if err := l.WriteTo([][]byte{make([]byte, l.Size())}); !errors.Is(err, tier.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// TestVerify: every flipped bit is found, and told with its place.
+func TestVerify(t *testing.T) {
+	rec := arrowgen.Flights(2, 50_000)
+	defer rec.Release()
+	d, body := laidOut(t, rec)
+	body[batch.SumChunk+77] ^= 4
+	err := Verify(d, 1, body[batch.SumChunk:2*batch.SumChunk])
+	var c *CorruptError
+	if !errors.As(err, &c) || !errors.Is(err, ErrCorrupt) || c.Offset != batch.SumChunk || c.Want != d.Sums[1] || c.Got == c.Want {
+		t.Errorf("%v", err)
+	}
+	for _, bad := range []error{Verify(d, -1, nil), Verify(d, len(d.Sums), nil), Verify(d, 0, body[:4096])} {
+		if bad == nil || errors.Is(bad, ErrCorrupt) {
+			t.Errorf("%v", bad)
+		}
+	}
+	want := `convert: corrupt data of batch 7 on /spill/x at offset 4096: checksum 00000000000000aa, want 00000000000000bb`
+	if got := (&CorruptError{Batch: 7, Volume: "/spill/x", Offset: 4096, Want: 0xbb, Got: 0xaa}).Error(); got != want {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,342 @@
+package convert
+
+import (
+	"errors"
+	"sort"
+	"sync/atomic"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/endian"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway/batch"
+)
+
+// Open returns the record whose image lies in extents, in place: its Arrow
+// buffers are the extents' memory, which must stay as it is until release is
+// called. That is once, when the last buffer of the last array is released, on the
+// goroutine that does it; at once if no array has a byte, and also on an error.
+// The caller releases the record.
+//
+// The extents' lengths add up to d.Body, and no buffer lies in two of them. What
+// the descriptor says is checked against the schema and the extents, so far as
+// needed to build the arrays without reading out of range; what does not fit is
+// an *InvalidError. Values are not looked at: Verify tells whether the bytes are
+// those that were laid out, and array.ValidateFull whether those make sense.
+func Open(d *batch.Descriptor, extents [][]byte, release func()) (_ arrow.RecordBatch, err error) {
+	l := &lease{release: release}
+	l.buffers.Store(1) // Open's own
+	defer func() {
+		// The arrays made so far are nobody's; only the memory must be given back.
+		if err != nil {
+			l.end()
+		}
+	}()
+	defer recovered(&err, "opening an image")
+	switch {
+	case d == nil || d.Schema == nil:
+		return nil, errors.New("convert: no descriptor, or one without a schema")
+	case d.Schema.Endianness() != endian.LittleEndian:
+		return nil, &EndianError{Endianness: d.Schema.Endianness()}
+	}
+	o := opener{desc: d, nodes: d.Nodes, spans: d.Buffers, lease: l}
+	if err := o.memory(extents); err != nil {
+		return nil, err
+	}
+	if d.Rows < 0 {
+		return nil, o.path.invalid("%d rows", d.Rows)
+	}
+	cols := make([]arrow.Array, d.Schema.NumFields())
+	for i := range cols {
+		f := d.Schema.Field(i)
+		o.path.push(f.Name)
+		data, err := o.array(f.Type)
+		if err != nil {
+			return nil, err
+		}
+		if int64(data.Len()) != d.Rows {
+			return nil, o.path.invalid("%d rows in a record of %d", data.Len(), d.Rows)
+		}
+		cols[i] = array.MakeFromData(data)
+		data.Release()
+		o.path.pop()
+	}
+	if len(o.nodes) > 0 || len(o.spans) > 0 {
+		return nil, o.path.invalid("%d nodes and %d buffers more than the schema has", len(o.nodes), len(o.spans))
+	}
+	rec := array.NewRecordBatch(d.Schema, cols, d.Rows)
+	for _, c := range cols {
+		c.Release()
+	}
+	l.Free(nil)
+	return rec, nil
+}
+
+// lease gives the extents back when no buffer needs them. It is the allocator
+// of the buffers, whose Free arrow-go calls when the last reference to one ends.
+type lease struct {
+	buffers atomic.Int64
+	ended   atomic.Bool
+	release func()
+}
+
+// Free counts a buffer as released.
+func (l *lease) Free([]byte) {
+	if l.buffers.Add(-1) == 0 {
+		l.end()
+	}
+}
+
+func (l *lease) end() {
+	if l.ended.CompareAndSwap(false, true) && l.release != nil {
+		l.release()
+	}
+}
+
+// Allocate panics: the buffers are parts of an image and cannot grow.
+func (l *lease) Allocate(int) []byte { panic("convert: a buffer of an image is read-only") }
+
+// Reallocate panics: the buffers are parts of an image and cannot grow.
+func (l *lease) Reallocate(int, []byte) []byte { panic("convert: a buffer of an image is read-only") }
+
+// opener walks a schema beside a descriptor's nodes and spans.
+type opener struct {
+	desc    *batch.Descriptor
+	path    path
+	nodes   []batch.Node // not yet taken
+	spans   []batch.Span
+	extents [][]byte
+	begins  []int64 // of the extents; nil for one
+	lease   *lease
+	dicts   []openDict
+}
+
+// openDict is a dictionary that was opened, and what it was opened from.
+type openDict struct {
+	dt    arrow.DataType
+	nodes []batch.Node
+	spans []batch.Span
+	data  *array.Data
+}
+
+// memory takes the extents, whose lengths must add up to the body's.
+func (o *opener) memory(extents [][]byte) error {
+	o.extents = extents
+	if len(extents) > 1 {
+		o.begins = make([]int64, len(extents))
+	}
+	total := int64(0)
+	for i, e := range extents {
+		if o.begins != nil {
+			o.begins[i] = total
+		}
+		total += int64(len(e))
+	}
+	if total != o.desc.Body {
+		return o.path.invalid("extents of %d bytes for a body of %d", total, o.desc.Body)
+	}
+	return nil
+}
+
+// node takes the next node.
+func (o *opener) node() (batch.Node, error) {
+	if len(o.nodes) == 0 {
+		return batch.Node{}, o.path.invalid("the descriptor has no node for it")
+	}
+	n := o.nodes[0]
+	o.nodes = o.nodes[1:]
+	if n.Length < 0 || n.Nulls < 0 || n.Nulls > n.Length || n.Length > maxRows {
+		return n, o.path.invalid("a node of %d rows, %d nulls", n.Length, n.Nulls)
+	}
+	return n, nil
+}
+
+// maxRows keeps the products of rows and widths within 64 bits: no type is
+// wider than 32 bytes but for fixed-size binary, which is checked by itself.
+const maxRows = 1 << 48
+
+// noBytes is the buffer without bytes. It needs no memory and is not counted.
+var noBytes = []byte{}
+
+// buffer takes the next span, which must have need bytes; nil if it is absent.
+func (o *opener) buffer(need int64) (*memory.Buffer, error) {
+	if len(o.spans) == 0 {
+		return nil, o.path.invalid("the descriptor has no buffer for it")
+	}
+	s := o.spans[0]
+	o.spans = o.spans[1:]
+	switch {
+	case s == batch.Absent:
+		return nil, nil
+	case s.Offset < 0 || s.Length < 0 || s.Offset%alignSmall != 0 || s.Offset > o.desc.Body || s.Length > o.desc.Body-s.Offset:
+		return nil, o.path.invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, o.desc.Body)
+	case s.Length < need:
+		return nil, o.path.invalid("a buffer of %d bytes where %d are needed", s.Length, need)
+	case s.Length == 0:
+		return memory.NewBufferBytes(noBytes), nil
+	}
+	var e []byte
+	begin := int64(0)
+	if o.begins == nil {
+		e = o.extents[0]
+	} else {
+		i := sort.Search(len(o.begins), func(i int) bool { return o.begins[i] > s.Offset }) - 1
+		e, begin = o.extents[i], o.begins[i]
+	}
+	at := s.Offset - begin
+	if at+s.Length > int64(len(e)) {
+		return nil, o.path.invalid("a buffer of %d bytes at %d lies in two extents", s.Length, s.Offset)
+	}
+	o.lease.buffers.Add(1)
+	return memory.NewBufferWithAllocator(e[at:at+s.Length:at+s.Length], o.lease), nil
+}
+
+// must is buffer for one that may only be absent if no row has a value.
+func (o *opener) must(n batch.Node, need int64) (*memory.Buffer, error) {
+	b, err := o.buffer(need)
+	if err == nil && b == nil && n.Nulls < n.Length {
+		err = o.path.invalid("a buffer of %d bytes is missing", need)
+	}
+	return b, err
+}
+
+// validity takes the bitmap of n.
+func (o *opener) validity(n batch.Node) (*memory.Buffer, error) {
+	b, err := o.buffer((n.Length + 7) / 8)
+	if err == nil && b == nil && n.Nulls > 0 {
+		err = o.path.invalid("%d nulls and no validity", n.Nulls)
+	}
+	return b, err
+}
+
+// newData makes the data and gives up the references to what it is made of.
+func newData(dt arrow.DataType, n batch.Node, bufs []*memory.Buffer, children ...arrow.ArrayData) *array.Data {
+	d := array.NewData(dt, int(n.Length), bufs, children, int(n.Nulls), 0)
+	for _, b := range bufs {
+		if b != nil {
+			b.Release()
+		}
+	}
+	for _, c := range children {
+		c.Release()
+	}
+	return d
+}
+
+// array opens the next array, of type dt. Whoever gets the data releases it.
+func (o *opener) array(dt arrow.DataType) (*array.Data, error) {
+	n, err := o.node()
+	if err != nil {
+		return nil, err
+	}
+	switch t := storage(dt).(type) {
+	case *arrow.NullType:
+		if n.Nulls != n.Length {
+			return nil, o.path.invalid("%d of %d nulls", n.Nulls, n.Length)
+		}
+		return newData(dt, n, []*memory.Buffer{nil}), nil
+	case *arrow.RunEndEncodedType:
+		return o.runs(dt, t, n)
+	case arrow.UnionType:
+		return o.union(dt, t, n)
+	}
+	valid, err := o.validity(n)
+	if err != nil {
+		return nil, err
+	}
+	switch t := storage(dt).(type) {
+	case *arrow.BooleanType:
+		return o.flat(dt, n, valid, (n.Length+7)/8)
+	case arrow.BinaryViewDataType:
+		return o.views(dt, n, valid)
+	case arrow.BinaryDataType:
+		return o.binary(dt, n, valid, offsetWidth(t.ID()))
+	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
+		return o.list(dt, t.(arrow.ListLikeType), n, valid)
+	case *arrow.ListViewType, *arrow.LargeListViewType:
+		return o.listView(dt, t.(arrow.ListLikeType), n, valid)
+	case *arrow.FixedSizeListType:
+		return o.fixedSizeList(dt, t, n, valid)
+	case *arrow.StructType:
+		return o.fields(dt, t, n, valid)
+	case *arrow.DictionaryType:
+		return o.dictionary(dt, t, n, valid)
+	case arrow.FixedWidthDataType:
+		width := int64(t.Bytes())
+		if width < 0 || width > 0 && n.Length > (1<<62)/width {
+			return nil, o.path.invalid("%d values of %d bytes", n.Length, width)
+		}
+		return o.flat(dt, n, valid, n.Length*width)
+	}
+	return nil, o.path.invalid("no image of the type %s", dt)
+}
+
+func (o *opener) flat(dt arrow.DataType, n batch.Node, valid *memory.Buffer, need int64) (*array.Data, error) {
+	values, err := o.must(n, need)
+	if err != nil {
+		return nil, err
+	}
+	return newData(dt, n, []*memory.Buffer{valid, values}), nil
+}
+
+// offsets takes the offsets of n lists and returns the last. Without lists
+// there may be none.
+func (o *opener) offsets(n batch.Node, width int64) (b *memory.Buffer, last int64, err error) {
+	need := (n.Length + 1) * width
+	if n.Length == 0 {
+		need = 0
+	}
+	if b, err = o.must(n, need); err != nil || b == nil || n.Length == 0 {
+		return b, 0, err
+	}
+	first := offsetAt(b.Bytes(), width, 0)
+	last = offsetAt(b.Bytes(), width, n.Length)
+	if first < 0 || last < first {
+		err = o.path.invalid("offsets from %d to %d", first, last)
+	}
+	return b, last, err
+}
+
+func (o *opener) binary(dt arrow.DataType, n batch.Node, valid *memory.Buffer, width int64) (*array.Data, error) {
+	offsets, last, err := o.offsets(n, width)
+	if err != nil {
+		return nil, err
+	}
+	values, err := o.buffer(last)
+	if err != nil {
+		return nil, err
+	}
+	if values == nil && last > 0 {
+		return nil, o.path.invalid("the values are missing")
+	}
+	return newData(dt, n, []*memory.Buffer{valid, offsets, values}), nil
+}
+
+// views takes the views and as many data buffers as the node behind them says.
+func (o *opener) views(dt arrow.DataType, n batch.Node, valid *memory.Buffer) (*array.Data, error) {
+	v, err := o.must(n, n.Length*viewWidth)
+	if err != nil {
+		return nil, err
+	}
+	data, err := o.node()
+	if err != nil {
+		return nil, err
+	}
+	if data.Nulls != 0 || data.Length > int64(len(o.spans)) {
+		return nil, o.path.invalid("%d data buffers of which the descriptor has %d", data.Length, len(o.spans))
+	}
+	bufs := make([]*memory.Buffer, 2, 2+data.Length)
+	bufs[0], bufs[1] = valid, v
+	for range data.Length {
+		b, err := o.buffer(0)
+		if err != nil {
+			return nil, err
+		}
+		if b == nil {
+			return nil, o.path.invalid("a data buffer is missing")
+		}
+		bufs = append(bufs, b)
+	}
+	return newData(dt, n, bufs), nil
+}

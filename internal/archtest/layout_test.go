@@ -1,0 +1,95 @@
+package archtest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+const module = "github.com/spillway-db/spillway"
+
+// layout lists the public packages. A package may import those above it, and
+// whatever is in internal; a new one must be given its place here. The root
+// package is ".".
+var layout = []string{
+	"topology",
+	"tier",
+	"tier/tiertest",
+	"tier/sim",
+	"tier/cuda",
+	"tier/host",
+	"tier/disk",
+	"reservation",
+	"batch",
+	"convert",
+	"repository",
+	"monitor",
+	".",
+}
+
+// testRigs are what tests of any package may use besides: the suites that
+// backends are held to, and the backends to test with.
+var testRigs = []string{"tier/tiertest", "tier/sim", "tier/host", "tier/disk"}
+
+// testOnly are the public packages that only tests may import.
+var testOnly = []string{"tier/tiertest"}
+
+// internalMay lists the public packages that a package of internal may import
+// outside of its tests: those whose interface it implements or wraps.
+var internalMay = map[string][]string{
+	"internal/faultfs": {"tier", "tier/disk"},
+}
+
+// programsMay lists the public packages that commands may import. The backends
+// that hold memory are not among them: the root package alone wires those.
+var programsMay = []string{"topology", "tier", "tier/disk", "reservation", "batch", "convert", "repository", "monitor", "."}
+
+// examplesMay lists the public packages that examples may import: those that
+// an embedder does.
+var examplesMay = []string{"topology", "tier", "reservation", "batch", "convert", "repository", "monitor", "."}
+
+// checkImport returns why the package from (its directory below the root of the
+// module) may not import the package to; empty if it may.
+func checkImport(from, to string, inTest bool) string {
+	if from == to || isInternal(to) || isInternal(from) && inTest {
+		return "" // that internal packages do not import each other in a circle, the compiler sees to
+	}
+	place := slices.Index(layout, to)
+	if place < 0 {
+		return fmt.Sprintf("%s is not a package of the layout that others may import", to)
+	}
+	if inTest && slices.Contains(testRigs, to) {
+		return ""
+	}
+	if slices.Contains(testOnly, to) {
+		return fmt.Sprintf("%s is for tests", to)
+	}
+
+	top, _, _ := strings.Cut(from, "/")
+	switch {
+	case isInternal(from) && top == "internal":
+		if !slices.Contains(internalMay[from], to) {
+			return fmt.Sprintf("%s is internal and may not import %s", from, to)
+		}
+	case top == "cmd":
+		if !slices.Contains(programsMay, to) {
+			return fmt.Sprintf("a command may not import %s: the root package does", to)
+		}
+	case top == "examples":
+		if !slices.Contains(examplesMay, to) {
+			return fmt.Sprintf("an example may not import %s", to)
+		}
+	default:
+		own := slices.Index(layout, from)
+		if own < 0 {
+			return fmt.Sprintf("%s has no place in the layout", from)
+		}
+		if place > own {
+			return fmt.Sprintf("the arrow from %s to %s points down the layout", from, to)
+		}
+	}
+	return ""
+}
+
+// isInternal says whether the package is inside of a directory "internal".
+func isInternal(dir string) bool { return slices.Contains(strings.Split(dir, "/"), "internal") }

@@ -1,0 +1,201 @@
+package archtest
+
+import (
+	"bytes"
+	"fmt"
+	"go/format"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// source is one Go file of the module.
+type source struct {
+	path    string // below the root of the module
+	text    []byte
+	test    bool // it is compiled into tests only
+	pkg     string
+	doc     string
+	imports []string
+}
+
+func (s source) dir() string { return path.Dir(s.path) }
+
+// moduleRoot returns the directory of go.mod above the working directory.
+func moduleRoot(t *testing.T) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatal("there is no go.mod above the working directory")
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+// load parses all Go files of the module, whatever they are built for. What the
+// go command does not look into is left out: testdata, names that begin with a
+// dot or an underscore, modules of their own.
+func load(fsys fs.FS) ([]source, error) {
+	var files []source
+	err := fs.WalkDir(fsys, ".", func(p string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := e.Name()
+		if e.IsDir() {
+			if p == "." {
+				return nil
+			}
+			if name[0] == '.' || name[0] == '_' || name == "testdata" || name == "vendor" {
+				return fs.SkipDir
+			}
+			if _, err := fs.Stat(fsys, path.Join(p, "go.mod")); err == nil {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if path.Ext(name) != ".go" || name[0] == '.' || name[0] == '_' {
+			return nil
+		}
+		file, err := parse(fsys, p)
+		if err != nil {
+			return err
+		}
+		files = append(files, file)
+		return nil
+	})
+	return files, err
+}
+
+func parse(fsys fs.FS, p string) (source, error) {
+	text, err := fs.ReadFile(fsys, p)
+	if err != nil {
+		return source{}, err
+	}
+	f, err := parser.ParseFile(token.NewFileSet(), p, text, parser.ImportsOnly|parser.ParseComments)
+	if err != nil {
+		return source{}, err
+	}
+	s := source{path: p, text: text, test: strings.HasSuffix(p, "_test.go"), pkg: f.Name.Name, doc: f.Doc.Text()}
+	for _, i := range f.Imports {
+		imported, err := strconv.Unquote(i.Path.Value)
+		if err != nil {
+			return source{}, fmt.Errorf("%s: %w", p, err)
+		}
+		s.imports = append(s.imports, imported)
+	}
+	return s, nil
+}
+
+// importRule holds every import of the module's own packages against the
+// layout.
+func importRule(files []source) []string {
+	var broken []string
+	for _, f := range files {
+		for _, i := range f.imports {
+			to, own := strings.CutPrefix(i, module)
+			if !own || to != "" && to[0] != '/' {
+				continue
+			}
+			if to = strings.TrimPrefix(to, "/"); to == "" {
+				to = "."
+			}
+			if why := checkImport(f.dir(), to, f.test); why != "" {
+				broken = append(broken, f.path+": "+why)
+			}
+		}
+	}
+	return broken
+}
+
+// layoutRule wants a place in the layout for every public package.
+func layoutRule(files []source) []string {
+	var broken []string
+	for _, f := range files {
+		dir := f.dir()
+		top, _, _ := strings.Cut(dir, "/")
+		if isInternal(dir) || top == "cmd" || top == "examples" || slices.Contains(layout, dir) {
+			continue
+		}
+		line := dir + ": the package has no place in the layout"
+		if !slices.Contains(broken, line) {
+			broken = append(broken, line)
+		}
+	}
+	return broken
+}
+
+// formatRule wants files as gofmt leaves them.
+func formatRule(files []source) []string {
+	var broken []string
+	for _, f := range files {
+		formatted, err := format.Source(f.text)
+		switch {
+		case err != nil:
+			broken = append(broken, fmt.Sprintf("%s: %v", f.path, err))
+		case !bytes.Equal(formatted, f.text):
+			broken = append(broken, f.path+": gofmt would change it")
+		}
+	}
+	return broken
+}
+
+// docRule wants a package doc in every package, in one of its own files, and
+// in the words that go doc expects.
+func docRule(files []source) []string {
+	want := map[string]string{} // directory → package
+	has := map[string]bool{}
+	for _, f := range files {
+		if f.test {
+			if _, ok := want[f.dir()]; !ok {
+				want[f.dir()] = strings.TrimSuffix(f.pkg, "_test")
+			}
+			continue
+		}
+		want[f.dir()] = f.pkg
+		if f.pkg == "main" {
+			has[f.dir()] = has[f.dir()] || strings.HasPrefix(f.doc, "Command "+path.Base(f.dir())+" ") || strings.HasPrefix(f.doc, "Package main ")
+		} else {
+			has[f.dir()] = has[f.dir()] || strings.HasPrefix(f.doc, "Package "+f.pkg+" ")
+		}
+	}
+	var broken []string
+	for dir, pkg := range want {
+		if !has[dir] {
+			broken = append(broken, fmt.Sprintf("%s: no file of it says what package %s is for", dir, pkg))
+		}
+	}
+	slices.Sort(broken)
+	return broken
+}
+
+// unsafeRule wants "unsafe" only in files that are named for it, and imported
+// there.
+func unsafeRule(files []source) []string {
+	var broken []string
+	for _, f := range files {
+		named := strings.HasSuffix(f.path, "_unsafe.go") || strings.HasSuffix(f.path, "_unsafe_test.go")
+		imports := slices.Contains(f.imports, "unsafe")
+		switch {
+		case imports && !named:
+			broken = append(broken, f.path+`: imports "unsafe", which is for files named *_unsafe.go`)
+		case named && !imports:
+			broken = append(broken, f.path+`: named *_unsafe.go without importing "unsafe"`)
+		}
+	}
+	return broken
+}

@@ -1,0 +1,96 @@
+package faultfs
+
+import (
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// file is a disk.File whose operations can fail.
+type file struct {
+	fs    *FS
+	path  string
+	inner disk.File
+}
+
+func (f *file) Direct() bool                     { return f.inner.Direct() }
+func (f *file) Alignment() (address, offset int) { return f.inner.Alignment() }
+
+func (f *file) ReadAt(p []byte, off int64) (int, error) {
+	e := f.fs.apply(Read, f.path, len(p))
+	if e.err != nil {
+		return 0, e.err
+	}
+	if e.short {
+		return f.half(f.inner.ReadAt, p, off)
+	}
+	n, err := f.inner.ReadAt(p, off)
+	if e.flip && n > 0 {
+		f.flipBit(p[:n])
+	}
+	return n, err
+}
+
+func (f *file) WriteAt(p []byte, off int64) (int, error) {
+	e := f.fs.apply(Write, f.path, len(p))
+	switch {
+	case e.err != nil:
+		return 0, e.err
+	case e.short:
+		return f.half(f.inner.WriteAt, p, off)
+	case e.flip && len(p) > 0:
+		changed := aligned(len(p)) // the caller's bytes are not ours to change
+		copy(changed, p)
+		f.flipBit(changed)
+		p = changed
+	}
+	return f.inner.WriteAt(p, off)
+}
+
+// half does about half of an operation, as much as the file's alignment allows, and
+// says that it was less: an odd number of sectors of 512 bytes, which a direct
+// transfer cannot go on from.
+func (f *file) half(do func([]byte, int64) (int, error), p []byte, off int64) (int, error) {
+	const sector = 512
+	n := len(p) / 2
+	if n > sector {
+		n -= n % sector
+		if n/sector%2 == 0 {
+			n -= sector
+		}
+	}
+	_, align := f.inner.Alignment()
+	whole := min(len(p), (n+align-1)/align*align)
+	done, err := do(p[:whole], off)
+	return min(n, done), err
+}
+
+func (f *file) flipBit(p []byte) {
+	f.fs.mu.Lock()
+	bit := f.fs.mu.random.Int64N(int64(len(p)) * 8)
+	f.fs.mu.Unlock()
+	p[bit/8] ^= 1 << (bit % 8)
+}
+
+func (f *file) Allocate(off, n int64) error {
+	if e := f.fs.apply(Allocate, f.path, 0); e.err != nil {
+		return e.err
+	}
+	return f.inner.Allocate(off, n)
+}
+
+func (f *file) Punch(off, n int64) error {
+	if e := f.fs.apply(Punch, f.path, 0); e.err != nil {
+		return e.err
+	}
+	return f.inner.Punch(off, n)
+}
+
+// Close closes also when it is told to fail: the system closes a descriptor whatever
+// it says.
+func (f *file) Close() error {
+	e := f.fs.apply(Close, f.path, 0)
+	f.fs.opened(-1)
+	if err := f.inner.Close(); err != nil {
+		return err
+	}
+	return e.err
+}

@@ -1,0 +1,57 @@
+// Package monitor decides what moves down, when, and where to: batches leave a
+// space when its pressure reaches the trigger, and when somebody waits for room
+// in it.
+//
+//	tier.Space ──Pressed──▶ ┌─────────┐              ┌──────┐
+//	reservation ──demand──▶ │ Monitor │ ──State────▶ │ Step │   pure
+//	50 ms, end of a move ─▶ │   Run   │ ◀──Choices── └──────┘
+//	batch.Batch             └─────────┘
+//	     │ BatchChanged       ▲     │ at most 2 at once
+//	     ▼                    │     ▼ from one space to one other
+//	┌─────────┐  shortlists   │   Mover ──▶ Events
+//	│  Index  │ ──────────────┘
+//	└─────────┘ ordered by the Policy's keys
+//
+// # What moves
+//
+// At the trigger a space is relieved until it is at the stop mark. Waiting demand
+// frees what the waiters lack, at any pressure, and not more. Bytes that are on
+// their way already count: those of moves under way, and those that were freed and
+// that the device still works on. So no more than one batch's bytes leave beyond
+// what is needed. Every end of a move is followed by a new look.
+//
+// A victim goes to the next tier if that has room that nobody waits for. If it
+// has not, the one of the two that the policy would move first goes down: either a
+// batch of that tier, which makes room, or the victim itself, past that tier.
+// Of the spaces in a memory tier the nearest with room is taken; several disks
+// are used side by side.
+//
+// Never moved is what is being processed, in transit, subscribed to, empty, in
+// the slowest tier, or read by someone who holds its memory beyond a handle.
+//
+// # What goes wrong
+//
+// A batch that is in use after all, or a target without room, is no error: another
+// is chosen. Any other error leaves the batch where it is and is told once; the
+// batch, and from the second error in a row the way between the two spaces, is
+// left alone for two periods, then four, up to 64. If nothing can be moved for a
+// space, that is told once, and the monitor looks again when something changes.
+// If, beyond that, all that is used in the space belongs to batches at rest, and
+// all slower tiers are full in the same way, then nobody could ever release anything:
+// those who wait are sent away with a tier.NoSpaceError.
+//
+// # Ownership
+//
+// A Monitor owns no memory. The goroutines that move batches are Run's: they
+// bear pprof labels, there are at most Config.MovesPerEdge for each pair of spaces, and
+// when Run has returned all of them have ended. The Index keeps a pointer to each
+// batch from its making until it is dropped.
+//
+// # Locks
+//
+// One mutex, the Index's, of rank Monitor: the outermost, under which batches are
+// read. Everything else belongs to Run's goroutine or is atomic. Policies, events
+// and the mover are called with no lock held.
+//
+//	[Monitor] → Manager → Repository → Batch → Registry → Reservation → Space → …
+package monitor

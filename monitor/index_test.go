@@ -1,0 +1,200 @@
+package monitor
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+func (w *world) index(id tier.ID) summary { return w.mon.index.summary(w.mon.byID[id]) }
+
+func (w *world) victims(id tier.ID, fit int64) []batch.ID {
+	var ids []batch.ID
+	for _, v := range w.mon.index.victims(nil, w.mon.byID[id], fit) {
+		ids = append(ids, v.ID)
+	}
+	return ids
+}
+
+func TestIndexFollowsABatch(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	a := w.put(gpu0, 10*kib, seq(1))
+	b := w.put(gpu0, 20*kib, seq(2))
+	low := w.put(disk0, 30*kib, seq(3))
+	victim := func(what string, want bool, rest int64) {
+		t.Helper()
+		if got := slices.Contains(w.victims(gpu0, 0), b.ID()); got != want {
+			t.Errorf("%s: victim is %v", what, got)
+		}
+		if got := w.index(gpu0).rest; got != rest*kib {
+			t.Errorf("%s: %d bytes at rest, want %d", what, got, rest*kib)
+		}
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	victim("idle", true, 30)
+	if got := w.victims(gpu0, 0); !slices.Equal(got, []batch.ID{b.ID(), a.ID()}) {
+		t.Errorf("the order is %v", got)
+	}
+	if s := w.index(disk0); s.rest != 30*kib || len(w.victims(disk0, 1<<40)) != 0 {
+		t.Errorf("the lowest tier has %+v and victims %v", s, w.victims(disk0, 1<<40))
+	}
+	cancel := b.Subscribe()
+	victim("subscribed", false, 30)
+	if s := w.index(gpu0); s.smallest != 10*kib {
+		t.Errorf("the smallest is %d", s.smallest)
+	}
+	cancel()
+	victim("no more", true, 30)
+	must(b.TryCreateTask())
+	victim("task created", true, 30)
+	h, err := b.TryLock(gpu0)
+	must(err)
+	victim("processing", false, 10)
+	must(h.Close())
+	victim("closed", true, 30)
+
+	end := b.Descriptor() // the buffer is leased behind the batch's back
+	img := imageOf(t, b)
+	lease := img.Buffer().Lease()
+	b.SetPlace(seq(9))
+	victim("leased", false, 10)
+	lease()
+	w.mon.index.refreshLeased(w.mon.byID[gpu0])
+	victim("the lease has ended", true, 30)
+
+	tr, err := b.TryTransit()
+	must(err)
+	victim("in transit", false, 10)
+	r, err := w.res.TryReserve(specific(disk0), 20*kib)
+	must(err)
+	buf, err := r.Alloc(20 * kib)
+	must(err)
+	must(r.Release())
+	must(tr.Commit(batch.NewImage(end, buf, w.spaces[disk0]), false))
+	victim("moved", false, 10)
+	if s := w.index(disk0); s.rest != 50*kib || s.count != 2 {
+		t.Errorf("the lowest tier has %+v", s)
+	}
+	w.end(a, b, low)
+}
+
+func TestIndexSetAside(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	a := w.put(gpu0, 10*kib, seq(1))
+	w.mon.index.setAside(a, true)
+	a.SetPlace(seq(2)) // changes do not put it back
+	if v := w.victims(gpu0, 0); len(v) != 0 {
+		t.Errorf("victims are %v", v)
+	}
+	w.mon.index.setAside(a, false)
+	if v := w.victims(gpu0, 0); len(v) != 1 {
+		t.Errorf("victims are %v", v)
+	}
+	b := w.put(gpu0, 10*kib, seq(1))
+	w.mon.index.setAside(b, true)
+	w.end(a, b)
+	w.mon.index.setAside(b, false) // of a batch that is gone
+	if v := w.victims(gpu0, 0); len(v) != 0 {
+		t.Errorf("victims are %v", v)
+	}
+}
+
+// The shortlist is short however many batches there are, and holds small ones if
+// the policy's first ones are too large for the tiers below.
+func TestIndexShortlist(t *testing.T) {
+	n := int64(fewer(6000))
+	w := newWorld(t, sizes{gpu0: 20 * n * kib, disk0: 20 * n * kib}, nil)
+	var all []*batch.Batch
+	for i := range int(n) {
+		size := int64(10 * kib)
+		if i < 2 {
+			size = int64(i+1) * kib
+		}
+		all = append(all, w.put(gpu0, size, seq(i)))
+	}
+	cancel := all[0].Subscribe()
+	got := w.victims(gpu0, 5*kib)
+	if len(got) > ShortlistMax {
+		t.Fatalf("%d victims are listed", len(got))
+	}
+	if got[0] != all[n-1].ID() || got[1] != all[n-2].ID() {
+		t.Errorf("the first are %v", got[:2])
+	}
+	if last := got[len(got)-1]; last != all[1].ID() {
+		t.Errorf("the last is %d, want the small one", last)
+	}
+	if slices.Contains(got, all[0].ID()) {
+		t.Error("a batch that is subscribed to is listed for its size")
+	}
+	if got := w.victims(gpu0, 20*kib); slices.Contains(got, all[1].ID()) {
+		t.Error("a small one is listed although others fit")
+	}
+	cancel()
+	w.end(all...)
+}
+
+// Notifications that overlap and come out of order end with the truth.
+func TestIndexConverges(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 1000 * kib, disk0: 1000 * kib}, nil)
+	var all []*batch.Batch
+	for i := range 8 {
+		all = append(all, w.put(gpu0, 4*kib, seq(i)))
+	}
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(g), 3))
+			for range fewer(2000) {
+				b := all[r.IntN(len(all))]
+				switch r.IntN(5) {
+				case 0:
+					b.SetPlace(seq(r.IntN(100)))
+				case 1:
+					b.Subscribe()()
+				case 2:
+					if b.TryCreateTask() == nil {
+						if h, err := b.TryLock(gpu0); err == nil {
+							h.Close()
+						} else {
+							b.CancelTask()
+						}
+					}
+				case 3:
+					if tr, err := b.TryTransit(); err == nil {
+						tr.Abort()
+					}
+				case 4:
+					w.mon.index.BatchChanged(b)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, b := range all {
+		for b.CancelTask() == nil {
+		}
+	}
+	var keys []Key
+	for _, v := range w.mon.index.victims(nil, w.mon.byID[gpu0], 1<<40) {
+		if want := w.mon.cfg.Policy.Key(v.Batch.Info()); v.Key != want {
+			t.Errorf("batch %d is listed with %v, want %v", v.ID, v.Key, want)
+		}
+		keys = append(keys, v.Key)
+	}
+	if len(keys) != len(all) || !slices.IsSortedFunc(keys, Key.Compare) {
+		t.Errorf("the index lists %v", keys)
+	}
+	if s := w.index(gpu0); s.rest != 32*kib || s.bytes != 32*kib || s.count != 8 {
+		t.Errorf("the sums are %+v", s)
+	}
+	w.end(all...)
+}

@@ -1,0 +1,660 @@
+package monitor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// outcomeOf is how a Reserve ended.
+type outcomeOf struct {
+	r   *reservation.Reservation
+	err error
+}
+
+func (w *world) reserve(ctx context.Context, id tier.ID, n int64) <-chan outcomeOf {
+	out := make(chan outcomeOf, 1)
+	go func() {
+		r, err := w.res.Reserve(ctx, specific(id), n)
+		out <- outcomeOf{r, err}
+	}()
+	return out
+}
+
+func (w *world) fillSpace(id tier.ID, n int, size int64) (all []*batch.Batch) {
+	w.t.Helper()
+	for i := range n {
+		all = append(all, w.put(id, size, seq(i)))
+	}
+	return all
+}
+
+// settle lets virtual time pass, and what is due at its end happen.
+func settle(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func bubble(t *testing.T, name string, f func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+}
+
+func TestTrigger(t *testing.T) {
+	three := sizes{gpu0: 100 * kib, host0: 1000 * kib, disk0: 1000 * kib}
+	bubble(t, "below it nothing happens", func(t *testing.T) {
+		w := newWorld(t, three, nil)
+		w.start()
+		all := w.fillSpace(gpu0, 79, kib)
+		settle(5 * time.Minute)
+		if n := w.moved(); n != 0 || w.mon.Stats() != (Stats{}) {
+			t.Errorf("%d bytes moved; %+v", n, w.mon.Stats())
+		}
+		w.end(all...)
+	})
+	for _, size := range []int64{1, 4, 7, 30} {
+		bubble(t, "down to stop and no further", func(t *testing.T) {
+			w := newWorld(t, three, nil)
+			w.start()
+			settle(time.Second)
+			n := int(80/size) + 1
+			all := w.fillSpace(gpu0, n, size*kib)
+			synctest.Wait()
+			if len(w.begun) == 0 {
+				t.Error("the monitor was not woken at once")
+			}
+			settle(time.Minute)
+			excess := (int64(n)*size - 60) * kib
+			if got := w.moved(); got < excess || got >= excess+size*kib {
+				t.Errorf("%d bytes were moved for an excess of %d, in batches of %d", got, excess, size*kib)
+			}
+			if len(w.press) != 2 || !w.press[0].Above || w.press[1].Above {
+				t.Errorf("pressure: %+v", w.press)
+			}
+			for _, m := range w.ended {
+				if m.Reason != ReasonTrigger || m.From != gpu0 || m.To != host0 {
+					t.Errorf("a move %+v", m)
+				}
+			}
+			w.end(all...)
+		})
+	}
+	bubble(t, "memory that is freed late is not freed twice", func(t *testing.T) {
+		w := newWorld(t, three, nil)
+		w.pools[gpu0].lag = time.Second
+		w.start()
+		all := w.fillSpace(gpu0, 80, kib)
+		settle(time.Minute)
+		if got := w.moved(); got != 20*kib {
+			t.Errorf("%d bytes were moved, want %d", got, 20*kib)
+		}
+		w.end(all...)
+	})
+	bubble(t, "down two tiers", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 50 * kib, disk0: 1000 * kib}, nil)
+		w.start()
+		var all []*batch.Batch
+		for i := range 300 { // more than GPU and host hold together
+			o := <-w.reserve(t.Context(), gpu0, kib)
+			if o.err != nil {
+				t.Fatal(o.err)
+			}
+			all = append(all, w.fill(o.r, seq(i)))
+		}
+		settle(time.Minute)
+		for id, s := range w.spaces {
+			if s.Used() >= s.Trigger() {
+				t.Errorf("%s has %d bytes in the end", id, s.Used())
+			}
+		}
+		// 300 KiB were made; 60 and 30 may stay. Each that left went down twice at most.
+		if got := w.moved(); got > 2*(300-60)*kib {
+			t.Errorf("%d bytes were moved", got)
+		}
+		w.end(all...)
+	})
+}
+
+func TestDemand(t *testing.T) {
+	bubble(t, "below the trigger only the need is freed", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, nil)
+		w.start()
+		all := w.fillSpace(gpu0, 14, 5*kib) // 70 of 100
+		begin := time.Now()
+		o := <-w.reserve(t.Context(), gpu0, 42*kib)
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		if d := time.Since(begin); d >= DefaultPeriod {
+			t.Errorf("the waiter was served after %v", d)
+		}
+		synctest.Wait()                      // until the last move is told
+		if got := w.moved(); got != 15*kib { // 12 are lacking, in batches of 5
+			t.Errorf("%d bytes were moved, want %d", got, 15*kib)
+		}
+		for _, m := range w.ended {
+			if m.Reason != ReasonDemand {
+				t.Errorf("a move %+v", m)
+			}
+		}
+		o.r.Release()
+		settle(time.Minute)
+		w.end(all...)
+	})
+	bubble(t, "several waiters", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, w *world) { w.mover.bytesA = time.Millisecond })
+		w.start()
+		all := w.fillSpace(gpu0, 70, kib)
+		var outs []<-chan outcomeOf
+		var rs []*reservation.Reservation
+		for range 5 {
+			outs = append(outs, w.reserve(t.Context(), gpu0, 10*kib))
+		}
+		for _, out := range outs {
+			o := <-out
+			if o.err != nil {
+				t.Fatal(o.err)
+			}
+			rs = append(rs, o.r)
+		}
+		// 50 KiB more make 120; at 100 the trigger is reached as well, and asks for 60.
+		settle(time.Minute)
+		if got, used := w.moved(), w.spaces[gpu0].Used(); got != 60*kib || used != 60*kib {
+			t.Errorf("%d bytes were moved, %d are used", got, used)
+		}
+		for _, r := range rs {
+			r.Release()
+		}
+		w.end(all...)
+	})
+	bubble(t, "a batch that becomes free helps at once", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, nil)
+		w.start()
+		b := w.put(gpu0, 70*kib, seq(1))
+		if err := b.TryCreateTask(); err != nil {
+			t.Fatal(err)
+		}
+		h, err := b.TryLock(gpu0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := w.reserve(t.Context(), gpu0, 50*kib)
+		settle(10*time.Second + 7*time.Millisecond)
+		begin := time.Now()
+		h.Close()
+		o := <-out
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		// A look no sooner than a 16th of a period after the last, and 70 µs for the move.
+		if d := time.Since(begin); d > DefaultPeriod/hintsPerPeriod+time.Millisecond {
+			t.Errorf("the waiter was served after %v", d)
+		}
+		o.r.Release()
+		w.end(b)
+	})
+	bubble(t, "room that others free in the tier below helps at once", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, nil)
+		w.start()
+		b := w.put(gpu0, 70*kib, seq(1))
+		r, err := w.res.TryReserve(specific(host0), 79*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := w.reserve(t.Context(), gpu0, 50*kib)
+		settle(10*time.Second + 7*time.Millisecond)
+		if len(out) > 0 {
+			t.Fatalf("the waiter is not waiting: %v", <-out)
+		}
+		begin := time.Now()
+		r.Release()
+		o := <-out
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		if d := time.Since(begin); d > DefaultPeriod/hintsPerPeriod+time.Millisecond {
+			t.Errorf("the waiter was served after %v", d)
+		}
+		o.r.Release()
+		w.end(b)
+	})
+}
+
+// fullWorld is a world in which nothing can go anywhere.
+func fullWorld(t *testing.T, change func(*Config, *world)) (*world, []*batch.Batch) {
+	w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, change)
+	var all []*batch.Batch
+	for _, id := range []tier.ID{disk0, host0, gpu0} {
+		all = append(all, w.fillSpace(id, 16, 4*kib)...)
+	}
+	w.start()
+	return w, all
+}
+
+func TestRefuse(t *testing.T) {
+	bubble(t, "everything is full", func(t *testing.T) {
+		w, all := fullWorld(t, nil)
+		for id := range w.spaces {
+			begin := time.Now()
+			o := <-w.reserve(t.Context(), id, 8*kib)
+			var full *tier.NoSpaceError
+			if !errors.As(o.err, &full) || full.Space != id || full.Requested != 8*kib || full.Hint != refuseHint {
+				t.Errorf("%s: the outcome is %v", id, o.err)
+			}
+			if d := time.Since(begin); d < DefaultPeriod || d > 3*DefaultPeriod {
+				t.Errorf("%s: refused after %v", id, d)
+			}
+		}
+		_, err := w.res.Reserve(t.Context(), reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk), kib)
+		if !errors.Is(err, tier.ErrNoSpace) {
+			t.Errorf("all tiers: the outcome is %v", err)
+		}
+		synctest.Wait()
+		if n := w.moved(); n != 0 {
+			t.Errorf("%d bytes moved", n)
+		}
+		if len(w.gone) != 4 || w.mon.Stats().Refused != 4 {
+			t.Errorf("refusals: %+v", w.gone)
+		}
+		w.end(all...)
+	})
+	bubble(t, "no tier below", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib}, nil)
+		w.start()
+		all := w.fillSpace(gpu0, 16, 4*kib)
+		if o := <-w.reserve(t.Context(), gpu0, kib); !errors.Is(o.err, tier.ErrNoSpace) {
+			t.Errorf("the outcome is %v", o.err)
+		}
+		w.end(all...)
+	})
+	// Somebody could still release something; the wait goes on until that has
+	// happened, and ends well or with a refusal.
+	for _, tt := range []struct {
+		name string
+		hold func(t *testing.T, w *world, all []*batch.Batch) (release func())
+		good bool // the wait ends well
+	}{
+		{"a handle here", func(t *testing.T, w *world, all []*batch.Batch) func() { return lockOne(t, all[len(all)-1]) }, false},
+		{"a handle in host", func(t *testing.T, w *world, all []*batch.Batch) func() { return lockOne(t, all[16]) }, false},
+		{"a handle on disk", func(t *testing.T, w *world, all []*batch.Batch) func() { return lockOne(t, all[0]) }, false},
+		{"a transit", func(t *testing.T, w *world, all []*batch.Batch) func() {
+			tr, err := all[0].TryTransit()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() { tr.Abort() }
+		}, false},
+		{"a reservation", func(t *testing.T, w *world, all []*batch.Batch) func() {
+			if err := all[0].Drop(); err != nil {
+				t.Fatal(err)
+			}
+			r, err := w.res.TryReserve(specific(disk0), 4*kib)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() { all[0] = w.fill(r, seq(0)) }
+		}, false},
+		{"memory that the device has not given back", func(t *testing.T, w *world, all []*batch.Batch) func() {
+			w.pools[disk0].lag = time.Minute
+			if err := all[0].Drop(); err != nil {
+				t.Fatal(err)
+			}
+			w.pools[disk0].lag = 0
+			return func() {
+				settle(time.Minute)
+				all[0] = w.put(disk0, 0, seq(0)) // in its place, for the end of the test
+			}
+		}, true},
+	} {
+		bubble(t, tt.name, func(t *testing.T) {
+			w, all := fullWorld(t, nil)
+			release := tt.hold(t, w, all)
+			out := w.reserve(t.Context(), gpu0, 4*kib)
+			settle(10 * time.Second)
+			if len(out) > 0 {
+				t.Fatalf("the wait has ended: %v", (<-out).err)
+			}
+			release()
+			o := <-out
+			switch {
+			case tt.good && o.err == nil:
+				o.r.Release()
+			case tt.good || !errors.Is(o.err, tier.ErrNoSpace):
+				t.Errorf("the outcome is %v", o.err)
+			}
+			w.end(all...)
+		})
+	}
+	bubble(t, "a handle, and the batch is then dropped", func(t *testing.T) {
+		w, all := fullWorld(t, nil)
+		release := lockOne(t, all[0])
+		out := w.reserve(t.Context(), gpu0, 4*kib)
+		settle(10 * time.Second)
+		release()
+		if err := all[0].Drop(); err != nil {
+			t.Fatal(err)
+		}
+		o := <-out
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		synctest.Wait()
+		if n := w.moved(); n != 8*kib {
+			t.Errorf("%d bytes moved, want one batch to host and one from there to disk", n)
+		}
+		o.r.Release()
+		w.end(all[1:]...)
+	})
+	bubble(t, "the engine's own bytes do not count", func(t *testing.T) {
+		w := newWorld(t, sizes{host0: 64 * kib}, func(c *Config, _ *world) {
+			c.Base = func(tier.ID) int64 { return 16 * kib }
+		})
+		w.start()
+		r, err := w.res.TryReserve(specific(host0), 16*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := w.fillSpace(host0, 12, 4*kib)
+		if o := <-w.reserve(t.Context(), host0, kib); !errors.Is(o.err, tier.ErrNoSpace) {
+			t.Errorf("the outcome is %v", o.err)
+		}
+		r.Release()
+		w.end(all...)
+	})
+}
+
+func lockOne(t *testing.T, b *batch.Batch) (release func()) {
+	t.Helper()
+	if err := b.TryCreateTask(); err != nil {
+		t.Fatal(err)
+	}
+	h, err := b.TryLock(b.Info().Space)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() { h.Close() }
+}
+
+func TestFailures(t *testing.T) {
+	broken := errors.New("the disk is broken")
+	bubble(t, "one bad batch does not stop the others", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, nil)
+		var bad batch.ID
+		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
+			if b.ID() == bad {
+				return broken
+			}
+			return nil
+		}
+		w.start()
+		bad = 80 // the newest, which goes first
+		all := w.fillSpace(gpu0, 80, kib)
+		settle(10 * time.Second)
+		if used := w.spaces[gpu0].Used(); used != 60*kib {
+			t.Errorf("%d bytes are left", used)
+		}
+		if n := len(w.failed); n != 1 {
+			t.Errorf("%d failures, want one: the others made enough room", n)
+		}
+		w.end(all...)
+	})
+	bubble(t, "a broken disk is tried less and less often, and again", func(t *testing.T) {
+		log := new(bytes.Buffer)
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+			c.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		})
+		down := true
+		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error {
+			if down {
+				return broken
+			}
+			return nil
+		}
+		all := w.fillSpace(gpu0, 79, kib)
+		w.start()
+		last := w.put(gpu0, kib, seq(100))
+		settle(time.Minute)
+		// Backing off doubles up to 64 periods of 50 ms, which is 3.2 s.
+		if n := len(w.failed); n < 10 || n > 30 {
+			t.Errorf("%d failures in a minute", n)
+		}
+		if n := strings.Count(log.String(), "a move failed"); n != len(w.failed) {
+			t.Errorf("%d warnings for %d failures:\n%s", n, len(w.failed), log)
+		}
+		if n := strings.Count(log.String(), "no batch can be moved"); n > len(w.failed) {
+			t.Errorf("%d warnings that it is stuck:\n%s", n, log)
+		}
+		down = false
+		settle(time.Minute)
+		if used := w.spaces[gpu0].Used(); used != 60*kib {
+			t.Errorf("%d bytes are left", used)
+		}
+		w.end(append(all, last)...)
+	})
+	bubble(t, "who waits for a broken disk is told", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, nil)
+		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error { return broken }
+		w.start()
+		all := w.fillSpace(gpu0, 10, 7*kib)
+		o := <-w.reserve(t.Context(), gpu0, 50*kib)
+		if !errors.Is(o.err, tier.ErrNoSpace) {
+			t.Errorf("the outcome is %v", o.err)
+		}
+		w.end(all...)
+	})
+	bubble(t, "a file system that is fuller than the books say", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, nil)
+		w.pools[disk0].refuse.Store(1)
+		w.start()
+		all := w.fillSpace(gpu0, 10, 7*kib)
+		o := <-w.reserve(t.Context(), gpu0, 50*kib)
+		if !errors.Is(o.err, tier.ErrNoSpace) {
+			t.Errorf("the outcome is %v", o.err)
+		}
+		settle(time.Minute)
+		out := w.reserve(t.Context(), gpu0, 50*kib)
+		w.pools[disk0].refuse.Store(0)
+		settle(time.Minute)
+		if o := <-out; o.err == nil {
+			o.r.Release()
+		} else if !errors.Is(o.err, tier.ErrNoSpace) {
+			t.Errorf("the outcome is %v", o.err)
+		}
+		if n := w.mon.Stats().NoRoom; n > 10 {
+			t.Errorf("%d moves found no room", n)
+		}
+		w.end(all...)
+	})
+	bubble(t, "room in pieces: the tier below takes it", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib, disk0: 1000 * kib}, nil)
+		w.pools[host0].refuse.Store(4 * kib)
+		w.start()
+		all := w.fillSpace(gpu0, 10, 7*kib)
+		o := <-w.reserve(t.Context(), gpu0, 80*kib)
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		if w.spaces[disk0].Used() == 0 {
+			t.Error("nothing is on the disk")
+		}
+		o.r.Release()
+		w.end(all...)
+	})
+	bubble(t, "a batch that is always busy", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, nil)
+		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
+			return &batch.StateError{Batch: b.ID(), Op: "transit", Status: batch.InvalidState}
+		}
+		w.start()
+		all := w.fillSpace(gpu0, 1, 85*kib)
+		settle(time.Second)
+		if n := w.mon.Stats().Busy; n < 5 || n > 21 {
+			t.Errorf("tried %d times in 20 periods", n)
+		}
+		w.end(all...)
+	})
+}
+
+func TestStuckIsToldOnce(t *testing.T) {
+	bubble(t, "demand", func(t *testing.T) {
+		log := new(bytes.Buffer)
+		w, all := fullWorld(t, func(c *Config, _ *world) {
+			c.Logger = slog.New(slog.NewTextHandler(log, nil))
+		})
+		release := lockOne(t, all[0])
+		ctx, cancel := context.WithCancel(t.Context())
+		out := w.reserve(ctx, gpu0, 8*kib)
+		settle(time.Minute)
+		var mine []Stuck
+		for _, s := range w.stuck {
+			if s.Space == gpu0 && s.Reason == ReasonDemand {
+				mine = append(mine, s)
+			}
+		}
+		if len(mine) != 1 {
+			t.Fatalf("stuck: %+v", w.stuck)
+		}
+		s := mine[0]
+		if s.Need != 8*kib || s.Used != 64*kib || s.Limit != 64*kib || s.Capacity != 64*kib || s.Waiters != 1 || s.Resting != 64*kib || len(s.Below) != 2 {
+			t.Errorf("stuck: %+v", s)
+		}
+		if n := strings.Count(log.String(), "need=8192"); n != 1 {
+			t.Errorf("%d warnings:\n%s", n, log)
+		}
+		if n := w.mon.Stats().Steps; n > 61*20+100 {
+			t.Errorf("%d steps in a minute", n)
+		}
+		cancel()
+		if o := <-out; !errors.Is(o.err, context.Canceled) {
+			t.Errorf("the outcome is %v", o.err)
+		}
+		release()
+		w.end(all...)
+	})
+	bubble(t, "a change is not news if it does not help", func(t *testing.T) {
+		w, all := fullWorld(t, nil)
+		release := lockOne(t, all[0])
+		settle(time.Second)
+		for range 100 {
+			all[20].SetPlace(seq(int(time.Now().UnixNano())))
+			settle(time.Millisecond)
+		}
+		count := make(map[tier.ID]int)
+		for _, s := range w.stuck {
+			count[s.Space]++
+		}
+		if count[gpu0] != 1 || count[host0] != 1 || count[disk0] != 0 {
+			t.Errorf("stuck: %+v", w.stuck)
+		}
+		release()
+		w.end(all...)
+	})
+}
+
+func TestRunEnds(t *testing.T) {
+	bubble(t, "moves under way are cancelled", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(_ *Config, w *world) { w.mover.bytesA = time.Hour })
+		w.start()
+		all := w.fillSpace(gpu0, 85, kib)
+		synctest.Wait()
+		if len(w.begun) != 2 {
+			t.Errorf("%d moves are under way", len(w.begun))
+		}
+		w.stop()
+		if n := len(w.begun) - len(w.failed); n != 0 {
+			t.Errorf("%d moves outlived Run", n)
+		}
+		for _, b := range all {
+			if i := b.Info(); i.State != batch.Idle || i.Space != gpu0 {
+				t.Errorf("batch %d is %+v", b.ID(), i)
+			}
+		}
+		// It may run again, and finds its victims.
+		w.mover.bytesA = time.Microsecond
+		w.start()
+		settle(time.Second)
+		if used := w.spaces[gpu0].Used(); used != 60*kib {
+			t.Errorf("%d bytes are left", used)
+		}
+		w.end(all...)
+	})
+	bubble(t, "only one at a time", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib}, nil)
+		w.start()
+		synctest.Wait()
+		if err := w.mon.Run(t.Context()); err == nil {
+			t.Error("two run at once")
+		}
+		w.end()
+	})
+}
+
+func TestPlanOrderOfMoves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, _ *world) { c.MovesPerEdge = 1 })
+		place := func(rank int, last bool, seq uint64) batch.Place {
+			return batch.Place{Plan: 1, Rank: rank, Last: last, Seq: seq}
+		}
+		all := []*batch.Batch{
+			w.put(gpu0, 10*kib, place(0, false, 1)), // 6th
+			w.put(gpu0, 10*kib, place(0, false, 2)), // 5th
+			w.put(gpu0, 10*kib, place(1, false, 3)), // 4th
+			w.put(gpu0, 10*kib, place(2, true, 4)),  // 7th
+			w.put(gpu0, 10*kib, place(1, false, 5)), // 3rd
+			w.put(gpu0, 10*kib, place(1, false, 6)), // queued: 8th
+			w.put(gpu0, 10*kib, place(1, false, 7)), // 2nd
+		}
+		if err := all[5].TryCreateTask(); err != nil {
+			t.Fatal(err)
+		}
+		w.start()
+		o := <-w.reserve(t.Context(), gpu0, 100*kib)
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		synctest.Wait() // until the last move is told
+		var got []batch.ID
+		for _, m := range w.ended {
+			got = append(got, m.Batch)
+		}
+		want := []batch.ID{7, 5, 3, 2, 1, 4, 6}
+		for i := range want {
+			if i >= len(got) || got[i] != want[i] {
+				t.Fatalf("the order is %v, want %v", got, want)
+			}
+		}
+		o.r.Release()
+		if err := all[5].CancelTask(); err != nil {
+			t.Error(err)
+		}
+		w.end(all...)
+	})
+}
+
+func TestConfig(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: kib}, nil)
+	for _, c := range []Config{
+		{}, {Reservations: w.res}, {Mover: w.mover},
+		{Reservations: w.res, Mover: w.mover, Period: -1}, {Reservations: w.res, Mover: w.mover, MovesPerEdge: -1},
+	} {
+		if _, err := New(c); err == nil {
+			t.Errorf("%+v is taken", c)
+		}
+	}
+	m, err := New(Config{Reservations: w.res, Mover: w.mover})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.cfg.Period != DefaultPeriod || m.cfg.MovesPerEdge != DefaultMovesPerEdge || m.cfg.Policy.Name() != "plan-order" {
+		t.Errorf("the defaults are %+v", m.cfg)
+	}
+	w.end()
+}

@@ -1,0 +1,150 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spillway-db/spillway/batch"
+)
+
+// CloseInput says that nothing more will be put: a take from an empty partition
+// is then io.EOF instead of a wait, and a Put an error. Closing twice does nothing.
+func (r *Repository) CloseInput() {
+	var s signals
+	r.mu.Lock()
+	defer r.unlock(&s)
+	if r.mu.inputClosed {
+		return
+	}
+	r.mu.inputClosed = true
+	if r.mu.schema == nil {
+		s.add(r.mu.learned) // it never will be
+	}
+	for _, p := range r.mu.parts {
+		p.matchLocked(true, &s)
+	}
+}
+
+// Close wakes all who wait with tier.ErrClosed and drops what is left. It waits,
+// until ctx ends, for batches that are in transit or that somebody is just taking;
+// if that fails it may be called again. A second Close after one that succeeded returns
+// tier.ErrClosed.
+func (r *Repository) Close(ctx context.Context) error {
+	if !r.shut() {
+		return r.closedError()
+	}
+	_, err := r.clear(ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.emptied = len(r.mu.entries) == 0
+	return err
+}
+
+// shut wakes all who wait and refuses everything from now on; false if nothing
+// is left to be done.
+func (r *Repository) shut() bool {
+	var s signals
+	r.mu.Lock()
+	if r.mu.emptied {
+		r.mu.Unlock()
+		return false
+	}
+	if !r.mu.closed {
+		r.mu.closed = true
+		if r.mu.schema == nil && !r.mu.inputClosed {
+			s.add(r.mu.learned)
+		}
+		r.mu.inputClosed = true
+		for _, p := range r.mu.parts {
+			for w := range wants {
+				p.endWaitsLocked(w, r.closedError(), &s)
+			}
+		}
+	}
+	r.unlock(&s)
+	r.end(r.closedError())
+	return true
+}
+
+// clear drops all that the repository holds now, and tells how much that was.
+func (r *Repository) clear(ctx context.Context) (left Leftover, err error) {
+	left.Key = r.key
+	var failed []error
+	for _, b := range r.all() {
+		dropped, bytes, err := r.drop(ctx, b, awaitClaimed)
+		if dropped {
+			left.Batches++
+			left.Bytes += bytes
+		}
+		if err != nil {
+			failed = append(failed, err)
+		}
+		if ctx.Err() != nil && !dropped {
+			break
+		}
+	}
+	return left, errors.Join(failed...)
+}
+
+// What drop does about a batch that somebody is about to take.
+const (
+	awaitClaimed = false // see whether that succeeds
+	leaveClaimed = true  // count it as taken
+)
+
+// drop drops one batch, if the repository holds it still, as soon as nobody
+// moves it.
+func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (dropped bool, bytes int64, _ error) {
+	for {
+		e, changed := r.claimToDrop(b, leave)
+		switch {
+		case e != nil:
+		case changed == nil:
+			return false, 0, nil // gone
+		default:
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return false, 0, fmt.Errorf("repository %s, batch %d is %s: %w", r.key, b.ID(), b.State(), context.Cause(ctx))
+			}
+			continue
+		}
+		bytes = b.Info().Bytes
+		err := b.Drop()
+		var se *batch.StateError
+		switch {
+		case !errors.As(err, &se):
+			r.remove(e)
+			return true, bytes, err
+		case se.State == batch.Released:
+			r.remove(e)
+			return false, 0, nil
+		}
+		r.putBack(e) // in transit since
+	}
+}
+
+// claimToDrop claims b for its end, or returns what to wait for; neither if it is
+// gone.
+func (r *Repository) claimToDrop(b *batch.Batch, leave bool) (*entry, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.mu.entries[b.ID()]
+	switch {
+	case e == nil || e.b != b || leave && e.class == claimed:
+		return nil, nil
+	case e.class == claimed || e.class == inTransit:
+		return nil, e.waitLocked()
+	}
+	e.part.moveLocked(e, claimed)
+	return e, nil
+}
+
+// waitLocked returns what is closed when the entry changes.
+func (e *entry) waitLocked() <-chan struct{} {
+	if e.changed == nil {
+		e.changed = make(chan struct{})
+	}
+	return e.changed
+}

@@ -1,0 +1,219 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"sync/atomic"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// DrainOption changes how Drain goes on.
+type DrainOption func(*drainOptions)
+
+type drainOptions struct{ want want }
+
+// WaitInput makes Drain wait for more until the input is closed.
+func WaitInput() DrainOption { return func(o *drainOptions) { o.want = wantTask } }
+
+// Drain takes one batch of the partition after the other, brings it to a tier,
+// and yields a handle on it. It ends when the partition is empty; with WaitInput
+// when moreover the input is closed.
+//
+// The handle is the caller's, who must close it; it may be kept beyond the loop.
+// The batch has left the repository and counts as dropped: its data goes with
+// the last handle. To keep a batch, Take it.
+//
+// Room in the tier, and batches that are in use elsewhere, are waited for. If that
+// fails the batch is whole in the repository, where it was; the error is yielded
+// with a nil handle, and the iteration ends. It may be begun again. Breaking off
+// leaves the rest in the repository. Several goroutines may drain one partition;
+// each gets other batches.
+func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opts ...DrainOption) iter.Seq2[*batch.Handle, error] {
+	o := drainOptions{want: wantRest}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	return func(yield func(*batch.Handle, error) bool) {
+		if !to.Valid() {
+			yield(nil, fmt.Errorf("repository %s: draining to an invalid tier", r.key))
+			return
+		}
+		for {
+			e, h, err := r.acquire(ctx, partition, o.want, reservation.AnyInTier(to))
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			r.consume(e)
+			if !yield(h, nil) {
+				return
+			}
+		}
+	}
+}
+
+// acquire claims the oldest batch and opens a handle on it in a space of the
+// strategy. io.EOF is the end; on any error nothing is claimed.
+func (r *Repository) acquire(ctx context.Context, partition int, w want, to reservation.Strategy) (*entry, *batch.Handle, error) {
+	mover := r.m.cfg.Mover
+	if mover == nil {
+		return nil, nil, fmt.Errorf("repository %s: bringing batches to a tier needs a mover: %w", r.key, tier.ErrNotSupported)
+	}
+	for {
+		e, err := r.claim(ctx, partition, w, true)
+		if err != nil {
+			return nil, nil, err
+		}
+		h, err := r.bring(ctx, mover, e, to)
+		if err == nil {
+			return e, h, nil
+		}
+		if e.b.State() != batch.Released { // else somebody dropped it in place
+			return nil, nil, fmt.Errorf("repository %s, partition %d: %w", r.key, partition, err)
+		}
+	}
+}
+
+// bring opens a handle on what was claimed, or ends the claim.
+func (r *Repository) bring(ctx context.Context, mover Mover, e *entry, to reservation.Strategy) (h *batch.Handle, err error) {
+	ctx, done := r.within(ctx)
+	defer done()
+	defer func() { // also when a converter panics
+		if h == nil {
+			r.putBack(e)
+		}
+	}()
+	return mover.Acquire(ctx, e.b, to)
+}
+
+// consume takes a batch out for good on which the caller has a handle: its data
+// goes with that. With a handle open only one error is possible, that somebody
+// else has dropped the batch in place, and that makes no difference.
+func (r *Repository) consume(e *entry) {
+	_ = e.b.Drop()
+	r.remove(e)
+}
+
+// Reader returns the partition as a stream of Arrow records, which consumes it:
+// each record's batch leaves the repository when the record is returned. The
+// stream waits for more until the input is closed; it ends early, with the reason
+// in Err, when ctx ends, the repository is closed, or a batch cannot be opened,
+// which is then still in the repository. Records may lie in pinned host memory, which is
+// theirs until they are released.
+//
+// Reader waits for the schema, if that is unknown, until something is put; if the
+// input is closed before, it returns ErrNoSchema. The reader must be released; it
+// is not safe for concurrent use.
+func (r *Repository) Reader(ctx context.Context, partition int) (array.RecordReader, error) {
+	r.mu.Lock()
+	_, err := r.partitionLocked(partition)
+	learned := r.mu.learned
+	r.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-learned:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if r.life.Err() != nil {
+		return nil, context.Cause(r.life)
+	}
+	schema := r.Schema()
+	if schema == nil {
+		return nil, fmt.Errorf("repository %s: %w", r.key, ErrNoSchema)
+	}
+	rd := &reader{r: r, ctx: ctx, partition: partition, schema: schema}
+	rd.refs.Store(1)
+	return rd, nil
+}
+
+type reader struct {
+	r         *Repository
+	ctx       context.Context // of Reader's caller: array.RecordReader has none in Next
+	partition int
+	schema    *arrow.Schema
+	refs      atomic.Int64
+
+	current arrow.RecordBatch
+	err     error
+	ended   bool
+}
+
+func (rd *reader) Retain() { rd.refs.Add(1) }
+
+func (rd *reader) Release() {
+	if rd.refs.Add(-1) == 0 {
+		rd.ended = true
+		rd.drop()
+	}
+}
+
+func (rd *reader) drop() {
+	if rd.current != nil {
+		rd.current.Release()
+		rd.current = nil
+	}
+}
+
+func (rd *reader) Schema() *arrow.Schema          { return rd.schema }
+func (rd *reader) RecordBatch() arrow.RecordBatch { return rd.current }
+func (rd *reader) Record() arrow.RecordBatch      { return rd.current }
+func (rd *reader) Err() error                     { return rd.err }
+
+func (rd *reader) Next() bool {
+	rd.drop()
+	if rd.ended {
+		return false
+	}
+	rec, err := rd.read()
+	if err != nil {
+		rd.ended = true
+		if !errors.Is(err, io.EOF) {
+			rd.err = err
+		}
+		return false
+	}
+	rd.current = rec
+	return true
+}
+
+// read opens the next batch wherever it is.
+func (rd *reader) read() (arrow.RecordBatch, error) {
+	r := rd.r
+	e, h, err := r.acquire(rd.ctx, rd.partition, wantTask, reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk))
+	if err != nil {
+		return nil, err
+	}
+	rec, err := rd.open(h)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("repository %s, batch %d: %w", r.key, e.b.ID(), err), h.Close())
+		r.putBack(e)
+		return nil, err
+	}
+	r.consume(e)
+	if err := h.Close(); err != nil {
+		rec.Release()
+		return nil, err
+	}
+	return rec, nil
+}
+
+func (rd *reader) open(h *batch.Handle) (arrow.RecordBatch, error) {
+	ctx, done := rd.r.within(rd.ctx)
+	defer done()
+	return rd.r.m.cfg.Mover.Record(ctx, h)
+}

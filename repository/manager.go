@@ -1,0 +1,304 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Key names a repository within a plan: the operator that takes from it, and at
+// which of its ports.
+type Key struct {
+	Operator string
+	Port     int
+}
+
+// String returns the key as "hash-join:0".
+func (k Key) String() string { return k.Operator + ":" + strconv.Itoa(k.Port) }
+
+// Validate checks that the key has an operator and a port that is not negative.
+func (k Key) Validate() error {
+	if k.Operator == "" || k.Port < 0 {
+		return fmt.Errorf("repository: the key %q needs an operator and a port from 0", k)
+	}
+	return nil
+}
+
+// Mover is what repositories need of what moves batches.
+type Mover interface {
+	// Ingest lays rec out in a space of the strategy, for which it waits. The
+	// payload is the caller's; the record is only read.
+	Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error)
+	// Acquire brings b to a space of the strategy and locks it there, for a task
+	// of its own or one that is pending. The caller must close the handle. On an
+	// error b is whole where it was, and no task of Acquire's is left on it.
+	Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error)
+	// Record opens what h holds as a record, which may be used beyond h.
+	Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error)
+}
+
+// Config is what the repositories of a plan work with.
+type Config struct {
+	// Mover is needed to put records, to drain and to read; without one, batches
+	// can only be handed over and taken.
+	Mover Mover
+	// IDs numbers the batches; nil: the manager has numbers of its own.
+	IDs *batch.IDs
+	// Observer is told of every change of the batches that Put makes; may be nil.
+	Observer batch.Observer
+	// Clock is what the batches read their last use from; nil for unix
+	// nanoseconds.
+	Clock func() int64
+}
+
+// Manager owns the repositories of one plan, and knows their order. It is safe
+// for concurrent use.
+type Manager struct {
+	name string
+	plan uint64
+	cfg  Config
+	ids  *batch.IDs
+	seq  atomic.Uint64 // of the last batch that arrived
+
+	mu struct {
+		lockrank.Mutex[lockrank.Manager]
+		table   map[Key]*Repository
+		order   []*Repository // from the scans to the output
+		closed  bool
+		emptied bool // closed, and nothing is left
+	}
+}
+
+// NewManager returns a manager without repositories. The name is for error
+// messages; plan is the number by which the batches' places tell plans apart.
+func NewManager(name string, plan uint64, cfg Config) *Manager {
+	m := &Manager{name: name, plan: plan, cfg: cfg, ids: cfg.IDs}
+	if m.ids == nil {
+		m.ids = new(batch.IDs)
+	}
+	m.mu.table = make(map[Key]*Repository)
+	return m
+}
+
+// Name returns the plan's name.
+func (m *Manager) Name() string { return m.name }
+
+// Plan returns the plan's number.
+func (m *Manager) Plan() uint64 { return m.plan }
+
+func (m *Manager) closedError() error { return fmt.Errorf("plan %q: %w", m.name, tier.ErrClosed) }
+
+// Create makes a repository, which stands last in the plan until Order says
+// otherwise. A key that there is already matches ErrDuplicateKey.
+func (m *Manager) Create(key Key, o Options) (*Repository, error) {
+	return m.create(key, o, false)
+}
+
+// Ensure returns the repository of a key, and makes it, with the default options,
+// if there is none.
+func (m *Manager) Ensure(key Key) (*Repository, error) {
+	return m.create(key, Options{}, true)
+}
+
+func (m *Manager) create(key Key, o Options, orFind bool) (*Repository, error) {
+	if err := errors.Join(key.Validate(), o.Validate()); err != nil {
+		return nil, err
+	}
+	r, changed, err := func() (*Repository, []*Repository, error) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		r := m.mu.table[key]
+		switch {
+		case m.mu.closed:
+			return nil, nil, m.closedError()
+		case r != nil && orFind:
+			return r, nil, nil
+		case r != nil:
+			return nil, nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrDuplicateKey)
+		}
+		r = newRepository(m, key, o)
+		m.mu.table[key] = r
+		m.mu.order = append(m.mu.order, r)
+		return r, m.rankLocked(), nil
+	}()
+	settle(changed)
+	return r, err
+}
+
+// Lookup returns the repository of a key, or an error that matches ErrUnknownKey.
+func (m *Manager) Lookup(key Key) (*Repository, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.lookupLocked(key)
+}
+
+func (m *Manager) lookupLocked(key Key) (*Repository, error) {
+	if r := m.mu.table[key]; r != nil {
+		return r, nil
+	}
+	return nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrUnknownKey)
+}
+
+// Repositories returns the plan's repositories, from the scans to the output.
+func (m *Manager) Repositories() []*Repository {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.mu.order)
+}
+
+// Order says in which order data flows through the repositories, from the scans
+// to the output, whose own is the last. The monitor moves batches by it. Those that
+// are not named stay before those that are, in the order they had. An unknown key,
+// or one twice, is an error, which changes nothing.
+func (m *Manager) Order(keys ...Key) error {
+	changed, err := func() ([]*Repository, error) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		var named []*Repository
+		for _, key := range keys {
+			r, err := m.lookupLocked(key)
+			if err != nil {
+				return nil, err
+			}
+			if slices.Contains(named, r) {
+				return nil, fmt.Errorf("plan %q: repository %s is twice in the order", m.name, key)
+			}
+			named = append(named, r)
+		}
+		order := slices.DeleteFunc(slices.Clone(m.mu.order), func(r *Repository) bool { return slices.Contains(named, r) })
+		m.mu.order = append(order, named...)
+		return m.rankLocked(), nil
+	}()
+	settle(changed)
+	return err
+}
+
+// rankLocked tells the repositories where they stand, and returns those for
+// which that is new; the caller settles them once the lock is free.
+func (m *Manager) rankLocked() (changed []*Repository) {
+	for i, r := range m.mu.order {
+		if r.setRank(i, i == len(m.mu.order)-1) {
+			changed = append(changed, r)
+		}
+	}
+	return changed
+}
+
+// settle tells the batches where they stand.
+func settle(repositories []*Repository) {
+	for _, r := range repositories {
+		r.settleAll()
+	}
+}
+
+// FanOut puts one record into the same partition of several repositories. Each
+// gets a batch of its own, with its own memory, for their consumers go their own
+// ways. If one cannot be put, the others are taken back, but for those that a
+// consumer has already.
+func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition int, keys ...Key) error {
+	var ports []*Repository
+	for _, key := range keys {
+		r, err := m.Lookup(key)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(ports, r) {
+			return fmt.Errorf("plan %q: repository %s is twice in a fan-out", m.name, key)
+		}
+		ports = append(ports, r)
+	}
+	type copied struct {
+		b     *batch.Batch
+		place batch.Place
+	}
+	var copies []copied
+	fail := func(inserted int, err error) error {
+		for i, c := range copies {
+			if i < inserted {
+				_, _, e := ports[i].drop(context.WithoutCancel(ctx), c.b, leaveClaimed)
+				err = errors.Join(err, e)
+			} else {
+				err = errors.Join(err, discard(c.b))
+			}
+		}
+		return err
+	}
+	for _, r := range ports { // all the copies first: most that can fail fails here
+		b, place, err := r.ingest(ctx, partition, rec)
+		if err != nil {
+			return fail(0, err)
+		}
+		copies = append(copies, copied{b, place})
+	}
+	for i, r := range ports {
+		if err := r.insert(partition, copies[i].b, copies[i].place); err != nil {
+			return fail(i, err)
+		}
+	}
+	return nil
+}
+
+// Leftover is what a repository still held when it was cleared.
+type Leftover struct {
+	Key     Key
+	Batches int
+	Bytes   int64 // charged, in all tiers
+}
+
+// Clear drops what the repositories hold, and reports, in the plan's order, those
+// that held something: a plan whose work is complete has consumed everything. It
+// waits, until ctx ends, for batches that are in transit or that somebody is just
+// taking. The repositories stay open.
+func (m *Manager) Clear(ctx context.Context) ([]Leftover, error) {
+	var (
+		report []Leftover
+		failed []error
+	)
+	for _, r := range m.Repositories() {
+		left, err := r.clear(ctx)
+		if left.Batches > 0 {
+			report = append(report, left)
+		}
+		failed = append(failed, err)
+	}
+	return report, errors.Join(failed...)
+}
+
+// Close closes all repositories, and so wakes all who wait and drops what is
+// left. It waits, until ctx ends, for batches that are in transit or that somebody
+// is just taking; if that fails it may be called again. A second Close after one that
+// succeeded returns tier.ErrClosed.
+func (m *Manager) Close(ctx context.Context) error {
+	m.mu.Lock()
+	if m.mu.emptied {
+		m.mu.Unlock()
+		return m.closedError()
+	}
+	m.mu.closed = true
+	m.mu.Unlock()
+	all := m.Repositories()
+	for _, r := range all { // wake everybody first: one may wait for what another holds
+		r.shut()
+	}
+	var failed []error
+	for _, r := range all {
+		if err := r.Close(ctx); err != nil && !errors.Is(err, tier.ErrClosed) {
+			failed = append(failed, err)
+		}
+	}
+	err := errors.Join(failed...)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.emptied = err == nil
+	return err
+}

@@ -1,0 +1,381 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+func TestKeys(t *testing.T) {
+	plan := newPlan(t, nil)
+	r, err := plan.Create(Key{"join", 1}, Options{})
+	check(t, err)
+	if r.Key() != (Key{"join", 1}) || r.Key().String() != "join:1" {
+		t.Errorf("the key is %s", r.Key())
+	}
+	_, err = plan.Create(Key{"join", 1}, Options{})
+	wantError(t, err, ErrDuplicateKey)
+	_, err = plan.Lookup(Key{"join", 0})
+	wantError(t, err, ErrUnknownKey)
+	wantError(t, plan.Order(Key{"scan", 0}), ErrUnknownKey)
+	wantError(t, plan.FanOut(background, record(1), 0, Key{"scan", 0}), ErrUnknownKey)
+	for name, find := range map[string]func(Key) (*Repository, error){"lookup": plan.Lookup, "ensure": plan.Ensure} {
+		if got, err := find(Key{"join", 1}); got != r || err != nil {
+			t.Errorf("%s: %p, %v", name, got, err)
+		}
+	}
+	for _, key := range []Key{{"", 0}, {"join", -1}} {
+		if _, err := plan.Ensure(key); err == nil {
+			t.Errorf("the key %v is no error", key)
+		}
+	}
+	if plan.Name() != "test" || plan.Plan() != 7 {
+		t.Errorf("plan %d, %q", plan.Plan(), plan.Name())
+	}
+}
+
+// TestPlansDoNotCollide: two plans have the same keys, ids of one source, and
+// places of their own.
+func TestPlansDoNotCollide(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	var ids batch.IDs
+	seen := make(map[batch.ID]bool)
+	for plan := range uint64(2) {
+		p := NewManager("plan", plan+1, Config{Mover: m, IDs: &ids})
+		r := ensure(t, p, "join")
+		for n := range int64(3) {
+			check(t, r.Put(background, 0, record(n)))
+		}
+		seq := uint64(0)
+		for b := range r.Batches(0) {
+			place := b.Place()
+			if seen[b.ID()] || place.Plan != plan+1 || place.Seq <= seq {
+				t.Errorf("plan %d: batch %d at %+v", plan+1, b.ID(), place)
+			}
+			seen[b.ID()], seq = true, place.Seq
+		}
+		defer func() { check(t, p.Close(background)) }()
+	}
+	if len(seen) != 6 {
+		t.Errorf("%d batches", len(seen))
+	}
+}
+
+func places(r *Repository) (rank int, last bool, same bool) {
+	same = true
+	first := true
+	for b := range r.Batches(0) {
+		p := b.Place()
+		if !first {
+			same = same && p.Rank == rank && p.Last == last
+		}
+		rank, last, first = p.Rank, p.Last, false
+	}
+	return rank, last, same
+}
+
+// TestOrder: batches know where they stand, also when that changes.
+func TestOrder(t *testing.T) {
+	m := newMover(t, 100, 100, 100)
+	plan := newPlan(t, m)
+	named := make(map[string]*Repository)
+	add := func(name string) {
+		named[name] = ensure(t, plan, name)
+		for n := range int64(3) {
+			check(t, named[name].Put(background, 0, record(n)))
+		}
+	}
+	check := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, r := range plan.Repositories() {
+			got = append(got, r.Key().Operator)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("order %q, want %q", got, want)
+		}
+		for i, name := range want {
+			if rank, last, same := places(named[name]); rank != i || last != (i == len(want)-1) || !same {
+				t.Errorf("%s: rank %d, last %v, all the same %v; want rank %d of %d", name, rank, last, same, i, len(want))
+			}
+		}
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		add(name)
+	}
+	check("a", "b", "c") // as they were made
+	key := func(name string) Key { return Key{Operator: name} }
+	if err := plan.Order(key("c"), key("a"), key("b")); err != nil {
+		t.Fatal(err)
+	}
+	check("c", "a", "b")
+	if err := plan.Order(key("a"), key("c")); err != nil {
+		t.Fatal(err)
+	}
+	check("b", "a", "c") // b is not named
+	add("d")
+	check("b", "a", "c", "d")
+	if err := plan.Order(key("a"), key("a")); err == nil {
+		t.Error("a key twice is no error")
+	}
+	check("b", "a", "c", "d")
+}
+
+// TestOrderRacesPut: however puts, moves between repositories and new orders
+// interleave, in the end every batch knows where it stands.
+func TestOrderRacesPut(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	plan := newPlan(t, m)
+	keys := []Key{{"a", 0}, {"b", 0}, {"c", 0}}
+	var all []*Repository
+	for _, key := range keys {
+		r, err := plan.Ensure(key)
+		check(t, err)
+		all = append(all, r)
+	}
+	for id := range batch.ID(30) {
+		check(t, all[id%3].PutBatch(0, newBatch(t, id+1, m.space(tier.GPU))))
+	}
+	var group sync.WaitGroup
+	for i := range 2 {
+		group.Go(func() {
+			rnd := rand.New(rand.NewPCG(1, uint64(i)))
+			for range 300 {
+				order := slices.Clone(keys)
+				rnd.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+				if err := plan.Order(order...); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		group.Go(func() {
+			rnd := rand.New(rand.NewPCG(2, uint64(i)))
+			for range 1000 {
+				b, err := all[rnd.IntN(3)].TryTake(0, batch.Idle)
+				if err != nil {
+					t.Error(err)
+				}
+				if b == nil {
+					continue
+				}
+				if err := all[rnd.IntN(3)].PutBatch(0, b); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	total := 0
+	for i, r := range plan.Repositories() {
+		total += r.Total()
+		for b := range r.Batches(0) {
+			if p := b.Place(); p.Rank != i || p.Last != (i == 2) || p.Plan != 7 {
+				t.Errorf("%s: batch %d at %+v", r.Key(), b.ID(), p)
+			}
+		}
+	}
+	if total != 30 {
+		t.Errorf("%d batches, want 30", total)
+	}
+}
+
+// TestFanOut: each port has the record, in memory of its own.
+func TestFanOut(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	plan := newPlan(t, m)
+	keys := []Key{{"a", 0}, {"a", 1}, {"b", 0}}
+	for _, key := range keys {
+		_, err := plan.Ensure(key)
+		check(t, err)
+	}
+	check(t, plan.FanOut(background, record(3), 2, keys...))
+	ids := make(map[batch.ID]bool)
+	for _, key := range keys {
+		r, err := plan.Lookup(key)
+		check(t, err)
+		b, err := r.TryTake(2, batch.Idle)
+		check(t, err)
+		if b == nil || m.numberOf(b) != 3 {
+			t.Fatalf("%s: %v", key, b)
+		}
+		ids[b.ID()] = true
+		check(t, b.Drop())
+	}
+	if len(ids) != 3 {
+		t.Errorf("%d ids, want 3", len(ids))
+	}
+	if err := plan.FanOut(background, record(3), 2, keys[0], keys[0]); err == nil {
+		t.Error("a port twice is no error")
+	}
+}
+
+// TestFanOutIsAllOrNothing: whichever port fails, and however.
+func TestFanOutIsAllOrNothing(t *testing.T) {
+	broken := errors.New("broken")
+	for bad := range 3 {
+		for _, how := range []string{"ingest", "schema", "closed before", "closed meanwhile"} {
+			t.Run(fmt.Sprintf("%s, port %d", how, bad), func(t *testing.T) {
+				m := newMover(t, 10, 10, 10)
+				plan := newPlan(t, m)
+				var keys []Key
+				var all []*Repository
+				for i := range 3 {
+					keys = append(keys, Key{"join", i})
+					o := Options{}
+					if how == "schema" && i == bad {
+						o.Schema = schemaB
+					}
+					r, err := plan.Create(keys[i], o)
+					check(t, err)
+					all = append(all, r)
+				}
+				want := broken
+				calls := 0
+				switch how {
+				case "schema":
+					want = ErrSchema
+				case "closed before":
+					want = tier.ErrClosed
+					check(t, all[bad].Close(background))
+				case "closed meanwhile":
+					want = tier.ErrClosed
+				}
+				m.setFault(func(string) error {
+					calls++
+					switch {
+					case how == "ingest" && calls == bad+1:
+						return broken
+					case how == "closed meanwhile" && calls == 3:
+						all[bad].CloseInput()
+					}
+					return nil
+				})
+				wantError(t, plan.FanOut(background, record(1), 0, keys...), want)
+				for _, r := range all {
+					if r.Total() != 0 {
+						t.Errorf("%s has kept its batch", r.Key())
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestClearReportsLeftovers by key, in the plan's order, and leaves the
+// repositories open.
+func TestClearReportsLeftovers(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	plan := newPlan(t, m)
+	for i, name := range []string{"scan", "empty", "join"} {
+		r := ensure(t, plan, name)
+		for n := range int64(2 * i % 4) {
+			check(t, r.Put(background, int(n), record(n)))
+		}
+	}
+	scan := ensure(t, plan, "scan")
+	check(t, scan.Put(background, 0, record(1)))
+	check(t, plan.Order(Key{"empty", 0}, Key{"scan", 0}))
+	report, err := plan.Clear(background)
+	check(t, err)
+	want := []Leftover{{Key{"empty", 0}, 2, 2 * bodySize}, {Key{"scan", 0}, 1, bodySize}}
+	if !slices.Equal(report, want) {
+		t.Errorf("%+v, want %+v", report, want)
+	}
+	if report, err := plan.Clear(background); len(report) != 0 || err != nil {
+		t.Errorf("a second time: %+v, %v", report, err)
+	}
+	check(t, scan.Put(background, 0, record(1)))
+}
+
+// TestClearWaits for a transit, and not for handles.
+func TestClearWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMover(t, 10, 10, 10)
+		plan := newPlan(t, m)
+		r := ensure(t, plan, "join")
+		fill(t, r, 3)
+		all := slices.Collect(r.Batches(0))
+		transit, err := all[0].TryTransit()
+		check(t, err)
+		h, err := m.Acquire(background, all[1], reservation.AnyInTier(tier.Host))
+		check(t, err)
+
+		ctx, cancel := context.WithCancelCause(background)
+		cause := errors.New("no time")
+		cancel(cause)
+		report, err := plan.Clear(ctx)
+		wantError(t, err, cause)
+		if len(report) != 0 || r.Total() != 3 {
+			t.Errorf("%+v, %d left", report, r.Total())
+		}
+
+		var left []Leftover
+		done := make(chan error, 1)
+		go func() {
+			var err error
+			left, err = plan.Clear(background)
+			done <- err
+		}()
+		synctest.Wait()
+		if len(done) != 0 {
+			t.Fatal("it does not wait for the transit")
+		}
+		check(t, transit.Abort())
+		check(t, <-done)
+		if len(left) != 1 || left[0].Batches != 3 || r.Total() != 0 || m.space(tier.Host).Used() != bodySize {
+			t.Errorf("%+v, %d left, %d bytes", left, r.Total(), m.space(tier.Host).Used())
+		}
+		check(t, h.Close())
+	})
+}
+
+// TestCloseWakesAllRepositories: nobody waits for another's end.
+func TestCloseWakesAllRepositories(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMover(t, 10, 10, 10)
+		plan := newPlan(t, m)
+		a, b := ensure(t, plan, "a"), ensure(t, plan, "b")
+		fill(t, a, 1)
+		held, _ := a.Peek(0)
+		transit, err := held.TryTransit()
+		check(t, err)
+		taking := taken(func() (*batch.Batch, error) { return b.Take(background, 0, batch.Idle) })
+		closed := make(chan error, 1)
+		go func() { closed <- plan.Close(background) }()
+		(<-taking).check(t, nil, tier.ErrClosed) // though a is not clear yet
+		check(t, transit.Abort())
+		check(t, <-closed)
+		_, err = plan.Create(Key{"c", 0}, Options{})
+		wantError(t, err, tier.ErrClosed)
+	})
+}
+
+// TestObserverSeesThePlace: the first that an observer sees of a batch that is put
+// is its place.
+func TestObserverSeesThePlace(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	var seen observer
+	plan := NewManager("test", 3, Config{Mover: m, Observer: &seen, Clock: func() int64 { return 42 }})
+	r := ensure(t, plan, "join")
+	check(t, r.Put(background, 0, record(1)))
+	if len(seen.infos) != 1 || seen.infos[0].Place != (batch.Place{Plan: 3, Last: true, Seq: 1}) || seen.infos[0].LastUse != 42 {
+		t.Errorf("%+v", seen.infos)
+	}
+	check(t, plan.Close(background))
+	if last := seen.infos[len(seen.infos)-1]; last.State != batch.Released {
+		t.Errorf("%+v", last)
+	}
+}
+
+type observer struct{ infos []batch.Info }
+
+func (o *observer) BatchChanged(b *batch.Batch) { o.infos = append(o.infos, b.Info()) }

@@ -1,0 +1,212 @@
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spillway-db/spillway/batch"
+)
+
+// Take waits for a batch of the partition that can move to the state, moves it
+// there, and takes the oldest such. The batch is the caller's then, who must drop
+// it or hand it on. The states are:
+//
+//   - batch.Idle: a batch that nobody works on or has announced work for.
+//   - batch.TaskCreated: any batch that is not in transit; a task is created on
+//     it, for which the caller must Lock it (or CancelTask). One on which handles
+//     are open keeps the state batch.Processing with the task pending.
+//
+// For batch.InTransit there is TakeTransit; for processing a batch is taken with
+// a task and locked where it is wanted. Any other state is an error.
+//
+// If the input is closed and the partition is empty, Take returns io.EOF. It
+// stops waiting when ctx ends, and when the repository is closed with an error
+// that matches tier.ErrClosed. Takers are served in the order in which they came.
+func (r *Repository) Take(ctx context.Context, partition int, to batch.State) (*batch.Batch, error) {
+	return r.takeAs(ctx, partition, to, true)
+}
+
+// TryTake is Take without the waiting: if there is nothing now that could be
+// taken, it returns nil and no error.
+func (r *Repository) TryTake(partition int, to batch.State) (*batch.Batch, error) {
+	return r.takeAs(context.Background(), partition, to, false)
+}
+
+func (r *Repository) takeAs(ctx context.Context, partition int, to batch.State, wait bool) (*batch.Batch, error) {
+	w, move, err := r.mover(to)
+	if err != nil {
+		return nil, err
+	}
+	return r.take(ctx, partition, w, wait, move)
+}
+
+// mover says how a batch is moved to a state.
+func (r *Repository) mover(to batch.State) (want, func(*batch.Batch) error, error) {
+	switch to {
+	case batch.Idle:
+		return wantIdle, mustBeIdle, nil
+	case batch.TaskCreated:
+		return wantTask, (*batch.Batch).TryCreateTask, nil
+	case batch.InTransit:
+		return 0, nil, fmt.Errorf("repository %s: taking a batch in transit: use TakeTransit, which returns the transit", r.key)
+	}
+	return 0, nil, fmt.Errorf("repository %s: a batch cannot be taken as %s: want idle or task-created", r.key, to)
+}
+
+// mustBeIdle moves nothing; an idle batch is in the state already.
+func mustBeIdle(b *batch.Batch) error {
+	if s := b.State(); s != batch.Idle {
+		return &batch.StateError{Batch: b.ID(), State: s, Op: "take", Status: batch.InvalidState}
+	}
+	return nil
+}
+
+// TakeTransit waits for a batch of the partition that can be taken in transit,
+// and takes the oldest such. The batch and the transit are the caller's; otherwise
+// it is as Take.
+func (r *Repository) TakeTransit(ctx context.Context, partition int) (*batch.Transit, error) {
+	return r.takeTransit(ctx, partition, true)
+}
+
+// TryTakeTransit is TakeTransit without the waiting: if there is nothing now
+// that could be taken, it returns nil and no error.
+func (r *Repository) TryTakeTransit(partition int) (*batch.Transit, error) {
+	return r.takeTransit(context.Background(), partition, false)
+}
+
+func (r *Repository) takeTransit(ctx context.Context, partition int, wait bool) (*batch.Transit, error) {
+	var t *batch.Transit
+	_, err := r.take(ctx, partition, wantTransit, wait, func(b *batch.Batch) (err error) {
+		t, err = b.TryTransit()
+		return err
+	})
+	return t, err
+}
+
+// TakeByID waits until the batch of that id, which is in some partition, can move
+// to the state (see Take), moves it there and takes it. If the repository does
+// not hold it, or somebody else takes it meanwhile, the error matches
+// ErrUnknownBatch.
+func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State) (*batch.Batch, error) {
+	w, move, err := r.mover(to)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		e, changed, err := r.claimByID(id, w)
+		switch {
+		case err != nil:
+			return nil, err
+		case e == nil:
+			select {
+			case <-changed:
+			case <-r.life.Done():
+				return nil, r.closedError()
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+			continue
+		}
+		if err := r.finish(e, move); err == nil {
+			return e.b, nil
+		} else if !errors.Is(err, batch.ErrState) {
+			return nil, err
+		}
+	}
+}
+
+func (r *Repository) claimByID(id batch.ID, w want) (*entry, <-chan struct{}, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.mu.entries[id]
+	switch {
+	case r.mu.closed:
+		return nil, nil, r.closedError()
+	case e == nil:
+		return nil, nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknownBatch)
+	}
+	for _, c := range eligible[w] {
+		if e.class == c {
+			e.part.moveLocked(e, claimed)
+			return e, nil, nil
+		}
+	}
+	return nil, e.waitLocked(), nil
+}
+
+// take claims, moves and removes; without wait it returns nil if there is
+// nothing.
+func (r *Repository) take(ctx context.Context, partition int, w want, wait bool, move func(*batch.Batch) error) (*batch.Batch, error) {
+	for {
+		e, err := r.claim(ctx, partition, w, wait)
+		if e == nil {
+			return nil, err
+		}
+		if err := r.finish(e, move); err == nil {
+			return e.b, nil
+		} else if !errors.Is(err, batch.ErrState) {
+			return nil, err
+		}
+		// Somebody moved or dropped it between the claim and the move; the index
+		// knows that now.
+	}
+}
+
+// finish moves what was claimed and takes it out, or puts it back.
+func (r *Repository) finish(e *entry, move func(*batch.Batch) error) error {
+	if err := move(e.b); err != nil {
+		r.putBack(e)
+		return err
+	}
+	r.remove(e)
+	return nil
+}
+
+// claim waits for the oldest entry that the taker can have; without wait it
+// returns nil if there is none. The caller must end the claim, by remove or
+// putBack.
+func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool) (*entry, error) {
+	r.mu.Lock()
+	p, err := r.partitionLocked(partition)
+	switch {
+	case err != nil:
+		r.mu.Unlock()
+		return nil, err
+	case r.mu.closed:
+		r.mu.Unlock()
+		return nil, r.closedError()
+	}
+	if e := p.oldestLocked(eligible[w]...); e != nil {
+		p.moveLocked(e, claimed)
+		r.mu.Unlock()
+		return e, nil
+	}
+	if (r.mu.inputClosed || w == wantRest) && p.lenLocked() == 0 {
+		r.mu.Unlock()
+		return nil, io.EOF
+	}
+	if !wait {
+		r.mu.Unlock()
+		return nil, nil
+	}
+	wt, at := p.waitLocked(w)
+	r.mu.Unlock()
+
+	select {
+	case <-wt.ready:
+		return wt.e, wt.err
+	case <-ctx.Done():
+	}
+	var s signals
+	r.mu.Lock()
+	defer r.unlock(&s)
+	switch {
+	case wt.e != nil: // handed over just now, to somebody who has given up
+		r.noteLocked(wt.e, false, &s)
+	case wt.err == nil:
+		p.leaveLocked(w, at)
+	}
+	return nil, context.Cause(ctx)
+}

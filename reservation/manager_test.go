@@ -1,0 +1,276 @@
+package reservation_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+func TestReserveLeavesOtherTiersUntouched(t *testing.T) {
+	m, spaces := machine(t)
+	r := mustTry(t, m, reservation.AnyInTier(tier.GPU), 1000)
+	b := mustAlloc(t, r, 700)
+	wantUsage(t, spaces["gpu:0"], 700, 0, 300)
+	release(t, b, r)
+	for id, s := range spaces {
+		if id != "gpu:0" && s.Usage().Peak != 0 {
+			t.Errorf("%s was touched: %+v", id, s.Usage())
+		}
+	}
+}
+
+// A request that fits no candidate even when empty must not wait, whoever holds
+// what.
+func TestImpossibleRequestsAreRefusedAtOnce(t *testing.T) {
+	m, spaces := machine(t)
+	if err := spaces["gpu:1"].SetLimit(600); err != nil {
+		t.Fatal(err)
+	}
+	held := mustTry(t, m, onGPU0, 300)
+	defer release(t, held)
+	ctx := context.Background()
+	for _, test := range []struct {
+		name     string
+		strategy reservation.Strategy
+		bytes    int64
+		space    tier.ID
+		avail    int64
+		limit    int64
+	}{
+		{"over the capacity", onGPU0, 1001, gpu0, 700, 1000},
+		{"over the limit", reservation.Specific(gpu1), 601, gpu1, 600, 600},
+		{"the candidate with the highest limit is named", reservation.AnyInTier(tier.GPU), 1001, gpu0, 700, 1000},
+		{"no overflow", onGPU0, math.MaxInt64, gpu0, 700, 1000},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for how, f := range map[string]func() (*reservation.Reservation, error){
+				"Reserve":    func() (*reservation.Reservation, error) { return m.Reserve(ctx, test.strategy, test.bytes) },
+				"TryReserve": func() (*reservation.Reservation, error) { return m.TryReserve(test.strategy, test.bytes) },
+				"ReserveUpTo": func() (*reservation.Reservation, error) {
+					return m.ReserveUpTo(ctx, test.strategy, test.bytes, math.MaxInt64)
+				},
+				"with padding": func() (*reservation.Reservation, error) {
+					return m.Reserve(ctx, test.strategy, test.bytes, reservation.WithPolicy(reservation.Increase(2)))
+				},
+			} {
+				_, err := f()
+				var e *reservation.ExceededError
+				if !errors.As(err, &e) || !errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrNoSpace) {
+					t.Fatalf("%s: %v", how, err)
+				}
+				want := reservation.ExceededError{
+					Space: test.space, Requested: test.bytes, Available: test.avail, Limit: test.limit, Hint: "enlarge " + test.space.String(),
+				}
+				if *e != want {
+					t.Errorf("%s: %+v; want %+v", how, *e, want)
+				}
+			}
+		})
+	}
+	if n := len(m.Demand(nil)); n != 0 {
+		t.Errorf("%d spaces have demand", n)
+	}
+}
+
+func TestRoundingCanMakeARequestImpossible(t *testing.T) {
+	s := spaceAt(t, "gpu:0", 1000, 256, 0)
+	m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
+	_, err := m.TryReserve(onGPU0, 900) // 1024 as charged
+	var e *reservation.ExceededError
+	if !errors.As(err, &e) || e.Requested != 1024 || e.Limit != 1000 {
+		t.Errorf("%v", err)
+	}
+	r := mustTry(t, m, onGPU0, 700)
+	wantReservation(t, r, 768, 768)
+	b := mustAlloc(t, r, 700) // what was asked for always fits
+	wantReservation(t, r, 768, 0)
+	release(t, b, r)
+}
+
+func TestTryReserveWithoutRoom(t *testing.T) {
+	m, spaces := machine(t)
+	a, b := mustTry(t, m, onGPU0, 990), mustTry(t, m, reservation.Specific(gpu1), 950)
+	defer release(t, a, b)
+	_, err := m.TryReserve(reservation.AnyInTierPreferring(tier.GPU, 0), 60)
+	var e *tier.NoSpaceError
+	if !errors.As(err, &e) || errors.Is(err, reservation.ErrExceeded) {
+		t.Fatalf("%v", err)
+	}
+	if e.Space != gpu0 || e.Requested != 60 || e.Available != 10 || e.Hint != "enlarge gpu:0" {
+		t.Errorf("%+v", *e)
+	}
+	r := mustTry(t, m, reservation.AnyInTierPreferring(tier.GPU, 0), 50) // the other has that
+	if r.Space() != spaces["gpu:1"] {
+		t.Errorf("it was put in %s", r.Space().ID())
+	}
+	release(t, r)
+}
+
+func TestSenselessRequests(t *testing.T) {
+	m, s := one(t, 100, 0)
+	ctx := context.Background()
+	for name, f := range map[string]func() (*reservation.Reservation, error){
+		"negative":      func() (*reservation.Reservation, error) { return m.Reserve(ctx, onGPU0, -1) },
+		"very negative": func() (*reservation.Reservation, error) { return m.TryReserve(onGPU0, math.MinInt64) },
+		"up to less":    func() (*reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 2, 1) },
+		"padding below 1": func() (*reservation.Reservation, error) {
+			return m.TryReserve(onGPU0, 1, reservation.WithPolicy(reservation.Increase(0.9)))
+		},
+		"padding not a number": func() (*reservation.Reservation, error) {
+			return m.TryReserve(onGPU0, 1, reservation.WithPolicy(reservation.Increase(math.NaN())))
+		},
+		"padding without bound": func() (*reservation.Reservation, error) {
+			return m.TryReserve(onGPU0, 1, reservation.WithPolicy(reservation.Increase(math.Inf(1))))
+		},
+	} {
+		r, err := f()
+		if err == nil || r != nil {
+			t.Errorf("%s: %v, %v", name, r, err)
+		}
+		if errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrExceeded) {
+			t.Errorf("%s: %v is about room", name, err)
+		}
+	}
+	wantUsage(t, s, 0, 0, 0)
+}
+
+// Nothing can be had even from a space that is full, and grows later.
+func TestReserveOfNothing(t *testing.T) {
+	m, s := one(t, 100, 0)
+	all := mustTry(t, m, onGPU0, 100)
+	r, err := m.Reserve(context.Background(), onGPU0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantReservation(t, r, 0, 0)
+	if b, err := r.Alloc(0); b != nil || err != nil {
+		t.Errorf("no bytes are %v, %v", b, err)
+	}
+	if _, err := r.Alloc(1); !errors.Is(err, reservation.ErrExceeded) {
+		t.Errorf("a byte of nothing: %v", err)
+	}
+	release(t, all)
+	if err := r.TryGrow(100); err != nil {
+		t.Error(err)
+	}
+	wantUsage(t, s, 0, 0, 100)
+	release(t, r)
+}
+
+func TestReserveUpTo(t *testing.T) {
+	for _, test := range []struct {
+		name            string
+		granule, held   int64
+		least, most     int64
+		want            int64
+		wantUnavailable bool
+	}{
+		{"all", 1, 0, 10, 50, 50, false},
+		{"what there is", 1, 70, 10, 50, 30, false},
+		{"no more than there could be", 1, 0, 10, math.MaxInt64, 100, false},
+		{"just the least", 1, 90, 10, 50, 10, false},
+		{"not even the least", 1, 91, 10, 50, 0, true},
+		{"from nothing", 1, 60, 0, 50, 40, false},
+		{"nothing", 1, 100, 0, 50, 0, false},
+		{"rounded down to what fits", 16, 64, 1, 50, 32, false}, // 36 are free
+		{"rounded up", 16, 0, 1, 50, 64, false},
+		{"a granule that divides nothing", 7, 70, 1, 50, 28, false}, // 30 are free
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := spaceAt(t, "gpu:0", 100, test.granule, 0)
+			m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
+			held := mustTry(t, m, onGPU0, test.held)
+			defer release(t, held)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			if test.wantUnavailable {
+				m.OnDemand(cancel) // it waits
+			}
+			r, err := m.ReserveUpTo(ctx, onGPU0, test.least, test.most)
+			if test.wantUnavailable {
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("%v, %v", r, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantReservation(t, r, test.want, test.want)
+			wantUsage(t, s, 0, 0, test.want+s.Charge(test.held))
+			release(t, r)
+		})
+	}
+}
+
+// The order of candidates is the caller's wish, so a part of the first is better
+// than all of the second.
+func TestReserveUpToTakesTheFirstCandidateWithTheLeast(t *testing.T) {
+	m, spaces := machine(t)
+	held := mustTry(t, m, onGPU0, 950)
+	r, err := m.ReserveUpTo(context.Background(), reservation.AnyInTierPreferring(tier.GPU, 0), 20, 500)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Space() != spaces["gpu:0"] || r.Bytes() != 50 {
+		t.Errorf("%d bytes in %s", r.Bytes(), r.Space().ID())
+	}
+	release(t, held, r)
+}
+
+func TestErrorsSayWhatToDo(t *testing.T) {
+	m, _ := one(t, 100, 0)
+	_, exceeded := m.TryReserve(onGPU0, 101)
+	r := mustTry(t, m, onGPU0, 60)
+	defer release(t, r)
+	_, full := m.TryReserve(onGPU0, 41)
+	_, broken := r.Alloc(61)
+	for _, test := range []struct {
+		err  error
+		want string
+	}{
+		{exceeded, "gpu:0: 101 bytes exceed what may be had: 100 available of 100 (enlarge gpu:0)"},
+		{full, "gpu:0 has no space for 41 bytes: 40 available (enlarge gpu:0)"},
+		{broken, "gpu:0: 61 bytes exceed what may be had: 60 available of 60 (reserve more, or with the policy Increase or Ignore)"},
+		{&reservation.DeadlockError{Waiters: 3, Advice: "split the work"}, "all 3 waiters wait for each other: split the work"},
+	} {
+		if test.err == nil || test.err.Error() != test.want {
+			t.Errorf("got  %v\nwant %s", test.err, test.want)
+		}
+	}
+	if !errors.Is(&reservation.DeadlockError{}, reservation.ErrDeadlock) {
+		t.Error("a DeadlockError does not match ErrDeadlock")
+	}
+}
+
+func TestClosedManagerRefuses(t *testing.T) {
+	s := spaceOf(t, "gpu:0", 100)
+	m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{s}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := mustTry(t, m, onGPU0, 60)
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("a second Close: %v", err)
+	}
+	if _, err := m.TryReserve(onGPU0, 1); !errors.Is(err, tier.ErrClosed) || !strings.Contains(err.Error(), "manager") {
+		t.Errorf("TryReserve: %v", err)
+	}
+	if _, err := m.Reserve(context.Background(), onGPU0, 1); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("Reserve: %v", err)
+	}
+	if err := r.TryGrow(1); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("TryGrow: %v", err)
+	}
+	b := mustAlloc(t, r, 10) // what was promised is good still
+	release(t, r, b)
+	wantUsage(t, s, 0, 0, 0)
+}

@@ -1,0 +1,436 @@
+package reservation_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Whatever makes room ends a wait. held holds all of the space's 100 bytes, 40
+// of them in a buffer; 30 are waited for.
+func TestWaitEndsBy(t *testing.T) {
+	for name, act := range map[string]func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer){
+		"release": func(t *testing.T, _ *tier.Space, held *reservation.Reservation, _ *tier.Buffer) {
+			release(t, held)
+		},
+		"shrink": func(t *testing.T, _ *tier.Space, held *reservation.Reservation, _ *tier.Buffer) {
+			if err := held.Shrink(30); err != nil {
+				t.Error(err)
+			}
+		},
+		"freeing a buffer of a released reservation": func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
+			more, err := s.Draw(0, nil, nil)
+			if more != nil || err != nil {
+				t.Error(more, err)
+			}
+			if err := s.SetLimit(80); err != nil { // so that the release alone is not enough
+				t.Error(err)
+			}
+			release(t, held)
+			synctest.Wait()
+			release(t, b)
+		},
+		"freeing a buffer and shrinking": func(t *testing.T, _ *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
+			release(t, b) // its bytes are held's again
+			if err := held.Shrink(100); err != nil {
+				t.Error(err)
+			}
+		},
+		"reaping": func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
+			p := s.Pool().(*heapPool)
+			p.hold = true
+			if err := s.SetLimit(60); err != nil {
+				t.Error(err)
+			}
+			release(t, held, b)
+			wantUsage(t, s, 0, 40, 0)
+			p.reap()
+		},
+		"raising the limit": func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
+			if err := held.Shrink(60); err != nil { // 40 stay in the buffer
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, s := one(t, 100, 0)
+				held := mustTry(t, m, onGPU0, 100)
+				b := mustAlloc(t, held, 40)
+				c := startReserve(t.Context(), m, onGPU0, 30)
+				c.waiting(t)
+				act(t, s, held, b)
+				r := c.served(t)
+				wantReservation(t, r, 30, 30)
+				release(t, r)
+				if held.Bytes() > 0 {
+					release(t, held)
+				}
+				if s.Used() > 0 {
+					release(t, b)
+				}
+			})
+		})
+	}
+}
+
+func TestRaisedLimitEndsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, s := one(t, 100, 0)
+		if err := s.SetLimit(60); err != nil {
+			t.Fatal(err)
+		}
+		held := mustTry(t, m, onGPU0, 50)
+		c := startReserve(t.Context(), m, onGPU0, 40)
+		c.waiting(t)
+		if err := s.SetLimit(89); err != nil {
+			t.Fatal(err)
+		}
+		c.waiting(t)
+		if err := s.SetLimit(90); err != nil {
+			t.Fatal(err)
+		}
+		release(t, c.served(t), held)
+	})
+}
+
+// A limit that falls below what is waited for makes the wait vain.
+func TestLoweredLimitRefusesWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, spaces := machine(t)
+		a, b := mustTry(t, m, onGPU0, 1000), mustTry(t, m, reservation.Specific(gpu1), 1000)
+		either := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 500)
+		first := startReserve(t.Context(), m, onGPU0, 500)
+		small := startReserve(t.Context(), m, onGPU0, 400)
+		either.waiting(t)
+		first.waiting(t)
+		small.waiting(t)
+		if err := spaces["gpu:0"].SetLimit(499); err != nil {
+			t.Fatal(err)
+		}
+		err := first.failed(t, reservation.ErrExceeded)
+		var e *reservation.ExceededError
+		if !errors.As(err, &e) || e.Requested != 500 || e.Limit != 499 {
+			t.Errorf("%v", err)
+		}
+		either.waiting(t) // it may fit the other
+		small.waiting(t)
+		if got := m.Demand(nil); len(got) != 2 || got[0].Bytes != 400 || got[1].Bytes != 500 {
+			t.Errorf("demand is %+v", got)
+		}
+		// It must not stand in the way of those who fit, and comes back in its old
+		// place when the limit does.
+		release(t, a)
+		release(t, small.served(t))
+		a = mustTry(t, m, onGPU0, 499)
+		later := startReserve(t.Context(), m, onGPU0, 450)
+		later.waiting(t)
+		if err := spaces["gpu:0"].SetLimit(1000); err != nil {
+			t.Fatal(err)
+		}
+		r := either.served(t)
+		if r.Space() != spaces["gpu:0"] {
+			t.Errorf("it was put in %s", r.Space().ID())
+		}
+		later.waiting(t)
+		release(t, r, a, b)
+		release(t, later.served(t))
+	})
+}
+
+func TestWaitIsForAnyCandidate(t *testing.T) {
+	for _, free := range []int{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			m, spaces := machine(t)
+			held := []*reservation.Reservation{mustTry(t, m, onGPU0, 1000), mustTry(t, m, reservation.Specific(gpu1), 1000)}
+			c := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 700)
+			c.waiting(t)
+			want := []reservation.Demand{
+				{Space: gpu0, Bytes: 700, Smallest: 700, Waiters: 1}, {Space: gpu1, Bytes: 700, Smallest: 700, Waiters: 1},
+			}
+			if got := m.Demand(nil); !slices.Equal(got, want) {
+				t.Errorf("demand is %+v; want %+v", got, want)
+			}
+			release(t, held[free])
+			r := c.served(t)
+			if want := []*tier.Space{spaces["gpu:0"], spaces["gpu:1"]}[free]; r.Space() != want {
+				t.Errorf("it was put in %s", r.Space().ID())
+			}
+			if got := m.Demand(nil); len(got) != 0 {
+				t.Errorf("demand is %+v", got)
+			}
+			release(t, r, held[1-free])
+			if p := spaces["host:0"].Usage().Peak; p != 0 {
+				t.Errorf("%d bytes of host memory were used", p)
+			}
+		})
+	}
+}
+
+func TestWaitOfReserveUpTo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		a, b := mustTry(t, m, onGPU0, 90), mustTry(t, m, onGPU0, 10)
+		c := start(func() (*reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), onGPU0, 20, 95) })
+		c.waiting(t)
+		if got := m.Demand(nil); len(got) != 1 || got[0].Bytes != 20 {
+			t.Errorf("demand is %+v", got)
+		}
+		release(t, b)
+		c.waiting(t)
+		release(t, a)
+		r := c.served(t)
+		wantReservation(t, r, 95, 95)
+		release(t, r)
+	})
+}
+
+func TestCancelledWaitLetsTheNextRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, s := one(t, 100, -1) // nobody may pass
+		held := mustTry(t, m, onGPU0, 50)
+		why := errors.New("changed my mind")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		large := startReserve(ctx, m, onGPU0, 90)
+		large.waiting(t)
+		small := startReserve(t.Context(), m, onGPU0, 40)
+		small.waiting(t) // there is room, but not past the large one
+		cancel(why)
+		err := large.failed(t, why)
+		if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "waiting for 90 bytes in gpu:0: changed my mind") {
+			t.Errorf("%v", err)
+		}
+		release(t, small.served(t), held)
+		wantUsage(t, s, 0, 0, 0)
+		if got := m.Demand(nil); len(got) != 0 {
+			t.Errorf("demand is %+v", got)
+		}
+	})
+}
+
+func TestDeadlineEndsWaitOnTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		held := mustTry(t, m, onGPU0, 100)
+		begun := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		_, err := m.Reserve(ctx, onGPU0, 1)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
+		if d := time.Since(begun); d != 3*time.Second {
+			t.Errorf("it took %v", d)
+		}
+		if err := held.Grow(ctx, 0); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("growing then: %v", err)
+		}
+		release(t, held)
+		if _, err := m.Reserve(ctx, onGPU0, 1); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a request after the deadline: %v", err)
+		}
+		if got, want := m.Waits(), (reservation.WaitStats{Count: 1, P50: 3 * time.Second, P99: 3 * time.Second, Max: 3 * time.Second}); got != want {
+			t.Errorf("waits are %+v; want %+v", got, want)
+		}
+	})
+}
+
+func TestCloseEndsAllWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := spaceOf(t, "gpu:0", 100)
+		m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{s}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := mustTry(t, m, onGPU0, 100)
+		var calls []*call
+		for i := range 20 {
+			calls = append(calls, startReserve(t.Context(), m, onGPU0, int64(i+1)))
+		}
+		calls = append(calls, start(func() (*reservation.Reservation, error) {
+			r, err := m.Reserve(t.Context(), onGPU0, 0)
+			if err != nil {
+				return nil, err
+			}
+			defer r.Release()
+			return nil, r.Grow(t.Context(), 10)
+		}))
+		for _, c := range calls {
+			c.waiting(t)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range calls {
+			c.failed(t, tier.ErrClosed)
+		}
+		release(t, held)
+		wantUsage(t, s, 0, 0, 0)
+	})
+}
+
+func TestDemandIsAnnounced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		var a, b int
+		cancelA := m.OnDemand(func() {
+			a++
+			if len(m.Demand(nil)) != 1 { // no lock is held: this must not deadlock
+				t.Error("demand was announced before it was there")
+			}
+		})
+		m.OnDemand(func() { b++ })
+		held := mustTry(t, m, onGPU0, 100)
+		if _, err := m.TryReserve(onGPU0, 1); err == nil {
+			t.Error("a full space had room")
+		}
+		if a != 0 || b != 0 {
+			t.Errorf("announced %d and %d times though nobody waits", a, b)
+		}
+		c := startReserve(t.Context(), m, onGPU0, 60)
+		c.waiting(t)
+		d := startReserve(t.Context(), m, onGPU0, 30)
+		d.waiting(t)
+		if a != 2 || b != 2 {
+			t.Errorf("announced %d and %d times; want 2", a, b)
+		}
+		cancelA()
+		e := startReserve(t.Context(), m, onGPU0, 40)
+		e.waiting(t)
+		if a != 2 || b != 3 {
+			t.Errorf("announced %d and %d times; want 2 and 3", a, b)
+		}
+		got := m.Demand(make([]reservation.Demand, 1))
+		if want := (reservation.Demand{Space: gpu0, Bytes: 130, Smallest: 30, Waiters: 3}); len(got) != 2 || got[1] != want {
+			t.Errorf("demand is %+v; want %+v after an empty one", got, want)
+		}
+		release(t, held)
+		release(t, c.served(t), d.served(t))
+		release(t, e.served(t))
+	})
+}
+
+// A subscriber that panics must not leave a waiter behind that nobody serves.
+func TestPanickingSubscriberLosesNothing(t *testing.T) {
+	m, s := one(t, 100, 0)
+	held := mustTry(t, m, onGPU0, 100)
+	cancel := m.OnDemand(func() {
+		release(t, held) // the waiter is served while it panics, or not
+		panic("subscriber")
+	})
+	func() {
+		defer func() {
+			if recover() != "subscriber" {
+				t.Error("the panic was lost")
+			}
+		}()
+		m.Reserve(t.Context(), onGPU0, 60)
+	}()
+	cancel()
+	if got := m.Demand(nil); len(got) != 0 {
+		t.Errorf("demand is %+v", got)
+	}
+	wantUsage(t, s, 0, 0, 0)
+}
+
+func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, spaces := machine(t)
+		a, b := mustTry(t, m, onGPU0, 1000), mustTry(t, m, reservation.Specific(gpu1), 950)
+		stuck := startReserve(t.Context(), m, onGPU0, 100)
+		stuck2 := startReserve(t.Context(), m, onGPU0, 5)
+		either := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 100)
+		other := startReserve(t.Context(), m, reservation.Specific(gpu1), 100)
+		for _, c := range []*call{stuck, stuck2, either, other} {
+			c.waiting(t)
+		}
+		var asked []string
+		full := func(ids ...string) func(tier.ID) bool {
+			return func(id tier.ID) bool {
+				m.Demand(nil) // no lock is held: this must not deadlock
+				asked = append(asked, id.String())
+				return slices.Contains(ids, id.String())
+			}
+		}
+		if n := m.Refuse(full(), "hint"); n != 0 {
+			t.Errorf("%d were refused though nothing is full", n)
+		}
+		if want := []string{"gpu:0", "gpu:1"}; !slices.Equal(asked, want) {
+			t.Errorf("asked about %v; want %v", asked, want)
+		}
+		if n := m.Refuse(full("gpu:0"), "use a larger disk"); n != 2 {
+			t.Errorf("%d were refused; want 2", n)
+		}
+		err := stuck.failed(t, tier.ErrNoSpace)
+		stuck2.failed(t, tier.ErrNoSpace)
+		var e *tier.NoSpaceError
+		if !errors.As(err, &e) || e.Space != gpu0 || e.Requested != 100 || e.Available != 0 || e.Hint != "use a larger disk" {
+			t.Errorf("%+v", err)
+		}
+		either.waiting(t)
+		other.waiting(t)
+		if n := m.Refuse(full("gpu:0", "gpu:1"), ""); n != 2 {
+			t.Errorf("%d were refused; want 2", n)
+		}
+		either.failed(t, tier.ErrNoSpace)
+		err = other.failed(t, tier.ErrNoSpace)
+		if !errors.As(err, &e) || e.Space != gpu1 || e.Available != 50 || e.Hint != "enlarge gpu:1" {
+			t.Errorf("%+v", err)
+		}
+		if n := m.Refuse(full("gpu:0", "gpu:1"), ""); n != 0 {
+			t.Errorf("%d were refused; want none", n)
+		}
+		release(t, a, b)
+		wantUsage(t, spaces["gpu:0"], 0, 0, 0)
+	})
+}
+
+// The large one is refused; the one behind it, for which there is room, is not.
+func TestRefuseServesThoseBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, -1)
+		held := mustTry(t, m, onGPU0, 50)
+		large := startReserve(t.Context(), m, onGPU0, 90)
+		large.waiting(t)
+		small := startReserve(t.Context(), m, onGPU0, 40)
+		small.waiting(t)
+		if n := m.Refuse(func(tier.ID) bool { return true }, ""); n != 1 {
+			t.Errorf("%d were refused; want 1", n)
+		}
+		large.failed(t, tier.ErrNoSpace)
+		release(t, small.served(t), held)
+	})
+}
+
+func TestWaitStats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		if got := m.Waits(); got != (reservation.WaitStats{}) {
+			t.Errorf("waits are %+v at the start", got)
+		}
+		for i := range 100 {
+			held := mustTry(t, m, onGPU0, 100)
+			c := startReserve(t.Context(), m, onGPU0, 1)
+			c.waiting(t)
+			time.Sleep(time.Duration(i+1) * time.Millisecond)
+			release(t, held)
+			release(t, c.served(t))
+		}
+		got := m.Waits()
+		if got.Count != 100 || got.Max != 100*time.Millisecond {
+			t.Errorf("waits are %+v", got)
+		}
+		for name, p := range map[string][2]time.Duration{"P50": {got.P50, 50 * time.Millisecond}, "P99": {got.P99, 99 * time.Millisecond}} {
+			if p[0] < p[1] || p[0] > p[1]*17/16 {
+				t.Errorf("%s is %v; want %v or up to a sixteenth more", name, p[0], p[1])
+			}
+		}
+	})
+}

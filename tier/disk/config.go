@@ -1,0 +1,135 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Defaults of Config.
+const (
+	// DefaultRequest and DefaultDepth keep 8 MiB under way, as eight requests of
+	// 1 MiB do, and are some 5 % faster: measured on a virtual NVMe disk with
+	// direct I/O, the median of 9 runs of 64 MiB in GiB/s
+	//
+	//	request × depth   fresh  rewritten  read
+	//	 256 KiB × 16     2.30     4.58     2.97
+	//	   1 MiB ×  1     2.28     4.13     2.87
+	//	   1 MiB ×  8     2.50     4.89     3.21
+	//	   2 MiB ×  4     2.55     5.11     3.33
+	//	   4 MiB ×  4     2.64     5.41     3.34
+	//	   8 MiB ×  2     2.62     5.48     3.40
+	//
+	// Larger requests gain little more and take longer to cancel: on a disk of
+	// 100 MiB/s what is under way ends within 80 ms.
+	DefaultRequest = 2 << 20
+	DefaultDepth   = 4
+
+	// DefaultSegmentSize is the length of a segment file, but that a volume has
+	// at most maxSegments of them.
+	DefaultSegmentSize = 1 << 30
+
+	// DefaultIdle is longer than the pauses inside a query and short beside what
+	// a full disk costs others.
+	DefaultIdle = 30 * time.Second
+)
+
+// maxSegments bounds the open files of a volume.
+const maxSegments = 1024
+
+// Config describes a volume. Dir and Capacity are required.
+type Config struct {
+	// Dir is a directory that exists. The volume puts its files there, and touches
+	// no others.
+	Dir string
+	// Capacity is the size in bytes, rounded down to a multiple of 4096. It must
+	// be free when the volume is opened, beside Reserve.
+	Capacity int64
+	// Reserve is how many bytes of the file system stay free.
+	Reserve int64
+	// Space names the volume in the errors of transfers; disk:0 if it is not set.
+	// Errors of Alloc are named by the space.
+	Space tier.ID
+	// FS is what the volume works on; nil is the real file system.
+	FS FS
+	// SegmentSize is the length of a file in bytes, a multiple of 4096.
+	SegmentSize int64
+	// Request is the length of one read or write in bytes, a multiple of 4096;
+	// Depth is how many of them one transfer has under way.
+	Request int64
+	Depth   int
+	// Idle is how long freed space that nothing needs stays written, for reuse,
+	// before it is given back to the file system. Negative: until Trim or Close.
+	Idle time.Duration
+}
+
+// Validate checks the configuration; zero fields that have a default are fine.
+func (c Config) Validate() error {
+	switch {
+	case c.Dir == "":
+		return errors.New("disk: a volume needs a directory")
+	case c.Capacity < tier.Page:
+		return fmt.Errorf("disk: volume %s: capacity %d must be at least %d bytes", c.Dir, c.Capacity, tier.Page)
+	case c.Reserve < 0:
+		return fmt.Errorf("disk: volume %s: reserve %d must not be negative", c.Dir, c.Reserve)
+	case c.SegmentSize < 0 || c.SegmentSize%tier.Page != 0:
+		return fmt.Errorf("disk: volume %s: segment size %d must be a multiple of %d", c.Dir, c.SegmentSize, tier.Page)
+	case c.Request < 0 || c.Request%tier.Page != 0:
+		return fmt.Errorf("disk: volume %s: request size %d must be a multiple of %d", c.Dir, c.Request, tier.Page)
+	case c.Depth < 0:
+		return fmt.Errorf("disk: volume %s: depth %d must not be negative", c.Dir, c.Depth)
+	}
+	return nil
+}
+
+// withDefaults returns c with all fields set.
+func (c Config) withDefaults() Config {
+	c.Capacity -= c.Capacity % tier.Page
+	if c.FS == nil {
+		c.FS = OS()
+	}
+	if c.Request == 0 {
+		c.Request = DefaultRequest
+	}
+	if c.Depth == 0 {
+		c.Depth = DefaultDepth
+	}
+	if c.Idle == 0 {
+		c.Idle = DefaultIdle
+	}
+	if !c.Space.Valid() {
+		c.Space = tier.ID{Kind: tier.Disk}
+	}
+	if c.SegmentSize == 0 {
+		c.SegmentSize = DefaultSegmentSize
+		for c.Capacity/c.SegmentSize >= maxSegments {
+			c.SegmentSize *= 2
+		}
+	}
+	c.SegmentSize = min(c.SegmentSize, c.Capacity)
+	return c
+}
+
+// Stats describes a volume at a moment; sizes are in bytes.
+type Stats struct {
+	Dir        string
+	FileSystem string // "ext4", "xfs", …
+	Direct     bool   // transfers pass by the page cache
+	Anonymous  bool   // the files have no names
+	Request    int64
+	Depth      int
+
+	Capacity int64
+	Used     int64 // handed out
+	Backed   int64 // taken from the file system: handed out, or kept for reuse
+	Segments int   // open files
+
+	Written int64 // bytes since the volume was opened
+	Read    int64
+	Fresh   int64 // bytes of room that were taken from the file system
+	Given   int64 // bytes of room that were given back to it
+
+	Warnings []string // what was asked for and could not be had, one line each
+}

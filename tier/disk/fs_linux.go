@@ -1,0 +1,154 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+func (osFS) OpenAnonymous(dir string, direct bool) (File, error) {
+	return openFile(dir, unix.O_TMPFILE|os.O_RDWR, direct)
+}
+
+func openFile(path string, flags int, direct bool) (File, error) {
+	if direct {
+		flags |= unix.O_DIRECT
+	}
+	f, err := os.OpenFile(path, flags|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return newFile(f, direct), nil
+}
+
+// directAlignment asks statx (Linux 6.1). Where the answer is that the file cannot
+// do direct I/O after all, it returns 0, 0.
+func directAlignment(f *os.File) (address, offset int) {
+	address, offset = fallbackAlignment, fallbackAlignment
+	_ = control(f, func(fd int) error {
+		var st unix.Statx_t
+		err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+		if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
+			address, offset = int(st.Dio_mem_align), int(st.Dio_offset_align)
+		}
+		return err
+	})
+	return address, offset
+}
+
+func (f *osFile) Allocate(off, n int64) error {
+	return control(f.f, func(fd int) error { return unix.Fallocate(fd, 0, off, n) })
+}
+
+func (f *osFile) Punch(off, n int64) error {
+	return control(f.f, func(fd int) error {
+		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+	})
+}
+
+// control calls f with a descriptor that stays open for as long, again if it was
+// interrupted: the Go runtime's signals reach system calls that last.
+func control(file *os.File, f func(fd int) error) error {
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	err = conn.Control(func(fd uintptr) {
+		for {
+			inner = f(int(fd))
+			if !errors.Is(inner, unix.EINTR) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return inner
+}
+
+// Lock uses flock: the lock is the open file's, so it ends with the process however
+// that ends, and two volumes in one process exclude each other too.
+func (osFS) Lock(path string, create bool) (Lock, error) {
+	flags := os.O_RDWR | unix.O_CLOEXEC | unix.O_NOFOLLOW
+	if create {
+		flags |= os.O_CREATE | os.O_EXCL
+	}
+	f, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockOpen(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func lockOpen(f *os.File) error {
+	return control(f, func(fd int) error {
+		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return ErrLocked
+		}
+		if err != nil {
+			return err
+		}
+		// Whoever had the lock before may have removed the file.
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return err
+		}
+		if st.Nlink == 0 {
+			return fs.ErrNotExist
+		}
+		return nil
+	})
+}
+
+// fileSystems names the file systems that people put spill files on, by the magic
+// numbers of statfs(2).
+var fileSystems = map[uint32]string{
+	unix.EXT4_SUPER_MAGIC:      "ext4",
+	unix.XFS_SUPER_MAGIC:       "xfs",
+	unix.BTRFS_SUPER_MAGIC:     "btrfs",
+	unix.F2FS_SUPER_MAGIC:      "f2fs",
+	unix.TMPFS_MAGIC:           "tmpfs",
+	unix.RAMFS_MAGIC:           "ramfs",
+	unix.OVERLAYFS_SUPER_MAGIC: "overlayfs",
+	unix.NFS_SUPER_MAGIC:       "nfs",
+	unix.SMB2_SUPER_MAGIC:      "smb",
+	unix.CIFS_SUPER_MAGIC:      "cifs",
+	unix.FUSE_SUPER_MAGIC:      "fuse",
+	unix.MSDOS_SUPER_MAGIC:     "vfat",
+	unix.BCACHEFS_SUPER_MAGIC:  "bcachefs",
+	0x2fc12fc1:                 "zfs",
+	0x0bd00bd0:                 "lustre",
+}
+
+func (osFS) Usage(dir string) (Usage, error) {
+	var st unix.Statfs_t
+	for {
+		err := unix.Statfs(dir, &st)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return Usage{}, &fs.PathError{Op: "statfs", Path: dir, Err: err}
+		}
+	}
+	magic := uint32(st.Type)
+	name, ok := fileSystems[magic]
+	if !ok {
+		name = fmt.Sprintf("%#x", magic)
+	}
+	return Usage{
+		FileSystem: name,
+		Free:       int64(st.Bavail) * int64(st.Bsize),
+		Total:      int64(st.Blocks) * int64(st.Bsize),
+		Memory:     magic == unix.TMPFS_MAGIC || magic == unix.RAMFS_MAGIC,
+	}, nil
+}

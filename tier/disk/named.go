@@ -1,0 +1,138 @@
+package disk
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+)
+
+// Where a file system has no anonymous files, a volume keeps named ones in a
+// directory of its own,
+//
+//	<Dir>/spillway-<pid>-<random>/lock           held by flock while the volume is open
+//	                             /segment-0000
+//	                             /…
+//
+// and removes all of it when it is closed. After a kill it stays, and its lock is
+// free: the next volume that is opened in Dir takes the lock and removes it. The pid
+// is for people; nothing is decided by it, for pids mean little across containers.
+
+var (
+	ownName     = regexp.MustCompile(`^spillway-[0-9]+-[0-9a-f]{16}$`)
+	segmentName = regexp.MustCompile(`^segment-[0-9]{4,}$`)
+)
+
+const lockName = "lock"
+
+func segmentFile(index int) string { return fmt.Sprintf("segment-%04d", index) }
+
+// ownDir is a directory of named files and the lock on it.
+type ownDir struct {
+	fs   FS
+	path string
+	lock Lock
+}
+
+// ownDirAttempts bounds how often the making of a directory is tried. A volume
+// that is being opened beside may take one for abandoned between its making and its
+// locking; that this happens again and again is not chance.
+const ownDirAttempts = 16
+
+// makeOwnDir makes a directory and locks it.
+func makeOwnDir(fsys FS, dir string) (*ownDir, error) {
+	var last error
+	for range ownDirAttempts {
+		var random [8]byte
+		rand.Read(random[:]) // never fails
+		path := filepath.Join(dir, fmt.Sprintf("spillway-%d-%s", os.Getpid(), hex.EncodeToString(random[:])))
+		if err := fsys.Mkdir(path); err != nil {
+			return nil, err
+		}
+		lock, err := fsys.Lock(filepath.Join(path, lockName), true)
+		if err == nil {
+			return &ownDir{fsys, path, lock}, nil
+		}
+		// Gone already if it was taken for abandoned.
+		_ = fsys.Remove(filepath.Join(path, lockName))
+		_ = fsys.Remove(path)
+		last = err
+		if !errors.Is(err, ErrLocked) && !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return nil, fmt.Errorf("locking a directory for spill files: %w", last)
+}
+
+// remove removes the directory, whose segments are gone.
+func (d *ownDir) remove() error {
+	err := ignoreMissing(d.fs.Remove(filepath.Join(d.path, lockName)))
+	err = also(err, ignoreMissing(d.fs.Remove(d.path)))
+	return also(err, d.lock.Close())
+}
+
+// removeAbandoned removes what killed processes left in dir: directories with our
+// kind of name whose lock is free, and of their entries those with our kinds of
+// name. What cannot be proved abandoned stays. It returns what it removed.
+func removeAbandoned(fsys FS, dir string) (removed []string, err error) {
+	entries, err := fsys.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if !e.IsDir() || !ownName.MatchString(e.Name()) { // a link is not a directory
+			continue
+		}
+		gone, failed := removeIfAbandoned(fsys, filepath.Join(dir, e.Name()))
+		if gone {
+			removed = append(removed, e.Name())
+		}
+		err = also(err, failed)
+	}
+	return removed, err
+}
+
+func removeIfAbandoned(fsys FS, path string) (gone bool, err error) {
+	lock, err := fsys.Lock(filepath.Join(path, lockName), false)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		// Killed before it made its lock, or about to make it: an empty directory
+		// can go in either case, for the maker tries again. Any other stays.
+		return fsys.Remove(path) == nil, nil
+	case errors.Is(err, ErrLocked), errors.Is(err, fs.ErrPermission), errors.Is(err, errors.ErrUnsupported):
+		return false, nil // in use, or not ours to judge
+	case err != nil:
+		return false, err
+	}
+	d := &ownDir{fsys, path, lock}
+	entries, err := fsys.ReadDir(path)
+	if err != nil {
+		return false, also(err, lock.Close())
+	}
+	foreign := false
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case name == lockName:
+		case segmentName.MatchString(name) && !e.IsDir():
+			err = also(err, ignoreMissing(fsys.Remove(filepath.Join(path, name))))
+		default:
+			foreign = true
+		}
+	}
+	if err != nil || foreign {
+		return false, also(err, lock.Close())
+	}
+	err = d.remove()
+	return err == nil, err
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

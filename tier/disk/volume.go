@@ -1,0 +1,379 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/spillway-db/spillway/internal/extent"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// maxWarnings bounds what a volume remembers; the first ones say most.
+const maxWarnings = 32
+
+// workersPerDepth bounds the goroutines of a volume: so many transfers have their
+// full depth at the same time, and further ones share.
+const workersPerDepth = 4
+
+// Volume keeps memory in files in one directory. It implements tier.Pool and is safe
+// for concurrent use.
+type Volume struct {
+	cfg       Config
+	dir       string // absolute
+	system    string // the kind of file system
+	direct    bool
+	anonymous bool
+	own       *ownDir // of named files; nil for anonymous ones
+	address   uintptr // what transfers must be aligned to; 1 for any
+	offset    int64
+
+	written, read, fresh, given atomic.Int64
+	noAllocate, noPunch         atomic.Bool // the file system cannot
+
+	jobs    chan *transfer  // to workers that wait; never buffered
+	life    context.Context // until Close
+	endLife context.CancelFunc
+	freed   chan struct{}  // wakes the keeper; one at most
+	workers sync.WaitGroup // and the keeper
+	bounces sync.Pool      // *[]byte of bounceSize
+	patch   chan struct{}  // a token: one write of parts of pages at a time
+
+	// change is a token, held while room is being added or given back: while bytes
+	// are neither free nor handed out. Whoever finds no room and holds it knows
+	// that there is none. System calls are made while it is held, so it is not a
+	// mutex; mu is taken inside it.
+	change chan struct{}
+
+	mu struct {
+		lockrank.Mutex[lockrank.Backend]
+		segments []*segment
+		used     int64 // handed out
+		free     int64 // backed, and not handed out
+		idle     int64 // the least that free was since the keeper looked
+		workers  int
+		retiring int           // freed, and transfers have not ended
+		settled  chan struct{} // closed when retiring is 0 after Close
+		closed   bool
+		quiet    bool // after closed: no goroutine and no Alloc of ours works on files
+		ended    bool // all files are closed, or someone is about to close them
+		warnings []string
+	}
+}
+
+// segment is one file and what is free in it. Every byte of it is handed out, in
+// backed, in holes, or in the hands of the holder of the change token.
+type segment struct {
+	name   string
+	size   int64
+	file   File // nil: not open, and all of it is a hole; set under change and mu
+	backed *extent.Allocator
+	holes  *extent.Allocator
+	used   int64
+}
+
+var _ tier.Pool = (*Volume)(nil)
+
+// OpenVolume opens a volume, after it has removed what killed processes left in the
+// directory and has written and read a page there. What the file system cannot do,
+// the volume does without, and warns. The caller must Close it.
+func OpenVolume(cfg Config) (*Volume, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	v := &Volume{
+		cfg:    cfg.withDefaults(),
+		jobs:   make(chan *transfer),
+		freed:  make(chan struct{}, 1),
+		patch:  make(chan struct{}, 1),
+		change: make(chan struct{}, 1),
+	}
+	v.life, v.endLife = context.WithCancel(context.Background())
+	v.bounces.New = func() any {
+		b := alignedBytes(v.bounceSize())
+		return &b
+	}
+	if err := v.open(); err != nil {
+		v.endLife()
+		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, err)
+	}
+	for off := int64(0); off < v.cfg.Capacity; off += v.cfg.SegmentSize {
+		size := min(v.cfg.SegmentSize, v.cfg.Capacity-off)
+		s := &segment{name: segmentFile(len(v.mu.segments)), size: size}
+		s.reset()
+		v.mu.segments = append(v.mu.segments, s)
+	}
+	if v.cfg.Idle > 0 {
+		v.workers.Go(v.keep)
+	}
+	return v, nil
+}
+
+// reset makes all of the segment a hole.
+func (s *segment) reset() {
+	s.holes = extent.New(s.size)
+	s.backed = extent.New(s.size)
+	s.backed.Alloc(s.size)
+}
+
+// open looks at the directory and finds out what it can.
+func (v *Volume) open() error {
+	dir, err := filepath.Abs(v.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	v.dir = dir
+	info, err := v.cfg.FS.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errors.New("the directory does not exist")
+	case err != nil:
+		return bare(err)
+	case !info.IsDir():
+		return errors.New("not a directory")
+	}
+	removed, err := removeAbandoned(v.cfg.FS, dir)
+	if err != nil {
+		v.warn("removing what killed processes left: %v", bare(err))
+	}
+	if len(removed) > 0 {
+		v.warn("removed what killed processes left: %v", removed)
+	}
+	if err := v.checkRoom(); err != nil {
+		return err
+	}
+	return v.probe()
+}
+
+// checkRoom compares the capacity with what the file system has.
+func (v *Volume) checkRoom() error {
+	u, err := v.cfg.FS.Usage(v.dir)
+	if errors.Is(err, errors.ErrUnsupported) {
+		v.warn("the free space of the file system cannot be told here")
+		return nil
+	}
+	if err != nil {
+		return bare(err)
+	}
+	v.system = u.FileSystem
+	if u.Memory {
+		v.warn("the directory is on %s: what is spilled there stays in memory", u.FileSystem)
+	}
+	if v.cfg.Capacity > u.Free-v.cfg.Reserve {
+		return fmt.Errorf("%w: capacity %d bytes; the file system has %d free, of which %d are to stay free",
+			tier.ErrNoSpace, v.cfg.Capacity, u.Free, v.cfg.Reserve)
+	}
+	return nil
+}
+
+// probe finds the best kind of file that the file system can: anonymous before
+// named, direct before buffered.
+func (v *Volume) probe() error {
+	err := v.probeNamed(true)
+	if !cannotAnonymous(err) {
+		return err
+	}
+	if v.own, err = makeOwnDir(v.cfg.FS, v.dir); err != nil {
+		return bare(err)
+	}
+	v.warn("no anonymous files on %s: spill files have names, in %s", v.system, v.own.path)
+	if err := v.probeNamed(false); err != nil {
+		return also(err, v.own.remove())
+	}
+	return nil
+}
+
+// probeNamed tries files with or without names, direct and then buffered.
+func (v *Volume) probeNamed(anonymous bool) error {
+	v.anonymous = anonymous
+	err := v.probeFile(true)
+	if errors.Is(err, syscall.EINVAL) {
+		if err = v.probeFile(false); err == nil {
+			v.warn("no direct I/O on %s: transfers go through the page cache", v.system)
+		}
+	}
+	return err
+}
+
+// cannotAnonymous says whether err is a file system's way to say that it has no
+// anonymous files: open(2) names EOPNOTSUPP, and EISDIR where O_TMPFILE is not
+// known; EINVAL, after direct I/O was left out, is what some network ones say.
+func cannotAnonymous(err error) bool {
+	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.EINVAL)
+}
+
+// probeFile opens a file, writes and reads a page, and sets what kind of file it is
+// if all went well. Some file systems refuse direct I/O only when it is done.
+func (v *Volume) probeFile(direct bool) (err error) {
+	name := segmentFile(0)
+	f, err := v.openSegment(name, direct)
+	if err != nil {
+		return fmt.Errorf("opening a spill file: %w", bare(err))
+	}
+	defer func() {
+		if e := v.closeSegment(name, f); err == nil {
+			err = e
+		}
+	}()
+	address, offset := f.Alignment()
+	if address <= 0 || offset <= 0 || address > tier.Page || offset > tier.Page {
+		return fmt.Errorf("direct I/O aligned to %d and %d bytes: %w", address, offset, syscall.EINVAL)
+	}
+	v.direct, v.address, v.offset = f.Direct(), uintptr(address), int64(offset)
+	page, back := alignedBytes(tier.Page), alignedBytes(tier.Page)
+	for i := range page {
+		page[i] = byte(i) ^ 0xa5
+	}
+	if err := transferAll(f.WriteAt, page, 0, v.offset); err != nil {
+		return fmt.Errorf("writing a page: %w", bare(err))
+	}
+	if err := transferAll(f.ReadAt, back, 0, v.offset); err != nil {
+		return fmt.Errorf("reading a page: %w", bare(err))
+	}
+	if !bytes.Equal(page, back) {
+		return errors.New("a page that was written reads differently")
+	}
+	return nil
+}
+
+// openSegment opens a new, empty file.
+func (v *Volume) openSegment(name string, direct bool) (File, error) {
+	if v.anonymous {
+		return v.cfg.FS.OpenAnonymous(v.dir, direct)
+	}
+	return v.cfg.FS.Create(filepath.Join(v.own.path, name), direct)
+}
+
+// closeSegment closes a file and removes its name.
+func (v *Volume) closeSegment(name string, f File) error {
+	err := bare(f.Close())
+	if !v.anonymous {
+		err = also(err, ignoreMissing(v.cfg.FS.Remove(filepath.Join(v.own.path, name))))
+	}
+	return err
+}
+
+// bare returns the system's error without the path that the os package puts
+// before it, which our messages name themselves.
+func bare(err error) error {
+	if p, ok := err.(*fs.PathError); ok {
+		return p.Err
+	}
+	return err
+}
+
+// also returns both errors as one, on one line.
+func also(err, next error) error {
+	switch {
+	case err == nil:
+		return next
+	case next == nil:
+		return err
+	}
+	return fmt.Errorf("%w; then %w", err, next)
+}
+
+func (v *Volume) warn(format string, args ...any) {
+	w := fmt.Sprintf("disk: volume %s: %s", v.cfg.Dir, fmt.Sprintf(format, args...))
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.mu.warnings) < maxWarnings && !slices.Contains(v.mu.warnings, w) {
+		v.mu.warnings = append(v.mu.warnings, w)
+	}
+}
+
+// Dir returns the directory as it was configured.
+func (v *Volume) Dir() string { return v.cfg.Dir }
+
+// Stats returns the volume's figures. The sizes are a consistent cut but for the
+// counters of transfers.
+func (v *Volume) Stats() Stats {
+	s := Stats{
+		Dir: v.cfg.Dir, FileSystem: v.system, Direct: v.direct, Anonymous: v.anonymous,
+		Request: v.cfg.Request, Depth: v.cfg.Depth, Capacity: v.cfg.Capacity,
+		Written: v.written.Load(), Read: v.read.Load(), Fresh: v.fresh.Load(), Given: v.given.Load(),
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	s.Used = v.mu.used
+	s.Backed = v.mu.used + v.mu.free
+	for _, seg := range v.mu.segments {
+		if seg.file != nil {
+			s.Segments++
+		}
+	}
+	s.Warnings = slices.Clone(v.mu.warnings)
+	return s
+}
+
+// Close ends the volume's goroutines, waits for what was freed, and closes and removes
+// all files that nothing is handed out of. Memory that is handed out stays usable,
+// on the caller's goroutine alone; the Free of the last of it ends the rest. A
+// second Close returns tier.ErrClosed.
+func (v *Volume) Close() error {
+	v.mu.Lock()
+	if v.mu.closed {
+		v.mu.Unlock()
+		return tier.ErrClosed
+	}
+	v.mu.closed = true
+	settled := make(chan struct{})
+	if v.mu.retiring == 0 {
+		close(settled)
+	} else {
+		v.mu.settled = settled
+	}
+	v.mu.Unlock()
+	v.endLife()
+	v.workers.Wait()
+	<-settled
+	v.change <- struct{}{} // an Alloc or Trim under way ends; the next finds it closed
+	v.mu.Lock()
+	v.mu.quiet = true
+	v.mu.Unlock()
+	<-v.change
+	return v.end()
+}
+
+// end closes the segments that nothing is handed out of, once the volume is closed;
+// with the last of them it removes the directory of named files.
+func (v *Volume) end() error {
+	type open struct {
+		name string
+		file File
+	}
+	var files []open
+	v.mu.Lock()
+	for _, s := range v.mu.segments {
+		if v.mu.quiet && s.file != nil && s.used == 0 {
+			files = append(files, open{s.name, s.file})
+			s.file = nil
+			v.mu.free -= s.backed.FreeBytes()
+			s.reset()
+		}
+	}
+	last := v.mu.quiet && v.mu.used == 0 && !v.mu.ended
+	if last {
+		v.mu.ended = true
+	}
+	v.mu.Unlock()
+	var err error
+	for _, f := range files {
+		err = also(err, v.closeSegment(f.name, f.file))
+	}
+	if last && v.own != nil {
+		err = also(err, v.own.remove())
+	}
+	if err != nil {
+		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, err)
+	}
+	return nil
+}

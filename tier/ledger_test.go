@@ -1,0 +1,304 @@
+package tier_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+func TestLedgerAccounts(t *testing.T) {
+	l := tier.NewLedger(100)
+	check := func(step string, want tier.Usage) {
+		t.Helper()
+		if got := l.Snapshot(); got != want {
+			t.Errorf("after %s: %+v, want %+v", step, got, want)
+		}
+		if l.Used() != want.Used() {
+			t.Errorf("after %s: Used is %d, want %d", step, l.Used(), want.Used())
+		}
+	}
+	reserve := func(n, limit int64, want bool) {
+		t.Helper()
+		if got := l.Reserve(n, limit); got != want {
+			t.Errorf("Reserve(%d, %d) with %d used is %v", n, limit, l.Used(), got)
+		}
+	}
+	if l.Capacity() != 100 {
+		t.Errorf("capacity %d", l.Capacity())
+	}
+	reserve(101, math.MaxInt64, false)
+	reserve(math.MaxInt64, math.MaxInt64, false)
+	reserve(80, 90, true)
+	check("reserving 80", tier.Usage{Reserved: 80, Peak: 80})
+	reserve(11, 90, false)
+	reserve(math.MaxInt64, 90, false) // n + used would overflow
+	reserve(10, 90, true)
+	reserve(10, math.MaxInt64, true) // the limit may be anything; the capacity holds
+	reserve(1, math.MaxInt64, false)
+	check("filling up", tier.Usage{Reserved: 100, Peak: 100})
+	l.Draw(70)
+	check("drawing 70", tier.Usage{Live: 70, Reserved: 30, Peak: 100})
+	l.Undraw(20)
+	check("undrawing 20", tier.Usage{Live: 50, Reserved: 50, Peak: 100})
+	l.Unreserve(40)
+	check("unreserving 40", tier.Usage{Live: 50, Reserved: 10, Peak: 100})
+	l.ResetPeak()
+	check("resetting the peak", tier.Usage{Live: 50, Reserved: 10, Peak: 60})
+	l.Retire(30)
+	check("retiring 30", tier.Usage{Live: 20, Retired: 30, Reserved: 10, Peak: 60})
+	l.Recall(10)
+	check("recalling 10", tier.Usage{Live: 20, Retired: 20, Reserved: 20, Peak: 60})
+	l.Reap(20)
+	check("reaping 20", tier.Usage{Live: 20, Reserved: 20, Peak: 60})
+	reserve(1, 10, false) // a limit that was lowered below what is used
+	reserve(1, -5, false)
+	reserve(0, 40, true)
+	check("no more", tier.Usage{Live: 20, Reserved: 20, Peak: 60})
+}
+
+// TestLedgerRefusesToLie: what would take an account below zero panics, leaves
+// the books as they were, and leaves them usable.
+func TestLedgerRefusesToLie(t *testing.T) {
+	for name, f := range map[string]func(*tier.Ledger){
+		"unreserve":          func(l *tier.Ledger) { l.Unreserve(11) },
+		"draw":               func(l *tier.Ledger) { l.Draw(11) },
+		"undraw":             func(l *tier.Ledger) { l.Undraw(21) },
+		"retire":             func(l *tier.Ledger) { l.Retire(21) },
+		"reap":               func(l *tier.Ledger) { l.Reap(31) },
+		"recall":             func(l *tier.Ledger) { l.Recall(31) },
+		"negative reserve":   func(l *tier.Ledger) { l.Reserve(-1, 100) },
+		"negative unreserve": func(l *tier.Ledger) { l.Unreserve(-1) },
+		"negative draw":      func(l *tier.Ledger) { l.Draw(-1) },
+		"negative reap":      func(l *tier.Ledger) { l.Reap(math.MinInt64) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := tier.NewLedger(100)
+			l.Reserve(60, 100)
+			l.Draw(50)
+			l.Retire(30)
+			want := tier.Usage{Live: 20, Retired: 30, Reserved: 10, Peak: 60}
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Error("no panic")
+					}
+				}()
+				f(l)
+			}()
+			if got := l.Snapshot(); got != want {
+				t.Errorf("the books are %+v, and were %+v", got, want)
+			}
+			l.Retire(20)
+			l.Reap(50)
+			l.Unreserve(10)
+			if l.Used() != 0 {
+				t.Errorf("%d bytes are left", l.Used())
+			}
+		})
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("a ledger with a negative capacity")
+		}
+	}()
+	tier.NewLedger(-1)
+}
+
+// TestLedgerSnapshotIsNeverTorn moves a fixed sum between the accounts while
+// others read: every cut must show that sum.
+func TestLedgerSnapshotIsNeverTorn(t *testing.T) {
+	const sum = 1000
+	l := tier.NewLedger(sum)
+	l.Reserve(sum, sum)
+	var writers, readers sync.WaitGroup
+	var stop atomic.Bool
+	var cuts atomic.Int64
+	for range 2 {
+		writers.Go(func() {
+			for range 20000 {
+				l.Draw(500)
+				l.Undraw(100)
+				l.Retire(400)
+				l.Recall(400)
+			}
+		})
+	}
+	for range 2 {
+		readers.Go(func() {
+			for !stop.Load() {
+				cuts.Add(1)
+				if u := l.Snapshot(); u.Used() != sum || u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || u.Peak != sum {
+					t.Errorf("a cut shows %+v: %d bytes, want %d", u, u.Used(), sum)
+					return
+				}
+				if used := l.Used(); used != sum {
+					t.Errorf("Used is %d, want %d", used, sum)
+					return
+				}
+			}
+		})
+	}
+	writers.Wait()
+	stop.Store(true)
+	readers.Wait()
+	if cuts.Load() == 0 {
+		t.Error("no cut was taken")
+	}
+}
+
+// TestLedgerRandom lets goroutines do random operations within what they hold:
+// the ledger is never over the limit, no byte is lost, and the refusals are
+// right.
+func TestLedgerRandom(t *testing.T) {
+	const capacity, limit = 1 << 20, 900 << 10
+	l := tier.NewLedger(capacity)
+	var writers, readers sync.WaitGroup
+	var stop atomic.Bool
+	var refused, granted atomic.Int64
+	type holding struct{ live, retired, reserved int64 }
+	held := make([]holding, 4)
+	for g := range held {
+		writers.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(g), 1))
+			h := &held[g]
+			for range 20000 {
+				switch part := func(n int64) int64 { return r.Int64N(n + 1) }; r.IntN(8) {
+				case 0, 1:
+					if n := part(limit / 3); l.Reserve(n, limit) {
+						h.reserved += n
+						granted.Add(1)
+					} else {
+						refused.Add(1)
+					}
+				case 2:
+					n := part(h.reserved)
+					l.Unreserve(n)
+					h.reserved -= n
+				case 3:
+					n := part(h.reserved)
+					l.Draw(n)
+					h.reserved, h.live = h.reserved-n, h.live+n
+				case 4:
+					n := part(h.live)
+					l.Undraw(n)
+					h.reserved, h.live = h.reserved+n, h.live-n
+				case 5:
+					n := part(h.live)
+					l.Retire(n)
+					h.live, h.retired = h.live-n, h.retired+n
+				case 6:
+					n := part(h.retired)
+					l.Reap(n)
+					h.retired -= n
+				case 7:
+					n := part(h.retired)
+					l.Recall(n)
+					h.retired, h.reserved = h.retired-n, h.reserved+n
+				}
+			}
+		})
+	}
+	readers.Go(func() {
+		for !stop.Load() {
+			if used := l.Used(); used > limit || used < 0 {
+				t.Errorf("Used is %d, the limit %d", used, limit)
+			}
+			if u := l.Snapshot(); u.Used() > limit || u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || u.Peak < u.Used() || u.Peak > limit {
+				t.Errorf("a cut shows %+v, the limit is %d", u, limit)
+			}
+			if t.Failed() {
+				return
+			}
+		}
+	})
+	writers.Wait()
+	stop.Store(true)
+	readers.Wait()
+	var want tier.Usage
+	for _, h := range held {
+		want.Live += h.live
+		want.Retired += h.retired
+		want.Reserved += h.reserved
+	}
+	got := l.Snapshot()
+	want.Peak = got.Peak
+	if got != want || l.Used() != want.Used() {
+		t.Errorf("the books are %+v, %d used; what is held is %+v", got, l.Used(), want)
+	}
+	if refused.Load() == 0 || granted.Load() == 0 {
+		t.Errorf("%d reservations were granted, %d refused: the test is too easy", granted.Load(), refused.Load())
+	}
+}
+
+func TestLedgerDoesNotAllocate(t *testing.T) {
+	l := tier.NewLedger(1 << 30)
+	if n := testing.AllocsPerRun(1000, func() {
+		l.Reserve(100, 1<<30)
+		l.Unreserve(100)
+		l.Snapshot()
+	}); n != 0 && !invariantsBuild {
+		t.Errorf("Reserve, Unreserve and Snapshot allocate %v times", n)
+	}
+}
+
+func BenchmarkLedger(b *testing.B) {
+	b.Run("ReserveUnreserve", func(b *testing.B) {
+		l := tier.NewLedger(1 << 40)
+		b.ReportAllocs()
+		for b.Loop() {
+			l.Reserve(4096, 1<<40)
+			l.Unreserve(4096)
+		}
+	})
+	b.Run("Snapshot", func(b *testing.B) {
+		l := tier.NewLedger(1 << 40)
+		b.ReportAllocs()
+		for b.Loop() {
+			l.Snapshot()
+		}
+	})
+	b.Run("Life", func(b *testing.B) { // of a buffer
+		l := tier.NewLedger(1 << 40)
+		b.ReportAllocs()
+		for b.Loop() {
+			l.Reserve(4096, 1<<40)
+			l.Draw(4096)
+			l.Retire(4096)
+			l.Reap(4096)
+		}
+	})
+	for _, writers := range []int{1, 2} {
+		b.Run(fmt.Sprintf("SnapshotBesideWriters=%d", writers), func(b *testing.B) {
+			l := tier.NewLedger(1 << 40)
+			var wg sync.WaitGroup
+			var stop atomic.Bool
+			for range writers {
+				wg.Go(func() {
+					for !stop.Load() {
+						l.Reserve(4096, 1<<40)
+						l.Unreserve(4096)
+					}
+				})
+			}
+			for b.Loop() {
+				l.Snapshot()
+			}
+			stop.Store(true)
+			wg.Wait()
+		})
+	}
+	b.Run("ReserveUnreserveParallel", func(b *testing.B) {
+		l := tier.NewLedger(1 << 40)
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				l.Reserve(4096, 1<<40)
+				l.Unreserve(4096)
+			}
+		})
+	})
+}

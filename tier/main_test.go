@@ -1,0 +1,43 @@
+package tier_test
+
+import (
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+const invariantsBuild = invariants.Enabled
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// openDevice returns a simulated device, which the test's end closes.
+func openDevice(t testing.TB, cfg sim.Config) *sim.Device {
+	t.Helper()
+	d, err := sim.New(cfg)
+	ok(t, err)
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil && err != tier.ErrClosed {
+			t.Errorf("closing the device: %v", err)
+		}
+	})
+	return d
+}
+
+// mustPanic calls f and returns what it panicked with.
+func mustPanic(t testing.TB, f func()) (p any) {
+	t.Helper()
+	defer func() {
+		if p = recover(); p == nil {
+			t.Error("no panic")
+		}
+	}()
+	f()
+	return nil
+}

@@ -1,0 +1,592 @@
+package tier_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+// fakePool charges in steps of 64 bytes, and frees when the test says so.
+type fakePool struct {
+	alloc func(size int64) (tier.Memory, error) // nil: passes
+
+	mu     sync.Mutex
+	keep   bool     // hold reclaimed back
+	kept   []func() // held back
+	frees  int
+	closed bool
+}
+
+type fakeMemory int64
+
+func (m fakeMemory) Size() int64 { return int64(m) }
+
+func (p *fakePool) Charge(size int64) int64 { return (size + 63) / 64 * 64 }
+
+func (p *fakePool) Alloc(size int64, _ []int64) (tier.Memory, error) {
+	if p.alloc != nil {
+		return p.alloc(size)
+	}
+	return fakeMemory(size), nil
+}
+
+func (p *fakePool) Free(_ tier.Memory, reclaimed func()) {
+	p.mu.Lock()
+	p.frees++
+	keep := p.keep
+	if keep {
+		p.kept = append(p.kept, reclaimed)
+	}
+	p.mu.Unlock()
+	if !keep {
+		reclaimed()
+	}
+}
+
+func (p *fakePool) Close() error { p.closed = true; return nil }
+
+// reclaim lets go of what was held back.
+func (p *fakePool) reclaim() {
+	p.mu.Lock()
+	kept := p.kept
+	p.kept = nil
+	p.mu.Unlock()
+	for _, f := range kept {
+		f()
+	}
+}
+
+func newSpace(t testing.TB, capacity int64, pool tier.Pool) *tier.Space {
+	t.Helper()
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID:        tier.ID{Kind: tier.Host, Ordinal: 2},
+		Capacity:  capacity,
+		Fractions: tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: 0.5},
+		Node:      1,
+		Backend:   "fake",
+		Pool:      pool,
+		Hint:      "raise HostMemory",
+	})
+	ok(t, err)
+	return s
+}
+
+func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
+	t.Helper()
+	ok(t, s.Reserve(s.Charge(size)))
+	b, err := s.Draw(size, nil, nil)
+	ok(t, err)
+	return b
+}
+
+func usage(t testing.TB, s *tier.Space, when string, live, retired, reserved int64) {
+	t.Helper()
+	u := s.Usage()
+	if u.Live != live || u.Retired != retired || u.Reserved != reserved {
+		t.Errorf("%s: %+v; want live %d, retired %d, reserved %d", when, u, live, retired, reserved)
+	}
+}
+
+func TestFractions(t *testing.T) {
+	for _, k := range tier.Kinds() {
+		if err := tier.DefaultFractions(k).Validate(); err != nil {
+			t.Errorf("the defaults of %v: %v", k, err)
+		}
+	}
+	if got, want := tier.DefaultFractions(tier.GPU), (tier.Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}); got != want {
+		t.Errorf("gpu: %+v, want %+v", got, want)
+	}
+	if got, want := tier.DefaultFractions(tier.Disk), (tier.Fractions{Limit: 1, Trigger: 0.95, Stop: 0.85}); got != want {
+		t.Errorf("disk: %+v, want %+v", got, want)
+	}
+	nan := math.NaN()
+	for _, c := range []struct {
+		f    tier.Fractions
+		want string // part of the error; "" for none
+	}{
+		{tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.5}, ""},
+		{tier.Fractions{Limit: 0.9, Trigger: 0.9, Stop: 0.899}, ""},
+		{tier.Fractions{Limit: 1e-9, Trigger: 1e-9, Stop: 1e-10}, ""},
+		{tier.Fractions{}, "stop 0 must be above 0"},
+		{tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: -0.1}, "stop -0.1 must be above 0"},
+		{tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: 0.8}, "stop 0.8 must be below trigger 0.8"},
+		{tier.Fractions{Limit: 0.9, Trigger: 0.5, Stop: 0.6}, "stop 0.6 must be below trigger 0.5"},
+		{tier.Fractions{Limit: 0.7, Trigger: 0.8, Stop: 0.5}, "trigger 0.8 must not be above limit 0.7"},
+		{tier.Fractions{Limit: 1.01, Trigger: 0.8, Stop: 0.5}, "limit 1.01 must not be above 1"},
+		{tier.Fractions{Limit: math.Inf(1), Trigger: 0.8, Stop: 0.5}, "must not be above 1"},
+		{tier.Fractions{Limit: nan, Trigger: 0.8, Stop: 0.5}, "numbers"},
+		{tier.Fractions{Limit: 0.9, Trigger: nan, Stop: 0.5}, "numbers"},
+		{tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: nan}, "numbers"},
+	} {
+		err := c.f.Validate()
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%+v: %v; want %q", c.f, err, c.want)
+		}
+	}
+	or := tier.Fractions{Limit: 1, Trigger: 2, Stop: 3}
+	for _, c := range []struct{ f, want tier.Fractions }{
+		{tier.Fractions{}, or},
+		{tier.Fractions{Limit: 7}, tier.Fractions{Limit: 7, Trigger: 2, Stop: 3}},
+		{tier.Fractions{Trigger: 7, Stop: 8}, tier.Fractions{Limit: 1, Trigger: 7, Stop: 8}},
+	} {
+		if got := c.f.Or(or); got != c.want {
+			t.Errorf("%+v.Or(%+v) = %+v, want %+v", c.f, or, got, c.want)
+		}
+	}
+}
+
+func TestNewSpaceRefuses(t *testing.T) {
+	good := tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: 100, Pool: &fakePool{}}
+	if _, err := tier.NewSpace(good); err != nil {
+		t.Errorf("%+v: %v", good, err)
+	}
+	for name, spoil := range map[string]func(*tier.SpaceConfig){
+		"no id":             func(c *tier.SpaceConfig) { c.ID = tier.ID{} },
+		"a negative number": func(c *tier.SpaceConfig) { c.ID.Ordinal = -1 },
+		"no capacity":       func(c *tier.SpaceConfig) { c.Capacity = 0 },
+		"negative capacity": func(c *tier.SpaceConfig) { c.Capacity = -1 },
+		"no pool":           func(c *tier.SpaceConfig) { c.Pool = nil },
+		// only together with the default trigger of 0.85 is this stop too high
+		"stop over trigger": func(c *tier.SpaceConfig) { c.Fractions.Stop = 0.9 },
+	} {
+		cfg := good
+		spoil(&cfg)
+		if s, err := tier.NewSpace(cfg); err == nil || s != nil {
+			t.Errorf("%s: a space, %v", name, err)
+		}
+	}
+}
+
+func TestSpaceTellsWhatItIs(t *testing.T) {
+	p := &fakePool{}
+	s := newSpace(t, 1000, p)
+	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node(), s.Backend(), s.Capacity(), s.Limit(), s.Trigger(), s.Stop(), s.Available(), s.Charge(65))
+	if want := "host:2 host 1 fake 1000 900 800 500 900 128\n"; got != want {
+		t.Errorf("got %swant %s", got, want)
+	}
+	if s.Pool() != tier.Pool(p) {
+		t.Error("another pool")
+	}
+	for n, want := range map[int64]bool{-1: false, 0: true, 900: true, 901: false, math.MaxInt64: false} {
+		if s.Fits(n) != want {
+			t.Errorf("Fits(%d) is %v", n, !want)
+		}
+	}
+}
+
+func TestSpaceLifeOfABuffer(t *testing.T) {
+	p := &fakePool{keep: true}
+	s := newSpace(t, 1000, p)
+	ok(t, s.Reserve(300))
+	usage(t, s, "reserved", 0, 0, 300)
+	b, err := s.Draw(100, nil, nil)
+	ok(t, err)
+	usage(t, s, "drawn", 128, 0, 172)
+	if b.Size() != 100 || b.Charge() != 128 || b.Space() != s || b.Memory() != fakeMemory(100) {
+		t.Errorf("the buffer has size %d, charge %d, memory %v", b.Size(), b.Charge(), b.Memory())
+	}
+	s.Unreserve(172)
+	usage(t, s, "unreserved", 128, 0, 0)
+	ok(t, b.Release())
+	usage(t, s, "released", 0, 128, 0)
+	if s.Used() != 128 || s.Available() != 900-128 {
+		t.Errorf("retired bytes do not count: used %d, available %d", s.Used(), s.Available())
+	}
+	p.reclaim()
+	usage(t, s, "reclaimed", 0, 0, 0)
+	if s.Usage().Peak != 300 {
+		t.Errorf("peak %d", s.Usage().Peak)
+	}
+	s.ResetPeak()
+	if s.Usage().Peak != 0 {
+		t.Errorf("peak %d after a reset", s.Usage().Peak)
+	}
+	ok(t, s.Close())
+	if err := s.Close(); !errors.Is(err, tier.ErrClosed) || !p.closed {
+		t.Errorf("the second Close: %v; pool closed: %v", err, p.closed)
+	}
+}
+
+func TestSpaceOfNothing(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{})
+	ok(t, s.Reserve(0))
+	s.Unreserve(0)
+	b, err := s.Draw(0, nil, nil)
+	if b != nil || err != nil {
+		t.Errorf("a buffer of 0 bytes is %v, %v; want nil and no error", b, err)
+	}
+	if b.Size() != 0 || b.Charge() != 0 || b.Memory() != nil || b.Space() != nil || b.Leased() != 0 || b.Release() != nil || b.Release() != nil {
+		t.Error("a nil buffer is not empty")
+	}
+	b.Lease()()
+	if err := s.Reserve(-1); err == nil || errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("Reserve(-1): %v", err)
+	}
+	if b, err := s.Draw(-1, nil, nil); b != nil || err == nil {
+		t.Errorf("Draw(-1) gave %v, %v", b, err)
+	}
+	// A limit below what is used refuses what is new, but nothing is always had.
+	ok(t, s.Reserve(500))
+	ok(t, s.SetLimit(100))
+	ok(t, s.Reserve(0))
+	s.Unreserve(500)
+}
+
+func TestSpaceRefuses(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{})
+	ok(t, s.Reserve(600))
+	err := s.Reserve(301)
+	var full *tier.NoSpaceError
+	if !errors.As(err, &full) || !errors.Is(err, tier.ErrNoSpace) {
+		t.Fatalf("Reserve over the limit: %v", err)
+	}
+	want := tier.NoSpaceError{Space: s.ID(), Requested: 301, Available: 300, Hint: "raise HostMemory"}
+	if *full != want {
+		t.Errorf("got %+v, want %+v", *full, want)
+	}
+	if got, want := err.Error(), "host:2 has no space for 301 bytes: 300 available (raise HostMemory)"; got != want {
+		t.Errorf("it says %q, want %q", got, want)
+	}
+	ok(t, s.Reserve(300))
+	usage(t, s, "at the limit", 0, 0, 900)
+	s.Unreserve(900)
+}
+
+// TestSpaceDrawFails: whatever goes wrong in a pool is an error, and leaves the
+// promise as it was.
+func TestSpaceDrawFails(t *testing.T) {
+	boom := errors.New("boom")
+	for _, c := range []struct {
+		name  string
+		alloc func(int64) (tier.Memory, error)
+		is    error
+		says  string
+	}{
+		{"error", func(int64) (tier.Memory, error) { return nil, boom }, boom, "boom"},
+		{"no space", func(n int64) (tier.Memory, error) {
+			return nil, &tier.NoSpaceError{Requested: n, Available: 700, Largest: 60}
+		}, tier.ErrNoSpace, "host:2 has no space for 100 bytes: 700 available in pieces of at most 60 (raise HostMemory)"},
+		{"wrapped no space", func(n int64) (tier.Memory, error) {
+			return nil, fmt.Errorf("deep down: %w", &tier.NoSpaceError{Requested: n, Cause: boom})
+		}, boom, "deep down: "},
+		{"panic", func(int64) (tier.Memory, error) { panic("a pool's bug") }, nil, "a pool's bug"},
+		{"panic with an error", func(int64) (tier.Memory, error) { panic(boom) }, nil, "boom"},
+		{"nothing", func(int64) (tier.Memory, error) { return nil, nil }, nil, "no memory"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := &fakePool{alloc: c.alloc}
+			s := newSpace(t, 1000, p)
+			ok(t, s.Reserve(200))
+			b, err := s.Draw(100, nil, nil)
+			if b != nil || err == nil || !strings.Contains(err.Error(), c.says) || c.is != nil && !errors.Is(err, c.is) {
+				t.Errorf("Draw gave %v, %v", b, err)
+			}
+			var full *tier.NoSpaceError
+			if errors.As(err, &full) && (full.Space != s.ID() || full.Hint != "raise HostMemory") {
+				t.Errorf("the error names space %v and hint %q", full.Space, full.Hint)
+			}
+			usage(t, s, "after a failed draw", 0, 0, 200)
+			if l := s.Leaks(); len(l) != 0 {
+				t.Errorf("leaks: %+v", l)
+			}
+			p.alloc = nil // and the next one passes
+			b, err = s.Draw(100, nil, nil)
+			ok(t, err)
+			ok(t, b.Release())
+			s.Unreserve(72)
+			usage(t, s, "in the end", 0, 0, 0)
+		})
+	}
+}
+
+// TestSpaceDoesNotHideViolations: a lock order broken inside a pool is no
+// failed allocation.
+func TestSpaceDoesNotHideViolations(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{alloc: func(int64) (tier.Memory, error) { panic(lockrank.Violation("broken")) }})
+	ok(t, s.Reserve(64))
+	if p := mustPanic(t, func() { _, _ = s.Draw(1, nil, nil) }); p != lockrank.Violation("broken") {
+		t.Errorf("it panicked with %v", p)
+	}
+}
+
+func TestSpaceDrawsOnlyWhatIsPromised(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{})
+	ok(t, s.Reserve(127))
+	mustPanic(t, func() { _, _ = s.Draw(100, nil, nil) })
+	usage(t, s, "after the panic", 0, 0, 127)
+	s.Unreserve(127)
+}
+
+// changes records what a space tells a listener.
+type changes struct {
+	mu  sync.Mutex
+	got []tier.Change
+}
+
+func (c *changes) listen(_ *tier.Space, change tier.Change) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.got = append(c.got, change)
+}
+
+// expect compares what was told since the last time.
+func (c *changes) expect(t *testing.T, after string, want ...tier.Change) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if fmt.Sprint(c.got) != fmt.Sprint(want) {
+		t.Errorf("after %s listeners were told %v, want %v", after, c.got, want)
+	}
+	c.got = nil
+}
+
+func TestSpaceTellsListeners(t *testing.T) {
+	p := &fakePool{keep: true}
+	s := newSpace(t, 1000, p) // limit 900, trigger 800
+	var c changes
+	cancel := s.Subscribe(c.listen)
+	ok(t, s.Reserve(799))
+	c.expect(t, "reserving below the trigger")
+	ok(t, s.Reserve(1))
+	c.expect(t, "reserving up to the trigger", tier.Pressed)
+	ok(t, s.Reserve(10))
+	c.expect(t, "reserving above the trigger", tier.Pressed)
+	if s.Reserve(500) == nil {
+		t.Error("a reservation over the limit passed")
+	}
+	c.expect(t, "a refusal")
+	s.Unreserve(710)
+	c.expect(t, "unreserving", tier.Released)
+	s.Unreserve(0)
+	c.expect(t, "unreserving nothing")
+	b, err := s.Draw(64, nil, nil)
+	ok(t, err)
+	c.expect(t, "drawing")
+	ok(t, b.Release())
+	c.expect(t, "releasing what the device still has")
+	p.reclaim()
+	c.expect(t, "reclaiming", tier.Released)
+	ok(t, s.SetLimit(850))
+	c.expect(t, "lowering the limit")
+	ok(t, s.SetLimit(850))
+	c.expect(t, "the same limit")
+	ok(t, s.SetLimit(1000))
+	c.expect(t, "raising the limit", tier.Released)
+	s.SetForeign(763)
+	c.expect(t, "foreign bytes below the trigger")
+	s.SetForeign(764)
+	c.expect(t, "foreign bytes that press", tier.Pressed)
+	s.SetForeign(764)
+	c.expect(t, "the same foreign bytes")
+	s.SetForeign(0)
+	c.expect(t, "no foreign bytes")
+	cancel()
+	cancel()
+	s.Unreserve(36)
+	c.expect(t, "the end of the subscription")
+}
+
+func TestSpaceForeign(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{})
+	ok(t, s.Reserve(100))
+	s.SetForeign(300)
+	if s.PressureBytes() != 400 || s.Foreign() != 300 || s.Used() != 100 || s.Available() != 800 {
+		t.Errorf("pressure %d, foreign %d, used %d, available %d", s.PressureBytes(), s.Foreign(), s.Used(), s.Available())
+	}
+	s.SetForeign(-5)
+	if s.PressureBytes() != 100 || s.Foreign() != 0 {
+		t.Errorf("pressure %d with a negative sample", s.PressureBytes())
+	}
+	s.Unreserve(100)
+}
+
+func TestSpaceSetLimit(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{})
+	for _, n := range []int64{0, -1, 1001, math.MinInt64, math.MaxInt64} {
+		if err := s.SetLimit(n); err == nil || s.Limit() != 900 {
+			t.Errorf("SetLimit(%d): %v, the limit is %d", n, err, s.Limit())
+		}
+	}
+	ok(t, s.Reserve(500))
+	ok(t, s.SetLimit(400)) // revokes nothing
+	usage(t, s, "with a limit below what is used", 0, 0, 500)
+	if s.Available() != 0 {
+		t.Errorf("available %d", s.Available())
+	}
+	if err := s.Reserve(1); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("Reserve over the limit: %v", err)
+	}
+	ok(t, s.SetLimit(1000))
+	ok(t, s.Reserve(500))
+	s.Unreserve(1000)
+}
+
+// TestSpaceListenersMayDoAnything: they run without locks.
+func TestSpaceListenersMayDoAnything(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{})
+	var calls int
+	var cancel func()
+	cancel = s.Subscribe(func(s *tier.Space, c tier.Change) {
+		lockrank.AssertNone("a listener is called")
+		calls++
+		cancel()
+		s.Subscribe(func(*tier.Space, tier.Change) { calls += 10 })
+		ok(t, s.Reserve(10))
+		s.Usage()
+		s.Leaks()
+		s.Unreserve(10) // which calls the new listener only
+	})
+	ok(t, s.Reserve(10))
+	s.Unreserve(10)
+	if calls != 11 {
+		t.Errorf("listeners were called %d times, counted in their way; want 11", calls)
+	}
+}
+
+func TestSpaceLeaks(t *testing.T) {
+	s := newSpace(t, 10000, &fakePool{})
+	a, b, c := draw(t, s, 100), draw(t, s, 1000), draw(t, s, 10)
+	leaks := s.Leaks()
+	if len(leaks) != 3 || leaks[0].Bytes != 1024 || leaks[1].Bytes != 128 || leaks[2].Bytes != 64 || leaks[0].Space != s.ID() {
+		t.Errorf("leaks: %+v; want 1024, 128 and 64 bytes", leaks)
+	}
+	if stack := leaks[0].Stack; strings.Contains(stack, "TestSpaceLeaks") != invariantsBuild {
+		t.Errorf("in an invariants build (%v) the stack is %q", invariantsBuild, stack)
+	}
+	ok(t, s.Close())
+	ok(t, b.Release()) // also after Close
+	ok(t, a.Release())
+	end := c.Lease()
+	ok(t, c.Release())
+	if l := s.Leaks(); len(l) != 1 || l[0].Bytes != 64 {
+		t.Errorf("leaks with one lease open: %+v", l)
+	}
+	end()
+	if l := s.Leaks(); len(l) != 0 {
+		t.Errorf("leaks in the end: %+v", l)
+	}
+	usage(t, s, "in the end", 0, 0, 0)
+}
+
+// account takes back what it is credited, or not.
+type account struct {
+	space *tier.Space
+	keep  atomic.Bool
+	sum   atomic.Int64
+}
+
+func (a *account) Credit(n int64) bool {
+	lockrank.AssertNone("an account is credited")
+	a.sum.Add(n)
+	if a.keep.Load() {
+		a.space.Recall(n)
+	}
+	return a.keep.Load()
+}
+
+func TestSpaceCreditsTheAccount(t *testing.T) {
+	p := &fakePool{keep: true}
+	s := newSpace(t, 1000, p)
+	var c changes
+	s.Subscribe(c.listen)
+	a := &account{space: s}
+	ok(t, s.Reserve(200))
+	for _, keep := range []bool{true, false} {
+		a.keep.Store(keep)
+		a.sum.Store(0)
+		b, err := s.Draw(100, nil, a)
+		ok(t, err)
+		usage(t, s, "drawn", 128, 0, 72)
+		ok(t, b.Release())
+		usage(t, s, "released", 0, 128, 72)
+		if a.sum.Load() != 0 {
+			t.Error("the account was credited before the bytes were reclaimed")
+		}
+		p.reclaim()
+		if a.sum.Load() != 128 {
+			t.Errorf("the account was credited %d bytes, want 128", a.sum.Load())
+		}
+		if keep {
+			usage(t, s, "kept by the account", 0, 0, 200)
+			c.expect(t, "the account kept the bytes: nothing is free")
+		} else {
+			usage(t, s, "left by the account", 0, 0, 72)
+			c.expect(t, "the account left the bytes", tier.Released)
+		}
+	}
+	s.Unreserve(72)
+}
+
+// TestSpaceConcurrent draws and releases on several goroutines, over a pool that
+// reclaims late: never over the limit, and nothing is left in the end.
+func TestSpaceConcurrent(t *testing.T) {
+	tiertest.NoLeaks(t)
+	p := &fakePool{keep: true}
+	s := newSpace(t, 1<<20, p)
+	a := &account{space: s}
+	var told atomic.Int64
+	s.Subscribe(func(*tier.Space, tier.Change) { told.Add(1) })
+	var wg sync.WaitGroup
+	for g := range uint64(4) {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(g, 2))
+			var held []*tier.Buffer
+			for range 3000 {
+				switch r.IntN(5) {
+				case 0, 1:
+					size := 1 + r.Int64N(100_000)
+					charge := s.Charge(size)
+					if err := s.Reserve(charge); err != nil {
+						if !errors.Is(err, tier.ErrNoSpace) {
+							t.Error(err)
+						}
+						continue
+					}
+					b, err := s.Draw(size, nil, a)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					held = append(held, b)
+				case 2, 3:
+					if len(held) > 0 {
+						i := r.IntN(len(held))
+						if err := held[i].Release(); err != nil {
+							t.Error(err)
+						}
+						held[i] = held[len(held)-1]
+						held = held[:len(held)-1]
+					}
+				case 4:
+					p.reclaim()
+				}
+				if u := s.Usage(); u.Used() > s.Limit() || u.Peak > s.Limit() {
+					t.Errorf("%+v, the limit is %d", u, s.Limit())
+				}
+			}
+			for _, b := range held {
+				if err := b.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	p.reclaim()
+	usage(t, s, "in the end", 0, 0, 0)
+	if l := s.Leaks(); len(l) != 0 {
+		t.Errorf("%d leaks", len(l))
+	}
+	if told.Load() == 0 {
+		t.Error("listeners heard nothing")
+	}
+}
