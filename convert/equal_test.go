@@ -33,7 +33,7 @@ func rows(a arrow.Array) (out []string, ok bool) {
 func TestEqualFindsMutations(t *testing.T) {
 	for _, dt := range append(arrowgen.Flat(), arrowgen.Nested(arrow.BinaryTypes.String)...) {
 		g := arrowgen.New(11)
-		rec := g.Record(arrowgen.Schema(dt), 20)
+		rec := g.Record(arrowgen.Schema(dt), 9)
 		d, body := laidOut(t, rec)
 		want, ok := rows(rec.Column(0))
 		found := 0

@@ -258,7 +258,7 @@ func (l *Layout) emitLarge(dst []byte) {
 		var n int64
 		if n = l.straight(i, pos); n > 0 {
 			n = min(n, int64(len(dst)))
-			l.sum.Copy(dst[:n], l.pieces[i].raw[pos-l.pieces[i].off:][:n])
+			l.copyStraight(&l.pieces[i], dst[:n], pos)
 		} else {
 			if l.scratch == nil {
 				l.scratch = make([]byte, scratchSize)
@@ -272,19 +272,40 @@ func (l *Layout) emitLarge(dst []byte) {
 	}
 }
 
+// isStraight says whether p can be copied from the record in one go.
+func (p *piece) isStraight() bool {
+	switch p.from.(type) {
+	case nil, *lower32, *lower64:
+		return true
+	}
+	return false
+}
+
 // straight returns how many bytes at pos, in whole blocks, are bytes of piece i.
 func (l *Layout) straight(i int, pos int64) int64 {
-	if i == len(l.pieces) || l.pieces[i].raw == nil || l.pieces[i].off > pos {
+	if i == len(l.pieces) || l.pieces[i].off > pos || !l.pieces[i].isStraight() {
 		return 0
 	}
 	return (l.pieces[i].off + l.pieces[i].n - pos) &^ (sumcopy.Block - 1)
+}
+
+func (l *Layout) copyStraight(p *piece, dst []byte, pos int64) {
+	at, n := pos-p.off, int64(len(dst))
+	switch s := p.from.(type) {
+	case *lower32:
+		l.sum.CopySub32(dst, s.src[at:at+n], s.base)
+	case *lower64:
+		l.sum.CopySub64(dst, s.src[at:at+n], s.base)
+	default:
+		l.sum.Copy(dst, p.raw[at:at+n])
+	}
 }
 
 // crooked returns how many bytes from pos on should be made in scratch: up to
 // where straight is worth the while again.
 func (l *Layout) crooked(i int, pos int64) int64 {
 	for ; i < len(l.pieces) && l.pieces[i].off < pos+scratchSize; i++ {
-		if p := &l.pieces[i]; p.off > pos && p.raw != nil && p.n >= scratchSize {
+		if p := &l.pieces[i]; p.off > pos && p.n >= scratchSize && p.isStraight() {
 			return min(scratchSize, roundUp(p.off-pos, sumcopy.Block))
 		}
 	}

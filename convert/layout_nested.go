@@ -288,12 +288,12 @@ func (p *planner) views(s slice) error {
 // used checks the views and returns how many bytes they refer to.
 func (p *planner) used(v *views, n int64) (used int64, err error) {
 	for i := range n {
-		size := v.size(i)
-		switch {
-		case size < 0:
-			return 0, p.path.invalid("row %d is a view of %d bytes", i, size)
-		case size <= viewInline:
+		size := int64(int32(binary.LittleEndian.Uint32(v.views[i*viewWidth:])))
+		if uint64(size) <= viewInline || isNull(v.valid, v.at+i) {
 			continue
+		}
+		if size < 0 {
+			return 0, p.path.invalid("row %d is a view of %d bytes", i, size)
 		}
 		k, at := v.place(i)
 		if k < 0 || k >= int64(len(v.data)) || at < 0 || at > int64(len(v.data[k]))-size {

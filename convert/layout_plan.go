@@ -119,7 +119,7 @@ func (p *planner) array(dt arrow.DataType, d arrow.ArrayData, from, n int64) err
 	s.nulls = nulls
 	switch t := dt.(type) {
 	case *arrow.BooleanType:
-		return p.bits(s)
+		return p.booleans(s)
 	case arrow.BinaryViewDataType:
 		return p.views(s)
 	case arrow.BinaryDataType:
@@ -242,12 +242,31 @@ func (p *planner) validity(s slice) (nulls int64, err error) {
 	if nulls == 0 {
 		p.absent()
 	} else {
-		p.made((s.n+7)/8, newBits(b, s.at, s.n))
+		p.bitmap(b, s.at, s.n)
 	}
 	return nulls, nil
 }
 
-func (p *planner) bits(s slice) error {
+// bitmap gives the n bits from at on a place.
+func (p *planner) bitmap(b []byte, at, n int64) {
+	if at%8 != 0 {
+		p.made((n+7)/8, newBits(b, at, n))
+		return
+	}
+	b = b[at/8:][:(n+7)/8]
+	if !p.place(int64(len(b))) {
+		return
+	}
+	whole := n / 8
+	if whole > 0 {
+		p.pieces = append(p.pieces, piece{off: p.at - int64(len(b)), n: whole, raw: b[:whole]})
+	}
+	if tail := n % 8; tail > 0 { // the bits behind the end are nobody's
+		p.pieces = append(p.pieces, piece{off: p.at - 1, n: 1, raw: []byte{b[whole] & (1<<tail - 1)}})
+	}
+}
+
+func (p *planner) booleans(s slice) error {
 	b, has := s.buffer(1)
 	switch {
 	case !has && (s.n == 0 || s.nulls == s.n):
@@ -259,7 +278,7 @@ func (p *planner) bits(s slice) error {
 	case s.at > math.MaxInt64-s.n || (s.at+s.n-1)/8 >= int64(len(b)):
 		return p.path.invalid("%d bytes are too short for %d bits from %d on", len(b), s.n, s.at)
 	}
-	p.made((s.n+7)/8, newBits(b, s.at, s.n))
+	p.bitmap(b, s.at, s.n)
 	return nil
 }
 

@@ -4,10 +4,12 @@ import (
 	"encoding/binary"
 	"math"
 	"sort"
+
+	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
-// bits is a run of a bitmap that is moved to begin with a byte. The bits behind
-// its end are zero.
+// bits is a run of a bitmap that does not begin with a byte, and is moved so
+// that it does. The bits behind its end are zero.
 type bits struct {
 	src   []byte // from the byte with the first bit on, to the byte with the last
 	shift uint   // where in its byte the first bit is
@@ -19,21 +21,16 @@ func newBits(b []byte, at, n int64) *bits {
 }
 
 func (s *bits) read(dst []byte, at int64) {
-	src := s.src[at:]
-	if s.shift == 0 {
-		copy(dst, src)
-	} else {
-		d := dst
-		for len(d) >= 8 && len(src) >= 9 {
-			w := binary.LittleEndian.Uint64(src)>>s.shift | uint64(src[8])<<(64-s.shift)
-			binary.LittleEndian.PutUint64(d, w)
-			d, src = d[8:], src[8:]
-		}
-		for i := range d {
-			d[i] = src[i] >> s.shift
-			if i+1 < len(src) {
-				d[i] |= src[i+1] << (8 - s.shift)
-			}
+	src, d := s.src[at:], dst
+	for len(d) >= 8 && len(src) >= 9 {
+		w := binary.LittleEndian.Uint64(src)>>s.shift | uint64(src[8])<<(64-s.shift)
+		binary.LittleEndian.PutUint64(d, w)
+		d, src = d[8:], src[8:]
+	}
+	for i := range d {
+		d[i] = src[i] >> s.shift
+		if i+1 < len(src) {
+			d[i] |= src[i+1] << (8 - s.shift)
 		}
 	}
 	if tail := s.n % 8; tail != 0 && at+int64(len(dst)) == (s.n+7)/8 {
@@ -41,22 +38,14 @@ func (s *bits) read(dst []byte, at int64) {
 	}
 }
 
-// lower32 subtracts base from 32-bit offsets.
+// lower32 subtracts base from 32-bit offsets. Layout.emitLarge knows it, to do
+// that while it copies.
 type lower32 struct {
 	src  []byte
 	base uint32
 }
 
-func (s *lower32) read(dst []byte, at int64) {
-	src := s.src[at:][:len(dst)]
-	// Two offsets at a time: where none is below base, nothing is borrowed from
-	// the upper one. Where one is, the array was wrong before.
-	base := uint64(s.base)<<32 | uint64(s.base)
-	dst, src = lower(dst, src, base)
-	if len(src) >= 4 && len(dst) >= 4 {
-		binary.LittleEndian.PutUint32(dst, binary.LittleEndian.Uint32(src)-s.base)
-	}
-}
+func (s *lower32) read(dst []byte, at int64) { sumcopy.Sub32(dst, s.src[at:], s.base) }
 
 // lower64 subtracts base from 64-bit offsets.
 type lower64 struct {
@@ -64,27 +53,7 @@ type lower64 struct {
 	base uint64
 }
 
-func (s *lower64) read(dst []byte, at int64) {
-	lower(dst, s.src[at:][:len(dst)], s.base)
-}
-
-// lower subtracts base from 64-bit words, and returns what is left over.
-func lower(dst, src []byte, base uint64) (_, _ []byte) {
-	for len(src) >= 32 && len(dst) >= 32 {
-		a, b := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
-		c, d := binary.LittleEndian.Uint64(src[16:]), binary.LittleEndian.Uint64(src[24:])
-		binary.LittleEndian.PutUint64(dst, a-base)
-		binary.LittleEndian.PutUint64(dst[8:], b-base)
-		binary.LittleEndian.PutUint64(dst[16:], c-base)
-		binary.LittleEndian.PutUint64(dst[24:], d-base)
-		src, dst = src[32:], dst[32:]
-	}
-	for len(src) >= 8 && len(dst) >= 8 {
-		binary.LittleEndian.PutUint64(dst, binary.LittleEndian.Uint64(src)-base)
-		src, dst = src[8:], dst[8:]
-	}
-	return dst, src
-}
+func (s *lower64) read(dst []byte, at int64) { sumcopy.Sub64(dst, s.src[at:], s.base) }
 
 // runEnds counts the ends of runs from the row base on, and at most to length.
 type runEnds struct {

@@ -152,8 +152,9 @@ func (o *opener) node() (batch.Node, error) {
 	return n, nil
 }
 
-// maxRows keeps the products of rows and widths within 64 bits: no type is
-// wider than 32 bytes but for fixed-size binary, which is checked by itself.
+// maxRows keeps the products of rows and widths within 64 bits: no value is
+// wider than 32 bytes but in fixed-size binaries and lists, which are checked by
+// themselves.
 const maxRows = 1 << 48
 
 // noBytes is the buffer without bytes. It needs no memory and is not counted.

@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"math"
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -51,7 +52,11 @@ func (o *opener) listView(dt arrow.DataType, t arrow.ListLikeType, n batch.Node,
 }
 
 func (o *opener) fixedSizeList(dt arrow.DataType, t *arrow.FixedSizeListType, n batch.Node, valid *memory.Buffer) (*array.Data, error) {
-	values, err := o.child("[]", t.Elem(), n.Length*max(0, int64(t.Len())))
+	size := int64(t.Len())
+	if size < 0 || size > 0 && n.Length > math.MaxInt64/size {
+		return nil, o.path.invalid("%d lists of %d", n.Length, size)
+	}
+	values, err := o.child("[]", t.Elem(), n.Length*size)
 	if err != nil {
 		return nil, err
 	}

@@ -198,3 +198,31 @@ func TestIndexConverges(t *testing.T) {
 	}
 	w.end(all...)
 }
+
+// meddling is a policy that changes the batch while it is asked about it, as
+// somebody else may.
+type meddling struct {
+	Policy
+	meddle func()
+}
+
+func (p *meddling) Key(info batch.Info) Key {
+	if f := p.meddle; f != nil {
+		p.meddle = nil
+		f()
+	}
+	return p.Policy.Key(info)
+}
+
+func TestIndexDropsWhatIsOutdated(t *testing.T) {
+	p := &meddling{Policy: PlanOrder()}
+	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, func(c *Config, _ *world) { c.Policy = p })
+	b := w.put(gpu0, 4*kib, seq(1))
+	p.meddle = func() { b.SetPlace(seq(3)) }
+	b.SetPlace(seq(2)) // noted after seq(3)
+	v := w.mon.index.victims(nil, w.mon.byID[gpu0], 0)
+	if len(v) != 1 || v[0].Key != PlanOrder().Key(b.Info()) {
+		t.Errorf("the index has %+v of a batch at %+v", v, b.Info().Place)
+	}
+	w.end(b)
+}

@@ -285,11 +285,11 @@ func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool
 		need := to.charge(v.Bytes)
 		coming := pl.balance + to.coming() + pl.planned
 		switch {
-		case e.Blocked || need > to.Limit || len(to.Down) == 0:
+		case e.Blocked || len(to.Down) == 0:
 			continue
 		case need <= coming && to.coming()+pl.planned > 0:
 			return j, true
-		case need > coming+pl.rest || !p.sheds(e.To):
+		case need > coming+pl.rest || !p.sheds(e.To): // it could never fit there, or not now
 			continue
 		case to.Victims[pl.next].Key.Compare(v.Key) <= 0:
 			return j, true

@@ -247,6 +247,98 @@ func TestDrainersShare(t *testing.T) {
 	}
 }
 
+// TestSecondDrainerEnds: a drainer that waits for what another may put back ends
+// when the other does not.
+func TestSecondDrainerEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMover(t, 1, 10, 10)
+		r := ensure(t, newPlan(t, m), "join")
+		fill(t, r, 1)
+		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize)
+		check(t, err)
+		ends := make(chan int, 2)
+		for range 2 {
+			go func() {
+				n := 0
+				for h, err := range r.Drain(background, 0, tier.GPU) {
+					if err == nil {
+						n++
+						err = h.Close()
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+				ends <- n
+			}()
+		}
+		synctest.Wait()
+		if len(ends) != 0 {
+			t.Fatal("a drainer ended while the batch was on its way")
+		}
+		check(t, full.Release())
+		if n := <-ends + <-ends; n != 1 {
+			t.Errorf("the batch came %d times", n)
+		}
+	})
+}
+
+// TestClearAwaitsDrain: a batch that a drain is bringing is the drain's if that
+// succeeds, and is cleared if not.
+func TestClearAwaitsDrain(t *testing.T) {
+	for name, fault := range map[string]error{"succeeds": nil, "fails": errors.New("broken")} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newMover(t, 1, 10, 10)
+				plan := newPlan(t, m)
+				r := ensure(t, plan, "join")
+				fill(t, r, 1)
+				goOn := make(chan struct{})
+				m.setFault(func(op string) error {
+					if op != "acquire" {
+						return nil
+					}
+					<-goOn
+					return fault
+				})
+				drained := make(chan error, 1)
+				go func() {
+					for h, err := range r.Drain(background, 0, tier.GPU) {
+						if err == nil {
+							err = h.Close()
+						}
+						drained <- err
+					}
+				}()
+				synctest.Wait()
+				cleared := make(chan int, 1)
+				go func() {
+					report, err := plan.Clear(background)
+					if err != nil {
+						t.Error(err)
+					}
+					cleared <- len(report)
+				}()
+				synctest.Wait()
+				if len(cleared) != 0 {
+					t.Fatal("it was cleared under the drain")
+				}
+				close(goOn)
+				if err := <-drained; !errors.Is(err, fault) {
+					t.Errorf("the drain met %v, want %v", err, fault)
+				}
+				want := 0
+				if fault != nil {
+					want = 1
+				}
+				if n := <-cleared; n != want || r.Total() != 0 {
+					t.Errorf("%d reports, want %d; %d batches left", n, want, r.Total())
+				}
+			})
+		})
+	}
+}
+
 // TestDrainWaitInput: it goes on until the input is closed, and the other ends
 // when the partition is empty.
 func TestDrainWaitInput(t *testing.T) {
@@ -338,8 +430,10 @@ func TestReader(t *testing.T) {
 			t.Errorf("record %d, want %d; %d batches are left", got, n, r.Total())
 		}
 	}
-	if rd.Next() || rd.Next() || rd.Err() != nil || rd.RecordBatch() != nil {
-		t.Errorf("after the end: %v", rd.Err())
+	for range 2 {
+		if rd.Next() || rd.Err() != nil || rd.RecordBatch() != nil {
+			t.Errorf("after the end: %v", rd.Err())
+		}
 	}
 	rd.Release()
 	rd.Release()
@@ -362,8 +456,10 @@ func TestReaderErrors(t *testing.T) {
 		}
 		return nil
 	})
-	if rd.Next() || rd.Next() {
-		t.Error("a record that cannot be opened is no end")
+	for range 2 {
+		if rd.Next() {
+			t.Error("a record that cannot be opened is no end")
+		}
 	}
 	wantError(t, rd.Err(), broken)
 	b, _ := r.Peek(0)

@@ -188,6 +188,39 @@ func TestOrderRacesPut(t *testing.T) {
 	}
 }
 
+// TestOrdersRace: of two orders at once one is the last, for the batches too.
+func TestOrdersRace(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	plan := newPlan(t, m)
+	a, b := Key{"a", 0}, Key{"b", 0}
+	for i, key := range []Key{a, b} {
+		r, err := plan.Ensure(key)
+		check(t, err)
+		for n := range 4 {
+			check(t, r.PutBatch(0, newBatch(t, batch.ID(10*i+n+1), m.space(tier.GPU))))
+		}
+	}
+	for round := range 1500 {
+		var both sync.WaitGroup
+		start := make(chan struct{})
+		for _, order := range [][]Key{{a, b}, {b, a}} {
+			both.Go(func() {
+				<-start
+				if err := plan.Order(order...); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		close(start)
+		both.Wait()
+		for i, r := range plan.Repositories() {
+			if rank, last, same := places(r); rank != i || last != (i == 1) || !same {
+				t.Fatalf("round %d: %s is at %d, and its batches at %d, all the same: %v", round, r.Key(), i, rank, same)
+			}
+		}
+	}
+}
+
 // TestFanOut: each port has the record, in memory of its own.
 func TestFanOut(t *testing.T) {
 	m := newMover(t, 10, 10, 10)
@@ -269,6 +302,128 @@ func TestFanOutIsAllOrNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestFailedFanOutLeavesConsumers: what a consumer has, or is just bringing to its
+// tier, stays with it when another port fails.
+func TestFailedFanOutLeavesConsumers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMover(t, 1, 10, 10)
+		plan := newPlan(t, m)
+		var keys []Key
+		var all []*Repository
+		for i := range 3 {
+			keys = append(keys, Key{"join", i})
+			r, err := plan.Ensure(keys[i])
+			check(t, err)
+			all = append(all, r)
+		}
+		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize)
+		check(t, err)
+		take := taken(func() (*batch.Batch, error) { return all[0].Take(background, 0, batch.Idle) })
+		drained := make(chan error, 1)
+		go func() {
+			for h, err := range all[1].Drain(background, 0, tier.GPU, WaitInput()) {
+				if err == nil {
+					err = h.Close()
+				}
+				drained <- err
+			}
+		}()
+		synctest.Wait()
+		calls := 0
+		m.setFault(func(op string) error {
+			if op == "ingest" {
+				if calls++; calls == 3 {
+					all[2].CloseInput()
+				}
+			}
+			return nil
+		})
+		wantError(t, plan.FanOut(background, record(1), 0, keys...), tier.ErrClosed)
+		got := <-take
+		if got.err != nil || got.b.State() != batch.Idle {
+			t.Errorf("what was taken is gone: %v, %s", got.err, got.b.State())
+		}
+		check(t, full.Release())
+		check(t, <-drained)
+		all[1].CloseInput()
+		check(t, got.b.Drop())
+	})
+}
+
+// TestClearMeetsTransit: a batch that goes in transit just when it is to be dropped
+// is dropped afterwards.
+func TestClearMeetsTransit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMover(t, 10, 10, 10)
+		plan := newPlan(t, m)
+		r := ensure(t, plan, "join")
+		p := &hooked{form: form{m.space(tier.Host)}}
+		b, err := batch.New(batch.Options{ID: 1, Payload: p})
+		check(t, err)
+		check(t, r.PutBatch(0, b))
+		var transit *batch.Transit
+		p.hook = func() { // Clear asks for the size when it has claimed the batch
+			p.hook = nil
+			if transit, err = b.TryTransit(); err != nil {
+				t.Error(err)
+			}
+		}
+		done := make(chan []Leftover, 1)
+		go func() {
+			report, err := plan.Clear(background)
+			if err != nil {
+				t.Error(err)
+			}
+			done <- report
+		}()
+		synctest.Wait()
+		if len(done) != 0 || r.Total() != 1 || b.State() != batch.InTransit {
+			t.Fatalf("%d are left, the batch is %s", r.Total(), b.State())
+		}
+		check(t, transit.Abort())
+		if report := <-done; len(report) != 1 || b.State() != batch.Released {
+			t.Errorf("%+v, the batch is %s", report, b.State())
+		}
+	})
+}
+
+// hooked is a form that calls back when it is asked for its size.
+type hooked struct {
+	form
+	hook func()
+}
+
+func (h *hooked) Bytes() int64 {
+	if h.hook != nil {
+		h.hook()
+	}
+	return h.form.Bytes()
+}
+
+// TestOrderWhilePutting: an order that changes after a batch has been given its
+// place and before it is in the repository.
+func TestOrderWhilePutting(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	plan := newPlan(t, m)
+	r := ensure(t, plan, "a")
+	ensure(t, plan, "b")
+	var reorder changing = func(b *batch.Batch) {
+		if p := b.Place(); p.Plan == 7 && !p.Last {
+			check(t, plan.Order(Key{"b", 0}, Key{"a", 0}))
+		}
+	}
+	b, err := batch.New(batch.Options{ID: 1, Payload: form{m.space(tier.Host)}, Observer: reorder})
+	check(t, err)
+	check(t, r.PutBatch(0, b))
+	if p := b.Place(); p.Rank != 1 || !p.Last {
+		t.Errorf("the batch is at %+v", p)
+	}
+}
+
+type changing func(*batch.Batch)
+
+func (f changing) BatchChanged(b *batch.Batch) { f(b) }
 
 // TestClearReportsLeftovers by key, in the plan's order, and leaves the
 // repositories open.

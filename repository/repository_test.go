@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -318,33 +319,48 @@ func TestEndOfInputWaitsForWhatIsOnItsWay(t *testing.T) {
 // TestCancelledTakeLosesNothing: a taker that gives up leaves its batch to others,
 // also one that is handed over to it at that moment.
 func TestCancelledTakeLosesNothing(t *testing.T) {
-	m := newMover(t, 10, 10, 10)
-	r := ensure(t, newPlan(t, m), "join")
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that the taker has not run when the put follows the cancel
 	cause := errors.New("gave up")
-	lost := 0
-	for i := range 2000 {
-		ctx, cancel := context.WithCancelCause(background)
-		take := taken(func() (*batch.Batch, error) { return r.Take(ctx, 0, batch.TaskCreated) })
-		b := newBatch(t, batch.ID(i+1), m.space(tier.GPU))
-		put := make(chan error, 1)
-		go func() { put <- r.PutBatch(0, b) }()
-		cancel(cause)
-		check(t, <-put)
-		got := <-take
-		if got.err != nil {
-			lost++
-			wantError(t, got.err, cause)
-			var err error
-			if got.b, err = r.TryTake(0, batch.TaskCreated); err != nil || got.b == nil {
-				t.Fatalf("round %d: the batch is gone: %v", i, err)
+	gaveUp := 0
+	orders := [][2]string{{"cancel", "put"}, {"put", "cancel"}, {"cancel, and let it end", "put"}}
+	for i := range 300 {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMover(t, 10, 10, 10)
+			r := ensure(t, newPlan(t, m), "join")
+			ctx, cancel := context.WithCancelCause(background)
+			defer cancel(nil)
+			take := taken(func() (*batch.Batch, error) { return r.Take(ctx, 0, batch.TaskCreated) })
+			synctest.Wait()
+			b := newBatch(t, 1, m.space(tier.GPU))
+			for _, step := range orders[i%len(orders)] {
+				switch step {
+				case "put":
+					check(t, r.PutBatch(0, b))
+				case "cancel":
+					cancel(cause)
+				default:
+					cancel(cause)
+					synctest.Wait()
+				}
 			}
-		}
-		if got.b != b || r.Total() != 0 {
-			t.Fatalf("round %d: took %p, want %p; %d are left", i, got.b, b, r.Total())
-		}
-		check(t, b.Drop())
+			got := <-take
+			if got.err != nil {
+				gaveUp++
+				wantError(t, got.err, cause)
+				var err error
+				if got.b, err = r.TryTake(0, batch.TaskCreated); err != nil || got.b == nil {
+					t.Fatalf("round %d: the batch is gone: %v", i, err)
+				}
+			}
+			if got.b != b || r.Total() != 0 {
+				t.Fatalf("round %d: took %p, want %p; %d are left", i, got.b, b, r.Total())
+			}
+			check(t, b.Drop())
+		})
 	}
-	t.Logf("%d of 2000 takers gave up", lost)
+	if gaveUp < 150 {
+		t.Errorf("only %d takers gave up", gaveUp)
+	}
 }
 
 func TestTakeByID(t *testing.T) {

@@ -3,6 +3,7 @@ package reservation_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -115,4 +116,47 @@ func contend(b *testing.B, goroutines int, f func()) {
 		})
 	}
 	wg.Wait()
+}
+
+// BenchmarkServeAmongWaiters serves one of many waiters, which comes back at
+// once: its time must hardly grow with their number.
+func BenchmarkServeAmongWaiters(b *testing.B) {
+	for _, waiters := range []int{10, 1000, 100_000} {
+		b.Run(fmt.Sprint(waiters), func(b *testing.B) {
+			m, _ := one(b, 1, 0)
+			ctx, cancel := context.WithCancel(context.Background())
+			served := make(chan *reservation.Reservation)
+			held := mustTry(b, m, onGPU0, 1)
+			var wg sync.WaitGroup
+			for range waiters {
+				wg.Go(func() {
+					for {
+						r, err := m.Reserve(ctx, onGPU0, 1)
+						if err != nil {
+							return
+						}
+						served <- r
+					}
+				})
+			}
+			for len(m.Demand(nil)) == 0 || m.Demand(nil)[0].Waiters < waiters {
+				runtime.Gosched()
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				held.Release()
+				held = <-served
+			}
+			b.StopTimer()
+			cancel()
+			held.Release()
+			go func() {
+				wg.Wait()
+				close(served)
+			}()
+			for r := range served {
+				r.Release()
+			}
+		})
+	}
 }

@@ -157,6 +157,11 @@ func (l *line) changed(_ *tier.Space, c tier.Change) {
 	if c != tier.Released {
 		return
 	}
+	if l.space.Limit() != l.limit.Load() { // seldom; some may wait who do not stand in the line
+		l.dirty.Store(true)
+		l.m.serve()
+		return
+	}
 	door := l.door.Load()
 	if door == doorOpen {
 		return
@@ -165,7 +170,7 @@ func (l *line) changed(_ *tier.Space, c tier.Change) {
 	if uint32(door) == 0 {
 		need = &l.headNeed
 	}
-	if l.space.Available() < need.Load() && l.space.Limit() == l.limit.Load() {
+	if l.space.Available() < need.Load() {
 		return
 	}
 	// The order matters: a waiter that has left the line looks at dirty once more,

@@ -101,8 +101,8 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 // A request that would not fit any candidate even if that were empty fails at
 // once with an ExceededError. A wait is ended by ctx, with an error that matches
 // its cause and its Err; by Close, with tier.ErrClosed; by Refuse, with a
-// tier.NoSpaceError; and by a limit that is lowered below the request. Nothing is
-// reserved then.
+// tier.NoSpaceError; and, with an ExceededError when next something is freed, by
+// limits that were lowered below the request. Nothing is reserved then.
 func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (*Reservation, error) {
 	return m.reserve(ctx, true, s, bytes, bytes, opts)
 }

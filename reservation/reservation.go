@@ -124,9 +124,13 @@ func (r *Reservation) draw(charge int64) (grown int64, err error) {
 		}
 		promised := r.mu.promised
 		r.mu.Unlock()
-		n, err := r.beyond(shortfall)
-		if err != nil {
+		n, ok := r.beyond(shortfall)
+		if !ok {
 			space.Unreserve(extra)
+			var err error
+			if r.policy.kind != policyFail {
+				err = r.line.full(shortfall)
+			}
 			return 0, &ExceededError{
 				Space: space.ID(), Requested: charge, Available: before, Limit: promised,
 				Hint: r.policy.hint(), Cause: err,
@@ -137,23 +141,18 @@ func (r *Reservation) draw(charge int64) (grown int64, err error) {
 }
 
 // beyond charges the space for what an allocation lacks, as the policy says.
-func (r *Reservation) beyond(shortfall int64) (int64, error) {
-	var err error
+func (r *Reservation) beyond(shortfall int64) (int64, bool) {
 	switch r.policy.kind {
 	case policyIncrease:
 		if n := r.policy.padded(shortfall); n > shortfall {
 			if n, ok := r.line.take(n, n, n); ok {
-				return n, nil
+				return n, true
 			}
 		}
-		fallthrough
-	case policyIgnore:
-		if n, ok := r.line.take(shortfall, shortfall, shortfall); ok {
-			return n, nil
-		}
-		err = r.line.full(shortfall)
+	case policyFail:
+		return 0, false
 	}
-	return 0, err
+	return r.line.take(shortfall, shortfall, shortfall)
 }
 
 // undraw is the reverse of draw.

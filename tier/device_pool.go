@@ -19,6 +19,7 @@ type DevicePool struct {
 	stream Stream
 	live   int           // handed out and not freed
 	stuck  []refusedFree // tried again at the next chance, and when the pool closes
+	due    []func()      // reclaimed, to be called when the turn is over
 	closed bool
 
 	retired sync.WaitGroup // one for each free that the device is not done with
@@ -82,9 +83,30 @@ func (p *DevicePool) Alloc(size int64, _ []int64) (Memory, error) {
 	return m, nil
 }
 
-func (p *DevicePool) alloc(size int64) (Addr, Event, error) {
+// inTurn calls f with the turn taken, and then what has become due.
+func (p *DevicePool) inTurn(f func()) {
+	for _, reclaimed := range p.takeTurn(f) {
+		reclaimed()
+	}
+}
+
+func (p *DevicePool) takeTurn(f func()) (due []func()) {
 	<-p.turn
-	defer func() { p.turn <- struct{}{} }()
+	defer func() { // also if the device panics
+		due, p.due = p.due, nil
+		p.turn <- struct{}{}
+	}()
+	f()
+	return nil
+}
+
+// alloc returns an address and what tells that it may be used on every stream.
+func (p *DevicePool) alloc(size int64) (addr Addr, ready Event, err error) {
+	p.inTurn(func() { addr, ready, err = p.allocInTurn(size) })
+	return addr, ready, err
+}
+
+func (p *DevicePool) allocInTurn(size int64) (Addr, Event, error) {
 	if p.closed {
 		return 0, nil, ErrClosed
 	}
@@ -108,7 +130,7 @@ func (p *DevicePool) alloc(size int64) (Addr, Event, error) {
 }
 
 // renew opens another stream in place of one that has failed, which would fail
-// everything to come. The caller has the turn.
+// everything to come. It is called in turn.
 func (p *DevicePool) renew() error {
 	if p.stream.Err() == nil {
 		return nil
@@ -124,58 +146,67 @@ func (p *DevicePool) renew() error {
 }
 
 // settle returns an event behind everything freed so far.
-func (p *DevicePool) settle() (Event, bool) {
-	<-p.turn
-	defer func() { p.turn <- struct{}{} }()
-	if p.closed {
-		return nil, false
-	}
-	e, err := p.dev.Record(p.stream)
-	return e, err == nil
+func (p *DevicePool) settle() (e Event, ok bool) {
+	p.inTurn(func() {
+		if p.closed {
+			return
+		}
+		var err error
+		e, err = p.dev.Record(p.stream)
+		ok = err == nil
+	})
+	return e, ok
 }
 
 // Free gives m back; reclaimed is called when the device is done with it. All
 // work that uses m on other streams must be done.
 func (p *DevicePool) Free(m Memory, reclaimed func()) {
-	<-p.turn
-	p.live--
-	done := p.free(refusedFree{addr: m.(*deviceMemory).addr, reclaimed: reclaimed})
-	wait := done != nil && !isClosed(done)
-	closed, last := p.closed, p.closed && p.live == 0
-	if wait && !closed {
-		p.retired.Add(1)
-	}
-	p.turn <- struct{}{}
-
-	switch {
-	case done == nil: // stuck
-	case !wait:
+	var wait <-chan struct{} // after Close, when nobody would wait for a goroutine
+	var last bool
+	p.inTurn(func() {
+		p.live--
+		wait = p.free(refusedFree{addr: m.(*deviceMemory).addr, reclaimed: reclaimed})
+		last = p.closed && p.live == 0
+	})
+	if wait != nil {
+		<-wait
 		reclaimed()
-	case closed: // nobody would wait for a goroutine any more
-		<-done
-		reclaimed()
-	default:
-		go func() { // ends with the device's work; Close waits for it
-			defer p.retired.Done()
-			<-done
-			reclaimed()
-		}()
 	}
 	if last {
-		p.finish()
+		_ = p.finish() // nobody is there to be told
 	}
 }
 
-// free puts f on the pool's stream and returns what tells its end; nil if the
-// device refused, and then f is kept. The caller has the turn.
-func (p *DevicePool) free(f refusedFree) <-chan struct{} {
+// free puts f on the pool's stream. What the device is done with becomes due;
+// for the rest a goroutine waits, or, after Close, the caller must. What the
+// device refuses is kept. It is called in turn.
+func (p *DevicePool) free(f refusedFree) (wait <-chan struct{}) {
+	done := p.submitFree(&f)
+	switch {
+	case done == nil:
+		p.stuck = append(p.stuck, f)
+	case isClosed(done):
+		p.due = append(p.due, f.reclaimed)
+	case p.closed:
+		return done
+	default:
+		p.retired.Go(func() { // ends with the device's work; Close waits for it
+			<-done
+			f.reclaimed()
+		})
+	}
+	return nil
+}
+
+// submitFree returns what tells the end of a free; nil if the device refused
+// it.
+func (p *DevicePool) submitFree(f *refusedFree) <-chan struct{} {
 	if !f.freed {
 		err := p.dev.Free(p.stream, f.addr)
 		if errors.Is(err, ErrClosed) { // the device is gone, and its memory with it
 			return closedChannel
 		}
 		if err != nil {
-			p.stuck = append(p.stuck, f)
 			return nil
 		}
 		f.freed = true
@@ -185,41 +216,36 @@ func (p *DevicePool) free(f refusedFree) <-chan struct{} {
 		return closedChannel
 	}
 	if err != nil {
-		p.stuck = append(p.stuck, f)
 		return nil
 	}
 	return e.Done()
 }
 
-// retry puts the frees on the stream again that were refused. The caller has
-// the turn.
+// retry puts the frees on the stream again that were refused. It is called in
+// turn.
 func (p *DevicePool) retry() {
 	stuck := p.stuck
 	p.stuck = nil
 	for _, f := range stuck {
-		if done := p.free(f); done != nil {
-			p.retired.Add(1)
-			go func() { // reclaimed must not be called while the turn is taken
-				defer p.retired.Done()
-				<-done
-				f.reclaimed()
-			}()
-		}
+		p.free(f)
 	}
 }
 
 // Close waits until everything freed is reclaimed. The pool's stream is closed
 // when nothing is handed out any more.
 func (p *DevicePool) Close() error {
-	<-p.turn
-	if p.closed {
-		p.turn <- struct{}{}
+	var last, again bool
+	p.inTurn(func() {
+		if again = p.closed; again {
+			return
+		}
+		p.retry()
+		p.closed = true
+		last = p.live == 0
+	})
+	if again {
 		return ErrClosed
 	}
-	p.retry()
-	p.closed = true
-	last := p.live == 0
-	p.turn <- struct{}{}
 	p.retired.Wait()
 	if last {
 		return p.finish()

@@ -22,7 +22,7 @@ const (
 func DigestBytes(b []byte, first int64) Digest {
 	var d Digest
 	salt := uint64(first) * digestStep
-	for len(b) >= 32 { // four at a time: twice as fast
+	for len(b) >= 32 { // four at a time: 1.6 times as fast
 		words := b[:32]
 		w0 := binary.LittleEndian.Uint64(words)
 		w1 := binary.LittleEndian.Uint64(words[8:])

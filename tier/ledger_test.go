@@ -120,7 +120,7 @@ func TestLedgerSnapshotIsNeverTorn(t *testing.T) {
 	var cuts atomic.Int64
 	for range 2 {
 		writers.Go(func() {
-			for range 20000 {
+			for range rounds(20000) {
 				l.Draw(500)
 				l.Undraw(100)
 				l.Retire(400)
@@ -166,7 +166,7 @@ func TestLedgerRandom(t *testing.T) {
 		writers.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(g), 1))
 			h := &held[g]
-			for range 20000 {
+			for range rounds(20000) {
 				switch part := func(n int64) int64 { return r.Int64N(n + 1) }; r.IntN(8) {
 				case 0, 1:
 					if n := part(limit / 3); l.Reserve(n, limit) {

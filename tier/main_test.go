@@ -10,6 +10,15 @@ import (
 
 const invariantsBuild = invariants.Enabled
 
+// rounds is how often a test that works the locks does so: in an invariants
+// build, where each lock looks at the goroutine's stack, a tenth of n.
+func rounds(n int) int {
+	if invariantsBuild {
+		return n / 10
+	}
+	return n
+}
+
 func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

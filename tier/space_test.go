@@ -540,7 +540,7 @@ func TestSpaceConcurrent(t *testing.T) {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(g, 2))
 			var held []*tier.Buffer
-			for range 3000 {
+			for range rounds(3000) {
 				switch r.IntN(5) {
 				case 0, 1:
 					size := 1 + r.Int64N(100_000)

@@ -58,6 +58,9 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 	if err != nil {
 		return spillway.Config{}, fail.Usagef("--gpu-memory: %w", err)
 	}
+	if gpuMemory < tier.Page {
+		return spillway.Config{}, fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory.String())
+	}
 	hostMemory, err := e.hostMemory.Of(top.Limits.MemoryBytes)
 	if err != nil {
 		return spillway.Config{}, fail.Usagef("--host-memory: %w", err)
@@ -73,7 +76,7 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 	case "cuda":
 		backend = spillway.CUDA
 	}
-	return spillway.Config{
+	cfg := spillway.Config{
 		GPUs:          []spillway.GPU{{Backend: backend, Memory: gpuMemory}},
 		HostMemory:    hostMemory,
 		Disks:         disks,
@@ -82,7 +85,11 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 		Policy:        policy,
 		MonitorPeriod: e.period,
 		Topology:      top,
-	}, nil
+	}
+	if err := cfg.Validate(); err != nil {
+		return cfg, fail.Usagef("%w (see --gpu-memory, --host-memory and --disk)", err)
+	}
+	return cfg, nil
 }
 
 // spillDisks checks the spill directories and works out their sizes.

@@ -160,6 +160,11 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		doc.Print(stdout, m.notes.lines())
 	}
 	out.warn(m.notes.lines())
+	return verdict(res)
+}
+
+// verdict is what a finished run ends with.
+func verdict(res job.Result) error {
 	if res.Mismatches > 0 {
 		return fail.Wrongf("%d of %d digests are wrong; the first: %s", res.Mismatches, res.Checked, res.First)
 	}

@@ -67,13 +67,13 @@ func unionFields(elem arrow.DataType) ([]arrow.Field, []arrow.UnionTypeCode) {
 		{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true},
 		{Name: "elem", Type: elem, Nullable: true},
 		{Name: "flag", Type: arrow.FixedWidthTypes.Boolean, Nullable: true},
-	}, []arrow.UnionTypeCode{9, 0, 127}
+	}, []arrow.UnionTypeCode{9, 0, 126}
 }
 
 // Types returns the types that tests should go through one by one: all flat
 // ones, all nested ones over int32 and over strings, each nested one within a
 // struct, a list, a fixed-size list, a dictionary, a dense union and an extension,
-// a struct without fields and a list of lists of structs.
+// a struct without fields, a union with the last type code and a list of lists of structs.
 func Types() []arrow.DataType {
 	types := append(Flat(), Nested(arrow.PrimitiveTypes.Int32)...)
 	inner := Nested(arrow.BinaryTypes.String)
@@ -87,6 +87,7 @@ func Types() []arrow.DataType {
 			NewExtension("spillway.outer", t))
 	}
 	return append(types, arrow.StructOf(),
+		arrow.DenseUnionOf([]arrow.Field{{Name: "last", Type: arrow.BinaryTypes.String, Nullable: true}}, []arrow.UnionTypeCode{127}),
 		arrow.ListOf(arrow.LargeListOf(arrow.StructOf(
 			arrow.Field{Name: "x", Type: arrow.ListOf(arrow.FixedWidthTypes.Boolean), Nullable: true},
 			arrow.Field{Name: "y", Type: arrow.BinaryTypes.StringView, Nullable: true}))))

@@ -1,4 +1,6 @@
-// Package sumcopy copies bytes and makes their XXH3 checksum on the way.
+// Package sumcopy copies bytes and makes their XXH3 checksum on the way. It can
+// also subtract a number from the words that it copies, which is how the offsets of
+// a slice are moved.
 //
 // A copy of much memory waits for the memory; the checksum's arithmetic fits
 // into that wait if both are done in one loop, and costs a third of the speed if
@@ -58,29 +60,107 @@ func (s *Sum) Reset(length int64) {
 // length, a multiple of Block, and must not overlap. If dst is aligned to 32
 // bytes it is written past the cache, as memmove does with much memory.
 func (s *Sum) Copy(dst, src []byte) {
-	blocks := int64(len(src)) / Block
-	if len(dst) != len(src) || blocks*Block != int64(len(src)) || blocks > s.blocks {
-		panic("sumcopy: a piece that does not fit the run")
-	}
-	if blocks == 0 {
-		return
-	}
-	s.blocks -= blocks
+	blocks, last := s.take(dst, src)
 	if !s.fused {
 		copy(dst, src)
 		s.hash.Write(src) // the source is more likely to be in the cache; never fails
 		return
 	}
-	if s.blocks == 0 {
-		blocks-- // the last block of a run is mixed differently
-	}
 	if blocks > 0 {
 		copyBlocks(&s.acc, &dst[0], &src[0], uint64(blocks))
 	}
-	if s.blocks == 0 {
-		last := src[len(src)-Block:]
-		copy(dst[len(dst)-Block:], last)
-		s.last(last)
+	if last {
+		at := len(src) - Block
+		copy(dst[at:], src[at:])
+		s.last(dst[at:])
+	}
+}
+
+// CopySub32 is Copy with base subtracted from each of the little-endian 32-bit
+// words that src consists of.
+func (s *Sum) CopySub32(dst, src []byte, base uint32) {
+	blocks, last := s.take(dst, src)
+	if !s.fused {
+		Sub32(dst, src, base)
+		s.hash.Write(dst)
+		return
+	}
+	if blocks > 0 {
+		copyBlocksSub32(&s.acc, &dst[0], &src[0], uint64(blocks), base)
+	}
+	if last {
+		at := len(src) - Block
+		Sub32(dst[at:], src[at:], base)
+		s.last(dst[at:])
+	}
+}
+
+// CopySub64 is Copy with base subtracted from each of the little-endian 64-bit
+// words that src consists of.
+func (s *Sum) CopySub64(dst, src []byte, base uint64) {
+	blocks, last := s.take(dst, src)
+	if !s.fused {
+		Sub64(dst, src, base)
+		s.hash.Write(dst)
+		return
+	}
+	if blocks > 0 {
+		copyBlocksSub64(&s.acc, &dst[0], &src[0], uint64(blocks), base)
+	}
+	if last {
+		at := len(src) - Block
+		Sub64(dst[at:], src[at:], base)
+		s.last(dst[at:])
+	}
+}
+
+// take counts a piece, and returns for how many blocks the loop is, and whether
+// the run's last one follows, which is mixed differently.
+func (s *Sum) take(dst, src []byte) (blocks int64, last bool) {
+	blocks = int64(len(src)) / Block
+	if len(dst) != len(src) || blocks*Block != int64(len(src)) || blocks > s.blocks {
+		panic("sumcopy: a piece that does not fit the run")
+	}
+	s.blocks -= blocks
+	if blocks > 0 && s.blocks == 0 {
+		return blocks - 1, true
+	}
+	return blocks, false
+}
+
+// Sub32 writes the little-endian 32-bit words of src to dst, each less base. A
+// rest of less than a word is left out.
+func Sub32(dst, src []byte, base uint32) {
+	for len(src) >= 16 && len(dst) >= 16 {
+		a, b := binary.LittleEndian.Uint32(src), binary.LittleEndian.Uint32(src[4:])
+		c, d := binary.LittleEndian.Uint32(src[8:]), binary.LittleEndian.Uint32(src[12:])
+		binary.LittleEndian.PutUint32(dst, a-base)
+		binary.LittleEndian.PutUint32(dst[4:], b-base)
+		binary.LittleEndian.PutUint32(dst[8:], c-base)
+		binary.LittleEndian.PutUint32(dst[12:], d-base)
+		src, dst = src[16:], dst[16:]
+	}
+	for len(src) >= 4 && len(dst) >= 4 {
+		binary.LittleEndian.PutUint32(dst, binary.LittleEndian.Uint32(src)-base)
+		src, dst = src[4:], dst[4:]
+	}
+}
+
+// Sub64 writes the little-endian 64-bit words of src to dst, each less base. A
+// rest of less than a word is left out.
+func Sub64(dst, src []byte, base uint64) {
+	for len(src) >= 32 && len(dst) >= 32 {
+		a, b := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
+		c, d := binary.LittleEndian.Uint64(src[16:]), binary.LittleEndian.Uint64(src[24:])
+		binary.LittleEndian.PutUint64(dst, a-base)
+		binary.LittleEndian.PutUint64(dst[8:], b-base)
+		binary.LittleEndian.PutUint64(dst[16:], c-base)
+		binary.LittleEndian.PutUint64(dst[24:], d-base)
+		src, dst = src[32:], dst[32:]
+	}
+	for len(src) >= 8 && len(dst) >= 8 {
+		binary.LittleEndian.PutUint64(dst, binary.LittleEndian.Uint64(src)-base)
+		src, dst = src[8:], dst[8:]
 	}
 }
 

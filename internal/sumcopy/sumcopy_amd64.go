@@ -10,3 +10,13 @@ var fused = cpu.X86.HasAVX2
 //
 //go:noescape
 func copyBlocks(acc *[8]uint64, dst, src *byte, blocks uint64)
+
+// copyBlocksSub32 is copyBlocks with base subtracted from every 32-bit word.
+//
+//go:noescape
+func copyBlocksSub32(acc *[8]uint64, dst, src *byte, blocks uint64, base uint32)
+
+// copyBlocksSub64 is copyBlocks with base subtracted from every 64-bit word.
+//
+//go:noescape
+func copyBlocksSub64(acc *[8]uint64, dst, src *byte, blocks uint64, base uint64)

@@ -35,11 +35,12 @@ DATA prime<>+16(SB)/8, $0x000000009e3779b1
 DATA prime<>+24(SB)/8, $0x000000009e3779b1
 GLOBL prime<>(SB), RODATA|NOPTR, $32
 
-// HALF takes 32 bytes of a stripe: it stores them with ST and adds to acc, lane
-// by lane, the neighbour's word, and the product of the two halves of the word
-// xor the key.
-#define HALF(ST, off, key, acc, d, k, p) \
+// HALF takes 32 bytes of a stripe: it subtracts Y3 as SUB does, stores them with
+// ST, and adds to acc, lane by lane, the neighbour's word, and the product of the
+// two halves of the word xor the key.
+#define HALF(ST, SUB, off, key, acc, d, k, p) \
 	VMOVDQU  off(SI), d;    \
+	SUB(d)                  \
 	VPXOR    key(DX), d, k; \
 	ST       d, off(DI);    \
 	VPSHUFD  $0x31, k, p;   \
@@ -48,17 +49,21 @@ GLOBL prime<>(SB), RODATA|NOPTR, $32
 	VPADDQ   acc, d, acc;   \
 	VPADDQ   acc, k, acc
 
-#define STRIPE(ST, n) \
-	HALF(ST, (64*n), (8*n), Y0, Y4, Y5, Y6);     \
-	HALF(ST, (64*n+32), (8*n+32), Y1, Y7, Y8, Y9)
+#define NOSUB(d)
+#define SUB32(d) VPSUBD Y3, d, d;
+#define SUB64(d) VPSUBQ Y3, d, d;
+
+#define STRIPE(ST, SUB, n) \
+	HALF(ST, SUB, (64*n), (8*n), Y0, Y4, Y5, Y6);     \
+	HALF(ST, SUB, (64*n+32), (8*n+32), Y1, Y7, Y8, Y9)
 
 // PAIR takes two stripes. 448 bytes ahead measured best of 448, 1024, 2048,
 // 4096 and nothing.
-#define PAIR(ST, n) \
+#define PAIR(ST, SUB, n) \
 	PREFETCHNTA (448+64*n)(SI); \
 	PREFETCHNTA (512+64*n)(SI); \
-	STRIPE(ST, n);              \
-	STRIPE(ST, (n+1))
+	STRIPE(ST, SUB, n);         \
+	STRIPE(ST, SUB, (n+1))
 
 // SCRAMBLE mixes a half of the state after a block.
 #define SCRAMBLE(key, acc) \
@@ -71,48 +76,70 @@ GLOBL prime<>(SB), RODATA|NOPTR, $32
 	VPSLLQ   $32, Y5, Y5;     \
 	VPADDQ   Y4, Y5, acc
 
-#define BLOCK(ST) \
-	PAIR(ST, 0);        \
-	PAIR(ST, 2);        \
-	PAIR(ST, 4);        \
-	PAIR(ST, 6);        \
-	PAIR(ST, 8);        \
-	PAIR(ST, 10);       \
-	PAIR(ST, 12);       \
-	PAIR(ST, 14);       \
+#define BLOCK(ST, SUB) \
+	PAIR(ST, SUB, 0);   \
+	PAIR(ST, SUB, 2);   \
+	PAIR(ST, SUB, 4);   \
+	PAIR(ST, SUB, 6);   \
+	PAIR(ST, SUB, 8);   \
+	PAIR(ST, SUB, 10);  \
+	PAIR(ST, SUB, 12);  \
+	PAIR(ST, SUB, 14);  \
 	SCRAMBLE(128, Y0);  \
 	SCRAMBLE(160, Y1);  \
 	ADDQ     $1024, SI; \
 	ADDQ     $1024, DI; \
 	DECQ     CX
 
+// LOOPS copies CX blocks, past the cache if the destination takes such stores,
+// which must be aligned. They are otherwise not ordered with those of other kinds,
+// hence the fence.
+#define LOOPS(SUB) \
+	TESTQ   CX, CX;          \
+	JZ      done;            \
+	TESTQ   $31, DI;         \
+	JNZ     cached;          \
+streamed:                    \
+	BLOCK(VMOVNTDQ, SUB);    \
+	JNZ     streamed;        \
+	SFENCE;                  \
+	JMP     done;            \
+cached:                      \
+	BLOCK(VMOVDQU, SUB);     \
+	JNZ     cached;          \
+done:                        \
+	VMOVDQU Y0, (AX);        \
+	VMOVDQU Y1, 32(AX);      \
+	VZEROUPPER;              \
+	RET
+
+#define ARGS \
+	MOVQ    acc+0(FP), AX;      \
+	MOVQ    dst+8(FP), DI;      \
+	MOVQ    src+16(FP), SI;     \
+	MOVQ    blocks+24(FP), CX;  \
+	LEAQ    secret<>(SB), DX;   \
+	VMOVDQU (AX), Y0;           \
+	VMOVDQU 32(AX), Y1;         \
+	VMOVDQU prime<>(SB), Y2
+
 // func copyBlocks(acc *[8]uint64, dst, src *byte, blocks uint64)
 TEXT ·copyBlocks(SB), NOSPLIT, $0-32
-	MOVQ    acc+0(FP), AX
-	MOVQ    dst+8(FP), DI
-	MOVQ    src+16(FP), SI
-	MOVQ    blocks+24(FP), CX
-	LEAQ    secret<>(SB), DX
-	VMOVDQU (AX), Y0
-	VMOVDQU 32(AX), Y1
-	VMOVDQU prime<>(SB), Y2
-	TESTQ   CX, CX
-	JZ      done
-	TESTQ   $31, DI
-	JNZ     cached
+	ARGS
+	LOOPS(NOSUB)
 
-streamed: // past the cache, which takes aligned stores
-	BLOCK(VMOVNTDQ)
-	JNZ    streamed
-	SFENCE // such stores are otherwise not ordered with those of other kinds
-	JMP    done
+// func copyBlocksSub32(acc *[8]uint64, dst, src *byte, blocks uint64, base uint32)
+TEXT ·copyBlocksSub32(SB), NOSPLIT, $0-36
+	ARGS
+	MOVL         base+32(FP), R8
+	VMOVD        R8, X3
+	VPBROADCASTD X3, Y3
+	LOOPS(SUB32)
 
-cached:
-	BLOCK(VMOVDQU)
-	JNZ cached
-
-done:
-	VMOVDQU Y0, (AX)
-	VMOVDQU Y1, 32(AX)
-	VZEROUPPER
-	RET
+// func copyBlocksSub64(acc *[8]uint64, dst, src *byte, blocks uint64, base uint64)
+TEXT ·copyBlocksSub64(SB), NOSPLIT, $0-40
+	ARGS
+	MOVQ         base+32(FP), R8
+	VMOVQ        R8, X3
+	VPBROADCASTQ X3, Y3
+	LOOPS(SUB64)

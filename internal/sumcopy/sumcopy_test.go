@@ -2,6 +2,7 @@ package sumcopy
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -54,6 +55,42 @@ func TestSumIsXXH3(t *testing.T) {
 }
 
 func zero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
+
+// TestSub does the same with copies that subtract.
+func TestSub(t *testing.T) {
+	const n = 37 * Block
+	src := random(n, 5)
+	const base = 0x1234_5678_9abc_def1
+	for _, fusedOn := range []bool{fused, false} {
+		for _, shift := range []int{0, 8} {
+			for _, width := range []int{4, 8} {
+				want := make([]byte, n)
+				for i := 0; i < n; i += width {
+					if width == 4 {
+						binary.LittleEndian.PutUint32(want[i:], binary.LittleEndian.Uint32(src[i:])-uint32(base&0xffffffff))
+					} else {
+						binary.LittleEndian.PutUint64(want[i:], binary.LittleEndian.Uint64(src[i:])-base)
+					}
+				}
+				dst := make([]byte, n+shift)[shift:]
+				var s Sum
+				s.Reset(n)
+				s.fused = fusedOn
+				s.hash.Reset()
+				for _, p := range [][2]int{{0, Block}, {Block, 30 * Block}, {30 * Block, n}} {
+					if d, b := dst[p[0]:p[1]], src[p[0]:p[1]]; width == 4 {
+						s.CopySub32(d, b, uint32(base&0xffffffff))
+					} else {
+						s.CopySub64(d, b, base)
+					}
+				}
+				if !bytes.Equal(dst, want) || s.Sum64() != xxh3.Hash(want) {
+					t.Errorf("fused %v, shift %d, %d-byte words: wrong", fusedOn, shift, width)
+				}
+			}
+		}
+	}
+}
 
 // TestBothWays holds the assembly and the portable way to the same sums, also
 // where only one of them is used.
@@ -121,7 +158,7 @@ func FuzzSum(f *testing.F) {
 func BenchmarkCopy(b *testing.B) {
 	const n = 128 << 20
 	src, dst := random(n, 9), random(n, 8)
-	for _, way := range []string{"memmove", "sum"} {
+	for _, way := range []string{"memmove", "sum", "sum-sub32"} {
 		b.Run(fmt.Sprintf("%s/%dMiB", way, n>>20), func(b *testing.B) {
 			b.SetBytes(n)
 			var s Sum
@@ -132,7 +169,11 @@ func BenchmarkCopy(b *testing.B) {
 				}
 				for off := 0; off < n; off += 1 << 20 {
 					s.Reset(1 << 20)
-					s.Copy(dst[off:off+1<<20], src[off:off+1<<20])
+					if way == "sum" {
+						s.Copy(dst[off:off+1<<20], src[off:off+1<<20])
+					} else {
+						s.CopySub32(dst[off:off+1<<20], src[off:off+1<<20], 77)
+					}
 					s.Sum64()
 				}
 			}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync/atomic"
 )
 
 // Where a file system has no anonymous files, a volume keeps named ones in a
@@ -33,9 +34,10 @@ func segmentFile(index int) string { return fmt.Sprintf("segment-%04d", index) }
 
 // ownDir is a directory of named files and the lock on it.
 type ownDir struct {
-	fs   FS
-	path string
-	lock Lock
+	fs    FS
+	path  string
+	lock  Lock
+	dirty atomic.Bool // a segment could not be removed
 }
 
 // ownDirAttempts bounds how often the making of a directory is tried. A volume
@@ -55,7 +57,7 @@ func makeOwnDir(fsys FS, dir string) (*ownDir, error) {
 		}
 		lock, err := fsys.Lock(filepath.Join(path, lockName), true)
 		if err == nil {
-			return &ownDir{fsys, path, lock}, nil
+			return &ownDir{fs: fsys, path: path, lock: lock}, nil
 		}
 		// Gone already if it was taken for abandoned.
 		_ = fsys.Remove(filepath.Join(path, lockName))
@@ -68,10 +70,26 @@ func makeOwnDir(fsys FS, dir string) (*ownDir, error) {
 	return nil, fmt.Errorf("locking a directory for spill files: %w", last)
 }
 
-// remove removes the directory, whose segments are gone.
+// removeSegment removes a segment's name.
+func (d *ownDir) removeSegment(name string) error {
+	err := ignoreMissing(d.fs.Remove(filepath.Join(d.path, name)))
+	if err != nil {
+		d.dirty.Store(true)
+	}
+	return err
+}
+
+// remove removes the directory, whose segments are gone. If one could not be removed
+// the lock's file stays too: the next volume that is opened beside needs it to see
+// that the directory is abandoned.
 func (d *ownDir) remove() error {
+	if d.dirty.Load() {
+		return d.lock.Close()
+	}
 	err := ignoreMissing(d.fs.Remove(filepath.Join(d.path, lockName)))
-	err = also(err, ignoreMissing(d.fs.Remove(d.path)))
+	if err == nil {
+		err = ignoreMissing(d.fs.Remove(d.path))
+	}
 	return also(err, d.lock.Close())
 }
 
@@ -108,7 +126,7 @@ func removeIfAbandoned(fsys FS, path string) (gone bool, err error) {
 	case err != nil:
 		return false, err
 	}
-	d := &ownDir{fsys, path, lock}
+	d := &ownDir{fs: fsys, path: path, lock: lock}
 	entries, err := fsys.ReadDir(path)
 	if err != nil {
 		return false, also(err, lock.Close())
@@ -118,7 +136,7 @@ func removeIfAbandoned(fsys FS, path string) (gone bool, err error) {
 		switch name := e.Name(); {
 		case name == lockName:
 		case segmentName.MatchString(name) && !e.IsDir():
-			err = also(err, ignoreMissing(fsys.Remove(filepath.Join(path, name))))
+			err = also(err, d.removeSegment(name))
 		default:
 			foreign = true
 		}

@@ -46,9 +46,9 @@ type transfer struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		p       []byte // what nobody has taken; nil once the caller returns
-		off     int64  // of p in the memory
-		piece   int    // that off lies in
+		p       []byte        // what nobody has taken; nil once the caller returns
+		off     int64         // of p in the memory
+		piece   int           // that off lies in
 		helpers int           // invited and not left
 		over    bool          // the caller takes no more help
 		left    chan struct{} // closed when over and the last helper has left

@@ -256,7 +256,7 @@ func (v *Volume) openSegment(name string, direct bool) (File, error) {
 func (v *Volume) closeSegment(name string, f File) error {
 	err := bare(f.Close())
 	if !v.anonymous {
-		err = also(err, ignoreMissing(v.cfg.FS.Remove(filepath.Join(v.own.path, name))))
+		err = also(err, v.own.removeSegment(name))
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway/tier"
 )
@@ -116,10 +117,16 @@ func (d *device) record(s tier.Stream) tier.Event {
 	return e
 }
 
+// hangPatience is when work is given up that should take milliseconds: so that a
+// backend that hangs fails with a name, and not with the whole test binary.
+const hangPatience = time.Minute
+
 // wait waits for all work on s, which must not have failed.
 func (d *device) wait(s tier.Stream) {
 	d.t.Helper()
-	if err := tier.Wait(context.Background(), d.record(s)); err != nil {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), hangPatience, errors.New("it hangs"))
+	defer cancel()
+	if err := tier.Wait(ctx, d.record(s)); err != nil {
 		d.t.Fatalf("work on the stream: %v", err)
 	}
 }

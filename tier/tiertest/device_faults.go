@@ -246,6 +246,9 @@ func testFailureIsTold(t *testing.T, open OpenFunc) {
 		if err := s.Err(); !errors.Is(err, errInjected) {
 			t.Errorf("work failed and Stream.Err is %v", err)
 		}
+		if err := s.Sync(); !errors.Is(err, errInjected) {
+			t.Errorf("work failed and Stream.Sync returned %v", err)
+		}
 		d.works(other)
 		got := d.read(other, a, calls)
 		for i := range failing {

@@ -171,9 +171,18 @@ func testStreamClose(t *testing.T, open OpenFunc) {
 	const n = 1 << 20
 	a := d.alloc(s, n)
 	want, got := pattern(n, 1), make([]byte, n)
+	d.ok(s.Sync()) // of nothing
 	d.ok(d.CopyToDevice(s, a, want))
 	d.ok(d.CopyToHost(s, got, a))
 	e := d.record(s)
+	d.ok(s.Sync())
+	if !isDone(e) {
+		t.Error("an event of the stream is not done after Sync")
+	}
+	equal(t, got, want, "after Sync, which waits")
+	clear(got)
+	d.ok(d.CopyToHost(s, got, a))
+	e = d.record(s)
 	d.ok(s.Close())
 	if !isDone(e) {
 		t.Error("an event of the stream is not done after Close")
@@ -236,7 +245,7 @@ func testConcurrent(t *testing.T, open OpenFunc) {
 		s := d.stream()
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(g, 1))
-			for i := range uint64(80) {
+			for i := range uint64(40) {
 				if err := roundTrip(d.Device, s, 1+r.Int64N(memory/6), g<<16|i); err != nil {
 					t.Errorf("goroutine %d, round %d: %v", g, i, err)
 					return

@@ -95,8 +95,11 @@ func fix(err error) string {
 	switch {
 	case errors.As(err, &exceeded):
 		return "make the batches smaller with --rows-per-batch, or " + larger(exceeded.Space.Kind)
-	case errors.As(err, &full):
-		return larger(full.Space.Kind)
+	case errors.As(err, &full) && full.Space.Kind != tier.Disk:
+		// Batches would have made room if they could have gone anywhere.
+		return "give --disk DIR=SIZE more room, or " + larger(full.Space.Kind)
+	case errors.Is(err, tier.ErrNoSpace):
+		return larger(tier.Disk)
 	}
 	return ""
 }

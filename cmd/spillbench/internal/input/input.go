@@ -201,7 +201,11 @@ func (s *Source) broken(err, closing error) error {
 		e.Path = s.path
 		return errors.Join(e, closing)
 	}
-	e = &Error{Path: s.path, Err: fmt.Errorf("cannot be read as %s: %w", s.format, cause(err)), Fix: "the file is truncated or broken: write it again"}
+	fix := "the file is truncated or broken: write it again"
+	if s.format == CSV {
+		fix = "correct the file; its first line must name the columns"
+	}
+	e = &Error{Path: s.path, Err: fmt.Errorf("cannot be read as %s: %w", s.format, cause(err)), Fix: fix}
 	return errors.Join(e, closing)
 }
 

@@ -321,14 +321,14 @@ func TestDamaged(t *testing.T) {
 				}
 				return len(recs), err
 			}
-			for cut := 1; cut < len(c.content); cut += 1 + len(c.content)/97 {
+			for cut := 1; cut < len(c.content); cut += 1 + len(c.content)/53 {
 				// A stream may end after any message; then what came before is whole.
 				if n, err := read(c.content[:cut]); err == nil && n == len(whole) && !strings.HasPrefix(c.name, "stream") {
 					t.Errorf("cut at %d of %d bytes: no error", cut, len(c.content))
 				}
 			}
 			broken := bytes.Clone(c.content)
-			for at := 0; at < len(broken); at += 1 + len(broken)/251 {
+			for at := 0; at < len(broken); at += 1 + len(broken)/127 {
 				for _, bit := range []byte{0x01, 0x80} {
 					broken[at] ^= bit
 					read(broken) // an error or other values; the test is that it returns

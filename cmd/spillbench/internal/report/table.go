@@ -132,7 +132,11 @@ func edgeRows(edges []Edge) [][]string {
 	for _, e := range edges {
 		row := []string{e.From, e.To, fmt.Sprint(e.Batches), size.Approx(e.Bytes), fmt.Sprintf("%.3f", e.Seconds), fmt.Sprintf("%.2f", e.GiBPerS)}
 		for _, r := range reasons {
-			row = append(row, size.Approx(e.ByReason[r]))
+			cell := ""
+			if n := e.ByReason[r]; n > 0 {
+				cell = size.Approx(n)
+			}
+			row = append(row, cell)
 		}
 		rows = append(rows, row)
 	}

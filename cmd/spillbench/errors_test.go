@@ -1,0 +1,121 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// TestErrors: everything that can be given wrongly ends with the status that the
+// help names, and one line that says what to do.
+func TestErrors(t *testing.T) {
+	whole := writeTable(t, "t.parquet", 2, 5000)
+	content, err := os.ReadFile(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := writeFile(t, "file", "x")
+	big := writeTable(t, "big.arrow", 1, 60_000)
+	for _, c := range []struct {
+		name   string
+		args   []string
+		status int
+		want   []string
+	}{
+		{"unknown flag", []string{"--codec=zstd"}, 2, []string{"--codec", "--help"}},
+		{"unknown flag of run", []string{"run", "--html=x"}, 2, []string{"--html"}},
+		{"run flag of verify", []string{"verify", "--passes=2", whole}, 2, []string{"--passes"}},
+		{"engine flag of topo", []string{"topo", "--gpu=sim"}, 2, []string{"--gpu"}},
+		{"unknown command", []string{"bench"}, 2, []string{"bench", "run, verify or topo"}},
+		{"file for a command", []string{whole}, 2, []string{"--input " + whole}},
+		{"argument of run", []string{"run", whole}, 2, []string{"--input"}},
+		{"verify nothing", []string{"verify"}, 2, []string{"FILE"}},
+
+		{"bad size", []string{"--gpu-memory=12x"}, 2, []string{"12x", "--gpu-memory"}},
+		{"negative size", []string{"--host-memory=-1"}, 2, []string{"-1", "negative"}},
+		{"zero size", []string{"--gpu-memory=0"}, 2, []string{"above zero"}},
+		{"share of no GPU", []string{"--gpu-memory=50%"}, 2, []string{"50%", "give a size"}},
+		{"tiny GPU", []string{"--gpu-memory=10"}, 2, []string{"--gpu-memory 10", "4KiB"}},
+		{"tiny host", []string{"--host-memory=4KiB"}, 2, []string{"--host-memory"}},
+		{"bad disk size", []string{"--disk=/=1zz"}, 2, []string{"1zz", "DIR=SIZE"}},
+		{"no disk name", []string{"--disk==1MiB"}, 2, []string{"DIR"}},
+		{"bad marks", []string{"--stop=0.9"}, 2, []string{"0.9", "--stop"}},
+		{"marks that are no numbers", []string{"--limit=NaN"}, 2, []string{"numbers"}},
+		{"bad policy", []string{"--policy=mru"}, 2, []string{"mru", "lru"}},
+		{"bad place", []string{"--place=disk"}, 2, []string{"disk", "fits"}},
+		{"bad backend", []string{"--gpu=opencl"}, 2, []string{"opencl", "cuda or sim"}},
+		{"no period", []string{"--monitor-period=0s"}, 2, []string{"--monitor-period", "50ms"}},
+		{"no workers", []string{"--workers=0"}, 2, []string{"--workers", "1 to"}},
+		{"negative passes", []string{"--passes=-1"}, 2, []string{"--passes", "0 to"}},
+		{"too many partitions", []string{"--partitions=1000000"}, 2, []string{"--partitions"}},
+		{"bad rows", []string{"verify", "--rows-per-batch=-1", whole}, 2, []string{"--rows-per-batch"}},
+
+		{"missing input", []string{"run", "--input=/nonexistent/x.parquet"}, 2, []string{"/nonexistent/x.parquet", "no such file"}},
+		{"second input missing", []string{"run", "--input", whole, "--input=/nonexistent"}, 2, []string{"/nonexistent"}},
+		{"broken Parquet", []string{"run", "--input", writeFile(t, "b.parquet", "PAR1 and no more")}, 2, []string{"b.parquet", "Parquet"}},
+		{"truncated Parquet", []string{"run", "--input", writeFile(t, "c.parquet", string(content[:len(content)/2]))}, 2, []string{"c.parquet"}},
+		{"directory", []string{"run", "--input", t.TempDir()}, 2, []string{"directory"}},
+		{"no batches", []string{"run", "--input", writeFile(t, "h.csv", "a,b\n")}, 2, []string{"no batches"}},
+		{"verify missing", []string{"verify", "/nonexistent.arrow"}, 2, []string{"/nonexistent.arrow"}},
+		{"verify broken", []string{"verify", writeFile(t, "d.arrow", "ARROW1\x00\x00broken")}, 2, []string{"d.arrow"}},
+
+		{"missing spill directory", []string{"--disk=/nonexistent"}, 2, []string{"--disk /nonexistent", "no such directory"}},
+		{"spill directory is a file", []string{"--disk", file}, 2, []string{file, "not a directory"}},
+		{"result in a missing directory", []string{"--json=/nonexistent/r.json"}, 2, []string{"--json /nonexistent/r.json"}},
+		{"result is a directory", []string{"--json", t.TempDir()}, 2, []string{"directory"}},
+		{"missing root", []string{"topo", "--root=/nonexistent"}, 2, []string{"--root /nonexistent"}},
+
+		{"no CUDA", []string{"--gpu=cuda"}, 3, []string{"--gpu sim"}},
+		{"more disk than there is", []string{"--disk", t.TempDir() + "=4EiB"}, 3, []string{"--disk"}},
+		{"disk full", []string{"--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir() + "=1MiB"}, 3, []string{"--disk"}},
+		{"no room for a batch", []string{"run", "--input", big, "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir() + "=1MiB"}, 3,
+			[]string{"big.arrow, batch 1", "--rows-per-batch"}},
+		{"no room to verify", []string{"verify", big, "--gpu-memory=1MiB"}, 3, []string{"twice", "--gpu-memory"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := command(t, t.Context(), c.args...)
+			if r.status != c.status {
+				t.Errorf("ended with %d, want %d", r.status, c.status)
+			}
+			if !strings.HasPrefix(r.stderr, "spillbench: ") || strings.Count(r.stderr, "\n") != 1 || !strings.HasSuffix(r.stderr, "\n") {
+				t.Errorf("standard error is not one line: %q", r.stderr)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(r.stderr, want) {
+					t.Errorf("%q does not say %q", r.stderr, want)
+				}
+			}
+		})
+	}
+}
+
+// TestUnwritableSpillDirectory: also where the user may do all, there are
+// directories in which nobody can make a file.
+func TestUnwritableSpillDirectory(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("/proc is Linux's")
+	}
+	if r := command(t, t.Context(), "--disk=/proc"); r.status != 2 || !strings.Contains(r.stderr, "--disk /proc: not writable") {
+		t.Errorf("ended with %d: %q", r.status, r.stderr)
+	}
+}
+
+// TestNoTempDirectory: the machine's fault, not the caller's.
+func TestNoTempDirectory(t *testing.T) {
+	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "absent"))
+	var stdout, stderr strings.Builder
+	if status := Main(t.Context(), small, &stdout, &stderr); status != 3 || !strings.Contains(stderr.String(), "--disk DIR") {
+		t.Errorf("ended with %d: %q", status, stderr.String())
+	}
+}
+
+// TestHelp: every command explains itself on standard output.
+func TestHelp(t *testing.T) {
+	for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"verify", "-h"}, {"topo", "--help"}, {"help", "run"}} {
+		if r := succeed(t, args...); !strings.Contains(r.stdout, "--json FILE") && !strings.Contains(r.stdout, "--json `FILE`") {
+			t.Errorf("%q printed %q", args, r.stdout)
+		}
+	}
+}

@@ -1,0 +1,58 @@
+package fail
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestStatus: each kind of error has its status and its advice, on one line,
+// wherever in a chain it stands.
+func TestStatus(t *testing.T) {
+	gpu, disk := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Disk}
+	for _, c := range []struct {
+		err    error
+		status int
+		want   string
+	}{
+		{nil, 0, ""},
+		{Usagef("no such thing"), 2, "no such thing"},
+		{Wrongf("rows differ"), 1, "rows differ"},
+		{Environmentf("no device"), 3, "no device"},
+		{&Error{Status: 3, Err: io.EOF, Fix: "try again"}, 3, "EOF (try again)"},
+		{&input.Error{Path: "a.csv", Err: errors.New("is empty"), Fix: "fill it"}, 2, "a.csv: is empty (fill it)"},
+		{&convert.CorruptError{Batch: 3}, 1, ""},
+		{errors.Join(&tier.NoSpaceError{Space: gpu}, &convert.CorruptError{}), 1, ""},
+		{&tier.NoSpaceError{Space: disk, Requested: 10}, 3, "give --disk DIR=SIZE more room"},
+		{&tier.NoSpaceError{Space: gpu, Requested: 10}, 3, "--disk DIR=SIZE more room, or raise --gpu-memory"},
+		{&reservation.ExceededError{Space: tier.ID{Kind: tier.Host}}, 3, "--rows-per-batch, or raise --host-memory"},
+		{fmt.Errorf("opening: %w", tier.ErrNoSpace), 3, "--disk"},
+		{errors.New("anything\nelse"), 3, "anything else"},
+	} {
+		for _, err := range []error{c.err, wrap(c.err)} {
+			if got := Status(err); got != c.status {
+				t.Errorf("%v has status %d, want %d", err, got, c.status)
+			}
+			if err == nil {
+				continue
+			}
+			if got := Line(err); !strings.Contains(got, c.want) || strings.Contains(got, "\n") {
+				t.Errorf("%v is told as %q, want %q", err, got, c.want)
+			}
+		}
+	}
+}
+
+func wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("running: %w", err)
+}

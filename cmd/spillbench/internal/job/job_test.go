@@ -1,0 +1,283 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+// engine opens one with a MiB of memory in each tier above the disk. Whatever a
+// test does, nothing may be left in it.
+func engine(t *testing.T, gpu spillway.GPU) *spillway.Engine {
+	t.Helper()
+	gpu.Memory = 1 << 20
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs: []spillway.GPU{gpu}, HostMemory: 1 << 20,
+		Disks:  []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := eng.Close(); err != nil {
+			t.Errorf("closing the engine: %v", err)
+		}
+		for _, s := range eng.Stats().Spaces {
+			if s.Used() != 0 {
+				t.Errorf("%s ends with %+v", s.ID, s.Usage)
+			}
+		}
+	})
+	return eng
+}
+
+// table is a generated input of about 4 MiB.
+func table() Input {
+	return Input{Name: "table", Open: func(context.Context) (Source, error) {
+		return gen.New(gen.Config{Seed: 1, Rows: 25_000, RowsPerBatch: 400})
+	}}
+}
+
+func config(eng *spillway.Engine) Config {
+	return Config{Engine: eng, Inputs: []Input{table()}, Repeat: 1, Partitions: 3, Passes: 1, Workers: 4}
+}
+
+// counter is a Progress that calls at as each step of a phase is taken.
+type counter struct {
+	phase atomic.Value
+	steps atomic.Int64
+	at    func(phase string, step int64)
+}
+
+func (c *counter) Begin(phase string, _ int64) {
+	c.phase.Store(phase)
+	c.steps.Store(0)
+}
+
+func (c *counter) Step() {
+	n := c.steps.Add(1)
+	if c.at != nil {
+		c.at(c.phase.Load().(string), n)
+	}
+}
+
+// TestRun: everything is loaded, worked on in every pass, and dropped.
+func TestRun(t *testing.T) {
+	cfg := config(engine(t, spillway.GPU{}))
+	cfg.Repeat, cfg.Passes = 2, 2
+	var c counter
+	cfg.Progress = &c
+	res, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Rows != 50_000 || res.Batches != 126 || res.Checked != 2*126 || res.Mismatches != 0 || res.First != "" || res.OnHost {
+		t.Errorf("%+v", res)
+	}
+	if len(res.Phases) != 4 || res.Phases[0].Name != "load" || res.Phases[3].Name != "drain" {
+		t.Errorf("%v", res.Phases)
+	}
+}
+
+// plain hides that the simulated GPU computes.
+type plain struct{ tier.Device }
+
+// TestDeviceThatCannotCompute: the bytes are copied back, and that is told.
+func TestDeviceThatCannotCompute(t *testing.T) {
+	dev, err := sim.New(sim.Config{Memory: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := Run(t.Context(), config(engine(t, spillway.GPU{Device: plain{dev}, Own: true})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !res.OnHost || res.Checked != res.Batches || res.Mismatches != 0 {
+		t.Errorf("%+v", res)
+	}
+}
+
+// TestWrongBytes: a batch whose bytes are not those that were loaded is counted
+// and named, and the others are checked all the same.
+func TestWrongBytes(t *testing.T) {
+	cfg := config(engine(t, spillway.GPU{}))
+	j := start(t, cfg)
+	j.items[10].want.digest.Hash++
+	if err := j.pass(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r := j.res; r.Checked != r.Batches || r.Mismatches != 1 || !strings.Contains(r.First, "table, batch 11") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// start loads what cfg says.
+func start(t *testing.T, cfg Config) *job {
+	t.Helper()
+	cfg.Progress = silent{}
+	plan, err := cfg.Engine.Plan("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plan.Close(); err != nil {
+			t.Errorf("closing the plan: %v", err)
+		}
+	})
+	j := &job{cfg: cfg, plan: plan, res: new(Result)}
+	if err := j.load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// TestCorruptDisk: what is changed on the disk is found by the engine's checksums
+// and counted.
+func TestCorruptDisk(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("finds the spill files in /proc")
+	}
+	cfg := config(engine(t, spillway.GPU{}))
+	j := start(t, cfg)
+	if n := scribble(t); n == 0 {
+		t.Skip("the spill files cannot be opened here")
+	}
+	if err := j.pass(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r := j.res; r.Checked != r.Batches || r.Mismatches == 0 || !strings.Contains(r.First, "disk") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// scribble overwrites a part of each spill file that this process has open, and
+// returns how many that were.
+func scribble(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, e := range entries {
+		path := filepath.Join("/proc/self/fd", e.Name())
+		target, err := os.Readlink(path)
+		if err != nil || !strings.Contains(target, filepath.Base(filepath.Dir(t.TempDir()))) {
+			continue
+		}
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			continue
+		}
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() > 1<<20 {
+			if _, err := f.WriteAt(make([]byte, 1<<20), 0); err != nil {
+				t.Error(err)
+			}
+			n++
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	return n
+}
+
+// TestCancel: a job that is cancelled in any phase ends with the reason, and
+// leaves nothing (which closing the engine checks).
+func TestCancel(t *testing.T) {
+	for _, when := range []struct {
+		phase string
+		step  int64
+	}{{"load", 1}, {"load", 20}, {"pass-1", 1}, {"pass-1", 30}} {
+		t.Run(fmt.Sprint(when.phase, when.step), func(t *testing.T) {
+			cfg := config(engine(t, spillway.GPU{}))
+			ctx, cancel := context.WithCancelCause(t.Context())
+			reason := errors.New("enough")
+			cfg.Progress = &counter{at: func(phase string, step int64) {
+				if phase == when.phase && step == when.step {
+					cancel(reason)
+				}
+			}}
+			if _, err := Run(ctx, cfg); !errors.Is(err, reason) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// failing gives one batch and then an error.
+type failing struct {
+	given  bool
+	closed *bool
+}
+
+var errSource = errors.New("the source failed")
+
+func (f *failing) Next(context.Context) (arrow.RecordBatch, error) {
+	if f.given {
+		return nil, errSource
+	}
+	f.given = true
+	return arrowgen.Flights(1, 1000), nil
+}
+
+func (f *failing) Close() error {
+	*f.closed = true
+	return nil
+}
+
+// TestSourceFails: a source's error ends the job, and the source is closed.
+func TestSourceFails(t *testing.T) {
+	cfg := config(engine(t, spillway.GPU{}))
+	closed := false
+	cfg.Inputs = append(cfg.Inputs, Input{Name: "bad", Open: func(context.Context) (Source, error) {
+		return &failing{closed: &closed}, nil
+	}})
+	if _, err := Run(t.Context(), cfg); !errors.Is(err, errSource) || !closed {
+		t.Errorf("got %v, closed %v", err, closed)
+	}
+	cfg.Inputs = []Input{{Name: "worse", Open: func(context.Context) (Source, error) { return nil, io.ErrClosedPipe }}}
+	if _, err := Run(t.Context(), cfg); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestNoRoom: a batch that fits no space is named.
+func TestNoRoom(t *testing.T) {
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs: []spillway.GPU{{Memory: 1 << 20}}, HostMemory: 1 << 20,
+		Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 1 << 20}}, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer eng.Close()
+	cfg := config(eng)
+	cfg.Inputs = []Input{{Name: "huge", Open: func(context.Context) (Source, error) {
+		return gen.New(gen.Config{Rows: 10_000, RowsPerBatch: 10_000})
+	}}}
+	if _, err := Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "huge, batch 1") {
+		t.Errorf("got %v", err)
+	}
+	cfg.Inputs = []Input{table()} // 4 MiB in batches that fit, in 3 MiB
+	if _, err := Run(t.Context(), cfg); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("got %v", err)
+	}
+}

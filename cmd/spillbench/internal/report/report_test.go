@@ -1,0 +1,119 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/topology"
+)
+
+// keys lists the paths of all keys of a document: "env.cpu", "spaces[].id".
+func keys(t *testing.T, document any) []string {
+	t.Helper()
+	var buf bytes.Buffer
+	if err := Write(&buf, document); err != nil {
+		t.Fatal(err)
+	}
+	var v any
+	if err := json.Unmarshal(buf.Bytes(), &v); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	var walk func(prefix string, v any)
+	walk = func(prefix string, v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for k, e := range v {
+				walk(strings.TrimPrefix(prefix+"."+k, "."), e)
+			}
+		case []any:
+			for _, e := range v {
+				walk(prefix+"[]", e)
+			}
+		default:
+			found[prefix] = true
+		}
+	}
+	walk("", v)
+	return slices.Sorted(maps.Keys(found))
+}
+
+// TestKeys: the schema's keys are what programs read; a change is a new version.
+func TestKeys(t *testing.T) {
+	header := []string{"command", "schema",
+		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.gpu", "env.kernel", "env.memory", "env.pcie_link"}
+	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
+		"config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.trigger"}
+	disks := Config{Disks: []Disk{{}}}
+	for _, c := range []struct {
+		document any
+		want     []string
+	}{
+		{&Run{Config: RunConfig{Config: disks}, Input: Input{Sources: []string{"x"}}, Spaces: []Space{{}},
+			Edges: []Edge{{ByReason: map[string]int64{"work": 1}}}, Phases: []Phase{{}}},
+			slices.Concat(header, config, []string{
+				"config.partitions", "config.passes", "config.place", "config.repeat", "config.seed", "config.workers",
+				"input.batches", "input.bytes", "input.rows", "input.sources[]",
+				"verify.batches", "verify.checked", "verify.mismatches",
+				"spaces[].backend", "spaces[].capacity_bytes", "spaces[].end_bytes", "spaces[].id", "spaces[].peak_bytes",
+				"edges[].batches", "edges[].by_reason.work", "edges[].bytes", "edges[].from", "edges[].gib_per_s", "edges[].seconds", "edges[].to",
+				"waits.count", "waits.max", "waits.p50", "waits.p99",
+				"phases[].name", "phases[].seconds", "wall_seconds"})},
+		{&Verify{Config: disks, Files: []File{{}}},
+			slices.Concat(header, config, []string{"files[].batches", "files[].edges", "files[].error", "files[].mismatches", "files[].path"})},
+		{&Topo{}, slices.Concat(header, []string{"topology"})},
+	} {
+		slices.Sort(c.want)
+		if got := keys(t, c.document); !slices.Equal(got, c.want) {
+			t.Errorf("%T has the keys\n%q, want\n%q", c.document, got, c.want)
+		}
+	}
+}
+
+// TestRate: GiB a second, and nothing from nothing.
+func TestRate(t *testing.T) {
+	if got := Rate(3<<30, 2); got != 1.5 {
+		t.Errorf("3 GiB in 2 s is %v", got)
+	}
+	if got := Rate(1, 0); got != 0 {
+		t.Errorf("a byte in no time is %v", got)
+	}
+}
+
+// TestPrint: a run that failed says so, and each edge stands with its reasons.
+func TestPrint(t *testing.T) {
+	r := &Run{
+		Input:  Input{Sources: []string{"a.csv", "b.csv"}, Batches: 7, Bytes: 1 << 20},
+		Verify: Verification{Checked: true, Batches: 7, Mismatches: 2},
+		Edges: []Edge{{From: "gpu:0", To: "host:0", Batches: 3, Bytes: 1 << 20, ByReason: map[string]int64{"demand": 1 << 20}},
+			{From: "host:0", To: "gpu:0", Batches: 1, Bytes: 1 << 10, ByReason: map[string]int64{"work": 1 << 10}}},
+		Waits: Waits{Count: 2, P50: 0.0015, P99: 2.5, Max: 2.5},
+	}
+	r.Env.GPU = "sim"
+	var b strings.Builder
+	r.Print(&b, []string{"take note"})
+	for _, want := range []string{"a.csv, b.csv", "FAILED: 2 of 7", "for demand", "for work", "1.0 MiB", "note: take note", "half within 1.5ms", "2.5s", "sim: no figure here is a real GPU's"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
+}
+
+// TestMachineEnv: what the topology knows is told, a GPU's link included.
+func TestMachineEnv(t *testing.T) {
+	top := &topology.Topology{
+		CPU: topology.CPU{Model: "A CPU"}, Limits: topology.Limits{CPUs: 6, MemoryBytes: 1 << 30},
+		GPUs: []topology.GPU{{Name: "A GPU", Driver: "nvidia", PCIeGeneration: 4, PCIeWidth: 16}},
+	}
+	e := MachineEnv(t.Context(), top)
+	if e.CPU != "A CPU" || e.Cores != 6 || e.Memory != 1<<30 || e.GPU != "A GPU" || e.Driver != "nvidia" || e.PCIeLink != "PCIe 4 x16" || e.Kernel == "" {
+		t.Errorf("%+v", e)
+	}
+	if e := MachineEnv(t.Context(), new(topology.Topology)); e.Cores < 1 || e.GPU != "" || e.PCIeLink != "" {
+		t.Errorf("of nothing: %+v", e)
+	}
+}

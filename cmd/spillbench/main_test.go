@@ -1,0 +1,164 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+	"github.com/apache/arrow-go/v18/parquet"
+	"github.com/apache/arrow-go/v18/parquet/pqarrow"
+)
+
+// TestMain checks that nothing that a command started outlives it.
+func TestMain(m *testing.M) {
+	before := runtime.NumGoroutine()
+	code := m.Run()
+	// Goroutines that were told to end may need a moment to be gone.
+	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before && time.Now().Before(deadline); {
+		runtime.Gosched()
+	}
+	if n := runtime.NumGoroutine(); n > before && code == 0 {
+		buf := make([]byte, 1<<20)
+		fmt.Fprintf(os.Stderr, "%d goroutines are left of %d:\n%s\n", n, before, buf[:runtime.Stack(buf, true)])
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// small are the memories of most tests: large enough to work, small enough that
+// a table overflows them at once.
+var small = []string{"--gpu-memory=1MiB", "--host-memory=1MiB"}
+
+type ran struct {
+	status         int
+	stdout, stderr string
+}
+
+// command runs spillbench in this process, and checks that it leaves nothing in
+// the temp directory, which is its spill directory too.
+func command(t *testing.T, ctx context.Context, args ...string) ran {
+	t.Helper()
+	tmp := filepath.Join(t.TempDir(), "tmp")
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", tmp)
+	var stdout, stderr bytes.Buffer
+	r := ran{status: Main(ctx, args, &stdout, &stderr)}
+	r.stdout, r.stderr = stdout.String(), stderr.String()
+	left, err := os.ReadDir(tmp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range left {
+		t.Errorf("%q left %s in the temp directory", args, e.Name())
+	}
+	return r
+}
+
+// succeed runs a command that must end with 0 and without complaint.
+func succeed(t *testing.T, args ...string) ran {
+	t.Helper()
+	r := command(t, t.Context(), args...)
+	if r.status != 0 || r.stderr != "" {
+		t.Fatalf("%q ended with %d: %s", args, r.status, r.stderr)
+	}
+	return r
+}
+
+// decode reads a document strictly: a key that the schema does not have is an
+// error.
+func decode(t *testing.T, text string, into any) {
+	t.Helper()
+	dec := json.NewDecoder(strings.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+}
+
+var tableSchema = arrow.NewSchema([]arrow.Field{
+	{Name: "id", Type: arrow.PrimitiveTypes.Int64},
+	{Name: "name", Type: arrow.BinaryTypes.String, Nullable: true},
+}, nil)
+
+// tableRows returns a batch of n rows, about 40 bytes each.
+func tableRows(first, n int) arrow.RecordBatch {
+	b := array.NewRecordBuilder(memory.DefaultAllocator, tableSchema)
+	defer b.Release()
+	for i := first; i < first+n; i++ {
+		b.Field(0).(*array.Int64Builder).Append(int64(i))
+		if i%7 == 0 {
+			b.Field(1).AppendNull()
+		} else {
+			b.Field(1).(*array.StringBuilder).Append(fmt.Sprintf("the name of row %012d", i))
+		}
+	}
+	return b.NewRecordBatch()
+}
+
+type recordWriter interface {
+	Write(arrow.RecordBatch) error
+	Close() error
+}
+
+// writeTable writes batches of n rows in the format that the name's ending asks
+// for.
+func writeTable(t *testing.T, name string, batches, n int) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var w recordWriter
+	switch filepath.Ext(name) {
+	case ".parquet":
+		w, err = pqarrow.NewFileWriter(tableSchema, f, parquet.NewWriterProperties(), pqarrow.NewArrowWriterProperties())
+	case ".arrows":
+		w = ipc.NewWriter(f, ipc.WithSchema(tableSchema))
+	case ".csv":
+		fmt.Fprintln(f, "id,name")
+		for i := range batches * n {
+			fmt.Fprintf(f, "%d,the name of row %012d\n", i, i)
+		}
+		return path
+	default:
+		w, err = ipc.NewFileWriter(f, ipc.WithSchema(tableSchema))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range batches {
+		rec := tableRows(i*n, n)
+		if err := w.Write(rec); err != nil {
+			t.Fatal(err)
+		}
+		rec.Release()
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func writeFile(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

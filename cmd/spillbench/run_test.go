@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+)
+
+// runJSON runs the job with args and checks what every result must show.
+func runJSON(t *testing.T, args ...string) report.Run {
+	t.Helper()
+	r := succeed(t, append(args, "--json=-")...)
+	var doc report.Run
+	decode(t, r.stdout, &doc)
+	if doc.Schema != "spillway.spillbench/v1" || doc.Command != "run" {
+		t.Errorf("%q is the schema and %q the command", doc.Schema, doc.Command)
+	}
+	env := doc.Env
+	if env.CPU == "" || env.Cores < 1 || env.Memory < 1 || env.Kernel == "" || env.FileSystem == "" || env.GPU != "sim" {
+		t.Errorf("env is %+v", env)
+	}
+	if len(doc.Spaces) != 3 {
+		t.Fatalf("%d spaces", len(doc.Spaces))
+	}
+	for _, s := range doc.Spaces {
+		if s.EndBytes != 0 || s.PeakBytes < 0 || s.PeakBytes > s.CapacityBytes {
+			t.Errorf("%s: peak %d of %d, %d at the end", s.ID, s.PeakBytes, s.CapacityBytes, s.EndBytes)
+		}
+	}
+	phases := []string{"load"}
+	for i := range doc.Config.Passes {
+		phases = append(phases, fmt.Sprintf("pass-%d", i+1))
+	}
+	phases = append(phases, "drain")
+	sum := 0.0
+	for i, p := range doc.Phases {
+		if i >= len(phases) || p.Name != phases[i] {
+			t.Fatalf("phases %v, want %v", doc.Phases, phases)
+		}
+		sum += p.Seconds
+	}
+	if len(doc.Phases) != len(phases) || doc.WallSeconds < sum {
+		t.Errorf("%d phases of %d, %v of %v s", len(doc.Phases), len(phases), sum, doc.WallSeconds)
+	}
+	if want := doc.Input.Batches * int64(doc.Config.Passes); doc.Verify.Batches != want || doc.Verify.Mismatches != 0 || doc.Verify.Checked != (want > 0) {
+		t.Errorf("verified %+v, want %d batches", doc.Verify, want)
+	}
+	return doc
+}
+
+// TestGeneratedTable: with no input, a table several times larger than the GPU
+// goes down to the disk and comes back.
+func TestGeneratedTable(t *testing.T) {
+	doc := runJSON(t, append(small, "--passes=2")...)
+	if doc.Input.Bytes < 5<<20 || doc.Input.Rows < 1 {
+		t.Errorf("%d bytes, %d rows in 2 MiB of memory", doc.Input.Bytes, doc.Input.Rows)
+	}
+	moved := map[string]int64{}
+	for _, e := range doc.Edges {
+		if e.Batches < 1 || e.Bytes < 1 || e.From == e.To {
+			t.Errorf("an edge that moved nothing: %+v", e)
+		}
+		sum := int64(0)
+		for _, n := range e.ByReason {
+			sum += n
+		}
+		if sum != e.Bytes {
+			t.Errorf("%s to %s: reasons for %d of %d bytes", e.From, e.To, sum, e.Bytes)
+		}
+		moved[e.To] += e.Bytes
+	}
+	if moved["disk:0"] < doc.Input.Bytes/2 || moved["gpu:0"] < doc.Input.Bytes/2 {
+		t.Errorf("%v moved, by space, of %d", moved, doc.Input.Bytes)
+	}
+}
+
+// TestSeed: the same seed is the same table, another is another.
+func TestSeed(t *testing.T) {
+	a := runJSON(t, append(small, "--passes=0", "--seed=5")...)
+	b := runJSON(t, append(small, "--passes=0", "--seed=5", "--rows-per-batch=1000")...)
+	c := runJSON(t, append(small, "--passes=0", "--seed=6")...)
+	if a.Input.Rows != b.Input.Rows || a.Input.Bytes == c.Input.Bytes {
+		t.Errorf("seeds 5, 5, 6: %+v, %+v, %+v", a.Input, b.Input, c.Input)
+	}
+}
+
+// TestInputs: every format, cut, repeated, in partitions, placed both ways.
+func TestInputs(t *testing.T) {
+	for _, name := range []string{"t.parquet", "t.arrow", "t.arrows", "t.csv"} {
+		t.Run(name, func(t *testing.T) {
+			path := writeTable(t, name, 2, 3000)
+			doc := runJSON(t, append(small, "--input", path, "--repeat=5", "--rows-per-batch=1000",
+				"--partitions=3", "--workers=2", "--passes=2", "--place=fits", "--policy=lru")...)
+			if doc.Input.Rows != 5*6000 || doc.Input.Batches != 5*6 || len(doc.Input.Sources) != 1 || doc.Input.Sources[0] != path {
+				t.Errorf("%+v", doc.Input)
+			}
+			if c := doc.Config; c.Repeat != 5 || c.RowsPerBatch != 1000 || c.Partitions != 3 || c.Workers != 2 || c.Place != "fits" || c.Policy != "lru" {
+				t.Errorf("%+v", c)
+			}
+		})
+	}
+}
+
+// TestSeveralInputs: files of different schemas go side by side.
+func TestSeveralInputs(t *testing.T) {
+	other := writeFile(t, "other.csv", "a,b,c\n1,2.5,x\n2,,y\n")
+	doc := runJSON(t, append(small, "--input", writeTable(t, "t.arrow", 1, 100), "--input", other)...)
+	if doc.Input.Rows != 102 || doc.Input.Batches != 2 || len(doc.Input.Sources) != 2 {
+		t.Errorf("%+v", doc.Input)
+	}
+}
+
+// TestOversizedBatch: what can never fit the GPU is worked on where it fits, and
+// that is said.
+func TestOversizedBatch(t *testing.T) {
+	path := writeTable(t, "t.arrow", 1, 60_000) // over 2 MiB
+	args := []string{"run", "--input", path, "--gpu-memory=1MiB", "--host-memory=8MiB"}
+	runJSON := command(t, t.Context(), append(args, "--json=-")...)
+	if runJSON.status != 0 || !strings.Contains(runJSON.stderr, "larger than the space") {
+		t.Errorf("ended with %d: %q", runJSON.status, runJSON.stderr)
+	}
+	if r := succeed(t, args...); !strings.Contains(r.stdout, "note: ") || !strings.Contains(r.stdout, "host:0") {
+		t.Errorf("no note in\n%s", r.stdout)
+	}
+}
+
+// TestSummary: the tables for people name what matters, and quiet means quiet.
+func TestSummary(t *testing.T) {
+	r := succeed(t, small...)
+	for _, want := range []string{"load", "pass-1", "drain", "gpu:0", "host:0", "disk:0", "sim", "verified: all"} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s", want, r.stdout)
+		}
+	}
+	if r := succeed(t, append(small, "--quiet")...); r.stdout != "" {
+		t.Errorf("quiet printed %q", r.stdout)
+	}
+}
+
+// TestVerdict: a wrong digest ends with 1, and names the batch.
+func TestVerdict(t *testing.T) {
+	if err := verdict(job.Result{Checked: 3}); err != nil {
+		t.Error(err)
+	}
+	err := verdict(job.Result{Checked: 3, Mismatches: 1, First: "t.arrow, batch 2: wrong"})
+	if fail.Status(err) != 1 || !strings.Contains(fail.Line(err), "t.arrow, batch 2") {
+		t.Errorf("%d: %v", fail.Status(err), err)
+	}
+}
+
+// TestInterrupted: a run that is cancelled before it begins, or while it loads,
+// ends with 130 and leaves nothing.
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if r := command(t, ctx, small...); r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
+		t.Errorf("cancelled before: %d, %q", r.status, r.stderr)
+	}
+	// Cancelled once its result file stands in its directory, which is before it loads.
+	dir := t.TempDir()
+	ctx, cancel = context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for entries, err := os.ReadDir(dir); err == nil && len(entries) == 0 && ctx.Err() == nil; entries, err = os.ReadDir(dir) {
+		}
+		cancel()
+	}()
+	r := command(t, ctx, "--gpu-memory=64MiB", "--host-memory=64MiB", "--repeat=1000", "--json", filepath.Join(dir, "out.json"))
+	cancel()
+	<-done
+	if r.status != 130 {
+		t.Errorf("cancelled while loading: %d, %q", r.status, r.stderr)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left %v, %v beside the result", left, err)
+	}
+}

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+)
+
+// TestVerifyFiles: every format along every edge; a file that cannot be read does
+// not keep the others from being verified.
+func TestVerifyFiles(t *testing.T) {
+	var args []string
+	for _, name := range []string{"t.parquet", "t.arrow", "t.arrows", "t.csv"} {
+		args = append(args, writeTable(t, name, 2, 500))
+	}
+	broken := writeFile(t, "broken.arrow", "ARROW1\x00\x00")
+	r := command(t, t.Context(), append([]string{"verify", "--json=-", "--rows-per-batch=400", broken}, args...)...)
+	if r.status != 2 {
+		t.Errorf("ended with %d: %s", r.status, r.stderr)
+	}
+	var doc report.Verify
+	decode(t, r.stdout, &doc)
+	if len(doc.Files) != 5 || doc.Files[0].Error == "" || doc.Files[0].Path != broken {
+		t.Fatalf("%s", r.stdout)
+	}
+	for _, f := range doc.Files[1:] {
+		// Three tiers of one space each: 6 pairs and 3 of a space with itself.
+		if f.Batches != 3 || f.Edges != 9 || f.Mismatches != 0 || f.Error != "" {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// TestVerifySpaces: with two disks there are edges between them, too.
+func TestVerifySpaces(t *testing.T) {
+	r := succeed(t, "verify", "--json=-", "--disk", t.TempDir(), "--disk", t.TempDir()+"=64MiB", writeTable(t, "t.arrow", 1, 500))
+	var doc report.Verify
+	decode(t, r.stdout, &doc)
+	// gpu-gpu, host-host, gpu-host and back; each of these two with each disk and back; disk to disk and back.
+	if f := doc.Files[0]; f.Edges != 4+8+2 || f.Mismatches != 0 {
+		t.Errorf("%+v", f)
+	}
+	if len(doc.Config.Disks) != 2 || doc.Config.Disks[1].CapacityBytes != 64<<20 {
+		t.Errorf("%+v", doc.Config.Disks)
+	}
+}
+
+// TestVerifyEveryType: all Arrow types that an IPC file can hold survive every
+// edge.
+func TestVerifyEveryType(t *testing.T) {
+	g := arrowgen.New(11)
+	g.Plain = true // IPC writers cannot write all slices
+	var types []arrow.DataType
+	for _, dt := range arrowgen.Types() {
+		if writable(dt, g) {
+			types = append(types, dt)
+		}
+	}
+	if len(types) < len(arrowgen.Types())*3/4 {
+		t.Fatalf("only %d of %d types can be written", len(types), len(arrowgen.Types()))
+	}
+	path := filepath.Join(t.TempDir(), "all.arrow")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	schema := arrowgen.Schema(types...)
+	w := ipc.NewWriter(f, ipc.WithSchema(schema)) // a stream: its dictionaries may change
+	for _, rows := range []int{100, 0, 1} {
+		if err := w.Write(g.Record(schema, rows)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r := succeed(t, "verify", "--json=-", path)
+	var doc report.Verify
+	decode(t, r.stdout, &doc)
+	if got := doc.Files[0]; got.Batches != 3 || got.Mismatches != 0 || got.Error != "" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// writable says whether arrow-go can write a column of the type and read it back;
+// what it cannot is no concern of this program.
+func writable(dt arrow.DataType, g *arrowgen.Gen) (ok bool) {
+	defer func() { ok = recover() == nil && ok }()
+	schema := arrowgen.Schema(dt)
+	var buf bytes.Buffer
+	w := ipc.NewWriter(&buf, ipc.WithSchema(schema))
+	for _, rows := range []int{50, 0, 1} {
+		if w.Write(g.Record(schema, rows)) != nil {
+			return false
+		}
+	}
+	if w.Close() != nil {
+		return false
+	}
+	r, err := ipc.NewReader(&buf)
+	if err != nil {
+		return false
+	}
+	defer r.Release()
+	n := 0
+	for r.Next() {
+		n++
+	}
+	return n == 3 && r.Err() == nil
+}

@@ -1,0 +1,259 @@
+package convert
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/faultfs"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/host"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+// machine is all that a mover needs, small, with faults to be had everywhere.
+type machine struct {
+	spaces       map[tier.Kind]*tier.Space
+	reservations *reservation.Manager
+	registry     Registry
+	mover        *Mover
+	files        *faultfs.FS
+	base         int64 // bytes of the host space that staging holds
+	ids          batch.IDs
+
+	mu      sync.Mutex
+	records map[batch.ID]arrow.RecordBatch
+}
+
+type machineConfig struct {
+	gpu, host, disk int64 // capacities; 0 for 4, 4 and 16 MiB
+	chunk           int64 // of staging; 0 for 16 KiB
+	faults          func(sim.Op) error
+	rules           []faultfs.Rule
+	events          Events
+}
+
+func newMachine(t *testing.T, cfg machineConfig) *machine {
+	t.Helper()
+	size := func(n, otherwise int64) int64 {
+		if n == 0 {
+			return otherwise
+		}
+		return n
+	}
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := &machine{spaces: make(map[tier.Kind]*tier.Space), records: make(map[batch.ID]arrow.RecordBatch)}
+	full := tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
+
+	dev, err := sim.New(sim.Config{Memory: size(cfg.gpu, 4<<20), Faults: cfg.faults})
+	check(err)
+	gpuPool, err := tier.NewDevicePool(dev)
+	check(err)
+	arena, err := host.NewArena(host.Config{Capacity: size(cfg.host, 4<<20), Node: -1})
+	check(err)
+	m.files = faultfs.New(disk.OS(), 1, cfg.rules...)
+	volume, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: size(cfg.disk, 16<<20), FS: m.files})
+	check(err)
+	for _, c := range []tier.SpaceConfig{
+		{ID: tier.ID{Kind: tier.GPU}, Capacity: size(cfg.gpu, 4<<20), Pool: gpuPool, Backend: "sim"},
+		{ID: tier.ID{Kind: tier.Host}, Capacity: size(cfg.host, 4<<20), Pool: arena, Backend: "host"},
+		{ID: tier.ID{Kind: tier.Disk}, Capacity: size(cfg.disk, 16<<20), Pool: volume, Backend: "disk"},
+	} {
+		c.Fractions = full
+		s, err := tier.NewSpace(c)
+		check(err)
+		m.spaces[c.ID.Kind] = s
+	}
+	m.reservations, err = reservation.NewManager(reservation.Config{
+		Spaces: []*tier.Space{m.spaces[tier.GPU], m.spaces[tier.Host], m.spaces[tier.Disk]}})
+	check(err)
+	streams, err := tier.NewStreamPool(dev, 4)
+	check(err)
+	chunk := size(cfg.chunk, 16<<10)
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), 8*chunk)
+	check(err)
+	buf, err := r.Alloc(8 * chunk)
+	check(err)
+	check(r.Release())
+	m.base = buf.Charge()
+	staging := host.NewStaging(buf, chunk)
+	builtin := &Builtin{
+		Streams: func(tier.ID) (*tier.StreamPool, error) { return streams, nil },
+		Staging: func(int) (Staging, error) { return staging, nil },
+	}
+	check(builtin.Register(&m.registry))
+	m.mover, err = NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: builtin, IDs: &m.ids, Events: cfg.events})
+	check(err)
+	t.Cleanup(func() {
+		err := errors.Join(m.reservations.Close(), staging.Close(), streams.Close())
+		for _, s := range m.spaces {
+			for _, l := range s.Leaks() {
+				t.Errorf("leaked: %+v", l)
+			}
+			err = errors.Join(err, s.Close())
+		}
+		if err := errors.Join(err, dev.Close()); err != nil {
+			t.Errorf("closing the machine: %v", err)
+		}
+		for k, s := range m.spaces {
+			if s.Used() != 0 {
+				t.Errorf("%s ends with %+v", k, s.Usage())
+			}
+		}
+		if n := m.files.Open(); n != 0 {
+			t.Errorf("%d files are open at the end", n)
+		}
+	})
+	return m
+}
+
+// put makes a batch of rec in a tier, which is dropped when the test ends.
+func (m *machine) put(t *testing.T, rec arrow.RecordBatch, k tier.Kind) *batch.Batch {
+	t.Helper()
+	p, err := m.mover.Ingest(t.Context(), rec, reservation.AnyInTier(k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.adopt(t, rec, p)
+}
+
+func (m *machine) adopt(t *testing.T, rec arrow.RecordBatch, p batch.Payload) *batch.Batch {
+	t.Helper()
+	b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.records[b.ID()] = rec
+	t.Cleanup(func() {
+		if err := b.Drop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// rests checks that b is idle in a tier and that the books hold nothing but it.
+// It must be the only batch.
+func (m *machine) rests(t *testing.T, b *batch.Batch, k tier.Kind) {
+	t.Helper()
+	info := b.Info()
+	if info.State != batch.Idle || info.Space.Kind != k || info.Active != 0 || info.Pending != 0 {
+		t.Fatalf("batch is %+v, want it idle in %s", info, k)
+	}
+	m.settle()
+	for kind, s := range m.spaces {
+		want := int64(0)
+		if kind == tier.Host {
+			want = m.base
+		}
+		if kind == k {
+			want += info.Bytes
+		}
+		if u := s.Usage(); u.Live != want || u.Retired != 0 || u.Reserved != 0 {
+			t.Fatalf("%s holds %+v, want %d live", kind, u, want)
+		}
+	}
+}
+
+// whole checks that b rests in a tier and has the bytes that it was made of.
+func (m *machine) whole(t *testing.T, b *batch.Batch, k tier.Kind) {
+	t.Helper()
+	m.rests(t, b, k)
+	h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	got, _, err := m.mover.Digest(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := heapDigest(t, m.records[b.ID()]); got != want {
+		t.Fatalf("the digest in %s is %x, want %x", k, got, want)
+	}
+	if b.Descriptor().Body > m.spaces[tier.Host].Available() {
+		return // too large to be opened
+	}
+	rec, err := m.mover.Record(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Release()
+	if err := Equal(m.records[b.ID()], rec); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// heapDigest is the digest of rec's image, laid out on the heap.
+func heapDigest(t *testing.T, rec arrow.RecordBatch) tier.Digest {
+	t.Helper()
+	l, err := NewLayout(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	body := make([]byte, l.Size())
+	if len(body) > 0 {
+		if err := l.WriteTo([][]byte{body}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return tier.DigestBytes(body, 0)
+}
+
+// settle waits until the device is done with what was freed. A free that the
+// device refused is tried again with the next allocation.
+func (m *machine) settle() {
+	s := m.spaces[tier.GPU]
+	if s.Usage().Retired == 0 {
+		return
+	}
+	changed := make(chan struct{}, 1)
+	defer s.Subscribe(func(*tier.Space, tier.Change) {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})()
+	if mem, err := s.Pool().Alloc(1, nil); err == nil {
+		s.Pool().Free(mem, func() {})
+	}
+	for s.Usage().Retired != 0 {
+		<-changed
+	}
+}
+
+// numbered makes a record with strings, nulls and a number that tells it apart.
+func numbered(n int64, rows int) arrow.RecordBatch {
+	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
+		{Name: "n", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "s", Type: arrow.BinaryTypes.String, Nullable: true},
+	}, nil))
+	defer b.Release()
+	for i := range rows {
+		b.Field(0).(*array.Int64Builder).Append(n + int64(i))
+		if s := b.Field(1).(*array.StringBuilder); i%5 == 2 {
+			s.AppendNull()
+		} else {
+			s.Append(fmt.Sprintf("%d of %d", i, n))
+		}
+	}
+	return b.NewRecordBatch()
+}

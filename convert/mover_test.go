@@ -1,0 +1,408 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/faultfs"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+// TestEveryTypeAlongEveryEdge moves a batch of each type from each tier to each
+// other and compares it there.
+func TestEveryTypeAlongEveryEdge(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	gen := arrowgen.New(7)
+	for _, typ := range arrowgen.Types() {
+		for _, rows := range []int{0, 1, 67} {
+			rec := gen.Record(arrowgen.Schema(typ), rows)
+			b := m.put(t, rec, tier.GPU)
+			// A walk that takes each of the six edges once.
+			for _, k := range []tier.Kind{tier.Host, tier.Disk, tier.GPU, tier.Disk, tier.Host, tier.GPU} {
+				if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+					t.Fatalf("%s, %d rows, to %s: %v", typ, rows, k, err)
+				}
+				if err := m.same(t.Context(), b); err != nil {
+					t.Fatalf("%s, %d rows, in %s: %v", typ, rows, k, err)
+				}
+			}
+		}
+	}
+}
+
+// same compares b, wherever it is, with what it was made of.
+func (m *machine) same(ctx context.Context, b *batch.Batch) error {
+	h, err := m.mover.Acquire(ctx, b, reservation.Specific(b.Info().Space))
+	if err != nil {
+		return err
+	}
+	rec, err := m.mover.Record(ctx, h)
+	if err != nil {
+		return errors.Join(err, h.Close())
+	}
+	defer rec.Release()
+	return errors.Join(Equal(m.records[b.ID()], rec), h.Close())
+}
+
+func TestIngestIntoEveryTier(t *testing.T) {
+	for _, k := range tier.Kinds() {
+		t.Run(k.String(), func(t *testing.T) {
+			m := newMachine(t, machineConfig{})
+			m.whole(t, m.put(t, numbered(3, 20_000), k), k)
+		})
+		t.Run(k.String()+"/no bytes", func(t *testing.T) {
+			m := newMachine(t, machineConfig{})
+			b := m.put(t, arrowgen.New(1).Record(arrow.NewSchema(nil, nil), 0), k)
+			m.whole(t, b, k)
+			other := tier.Kinds()[(int(k))%3]
+			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(other), ReasonWork); err != nil {
+				t.Fatal(err)
+			}
+			m.whole(t, b, other)
+		})
+	}
+}
+
+func TestOversizedGoesToTheFirstTierWhereItFits(t *testing.T) {
+	for _, c := range []struct {
+		gpu, host int64
+		want      tier.Kind
+	}{{64 << 10, 4 << 20, tier.Host}, {64 << 10, 256 << 10, tier.Disk}} {
+		t.Run(c.want.String(), func(t *testing.T) {
+			var told []string
+			m := newMachine(t, machineConfig{gpu: c.gpu, host: c.host, events: Events{
+				Oversized: func(n int64, wanted reservation.Strategy, got tier.ID) {
+					told = append(told, fmt.Sprint(n > c.gpu, got.Kind))
+				},
+			}})
+			b := m.put(t, numbered(1, 30_000), tier.GPU)
+			m.whole(t, b, c.want)
+			if want := fmt.Sprint(true, c.want); len(told) != 1 || told[0] != want {
+				t.Errorf("told %q, want %q once", told, want)
+			}
+			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU), ReasonWork); !errors.Is(err, reservation.ErrExceeded) {
+				t.Errorf("moving it to the GPU: %v", err)
+			}
+			m.whole(t, b, c.want)
+		})
+	}
+	m := newMachine(t, machineConfig{gpu: 64 << 10, host: 256 << 10, disk: 128 << 10})
+	if _, err := m.mover.Ingest(t.Context(), numbered(1, 30_000), reservation.AnyInTier(tier.GPU)); !errors.Is(err, reservation.ErrExceeded) {
+		t.Errorf("a batch that fits nowhere: %v", err)
+	}
+}
+
+// The monitor's moves never wait: neither for room nor for the batch.
+func TestMonitorMovesDoNotWait(t *testing.T) {
+	m := newMachine(t, machineConfig{host: 512 << 10})
+	b := m.put(t, numbered(1, 10_000), tier.GPU)
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host), ReasonTrigger); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("without room: %v", err)
+	}
+	if err := all.Release(); err != nil {
+		t.Fatal(err)
+	}
+	h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(tier.GPU))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host), ReasonDemand); !errors.Is(err, batch.ErrState) {
+		t.Errorf("with an open handle: %v", err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	m.whole(t, b, tier.GPU)
+}
+
+// Acquire waits for a handle elsewhere to close, uses the task that was made for
+// it, and leaves none of its own behind when it gives up.
+func TestAcquire(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, numbered(1, 1000), tier.Host)
+	h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(tier.Host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	gaveUp := make(chan error)
+	go func() {
+		_, err := m.mover.Acquire(ctx, b, reservation.AnyInTier(tier.GPU))
+		gaveUp <- err
+	}()
+	why := errors.New("why")
+	cancel(why)
+	if err := <-gaveUp; !errors.Is(err, why) {
+		t.Fatalf("gave up with %v", err)
+	}
+	if err := b.CreateTask(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	up := make(chan error)
+	go func() {
+		g, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(tier.GPU))
+		if err == nil {
+			err = g.Close()
+		}
+		up <- err
+	}()
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-up; err != nil {
+		t.Fatal(err)
+	}
+	m.whole(t, b, tier.GPU) // which also says that no task is pending
+}
+
+func TestClone(t *testing.T) {
+	for _, k := range tier.Kinds() {
+		t.Run(k.String(), func(t *testing.T) {
+			m := newMachine(t, machineConfig{})
+			b := m.put(t, numbered(9, 5000), k)
+			c, err := m.mover.Clone(t.Context(), b, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.ID() == b.ID() || c.Info().Space != b.Info().Space {
+				t.Errorf("the clone is %+v of %+v", c.Info(), b.Info())
+			}
+			m.records[c.ID()] = m.records[b.ID()]
+			if err := m.same(t.Context(), c); err != nil {
+				t.Error(err)
+			}
+			if err := c.Drop(); err != nil {
+				t.Error(err)
+			}
+			m.whole(t, b, k) // of its own
+		})
+	}
+}
+
+// A record that was opened in place outlives its handle and its batch.
+func TestRecordOutlivesItsBatch(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	source := numbered(5, 3000)
+	p, err := m.mover.Ingest(t.Context(), source, reservation.AnyInTier(tier.Host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := batch.New(batch.Options{ID: 77, Payload: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(tier.Host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := m.mover.Record(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	column := rec.Column(1)
+	column.Retain()
+	if err := errors.Join(h.Close(), b.Drop(), Equal(source, rec)); err != nil {
+		t.Fatal(err)
+	}
+	rec.Release()
+	if used := m.spaces[tier.Host].Used(); used <= m.base {
+		t.Errorf("%d bytes are in use while a column is held", used)
+	}
+	column.Release()
+	if used := m.spaces[tier.Host].Used(); used != m.base {
+		t.Errorf("%d bytes are in use after the last release, want %d", used, m.base)
+	}
+}
+
+// The device's digest and the one of the bytes in host memory and on disk agree.
+func TestDigestIsTheSameEverywhere(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, numbered(2, 40_000), tier.GPU)
+	var want tier.Digest
+	for i, k := range tier.Kinds() {
+		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+			t.Fatal(err)
+		}
+		h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(k))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, onDevice, err := m.mover.Digest(t.Context(), h)
+		if err := errors.Join(err, h.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if onDevice != (k == tier.GPU) {
+			t.Errorf("%s: computed on the device: %v", k, onDevice)
+		}
+		if i == 0 {
+			want = d
+		}
+		if d != want || d == (tier.Digest{}) {
+			t.Errorf("%s: digest %x, want %x", k, d, want)
+		}
+	}
+}
+
+// script takes one batch along every edge.
+var script = []tier.Kind{tier.Host, tier.Disk, tier.GPU, tier.Disk, tier.Host, tier.GPU}
+
+// TestEveryDeviceOperationFailsOnce runs the script with each operation of the
+// device refused, failed or cancelled once: whatever happens the batch is whole where it
+// was, and the script can go on.
+func TestEveryDeviceOperationFailsOnce(t *testing.T) {
+	injected := errors.New("injected")
+	for _, stage := range []sim.Stage{sim.Submit, sim.Run} {
+		for _, how := range []string{"fail", "cancel"} {
+			tried := 0
+			for hit := true; hit; tried++ {
+				n := int64(tried)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				var armed atomic.Bool
+				var seen atomic.Int64
+				m := newMachine(t, machineConfig{faults: func(op sim.Op) error {
+					if op.Stage != stage || op.Kind == sim.OpFree || !armed.Load() {
+						return nil // a free that is refused stays retired, which is a test of the pool's
+					}
+					if seen.Add(1) != n+1 {
+						return nil
+					}
+					if how == "cancel" {
+						cancel(injected)
+						return nil
+					}
+					return injected
+				}})
+				b := m.put(t, numbered(n, 6000), tier.GPU)
+				armed.Store(true)
+				m.runScript(ctx, t, b, injected, func() { armed.Store(false) })
+				hit = seen.Load() > n
+				cancel(nil)
+			}
+			if tried < 10 {
+				t.Errorf("%v %s: only %d operations", stage, how, tried)
+			}
+		}
+	}
+}
+
+func TestEveryFileOperationFailsOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		ops    []faultfs.Op
+		effect func(cancel func()) faultfs.Effect
+		want   error
+		may    bool // it may succeed all the same
+	}{
+		"EIO":    {[]faultfs.Op{faultfs.Read, faultfs.Write}, func(func()) faultfs.Effect { return faultfs.Fail(syscall.EIO) }, syscall.EIO, false},
+		"ENOSPC": {[]faultfs.Op{faultfs.Write}, func(func()) faultfs.Effect { return faultfs.Fail(syscall.ENOSPC) }, tier.ErrNoSpace, false},
+		"short":  {[]faultfs.Op{faultfs.Read, faultfs.Write}, func(func()) faultfs.Effect { return faultfs.Short() }, nil, true},
+		"flip":   {[]faultfs.Op{faultfs.Read}, func(func()) faultfs.Effect { return faultfs.BitFlip() }, ErrCorrupt, false},
+		"cancel": {[]faultfs.Op{faultfs.Read, faultfs.Write}, func(cancel func()) faultfs.Effect {
+			return faultfs.Do(func(faultfs.Op, string) { cancel() })
+		}, context.Canceled, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tried := 0
+			for n := 0; ; n++ {
+				ctx, cancel := context.WithCancel(t.Context())
+				m := newMachine(t, machineConfig{})
+				b := m.put(t, numbered(int64(n), 6000), tier.GPU)
+				before := m.files.Hits()
+				remove := m.files.Add(faultfs.Rule{Ops: c.ops, Skip: n, Times: 1, Effect: c.effect(cancel)})
+				hit := false
+				failed := m.runScript(ctx, t, b, c.want, func() {
+					hit = m.files.Hits() != before
+					remove()
+				})
+				cancel()
+				if !hit {
+					break
+				}
+				if !failed && !c.may {
+					t.Fatalf("operation %d was hit by %s and nobody noticed", n, name)
+				}
+				tried++
+			}
+			if tried < 4 {
+				t.Errorf("only %d operations were tried", tried)
+			}
+		})
+	}
+}
+
+// runScript moves b along the script. A move may fail once, with want; then b
+// must be whole where it was and the move is done again. At the end disarm is
+// called, and b must be whole. It says whether a move failed.
+func (m *machine) runScript(ctx context.Context, t *testing.T, b *batch.Batch, want error, disarm func()) (failed bool) {
+	t.Helper()
+	for _, k := range script {
+		from := b.Info().Space.Kind
+		err := m.mover.Move(ctx, b, reservation.AnyInTier(k), ReasonWork)
+		if err != nil {
+			if failed || !errors.Is(err, want) {
+				t.Fatalf("%s to %s: %v, want %v", from, k, err, want)
+			}
+			var c *CorruptError
+			if errors.As(err, &c) && (c.Batch != b.ID() || c.Volume == "" || c.Want == c.Got) {
+				t.Errorf("corruption is told as %+v", c)
+			}
+			failed = true
+			m.whole(t, b, from) // the fault is over
+			ctx = t.Context()
+			if err := m.mover.Move(ctx, b, reservation.AnyInTier(k), ReasonWork); err != nil {
+				t.Fatalf("%s to %s again: %v", from, k, err)
+			}
+		}
+		m.rests(t, b, k)
+	}
+	disarm()
+	m.whole(t, b, script[len(script)-1])
+	return failed
+}
+
+// Room that is there only in pieces is made one by waiting demand: here the test
+// plays the monitor.
+func TestRoomInOnePiece(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 1 << 20})
+	var small []*batch.Batch
+	for i := range 8 {
+		small = append(small, m.put(t, numbered(int64(i), 6000), tier.GPU))
+	}
+	gpu := m.spaces[tier.GPU]
+	for i := 0; i < len(small); i += 2 { // holes
+		if err := m.mover.Move(t.Context(), small[i], reservation.AnyInTier(tier.Disk), ReasonWork); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.settle()
+	stop := m.reservations.OnDemand(func() {
+		for _, b := range small {
+			if b.Info().Space.Kind == tier.GPU && gpu.Used() > 0 {
+				if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk), ReasonDemand); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	defer stop()
+	big := m.put(t, numbered(100, 20_000), tier.GPU)
+	if err := m.same(t.Context(), big); err != nil {
+		t.Error(err)
+	}
+	if k := big.Info().Space.Kind; k != tier.GPU {
+		t.Errorf("the batch lies in %s", k)
+	}
+}

@@ -1,0 +1,103 @@
+package monitor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+func TestKindOf(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want outcome
+	}{
+		{nil, moved},
+		{&tier.NoSpaceError{Space: host0}, noRoom},
+		{fmt.Errorf("writing: %w", &tier.NoSpaceError{}), noRoom},
+		{&tier.NoSpaceError{Space: disk0}, failed}, // something that the move needed beside its target
+		{errors.Join(&batch.StateError{}, nil), busy},
+		{fmt.Errorf("copying: %w", context.Canceled), cancelled},
+		{errors.New("input/output error"), failed},
+	} {
+		if got := kindOf(tt.err, host0); got != tt.want {
+			t.Errorf("%v is %d, want %d", tt.err, got, tt.want)
+		}
+	}
+}
+
+func TestRefusal(t *testing.T) {
+	start := time.Now()
+	var f refusal
+	if f.bound(start, 100) != 0 {
+		t.Error("nothing was refused")
+	}
+	for _, tt := range []struct {
+		name  string
+		times int
+		after time.Duration
+		used  int64
+		want  int64
+	}{
+		{"at once", 1, 0, 100, 8},
+		{"nothing has changed", 1, 99 * time.Millisecond, 100, 8},
+		{"more is used", 1, 0, 120, 8},
+		{"less is used", 1, 0, 99, 0},
+		{"two periods later", 1, 100 * time.Millisecond, 100, 0},
+		{"less is used, the second time", 2, 0, 99, 8},
+		{"two periods later, the second time", 2, 100 * time.Millisecond, 99, 8},
+		{"four periods later", 2, 200 * time.Millisecond, 99, 0},
+	} {
+		var f refusal
+		for range tt.times {
+			f.note(start, 50*time.Millisecond, 8, 100)
+		}
+		if got := f.bound(start.Add(tt.after), tt.used); got != tt.want {
+			t.Errorf("%s: %d are refused, want %d", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestSlogEvents(t *testing.T) {
+	var out bytes.Buffer
+	e := SlogEvents(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{
+		Level: slog.LevelDebug,
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	})))
+	m := Move{Batch: 7, From: gpu0, To: host0, Bytes: 4096, Reason: ReasonDemand}
+	e.MoveBegun(m)
+	e.MoveEnded(m, time.Second, nil)
+	e.MoveEnded(m, time.Second, &tier.NoSpaceError{Space: host0})
+	e.MoveEnded(m, time.Second, errors.New("broken"))
+	e.Pressure(Pressure{Space: gpu0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true})
+	e.Pressure(Pressure{Space: disk0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
+	e.Pressure(Pressure{Space: gpu0, Bytes: 6, Capacity: 10, Trigger: 8, Stop: 6})
+	e.Stuck(Stuck{Space: gpu0, Reason: ReasonDemand, Need: 1, Used: 9, Limit: 9, Capacity: 10, Waiters: 2, Resting: 5, Below: []Room{{host0, 3}, {disk0, 0}}})
+	e.Stuck(Stuck{Space: gpu0, Reason: ReasonTrigger, Need: 1, Used: 9, Limit: 9, Capacity: 10})
+	e.Refused(Refused{Waiters: 2, Spaces: []tier.ID{disk0, gpu0}})
+	const want = `level=DEBUG msg="spillway: a move begins" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand
+level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s
+level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="host:0 has no space for 0 bytes: 0 available"
+level=WARN msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error=broken
+level=INFO msg="spillway: pressure rose to the trigger" space=gpu:0 bytes=9 capacity=10 trigger=8 stop=6
+level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=disk:0 bytes=9 capacity=10 trigger=8 stop=6
+level=INFO msg="spillway: pressure fell to the stop mark" space=gpu:0 bytes=6 capacity=10 trigger=8 stop=6
+level=WARN msg="spillway: room is needed and no batch can be moved down" space=gpu:0 reason=demand need=1 used=9 limit=9 capacity=10 waiters=2 resting=5 below="host:0 has 3, disk:0 has 0"
+level=INFO msg="spillway: room is needed that only work in progress can free" space=gpu:0 reason=trigger need=1 used=9 limit=9 capacity=10 waiters=0 resting=0 below=""
+level=WARN msg="spillway: waiters were refused: all room is taken by batches at rest, and no tier below has room" waiters=2 full="disk:0, gpu:0"
+`
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", &out, want)
+	}
+}

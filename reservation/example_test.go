@@ -1,0 +1,123 @@
+package reservation_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// newExample returns a manager of one GPU of 1000 bytes and one host arena. An
+// engine has one of all its spaces.
+func newExample() *reservation.Manager {
+	var spaces []*tier.Space
+	for _, id := range []tier.ID{{Kind: tier.GPU}, {Kind: tier.Host}} {
+		s, err := tier.NewSpace(tier.SpaceConfig{
+			ID: id, Capacity: 1000, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Hint: "set GPUMemory",
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		spaces = append(spaces, s)
+	}
+	m, err := reservation.NewManager(reservation.Config{Spaces: spaces})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return m
+}
+
+func Example() {
+	m := newExample() // of a GPU and a host arena of 1000 bytes each
+	defer m.Close()
+	ctx := context.Background()
+
+	r, err := m.Reserve(ctx, reservation.AnyInTiers(tier.GPU, tier.Host), 600)
+	if err != nil {
+		log.Fatal(err)
+	}
+	b, err := r.Alloc(200)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(r.Bytes(), "promised in", r.Space().ID(), "and", r.Unused(), "unused")
+
+	r.Release() // the unused rest returns now,
+	fmt.Println(r.Space().Used(), "used")
+	b.Release() // and the buffer's bytes now
+	fmt.Println(b.Space().Used(), "used")
+	// Output:
+	// 600 promised in gpu:0 and 400 unused
+	// 200 used
+	// 0 used
+}
+
+// What can never fit is refused at once; what does not fit now waits.
+func ExampleManager_Reserve() {
+	m := newExample()
+	defer m.Close()
+	gpu := reservation.AnyInTier(tier.GPU)
+
+	_, err := m.Reserve(context.Background(), gpu, 2000)
+	fmt.Println(errors.Is(err, reservation.ErrExceeded), err)
+
+	first, _ := m.Reserve(context.Background(), gpu, 900)
+	m.OnDemand(func() { // somebody waits: spill something
+		fmt.Printf("%+v\n", m.Demand(nil))
+		first.Release()
+	})
+	second, err := m.Reserve(context.Background(), gpu, 400)
+	fmt.Println(second.Bytes(), err)
+	second.Release()
+	// Output:
+	// true gpu:0: 2000 bytes exceed what may be had: 1000 available of 1000 (set GPUMemory)
+	// [{Space:gpu:0 Bytes:400 Smallest:400 Waiters:1}]
+	// 400 <nil>
+}
+
+// A policy lets a reservation grow when more is needed than was promised.
+func ExampleIncrease() {
+	m := newExample()
+	defer m.Close()
+	r, _ := m.TryReserve(reservation.AnyInTier(tier.GPU), 100, reservation.WithPolicy(reservation.Increase(1.25)))
+	defer r.Release()
+	b, _ := r.Alloc(140) // 40 are missing, and 50 are added
+	defer b.Release()
+	fmt.Println(r.Bytes(), "promised and", r.Unused(), "unused")
+	// Output: 150 promised and 10 unused
+}
+
+// emptiest is a strategy that does without the GPU while it is more than half
+// full.
+type emptiest struct{}
+
+func (emptiest) Candidates(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	for _, s := range spaces.All() {
+		if s.Used() <= s.Capacity()/2 {
+			dst = append(dst, s)
+		}
+	}
+	return dst
+}
+
+func (emptiest) String() string { return "half empty" }
+
+// A strategy can be written by anybody.
+func ExampleStrategy() {
+	m := newExample()
+	defer m.Close()
+	for range 2 {
+		r, err := m.TryReserve(emptiest{}, 600)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer r.Release()
+		fmt.Println(r.Space().ID())
+	}
+	// Output:
+	// gpu:0
+	// host:0
+}

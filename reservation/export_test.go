@@ -1,0 +1,35 @@
+package reservation
+
+import "fmt"
+
+// Runnable lists the waiters that could be served as things are, and whatever
+// of the manager's state does not agree with the list of waiters. It looks at
+// everybody, not at the index, and is meant for quiet moments.
+func (m *Manager) Runnable() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []string
+	for _, l := range m.lines {
+		limit, room, door := l.space.Limit(), l.space.Available(), l.door.Load()
+		head := true
+		for w := m.mu.oldest; w != nil; w = w.next {
+			for i := range w.slots {
+				s := &w.slots[i]
+				if s.line != l || !s.fits(limit) {
+					continue
+				}
+				if s.need <= room && (head || uint32(door) > 0) {
+					out = append(out, fmt.Sprintf("%s: a waiter for %d of %d bytes (head %v, %d passes)", l.space.ID(), s.need, room, head, uint32(door)))
+				}
+				head = false
+			}
+		}
+		if head != (door == doorOpen) && limit == l.limit.Load() {
+			out = append(out, fmt.Sprintf("%s: the door is %x; nobody waits: %v", l.space.ID(), door, head))
+		}
+		if uint32(door) > m.bypass && door != doorOpen {
+			out = append(out, fmt.Sprintf("%s: %d passes were left of %d", l.space.ID(), uint32(door), m.bypass))
+		}
+	}
+	return out
+}

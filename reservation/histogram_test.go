@@ -1,0 +1,60 @@
+package reservation
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestBucketsCoverEverything(t *testing.T) {
+	values := []uint64{0, 1, 15, 16, 17, 31, 32, 33, 63, 64, math.MaxInt64 - 1, math.MaxInt64}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 10_000 {
+		values = append(values, rng.Uint64()>>(1+rng.IntN(63)))
+	}
+	for _, v := range values {
+		i := bucketOf(v)
+		if upper := uint64(upperOf(i)); upper < v || upper-v > v/16 {
+			t.Errorf("%d is in bucket %d, which ends at %d", v, i, upper)
+		}
+		if i > 0 && uint64(upperOf(i-1)) >= v {
+			t.Errorf("%d is in bucket %d though the one before ends at %d", v, i, upperOf(i-1))
+		}
+	}
+	if n := len(histogram{}.buckets); bucketOf(math.MaxInt64) != n-1 {
+		t.Errorf("the last of %d buckets is never used", n)
+	}
+}
+
+func TestPercentiles(t *testing.T) {
+	var h histogram
+	rng := rand.New(rand.NewPCG(3, 4))
+	var all []time.Duration
+	for range 5000 {
+		d := time.Duration(math.Exp(rng.Float64() * 25))
+		all = append(all, d)
+		h.record(d)
+	}
+	h.record(-1) // a clock that was set back
+	all = append(all, 0)
+	slices.Sort(all)
+	s := h.stats()
+	if s.Count != 5001 || s.Max != all[5000] {
+		t.Errorf("%+v; want 5001 up to %v", s, all[5000])
+	}
+	for name, p := range map[string][2]time.Duration{"P50": {s.P50, all[2500]}, "P99": {s.P99, all[4950]}} {
+		if p[0] < p[1] || p[0] > p[1]+p[1]/16 {
+			t.Errorf("%s is %v; want %v or up to a sixteenth more", name, p[0], p[1])
+		}
+	}
+}
+
+func TestOnePercentile(t *testing.T) {
+	var h histogram
+	h.record(time.Second)
+	if s := h.stats(); s != (WaitStats{1, time.Second, time.Second, time.Second}) {
+		t.Errorf("%+v", s)
+	}
+}

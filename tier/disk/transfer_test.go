@@ -1,0 +1,408 @@
+package disk_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/internal/faultfs"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// TestAnyAlignment writes and reads at every kind of address, offset and length,
+// against a model, on direct and buffered files, with short and interrupted
+// transfers between.
+func TestAnyAlignment(t *testing.T) {
+	disturbed := func() disk.FS {
+		transfers := []faultfs.Op{faultfs.Read, faultfs.Write}
+		return faultfs.New(disk.OS(), 1,
+			faultfs.Rule{Ops: transfers, Probability: 0.2, Effect: faultfs.Short()},
+			faultfs.Rule{Ops: transfers, Probability: 0.2, Effect: faultfs.Fail(syscall.EINTR)})
+	}
+	for name, fsys := range map[string]disk.FS{
+		"direct": disk.OS(), "buffered": noDirect{disk.OS()}, "disturbed": disturbed(), "disturbed buffered": noDirect{disturbed()},
+		"sparse": faultfs.New(disk.OS(), 1, noAllocate),
+	} {
+		t.Run(name, func(t *testing.T) {
+			const size = 10*page + 123
+			v := open(t, disk.Config{Capacity: 16 * page, Request: 2 * page, Depth: 3, FS: fsys})
+			e := alloc(t, v, size)
+			model := random(size, 1)
+			write(t, e, model, 0)
+			r := rand.New(rand.NewPCG(1, 2))
+			edge := func(limit int64) int64 { // often near a page
+				n := r.Int64N(limit + 1)
+				if r.IntN(2) == 0 {
+					n = min(limit, max(0, n/page*page+r.Int64N(3)-1))
+				}
+				return n
+			}
+			for i := range uint64(300) {
+				off := edge(size - 1)
+				n := edge(size - off)
+				skew := int64(0)
+				if r.IntN(2) == 0 {
+					skew = r.Int64N(page)
+				}
+				p := random(n+skew, i)[skew:]
+				write(t, e, p, off)
+				copy(model[off:], p)
+
+				off = edge(size - 1)
+				n = edge(size - off)
+				guard := aligned(n + skew + 8)
+				got := guard[skew : skew+n]
+				if err := e.ReadAt(context.Background(), got, off); err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(got, model[off:off+n]) {
+					t.Fatalf("step %d: %d bytes at %d are wrong", i, n, off)
+				}
+				if !bytes.Equal(guard[skew+n:], make([]byte, 8)) {
+					t.Fatalf("step %d: bytes behind the buffer were written", i)
+				}
+			}
+			free(v, e)
+		})
+	}
+}
+
+// TestWritesWithinOnePageAreKeptApart: parts of pages are read and written again, and
+// writers beside each other must not undo each other's.
+func TestWritesWithinOnePageAreKeptApart(t *testing.T) {
+	v := open(t, disk.Config{Capacity: 16 * page})
+	e := alloc(t, v, 2*page)
+	const part = 512
+	done := make(chan error, 2*page/part)
+	for i := range int64(2 * page / part) {
+		go func() { done <- e.WriteAt(context.Background(), bytes.Repeat([]byte{byte(i + 1)}, part), i*part) }()
+	}
+	for range 2 * page / part {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	for i, b := range read(t, e, 2*page, 0) {
+		if b != byte(i/part+1) {
+			t.Fatalf("byte %d is %d, want %d", i, b, i/part+1)
+		}
+	}
+	free(v, e)
+}
+
+// TestRequestsUnderWay counts how many requests a transfer has under way, and how
+// many a volume has, while none of them ends.
+func TestRequestsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var under, most atomic.Int64
+		leave := make(chan struct{})
+		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 1, Effect: faultfs.Do(func(faultfs.Op, string) {
+			for n := under.Add(1); ; {
+				old := most.Load()
+				if n <= old || most.CompareAndSwap(old, n) {
+					break
+				}
+			}
+			<-leave
+			under.Add(-1)
+		})})
+		v := open(t, disk.Config{Capacity: 64 * mib, Request: 64 << 10, Depth: 3, FS: fsys})
+		e := alloc(t, v, 64*mib)
+		data := random(2*mib, 1)
+		done := make(chan error, 10)
+		start := func(n, off int64) {
+			go func() { done <- e.WriteAt(context.Background(), data[:n], off) }()
+			synctest.Wait()
+		}
+		start(2*mib, 0)
+		if n := under.Load(); n != 3 {
+			t.Errorf("one transfer has %d requests under way, want its depth, 3", n)
+		}
+		start(128<<10, 2*mib)
+		if n := under.Load(); n != 5 {
+			t.Errorf("a transfer of two requests has %d under way", n-3)
+		}
+		start(64<<10, 4*mib)
+		if n := under.Load(); n != 6 {
+			t.Errorf("a transfer of one request has %d under way", n-5)
+		}
+		for i := range int64(6) {
+			start(2*mib, (6+2*i)*mib)
+		}
+		// 9 callers and at most 4 × 3 workers.
+		if n := under.Load(); n < 9+9 || n > 9+12 {
+			t.Errorf("9 transfers have %d requests under way", n)
+		}
+		close(leave)
+		for range 9 {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		if !bytes.Equal(read(t, e, 2*mib, 0), data) {
+			t.Error("reads differ from writes")
+		}
+		if n := most.Load(); n > 9+12 {
+			t.Errorf("%d requests were under way", n)
+		}
+		free(v, e)
+	})
+}
+
+// TestCancellation: no request begins after the context has ended, and the caller's
+// memory is its own again when the call returns.
+func TestCancellation(t *testing.T) {
+	for _, op := range []faultfs.Op{faultfs.Read, faultfs.Write} {
+		t.Run(string(op), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				leave := make(chan struct{})
+				fsys := faultfs.New(disk.OS(), 1)
+				v := open(t, disk.Config{Capacity: 16 * mib, Request: 64 << 10, Depth: 4, FS: fsys})
+				e := alloc(t, v, 16*mib)
+				write(t, e, random(16*mib, 1), 0)
+				fsys.Add(faultfs.Rule{Ops: []faultfs.Op{op}, Effect: faultfs.Do(func(faultfs.Op, string) { <-leave })})
+				before := fsys.Count(op)
+				ctx, cancel := context.WithCancelCause(context.Background())
+				p := aligned(16 * mib)
+				done := make(chan error, 1)
+				go func() {
+					if op == faultfs.Read {
+						done <- e.ReadAt(ctx, p, 0)
+					} else {
+						done <- e.WriteAt(ctx, p, 0)
+					}
+				}()
+				synctest.Wait()
+				why := errors.New("enough")
+				cancel(why)
+				synctest.Wait()
+				if len(done) > 0 {
+					t.Fatal("the call returned while requests work on the caller's memory")
+				}
+				close(leave)
+				if err := <-done; !errors.Is(err, why) {
+					t.Errorf("got %v", err)
+				}
+				for i := range p { // the race detector sees a worker that still reads or writes
+					p[i] = 7
+				}
+				synctest.Wait()
+				if n := fsys.Count(op) - before; n != 4 {
+					t.Errorf("%d requests were begun; 4 were under way when the context ended", n)
+				}
+				if bytes.Count(p, []byte{7}) != len(p) {
+					t.Error("the caller's memory changed after the call returned")
+				}
+				free(v, e)
+			})
+		})
+	}
+}
+
+func TestEndedContextBeginsNothing(t *testing.T) {
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, disk.Config{Capacity: mib, FS: fsys})
+	e := alloc(t, v, mib)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	before := fsys.Count()
+	if err := e.WriteAt(ctx, aligned(mib), 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if n := fsys.Count() - before; n != 0 {
+		t.Errorf("%d operations", n)
+	}
+	free(v, e)
+}
+
+// TestErrorsNameThePlace: file and offset in one line, and the rest of the transfer
+// is not begun.
+func TestErrorsNameThePlace(t *testing.T) {
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, disk.Config{Capacity: 64 * mib, SegmentSize: 16 * mib, Request: mib, Depth: 1, FS: fsys})
+	e := alloc(t, v, 40*mib)
+	write(t, e, random(40*mib, 1), 0)
+	for _, c := range []struct {
+		op   faultfs.Op
+		err  error
+		do   func() error
+		want []string
+	}{
+		{faultfs.Write, syscall.EIO, func() error { return e.WriteAt(context.Background(), aligned(8*mib), 0) }, []string{"disk: writing 1048576 bytes", "input/output error"}},
+		{faultfs.Read, syscall.EIO, func() error { return e.ReadAt(context.Background(), aligned(8*mib), 0) }, []string{"disk: reading 1048576 bytes", "input/output error"}},
+		{faultfs.Write, syscall.EROFS, func() error { return e.WriteAt(context.Background(), aligned(8*mib), 0) }, []string{"read-only file system"}},
+	} {
+		_, file, off := e.Locate(3 * mib)
+		remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{c.op}, Skip: 3, Times: 1, Effect: faultfs.Fail(c.err)})
+		before := fsys.Count(c.op)
+		err := c.do()
+		if !errors.Is(err, c.err) {
+			t.Fatalf("got %v", err)
+		}
+		oneLine(t, err.Error(), append(c.want, fmt.Sprintf("at offset %d of %s in %s", off, file, v.Dir()))...)
+		if n := fsys.Count(c.op) - before; n != 4 {
+			t.Errorf("%d requests; the fourth failed", n)
+		}
+		remove()
+	}
+	free(v, e)
+}
+
+func TestTransfersThatNeverProgressEnd(t *testing.T) {
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, disk.Config{Capacity: mib, FS: fsys})
+	e := alloc(t, v, mib)
+	remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Fail(syscall.EINTR)})
+	if err := e.WriteAt(context.Background(), aligned(mib), 0); !errors.Is(err, io.ErrNoProgress) || !errors.Is(err, syscall.EINTR) {
+		t.Errorf("interrupted for ever: %v", err)
+	}
+	remove()
+	fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.Fail(io.EOF)})
+	if err := e.ReadAt(context.Background(), aligned(mib), 0); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("the file ends too early: %v", err)
+	}
+	free(v, e)
+}
+
+func TestCounters(t *testing.T) {
+	v := open(t, disk.Config{Capacity: mib})
+	e := alloc(t, v, mib)
+	write(t, e, aligned(mib), 0)
+	write(t, e, make([]byte, 100), 50)
+	read(t, e, 3000, 0)
+	if s := v.Stats(); s.Written != mib+100 || s.Read != 3000 {
+		t.Errorf("written %d, read %d", s.Written, s.Read)
+	}
+	free(v, e)
+}
+
+// TestEveryOperationFailsOnce runs a volume's life with each operation of the file
+// system failing in turn. Whatever comes of it, the books are exact, no descriptor is
+// open, and the next volume in the directory leaves it empty.
+func TestEveryOperationFailsOnce(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		also []faultfs.Rule
+		err  error
+	}{
+		{"EIO", nil, syscall.EIO},
+		{"ENOSPC", nil, syscall.ENOSPC},
+		{"named EACCES", []faultfs.Rule{noAnonymous}, syscall.EACCES},
+		{"no holes EIO", []faultfs.Rule{noPunch, noAllocate}, syscall.EIO},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			onLinux(t)
+			dir := t.TempDir()
+			count := faultfs.New(disk.OS(), 1, c.also...)
+			if failed := life(t, dir, count); len(failed) > 0 {
+				t.Fatalf("without a fault: %v", failed)
+			}
+			total := count.Count()
+			if total < 30 {
+				t.Fatalf("a life has only %d operations", total)
+			}
+			t.Logf("%d operations", total)
+			quiet := 0
+			for i := range total {
+				fds := descriptors(t)
+				fsys := faultfs.New(disk.OS(), 1, append([]faultfs.Rule{{Skip: i, Times: 1, Effect: faultfs.Fail(c.err)}}, c.also...)...)
+				failed := life(t, dir, fsys)
+				for _, err := range failed {
+					oneLine(t, err.Error())
+				}
+				if len(failed) == 0 {
+					quiet++
+				}
+				if fsys.Open() != 0 || descriptors(t) != fds {
+					t.Fatalf("operation %d: %d files open, %d descriptors of %d", i, fsys.Open(), descriptors(t), fds)
+				}
+				v, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: mib})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := v.Close(); err != nil {
+					t.Fatal(err)
+				}
+				wantEmpty(t, dir)
+				if t.Failed() {
+					t.Fatalf("after operation %d failed", i)
+				}
+			}
+			if quiet > total/2 {
+				t.Errorf("%d of %d failures were told nobody", quiet, total)
+			}
+		})
+	}
+}
+
+// life opens a volume behind a space, uses it in every way, and closes it. It
+// returns the errors; that the books balance it checks itself.
+func life(t *testing.T, dir string, fsys *faultfs.FS) (failed []error) {
+	t.Helper()
+	note := func(err error) bool {
+		if err != nil {
+			failed = append(failed, err)
+		}
+		return err == nil
+	}
+	const capacity = 64 * page
+	v, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: capacity, SegmentSize: capacity / 4, Request: 8 * page, Depth: 2, FS: fsys, Idle: -1})
+	if !note(err) {
+		return failed
+	}
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Disk}, Capacity: capacity, Pool: v, Backend: "disk",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := func(size int64) *tier.Buffer {
+		if err := space.Reserve(space.Charge(size)); err != nil {
+			t.Errorf("the books are off: %v", err)
+			return nil
+		}
+		b, err := space.Draw(size, nil, nil)
+		if !note(err) {
+			space.Unreserve(space.Charge(size))
+			return nil
+		}
+		m := b.Memory().(tier.FileMemory)
+		data, got := random(size, uint64(size)), aligned(size)
+		if note(m.WriteAt(context.Background(), data, 0)) && note(m.ReadAt(context.Background(), got, 0)) && !bytes.Equal(got, data) {
+			t.Error("reads differ from writes, and no error said so")
+		}
+		return b
+	}
+	release := func(bs ...*tier.Buffer) {
+		for _, b := range bs {
+			if err := b.Release(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	a, b, c := use(capacity/4), use(capacity/4+capacity/8), use(20001)
+	release(a, c)
+	_, err = v.Trim(context.Background())
+	note(err)
+	d := use(capacity / 2)
+	release(b, d)
+	_, err = v.Trim(context.Background())
+	note(err)
+	release(use(capacity)) // all of it is there
+	if u := space.Usage(); u.Used() != 0 {
+		t.Errorf("in the end the space has %+v", u)
+	}
+	note(space.Close())
+	if s := v.Stats(); s.Used != 0 || s.Backed != 0 || s.Segments != 0 {
+		t.Errorf("in the end: %+v", s)
+	}
+	return failed
+}

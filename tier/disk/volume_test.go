@@ -1,0 +1,777 @@
+package disk_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/faultfs"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+func TestVolumeKeepsThePoolContract(t *testing.T) {
+	for name, cfg := range map[string]func() disk.Config{
+		"plain": func() disk.Config { return disk.Config{} },
+		"named segments": func() disk.Config {
+			return disk.Config{FS: faultfs.New(disk.OS(), 1, noAnonymous), SegmentSize: 64 * page}
+		},
+		"buffered sparse": func() disk.Config {
+			return disk.Config{FS: noDirect{faultfs.New(disk.OS(), 1, noAllocate, noPunch)}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
+				cfg := cfg()
+				cfg.Dir, cfg.Capacity = t.TempDir(), capacity
+				v, err := disk.OpenVolume(cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return v
+			})
+		})
+	}
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	dir := t.TempDir()
+	for _, cfg := range []disk.Config{
+		{},
+		{Dir: dir},
+		{Capacity: mib},
+		{Dir: dir, Capacity: page - 1},
+		{Dir: dir, Capacity: mib, Reserve: -1},
+		{Dir: dir, Capacity: mib, SegmentSize: page + 1},
+		{Dir: dir, Capacity: mib, SegmentSize: -page},
+		{Dir: dir, Capacity: mib, Request: 100},
+		{Dir: dir, Capacity: mib, Depth: -1},
+	} {
+		if v, err := disk.OpenVolume(cfg); err == nil {
+			v.Close()
+			t.Errorf("%+v was accepted", cfg)
+		} else {
+			oneLine(t, err.Error(), "disk: ")
+		}
+	}
+}
+
+func TestOpenErrorsAreClear(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fail := func(err error, ops ...faultfs.Op) disk.FS {
+		return faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: ops, Effect: faultfs.Fail(err)})
+	}
+	full := &room{FS: disk.OS()}
+	full.free.Store(2 * mib)
+	for _, c := range []struct {
+		name string
+		cfg  disk.Config
+		want []string
+	}{
+		{"missing", disk.Config{Dir: filepath.Join(dir, "none")}, []string{"none: the directory does not exist"}},
+		{"a file", disk.Config{Dir: file}, []string{"file: not a directory"}},
+		{"below a file", disk.Config{Dir: filepath.Join(file, "x")}, []string{"not a directory"}},
+		{"not writable", disk.Config{FS: fail(syscall.EACCES, faultfs.OpenAnonymous)}, []string{dir, "opening a spill file: permission denied"}},
+		{"read-only", disk.Config{FS: fail(syscall.EROFS, faultfs.OpenAnonymous)}, []string{dir, "opening a spill file: read-only file system"}},
+		{"too many files", disk.Config{FS: fail(syscall.EMFILE, faultfs.OpenAnonymous)}, []string{"too many open files"}},
+		{"cannot write", disk.Config{FS: fail(syscall.EIO, faultfs.Write)}, []string{"writing a page: input/output error"}},
+		{"cannot read", disk.Config{FS: fail(syscall.EIO, faultfs.Read)}, []string{"reading a page: input/output error"}},
+		{"lies", disk.Config{FS: faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.BitFlip()})}, []string{"reads differently"}},
+		{"full", disk.Config{FS: fail(syscall.ENOSPC, faultfs.Write)}, []string{"no space left on device"}},
+		{"too small", disk.Config{FS: full, Capacity: 4 * mib}, []string{"no space: capacity 4194304 bytes", "2097152 free"}},
+		{"the reserve", disk.Config{FS: full, Capacity: 2 * mib, Reserve: page}, []string{"capacity 2097152", "2097152 free", "4096 are to stay free"}},
+		{"statfs", disk.Config{FS: fail(syscall.EIO, faultfs.Usage)}, []string{dir, "input/output error"}},
+		{"no lock", disk.Config{FS: faultfs.New(disk.OS(), 1, noAnonymous, faultfs.Rule{Ops: []faultfs.Op{faultfs.Lock}, Effect: faultfs.Fail(syscall.ENOLCK)})}, []string{"locking a directory for spill files: no locks available"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			onLinux(t)
+			tiertest.NoLeaks(t)
+			fds := descriptors(t)
+			cfg := c.cfg
+			if cfg.Dir == "" {
+				cfg.Dir = dir
+			}
+			if cfg.Capacity == 0 {
+				cfg.Capacity = mib
+			}
+			v, err := disk.OpenVolume(cfg)
+			if err == nil {
+				v.Close()
+				t.Fatal("it was opened")
+			}
+			oneLine(t, err.Error(), append(c.want, "disk: volume "+cfg.Dir)...)
+			if descriptors(t) != fds {
+				t.Error("a descriptor is left")
+			}
+			if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+				t.Errorf("left in the directory: %v", entries)
+			}
+		})
+	}
+}
+
+func TestKindsOfFiles(t *testing.T) {
+	onLinux(t)
+	for _, c := range []struct {
+		name              string
+		fs                disk.FS
+		direct, anonymous bool
+		warnings          []string
+	}{
+		{"best", disk.OS(), true, true, nil},
+		{"no O_TMPFILE", faultfs.New(disk.OS(), 1, noAnonymous), true, false, []string{"no anonymous files"}},
+		{"O_TMPFILE unknown", faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.OpenAnonymous}, Effect: faultfs.Fail(syscall.EISDIR)}), true, false, []string{"no anonymous files"}},
+		{"no O_DIRECT", noDirect{disk.OS()}, false, true, []string{"no direct I/O"}},
+		{"O_DIRECT refused when used", faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Times: 1, Effect: faultfs.Fail(syscall.EINVAL)}), false, true, []string{"no direct I/O"}},
+		{"neither", noDirect{faultfs.New(disk.OS(), 1, noAnonymous)}, false, false, []string{"no anonymous files", "no direct I/O"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			v := open(t, disk.Config{Dir: dir, Capacity: 8 * mib, FS: c.fs})
+			s := v.Stats()
+			if c.name == "best" && !s.Direct {
+				t.Skipf("the temporary directory is on %s, which has no direct I/O", s.FileSystem)
+			}
+			if s.Direct != c.direct || s.Anonymous != c.anonymous || len(s.Warnings) != len(c.warnings) {
+				t.Errorf("direct %v, anonymous %v, warnings %q", s.Direct, s.Anonymous, s.Warnings)
+			}
+			for i, w := range s.Warnings {
+				oneLine(t, w, c.warnings[i], dir)
+			}
+			e := alloc(t, v, 3*mib)
+			want := random(3*mib, 1)
+			write(t, e, want, 0)
+			if !bytes.Equal(read(t, e, 3*mib, 0), want) {
+				t.Error("reads differ from writes")
+			}
+			entries, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.anonymous != (len(entries) == 0) {
+				t.Errorf("in the directory: %v", entries)
+			}
+			for _, entry := range entries {
+				checkModes(t, filepath.Join(dir, entry.Name()))
+			}
+			free(v, e)
+		})
+	}
+}
+
+// checkModes checks that nobody else can read a directory of named files.
+func checkModes(t *testing.T, dir string) {
+	t.Helper()
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%s: %v, %v", dir, info.Mode(), err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 2 {
+		t.Errorf("a lock and a segment are expected in %s: %v, %v", dir, entries, err)
+	}
+	for _, e := range entries {
+		if info, err := e.Info(); err != nil || info.Mode() != 0o600 {
+			t.Errorf("%s: %v, %v", e.Name(), info.Mode(), err)
+		}
+	}
+}
+
+func TestMemoryFileSystemIsWarnedOf(t *testing.T) {
+	if _, err := os.Stat("/dev/shm"); err != nil {
+		t.Skip("no tmpfs to try")
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "spillway-test-")
+	if err != nil {
+		t.Skip("no tmpfs to try: ", err)
+	}
+	defer os.RemoveAll(dir)
+	v, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: mib})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	s := v.Stats()
+	if s.FileSystem != "tmpfs" {
+		t.Skip("not a tmpfs but ", s.FileSystem)
+	}
+	oneLine(t, strings.Join(s.Warnings, "; "), "on tmpfs: what is spilled there stays in memory")
+}
+
+// TestFreedExtentsAreReusedFirst: after the first round nothing fresh is taken,
+// whatever the sizes.
+func TestFreedExtentsAreReusedFirst(t *testing.T) {
+	v := open(t, disk.Config{Capacity: 512 * mib, SegmentSize: 128 * mib})
+	a, b, c := alloc(t, v, 60*mib), alloc(t, v, 40*mib), alloc(t, v, 28*mib)
+	fresh := v.Stats().Fresh
+	if fresh < 128*mib || fresh > 192*mib {
+		t.Fatalf("%d MiB were taken for 128", fresh/mib)
+	}
+	file, at := where(a)
+	free(v, a)
+	again := alloc(t, v, 60*mib)
+	if f, o := where(again); f != file || o != at {
+		t.Errorf("60 MiB were freed at %d of %s, and taken at %d of %s", at, file, o, f)
+	}
+	free(v, b, again)
+	parts := []*disk.Extents{alloc(t, v, 30*mib), alloc(t, v, 50*mib), alloc(t, v, 20*mib)}
+	if got := v.Stats().Fresh; got != fresh {
+		t.Errorf("%d bytes were taken fresh with 100 MiB free", got-fresh)
+	}
+	free(v, parts...)
+	free(v, c)
+}
+
+func where(e *disk.Extents) (string, int64) {
+	_, file, off := e.Locate(0)
+	return file, off
+}
+
+// TestSmallestFitIsTaken: a hole is not broken up while a smaller one does.
+func TestSmallestFitIsTaken(t *testing.T) {
+	v := open(t, disk.Config{Capacity: 64 * mib})
+	var all []*disk.Extents
+	for _, n := range []int64{8, 1, 4, 1, 50} {
+		all = append(all, alloc(t, v, n*mib))
+	}
+	_, want := where(all[2])
+	free(v, all[0], all[2])
+	e := alloc(t, v, 3*mib)
+	if _, at := where(e); at != want {
+		t.Errorf("3 MiB went to %d, not into the 4 MiB at %d", at, want)
+	}
+	free(v, e, all[1], all[3], all[4])
+}
+
+// TestSplitting: a memory longer than a segment, or than any free piece, is split at
+// cuts and at multiples of a request, and works as one.
+func TestSplitting(t *testing.T) {
+	v := open(t, disk.Config{Capacity: 64 * mib, SegmentSize: 16 * mib, Request: mib})
+	e := alloc(t, v, 40*mib+5000)
+	data := random(40*mib+5000, 2)
+	write(t, e, data, 0)
+	files := map[string]bool{}
+	for off := int64(0); off < 40*mib; off += mib {
+		_, f, _ := e.Locate(off)
+		files[f] = true
+	}
+	if len(files) != 3 {
+		t.Errorf("40 MiB in segments of 16 MiB lie in %d files", len(files))
+	}
+	// Across the ends of segments, whatever the alignment.
+	for _, r := range [][2]int64{{16*mib - 4096, 8192}, {16*mib - 100, 200}, {15 * mib, 20 * mib}, {40*mib - 1, 5001}, {7, 40 * mib}} {
+		if !bytes.Equal(read(t, e, r[1], r[0]), data[r[0]:r[0]+r[1]]) {
+			t.Errorf("%d bytes at %d are wrong", r[1], r[0])
+		}
+	}
+	free(v, e)
+}
+
+// fragment fills a volume with pieces of a length and frees every other one.
+func fragment(t *testing.T, v *disk.Volume, piece int64) (rest []*disk.Extents) {
+	t.Helper()
+	var drop []*disk.Extents
+	for {
+		m, err := v.Alloc(piece, nil)
+		if err != nil {
+			break
+		}
+		if e := m.(*disk.Extents); len(drop) < len(rest) {
+			drop = append(drop, e)
+		} else {
+			rest = append(rest, e)
+		}
+	}
+	free(v, drop...)
+	return rest
+}
+
+func TestFragmentedRoom(t *testing.T) {
+	v := open(t, disk.Config{Capacity: 32 * mib, Request: mib})
+	rest := fragment(t, v, 2*mib)
+	e := alloc(t, v, 16*mib-100) // longer than a request: split where requests meet
+	data := random(16*mib-100, 3)
+	write(t, e, data, 0)
+	if !bytes.Equal(read(t, e, 16*mib-100, 0), data) {
+		t.Error("a memory in pieces is wrong")
+	}
+	free(v, e)
+	free(v, rest...)
+
+	rest = fragment(t, v, mib/2)
+	_, err := v.Alloc(mib, nil)
+	var full *tier.NoSpaceError
+	if !errors.As(err, &full) || full.Largest != mib/2 || full.Available != 16*mib || full.Requested != mib {
+		t.Errorf("a request in one piece: %v", err)
+	}
+	free(v, alloc(t, v, mib, mib/2))
+	free(v, rest...)
+}
+
+func TestRoomIsTakenInStepsAndWithinTheReserve(t *testing.T) {
+	fsys := &room{FS: disk.OS()}
+	fsys.free.Store(300 * mib)
+	v := open(t, disk.Config{Capacity: 256 * mib, Reserve: 40 * mib, FS: fsys})
+	a := alloc(t, v, page)
+	if s := v.Stats(); s.Fresh != 64*mib || s.Backed != 64*mib || s.Used != page || s.Segments != 1 {
+		t.Errorf("for one page: %+v", s)
+	}
+	fsys.free.Store(60 * mib) // 20 may be taken, less than a step
+	b := alloc(t, v, 80*mib)
+	if s := v.Stats(); s.Fresh > 84*mib {
+		t.Errorf("%d MiB taken with 20 allowed", s.Fresh/mib-64)
+	}
+	fsys.free.Store(50 * mib)
+	_, err := v.Alloc(30*mib, nil)
+	var full *tier.NoSpaceError
+	if !errors.As(err, &full) || full.Cause == nil {
+		t.Fatalf("beyond the reserve: %v", err)
+	}
+	oneLine(t, err.Error(), "reserve", "52428800 bytes are free", "41943040 are to stay free")
+	c := alloc(t, v, 3*mib) // what is backed is there still
+	free(v, a, b, c)
+}
+
+func TestFullFileSystem(t *testing.T) {
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, disk.Config{Capacity: 256 * mib, FS: fsys, Space: tier.ID{Kind: tier.Disk, Ordinal: 3}})
+	a := alloc(t, v, 10*mib)
+	remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(syscall.ENOSPC)})
+	_, err := v.Alloc(100*mib, nil)
+	var full *tier.NoSpaceError
+	if !errors.As(err, &full) || !errors.Is(err, syscall.ENOSPC) || full.Available != 54*mib || full.Largest != 0 {
+		t.Errorf("Alloc on a full file system: %v", err)
+	}
+	oneLine(t, err.Error(), "no space left on device")
+	b := alloc(t, v, 54*mib)
+	remove()
+
+	remove = fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 2, Effect: faultfs.Fail(syscall.EDQUOT)})
+	err = b.WriteAt(context.Background(), random(20*mib, 1), 0)
+	if !errors.As(err, &full) || !errors.Is(err, syscall.EDQUOT) || full.Space.Ordinal != 3 {
+		t.Errorf("WriteAt on a full file system: %v", err)
+	}
+	oneLine(t, err.Error(), "disk:3 has no space", "segment-0000", v.Dir())
+	remove()
+	write(t, b, random(20*mib, 1), 0)
+	c := alloc(t, v, 100*mib)
+	free(v, a, b, c)
+}
+
+func TestOtherErrorsOfGrowthAreNotNoSpace(t *testing.T) {
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, disk.Config{Capacity: 64 * mib, FS: fsys})
+	for _, op := range []faultfs.Op{faultfs.OpenAnonymous, faultfs.Allocate, faultfs.Usage} {
+		remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{op}, Effect: faultfs.Fail(syscall.EIO)})
+		_, err := v.Alloc(mib, nil)
+		if !errors.Is(err, syscall.EIO) || errors.Is(err, tier.ErrNoSpace) {
+			t.Errorf("%s: %v", op, err)
+		}
+		oneLine(t, err.Error(), "disk: volume "+v.Dir())
+		if s := v.Stats(); s.Used != 0 || s.Backed != 0 || s.Segments != 0 {
+			t.Errorf("%s: %+v", op, s)
+		}
+		remove()
+	}
+	free(v, alloc(t, v, 64*mib))
+}
+
+func TestTrimGivesRoomBack(t *testing.T) {
+	for _, mode := range []string{"punch", "no punch"} {
+		t.Run(mode, func(t *testing.T) {
+			onLinux(t)
+			fsys := faultfs.New(disk.OS(), 1)
+			if mode == "no punch" {
+				fsys.Add(noPunch)
+			}
+			v := open(t, disk.Config{Capacity: 256 * mib, SegmentSize: 64 * mib, FS: fsys})
+			a, b, c := alloc(t, v, 64*mib), alloc(t, v, 20*mib), alloc(t, v, 30*mib)
+			data := random(20*mib, 4)
+			write(t, b, data, 0)
+			free(v, a, c)
+			n, err := v.Trim(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := v.Stats()
+			want := int64(20 * mib)
+			if mode == "no punch" {
+				want = 64 * mib // b's segment stays
+			}
+			if s.Backed != want || s.Segments != 1 || n != 128*mib-want || s.Given != n {
+				t.Errorf("Trim gave %d MiB back: %+v", n/mib, s)
+			}
+			if !bytes.Equal(read(t, b, 20*mib, 0), data) {
+				t.Error("Trim changed what is in use")
+			}
+			if n, err := v.Trim(context.Background()); n != 0 || err != nil {
+				t.Errorf("a second Trim: %d, %v", n, err)
+			}
+			d := alloc(t, v, 200*mib) // all of it can be had again
+			write(t, d, random(mib, 5), 199*mib)
+			if !bytes.Equal(read(t, b, 20*mib, 0), data) {
+				t.Error("two memories overlap after Trim")
+			}
+			free(v, b, d)
+		})
+	}
+}
+
+// blocks returns how many bytes the process's nameless files in dir have on disk.
+func blocks(t *testing.T, dir string) (n int64) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip("no /proc")
+	}
+	for _, e := range entries {
+		link := filepath.Join("/proc/self/fd", e.Name())
+		if to, err := os.Readlink(link); err != nil || !strings.HasPrefix(to, dir+"/") {
+			continue
+		}
+		info, err := os.Stat(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode() != 0o600 {
+			t.Errorf("a segment has mode %v", info.Mode())
+		}
+		n += info.Sys().(*syscall.Stat_t).Blocks * 512
+	}
+	return n
+}
+
+// TestRoomOnDiskIsWhatStatsSays compares with what the file system says that the
+// files have.
+func TestRoomOnDiskIsWhatStatsSays(t *testing.T) {
+	onLinux(t)
+	dir := t.TempDir()
+	v := open(t, disk.Config{Dir: dir, Capacity: 256 * mib, SegmentSize: 64 * mib})
+	check := func(when string) {
+		t.Helper()
+		if got, want := blocks(t, dir), v.Stats().Backed; got < want || got > want+mib { // ext4 adds extent blocks
+			t.Errorf("%s: the files have %d bytes, Stats says %d", when, got, want)
+		}
+	}
+	if v.Stats().FileSystem != "ext4" && v.Stats().FileSystem != "xfs" {
+		t.Skip("blocks mean something else on ", v.Stats().FileSystem)
+	}
+	check("new")
+	a, b := alloc(t, v, 50*mib), alloc(t, v, 100*mib)
+	write(t, a, random(50*mib, 1), 0)
+	check("taken")
+	free(v, b)
+	check("freed")
+	if _, err := v.Trim(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	check("trimmed")
+	free(v, a)
+}
+
+func TestTrimEndsWithItsContext(t *testing.T) {
+	onLinux(t)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	why := errors.New("enough")
+	fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Punch}, Skip: 2, Effect: faultfs.Do(func(faultfs.Op, string) { cancel(why) })})
+	v := open(t, disk.Config{Capacity: 64 * mib, FS: fsys})
+	free(v, alloc(t, v, 64*mib))
+	n, err := v.Trim(ctx)
+	if !errors.Is(err, why) || n != 12*mib || v.Stats().Backed != 52*mib {
+		t.Errorf("gave %d MiB back, %v, %+v", n/mib, err, v.Stats())
+	}
+}
+
+// TestKeeperGivesBackWhatNothingNeeds: in fake time.
+func TestKeeperGivesBackWhatNothingNeeds(t *testing.T) {
+	onLinux(t)
+	synctest.Test(t, func(t *testing.T) {
+		v := open(t, disk.Config{Capacity: 256 * mib, SegmentSize: 64 * mib, Idle: time.Minute})
+		all := []*disk.Extents{alloc(t, v, 64*mib), alloc(t, v, 64*mib), alloc(t, v, 64*mib)}
+		free(v, all[1:]...)
+		for range 5 { // 40 of 128 MiB are used now and then
+			time.Sleep(20 * time.Second)
+			e := alloc(t, v, 40*mib)
+			time.Sleep(20 * time.Second)
+			free(v, e)
+		}
+		if s := v.Stats(); s.Backed != 64*mib+40*mib {
+			t.Errorf("64 MiB are in use and 40 are taken again and again; backed are %d", s.Backed/mib)
+		}
+		free(v, all[0])
+		time.Sleep(3 * time.Minute)
+		if s := v.Stats(); s.Backed != 0 || s.Segments != 0 {
+			t.Errorf("long after all was freed: %+v", s)
+		}
+		free(v, alloc(t, v, 200*mib))
+		if err := v.Close(); err != nil { // with the keeper under way
+			t.Error(err)
+		}
+	})
+}
+
+func TestKeeperMindsTheReserve(t *testing.T) {
+	onLinux(t)
+	synctest.Test(t, func(t *testing.T) {
+		fsys := &room{FS: disk.OS()}
+		fsys.free.Store(1 << 30)
+		v := open(t, disk.Config{Capacity: 128 * mib, Reserve: 100 * mib, Idle: time.Minute, FS: fsys})
+		free(v, alloc(t, v, 128*mib))
+		fsys.free.Store(99 * mib)
+		time.Sleep(10 * time.Second)
+		free(v, alloc(t, v, 128*mib)) // needed, but others need it more
+		time.Sleep(time.Minute)
+		if s := v.Stats(); s.Backed != 0 {
+			t.Errorf("%d MiB are kept while the file system is down to the reserve", s.Backed/mib)
+		}
+	})
+}
+
+func TestNegativeIdleKeepsAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := open(t, disk.Config{Capacity: 64 * mib, Idle: -1})
+		free(v, alloc(t, v, 64*mib))
+		time.Sleep(time.Hour)
+		if s := v.Stats(); s.Backed != 64*mib {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestFailedPunchIsWarnedOfAndLosesNothing(t *testing.T) {
+	onLinux(t)
+	synctest.Test(t, func(t *testing.T) {
+		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Punch}, Effect: faultfs.Fail(syscall.EIO)})
+		v := open(t, disk.Config{Capacity: 64 * mib, Idle: time.Second, FS: fsys})
+		free(v, alloc(t, v, 64*mib))
+		time.Sleep(5 * time.Second)
+		s := v.Stats()
+		if s.Backed != 64*mib || len(s.Warnings) != 1 {
+			t.Errorf("%+v", s)
+		}
+		oneLine(t, strings.Join(s.Warnings, ""), "segment-0000: input/output error")
+		if _, err := v.Trim(context.Background()); !errors.Is(err, syscall.EIO) {
+			t.Errorf("Trim: %v", err)
+		}
+		free(v, alloc(t, v, 64*mib))
+	})
+}
+
+// TestCloseWithMemoryOut: what is handed out works on, and the last Free ends it all.
+func TestCloseWithMemoryOut(t *testing.T) {
+	for _, fsys := range []disk.FS{disk.OS(), faultfs.New(disk.OS(), 1, noAnonymous)} {
+		v := open(t, disk.Config{Capacity: 64 * mib, SegmentSize: 16 * mib, FS: fsys})
+		a, b := alloc(t, v, 16*mib), alloc(t, v, 16*mib)
+		data := random(16*mib, 1)
+		write(t, a, data, 0)
+		if err := v.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if s := v.Stats(); s.Segments != 2 || s.Used != 32*mib {
+			t.Errorf("after Close: %+v", s)
+		}
+		if !bytes.Equal(read(t, a, 16*mib, 0), data) {
+			t.Error("after Close memory reads differently")
+		}
+		write(t, b, data, 0)
+		free(v, b)
+		if s := v.Stats(); s.Segments != 1 {
+			t.Errorf("after one Free: %+v", s)
+		}
+		if _, err := v.Trim(context.Background()); err != nil {
+			t.Errorf("Trim after Close: %v", err)
+		}
+		free(v, a)
+		if s := v.Stats(); s.Segments != 0 || s.Used != 0 {
+			t.Errorf("after the last Free: %+v", s)
+		}
+		wantEmpty(t, v.Dir())
+	}
+}
+
+func TestFreeDuringATransferWaitsForIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		leave := make(chan struct{})
+		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 1, Effect: faultfs.Do(func(faultfs.Op, string) { <-leave })})
+		v := open(t, disk.Config{Capacity: 16 * mib, FS: fsys})
+		e := alloc(t, v, 16*mib)
+		written, reclaimed, closed := make(chan error, 1), make(chan struct{}, 1), make(chan error, 1)
+		go func() { written <- e.WriteAt(context.Background(), random(16*mib, 1), 0) }()
+		synctest.Wait()
+		v.Free(e, func() { reclaimed <- struct{}{} })
+		go func() { closed <- v.Close() }()
+		synctest.Wait()
+		if len(reclaimed) > 0 || len(closed) > 0 || v.Stats().Used != 16*mib {
+			t.Error("the room was given away under a transfer")
+		}
+		if err := e.WriteAt(context.Background(), aligned(page), 0); !errors.Is(err, tier.ErrReleased) {
+			t.Errorf("WriteAt on freed memory: %v", err)
+		}
+		close(leave)
+		if err := <-written; err != nil {
+			t.Error(err)
+		}
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		if len(reclaimed) != 1 {
+			t.Error("Close did not wait until the room was reclaimed")
+		}
+	})
+}
+
+func TestFreeTwicePanics(t *testing.T) {
+	v := open(t, disk.Config{Capacity: mib})
+	e := alloc(t, v, 100)
+	free(v, e)
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	free(v, e)
+}
+
+func TestWrongSizesAreRefused(t *testing.T) {
+	v := open(t, disk.Config{Capacity: mib})
+	for _, size := range []int64{0, -1} {
+		if _, err := v.Alloc(size, nil); err == nil || errors.Is(err, tier.ErrNoSpace) {
+			t.Errorf("Alloc(%d): %v", size, err)
+		}
+	}
+	for _, size := range []int64{mib + 1, 1<<63 - 1} {
+		if _, err := v.Alloc(size, nil); !errors.Is(err, tier.ErrNoSpace) {
+			t.Errorf("Alloc(%d): %v", size, err)
+		}
+	}
+	e := alloc(t, v, 10000)
+	for _, r := range [][2]int64{{-1, 1}, {0, 10001}, {10000, 1}, {1<<63 - 1, 1}} {
+		if err := e.ReadAt(context.Background(), make([]byte, r[1]), r[0]); err == nil {
+			t.Errorf("ReadAt of %d bytes at %d was done", r[1], r[0])
+		}
+	}
+	if err := e.ReadAt(context.Background(), nil, 10000); err != nil {
+		t.Errorf("ReadAt of nothing at the end: %v", err)
+	}
+	free(v, e)
+}
+
+func TestTwoVolumesInOneDirectory(t *testing.T) {
+	for name, fsys := range map[string]disk.FS{"anonymous": disk.OS(), "named": faultfs.New(disk.OS(), 1, noAnonymous)} {
+		t.Run(name, func(t *testing.T) {
+			onLinux(t)
+			dir := t.TempDir()
+			cfg := disk.Config{Dir: dir, Capacity: 32 * mib, FS: fsys}
+			first, err := disk.OpenVolume(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := alloc(t, first, 10*mib)
+			data := random(10*mib, 1)
+			write(t, a, data, 0)
+			second, err := disk.OpenVolume(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if w := second.Stats().Warnings; slices.ContainsFunc(w, func(w string) bool { return strings.Contains(w, "killed") }) {
+				t.Errorf("the second took the first for dead: %q", w)
+			}
+			b := alloc(t, second, 10*mib)
+			write(t, b, random(10*mib, 2), 0)
+			if !bytes.Equal(read(t, a, 10*mib, 0), data) {
+				t.Error("the second wrote over the first")
+			}
+			free(second, b)
+			if err := second.Close(); err != nil {
+				t.Error(err)
+			}
+			if !bytes.Equal(read(t, a, 10*mib, 0), data) {
+				t.Error("closing the second took the first's data")
+			}
+			c := alloc(t, first, 20*mib)
+			write(t, c, random(20*mib, 3), 0)
+			free(first, a, c)
+			if err := first.Close(); err != nil {
+				t.Error(err)
+			}
+			wantEmpty(t, dir)
+		})
+	}
+}
+
+func TestVanishedDirectory(t *testing.T) {
+	onLinux(t)
+	dir := filepath.Join(t.TempDir(), "spill")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	v := open(t, disk.Config{Dir: dir, Capacity: 128 * mib, SegmentSize: 64 * mib})
+	if !v.Stats().Anonymous {
+		t.Skip("named files vanish with their directory")
+	}
+	a := alloc(t, v, 64*mib)
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	_, err := v.Alloc(64*mib, nil)
+	if !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("Alloc: %v", err)
+	}
+	oneLine(t, err.Error(), dir, "no such file or directory")
+	data := random(mib, 1)
+	write(t, a, data, 0) // what is open works on
+	if !bytes.Equal(read(t, a, mib, 0), data) {
+		t.Error("reads differ from writes")
+	}
+	free(v, a)
+}
+
+func TestConcurrentUseUnderTrim(t *testing.T) {
+	tiertest.NoLeaks(t)
+	v := open(t, disk.Config{Capacity: 48 * mib, SegmentSize: 16 * mib, Request: 256 << 10})
+	var owners sync.WaitGroup
+	for g := range uint64(4) {
+		owners.Go(func() {
+			for i := range uint64(12) {
+				size := int64(1+(g*7+i*5)%11) * mib
+				m, err := v.Alloc(size, nil)
+				if err != nil {
+					t.Errorf("Alloc(%d): %v", size, err) // 4 × 11 MiB fit
+					return
+				}
+				e := m.(*disk.Extents)
+				data := random(size, g<<8|i)
+				write(t, e, data, 0)
+				if !bytes.Equal(read(t, e, size, 0), data) {
+					t.Error("another owner wrote here")
+				}
+				free(v, e)
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { owners.Wait(); close(done) }()
+	for {
+		if _, err := v.Trim(context.Background()); err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-done:
+			return
+		default:
+		}
+	}
+}

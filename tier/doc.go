@@ -1,0 +1,55 @@
+// Package tier holds what all of Spillway's memories have in common: the kinds
+// of memory and the names of the spaces in them, the books of a space, the
+// buffers that are drawn from it, and the small interfaces that a backend
+// implements. The backends are in the packages below this one.
+//
+//	             Space ─────────── Ledger: live, retired, reserved
+//	Reserve ──▶  │ limit, trigger, stop; listeners
+//	Draw    ──▶  │                                        ┌▶ HostMemory    tier/host
+//	             └─ Pool ── Alloc, Free ── Memory ────────┼▶ FileMemory    tier/disk
+//	Buffer  ◀──     │                                     └▶ DeviceMemory  tier/sim
+//	│ Lease         └─ DevicePool ── Device ── Stream, Event
+//	│ Release                        StreamPool lends the streams of those
+//	▼                                who copy
+//	retired ──▶ reclaimed: to the Account that promised the bytes, or free
+//
+// # Bytes
+//
+// Every byte of a space is free, or in exactly one of three accounts: reserved
+// (promised and not drawn), live (in a buffer), retired (released, but the
+// device may still work on it). Their sum is never over the capacity. Sizes are
+// charged as the pool rounds them, and everything is counted in bytes.
+//
+// # Ownership
+//
+// Who reserves bytes must draw or unreserve each of them. Who draws a Buffer
+// owns it and must Release it once; Arrow arrays that were opened in place, and
+// others who read beyond that, hold leases, and the memory goes back when all of
+// them have let go. A Space owns its Pool and closes it. A pool does not own the
+// device that it allocates from: whoever opened the Device closes it, after the
+// pools and the streams. Streams are borrowed from a StreamPool by one
+// goroutine at a time, and returned with their work done.
+//
+// Buffers outlive the close of their space: their memory stays usable, but for
+// the memory of a device that was closed.
+//
+// # Locks
+//
+// The order of all of Spillway's locks is in internal/lockrank; this package
+// has the inner end of it:
+//
+//	… → Reservation → Space → Ledger → Backend → Device
+//
+// Space guards a space's set of buffers and its listeners, Ledger the writers
+// of the books (readers take no lock), Backend the queue of a StreamPool.
+// Device is for the devices themselves. No lock is held while a pool or a
+// device is called, a listener or an account is told, or anything is waited
+// for.
+//
+// # Errors
+//
+// No room is a *NoSpaceError, which matches ErrNoSpace and says how much there
+// is. A second release is ErrReleased, use after a close ErrClosed, and what a
+// backend cannot do ErrNotSupported. A Pool that panics in Alloc has returned an
+// error as far as callers can tell.
+package tier

@@ -1,0 +1,296 @@
+package tiertest_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+// The suites are worth what they find: each backend here breaks one promise of
+// the contract, and the suite that passes it is itself broken. A failing test
+// cannot be looked at from inside, so each runs in a process of its own.
+
+const flawVariable = "SPILLWAY_TIERTEST_FLAW"
+
+func TestReferencePoolConforms(t *testing.T) {
+	for _, flaw := range []string{"", "reclaims late"} { // which is none
+		tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool { return newReferencePool(capacity, flaw) })
+	}
+}
+
+// poolFlaws maps a flaw to the part of the suite that has to find it.
+var poolFlaws = map[string]string{
+	"charges too little":                 "Charge",
+	"charges in steps that change":       "Charge",
+	"says another size":                  "Shape",
+	"starts between pages":               "Shape",
+	"all memories are one":               "Exhaustion",
+	"more than the capacity":             "Exhaustion",
+	"splits anywhere":                    "Cuts",
+	"never splits":                       "Fragmentation",
+	"does not tell the largest piece":    "Fragmentation",
+	"loses a piece":                      "Fragmentation",
+	"reclaims twice":                     "ReclaimedOnce",
+	"reclaims before the bytes are free": "AllocInReclaimed",
+	"does not wait in Close":             "CloseWaits",
+	"allocates after Close":              "AfterClose",
+}
+
+// deviceFlaws likewise.
+var deviceFlaws = map[string]string{
+	"charges too little":           "Charge",
+	"addresses are not aligned":    "Alloc",
+	"memories overlap":             "Alloc",
+	"no room is any error":         "OutOfMemory",
+	"frees at once":                "Retire",
+	"copies a byte less":           "Alignments",
+	"fills a byte more":            "OrderOnStream",
+	"does regions one by one":      "Regions",
+	"copies to a peer at any time": "Peer",
+	"digests from position 0":      "Digest",
+	"takes any address":            "Mistakes",
+	"copies at any time":           "OrderOnStream",
+	"events are done at once":      "NoOrderAcrossStreams",
+	"does not wait for events":     "Events",
+	"closed streams work":          "StreamClose",
+	"does what it refuses":         "Refused",
+	"refuses and keeps the memory": "Refused",
+	"keeps failures to itself":     "Failed",
+	"one failure fails all":        "Failed",
+	"leaves a goroutine behind":    "Info",
+}
+
+// TestFlaw is what the other processes run.
+func TestFlaw(t *testing.T) {
+	suite, flaw, ok := strings.Cut(os.Getenv(flawVariable), "/")
+	if !ok {
+		t.Skip("run by TestSuitesFindFlaws")
+	}
+	switch suite {
+	case "pool":
+		tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool { return newReferencePool(capacity, flaw) })
+	case "device":
+		tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
+			return newFlawedDevice(t, memory, faults, flaw)
+		})
+	}
+}
+
+func TestSuitesFindFlaws(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for suite, flaws := range map[string]map[string]string{"pool": poolFlaws, "device": deviceFlaws} {
+		for flaw, part := range flaws {
+			t.Run(suite+"/"+flaw, func(t *testing.T) {
+				t.Parallel() // some wait for goroutines that never end
+				cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestFlaw$/^"+part+"$", "-test.timeout=20s")
+				cmd.Env = append(os.Environ(), flawVariable+"="+suite+"/"+flaw)
+				out, err := cmd.CombinedOutput()
+				var exit *exec.ExitError
+				if err != nil && !errors.As(err, &exit) {
+					t.Fatal(err)
+				}
+				if err == nil || strings.Contains(string(out), "panic: ") || !strings.Contains(string(out), "--- FAIL: TestFlaw/"+part) {
+					t.Errorf("%s does not find a backend that %s:\n%s", part, flaw, out)
+				}
+			})
+		}
+	}
+}
+
+// flawedDevice breaks one promise and leaves the rest to a simulated device.
+type flawedDevice struct {
+	*sim.Device
+	flaw   string
+	aside  tier.Stream // for what is done at any time
+	failed error
+}
+
+func newFlawedDevice(t *testing.T, memory int64, faults tiertest.FaultFunc, flaw string) tier.Device {
+	d := &flawedDevice{flaw: flaw}
+	cfg := sim.Config{Memory: memory}
+	if faults != nil {
+		cfg.Faults = func(op sim.Op) error {
+			err := faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
+			switch {
+			case flaw == "does what it refuses" && op.Kind == sim.OpFill,
+				flaw == "refuses and keeps the memory" && op.Kind == sim.OpAlloc:
+				if err != nil {
+					d.failed = err
+				}
+				return nil
+			}
+			return err
+		}
+	}
+	var err error
+	if d.Device, err = sim.New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	if d.aside, err = d.Device.NewStream(); err != nil {
+		t.Fatal(err)
+	}
+	if flaw == "leaves a goroutine behind" {
+		go func() { select {} }()
+	}
+	return d
+}
+
+func (d *flawedDevice) Unwrap() tier.Device { return d.Device }
+
+func (d *flawedDevice) refused() error {
+	err := d.failed
+	d.failed = nil
+	return err
+}
+
+func (d *flawedDevice) Charge(size int64) int64 {
+	if d.flaw == "charges too little" {
+		return size / 256 * 256
+	}
+	return d.Device.Charge(size)
+}
+
+func (d *flawedDevice) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
+	a, err := d.Device.Alloc(s, size)
+	switch {
+	case d.flaw == "addresses are not aligned" && err == nil:
+		a += 8
+	case d.flaw == "memories overlap" && err == nil:
+		a &^= 1<<16 - 1
+	case d.flaw == "no room is any error" && err != nil:
+		err = errors.New("no room")
+	case d.failed != nil:
+		return 0, d.refused()
+	}
+	return a, err
+}
+
+func (d *flawedDevice) Free(s tier.Stream, a tier.Addr) error {
+	if d.flaw == "frees at once" {
+		s = d.aside
+	}
+	return d.Device.Free(s, a)
+}
+
+func (d *flawedDevice) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
+	err := d.Device.CopyToDevice(s, dst, src)
+	if d.flaw == "takes any address" && !errors.Is(err, tier.ErrClosed) {
+		return nil
+	}
+	if d.flaw == "closed streams work" && errors.Is(err, tier.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+func (d *flawedDevice) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
+	if d.flaw == "copies at any time" && len(dst) > 0 {
+		s = d.aside
+	}
+	return d.Device.CopyToHost(s, dst, src)
+}
+
+func (d *flawedDevice) CopyOnDevice(s tier.Stream, dst, src tier.Addr, size int64) error {
+	if d.flaw == "copies a byte less" && size > 0 {
+		size--
+	}
+	return d.Device.CopyOnDevice(s, dst, src, size)
+}
+
+func (d *flawedDevice) CopyPeer(s tier.Stream, dst tier.Addr, dev tier.Device, src tier.Addr, size int64) error {
+	if d.flaw == "copies to a peer at any time" {
+		return nil
+	}
+	return d.Device.CopyPeer(s, dst, dev, src, size)
+}
+
+func (d *flawedDevice) CopyRegions(s tier.Stream, regions []tier.Region) error {
+	if d.flaw != "does regions one by one" {
+		return d.Device.CopyRegions(s, regions)
+	}
+	for i := range regions {
+		if err := d.Device.CopyRegions(s, regions[i:i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *flawedDevice) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) error {
+	if d.flaw == "fills a byte more" && size > 0 && d.Device.Fill(s, dst, value, size+1) == nil {
+		return nil
+	}
+	err := d.Device.Fill(s, dst, value, size)
+	if d.failed != nil && d.flaw == "does what it refuses" {
+		_ = d.Device.Free(s, dst)
+		return d.refused()
+	}
+	return err
+}
+
+func (d *flawedDevice) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+	if d.flaw == "digests from position 0" {
+		first = 0
+	}
+	return d.Device.Digest(s, src, size, first, out)
+}
+
+func (d *flawedDevice) Record(s tier.Stream) (tier.Event, error) {
+	e, err := d.Device.Record(s)
+	if err == nil {
+		switch d.flaw {
+		case "events are done at once":
+			return flawedEvent{Event: e, done: true}, nil
+		case "keeps failures to itself":
+			return flawedEvent{Event: e}, nil
+		}
+	}
+	return e, err
+}
+
+func (d *flawedDevice) WaitEvent(s tier.Stream, e tier.Event) error {
+	if d.flaw == "does not wait for events" {
+		return nil
+	}
+	return d.Device.WaitEvent(s, e)
+}
+
+func (d *flawedDevice) NewStream() (tier.Stream, error) {
+	if d.flaw == "one failure fails all" && d.aside.Err() == nil {
+		s, err := d.Device.NewStream()
+		if err == nil {
+			d.aside = s // the first stream and all that follow are one
+		}
+	}
+	if d.flaw == "one failure fails all" {
+		return d.aside, nil
+	}
+	return d.Device.NewStream()
+}
+
+// flawedEvent has no error, or is always done.
+type flawedEvent struct {
+	tier.Event
+	done bool
+}
+
+func (e flawedEvent) Err() error { return nil }
+
+func (e flawedEvent) Done() <-chan struct{} {
+	if !e.done {
+		return e.Event.Done()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx.Done()
+}

@@ -1,0 +1,180 @@
+package tiertest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// split says whether the pool may split memory such as m: device pools never
+// do.
+func split(m tier.Memory) bool {
+	_, device := m.(tier.DeviceMemory)
+	return !device
+}
+
+// pages returns the cuts of size bytes at each page.
+func pages(size int64) []int64 {
+	var cuts []int64
+	for c := int64(tier.Page); c < size; c += tier.Page {
+		cuts = append(cuts, c)
+	}
+	return cuts
+}
+
+// checkShape checks what Memory and its three forms promise.
+func checkShape(t *testing.T, m tier.Memory, size int64, cuts []int64) {
+	t.Helper()
+	if m == nil {
+		t.Fatalf("Alloc(%d) gave no memory and no error", size)
+	}
+	if m.Size() != size {
+		t.Fatalf("Alloc(%d) gave memory of size %d", size, m.Size())
+	}
+	allowed := make(map[int64]bool, len(cuts))
+	for _, c := range cuts {
+		allowed[c] = true
+	}
+	switch m := m.(type) {
+	case tier.HostMemory:
+		var at int64
+		extents := m.Extents()
+		for i, e := range extents {
+			if len(e) == 0 {
+				t.Fatalf("extent %d of %d is empty", i, len(extents))
+			}
+			if a := address(e); a%tier.Page != 0 {
+				t.Fatalf("extent %d of %d starts at address %#x, not a multiple of %d", i, len(extents), a, tier.Page)
+			}
+			if at > 0 && !allowed[at] {
+				t.Fatalf("memory of %d bytes is split at %d, which is not one of the cuts %v", size, at, cuts)
+			}
+			at += int64(len(e))
+		}
+		if at != size {
+			t.Fatalf("the extents of %d bytes add up to %d", size, at)
+		}
+	case tier.DeviceMemory:
+		if a := m.Addr(); a == 0 || a%256 != 0 {
+			t.Fatalf("device memory at %#x: want a multiple of 256 above 0", a)
+		}
+		if m.Device() == nil {
+			t.Fatal("device memory without a device")
+		}
+	case tier.FileMemory:
+		volume, file, at := m.Locate(0)
+		for off := int64(tier.Page); off < size; off += tier.Page {
+			v, f, o := m.Locate(off)
+			if (v != volume || f != file || o != at+tier.Page) && !allowed[off] {
+				t.Fatalf("memory of %d bytes is split at %d, which is not one of the cuts %v", size, off, cuts)
+			}
+			volume, file, at = v, f, o
+		}
+	default:
+		t.Fatalf("memory of type %T is none of host, device and file memory", m)
+	}
+}
+
+// store writes p at off and waits until it is there.
+func store(m tier.Memory, p []byte, off int64) error {
+	switch m := m.(type) {
+	case tier.HostMemory:
+		eachPiece(m, p, off, func(mem, p []byte) { copy(mem, p) })
+		return nil
+	case tier.FileMemory:
+		return m.WriteAt(context.Background(), p, off)
+	case tier.DeviceMemory:
+		return onDevice(m.Device(), func(s tier.Stream) error {
+			return m.Device().CopyToDevice(s, m.Addr()+tier.Addr(off), p)
+		})
+	}
+	return errors.New("unknown memory")
+}
+
+// load reads len(p) bytes from off.
+func load(m tier.Memory, p []byte, off int64) error {
+	switch m := m.(type) {
+	case tier.HostMemory:
+		eachPiece(m, p, off, func(mem, p []byte) { copy(p, mem) })
+		return nil
+	case tier.FileMemory:
+		return m.ReadAt(context.Background(), p, off)
+	case tier.DeviceMemory:
+		return onDevice(m.Device(), func(s tier.Stream) error {
+			return m.Device().CopyToHost(s, p, m.Addr()+tier.Addr(off))
+		})
+	}
+	return errors.New("unknown memory")
+}
+
+func eachPiece(m tier.HostMemory, p []byte, off int64, f func(mem, p []byte)) {
+	for _, e := range m.Extents() {
+		if off >= int64(len(e)) {
+			off -= int64(len(e))
+			continue
+		}
+		n := min(len(e)-int(off), len(p))
+		f(e[off:int(off)+n], p[:n])
+		p, off = p[n:], 0
+		if len(p) == 0 {
+			return
+		}
+	}
+}
+
+func onDevice(d tier.Device, f func(s tier.Stream) error) error {
+	s, err := d.NewStream()
+	if err != nil {
+		return err
+	}
+	if err := f(s); err != nil {
+		return errors.Join(err, s.Close())
+	}
+	e, err := d.Record(s)
+	if err != nil {
+		return errors.Join(err, s.Close())
+	}
+	return errors.Join(tier.Wait(context.Background(), e), s.Close())
+}
+
+// pattern returns size bytes that differ from each other and from those of
+// other seeds.
+func pattern(size int64, seed uint64) []byte {
+	b := make([]byte, size+8)
+	for i := int64(0); i < size; i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], (seed<<32|uint64(i)+1)*0x9e3779b97f4a7c15)
+	}
+	return b[:size]
+}
+
+func mustStore(t *testing.T, m tier.Memory, seed uint64) {
+	t.Helper()
+	if err := store(m, pattern(m.Size(), seed), 0); err != nil {
+		t.Fatalf("writing %d bytes: %v", m.Size(), err)
+	}
+}
+
+func mustHold(t *testing.T, m tier.Memory, seed uint64) {
+	t.Helper()
+	got := make([]byte, m.Size())
+	if err := load(m, got, 0); err != nil {
+		t.Fatalf("reading %d bytes: %v", m.Size(), err)
+	}
+	if want := pattern(m.Size(), seed); !bytes.Equal(got, want) {
+		i := firstDifference(got, want)
+		t.Fatalf("memory of %d bytes: byte %d is %#x, want %#x", m.Size(), i, got[i], want[i])
+	}
+}
+
+func firstDifference(a, b []byte) int {
+	for i := range a {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return -1
+}
