@@ -31,7 +31,8 @@ type Config struct {
 	// empty list, which is not nil, means none.
 	GPUs []GPU
 	// HostMemory is the size of the pinned host memory in bytes, shared evenly
-	// by the NUMA nodes. 0 means a quarter of the memory that the process may use.
+	// by the NUMA nodes. 0 means a quarter of the memory that the process may use,
+	// and no more than half of any node's.
 	HostMemory int64
 	// Disks are the spill volumes, disk:0 onwards. Nil means one with defaults;
 	// an empty list, which is not nil, means none.

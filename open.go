@@ -79,6 +79,13 @@ func (e *Engine) openHost() error {
 	}
 	nodes := e.nodes()
 	each := total / int64(len(nodes)) / tier.Page * tier.Page
+	if e.cfg.HostMemory == 0 {
+		for _, id := range nodes { // a small node must not be filled by its share of all
+			if n, ok := e.topo.Node(id); ok && n.MemoryBytes > 0 {
+				each = min(each, n.MemoryBytes/2/tier.Page*tier.Page)
+			}
+		}
+	}
 	if each < smallestHostSpace {
 		return fmt.Errorf("host memory of %d bytes is too little for %d NUMA nodes: each takes at least %d",
 			total, len(nodes), int64(smallestHostSpace))

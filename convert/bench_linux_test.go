@@ -3,153 +3,170 @@ package convert
 import (
 	"fmt"
 	"slices"
-	"syscall"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/apache/arrow-go/v18/arrow"
+	"golang.org/x/sys/unix"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// touched returns n bytes of anonymous memory in huge pages, as a host arena
-// has them, all of which exist.
-func touched(b *testing.B, n int64) []byte {
-	b.Helper()
-	m, err := syscall.Mmap(-1, 0, int(n), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
-	if err != nil {
-		b.Skip(err)
-	}
-	b.Cleanup(func() { syscall.Munmap(m) })
-	_ = syscall.Madvise(m, 14) // MADV_HUGEPAGE; without it the benchmark is only slower
-	for i := 0; i < len(m); i += 4096 {
-		m[i] = 1
-	}
-	return m
-}
-
-// beside runs work in turn with its limit, and reports the median of the
-// limit's time over the work's.
-func beside(b *testing.B, limit, work func()) {
-	b.Helper()
-	b.ReportAllocs()
-	limit()
-	work()
-	var ratios []float64
-	for b.Loop() {
-		b.StopTimer()
-		t := time.Now()
-		limit()
-		least := time.Since(t)
-		b.StartTimer()
-		t = time.Now()
-		work()
-		ratios = append(ratios, least.Seconds()/time.Since(t).Seconds())
-	}
-	slices.Sort(ratios)
-	b.ReportMetric(ratios[len(ratios)/2], "of-memmove")
-}
-
-// BenchmarkLayout lays tables out in an arena, planning included. The limit,
-// beside which it runs, is one memmove of as many bytes from Go's heap to another such arena.
-func BenchmarkLayout(b *testing.B) {
-	slice := func(rec arrow.RecordBatch) arrow.RecordBatch { return rec.NewSlice(1001, rec.NumRows()-77) }
+// BenchmarkMove times Mover.Move, with everything that belongs to it, along every
+// edge of one batch of a flights-like table. Beside each stands the limit, in the
+// same run and in turn with it: memmove between two pinned regions, and direct I/O
+// of as many requests of the same length under way on the same place of the same file,
+// which has been written before. Figures are medians in GiB/s, and the median of
+// the ratios pair by pair.
+func BenchmarkMove(b *testing.B) {
 	for _, c := range []struct {
+		rows int
 		name string
-		make func() arrow.RecordBatch
-	}{
-		{"flights", func() arrow.RecordBatch { return arrowgen.Flights(1, 2_500_000) }},
-		{"flights-slice", func() arrow.RecordBatch { return slice(arrowgen.Flights(1, 2_500_000)) }},
-		{"strings20", func() arrow.RecordBatch { return arrowgen.Strings(1, 500_000, 20) }},
-		{"strings20-slice", func() arrow.RecordBatch { return slice(arrowgen.Strings(1, 500_000, 20)) }},
-		{"ints", func() arrow.RecordBatch { return arrowgen.Ints(1, 2_000_000, 8) }},
-		{"ints-slice", func() arrow.RecordBatch { return slice(arrowgen.Ints(1, 2_000_000, 8)) }},
-		{"flights-8MiB", func() arrow.RecordBatch { return arrowgen.Flights(1, 180_000) }},
-		{"flights-64KiB", func() arrow.RecordBatch { return arrowgen.Flights(1, 1_400) }},
-	} {
-		rec := c.make()
-		l, err := NewLayout(rec)
+	}{{350_000, "16MiB"}, {1_400_000, "64MiB"}} {
+		for _, e := range []struct{ from, to tier.Kind }{
+			{tier.GPU, tier.Host}, {tier.Host, tier.GPU}, {tier.Host, tier.Disk},
+			{tier.Disk, tier.Host}, {tier.GPU, tier.Disk}, {tier.Disk, tier.GPU},
+		} {
+			b.Run(fmt.Sprintf("%s-%s/%s", e.from, e.to, c.name), func(b *testing.B) { benchMove(b, e.from, e.to, c.rows) })
+		}
+	}
+}
+
+// lastFile is the real file system, and remembers the file that was opened last.
+type lastFile struct {
+	disk.FS
+	file disk.File
+}
+
+func (f *lastFile) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	file, err := f.FS.OpenAnonymous(dir, direct)
+	f.file = file
+	return file, err
+}
+
+func benchMove(b *testing.B, from, to tier.Kind, rows int) {
+	rec := arrowgen.Flights(1, rows)
+	defer rec.Release()
+	l, err := NewLayout(rec)
+	if err != nil {
+		b.Fatal(err)
+	}
+	size := l.Size()
+	l.Close()
+	files := &lastFile{FS: disk.OS()}
+	m := newMachine(b, machineConfig{
+		gpu: size, host: size + 16<<20, disk: size, chunk: 1 << 20, files: files, fast: true,
+	})
+	x := m.put(b, rec, from)
+	move := func(k tier.Kind) {
+		if err := m.mover.Move(b.Context(), x, reservation.AnyInTier(k), ReasonWork); err != nil {
+			b.Fatal(err)
+		}
+	}
+	place := func() int64 { // where in the file the batch lies
+		t, err := x.TryTransit()
 		if err != nil {
 			b.Fatal(err)
 		}
-		size := l.Size()
-		l.Close()
-		source := make([]byte, size)
-		for i := range source {
-			source[i] = byte(i >> 7)
+		_, _, at := t.Payload().(*batch.Image).Buffer().Memory().(tier.FileMemory).Locate(0)
+		if err := t.Abort(); err != nil {
+			b.Fatal(err)
 		}
-		other, arena := touched(b, size), touched(b, size)
-		memmove := func() { copy(other, source) }
-		for _, way := range []string{"sums", "no-sums", "pieces"} {
-			b.Run(fmt.Sprintf("%s/%s", c.name, way), func(b *testing.B) {
-				b.SetBytes(size)
-				beside(b, memmove, func() {
-					l, err := NewLayout(rec)
-					if err != nil {
-						b.Fatal(err)
-					}
-					switch way {
-					case "sums":
-						err = l.WriteTo([][]byte{arena})
-					case "no-sums":
-						l.fill(arena, 0)
-						l.pos = l.desc.Body
-					case "pieces":
-						for at := int64(0); at < size && err == nil; {
-							n := 0
-							n, err = l.Next(arena[at:min(size, at+8<<20)])
-							at += int64(n)
-						}
-					}
-					if err != nil {
-						b.Fatal(err)
-					}
-					if _, err := l.Descriptor(); err != nil {
-						b.Fatal(err)
-					}
-					l.Close()
-				})
+		return at
+	}
+	region := [2][]byte{pinned(b, size), pinned(b, size)}
+	var limit func()
+	if from != tier.Disk && to != tier.Disk {
+		limit = func() { copy(region[0], region[1]) }
+	}
+	var took [2][]float64
+	clock := func(who int, f func()) {
+		begin := time.Now()
+		f()
+		took[who] = append(took[who], time.Since(begin).Seconds())
+	}
+	b.SetBytes(size)
+	for b.Loop() {
+		m.settle() // what the last round freed is the limit's business in neither
+		switch {
+		case limit != nil:
+			for who := range 2 {
+				clock(who, []func(){func() { move(to) }, limit}[who])
+			}
+			move(from)
+		case to == tier.Disk:
+			clock(0, func() { move(to) })
+			at := place()
+			each(b, region[0], func(p []byte, off int64) (int, error) { return files.file.ReadAt(p, at+off) })
+			clock(1, func() {
+				each(b, region[0], func(p []byte, off int64) (int, error) { return files.file.WriteAt(p, at+off) })
 			})
+			move(from)
+		default:
+			at := place()
+			clock(1, func() {
+				each(b, region[0], func(p []byte, off int64) (int, error) { return files.file.ReadAt(p, at+off) })
+			})
+			clock(0, func() { move(to) })
+			move(from)
 		}
-		rec.Release()
 	}
+	ratios := make([]float64, len(took[0]))
+	for i := range ratios {
+		ratios[i] = took[1][i] / took[0][i]
+	}
+	rate := func(s []float64) float64 { return float64(size) / (1 << 30) / median(s) }
+	b.ReportMetric(rate(took[0]), "GiB/s")
+	b.ReportMetric(rate(took[1]), "limit-GiB/s")
+	b.ReportMetric(median(ratios), "of-limit")
+	b.ReportMetric(0, "MB/s") // of everything in the loop: says nothing
+	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkOpen opens and releases a record of 20 string columns. There is no
-// copy to compare it with: the limit is nothing.
-func BenchmarkOpen(b *testing.B) {
-	for _, cols := range []int{1, 20} {
-		rec := arrowgen.Strings(1, 1000, cols)
-		d, body := laidOut(b, rec)
-		b.Run(fmt.Sprintf("strings%d", cols), func(b *testing.B) {
-			b.ReportAllocs()
-			extents := [][]byte{body}
-			for b.Loop() {
-				back, err := Open(d, extents, nil)
-				if err != nil {
-					b.Fatal(err)
-				}
-				back.Release()
-			}
-		})
-		rec.Release()
-	}
+func median(s []float64) float64 {
+	s = slices.Sorted(slices.Values(s))
+	return s[len(s)/2]
 }
 
-// BenchmarkPlan is what a layout costs before a byte is written.
-func BenchmarkPlan(b *testing.B) {
-	for _, rows := range []int{1000, 1_000_000} {
-		rec := arrowgen.Flights(1, rows)
-		b.Run(fmt.Sprintf("flights/%d", rows), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				l, err := NewLayout(rec)
-				if err != nil {
-					b.Fatal(err)
+// each does what a program would that knows the file: eight requests of 1 MiB
+// under way.
+func each(b *testing.B, p []byte, do func(p []byte, off int64) (int, error)) {
+	const request = 1 << 20
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range stagedUnderWay {
+		wg.Go(func() {
+			for {
+				off := next.Add(request) - request
+				if off >= int64(len(p)) {
+					return
 				}
-				l.Close()
+				q := p[off:min(off+request, int64(len(p)))]
+				if n, err := do(q, off); err != nil || n != len(q) {
+					b.Errorf("%d bytes of %d: %v", n, len(q), err)
+				}
 			}
 		})
-		rec.Release()
 	}
+	wg.Wait()
+}
+
+// pinned returns n bytes as an arena has them: mapped, of huge pages, present.
+func pinned(b *testing.B, n int64) []byte {
+	b.Helper()
+	m, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = unix.Munmap(m) })
+	_ = unix.Madvise(m, unix.MADV_HUGEPAGE) // without them it is slower, and works
+	for i := 0; i < len(m); i += tier.Page {
+		m[i] = 1
+	}
+	return m
 }

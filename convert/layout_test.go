@@ -131,12 +131,16 @@ func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
 }
 
 // validate has arrow-go look at all values, where it can: it refuses extensions
-// over dictionaries and unions, and dense unions whose offsets do not rise.
+// over dictionaries, unions and nulls, and dense unions whose offsets do not rise.
 func validate(a arrow.Array) error {
 	switch {
 	case within(a.DataType(), func(dt arrow.DataType) bool {
 		e, ok := dt.(arrow.ExtensionType)
-		return ok && (e.StorageType().ID() == arrow.DICTIONARY || arrow.IsUnion(e.StorageType().ID()))
+		if !ok {
+			return false
+		}
+		id := e.StorageType().ID()
+		return id == arrow.DICTIONARY || id == arrow.NULL || arrow.IsUnion(id)
 	}):
 		return nil
 	case within(a.DataType(), func(dt arrow.DataType) bool { return dt.ID() == arrow.DENSE_UNION }):
@@ -170,7 +174,7 @@ func checkNulls(t *testing.T, d arrow.ArrayData) {
 	}
 	nulls := 0
 	switch b := d.Buffers(); {
-	case d.DataType().ID() == arrow.NULL:
+	case storage(d.DataType()).ID() == arrow.NULL:
 		nulls = d.Len()
 	case b[0] != nil:
 		for i := range d.Len() {

@@ -38,10 +38,12 @@ type machineConfig struct {
 	chunk           int64 // of staging; 0 for 16 KiB
 	faults          func(sim.Op) error
 	rules           []faultfs.Rule
+	files           disk.FS // instead of faultfs
+	fast            bool    // pages touched ahead and huge
 	events          Events
 }
 
-func newMachine(t *testing.T, cfg machineConfig) *machine {
+func newMachine(t testing.TB, cfg machineConfig) *machine {
 	t.Helper()
 	size := func(n, otherwise int64) int64 {
 		if n == 0 {
@@ -58,14 +60,18 @@ func newMachine(t *testing.T, cfg machineConfig) *machine {
 	m := &machine{spaces: make(map[tier.Kind]*tier.Space), records: make(map[batch.ID]arrow.RecordBatch)}
 	full := tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
 
-	dev, err := sim.New(sim.Config{Memory: size(cfg.gpu, 4<<20), Faults: cfg.faults})
+	dev, err := sim.New(sim.Config{Memory: size(cfg.gpu, 4<<20), Faults: cfg.faults, Touch: cfg.fast})
 	check(err)
 	gpuPool, err := tier.NewDevicePool(dev)
 	check(err)
-	arena, err := host.NewArena(host.Config{Capacity: size(cfg.host, 4<<20), Node: -1})
+	arena, err := host.NewArena(host.Config{Capacity: size(cfg.host, 4<<20), Node: -1, Touch: cfg.fast, Huge: cfg.fast})
 	check(err)
 	m.files = faultfs.New(disk.OS(), 1, cfg.rules...)
-	volume, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: size(cfg.disk, 16<<20), FS: m.files})
+	files := cfg.files
+	if files == nil {
+		files = m.files
+	}
+	volume, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: size(cfg.disk, 16<<20), FS: files, SegmentSize: size(cfg.disk, 16<<20)})
 	check(err)
 	for _, c := range []tier.SpaceConfig{
 		{ID: tier.ID{Kind: tier.GPU}, Capacity: size(cfg.gpu, 4<<20), Pool: gpuPool, Backend: "sim"},
@@ -121,7 +127,7 @@ func newMachine(t *testing.T, cfg machineConfig) *machine {
 }
 
 // put makes a batch of rec in a tier, which is dropped when the test ends.
-func (m *machine) put(t *testing.T, rec arrow.RecordBatch, k tier.Kind) *batch.Batch {
+func (m *machine) put(t testing.TB, rec arrow.RecordBatch, k tier.Kind) *batch.Batch {
 	t.Helper()
 	p, err := m.mover.Ingest(t.Context(), rec, reservation.AnyInTier(k))
 	if err != nil {
@@ -130,7 +136,7 @@ func (m *machine) put(t *testing.T, rec arrow.RecordBatch, k tier.Kind) *batch.B
 	return m.adopt(t, rec, p)
 }
 
-func (m *machine) adopt(t *testing.T, rec arrow.RecordBatch, p batch.Payload) *batch.Batch {
+func (m *machine) adopt(t testing.TB, rec arrow.RecordBatch, p batch.Payload) *batch.Batch {
 	t.Helper()
 	b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: p})
 	if err != nil {

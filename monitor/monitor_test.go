@@ -643,7 +643,10 @@ func TestRunEnds(t *testing.T) {
 		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error { return errors.New("not today") }
 		w.start()
 		all := w.fillSpace(gpu0, 2, 45*kib)
-		settle(time.Minute)
+		settle(10 * time.Millisecond)
+		if len(w.failed) != 2 {
+			t.Errorf("%d moves failed", len(w.failed))
+		}
 		w.stop()
 		w.mover.fault = nil
 		w.start()

@@ -149,7 +149,7 @@ func TestOrderRacesPut(t *testing.T) {
 	for i := range 2 {
 		group.Go(func() {
 			rnd := rand.New(rand.NewPCG(1, uint64(i)))
-			for range 300 {
+			for range 100 {
 				order := slices.Clone(keys)
 				rnd.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 				if err := plan.Order(order...); err != nil {
@@ -159,7 +159,7 @@ func TestOrderRacesPut(t *testing.T) {
 		})
 		group.Go(func() {
 			rnd := rand.New(rand.NewPCG(2, uint64(i)))
-			for range 1000 {
+			for range 400 {
 				b, err := all[rnd.IntN(3)].TryTake(0, batch.Idle)
 				if err != nil {
 					t.Error(err)
@@ -200,7 +200,7 @@ func TestOrdersRace(t *testing.T) {
 			check(t, r.PutBatch(0, newBatch(t, batch.ID(10*i+n+1), m.space(tier.GPU))))
 		}
 	}
-	for round := range 1500 {
+	for round := range 400 {
 		var both sync.WaitGroup
 		start := make(chan struct{})
 		for _, order := range [][]Key{{a, b}, {b, a}} {

@@ -344,8 +344,12 @@ func (v *Volume) Close() error {
 }
 
 // end closes the segments that nothing is handed out of, once the volume is closed;
-// with the last of them it removes the directory of named files.
+// with the last of them it removes the directory of named files. Close and the last
+// Frees may meet here: the token lets one finish before the next begins, so that the
+// directory is empty when it is removed.
 func (v *Volume) end() error {
+	v.change <- struct{}{}
+	defer func() { <-v.change }()
 	type open struct {
 		name string
 		file File

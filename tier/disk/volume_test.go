@@ -741,15 +741,15 @@ func TestVanishedDirectory(t *testing.T) {
 
 func TestConcurrentUseUnderTrim(t *testing.T) {
 	tiertest.NoLeaks(t)
-	v := open(t, disk.Config{Capacity: 48 * mib, SegmentSize: 16 * mib, Request: 256 << 10})
+	v := open(t, disk.Config{Capacity: 12 * mib, SegmentSize: 4 * mib, Request: 256 << 10})
 	var owners sync.WaitGroup
-	for g := range uint64(4) {
+	for g := range uint64(3) {
 		owners.Go(func() {
 			for i := range uint64(12) {
-				size := int64(1+(g*7+i*5)%11) * mib
+				size := int64(1+(g*7+i*5)%16) * mib / 4
 				m, err := v.Alloc(size, nil)
 				if err != nil {
-					t.Errorf("Alloc(%d): %v", size, err) // 4 × 11 MiB fit
+					t.Errorf("Alloc(%d): %v", size, err) // 3 × 4 MiB fit
 					return
 				}
 				e := m.(*disk.Extents)

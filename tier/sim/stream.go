@@ -14,7 +14,8 @@ type stream struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		queue   []work
-		running bool // the worker is there, and takes what comes
+		spare   []work // empty: the queue's memory while a worker has the other
+		running bool   // the worker is there, and takes what comes
 		closed  bool
 		err     error // the first failure; kept
 	}
@@ -151,12 +152,15 @@ func (s *stream) run() {
 	var batch []work
 	for {
 		s.mu.Lock()
+		if batch != nil {
+			s.mu.spare = batch[:0]
+		}
 		if len(s.mu.queue) == 0 {
 			s.mu.running = false
 			s.mu.Unlock()
 			return
 		}
-		batch, s.mu.queue = s.mu.queue, batch[:0]
+		batch, s.mu.queue, s.mu.spare = s.mu.queue, s.mu.spare, nil
 		s.mu.Unlock()
 		for i := range batch {
 			s.do(&batch[i])

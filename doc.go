@@ -1,0 +1,35 @@
+// Package spillway keeps Apache Arrow record batches in the fastest memory that
+// has room for them: GPU memory, pinned host memory, disk. When a memory fills past
+// its trigger, a monitor moves batches down until the stop mark; when work needs
+// a batch, it comes back up. A move copies bytes: nothing is encoded again, and
+// what comes from disk is verified.
+//
+//	Engine ─┬─ Plan ── Repository ── partition ── Batch ── image in one space
+//	        ├─ Mover      moves batches between spaces, the only one that does
+//	        ├─ Monitor    decides what moves down, and when
+//	        ├─ Reservations   promises of bytes, and who waits for them
+//	        └─ Spaces     gpu:0 · host:0 · disk:0 … each with its ledger
+//
+// Open makes an Engine from a Config, whose zero value takes everything from the
+// machine. This package is the only one that wires the others together; what they
+// do is told in their own documentation.
+//
+// # Ownership
+//
+// The engine owns its spaces, plans and batches; Close gives all back and reports
+// what is still held. A record given to Repository.Put stays the caller's. A
+// Handle must be closed, a Reservation and a record opened by Mover.Record
+// released.
+//
+// # Memory that Go does not see
+//
+// Host arenas and the simulated GPU lie outside of Go's heap: GOMEMLIMIT does
+// not count them. Set it to what the process may use less HostMemory and, without a
+// real GPU, less the GPUs' memory.
+//
+// # Locks
+//
+// An Engine and a Plan each have one mutex, under which nothing else is called.
+// The order of all others is in docs/architecture.md; a build with the tag invariants
+// checks it.
+package spillway
