@@ -33,9 +33,10 @@ const (
 //
 // Every array begins at offset 0 and has what its parent shows of it: slices are
 // compacted at every level, the ends of runs and the offsets of lists, list
-// views, strings and dense unions are moved accordingly, and of the bytes behind views
-// those that a view refers to are kept. (Between the first and the last value
-// that list views or a dense union show, values that none shows are kept.)
+// views, strings and dense unions are moved accordingly. Values that nothing shows
+// are kept where taking them out would be work for each row: between the first and
+// the last value that list views or a dense union show, and, of the bytes behind
+// string and binary views, up to an eighth.
 // Dictionaries are laid out with the array that uses them, the indices first; a
 // dictionary that several columns share, as the same arrow.ArrayData, is there
 // once, and their spans are the same.

@@ -160,7 +160,7 @@ func (p *planner) denseOffsets(t arrow.UnionType, s slice, fields int) ([]extent
 }
 
 // listView lays out the values between the first and the last that a list
-// shows, and list views into them. Null and empty lists begin at 0.
+// shows, and list views into them. Null lists are empty and begin at 0.
 func (p *planner) listView(t arrow.ListLikeType, s slice) error {
 	children, err := p.children(s, 1)
 	if err != nil {
@@ -185,8 +185,11 @@ func (p *planner) listView(t arrow.ListLikeType, s slice) error {
 		if shown, err = p.shown(&l, s.n); err != nil {
 			return err
 		}
-		l.base = shown.from
-		p.made(s.n*width, &l)
+		if l.base = shown.from; l.base == 0 && valid == nil {
+			p.raw(l.offsets)
+		} else {
+			p.made(s.n*width, &l)
+		}
 		if valid == nil {
 			p.raw(l.sizes)
 		} else {
@@ -233,19 +236,16 @@ const (
 	viewStride = 256
 )
 
-// views lays out binary or string views. If they refer to as many bytes as there
-// are, all is copied as it is; else the bytes are gathered in the views' order.
+// views lays out binary or string views. The bytes that they refer to are kept
+// in one of three ways, the first that keeps no more than an eighth beyond them:
+// all data buffers as they are; of each buffer what lies between the first and the
+// last byte that a view refers to; or the bytes themselves, gathered in the views'
+// order. Only the last is work for each byte, and the slices of what a builder made
+// do not need it.
 func (p *planner) views(s slice) error {
 	b, has, all, err := p.need(s, 1, viewWidth, 0)
 	if err != nil {
 		return err
-	}
-	v := &views{at: s.at}
-	total := int64(0)
-	for i := 2; i < len(s.d.Buffers()); i++ {
-		data, _ := s.buffer(i)
-		v.data = append(v.data, data)
-		total += int64(len(data))
 	}
 	if !has || !all || s.n == 0 {
 		if has && s.n == 0 {
@@ -256,50 +256,74 @@ func (p *planner) views(s slice) error {
 		p.node(0, 0)
 		return nil
 	}
-	v.views = b[s.at*viewWidth:][:s.n*viewWidth]
+	v := &views{views: b[s.at*viewWidth:][:s.n*viewWidth], at: s.at}
 	if s.nulls > 0 {
 		v.valid, _ = s.buffer(0)
 	}
-	used, err := p.used(v, s.n)
+	total := int64(0)
+	for i := 2; i < len(s.d.Buffers()); i++ {
+		data, _ := s.buffer(i)
+		v.data = append(v.data, data)
+		total += int64(len(data))
+	}
+	used, ranges, err := p.used(v, s.n)
 	if err != nil {
 		return err
 	}
-	if used >= total {
+	spanned := int64(0)
+	for _, r := range ranges {
+		spanned += r.to - r.from
+	}
+	switch {
+	case used >= total-total/8:
 		p.raw(v.views)
 		p.node(int64(len(v.data)), 0)
 		for _, data := range v.data {
 			p.raw(data)
 		}
-		return nil
-	}
-	v.split(p.maxVar)
-	p.made(int64(len(v.views)), v)
-	p.node(int64(len(v.begins)), 0)
-	for i, begin := range v.begins {
-		end := v.total
-		if i+1 < len(v.begins) {
-			end = v.begins[i+1]
+	case used >= spanned-spanned/8:
+		p.made(int64(len(v.views)), &movedViews{v, ranges})
+		p.node(int64(len(v.data)), 0)
+		for i, data := range v.data {
+			p.raw(data[ranges[i].from:ranges[i].to])
 		}
-		p.made(end-begin, &viewData{v, begin})
+	default:
+		v.split(p.maxVar)
+		p.made(int64(len(v.views)), v)
+		p.node(int64(len(v.begins)), 0)
+		for i, begin := range v.begins {
+			end := v.total
+			if i+1 < len(v.begins) {
+				end = v.begins[i+1]
+			}
+			p.made(end-begin, &viewData{v, begin})
+		}
 	}
 	return nil
 }
 
-// used checks the views and returns how many bytes they refer to.
-func (p *planner) used(v *views, n int64) (used int64, err error) {
+// used checks the views and returns how many bytes they refer to, and which
+// part of each data buffer those lie in.
+func (p *planner) used(v *views, n int64) (used int64, ranges []extent, err error) {
+	ranges = make([]extent, len(v.data))
 	for i := range n {
 		size := int64(int32(binary.LittleEndian.Uint32(v.views[i*viewWidth:])))
 		if uint64(size) <= viewInline || isNull(v.valid, v.at+i) {
 			continue
 		}
 		if size < 0 {
-			return 0, p.path.invalid("row %d is a view of %d bytes", i, size)
+			return 0, nil, p.path.invalid("row %d is a view of %d bytes", i, size)
 		}
 		k, at := v.place(i)
 		if k < 0 || k >= int64(len(v.data)) || at < 0 || at > int64(len(v.data[k]))-size {
-			return 0, p.path.invalid("row %d is a view of %d bytes at %d of buffer %d of %d", i, size, at, k, len(v.data))
+			return 0, nil, p.path.invalid("row %d is a view of %d bytes at %d of buffer %d of %d", i, size, at, k, len(v.data))
 		}
+		r := &ranges[k]
+		if r.to == 0 {
+			r.from = at
+		}
+		r.from, r.to = min(r.from, at), max(r.to, at+size)
 		used += size
 	}
-	return used, nil
+	return used, ranges, nil
 }

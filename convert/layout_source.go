@@ -22,10 +22,16 @@ func newBits(b []byte, at, n int64) *bits {
 
 func (s *bits) read(dst []byte, at int64) {
 	src, d := s.src[at:], dst
-	for len(d) >= 8 && len(src) >= 9 {
-		w := binary.LittleEndian.Uint64(src)>>s.shift | uint64(src[8])<<(64-s.shift)
-		binary.LittleEndian.PutUint64(d, w)
-		d, src = d[8:], src[8:]
+	right, left := s.shift&63, (64-s.shift)&63 // &63 tells the compiler that they are below 64
+	for len(d) >= 32 && len(src) >= 40 {
+		v, w := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
+		x, y := binary.LittleEndian.Uint64(src[16:]), binary.LittleEndian.Uint64(src[24:])
+		z := binary.LittleEndian.Uint64(src[32:])
+		binary.LittleEndian.PutUint64(d, v>>right|w<<left)
+		binary.LittleEndian.PutUint64(d[8:], w>>right|x<<left)
+		binary.LittleEndian.PutUint64(d[16:], x>>right|y<<left)
+		binary.LittleEndian.PutUint64(d[24:], y>>right|z<<left)
+		d, src = d[32:], src[32:]
 	}
 	for i := range d {
 		d[i] = src[i] >> s.shift
@@ -127,6 +133,27 @@ type listSizes struct{ listViews }
 func (s *listSizes) read(dst []byte, at int64) {
 	for o := int64(0); o < int64(len(dst)); o += s.width {
 		putOffset(dst[o:], s.width, s.size((at+o)/s.width))
+	}
+}
+
+// movedViews makes views into data buffers of which only ranges are kept. Null
+// views are zero.
+type movedViews struct {
+	*views
+	ranges []extent // by buffer
+}
+
+func (s *movedViews) read(dst []byte, at int64) {
+	copy(dst, s.views.views[at:])
+	for i := int64(0); i < int64(len(dst)); i += viewWidth {
+		d := dst[i:][:viewWidth]
+		switch {
+		case isNull(s.valid, s.at+(at+i)/viewWidth):
+			clear(d)
+		case binary.LittleEndian.Uint32(d) > viewInline:
+			from := s.ranges[binary.LittleEndian.Uint32(d[8:])].from
+			binary.LittleEndian.PutUint32(d[12:], binary.LittleEndian.Uint32(d[12:])-uint32(from))
+		}
 	}
 }
 

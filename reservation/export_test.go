@@ -1,6 +1,10 @@
 package reservation
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/spillway-db/spillway/tier"
+)
 
 // Runnable lists the waiters that could be served as things are, and whatever
 // of the manager's state does not agree with the list of waiters. It looks at
@@ -32,4 +36,12 @@ func (m *Manager) Runnable() []string {
 		}
 	}
 	return out
+}
+
+// TakePass takes a pass of a space's door, as somebody who passes by does, and
+// returns what gives it back unused.
+func (m *Manager) TakePass(id tier.ID) (giveBack func()) {
+	l := m.lines[m.spaces.index(id)]
+	door := l.door.Add(^uint64(0)) + 1
+	return func() { l.unpass(door) }
 }

@@ -173,10 +173,11 @@ func (l *line) changed(_ *tier.Space, c tier.Change) {
 	if l.space.Available() < need.Load() {
 		return
 	}
-	// The order matters: a waiter that has left the line looks at dirty once more,
-	// so either it sees this or its successor is seen here.
+	// The order matters: whoever takes the head out of the line serves those behind
+	// it afterwards, so either that sees the room, and clears dirty, or the new
+	// head is seen here.
 	if l.dirty.Swap(true) {
-		return
+		return // somebody was told and has not looked yet
 	}
 	if w := l.head.Load(); w != nil {
 		w.ring()

@@ -12,7 +12,8 @@ import (
 // it has handed out, can be told to fail, and can hold freed memory back as a
 // device does that is still at work.
 type heapPool struct {
-	granule int64
+	granule  int64
+	onCharge func() // called by Charge, which is asked in the middle of a ReserveUpTo
 
 	mu      sync.Mutex
 	out     int64 // charged, handed out or held back
@@ -27,6 +28,9 @@ func (m heapMemory) Size() int64       { return int64(len(m)) }
 func (m heapMemory) Extents() [][]byte { return [][]byte{m} }
 
 func (p *heapPool) Charge(size int64) int64 {
+	if f := p.onCharge; f != nil {
+		f()
+	}
 	return (size + p.granule - 1) / p.granule * p.granule
 }
 

@@ -103,12 +103,6 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
 			m.withdraw(w, ended(ctx, w.String()))
 		}
 	}
-	for i := range w.slots { // the bell may have been rung for somebody else
-		if w.slots[i].line.dirty.Load() {
-			m.serve()
-			break
-		}
-	}
 	m.waits.record(time.Since(w.begun))
 	return w.from, w.charged, w.err
 }

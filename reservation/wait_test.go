@@ -359,9 +359,18 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 		if want := []string{"gpu:0", "gpu:1"}; !slices.Equal(asked, want) {
 			t.Errorf("asked about %v; want %v", asked, want)
 		}
-		if n := m.Refuse(full("gpu:0"), "use a larger disk"); n != 2 {
+		var late *call
+		n := m.Refuse(func(id tier.ID) bool {
+			if late == nil { // comes too late to be refused
+				late = startReserve(t.Context(), m, onGPU0, 7)
+				late.waiting(t)
+			}
+			return id == gpu0
+		}, "use a larger disk")
+		if n != 2 {
 			t.Errorf("%d were refused; want 2", n)
 		}
+		late.waiting(t)
 		err := stuck.failed(t, tier.ErrNoSpace)
 		stuck2.failed(t, tier.ErrNoSpace)
 		var e *tier.NoSpaceError
@@ -370,9 +379,10 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 		}
 		either.waiting(t)
 		other.waiting(t)
-		if n := m.Refuse(full("gpu:0", "gpu:1"), ""); n != 2 {
-			t.Errorf("%d were refused; want 2", n)
+		if n := m.Refuse(full("gpu:0", "gpu:1"), ""); n != 3 {
+			t.Errorf("%d were refused; want 3", n)
 		}
+		late.failed(t, tier.ErrNoSpace)
 		either.failed(t, tier.ErrNoSpace)
 		err = other.failed(t, tier.ErrNoSpace)
 		if !errors.As(err, &e) || e.Space != gpu1 || e.Available != 50 || e.Hint != "enlarge gpu:1" {

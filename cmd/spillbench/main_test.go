@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 
 // small are the memories of most tests: large enough to work, small enough that
 // a table overflows them at once.
-var small = []string{"--gpu-memory=1MiB", "--host-memory=1MiB"}
+var small = []string{"--gpu-memory=512KiB", "--host-memory=512KiB"}
 
 type ran struct {
 	status         int

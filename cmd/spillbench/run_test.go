@@ -59,8 +59,8 @@ func runJSON(t *testing.T, args ...string) report.Run {
 // goes down to the disk and comes back.
 func TestGeneratedTable(t *testing.T) {
 	doc := runJSON(t, append(small, "--passes=2")...)
-	if doc.Input.Bytes < 5<<20 || doc.Input.Rows < 1 {
-		t.Errorf("%d bytes, %d rows in 2 MiB of memory", doc.Input.Bytes, doc.Input.Rows)
+	if doc.Input.Bytes < 5<<19 || doc.Input.Rows < 1 {
+		t.Errorf("%d bytes, %d rows in 1 MiB of memory", doc.Input.Bytes, doc.Input.Rows)
 	}
 	moved := map[string]int64{}
 	for _, e := range doc.Edges {

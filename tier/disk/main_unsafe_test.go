@@ -8,3 +8,6 @@ func aligned(n int64) []byte {
 	skip := (page - int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))%page)) % page
 	return b[skip : int64(skip)+n : int64(skip)+n]
 }
+
+// start is where b starts, to see how it is aligned.
+func start(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

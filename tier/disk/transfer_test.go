@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/faultfs"
 	"github.com/spillway-db/spillway/tier"
@@ -21,15 +22,16 @@ import (
 // against a model, on direct and buffered files, with short and interrupted
 // transfers between.
 func TestAnyAlignment(t *testing.T) {
-	disturbed := func() disk.FS {
+	disturbed := func(fsys disk.FS) disk.FS {
 		transfers := []faultfs.Op{faultfs.Read, faultfs.Write}
-		return faultfs.New(disk.OS(), 1,
+		return faultfs.New(fsys, 1,
 			faultfs.Rule{Ops: transfers, Probability: 0.2, Effect: faultfs.Short()},
 			faultfs.Rule{Ops: transfers, Probability: 0.2, Effect: faultfs.Fail(syscall.EINTR)})
 	}
 	for name, fsys := range map[string]disk.FS{
-		"direct": disk.OS(), "buffered": noDirect{disk.OS()}, "disturbed": disturbed(), "disturbed buffered": noDirect{disturbed()},
-		"sparse": faultfs.New(disk.OS(), 1, noAllocate),
+		"direct": disk.OS(), "buffered": noDirect{disk.OS()}, "disturbed": disturbed(disk.OS()), "disturbed buffered": noDirect{disturbed(disk.OS())},
+		"disturbed strict": disturbed(strict{disk.OS()}),
+		"sparse":           faultfs.New(disk.OS(), 1, noAllocate),
 	} {
 		t.Run(name, func(t *testing.T) {
 			const size = 10*page + 123
@@ -76,26 +78,60 @@ func TestAnyAlignment(t *testing.T) {
 }
 
 // TestWritesWithinOnePageAreKeptApart: parts of pages are read and written again, and
-// writers beside each other must not undo each other's.
+// writers beside each other must not undo each other's. Every read takes a while, in
+// fake time, so that they would.
 func TestWritesWithinOnePageAreKeptApart(t *testing.T) {
-	v := open(t, disk.Config{Capacity: 16 * page})
-	e := alloc(t, v, 2*page)
-	const part = 512
-	done := make(chan error, 2*page/part)
-	for i := range int64(2 * page / part) {
-		go func() { done <- e.WriteAt(context.Background(), bytes.Repeat([]byte{byte(i + 1)}, part), i*part) }()
-	}
-	for range 2 * page / part {
-		if err := <-done; err != nil {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) {
+		slow := faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.Slow(time.Second)}
+		v := open(t, disk.Config{Capacity: 16 * page, FS: faultfs.New(disk.OS(), 1, slow)})
+		e := alloc(t, v, 2*page)
+		const part = 512
+		done := make(chan error, 2*page/part)
+		for i := range int64(2 * page / part) {
+			go func() { done <- e.WriteAt(context.Background(), bytes.Repeat([]byte{byte(i + 1)}, part), i*part) }()
 		}
-	}
-	for i, b := range read(t, e, 2*page, 0) {
-		if b != byte(i/part+1) {
-			t.Fatalf("byte %d is %d, want %d", i, b, i/part+1)
+		for range 2 * page / part {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
 		}
+		got := read(t, e, 2*page, 0)
+		for i := range 2 * page / part {
+			if v.Stats().Direct && bytes.Count(got[i*part:(i+1)*part], []byte{byte(i + 1)}) != part {
+				t.Errorf("part %d was undone by another", i)
+			}
+		}
+		free(v, e)
+	})
+}
+
+// strict is a file system whose disk wants transfers aligned to 4096 bytes.
+type strict struct{ disk.FS }
+
+type strictFile struct{ disk.File }
+
+func (s strict) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	f, err := s.FS.OpenAnonymous(dir, direct)
+	if err != nil {
+		return nil, err
 	}
-	free(v, e)
+	return strictFile{f}, nil
+}
+
+func (strictFile) Alignment() (address, offset int) { return page, page }
+
+func (f strictFile) ReadAt(p []byte, off int64) (int, error) {
+	if start(p)%page != 0 || len(p)%page != 0 || off%page != 0 {
+		return 0, syscall.EINVAL
+	}
+	return f.File.ReadAt(p, off)
+}
+
+func (f strictFile) WriteAt(p []byte, off int64) (int, error) {
+	if start(p)%page != 0 || len(p)%page != 0 || off%page != 0 {
+		return 0, syscall.EINVAL
+	}
+	return f.File.WriteAt(p, off)
 }
 
 // TestRequestsUnderWay counts how many requests a transfer has under way, and how
@@ -165,13 +201,13 @@ func TestCancellation(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				leave := make(chan struct{})
 				fsys := faultfs.New(disk.OS(), 1)
-				v := open(t, disk.Config{Capacity: 16 * mib, Request: 64 << 10, Depth: 4, FS: fsys})
-				e := alloc(t, v, 16*mib)
-				write(t, e, random(16*mib, 1), 0)
+				v := open(t, disk.Config{Capacity: 4 * mib, Request: 64 << 10, Depth: 4, FS: fsys})
+				e := alloc(t, v, 4*mib)
+				write(t, e, random(4*mib, 1), 0)
 				fsys.Add(faultfs.Rule{Ops: []faultfs.Op{op}, Effect: faultfs.Do(func(faultfs.Op, string) { <-leave })})
 				before := fsys.Count(op)
 				ctx, cancel := context.WithCancelCause(context.Background())
-				p := aligned(16 * mib)
+				p := aligned(4 * mib)
 				done := make(chan error, 1)
 				go func() {
 					if op == faultfs.Read {
@@ -227,20 +263,20 @@ func TestEndedContextBeginsNothing(t *testing.T) {
 // is not begun.
 func TestErrorsNameThePlace(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
-	v := open(t, disk.Config{Capacity: 64 * mib, SegmentSize: 16 * mib, Request: mib, Depth: 1, FS: fsys})
-	e := alloc(t, v, 40*mib)
-	write(t, e, random(40*mib, 1), 0)
+	v := open(t, disk.Config{Capacity: 16 * mib, SegmentSize: 4 * mib, Request: mib / 4, Depth: 1, FS: fsys})
+	e := alloc(t, v, 10*mib)
+	write(t, e, random(10*mib, 1), 0)
 	for _, c := range []struct {
 		op   faultfs.Op
 		err  error
 		do   func() error
 		want []string
 	}{
-		{faultfs.Write, syscall.EIO, func() error { return e.WriteAt(context.Background(), aligned(8*mib), 0) }, []string{"disk: writing 1048576 bytes", "input/output error"}},
-		{faultfs.Read, syscall.EIO, func() error { return e.ReadAt(context.Background(), aligned(8*mib), 0) }, []string{"disk: reading 1048576 bytes", "input/output error"}},
-		{faultfs.Write, syscall.EROFS, func() error { return e.WriteAt(context.Background(), aligned(8*mib), 0) }, []string{"read-only file system"}},
+		{faultfs.Write, syscall.EIO, func() error { return e.WriteAt(context.Background(), aligned(2*mib), 0) }, []string{"disk: writing 262144 bytes", "input/output error"}},
+		{faultfs.Read, syscall.EIO, func() error { return e.ReadAt(context.Background(), aligned(2*mib), 0) }, []string{"disk: reading 262144 bytes", "input/output error"}},
+		{faultfs.Write, syscall.EROFS, func() error { return e.WriteAt(context.Background(), aligned(2*mib), 0) }, []string{"read-only file system"}},
 	} {
-		_, file, off := e.Locate(3 * mib)
+		_, file, off := e.Locate(3 * mib / 4)
 		remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{c.op}, Skip: 3, Times: 1, Effect: faultfs.Fail(c.err)})
 		before := fsys.Count(c.op)
 		err := c.do()

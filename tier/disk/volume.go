@@ -343,7 +343,7 @@ func (v *Volume) Close() error {
 	return v.end()
 }
 
-// end closes the segments that nothing is handed out of, once the volume is closed;
+// end closes the segments that nothing is handed out of, once the volume is quiet;
 // with the last of them it removes the directory of named files. Close and the last
 // Frees may meet here: the token lets one finish before the next begins, so that the
 // directory is empty when it is removed.
@@ -357,14 +357,14 @@ func (v *Volume) end() error {
 	var files []open
 	v.mu.Lock()
 	for _, s := range v.mu.segments {
-		if v.mu.quiet && s.file != nil && s.used == 0 {
+		if s.file != nil && s.used == 0 {
 			files = append(files, open{s.name, s.file})
 			s.file = nil
 			v.mu.free -= s.backed.FreeBytes()
 			s.reset()
 		}
 	}
-	last := v.mu.quiet && v.mu.used == 0 && !v.mu.ended
+	last := v.mu.used == 0 && !v.mu.ended
 	if last {
 		v.mu.ended = true
 	}

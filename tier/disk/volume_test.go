@@ -259,20 +259,20 @@ func TestSmallestFitIsTaken(t *testing.T) {
 // TestSplitting: a memory longer than a segment, or than any free piece, is split at
 // cuts and at multiples of a request, and works as one.
 func TestSplitting(t *testing.T) {
-	v := open(t, disk.Config{Capacity: 64 * mib, SegmentSize: 16 * mib, Request: mib})
-	e := alloc(t, v, 40*mib+5000)
-	data := random(40*mib+5000, 2)
+	v := open(t, disk.Config{Capacity: 16 * mib, SegmentSize: 4 * mib, Request: mib / 4})
+	e := alloc(t, v, 10*mib+5000)
+	data := random(10*mib+5000, 2)
 	write(t, e, data, 0)
 	files := map[string]bool{}
-	for off := int64(0); off < 40*mib; off += mib {
+	for off := int64(0); off < 10*mib; off += mib / 4 {
 		_, f, _ := e.Locate(off)
 		files[f] = true
 	}
 	if len(files) != 3 {
-		t.Errorf("40 MiB in segments of 16 MiB lie in %d files", len(files))
+		t.Errorf("10 MiB in segments of 4 MiB lie in %d files", len(files))
 	}
 	// Across the ends of segments, whatever the alignment.
-	for _, r := range [][2]int64{{16*mib - 4096, 8192}, {16*mib - 100, 200}, {15 * mib, 20 * mib}, {40*mib - 1, 5001}, {7, 40 * mib}} {
+	for _, r := range [][2]int64{{4*mib - 4096, 8192}, {4*mib - 100, 200}, {3 * mib, 5 * mib}, {10*mib - 1, 5001}, {7, 10 * mib}} {
 		if !bytes.Equal(read(t, e, r[1], r[0]), data[r[0]:r[0]+r[1]]) {
 			t.Errorf("%d bytes at %d are wrong", r[1], r[0])
 		}
@@ -430,58 +430,6 @@ func TestTrimGivesRoomBack(t *testing.T) {
 	}
 }
 
-// blocks returns how many bytes the process's nameless files in dir have on disk.
-func blocks(t *testing.T, dir string) (n int64) {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Skip("no /proc")
-	}
-	for _, e := range entries {
-		link := filepath.Join("/proc/self/fd", e.Name())
-		if to, err := os.Readlink(link); err != nil || !strings.HasPrefix(to, dir+"/") {
-			continue
-		}
-		info, err := os.Stat(link)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if info.Mode() != 0o600 {
-			t.Errorf("a segment has mode %v", info.Mode())
-		}
-		n += info.Sys().(*syscall.Stat_t).Blocks * 512
-	}
-	return n
-}
-
-// TestRoomOnDiskIsWhatStatsSays compares with what the file system says that the
-// files have.
-func TestRoomOnDiskIsWhatStatsSays(t *testing.T) {
-	onLinux(t)
-	dir := t.TempDir()
-	v := open(t, disk.Config{Dir: dir, Capacity: 256 * mib, SegmentSize: 64 * mib})
-	check := func(when string) {
-		t.Helper()
-		if got, want := blocks(t, dir), v.Stats().Backed; got < want || got > want+mib { // ext4 adds extent blocks
-			t.Errorf("%s: the files have %d bytes, Stats says %d", when, got, want)
-		}
-	}
-	if v.Stats().FileSystem != "ext4" && v.Stats().FileSystem != "xfs" {
-		t.Skip("blocks mean something else on ", v.Stats().FileSystem)
-	}
-	check("new")
-	a, b := alloc(t, v, 50*mib), alloc(t, v, 100*mib)
-	write(t, a, random(50*mib, 1), 0)
-	check("taken")
-	free(v, b)
-	check("freed")
-	if _, err := v.Trim(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	check("trimmed")
-	free(v, a)
-}
-
 func TestTrimEndsWithItsContext(t *testing.T) {
 	onLinux(t)
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -502,6 +450,7 @@ func TestKeeperGivesBackWhatNothingNeeds(t *testing.T) {
 		v := open(t, disk.Config{Capacity: 256 * mib, SegmentSize: 64 * mib, Idle: time.Minute})
 		all := []*disk.Extents{alloc(t, v, 64*mib), alloc(t, v, 64*mib), alloc(t, v, 64*mib)}
 		free(v, all[1:]...)
+		fresh := v.Stats().Fresh
 		for range 5 { // 40 of 128 MiB are used now and then
 			time.Sleep(20 * time.Second)
 			e := alloc(t, v, 40*mib)
@@ -510,6 +459,8 @@ func TestKeeperGivesBackWhatNothingNeeds(t *testing.T) {
 		}
 		if s := v.Stats(); s.Backed != 64*mib+40*mib {
 			t.Errorf("64 MiB are in use and 40 are taken again and again; backed are %d", s.Backed/mib)
+		} else if s.Fresh != fresh {
+			t.Errorf("%d MiB were given back and taken again", (s.Fresh-fresh)/mib)
 		}
 		free(v, all[0])
 		time.Sleep(3 * time.Minute)
@@ -573,17 +524,17 @@ func TestFailedPunchIsWarnedOfAndLosesNothing(t *testing.T) {
 // TestCloseWithMemoryOut: what is handed out works on, and the last Free ends it all.
 func TestCloseWithMemoryOut(t *testing.T) {
 	for _, fsys := range []disk.FS{disk.OS(), faultfs.New(disk.OS(), 1, noAnonymous)} {
-		v := open(t, disk.Config{Capacity: 64 * mib, SegmentSize: 16 * mib, FS: fsys})
-		a, b := alloc(t, v, 16*mib), alloc(t, v, 16*mib)
-		data := random(16*mib, 1)
+		v := open(t, disk.Config{Capacity: 16 * mib, SegmentSize: 4 * mib, FS: fsys})
+		a, b := alloc(t, v, 4*mib), alloc(t, v, 4*mib)
+		data := random(4*mib, 1)
 		write(t, a, data, 0)
 		if err := v.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if s := v.Stats(); s.Segments != 2 || s.Used != 32*mib {
+		if s := v.Stats(); s.Segments != 2 || s.Used != 8*mib {
 			t.Errorf("after Close: %+v", s)
 		}
-		if !bytes.Equal(read(t, a, 16*mib, 0), data) {
+		if !bytes.Equal(read(t, a, 4*mib, 0), data) {
 			t.Error("after Close memory reads differently")
 		}
 		write(t, b, data, 0)

@@ -51,7 +51,7 @@ func engine(t *testing.T, gpu spillway.GPU) *spillway.Engine {
 // table is a generated input of about 4 MiB.
 func table() Input {
 	return Input{Name: "table", Open: func(context.Context) (Source, error) {
-		return gen.New(gen.Config{Seed: 1, Rows: 25_000, RowsPerBatch: 400})
+		return gen.New(gen.Config{Seed: 1, Rows: 25_000, RowsPerBatch: 800})
 	}}
 }
 
@@ -88,7 +88,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.Rows != 50_000 || res.Batches != 126 || res.Checked != 2*126 || res.Mismatches != 0 || res.First != "" || res.OnHost {
+	if res.Rows != 50_000 || res.Batches != 64 || res.Checked != 2*64 || res.Mismatches != 0 || res.First != "" || res.OnHost {
 		t.Errorf("%+v", res)
 	}
 	if len(res.Phases) != 4 || res.Phases[0].Name != "load" || res.Phases[3].Name != "drain" {
@@ -205,7 +205,7 @@ func TestCancel(t *testing.T) {
 	for _, when := range []struct {
 		phase string
 		step  int64
-	}{{"load", 1}, {"load", 20}, {"pass-1", 1}, {"pass-1", 30}} {
+	}{{"load", 1}, {"load", 10}, {"pass-1", 1}, {"pass-1", 15}} {
 		t.Run(fmt.Sprint(when.phase, when.step), func(t *testing.T) {
 			cfg := config(engine(t, spillway.GPU{}))
 			ctx, cancel := context.WithCancelCause(t.Context())
