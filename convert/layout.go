@@ -32,24 +32,26 @@ const (
 // images and no old memory gets into a file.
 //
 // Every array begins at offset 0 and has what its parent shows of it: slices are
-// compacted at every level, the ends of runs and the offsets of lists, list
+// compacted at every level, and the ends of runs and the offsets of lists, list
 // views, strings and dense unions are moved accordingly. Values that nothing shows
-// are kept where taking them out would be work for each row: between the first and
-// the last value that list views or a dense union show, and, of the bytes behind
-// string and binary views, up to an eighth.
-// Dictionaries are laid out with the array that uses them, the indices first; a
-// dictionary that several columns share, as the same arrow.ArrayData, is there
-// once, and their spans are the same.
+// are kept where taking them out would be work for each of them: between the first
+// and the last value that list views or a dense union show, and, of the bytes
+// behind string and binary views, up to an eighth. Dictionaries stay whole. A
+// dictionary is laid out with the array that uses it, after the indices; one that
+// several columns share, as the same arrow.ArrayData, is there once, and its spans
+// are the same in all of them.
 //
 // Nulls are counted, whatever the array says. A validity bitmap is kept if there
 // is a null, and otherwise dropped. Another buffer that the source does not have
 // stays absent, a buffer without bytes stays without.
 //
-// In the descriptor each array has a node and, unless it is null, run-end
+// In the descriptor each array has a node and, unless its type is null, run-end
 // encoded or a union, a span for its validity, followed by those of the format in
 // the format's order. The node of a binary or string view is followed by one more,
-// whose Length is the number of data buffers and as many spans. Run-end encoded arrays have the run ends and the
-// values as children. Extensions are laid out as their storage.
+// whose Length is the number of data buffers, and the view's spans by as many.
+// Run-end encoded arrays have the run ends and the values as children. Extensions
+// are laid out as their storage. A record's own metadata, beside its schema's, is
+// not kept.
 //
 // What is needed to find the buffers is checked, and what fails the check is an
 // *InvalidError. Values are not looked at: wrong offsets between the first and the

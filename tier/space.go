@@ -77,7 +77,8 @@ type SpaceConfig struct {
 type Change uint8
 
 const (
-	// Released: used bytes fell, or the limit rose; a waiter may fit now.
+	// Released: used bytes fell, or the limit changed; a waiter may fit now, or
+	// never more.
 	Released Change = iota
 	// Pressed: used or foreign bytes rose, and the pressure is now at the trigger
 	// or above it.
@@ -178,7 +179,7 @@ func (s *Space) SetLimit(n int64) error {
 	if n <= 0 || n > s.cfg.Capacity {
 		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d", s.cfg.ID, n, s.cfg.Capacity)
 	}
-	if s.limit.Swap(n) < n {
+	if s.limit.Swap(n) != n {
 		s.notify(Released)
 	}
 	return nil

@@ -376,7 +376,7 @@ func TestSpaceTellsListeners(t *testing.T) {
 	p.reclaim()
 	c.expect(t, "reclaiming", tier.Released)
 	ok(t, s.SetLimit(850))
-	c.expect(t, "lowering the limit")
+	c.expect(t, "lowering the limit", tier.Released)
 	ok(t, s.SetLimit(850))
 	c.expect(t, "the same limit")
 	ok(t, s.SetLimit(1000))

@@ -54,7 +54,7 @@ func (v *Volume) surplus() int64 {
 	scarce := err == nil && u.Free < v.cfg.Reserve
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if scarce && false {
+	if scarce {
 		return v.mu.free
 	}
 	return v.mu.idle

@@ -553,6 +553,31 @@ func TestCloseWithMemoryOut(t *testing.T) {
 	}
 }
 
+// TestCloseAndTheLastFreeMeet: the last Free removes the directory of named files
+// only when Close has removed the files.
+func TestCloseAndTheLastFreeMeet(t *testing.T) {
+	onLinux(t)
+	synctest.Test(t, func(t *testing.T) {
+		leave := make(chan struct{})
+		fsys := faultfs.New(disk.OS(), 1, noAnonymous)
+		v := open(t, disk.Config{Capacity: 8 * mib, SegmentSize: 4 * mib, FS: fsys})
+		a, b := alloc(t, v, 4*mib), alloc(t, v, 4*mib)
+		free(v, a)
+		fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Remove}, Path: "segment-0000", Effect: faultfs.Do(func(faultfs.Op, string) { <-leave })})
+		closed, freed := make(chan error, 1), make(chan struct{})
+		go func() { closed <- v.Close() }()
+		synctest.Wait()
+		go func() { free(v, b); close(freed) }()
+		synctest.Wait()
+		close(leave)
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		<-freed
+		wantEmpty(t, v.Dir())
+	})
+}
+
 func TestFreeDuringATransferWaitsForIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		leave := make(chan struct{})
