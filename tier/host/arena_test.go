@@ -482,6 +482,7 @@ func TestMappingStaysUntilTheLastFree(t *testing.T) {
 	var released atomic.Int64
 	a := openFaulty(t, Config{Capacity: 4 * step, Node: -1, Touch: true}, &faulty{released: &released})
 	x, y := alloc(t, a, 100), alloc(t, a, step)
+	<-a.touchDone
 	fill(x, 1)
 	fill(y, 2)
 	if err := a.Close(); err != nil {
@@ -490,7 +491,9 @@ func TestMappingStaysUntilTheLastFree(t *testing.T) {
 	if !holds(x, 1) || !holds(y, 2) {
 		t.Error("Close changed memory that is handed out")
 	}
-	a.Trim()
+	if n := a.Trim(); n != 0 {
+		t.Errorf("Trim gave %d bytes of a closed arena back", n)
+	}
 	free(a, x)
 	if !holds(y, 2) || released.Load() != 0 {
 		t.Error("the mapping went before the last memory")
@@ -503,6 +506,32 @@ func TestMappingStaysUntilTheLastFree(t *testing.T) {
 	if err := b.Close(); err != nil || released.Load() != 2 {
 		t.Errorf("closing an empty arena: %v, released %d times", err, released.Load())
 	}
+}
+
+// TestLastFreeLeavesTheToucherItsPages: the mapping stays also while a goroutine of
+// the arena's works on it.
+func TestLastFreeLeavesTheToucherItsPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var released atomic.Int64
+		leave := make(chan struct{})
+		a := openFaulty(t, Config{Capacity: 4 * step, Node: -1, Touch: true}, &faulty{
+			released: &released,
+			onTouch:  func([]byte) error { <-leave; return nil },
+		})
+		m := alloc(t, a, 100)
+		synctest.Wait() // the toucher is under way
+		closed := make(chan error, 1)
+		go func() { closed <- a.Close() }()
+		synctest.Wait()
+		free(a, m)
+		if released.Load() != 0 {
+			t.Error("the mapping went while pages are touched")
+		}
+		close(leave)
+		if err := <-closed; err != nil || released.Load() != 1 {
+			t.Errorf("Close: %v; released %d times", err, released.Load())
+		}
+	})
 }
 
 func TestFreeTwicePanics(t *testing.T) {

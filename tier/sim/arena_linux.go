@@ -27,9 +27,10 @@ func newArena(size int64) (*arena, error) {
 
 func (a *arena) close() error { return unix.Munmap(a.bytes) }
 
-// touchStep is how much is touched between two looks at stop: some ten
-// milliseconds' worth.
-const touchStep = 64 << 20
+// touchStep is how much is touched between two looks at stop: two huge pages,
+// about a millisecond's worth, for closing a device waits for one step and so does
+// an unmapping elsewhere in the process.
+const touchStep = 4 << 20
 
 // touch has the kernel give the arena its page frames, until stop is closed.
 // What the arena holds does not change, so copies may go on meanwhile.
