@@ -91,11 +91,12 @@ func benchMove(b *testing.B, from, to tier.Kind, rows int) {
 		took[who] = append(took[who], time.Since(begin).Seconds())
 	}
 	b.SetBytes(size)
-	for b.Loop() {
+	for round := 0; b.Loop(); round++ {
 		m.settle() // what the last round freed is the limit's business in neither
 		switch {
 		case limit != nil:
-			for who := range 2 {
+			for i := range 2 { // who is first alternates
+				who := (round + i) % 2
 				clock(who, []func(){func() { move(to) }, limit}[who])
 			}
 			move(from)

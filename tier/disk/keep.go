@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// punchStep is how much is given back at a time: it takes some 0.6 ms, for as long
-// as an Alloc that needs fresh room waits.
+// punchStep is how much is given back at a time: it takes a millisecond or two, for
+// which an Alloc that needs fresh room waits.
 const punchStep = 4 << 20
 
 // keep gives back what nothing needs. Freed room stays written, for it is twice as
