@@ -14,9 +14,10 @@ const (
 	// maxPiece is the most that one asynchronous copy carries: a cancelled move
 	// ends within one piece.
 	maxPiece = 8 << 20
-	// copiesUnderWay is how many device copies a move keeps queued, so that the
-	// device does not wait for the goroutine that feeds it.
-	copiesUnderWay = 4
+	// copiesUnderWay is how many device copies a move keeps queued: the device does
+	// not wait for the goroutine that feeds it, and a cancelled move for little more
+	// than the copy that is being done.
+	copiesUnderWay = 2
 	// stagedUnderWay is how many staged chunks a transfer between device and disk keeps
 	// under way: the number of requests at which the disks that were measured reach their speed.
 	stagedUnderWay = 8

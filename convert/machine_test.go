@@ -3,7 +3,6 @@ package convert
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -29,7 +28,6 @@ type machine struct {
 	base         int64 // bytes of the host space that staging holds
 	ids          batch.IDs
 
-	mu      sync.Mutex
 	records map[batch.ID]arrow.RecordBatch
 }
 
