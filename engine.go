@@ -192,12 +192,12 @@ func (e *LeakError) Error() string {
 		s := sums[l.Space]
 		sums[l.Space] = [2]int64{s[0] + 1, s[1] + l.Bytes}
 	}
-	b.WriteString("spillway: not released:")
+	b.WriteString("spillway: buffers or reservations were not released:")
 	for i, id := range sortedIDs(sums) {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		fmt.Fprintf(&b, " %d buffers of %d bytes in %s", sums[id][0], sums[id][1], id)
+		fmt.Fprintf(&b, " %d of %d bytes in %s", sums[id][0], sums[id][1], id)
 	}
 	for _, l := range e.Leaks {
 		if l.Stack != "" {
@@ -243,7 +243,7 @@ func (e *Engine) Close() error {
 
 	e.stop(tier.ErrClosed)
 	<-e.watching
-	errs := []error{e.reservations.Close()} // wakes those who wait, so that plans can close
+	errs := []error{e.reservations.Close()} // wakes those who wait for room
 	for _, p := range plans {
 		errs = append(errs, p.Close())
 	}
@@ -261,6 +261,9 @@ func (e *Engine) release() error {
 		errs = append(errs, p.Close())
 	}
 	var leaks []tier.Leak
+	if e.reservations != nil {
+		leaks = e.reservations.Leaks()
+	}
 	for _, s := range e.spaces {
 		leaks = append(leaks, s.Leaks()...)
 		errs = append(errs, s.Close())

@@ -14,6 +14,9 @@ import (
 )
 
 func (e *Engine) openSpaces(ctx context.Context) error {
+	if err := e.fitsMemory(); err != nil {
+		return fmt.Errorf("spillway: %w", err)
+	}
 	for i, g := range e.cfg.GPUs {
 		if err := e.openGPU(i, g); err != nil {
 			return fmt.Errorf("spillway: gpu:%d: %w", i, err)
@@ -30,11 +33,39 @@ func (e *Engine) openSpaces(ctx context.Context) error {
 	return nil
 }
 
-func (e *Engine) openGPU(i int, g GPU) error {
-	memory := g.Memory
-	if memory == 0 {
-		memory = min(defaultGPUMemory, e.memoryLimit()/8/tier.Page*tier.Page)
+// fitsMemory refuses sizes that the machine does not have: arenas and simulated
+// GPUs are touched ahead, and the kernel would end the process instead of saying so.
+func (e *Engine) fitsMemory() error {
+	limit := e.memoryLimit()
+	host, gpus := e.hostMemory(), int64(0)
+	for _, g := range e.cfg.GPUs {
+		if g.Device == nil && g.Backend != CUDA {
+			gpus += min(e.gpuMemory(g), limit+1) // the sum must not overflow
+		}
 	}
+	if host > limit || gpus > limit-host {
+		return fmt.Errorf("host memory of %d bytes and simulated GPU memory of %d are more than the %d bytes that the process may use (make them smaller): %w",
+			host, gpus, limit, tier.ErrNoSpace)
+	}
+	return nil
+}
+
+func (e *Engine) gpuMemory(g GPU) int64 {
+	if g.Memory == 0 {
+		return min(defaultGPUMemory, e.memoryLimit()/8/tier.Page*tier.Page)
+	}
+	return g.Memory
+}
+
+func (e *Engine) hostMemory() int64 {
+	if e.cfg.HostMemory == 0 {
+		return e.memoryLimit() / 4
+	}
+	return e.cfg.HostMemory
+}
+
+func (e *Engine) openGPU(i int, g GPU) error {
+	memory := e.gpuMemory(g)
 	dev := g.Device
 	if dev == nil {
 		if g.Backend == CUDA {
@@ -73,10 +104,7 @@ func (e *Engine) openGPU(i int, g GPU) error {
 
 // openHost opens one pinned space on each NUMA node.
 func (e *Engine) openHost() error {
-	total := e.cfg.HostMemory
-	if total == 0 {
-		total = e.memoryLimit() / 4
-	}
+	total := e.hostMemory()
 	nodes := e.nodes()
 	each := total / int64(len(nodes)) / tier.Page * tier.Page
 	if e.cfg.HostMemory == 0 {
@@ -158,6 +186,7 @@ func (e *Engine) openStaging() error {
 		if err := errors.Join(err, r.Release()); err != nil {
 			return err
 		}
+		s.Hold(buf.Charge())
 		e.base[s.ID()] = buf.Charge()
 		e.staging[s.Node()] = host.NewStaging(buf, chunk)
 	}

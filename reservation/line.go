@@ -51,7 +51,7 @@ func newLine(m *Manager, sp *tier.Space) *line {
 	l := &line{m: m, space: sp, hint: hintOf(sp)}
 	l.door.Store(doorOpen)
 	l.least.Store(nothing)
-	l.limit.Store(sp.Limit())
+	l.limit.Store(sp.Room())
 	return l
 }
 
@@ -157,7 +157,7 @@ func (l *line) changed(_ *tier.Space, c tier.Change) {
 	if c != tier.Released {
 		return
 	}
-	if l.space.Limit() != l.limit.Load() { // seldom; some may wait who do not stand in the line
+	if l.space.Room() != l.limit.Load() { // seldom; some may wait who do not stand in the line
 		l.dirty.Store(true)
 		l.m.serve()
 		return
@@ -229,7 +229,7 @@ func (l *line) pickLocked() (s *slot, door uint64) {
 // exceeded is the error of a request that can never fit.
 func (l *line) exceeded(bytes int64) error {
 	return &ExceededError{
-		Space: l.space.ID(), Requested: bytes, Available: l.space.Available(), Limit: l.space.Limit(), Hint: l.hint,
+		Space: l.space.ID(), Requested: bytes, Available: l.space.Available(), Limit: l.space.Room(), Hint: l.hint,
 	}
 }
 

@@ -48,6 +48,7 @@ type Manager struct {
 	serving atomic.Int64 // calls of serve that are not answered yet; see serve
 	waits   histogram
 	scratch sync.Pool // of *scratch
+	open    sync.Map  // of *Reservation; only in an invariants build
 
 	subscribers atomic.Pointer[[]subscriber] // copied on write; called without locks
 
@@ -165,7 +166,7 @@ func (m *Manager) ask(q *scratch, s Strategy, least, most int64) (*line, int64, 
 	}
 	for i := range q.slots {
 		c := &q.slots[i]
-		if !c.fits(c.line.space.Limit()) {
+		if !c.fits(c.line.space.Room()) {
 			continue
 		}
 		if n, ok := c.line.take(c.need, least, most); ok {
@@ -219,10 +220,10 @@ func exceeded(slots []slot, bytes int64) error {
 	best := &slots[0]
 	for i := range slots {
 		c := &slots[i]
-		if c.fits(c.line.space.Limit()) {
+		if c.fits(c.line.space.Room()) {
 			return nil
 		}
-		if c.line.space.Limit() > best.line.space.Limit() {
+		if c.line.space.Room() > best.line.space.Room() {
 			best = c
 		}
 	}
@@ -237,7 +238,7 @@ func exceeded(slots []slot, bytes int64) error {
 func full(slots []slot) error {
 	for i := range slots {
 		c := &slots[i]
-		if c.fits(c.line.space.Limit()) {
+		if c.fits(c.line.space.Room()) {
 			return c.line.full(c.need)
 		}
 	}

@@ -32,7 +32,33 @@ type Reservation struct {
 func newReservation(l *line, bytes int64, policy LimitPolicy) *Reservation {
 	r := &Reservation{line: l, policy: policy, stack: invariants.Stack()}
 	r.mu.promised = bytes
+	if invariants.Enabled {
+		l.m.open.Store(r, struct{}{})
+	}
 	return r
+}
+
+// Leaks lists what is promised and not released, for the report of an engine that
+// is closed: one entry a space, or in an invariants build one a reservation with
+// the stack that took it.
+func (m *Manager) Leaks() []tier.Leak {
+	var out []tier.Leak
+	if invariants.Enabled {
+		m.open.Range(func(k, _ any) bool {
+			r := k.(*Reservation)
+			if n := r.Unused(); n > 0 {
+				out = append(out, tier.Leak{Space: r.Space().ID(), Bytes: n, Stack: r.stack})
+			}
+			return true
+		})
+		return out
+	}
+	for _, s := range m.spaces.all {
+		if n := s.Usage().Reserved; n > 0 {
+			out = append(out, tier.Leak{Space: s.ID(), Bytes: n})
+		}
+	}
+	return out
 }
 
 // Space returns where the bytes are.
@@ -221,7 +247,7 @@ func (r *Reservation) grow(ctx context.Context, wait bool, n int64) error {
 		return closedError()
 	case need == nothing:
 		return l.exceeded(n)
-	case need > l.space.Limit()-promised:
+	case need > l.space.Room()-promised:
 		return l.exceeded(promised + need)
 	}
 	charged, ok := l.take(need, n, n)
@@ -315,6 +341,9 @@ func (r *Reservation) Release() error {
 	unused, growing := r.unusedLocked(), r.mu.growing
 	r.mu.released, r.mu.growing = true, nil
 	r.mu.Unlock()
+	if invariants.Enabled {
+		r.line.m.open.Delete(r)
+	}
 	r.line.space.Unreserve(unused)
 	for _, w := range growing {
 		r.line.m.withdraw(w, errReleased("grow"))

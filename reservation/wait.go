@@ -283,7 +283,7 @@ func (m *Manager) serveOne(s *slot) bool {
 // can never fit must not stand in it, least of all at its head. Those who fit
 // nowhere any more are refused.
 func (m *Manager) refreshLocked(l *line, done *over) {
-	limit := l.space.Limit()
+	limit := l.space.Room()
 	if limit == l.limit.Load() {
 		return
 	}

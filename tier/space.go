@@ -100,6 +100,7 @@ type Space struct {
 	trigger int64
 	stop    int64
 	foreign atomic.Int64
+	held    atomic.Int64 // of the used bytes, what stays; see Hold
 
 	listeners atomic.Pointer[[]listener] // copied on write; called without locks
 
@@ -173,6 +174,14 @@ func (s *Space) Trigger() int64 { return s.trigger }
 // Stop returns the pressure, in bytes, at which the monitor ends.
 func (s *Space) Stop() int64 { return s.stop }
 
+// Hold says that n of the bytes in use stay so for as long as the space is open:
+// its owner's own, such as staging. They count as any others; only Room knows.
+func (s *Space) Hold(n int64) { s.held.Add(n) }
+
+// Room returns how many bytes reservations could take if nobody but the space's
+// owner held any: a request for more can never fit.
+func (s *Space) Room() int64 { return max(0, s.Limit()-s.held.Load()) }
+
 // SetLimit changes how many bytes reservations may take: 0 < n ≤ capacity. It
 // revokes nothing; a lower limit only refuses what is new.
 func (s *Space) SetLimit(n int64) error {
@@ -216,8 +225,8 @@ func (s *Space) PressureBytes() int64 { return s.ledger.Used() + s.foreign.Load(
 // Charge returns what a buffer of size bytes takes out of the space.
 func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 
-// Fits says whether n bytes could be reserved if the space were empty.
-func (s *Space) Fits(n int64) bool { return n >= 0 && n <= s.Limit() }
+// Fits says whether n bytes could ever be reserved.
+func (s *Space) Fits(n int64) bool { return n >= 0 && n <= s.Room() }
 
 // Subscribe calls f after each change, on the goroutine that made it and with
 // no lock held; f must be quick and must not block. The returned function ends
@@ -358,7 +367,8 @@ type Account interface {
 // while it is being credited.
 func (s *Space) Recall(n int64) { s.ledger.Recall(n) }
 
-// Leak is a buffer that was still outstanding when its space was closed.
+// Leak is what was still outstanding when its space was closed: a buffer, or bytes
+// that were promised.
 type Leak struct {
 	Space ID
 	Bytes int64  // charged
