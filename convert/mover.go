@@ -213,7 +213,10 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 	created := false
 	defer func() {
 		if err != nil && created {
-			err = errors.Join(err, b.CancelTask())
+			var se *batch.StateError
+			if e := b.CancelTask(); !errors.As(e, &se) || se.Status != batch.TaskNotCreated {
+				err = errors.Join(err, e) // else somebody has used it up, which is as good
+			}
 		}
 	}()
 	for {
@@ -227,7 +230,7 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 				return h, nil
 			case !errors.As(err, &se):
 				return nil, err
-			case se.Status == batch.TaskNotCreated && !created:
+			case se.Status == batch.TaskNotCreated: // or another has used ours up
 				if err := b.CreateTask(ctx); err != nil {
 					return nil, err
 				}

@@ -29,6 +29,9 @@ func everyTypeAlongEveryEdge(t *testing.T, outside bool) {
 	m := newMachine(t, machineConfig{outside: outside})
 	gen := arrowgen.New(7)
 	for _, typ := range arrowgen.Types() {
+		if outside && !within(typ, func(dt arrow.DataType) bool { return dt.ID() == arrow.DICTIONARY }) {
+			continue // as before
+		}
 		for _, rows := range []int{0, 1, 67} {
 			rec := gen.Record(arrowgen.Schema(typ), rows)
 			b := m.put(t, rec, tier.GPU)

@@ -485,7 +485,10 @@ func openSpoiled(t *testing.T, seed uint64) {
 	for i, dict := range d.AllDictionaries() {
 		l := newLease(func() { ended++ })
 		data, err := openDictionary(dict, dict.Schema.Field(0).Type, [][]byte{bodies[i]}, l,
-			func(d *batch.Descriptor, _ arrow.DataType) (*array.Data, error) { dicts[d].Retain(); return dicts[d], nil })
+			func(d *batch.Descriptor, _ arrow.DataType) (*array.Data, error) {
+				dicts[d].Retain()
+				return dicts[d], nil
+			})
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
