@@ -273,8 +273,11 @@ var script = []tier.Kind{tier.Host, tier.Disk, tier.GPU, tier.Disk, tier.Host, t
 // was, and the script can go on.
 func TestEveryDeviceOperationFailsOnce(t *testing.T) {
 	t.Run("plain", func(t *testing.T) { everyDeviceOperationFailsOnce(t, numbered) })
-	t.Run("dictionary", func(t *testing.T) { everyDeviceOperationFailsOnce(t, coded) })
+	t.Run("dictionary", func(t *testing.T) { everyDeviceOperationFailsOnce(t, codedBriefly) })
 }
+
+// codedBriefly makes records whose body is about as long as their dictionary's.
+func codedBriefly(n int64, rows int) arrow.RecordBatch { return coded(n, rows/4) }
 
 func everyDeviceOperationFailsOnce(t *testing.T, record func(int64, int) arrow.RecordBatch) {
 	injected := errors.New("injected")
@@ -314,7 +317,7 @@ func everyDeviceOperationFailsOnce(t *testing.T, record func(int64, int) arrow.R
 
 func TestEveryFileOperationFailsOnce(t *testing.T) {
 	t.Run("plain", func(t *testing.T) { everyFileOperationFailsOnce(t, numbered) })
-	t.Run("dictionary", func(t *testing.T) { everyFileOperationFailsOnce(t, coded) })
+	t.Run("dictionary", func(t *testing.T) { everyFileOperationFailsOnce(t, codedBriefly) })
 }
 
 func everyFileOperationFailsOnce(t *testing.T, record func(int64, int) arrow.RecordBatch) {
