@@ -50,7 +50,7 @@ type identity struct {
 // not enough: arrow-go can give it other buffers (array.Data.Reset).
 type fingerprint struct {
 	buffer      weak.Pointer[memory.Buffer]
-	first       *byte
+	address     uintptr // of the bytes; means something only because the buffer is the same
 	length, off int
 }
 
@@ -101,10 +101,7 @@ func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
 	for _, b := range d.Buffers() {
 		f := fingerprint{length: -1}
 		if b != nil {
-			f = fingerprint{buffer: weak.Make(b), length: b.Len()}
-			if b.Len() > 0 {
-				f.first = &b.Bytes()[0]
-			}
+			f = fingerprint{buffer: weak.Make(b), address: addressOf(b.Bytes()), length: b.Len()}
 		}
 		to = append(to, f)
 	}

@@ -302,13 +302,14 @@ func TestChangedDictionary(t *testing.T) {
 	}
 	drop(t, a, b, c)
 
-	d, gone := func() (*batch.Batch, weak.Pointer[array.Data]) {
+	d, data6, bytes6 := func() (*batch.Batch, weak.Pointer[array.Data], weak.Pointer[byte]) {
 		rec := coded(6, 10)
 		b := m.make(t, rec, tier.Host)
 		delete(m.records, b.ID())
-		return b, weak.Make(rec.Column(0).Data().Dictionary().(*array.Data))
+		data := rec.Column(0).Data().Dictionary().(*array.Data)
+		return b, weak.Make(data), weak.Make(&data.Buffers()[2].Bytes()[0])
 	}()
-	for i := 0; gone.Value() != nil; i++ {
+	for i := 0; data6.Value() != nil || bytes6.Value() != nil; i++ {
 		if i == 100 {
 			t.Fatal("the source of a dictionary is kept alive")
 		}
