@@ -351,7 +351,9 @@ func numberedRecord(n int64, rows int, words arrow.Array) arrow.RecordBatch {
 		b.Field(3).(*array.Int32Builder).Append(int32((i + int(n)) % words.Len()))
 	}
 	cols := slices.Clone(b.NewRecordBatch().Columns())
-	cols[3] = array.NewDictionaryArray(coded, cols[3], words)
+	dict := array.NewDictionaryArray(coded, cols[3], words)
+	dict.Dictionary() // makes it, so that several may compare with the record at once
+	cols[3] = dict
 	fields := schema.Fields()
 	fields[3].Type = coded
 	return array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, int64(rows+1))

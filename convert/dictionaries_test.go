@@ -45,7 +45,9 @@ func codedBy(dict arrow.Array, n int64, rows int) arrow.RecordBatch {
 		codes.Append(int32((i*7 + int(n)) % dict.Len()))
 		numbers.Append(n + int64(i))
 	}
-	cols := []arrow.Array{array.NewDictionaryArray(codedType, codes.NewArray(), dict), numbers.NewArray()}
+	words := array.NewDictionaryArray(codedType, codes.NewArray(), dict)
+	words.Dictionary() // makes it, so that several may compare with the record at once
+	cols := []arrow.Array{words, numbers.NewArray()}
 	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{
 		{Name: "w", Type: codedType}, {Name: "n", Type: arrow.PrimitiveTypes.Int64},
 	}, nil), cols, int64(rows))

@@ -34,6 +34,9 @@ func (e *DifferenceError) Error() string {
 // and runs are compared by the values that they stand for, where a null index and the
 // index of a null are the same; extensions by their storage. Floating-point
 // numbers are compared by their bits: a NaN equals the same NaN, and 0 is not -0.
+//
+// The Dictionary method of arrow-go's arrays writes when it is called first: who
+// compares one record in several goroutines must call it before.
 func Equal(a, b arrow.RecordBatch) (err error) {
 	defer recovered(&err, "comparing records")
 	if d := schemaDifference(a.Schema(), b.Schema()); d != nil {
