@@ -27,7 +27,7 @@ type Engine struct {
 	spaces  []*tier.Space
 	streams map[tier.ID]*tier.StreamPool
 	staging map[int]*host.Staging // by NUMA node
-	base    map[tier.ID]int64     // bytes that the engine itself holds
+	base    map[tier.ID]int64     // bytes that staging holds
 	devices []tier.Device         // the engine's own, to be closed
 
 	reservations *reservation.Manager
@@ -91,7 +91,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	e.monitor, err = monitor.New(monitor.Config{
 		Reservations: e.reservations, Mover: e.mover, Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod,
-		Logger: e.cfg.Logger, Events: e.cfg.MonitorEvents, Base: func(id tier.ID) int64 { return e.base[id] },
+		Logger: e.cfg.Logger, Events: e.cfg.MonitorEvents, Base: e.held,
 	})
 	if err != nil {
 		return nil, err
@@ -106,6 +106,10 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}()
 	return e, nil
 }
+
+// held is what the engine itself keeps in a space: no batch's own bytes, so that
+// nobody's release but that of the batches which share a dictionary brings them back.
+func (e *Engine) held(id tier.ID) int64 { return e.base[id] + e.mover.DictionaryBytes(id) }
 
 // moveEvents adds the engine's warning to the configured events.
 func (e *Engine) moveEvents() convert.Events {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -51,6 +52,7 @@ type randomRun struct {
 	eng  *spillway.Engine
 	repo *repository.Repository
 
+	words   arrow.Array // the dictionary of every other record
 	numbers atomic.Int64
 	mu      sync.Mutex
 	sources map[int64]*source // by the number in column 0
@@ -85,7 +87,7 @@ func randomOperations(t *testing.T, seed uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := &randomRun{eng: eng, repo: repo, sources: make(map[int64]*source)}
+	run := &randomRun{eng: eng, repo: repo, words: wordList(seed, 1500), sources: make(map[int64]*source)}
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // only a stall takes so long
 	defer cancel()
@@ -188,7 +190,11 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 
 func (r *randomRun) put(ctx context.Context, rng *rand.Rand, partition int) error {
 	n := r.numbers.Add(1)
-	rec := numberedRecord(n, rng.IntN(4000))
+	words := r.words
+	if n%2 == 0 { // one of its own, mostly too large to lie in the batch's body
+		words = wordList(uint64(n), 1+rng.IntN(800))
+	}
+	rec := numberedRecord(n, rng.IntN(4000), words)
 	r.mu.Lock()
 	r.sources[n] = &source{rec: rec}
 	r.mu.Unlock()
@@ -322,13 +328,17 @@ func anyKind(rng *rand.Rand) tier.Kind {
 	return kinds[rng.IntN(len(kinds))]
 }
 
-// numberedRecord makes a record whose first column starts with n.
-func numberedRecord(n int64, rows int) arrow.RecordBatch {
-	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
+// numberedRecord makes a record whose first column starts with n, and whose
+// last is coded by words.
+func numberedRecord(n int64, rows int, words arrow.Array) arrow.RecordBatch {
+	coded := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
+	schema := arrow.NewSchema([]arrow.Field{
 		{Name: "n", Type: arrow.PrimitiveTypes.Int64},
 		{Name: "s", Type: arrow.BinaryTypes.String, Nullable: true},
 		{Name: "f", Type: arrow.PrimitiveTypes.Float64},
-	}, nil))
+		{Name: "c", Type: arrow.PrimitiveTypes.Int32},
+	}, nil)
+	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
 	defer b.Release()
 	for i := range rows + 1 {
 		b.Field(0).(*array.Int64Builder).Append(n + int64(i))
@@ -338,6 +348,23 @@ func numberedRecord(n int64, rows int) arrow.RecordBatch {
 			s.Append(fmt.Sprintf("%d of batch %d", i, n))
 		}
 		b.Field(2).(*array.Float64Builder).Append(float64(n) / float64(i+1))
+		b.Field(3).(*array.Int32Builder).Append(int32((i + int(n)) % words.Len()))
 	}
-	return b.NewRecordBatch()
+	cols := slices.Clone(b.NewRecordBatch().Columns())
+	dict := array.NewDictionaryArray(coded, cols[3], words)
+	dict.Dictionary() // makes it, so that several may compare with the record at once
+	cols[3] = dict
+	fields := schema.Fields()
+	fields[3].Type = coded
+	return array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, int64(rows+1))
+}
+
+// wordList makes the dictionary number n: so many strings of about 16 bytes.
+func wordList(n uint64, count int) arrow.Array {
+	b := array.NewStringBuilder(memory.DefaultAllocator)
+	defer b.Release()
+	for i := range count {
+		b.Append(fmt.Sprintf("word %d of %d", i, n))
+	}
+	return b.NewArray()
 }

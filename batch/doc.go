@@ -3,7 +3,8 @@
 //
 //	Batch ──payload──▶ Payload          the form that the data has now: an Image in some
 //	 │  ▲                │              space, or what a user's converter makes
-//	 │  │                └─▶ Descriptor  what the bytes mean; shared by all forms
+//	 │  │                ├─▶ Descriptor  what the bytes mean; shared by all forms
+//	 │  │                └─▶ Shared      a dictionary in that space, which batches share
 //	 │  ├── Handle       reads the data where it is; many at once
 //	 │  └── Transit      gives the data another form; one at a time
 //	 ├─▶ Place           where it stands in its plan; set by the repository
@@ -15,6 +16,7 @@
 //
 // # Ownership
 //
+// A payload owns its memory and one reference to each dictionary that it shares.
 // A batch owns its payload. Commit swaps it for another and releases the old one;
 // Drop releases it, with handles open when the last of them is closed. Whoever
 // holds a batch must hand it over or drop it; whoever opens a Handle or a

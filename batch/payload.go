@@ -2,6 +2,7 @@ package batch
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"sync/atomic"
 
@@ -63,11 +64,16 @@ type (
 // SumChunk is how many bytes of a body one checksum covers.
 const SumChunk = 1 << 20
 
-// Node is the length and the number of nulls of one array of a batch.
+// Node is the length and the number of nulls of one array of a batch; or, with
+// Nulls Outside, the place of an array that lies in an image of its own.
 type Node struct {
-	Length int64 // rows
+	Length int64 // rows; outside: an index into Descriptor.Dictionaries
 	Nulls  int64 // of them null
 }
+
+// Outside is what Node.Nulls is for an array that is not in the batch's own
+// body. It has no further nodes and no buffers there.
+const Outside = -1
 
 // Span is where one Arrow buffer lies in a body, in bytes.
 type Span struct {
@@ -80,10 +86,15 @@ var Absent = Span{Offset: -1}
 
 // Descriptor says what the bytes of an image mean. It is immutable once made,
 // and one descriptor is shared by all forms that a batch takes in its life. But
-// for the schema, which is shared by all batches of a stream, it is free of
-// pointers, so that a million of them cost the garbage collector nothing.
+// for the schema, which is shared by all batches of a stream, and what few batches
+// have, it is free of pointers, so that a million of them cost the garbage
+// collector nothing.
 //
 // Nodes and Buffers are in schema order, depth first.
+//
+// A dictionary that is an image of its own has a descriptor of its own, whose
+// schema is one field of the dictionary's type. The pointer to it is the
+// dictionary's identity: it is the same in all batches that share the dictionary.
 type Descriptor struct {
 	Schema  *arrow.Schema
 	Rows    int64
@@ -91,6 +102,28 @@ type Descriptor struct {
 	Buffers []Span   // one for each buffer of each array
 	Body    int64    // bytes; a multiple of tier.Page
 	Sums    []uint64 // xxh3-64 of each SumChunk bytes of the body; the last may be shorter
+
+	// Dictionaries are the images that nodes Outside refer to by their place
+	// here; each may have dictionaries itself. Nil if there are none.
+	Dictionaries []*Descriptor
+	// Metadata is the record's own, beside its schema's; nil if it has none.
+	Metadata *arrow.Metadata
+}
+
+// AllDictionaries returns every dictionary image that is needed to open this
+// one: its own, and those that they need, each once and after those that it
+// needs itself.
+func (d *Descriptor) AllDictionaries() []*Descriptor {
+	return d.collect(nil)
+}
+
+func (d *Descriptor) collect(all []*Descriptor) []*Descriptor {
+	for _, dict := range d.Dictionaries {
+		if !slices.Contains(all, dict) {
+			all = append(dict.collect(all), dict)
+		}
+	}
+	return all
 }
 
 // Cuts returns, ascending, the multiples of tier.Page inside (0, Body) at which
@@ -138,21 +171,36 @@ func inOrder(spans []Span) bool {
 	return true
 }
 
+// Shared is the image of a dictionary in one space, of which the batches there
+// that use the dictionary hold a reference each. Implementations are comparable
+// and safe for concurrent use.
+type Shared interface {
+	// Descriptor returns what the bytes mean, and which dictionary it is.
+	Descriptor() *Descriptor
+	// Buffer returns the body's memory, which is there while a reference is.
+	Buffer() *tier.Buffer
+	// Release gives one reference up; the last one frees the memory.
+	Release() error
+}
+
 // Image is the payload of all three built-in forms: the bytes of a batch in the
-// one layout that all tiers share, in a buffer of whatever space.
+// one layout that all tiers share, in a buffer of whatever space, and a reference
+// to each dictionary that it needs, in the same space.
 type Image struct {
 	desc     *Descriptor
 	buf      *tier.Buffer
 	space    *tier.Space
+	shared   []Shared
 	released atomic.Bool
 }
 
 // NewImage returns the image that d describes, whose body is in buf. It takes
 // buf over: Release releases it. buf is nil if, and only if, the body is empty;
 // space says then where the image counts as lying, and otherwise must be the
-// buffer's. NewImage panics on arguments that break this, for that is a bug in
-// a converter.
-func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space) *Image {
+// buffer's. shared are d's AllDictionaries in their order, in the same space: one
+// reference to each, which the image takes over and releases with itself. NewImage
+// panics on arguments that break this, for that is a bug in a converter.
+func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shared) *Image {
 	switch {
 	case d == nil || space == nil:
 		panic("batch: an image needs a descriptor and a space")
@@ -161,7 +209,19 @@ func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space) *Image {
 	case buf != nil && buf.Space() != space:
 		panic("batch: an image's buffer lies in another space")
 	}
-	return &Image{desc: d, buf: buf, space: space}
+	dicts := d.AllDictionaries()
+	if len(dicts) != len(shared) {
+		panic("batch: an image does not have the dictionaries that it needs")
+	}
+	for i, dict := range dicts {
+		switch {
+		case shared[i].Descriptor() != dict:
+			panic("batch: an image has another dictionary than the one it needs")
+		case shared[i].Buffer() != nil && shared[i].Buffer().Space() != space:
+			panic("batch: an image's dictionary lies in another space")
+		}
+	}
+	return &Image{desc: d, buf: buf, space: space, shared: shared}
 }
 
 // Type returns the form's name by the tier of its space.
@@ -170,7 +230,8 @@ func (p *Image) Type() PayloadType { return ImageType(p.space.Kind()) }
 // Space returns where the image lies.
 func (p *Image) Space() *tier.Space { return p.space }
 
-// Bytes returns what the image is charged in its space.
+// Bytes returns what the image's own body is charged in its space; dictionaries,
+// which it shares, do not count.
 func (p *Image) Bytes() int64 { return p.buf.Charge() }
 
 // Descriptor returns what the bytes mean.
@@ -180,6 +241,10 @@ func (p *Image) Descriptor() *Descriptor { return p.desc }
 // image's.
 func (p *Image) Buffer() *tier.Buffer { return p.buf }
 
+// Shared returns the dictionaries, in the order of Descriptor.AllDictionaries.
+// They stay the image's, and must not be changed.
+func (p *Image) Shared() []Shared { return p.shared }
+
 // Leased returns how many readers hold the body's memory beyond the image.
 func (p *Image) Leased() int {
 	if p.buf == nil {
@@ -188,8 +253,8 @@ func (p *Image) Leased() int {
 	return p.buf.Leased()
 }
 
-// Release gives the buffer up; memory that readers hold a lease on stays until
-// the last lease ends. A second release changes nothing and returns
+// Release gives the buffer and the references to dictionaries up; memory that
+// readers hold a lease on stays until the last lease ends. A second release changes nothing and returns
 // tier.ErrReleased; an invariants build panics.
 func (p *Image) Release() error {
 	if !p.released.CompareAndSwap(false, true) {
@@ -198,5 +263,9 @@ func (p *Image) Release() error {
 		}
 		return tier.ErrReleased
 	}
-	return p.buf.Release()
+	err := p.buf.Release()
+	for _, s := range p.shared {
+		err = errors.Join(err, s.Release())
+	}
+	return err
 }

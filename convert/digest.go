@@ -10,23 +10,41 @@ import (
 
 // Digest computes the fingerprint of all bytes of the image that h holds, where
 // they are: on the device if it can compute, over the host extents, or else
-// through pinned chunks; onDevice says which. Two images of the same record have the same.
+// through pinned chunks; onDevice says which. Dictionaries that are images of their
+// own count as if they followed the body, in the order of AllDictionaries. Two images
+// of the same record have the same.
 func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onDevice bool, err error) {
 	img, ok := h.Payload().(*batch.Image)
 	if !ok {
 		return d, false, fmt.Errorf("convert: %s has no digest", h.Payload().Type())
 	}
-	if img.Buffer() == nil {
+	d, onDevice, err = m.digest(ctx, img.Space(), img.Descriptor(), img.Buffer(), 0)
+	at := img.Descriptor().Body
+	for _, s := range img.Shared() {
+		if err != nil {
+			break
+		}
+		var dict tier.Digest
+		dict, _, err = m.digest(ctx, img.Space(), s.Descriptor(), s.Buffer(), at)
+		d = d.Add(dict)
+		at += s.Descriptor().Body
+	}
+	return d, onDevice, err
+}
+
+// digest is Digest for the body in buf, counted from byte base on.
+func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descriptor, buf *tier.Buffer, base int64) (d tier.Digest, onDevice bool, err error) {
+	if buf == nil {
 		return d, false, nil
 	}
 	b := m.cfg.Builtin
 	add := func(p []byte, off int64) error {
-		d = d.Add(tier.DigestBytes(p, off/8))
+		d = d.Add(tier.DigestBytes(p, (base+off)/8))
 		return nil
 	}
 	discard := func([]byte, int64) (stage, error) { return finished{}, nil }
-	size, node := img.Descriptor().Body, img.Space().Node()
-	switch src := img.Buffer().Memory().(type) {
+	size, node := desc.Body, space.Node()
+	switch src := buf.Memory().(type) {
 	case tier.HostMemory:
 		off := int64(0)
 		for _, p := range src.Extents() {
@@ -35,19 +53,19 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 					return d, false, err
 				}
 				n := min(len(p), maxPiece)
-				d = d.Add(tier.DigestBytes(p[:n], off/8))
+				d = d.Add(tier.DigestBytes(p[:n], (base+off)/8))
 				p, off = p[n:], off+int64(n)
 			}
 		}
 		return d, false, nil
 	case tier.DeviceMemory:
-		err = b.onStream(ctx, img.Space(), func(dev tier.Device, s tier.Stream) error {
+		err = b.onStream(ctx, space, func(dev tier.Device, s tier.Stream) error {
 			c, ok := dev.(tier.Computer)
 			if !ok {
 				return b.staged(ctx, node, size, fetchDevice(dev, s, src), discard, add)
 			}
 			onDevice = true
-			if err := c.Digest(s, src.Addr(), size, 0, &d); err != nil {
+			if err := c.Digest(s, src.Addr(), size, base/8, &d); err != nil {
 				return err
 			}
 			e, err := record(dev, s)
@@ -59,7 +77,7 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 		})
 		return d, onDevice, err
 	case tier.FileMemory:
-		v := newVerifier(img.Descriptor(), src)
+		v := newVerifier(desc, src)
 		err = b.staged(ctx, node, size, fetchFile(ctx, src), discard, func(p []byte, off int64) error {
 			if err := v.check(p, off); err != nil {
 				return err
@@ -68,5 +86,5 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 		})
 		return d, false, err
 	}
-	return d, false, fmt.Errorf("convert: the digest of %T: %w", img.Buffer().Memory(), tier.ErrNotSupported)
+	return d, false, fmt.Errorf("convert: the digest of %T: %w", buf.Memory(), tier.ErrNotSupported)
 }

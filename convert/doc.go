@@ -13,6 +13,19 @@
 //	                                   └────────────────┼───────────────┘
 //	arrow.RecordBatch ◀───────Open──────────────────────┘
 //
+// # Dictionaries
+//
+// A dictionary of more than 4 KiB is an image of its own. In each space there is
+// one copy of it at most, which the batches there share: their images hold a
+// reference each, and the last to be released frees it. Every copy is drawn from the
+// reservation of the batch that brings it; when two bring the same one, the second
+// waits until the first has copied it. A copy in a batch's old space stays until
+// the batch has left, so that a failed move loses nothing.
+//
+//	image (GPU) ─┐                     ┌─ image (host)
+//	image (GPU) ─┼─▶ copy (GPU)        ├─ image (host)
+//	image (GPU) ─┘     └─ dictionary ──┴▶ copy (host) ──▶ one array, shared by opened records
+//
 // # Converters and moves
 //
 // A Registry holds the converters, one function for a pair of payload types.
@@ -29,5 +42,6 @@
 // # Locks
 //
 // The Registry's mutex has the rank Registry and is not held while a converter
-// runs. A Mover has a mutex for its counters, under which nothing is called.
+// runs. So has that of the dictionaries, which guards tables: nothing is copied,
+// allocated or freed under it. A Mover has a mutex for its counters, under which nothing is called.
 package convert

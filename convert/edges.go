@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/apache/arrow-go/v18/arrow"
+
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -30,6 +32,17 @@ type Builtin struct {
 	// Staging returns the pinned chunks nearest to a NUMA node, for transfers
 	// between device and disk. Its memory is charged to a host space once.
 	Staging func(node int) (Staging, error)
+
+	dicts   dictionaries
+	outside bool // tests have no dictionary in a batch's body, however small
+}
+
+// layout plans the image of a record.
+func (b *Builtin) layout(rec arrow.RecordBatch) (*Layout, error) {
+	if b.outside {
+		return newLayout(rec, 0)
+	}
+	return NewLayout(rec)
 }
 
 // Staging is a pool of equal pinned chunks.
@@ -48,8 +61,9 @@ func (b *Builtin) Register(g *Registry) error {
 	return nil
 }
 
-// image copies an image's body, byte for byte, to the space of r. The
-// descriptor is shared: nothing is encoded, and no row is looked at.
+// image copies an image's body, byte for byte, to the space of r, and the
+// dictionaries that are not there yet. The descriptor is shared: nothing is encoded,
+// and no row is looked at.
 func (b *Builtin) image(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 	from, ok := src.(*batch.Image)
 	if !ok {
@@ -60,12 +74,45 @@ func (b *Builtin) image(ctx context.Context, src batch.Payload, r *reservation.R
 	if err != nil {
 		return nil, err
 	}
+	shared, err := b.Share(ctx, from, r)
+	if err != nil {
+		return nil, errors.Join(err, buf.Release())
+	}
 	if desc.Body > 0 {
 		if err := b.copyBody(ctx, desc, buf, from.Buffer()); err != nil {
-			return nil, errors.Join(err, buf.Release())
+			return nil, errors.Join(err, releaseAll(shared), buf.Release())
 		}
 	}
-	return batch.NewImage(desc, buf, r.Space()), nil
+	return batch.NewImage(desc, buf, r.Space(), shared...), nil
+}
+
+// Share returns the dictionaries of src in the space of r, for an image of the
+// same descriptor there: a reference to each, which is the caller's. Those that are not
+// there yet are copied, into memory drawn from r. It is what a converter
+// between images, other than the built-in ones, needs for dictionaries.
+func (b *Builtin) Share(ctx context.Context, src *batch.Image, r *reservation.Reservation) (shared []batch.Shared, err error) {
+	for _, s := range src.Shared() {
+		from, ok := s.(*dictCopy)
+		if !ok {
+			return nil, errors.Join(fmt.Errorf("convert: sharing %T: %w", s, tier.ErrNotSupported), releaseAll(shared))
+		}
+		c, err := from.dict.store.acquire(ctx, from.dict, r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
+			desc := from.dict.desc
+			buf, err := r.AllocCuts(desc.Body, desc.Cuts())
+			if err != nil {
+				return nil, nil, err
+			}
+			if err := b.copyBody(ctx, desc, buf, from.buf); err != nil {
+				return nil, nil, errors.Join(err, buf.Release())
+			}
+			return buf, desc, nil
+		})
+		if err != nil {
+			return nil, errors.Join(err, releaseAll(shared))
+		}
+		shared = append(shared, c)
+	}
+	return shared, nil
 }
 
 // copyBody picks the way from one kind of memory to another.

@@ -28,16 +28,22 @@ func (e *DifferenceError) Error() string {
 // Equal compares what two records say and returns nil, or a *DifferenceError
 // with the first column and row that differ.
 //
-// Schemas are compared with their metadata and that of all fields; the names of
+// Metadata is compared: the records', the schemas' and that of all fields; the names of
 // list items and map entries do not count. Values are compared as they are read:
 // what lies under a null does not count, nor how a value is reached. Dictionaries
 // and runs are compared by the values that they stand for, where a null index and the
 // index of a null are the same; extensions by their storage. Floating-point
 // numbers are compared by their bits: a NaN equals the same NaN, and 0 is not -0.
+//
+// The Dictionary method of arrow-go's arrays writes when it is called first: who
+// compares one record in several goroutines must call it before.
 func Equal(a, b arrow.RecordBatch) (err error) {
 	defer recovered(&err, "comparing records")
 	if d := schemaDifference(a.Schema(), b.Schema()); d != nil {
 		return d
+	}
+	if x, y := recordMetadata(a), recordMetadata(b); !x.Equal(y) {
+		return &DifferenceError{Row: -1, A: fmt.Sprintf("metadata %v", x), B: fmt.Sprint(y)}
 	}
 	if a.NumRows() != b.NumRows() {
 		return &DifferenceError{Row: -1, A: fmt.Sprintf("%d rows", a.NumRows()), B: fmt.Sprintf("%d rows", b.NumRows())}
@@ -54,6 +60,14 @@ func Equal(a, b arrow.RecordBatch) (err error) {
 		}
 	}
 	return nil
+}
+
+// recordMetadata returns the metadata that a record has beside its schema's.
+func recordMetadata(r arrow.RecordBatch) arrow.Metadata {
+	if m, ok := r.(arrow.RecordBatchWithMetadata); ok {
+		return m.Metadata()
+	}
+	return arrow.Metadata{}
 }
 
 func equalColumns(name string, a, b arrow.Array, rows int) error {

@@ -34,7 +34,7 @@ func TestEqualFindsMutations(t *testing.T) {
 	for _, dt := range append(arrowgen.Flat(), arrowgen.Nested(arrow.BinaryTypes.String)...) {
 		g := arrowgen.New(11)
 		rec := g.Record(arrowgen.Schema(dt), 9)
-		d, body := laidOut(t, rec)
+		d, body, _ := laidOut(t, rec)
 		want, ok := rows(rec.Column(0))
 		found := 0
 		for _, s := range d.Buffers {

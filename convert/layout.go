@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/endian"
 	"github.com/zeebo/xxh3"
 
@@ -36,10 +37,15 @@ const (
 // views, strings and dense unions are moved accordingly. Values that nothing shows
 // are kept where taking them out would be work for each of them: between the first
 // and the last value that list views or a dense union show, and, of the bytes
-// behind string and binary views, up to an eighth. Dictionaries stay whole. A
-// dictionary is laid out with the array that uses it, after the indices; one that
-// several columns share, as the same arrow.ArrayData, is there once, and its spans
-// are the same in all of them.
+// behind string and binary views, up to an eighth.
+//
+// Dictionaries stay whole, and are images of their own, so that batches can share
+// them: see Dictionaries. After the indices the array that uses one has a node with
+// batch.Outside and its number. Only a dictionary of up to 4 KiB lies in the body,
+// after the indices, because its own image would take at least a page, and a request
+// of its own wherever it goes: copying it with the rows is cheaper than keeping it
+// once. Within a body, too, a dictionary that several columns share, as the same
+// arrow.ArrayData, is there once, and its spans are the same in all of them.
 //
 // Nulls are counted, whatever the array says. A validity bitmap is kept if there
 // is a null, and otherwise dropped. Another buffer that the source does not have
@@ -51,7 +57,7 @@ const (
 // whose Length is the number of data buffers, and the view's spans by as many.
 // Run-end encoded arrays have the run ends and the values as children. Extensions
 // are laid out as their storage. A record's own metadata, beside its schema's, is
-// not kept.
+// in the descriptor.
 //
 // What is needed to find the buffers is checked, and what fails the check is an
 // *InvalidError. Values are not looked at: wrong offsets between the first and the
@@ -65,6 +71,14 @@ type Layout struct {
 	pieces []piece          // the buffers, ascending by offset
 	bytes  int64            // in buffers
 	pos    int64            // how much of the body is laid out
+
+	uses []*Layout // the dictionaries by the numbers that nodes outside have
+	all  []*Layout // of a record: what is needed to open it, inner ones first
+	made *batch.Descriptor
+
+	// Of a dictionary's layout: what it is made of, for its identity.
+	source    *array.Data
+	valueType arrow.DataType
 
 	sum     sumcopy.Sum // of the chunk at pos, if the body is large
 	hash    *xxh3.Hasher
@@ -90,7 +104,10 @@ type source interface {
 // NewLayout plans the image of rec, and retains rec until Close. A schema that
 // is not little-endian is an *EndianError, an array whose parts do not fit
 // together an *InvalidError.
-func NewLayout(rec arrow.RecordBatch) (_ *Layout, err error) {
+func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return newLayout(rec, inlineMost) }
+
+// newLayout is NewLayout with dictionaries of up to inline bytes in the body.
+func newLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 	if rec == nil {
 		return nil, errors.New("convert: no record to lay out")
 	}
@@ -102,20 +119,36 @@ func NewLayout(rec arrow.RecordBatch) (_ *Layout, err error) {
 	if e := schema.Endianness(); e != endian.LittleEndian {
 		return nil, &EndianError{Endianness: e}
 	}
-	var p planner
+	p := planner{inline: inline}
 	if err := p.record(rec, schema); err != nil {
 		return nil, err
 	}
+	l := p.layout(schema, rec.NumRows())
+	if meta := recordMetadata(rec); meta.Len() > 0 {
+		l.desc.Metadata = &meta
+	}
+	l.rec = rec
+	rec.Retain()
+	if p.outside != nil {
+		l.all = p.outside.order
+	}
+	for _, d := range l.all {
+		d.rec = rec
+		rec.Retain()
+	}
+	return l, nil
+}
+
+// layout makes the layout of what p has planned, but for its record.
+func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
 	body := roundUp(p.at, tier.Page)
-	l := &Layout{
-		rec: rec, pieces: p.pieces, bytes: p.bytes,
+	return &Layout{
+		pieces: p.pieces, bytes: p.bytes, uses: p.uses,
 		desc: batch.Descriptor{
-			Schema: schema, Rows: rec.NumRows(), Nodes: p.nodes, Buffers: p.spans, Body: body,
+			Schema: schema, Rows: rows, Nodes: p.nodes, Buffers: p.spans, Body: body,
 			Sums: make([]uint64, (body+batch.SumChunk-1)/batch.SumChunk),
 		},
 	}
-	rec.Retain()
-	return l, nil
 }
 
 func roundUp(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
@@ -141,22 +174,51 @@ func (l *Layout) Rows() int64 { return l.desc.Rows }
 // Cuts returns where the body may be split; see batch.Descriptor.Cuts.
 func (l *Layout) Cuts() []int64 { return l.desc.Cuts() }
 
-// Close releases the record. A second call does nothing.
+// Dictionaries returns the layouts of the dictionaries that are images of their
+// own, each once and after those that it uses itself: what batch.Descriptor's
+// AllDictionaries returns for the descriptor. Each is laid out by itself, into
+// memory of its own; they are closed with l.
+func (l *Layout) Dictionaries() []*Layout { return l.all }
+
+// Close releases the record, and closes the layouts of the dictionaries. A
+// second call does nothing.
 func (l *Layout) Close() {
+	for _, d := range l.all {
+		d.Close()
+	}
 	if l.rec != nil {
 		l.rec.Release()
 	}
-	l.rec, l.pieces, l.scratch = nil, nil, nil
+	l.rec, l.pieces, l.scratch, l.source = nil, nil, nil, nil
 }
 
 // Descriptor returns what the body means. All bytes must have been laid out,
-// for it holds their checksums. It stays valid after Close.
+// also those of the dictionaries, for it holds their checksums. It is the same
+// each time, and stays valid after Close.
 func (l *Layout) Descriptor() (*batch.Descriptor, error) {
+	if l.made != nil {
+		return l.made, nil
+	}
 	if l.pos != l.desc.Body {
 		return nil, fmt.Errorf("convert: the descriptor of a layout of which %d of %d bytes are laid out", l.pos, l.desc.Body)
 	}
 	d := l.desc
-	return &d, nil
+	for _, u := range l.uses {
+		dict, err := u.Descriptor()
+		if err != nil {
+			return nil, fmt.Errorf("convert: a dictionary: %w", err)
+		}
+		d.Dictionaries = append(d.Dictionaries, dict)
+	}
+	l.made = &d
+	return l.made, nil
+}
+
+// rewind lets the body be laid out again from its beginning, into other memory. A
+// descriptor that was made before stays as it is.
+func (l *Layout) rewind() {
+	l.pos, l.made = 0, nil
+	l.desc.Sums = make([]uint64, len(l.desc.Sums))
 }
 
 // Next lays out the next len(dst) bytes of the body, rounded down to a multiple
@@ -360,5 +422,9 @@ func LogicalBytes(rec arrow.RecordBatch) int64 {
 		return 0
 	}
 	defer l.Close()
-	return l.bytes
+	n := l.bytes
+	for _, d := range l.all {
+		n += d.bytes
+	}
+	return n
 }

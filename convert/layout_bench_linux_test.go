@@ -121,7 +121,7 @@ func BenchmarkLayout(b *testing.B) {
 func BenchmarkOpen(b *testing.B) {
 	for _, cols := range []int{1, 20} {
 		rec := arrowgen.Strings(1, 1000, cols)
-		d, body := laidOut(b, rec)
+		d, body, _ := laidOut(b, rec)
 		b.Run(fmt.Sprintf("strings%d", cols), func(b *testing.B) {
 			b.ReportAllocs()
 			extents := [][]byte{body}

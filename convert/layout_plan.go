@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -11,6 +12,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // planner walks a record's arrays and says where their buffers go.
@@ -23,7 +25,21 @@ type planner struct {
 	bytes  int64
 	dicts  map[arrow.ArrayData]laidDict // those that were laid out
 	maxVar int64                        // longest data buffer of views; 0 for the format's limit
+
+	inline  int64     // up to how many bytes a dictionary lies in the body
+	outside *outside  // nil until a dictionary is an image of its own
+	uses    []*Layout // those that nodes here refer to
 }
+
+// outside is the dictionaries of a record that are images of their own.
+type outside struct {
+	order []*Layout                 // inner ones first
+	of    map[*array.Data][]*Layout // more than one if the same data is of several types
+}
+
+// inlineMost is up to how many bytes a dictionary lies in the body of those that
+// use it; see Layout.
+const inlineMost = tier.Page
 
 // laidDict is where a dictionary's nodes and spans are.
 type laidDict struct {
@@ -422,9 +438,17 @@ func (p *planner) dictionary(t *arrow.DictionaryType, s slice) error {
 		p.empty(t.ValueType)
 		return nil
 	}
-	if laid, ok := p.dicts[d]; ok && (laid.dt == t.ValueType || arrow.TypeEqual(laid.dt, t.ValueType)) {
+	if laid, ok := p.dicts[d]; ok && typeDifference(laid.dt, t.ValueType) == nil {
 		p.nodes = append(p.nodes, p.nodes[laid.nodes[0]:laid.nodes[1]]...)
 		p.spans = append(p.spans, p.spans[laid.spans[0]:laid.spans[1]]...)
+		return nil
+	}
+	l, err := p.outsider(t.ValueType, d)
+	if err != nil {
+		return err
+	}
+	if l != nil {
+		p.use(l)
 		return nil
 	}
 	nodes, spans := len(p.nodes), len(p.spans)
@@ -436,6 +460,47 @@ func (p *planner) dictionary(t *arrow.DictionaryType, s slice) error {
 	}
 	p.dicts[d] = laidDict{t.ValueType, [2]int{nodes, len(p.nodes)}, [2]int{spans, len(p.spans)}}
 	return nil
+}
+
+// use adds the node that refers to l.
+func (p *planner) use(l *Layout) {
+	i := slices.Index(p.uses, l)
+	if i < 0 {
+		i = len(p.uses)
+		p.uses = append(p.uses, l)
+	}
+	p.node(int64(i), batch.Outside)
+}
+
+// outsider returns the layout of a dictionary that is to be an image of its own,
+// and nil for one that is not: because it is small, or because it is not arrow-go's
+// and nothing is known of its identity.
+func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error) {
+	data, ok := d.(*array.Data)
+	if !ok {
+		return nil, nil
+	}
+	if p.outside == nil {
+		p.outside = &outside{of: make(map[*array.Data][]*Layout)}
+	}
+	for _, l := range p.outside.of[data] {
+		if typeDifference(l.valueType, dt) == nil {
+			return l, nil
+		}
+	}
+	sub := planner{path: p.path, inline: p.inline, outside: p.outside, maxVar: p.maxVar}
+	if err := sub.child("dictionary", dt, d, 0, int64(d.Len())); err != nil {
+		return nil, err
+	}
+	if sub.at <= p.inline {
+		return nil, nil // planned again where it lies, which is little work
+	}
+	schema := arrow.NewSchema([]arrow.Field{{Name: "dictionary", Type: dt, Nullable: true}}, nil)
+	l := sub.layout(schema, int64(d.Len()))
+	l.source, l.valueType = data, dt
+	p.outside.of[data] = append(p.outside.of[data], l)
+	p.outside.order = append(p.outside.order, l)
+	return l, nil
 }
 
 // empty lays out an array without rows and buffers, where the source has none.

@@ -19,23 +19,35 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// laidOut lays rec out in memory that was full of other bytes, in one extent.
-func laidOut(t testing.TB, rec arrow.RecordBatch) (*batch.Descriptor, []byte) {
+// laidOut lays rec out in memory that was full of other bytes, in one extent, and
+// each of its dictionaries that are images of their own.
+func laidOut(t testing.TB, rec arrow.RecordBatch) (d *batch.Descriptor, body []byte, dicts [][]byte) {
 	t.Helper()
-	l, err := NewLayout(rec)
+	return laidOutInline(t, rec, inlineMost)
+}
+
+func laidOutInline(t testing.TB, rec arrow.RecordBatch, inline int64) (d *batch.Descriptor, body []byte, dicts [][]byte) {
+	t.Helper()
+	l, err := newLayout(rec, inline)
 	if err != nil {
-		t.Fatalf("%v: %v", rec.Schema(), err)
+		t.Fatal(err)
 	}
 	defer l.Close()
-	body := bytes.Repeat([]byte{0xaa}, int(l.Size()))
-	if err := l.WriteTo([][]byte{body}); err != nil {
+	lay := func(l *Layout) []byte {
+		b := bytes.Repeat([]byte{0xaa}, int(l.Size()))
+		if err := l.WriteTo([][]byte{b}); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	body = lay(l)
+	for _, dict := range l.Dictionaries() {
+		dicts = append(dicts, lay(dict))
+	}
+	if d, err = l.Descriptor(); err != nil {
 		t.Fatal(err)
 	}
-	d, err := l.Descriptor()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d, body
+	return d, body, dicts
 }
 
 // checkImage holds an image to the rules of its form.
@@ -73,10 +85,14 @@ func checkImage(t *testing.T, d *batch.Descriptor, body []byte) {
 }
 
 // opened opens an image in pieces, cut at random.
-func opened(t testing.TB, rng *rand.Rand, d *batch.Descriptor, body []byte) (rec arrow.RecordBatch, released func() int) {
+func opened(t testing.TB, rng *rand.Rand, d *batch.Descriptor, body []byte, dicts ...[]byte) (rec arrow.RecordBatch, released func() int) {
 	t.Helper()
 	n := 0
-	rec, err := Open(d, split(rng, d, body), func() { n++ })
+	extents := make([][][]byte, len(dicts))
+	for i, dict := range d.AllDictionaries() {
+		extents[i] = split(rng, dict, dicts[i])
+	}
+	rec, err := Open(d, split(rng, d, body), func() { n++ }, extents...)
 	if err != nil {
 		t.Fatalf("%v: %v", d.Schema, err)
 	}
@@ -96,12 +112,23 @@ func split(rng *rand.Rand, d *batch.Descriptor, body []byte) [][]byte {
 }
 
 // checkRoundTrip lays rec out, opens it, compares, and lays out what was opened:
-// that must be the same image.
+// that must be the same image. It does so with small dictionaries in the body and
+// with all of them outside.
 func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
 	t.Helper()
-	d, body := laidOut(t, rec)
+	for _, inline := range []int64{inlineMost, 0} {
+		checkRoundTripInline(t, rng, rec, inline)
+	}
+}
+
+func checkRoundTripInline(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch, inline int64) {
+	t.Helper()
+	d, body, dicts := laidOutInline(t, rec, inline)
 	checkImage(t, d, body)
-	back, released := opened(t, rng, d, body)
+	for i, dict := range d.AllDictionaries() {
+		checkImage(t, dict, dicts[i])
+	}
+	back, released := opened(t, rng, d, body, dicts...)
 	if err := Equal(rec, back); err != nil {
 		t.Errorf("%v: %v", rec.Schema(), err)
 	}
@@ -114,11 +141,11 @@ func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
 			t.Errorf("%v: %v", rec.Schema().Field(i), err)
 		}
 	}
-	again, bodyAgain := laidOut(t, back)
-	if !bytes.Equal(body, bodyAgain) {
-		t.Errorf("%v: laid out again, the body differs", rec.Schema())
+	again, bodyAgain, dictsAgain := laidOutInline(t, back, inline)
+	if !bytes.Equal(body, bodyAgain) || !slices.EqualFunc(dicts, dictsAgain, bytes.Equal) {
+		t.Errorf("%v: laid out again, the bytes differ", rec.Schema())
 	}
-	if !slices.Equal(d.Nodes, again.Nodes) || !slices.Equal(d.Buffers, again.Buffers) || !slices.Equal(d.Sums, again.Sums) {
+	if !sameImage(d, again) {
 		t.Errorf("%v: laid out again, the descriptor differs:\n%v\n%v", rec.Schema(), d, again)
 	}
 	if counted := d.Body > 0; counted && released() != 0 {
@@ -128,6 +155,11 @@ func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
 	if released() != 1 {
 		t.Errorf("released %d times", released())
 	}
+}
+
+func sameImage(a, b *batch.Descriptor) bool {
+	return slices.Equal(a.Nodes, b.Nodes) && slices.Equal(a.Buffers, b.Buffers) && slices.Equal(a.Sums, b.Sums) &&
+		slices.EqualFunc(a.Dictionaries, b.Dictionaries, sameImage)
 }
 
 // validate has arrow-go look at all values, where it can: it refuses extensions
@@ -246,7 +278,7 @@ func TestRandomRecords(t *testing.T) {
 // TestNoColumns: rows are kept where there is nothing else.
 func TestNoColumns(t *testing.T) {
 	rec := array.NewRecordBatch(arrow.NewSchema(nil, nil), nil, 1234)
-	d, body := laidOut(t, rec)
+	d, body, _ := laidOut(t, rec)
 	if d.Rows != 1234 || d.Body != 0 || len(body) != 0 {
 		t.Errorf("%+v", d)
 	}
@@ -272,7 +304,7 @@ func TestNoColumns(t *testing.T) {
 func TestColumnlessWithSchema(t *testing.T) {
 	for _, dt := range arrowgen.Types() {
 		rec := array.NewRecordBatch(arrowgen.Schema(dt), nil, 0)
-		d, body := laidOut(t, rec)
+		d, body, _ := laidOut(t, rec)
 		back, err := Open(d, [][]byte{body}, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", dt, err)
@@ -329,9 +361,9 @@ func TestSharedDictionary(t *testing.T) {
 		three := array.NewSlice(one, 5, 45)
 		other := g.Array(dt, 40)
 		rec := array.NewRecordBatch(arrowgen.Schema(dt, dt, dt), []arrow.Array{two, other, three}, 40)
-		d, body := laidOut(t, rec)
+		d, body, dicts := laidOut(t, rec)
 		checkImage(t, d, body)
-		back, released := opened(t, g.Rng, d, body)
+		back, released := opened(t, g.Rng, d, body, dicts...)
 		dict := func(r arrow.RecordBatch, i int) arrow.ArrayData { return r.Column(i).Data().Dictionary() }
 		if dict(back, 0) != dict(back, 2) || dict(back, 0) == dict(back, 1) {
 			t.Error("the dictionaries are not shared as they were")
@@ -375,7 +407,7 @@ func TestNextIsWriteTo(t *testing.T) {
 	for name, whole := range tables {
 		rng := rand.New(rand.NewPCG(4, 4))
 		for _, rec := range []arrow.RecordBatch{whole, whole.NewSlice(3, whole.NumRows()-2)} {
-			d, body := laidOut(t, rec)
+			d, body, _ := laidOut(t, rec)
 			checkImage(t, d, body)
 			if name != "small" && len(d.Sums) < 2 {
 				t.Fatalf("%s has only %d chunks", name, len(d.Sums))
@@ -537,7 +569,7 @@ func TestLayoutMisuse(t *testing.T) {
 func TestVerify(t *testing.T) {
 	rec := arrowgen.Flights(2, 50_000)
 	defer rec.Release()
-	d, body := laidOut(t, rec)
+	d, body, _ := laidOut(t, rec)
 	body[batch.SumChunk+77] ^= 4
 	err := Verify(d, 1, body[batch.SumChunk:2*batch.SumChunk])
 	var c *CorruptError

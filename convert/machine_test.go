@@ -38,6 +38,7 @@ type machineConfig struct {
 	rules           []faultfs.Rule
 	files           disk.FS // instead of faultfs
 	fast            bool    // pages touched ahead and huge
+	outside         bool    // small dictionaries, too, are images of their own
 	events          Events
 }
 
@@ -95,6 +96,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	m.base = buf.Charge()
 	staging := host.NewStaging(buf, chunk)
 	builtin := &Builtin{
+		outside: cfg.outside,
 		Streams: func(tier.ID) (*tier.StreamPool, error) { return streams, nil },
 		Staging: func(int) (Staging, error) { return staging, nil },
 	}
@@ -116,6 +118,12 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 			if s.Used() != 0 {
 				t.Errorf("%s ends with %+v", k, s.Usage())
 			}
+			if n := m.mover.DictionaryBytes(s.ID()); n != 0 {
+				t.Errorf("%s ends with %d bytes of dictionaries", k, n)
+			}
+		}
+		if d := &builtin.dicts; len(d.mu.known) != 0 || len(d.mu.made) != 0 {
+			t.Errorf("%d names of %d dictionaries are known at the end", len(d.mu.known), len(d.mu.made))
 		}
 		if n := m.files.Open(); n != 0 {
 			t.Errorf("%d files are open at the end", n)
@@ -165,6 +173,9 @@ func (m *machine) rests(t *testing.T, b *batch.Batch, k tier.Kind) {
 		}
 		if kind == k {
 			want += info.Bytes
+			for _, d := range b.Descriptor().AllDictionaries() {
+				want += s.Charge(d.Body)
+			}
 		}
 		if u := s.Usage(); u.Live != want || u.Retired != 0 || u.Reserved != 0 {
 			t.Fatalf("%s holds %+v, want %d live", kind, u, want)
@@ -213,13 +224,19 @@ func heapDigest(t *testing.T, rec arrow.RecordBatch) tier.Digest {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	body := make([]byte, l.Size())
-	if len(body) > 0 {
-		if err := l.WriteTo([][]byte{body}); err != nil {
-			t.Fatal(err)
+	var d tier.Digest
+	at := int64(0)
+	for _, part := range append([]*Layout{l}, l.Dictionaries()...) {
+		body := make([]byte, part.Size())
+		if len(body) > 0 {
+			if err := part.WriteTo([][]byte{body}); err != nil {
+				t.Fatal(err)
+			}
 		}
+		d = d.Add(tier.DigestBytes(body, at/8))
+		at += part.Size()
 	}
-	return tier.DigestBytes(body, 0)
+	return d
 }
 
 // settle waits until the device is done with what was freed. A free that the

@@ -79,6 +79,44 @@ func (m *Mover) Registry() *Registry { return m.cfg.Registry }
 // ordered by them.
 func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
 
+// DictionaryBytes returns what the dictionaries that batches in a space share are
+// charged there. It is not part of the batches' own bytes.
+func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.dicts.charged(space) }
+
+// need returns how many bytes to reserve for a body and its dictionaries: enough
+// in each space of the strategy for those that are not there now.
+func (m *Mover) need(to reservation.Strategy, body int64, dicts []*dictionary) int64 {
+	if len(dicts) == 0 {
+		return body
+	}
+	var room [16]*tier.Space
+	bytes := body
+	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), room[:0]) {
+		bytes = max(bytes, s.Charge(body)+m.cfg.Builtin.dicts.missing(s, dicts))
+	}
+	return bytes
+}
+
+// errGone: a dictionary that was in the target when room was reserved has left it
+// since, so that the room is too little.
+var errGone = errors.New("convert: a dictionary left the space")
+
+// pinned runs f, which allocates a body and its dictionaries from r, while those
+// dictionaries stay that are in r's space. If r is too small for the others, it is
+// errGone, and everything must begin again. They are not kept any longer, so that
+// who waits for room does not stand in its own way.
+func (m *Mover) pinned(r *reservation.Reservation, body int64, dicts []*dictionary, f func() error) (err error) {
+	if len(dicts) == 0 {
+		return f()
+	}
+	pins, missing := m.cfg.Builtin.dicts.pin(r.Space(), dicts)
+	defer func() { err = errors.Join(err, releaseAll(pins)) }()
+	if r.Bytes() < r.Space().Charge(body)+missing {
+		return errGone
+	}
+	return f()
+}
+
 // Move brings b to the first space of the strategy that has room: it reserves
 // there, locks the batch for transit, converts, commits, and releases the
 // source. On any failure the batch is whole where it was and everything taken
@@ -96,6 +134,9 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 	start := time.Now()
 	ev := Moved{Batch: b.ID(), From: from, Reason: reason}
 	ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason)
+	for errors.Is(ev.Err, errGone) {
+		ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason)
+	}
 	ev.Took = time.Since(start)
 	if m.cfg.Events.Moved != nil && (ev.Bytes > 0 || ev.Err != nil) {
 		m.cfg.Events.Moved(ev)
@@ -106,11 +147,12 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) (_ tier.ID, moved int64, err error) {
 	waits := reason != ReasonTrigger && reason != ReasonDemand
 	size := b.Descriptor().Body
+	dicts := m.cfg.Builtin.dicts.of(b.Descriptor().AllDictionaries())
 	var r *reservation.Reservation
 	if waits {
-		r, err = m.cfg.Reservations.Reserve(ctx, to, size)
+		r, err = m.cfg.Reservations.Reserve(ctx, to, m.need(to, size, dicts))
 	} else {
-		r, err = m.cfg.Reservations.TryReserve(to, size)
+		r, err = m.cfg.Reservations.TryReserve(to, m.need(to, size, dicts))
 	}
 	if err != nil {
 		return tier.ID{}, 0, err
@@ -133,9 +175,11 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 	}
 	start := time.Now()
 	var out batch.Payload
-	err = m.withRoom(ctx, r, waits, func() (err error) {
-		out, err = m.cfg.Registry.Convert(ctx, t, batch.ImageType(r.Space().Kind()), r)
-		return err
+	err = m.withRoom(ctx, r, waits, func() error {
+		return m.pinned(r, size, dicts, func() (err error) {
+			out, err = m.cfg.Registry.Convert(ctx, t, batch.ImageType(r.Space().Kind()), r)
+			return err
+		})
 	})
 	if err != nil {
 		var c *CorruptError
@@ -169,7 +213,10 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 	created := false
 	defer func() {
 		if err != nil && created {
-			err = errors.Join(err, b.CancelTask())
+			var se *batch.StateError
+			if e := b.CancelTask(); !errors.As(e, &se) || se.Status != batch.TaskNotCreated {
+				err = errors.Join(err, e) // else somebody has used it up, which is as good
+			}
 		}
 	}()
 	for {
@@ -183,7 +230,7 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 				return h, nil
 			case !errors.As(err, &se):
 				return nil, err
-			case se.Status == batch.TaskNotCreated && !created:
+			case se.Status == batch.TaskNotCreated: // or another has used ours up
 				if err := b.CreateTask(ctx); err != nil {
 					return nil, err
 				}
@@ -214,38 +261,101 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 // room, waiting for it, and returns the image, which is the caller's. What can
 // never fit in a space of the strategy goes to the first slower tier where it
 // fits, and Events.Oversized is told. The record is only read.
+//
+// A dictionary of more than 4 KiB that is in the space already is not copied again:
+// it is recognised if it is the same arrow-go array as before, or that of a record
+// which Record returned. As Arrow demands, it must not have been changed since.
 func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (_ batch.Payload, err error) {
-	l, err := NewLayout(rec)
+	l, err := m.cfg.Builtin.layout(rec)
 	if err != nil {
 		return nil, err
 	}
 	defer l.Close()
-	r, err := m.reserveOrSlower(ctx, to, l.Size())
+	for afresh := false; ; {
+		p, err := m.ingest(ctx, l, to, afresh)
+		switch {
+		case errors.Is(err, errGone):
+		case errors.Is(err, errChanged) && !afresh:
+			afresh = true // what it says now is what counts
+		default:
+			return p, err
+		}
+	}
+}
+
+func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, afresh bool) (_ batch.Payload, err error) {
+	store := &m.cfg.Builtin.dicts
+	dicts := store.resolve(l.Dictionaries(), afresh)
+	defer store.letGo(dicts...)
+	r, err := m.reserveOrSlower(ctx, to, l.Size(), dicts)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.Release()) }()
 	var buf *tier.Buffer
-	err = m.withRoom(ctx, r, true, func() (err error) {
-		buf, err = r.AllocCuts(l.Size(), l.Cuts())
-		return err
+	var shared []batch.Shared
+	err = m.withRoom(ctx, r, true, func() error {
+		return m.pinned(r, l.Size(), dicts, func() (err error) {
+			if buf, err = r.AllocCuts(l.Size(), l.Cuts()); err != nil {
+				return err
+			}
+			if shared, err = m.layDictionaries(ctx, l, dicts, r); err != nil {
+				return errors.Join(err, buf.Release())
+			}
+			return nil
+		})
 	})
 	if err != nil {
 		return nil, err
 	}
 	if buf != nil {
 		if err := m.cfg.Builtin.lay(ctx, l, buf); err != nil {
-			return nil, errors.Join(err, buf.Release())
+			return nil, errors.Join(err, releaseAll(shared), buf.Release())
 		}
 	}
 	desc, err := l.Descriptor()
 	if err != nil {
-		return nil, errors.Join(err, buf.Release())
+		return nil, errors.Join(err, releaseAll(shared), buf.Release())
 	}
-	return batch.NewImage(desc, buf, r.Space()), nil
+	return batch.NewImage(desc, buf, r.Space(), shared...), nil
 }
 
-func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, size int64) (*reservation.Reservation, error) {
+// layDictionaries returns the dictionaries of l in the space of r, and lays those
+// out that are not there. Their layouts know their descriptors then.
+func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r *reservation.Reservation) (shared []batch.Shared, err error) {
+	for i, sub := range l.Dictionaries() {
+		c, err := m.cfg.Builtin.dicts.acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
+			buf, err := r.AllocCuts(sub.Size(), sub.Cuts())
+			if err != nil {
+				return nil, nil, err
+			}
+			sub.rewind()
+			if err := m.cfg.Builtin.lay(ctx, sub, buf); err != nil {
+				return nil, nil, errors.Join(err, buf.Release())
+			}
+			desc, err := sub.Descriptor()
+			if err != nil {
+				return nil, nil, errors.Join(err, buf.Release())
+			}
+			return buf, desc, nil
+		})
+		if err != nil {
+			return nil, errors.Join(err, releaseAll(shared))
+		}
+		sub.made = c.Descriptor()
+		if slices.Contains(dicts[:i], dicts[i]) { // two arrays that were one before
+			if err := c.Release(); err != nil {
+				return nil, errors.Join(err, releaseAll(shared))
+			}
+			continue
+		}
+		shared = append(shared, c)
+	}
+	return shared, nil
+}
+
+func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, body int64, dicts []*dictionary) (*reservation.Reservation, error) {
+	size := m.need(to, body, dicts)
 	r, err := m.cfg.Reservations.Reserve(ctx, to, size)
 	if !errors.Is(err, reservation.ErrExceeded) {
 		return r, err
@@ -259,6 +369,7 @@ func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, si
 		if len(m.cfg.Reservations.Spaces().InTier(k)) == 0 {
 			continue
 		}
+		size := m.need(reservation.AnyInTier(k), body, dicts)
 		r, e := m.cfg.Reservations.Reserve(ctx, reservation.AnyInTier(k), size)
 		if errors.Is(e, reservation.ErrExceeded) {
 			err = e // the last tier's word is the one that matters
@@ -353,12 +464,11 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 	if src.Space().Kind() == tier.Host {
 		return openImage(src, nil)
 	}
-	r, err := m.cfg.Reservations.Reserve(ctx, reservation.AnyInTier(tier.Host), src.Descriptor().Body)
-	if err != nil {
-		return nil, err
+	p, err := m.inHost(ctx, src)
+	for errors.Is(err, errGone) {
+		p, err = m.inHost(ctx, src)
 	}
-	p, err := m.copyTo(ctx, src, batch.HostImage, r)
-	if err := errors.Join(err, r.Release()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	img, ok := p.(*batch.Image)
@@ -368,41 +478,54 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 	return openImage(img, img)
 }
 
-// copyTo makes a payload of type to beside src, and waits for room in one piece.
-func (m *Mover) copyTo(ctx context.Context, src batch.Payload, to batch.PayloadType, r *reservation.Reservation) (out batch.Payload, err error) {
-	err = m.withRoom(ctx, r, true, func() (err error) {
-		out, err = m.cfg.Registry.convert(ctx, src, to, r)
-		return err
+// inHost makes a host image beside src, and waits for room in one piece.
+func (m *Mover) inHost(ctx context.Context, src *batch.Image) (out batch.Payload, err error) {
+	to, body := reservation.AnyInTier(tier.Host), src.Descriptor().Body
+	dicts := m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())
+	r, err := m.cfg.Reservations.Reserve(ctx, to, m.need(to, body, dicts))
+	if err != nil {
+		return nil, err
+	}
+	err = m.withRoom(ctx, r, true, func() error {
+		return m.pinned(r, body, dicts, func() (err error) {
+			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
+			return err
+		})
 	})
-	return out, err
+	if err := errors.Join(err, r.Release()); err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 // openImage opens a host image. owned, if not nil, is released as soon as the
 // record's lease is taken.
 func openImage(img, owned *batch.Image) (arrow.RecordBatch, error) {
-	var extents [][]byte
-	release := func() {}
-	if buf := img.Buffer(); buf != nil {
-		mem, ok := buf.Memory().(tier.HostMemory)
-		if !ok {
-			return nil, fmt.Errorf("convert: %T cannot be opened in place", buf.Memory())
+	rec, err := func() (arrow.RecordBatch, error) {
+		extents, release, err := inPlace(img.Buffer())
+		if err != nil {
+			return nil, err
 		}
-		extents, release = mem.Extents(), buf.Lease()
-	}
-	rec, err := Open(img.Descriptor(), extents, release)
+		return openRecord(img.Descriptor(), extents, newLease(release), finderOf(img.Shared()))
+	}()
 	if owned != nil {
 		err = errors.Join(err, owned.Release())
 	}
 	return rec, err
 }
 
+// errNotInPlace says that memory cannot be read where it is.
+func errNotInPlace(m tier.Memory) error {
+	return fmt.Errorf("convert: %T cannot be opened in place", m)
+}
+
 // Clone copies b to memory of its own in the same space, and returns a new
-// batch with a new id. It waits for room, without holding b. observer is the
+// batch with a new id; dictionaries are shared. It waits for room, without holding b. observer is the
 // clone's; it may be nil.
 func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observer) (*batch.Batch, error) {
 	for {
 		p, err := m.clone(ctx, b, b.Info().Space)
-		if errors.Is(err, errMoved) {
+		if errors.Is(err, errMoved) || errors.Is(err, errGone) {
 			continue
 		}
 		if err != nil {
@@ -424,7 +547,8 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batc
 	if desc == nil || !at.Valid() {
 		return nil, &batch.StateError{Batch: b.ID(), State: b.State(), Op: "clone", Status: batch.MissingData}
 	}
-	r, err := m.cfg.Reservations.Reserve(ctx, reservation.Specific(at), desc.Body)
+	to, dicts := reservation.Specific(at), m.cfg.Builtin.dicts.of(desc.AllDictionaries())
+	r, err := m.cfg.Reservations.Reserve(ctx, to, m.need(to, desc.Body, dicts))
 	if err != nil {
 		return nil, err
 	}
@@ -441,8 +565,10 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batc
 		if h.Space().ID() != at {
 			return errMoved
 		}
-		out, err = m.cfg.Registry.convert(ctx, h.Payload(), h.Payload().Type(), r)
-		return err
+		return m.pinned(r, desc.Body, dicts, func() (err error) {
+			out, err = m.cfg.Registry.convert(ctx, h.Payload(), h.Payload().Type(), r)
+			return err
+		})
 	})
 	return out, err
 }

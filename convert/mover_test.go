@@ -21,9 +21,17 @@ import (
 // TestEveryTypeAlongEveryEdge moves a batch of each type from each tier to each
 // other and compares it there.
 func TestEveryTypeAlongEveryEdge(t *testing.T) {
-	m := newMachine(t, machineConfig{})
+	t.Run("small dictionaries inside", func(t *testing.T) { everyTypeAlongEveryEdge(t, false) })
+	t.Run("all dictionaries outside", func(t *testing.T) { everyTypeAlongEveryEdge(t, true) })
+}
+
+func everyTypeAlongEveryEdge(t *testing.T, outside bool) {
+	m := newMachine(t, machineConfig{outside: outside})
 	gen := arrowgen.New(7)
 	for _, typ := range arrowgen.Types() {
+		if outside && !within(typ, func(dt arrow.DataType) bool { return dt.ID() == arrow.DICTIONARY }) {
+			continue // as before
+		}
 		for _, rows := range []int{0, 1, 67} {
 			rec := gen.Record(arrowgen.Schema(typ), rows)
 			b := m.put(t, rec, tier.GPU)
@@ -264,6 +272,14 @@ var script = []tier.Kind{tier.Host, tier.Disk, tier.GPU, tier.Disk, tier.Host, t
 // device refused, failed or cancelled once: whatever happens the batch is whole where it
 // was, and the script can go on.
 func TestEveryDeviceOperationFailsOnce(t *testing.T) {
+	t.Run("plain", func(t *testing.T) { everyDeviceOperationFailsOnce(t, numbered) })
+	t.Run("dictionary", func(t *testing.T) { everyDeviceOperationFailsOnce(t, codedBriefly) })
+}
+
+// codedBriefly makes records whose body is about as long as their dictionary's.
+func codedBriefly(n int64, rows int) arrow.RecordBatch { return coded(n, rows/4) }
+
+func everyDeviceOperationFailsOnce(t *testing.T, record func(int64, int) arrow.RecordBatch) {
 	injected := errors.New("injected")
 	for _, stage := range []sim.Stage{sim.Submit, sim.Run} {
 		for _, how := range []string{"fail", "cancel"} {
@@ -286,7 +302,7 @@ func TestEveryDeviceOperationFailsOnce(t *testing.T) {
 					}
 					return injected
 				}})
-				b := m.put(t, numbered(n, 6000), tier.GPU)
+				b := m.put(t, record(n, 6000), tier.GPU)
 				armed.Store(true)
 				m.runScript(ctx, t, b, injected, func() { armed.Store(false) })
 				hit = seen.Load() > n
@@ -300,6 +316,11 @@ func TestEveryDeviceOperationFailsOnce(t *testing.T) {
 }
 
 func TestEveryFileOperationFailsOnce(t *testing.T) {
+	t.Run("plain", func(t *testing.T) { everyFileOperationFailsOnce(t, numbered) })
+	t.Run("dictionary", func(t *testing.T) { everyFileOperationFailsOnce(t, codedBriefly) })
+}
+
+func everyFileOperationFailsOnce(t *testing.T, record func(int64, int) arrow.RecordBatch) {
 	for name, c := range map[string]struct {
 		ops    []faultfs.Op
 		effect func(cancel func()) faultfs.Effect
@@ -319,7 +340,7 @@ func TestEveryFileOperationFailsOnce(t *testing.T) {
 			for n := 0; ; n++ {
 				ctx, cancel := context.WithCancel(t.Context())
 				m := newMachine(t, machineConfig{})
-				b := m.put(t, numbered(int64(n), 6000), tier.GPU)
+				b := m.put(t, record(int64(n), 6000), tier.GPU)
 				before := m.files.Hits()
 				remove := m.files.Add(faultfs.Rule{Ops: c.ops, Skip: n, Times: 1, Effect: c.effect(cancel)})
 				hit := false

@@ -2,6 +2,7 @@ package convert
 
 import (
 	"errors"
+	"slices"
 	"sort"
 	"sync/atomic"
 
@@ -19,36 +20,79 @@ import (
 // goroutine that does it; at once if no array has a byte, and also on an error.
 // The caller releases the record.
 //
+// dictionaries are the extents of the images that d.AllDictionaries names, in
+// that order; they must stay for as long. Columns that use the same dictionary share
+// one array of it.
+//
 // The extents' lengths add up to d.Body, and no buffer lies in two of them. What
 // the descriptor says is checked against the schema and the extents, so far as
 // needed to build the arrays without reading out of range; what does not fit is
 // an *InvalidError. Values are not looked at: Verify tells whether the bytes are
 // those that were laid out, and array.ValidateFull whether those make sense.
-func Open(d *batch.Descriptor, extents [][]byte, release func()) (_ arrow.RecordBatch, err error) {
-	l := &lease{release: release}
-	l.buffers.Store(1) // Open's own
+func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ...[][]byte) (arrow.RecordBatch, error) {
+	l := newLease(release)
+	if d == nil {
+		l.end()
+		return nil, errors.New("convert: no descriptor")
+	}
+	all := d.AllDictionaries()
+	if len(all) != len(dictionaries) {
+		l.end()
+		return nil, path(nil).invalid("%d dictionaries, want %d", len(dictionaries), len(all))
+	}
+	if len(all) == 0 {
+		return openRecord(d, extents, l, nil)
+	}
+	var opened []openDict
 	defer func() {
-		// The arrays made so far are nobody's; only the memory must be given back.
+		for _, e := range opened {
+			e.data.Release() // the record has references of its own
+		}
+	}()
+	var find finder
+	find = func(dict *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
+		for _, e := range opened {
+			if e.desc == dict && typeDifference(e.dt, dt) == nil {
+				e.data.Retain()
+				return e.data, nil
+			}
+		}
+		data, err := openDictionary(dict, dt, dictionaries[slices.Index(all, dict)], l, find)
 		if err != nil {
+			return nil, err
+		}
+		data.Retain()
+		opened = append(opened, openDict{desc: dict, dt: dt, data: data})
+		return data, nil
+	}
+	return openRecord(d, extents, l, find)
+}
+
+// finder returns the opened array of a dictionary that is an image of its own, as
+// the type that it has where it is used, and a reference to it.
+type finder func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error)
+
+// openRecord opens d with a new lease, which it ends on an error.
+func openRecord(d *batch.Descriptor, extents [][]byte, l *lease, find finder) (_ arrow.RecordBatch, err error) {
+	o := opener{desc: d, lease: l, find: find}
+	var cols []arrow.Array
+	defer func() {
+		if err != nil {
+			// What was made is nobody's; but dictionaries that others have, too, and
+			// the memory must be given back.
+			o.abandon()
+			for _, c := range cols {
+				c.Release()
+			}
 			l.end()
 		}
 	}()
 	defer recovered(&err, "opening an image")
-	switch {
-	case d == nil || d.Schema == nil:
-		return nil, errors.New("convert: no descriptor, or one without a schema")
-	case d.Schema.Endianness() != endian.LittleEndian:
-		return nil, &EndianError{Endianness: d.Schema.Endianness()}
-	}
-	o := opener{desc: d, nodes: d.Nodes, spans: d.Buffers, lease: l}
-	if err := o.memory(extents); err != nil {
+	if err := o.begin(extents); err != nil {
 		return nil, err
 	}
-	if d.Rows < 0 {
-		return nil, o.path.invalid("%d rows", d.Rows)
-	}
-	cols := make([]arrow.Array, d.Schema.NumFields())
-	for i := range cols {
+	cols = make([]arrow.Array, 0, d.Schema.NumFields())
+	for i := range d.Schema.NumFields() {
 		f := d.Schema.Field(i)
 		o.path.push(f.Name)
 		data, err := o.array(f.Type)
@@ -58,19 +102,49 @@ func Open(d *batch.Descriptor, extents [][]byte, release func()) (_ arrow.Record
 		if int64(data.Len()) != d.Rows {
 			return nil, o.path.invalid("%d rows in a record of %d", data.Len(), d.Rows)
 		}
-		cols[i] = array.MakeFromData(data)
+		col := array.MakeFromData(data)
 		data.Release()
+		o.holders = o.holders[:0] // the column has them
+		cols = append(cols, col)
 		o.path.pop()
 	}
-	if len(o.nodes) > 0 || len(o.spans) > 0 {
-		return nil, o.path.invalid("%d nodes and %d buffers more than the schema has", len(o.nodes), len(o.spans))
+	if err := o.end(); err != nil {
+		return nil, err
 	}
-	rec := array.NewRecordBatch(d.Schema, cols, d.Rows)
+	var meta arrow.Metadata
+	if d.Metadata != nil {
+		meta = *d.Metadata
+	}
+	rec := array.NewRecordBatchWithMetadata(d.Schema, cols, d.Rows, meta)
 	for _, c := range cols {
 		c.Release()
 	}
+	cols = nil
 	l.Free(nil)
 	return rec, nil
+}
+
+// openDictionary opens the array of a dictionary's image. The lease stays the
+// caller's.
+func openDictionary(d *batch.Descriptor, dt arrow.DataType, extents [][]byte, l *lease, find finder) (_ *array.Data, err error) {
+	o := opener{desc: d, lease: l, find: find}
+	defer func() {
+		if err != nil {
+			o.abandon()
+		}
+	}()
+	o.path.push("dictionary")
+	if err := o.begin(extents); err != nil {
+		return nil, err
+	}
+	data, err := o.array(dt)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.end(); err != nil {
+		return nil, err
+	}
+	return data, nil
 }
 
 // lease gives the extents back when no buffer needs them. It is the allocator
@@ -79,6 +153,13 @@ type lease struct {
 	buffers atomic.Int64
 	ended   atomic.Bool
 	release func()
+}
+
+// newLease returns a lease with one buffer counted, which is the opener's own.
+func newLease(release func()) *lease {
+	l := &lease{release: release}
+	l.buffers.Store(1)
+	return l
 }
 
 // Free counts a buffer as released.
@@ -109,15 +190,52 @@ type opener struct {
 	extents [][]byte
 	begins  []int64 // of the extents; nil for one
 	lease   *lease
+	find    finder
 	dicts   []openDict
+	holders []*array.Data // those of the column under way that have references of dictionaries outside
 }
 
-// openDict is a dictionary that was opened, and what it was opened from.
+// openDict is a dictionary that was opened, and what it was opened from: an
+// image of its own, or nodes and spans of the body.
 type openDict struct {
+	desc  *batch.Descriptor
 	dt    arrow.DataType
 	nodes []batch.Node
 	spans []batch.Span
 	data  *array.Data
+}
+
+// begin checks the descriptor and takes the extents.
+func (o *opener) begin(extents [][]byte) error {
+	d := o.desc
+	switch {
+	case d.Schema == nil:
+		return errors.New("convert: a descriptor without a schema")
+	case d.Schema.Endianness() != endian.LittleEndian:
+		return &EndianError{Endianness: d.Schema.Endianness()}
+	case d.Rows < 0:
+		return o.path.invalid("%d rows", d.Rows)
+	}
+	o.nodes, o.spans = d.Nodes, d.Buffers
+	return o.memory(extents)
+}
+
+// end checks that everything was taken.
+func (o *opener) end() error {
+	if len(o.nodes) > 0 || len(o.spans) > 0 {
+		return o.path.invalid("%d nodes and %d buffers more than the schema has", len(o.nodes), len(o.spans))
+	}
+	return nil
+}
+
+// abandon gives the references back that what was made, and will not be used, has
+// of dictionaries outside. Each of the holders has one reference that counts: its
+// parent's, or the one that nobody has yet.
+func (o *opener) abandon() {
+	for _, d := range o.holders {
+		d.Release()
+	}
+	o.holders = nil
 }
 
 // memory takes the extents, whose lengths must add up to the body's.

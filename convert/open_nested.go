@@ -145,7 +145,7 @@ func (o *opener) dictionary(dt arrow.DataType, t *arrow.DictionaryType, n batch.
 	if err != nil {
 		return nil, err
 	}
-	dict, err := o.sharedDict(t.ValueType)
+	dict, outside, err := o.dictionaryOf(t.ValueType)
 	if err != nil {
 		return nil, err
 	}
@@ -156,18 +156,37 @@ func (o *opener) dictionary(dt arrow.DataType, t *arrow.DictionaryType, n batch.
 			b.Release()
 		}
 	}
+	if outside {
+		o.holders = append(o.holders, d)
+	}
 	return d, nil
+}
+
+// dictionaryOf takes a dictionary, and says whether it is an image of its own.
+func (o *opener) dictionaryOf(dt arrow.DataType) (_ *array.Data, outside bool, err error) {
+	if len(o.nodes) == 0 || o.nodes[0].Nulls != batch.Outside {
+		d, err := o.sharedDict(dt)
+		return d, false, err
+	}
+	i := o.nodes[0].Length
+	o.nodes = o.nodes[1:]
+	if i < 0 || i >= int64(len(o.desc.Dictionaries)) || o.find == nil {
+		return nil, false, o.path.invalid("dictionary %d of %d", i, len(o.desc.Dictionaries))
+	}
+	d, err := o.find(o.desc.Dictionaries[i], dt)
+	return d, true, err
 }
 
 func (o *opener) sharedDict(dt arrow.DataType) (*array.Data, error) {
 	for _, e := range o.dicts {
 		if len(e.nodes) > len(o.nodes) || len(e.spans) > len(o.spans) ||
 			!slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) || !slices.Equal(e.spans, o.spans[:len(e.spans)]) ||
-			!hasBytes(e.spans) || (e.dt != dt && !arrow.TypeEqual(e.dt, dt)) {
+			!hasBytes(e.spans) || typeDifference(e.dt, dt) != nil {
 			continue
 		}
 		o.nodes, o.spans = o.nodes[len(e.nodes):], o.spans[len(e.spans):]
 		e.data.Retain()
+		o.holders = append(o.holders, e.data) // it may have a dictionary outside
 		return e.data, nil
 	}
 	e := openDict{dt: dt, nodes: o.nodes, spans: o.spans}

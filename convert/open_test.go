@@ -50,7 +50,7 @@ func TestLease(t *testing.T) {
 			return b
 		},
 	} {
-		d, body := laidOut(t, rec)
+		d, body, _ := laidOut(t, rec)
 		back, released := opened(t, g.Rng, d, body)
 		taken := take(back)
 		back.Release()
@@ -70,7 +70,7 @@ func TestLease(t *testing.T) {
 func TestInPlace(t *testing.T) {
 	rec := arrowgen.Ints(1, 10, 1)
 	defer rec.Release()
-	d, body := laidOut(t, rec)
+	d, body, _ := laidOut(t, rec)
 	back, err := Open(d, [][]byte{body}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestOpenRefuses(t *testing.T) {
 			rows = 0
 		}
 		rec := g.Record(arrowgen.Schema(c.dt), rows)
-		d, body := laidOut(t, rec)
+		d, body, _ := laidOut(t, rec)
 		c.spoil(d, body)
 		released := 0
 		back, err := Open(d, [][]byte{body}, func() { released++ })
@@ -178,7 +178,7 @@ func TestOpenRefuses(t *testing.T) {
 func TestStraddle(t *testing.T) {
 	rec := arrowgen.Ints(1, 1024, 2) // two buffers of 8 KiB
 	defer rec.Release()
-	d, body := laidOut(t, rec)
+	d, body, _ := laidOut(t, rec)
 	if !slices.Equal(d.Cuts(), []int64{8192}) {
 		t.Fatalf("cuts at %v", d.Cuts())
 	}
@@ -364,7 +364,7 @@ func layDamaged(t *testing.T, seed uint64) {
 	if g.Rng.IntN(3) == 0 {
 		d = damage(g.Rng, d)
 	}
-	l, err := NewLayout(&foreign{schema: arrowgen.Schema(dt), data: d})
+	l, err := newLayout(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*inlineMost)
 	if err != nil {
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) {
@@ -377,12 +377,21 @@ func layDamaged(t *testing.T, seed uint64) {
 		t.Errorf("seed %d, %s: planned, and then: %v", seed, dt, err)
 		return
 	}
+	var dicts [][][]byte
+	for _, dict := range l.Dictionaries() {
+		b := make([]byte, dict.Size())
+		if err := dict.WriteTo([][]byte{b}); err != nil {
+			t.Errorf("seed %d, %s: planned, and then: %v", seed, dt, err)
+			return
+		}
+		dicts = append(dicts, [][]byte{b})
+	}
 	desc, err := l.Descriptor()
 	if err != nil {
 		t.Fatal(err)
 	}
 	released := 0
-	back, err := Open(desc, [][]byte{body}, func() { released++ })
+	back, err := Open(desc, [][]byte{body}, func() { released++ }, dicts...)
 	if err == nil {
 		back.Release()
 	}
@@ -458,17 +467,39 @@ func spoil(rng *rand.Rand, d *batch.Descriptor, body []byte) []byte {
 
 // openSpoiled opens an image whose descriptor is wrong: that is an error, or a
 // record whose memory is all within the extents; it never panics, and the memory is
-// given back once.
+// given back once, as is every reference to a dictionary that others share.
 func openSpoiled(t *testing.T, seed uint64) {
 	g := arrowgen.New(seed)
 	rec := g.RandomRecord(3, 80, 3)
 	defer rec.Release()
-	d, body := laidOut(t, rec)
+	d, body, bodies := laidOutInline(t, rec, int64(seed%2)*inlineMost)
+	dicts := make(map[*batch.Descriptor]*array.Data)
+	ended := 0
+	var find finder = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
+		if dicts[d] == nil || seed%7 == 0 {
+			return nil, errors.New("no such dictionary")
+		}
+		dicts[d].Retain()
+		return dicts[d], nil
+	}
+	for i, dict := range d.AllDictionaries() {
+		l := newLease(func() { ended++ })
+		data, err := openDictionary(dict, dict.Schema.Field(0).Type, [][]byte{bodies[i]}, l,
+			func(d *batch.Descriptor, _ arrow.DataType) (*array.Data, error) {
+				dicts[d].Retain()
+				return dicts[d], nil
+			})
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		l.Free(nil)
+		dicts[dict] = data
+	}
 	spoiled := *d
 	spoiled.Nodes, spoiled.Buffers = slices.Clone(d.Nodes), slices.Clone(d.Buffers)
 	body = spoil(g.Rng, &spoiled, body)
 	released := 0
-	back, err := Open(&spoiled, [][]byte{body}, func() { released++ })
+	back, err := openRecord(&spoiled, [][]byte{body}, newLease(func() { released++ }), find)
 	if err == nil {
 		for _, c := range back.Columns() {
 			rows(c) // may fail on the values, and is caught
@@ -477,6 +508,12 @@ func openSpoiled(t *testing.T, seed uint64) {
 	}
 	if released != 1 {
 		t.Errorf("seed %d: released %d times, %v", seed, released, err)
+	}
+	for _, data := range dicts {
+		data.Release()
+	}
+	if ended != len(dicts) {
+		t.Errorf("seed %d: %d of %d dictionaries came back, %v", seed, ended, len(dicts), err)
 	}
 	for chunk := range spoiled.Sums {
 		_ = Verify(&spoiled, chunk, body)

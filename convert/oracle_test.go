@@ -87,7 +87,7 @@ func TestOracle(t *testing.T) {
 			whole := g.Record(arrowgen.Schema(dt), 70)
 			for _, s := range [][2]int64{{0, 70}, {13, 60}, {5, 5}} {
 				rec := whole.NewSlice(s[0], s[1])
-				d, body := laidOut(t, rec)
+				d, body, _ := laidOut(t, rec)
 				back, _ := opened(t, g.Rng, d, body)
 				// The oracle is asked twice: with the source, and with what was
 				// opened, where nothing is sliced any more.

@@ -155,7 +155,13 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 	if first.direct == nil || second.direct == nil {
 		return nil, fmt.Errorf("convert: %s to %s by way of %s: both steps must be direct", src.Type(), to, e.via)
 	}
-	room, err := e.reserve(ctx, src.Bytes())
+	bytes := src.Bytes()
+	if img, ok := src.(*batch.Image); ok {
+		for _, s := range img.Shared() {
+			bytes += s.Buffer().Charge() // it may be missing between, too
+		}
+	}
+	room, err := e.reserve(ctx, bytes)
 	if err != nil {
 		return nil, fmt.Errorf("convert: room for %s between %s and %s: %w", e.via, src.Type(), to, err)
 	}

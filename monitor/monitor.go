@@ -40,7 +40,7 @@ type Config struct {
 	MovesPerEdge int                 // moves at once from one space to one other; 0: DefaultMovesPerEdge
 	Logger       *slog.Logger        // gets what SlogEvents writes; nil: nothing is logged
 	Events       Events              // beside the Logger
-	Base         func(tier.ID) int64 // bytes of a space that the engine itself holds for as long as it runs; nil: none
+	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
 }
 
 // Validate says what New would refuse.

@@ -41,7 +41,7 @@ type SpaceState struct {
 
 	// What Full looks at.
 	Rest     int64 // charged for batches that nobody reads, moves or drops now
-	Base     int64 // held by the engine itself for as long as it runs
+	Base     int64 // held by the engine itself, or shared by batches: in no batch's bytes
 	Smallest int64 // bytes of the smallest batch at rest that could go down, also of those that are no victims; 0 if there is none
 	Aside    int   // victims that are left out of the shortlist for a moment after an error
 }

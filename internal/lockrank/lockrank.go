@@ -31,7 +31,7 @@ type (
 	Repository struct{}
 	// Batch guards one batch's state.
 	Batch struct{}
-	// Registry guards the table of converters.
+	// Registry guards the table of converters, and that of dictionaries.
 	Registry struct{}
 	// Reservation guards the queue of waiters and one reservation's books.
 	Reservation struct{}

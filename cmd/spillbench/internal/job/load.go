@@ -109,22 +109,28 @@ func (j *job) decode(ctx context.Context, in Input, queues []chan parcel) (err e
 	}
 }
 
-// expect returns the digest of rec as an image: rec is laid out in scratch, which
-// grows as needed and is returned.
-func expect(rec arrow.RecordBatch, scratch []byte) (tier.Digest, []byte, error) {
+// expect returns the digest of rec as an image, which is laid out in scratch, one
+// part after the other: the body and its dictionaries. scratch grows as needed and is
+// returned.
+func expect(rec arrow.RecordBatch, scratch []byte) (d tier.Digest, _ []byte, err error) {
 	l, err := convert.NewLayout(rec)
 	if err != nil {
 		return tier.Digest{}, scratch, err
 	}
 	defer l.Close()
-	if int64(cap(scratch)) < l.Size() {
-		scratch = make([]byte, l.Size())
+	at := int64(0)
+	for _, part := range append([]*convert.Layout{l}, l.Dictionaries()...) {
+		if int64(cap(scratch)) < part.Size() {
+			scratch = make([]byte, part.Size())
+		}
+		body := scratch[:part.Size()]
+		if err := part.WriteTo([][]byte{body}); err != nil {
+			return tier.Digest{}, scratch, err
+		}
+		d = d.Add(tier.DigestBytes(body, at/8))
+		at += part.Size()
 	}
-	body := scratch[:l.Size()]
-	if err := l.WriteTo([][]byte{body}); err != nil {
-		return tier.Digest{}, scratch, err
-	}
-	return tier.DigestBytes(body, 0), scratch, nil
+	return d, scratch, nil
 }
 
 // put is the only putter of its partitions. After an error it goes on receiving,

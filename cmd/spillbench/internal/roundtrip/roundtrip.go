@@ -139,10 +139,13 @@ func (w *walker) fits(rec arrow.RecordBatch) error {
 	if err != nil {
 		return err
 	}
-	size := l.Size()
-	l.Close()
+	defer l.Close()
 	for _, s := range w.eng.Spaces() {
-		if need, have := 2*s.Charge(size), s.Available(); need > have {
+		need, have := 2*s.Charge(l.Size()), s.Available()
+		for _, d := range l.Dictionaries() {
+			need += s.Charge(d.Size()) // both share it
+		}
+		if need > have {
 			return &reservation.ExceededError{Space: s.ID(), Requested: need, Available: have, Limit: s.Limit(),
 				Hint: "verifying needs room for a batch twice"}
 		}
