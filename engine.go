@@ -247,7 +247,9 @@ func (e *Engine) Close() error {
 
 	e.stop(tier.ErrClosed)
 	<-e.watching
-	errs := []error{e.reservations.Close()} // wakes those who wait for room
+	// Those who wait for room are woken, and moves under way ended, before what they
+	// work on is taken apart.
+	errs := []error{e.reservations.Close(), e.mover.Close()}
 	for _, p := range plans {
 		errs = append(errs, p.Close())
 	}

@@ -14,6 +14,11 @@ import (
 // own count as if they followed the body, in the order of AllDictionaries. Two images
 // of the same record have the same.
 func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onDevice bool, err error) {
+	ctx, leave, err := m.gate.enter(ctx)
+	if err != nil {
+		return d, false, err
+	}
+	defer leave()
 	img, ok := h.Payload().(*batch.Image)
 	if !ok {
 		return d, false, fmt.Errorf("convert: %s has no digest", h.Payload().Type())

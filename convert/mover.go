@@ -56,9 +56,10 @@ type Moved struct {
 type Mover struct {
 	cfg   MoverConfig
 	stats stats
-	// clearing is held by the one that makes contiguous room in a fragmented
-	// space: two at once could each hold what the other needs.
-	clearing chan struct{}
+	gate  *gate
+	// clearing has, for each space, what is held by the one who makes room in one
+	// piece there.
+	clearing map[tier.ID]chan struct{}
 }
 
 // NewMover returns a mover.
@@ -69,7 +70,20 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	if cfg.IDs == nil {
 		cfg.IDs = new(batch.IDs)
 	}
-	return &Mover{cfg: cfg, clearing: make(chan struct{}, 1)}, nil
+	m := &Mover{cfg: cfg, gate: newGate(), clearing: make(map[tier.ID]chan struct{})}
+	for _, s := range cfg.Reservations.Spaces().All() {
+		m.clearing[s.ID()] = make(chan struct{}, 1)
+	}
+	return m, nil
+}
+
+// Close ends the mover: operations under way are cancelled, with tier.ErrClosed as
+// the cause, and waited for; those that come later are refused with it.
+func (m *Mover) Close() error {
+	if !m.gate.close() {
+		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
+	}
+	return nil
 }
 
 // Registry returns the converters that the mover uses.
@@ -127,15 +141,25 @@ func (m *Mover) pinned(r *reservation.Reservation, body int64, dicts []*dictiona
 // room and for a transit that is under way; a batch with open handles is a
 // StateError.
 func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error {
+	ctx, leave, err := m.gate.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return m.bring(ctx, b, to, reason, func() {})
+}
+
+// bring is Move. arriving is called right before b is committed to the target.
+func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, arriving func()) error {
 	from := b.Info().Space
 	if m.reaches(to, from) {
 		return nil
 	}
 	start := time.Now()
 	ev := Moved{Batch: b.ID(), From: from, Reason: reason}
-	ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason)
+	ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, arriving)
 	for errors.Is(ev.Err, errGone) {
-		ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason)
+		ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, arriving)
 	}
 	ev.Took = time.Since(start)
 	if m.cfg.Events.Moved != nil && (ev.Bytes > 0 || ev.Err != nil) {
@@ -144,57 +168,56 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 	return ev.Err
 }
 
-func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) (_ tier.ID, moved int64, err error) {
+func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, arriving func()) (at tier.ID, moved int64, err error) {
 	waits := reason != ReasonTrigger && reason != ReasonDemand
 	size := b.Descriptor().Body
 	dicts := m.cfg.Builtin.dicts.of(b.Descriptor().AllDictionaries())
-	var r *reservation.Reservation
-	if waits {
-		r, err = m.cfg.Reservations.Reserve(ctx, to, m.need(to, size, dicts))
-	} else {
-		r, err = m.cfg.Reservations.TryReserve(to, m.need(to, size, dicts))
+	reserve := func() (*reservation.Reservation, error) {
+		if !waits {
+			return m.cfg.Reservations.TryReserve(to, m.need(to, size, dicts))
+		}
+		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, size, dicts))
 	}
-	if err != nil {
-		return tier.ID{}, 0, err
-	}
-	defer func() { err = errors.Join(err, r.Release()) }()
-	target := r.Space().ID()
-
-	var t *batch.Transit
-	if waits {
-		t, err = b.Transit(ctx)
-	} else {
-		t, err = b.TryTransit()
-	}
-	if err != nil {
-		return target, 0, err
-	}
-	src := t.Payload().Space().ID()
-	if m.reaches(to, src) { // somebody else brought it while we waited
-		return src, 0, t.Abort()
-	}
-	start := time.Now()
-	var out batch.Payload
-	err = m.withRoom(ctx, r, waits, func() error {
-		return m.pinned(r, size, dicts, func() (err error) {
+	err = m.inRoom(ctx, waits, reserve, func(r *reservation.Reservation) (err error) {
+		at = r.Space().ID()
+		var t *batch.Transit
+		if waits {
+			t, err = b.Transit(ctx)
+		} else {
+			t, err = b.TryTransit()
+		}
+		if err != nil {
+			return err
+		}
+		src := t.Payload().Space().ID()
+		if m.reaches(to, src) { // somebody else brought it while we waited
+			at = src
+			return t.Abort()
+		}
+		start := time.Now()
+		var out batch.Payload
+		err = m.pinned(r, size, dicts, func() (err error) {
 			out, err = m.cfg.Registry.Convert(ctx, t, batch.ImageType(r.Space().Kind()), r)
 			return err
 		})
-	})
-	if err != nil {
-		var c *CorruptError
-		if errors.As(err, &c) {
-			c.Batch = b.ID()
+		if err != nil {
+			var c *CorruptError
+			if errors.As(err, &c) {
+				c.Batch = b.ID()
+			}
+			err = fmt.Errorf("moving batch %d from %s to %s: %w", b.ID(), src, at, err)
+			return errors.Join(err, t.Abort())
 		}
-		err = fmt.Errorf("moving batch %d from %s to %s: %w", b.ID(), src, target, err)
-		return target, 0, errors.Join(err, t.Abort())
-	}
-	took := time.Since(start)
-	if err := t.Commit(out, false); err != nil {
-		return target, 0, err
-	}
-	m.stats.add(src, target, size, took, reason)
-	return target, size, nil
+		took := time.Since(start)
+		arriving()
+		if err := t.Commit(out, false); err != nil {
+			return err
+		}
+		moved = size
+		m.stats.add(src, at, size, took, reason)
+		return nil
+	})
+	return at, moved, err
 }
 
 // reaches says whether a space is one of the strategy's.
@@ -206,10 +229,23 @@ func (m *Mover) reaches(s reservation.Strategy, id tier.ID) bool {
 
 // Acquire brings b to a space of the strategy and locks it there for
 // processing: it uses a pending task, or makes one if there is none. It waits
-// for room, and for others who move the batch or hold it elsewhere. While it waits
-// the monitor leaves the batch alone. The caller must Close the handle.
+// for room, and for others who move the batch or hold it elsewhere. The caller must
+// Close the handle.
+//
+// The monitor leaves the batch alone between its arrival and the lock; not while
+// Acquire waits, for others may wait for the room that the batch takes.
 func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (_ *batch.Handle, err error) {
-	defer b.Subscribe()()
+	ctx, leave, err := m.gate.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	unsubscribe := func() {}
+	defer func() { unsubscribe() }()
+	subscribe := func() {
+		unsubscribe()
+		unsubscribe = b.Subscribe()
+	}
 	created := false
 	defer func() {
 		if err != nil && created {
@@ -231,6 +267,7 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 			case !errors.As(err, &se):
 				return nil, err
 			case se.Status == batch.TaskNotCreated: // or another has used ours up
+				subscribe()
 				if err := b.CreateTask(ctx); err != nil {
 					return nil, err
 				}
@@ -241,7 +278,8 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 			}
 			continue // moved between the look and the lock
 		}
-		err := m.Move(ctx, b, to, ReasonWork)
+		unsubscribe() // it is not here any more
+		err := m.bring(ctx, b, to, ReasonWork, subscribe)
 		var se *batch.StateError
 		switch {
 		case err == nil:
@@ -266,6 +304,11 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 // it is recognised if it is the same arrow-go array as before, or that of a record
 // which Record returned. As Arrow demands, it must not have been changed since.
 func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (_ batch.Payload, err error) {
+	ctx, leave, err := m.gate.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	l, err := m.cfg.Builtin.layout(rec)
 	if err != nil {
 		return nil, err
@@ -287,15 +330,13 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	store := &m.cfg.Builtin.dicts
 	dicts := store.resolve(l.Dictionaries(), afresh)
 	defer store.letGo(dicts...)
-	r, err := m.reserveOrSlower(ctx, to, l.Size(), dicts)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, r.Release()) }()
+	reserve := func() (*reservation.Reservation, error) { return m.reserveOrSlower(ctx, to, l.Size(), dicts) }
+	var space *tier.Space
 	var buf *tier.Buffer
 	var shared []batch.Shared
-	err = m.withRoom(ctx, r, true, func() error {
+	err = m.inRoom(ctx, true, reserve, func(r *reservation.Reservation) error {
 		return m.pinned(r, l.Size(), dicts, func() (err error) {
+			space = r.Space()
 			if buf, err = r.AllocCuts(l.Size(), l.Cuts()); err != nil {
 				return err
 			}
@@ -317,7 +358,7 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	if err != nil {
 		return nil, errors.Join(err, releaseAll(shared), buf.Release())
 	}
-	return batch.NewImage(desc, buf, r.Space(), shared...), nil
+	return batch.NewImage(desc, buf, space, shared...), nil
 }
 
 // layDictionaries returns the dictionaries of l in the space of r, and lays those
@@ -383,35 +424,42 @@ func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, bo
 	return nil, err
 }
 
-// withRoom runs f, which allocates from r. If the space has the bytes but not in
-// one piece, and the caller may wait, room is reserved beside r and doubled until f succeeds:
+// inRoom reserves and runs f, which allocates from the reservation; it is released
+// when f returns. If the space has the bytes but not in one piece, and the caller may
+// wait, f is run again with twice the room, and twice that, until it succeeds:
 // waiting demand makes the monitor move batches out, and in the end the whole
 // space is one piece.
-func (m *Mover) withRoom(ctx context.Context, r *reservation.Reservation, waits bool, f func() error) (err error) {
-	err = f()
+//
+// What f takes (a transit, a handle, the reservation) is given back before more is
+// waited for, and only one mover clears a space at a time. So those who wait for one
+// piece do not hold what the others wait for.
+func (m *Mover) inRoom(ctx context.Context, waits bool, reserve func() (*reservation.Reservation, error),
+	f func(*reservation.Reservation) error) error {
+
+	r, err := reserve()
+	if err != nil {
+		return err
+	}
+	space, need := r.Space(), r.Bytes()
+	err = errors.Join(f(r), r.Release())
 	if !waits || !fragmented(err) {
 		return err
 	}
+	clearing := m.clearing[space.ID()]
 	select {
-	case m.clearing <- struct{}{}:
-		defer func() { <-m.clearing }()
+	case clearing <- struct{}{}:
+		defer func() { <-clearing }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	space := r.Space()
-	for extra := r.Bytes(); fragmented(err); extra *= 2 {
-		most := space.Limit() - r.Bytes()
-		if most <= 0 {
-			return err
-		}
-		room, e := m.cfg.Reservations.Reserve(ctx, reservation.Specific(space.ID()), min(extra, most))
+	most := space.Room() / tier.Page * tier.Page // a charge is a multiple of that
+	for fragmented(err) && need < most {
+		need = min(2*need, most)
+		r, e := m.cfg.Reservations.Reserve(ctx, reservation.Specific(space.ID()), need)
 		if e != nil {
-			return errors.Join(err, e)
+			return e
 		}
-		err = errors.Join(f(), room.Release())
-		if extra >= most {
-			return err
-		}
+		err = errors.Join(f(r), r.Release())
 	}
 	return err
 }
@@ -457,6 +505,11 @@ func fetchLayout(l *Layout) func([]byte, int64) (stage, error) {
 // closed. From another tier the image is first copied to host memory, for
 // which Record waits.
 func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error) {
+	ctx, leave, err := m.gate.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	src, ok := h.Payload().(*batch.Image)
 	if !ok {
 		return nil, fmt.Errorf("convert: %s cannot be opened as a record", h.Payload().Type())
@@ -482,20 +535,16 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 func (m *Mover) inHost(ctx context.Context, src *batch.Image) (out batch.Payload, err error) {
 	to, body := reservation.AnyInTier(tier.Host), src.Descriptor().Body
 	dicts := m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())
-	r, err := m.cfg.Reservations.Reserve(ctx, to, m.need(to, body, dicts))
-	if err != nil {
-		return nil, err
+	reserve := func() (*reservation.Reservation, error) {
+		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, body, dicts))
 	}
-	err = m.withRoom(ctx, r, true, func() error {
+	err = m.inRoom(ctx, true, reserve, func(r *reservation.Reservation) error {
 		return m.pinned(r, body, dicts, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
 			return err
 		})
 	})
-	if err := errors.Join(err, r.Release()); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return out, err
 }
 
 // openImage opens a host image. owned, if not nil, is released as soon as the
@@ -523,6 +572,11 @@ func errNotInPlace(m tier.Memory) error {
 // batch with a new id; dictionaries are shared. It waits for room, without holding b. observer is the
 // clone's; it may be nil.
 func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observer) (*batch.Batch, error) {
+	ctx, leave, err := m.gate.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	for {
 		p, err := m.clone(ctx, b, b.Info().Space)
 		if errors.Is(err, errMoved) || errors.Is(err, errGone) {
@@ -548,12 +602,10 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batc
 		return nil, &batch.StateError{Batch: b.ID(), State: b.State(), Op: "clone", Status: batch.MissingData}
 	}
 	to, dicts := reservation.Specific(at), m.cfg.Builtin.dicts.of(desc.AllDictionaries())
-	r, err := m.cfg.Reservations.Reserve(ctx, to, m.need(to, desc.Body, dicts))
-	if err != nil {
-		return nil, err
+	reserve := func() (*reservation.Reservation, error) {
+		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, desc.Body, dicts))
 	}
-	defer func() { err = errors.Join(err, r.Release()) }()
-	err = m.withRoom(ctx, r, true, func() (err error) {
+	err = m.inRoom(ctx, true, reserve, func(r *reservation.Reservation) (err error) {
 		if err := b.CreateTask(ctx); err != nil {
 			return err
 		}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -48,6 +50,7 @@ labelled sim.`
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newTopo(stdout, stderr))
+	root.SetHelpCommand(newHelp())
 	return root
 }
 
@@ -60,6 +63,27 @@ func rootArgs(_ *cobra.Command, args []string) error {
 		return fail.Usagef("%q is not a command (to run on a file: spillbench run --input %s)", args[0], args[0])
 	}
 	return fail.Usagef("%q is not a command (want run, verify or topo; see spillbench --help)", args[0])
+}
+
+// newHelp is cobra's help command, but that asking for help on what does not
+// exist is wrong use.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Print help on a command",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			about := cmd.Root()
+			for _, name := range args {
+				i := slices.IndexFunc(about.Commands(), func(c *cobra.Command) bool { return c.Name() == name })
+				if i < 0 {
+					return fail.Usagef("there is no help on %q (want run, verify or topo)", strings.Join(args, " "))
+				}
+				about = about.Commands()[i]
+			}
+			about.InitDefaultHelpFlag()
+			return about.Help()
+		},
+	}
 }
 
 // noArgs refuses arguments that are no flags.

@@ -132,11 +132,10 @@ func usableDir(dir string) error {
 	case !info.IsDir():
 		return errors.New("not a directory")
 	}
-	f, err := os.CreateTemp(dir, ".spillbench-*")
-	if err != nil {
+	if err := probeDir(dir); err != nil {
 		return fmt.Errorf("not writable: %w", pathless(err))
 	}
-	return errors.Join(f.Close(), os.Remove(f.Name()))
+	return nil
 }
 
 // pathless drops the operation and path of an error: the path is named already.

@@ -33,6 +33,10 @@ func TestErrors(t *testing.T) {
 		{"argument of run", []string{"run", whole}, 2, []string{"--input"}},
 		{"verify nothing", []string{"verify"}, 2, []string{"FILE"}},
 
+		{"help on nothing", []string{"help", "nope"}, 2, []string{"nope", "run, verify or topo"}},
+		{"help on too much", []string{"help", "run", "nope"}, 2, []string{"run nope"}},
+		{"no result file", []string{"--json="}, 2, []string{"--json", "want FILE or -"}},
+
 		{"bad size", []string{"--gpu-memory=12x"}, 2, []string{"12x", "--gpu-memory"}},
 		{"negative size", []string{"--host-memory=-1"}, 2, []string{"-1", "negative"}},
 		{"zero size", []string{"--gpu-memory=0"}, 2, []string{"above zero"}},

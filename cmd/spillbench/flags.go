@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -21,14 +22,33 @@ const defaultMemory = "64MiB"
 
 // outputFlags say where results go; every command has them.
 type outputFlags struct {
-	json  string
+	json  jsonFlag
 	quiet bool
 }
 
 func (o *outputFlags) register(f *pflag.FlagSet) {
-	f.StringVar(&o.json, "json", "", "write the result as JSON to `FILE`, or to standard output if it is -")
+	f.Var(&o.json, "json", "write the result as JSON to `FILE`, or to standard output if it is -")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing for people: no table, no notes, no progress")
 }
+
+// jsonFlag is the value of --json. Empty is what it is when nobody gave it, and
+// nothing that can be given: an unset variable in a script must not lose a result.
+type jsonFlag string
+
+// Set takes a path or -.
+func (j *jsonFlag) Set(s string) error {
+	if s == "" {
+		return errors.New("want FILE or -")
+	}
+	*j = jsonFlag(s)
+	return nil
+}
+
+// String returns what Set took.
+func (j *jsonFlag) String() string { return string(*j) }
+
+// Type names the value in a usage text.
+func (*jsonFlag) Type() string { return "string" }
 
 // engineFlags describe the engine that a command opens.
 type engineFlags struct {

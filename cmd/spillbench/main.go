@@ -18,14 +18,47 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 )
 
 func main() {
+	os.Exit(interruptible(func(ctx context.Context) int { return Main(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
+}
+
+// patience is how long an interrupted command may take to end by itself. Some
+// steps, such as joining the rows of a huge batch or giving back much memory,
+// take longer and cannot be cut short.
+const patience = 700 * time.Millisecond
+
+// interruptible runs f with a context that the first SIGINT or SIGTERM cancels.
+// If f does not end soon after that, the process does all the same: spill files
+// have no names, so nothing of them stays; where they must have names, the next
+// volume that is opened in their directory removes them.
+func interruptible(f func(context.Context) int) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A second signal ends the process as it would any other.
-	context.AfterFunc(ctx, stop)
-	os.Exit(Main(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	defer stop()
+	ended := make(chan struct{})
+	defer close(ended)
+	defer context.AfterFunc(ctx, func() {
+		stop() // a second signal ends the process as it would any other
+		late := time.NewTimer(patience)
+		defer late.Stop()
+		select {
+		case <-ended:
+		case <-late.C:
+			if progress.OnTerminal(os.Stderr) {
+				fmt.Fprint(os.Stderr, "\r\x1b[K") // the progress line goes
+			}
+			fmt.Fprintln(os.Stderr, "spillbench: interrupted")
+			os.Exit(fail.Interrupted)
+		}
+	})()
+	return f(ctx)
 }

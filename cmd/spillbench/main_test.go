@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -22,6 +23,13 @@ import (
 
 // TestMain checks that nothing that a command started outlives it.
 func TestMain(m *testing.M) {
+	if os.Getenv(deafChild) != "" {
+		os.Exit(interruptible(beDeaf))
+	}
+	// The goroutine that hears signals stays once there is one.
+	heard := make(chan os.Signal, 1)
+	signal.Notify(heard, os.Interrupt)
+	signal.Stop(heard)
 	before := runtime.NumGoroutine()
 	code := m.Run()
 	// Goroutines that were told to end may need a moment to be gone.

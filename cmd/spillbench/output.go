@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -11,37 +12,39 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
-// output is where a command's results go. It is opened before the work begins,
-// so that a result is not lost to a path that cannot be written.
+// output is where a command's results go. It is checked before the work begins,
+// so that a result is not lost to a path that cannot be written, and nothing is
+// made that a killed process could leave.
 type output struct {
 	flags          *outputFlags
 	stdout, stderr io.Writer
 	target         string   // the file that JSON goes to; empty: none
-	file           *os.File // what is written: target itself if it is no regular file, else a new file beside it
+	device         *os.File // instead of target where that is no regular file: written to, never replaced
 }
 
 // open prepares the output. The caller must close it.
 func (f *outputFlags) open(stdout, stderr io.Writer) (*output, error) {
 	o := &output{flags: f, stdout: stdout, stderr: stderr}
-	if f.json == "" || f.json == "-" {
+	path := string(f.json)
+	if path == "" || path == "-" {
 		return o, nil
 	}
-	o.target = f.json
-	if real, err := filepath.EvalSymlinks(f.json); err == nil {
+	o.target = path
+	if real, err := filepath.EvalSymlinks(path); err == nil {
 		o.target = real // a link stays, and what it leads to is replaced
 	}
 	info, err := os.Stat(o.target)
 	switch {
 	case err == nil && info.IsDir():
-		return nil, fail.Usagef("--json %s is a directory (name a file in it)", f.json)
-	case err == nil && !info.Mode().IsRegular(): // a device or pipe is written to, never replaced
-		o.file, err = os.OpenFile(o.target, os.O_WRONLY, 0)
+		return nil, fail.Usagef("--json %s is a directory (name a file in it)", path)
+	case err == nil && !info.Mode().IsRegular():
+		o.device, err = os.OpenFile(o.target, os.O_WRONLY, 0)
 		o.target = ""
 	default:
-		o.file, err = os.CreateTemp(filepath.Dir(o.target), ".spillbench-*.json")
+		err = probeDir(filepath.Dir(o.target))
 	}
 	if err != nil {
-		return nil, fail.Usagef("--json %s cannot be written: %w (name a file in a directory that you may write to)", f.json, pathless(err))
+		return nil, fail.Usagef("--json %s cannot be written: %w (name a file in a directory that you may write to)", path, pathless(err))
 	}
 	return o, nil
 }
@@ -52,54 +55,57 @@ func (o *output) forPeople() bool { return !o.flags.quiet && o.flags.json != "-"
 
 // write writes the document, if one was asked for, and puts it in its place.
 func (o *output) write(document any) error {
-	if o.flags.json == "-" {
-		return report.Write(o.stdout, document)
-	}
-	if o.file == nil {
+	if o.flags.json == "" {
 		return nil
 	}
-	err := report.Write(o.file, document)
-	if o.target == "" {
-		return errors.Join(err, o.take().Close())
-	}
-	f := o.take()
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), o.target)
+	var b bytes.Buffer
+	err := report.Write(&b, document)
+	switch {
+	case err != nil:
+	case o.flags.json == "-":
+		return o.toStdout(b.Bytes())
+	case o.device != nil:
+		_, err = o.device.Write(b.Bytes())
+		err = errors.Join(err, o.close())
+	default:
+		err = storeFile(o.target, b.Bytes())
 	}
 	if err != nil {
-		return fail.Environmentf("writing --json %s: %w", o.flags.json, errors.Join(err, remove(f.Name())))
+		return fail.Environmentf("writing --json %s: %w", string(o.flags.json), pathless(err))
 	}
 	return nil
 }
 
-func (o *output) take() *os.File {
-	f := o.file
-	o.file = nil
-	return f
+// print writes to standard output what draw draws, if tables are wanted.
+func (o *output) print(draw func(io.Writer)) error {
+	if !o.forPeople() {
+		return nil
+	}
+	var b bytes.Buffer
+	draw(&b)
+	return o.toStdout(b.Bytes())
 }
 
-func remove(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+// toStdout writes to standard output. A result that nobody got is an error.
+func (o *output) toStdout(text []byte) error {
+	if _, err := o.stdout.Write(text); err != nil {
+		return fail.Environmentf("writing standard output: %w", pathless(err))
 	}
 	return nil
 }
 
-// close takes back what write did not use.
+// close gives back what write did not use.
 func (o *output) close() error {
-	f := o.take()
+	f := o.device
+	o.device = nil
 	if f == nil {
 		return nil
 	}
-	err := f.Close()
-	if o.target != "" {
-		err = errors.Join(err, remove(f.Name()))
-	}
-	return err
+	return f.Close()
 }
 
-// warn prints notes where no table carries them.
+// warn prints notes where no table carries them. It is for commands that went
+// well: an error is one line.
 func (o *output) warn(lines []string) {
 	if o.flags.quiet || o.forPeople() {
 		return

@@ -1,8 +1,14 @@
 package main
 
 import (
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
@@ -45,5 +51,91 @@ func TestResultToDevice(t *testing.T) {
 	succeed(t, "topo", "--quiet", "--json", os.DevNull)
 	if info, err := os.Stat(os.DevNull); err != nil || info.Mode().IsRegular() {
 		t.Errorf("%s is %v, %v", os.DevNull, info, err)
+	}
+}
+
+// TestResultHasNoOtherName: until a result is written there is nothing where it
+// goes, and then there is only the result: a process killed at any moment leaves
+// no other file.
+func TestResultHasNoOtherName(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "r.json")
+	for _, what := range []string{"new", "replaced"} {
+		flags := outputFlags{json: jsonFlag(path)}
+		before, _ := os.ReadDir(dir)
+		o, err := flags.open(io.Discard, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after, err := os.ReadDir(dir); err != nil || len(after) != len(before) {
+			t.Errorf("%s: before the result is written there are %v, %v", what, after, err)
+		}
+		if err := o.write(what); err != nil {
+			t.Fatal(err)
+		}
+		if after, err := os.ReadDir(dir); err != nil || len(after) != 1 {
+			t.Errorf("%s: after it there are %v, %v", what, after, err)
+		}
+		if text, err := os.ReadFile(path); err != nil || string(text) != `"`+what+"\"\n" {
+			t.Errorf("%s: %q, %v", what, text, err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode() != 0o644 {
+			t.Errorf("%s: %v, %v", what, info, err)
+		}
+		if err := o.close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestWriteNamed: the way for file systems that know no files without names.
+func TestWriteNamed(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "r.json")
+	for _, what := range []string{"new", "replaced"} {
+		if err := writeNamed(path, []byte(what)); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := os.ReadFile(path); err != nil || string(text) != what {
+			t.Errorf("%q, %v", text, err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeNamed(filepath.Join(dir, "taken"), nil); err == nil {
+		t.Error("a directory was replaced")
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 2 {
+		t.Errorf("left %v", entries)
+	}
+}
+
+// full is a device without room.
+type full struct{}
+
+func (full) Write([]byte) (int, error) {
+	return 0, &fs.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.ENOSPC}
+}
+
+// TestFullOutput: a result that could not be written is an error, of the machine,
+// and one line.
+func TestFullOutput(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	table := writeTable(t, "t.arrow", 1, 100)
+	for _, args := range [][]string{append([]string{"run"}, small...), {"verify", table}, {"topo"}} {
+		try := func(stdout io.Writer, want string, more ...string) {
+			t.Helper()
+			var stderr strings.Builder
+			status := Main(t.Context(), append(slices.Clone(args), more...), stdout, &stderr)
+			if got := stderr.String(); status != 3 || strings.Count(got, "\n") != 1 || !strings.Contains(got, want) || !strings.Contains(got, syscall.ENOSPC.Error()) {
+				t.Errorf("%q %q ended with %d: %q", args, more, status, got)
+			}
+		}
+		try(full{}, "standard output")
+		try(full{}, "standard output", "--json=-")
+		if runtime.GOOS == "linux" {
+			try(io.Discard, "--json /dev/full", "--json=/dev/full")
+		}
 	}
 }

@@ -63,7 +63,8 @@ func newRun(stdout, stderr io.Writer) *cobra.Command {
 All batches are put into the GPU tier, which holds only a part of them: the rest
 moves down to host memory and disk. Each pass then brings every batch back to the
 GPU, computes a digest over every byte there, and compares it with that of the
-record that was loaded.`,
+record that was loaded. Input without any batch, such as a CSV file of only a
+header, is wrong use: there would be nothing to do.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), &f, stdout, stderr) },
 	}
@@ -145,7 +146,6 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
 	}
 	if err != nil {
-		out.warn(m.notes.lines())
 		return err
 	}
 	if res.OnHost {
@@ -153,14 +153,13 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	}
 	doc := f.document(m, sources, res)
 	doc.WallSeconds = time.Since(start).Seconds()
-	if err := out.write(doc); err != nil {
-		return err
+	lines := m.notes.lines()
+	// The verdict goes first: it decides the status.
+	err = errors.Join(verdict(res), out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	if err == nil {
+		out.warn(lines)
 	}
-	if out.forPeople() {
-		doc.Print(stdout, m.notes.lines())
-	}
-	out.warn(m.notes.lines())
-	return verdict(res)
+	return err
 }
 
 // verdict is what a finished run ends with.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -163,23 +164,78 @@ func TestInterrupted(t *testing.T) {
 	if r := command(t, ctx, small...); r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
 		t.Errorf("cancelled before: %d, %q", r.status, r.stderr)
 	}
-	// Cancelled once its result file stands in its directory, which is before it loads.
+	if runtime.GOOS != "linux" {
+		return // what follows sees its spill file in /proc
+	}
+	// Cancelled once its spill file is open, which is before or while it loads.
 	dir := t.TempDir()
 	ctx, cancel = context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for entries, err := os.ReadDir(dir); err == nil && len(entries) == 0 && ctx.Err() == nil; entries, err = os.ReadDir(dir) {
+		defer cancel()
+		for ctx.Err() == nil && !holdsFileIn(dir) {
+			runtime.Gosched()
 		}
-		cancel()
 	}()
-	r := command(t, ctx, "--gpu-memory=64MiB", "--host-memory=64MiB", "--repeat=1000", "--json", filepath.Join(dir, "out.json"))
+	out := t.TempDir()
+	r := command(t, ctx, "--gpu-memory=64MiB", "--host-memory=64MiB", "--repeat=1000", "--disk", dir, "--json", filepath.Join(out, "out.json"))
 	cancel()
 	<-done
-	if r.status != 130 {
+	if r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
 		t.Errorf("cancelled while loading: %d, %q", r.status, r.stderr)
 	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
-		t.Errorf("left %v, %v beside the result", left, err)
+	for _, d := range []string{dir, out} {
+		if left, err := os.ReadDir(d); err != nil || len(left) != 0 {
+			t.Errorf("left %v, %v", left, err)
+		}
+	}
+}
+
+// holdsFileIn says whether this process has a file in dir open, named or not.
+func holdsFileIn(dir string) bool {
+	fds, _ := os.ReadDir("/proc/self/fd")
+	for _, fd := range fds {
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.HasPrefix(to, dir+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// TestFailureIsOneLine: the notes of a run that failed are not told beside its
+// error.
+func TestFailureIsOneLine(t *testing.T) {
+	noted := writeTable(t, "t.arrow", 1, 60_000) // too large for the GPU, which is a note
+	whole, err := os.ReadFile(writeTable(t, "t.arrows", 40, 100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := writeFile(t, "cut.arrows", string(whole[:len(whole)/2+3]))
+	empty := writeFile(t, "header.csv", "a,b\n") // verify has a note on it
+	for _, args := range [][]string{
+		{"run", "--input", noted, "--input", cut, "--gpu-memory=1MiB", "--host-memory=8MiB"},
+		{"verify", empty, cut},
+	} {
+		r := command(t, t.Context(), append(args, "--json=-")...)
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "cut.arrows") {
+			t.Errorf("%q ended with %d: %q", args, r.status, r.stderr)
+		}
+	}
+}
+
+// TestNoBatches: where there is nothing to do, run is used wrongly, and verify,
+// which was asked whether the file is right, says that it was read and no more.
+func TestNoBatches(t *testing.T) {
+	path := writeFile(t, "header.csv", "a,b\n")
+	if r := command(t, t.Context(), "run", "--input", path); r.status != 2 || !strings.Contains(r.stderr, "no batches") {
+		t.Errorf("run ended with %d: %q", r.status, r.stderr)
+	}
+	if r := succeed(t, "verify", path); !strings.Contains(r.stdout, path+" holds no batches") {
+		t.Errorf("verify printed %q", r.stdout)
+	}
+	r := command(t, t.Context(), "verify", path, "--json=-")
+	if r.status != 0 || strings.Count(r.stderr, path+" holds no batches") != 1 {
+		t.Errorf("verify ended with %d: %q", r.status, r.stderr)
 	}
 }

@@ -46,18 +46,10 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 	}
 	env := report.MachineEnv(ctx, top)
 	if root == "" {
-		if where, err := topology.DiskOf(ctx, os.TempDir(), opt); err == nil {
-			env.FileSystem = where.FileSystem
-		}
+		env.ProbeDisk(os.TempDir()) // where run spills if it is told nothing
 	} else {
 		env.Kernel = "" // the recorded machine's is not known
 	}
 	doc := &report.Topo{Header: report.Header{Schema: report.Schema, Command: "topo", Env: env}, Topology: top}
-	if err := out.write(doc); err != nil {
-		return err
-	}
-	if out.forPeople() {
-		doc.Print(stdout)
-	}
-	return nil
+	return errors.Join(out.write(doc), out.print(doc.Print))
 }

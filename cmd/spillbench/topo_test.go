@@ -52,3 +52,14 @@ func TestTopoRoot(t *testing.T) {
 		}
 	}
 }
+
+// TestTopoTellsDiskAsRunDoes: the same directory is the same disk to both.
+func TestTopoTellsDiskAsRunDoes(t *testing.T) {
+	var told report.Topo
+	decode(t, succeed(t, "topo", "--json=-").stdout, &told)
+	used := runJSON(t, append(small, "--passes=0")...)
+	if told.Env.DirectIO != used.Env.DirectIO || told.Env.FileSystem != used.Env.FileSystem {
+		t.Errorf("topo says %q, direct %v; run says %q, direct %v",
+			told.Env.FileSystem, told.Env.DirectIO, used.Env.FileSystem, used.Env.DirectIO)
+	}
+}

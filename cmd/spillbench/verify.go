@@ -33,7 +33,8 @@ func newVerify(stdout, stderr io.Writer) *cobra.Command {
 
 Each batch of each file (Parquet, Arrow, CSV) is moved between every pair of
 memories for which there is a converter, and compared value by value with what
-was read. The first difference is named.`,
+was read. The first difference is named. A file without any batch is fine if it can
+be read; that nothing was verified is noted.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return fail.Usagef("verify needs a file (spillbench verify FILE...)")
@@ -70,14 +71,13 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 	if err := context.Cause(ctx); err != nil {
 		return errors.Join(err, closing)
 	}
-	if err := errors.Join(out.write(doc), closing); err != nil {
-		return err
+	lines := m.notes.lines()
+	// What is wrong with the data goes first: it decides the status.
+	err = errors.Join(failed, closing, out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	if err == nil {
+		out.warn(lines)
 	}
-	if out.forPeople() {
-		doc.Print(stdout, m.notes.lines())
-	}
-	out.warn(m.notes.lines())
-	return failed
+	return err
 }
 
 // verifyAll fills in the document, file by file, and returns what the command
@@ -98,6 +98,9 @@ func (f *verifyFlags) verifyAll(ctx context.Context, m *machine, doc *report.Ver
 			file.Error = fail.Line(err)
 		}
 		doc.Files = append(doc.Files, file)
+		if err == nil && res.Batches == 0 {
+			m.notes.add("no batches in "+path, path+" holds no batches: it can be read, and nothing was verified")
+		}
 		if res.First != nil && wrong == nil {
 			wrong = fail.Wrongf("%d differences in %s; the first: %w", res.Mismatches, path, res.First)
 		}

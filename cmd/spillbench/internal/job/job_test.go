@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
@@ -113,6 +114,35 @@ func TestDeviceThatCannotCompute(t *testing.T) {
 		t.Errorf("%+v", res)
 	}
 }
+
+// TestNoBytes: a batch without a byte says nothing about what the device can.
+func TestNoBytes(t *testing.T) {
+	cfg := config(engine(t, spillway.GPU{}))
+	cfg.Inputs = []Input{{Name: "nulls", Open: func(context.Context) (Source, error) { return new(nulls), nil }}}
+	res, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Bytes != 0 || res.Rows != 5 || res.Checked != 1 || res.OnHost {
+		t.Errorf("%+v", res)
+	}
+}
+
+// nulls gives one batch that takes no memory.
+type nulls struct{ given bool }
+
+func (n *nulls) Next(context.Context) (arrow.RecordBatch, error) {
+	if n.given {
+		return nil, io.EOF
+	}
+	n.given = true
+	col := array.NewNull(5)
+	defer col.Release()
+	schema := arrow.NewSchema([]arrow.Field{{Name: "n", Type: arrow.Null, Nullable: true}}, nil)
+	return array.NewRecordBatch(schema, []arrow.Array{col}, 5), nil
+}
+
+func (*nulls) Close() error { return nil }
 
 // TestWrongBytes: a batch whose bytes are not those that were loaded is counted
 // and named, and the others are checked all the same.

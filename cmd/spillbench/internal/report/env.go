@@ -62,6 +62,20 @@ func EngineEnv(ctx context.Context, t *topology.Topology, eng *spillway.Engine) 
 	return e
 }
 
+// ProbeDisk fills in what spilling to dir would use, in the way that an engine
+// finds it out: by a volume that writes a page there. What cannot be found out
+// stays empty.
+func (e *Env) ProbeDisk(dir string) {
+	v, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: tier.Page})
+	if err != nil {
+		return
+	}
+	st := v.Stats()
+	if v.Close() == nil {
+		e.FileSystem, e.DirectIO = st.FileSystem, st.Direct
+	}
+}
+
 // gpu names a device; a simulated one is never named like a real one.
 func gpu(t *topology.Topology, d tier.DeviceInfo) (name, driver, pcie string) {
 	if d.Backend == "sim" {
