@@ -37,13 +37,13 @@ func TestRandomOperations(t *testing.T) {
 	}
 	for i := range rounds {
 		seed := uint64(i + 1)
-		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { randomOperations(t, seed) })
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { runRandomOperations(t, seed) })
 	}
 }
 
 const (
 	randomWorkers    = 8
-	randomOperation  = 150 // by each worker
+	randomOperations = 150 // by each worker
 	randomPartitions = 3
 )
 
@@ -65,7 +65,7 @@ type source struct {
 	consumed bool
 }
 
-func randomOperations(t *testing.T, seed uint64) {
+func runRandomOperations(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	kib := func(least, most int) int64 { return int64(least+rng.IntN(most-least)) << 10 }
 	dir := t.TempDir()
@@ -91,19 +91,26 @@ func randomOperations(t *testing.T, seed uint64) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // only a stall takes so long
 	defer cancel()
+	held := make(map[tier.ID]int64) // what the engine itself has in use: staging
+	for _, s := range eng.Stats().Spaces {
+		held[s.ID] = s.Live
+	}
 	watching, stop := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
+		often := time.NewTicker(100 * time.Microsecond)
+		defer often.Stop()
 		for watching.Err() == nil {
 			checkBooks(t, eng)
+			<-often.C
 		}
 	}()
 	var wg sync.WaitGroup
 	for w := range randomWorkers {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(seed, uint64(w+1)))
-			for op := range randomOperation {
+			for op := range randomOperations {
 				if err := run.step(ctx, rng); err != nil {
 					t.Errorf("worker %d, operation %d: %v", w, op, err)
 					cancel()
@@ -119,6 +126,8 @@ func randomOperations(t *testing.T, seed uint64) {
 		_ = eng.Close() // what is wrong has been told
 		return
 	}
+
+	run.checkConserved(ctx, t, held)
 
 	// Everything that is left must come out once, and be what was put.
 	for p := range randomPartitions {
@@ -155,6 +164,35 @@ func checkBooks(t *testing.T, eng *spillway.Engine) {
 	for _, s := range eng.Stats().Spaces {
 		if s.Used() > s.Capacity || s.Peak > s.Capacity || s.Live < 0 || s.Retired < 0 || s.Reserved < 0 {
 			t.Errorf("%s breaks its books: %+v of %d", s.ID, s.Usage, s.Capacity)
+		}
+	}
+}
+
+// checkConserved waits until the monitor rests, and checks that what is in use in
+// each space is what its batches and their dictionaries are charged, and nothing
+// more.
+func (r *randomRun) checkConserved(ctx context.Context, t *testing.T, held map[tier.ID]int64) {
+	t.Helper()
+	for often := time.NewTicker(time.Millisecond); ; <-often.C {
+		wrong := ""
+		want := make(map[tier.ID]int64)
+		for p := range randomPartitions {
+			for b := range r.repo.Batches(p) {
+				want[b.Info().Space] += b.Info().Bytes
+			}
+		}
+		for _, s := range r.eng.Stats().Spaces {
+			n := want[s.ID] + held[s.ID] + r.eng.Mover().DictionaryBytes(s.ID)
+			if s.Live != n || s.Retired != 0 || s.Reserved != 0 {
+				wrong += fmt.Sprintf("%s holds %+v, its batches %d; ", s.ID, s.Usage, n)
+			}
+		}
+		if wrong == "" {
+			often.Stop()
+			return
+		}
+		if ctx.Err() != nil {
+			t.Fatal(wrong)
 		}
 	}
 }

@@ -1,0 +1,202 @@
+package spillway_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// openSmall opens an engine with little memory and a disk in a directory of the
+// test's.
+func openSmall(t *testing.T, gpu, host int64) (*spillway.Engine, string) {
+	t.Helper()
+	dir := t.TempDir()
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs:          []spillway.GPU{{Backend: spillway.Sim, Memory: gpu}},
+		HostMemory:    host,
+		Disks:         []spillway.Disk{{Dir: dir, Capacity: 64 << 20}},
+		MonitorPeriod: time.Millisecond,
+		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return eng, dir
+}
+
+// TestCloseUnderLoad closes the engine while many goroutines do everything with
+// it: they are told that it is closed, nothing crashes or hangs, and when they have
+// let go of what they held every byte is back.
+func TestCloseUnderLoad(t *testing.T) {
+	for seed := range uint64(6) {
+		eng, dir := openSmall(t, 1<<20, 1<<20)
+		plan, err := eng.Plan("load")
+		if err != nil {
+			t.Fatal(err)
+		}
+		repo, err := plan.Repository("scan", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run := &randomRun{eng: eng, repo: repo, words: wordList(seed, 1500), sources: make(map[int64]*source)}
+		rng := rand.New(rand.NewPCG(seed, 77))
+		var begun, ended sync.WaitGroup
+		for w := range randomWorkers {
+			begun.Add(1)
+			ended.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, uint64(w+1)))
+				for op := 0; ; op++ {
+					err := run.step(t.Context(), rng)
+					if op == 10 || err != nil && op < 10 {
+						begun.Done()
+					}
+					if errors.Is(err, tier.ErrClosed) || errors.Is(err, io.EOF) {
+						return
+					}
+					if err != nil && !errors.Is(err, batch.ErrState) {
+						t.Errorf("seed %d, worker %d, operation %d: %v", seed, w, op, err)
+						return
+					}
+				}
+			})
+		}
+		begun.Wait()
+		for range rng.IntN(2000) { // somewhere in the middle
+			_ = eng.Stats()
+		}
+		var leak *spillway.LeakError
+		if err := eng.Close(); err != nil && !errors.As(err, &leak) { // handles may be open still
+			t.Errorf("seed %d: closing: %v", seed, err)
+		}
+		ended.Wait()
+		for _, s := range eng.Stats().Spaces {
+			if s.Used() != 0 {
+				t.Errorf("seed %d: %s ends with %+v", seed, s.ID, s.Usage)
+			}
+		}
+		if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+			t.Errorf("the spill directory holds %v, %v", left, err)
+		}
+		if err := eng.Close(); !errors.Is(err, tier.ErrClosed) {
+			t.Errorf("a second close: %v", err)
+		}
+	}
+}
+
+func TestCloseReportsWhatIsHeld(t *testing.T) {
+	eng, _ := openSmall(t, 1<<20, 1<<20)
+	gpu, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := host.Alloc(5000)
+	if err := errors.Join(err, host.Release()); err != nil {
+		t.Fatal(err)
+	}
+	var leak *spillway.LeakError
+	if err := eng.Close(); !errors.As(err, &leak) || len(leak.Leaks) != 2 {
+		t.Fatalf("closing with a reservation and a buffer: %v", err)
+	}
+	for _, want := range []string{"1 of 1024 bytes in gpu:0", "1 of 8192 bytes in host:0"} {
+		if !strings.Contains(leak.Error(), want) {
+			t.Errorf("%q does not say %q", leak.Error(), want)
+		}
+	}
+	if err := errors.Join(gpu.Release(), buf.Release()); err != nil {
+		t.Error(err)
+	}
+	for _, s := range eng.Stats().Spaces {
+		if s.Used() != 0 {
+			t.Errorf("%s ends with %+v", s.ID, s.Usage)
+		}
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	small := []spillway.Disk{{Dir: t.TempDir(), Capacity: 1 << 20}}
+	for name, c := range map[string]struct {
+		cfg  spillway.Config
+		want error
+		says string
+	}{
+		"more host memory than there is": {spillway.Config{HostMemory: 1 << 50, Disks: small}, tier.ErrNoSpace, "host memory"},
+		"more GPU memory than there is":  {spillway.Config{GPUs: []spillway.GPU{{Memory: 1 << 50}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
+		"sizes that overflow together":   {spillway.Config{GPUs: []spillway.GPU{{Memory: 1<<63 - 1}, {Memory: 1<<63 - 1}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
+		"no CUDA":                        {spillway.Config{GPUs: []spillway.GPU{{Backend: spillway.CUDA}}, Disks: small}, tier.ErrNotSupported, "CUDA"},
+		"an unknown backend":             {spillway.Config{GPUs: []spillway.GPU{{Backend: "opencl"}}, Disks: small}, nil, "opencl"},
+		"negative memory":                {spillway.Config{HostMemory: -1, Disks: small}, nil, "negative"},
+		"marks in the wrong order":       {spillway.Config{GPUMarks: tier.Fractions{Trigger: 0.5, Stop: 0.6}, Disks: small}, nil, "stop"},
+		"a directory that is not there":  {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir + "/missing", Capacity: 1 << 20}}}, nil, "missing: the directory does not exist"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eng, err := spillway.Open(t.Context(), c.cfg)
+			if err == nil {
+				t.Fatal(errors.Join(errors.New("opened"), eng.Close()))
+			}
+			if c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// What fits under host memory's limit, but not beside the engine's own staging,
+// goes to disk: nobody could ever make that room.
+func TestPutBesideStaging(t *testing.T) {
+	eng, _ := openSmall(t, 64<<10, 1<<20)
+	plan, err := eng.Plan("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("scan", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Host})
+	rows := 0
+	for rows = 1000; ; rows += 500 {
+		rec := numberedRecord(1, rows, wordList(1, 10))
+		var placed *batch.Batch
+		err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.GPU)))
+		for b := range repo.Batches(0) {
+			placed = b
+		}
+		if err != nil {
+			t.Fatalf("%d rows: %v", rows, err)
+		}
+		body := placed.Descriptor().Body
+		if body > host.Room() && body <= host.Limit() {
+			if k := placed.Info().Space.Kind; k != tier.Disk {
+				t.Errorf("%d bytes lie in %s", body, k)
+			}
+			break
+		}
+		if body > host.Limit() {
+			t.Fatal("no size was between room and limit")
+		}
+		taken, err := repo.Take(context.Background(), 0, batch.Idle)
+		if err := errors.Join(err, taken.Drop()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := eng.Close(); err != nil {
+		t.Error(err)
+	}
+}
