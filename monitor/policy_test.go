@@ -20,10 +20,10 @@ func TestPolicyOrder(t *testing.T) {
 		policy Policy
 		want   []batch.Info // in the order in which they should go
 	}{
-		{"S38: from the output towards the scans", PlanOrder(), []batch.Info{place(1, 5, false, 1), place(1, 3, false, 9), place(1, 0, false, 20)}},
-		{"S38: newest first within one repository", PlanOrder(), []batch.Info{place(1, 2, false, 9), place(1, 2, false, 8), place(1, 2, false, 3)}},
-		{"S38: the output's own repository last", PlanOrder(), []batch.Info{place(1, 3, false, 1), place(1, 0, false, 0), place(1, 4, true, 9), place(1, 4, true, 2)}},
-		{"S40: then the inputs of queued tasks, from the back", PlanOrder(), []batch.Info{
+		{"from the output towards the scans", PlanOrder(), []batch.Info{place(1, 5, false, 1), place(1, 3, false, 9), place(1, 0, false, 20)}},
+		{"newest first within one repository", PlanOrder(), []batch.Info{place(1, 2, false, 9), place(1, 2, false, 8), place(1, 2, false, 3)}},
+		{"the output's own repository last", PlanOrder(), []batch.Info{place(1, 3, false, 1), place(1, 0, false, 0), place(1, 4, true, 9), place(1, 4, true, 2)}},
+		{"then the inputs of queued tasks, from the back", PlanOrder(), []batch.Info{
 			place(1, 0, false, 50), place(1, 9, true, 51), queued(place(1, 1, false, 40)), queued(place(1, 7, false, 30)), queued(place(1, 1, false, 2)),
 		}},
 		{"the youngest plan gives first", PlanOrder(), []batch.Info{place(2, 0, false, 1), place(1, 9, false, 9), place(3, 9, true, 1), queued(place(2, 0, false, 0)), queued(place(1, 0, false, 0))}},

@@ -45,7 +45,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// S55: whatever is not a size is an error that quotes it, never "no limit".
+// Whatever is not a size is an error that quotes it, never "no limit".
 func TestParseErrors(t *testing.T) {
 	for _, c := range []struct{ text, says string }{
 		{"", "missing"},
