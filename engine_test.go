@@ -192,7 +192,7 @@ func TestPutBesideStaging(t *testing.T) {
 			t.Fatal("no size was between room and limit")
 		}
 		taken, err := repo.Take(context.Background(), 0, batch.Idle)
-		if err := errors.Join(err, taken.Drop()); err != nil {
+		if err := errors.Join(err, taken.Discard(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -256,8 +256,12 @@ func (r *randomRun) consume(ctx context.Context, rng *rand.Rand, partition int) 
 		return err
 	}
 	h, err := r.eng.Mover().Acquire(ctx, b, reservation.AnyInTier(anyKind(rng)))
-	if err != nil { // given up: back into the repository
-		return errors.Join(err, b.CancelTask(), r.repo.PutBatch(partition, b))
+	if err != nil { // given up: back into the repository, or nowhere if that is closed
+		err = errors.Join(err, b.CancelTask())
+		if e := r.repo.PutBatch(partition, b); e != nil {
+			err = errors.Join(err, e, b.Discard(context.WithoutCancel(ctx)))
+		}
+		return err
 	}
 	return errors.Join(r.compare(context.WithoutCancel(ctx), h, true), b.Drop(), h.Close())
 }

@@ -423,6 +423,24 @@ func (b *Batch) Drop() error {
 	return release(payload)
 }
 
+// Discard is Drop for those who own the batch but not the monitor: while it is in
+// transit it waits, until ctx ends.
+func (b *Batch) Discard(ctx context.Context) error {
+	for {
+		changed := b.Changed()
+		err := b.Drop()
+		var se *StateError
+		if !errors.As(err, &se) || se.State != InTransit {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
 // takePayloadLocked empties a released batch; the caller releases the payload
 // once the lock is free.
 func (b *Batch) takePayloadLocked() Payload {

@@ -320,3 +320,32 @@ func TestErrorTexts(t *testing.T) {
 		t.Errorf("%q, want %q", got, all)
 	}
 }
+
+// Discard waits for a transit to end, and no longer than its context.
+func TestDiscardWaitsForTransit(t *testing.T) {
+	b := newBatch(t, &form{space: newSpace(t, "host:0")}, nil)
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := errors.New("why")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	if err := b.Discard(ctx); !errors.Is(err, why) {
+		t.Fatalf("with an ended context: %v", err)
+	}
+	done := make(chan error)
+	go func() { done <- b.Discard(t.Context()) }()
+	if err := tr.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if b.State() != Released {
+		t.Errorf("the batch is %s", b.State())
+	}
+	if err := b.Discard(t.Context()); !errors.Is(err, ErrState) {
+		t.Errorf("again: %v", err)
+	}
+}

@@ -162,17 +162,7 @@ func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBat
 // discard drops a batch that was made and cannot be put. The monitor knows it and
 // may be moving it just now; for that it waits, whatever contexts say, because
 // nobody else would drop it. It is not long: the monitor's moves wait for nothing.
-func discard(b *batch.Batch) error {
-	for {
-		changed := b.Changed()
-		err := b.Drop()
-		var se *batch.StateError
-		if !errors.As(err, &se) || se.State != batch.InTransit {
-			return err
-		}
-		<-changed
-	}
-}
+func discard(b *batch.Batch) error { return b.Discard(context.Background()) }
 
 // ingest makes a batch of rec that is fit for the partition and not yet in it.
 func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) (*batch.Batch, batch.Place, error) {
