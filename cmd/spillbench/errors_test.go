@@ -17,6 +17,7 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := writeFile(t, "file", "x")
+	missing := filepath.Join(t.TempDir(), "missing")
 	big := writeTable(t, "big.arrow", 1, 60_000)
 	for _, c := range []struct {
 		name   string
@@ -56,20 +57,20 @@ func TestErrors(t *testing.T) {
 		{"too many partitions", []string{"--partitions=1000000"}, 2, []string{"--partitions"}},
 		{"bad rows", []string{"verify", "--rows-per-batch=-1", whole}, 2, []string{"--rows-per-batch"}},
 
-		{"missing input", []string{"run", "--input=/nonexistent/x.parquet"}, 2, []string{"/nonexistent/x.parquet", "no such file"}},
-		{"second input missing", []string{"run", "--input", whole, "--input=/nonexistent"}, 2, []string{"/nonexistent"}},
+		{"missing input", []string{"run", "--input=" + missing + "/x.parquet"}, 2, []string{missing + "/x.parquet", "no such file"}},
+		{"second input missing", []string{"run", "--input", whole, "--input=" + missing}, 2, []string{missing}},
 		{"broken Parquet", []string{"run", "--input", writeFile(t, "b.parquet", "PAR1 and no more")}, 2, []string{"b.parquet", "Parquet"}},
 		{"truncated Parquet", []string{"run", "--input", writeFile(t, "c.parquet", string(content[:len(content)/2]))}, 2, []string{"c.parquet"}},
 		{"directory", []string{"run", "--input", t.TempDir()}, 2, []string{"directory"}},
 		{"no batches", []string{"run", "--input", writeFile(t, "h.csv", "a,b\n")}, 2, []string{"no batches"}},
-		{"verify missing", []string{"verify", "/nonexistent.arrow"}, 2, []string{"/nonexistent.arrow"}},
+		{"verify missing", []string{"verify", missing + ".arrow"}, 2, []string{missing + ".arrow"}},
 		{"verify broken", []string{"verify", writeFile(t, "d.arrow", "ARROW1\x00\x00broken")}, 2, []string{"d.arrow"}},
 
-		{"missing spill directory", []string{"--disk=/nonexistent"}, 2, []string{"--disk /nonexistent", "no such directory"}},
+		{"missing spill directory", []string{"--disk=" + missing}, 2, []string{"--disk " + missing, "no such directory"}},
 		{"spill directory is a file", []string{"--disk", file}, 2, []string{file, "not a directory"}},
-		{"result in a missing directory", []string{"--json=/nonexistent/r.json"}, 2, []string{"--json /nonexistent/r.json"}},
+		{"result in a missing directory", []string{"--json=" + missing + "/r.json"}, 2, []string{"--json " + missing + "/r.json"}},
 		{"result is a directory", []string{"--json", t.TempDir()}, 2, []string{"directory"}},
-		{"missing root", []string{"topo", "--root=/nonexistent"}, 2, []string{"--root /nonexistent"}},
+		{"missing root", []string{"topo", "--root=" + missing}, 2, []string{"--root " + missing}},
 
 		{"no CUDA", []string{"--gpu=cuda"}, 3, []string{"--gpu sim"}},
 		{"more disk than there is", []string{"--disk", t.TempDir() + "=4EiB"}, 3, []string{"--disk"}},

@@ -25,7 +25,7 @@ func TestResultFile(t *testing.T) {
 	if err := os.Symlink("real.json", link); err != nil {
 		t.Fatal(err)
 	}
-	if r := command(t, t.Context(), "run", "--input=/nonexistent", "--json", link); r.status != 2 {
+	if r := command(t, t.Context(), "run", "--input="+filepath.Join(t.TempDir(), "missing"), "--json", link); r.status != 2 {
 		t.Fatalf("ended with %d", r.status)
 	}
 	if old, _ := os.ReadFile(real); string(old) != "old" {
