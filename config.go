@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/convert"
@@ -59,8 +60,9 @@ type Config struct {
 // GPU configures one GPU space.
 type GPU struct {
 	Backend Backend
-	// Memory is the size of the space in bytes. 0 means 256 MiB, or an eighth of
-	// the host's memory if that is less: the simulated GPU lies in it.
+	// Memory is the size of the space in bytes. 0 means what is free on Device, if
+	// that is set; else 256 MiB, or an eighth of the host's memory if that is less:
+	// the simulated GPU lies in it.
 	Memory int64
 	// Device, if set, is used instead of a backend's own: pooled, decorated, or
 	// one that the program already has. The engine closes it only if Own is set.
@@ -135,6 +137,7 @@ func (c Config) withDefaults() Config {
 	if c.Disks == nil {
 		c.Disks = []Disk{{}}
 	}
+	c.Disks = slices.Clone(c.Disks) // the caller's stays as it is
 	for i := range c.Disks {
 		if c.Disks[i].Dir == "" {
 			c.Disks[i].Dir = os.TempDir()

@@ -84,7 +84,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.mover, err = convert.NewMover(convert.MoverConfig{
-		Reservations: e.reservations, Registry: &e.registry, Builtin: builtin, IDs: &e.ids, Events: e.moveEvents(),
+		Reservations: e.reservations, Registry: &e.registry, Builtin: builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(),
 	})
 	if err != nil {
 		return nil, err
@@ -106,6 +106,14 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}()
 	return e, nil
 }
+
+// Observer returns what batches must be made with that are not put as records, so
+// that the monitor knows of them.
+func (e *Engine) Observer() batch.Observer { return observer{e} }
+
+type observer struct{ e *Engine }
+
+func (o observer) BatchChanged(b *batch.Batch) { o.e.monitor.Index().BatchChanged(b) }
 
 // held is what the engine itself keeps in a space: no batch's own bytes, so that
 // nobody's release but that of the batches which share a dictionary brings them back.

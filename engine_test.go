@@ -200,3 +200,131 @@ func TestPutBesideStaging(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// openWith opens an engine whose repositories the test fills.
+func openWith(t *testing.T, gpu, host int64) (*spillway.Engine, *repository.Repository) {
+	t.Helper()
+	eng, _ := openSmall(t, gpu, host)
+	plan, err := eng.Plan("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("scan", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := eng.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return eng, repo
+}
+
+// A Put into a space in pieces waits for batches that can leave, and not for the
+// handle that the one who puts holds.
+func TestPutIntoPiecesWhileHolding(t *testing.T) {
+	_, repo := openWith(t, 1<<20, 4<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
+	defer cancel()
+	words := wordList(1, 1)
+	gpu := repository.WithPlacement(reservation.AnyInTier(tier.GPU))
+	for i := range 9 {
+		if err := repo.Put(ctx, i%2, numberedRecord(int64(i), []int{20, 5000}[i%2], words), gpu); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for h, err := range repo.Drain(ctx, 1, tier.GPU) { // holes
+		if err := errors.Join(err, h.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for h, err := range repo.Drain(ctx, 0, tier.GPU) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		err := repo.Put(ctx, 2, numberedRecord(99, 15_000, words), gpu)
+		if err := errors.Join(err, h.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Who waits for a batch stops waiting for room when somebody else brings it, or
+// drops it.
+func TestAcquireWhatOthersBring(t *testing.T) {
+	eng, repo := openWith(t, 1<<20, 4<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	words := wordList(1, 1)
+	put := func(partition int, k tier.Kind) *batch.Batch {
+		if err := repo.Put(ctx, partition, numberedRecord(int64(partition), 15_000, words), repository.WithPlacement(reservation.AnyInTier(k))); err != nil {
+			t.Fatal(err)
+		}
+		b, ok := repo.Peek(partition)
+		if !ok {
+			t.Fatal("the batch is not there")
+		}
+		return b
+	}
+	gpu := reservation.AnyInTier(tier.GPU)
+	y, x := put(0, tier.GPU), put(1, tier.Host)
+	held, err := eng.Mover().Acquire(ctx, y, gpu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	handles := make(chan *batch.Handle)
+	for range 2 {
+		go func() {
+			h, err := eng.Mover().Acquire(ctx, x, gpu)
+			if err != nil {
+				t.Error(err)
+			}
+			handles <- h
+		}()
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	one, two := <-handles, <-handles // the second while the first is open
+	z := put(2, tier.Host)
+	dropped := make(chan error)
+	go func() {
+		_, err := eng.Mover().Acquire(ctx, z, gpu) // there is no room while x is held
+		dropped <- err
+	}()
+	if err := z.Discard(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-dropped; !errors.Is(err, batch.ErrState) {
+		t.Errorf("acquiring what is dropped: %v", err)
+	}
+	if err := errors.Join(one.Close(), two.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Clones that are handed to a repository move down like other batches.
+func TestClonesAreSpilled(t *testing.T) {
+	eng, repo := openWith(t, 1<<20, 4<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	words := wordList(1, 1)
+	gpu := repository.WithPlacement(reservation.AnyInTier(tier.GPU))
+	if err := repo.Put(ctx, 0, numberedRecord(1, 6000, words), gpu); err != nil {
+		t.Fatal(err)
+	}
+	first, _ := repo.Peek(0)
+	for range 3 {
+		c, err := eng.Mover().Clone(ctx, first, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := repo.PutBatch(0, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := repo.Put(ctx, 1, numberedRecord(2, 15_000, words), gpu); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -51,6 +51,10 @@ func (e *Engine) fitsMemory() error {
 }
 
 func (e *Engine) gpuMemory(g GPU) int64 {
+	if g.Memory == 0 && g.Device != nil {
+		free, _ := g.Device.MemInfo()
+		return free
+	}
 	if g.Memory == 0 {
 		return min(defaultGPUMemory, e.memoryLimit()/8/tier.Page*tier.Page)
 	}
@@ -176,8 +180,8 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 func (e *Engine) openStaging() error {
 	for _, s := range e.reservations.Spaces().InTier(tier.Host) {
 		share := s.Limit() / stagingMaxShare
-		chunk := min(int64(stagingChunk), share/2/tier.Page*tier.Page)
-		count := min(int64(stagingChunks), share/chunk)
+		chunk := max(tier.Page, min(int64(stagingChunk), share/2/tier.Page*tier.Page))
+		count := max(1, min(int64(stagingChunks), share/chunk))
 		r, err := e.reservations.TryReserve(reservation.Specific(s.ID()), chunk*count)
 		if err != nil {
 			return err

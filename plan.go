@@ -35,11 +35,11 @@ func (p *Plan) Manager() *repository.Manager { return p.manager }
 // them; those with open handles go when the last handle closes.
 func (p *Plan) Close() error {
 	p.once.Do(func() {
-		e := p.engine
+		p.err = p.manager.Close(context.Background())
+		e := p.engine // which, if it is closed meanwhile, waits for this
 		e.mu.Lock()
 		delete(e.plans, p.name)
 		e.mu.Unlock()
-		p.err = p.manager.Close(context.Background())
 	})
 	return p.err
 }

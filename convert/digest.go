@@ -19,9 +19,13 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 		return d, false, err
 	}
 	defer leave()
-	img, ok := h.Payload().(*batch.Image)
+	payload := h.Payload()
+	if payload == nil {
+		return d, false, fmt.Errorf("convert: the digest of a closed handle: %w", tier.ErrReleased)
+	}
+	img, ok := payload.(*batch.Image)
 	if !ok {
-		return d, false, fmt.Errorf("convert: %s has no digest", h.Payload().Type())
+		return d, false, fmt.Errorf("convert: %s has no digest", payload.Type())
 	}
 	d, onDevice, err = m.digest(ctx, img.Space(), img.Descriptor(), img.Buffer(), 0)
 	at := img.Descriptor().Body

@@ -154,7 +154,7 @@ func (b *Builtin) copyBody(ctx context.Context, desc *batch.Descriptor, dst, src
 func (b *Builtin) hostDevice(ctx context.Context, gpu *tier.Space, d tier.DeviceMemory, h tier.HostMemory, up bool) error {
 	return b.onStream(ctx, gpu, func(dev tier.Device, s tier.Stream) error {
 		w := window{n: copiesUnderWay}
-		err := func() error {
+		err := safely(func() error {
 			addr := d.Addr()
 			for _, extent := range h.Extents() {
 				for len(extent) > 0 {
@@ -183,7 +183,7 @@ func (b *Builtin) hostDevice(ctx context.Context, gpu *tier.Space, d tier.Device
 				}
 			}
 			return nil
-		}()
+		})
 		return errors.Join(err, w.wait())
 	})
 }
@@ -194,7 +194,7 @@ func (b *Builtin) deviceToDevice(ctx context.Context, dst, src *tier.Space, d, s
 	same := d.Device() == s.Device()
 	err := b.onStream(ctx, src, func(dev tier.Device, stream tier.Stream) error {
 		w := window{n: copiesUnderWay}
-		err := func() error {
+		err := safely(func() error {
 			for off := int64(0); off < s.Size(); off += maxPiece {
 				if err := context.Cause(ctx); err != nil {
 					return err
@@ -218,16 +218,26 @@ func (b *Builtin) deviceToDevice(ctx context.Context, dst, src *tier.Space, d, s
 				}
 			}
 			return nil
-		}()
+		})
 		return errors.Join(err, w.wait())
 	})
 	if same || !errors.Is(err, tier.ErrNotSupported) {
 		return err
 	}
-	return b.onStream(ctx, src, func(from tier.Device, out tier.Stream) error {
-		return b.onStream(ctx, dst, func(to tier.Device, in tier.Stream) error {
+	// Streams are borrowed in the order of the spaces: two moves in opposite
+	// directions would else each hold what the other needs.
+	low, high := src, dst
+	if dst.ID().Ordinal < src.ID().Ordinal {
+		low, high = dst, src
+	}
+	return b.onStream(ctx, low, func(_ tier.Device, one tier.Stream) error {
+		return b.onStream(ctx, high, func(_ tier.Device, other tier.Stream) error {
+			out, in := one, other
+			if low == dst {
+				out, in = other, one
+			}
 			return b.staged(ctx, src.Node(), s.Size(),
-				fetchDevice(from, out, s), drainDevice(to, in, d), nil)
+				fetchDevice(s.Device(), out, s), drainDevice(d.Device(), in, d), nil)
 		})
 	})
 }

@@ -40,6 +40,7 @@ type machineConfig struct {
 	fast            bool    // pages touched ahead and huge
 	outside         bool    // small dictionaries, too, are images of their own
 	events          Events
+	wrap            func(tier.Device) tier.Device
 }
 
 func newMachine(t testing.TB, cfg machineConfig) *machine {
@@ -85,7 +86,11 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	m.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: []*tier.Space{m.spaces[tier.GPU], m.spaces[tier.Host], m.spaces[tier.Disk]}})
 	check(err)
-	streams, err := tier.NewStreamPool(dev, 4)
+	wrapped := tier.Device(dev)
+	if cfg.wrap != nil {
+		wrapped = cfg.wrap(dev)
+	}
+	streams, err := tier.NewStreamPool(wrapped, 4)
 	check(err)
 	chunk := size(cfg.chunk, 16<<10)
 	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), 8*chunk)

@@ -27,7 +27,8 @@ type MoverConfig struct {
 	Reservations *reservation.Manager
 	Registry     *Registry
 	Builtin      *Builtin
-	IDs          *batch.IDs // numbers clones; nil: the mover has its own
+	IDs          *batch.IDs     // numbers clones; nil: the mover has its own
+	Observer     batch.Observer // is told of clones for which no other is named; may be nil
 	Events       Events
 }
 
@@ -170,15 +171,14 @@ func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strate
 
 func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, arriving func()) (at tier.ID, moved int64, err error) {
 	waits := reason != ReasonTrigger && reason != ReasonDemand
-	size := b.Descriptor().Body
-	dicts := m.cfg.Builtin.dicts.of(b.Descriptor().AllDictionaries())
-	reserve := func() (*reservation.Reservation, error) {
-		if !waits {
+	size, dicts := m.sizes(b)
+	reserve := func(to reservation.Strategy, wait bool) (*reservation.Reservation, error) {
+		if !wait || !waits {
 			return m.cfg.Reservations.TryReserve(to, m.need(to, size, dicts))
 		}
 		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, size, dicts))
 	}
-	err = m.inRoom(ctx, waits, reserve, func(r *reservation.Reservation) (err error) {
+	err = m.inRoom(ctx, waits, to, reserve, func(r *reservation.Reservation) (err error) {
 		at = r.Space().ID()
 		var t *batch.Transit
 		if waits {
@@ -189,6 +189,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 		if err != nil {
 			return err
 		}
+		defer func() { _ = t.Abort() }() // changes nothing if it has ended, as it has but after a panic
 		src := t.Payload().Space().ID()
 		if m.reaches(to, src) { // somebody else brought it while we waited
 			at = src
@@ -200,24 +201,41 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 			out, err = m.cfg.Registry.Convert(ctx, t, batch.ImageType(r.Space().Kind()), r)
 			return err
 		})
+		if err == nil && out.Space() != r.Space() {
+			err = errors.Join(fmt.Errorf("the converter's payload lies in %s", out.Space().ID()), out.Release())
+		}
 		if err != nil {
-			var c *CorruptError
-			if errors.As(err, &c) {
-				c.Batch = b.ID()
-			}
-			err = fmt.Errorf("moving batch %d from %s to %s: %w", b.ID(), src, at, err)
+			err = fmt.Errorf("moving batch %d from %s to %s: %w", b.ID(), src, at, ofBatch(err, b.ID()))
 			return errors.Join(err, t.Abort())
 		}
 		took := time.Since(start)
 		arriving()
-		if err := t.Commit(out, false); err != nil {
-			return err
+		if err := t.Commit(out, false); err != nil { // then out is ours still
+			return errors.Join(err, out.Release(), t.Abort())
 		}
 		moved = size
 		m.stats.add(src, at, size, took, reason)
 		return nil
 	})
 	return at, moved, err
+}
+
+// sizes returns how many bytes b needs elsewhere, and which dictionaries.
+func (m *Mover) sizes(b *batch.Batch) (int64, []*dictionary) {
+	desc := b.Descriptor()
+	if desc == nil { // a payload of somebody else's: as much as it takes where it is
+		return b.Info().Bytes, nil
+	}
+	return desc.Body, m.cfg.Builtin.dicts.of(desc.AllDictionaries())
+}
+
+// ofBatch adds to an error about corrupt bytes whose they are.
+func ofBatch(err error, id batch.ID) error {
+	var c *CorruptError
+	if errors.As(err, &c) {
+		c.Batch = id
+	}
+	return err
 }
 
 // reaches says whether a space is one of the strategy's.
@@ -257,7 +275,11 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 	}()
 	for {
 		changed := b.Changed()
-		if at := b.Info().Space; m.reaches(to, at) {
+		info := b.Info()
+		if info.State == batch.Released {
+			return nil, &batch.StateError{Batch: b.ID(), State: info.State, Op: "acquire", Status: batch.MissingData}
+		}
+		if at := info.Space; m.reaches(to, at) {
 			h, err := b.Lock(ctx, at)
 			var se *batch.StateError
 			switch {
@@ -279,10 +301,10 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 			continue // moved between the look and the lock
 		}
 		unsubscribe() // it is not here any more
-		err := m.bring(ctx, b, to, ReasonWork, subscribe)
+		err := m.bringUnlessThere(ctx, b, to, subscribe)
 		var se *batch.StateError
 		switch {
-		case err == nil:
+		case err == nil || errors.Is(err, errThere):
 		case errors.As(err, &se) && se.State == batch.Processing:
 			select { // held elsewhere: until a handle closes
 			case <-changed:
@@ -293,6 +315,36 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 			return nil, err
 		}
 	}
+}
+
+// errThere: the batch is where it is wanted, or gone, so that nothing need be
+// waited for.
+var errThere = errors.New("convert: the batch was brought by somebody else")
+
+// bringUnlessThere is bring, but stops waiting for room when b has come to a space
+// of the strategy by somebody else's doing, or has been dropped.
+func (m *Mover) bringUnlessThere(ctx context.Context, b *batch.Batch, to reservation.Strategy, arriving func()) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		for {
+			changed := b.Changed()
+			if info := b.Info(); info.State == batch.Released || m.reaches(to, info.Space) {
+				cancel(errThere)
+				return
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	err := m.bring(ctx, b, to, ReasonWork, arriving)
+	cancel(nil)
+	<-watched
+	return err
 }
 
 // Ingest lays rec out as an image in the first space of the strategy that has
@@ -330,11 +382,16 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	store := &m.cfg.Builtin.dicts
 	dicts := store.resolve(l.Dictionaries(), afresh)
 	defer store.letGo(dicts...)
-	reserve := func() (*reservation.Reservation, error) { return m.reserveOrSlower(ctx, to, l.Size(), dicts) }
+	reserve := func(to reservation.Strategy, wait bool) (*reservation.Reservation, error) {
+		if !wait {
+			return m.cfg.Reservations.TryReserve(to, m.need(to, l.Size(), dicts))
+		}
+		return m.reserveOrSlower(ctx, to, l.Size(), dicts)
+	}
 	var space *tier.Space
 	var buf *tier.Buffer
 	var shared []batch.Shared
-	err = m.inRoom(ctx, true, reserve, func(r *reservation.Reservation) error {
+	err = m.inRoom(ctx, true, to, reserve, func(r *reservation.Reservation) error {
 		return m.pinned(r, l.Size(), dicts, func() (err error) {
 			space = r.Space()
 			if buf, err = r.AllocCuts(l.Size(), l.Cuts()); err != nil {
@@ -424,44 +481,130 @@ func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, bo
 	return nil, err
 }
 
+// reserver returns what inRoom reserves with, for a body and its dictionaries.
+func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) func(reservation.Strategy, bool) (*reservation.Reservation, error) {
+	return func(to reservation.Strategy, wait bool) (*reservation.Reservation, error) {
+		if !wait {
+			return m.cfg.Reservations.TryReserve(to, m.need(to, body, dicts))
+		}
+		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, body, dicts))
+	}
+}
+
 // inRoom reserves and runs f, which allocates from the reservation; it is released
-// when f returns. If the space has the bytes but not in one piece, and the caller may
-// wait, f is run again with twice the room, and twice that, until it succeeds:
-// waiting demand makes the monitor move batches out, and in the end the whole
-// space is one piece.
+// when f returns. If the space has the bytes but not in one piece, the strategy's
+// other spaces are tried, and then, if the caller may wait, the first one is cleared.
 //
 // What f takes (a transit, a handle, the reservation) is given back before more is
 // waited for, and only one mover clears a space at a time. So those who wait for one
 // piece do not hold what the others wait for.
-func (m *Mover) inRoom(ctx context.Context, waits bool, reserve func() (*reservation.Reservation, error),
-	f func(*reservation.Reservation) error) error {
+func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
+	reserve func(to reservation.Strategy, wait bool) (*reservation.Reservation, error), f func(*reservation.Reservation) error) error {
 
-	r, err := reserve()
+	r, err := reserve(to, true)
 	if err != nil {
 		return err
 	}
-	space, need := r.Space(), r.Bytes()
+	first, need := r.Space(), r.Bytes()
 	err = errors.Join(f(r), r.Release())
+	for tried := (without{to, nil}); fragmented(err); {
+		tried.spaces = append(tried.spaces, r.Space())
+		var e error
+		if r, e = reserve(tried, false); e != nil {
+			break
+		}
+		err = errors.Join(f(r), r.Release())
+	}
 	if !waits || !fragmented(err) {
 		return err
 	}
-	clearing := m.clearing[space.ID()]
+	clearing := m.clearing[first.ID()]
 	select {
 	case clearing <- struct{}{}:
 		defer func() { <-clearing }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	most := space.Room() / tier.Page * tier.Page // a charge is a multiple of that
-	for fragmented(err) && need < most {
-		need = min(2*need, most)
-		r, e := m.cfg.Reservations.Reserve(ctx, reservation.Specific(space.ID()), need)
-		if e != nil {
-			return e
+	return m.clear(ctx, first, need, func() error {
+		r, err := reserve(reservation.Specific(first.ID()), false)
+		if err != nil {
+			return err
 		}
-		err = errors.Join(f(r), r.Release())
+		return errors.Join(f(r), r.Release())
+	})
+}
+
+// clear runs f until it does not fail for want of room in one piece. Between the
+// tries it waits for twice the room, then four times and so on: waiting demand makes
+// the monitor move batches out, and each that has left may have made the piece.
+func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func() error) error {
+	released := make(chan struct{}, 1)
+	defer space.Subscribe(func(_ *tier.Space, c tier.Change) {
+		if c == tier.Released {
+			select {
+			case released <- struct{}{}:
+			default:
+			}
+		}
+	})()
+	most := space.Room() / tier.Page * tier.Page // a charge is a multiple of that
+	for {
+		need = min(2*need, most)
+		got, err := m.demand(ctx, space, need, released)
+		if err != nil {
+			return err
+		}
+		for again := true; again; {
+			before := space.Used()
+			err = f()
+			if !errors.Is(err, tier.ErrNoSpace) || got && need == most && fragmented(err) {
+				return err
+			}
+			select {
+			case <-released: // f's own, as a rule
+				again = space.Used() < before
+			default:
+				again = false
+			}
+		}
 	}
-	return err
+}
+
+// demand waits until there is room for n bytes, without taking it, and says so; or
+// until something was released, which may be enough.
+func (m *Mover) demand(ctx context.Context, space *tier.Space, n int64, released <-chan struct{}) (bool, error) {
+	waiting, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	enough := errors.New("convert: something was released")
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		select {
+		case <-released:
+			cancel(enough)
+		case <-waiting.Done():
+		}
+	}()
+	r, err := m.cfg.Reservations.Reserve(waiting, reservation.Specific(space.ID()), n)
+	cancel(nil)
+	<-over
+	if errors.Is(err, enough) {
+		return false, context.Cause(ctx)
+	}
+	return err == nil, errors.Join(err, r.Release())
+}
+
+// without is a strategy less some spaces.
+type without struct {
+	reservation.Strategy
+	spaces []*tier.Space
+}
+
+func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	n := len(dst)
+	dst = w.Strategy.Candidates(all, dst)
+	kept := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(w.spaces, s) })
+	return dst[:n+len(kept)]
 }
 
 func fragmented(err error) bool {
@@ -510,9 +653,13 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 		return nil, err
 	}
 	defer leave()
-	src, ok := h.Payload().(*batch.Image)
+	payload := h.Payload()
+	if payload == nil {
+		return nil, fmt.Errorf("convert: opening the record of a closed handle: %w", tier.ErrReleased)
+	}
+	src, ok := payload.(*batch.Image)
 	if !ok {
-		return nil, fmt.Errorf("convert: %s cannot be opened as a record", h.Payload().Type())
+		return nil, fmt.Errorf("convert: %s cannot be opened as a record", payload.Type())
 	}
 	if src.Space().Kind() == tier.Host {
 		return openImage(src, nil)
@@ -522,7 +669,7 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 		p, err = m.inHost(ctx, src)
 	}
 	if err != nil {
-		return nil, err
+		return nil, ofBatch(err, h.Batch().ID())
 	}
 	img, ok := p.(*batch.Image)
 	if !ok {
@@ -535,10 +682,8 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 func (m *Mover) inHost(ctx context.Context, src *batch.Image) (out batch.Payload, err error) {
 	to, body := reservation.AnyInTier(tier.Host), src.Descriptor().Body
 	dicts := m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())
-	reserve := func() (*reservation.Reservation, error) {
-		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, body, dicts))
-	}
-	err = m.inRoom(ctx, true, reserve, func(r *reservation.Reservation) error {
+	reserve := m.reserver(ctx, body, dicts)
+	err = m.inRoom(ctx, true, to, reserve, func(r *reservation.Reservation) error {
 		return m.pinned(r, body, dicts, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
 			return err
@@ -570,7 +715,7 @@ func errNotInPlace(m tier.Memory) error {
 
 // Clone copies b to memory of its own in the same space, and returns a new
 // batch with a new id; dictionaries are shared. It waits for room, without holding b. observer is the
-// clone's; it may be nil.
+// clone's; nil means MoverConfig.Observer.
 func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observer) (*batch.Batch, error) {
 	ctx, leave, err := m.gate.enter(ctx)
 	if err != nil {
@@ -585,11 +730,35 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 		if err != nil {
 			return nil, err
 		}
+		if observer == nil {
+			observer = m.cfg.Observer
+		}
 		c, err := batch.New(batch.Options{ID: m.cfg.IDs.Next(), Payload: p, Observer: observer})
 		if err != nil {
 			return nil, errors.Join(err, p.Release())
 		}
 		return c, nil
+	}
+}
+
+// openAny locks b where it is, with a task of its own. Somebody else may use that
+// up before; then there is another.
+func openAny(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
+	for {
+		if err := b.CreateTask(ctx); err != nil {
+			return nil, err
+		}
+		h, err := b.LockAny(ctx)
+		var se *batch.StateError
+		switch {
+		case err == nil:
+			return h, nil
+		case errors.As(err, &se) && se.Status == batch.TaskNotCreated:
+		case errors.As(err, &se) && se.State == batch.Released:
+			return nil, err
+		default:
+			return nil, errors.Join(err, b.CancelTask())
+		}
 	}
 }
 
@@ -602,16 +771,11 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batc
 		return nil, &batch.StateError{Batch: b.ID(), State: b.State(), Op: "clone", Status: batch.MissingData}
 	}
 	to, dicts := reservation.Specific(at), m.cfg.Builtin.dicts.of(desc.AllDictionaries())
-	reserve := func() (*reservation.Reservation, error) {
-		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, desc.Body, dicts))
-	}
-	err = m.inRoom(ctx, true, reserve, func(r *reservation.Reservation) (err error) {
-		if err := b.CreateTask(ctx); err != nil {
-			return err
-		}
-		h, err := b.LockAny(ctx)
+	reserve := m.reserver(ctx, desc.Body, dicts)
+	err = m.inRoom(ctx, true, to, reserve, func(r *reservation.Reservation) (err error) {
+		h, err := openAny(ctx, b)
 		if err != nil {
-			return errors.Join(err, b.CancelTask())
+			return err
 		}
 		defer func() { err = errors.Join(err, h.Close()) }()
 		if h.Space().ID() != at {

@@ -427,3 +427,79 @@ func TestRoomInOnePiece(t *testing.T) {
 		t.Errorf("the batch lies in %s", k)
 	}
 }
+
+// strange is a payload of somebody else's, without a descriptor.
+type strange struct{ buf *tier.Buffer }
+
+func (strange) Type() batch.PayloadType { return "strange" }
+func (s strange) Space() *tier.Space    { return s.buf.Space() }
+func (s strange) Bytes() int64          { return s.buf.Charge() }
+func (s strange) Release() error        { return s.buf.Release() }
+
+// Converters that answer with something wrong, and payloads that are nobody's
+// image, are errors that lose nothing.
+func TestWrongAnswersAndForeignPayloads(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, numbered(1, 1000), tier.GPU)
+	for name, f := range map[string]Func{
+		"another batch": func(_ context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
+			d := *src.(*batch.Image).Descriptor()
+			d.Rows--
+			buf, err := r.AllocCuts(d.Body, d.Cuts())
+			return batch.NewImage(&d, buf, r.Space()), err
+		},
+		"another space": func(_ context.Context, src batch.Payload, _ *reservation.Reservation) (batch.Payload, error) {
+			d := src.(*batch.Image).Descriptor()
+			r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Disk), d.Body)
+			if err != nil {
+				return nil, err
+			}
+			buf, err := r.Alloc(d.Body)
+			return batch.NewImage(d, buf, r.Space()), errors.Join(err, r.Release())
+		},
+	} {
+		if err := errors.Join(m.registry.Unregister(batch.GPUImage, batch.HostImage), m.registry.Register(batch.GPUImage, batch.HostImage, f)); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host), ReasonWork); err == nil {
+			t.Errorf("%s was taken", name)
+		}
+		m.rests(t, b, tier.GPU)
+	}
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := r.Alloc(4096)
+	if err := errors.Join(err, r.Release()); err != nil {
+		t.Fatal(err)
+	}
+	x, err := batch.New(batch.Options{ID: 99, Payload: strange{buf}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.mover.Move(t.Context(), x, reservation.AnyInTier(tier.GPU), ReasonWork); !errors.Is(err, ErrNoConverter) {
+		t.Errorf("moving a strange payload: %v", err)
+	}
+	if err := x.Drop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// panicky is a device whose copies to the host panic.
+type panicky struct{ tier.Device }
+
+func (panicky) CopyToHost(tier.Stream, []byte, tier.Addr) error { panic("in the device") }
+
+func TestDevicePanicsGiveEverythingBack(t *testing.T) {
+	m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { return panicky{d} }})
+	b := m.put(t, numbered(1, 5000), tier.GPU)
+	for range 20 { // more often than there are chunks
+		for _, k := range []tier.Kind{tier.Host, tier.Disk} {
+			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err == nil {
+				t.Fatalf("moved to %s", k)
+			}
+			m.rests(t, b, tier.GPU)
+		}
+	}
+}

@@ -44,6 +44,17 @@ func run(f func() error) stage {
 	return t
 }
 
+// safely makes a panic of a device or a layout an error, so that what is under way
+// is waited for and what was taken is given back.
+func safely(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("convert: a transfer panicked: %v", p)
+		}
+	}()
+	return f()
+}
+
 // pieces lends the pinned memory that a pipeline passes its chunks through.
 type pieces interface {
 	Borrow(ctx context.Context) ([]byte, error)
@@ -105,7 +116,7 @@ func pipeline(ctx context.Context, pool pieces, size int64, depth int,
 			}
 			n := min(size-next, int64(len(chunk)))
 			s := slot{chunk: chunk, p: chunk[:n], off: next}
-			if s.stage, err = fetch(s.p, s.off); err != nil {
+			if err = safely(func() (err error) { s.stage, err = fetch(s.p, s.off); return err }); err != nil {
 				pool.Return(chunk)
 				return err
 			}
@@ -141,7 +152,7 @@ func pipeline(ctx context.Context, pool pieces, size int64, depth int,
 			err = check(s.p, s.off)
 		}
 		if err == nil {
-			s.stage, err = drain(s.p, s.off)
+			err = safely(func() (err error) { s.stage, err = drain(s.p, s.off); return err })
 		}
 		if err != nil {
 			pool.Return(s.chunk)
