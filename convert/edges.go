@@ -8,6 +8,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -16,10 +17,10 @@ const (
 	// maxPiece is the most that one asynchronous copy carries: a cancelled move
 	// ends within one piece.
 	maxPiece = 8 << 20
-	// copiesUnderWay is how many device copies a move keeps queued: the device does
-	// not wait for the goroutine that feeds it, and a cancelled move for little more
-	// than the copy that is being done.
-	copiesUnderWay = 2
+	// copiesUnderWay is how many device copies a move keeps queued at most; see
+	// window. Measured from the simulated GPU to host memory, 64 MiB: two are a tenth
+	// slower than four, eight are a hundredth faster.
+	copiesUnderWay = 8
 	// stagedUnderWay is how many staged chunks a transfer between device and disk keeps
 	// under way: the number of requests at which the disks that were measured reach their speed.
 	stagedUnderWay = 8
@@ -153,7 +154,7 @@ func (b *Builtin) copyBody(ctx context.Context, desc *batch.Descriptor, dst, src
 // device.
 func (b *Builtin) hostDevice(ctx context.Context, gpu *tier.Space, d tier.DeviceMemory, h tier.HostMemory, up bool) error {
 	return b.onStream(ctx, gpu, func(dev tier.Device, s tier.Stream) error {
-		w := window{n: copiesUnderWay}
+		w := window{most: copiesUnderWay}
 		err := safely(func() error {
 			addr := d.Addr()
 			for _, extent := range h.Extents() {
@@ -193,7 +194,7 @@ func (b *Builtin) hostDevice(ctx context.Context, gpu *tier.Space, d tier.Device
 func (b *Builtin) deviceToDevice(ctx context.Context, dst, src *tier.Space, d, s tier.DeviceMemory) error {
 	same := d.Device() == s.Device()
 	err := b.onStream(ctx, src, func(dev tier.Device, stream tier.Stream) error {
-		w := window{n: copiesUnderWay}
+		w := window{most: copiesUnderWay}
 		err := safely(func() error {
 			for off := int64(0); off < s.Size(); off += maxPiece {
 				if err := context.Cause(ctx); err != nil {
@@ -342,7 +343,7 @@ func hostToHost(ctx context.Context, d, s tier.HostMemory) error {
 				}
 				from, src = src[0], src[1:]
 			}
-			n := copy(to[:min(len(to), maxPiece)], from)
+			n := sumcopy.Bytes(to[:min(len(to), maxPiece)], from)
 			to, from = to[n:], from[n:]
 		}
 	}

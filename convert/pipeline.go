@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // stage is one piece of work under way; a tier.Event is one.
@@ -172,19 +173,41 @@ func over(s stage) bool {
 	}
 }
 
-// window keeps at most n stages under way, for transfers that need no chunks.
+// window keeps copies of one stream under way, for transfers that need no chunks;
+// they end in order. It begins with two, so that a cancelled move ends soon on a slow
+// device, and goes up to most while they take no longer than quickCopy each: a device
+// that is fast would be held up by waking the goroutine that feeds it.
 type window struct {
-	n      int
+	most   int
+	size   int // 0 at the start
 	stages []stage
+	begun  time.Time // of the oldest wave
 }
 
-// add puts s into the window, waiting for the oldest if it is full.
+const quickCopy = 5 * time.Millisecond
+
+// add puts s into the window and, if it is full then, waits for the older half.
 func (w *window) add(s stage) error {
+	if w.size == 0 {
+		w.size, w.begun = 2, time.Now()
+	}
 	w.stages = append(w.stages, s)
-	if len(w.stages) < w.n {
+	if len(w.stages) < w.size {
 		return nil
 	}
-	return w.oldest()
+	half := w.size / 2
+	<-w.stages[half-1].Done()
+	if now := time.Now(); now.Sub(w.begun) < time.Duration(w.size)*quickCopy {
+		w.size, w.begun = min(2*w.size, w.most), now
+	} else {
+		w.size, w.begun = 2, now
+	}
+	for range half {
+		if err := w.oldest(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (w *window) oldest() error {
