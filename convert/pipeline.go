@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
 // stage is one piece of work under way; a tier.Event is one.
@@ -37,7 +39,7 @@ func run(f func() error) stage {
 		defer close(t.done)
 		defer func() {
 			if p := recover(); p != nil {
-				t.err = fmt.Errorf("convert: a transfer panicked: %v", p)
+				t.err = panicked(p)
 			}
 		}()
 		t.err = f()
@@ -50,10 +52,19 @@ func run(f func() error) stage {
 func safely(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("convert: a transfer panicked: %v", p)
+			err = panicked(p)
 		}
 	}()
 	return f()
+}
+
+// panicked makes a panic an error, but for a broken lock order, which an
+// invariants build must not hide.
+func panicked(p any) error {
+	if v, ok := p.(lockrank.Violation); ok {
+		panic(v)
+	}
+	return fmt.Errorf("convert: a transfer panicked: %v", p)
 }
 
 // pieces lends the pinned memory that a pipeline passes its chunks through.

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // Func makes a payload of one type out of another. It draws the target's memory
@@ -132,7 +133,11 @@ func (g *Registry) lookup(from, to batch.PayloadType) (entry, error) {
 // The transit stays open: the caller commits the result or aborts. A panic of a converter is an
 // error.
 func (g *Registry) Convert(ctx context.Context, t *batch.Transit, to batch.PayloadType, r *reservation.Reservation) (batch.Payload, error) {
-	return g.convert(ctx, t.Payload(), to, r)
+	src := t.Payload()
+	if src == nil {
+		return nil, fmt.Errorf("convert: converting what an ended transit guarded: %w", tier.ErrReleased)
+	}
+	return g.convert(ctx, src, to, r)
 }
 
 func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.PayloadType, r *reservation.Reservation) (batch.Payload, error) {
@@ -183,6 +188,9 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 func call(ctx context.Context, f Func, src batch.Payload, to batch.PayloadType, r *reservation.Reservation) (out batch.Payload, err error) {
 	defer func() {
 		if p := recover(); p != nil {
+			if v, ok := p.(lockrank.Violation); ok {
+				panic(v)
+			}
 			out, err = nil, fmt.Errorf("convert: %s to %s panicked: %v\n%s", src.Type(), to, p, debug.Stack())
 		}
 	}()
