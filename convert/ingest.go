@@ -1,0 +1,177 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Ingest lays rec out as an image in the first space of the strategy that has
+// room, waiting for it, and returns the image, which is the caller's. What can
+// never fit in a space of the strategy goes to the first slower tier where it
+// fits, and Events.Oversized is told. The record is only read.
+//
+// A dictionary of more than 4 KiB that is in the space already is not copied again:
+// it is recognised if it is the same arrow-go array as before, or that of a record
+// which Record returned. As Arrow demands, it must not have been changed since.
+func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (_ batch.Payload, err error) {
+	ctx, leave, err := m.gate.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	l, err := m.cfg.Builtin.layout(rec)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	for afresh := false; ; {
+		p, err := m.ingest(ctx, l, to, afresh)
+		switch {
+		case errors.Is(err, errGone):
+		case errors.Is(err, errChanged) && !afresh:
+			afresh = true // what it says now is what counts
+		default:
+			return p, err
+		}
+	}
+}
+
+func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, afresh bool) (_ batch.Payload, err error) {
+	store := &m.cfg.Builtin.dicts
+	dicts := store.resolve(l.Dictionaries(), afresh)
+	defer store.letGo(dicts...)
+	reserve := func(to reservation.Strategy, wait bool) (*reservation.Reservation, error) {
+		if !wait {
+			return m.cfg.Reservations.TryReserve(to, m.need(to, l.Size(), dicts))
+		}
+		return m.reserveOrSlower(ctx, to, l.Size(), dicts)
+	}
+	var space *tier.Space
+	var buf *tier.Buffer
+	var shared []batch.Shared
+	err = m.inRoom(ctx, true, to, reserve, func(r *reservation.Reservation) error {
+		return m.pinned(r, l.Size(), dicts, func() (err error) {
+			space = r.Space()
+			if buf, err = r.AllocCuts(l.Size(), l.Cuts()); err != nil {
+				return err
+			}
+			if shared, err = m.layDictionaries(ctx, l, dicts, r); err != nil {
+				return errors.Join(err, buf.Release())
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if buf != nil {
+		if err := m.cfg.Builtin.lay(ctx, l, buf); err != nil {
+			return nil, errors.Join(err, releaseAll(shared), buf.Release())
+		}
+	}
+	desc, err := l.Descriptor()
+	if err != nil {
+		return nil, errors.Join(err, releaseAll(shared), buf.Release())
+	}
+	return batch.NewImage(desc, buf, space, shared...), nil
+}
+
+// layDictionaries returns the dictionaries of l in the space of r, and lays those
+// out that are not there. Their layouts know their descriptors then.
+func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r *reservation.Reservation) (shared []batch.Shared, err error) {
+	for i, sub := range l.Dictionaries() {
+		c, err := m.cfg.Builtin.dicts.acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
+			buf, err := r.AllocCuts(sub.Size(), sub.Cuts())
+			if err != nil {
+				return nil, nil, err
+			}
+			sub.rewind()
+			if err := m.cfg.Builtin.lay(ctx, sub, buf); err != nil {
+				return nil, nil, errors.Join(err, buf.Release())
+			}
+			desc, err := sub.Descriptor()
+			if err != nil {
+				return nil, nil, errors.Join(err, buf.Release())
+			}
+			return buf, desc, nil
+		})
+		if err != nil {
+			return nil, errors.Join(err, releaseAll(shared))
+		}
+		sub.made = c.Descriptor()
+		if slices.Contains(dicts[:i], dicts[i]) { // two arrays that were one before
+			if err := c.Release(); err != nil {
+				return nil, errors.Join(err, releaseAll(shared))
+			}
+			continue
+		}
+		shared = append(shared, c)
+	}
+	return shared, nil
+}
+
+func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, body int64, dicts []*dictionary) (*reservation.Reservation, error) {
+	size := m.need(to, body, dicts)
+	r, err := m.cfg.Reservations.Reserve(ctx, to, size)
+	if !errors.Is(err, reservation.ErrExceeded) {
+		return r, err
+	}
+	var room [16]*tier.Space
+	slowest := tier.Kind(0)
+	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), room[:0]) {
+		slowest = max(slowest, s.Kind())
+	}
+	for k := slowest + 1; slowest.Valid() && k <= tier.Disk; k++ {
+		if len(m.cfg.Reservations.Spaces().InTier(k)) == 0 {
+			continue
+		}
+		size := m.need(reservation.AnyInTier(k), body, dicts)
+		r, e := m.cfg.Reservations.Reserve(ctx, reservation.AnyInTier(k), size)
+		if errors.Is(e, reservation.ErrExceeded) {
+			err = e // the last tier's word is the one that matters
+			continue
+		}
+		if e == nil && m.cfg.Events.Oversized != nil {
+			m.cfg.Events.Oversized(size, to, r.Space().ID())
+		}
+		return r, e
+	}
+	return nil, err
+}
+
+// lay puts the layout's bytes into a buffer of any tier.
+func (b *Builtin) lay(ctx context.Context, l *Layout, buf *tier.Buffer) error {
+	switch d := buf.Memory().(type) {
+	case tier.HostMemory:
+		return l.WriteTo(d.Extents())
+	case tier.DeviceMemory:
+		return b.onStream(ctx, buf.Space(), func(dev tier.Device, s tier.Stream) error {
+			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainDevice(dev, s, d), nil)
+		})
+	case tier.FileMemory:
+		return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainFile(ctx, d), nil)
+	}
+	return fmt.Errorf("convert: laying out into %T: %w", buf.Memory(), tier.ErrNotSupported)
+}
+
+// fetchLayout lays the next bytes out on the calling goroutine: fetches are
+// started in order, which is the order that a layout needs.
+func fetchLayout(l *Layout) func([]byte, int64) (stage, error) {
+	return func(p []byte, _ int64) (stage, error) {
+		n, err := l.Next(p)
+		if err == nil && n != len(p) {
+			err = fmt.Errorf("convert: a layout ended after %d of %d bytes", n, len(p))
+		}
+		if err != nil {
+			return nil, err
+		}
+		return finished{}, nil
+	}
+}

@@ -1,0 +1,175 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// need returns how many bytes to reserve for a body and its dictionaries: enough
+// in each space of the strategy for those that are not there now.
+func (m *Mover) need(to reservation.Strategy, body int64, dicts []*dictionary) int64 {
+	if len(dicts) == 0 {
+		return body
+	}
+	var room [16]*tier.Space
+	bytes := body
+	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), room[:0]) {
+		bytes = max(bytes, s.Charge(body)+m.cfg.Builtin.dicts.missing(s, dicts))
+	}
+	return bytes
+}
+
+// errGone: a dictionary that was in the target when room was reserved has left it
+// since, so that the room is too little.
+var errGone = errors.New("convert: a dictionary left the space")
+
+// pinned runs f, which allocates a body and its dictionaries from r, while those
+// dictionaries stay that are in r's space. If r is too small for the others, it is
+// errGone, and everything must begin again. They are not kept any longer, so that
+// who waits for room does not stand in its own way.
+func (m *Mover) pinned(r *reservation.Reservation, body int64, dicts []*dictionary, f func() error) (err error) {
+	if len(dicts) == 0 {
+		return f()
+	}
+	pins, missing := m.cfg.Builtin.dicts.pin(r.Space(), dicts)
+	defer func() { err = errors.Join(err, releaseAll(pins)) }()
+	if r.Bytes() < r.Space().Charge(body)+missing {
+		return errGone
+	}
+	return f()
+}
+
+// reserver returns what inRoom reserves with, for a body and its dictionaries.
+func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) func(reservation.Strategy, bool) (*reservation.Reservation, error) {
+	return func(to reservation.Strategy, wait bool) (*reservation.Reservation, error) {
+		if !wait {
+			return m.cfg.Reservations.TryReserve(to, m.need(to, body, dicts))
+		}
+		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, body, dicts))
+	}
+}
+
+// inRoom reserves and runs f, which allocates from the reservation; it is released
+// when f returns. If the space has the bytes but not in one piece, the strategy's
+// other spaces are tried, and then, if the caller may wait, the first one is cleared.
+//
+// What f takes (a transit, a handle, the reservation) is given back before more is
+// waited for, and only one mover clears a space at a time. So those who wait for one
+// piece do not hold what the others wait for.
+func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
+	reserve func(to reservation.Strategy, wait bool) (*reservation.Reservation, error), f func(*reservation.Reservation) error) error {
+
+	r, err := reserve(to, true)
+	if err != nil {
+		return err
+	}
+	first, need := r.Space(), r.Bytes()
+	err = errors.Join(f(r), r.Release())
+	for tried := (without{to, nil}); fragmented(err); {
+		tried.spaces = append(tried.spaces, r.Space())
+		var e error
+		if r, e = reserve(tried, false); e != nil {
+			break
+		}
+		err = errors.Join(f(r), r.Release())
+	}
+	if !waits || !fragmented(err) {
+		return err
+	}
+	clearing := m.clearing[first.ID()]
+	select {
+	case clearing <- struct{}{}:
+		defer func() { <-clearing }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return m.clear(ctx, first, need, func() error {
+		r, err := reserve(reservation.Specific(first.ID()), false)
+		if err != nil {
+			return err
+		}
+		return errors.Join(f(r), r.Release())
+	})
+}
+
+// clear runs f until it does not fail for want of room in one piece. Between the
+// tries it waits for twice the room, then four times and so on: waiting demand makes
+// the monitor move batches out, and each that has left may have made the piece.
+func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func() error) error {
+	released := make(chan struct{}, 1)
+	defer space.Subscribe(func(_ *tier.Space, c tier.Change) {
+		if c == tier.Released {
+			select {
+			case released <- struct{}{}:
+			default:
+			}
+		}
+	})()
+	most := space.Room() / tier.Page * tier.Page // a charge is a multiple of that
+	for {
+		need = min(2*need, most)
+		got, err := m.demand(ctx, space, need, released)
+		if err != nil {
+			return err
+		}
+		for again := true; again; {
+			before := space.Used()
+			err = f()
+			if !errors.Is(err, tier.ErrNoSpace) || got && need == most && fragmented(err) {
+				return err
+			}
+			select {
+			case <-released: // f's own, as a rule
+				again = space.Used() < before
+			default:
+				again = false
+			}
+		}
+	}
+}
+
+// demand waits until there is room for n bytes, without taking it, and says so; or
+// until something was released, which may be enough.
+func (m *Mover) demand(ctx context.Context, space *tier.Space, n int64, released <-chan struct{}) (bool, error) {
+	waiting, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	enough := errors.New("convert: something was released")
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		select {
+		case <-released:
+			cancel(enough)
+		case <-waiting.Done():
+		}
+	}()
+	r, err := m.cfg.Reservations.Reserve(waiting, reservation.Specific(space.ID()), n)
+	cancel(nil)
+	<-over
+	if errors.Is(err, enough) {
+		return false, context.Cause(ctx)
+	}
+	return err == nil, errors.Join(err, r.Release())
+}
+
+// without is a strategy less some spaces.
+type without struct {
+	reservation.Strategy
+	spaces []*tier.Space
+}
+
+func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	n := len(dst)
+	dst = w.Strategy.Candidates(all, dst)
+	kept := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(w.spaces, s) })
+	return dst[:n+len(kept)]
+}
+
+func fragmented(err error) bool {
+	var full *tier.NoSpaceError
+	return errors.As(err, &full) && full.Largest > 0
+}
