@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // openSmall opens an engine with little memory and a disk in a directory of the
@@ -326,5 +327,67 @@ func TestClonesAreSpilled(t *testing.T) {
 	}
 	if err := repo.Put(ctx, 1, numberedRecord(2, 15_000, words), gpu); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The least host memory, with the lowest marks, has room for staging still.
+func TestOpenWithTheLeast(t *testing.T) {
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs: []spillway.GPU{{Memory: 64 << 10}}, HostMemory: 256 << 10,
+		HostMarks: tier.Fractions{Limit: 0.2, Trigger: 0.15, Stop: 0.1},
+		Disks:     []spillway.Disk{{Dir: t.TempDir(), Capacity: 1 << 20}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := eng.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A device that the program brings says how much memory it has.
+func TestDeviceOfTheProgram(t *testing.T) {
+	dev, err := sim.New(sim.Config{Memory: 3 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs: []spillway.GPU{{Device: dev}}, HostMemory: 1 << 20,
+		Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 1 << 20}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := eng.Stats().Spaces[0].Capacity; n != 3<<20 {
+		t.Errorf("the GPU space has %d bytes", n)
+	}
+	// It is the program's still when the engine is closed.
+	if err := errors.Join(eng.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// An engine that is closed while a plan is being closed waits for it.
+func TestCloseWhileAPlanCloses(t *testing.T) {
+	for range 20 {
+		eng, _ := openSmall(t, 1<<20, 1<<20)
+		plan, err := eng.Plan("p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		repo, err := plan.Repository("scan", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 20 {
+			if err := repo.Put(t.Context(), 0, numberedRecord(int64(i), 500, wordList(1, 1))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		closed := make(chan error)
+		go func() { closed <- plan.Close() }()
+		if err := errors.Join(eng.Close(), <-closed); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -503,3 +503,35 @@ func TestDevicePanicsGiveEverythingBack(t *testing.T) {
 		}
 	}
 }
+
+// Making room in one piece ends at once with whatever else goes wrong, such as a
+// file system that is really full, and with a piece that is too large for the whole
+// space.
+func TestClearEnds(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	disk := m.spaces[tier.Disk]
+	for name, err := range map[string]error{
+		"full":      &tier.NoSpaceError{Cause: syscall.ENOSPC},
+		"other":     syscall.EIO,
+		"too large": &tier.NoSpaceError{Largest: 4096},
+	} {
+		tries := 0
+		got := m.mover.clear(t.Context(), disk, disk.Room(), func() error {
+			tries++
+			return err
+		})
+		if got != err || tries != 1 {
+			t.Errorf("%s: %v after %d tries", name, got, tries)
+		}
+	}
+	tries := 0
+	err := m.mover.clear(t.Context(), disk, 4096, func() error {
+		if tries++; tries < 5 {
+			return errRefused
+		}
+		return nil
+	})
+	if err != nil || tries != 5 {
+		t.Errorf("refused four times: %v after %d tries", err, tries)
+	}
+}

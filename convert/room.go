@@ -89,12 +89,18 @@ func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
 	}
 	return m.clear(ctx, first, need, func() error {
 		r, err := reserve(reservation.Specific(first.ID()), false)
+		if errors.Is(err, tier.ErrNoSpace) {
+			return errRefused
+		}
 		if err != nil {
 			return err
 		}
 		return errors.Join(f(r), r.Release())
 	})
 }
+
+// errRefused: there was room a moment ago, and somebody was faster.
+var errRefused = errors.New("convert: room was taken by somebody else")
 
 // clear runs f until it does not fail for want of room in one piece. Between the
 // tries it waits for twice the room, then four times and so on: waiting demand makes
@@ -116,17 +122,18 @@ func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func
 		if err != nil {
 			return err
 		}
-		for again := true; again; {
+		for freed := true; freed; {
 			before := space.Used()
 			err = f()
-			if !errors.Is(err, tier.ErrNoSpace) || got && need == most && fragmented(err) {
+			again := errors.Is(err, errRefused) || fragmented(err) && !(got && need == most)
+			if !again { // also a disk that is really full
 				return err
 			}
 			select {
 			case <-released: // f's own, as a rule
-				again = space.Used() < before
+				freed = space.Used() < before
 			default:
-				again = false
+				freed = false
 			}
 		}
 	}
