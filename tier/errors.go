@@ -15,6 +15,8 @@ var (
 	ErrClosed = errors.New("closed")
 	// ErrNotSupported: this space or machine cannot do that.
 	ErrNotSupported = errors.New("not supported")
+	// ErrOutOfBudget: a budget or a quota has no room for a request.
+	ErrOutOfBudget = errors.New("out of budget")
 )
 
 // NoSpaceError says that a space had no room for a request at that moment. It
@@ -47,3 +49,27 @@ func (e *NoSpaceError) Is(target error) bool { return target == ErrNoSpace }
 
 // Unwrap returns the cause.
 func (e *NoSpaceError) Unwrap() error { return e.Cause }
+
+// OutOfBudgetError says that a budget or a quota, and not the memory itself, had
+// no room for a request. It matches ErrOutOfBudget, and ErrNoSpace, for those who
+// can do with less treat both alike.
+type OutOfBudgetError struct {
+	Budget    string // what it is called, and where it was set; may be empty
+	Requested int64  // bytes asked for, as charged
+	Remaining int64  // bytes that could have been had
+	Current   int64  // bytes charged at that moment
+	Limit     int64  // bytes that may be charged in all
+}
+
+func (e *OutOfBudgetError) Error() string {
+	name := "the budget"
+	if e.Budget != "" {
+		name = e.Budget
+	}
+	return fmt.Sprintf("%s has no room for %d bytes: %d of %d are in use, %d remain", name, e.Requested, e.Current, e.Limit, e.Remaining)
+}
+
+// Is matches ErrOutOfBudget and ErrNoSpace.
+func (e *OutOfBudgetError) Is(target error) bool {
+	return target == ErrOutOfBudget || target == ErrNoSpace
+}

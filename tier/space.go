@@ -71,6 +71,7 @@ type SpaceConfig struct {
 	Backend   string // "sim", "cuda", "host", "disk": what reports call it
 	Pool      Pool   // hands out the memory; the space closes it
 	Hint      string // the setting that would make the space larger, for error messages
+	Quota     Quota  // charged for what is reserved here; may be nil, and shared by spaces
 }
 
 // Change says what happened to a space's books.
@@ -108,6 +109,7 @@ type Space struct {
 		lockrank.Mutex[lockrank.Space]
 		nextListener int
 		closed       bool
+		cancel       func()               // ends the subscription to the quota
 		buffers      map[*Buffer]struct{} // outstanding, for the leak report
 	}
 }
@@ -136,6 +138,9 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	s.trigger = share(cfg.Capacity, cfg.Fractions.Trigger)
 	s.stop = share(cfg.Capacity, cfg.Fractions.Stop)
 	s.mu.buffers = make(map[*Buffer]struct{})
+	if cfg.Quota != nil {
+		s.mu.cancel = cfg.Quota.Subscribe(func() { s.notify(Released) })
+	}
 	return s, nil
 }
 
@@ -180,7 +185,13 @@ func (s *Space) Hold(n int64) { s.held.Add(n) }
 
 // Room returns how many bytes reservations could take if nobody but the space's
 // owner held any: a request for more can never fit.
-func (s *Space) Room() int64 { return max(0, s.Limit()-s.held.Load()) }
+func (s *Space) Room() int64 {
+	room := s.Limit()
+	if s.cfg.Quota != nil {
+		room = min(room, s.cfg.Quota.Limit())
+	}
+	return max(0, room-s.held.Load())
+}
 
 // SetLimit changes how many bytes reservations may take: 0 < n ≤ capacity. It
 // revokes nothing; a lower limit only refuses what is new.
@@ -201,7 +212,13 @@ func (s *Space) Usage() Usage { return s.ledger.Snapshot() }
 func (s *Space) Used() int64 { return s.ledger.Used() }
 
 // Available returns how many bytes a reservation could take now.
-func (s *Space) Available() int64 { return max(0, s.Limit()-s.ledger.Used()) }
+func (s *Space) Available() int64 {
+	room := s.Limit() - s.ledger.Used()
+	if s.cfg.Quota != nil {
+		room = min(room, s.cfg.Quota.Remaining())
+	}
+	return max(0, room)
+}
 
 // ResetPeak makes the present use the peak.
 func (s *Space) ResetPeak() { s.ledger.ResetPeak() }
@@ -270,7 +287,15 @@ func (s *Space) Reserve(n int64) error {
 	if n == 0 {
 		return nil
 	}
+	if s.cfg.Quota != nil {
+		if err := s.cfg.Quota.Charge(n); err != nil {
+			return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint, Cause: err}
+		}
+	}
 	if !s.ledger.Reserve(n, s.Limit()) {
+		if s.cfg.Quota != nil {
+			s.cfg.Quota.Credit(n)
+		}
 		return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint}
 	}
 	if s.PressureBytes() >= s.trigger {
@@ -285,6 +310,15 @@ func (s *Space) Unreserve(n int64) {
 		return
 	}
 	s.ledger.Unreserve(n)
+	s.credited(n)
+}
+
+// credited tells that n bytes are free again.
+func (s *Space) credited(n int64) {
+	if s.cfg.Quota != nil {
+		s.cfg.Quota.Credit(n) // which tells all the spaces that share it, and so this one
+		return
+	}
 	s.notify(Released)
 }
 
@@ -351,7 +385,7 @@ func (s *Space) free(b *Buffer) {
 			return
 		}
 		s.ledger.Reap(charge)
-		s.notify(Released)
+		s.credited(charge)
 	})
 }
 
@@ -396,6 +430,10 @@ func (s *Space) Close() error {
 		return ErrClosed
 	}
 	s.mu.closed = true
+	cancel := s.mu.cancel
 	s.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	}
 	return s.cfg.Pool.Close()
 }
