@@ -1,0 +1,57 @@
+package permit_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/spillway-db/spillway/reservation/permit"
+)
+
+func Example() {
+	pool, err := permit.New(permit.Config{}) // 256 MiB of device memory, 512 MiB of host memory, 16 slots
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
+
+	request, err := permit.MiB(0, 64)
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = pool.With(context.Background(), request.Spill(), func(_ context.Context, p permit.Permit) error {
+		fmt.Println("may write to disk:", p.CanSpill(), "with", p.Bytes(permit.Host), "bytes under way")
+		fmt.Println(pool.Slots().Available, "slots are left for users")
+		return nil
+	})
+	fmt.Println(pool.Slots().Available, "in the end;", err)
+	// Output:
+	// may write to disk: true with 67108864 bytes under way
+	// 14 slots are left for users
+	// 15 in the end; <nil>
+}
+
+// All or nothing: who does not get everything gets nothing, and is told what was
+// missing.
+func ExamplePool_TryAcquire() {
+	pool, err := permit.New(permit.Config{
+		Budgets: []permit.Budget{{Name: "device", Bytes: 1000}, {Name: "host", Bytes: 500}},
+		Slots:   permit.Unlimited(),
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
+
+	host, _ := permit.Bytes("host", 400)
+	both, _ := host.And("device", 600)
+	first, err := pool.TryAcquire(both)
+	fmt.Println(first.TotalBytes())
+
+	_, err = pool.TryAcquire(host)
+	fmt.Println(err)
+	first.Release()
+	// Output:
+	// 1000 <nil>
+	// permit budget "host" (SetTotal makes it larger) has no room for 400 bytes: 400 of 500 are in use, 100 remain
+}

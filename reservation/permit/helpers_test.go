@@ -1,0 +1,140 @@
+package permit_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/reservation/permit"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// newPool returns a pool that must be whole when the test ends.
+func newPool(t testing.TB, cfg permit.Config) *permit.Pool {
+	t.Helper()
+	p, err := permit.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil && !errors.Is(err, tier.ErrClosed) {
+			t.Errorf("closing: %v", err)
+		}
+		full(t, p)
+	})
+	return p
+}
+
+// abc has three budgets of 100 bytes each.
+func abc(slots permit.SlotLimit) permit.Config {
+	return permit.Config{Budgets: []permit.Budget{{Name: "a", Bytes: 100}, {Name: "b", Bytes: 100}, {Name: "c", Bytes: 100}}, Slots: slots}
+}
+
+// full checks that nobody holds anything of p.
+func full(t testing.TB, p *permit.Pool) {
+	t.Helper()
+	for _, b := range p.Budgets() {
+		if n, ok := p.Available(b.Name); !ok || n != b.Bytes {
+			t.Errorf("%d of %d bytes of %s are available", n, b.Bytes, b.Name)
+		}
+	}
+	if s := p.Slots(); s.Held != 0 || s.Monitor != 0 {
+		t.Errorf("slots are held: %+v", s)
+	}
+	if n := p.Waiting(); n != 0 {
+		t.Errorf("%d wait", n)
+	}
+}
+
+// of makes a request of pairs of a name and a number of bytes.
+func of(t testing.TB, pairs ...any) permit.Request {
+	t.Helper()
+	var r permit.Request
+	for i := 0; i < len(pairs); i += 2 {
+		var err error
+		if r, err = r.And(pairs[i].(string), int64(pairs[i+1].(int))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+func slot() permit.Request { return permit.Request{}.Spill() }
+
+func monitors() permit.Request { return slot().ForMonitor() }
+
+func try(t testing.TB, p *permit.Pool, r permit.Request) permit.Permit {
+	t.Helper()
+	got, err := p.TryAcquire(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func release(t testing.TB, permits ...permit.Permit) {
+	t.Helper()
+	for _, p := range permits {
+		if err := p.Release(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// releasedTwice checks that a permit which was released says so.
+func releasedTwice(t *testing.T, p permit.Permit) {
+	t.Helper()
+	defer func() {
+		if got := recover(); (got != nil) != invariants.Enabled {
+			t.Errorf("a second release panicked with %v", got)
+		}
+	}()
+	if err := p.Release(); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("a second release: %v", err)
+	}
+}
+
+// call is an Acquire on a goroutine of its own, inside a synctest bubble.
+type call struct {
+	over atomic.Bool
+	got  permit.Permit
+	err  error
+}
+
+func start(ctx context.Context, p *permit.Pool, r permit.Request) *call {
+	c := new(call)
+	go func() {
+		c.got, c.err = p.Acquire(ctx, r)
+		c.over.Store(true)
+	}()
+	synctest.Wait()
+	return c
+}
+
+func (c *call) waiting(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+	if c.over.Load() {
+		t.Fatalf("it does not wait: %v", c.err)
+	}
+}
+
+func (c *call) served(t *testing.T) permit.Permit {
+	t.Helper()
+	synctest.Wait()
+	if !c.over.Load() || c.err != nil {
+		t.Fatalf("it was not served: over %v, %v", c.over.Load(), c.err)
+	}
+	return c.got
+}
+
+func (c *call) failed(t *testing.T, want error) {
+	t.Helper()
+	synctest.Wait()
+	if !c.over.Load() || !errors.Is(c.err, want) || !c.got.IsZero() {
+		t.Fatalf("over %v, %v; want %v", c.over.Load(), c.err, want)
+	}
+}

@@ -1,0 +1,429 @@
+package permit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
+
+// A pool's resources are its budgets, by their place, and after the last its
+// slots. The monitor's waiters for its own slot have one more line.
+const (
+	maxResources = MaxBudgets + 1
+	maxLines     = maxResources + 1
+)
+
+type amounts [maxResources]int64
+
+// Pool grants permits. It is safe for concurrent use. The package doc tells how it
+// is fair, and what is kept for the monitor.
+type Pool struct {
+	names  []string // of the budgets; they never change
+	slots  int      // place of the slots, after the budgets
+	bypass int
+
+	mu struct {
+		lockrank.Mutex[lockrank.Reservation]
+		closed    bool
+		total     amounts // of the slots: 0 if they are unlimited
+		used      amounts
+		unlimited bool  // slots
+		monitors  int64 // slots that the monitor has
+
+		lines   [maxLines]line
+		waiting int
+		free    *record
+		records [][]record // all that were made, for the leaks
+	}
+}
+
+// SlotStats are a pool's slots at one moment. Total and Available are 0 if they are
+// not limited.
+type SlotStats struct {
+	Limited   bool
+	Total     int
+	Held      int // by users and the monitor
+	Monitor   int // of Held, the monitor's
+	Available int // to users
+}
+
+// New returns a pool, which the caller must Close.
+func New(cfg Config) (*Pool, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	p := &Pool{slots: len(cfg.Budgets), bypass: max(0, cfg.Bypass)}
+	for i, b := range cfg.Budgets {
+		p.names = append(p.names, b.Name)
+		p.mu.total[i] = b.Bytes
+	}
+	n, limited := cfg.Slots.Limit()
+	p.mu.total[p.slots], p.mu.unlimited = int64(n), !limited
+	p.growLocked() // nobody else has p
+	return p, nil
+}
+
+// TryAcquire grants r now, with everything that it asks for, or changes nothing. Too
+// little of a budget is a *tier.OutOfBudgetError, no free slot a *NoSlotError; a
+// request that can never be granted is an *ExceededError. It allocates nothing unless
+// it fails, or more permits are held than ever before. The caller must Release
+// the permit.
+func (p *Pool) TryAcquire(r Request) (Permit, error) {
+	var a ask
+	if err := p.understand(&r, &a); err != nil {
+		return Permit{}, err
+	}
+	p.mu.Lock()
+	if p.mu.closed {
+		p.mu.Unlock()
+		return Permit{}, closedError()
+	}
+	got, ok := p.takeLocked(&a, nil)
+	if ok {
+		p.mu.Unlock()
+		return got, nil
+	}
+	l := p.lackLocked(&a)
+	p.mu.Unlock()
+	return Permit{}, p.lackError(l, a.monitor)
+}
+
+// Acquire is TryAcquire for those who wait, first come first served. A request that
+// can never be granted fails at once, as does a wait for one when limits are lowered
+// that far. A wait is ended by ctx, with an error that matches its cause and its
+// Err, and by Close, with tier.ErrClosed; nothing is taken then.
+func (p *Pool) Acquire(ctx context.Context, r Request) (Permit, error) {
+	var a ask
+	if err := p.understand(&r, &a); err != nil {
+		return Permit{}, err
+	}
+	if ctx.Err() != nil {
+		return Permit{}, ended(ctx)
+	}
+	p.mu.Lock()
+	if p.mu.closed {
+		p.mu.Unlock()
+		return Permit{}, closedError()
+	}
+	got, ok := p.takeLocked(&a, nil)
+	if ok {
+		p.mu.Unlock()
+		return got, nil
+	}
+	if l, never := p.neverLocked(&a); never {
+		p.mu.Unlock()
+		return Permit{}, p.lackError(l, a.monitor)
+	}
+	w := p.enqueueLocked(&a)
+	p.mu.Unlock()
+	return p.wait(ctx, w)
+}
+
+// With runs f with a permit, for which it waits like Acquire, and releases it when f
+// is over: when it returns, panics, or ends its goroutine. f must act on ctx and
+// must not release the permit. With returns what f returns.
+func (p *Pool) With(ctx context.Context, r Request, f func(context.Context, Permit) error) (err error) {
+	got, err := p.Acquire(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := got.Release(); e != nil {
+			err = errors.Join(err, e)
+		}
+	}()
+	lockrank.AssertNone("a function runs with a permit")
+	return f(ctx, got)
+}
+
+// Budgets returns the names of the pool's budgets, in their order, and the bytes that
+// each has in all.
+func (p *Pool) Budgets() []Budget {
+	out := make([]Budget, len(p.names))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, name := range p.names {
+		out[i] = Budget{name, p.mu.total[i]}
+	}
+	return out
+}
+
+// Total returns the bytes that a budget has in all, and false if there is none of
+// that name.
+func (p *Pool) Total(name string) (bytes int64, ok bool) {
+	i := p.index(name)
+	if i < 0 {
+		return 0, false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.total[i], true
+}
+
+// Available returns the bytes of a budget that no permit has, and false if there
+// is none of that name. They are below 0 when the budget was made smaller than what
+// permits have of it.
+func (p *Pool) Available(name string) (bytes int64, ok bool) {
+	i := p.index(name)
+	if i < 0 {
+		return 0, false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.total[i] - p.mu.used[i], true
+}
+
+// Slots returns the books of the slots.
+func (p *Pool) Slots() SlotStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := SlotStats{Limited: !p.mu.unlimited, Held: int(p.mu.used[p.slots]), Monitor: int(p.mu.monitors)}
+	if s.Limited {
+		s.Total = int(p.mu.total[p.slots])
+		s.Available = int(max(0, p.availableLocked(p.slots, false)))
+	}
+	return s
+}
+
+// Waiting returns how many requests wait.
+func (p *Pool) Waiting() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.waiting
+}
+
+// SetTotal changes how many bytes a budget has, while it is in use. Permits keep
+// what they have; who waits for more than the budget has now is refused with an
+// *ExceededError. 0 or less, and a sum of all budgets that no int64 can say, are errors.
+func (p *Pool) SetTotal(name string, bytes int64) error {
+	i := p.index(name)
+	if i < 0 {
+		return noBudget(name)
+	}
+	if bytes <= 0 {
+		return fmt.Errorf("permit: budget %q of %d bytes: want more than 0", name, bytes)
+	}
+	return p.change(i, func() error {
+		sum, ok := bytes, true
+		for j := range p.names {
+			if j != i && ok {
+				sum, ok = add(sum, p.mu.total[j])
+			}
+		}
+		if !ok {
+			return fmt.Errorf("permit: with budget %q of %d bytes all are more than %d bytes together", name, bytes, int64(math.MaxInt64))
+		}
+		p.mu.total[i] = bytes
+		return nil
+	})
+}
+
+// SetSlots changes how many slots there are, while they are in use, with the
+// meaning of Config.Slots. Permits keep their slots; who waits for one when there is
+// none for users any more is refused with an *ExceededError.
+func (p *Pool) SetSlots(s SlotLimit) error {
+	if err := s.validate(); err != nil {
+		return err
+	}
+	n, limited := s.Limit()
+	return p.change(p.slots, func() error {
+		p.mu.total[p.slots], p.mu.unlimited = int64(n), !limited
+		return nil
+	})
+}
+
+// Leaks describes the permits that are held now.
+func (p *Pool) Leaks() []Leak {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var leaks []Leak
+	for _, slab := range p.mu.records {
+		for i := range slab {
+			r := &slab[i]
+			if !r.held {
+				continue
+			}
+			l := Leak{Slot: r.took[p.slots] > 0, Monitor: r.monitor, Stack: r.stack}
+			for j, name := range p.names {
+				if r.took[j] > 0 {
+					l.Budgets = append(l.Budgets, Budget{name, r.took[j]})
+				}
+			}
+			leaks = append(leaks, l)
+		}
+	}
+	return leaks
+}
+
+// Close ends all waits with tier.ErrClosed and refuses requests from now on. Permits
+// that are held are reported as a *LeakError; they stay good and must be released. A
+// second Close returns tier.ErrClosed.
+func (p *Pool) Close() error {
+	var done over
+	p.mu.Lock()
+	if p.mu.closed {
+		p.mu.Unlock()
+		return closedError()
+	}
+	p.mu.closed = true
+	for i := range p.mu.lines {
+		for at := p.mu.lines[i].oldest; at != nil; at = p.mu.lines[i].oldest {
+			p.failLocked(at.w, closedError(), &done)
+		}
+	}
+	p.mu.Unlock()
+	done.wake()
+	if leaks := p.Leaks(); len(leaks) > 0 {
+		return &LeakError{Leaks: leaks}
+	}
+	return nil
+}
+
+func (p *Pool) index(name string) int {
+	for i, n := range p.names {
+		if n == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// ask is a request in the places of its pool.
+type ask struct {
+	needs   amounts
+	monitor bool
+	capped  bool
+	stack   string
+}
+
+func (p *Pool) understand(r *Request, a *ask) error {
+	for i := range r.len() {
+		b := r.at(i)
+		j := p.index(b.Name)
+		if j < 0 {
+			return noBudget(b.Name)
+		}
+		a.needs[j] = b.Bytes
+	}
+	if r.slot {
+		a.needs[p.slots] = 1
+	}
+	a.monitor, a.capped = r.monitor, r.capped
+	if invariants.Enabled {
+		a.stack = invariants.Stack()
+	}
+	return nil
+}
+
+// needLocked is how much of a resource a takes; 0 slots where they are unlimited,
+// for nobody lacks those.
+func (p *Pool) needLocked(a *ask, r int) int64 {
+	switch {
+	case r == p.slots && p.mu.unlimited:
+		return 0
+	case r < p.slots && a.capped:
+		return min(a.needs[r], p.mu.total[r])
+	}
+	return a.needs[r]
+}
+
+// availableLocked is how much of a resource may be taken now. The monitor's first slot
+// is always there, also when users hold more than a limit that was lowered.
+func (p *Pool) availableLocked(r int, monitor bool) int64 {
+	free := p.mu.total[r] - p.mu.used[r]
+	if r == p.slots && p.mu.monitors == 0 {
+		if monitor {
+			return max(1, free)
+		}
+		return free - 1
+	}
+	return free
+}
+
+// ownSlotLocked says whether a's slot is the one that is kept for the monitor.
+func (p *Pool) ownSlotLocked(a *ask) bool { return a.monitor && p.mu.monitors == 0 }
+
+// takeLocked takes what a asks for, if it is there and nobody older is kept
+// waiting too often by that. w is who waits for a; nil if nobody does.
+func (p *Pool) takeLocked(a *ask, w *waiter) (Permit, bool) {
+	for r := range p.slots + 1 {
+		if need := p.needLocked(a, r); need > 0 && (need > p.availableLocked(r, a.monitor) || p.shutLocked(a, r, w)) {
+			return Permit{}, false
+		}
+	}
+	if p.mu.waiting > 0 {
+		p.passLocked(a, w)
+	}
+	rec := p.recordLocked()
+	for r := range p.slots + 1 {
+		need := p.needLocked(a, r)
+		if r == p.slots {
+			need = a.needs[r] // unlimited ones are counted too
+		}
+		p.mu.used[r] += need
+		rec.took[r] = need
+	}
+	rec.limited = a.needs[p.slots] > 0 && !p.mu.unlimited
+	rec.monitor = a.monitor
+	if a.monitor {
+		p.mu.monitors += a.needs[p.slots]
+	}
+	rec.stack = a.stack
+	return Permit{rec: rec, gen: rec.gen}, true
+}
+
+// giveBackLocked ends a permit, which serves nobody yet.
+func (p *Pool) giveBackLocked(rec *record) {
+	for r := range p.slots + 1 {
+		if rec.took[r] > 0 {
+			p.mu.used[r] -= rec.took[r]
+			p.mu.lines[r].dirty = true
+		}
+	}
+	if rec.monitor && rec.took[p.slots] > 0 {
+		p.mu.monitors--
+		p.mu.lines[p.ownLine()].dirty = true
+	}
+	rec.gen++
+	rec.held = false
+	rec.next, p.mu.free = p.mu.free, rec
+}
+
+// lackLocked says why a is not granted.
+func (p *Pool) lackLocked(a *ask) lack {
+	if l, never := p.neverLocked(a); never {
+		return l
+	}
+	var l lack
+	for r := range p.slots + 1 {
+		need := p.needLocked(a, r)
+		free := p.availableLocked(r, a.monitor)
+		if need == 0 || need <= free && !p.shutLocked(a, r, nil) {
+			continue
+		}
+		l = lack{resource: r, kept: need <= free, need: need, free: free, used: p.mu.used[r], all: p.mu.total[r]}
+		if !l.kept {
+			break // what is really missing says more
+		}
+	}
+	return l
+}
+
+// neverLocked says whether a asks for more than it can ever be granted.
+func (p *Pool) neverLocked(a *ask) (lack, bool) {
+	for r := range p.slots + 1 {
+		all := p.mu.total[r]
+		if r == p.slots && !a.monitor {
+			all-- // the last is never a user's
+		}
+		if need := p.needLocked(a, r); need > all && need > 0 {
+			return lack{resource: r, ever: true, need: need, all: all}, true
+		}
+	}
+	return lack{}, false
+}

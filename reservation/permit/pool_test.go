@@ -1,0 +1,487 @@
+package permit_test
+
+import (
+	"errors"
+	"math"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/permit"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestGrantTable is the table of what a request for a slot is granted.
+func TestGrantTable(t *testing.T) {
+	for _, row := range []struct {
+		name             string
+		slots            permit.SlotLimit
+		asked            bool
+		held             int // granted of the pool's count
+		canSpill         bool
+		limited          bool
+		availableBetween int
+	}{
+		{"n configured, asked: one of n", permit.Slots(4), true, 1, true, true, 2},
+		{"n configured, not asked: none", permit.Slots(4), false, 0, false, false, 3},
+		{"unlimited, asked: unlimited", permit.Unlimited(), true, 1, true, false, 0},
+		{"unlimited, not asked: none", permit.Unlimited(), false, 0, false, false, 0},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			p := newPool(t, abc(row.slots))
+			r := of(t, "b", 7)
+			if row.asked {
+				r = r.Spill()
+			}
+			got := try(t, p, r)
+			if got.CanSpill() != row.canSpill || got.Limited() != row.limited {
+				t.Errorf("CanSpill %v, Limited %v", got.CanSpill(), got.Limited())
+			}
+			if s := p.Slots(); s.Held != row.held || s.Available != row.availableBetween {
+				t.Errorf("the slots are %+v", s)
+			}
+			release(t, got)
+			if got.CanSpill() || got.Limited() {
+				t.Error("a released permit can spill")
+			}
+		})
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	for _, cfg := range []permit.Config{{}, permit.DefaultConfig()} {
+		p := newPool(t, cfg)
+		device, _ := p.Total(permit.Device)
+		host, _ := p.Total(permit.Host)
+		if s := p.Slots(); device != 256<<20 || host != 512<<20 || s.Total != 16 || !s.Limited || s.Available != 15 || len(p.Budgets()) != 2 {
+			t.Errorf("%+v makes %+v and %+v", cfg, p.Budgets(), s)
+		}
+	}
+	if !(permit.Config{}).IsZero() || permit.DefaultConfig().IsZero() {
+		t.Error("IsZero says something else")
+	}
+	for s, want := range map[permit.SlotLimit]string{{}: "16 slots", permit.Slots(3): "3 slots", permit.Unlimited(): "unlimited slots"} {
+		if s.String() != want {
+			t.Errorf("%q, want %q", s, want)
+		}
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	budgets := func(b ...permit.Budget) permit.Config { return permit.Config{Budgets: b} }
+	many := make([]permit.Budget, permit.MaxBudgets+1)
+	for i := range many {
+		many[i] = permit.Budget{Name: strings.Repeat("x", i+1), Bytes: 1}
+	}
+	for _, c := range []struct {
+		name, want string
+		cfg        permit.Config
+	}{
+		{"no budgets", "needs a budget", permit.Config{Budgets: []permit.Budget{}}},
+		{"a zero budget", "0 bytes", budgets(permit.Budget{"a", 1}, permit.Budget{"b", 0})},
+		{"a negative budget", "-1 bytes", budgets(permit.Budget{"a", -1})},
+		{"an empty name", "no name", budgets(permit.Budget{"", 1})},
+		{"the same name twice", `two budgets "a"`, budgets(permit.Budget{"a", 1}, permit.Budget{"b", 1}, permit.Budget{"a", 2})},
+		{"too many", "15 budgets", budgets(many...)},
+		{"a sum that overflows", "together", budgets(permit.Budget{"a", math.MaxInt64}, permit.Budget{"b", 1})},
+		{"zero slots", "0 slots", permit.Config{Slots: permit.Slots(0)}},
+		{"negative slots", "-3 slots", permit.Config{Slots: permit.Slots(-3)}},
+		{"a bypass too large", "bypass", permit.Config{Bypass: 1 << 30}},
+	} {
+		p, err := permit.New(c.cfg)
+		if p != nil || err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	p := newPool(t, budgets(permit.Budget{"a", math.MaxInt64 - 1}, permit.Budget{"b", 1})) // exactly
+	if n, _ := p.Total("a"); n != math.MaxInt64-1 {
+		t.Error(n)
+	}
+	newPool(t, budgets(many[:permit.MaxBudgets]...))
+}
+
+func TestRequests(t *testing.T) {
+	p := newPool(t, permit.Config{})
+	r, err := permit.MiB(3, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := try(t, p, r)
+	one, err := permit.Bytes(permit.Host, 12345)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := try(t, p, one)
+	for _, c := range []struct {
+		p                   permit.Permit
+		device, host, total int64
+	}{{both, 3 << 20, 5 << 20, 8 << 20}, {host, 0, 12345, 12345}} {
+		total, err := c.p.TotalBytes()
+		if c.p.Bytes(permit.Device) != c.device || c.p.Bytes(permit.Host) != c.host || total != c.total || err != nil || c.p.Bytes("nobody") != 0 {
+			t.Errorf("%d, %d, %d, %v", c.p.Bytes(permit.Device), c.p.Bytes(permit.Host), total, err)
+		}
+	}
+	if n, _ := p.Available(permit.Host); n != 507<<20-12345 {
+		t.Errorf("%d available", n)
+	}
+	release(t, both, host)
+	if _, err := both.TotalBytes(); !errors.Is(err, tier.ErrReleased) || both.Bytes(permit.Device) != 0 {
+		t.Errorf("a released permit has bytes: %v", err)
+	}
+	if n, ok := p.Total("nobody"); n != 0 || ok {
+		t.Error("an unknown budget has a total")
+	}
+	if n, ok := p.Available("nobody"); n != 0 || ok {
+		t.Error("an unknown budget has something available")
+	}
+
+	const most = math.MaxInt64
+	for _, c := range []struct {
+		name string
+		make func() (permit.Request, error)
+	}{
+		{"negative MiB", func() (permit.Request, error) { return permit.MiB(-1, 0) }},
+		{"negative MiB of the second", func() (permit.Request, error) { return permit.MiB(0, math.MinInt64) }},
+		{"MiB that overflow", func() (permit.Request, error) { return permit.MiB(0, 1<<43) }},
+		{"MiB that overflow together", func() (permit.Request, error) { return permit.MiB(1<<42, 1<<42) }},
+		{"negative bytes", func() (permit.Request, error) { return permit.Bytes("a", -1) }},
+		{"no name", func() (permit.Request, error) { return permit.Bytes("", 1) }},
+		{"the same one overflows", func() (permit.Request, error) { r, _ := permit.Bytes("a", most); return r.And("a", 1) }},
+		{"another one overflows", func() (permit.Request, error) { r, _ := permit.Bytes("a", most); return r.And("b", 1) }},
+	} {
+		if r, err := c.make(); err == nil {
+			t.Errorf("%s makes %+v", c.name, r)
+		}
+	}
+	if _, err := permit.MiB(1<<42, 1<<42-1); err != nil {
+		t.Errorf("what just fits: %v", err)
+	}
+}
+
+// A request is a value: what is made of one leaves it as it is.
+func TestRequestsAreValues(t *testing.T) {
+	p := newPool(t, permit.Config{Budgets: []permit.Budget{{"a", 9}, {"b", 9}, {"c", 9}, {"d", 9}, {"e", 9}}})
+	base := of(t, "a", 1, "b", 1, "c", 1)
+	x, y, z := of(t), of(t), of(t)
+	for _, c := range []struct {
+		to   *permit.Request
+		name string
+	}{{&x, "d"}, {&y, "e"}, {&z, "c"}} {
+		var err error
+		if *c.to, err = base.And(c.name, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		r    permit.Request
+		want [5]int64
+	}{{base, [5]int64{1, 1, 1, 0, 0}}, {x, [5]int64{1, 1, 1, 1, 0}}, {y, [5]int64{1, 1, 1, 0, 1}}, {z, [5]int64{1, 1, 2, 0, 0}}} {
+		got := try(t, p, c.r)
+		for i, b := range p.Budgets() {
+			if n := got.Bytes(b.Name); n != c.want[i] {
+				t.Errorf("%d of %s, want %d", n, b.Name, c.want[i])
+			}
+		}
+		release(t, got)
+	}
+}
+
+func TestZeroRequest(t *testing.T) {
+	p := newPool(t, abc(permit.Slots(1)))
+	all := try(t, p, of(t, "a", 100, "b", 100, "c", 100))
+	zero := try(t, p, permit.Request{})
+	named := try(t, p, of(t, "a", 0, "unknown", 0))
+	if n, err := zero.TotalBytes(); n != 0 || err != nil || zero.IsZero() {
+		t.Errorf("it has %d bytes, %v", n, err)
+	}
+	release(t, zero, named, all)
+	releasedTwice(t, zero)
+	release(t, permit.Permit{}, permit.Permit{}) // no permit at all
+}
+
+func TestSpillOnlyTakesASlot(t *testing.T) {
+	p := newPool(t, abc(permit.Slots(3)))
+	x, y := try(t, p, slot()), try(t, p, slot())
+	if n, _ := x.TotalBytes(); n != 0 || !x.CanSpill() {
+		t.Errorf("it has %d bytes, can spill: %v", n, x.CanSpill())
+	}
+	_, err := p.TryAcquire(slot())
+	var none *permit.NoSlotError
+	if !errors.As(err, &none) || *none != (permit.NoSlotError{Held: 2, Limit: 3, User: true}) || !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("a third: %v", err)
+	}
+	if !strings.Contains(err.Error(), "2 of 3") || !strings.Contains(err.Error(), "SetSlots") {
+		t.Errorf("%q does not tell enough", err)
+	}
+	release(t, x, y)
+}
+
+// A request that fails at its n-th resource leaves all the others as they were,
+// at each n.
+func TestAllOrNothing(t *testing.T) {
+	p := newPool(t, abc(permit.Slots(2)))
+	for n, name := range []string{"a", "b", "c", ""} {
+		var hold permit.Permit
+		if name == "" {
+			hold = try(t, p, slot())
+		} else {
+			hold = try(t, p, of(t, name, 60))
+		}
+		before := p.Budgets()
+		for i := range before {
+			before[i].Bytes, _ = p.Available(before[i].Name)
+		}
+		slots := p.Slots()
+		_, err := p.TryAcquire(of(t, "a", 41, "b", 41, "c", 41).Spill())
+		if !errors.Is(err, tier.ErrOutOfBudget) {
+			t.Fatalf("at %d: %v", n, err)
+		}
+		var out *tier.OutOfBudgetError
+		if name != "" && (!errors.As(err, &out) || !strings.Contains(out.Budget, `"`+name+`"`) ||
+			out.Requested != 41 || out.Remaining != 40 || out.Current != 60 || out.Limit != 100) {
+			t.Errorf("at %d: %v", n, err)
+		}
+		for _, b := range before {
+			if now, _ := p.Available(b.Name); now != b.Bytes {
+				t.Errorf("at %d: %d of %s are available, want %d", n, now, b.Name, b.Bytes)
+			}
+		}
+		if p.Slots() != slots {
+			t.Errorf("at %d: the slots are %+v, were %+v", n, p.Slots(), slots)
+		}
+		release(t, hold)
+	}
+}
+
+// Whoever looks while others fail at each n sees nothing of what they did not get.
+func TestFailuresAreInvisible(t *testing.T) {
+	p := newPool(t, abc(permit.Slots(2)))
+	for _, name := range []string{"a", "b", "c"} {
+		hold := try(t, p, of(t, name, 60))
+		large := of(t, "a", 41, "b", 41, "c", 41).Spill()
+		var failing, looking sync.WaitGroup
+		stop := make(chan struct{})
+		for range 3 {
+			failing.Go(func() {
+				for range 2000 {
+					if got, err := p.TryAcquire(large); err == nil {
+						t.Errorf("it was granted %+v", got)
+						return
+					}
+				}
+			})
+		}
+		looking.Go(func() {
+			for {
+				for _, b := range p.Budgets() {
+					want := int64(100)
+					if b.Name == name {
+						want = 40
+					}
+					if n, _ := p.Available(b.Name); n != want {
+						t.Errorf("%d of %s are available, want %d", n, b.Name, want)
+						return
+					}
+				}
+				if s := p.Slots(); s.Held != 0 {
+					t.Errorf("the slots are %+v", s)
+					return
+				}
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		})
+		failing.Wait()
+		close(stop)
+		looking.Wait()
+		release(t, hold)
+	}
+}
+
+func TestUnknownAndTooLarge(t *testing.T) {
+	p := newPool(t, abc(permit.Slots(2)))
+	for _, acquire := range []func(permit.Request) (permit.Permit, error){
+		p.TryAcquire,
+		func(r permit.Request) (permit.Permit, error) { return p.Acquire(t.Context(), r) },
+	} {
+		if _, err := acquire(of(t, "a", 1, "d", 1)); !errors.Is(err, permit.ErrNoBudget) || !strings.Contains(err.Error(), `"d"`) {
+			t.Errorf("an unknown budget: %v", err)
+		}
+		_, err := acquire(of(t, "a", 1, "b", 101))
+		var e *permit.ExceededError
+		if !errors.As(err, &e) || *e != (permit.ExceededError{Budget: "b", Requested: 101, Limit: 100}) ||
+			!errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrOutOfBudget) || !strings.Contains(err.Error(), "SetTotal") {
+			t.Errorf("more than there is: %v", err)
+		}
+	}
+	capped := try(t, p, of(t, "a", 1, "b", 101).Capped())
+	if capped.Bytes("a") != 1 || capped.Bytes("b") != 100 {
+		t.Errorf("capped: %d and %d", capped.Bytes("a"), capped.Bytes("b"))
+	}
+	release(t, capped)
+}
+
+// Of ten goroutines some are refused all the time; in the end the pool is exactly
+// full.
+func TestTenGoroutinesLeaveItFull(t *testing.T) {
+	p := newPool(t, abc(permit.Slots(4)))
+	var wg sync.WaitGroup
+	for g := range 10 {
+		wg.Go(func() {
+			for i := range 3000 {
+				r := of(t, []string{"a", "b", "c"}[i%3], 1+(g*7+i)%40, []string{"a", "b", "c"}[(i+g)%3], 1+i%20)
+				if i%2 == 0 {
+					r = r.Spill()
+				}
+				got, err := p.TryAcquire(r)
+				if err != nil {
+					if !errors.Is(err, tier.ErrOutOfBudget) {
+						t.Error(err)
+						return
+					}
+					continue
+				}
+				for _, b := range p.Budgets() {
+					if n, _ := p.Available(b.Name); n < 0 {
+						t.Errorf("%d of %s are available", n, b.Name)
+					}
+				}
+				release(t, got)
+			}
+		})
+	}
+	wg.Wait()
+	full(t, p)
+}
+
+func TestReleasedTwice(t *testing.T) {
+	p := newPool(t, abc(permit.Slots(3)))
+	first := try(t, p, of(t, "a", 10).Spill())
+	release(t, first)
+	releasedTwice(t, first)
+	full(t, p)
+	// Its record is in use again, and again: it is still another permit's.
+	for range 3 {
+		next := try(t, p, of(t, "a", 30).Spill())
+		releasedTwice(t, first)
+		if n, _ := p.Available("a"); n != 70 || p.Slots().Held != 1 || first.Bytes("a") != 0 || next.Bytes("a") != 30 {
+			t.Errorf("the second release took the other permit's %d", n)
+		}
+		release(t, next)
+		releasedTwice(t, next)
+	}
+}
+
+// Of many who release the same permit one does.
+func TestReleasedByManyAtOnce(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("it is a panic in this build")
+	}
+	p := newPool(t, abc(permit.Slots(3)))
+	for range 200 {
+		got := try(t, p, of(t, "a", 10).Spill())
+		var wg sync.WaitGroup
+		errs := make([]error, 4)
+		for i := range errs {
+			wg.Go(func() { errs[i] = got.Release() })
+		}
+		wg.Wait()
+		done := 0
+		for _, err := range errs {
+			switch {
+			case err == nil:
+				done++
+			case !errors.Is(err, tier.ErrReleased):
+				t.Error(err)
+			}
+		}
+		if done != 1 {
+			t.Fatalf("%d released it", done)
+		}
+		full(t, p)
+	}
+}
+
+func TestPermitIsSmall(t *testing.T) {
+	if n := reflect.TypeFor[permit.Permit]().Size(); n > 80 {
+		t.Errorf("a permit is %d bytes", n)
+	}
+}
+
+func TestTryAcquireAllocatesNothing(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("this build keeps stacks")
+	}
+	p := newPool(t, permit.Config{})
+	r, err := permit.MiB(1, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r = r.Spill()
+	if n := testing.AllocsPerRun(1000, func() {
+		got, err := p.TryAcquire(r)
+		if err != nil || got.Release() != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if n := testing.AllocsPerRun(1000, func() { // that need not wait
+		got, err := p.Acquire(t.Context(), r)
+		if err != nil || got.Release() != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("Acquire: %v allocations", n)
+	}
+	if n := testing.AllocsPerRun(1000, func() {
+		if _, err := permit.MiB(1, 2); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("MiB: %v allocations", n)
+	}
+}
+
+func TestCloseReportsLeaks(t *testing.T) {
+	p := newPool(t, abc(permit.Slots(3)))
+	release(t, try(t, p, of(t, "c", 1)))
+	var held []permit.Permit
+	for range 40 { // more than one slab of records
+		held = append(held, try(t, p, of(t, "a", 2)))
+	}
+	held = append(held, try(t, p, of(t, "b", 7).Spill()), try(t, p, monitors()))
+	err := p.Close()
+	var leak *permit.LeakError
+	if !errors.As(err, &leak) || len(leak.Leaks) != 42 {
+		t.Fatalf("closing: %v", err)
+	}
+	want := []string{"42 permits", `2 bytes of "a"`, `7 bytes of "b" a slot`}
+	if invariants.Enabled {
+		want = append(want, "TestCloseReportsLeaks")
+	}
+	for _, w := range want {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%q does not say %q", err, w)
+		}
+	}
+	if _, err := p.TryAcquire(permit.Request{}); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	if _, err := p.Acquire(t.Context(), permit.Request{}); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	if err := p.Close(); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("a second Close: %v", err)
+	}
+	release(t, held...) // they stayed good
+	if n := len(p.Leaks()); n != 0 {
+		t.Errorf("%d leaks", n)
+	}
+}

@@ -1,0 +1,238 @@
+package permit
+
+import (
+	"context"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
+
+// line is those who wait for one resource, in the order in which they came. dirty says
+// that somebody in it might be granted.
+//
+// The oldest is its head. Whoever takes some of the resource before it passes it;
+// when it has been passed as often as it may, the door is shut: nobody but the head
+// takes of this resource. Who is the oldest of all is the head of all its lines, so
+// what it needs is kept in the end, and every other waiter becomes the oldest.
+type line struct {
+	oldest, newest *place
+	dirty          bool
+}
+
+// place is a waiter's place in one line.
+type place struct {
+	w          *waiter
+	prev, next *place
+	in         bool
+}
+
+// lookAhead is how many of a line are looked at when some of its resource is
+// released, so that the lock is not held for long when many wait for more than there
+// is. Who stands behind them is looked at when it has come nearer.
+const lookAhead = 256
+
+type waiter struct {
+	ask
+	done chan struct{} // closed, without the lock, when the wait is over
+
+	// Guarded by Pool.mu; the outcome may be read when done is closed.
+	places [maxLines]place
+	passes int // how often it may still be passed as a head
+	over   bool
+	got    Permit
+	err    error
+	next   *waiter // of over
+}
+
+// over lists waiters whose wait is over, to be woken when the lock is not held.
+type over struct{ first *waiter }
+
+func (o *over) wake() {
+	for w := o.first; w != nil; {
+		next := w.next
+		close(w.done)
+		w = next
+	}
+}
+
+// ownLine is the line of the monitor's waiters for its own slot, who stand in
+// that of the slots as well.
+func (p *Pool) ownLine() int { return p.slots + 1 }
+
+// wait returns when w is granted its request, or when its wait ended otherwise.
+func (p *Pool) wait(ctx context.Context, w *waiter) (Permit, error) {
+	lockrank.AssertNone("a permit is waited for")
+	select {
+	case <-w.done:
+		return w.got, w.err
+	case <-ctx.Done():
+	}
+	var done over
+	p.mu.Lock()
+	if !w.over {
+		p.failLocked(w, ended(ctx), &done)
+		p.serveLocked(&done) // the door may have been shut for w
+	}
+	got, err := w.got, w.err
+	p.mu.Unlock()
+	done.wake()
+	return got, err
+}
+
+// enqueueLocked puts a new waiter at the end of the lines of all that a needs. It
+// stands in the line of the slots also while they are unlimited, for that may change.
+func (p *Pool) enqueueLocked(a *ask) *waiter {
+	w := &waiter{ask: *a, done: make(chan struct{}), passes: p.bypass}
+	p.mu.waiting++
+	for r := range p.slots + 1 {
+		if a.needs[r] > 0 {
+			p.mu.lines[r].push(&w.places[r], w)
+		}
+	}
+	if a.needs[p.slots] > 0 && a.monitor {
+		p.mu.lines[p.ownLine()].push(&w.places[p.ownLine()], w)
+	}
+	return w
+}
+
+func (l *line) push(at *place, w *waiter) {
+	at.w, at.in, at.prev = w, true, l.newest
+	if l.newest != nil {
+		l.newest.next = at
+	} else {
+		l.oldest = at
+	}
+	l.newest = at
+}
+
+// remove takes a place out. A new head means that the door is open again.
+func (l *line) remove(at *place) {
+	if at.prev != nil {
+		at.prev.next = at.next
+	} else {
+		l.oldest = at.next
+		l.dirty = true
+	}
+	if at.next != nil {
+		at.next.prev = at.prev
+	} else {
+		l.newest = at.prev
+	}
+	at.in = false // next stays, for serveLocked, which is there
+}
+
+// leaveLocked takes w, whose wait is over, out of its lines.
+func (p *Pool) leaveLocked(w *waiter, done *over) {
+	for i := range w.places {
+		if at := &w.places[i]; at.in {
+			p.mu.lines[i].remove(at)
+		}
+	}
+	p.mu.waiting--
+	w.over = true
+	w.next, done.first = done.first, w
+}
+
+func (p *Pool) failLocked(w *waiter, err error, done *over) {
+	w.err = err
+	p.leaveLocked(w, done)
+}
+
+// headLocked returns who would be passed by a in the line of a resource; nil if
+// nobody would. Nobody waits for the monitor's own slot but the monitor.
+func (p *Pool) headLocked(a *ask, r int, w *waiter) *waiter {
+	head := p.mu.lines[r].oldest
+	if head == nil || head.w == w || r == p.slots && p.ownSlotLocked(a) {
+		return nil
+	}
+	return head.w
+}
+
+// shutLocked says whether what there is of a resource is kept for somebody older.
+func (p *Pool) shutLocked(a *ask, r int, w *waiter) bool {
+	head := p.headLocked(a, r, w)
+	return head != nil && head.passes == 0
+}
+
+// passLocked takes a pass from each waiter that a's grant passes, once from one
+// that is passed in several lines.
+func (p *Pool) passLocked(a *ask, w *waiter) {
+	var passed [maxResources]*waiter
+	n := 0
+next:
+	for r := range p.slots + 1 {
+		if p.needLocked(a, r) == 0 {
+			continue
+		}
+		head := p.headLocked(a, r, w)
+		if head == nil {
+			continue
+		}
+		for _, other := range passed[:n] {
+			if other == head {
+				continue next
+			}
+		}
+		passed[n] = head
+		n++
+		head.passes--
+	}
+}
+
+// serveLocked grants what can be granted in the lines that are dirty, in the
+// order in which people came to them.
+func (p *Pool) serveLocked(done *over) {
+	for again := p.mu.waiting > 0; again; {
+		again = false
+		for i := range p.slots + 2 {
+			if l := &p.mu.lines[i]; l.dirty {
+				l.dirty = false
+				again = true
+				p.serveLineLocked(i, done)
+			}
+		}
+	}
+}
+
+func (p *Pool) serveLineLocked(i int, done *over) {
+	looked := 0
+	for at := p.mu.lines[i].oldest; at != nil && looked < lookAhead && !p.usedUpLocked(i); at = at.next {
+		looked++
+		w := at.w
+		if got, ok := p.takeLocked(&w.ask, w); ok {
+			w.got = got
+			p.leaveLocked(w, done)
+		}
+	}
+}
+
+// usedUpLocked says that nobody in a line can be granted anything.
+func (p *Pool) usedUpLocked(i int) bool {
+	switch {
+	case i == p.ownLine():
+		return p.mu.monitors > 0 // in the line of the slots it is their turn or not
+	case i == p.slots && p.mu.unlimited:
+		return false
+	}
+	return p.availableLocked(i, false) < 1
+}
+
+// change sets a limit of a resource, refuses those who can never be granted
+// what they wait for any more, and serves the others.
+func (p *Pool) change(r int, set func() error) error {
+	var done over
+	p.mu.Lock()
+	if err := set(); err != nil {
+		p.mu.Unlock()
+		return err
+	}
+	for at := p.mu.lines[r].oldest; at != nil; at = at.next {
+		if l, never := p.neverLocked(&at.w.ask); never {
+			p.failLocked(at.w, p.lackError(l, at.w.monitor), &done)
+		}
+	}
+	p.mu.lines[r].dirty = true
+	p.serveLocked(&done)
+	p.mu.Unlock()
+	done.wake()
+	return nil
+}

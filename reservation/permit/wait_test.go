@@ -1,0 +1,534 @@
+package permit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/permit"
+	"github.com/spillway-db/spillway/tier"
+)
+
+func bubble(t *testing.T, cfg permit.Config, f func(t *testing.T, p *permit.Pool)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { f(t, newPool(t, cfg)) })
+}
+
+func TestFirstComeFirstServed(t *testing.T) {
+	bubble(t, abc(permit.Slots(3)), func(t *testing.T, p *permit.Pool) {
+		held := try(t, p, of(t, "a", 100))
+		var order []int
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() {
+				got, err := p.Acquire(t.Context(), of(t, "a", 60))
+				order = append(order, i) // one holds it at a time
+				if err := errors.Join(err, got.Release()); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		release(t, held)
+		wg.Wait()
+		if len(order) != 20 || !slices.IsSorted(order) {
+			t.Errorf("served in the order %v", order)
+		}
+	})
+}
+
+// Others may pass a large request that has no room yet, but only so often; then
+// what there is is kept for it.
+func TestBypassIsBounded(t *testing.T) {
+	for _, c := range []struct{ bypass, want int }{{0, permit.DefaultBypass}, {1, 1}, {3, 3}, {-1, 0}, {-9, 0}} {
+		cfg := abc(permit.Slots(3))
+		cfg.Bypass = c.bypass
+		bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
+			held := try(t, p, of(t, "a", 50))
+			large := start(t.Context(), p, of(t, "a", 60, "b", 10).Spill())
+			large.waiting(t)
+			for range 50 { // who does not get by does not count
+				if _, err := p.TryAcquire(of(t, "a", 51)); !errors.Is(err, tier.ErrOutOfBudget) {
+					t.Fatal(err)
+				}
+			}
+			// Whatever they take that it needs, also when it is several things at once.
+			for i := range c.want {
+				release(t, try(t, p, []permit.Request{of(t, "a", 1), of(t, "a", 1, "b", 1).Spill(), of(t, "b", 100)}[i%3]))
+			}
+			for _, r := range []permit.Request{of(t, "a", 1), of(t, "b", 1), slot()} {
+				if _, err := p.TryAcquire(r); !errors.Is(err, tier.ErrOutOfBudget) || !strings.Contains(err.Error(), "kept for an older") {
+					t.Errorf("past a shut door: %v", err)
+				}
+			}
+			small := start(t.Context(), p, of(t, "b", 1))
+			small.waiting(t)
+			for range 100 { // who takes nothing that it needs passes freely
+				release(t, try(t, p, of(t, "c", 100)))
+			}
+			release(t, held)
+			got := large.served(t)
+			release(t, got, small.served(t))
+		})
+	}
+}
+
+// Waiters, too, pass the oldest within the bound.
+func TestSmallWaitersPass(t *testing.T) {
+	cfg := abc(permit.Slots(3))
+	cfg.Bypass = 2
+	bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
+		x, y := try(t, p, of(t, "a", 50)), try(t, p, of(t, "a", 50))
+		large := start(t.Context(), p, of(t, "a", 80))
+		var small []*call
+		for range 3 {
+			small = append(small, start(t.Context(), p, of(t, "a", 10)))
+		}
+		release(t, x)
+		release(t, small[0].served(t), small[1].served(t))
+		small[2].waiting(t) // the door is shut
+		large.waiting(t)
+		release(t, y)
+		got := large.served(t)
+		release(t, got, small[2].served(t))
+	})
+}
+
+// Who waits for one budget does not stand behind those who wait for another.
+func TestLinesAreApart(t *testing.T) {
+	cfg := abc(permit.Slots(3))
+	cfg.Bypass = -1
+	bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
+		a, b := try(t, p, of(t, "a", 100)), try(t, p, of(t, "b", 100))
+		var first []*call
+		for range 300 { // more than are looked at
+			first = append(first, start(t.Context(), p, of(t, "a", 1)))
+		}
+		onB := start(t.Context(), p, of(t, "b", 1))
+		release(t, b)
+		release(t, onB.served(t))
+		release(t, a)
+		for i, c := range first {
+			if i < 100 {
+				release(t, c.served(t)) // and each makes room for one of the rest
+			}
+		}
+		for _, c := range first[100:] {
+			release(t, c.served(t))
+		}
+	})
+}
+
+// With budgets needed together, nobody holds one of them while he waits.
+func TestWaitersHoldNothing(t *testing.T) {
+	bubble(t, abc(permit.Slots(3)), func(t *testing.T, p *permit.Pool) {
+		held := try(t, p, of(t, "b", 100))
+		w := start(t.Context(), p, of(t, "a", 100, "b", 1).Spill())
+		w.waiting(t)
+		if n, _ := p.Available("a"); n != 100 || p.Slots().Held != 0 {
+			t.Errorf("%d of a are available; slots %+v", n, p.Slots())
+		}
+		release(t, held)
+		release(t, w.served(t))
+	})
+}
+
+func TestCancelledWait(t *testing.T) {
+	bubble(t, abc(permit.Slots(3)), func(t *testing.T, p *permit.Pool) {
+		cause := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		held := try(t, p, of(t, "a", 50))
+		large := start(ctx, p, of(t, "a", 60))
+		for range permit.DefaultBypass {
+			release(t, try(t, p, of(t, "a", 1)))
+		}
+		next := start(t.Context(), p, of(t, "a", 10)) // fits, but the door is shut
+		next.waiting(t)
+		cancel(cause)
+		large.failed(t, cause)
+		large.failed(t, context.Canceled)
+		release(t, next.served(t))
+		deadline, stop := context.WithTimeout(t.Context(), time.Hour)
+		defer stop()
+		late := start(deadline, p, of(t, "a", 60))
+		late.waiting(t)
+		time.Sleep(time.Hour) // of the bubble's clock
+		late.failed(t, context.DeadlineExceeded)
+		if p.Waiting() != 0 {
+			t.Errorf("%d wait", p.Waiting())
+		}
+		if got, err := p.Acquire(ctx, permit.Request{}); !errors.Is(err, cause) || !got.IsZero() {
+			t.Errorf("with an ended context: %v", err)
+		}
+		release(t, held)
+	})
+}
+
+func TestCloseWakesAll(t *testing.T) {
+	bubble(t, abc(permit.Slots(2)), func(t *testing.T, p *permit.Pool) {
+		held := try(t, p, of(t, "a", 100).Spill())
+		own := try(t, p, monitors())
+		var waits []*call
+		for _, r := range []permit.Request{of(t, "a", 1), of(t, "a", 1, "b", 1), slot(), monitors(), of(t, "a", 1).Spill()} {
+			waits = append(waits, start(t.Context(), p, r))
+		}
+		var leak *permit.LeakError
+		if err := p.Close(); !errors.As(err, &leak) || len(leak.Leaks) != 2 {
+			t.Errorf("closing: %v", err)
+		}
+		for _, w := range waits {
+			w.failed(t, tier.ErrClosed)
+		}
+		release(t, held, own)
+	})
+}
+
+func TestLimitsChange(t *testing.T) {
+	bubble(t, abc(permit.Slots(3)), func(t *testing.T, p *permit.Pool) {
+		held := try(t, p, of(t, "a", 80))
+		w := start(t.Context(), p, of(t, "a", 30))
+		w.waiting(t)
+		if err := p.SetTotal("a", 110); err != nil {
+			t.Fatal(err)
+		}
+		got := w.served(t)
+
+		// Lowered below what is held: nothing is revoked, nothing granted.
+		large, small := start(t.Context(), p, of(t, "a", 60)), start(t.Context(), p, of(t, "a", 40))
+		capped := start(t.Context(), p, of(t, "a", 60).Capped())
+		if err := p.SetTotal("a", 50); err != nil {
+			t.Fatal(err)
+		}
+		large.failed(t, reservation.ErrExceeded)
+		small.waiting(t)
+		capped.waiting(t)
+		if n, _ := p.Available("a"); n != -60 || held.Bytes("a") != 80 || got.Bytes("a") != 30 {
+			t.Errorf("%d available; permits have %d and %d", n, held.Bytes("a"), got.Bytes("a"))
+		}
+		if _, err := p.TryAcquire(of(t, "a", 1)); !errors.Is(err, tier.ErrOutOfBudget) {
+			t.Error(err)
+		}
+		release(t, held)
+		release(t, got)
+		release(t, small.served(t))
+		last := capped.served(t)
+		if last.Bytes("a") != 50 {
+			t.Errorf("capped to %d", last.Bytes("a"))
+		}
+		release(t, last)
+		for _, c := range []struct {
+			name  string
+			bytes int64
+		}{{"a", 0}, {"a", -1}, {"nobody", 1}, {"a", math.MaxInt64}} {
+			if err := p.SetTotal(c.name, c.bytes); err == nil {
+				t.Errorf("%s can be %d", c.name, c.bytes)
+			}
+		}
+		if n, _ := p.Total("a"); n != 50 {
+			t.Errorf("a refused change left %d", n)
+		}
+		full(t, p)
+	})
+}
+
+func TestSlotsChange(t *testing.T) {
+	bubble(t, abc(permit.Slots(2)), func(t *testing.T, p *permit.Pool) {
+		first := try(t, p, slot())
+		w, v := start(t.Context(), p, slot()), start(t.Context(), p, slot())
+		w.waiting(t)
+		if err := p.SetSlots(permit.Slots(3)); err != nil {
+			t.Fatal(err)
+		}
+		second := w.served(t)
+		v.waiting(t)
+		if err := p.SetSlots(permit.Unlimited()); err != nil {
+			t.Fatal(err)
+		}
+		third := v.served(t)
+		if !third.CanSpill() || third.Limited() || !first.Limited() || p.Slots() != (permit.SlotStats{Held: 3}) {
+			t.Errorf("%v, %v, %+v", third.CanSpill(), third.Limited(), p.Slots())
+		}
+		var many []permit.Permit
+		for range 50 {
+			many = append(many, try(t, p, slot()))
+		}
+		bytes := try(t, p, of(t, "a", 100))
+		both := start(t.Context(), p, of(t, "a", 1).Spill()) // waits for bytes, and then for a slot as well
+		if err := p.SetSlots(permit.Slots(2)); err != nil {
+			t.Fatal(err)
+		}
+		release(t, bytes)
+		both.waiting(t)
+		release(t, many...)
+		both.waiting(t)
+		release(t, second, third)
+		both.waiting(t) // first is held, and the other is the monitor's
+		release(t, first)
+		release(t, both.served(t))
+
+		x := try(t, p, slot())
+		gone := start(t.Context(), p, slot())
+		if err := p.SetSlots(permit.Slots(1)); err != nil {
+			t.Fatal(err)
+		}
+		gone.failed(t, reservation.ErrExceeded) // the one that is left is the monitor's
+		release(t, try(t, p, monitors()), x)
+		for _, s := range []permit.SlotLimit{permit.Slots(0), permit.Slots(-1)} {
+			if err := p.SetSlots(s); err == nil {
+				t.Errorf("there can be %s", s)
+			}
+		}
+		if err := p.SetSlots(permit.SlotLimit{}); err != nil || p.Slots().Total != permit.DefaultSlots {
+			t.Errorf("the default: %+v, %v", p.Slots(), err)
+		}
+	})
+}
+
+// The last slot is the monitor's: users cannot have it, nor keep it from having it,
+// whether they hold what they can get or wait in line for it.
+func TestLastSlotIsTheMonitors(t *testing.T) {
+	for n := 1; n <= 4; n++ {
+		t.Run(fmt.Sprintf("%d slots", n), func(t *testing.T) {
+			cfg := abc(permit.Slots(n))
+			cfg.Bypass = 1
+			bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
+				var users []permit.Permit
+				for {
+					got, err := p.TryAcquire(slot())
+					if err != nil {
+						break
+					}
+					users = append(users, got)
+				}
+				if len(users) != n-1 || p.Slots().Available != 0 {
+					t.Fatalf("users have %d of %d", len(users), n)
+				}
+				var waits []*call
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if n == 1 {
+					_, err := p.Acquire(ctx, slot())
+					var e *permit.ExceededError
+					if !errors.As(err, &e) || e.Budget != "" || e.Requested != 1 || e.Limit != 0 || !strings.Contains(err.Error(), "SetSlots") {
+						t.Errorf("a user's slot of none: %v", err)
+					}
+				} else {
+					for range 3 {
+						waits = append(waits, start(ctx, p, slot()))
+					}
+				}
+				for range 5 { // passes nobody: their door stays as it is
+					own := try(t, p, monitors())
+					if _, err := p.TryAcquire(monitors()); !errors.Is(err, tier.ErrOutOfBudget) {
+						t.Errorf("a second one of the monitor's: %v", err)
+					}
+					if s := p.Slots(); s.Held != n || s.Monitor != 1 || s.Available != 0 {
+						t.Errorf("%+v", s)
+					}
+					second := start(t.Context(), p, monitors())
+					second.waiting(t)
+					release(t, own)
+					release(t, second.served(t))
+				}
+				for _, w := range waits {
+					w.waiting(t)
+				}
+				if n > 1 {
+					release(t, users[0])
+					users[0] = waits[0].served(t)
+					waits[1].waiting(t)
+				}
+				cancel()
+				synctest.Wait()
+				release(t, users...)
+			})
+		})
+	}
+}
+
+// The monitor's first slot is there also when users hold more than a limit that was
+// lowered, and what it waits for is not taken by them.
+func TestMonitorsSlotOutlastsLoweredLimits(t *testing.T) {
+	bubble(t, abc(permit.Slots(8)), func(t *testing.T, p *permit.Pool) {
+		var users []permit.Permit
+		for range 7 {
+			users = append(users, try(t, p, slot()))
+		}
+		if err := p.SetSlots(permit.Slots(2)); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			own := try(t, p, monitors())
+			waiting := start(t.Context(), p, monitors())
+			waiting.waiting(t)
+			release(t, own)
+			release(t, waiting.served(t))
+		}
+		release(t, users...)
+		// Further ones it has in turn.
+		x, y := try(t, p, monitors()), try(t, p, monitors())
+		user := start(t.Context(), p, slot())
+		user.waiting(t)
+		release(t, x)
+		got := user.served(t)
+		release(t, y, got)
+	})
+}
+
+// A monitor's request that needs bytes too waits for them like all others, and has its
+// slot when they are there.
+func TestMonitorsBytesAreNotKept(t *testing.T) {
+	bubble(t, abc(permit.Slots(2)), func(t *testing.T, p *permit.Pool) {
+		bytes, user := try(t, p, of(t, "a", 100)), try(t, p, slot())
+		w := start(t.Context(), p, of(t, "a", 10).Spill().ForMonitor())
+		w.waiting(t)
+		release(t, bytes)
+		release(t, w.served(t), user)
+	})
+}
+
+func TestWith(t *testing.T) {
+	bubble(t, abc(permit.Slots(2)), func(t *testing.T, p *permit.Pool) {
+		r := of(t, "a", 10).Spill()
+		sentinel := errors.New("its own")
+		holds := func(got permit.Permit) {
+			if n, _ := p.Available("a"); n != 90 || got.Bytes("a") != 10 || !got.CanSpill() {
+				t.Errorf("%d available", n)
+			}
+		}
+		for _, want := range []error{nil, sentinel} { // returns
+			err := p.With(t.Context(), r, func(_ context.Context, got permit.Permit) error {
+				holds(got)
+				return want
+			})
+			if err != want {
+				t.Errorf("%v, want %v", err, want)
+			}
+			full(t, p)
+		}
+		func() { // panics
+			defer func() {
+				if got := recover(); got != sentinel {
+					t.Errorf("it panicked with %v", got)
+				}
+			}()
+			_ = p.With(t.Context(), r, func(_ context.Context, got permit.Permit) error {
+				holds(got)
+				panic(sentinel)
+			})
+		}()
+		full(t, p)
+		var wg sync.WaitGroup
+		wg.Go(func() { // ends its goroutine
+			_ = p.With(t.Context(), r, func(_ context.Context, got permit.Permit) error {
+				holds(got)
+				runtime.Goexit()
+				return nil
+			})
+		})
+		wg.Wait()
+		full(t, p)
+
+		ctx, cancel := context.WithCancelCause(t.Context()) // cancelled in it
+		err := p.With(ctx, r, func(ctx context.Context, got permit.Permit) error {
+			holds(got)
+			cancel(sentinel)
+			<-ctx.Done()
+			return context.Cause(ctx)
+		})
+		if err != sentinel {
+			t.Errorf("cancelled: %v", err)
+		}
+		full(t, p)
+		ran := func(context.Context, permit.Permit) error { t.Error("it ran"); return nil }
+		if err := p.With(ctx, r, ran); !errors.Is(err, sentinel) { // before it
+			t.Errorf("with an ended context: %v", err)
+		}
+		held := try(t, p, slot())
+		ctx, stop := context.WithTimeout(t.Context(), time.Second) // while it waits
+		defer stop()
+		if err := p.With(ctx, r, ran); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("while it waits: %v", err)
+		}
+		release(t, held)
+	})
+}
+
+// TestRandomUsers has users and a monitor wait, try, give up and change limits
+// at random: nobody has more than there is, everybody comes to an end, and the pool is
+// whole then.
+func TestRandomUsers(t *testing.T) {
+	for seed := range uint64(4) {
+		p := newPool(t, abc(permit.Slots(3)))
+		var spilling, own atomic.Int64
+		var wg sync.WaitGroup
+		for g := range 12 {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, uint64(g)))
+				for range 400 {
+					r := of(t, []string{"a", "b", "c"}[rng.IntN(3)], 1+rng.IntN(60), []string{"a", "b", "c"}[rng.IntN(3)], rng.IntN(40))
+					spill, monitor := rng.IntN(2) == 0, g < 2
+					if spill {
+						r = r.Spill()
+					}
+					if monitor {
+						r = monitors()
+					}
+					if rng.IntN(3) == 0 {
+						r = r.Capped()
+					}
+					ctx, cancel := context.WithCancel(t.Context())
+					switch rng.IntN(8) {
+					case 0:
+						go cancel()
+					case 1:
+						if err := p.SetTotal("c", int64(100+rng.IntN(50))); err != nil {
+							t.Error(err)
+						}
+					}
+					got, err := p.Acquire(ctx, r)
+					cancel()
+					if err != nil {
+						if !errors.Is(err, context.Canceled) {
+							t.Error(err)
+						}
+						continue
+					}
+					if got.CanSpill() {
+						if n := spilling.Add(1); n > 3 {
+							t.Errorf("%d have a slot", n)
+						}
+						if !monitor && own.Add(1) > 2 {
+							t.Error("users have the monitor's slot")
+						}
+					}
+					if rng.IntN(2) == 0 {
+						runtime.Gosched()
+					}
+					if got.CanSpill() {
+						spilling.Add(-1)
+						if !monitor {
+							own.Add(-1)
+						}
+					}
+					if err := got.Release(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		full(t, p)
+	}
+}
