@@ -86,12 +86,18 @@ func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descr
 		})
 		return d, onDevice, err
 	case tier.FileMemory:
+		pinned, err := b.stagedAtOnce(node)
+		if err != nil {
+			return d, false, err
+		}
 		v := newVerifier(desc, src)
-		err = b.staged(ctx, node, size, fetchFile(ctx, src), discard, func(p []byte, off int64) error {
-			if err := v.check(p, off); err != nil {
-				return err
-			}
-			return add(p, off)
+		err = b.OnDisk(ctx, min(size, pinned), false, func(ctx context.Context) error {
+			return b.staged(ctx, node, size, fetchFile(ctx, src), discard, func(p []byte, off int64) error {
+				if err := v.check(p, off); err != nil {
+					return err
+				}
+				return add(p, off)
+			})
 		})
 		return d, false, err
 	}

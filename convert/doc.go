@@ -39,6 +39,23 @@
 // straight to and from the arena. Everything goes in pieces of at most 8 MiB, and acts on a
 // cancelled context within one.
 //
+// # Permits
+//
+// Every transfer with a disk has a permit (package permit): bytes of the budget of host
+// memory for what it has under way there, and to write a spill slot. A Builtin
+// without a pool of permits cannot be registered, and a converter of a user's takes its own
+// with Builtin.OnDisk. It is the last thing that a move takes, and kept for the transfer only:
+//
+//	room in the target → the batch, in transit → a permit → a stream → a chunk → the disk
+//
+// Everybody takes them in this order, so that who holds something waits only for what
+// stands to the right of it; a holder of a permit waits for no memory, no batch and no other
+// permit. Who copies a dictionary, for which others may wait, has a permit before they
+// begin to. So a permit comes free as soon as the disk has answered, and waits for it
+// end. Those of the monitor's moves, on which all who wait for room depend, ask for no bytes
+// and have a slot that users cannot take: whatever users do with permits of their own,
+// the monitor's transfers wait at most for each other.
+//
 // # Locks
 //
 // The Registry's mutex has the rank Registry and is not held while a converter

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -24,6 +25,9 @@ const (
 	// stagedUnderWay is how many staged chunks a transfer between device and disk keeps
 	// under way: the number of requests at which the disks that were measured reach their speed.
 	stagedUnderWay = 8
+	// readsAhead is how many pieces a transfer from disk to host memory reads or verifies
+	// at a time.
+	readsAhead = 2
 )
 
 // Builtin holds what the built-in converters work with.
@@ -33,6 +37,9 @@ type Builtin struct {
 	// Staging returns the pinned chunks nearest to a NUMA node, for transfers
 	// between device and disk. Its memory is charged to a host space once.
 	Staging func(node int) (Staging, error)
+	// Permits is what every transfer with a disk takes a permit from. It must have a
+	// budget permit.Host, and slots for users if these are to write to disk.
+	Permits *permit.Pool
 
 	dicts   dictionaries
 	outside bool // tests have no dictionary in a batch's body, however small
@@ -51,6 +58,9 @@ type Staging = pieces
 
 // Register adds all built-in converters to g: every pair of images.
 func (b *Builtin) Register(g *Registry) error {
+	if err := b.needsPermits(); err != nil {
+		return err
+	}
 	types := [...]batch.PayloadType{batch.GPUImage, batch.HostImage, batch.DiskImage}
 	for _, from := range types {
 		for _, to := range types {
@@ -64,18 +74,27 @@ func (b *Builtin) Register(g *Registry) error {
 
 // image copies an image's body, byte for byte, to the space of r, and the
 // dictionaries that are not there yet. The descriptor is shared: nothing is encoded,
-// and no row is looked at.
-func (b *Builtin) image(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
+// and no row is looked at. One permit is for the body and the dictionaries.
+func (b *Builtin) image(ctx context.Context, src batch.Payload, r *reservation.Reservation) (out batch.Payload, err error) {
 	from, ok := src.(*batch.Image)
 	if !ok {
 		return nil, fmt.Errorf("convert: %s is not an image", src.Type())
 	}
+	largest := max(from.Descriptor().Body, largestShared(from))
+	err = b.permitted(ctx, r.Space(), from.Space(), largest, func(ctx context.Context) (err error) {
+		out, err = b.copyImage(ctx, from, r)
+		return err
+	})
+	return out, err
+}
+
+func (b *Builtin) copyImage(ctx context.Context, from *batch.Image, r *reservation.Reservation) (batch.Payload, error) {
 	desc := from.Descriptor()
 	buf, err := r.AllocCuts(desc.Body, desc.Cuts())
 	if err != nil {
 		return nil, err
 	}
-	shared, err := b.Share(ctx, from, r)
+	shared, err := b.share(ctx, from, r)
 	if err != nil {
 		return nil, errors.Join(err, buf.Release())
 	}
@@ -90,8 +109,24 @@ func (b *Builtin) image(ctx context.Context, src batch.Payload, r *reservation.R
 // Share returns the dictionaries of src in the space of r, for an image of the
 // same descriptor there: a reference to each, which is the caller's. Those that are not
 // there yet are copied, into memory drawn from r. It is what a converter
-// between images, other than the built-in ones, needs for dictionaries.
+// between images, other than the built-in ones, needs for dictionaries. Between memory
+// and disk it takes a permit, unless it is called within OnDisk.
 func (b *Builtin) Share(ctx context.Context, src *batch.Image, r *reservation.Reservation) (shared []batch.Shared, err error) {
+	err = b.permitted(ctx, r.Space(), src.Space(), largestShared(src), func(ctx context.Context) (err error) {
+		shared, err = b.share(ctx, src, r)
+		return err
+	})
+	return shared, err
+}
+
+func largestShared(src *batch.Image) (largest int64) {
+	for _, s := range src.Shared() {
+		largest = max(largest, s.Descriptor().Body)
+	}
+	return largest
+}
+
+func (b *Builtin) share(ctx context.Context, src *batch.Image, r *reservation.Reservation) (shared []batch.Shared, err error) {
 	for _, s := range src.Shared() {
 		from, ok := s.(*dictCopy)
 		if !ok {
@@ -303,7 +338,7 @@ func diskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, 
 		off := int64(0)
 		for _, extent := range d.Extents() {
 			for len(extent) > 0 {
-				if len(ahead) == 2 { // one read under way while one is verified
+				if len(ahead) == readsAhead { // one read under way while one is verified
 					if err := next(); err != nil {
 						return err
 					}

@@ -62,7 +62,17 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 			if buf, err = r.AllocCuts(l.Size(), l.Cuts()); err != nil {
 				return err
 			}
-			if shared, err = m.layDictionaries(ctx, l, dicts, r); err != nil {
+			largest := int64(0)
+			for _, d := range dicts {
+				largest = max(largest, d.body)
+			}
+			// With the permit in hand before others are made to wait for a copy: the
+			// monitor, which has one always, may be among them.
+			err = m.cfg.Builtin.permitted(ctx, space, nil, largest, func(ctx context.Context) (err error) {
+				shared, err = m.layDictionaries(ctx, l, dicts, r)
+				return err
+			})
+			if err != nil {
 				return errors.Join(err, buf.Release())
 			}
 			return nil
@@ -156,7 +166,9 @@ func (b *Builtin) lay(ctx context.Context, l *Layout, buf *tier.Buffer) error {
 			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainDevice(dev, s, d), nil)
 		})
 	case tier.FileMemory:
-		return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainFile(ctx, d), nil)
+		return b.permitted(ctx, buf.Space(), nil, l.Size(), func(ctx context.Context) error {
+			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainFile(ctx, d), nil)
+		})
 	}
 	return fmt.Errorf("convert: laying out into %T: %w", buf.Memory(), tier.ErrNotSupported)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/faultfs"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/host"
@@ -24,6 +25,7 @@ type machine struct {
 	reservations *reservation.Manager
 	registry     Registry
 	mover        *Mover
+	permits      *permit.Pool
 	files        *faultfs.FS
 	base         int64 // bytes of the host space that staging holds
 	ids          batch.IDs
@@ -37,8 +39,9 @@ type machineConfig struct {
 	faults          func(sim.Op) error
 	rules           []faultfs.Rule
 	files           disk.FS // instead of faultfs
-	fast            bool    // pages touched ahead and huge
-	outside         bool    // small dictionaries, too, are images of their own
+	permits         permit.Config
+	fast            bool // pages touched ahead and huge
+	outside         bool // small dictionaries, too, are images of their own
 	events          Events
 	wrap            func(tier.Device) tier.Device
 }
@@ -100,16 +103,22 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	check(r.Release())
 	m.base = buf.Charge()
 	staging := host.NewStaging(buf, chunk)
+	m.permits, err = permit.New(cfg.permits)
+	check(err)
 	builtin := &Builtin{
 		outside: cfg.outside,
 		Streams: func(tier.ID) (*tier.StreamPool, error) { return streams, nil },
 		Staging: func(int) (Staging, error) { return staging, nil },
+		Permits: m.permits,
 	}
 	check(builtin.Register(&m.registry))
 	m.mover, err = NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: builtin, IDs: &m.ids, Events: cfg.events})
 	check(err)
 	t.Cleanup(func() {
 		err := errors.Join(m.reservations.Close(), staging.Close(), streams.Close())
+		if e := m.permits.Close(); !errors.Is(e, tier.ErrClosed) { // a test may have closed it
+			err = errors.Join(err, e)
+		}
 		for _, s := range m.spaces {
 			for _, l := range s.Leaks() {
 				t.Errorf("leaked: %+v", l)

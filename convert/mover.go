@@ -68,6 +68,9 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	if cfg.Reservations == nil || cfg.Registry == nil || cfg.Builtin == nil {
 		return nil, errors.New("convert: a mover needs reservations, a registry and the built-in converters")
 	}
+	if err := cfg.Builtin.needsPermits(); err != nil {
+		return nil, err
+	}
 	if cfg.IDs == nil {
 		cfg.IDs = new(batch.IDs)
 	}
@@ -104,9 +107,10 @@ func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.dict
 // is given back. A batch that is already in a space of the strategy stays.
 //
 // For ReasonTrigger and ReasonDemand nothing is waited for: no room now is a
-// *tier.NoSpaceError, a batch in use a *batch.StateError. Otherwise Move waits for
-// room and for a transit that is under way; a batch with open handles is a
-// StateError.
+// *tier.NoSpaceError, a batch in use a *batch.StateError. Those are the monitor's
+// moves, and to write to disk they have its slot; they wait only for each other's
+// transfers. Otherwise Move waits for room and for a transit that is under way, and for a
+// permit to transfer from or to a disk; a batch with open handles is a StateError.
 func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error {
 	ctx, leave, err := m.gate.enter(ctx)
 	if err != nil {
@@ -137,6 +141,9 @@ func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strate
 
 func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, arriving func()) (at tier.ID, moved int64, err error) {
 	waits := reason != ReasonTrigger && reason != ReasonDemand
+	if !waits {
+		ctx = forMonitor(ctx)
+	}
 	size, dicts := m.sizes(b)
 	reserve := func(to reservation.Strategy, wait bool) (*reservation.Reservation, error) {
 		if !wait || !waits {
