@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -47,6 +48,15 @@ type Config struct {
 	// MonitorPeriod is how often the monitor looks without being woken; 0 means
 	// 50 ms.
 	MonitorPeriod time.Duration
+
+	// Permits limits what transfers with disks have under way: bytes of host memory, and
+	// spill slots. The zero value means permit.DefaultConfig. It needs a budget
+	// permit.Host, and at least two slots, of which one is the monitor's.
+	Permits permit.Config
+	// PermitPool, if set, is used instead of a pool of the engine's own, under the same
+	// terms, so that several engines share one limit; Permits must not be set then. The
+	// engine does not close it, and it must be open for as long as the engine is.
+	PermitPool *permit.Pool
 
 	// Topology is what the machine has; nil means that Open discovers it.
 	Topology *topology.Topology
@@ -121,11 +131,40 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s marks: %w", m.kind, err))
 		}
 	}
+	errs = append(errs, c.validatePermits())
 	if c.MonitorPeriod < 0 {
 		errs = append(errs, fmt.Errorf("monitor period %v is negative", c.MonitorPeriod))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("spillway: %w", err)
+	}
+	return nil
+}
+
+// validatePermits refuses a pool with which nothing could be written, or read.
+func (c Config) validatePermits() error {
+	if c.PermitPool != nil {
+		if !c.Permits.IsZero() {
+			return errors.New("permits: there are both a pool and a configuration of one")
+		}
+		s := c.PermitPool.Slots()
+		_, host := c.PermitPool.Total(permit.Host)
+		return enoughPermits(s.Total, s.Limited, host)
+	}
+	if err := c.Permits.Validate(); err != nil {
+		return err
+	}
+	slots, limited := c.Permits.Slots.Limit()
+	host := c.Permits.Budgets == nil || slices.ContainsFunc(c.Permits.Budgets, func(b permit.Budget) bool { return b.Name == permit.Host })
+	return enoughPermits(slots, limited, host)
+}
+
+func enoughPermits(slots int, limited, host bool) error {
+	switch {
+	case !host:
+		return fmt.Errorf("permits: there is no budget %q, which transfers with disks take from", permit.Host)
+	case limited && slots < 2:
+		return fmt.Errorf("permits: %d slots are too few: one is the monitor's, and one at least must be for all others", slots)
 	}
 	return nil
 }

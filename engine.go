@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/host"
 	"github.com/spillway-db/spillway/topology"
@@ -31,6 +32,7 @@ type Engine struct {
 	devices []tier.Device         // the engine's own, to be closed
 
 	reservations *reservation.Manager
+	permits      *permit.Pool // closed with the engine unless it is Config.PermitPool
 	registry     convert.Registry
 	mover        *convert.Mover
 	monitor      *monitor.Monitor
@@ -79,7 +81,12 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err := e.openStaging(); err != nil {
 		return nil, err
 	}
-	builtin := &convert.Builtin{Streams: e.streamPool, Staging: e.stagingNear}
+	if e.permits = e.cfg.PermitPool; e.permits == nil {
+		if e.permits, err = permit.New(e.cfg.Permits); err != nil {
+			return nil, err
+		}
+	}
+	builtin := &convert.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits}
 	if err := builtin.Register(&e.registry); err != nil {
 		return nil, err
 	}
@@ -185,6 +192,12 @@ func (e *Engine) Reserve(ctx context.Context, s reservation.Strategy, bytes int6
 // Reservations returns the manager of all promises.
 func (e *Engine) Reservations() *reservation.Manager { return e.reservations }
 
+// Permits returns the pool that limits what transfers with disks have under way. A
+// program may take permits of it for transfers of its own, and change its limits. What
+// it holds does not stop the monitor, but the program's own moves from and to a disk, and
+// reading from one, wait for permits too: who holds one must not wait for those.
+func (e *Engine) Permits() *permit.Pool { return e.permits }
+
 // Mover returns what moves batches.
 func (e *Engine) Mover() *convert.Mover { return e.mover }
 
@@ -239,7 +252,8 @@ func compareIDs(a, b tier.ID) int {
 // all batches, and closes devices, arenas and volumes; no goroutine and no file
 // of the engine is left. Buffers that are still held, by handles, reservations
 // or records opened in place, are reported as a *LeakError; their memory stays until
-// they are released. A second Close returns tier.ErrClosed. Stats still works.
+// they are released. So are permits of the engine's own pool, as a *permit.LeakError. A
+// second Close returns tier.ErrClosed. Stats still works.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	if e.closed {
@@ -268,6 +282,9 @@ func (e *Engine) Close() error {
 // release gives back what Open has taken so far.
 func (e *Engine) release() error {
 	var errs []error
+	if e.permits != nil && e.permits != e.cfg.PermitPool {
+		errs = append(errs, e.permits.Close())
+	}
 	for _, s := range e.staging {
 		errs = append(errs, s.Close())
 	}
