@@ -36,9 +36,9 @@ func (e *ExceededError) Is(target error) bool { return target == reservation.Err
 // NoSlotError says that no slot was free for the one who asked. It matches
 // tier.ErrOutOfBudget.
 type NoSlotError struct {
-	Held  int // slots that are taken
-	Limit int // slots that there are
-	User  bool
+	Held  int  // slots that are taken
+	Limit int  // slots that there are
+	User  bool // who asked is not the monitor, for whom one is kept
 }
 
 func (e *NoSlotError) Error() string {
