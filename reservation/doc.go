@@ -9,12 +9,15 @@
 //	                                ▼                        ▼
 //	                            tier.Space ◀─────────────────┘
 //
+// Over a reservation in host memory an Allocator lets arrow-go build its arrays
+// inside the promise; Guard turns the panics that it refuses with into errors.
+//
 // # Ownership
 //
 // A Reservation belongs to whom Reserve, TryReserve or ReserveUpTo gave it, who
 // must Release it once. Its bytes are charged to its space from the start, so
 // drawing a buffer within the promise never fails for want of room, though a
-// device may be too fragmented for it. A Buffer belongs to whom Alloc gave it and
+// device, or an arena, may be too fragmented for it. A Buffer belongs to whom Alloc gave it and
 // may outlive the reservation: freed before Release its bytes are the promise's
 // again, freed afterwards they are the space's, and in between, while a device
 // still works on it, they are neither's. Whoever frees it, on whichever
@@ -43,8 +46,8 @@
 //
 // # Locks
 //
-// Two kinds of mutex are of this package's rank and are never held together: the
-// Manager's guards the lines, a Reservation's its books. Under them only the
+// Three kinds of mutex are of this package's rank and are never held together: the
+// Manager's guards the lines, a Reservation's its books, an Allocator's its blocks. Under them only the
 // ledger of a space is locked (that is below), never a Space, which calls its
 // listeners when it is charged:
 //

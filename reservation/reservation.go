@@ -240,6 +240,10 @@ func (r *Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	r.mu.Lock()
 	released, promised := r.mu.released, r.mu.promised
 	r.mu.Unlock()
+	if whole := l.charge(promised + n); need != nothing && whole != nothing {
+		// Both together, drawn as one, may be charged more than each by itself.
+		need = max(need, whole-l.charge(promised))
+	}
 	switch {
 	case released:
 		return errReleased("grow")

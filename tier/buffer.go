@@ -18,8 +18,9 @@ type Memory interface {
 type HostMemory interface {
 	Memory
 	// Extents are the pieces that the memory consists of, in order; their
-	// lengths add up to Size. Each starts at an address that is a multiple of
-	// 4096, and each but the last is a multiple of 4096 long.
+	// lengths add up to Size, and each but the last is a multiple of 4096 long.
+	// Each starts at an address that is a multiple of 4096 if Size is one too or is
+	// above 8 KiB, and of 64 otherwise: small memory shares its pages with other.
 	Extents() [][]byte
 }
 
@@ -49,7 +50,9 @@ type FileMemory interface {
 // concurrent use.
 type Pool interface {
 	// Charge returns what size bytes take out of the space: size rounded up as
-	// the pool rounds. Charge(0) is 0, and Charge(a)+Charge(b) ≥ Charge(a+b).
+	// the pool rounds. Charge(0) is 0, Charge(Charge(a)) is Charge(a), and Charge
+	// never falls as the size rises. Two charges may be less than that of both
+	// together: a pool may round large sizes more coarsely than small ones.
 	Charge(size int64) int64
 	// Alloc hands out size > 0 bytes. If they cannot be had in one piece the
 	// pool may split them at cuts (ascending multiples of 4096 below size), and

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/extent"
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
@@ -48,7 +49,9 @@ func (c Config) Validate() error {
 // Stats describes an arena at a moment; all sizes are in bytes.
 type Stats struct {
 	Capacity    int64
-	Used        int64    // handed out
+	Used        int64    // handed out, as charged
+	Slabs       int64    // the length of the slabs that small memory lies in
+	Slack       int64    // pages in use less Used: what is free beside small memory, in slabs for the most part
 	Committed   int64    // in steps of 2 MiB that were touched or handed out since the last Trim: at most this much is present
 	Touched     int64    // of these, touched ahead of use
 	Locked      int64    // cannot be swapped out
@@ -75,9 +78,11 @@ type Arena struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		free      *extent.Allocator
-		used      int64         // bytes handed out
-		withheld  int64         // free bytes that Trim works on
-		returned  chan struct{} // closed and made anew when Trim puts some back
+		slabs     slabs
+		used      int64         // bytes handed out, as charged
+		tails     int64         // bytes of pages that small memory lies in by itself, beyond what is charged
+		withheld  int64         // free bytes that Trim works on, or a slab that comes or goes
+		returned  chan struct{} // closed when some of them are put back; nil if nobody waits for that
 		stopped   bool          // the toucher was told to end
 		closed    bool
 		quiet     bool // after closed: no toucher and no Trim is under way
@@ -118,7 +123,7 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 		trimming:  make(chan struct{}, 1),
 	}
 	a.mu.free = extent.New(cfg.Capacity)
-	a.mu.returned = make(chan struct{})
+	a.mu.slabs.keep = !invariants.Enabled // a page that is kept could be read
 	a.advise()
 	if cfg.Touch {
 		go a.touchAhead()
@@ -184,6 +189,8 @@ func (a *Arena) Stats() Stats {
 	return Stats{
 		Capacity:    a.cfg.Capacity,
 		Used:        a.mu.used,
+		Slabs:       a.mu.slabs.length,
+		Slack:       a.slackLocked(),
 		Committed:   a.commit.Load(),
 		Touched:     a.touched.Load(),
 		Locked:      a.locked,
@@ -192,7 +199,7 @@ func (a *Arena) Stats() Stats {
 	}
 }
 
-// memory is what Alloc returns.
+// memory is what Alloc returns, but for small ones: whole pages.
 type memory struct {
 	size    int64
 	extents [][]byte
@@ -210,8 +217,21 @@ func (m *memory) Extents() [][]byte { return m.extents }
 // round returns n rounded up to a multiple of 4096.
 func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
 
-// Charge returns size rounded up to a multiple of 4096.
-func (a *Arena) Charge(size int64) int64 { return round(size) }
+// Charge returns what size bytes take: above 8 KiB size rounded up to a multiple
+// of 4096, and below the next of the sizes that slabs have, which is at most a
+// quarter more. What of a slab's pages is in no place that is handed out is charged
+// to nobody: it is there for small memory to come, and when nothing lies in the
+// slab any more, for everything. So an arena whose books have room may be too
+// fragmented for a large request; see Alloc.
+func (a *Arena) Charge(size int64) int64 {
+	if size > smallMost {
+		return round(size)
+	}
+	if size <= 0 {
+		return 0
+	}
+	return classSize(classOf(size))
+}
 
 // source is the free list as package placement sees it; a.mu is held.
 type source struct{ free *extent.Allocator }
@@ -220,13 +240,22 @@ func (s source) Alloc(n int64) (int64, bool) { return s.free.Alloc(round(n)) }
 func (s source) Free(off, n int64)           { s.free.Free(off, round(n)) }
 func (s source) Largest() int64              { return s.free.Largest() }
 
-// Alloc hands out size > 0 bytes at addresses that are multiples of 4096: the
-// shortest free range that is long enough, else several that meet at cuts. The
-// bytes are whatever they were. No room is a *tier.NoSpaceError, with Largest set
-// if there is enough but not in long enough ranges.
+// Alloc hands out size > 0 bytes. What is charged in whole pages begins at a
+// multiple of 4096: it is the shortest free range that is long enough, else several
+// that meet at cuts. The rest, all of it below 8 KiB, begins at a multiple of 64.
+// The bytes are whatever they were. No room is a *tier.NoSpaceError, with Largest
+// set if there is enough but not in long enough ranges.
+//
+// Small memory takes constant time, and is refused only if no page is free and no
+// place in a slab is long enough.
 func (a *Arena) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("host: cannot allocate %d bytes", size)
+	}
+	if size <= smallMost {
+		if charge := a.Charge(size); charge%tier.Page != 0 {
+			return a.allocSmall(size, charge, cuts)
+		}
 	}
 	for {
 		pieces, wait, err := a.place(size, cuts)
@@ -241,30 +270,54 @@ func (a *Arena) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	}
 }
 
-// place takes ranges off the free list. It returns a channel to wait for if Trim
-// holds free ranges that may be enough.
+// place takes ranges off the free list. It returns a channel to wait for if Trim,
+// or a slab that comes or goes, holds free ranges that may be enough.
 func (a *Arena) place(size int64, cuts []int64) (pieces []piece, wait <-chan struct{}, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.closed {
 		return nil, nil, tier.ErrClosed
 	}
-	free := a.mu.free
-	// size is compared with what is free first: rounding it could overflow.
-	if size <= free.FreeBytes() {
-		if pieces, ok := placement.Place(source{free}, size, cuts, 0); ok {
-			a.mu.used += round(size)
-			return pieces, nil, nil
-		}
+	if pieces, ok := a.pagesLocked(size, cuts); ok {
+		return pieces, nil, nil
 	}
 	if a.mu.withheld > 0 {
-		return nil, a.mu.returned, nil
+		return nil, a.returnedLocked(), nil
 	}
-	full := &tier.NoSpaceError{Requested: size, Available: free.FreeBytes()}
-	if size <= free.FreeBytes() {
-		full.Largest = free.Largest()
+	return nil, nil, a.fullLocked(size)
+}
+
+// pagesLocked takes whole pages. Slabs that are kept for nothing give way before
+// anything is split.
+func (a *Arena) pagesLocked(size int64, cuts []int64) ([]piece, bool) {
+	free := a.mu.free
+	if size > free.Largest() {
+		a.mu.slabs.flush(free.Free)
 	}
-	return nil, nil, full
+	// size is compared with what is free first: rounding it could overflow.
+	if size > free.FreeBytes() {
+		return nil, false
+	}
+	pieces, ok := placement.Place(source{free}, size, cuts, 0)
+	if ok {
+		charge := a.Charge(size)
+		a.mu.used += charge
+		a.mu.tails += round(size) - charge
+	}
+	return pieces, ok
+}
+
+// fullLocked is the error of a request for which there is no room. Nothing is
+// withheld, and no slab is kept.
+func (a *Arena) fullLocked(size int64) error {
+	full := &tier.NoSpaceError{Requested: size, Available: a.mu.free.FreeBytes() + a.slackLocked()}
+	if size <= full.Available {
+		// A place may be as long as the request and yet not begin at a page; that there
+		// is something, and that it is too short, is what callers go by.
+		inSlab := min(max(place, a.mu.slabs.largest()), max(place, a.Charge(size)-place))
+		full.Largest = max(a.mu.free.Largest(), inSlab)
+	}
+	return full
 }
 
 // handOut makes a memory of ranges that were taken.
@@ -278,7 +331,7 @@ func (a *Arena) handOut(size int64, pieces []piece) (tier.Memory, error) {
 			continue
 		}
 		if err := a.space.show(a.mem[p.At : p.At+round(p.Len)]); err != nil {
-			a.Free(m, func() {})
+			a.freePages(m)
 			return nil, fmt.Errorf("host: making %d bytes readable again: %w", p.Len, err)
 		}
 	}
@@ -301,10 +354,27 @@ func (a *Arena) stepLen(i int64) int64 { return min(step, a.cfg.Capacity-i*step)
 // The memory must not be in use any more: not by Go code, not by a device. To free
 // it twice is a panic.
 func (a *Arena) Free(mem tier.Memory, reclaimed func()) {
-	m := mem.(*memory)
-	if !m.freed.CompareAndSwap(false, true) {
+	switch m := mem.(type) {
+	case *small:
+		mustBeFirst(&m.freed)
+		a.freeSmall(m, true)
+	case *memory:
+		mustBeFirst(&m.freed)
+		a.freePages(m)
+	default:
+		panic(fmt.Sprintf("host: %T is no memory of an arena", mem))
+	}
+	reclaimed()
+}
+
+func mustBeFirst(freed *atomic.Bool) {
+	if !freed.CompareAndSwap(false, true) {
 		panic("host: memory freed twice")
 	}
+}
+
+// freePages returns a memory's ranges to the free list.
+func (a *Arena) freePages(m *memory) {
 	if poison {
 		for _, p := range m.ranges {
 			// Refused when the process has too many mappings; then the
@@ -315,7 +385,6 @@ func (a *Arena) Free(mem tier.Memory, reclaimed func()) {
 	if a.putBack(m) {
 		a.unmap()
 	}
-	reclaimed()
 }
 
 // putBack returns a memory's ranges to the free list and says whether the caller
@@ -325,15 +394,43 @@ func (a *Arena) putBack(m *memory) (last bool) {
 	defer a.mu.Unlock()
 	for _, p := range m.ranges {
 		a.mu.free.Free(p.At, round(p.Len))
-		a.mu.used -= round(p.Len)
 	}
+	charge := a.Charge(m.size)
+	a.mu.used -= charge
+	a.mu.tails -= round(m.size) - charge
 	return a.lastLocked()
+}
+
+// slackLocked is what is charged to nobody and is no free page either. With it the
+// arena adds up: capacity = used + slack + free + withheld.
+func (a *Arena) slackLocked() int64 { return a.mu.slabs.slack() + a.mu.tails }
+
+// returnedLocked returns what is closed when withheld ranges are put back.
+func (a *Arena) returnedLocked() <-chan struct{} {
+	if a.mu.returned == nil {
+		a.mu.returned = make(chan struct{})
+	}
+	return a.mu.returned
+}
+
+// unwithholdLocked notes that n withheld bytes are there again. The caller wakes
+// those who wait for that, without the lock.
+func (a *Arena) unwithholdLocked(n int64) (waiters chan struct{}) {
+	a.mu.withheld -= n
+	waiters, a.mu.returned = a.mu.returned, nil
+	return waiters
+}
+
+func wake(waiters chan struct{}) {
+	if waiters != nil {
+		close(waiters)
+	}
 }
 
 // lastLocked says, once, that the arena is closed, that nothing is handed out and
 // that no goroutine of ours works on the range.
 func (a *Arena) lastLocked() bool {
-	if !a.mu.quiet || a.mu.used > 0 || a.mu.unmapping {
+	if !a.mu.quiet || a.mu.used > 0 || a.mu.withheld > 0 || a.mu.unmapping {
 		return false
 	}
 	a.mu.unmapping = true

@@ -4,11 +4,21 @@
 //	Arena (a tier.Pool)                          one a NUMA node
 //	┌─────────────────────────────────────────┐
 //	│ one contiguous range of addresses       │  mapped once, as long as the capacity;
-//	│ ├ extent ┤├── free ──┤├ extent ┤        │  pages come when touched: ahead, in steps
+//	│ ├ extent ┤├── free ──┤├ extent ┤├ slab ┤│  pages come when touched: ahead, in steps
 //	└────────────┬────────────────────────────┘  of 2 MiB, or at first use
 //	             │ Alloc: a tier.HostMemory of one extent, or of several that
 //	             ▼ meet at cuts only, so that no Arrow buffer straddles two
 //	        tier.Buffer ──▶ Staging: one buffer lent out as chunks of equal length
+//
+// # Small memory
+//
+// What is charged less than whole pages, all of it below 8 KiB, gets a place in a
+// slab: 64-byte aligned, beside others. A place is charged, not its slab, so that what
+// was reserved can be drawn. The pages of a slab that is partly used are free for
+// small memory only; Stats.Slack says how much that is. An arena in which slabs stand
+// in the way of something large says that it is fragmented, as it does when large
+// memory stands in the way. Whole pages never lie in slabs: direct I/O needs their
+// alignment, and images are whole pages.
 //
 // # Ownership
 //
@@ -18,7 +28,8 @@
 // freed, so arrays opened in place stay readable while they are leased.
 //
 // Under the invariants tag freed extents are made unreadable, so that a use after
-// release faults at once. The race detector does not see mapped memory: builds with
+// release faults at once. Freed places are, as far as they have pages to themselves;
+// the rest is overwritten, and checked when it is handed out again. The race detector does not see mapped memory: builds with
 // -race, and systems other than Linux, macOS and FreeBSD, take the arena from the Go heap.
 //
 // # What the Go runtime does not see

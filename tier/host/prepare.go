@@ -73,6 +73,7 @@ func (a *Arena) withhold() []span {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var held []span
+	a.mu.slabs.flush(a.mu.free.Free)
 	for !a.mu.closed {
 		n := a.mu.free.Largest()
 		if n < min(step, a.cfg.Capacity) {
@@ -89,11 +90,9 @@ func (a *Arena) withhold() []span {
 func (a *Arena) replace(off, n int64) {
 	a.mu.Lock()
 	a.mu.free.Free(off, n)
-	a.mu.withheld -= n
-	returned := a.mu.returned
-	a.mu.returned = make(chan struct{})
+	waiters := a.unwithholdLocked(n)
 	a.mu.Unlock()
-	close(returned)
+	wake(waiters)
 }
 
 // discard gives back the steps that lie wholly in a withheld range and may have

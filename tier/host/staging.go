@@ -29,7 +29,9 @@ type Staging struct {
 // NewStaging cuts buf, a buffer in a host space, into chunks of chunk bytes, a
 // multiple of 4096 above 0; it panics if these are not what they must be. What an
 // extent of buf has left over is not used, so an owner that wants all of it allows
-// buf to be split at multiples of chunk only. The staging owns buf.
+// buf to be split at multiples of chunk only. Chunks begin at a multiple of 4096, as
+// direct I/O wants it, if buf is a multiple of that, or above 8 KiB, long. The staging
+// owns buf.
 func NewStaging(buf *tier.Buffer, chunk int64) *Staging {
 	if chunk <= 0 || chunk%tier.Page != 0 {
 		panic(fmt.Sprintf("host: staging chunks of %d bytes: want a multiple of %d", chunk, tier.Page))

@@ -28,7 +28,7 @@ func TestReferencePoolConforms(t *testing.T) {
 // poolFlaws maps a flaw to the part of the suite that has to find it.
 var poolFlaws = map[string]string{
 	"charges too little":                 "Charge",
-	"charges in steps that change":       "Charge",
+	"charges more for less":              "Charge",
 	"says another size":                  "Shape",
 	"starts between pages":               "Shape",
 	"all memories are one":               "Exhaustion",

@@ -42,8 +42,8 @@ func (m *referenceMemory) Size() int64       { return m.size }
 func (m *referenceMemory) Extents() [][]byte { return m.extents }
 
 func (p *referencePool) Charge(size int64) int64 {
-	if p.flaw == "charges in steps that change" && size > 8*tier.Page {
-		return (size + 2*tier.Page - 1) / (2 * tier.Page) * (2 * tier.Page)
+	if p.flaw == "charges more for less" && size > 2*tier.Page && size <= 16*tier.Page {
+		return 32 * tier.Page
 	}
 	if p.flaw == "charges too little" {
 		return size / tier.Page * tier.Page

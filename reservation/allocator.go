@@ -1,0 +1,338 @@
+package reservation
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Allocator is Arrow's memory.Allocator over a reservation in host memory: arrays
+// are built inside the promise, and count in the space's books until they are
+// released.
+//
+// Arrow's interface knows no errors, so Allocate and Reallocate panic when there is
+// no memory, and Guard makes these panics errors again. The panic's value is an error
+// that wraps what Reservation.Alloc returned.
+//
+// Memory belongs to whom Allocate gave it, until Free. It may outlive the
+// reservation: Release returns what is unused at once, and what is allocated when it
+// is freed; only nothing new can be had. It is zeroed, and aligned to 64 bytes.
+//
+// A builder that was refused in the middle still has what it had before; its
+// Release frees that. Those of binary and string views have lost a buffer by then.
+// Close, when nothing that was allocated is in use any more, frees what is left.
+//
+// An Allocator is safe for concurrent use: builders in several goroutines may share
+// one. It has no goroutine of its own.
+type Allocator struct {
+	r *Reservation
+
+	mu struct {
+		lockrank.Mutex[lockrank.Reservation] // not held while anything is drawn or released
+		blocks                               map[uintptr]block
+		bytes                                int64 // of all blocks, as asked for
+		misused                              error // the first time
+		closed                               bool
+	}
+}
+
+// block is memory that was allocated, by its address.
+type block struct {
+	buf   *tier.Buffer
+	bytes []byte // as long as what it is charged
+	size  int    // as asked for
+	stack string // who allocated it; only in an invariants build
+}
+
+var _ memory.Allocator = (*Allocator)(nil)
+
+// Sentinels of the Allocator, to be matched with errors.Is.
+var (
+	// ErrForeign: an Allocator was given memory that it did not allocate.
+	ErrForeign = errors.New("not allocated here")
+	// ErrUnfreed: an Allocator was closed while memory of it was not freed.
+	ErrUnfreed = errors.New("not freed")
+)
+
+// ForeignError says that an Allocator was to free or to reallocate memory that it
+// has not allocated, or that was freed before. It matches ErrForeign.
+type ForeignError struct {
+	Op    string // "free" or "reallocate"
+	Space tier.ID
+	Bytes int
+}
+
+func (e *ForeignError) Error() string {
+	return fmt.Sprintf("reservation: %s: cannot %s %d bytes: they were not allocated here, or freed before", e.Space, e.Op, e.Bytes)
+}
+
+// Is matches ErrForeign.
+func (e *ForeignError) Is(target error) bool { return target == ErrForeign }
+
+// UnfreedError says what was still allocated when an Allocator was closed. It
+// matches ErrUnfreed.
+type UnfreedError struct {
+	Space tier.ID
+	Bytes int64       // as asked for
+	Left  []tier.Leak // the largest first; with stacks in an invariants build
+}
+
+func (e *UnfreedError) Error() string {
+	s := fmt.Sprintf("reservation: %s: %d bytes of %d allocations were not freed", e.Space, e.Bytes, len(e.Left))
+	if len(e.Left) > 0 && e.Left[0].Stack != "" {
+		s += "; the largest was allocated at\n" + e.Left[0].Stack
+	}
+	return s
+}
+
+// Is matches ErrUnfreed.
+func (e *UnfreedError) Is(target error) bool { return target == ErrUnfreed }
+
+// NewAllocator returns an allocator of the bytes that r promises; r stays the
+// caller's. Only host memory can be allocated from: for other spaces it is
+// tier.ErrNotSupported.
+func NewAllocator(r *Reservation) (*Allocator, error) {
+	if r == nil {
+		return nil, errReleased("making an allocator")
+	}
+	if r.Space().Kind() != tier.Host {
+		return nil, fmt.Errorf("reservation: an Arrow allocator in %s: %w: only host memory has addresses that arrays can use",
+			r.Space().ID(), tier.ErrNotSupported)
+	}
+	a := &Allocator{r: r}
+	a.mu.blocks = make(map[uintptr]block)
+	return a, nil
+}
+
+// Allocate returns size bytes, all zero; nil for none. It never waits. It panics,
+// for Guard, if the reservation has no room for them.
+func (a *Allocator) Allocate(size int) []byte {
+	if size < 0 {
+		panic(fmt.Sprintf("reservation: cannot allocate %d bytes", size))
+	}
+	if size == 0 {
+		return nil
+	}
+	b, err := a.draw(size)
+	if err != nil {
+		panic(&refusal{err})
+	}
+	clear(b.bytes[:size])
+	if err := a.keep(b); err != nil {
+		panic(&refusal{err})
+	}
+	return b.bytes[:size:size]
+}
+
+// draw gets a block. All of what it is charged is its own, to grow into.
+func (a *Allocator) draw(size int) (block, error) {
+	space := a.r.Space()
+	buf, err := a.r.Alloc(a.charge(size))
+	if err != nil {
+		return block{}, err
+	}
+	mem, ok := buf.Memory().(tier.HostMemory)
+	if !ok || len(mem.Extents()) != 1 {
+		return block{}, errors.Join(fmt.Errorf("reservation: %s has no memory in one piece for arrays: %w", space.ID(), tier.ErrNotSupported), buf.Release())
+	}
+	return block{buf: buf, bytes: mem.Extents()[0], size: size, stack: invariants.Stack()}, nil
+}
+
+// charge is what size bytes are charged; what can never be had is left as it is, for
+// to round it might overflow.
+func (a *Allocator) charge(size int) int64 {
+	if n := int64(size); n > a.r.Space().Capacity() {
+		return n
+	}
+	return a.r.Space().Charge(int64(size))
+}
+
+// keep enters a block. If the allocator was closed meanwhile it is given up.
+func (a *Allocator) keep(b block) error {
+	a.mu.Lock()
+	closed := a.mu.closed
+	if !closed {
+		a.mu.blocks[address(b.bytes)] = b
+		a.mu.bytes += int64(b.size)
+	}
+	a.mu.Unlock()
+	if closed {
+		return errors.Join(fmt.Errorf("reservation: allocate: %w", tier.ErrClosed), b.buf.Release())
+	}
+	return nil
+}
+
+// Reallocate makes b, which Allocate or Reallocate returned, size bytes long. The
+// contents stay as far as they fit, and what is added is zero. In place, if that is
+// charged the same; else in other memory, and b is freed. Then both are charged for a
+// moment. It panics, for Guard, if there is no room for that, and b is as it was. To make
+// it shorter never fails. Nothing, of an empty b, is allocated, and a size of 0 frees b.
+func (a *Allocator) Reallocate(size int, b []byte) []byte {
+	switch {
+	case size < 0:
+		panic(fmt.Sprintf("reservation: cannot allocate %d bytes", size))
+	case cap(b) == 0:
+		return a.Allocate(size)
+	case size == 0:
+		a.Free(b)
+		return nil
+	}
+	old, ok := a.resize(size, b)
+	if !ok {
+		panic(&refusal{a.misuse("reallocate", b)})
+	}
+	if old.size == size {
+		return old.bytes[:size:size]
+	}
+	next, err := a.draw(size)
+	switch {
+	case err != nil && size < old.size:
+		a.shorten(size, b)
+		return old.bytes[:size:size]
+	case err != nil:
+		panic(&refusal{err})
+	}
+	n := copy(next.bytes[:size], old.bytes[:old.size])
+	clear(next.bytes[n:size])
+	if err := a.keep(next); err != nil {
+		panic(&refusal{err})
+	}
+	a.Free(b)
+	return next.bytes[:size:size]
+}
+
+// resize returns b's block; with the new size if it is better left where it is:
+// when it fits, and too little would be saved, or there is no room inside the
+// promise, to move it.
+func (a *Allocator) resize(size int, b []byte) (block, bool) {
+	unused, charge := a.r.Unused(), a.charge(size)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	old, ok := a.mu.blocks[address(b)]
+	if !ok || size > len(old.bytes) {
+		return old, ok
+	}
+	if charge <= old.buf.Charge()*3/4 && charge <= unused {
+		return old, true
+	}
+	if size > old.size {
+		clear(old.bytes[old.size:size])
+	}
+	return a.setSizeLocked(old, size), true
+}
+
+func (a *Allocator) setSizeLocked(b block, size int) block {
+	a.mu.bytes += int64(size - b.size)
+	b.size = size
+	a.mu.blocks[address(b.bytes)] = b
+	return b
+}
+
+// shorten makes b's block shorter where it is.
+func (a *Allocator) shorten(size int, b []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if old, ok := a.mu.blocks[address(b)]; ok {
+		a.setSizeLocked(old, size)
+	}
+}
+
+// Free gives b back, which Allocate or Reallocate returned. Memory that is not the
+// allocator's, or no longer, changes nothing: an invariants build panics with a
+// *ForeignError, and others keep the first one for Err and Close.
+func (a *Allocator) Free(b []byte) {
+	if cap(b) == 0 {
+		return
+	}
+	at := address(b)
+	a.mu.Lock()
+	old, ok := a.mu.blocks[at]
+	if ok {
+		delete(a.mu.blocks, at)
+		a.mu.bytes -= int64(old.size)
+	}
+	a.mu.Unlock()
+	if !ok {
+		_ = a.misuse("free", b)
+		return
+	}
+	_ = old.buf.Release() // the only one: who took it out of the table has it
+}
+
+// misuse keeps the error of a call with memory that is not the allocator's.
+func (a *Allocator) misuse(op string, b []byte) error {
+	err := &ForeignError{Op: op, Space: a.r.Space().ID(), Bytes: len(b)}
+	if invariants.Enabled {
+		panic(err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.misused == nil {
+		a.mu.misused = err
+	}
+	return err
+}
+
+// Err returns the first *ForeignError, or nil.
+func (a *Allocator) Err() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.misused
+}
+
+// Allocated returns how many bytes are allocated and not freed, as asked for.
+func (a *Allocator) Allocated() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.bytes
+}
+
+// Leaks lists what is allocated and not freed, as asked for, the largest first; in
+// an invariants build with the stacks of who did.
+func (a *Allocator) Leaks() []tier.Leak {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return leaksOf(a.r.Space().ID(), a.mu.blocks)
+}
+
+func leaksOf(id tier.ID, blocks map[uintptr]block) []tier.Leak {
+	var out []tier.Leak
+	for _, b := range blocks {
+		out = append(out, tier.Leak{Space: id, Bytes: int64(b.size), Stack: b.stack})
+	}
+	slices.SortFunc(out, func(a, b tier.Leak) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack))
+	})
+	return out
+}
+
+// Close ends allocation and frees what is left, which nobody may use any more:
+// whoever has arrays that live longer closes the allocator after them, or not at
+// all. It reports what was left, as an *UnfreedError, and the first *ForeignError. The
+// reservation is untouched. A second Close returns tier.ErrClosed.
+func (a *Allocator) Close() error {
+	a.mu.Lock()
+	if a.mu.closed {
+		a.mu.Unlock()
+		return tier.ErrClosed
+	}
+	left, bytes, misused := a.mu.blocks, a.mu.bytes, a.mu.misused
+	a.mu.closed, a.mu.blocks, a.mu.bytes = true, nil, 0
+	a.mu.Unlock()
+	if len(left) == 0 {
+		return misused
+	}
+	id := a.r.Space().ID()
+	errs := []error{&UnfreedError{Space: id, Bytes: bytes, Left: leaksOf(id, left)}, misused}
+	for _, b := range left {
+		errs = append(errs, b.buf.Release())
+	}
+	return errors.Join(errs...)
+}

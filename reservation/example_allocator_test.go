@@ -1,0 +1,55 @@
+package reservation_test
+
+import (
+	"errors"
+	"fmt"
+	"log"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Arrow arrays are built inside a promise, and a promise that is too small is an
+// error, though arrow-go's builders know none.
+func ExampleAllocator() {
+	m := newExample() // of a GPU and a host arena of 1000 bytes each
+	defer m.Close()
+	r, err := m.TryReserve(reservation.AnyInTier(tier.Host), 600)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer r.Release()
+	a, err := reservation.NewAllocator(r)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer a.Close()
+
+	numbers := func(n int) (rows arrow.Array, err error) {
+		b := array.NewInt32Builder(a)
+		defer b.Release() // also what it had when it was refused
+		err = reservation.Guard(func() error {
+			for i := range n {
+				b.Append(int32(i))
+			}
+			rows = b.NewArray()
+			return nil
+		})
+		return rows, err
+	}
+	rows, err := numbers(5)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(rows, "in", a.Allocated(), "bytes;", r.Unused(), "unused")
+	rows.Release()
+
+	_, err = numbers(1000)
+	fmt.Println(errors.Is(err, reservation.ErrExceeded), a.Allocated())
+	// Output:
+	// [0 1 2 3 4] in 128 bytes; 472 unused
+	// true 0
+}

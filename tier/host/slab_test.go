@@ -1,0 +1,146 @@
+package host
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+func TestClassesFitWhatTheyAreFor(t *testing.T) {
+	last := int64(0)
+	for size := int64(1); size <= smallMost; size++ {
+		class := classOf(size)
+		if class < 0 || class >= classCount {
+			t.Fatalf("size %d is of class %d", size, class)
+		}
+		n := classSize(class)
+		switch {
+		case n < size:
+			t.Fatalf("size %d is of class %d, whose places have %d bytes", size, class, n)
+		case n%place != 0:
+			t.Fatalf("places of %d bytes are not aligned", n)
+		case n < last:
+			t.Fatalf("size %d has places of %d bytes, a smaller one has %d", size, n, last)
+		case n >= size+place && n*4 > size*5+4:
+			t.Fatalf("size %d has places of %d bytes: more than a quarter is lost", size, n)
+		case classOf(n) != class:
+			t.Fatalf("size %d has places of %d bytes, and those have %d", size, n, classSize(classOf(n)))
+		}
+		last = n
+	}
+	if classOf(smallMost) != classCount-1 {
+		t.Errorf("the last class is %d of %d", classOf(smallMost), classCount)
+	}
+}
+
+func TestSlabsLeaveNothingOver(t *testing.T) {
+	for class := range classCount {
+		n, size := slabLength(class), classSize(class)
+		if n%tier.Page != 0 || n%size != 0 || n/size < 4 || n/size > 64 || n > 32<<10 {
+			t.Errorf("a slab of %d bytes for places of %d", n, size)
+		}
+		if s := newSlab(class, 0, n); int64(s.places)*size != n || !s.empty() {
+			t.Errorf("a slab of %d bytes has %d places of %d", n, s.places, size)
+		}
+	}
+}
+
+// TestSlabsAgainstAModel takes and puts places at random and checks that none is
+// handed out twice, that those of whole slabs come back, and that the sums are right.
+func TestSlabsAgainstAModel(t *testing.T) {
+	type held struct {
+		s      *slab
+		i      int
+		charge int64
+	}
+	for _, keep := range []bool{false, true} {
+		r := rand.New(rand.NewPCG(1, 2))
+		l := slabs{keep: keep}
+		taken := make(map[int64]held) // by offset
+		var next, length, used int64
+		for step := range 20000 {
+			class := r.IntN(classCount)
+			charge := classSize(class)
+			switch op := r.IntN(10); {
+			case op == 0:
+				before := length
+				l.flush(func(_, n int64) { length -= n })
+				if !keep && length != before {
+					t.Fatal("a slab was kept")
+				}
+			case op <= 5 && len(taken) < 600 || len(taken) == 0:
+				s, i, ok := l.take(class, charge)
+				if !ok && op == 5 {
+					s, i, ok = l.takeLarger(class, charge)
+				}
+				if !ok {
+					n := slabLength(class)
+					l.add(newSlab(class, next, n))
+					next += n
+					length += n
+					s, i, _ = l.take(class, charge)
+				}
+				at := s.at(i)
+				if _, twice := taken[at]; twice {
+					t.Fatalf("step %d: the place at %d was handed out twice", step, at)
+				}
+				if at < s.off || at+classSize(s.class) > s.off+s.length || classSize(s.class) < charge {
+					t.Fatalf("step %d: a place of %d bytes at %d in [%d, +%d)", step, classSize(s.class), at, s.off, s.length)
+				}
+				taken[at] = held{s, i, charge}
+				used += charge
+			default:
+				for at, h := range taken {
+					delete(taken, at)
+					used -= h.charge
+					if l.put(h.s, h.i, h.charge) {
+						length -= h.s.length
+						if !h.s.empty() {
+							t.Fatalf("step %d: a slab goes that is in use", step)
+						}
+					}
+					break
+				}
+			}
+			if l.length != length || l.used != used || l.slack() != length-used {
+				t.Fatalf("step %d: %d bytes of which %d are used; want %d and %d", step, l.length, l.used, length, used)
+			}
+			largest := int64(0)
+			for class, s := range l.lists {
+				if s != nil {
+					largest = classSize(class)
+				}
+				for ; s != nil; s = s.next {
+					if s.free == 0 || s.empty() && l.kept[class] != s {
+						t.Fatalf("step %d: a slab with the free places %b is in its list", step, s.free)
+					}
+				}
+			}
+			if l.largest() != largest {
+				t.Fatalf("step %d: the largest place is %d, want %d", step, l.largest(), largest)
+			}
+		}
+		for _, h := range taken {
+			l.put(h.s, h.i, h.charge)
+		}
+		l.flush(func(int64, int64) {})
+		if l.length != 0 || l.used != 0 || l.partial != 0 || l.keeping != 0 {
+			t.Errorf("in the end: %+v", l)
+		}
+	}
+}
+
+func TestPlacePutTwicePanics(t *testing.T) {
+	var l slabs
+	l.add(newSlab(0, 0, tier.Page))
+	s, i, _ := l.take(0, place)
+	l.take(0, place)
+	l.put(s, i, place)
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	l.put(s, i, place)
+}
