@@ -15,6 +15,7 @@ type waiter struct {
 	bell        chan struct{} // rung, without locks, when the wait is over or there is somebody to serve
 	over        atomic.Bool   // set under Manager.mu, when the outcome is
 	single      [1]slot       // what slots is for most
+	owner       *Owner        // whose it is, or nil
 
 	// Guarded by Manager.mu; the outcome may be read when over is set.
 	seq        uint64  // 0 before it waits
@@ -158,6 +159,7 @@ func (m *Manager) enqueue(w *waiter) error {
 			s.line.dirty.Store(true)
 		}
 	}
+	m.waitBegunLocked(w)
 	return nil
 }
 
@@ -184,6 +186,7 @@ func (m *Manager) leaveLocked(w *waiter, done *over) {
 			s.line.dirty.Store(true)
 		}
 	}
+	m.waitEndedLocked(w)
 	w.over.Store(true) // last, for then w returns
 }
 
