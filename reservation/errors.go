@@ -85,8 +85,11 @@ type DeadlockError struct {
 }
 
 func (e *DeadlockError) Error() string {
-	s := fmt.Sprintf("%s has no space for %d bytes: %d available, and all %d waiters wait for each other: ",
-		e.Space, e.Requested, e.Available, e.Waiters)
+	who := fmt.Sprintf("all %d waiters wait for each other", e.Waiters)
+	if e.Waiters == 1 {
+		who = "nobody else can make room"
+	}
+	s := fmt.Sprintf("%s has no space for %d bytes: %d available, and %s: ", e.Space, e.Requested, e.Available, who)
 	if e.Advice == Split {
 		s += fmt.Sprintf("rolling back has not helped, so %q should split its work", e.Owner)
 	} else {
