@@ -3,6 +3,7 @@ package reservation
 import (
 	"cmp"
 	"slices"
+	"sync"
 
 	"github.com/spillway-db/spillway/tier"
 )
@@ -117,6 +118,9 @@ func (b *books) wait(w *waiter) *waitView {
 	}
 	return v
 }
+
+// over says whether the wait has ended since it was looked at.
+func (v *waitView) over() bool { return v.w.seq != v.seq || v.w.over.Load() }
 
 // stuck returns the waits of the owners that cannot go on, if each line has at most
 // the room that the function tells. An owner can go on while one of its goroutines
@@ -251,7 +255,7 @@ func (m *Manager) tell(b *books, stuck []*waitView) {
 		}
 	}
 	t.Unlock()
-	m.tellOne(v, b.errorOf(v, len(stuck), advice))
+	m.tellOne(v, stuck, b.errorOf(v, len(stuck), advice))
 }
 
 func (b *books) errorOf(v *waitView, waiters int, advice Advice) *DeadlockError {
@@ -264,7 +268,7 @@ func (b *books) errorOf(v *waitView, waiters int, advice Advice) *DeadlockError 
 
 // tellOne ends v's wait, unless there is room for it by now. That the owner was told
 // is noted before, so that what it does then counts.
-func (m *Manager) tellOne(v *waitView, err *DeadlockError) {
+func (m *Manager) tellOne(v *waitView, stuck []*waitView, err *DeadlockError) {
 	o, t := v.owner.owner, &m.progress.owners
 	t.Lock()
 	before := o.told
@@ -273,8 +277,9 @@ func (m *Manager) tellOne(v *waitView, err *DeadlockError) {
 	var done over
 	m.mu.Lock()
 	w := v.w
-	ended := !w.over.Load() && !w.fitsLocked()
+	ended := !v.over() && !w.fitsLocked()
 	if ended {
+		err.others = signalOfLocked(stuck, o)
 		m.failLocked(w, err, &done)
 	}
 	m.mu.Unlock()
@@ -301,3 +306,38 @@ func (w *waiter) fitsLocked() bool {
 
 // shut says whether only the head may be served.
 func (l *line) shut() bool { return uint32(l.door.Load()) == 0 }
+
+// signal is set once.
+type signal struct {
+	once sync.Once
+	c    chan struct{}
+}
+
+func (s *signal) set() { s.once.Do(func() { close(s.c) }) }
+
+// signalOfLocked returns what is set when one of the waits is over that are not o's;
+// nil if there are none.
+func signalOfLocked(stuck []*waitView, o *Owner) *signal {
+	var s *signal
+	for _, v := range stuck {
+		if v.owner.owner == o {
+			continue
+		}
+		if s == nil {
+			s = &signal{c: make(chan struct{})}
+		}
+		if v.over() { // just now
+			s.set()
+			continue
+		}
+		v.w.tells = append(v.w.tells, s)
+	}
+	return s
+}
+
+// tellThose lets those know who gave way to w that its wait is over.
+func (w *waiter) tellThose() {
+	for _, s := range w.tells {
+		s.set()
+	}
+}

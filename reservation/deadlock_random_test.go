@@ -187,6 +187,11 @@ func (c *crowd) do(ctx context.Context, k *member, rng *rand.Rand, parts []part,
 		if !errors.As(err, &e) {
 			return err
 		}
+		if rng.IntN(2) == 0 { // or else be back before the others
+			if err := e.Wait(ctx); err != nil {
+				return err
+			}
+		}
 		c.mu.Lock()
 		if e.Advice == reservation.RollBack {
 			c.rolled++

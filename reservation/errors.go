@@ -56,6 +56,7 @@ type Advice uint8
 const (
 	// RollBack: release everything that you hold, so that the others can go on, and
 	// begin again.
+	// What is held beside reservations, such as handles, goes first.
 	RollBack Advice = iota
 	// Split: you, and all others, have rolled back before and met again. Do the work in
 	// smaller parts, one after the other.
@@ -82,6 +83,24 @@ type DeadlockError struct {
 	Waiters   int     // how many waits are stuck, this one included
 	Advice    Advice
 	Hint      string // the setting that would help; may be empty
+
+	others *signal // set when one of the others has gone on; nil if there are none
+}
+
+// Wait waits until one of the others that were stuck has gone on, or been told
+// something, or ctx ends. Call it after everything was given back and before beginning
+// again: who comes back faster than the room that was made is taken would take it, and
+// meet the others again. If there are no others it returns at once.
+func (e *DeadlockError) Wait(ctx context.Context) error {
+	if e.others == nil {
+		return nil
+	}
+	select {
+	case <-e.others.c:
+		return nil
+	case <-ctx.Done():
+		return ended(ctx, "waiting for others to go on")
+	}
 }
 
 func (e *DeadlockError) Error() string {

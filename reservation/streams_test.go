@@ -315,7 +315,7 @@ func streamsAtOnce(t *testing.T, s *reservation.Streams, m *reservation.Manager,
 				alloc(k)
 			}
 			full.Done()
-			full.Wait() // all hold their most now
+			full.Wait()           // all hold their most now
 			free := func(k int) { // on another goroutine, and it is over then
 				done := make(chan struct{})
 				freed <- func() { defer close(done); release(t, mine[k]) }
