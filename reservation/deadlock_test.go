@@ -15,7 +15,7 @@ import (
 )
 
 // long is when a wait that has not been told of a deadlock never will be.
-const long = 5 * time.Minute
+const long = time.Minute
 
 // task is an owner and what it holds.
 type task struct {
