@@ -75,7 +75,9 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err := e.openSpaces(ctx); err != nil {
 		return nil, err
 	}
-	if e.reservations, err = reservation.NewManager(reservation.Config{Spaces: e.spaces, Distance: e.topo.Distance}); err != nil {
+	if e.reservations, err = reservation.NewManager(reservation.Config{
+		Spaces: e.spaces, Distance: e.topo.Distance, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // nobody waits before there is one
+	}); err != nil {
 		return nil, err
 	}
 	if err := e.openStaging(); err != nil {

@@ -38,7 +38,8 @@
 // space, that is told once, and the monitor looks again when something changes.
 // If, beyond that, all that is used in the space belongs to batches at rest, and
 // all slower tiers are full in the same way, then nobody could ever release anything:
-// those who wait are sent away with a tier.NoSpaceError.
+// those who wait are sent away with a tier.NoSpaceError. Owners who wait for each
+// other hold something, which is the reservation manager's to find out: it asks Movable.
 //
 // # Ownership
 //

@@ -72,6 +72,7 @@ type Monitor struct {
 	hint    chan struct{} // something has changed that may help a space that is stuck
 	starved atomic.Bool   // there is such a space
 	running atomic.Bool
+	outlook atomic.Pointer[outlook] // nil until a step has looked at what is needed
 	stats   counters
 
 	// The rest belongs to the goroutine of Run.
@@ -222,6 +223,7 @@ func (m *Monitor) finishAll() {
 	cancel()
 	m.drain(done)
 	m.starved.Store(false)
+	m.outlook.Store(nil)
 	for b := range m.faults {
 		m.index.setAside(b, false)
 	}
@@ -270,6 +272,7 @@ func (m *Monitor) step(ctx context.Context) {
 			continue // a batch was not what the index took it for, and now it is
 		}
 		m.starved.Store(len(d.Stuck) > 0 || d.Held)
+		m.publish(state, d)
 		m.reportStuck(now, state, d.Stuck)
 		m.refuse(now, state, d.Stuck)
 		return
@@ -279,6 +282,7 @@ func (m *Monitor) step(ctx context.Context) {
 // rest forgets what only counts while something is needed.
 func (m *Monitor) rest() {
 	m.starved.Store(false)
+	m.outlook.Store(nil)
 	for _, s := range m.spaces {
 		s.stuckSince, s.stuckFor, s.fullSince = time.Time{}, "", time.Time{}
 	}

@@ -151,7 +151,9 @@ func newWorld(t testing.TB, s sizes, change func(*Config, *world)) *world {
 		all = append(all, sp)
 	}
 	var err error
-	if w.res, err = reservation.NewManager(reservation.Config{Spaces: all}); err != nil {
+	if w.res, err = reservation.NewManager(reservation.Config{
+		Spaces: all, Movable: func(id tier.ID) bool { return w.mon.Movable(id) },
+	}); err != nil {
 		t.Fatal(err)
 	}
 	w.mover = &slowMover{w: w, bytesA: time.Microsecond}

@@ -23,17 +23,17 @@
 // still works on it, they are neither's. Whoever frees it, on whichever
 // goroutine, it is credited where it was charged.
 //
-// A Manager belongs to whoever made it. It owns no goroutine, and neither the
-// spaces nor the reservations: Close wakes those who wait and refuses new
-// requests, and what was promised stays good.
+// A Manager belongs to whoever made it. It owns no goroutine, but for a timer's
+// while an owner waits, and neither the spaces nor the reservations: Close wakes those
+// who wait and refuses new requests, and what was promised stays good.
 //
 // # Waiting
 //
 // A request that would not fit any of its candidates even if they were empty is
 // refused at once. Any other waits for any of its candidates: it stands in the
 // line of each and leaves them all when it is served from one. A wait ends when
-// there is room, with its context, by Close, or when the monitor, having nothing
-// left to move away, calls Refuse. Grow waits like a new request, last in line;
+// there is room, with its context, by Close, when the monitor, having nothing
+// left to move away, calls Refuse, or by the news of a deadlock. Grow waits like a new request, last in line;
 // allocations never wait.
 //
 // Each space serves its line in the order of arrival, with exceptions that keep
@@ -44,10 +44,47 @@
 // k+1 times as many. TryReserve, Grow, TryGrow and the policies Ignore and
 // Increase pass through the same door.
 //
+// # Progress
+//
+// Tasks that hold bytes and wait for more may wait for each other. A reservation may
+// have an Owner, and the owners are looked at together while one of them waits. An
+// owner exists while it has a reservation or waits, and runs until as many of its
+// goroutines wait as it has. Its wait is stuck if there cannot be room for it in any of
+// its candidates, or only behind a shut door whose head is stuck too. Somebody gets a
+// DeadlockError
+//
+//   - when owners are stuck whatever happens: even if all give back everything that
+//     they hold, except those who are stuck in the same way. Others may run meanwhile.
+//   - when every owner waits, nothing free is enough for any of them, and for
+//     Config.Grace nothing has changed in any space and nothing could be moved
+//     (Config.Movable). What they lack is then held by nobody, who may have forgotten it, or
+//     by batches that they work on themselves.
+//
+// So nobody is told while an owner runs whose bytes would help, nor, as far as bytes
+// are nobody's, while any owner runs. What is full of batches at rest that cannot be moved
+// is the monitor's to say: Refuse sends those away who wait for it, with a
+// tier.NoSpaceError. An owner that holds anything there, or where those batches should go,
+// keeps the monitor from doing so; and where no owner holds anything that is waited
+// for, four times the grace pass before one is told, so that the monitor is first.
+//
+// Who is told is the youngest waiter of an owner that holds something in the spaces
+// which are waited for (of any owner if none does), and that was not told before:
+// it should roll back, DeadlockError.Wait for the others, and begin again. If all were told
+// before, it is the youngest, and it should split its work. That an owner was told is
+// forgotten when it holds as much as it would have held had it been served, or when it has
+// let go of everything, and was served and let go of everything once more.
+//
+// # Streams and memory that is out
+//
+// Streams counts allocations by the stream that they are for, and lets those of a
+// stream draw from one reservation. An out-of-memory hook is asked when an allocation
+// fails, and may free something and ask for one more try; see WithOutOfMemory.
+//
 // # Locks
 //
-// Three kinds of mutex are of this package's rank and are never held together: the
-// Manager's guards the lines, a Reservation's its books, an Allocator's its blocks. Under them only the
+// Five kinds of mutex are of this package's rank and are never held together: the
+// Manager's guards the lines, that of its table of owners the owners, a Reservation's its
+// books, an Allocator's its blocks, and that of Streams its counts. Under them only the
 // ledger of a space is locked (that is below), never a Space, which calls its
 // listeners when it is charged:
 //
@@ -55,6 +92,6 @@
 //
 // So spaces are charged without a lock, and that shapes the code: a waiter is
 // picked under the lock, charged without it, and told under it again, which fails
-// if its wait has ended meanwhile. Strategies, subscribers, pools and the callback
-// of Refuse are called without locks, and waiters are woken without.
+// if its wait has ended meanwhile. Strategies, subscribers, pools, hooks, Movable and
+// the callback of Refuse are called without locks, and waiters are woken without.
 package reservation

@@ -14,7 +14,7 @@ import (
 var (
 	// ErrExceeded: a request can never fit, or a promise is used up.
 	ErrExceeded = errors.New("limit exceeded")
-	// ErrDeadlock: everybody waits and nobody can give way.
+	// ErrDeadlock: owners wait for each other.
 	ErrDeadlock = errors.New("deadlock")
 	// ErrNoCandidate: a strategy named no space that the manager has.
 	ErrNoCandidate = errors.New("no candidate space")
@@ -50,17 +50,72 @@ func (e *ExceededError) Is(target error) bool { return target == ErrExceeded }
 // Unwrap returns the cause.
 func (e *ExceededError) Unwrap() error { return e.Cause }
 
-// DeadlockError tells a waiter that it waits for those who wait for it. It
-// matches ErrDeadlock.
+// Advice says what a waiter that was told of a deadlock should do.
+type Advice uint8
+
+const (
+	// RollBack: release everything that you hold, so that the others can go on, and
+	// begin again.
+	// What is held beside reservations, such as handles, goes first.
+	RollBack Advice = iota
+	// Split: you, and all others, have rolled back before and met again. Do the work in
+	// smaller parts, one after the other.
+	Split
+)
+
+// String returns "roll back" or "split".
+func (a Advice) String() string {
+	if a == Split {
+		return "split"
+	}
+	return "roll back"
+}
+
+// DeadlockError tells an owner that it waits for those who wait for it. It
+// matches ErrDeadlock. Nothing was reserved, and what the owner holds is still its
+// own.
 type DeadlockError struct {
-	Waiters int    // how many wait, this one included
-	Advice  string // what would help: give up what is held, or split the work
+	Space     tier.ID // the first that was waited for
+	Requested int64   // bytes asked for there, rounded up as the space charges them
+	Available int64   // bytes free there
+	Owner     string  // its name
+	Held      int64   // bytes that the owner's reservations promise, in all spaces
+	Waiters   int     // how many waits are stuck, this one included
+	Advice    Advice
+	Hint      string // the setting that would help; may be empty
+
+	others *signal // set when one of the others has gone on; nil if there are none
+}
+
+// Wait waits until one of the others that were stuck has gone on, or been told
+// something, or ctx ends. Call it after everything was given back and before beginning
+// again: who comes back faster than the room that was made is taken would take it, and
+// meet the others again. If there are no others it returns at once.
+func (e *DeadlockError) Wait(ctx context.Context) error {
+	if e.others == nil {
+		return nil
+	}
+	select {
+	case <-e.others.c:
+		return nil
+	case <-ctx.Done():
+		return ended(ctx, "waiting for others to go on")
+	}
 }
 
 func (e *DeadlockError) Error() string {
-	s := fmt.Sprintf("all %d waiters wait for each other", e.Waiters)
-	if e.Advice != "" {
-		s += ": " + e.Advice
+	who := fmt.Sprintf("all %d waiters wait for each other", e.Waiters)
+	if e.Waiters == 1 {
+		who = "nobody else can make room"
+	}
+	s := fmt.Sprintf("%s has no space for %d bytes: %d available, and %s: ", e.Space, e.Requested, e.Available, who)
+	if e.Advice == Split {
+		s += fmt.Sprintf("rolling back has not helped, so %q should split its work", e.Owner)
+	} else {
+		s += fmt.Sprintf("%q should release the %d bytes that it holds and begin again", e.Owner, e.Held)
+	}
+	if e.Hint != "" {
+		s += " (" + e.Hint + ")"
 	}
 	return s
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"sync"
 
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -120,4 +121,66 @@ func ExampleStrategy() {
 	// Output:
 	// gpu:0
 	// host:0
+}
+
+// Two tasks hold half of the memory each and want the rest. One is told, and the
+// other goes on.
+func ExampleWithOwner() {
+	m := newExample()
+	defer m.Close()
+	ctx := context.Background()
+	gpu := reservation.AnyInTier(tier.GPU)
+	holding := make(chan struct{}, 2)
+	both := make(chan struct{})
+	work := func(name string) {
+		owner := reservation.WithOwner(reservation.NewOwner(name))
+		for first := true; ; first = false {
+			r, err := m.Reserve(ctx, gpu, 500, owner)
+			if err == nil && first {
+				holding <- struct{}{}
+				<-both
+			}
+			if err == nil {
+				err = r.Grow(ctx, 500)
+				r.Release()
+			}
+			var deadlock *reservation.DeadlockError
+			if !errors.As(err, &deadlock) {
+				return // done, or another error
+			}
+			fmt.Println("one should", deadlock.Advice)
+			deadlock.Wait(ctx)
+		}
+	}
+	var tasks sync.WaitGroup
+	tasks.Go(func() { work("join") })
+	tasks.Go(func() { work("sort") })
+	<-holding
+	<-holding
+	close(both)
+	tasks.Wait()
+	fmt.Println("both are done")
+	// Output:
+	// one should roll back
+	// both are done
+}
+
+// A hook may free something when an allocation fails, and ask for one more try.
+func ExampleWithOutOfMemory() {
+	m := newExample()
+	defer m.Close()
+	var cached *tier.Buffer
+	r, _ := m.TryReserve(reservation.AnyInTier(tier.GPU), 100, reservation.WithOutOfMemory(func(o reservation.OutOfMemory) bool {
+		fmt.Println(o.Requested, "bytes of", o.Unused, "unused")
+		cached.Release()
+		return true
+	}))
+	defer r.Release()
+	cached, _ = r.Alloc(80)
+	b, err := r.Alloc(60)
+	fmt.Println(b.Size(), err)
+	b.Release()
+	// Output:
+	// 60 bytes of 20 unused
+	// 60 <nil>
 }

@@ -1,12 +1,14 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
@@ -25,12 +27,23 @@ type Config struct {
 	// waiter, for which there is no room yet; after that all freed bytes are kept
 	// for it. 0 means DefaultBypass, below 0 that nobody may pass.
 	Bypass int
+	// Grace is how long nothing may change before owners who all wait are taken for
+	// deadlocked; 0 means DefaultGrace. See the package doc.
+	Grace time.Duration
+	// Movable says whether bytes of a space may become free without any owner's doing:
+	// because something is on its way out, or is going to be moved. It is called with no lock
+	// held while all owners wait, and must not call Close. Nil means that nothing can be
+	// moved.
+	Movable func(tier.ID) bool
 }
 
 // Validate checks what NewManager would refuse.
 func (c Config) Validate() error {
 	if c.Bypass > maxBypass {
 		return fmt.Errorf("reservation: a bypass of %d requests is above %d", c.Bypass, maxBypass)
+	}
+	if c.Grace < 0 {
+		return fmt.Errorf("reservation: a grace of %v is negative", c.Grace)
 	}
 	_, err := newSpaces(c.Spaces, nil)
 	return err
@@ -44,11 +57,12 @@ type Manager struct {
 	lines  []*line // as spaces.all
 	bypass uint32
 
-	closed  atomic.Bool
-	serving atomic.Int64 // calls of serve that are not answered yet; see serve
-	waits   histogram
-	scratch sync.Pool // of *scratch
-	open    sync.Map  // of *Reservation; only in an invariants build
+	closed   atomic.Bool
+	serving  atomic.Int64 // calls of serve that are not answered yet; see serve
+	waits    histogram
+	scratch  sync.Pool // of *scratch
+	progress progress
+	open     sync.Map // of *Reservation; only in an invariants build
 
 	subscribers atomic.Pointer[[]subscriber] // copied on write; called without locks
 
@@ -82,6 +96,7 @@ func NewManager(cfg Config) (*Manager, error) {
 	if cfg.Bypass == 0 {
 		m.bypass = DefaultBypass
 	}
+	m.progress.movable, m.progress.grace = cfg.Movable, cmp.Or(cfg.Grace, DefaultGrace)
 	m.scratch.New = func() any { return new(scratch) }
 	for _, sp := range spaces.all {
 		l := newLine(m, sp)
@@ -102,7 +117,7 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 // A request that would not fit any candidate even if that were empty fails at
 // once with an ExceededError. A wait is ended by ctx, with an error that matches
 // its cause and its Err; by Close, with tier.ErrClosed; by Refuse, with a
-// tier.NoSpaceError; and, with an ExceededError when next something is freed, by
+// tier.NoSpaceError; for an owner by a DeadlockError; and, with an ExceededError when next something is freed, by
 // limits that were lowered below the request. Nothing is reserved then.
 func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (*Reservation, error) {
 	return m.reserve(ctx, true, s, bytes, bytes, opts)
@@ -138,6 +153,9 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	case ctx.Err() != nil:
 		return nil, ended(ctx, "not begun")
 	}
+	if err := o.owner.join(m); err != nil {
+		return nil, err
+	}
 	q := m.scratch.Get().(*scratch)
 	l, n, err := m.ask(q, s, least, most)
 	var w *waiter
@@ -150,12 +168,12 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	}
 	m.scratch.Put(q)
 	if w != nil {
-		l, n, err = m.wait(ctx, w)
+		l, n, err = m.waitOf(ctx, w, o.owner)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return newReservation(l, n, o.policy), nil
+	return newReservation(l, n, o), nil
 }
 
 // ask charges the first candidate that has room, and says which and how much;
@@ -265,6 +283,7 @@ func (m *Manager) Close() error {
 	m.mu.cancels = nil
 	m.mu.Unlock()
 	done.wake()
+	m.progress.looks.Wait()
 	for _, cancel := range cancels {
 		cancel()
 	}

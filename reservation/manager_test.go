@@ -237,7 +237,10 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{exceeded, "gpu:0: 101 bytes exceed what may be had: 100 available of 100 (enlarge gpu:0)"},
 		{full, "gpu:0 has no space for 41 bytes: 40 available (enlarge gpu:0)"},
 		{broken, "gpu:0: 61 bytes exceed what may be had: 60 available of 60 (reserve more, or with the policy Increase or Ignore)"},
-		{&reservation.DeadlockError{Waiters: 3, Advice: "split the work"}, "all 3 waiters wait for each other: split the work"},
+		{&reservation.DeadlockError{Space: gpu0, Requested: 60, Available: 10, Owner: "join", Held: 40, Waiters: 3, Hint: "enlarge gpu:0"},
+			`gpu:0 has no space for 60 bytes: 10 available, and all 3 waiters wait for each other: "join" should release the 40 bytes that it holds and begin again (enlarge gpu:0)`},
+		{&reservation.DeadlockError{Space: gpu0, Requested: 60, Owner: "join", Held: 40, Waiters: 2, Advice: reservation.Split},
+			`gpu:0 has no space for 60 bytes: 0 available, and all 2 waiters wait for each other: rolling back has not helped, so "join" should split its work`},
 	} {
 		if test.err == nil || test.err.Error() != test.want {
 			t.Errorf("got  %v\nwant %s", test.err, test.want)

@@ -80,6 +80,8 @@ type Option func(options) options
 
 type options struct {
 	policy LimitPolicy
+	owner  *Owner
+	memory *memoryHook
 }
 
 // WithPolicy sets what happens when the promise is exceeded; Fail is the

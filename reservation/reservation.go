@@ -18,7 +18,9 @@ import (
 type Reservation struct {
 	line   *line
 	policy LimitPolicy
-	stack  string // where it was taken; only in an invariants build
+	owner  *Owner      // or nil
+	memory *memoryHook // or nil
+	stack  string      // where it was taken; only in an invariants build
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation] // never held with the manager's, which has the same rank
@@ -29,12 +31,13 @@ type Reservation struct {
 	}
 }
 
-func newReservation(l *line, bytes int64, policy LimitPolicy) *Reservation {
-	r := &Reservation{line: l, policy: policy, stack: invariants.Stack()}
+func newReservation(l *line, bytes int64, o options) *Reservation {
+	r := &Reservation{line: l, policy: o.policy, owner: o.owner, memory: o.memory, stack: invariants.Stack()}
 	r.mu.promised = bytes
 	if invariants.Enabled {
 		l.m.open.Store(r, struct{}{})
 	}
+	r.owner.opened(r)
 	return r
 }
 
@@ -101,9 +104,22 @@ func (r *Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCu
 // AllocCuts is Alloc for memory that may be split at cuts: ascending multiples
 // of tier.Page below size. Only host and disk memory is ever split.
 func (r *Reservation) AllocCuts(size int64, cuts []int64) (*tier.Buffer, error) {
+	return r.allocFor(size, cuts, (*account)(r))
+}
+
+// allocFor is AllocCuts with another account in front of the reservation's.
+func (r *Reservation) allocFor(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
 	if r == nil {
 		return nil, errReleased("alloc")
 	}
+	b, err := r.tryAlloc(size, cuts, a)
+	if err != nil && r.memory != nil {
+		return r.memory.again(r, size, err, func() (*tier.Buffer, error) { return r.tryAlloc(size, cuts, a) })
+	}
+	return b, err
+}
+
+func (r *Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
 	if size < 0 {
 		return nil, fmt.Errorf("reservation: %s: cannot allocate %d bytes", r.line.space.ID(), size)
 	}
@@ -115,7 +131,7 @@ func (r *Reservation) AllocCuts(size int64, cuts []int64) (*tier.Buffer, error) 
 	if err != nil || size == 0 {
 		return nil, err
 	}
-	b, err := r.line.space.Draw(size, cuts, (*account)(r))
+	b, err := r.line.space.Draw(size, cuts, a)
 	if err != nil {
 		r.undraw(charge, grown)
 		return nil, err
@@ -218,7 +234,8 @@ func (a *account) Credit(n int64) bool {
 // them as Reserve does: in the reservation's own space, and last in line. An error
 // leaves the reservation as it was; one that could never be so large is an
 // ExceededError. Who holds bytes while waiting for more may wait for somebody who
-// does the same: TryGrow and Release are the way out.
+// does the same: an owner is told of that with a DeadlockError; others have TryGrow
+// and Release.
 func (r *Reservation) Grow(ctx context.Context, n int64) error { return r.grow(ctx, true, n) }
 
 // TryGrow is Grow for those who do not wait: no room now is a
@@ -289,7 +306,7 @@ func (r *Reservation) waitToGrow(ctx context.Context, n int64, s slot) (int64, e
 	}
 	r.mu.growing = append(r.mu.growing, w)
 	r.mu.Unlock()
-	_, charged, err := r.line.m.wait(ctx, w)
+	_, charged, err := r.line.m.waitOf(ctx, w, r.owner)
 	r.mu.Lock()
 	r.mu.growing = slices.DeleteFunc(r.mu.growing, func(o *waiter) bool { return o == w })
 	r.mu.Unlock()
@@ -342,12 +359,13 @@ func (r *Reservation) Release() error {
 		}
 		return tier.ErrReleased
 	}
-	unused, growing := r.unusedLocked(), r.mu.growing
+	unused, growing, promised := r.unusedLocked(), r.mu.growing, r.mu.promised
 	r.mu.released, r.mu.growing = true, nil
 	r.mu.Unlock()
 	if invariants.Enabled {
 		r.line.m.open.Delete(r)
 	}
+	r.owner.closed(r, promised)
 	r.line.space.Unreserve(unused)
 	for _, w := range growing {
 		r.line.m.withdraw(w, errReleased("grow"))
@@ -356,3 +374,10 @@ func (r *Reservation) Release() error {
 }
 
 func errReleased(op string) error { return fmt.Errorf("reservation: %s: %w", op, tier.ErrReleased) }
+
+// over says whether r was released.
+func (r *Reservation) over() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.released
+}

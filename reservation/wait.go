@@ -15,6 +15,8 @@ type waiter struct {
 	bell        chan struct{} // rung, without locks, when the wait is over or there is somebody to serve
 	over        atomic.Bool   // set under Manager.mu, when the outcome is
 	single      [1]slot       // what slots is for most
+	owner       *Owner        // whose it is, or nil
+	tells       []*signal     // of those who gave way to it; guarded by Manager.mu until it is over
 
 	// Guarded by Manager.mu; the outcome may be read when over is set.
 	seq        uint64  // 0 before it waits
@@ -46,6 +48,7 @@ func (o *over) add(w *waiter) { w.nextOver, o.first = o.first, w }
 func (o *over) wake() {
 	for w := o.first; w != nil; {
 		next := w.nextOver
+		w.tellThose()
 		w.ring()
 		w = next
 	}
@@ -158,6 +161,7 @@ func (m *Manager) enqueue(w *waiter) error {
 			s.line.dirty.Store(true)
 		}
 	}
+	m.waitBegunLocked(w)
 	return nil
 }
 
@@ -184,6 +188,7 @@ func (m *Manager) leaveLocked(w *waiter, done *over) {
 			s.line.dirty.Store(true)
 		}
 	}
+	m.waitEndedLocked(w)
 	w.over.Store(true) // last, for then w returns
 }
 

@@ -3,11 +3,10 @@
 package lockrank
 
 import (
-	"bytes"
 	"fmt"
-	"runtime"
-	"strconv"
 	"sync"
+
+	"github.com/spillway-db/spillway/internal/goid"
 )
 
 // held maps a goroutine's id to the ranks that it holds, in the order taken.
@@ -56,7 +55,7 @@ func (m *Mutex[R]) Unlock() {
 		if (*stack)[i].mu == any(m) {
 			*stack = append((*stack)[:i], (*stack)[i+1:]...)
 			if len(*stack) == 0 {
-				held.Delete(goid())
+				held.Delete(goid.ID())
 			}
 			m.mu.Unlock()
 			return
@@ -72,31 +71,15 @@ func AssertNone(what string) {
 	if stack := *mine(); len(stack) > 0 {
 		panic(Violation(fmt.Sprintf("%s while %s is held", what, stack[len(stack)-1].name)))
 	}
-	held.Delete(goid())
+	held.Delete(goid.ID())
 }
 
 func mine() *[]entry {
-	id := goid()
+	id := goid.ID()
 	if s, ok := held.Load(id); ok {
 		return s.(*[]entry)
 	}
 	s := new([]entry)
 	held.Store(id, s)
 	return s
-}
-
-// goid reads the goroutine's number from the first line of its stack,
-// "goroutine 12 [running]:". Slow, and good enough for a checking build.
-func goid() int64 {
-	var buf [64]byte
-	b := buf[:runtime.Stack(buf[:], false)]
-	b = bytes.TrimPrefix(b, []byte("goroutine "))
-	if i := bytes.IndexByte(b, ' '); i > 0 {
-		b = b[:i]
-	}
-	id, err := strconv.ParseInt(string(b), 10, 64)
-	if err != nil {
-		panic("lockrank: cannot read the goroutine's id")
-	}
-	return id
 }

@@ -1,0 +1,211 @@
+package monitor
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+func TestNewOutlook(t *testing.T) {
+	two := []tier.ID{gpu0, disk0}
+	victims := []int64{10}
+	for _, tt := range []struct {
+		name string
+		sp   SpaceState
+		d    Decision
+		want []bool
+	}{
+		{"nothing", SpaceState{}, Decision{}, []bool{false, false}},
+		{"a move was chosen", SpaceState{}, Decision{Moves: []Choice{{From: 0, To: 1}}}, []bool{true, false}},
+		{"a move is under way", SpaceState{Moving: 1}, Decision{}, []bool{true, false}},
+		{"a batch is leaving", SpaceState{Leaving: 1}, Decision{}, []bool{true, false}},
+		{"the device holds some", SpaceState{Retired: 1}, Decision{}, []bool{true, false}},
+		{"a batch was set aside", SpaceState{Aside: 1}, Decision{}, []bool{true, false}},
+		{"held back, and nothing moves", SpaceState{}, Decision{Held: true}, []bool{false, false}},
+		{"held back until something has moved", SpaceState{}, Decision{Held: true, Moves: []Choice{{From: 1}}}, []bool{true, true}},
+	} {
+		s := build(two, shape{victims: victims}, shape{})
+		tt.sp.Victims = s.Spaces[0].Victims
+		s.Spaces[0] = tt.sp
+		var got []bool
+		for _, p := range newOutlook(s, tt.d) {
+			got = append(got, p.relief)
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+// owned is a task of these tests.
+type owned struct {
+	w *world
+	o *reservation.Owner
+}
+
+func (w *world) task(name string) owned { return owned{w, reservation.NewOwner(name)} }
+
+func (k owned) hold(id tier.ID, n int64) *reservation.Reservation {
+	k.w.t.Helper()
+	r, err := k.w.res.TryReserve(specific(id), n, reservation.WithOwner(k.o))
+	if err != nil {
+		k.w.t.Fatal(err)
+	}
+	return r
+}
+
+func (k owned) ask(id tier.ID, n int64) <-chan outcomeOf {
+	return k.w.reserve(k.o.Context(k.w.t.Context()), id, n)
+}
+
+// got lets a second pass and returns the outcome, which must be there.
+func got(t *testing.T, out <-chan outcomeOf, want error) outcomeOf {
+	t.Helper()
+	settle(time.Second)
+	select {
+	case o := <-out:
+		if !errors.Is(o.err, want) {
+			t.Fatalf("the outcome is %v, want %v", o.err, want)
+		}
+		return o
+	default:
+		t.Fatal("it still waits")
+		panic("not reached")
+	}
+}
+
+func waits(t *testing.T, out <-chan outcomeOf) {
+	t.Helper()
+	settle(time.Minute)
+	if len(out) > 0 {
+		t.Fatalf("it does not wait: %v", (<-out).err)
+	}
+}
+
+// Who is told of a deadlock, who is refused by the monitor, and who is left to wait.
+func TestOwnersAndTheMonitor(t *testing.T) {
+	bubble(t, "what can be moved is moved", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, disk0: 64 * kib}, nil)
+		w.start()
+		all := w.fillSpace(gpu0, 10, 4*kib)
+		a, b := w.task("a"), w.task("b")
+		ra, rb := a.hold(gpu0, 12*kib), b.hold(gpu0, 12*kib)
+		oa, ob := got(t, a.ask(gpu0, 20*kib), nil), got(t, b.ask(gpu0, 20*kib), nil)
+		for _, r := range []*reservation.Reservation{ra, rb, oa.r, ob.r} {
+			r.Release()
+		}
+		w.end(all...)
+	})
+	bubble(t, "a move takes long", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, disk0: 64 * kib}, nil)
+		w.mover.bytesA = time.Minute
+		w.start()
+		all := w.fillSpace(gpu0, 10, 4*kib)
+		a, b := w.task("a"), w.task("b")
+		ra, rb := a.hold(gpu0, 12*kib), b.hold(gpu0, 12*kib)
+		out := a.ask(gpu0, 4*kib)
+		out2 := b.ask(gpu0, 4*kib)
+		waits(t, out)
+		waits(t, out2)
+		settle(4 * time.Minute)
+		oa, ob := got(t, out, nil), got(t, out2, nil)
+		for _, r := range []*reservation.Reservation{ra, rb, oa.r, ob.r} {
+			r.Release()
+		}
+		w.mover.bytesA = 0
+		w.end(all...)
+	})
+	// They hold handles besides, on what would have to move.
+	bubble(t, "what is being processed by those who wait is not moved", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, disk0: 64 * kib}, nil)
+		all := w.fillSpace(gpu0, 10, 4*kib)
+		var closeA, closeB []func()
+		for i, b := range all {
+			if i%2 == 0 {
+				closeA = append(closeA, lockOne(t, b))
+			} else {
+				closeB = append(closeB, lockOne(t, b))
+			}
+		}
+		w.start()
+		a, b := w.task("a"), w.task("b")
+		ra, rb := a.hold(gpu0, 12*kib), b.hold(gpu0, 12*kib)
+		oa := a.ask(gpu0, 20*kib)
+		waits(t, oa)
+		got(t, b.ask(gpu0, 20*kib), reservation.ErrDeadlock)
+		waits(t, oa) // b runs, with what its reservation promises
+		for _, end := range closeB {
+			end() // and now there is something to move
+		}
+		rb.Release()
+		got(t, oa, nil).r.Release()
+		ra.Release()
+		for _, end := range closeA {
+			end()
+		}
+		w.end(all...)
+	})
+	bubble(t, "a slower space is held by an owner", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, disk0: 64 * kib}, nil)
+		all := w.fillSpace(gpu0, 16, 4*kib)
+		a, b := w.task("a"), w.task("b")
+		rb := b.hold(disk0, 64*kib)
+		w.start()
+		oa := a.ask(gpu0, 8*kib)
+		waits(t, oa) // b runs
+		ob := b.ask(gpu0, 8*kib)
+		got(t, ob, reservation.ErrDeadlock)
+		if len(w.gone) > 0 {
+			t.Errorf("the monitor refused %+v", w.gone)
+		}
+		rb.Release()
+		got(t, oa, nil).r.Release()
+		w.end(all...)
+	})
+	bubble(t, "all is at rest and full", func(t *testing.T) {
+		w, all := fullWorld(t, nil)
+		a, b := w.task("a"), w.task("b")
+		oa, ob := a.ask(gpu0, 8*kib), b.ask(host0, 8*kib)
+		got(t, oa, tier.ErrNoSpace)
+		got(t, ob, tier.ErrNoSpace)
+		w.end(all...)
+	})
+}
+
+// The monitor knows nothing while it does not run, nor of other spaces; and what
+// changed since it looked may help.
+func TestMovable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, all := fullWorld(t, func(_ *Config, w *world) {})
+		if w.mon.Movable(disk1) {
+			t.Error("a space that it does not have")
+		}
+		end := lockOne(t, all[0]) // so that nobody is refused
+		out := w.reserve(t.Context(), gpu0, 8*kib)
+		settle(time.Second)
+		if w.mon.Movable(gpu0) {
+			t.Error("it has looked and found nothing")
+		}
+		all[len(all)-1].SetPlace(seq(1000))
+		if !w.mon.Movable(gpu0) {
+			t.Error("a batch has changed since it looked")
+		}
+		settle(time.Second)
+		if w.mon.Movable(gpu0) {
+			t.Error("it has looked again")
+		}
+		end()
+		got(t, out, tier.ErrNoSpace)
+		w.stop()
+		w.stop = nil
+		if w.mon.Movable(gpu0) {
+			t.Error("it has ended")
+		}
+		w.end(all...)
+	})
+}

@@ -1,0 +1,177 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
+
+// Owner is a task that reserves: what it holds and what it waits for is looked at
+// together, so that tasks which wait for each other are found and one of them is
+// told (ErrDeadlock). Give it to each reservation of the task with WithOwner, and
+// a context of it to what reserves on the task's behalf.
+//
+// To the manager an owner exists while it has an open reservation or waits. It
+// counts as running, and so as somebody who may release something, until as many
+// of its goroutines wait as it has; see SetWorkers. An owner belongs to the manager
+// that it is first used with. It is safe for concurrent use and needs no closing.
+type Owner struct {
+	name    string
+	workers atomic.Int64
+	manager atomic.Pointer[Manager]
+
+	// Guarded by owners.Mutex of the manager.
+	open map[*Reservation]struct{}
+	told told
+}
+
+// told is what became of the advice to roll back.
+type told struct {
+	is         bool
+	past       int64 // what the owner would have had, had it been served
+	rolledBack bool  // it has let go of everything since
+	again      bool  // and was served after that
+}
+
+// NewOwner returns an owner of one goroutine. The name is for error messages.
+func NewOwner(name string) *Owner { return &Owner{name: name} }
+
+// Name returns the owner's name.
+func (o *Owner) Name() string { return o.name }
+
+// SetWorkers says how many goroutines work for the owner, and so how many must wait
+// before nothing can be expected of it. Below 1 is 1.
+func (o *Owner) SetWorkers(n int) { o.workers.Store(int64(n)) }
+
+// Workers returns how many goroutines work for the owner.
+func (o *Owner) Workers() int { return int(max(1, o.workers.Load())) }
+
+// Context returns a context whose waits are the owner's: those of requests made
+// with it that name no owner themselves, such as what a mover reserves to bring a
+// batch up. What such requests are given does not count as held by the owner, for it is
+// the batch's soon.
+func (o *Owner) Context(ctx context.Context) context.Context {
+	return context.WithValue(ctx, ownerKey{}, o)
+}
+
+type ownerKey struct{}
+
+// WithOwner says whose the reservation is, and its waits, also those of Grow. Nil
+// is nobody's.
+func WithOwner(o *Owner) Option {
+	return func(opts options) options { opts.owner = o; return opts }
+}
+
+// waitOf is wait for the owner who was named, or the context's. That is looked for
+// only now, so that a request that is served at once does not pay for it.
+func (m *Manager) waitOf(ctx context.Context, w *waiter, named *Owner) (*line, int64, error) {
+	if w.owner = named; named == nil {
+		w.owner, _ = ctx.Value(ownerKey{}).(*Owner)
+	}
+	if err := w.owner.join(m); err != nil {
+		return nil, 0, err
+	}
+	return m.wait(ctx, w)
+}
+
+var errOtherManager = errors.New("reservation: the owner belongs to another manager")
+
+// join makes o the manager's.
+func (o *Owner) join(m *Manager) error {
+	if o == nil || o.manager.Load() == m || o.manager.CompareAndSwap(nil, m) || o.manager.Load() == m {
+		return nil
+	}
+	return errOtherManager
+}
+
+// owners is the manager's table of those who have open reservations.
+type owners struct {
+	lockrank.Mutex[lockrank.Reservation] // never held with another of this rank
+	open                                 map[*Owner]struct{}
+	changes                              uint64 // reservations opened and closed so far
+}
+
+// opened notes a new reservation of o. Its bytes are charged already, and in closed
+// not yet given back: so what owners hold never seems to be more than what is used.
+func (o *Owner) opened(r *Reservation) {
+	if o == nil {
+		return
+	}
+	t := &o.manager.Load().progress.owners
+	t.Lock()
+	if t.open == nil {
+		t.open = make(map[*Owner]struct{})
+	}
+	if o.open == nil {
+		o.open = make(map[*Reservation]struct{})
+	}
+	t.open[o] = struct{}{}
+	o.open[r] = struct{}{}
+	t.changes++
+	o.told.again = o.told.rolledBack
+	told := o.told.is
+	t.Unlock()
+	if told {
+		o.gotPast(t, 0)
+	}
+}
+
+// closed notes that r, which promised so much, is being released.
+func (o *Owner) closed(r *Reservation, promised int64) {
+	if o == nil {
+		return
+	}
+	t := &o.manager.Load().progress.owners
+	t.Lock()
+	told := o.told.is
+	t.Unlock()
+	if told {
+		o.gotPast(t, promised)
+	}
+	t.Lock()
+	defer t.Unlock()
+	delete(o.open, r)
+	t.changes++
+	if len(o.open) > 0 {
+		return
+	}
+	delete(t.open, o)
+	if o.told.again { // a whole round without being told
+		o.told = told0
+	}
+	o.told.rolledBack = o.told.is
+}
+
+var told0 told
+
+// gotPast forgets that o was told to roll back once it holds what it would have
+// held then, had it been served: the next deadlock is another one. released is what
+// a reservation promised that is just being released.
+func (o *Owner) gotPast(t *owners, released int64) {
+	held := released
+	for _, r := range o.reservations(t) {
+		held += r.Bytes()
+	}
+	t.Lock()
+	defer t.Unlock()
+	if o.told.is && held >= o.told.past {
+		o.told = told0
+	}
+}
+
+// reservations returns o's open reservations.
+func (o *Owner) reservations(t *owners) []*Reservation {
+	t.Lock()
+	defer t.Unlock()
+	return o.reservationsLocked()
+}
+
+func (o *Owner) reservationsLocked() []*Reservation {
+	out := make([]*Reservation, 0, len(o.open))
+	for r := range o.open {
+		out = append(out, r)
+	}
+	return out
+}

@@ -1,0 +1,212 @@
+package reservation
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// ErrAttached: a stream has a reservation already.
+var ErrAttached = errors.New("a reservation is attached already")
+
+// Streams counts what is allocated on each stream of a device, and lets the
+// allocations of a stream draw from a reservation that is attached to it. Several
+// streams may share a reservation; a stream has at most one.
+//
+// Streams owns nothing: a reservation that was attached is released by whom it
+// belongs to, and a stream that was closed is forgotten with Forget. It is safe for
+// concurrent use.
+type Streams struct {
+	manager  *Manager
+	space    *tier.Space
+	strategy Strategy
+
+	mu struct {
+		lockrank.Mutex[lockrank.Reservation] // never held with another of this rank
+		streams                              map[tier.Stream]*stream
+		total                                StreamUsage
+	}
+}
+
+// StreamUsage is what was allocated on a stream, in bytes as the space charges
+// them. Each allocation and each free counts as one step, and Peak is exact for the order in
+// which they did.
+type StreamUsage struct {
+	Current int64 // in buffers, until the device is done with those that were freed
+	Peak    int64 // the largest Current since the start or the last ResetPeak
+}
+
+func (u *StreamUsage) add(n int64) {
+	u.Current += n
+	u.Peak = max(u.Peak, u.Current)
+}
+
+// stream is what is known of one stream; usage and attached are guarded by
+// Streams.mu.
+type stream struct {
+	usage    StreamUsage
+	attached *Reservation
+}
+
+// NewStreams returns Streams of a GPU space of the manager.
+func NewStreams(m *Manager, id tier.ID) (*Streams, error) {
+	space, ok := m.Spaces().ByID(id)
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("reservation: streams of %s: %w", id, ErrNoCandidate)
+	case id.Kind != tier.GPU:
+		return nil, fmt.Errorf("reservation: %s has no streams: %w", id, tier.ErrNotSupported)
+	}
+	s := &Streams{manager: m, space: space, strategy: Specific(id)}
+	s.mu.streams = make(map[tier.Stream]*stream)
+	return s, nil
+}
+
+// Attach makes allocations on a stream draw from r, which stays the caller's. A
+// stream that has one is ErrAttached, even if that was released meanwhile; r must be of
+// the Streams' own space and open.
+func (s *Streams) Attach(on tier.Stream, r *Reservation) error {
+	switch {
+	case on == nil:
+		return errors.New("reservation: a stream is required")
+	case r == nil || r.over():
+		return errReleased("attach")
+	case r.Space() != s.space:
+		return fmt.Errorf("reservation: a reservation in %s cannot be attached to a stream of %s", r.Space().ID(), s.space.ID())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.streamLocked(on)
+	if st.attached != nil {
+		return fmt.Errorf("reservation: a stream of %s: %w", s.space.ID(), ErrAttached)
+	}
+	st.attached = r
+	return nil
+}
+
+// Detach ends what Attach began and returns the reservation, which the caller may
+// release now; nil if there was none. Buffers that were drawn from it on the stream
+// are counted until they are freed.
+func (s *Streams) Detach(on tier.Stream) *Reservation {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.mu.streams[on]
+	if st == nil {
+		return nil
+	}
+	r := st.attached
+	st.attached = nil
+	return r
+}
+
+// Forget drops what is known of a stream that is not used any more, its peak
+// included. What it has allocated stays in the total until it is freed. A stream that has a
+// reservation is ErrAttached.
+func (s *Streams) Forget(on tier.Stream) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st := s.mu.streams[on]; st != nil && st.attached != nil {
+		return fmt.Errorf("reservation: a stream of %s cannot be forgotten: %w", s.space.ID(), ErrAttached)
+	}
+	delete(s.mu.streams, on)
+	return nil
+}
+
+// Alloc draws a buffer of size bytes from the reservation that is attached to the
+// stream, as Reservation.Alloc does. Without one it takes the bytes from the space, if
+// there is room and nobody who waits has a claim to it; else it is a
+// tier.NoSpaceError. It never waits. The caller must release the buffer, on whichever
+// goroutine and after work on whichever stream: it is credited where it was charged.
+func (s *Streams) Alloc(on tier.Stream, size int64) (*tier.Buffer, error) {
+	if on == nil {
+		return nil, errors.New("reservation: a stream is required")
+	}
+	s.mu.Lock()
+	st := s.streamLocked(on)
+	r := st.attached
+	s.mu.Unlock()
+	if r == nil {
+		return s.allocNow(st, size)
+	}
+	return s.allocFrom(r, st, size)
+}
+
+// allocNow allocates without a reservation: with one that ends at once, so that the
+// bytes are the space's when the buffer is freed.
+func (s *Streams) allocNow(st *stream, size int64) (*tier.Buffer, error) {
+	r, err := s.manager.TryReserve(s.strategy, size)
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.allocFrom(r, st, size)
+	return b, errors.Join(err, r.Release())
+}
+
+func (s *Streams) allocFrom(r *Reservation, st *stream, size int64) (*tier.Buffer, error) {
+	b, err := r.allocFor(size, nil, &streamAccount{s, st, (*account)(r)})
+	if err == nil {
+		// Not before: what fails is never seen. And nobody can free it earlier.
+		s.count(st, b.Charge())
+	}
+	return b, err
+}
+
+func (s *Streams) count(st *stream, n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st.usage.add(n)
+	s.mu.total.add(n)
+}
+
+func (s *Streams) streamLocked(on tier.Stream) *stream {
+	st := s.mu.streams[on]
+	if st == nil {
+		st = new(stream)
+		s.mu.streams[on] = st
+	}
+	return st
+}
+
+// Usage returns what is and was at most allocated on a stream; zeros for one that is
+// not known.
+func (s *Streams) Usage(on tier.Stream) StreamUsage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st := s.mu.streams[on]; st != nil {
+		return st.usage
+	}
+	return StreamUsage{}
+}
+
+// Total returns what is and was at most allocated on all streams together.
+func (s *Streams) Total() StreamUsage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.total
+}
+
+// ResetPeak makes the present use the peak, of each stream and in total.
+func (s *Streams) ResetPeak() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, st := range s.mu.streams {
+		st.usage.Peak = st.usage.Current
+	}
+	s.mu.total.Peak = s.mu.total.Current
+}
+
+// streamAccount stands between a buffer and the reservation that it was drawn from.
+type streamAccount struct {
+	streams *Streams
+	stream  *stream
+	tier.Account
+}
+
+// Credit counts the bytes off before anybody else can have them: a sum above the
+// capacity would be seen otherwise.
+func (a *streamAccount) Credit(n int64) bool {
+	a.streams.count(a.stream, -n)
+	return a.Account.Credit(n)
+}
