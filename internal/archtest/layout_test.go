@@ -20,6 +20,7 @@ var layout = []string{
 	"tier/host",
 	"tier/disk",
 	"reservation",
+	"reservation/admission",
 	"batch",
 	"convert",
 	"repository",
