@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -47,6 +48,9 @@ type Config struct {
 	// MonitorPeriod is how often the monitor looks without being woken; 0 means
 	// 50 ms.
 	MonitorPeriod time.Duration
+
+	// Admission says which tasks may start; its zero fields mean the defaults.
+	Admission admission.Rules
 
 	// Topology is what the machine has; nil means that Open discovers it.
 	Topology *topology.Topology
@@ -124,6 +128,7 @@ func (c Config) Validate() error {
 	if c.MonitorPeriod < 0 {
 		errs = append(errs, fmt.Errorf("monitor period %v is negative", c.MonitorPeriod))
 	}
+	errs = append(errs, c.Admission.Validate())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("spillway: %w", err)
 	}

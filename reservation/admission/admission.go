@@ -222,6 +222,9 @@ func (a *Admitter) Stats() Stats {
 	}
 }
 
+// Strategy returns what names the spaces that tasks may run in.
+func (a *Admitter) Strategy() reservation.Strategy { return a.rules.Strategy }
+
 // Estimator returns what says what tasks take beside their inputs.
 func (a *Admitter) Estimator() Estimator { return a.rules.Estimator }
 
