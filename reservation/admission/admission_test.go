@@ -264,8 +264,9 @@ func TestThreadsCap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threads: 2}}})
 		one, two := w.admit(exactly(1)).runs(), w.admit(exactly(0)).runs()
-		three, four := w.admit(exactly(1)), w.admit(exactly(1))
+		three := w.admit(exactly(1))
 		three.waits()
+		four := w.admit(exactly(1))
 		four.waits()
 		if d := w.m.Demand(nil); len(d) != 0 {
 			t.Errorf("who waits for a thread asks for memory: %+v", d)
@@ -351,12 +352,19 @@ func TestLimitChanges(t *testing.T) {
 		if err := w.gpus[0].SetLimit(400); err != nil {
 			t.Fatal(err)
 		}
+		more := w.admit(exactly(50)).runs()
 		two := w.admit(exactly(500)) // more than there can be
 		two.waits()
+		behind := w.admit(exactly(550))
+		behind.waits()
+		w.end(more) // all look again, and none can start
+		behind.waits()
 		if err := w.gpus[0].SetLimit(600); err != nil {
 			t.Fatal(err)
 		}
 		g := two.runs()
+		behind.cancel(errDone)
+		behind.fails(errDone)
 		three := w.admit(exactly(300))
 		three.waits()
 		if err := w.gpus[0].SetLimit(200); err != nil { // can never be now, beside others
@@ -376,9 +384,11 @@ func TestCancelWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Bypass: -1}}})
 		one := w.admit(exactly(500)).runs()
-		head, second, third := w.admit(exactly(600)), w.admit(exactly(500)), (*call)(nil)
-		synctest.Wait()
-		third = w.admit(exactly(300))
+		head := w.admit(exactly(600))
+		head.waits()
+		second := w.admit(exactly(500))
+		second.waits()
+		third := w.admit(exactly(300))
 		third.waits() // nobody may pass
 		why := errors.New("not wanted any more")
 		second.cancel(why)
@@ -459,6 +469,75 @@ func TestPassersAreWoken(t *testing.T) {
 		head.waits()
 		w.end(g1, g2, g3)
 		w.end(head.runs())
+	})
+}
+
+// TestPassersAreWokenByOthers: also by what is freed beside the admitter.
+func TestPassersAreWokenByOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threshold: 0.8}}})
+		one := w.admit(exactly(300)).runs()
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []int64{850, 600} { // above the threshold, and below
+			head := w.admit(exactly(n))
+			head.waits()
+			small := w.admit(exactly(100))
+			small.waits()
+			if err := other.Shrink(100); err != nil {
+				t.Fatal(err)
+			}
+			w.end(small.runs())
+			head.waits()
+			head.cancel(errDone)
+			head.fails(errDone)
+			if err := other.TryGrow(100); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.end(one)
+		if err := other.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestAloneNoMore: a task that has begun to pass before, and starts elsewhere while another
+// is about to be let in alone, keeps that one out, for then a task runs.
+func TestAloneNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, gpus: 2})
+		one := w.admit(exactly(100)).runs()
+		goOn := make(chan struct{})
+		var second *call
+		in := &inputs{bytes: 10, there: map[tier.ID]int64{}}
+		in.hold = func() {
+			if in.held == 1 {
+				close(goOn)
+				<-second.done
+			}
+		}
+		e := exactly(5000)
+		e.Inputs = in
+		first := w.admit(e)
+		first.waits()
+		e = exactly(100)
+		e.Inputs = &inputs{bytes: 10, there: map[tier.ID]int64{}, hold: func() { <-goOn }}
+		second = w.admit(e)
+		second.waits() // it has its bytes, but is not admitted yet
+		w.end(one)
+		first.waits()
+		if in.held != 1 || in.restored != 1 {
+			t.Errorf("held %d times, restored %d times", in.held, in.restored)
+		}
+		w.end(second.runs())
+		g := first.runs()
+		if !g.Alone() {
+			t.Error("it is not alone")
+		}
+		w.end(g)
 	})
 }
 

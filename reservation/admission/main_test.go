@@ -197,6 +197,7 @@ type inputs struct {
 	held     int
 	restored int
 	fail     error
+	hold     func() // called by Hold; may be nil
 }
 
 func (in *inputs) Bytes() int64 { return in.bytes }
@@ -207,6 +208,9 @@ func (in *inputs) In(s *tier.Space) (there, missing int64) {
 
 func (in *inputs) Hold(s *tier.Space) int64 {
 	in.held++
+	if in.hold != nil {
+		in.hold()
+	}
 	if in.leaves > 0 {
 		in.leaves--
 		return in.bytes

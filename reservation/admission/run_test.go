@@ -117,6 +117,30 @@ func TestHigherEstimate(t *testing.T) {
 	}
 }
 
+// TestHigherEstimateByWhatIsLeft: what an attempt has drawn without telling, and not freed
+// yet, counts too.
+func TestHigherEstimateByWhatIsLeft(t *testing.T) {
+	w := newWorld(t, setup{cap: 1 << 20})
+	var left *tier.Buffer
+	var reserved []int64
+	err := w.Run(t.Context(), exactly(100_000), func(_ context.Context, g *admission.Grant) (err error) {
+		if reserved = append(reserved, g.Reservation().Bytes()); len(reserved) == 2 {
+			return nil
+		}
+		if left, err = g.Reservation().Alloc(90_000); err != nil {
+			return err
+		}
+		_, err = g.Reservation().Alloc(300_000)
+		return err
+	})
+	if want := []int64{100_000, 390_000}; err != nil || !slices.Equal(reserved, want) {
+		t.Errorf("reserved %d, want %d: %v", reserved, want, err)
+	}
+	if err := left.Release(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestHigherEstimateStops: estimates that double for ever end at what the space has.
 func TestHigherEstimateStops(t *testing.T) {
 	w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{MaxAttempts: 100}}})

@@ -25,6 +25,10 @@ type waiter struct {
 	reserving *turn  // the head waits for memory
 }
 
+// settledLocked says whether the head has found that it cannot start now, and waits for
+// memory or for the others' end. Until then nobody passes it.
+func (w *waiter) settledLocked() bool { return w.reserving != nil || w.cannot }
+
 // turn is what a waiter may do now.
 type turn struct {
 	head      bool
@@ -253,12 +257,15 @@ func (a *Admitter) look(w *waiter) (turn, error) {
 	switch {
 	case a.mu.closed:
 		return turn{}, closedError()
-	case a.mu.running >= a.mu.threads || !t.head && a.mu.passes == 0:
+	case a.mu.running >= a.mu.threads || !t.head && (a.mu.passes == 0 || !a.headLocked().settledLocked()):
 		return turn{}, errWait
 	}
 	w.cannot = false
 	return t, nil
 }
+
+// headLocked returns the oldest waiter; there is one.
+func (a *Admitter) headLocked() *waiter { return a.mu.queue.Front().Value.(*waiter) }
 
 func (a *Admitter) turnLocked(w *waiter) turn {
 	head := a.mu.queue.Front() == w.at
@@ -281,13 +288,16 @@ func (a *Admitter) remember(w *waiter, plans []plan) {
 
 // begin notes that the head waits for memory, if it still may.
 func (a *Admitter) begin(w *waiter, t *turn) bool {
+	var s wakes
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !a.holdsLocked(w, t) {
-		return false
+	ok := a.holdsLocked(w, t)
+	if ok {
+		w.reserving = t
+		a.ringPasserLocked(w.at, &s)
 	}
-	w.reserving = t
-	return true
+	a.mu.Unlock()
+	s.fire()
+	return ok
 }
 
 func (a *Admitter) end(w *waiter) {
@@ -298,10 +308,17 @@ func (a *Admitter) end(w *waiter) {
 
 // sleep notes that the head cannot start before no task runs, if that is still so.
 func (a *Admitter) sleep(w *waiter, t turn) bool {
+	var s wakes
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	w.cannot = a.holdsLocked(w, &t)
-	return w.cannot
+	ok := a.holdsLocked(w, &t)
+	if ok {
+		w.cannot = true
+		a.least.Store(0)
+		a.ringPasserLocked(w.at, &s)
+	}
+	a.mu.Unlock()
+	s.fire()
+	return ok
 }
 
 // commit makes w a task that runs, unless its turn has passed: another one runs now,
@@ -335,8 +352,8 @@ func (a *Admitter) commit(w *waiter, alone bool) error {
 }
 
 // updateLocked lists those who may be able to start after a change of the queue, of
-// what runs, or of the rules: the head, and the oldest that may pass it. Who of those
-// that pass starts, or does not, hands on to the next.
+// what runs, or of the rules: the head, and, if that has nothing to look for, the oldest
+// that may pass it. Who of those starts, or does not, hands on to the next.
 func (a *Admitter) updateLocked() (s wakes) {
 	first := a.mu.queue.Front()
 	if first == nil {
@@ -345,6 +362,7 @@ func (a *Admitter) updateLocked() (s wakes) {
 	head := first.Value.(*waiter)
 	switch {
 	case head.reserving == nil:
+		head.cannot = false // it will see
 		s.ringLocked(head)
 	case !a.holdsLocked(head, head.reserving):
 		s.interruptLocked(head)
@@ -353,9 +371,11 @@ func (a *Admitter) updateLocked() (s wakes) {
 	return s
 }
 
-// ringPasserLocked wakes the oldest behind e that could start now.
+// ringPasserLocked wakes the oldest behind e that could start now, unless the head can:
+// it hears of that by itself.
 func (a *Admitter) ringPasserLocked(e *list.Element, s *wakes) {
-	if a.mu.running >= a.mu.threads || a.mu.passes == 0 {
+	head := a.headLocked()
+	if a.mu.running >= a.mu.threads || a.mu.passes == 0 || !head.settledLocked() || head.reserving != nil && head.fitsLocked(a.mu.threshold) {
 		return
 	}
 	least := int64(math.MaxInt64)
@@ -366,17 +386,29 @@ func (a *Admitter) ringPasserLocked(e *list.Element, s *wakes) {
 			s.ringLocked(w)
 			return
 		}
+		if w.fitsLocked(a.mu.threshold) {
+			a.least.Store(0)
+			s.ringLocked(w)
+			return
+		}
 		for i := range w.plans {
-			p := &w.plans[i]
-			if p.fits(a.mu.threshold) {
-				a.least.Store(0)
-				s.ringLocked(w)
-				return
-			}
-			least = min(least, p.need)
+			least = min(least, w.plans[i].need)
 		}
 	}
+	if head.cannot { // any change of a limit may be for it
+		least = 0
+	}
 	a.least.Store(least)
+}
+
+// fitsLocked says whether the rule held now, by what is known of w.
+func (w *waiter) fitsLocked(threshold float64) bool {
+	for i := range w.plans {
+		if w.plans[i].fits(threshold) {
+			return true
+		}
+	}
+	return false
 }
 
 // handOn wakes the next after w that may pass, for w could not.
@@ -399,13 +431,11 @@ func (a *Admitter) changed(space *tier.Space, c tier.Change) {
 	var s wakes
 	a.mu.Lock()
 	if first := a.mu.queue.Front(); first != nil {
-		if head := first.Value.(*waiter); head.cannot && len(asks(head.plans, a.mu.threshold, false)) > 0 {
+		if head := a.headLocked(); head.cannot && len(asks(head.plans, a.mu.threshold, false)) > 0 {
+			head.cannot = false
 			s.ringLocked(head) // a limit was raised
 		}
 		a.ringPasserLocked(first, &s)
-		if first.Value.(*waiter).cannot {
-			a.least.Store(0)
-		}
 	}
 	a.mu.Unlock()
 	s.fire()
