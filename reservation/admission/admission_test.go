@@ -541,6 +541,54 @@ func TestAloneNoMore(t *testing.T) {
 	})
 }
 
+// TestLastThread: of two tasks that pass at once only one gets the last thread, and the
+// other gives back what it has reserved.
+func TestLastThread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threads: 2}}})
+		one := w.admit(exactly(100)).runs()
+		head := w.admit(exactly(5000))
+		head.waits()
+		goOn := make(chan struct{})
+		in := &inputs{bytes: 10, there: map[tier.ID]int64{}, hold: func() { <-goOn }}
+		e := exactly(100)
+		e.Inputs = in
+		slow := w.admit(e)
+		slow.waits()
+		w.used(210)
+		fast := w.admit(exactly(50)).runs()
+		close(goOn)
+		slow.waits()
+		w.used(150)
+		if in.held != in.restored {
+			t.Errorf("held %d times, restored %d times", in.held, in.restored)
+		}
+		w.end(fast)
+		w.end(slow.runs(), one)
+		w.end(head.runs())
+	})
+}
+
+// TestNobodyPassesWhoMayStart: while the oldest looks whether it can start, nobody else
+// starts before it.
+func TestNobodyPassesWhoMayStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		goOn := make(chan struct{})
+		e := exactly(100)
+		e.Inputs = &inputs{look: func() { <-goOn }}
+		head := w.admit(e)
+		head.waits()
+		small := w.admit(exactly(1))
+		small.waits()
+		close(goOn)
+		w.end(head.runs(), small.runs())
+		if s := w.Stats(); s.Passed != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 func TestOverflowingEstimate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, grain: 64})

@@ -198,10 +198,14 @@ type inputs struct {
 	restored int
 	fail     error
 	hold     func() // called by Hold; may be nil
+	look     func() // called by In; may be nil
 }
 
 func (in *inputs) Bytes() int64 { return in.bytes }
 func (in *inputs) In(s *tier.Space) (there, missing int64) {
+	if in.look != nil {
+		in.look()
+	}
 	there = in.there[s.ID()]
 	return there, in.bytes - there
 }
