@@ -31,7 +31,7 @@ func Example() {
 	defer a.Close()
 
 	join := func(_ context.Context, g *admission.Grant) error {
-		table, err := g.Alloc(300_000) // three times the input
+		table, err := g.Alloc(500_000) // five times the input
 		fmt.Printf("%d bytes reserved, out of memory: %v\n", g.Reservation().Bytes(), err != nil)
 		if err != nil {
 			return err
@@ -46,7 +46,8 @@ func Example() {
 	}
 	fmt.Printf("%d bytes are in use\n", gpu.Used())
 	// Output:
-	// 300000 bytes reserved, out of memory: false
-	// 400000 bytes reserved, out of memory: false
+	// 300000 bytes reserved, out of memory: true
+	// 600000 bytes reserved, out of memory: false
+	// 600000 bytes reserved, out of memory: false
 	// 0 bytes are in use
 }
