@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
@@ -57,6 +58,8 @@ type Config struct {
 	// terms, so that several engines share one limit; Permits must not be set then. The
 	// engine does not close it, and it must be open for as long as the engine is.
 	PermitPool *permit.Pool
+	// Admission says which tasks may start; its zero fields mean the defaults.
+	Admission admission.Rules
 
 	// Topology is what the machine has; nil means that Open discovers it.
 	Topology *topology.Topology
@@ -135,6 +138,7 @@ func (c Config) Validate() error {
 	if c.MonitorPeriod < 0 {
 		errs = append(errs, fmt.Errorf("monitor period %v is negative", c.MonitorPeriod))
 	}
+	errs = append(errs, c.Admission.Validate())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("spillway: %w", err)
 	}

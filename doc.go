@@ -8,6 +8,7 @@
 //	        ├─ Mover      moves batches between spaces, the only one that does
 //	        ├─ Monitor    decides what moves down, and when
 //	        ├─ Reservations   promises of bytes, and who waits for them
+//	        ├─ Admitter    decides which tasks may start
 //	        └─ Spaces     gpu:0 · host:0 · disk:0 … each with its ledger
 //
 // Open makes an Engine from a Config, whose zero value takes everything from the
@@ -18,8 +19,9 @@
 //
 // The engine owns its spaces, plans and batches; Close gives all back and reports
 // what is still held. A record given to Repository.Put stays the caller's. A
-// Handle must be closed, a Reservation and a record opened by Mover.Record
-// released.
+// Handle must be closed, a Grant ended, and a Reservation and a record opened by
+// Mover.Record released. A repository's Claim is ended by its owner, or by RunTask to
+// which it was given.
 //
 // # Memory that Go does not see
 //

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/host"
@@ -36,6 +37,7 @@ type Engine struct {
 	registry     convert.Registry
 	mover        *convert.Mover
 	monitor      *monitor.Monitor
+	admitter     *admission.Admitter
 	ids          batch.IDs
 
 	stop     context.CancelCauseFunc
@@ -103,6 +105,9 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		Logger: e.cfg.Logger, Events: e.cfg.MonitorEvents, Base: e.held,
 	})
 	if err != nil {
+		return nil, err
+	}
+	if e.admitter, err = admission.New(admission.Config{Reservations: e.reservations, Rules: e.cfg.Admission, Logger: e.cfg.Logger}); err != nil {
 		return nil, err
 	}
 	watch, stop := context.WithCancelCause(context.Background())
@@ -273,7 +278,7 @@ func (e *Engine) Close() error {
 	<-e.watching
 	// Those who wait for room are woken, and moves under way ended, before what they
 	// work on is taken apart.
-	errs := []error{e.reservations.Close(), e.mover.Close()}
+	errs := []error{e.admitter.Close(), e.reservations.Close(), e.mover.Close()}
 	for _, p := range plans {
 		errs = append(errs, p.Close())
 	}

@@ -117,20 +117,21 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 		return err
 	}
 	defer leave()
-	return m.bring(ctx, b, to, reason, func() {})
+	return m.bring(ctx, b, to, reason, nil, func() {})
 }
 
-// bring is Move. arriving is called right before b is committed to the target.
-func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, arriving func()) error {
+// bring is Move. The room is drawn from given, unless that is nil. arriving is called right
+// before b is committed to the target.
+func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, given *reservation.Reservation, arriving func()) error {
 	from := b.Info().Space
 	if m.reaches(to, from) {
 		return nil
 	}
 	start := time.Now()
 	ev := Moved{Batch: b.ID(), From: from, Reason: reason}
-	ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, arriving)
+	ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, given, arriving)
 	for errors.Is(ev.Err, errGone) {
-		ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, arriving)
+		ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, given, arriving)
 	}
 	ev.Took = time.Since(start)
 	if m.cfg.Events.Moved != nil && (ev.Bytes > 0 || ev.Err != nil) {
@@ -139,7 +140,7 @@ func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strate
 	return ev.Err
 }
 
-func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, arriving func()) (at tier.ID, moved int64, err error) {
+func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, given *reservation.Reservation, arriving func()) (at tier.ID, moved int64, err error) {
 	waits := reason != ReasonTrigger && reason != ReasonDemand
 	if !waits {
 		ctx = forMonitor(ctx)
@@ -151,7 +152,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 		}
 		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, size, dicts))
 	}
-	err = m.inRoom(ctx, waits, to, reserve, func(r *reservation.Reservation) (err error) {
+	transfer := func(r *reservation.Reservation) (err error) {
 		at = r.Space().ID()
 		var t *batch.Transit
 		if waits {
@@ -189,7 +190,12 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 		moved = size
 		m.stats.add(src, at, size, took, reason)
 		return nil
-	})
+	}
+	if given == nil {
+		err = m.inRoom(ctx, waits, to, reserve, transfer)
+	} else if err = transfer(given); errors.Is(err, errGone) {
+		err = m.tooLittle(given, size, dicts)
+	}
 	return at, moved, err
 }
 
@@ -225,7 +231,12 @@ func (m *Mover) reaches(s reservation.Strategy, id tier.ID) bool {
 //
 // The monitor leaves the batch alone between its arrival and the lock; not while
 // Acquire waits, for others may wait for the room that the batch takes.
-func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (_ *batch.Handle, err error) {
+func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
+	return m.acquire(ctx, b, to, nil)
+}
+
+// acquire is Acquire; the room is drawn from given, unless that is nil.
+func (m *Mover) acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy, given *reservation.Reservation) (_ *batch.Handle, err error) {
 	ctx, leave, err := m.gate.enter(ctx)
 	if err != nil {
 		return nil, err
@@ -274,7 +285,7 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 			continue // moved between the look and the lock
 		}
 		unsubscribe() // it is not here any more
-		err := m.bringUnlessThere(ctx, b, to, subscribe)
+		err := m.bringUnlessThere(ctx, b, to, given, subscribe)
 		var se *batch.StateError
 		switch {
 		case err == nil || errors.Is(err, errThere):
@@ -296,7 +307,7 @@ var errThere = errors.New("convert: the batch was brought by somebody else")
 
 // bringUnlessThere is bring, but stops waiting for room when b has come to a space
 // of the strategy by somebody else's doing, or has been dropped.
-func (m *Mover) bringUnlessThere(ctx context.Context, b *batch.Batch, to reservation.Strategy, arriving func()) error {
+func (m *Mover) bringUnlessThere(ctx context.Context, b *batch.Batch, to reservation.Strategy, given *reservation.Reservation, arriving func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	watched := make(chan struct{})
 	go func() {
@@ -314,7 +325,7 @@ func (m *Mover) bringUnlessThere(ctx context.Context, b *batch.Batch, to reserva
 			}
 		}
 	}()
-	err := m.bring(ctx, b, to, ReasonWork, arriving)
+	err := m.bring(ctx, b, to, ReasonWork, given, arriving)
 	cancel(nil)
 	<-watched
 	return err

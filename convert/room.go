@@ -37,7 +37,7 @@ func (m *Mover) pinned(r *reservation.Reservation, body int64, dicts []*dictiona
 	}
 	pins, missing := m.cfg.Builtin.dicts.pin(r.Space(), dicts)
 	defer func() { err = errors.Join(err, releaseAll(pins)) }()
-	if r.Bytes() < r.Space().Charge(body)+missing {
+	if r.Unused() < r.Space().Charge(body)+missing {
 		return errGone
 	}
 	return f()

@@ -134,6 +134,9 @@ func (r *Repository) claimToDrop(b *batch.Batch, leave bool) (*entry, <-chan str
 	switch {
 	case e == nil || e.b != b || leave && e.class == claimed:
 		return nil, nil
+	case e.holder != nil && r.mu.closed: // who holds it may do so for ever, and will find out
+		e.holder = nil
+		return e, nil
 	case e.class == claimed || e.class == inTransit:
 		return nil, e.waitLocked()
 	}

@@ -10,7 +10,8 @@
 // the oldest batch over that can move to a state; Drain brings one after the other to
 // a tier, and Reader makes Arrow records of them again. A batch that is in use,
 // or that the monitor is moving, is passed over until it can be had, so that it
-// does not hold up the ones behind it. Taking and counting do not depend on how many
+// does not hold up the ones behind it. Claim sets batches apart for a task, which may
+// fail and must leave them where they were. Taking and counting do not depend on how many
 // batches there are.
 //
 // # Ownership

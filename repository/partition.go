@@ -22,6 +22,7 @@ type entry struct {
 	kind    tier.Kind // where the data was last seen; 0 when it is gone
 	bytes   int64     // charged there
 	changed chan struct{}
+	holder  *Claim // who has claimed it for longer than a call; nil: nobody
 }
 
 // class says in which of its partition's sets an entry is: one for each state

@@ -339,6 +339,14 @@ func (r *Repository) BatchChanged(b *batch.Batch) {
 // noteLocked reads the batch's state into the index. A batch that was dropped is
 // none any more, unless somebody has claimed it and will find out.
 func (r *Repository) noteLocked(e *entry, isClaimed bool, s *signals) {
+	if r.readLocked(e, isClaimed, s) {
+		e.part.matchLocked(r.mu.inputClosed, s)
+	}
+}
+
+// readLocked is noteLocked, but leaves it to the caller to serve those who wait, and
+// says whether that must be done.
+func (r *Repository) readLocked(e *entry, isClaimed bool, s *signals) bool {
 	info := e.b.Info()
 	r.mu.bytes[e.kind] -= e.bytes
 	e.kind, e.bytes = info.Space.Kind, info.Bytes
@@ -348,13 +356,15 @@ func (r *Repository) noteLocked(e *entry, isClaimed bool, s *signals) {
 	switch {
 	case isClaimed:
 	case info.State == batch.Released:
-		r.removeLocked(e, s)
+		r.takeOutLocked(e, s)
+		return true
 	default:
 		if c := class(info.State); c != e.class {
 			e.part.moveLocked(e, c)
-			e.part.matchLocked(r.mu.inputClosed, s)
+			return true
 		}
 	}
+	return false
 }
 
 // putBack ends a claim whose taker has failed: the batch stands where it stood.
@@ -375,12 +385,16 @@ func (r *Repository) remove(e *entry) {
 }
 
 func (r *Repository) removeLocked(e *entry, s *signals) {
+	r.takeOutLocked(e, s)
+	e.part.matchLocked(r.mu.inputClosed, s)
+}
+
+func (r *Repository) takeOutLocked(e *entry, s *signals) {
 	delete(r.mu.entries, e.b.ID())
 	r.mu.bytes[e.kind] -= e.bytes
 	e.part.sets[e.class].Delete(e)
 	s.add(e.changed)
 	e.changed = nil
-	e.part.matchLocked(r.mu.inputClosed, s)
 }
 
 // Len returns how many batches a partition holds: 0 if it is not in use.

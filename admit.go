@@ -1,0 +1,193 @@
+package spillway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Estimate says what a task will need, and Grant is the right to run it.
+type (
+	Estimate = admission.Estimate
+	Grant    = admission.Grant
+)
+
+// Admit waits until a task with that estimate may start on a GPU; Config.Admission says
+// by which rules. The caller must end the grant, by Done or Release, and draws from its
+// reservation.
+func (e *Engine) Admit(ctx context.Context, estimate Estimate) (*Grant, error) {
+	return e.admitter.Admit(ctx, estimate)
+}
+
+// Admitter returns what decides which tasks may start.
+func (e *Engine) Admitter() *admission.Admitter { return e.admitter }
+
+// Task is a piece of work on batches of repositories.
+type Task struct {
+	// Operator is the kind of task; see admission.Estimate.
+	Operator string
+	// Inputs are what the task reads. RunTask ends them.
+	Inputs []*repository.Claim
+	// Output and Overhead are in bytes; 0 means what the estimator says, from what tasks of
+	// this kind took before, and admission.None that there is none.
+	Output, Overhead int64
+}
+
+// RunTask waits until the task may start, brings its inputs to the GPU that it is
+// admitted to, and calls f with open handles on them, in the order of the claims. What
+// f needs beside them it draws from the grant; it says by Grant.Produced how much output
+// it has made, for the estimates of later tasks. The handles are RunTask's, which closes
+// them; the data must not be used beyond f.
+//
+// When f succeeds, the inputs are consumed. When it runs out of memory (see
+// admission.OutOfMemory), which also means that bringing the inputs did, the handles are
+// closed, everything that the task held is released, and it is tried again with a higher
+// estimate: at most admission.Rules.MaxAttempts times. f must have freed what it drew and
+// taken back what it has handed on. After that, and after any other error or a panic, the
+// inputs stand where they stood in their repositories.
+//
+// Inputs that can never be in one GPU together are a *reservation.ExceededError at once.
+func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *Grant, []*Handle) error) (err error) {
+	in := &taskInputs{mover: e.mover}
+	var ending error
+	done := false
+	defer func() { // also after a panic
+		if !done {
+			ending = in.end(t.Inputs, (*repository.Claim).Restore)
+		}
+		err = errors.Join(err, ending)
+	}()
+	for _, c := range t.Inputs {
+		in.batches = append(in.batches, c.Batches()...)
+	}
+	if err := e.fitTogether(in); err != nil {
+		return fmt.Errorf("spillway: task %q: %w", t.Operator, err)
+	}
+	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead}
+	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) error {
+		if err := in.bring(ctx, g); err != nil {
+			return err
+		}
+		g.InputsHere()
+		if err := f(ctx, g, slices.Clone(in.handles)); err != nil {
+			return err
+		}
+		// Now, so that the next task finds the room; and whatever goes wrong, the task is
+		// not tried again, for there is nothing to try it with.
+		done, ending = true, in.end(t.Inputs, (*repository.Claim).Consume)
+		return nil
+	})
+}
+
+// fitTogether refuses inputs that no space of the admission's has room for.
+func (e *Engine) fitTogether(in *taskInputs) error {
+	var best *tier.Space
+	var need int64
+	for _, s := range e.admitter.Strategy().Candidates(e.reservations.Spaces(), nil) {
+		there, missing := e.mover.Charges(s, in.batches...)
+		if there+missing <= s.Room() {
+			return nil
+		}
+		if best == nil || s.Room() > best.Room() {
+			best, need = s, there+missing
+		}
+	}
+	if best == nil {
+		return nil // which is an error of admission
+	}
+	return &reservation.ExceededError{
+		Space: best.ID(), Requested: need, Available: best.Available(), Limit: best.Room(), Hint: "claim fewer batches for a task",
+	}
+}
+
+// taskInputs are the batches of a task. It is used by one goroutine at a time.
+type taskInputs struct {
+	mover   *convert.Mover
+	batches []*batch.Batch
+	handles []*Handle // by batch; nil if it is not locked
+}
+
+// Bytes returns what the inputs are charged where they are.
+func (in *taskInputs) Bytes() (n int64) {
+	for _, b := range in.batches {
+		n += b.Info().Bytes
+	}
+	return n
+}
+
+// In implements admission.Inputs.
+func (in *taskInputs) In(s *tier.Space) (there, missing int64) {
+	return in.mover.Charges(s, in.batches...)
+}
+
+// Hold locks the batches that are in the space.
+func (in *taskInputs) Hold(s *tier.Space) int64 {
+	in.handles = make([]*Handle, len(in.batches))
+	var away []*batch.Batch
+	for i, b := range in.batches {
+		if in.handles[i] = tryLock(b, s.ID()); in.handles[i] == nil {
+			away = append(away, b)
+		}
+	}
+	_, missing := in.mover.Charges(s, away...)
+	return missing
+}
+
+// tryLock locks b if it is in the space and nobody moves it; else it returns nil.
+func tryLock(b *batch.Batch, at tier.ID) *Handle {
+	if b.Info().Space != at || b.TryCreateTask() != nil {
+		return nil
+	}
+	h, err := b.TryLock(at)
+	if err != nil {
+		_ = b.CancelTask() // or somebody else has used it up, or dropped the batch
+		return nil
+	}
+	return h
+}
+
+// bring locks the batches that are not locked yet, in the grant's space and with memory
+// that was reserved for them.
+func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
+	for i, b := range in.batches {
+		if in.handles[i] == nil {
+			if in.handles[i], err = in.mover.AcquireIn(ctx, b, g.Reservation()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Restore implements admission.Inputs: the batches are in their places still, and can
+// be moved again.
+func (in *taskInputs) Restore(context.Context) error { return in.close() }
+
+// end ends the claims, and then lets go of the batches.
+func (in *taskInputs) end(claims []*repository.Claim, how func(*repository.Claim) error) error {
+	var errs []error
+	for _, c := range claims {
+		errs = append(errs, how(c))
+	}
+	return errors.Join(append(errs, in.close())...)
+}
+
+// close lets go of the batches that are locked.
+func (in *taskInputs) close() error {
+	var errs []error
+	for _, h := range in.handles {
+		if h != nil {
+			errs = append(errs, h.Close())
+		}
+	}
+	in.handles = nil
+	return errors.Join(errs...)
+}

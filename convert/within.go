@@ -1,0 +1,65 @@
+package convert
+
+import (
+	"context"
+	"slices"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// AcquireIn is Acquire for those who have room already: it brings b to the space of r,
+// with memory drawn from r, and locks it there. What it draws is what Charges says; it
+// stays the batch's when r is released. A batch that is in the space is locked there
+// and draws nothing.
+//
+// It never waits for room, only for others who move the batch or hold it elsewhere.
+// Too little in r is a *reservation.ExceededError (unless r's policy helps), and room
+// that is not in one piece a *tier.NoSpaceError: more is not waited for while r is held, for
+// others may wait for that. r must stay unreleased until AcquireIn returns.
+func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r *reservation.Reservation) (*batch.Handle, error) {
+	return m.acquire(ctx, b, reservation.Specific(r.Space().ID()), r)
+}
+
+// tooLittle is the error about a reservation that b's body and the dictionaries that
+// are not there do not fit into.
+func (m *Mover) tooLittle(r *reservation.Reservation, body int64, dicts []*dictionary) error {
+	s := r.Space()
+	return &reservation.ExceededError{
+		Space: s.ID(), Requested: s.Charge(body) + m.cfg.Builtin.dicts.missing(s, dicts), Available: r.Unused(), Limit: r.Bytes(),
+		Hint: "reserve more for the inputs",
+	}
+}
+
+// Charges returns what batches and the dictionaries that they share take in a space:
+// how many bytes are there already, and how many would have to be brought. Batches that
+// were dropped count nothing. By the time it returns others may have moved some.
+func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing int64) {
+	var dicts []*dictionary
+	for _, b := range batches {
+		info := b.Info()
+		if info.State == batch.Released {
+			continue
+		}
+		size, own := m.sizes(b)
+		if info.Space == s.ID() {
+			there += info.Bytes
+		} else {
+			missing += s.Charge(size)
+		}
+		for _, d := range own {
+			if !slices.Contains(dicts, d) {
+				dicts = append(dicts, d)
+			}
+		}
+	}
+	if len(dicts) == 0 {
+		return there, missing
+	}
+	absent := m.cfg.Builtin.dicts.missing(s, dicts)
+	for _, d := range dicts {
+		there += s.Charge(d.body)
+	}
+	return there - absent, missing + absent
+}

@@ -1,0 +1,345 @@
+package admission
+
+import (
+	"container/list"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+const (
+	// DefaultThreshold is the share of a space's capacity that tasks are admitted up to.
+	DefaultThreshold = 0.9
+	// DefaultBypass is how many tasks may pass the oldest that waits.
+	DefaultBypass = 16
+	// DefaultMaxAttempts is how often Run tries a task.
+	DefaultMaxAttempts = 10
+)
+
+// Rules say which tasks may start. The zero value means the defaults.
+type Rules struct {
+	// Strategy names the spaces that tasks may run in; nil means any GPU.
+	Strategy reservation.Strategy
+	// Threshold is the share of a space's capacity that tasks are admitted up to: above
+	// 0 and at most 1; 0 means DefaultThreshold. The space's own limit holds beside it.
+	Threshold float64
+	// Threads is how many tasks run at once at most; 0 means GOMAXPROCS, for each task
+	// has a goroutine that works.
+	Threads int
+	// Bypass is how many tasks may pass the oldest that waits and cannot start yet; 0
+	// means DefaultBypass, below 0 that none may.
+	Bypass int
+	// MaxAttempts is how often Run tries a task; 0 means DefaultMaxAttempts.
+	MaxAttempts int
+	// Estimator says what tasks take beside their inputs; nil means Ratios.
+	Estimator Estimator
+	// Policy is what happens when a task draws more than was reserved for it.
+	Policy reservation.LimitPolicy
+}
+
+// Validate says what New would refuse.
+func (r Rules) Validate() error {
+	switch {
+	case r.Threshold != 0 && !validThreshold(r.Threshold):
+		return thresholdError(r.Threshold)
+	case r.Threads < 0:
+		return fmt.Errorf("admission: %d threads are negative", r.Threads)
+	case r.MaxAttempts < 0:
+		return fmt.Errorf("admission: %d attempts are negative", r.MaxAttempts)
+	}
+	return nil
+}
+
+func validThreshold(f float64) bool { return f > 0 && f <= 1 } // neither if it is no number
+
+func thresholdError(f float64) error {
+	return fmt.Errorf("admission: a threshold of %v must be above 0 and at most 1", f)
+}
+
+func (r Rules) withDefaults() Rules {
+	if r.Strategy == nil {
+		r.Strategy = reservation.AnyInTier(tier.GPU)
+	}
+	if r.Threshold == 0 {
+		r.Threshold = DefaultThreshold
+	}
+	if r.Threads == 0 {
+		r.Threads = runtime.GOMAXPROCS(0)
+	}
+	if r.Bypass == 0 {
+		r.Bypass = DefaultBypass
+	}
+	r.Bypass = max(0, r.Bypass)
+	if r.MaxAttempts == 0 {
+		r.MaxAttempts = DefaultMaxAttempts
+	}
+	if r.Estimator == nil {
+		r.Estimator = new(Ratios)
+	}
+	return r
+}
+
+// Config describes an Admitter. Reservations is required.
+type Config struct {
+	Reservations *reservation.Manager
+	Rules        Rules
+	// Logger is told of tasks that are admitted only because none runs, and of those that
+	// are tried again; nil means that nobody is.
+	Logger *slog.Logger
+}
+
+// Validate says what New would refuse.
+func (c Config) Validate() error {
+	if c.Reservations == nil {
+		return errors.New("admission: a reservation manager is required")
+	}
+	return c.Rules.Validate()
+}
+
+// Admitter decides which tasks may start; the package doc tells by which rule. It is
+// safe for concurrent use. It must be closed.
+type Admitter struct {
+	reservations *reservation.Manager
+	rules        Rules // but for threshold and threads, which are in mu
+	log          *slog.Logger
+	cancels      []func() // end the subscriptions to the spaces
+
+	// What a change of a space has to know without a lock: whether somebody waits, and
+	// the room below which nobody who may pass can start.
+	waiting atomic.Int64
+	least   atomic.Int64
+
+	retries atomic.Int64
+
+	mu struct {
+		lockrank.Mutex[lockrank.Reservation]
+		threshold float64
+		threads   int
+		queue     list.List // of *waiter, in order of arrival
+		passes    int       // that are left for the present head
+		running   int
+		admitted  int64
+		alone     int64
+		passed    int64
+		closed    bool
+	}
+}
+
+// New returns an admitter. The manager stays the caller's, who closes it afterwards.
+func New(cfg Config) (*Admitter, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	a := &Admitter{reservations: cfg.Reservations, rules: cfg.Rules.withDefaults(), log: cfg.Logger}
+	if a.log == nil {
+		a.log = slog.New(slog.DiscardHandler)
+	}
+	a.mu.threshold, a.mu.threads, a.mu.passes = a.rules.Threshold, a.rules.Threads, a.rules.Bypass
+	for _, s := range cfg.Reservations.Spaces().All() {
+		a.cancels = append(a.cancels, s.Subscribe(a.changed))
+	}
+	return a, nil
+}
+
+// SetThreshold changes the share of a space's capacity that tasks are admitted up
+// to: above 0 and at most 1. Tasks that run go on.
+func (a *Admitter) SetThreshold(f float64) error {
+	if !validThreshold(f) {
+		return thresholdError(f)
+	}
+	a.change(func() { a.mu.threshold = f })
+	return nil
+}
+
+// SetThreads changes how many tasks run at once at most: 1 or more. Tasks that run go
+// on.
+func (a *Admitter) SetThreads(n int) error {
+	if n < 1 {
+		return fmt.Errorf("admission: %d threads: there must be one at least", n)
+	}
+	a.change(func() { a.mu.threads = n })
+	return nil
+}
+
+// change makes a change that may let somebody start, and wakes those.
+func (a *Admitter) change(f func()) {
+	a.mu.Lock()
+	f()
+	w := a.updateLocked()
+	a.mu.Unlock()
+	w.fire()
+}
+
+// Close ends all waits with tier.ErrClosed and refuses tasks from now on. Grants stay
+// good and must be ended. A second Close returns tier.ErrClosed.
+func (a *Admitter) Close() error {
+	a.mu.Lock()
+	if a.mu.closed {
+		a.mu.Unlock()
+		return tier.ErrClosed
+	}
+	a.mu.closed = true
+	var all wakes
+	for e := a.mu.queue.Front(); e != nil; e = e.Next() {
+		all.interruptLocked(e.Value.(*waiter))
+	}
+	cancels := a.cancels
+	a.cancels = nil
+	a.mu.Unlock()
+	all.fire()
+	for _, cancel := range cancels {
+		cancel()
+	}
+	return nil
+}
+
+func closedError() error { return fmt.Errorf("admission: the admitter is %w", tier.ErrClosed) }
+
+// Stats are what an Admitter does and has done.
+type Stats struct {
+	Running  int
+	Waiting  int
+	Admitted int64 // all that started
+	Alone    int64 // of them only because no task ran
+	Passed   int64 // of them before an older one
+	Retried  int64 // attempts that ran out of memory and were followed by another
+}
+
+// Stats returns a consistent picture.
+func (a *Admitter) Stats() Stats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return Stats{
+		Running: a.mu.running, Waiting: a.mu.queue.Len(),
+		Admitted: a.mu.admitted, Alone: a.mu.alone, Passed: a.mu.passed, Retried: a.retries.Load(),
+	}
+}
+
+// Strategy returns what names the spaces that tasks may run in.
+func (a *Admitter) Strategy() reservation.Strategy { return a.rules.Strategy }
+
+// Estimator returns what says what tasks take beside their inputs.
+func (a *Admitter) Estimator() Estimator { return a.rules.Estimator }
+
+// Grant is the right to run a task, with the memory that was promised to it. It is
+// safe for concurrent use. It must be ended once, by Done or Release.
+type Grant struct {
+	a        *Admitter
+	r        *reservation.Reservation
+	operator string
+	input    int64
+	need     int64
+	work     int64
+	alone    bool
+	over     atomic.Bool
+
+	base   atomic.Int64 // drawn for inputs
+	peak   atomic.Int64 // drawn at most, inputs too
+	output atomic.Int64
+	told   atomic.Bool // output was
+}
+
+// Reservation returns what the task draws from. It must not be released: the grant
+// does that.
+func (g *Grant) Reservation() *reservation.Reservation { return g.r }
+
+// Space returns where the task runs.
+func (g *Grant) Space() *tier.Space { return g.r.Space() }
+
+// Need returns what the task was estimated to need in bytes, and as charged; what is
+// reserved is less if the space can never have so much.
+func (g *Grant) Need() int64 { return g.need }
+
+// Alone says whether the task was admitted only because no other ran.
+func (g *Grant) Alone() bool { return g.alone }
+
+// Alloc draws a buffer from the reservation and notes how much is drawn then.
+func (g *Grant) Alloc(size int64) (*tier.Buffer, error) {
+	b, err := g.r.Alloc(size)
+	if err == nil {
+		g.Note()
+	}
+	return b, err
+}
+
+// Note looks how much is drawn from the reservation. Alloc does that; who draws from
+// the reservation itself calls it when that is much.
+func (g *Grant) Note() {
+	drawn := g.drawn()
+	for {
+		peak := g.peak.Load()
+		if drawn <= peak || g.peak.CompareAndSwap(peak, drawn) {
+			return
+		}
+	}
+}
+
+func (g *Grant) drawn() int64 { return max(0, g.r.Bytes()-g.r.Unused()) }
+
+// InputsHere says that all inputs have been brought and that what is drawn now is
+// theirs, which does not count for the peak.
+func (g *Grant) InputsHere() {
+	drawn := g.drawn()
+	g.base.Store(drawn)
+	g.peak.Store(drawn)
+}
+
+// Peak returns the most that was drawn at once beside the inputs, as far as it was
+// noted.
+func (g *Grant) Peak() int64 {
+	if !g.over.Load() {
+		g.Note()
+	}
+	return max(0, g.peak.Load()-g.base.Load())
+}
+
+// Produced says that the task has made so many bytes of output. The sum is what is
+// learned, unless Done says otherwise. A task that makes none says 0.
+func (g *Grant) Produced(bytes int64) {
+	g.output.Add(max(0, bytes))
+	g.told.Store(true)
+}
+
+// measured is what the grant itself knows.
+func (g *Grant) measured() Measured {
+	m := Measured{Output: None}
+	if g.told.Load() {
+		m.Output = g.output.Load()
+	}
+	return m
+}
+
+// Done ends a task that has succeeded: the estimator learns from it, and everything
+// is released. What the task has drawn and not freed stays until it is freed. A second
+// end changes nothing and returns tier.ErrReleased (an invariants build panics).
+func (g *Grant) Done(m Measured) error {
+	if m.Input == 0 {
+		m.Input = g.input
+	}
+	m.Peak = max(m.Peak, g.Peak())
+	if err := g.Release(); err != nil {
+		return err
+	}
+	g.a.rules.Estimator.Observe(g.operator, m)
+	return nil
+}
+
+// Release is Done for a task from which nothing is to be learned.
+func (g *Grant) Release() error {
+	if g.over.Swap(true) {
+		if invariants.Enabled {
+			panic("admission: a grant was ended twice")
+		}
+		return fmt.Errorf("admission: the grant was %w", tier.ErrReleased)
+	}
+	err := g.r.Release() // first, so that who is woken finds the room
+	g.a.change(func() { g.a.mu.running-- })
+	return err
+}

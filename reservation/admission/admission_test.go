@@ -1,0 +1,439 @@
+package admission_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestStrict: up to the threshold exactly, and not a byte more, while a task runs.
+func TestStrict(t *testing.T) {
+	for _, limit := range []float64{1, 0.95, 0.9, 0.5} {
+		for _, threshold := range []float64{0.3, 0.5, 0.9, 1} {
+			t.Run(fmt.Sprintf("limit=%v,threshold=%v", limit, threshold), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, setup{cap: 1000, limit: limit, Config: admission.Config{Rules: admission.Rules{Threshold: threshold}}})
+					mark := int64(1000 * min(limit, threshold))
+					first := w.admit(exactly(100)).runs()
+					fits := w.admit(exactly(mark - 100)).runs()
+					w.used(mark)
+					if fits.Alone() {
+						t.Error("the second is alone")
+					}
+					w.end(fits)
+					above := w.admit(exactly(mark - 99))
+					above.waits()
+					w.used(100) // what waits holds nothing
+					w.end(first)
+					w.end(above.runs())
+				})
+			})
+		}
+	}
+}
+
+// TestStrictAgainstOthers: what reservations beside the admitter take counts as used, and
+// their release lets the next task in.
+func TestStrictAgainstOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threshold: 0.6}}})
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		one := w.admit(exactly(50)).runs()
+		two := w.admit(exactly(51))
+		two.waits()
+		if d := w.m.Demand(nil); len(d) != 1 || d[0].Waiters != 1 || d[0].Bytes != 51+400 {
+			t.Errorf("the demand is %+v, want the need and what must stay free above the threshold", d)
+		}
+		if err := other.Shrink(1); err != nil {
+			t.Fatal(err)
+		}
+		w.end(two.runs(), one)
+		if err := other.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestOneTaskIfNoneRuns: of tasks that are larger than the threshold one runs at a time,
+// and that is logged with its numbers.
+func TestOneTaskIfNoneRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		w := newWorld(t, setup{cap: 1000, limit: 0.95, Config: admission.Config{
+			Logger: slog.New(slog.NewTextHandler(&log, nil)), Rules: admission.Rules{Threshold: 0.5},
+		}})
+		var calls []*call
+		for range 5 {
+			calls = append(calls, w.admit(exactly(7000)))
+		}
+		for n := range calls {
+			var running []*admission.Grant
+			for _, c := range calls {
+				if c.over() {
+					running = append(running, c.g)
+				}
+			}
+			if len(running) != n+1 {
+				t.Fatalf("%d of 5 tasks were admitted after %d have ended", len(running), n)
+			}
+			w.used(950)
+			for _, c := range calls {
+				if c.over() && c.g != nil {
+					if !c.g.Alone() || c.g.Need() != math.MaxInt64 && c.g.Need() < 7000 {
+						t.Errorf("the grant is %v, %d", c.g.Alone(), c.g.Need())
+					}
+				}
+			}
+			for _, c := range calls {
+				if c.over() && !ended(c) {
+					w.end(c.g)
+					c.cancel(errDone)
+					c.err = errDone
+					break
+				}
+			}
+		}
+		if got := strings.Count(log.String(), "only because no other runs"); got != 5 {
+			t.Errorf("logged %d times:\n%s", got, log.String())
+		}
+		for _, want := range []string{"reserved=950", "threshold=500", "limit=950", "used=0", "space=gpu:0"} {
+			if !strings.Contains(log.String(), want) {
+				t.Errorf("the log does not say %s:\n%s", want, log.String())
+			}
+		}
+		if s := w.Stats(); s.Alone != 5 || s.Admitted != 5 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+var errDone = errors.New("done")
+
+func ended(c *call) bool { return errors.Is(c.err, errDone) }
+
+// TestAloneWaitsForRoom: a task that is let in because none runs still waits until
+// its bytes can be reserved, publishes that demand, and ends with the typed error when
+// they never can.
+func TestAloneWaitsForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 300)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := w.admit(exactly(5000))
+		c.waits()
+		if d := w.m.Demand(nil); len(d) != 1 || d[0].Bytes != 1000 {
+			t.Fatalf("the demand is %+v", d)
+		}
+		if n := w.m.Refuse(func(tier.ID) bool { return true }, "nothing can be moved"); n != 1 {
+			t.Fatalf("%d were refused", n)
+		}
+		var full *tier.NoSpaceError
+		if err := c.fails(tier.ErrNoSpace); !errors.As(err, &full) || full.Available != 700 || full.Hint == "" {
+			t.Errorf("refused with %v", err)
+		}
+		c = w.admit(exactly(5000))
+		c.waits()
+		if err := other.Release(); err != nil {
+			t.Fatal(err)
+		}
+		w.end(c.runs())
+	})
+}
+
+// TestNeedIsCharged: the need is used from the moment of admission, by the space's
+// rounding, so that two tasks that would each fit do not both start.
+func TestNeedIsCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1024, grain: 64})
+		one := w.admit(exactly(500)).runs()
+		w.used(512)
+		two := w.admit(exactly(500))
+		two.waits() // 0.9 of 1024 are 921
+		if _, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 513); !errors.Is(err, tier.ErrNoSpace) {
+			t.Errorf("somebody else was promised what a task has: %v", err)
+		}
+		b, err := one.Alloc(500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.used(512)
+		if _, err := one.Alloc(1); !errors.Is(err, reservation.ErrExceeded) {
+			t.Errorf("more than was reserved: %v", err)
+		}
+		w.end(one)
+		g := two.runs() // none runs, but the buffer that is left is still charged
+		w.used(1024)
+		if !g.Alone() {
+			t.Error("the second was not admitted alone")
+		}
+		w.end(g)
+		w.used(512)
+		if err := b.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestInputsAlreadyThereCountZero: only what must be brought is needed; also by space:
+// the task goes where its inputs are.
+func TestInputsAlreadyThereCountZero(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, gpus: 2})
+		one := w.admit(exactly(700)).runs() // in gpu:0, which is the first of equals
+		in := &inputs{bytes: 600, there: map[tier.ID]int64{w.gpus[0].ID(): 600}}
+		e := exactly(150)
+		e.Inputs = in
+		two := w.admit(e).runs()
+		if two.Space() != w.gpus[0] || two.Need() != 150 || two.Reservation().Bytes() != 150 {
+			t.Errorf("the task is in %s and needs %d", two.Space().ID(), two.Need())
+		}
+		if in.held != 1 || in.restored != 0 {
+			t.Errorf("held %d times, restored %d times", in.held, in.restored)
+		}
+		e.Inputs = &inputs{bytes: 600, there: map[tier.ID]int64{w.gpus[0].ID(): 100}}
+		three := w.admit(e).runs() // fits only beside less than is in gpu:0
+		if three.Space() != w.gpus[1] || three.Need() != 750 {
+			t.Errorf("the task is in %s and needs %d", three.Space().ID(), three.Need())
+		}
+		w.end(one, two, three)
+	})
+}
+
+// TestAloneLeavesItsInputs: what a task reserves that runs alone leaves room for those
+// of its inputs that are there.
+func TestAloneLeavesItsInputs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		input, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 300)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := exactly(5000)
+		e.Inputs = &inputs{bytes: 300, there: map[tier.ID]int64{w.gpus[0].ID(): 300}}
+		g := w.admit(e).runs()
+		w.used(1000)
+		w.end(g)
+		if err := input.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestInputsThatLeave: inputs that leave the space while the task is being admitted are
+// counted in the end, and nothing is left of the attempts.
+func TestInputsThatLeave(t *testing.T) {
+	for leaves := range 6 {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, setup{cap: 1000})
+			in := &inputs{bytes: 200, there: map[tier.ID]int64{w.gpus[0].ID(): 200}, leaves: leaves}
+			e := exactly(50)
+			e.Inputs = in
+			g := w.admit(e).runs()
+			want := int64(50)
+			if leaves > 2 { // then they are missing still
+				want = 250
+			}
+			if g.Need() != want || g.Reservation().Bytes() != want {
+				t.Errorf("%d bytes are reserved, want %d", g.Reservation().Bytes(), want)
+			}
+			if in.held != in.restored+1 {
+				t.Errorf("held %d times, restored %d times", in.held, in.restored)
+			}
+			w.end(g)
+		})
+	}
+}
+
+func TestOverflowingEstimate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, grain: 64})
+		const huge = math.MaxInt64
+		for _, e := range []admission.Estimate{
+			{Input: huge, Output: huge, Overhead: huge, Least: huge},
+			{Input: huge},
+			{Input: huge, Inputs: &inputs{bytes: huge}},
+			{Output: huge, Overhead: 1},
+			{Least: huge},
+		} {
+			g := w.admit(e).runs()
+			if n := g.Reservation().Bytes(); n != 960 || !g.Alone() {
+				t.Errorf("%+v: %d bytes are reserved, want what the space has", e, n)
+			}
+			c := w.admit(e)
+			c.waits()
+			w.end(g)
+			w.end(c.runs())
+		}
+	})
+}
+
+func TestNegativeEstimates(t *testing.T) {
+	w := newWorld(t, setup{cap: 1000})
+	for _, e := range []admission.Estimate{
+		{Input: -1}, {Output: -1}, {Overhead: -5}, {Least: -1}, {Input: admission.None}, {Least: admission.None}, {Output: admission.None + 1},
+	} {
+		if _, err := w.Admit(t.Context(), e); !errors.Is(err, admission.ErrEstimate) {
+			t.Errorf("%+v: %v", e, err)
+		}
+		if err := w.Run(t.Context(), e, func(context.Context, *admission.Grant) error { t.Error("it ran"); return nil }); !errors.Is(err, admission.ErrEstimate) {
+			t.Errorf("%+v: %v", e, err)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	w := newWorld(t, setup{cap: 10})
+	for name, c := range map[string]admission.Config{
+		"no manager":         {},
+		"negative threshold": {Reservations: w.m, Rules: admission.Rules{Threshold: -0.1}},
+		"threshold above 1":  {Reservations: w.m, Rules: admission.Rules{Threshold: 1.1}},
+		"no number":          {Reservations: w.m, Rules: admission.Rules{Threshold: math.NaN()}},
+		"negative threads":   {Reservations: w.m, Rules: admission.Rules{Threads: -1}},
+		"negative attempts":  {Reservations: w.m, Rules: admission.Rules{MaxAttempts: -1}},
+	} {
+		if _, err := admission.New(c); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func TestNoCandidate(t *testing.T) {
+	w := newWorld(t, setup{cap: 10, Config: admission.Config{Rules: admission.Rules{Strategy: reservation.AnyInTier(tier.Disk)}}})
+	if _, err := w.Admit(t.Context(), exactly(1)); !errors.Is(err, reservation.ErrNoCandidate) {
+		t.Errorf("without a space: %v", err)
+	}
+}
+
+func TestCloseWakesAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		g := w.admit(exactly(800)).runs()
+		var calls []*call
+		for range 5 {
+			calls = append(calls, w.admit(exactly(200)))
+		}
+		synctest.Wait()
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range calls {
+			c.fails(tier.ErrClosed)
+		}
+		if _, err := w.Admit(t.Context(), exactly(1)); !errors.Is(err, tier.ErrClosed) {
+			t.Errorf("after closing: %v", err)
+		}
+		if err := w.Close(); !errors.Is(err, tier.ErrClosed) {
+			t.Errorf("a second close: %v", err)
+		}
+		w.end(g)
+	})
+}
+
+func TestManagerClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		g := w.admit(exactly(800)).runs()
+		c := w.admit(exactly(200))
+		c.waits()
+		if err := w.m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		c.fails(tier.ErrClosed)
+		w.end(g)
+	})
+}
+
+func TestGrantEndsOnce(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("it panics")
+	}
+	w := newWorld(t, setup{cap: 1000})
+	g, err := w.Admit(t.Context(), exactly(10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Done(admission.Measured{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(g.Release(), g.Done(admission.Measured{})); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("a second end: %v", err)
+	}
+	if s := w.Stats(); s.Running != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestAnyOfSeveralSpaces: a task that fits nowhere waits for all, and takes the one that
+// has room first; nothing is left in the others.
+func TestAnyOfSeveralSpaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, gpus: 3})
+		var gs []*admission.Grant
+		for range 3 {
+			gs = append(gs, w.admit(exactly(800)).runs())
+		}
+		c := w.admit(exactly(500))
+		c.waits()
+		if d := w.m.Demand(nil); len(d) != 3 {
+			t.Errorf("the demand is %+v", d)
+		}
+		at := gs[1].Space()
+		w.end(gs[1])
+		g := c.runs()
+		if g.Space() != at {
+			t.Errorf("it runs in %s", g.Space().ID())
+		}
+		if d := w.m.Demand(nil); len(d) != 0 {
+			t.Errorf("the demand is %+v", d)
+		}
+		d := w.admit(exactly(500))
+		d.waits()
+		d.cancel(errDone)
+		d.fails(errDone)
+		w.end(g, gs[0], gs[2])
+		for _, s := range w.gpus {
+			if s.Used() != 0 {
+				t.Errorf("%s has %d in use", s.ID(), s.Used())
+			}
+		}
+	})
+}
+
+// TestPanickingEstimator: a panic of a callback leaves nobody in the queue.
+func TestPanickingEstimator(t *testing.T) {
+	w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Estimator: panics{}}}})
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the panic was hidden")
+			}
+		}()
+		_, _ = w.Admit(t.Context(), admission.Estimate{Input: 1})
+	}()
+	g, err := w.Admit(t.Context(), exactly(10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.end(g)
+}
+
+type panics struct{}
+
+func (panics) Estimate(string, int64) (int64, int64) { panic("no idea") }
+func (panics) Observe(string, admission.Measured)    {}

@@ -1,0 +1,161 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// None says that there is none where 0 means that it is not known: as an
+// Estimate's Output or Overhead, that the task has none; as a Measured's Output, that
+// it was not measured. It is no number that a miscalculation leads to.
+const None int64 = math.MinInt64
+
+// ErrEstimate is matched by the error about an estimate that makes no sense.
+var ErrEstimate = errors.New("invalid estimate")
+
+// Estimate says what a task will need, in bytes. The zero value is a task
+// without any input.
+type Estimate struct {
+	// Operator is the kind of task. What was measured of tasks of one kind says
+	// something about the next of that kind only.
+	Operator string
+	// Input is how many bytes of input have to be brought to the space, beside Inputs.
+	Input int64
+	// Inputs are those that may be in the space already; may be nil.
+	Inputs Inputs
+	// Output and Overhead are what the task will take for its result, and beside that:
+	// hash tables, copies, scratch. 0 means what the Estimator says, None nothing.
+	Output, Overhead int64
+	// Least is the least that output and overhead together are taken for, whatever
+	// the above say: what a task is known to need that ran out of memory.
+	Least int64
+}
+
+// Inputs is what a task reads, in whatever space it is. The methods are called by
+// whoever calls Admit and Run, with no lock held.
+type Inputs interface {
+	// Bytes returns how large they are in all.
+	Bytes() int64
+	// In returns how many bytes of them are in the space, and how many would have to
+	// be brought there, both as the space charges them. The inputs may be moved at any
+	// time, and the numbers be outdated.
+	In(s *tier.Space) (there, missing int64)
+	// Hold keeps those that are in the space there, until Restore, and returns how
+	// many bytes of others have to be brought. It must not wait.
+	Hold(s *tier.Space) (missing int64)
+	// Restore ends what Hold began and what the task did since: the inputs are whole,
+	// in their place in the order, and may be moved. They need not be in the space in
+	// which they were. It is called after each Hold but for a task that succeeds.
+	Restore(ctx context.Context) error
+}
+
+// Validate says what Admit would refuse.
+func (e *Estimate) Validate() error {
+	for _, f := range [...]struct {
+		name  string
+		bytes int64
+		none  bool
+	}{{"input", e.Input, false}, {"output", e.Output, true}, {"overhead", e.Overhead, true}, {"least", e.Least, false}} {
+		if f.bytes < 0 && !(f.none && f.bytes == None) {
+			return fmt.Errorf("admission: task %q: %s of %d bytes: %w", e.Operator, f.name, f.bytes, ErrEstimate)
+		}
+	}
+	return nil
+}
+
+// input returns how large all inputs are.
+func (e *Estimate) input() int64 {
+	n := e.Input
+	if e.Inputs != nil {
+		n = add(n, max(0, e.Inputs.Bytes()))
+	}
+	return n
+}
+
+// in returns how many bytes of the inputs are in a space and how many are not.
+func (e *Estimate) in(s *tier.Space) (there, missing int64) {
+	if e.Inputs == nil {
+		return 0, e.Input
+	}
+	there, missing = e.Inputs.In(s)
+	return max(0, there), add(e.Input, max(0, missing))
+}
+
+// hold keeps those inputs that are in a space there, and returns what is missing.
+func (e *Estimate) hold(s *tier.Space) int64 {
+	if e.Inputs == nil {
+		return e.Input
+	}
+	return add(e.Input, max(0, e.Inputs.Hold(s)))
+}
+
+// restore lets the inputs go, whatever has become of ctx.
+func (e *Estimate) restore(ctx context.Context) error {
+	if e.Inputs == nil {
+		return nil
+	}
+	return e.Inputs.Restore(context.WithoutCancel(ctx))
+}
+
+// work returns what the task will take beside its inputs.
+func (e *Estimate) work(by Estimator, input int64) int64 {
+	output, overhead := e.Output, e.Overhead
+	if output == 0 || overhead == 0 {
+		o, h := by.Estimate(e.Operator, input)
+		if output == 0 {
+			output = o
+		}
+		if overhead == 0 {
+			overhead = h
+		}
+	}
+	return max(e.Least, add(max(0, output), max(0, overhead)))
+}
+
+// Measured is what a task took, in bytes.
+type Measured struct {
+	Input  int64 // as in the estimate; 0 means that
+	Output int64 // None: it was not measured
+	// Peak is the most that it had in use at once beside its inputs; 0: what the Grant
+	// has seen.
+	Peak int64
+}
+
+// add returns a+b, or the largest number if that is more; neither is negative.
+func add(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
+}
+
+// charge returns what n bytes take out of a space, or the largest number if that is
+// more than there is: a pool need not round a number that overflows.
+func charge(s *tier.Space, n int64) int64 {
+	if n > s.Capacity() {
+		return math.MaxInt64
+	}
+	return s.Charge(n)
+}
+
+// most returns the largest size whose charge is at most room bytes.
+func most(s *tier.Space, room int64) int64 {
+	room = max(0, min(room, s.Capacity()))
+	if s.Charge(room) <= room {
+		return room
+	}
+	lo, hi := int64(0), room // lo fits, hi does not
+	for hi-lo > 1 {
+		mid := lo + (hi-lo)/2
+		if s.Charge(mid) <= room {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}

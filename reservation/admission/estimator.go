@@ -1,0 +1,151 @@
+package admission
+
+import (
+	"math"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
+
+// Estimator says what tasks take beside their inputs, and learns from what they
+// took. It is safe for concurrent use; it is called with no lock held and should
+// not block.
+type Estimator interface {
+	// Estimate returns how many bytes of output, and how many beside it, a task of
+	// that kind takes for so many bytes of input. Negative numbers count as 0.
+	Estimate(operator string, input int64) (output, overhead int64)
+	// Observe is told what a task took that has succeeded.
+	Observe(operator string, m Measured)
+}
+
+const (
+	// fading is how many tasks it takes, roughly, until what was measured before
+	// counts little.
+	fading = 32
+	// settling is the share of the way down that an overhead goes when less was
+	// measured.
+	settling = 8
+	// maxOperators bounds what Ratios remembers; the operators beyond share one memory.
+	maxOperators = 4096
+)
+
+// Ratios is the Estimator that is used if there is no other. It learns for each
+// operator by itself:
+//
+//	output   = ⌈input × O/I⌉    O and I: sums of the outputs and inputs measured so far,
+//	                            of which each new measure fades the older by 1/32
+//	overhead = ⌈input × h⌉      h: the highest (peak − output)/input measured so far, from
+//	                            which each lower measure takes 1/8 of the difference
+//
+// Before anything was measured, output = input and overhead = input. The overhead
+// follows what is higher at once, because too low an estimate costs a try, and what is
+// lower slowly. For tasks without input, the overhead is the peak itself, followed in
+// the same way, and the output is part of it. Results are at most the largest int64.
+//
+// The zero value is ready, and safe for concurrent use.
+type Ratios struct {
+	mu struct {
+		lockrank.Mutex[lockrank.Reservation]
+		operators map[string]*ratio
+		others    ratio
+	}
+}
+
+// ratio is what is known of one operator.
+type ratio struct {
+	in, out float64
+	ratioed bool // out/in is known
+	over    follower
+	bare    follower // bytes taken by tasks without input
+}
+
+// follower rises at once and falls slowly.
+type follower struct {
+	value float64
+	known bool
+}
+
+func (f *follower) measure(v float64) {
+	if !f.known || v > f.value {
+		f.value, f.known = v, true
+		return
+	}
+	f.value += (v - f.value) / settling
+}
+
+// Estimate implements Estimator.
+func (e *Ratios) Estimate(operator string, input int64) (output, overhead int64) {
+	if input < 0 {
+		return 0, 0
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.mu.operators[operator]
+	if r == nil {
+		r = &e.mu.others
+	}
+	if input == 0 {
+		return 0, times(1, r.bare.value)
+	}
+	output, overhead = input, input
+	if r.ratioed {
+		output = times(input, r.out/r.in)
+	}
+	if r.over.known {
+		overhead = times(input, r.over.value)
+	}
+	return output, overhead
+}
+
+// Observe implements Estimator. What is negative or not known is not learned.
+func (e *Ratios) Observe(operator string, m Measured) {
+	if m.Input < 0 || m.Peak < 0 || m.Output < 0 && m.Output != None {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.ofLocked(operator)
+	if m.Input == 0 {
+		if m.Peak > 0 {
+			r.bare.measure(float64(m.Peak))
+		}
+		return
+	}
+	if m.Output != None {
+		const kept = 1 - 1.0/fading
+		r.in = r.in*kept + float64(m.Input)
+		r.out = r.out*kept + float64(m.Output)
+		r.ratioed = true
+	}
+	if m.Peak > 0 {
+		r.over.measure(max(0, float64(m.Peak)-float64(max(0, m.Output))) / float64(m.Input))
+	}
+}
+
+func (e *Ratios) ofLocked(operator string) *ratio {
+	if r := e.mu.operators[operator]; r != nil {
+		return r
+	}
+	if len(e.mu.operators) >= maxOperators {
+		return &e.mu.others
+	}
+	if e.mu.operators == nil {
+		e.mu.operators = make(map[string]*ratio)
+	}
+	r := new(ratio)
+	e.mu.operators[operator] = r
+	return r
+}
+
+// times returns ⌈n × f⌉, or the largest number if that is more.
+func times(n int64, f float64) int64 {
+	v := float64(n) * f
+	// What is whole but for the rounding of the ratio, or the last traces of what has
+	// faded, is not rounded up.
+	if r := math.Round(v); math.Abs(v-r) <= max(1e-12*v, 1e-6) {
+		v = r
+	}
+	if v = math.Ceil(v); v >= math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(v)
+}

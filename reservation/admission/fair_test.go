@@ -1,0 +1,342 @@
+package admission_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/tier"
+)
+
+func TestThreadsCap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threads: 2}}})
+		one, two := w.admit(exactly(1)).runs(), w.admit(exactly(0)).runs()
+		three := w.admit(exactly(1))
+		three.waits()
+		four := w.admit(exactly(1))
+		four.waits()
+		if d := w.m.Demand(nil); len(d) != 0 {
+			t.Errorf("who waits for a thread asks for memory: %+v", d)
+		}
+		w.end(one)
+		one = three.runs() // the older
+		four.waits()
+		if err := w.SetThreads(3); err != nil {
+			t.Fatal(err)
+		}
+		g := four.runs()
+		if err := w.SetThreads(1); err != nil {
+			t.Fatal(err)
+		}
+		five := w.admit(exactly(1))
+		w.end(one, two)
+		five.waits() // one runs still
+		w.end(g)
+		w.end(five.runs())
+		if err := w.SetThreads(0); err == nil {
+			t.Error("no threads at all were accepted")
+		}
+	})
+}
+
+// TestThreadIsTakenWhileWaitingForMemory: the head waits for memory, others pass it and
+// take the last thread; the head gets neither more threads than there are nor lost.
+func TestThreadIsTakenWhileWaitingForMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threads: 2}}})
+		one := w.admit(exactly(500)).runs()
+		head := w.admit(exactly(600))
+		head.waits()
+		passer := w.admit(exactly(100)).runs()
+		head.waits()
+		if d := w.m.Demand(nil); len(d) != 0 {
+			t.Errorf("without a thread the head asks for memory: %+v", d)
+		}
+		w.end(passer)
+		head.waits()
+		if d := w.m.Demand(nil); len(d) != 1 || d[0].Bytes != 700 {
+			t.Errorf("the demand is %+v", d)
+		}
+		w.end(one)
+		w.end(head.runs())
+	})
+}
+
+func TestThresholdChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		one := w.admit(exactly(400)).runs()
+		if err := w.SetThreshold(0.5); err != nil {
+			t.Fatal(err)
+		}
+		two := w.admit(exactly(101))
+		two.waits()
+		if err := w.SetThreshold(0.501); err != nil {
+			t.Fatal(err)
+		}
+		g := two.runs()
+		if err := w.SetThreshold(0.1); err != nil {
+			t.Fatal(err)
+		}
+		three := w.admit(exactly(50))
+		w.end(one)
+		three.waits() // 101 are used
+		w.end(g)
+		w.end(three.runs())
+		for _, f := range []float64{0, -1, 1.01, math.NaN(), math.Inf(1)} {
+			if err := w.SetThreshold(f); err == nil {
+				t.Errorf("a threshold of %v was accepted", f)
+			}
+		}
+	})
+}
+
+// TestLimitChanges: limits of spaces that change while tasks wait are heeded.
+func TestLimitChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		one := w.admit(exactly(100)).runs()
+		if err := w.gpus[0].SetLimit(400); err != nil {
+			t.Fatal(err)
+		}
+		more := w.admit(exactly(50)).runs()
+		two := w.admit(exactly(500)) // more than there can be
+		two.waits()
+		behind := w.admit(exactly(550))
+		behind.waits()
+		w.end(more) // all look again, and none can start
+		behind.waits()
+		if err := w.gpus[0].SetLimit(600); err != nil {
+			t.Fatal(err)
+		}
+		g := two.runs()
+		behind.cancel(errDone)
+		behind.fails(errDone)
+		three := w.admit(exactly(300))
+		three.waits()
+		if err := w.gpus[0].SetLimit(200); err != nil { // can never be now, beside others
+			t.Fatal(err)
+		}
+		three.waits()
+		w.end(one, g)
+		g = three.runs()
+		if n := g.Reservation().Bytes(); n != 200 || !g.Alone() {
+			t.Errorf("%d bytes are reserved", n)
+		}
+		w.end(g)
+	})
+}
+
+func TestCancelWhileWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Bypass: -1}}})
+		one := w.admit(exactly(500)).runs()
+		head := w.admit(exactly(600))
+		head.waits()
+		second := w.admit(exactly(500))
+		second.waits()
+		third := w.admit(exactly(300))
+		third.waits() // nobody may pass
+		why := errors.New("not wanted any more")
+		second.cancel(why)
+		err := second.fails(why)
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v does not match context.Canceled", err)
+		}
+		third.waits()
+		head.cancel(why)
+		head.fails(why)
+		w.end(third.runs(), one) // the next one ran at once
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := w.Admit(ctx, exactly(1)); !errors.Is(err, context.Canceled) {
+			t.Errorf("with a context that had ended: %v", err)
+		}
+	})
+}
+
+// TestFairBypass: a large task that cannot start is passed by 16 small ones, not 17,
+// however memory is freed; then it has its turn, and the count begins anew.
+func TestFairBypass(t *testing.T) {
+	for _, large := range []int64{950, 850} { // above the threshold, so that it waits for all others; and below
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, setup{cap: 1000, manager: reservation.Config{Bypass: 1000}})
+			one := w.admit(exactly(100)).runs()
+			head := w.admit(exactly(large))
+			head.waits()
+			for range 16 {
+				w.end(w.admit(exactly(10)).runs())
+			}
+			late := w.admit(exactly(10))
+			late.waits()
+			second := w.admit(exactly(890))
+			second.waits()
+			if s := w.Stats(); s.Passed != 16 {
+				t.Errorf("%d tasks have passed", s.Passed)
+			}
+			w.end(one)
+			g := head.runs()
+			if large == 850 {
+				w.end(late.runs())
+			} else {
+				late.waits()
+			}
+			w.end(g)
+			if large == 950 {
+				w.end(late.runs())
+			}
+			g = second.runs()
+			third := w.admit(exactly(500))
+			third.waits()
+			w.end(w.admit(exactly(10)).runs()) // passes the new head
+			w.end(g)
+			w.end(third.runs())
+		})
+	}
+}
+
+// TestPassersAreWoken: who may pass is woken when memory becomes free, the oldest first,
+// behind others that do not fit.
+func TestPassersAreWoken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, manager: reservation.Config{Bypass: 1000}})
+		one, two := w.admit(exactly(600)).runs(), w.admit(exactly(290)).runs()
+		head := w.admit(exactly(800))
+		head.waits()
+		mid, small, smaller := w.admit(exactly(400)), w.admit(exactly(200)), w.admit(exactly(50))
+		mid.waits()
+		small.waits()
+		smaller.waits()
+		w.end(two)
+		g1, g2 := small.runs(), smaller.runs()
+		mid.waits()
+		head.waits()
+		w.end(one)
+		g3 := mid.runs() // 250 are used: the head does not fit
+		head.waits()
+		w.end(g1, g2, g3)
+		w.end(head.runs())
+	})
+}
+
+// TestPassersAreWokenByOthers: also by what is freed beside the admitter.
+func TestPassersAreWokenByOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threshold: 0.8}}})
+		one := w.admit(exactly(300)).runs()
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []int64{850, 600} { // above the threshold, and below
+			head := w.admit(exactly(n))
+			head.waits()
+			small := w.admit(exactly(100))
+			small.waits()
+			if err := other.Shrink(100); err != nil {
+				t.Fatal(err)
+			}
+			w.end(small.runs())
+			head.waits()
+			head.cancel(errDone)
+			head.fails(errDone)
+			if err := other.TryGrow(100); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.end(one)
+		if err := other.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestAloneNoMore: a task that has begun to pass before, and starts elsewhere while another
+// is about to be let in alone, keeps that one out, for then a task runs.
+func TestAloneNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, gpus: 2})
+		one := w.admit(exactly(100)).runs()
+		goOn := make(chan struct{})
+		var second *call
+		in := &inputs{bytes: 10, there: map[tier.ID]int64{}}
+		in.hold = func() {
+			if in.held == 1 {
+				close(goOn)
+				<-second.done
+			}
+		}
+		e := exactly(5000)
+		e.Inputs = in
+		first := w.admit(e)
+		first.waits()
+		e = exactly(100)
+		e.Inputs = &inputs{bytes: 10, there: map[tier.ID]int64{}, hold: func() { <-goOn }}
+		second = w.admit(e)
+		second.waits() // it has its bytes, but is not admitted yet
+		w.end(one)
+		first.waits()
+		if in.held != 1 || in.restored != 1 {
+			t.Errorf("held %d times, restored %d times", in.held, in.restored)
+		}
+		w.end(second.runs())
+		g := first.runs()
+		if !g.Alone() {
+			t.Error("it is not alone")
+		}
+		w.end(g)
+	})
+}
+
+// TestLastThread: of two tasks that pass at once only one gets the last thread, and the
+// other gives back what it has reserved.
+func TestLastThread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threads: 2}}})
+		one := w.admit(exactly(100)).runs()
+		head := w.admit(exactly(5000))
+		head.waits()
+		goOn := make(chan struct{})
+		in := &inputs{bytes: 10, there: map[tier.ID]int64{}, hold: func() { <-goOn }}
+		e := exactly(100)
+		e.Inputs = in
+		slow := w.admit(e)
+		slow.waits()
+		w.used(210)
+		fast := w.admit(exactly(50)).runs()
+		close(goOn)
+		slow.waits()
+		w.used(150)
+		if in.held != in.restored {
+			t.Errorf("held %d times, restored %d times", in.held, in.restored)
+		}
+		w.end(fast)
+		w.end(slow.runs(), one)
+		w.end(head.runs())
+	})
+}
+
+// TestNobodyPassesWhoMayStart: while the oldest looks whether it can start, nobody else
+// starts before it.
+func TestNobodyPassesWhoMayStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		goOn := make(chan struct{})
+		e := exactly(100)
+		e.Inputs = &inputs{look: func() { <-goOn }}
+		head := w.admit(e)
+		head.waits()
+		small := w.admit(exactly(1))
+		small.waits()
+		close(goOn)
+		w.end(head.runs(), small.runs())
+		if s := w.Stats(); s.Passed != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}

@@ -1,0 +1,207 @@
+package admission
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// plan is what a task would take in one space.
+type plan struct {
+	space   *tier.Space
+	there   int64 // bytes of the inputs that are in the space
+	missing int64 // and that have to be brought
+	need    int64 // missing and work, as charged
+}
+
+// in is the strategy of one space. (reservation.Specific would look it up, and find
+// another where somebody's strategy names one that the manager does not have.)
+type in struct{ space *tier.Space }
+
+func (i in) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	return append(dst, i.space)
+}
+
+func (i in) String() string { return i.space.ID().String() }
+
+// plans asks where the task could run, and what it needs there: first where the need
+// is least, and of those where the room is most. all says to count all inputs as
+// missing. work is what is needed beside them.
+func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err error) {
+	work = e.work(a.rules.Estimator, e.input())
+	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
+		if s == nil || slices.ContainsFunc(plans, func(p plan) bool { return p.space == s }) {
+			continue
+		}
+		p := plan{space: s}
+		p.there, p.missing = e.in(s)
+		if all {
+			p.there, p.missing = 0, add(p.there, p.missing)
+		}
+		p.need = charge(s, add(p.missing, work))
+		plans = append(plans, p)
+	}
+	if len(plans) == 0 {
+		return nil, 0, fmt.Errorf("admission: %s: %w", a.rules.Strategy, reservation.ErrNoCandidate)
+	}
+	slices.SortStableFunc(plans, func(p, q plan) int {
+		return cmp.Or(cmp.Compare(p.need, q.need), cmp.Compare(q.space.Available(), p.space.Available()))
+	})
+	return plans, work, nil
+}
+
+// marks returns how many bytes may be used in a space so that a task is still
+// admitted, and how many in all.
+func marks(s *tier.Space, threshold float64) (mark, top int64) {
+	top = add(s.Room(), s.Held())
+	mark = s.Capacity()
+	if threshold < 1 {
+		mark = int64(float64(mark) * threshold)
+	}
+	return min(mark, top), top
+}
+
+// fits says whether the task could be admitted now.
+func (p *plan) fits(threshold float64) bool {
+	mark, _ := marks(p.space, threshold)
+	return p.need <= mark-p.space.Used() && p.need <= p.space.Available()
+}
+
+// ask is what is reserved in a space, and how much of it is kept. Reserving what
+// lies between the threshold and the limit beside the need makes the manager wait,
+// and the monitor make room, until the need fits under the threshold.
+type ask struct {
+	plan
+	reserve, keep int64
+}
+
+// strict is what to ask for so that the rule holds; false if that can never be had.
+func (p *plan) strict(threshold float64) (ask, bool) {
+	mark, top := marks(p.space, threshold)
+	k := ask{plan: *p, reserve: add(p.need, top-mark), keep: p.need}
+	return k, charge(p.space, k.reserve) <= p.space.Room()
+}
+
+// alone is what to ask for when no task runs: the need or, if that is less, all
+// that can be had beside the inputs that are there.
+func (p *plan) alone() ask {
+	n := min(p.need, most(p.space, p.space.Room()-p.there))
+	return ask{plan: *p, reserve: n, keep: n}
+}
+
+// asks lists what the head asks for; nothing if it has to wait until no task runs.
+func asks(plans []plan, threshold float64, alone bool) []ask {
+	var out []ask
+	for i := range plans {
+		if alone {
+			if plans[i].need == 0 || plans[i].space.Room() > 0 {
+				out = append(out, plans[i].alone())
+			}
+		} else if k, ok := plans[i].strict(threshold); ok {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+// got is a promise in one of the spaces.
+type got struct {
+	ask
+	r *reservation.Reservation
+}
+
+// try reserves in the first space in which the rule holds now, without waiting; the
+// zero value if there is none.
+func (a *Admitter) try(plans []plan, threshold float64) (got, error) {
+	for i := range plans {
+		p := &plans[i]
+		if !p.fits(threshold) {
+			continue
+		}
+		r, err := a.reservations.TryReserve(in{p.space}, p.need, reservation.WithPolicy(a.rules.Policy))
+		switch {
+		case errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrExceeded):
+			continue // somebody was faster, or it is kept for somebody
+		case err != nil:
+			return got{}, err
+		}
+		if mark, _ := marks(p.space, threshold); p.space.Used() <= mark {
+			return got{ask{plan: *p, reserve: p.need, keep: p.need}, r}, nil
+		}
+		if err := r.Release(); err != nil { // others have taken so much since
+			return got{}, err
+		}
+	}
+	return got{}, nil
+}
+
+// await reserves what is asked for in whichever space has it first.
+func (a *Admitter) await(ctx context.Context, asks []ask) (got, error) {
+	g, err := a.awaitAny(ctx, asks)
+	if err != nil {
+		return got{}, err
+	}
+	if n := g.r.Bytes() - g.keep; n > 0 {
+		if err := g.r.Shrink(n); err != nil {
+			return got{}, errors.Join(err, g.r.Release())
+		}
+	}
+	return g, nil
+}
+
+func (a *Admitter) awaitAny(ctx context.Context, asks []ask) (got, error) {
+	if len(asks) == 1 {
+		return a.reserve(ctx, asks[0])
+	}
+	for _, k := range asks { // in order, as long as nobody has to wait
+		r, err := a.reservations.TryReserve(in{k.space}, k.reserve, reservation.WithPolicy(a.rules.Policy))
+		if err == nil {
+			return got{k, r}, nil
+		}
+		if !errors.Is(err, tier.ErrNoSpace) && !errors.Is(err, reservation.ErrExceeded) {
+			return got{}, err
+		}
+	}
+	// What is asked for differs from space to space, so that it is not one request of
+	// the manager's.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		got
+		err error
+	}
+	results := make(chan result, len(asks))
+	for _, k := range asks {
+		go func() {
+			g, err := a.reserve(ctx, k)
+			results <- result{g, err}
+		}()
+	}
+	var first got
+	var errs []error
+	for range asks {
+		switch r := <-results; {
+		case r.err != nil:
+			errs = append(errs, r.err)
+		case first.r == nil:
+			first = r.got
+			cancel()
+		default: // two at once
+			_ = r.r.Release() // it is new, so that there is no error
+		}
+	}
+	if first.r == nil {
+		return got{}, errors.Join(errs...)
+	}
+	return first, nil
+}
+
+func (a *Admitter) reserve(ctx context.Context, k ask) (got, error) {
+	r, err := a.reservations.Reserve(ctx, in{k.space}, k.reserve, reservation.WithPolicy(a.rules.Policy))
+	return got{k, r}, err
+}

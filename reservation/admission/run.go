@@ -1,0 +1,159 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// ErrAttempts is matched by every AttemptsError.
+var ErrAttempts = errors.New("ran out of memory in every attempt")
+
+// AttemptsError says that a task ran out of memory as often as it may. It matches
+// ErrAttempts and the error of the last attempt.
+type AttemptsError struct {
+	Operator string
+	Attempts int
+	Space    tier.ID // of the last attempt
+	Need     int64   // what was estimated for it
+	Reserved int64   // and what was promised to it
+	Peak     int64   // what it had drawn beside its inputs
+	Err      error   // why it failed
+}
+
+func (e *AttemptsError) Error() string {
+	return fmt.Sprintf("admission: task %q ran out of memory %d times; last in %s, with %d bytes reserved for a need of %d and %d drawn at most: %v "+
+		"(give the task less input, or the space more memory)", e.Operator, e.Attempts, e.Space, e.Reserved, e.Need, e.Peak, e.Err)
+}
+
+// Is matches ErrAttempts.
+func (e *AttemptsError) Is(target error) bool { return target == ErrAttempts }
+
+// Unwrap returns the error of the last attempt.
+func (e *AttemptsError) Unwrap() error { return e.Err }
+
+// OutOfMemory says whether an error is one after which a task is tried again: it
+// matches reservation.ErrExceeded, reservation.ErrDeadlock, tier.ErrNoSpace or
+// tier.ErrOutOfBudget.
+func OutOfMemory(err error) bool {
+	return errors.Is(err, reservation.ErrExceeded) || errors.Is(err, reservation.ErrDeadlock) ||
+		errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrOutOfBudget)
+}
+
+// Run admits a task, runs f, and ends the grant. If f runs out of memory, the inputs
+// are restored, all that the grant held is released, and the task is tried again with
+// a higher estimate: twice what it was given beside its inputs or, if that is more, what it
+// had drawn and what was refused to it. After Rules.MaxAttempts of those the error is an
+// *AttemptsError. Any other error of f, and any of Admit, ends Run at once; the
+// inputs are restored then, too.
+//
+// Running out of memory is an error for which OutOfMemory holds, or a panic with such
+// an error, as allocators that cannot return one do. Other panics go on when everything
+// is given back. f must free what it has drawn when it fails, and take back what it
+// has handed to others. It may end the grant itself.
+func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, *Grant) error) error {
+	var before error // of the last attempt
+	for attempt := 1; ; attempt++ {
+		g, err := a.Admit(ctx, e)
+		if err != nil && attempt > 1 {
+			return fmt.Errorf("%w (attempt %d; the one before: %v)", err, attempt, before)
+		}
+		if err != nil {
+			return err
+		}
+		reserved := g.r.Bytes()
+		again, err := a.once(ctx, &e, g, f)
+		if err == nil {
+			return nil
+		}
+		if !again {
+			return err
+		}
+		if ctx.Err() != nil {
+			return errors.Join(err, ended(ctx, &e))
+		}
+		if attempt == a.rules.MaxAttempts {
+			return &AttemptsError{
+				Operator: e.Operator, Attempts: attempt, Space: g.Space().ID(), Need: g.need, Reserved: reserved, Peak: g.Peak(), Err: err,
+			}
+		}
+		before = err
+		e.Least = g.higher(err)
+		a.retries.Add(1)
+		a.log.LogAttrs(ctx, slog.LevelDebug, "admission: a task ran out of memory and is tried again",
+			slog.String("operator", e.Operator), slog.Int("attempt", attempt), slog.Int64("reserved", reserved),
+			slog.Int64("peak", g.Peak()), slog.Int64("least", e.Least), slog.Any("error", err))
+	}
+}
+
+// once runs one attempt and says whether there may be another after its error.
+func (a *Admitter) once(ctx context.Context, e *Estimate, g *Grant, f func(context.Context, *Grant) error) (again bool, err error) {
+	done := false
+	defer func() { // also after a panic
+		if done {
+			return
+		}
+		failed := e.restore(ctx)
+		if !g.over.Load() {
+			g.Note() // Release forgets what is drawn
+			failed = errors.Join(failed, g.Release())
+		}
+		if failed != nil {
+			again, err = false, errors.Join(err, failed)
+		}
+	}()
+	if err = call(ctx, g, f); err != nil {
+		return OutOfMemory(err), err
+	}
+	done = true
+	if g.over.Load() { // f has done that
+		return false, nil
+	}
+	return false, g.Done(g.measured())
+}
+
+// call runs f and makes a panic about memory an error.
+func call(ctx context.Context, g *Grant, f func(context.Context, *Grant) error) (err error) {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		e, ok := p.(error)
+		if _, order := p.(lockrank.Violation); order || !ok || !OutOfMemory(e) {
+			panic(p)
+		}
+		err = e
+	}()
+	return f(ctx, g)
+}
+
+// higher returns what output and overhead should be taken for after an attempt that
+// failed with err.
+func (g *Grant) higher(err error) int64 {
+	return max(tier.Page, add(g.work, g.work), add(g.Peak(), requested(err, g.Space().ID())))
+}
+
+// requested returns how many bytes an error says were refused in a space.
+func requested(err error, in tier.ID) (n int64) {
+	var (
+		exceeded *reservation.ExceededError
+		full     *tier.NoSpaceError
+		budget   *tier.OutOfBudgetError
+	)
+	if errors.As(err, &exceeded) && exceeded.Space == in {
+		n = max(n, exceeded.Requested)
+	}
+	if errors.As(err, &full) && full.Space == in {
+		n = max(n, full.Requested)
+	}
+	if errors.As(err, &budget) {
+		n = max(n, budget.Requested)
+	}
+	return n
+}

@@ -1,0 +1,258 @@
+package admission_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// outOfMemory are all the errors after which a task is tried again.
+var outOfMemory = []error{
+	&reservation.ExceededError{}, &tier.NoSpaceError{}, &tier.OutOfBudgetError{}, &reservation.DeadlockError{},
+	fmt.Errorf("wrapped: %w", &tier.NoSpaceError{}),
+}
+
+// TestRestoredInPlace: after each attempt that ran out of memory the inputs are
+// restored, once, and everything is released before the next is admitted.
+func TestRestoredInPlace(t *testing.T) {
+	for _, panics := range []bool{false, true} {
+		for _, oom := range outOfMemory {
+			t.Run(fmt.Sprintf("%T,%v", oom, panics), func(t *testing.T) {
+				w := newWorld(t, setup{cap: 1 << 20})
+				in := &inputs{bytes: 100, there: map[tier.ID]int64{}}
+				runs := 0
+				err := w.Run(t.Context(), admission.Estimate{Inputs: in}, func(_ context.Context, g *admission.Grant) error {
+					runs++
+					if in.held != runs || in.restored != runs-1 {
+						t.Errorf("run %d: held %d times, restored %d times", runs, in.held, in.restored)
+					}
+					if u := w.gpus[0].Used(); u != g.Reservation().Bytes() {
+						t.Errorf("run %d: %d bytes are used, and %d are its own", runs, u, g.Reservation().Bytes())
+					}
+					switch {
+					case runs == 3:
+						return nil
+					case panics:
+						panic(oom)
+					}
+					return oom
+				})
+				if err != nil || runs != 3 || in.restored != 2 {
+					t.Errorf("after %d runs, %d times restored: %v", runs, in.restored, err)
+				}
+				if s := w.Stats(); s.Retried != 2 || s.Admitted != 3 || s.Running != 0 {
+					t.Errorf("%+v", s)
+				}
+			})
+		}
+	}
+}
+
+// TestTenAttempts: a task is tried ten times and not more, and the error has all numbers.
+func TestTenAttempts(t *testing.T) {
+	for _, most := range []int{0, 1, 3} {
+		w := newWorld(t, setup{cap: 1 << 30, Config: admission.Config{Rules: admission.Rules{MaxAttempts: most}}})
+		want := most
+		if most == 0 {
+			want = 10
+		}
+		in := &inputs{bytes: 100, there: map[tier.ID]int64{}}
+		runs := 0
+		last := &reservation.ExceededError{Space: w.gpus[0].ID(), Requested: 4242, Hint: "a hint"}
+		err := w.Run(t.Context(), admission.Estimate{Operator: "join", Inputs: in}, func(context.Context, *admission.Grant) error {
+			runs++
+			return last
+		})
+		var ae *admission.AttemptsError
+		if !errors.As(err, &ae) || !errors.Is(err, admission.ErrAttempts) || !errors.Is(err, reservation.ErrExceeded) {
+			t.Fatalf("%v", err)
+		}
+		if runs != want || ae.Attempts != want || ae.Err != error(last) || ae.Operator != "join" || ae.Space != w.gpus[0].ID() || ae.Reserved != ae.Need {
+			t.Errorf("%d runs: %+v", runs, ae)
+		}
+		for _, says := range []string{"join", fmt.Sprint(want, " times"), "gpu:0", "4242", "a hint"} {
+			if !strings.Contains(err.Error(), says) {
+				t.Errorf("%q does not say %s", err, says)
+			}
+		}
+		if in.restored != want {
+			t.Errorf("restored %d times", in.restored)
+		}
+	}
+}
+
+// TestHigherEstimate: the next attempt has twice as much or, if that is more, what was
+// drawn and refused; the input is not doubled.
+func TestHigherEstimate(t *testing.T) {
+	w := newWorld(t, setup{cap: 1 << 20})
+	var reserved []int64
+	e := admission.Estimate{Input: 1000, Output: 10_000, Overhead: admission.None}
+	err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
+		reserved = append(reserved, g.Reservation().Bytes())
+		switch len(reserved) {
+		case 1:
+			return &tier.NoSpaceError{Space: tier.ID{Kind: tier.Disk}, Requested: 1 << 40} // not of this space
+		case 2:
+			b, err := g.Alloc(15_000)
+			if err != nil {
+				return err
+			}
+			_, err = g.Alloc(50_000)
+			return errors.Join(err, b.Release())
+		case 3:
+			return &tier.OutOfBudgetError{Requested: 200_000}
+		}
+		return nil
+	})
+	if want := []int64{11_000, 21_000, 66_000, 201_000}; err != nil || !slices.Equal(reserved, want) {
+		t.Errorf("reserved %d, want %d: %v", reserved, want, err)
+	}
+}
+
+// TestHigherEstimateByWhatIsLeft: what an attempt has drawn without telling, and not freed
+// yet, counts too.
+func TestHigherEstimateByWhatIsLeft(t *testing.T) {
+	w := newWorld(t, setup{cap: 1 << 20})
+	var left *tier.Buffer
+	var reserved []int64
+	err := w.Run(t.Context(), exactly(100_000), func(_ context.Context, g *admission.Grant) (err error) {
+		if reserved = append(reserved, g.Reservation().Bytes()); len(reserved) == 2 {
+			return nil
+		}
+		if left, err = g.Reservation().Alloc(90_000); err != nil {
+			return err
+		}
+		_, err = g.Reservation().Alloc(300_000)
+		return err
+	})
+	if want := []int64{100_000, 390_000}; err != nil || !slices.Equal(reserved, want) {
+		t.Errorf("reserved %d, want %d: %v", reserved, want, err)
+	}
+	if err := left.Release(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestHigherEstimateStops: estimates that double for ever end at what the space has.
+func TestHigherEstimateStops(t *testing.T) {
+	w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{MaxAttempts: 100}}})
+	runs := 0
+	err := w.Run(t.Context(), exactly(300), func(_ context.Context, g *admission.Grant) error {
+		runs++
+		if n := g.Reservation().Bytes(); runs > 3 && n != 1000 {
+			t.Errorf("run %d has %d bytes", runs, n)
+		}
+		return reservation.ErrDeadlock
+	})
+	if !errors.Is(err, admission.ErrAttempts) || !errors.Is(err, reservation.ErrDeadlock) || runs != 100 {
+		t.Errorf("after %d: %v", runs, err)
+	}
+}
+
+// TestOtherErrorsEndRun: they are not tried again; all is given back.
+func TestOtherErrorsEndRun(t *testing.T) {
+	other := errors.New("another error")
+	for _, c := range []struct {
+		name    string
+		f       func() error
+		restore error
+		want    error
+		panics  bool
+	}{
+		{"error", func() error { return other }, nil, other, false},
+		{"panic", func() error { panic(other) }, nil, nil, true},
+		{"panic of no error", func() error { panic("no error") }, nil, nil, true},
+		{"restoring fails", func() error { return reservation.ErrExceeded }, other, other, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, setup{cap: 1000})
+			in := &inputs{bytes: 10, there: map[tier.ID]int64{}, fail: c.restore}
+			runs := 0
+			defer func() {
+				if p := recover(); (p != nil) != c.panics {
+					t.Errorf("panicked with %v", p)
+				}
+				if s := w.Stats(); runs != 1 || in.restored != 1 || s.Running != 0 || w.gpus[0].Used() != 0 {
+					t.Errorf("%d runs, %d times restored, %+v", runs, in.restored, s)
+				}
+			}()
+			err := w.Run(t.Context(), admission.Estimate{Inputs: in}, func(context.Context, *admission.Grant) error {
+				runs++
+				return c.f()
+			})
+			if !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+		})
+	}
+}
+
+// TestRunIsCancelled: between and in the attempts.
+func TestRunIsCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		block := w.admit(exactly(800)).runs()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		in := &inputs{bytes: 10, there: map[tier.ID]int64{}}
+		over := make(chan error)
+		runs := 0
+		go func() {
+			over <- w.Run(ctx, admission.Estimate{Inputs: in}, func(context.Context, *admission.Grant) error {
+				runs++
+				return &reservation.ExceededError{Space: w.gpus[0].ID(), Requested: 500}
+			})
+		}()
+		synctest.Wait() // the second attempt waits for 510 bytes
+		why := errors.New("enough")
+		cancel(why)
+		if err := <-over; !errors.Is(err, why) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "attempt 2") {
+			t.Errorf("%v", err)
+		}
+		if runs != 1 || in.restored != in.held {
+			t.Errorf("%d runs, held %d, restored %d", runs, in.held, in.restored)
+		}
+		w.end(block)
+	})
+}
+
+// TestRunLearns: a task that succeeded tells what it took; one that failed does not.
+func TestRunLearns(t *testing.T) {
+	w := newWorld(t, setup{cap: 1 << 20})
+	e := admission.Estimate{Operator: "x", Input: 1000}
+	runs := 0
+	err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
+		runs++
+		b, err := g.Alloc(5000)
+		if err != nil {
+			wantEstimate(t, w.Estimator(), "x", 1000, 1000, 1000)
+			return err
+		}
+		g.Produced(1500)
+		g.Produced(500)
+		return b.Release()
+	})
+	if err != nil || runs < 2 {
+		t.Fatalf("%d runs: %v", runs, err)
+	}
+	wantEstimate(t, w.Estimator(), "x", 1000, 2000, 3000)
+	runs = 0
+	err = w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
+		runs++
+		b, err := g.Alloc(5000)
+		if err != nil {
+			return err
+		}
+		return errors.Join(b.Release(), g.Release()) // f may end it
+	})
+	if err != nil || runs != 1 {
+		t.Errorf("what was learned did not help: %d runs, %v", runs, err)
+	}
+}

@@ -1,0 +1,459 @@
+package admission
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// waiter is a task that waits in a call of Admit, which does all the work for it; who
+// changes something only wakes it.
+type waiter struct {
+	at   *list.Element
+	bell chan struct{} // rung, without locks, when it may be able to start
+
+	// Guarded by the Admitter's mutex.
+	plans     []plan // as last made; nil before
+	cannot    bool   // the head cannot start before no task runs
+	reserving *turn  // the head waits for memory
+}
+
+// settledLocked says whether the head has found that it cannot start now, and waits for
+// memory or for the others' end. Until then nobody passes it.
+func (w *waiter) settledLocked() bool { return w.reserving != nil || w.cannot }
+
+// turn is what a waiter may do now.
+type turn struct {
+	head      bool
+	alone     bool // no task runs
+	threshold float64
+	interrupt context.CancelCauseFunc // ends the waiting for memory, when the above has changed
+}
+
+// errInterrupted ends a wait for memory under conditions that hold no more.
+var errInterrupted = errors.New("admission: the conditions have changed")
+
+// errWait says that a waiter has to wait for its bell.
+var errWait = errors.New("admission: it is not its turn")
+
+// wakes lists whom to wake once the lock is free.
+type wakes struct {
+	rung       []*waiter
+	interrupts []context.CancelCauseFunc
+}
+
+func (w *wakes) ringLocked(o *waiter) { w.rung = append(w.rung, o) }
+
+// interruptLocked makes o look again, whatever it waits for.
+func (w *wakes) interruptLocked(o *waiter) {
+	if o.reserving != nil {
+		w.interrupts = append(w.interrupts, o.reserving.interrupt)
+		o.reserving = nil
+		return
+	}
+	w.ringLocked(o)
+}
+
+func (w *wakes) fire() {
+	for _, interrupt := range w.interrupts {
+		interrupt(errInterrupted)
+	}
+	for _, o := range w.rung {
+		select {
+		case o.bell <- struct{}{}:
+		default: // it will look anyway
+		}
+	}
+}
+
+// Admit waits until the task may start, and returns the grant to run it with. What
+// the estimate says and how long that may take is told in the package doc. The caller
+// must end the grant. On an error nothing is held, neither memory nor inputs.
+//
+// The wait is ended by ctx, with an error that matches its cause and its Err; by Close,
+// with tier.ErrClosed; and by the monitor, if nothing can be moved out of the way, with
+// a tier.NoSpaceError. An estimate that makes no sense matches ErrEstimate, a strategy
+// without spaces reservation.ErrNoCandidate, and spaces whose limits leave no room at
+// all reservation.ErrExceeded.
+func (a *Admitter) Admit(ctx context.Context, e Estimate) (*Grant, error) {
+	if err := e.Validate(); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, ended(ctx, &e)
+	}
+	lockrank.AssertNone("a task is to be admitted")
+	w := &waiter{bell: make(chan struct{}, 1)}
+	if err := a.enqueue(w); err != nil {
+		return nil, err
+	}
+	defer a.leave(w) // also when a callback panics; nothing, once it is admitted
+	for stale := 0; ; {
+		g, err := a.attempt(ctx, w, &e, stale >= maxStale)
+		switch {
+		case err == nil:
+			return g, nil
+		case ctx.Err() != nil:
+			return nil, ended(ctx, &e)
+		case errors.Is(err, errStale):
+			stale++
+		case errors.Is(err, errInterrupted):
+		case errors.Is(err, errWait):
+			select {
+			case <-w.bell:
+			case <-ctx.Done():
+				return nil, ended(ctx, &e)
+			}
+		default:
+			return nil, err
+		}
+	}
+}
+
+// errStale: inputs have left the space between the plan and the promise.
+var errStale = errors.New("admission: inputs have been moved meanwhile")
+
+// maxStale is after how many plans that were outdated all inputs are counted as
+// missing, so that the next one cannot be.
+const maxStale = 2
+
+// attempt looks whether it is w's turn and does what it may do then.
+func (a *Admitter) attempt(ctx context.Context, w *waiter, e *Estimate, all bool) (*Grant, error) {
+	t, err := a.look(w)
+	if err != nil {
+		return nil, err
+	}
+	plans, work, err := a.plans(e, all)
+	if err != nil {
+		return nil, err
+	}
+	a.remember(w, plans)
+	g, err := a.try(plans, t.threshold)
+	alone := false
+	if err == nil && g.r == nil {
+		alone = t.alone
+		g, err = a.waitForRoom(ctx, w, t, plans)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a.start(ctx, w, t, e, g, work, alone)
+}
+
+// start makes a grant of a promise, if the conditions still hold.
+func (a *Admitter) start(ctx context.Context, w *waiter, t turn, e *Estimate, g got, work int64, alone bool) (_ *Grant, err error) {
+	started := false
+	defer func() {
+		if !started {
+			err = errors.Join(err, e.restore(ctx), g.r.Release())
+		}
+	}()
+	need, missing := g.need, e.hold(g.space)
+	switch spare := g.missing - missing; {
+	case spare < 0:
+		return nil, errStale
+	case spare > 0: // more is there than was thought
+		need = charge(g.space, add(missing, work))
+		if n := g.r.Bytes() - need; n > 0 {
+			if err := g.r.Shrink(n); err != nil {
+				return nil, err
+			}
+		}
+	}
+	used := g.space.Used()
+	mark, top := marks(g.space, t.threshold)
+	alone = alone && (used > mark || g.keep < g.need)
+	if err := a.commit(w, alone); err != nil {
+		return nil, err
+	}
+	started = true
+	if alone {
+		a.log.LogAttrs(ctx, slog.LevelInfo, "admission: a task is admitted only because no other runs",
+			slog.String("operator", e.Operator), slog.String("space", g.space.ID().String()), slog.Int64("need", need),
+			slog.Int64("reserved", g.r.Bytes()), slog.Int64("used", used-g.r.Bytes()), slog.Int64("threshold", mark), slog.Int64("limit", top))
+	}
+	return &Grant{a: a, r: g.r, operator: e.Operator, input: e.input(), need: need, work: work, alone: alone}, nil
+}
+
+// waitForRoom is for the head, whose demand the manager publishes.
+func (a *Admitter) waitForRoom(ctx context.Context, w *waiter, t turn, plans []plan) (got, error) {
+	if !t.head {
+		a.handOn(w)
+		return got{}, errWait
+	}
+	list := asks(plans, t.threshold, t.alone)
+	switch {
+	case len(list) == 0 && t.alone:
+		s := plans[0].space
+		return got{}, &reservation.ExceededError{
+			Space: s.ID(), Requested: plans[0].need, Available: s.Available(), Limit: s.Room(), Hint: "raise the space's limit",
+		}
+	case len(list) == 0:
+		if !a.sleep(w, t) {
+			return got{}, errInterrupted
+		}
+		return got{}, errWait
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	t.interrupt = cancel
+	if !a.begin(w, &t) {
+		return got{}, errInterrupted
+	}
+	defer a.end(w)
+	g, err := a.await(ctx, list)
+	if err != nil && context.Cause(ctx) == nil && errors.Is(err, reservation.ErrExceeded) {
+		return got{}, errInterrupted // a limit was lowered just now
+	}
+	return g, err
+}
+
+func (a *Admitter) enqueue(w *waiter) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.closed {
+		return closedError()
+	}
+	w.at = a.mu.queue.PushBack(w)
+	a.waiting.Store(int64(a.mu.queue.Len()))
+	a.least.Store(0)
+	return nil
+}
+
+// leave takes w out of the queue, if it is in it.
+func (a *Admitter) leave(w *waiter) {
+	a.mu.Lock()
+	if w.at == nil {
+		a.mu.Unlock()
+		return
+	}
+	a.removeLocked(w)
+	s := a.updateLocked()
+	a.mu.Unlock()
+	s.fire()
+}
+
+func (a *Admitter) removeLocked(w *waiter) {
+	if a.mu.queue.Front() == w.at {
+		a.mu.passes = a.rules.Bypass // for the next one
+	}
+	a.mu.queue.Remove(w.at)
+	w.at = nil
+	a.waiting.Store(int64(a.mu.queue.Len()))
+}
+
+// look says what w may do; errWait if that is nothing.
+func (a *Admitter) look(w *waiter) (turn, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t := a.turnLocked(w)
+	switch {
+	case a.mu.closed:
+		return turn{}, closedError()
+	case a.mu.running >= a.mu.threads || !t.head && (a.mu.passes == 0 || !a.headLocked().settledLocked()):
+		return turn{}, errWait
+	}
+	w.cannot = false
+	return t, nil
+}
+
+// headLocked returns the oldest waiter; there is one.
+func (a *Admitter) headLocked() *waiter { return a.mu.queue.Front().Value.(*waiter) }
+
+func (a *Admitter) turnLocked(w *waiter) turn {
+	head := a.mu.queue.Front() == w.at
+	return turn{head: head, alone: head && a.mu.running == 0, threshold: a.mu.threshold}
+}
+
+// holdsLocked says whether t is still what w may do.
+func (a *Admitter) holdsLocked(w *waiter, t *turn) bool {
+	now := a.turnLocked(w)
+	return !a.mu.closed && a.mu.running < a.mu.threads &&
+		now.head == t.head && now.alone == t.alone && now.threshold == t.threshold
+}
+
+func (a *Admitter) remember(w *waiter, plans []plan) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w.plans = plans
+	a.least.Store(0) // until somebody has looked through all
+}
+
+// begin notes that the head waits for memory, if it still may.
+func (a *Admitter) begin(w *waiter, t *turn) bool {
+	var s wakes
+	a.mu.Lock()
+	ok := a.holdsLocked(w, t)
+	if ok {
+		w.reserving = t
+		a.ringPasserLocked(w.at, &s)
+	}
+	a.mu.Unlock()
+	s.fire()
+	return ok
+}
+
+func (a *Admitter) end(w *waiter) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w.reserving = nil
+}
+
+// sleep notes that the head cannot start before no task runs, if that is still so.
+func (a *Admitter) sleep(w *waiter, t turn) bool {
+	var s wakes
+	a.mu.Lock()
+	ok := a.holdsLocked(w, &t)
+	if ok {
+		w.cannot = true
+		a.least.Store(0)
+		a.ringPasserLocked(w.at, &s)
+	}
+	a.mu.Unlock()
+	s.fire()
+	return ok
+}
+
+// commit makes w a task that runs, unless its turn has passed: another one runs now,
+// or took the last thread or pass. Who is only admitted because no task runs must
+// still be right about that; so two of them cannot both be.
+func (a *Admitter) commit(w *waiter, alone bool) error {
+	a.mu.Lock()
+	head := a.mu.queue.Front() == w.at
+	switch {
+	case a.mu.closed:
+		a.mu.Unlock()
+		return closedError()
+	case a.mu.running >= a.mu.threads, alone && !(head && a.mu.running == 0), !head && a.mu.passes == 0:
+		a.mu.Unlock()
+		return errInterrupted
+	}
+	if !head {
+		a.mu.passes--
+		a.mu.passed++
+	}
+	if alone {
+		a.mu.alone++
+	}
+	a.mu.admitted++
+	a.mu.running++
+	a.removeLocked(w)
+	s := a.updateLocked()
+	a.mu.Unlock()
+	s.fire()
+	return nil
+}
+
+// updateLocked lists those who may be able to start after a change of the queue, of
+// what runs, or of the rules: the head, and, if that has nothing to look for, the oldest
+// that may pass it. Who of those starts, or does not, hands on to the next.
+func (a *Admitter) updateLocked() (s wakes) {
+	first := a.mu.queue.Front()
+	if first == nil {
+		return s
+	}
+	head := first.Value.(*waiter)
+	switch {
+	case head.reserving == nil:
+		head.cannot = false // it will see
+		s.ringLocked(head)
+	case !a.holdsLocked(head, head.reserving):
+		s.interruptLocked(head)
+	}
+	a.ringPasserLocked(first, &s)
+	return s
+}
+
+// ringPasserLocked wakes the oldest behind e that could start now, unless the head can:
+// it hears of that by itself.
+func (a *Admitter) ringPasserLocked(e *list.Element, s *wakes) {
+	head := a.headLocked()
+	if a.mu.running >= a.mu.threads || a.mu.passes == 0 || !head.settledLocked() || head.reserving != nil && head.fitsLocked(a.mu.threshold) {
+		return
+	}
+	least := int64(math.MaxInt64)
+	for e = e.Next(); e != nil; e = e.Next() {
+		w := e.Value.(*waiter)
+		if w.plans == nil { // nobody knows what it needs
+			a.least.Store(0)
+			s.ringLocked(w)
+			return
+		}
+		if w.fitsLocked(a.mu.threshold) {
+			a.least.Store(0)
+			s.ringLocked(w)
+			return
+		}
+		for i := range w.plans {
+			least = min(least, w.plans[i].need)
+		}
+	}
+	if head.cannot { // any change of a limit may be for it
+		least = 0
+	}
+	a.least.Store(least)
+}
+
+// fitsLocked says whether the rule held now, by what is known of w.
+func (w *waiter) fitsLocked(threshold float64) bool {
+	for i := range w.plans {
+		if w.plans[i].fits(threshold) {
+			return true
+		}
+	}
+	return false
+}
+
+// handOn wakes the next after w that may pass, for w could not.
+func (a *Admitter) handOn(w *waiter) {
+	var s wakes
+	a.mu.Lock()
+	if w.at != nil && a.mu.queue.Front() != w.at {
+		a.ringPasserLocked(w.at, &s)
+		a.least.Store(0) // only those behind w were looked at
+	}
+	a.mu.Unlock()
+	s.fire()
+}
+
+// changed hears of every change of a space, on whatever goroutine.
+func (a *Admitter) changed(space *tier.Space, c tier.Change) {
+	if c != tier.Released || a.waiting.Load() == 0 || space.Available() < a.least.Load() {
+		return
+	}
+	var s wakes
+	a.mu.Lock()
+	if first := a.mu.queue.Front(); first != nil {
+		if head := a.headLocked(); head.cannot && len(asks(head.plans, a.mu.threshold, false)) > 0 {
+			head.cannot = false
+			s.ringLocked(head) // a limit was raised
+		}
+		a.ringPasserLocked(first, &s)
+	}
+	a.mu.Unlock()
+	s.fire()
+}
+
+// endedError is a wait that its context ended. It matches the context's error and its
+// cause.
+type endedError struct {
+	operator   string
+	err, cause error
+}
+
+func ended(ctx context.Context, e *Estimate) error {
+	return &endedError{e.Operator, ctx.Err(), context.Cause(ctx)}
+}
+
+func (e *endedError) Error() string {
+	return fmt.Sprintf("admission: task %q was not admitted: %v", e.operator, e.cause)
+}
+
+func (e *endedError) Unwrap() []error { return []error{e.cause, e.err} }
