@@ -76,7 +76,7 @@ func TestDeadlockThroughTheEngine(t *testing.T) {
 				begin <- struct{}{}
 				<-both
 			}
-			var r *reservation.Reservation
+			var r reservation.Reservation
 			if err == nil {
 				if r, err = eng.Reserve(ctx, on, space.Limit()/2, reservation.WithOwner(owner)); err == nil {
 					err = r.Release()

@@ -192,7 +192,7 @@ func (e *Engine) Plan(name string) (*Plan, error) {
 
 // Reserve waits for a promise of bytes in a space of the strategy. The caller
 // must Release it.
-func (e *Engine) Reserve(ctx context.Context, s reservation.Strategy, bytes int64, opts ...reservation.Option) (*reservation.Reservation, error) {
+func (e *Engine) Reserve(ctx context.Context, s reservation.Strategy, bytes int64, opts ...reservation.Option) (reservation.Reservation, error) {
 	return e.reservations.Reserve(ctx, s, bytes, opts...)
 }
 

@@ -661,7 +661,7 @@ func TestDictionaryByWayOfAnother(t *testing.T) {
 	if err := m.registry.Unregister(batch.GPUImage, batch.DiskImage); err != nil {
 		t.Fatal(err)
 	}
-	err := m.registry.Compose(batch.GPUImage, batch.HostImage, batch.DiskImage, func(_ context.Context, n int64) (*reservation.Reservation, error) {
+	err := m.registry.Compose(batch.GPUImage, batch.HostImage, batch.DiskImage, func(_ context.Context, n int64) (reservation.Reservation, error) {
 		return m.reservations.TryReserve(reservation.AnyInTier(tier.Host), n)
 	})
 	if err != nil {

@@ -75,7 +75,7 @@ func (b *Builtin) Register(g *Registry) error {
 // image copies an image's body, byte for byte, to the space of r, and the
 // dictionaries that are not there yet. The descriptor is shared: nothing is encoded,
 // and no row is looked at. One permit is for the body and the dictionaries.
-func (b *Builtin) image(ctx context.Context, src batch.Payload, r *reservation.Reservation) (out batch.Payload, err error) {
+func (b *Builtin) image(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
 	from, ok := src.(*batch.Image)
 	if !ok {
 		return nil, fmt.Errorf("convert: %s is not an image", src.Type())
@@ -88,7 +88,7 @@ func (b *Builtin) image(ctx context.Context, src batch.Payload, r *reservation.R
 	return out, err
 }
 
-func (b *Builtin) copyImage(ctx context.Context, from *batch.Image, r *reservation.Reservation) (batch.Payload, error) {
+func (b *Builtin) copyImage(ctx context.Context, from *batch.Image, r reservation.Reservation) (batch.Payload, error) {
 	desc := from.Descriptor()
 	buf, err := r.AllocCuts(desc.Body, desc.Cuts())
 	if err != nil {
@@ -111,7 +111,7 @@ func (b *Builtin) copyImage(ctx context.Context, from *batch.Image, r *reservati
 // there yet are copied, into memory drawn from r. It is what a converter
 // between images, other than the built-in ones, needs for dictionaries. Between memory
 // and disk it takes a permit, unless it is called within OnDisk.
-func (b *Builtin) Share(ctx context.Context, src *batch.Image, r *reservation.Reservation) (shared []batch.Shared, err error) {
+func (b *Builtin) Share(ctx context.Context, src *batch.Image, r reservation.Reservation) (shared []batch.Shared, err error) {
 	err = b.permitted(ctx, r.Space(), src.Space(), largestShared(src), func(ctx context.Context) (err error) {
 		shared, err = b.share(ctx, src, r)
 		return err
@@ -126,7 +126,7 @@ func largestShared(src *batch.Image) (largest int64) {
 	return largest
 }
 
-func (b *Builtin) share(ctx context.Context, src *batch.Image, r *reservation.Reservation) (shared []batch.Shared, err error) {
+func (b *Builtin) share(ctx context.Context, src *batch.Image, r reservation.Reservation) (shared []batch.Shared, err error) {
 	for _, s := range src.Shared() {
 		from, ok := s.(*dictCopy)
 		if !ok {

@@ -47,7 +47,7 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	store := &m.cfg.Builtin.dicts
 	dicts := store.resolve(l.Dictionaries(), afresh)
 	defer store.letGo(dicts...)
-	reserve := func(to reservation.Strategy, wait bool) (*reservation.Reservation, error) {
+	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait {
 			return m.cfg.Reservations.TryReserve(to, m.need(to, l.Size(), dicts))
 		}
@@ -56,7 +56,7 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	var space *tier.Space
 	var buf *tier.Buffer
 	var shared []batch.Shared
-	err = m.inRoom(ctx, true, to, reserve, func(r *reservation.Reservation) error {
+	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
 		return m.pinned(r, l.Size(), dicts, func() (err error) {
 			space = r.Space()
 			if buf, err = r.AllocCuts(l.Size(), l.Cuts()); err != nil {
@@ -95,7 +95,7 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 
 // layDictionaries returns the dictionaries of l in the space of r, and lays those
 // out that are not there. Their layouts know their descriptors then.
-func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r *reservation.Reservation) (shared []batch.Shared, err error) {
+func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	for i, sub := range l.Dictionaries() {
 		c, err := m.cfg.Builtin.dicts.acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
 			buf, err := r.AllocCuts(sub.Size(), sub.Cuts())
@@ -127,7 +127,7 @@ func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*diction
 	return shared, nil
 }
 
-func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, body int64, dicts []*dictionary) (*reservation.Reservation, error) {
+func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, body int64, dicts []*dictionary) (reservation.Reservation, error) {
 	size := m.need(to, body, dicts)
 	r, err := m.cfg.Reservations.Reserve(ctx, to, size)
 	if !errors.Is(err, reservation.ErrExceeded) {
@@ -153,7 +153,7 @@ func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, bo
 		}
 		return r, e
 	}
-	return nil, err
+	return reservation.Reservation{}, err
 }
 
 // lay puts the layout's bytes into a buffer of any tier.

@@ -117,12 +117,12 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 		return err
 	}
 	defer leave()
-	return m.bring(ctx, b, to, reason, nil, func() {})
+	return m.bring(ctx, b, to, reason, reservation.Reservation{}, func() {})
 }
 
 // bring is Move. The room is drawn from given, unless that is nil. arriving is called right
 // before b is committed to the target.
-func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, given *reservation.Reservation, arriving func()) error {
+func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, given reservation.Reservation, arriving func()) error {
 	from := b.Info().Space
 	if m.reaches(to, from) {
 		return nil
@@ -140,19 +140,19 @@ func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strate
 	return ev.Err
 }
 
-func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, given *reservation.Reservation, arriving func()) (at tier.ID, moved int64, err error) {
+func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, given reservation.Reservation, arriving func()) (at tier.ID, moved int64, err error) {
 	waits := reason != ReasonTrigger && reason != ReasonDemand
 	if !waits {
 		ctx = forMonitor(ctx)
 	}
 	size, dicts := m.sizes(b)
-	reserve := func(to reservation.Strategy, wait bool) (*reservation.Reservation, error) {
+	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait || !waits {
 			return m.cfg.Reservations.TryReserve(to, m.need(to, size, dicts))
 		}
 		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, size, dicts))
 	}
-	transfer := func(r *reservation.Reservation) (err error) {
+	transfer := func(r reservation.Reservation) (err error) {
 		at = r.Space().ID()
 		var t *batch.Transit
 		if waits {
@@ -191,7 +191,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 		m.stats.add(src, at, size, took, reason)
 		return nil
 	}
-	if given == nil {
+	if given.IsZero() {
 		err = m.inRoom(ctx, waits, to, reserve, transfer)
 	} else if err = transfer(given); errors.Is(err, errGone) {
 		err = m.tooLittle(given, size, dicts)
@@ -232,11 +232,11 @@ func (m *Mover) reaches(s reservation.Strategy, id tier.ID) bool {
 // The monitor leaves the batch alone between its arrival and the lock; not while
 // Acquire waits, for others may wait for the room that the batch takes.
 func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
-	return m.acquire(ctx, b, to, nil)
+	return m.acquire(ctx, b, to, reservation.Reservation{})
 }
 
 // acquire is Acquire; the room is drawn from given, unless that is nil.
-func (m *Mover) acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy, given *reservation.Reservation) (_ *batch.Handle, err error) {
+func (m *Mover) acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy, given reservation.Reservation) (_ *batch.Handle, err error) {
 	ctx, leave, err := m.gate.enter(ctx)
 	if err != nil {
 		return nil, err
@@ -307,7 +307,7 @@ var errThere = errors.New("convert: the batch was brought by somebody else")
 
 // bringUnlessThere is bring, but stops waiting for room when b has come to a space
 // of the strategy by somebody else's doing, or has been dropped.
-func (m *Mover) bringUnlessThere(ctx context.Context, b *batch.Batch, to reservation.Strategy, given *reservation.Reservation, arriving func()) error {
+func (m *Mover) bringUnlessThere(ctx context.Context, b *batch.Batch, to reservation.Strategy, given reservation.Reservation, arriving func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	watched := make(chan struct{})
 	go func() {
@@ -372,7 +372,7 @@ func (m *Mover) inHost(ctx context.Context, src *batch.Image) (out batch.Payload
 	to, body := reservation.AnyInTier(tier.Host), src.Descriptor().Body
 	dicts := m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())
 	reserve := m.reserver(ctx, body, dicts)
-	err = m.inRoom(ctx, true, to, reserve, func(r *reservation.Reservation) error {
+	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
 		return m.pinned(r, body, dicts, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
 			return err
@@ -461,7 +461,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batc
 	}
 	to, dicts := reservation.Specific(at), m.cfg.Builtin.dicts.of(desc.AllDictionaries())
 	reserve := m.reserver(ctx, desc.Body, dicts)
-	err = m.inRoom(ctx, true, to, reserve, func(r *reservation.Reservation) (err error) {
+	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) (err error) {
 		h, err := openAny(ctx, b)
 		if err != nil {
 			return err

@@ -442,13 +442,13 @@ func TestWrongAnswersAndForeignPayloads(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, numbered(1, 1000), tier.GPU)
 	for name, f := range map[string]Func{
-		"another batch": func(_ context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
+		"another batch": func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			d := *src.(*batch.Image).Descriptor()
 			d.Rows--
 			buf, err := r.AllocCuts(d.Body, d.Cuts())
 			return batch.NewImage(&d, buf, r.Space()), err
 		},
-		"another space": func(_ context.Context, src batch.Payload, _ *reservation.Reservation) (batch.Payload, error) {
+		"another space": func(_ context.Context, src batch.Payload, _ reservation.Reservation) (batch.Payload, error) {
 			d := src.(*batch.Image).Descriptor()
 			r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Disk), d.Body)
 			if err != nil {

@@ -18,10 +18,10 @@ import (
 // from r, and takes nothing else; src stays as it is, whatever happens, and the
 // new payload belongs to the caller. It acts on ctx within one chunk. On an error it
 // has released all that it drew, and no device or disk works on it any more.
-type Func func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error)
+type Func func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error)
 
 // Reserve promises bytes for the intermediate payload of a composed edge.
-type Reserve func(ctx context.Context, bytes int64) (*reservation.Reservation, error)
+type Reserve func(ctx context.Context, bytes int64) (reservation.Reservation, error)
 
 // Edge is a pair of payload types for which the registry knows a way.
 type Edge struct {
@@ -132,7 +132,7 @@ func (g *Registry) lookup(from, to batch.PayloadType) (entry, error) {
 // Convert makes a payload of type to out of the one that t guards, drawn from r.
 // The transit stays open: the caller commits the result or aborts. A panic of a converter is an
 // error.
-func (g *Registry) Convert(ctx context.Context, t *batch.Transit, to batch.PayloadType, r *reservation.Reservation) (batch.Payload, error) {
+func (g *Registry) Convert(ctx context.Context, t *batch.Transit, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
 	src := t.Payload()
 	if src == nil {
 		return nil, fmt.Errorf("convert: converting what an ended transit guarded: %w", tier.ErrReleased)
@@ -140,7 +140,7 @@ func (g *Registry) Convert(ctx context.Context, t *batch.Transit, to batch.Paylo
 	return g.convert(ctx, src, to, r)
 }
 
-func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.PayloadType, r *reservation.Reservation) (batch.Payload, error) {
+func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
 	e, err := g.lookup(src.Type(), to)
 	if err != nil {
 		return nil, err
@@ -185,7 +185,7 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 }
 
 // call runs one converter and makes its panic an error.
-func call(ctx context.Context, f Func, src batch.Payload, to batch.PayloadType, r *reservation.Reservation) (out batch.Payload, err error) {
+func call(ctx context.Context, f Func, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (out batch.Payload, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			if v, ok := p.(lockrank.Violation); ok {

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-func nothing(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) {
+func nothing(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
 	return nil, nil
 }
 
@@ -23,7 +23,7 @@ func TestRegistryKeepsOneConverterAPair(t *testing.T) {
 	if err := g.Register("a", "b", nothing); err == nil || !strings.Contains(err.Error(), "from a to b") {
 		t.Errorf("a second converter for a pair: %v", err)
 	}
-	if err := g.Compose("a", "c", "b", func(context.Context, int64) (*reservation.Reservation, error) { return nil, nil }); err == nil {
+	if err := g.Compose("a", "c", "b", func(context.Context, int64) (reservation.Reservation, error) { return reservation.Reservation{}, nil }); err == nil {
 		t.Error("a pair was registered and composed")
 	}
 	if err := g.Unregister("b", "a"); !errors.Is(err, ErrNoConverter) {
@@ -66,10 +66,10 @@ func TestConverterFailuresLeaveTheSource(t *testing.T) {
 		f    Func
 		want string
 	}{
-		"error": {func(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) {
+		"error": {func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
 			return nil, ours
 		}, "ours"},
-		"panic": {func(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) { panic("boom") }, "boom"},
+		"panic": {func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) { panic("boom") }, "boom"},
 		"nil":   {nothing, "returned nothing"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -96,7 +96,7 @@ func TestComposedEdge(t *testing.T) {
 	if err := m.registry.Unregister(batch.GPUImage, batch.DiskImage); err != nil {
 		t.Fatal(err)
 	}
-	err := m.registry.Compose(batch.GPUImage, batch.HostImage, batch.DiskImage, func(ctx context.Context, n int64) (*reservation.Reservation, error) {
+	err := m.registry.Compose(batch.GPUImage, batch.HostImage, batch.DiskImage, func(ctx context.Context, n int64) (reservation.Reservation, error) {
 		return m.reservations.Reserve(ctx, reservation.AnyInTier(tier.Host), n)
 	})
 	if err != nil {

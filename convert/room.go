@@ -31,7 +31,7 @@ var errGone = errors.New("convert: a dictionary left the space")
 // dictionaries stay that are in r's space. If r is too small for the others, it is
 // errGone, and everything must begin again. They are not kept any longer, so that
 // who waits for room does not stand in its own way.
-func (m *Mover) pinned(r *reservation.Reservation, body int64, dicts []*dictionary, f func() error) (err error) {
+func (m *Mover) pinned(r reservation.Reservation, body int64, dicts []*dictionary, f func() error) (err error) {
 	if len(dicts) == 0 {
 		return f()
 	}
@@ -44,8 +44,8 @@ func (m *Mover) pinned(r *reservation.Reservation, body int64, dicts []*dictiona
 }
 
 // reserver returns what inRoom reserves with, for a body and its dictionaries.
-func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) func(reservation.Strategy, bool) (*reservation.Reservation, error) {
-	return func(to reservation.Strategy, wait bool) (*reservation.Reservation, error) {
+func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) func(reservation.Strategy, bool) (reservation.Reservation, error) {
+	return func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait {
 			return m.cfg.Reservations.TryReserve(to, m.need(to, body, dicts))
 		}
@@ -61,7 +61,7 @@ func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) f
 // waited for, and only one mover clears a space at a time. So those who wait for one
 // piece do not hold what the others wait for.
 func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
-	reserve func(to reservation.Strategy, wait bool) (*reservation.Reservation, error), f func(*reservation.Reservation) error) error {
+	reserve func(to reservation.Strategy, wait bool) (reservation.Reservation, error), f func(reservation.Reservation) error) error {
 
 	r, err := reserve(to, true)
 	if err != nil {

@@ -18,13 +18,13 @@ import (
 // Too little in r is a *reservation.ExceededError (unless r's policy helps), and room
 // that is not in one piece a *tier.NoSpaceError: more is not waited for while r is held, for
 // others may wait for that. r must stay unreleased until AcquireIn returns.
-func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r *reservation.Reservation) (*batch.Handle, error) {
+func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
 	return m.acquire(ctx, b, reservation.Specific(r.Space().ID()), r)
 }
 
 // tooLittle is the error about a reservation that b's body and the dictionaries that
 // are not there do not fit into.
-func (m *Mover) tooLittle(r *reservation.Reservation, body int64, dicts []*dictionary) error {
+func (m *Mover) tooLittle(r reservation.Reservation, body int64, dicts []*dictionary) error {
 	s := r.Space()
 	return &reservation.ExceededError{
 		Space: s.ID(), Requested: s.Charge(body) + m.cfg.Builtin.dicts.missing(s, dicts), Available: r.Unused(), Limit: r.Bytes(),

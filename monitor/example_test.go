@@ -62,7 +62,7 @@ func Example() {
 }
 
 // image draws a body from r, which it releases.
-func image(r *reservation.Reservation, size int64) *batch.Image {
+func image(r reservation.Reservation, size int64) *batch.Image {
 	buf, err := r.Alloc(size)
 	if err != nil {
 		panic(err)

@@ -18,7 +18,7 @@ import (
 
 // outcomeOf is how a Reserve ended.
 type outcomeOf struct {
-	r   *reservation.Reservation
+	r   reservation.Reservation
 	err error
 }
 
@@ -187,7 +187,7 @@ func TestDemand(t *testing.T) {
 		w.start()
 		all := w.fillSpace(gpu0, 70, kib)
 		var outs []<-chan outcomeOf
-		var rs []*reservation.Reservation
+		var rs []reservation.Reservation
 		for range 5 {
 			outs = append(outs, w.reserve(t.Context(), gpu0, 10*kib))
 		}

@@ -251,7 +251,7 @@ func (w *world) put(id tier.ID, n int64, place batch.Place) *batch.Batch {
 }
 
 // fill makes a batch out of all that r promises, and releases r.
-func (w *world) fill(r *reservation.Reservation, place batch.Place) *batch.Batch {
+func (w *world) fill(r reservation.Reservation, place batch.Place) *batch.Batch {
 	w.t.Helper()
 	n := r.Bytes()
 	buf, err := r.Alloc(n)

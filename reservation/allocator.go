@@ -32,7 +32,7 @@ import (
 // An Allocator is safe for concurrent use: builders in several goroutines may share
 // one. It has no goroutine of its own.
 type Allocator struct {
-	r *Reservation
+	r Reservation
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation] // not held while anything is drawn or released
@@ -98,8 +98,8 @@ func (e *UnfreedError) Is(target error) bool { return target == ErrUnfreed }
 // NewAllocator returns an allocator of the bytes that r promises; r stays the
 // caller's. Only host memory can be allocated from: for other spaces it is
 // tier.ErrNotSupported.
-func NewAllocator(r *Reservation) (*Allocator, error) {
-	if r == nil {
+func NewAllocator(r Reservation) (*Allocator, error) {
+	if r.IsZero() {
 		return nil, errReleased("making an allocator")
 	}
 	if r.Space().Kind() != tier.Host {

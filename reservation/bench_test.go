@@ -125,7 +125,7 @@ func BenchmarkServeAmongWaiters(b *testing.B) {
 		b.Run(fmt.Sprint(waiters), func(b *testing.B) {
 			m, _ := one(b, 1, 0)
 			ctx, cancel := context.WithCancel(context.Background())
-			served := make(chan *reservation.Reservation)
+			served := make(chan reservation.Reservation)
 			held := mustTry(b, m, onGPU0, 1)
 			var wg sync.WaitGroup
 			for range waiters {

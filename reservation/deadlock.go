@@ -52,7 +52,7 @@ func (m *Manager) observe() *books {
 	b := &books{owners: make(map[*Owner]*ownerView), waits: make(map[*waiter]*waitView), lines: make(map[*line]*lineView), order: m.lines}
 	type open struct {
 		owner        *Owner
-		reservations []*Reservation
+		reservations []Reservation
 	}
 	t := &m.progress.owners
 	t.Lock()
@@ -66,7 +66,7 @@ func (m *Manager) observe() *books {
 		v := b.owner(o.owner)
 		for _, r := range o.reservations {
 			n := r.Bytes()
-			v.held[r.line] += n
+			v.held[r.rec.line] += n
 			v.total += n
 		}
 	}

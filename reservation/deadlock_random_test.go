@@ -72,7 +72,7 @@ func (c *crowd) stuck(me *member) bool {
 // round does one piece of work: it takes parts bytes after another, which may wait,
 // works, and gives all of it back, also after an error.
 func (c *crowd) round(ctx context.Context, k *member, rng *rand.Rand, parts []part, doors bool) (err error) {
-	var held []*reservation.Reservation
+	var held []reservation.Reservation
 	defer func() {
 		c.mu.Lock()
 		clear(k.held)
@@ -90,7 +90,7 @@ func (c *crowd) round(ctx context.Context, k *member, rng *rand.Rand, parts []pa
 		if err != nil {
 			return err
 		}
-		if r != nil {
+		if !r.IsZero() {
 			held = append(held, r)
 		}
 		time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond)
@@ -105,8 +105,8 @@ type part struct {
 }
 
 // take reserves, or grows what is held in the space already.
-func (c *crowd) take(ctx context.Context, k *member, p part, held []*reservation.Reservation) (*reservation.Reservation, error) {
-	var grown, r *reservation.Reservation
+func (c *crowd) take(ctx context.Context, k *member, p part, held []reservation.Reservation) (reservation.Reservation, error) {
+	var grown, r reservation.Reservation
 	for _, h := range held {
 		if p.grow && h.Space() == c.spaces[p.in[0]] {
 			grown, p.in = h, p.in[:1]
@@ -116,7 +116,7 @@ func (c *crowd) take(ctx context.Context, k *member, p part, held []*reservation
 	k.waiting, k.in, k.need = true, p.in, p.n
 	c.mu.Unlock()
 	var err error
-	if grown != nil {
+	if !grown.IsZero() {
 		err = grown.Grow(ctx, p.n)
 	} else {
 		r, err = c.m.Reserve(ctx, pick{p.in}, p.n, reservation.WithOwner(k.o))
@@ -126,7 +126,7 @@ func (c *crowd) take(ctx context.Context, k *member, p part, held []*reservation
 	k.waiting = false
 	if err == nil {
 		from := grown
-		if r != nil {
+		if !r.IsZero() {
 			from = r
 		}
 		for i, s := range c.spaces {

@@ -28,7 +28,7 @@ func newTask(t *testing.T, m *reservation.Manager, name string) task {
 	return task{t, m, reservation.NewOwner(name)}
 }
 
-func (k task) hold(id tier.ID, n int64) *reservation.Reservation {
+func (k task) hold(id tier.ID, n int64) reservation.Reservation {
 	k.t.Helper()
 	return mustTry(k.t, k.m, reservation.Specific(id), n, reservation.WithOwner(k.o))
 }
@@ -36,15 +36,15 @@ func (k task) hold(id tier.ID, n int64) *reservation.Reservation {
 // ask begins to wait for n bytes; later calls are younger.
 func (k task) ask(s reservation.Strategy, n int64) *call {
 	k.t.Helper()
-	c := start(func() (*reservation.Reservation, error) {
+	c := start(func() (reservation.Reservation, error) {
 		return k.m.Reserve(context.Background(), s, n, reservation.WithOwner(k.o))
 	})
 	synctest.Wait()
 	return c
 }
 
-func grow(t *testing.T, r *reservation.Reservation, n int64) *call {
-	c := start(func() (*reservation.Reservation, error) { return r, r.Grow(context.Background(), n) })
+func grow(t *testing.T, r reservation.Reservation, n int64) *call {
+	c := start(func() (reservation.Reservation, error) { return r, r.Grow(context.Background(), n) })
 	synctest.Wait()
 	return c
 }
@@ -75,11 +75,11 @@ func twoSpaces(t *testing.T) *reservation.Manager {
 // Two owners hold half each and want the rest: the youngest is told and rolls back,
 // the other goes on, and then the first succeeds.
 func TestDeadlockOfTwo(t *testing.T) {
-	for name, more := range map[string]func(k task, r *reservation.Reservation) *call{
-		"grow":    func(k task, r *reservation.Reservation) *call { return grow(k.t, r, 50) },
-		"reserve": func(k task, r *reservation.Reservation) *call { return k.ask(onGPU0, 50) },
-		"up to": func(k task, r *reservation.Reservation) *call {
-			c := start(func() (*reservation.Reservation, error) {
+	for name, more := range map[string]func(k task, r reservation.Reservation) *call{
+		"grow":    func(k task, r reservation.Reservation) *call { return grow(k.t, r, 50) },
+		"reserve": func(k task, r reservation.Reservation) *call { return k.ask(onGPU0, 50) },
+		"up to": func(k task, r reservation.Reservation) *call {
+			c := start(func() (reservation.Reservation, error) {
 				return k.m.ReserveUpTo(context.Background(), onGPU0, 50, 60, reservation.WithOwner(k.o))
 			})
 			synctest.Wait()
@@ -100,7 +100,9 @@ func TestDeadlockOfTwo(t *testing.T) {
 				}
 				ca.left(t) // b runs now
 				wantReservation(t, rb, 50, 50)
-				others := start(func() (*reservation.Reservation, error) { return nil, e.Wait(context.Background()) })
+				others := start(func() (reservation.Reservation, error) {
+					return reservation.Reservation{}, e.Wait(context.Background())
+				})
 				others.left(t)
 				ctx, cancel := context.WithCancel(context.Background())
 				cancel()
@@ -129,7 +131,7 @@ func TestDeadlockOfThreeInACircle(t *testing.T) {
 			spaceOf(t, "gpu:0", 100), spaceOf(t, "gpu:1", 100), spaceOf(t, "host:0", 100),
 		}})
 		var tasks []task
-		var held []*reservation.Reservation
+		var held []reservation.Reservation
 		var calls []*call
 		for i, id := range ids {
 			tasks = append(tasks, newTask(t, m, fmt.Sprint(i)))

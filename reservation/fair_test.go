@@ -53,7 +53,7 @@ func TestBypassIsBounded(t *testing.T) {
 			if err := held.TryGrow(1); !errors.Is(err, tier.ErrNoSpace) {
 				t.Errorf("growing past a shut door: %v", err)
 			}
-			growing := start(func() (*reservation.Reservation, error) { return held, held.Grow(t.Context(), 1) })
+			growing := start(func() (reservation.Reservation, error) { return held, held.Grow(t.Context(), 1) })
 			growing.waiting(t)
 			if err := held.Shrink(10); err != nil {
 				t.Error(err)
@@ -205,7 +205,7 @@ func TestLargeAmongAStreamOfSmall(t *testing.T) {
 			// The others act at whole milliseconds, so none is served just now.
 			time.Sleep(17*time.Millisecond + 500*time.Microsecond)
 			var before int64
-			large := start(func() (*reservation.Reservation, error) {
+			large := start(func() (reservation.Reservation, error) {
 				before = served.Load()
 				return m.Reserve(ctx, onGPU0, 100)
 			})
@@ -232,7 +232,7 @@ func TestReleaseEndsAWaitingGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := one(t, 100, 0)
 		held, other := mustTry(t, m, onGPU0, 60), mustTry(t, m, onGPU0, 40)
-		growing := start(func() (*reservation.Reservation, error) { return nil, held.Grow(t.Context(), 20) })
+		growing := start(func() (reservation.Reservation, error) { return reservation.Reservation{}, held.Grow(t.Context(), 20) })
 		growing.waiting(t)
 		release(t, held)
 		growing.failed(t, tier.ErrReleased)
@@ -246,7 +246,7 @@ func TestGrowWaits(t *testing.T) {
 		m, s := one(t, 100, 0)
 		held, other := mustTry(t, m, onGPU0, 60), mustTry(t, m, onGPU0, 40)
 		ctx, cancel := context.WithCancel(t.Context())
-		growing := start(func() (*reservation.Reservation, error) { return nil, held.Grow(ctx, 20) })
+		growing := start(func() (reservation.Reservation, error) { return reservation.Reservation{}, held.Grow(ctx, 20) })
 		growing.waiting(t)
 		if got, want := m.Demand(nil), (reservation.Demand{Space: gpu0, Bytes: 20, Smallest: 20, Waiters: 1}); len(got) != 1 || got[0] != want {
 			t.Errorf("demand is %+v; want %+v", got, want)
@@ -254,7 +254,7 @@ func TestGrowWaits(t *testing.T) {
 		cancel()
 		growing.failed(t, context.Canceled)
 		wantReservation(t, held, 60, 60)
-		growing = start(func() (*reservation.Reservation, error) { return nil, held.Grow(t.Context(), 20) })
+		growing = start(func() (reservation.Reservation, error) { return reservation.Reservation{}, held.Grow(t.Context(), 20) })
 		growing.waiting(t)
 		if err := other.Shrink(20); err != nil {
 			t.Error(err)
@@ -269,7 +269,7 @@ func TestGrowWaits(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		// A limit that is lowered makes a wait vain.
-		growing = start(func() (*reservation.Reservation, error) { return nil, held.Grow(t.Context(), 15) })
+		growing = start(func() (reservation.Reservation, error) { return reservation.Reservation{}, held.Grow(t.Context(), 15) })
 		growing.waiting(t)
 		if err := s.SetLimit(94); err != nil {
 			t.Error(err)

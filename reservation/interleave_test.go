@@ -56,7 +56,7 @@ func TestPassIsGivenBack(t *testing.T) {
 			}
 		})
 		ctx, cancel := context.WithCancel(t.Context())
-		late := start(func() (*reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 40, 45) })
+		late := start(func() (reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 40, 45) })
 		late.waiting(t)
 		if n := passes(t, m, 100); n != 1 {
 			t.Errorf("%d passed by; want 1", n)
@@ -78,7 +78,7 @@ func TestCancelledWhileServed(t *testing.T) {
 		large := startReserve(t.Context(), m, onGPU0, 90)
 		large.waiting(t)
 		ctx, cancel := context.WithCancel(t.Context())
-		doomed := start(func() (*reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 10, 50) })
+		doomed := start(func() (reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 10, 50) })
 		doomed.waiting(t)
 		next := startReserve(t.Context(), m, onGPU0, 40)
 		next.waiting(t)
@@ -105,7 +105,7 @@ func TestOnlyOneSpaceIsCharged(t *testing.T) {
 		b := mustTry(t, m, reservation.Specific(gpu1), 1000)
 		large := startReserve(t.Context(), m, onGPU0, 1000) // serves the first line
 		large.waiting(t)
-		c := start(func() (*reservation.Reservation, error) {
+		c := start(func() (reservation.Reservation, error) {
 			return m.ReserveUpTo(t.Context(), reservation.AnyInTier(tier.GPU), 10, 500)
 		})
 		c.waiting(t)

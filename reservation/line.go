@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"math"
+	"sync"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/tier"
@@ -23,6 +24,8 @@ type line struct {
 	m     *Manager
 	space *tier.Space
 	hint  string
+
+	records sync.Pool // of *record, none of which is in use
 
 	// door is doorOpen while nobody waits; else the head's number, in the upper
 	// half, over the passes that are left. It is an atomic so that who passes by

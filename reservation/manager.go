@@ -62,7 +62,7 @@ type Manager struct {
 	waits    histogram
 	scratch  sync.Pool // of *scratch
 	progress progress
-	open     sync.Map // of *Reservation; only in an invariants build
+	open     sync.Map // of Reservation; only in an invariants build
 
 	subscribers atomic.Pointer[[]subscriber] // copied on write; called without locks
 
@@ -119,42 +119,42 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 // its cause and its Err; by Close, with tier.ErrClosed; by Refuse, with a
 // tier.NoSpaceError; for an owner by a DeadlockError; and, with an ExceededError when next something is freed, by
 // limits that were lowered below the request. Nothing is reserved then.
-func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (*Reservation, error) {
+func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, bytes, bytes, opts)
 }
 
 // TryReserve is Reserve for those who do not wait: if there is no room now, or
 // what there is is kept for an older request, it returns a tier.NoSpaceError.
-func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (*Reservation, error) {
+func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (Reservation, error) {
 	return m.reserve(context.Background(), false, s, bytes, bytes, opts)
 }
 
 // ReserveUpTo promises what there is, from min to max bytes, in the first
 // candidate that has room for min, and waits until there is room for min in one
 // of them. Reservation.Bytes tells how much it is.
-func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, opts ...Option) (*Reservation, error) {
+func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, min, max, opts)
 }
 
 // reserve does all three.
-func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, most int64, opts []Option) (*Reservation, error) {
+func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, most int64, opts []Option) (Reservation, error) {
 	o, err := gather(opts)
 	switch {
 	case err != nil:
-		return nil, err
+		return Reservation{}, err
 	case s == nil:
-		return nil, errors.New("reservation: a strategy is required")
+		return Reservation{}, errors.New("reservation: a strategy is required")
 	case least < 0:
-		return nil, fmt.Errorf("reservation: cannot reserve %d bytes", least)
+		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d bytes", least)
 	case most < least:
-		return nil, fmt.Errorf("reservation: cannot reserve %d to %d bytes", least, most)
+		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d to %d bytes", least, most)
 	case m.closed.Load():
-		return nil, closedError()
+		return Reservation{}, closedError()
 	case ctx.Err() != nil:
-		return nil, ended(ctx, "not begun")
+		return Reservation{}, ended(ctx, "not begun")
 	}
 	if err := o.owner.join(m); err != nil {
-		return nil, err
+		return Reservation{}, err
 	}
 	q := m.scratch.Get().(*scratch)
 	l, n, err := m.ask(q, s, least, most)
@@ -171,7 +171,7 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 		l, n, err = m.waitOf(ctx, w, o.owner)
 	}
 	if err != nil {
-		return nil, err
+		return Reservation{}, err
 	}
 	return newReservation(l, n, o), nil
 }

@@ -48,13 +48,13 @@ func TestImpossibleRequestsAreRefusedAtOnce(t *testing.T) {
 		{"no overflow", onGPU0, math.MaxInt64, gpu0, 700, 1000},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			for how, f := range map[string]func() (*reservation.Reservation, error){
-				"Reserve":    func() (*reservation.Reservation, error) { return m.Reserve(ctx, test.strategy, test.bytes) },
-				"TryReserve": func() (*reservation.Reservation, error) { return m.TryReserve(test.strategy, test.bytes) },
-				"ReserveUpTo": func() (*reservation.Reservation, error) {
+			for how, f := range map[string]func() (reservation.Reservation, error){
+				"Reserve":    func() (reservation.Reservation, error) { return m.Reserve(ctx, test.strategy, test.bytes) },
+				"TryReserve": func() (reservation.Reservation, error) { return m.TryReserve(test.strategy, test.bytes) },
+				"ReserveUpTo": func() (reservation.Reservation, error) {
 					return m.ReserveUpTo(ctx, test.strategy, test.bytes, math.MaxInt64)
 				},
-				"with padding": func() (*reservation.Reservation, error) {
+				"with padding": func() (reservation.Reservation, error) {
 					return m.Reserve(ctx, test.strategy, test.bytes, reservation.WithPolicy(reservation.Increase(2)))
 				},
 			} {
@@ -114,22 +114,22 @@ func TestTryReserveWithoutRoom(t *testing.T) {
 func TestSenselessRequests(t *testing.T) {
 	m, s := one(t, 100, 0)
 	ctx := context.Background()
-	for name, f := range map[string]func() (*reservation.Reservation, error){
-		"negative":      func() (*reservation.Reservation, error) { return m.Reserve(ctx, onGPU0, -1) },
-		"very negative": func() (*reservation.Reservation, error) { return m.TryReserve(onGPU0, math.MinInt64) },
-		"up to less":    func() (*reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 2, 1) },
-		"padding below 1": func() (*reservation.Reservation, error) {
+	for name, f := range map[string]func() (reservation.Reservation, error){
+		"negative":      func() (reservation.Reservation, error) { return m.Reserve(ctx, onGPU0, -1) },
+		"very negative": func() (reservation.Reservation, error) { return m.TryReserve(onGPU0, math.MinInt64) },
+		"up to less":    func() (reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 2, 1) },
+		"padding below 1": func() (reservation.Reservation, error) {
 			return m.TryReserve(onGPU0, 1, reservation.WithPolicy(reservation.Increase(0.9)))
 		},
-		"padding not a number": func() (*reservation.Reservation, error) {
+		"padding not a number": func() (reservation.Reservation, error) {
 			return m.TryReserve(onGPU0, 1, reservation.WithPolicy(reservation.Increase(math.NaN())))
 		},
-		"padding without bound": func() (*reservation.Reservation, error) {
+		"padding without bound": func() (reservation.Reservation, error) {
 			return m.TryReserve(onGPU0, 1, reservation.WithPolicy(reservation.Increase(math.Inf(1))))
 		},
 	} {
 		r, err := f()
-		if err == nil || r != nil {
+		if err == nil || !r.IsZero() {
 			t.Errorf("%s: %v, %v", name, r, err)
 		}
 		if errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrExceeded) {

@@ -107,7 +107,7 @@ func againstReference(t *testing.T, seed uint64) {
 	bypass := 1 + rng.IntN(4)
 	m, s := one(t, capacity, bypass)
 	ref := &reference{limit: capacity, bypass: bypass}
-	var held []*reservation.Reservation
+	var held []reservation.Reservation
 	var all []*modelWaiter
 	for step := range steps {
 		bytes := 1 + rng.Int64N(rng.Int64N(60)+1)
@@ -220,7 +220,7 @@ type worker struct {
 }
 
 type modelReservation struct {
-	r        *reservation.Reservation
+	r        reservation.Reservation
 	promised int64
 }
 
@@ -422,8 +422,8 @@ func (w *worker) promise(h *modelReservation, bytes int64) {
 	h.promised = bytes
 }
 
-func (w *worker) keep(t *testing.T) func(*reservation.Reservation, error) {
-	return func(r *reservation.Reservation, err error) {
+func (w *worker) keep(t *testing.T) func(reservation.Reservation, error) {
+	return func(r reservation.Reservation, err error) {
 		expected(t, err)
 		if err == nil {
 			w.mu.Lock()

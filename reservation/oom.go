@@ -12,7 +12,7 @@ import (
 
 // OutOfMemory is what an out-of-memory hook is told. Sizes are bytes.
 type OutOfMemory struct {
-	Reservation *Reservation // the allocation was from this
+	Reservation Reservation // the allocation was from this
 	Space       tier.ID
 	Requested   int64 // as the space charges it
 	Unused      int64 // of the promise, in no buffer
@@ -68,8 +68,8 @@ type memoryHook struct {
 
 // again asks the hook about an allocation that failed with first, and tries it again
 // if it should.
-func (h *memoryHook) again(r *Reservation, size int64, first error, try func() (*tier.Buffer, error)) (*tier.Buffer, error) {
-	space := r.line.space
+func (h *memoryHook) again(r Reservation, size int64, first error, try func() (*tier.Buffer, error)) (*tier.Buffer, error) {
+	space := r.Space()
 	if size > space.Capacity() || !errors.Is(first, ErrExceeded) && !errors.Is(first, tier.ErrNoSpace) {
 		return nil, first
 	}

@@ -15,18 +15,18 @@ import (
 func TestOutOfMemoryHookHelps(t *testing.T) {
 	for name, test := range map[string]struct {
 		policy reservation.LimitPolicy
-		help   func(o reservation.OutOfMemory, cached *tier.Buffer, other *reservation.Reservation) error
+		help   func(o reservation.OutOfMemory, cached *tier.Buffer, other reservation.Reservation) error
 		cause  error // besides ErrExceeded
 	}{
-		"by freeing a buffer": {help: func(_ reservation.OutOfMemory, cached *tier.Buffer, _ *reservation.Reservation) error {
+		"by freeing a buffer": {help: func(_ reservation.OutOfMemory, cached *tier.Buffer, _ reservation.Reservation) error {
 			return cached.Release()
 		}},
-		"by growing": {help: func(o reservation.OutOfMemory, _ *tier.Buffer, other *reservation.Reservation) error {
+		"by growing": {help: func(o reservation.OutOfMemory, _ *tier.Buffer, other reservation.Reservation) error {
 			return errors.Join(other.Shrink(30), o.Reservation.TryGrow(30))
 		}},
 		"by making room in the space": {
 			policy: reservation.Increase(1.25), cause: tier.ErrNoSpace,
-			help: func(_ reservation.OutOfMemory, _ *tier.Buffer, other *reservation.Reservation) error {
+			help: func(_ reservation.OutOfMemory, _ *tier.Buffer, other reservation.Reservation) error {
 				return other.Shrink(30)
 			},
 		},
@@ -140,10 +140,10 @@ func TestOutOfMemoryHookDoesNotRecurse(t *testing.T) {
 	m, _ := one(t, 100, 0)
 	var calls, inner int
 	other := mustTry(t, m, onGPU0, 10, reservation.WithOutOfMemory(func(reservation.OutOfMemory) bool { inner++; return true }))
-	var r *reservation.Reservation
+	var r reservation.Reservation
 	r = mustTry(t, m, onGPU0, 10, reservation.WithOutOfMemory(func(o reservation.OutOfMemory) bool {
 		calls++
-		for _, r := range []*reservation.Reservation{r, o.Reservation, other} {
+		for _, r := range []reservation.Reservation{r, o.Reservation, other} {
 			if _, err := r.Alloc(20); !errors.Is(err, reservation.ErrExceeded) {
 				t.Errorf("inside: %v", err)
 			}

@@ -23,7 +23,7 @@ type Owner struct {
 	manager atomic.Pointer[Manager]
 
 	// Guarded by owners.Mutex of the manager.
-	open map[*Reservation]struct{}
+	open map[Reservation]struct{}
 	told told
 }
 
@@ -95,7 +95,7 @@ type owners struct {
 
 // opened notes a new reservation of o. Its bytes are charged already, and in closed
 // not yet given back: so what owners hold never seems to be more than what is used.
-func (o *Owner) opened(r *Reservation) {
+func (o *Owner) opened(r Reservation) {
 	if o == nil {
 		return
 	}
@@ -105,7 +105,7 @@ func (o *Owner) opened(r *Reservation) {
 		t.open = make(map[*Owner]struct{})
 	}
 	if o.open == nil {
-		o.open = make(map[*Reservation]struct{})
+		o.open = make(map[Reservation]struct{})
 	}
 	t.open[o] = struct{}{}
 	o.open[r] = struct{}{}
@@ -119,7 +119,7 @@ func (o *Owner) opened(r *Reservation) {
 }
 
 // closed notes that r, which promised so much, is being released.
-func (o *Owner) closed(r *Reservation, promised int64) {
+func (o *Owner) closed(r Reservation, promised int64) {
 	if o == nil {
 		return
 	}
@@ -162,14 +162,14 @@ func (o *Owner) gotPast(t *owners, released int64) {
 }
 
 // reservations returns o's open reservations.
-func (o *Owner) reservations(t *owners) []*Reservation {
+func (o *Owner) reservations(t *owners) []Reservation {
 	t.Lock()
 	defer t.Unlock()
 	return o.reservationsLocked()
 }
 
-func (o *Owner) reservationsLocked() []*Reservation {
-	out := make([]*Reservation, 0, len(o.open))
+func (o *Owner) reservationsLocked() []Reservation {
+	out := make([]Reservation, 0, len(o.open))
 	for r := range o.open {
 		out = append(out, r)
 	}

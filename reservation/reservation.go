@@ -15,30 +15,71 @@ import (
 // charged to the space from the start: they are either unused or in buffers that
 // were drawn from it, and a buffer that is freed makes them unused again. It is
 // safe for concurrent use, and buffers may be freed from any goroutine.
+//
+// It is a small value, to be copied and compared: its copies are the same promise. The
+// zero value is none: it has no space, and everything but Release of it is
+// tier.ErrReleased.
 type Reservation struct {
-	line   *line
-	policy LimitPolicy
-	owner  *Owner      // or nil
-	memory *memoryHook // or nil
-	stack  string      // where it was taken; only in an invariants build
+	rec *record
+	gen uint64 // of rec when it was taken; afterwards rec may be somebody else's
+}
+
+// IsZero says whether r is the zero value, and so no reservation.
+func (r Reservation) IsZero() bool { return r.rec == nil }
+
+// record holds the books of a reservation. When that is released, and nothing that was
+// drawn from it is out, another one uses the record: so reserving does not allocate.
+// Its generation tells them apart.
+type record struct {
+	line *line // of all its reservations
 
 	mu struct {
-		lockrank.Mutex[lockrank.Reservation] // never held with the manager's, which has the same rank
+		lockrank.Mutex[lockrank.Reservation]        // never held with the manager's, which has the same rank
+		gen                                  uint64 // counts Releases
 		promised                             int64
 		drawn                                int64 // charged to buffers that are not reclaimed yet; with Ignore it may be above promised
 		released                             bool
 		growing                              []*waiter // Grow calls that wait
+		policy                               LimitPolicy
+		owner                                *Owner      // or nil
+		memory                               *memoryHook // or nil
+		stack                                string      // where it was taken; only in an invariants build
 	}
 }
 
-func newReservation(l *line, bytes int64, o options) *Reservation {
-	r := &Reservation{line: l, policy: o.policy, owner: o.owner, memory: o.memory, stack: invariants.Stack()}
-	r.mu.promised = bytes
+func newReservation(l *line, bytes int64, o options) Reservation {
+	rec, ok := l.records.Get().(*record)
+	if !ok {
+		rec = &record{line: l}
+	}
+	rec.mu.Lock()
+	r := Reservation{rec, rec.mu.gen}
+	rec.mu.promised, rec.mu.released = bytes, false
+	rec.mu.policy, rec.mu.owner, rec.mu.memory = o.policy, o.owner, o.memory
+	if invariants.Enabled {
+		rec.mu.stack = invariants.Stack()
+	}
+	rec.mu.Unlock()
 	if invariants.Enabled {
 		l.m.open.Store(r, struct{}{})
 	}
-	r.owner.opened(r)
+	o.owner.opened(r)
 	return r
+}
+
+// goneLocked says whether the reservation of that generation was released.
+func (r *record) goneLocked(gen uint64) bool { return r.mu.gen != gen || r.mu.released }
+
+// idleLocked says whether another reservation may use r; the caller then calls recycle,
+// once.
+func (r *record) idleLocked() bool { return r.mu.released && r.mu.drawn == 0 }
+
+// recycle hands r on. An invariants build keeps each record as it was, for the stack of
+// a second release.
+func (r *record) recycle() {
+	if !invariants.Enabled {
+		r.line.records.Put(r)
+	}
 }
 
 // Leaks lists what is promised and not released, for the report of an engine that
@@ -48,9 +89,9 @@ func (m *Manager) Leaks() []tier.Leak {
 	var out []tier.Leak
 	if invariants.Enabled {
 		m.open.Range(func(k, _ any) bool {
-			r := k.(*Reservation)
+			r := k.(Reservation)
 			if n := r.Unused(); n > 0 {
-				out = append(out, tier.Leak{Space: r.Space().ID(), Bytes: n, Stack: r.stack})
+				out = append(out, tier.Leak{Space: r.Space().ID(), Bytes: n, Stack: r.rec.mu.stack})
 			}
 			return true
 		})
@@ -65,29 +106,53 @@ func (m *Manager) Leaks() []tier.Leak {
 }
 
 // Space returns where the bytes are.
-func (r *Reservation) Space() *tier.Space { return r.line.space }
+func (r Reservation) Space() *tier.Space {
+	if r.rec == nil {
+		return nil
+	}
+	return r.rec.line.space
+}
 
 // Bytes returns how many bytes are promised, in use or not; 0 after Release.
-func (r *Reservation) Bytes() int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.mu.released {
+func (r Reservation) Bytes() int64 {
+	if r.rec == nil {
 		return 0
 	}
-	return r.mu.promised
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	if r.rec.goneLocked(r.gen) {
+		return 0
+	}
+	return r.rec.mu.promised
 }
 
 // Unused returns how many of the promised bytes are in no buffer; 0 after
 // Release.
-func (r *Reservation) Unused() int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.unusedLocked()
+func (r Reservation) Unused() int64 {
+	if r.rec == nil {
+		return 0
+	}
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	if r.rec.goneLocked(r.gen) {
+		return 0
+	}
+	return r.rec.unusedLocked()
 }
 
-// unusedLocked is what the space's books have as reserved for r, but for what a
-// call has charged and not settled yet.
-func (r *Reservation) unusedLocked() int64 {
+// over says whether r was released.
+func (r Reservation) over() bool {
+	if r.rec == nil {
+		return true
+	}
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	return r.rec.goneLocked(r.gen)
+}
+
+// unusedLocked is what the space's books have as reserved for the record, but for what
+// a call has charged and not settled yet.
+func (r *record) unusedLocked() int64 {
 	if r.mu.released {
 		return 0
 	}
@@ -99,41 +164,54 @@ func (r *Reservation) unusedLocked() int64 {
 // more than what is unused, the policy decides, and a refusal is an ExceededError.
 // It never waits. On an error the reservation is as it was. A size of 0 gives a
 // nil buffer.
-func (r *Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCuts(size, nil) }
+func (r Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCuts(size, nil) }
 
 // AllocCuts is Alloc for memory that may be split at cuts: ascending multiples
 // of tier.Page below size. Only host and disk memory is ever split.
-func (r *Reservation) AllocCuts(size int64, cuts []int64) (*tier.Buffer, error) {
-	return r.allocFor(size, cuts, (*account)(r))
+func (r Reservation) AllocCuts(size int64, cuts []int64) (*tier.Buffer, error) {
+	return r.allocFor(size, cuts, (*account)(r.rec))
 }
 
 // allocFor is AllocCuts with another account in front of the reservation's.
-func (r *Reservation) allocFor(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
-	if r == nil {
+func (r Reservation) allocFor(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
+	if r.rec == nil {
 		return nil, errReleased("alloc")
 	}
 	b, err := r.tryAlloc(size, cuts, a)
-	if err != nil && r.memory != nil {
-		return r.memory.again(r, size, err, func() (*tier.Buffer, error) { return r.tryAlloc(size, cuts, a) })
+	if err != nil {
+		if h := r.memoryHook(); h != nil {
+			return h.again(r, size, err, func() (*tier.Buffer, error) { return r.tryAlloc(size, cuts, a) })
+		}
 	}
 	return b, err
 }
 
-func (r *Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
-	if size < 0 {
-		return nil, fmt.Errorf("reservation: %s: cannot allocate %d bytes", r.line.space.ID(), size)
+// memoryHook returns r's out-of-memory hook, nil if it has none or was released.
+func (r Reservation) memoryHook() *memoryHook {
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	if r.rec.goneLocked(r.gen) {
+		return nil
 	}
-	charge := r.line.charge(size)
+	return r.rec.mu.memory
+}
+
+func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
+	l := r.rec.line
+	if size < 0 {
+		return nil, fmt.Errorf("reservation: %s: cannot allocate %d bytes", l.space.ID(), size)
+	}
+	charge := l.charge(size)
 	if charge == nothing {
-		return nil, r.line.exceeded(size)
+		return nil, l.exceeded(size)
 	}
 	grown, err := r.draw(charge)
 	if err != nil || size == 0 {
 		return nil, err
 	}
-	b, err := r.line.space.Draw(size, cuts, a)
+	b, err := l.space.Draw(size, cuts, a)
 	if err != nil {
-		r.undraw(charge, grown)
+		r.rec.undraw(charge, grown)
 		return nil, err
 	}
 	return b, nil
@@ -141,41 +219,42 @@ func (r *Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.
 
 // draw moves charge bytes from unused to drawn, and makes them so that many are
 // there if the policy says so. It returns by how much the promise grew.
-func (r *Reservation) draw(charge int64) (grown int64, err error) {
-	space := r.line.space
+func (r Reservation) draw(charge int64) (grown int64, err error) {
+	rec, space := r.rec, r.rec.line.space
 	var extra int64 // charged beyond what was unused
 	for {
-		r.mu.Lock()
-		if r.mu.released {
-			r.mu.Unlock()
+		rec.mu.Lock()
+		if rec.goneLocked(r.gen) {
+			rec.mu.Unlock()
 			space.Unreserve(extra)
 			return 0, errReleased("alloc")
 		}
-		before := r.unusedLocked()
+		policy := rec.mu.policy
+		before := rec.unusedLocked()
 		shortfall := charge - before - extra
 		if shortfall <= 0 {
-			if r.policy.kind == policyIncrease {
-				r.mu.promised += extra
+			if policy.kind == policyIncrease {
+				rec.mu.promised += extra
 				grown = extra
 			}
-			r.mu.drawn += charge
-			spare := before + extra - charge - r.unusedLocked()
-			r.mu.Unlock()
+			rec.mu.drawn += charge
+			spare := before + extra - charge - rec.unusedLocked()
+			rec.mu.Unlock()
 			space.Unreserve(spare)
 			return grown, nil
 		}
-		promised := r.mu.promised
-		r.mu.Unlock()
-		n, ok := r.beyond(shortfall)
+		promised := rec.mu.promised
+		rec.mu.Unlock()
+		n, ok := rec.line.beyond(policy, shortfall)
 		if !ok {
 			space.Unreserve(extra)
 			var err error
-			if r.policy.kind != policyFail {
-				err = r.line.full(shortfall)
+			if policy.kind != policyFail {
+				err = rec.line.full(shortfall)
 			}
 			return 0, &ExceededError{
 				Space: space.ID(), Requested: charge, Available: before, Limit: promised,
-				Hint: r.policy.hint(), Cause: err,
+				Hint: policy.hint(), Cause: err,
 			}
 		}
 		extra += n
@@ -183,44 +262,53 @@ func (r *Reservation) draw(charge int64) (grown int64, err error) {
 }
 
 // beyond charges the space for what an allocation lacks, as the policy says.
-func (r *Reservation) beyond(shortfall int64) (int64, bool) {
-	switch r.policy.kind {
+func (l *line) beyond(p LimitPolicy, shortfall int64) (int64, bool) {
+	switch p.kind {
 	case policyIncrease:
-		if n := r.policy.padded(shortfall); n > shortfall {
-			if n, ok := r.line.take(n, n, n); ok {
+		if n := p.padded(shortfall); n > shortfall {
+			if n, ok := l.take(n, n, n); ok {
 				return n, true
 			}
 		}
 	case policyFail:
 		return 0, false
 	}
-	return r.line.take(shortfall, shortfall, shortfall)
+	return l.take(shortfall, shortfall, shortfall)
 }
 
 // undraw is the reverse of draw.
-func (r *Reservation) undraw(charge, grown int64) {
+func (r *record) undraw(charge, grown int64) {
 	r.mu.Lock()
 	before := r.unusedLocked()
 	r.mu.drawn -= charge
 	r.mu.promised -= min(grown, r.unusedLocked())
 	spare := charge - (r.unusedLocked() - before)
+	idle := r.idleLocked()
 	r.mu.Unlock()
 	r.line.space.Unreserve(spare)
+	if idle {
+		r.recycle()
+	}
 }
 
-// account is the Reservation as the tier.Account of its buffers.
-type account Reservation
+// account is a record as the tier.Account of its buffers: while one of them is out,
+// nobody else uses the record.
+type account record
 
 // Credit takes n bytes back that a buffer was charged and that are reclaimed. A
 // promise that was overdrawn gives the space its part first. After Release all
 // of it is the space's.
 func (a *account) Credit(n int64) bool {
-	r := (*Reservation)(a)
+	r := (*record)(a)
 	r.mu.Lock()
 	before := r.unusedLocked()
 	r.mu.drawn -= n
 	if r.mu.released {
+		idle := r.idleLocked()
 		r.mu.Unlock()
+		if idle {
+			r.recycle()
+		}
 		return false
 	}
 	kept := r.unusedLocked() - before
@@ -236,17 +324,17 @@ func (a *account) Credit(n int64) bool {
 // ExceededError. Who holds bytes while waiting for more may wait for somebody who
 // does the same: an owner is told of that with a DeadlockError; others have TryGrow
 // and Release.
-func (r *Reservation) Grow(ctx context.Context, n int64) error { return r.grow(ctx, true, n) }
+func (r Reservation) Grow(ctx context.Context, n int64) error { return r.grow(ctx, true, n) }
 
 // TryGrow is Grow for those who do not wait: no room now is a
-// tier.NoSpaceError. On a nil reservation it is tier.ErrReleased.
-func (r *Reservation) TryGrow(n int64) error { return r.grow(context.Background(), false, n) }
+// tier.NoSpaceError.
+func (r Reservation) TryGrow(n int64) error { return r.grow(context.Background(), false, n) }
 
-func (r *Reservation) grow(ctx context.Context, wait bool, n int64) error {
-	if r == nil {
+func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
+	if r.rec == nil {
 		return errReleased("grow")
 	}
-	l := r.line
+	rec, l := r.rec, r.rec.line
 	if n < 0 {
 		return fmt.Errorf("reservation: %s: cannot grow by %d bytes", l.space.ID(), n)
 	}
@@ -254,16 +342,17 @@ func (r *Reservation) grow(ctx context.Context, wait bool, n int64) error {
 		return ended(ctx, "not grown")
 	}
 	need := l.charge(n)
-	r.mu.Lock()
-	released, promised := r.mu.released, r.mu.promised
-	r.mu.Unlock()
+	rec.mu.Lock()
+	released, promised := rec.goneLocked(r.gen), rec.mu.promised
+	rec.mu.Unlock()
+	if released {
+		return errReleased("grow")
+	}
 	if whole := l.charge(promised + n); need != nothing && whole != nothing {
 		// Both together, drawn as one, may be charged more than each by itself.
 		need = max(need, whole-l.charge(promised))
 	}
 	switch {
-	case released:
-		return errReleased("grow")
 	case l.m.closed.Load():
 		return closedError()
 	case need == nothing:
@@ -281,103 +370,106 @@ func (r *Reservation) grow(ctx context.Context, wait bool, n int64) error {
 			return err
 		}
 	}
-	r.mu.Lock()
-	before := r.unusedLocked()
-	released = r.mu.released
-	if !released {
-		r.mu.promised += charged
-	}
-	spare := charged - (r.unusedLocked() - before) // an overdraft was charged before
-	r.mu.Unlock()
-	l.space.Unreserve(spare)
-	if released {
+	rec.mu.Lock()
+	if rec.goneLocked(r.gen) {
+		rec.mu.Unlock()
+		l.space.Unreserve(charged)
 		return errReleased("grow")
 	}
+	before := rec.unusedLocked()
+	rec.mu.promised += charged
+	spare := charged - (rec.unusedLocked() - before) // an overdraft was charged before
+	rec.mu.Unlock()
+	l.space.Unreserve(spare)
 	return nil
 }
 
 // waitToGrow waits in line, until Release at the latest.
-func (r *Reservation) waitToGrow(ctx context.Context, n int64, s slot) (int64, error) {
+func (r Reservation) waitToGrow(ctx context.Context, n int64, s slot) (int64, error) {
+	rec := r.rec
 	w := newWaiter([]slot{s}, n, n)
-	r.mu.Lock()
-	if r.mu.released {
-		r.mu.Unlock()
+	rec.mu.Lock()
+	if rec.goneLocked(r.gen) {
+		rec.mu.Unlock()
 		return 0, errReleased("grow")
 	}
-	r.mu.growing = append(r.mu.growing, w)
-	r.mu.Unlock()
-	_, charged, err := r.line.m.waitOf(ctx, w, r.owner)
-	r.mu.Lock()
-	r.mu.growing = slices.DeleteFunc(r.mu.growing, func(o *waiter) bool { return o == w })
-	r.mu.Unlock()
+	owner := rec.mu.owner
+	rec.mu.growing = append(rec.mu.growing, w)
+	rec.mu.Unlock()
+	_, charged, err := rec.line.m.waitOf(ctx, w, owner)
+	rec.mu.Lock() // w is not there if r was released, whoever uses rec by now
+	rec.mu.growing = slices.DeleteFunc(rec.mu.growing, func(o *waiter) bool { return o == w })
+	rec.mu.Unlock()
 	return charged, err
 }
 
 // Shrink gives n unused bytes back. More than are unused is an ExceededError
 // and changes nothing.
-func (r *Reservation) Shrink(n int64) error {
-	if r == nil {
+func (r Reservation) Shrink(n int64) error {
+	if r.rec == nil {
 		return errReleased("shrink")
 	}
+	rec, space := r.rec, r.rec.line.space
 	if n < 0 {
-		return fmt.Errorf("reservation: %s: cannot shrink by %d bytes", r.line.space.ID(), n)
+		return fmt.Errorf("reservation: %s: cannot shrink by %d bytes", space.ID(), n)
 	}
-	r.mu.Lock()
-	unused, promised, released := r.unusedLocked(), r.mu.promised, r.mu.released
+	rec.mu.Lock()
+	unused, promised, released := rec.unusedLocked(), rec.mu.promised, rec.goneLocked(r.gen)
 	ok := !released && n <= unused
 	if ok {
-		r.mu.promised -= n
+		rec.mu.promised -= n
 	}
-	r.mu.Unlock()
+	rec.mu.Unlock()
 	switch {
 	case released:
 		return errReleased("shrink")
 	case !ok:
 		return &ExceededError{
-			Space: r.line.space.ID(), Requested: n, Available: unused, Limit: promised,
+			Space: space.ID(), Requested: n, Available: unused, Limit: promised,
 			Hint: "only what is in no buffer can be given back",
 		}
 	}
-	r.line.space.Unreserve(n)
+	space.Unreserve(n)
 	return nil
 }
 
 // Release gives the promise up: what is unused returns to the space at once,
 // and what is in buffers when they are freed. Grow calls that wait end with
-// tier.ErrReleased. A second release changes nothing and returns
+// tier.ErrReleased. A second release, also of a copy, changes nothing and returns
 // tier.ErrReleased (an invariants build panics with the stack that took the
-// reservation). Release of a nil reservation does nothing.
-func (r *Reservation) Release() error {
-	if r == nil {
+// reservation). Release of the zero Reservation does nothing.
+func (r Reservation) Release() error {
+	if r.rec == nil {
 		return nil
 	}
-	r.mu.Lock()
-	if r.mu.released {
-		r.mu.Unlock()
+	rec, line := r.rec, r.rec.line
+	rec.mu.Lock()
+	if rec.goneLocked(r.gen) {
+		stack := rec.mu.stack
+		rec.mu.Unlock()
 		if invariants.Enabled {
-			panic("reservation: released twice; it was taken at\n" + r.stack)
+			panic("reservation: released twice; it was taken at\n" + stack)
 		}
 		return tier.ErrReleased
 	}
-	unused, growing, promised := r.unusedLocked(), r.mu.growing, r.mu.promised
-	r.mu.released, r.mu.growing = true, nil
-	r.mu.Unlock()
+	unused, growing, promised, owner := rec.unusedLocked(), rec.mu.growing, rec.mu.promised, rec.mu.owner
+	rec.mu.released, rec.mu.growing = true, nil
+	rec.mu.owner, rec.mu.memory = nil, nil
+	rec.mu.gen++
+	idle := rec.idleLocked()
+	rec.mu.Unlock()
 	if invariants.Enabled {
-		r.line.m.open.Delete(r)
+		line.m.open.Delete(r)
 	}
-	r.owner.closed(r, promised)
-	r.line.space.Unreserve(unused)
+	owner.closed(r, promised)
+	line.space.Unreserve(unused)
 	for _, w := range growing {
-		r.line.m.withdraw(w, errReleased("grow"))
+		line.m.withdraw(w, errReleased("grow"))
+	}
+	if idle {
+		rec.recycle()
 	}
 	return nil
 }
 
 func errReleased(op string) error { return fmt.Errorf("reservation: %s: %w", op, tier.ErrReleased) }
-
-// over says whether r was released.
-func (r *Reservation) over() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.mu.released
-}

@@ -251,26 +251,26 @@ func TestFailedAllocLeavesTheReservationAsItWas(t *testing.T) {
 
 func TestUseAfterRelease(t *testing.T) {
 	m, s := one(t, 100, 0)
-	for name, f := range map[string]func(r *reservation.Reservation) error{
-		"Alloc":     func(r *reservation.Reservation) error { _, err := r.Alloc(1); return err },
-		"AllocCuts": func(r *reservation.Reservation) error { _, err := r.AllocCuts(1, nil); return err },
-		"Alloc(0)":  func(r *reservation.Reservation) error { _, err := r.Alloc(0); return err },
-		"Grow":      func(r *reservation.Reservation) error { return r.Grow(t.Context(), 1) },
-		"TryGrow":   func(r *reservation.Reservation) error { return r.TryGrow(1) },
-		"Shrink":    func(r *reservation.Reservation) error { return r.Shrink(0) },
+	for name, f := range map[string]func(r reservation.Reservation) error{
+		"Alloc":     func(r reservation.Reservation) error { _, err := r.Alloc(1); return err },
+		"AllocCuts": func(r reservation.Reservation) error { _, err := r.AllocCuts(1, nil); return err },
+		"Alloc(0)":  func(r reservation.Reservation) error { _, err := r.Alloc(0); return err },
+		"Grow":      func(r reservation.Reservation) error { return r.Grow(t.Context(), 1) },
+		"TryGrow":   func(r reservation.Reservation) error { return r.TryGrow(1) },
+		"Shrink":    func(r reservation.Reservation) error { return r.Shrink(0) },
 	} {
 		r := mustTry(t, m, onGPU0, 10, reservation.WithPolicy(reservation.Ignore()))
 		release(t, r)
 		if err := f(r); !errors.Is(err, tier.ErrReleased) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := f(nil); !errors.Is(err, tier.ErrReleased) {
+		if err := f(reservation.Reservation{}); !errors.Is(err, tier.ErrReleased) {
 			t.Errorf("%s on nil: %v", name, err)
 		}
 		wantReservation(t, r, 0, 0)
 		wantUsage(t, s, 0, 0, 0)
 	}
-	if err := (*reservation.Reservation)(nil).Release(); err != nil {
+	if err := (reservation.Reservation{}).Release(); err != nil {
 		t.Errorf("Release of nil: %v", err)
 	}
 }

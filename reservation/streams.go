@@ -47,7 +47,7 @@ func (u *StreamUsage) add(n int64) {
 // Streams.mu.
 type stream struct {
 	usage    StreamUsage
-	attached *Reservation
+	attached Reservation
 }
 
 // NewStreams returns Streams of a GPU space of the manager.
@@ -67,11 +67,11 @@ func NewStreams(m *Manager, id tier.ID) (*Streams, error) {
 // Attach makes allocations on a stream draw from r, which stays the caller's. A
 // stream that has one is ErrAttached, even if that was released meanwhile; r must be of
 // the Streams' own space and open.
-func (s *Streams) Attach(on tier.Stream, r *Reservation) error {
+func (s *Streams) Attach(on tier.Stream, r Reservation) error {
 	switch {
 	case on == nil:
 		return errors.New("reservation: a stream is required")
-	case r == nil || r.over():
+	case r.over():
 		return errReleased("attach")
 	case r.Space() != s.space:
 		return fmt.Errorf("reservation: a reservation in %s cannot be attached to a stream of %s", r.Space().ID(), s.space.ID())
@@ -79,7 +79,7 @@ func (s *Streams) Attach(on tier.Stream, r *Reservation) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.streamLocked(on)
-	if st.attached != nil {
+	if !st.attached.IsZero() {
 		return fmt.Errorf("reservation: a stream of %s: %w", s.space.ID(), ErrAttached)
 	}
 	st.attached = r
@@ -87,17 +87,17 @@ func (s *Streams) Attach(on tier.Stream, r *Reservation) error {
 }
 
 // Detach ends what Attach began and returns the reservation, which the caller may
-// release now; nil if there was none. Buffers that were drawn from it on the stream
+// release now; the zero value if there was none. Buffers that were drawn from it on the stream
 // are counted until they are freed.
-func (s *Streams) Detach(on tier.Stream) *Reservation {
+func (s *Streams) Detach(on tier.Stream) Reservation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.mu.streams[on]
 	if st == nil {
-		return nil
+		return Reservation{}
 	}
 	r := st.attached
-	st.attached = nil
+	st.attached = Reservation{}
 	return r
 }
 
@@ -107,7 +107,7 @@ func (s *Streams) Detach(on tier.Stream) *Reservation {
 func (s *Streams) Forget(on tier.Stream) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if st := s.mu.streams[on]; st != nil && st.attached != nil {
+	if st := s.mu.streams[on]; st != nil && !st.attached.IsZero() {
 		return fmt.Errorf("reservation: a stream of %s cannot be forgotten: %w", s.space.ID(), ErrAttached)
 	}
 	delete(s.mu.streams, on)
@@ -127,7 +127,7 @@ func (s *Streams) Alloc(on tier.Stream, size int64) (*tier.Buffer, error) {
 	st := s.streamLocked(on)
 	r := st.attached
 	s.mu.Unlock()
-	if r == nil {
+	if r.IsZero() {
 		return s.allocNow(st, size)
 	}
 	return s.allocFrom(r, st, size)
@@ -144,8 +144,8 @@ func (s *Streams) allocNow(st *stream, size int64) (*tier.Buffer, error) {
 	return b, errors.Join(err, r.Release())
 }
 
-func (s *Streams) allocFrom(r *Reservation, st *stream, size int64) (*tier.Buffer, error) {
-	b, err := r.allocFor(size, nil, &streamAccount{s, st, (*account)(r)})
+func (s *Streams) allocFrom(r Reservation, st *stream, size int64) (*tier.Buffer, error) {
+	b, err := r.allocFor(size, nil, &streamAccount{s, st, (*account)(r.rec)})
 	if err == nil {
 		// Not before: what fails is never seen. And nobody can free it earlier.
 		s.count(st, b.Charge())

@@ -114,7 +114,7 @@ func TestStreamsDrawFromWhatIsAttached(t *testing.T) {
 	if got := s.Detach(on[0]); got != r {
 		t.Errorf("%v was attached", got)
 	}
-	if got := s.Detach(on[0]); got != nil {
+	if got := s.Detach(on[0]); !got.IsZero() {
 		t.Errorf("%v is attached still", got)
 	}
 	release(t, r)

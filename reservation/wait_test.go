@@ -16,16 +16,16 @@ import (
 // Whatever makes room ends a wait. held holds all of the space's 100 bytes, 40
 // of them in a buffer; 30 are waited for.
 func TestWaitEndsBy(t *testing.T) {
-	for name, act := range map[string]func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer){
-		"release": func(t *testing.T, _ *tier.Space, held *reservation.Reservation, _ *tier.Buffer) {
+	for name, act := range map[string]func(t *testing.T, s *tier.Space, held reservation.Reservation, b *tier.Buffer){
+		"release": func(t *testing.T, _ *tier.Space, held reservation.Reservation, _ *tier.Buffer) {
 			release(t, held)
 		},
-		"shrink": func(t *testing.T, _ *tier.Space, held *reservation.Reservation, _ *tier.Buffer) {
+		"shrink": func(t *testing.T, _ *tier.Space, held reservation.Reservation, _ *tier.Buffer) {
 			if err := held.Shrink(30); err != nil {
 				t.Error(err)
 			}
 		},
-		"freeing a buffer of a released reservation": func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
+		"freeing a buffer of a released reservation": func(t *testing.T, s *tier.Space, held reservation.Reservation, b *tier.Buffer) {
 			if err := s.SetLimit(80); err != nil { // so that the release alone is not enough
 				t.Error(err)
 			}
@@ -33,13 +33,13 @@ func TestWaitEndsBy(t *testing.T) {
 			synctest.Wait()
 			release(t, b)
 		},
-		"freeing a buffer and shrinking": func(t *testing.T, _ *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
+		"freeing a buffer and shrinking": func(t *testing.T, _ *tier.Space, held reservation.Reservation, b *tier.Buffer) {
 			release(t, b) // its bytes are held's again
 			if err := held.Shrink(100); err != nil {
 				t.Error(err)
 			}
 		},
-		"reaping": func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
+		"reaping": func(t *testing.T, s *tier.Space, held reservation.Reservation, b *tier.Buffer) {
 			p := s.Pool().(*heapPool)
 			p.hold = true
 			if err := s.SetLimit(60); err != nil {
@@ -143,7 +143,7 @@ func TestWaitIsForAnyCandidate(t *testing.T) {
 	for _, free := range []int{0, 1} {
 		synctest.Test(t, func(t *testing.T) {
 			m, spaces := machine(t)
-			held := []*reservation.Reservation{mustTry(t, m, onGPU0, 1000), mustTry(t, m, reservation.Specific(gpu1), 1000)}
+			held := []reservation.Reservation{mustTry(t, m, onGPU0, 1000), mustTry(t, m, reservation.Specific(gpu1), 1000)}
 			c := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 700)
 			c.waiting(t)
 			want := []reservation.Demand{
@@ -172,7 +172,7 @@ func TestWaitOfReserveUpTo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
 		a, b := mustTry(t, m, onGPU0, 90), mustTry(t, m, onGPU0, 10)
-		c := start(func() (*reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), onGPU0, 20, 95) })
+		c := start(func() (reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), onGPU0, 20, 95) })
 		c.waiting(t)
 		if got := m.Demand(nil); len(got) != 1 || got[0].Bytes != 20 {
 			t.Errorf("demand is %+v", got)
@@ -248,13 +248,13 @@ func TestCloseEndsAllWaits(t *testing.T) {
 		for i := range 20 {
 			calls = append(calls, startReserve(t.Context(), m, onGPU0, int64(i+1)))
 		}
-		calls = append(calls, start(func() (*reservation.Reservation, error) {
+		calls = append(calls, start(func() (reservation.Reservation, error) {
 			r, err := m.Reserve(t.Context(), onGPU0, 0)
 			if err != nil {
-				return nil, err
+				return reservation.Reservation{}, err
 			}
 			defer r.Release()
-			return nil, r.Grow(t.Context(), 10)
+			return reservation.Reservation{}, r.Grow(t.Context(), 10)
 		}))
 		for _, c := range calls {
 			c.waiting(t)

@@ -232,7 +232,7 @@ func (a *Admitter) Estimator() Estimator { return a.rules.Estimator }
 // safe for concurrent use. It must be ended once, by Done or Release.
 type Grant struct {
 	a        *Admitter
-	r        *reservation.Reservation
+	r        reservation.Reservation
 	operator string
 	input    int64
 	need     int64
@@ -248,7 +248,7 @@ type Grant struct {
 
 // Reservation returns what the task draws from. It must not be released: the grant
 // does that.
-func (g *Grant) Reservation() *reservation.Reservation { return g.r }
+func (g *Grant) Reservation() reservation.Reservation { return g.r }
 
 // Space returns where the task runs.
 func (g *Grant) Space() *tier.Space { return g.r.Space() }

@@ -112,7 +112,7 @@ func asks(plans []plan, threshold float64, alone bool) []ask {
 // got is a promise in one of the spaces.
 type got struct {
 	ask
-	r *reservation.Reservation
+	r reservation.Reservation
 }
 
 // try reserves in the first space in which the rule holds now, without waiting; the
@@ -188,14 +188,14 @@ func (a *Admitter) awaitAny(ctx context.Context, asks []ask) (got, error) {
 		switch r := <-results; {
 		case r.err != nil:
 			errs = append(errs, r.err)
-		case first.r == nil:
+		case first.r.IsZero():
 			first = r.got
 			cancel()
 		default: // two at once
 			_ = r.r.Release() // it is new, so that there is no error
 		}
 	}
-	if first.r == nil {
+	if first.r.IsZero() {
 		return got{}, errors.Join(errs...)
 	}
 	return first, nil

@@ -137,7 +137,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter, e *Estimate, all bool
 	a.remember(w, plans)
 	g, err := a.try(plans, t.threshold)
 	alone := false
-	if err == nil && g.r == nil {
+	if err == nil && g.r.IsZero() {
 		alone = t.alone
 		g, err = a.waitForRoom(ctx, w, t, plans)
 	}

@@ -65,7 +65,7 @@ func TestEdges(t *testing.T) {
 	if err := eng.Registry().Unregister(batch.GPUImage, batch.DiskImage); err != nil {
 		t.Fatal(err)
 	}
-	same := func(_ context.Context, p batch.Payload, _ *reservation.Reservation) (batch.Payload, error) {
+	same := func(_ context.Context, p batch.Payload, _ reservation.Reservation) (batch.Payload, error) {
 		return p, nil
 	}
 	if err := eng.Registry().Register("table", batch.HostImage, same); err != nil {
@@ -106,7 +106,7 @@ func TestBrokenConverter(t *testing.T) {
 	if err := registry.Unregister(batch.GPUImage, batch.HostImage); err != nil {
 		t.Fatal(err)
 	}
-	err := registry.Register(batch.GPUImage, batch.HostImage, func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
+	err := registry.Register(batch.GPUImage, batch.HostImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 		img := src.(*batch.Image)
 		d := img.Descriptor()
 		buf, err := r.AllocCuts(d.Body, d.Cuts())
