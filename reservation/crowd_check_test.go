@@ -70,39 +70,44 @@ func (c *crowd) waiting() []*asked {
 func (c *crowd) wrong() []string {
 	bad := c.wrongBooks()
 	waiting := c.waiting()
+	now := int(c.epoch.Load())
 	var want []reservation.Demand
 	for i, s := range c.f.spaces {
 		limit, room := s.Limit(), s.Available()
 		d := reservation.Demand{Space: s.ID(), Smallest: math.MaxInt64}
-		oldest := math.MaxInt
-		fit := true // all that may be the head
+		oldest := now // whoever came in a later epoch is not the head
 		for _, a := range waiting {
-			need, ok := a.in(i, limit)
-			if !ok {
-				continue
-			}
-			d.Waiters++
-			d.Bytes += need
-			d.Smallest = min(d.Smallest, need)
-			if a.epoch < oldest {
-				oldest, fit = a.epoch, true
-			}
-			if a.epoch == oldest {
-				fit = fit && need <= room
+			if need, ok := a.in(i, limit); ok {
+				d.Waiters++
+				d.Bytes += need
+				d.Smallest = min(d.Smallest, need)
+				if a.seen > 0 {
+					oldest = min(oldest, a.seen)
+				}
 			}
 		}
 		if d.Waiters == 0 {
 			continue
 		}
 		want = append(want, d)
+		fit := true // all that may be the head
+		for _, a := range waiting {
+			if need, ok := a.in(i, limit); ok && a.epoch <= oldest {
+				fit = fit && need <= room
+			}
+		}
 		if fit {
 			bad = append(bad, fmt.Sprintf("%s: the oldest of %d waiters fits into %d bytes and waits", s.ID(), d.Waiters, room))
 		}
 	}
 	if got := c.f.m.Demand(nil); !slices.Equal(got, want) {
 		bad = append(bad, fmt.Sprintf("demand is %+v; want %+v", got, want))
+		return bad // some have not begun to wait yet, or do no more
 	}
 	for _, a := range waiting {
+		if a.seen == 0 {
+			a.seen = now
+		}
 		stands := false
 		for i, s := range c.f.spaces {
 			_, ok := a.in(i, s.Limit())
@@ -142,6 +147,8 @@ func (c *crowd) wrongBooks() (bad []string) {
 // watch checks the doors. All must be idle or wait, exactly: only a bubble can
 // tell. probe says whether an open door may be tried, which takes a pass.
 func (c *crowd) watch(probe bool) (bad []string) {
+	c.f.calm.Store(true)
+	defer c.f.calm.Store(false)
 	waiting := c.waiting()
 	for i := range c.lines {
 		bad = append(bad, c.watchLine(i, waiting, probe)...)

@@ -13,14 +13,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// What the random tests share: spaces whose books a second ledger keeps, made of
-// nothing but what the callers were told. The random tests are
-//
-//	serial_model_test.go  one operation at a time, against every outcome that the rules allow
-//	crowd_test.go         many goroutines, in a synctest bubble and on real threads
-//
-// A seed repeats the operations; where goroutines race, not their interleaving.
-var onlySeed = flag.Uint64("seed", 0, "run the random tests with this seed only")
+// What the tests of crowd_test.go share: spaces whose books a second ledger keeps,
+// made of nothing but what the callers were told. A seed repeats the operations;
+// where goroutines race, not their interleaving.
+var onlySeed = flag.Uint64("seed", 0, "run the crowds of crowd_test.go with this seed only")
 
 // seeds returns the seeds of a test, the one that was asked for, or fewer of them
 // where each costs more.
@@ -127,6 +123,7 @@ type field struct {
 	pools  []*tallyPool
 	bypass int
 	limits []atomic.Int64 // by space, how often its limit was set
+	calm   atomic.Bool    // nobody meddles
 
 	mu      sync.Mutex
 	wrong   []string       // what observers saw
@@ -186,6 +183,19 @@ func (f *field) index(s *tier.Space) int {
 		}
 	}
 	return -1
+}
+
+// meddle lowers a space's limit, now and then, to where the one who is looking for
+// room just now may find it gone.
+func (f *field) meddle(i int, calls uint64) {
+	if f.calm.Load() || calls*0x9e3779b97f4a7c15>>32%8 != 0 {
+		return
+	}
+	s := f.spaces[i]
+	f.limits[i].Add(1)
+	if err := s.SetLimit(max(f.leastLimit(i), s.Used()+s.Available()/2)); err != nil {
+		f.fail("%v", err)
+	}
 }
 
 // observe checks what must be so at every moment.
@@ -259,7 +269,8 @@ func (f *field) close() {
 // asked is a request of which the caller knows that it may have to wait.
 type asked struct {
 	slots []askedSlot
-	epoch int     // requests of one epoch came in an order that is not known
+	epoch int     // when it was made; requests of one epoch came in an order that is not known
+	seen  int     // the epoch in which it was first seen to wait; the checker's
 	maybe []int64 // by space, what lineWatch had when it came
 }
 

@@ -81,9 +81,18 @@ func TestCrowdInABubble(t *testing.T) {
 func crowdInABubble(t *testing.T, seed uint64) (ops, quiet int64) {
 	c, rng := newCrowd(t, seed, 8)
 	var wg sync.WaitGroup
-	if seed%2 == 0 { // let others in where something is decided and not yet done
-		for _, p := range c.f.pools {
+	var charges atomic.Uint64
+	for i, p := range c.f.pools {
+		switch seed % 4 {
+		case 0: // let others in where something is decided and not yet done
 			p.onCharge = runtime.Gosched
+		case 1:
+			p.onCharge = func() {
+				for range 8 {
+					runtime.Gosched()
+				}
+				c.f.meddle(i, seed+charges.Add(1))
+			}
 		}
 	}
 	c.start(&wg)
