@@ -73,7 +73,7 @@ func (f *reserveFlags) validate() error {
 }
 
 // crowds are how many wait: a wake-up should cost the same in both.
-func crowds() []int { return []int{100, 100_000} }
+func crowds() []int { return []int{100, contend.LargestCrowd} }
 
 func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (err error) {
 	start := time.Now()

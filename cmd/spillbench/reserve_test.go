@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/contend"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
@@ -34,7 +36,7 @@ func TestReserve(t *testing.T) {
 	if want := []string{"fits", "8-slots", "1-slot"}; !slices.Equal(scenarios, want) {
 		t.Errorf("scenarios are %q; want %q", scenarios, want)
 	}
-	if len(doc.Waiters) != 2 || doc.Waiters[0].Waiters != 100 || doc.Waiters[1].Waiters != 100_000 {
+	if len(doc.Waiters) != 2 || doc.Waiters[0].Waiters != 100 || doc.Waiters[1].Waiters != contend.LargestCrowd {
 		t.Errorf("waiters are %+v", doc.Waiters)
 	}
 	for _, w := range doc.Waiters {
@@ -54,7 +56,7 @@ func TestReserve(t *testing.T) {
 // --quiet nothing.
 func TestReserveForPeople(t *testing.T) {
 	r := succeed(t, quickly...)
-	for _, want := range []string{"manager", "semaphore", "fits", "8-slots", "1-slot", "100000", "11 pairs of rounds of 1ms"} {
+	for _, want := range []string{"manager", "semaphore", "fits", "8-slots", "1-slot", fmt.Sprint(contend.LargestCrowd), "11 pairs of rounds of 1ms"} {
 		if !strings.Contains(r.stdout, want) {
 			t.Errorf("no %q in\n%s", want, r.stdout)
 		}
