@@ -207,7 +207,7 @@ func TestCrowdOfThreads(t *testing.T) {
 		want /= 10
 	}
 	if invariants.Enabled {
-		want /= 20
+		want /= 50
 	}
 	first, last := uint64(1), uint64(len(bypasses))
 	if *onlySeed != 0 {

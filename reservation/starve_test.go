@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -363,8 +364,8 @@ func TestPassThatComesBackIsNoticed(t *testing.T) {
 // midst of them that is cancelled is gone at once, and Close ends the rest.
 func TestHundredThousandWaiters(t *testing.T) {
 	n := mostGoroutines
-	if testing.Short() {
-		n /= 10
+	if testing.Short() || invariants.Enabled {
+		n /= 20
 	}
 	s := spaceOf(t, "gpu:0", 10)
 	m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{s}})

@@ -101,7 +101,7 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // there are no tiers
 	}
 	res, err := contend.Run(ctx, contend.Config{
-		Goroutines: f.goroutines, Rounds: f.rounds, Duration: f.duration, Waiters: crowds(), Progress: drawn,
+		Goroutines: f.goroutines, Rounds: f.rounds, Duration: f.duration, Waiters: crowds(), Releases: contend.ManyReleases, Progress: drawn,
 	})
 	drawn.Close()
 	if err != nil {

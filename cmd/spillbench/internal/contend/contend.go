@@ -37,6 +37,7 @@ type Config struct {
 	Rounds     int           // pairs of rounds in each scenario
 	Duration   time.Duration // of a round
 	Waiters    []int         // sizes of the crowds
+	Releases   int           // in a round of a crowd
 	Progress   Progress      // may be nil
 }
 
@@ -119,8 +120,8 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 }
 
 func (c Config) validate() error {
-	if c.Goroutines < 1 || c.Goroutines > roomy/Unit || c.Rounds < 1 || c.Duration <= 0 {
-		return fmt.Errorf("contend: cannot measure %d goroutines in %d rounds of %v", c.Goroutines, c.Rounds, c.Duration)
+	if c.Goroutines < 1 || c.Goroutines > roomy/Unit || c.Rounds < 1 || c.Duration <= 0 || c.Releases < 1 {
+		return fmt.Errorf("contend: cannot measure %d goroutines in %d rounds of %v or %d releases", c.Goroutines, c.Rounds, c.Duration, c.Releases)
 	}
 	for _, n := range c.Waiters {
 		if n < 1 {

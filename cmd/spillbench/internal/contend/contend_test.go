@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 }
 
 func small() Config {
-	return Config{Goroutines: 4, Rounds: 3, Duration: time.Millisecond, Waiters: []int{1, 50}}
+	return Config{Goroutines: 4, Rounds: 3, Duration: time.Millisecond, Waiters: []int{1, 50}, Releases: 20}
 }
 
 // steps counts what a measurement tells, and can end it at a step.
@@ -87,6 +87,7 @@ func TestSenseless(t *testing.T) {
 		func(c *Config) { c.Goroutines = roomy/Unit + 1 },
 		func(c *Config) { c.Rounds = 0 },
 		func(c *Config) { c.Duration = 0 },
+		func(c *Config) { c.Releases = 0 },
 		func(c *Config) { c.Waiters = []int{0} },
 	} {
 		cfg := small()
@@ -102,7 +103,7 @@ func TestSenseless(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	cfg := small()
 	all := int64(2 * cfg.Rounds * (1 + len(scenarios) + 2*len(cfg.Waiters)))
-	for at := range all {
+	for at := int64(0); at < all; at += 3 { // each phase more than once
 		ctx, cancel := context.WithCancel(t.Context())
 		s := steps{at: at, then: cancel}
 		cfg.Progress = &s

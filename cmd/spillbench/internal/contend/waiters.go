@@ -13,11 +13,6 @@ import (
 	"github.com/spillway-db/spillway/reservation"
 )
 
-// releases is how many releases a round of a crowd has. They are not counted by
-// time: a round must be long against a clock's step and short beside a crowd's
-// coming, and this is both.
-const releases = 1000
-
 // slot is one unit that a crowd waits for.
 type slot[T any] struct {
 	acquire func(context.Context) (T, error)
@@ -100,7 +95,7 @@ func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (ns float64
 			return 0, errors.Join(err, s.release(held))
 		}
 		begun := time.Now()
-		for range releases {
+		for range cfg.Releases {
 			if err := s.release(held); err != nil {
 				return 0, err
 			}
@@ -109,7 +104,7 @@ func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (ns float64
 				return 0, context.Cause(ctx)
 			}
 		}
-		took = append(took, float64(time.Since(begun))/releases)
+		took = append(took, float64(time.Since(begun))/float64(cfg.Releases))
 		cfg.Progress.Step()
 	}
 	return median(took), s.release(held)
