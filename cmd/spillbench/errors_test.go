@@ -29,12 +29,12 @@ func TestErrors(t *testing.T) {
 		{"unknown flag of run", []string{"run", "--html=x"}, 2, []string{"--html"}},
 		{"run flag of verify", []string{"verify", "--passes=2", whole}, 2, []string{"--passes"}},
 		{"engine flag of topo", []string{"topo", "--gpu=sim"}, 2, []string{"--gpu"}},
-		{"unknown command", []string{"bench"}, 2, []string{"bench", "run, verify or topo"}},
+		{"unknown command", []string{"bench"}, 2, []string{"bench", "run, verify, reserve or topo"}},
 		{"file for a command", []string{whole}, 2, []string{"--input " + whole}},
 		{"argument of run", []string{"run", whole}, 2, []string{"--input"}},
 		{"verify nothing", []string{"verify"}, 2, []string{"FILE"}},
 
-		{"help on nothing", []string{"help", "nope"}, 2, []string{"nope", "run, verify or topo"}},
+		{"help on nothing", []string{"help", "nope"}, 2, []string{"nope", "run, verify, reserve or topo"}},
 		{"help on too much", []string{"help", "run", "nope"}, 2, []string{"run nope"}},
 		{"no result file", []string{"--json="}, 2, []string{"--json", "want FILE or -"}},
 
@@ -55,6 +55,13 @@ func TestErrors(t *testing.T) {
 		{"no workers", []string{"--workers=0"}, 2, []string{"--workers", "1 to"}},
 		{"negative passes", []string{"--passes=-1"}, 2, []string{"--passes", "0 to"}},
 		{"too many partitions", []string{"--partitions=1000000"}, 2, []string{"--partitions"}},
+		{"no goroutines", []string{"reserve", "--goroutines=0"}, 2, []string{"--goroutines", "1 to"}},
+		{"too many goroutines", []string{"reserve", "--goroutines=1000000"}, 2, []string{"--goroutines", "4096"}},
+		{"too few rounds", []string{"reserve", "--rounds=10"}, 2, []string{"--rounds", "11 to"}},
+		{"no time", []string{"reserve", "--duration=0s"}, 2, []string{"--duration", "1ms"}},
+		{"too much time", []string{"reserve", "--duration=1h"}, 2, []string{"--duration", "1m"}},
+		{"argument of reserve", []string{"reserve", "x"}, 2, []string{"reserve", "no arguments"}},
+		{"engine flag of reserve", []string{"reserve", "--gpu=sim"}, 2, []string{"--gpu"}},
 		{"bad rows", []string{"verify", "--rows-per-batch=-1", whole}, 2, []string{"--rows-per-batch"}},
 
 		{"missing input", []string{"run", "--input=" + missing + "/x.parquet"}, 2, []string{missing + "/x.parquet", "no such file"}},
@@ -118,7 +125,7 @@ func TestNoTempDirectory(t *testing.T) {
 
 // TestHelp: every command explains itself on standard output.
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"verify", "-h"}, {"topo", "--help"}, {"help", "run"}} {
+	for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"verify", "-h"}, {"topo", "--help"}, {"reserve", "--help"}, {"help", "run"}} {
 		if r := succeed(t, args...); !strings.Contains(r.stdout, "--json FILE") && !strings.Contains(r.stdout, "--json `FILE`") {
 			t.Errorf("%q printed %q", args, r.stdout)
 		}

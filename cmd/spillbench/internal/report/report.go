@@ -1,7 +1,7 @@
 // Package report holds what spillbench tells: the documents that --json writes,
 // the description of the machine in each of them, and the tables for people.
 //
-//	Run ── run    Verify ── verify    Topo ── topo      each with Header: schema, command, Env
+//	Run ── run    Verify ── verify    Topo ── topo    Reserve ── reserve      each with Header: schema, command, Env
 //
 // The documents are plain values and belong to the caller. Their keys are the
 // schema spillway.spillbench/v1 and do not change: sizes are in bytes, times in
@@ -156,6 +156,46 @@ type File struct {
 type Topo struct {
 	Header
 	Topology *topology.Topology `json:"topology"`
+}
+
+// Reserve is the document of reserve. Times are in nanoseconds, as its keys say.
+type Reserve struct {
+	Header
+	Config                 ReserveConfig `json:"config"`
+	UncontendedNs          float64       `json:"uncontended_ns"` // reserve and release, by one goroutine
+	SemaphoreUncontendedNs float64       `json:"semaphore_uncontended_ns"`
+	AllocsPerOp            float64       `json:"allocs_per_op"`
+	Contended              []Contended   `json:"contended"`
+	Waiters                []Waiters     `json:"waiters"`
+	WallSeconds            float64       `json:"wall_seconds"`
+}
+
+// ReserveConfig is what reserve ran with.
+type ReserveConfig struct {
+	Rounds       int     `json:"rounds"` // pairs in each scenario
+	RoundSeconds float64 `json:"round_seconds"`
+	UnitBytes    int64   `json:"unit_bytes"` // what each request takes
+}
+
+// Contended is many goroutines that reserve and release, beside as many that do so
+// on a semaphore. Rates are medians over the rounds, and the ratio is the median
+// of the pairs of rounds, with the least and the largest of them.
+type Contended struct {
+	Scenario         string  `json:"scenario"` // how many fit at once: "fits" (all), "8-slots", "1-slot"
+	Goroutines       int     `json:"goroutines"`
+	OpsPerS          float64 `json:"ops_per_s"`
+	SemaphoreOpsPerS float64 `json:"semaphore_ops_per_s"`
+	Ratio            float64 `json:"ratio"`
+	RatioMin         float64 `json:"ratio_min"`
+	RatioMax         float64 `json:"ratio_max"`
+}
+
+// Waiters is a crowd that waits for one unit, and what a release takes until the
+// next of them has it.
+type Waiters struct {
+	Waiters               int     `json:"waiters"`
+	NsPerRelease          float64 `json:"ns_per_release"`
+	SemaphoreNsPerRelease float64 `json:"semaphore_ns_per_release"`
 }
 
 // Write writes a document as indented JSON.

@@ -65,6 +65,12 @@ func TestKeys(t *testing.T) {
 				"phases[].name", "phases[].seconds", "wall_seconds"})},
 		{&Verify{Config: disks, Files: []File{{}}},
 			slices.Concat(header, config, []string{"files[].batches", "files[].edges", "files[].error", "files[].mismatches", "files[].path"})},
+		{&Reserve{Contended: []Contended{{}}, Waiters: []Waiters{{}}}, slices.Concat(header, []string{
+			"config.round_seconds", "config.rounds", "config.unit_bytes",
+			"uncontended_ns", "semaphore_uncontended_ns", "allocs_per_op",
+			"contended[].goroutines", "contended[].ops_per_s", "contended[].ratio", "contended[].ratio_max", "contended[].ratio_min",
+			"contended[].scenario", "contended[].semaphore_ops_per_s",
+			"waiters[].ns_per_release", "waiters[].semaphore_ns_per_release", "waiters[].waiters", "wall_seconds"})},
 		{&Topo{}, slices.Concat(header, []string{"topology"})},
 	} {
 		slices.Sort(c.want)

@@ -158,3 +158,30 @@ func (v *Verify) Print(w io.Writer, notes []string) {
 
 // Print writes the topology for people.
 func (t *Topo) Print(w io.Writer) { fmt.Fprint(w, t.Topology) }
+
+// Print writes what reserve measured for people.
+func (r *Reserve) Print(w io.Writer) {
+	fmt.Fprintf(w, "spillbench reserve: %s\n\n", r.Env.line())
+	table(w, [][]string{
+		{"one goroutine", "ns", "allocations"},
+		{"manager", fmt.Sprintf("%.1f", r.UncontendedNs), fmt.Sprintf("%.2f", r.AllocsPerOp)},
+		{"semaphore", fmt.Sprintf("%.1f", r.SemaphoreUncontendedNs), ""},
+	})
+	fmt.Fprintln(w)
+	rows := [][]string{{"room for", "goroutines", "million/s", "semaphore", "ratio", "from", "to"}}
+	for _, c := range r.Contended {
+		rows = append(rows, []string{
+			c.Scenario, fmt.Sprint(c.Goroutines), fmt.Sprintf("%.2f", c.OpsPerS/1e6), fmt.Sprintf("%.2f", c.SemaphoreOpsPerS/1e6),
+			fmt.Sprintf("%.2f", c.Ratio), fmt.Sprintf("%.2f", c.RatioMin), fmt.Sprintf("%.2f", c.RatioMax),
+		})
+	}
+	table(w, rows)
+	fmt.Fprintln(w)
+	rows = [][]string{{"waiters", "ns a release", "semaphore"}}
+	for _, c := range r.Waiters {
+		rows = append(rows, []string{fmt.Sprint(c.Waiters), fmt.Sprintf("%.0f", c.NsPerRelease), fmt.Sprintf("%.0f", c.SemaphoreNsPerRelease)})
+	}
+	table(w, rows)
+	fmt.Fprintf(w, "\n%d pairs of rounds of %s, %s a request; ratios are the manager's rate by the semaphore's\n",
+		r.Config.Rounds, duration(r.Config.RoundSeconds), size.Approx(r.Config.UnitBytes))
+}

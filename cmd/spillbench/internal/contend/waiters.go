@@ -1,0 +1,121 @@
+package contend
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/spillway-db/spillway/reservation"
+)
+
+// slot is one unit that a crowd waits for.
+type slot[T any] struct {
+	acquire func(context.Context) (T, error)
+	release func(T) error
+	all     func() bool // says whether the whole crowd waits
+}
+
+// measureWaiters measures a crowd of n, one side after the other: two crowds at
+// once would take twice the memory.
+func measureWaiters(ctx context.Context, cfg Config, n int) (w Waiters, err error) {
+	w.Waiters = n
+	b, err := newBench(Unit)
+	if err != nil {
+		return w, err
+	}
+	ours := slot[*reservation.Reservation]{
+		acquire: func(ctx context.Context) (*reservation.Reservation, error) { return b.acquire(ctx) },
+		release: func(r *reservation.Reservation) error { return r.Release() },
+		all:     func() bool { d := b.manager.Demand(nil); return len(d) == 1 && d[0].Waiters == n },
+	}
+	w.NsPerRelease, err = crowd(ctx, cfg, n, ours)
+	if err := errors.Join(err, b.close()); err != nil {
+		return w, err
+	}
+	sem := semaphore.NewWeighted(1)
+	theirs := slot[struct{}]{
+		acquire: func(ctx context.Context) (struct{}, error) { return struct{}{}, sem.Acquire(ctx, 1) },
+		release: func(struct{}) error { sem.Release(1); return nil },
+		all:     func() bool { return true }, // it does not tell; that each has come is all that is known
+	}
+	w.SemaphoreNsPerRelease, err = crowd(ctx, cfg, n, theirs)
+	return w, err
+}
+
+// crowd holds the slot while n goroutines wait for it, and then releases it again
+// and again. Each that is served hands the slot over to be released, and waits anew,
+// so that the crowd stays as large. The result is what a release takes until the
+// next one has the slot, in ns.
+func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (ns float64, err error) {
+	held, err := s.acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	waiting, cancel := context.WithCancel(ctx)
+	served := make(chan T)
+	var wg sync.WaitGroup
+	var came atomic.Int64
+	for range n {
+		wg.Go(func() {
+			came.Add(1)
+			for {
+				t, err := s.acquire(waiting)
+				if err != nil {
+					return
+				}
+				served <- t
+			}
+		})
+	}
+	defer func() {
+		cancel()
+		go func() {
+			wg.Wait()
+			close(served)
+		}()
+		for t := range served { // who was served just when it was cancelled
+			err = errors.Join(err, s.release(t))
+		}
+	}()
+	for int(came.Load()) < n || !s.all() {
+		if err := ctx.Err(); err != nil {
+			return 0, errors.Join(err, s.release(held))
+		}
+		runtime.Gosched()
+	}
+	runtime.GC() // so that the stacks of the crowd are not scanned in the midst of it
+	var took []float64
+	for range 2 * cfg.Rounds {
+		if err := ctx.Err(); err != nil {
+			return 0, errors.Join(err, s.release(held))
+		}
+		begun := time.Now()
+		for range cfg.Releases {
+			if err := s.release(held); err != nil {
+				return 0, err
+			}
+			var ok bool
+			if held, ok = next(ctx, served); !ok {
+				return 0, context.Cause(ctx)
+			}
+		}
+		took = append(took, float64(time.Since(begun))/float64(cfg.Releases))
+		cfg.Progress.Step()
+	}
+	return median(took), s.release(held)
+}
+
+// next returns what was served, or false if ctx ends the wait for it.
+func next[T any](ctx context.Context, served <-chan T) (t T, ok bool) {
+	select {
+	case t = <-served:
+		return t, true
+	case <-ctx.Done():
+		return t, false
+	}
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/contend"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+)
+
+// quickly is reserve in as little time as it lets itself be told.
+var quickly = []string{"reserve", "--duration=1ms", "--goroutines=4"}
+
+// TestReserve: every figure of the document is there, and a number above 0.
+func TestReserve(t *testing.T) {
+	var doc report.Reserve
+	decode(t, succeed(t, append(slices.Clone(quickly), "--json=-")...).stdout, &doc)
+	if doc.Schema != report.Schema || doc.Command != "reserve" || doc.Env.Cores < 1 || doc.Config.Rounds != 11 || doc.Config.RoundSeconds != 0.001 {
+		t.Errorf("%+v", doc)
+	}
+	figures := []float64{doc.UncontendedNs, doc.SemaphoreUncontendedNs, doc.WallSeconds}
+	var scenarios []string
+	for _, c := range doc.Contended {
+		scenarios = append(scenarios, c.Scenario)
+		if c.Goroutines != 4 || c.RatioMin > c.Ratio || c.Ratio > c.RatioMax {
+			t.Errorf("%+v", c)
+		}
+		figures = append(figures, c.OpsPerS, c.SemaphoreOpsPerS, c.RatioMin)
+	}
+	if want := []string{"fits", "8-slots", "1-slot"}; !slices.Equal(scenarios, want) {
+		t.Errorf("scenarios are %q; want %q", scenarios, want)
+	}
+	if len(doc.Waiters) != 2 || doc.Waiters[0].Waiters != 100 || doc.Waiters[1].Waiters != contend.LargestCrowd {
+		t.Errorf("waiters are %+v", doc.Waiters)
+	}
+	for _, w := range doc.Waiters {
+		figures = append(figures, w.NsPerRelease, w.SemaphoreNsPerRelease)
+	}
+	for i, v := range figures {
+		if !(v > 0) || math.IsInf(v, 0) {
+			t.Errorf("figure %d is %v: %+v", i, v, doc)
+		}
+	}
+	if doc.AllocsPerOp < 0 || doc.AllocsPerOp > 100 {
+		t.Errorf("%v allocations", doc.AllocsPerOp)
+	}
+}
+
+// TestReserveForPeople: a table that names the scenarios and both sides, and the
+// document in a file beside it.
+func TestReserveForPeople(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "r.json")
+	r := succeed(t, append(slices.Clone(quickly), "--json", path)...)
+	for _, want := range []string{"manager", "semaphore", "fits", "8-slots", "1-slot", fmt.Sprint(contend.LargestCrowd), "11 pairs of rounds of 1ms"} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s", want, r.stdout)
+		}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decode(t, string(text), new(report.Reserve))
+}
+
+// TestReserveInterrupted: it ends with 130 and writes nothing.
+func TestReserveInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	path := filepath.Join(t.TempDir(), "r.json")
+	if r := command(t, ctx, append(slices.Clone(quickly), "--json", path)...); r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
+		t.Errorf("ended with %d: %q", r.status, r.stderr)
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("a result is there: %v", err)
+	}
+}

@@ -1,0 +1,6 @@
+//go:build !race
+
+package reservation_test
+
+// mostGoroutines is how many a test may start.
+const mostGoroutines = 100_000
