@@ -107,7 +107,7 @@ func (p *tallyPool) Close() error { return nil }
 
 // entry is a reservation in the second ledger.
 type entry struct {
-	r        *reservation.Reservation
+	r        reservation.Reservation
 	space    int
 	policy   reservation.LimitPolicy
 	promised int64        // changed by its owner

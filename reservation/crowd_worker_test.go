@@ -149,7 +149,7 @@ func (w *crowdWorker) call(slots []askedSlot, f func(context.Context) error) err
 func (w *crowdWorker) reserve(least, most int64) {
 	c := choices[w.rng.IntN(len(choices))]
 	policy := policies[w.rng.IntN(len(policies))]
-	var r *reservation.Reservation
+	var r reservation.Reservation
 	slots := w.f.slots(c, least)
 	err := w.call(slots, func(ctx context.Context) (err error) {
 		if least == most {
@@ -205,7 +205,7 @@ func (w *crowdWorker) try(bytes int64) {
 }
 
 // add writes down what was reserved.
-func (w *crowdWorker) add(r *reservation.Reservation, policy reservation.LimitPolicy, c choice, least, most int64) {
+func (w *crowdWorker) add(r reservation.Reservation, policy reservation.LimitPolicy, c choice, least, most int64) {
 	e := &entry{r: r, space: w.f.index(r.Space()), policy: policy, promised: r.Bytes()}
 	if !slices.Contains(c.spaces, e.space) {
 		w.f.fail("%v gave bytes of %s", c.strategy, r.Space().ID())

@@ -17,9 +17,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// crowd is a number of owners that hold in several spaces and want more, as they
+// company is a number of owners that hold in several spaces and want more, as they
 // note it themselves.
-type crowd struct {
+type company struct {
 	m      *reservation.Manager
 	spaces []*tier.Space
 
@@ -39,7 +39,7 @@ type member struct {
 
 // stuck says whether me could not be served even if all who run gave back
 // everything, and those after that who could go on then. It knows no doors.
-func (c *crowd) stuck(me *member) bool {
+func (c *company) stuck(me *member) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	stuck := make(map[*member]bool)
@@ -71,7 +71,7 @@ func (c *crowd) stuck(me *member) bool {
 
 // round does one piece of work: it takes parts bytes after another, which may wait,
 // works, and gives all of it back, also after an error.
-func (c *crowd) round(ctx context.Context, k *member, rng *rand.Rand, parts []part, doors bool) (err error) {
+func (c *company) round(ctx context.Context, k *member, rng *rand.Rand, parts []part, doors bool) (err error) {
 	var held []reservation.Reservation
 	defer func() {
 		c.mu.Lock()
@@ -105,7 +105,7 @@ type part struct {
 }
 
 // take reserves, or grows what is held in the space already.
-func (c *crowd) take(ctx context.Context, k *member, p part, held []reservation.Reservation) (reservation.Reservation, error) {
+func (c *company) take(ctx context.Context, k *member, p part, held []reservation.Reservation) (reservation.Reservation, error) {
 	var grown, r reservation.Reservation
 	for _, h := range held {
 		if p.grow && h.Space() == c.spaces[p.in[0]] {
@@ -180,7 +180,7 @@ func randomParts(rng *rand.Rand, spaces int) []part {
 }
 
 // do works until the parts are done, rolling back and splitting as advised.
-func (c *crowd) do(ctx context.Context, k *member, rng *rand.Rand, parts []part, doors bool) error {
+func (c *company) do(ctx context.Context, k *member, rng *rand.Rand, parts []part, doors bool) error {
 	for {
 		err := c.round(ctx, k, rng, parts, doors)
 		var e *reservation.DeadlockError
@@ -219,7 +219,7 @@ func TestRandomOwnersAllFinish(t *testing.T) {
 	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 3))
-			c := &crowd{}
+			c := &company{}
 			for i := range 1 + rng.IntN(3) {
 				c.spaces = append(c.spaces, spaceOf(t, fmt.Sprintf("gpu:%d", i), 100))
 			}

@@ -15,29 +15,29 @@ import (
 
 // operations are all that take a number of bytes, on a manager of one space and a
 // reservation of 256 bytes in it.
-var operations = map[string]func(ctx context.Context, m *reservation.Manager, r *reservation.Reservation, n int64) error{
-	"Reserve": func(ctx context.Context, m *reservation.Manager, _ *reservation.Reservation, n int64) error {
+var operations = map[string]func(ctx context.Context, m *reservation.Manager, r reservation.Reservation, n int64) error{
+	"Reserve": func(ctx context.Context, m *reservation.Manager, _ reservation.Reservation, n int64) error {
 		return giveBack(m.Reserve(ctx, onGPU0, n))
 	},
-	"TryReserve": func(_ context.Context, m *reservation.Manager, _ *reservation.Reservation, n int64) error {
+	"TryReserve": func(_ context.Context, m *reservation.Manager, _ reservation.Reservation, n int64) error {
 		return giveBack(m.TryReserve(onGPU0, n))
 	},
-	"ReserveUpTo, least": func(ctx context.Context, m *reservation.Manager, _ *reservation.Reservation, n int64) error {
+	"ReserveUpTo, least": func(ctx context.Context, m *reservation.Manager, _ reservation.Reservation, n int64) error {
 		return giveBack(m.ReserveUpTo(ctx, onGPU0, n, max(n, 100)))
 	},
-	"ReserveUpTo, most": func(ctx context.Context, m *reservation.Manager, _ *reservation.Reservation, n int64) error {
+	"ReserveUpTo, most": func(ctx context.Context, m *reservation.Manager, _ reservation.Reservation, n int64) error {
 		return giveBack(m.ReserveUpTo(ctx, onGPU0, 0, n))
 	},
-	"Grow": func(ctx context.Context, _ *reservation.Manager, r *reservation.Reservation, n int64) error {
+	"Grow": func(ctx context.Context, _ *reservation.Manager, r reservation.Reservation, n int64) error {
 		return r.Grow(ctx, n)
 	},
-	"TryGrow": func(_ context.Context, _ *reservation.Manager, r *reservation.Reservation, n int64) error {
+	"TryGrow": func(_ context.Context, _ *reservation.Manager, r reservation.Reservation, n int64) error {
 		return r.TryGrow(n)
 	},
-	"Shrink": func(_ context.Context, _ *reservation.Manager, r *reservation.Reservation, n int64) error {
+	"Shrink": func(_ context.Context, _ *reservation.Manager, r reservation.Reservation, n int64) error {
 		return r.Shrink(n)
 	},
-	"Alloc": func(_ context.Context, _ *reservation.Manager, r *reservation.Reservation, n int64) error {
+	"Alloc": func(_ context.Context, _ *reservation.Manager, r reservation.Reservation, n int64) error {
 		b, err := r.Alloc(n)
 		if err != nil {
 			return err
@@ -47,7 +47,7 @@ var operations = map[string]func(ctx context.Context, m *reservation.Manager, r 
 }
 
 // giveBack releases what was reserved.
-func giveBack(r *reservation.Reservation, err error) error {
+func giveBack(r reservation.Reservation, err error) error {
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func TestReleasedReservationTouchesNoOther(t *testing.T) {
 		m, s := one(t, 10_000, 0)
 		old := mustTry(t, m, onGPU0, 256, reservation.WithPolicy(reservation.Increase(1.25)))
 		release(t, old)
-		var others []*reservation.Reservation
+		var others []reservation.Reservation
 		for range 20 {
 			others = append(others, mustTry(t, m, onGPU0, 256))
 		}
@@ -183,7 +183,7 @@ func TestReleasedReservationTouchesNoOther(t *testing.T) {
 
 // releaseAgain releases, and says whether that panicked, as a second release does in
 // an invariants build.
-func releaseAgain(r *reservation.Reservation) (err error, panicked bool) {
+func releaseAgain(r reservation.Reservation) (err error, panicked bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			if !invariants.Enabled {

@@ -150,7 +150,7 @@ func TestWithinTheBoundNobodyWaits(t *testing.T) {
 	for bypass, bound := range boundOf {
 		synctest.Test(t, func(t *testing.T) {
 			m, s := one(t, 1000, bypass)
-			var held []*reservation.Reservation
+			var held []reservation.Reservation
 			for range 10 {
 				held = append(held, mustTry(t, m, onGPU0, 50))
 			}
@@ -281,7 +281,7 @@ func TestGrowStandsInLine(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			large := startReserve(ctx, m, onGPU0, 90)
 			large.waiting(t)
-			growing := start(func() (*reservation.Reservation, error) { return r, r.Grow(t.Context(), 50) })
+			growing := start(func() (reservation.Reservation, error) { return r, r.Grow(t.Context(), 50) })
 			growing.waiting(t)
 			if n := passes(t, m, 1000); n != bound {
 				t.Errorf("bypass %d: %d passed the large one; want %d", bypass, n, bound)
@@ -310,7 +310,7 @@ func TestLoweredLimitUnblocksThoseBehind(t *testing.T) {
 		r := mustTry(t, m, onGPU0, 40)
 		head := startReserve(t.Context(), m, onGPU0, 90)
 		head.waiting(t)
-		growing := start(func() (*reservation.Reservation, error) { return r, r.Grow(t.Context(), 45) })
+		growing := start(func() (reservation.Reservation, error) { return r, r.Grow(t.Context(), 45) })
 		growing.waiting(t)
 		next := startReserve(t.Context(), m, onGPU0, 40)
 		next.waiting(t)
@@ -348,7 +348,7 @@ func TestPassThatComesBackIsNoticed(t *testing.T) {
 			}
 		})
 		ctx, cancel := context.WithCancel(t.Context())
-		taker := start(func() (*reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 30, 45) })
+		taker := start(func() (reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 30, 45) })
 		time.Sleep(time.Second)
 		taker.waiting(t)
 		release(t, small.served(t))
@@ -381,7 +381,7 @@ func TestHundredThousandWaiters(t *testing.T) {
 	var order []int
 	var closed atomic.Int64
 	var wg sync.WaitGroup
-	halfway := make(chan *reservation.Reservation)
+	halfway := make(chan reservation.Reservation)
 	gone := make(chan error, 1)
 	for i := range n {
 		wg.Go(func() {

@@ -156,7 +156,7 @@ func newBench(capacity int64) (*bench, error) {
 	return &bench{s, m, reservation.Specific(gpu)}, nil
 }
 
-func (b *bench) acquire(ctx context.Context) (*reservation.Reservation, error) {
+func (b *bench) acquire(ctx context.Context) (reservation.Reservation, error) {
 	return b.manager.Reserve(ctx, b.strategy, Unit)
 }
 

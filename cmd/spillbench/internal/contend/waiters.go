@@ -28,9 +28,9 @@ func measureWaiters(ctx context.Context, cfg Config, n int) (w Waiters, err erro
 	if err != nil {
 		return w, err
 	}
-	ours := slot[*reservation.Reservation]{
-		acquire: func(ctx context.Context) (*reservation.Reservation, error) { return b.acquire(ctx) },
-		release: func(r *reservation.Reservation) error { return r.Release() },
+	ours := slot[reservation.Reservation]{
+		acquire: func(ctx context.Context) (reservation.Reservation, error) { return b.acquire(ctx) },
+		release: func(r reservation.Reservation) error { return r.Release() },
 		all:     func() bool { d := b.manager.Demand(nil); return len(d) == 1 && d[0].Waiters == n },
 	}
 	w.NsPerRelease, err = crowd(ctx, cfg, n, ours)
