@@ -25,9 +25,12 @@ func (u Usage) Used() int64 { return u.Live + u.Retired + u.Reserved }
 //	free ──Reserve──▶ reserved ──Draw──▶ live ──Retire──▶ retired ──Reap──▶ free
 //	     ◀─Unreserve─          ◀─Undraw─
 //
-// Used is one word and never over the capacity, not even for an instant.
-// Snapshot is a consistent cut: a sequence number is odd while a change is
-// being written, so a reader that meets one tries again and never locks.
+// Used is one word, changed by compare and swap: check and charge are one step, and it
+// is never over the capacity, not even for an instant. What is reserved is the rest of
+// it. So promises, which come and go far more often than memory does, touch nothing
+// else. Live and retired are changed under a lock and behind a sequence number that is
+// odd meanwhile: a reader that meets one tries again, and never locks. While it does not
+// change, any value of Used with the two of them is a cut that there was.
 // A change that would take an account below zero is a bug in a backend and
 // panics: books that are wrong would be worse.
 //
@@ -35,14 +38,13 @@ func (u Usage) Used() int64 { return u.Live + u.Retired + u.Reserved }
 type Ledger struct {
 	capacity int64
 
-	seq      atomic.Uint64 // odd while a change is being written
-	used     atomic.Int64
-	live     atomic.Int64
-	retired  atomic.Int64
-	reserved atomic.Int64
-	peak     atomic.Int64
+	used    atomic.Int64
+	peak    atomic.Int64  // raised just after used
+	seq     atomic.Uint64 // odd while live or retired is being written
+	live    atomic.Int64
+	retired atomic.Int64
 
-	mu lockrank.Mutex[lockrank.Ledger] // serializes writers
+	mu lockrank.Mutex[lockrank.Ledger] // serializes writers of live and retired
 }
 
 // NewLedger returns an empty ledger for capacity bytes; capacity must not be
@@ -64,7 +66,8 @@ func (l *Ledger) Used() int64 { return l.used.Load() }
 func (l *Ledger) Snapshot() Usage {
 	for tries := 1; ; tries++ {
 		before := l.seq.Load()
-		u := Usage{Live: l.live.Load(), Retired: l.retired.Load(), Reserved: l.reserved.Load(), Peak: l.peak.Load()}
+		live, retired, used := l.live.Load(), l.retired.Load(), l.used.Load()
+		u := Usage{Live: live, Retired: retired, Reserved: used - live - retired, Peak: max(used, l.peak.Load())}
 		if before&1 == 0 && l.seq.Load() == before {
 			return u
 		}
@@ -76,71 +79,116 @@ func (l *Ledger) Snapshot() Usage {
 
 // ResetPeak makes the present use the peak.
 func (l *Ledger) ResetPeak() {
-	l.mu.Lock()
-	l.seq.Add(1)
 	l.peak.Store(l.used.Load())
-	l.seq.Add(1)
-	l.mu.Unlock()
+	l.raisePeak(l.used.Load()) // of a Reserve that raised it just before it was stored
+}
+
+func (l *Ledger) raisePeak(used int64) {
+	for {
+		peak := l.peak.Load()
+		if used <= peak || l.peak.CompareAndSwap(peak, used) {
+			return
+		}
+	}
 }
 
 // Reserve promises n bytes if then no more than limit bytes are used, and says
 // whether it did. The check and the charge are one step.
 func (l *Ledger) Reserve(n, limit int64) bool {
 	mustNotBeNegative(n)
-	l.mu.Lock()
-	used := l.used.Load()
-	if n > min(limit, l.capacity)-used {
-		l.mu.Unlock()
-		return false
+	limit = min(limit, l.capacity)
+	for {
+		used := l.used.Load()
+		if n > limit-used {
+			return false
+		}
+		if l.used.CompareAndSwap(used, used+n) {
+			l.raisePeak(used + n)
+			return true
+		}
 	}
-	l.seq.Add(1)
-	l.reserved.Add(n)
-	l.used.Store(used + n)
-	if used+n > l.peak.Load() {
-		l.peak.Store(used + n)
-	}
-	l.seq.Add(1)
-	l.mu.Unlock()
-	return true
 }
 
 // Unreserve gives n promised bytes back.
-func (l *Ledger) Unreserve(n int64) { l.give(&l.reserved, n, "reserved") }
+func (l *Ledger) Unreserve(n int64) {
+	mustNotBeNegative(n)
+	for {
+		used := l.used.Load()
+		if n > used-l.live.Load()-l.retired.Load() {
+			l.unreserveSlowly(n)
+			return
+		}
+		if l.used.CompareAndSwap(used, used-n) {
+			return
+		}
+	}
+}
+
+// unreserveSlowly is Unreserve while nothing is drawn or reclaimed: the accounts may
+// have been read in the middle of such a change, or else there is a bug.
+func (l *Ledger) unreserveSlowly(n int64) {
+	l.lockToUnreserve(n)
+	l.used.Add(-n)
+	l.mu.Unlock()
+}
+
+// lockToUnreserve locks the books, or panics, with the lock free and the books as they
+// were, if less than n bytes are promised.
+func (l *Ledger) lockToUnreserve(n int64) {
+	mustNotBeNegative(n)
+	l.mu.Lock()
+	if have := l.used.Load() - l.live.Load() - l.retired.Load(); n > have {
+		l.mu.Unlock()
+		panic(fmt.Sprintf("tier: ledger takes %d of %d reserved bytes", n, have))
+	}
+}
 
 // Draw turns n promised bytes into live ones.
-func (l *Ledger) Draw(n int64) { l.move(&l.reserved, &l.live, n, "reserved") }
-
-// Undraw turns n live bytes back into promised ones, after an allocation that
-// failed.
-func (l *Ledger) Undraw(n int64) { l.move(&l.live, &l.reserved, n, "live") }
-
-// Retire marks n live bytes as freed by their owner and still in the device's
-// hands.
-func (l *Ledger) Retire(n int64) { l.move(&l.live, &l.retired, n, "live") }
-
-// Reap gives n retired bytes back: the device is done with them.
-func (l *Ledger) Reap(n int64) { l.give(&l.retired, n, "retired") }
-
-// Recall turns n retired bytes back into promised ones: the device is done with
-// them and the promise that they were drawn from takes them back.
-func (l *Ledger) Recall(n int64) { l.move(&l.retired, &l.reserved, n, "retired") }
-
-// move takes n bytes from one account to another.
-func (l *Ledger) move(from, to *atomic.Int64, n int64, name string) {
-	l.lockToTake(from, n, name)
+func (l *Ledger) Draw(n int64) {
+	l.lockToUnreserve(n)
 	l.seq.Add(1)
-	from.Add(-n)
-	to.Add(n)
+	l.live.Add(n)
 	l.seq.Add(1)
 	l.mu.Unlock()
 }
 
-// give makes n bytes of an account free.
-func (l *Ledger) give(from *atomic.Int64, n int64, name string) {
-	l.lockToTake(from, n, name)
+// Undraw turns n live bytes back into promised ones, after an allocation that
+// failed.
+func (l *Ledger) Undraw(n int64) {
+	l.lockToTake(&l.live, n, "live")
 	l.seq.Add(1)
-	from.Add(-n)
+	l.live.Add(-n)
+	l.seq.Add(1)
+	l.mu.Unlock()
+}
+
+// Retire marks n live bytes as freed by their owner and still in the device's
+// hands.
+func (l *Ledger) Retire(n int64) {
+	l.lockToTake(&l.live, n, "live")
+	l.seq.Add(1)
+	l.live.Add(-n)
+	l.retired.Add(n)
+	l.seq.Add(1)
+	l.mu.Unlock()
+}
+
+// Reap gives n retired bytes back: the device is done with them.
+func (l *Ledger) Reap(n int64) {
+	l.lockToTake(&l.retired, n, "retired")
+	l.seq.Add(1)
+	l.retired.Add(-n)
 	l.used.Add(-n)
+	l.seq.Add(1)
+	l.mu.Unlock()
+}
+
+// Recall turns n retired bytes back into promised ones: the device is done with
+// them and the promise that they were drawn from takes them back.
+func (l *Ledger) Recall(n int64) {
+	l.lockToTake(&l.retired, n, "retired")
+	l.seq.Add(1)
+	l.retired.Add(-n)
 	l.seq.Add(1)
 	l.mu.Unlock()
 }
