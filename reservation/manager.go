@@ -156,6 +156,11 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	if err := o.owner.join(m); err != nil {
 		return Reservation{}, err
 	}
+	if least == most {
+		if l, n, ok := m.quick(s, least); ok {
+			return newReservation(l, n, o), nil
+		}
+	}
 	q := m.scratch.Get().(*scratch)
 	l, n, err := m.ask(q, s, least, most)
 	var w *waiter
@@ -174,6 +179,30 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 		return Reservation{}, err
 	}
 	return newReservation(l, n, o), nil
+}
+
+// quick charges the space of the usual request, which names the only one there is and
+// is served at once. Whatever else it may be, ask finds out.
+func (m *Manager) quick(s Strategy, bytes int64) (*line, int64, bool) {
+	i := -1
+	switch s := s.(type) {
+	case specific:
+		i = m.spaces.index(s.id)
+	case anyInTier:
+		if k := tier.Kind(s); k.Valid() && m.spaces.kinds[k].to-m.spaces.kinds[k].from == 1 {
+			i = m.spaces.kinds[k].from
+		}
+	}
+	if i < 0 {
+		return nil, 0, false
+	}
+	l := m.lines[i]
+	need := l.charge(bytes)
+	if need == nothing {
+		return nil, 0, false
+	}
+	n, ok := l.take(need, bytes, bytes)
+	return l, n, ok
 }
 
 // ask charges the first candidate that has room, and says which and how much;

@@ -40,10 +40,9 @@ type record struct {
 		drawn                                int64 // charged to buffers that are not reclaimed yet; with Ignore it may be above promised
 		released                             bool
 		growing                              []*waiter // Grow calls that wait
-		policy                               LimitPolicy
-		owner                                *Owner      // or nil
-		memory                               *memoryHook // or nil
-		stack                                string      // where it was taken; only in an invariants build
+		optioned                             bool      // there are options: most have none
+		options                              options
+		stack                                string // where it was taken; only in an invariants build
 	}
 }
 
@@ -52,15 +51,15 @@ func newReservation(l *line, bytes int64, o options) Reservation {
 	if !ok {
 		rec = &record{line: l}
 	}
-	rec.mu.Lock()
+	// Not locked: who has a reservation of an earlier generation looks no further than at
+	// that, which stays.
 	r := Reservation{rec, rec.mu.gen}
 	rec.mu.promised, rec.mu.released = bytes, false
-	rec.mu.policy, rec.mu.owner, rec.mu.memory = o.policy, o.owner, o.memory
+	if o != (options{}) {
+		rec.mu.optioned, rec.mu.options = true, o
+	}
 	if invariants.Enabled {
 		rec.mu.stack = invariants.Stack()
-	}
-	rec.mu.Unlock()
-	if invariants.Enabled {
 		l.m.open.Store(r, struct{}{})
 	}
 	o.owner.opened(r)
@@ -193,7 +192,7 @@ func (r Reservation) memoryHook() *memoryHook {
 	if r.rec.goneLocked(r.gen) {
 		return nil
 	}
-	return r.rec.mu.memory
+	return r.rec.mu.options.memory
 }
 
 func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
@@ -229,7 +228,7 @@ func (r Reservation) draw(charge int64) (grown int64, err error) {
 			space.Unreserve(extra)
 			return 0, errReleased("alloc")
 		}
-		policy := rec.mu.policy
+		policy := rec.mu.options.policy
 		before := rec.unusedLocked()
 		shortfall := charge - before - extra
 		if shortfall <= 0 {
@@ -343,11 +342,12 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	}
 	need := l.charge(n)
 	rec.mu.Lock()
-	released, promised := rec.goneLocked(r.gen), rec.mu.promised
-	rec.mu.Unlock()
-	if released {
+	if rec.goneLocked(r.gen) {
+		rec.mu.Unlock()
 		return errReleased("grow")
 	}
+	promised := rec.mu.promised
+	rec.mu.Unlock()
 	if whole := l.charge(promised + n); need != nothing && whole != nothing {
 		// Both together, drawn as one, may be charged more than each by itself.
 		need = max(need, whole-l.charge(promised))
@@ -393,7 +393,7 @@ func (r Reservation) waitToGrow(ctx context.Context, n int64, s slot) (int64, er
 		rec.mu.Unlock()
 		return 0, errReleased("grow")
 	}
-	owner := rec.mu.owner
+	owner := rec.mu.options.owner
 	rec.mu.growing = append(rec.mu.growing, w)
 	rec.mu.Unlock()
 	_, charged, err := rec.line.m.waitOf(ctx, w, owner)
@@ -414,16 +414,17 @@ func (r Reservation) Shrink(n int64) error {
 		return fmt.Errorf("reservation: %s: cannot shrink by %d bytes", space.ID(), n)
 	}
 	rec.mu.Lock()
-	unused, promised, released := rec.unusedLocked(), rec.mu.promised, rec.goneLocked(r.gen)
-	ok := !released && n <= unused
+	if rec.goneLocked(r.gen) {
+		rec.mu.Unlock()
+		return errReleased("shrink")
+	}
+	unused, promised := rec.unusedLocked(), rec.mu.promised
+	ok := n <= unused
 	if ok {
 		rec.mu.promised -= n
 	}
 	rec.mu.Unlock()
-	switch {
-	case released:
-		return errReleased("shrink")
-	case !ok:
+	if !ok {
 		return &ExceededError{
 			Space: space.ID(), Requested: n, Available: unused, Limit: promised,
 			Hint: "only what is in no buffer can be given back",
@@ -445,16 +446,18 @@ func (r Reservation) Release() error {
 	rec, line := r.rec, r.rec.line
 	rec.mu.Lock()
 	if rec.goneLocked(r.gen) {
-		stack := rec.mu.stack
 		rec.mu.Unlock()
 		if invariants.Enabled {
+			stack := rec.mu.stack // the record is not used again
 			panic("reservation: released twice; it was taken at\n" + stack)
 		}
 		return tier.ErrReleased
 	}
-	unused, growing, promised, owner := rec.unusedLocked(), rec.mu.growing, rec.mu.promised, rec.mu.owner
+	unused, growing, promised, owner := rec.unusedLocked(), rec.mu.growing, rec.mu.promised, rec.mu.options.owner
 	rec.mu.released, rec.mu.growing = true, nil
-	rec.mu.owner, rec.mu.memory = nil, nil
+	if rec.mu.optioned {
+		rec.mu.optioned, rec.mu.options = false, options{}
+	}
 	rec.mu.gen++
 	idle := rec.idleLocked()
 	rec.mu.Unlock()
