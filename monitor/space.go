@@ -190,7 +190,7 @@ func (m *Monitor) observe(now time.Time) State {
 		u := s.Usage()
 		sp := &state.Spaces[i]
 		*sp = SpaceState{
-			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
+			ID: s.ID(), Limit: s.Ceiling(), Trigger: s.Trigger(), Stop: s.Stop(),
 			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(),
 			Relieving: s.relieving, Leaving: s.leaving, Moving: s.moving,
 			Refused: s.refusal.bound(now, u.Used()),
@@ -234,7 +234,7 @@ func (m *Monitor) observeBatches(state *State) {
 		}
 		sum := m.index.summary(i)
 		sp.Rest, sp.Smallest = sum.rest, sum.smallest
-		if p := (picture{sp.Used, sp.Retired, sp.Rest, sp.Base, sp.Refused, sp.Moving, sp.Aside, sum.version}); p != s.seen {
+		if p := (picture{sp.Limit, sp.Used, sp.Retired, sp.Rest, sp.Base, sp.Refused, sp.Moving, sp.Aside, sum.version}); p != s.seen {
 			s.seen = p
 			s.fullSince = time.Time{}
 		}
@@ -243,9 +243,9 @@ func (m *Monitor) observeBatches(state *State) {
 
 // picture is what must stay the same for a space to be full for good.
 type picture struct {
-	used, retired, rest, base, refused int64
-	moving, aside                      int
-	version                            uint64
+	limit, used, retired, rest, base, refused int64
+	moving, aside                             int
+	version                                   uint64
 }
 
 // tellPressure says that space i crossed a mark.

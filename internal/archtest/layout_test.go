@@ -20,6 +20,7 @@ var layout = []string{
 	"tier/host",
 	"tier/disk",
 	"reservation",
+	"reservation/budget",
 	"batch",
 	"convert",
 	"repository",
