@@ -14,19 +14,21 @@ import (
 //	       rolled back                         └──────────────────────────▶ free
 //
 // A free is marked if an event was recorded behind it: when that is done, the free
-// is. For what has no such mark the device's Outstanding tells; see settled.
+// is. For the rest the device's Outstanding tells how much is finished with, but not
+// what; see settle.
 type books struct {
 	pending  int64
 	live     int64 // known allocations, also those whose Free is under way
 	freeing  int64 // of live, those
 	marked   int64
 	unmarked int64
+	ahead    int64 // of marked, what was credited before it is known which frees that were
 	older    int64 // outstanding when the device was wrapped: sizes are not known
 	promised int64 // by spaces, before they allocate
 
-	// Totals that never fall, for settled.
-	freed  int64 // of calls of Free that have begun
-	hidden int64 // added to unmarked
+	// Totals that never fall, for settle.
+	freed int64 // of calls of Free that have begun
+	added int64 // to marked and unmarked
 
 	allocs map[tier.Addr]*allocation
 	marks  map[tier.Stream][]markedFree // of each stream, in the order of its work
@@ -48,7 +50,7 @@ type markedFree struct {
 	charge int64
 }
 
-func (b *books) retired() int64 { return b.marked + b.unmarked }
+func (b *books) retired() int64 { return b.marked + b.unmarked - b.ahead }
 
 // charged is what the device takes out of the budget. What a space has promised to
 // its reservations is not charged again when they allocate.
@@ -71,13 +73,13 @@ func (b *books) reapable() int64 {
 	return b.older + max(b.promised, used+b.retired()) - max(b.promised, used)
 }
 
-// sight is a look at the books before the device is asked what is outstanding.
+// sight is a look at the books before the device is asked.
 type sight struct {
-	live   int64 // allocations that nobody frees
-	freed  int64
-	hidden int64
-	vague  bool // there is something for which the device must be asked
-	views  []view
+	live  int64 // allocations that nobody frees
+	freed int64
+	added int64
+	open  bool // there is something to settle
+	views []view
 }
 
 // view is the marks of one stream as they were; they are never written to again.
@@ -89,7 +91,7 @@ type view struct {
 }
 
 func (b *books) look() sight {
-	s := sight{live: b.live - b.freeing, freed: b.freed, hidden: b.hidden, vague: b.older+b.unmarked > 0}
+	s := sight{live: b.live - b.freeing, freed: b.freed, added: b.added, open: b.older+b.marked+b.unmarked > 0}
 	for stream, marks := range b.marks {
 		s.views = append(s.views, view{stream: stream, marks: marks})
 	}
@@ -110,7 +112,7 @@ func (s *sight) ask() {
 				if v.failed == nil {
 					v.failed = make(map[int64]bool)
 				}
-				v.failed[f.number], s.vague = true, true
+				v.failed[f.number] = true
 			}
 		}
 	}
@@ -126,43 +128,58 @@ func isDone(e tier.Event) bool {
 }
 
 // settle credits what is finished with and returns how many bytes that were.
-// outstanding is what the device said between the look and now, if s is vague.
-//
-// Frees whose event is done are finished with. So is, of what has no event to go by,
-// what the device does not count any more: of all that was outstanding when it was
-// asked, at least the allocations that were live before and that nobody has begun to
-// free since were live, and no more than the rest can be older or unmarked.
-// Allocations that were being made when the device was asked make that rest look
-// larger, so that too little may be credited for a moment, but never too much.
+// outstanding is what the device said after s.ask, if s is open.
 func (b *books) settle(s sight, outstanding int64) (credit int64) {
-	failed := int64(0)
-	for _, v := range s.views {
-		for marks := b.marks[v.stream]; len(marks) > 0 && marks[0].number <= v.done; {
-			f := marks[0]
-			b.marked -= f.charge
-			if v.failed[f.number] {
-				b.unmarked += f.charge
-				failed += f.charge
-			} else {
-				credit += f.charge
-			}
-			if marks = marks[1:]; len(marks) > 0 {
-				b.marks[v.stream] = marks
-			} else {
-				delete(b.marks, v.stream)
-			}
-		}
+	for i := range s.views {
+		credit += b.settleMarks(&s.views[i])
 	}
-	if s.vague {
-		live := max(0, s.live-(b.freed-s.freed))
-		most := max(0, outstanding-live) + (b.hidden - s.hidden)
-		if over := b.older + b.unmarked - most; over > 0 {
-			n := min(over, b.unmarked)
-			b.unmarked -= n
-			b.older -= over - n
-			credit += over
-		}
+	if s.open {
+		credit += b.settleOutstanding(s, outstanding)
 	}
-	b.hidden += failed // for those who have looked before and come later
+	// What is credited beyond all that is marked cannot have been that.
+	if n := b.ahead - b.marked; n > 0 {
+		b.ahead -= n
+		b.older -= n - min(n, b.unmarked)
+		b.unmarked -= min(n, b.unmarked)
+	}
 	return credit
+}
+
+// settleMarks credits the frees whose event is done: exactly those, and whatever
+// else goes on. One that has failed loses its mark.
+func (b *books) settleMarks(v *view) (credit int64) {
+	for marks := b.marks[v.stream]; len(marks) > 0 && marks[0].number <= v.done; {
+		f := marks[0]
+		b.marked -= f.charge
+		if v.failed[f.number] {
+			b.unmarked += f.charge
+		} else {
+			n := min(f.charge, b.ahead) // it may be what that was
+			b.ahead -= n
+			credit += f.charge - n
+		}
+		if marks = marks[1:]; len(marks) > 0 {
+			b.marks[v.stream] = marks
+		} else {
+			delete(b.marks, v.stream)
+		}
+	}
+	return credit
+}
+
+// settleOutstanding credits what the device does not count any more, though nothing
+// tells which frees that were: those of a device that frees synchronously, while its
+// streams work on, those without a mark, and those of older allocations.
+//
+// Of what was outstanding when the device was asked, the allocations were live that
+// were so before and that nobody has begun to free since. Only the rest can be older
+// or retired, beside what was freed since. Allocations that were being made when the
+// device was asked make that rest look larger, so that too little may be credited
+// for a moment, but never too much.
+func (b *books) settleOutstanding(s sight, outstanding int64) int64 {
+	live := max(0, s.live-(b.freed-s.freed))
+	most := max(0, outstanding-live) + (b.added - s.added)
+	over := max(0, b.older+b.retired()-most)
+	b.ahead += over
+	return over
 }

@@ -120,7 +120,7 @@ func (b *Budget) Stats() Stats {
 	}
 	for _, d := range b.mu.devices {
 		s.Live += d.books.live + d.books.older
-		s.Retired += d.books.marked + d.books.unmarked
+		s.Retired += d.books.retired()
 		s.Pending += d.books.pending
 		s.Promised += d.books.promised
 	}

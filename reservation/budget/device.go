@@ -67,8 +67,8 @@ func (d *Device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
 		return 0, err
 	}
 	returned = true
-	if d.allocated(a, charge) { // what this call has hidden from those who reaped meanwhile
-		d.Reap()
+	if d.allocated(a, charge) {
+		d.Reap() // what this call has hidden from those who reaped meanwhile
 	}
 	return a, nil
 }
@@ -87,7 +87,7 @@ func (d *Device) allocated(a tier.Addr, charge int64) (vague bool) {
 			b.live -= old.charge
 			b.freed += old.charge
 			b.unmarked += old.charge
-			b.hidden += old.charge
+			b.added += old.charge
 		}
 		b.allocs[a] = &allocation{charge: charge}
 		b.live += charge
@@ -101,10 +101,10 @@ func (d *Device) allocated(a tier.Addr, charge int64) (vague bool) {
 // them, which is at once if it frees synchronously, and else when somebody reaps:
 // through Reap, by a later Free, or because a request does not fit.
 //
-// The event that tells about it is recorded here, behind the free. If the device
+// An event that tells about it is recorded here, behind the free. If the device
 // refuses to record it, or the event says that the stream has failed, the device's
 // Outstanding tells instead. That is also how the bytes of allocations are credited
-// that are older than the budget.
+// that are older than the budget, and those of a synchronous free.
 //
 // A free that the device refuses, also because its stream is closed, changes
 // nothing. If the device was closed behind the budget's back its bytes stay charged
@@ -115,11 +115,11 @@ func (d *Device) Free(s tier.Stream, a tier.Addr) error {
 	if err != nil {
 		return err
 	}
-	ready, err := d.free(s, a, f)
-	if err == nil && ready {
-		d.Reap()
+	if err := d.free(s, a, f); err != nil {
+		return err
 	}
-	return err
+	d.Reap()
+	return nil
 }
 
 // beginFree finds what is to be freed: nil if it is older than the budget.
@@ -141,25 +141,23 @@ func (d *Device) beginFree(a tier.Addr) (*allocation, error) {
 	return f, nil
 }
 
-// free frees and records an event behind it, and says whether there may be something
-// to credit already.
-func (d *Device) free(s tier.Stream, a tier.Addr, f *allocation) (ready bool, err error) {
+// free frees and records an event behind it.
+func (d *Device) free(s tier.Stream, a tier.Addr, f *allocation) error {
 	var freed bool
 	var e tier.Event
 	if f != nil {
 		defer func() { d.endFree(s, a, f, freed, e) }()
 	}
 	if err := d.inner.Free(s, a); err != nil {
-		return false, err
+		return err
 	}
 	freed = true
-	if f == nil {
-		return true, nil
+	if f != nil {
+		if behind, err := d.inner.Record(s); err == nil {
+			e = behind
+		}
 	}
-	if e, err = d.inner.Record(s); err != nil {
-		e = nil
-	}
-	return e == nil || isDone(e), nil
+	return nil
 }
 
 // endFree makes what was freed retired, or leaves it live.
@@ -178,9 +176,9 @@ func (d *Device) endFree(s tier.Stream, a tier.Addr, f *allocation, freed bool, 
 			delete(b.allocs, a)
 		}
 		b.live -= f.charge
+		b.added += f.charge
 		if e == nil {
 			b.unmarked += f.charge
-			b.hidden += f.charge
 			return
 		}
 		b.number++
@@ -200,7 +198,7 @@ func (d *Device) Reap() int64 {
 	s.ask()
 	d.inner.Reap()
 	outstanding := int64(0)
-	if s.vague {
+	if s.open {
 		outstanding = d.inner.Outstanding()
 	}
 	var credit int64

@@ -31,11 +31,13 @@
 // How it is known that a free is over: an event is recorded behind it on its
 // stream. Its being done is looked at first, and then the device is told to reap, so
 // that one which takes memory back only then has done so when the budget credits.
-// Where there is no such event, because the device refused to record it, or its
-// stream has failed and the event tells nothing, and for allocations that are older
-// than the budget and whose sizes nobody has told it, the device's Outstanding is
-// compared with what must be live. That never credits too early; it may be late while
-// other allocations are being made, and is exact when they are done.
+// That is exact whatever else goes on. Beside that the device's Outstanding is
+// compared with what must be live: of a device that frees synchronously it tells
+// before the event does, and it alone tells where no event can be had, because the
+// device refused to record it or its stream has failed, and of allocations that are
+// older than the budget, whose sizes nobody has told it. It never credits too early;
+// while other allocations are being made it may be late, and is exact when they are
+// done.
 //
 // # Ownership
 //
