@@ -110,7 +110,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device,
 	case g.Open != nil:
 		dev, err = g.Open(ctx, g.Memory)
 		if err == nil && dev == nil {
-			err = errors.New("Open returned neither a device nor an error")
+			err = errors.New("the factory returned neither a device nor an error")
 		}
 		own = true
 	case g.Backend == CUDA:
@@ -130,7 +130,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device,
 	}
 	wrapped, err := g.Wrap(dev)
 	if err == nil && wrapped == nil {
-		err = errors.New("Wrap returned neither a device nor an error")
+		err = errors.New("the decorator returned neither a device nor an error")
 	}
 	if err != nil {
 		return nil, err

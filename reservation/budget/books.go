@@ -26,9 +26,7 @@ type books struct {
 	older    int64 // outstanding when the device was wrapped: sizes are not known
 	promised int64 // by spaces, before they allocate
 
-	// Totals that never fall, for settle.
-	freed int64 // of calls of Free that have begun
-	added int64 // to marked and unmarked
+	freed int64 // of calls of Free that have begun; a total that never falls
 
 	allocs map[tier.Addr]*allocation
 	marks  map[tier.Stream][]markedFree // of each stream, in the order of its work
@@ -77,7 +75,6 @@ func (b *books) reapable() int64 {
 type sight struct {
 	live  int64 // allocations that nobody frees
 	freed int64
-	added int64
 	open  bool // there is something to settle
 	views []view
 }
@@ -91,7 +88,7 @@ type view struct {
 }
 
 func (b *books) look() sight {
-	s := sight{live: b.live - b.freeing, freed: b.freed, added: b.added, open: b.older+b.marked+b.unmarked > 0}
+	s := sight{live: b.live - b.freeing, freed: b.freed, open: b.older+b.marked+b.unmarked > 0}
 	for stream, marks := range b.marks {
 		s.views = append(s.views, view{stream: stream, marks: marks})
 	}
@@ -172,14 +169,14 @@ func (b *books) settleMarks(v *view) (credit int64) {
 // streams work on, those without a mark, and those of older allocations.
 //
 // Of what was outstanding when the device was asked, the allocations were live that
-// were so before and that nobody has begun to free since. Only the rest can be older
-// or retired, beside what was freed since. Allocations that were being made when the
-// device was asked make that rest look larger, so that too little may be credited
-// for a moment, but never too much.
+// were so before and that nobody has begun to free since; only the rest can be older
+// or retired. What was allocated and freed since counts among the latter, also if the
+// device was asked before it was there, so live may come out below 0. Allocations
+// that were being made when the device was asked make the rest look larger, so that
+// too little may be credited for a moment, but never too much.
 func (b *books) settleOutstanding(s sight, outstanding int64) int64 {
-	live := max(0, s.live-(b.freed-s.freed))
-	most := max(0, outstanding-live) + (b.added - s.added)
-	over := max(0, b.older+b.retired()-most)
+	live := s.live - (b.freed - s.freed)
+	over := max(0, b.older+b.retired()-max(0, outstanding-live))
 	b.ahead += over
 	return over
 }

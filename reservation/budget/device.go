@@ -87,7 +87,6 @@ func (d *Device) allocated(a tier.Addr, charge int64) (vague bool) {
 			b.live -= old.charge
 			b.freed += old.charge
 			b.unmarked += old.charge
-			b.added += old.charge
 		}
 		b.allocs[a] = &allocation{charge: charge}
 		b.live += charge
@@ -176,7 +175,6 @@ func (d *Device) endFree(s tier.Stream, a tier.Addr, f *allocation, freed bool, 
 			delete(b.allocs, a)
 		}
 		b.live -= f.charge
-		b.added += f.charge
 		if e == nil {
 			b.unmarked += f.charge
 			return

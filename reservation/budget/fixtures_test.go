@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -19,10 +20,10 @@ var errFault = errors.New("a fault on purpose")
 // wants before them.
 type spy struct {
 	tier.Device
-	allocs, frees, reaps, outstandings atomic.Int64
+	allocs, reaps atomic.Int64
 
 	beforeAlloc, beforeFree, beforeRecord func() error
-	afterAlloc                            func()
+	afterAlloc, afterOutstanding          func()
 }
 
 func (d *spy) Unwrap() tier.Device { return d.Device }
@@ -47,7 +48,6 @@ func (d *spy) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 }
 
 func (d *spy) Free(s tier.Stream, a tier.Addr) error {
-	d.frees.Add(1)
 	if err := call(d.beforeFree); err != nil {
 		return err
 	}
@@ -67,8 +67,12 @@ func (d *spy) Reap() int64 {
 }
 
 func (d *spy) Outstanding() int64 {
-	d.outstandings.Add(1)
-	return d.Device.Outstanding()
+	n := d.Device.Outstanding()
+	if f := d.afterOutstanding; f != nil {
+		d.afterOutstanding = nil
+		f()
+	}
+	return n
 }
 
 // plain is a device that frees synchronously: it waits for the stream.
@@ -80,13 +84,24 @@ func (d plain) Free(s tier.Stream, a tier.Addr) error {
 	return errors.Join(s.Sync(), d.Device.Free(s, a), s.Sync())
 }
 
-// gate is an event that is done when the test says so.
-type gate struct{ c chan struct{} }
+// gate is an event that is done when the test says so, at the latest when it ends.
+type gate struct{ open func() }
 
-func newGate() gate                  { return gate{make(chan struct{})} }
-func (g gate) Done() <-chan struct{} { return g.c }
-func (g gate) Err() error            { return nil }
-func (g gate) open()                 { close(g.c) }
+type gateEvent chan struct{}
+
+func (c gateEvent) Done() <-chan struct{} { return c }
+func (c gateEvent) Err() error            { return nil }
+
+// closeGate puts a gate on a stream.
+func closeGate(t testing.TB, d tier.Device, s tier.Stream) (gate, error) {
+	c := make(gateEvent)
+	g := gate{sync.OnceFunc(func() { close(c) })}
+	err := d.WaitEvent(s, c)
+	if err == nil {
+		t.Cleanup(g.open)
+	}
+	return g, err
+}
 
 const kib = 1 << 10
 
@@ -163,8 +178,8 @@ func (r *rig) free(a tier.Addr) {
 // block holds up the stream until the gate is opened.
 func (r *rig) block() gate {
 	r.Helper()
-	g := newGate()
-	if err := r.dev.WaitEvent(r.s, g); err != nil {
+	g, err := closeGate(r, r.dev, r.s)
+	if err != nil {
 		r.Fatal(err)
 	}
 	return g

@@ -147,3 +147,56 @@ func TestQuotaOfAClosedDevice(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
+
+// When a space says that bytes are free, the budget knows that the device is done with
+// them, though nobody has reaped.
+func TestCreditOfAnAsynchronousFree(t *testing.T) {
+	b := newBudget(t, 64*kib)
+	sp := &spy{Device: newSim(t, 64*kib)}
+	d, _ := wrap(t, b, sp)
+	held := &heldFrees{Device: d, t: t, gate: make(chan gate, 1)}
+	s := newSpace(t, held, 64*kib)
+	if err := s.Reserve(64 * kib); err != nil {
+		t.Fatal(err)
+	}
+	buf, err := s.Draw(64*kib, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := buf.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if st := b.Stats(); st.Retired != 64*kib || st.Reserved != 64*kib {
+		t.Errorf("%+v", st)
+	}
+	freed := make(chan struct{}, 1)
+	defer s.Subscribe(func(_ *tier.Space, c tier.Change) {
+		if c == tier.Released {
+			select {
+			case freed <- struct{}{}:
+			default:
+			}
+		}
+	})()
+	(<-held.gate).open()
+	<-freed
+	if n := s.Available(); n != 64*kib {
+		t.Errorf("%d bytes are available when the space says that they are: %+v", n, b.Stats())
+	}
+	checkBooks(t, b.Stats())
+}
+
+// heldFrees holds the stream up before each free.
+type heldFrees struct {
+	tier.Device
+	t    *testing.T
+	gate chan gate
+}
+
+func (d *heldFrees) Unwrap() tier.Device { return d.Device }
+
+func (d *heldFrees) Free(s tier.Stream, a tier.Addr) error {
+	g, err := closeGate(d.t, d.Device, s)
+	d.gate <- g
+	return errors.Join(err, d.Device.Free(s, a))
+}
