@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -73,14 +74,27 @@ type Config struct {
 // GPU configures one GPU space.
 type GPU struct {
 	Backend Backend
-	// Memory is the size of the space in bytes. 0 means what is free on Device, if
-	// that is set; else 256 MiB, or an eighth of the host's memory if that is less:
-	// the simulated GPU lies in it.
+	// Memory is the size of the space in bytes, and no more than the device says that
+	// it has. 0 means what is free on the device, if it is Device or comes from Open;
+	// else 256 MiB, or an eighth of the host's memory if that is less: the simulated
+	// GPU lies in it.
 	Memory int64
 	// Device, if set, is used instead of a backend's own: pooled, decorated, or
 	// one that the program already has. The engine closes it only if Own is set.
 	Device tier.Device
 	Own    bool
+	// Open, if set, makes the device instead of a backend: plain, pooled or
+	// stream-ordered. The engine closes it. memory is Memory, so 0 leaves the size to
+	// Open.
+	Open func(ctx context.Context, memory int64) (tier.Device, error)
+	// Wrap, if set, is given the device, wherever it comes from, and returns what the
+	// engine is to use in its place: decorators, such as those of reservation/budget,
+	// in any order. Where the engine closes the device it closes what Wrap returned.
+	//
+	// What a tier.Limited among them has is charged for everything that is promised in
+	// the space. Engines that share a budget each take what the others leave: what
+	// finds no room goes to a slower tier, or waits, as it does when the space is full.
+	Wrap func(tier.Device) (tier.Device, error)
 }
 
 // Disk configures one spill volume.
@@ -114,6 +128,8 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("gpu:%d: backend %q is unknown: want sim, cuda or nothing", i, g.Backend))
 		case g.Memory < 0:
 			errs = append(errs, fmt.Errorf("gpu:%d: memory of %d bytes is negative", i, g.Memory))
+		case g.Device != nil && g.Open != nil:
+			errs = append(errs, fmt.Errorf("gpu:%d: Device and Open are both set: a space has one device", i))
 		}
 	}
 	if c.HostMemory < 0 {

@@ -18,7 +18,7 @@ func (e *Engine) openSpaces(ctx context.Context) error {
 		return fmt.Errorf("spillway: %w", err)
 	}
 	for i, g := range e.cfg.GPUs {
-		if err := e.openGPU(i, g); err != nil {
+		if err := e.openGPU(ctx, i, g); err != nil {
 			return fmt.Errorf("spillway: gpu:%d: %w", i, err)
 		}
 	}
@@ -39,7 +39,7 @@ func (e *Engine) fitsMemory() error {
 	limit := e.memoryLimit()
 	host, gpus := e.hostMemory(), int64(0)
 	for _, g := range e.cfg.GPUs {
-		if g.Device == nil && g.Backend != CUDA {
+		if g.Device == nil && g.Open == nil && g.Backend != CUDA {
 			gpus += min(e.gpuMemory(g), limit+1) // the sum must not overflow
 		}
 	}
@@ -50,11 +50,8 @@ func (e *Engine) fitsMemory() error {
 	return nil
 }
 
+// gpuMemory is how much a simulated GPU has.
 func (e *Engine) gpuMemory(g GPU) int64 {
-	if g.Memory == 0 && g.Device != nil {
-		free, _ := g.Device.MemInfo()
-		return free
-	}
 	if g.Memory == 0 {
 		return min(defaultGPUMemory, e.memoryLimit()/8/tier.Page*tier.Page)
 	}
@@ -68,31 +65,28 @@ func (e *Engine) hostMemory() int64 {
 	return e.cfg.HostMemory
 }
 
-func (e *Engine) openGPU(i int, g GPU) error {
-	memory := e.gpuMemory(g)
-	dev := g.Device
-	if dev == nil {
-		if g.Backend == CUDA {
-			return fmt.Errorf("this build has no CUDA backend (use the simulated GPU: sim): %w", tier.ErrNotSupported)
-		}
-		d, err := sim.New(sim.Config{Memory: memory, Node: e.nodeOf(i), Touch: true})
-		if err != nil {
-			return err
-		}
-		dev = d
-		g.Own = true
+func (e *Engine) openGPU(ctx context.Context, i int, g GPU) error {
+	dev, err := e.openDevice(ctx, i, g)
+	if err != nil {
+		return err
 	}
-	if g.Own {
-		e.devices = append(e.devices, dev)
+	memory, err := e.spaceOn(dev, i, g)
+	if err != nil {
+		return err
 	}
 	pool, err := tier.NewDevicePool(dev)
 	if err != nil {
 		return err
 	}
 	id := tier.ID{Kind: tier.GPU, Ordinal: i}
+	quota, hint := tier.QuotaOf(dev), "a larger GPU memory would help"
+	if quota != nil {
+		hint = "a larger GPU memory, or a higher limit of its budget, would help"
+	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID: id, Capacity: memory, Fractions: e.cfg.GPUMarks, Node: dev.Info().Node,
-		Backend: dev.Info().Backend, Pool: pool, Hint: "a larger GPU memory would help",
+		Backend: dev.Info().Backend, Pool: pool, Hint: hint,
+		Quota: quota,
 	})
 	if err != nil {
 		return errors.Join(err, pool.Close())
@@ -104,6 +98,70 @@ func (e *Engine) openGPU(i int, g GPU) error {
 	}
 	e.streams[id] = streams
 	return nil
+}
+
+// openDevice returns the device of a GPU space with all that is to stand over it.
+// What the engine is to close is in its list, also if this fails.
+func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device, err error) {
+	own := g.Own
+	switch {
+	case g.Device != nil:
+		dev = g.Device
+	case g.Open != nil:
+		dev, err = g.Open(ctx, g.Memory)
+		if err == nil && dev == nil {
+			err = errors.New("the factory returned neither a device nor an error")
+		}
+		own = true
+	case g.Backend == CUDA:
+		err = fmt.Errorf("this build has no CUDA backend (use the simulated GPU: sim): %w", tier.ErrNotSupported)
+	default:
+		dev, err = sim.New(sim.Config{Memory: e.gpuMemory(g), Node: e.nodeOf(i), Touch: true})
+		own = true
+	}
+	if err != nil {
+		return nil, err
+	}
+	if own {
+		e.devices = append(e.devices, dev)
+	}
+	if g.Wrap == nil {
+		return dev, nil
+	}
+	wrapped, err := g.Wrap(dev)
+	if err == nil && wrapped == nil {
+		err = errors.New("the decorator returned neither a device nor an error")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if own {
+		e.devices[len(e.devices)-1] = wrapped
+	}
+	return wrapped, nil
+}
+
+// spaceOn returns the size of the space on a device. Larger than the device, or than
+// its budget, would be a promise that cannot be kept, and marks that are never
+// reached.
+func (e *Engine) spaceOn(dev tier.Device, i int, g GPU) (int64, error) {
+	free, total := dev.MemInfo()
+	size := g.Memory
+	switch {
+	case size == 0 && (g.Device != nil || g.Open != nil):
+		size = free
+	case size == 0:
+		size = e.gpuMemory(g)
+	}
+	if size > total {
+		e.cfg.Logger.Warn("spillway: a GPU space is larger than its device or its budget, and is made smaller",
+			"space", tier.ID{Kind: tier.GPU, Ordinal: i}.String(), "wanted", size, "has", total)
+		size = total
+	}
+	if size <= 0 {
+		return 0, fmt.Errorf("%s has no memory free, of %d bytes: %w", dev.Info().Name, total, tier.ErrNoSpace)
+	}
+	return size, nil
 }
 
 // openHost opens one pinned space on each NUMA node.

@@ -2,6 +2,7 @@ package convert
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spillway-db/spillway/batch"
@@ -73,10 +74,14 @@ func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descr
 			if !ok {
 				return b.staged(ctx, node, size, fetchDevice(dev, s, src), discard, add)
 			}
-			onDevice = true
-			if err := c.Digest(s, src.Addr(), size, base/8, &d); err != nil {
+			err := c.Digest(s, src.Addr(), size, base/8, &d)
+			if errors.Is(err, tier.ErrNotSupported) { // a decorator's device does not compute
+				return b.staged(ctx, node, size, fetchDevice(dev, s, src), discard, add)
+			}
+			if err != nil {
 				return err
 			}
+			onDevice = true
 			e, err := record(dev, s)
 			if err != nil {
 				return err

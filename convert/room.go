@@ -54,8 +54,10 @@ func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) f
 }
 
 // inRoom reserves and runs f, which allocates from the reservation; it is released
-// when f returns. If the space has the bytes but not in one piece, the strategy's
-// other spaces are tried, and then, if the caller may wait, the first one is cleared.
+// when f returns. If the space has the bytes but not in one piece, or its device
+// refuses them for a budget that the space does not know of, the strategy's other
+// spaces are tried, and then, for one piece and if the caller may wait, the first one
+// is cleared.
 //
 // What f takes (a transit, a handle, the reservation) is given back before more is
 // waited for, and only one mover clears a space at a time. So those who wait for one
@@ -69,7 +71,7 @@ func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
 	}
 	first, need := r.Space(), r.Bytes()
 	err = errors.Join(f(r), r.Release())
-	for tried := (without{to, nil}); fragmented(err); {
+	for tried := (without{to, nil}); fragmented(err) || errors.Is(err, tier.ErrOutOfBudget); {
 		tried.spaces = append(tried.spaces, r.Space())
 		var e error
 		if r, e = reserve(tried, false); e != nil {

@@ -191,7 +191,7 @@ func (m *Monitor) observe(now time.Time) State {
 		sp := &state.Spaces[i]
 		*sp = SpaceState{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
-			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(),
+			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Ceiling(),
 			Relieving: s.relieving, Leaving: s.leaving, Moving: s.moving,
 			Refused: s.refusal.bound(now, u.Used()),
 			Charge:  s.Charge, Base: m.cfg.Base(s.ID()), Aside: aside[i],
@@ -226,7 +226,7 @@ func (m *Monitor) observeBatches(state *State) {
 			fit := int64(0)
 			for _, e := range sp.Down {
 				to := &state.Spaces[e.To]
-				fit = max(fit, to.Limit-to.Used)
+				fit = max(fit, to.room())
 			}
 			begin := len(m.shortlist)
 			m.shortlist = m.index.victims(m.shortlist, i, fit)
@@ -234,7 +234,7 @@ func (m *Monitor) observeBatches(state *State) {
 		}
 		sum := m.index.summary(i)
 		sp.Rest, sp.Smallest = sum.rest, sum.smallest
-		if p := (picture{sp.Used, sp.Retired, sp.Rest, sp.Base, sp.Refused, sp.Moving, sp.Aside, sum.version}); p != s.seen {
+		if p := (picture{sp.Withheld, sp.Used, sp.Retired, sp.Rest, sp.Base, sp.Refused, sp.Moving, sp.Aside, sum.version}); p != s.seen {
 			s.seen = p
 			s.fullSince = time.Time{}
 		}
@@ -243,9 +243,9 @@ func (m *Monitor) observeBatches(state *State) {
 
 // picture is what must stay the same for a space to be full for good.
 type picture struct {
-	used, retired, rest, base, refused int64
-	moving, aside                      int
-	version                            uint64
+	withheld, used, retired, rest, base, refused int64
+	moving, aside                                int
+	version                                      uint64
 }
 
 // tellPressure says that space i crossed a mark.
@@ -285,7 +285,7 @@ func (m *Monitor) reportStuck(now time.Time, state State, stuck []Want) {
 		}
 		for _, e := range sp.Down {
 			to := &state.Spaces[e.To]
-			ev.Below = append(ev.Below, Room{Space: to.ID, Available: max(0, to.Limit-to.Used)})
+			ev.Below = append(ev.Below, Room{Space: to.ID, Available: max(0, to.room())})
 		}
 		m.events.stuck(ev)
 	}

@@ -24,6 +24,9 @@ type SpaceState struct {
 	Used    int64 // live + retired + promised
 	Retired int64 // of them freed already: on their way out
 	Foreign int64 // what others hold on the device; part of the pressure
+	// Withheld is how much of the limit cannot be used because others hold it of a
+	// quota that they share with the space.
+	Withheld int64
 
 	// Relieving says that the pressure was at the trigger and has not been at
 	// the stop mark since.
@@ -135,7 +138,7 @@ func newPlanner(s State) *planner {
 	p := &planner{s: s, sp: make([]plan, len(s.Spaces))}
 	for i := range s.Spaces {
 		sp := &s.Spaces[i]
-		p.sp[i].balance = sp.Limit - sp.Used - min(sp.Waiting, sp.Limit)
+		p.sp[i].balance = sp.room() - min(sp.Waiting, sp.Limit)
 		if sp.Refused > 0 {
 			p.sp[i].balance = min(p.sp[i].balance, sp.Refused-1)
 		}
@@ -157,6 +160,9 @@ func (s *SpaceState) charge(n int64) int64 {
 	}
 	return s.Charge(n)
 }
+
+// room is what could be promised now.
+func (s *SpaceState) room() int64 { return s.Limit - s.Withheld - s.Used }
 
 func (s *SpaceState) pressure() int64 { return s.Used + s.Foreign }
 
@@ -357,7 +363,7 @@ func Full(s State) []bool {
 // lasting is the room that would be there if nobody waited. A refusal counts
 // only if it was not for the sake of waiters.
 func (s *SpaceState) lasting() int64 {
-	room := s.Limit - s.Used
+	room := s.room()
 	if s.Refused > 0 && s.Waiting == 0 {
 		room = min(room, s.Refused-1)
 	}

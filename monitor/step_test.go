@@ -23,6 +23,7 @@ type shape struct {
 	underWay                                 []int
 	blocked                                  []bool
 	refused                                  int64
+	withheld                                 int64
 }
 
 func build(ids []tier.ID, shapes ...shape) State {
@@ -32,6 +33,7 @@ func build(ids []tier.ID, shapes ...shape) State {
 		sp := SpaceState{
 			ID: ids[i], Limit: 100, Trigger: 80, Stop: 60, Used: sh.used, Waiting: sh.waiting, Retired: sh.retired,
 			Leaving: sh.leaving, Foreign: sh.foreign, Relieving: sh.relieving, Refused: sh.refused,
+			Withheld: sh.withheld,
 		}
 		if sh.limit > 0 {
 			sp.Limit = sh.limit
@@ -90,6 +92,9 @@ func TestStep(t *testing.T) {
 		{"between the marks, relieving", three, []shape{{used: 65, relieving: true, victims: ten}, {}, {}}, "1:gpu:0>host:0 trigger"},
 		{"at stop it ends", three, []shape{{used: 60, relieving: true, victims: ten}, {}, {}}, ""},
 		{"what others hold is pressure", three, []shape{{used: 30, foreign: 51, victims: []int64{30, 10}}, {}, {}}, "1:gpu:0>host:0 trigger"},
+		{"demand for what others hold of a quota", three, []shape{{used: 30, withheld: 60, waiting: 20, victims: []int64{10, 10}}, {}, {}}, "1:gpu:0>host:0 demand"},
+		{"demand for what only others hold", three, []shape{{withheld: 90, waiting: 20}, {}, {}}, "stuck gpu:0 10 demand"},
+		{"a quota that others have used up below", three, []shape{{used: 100, waiting: 10, victims: []int64{10}}, {withheld: 95}, {}}, "1:gpu:0>disk:0 demand"},
 		{"what is under way counts", three, []shape{{used: 85, leaving: 20, victims: ten, underWay: []int{1}}, {}, {}}, "1:gpu:0>host:0 trigger"},
 		{"what is retired counts", three, []shape{{used: 85, leaving: 15, retired: 10, victims: ten}, {}, {}}, ""},
 		{"demand below the trigger", three, []shape{{used: 70, waiting: 40, victims: ten}, {}, {}}, "1:gpu:0>host:0 demand"},

@@ -129,7 +129,8 @@ func (d Digest) Add(other Digest) Digest {
 	return Digest{Hash: d.Hash + other.Hash, Sum: d.Sum + other.Sum}
 }
 
-// Computer is what a device implements that can compute on its memory.
+// Computer is what a device implements that can compute on its memory. A decorator
+// may implement it over a device that does not, and returns ErrNotSupported then.
 type Computer interface {
 	// Digest puts what DigestBytes says of the size bytes at src, an address that
 	// is a multiple of 8, into *out, which may be read when an event recorded

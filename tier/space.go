@@ -193,6 +193,17 @@ func (s *Space) Room() int64 {
 	return max(0, room-s.held.Load())
 }
 
+// Ceiling returns what Used could come to now: the limit, or less where the quota
+// has less left.
+func (s *Space) Ceiling() int64 {
+	limit := s.Limit()
+	if s.cfg.Quota != nil {
+		used := s.ledger.Used()
+		limit = min(limit, used+min(limit, s.cfg.Quota.Remaining())) // which may be all that an int64 holds
+	}
+	return limit
+}
+
 // SetLimit changes how many bytes reservations may take: 0 < n ≤ capacity. It
 // revokes nothing; a lower limit only refuses what is new.
 func (s *Space) SetLimit(n int64) error {
@@ -363,7 +374,10 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	mem, err = s.cfg.Pool.Alloc(size, cuts)
 	var full *NoSpaceError
 	if errors.As(err, &full) && !full.Space.Valid() {
-		full.Space, full.Hint = s.cfg.ID, s.cfg.Hint
+		full.Space = s.cfg.ID
+		if full.Hint == "" { // else it was not the space's memory that was too small
+			full.Hint = s.cfg.Hint
+		}
 	}
 	if err == nil && mem == nil {
 		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)

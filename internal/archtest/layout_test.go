@@ -22,6 +22,7 @@ var layout = []string{
 	"reservation",
 	"reservation/permit",
 	"reservation/admission",
+	"reservation/budget",
 	"batch",
 	"convert",
 	"repository",

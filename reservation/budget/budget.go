@@ -1,0 +1,331 @@
+package budget
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Budget is one limit over all that is allocated through the devices that Wrap
+// has returned. It is safe for concurrent use, has no goroutine, and need not be
+// closed.
+type Budget struct {
+	name string
+
+	subscribers atomic.Pointer[[]subscriber] // copied on write; called without locks
+
+	mu struct {
+		lockrank.Mutex[lockrank.Backend]
+		limit    int64
+		reserved int64 // the sum of the devices' charged()
+		peak     int64
+		// Totals that never fall. Their difference is what is live and retired, so a
+		// release shows in one of them whatever is admitted at the same time; a
+		// difference of what was outstanding before and after would be hidden by that.
+		admitted  int64
+		reclaimed int64
+		refused   int64
+		retries   int64
+		devices   []*Device // not closed
+		next      int       // number of the next subscriber
+	}
+}
+
+type subscriber struct {
+	id int
+	f  func()
+}
+
+// Option sets something about a Budget that has a default.
+type Option func(*Budget)
+
+// Named gives the budget the name that errors call it by, which should say where it
+// was set.
+func Named(name string) Option { return func(b *Budget) { b.name = name } }
+
+// New returns a budget of limit > 0 bytes.
+func New(limit int64, opts ...Option) (*Budget, error) {
+	if limit <= 0 {
+		return nil, fmt.Errorf("budget: a limit of %d bytes: it must be above 0", limit)
+	}
+	b := &Budget{}
+	for _, o := range opts {
+		o(b)
+	}
+	b.mu.limit = limit
+	return b, nil
+}
+
+// SetLimit changes the limit to n > 0 bytes. It revokes nothing: a limit below what
+// is charged only refuses what is new.
+func (b *Budget) SetLimit(n int64) error {
+	if n <= 0 {
+		return fmt.Errorf("budget: a limit of %d bytes: it must be above 0", n)
+	}
+	b.mu.Lock()
+	changed := b.mu.limit != n
+	b.mu.limit = n
+	b.mu.Unlock()
+	if changed {
+		b.notify()
+	}
+	return nil
+}
+
+// Limit returns how many bytes may be charged in all.
+func (b *Budget) Limit() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.limit
+}
+
+// Remaining returns how many bytes could be charged now. It may be out of date
+// when it returns.
+func (b *Budget) Remaining() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return max(0, b.mu.limit-b.mu.reserved)
+}
+
+// Stats is a consistent cut through a budget's books. Sizes are in bytes, as the
+// devices charge them. While no call is under way and no space has promised
+// anything, Reserved = Live + Retired; always, Admitted - Reclaimed = Live +
+// Retired.
+type Stats struct {
+	Limit     int64
+	Reserved  int64 // charged: what remains is Limit - Reserved, or nothing
+	Live      int64 // in allocations that are in use
+	Retired   int64 // freed, and not known to be finished with
+	Pending   int64 // in calls of Alloc that have not returned
+	Promised  int64 // by spaces; see Device.Quota
+	Peak      int64 // largest Reserved so far
+	Admitted  int64 // allocated so far, and found when a device was wrapped; never falls
+	Reclaimed int64 // come back so far; never falls
+	Refused   int64 // requests that found no room
+	Retries   int64 // requests that would have been refused but for what was reaped first
+}
+
+// Stats returns the books.
+func (b *Budget) Stats() Stats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := Stats{
+		Limit: b.mu.limit, Reserved: b.mu.reserved, Peak: b.mu.peak,
+		Admitted: b.mu.admitted, Reclaimed: b.mu.reclaimed, Refused: b.mu.refused, Retries: b.mu.retries,
+	}
+	for _, d := range b.mu.devices {
+		s.Live += d.books.live + d.books.older
+		s.Retired += d.books.retired()
+		s.Pending += d.books.pending
+		s.Promised += d.books.promised
+	}
+	return s
+}
+
+// Reap asks every device of the budget for what it is done with and returns how many
+// bytes were credited.
+func (b *Budget) Reap() int64 {
+	var n int64
+	for _, d := range b.open(func(*Device) bool { return true }) {
+		n += d.Reap()
+	}
+	return n
+}
+
+func (b *Budget) open(which func(*Device) bool) []*Device {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var out []*Device
+	for _, d := range b.mu.devices {
+		if which(d) {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// Wrap returns dev behind the budget. Everything that is to count must go through
+// what Wrap returns, which is the one to be closed; dev must not be used for
+// allocations beside it. If the budget has dev already, the device that it has is
+// returned: who shares a device shares its budget.
+//
+// What is outstanding on dev at that moment is charged as live; if there is no room
+// for it, that is an OutOfBudgetError.
+func (b *Budget) Wrap(dev tier.Device) (*Device, error) {
+	if dev == nil {
+		return nil, errors.New("budget: there is no device to wrap")
+	}
+	d := &Device{inner: dev, budget: b, root: innermost(dev)}
+	name, older := dev.Info().Name, max(0, dev.Outstanding())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, o := range b.mu.devices {
+		switch {
+		case same(o.inner, dev) || same(o, dev):
+			return o, nil
+		case same(o.root, d.root):
+			return nil, fmt.Errorf("budget: %s is in the budget already, behind other decorators: its bytes would count twice", name)
+		}
+	}
+	if older > b.mu.limit-b.mu.reserved {
+		return nil, b.refusalLocked(older)
+	}
+	d.books.older = older
+	d.books.allocs = make(map[tier.Addr]*allocation)
+	d.books.marks = make(map[tier.Stream][]markedFree)
+	b.mu.devices = append(b.mu.devices, d)
+	b.mu.admitted += older
+	b.changedLocked(older)
+	return d, nil
+}
+
+// innermost is the device at the bottom of a stack of decorators.
+func innermost(dev tier.Device) tier.Device {
+	for {
+		w, ok := dev.(interface{ Unwrap() tier.Device })
+		if !ok {
+			return dev
+		}
+		dev = w.Unwrap()
+	}
+}
+
+// same compares devices, of which those that cannot be compared are none but
+// themselves.
+func same(a, b tier.Device) bool {
+	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
+}
+
+// request is what would be added to a device's books.
+type request struct {
+	alloc   int64 // to pending
+	promise int64 // to promised
+}
+
+// admit charges a request of d's, or refuses it. If it does not fit, but would if
+// everything were reaped that is retired, it reaps and tries once more.
+func (b *Budget) admit(d *Device, r request) error {
+	could, err := b.tryAdmit(d, r, true)
+	if err == nil || !could {
+		return err
+	}
+	lockrank.AssertNone("a device reaps")
+	for _, o := range b.open(func(o *Device) bool { return o.books.retired()+o.books.older > 0 }) {
+		o.Reap()
+	}
+	_, err = b.tryAdmit(d, r, false)
+	return err
+}
+
+// tryAdmit checks and charges in one step, and says of what it refuses whether
+// reaping could help. What may be tried again does not count as refused yet.
+func (b *Budget) tryAdmit(d *Device, r request, first bool) (could bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if d.books.closed {
+		return false, fmt.Errorf("budget: the device is %w", tier.ErrClosed)
+	}
+	n, ok := d.books.more(r)
+	if !ok || n > 0 && n > b.mu.limit-b.mu.reserved {
+		if ok && first && n <= b.mu.limit-(b.mu.reserved-b.reapableLocked()) {
+			return true, b.refusalLocked(r.alloc + r.promise)
+		}
+		b.mu.refused++
+		return false, b.refusalLocked(r.alloc + r.promise)
+	}
+	if !first {
+		b.mu.retries++
+	}
+	d.books.pending += r.alloc
+	d.books.promised += r.promise
+	b.changedLocked(n)
+	return false, nil
+}
+
+// changedLocked notes that n more bytes are charged.
+func (b *Budget) changedLocked(n int64) {
+	b.mu.reserved += n
+	b.mu.peak = max(b.mu.peak, b.mu.reserved)
+}
+
+// reapableLocked is how many bytes a reap could credit at most.
+func (b *Budget) reapableLocked() (n int64) {
+	for _, d := range b.mu.devices {
+		n += d.books.reapable()
+	}
+	return n
+}
+
+func (b *Budget) refusalLocked(requested int64) *tier.OutOfBudgetError {
+	return &tier.OutOfBudgetError{
+		Budget: b.title(), Requested: requested, Remaining: max(0, b.mu.limit-b.mu.reserved),
+		Current: b.mu.reserved, Limit: b.mu.limit,
+	}
+}
+
+func (b *Budget) title() string {
+	if b.name == "" {
+		return "the device budget"
+	}
+	return b.name
+}
+
+// update changes d's books by f, in which no more is charged than before, and tells
+// the subscribers if that made room.
+func (b *Budget) update(d *Device, f func()) {
+	b.mu.Lock()
+	before := d.books.charged()
+	f()
+	less := before - d.books.charged()
+	b.changedLocked(-less)
+	b.mu.Unlock()
+	if less > 0 {
+		b.notify()
+	}
+}
+
+// subscribe calls f, with no lock held, when there may be more room.
+func (b *Budget) subscribe(f func()) (cancel func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id := b.mu.next
+	b.mu.next++
+	b.changeSubscribersLocked(func(s []subscriber) []subscriber { return append(s, subscriber{id, f}) })
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.changeSubscribersLocked(func(s []subscriber) []subscriber {
+			return slices.DeleteFunc(s, func(s subscriber) bool { return s.id == id })
+		})
+	}
+}
+
+func (b *Budget) changeSubscribersLocked(change func([]subscriber) []subscriber) {
+	var s []subscriber
+	if old := b.subscribers.Load(); old != nil {
+		s = slices.Clone(*old)
+	}
+	s = change(s)
+	b.subscribers.Store(&s)
+}
+
+func (b *Budget) notify() {
+	s := b.subscribers.Load()
+	if s == nil {
+		return
+	}
+	lockrank.AssertNone("a budget's subscribers are called")
+	for _, s := range *s {
+		s.f()
+	}
+}
+
+// leaveLocked takes a closed device off the list.
+func (b *Budget) leaveLocked(d *Device) {
+	b.mu.devices = slices.DeleteFunc(b.mu.devices, func(o *Device) bool { return o == d })
+}

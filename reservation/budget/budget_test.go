@@ -1,0 +1,285 @@
+package budget_test
+
+import (
+	"errors"
+	"math"
+	"testing"
+
+	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/tier"
+)
+
+func TestLimitsThatAreNone(t *testing.T) {
+	for _, n := range []int64{0, -1, math.MinInt64} {
+		if b, err := budget.New(n); err == nil {
+			t.Errorf("New(%d) gave %v", n, b)
+		}
+		if err := newBudget(t, 1).SetLimit(n); err == nil {
+			t.Errorf("SetLimit(%d) passed", n)
+		}
+	}
+	if d, err := newBudget(t, 1).Wrap(nil); err == nil {
+		t.Errorf("Wrap(nil) gave %v", d)
+	}
+}
+
+func TestExactlyAtTheLimit(t *testing.T) {
+	r := newRig(t, 64*kib)
+	a := r.alloc(63*kib + 1) // charged as 63.25 KiB
+	b := r.alloc(768)
+	r.want(64*kib, 0)
+	_, err := r.dev.Alloc(r.s, 1)
+	mustRefuse(t, err, 256, 64*kib, 64*kib)
+	r.free(b)
+	_, err = r.dev.Alloc(r.s, 769)
+	mustRefuse(t, err, 1024, 64*kib-768, 64*kib)
+	b = r.alloc(768)
+	r.free(a)
+	r.free(b)
+	r.want(0, 0)
+	r.free(r.alloc(64 * kib))
+	r.want(0, 0)
+	_, err = r.dev.Alloc(r.s, math.MaxInt64)
+	if !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Fatalf("a request that overflows: %v", err)
+	}
+	r.want(0, 0)
+}
+
+func TestInnerNotCalledWhenOver(t *testing.T) {
+	r := newRig(t, 64*kib, budget.Named("the tenant's budget"))
+	a := r.alloc(60 * kib)
+	calls := r.spy.allocs.Load()
+	for _, n := range []int64{4*kib + 1, 64 * kib, 64*kib + 1, math.MaxInt64} {
+		_, err := r.dev.Alloc(r.s, n)
+		var full *tier.OutOfBudgetError
+		if !errors.As(err, &full) || full.Budget != "the tenant's budget" {
+			t.Fatalf("Alloc(%d): %v", n, err)
+		}
+	}
+	if n := r.spy.allocs.Load() - calls; n != 0 {
+		t.Errorf("the device was asked %d times for what the budget refuses", n)
+	}
+	if n := r.spy.reaps.Load(); n != 0 {
+		t.Errorf("the device was reaped %d times with nothing retired", n)
+	}
+	if s := r.b.Stats(); s.Refused != 4 {
+		t.Errorf("%d refusals are counted", s.Refused)
+	}
+	r.free(a)
+	r.want(0, 0)
+}
+
+func TestInnerFailure(t *testing.T) {
+	r := newRig(t, 64*kib)
+	a := r.alloc(10 * kib)
+	r.spy.beforeAlloc = func() error { return errFault }
+	if _, err := r.dev.Alloc(r.s, 20*kib); !errors.Is(err, errFault) {
+		t.Fatalf("%v", err)
+	}
+	r.want(10*kib, 0)
+	r.spy.beforeAlloc = nil
+	r.spy.beforeFree = func() error { return errFault }
+	if err := r.dev.Free(r.s, a); !errors.Is(err, errFault) {
+		t.Fatalf("%v", err)
+	}
+	r.want(10*kib, 0)
+	r.spy.beforeFree = nil
+	r.free(a) // it was left as it was
+	r.want(0, 0)
+	r.free(r.alloc(64 * kib))
+}
+
+func panics(f func()) (p any) {
+	defer func() { p = recover() }()
+	f()
+	return nil
+}
+
+func TestInnerPanic(t *testing.T) {
+	r := newRig(t, 64*kib)
+	a := r.alloc(10 * kib)
+	boom := func() error { panic(errFault) }
+	r.spy.beforeAlloc, r.spy.beforeFree = boom, boom
+	if p := panics(func() { _, _ = r.dev.Alloc(r.s, 20*kib) }); p != errFault {
+		t.Errorf("Alloc panicked with %v", p)
+	}
+	r.want(10*kib, 0)
+	if p := panics(func() { _ = r.dev.Free(r.s, a) }); p != errFault {
+		t.Errorf("Free panicked with %v", p)
+	}
+	r.want(10*kib, 0)
+	r.spy.beforeAlloc, r.spy.beforeFree, r.spy.beforeRecord = nil, nil, boom
+	if p := panics(func() { _ = r.dev.Free(r.s, a) }); p != errFault {
+		t.Errorf("Free panicked with %v in recording", p)
+	}
+	r.want(0, 10*kib) // it is freed, and only the device knows whether it is over
+	r.spy.beforeRecord = nil
+	if n := r.dev.Reap(); n != 10*kib {
+		t.Errorf("Reap credited %d", n)
+	}
+	r.want(0, 0)
+	// A space makes the panic an error, as of any device.
+	r.spy.beforeAlloc = boom
+	space := newSpace(t, r.dev, 64*kib)
+	if err := space.Reserve(kib); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := space.Draw(kib, nil, nil); err == nil {
+		t.Errorf("drawing gave %v", b)
+	}
+	space.Unreserve(kib)
+	r.spy.beforeAlloc = nil
+	r.want(0, 0)
+}
+
+func TestClosingCredits(t *testing.T) {
+	r := newRig(t, 64*kib)
+	r.alloc(10 * kib)
+	b := r.alloc(20 * kib)
+	g := r.block()
+	r.free(b)
+	closing := make(chan error)
+	go func() { closing <- r.dev.Close() }()
+	g.open()
+	if err := <-closing; err != nil {
+		t.Fatal(err)
+	}
+	r.want(0, 0)
+	if st := r.b.Stats(); st.Reclaimed != 30*kib {
+		t.Errorf("%+v", st)
+	}
+	if err := r.dev.Free(r.s, b); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("Free after Close: %v", err)
+	}
+	if _, err := r.dev.Alloc(r.s, 1); !errors.Is(err, tier.ErrClosed) || errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("Alloc after Close: %v", err)
+	}
+	if err := r.dev.Close(); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("a second Close: %v", err)
+	}
+	if n := r.dev.Reap(); n != 0 {
+		t.Errorf("Reap after Close credited %d", n)
+	}
+	r.want(0, 0)
+	// Behind the budget's back: the bytes stay until the wrapper is closed.
+	raw := newSim(t, 64*kib)
+	d, s := wrap(t, r.b, raw)
+	a, err := d.Alloc(s, kib)
+	if err := errors.Join(err, raw.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Free(s, a); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("Free on a closed device: %v", err)
+	}
+	r.want(kib, 0)
+	if err := d.Close(); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("Close on a closed device: %v", err)
+	}
+	r.want(0, 0)
+}
+
+func TestSetLimit(t *testing.T) {
+	r := newRig(t, 64*kib)
+	a := r.alloc(48 * kib)
+	if err := r.b.SetLimit(32 * kib); err != nil {
+		t.Fatal(err)
+	}
+	r.want(48*kib, 0) // nothing is revoked
+	_, err := r.dev.Alloc(r.s, 1)
+	mustRefuse(t, err, 256, 48*kib, 32*kib)
+	if n := r.b.Remaining(); n != 0 {
+		t.Errorf("%d bytes remain", n)
+	}
+	if err := r.b.SetLimit(49 * kib); err != nil {
+		t.Fatal(err)
+	}
+	r.free(r.alloc(kib))
+	r.free(a)
+	_, err = r.dev.Alloc(r.s, 49*kib+1)
+	mustRefuse(t, err, 49*kib+256, 0, 49*kib)
+	r.want(0, 0)
+}
+
+func TestMemInfo(t *testing.T) {
+	b := newBudget(t, 64*kib)
+	small, s1 := wrap(t, b, newSim(t, 16*kib))
+	large, s2 := wrap(t, b, newSim(t, 256*kib))
+	want := func(d tier.Device, free, total int64) {
+		t.Helper()
+		if f, n := d.MemInfo(); f != free || n != total {
+			t.Errorf("MemInfo: %d of %d, want %d of %d", f, n, free, total)
+		}
+	}
+	want(small, 16*kib, 16*kib)
+	want(large, 64*kib, 64*kib)
+	a, err := large.Alloc(s2, 60*kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(small, 4*kib, 16*kib)
+	want(large, 4*kib, 64*kib)
+	if _, err := small.Alloc(s1, 4*kib); err != nil {
+		t.Fatal(err)
+	}
+	want(small, 0, 16*kib)
+	if err := b.SetLimit(32 * kib); err != nil {
+		t.Fatal(err)
+	}
+	want(large, 0, 32*kib)
+	if err := large.Free(s2, a); err != nil {
+		t.Fatal(err)
+	}
+	want(large, 28*kib, 32*kib)
+	want(small, 12*kib, 16*kib)
+}
+
+// A device is in a budget once, however often it is wrapped.
+func TestWrappedTwice(t *testing.T) {
+	b := newBudget(t, 64*kib)
+	raw := newSim(t, 64*kib)
+	d, s := wrap(t, b, raw)
+	if _, err := d.Alloc(s, kib); err != nil {
+		t.Fatal(err)
+	}
+	for _, again := range []tier.Device{raw, d} {
+		if got, err := b.Wrap(again); err != nil || got != d {
+			t.Errorf("wrapping it again gave %v, %v", got, err)
+		}
+	}
+	if got, err := b.Wrap(budget.Logged(raw, discard)); err == nil {
+		t.Errorf("wrapping it behind another decorator gave %v", got)
+	}
+	if st := b.Stats(); st.Reserved != kib {
+		t.Errorf("%+v", st)
+	}
+	outer, err := newBudget(t, 32*kib).Wrap(d) // another budget
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := outer.Alloc(s, 32*kib); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("the outer budget has %d bytes for 31: %v", 32*kib, err)
+	}
+}
+
+// A decorator over a device that does not compute says so, and one over a device
+// that does computes.
+func TestComputer(t *testing.T) {
+	b := newBudget(t, 64*kib)
+	d, s := wrap(t, b, newSim(t, 64*kib))
+	a, err := d.Alloc(s, 8)
+	var got tier.Digest
+	if err := errors.Join(err, d.CopyToDevice(s, a, []byte("12345678")), d.Digest(s, a, 8, 0, &got), s.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	if got != tier.DigestBytes([]byte("12345678"), 0) {
+		t.Errorf("the digest is %v", got)
+	}
+	dull, ds := wrap(t, b, struct{ tier.Device }{newSim(t, 64*kib)})
+	if err := dull.Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
+		t.Errorf("%v", err)
+	}
+	if err := budget.Logged(dull, discard).Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,187 @@
+package budget_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// lines collects what is logged.
+type lines struct {
+	slog.Handler
+	buf *bytes.Buffer
+}
+
+func newLines(level slog.Level) (*slog.Logger, *lines) {
+	var buf bytes.Buffer
+	l := &lines{slog.NewJSONHandler(&buf, &slog.HandlerOptions{Level: level}), &buf}
+	return slog.New(l), l
+}
+
+// Handle checks that nothing is locked.
+func (l *lines) Handle(ctx context.Context, r slog.Record) error {
+	lockrank.AssertNone("a test's handler is called")
+	return l.Handler.Handle(ctx, r)
+}
+
+func (l *lines) of(t *testing.T, op string) (out []map[string]any) {
+	t.Helper()
+	for _, line := range strings.Split(strings.TrimSpace(l.buf.String()), "\n") {
+		if line == "" {
+			continue
+		}
+		var m map[string]any
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatal(err)
+		}
+		if m["op"] == op {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+func TestLoggedOnce(t *testing.T) {
+	log, l := newLines(slog.LevelDebug)
+	b := newBudget(t, 64*kib)
+	d, s := wrap(t, b, budget.Logged(newSim(t, 256*kib), log))
+	a, err := d.Alloc(s, 60*kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := d.Alloc(s, 5*kib); !errors.Is(err, tier.ErrOutOfBudget) {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Free(s, a+256); err == nil {
+		t.Fatal("a bogus free passed")
+	}
+	if err := errors.Join(d.Fill(s, a, 1, 100), d.Free(s, a), s.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	for op, want := range map[string]int{"alloc": 1, "free": 1, "fill": 1, "new stream": 1, "reap": 0} {
+		if got := l.of(t, op); len(got) != want {
+			t.Errorf("%s: %d lines, want %d: %v", op, len(got), want, got)
+		}
+	}
+	line := l.of(t, "alloc")[0]
+	if line["bytes"] != float64(60*kib) || line["device"] != "simulated GPU" || line["stream"] == nil || line["addr"] == nil || line["took"] == nil || line["error"] != nil {
+		t.Errorf("%v", line)
+	}
+	if f := l.of(t, "free")[0]; f["addr"] != line["addr"] || f["stream"] != line["stream"] {
+		t.Errorf("%v after %v", f, line)
+	}
+}
+
+func TestLoggingOverBudgetLogsTheRefusal(t *testing.T) {
+	log, l := newLines(slog.LevelDebug)
+	inner, s := wrap(t, newBudget(t, 64*kib), newSim(t, 256*kib))
+	d := budget.Logged(inner, log)
+	if _, err := d.Alloc(s, 65*kib); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Fatal(err)
+	}
+	got := l.of(t, "alloc")
+	if len(got) != 1 || !strings.Contains(got[0]["error"].(string), "65536") || got[0]["addr"] != nil {
+		t.Errorf("%v", got)
+	}
+	a, err := d.Alloc(s, 64*kib)
+	if err := errors.Join(err, d.Free(s, a)); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(l.of(t, "alloc")) + len(l.of(t, "free")) + len(l.of(t, "record")); n != 3 {
+		t.Errorf("%d lines for two more calls: %s", n, l.buf)
+	}
+}
+
+func TestLoggedPanic(t *testing.T) {
+	log, l := newLines(slog.LevelDebug)
+	sp := &spy{Device: newSim(t, 64*kib), beforeAlloc: func() error { panic(errFault) }, beforeFree: func() error { panic(errFault) }}
+	d, s := wrap(t, newBudget(t, 64*kib), budget.Logged(sp, log))
+	if p := panics(func() { _, _ = d.Alloc(s, kib) }); p != errFault {
+		t.Errorf("%v", p)
+	}
+	got := l.of(t, "alloc")
+	if len(got) != 1 || got[0]["error"] == nil {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestLoggingDisabledIsCheap(t *testing.T) {
+	log, l := newLines(slog.LevelInfo)
+	raw := newSim(t, 64*kib)
+	d, s := wrap(t, newBudget(t, 64*kib), budget.Logged(raw, log))
+	a, err := d.Alloc(s, kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	logged := budget.Logged(raw, log)
+	calls := func(d tier.Device) func() {
+		return func() {
+			if err := d.CopyToDevice(s, a, nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Fill(s, a, 0, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if with, without := testing.AllocsPerRun(100, calls(logged)), testing.AllocsPerRun(100, calls(raw)); with != without {
+		t.Errorf("%v allocations, and %v without logging", with, without)
+	}
+	if l.buf.Len() != 0 {
+		t.Errorf("logged: %s", l.buf)
+	}
+}
+
+// Every call that does something has a line, and is handed on.
+func TestEveryCallIsLogged(t *testing.T) {
+	log, l := newLines(slog.LevelDebug)
+	d, peer := budget.Logged(newSim(t, 64*kib), log), newSim(t, 64*kib)
+	ps, err := peer.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := peer.Alloc(ps, kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := d.Alloc(s, kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, out := []byte("spillway"), make([]byte, 8)
+	var digest tier.Digest
+	e, err := d.Record(s)
+	if err := errors.Join(err,
+		d.Fill(s, a, 7, kib), d.CopyToDevice(s, a, in), d.CopyOnDevice(s, a+512, a, 8), d.CopyRegions(s, []tier.Region{{HostDst: out, Src: a + 512}}),
+		d.CopyPeer(s, b, budget.Logged(peer, log), a, 8), d.Digest(s, a, 8, 0, &digest), d.CopyToHost(s, make([]byte, 4), a),
+		d.WaitEvent(s, e), d.Free(s, a), s.Sync(), d.Close(), peer.Close(),
+	); err != nil {
+		t.Fatal(err)
+	}
+	if string(out) != "spillway" {
+		t.Errorf("%q came back", out)
+	}
+	for op, size := range map[string]any{
+		"new stream": nil, "alloc": 1024., "record": nil, "fill": 1024., "copy to device": 8., "copy on device": 8., "copy regions": 8.,
+		"copy to peer": 8., "digest": 8., "copy to host": 4., "wait event": nil, "free": nil, "close": nil,
+	} {
+		got := l.of(t, op)
+		if len(got) != 1 || got[0]["bytes"] != size || got[0]["error"] != nil {
+			t.Errorf("%s: %v; want one line with %v bytes", op, got, size)
+		}
+	}
+}

@@ -1,0 +1,202 @@
+package budget_test
+
+import (
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"testing"
+
+	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/tier"
+)
+
+func yield() { runtime.Gosched() }
+
+// newSpace opens a space over dev that charges its quota.
+func newSpace(t *testing.T, dev tier.Device, capacity int64) *tier.Space {
+	t.Helper()
+	pool, err := tier.NewDevicePool(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Quota: tier.QuotaOf(dev),
+		Fractions: tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.5},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil && !errors.Is(err, tier.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// What one space has promised, another that shares the budget cannot take, and it is
+// charged once when it is drawn.
+func TestPromisesHold(t *testing.T) {
+	b := newBudget(t, 64*kib)
+	d1, _ := wrap(t, b, newSim(t, 64*kib))
+	d2, s2 := wrap(t, b, budget.Logged(newSim(t, 64*kib), discard))
+	one, two := newSpace(t, d1, 64*kib), newSpace(t, budget.Logged(d2, discard), 64*kib)
+	if err := one.Reserve(48 * kib); err != nil {
+		t.Fatal(err)
+	}
+	if n := two.Available(); n != 16*kib {
+		t.Errorf("%d bytes are available to the other", n)
+	}
+	if n := two.Ceiling(); n != 16*kib {
+		t.Errorf("the other's ceiling is %d", n)
+	}
+	err := two.Reserve(16*kib + 256)
+	mustRefuse(t, err, 16*kib+256, 48*kib, 64*kib)
+	var full *tier.NoSpaceError
+	if !errors.As(err, &full) || full.Space != two.ID() || full.Available != 16*kib {
+		t.Errorf("%v", err)
+	}
+	if _, err := d2.Alloc(s2, 16*kib+1); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("allocating beside a promise: %v", err)
+	}
+	if err := b.SetLimit(40 * kib); err != nil { // revokes no promise
+		t.Fatal(err)
+	}
+	buf, err := one.Draw(40*kib, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := b.Stats(); st.Reserved != 48*kib || st.Live != 40*kib || st.Promised != 48*kib {
+		t.Errorf("%+v", st)
+	}
+	woken := atomic.Int64{}
+	defer two.Subscribe(func(_ *tier.Space, c tier.Change) {
+		if c == tier.Released {
+			woken.Add(1)
+		}
+	})()
+	if err := buf.Release(); err != nil {
+		t.Fatal(err)
+	}
+	for two.Available() != 32*kib { // the device may take its time
+		yield()
+	}
+	if woken.Load() == 0 {
+		t.Error("the space that shares the budget was not told that there is room")
+	}
+	one.Unreserve(8 * kib)
+	checkBooks(t, b.Stats())
+	if two.Room() != 40*kib {
+		t.Errorf("the room is %d with a limit of %d", two.Room(), 40*kib)
+	}
+}
+
+// Two budgets over one device: a promise is one within both.
+func TestPromisesInTwoBudgets(t *testing.T) {
+	inner, outer := newBudget(t, 64*kib), newBudget(t, 32*kib)
+	d, err := inner.Wrap(newSim(t, 64*kib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	top, _ := wrap(t, outer, d)
+	s := newSpace(t, top, 64*kib)
+	if s.Room() != 32*kib || s.Available() != 32*kib {
+		t.Errorf("room %d, available %d", s.Room(), s.Available())
+	}
+	if err := s.Reserve(32 * kib); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range []*budget.Budget{inner, outer} {
+		if st := b.Stats(); st.Reserved != 32*kib || st.Promised != 32*kib {
+			t.Errorf("%+v", st)
+		}
+	}
+	if err := s.Reserve(256); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("%v", err)
+	}
+	s.Unreserve(32 * kib)
+	if err := inner.SetLimit(16 * kib); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Reserve(32 * kib); !errors.Is(err, tier.ErrOutOfBudget) { // refused by the second that is asked
+		t.Errorf("%v", err)
+	}
+	checkBooks(t, inner.Stats())
+	checkBooks(t, outer.Stats())
+	if outer.Stats().Reserved != 0 {
+		t.Errorf("what one budget refused stays in the other: %+v", outer.Stats())
+	}
+}
+
+// A closed device has nothing left, which a space must see before it asks.
+func TestQuotaOfAClosedDevice(t *testing.T) {
+	d, _ := wrap(t, newBudget(t, 64*kib), newSim(t, 64*kib))
+	q := d.Quota()
+	if err := errors.Join(q.Charge(kib), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if n := q.Remaining(); n != 0 {
+		t.Errorf("%d remain", n)
+	}
+	if err := q.Charge(1); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("%v", err)
+	}
+	q.Credit(kib)
+	checkBooks(t, d.Budget().Stats())
+	if st := d.Budget().Stats(); st.Reserved != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// When a space says that bytes are free, the budget knows that the device is done with
+// them, though nobody has reaped.
+func TestCreditOfAnAsynchronousFree(t *testing.T) {
+	b := newBudget(t, 64*kib)
+	sp := &spy{Device: newSim(t, 64*kib)}
+	d, _ := wrap(t, b, sp)
+	held := &heldFrees{Device: d, t: t, gate: make(chan gate, 1)}
+	s := newSpace(t, held, 64*kib)
+	if err := s.Reserve(64 * kib); err != nil {
+		t.Fatal(err)
+	}
+	buf, err := s.Draw(64*kib, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := buf.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if st := b.Stats(); st.Retired != 64*kib || st.Reserved != 64*kib {
+		t.Errorf("%+v", st)
+	}
+	freed := make(chan struct{}, 1)
+	defer s.Subscribe(func(_ *tier.Space, c tier.Change) {
+		if c == tier.Released {
+			select {
+			case freed <- struct{}{}:
+			default:
+			}
+		}
+	})()
+	(<-held.gate).open()
+	<-freed
+	if n := s.Available(); n != 64*kib {
+		t.Errorf("%d bytes are available when the space says that they are: %+v", n, b.Stats())
+	}
+	checkBooks(t, b.Stats())
+}
+
+// heldFrees holds the stream up before each free.
+type heldFrees struct {
+	tier.Device
+	t    *testing.T
+	gate chan gate
+}
+
+func (d *heldFrees) Unwrap() tier.Device { return d.Device }
+
+func (d *heldFrees) Free(s tier.Stream, a tier.Addr) error {
+	g, err := closeGate(d.t, d.Device, s)
+	d.gate <- g
+	return errors.Join(err, d.Device.Free(s, a))
+}

@@ -1,0 +1,97 @@
+package budget_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// What happens between the device's word on what is outstanding and the moment at
+// which the budget acts on it must not be taken for something that the device has
+// finished with.
+func TestWhatHappensWhileItReaps(t *testing.T) {
+	for name, c := range map[string]struct {
+		held       bool // something is live and something retired at the start
+		meanwhile  func(r *rig, other tier.Stream, live tier.Addr)
+		live, rest int64 // at the end
+	}{
+		"an allocation": {true, func(r *rig, other tier.Stream, _ tier.Addr) {
+			if _, err := r.dev.Alloc(other, 20*kib); err != nil {
+				r.Fatal(err)
+			}
+		}, 28 * kib, 10 * kib},
+		"a free":                     {true, func(r *rig, _ tier.Stream, live tier.Addr) { r.free(live) }, 0, 18 * kib},
+		"an allocation and its free": {true, func(r *rig, _ tier.Stream, _ tier.Addr) { r.free(r.alloc(20 * kib)) }, 8 * kib, 30 * kib},
+		"both, and nothing before":   {false, func(r *rig, _ tier.Stream, _ tier.Addr) { r.free(r.alloc(20 * kib)) }, 0, 20*kib + 256},
+		"another reap":               {true, func(r *rig, _ tier.Stream, _ tier.Addr) { r.dev.Reap() }, 8 * kib, 10 * kib},
+	} {
+		for _, marked := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, "/marked=", marked), func(t *testing.T) {
+				r := newRig(t, 64*kib)
+				other, err := r.dev.NewStream()
+				if err != nil {
+					t.Fatal(err)
+				}
+				var live tier.Addr
+				retired := r.alloc(256)
+				if c.held {
+					live = r.alloc(8 * kib)
+					r.free(retired)
+					retired = r.alloc(10 * kib)
+				}
+				g := r.block()
+				if !marked {
+					r.spy.beforeRecord = func() error { return errFault }
+				}
+				r.free(retired)
+				r.spy.afterOutstanding = func() { c.meanwhile(r, other, live) }
+				if n := r.dev.Reap(); n != 0 {
+					t.Errorf("Reap credited %d bytes that the device still has", n)
+				}
+				r.want(c.live, c.rest)
+				if n := r.spy.Device.Outstanding(); n != c.live+c.rest {
+					t.Errorf("%d bytes are outstanding, want %d", n, c.live+c.rest)
+				}
+				g.open()
+				if err := errors.Join(r.s.Sync(), other.Sync()); err != nil {
+					t.Fatal(err)
+				}
+				r.dev.Reap()
+				r.want(c.live, 0)
+			})
+		}
+	}
+}
+
+// A free that has been made and not noted yet is none of the live.
+func TestReapWhileAFreeIsUnderWay(t *testing.T) {
+	r := newRig(t, 64*kib)
+	other, err := r.dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := r.dev.Alloc(other, 8*kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := r.alloc(10 * kib)
+	g := r.block()
+	r.free(b)
+	r.spy.beforeRecord = func() error { // behind the free
+		r.spy.beforeRecord = nil
+		if n := r.dev.Reap(); n != 0 {
+			t.Errorf("Reap credited %d bytes of those that the device has", n)
+		}
+		return nil
+	}
+	if err := r.dev.Free(other, a); err != nil {
+		t.Fatal(err)
+	}
+	r.want(0, 10*kib)
+	g.open()
+	r.sync()
+	r.dev.Reap()
+	r.want(0, 0)
+}

@@ -1,0 +1,86 @@
+package tier
+
+import (
+	"math"
+	"slices"
+)
+
+// Limited is what a device implements that is limited by more than its memory: a
+// space over it charges the Quota for what it promises, so that the promise holds.
+type Limited interface {
+	Quota() Quota
+}
+
+// QuotaOf returns the quota of a device and of all that it wraps; nil if none of them
+// is Limited.
+func QuotaOf(dev Device) Quota {
+	var all []Quota
+	for dev != nil {
+		if l, ok := dev.(Limited); ok {
+			all = append(all, l.Quota())
+		}
+		w, ok := dev.(interface{ Unwrap() Device })
+		if !ok {
+			break
+		}
+		dev = w.Unwrap()
+	}
+	return Quotas(all...)
+}
+
+// Quotas returns a quota that charges all of those given, of which nil ones are
+// ignored: what one of them refuses is charged to none. It is nil if there are none.
+func Quotas(all ...Quota) Quota {
+	all = slices.DeleteFunc(slices.Clone(all), func(q Quota) bool { return q == nil })
+	switch len(all) {
+	case 0:
+		return nil
+	case 1:
+		return all[0]
+	}
+	return quotas(all)
+}
+
+type quotas []Quota
+
+func (q quotas) Charge(n int64) error {
+	for i, one := range q {
+		if err := one.Charge(n); err != nil {
+			for _, charged := range q[:i] {
+				charged.Credit(n)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func (q quotas) Credit(n int64) {
+	for _, one := range q {
+		one.Credit(n)
+	}
+}
+
+func (q quotas) Remaining() int64 { return q.least(Quota.Remaining) }
+
+func (q quotas) Limit() int64 { return q.least(Quota.Limit) }
+
+func (q quotas) least(f func(Quota) int64) int64 {
+	n := int64(math.MaxInt64)
+	for _, one := range q {
+		n = min(n, f(one))
+	}
+	return n
+}
+
+func (q quotas) Subscribe(f func()) (cancel func()) {
+	cancels := make([]func(), len(q))
+	for i, one := range q {
+		cancels[i] = one.Subscribe(f)
+	}
+	return func() {
+		for _, c := range cancels {
+			c()
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package tier_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+// counter is a quota for one goroutine.
+type counter struct {
+	used, limit int64
+	told        map[int]func()
+	next        int
+}
+
+func (q *counter) Charge(n int64) error {
+	if n > q.limit-q.used {
+		return &tier.OutOfBudgetError{Requested: n, Remaining: q.limit - q.used, Current: q.used, Limit: q.limit}
+	}
+	q.used += n
+	return nil
+}
+
+func (q *counter) Credit(n int64) {
+	q.used -= n
+	for _, f := range q.told {
+		f()
+	}
+}
+
+func (q *counter) Remaining() int64 { return max(0, q.limit-q.used) }
+func (q *counter) Limit() int64     { return q.limit }
+
+func (q *counter) Subscribe(f func()) (cancel func()) {
+	if q.told == nil {
+		q.told = make(map[int]func())
+	}
+	q.next++
+	id := q.next
+	q.told[id] = f
+	return func() { delete(q.told, id) }
+}
+
+func TestQuotasChargeAllOrNone(t *testing.T) {
+	if q := tier.Quotas(nil, nil); q != nil {
+		t.Errorf("of none it is %v", q)
+	}
+	a, b, c := &counter{limit: 100}, &counter{limit: 50}, &counter{limit: 70}
+	if q := tier.Quotas(nil, a, nil); q != a {
+		t.Errorf("of one it is %v", q)
+	}
+	q := tier.Quotas(a, b, c)
+	told := 0
+	cancel := q.Subscribe(func() { told++ })
+	if q.Limit() != 50 || q.Remaining() != 50 {
+		t.Errorf("limit %d, remaining %d", q.Limit(), q.Remaining())
+	}
+	if err := q.Charge(50); err != nil {
+		t.Fatal(err)
+	}
+	for want, one := range []*counter{a, b, c} {
+		if one.used != 50 {
+			t.Errorf("quota %d was charged %d", want, one.used)
+		}
+	}
+	b.limit, c.limit = 200, 60
+	if err := q.Charge(20); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("the last has no room: %v", err)
+	}
+	if a.used != 50 || b.used != 50 || c.used != 50 || told != 2 {
+		t.Errorf("after a refusal: %d, %d, %d; told %d times", a.used, b.used, c.used, told)
+	}
+	q.Credit(50)
+	if a.used+b.used+c.used != 0 || told != 5 {
+		t.Errorf("after a credit: %d, %d, %d; told %d times", a.used, b.used, c.used, told)
+	}
+	cancel()
+	q.Credit(0)
+	if told != 5 {
+		t.Error("told after the end")
+	}
+}
+
+// limited is a device with a quota, and over another device.
+type limited struct {
+	tier.Device
+	q tier.Quota
+}
+
+func (d limited) Unwrap() tier.Device { return d.Device }
+func (d limited) Quota() tier.Quota   { return d.q }
+
+func TestQuotaOf(t *testing.T) {
+	dev := openDevice(t, sim.Config{Memory: 1 << 20})
+	if q := tier.QuotaOf(dev); q != nil {
+		t.Errorf("a device that is not limited has %v", q)
+	}
+	inner, outer := &counter{limit: 30}, &counter{limit: 40}
+	q := tier.QuotaOf(limited{struct {
+		limited
+	}{limited{dev, inner}}, outer})
+	if err := q.Charge(30); err != nil || inner.used != 30 || outer.used != 30 {
+		t.Errorf("%v; charged %d and %d", err, inner.used, outer.used)
+	}
+	if q.Charge(5) == nil {
+		t.Error("the inner limit is exceeded")
+	}
+}
+
+func TestCeiling(t *testing.T) {
+	dev := openDevice(t, sim.Config{Memory: 1 << 20})
+	pool, err := tier.NewDevicePool(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := &counter{limit: 8000}
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.GPU}, Capacity: 10_000, Pool: pool, Quota: q, Fractions: tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: 0.5},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, c := range []struct{ mine, others, want int64 }{{0, 0, 8000}, {1000, 0, 8000}, {1000, 3000, 5000}, {8000, 0, 8000}, {0, 8000, 0}} {
+		if err := errors.Join(s.Reserve(c.mine), q.Charge(c.others)); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Ceiling(); got != c.want {
+			t.Errorf("with %d used here and %d elsewhere the ceiling is %d, want %d", c.mine, c.others, got, c.want)
+		}
+		s.Unreserve(c.mine)
+		q.Credit(c.others)
+	}
+	q.limit = 1<<63 - 1
+	if got := s.Ceiling(); got != 9000 {
+		t.Errorf("with a wide quota the ceiling is %d", got)
+	}
+}
