@@ -25,7 +25,8 @@ type line struct {
 	space *tier.Space
 	hint  string
 
-	records sync.Pool // of *record, none of which is in use
+	records sync.Pool     // of *record, none of which is in use
+	made    atomic.Uint32 // records so far
 
 	// door is doorOpen while nobody waits; else the head's number, in the upper
 	// half, over the passes that are left. It is an atomic so that who passes by
@@ -41,8 +42,9 @@ type line struct {
 	limit    atomic.Int64 // the space's limit when the queue was last built
 
 	// Guarded by Manager.mu.
-	queue queue
-	heads uint32 // number of the last head
+	queue     queue
+	heads     uint32 // number of the last head
+	attending bool   // somebody waits, and the space knows
 }
 
 const (
@@ -195,6 +197,10 @@ func (l *line) updateLocked() {
 	case head == nil:
 		l.head.Store(nil)
 		l.door.Store(doorOpen)
+		if l.attending {
+			l.attending = false
+			l.space.EndAttend()
+		}
 	case head.w != l.head.Load():
 		l.headNeed.Store(head.need)
 		l.head.Store(head.w)
@@ -202,6 +208,10 @@ func (l *line) updateLocked() {
 			l.heads = 0
 		}
 		l.door.Store(uint64(l.heads)<<32 | uint64(l.m.bypass))
+		if !l.attending {
+			l.attending = true
+			l.space.Attend()
+		}
 	}
 }
 

@@ -157,8 +157,8 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 		return Reservation{}, err
 	}
 	if least == most {
-		if l, n, ok := m.quick(s, least); ok {
-			return newReservation(l, n, o), nil
+		if r, ok := m.quick(s, least, o); ok {
+			return r, nil
 		}
 	}
 	q := m.scratch.Get().(*scratch)
@@ -183,7 +183,7 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 
 // quick charges the space of the usual request, which names the only one there is and
 // is served at once. Whatever else it may be, ask finds out.
-func (m *Manager) quick(s Strategy, bytes int64) (*line, int64, bool) {
+func (m *Manager) quick(s Strategy, bytes int64, o options) (Reservation, bool) {
 	i := -1
 	switch s := s.(type) {
 	case specific:
@@ -194,15 +194,20 @@ func (m *Manager) quick(s Strategy, bytes int64) (*line, int64, bool) {
 		}
 	}
 	if i < 0 {
-		return nil, 0, false
+		return Reservation{}, false
 	}
 	l := m.lines[i]
 	need := l.charge(bytes)
 	if need == nothing {
-		return nil, 0, false
+		return Reservation{}, false
 	}
-	n, ok := l.take(need, bytes, bytes)
-	return l, n, ok
+	r := l.record()
+	ok := need == 0 || l.door.Load() == doorOpen && l.space.TryReserveAt(r.at, need)
+	if !ok {
+		l.records.Put(r)
+		return Reservation{}, false
+	}
+	return r.open(need, o), true
 }
 
 // ask charges the first candidate that has room, and says which and how much;

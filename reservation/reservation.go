@@ -31,7 +31,8 @@ func (r Reservation) IsZero() bool { return r.rec == nil }
 // drawn from it is out, another one uses the record: so reserving does not allocate.
 // Its generation tells them apart.
 type record struct {
-	line *line // of all its reservations
+	line *line  // of all its reservations
+	at   uint32 // says where the space may keep the bytes for the next one
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]        // never held with the manager's, which has the same rank
@@ -46,24 +47,31 @@ type record struct {
 	}
 }
 
-func newReservation(l *line, bytes int64, o options) Reservation {
-	rec, ok := l.records.Get().(*record)
-	if !ok {
-		rec = &record{line: l}
+// newReservation opens a reservation of bytes that are charged to l's space.
+func newReservation(l *line, bytes int64, o options) Reservation { return l.record().open(bytes, o) }
+
+// record returns one that nobody uses.
+func (l *line) record() *record {
+	if r, ok := l.records.Get().(*record); ok {
+		return r
 	}
+	return &record{line: l, at: l.made.Add(1)}
+}
+
+func (r *record) open(bytes int64, o options) Reservation {
 	// Not locked: who has a reservation of an earlier generation looks no further than at
 	// that, which stays.
-	r := Reservation{rec, rec.mu.gen}
-	rec.mu.promised, rec.mu.released = bytes, false
+	v := Reservation{r, r.mu.gen}
+	r.mu.promised, r.mu.released = bytes, false
 	if o != (options{}) {
-		rec.mu.optioned, rec.mu.options = true, o
+		r.mu.optioned, r.mu.options = true, o
 	}
 	if invariants.Enabled {
-		rec.mu.stack = invariants.Stack()
-		l.m.open.Store(r, struct{}{})
+		r.mu.stack = invariants.Stack()
+		r.line.m.open.Store(v, struct{}{})
 	}
-	o.owner.opened(r)
-	return r
+	o.owner.opened(v)
+	return v
 }
 
 // goneLocked says whether the reservation of that generation was released.
@@ -465,7 +473,7 @@ func (r Reservation) Release() error {
 		line.m.open.Delete(r)
 	}
 	owner.closed(r, promised)
-	line.space.Unreserve(unused)
+	line.space.UnreserveAt(rec.at, unused)
 	for _, w := range growing {
 		line.m.withdraw(w, errReleased("grow"))
 	}

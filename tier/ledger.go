@@ -44,7 +44,9 @@ type Ledger struct {
 	live    atomic.Int64
 	retired atomic.Int64
 
-	mu lockrank.Mutex[lockrank.Ledger] // serializes writers of live and retired
+	mu lockrank.Mutex[lockrank.Ledger] // serializes writers of live and retired, and sweeps
+
+	park parking
 }
 
 // NewLedger returns an empty ledger for capacity bytes; capacity must not be
@@ -60,10 +62,14 @@ func NewLedger(capacity int64) *Ledger {
 func (l *Ledger) Capacity() int64 { return l.capacity }
 
 // Used is live + retired + reserved, as one word.
-func (l *Ledger) Used() int64 { return l.used.Load() }
+func (l *Ledger) Used() int64 {
+	l.sweep()
+	return l.used.Load()
+}
 
 // Snapshot returns a consistent cut.
 func (l *Ledger) Snapshot() Usage {
+	l.sweep()
 	for tries := 1; ; tries++ {
 		before := l.seq.Load()
 		live, retired, used := l.live.Load(), l.retired.Load(), l.used.Load()
@@ -79,6 +85,7 @@ func (l *Ledger) Snapshot() Usage {
 
 // ResetPeak makes the present use the peak.
 func (l *Ledger) ResetPeak() {
+	l.sweep()
 	l.peak.Store(l.used.Load())
 	l.raisePeak(l.used.Load()) // of a Reserve that raised it just before it was stored
 }
@@ -97,8 +104,13 @@ func (l *Ledger) raisePeak(used int64) {
 func (l *Ledger) Reserve(n, limit int64) bool {
 	mustNotBeNegative(n)
 	limit = min(limit, l.capacity)
-	for {
+	for swept := false; ; {
 		used := l.used.Load()
+		if !swept && (n > limit-used || n > l.peak.Load()-used) {
+			l.sweep()
+			swept = true
+			continue
+		}
 		if n > limit-used {
 			return false
 		}

@@ -138,6 +138,9 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	s.trigger = share(cfg.Capacity, cfg.Fractions.Trigger)
 	s.stop = share(cfg.Capacity, cfg.Fractions.Stop)
 	s.mu.buffers = make(map[*Buffer]struct{})
+	if cfg.Quota == nil { // which is told of each byte
+		s.ledger.allowParking()
+	}
 	if cfg.Quota != nil {
 		s.mu.cancel = cfg.Quota.Subscribe(func() { s.notify(Released) })
 	}
@@ -211,6 +214,7 @@ func (s *Space) SetLimit(n int64) error {
 		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d", s.cfg.ID, n, s.cfg.Capacity)
 	}
 	if s.limit.Swap(n) != n {
+		s.ledger.limitsChanged()
 		s.notify(Released)
 	}
 	return nil
@@ -238,7 +242,11 @@ func (s *Space) ResetPeak() { s.ledger.ResetPeak() }
 // Listeners are told if that presses the space.
 func (s *Space) SetForeign(n int64) {
 	n = max(0, n)
-	if s.foreign.Swap(n) < n && s.PressureBytes() >= s.trigger {
+	if s.foreign.Swap(n) >= n {
+		return
+	}
+	s.ledger.limitsChanged() // what may be parked, that is
+	if s.PressureBytes() >= s.trigger {
 		s.notify(Pressed)
 	}
 }
@@ -309,11 +317,56 @@ func (s *Space) Reserve(n int64) error {
 		}
 		return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint}
 	}
-	if s.PressureBytes() >= s.trigger {
-		s.notify(Pressed)
-	}
+	s.tellPressure()
 	return nil
 }
+
+// tellPressure tells the listeners if the pressure is at the trigger.
+func (s *Space) tellPressure() {
+	if s.ledger.used.Load()+s.foreign.Load() >= s.trigger && s.PressureBytes() >= s.trigger {
+		s.notify(Pressed)
+	}
+}
+
+// TryReserveAt is Reserve for a reservation.Manager, which says with at, any number,
+// where it would rather have promised bytes from: those that were given back with the
+// same number. n must not be negative. It says whether the bytes were promised.
+func (s *Space) TryReserveAt(at uint32, n int64) bool {
+	if s.cfg.Quota != nil {
+		return s.Reserve(n) == nil
+	}
+	if !s.ledger.reserveAt(at, n, s.Limit()) {
+		return false
+	}
+	s.tellPressure()
+	return true
+}
+
+// UnreserveAt is Unreserve for a reservation.Manager. Unless somebody attends, and while
+// the space is far from full, the bytes may be kept for the next TryReserveAt with the
+// same number, without a word to the listeners. All who ask for room, or for what is used,
+// have them.
+func (s *Space) UnreserveAt(at uint32, n int64) {
+	if n == 0 {
+		return
+	}
+	switch done, tell := s.ledger.tryPark(at, n, s.parkBelow); {
+	case tell:
+		s.notify(Released)
+	case !done:
+		s.Unreserve(n)
+	}
+}
+
+// parkBelow is up to how many used bytes promises may be parked.
+func (s *Space) parkBelow() int64 { return min(s.stop-s.foreign.Load(), s.Limit()) }
+
+// Attend begins a time in which listeners are told of every release, and what was given
+// back before is there: somebody waits for room. EndAttend must be called once for it.
+func (s *Space) Attend() { s.ledger.attend(1) }
+
+// EndAttend ends what Attend began.
+func (s *Space) EndAttend() { s.ledger.attend(-1) }
 
 // Unreserve gives n promised bytes back.
 func (s *Space) Unreserve(n int64) {

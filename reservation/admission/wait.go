@@ -224,6 +224,11 @@ func (a *Admitter) enqueue(w *waiter) error {
 	w.at = a.mu.queue.PushBack(w)
 	a.waiting.Store(int64(a.mu.queue.Len()))
 	a.least.Store(0)
+	if a.mu.queue.Len() == 1 { // from now on releases matter that nobody may wait for in a line
+		for _, s := range a.reservations.Spaces().All() {
+			s.Attend()
+		}
+	}
 	return nil
 }
 
@@ -247,6 +252,11 @@ func (a *Admitter) removeLocked(w *waiter) {
 	a.mu.queue.Remove(w.at)
 	w.at = nil
 	a.waiting.Store(int64(a.mu.queue.Len()))
+	if a.mu.queue.Len() == 0 {
+		for _, s := range a.reservations.Spaces().All() {
+			s.EndAttend()
+		}
+	}
 }
 
 // look says what w may do; errWait if that is nothing.
