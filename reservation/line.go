@@ -72,31 +72,45 @@ func (l *line) charge(bytes int64) int64 {
 
 // take charges the space for someone who did not wait: what least bytes need, or
 // more, up to most, if there is more. It says how much it charged.
-func (l *line) take(need, least, most int64) (int64, bool) {
+func (l *line) take(need, least, most int64) (n int64, ok bool) {
 	if most == 0 {
 		return 0, true
 	}
-	door := l.door.Load()
-	if door == doorOpen {
-		return l.fill(need, least, most)
-	}
-	for {
-		if uint32(door) == 0 || l.space.Available() < max(1, need) {
-			return 0, false
-		}
-		if l.door.CompareAndSwap(door, door-1) {
-			break
-		}
-		door = l.door.Load()
-		if door == doorOpen {
-			return l.fill(need, least, most)
-		}
-	}
-	n, ok := l.fill(need, least, most)
-	if !ok {
-		l.unpass(door)
-	}
+	ok = l.throughDoor(need, func() bool {
+		n, ok = l.fill(need, least, most)
+		return ok
+	})
 	return n, ok
+}
+
+// takeAt is take of a fixed size, for a record that parks there; need is above 0.
+func (l *line) takeAt(at uint32, need int64) bool {
+	if l.door.Load() == doorOpen {
+		return l.space.TryReserveAt(at, need)
+	}
+	return l.throughDoor(need, func() bool { return l.space.TryReserveAt(at, need) })
+}
+
+// throughDoor calls charge, for a pass if somebody waits; false if the door is shut or
+// there is no room.
+func (l *line) throughDoor(need int64, charge func() bool) bool {
+	for {
+		door := l.door.Load()
+		if door == doorOpen {
+			return charge()
+		}
+		if uint32(door) == 0 || l.space.Available() < max(1, need) {
+			return false
+		}
+		if !l.door.CompareAndSwap(door, door-1) {
+			continue
+		}
+		ok := charge()
+		if !ok {
+			l.unpass(door)
+		}
+		return ok
+	}
 }
 
 // unpass gives back a pass that was taken from door. While it was out, the door
@@ -181,7 +195,7 @@ func (l *line) changed(_ *tier.Space, c tier.Change) {
 	// The order matters: whoever takes the head out of the line serves those behind
 	// it afterwards, so either that sees the room, and clears dirty, or the new
 	// head is seen here.
-	if l.dirty.Swap(true) {
+	if l.dirty.Load() || l.dirty.Swap(true) {
 		return // somebody was told and has not looked yet
 	}
 	if w := l.head.Load(); w != nil {

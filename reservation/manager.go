@@ -156,22 +156,35 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	if err := o.owner.join(m); err != nil {
 		return Reservation{}, err
 	}
-	if least == most {
-		if r, ok := m.quick(s, least, o); ok {
-			return r, nil
-		}
-	}
-	q := m.scratch.Get().(*scratch)
-	l, n, err := m.ask(q, s, least, most)
+	var l *line
+	var n int64
 	var w *waiter
-	switch {
-	case l != nil || err != nil:
-	case wait:
-		w = newWaiter(q.slots, least, most)
-	default:
-		err = full(q.slots)
+	if only, need := m.usual(s, least, most); only != nil {
+		r := only.record()
+		if need == 0 || only.takeAt(r.at, need) {
+			return r.open(need, o), nil
+		}
+		only.records.Put(r)
+		slots := [...]slot{{line: only, need: need, pos: -1}}
+		switch err := exceeded(slots[:], least); {
+		case err != nil:
+			return Reservation{}, err
+		case !wait:
+			return Reservation{}, full(slots[:])
+		}
+		w = newWaiter(slots[:], least, most)
+	} else {
+		q := m.scratch.Get().(*scratch)
+		l, n, err = m.ask(q, s, least, most)
+		switch {
+		case l != nil || err != nil:
+		case wait:
+			w = newWaiter(q.slots, least, most)
+		default:
+			err = full(q.slots)
+		}
+		m.scratch.Put(q)
 	}
-	m.scratch.Put(q)
 	if w != nil {
 		l, n, err = m.waitOf(ctx, w, o.owner)
 	}
@@ -181,9 +194,13 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	return newReservation(l, n, o), nil
 }
 
-// quick charges the space of the usual request, which names the only one there is and
-// is served at once. Whatever else it may be, ask finds out.
-func (m *Manager) quick(s Strategy, bytes int64, o options) (Reservation, bool) {
+// usual returns the line, and what it charges, of a request of a fixed size for which
+// there is only one space. For whatever else, and what never fits, it is nil: ask finds
+// out.
+func (m *Manager) usual(s Strategy, least, most int64) (*line, int64) {
+	if least != most {
+		return nil, 0
+	}
 	i := -1
 	switch s := s.(type) {
 	case specific:
@@ -194,20 +211,14 @@ func (m *Manager) quick(s Strategy, bytes int64, o options) (Reservation, bool) 
 		}
 	}
 	if i < 0 {
-		return Reservation{}, false
+		return nil, 0
 	}
 	l := m.lines[i]
-	need := l.charge(bytes)
+	need := l.charge(least)
 	if need == nothing {
-		return Reservation{}, false
+		return nil, 0
 	}
-	r := l.record()
-	ok := need == 0 || l.door.Load() == doorOpen && l.space.TryReserveAt(r.at, need)
-	if !ok {
-		l.records.Put(r)
-		return Reservation{}, false
-	}
-	return r.open(need, o), true
+	return l, need
 }
 
 // ask charges the first candidate that has room, and says which and how much;

@@ -27,6 +27,7 @@ type parking struct {
 	most    int64         // bytes in one stripe
 	state   atomic.Uint64 // how many attend in the lower half, and how often limits changed in the upper one
 	sweeps  atomic.Int64  // under way
+	any     atomic.Bool   // set after something was parked, and cleared before it is swept
 	_       [64]byte      // stays in the caches of those who only read it
 }
 
@@ -86,6 +87,9 @@ func (l *Ledger) tryPark(at uint32, n int64, below func() int64) (done, tell boo
 	if n > l.park.most-have || !s.CompareAndSwap(have, have+n) {
 		return false, false
 	}
+	if !l.park.any.Load() {
+		l.park.any.Store(true)
+	}
 	if l.park.state.Load() == state {
 		return true, false
 	}
@@ -95,15 +99,12 @@ func (l *Ledger) tryPark(at uint32, n int64, below func() int64) (done, tell boo
 
 // sweep takes back what is parked.
 func (l *Ledger) sweep() {
-	parked := l.park.sweeps.Load() > 0
-	for i := 0; i < len(l.park.stripes) && !parked; i++ {
-		parked = l.park.stripes[i].bytes.Load() > 0
-	}
-	if !parked && l.park.sweeps.Load() == 0 {
+	if !l.park.any.Load() && l.park.sweeps.Load() == 0 {
 		return
 	}
 	l.mu.Lock()
 	l.park.sweeps.Add(1)
+	l.park.any.Store(false)
 	var n int64
 	for i := range l.park.stripes {
 		if l.park.stripes[i].bytes.Load() > 0 {
