@@ -18,7 +18,10 @@
 // Every byte of a space is free, or in exactly one of three accounts: reserved
 // (promised and not drawn), live (in a buffer), retired (released, but the
 // device may still work on it). Their sum is never over the capacity. Sizes are
-// charged as the pool rounds them, and everything is counted in bytes.
+// charged as the pool rounds them, and everything is counted in bytes. Promises that a
+// reservation.Manager gives back may be kept for its next one while the space is far from
+// full and nobody waits; whoever asks for room, or what is used, has them. What several
+// spaces, programs or processes share is limited by a Quota beside each space's limit.
 //
 // # Ownership
 //

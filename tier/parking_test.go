@@ -1,0 +1,174 @@
+package tier_test
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+const (
+	parkCapacity = 1 << 20
+	parkUnit     = 64 // far below what one stripe may hold
+)
+
+// parked returns a space in which a promise of n bytes was given back and parked, which
+// is told by that its listeners were not.
+func parked(t *testing.T, n int64) *tier.Space {
+	t.Helper()
+	s := newSpace(t, parkCapacity, &fakePool{})
+	if !s.TryReserveAt(3, n) {
+		t.Fatal("an empty space has no room")
+	}
+	told := false
+	cancel := s.Subscribe(func(*tier.Space, tier.Change) { told = true })
+	s.UnreserveAt(3, n)
+	cancel()
+	if told {
+		t.Fatal("the promise was not parked")
+	}
+	return s
+}
+
+func TestParkedBytesAreFreeToWhoAsks(t *testing.T) {
+	for name, used := range map[string]func(*tier.Space) int64{
+		"used":      (*tier.Space).Used,
+		"usage":     func(s *tier.Space) int64 { return s.Usage().Reserved },
+		"pressure":  (*tier.Space).PressureBytes,
+		"available": func(s *tier.Space) int64 { return s.Limit() - s.Available() },
+		"peak":      func(s *tier.Space) int64 { s.ResetPeak(); return s.Usage().Peak },
+	} {
+		if n := used(parked(t, parkUnit)); n != 0 {
+			t.Errorf("%s: %d bytes, though all were given back", name, n)
+		}
+	}
+}
+
+func TestParkedBytesAreNotRefused(t *testing.T) {
+	s := parked(t, parkUnit)
+	if err := s.Reserve(s.Limit()); err != nil {
+		t.Errorf("with %d bytes parked: %v", parkUnit, err)
+	}
+	s = parked(t, parkUnit)
+	if !s.TryReserveAt(4, s.Limit()) {
+		t.Error("another stripe's bytes were overlooked")
+	}
+}
+
+func TestParkedBytesAreNoPeak(t *testing.T) {
+	s := parked(t, parkUnit)
+	for at := range uint32(64) {
+		if !s.TryReserveAt(at, parkUnit) {
+			t.Fatal("no room")
+		}
+		s.UnreserveAt(at+7, parkUnit)
+	}
+	if peak := s.Usage().Peak; peak != parkUnit {
+		t.Errorf("the peak is %d bytes, and never more than %d were promised at once", peak, parkUnit)
+	}
+}
+
+// TestNothingIsParked says when each release must be told.
+func TestNothingIsParked(t *testing.T) {
+	for name, prepare := range map[string]func(*tier.Space){
+		"somebody attends":    func(s *tier.Space) { s.Attend() },
+		"nearly full":         func(s *tier.Space) { ok(t, s.Reserve(s.Stop())) },
+		"others on a device":  func(s *tier.Space) { s.SetForeign(s.Stop()) },
+		"above a lower limit": func(s *tier.Space) { ok(t, s.Reserve(1000)); ok(t, s.SetLimit(999)) },
+	} {
+		s := newSpace(t, parkCapacity, &fakePool{})
+		if !s.TryReserveAt(0, parkUnit) {
+			t.Fatal("no room")
+		}
+		prepare(s)
+		told := 0
+		s.Subscribe(func(_ *tier.Space, c tier.Change) {
+			if c == tier.Released {
+				told++
+			}
+		})
+		s.UnreserveAt(0, parkUnit)
+		if told != 1 {
+			t.Errorf("%s: told %d times of a release", name, told)
+		}
+	}
+	s := newSpace(t, parkCapacity, &fakePool{})
+	s.Attend()
+	s.EndAttend()
+	told := false
+	if !s.TryReserveAt(0, parkUnit) {
+		t.Fatal("no room")
+	}
+	s.Subscribe(func(*tier.Space, tier.Change) { told = true })
+	s.UnreserveAt(0, parkUnit)
+	if told {
+		t.Error("nobody attends any more, and yet all were told")
+	}
+}
+
+func TestParkedBytesDoNotOutliveALimit(t *testing.T) {
+	s := parked(t, parkUnit)
+	ok(t, s.SetLimit(parkUnit-1))
+	if s.TryReserveAt(3, parkUnit) {
+		t.Error("what was parked was promised again, above the limit")
+	}
+}
+
+// TestParkingConcurrently: whoever attends and finds no room is told of what makes room,
+// whatever was parked meanwhile; and nothing is lost.
+func TestParkingConcurrently(t *testing.T) {
+	s := newSpace(t, parkCapacity, &fakePool{})
+	var wake = make(chan struct{}, 1)
+	s.Subscribe(func(_ *tier.Space, c tier.Change) {
+		if c == tier.Released {
+			select {
+			case wake <- struct{}{}:
+			default:
+			}
+		}
+	})
+	rounds := 1000
+	if testing.Short() {
+		rounds = 100
+	}
+	var stop atomic.Bool
+	var users, looker sync.WaitGroup
+	for k := range uint32(4) {
+		users.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(k), 1))
+			for !stop.Load() {
+				n := parkUnit * (1 + rng.Int64N(4))
+				if !s.TryReserveAt(k, n) {
+					continue // all is somebody's
+				}
+				if used := s.Used(); used < n || used > parkCapacity {
+					t.Errorf("%d bytes are used while %d are held", used, n)
+				}
+				s.UnreserveAt(k+rng.Uint32N(2), n)
+			}
+		})
+	}
+	looker.Go(func() {
+		for !stop.Load() {
+			if u := s.Usage(); u.Reserved < 0 || u.Used() > parkCapacity || u.Peak < u.Used() {
+				t.Errorf("books: %+v", u)
+			}
+		}
+	})
+	for range rounds {
+		s.Attend()
+		for !s.TryReserveAt(9, s.Limit()) { // all there is
+			<-wake // hangs if a release was not told
+		}
+		s.UnreserveAt(9, s.Limit())
+		s.EndAttend()
+	}
+	stop.Store(true)
+	users.Wait()
+	looker.Wait()
+	if u := s.Usage(); u.Used() != 0 {
+		t.Errorf("after everything was given back: %+v", u)
+	}
+}
