@@ -40,7 +40,7 @@ func TestReserve(t *testing.T) {
 		t.Errorf("waiters are %+v", doc.Waiters)
 	}
 	for _, w := range doc.Waiters {
-		figures = append(figures, w.NsPerRelease, w.SemaphoreNsPerRelease)
+		figures = append(figures, w.NsPerRelease, w.SemaphoreNsPerRelease, w.NsPerTurn, w.SemaphoreNsPerTurn)
 	}
 	for i, v := range figures {
 		if !(v > 0) || math.IsInf(v, 0) {

@@ -71,11 +71,14 @@ type Contended struct {
 	RatioMin, RatioMax float64 // of the pairs
 }
 
-// Waiters is a crowd: what it takes until the next one has what is released.
+// Waiters is a crowd: what the call that releases takes, and what a whole turn does:
+// until the next one has what is released.
 type Waiters struct {
 	Waiters               int
 	NsPerRelease          float64
 	SemaphoreNsPerRelease float64
+	NsPerTurn             float64
+	SemaphoreNsPerTurn    float64
 }
 
 // scenarios are how many fit at once; 0 is all.

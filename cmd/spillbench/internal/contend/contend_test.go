@@ -74,7 +74,7 @@ func TestRun(t *testing.T) {
 		}
 	}
 	for i, w := range res.Waiters {
-		if w.Waiters != cfg.Waiters[i] || w.NsPerRelease <= 0 || w.SemaphoreNsPerRelease <= 0 {
+		if w.Waiters != cfg.Waiters[i] || w.NsPerRelease <= 0 || w.SemaphoreNsPerRelease <= 0 || w.NsPerTurn <= 0 || w.SemaphoreNsPerTurn <= 0 {
 			t.Errorf("%+v", w)
 		}
 	}

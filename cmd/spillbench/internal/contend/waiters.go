@@ -33,7 +33,7 @@ func measureWaiters(ctx context.Context, cfg Config, n int) (w Waiters, err erro
 		release: func(r reservation.Reservation) error { return r.Release() },
 		all:     func() bool { d := b.manager.Demand(nil); return len(d) == 1 && d[0].Waiters == n },
 	}
-	w.NsPerRelease, err = crowd(ctx, cfg, n, ours)
+	w.NsPerRelease, w.NsPerTurn, err = crowd(ctx, cfg, n, ours)
 	if err := errors.Join(err, b.close()); err != nil {
 		return w, err
 	}
@@ -43,18 +43,19 @@ func measureWaiters(ctx context.Context, cfg Config, n int) (w Waiters, err erro
 		release: func(struct{}) error { sem.Release(1); return nil },
 		all:     func() bool { return true }, // it does not tell; that each has come is all that is known
 	}
-	w.SemaphoreNsPerRelease, err = crowd(ctx, cfg, n, theirs)
+	w.SemaphoreNsPerRelease, w.SemaphoreNsPerTurn, err = crowd(ctx, cfg, n, theirs)
 	return w, err
 }
 
 // crowd holds the slot while n goroutines wait for it, and then releases it again
 // and again. Each that is served hands the slot over to be released, and waits anew,
-// so that the crowd stays as large. The result is what a release takes until the
-// next one has the slot, in ns.
-func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (ns float64, err error) {
+// so that the crowd stays as large. The results are what the call that releases takes,
+// and what it takes until the next one has the slot, in ns; each is measured in rounds of
+// its own, for looking at the clock takes time too.
+func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (release, turn float64, err error) {
 	held, err := s.acquire(ctx)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	waiting, cancel := context.WithCancel(ctx)
 	served := make(chan T)
@@ -84,30 +85,42 @@ func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (ns float64
 	}()
 	for int(came.Load()) < n || !s.all() {
 		if err := ctx.Err(); err != nil {
-			return 0, errors.Join(err, s.release(held))
+			return 0, 0, errors.Join(err, s.release(held))
 		}
 		runtime.Gosched()
 	}
 	runtime.GC() // so that the stacks of the crowd are not scanned in the midst of it
-	var took []float64
-	for range 2 * cfg.Rounds {
+	var calls, turns []float64
+	for round := range 2 * cfg.Rounds {
 		if err := ctx.Err(); err != nil {
-			return 0, errors.Join(err, s.release(held))
+			return 0, 0, errors.Join(err, s.release(held))
 		}
+		var inCalls time.Duration
 		begun := time.Now()
 		for range cfg.Releases {
+			call := begun
+			if round%2 == 0 {
+				call = time.Now()
+			}
 			if err := s.release(held); err != nil {
-				return 0, err
+				return 0, 0, err
+			}
+			if round%2 == 0 {
+				inCalls += time.Since(call)
 			}
 			var ok bool
 			if held, ok = next(ctx, served); !ok {
-				return 0, context.Cause(ctx)
+				return 0, 0, context.Cause(ctx)
 			}
 		}
-		took = append(took, float64(time.Since(begun))/float64(cfg.Releases))
+		if round%2 == 0 {
+			calls = append(calls, float64(inCalls)/float64(cfg.Releases))
+		} else {
+			turns = append(turns, float64(time.Since(begun))/float64(cfg.Releases))
+		}
 		cfg.Progress.Step()
 	}
-	return median(took), s.release(held)
+	return median(calls), median(turns), s.release(held)
 }
 
 // next returns what was served, or false if ctx ends the wait for it.

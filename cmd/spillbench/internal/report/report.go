@@ -190,12 +190,14 @@ type Contended struct {
 	RatioMax         float64 `json:"ratio_max"`
 }
 
-// Waiters is a crowd that waits for one unit, and what a release takes until the
-// next of them has it.
+// Waiters is a crowd that waits for one unit: what the call that releases it takes, and
+// what a turn does, until the next of them has it.
 type Waiters struct {
 	Waiters               int     `json:"waiters"`
 	NsPerRelease          float64 `json:"ns_per_release"`
 	SemaphoreNsPerRelease float64 `json:"semaphore_ns_per_release"`
+	NsPerTurn             float64 `json:"ns_per_turn"`
+	SemaphoreNsPerTurn    float64 `json:"semaphore_ns_per_turn"`
 }
 
 // Write writes a document as indented JSON.

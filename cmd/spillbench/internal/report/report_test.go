@@ -70,7 +70,7 @@ func TestKeys(t *testing.T) {
 			"uncontended_ns", "semaphore_uncontended_ns", "allocs_per_op",
 			"contended[].goroutines", "contended[].ops_per_s", "contended[].ratio", "contended[].ratio_max", "contended[].ratio_min",
 			"contended[].scenario", "contended[].semaphore_ops_per_s",
-			"waiters[].ns_per_release", "waiters[].semaphore_ns_per_release", "waiters[].waiters", "wall_seconds"})},
+			"waiters[].ns_per_release", "waiters[].semaphore_ns_per_release", "waiters[].ns_per_turn", "waiters[].semaphore_ns_per_turn", "waiters[].waiters", "wall_seconds"})},
 		{&Topo{}, slices.Concat(header, []string{"topology"})},
 	} {
 		slices.Sort(c.want)

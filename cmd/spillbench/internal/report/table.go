@@ -177,9 +177,10 @@ func (r *Reserve) Print(w io.Writer) {
 	}
 	table(w, rows)
 	fmt.Fprintln(w)
-	rows = [][]string{{"waiters", "ns a release", "semaphore"}}
+	rows = [][]string{{"waiters", "ns a release", "semaphore", "ns a turn", "semaphore"}}
 	for _, c := range r.Waiters {
-		rows = append(rows, []string{fmt.Sprint(c.Waiters), fmt.Sprintf("%.0f", c.NsPerRelease), fmt.Sprintf("%.0f", c.SemaphoreNsPerRelease)})
+		rows = append(rows, []string{fmt.Sprint(c.Waiters), fmt.Sprintf("%.0f", c.NsPerRelease), fmt.Sprintf("%.0f", c.SemaphoreNsPerRelease),
+			fmt.Sprintf("%.0f", c.NsPerTurn), fmt.Sprintf("%.0f", c.SemaphoreNsPerTurn)})
 	}
 	table(w, rows)
 	fmt.Fprintf(w, "\n%d pairs of rounds of %s, %s a request; ratios are the manager's rate by the semaphore's\n",
