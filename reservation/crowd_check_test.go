@@ -190,7 +190,11 @@ func (c *crowd) watchLine(i int, waiting []*asked, probe bool) (bad []string) {
 		l.sureThen = sure
 	}
 	l.head, l.limits, l.oldest, l.maybeLast = head, limits, oldest, maybe
-	if n := sure - l.sureThen; head != nil && n > int64(c.f.allowed()) {
+	// A limit that is lowered in the midst of a decision takes waiters out of the line
+	// and back into it, so that it is not certain who was the head meanwhile: how many have
+	// passed it is judged only where nobody meddles.
+	exact := !c.f.meddled
+	if n := sure - l.sureThen; exact && head != nil && n > int64(c.f.allowed()) {
 		bad = append(bad, fmt.Sprintf("%s: %d passed the oldest waiter; at most %d may", s.ID(), n, c.f.allowed()))
 	}
 	if room < c.f.pools[i].granule || standing > 0 && fitting == 0 && !probe {
@@ -208,7 +212,7 @@ func (c *crowd) watchLine(i int, waiting []*asked, probe bool) (bad []string) {
 		bad = append(bad, fmt.Sprintf("%s: the door is open and %d of %d waiters fit into %d bytes", s.ID(), fitting, standing, room))
 	case err != nil && standing == 0:
 		bad = append(bad, fmt.Sprintf("%s: nobody waits and %d bytes are free: %v", s.ID(), room, err))
-	case err != nil && head != nil && passed < int64(c.f.allowed()):
+	case exact && err != nil && head != nil && passed < int64(c.f.allowed()):
 		bad = append(bad, fmt.Sprintf("%s: the door is shut after %d passed; %d may: %v", s.ID(), passed, c.f.allowed(), err))
 	}
 	return bad

@@ -216,11 +216,8 @@ func (w *crowdWorker) add(r reservation.Reservation, policy reservation.LimitPol
 	w.mu.Lock()
 	w.held = append(w.held, e)
 	w.mu.Unlock()
-	switch {
-	case e.promised > 0:
+	if e.promised > 0 {
 		w.all.admitted(e.space)
-	case most > 0: // of less room than can be charged it took nothing, for a pass
-		w.all.lines[e.space].maybe.Add(1)
 	}
 }
 

@@ -76,9 +76,9 @@ func (l *line) take(need, least, most int64) (n int64, ok bool) {
 	if most == 0 {
 		return 0, true
 	}
-	ok = l.throughDoor(need, func() bool {
+	l.throughDoor(need, func() bool {
 		n, ok = l.fill(need, least, most)
-		return ok
+		return ok && n > 0 // who is content with nothing has passed nobody
 	})
 	return n, ok
 }
