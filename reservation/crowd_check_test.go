@@ -190,10 +190,10 @@ func (c *crowd) watchLine(i int, waiting []*asked, probe bool) (bad []string) {
 		l.sureThen = sure
 	}
 	l.head, l.limits, l.oldest, l.maybeLast = head, limits, oldest, maybe
-	// A limit that is lowered in the midst of a decision takes waiters out of the line
-	// and back into it, so that it is not certain who was the head meanwhile: how many have
-	// passed it is judged only where nobody meddles.
-	exact := !c.f.meddled
+	// Where others are let in in the midst of decisions, it is not certain from outside who
+	// was the head when somebody was let past it: how many were is judged in the other
+	// seeds, exactly.
+	exact := c.f.pools[i].onCharge == nil
 	if n := sure - l.sureThen; exact && head != nil && n > int64(c.f.allowed()) {
 		bad = append(bad, fmt.Sprintf("%s: %d passed the oldest waiter; at most %d may", s.ID(), n, c.f.allowed()))
 	}

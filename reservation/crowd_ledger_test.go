@@ -118,13 +118,12 @@ func (e *entry) unused() int64 { return max(0, e.promised-e.drawn.Load()) }
 
 // field is spaces, their manager, and the second ledger's part of them.
 type field struct {
-	m       *reservation.Manager
-	spaces  []*tier.Space
-	pools   []*tallyPool
-	bypass  int
-	limits  []atomic.Int64 // by space, how often its limit was set
-	calm    atomic.Bool    // nobody meddles
-	meddled bool           // limits change in the midst of decisions
+	m      *reservation.Manager
+	spaces []*tier.Space
+	pools  []*tallyPool
+	bypass int
+	limits []atomic.Int64 // by space, how often its limit was set
+	calm   atomic.Bool    // nobody meddles
 
 	mu      sync.Mutex
 	wrong   []string       // what observers saw

@@ -87,7 +87,6 @@ func crowdInABubble(t *testing.T, seed uint64) (ops, quiet int64) {
 		case 0: // let others in where something is decided and not yet done
 			p.onCharge = runtime.Gosched
 		case 1:
-			c.f.meddled = true
 			p.onCharge = func() {
 				for range 8 {
 					runtime.Gosched()
