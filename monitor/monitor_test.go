@@ -69,7 +69,10 @@ func TestTrigger(t *testing.T) {
 			n := int(80/size) + 1
 			all := w.fillSpace(gpu0, n, size*kib)
 			synctest.Wait()
-			if len(w.begun) == 0 {
+			w.mu.Lock()
+			begun := len(w.begun)
+			w.mu.Unlock()
+			if begun == 0 {
 				t.Error("the monitor was not woken at once")
 			}
 			settle(time.Minute)
