@@ -158,49 +158,42 @@ func (l *Ledger) lockToUnreserve(n int64) {
 // Draw turns n promised bytes into live ones.
 func (l *Ledger) Draw(n int64) {
 	l.lockToUnreserve(n)
-	l.seq.Add(1)
-	l.live.Add(n)
-	l.seq.Add(1)
-	l.mu.Unlock()
+	l.changeAndUnlock(n, 0, 0)
 }
 
 // Undraw turns n live bytes back into promised ones, after an allocation that
 // failed.
 func (l *Ledger) Undraw(n int64) {
 	l.lockToTake(&l.live, n, "live")
-	l.seq.Add(1)
-	l.live.Add(-n)
-	l.seq.Add(1)
-	l.mu.Unlock()
+	l.changeAndUnlock(-n, 0, 0)
 }
 
 // Retire marks n live bytes as freed by their owner and still in the device's
 // hands.
 func (l *Ledger) Retire(n int64) {
 	l.lockToTake(&l.live, n, "live")
-	l.seq.Add(1)
-	l.live.Add(-n)
-	l.retired.Add(n)
-	l.seq.Add(1)
-	l.mu.Unlock()
+	l.changeAndUnlock(-n, n, 0)
 }
 
 // Reap gives n retired bytes back: the device is done with them.
 func (l *Ledger) Reap(n int64) {
 	l.lockToTake(&l.retired, n, "retired")
-	l.seq.Add(1)
-	l.retired.Add(-n)
-	l.used.Add(-n)
-	l.seq.Add(1)
-	l.mu.Unlock()
+	l.changeAndUnlock(0, -n, -n)
 }
 
 // Recall turns n retired bytes back into promised ones: the device is done with
 // them and the promise that they were drawn from takes them back.
 func (l *Ledger) Recall(n int64) {
 	l.lockToTake(&l.retired, n, "retired")
+	l.changeAndUnlock(0, -n, 0)
+}
+
+// changeAndUnlock adds to the accounts and to used, as one step for a Snapshot.
+func (l *Ledger) changeAndUnlock(live, retired, used int64) {
 	l.seq.Add(1)
-	l.retired.Add(-n)
+	l.live.Add(live)
+	l.retired.Add(retired)
+	l.used.Add(used)
 	l.seq.Add(1)
 	l.mu.Unlock()
 }
