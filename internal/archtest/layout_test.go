@@ -23,6 +23,7 @@ var layout = []string{
 	"reservation/permit",
 	"reservation/admission",
 	"reservation/budget",
+	"reservation/quota",
 	"batch",
 	"convert",
 	"repository",

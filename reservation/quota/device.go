@@ -1,0 +1,91 @@
+package quota
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Device is a device under quotas; Quota.Wrap and Under make it. A tier.Space over it
+// charges the quotas for what it promises, before it allocates. MemInfo shows the least
+// of what the quotas allow and of what the device has. All else is the device's own.
+//
+// It counts nothing by itself: who allocates through it without a space is not limited.
+type Device struct {
+	tier.Device
+	quota tier.Quota
+}
+
+var (
+	_ tier.Device   = (*Device)(nil)
+	_ tier.Computer = (*Device)(nil)
+	_ tier.Limited  = (*Device)(nil)
+)
+
+// Wrap returns dev under the quota.
+func (q *Quota) Wrap(dev tier.Device) *Device { return Under(dev, q.Member()) }
+
+// Under returns dev under all of those quotas.
+func Under(dev tier.Device, quotas ...tier.Quota) *Device {
+	return &Device{Device: dev, quota: tier.Quotas(quotas...)}
+}
+
+// Unwrap returns the device that is under the quotas.
+func (d *Device) Unwrap() tier.Device { return d.Device }
+
+// Quota implements tier.Limited.
+func (d *Device) Quota() tier.Quota { return d.quota }
+
+// MemInfo implements tier.Device.
+func (d *Device) MemInfo() (free, total int64) {
+	free, total = d.Device.MemInfo()
+	if d.quota == nil {
+		return free, total
+	}
+	return memInfo(d.quota, free, total)
+}
+
+// Digest implements tier.Computer: ErrNotSupported if the device does not compute.
+func (d *Device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+	c, ok := d.Device.(tier.Computer)
+	if !ok {
+		return fmt.Errorf("quota: %s does not compute: %w", d.Info().Name, tier.ErrNotSupported)
+	}
+	return c.Digest(s, src, size, first, out)
+}
+
+// Member returns a quota that charges q and knows how much of it is its own: each
+// space should have one. When a limit is lowered below what is in use, a member's
+// Remaining says how much of the excess it should give up: its share.
+func (q *Quota) Member() tier.Quota { return &member{quota: q} }
+
+type member struct {
+	quota *Quota
+	used  atomic.Int64
+}
+
+func (m *member) Charge(n int64) error {
+	err := m.quota.Charge(n)
+	if err == nil {
+		m.used.Add(n)
+	}
+	return err
+}
+
+func (m *member) Credit(n int64) {
+	m.used.Add(-n)
+	m.quota.Credit(n)
+}
+
+func (m *member) Remaining() int64 {
+	limit, used := m.quota.limit.Load(), m.quota.used.Load()
+	if used <= limit {
+		return limit - used
+	}
+	return -shareOf(used-limit, m.used.Load(), used)
+}
+
+func (m *member) Limit() int64 { return m.quota.Limit() }
+
+func (m *member) Subscribe(f func()) (cancel func()) { return m.quota.Subscribe(f) }

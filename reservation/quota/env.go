@@ -1,0 +1,197 @@
+package quota
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"strconv"
+	"strings"
+
+	"github.com/spillway-db/spillway/internal/size"
+)
+
+// The variables that FromEnv reads. Each of the first three is also looked for under
+// the name with NVSHARE_ in the place of SPILLWAY_, if that is not set.
+const (
+	LimitVar    = "SPILLWAY_GPU_MEMORY_LIMIT"       // a size, or a share of the memory of the GPUs: 4GiB, 25%
+	RatioVar    = "SPILLWAY_GPU_OVERSUB_RATIO"      // how much of the memory quotas may promise: 1.5
+	PhysicalVar = "SPILLWAY_GPU_PHYSICAL_MEMORY_MB" // how many MiB each GPU counts as having
+	LedgerVar   = "SPILLWAY_GPU_QUOTA_DIR"          // the directory of the node's ledger; see Join
+	GroupVar    = "SPILLWAY_GPU_QUOTA_GROUP"        // whose share of the ledger it is; see Member.Group
+)
+
+// Settings are what somebody wants of a quota, from the environment or from a
+// program. The zero value wants none.
+type Settings struct {
+	// Limit is how much GPU memory may be held. It may be a share, which Resolve turns
+	// into bytes.
+	Limit Limit
+	// Ratio is the oversubscription ratio: quotas may promise that much of the physical
+	// memory. Nil means 1.
+	Ratio *big.Rat
+	// Physical is how many bytes each GPU counts as having, if it does not have less;
+	// 0 means all that it has.
+	Physical int64
+	// Ledger is the directory of the node's ledger; empty means that other processes
+	// are not asked.
+	Ledger string
+	// Group is whose share of the ledger it is; empty means the process's own.
+	Group string
+	// Source says where Limit was set, for error messages.
+	Source string
+}
+
+// Limit is a size in bytes or a share; the zero value is neither.
+type Limit struct{ amount size.Amount }
+
+// Bytes returns n > 0 bytes as a limit.
+func Bytes(n int64) (Limit, error) {
+	if n <= 0 {
+		return Limit{}, fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
+	}
+	return ParseLimit(strconv.FormatInt(n, 10))
+}
+
+// ParseLimit reads a size such as 4GiB, 500MB or 4096, or a share such as 25%. Whatever
+// else it is given is an error that quotes it.
+func ParseLimit(s string) (Limit, error) {
+	var l Limit
+	err := l.amount.Set(s)
+	return l, err
+}
+
+// IsSet says whether there is a limit.
+func (l *Limit) IsSet() bool { return l.amount.IsSet() }
+
+// Of returns the limit in bytes, of total bytes where it is a share; 0 if it is not set.
+func (l *Limit) Of(total int64) (int64, error) { return l.amount.Of(total) }
+
+// String prints the limit as ParseLimit reads it.
+func (l *Limit) String() string { return l.amount.String() }
+
+// FromEnv reads the settings from the variables that lookup, such as os.LookupEnv,
+// finds. A variable that is set and says nothing sensible, or nothing at all, is an
+// error that names it and quotes what it says: never "no limit".
+func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
+	var s Settings
+	var errs []error
+	read := func(name string, parse func(string) error) {
+		for _, name := range []string{name, strings.Replace(name, "SPILLWAY_", "NVSHARE_", 1)} {
+			text, ok := lookup(name)
+			if !ok {
+				continue
+			}
+			if err := parse(text); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			} else if name == LimitVar || strings.HasSuffix(name, "_MEMORY_LIMIT") {
+				s.Source = name
+			}
+			return
+		}
+	}
+	read(LimitVar, func(text string) (err error) { s.Limit, err = ParseLimit(text); return err })
+	read(RatioVar, func(text string) (err error) { s.Ratio, err = ParseRatio(text); return err })
+	read(PhysicalVar, func(text string) (err error) { s.Physical, err = parseMiB(text); return err })
+	for _, v := range []struct {
+		name string
+		to   *string
+	}{{LedgerVar, &s.Ledger}, {GroupVar, &s.Group}} {
+		text, ok := lookup(v.name)
+		if ok && text == "" {
+			errs = append(errs, fmt.Errorf("%s: it is set to nothing: unset it, or give it a value", v.name))
+		}
+		*v.to = text
+	}
+	if err := checkGroup(s.Group); err != nil {
+		errs = append(errs, fmt.Errorf("%s: %w", GroupVar, err))
+	}
+	if s.Group != "" && s.Ledger == "" {
+		errs = append(errs, fmt.Errorf("%s: there is no ledger to share in: set %s too", GroupVar, LedgerVar))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return Settings{}, fmt.Errorf("quota: %w", err)
+	}
+	return s, nil
+}
+
+// ParseRatio reads an oversubscription ratio: a decimal number above 0, exactly.
+func ParseRatio(s string) (*big.Rat, error) {
+	plain := strings.Trim(s, "0123456789.eE+-") == "" // big.Rat reads fractions and other bases too
+	f, err := strconv.ParseFloat(s, 64)               // which also bounds the exponent
+	if !plain || err != nil || f <= 0 {
+		return nil, fmt.Errorf("%.60q is not a ratio: want a number above 0, such as 1.5", s)
+	}
+	r, ok := new(big.Rat).SetString(s)
+	if !ok || len(s) > 100 {
+		return nil, fmt.Errorf("%.60q is not a ratio: want a number above 0, such as 1.5", s)
+	}
+	return r, nil
+}
+
+// parseMiB reads a whole number of MiB, which tools for GPUs call MB.
+func parseMiB(s string) (int64, error) {
+	n, err := strconv.ParseUint(s, 10, 64)
+	switch {
+	case err != nil && !errors.Is(err, strconv.ErrRange):
+		return 0, fmt.Errorf("%.60q is not a number of MiB: want digits", s)
+	case err != nil || n >= 1<<43:
+		return 0, fmt.Errorf("%.60q MiB are above the largest size", s)
+	case n == 0:
+		return 0, fmt.Errorf("%q MiB: it must be above 0", s)
+	}
+	return int64(n) << 20, nil
+}
+
+// Advertised returns ⌊physical × ratio⌋, in bytes: how much quotas may promise of a GPU.
+// A nil ratio is 1.
+func Advertised(physical int64, ratio *big.Rat) (int64, error) {
+	if physical <= 0 {
+		return 0, fmt.Errorf("quota: a GPU of %d bytes: it must be above 0", physical)
+	}
+	if ratio == nil {
+		return physical, nil
+	}
+	if ratio.Sign() <= 0 {
+		return 0, fmt.Errorf("quota: an oversubscription ratio of %s: it must be above 0", ratio.RatString())
+	}
+	r := new(big.Rat).SetInt64(physical)
+	r.Mul(r, ratio)
+	n := new(big.Int).Quo(r.Num(), r.Denom())
+	switch {
+	case !n.IsInt64():
+		return 0, fmt.Errorf("quota: a GPU of %d bytes, oversubscribed %s times, is above the largest size", physical, ratio.RatString())
+	case n.Sign() == 0:
+		return 0, fmt.Errorf("quota: a GPU of %d bytes, oversubscribed %s times, is less than a byte", physical, ratio.RatString())
+	}
+	return n.Int64(), nil
+}
+
+// Validate says what is wrong with s, for everything that can be told without the
+// machine.
+func (s *Settings) Validate() error {
+	switch {
+	case s.Physical < 0:
+		return fmt.Errorf("quota: physical memory of %d bytes is negative", s.Physical)
+	case s.Ratio != nil && s.Ratio.Sign() <= 0:
+		return fmt.Errorf("quota: an oversubscription ratio of %s: it must be above 0", s.Ratio.RatString())
+	case s.Group != "" && s.Ledger == "":
+		return fmt.Errorf("quota: the group %q has no ledger to share in", s.Group)
+	}
+	if err := checkGroup(s.Group); err != nil {
+		return fmt.Errorf("quota: %w", err)
+	}
+	return nil
+}
+
+// checkGroup refuses what does not fit into a lease, or could not be printed.
+func checkGroup(name string) error {
+	if len(name) > groupSize {
+		return fmt.Errorf("the group %.60q has more than %d bytes", name, groupSize)
+	}
+	for _, r := range name {
+		if r < ' ' || r == '\x7f' || r == '\uFFFD' {
+			return fmt.Errorf("the group %q has a character that cannot be printed", name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,42 @@
+package quota_test
+
+import (
+	"fmt"
+
+	"github.com/spillway-db/spillway/reservation/quota"
+)
+
+func Example() {
+	settings, err := quota.FromEnv(func(name string) (string, bool) {
+		return "1.5GiB", name == quota.LimitVar
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	limit, err := settings.Limit.Of(8 << 30)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	q, err := quota.New(limit, quota.Named(settings.Source))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(q.Charge(1 << 30))
+	fmt.Println(q.Charge(1 << 30))
+	// Output:
+	// <nil>
+	// SPILLWAY_GPU_MEMORY_LIMIT has no room for 1073741824 bytes: 1073741824 of 1610612736 are in use, 536870912 remain
+}
+
+func ExampleLeastLoaded() {
+	for _, l := range quota.LeastLoaded([]quota.Load{{UUID: "GPU-a", Bytes: 4096}, {UUID: "GPU-c"}, {UUID: "GPU-b"}}) {
+		fmt.Println(l.UUID)
+	}
+	// Output:
+	// GPU-b
+	// GPU-c
+	// GPU-a
+}

@@ -1,0 +1,427 @@
+package quota
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Lease is a process's part in the ledger of a node, for one GPU. It is a tier.Quota
+// that refuses what would be more than its group's quota, or than the GPU has, counted
+// over all processes that are alive. It is safe for concurrent use. Join makes it.
+type Lease struct {
+	node  *node
+	terms Terms
+	name  string
+	group string // unique if the terms name none
+	own   *ownLease
+
+	scanning chan struct{} // holds one thing while the directory is read
+
+	subscribers subscribers
+	polling     sync.WaitGroup
+	done        chan struct{} // closed by Close
+
+	mu struct {
+		lockrank.Mutex[lockrank.Backend]
+		peers   []*peer // the others, as of generation known
+		known   int64
+		closed  bool
+		refused bool // since poll looked last
+		polls   bool
+	}
+}
+
+var _ tier.Quota = (*Lease)(nil)
+
+// outcome is what became of an attempt to charge.
+type outcome int
+
+const (
+	charged   outcome = iota
+	stale             // others have come or gone: the directory must be read first
+	contended         // there is room, but others are trying for it at this moment
+	full
+	failed
+)
+
+// How often an attempt is repeated before it is refused, for others cannot be made to
+// stand still.
+const (
+	mostScans     = 100
+	mostContended = 200
+)
+
+// Charge implements tier.Quota.
+//
+// Who charges says so first, in its own word, and then adds up everybody's: of two who
+// do that at the same time at least one sees the other. So together they never hold
+// more than they may; nothing is locked, and nobody who is stopped or killed at any
+// point is in the way of others.
+func (l *Lease) Charge(n int64) error {
+	if n <= 0 {
+		return fmt.Errorf("quota: cannot charge %d bytes", n)
+	}
+	scans, tries, looked := 0, 0, false
+	for {
+		what, err := l.tryCharge(n)
+		switch {
+		case what == charged || what == failed:
+			return err
+		case what == stale && scans < mostScans:
+			scans++
+		case what == contended && tries < mostContended:
+			if tries++; tries <= mostContended/10 {
+				runtime.Gosched()
+			} else {
+				time.Sleep(time.Duration(tries) * time.Microsecond)
+			}
+			continue
+		case what != stale && !looked:
+			looked, tries = true, 0 // somebody may have been killed
+		default:
+			l.refuse()
+			return err
+		}
+		if err := l.rescan(); err != nil {
+			return err
+		}
+	}
+}
+
+// tryCharge charges n bytes if there is room. Unless it has charged them there is an
+// error to be returned if nothing else is tried.
+func (l *Lease) tryCharge(n int64) (outcome, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.closed {
+		return failed, fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
+	}
+	if n > l.terms.Physical { // so that no sum overflows
+		return full, l.refusalLocked(n)
+	}
+	w := l.own.words
+	w.claim.Add(n)
+	if l.node.generation.Load() != l.mu.known {
+		w.claim.Add(-n)
+		return stale, l.refusalLocked(n)
+	}
+	if group, all, err := l.sumLocked(claims); err != nil {
+		w.claim.Add(-n)
+		return failed, err
+	} else if group <= l.limitLocked() && all <= l.terms.Physical {
+		raise(w.peak, w.live.Add(n))
+		return charged, nil
+	}
+	w.claim.Add(-n)
+	refusal := l.refusalLocked(n)
+	if n > refusal.Remaining {
+		return full, refusal
+	}
+	return contended, refusal
+}
+
+// Credit implements tier.Quota.
+func (l *Lease) Credit(n int64) {
+	l.mu.Lock()
+	if !l.mu.closed {
+		if l.own.words.live.Add(-n) < 0 {
+			l.mu.Unlock()
+			panic(fmt.Sprintf("quota: %d bytes were credited to %s that nobody had charged", n, l.title()))
+		}
+		l.own.words.claim.Add(-n)
+	}
+	l.mu.Unlock()
+	l.subscribers.notify()
+}
+
+// Remaining implements tier.Quota. What those hold who were killed counts until
+// somebody has looked. It is below 0 while the group holds more than a lowered quota
+// allows: by this process's share of the excess.
+func (l *Lease) Remaining() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.closed {
+		return 0
+	}
+	group, all, _ := l.sumLocked(lives)
+	if limit := l.limitLocked(); group > limit {
+		return -shareOf(group-limit, l.own.words.live.Load(), group)
+	}
+	return l.remainingLocked(group, all)
+}
+
+func (l *Lease) remainingLocked(group, all int64) int64 {
+	return max(0, min(l.limitLocked()-group, l.terms.Physical-all))
+}
+
+// Limit implements tier.Quota: the group's quota, and no more than the GPU has.
+func (l *Lease) Limit() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return min(l.limitLocked(), l.terms.Physical)
+}
+
+// limitLocked is the least that a process of the group says.
+func (l *Lease) limitLocked() int64 {
+	n := l.terms.Quota
+	if !l.mu.closed {
+		n = l.own.words.limit.Load()
+	}
+	for _, p := range l.mu.peers {
+		if p.group == l.group {
+			n = min(n, p.words.limit.Load())
+		}
+	}
+	return n
+}
+
+// SetLimit changes the group's quota, as far as this process is concerned, to n > 0
+// bytes; the least of what its processes say counts. It revokes nothing. Raised, the
+// quotas of all groups must still be within what is advertised.
+func (l *Lease) SetLimit(n int64) error {
+	if n <= 0 {
+		return fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
+	}
+	unlock, err := l.node.lock()
+	if err != nil {
+		return fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
+	}
+	defer l.subscribers.notify()
+	defer unlock()
+	if err := l.rescan(); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.closed {
+		return fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
+	}
+	if n > l.own.words.limit.Load() {
+		promised := make(map[string]int64)
+		for _, p := range l.mu.peers {
+			promised[p.group] = max(promised[p.group], p.words.limit.Load())
+		}
+		if err := l.fits(promised, n); err != nil {
+			return fmt.Errorf("quota: %w", err)
+		}
+	}
+	l.own.words.limit.Store(n)
+	return nil
+}
+
+// Subscribe implements tier.Quota. While something was refused and there are
+// subscribers, a goroutine looks at the ledger, at least ten times a second, for what
+// other processes give back; Close ends it.
+func (l *Lease) Subscribe(f func()) (cancel func()) { return l.subscribers.add(f) }
+
+// Live returns how many bytes this process holds.
+func (l *Lease) Live() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.closed {
+		return 0
+	}
+	return l.own.words.live.Load()
+}
+
+// Close gives the lease up, and all that is held by it. A second Close returns
+// ErrClosed.
+func (l *Lease) Close() error {
+	l.mu.Lock()
+	if l.mu.closed {
+		l.mu.Unlock()
+		return fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
+	}
+	l.mu.closed = true
+	l.mu.Unlock()
+	close(l.done)
+	l.polling.Wait()
+	l.scanning <- struct{}{} // nobody reads the directory any more
+	l.own.words.live.Store(0)
+	l.own.words.claim.Store(0)
+	err := l.node.remove(l.name)
+	l.node.generation.Add(1)
+	l.own.close()
+	l.dropPeers()
+	return errors.Join(err, l.node.close())
+}
+
+func claims(w words) int64 { return w.claim.Load() }
+
+func lives(w words) int64 { return w.live.Load() }
+
+// sumLocked adds up what the group holds, and what all do. A number that nobody could
+// have written is an error.
+func (l *Lease) sumLocked(of func(words) int64) (group, all int64, err error) {
+	group = of(l.own.words)
+	all = group
+	for _, p := range l.mu.peers {
+		n := of(p.words)
+		if n < 0 || p.words.limit.Load() <= 0 {
+			return 0, 0, fmt.Errorf("quota: the ledger in %s: process %d holds %d bytes by %s, or has a limit, that nobody can have", l.terms.Dir, p.head.pid, n, p.name)
+		}
+		all = add(all, n)
+		if p.group == l.group {
+			group = add(group, n)
+		}
+	}
+	return group, all, nil
+}
+
+// refusalLocked says what is in the way of n bytes: the quota, or the GPU's memory.
+func (l *Lease) refusalLocked(n int64) *tier.OutOfBudgetError {
+	group, all, _ := l.sumLocked(lives)
+	limit := l.limitLocked()
+	e := &tier.OutOfBudgetError{Budget: l.title(), Requested: n, Remaining: l.remainingLocked(group, all), Current: group, Limit: limit}
+	if l.terms.Physical-all < limit-group {
+		e.Budget = fmt.Sprintf("the memory of %s, which %d processes share by the ledger in %s,", l.terms.Device, len(l.mu.peers)+1, l.terms.Dir)
+		e.Current, e.Limit = all, l.terms.Physical
+	}
+	return e
+}
+
+func (l *Lease) title() string {
+	if l.terms.Group == "" {
+		return fmt.Sprintf("the quota of this process on %s (ledger %s)", l.terms.Device, l.terms.Dir)
+	}
+	return fmt.Sprintf("the quota of the group %q on %s (ledger %s)", l.terms.Group, l.terms.Device, l.terms.Dir)
+}
+
+var errNoLease = errors.New("this process's lease is not there any more: somebody removed it")
+
+// rescan reads the directory again.
+func (l *Lease) rescan() error {
+	select {
+	case l.scanning <- struct{}{}:
+	case <-l.done:
+		return fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
+	}
+	defer func() { <-l.scanning }()
+	found, err := l.scan()
+	if err == nil && !found {
+		err = errNoLease
+	}
+	if err != nil {
+		return fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
+	}
+	return nil
+}
+
+// scan finds out who is alive, and whether this process's own lease is there. Whoever
+// is not alive is forgotten, and the lease removed. One caller at a time.
+func (l *Lease) scan() (found bool, err error) {
+	lockrank.AssertNone("the ledger is read")
+	generation := l.node.generation.Load() // before the names: who comes later is found by the next scan
+	names, err := l.node.leases()
+	if err != nil {
+		return false, err
+	}
+	l.mu.Lock()
+	before := make(map[string]*peer, len(l.mu.peers))
+	for _, p := range l.mu.peers {
+		before[p.name] = p
+	}
+	l.mu.Unlock()
+	var peers []*peer
+	for _, name := range names {
+		if name == l.name {
+			found = true
+			continue
+		}
+		if p := before[name]; p != nil {
+			if l.node.alive(p) {
+				peers = append(peers, p)
+				delete(before, name)
+			}
+			continue
+		}
+		p, openErr := l.node.open(name)
+		if openErr != nil {
+			err = errors.Join(err, openErr)
+		} else if p != nil {
+			peers = append(peers, p)
+		} else {
+			l.node.reap(name)
+		}
+	}
+	l.mu.Lock()
+	l.mu.peers = peers
+	if err == nil && found {
+		l.mu.known = generation
+	}
+	l.mu.Unlock()
+	for _, p := range before { // nobody looks at them any more
+		p.close()
+		l.node.reap(p.name)
+	}
+	return found, err
+}
+
+func (l *Lease) dropPeers() {
+	l.mu.Lock()
+	peers := l.mu.peers
+	l.mu.peers = nil
+	l.mu.Unlock()
+	for _, p := range peers {
+		p.close()
+	}
+}
+
+// How often the ledger is looked at while somebody waits for what others hold.
+const (
+	pollFirst = 10 * time.Millisecond
+	pollMost  = 100 * time.Millisecond
+)
+
+// refuse notes that somebody may be waiting now, and has the ledger looked at.
+func (l *Lease) refuse() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.closed {
+		return
+	}
+	l.mu.refused = true
+	if !l.mu.polls && len(l.subscribers.list()) > 0 {
+		l.mu.polls = true
+		l.polling.Go(l.poll)
+	}
+}
+
+// poll tells the subscribers when there is more room than there was. It ends when
+// they were told and nobody was refused after that.
+func (l *Lease) poll() {
+	last, delay, told := l.Remaining(), pollFirst, false
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	for {
+		select {
+		case <-l.done:
+			return
+		case <-timer.C:
+		}
+		l.mu.Lock()
+		if told && !l.mu.refused {
+			l.mu.polls = false
+			l.mu.Unlock()
+			return
+		}
+		l.mu.Unlock()
+		err := l.rescan() // who was killed is forgotten
+		if room := l.Remaining(); room > last || err != nil && delay == pollMost {
+			l.mu.Lock()
+			l.mu.refused = false
+			l.mu.Unlock()
+			l.subscribers.notify() // after an error too: it is then found by whoever waits
+			last, delay, told = room, pollFirst, true
+		} else {
+			last, delay, told = room, min(2*delay, pollMost), false
+		}
+		timer.Reset(delay)
+	}
+}

@@ -1,0 +1,624 @@
+//go:build linux || darwin
+
+package quota_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+const device = "GPU-1"
+
+// ledgerDir is a directory for a ledger. In the end no lease may be left in it.
+func ledgerDir(t *testing.T) string {
+	dir := filepath.Join(t.TempDir(), "ledger")
+	t.Cleanup(func() {
+		if left := leases(t, dir); len(left) > 0 {
+			t.Errorf("leases are left: %q", left)
+		}
+	})
+	return dir
+}
+
+// leases are the files of the device's directory that leases have, or drafts of them.
+func leases(t *testing.T, dir string) (out []string) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(dir, device))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "lease-") || strings.HasPrefix(e.Name(), ".lease-") {
+			out = append(out, e.Name())
+		}
+	}
+	return out
+}
+
+func terms(dir, group string, share, physical int64) quota.Terms {
+	return quota.Terms{Dir: dir, Device: device, Group: group, Quota: share, Physical: physical}
+}
+
+func join(t *testing.T, terms quota.Terms) *quota.Lease {
+	t.Helper()
+	l, err := quota.Join(terms)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil && !errors.Is(err, tier.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+func charge(t *testing.T, q tier.Quota, n int64) {
+	t.Helper()
+	if err := q.Charge(n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestGroupSharesOneQuota: what the leases of a group hold together is within its quota,
+// to the byte.
+func TestGroupSharesOneQuota(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "etl", 1000, 5000))
+	b := join(t, terms(dir, "etl", 1000, 5000))
+	charge(t, a, 600)
+	e := wantRefusal(t, b.Charge(401), 401, 400, 600, 1000)
+	if !strings.Contains(e.Budget, `"etl"`) || !strings.Contains(e.Budget, dir) || !strings.Contains(e.Budget, device) {
+		t.Errorf("%q does not say whose quota it is", e.Budget)
+	}
+	charge(t, b, 400)
+	if a.Remaining() != 0 || b.Remaining() != 0 || a.Limit() != 1000 {
+		t.Errorf("remaining %d, %d of %d", a.Remaining(), b.Remaining(), a.Limit())
+	}
+	wantRefusal(t, a.Charge(1), 1, 0, 1000, 1000)
+	b.Credit(1)
+	charge(t, a, 1)
+	if a.Live() != 601 || b.Live() != 399 {
+		t.Errorf("live %d and %d", a.Live(), b.Live())
+	}
+	for _, n := range []int64{0, -1, math.MinInt64} {
+		if a.Charge(n) == nil {
+			t.Errorf("Charge(%d): want an error", n)
+		}
+	}
+	wantRefusal(t, a.Charge(math.MaxInt64), math.MaxInt64, 0, 1000, 1000)
+}
+
+// TestWithoutAGroup: processes that name no group have quotas of their own.
+func TestWithoutAGroup(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "", 1000, 5000))
+	b := join(t, terms(dir, "", 2000, 5000))
+	charge(t, a, 1000)
+	charge(t, b, 2000)
+	wantRefusal(t, a.Charge(1), 1, 0, 1000, 1000)
+	wantRefusal(t, b.Charge(1), 1, 0, 2000, 2000)
+}
+
+// TestSumOfQuotas: the quotas of all groups are within what is advertised, each group
+// counted once.
+func TestSumOfQuotas(t *testing.T) {
+	dir := ledgerDir(t)
+	at := func(group string, share int64) quota.Terms {
+		tm := terms(dir, group, share, 1000)
+		tm.Advertised = 1500
+		return tm
+	}
+	join(t, at("a", 1000))
+	join(t, at("a", 1000))
+	b := join(t, at("b", 400))
+	_, err := quota.Join(at("c", 101))
+	wantRefusal(t, err, 101, 100, 1400, 1500)
+	if len(leases(t, dir)) != 3 {
+		t.Errorf("who was refused left something: %q", leases(t, dir))
+	}
+	join(t, at("c", 100))
+	if _, err := quota.Join(at("d", 0)); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("all that is advertised, beside others: %v", err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	join(t, at("d", 400))
+	if _, err := quota.Join(at("", 1501)); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("more than is advertised: %v", err)
+	}
+}
+
+// TestPhysical: whatever the quotas promise, all together hold no more than the GPU has.
+func TestPhysical(t *testing.T) {
+	dir := ledgerDir(t)
+	at := func(group string) quota.Terms {
+		tm := terms(dir, group, 800, 1000)
+		tm.Advertised = 2000
+		return tm
+	}
+	a, b := join(t, at("a")), join(t, at("b"))
+	charge(t, a, 800)
+	e := wantRefusal(t, b.Charge(300), 300, 200, 800, 1000)
+	if !strings.Contains(e.Budget, "the memory of "+device) || !strings.Contains(e.Budget, "2 processes") {
+		t.Errorf("%q does not say that it is the memory", e.Budget)
+	}
+	charge(t, b, 200)
+	wantRefusal(t, b.Charge(1), 1, 0, 1000, 1000)
+}
+
+func TestProcessesMustAgree(t *testing.T) {
+	dir := ledgerDir(t)
+	join(t, terms(dir, "a", 400, 1000))
+	for name, tm := range map[string]quota.Terms{
+		"another quota for the group": terms(dir, "a", 300, 1000),
+		"another size of the GPU":     terms(dir, "b", 100, 2000),
+		"more advertised":             {Dir: dir, Device: device, Group: "b", Quota: 100, Physical: 1000, Advertised: 1100},
+	} {
+		if _, err := quota.Join(tm); err == nil || errors.Is(err, tier.ErrOutOfBudget) || !strings.Contains(err.Error(), "all the same") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if l := join(t, terms(dir, "a", 0, 1000)); l.Limit() != 400 {
+		t.Errorf("a process of the group that names no quota has %d", l.Limit())
+	}
+	for name, tm := range map[string]quota.Terms{
+		"no directory":        {Device: device, Physical: 1},
+		"no device":           {Dir: dir, Physical: 1},
+		"no memory":           {Dir: dir, Device: device},
+		"negative memory":     {Dir: dir, Device: device, Physical: -1},
+		"negative quota":      {Dir: dir, Device: device, Physical: 1, Quota: -1},
+		"negative advertised": {Dir: dir, Device: device, Physical: 1, Advertised: -1},
+		"long group":          {Dir: dir, Device: device, Physical: 1, Group: strings.Repeat("x", 129)},
+		"control character":   {Dir: dir, Device: device, Physical: 1, Group: "a\x00"},
+	} {
+		if _, err := quota.Join(tm); err == nil {
+			t.Errorf("%s: want an error", name)
+		}
+	}
+}
+
+// TestDevicesHaveBooksOfTheirOwn, whatever they are called.
+func TestDevicesHaveBooksOfTheirOwn(t *testing.T) {
+	dir := ledgerDir(t)
+	names := []string{device, "..", ".", "GPU/../1", "MIG-1/2", "%2E", ".hidden", "a b"}
+	for i, name := range names {
+		l := join(t, quota.Terms{Dir: dir, Device: name, Quota: 100, Physical: 100})
+		charge(t, l, int64(i)+1)
+	}
+	held, err := quota.Holders(dir)
+	if err != nil || len(held) != len(names) {
+		t.Fatalf("%v, %v", held, err)
+	}
+	loads, err := quota.Loads(dir, append(names, "none"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range loads[:len(names)] {
+		if l.UUID != names[i] || l.Bytes != int64(i)+1 || l.Count != 1 {
+			t.Errorf("%+v", l)
+		}
+	}
+	if l := loads[len(names)]; l != (quota.Load{UUID: "none"}) {
+		t.Errorf("%+v", l)
+	}
+	outside, err := os.ReadDir(filepath.Dir(dir))
+	if err != nil || len(outside) != 1 {
+		t.Errorf("beside the ledger: %v, %v", outside, err)
+	}
+}
+
+// TestLoweredInOneProcess: the least of what a group's processes say counts, nothing is
+// revoked, and each is told its share of the excess.
+func TestLoweredInOneProcess(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	b := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, a, 600)
+	charge(t, b, 200)
+	if err := a.SetLimit(400); err != nil {
+		t.Fatal(err)
+	}
+	if a.Limit() != 400 || b.Limit() != 400 {
+		t.Errorf("limits %d and %d", a.Limit(), b.Limit())
+	}
+	wantRefusal(t, b.Charge(1), 1, 0, 800, 400)
+	if a.Remaining() != -300 || b.Remaining() != -100 {
+		t.Errorf("remaining %d and %d", a.Remaining(), b.Remaining())
+	}
+	if _, err := quota.Join(terms(dir, "other", 600, 1000)); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("what one of two gave up was promised to another: %v", err)
+	}
+	if err := b.SetLimit(400); err != nil {
+		t.Fatal(err)
+	}
+	join(t, terms(dir, "other", 600, 1000)) // now it can be
+	c := join(t, terms(dir, "g", 1000, 1000))
+	if c.Limit() != 400 {
+		t.Errorf("who joins later has %d", c.Limit())
+	}
+	if err := a.SetLimit(401); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("raised above what is advertised: %v", err)
+	}
+	for _, n := range []int64{0, -1} {
+		if a.SetLimit(n) == nil {
+			t.Errorf("SetLimit(%d): want an error", n)
+		}
+	}
+}
+
+// TestClose: what a lease holds is free for others at once, and nothing works after.
+func TestClose(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	b := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, a, 1000)
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	charge(t, b, 1000)
+	if err := a.Close(); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("a second Close: %v", err)
+	}
+	if err := a.Charge(1); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("Charge: %v", err)
+	}
+	if err := a.SetLimit(1); err == nil {
+		t.Error("SetLimit: want an error")
+	}
+	if a.Remaining() != 0 || a.Live() != 0 || a.Limit() != 1000 {
+		t.Errorf("remaining %d, live %d, limit %d", a.Remaining(), a.Live(), a.Limit())
+	}
+	a.Credit(1000) // of the space that is closed after it: nothing
+	if b.Live() != 1000 {
+		t.Errorf("b holds %d", b.Live())
+	}
+}
+
+// TestWaiterIsWoken: who waits for room that another lease holds gets it.
+func TestWaiterIsWoken(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 64<<10, 1<<20))
+	b := join(t, terms(dir, "g", 64<<10, 1<<20))
+	charge(t, a, 60<<10)
+
+	gpu, err := sim.New(sim.Config{Memory: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gpu.Close()
+	dev := quota.Under(gpu, b)
+	pool, err := tier.NewDevicePool(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	space, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: 1 << 20, Pool: pool, Quota: tier.QuotaOf(dev)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer space.Close()
+	m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{space}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	got := make(chan error, 1)
+	go func() {
+		r, err := m.Reserve(ctx, reservation.AnyInTier(tier.GPU), 8<<10)
+		if err == nil {
+			err = r.Release()
+		}
+		got <- err
+	}()
+	for len(m.Demand(nil)) == 0 || m.Demand(nil)[0].Waiters == 0 {
+		select {
+		case err := <-got:
+			t.Fatalf("it did not wait: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	a.Credit(4 << 10)
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestForeignFiles: what is no lease stays, and is no trouble.
+func TestForeignFiles(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	sub := filepath.Join(dir, device)
+	foreign := []string{"readme.txt", "lease-of-life.txt", ".lease-draft", "lease-", "lease-empty"}
+	for _, name := range foreign {
+		text := "not one of ours"
+		if name == "lease-empty" {
+			text = ""
+		}
+		if err := os.WriteFile(filepath.Join(sub, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign = append(foreign, "lease-dir", "lease-link")
+	if err := errors.Join(os.Mkdir(filepath.Join(sub, "lease-dir"), 0o700), os.Symlink("/etc/passwd", filepath.Join(sub, "lease-link"))); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		for _, name := range foreign {
+			if err := os.Remove(filepath.Join(sub, name)); err != nil {
+				t.Errorf("%s is gone: %v", name, err)
+			}
+		}
+	}()
+	if err := a.Charge(10); err == nil {
+		a.Credit(10)
+	}
+	_ = os.Remove(filepath.Join(sub, "lease-link"))
+	_ = os.WriteFile(filepath.Join(sub, "lease-link"), nil, 0o600)
+	b := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, a, 500)
+	charge(t, b, 500)
+	wantRefusal(t, a.Charge(1), 1, 0, 1000, 1000)
+	held, err := quota.Holders(dir)
+	if err != nil || len(held) != 2 {
+		t.Errorf("%v, %v", held, err)
+	}
+}
+
+// TestDamagedLease: a lease whose owner is alive and that makes no sense is an error,
+// never nothing.
+func TestDamagedLease(t *testing.T) {
+	for name, damage := range map[string]func(*os.File) error{
+		"magic":      func(f *os.File) error { _, err := f.WriteAt([]byte("X"), 0); return err },
+		"version":    func(f *os.File) error { _, err := f.WriteAt([]byte{9}, 8); return err },
+		"quota":      func(f *os.File) error { _, err := f.WriteAt([]byte{1, 2, 3}, 32); return err },
+		"group":      func(f *os.File) error { _, err := f.WriteAt([]byte("other"), 64); return err },
+		"sum":        func(f *os.File) error { _, err := f.WriteAt([]byte{0xff}, 199); return err },
+		"too long":   func(f *os.File) error { return f.Truncate(8192) },
+		"claim":      func(f *os.File) error { _, err := f.WriteAt([]byte{0xff}, 320+7); return err },
+		"limit of 0": func(f *os.File) error { _, err := f.WriteAt(make([]byte, 8), 256); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := ledgerDir(t)
+			a := join(t, terms(dir, "g", 500, 1000))
+			file := filepath.Join(dir, device, leases(t, dir)[0])
+			f, err := os.OpenFile(file, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if err := damage(f); err != nil {
+				t.Fatal(err)
+			}
+			b, err := quota.Join(terms(dir, "h", 1, 1000))
+			if err == nil {
+				defer b.Close()
+				err = b.Charge(1)
+			}
+			if err == nil || !strings.Contains(err.Error(), filepath.Base(file)) {
+				t.Errorf("beside a damaged lease: %v", err)
+			}
+			if len(leases(t, dir)) == 0 {
+				t.Error("the lease of a living process was removed")
+			}
+			_ = a.Close()
+		})
+	}
+}
+
+// TestRemovedLease: a process whose lease somebody removed takes nothing more, for
+// others cannot see what it has.
+func TestRemovedLease(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, a, 10)
+	if err := os.Remove(filepath.Join(dir, device, leases(t, dir)[0])); err != nil {
+		t.Fatal(err)
+	}
+	join(t, terms(dir, "g", 1000, 1000))
+	if err := a.Charge(10); err == nil || !strings.Contains(err.Error(), "removed") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestAbandonedLeases: leases and drafts that nobody has locked are removed by who
+// joins or charges.
+func TestAbandonedLeases(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, a, 900)
+	sub := filepath.Join(dir, device)
+	page, err := os.ReadFile(filepath.Join(sub, leases(t, dir)[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"lease-1-abc", ".lease-1-abc"} {
+		if err := os.WriteFile(filepath.Join(sub, name), page, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(sub, ".lease-2-abc"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := quota.Holders(dir); err != nil || len(held) != 1 {
+		t.Errorf("%v, %v", held, err)
+	}
+	if len(leases(t, dir)) != 4 {
+		t.Error("who only looked removed something")
+	}
+	b := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, b, 100)
+	if got := leases(t, dir); len(got) != 2 {
+		t.Errorf("left: %q", got)
+	}
+}
+
+func TestUnsafeDirectories(t *testing.T) {
+	base := t.TempDir()
+	mk := func(name string, mode os.FileMode) string {
+		p := filepath.Join(base, name)
+		if err := errors.Join(os.Mkdir(p, 0o700), os.Chmod(p, mode)); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	good := mk("good", 0o700)
+	link := filepath.Join(base, "link")
+	file := filepath.Join(base, "file")
+	if err := errors.Join(os.Symlink(good, link), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	cases := map[string]struct{ dir, says string }{
+		"a link":                {link, "link"},
+		"a file":                {file, "directory"},
+		"writable by the group": {mk("group", 0o720), "others"},
+		"writable by all":       {mk("all", 0o777), "others"},
+		"sticky":                {mk("sticky", 0o777|os.ModeSticky), "others"},
+	}
+	if os.Geteuid() == 0 {
+		theirs := mk("theirs", 0o700)
+		if err := os.Chown(theirs, 12345, -1); err != nil {
+			t.Fatal(err)
+		}
+		cases["another's"] = struct{ dir, says string }{theirs, "12345"}
+	}
+	for name, c := range cases {
+		_, err := quota.Join(terms(c.dir, "g", 1, 1))
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	l := join(t, terms(good, "g", 1, 1))
+	defer l.Close()
+	for path, want := range map[string]os.FileMode{
+		filepath.Join(good, device):                     0o700,
+		filepath.Join(good, device, "generation"):       0o600,
+		filepath.Join(good, device, leases(t, good)[0]): 0o600,
+	} {
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v; want %v", path, info.Mode(), err, want)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(mk("other", 0o700), "generation"), []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(base, "other"), filepath.Join(good, "GPU-2")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := quota.Join(quota.Terms{Dir: good, Device: "GPU-2", Physical: 1}); err == nil || !strings.Contains(err.Error(), "not a ledger") {
+		t.Errorf("a foreign file in the generation's place: %v", err)
+	}
+	if held, err := quota.Holders(filepath.Join(base, "nothing")); err != nil || len(held) != 0 {
+		t.Errorf("of a ledger that is not there: %v, %v", held, err)
+	}
+}
+
+// TestNobodyIsInTheWay: a process that was stopped while it joined keeps others from
+// joining, for a while, but not from charging.
+func TestNobodyIsInTheWay(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	b := join(t, terms(dir, "g", 1000, 1000))
+	d, err := os.Open(filepath.Join(dir, device))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	charge(t, a, 700)
+	charge(t, b, 300)
+	wantRefusal(t, a.Charge(1), 1, 0, 1000, 1000)
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	charge(t, a, 300)
+	if held, err := quota.Holders(dir); err != nil || len(held) != 1 || held[0].Live != 1000 {
+		t.Errorf("%v, %v", held, err)
+	}
+}
+
+// TestLeasesUnderRaces: many leases in many goroutines, coming and going, never hold more
+// than the quota together, and who is alone can have all of it.
+func TestLeasesUnderRaces(t *testing.T) {
+	const share = 1000
+	dir := ledgerDir(t)
+	last := join(t, terms(dir, "g", share, 10*share))
+	var held atomic.Int64 // never more than is charged
+	var successes atomic.Int64
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 20 {
+				l, err := quota.Join(terms(dir, "g", share, 10*share))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for i := range int64(100) {
+					n := 200 + i
+					if err := l.Charge(n); err == nil {
+						successes.Add(1)
+						if held.Add(n) > share {
+							t.Error("more is held than the quota")
+						}
+						held.Add(-n)
+						l.Credit(n)
+					} else if !errors.Is(err, tier.ErrOutOfBudget) {
+						t.Error(err)
+					}
+				}
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if successes.Load() == 0 {
+		t.Error("nothing was ever charged")
+	}
+	charge(t, last, share)
+}
+
+func BenchmarkLease(b *testing.B) {
+	dir := filepath.Join(b.TempDir(), "ledger")
+	for range 4 {
+		l, err := quota.Join(terms(dir, "g", 1<<30, 1<<30))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer l.Close()
+	}
+	l, err := quota.Join(terms(dir, "g", 1<<30, 1<<30))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := l.Charge(4096); err != nil {
+			b.Fatal(err)
+		}
+		l.Credit(4096)
+	}
+}

@@ -1,0 +1,13 @@
+package quota
+
+import "golang.org/x/sys/unix"
+
+// isRemote says whether path lies on a file system whose pages other machines may have
+// too.
+func isRemote(path string) (bool, string) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil || st.Flags&unix.MNT_LOCAL != 0 {
+		return false, ""
+	}
+	return true, unix.ByteSliceToString(st.Fstypename[:])
+}

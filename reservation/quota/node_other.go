@@ -1,0 +1,38 @@
+//go:build !linux && !darwin
+
+package quota
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// node is a GPU's directory in a ledger, which there cannot be here.
+type node struct{ generation *atomic.Int64 }
+
+type ownLease struct{ words }
+
+type peer struct {
+	name, group string
+	head        head
+	words       words
+}
+
+func openNode(string, string, bool) (*node, error) {
+	return nil, fmt.Errorf("this system has no such file locks: %w", tier.ErrNotSupported)
+}
+
+func (n *node) close() error                                  { return nil }
+func (n *node) lock() (func(), error)                         { return nil, tier.ErrNotSupported }
+func (n *node) leases() ([]string, error)                     { return nil, tier.ErrNotSupported }
+func (n *node) create(string, head, int64) (*ownLease, error) { return nil, tier.ErrNotSupported }
+func (n *node) remove(string) error                           { return tier.ErrNotSupported }
+func (n *node) open(string) (*peer, error)                    { return nil, tier.ErrNotSupported }
+func (n *node) alive(*peer) bool                              { return false }
+func (n *node) reap(string)                                   {}
+func (n *node) sweep()                                        {}
+
+func (l *ownLease) close() {}
+func (p *peer) close()     {}

@@ -1,0 +1,211 @@
+package quota
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Quota is one limit over the GPU memory of a process: over all spaces whose devices
+// it wraps. It is a tier.Quota too. It is safe for concurrent use, has no goroutine,
+// and need not be closed.
+type Quota struct {
+	name   string
+	onOver func(Over)
+
+	limit atomic.Int64
+	used  atomic.Int64
+	peak  atomic.Int64
+	over  atomic.Bool // the event was told, and use has not been within the limit since
+
+	subscribers subscribers
+
+	mu lockrank.Mutex[lockrank.Backend] // held to change over
+}
+
+// Over is the event that more is in use than the limit allows: a limit was lowered.
+// It is told once, until use has been within the limit again.
+type Over struct {
+	Quota string // what it is called, and where it was set
+	Used  int64  // bytes charged
+	Limit int64  // bytes that may be charged
+}
+
+// Option sets something about a Quota that has a default.
+type Option func(*Quota)
+
+// Named gives the quota the name that errors call it by, which should say where it was
+// set.
+func Named(name string) Option { return func(q *Quota) { q.name = name } }
+
+// OnOver has f told when more is in use than the limit allows. f is called by whoever
+// lowered the limit, with no lock held.
+func OnOver(f func(Over)) Option { return func(q *Quota) { q.onOver = f } }
+
+// New returns a quota of limit > 0 bytes.
+func New(limit int64, opts ...Option) (*Quota, error) {
+	if limit <= 0 {
+		return nil, fmt.Errorf("quota: a limit of %d bytes: it must be above 0", limit)
+	}
+	q := &Quota{name: "the GPU memory quota"}
+	for _, o := range opts {
+		o(q)
+	}
+	q.limit.Store(limit)
+	return q, nil
+}
+
+// Name is what errors call the quota.
+func (q *Quota) Name() string { return q.name }
+
+// Charge implements tier.Quota: the check and the charge are one compare and swap.
+func (q *Quota) Charge(n int64) error {
+	if n <= 0 {
+		return fmt.Errorf("quota: cannot charge %d bytes", n)
+	}
+	for {
+		used, limit := q.used.Load(), q.limit.Load()
+		if n > limit-used {
+			return &tier.OutOfBudgetError{Budget: q.name, Requested: n, Remaining: max(0, limit-used), Current: used, Limit: limit}
+		}
+		if q.used.CompareAndSwap(used, used+n) {
+			raise(&q.peak, used+n)
+			return nil
+		}
+	}
+}
+
+// Credit implements tier.Quota.
+func (q *Quota) Credit(n int64) {
+	if q.used.Add(-n) < 0 {
+		panic(fmt.Sprintf("quota: %d bytes were credited to %s that nobody had charged", n, q.name))
+	}
+	q.look()
+	q.subscribers.notify()
+}
+
+// Remaining implements tier.Quota. It is below 0 while more is in use than a lowered
+// limit allows.
+func (q *Quota) Remaining() int64 { return q.limit.Load() - q.used.Load() }
+
+// Limit implements tier.Quota.
+func (q *Quota) Limit() int64 { return q.limit.Load() }
+
+// SetLimit changes the limit to n > 0 bytes. It revokes nothing: a limit below what is
+// in use refuses what is new, and monitors move down what is above it.
+func (q *Quota) SetLimit(n int64) error {
+	if n <= 0 {
+		return fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
+	}
+	if q.limit.Swap(n) != n {
+		q.look()
+		q.subscribers.notify()
+	}
+	return nil
+}
+
+// look tells of use above the limit, once for each time that it comes to that.
+func (q *Quota) look() {
+	if q.used.Load() <= q.limit.Load() && !q.over.Load() {
+		return
+	}
+	q.mu.Lock()
+	used, limit := q.used.Load(), q.limit.Load() // who changes them now looks after us
+	tell := used > limit && !q.over.Load()
+	q.over.Store(used > limit)
+	q.mu.Unlock()
+	if tell && q.onOver != nil {
+		lockrank.AssertNone("a quota's event is told")
+		q.onOver(Over{Quota: q.name, Used: used, Limit: limit})
+	}
+}
+
+// Subscribe implements tier.Quota.
+func (q *Quota) Subscribe(f func()) (cancel func()) { return q.subscribers.add(f) }
+
+// Stats are a quota's numbers, in bytes.
+type Stats struct {
+	Name  string `json:"name"`
+	Limit int64  `json:"limit"`
+	Used  int64  `json:"used"`
+	Peak  int64  `json:"peak"` // largest Used so far
+}
+
+// Stats returns the numbers. Each is exact; they are not a cut.
+func (q *Quota) Stats() Stats {
+	return Stats{Name: q.name, Limit: q.limit.Load(), Used: q.used.Load(), Peak: q.peak.Load()}
+}
+
+// memInfo is what a device of so many bytes shows under a quota: no more than the
+// limit, and of that no more free than what is left.
+func memInfo(q tier.Quota, free, total int64) (int64, int64) {
+	total = min(total, q.Limit())
+	return min(free, total, max(0, q.Remaining())), total
+}
+
+// raise makes peak at least n.
+func raise(peak *atomic.Int64, n int64) {
+	for p := peak.Load(); n > p && !peak.CompareAndSwap(p, n); p = peak.Load() {
+	}
+}
+
+// shareOf is how much of what a limit is exceeded by falls to one who holds mine of
+// used bytes, rounded up.
+func shareOf(over, mine, used int64) int64 {
+	if used <= 0 || mine <= 0 {
+		return 0
+	}
+	return min(mine, int64(math.Ceil(float64(over)*(float64(mine)/float64(used)))))
+}
+
+// subscribers are functions to be called when there may be more room.
+type subscribers struct {
+	all atomic.Pointer[[]subscriber] // copied on write; called without locks
+
+	mu struct {
+		lockrank.Mutex[lockrank.Backend]
+		next int
+	}
+}
+
+type subscriber struct {
+	id int
+	f  func()
+}
+
+func (s *subscribers) add(f func()) (cancel func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := s.mu.next
+	s.mu.next++
+	next := append(slices.Clone(s.list()), subscriber{id, f})
+	s.all.Store(&next)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		next := slices.DeleteFunc(slices.Clone(s.list()), func(s subscriber) bool { return s.id == id })
+		s.all.Store(&next)
+	}
+}
+
+func (s *subscribers) list() []subscriber {
+	if all := s.all.Load(); all != nil {
+		return *all
+	}
+	return nil
+}
+
+func (s *subscribers) notify() {
+	all := s.list()
+	if len(all) == 0 {
+		return
+	}
+	lockrank.AssertNone("a quota's subscribers are called")
+	for _, s := range all {
+		s.f()
+	}
+}
