@@ -254,7 +254,7 @@ func (m *Monitor) step(ctx context.Context) {
 		if is := s.relieve(); was != is {
 			m.tellPressure(i, is)
 		}
-		needed = needed || s.relieving
+		needed = needed || s.relieving || s.Used() > s.Ceiling()
 	}
 	m.putBack(now)
 	if !needed {

@@ -220,7 +220,7 @@ func (m *Monitor) observeBatches(state *State) {
 	wanted := false
 	for i, s := range m.spaces {
 		sp := &state.Spaces[i]
-		wanted = wanted || sp.Relieving || sp.Waiting > 0
+		wanted = wanted || sp.Relieving || sp.Waiting > 0 || sp.room() < 0
 		if wanted && len(sp.Down) > 0 {
 			m.index.refreshLeased(i)
 			fit := int64(0)

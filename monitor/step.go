@@ -4,7 +4,7 @@ import "github.com/spillway-db/spillway/tier"
 
 // Why a batch is moved: what Mover.Move is told and events say.
 const (
-	ReasonTrigger = "trigger" // its space is at the trigger, or on its way from there to the stop mark
+	ReasonTrigger = "trigger" // its space is at the trigger, or on its way from there to the stop mark; or above a limit that was lowered
 	ReasonDemand  = "demand"  // somebody waits for room in its space, or a faster space needs room there
 )
 
@@ -25,7 +25,7 @@ type SpaceState struct {
 	Retired int64 // of them freed already: on their way out
 	Foreign int64 // what others hold on the device; part of the pressure
 	// Withheld is how much of the limit cannot be used because others hold it of a
-	// quota that they share with the space.
+	// quota that they share with the space, or because the quota is less.
 	Withheld int64
 
 	// Relieving says that the pressure was at the trigger and has not been at
@@ -86,8 +86,9 @@ type Decision struct {
 // Step decides what to move now. It is a pure function.
 //
 // For each space it works out how many bytes must leave beyond those that are on
-// their way already: what waiters lack; at the trigger, what is above it; and,
-// when nobody's need is left, what is above the stop mark. It takes victims in
+// their way already: what waiters lack, and what is above a limit that was lowered; at
+// the trigger, what is above it; and, when nobody's need is left, what is above the
+// stop mark. It takes victims in
 // the policy's order until the need is covered, so that no more than one
 // batch's bytes leave beyond it. A victim that cannot begin yet, because its edge
 // is busy or its target must be relieved first, counts as covered too: the next
@@ -169,11 +170,11 @@ func (s *SpaceState) pressure() int64 { return s.Used + s.Foreign }
 // coming is what will be free without any more moves.
 func (s *SpaceState) coming() int64 { return s.Retired + s.Leaving }
 
-// lack returns how many more bytes must leave space i for its waiters and for
-// the batches that faster spaces hold back for it.
+// lack returns how many more bytes must leave space i for its waiters, for the
+// batches that faster spaces hold back for it, and for it to be within its limit.
 func (p *planner) lack(i int) int64 {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]
-	if sp.Waiting == 0 && !pl.asked {
+	if sp.Waiting == 0 && !pl.asked && sp.room() >= 0 {
 		return 0
 	}
 	return -pl.balance - sp.coming() - pl.planned

@@ -107,7 +107,12 @@ func TestStep(t *testing.T) {
 		{"more demand than there can be, and no victim", three, []shape{{used: 20, waiting: 1 << 60}, {}, {}}, "stuck gpu:0 20 demand"},
 		{"demand first, then the trigger", three, []shape{{used: 95, waiting: 15, victims: ten}, {}, {}},
 			"1:gpu:0>host:0 demand, 2:gpu:0>host:0 trigger"},
-		{"a lowered limit without demand", three, []shape{{used: 70, limit: 50, victims: ten}, {}, {}}, ""},
+		{"down to a lowered limit", three, []shape{{used: 65, limit: 50, victims: ten}, {}, {}}, "1:gpu:0>host:0 trigger, 2:gpu:0>host:0 trigger"},
+		{"down to a lowered limit, of which some is on its way", three, []shape{{used: 65, limit: 50, leaving: 10, victims: ten, underWay: []int{1}}, {}, {}}, "1:gpu:0>host:0 trigger"},
+		{"at a lowered limit", three, []shape{{used: 50, limit: 50, victims: ten}, {}, {}}, ""},
+		{"down to a lowered quota", three, []shape{{used: 35, withheld: 75, victims: ten}, {}, {}}, "1:gpu:0>host:0 trigger"},
+		{"host down to a lowered limit", three, []shape{{}, {used: 45, limit: 40, victims: ten}, {}}, "1:host:0>disk:0 trigger"},
+		{"above a lowered limit with no place to go to", three, []shape{{}, {}, {used: 50, limit: 40}}, ""},
 		{"a lowered limit and demand", three, []shape{{used: 70, limit: 50, waiting: 5, victims: []int64{25, 10}}, {}, {}}, "1:gpu:0>host:0 demand"},
 		{"host relieves itself", three, []shape{{}, {used: 85, victims: ten}, {}}, "1:host:0>disk:0 trigger, 2:host:0>disk:0 trigger"},
 		{"the disk has nowhere to go", three, []shape{{}, {}, {used: 100}}, ""},
@@ -193,6 +198,12 @@ func randomState(r *rand.Rand) State {
 			sh.underWay = append(sh.underWay, r.IntN(3))
 			sh.blocked = append(sh.blocked, r.IntN(5) == 0)
 		}
+		switch r.IntN(8) {
+		case 0:
+			sh.limit = 1 + r.Int64N(sh.limit) // lowered
+		case 1:
+			sh.withheld = r.Int64N(sh.limit)
+		}
 		shapes = append(shapes, sh)
 	}
 	return build(ids, shapes...)
@@ -211,8 +222,8 @@ func cloneState(s State) State {
 func ownNeed(sp *SpaceState) int64 {
 	need := int64(0)
 	going := sp.Leaving + sp.Retired
-	if sp.Waiting > 0 {
-		need = max(need, min(sp.Waiting, sp.Limit)-(sp.Limit-sp.Used+going))
+	if limit := sp.Limit - sp.Withheld; sp.Waiting > 0 || sp.Used > limit && len(sp.Down) > 0 {
+		need = max(need, min(sp.Waiting, sp.Limit)-(limit-sp.Used+going))
 	}
 	if pressure := sp.Used + sp.Foreign; len(sp.Down) > 0 && (sp.Relieving || pressure >= sp.Trigger) {
 		need = max(need, pressure-going-sp.Stop)
@@ -273,7 +284,7 @@ func checkDecision(s State, d Decision) error {
 	upstream := int64(0) // what faster spaces could at most ask of this one
 	for i := range s.Spaces {
 		sp := &s.Spaces[i]
-		if in[i] > 0 && sp.Used+in[i]+min(sp.Waiting, sp.Limit) > sp.Limit {
+		if in[i] > 0 && sp.Used+in[i]+min(sp.Waiting, sp.Limit) > sp.Limit-sp.Withheld {
 			return fmt.Errorf("%s is given %d bytes that it has no room for", sp.ID, in[i])
 		}
 		need := ownNeed(sp)
@@ -293,7 +304,7 @@ func checkDecision(s State, d Decision) error {
 			// Everything that is needed is done, on its way, waited for, or told.
 			told := slices.ContainsFunc(d.Stuck, func(w Want) bool { return w.Space == i })
 			idle := out[i] == 0 && sp.Leaving == 0 && sp.Retired == 0
-			urgent := sp.Waiting > 0 && need == min(sp.Waiting, sp.Limit)-(sp.Limit-sp.Used) || sp.Used+sp.Foreign >= sp.Trigger
+			urgent := sp.Waiting > 0 && need == min(sp.Waiting, sp.Limit)-(sp.Limit-sp.Withheld-sp.Used) || sp.Used+sp.Foreign >= sp.Trigger
 			if idle && urgent && !told && !d.Held && !busyBelow(sp) {
 				return fmt.Errorf("%s needs %d and nothing is done about it", sp.ID, need)
 			}

@@ -11,7 +11,8 @@ type Quota interface {
 	// Credit gives n bytes back that were charged.
 	Credit(n int64)
 	// Remaining is how many bytes could be charged now; it may be out of date when it
-	// returns.
+	// returns. Below 0, it says how many of the caller's bytes are above a limit that was
+	// lowered: they stay charged, but should be given back.
 	Remaining() int64
 	// Limit is how many bytes could be charged if nobody held any.
 	Limit() int64

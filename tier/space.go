@@ -197,12 +197,12 @@ func (s *Space) Room() int64 {
 }
 
 // Ceiling returns what Used could come to now: the limit, or less where the quota
-// has less left.
+// has less left. Where a limit was lowered it is below Used.
 func (s *Space) Ceiling() int64 {
 	limit := s.Limit()
 	if s.cfg.Quota != nil {
 		used := s.ledger.Used()
-		limit = min(limit, used+min(limit, s.cfg.Quota.Remaining())) // which may be all that an int64 holds
+		limit = max(0, min(limit, used+min(limit, s.cfg.Quota.Remaining()))) // which may be all that an int64 holds
 	}
 	return limit
 }

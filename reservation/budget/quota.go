@@ -48,7 +48,7 @@ func (q quota) Remaining() int64 {
 	if q.d.books.closed {
 		return 0
 	}
-	return max(0, b.mu.limit-b.mu.reserved)
+	return tier.Left(b.mu.limit, b.mu.reserved, q.d.books.charged())
 }
 
 func (q quota) Limit() int64 { return q.d.budget.Limit() }

@@ -79,11 +79,7 @@ func (m *member) Credit(n int64) {
 }
 
 func (m *member) Remaining() int64 {
-	limit, used := m.quota.limit.Load(), m.quota.used.Load()
-	if used <= limit {
-		return limit - used
-	}
-	return -shareOf(used-limit, m.used.Load(), used)
+	return tier.Left(m.quota.limit.Load(), m.quota.used.Load(), m.used.Load())
 }
 
 func (m *member) Limit() int64 { return m.quota.Limit() }

@@ -151,7 +151,7 @@ func (l *Lease) Remaining() int64 {
 	}
 	group, all, _ := l.sumLocked(lives)
 	if limit := l.limitLocked(); group > limit {
-		return -shareOf(group-limit, l.own.words.live.Load(), group)
+		return tier.Left(limit, group, l.own.words.live.Load())
 	}
 	return l.remainingLocked(group, all)
 }

@@ -2,7 +2,6 @@ package quota
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"sync/atomic"
 
@@ -151,15 +150,6 @@ func memInfo(q tier.Quota, free, total int64) (int64, int64) {
 func raise(peak *atomic.Int64, n int64) {
 	for p := peak.Load(); n > p && !peak.CompareAndSwap(p, n); p = peak.Load() {
 	}
-}
-
-// shareOf is how much of what a limit is exceeded by falls to one who holds mine of
-// used bytes, rounded up.
-func shareOf(over, mine, used int64) int64 {
-	if used <= 0 || mine <= 0 {
-		return 0
-	}
-	return min(mine, int64(math.Ceil(float64(over)*(float64(mine)/float64(used)))))
 }
 
 // subscribers are functions to be called when there may be more room.
