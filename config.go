@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/permit"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -61,6 +62,21 @@ type Config struct {
 	PermitPool *permit.Pool
 	// Admission says which tasks may start; its zero fields mean the defaults.
 	Admission admission.Rules
+
+	// Quota limits the GPU memory that the engine's spaces take together, and says
+	// whether other processes are asked. Nil means what quota.FromEnv finds in the
+	// environment, where a variable that says nothing sensible makes Open fail; a
+	// pointer to the zero value means no limit, whatever is there.
+	//
+	// Each engine is limited by itself, unless they join a ledger: engines of one process
+	// that are to be one limit together are given the same SharedQuota.
+	Quota *quota.Settings
+	// SharedQuota, if set, is the limit that the spaces are under in place of one of the
+	// engine's own. Quota must not set a limit then.
+	SharedQuota *quota.Quota
+	// QuotaOver, if set, is told when more is in use than a lowered limit allows, once
+	// until it is not so any more. Of a SharedQuota its own options say who is told.
+	QuotaOver func(quota.Over)
 
 	// Topology is what the machine has; nil means that Open discovers it.
 	Topology *topology.Topology
@@ -151,6 +167,12 @@ func (c Config) Validate() error {
 		}
 	}
 	errs = append(errs, c.validatePermits())
+	if c.Quota != nil {
+		errs = append(errs, c.Quota.Validate())
+		if c.SharedQuota != nil && (c.Quota.Limit.IsSet() || c.Quota.Ratio != nil) {
+			errs = append(errs, errors.New("quota: there are both a quota that is shared and a limit of the engine's own"))
+		}
+	}
 	if c.MonitorPeriod < 0 {
 		errs = append(errs, fmt.Errorf("monitor period %v is negative", c.MonitorPeriod))
 	}

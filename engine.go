@@ -31,6 +31,7 @@ type Engine struct {
 	staging map[int]*host.Staging // by NUMA node
 	base    map[tier.ID]int64     // bytes that staging holds
 	devices []tier.Device         // the engine's own, to be closed
+	limits  limits
 
 	reservations *reservation.Manager
 	permits      *permit.Pool // closed with the engine unless it is Config.PermitPool
@@ -309,6 +310,7 @@ func (e *Engine) release() error {
 	for _, d := range e.devices {
 		errs = append(errs, d.Close())
 	}
+	errs = append(errs, e.limits.close())
 	if len(leaks) > 0 {
 		errs = append(errs, &LeakError{Leaks: leaks})
 	}

@@ -17,10 +17,8 @@ func (e *Engine) openSpaces(ctx context.Context) error {
 	if err := e.fitsMemory(); err != nil {
 		return fmt.Errorf("spillway: %w", err)
 	}
-	for i, g := range e.cfg.GPUs {
-		if err := e.openGPU(ctx, i, g); err != nil {
-			return fmt.Errorf("spillway: gpu:%d: %w", i, err)
-		}
+	if err := e.openGPUs(ctx); err != nil {
+		return fmt.Errorf("spillway: %w", err)
 	}
 	if err := e.openHost(); err != nil {
 		return fmt.Errorf("spillway: %w", err)
@@ -65,12 +63,37 @@ func (e *Engine) hostMemory() int64 {
 	return e.cfg.HostMemory
 }
 
-func (e *Engine) openGPU(ctx context.Context, i int, g GPU) error {
-	dev, err := e.openDevice(ctx, i, g)
+// openGPUs opens all devices and then the spaces on them: a limit may be a share of
+// what they have together.
+func (e *Engine) openGPUs(ctx context.Context) error {
+	if err := e.readLimits(); err != nil {
+		return err
+	}
+	devices := make([]tier.Device, len(e.cfg.GPUs))
+	for i, g := range e.cfg.GPUs {
+		var err error
+		if devices[i], err = e.openDevice(ctx, i, g); err != nil {
+			return fmt.Errorf("gpu:%d: %w", i, err)
+		}
+	}
+	if err := e.setLimit(devices); err != nil {
+		return err
+	}
+	for i, g := range e.cfg.GPUs {
+		if err := e.openGPU(devices[i], i, g); err != nil {
+			return fmt.Errorf("gpu:%d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (e *Engine) openGPU(dev tier.Device, i int, g GPU) error {
+	free, _ := dev.MemInfo() // a quota's share of it that others have now is not gone for good
+	dev, err := e.limited(dev, i)
 	if err != nil {
 		return err
 	}
-	memory, err := e.spaceOn(dev, i, g)
+	memory, err := e.spaceOn(dev, free, i, g)
 	if err != nil {
 		return err
 	}
@@ -80,7 +103,10 @@ func (e *Engine) openGPU(ctx context.Context, i int, g GPU) error {
 	}
 	id := tier.ID{Kind: tier.GPU, Ordinal: i}
 	quota, hint := tier.QuotaOf(dev), "a larger GPU memory would help"
-	if quota != nil {
+	switch {
+	case e.limits.quota != nil:
+		hint = "a larger GPU memory, or a higher limit by " + e.limits.quota.Name() + ", would help"
+	case quota != nil:
 		hint = "a larger GPU memory, or a higher limit of its budget, would help"
 	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
@@ -144,17 +170,17 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device,
 // spaceOn returns the size of the space on a device. Larger than the device, or than
 // its budget, would be a promise that cannot be kept, and marks that are never
 // reached.
-func (e *Engine) spaceOn(dev tier.Device, i int, g GPU) (int64, error) {
-	free, total := dev.MemInfo()
+func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPU) (int64, error) {
+	total := e.limits.physical(dev)
 	size := g.Memory
 	switch {
 	case size == 0 && (g.Device != nil || g.Open != nil):
-		size = free
+		size = min(free, total)
 	case size == 0:
-		size = e.gpuMemory(g)
+		size = min(e.gpuMemory(g), total)
 	}
 	if size > total {
-		e.cfg.Logger.Warn("spillway: a GPU space is larger than its device or its budget, and is made smaller",
+		e.cfg.Logger.Warn("spillway: a GPU space is larger than its device, its budget or its quota, and is made smaller",
 			"space", tier.ID{Kind: tier.GPU, Ordinal: i}.String(), "wanted", size, "has", total)
 		size = total
 	}

@@ -4,6 +4,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -15,6 +16,7 @@ type Stats struct {
 	Spaces []SpaceStats
 	Edges  []convert.EdgeStats // what was moved, a pair of spaces each
 	Waits  reservation.WaitStats
+	Quota  *quota.Stats // nil without a limit of GPU memory
 }
 
 // SpaceStats is one space's books.
@@ -28,6 +30,10 @@ type SpaceStats struct {
 // Stats returns a picture; each space's numbers are a consistent cut.
 func (e *Engine) Stats() Stats {
 	s := Stats{Edges: e.mover.Stats(), Waits: e.reservations.Waits()}
+	if e.limits.quota != nil {
+		q := e.limits.quota.Stats()
+		s.Quota = &q
+	}
 	for _, space := range e.spaces {
 		s.Spaces = append(s.Spaces, SpaceStats{ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(), Usage: space.Usage()})
 	}

@@ -46,11 +46,11 @@ var internalMay = map[string][]string{
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.
-var programsMay = []string{"topology", "tier", "tier/disk", "reservation", "reservation/admission", "batch", "convert", "repository", "monitor", "."}
+var programsMay = []string{"topology", "tier", "tier/disk", "reservation", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
 
 // examplesMay lists the public packages that examples may import: those that
 // an embedder does.
-var examplesMay = []string{"topology", "tier", "reservation", "reservation/admission", "batch", "convert", "repository", "monitor", "."}
+var examplesMay = []string{"topology", "tier", "reservation", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
 
 // checkImport returns why the package from (its directory below the root of the
 // module) may not import the package to; empty if it may.
