@@ -69,6 +69,10 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 	if err != nil {
 		return spillway.Config{}, err
 	}
+	limit, err := quotaSettings()
+	if err != nil {
+		return spillway.Config{}, err
+	}
 	backend := spillway.Auto
 	switch e.gpu {
 	case "sim":
@@ -83,6 +87,7 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 		GPUMarks:      e.marks(),
 		HostMarks:     e.marks(),
 		Policy:        policy,
+		Quota:         limit,
 		MonitorPeriod: e.period,
 		Topology:      top,
 	}

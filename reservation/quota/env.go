@@ -63,6 +63,12 @@ func ParseLimit(s string) (Limit, error) {
 // IsSet says whether there is a limit.
 func (l *Limit) IsSet() bool { return l.amount.IsSet() }
 
+// IsShare says whether it is a share.
+func (l *Limit) IsShare() bool {
+	_, ok := l.amount.Share()
+	return ok
+}
+
 // Of returns the limit in bytes, of total bytes where it is a share; 0 if it is not set.
 func (l *Limit) Of(total int64) (int64, error) { return l.amount.Of(total) }
 

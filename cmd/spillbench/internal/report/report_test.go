@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -71,6 +72,10 @@ func TestKeys(t *testing.T) {
 			"contended[].goroutines", "contended[].ops_per_s", "contended[].ratio", "contended[].ratio_max", "contended[].ratio_min",
 			"contended[].scenario", "contended[].semaphore_ops_per_s",
 			"waiters[].ns_per_release", "waiters[].semaphore_ns_per_release", "waiters[].ns_per_turn", "waiters[].semaphore_ns_per_turn", "waiters[].waiters", "wall_seconds"})},
+		{&Quota{Holders: []quota.Holder{{Group: "x"}}}, slices.Concat(header, []string{
+			"limit", "limit_bytes", "source", "ratio", "physical_bytes", "ledger", "group",
+			"holders[].device", "holders[].group", "holders[].pid", "holders[].started", "holders[].quota", "holders[].live", "holders[].peak",
+		})},
 		{&Topo{}, slices.Concat(header, []string{"topology"})},
 	} {
 		slices.Sort(c.want)

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/topology"
+)
+
+func newQuota(stdout, stderr io.Writer) *cobra.Command {
+	var flags outputFlags
+	var ledger string
+	cmd := &cobra.Command{
+		Use:   "quota",
+		Short: "Print what limits this process, and who holds what on this node",
+		Long: `Print what limit of GPU memory this process has and where it was set, and which
+processes hold how much by the node's ledger. The limit comes from the environment:
+
+  SPILLWAY_GPU_MEMORY_LIMIT        a size or a share of the GPUs: 4GiB, 25%
+  SPILLWAY_GPU_OVERSUB_RATIO       how much of a GPU quotas may promise: 1.5
+  SPILLWAY_GPU_PHYSICAL_MEMORY_MB  how many MiB a GPU counts as having
+  SPILLWAY_GPU_QUOTA_DIR           the directory of the node's ledger
+  SPILLWAY_GPU_QUOTA_GROUP         whose share of the ledger it is
+
+The first three are also read with NVSHARE_ in the place of SPILLWAY_.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return printQuota(cmd.Context(), &flags, ledger, stdout, stderr)
+		},
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().StringVar(&ledger, "ledger", "", "the node's ledger is in `DIR`, whatever the environment says")
+	flags.register(cmd.Flags())
+	return cmd
+}
+
+// quotaSettings are what the environment says; what is wrong there is wrong use.
+func quotaSettings() (*quota.Settings, error) {
+	s, err := quota.FromEnv(os.LookupEnv)
+	if err != nil {
+		return nil, &fail.Error{Status: fail.Usage, Err: err, Fix: "correct or unset the variable; see spillbench quota --help"}
+	}
+	return &s, nil
+}
+
+func printQuota(ctx context.Context, flags *outputFlags, ledger string, stdout, stderr io.Writer) (err error) {
+	s, err := quotaSettings()
+	if err != nil {
+		return err
+	}
+	if ledger != "" {
+		if !isDir(ledger) {
+			return fail.Usagef("--ledger %s is no directory", ledger)
+		}
+		s.Ledger = ledger
+	}
+	out, err := flags.open(stdout, stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.close()) }()
+	top, err := topology.Discover(ctx, topology.Options{})
+	if err != nil {
+		return err
+	}
+	doc := &report.Quota{
+		Header: report.Header{Schema: report.Schema, Command: "quota", Env: report.MachineEnv(ctx, top)},
+		Limit:  s.Limit.String(), Source: s.Source, PhysicalBytes: s.Physical, Ledger: s.Ledger, Group: s.Group, Holders: []quota.Holder{},
+	}
+	if s.Ratio != nil {
+		doc.Ratio, _ = s.Ratio.Float64()
+	}
+	if s.Limit.IsSet() && !s.Limit.IsShare() {
+		if doc.LimitBytes, err = s.Limit.Of(0); err != nil {
+			return err
+		}
+	}
+	var broken error
+	if s.Ledger != "" {
+		var held []quota.Holder
+		held, broken = quota.Holders(s.Ledger)
+		doc.Holders = append(doc.Holders, held...)
+	}
+	if broken != nil {
+		broken = &fail.Error{Status: fail.Environment, Err: broken}
+	}
+	return errors.Join(out.write(doc), out.print(doc.Print), broken)
+}

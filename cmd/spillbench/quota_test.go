@@ -1,0 +1,101 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/reservation/quota"
+)
+
+// TestQuotaOfTheEnvironment: what limits this process, in the table and the document.
+func TestQuotaOfTheEnvironment(t *testing.T) {
+	if r := succeed(t, "quota"); !strings.Contains(r.stdout, "limit of GPU memory: none") || !strings.Contains(r.stdout, "ledger: none") {
+		t.Errorf("printed %q", r.stdout)
+	}
+	t.Setenv("NVSHARE_GPU_MEMORY_LIMIT", "1536Mi")
+	t.Setenv("SPILLWAY_GPU_OVERSUB_RATIO", "1.5")
+	t.Setenv("SPILLWAY_GPU_PHYSICAL_MEMORY_MB", "8192")
+	r := succeed(t, "quota")
+	for _, want := range []string{"1.5GiB, by NVSHARE_GPU_MEMORY_LIMIT", "ratio: 1.5", "8.0 GiB"} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in %q", want, r.stdout)
+		}
+	}
+	var doc report.Quota
+	decode(t, succeed(t, "quota", "--json=-").stdout, &doc)
+	if doc.Command != "quota" || doc.Limit != "1.5GiB" || doc.LimitBytes != 3<<29 || doc.Source != "NVSHARE_GPU_MEMORY_LIMIT" || doc.Ratio != 1.5 || doc.PhysicalBytes != 8<<30 || doc.Holders == nil {
+		t.Errorf("%+v", doc)
+	}
+	t.Setenv("SPILLWAY_GPU_MEMORY_LIMIT", "12.5%")
+	if r := succeed(t, "quota"); !strings.Contains(r.stdout, "12.5% of all GPUs, by SPILLWAY_GPU_MEMORY_LIMIT") {
+		t.Errorf("printed %q", r.stdout)
+	}
+}
+
+// TestQuotaShowsHolders: who holds what on this node.
+func TestQuotaShowsHolders(t *testing.T) {
+	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
+		t.Skip("there are no ledgers here")
+	}
+	dir := filepath.Join(t.TempDir(), "ledger")
+	lease, err := quota.Join(quota.Terms{Dir: dir, Device: "GPU-1", Group: "etl", Quota: 1 << 30, Physical: 8 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Close()
+	if err := lease.Charge(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	r := succeed(t, "quota", "--ledger", dir)
+	for _, want := range []string{dir, "GPU-1", "etl", "1.0 GiB", "1.0 MiB"} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in %q", want, r.stdout)
+		}
+	}
+	t.Setenv("SPILLWAY_GPU_QUOTA_DIR", dir)
+	var doc report.Quota
+	decode(t, succeed(t, "quota", "--json=-").stdout, &doc)
+	if len(doc.Holders) != 1 || doc.Holders[0].PID != os.Getpid() || doc.Holders[0].Live != 1<<20 || doc.Ledger != dir {
+		t.Errorf("%+v", doc)
+	}
+	if r := command(t, t.Context(), "quota", "--ledger", filepath.Join(dir, "none")); r.status != 2 {
+		t.Errorf("a ledger that is not there: %d, %s", r.status, r.stderr)
+	}
+}
+
+// TestWrongQuotas: what the environment says wrongly is wrong use, told in one line that
+// quotes it, whatever the command needs it for.
+func TestWrongQuotas(t *testing.T) {
+	for _, args := range [][]string{{"quota"}, append([]string{"run"}, small...)} {
+		t.Run(args[0], func(t *testing.T) {
+			t.Setenv("SPILLWAY_GPU_MEMORY_LIMIT", "4 GiB")
+			r := command(t, t.Context(), args...)
+			if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, `SPILLWAY_GPU_MEMORY_LIMIT: "4 GiB"`) {
+				t.Errorf("%d, %s", r.status, r.stderr)
+			}
+		})
+	}
+}
+
+// TestRunUnderAQuota: a run obeys the limit of the environment and says so.
+func TestRunUnderAQuota(t *testing.T) {
+	t.Setenv("SPILLWAY_GPU_MEMORY_LIMIT", "1Mi")
+	r := command(t, t.Context(), "run", "--gpu-memory=4MiB", "--host-memory=1MiB", "--json=-")
+	if r.status != 0 || !strings.Contains(r.stderr, "quota") {
+		t.Fatalf("%d, %s", r.status, r.stderr)
+	}
+	var doc report.Run
+	decode(t, r.stdout, &doc)
+	if doc.Config.GPUMemoryBytes != 1<<20 {
+		t.Errorf("the GPU space has %d bytes", doc.Config.GPUMemoryBytes)
+	}
+	for _, s := range doc.Spaces {
+		if s.ID == "gpu:0" && s.PeakBytes > 1<<20 {
+			t.Errorf("the peak is %d", s.PeakBytes)
+		}
+	}
+}
