@@ -60,7 +60,9 @@ type Manager struct {
 	closed   atomic.Bool
 	serving  atomic.Int64 // calls of serve that are not answered yet; see serve
 	waits    histogram
+	made     time.Time
 	scratch  sync.Pool // of *scratch
+	bells    sync.Pool // of the bells of waiters, which may have been rung
 	progress progress
 	open     sync.Map // of Reservation; only in an invariants build
 
@@ -92,7 +94,8 @@ func NewManager(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{spaces: spaces, bypass: uint32(max(0, cfg.Bypass))}
+	m := &Manager{spaces: spaces, bypass: uint32(max(0, cfg.Bypass)), made: time.Now()}
+	m.bells.New = func() any { return make(chan struct{}, 1) }
 	if cfg.Bypass == 0 {
 		m.bypass = DefaultBypass
 	}
@@ -117,8 +120,8 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 // A request that would not fit any candidate even if that were empty fails at
 // once with an ExceededError. A wait is ended by ctx, with an error that matches
 // its cause and its Err; by Close, with tier.ErrClosed; by Refuse, with a
-// tier.NoSpaceError; for an owner by a DeadlockError; and, with an ExceededError when next something is freed, by
-// limits that were lowered below the request. Nothing is reserved then.
+// tier.NoSpaceError; for an owner by a DeadlockError; and by limits that were lowered
+// below the request, with an ExceededError. Nothing is reserved then.
 func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, bytes, bytes, opts)
 }

@@ -11,8 +11,7 @@ import (
 type waiter struct {
 	least, most int64 // bytes asked for
 	slots       []slot
-	begun       time.Time
-	bell        chan struct{} // rung, without locks, when the wait is over or there is somebody to serve
+	bell        chan struct{} // rung, without locks, when the wait is over or there is somebody to serve; another's afterwards
 	over        atomic.Bool   // set under Manager.mu, when the outcome is
 	single      [1]slot       // what slots is for most
 	owner       *Owner        // whose it is, or nil
@@ -63,7 +62,7 @@ func (w *waiter) ring() {
 }
 
 func newWaiter(slots []slot, least, most int64) *waiter {
-	w := &waiter{least: least, most: most, bell: make(chan struct{}, 1)}
+	w := &waiter{least: least, most: most}
 	w.slots = w.single[:0]
 	for _, s := range slots {
 		if s.need <= s.line.space.Capacity() { // a limit may rise, a capacity never does
@@ -89,7 +88,8 @@ func (w *waiter) String() string {
 // wait puts w into its lines and returns when it was served, with what it was
 // charged, or when the wait ended otherwise.
 func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
-	w.begun = time.Now()
+	begun := time.Since(m.made) // which is cheaper than time.Now
+	w.bell = m.bells.Get().(chan struct{})
 	err := m.enqueue(w)
 	m.serve() // what was freed before w was in line
 	if err != nil {
@@ -106,7 +106,8 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
 			m.withdraw(w, ended(ctx, w.String()))
 		}
 	}
-	m.waits.record(time.Since(w.begun))
+	m.waits.record(time.Since(m.made) - begun)
+	m.bells.Put(w.bell) // who rings it late wakes another waiter, which looks and waits on
 	return w.from, w.charged, w.err
 }
 
