@@ -278,15 +278,21 @@ func (b *Budget) title() string {
 // update changes d's books by f, in which no more is charged than before, and tells
 // the subscribers if that made room.
 func (b *Budget) update(d *Device, f func()) {
-	b.mu.Lock()
-	before := d.books.charged()
-	f()
-	less := before - d.books.charged()
-	b.changedLocked(-less)
-	b.mu.Unlock()
-	if less > 0 {
+	if b.change(d, f) > 0 {
 		b.notify()
 	}
+}
+
+// change is update, but for telling the subscribers. It returns how much less is
+// charged.
+func (b *Budget) change(d *Device, f func()) (less int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	before := d.books.charged()
+	f()
+	less = before - d.books.charged()
+	b.changedLocked(-less)
+	return less
 }
 
 // subscribe calls f, with no lock held, when there may be more room.

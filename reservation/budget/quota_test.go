@@ -1,11 +1,14 @@
 package budget_test
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -184,6 +187,46 @@ func TestCreditOfAnAsynchronousFree(t *testing.T) {
 		t.Errorf("%d bytes are available when the space says that they are: %+v", n, b.Stats())
 	}
 	checkBooks(t, b.Stats())
+}
+
+// A space tells of each release, also when the budget is charged no less for it,
+// because more is allocated beside the space than it has promised: its own room is
+// what somebody may wait for.
+func TestCreditBesideAllocations(t *testing.T) {
+	b := newBudget(t, 512*kib)
+	d, stream := wrap(t, b, newSim(t, 512*kib))
+	s := newSpace(t, d, 64*kib)
+	m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{s}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	beside, err := d.Alloc(stream, 128*kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := m.TryReserve(reservation.Specific(s.ID()), 64*kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a defect reaches it
+	defer cancel()
+	waited := make(chan error)
+	go func() {
+		r, err := m.Reserve(ctx, reservation.Specific(s.ID()), 32*kib)
+		waited <- errors.Join(err, r.Release())
+	}()
+	for len(m.Demand(nil)) == 0 {
+		yield()
+	}
+	if err := held.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waited; err != nil {
+		t.Errorf("with %d bytes available: %v", s.Available(), err)
+	}
+	if err := errors.Join(m.Close(), d.Free(stream, beside)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // heldFrees holds the stream up before each free.
