@@ -241,7 +241,7 @@ func (s *Space) ResetPeak() { s.ledger.ResetPeak() }
 // SetForeign records how many bytes others hold on the device, as sampled.
 // Listeners are told if that presses the space.
 func (s *Space) SetForeign(n int64) {
-	n = max(0, n)
+	n = min(max(0, n), math.MaxInt64-s.cfg.Capacity) // so that the pressure is a number
 	if s.foreign.Swap(n) >= n {
 		return
 	}

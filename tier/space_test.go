@@ -406,6 +406,10 @@ func TestSpaceForeign(t *testing.T) {
 	if s.PressureBytes() != 100 || s.Foreign() != 0 {
 		t.Errorf("pressure %d with a negative sample", s.PressureBytes())
 	}
+	s.SetForeign(math.MaxInt64)
+	if s.PressureBytes() < s.Capacity() {
+		t.Errorf("pressure %d with a sample that is too large", s.PressureBytes())
+	}
 	s.Unreserve(100)
 }
 
