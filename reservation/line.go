@@ -53,7 +53,7 @@ const (
 )
 
 func newLine(m *Manager, sp *tier.Space) *line {
-	l := &line{m: m, space: sp, hint: hintOf(sp)}
+	l := &line{m: m, space: sp, hint: sp.Hint()}
 	l.door.Store(doorOpen)
 	l.least.Store(nothing)
 	l.limit.Store(sp.Room())

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -336,17 +335,4 @@ func (m *Manager) Close() error {
 		cancel()
 	}
 	return nil
-}
-
-// hintOf asks a space which setting would make it larger. A space tells only
-// those whom it refuses, so it is asked for more than there can be.
-func hintOf(s *tier.Space) string {
-	if s.Capacity() == math.MaxInt64 {
-		return ""
-	}
-	var full *tier.NoSpaceError
-	if errors.As(s.Reserve(math.MaxInt64), &full) {
-		return full.Hint
-	}
-	return ""
 }

@@ -167,6 +167,10 @@ func (s *Space) Node() int { return s.cfg.Node }
 // Backend names what hands out the memory: "sim", "cuda", "host", "disk".
 func (s *Space) Backend() string { return s.cfg.Backend }
 
+// Hint names the setting that would make the space larger, for error messages; it may
+// be empty.
+func (s *Space) Hint() string { return s.cfg.Hint }
+
 // Pool returns what hands out the memory.
 func (s *Space) Pool() Pool { return s.cfg.Pool }
 

@@ -3,6 +3,7 @@ package budget_test
 import (
 	"context"
 	"errors"
+	"math"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -187,6 +188,25 @@ func TestCreditOfAnAsynchronousFree(t *testing.T) {
 		t.Errorf("%d bytes are available when the space says that they are: %+v", n, b.Stats())
 	}
 	checkBooks(t, b.Stats())
+}
+
+// A manager of spaces asks the budget for nothing that nobody asked it for: that would
+// be in the budget's figures.
+func TestManagerLeavesTheFiguresAlone(t *testing.T) {
+	for _, limit := range []int64{64 * kib, math.MaxInt64} {
+		b := newBudget(t, limit)
+		d, _ := wrap(t, b, newSim(t, 64*kib))
+		m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{newSpace(t, d, 64*kib)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := b.Stats(); st != (budget.Stats{Limit: limit}) {
+			t.Errorf("%+v", st)
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // A space tells of each release, also when the budget is charged no less for it,
