@@ -274,9 +274,6 @@ func TestGrowWaits(t *testing.T) {
 		if err := s.SetLimit(94); err != nil {
 			t.Error(err)
 		}
-		if err := other.Shrink(1); err != nil { // a space does not tell of a lower limit
-			t.Error(err)
-		}
 		growing.failed(t, reservation.ErrExceeded)
 		wantReservation(t, held, 80, 80)
 		release(t, held, other)

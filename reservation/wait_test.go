@@ -106,9 +106,6 @@ func TestLoweredLimitRefusesWaiters(t *testing.T) {
 		if err := spaces["gpu:0"].SetLimit(499); err != nil {
 			t.Fatal(err)
 		}
-		if err := a.Shrink(1); err != nil { // a space does not tell of a lower limit
-			t.Fatal(err)
-		}
 		err := first.failed(t, reservation.ErrExceeded)
 		var e *reservation.ExceededError
 		if !errors.As(err, &e) || e.Requested != 500 || e.Limit != 499 {
