@@ -16,14 +16,17 @@ import (
 // What the tests of crowd_test.go share: spaces whose books a second ledger keeps,
 // made of nothing but what the callers were told. A seed repeats the operations;
 // where goroutines race, not their interleaving.
-var onlySeed = flag.Uint64("seed", 0, "run the crowds of crowd_test.go with this seed only")
+var (
+	onlySeed  = flag.Uint64("seed", 0, "run the crowds of crowd_test.go with this seed only")
+	seedCount = flag.Uint64("seeds", 1, "with -seed: run as many seeds, from that one on")
+)
 
-// seeds returns the seeds of a test, the one that was asked for, or fewer of them
-// where each costs more.
+// seeds returns the seeds of a test: those that were asked for, or fewer of them where
+// each costs more.
 func seeds(all int) (first, last uint64) {
 	switch {
 	case *onlySeed != 0:
-		return *onlySeed, *onlySeed
+		return *onlySeed, *onlySeed + max(1, *seedCount) - 1
 	case testing.Short():
 		all /= 10
 	}
@@ -270,7 +273,7 @@ func (f *field) close() {
 // asked is a request of which the caller knows that it may have to wait.
 type asked struct {
 	slots []askedSlot
-	epoch int     // when it was made; requests of one epoch came in an order that is not known
+	epoch int     // when it was made; of requests of one epoch it is not known which came first
 	seen  int     // the epoch in which it was first seen to wait; the checker's
 	maybe []int64 // by space, what lineWatch had when it came
 }
