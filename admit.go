@@ -131,13 +131,10 @@ func (in *taskInputs) In(s *tier.Space) (there, missing int64) {
 // Hold locks the batches that are in the space.
 func (in *taskInputs) Hold(s *tier.Space) int64 {
 	in.handles = make([]*Handle, len(in.batches))
-	var away []*batch.Batch
 	for i, b := range in.batches {
-		if in.handles[i] = tryLock(b, s.ID()); in.handles[i] == nil {
-			away = append(away, b)
-		}
+		in.handles[i] = tryLock(b, s.ID())
 	}
-	_, missing := in.mover.Charges(s, away...)
+	_, missing := in.mover.Charges(s, in.batches...)
 	return missing
 }
 

@@ -380,3 +380,46 @@ func TestAdmissionConfig(t *testing.T) {
 		t.Error("a threshold of 2 is valid")
 	}
 }
+
+// TestTaskWhoseInputLeaves: an input that is on its way out of the GPU when the task is
+// admitted is reserved for like one that is not there, so that it is brought back without
+// a further try.
+func TestTaskWhoseInputLeaves(t *testing.T) {
+	eng, repo := openTasks(t, 4<<20, 4<<20, 2, 1000)
+	c := mustClaim(t, repo, 2)
+	leaving := c.Batches()[1]
+	if err := eng.Mover().Move(t.Context(), leaving, reservation.AnyInTier(tier.GPU), convert.ReasonWork); err != nil {
+		t.Fatal(err)
+	}
+	tr, err := leaving.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := make(chan error)
+	go func() {
+		for eng.Admitter().Stats().Running == 0 {
+			runtime.Gosched()
+		}
+		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 2<<20)
+		if err != nil {
+			left <- errors.Join(err, tr.Abort())
+			return
+		}
+		p, err := eng.Registry().Convert(t.Context(), tr, batch.HostImage, r)
+		if err == nil {
+			err = tr.Commit(p, false)
+		} else {
+			err = errors.Join(err, tr.Abort())
+		}
+		left <- errors.Join(err, r.Release())
+	}()
+	task := spillway.Task{Inputs: []*repository.Claim{c}, Output: 1000, Overhead: admission.None}
+	err = eng.RunTask(t.Context(), task, func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil })
+	if err := errors.Join(err, <-left); err != nil {
+		t.Error(err)
+	}
+	if s := eng.Admitter().Stats(); s.Retried != 0 {
+		t.Errorf("it was tried again: %+v", s)
+	}
+	closeClean(t, eng)
+}

@@ -34,19 +34,26 @@ func (m *Mover) tooLittle(r reservation.Reservation, body int64, dicts []*dictio
 
 // Charges returns what batches and the dictionaries that they share take in a space:
 // how many bytes are there already, and how many would have to be brought. Batches that
-// were dropped count nothing. By the time it returns others may have moved some.
+// were dropped count nothing, and those that somebody moves just now are not there. By
+// the time it returns others may have moved some.
 func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing int64) {
-	var dicts []*dictionary
+	var dicts, stay []*dictionary // those of all, and of the batches that are there
+	var leave []*dictionary       // and of those that leave
 	for _, b := range batches {
 		info := b.Info()
 		if info.State == batch.Released {
 			continue
 		}
 		size, own := m.sizes(b)
-		if info.Space == s.ID() {
-			there += info.Bytes
-		} else {
+		switch {
+		case info.Space != s.ID():
 			missing += s.Charge(size)
+		case info.State == batch.InTransit:
+			missing += s.Charge(size)
+			leave = append(leave, own...)
+		default:
+			there += info.Bytes
+			stay = append(stay, own...)
 		}
 		for _, d := range own {
 			if !slices.Contains(dicts, d) {
@@ -57,9 +64,17 @@ func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 	if len(dicts) == 0 {
 		return there, missing
 	}
-	absent := m.cfg.Builtin.dicts.missing(s, dicts)
+	// What only batches that leave hold there leaves with them.
+	var absent int64
+	kept := dicts[:0]
 	for _, d := range dicts {
 		there += s.Charge(d.body)
+		if slices.Contains(leave, d) && !slices.Contains(stay, d) {
+			absent += s.Charge(d.body)
+		} else {
+			kept = append(kept, d)
+		}
 	}
+	absent += m.cfg.Builtin.dicts.missing(s, kept)
 	return there - absent, missing + absent
 }

@@ -68,6 +68,57 @@ func TestStrictAgainstOthers(t *testing.T) {
 	})
 }
 
+// TestStrictInUnits: the task that waits gets in as soon as the rule holds, and not before,
+// where threshold and limit are no whole number of the units in which the space charges;
+// also beside somebody who has promised parts of them.
+func TestStrictInUnits(t *testing.T) {
+	const unit, capacity, quarter = 256, 1 << 20, 256 << 10
+	for _, limit := range []float64{0.8, 0.9, 0.95, 1} {
+		for _, threshold := range []float64{0.75, 0.7501, 0.7502, 0.77, 0.79} {
+			t.Run(fmt.Sprintf("limit=%v,threshold=%v", limit, threshold), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, setup{cap: capacity, limit: limit, grain: unit, Config: admission.Config{Rules: admission.Rules{Threshold: threshold}}})
+					top, under := int64(float64(capacity)*limit), int64(float64(capacity)*threshold)
+					mark := top - (top-under+unit-1)/unit*unit
+					rest := mark/unit*unit - 2*quarter // with two quarters as much as fits
+					full := []*admission.Grant{w.admit(exactly(quarter)).runs(), w.admit(exactly(quarter)).runs(), w.admit(exactly(rest)).runs()}
+					next := w.admit(exactly(quarter))
+					next.waits()
+					more := w.admit(exactly(unit))
+					more.waits()
+					w.end(full[0])
+					next.runs()
+					more.waits()
+					w.used(mark / unit * unit)
+					w.end(full[1], full[2], next.g)
+					w.end(more.runs())
+
+					other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 3*quarter)
+					if err != nil {
+						t.Fatal(err)
+					}
+					one := w.admit(exactly(0)).runs() // so that nobody is let in alone
+					c := w.admit(exactly(quarter))
+					c.waits()
+					for _, above := range []int64{unit + 1, unit - 1, 1} {
+						if err := other.Shrink(other.Bytes() - (mark - quarter) - above); err != nil {
+							t.Fatal(err)
+						}
+						c.waits()
+					}
+					if err := other.Shrink(1); err != nil {
+						t.Fatal(err)
+					}
+					w.end(c.runs(), one)
+					if err := other.Release(); err != nil {
+						t.Fatal(err)
+					}
+				})
+			})
+		}
+	}
+}
+
 // TestOneTaskIfNoneRuns: of tasks that are larger than the threshold one runs at a time,
 // and that is logged with its numbers.
 func TestOneTaskIfNoneRuns(t *testing.T) {

@@ -56,14 +56,20 @@ func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err e
 }
 
 // marks returns how many bytes may be used in a space so that a task is still
-// admitted, and how many in all.
+// admitted, and how many in all. What lies between them is a whole number of the units
+// in which the space charges, which puts the mark up to a unit below the threshold: a
+// task that waits reserves it beside its need, and rounded up only there it would wait
+// where another that comes anew is admitted.
 func marks(s *tier.Space, threshold float64) (mark, top int64) {
 	top = add(s.Room(), s.Held())
 	mark = s.Capacity()
 	if threshold < 1 {
 		mark = int64(float64(mark) * threshold)
 	}
-	return min(mark, top), top
+	if mark >= top {
+		return top, top
+	}
+	return max(0, top-charge(s, top-mark)), top
 }
 
 // fits says whether the task could be admitted now.

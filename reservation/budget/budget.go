@@ -172,7 +172,7 @@ func (b *Budget) Wrap(dev tier.Device) (*Device, error) {
 			return nil, fmt.Errorf("budget: %s is in the budget already, behind other decorators: its bytes would count twice", name)
 		}
 	}
-	if older > b.mu.limit-b.mu.reserved {
+	if older > 0 && older > b.mu.limit-b.mu.reserved { // nothing fits also into a limit that was lowered
 		return nil, b.refusalLocked(older)
 	}
 	d.books.older = older

@@ -180,6 +180,22 @@ func TestDoubleFreeBesideOlder(t *testing.T) {
 	}
 }
 
+func TestWrappingNothingOverTheLimit(t *testing.T) {
+	r := newRig(t, 64*kib)
+	a := r.alloc(64 * kib)
+	if err := r.b.SetLimit(kib); err != nil {
+		t.Fatal(err)
+	}
+	d, err := r.b.Wrap(newSim(t, 64*kib))
+	if err != nil {
+		t.Fatalf("a device with nothing on it: %v", err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	r.free(a)
+}
+
 func TestWrappingLiveBytes(t *testing.T) {
 	raw := newSim(t, 256*kib)
 	rs, err := raw.NewStream()
