@@ -127,10 +127,10 @@ type Disk struct {
 
 const (
 	defaultGPUMemory  = 256 << 20
-	defaultStreams    = 16 // lent to one borrower at a time, so that many moves can run
-	stagingChunk      = 1 << 20
-	stagingChunks     = 16 // two transfers between device and disk at full depth
-	stagingMaxShare   = 8  // staging takes at most 1/8 of a host space
+	defaultStreams    = 16        // lent to one borrower at a time, so that many moves can run
+	stagingChunk      = 512 << 10 // what is in use of it stays in the caches; see host.Staging
+	stagingChunks     = 16        // two transfers between device and disk at full depth
+	stagingMaxShare   = 8         // staging takes at most 1/8 of a host space
 	smallestHostSpace = 64 * tier.Page
 )
 

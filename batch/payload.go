@@ -61,8 +61,10 @@ type (
 	leased    interface{ Leased() int }
 )
 
-// SumChunk is how many bytes of a body one checksum covers.
-const SumChunk = 1 << 20
+// SumChunk is how many bytes of a body one checksum covers. What is read to get at one
+// column begins and ends at a multiple of it, so it is small beside a column; shorter runs
+// would cost speed where bodies are laid out.
+const SumChunk = 64 << 10
 
 // Node is the length and the number of nulls of one array of a batch; or, with
 // Nulls Outside, the place of an array that lies in an image of its own.

@@ -60,7 +60,7 @@ func benchMove(b *testing.B, from, to tier.Kind, rows int) {
 	l.Close()
 	files := &lastFile{FS: disk.OS()}
 	m := newMachine(b, machineConfig{
-		gpu: size, host: size + 16<<20, disk: size, chunk: 1 << 20, files: files, fast: true,
+		gpu: size, host: size + 16<<20, disk: size, chunk: 1 << 19, files: files, fast: true,
 	})
 	x := m.put(b, rec, from)
 	move := func(k tier.Kind) {

@@ -52,7 +52,7 @@ func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descr
 		d = d.Add(tier.DigestBytes(p, (base+off)/8))
 		return nil
 	}
-	discard := func([]byte, int64) (stage, error) { return finished{}, nil }
+	discard := func([]byte, int64) error { return nil }
 	size, node := desc.Body, space.Node()
 	switch src := buf.Memory().(type) {
 	case tier.HostMemory:
@@ -72,11 +72,11 @@ func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descr
 		err = b.onStream(ctx, space, func(dev tier.Device, s tier.Stream) error {
 			c, ok := dev.(tier.Computer)
 			if !ok {
-				return b.staged(ctx, node, size, fetchDevice(dev, s, src), discard, add)
+				return b.staged(ctx, node, size, fetchDevice(dev, s, src), discard, add, true)
 			}
 			err := c.Digest(s, src.Addr(), size, base/8, &d)
 			if errors.Is(err, tier.ErrNotSupported) { // a decorator's device does not compute
-				return b.staged(ctx, node, size, fetchDevice(dev, s, src), discard, add)
+				return b.staged(ctx, node, size, fetchDevice(dev, s, src), discard, add, true)
 			}
 			if err != nil {
 				return err
@@ -102,7 +102,7 @@ func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descr
 					return err
 				}
 				return add(p, off)
-			})
+			}, true)
 		})
 		return d, false, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
@@ -273,7 +274,7 @@ func (b *Builtin) deviceToDevice(ctx context.Context, dst, src *tier.Space, d, s
 				out, in = other, one
 			}
 			return b.staged(ctx, src.Node(), s.Size(),
-				fetchDevice(s.Device(), out, s), drainDevice(d.Device(), in, d), nil)
+				fetchDevice(s.Device(), out, s), drainDevice(d.Device(), in, d), nil, false)
 		})
 	})
 }
@@ -282,7 +283,7 @@ func (b *Builtin) deviceToDevice(ctx context.Context, dst, src *tier.Space, d, s
 // few chunks of pinned memory are in use.
 func (b *Builtin) deviceToDisk(ctx context.Context, gpu *tier.Space, d tier.FileMemory, s tier.DeviceMemory) error {
 	return b.onStream(ctx, gpu, func(dev tier.Device, stream tier.Stream) error {
-		return b.staged(ctx, gpu.Node(), s.Size(), fetchDevice(dev, stream, s), drainFile(ctx, d), nil)
+		return b.staged(ctx, gpu.Node(), s.Size(), fetchDevice(dev, stream, s), drainFile(ctx, d), nil, false)
 	})
 }
 
@@ -290,16 +291,14 @@ func (b *Builtin) deviceToDisk(ctx context.Context, gpu *tier.Space, d tier.File
 // device gets it.
 func (b *Builtin) diskToDevice(ctx context.Context, desc *batch.Descriptor, gpu *tier.Space, d tier.DeviceMemory, s tier.FileMemory) error {
 	return b.onStream(ctx, gpu, func(dev tier.Device, stream tier.Stream) error {
-		v := newVerifier(desc, s)
-		return b.staged(ctx, gpu.Node(), s.Size(), fetchFile(ctx, s), drainDevice(dev, stream, d), v.check)
+		return b.verified(ctx, gpu.Node(), desc, s, drainDevice(dev, stream, d))
 	})
 }
 
 // diskToDisk copies from one volume to another, or within one, through pinned
 // chunks.
 func (b *Builtin) diskToDisk(ctx context.Context, desc *batch.Descriptor, disk *tier.Space, d, s tier.FileMemory) error {
-	v := newVerifier(desc, s)
-	return b.staged(ctx, disk.Node(), s.Size(), fetchFile(ctx, s), drainFile(ctx, d), v.check)
+	return b.verified(ctx, disk.Node(), desc, s, drainFile(ctx, d))
 }
 
 // hostToDisk writes straight from the arena. The volume splits each extent into
@@ -400,30 +399,57 @@ func (b *Builtin) onStream(ctx context.Context, gpu *tier.Space, f func(tier.Dev
 	return f(pool.Device(), s)
 }
 
-func (b *Builtin) staged(ctx context.Context, node int, size int64,
-	fetch, drain func([]byte, int64) (stage, error), check func([]byte, int64) error) error {
+// staged passes size bytes through the pinned chunks nearest to a node. check may be nil;
+// ordered says that it must see the bytes in order.
+func (b *Builtin) staged(ctx context.Context, node int, size int64, fetch fetch, drain drain, check func([]byte, int64) error, ordered bool) error {
 	pool, err := b.Staging(node)
 	if err != nil {
 		return err
 	}
-	return pipeline(ctx, pool, size, stagedUnderWay, fetch, drain, check)
+	p := pipeline{ctx: ctx, pool: pool, size: size, lanes: stagedUnderWay, fetch: fetch, drain: drain, check: check, ordered: ordered}
+	return p.run()
 }
 
-func fetchDevice(dev tier.Device, s tier.Stream, src tier.DeviceMemory) func([]byte, int64) (stage, error) {
-	return func(p []byte, off int64) (stage, error) {
+// verified is staged, and what comes by is compared with the checksums of desc.
+func (b *Builtin) verified(ctx context.Context, node int, desc *batch.Descriptor, src tier.FileMemory, drain drain) error {
+	pool, err := b.Staging(node)
+	if err != nil {
+		return err
+	}
+	v := newVerifier(desc, src)
+	return b.staged(ctx, node, src.Size(), fetchFile(ctx, src), drain, v.check, pool.Chunk()%batch.SumChunk != 0)
+}
+
+func fetchDevice(dev tier.Device, s tier.Stream, src tier.DeviceMemory) fetch {
+	return func(p []byte, off int64) (func() error, error) {
 		if err := dev.CopyToHost(s, p, src.Addr()+tier.Addr(off)); err != nil {
 			return nil, err
 		}
-		return eventStage(record(dev, s))
+		e, err := record(dev, s)
+		if err != nil {
+			return nil, err
+		}
+		return func() error { return await(e) }, nil
 	}
 }
 
-func drainDevice(dev tier.Device, s tier.Stream, dst tier.DeviceMemory) func([]byte, int64) (stage, error) {
-	return func(p []byte, off int64) (stage, error) {
+// drainDevice copies to the device. Lanes share the stream and use it one at a time.
+func drainDevice(dev tier.Device, s tier.Stream, dst tier.DeviceMemory) drain {
+	var mu sync.Mutex
+	start := func(p []byte, off int64) (tier.Event, error) {
+		mu.Lock()
+		defer mu.Unlock()
 		if err := dev.CopyToDevice(s, dst.Addr()+tier.Addr(off), p); err != nil {
 			return nil, err
 		}
-		return eventStage(record(dev, s))
+		return record(dev, s)
+	}
+	return func(p []byte, off int64) error {
+		e, err := start(p, off)
+		if err != nil {
+			return err
+		}
+		return await(e)
 	}
 }
 
@@ -438,22 +464,17 @@ func record(dev tier.Device, s tier.Stream) (tier.Event, error) {
 	return e, nil
 }
 
-// eventStage keeps a nil event from becoming a stage that is not nil.
-func eventStage(e tier.Event, err error) (stage, error) {
-	if err != nil {
-		return nil, err
-	}
-	return e, nil
+func await(e stage) error {
+	<-e.Done()
+	return e.Err()
 }
 
-func fetchFile(ctx context.Context, src tier.FileMemory) func([]byte, int64) (stage, error) {
-	return func(p []byte, off int64) (stage, error) {
-		return run(func() error { return src.ReadAt(ctx, p, off) }), nil
+func fetchFile(ctx context.Context, src tier.FileMemory) fetch {
+	return func(p []byte, off int64) (func() error, error) {
+		return func() error { return src.ReadAt(ctx, p, off) }, nil
 	}
 }
 
-func drainFile(ctx context.Context, dst tier.FileMemory) func([]byte, int64) (stage, error) {
-	return func(p []byte, off int64) (stage, error) {
-		return run(func() error { return dst.WriteAt(ctx, p, off) }), nil
-	}
+func drainFile(ctx context.Context, dst tier.FileMemory) drain {
+	return func(p []byte, off int64) error { return dst.WriteAt(ctx, p, off) }
 }

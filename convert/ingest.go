@@ -163,11 +163,11 @@ func (b *Builtin) lay(ctx context.Context, l *Layout, buf *tier.Buffer) error {
 		return l.WriteTo(d.Extents())
 	case tier.DeviceMemory:
 		return b.onStream(ctx, buf.Space(), func(dev tier.Device, s tier.Stream) error {
-			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainDevice(dev, s, d), nil)
+			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainDevice(dev, s, d), nil, false)
 		})
 	case tier.FileMemory:
 		return b.permitted(ctx, buf.Space(), nil, l.Size(), func(ctx context.Context) error {
-			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainFile(ctx, d), nil)
+			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainFile(ctx, d), nil, false)
 		})
 	}
 	return fmt.Errorf("convert: laying out into %T: %w", buf.Memory(), tier.ErrNotSupported)
@@ -175,15 +175,12 @@ func (b *Builtin) lay(ctx context.Context, l *Layout, buf *tier.Buffer) error {
 
 // fetchLayout lays the next bytes out on the calling goroutine: fetches are
 // started in order, which is the order that a layout needs.
-func fetchLayout(l *Layout) func([]byte, int64) (stage, error) {
-	return func(p []byte, _ int64) (stage, error) {
+func fetchLayout(l *Layout) fetch {
+	return func(p []byte, _ int64) (func() error, error) {
 		n, err := l.Next(p)
 		if err == nil && n != len(p) {
 			err = fmt.Errorf("convert: a layout ended after %d of %d bytes", n, len(p))
 		}
-		if err != nil {
-			return nil, err
-		}
-		return finished{}, nil
+		return nil, err
 	}
 }

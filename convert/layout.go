@@ -286,6 +286,7 @@ func (l *Layout) emit(dst []byte) {
 		l.pos += n
 		dst = dst[n:]
 	}
+	sumcopy.Fence()
 }
 
 // emitSmall writes a body, or a part of one, that stays in the cache: there the

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -15,13 +17,7 @@ type stage interface {
 	Err() error
 }
 
-// finished is a stage that is over.
-type finished struct{ err error }
-
 var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
-
-func (f finished) Done() <-chan struct{} { return closed }
-func (f finished) Err() error            { return f.err }
 
 // task is a stage that a goroutine runs.
 type task struct {
@@ -32,7 +28,7 @@ type task struct {
 func (t *task) Done() <-chan struct{} { return t.done }
 func (t *task) Err() error            { return t.err }
 
-// run starts f on a goroutine, which the pipeline waits for.
+// run starts f on a goroutine, which the caller waits for.
 func run(f func() error) stage {
 	t := &task{done: make(chan struct{})}
 	go func() {
@@ -75,113 +71,166 @@ type pieces interface {
 	Chunk() int64
 }
 
-// pipeline passes size bytes through pinned chunks, up to depth at a time:
-// fetch fills a chunk with the bytes at off, drain empties it; both only start
-// the work. Fetches are started in order, and drains in that order too, each
-// when its fetch is done, so that fetching and draining overlap. check, which may
-// be nil, sees the bytes in order between the two.
-//
-// Whatever happens, nothing is under way when pipeline returns, so that the
-// chunks and what the stages use are the caller's again. A pipeline needs one
-// chunk to go on and waits only for that one, so several share a pool of chunks
-// without holding each other up for ever.
-func pipeline(ctx context.Context, pool pieces, size int64, depth int,
-	fetch, drain func(p []byte, off int64) (stage, error), check func(p []byte, off int64) error) (err error) {
+// fetch starts to fill p with the bytes at off, and returns what waits for that; nil if
+// it is done already. drain empties p.
+type (
+	fetch func(p []byte, off int64) (wait func() error, err error)
+	drain func(p []byte, off int64) error
+)
 
-	type slot struct {
-		chunk []byte // as borrowed
-		p     []byte // the part in use
-		off   int64
-		stage stage
+// pipeline passes a body through pinned chunks, so that fetching and draining overlap.
+// It has lanes, each with a chunk of its own that it fills, has checked and empties, again
+// and again; chunks that are used in turn stay in the caches.
+type pipeline struct {
+	ctx   context.Context
+	pool  pieces
+	size  int64
+	lanes int
+	// fetch is called by one lane at a time, in the order of the bytes.
+	fetch fetch
+	drain drain
+	// check, which may be nil, sees what was fetched; if ordered is set one chunk after
+	// the other.
+	check   func(p []byte, off int64) error
+	ordered bool
+
+	next    atomic.Int64 // the first byte that no lane has taken
+	token   chan struct{}
+	checked chan struct{} // closed when the chunk before next has been; guarded by token
+	others  sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		running int // lanes
+		err     error
 	}
-	var fetching, draining []slot
-	defer func() {
-		for _, s := range append(fetching, draining...) {
-			<-s.stage.Done()
-			if e := s.stage.Err(); e != nil && err == nil {
-				err = e
-			}
-			pool.Return(s.chunk)
-		}
-	}()
-	// retire takes the oldest drain off the queue when it is over.
-	retire := func() error {
-		s := draining[0]
-		<-s.stage.Done()
-		draining = draining[1:]
-		pool.Return(s.chunk)
-		return s.stage.Err()
-	}
-	for next := int64(0); next < size || len(fetching)+len(draining) > 0; {
-		if err := context.Cause(ctx); err != nil {
-			return err
-		}
-		for next < size && len(fetching)+len(draining) < depth {
-			chunk, ok := pool.TryBorrow()
-			if !ok {
-				if len(fetching)+len(draining) > 0 {
-					break
-				}
-				if chunk, err = pool.Borrow(ctx); err != nil {
-					return err
-				}
-			}
-			n := min(size-next, int64(len(chunk)))
-			s := slot{chunk: chunk, p: chunk[:n], off: next}
-			if err = safely(func() (err error) { s.stage, err = fetch(s.p, s.off); return err }); err != nil {
-				pool.Return(chunk)
-				return err
-			}
-			fetching = append(fetching, s)
-			next += n
-		}
-		for len(draining) > 0 && over(draining[0].stage) {
-			if err := retire(); err != nil {
-				return err
-			}
-		}
-		if len(fetching) == 0 {
-			if len(draining) > 0 {
-				if err := retire(); err != nil {
-					return err
-				}
-			}
-			continue
-		}
-		s := fetching[0]
-		if !over(s.stage) && len(draining) > 0 {
-			// Whichever comes first: a chunk to drain, or one to fetch into.
-			select {
-			case <-s.stage.Done():
-			case <-draining[0].stage.Done():
-				continue
-			}
-		}
-		<-s.stage.Done()
-		fetching = fetching[1:]
-		err := s.stage.Err()
-		if err == nil && check != nil {
-			err = check(s.p, s.off)
-		}
-		if err == nil {
-			err = safely(func() (err error) { s.stage, err = drain(s.p, s.off); return err })
-		}
-		if err != nil {
-			pool.Return(s.chunk)
-			return err
-		}
-		draining = append(draining, s)
-	}
-	return nil
 }
 
-func over(s stage) bool {
-	select {
-	case <-s.Done():
-		return true
-	default:
+// run passes all bytes. Whatever happens, nothing is under way when it returns, so that
+// the chunks and what the lanes work on are the caller's again. It needs one chunk to go on
+// and waits only for that one, so several share a pool of chunks without holding each
+// other up for ever; and after each turn a lane offers its chunk to those who wait.
+func (l *pipeline) run() error {
+	l.token = make(chan struct{}, 1)
+	l.checked = closed
+	l.mu.running = 1
+	l.lane(nil, true)
+	l.others.Wait()
+	return l.failed()
+}
+
+func (l *pipeline) lane(chunk []byte, first bool) {
+	defer func() {
+		if chunk != nil {
+			l.pool.Return(chunk)
+		}
+	}()
+	for {
+		if chunk == nil {
+			var err error
+			if chunk, err = l.pool.Borrow(l.ctx); err != nil {
+				l.fail(err)
+				return
+			}
+		}
+		if first {
+			l.invite()
+		}
+		if !l.turn(chunk) {
+			return
+		}
+		l.pool.Return(chunk)
+		var ok bool
+		if chunk, ok = l.pool.TryBorrow(); !ok {
+			chunk = nil
+			if !first {
+				l.mu.Lock()
+				l.mu.running--
+				l.mu.Unlock()
+				return
+			}
+		}
+	}
+}
+
+// invite starts lanes for the chunks that are there, as long as there is work for them.
+func (l *pipeline) invite() {
+	for {
+		l.mu.Lock()
+		more := l.mu.running < l.lanes && l.next.Load()+int64(l.mu.running)*l.pool.Chunk() < l.size
+		l.mu.Unlock()
+		if !more {
+			return
+		}
+		chunk, ok := l.pool.TryBorrow()
+		if !ok {
+			return
+		}
+		l.mu.Lock()
+		l.mu.running++
+		l.mu.Unlock()
+		l.others.Go(func() { l.lane(chunk, false) })
+	}
+}
+
+// turn passes one chunk; false if there is none left, or it failed.
+func (l *pipeline) turn(chunk []byte) bool {
+	l.token <- struct{}{}
+	off := l.next.Load()
+	if err := context.Cause(l.ctx); err != nil && off < l.size {
+		l.fail(err)
+	}
+	if off >= l.size || l.failed() != nil {
+		<-l.token
 		return false
 	}
+	p := chunk[:min(l.size-off, int64(len(chunk)))]
+	l.next.Store(off + int64(len(p)))
+	var before, mine chan struct{}
+	if l.ordered {
+		before, mine = l.checked, make(chan struct{})
+		l.checked = mine
+	}
+	var wait func() error
+	err := safely(func() (err error) { wait, err = l.fetch(p, off); return err })
+	<-l.token
+
+	if err == nil && wait != nil {
+		err = safely(wait)
+	}
+	if l.ordered {
+		<-before
+	}
+	if err == nil && l.check != nil && l.failed() == nil {
+		err = safely(func() error { return l.check(p, off) })
+	}
+	if err != nil {
+		l.fail(err) // before the next lane's check
+	}
+	if l.ordered {
+		close(mine)
+	}
+	if l.failed() == nil {
+		if err := safely(func() error { return l.drain(p, off) }); err != nil {
+			l.fail(err)
+		}
+	}
+	return l.failed() == nil
+}
+
+// fail keeps the first error.
+func (l *pipeline) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.err == nil {
+		l.mu.err = err
+	}
+}
+
+func (l *pipeline) failed() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mu.err
 }
 
 // window keeps copies of one stream under way, for transfers that need no chunks;

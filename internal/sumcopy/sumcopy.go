@@ -57,6 +57,7 @@ func Bytes(dst, src []byte) int {
 	var s Sum
 	s.Reset(int64(whole))
 	s.Copy(dst[:whole], src[:whole])
+	Fence()
 	copy(dst[whole:n], src[whole:n])
 	return n
 }
@@ -80,7 +81,8 @@ func (s *Sum) Reset(length int64) {
 
 // Copy copies the next bytes of the run from src to dst, which are of the same
 // length, a multiple of Block, and must not overlap. If dst is aligned to 32
-// bytes it is written past the cache, as memmove does with much memory.
+// bytes it is written past the cache, as memmove does with much memory; Fence must be called
+// before other goroutines read it.
 func (s *Sum) Copy(dst, src []byte) {
 	blocks, last := s.take(dst, src)
 	if !s.fused {
@@ -88,13 +90,8 @@ func (s *Sum) Copy(dst, src []byte) {
 		s.hash.Write(src) // the source is more likely to be in the cache; never fails
 		return
 	}
-	if blocks > 0 {
-		copyBlocks(&s.acc, &dst[0], &src[0], uint64(blocks))
-	}
-	if last {
-		at := len(src) - Block
-		copy(dst[at:], src[at:])
-		s.last(dst[at:])
+	if len(src) > 0 {
+		copyBlocks(&s.acc, &dst[0], &src[0], blocks, last)
 	}
 }
 
@@ -107,13 +104,8 @@ func (s *Sum) CopySub32(dst, src []byte, base uint32) {
 		s.hash.Write(dst)
 		return
 	}
-	if blocks > 0 {
-		copyBlocksSub32(&s.acc, &dst[0], &src[0], uint64(blocks), base)
-	}
-	if last {
-		at := len(src) - Block
-		Sub32(dst[at:], src[at:], base)
-		s.last(dst[at:])
+	if len(src) > 0 {
+		copyBlocksSub32(&s.acc, &dst[0], &src[0], blocks, last, base)
 	}
 }
 
@@ -126,28 +118,23 @@ func (s *Sum) CopySub64(dst, src []byte, base uint64) {
 		s.hash.Write(dst)
 		return
 	}
-	if blocks > 0 {
-		copyBlocksSub64(&s.acc, &dst[0], &src[0], uint64(blocks), base)
-	}
-	if last {
-		at := len(src) - Block
-		Sub64(dst[at:], src[at:], base)
-		s.last(dst[at:])
+	if len(src) > 0 {
+		copyBlocksSub64(&s.acc, &dst[0], &src[0], blocks, last, base)
 	}
 }
 
-// take counts a piece, and returns for how many blocks the loop is, and whether
-// the run's last one follows, which is mixed differently.
-func (s *Sum) take(dst, src []byte) (blocks int64, last bool) {
-	blocks = int64(len(src)) / Block
-	if len(dst) != len(src) || blocks*Block != int64(len(src)) || blocks > s.blocks {
+// take counts a piece, and returns for how many blocks the loop is, and 1 if the run's
+// last one follows, which is mixed differently.
+func (s *Sum) take(dst, src []byte) (blocks, last uint64) {
+	n := int64(len(src)) / Block
+	if len(dst) != len(src) || n*Block != int64(len(src)) || n > s.blocks {
 		panic("sumcopy: a piece that does not fit the run")
 	}
-	s.blocks -= blocks
-	if blocks > 0 && s.blocks == 0 {
-		return blocks - 1, true
+	s.blocks -= n
+	if n > 0 && s.blocks == 0 {
+		return uint64(n - 1), 1
 	}
-	return blocks, false
+	return uint64(n), 0
 }
 
 // Sub32 writes the little-endian 32-bit words of src to dst, each less base. A
@@ -186,21 +173,13 @@ func Sub64(dst, src []byte, base uint64) {
 	}
 }
 
-// last takes a run's last block: its last stripe has a secret of its own, and
-// the state is not mixed after it.
-func (s *Sum) last(block []byte) {
-	for i := range 15 {
-		s.stripe(block[64*i:], secret[8*i:])
-	}
-	s.stripe(block[Block-64:], secret[121:])
-}
-
-func (s *Sum) stripe(data, key []byte) {
-	for i := range 8 {
-		d := binary.LittleEndian.Uint64(data[8*i:])
-		k := d ^ binary.LittleEndian.Uint64(key[8*i:])
-		s.acc[i^1] += d
-		s.acc[i] += k & 0xffffffff * (k >> 32)
+// Fence ends what was copied past the cache: what the calling goroutine does afterwards is
+// seen by others only after it. It waits for the stores, so it is not done for each run:
+// runs of 64 KiB, each with a fence and its last block outside of the loop, came to 0.75 of
+// memmove, and to 0.93 to 1.0 without.
+func Fence() {
+	if fused {
+		fence()
 	}
 }
 

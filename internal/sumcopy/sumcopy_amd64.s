@@ -91,22 +91,46 @@ GLOBL prime<>(SB), RODATA|NOPTR, $32
 	ADDQ     $1024, DI; \
 	DECQ     CX
 
-// LOOPS copies CX blocks, past the cache if the destination takes such stores,
-// which must be aligned. They are otherwise not ordered with those of other kinds,
-// hence the fence.
+// LAST takes a run's last block: its last stripe has a key of its own, and the state is
+// not mixed after it.
+#define LAST(ST, SUB) \
+	PAIR(ST, SUB, 0);   \
+	PAIR(ST, SUB, 2);   \
+	PAIR(ST, SUB, 4);   \
+	PAIR(ST, SUB, 6);   \
+	PAIR(ST, SUB, 8);   \
+	PAIR(ST, SUB, 10);  \
+	PAIR(ST, SUB, 12);  \
+	STRIPE(ST, SUB, 14); \
+	HALF(ST, SUB, 960, 121, Y0, Y4, Y5, Y6); \
+	HALF(ST, SUB, 992, 153, Y1, Y7, Y8, Y9)
+
+// LOOPS copies CX blocks, and then the last one if R9 is not 0; past the cache if the
+// destination takes such stores, which must be aligned. They are not ordered with those of
+// other kinds until there is a fence.
 #define LOOPS(SUB) \
-	TESTQ   CX, CX;          \
-	JZ      done;            \
 	TESTQ   $31, DI;         \
 	JNZ     cached;          \
+	TESTQ   CX, CX;          \
+	JZ      streamedlast;    \
 streamed:                    \
 	BLOCK(VMOVNTDQ, SUB);    \
 	JNZ     streamed;        \
-	SFENCE;                  \
+streamedlast:                \
+	TESTQ   R9, R9;          \
+	JZ      done;            \
+	LAST(VMOVNTDQ, SUB);     \
 	JMP     done;            \
 cached:                      \
+	TESTQ   CX, CX;          \
+	JZ      cachedlast;      \
+next:                        \
 	BLOCK(VMOVDQU, SUB);     \
-	JNZ     cached;          \
+	JNZ     next;            \
+cachedlast:                  \
+	TESTQ   R9, R9;          \
+	JZ      done;            \
+	LAST(VMOVDQU, SUB);      \
 done:                        \
 	VMOVDQU Y0, (AX);        \
 	VMOVDQU Y1, 32(AX);      \
@@ -118,28 +142,34 @@ done:                        \
 	MOVQ    dst+8(FP), DI;      \
 	MOVQ    src+16(FP), SI;     \
 	MOVQ    blocks+24(FP), CX;  \
+	MOVQ    last+32(FP), R9;    \
 	LEAQ    secret<>(SB), DX;   \
 	VMOVDQU (AX), Y0;           \
 	VMOVDQU 32(AX), Y1;         \
 	VMOVDQU prime<>(SB), Y2
 
-// func copyBlocks(acc *[8]uint64, dst, src *byte, blocks uint64)
-TEXT ·copyBlocks(SB), NOSPLIT, $0-32
+// func copyBlocks(acc *[8]uint64, dst, src *byte, blocks, last uint64)
+TEXT ·copyBlocks(SB), NOSPLIT, $0-40
 	ARGS
 	LOOPS(NOSUB)
 
-// func copyBlocksSub32(acc *[8]uint64, dst, src *byte, blocks uint64, base uint32)
-TEXT ·copyBlocksSub32(SB), NOSPLIT, $0-36
+// func copyBlocksSub32(acc *[8]uint64, dst, src *byte, blocks, last uint64, base uint32)
+TEXT ·copyBlocksSub32(SB), NOSPLIT, $0-44
 	ARGS
-	MOVL         base+32(FP), R8
+	MOVL         base+40(FP), R8
 	VMOVD        R8, X3
 	VPBROADCASTD X3, Y3
 	LOOPS(SUB32)
 
-// func copyBlocksSub64(acc *[8]uint64, dst, src *byte, blocks uint64, base uint64)
-TEXT ·copyBlocksSub64(SB), NOSPLIT, $0-40
+// func copyBlocksSub64(acc *[8]uint64, dst, src *byte, blocks, last uint64, base uint64)
+TEXT ·copyBlocksSub64(SB), NOSPLIT, $0-48
 	ARGS
-	MOVQ         base+32(FP), R8
+	MOVQ         base+40(FP), R8
 	VMOVQ        R8, X3
 	VPBROADCASTQ X3, Y3
 	LOOPS(SUB64)
+
+// func fence()
+TEXT ·fence(SB), NOSPLIT, $0-0
+	SFENCE
+	RET
