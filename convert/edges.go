@@ -377,7 +377,7 @@ func hostToHost(ctx context.Context, d, s tier.HostMemory) error {
 				}
 				from, src = src[0], src[1:]
 			}
-			n := sumcopy.Bytes(to[:min(len(to), maxPiece)], from)
+			n := sumcopy.Spread(to[:min(len(to), maxPiece)], from)
 			to, from = to[n:], from[n:]
 		}
 	}

@@ -18,6 +18,9 @@ package sumcopy
 import (
 	"encoding/binary"
 	"math/bits"
+	"runtime"
+	"sync"
+	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
 )
@@ -59,6 +62,37 @@ func Bytes(dst, src []byte) int {
 	s.Copy(dst[:whole], src[:whole])
 	Fence()
 	copy(dst[whole:n], src[whole:n])
+	return n
+}
+
+// spreadPart is what a goroutine of Spread copies at a time.
+const spreadPart = 1 << 20
+
+// Spread is Bytes with as many goroutines as there are processors, where there is
+// enough for each: one core does not use all the bandwidth of the memory.
+func Spread(dst, src []byte) int {
+	n := min(len(dst), len(src))
+	helpers := min(runtime.GOMAXPROCS(0), n/(2*spreadPart)) - 1
+	if helpers <= 0 {
+		return Bytes(dst, src)
+	}
+	var next atomic.Int64
+	work := func() {
+		for {
+			at := int(next.Add(spreadPart)) - spreadPart
+			if at >= n {
+				return
+			}
+			to := min(n, at+spreadPart)
+			Bytes(dst[at:to], src[at:to])
+		}
+	}
+	var wg sync.WaitGroup
+	for range helpers {
+		wg.Go(work)
+	}
+	work()
+	wg.Wait()
 	return n
 }
 

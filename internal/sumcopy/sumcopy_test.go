@@ -182,13 +182,17 @@ func BenchmarkCopy(b *testing.B) {
 }
 
 func TestBytesCopiesAll(t *testing.T) {
-	for _, n := range []int{0, 1, 1023, bytesLeast - 1, bytesLeast, bytesLeast + 1, 3*bytesLeast + 777} {
+	for _, n := range []int{0, 1, 1023, bytesLeast - 1, bytesLeast, bytesLeast + 1, 3*bytesLeast + 777, 9*spreadPart + 5} {
 		src, dst := make([]byte, n), make([]byte, n+100)
 		for i := range src {
 			src[i] = byte(i*7 + i>>9)
 		}
 		if got := Bytes(dst, src); got != n || !bytes.Equal(dst[:n], src) {
 			t.Errorf("%d bytes: copied %d, equal: %v", n, got, bytes.Equal(dst[:n], src))
+		}
+		clear(dst)
+		if got := Spread(dst, src); got != n || !bytes.Equal(dst[:n], src) {
+			t.Errorf("%d bytes spread: copied %d, equal: %v", n, got, bytes.Equal(dst[:n], src))
 		}
 		for i, b := range dst[n:] {
 			if b != 0 {

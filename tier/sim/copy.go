@@ -278,20 +278,20 @@ func (s *stream) move(w *work) error {
 			if p.dst.gone() || p.src.gone() {
 				return errFreed
 			}
-			sumcopy.Bytes(p.dst.b, p.src.b)
+			sumcopy.Spread(p.dst.b, p.src.b)
 		}
 	case OpCopyPeer:
 		if !w.peer.enter() {
 			return fmt.Errorf("the peer is %w", tier.ErrClosed)
 		}
-		sumcopy.Bytes(w.dst.b, w.src.b)
+		sumcopy.Spread(w.dst.b, w.src.b)
 		w.peer.leave()
 	case OpFill:
 		fill(w.dst.b, w.value)
 	case OpDigest:
 		*w.digest = tier.DigestBytes(w.src.b, w.first)
 	default:
-		sumcopy.Bytes(w.dst.b, w.src.b)
+		sumcopy.Spread(w.dst.b, w.src.b)
 	}
 	if !arrival.IsZero() {
 		time.Sleep(time.Until(arrival))
