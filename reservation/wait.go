@@ -261,10 +261,14 @@ func (m *Manager) serveLine(l *line) {
 }
 
 // serveOne charges s's space for it and says whether it was served. Otherwise
-// somebody who did not wait was faster, or s's wait has ended just now.
+// somebody who did not wait was faster, or s's wait has ended just now: also by an
+// error of the space's quota, which it is better told of than kept waiting for.
 func (m *Manager) serveOne(s *slot) bool {
 	w, l := s.w, s.line
-	n, ok := l.fill(s.need, w.least, w.most)
+	n, ok, err := l.fill(s.need, w.least, w.most)
+	if err != nil {
+		m.withdraw(w, err)
+	}
 	if !ok {
 		return false
 	}
