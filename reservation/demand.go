@@ -137,5 +137,5 @@ func (w *waiter) refusalLocked(hint string) error {
 			return e
 		}
 	}
-	return w.first().line.exceeded(w.first().need)
+	return w.first().exceeded()
 }

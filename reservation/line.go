@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -77,8 +78,8 @@ func (l *line) take(need, least, most int64) (n int64, ok bool) {
 		return 0, true
 	}
 	l.throughDoor(need, func() bool {
-		n, ok = l.fill(need, least, most)
-		return ok && n > 0 // who is content with nothing has passed nobody
+		n, ok, _ = l.fill(need, least, most) // who waits is told of a broken quota
+		return ok && n > 0                   // who is content with nothing has passed nobody
 	})
 	return n, ok
 }
@@ -132,19 +133,24 @@ func (l *line) unpass(door uint64) {
 }
 
 // fill charges the space, whoever waits. No lock may be held, for the space
-// tells its listeners.
-func (l *line) fill(need, least, most int64) (int64, bool) {
+// tells its listeners. An error is not about room: the space's quota cannot say
+// whether there is any, and asking it again would not end.
+func (l *line) fill(need, least, most int64) (int64, bool, error) {
 	for {
 		room := l.space.Available()
 		if room < need || room == 0 {
-			return 0, false
+			return 0, false, nil
 		}
 		n := need
 		if most > least {
 			n = l.upTo(least, most, room)
 		}
-		if l.space.Reserve(n) == nil {
-			return n, true
+		err := l.space.Reserve(n)
+		if err == nil {
+			return n, true, nil
+		}
+		if cause := errors.Unwrap(err); cause != nil && !errors.Is(cause, tier.ErrOutOfBudget) {
+			return 0, false, err
 		}
 		// Somebody was faster; there is less room now.
 	}

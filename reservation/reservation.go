@@ -221,6 +221,9 @@ func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.B
 		r.rec.undraw(charge, grown)
 		return nil, err
 	}
+	if grown > 0 {
+		r.tellGrowing()
+	}
 	return b, nil
 }
 
@@ -328,7 +331,7 @@ func (a *account) Credit(n int64) bool {
 // Grow promises n bytes more, rounded as the space charges them, and waits for
 // them as Reserve does: in the reservation's own space, and last in line. An error
 // leaves the reservation as it was; one that could never be so large is an
-// ExceededError. Who holds bytes while waiting for more may wait for somebody who
+// ExceededError, also when that comes about while it waits. Who holds bytes while waiting for more may wait for somebody who
 // does the same: an owner is told of that with a DeadlockError; others have TryGrow
 // and Release.
 func (r Reservation) Grow(ctx context.Context, n int64) error { return r.grow(ctx, true, n) }
@@ -389,7 +392,25 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	spare := charged - (rec.unusedLocked() - before) // an overdraft was charged before
 	rec.mu.Unlock()
 	l.space.Unreserve(spare)
+	r.tellGrowing()
 	return nil
+}
+
+// tellGrowing tells the Grow calls that wait that the promise has changed. Of two who do
+// that at once, the one that comes last tells what is promised in the end.
+func (r Reservation) tellGrowing() {
+	rec := r.rec
+	for told := int64(-1); ; {
+		rec.mu.Lock()
+		promised, growing := rec.mu.promised, slices.Clone(rec.mu.growing)
+		gone := rec.goneLocked(r.gen)
+		rec.mu.Unlock()
+		if gone || len(growing) == 0 || promised == told {
+			return
+		}
+		rec.line.m.setHeld(growing, promised)
+		told = promised
+	}
 }
 
 // waitToGrow waits in line, until Release at the latest.
@@ -402,6 +423,7 @@ func (r Reservation) waitToGrow(ctx context.Context, n int64, s slot) (int64, er
 		return 0, errReleased("grow")
 	}
 	owner := rec.mu.options.owner
+	w.first().held = rec.mu.promised // which another Grow may have changed just now
 	rec.mu.growing = append(rec.mu.growing, w)
 	rec.mu.Unlock()
 	_, charged, err := rec.line.m.waitOf(ctx, w, owner)
@@ -439,6 +461,7 @@ func (r Reservation) Shrink(n int64) error {
 		}
 	}
 	space.Unreserve(n)
+	r.tellGrowing()
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"math"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
@@ -211,6 +212,69 @@ func TestGrowAndShrink(t *testing.T) {
 	wantReservation(t, r, 30, 0)
 	wantUsage(t, s, 30, 0, 40)
 	release(t, other, b, r)
+}
+
+// Two Grow calls of one reservation wait, and with what the first is given the second
+// would make it larger than the space: it is told at once, for it would wait for ever and
+// keep from everybody else what is free.
+func TestGrowThatCannotFitAnyMoreIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		r, other := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)
+		first, second := grow(t, r, 40), grow(t, r, 50)
+		first.waiting(t)
+		second.waiting(t)
+		behind := startReserve(t.Context(), m, onGPU0, 20)
+		behind.waiting(t)
+		release(t, other)
+		first.served(t)
+		wantTooLarge(t, second, 130)
+		release(t, behind.served(t), r)
+	})
+}
+
+// So is one that waits while an allocation makes the promise larger.
+func TestIncreaseTellsGrow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		r := mustTry(t, m, onGPU0, 40, reservation.WithPolicy(reservation.Increase(1)))
+		other := mustTry(t, m, onGPU0, 60)
+		waits := grow(t, r, 50)
+		if err := other.Shrink(20); err != nil {
+			t.Error(err)
+		}
+		waits.waiting(t)
+		b := mustAlloc(t, r, 60)
+		wantTooLarge(t, waits, 110)
+		release(t, b, r, other)
+	})
+}
+
+// A limit that is lowered refuses Grow by what the reservation would have had in all, as
+// Shrink has left it.
+func TestLoweredLimitRefusesGrow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, s := one(t, 100, 0)
+		r, other := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)
+		waits := grow(t, r, 30)
+		if err := errors.Join(r.Shrink(10), s.SetLimit(60)); err != nil {
+			t.Error(err)
+		}
+		waits.waiting(t)
+		if err := s.SetLimit(59); err != nil {
+			t.Error(err)
+		}
+		wantTooLarge(t, waits, 60)
+		release(t, r, other)
+	})
+}
+
+func wantTooLarge(t *testing.T, c *call, bytes int64) {
+	t.Helper()
+	var e *reservation.ExceededError
+	if err := c.failed(t, reservation.ErrExceeded); !errors.As(err, &e) || e.Requested != bytes {
+		t.Errorf("%v; want it to be about %d bytes", err, bytes)
+	}
 }
 
 func TestGrowRoundsAsTheSpaceDoes(t *testing.T) {

@@ -31,13 +31,17 @@ type slot struct {
 	w    *waiter
 	line *line
 	need int64 // bytes that the space charges
-	held int64 // bytes that the request already has and keeps: Grow
+	held int64 // bytes that the request already has and keeps: Grow; guarded by Manager.mu
 	pos  int   // in line.queue; -1 if it is not in it
 }
 
 // fits says whether the request could be served under a limit, were the space
 // empty.
 func (s *slot) fits(limit int64) bool { return s.need <= limit-s.held }
+
+// exceeded is the error of a request that does not fit any more. What Grow has already
+// is part of what is too much.
+func (s *slot) exceeded() error { return s.line.exceeded(s.need + s.held) }
 
 // over lists waiters whose wait is over, to be woken when the lock is not held.
 type over struct{ first *waiter }
@@ -143,7 +147,7 @@ func (m *Manager) enqueue(w *waiter) error {
 		fits = fits || s.fits(s.line.limit.Load())
 	}
 	if !fits { // a limit was lowered just now
-		return w.first().line.exceeded(w.first().need)
+		return w.first().exceeded()
 	}
 	m.mu.seq++
 	w.seq = m.mu.seq
@@ -261,10 +265,14 @@ func (m *Manager) serveLine(l *line) {
 }
 
 // serveOne charges s's space for it and says whether it was served. Otherwise
-// somebody who did not wait was faster, or s's wait has ended just now.
+// somebody who did not wait was faster, or s's wait has ended just now: also by an
+// error of the space's quota, which it is better told of than kept waiting for.
 func (m *Manager) serveOne(s *slot) bool {
 	w, l := s.w, s.line
-	n, ok := l.fill(s.need, w.least, w.most)
+	n, ok, err := l.fill(s.need, w.least, w.most)
+	if err != nil {
+		m.withdraw(w, err)
+	}
 	if !ok {
 		return false
 	}
@@ -306,7 +314,7 @@ func (m *Manager) refreshLocked(l *line, done *over) {
 	for w := m.mu.oldest; w != nil; {
 		next := w.next
 		if !w.standsLocked() {
-			m.failLocked(w, l.exceeded(w.needIn(l)), done)
+			m.failLocked(w, w.in(l).exceeded(), done)
 		}
 		w = next
 	}
@@ -322,12 +330,33 @@ func (w *waiter) standsLocked() bool {
 	return false
 }
 
-// needIn returns what w's request takes out of l's space; l is a candidate.
-func (w *waiter) needIn(l *line) int64 {
+// in returns w's place in l, or the first if l is no candidate.
+func (w *waiter) in(l *line) *slot {
 	for i := range w.slots {
 		if w.slots[i].line == l {
-			return w.slots[i].need
+			return &w.slots[i]
 		}
 	}
-	return 0
+	return w.first()
+}
+
+// setHeld tells Grow calls that wait how much their reservation promises now. Those
+// that would make it too large for the space are refused: they would never be served,
+// and be in the way of all others.
+func (m *Manager) setHeld(growing []*waiter, held int64) {
+	var done over
+	m.mu.Lock()
+	for _, w := range growing {
+		if w.over.Load() {
+			continue
+		}
+		s := w.first()
+		s.held = held
+		if s.pos >= 0 && !s.fits(s.line.limit.Load()) {
+			m.failLocked(w, s.exceeded(), &done)
+		}
+	}
+	m.mu.Unlock()
+	done.wake()
+	m.serve()
 }

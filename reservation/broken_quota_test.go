@@ -1,0 +1,102 @@
+package reservation_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+var errLedger = errors.New("the ledger cannot be read")
+
+// brokenQuota has room, by what it says, and charges nothing once it is broken: as
+// that of a node does whose ledger somebody has damaged.
+type brokenQuota struct {
+	room   int64
+	broken bool
+	told   func()
+}
+
+func (q *brokenQuota) Charge(n int64) error {
+	if q.broken {
+		return errLedger
+	}
+	if n > q.room {
+		return &tier.OutOfBudgetError{Requested: n, Remaining: q.room}
+	}
+	q.room -= n
+	return nil
+}
+
+func (q *brokenQuota) Credit(n int64) {
+	q.room += n
+	q.told()
+}
+
+func (q *brokenQuota) Remaining() int64 { return q.room }
+func (q *brokenQuota) Limit() int64     { return 100 }
+
+func (q *brokenQuota) Subscribe(f func()) (cancel func()) {
+	q.told = f
+	return func() {}
+}
+
+func brokenSpace(t *testing.T) (*reservation.Manager, *brokenQuota) {
+	t.Helper()
+	q := &brokenQuota{room: 100}
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: q,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return managerOf(t, reservation.Config{Spaces: []*tier.Space{s}}), q
+}
+
+// A quota that fails, and says that it has room, refuses whoever asks: nobody tries
+// again and again, and who would have waited has the reason.
+func TestBrokenQuotaRefuses(t *testing.T) {
+	m, q := brokenSpace(t)
+	r := mustTry(t, m, onGPU0, 20, reservation.WithPolicy(reservation.Increase(2)))
+	q.broken = true
+	if _, err := m.TryReserve(onGPU0, 10); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("TryReserve: %v", err)
+	}
+	if err := r.TryGrow(10); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("TryGrow: %v", err)
+	}
+	if _, err := r.Alloc(30); !errors.Is(err, reservation.ErrExceeded) {
+		t.Errorf("Alloc: %v", err)
+	}
+	if _, err := m.Reserve(t.Context(), onGPU0, 10); !errors.Is(err, errLedger) {
+		t.Errorf("Reserve: %v", err)
+	}
+	if _, err := m.ReserveUpTo(t.Context(), onGPU0, 1, 50); !errors.Is(err, errLedger) {
+		t.Errorf("ReserveUpTo: %v", err)
+	}
+	if err := r.Grow(t.Context(), 10); !errors.Is(err, errLedger) {
+		t.Errorf("Grow: %v", err)
+	}
+	wantReservation(t, r, 20, 20)
+	q.broken = false
+	release(t, mustTry(t, m, onGPU0, 10), r)
+}
+
+// Who waits already when the quota breaks is told as soon as something is released,
+// and whoever releases it is not kept.
+func TestBrokenQuotaEndsWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, q := brokenSpace(t)
+		all := mustTry(t, m, onGPU0, 100)
+		first := startReserve(t.Context(), m, onGPU0, 60)
+		first.waiting(t)
+		second := startReserve(t.Context(), m, onGPU0, 70)
+		second.waiting(t)
+		q.broken = true
+		release(t, all)
+		first.failed(t, errLedger)
+		second.failed(t, errLedger)
+	})
+}
