@@ -102,10 +102,10 @@ func (l *Lease) tryCharge(n int64) (outcome, error) {
 	if l.mu.closed {
 		return failed, fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
 	}
-	if n > l.terms.Physical { // so that no sum overflows
+	w := l.own.words
+	if n > l.terms.Physical-w.live.Load() { // so that no sum overflows, not even for a moment in which others look
 		return full, l.refusalLocked(n)
 	}
-	w := l.own.words
 	w.claim.Add(n)
 	if l.node.generation.Load() != l.mu.known {
 		w.claim.Add(-n)

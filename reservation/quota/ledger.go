@@ -54,6 +54,7 @@ func (t *Terms) validate() error {
 	if t.Advertised == 0 {
 		t.Advertised = t.Physical
 	}
+	t.Physical = min(t.Physical, math.MaxInt64-1) // for the largest number is what a sum that overflows comes to
 	if err := checkGroup(t.Group); err != nil {
 		return fmt.Errorf("quota: %w", err)
 	}

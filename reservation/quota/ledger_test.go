@@ -104,6 +104,25 @@ func TestGroupSharesOneQuota(t *testing.T) {
 	wantRefusal(t, a.Charge(math.MaxInt64), math.MaxInt64, 0, 1000, 1000)
 }
 
+// TestLargestSizes: where all that an int64 holds may be charged, no sum overflows, and
+// nobody is taken for holding what nobody can hold.
+func TestLargestSizes(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", math.MaxInt64, math.MaxInt64))
+	b := join(t, terms(dir, "g", math.MaxInt64, math.MaxInt64))
+	const most = math.MaxInt64 - 1 // a GPU counts as having
+	charge(t, a, most-1)
+	wantRefusal(t, a.Charge(math.MaxInt64), math.MaxInt64, 1, most-1, most)
+	wantRefusal(t, a.Charge(2), 2, 1, most-1, most)
+	wantRefusal(t, b.Charge(math.MaxInt64), math.MaxInt64, 1, most-1, most)
+	wantRefusal(t, b.Charge(2), 2, 1, most-1, most)
+	charge(t, b, 1)
+	wantRefusal(t, b.Charge(1), 1, 0, most, most)
+	if a.Live() != most-1 || b.Live() != 1 {
+		t.Errorf("live %d and %d", a.Live(), b.Live())
+	}
+}
+
 // TestWithoutAGroup: processes that name no group have quotas of their own.
 func TestWithoutAGroup(t *testing.T) {
 	dir := ledgerDir(t)
