@@ -506,6 +506,7 @@ func TestUnsafeDirectories(t *testing.T) {
 	}
 	cases := map[string]struct{ dir, says string }{
 		"a link":                {link, "link"},
+		"a link with a slash":   {link + "/", "link"},
 		"a file":                {file, "directory"},
 		"writable by the group": {mk("group", 0o720), "others"},
 		"writable by all":       {mk("all", 0o777), "others"},

@@ -36,6 +36,7 @@ type node struct {
 
 // openNode opens the directory of a device. With create it is made if it is not there.
 func openNode(dir, device string, create bool) (_ *node, err error) {
+	dir = filepath.Clean(dir) // for with a slash behind it a link is taken for what it names
 	n := &node{path: filepath.Join(dir, deviceDir(device))}
 	for _, d := range []string{dir, n.path} {
 		if create {
