@@ -90,7 +90,8 @@ func Join(t Terms) (*Lease, error) {
 }
 
 func join(n *node, t Terms) (_ *Lease, err error) {
-	l := &Lease{node: n, terms: t, name: leasePrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(rand.Uint64(), 36), scanning: make(chan struct{}, 1), done: make(chan struct{})}
+	l := &Lease{node: n, terms: t, name: leasePrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(rand.Uint64(), 36), scanning: make(chan struct{}, 1), hurry: make(chan struct{}, 1), done: make(chan struct{})}
+	l.mu.floor = math.MaxInt64
 	l.group = t.Group
 	if l.group == "" {
 		l.group = "\x00" + l.name // which nobody can ask for

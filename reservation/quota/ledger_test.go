@@ -354,10 +354,77 @@ func TestWaiterIsWoken(t *testing.T) {
 		case <-time.After(time.Millisecond):
 		}
 	}
-	a.Credit(4 << 10)
+	a.Credit(2 << 10) // not enough: it is told, and waits on without asking
+	time.Sleep(300 * time.Millisecond)
+	a.Credit(2 << 10)
 	if err := <-got; err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestRoomBetweenTwoLooks: who was refused is told of room that is there when the ledger
+// is looked at first, or that was there when it was looked at last and was gone between.
+func TestRoomBetweenTwoLooks(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	b := join(t, terms(dir, "g", 1000, 1000))
+	told := make(chan struct{}, 1)
+	defer b.Subscribe(func() {
+		select {
+		case told <- struct{}{}:
+		default:
+		}
+	})()
+	for i := range 20 {
+		charge(t, a, 1000)
+		select {
+		case <-told:
+		default:
+		}
+		if i%2 == 0 {
+			wantRefusal(t, b.Charge(800), 800, 0, 1000, 1000)
+		} else if n := b.Remaining(); n != 0 {
+			t.Fatalf("%d bytes remain", n)
+		}
+		a.Credit(1000)
+		select {
+		case <-told:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("round %d: nobody was told", i)
+		}
+	}
+}
+
+// TestIdleLeaseSees: who charges nothing, and has subscribers, sees who joined later,
+// what they hold, that they lower the quota, and that they are gone.
+func TestIdleLeaseSees(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, a, 600)
+	defer a.Subscribe(func() {})()
+	until := func(limit, remaining int64) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); a.Limit() != limit || a.Remaining() != remaining; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("limit %d, remaining %d; want %d and %d", a.Limit(), a.Remaining(), limit, remaining)
+			}
+		}
+	}
+	until(1000, 400)
+	p := start(t, dir, 1000)
+	p.must(t, "charge 300")
+	until(1000, 100)
+	b := join(t, terms(dir, "g", 1000, 1000))
+	if err := b.SetLimit(450); err != nil {
+		t.Fatal(err)
+	}
+	until(450, -300)
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	until(1000, 100)
+	p.kill(t)
+	until(1000, 400)
 }
 
 // TestForeignFiles: what is no lease stays, and is no trouble.
