@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -298,8 +299,8 @@ func TestClose(t *testing.T) {
 	if err := a.Charge(1); !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("Charge: %v", err)
 	}
-	if err := a.SetLimit(1); err == nil {
-		t.Error("SetLimit: want an error")
+	if err := a.SetLimit(1); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("SetLimit: %v", err)
 	}
 	if a.Remaining() != 0 || a.Live() != 0 || a.Limit() != 1000 {
 		t.Errorf("remaining %d, live %d, limit %d", a.Remaining(), a.Live(), a.Limit())
@@ -427,11 +428,26 @@ func TestIdleLeaseSees(t *testing.T) {
 	until(1000, 400)
 }
 
+// makeSocket leaves a socket behind.
+func makeSocket(path string) error {
+	short, err := os.MkdirTemp("", "s") // for the name of a socket is bounded
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(short)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(short, "s"), Net: "unix"})
+	if err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	return errors.Join(l.Close(), os.Rename(filepath.Join(short, "s"), path))
+}
+
 // TestForeignFiles: what is no lease stays, and is no trouble.
 func TestForeignFiles(t *testing.T) {
 	dir := ledgerDir(t)
 	a := join(t, terms(dir, "g", 1000, 1000))
-	sub := filepath.Join(dir, device)
+	sub, own := filepath.Join(dir, device), leases(t, dir)[0]
 	foreign := []string{"readme.txt", "lease-of-life.txt", ".lease-draft", "lease-", "lease-empty"}
 	for _, name := range foreign {
 		text := "not one of ours"
@@ -442,8 +458,18 @@ func TestForeignFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	foreign = append(foreign, "lease-dir", "lease-link")
-	if err := errors.Join(os.Mkdir(filepath.Join(sub, "lease-dir"), 0o700), os.Symlink("/etc/passwd", filepath.Join(sub, "lease-link"))); err != nil {
+	for name, target := range map[string]string{"lease-link": "/etc/passwd", "lease-nowhere": "nothing", "lease-again": own} {
+		foreign = append(foreign, name)
+		if err := os.Symlink(target, filepath.Join(sub, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign = append(foreign, "lease-dir", "lease-fifo", "lease-socket")
+	if err := errors.Join(
+		os.Mkdir(filepath.Join(sub, "lease-dir"), 0o700),
+		unix.Mkfifo(filepath.Join(sub, "lease-fifo"), 0o600),
+		makeSocket(filepath.Join(sub, "lease-socket")),
+	); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
@@ -453,11 +479,6 @@ func TestForeignFiles(t *testing.T) {
 			}
 		}
 	}()
-	if err := a.Charge(10); err == nil {
-		a.Credit(10)
-	}
-	_ = os.Remove(filepath.Join(sub, "lease-link"))
-	_ = os.WriteFile(filepath.Join(sub, "lease-link"), nil, 0o600)
 	b := join(t, terms(dir, "g", 1000, 1000))
 	charge(t, a, 500)
 	charge(t, b, 500)

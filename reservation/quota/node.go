@@ -238,6 +238,13 @@ type peer struct {
 
 // open opens the lease of a process that is alive; nil if it is not.
 func (n *node) open(name string) (*peer, error) {
+	info, err := n.dir.Lstat(name) // for a root follows links, and a socket cannot be opened
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
+		return nil, nil // no process of ours has made it
+	}
+	if err != nil {
+		return nil, err
+	}
 	f, err := n.dir.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
