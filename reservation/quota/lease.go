@@ -3,6 +3,7 @@ package quota
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"sync"
 	"time"
@@ -197,6 +198,9 @@ func (l *Lease) SetLimit(n int64) error {
 		return fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
 	}
 	unlock, err := l.node.lock()
+	if errors.Is(err, fs.ErrClosed) { // the directory is, by Close
+		return fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
+	}
 	if err != nil {
 		return fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
 	}
