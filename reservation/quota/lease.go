@@ -3,6 +3,7 @@ package quota
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"sync"
 	"time"
@@ -25,15 +26,16 @@ type Lease struct {
 
 	subscribers subscribers
 	polling     sync.WaitGroup
+	hurry       chan struct{} // holds one thing if poll should look soon
 	done        chan struct{} // closed by Close
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
-		peers   []*peer // the others, as of generation known
-		known   int64
-		closed  bool
-		refused bool // since poll looked last
-		polls   bool
+		peers  []*peer // the others, as of generation known
+		known  int64
+		closed bool
+		polls  bool
+		floor  int64 // the least room that anybody was told of since poll looked last
 	}
 }
 
@@ -85,7 +87,7 @@ func (l *Lease) Charge(n int64) error {
 		case what != stale && !looked:
 			looked, tries = true, 0 // somebody may have been killed
 		default:
-			l.refuse()
+			l.refuse(n)
 			return err
 		}
 		if err := l.rescan(); err != nil {
@@ -102,10 +104,10 @@ func (l *Lease) tryCharge(n int64) (outcome, error) {
 	if l.mu.closed {
 		return failed, fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
 	}
-	if n > l.terms.Physical { // so that no sum overflows
+	w := l.own.words
+	if n > l.terms.Physical-w.live.Load() { // so that no sum overflows, not even for a moment in which others look
 		return full, l.refusalLocked(n)
 	}
-	w := l.own.words
 	w.claim.Add(n)
 	if l.node.generation.Load() != l.mu.known {
 		w.claim.Add(-n)
@@ -140,15 +142,22 @@ func (l *Lease) Credit(n int64) {
 	l.subscribers.notify()
 }
 
-// Remaining implements tier.Quota. What those hold who were killed counts until
-// somebody has looked. It is below 0 while the group holds more than a lowered quota
-// allows: by this process's share of the excess.
+// Remaining implements tier.Quota. What those hold who were killed counts, and who has
+// joined does not, until this process has looked: it does when it charges, and ten times
+// a second while there are subscribers. Remaining is below 0 while the group holds more
+// than a lowered quota allows: by this process's share of the excess.
 func (l *Lease) Remaining() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.mu.closed {
 		return 0
 	}
+	room := l.roomLocked()
+	l.mu.floor = min(l.mu.floor, room) // for whoever waits now waits for more than that
+	return room
+}
+
+func (l *Lease) roomLocked() int64 {
 	group, all, _ := l.sumLocked(lives)
 	if limit := l.limitLocked(); group > limit {
 		return tier.Left(limit, group, l.own.words.live.Load())
@@ -189,6 +198,9 @@ func (l *Lease) SetLimit(n int64) error {
 		return fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
 	}
 	unlock, err := l.node.lock()
+	if errors.Is(err, fs.ErrClosed) { // the directory is, by Close
+		return fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
+	}
 	if err != nil {
 		return fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
 	}
@@ -215,10 +227,19 @@ func (l *Lease) SetLimit(n int64) error {
 	return nil
 }
 
-// Subscribe implements tier.Quota. While something was refused and there are
-// subscribers, a goroutine looks at the ledger, at least ten times a second, for what
-// other processes give back; Close ends it.
-func (l *Lease) Subscribe(f func()) (cancel func()) { return l.subscribers.add(f) }
+// Subscribe implements tier.Quota. While there are subscribers, a goroutine looks at the
+// ledger, at least ten times a second, for what other processes give back, for those who
+// come and go, and for quotas that change. Close ends it.
+func (l *Lease) Subscribe(f func()) (cancel func()) {
+	cancel = l.subscribers.add(f)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.mu.closed && !l.mu.polls {
+		l.mu.polls = true
+		l.polling.Go(l.poll)
+	}
+	return cancel
+}
 
 // Live returns how many bytes this process holds.
 func (l *Lease) Live() int64 {
@@ -373,54 +394,64 @@ func (l *Lease) dropPeers() {
 	}
 }
 
-// How often the ledger is looked at while somebody waits for what others hold.
+// How often the ledger is looked at: first after somebody was refused or told, and when
+// nothing happens.
 const (
 	pollFirst = 10 * time.Millisecond
 	pollMost  = 100 * time.Millisecond
 )
 
-// refuse notes that somebody may be waiting now, and has the ledger looked at.
-func (l *Lease) refuse() {
+// refuse notes that n bytes were refused, so that somebody may be waiting now, and has
+// the ledger looked at soon.
+func (l *Lease) refuse(n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.mu.closed {
 		return
 	}
-	l.mu.refused = true
-	if !l.mu.polls && len(l.subscribers.list()) > 0 {
-		l.mu.polls = true
-		l.polling.Go(l.poll)
+	l.mu.floor = min(l.mu.floor, l.roomLocked(), n-1) // if there was room, others were only in the way
+	select {
+	case l.hurry <- struct{}{}:
+	default:
 	}
 }
 
-// poll tells the subscribers when there is more room than there was. It ends when
-// they were told and nobody was refused after that.
+// poll tells the subscribers when there is more room than anybody was told of since it
+// looked last, or another limit. Who waits does not ask again until it is told, so poll
+// cannot know that nobody waits: it ends with the last subscriber.
 func (l *Lease) poll() {
-	last, delay, told := l.Remaining(), pollFirst, false
+	delay, limit := pollFirst, l.Limit()
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
 	for {
 		select {
 		case <-l.done:
 			return
+		case <-l.hurry:
+			if delay > pollFirst {
+				delay = pollFirst
+				timer.Reset(delay)
+			}
+			continue
 		case <-timer.C:
 		}
+		err := l.rescan() // who was killed is forgotten
+		now := l.Limit()
 		l.mu.Lock()
-		if told && !l.mu.refused {
+		if l.mu.closed || len(l.subscribers.list()) == 0 {
 			l.mu.polls = false
 			l.mu.Unlock()
 			return
 		}
+		room := l.roomLocked()
+		tell := room > l.mu.floor || now != limit || err != nil && delay == pollMost
+		l.mu.floor = room
 		l.mu.Unlock()
-		err := l.rescan() // who was killed is forgotten
-		if room := l.Remaining(); room > last || err != nil && delay == pollMost {
-			l.mu.Lock()
-			l.mu.refused = false
-			l.mu.Unlock()
+		if limit = now; tell {
 			l.subscribers.notify() // after an error too: it is then found by whoever waits
-			last, delay, told = room, pollFirst, true
+			delay = pollFirst
 		} else {
-			last, delay, told = room, min(2*delay, pollMost), false
+			delay = min(2*delay, pollMost)
 		}
 		timer.Reset(delay)
 	}

@@ -54,6 +54,7 @@ func (t *Terms) validate() error {
 	if t.Advertised == 0 {
 		t.Advertised = t.Physical
 	}
+	t.Physical = min(t.Physical, math.MaxInt64-1) // for the largest number is what a sum that overflows comes to
 	if err := checkGroup(t.Group); err != nil {
 		return fmt.Errorf("quota: %w", err)
 	}
@@ -89,7 +90,8 @@ func Join(t Terms) (*Lease, error) {
 }
 
 func join(n *node, t Terms) (_ *Lease, err error) {
-	l := &Lease{node: n, terms: t, name: leasePrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(rand.Uint64(), 36), scanning: make(chan struct{}, 1), done: make(chan struct{})}
+	l := &Lease{node: n, terms: t, name: leasePrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(rand.Uint64(), 36), scanning: make(chan struct{}, 1), hurry: make(chan struct{}, 1), done: make(chan struct{})}
+	l.mu.floor = math.MaxInt64
 	l.group = t.Group
 	if l.group == "" {
 		l.group = "\x00" + l.name // which nobody can ask for

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -102,6 +103,25 @@ func TestGroupSharesOneQuota(t *testing.T) {
 		}
 	}
 	wantRefusal(t, a.Charge(math.MaxInt64), math.MaxInt64, 0, 1000, 1000)
+}
+
+// TestLargestSizes: where all that an int64 holds may be charged, no sum overflows, and
+// nobody is taken for holding what nobody can hold.
+func TestLargestSizes(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", math.MaxInt64, math.MaxInt64))
+	b := join(t, terms(dir, "g", math.MaxInt64, math.MaxInt64))
+	const most = math.MaxInt64 - 1 // a GPU counts as having
+	charge(t, a, most-1)
+	wantRefusal(t, a.Charge(math.MaxInt64), math.MaxInt64, 1, most-1, most)
+	wantRefusal(t, a.Charge(2), 2, 1, most-1, most)
+	wantRefusal(t, b.Charge(math.MaxInt64), math.MaxInt64, 1, most-1, most)
+	wantRefusal(t, b.Charge(2), 2, 1, most-1, most)
+	charge(t, b, 1)
+	wantRefusal(t, b.Charge(1), 1, 0, most, most)
+	if a.Live() != most-1 || b.Live() != 1 {
+		t.Errorf("live %d and %d", a.Live(), b.Live())
+	}
 }
 
 // TestWithoutAGroup: processes that name no group have quotas of their own.
@@ -279,8 +299,8 @@ func TestClose(t *testing.T) {
 	if err := a.Charge(1); !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("Charge: %v", err)
 	}
-	if err := a.SetLimit(1); err == nil {
-		t.Error("SetLimit: want an error")
+	if err := a.SetLimit(1); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("SetLimit: %v", err)
 	}
 	if a.Remaining() != 0 || a.Live() != 0 || a.Limit() != 1000 {
 		t.Errorf("remaining %d, live %d, limit %d", a.Remaining(), a.Live(), a.Limit())
@@ -335,17 +355,99 @@ func TestWaiterIsWoken(t *testing.T) {
 		case <-time.After(time.Millisecond):
 		}
 	}
-	a.Credit(4 << 10)
+	a.Credit(2 << 10) // not enough: it is told, and waits on without asking
+	time.Sleep(300 * time.Millisecond)
+	a.Credit(2 << 10)
 	if err := <-got; err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestRoomBetweenTwoLooks: who was refused is told of room that is there when the ledger
+// is looked at first, or that was there when it was looked at last and was gone between.
+func TestRoomBetweenTwoLooks(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	b := join(t, terms(dir, "g", 1000, 1000))
+	told := make(chan struct{}, 1)
+	defer b.Subscribe(func() {
+		select {
+		case told <- struct{}{}:
+		default:
+		}
+	})()
+	for i := range 20 {
+		charge(t, a, 1000)
+		select {
+		case <-told:
+		default:
+		}
+		if i%2 == 0 {
+			wantRefusal(t, b.Charge(800), 800, 0, 1000, 1000)
+		} else if n := b.Remaining(); n != 0 {
+			t.Fatalf("%d bytes remain", n)
+		}
+		a.Credit(1000)
+		select {
+		case <-told:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("round %d: nobody was told", i)
+		}
+	}
+}
+
+// TestIdleLeaseSees: who charges nothing, and has subscribers, sees who joined later,
+// what they hold, that they lower the quota, and that they are gone.
+func TestIdleLeaseSees(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, a, 600)
+	defer a.Subscribe(func() {})()
+	until := func(limit, remaining int64) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); a.Limit() != limit || a.Remaining() != remaining; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("limit %d, remaining %d; want %d and %d", a.Limit(), a.Remaining(), limit, remaining)
+			}
+		}
+	}
+	until(1000, 400)
+	p := start(t, dir, 1000)
+	p.must(t, "charge 300")
+	until(1000, 100)
+	b := join(t, terms(dir, "g", 1000, 1000))
+	if err := b.SetLimit(450); err != nil {
+		t.Fatal(err)
+	}
+	until(450, -300)
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	until(1000, 100)
+	p.kill(t)
+	until(1000, 400)
+}
+
+// makeSocket leaves a socket behind.
+func makeSocket(path string) error {
+	short, err := os.MkdirTemp("", "s") // for the name of a socket is bounded
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(short)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(short, "s"), Net: "unix"})
+	if err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	return errors.Join(l.Close(), os.Rename(filepath.Join(short, "s"), path))
 }
 
 // TestForeignFiles: what is no lease stays, and is no trouble.
 func TestForeignFiles(t *testing.T) {
 	dir := ledgerDir(t)
 	a := join(t, terms(dir, "g", 1000, 1000))
-	sub := filepath.Join(dir, device)
+	sub, own := filepath.Join(dir, device), leases(t, dir)[0]
 	foreign := []string{"readme.txt", "lease-of-life.txt", ".lease-draft", "lease-", "lease-empty"}
 	for _, name := range foreign {
 		text := "not one of ours"
@@ -356,8 +458,18 @@ func TestForeignFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	foreign = append(foreign, "lease-dir", "lease-link")
-	if err := errors.Join(os.Mkdir(filepath.Join(sub, "lease-dir"), 0o700), os.Symlink("/etc/passwd", filepath.Join(sub, "lease-link"))); err != nil {
+	for name, target := range map[string]string{"lease-link": "/etc/passwd", "lease-nowhere": "nothing", "lease-again": own} {
+		foreign = append(foreign, name)
+		if err := os.Symlink(target, filepath.Join(sub, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign = append(foreign, "lease-dir", "lease-fifo", "lease-socket")
+	if err := errors.Join(
+		os.Mkdir(filepath.Join(sub, "lease-dir"), 0o700),
+		unix.Mkfifo(filepath.Join(sub, "lease-fifo"), 0o600),
+		makeSocket(filepath.Join(sub, "lease-socket")),
+	); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
@@ -367,11 +479,6 @@ func TestForeignFiles(t *testing.T) {
 			}
 		}
 	}()
-	if err := a.Charge(10); err == nil {
-		a.Credit(10)
-	}
-	_ = os.Remove(filepath.Join(sub, "lease-link"))
-	_ = os.WriteFile(filepath.Join(sub, "lease-link"), nil, 0o600)
 	b := join(t, terms(dir, "g", 1000, 1000))
 	charge(t, a, 500)
 	charge(t, b, 500)
@@ -487,6 +594,7 @@ func TestUnsafeDirectories(t *testing.T) {
 	}
 	cases := map[string]struct{ dir, says string }{
 		"a link":                {link, "link"},
+		"a link with a slash":   {link + "/", "link"},
 		"a file":                {file, "directory"},
 		"writable by the group": {mk("group", 0o720), "others"},
 		"writable by all":       {mk("all", 0o777), "others"},

@@ -36,6 +36,7 @@ type node struct {
 
 // openNode opens the directory of a device. With create it is made if it is not there.
 func openNode(dir, device string, create bool) (_ *node, err error) {
+	dir = filepath.Clean(dir) // for with a slash behind it a link is taken for what it names
 	n := &node{path: filepath.Join(dir, deviceDir(device))}
 	for _, d := range []string{dir, n.path} {
 		if create {
@@ -237,6 +238,13 @@ type peer struct {
 
 // open opens the lease of a process that is alive; nil if it is not.
 func (n *node) open(name string) (*peer, error) {
+	info, err := n.dir.Lstat(name) // for a root follows links, and a socket cannot be opened
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
+		return nil, nil // no process of ours has made it
+	}
+	if err != nil {
+		return nil, err
+	}
 	f, err := n.dir.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

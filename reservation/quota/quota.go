@@ -42,7 +42,7 @@ type Option func(*Quota)
 func Named(name string) Option { return func(q *Quota) { q.name = name } }
 
 // OnOver has f told when more is in use than the limit allows. f is called by whoever
-// lowered the limit, with no lock held.
+// lowered the limit, or charged at the same moment, with no lock held.
 func OnOver(f func(Over)) Option { return func(q *Quota) { q.onOver = f } }
 
 // New returns a quota of limit > 0 bytes.
@@ -73,6 +73,9 @@ func (q *Quota) Charge(n int64) error {
 		}
 		if q.used.CompareAndSwap(used, used+n) {
 			raise(&q.peak, used+n)
+			if used+n > q.limit.Load() { // it was lowered meanwhile, by one who may not have seen this charge
+				q.look()
+			}
 			return nil
 		}
 	}

@@ -256,6 +256,30 @@ func TestOverIsToldOnce(t *testing.T) {
 	}
 }
 
+// TestOverIsToldOfARacingCharge: a charge that passes while the limit is lowered, and is
+// above the new one, is told of by one of the two, once.
+func TestOverIsToldOfARacingCharge(t *testing.T) {
+	for range 5000 {
+		var events atomic.Int64
+		q := newQuota(t, 1000, quota.OnOver(func(quota.Over) { events.Add(1) }))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := q.SetLimit(500); err != nil {
+				t.Error(err)
+			}
+		})
+		err := q.Charge(800)
+		wg.Wait()
+		want := int64(0)
+		if err == nil {
+			want = 1
+		}
+		if got := events.Load(); got != want {
+			t.Fatalf("the charge: %v; %d events, want %d", err, got, want)
+		}
+	}
+}
+
 // TestQuotaUnderRaces: whatever many goroutines do, no moment has more in use than the
 // limit allowed when it was charged, and in the end nothing is.
 func TestQuotaUnderRaces(t *testing.T) {
