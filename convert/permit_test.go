@@ -467,10 +467,13 @@ func TestPermitsBytes(t *testing.T) {
 func TestTheSmallestPool(t *testing.T) {
 	m := newMachine(t, machineConfig{permits: permit.Config{
 		Budgets: []permit.Budget{{Name: permit.Host, Bytes: 1}}, Slots: permit.Slots(2)}})
-	var wg sync.WaitGroup
 	dict := words(1)
+	var batches []*batch.Batch
 	for i := range 4 {
-		b := m.put(t, codedBy(dict, int64(i), 1500), tier.GPU)
+		batches = append(batches, m.put(t, codedBy(dict, int64(i), 1500), tier.GPU))
+	}
+	var wg sync.WaitGroup
+	for _, b := range batches {
 		wg.Go(func() {
 			for _, k := range []tier.Kind{tier.Disk, tier.Host, tier.Disk, tier.GPU, tier.Disk} {
 				if err := moveTo(k)(t.Context(), m, b); err != nil {
