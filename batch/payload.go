@@ -211,6 +211,12 @@ func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shar
 	case buf != nil && buf.Space() != space:
 		panic("batch: an image's buffer lies in another space")
 	}
+	checkShared(d, space, shared)
+	return &Image{desc: d, buf: buf, space: space, shared: shared}
+}
+
+// checkShared panics if shared are not d's dictionaries in the space.
+func checkShared(d *Descriptor, space *tier.Space, shared []Shared) {
 	dicts := d.AllDictionaries()
 	if len(dicts) != len(shared) {
 		panic("batch: an image does not have the dictionaries that it needs")
@@ -223,7 +229,6 @@ func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shar
 			panic("batch: an image's dictionary lies in another space")
 		}
 	}
-	return &Image{desc: d, buf: buf, space: space, shared: shared}
 }
 
 // Type returns the form's name by the tier of its space.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/tier"
@@ -24,11 +25,16 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 	if payload == nil {
 		return d, false, fmt.Errorf("convert: the digest of a closed handle: %w", tier.ErrReleased)
 	}
-	img, ok := payload.(*batch.Image)
+	img, ok := payload.(imaged)
 	if !ok {
 		return d, false, fmt.Errorf("convert: %s has no digest", payload.Type())
 	}
-	d, onDevice, err = m.digest(ctx, img.Space(), img.Descriptor(), img.Buffer(), 0)
+	switch p := img.(type) {
+	case *batch.Image:
+		d, onDevice, err = m.digest(ctx, p.Space(), p.Descriptor(), p.Buffer(), 0)
+	case *batch.Packed:
+		d, err = m.digestPacked(ctx, p)
+	}
 	at := img.Descriptor().Body
 	for _, s := range img.Shared() {
 		if err != nil {
@@ -107,4 +113,24 @@ func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descr
 		return d, false, err
 	}
 	return d, false, fmt.Errorf("convert: the digest of %T: %w", buf.Memory(), tier.ErrNotSupported)
+}
+
+// digestPacked uncompresses the body and drops what it has looked at.
+func (m *Mover) digestPacked(ctx context.Context, p *batch.Packed) (d tier.Digest, err error) {
+	b := m.cfg.Builtin
+	var mu sync.Mutex
+	add := laneTarget(func(_ context.Context, _ *lane, p []byte, off int64) error {
+		part := tier.DigestBytes(p, off/8)
+		mu.Lock()
+		defer mu.Unlock()
+		d = d.Add(part)
+		return nil
+	})
+	unpack := func(ctx context.Context) error { return b.unpack(ctx, p.Space(), p, add) }
+	if p.Space().Kind() == tier.Disk {
+		err = b.OnDisk(ctx, min(p.Descriptor().Body, diskUnderWay), false, unpack)
+	} else {
+		err = unpack(ctx)
+	}
+	return d, err
 }

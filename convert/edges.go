@@ -41,9 +41,15 @@ type Builtin struct {
 	// Permits is what every transfer with a disk takes a permit from. It must have a
 	// budget permit.Host, and slots for users if these are to write to disk.
 	Permits *permit.Pool
+	// Codec is how what goes to disk is compressed. Not part of it are dictionaries that
+	// are images of their own.
+	Codec Codec
 
 	dicts   dictionaries
-	outside bool // tests have no dictionary in a batch's body, however small
+	choose  chooser
+	coders  coders
+	blocks  sync.Pool // *[]byte of blockSize; see lane
+	outside bool      // tests have no dictionary in a batch's body, however small
 }
 
 // layout plans the image of a record.
@@ -57,15 +63,21 @@ func (b *Builtin) layout(rec arrow.RecordBatch) (*Layout, error) {
 // Staging is a pool of equal pinned chunks.
 type Staging = pieces
 
-// Register adds all built-in converters to g: every pair of images.
+// Register adds all built-in converters to g: every pair of images, compressed or not.
 func (b *Builtin) Register(g *Registry) error {
 	if err := b.needsPermits(); err != nil {
 		return err
 	}
-	types := [...]batch.PayloadType{batch.GPUImage, batch.HostImage, batch.DiskImage}
-	for _, from := range types {
-		for _, to := range types {
+	images := [...]batch.PayloadType{batch.GPUImage, batch.HostImage, batch.DiskImage}
+	packed := [...]batch.PayloadType{batch.HostPacked, batch.DiskPacked}
+	for _, from := range append(images[:], packed[:]...) {
+		for _, to := range images {
 			if err := g.Register(from, to, b.image); err != nil {
+				return err
+			}
+		}
+		for _, to := range packed {
+			if err := g.Register(from, to, b.pack); err != nil {
 				return err
 			}
 		}
@@ -75,9 +87,10 @@ func (b *Builtin) Register(g *Registry) error {
 
 // image copies an image's body, byte for byte, to the space of r, and the
 // dictionaries that are not there yet. The descriptor is shared: nothing is encoded,
-// and no row is looked at. One permit is for the body and the dictionaries.
+// and no row is looked at; what is compressed is uncompressed. One permit is for the body and the
+// dictionaries.
 func (b *Builtin) image(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
-	from, ok := src.(*batch.Image)
+	from, ok := src.(imaged)
 	if !ok {
 		return nil, fmt.Errorf("convert: %s is not an image", src.Type())
 	}
@@ -89,7 +102,7 @@ func (b *Builtin) image(ctx context.Context, src batch.Payload, r reservation.Re
 	return out, err
 }
 
-func (b *Builtin) copyImage(ctx context.Context, from *batch.Image, r reservation.Reservation) (batch.Payload, error) {
+func (b *Builtin) copyImage(ctx context.Context, from imaged, r reservation.Reservation) (batch.Payload, error) {
 	desc := from.Descriptor()
 	buf, err := r.AllocCuts(desc.Body, desc.Cuts())
 	if err != nil {
@@ -100,11 +113,21 @@ func (b *Builtin) copyImage(ctx context.Context, from *batch.Image, r reservatio
 		return nil, errors.Join(err, buf.Release())
 	}
 	if desc.Body > 0 {
-		if err := b.copyBody(ctx, desc, buf, from.Buffer()); err != nil {
+		if err := b.copyFrom(ctx, buf, from); err != nil {
 			return nil, errors.Join(err, releaseAll(shared), buf.Release())
 		}
 	}
 	return batch.NewImage(desc, buf, r.Space(), shared...), nil
+}
+
+func (b *Builtin) copyFrom(ctx context.Context, buf *tier.Buffer, from imaged) error {
+	switch from := from.(type) {
+	case *batch.Image:
+		return b.copyBody(ctx, from.Descriptor(), buf, from.Buffer())
+	case *batch.Packed:
+		return b.unpackBody(ctx, buf, from)
+	}
+	return fmt.Errorf("convert: copying %T: %w", from, tier.ErrNotSupported)
 }
 
 // Share returns the dictionaries of src in the space of r, for an image of the
@@ -120,14 +143,14 @@ func (b *Builtin) Share(ctx context.Context, src *batch.Image, r reservation.Res
 	return shared, err
 }
 
-func largestShared(src *batch.Image) (largest int64) {
+func largestShared(src imaged) (largest int64) {
 	for _, s := range src.Shared() {
 		largest = max(largest, s.Descriptor().Body)
 	}
 	return largest
 }
 
-func (b *Builtin) share(ctx context.Context, src *batch.Image, r reservation.Reservation) (shared []batch.Shared, err error) {
+func (b *Builtin) share(ctx context.Context, src imaged, r reservation.Reservation) (shared []batch.Shared, err error) {
 	for _, s := range src.Shared() {
 		from, ok := s.(*dictCopy)
 		if !ok {
@@ -162,7 +185,7 @@ func (b *Builtin) copyBody(ctx context.Context, desc *batch.Descriptor, dst, src
 		case tier.DeviceMemory:
 			return b.hostDevice(ctx, dst.Space(), d, s, true)
 		case tier.FileMemory:
-			return hostToDisk(ctx, d, s)
+			return hostToDisk(ctx, b.metered(dst.Space(), d), s)
 		}
 	case tier.DeviceMemory:
 		switch d := dst.Memory().(type) {
@@ -171,16 +194,17 @@ func (b *Builtin) copyBody(ctx context.Context, desc *batch.Descriptor, dst, src
 		case tier.DeviceMemory:
 			return b.deviceToDevice(ctx, dst.Space(), src.Space(), d, s)
 		case tier.FileMemory:
-			return b.deviceToDisk(ctx, src.Space(), d, s)
+			return b.deviceToDisk(ctx, src.Space(), b.metered(dst.Space(), d), s)
 		}
 	case tier.FileMemory:
+		s = b.metered(src.Space(), s)
 		switch d := dst.Memory().(type) {
 		case tier.HostMemory:
 			return diskToHost(ctx, desc, d, s)
 		case tier.DeviceMemory:
 			return b.diskToDevice(ctx, desc, dst.Space(), d, s)
 		case tier.FileMemory:
-			return b.diskToDisk(ctx, desc, dst.Space(), d, s)
+			return b.diskToDisk(ctx, desc, dst.Space(), b.metered(dst.Space(), d), s)
 		}
 	}
 	return fmt.Errorf("convert: %T to %T: %w", src.Memory(), dst.Memory(), tier.ErrNotSupported)

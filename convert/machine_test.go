@@ -43,6 +43,8 @@ type machineConfig struct {
 	fast            bool // pages touched ahead and huge
 	outside         bool // small dictionaries, too, are images of their own
 	events          Events
+	codec           Codec // CodecAuto, the zero value, is CodecNone; auto is CodecAuto
+	auto            bool
 	wrap            func(tier.Device) tier.Device
 }
 
@@ -105,7 +107,12 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	staging := host.NewStaging(buf, chunk)
 	m.permits, err = permit.New(cfg.permits)
 	check(err)
+	codec := cfg.codec
+	if codec == CodecAuto && !cfg.auto {
+		codec = CodecNone
+	}
 	builtin := &Builtin{
+		Codec:   codec,
 		outside: cfg.outside,
 		Streams: func(tier.ID) (*tier.StreamPool, error) { return streams, nil },
 		Staging: func(int) (Staging, error) { return staging, nil },

@@ -117,14 +117,37 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 		return err
 	}
 	defer leave()
-	return m.bring(ctx, b, to, reason, reservation.Reservation{}, func() {})
+	return m.bring(ctx, b, aim{to: to}, reason, reservation.Reservation{}, func() {})
+}
+
+// MoveAs is Move to a form that the caller chooses, of a tier that the strategy is of: to
+// compress a batch in host memory, for example. A batch that is in a space of the strategy in
+// another form is converted there, and needs room for both forms at a time. The next Move
+// chooses itself again.
+func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strategy, form batch.PayloadType, reason string) error {
+	ctx, leave, err := m.gate.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if form == "" {
+		return errors.New("convert: moving to a form needs one")
+	}
+	return m.bring(ctx, b, aim{to, form}, reason, reservation.Reservation{}, func() {})
+}
+
+// aim is where a batch is moved to: a space of the strategy, and the form it takes there, or ""
+// for whichever is best.
+type aim struct {
+	to   reservation.Strategy
+	form batch.PayloadType
 }
 
 // bring is Move. The room is drawn from given, unless that is nil. arriving is called right
 // before b is committed to the target.
-func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, given reservation.Reservation, arriving func()) error {
+func (m *Mover) bring(ctx context.Context, b *batch.Batch, to aim, reason string, given reservation.Reservation, arriving func()) error {
 	from := b.Info().Space
-	if m.reaches(to, from) {
+	if to.form == "" && m.reaches(to.to, from) {
 		return nil
 	}
 	start := time.Now()
@@ -140,7 +163,7 @@ func (m *Mover) bring(ctx context.Context, b *batch.Batch, to reservation.Strate
 	return ev.Err
 }
 
-func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string, given reservation.Reservation, arriving func()) (at tier.ID, moved int64, err error) {
+func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string, given reservation.Reservation, arriving func()) (at tier.ID, moved int64, err error) {
 	waits := reason != ReasonTrigger && reason != ReasonDemand
 	if !waits {
 		ctx = forMonitor(ctx)
@@ -165,14 +188,18 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 		}
 		defer func() { _ = t.Abort() }() // changes nothing if it has ended, as it has but after a panic
 		src := t.Payload().Space().ID()
-		if m.reaches(to, src) { // somebody else brought it while we waited
+		if m.reaches(aim.to, src) && (aim.form == "" || t.Payload().Type() == aim.form) { // somebody else brought it while we waited
 			at = src
 			return t.Abort()
+		}
+		form := aim.form
+		if form == "" {
+			form = m.cfg.Builtin.form(m.cfg.Registry, t.Payload(), r.Space())
 		}
 		start := time.Now()
 		var out batch.Payload
 		err = m.pinned(r, size, dicts, func() (err error) {
-			out, err = m.cfg.Registry.Convert(ctx, t, batch.ImageType(r.Space().Kind()), r)
+			out, err = m.cfg.Registry.Convert(ctx, t, form, r)
 			return err
 		})
 		if err == nil && out.Space() != r.Space() {
@@ -192,7 +219,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 		return nil
 	}
 	if given.IsZero() {
-		err = m.inRoom(ctx, waits, to, reserve, transfer)
+		err = m.inRoom(ctx, waits, aim.to, reserve, transfer)
 	} else if err = transfer(given); errors.Is(err, errGone) {
 		err = m.tooLittle(given, size, dicts)
 	}
@@ -325,7 +352,7 @@ func (m *Mover) bringUnlessThere(ctx context.Context, b *batch.Batch, to reserva
 			}
 		}
 	}()
-	err := m.bring(ctx, b, to, ReasonWork, given, arriving)
+	err := m.bring(ctx, b, aim{to: to}, ReasonWork, given, arriving)
 	cancel(nil)
 	<-watched
 	return err
@@ -346,12 +373,12 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 	if payload == nil {
 		return nil, fmt.Errorf("convert: opening the record of a closed handle: %w", tier.ErrReleased)
 	}
-	src, ok := payload.(*batch.Image)
+	if img, ok := payload.(*batch.Image); ok && img.Space().Kind() == tier.Host {
+		return openImage(img, nil)
+	}
+	src, ok := payload.(imaged)
 	if !ok {
 		return nil, fmt.Errorf("convert: %s cannot be opened as a record", payload.Type())
-	}
-	if src.Space().Kind() == tier.Host {
-		return openImage(src, nil)
 	}
 	p, err := m.inHost(ctx, src)
 	for errors.Is(err, errGone) {
@@ -368,7 +395,7 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 }
 
 // inHost makes a host image beside src, and waits for room in one piece.
-func (m *Mover) inHost(ctx context.Context, src *batch.Image) (out batch.Payload, err error) {
+func (m *Mover) inHost(ctx context.Context, src imaged) (out batch.Payload, err error) {
 	to, body := reservation.AnyInTier(tier.Host), src.Descriptor().Body
 	dicts := m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())
 	reserve := m.reserver(ctx, body, dicts)

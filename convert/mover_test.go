@@ -272,14 +272,15 @@ var script = []tier.Kind{tier.Host, tier.Disk, tier.GPU, tier.Disk, tier.Host, t
 // device refused, failed or cancelled once: whatever happens the batch is whole where it
 // was, and the script can go on.
 func TestEveryDeviceOperationFailsOnce(t *testing.T) {
-	t.Run("plain", func(t *testing.T) { everyDeviceOperationFailsOnce(t, numbered) })
-	t.Run("dictionary", func(t *testing.T) { everyDeviceOperationFailsOnce(t, codedBriefly) })
+	t.Run("plain", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecNone, numbered) })
+	t.Run("dictionary", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecNone, codedBriefly) })
+	t.Run("packed", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecS2, codedBriefly) })
 }
 
 // codedBriefly makes records whose body is about as long as their dictionary's.
 func codedBriefly(n int64, rows int) arrow.RecordBatch { return coded(n, rows/4) }
 
-func everyDeviceOperationFailsOnce(t *testing.T, record func(int64, int) arrow.RecordBatch) {
+func everyDeviceOperationFailsOnce(t *testing.T, codec Codec, record func(int64, int) arrow.RecordBatch) {
 	injected := errors.New("injected")
 	for _, stage := range []sim.Stage{sim.Submit, sim.Run} {
 		for _, how := range []string{"fail", "cancel"} {
@@ -289,7 +290,7 @@ func everyDeviceOperationFailsOnce(t *testing.T, record func(int64, int) arrow.R
 				ctx, cancel := context.WithCancelCause(t.Context())
 				var armed atomic.Bool
 				var seen atomic.Int64
-				m := newMachine(t, machineConfig{faults: func(op sim.Op) error {
+				m := newMachine(t, machineConfig{codec: codec, faults: func(op sim.Op) error {
 					if op.Stage != stage || op.Kind == sim.OpFree || !armed.Load() {
 						return nil // a free that is refused stays retired, which is a test of the pool's
 					}
@@ -316,11 +317,15 @@ func everyDeviceOperationFailsOnce(t *testing.T, record func(int64, int) arrow.R
 }
 
 func TestEveryFileOperationFailsOnce(t *testing.T) {
-	t.Run("plain", func(t *testing.T) { everyFileOperationFailsOnce(t, numbered) })
-	t.Run("dictionary", func(t *testing.T) { everyFileOperationFailsOnce(t, codedBriefly) })
+	t.Run("plain", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecNone, numbered) })
+	t.Run("dictionary", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecNone, codedBriefly) })
+	t.Run("s2", func(t *testing.T) {
+		everyFileOperationFailsOnce(t, CodecS2, func(n int64, rows int) arrow.RecordBatch { return numbered(n, 12*rows) }) // of several runs
+	})
+	t.Run("zstd", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecZstd, codedBriefly) })
 }
 
-func everyFileOperationFailsOnce(t *testing.T, record func(int64, int) arrow.RecordBatch) {
+func everyFileOperationFailsOnce(t *testing.T, codec Codec, record func(int64, int) arrow.RecordBatch) {
 	for name, c := range map[string]struct {
 		ops    []faultfs.Op
 		effect func(cancel func()) faultfs.Effect
@@ -339,7 +344,7 @@ func everyFileOperationFailsOnce(t *testing.T, record func(int64, int) arrow.Rec
 			tried := 0
 			for n := 0; ; n++ {
 				ctx, cancel := context.WithCancel(t.Context())
-				m := newMachine(t, machineConfig{})
+				m := newMachine(t, machineConfig{codec: codec})
 				b := m.put(t, record(int64(n), 6000), tier.GPU)
 				before := m.files.Hits()
 				remove := m.files.Add(faultfs.Rule{Ops: c.ops, Skip: n, Times: 1, Effect: c.effect(cancel)})

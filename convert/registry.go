@@ -161,7 +161,7 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 		return nil, fmt.Errorf("convert: %s to %s by way of %s: both steps must be direct", src.Type(), to, e.via)
 	}
 	bytes := src.Bytes()
-	if img, ok := src.(*batch.Image); ok {
+	if img, ok := src.(imaged); ok {
 		for _, s := range img.Shared() {
 			bytes += s.Buffer().Charge() // it may be missing between, too
 		}

@@ -20,6 +20,7 @@ type CorruptError struct {
 	Offset int64    // of the chunk: in the volume, or without one in the body
 	Want   uint64   // the checksum in the descriptor
 	Got    uint64   // that of the bytes
+	Cause  error    // why they cannot be uncompressed; nil where the checksums tell
 }
 
 func (e *CorruptError) Error() string {
@@ -30,8 +31,14 @@ func (e *CorruptError) Error() string {
 	if e.Volume != "" {
 		s += " on " + e.Volume
 	}
+	if e.Cause != nil {
+		return fmt.Sprintf("%s at offset %d: %v", s, e.Offset, e.Cause)
+	}
 	return fmt.Sprintf("%s at offset %d: checksum %016x, want %016x", s, e.Offset, e.Got, e.Want)
 }
+
+// Unwrap returns Cause.
+func (e *CorruptError) Unwrap() error { return e.Cause }
 
 // Is matches ErrCorrupt.
 func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }

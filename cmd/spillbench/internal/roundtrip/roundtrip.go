@@ -28,10 +28,15 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Edge is a pair of spaces that batches are moved between.
-type Edge struct{ From, To *tier.Space }
+// Edge is a pair of spaces that batches are moved between, and the forms they have there.
+type Edge struct {
+	From, To         *tier.Space
+	FromForm, ToForm batch.PayloadType
+}
 
-func (e Edge) String() string { return fmt.Sprintf("%s to %s", e.From.ID(), e.To.ID()) }
+func (e Edge) String() string {
+	return fmt.Sprintf("%s (%s) to %s (%s)", e.From.ID(), e.FromForm, e.To.ID(), e.ToForm)
+}
 
 // Edges returns every pair of spaces for which the registry has a converter.
 // unknown names the registered pairs of types that are no image's and so lie in no
@@ -40,6 +45,9 @@ func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
 	kinds := make(map[batch.PayloadType]tier.Kind)
 	for _, k := range tier.Kinds() {
 		kinds[batch.ImageType(k)] = k
+		if packed := batch.PackedType(k); packed != "" {
+			kinds[packed] = k
+		}
 	}
 	spaces := eng.Reservations().Spaces()
 	for _, e := range eng.Registry().Edges() {
@@ -51,7 +59,7 @@ func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
 		for _, a := range spaces.InTier(from) {
 			for _, b := range spaces.InTier(to) {
 				if a != b || len(spaces.InTier(from)) == 1 {
-					edges = append(edges, Edge{a, b})
+					edges = append(edges, Edge{a, b, e.From, e.To})
 				}
 			}
 		}
@@ -155,19 +163,19 @@ func (w *walker) fits(rec arrow.RecordBatch) error {
 
 // edge walks one edge there and back.
 func (w *walker) edge(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch, e Edge) error {
-	if err := w.bring(ctx, b, e.From); err != nil {
+	if err := w.bring(ctx, b, e.From, e.FromForm); err != nil {
 		return w.judge(err, e, "before")
 	}
-	if e.From == e.To {
+	if e.From == e.To && e.FromForm == e.ToForm {
 		return w.clone(ctx, b, rec, e)
 	}
-	if err := w.bring(ctx, b, e.To); err != nil {
+	if err := w.bring(ctx, b, e.To, e.ToForm); err != nil {
 		return w.judge(err, e, "there")
 	}
 	if err := w.judge(w.compare(ctx, b, rec, e.To), e, "there"); err != nil {
 		return err
 	}
-	if err := w.bring(ctx, b, e.From); err != nil {
+	if err := w.bring(ctx, b, e.From, e.FromForm); err != nil {
 		return w.judge(err, e, "back")
 	}
 	return w.judge(w.compare(ctx, b, rec, e.From), e, "back")
@@ -183,8 +191,8 @@ func (w *walker) clone(ctx context.Context, b *batch.Batch, rec arrow.RecordBatc
 	return w.judge(w.compare(ctx, c, rec, e.To), e, "cloned")
 }
 
-func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space) error {
-	return w.eng.Mover().Move(ctx, b, reservation.Specific(to.ID()), convert.ReasonWork)
+func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, form batch.PayloadType) error {
+	return w.eng.Mover().MoveAs(ctx, b, reservation.Specific(to.ID()), form, convert.ReasonWork)
 }
 
 // differs is the error of a comparison that found a difference.

@@ -1,0 +1,159 @@
+package convert
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/faultfs"
+	"github.com/spillway-db/spillway/tier"
+)
+
+const perMiB = 1.0 / (1 << 20)
+
+// known is a chooser that has seen S2 and Zstandard; the rates are in MiB a second.
+func known(s2, zstd rates) *chooser {
+	c := new(chooser)
+	for k, r := range map[Codec]rates{CodecS2: s2, CodecZstd: zstd} {
+		c.of[k] = rates{ratio: r.ratio, encode: perMiB / r.encode, decode: perMiB / r.decode, known: true}
+	}
+	return c
+}
+
+// written makes a gauge that has measured so many MiB a second.
+func written(write, read float64) *gauges {
+	g := new(gauges)
+	set := func(m *meter, rate float64) {
+		if rate > 0 {
+			m.bytes = 8 << 20
+			m.time = time.Duration(8 / rate * float64(time.Second))
+		}
+	}
+	set(&g.write, write)
+	set(&g.read, read)
+	return g
+}
+
+// TestBest: what is chosen follows from what was measured. One processor is counted on.
+func TestBest(t *testing.T) {
+	text := known(rates{ratio: 0.6, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
+	noise := known(rates{ratio: 1, encode: 3000, decode: 9000}, rates{ratio: 1, encode: 3000, decode: 9000})
+	for _, c := range []struct {
+		name        string
+		c           *chooser
+		write, read float64
+		want        Codec
+	}{
+		{"nothing is known of the disk", text, 0, 0, CodecNone},
+		{"nothing is known of the codecs", new(chooser), 50, 50, CodecNone},
+		{"a fast disk", text, 4500, 2800, CodecNone},
+		{"a slow disk", text, 50, 50, CodecZstd},
+		{"one not as slow", text, 200, 200, CodecZstd},
+		{"only writing is slow", text, 50, 3000, CodecZstd},
+		{"S2 keeps up where the other does not", text, 450, 450, CodecS2},
+		{"reading is not known yet", text, 50, 0, CodecZstd},
+		{"noise on a slow disk", noise, 50, 50, CodecNone},
+	} {
+		if got := c.c.best(written(c.write, c.read), 1); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+// TestMeter: what is done at the same time counts its time once, and pauses count none.
+func TestMeter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m meter
+		if m.perByte() != 0 {
+			t.Error("it knows something")
+		}
+		for range 3 {
+			var wg sync.WaitGroup
+			for i := range 4 { // 4 MiB in 40 ms
+				wg.Go(func() {
+					m.begin(time.Now())
+					time.Sleep(time.Duration(i+1) * 10 * time.Millisecond)
+					m.end(time.Now(), 1<<20)
+				})
+			}
+			wg.Wait()
+			time.Sleep(time.Second)
+		}
+		if rate := perMiB / m.perByte(); rate < 99 || rate > 101 {
+			t.Errorf("%.1f MiB/s, want 100", rate)
+		}
+		for range 100 { // it gets slower
+			m.begin(time.Now())
+			time.Sleep(100 * time.Millisecond)
+			m.end(time.Now(), 1<<20)
+		}
+		if rate := perMiB / m.perByte(); rate > 10.5 {
+			t.Errorf("%.1f MiB/s a while after it became 10", rate)
+		}
+	})
+}
+
+// TestAutoCompresses: on a disk that is slow all but the first run of a batch is
+// compressed, and it comes back; on one that is not, batches stay as they are.
+func TestAutoCompresses(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 24 << 20, disk: 24 << 20, auto: true,
+		rules: []faultfs.Rule{{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(20 << 20)}}})
+	b := m.put(t, arrowgen.Flights(1, 90_000), tier.GPU)
+	m.move(t, b, tier.Disk)
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, ok := tr.Payload().(*batch.Packed)
+	if !ok {
+		t.Fatalf("it is a %s", tr.Payload().Type())
+	}
+	for i, r := range p.Runs() {
+		if (Codec(r.Codec) == CodecNone) != (i == 0) {
+			t.Errorf("run %d of %d: %s", i, len(p.Runs()), Codec(r.Codec))
+		}
+	}
+	if err := tr.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	m.whole(t, b, tier.Disk)
+	m.move(t, b, tier.GPU)
+	m.whole(t, b, tier.GPU)
+}
+
+// TestSamplesAreFew: a sample is taken at the beginning, and then for a hundredth of the
+// disks' time, one at a time.
+func TestSamplesAreFew(t *testing.T) {
+	var c chooser
+	var k coders
+	body := make([]byte, 8*batch.FrameSize)
+	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }
+	sample := func() {
+		t.Helper()
+		if err := c.sample(&k, int64(len(body)), read); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sample()
+	if c.samples != firstPieces || !c.of[CodecS2].known || !c.of[CodecZstd].known || c.of[CodecZstd].ratio > 0.1 {
+		t.Errorf("%d pieces, %+v", c.samples, c.of)
+	}
+	sample()
+	if c.samples != firstPieces || c.due() {
+		t.Error("there was a sample for no time of the disk's")
+	}
+	c.busy.Store(sampleShare * (c.sampled.Load() + 1))
+	c.sampling.Store(true)
+	sample()
+	c.sampling.Store(false)
+	if c.samples != firstPieces {
+		t.Error("there were two at a time")
+	}
+	sample()
+	if c.samples != firstPieces+laterPieces {
+		t.Errorf("%d pieces", c.samples)
+	}
+}

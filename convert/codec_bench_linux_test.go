@@ -1,0 +1,94 @@
+package convert
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/faultfs"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// BenchmarkCodec stores batches on disk and brings them back with each codec, in turn, on
+// the disk as it is and on slower ones. of-best is the speed of CodecAuto as a share of that
+// of the best of the others.
+func BenchmarkCodec(b *testing.B) {
+	for _, data := range []struct {
+		name string
+		rec  func() arrow.RecordBatch
+	}{
+		{"flights", func() arrow.RecordBatch { return arrowgen.Flights(1, 350_000) }},
+		{"random", func() arrow.RecordBatch { return random(2 << 20) }},
+	} {
+		for _, mib := range []int64{0, 200, 50} {
+			name := "as-it-is"
+			if mib > 0 {
+				name = fmt.Sprintf("%dMiB", mib)
+			}
+			b.Run(data.name+"/"+name, func(b *testing.B) { benchCodec(b, data.rec(), mib<<20) })
+		}
+	}
+}
+
+func benchCodec(b *testing.B, rec arrow.RecordBatch, throttle int64) {
+	const batches = 8
+	defer rec.Release()
+	l, err := NewLayout(rec)
+	if err != nil {
+		b.Fatal(err)
+	}
+	size := l.Size() * batches
+	l.Close()
+	names := [...]Codec{CodecNone, CodecS2, CodecZstd, CodecAuto}
+	var took [len(names)][]float64
+	var machines [len(names)]*machine
+	var stored [len(names)][]*batch.Batch
+	for i, codec := range names {
+		cfg := machineConfig{host: size + 64<<20, disk: size + 64<<20, chunk: 512 << 10, fast: true, codec: codec, auto: codec == CodecAuto, files: disk.OS()}
+		if throttle > 0 {
+			cfg.files = faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(throttle)})
+		}
+		machines[i] = newMachine(b, cfg)
+		for range batches {
+			stored[i] = append(stored[i], machines[i].put(b, rec, tier.Host))
+		}
+	}
+	round := func(i int) float64 {
+		m := machines[i]
+		m.settle()
+		m.mover.cfg.Builtin.choose = chooser{} // each job begins knowing nothing
+		begin := time.Now()
+		for _, k := range []tier.Kind{tier.Disk, tier.Host} {
+			for _, x := range stored[i] {
+				if err := m.mover.Move(b.Context(), x, reservation.AnyInTier(k), ReasonWork); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		return time.Since(begin).Seconds()
+	}
+	n := 0
+	for b.Loop() {
+		for i := range names { // who is first changes
+			at := (n + i) % len(names)
+			took[at] = append(took[at], round(at))
+		}
+		n++
+	}
+	best := 0.0
+	for i, c := range names {
+		rate := float64(size) / (1 << 30) / median(took[i])
+		b.ReportMetric(rate, c.String()+"-GiB/s")
+		if c == CodecAuto {
+			b.ReportMetric(rate/best, "of-best")
+		}
+		best = max(best, rate)
+	}
+	b.ReportMetric(0, "ns/op")
+}

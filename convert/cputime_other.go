@@ -1,0 +1,12 @@
+//go:build !linux
+
+package convert
+
+import "time"
+
+// stopwatch measures how long the goroutine that starts it takes.
+type stopwatch struct{ begin time.Time }
+
+func start() stopwatch { return stopwatch{time.Now()} }
+
+func (s stopwatch) stop() time.Duration { return max(time.Since(s.begin), 1) }

@@ -1,0 +1,543 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/zeebo/xxh3"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// An image is packed, and unpacked, by lanes of which each takes a run of the body at a
+// time: compressing, which needs processors, overlaps with the disk's and the device's work,
+// of which several requests are under way.
+
+// imaged is what images and packed images have in common.
+type imaged interface {
+	batch.Payload
+	Descriptor() *batch.Descriptor
+	Shared() []batch.Shared
+}
+
+var (
+	_ imaged = (*batch.Image)(nil)
+	_ imaged = (*batch.Packed)(nil)
+)
+
+// lane is one of several goroutines of a transfer, and what it works with. A lane waits for
+// at most one chunk of the pinned ones, so that lanes of several transfers do not hold each
+// other up for ever.
+type lane struct {
+	b     *Builtin
+	pool  pieces
+	chunk []byte  // pinned; nil until it is needed
+	block *[]byte // from b.blocks; nil until it is needed
+}
+
+// blockSize is how long a lane's block is: a run, compressed or not, and a frame, each on
+// pages.
+const blockSize = batch.RunSize + batch.RunSize/4 + batch.FrameSize
+
+// inLanes calls f for each of n runs.
+func (b *Builtin) inLanes(ctx context.Context, node, n int, f func(ctx context.Context, l *lane, run int) error) error {
+	pool, err := b.Staging(node)
+	if err != nil {
+		return err
+	}
+	var next atomic.Int64
+	g, ctx := errgroup.WithContext(ctx)
+	for range min(n, stagedUnderWay) {
+		g.Go(func() error {
+			l := &lane{b: b, pool: pool}
+			defer l.close()
+			for {
+				run := int(next.Add(1)) - 1
+				if run >= n {
+					return nil
+				}
+				if err := context.Cause(ctx); err != nil {
+					return err
+				}
+				if err := safely(func() error { return f(ctx, l, run) }); err != nil {
+					return err
+				}
+			}
+		})
+	}
+	return g.Wait()
+}
+
+func (l *lane) close() {
+	if l.chunk != nil {
+		l.pool.Return(l.chunk)
+	}
+	if l.block != nil {
+		l.b.blocks.Put(l.block)
+	}
+}
+
+// pinned returns the lane's chunk.
+func (l *lane) pinned(ctx context.Context) (_ []byte, err error) {
+	if l.chunk == nil {
+		l.chunk, err = l.pool.Borrow(ctx)
+	}
+	return l.chunk, err
+}
+
+// memory returns the lane's own memory, which begins on a page: room for a run, and behind it for
+// a frame.
+func (l *lane) memory() (run, frame []byte) {
+	if l.block == nil {
+		l.block, _ = l.b.blocks.Get().(*[]byte)
+	}
+	if l.block == nil {
+		p := make([]byte, blockSize+tier.Page)
+		p = p[-addressOf(p)%tier.Page:][:blockSize]
+		l.block = &p
+	}
+	p := *l.block
+	at := blockSize - batch.FrameSize
+	return p[:at:at], p[at:]
+}
+
+// frames is where a body is read from to pack it: frame returns the bytes at off, which stay
+// as they are until the lane asks for the next ones.
+type frames func(ctx context.Context, l *lane, off, n int64) ([]byte, error)
+
+// hostFrames reads host memory, where it is as a rule.
+func hostFrames(m tier.HostMemory) frames {
+	extents := m.Extents()
+	return func(_ context.Context, l *lane, off, n int64) ([]byte, error) {
+		if p := stretch(extents, off, n); p != nil {
+			return p, nil
+		}
+		_, frame := l.memory()
+		return frame[:n], gather(frame[:n], extents, off)
+	}
+}
+
+// stretch returns n bytes at off of extents, if they lie in one; else nil.
+func stretch(extents [][]byte, off, n int64) []byte {
+	for _, e := range extents {
+		if off < int64(len(e)) {
+			if off+n > int64(len(e)) {
+				return nil
+			}
+			return e[off : off+n : off+n]
+		}
+		off -= int64(len(e))
+	}
+	return nil
+}
+
+// gather copies the bytes at off of extents.
+func gather(dst []byte, extents [][]byte, off int64) error {
+	return across(extents, off, int64(len(dst)), func(p []byte) { dst = dst[copy(dst, p):] })
+}
+
+// scatter copies src to off of extents.
+func scatter(extents [][]byte, off int64, src []byte) error {
+	return across(extents, off, int64(len(src)), func(p []byte) { src = src[copy(p, src):] })
+}
+
+// across calls f for each part of the n bytes at off of extents.
+func across(extents [][]byte, off, n int64, f func([]byte)) error {
+	for _, e := range extents {
+		if off >= int64(len(e)) {
+			off -= int64(len(e))
+			continue
+		}
+		p := e[off:min(int64(len(e)), off+n)]
+		f(p)
+		off, n = 0, n-int64(len(p))
+		if n == 0 {
+			return nil
+		}
+	}
+	if n > 0 {
+		return fmt.Errorf("convert: memory ends %d bytes before what it should hold", n)
+	}
+	return nil
+}
+
+// deviceFrames reads device memory through pinned chunks. The lanes share the stream.
+func deviceFrames(dev tier.Device, s tier.Stream, m tier.DeviceMemory) frames {
+	var mu sync.Mutex
+	fetch := fetchDevice(dev, s, m)
+	read := func(p []byte, off int64) error {
+		mu.Lock()
+		wait, err := fetch(p, off)
+		mu.Unlock()
+		if err != nil {
+			return err
+		}
+		return wait()
+	}
+	return func(ctx context.Context, l *lane, off, n int64) ([]byte, error) {
+		chunk, err := l.pinned(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if int64(len(chunk)) >= n {
+			return chunk[:n], read(chunk[:n], off)
+		}
+		_, frame := l.memory() // a small host tier has small chunks
+		for at := int64(0); at < n; {
+			p := chunk[:min(int64(len(chunk)), n-at)]
+			if err := read(p, off+at); err != nil {
+				return nil, err
+			}
+			copy(frame[at:], p)
+			at += int64(len(p))
+		}
+		return frame[:n], nil
+	}
+}
+
+// fileFrames reads a disk, and verifies what it gives.
+func fileFrames(desc *batch.Descriptor, m tier.FileMemory) frames {
+	return func(ctx context.Context, l *lane, off, n int64) ([]byte, error) {
+		_, frame := l.memory()
+		if err := m.ReadAt(ctx, frame[:n], off); err != nil {
+			return nil, err
+		}
+		return frame[:n], newVerifier(desc, m).check(frame[:n], off)
+	}
+}
+
+// pack makes the compressed form of an image in the space of r; or a copy of one that is
+// compressed already.
+func (b *Builtin) pack(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
+	from, ok := src.(imaged)
+	if !ok {
+		return nil, fmt.Errorf("convert: %s is not an image", src.Type())
+	}
+	desc := from.Descriptor()
+	err = b.permitted(ctx, r.Space(), from.Space(), max(desc.Body, largestShared(from)), func(ctx context.Context) error {
+		shared, err := b.share(ctx, from, r)
+		if err != nil {
+			return err
+		}
+		runs, err := b.runs(ctx, from, r)
+		if err != nil {
+			return errors.Join(err, releaseAll(shared))
+		}
+		out = batch.NewPacked(desc, runs, r.Space(), shared...)
+		return nil
+	})
+	return out, err
+}
+
+// runs makes the runs of a packed image.
+func (b *Builtin) runs(ctx context.Context, from imaged, r reservation.Reservation) (runs []batch.Run, err error) {
+	desc := from.Descriptor()
+	runs = make([]batch.Run, (desc.Body+batch.RunSize-1)/batch.RunSize)
+	defer func() {
+		if err != nil {
+			for i := range runs {
+				err = errors.Join(err, runs[i].Buffer.Release())
+			}
+		}
+	}()
+	if len(runs) == 0 {
+		return nil, nil
+	}
+	switch src := from.(type) {
+	case *batch.Packed:
+		return runs, b.inLanes(ctx, nodeOf(r.Space(), src.Space()), len(runs), func(ctx context.Context, l *lane, i int) error {
+			return b.copyRun(ctx, l, &runs[i], &src.Runs()[i], r)
+		})
+	case *batch.Image:
+		pack := func(read frames) error {
+			return b.packRuns(ctx, runs, desc.Body, nodeOf(src.Space(), r.Space()), read, r)
+		}
+		switch m := src.Buffer().Memory().(type) {
+		case tier.HostMemory:
+			return runs, pack(hostFrames(m))
+		case tier.DeviceMemory:
+			return runs, b.onStream(ctx, src.Space(), func(dev tier.Device, s tier.Stream) error {
+				return pack(deviceFrames(dev, s, m))
+			})
+		case tier.FileMemory:
+			return runs, pack(fileFrames(desc, b.metered(src.Space(), m)))
+		}
+	}
+	return runs, fmt.Errorf("convert: packing %T: %w", from, tier.ErrNotSupported)
+}
+
+// nodeOf returns the NUMA node whose chunks a transfer passes through: that of the first
+// space that has one.
+func nodeOf(spaces ...*tier.Space) int {
+	for _, s := range spaces {
+		if s.Node() >= 0 {
+			return s.Node()
+		}
+	}
+	return -1
+}
+
+// packRuns fills runs. Where nothing is known to choose the codec by, one run goes first, to
+// show what the disk is like.
+func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, node int, read frames, r reservation.Reservation) error {
+	t := b.choose.begin(b.Codec, r.Space())
+	lanes := func(from, n int) error {
+		return b.inLanes(ctx, node, n, func(ctx context.Context, l *lane, i int) error {
+			return b.packRun(ctx, l, &runs[from+i], t, body, int64(from+i)*batch.RunSize, read, r)
+		})
+	}
+	first := 0
+	if t.fixed == CodecAuto {
+		if t.blind() {
+			first = 1
+		}
+		err := b.inLanes(ctx, node, 1, func(ctx context.Context, l *lane, _ int) error {
+			return b.choose.sample(&b.coders, body, func(off, n int64) ([]byte, error) { return read(ctx, l, off, n) })
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := lanes(0, first); err != nil {
+		return err
+	}
+	return lanes(first, len(runs)-first)
+}
+
+// packRun compresses and stores one run.
+func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, t *turn, body, off int64, read frames, r reservation.Reservation) error {
+	block, _ := l.memory()
+	stored, codec := block[:0], t.codec()
+	run.Codec = uint8(codec)
+	for i := 0; i < len(run.Frames) && off < body; i++ {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		n := min(batch.FrameSize, body-off)
+		raw, err := read(ctx, l, off, n)
+		if err != nil {
+			return err
+		}
+		before := len(stored)
+		if stored, err = b.coders.encode(codec, stored, raw); err != nil {
+			return err
+		}
+		run.Frames[i] = uint32(len(stored) - before)
+		off += n
+	}
+	run.Sum = xxh3.Hash(stored)
+	return b.store(ctx, run, stored, r)
+}
+
+// store puts a run's bytes, which begin on a page and have room for the last page behind
+// them, into a buffer drawn from r.
+func (b *Builtin) store(ctx context.Context, run *batch.Run, stored []byte, r reservation.Reservation) (err error) {
+	n := len(stored)
+	stored = stored[:roundUp(int64(n), tier.Page)]
+	clear(stored[n:])
+	if run.Buffer, err = r.AllocCuts(int64(len(stored)), pages(int64(len(stored)))); err != nil {
+		return err
+	}
+	switch m := run.Buffer.Memory().(type) {
+	case tier.HostMemory:
+		return scatter(m.Extents(), 0, stored)
+	case tier.FileMemory:
+		return b.metered(r.Space(), m).WriteAt(ctx, stored, 0)
+	}
+	return fmt.Errorf("convert: a packed image in %s: %w", r.Space().ID(), tier.ErrNotSupported)
+}
+
+// pages lists where memory of so many bytes may be split, if any page will do.
+func pages(size int64) (cuts []int64) {
+	for at := int64(tier.Page); at < size; at += tier.Page {
+		cuts = append(cuts, at)
+	}
+	return cuts
+}
+
+// copyRun copies a run as it is stored.
+func (b *Builtin) copyRun(ctx context.Context, l *lane, run, from *batch.Run, r reservation.Reservation) error {
+	stored, err := b.stored(ctx, l, from)
+	if err != nil {
+		return err
+	}
+	run.Sum, run.Codec, run.Frames = from.Sum, from.Codec, from.Frames
+	block, _ := l.memory()
+	return b.store(ctx, run, block[:copy(block, stored)], r)
+}
+
+// stored returns a run's bytes, verified: where they are, or in the lane's memory.
+func (b *Builtin) stored(ctx context.Context, l *lane, run *batch.Run) ([]byte, error) {
+	n := run.Stored()
+	var p []byte
+	switch m := run.Buffer.Memory().(type) {
+	case tier.HostMemory:
+		if p = stretch(m.Extents(), 0, n); p == nil {
+			block, _ := l.memory()
+			p = block[:n]
+			if err := gather(p, m.Extents(), 0); err != nil {
+				return nil, err
+			}
+		}
+	case tier.FileMemory:
+		block, _ := l.memory()
+		p = block[:n]
+		if err := b.metered(run.Buffer.Space(), m).ReadAt(ctx, block[:roundUp(n, tier.Page)], 0); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("convert: a packed image in %s: %w", run.Buffer.Space().ID(), tier.ErrNotSupported)
+	}
+	if got := xxh3.Hash(p); got != run.Sum {
+		return nil, corruptRun(run, 0, &CorruptError{Want: run.Sum, Got: got})
+	}
+	return p, nil
+}
+
+// corruptRun adds where the corrupt bytes lie, at off of a run.
+func corruptRun(run *batch.Run, off int64, c *CorruptError) *CorruptError {
+	c.Offset = off
+	if m, ok := run.Buffer.Memory().(tier.FileMemory); ok {
+		volume, file, at := m.Locate(off)
+		c.Volume, c.Offset = volume+" "+file, at
+	}
+	return c
+}
+
+// target is where an unpacked body goes: room returns where the n bytes at off are wanted,
+// or memory of the lane's, and put brings them to their place from there.
+type target struct {
+	room func(ctx context.Context, l *lane, off, n int64) ([]byte, error)
+	put  func(ctx context.Context, l *lane, p []byte, off int64) error
+}
+
+func hostTarget(m tier.HostMemory) target {
+	extents := m.Extents()
+	return target{
+		room: func(_ context.Context, l *lane, off, n int64) ([]byte, error) {
+			if p := stretch(extents, off, n); p != nil {
+				return p, nil
+			}
+			_, frame := l.memory()
+			return frame[:n], nil
+		},
+		put: func(_ context.Context, _ *lane, p []byte, off int64) error {
+			if q := stretch(extents, off, int64(len(p))); q != nil && addressOf(q) == addressOf(p) {
+				return nil
+			}
+			return scatter(extents, off, p)
+		},
+	}
+}
+
+// laneTarget gives memory of the lane's, and put brings it where it belongs.
+func laneTarget(put func(ctx context.Context, l *lane, p []byte, off int64) error) target {
+	return target{
+		room: func(_ context.Context, l *lane, _, n int64) ([]byte, error) {
+			_, frame := l.memory()
+			return frame[:n], nil
+		},
+		put: put,
+	}
+}
+
+// deviceTarget passes pinned chunks to the device.
+func deviceTarget(dev tier.Device, s tier.Stream, m tier.DeviceMemory) target {
+	drain := drainDevice(dev, s, m)
+	return target{
+		room: func(ctx context.Context, l *lane, _, n int64) ([]byte, error) {
+			chunk, err := l.pinned(ctx)
+			if err != nil {
+				return nil, err
+			}
+			if int64(len(chunk)) >= n {
+				return chunk[:n], nil
+			}
+			_, frame := l.memory() // a small host tier has small chunks
+			return frame[:n], nil
+		},
+		put: func(_ context.Context, l *lane, p []byte, off int64) error {
+			if len(p) <= len(l.chunk) {
+				return drain(p, off)
+			}
+			for part := range slices.Chunk(p, len(l.chunk)) {
+				if err := drain(l.chunk[:copy(l.chunk, part)], off); err != nil {
+					return err
+				}
+				off += int64(len(part))
+			}
+			return nil
+		},
+	}
+}
+
+// unpackBody puts the bytes that a packed image was made of into a buffer.
+func (b *Builtin) unpackBody(ctx context.Context, dst *tier.Buffer, from *batch.Packed) error {
+	switch m := dst.Memory().(type) {
+	case tier.HostMemory:
+		return b.unpack(ctx, dst.Space(), from, hostTarget(m))
+	case tier.DeviceMemory:
+		return b.onStream(ctx, dst.Space(), func(dev tier.Device, s tier.Stream) error {
+			return b.unpack(ctx, dst.Space(), from, deviceTarget(dev, s, m))
+		})
+	case tier.FileMemory:
+		file := b.metered(dst.Space(), m)
+		return b.unpack(ctx, dst.Space(), from, laneTarget(func(ctx context.Context, _ *lane, p []byte, off int64) error { return file.WriteAt(ctx, p, off) }))
+	}
+	return fmt.Errorf("convert: unpacking into %T: %w", dst.Memory(), tier.ErrNotSupported)
+}
+
+// unpack brings a packed body to a target, each frame verified.
+func (b *Builtin) unpack(ctx context.Context, to *tier.Space, from *batch.Packed, t target) error {
+	runs, body := from.Runs(), from.Descriptor().Body
+	return b.inLanes(ctx, nodeOf(to, from.Space()), len(runs), func(ctx context.Context, l *lane, i int) error {
+		run := &runs[i]
+		stored, err := b.stored(ctx, l, run)
+		if err != nil {
+			return err
+		}
+		at := int64(0)
+		for f, off := 0, int64(i)*batch.RunSize; f < len(run.Frames) && off < body; f, off = f+1, off+batch.FrameSize {
+			n := min(batch.FrameSize, body-off)
+			p, err := t.room(ctx, l, off, n)
+			if err != nil {
+				return err
+			}
+			if err := b.coders.decode(Codec(run.Codec), p, stored[at:at+int64(run.Frames[f])]); err != nil {
+				return corruptRun(run, at, &CorruptError{Cause: err})
+			}
+			if err := verifyFrame(from.Descriptor(), run, p, off, at); err != nil {
+				return err
+			}
+			if err := t.put(ctx, l, p, off); err != nil {
+				return err
+			}
+			at += int64(run.Frames[f])
+		}
+		return nil
+	})
+}
+
+// verifyFrame compares the body's bytes at off with their checksums; at is where they are
+// stored in the run.
+func verifyFrame(desc *batch.Descriptor, run *batch.Run, p []byte, off, at int64) error {
+	for part := range slices.Chunk(p, batch.SumChunk) {
+		err := Verify(desc, int(off/batch.SumChunk), part)
+		var c *CorruptError
+		if errors.As(err, &c) {
+			return corruptRun(run, at, c)
+		}
+		if err != nil {
+			return err
+		}
+		off += int64(len(part))
+	}
+	return nil
+}

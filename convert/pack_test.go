@@ -1,0 +1,368 @@
+package convert
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/faultfs"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+// forms are all that a batch can have, with the tier of each.
+var forms = []struct {
+	form batch.PayloadType
+	kind tier.Kind
+}{
+	{batch.GPUImage, tier.GPU}, {batch.HostImage, tier.Host}, {batch.DiskImage, tier.Disk},
+	{batch.HostPacked, tier.Host}, {batch.DiskPacked, tier.Disk},
+}
+
+func (m *machine) form(t *testing.T, b *batch.Batch) batch.PayloadType {
+	t.Helper()
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	form := tr.Payload().Type()
+	if err := tr.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	return form
+}
+
+// TestAllForms: a batch takes every form after every other, and is whole in each.
+func TestAllForms(t *testing.T) {
+	for _, codec := range []Codec{CodecNone, CodecS2, CodecZstd} {
+		for name, rec := range map[string]arrow.RecordBatch{
+			"several runs": arrowgen.Flights(1, 60_000),
+			"dictionary":   coded(1, 100_000),
+			"random":       random(300_000),
+			"nothing":      arrowgen.Flights(1, 0),
+			"no columns":   arrowgen.New(1).Record(arrow.NewSchema(nil, nil), 7),
+			"a few":        arrowgen.Flights(1, 10),
+		} {
+			t.Run(fmt.Sprintf("%s/%s", codec, name), func(t *testing.T) {
+				m := newMachine(t, machineConfig{gpu: 8 << 20, host: 24 << 20, disk: 24 << 20, codec: codec})
+				b := m.put(t, rec, tier.Host)
+				for _, from := range forms {
+					for _, to := range forms {
+						for _, f := range []struct {
+							form batch.PayloadType
+							kind tier.Kind
+						}{from, to} {
+							err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(f.kind), f.form, ReasonWork)
+							if err != nil {
+								t.Fatalf("%s to %s: %v", from.form, to.form, err)
+							}
+							if got := m.form(t, b); got != f.form {
+								t.Fatalf("%s to %s: it is a %s", from.form, to.form, got)
+							}
+							m.whole(t, b, f.kind)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// random is a record that cannot be compressed.
+func random(rows int) arrow.RecordBatch {
+	rng := rand.New(rand.NewPCG(3, 3))
+	bld := array.NewInt64Builder(memory.DefaultAllocator)
+	defer bld.Release()
+	for range rows {
+		bld.Append(rng.Int64())
+	}
+	col := bld.NewInt64Array()
+	defer col.Release()
+	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "random", Type: col.DataType()}}, nil), []arrow.Array{col}, -1)
+}
+
+// TestPackedEveryType: what is compressed comes back exactly, whatever its type.
+func TestPackedEveryType(t *testing.T) {
+	var types []arrow.DataType
+	for _, flat := range arrowgen.Flat() {
+		types = append(types, flat)
+	}
+	types = append(types, arrowgen.Nested(arrow.BinaryTypes.String)...)
+	for _, dt := range types {
+		t.Run(dt.String(), func(t *testing.T) {
+			m := newMachine(t, machineConfig{codec: CodecZstd})
+			rec := arrowgen.New(7).Record(arrowgen.Schema(dt), 3000)
+			b := m.put(t, rec, tier.GPU)
+			for _, k := range []tier.Kind{tier.Disk, tier.Host, tier.Disk, tier.GPU} {
+				m.move(t, b, k)
+				m.whole(t, b, k)
+			}
+		})
+	}
+}
+
+// TestCodecDecidesTheForm: what a batch becomes on disk follows from the codec; what is
+// compressed in host memory stays so.
+func TestCodecDecidesTheForm(t *testing.T) {
+	for _, c := range []struct {
+		codec Codec
+		want  batch.PayloadType
+	}{{CodecNone, batch.DiskImage}, {CodecS2, batch.DiskPacked}, {CodecZstd, batch.DiskPacked}} {
+		m := newMachine(t, machineConfig{codec: c.codec})
+		b := m.put(t, arrowgen.Flights(1, 20_000), tier.Host)
+		raw := b.Info().Bytes
+		m.move(t, b, tier.Disk)
+		if got := m.form(t, b); got != c.want {
+			t.Errorf("%s: a %s", c.codec, got)
+		}
+		if n := b.Info().Bytes; (n < raw*9/10) != (c.codec != CodecNone) {
+			t.Errorf("%s: %d bytes of %d", c.codec, n, raw)
+		}
+		m.move(t, b, tier.Host)
+		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked, ReasonWork); err != nil {
+			t.Fatal(err)
+		}
+		packed := b.Info().Bytes
+		if packed > raw*9/10 {
+			t.Errorf("%s: %d bytes of %d in host memory", c.codec, packed, raw)
+		}
+		m.move(t, b, tier.Disk)
+		if got, n := m.form(t, b), b.Info().Bytes; got != batch.DiskPacked || n != packed {
+			t.Errorf("%s: from host memory a %s of %d bytes, not %d", c.codec, got, n, packed)
+		}
+		m.whole(t, b, tier.Disk)
+	}
+}
+
+// TestRandomIsStoredAsItIs: what cannot be compressed takes no more room than it is long.
+func TestRandomIsStoredAsItIs(t *testing.T) {
+	for _, codec := range []Codec{CodecS2, CodecZstd} {
+		m := newMachine(t, machineConfig{codec: codec})
+		b := m.put(t, random(200_000), tier.Host)
+		raw := b.Info().Bytes
+		m.move(t, b, tier.Disk)
+		if n := b.Info().Bytes; n > raw {
+			t.Errorf("%s: %d bytes of %d", codec, n, raw)
+		}
+		m.whole(t, b, tier.Disk)
+	}
+}
+
+// TestEveryReadFlipped: each read of a packed batch gives one wrong bit once, and it is
+// found, with its place.
+func TestEveryReadFlipped(t *testing.T) {
+	for _, codec := range []Codec{CodecNone, CodecS2, CodecZstd} {
+		for _, k := range []tier.Kind{tier.Host, tier.GPU} {
+			m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: codec})
+			b := m.put(t, arrowgen.Flights(1, 100_000), k)
+			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked, ReasonWork); err != nil {
+				t.Fatal(err)
+			}
+			found := 0
+			for ; ; found++ {
+				hits := m.files.Hits()
+				remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Skip: found, Times: 1, Effect: faultfs.BitFlip()})
+				err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork)
+				hit := m.files.Hits() != hits
+				remove()
+				if !hit {
+					if err != nil {
+						t.Fatal(err)
+					}
+					break
+				}
+				var c *CorruptError
+				if !errors.As(err, &c) || c.Batch != b.ID() || c.Volume == "" {
+					t.Fatalf("%s to %s, read %d: %v", codec, k, found, err)
+				}
+				m.rests(t, b, tier.Disk)
+			}
+			if found < 4 {
+				t.Errorf("%s to %s: only %d reads", codec, k, found)
+			}
+			m.whole(t, b, k)
+		}
+	}
+}
+
+// TestPackedFlippedInMemory: a bit that flips in host memory is found as well.
+func TestPackedFlippedInMemory(t *testing.T) {
+	m := newMachine(t, machineConfig{codec: CodecS2})
+	b := m.put(t, arrowgen.Flights(1, 40_000), tier.Host)
+	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked, ReasonWork); err != nil {
+		t.Fatal(err)
+	}
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := tr.Payload().(*batch.Packed).Runs()
+	p := runs[len(runs)-1].Buffer.Memory().(tier.HostMemory).Extents()[0]
+	if err := tr.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []int{0, 17, 4000} {
+		p[at] ^= 8
+		for _, k := range []tier.Kind{tier.GPU, tier.Disk} {
+			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); !errors.Is(err, ErrCorrupt) {
+				t.Errorf("byte %d, to %s: %v", at, k, err)
+			}
+		}
+		p[at] ^= 8
+	}
+	m.whole(t, b, tier.Host)
+}
+
+// TestPackCancelled: a move that is cancelled while the disk is slow ends, and the batch is
+// whole where it was.
+func TestPackCancelled(t *testing.T) {
+	m := newMachine(t, machineConfig{codec: CodecS2, gpu: 8 << 20, host: 16 << 20})
+	b := m.put(t, arrowgen.Flights(1, 100_000), tier.GPU)
+	ctx, cancel := context.WithCancel(t.Context())
+	remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 2, Effect: faultfs.Do(func(faultfs.Op, string) { cancel() })})
+	if err := m.mover.Move(ctx, b, reservation.AnyInTier(tier.Disk), ReasonWork); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	remove()
+	m.whole(t, b, tier.GPU)
+}
+
+// TestPackedSideBySide: transfers that share few chunks do not hold each other up.
+func TestPackedSideBySide(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 24 << 20, host: 24 << 20, disk: 48 << 20, codec: CodecS2, chunk: 4096})
+	var all []*batch.Batch
+	for i := range 4 {
+		all = append(all, m.put(t, arrowgen.Flights(uint64(i), 50_000), tier.GPU))
+	}
+	var wg sync.WaitGroup
+	for _, b := range all {
+		wg.Go(func() {
+			for range 3 {
+				for _, k := range []tier.Kind{tier.Disk, tier.Host, tier.Disk, tier.GPU} {
+					if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, b := range all {
+		if err := m.same(t.Context(), b); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestPackedPanics: a device that panics while a batch is packed or unpacked costs the move,
+// and nothing else.
+func TestPackedPanics(t *testing.T) {
+	armed := false
+	m := newMachine(t, machineConfig{codec: CodecS2, faults: func(op sim.Op) error {
+		if armed && op.Stage == sim.Submit && (op.Kind == sim.OpCopyToHost || op.Kind == sim.OpCopyToDevice) {
+			panic("the driver is confused")
+		}
+		return nil
+	}})
+	b := m.put(t, arrowgen.Flights(1, 20_000), tier.GPU)
+	armed = true
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk), ReasonWork); err == nil {
+		t.Error("it was packed")
+	}
+	armed = false
+	m.whole(t, b, tier.GPU)
+	m.move(t, b, tier.Disk)
+	armed = true
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU), ReasonWork); err == nil {
+		t.Error("it was unpacked")
+	}
+	armed = false
+	m.whole(t, b, tier.Disk)
+}
+
+func TestCoders(t *testing.T) {
+	var k coders
+	rng := rand.New(rand.NewPCG(1, 2))
+	noise := make([]byte, batch.FrameSize)
+	for i := range noise {
+		noise[i] = byte(rng.Uint32())
+	}
+	for _, c := range []Codec{CodecNone, CodecS2, CodecZstd} {
+		for name, src := range map[string][]byte{
+			"nothing": {}, "a byte": {1}, "zeros": make([]byte, batch.FrameSize), "noise": noise,
+			"text": bytes.Repeat([]byte("spillway "), 5000), "half noise": slices.Concat(noise[:9000], make([]byte, 9000)),
+		} {
+			before := []byte("before")
+			room := append(make([]byte, 0, len(before)+2*len(src)+100), before...)
+			out, err := k.encode(c, room, src)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(out) > 0 && &out[0] != &room[0] || !bytes.HasPrefix(out, before) {
+				t.Fatalf("%s of %s: it is elsewhere", c, name)
+			}
+			stored := out[len(before):]
+			if len(stored) > len(src) {
+				t.Errorf("%s of %s: %d bytes became %d", c, name, len(src), len(stored))
+			}
+			back := make([]byte, len(src))
+			if err := k.decode(c, back, stored); err != nil || !bytes.Equal(back, src) {
+				t.Errorf("%s of %s: %v", c, name, err)
+			}
+			if len(stored) == len(src) {
+				continue
+			}
+			for _, wrong := range [][]byte{make([]byte, len(src)+1), make([]byte, len(src)-1)} {
+				if err := k.decode(c, wrong, stored); err == nil {
+					t.Errorf("%s of %s: it was uncompressed to %d bytes", c, name, len(wrong))
+				}
+			}
+		}
+	}
+}
+
+// FuzzDecode: what is no codec's is an error, and no panic.
+func FuzzDecode(f *testing.F) {
+	var k coders
+	for _, c := range []Codec{CodecS2, CodecZstd} {
+		out, err := k.encode(c, make([]byte, 0, 1<<16), bytes.Repeat([]byte("spillway "), 500))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(uint8(c), out)
+		f.Add(uint8(c), out[:len(out)/2])
+	}
+	f.Fuzz(func(t *testing.T, c uint8, stored []byte) {
+		back := make([]byte, 4500)
+		_ = k.decode(Codec(c%uint8(codecs)), back, stored)
+	})
+}
+
+func TestParseCodec(t *testing.T) {
+	for c := range codecs {
+		if got, err := ParseCodec(c.String()); got != c || err != nil || c.Validate() != nil {
+			t.Errorf("%v: %v, %v", c, got, err)
+		}
+	}
+	for _, s := range []string{"", "S2", "lz4", "auto "} {
+		if _, err := ParseCodec(s); err == nil {
+			t.Errorf("%q is a codec", s)
+		}
+	}
+	if codecs.Validate() == nil {
+		t.Error("a number is a codec")
+	}
+}
