@@ -35,12 +35,13 @@ import (
 //
 // From host memory the record is opened in place, as Record does it, and leases the
 // whole batch. From a GPU the whole image is first copied to host memory.
-func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (arrow.RecordBatch, error) {
+func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_ arrow.RecordBatch, err error) {
 	ctx, leave, err := m.gate.enter(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
+	defer recovered(&err, "opening columns")
 	payload := h.Payload()
 	if payload == nil {
 		return nil, fmt.Errorf("convert: opening columns of a closed handle: %w", tier.ErrReleased)

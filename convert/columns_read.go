@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// columnRequest is the most that one read of columns carries. More than a volume's
-	// own request (1 MiB), so that it is verified while others are under way.
+	// columnRequest is the most that one read of columns carries: one request, as volumes
+	// have them by default, that is verified while others are under way.
 	columnRequest = 2 << 20
 	// columnsUnderWay is how many of those are under way: as many bytes as a transfer from disk
 	// to host memory has a permit for.
