@@ -109,7 +109,8 @@ func (c *chosen) noRows(of *batch.Descriptor) (arrow.RecordBatch, error) {
 
 // inPlace opens what was chosen of a host image, whose memory is leased until the
 // record is released.
-func (c *chosen) inPlace(img *batch.Image) (arrow.RecordBatch, error) {
+func (c *chosen) inPlace(img *batch.Image) (_ arrow.RecordBatch, err error) {
+	defer recovered(&err, "opening columns") // img may be the caller's to release
 	of := img.Descriptor()
 	columns, err := columnsOf(of, c)
 	if err != nil {

@@ -278,3 +278,69 @@ func TestSelection(t *testing.T) {
 		}
 	}
 }
+
+// Columns that lie beside each other in the image come with one request, also where each
+// ends with a chunk.
+func TestColumnsBesideEachOtherAreOneRequest(t *testing.T) {
+	const rows = batch.SumChunk / 8
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, arrowgen.Ints(1, rows, 40), tier.Disk)
+	fields := make([]int, 32)
+	for i := range fields {
+		fields[i] = 4 + i
+	}
+	for _, c := range []struct {
+		fields   []int
+		requests int
+		bytes    int64
+	}{{fields, 1, 32 * batch.SumChunk}, {[]int{7, 6, 9, 10, 12}, 3, 5 * batch.SumChunk}} {
+		before := m.files.Count(faultfs.Read)
+		read := m.reading(func() { m.picked(t, b, c.fields, 0, rows) })
+		if n := m.files.Count(faultfs.Read) - before; n != c.requests || read != c.bytes {
+			t.Errorf("columns %v: %d requests of %d bytes in all, want %d of %d", c.fields, n, read, c.requests, c.bytes)
+		}
+	}
+}
+
+// BenchmarkColumns reads a batch of five columns from disk: whole, as Record does it, and
+// parts of it. The bytes are those that are wanted.
+func BenchmarkColumns(b *testing.B) {
+	const rows = 64 << 20 / (5 * 8)
+	m := newMachine(b, machineConfig{host: 96 << 20, disk: 96 << 20, chunk: 1 << 20, fast: true})
+	on := m.put(b, arrowgen.Ints(1, rows, 5), tier.Disk)
+	h, err := openAny(b.Context(), on)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer h.Close()
+	for _, c := range []struct {
+		name string
+		want Selection
+		size int64
+		open func(Selection) (arrow.RecordBatch, error)
+	}{
+		{"whole record", Selection{}, 5 * 8 * rows, func(Selection) (arrow.RecordBatch, error) { return m.mover.Record(b.Context(), h) }},
+		{"5 of 5", Selection{}, 5 * 8 * rows, nil},
+		{"2 of 5", Selection{Fields: []int{1, 3}}, 2 * 8 * rows, nil},
+		{"1 of 5", Selection{Fields: []int{2}}, 8 * rows, nil},
+		{"1 % of the rows of 1", Selection{Fields: []int{2}, From: rows / 2, To: rows/2 + rows/100}, 8 * (rows / 100), nil},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			open := c.open
+			if open == nil {
+				open = func(s Selection) (arrow.RecordBatch, error) { return m.mover.Columns(b.Context(), h, s) }
+			}
+			b.SetBytes(c.size)
+			b.ReportAllocs()
+			before := m.volume().Stats().Read
+			for b.Loop() {
+				rec, err := open(c.want)
+				if err != nil {
+					b.Fatal(err)
+				}
+				rec.Release()
+			}
+			b.ReportMetric(float64(m.volume().Stats().Read-before)/float64(b.N), "read-B/op")
+		})
+	}
+}
