@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -432,5 +433,26 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 	}
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Several requests are under way: four of six wait for each other, which would never end
+// if one came after the other.
+func TestColumnsHaveSeveralRequestsUnderWay(t *testing.T) {
+	m := newMachine(t, machineConfig{host: 16 << 20})
+	b := m.put(t, arrowgen.Ints(1, 6*columnRequest/8, 1), tier.Disk)
+	var reads atomic.Int64
+	four := make(chan struct{})
+	defer m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Times: 4, Effect: faultfs.Do(func(faultfs.Op, string) {
+		if reads.Add(1) == 4 {
+			close(four)
+		}
+		<-four
+	})})()
+	if err := m.columnsOf(t.Context(), b, Selection{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := reads.Load(); n != 4 {
+		t.Errorf("%d requests waited for each other", n)
 	}
 }
