@@ -39,6 +39,17 @@
 // straight to and from the arena. Everything goes in pieces of at most 8 MiB, and acts on a
 // cancelled context within one.
 //
+// # Columns
+//
+// Mover.Columns opens some columns and rows of a batch and leaves it where it is. Of an
+// image on disk it reads only the chunks under a checksum that have something wanted, and
+// lays them one after the other into one piece of host memory, in which the record is
+// opened like any image. How the columns' buffers are found, cut and laid is told at
+// columnPlan.
+//
+//	disk   │  a   │ a b  │  b   │  c   │  c   │      a, from the disk: the first two chunks
+//	host   │  a   │ a    │                           leased to the record
+//
 // # Permits
 //
 // Every transfer with a disk has a permit (package permit): bytes of the budget of host

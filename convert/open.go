@@ -73,7 +73,13 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 type finder func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error)
 
 // openRecord opens d with a new lease, which it ends on an error.
-func openRecord(d *batch.Descriptor, extents [][]byte, l *lease, find finder) (_ arrow.RecordBatch, err error) {
+func openRecord(d *batch.Descriptor, extents [][]byte, l *lease, find finder) (arrow.RecordBatch, error) {
+	return openRows(d, nil, extents, l, find)
+}
+
+// openRows is openRecord for columns that may have more rows than the record: each is
+// sliced, from the row on that skip has for it. Without skip they have d.Rows.
+func openRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *lease, find finder) (_ arrow.RecordBatch, err error) {
 	o := opener{desc: d, lease: l, find: find}
 	var cols []arrow.Array
 	defer func() {
@@ -99,11 +105,10 @@ func openRecord(d *batch.Descriptor, extents [][]byte, l *lease, find finder) (_
 		if err != nil {
 			return nil, err
 		}
-		if int64(data.Len()) != d.Rows {
-			return nil, o.path.invalid("%d rows in a record of %d", data.Len(), d.Rows)
+		col, err := o.column(data, skip, i)
+		if err != nil {
+			return nil, err
 		}
-		col := array.MakeFromData(data)
-		data.Release()
 		o.holders = o.holders[:0] // the column has them
 		cols = append(cols, col)
 		o.path.pop()
@@ -122,6 +127,24 @@ func openRecord(d *batch.Descriptor, extents [][]byte, l *lease, find finder) (_
 	cols = nil
 	l.Free(nil)
 	return rec, nil
+}
+
+// column makes the i-th column out of its data, which it takes over unless it fails.
+func (o *opener) column(data *array.Data, skip []int64, i int) (arrow.Array, error) {
+	n, from := int64(data.Len()), int64(0)
+	if skip != nil {
+		from = skip[i]
+	}
+	if skip == nil && n != o.desc.Rows || from < 0 || from > n || n-from < o.desc.Rows {
+		return nil, o.path.invalid("%d rows in a record of %d", n-from, o.desc.Rows)
+	}
+	col := array.MakeFromData(data)
+	data.Release()
+	if n == o.desc.Rows {
+		return col, nil
+	}
+	defer col.Release()
+	return array.NewSlice(col, from, from+o.desc.Rows), nil
 }
 
 // openDictionary opens the array of a dictionary's image. The lease stays the

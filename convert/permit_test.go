@@ -147,6 +147,9 @@ var diskOperations = []struct {
 		}
 		return errors.Join(err, h.Close())
 	}},
+	{"columns from disk", tier.Disk, tier.Disk, false, func(ctx context.Context, m *machine, b *batch.Batch) error {
+		return m.columnsOf(ctx, b, Selection{Fields: []int{0}, From: 1000, To: 2000})
+	}},
 	{"digest from disk", tier.Disk, tier.Disk, false, func(ctx context.Context, m *machine, b *batch.Batch) error {
 		h, err := m.mover.Acquire(ctx, b, reservation.AnyInTier(tier.Disk))
 		if err != nil {

@@ -1,0 +1,167 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Columns opens some columns and rows of the batch that h holds as an Arrow record. The
+// batch stays what and where it is. The record has the schema's metadata, that of the
+// fields, and the batch's own; columns that share a dictionary share it still. The
+// caller releases it; it outlives the handle, which must be open until Columns returns.
+// What the batch does not have is a *SelectionError. It is safe for concurrent use.
+//
+// From disk only what is needed is read: the chunks of batch.SumChunk bytes that the
+// wanted buffers lie in, each checked against its checksum (a *CorruptError says
+// where it is wrong), in requests of up to 2 MiB of which several are under way. They come
+// to lie in one piece of memory of a host space, for which Columns waits as Record does;
+// the record leases all of it until the last of its buffers is released. Dictionaries
+// that are images of their own come along whole if a wanted column uses them and they
+// are not in that space yet.
+//
+// A row range reads less of columns whose values have a fixed width, of strings and
+// binaries and of dictionary codes, and of structs and fixed-size lists of such columns.
+// It begins at a multiple of 64 bytes in each buffer, so that up to 511 rows before
+// it are read, too. Where strings lie is looked up first, in up to two chunks a column.
+// Columns with anything else in them (lists, maps, views, unions, runs) are read whole, and
+// then sliced.
+//
+// From host memory the record is opened in place, as Record does it, and leases the
+// whole batch. From a GPU the whole image is first copied to host memory.
+func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_ arrow.RecordBatch, err error) {
+	ctx, leave, err := m.gate.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	defer recovered(&err, "opening columns")
+	payload := h.Payload()
+	if payload == nil {
+		return nil, fmt.Errorf("convert: opening columns of a closed handle: %w", tier.ErrReleased)
+	}
+	src, ok := payload.(*batch.Image)
+	if !ok {
+		return nil, fmt.Errorf("convert: columns of %s cannot be opened", payload.Type())
+	}
+	c, err := want.of(src.Descriptor().Schema, src.Descriptor().Rows)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := m.open(ctx, src, c)
+	if err != nil {
+		return nil, ofBatch(err, h.Batch().ID())
+	}
+	return rec, nil
+}
+
+// open opens what was chosen of an image, wherever that lies.
+func (m *Mover) open(ctx context.Context, src *batch.Image, c *chosen) (arrow.RecordBatch, error) {
+	if c.from == c.to {
+		return c.noRows(src.Descriptor())
+	}
+	if src.Space().Kind() == tier.Host {
+		return c.inPlace(src)
+	}
+	file, ok := src.Buffer().Memory().(tier.FileMemory)
+	if src.Space().Kind() == tier.Disk && (ok || src.Descriptor().Body == 0) {
+		return m.readColumns(ctx, src, file, c)
+	}
+	p, err := m.inHost(ctx, src)
+	for errors.Is(err, errGone) {
+		p, err = m.inHost(ctx, src)
+	}
+	if err != nil {
+		return nil, err
+	}
+	img, ok := p.(*batch.Image)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("convert: columns of %s cannot be opened", p.Type()), p.Release())
+	}
+	rec, err := c.inPlace(img)
+	return released(rec, errors.Join(err, img.Release()))
+}
+
+// released gives rec up if there is an error.
+func released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
+	if err != nil && rec != nil {
+		rec.Release()
+		rec = nil
+	}
+	return rec, err
+}
+
+// noRows makes a record without rows, for which no memory is needed.
+func (c *chosen) noRows(of *batch.Descriptor) (arrow.RecordBatch, error) {
+	var p planner
+	for _, f := range c.schema.Fields() {
+		p.empty(f.Type)
+	}
+	d := &batch.Descriptor{Schema: c.schema, Nodes: p.nodes, Buffers: p.spans, Metadata: of.Metadata}
+	return openRecord(d, nil, newLease(nil), nil)
+}
+
+// inPlace opens what was chosen of a host image, whose memory is leased until the
+// record is released.
+func (c *chosen) inPlace(img *batch.Image) (_ arrow.RecordBatch, err error) {
+	defer recovered(&err, "opening columns") // img may be the caller's to release
+	of := img.Descriptor()
+	columns, err := columnsOf(of, c)
+	if err != nil {
+		return nil, err
+	}
+	d := &batch.Descriptor{
+		Schema: c.schema, Rows: c.to - c.from, Body: of.Body,
+		Dictionaries: of.Dictionaries, Metadata: of.Metadata,
+	}
+	skip := make([]int64, len(columns))
+	for i := range columns {
+		skip[i] = c.from
+		for _, n := range columns[i].nodes {
+			d.Nodes = append(d.Nodes, n.Node)
+		}
+		for _, p := range columns[i].parts {
+			d.Buffers = append(d.Buffers, p.span)
+		}
+	}
+	extents, release, err := inPlace(img.Buffer())
+	if err != nil {
+		return nil, err
+	}
+	return openRows(d, skip, extents, newLease(release), finderOf(img.Shared()))
+}
+
+// readColumns reads what was chosen of a disk image into host memory, and waits for
+// room in one piece there. file is nil if the image has no bytes.
+func (m *Mover) readColumns(ctx context.Context, src *batch.Image, file tier.FileMemory, c *chosen) (arrow.RecordBatch, error) {
+	p := &columnPlan{src: src, file: file, chosen: c}
+	if err := p.make(ctx, m.cfg.Builtin); err != nil {
+		return nil, err
+	}
+	if p.desc.Body == 0 && len(p.shared) == 0 {
+		return openRows(p.desc, p.skip, nil, newLease(nil), nil)
+	}
+	rec, err := m.readPlanned(ctx, p)
+	for errors.Is(err, errGone) {
+		rec, err = m.readPlanned(ctx, p)
+	}
+	return rec, err
+}
+
+func (m *Mover) readPlanned(ctx context.Context, p *columnPlan) (rec arrow.RecordBatch, err error) {
+	dicts := m.cfg.Builtin.dicts.of(p.desc.AllDictionaries())
+	reserve := m.reserver(ctx, p.desc.Body, dicts)
+	err = m.inRoom(ctx, true, reservation.AnyInTier(tier.Host), reserve, func(r reservation.Reservation) error {
+		return m.pinned(r, p.desc.Body, dicts, func() (err error) {
+			rec, err = m.cfg.Builtin.readColumns(ctx, p, r)
+			return err
+		})
+	})
+	return released(rec, err)
+}

@@ -1,0 +1,458 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/faultfs"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// columnsOf reads some columns of b where it is, and compares them.
+func (m *machine) columnsOf(ctx context.Context, b *batch.Batch, want Selection) error {
+	h, err := openAny(ctx, b)
+	if err != nil {
+		return err
+	}
+	got, err := m.mover.Columns(ctx, h, want)
+	if err = errors.Join(err, h.Close()); err != nil {
+		return err
+	}
+	defer got.Release()
+	rec := m.records[b.ID()]
+	c, err := want.of(rec.Schema(), rec.NumRows())
+	if err != nil {
+		return err
+	}
+	expected := pick(rec, c.fields, c.from, c.to)
+	defer expected.Release()
+	return Equal(expected, got)
+}
+
+// mixed has a column that is read whole, one of strings long enough to be looked up, a
+// dictionary of its own, and numbers.
+func mixed(seed uint64, rows int) arrow.RecordBatch {
+	gen := arrowgen.New(seed)
+	strings := arrowgen.Strings(seed, rows, 1)
+	codes := codedBy(words(int64(seed)), int64(seed), rows)
+	list := gen.Array(arrow.ListOf(arrow.PrimitiveTypes.Int16), rows)
+	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{
+		{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true}, {Name: "code", Type: codedType},
+		{Name: "n", Type: arrow.PrimitiveTypes.Int64}, {Name: "list", Type: list.DataType(), Nullable: true},
+	}, nil), []arrow.Array{strings.Column(0), codes.Column(0), codes.Column(1), list}, int64(rows))
+}
+
+const mixedRows = 40_000
+
+// flip changes one bit at off of b's bytes on disk.
+func flip(t *testing.T, b *batch.Batch, off int64) {
+	t.Helper()
+	h, err := openAny(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := h.Payload().(*batch.Image).Buffer().Memory().(tier.FileMemory)
+	p := make([]byte, 1)
+	err = file.ReadAt(t.Context(), p, off)
+	p[0] ^= 4
+	if err := errors.Join(err, file.WriteAt(t.Context(), p, off), h.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A flipped bit in a chunk that is needed is found, and said where; one in another is
+// not noticed. The memory of what was read is given back.
+func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, mixed(1, mixedRows), tier.Disk)
+	spans := b.Descriptor().Buffers
+	// text has validity, offsets and bytes; code and n have no nulls.
+	offsets, text, numbers := spans[1], spans[2], spans[6]
+	if offsets.Length != 4*mixedRows+4 || text.Length < 4*batch.SumChunk || numbers.Length != 8*mixedRows {
+		t.Fatalf("the buffers are %v", spans)
+	}
+	for _, c := range []struct {
+		name string
+		at   int64
+		want Selection
+		seen bool
+	}{
+		{"a number", numbers.Offset + 8*20_000, Selection{Columns: []string{"n"}}, true},
+		{"a number that is one of the rows", numbers.Offset + 8*20_000, Selection{Columns: []string{"n"}, From: 19_999, To: 20_001}, true},
+		{"a number that is not", numbers.Offset + 8*20_000, Selection{Columns: []string{"n"}, From: 30_000, To: 40_000}, false},
+		{"a number of another column", numbers.Offset + 8*20_000, Selection{Columns: []string{"text", "code"}}, false},
+		{"text", text.Offset + 200_000, Selection{Columns: []string{"text"}}, true},
+		{"text of other rows", text.Offset + 100_000, Selection{Columns: []string{"text"}, From: mixedRows - 10}, false},
+		{"an offset that is looked up", offsets.Offset + 4*20_000, Selection{Columns: []string{"text"}, From: 20_000, To: 39_000}, true},
+		{"an offset between two", offsets.Offset + 4*20_000, Selection{Columns: []string{"text"}, From: 1000, To: 39_000}, true},
+		{"an offset of other rows", offsets.Offset + 4*20_000, Selection{Columns: []string{"text"}, From: 39_000}, false},
+	} {
+		flip(t, b, c.at)
+		err := m.columnsOf(t.Context(), b, c.want)
+		var corrupt *CorruptError
+		switch {
+		case !c.seen && err != nil:
+			t.Errorf("%s: %v", c.name, err)
+		case c.seen && !errors.As(err, &corrupt):
+			t.Errorf("%s: not noticed: %v", c.name, err)
+		case c.seen:
+			h, err := openAny(t.Context(), b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			volume, file, at := h.Payload().(*batch.Image).Buffer().Memory().(tier.FileMemory).Locate(c.at / batch.SumChunk * batch.SumChunk)
+			want := &CorruptError{Batch: b.ID(), Volume: volume + " " + file, Offset: at, Want: corrupt.Want, Got: corrupt.Got}
+			if *corrupt != *want || corrupt.Want == corrupt.Got {
+				t.Errorf("%s: told as %+v, want %+v", c.name, corrupt, want)
+			}
+			if err := h.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		flip(t, b, c.at) // back
+		m.rests(t, b, tier.Disk)
+	}
+	m.whole(t, b, tier.Disk)
+}
+
+// TestEveryReadOfColumnsFailsOnce fails, shortens, corrupts and cancels each read once:
+// the books are exact after that, and the batch whole.
+func TestEveryReadOfColumnsFailsOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		effect func(cancel func()) faultfs.Effect
+		want   error
+		may    bool // it may succeed all the same
+	}{
+		"EIO":    {func(func()) faultfs.Effect { return faultfs.Fail(syscall.EIO) }, syscall.EIO, false},
+		"short":  {func(func()) faultfs.Effect { return faultfs.Short() }, nil, true},
+		"flip":   {func(func()) faultfs.Effect { return faultfs.BitFlip() }, ErrCorrupt, false},
+		"cancel": {func(cancel func()) faultfs.Effect { return faultfs.Do(func(faultfs.Op, string) { cancel() }) }, context.Canceled, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, machineConfig{})
+			b := m.put(t, mixed(2, mixedRows), tier.Disk)
+			for _, s := range []Selection{{Columns: []string{"list", "code"}}, {Columns: []string{"text", "code"}, From: 10_000, To: 30_000}} {
+				tried, failed := 0, 0
+				for hit := true; hit; tried++ {
+					ctx, cancel := context.WithCancel(t.Context())
+					// Skip counts from when the rule is added.
+					remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Skip: tried, Times: 1, Effect: c.effect(cancel)})
+					before := m.files.Count(faultfs.Read)
+					err := m.columnsOf(ctx, b, s)
+					hit = m.files.Count(faultfs.Read)-before > tried
+					remove()
+					cancel()
+					switch {
+					case err != nil && !errors.Is(err, c.want):
+						t.Fatalf("read %d: %v, want %v", tried, err, c.want)
+					case err != nil:
+						failed++
+					case hit && !c.may:
+						t.Fatalf("read %d was hit and nobody noticed", tried)
+					}
+					m.rests(t, b, tier.Disk)
+				}
+				if tried < 4 || failed == 0 && c.want != nil {
+					t.Errorf("%+v: %d reads were tried, %d failed", s, tried, failed)
+				}
+			}
+			m.whole(t, b, tier.Disk)
+		})
+	}
+}
+
+// Who waits for room in host memory is cancelled, and has taken nothing.
+func TestColumnsWaitForRoom(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, mixed(3, mixedRows), tier.Disk)
+	s := Selection{Columns: []string{"text"}, From: 10_000, To: 30_000}
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available())
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := make(chan struct{}, 8)
+	stop := m.reservations.OnDemand(func() { asked <- struct{}{} })
+	defer stop()
+	why := errors.New("why")
+	u := m.start(t, func(ctx context.Context) error { return m.columnsOf(ctx, b, s) })
+	<-asked
+	u.cancel(why)
+	u.ended(t, why)
+	u = m.start(t, func(ctx context.Context) error { return m.columnsOf(ctx, b, s) })
+	<-asked
+	if err := all.Release(); err != nil {
+		t.Fatal(err)
+	}
+	u.ended(t, nil)
+	m.whole(t, b, tier.Disk)
+}
+
+// Only the dictionaries that the columns use come along, and two columns that share one
+// have one array of it.
+func TestColumnsBringTheirDictionariesOnly(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	one, other := words(1), words(2)
+	a, c := codedBy(one, 1, 3000), codedBy(other, 2, 3000)
+	rec := array.NewRecordBatch(arrow.NewSchema([]arrow.Field{
+		{Name: "a", Type: codedType}, {Name: "n", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "c", Type: codedType}, {Name: "d", Type: codedType},
+	}, nil), []arrow.Array{a.Column(0), a.Column(1), c.Column(0), codedBy(other, 3, 3000).Column(0)}, 3000)
+	b := m.put(t, rec, tier.Disk)
+	host := m.spaces[tier.Host]
+	for _, s := range []struct {
+		fields []int
+		dicts  []*batch.Descriptor
+	}{{[]int{1}, nil}, {[]int{3, 2}, b.Descriptor().Dictionaries[1:]}, {[]int{0, 3}, b.Descriptor().Dictionaries}} {
+		got, err := m.columns(t, b, Selection{Fields: s.fields, From: 100, To: 2000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		live := host.Used()
+		want := int64(0)
+		for _, d := range s.dicts {
+			want += host.Charge(d.Body)
+		}
+		if live < m.base+want || live > m.base+want+2*host.Charge(b.Descriptor().Body) {
+			t.Errorf("columns %v: %d bytes are in use, %d are dictionaries'", s.fields, live-m.base, want)
+		}
+		if s.fields[0] == 3 {
+			if x, y := got.Column(0).Data().Dictionary(), got.Column(1).Data().Dictionary(); x != y {
+				t.Error("two columns have two arrays of one dictionary")
+			}
+		}
+		got.Release()
+		m.rests(t, b, tier.Disk)
+	}
+}
+
+// The record outlives its handle and its batch, and its memory is given back with its
+// last buffer.
+func TestColumnsOutliveTheirBatch(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	rec := mixed(5, mixedRows)
+	for _, k := range tier.Kinds() {
+		b := m.make(t, rec, k)
+		got, err := m.columns(t, b, Selection{Columns: []string{"text", "code", "list"}, From: 5000, To: 25_000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		code := got.Column(1)
+		code.Retain()
+		drop(t, b)
+		want := pick(rec, []int{0, 1, 3}, 5000, 25_000)
+		if err := Equal(want, got); err != nil {
+			t.Error(err)
+		}
+		got.Release()
+		if used := m.spaces[tier.Host].Used(); used <= m.base {
+			t.Errorf("%d bytes are in use while a column is held", used)
+		}
+		code.Release()
+		m.holds(t, tier.Host, 0)
+	}
+}
+
+func TestColumnsOfWhatIsClosed(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, numbered(1, 100), tier.Disk)
+	h, err := openAny(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var se *SelectionError
+	if _, err := m.mover.Columns(t.Context(), h, Selection{Columns: []string{"n", "none"}}); !errors.As(err, &se) || se.Column != "none" || se.Columns != 2 || se.Rows != 100 {
+		t.Errorf("a column that is not there: %v", err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.mover.Columns(t.Context(), h, Selection{}); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("a closed handle: %v", err)
+	}
+	if err := m.mover.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.mover.Columns(t.Context(), h, Selection{}); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("a closed mover: %v", err)
+	}
+}
+
+// Columns are read while others move the batch from tier to tier.
+func TestColumnsAndMovesAtTheSameTime(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 8 << 20})
+	b := m.put(t, mixed(4, mixedRows), tier.Disk)
+	m.records[b.ID()].Column(1).(*array.Dictionary).Dictionary() // makes it, before several do
+	var readers, movers sync.WaitGroup
+	over := make(chan struct{})
+	for i := range 3 {
+		readers.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i), 1))
+			for range 40 {
+				n := 1 + rng.Int64N(mixedRows-1)
+				from := rng.Int64N(mixedRows - n)
+				s := Selection{Fields: rng.Perm(4)[:1+rng.IntN(4)], From: from, To: from + n}
+				if err := m.columnsOf(t.Context(), b, s); err != nil {
+					t.Errorf("%+v: %v", s, err)
+					return
+				}
+			}
+		})
+	}
+	for i := range 2 {
+		movers.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i), 2))
+			for {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Kinds()[rng.IntN(3)]), ReasonWork)
+				if err != nil && !errors.Is(err, batch.ErrState) {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	readers.Wait()
+	close(over)
+	movers.Wait()
+	m.move(t, b, tier.Disk)
+	m.whole(t, b, tier.Disk)
+}
+
+// What a descriptor says wrongly is an error or a record, and no panic.
+func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, mixed(6, mixedRows), tier.Disk)
+	h, err := openAny(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		m.rests(t, b, tier.Disk)
+	}()
+	src := h.Payload().(*batch.Image)
+	rng := rand.New(rand.NewPCG(9, 9))
+	wrong := 0
+	for range 2000 {
+		d := *src.Descriptor()
+		d.Nodes, d.Buffers = slices.Clone(d.Nodes), slices.Clone(d.Buffers)
+		odd := []int64{-1, 0, 1, 63, 64, mixedRows - 1, d.Body, d.Body - 64, 1 << 40, 1<<63 - 1, -1 << 63}[rng.IntN(11)]
+		switch i := rng.IntN(len(d.Buffers)); rng.IntN(6) {
+		case 0:
+			d.Buffers[i].Offset = odd
+		case 1:
+			d.Buffers[i].Length = odd
+		case 2:
+			d.Buffers = d.Buffers[:i]
+		case 3:
+			d.Nodes[rng.IntN(len(d.Nodes))].Length = odd
+		case 4:
+			d.Nodes[rng.IntN(len(d.Nodes))].Nulls = odd
+		case 5:
+			d.Nodes = d.Nodes[:rng.IntN(len(d.Nodes))]
+		}
+		s := Selection{Fields: rng.Perm(4)[:1+rng.IntN(4)], From: rng.Int64N(mixedRows), To: mixedRows - 1}
+		if rng.IntN(2) == 0 {
+			s.From, s.To = 0, 0
+		} else if s.From > s.To {
+			continue
+		}
+		c, err := s.of(d.Schema, d.Rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Never released: its bytes are those of src.
+		rec, err := m.mover.open(t.Context(), batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...), c)
+		if err == nil {
+			rec.Release()
+			continue
+		}
+		if wrong++; !errors.Is(err, ErrInvalid) {
+			t.Fatalf("%v %v: %v", d.Nodes, d.Buffers, err)
+		}
+	}
+	if wrong < 100 {
+		t.Errorf("only %d were wrong", wrong)
+	}
+	if used := m.spaces[tier.Host].Used(); used != m.base {
+		t.Errorf("%d bytes are in use, want %d", used, m.base)
+	}
+}
+
+// Memory in several pieces is filled across their ends, and opened in place.
+func TestColumnsInSeveralExtents(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, arrowgen.Flights(7, mixedRows), tier.Disk)
+	h, err := openAny(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := h.Payload().(*batch.Image)
+	rng := rand.New(rand.NewPCG(7, 7))
+	for i := range 50 {
+		s := Selection{Fields: rng.Perm(5)[:1+rng.IntN(5)], From: rng.Int64N(mixedRows / 2), To: mixedRows/2 + 1 + rng.Int64N(mixedRows/2)}
+		c, err := s.of(src.Descriptor().Schema, src.Descriptor().Rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &columnPlan{src: src, file: src.Buffer().Memory().(tier.FileMemory), chosen: c}
+		if err := p.make(t.Context(), m.mover.cfg.Builtin); err != nil {
+			t.Fatal(err)
+		}
+		extents := split(rng, p.desc, make([]byte, p.desc.Body))
+		if err := errors.Join(p.fill(t.Context(), extents), p.mend(extents)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := openRows(p.desc, p.skip, extents, newLease(nil), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Equal(pick(m.records[b.ID()], c.fields, c.from, c.to), got); err != nil {
+			t.Fatal(fmt.Errorf("%d: %+v in %d extents: %w", i, s, len(extents), err))
+		}
+		got.Release()
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Several requests are under way: four of six wait for each other, which would never end
+// if one came after the other.
+func TestColumnsHaveSeveralRequestsUnderWay(t *testing.T) {
+	m := newMachine(t, machineConfig{host: 16 << 20})
+	b := m.put(t, arrowgen.Ints(1, 6*columnRequest/8, 1), tier.Disk)
+	var reads atomic.Int64
+	four := make(chan struct{})
+	defer m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Times: 4, Effect: faultfs.Do(func(faultfs.Op, string) {
+		if reads.Add(1) == 4 {
+			close(four)
+		}
+		<-four
+	})})()
+	if err := m.columnsOf(t.Context(), b, Selection{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := reads.Load(); n != 4 {
+		t.Errorf("%d requests waited for each other", n)
+	}
+}

@@ -1,0 +1,252 @@
+package convert
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sort"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// columnPlan says what of a disk image is read, where in memory it comes to lie, and
+// what it means there.
+//
+//	image   │chunk│chunk│chunk│chunk│chunk│chunk│chunk│chunk│
+//	           a a a a a             b b b           c
+//	memory  │chunk│chunk│      │chunk│chunk│      │chunk│      in one piece
+//	           a a a a a             b b b           c
+type columnPlan struct {
+	src    *batch.Image
+	file   tier.FileMemory
+	chosen *chosen
+
+	columns []cutColumn
+	runs    []chunkRun
+	desc    *batch.Descriptor // of the memory; the numbers of nulls of what is cut are not known before it is read
+	shared  []batch.Shared    // the dictionaries that desc needs, where the image is
+	skip    []int64           // rows of each column before those that are wanted
+	bitmaps []bitmapAt
+	offsets []offsetsAt
+}
+
+// cutColumn is a column and its rows that are read.
+type cutColumn struct {
+	imageColumn
+	begin, end int64
+	cut        bool       // not all rows
+	text       []textRows // for each of parts
+}
+
+// textRows is which bytes of a textPart the rows have.
+type textRows struct{ first, last int64 }
+
+// base is from where on the text is read: a multiple of alignSmall.
+func (t textRows) base() int64 { return t.first / alignSmall * alignSmall }
+
+// chunkRun is chunks that follow each other in the image and in memory.
+type chunkRun struct {
+	off int64 // in the image
+	n   int64 // bytes
+	at  int64 // in memory
+}
+
+// bitmapAt is a bitmap that was cut, whose nulls are to be counted.
+type bitmapAt struct{ node, span int }
+
+// offsetsAt is offsets whose text begins elsewhere now.
+type offsetsAt struct {
+	span        int
+	width, base int64
+}
+
+// make plans. Where the wanted strings lie is read from the disk.
+func (p *columnPlan) make(ctx context.Context, b *Builtin) error {
+	columns, err := columnsOf(p.src.Descriptor(), p.chosen)
+	if err != nil {
+		return err
+	}
+	p.columns = make([]cutColumn, len(columns))
+	var bounds []bound
+	for i, c := range columns {
+		p.columns[i].imageColumn = c
+		found, err := p.columns[i].choose(p.chosen, p.src.Descriptor().Rows)
+		if err != nil {
+			return err
+		}
+		bounds = append(bounds, found...)
+	}
+	if err := b.readBounds(ctx, p.src, p.file, bounds); err != nil {
+		return err
+	}
+	return p.describe()
+}
+
+// choose decides which rows are read, and returns the offsets that must be known to
+// say which bytes those have.
+func (c *cutColumn) choose(of *chosen, rows int64) ([]bound, error) {
+	c.end = rows
+	if !c.byRows {
+		return nil, nil
+	}
+	c.begin, c.end = of.from/c.granule*c.granule, of.to
+	if c.cut = c.begin > 0 || c.end < rows; !c.cut {
+		return nil, nil
+	}
+	var bounds []bound
+	c.text = make([]textRows, len(c.parts))
+	for i, p := range c.parts {
+		if p.role != textPart || p.scale < 0 {
+			continue
+		}
+		t := &c.text[i]
+		t.last = p.span.Length
+		offsets := c.parts[i-1]
+		if offsets.span.Length <= 0 || p.span.Length <= fewText {
+			continue // it is as quickly read as its bounds are
+		}
+		for row, to := range map[int64]*int64{c.begin: &t.first, c.end: &t.last} {
+			if row == 0 || row == rows {
+				continue
+			}
+			at := row * p.scale * offsets.width
+			if at > offsets.span.Length-offsets.width {
+				return nil, path(nil).invalid("offsets of %d bytes end before row %d", offsets.span.Length, row)
+			}
+			bounds = append(bounds, bound{at: offsets.span.Offset + at, width: offsets.width, to: to})
+		}
+	}
+	return bounds, nil
+}
+
+// fewText is up to how many bytes of text are read whole: as many as it takes to look
+// up which of them are needed.
+const fewText = 2 * batch.SumChunk
+
+// needed returns where in the image those bytes of part i are that are read.
+func (c *cutColumn) needed(i int) (batch.Span, error) {
+	p := c.parts[i]
+	if !c.cut || p.scale < 0 || p.span.Length <= 0 {
+		return p.span, nil
+	}
+	at, n := c.begin*p.scale, (c.end-c.begin)*p.scale
+	var off, length int64
+	switch p.role {
+	case nullBits, bitValues:
+		off, length = at/8, (n+7)/8
+	case fixedValues:
+		off, length = at*p.width, n*p.width
+	case offsetsPart:
+		off, length = at*p.width, (n+1)*p.width
+	case textPart:
+		off = c.text[i].base()
+		length = c.text[i].last - off
+	}
+	if off < 0 || length < 0 || off > p.span.Length || length > p.span.Length-off {
+		return p.span, path(nil).invalid("a buffer of %d bytes where %d at %d are needed", p.span.Length, length, off)
+	}
+	if length == 0 {
+		return batch.Span{}, nil
+	}
+	return batch.Span{Offset: p.span.Offset + off, Length: length}, nil
+}
+
+// describe makes what follows from the columns and their rows.
+func (p *columnPlan) describe() error {
+	of := p.src.Descriptor()
+	p.desc = &batch.Descriptor{Schema: p.chosen.schema, Rows: p.chosen.to - p.chosen.from, Metadata: of.Metadata}
+	for i := range p.columns {
+		c := &p.columns[i]
+		p.skip = append(p.skip, p.chosen.from-c.begin)
+		nodes, spans := len(p.desc.Nodes), len(p.desc.Buffers)
+		if err := p.addNodes(c); err != nil {
+			return err
+		}
+		for j, part := range c.parts {
+			s, err := c.needed(j)
+			if err == nil && (s.Length < 0 || s.Length > 0 && (s.Offset < 0 || s.Offset > of.Body || s.Length > of.Body-s.Offset)) {
+				err = path(nil).invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, of.Body)
+			}
+			if err != nil {
+				return err
+			}
+			p.desc.Buffers = append(p.desc.Buffers, s)
+			if !c.cut || part.scale < 0 || s.Length <= 0 {
+				continue
+			}
+			switch part.role {
+			case nullBits:
+				p.bitmaps = append(p.bitmaps, bitmapAt{nodes + part.node, spans + j})
+			case offsetsPart:
+				if base := c.text[j+1].base(); base > 0 {
+					p.offsets = append(p.offsets, offsetsAt{spans + j, part.width, base})
+				}
+			}
+		}
+	}
+	p.lay(of.Body)
+	all := of.AllDictionaries()
+	for _, d := range p.desc.AllDictionaries() {
+		p.shared = append(p.shared, p.src.Shared()[slices.Index(all, d)])
+	}
+	return nil
+}
+
+// addNodes adds the arrays of c. What they have of the batch's dictionaries is
+// numbered anew.
+func (p *columnPlan) addNodes(c *cutColumn) error {
+	dicts := p.src.Descriptor().Dictionaries
+	for _, n := range c.nodes {
+		switch {
+		case n.Nulls == batch.Outside:
+			if n.Length < 0 || n.Length >= int64(len(dicts)) {
+				return path(nil).invalid("dictionary %d of %d", n.Length, len(dicts))
+			}
+			at := slices.Index(p.desc.Dictionaries, dicts[n.Length])
+			if at < 0 {
+				at = len(p.desc.Dictionaries)
+				p.desc.Dictionaries = append(p.desc.Dictionaries, dicts[n.Length])
+			}
+			n.Length = int64(at)
+		case c.cut && n.scale >= 0:
+			n.Length, n.Nulls = (c.end-c.begin)*n.scale, 0
+			if n.onlyNull {
+				n.Nulls = n.Length
+			}
+		}
+		p.desc.Nodes = append(p.desc.Nodes, n.Node)
+	}
+	return nil
+}
+
+// lay gives the chunks that have something of the buffers their places in memory, and
+// says where the buffers are there. A buffer that two columns have stays one.
+func (p *columnPlan) lay(body int64) {
+	for _, s := range p.desc.Buffers {
+		if s.Length > 0 {
+			first := s.Offset / batch.SumChunk * batch.SumChunk
+			p.runs = append(p.runs, chunkRun{off: first, n: min(roundUp(s.Offset+s.Length, batch.SumChunk), body) - first})
+		}
+	}
+	slices.SortFunc(p.runs, func(a, b chunkRun) int { return cmp.Compare(a.off, b.off) })
+	runs := p.runs[:0]
+	for _, r := range p.runs {
+		if last := len(runs) - 1; last >= 0 && r.off <= runs[last].off+runs[last].n {
+			runs[last].n = max(runs[last].n, r.off+r.n-runs[last].off)
+			continue
+		}
+		runs = append(runs, r)
+	}
+	p.runs = runs
+	for i := range runs {
+		runs[i].at = p.desc.Body
+		p.desc.Body += runs[i].n
+	}
+	for i, s := range p.desc.Buffers {
+		if s.Length > 0 {
+			r := runs[sort.Search(len(runs), func(i int) bool { return runs[i].off > s.Offset })-1]
+			p.desc.Buffers[i].Offset = r.at + s.Offset - r.off
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package convert
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/sumcopy"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+const (
+	// columnRequest is the most that one read of columns carries: one request, as volumes
+	// have them by default, that is verified while others are under way.
+	columnRequest = 2 << 20
+	// columnsUnderWay is how many of those are under way: as many bytes as a transfer from disk
+	// to host memory has a permit for.
+	columnsUnderWay = readsAhead * maxPiece / columnRequest
+)
+
+// readColumns reads what was planned into memory drawn from r, with one permit, and
+// opens it there.
+func (b *Builtin) readColumns(ctx context.Context, p *columnPlan, r reservation.Reservation) (rec arrow.RecordBatch, err error) {
+	// An image of those dictionaries alone. It is never released: its references are src's.
+	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.desc.Dictionaries}, nil, p.src.Space(), p.shared...)
+	largest := max(p.desc.Body, largestShared(dicts))
+	err = b.permitted(ctx, r.Space(), p.src.Space(), largest, func(ctx context.Context) error {
+		buf, err := r.AllocCuts(p.desc.Body, p.desc.Cuts())
+		if err != nil {
+			return err
+		}
+		shared, err := b.share(ctx, dicts, r)
+		if err == nil {
+			rec, err = p.read(ctx, buf, shared)
+		}
+		// The record has a lease, and arrays of dictionaries have theirs.
+		return errors.Join(err, releaseAll(shared), buf.Release())
+	})
+	return released(rec, err)
+}
+
+// read fills buf and opens it.
+func (p *columnPlan) read(ctx context.Context, buf *tier.Buffer, shared []batch.Shared) (arrow.RecordBatch, error) {
+	extents, release, err := inPlace(buf)
+	if err != nil {
+		return nil, err
+	}
+	l := newLease(release)
+	err = p.fill(ctx, extents)
+	if err == nil {
+		err = safely(func() error { return p.mend(extents) })
+	}
+	if err != nil {
+		l.end()
+		return nil, err
+	}
+	return openRows(p.desc, p.skip, extents, l, finderOf(shared))
+}
+
+// fill reads and verifies all runs. Nothing is under way when it returns.
+func (p *columnPlan) fill(ctx context.Context, extents [][]byte) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(columnsUnderWay)
+	for _, r := range p.runs {
+		for done := int64(0); done < r.n; done += columnRequest {
+			piece := chunkRun{off: r.off + done, n: min(r.n-done, columnRequest), at: r.at + done}
+			g.Go(func() error { return safely(func() error { return p.readRun(ctx, piece, extents) }) })
+		}
+	}
+	return g.Wait()
+}
+
+// readRun reads whole chunks, which may come to lie in several extents.
+func (p *columnPlan) readRun(ctx context.Context, r chunkRun, extents [][]byte) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	v := newVerifier(p.src.Descriptor(), p.file)
+	parts := partsOf(extents, r.at, r.n)
+	off := r.off
+	for _, part := range parts {
+		if err := p.file.ReadAt(ctx, part, off); err != nil {
+			return err
+		}
+		off += int64(len(part))
+	}
+	off = r.off
+	for _, part := range parts {
+		if err := v.check(part, off); err != nil {
+			return err
+		}
+		off += int64(len(part))
+	}
+	return nil
+}
+
+// partsOf returns the n bytes at off in memory of several extents.
+func partsOf(extents [][]byte, off, n int64) (parts [][]byte) {
+	for _, e := range extents {
+		if size := int64(len(e)); off >= size {
+			off -= size
+			continue
+		}
+		e = e[off:]
+		e = e[:min(int64(len(e)), n)]
+		off, n = 0, n-int64(len(e))
+		if len(e) > 0 {
+			parts = append(parts, e)
+		}
+	}
+	return parts
+}
+
+// mend makes what was cut out into arrays of their own: the nulls are counted and
+// offsets are moved. The memory is nobody else's yet.
+func (p *columnPlan) mend(extents [][]byte) error {
+	bytesAt := func(span int) ([]byte, error) {
+		s := p.desc.Buffers[span]
+		parts := partsOf(extents, s.Offset, s.Length)
+		if len(parts) != 1 {
+			return nil, path(nil).invalid("a buffer of %d bytes at %d lies in %d extents", s.Length, s.Offset, len(parts))
+		}
+		return parts[0], nil
+	}
+	for _, b := range p.bitmaps {
+		bits, err := bytesAt(b.span)
+		if err != nil {
+			return err
+		}
+		n := &p.desc.Nodes[b.node]
+		n.Nulls = n.Length - int64(bitutil.CountSetBits(bits, 0, int(n.Length)))
+	}
+	for _, o := range p.offsets {
+		b, err := bytesAt(o.span)
+		if err != nil {
+			return err
+		}
+		if o.width == 4 {
+			sumcopy.Sub32(b, b, uint32(o.base))
+		} else {
+			sumcopy.Sub64(b, b, uint64(o.base))
+		}
+	}
+	return nil
+}
+
+// bound is an offset that is to be looked up.
+type bound struct {
+	at    int64 // in the image
+	width int64
+	to    *int64
+}
+
+// readBounds looks offsets up. Each chunk that has some of them passes once through a
+// pinned chunk, so that no room is needed, and is verified.
+func (b *Builtin) readBounds(ctx context.Context, src *batch.Image, file tier.FileMemory, bounds []bound) error {
+	if len(bounds) == 0 {
+		return nil
+	}
+	slices.SortFunc(bounds, func(a, b bound) int { return cmp.Compare(a.at, b.at) })
+	var chunks [][]bound
+	for i, o := range bounds {
+		if i == 0 || o.at/batch.SumChunk != bounds[i-1].at/batch.SumChunk {
+			chunks = append(chunks, nil)
+		}
+		last := len(chunks) - 1
+		chunks[last] = append(chunks[last], o)
+	}
+	pool, err := b.Staging(src.Space().Node())
+	if err != nil {
+		return err
+	}
+	lanes := min(len(chunks), stagedUnderWay)
+	return b.OnDisk(ctx, int64(lanes)*pool.Chunk(), false, func(ctx context.Context) error {
+		g, ctx := errgroup.WithContext(ctx)
+		g.SetLimit(lanes)
+		for _, c := range chunks {
+			g.Go(func() error { return safely(func() error { return readChunk(ctx, src, file, pool, c) }) })
+		}
+		return g.Wait()
+	})
+}
+
+// readChunk looks up the offsets in one chunk.
+func readChunk(ctx context.Context, src *batch.Image, file tier.FileMemory, pool pieces, bounds []bound) error {
+	p, err := pool.Borrow(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Return(p)
+	if p = p[:len(p)/8*8]; len(p) == 0 { // no offset is cut
+		return fmt.Errorf("convert: staging in chunks of %d bytes", pool.Chunk())
+	}
+	desc := src.Descriptor()
+	v := newVerifier(desc, file)
+	off := bounds[0].at / batch.SumChunk * batch.SumChunk
+	for end := min(off+batch.SumChunk, desc.Body); off < end; off += int64(len(p)) {
+		p = p[:min(int64(len(p)), end-off)]
+		if err := file.ReadAt(ctx, p, off); err != nil {
+			return err
+		}
+		if err := v.check(p, off); err != nil {
+			return err
+		}
+		for _, o := range bounds {
+			if o.at >= off && o.at < off+int64(len(p)) {
+				*o.to = offsetAt(p[o.at-off:], o.width, 0)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,346 @@
+package convert
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/faultfs"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// columns reads from b where it is.
+func (m *machine) columns(t testing.TB, b *batch.Batch, want Selection) (arrow.RecordBatch, error) {
+	t.Helper()
+	h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(b.Info().Space))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := m.mover.Columns(t.Context(), h, want)
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return rec, err
+}
+
+// pick is what Columns should make of rec, made by arrow-go.
+func pick(rec arrow.RecordBatch, fields []int, from, to int64) arrow.RecordBatch {
+	var of []arrow.Field
+	var cols []arrow.Array
+	for _, i := range fields {
+		of = append(of, rec.Schema().Field(i))
+		cols = append(cols, array.NewSlice(rec.Column(i), from, to))
+	}
+	meta := rec.Schema().Metadata()
+	return array.NewRecordBatchWithMetadata(arrow.NewSchema(of, &meta), cols, to-from, recordMetadata(rec))
+}
+
+// picked reads some columns and compares them.
+func (m *machine) picked(t testing.TB, b *batch.Batch, fields []int, from, to int64) {
+	t.Helper()
+	got, err := m.columns(t, b, Selection{Fields: fields, From: from, To: to})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Release()
+	want := pick(m.records[b.ID()], fields, from, to)
+	defer want.Release()
+	if err := Equal(want, got); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range got.Columns() { // Equal may do without
+		if w := want.Column(i); w.NullN() != c.NullN() {
+			t.Fatalf("column %d has %d nulls, want %d", i, c.NullN(), w.NullN())
+		}
+	}
+}
+
+func (m *machine) volume() *disk.Volume { return m.spaces[tier.Disk].Pool().(*disk.Volume) }
+
+// reading says how many bytes f reads from the volume.
+func (m *machine) reading(f func()) int64 {
+	before := m.volume().Stats().Read
+	f()
+	return m.volume().Stats().Read - before
+}
+
+// TestColumnsOfEveryType takes columns and rows of each type out of each tier, and
+// compares them with what arrow-go makes of the source.
+func TestColumnsOfEveryType(t *testing.T) {
+	t.Run("small dictionaries inside", func(t *testing.T) { columnsOfEveryType(t, false) })
+	t.Run("all dictionaries outside", func(t *testing.T) { columnsOfEveryType(t, true) })
+}
+
+func columnsOfEveryType(t *testing.T, outside bool) {
+	m := newMachine(t, machineConfig{outside: outside, gpu: 32 << 20, host: 32 << 20, disk: 32 << 20})
+	gen := arrowgen.New(3)
+	rowMeta := arrow.NewMetadata([]string{"of the batch"}, []string{"yes"})
+	for i, typ := range arrowgen.Types() {
+		if outside && !within(typ, func(dt arrow.DataType) bool { return dt.ID() == arrow.DICTIONARY }) {
+			continue // as before
+		}
+		gen.Plain = i%2 == 0
+		const rows = 1400
+		whole := gen.Record(arrowgen.Schema(arrow.PrimitiveTypes.Int32, typ, arrow.BinaryTypes.String, typ), rows)
+		for _, cut := range [][2]int64{{0, rows}, {77, rows - 3}} {
+			slice := whole.NewSlice(cut[0], cut[1])
+			rec := array.NewRecordBatchWithMetadata(slice.Schema(), slice.Columns(), slice.NumRows(), rowMeta)
+			b := m.make(t, rec, tier.Disk)
+			for _, k := range []tier.Kind{tier.Disk, tier.Host, tier.GPU} {
+				m.move(t, b, k)
+				for _, s := range []struct {
+					fields   []int
+					from, to int64
+				}{
+					{[]int{1}, 0, rec.NumRows()}, {[]int{3, 0}, 0, rec.NumRows()}, {[]int{2, 1, 3}, 600, 1290},
+					{[]int{1, 2}, 0, 100}, {[]int{3}, 513, 514}, {[]int{3, 2, 1, 0}, rec.NumRows() - 1, rec.NumRows()},
+					{[]int{1}, 700, 700}, {[]int{}, 5, 9},
+				} {
+					m.picked(t, b, s.fields, s.from, s.to)
+					if t.Failed() {
+						t.Fatalf("%s, %d:%d in %s: columns %v, rows %d to %d", typ, cut[0], cut[1], k, s.fields, s.from, s.to)
+					}
+				}
+			}
+			m.holds(t, tier.Disk, 0)
+			m.holds(t, tier.Host, 0)
+			drop(t, b)
+			rec.Release()
+			slice.Release()
+		}
+		whole.Release()
+	}
+}
+
+// TestColumnsOfRandomRecords takes random columns and rows out of random batches that
+// have many chunks.
+func TestColumnsOfRandomRecords(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 32 << 20, host: 32 << 20, disk: 32 << 20})
+	gen := arrowgen.New(11)
+	for range 60 {
+		rec := gen.RandomRecord(6, 20_000, 2)
+		if rec.NumCols() == 0 {
+			rec.Release()
+			continue
+		}
+		b := m.make(t, rec, tier.Disk)
+		if b.Descriptor().Body > 12<<20 {
+			drop(t, b)
+			rec.Release()
+			continue
+		}
+		for range 5 {
+			fields := gen.Rng.Perm(int(rec.NumCols()))[:1+gen.Rng.IntN(int(rec.NumCols()))]
+			to := gen.Rng.Int64N(rec.NumRows()+1) + 1
+			if to > rec.NumRows() {
+				continue
+			}
+			m.picked(t, b, fields, gen.Rng.Int64N(to), to)
+		}
+		drop(t, b)
+		rec.Release()
+	}
+}
+
+// Strings of a row range are looked up and moved, on whatever level of structs and
+// fixed-size lists they are, and no more is read than they take.
+func TestColumnsReadTheStringsOfARange(t *testing.T) {
+	const rows = 60_000
+	for _, typ := range []arrow.DataType{
+		arrow.BinaryTypes.String, arrow.BinaryTypes.LargeString, arrow.BinaryTypes.Binary,
+		arrow.StructOf(arrow.Field{Name: "s", Type: arrow.BinaryTypes.LargeBinary, Nullable: true},
+			arrow.Field{Name: "b", Type: arrow.FixedWidthTypes.Boolean, Nullable: true}),
+		arrow.FixedSizeListOf(3, arrow.BinaryTypes.String),
+		arrowgen.NewExtension("spillway.test", arrow.FixedSizeListOf(2, arrow.StructOf(
+			arrow.Field{Name: "s", Type: arrow.BinaryTypes.String, Nullable: true}))),
+	} {
+		t.Run(typ.String(), func(t *testing.T) {
+			m := newMachine(t, machineConfig{host: 16 << 20, disk: 64 << 20})
+			rng := rand.New(rand.NewPCG(1, 2))
+			for _, nulls := range []float64{0, 0.3} {
+				gen := arrowgen.New(4)
+				gen.Nulls = nulls
+				b := m.put(t, gen.Record(arrowgen.Schema(typ, typ), rows), tier.Disk)
+				body := b.Descriptor().Body
+				if body < 2*4*fewText {
+					t.Fatalf("a body of %d bytes is too short", body)
+				}
+				for _, r := range [][2]int64{{0, 1}, {rows - 1, rows}, {0, rows}, {1, rows - 1}, {rows / 2, rows/2 + 600}} {
+					m.picked(t, b, []int{1}, r[0], r[1])
+				}
+				for range 20 {
+					n := 1 + rng.Int64N(rows/10)
+					from := rng.Int64N(rows - n)
+					read := m.reading(func() { m.picked(t, b, []int{1}, from, from+n) })
+					// Its share, and for each buffer of the column the ends, and their look-up.
+					buffers := int64(len(b.Descriptor().Buffers)) / 2
+					if most := body*(n+511)/rows + buffers*4*batch.SumChunk; read > most {
+						t.Fatalf("%d bytes of %d were read for %d of %d rows, want %d at most", read, body, n, rows, most)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Two of five columns cost two fifths of the bytes, in few requests, and need no
+// more room than that.
+func TestColumnsReadOnlyTheirShare(t *testing.T) {
+	const rows = 64 << 20 / (5 * 8)
+	m := newMachine(t, machineConfig{host: 30 << 20, disk: 80 << 20})
+	b := m.put(t, arrowgen.Ints(1, rows, 5), tier.Disk)
+	body := b.Descriptor().Body
+	for _, fields := range [][]int{{1, 3}, {4, 0}, {2, 3}} {
+		before := m.files.Count(faultfs.Read)
+		read := m.reading(func() { m.picked(t, b, fields, 0, rows) })
+		requests := m.files.Count(faultfs.Read) - before
+		t.Logf("columns %v: %d of %d bytes (%.4f) in %d requests", fields, read, body, float64(read)/float64(body), requests)
+		if most := body * 2 / 5 * 105 / 100; read > most {
+			t.Errorf("columns %v: %d bytes of %d were read, want %d at most", fields, read, body, most)
+		}
+		if most := int(read>>20) + 4; requests > most {
+			t.Errorf("columns %v: %d requests for %d bytes, want %d at most", fields, requests, read, most)
+		}
+	}
+	m.rests(t, b, tier.Disk)
+}
+
+// One hundredth of the rows of a column costs one hundredth of its bytes, and the
+// ends of the chunks that they lie in.
+func TestColumnsReadOnlyTheRows(t *testing.T) {
+	const rows = 64 << 20 / (5 * 8)
+	m := newMachine(t, machineConfig{disk: 80 << 20})
+	b := m.put(t, arrowgen.Ints(1, rows, 5), tier.Disk)
+	for _, from := range []int64{0, 1, 12345, rows / 2, rows - rows/100} {
+		read := m.reading(func() { m.picked(t, b, []int{2}, from, from+rows/100) })
+		t.Logf("from row %d: %d bytes for %d", from, read, rows/100*8)
+		if most := int64(rows/100*8 + 2*batch.SumChunk); read > most {
+			t.Errorf("%d bytes were read for %d rows, want %d at most", read, rows/100, most)
+		}
+	}
+	if read := m.reading(func() { m.picked(t, b, []int{2}, 77, 77) }); read != 0 {
+		t.Errorf("%d bytes were read for no rows", read)
+	}
+	if read := m.reading(func() { m.picked(t, b, []int{}, 77, 99) }); read != 0 {
+		t.Errorf("%d bytes were read for no columns", read)
+	}
+	m.rests(t, b, tier.Disk)
+}
+
+func TestSelection(t *testing.T) {
+	schema := arrow.NewSchema([]arrow.Field{
+		{Name: "a", Type: arrow.PrimitiveTypes.Int8}, {Name: "b", Type: arrow.PrimitiveTypes.Int8},
+		{Name: "a", Type: arrow.PrimitiveTypes.Int16}, {Name: "c", Type: arrow.PrimitiveTypes.Int8},
+	}, nil)
+	for _, c := range []struct {
+		s    Selection
+		want string // or the error
+	}{
+		{Selection{}, "[0 1 2 3] 0 10"},
+		{Selection{Columns: []string{}}, "[] 0 10"},
+		{Selection{Fields: []int{}, From: 10}, "[] 10 10"},
+		{Selection{Columns: []string{"c", "b"}, From: 3}, "[3 1] 3 10"},
+		{Selection{Fields: []int{2, 0}, From: 3, To: 3}, "[2 0] 3 3"},
+		{Selection{Columns: []string{"d"}}, `selecting the column "d", rows 0 to 0, of 4 columns and 10 rows: there is no column "d"`},
+		{Selection{Columns: []string{""}}, `there is no column ""`},
+		{Selection{Columns: []string{"a"}}, "columns [0 2] have that name: give the place of the one that is wanted"},
+		{Selection{Columns: []string{"b", "c", "b"}}, `selecting the column "b", rows 0 to 0, of 4 columns and 10 rows: it is given twice`},
+		{Selection{Fields: []int{1, 1}}, "selecting column 1, rows 0 to 0, of 4 columns and 10 rows: it is given twice"},
+		{Selection{Fields: []int{4}}, "there is no column 4"},
+		{Selection{Fields: []int{-1}}, "there is no column -1"},
+		{Selection{Columns: []string{"b"}, Fields: []int{1}}, "both names and places of columns are given"},
+		{Selection{From: -1}, "a row is negative"},
+		{Selection{To: -1}, "a row is negative"},
+		{Selection{To: 11}, "rows 0 to 11, of 4 columns and 10 rows: the rows end before"},
+		{Selection{From: 11}, "the rows end before"},
+		{Selection{From: 5, To: 4}, "the first row is behind the last"},
+	} {
+		got, err := c.s.of(schema, 10)
+		said := fmt.Sprint(err)
+		if err == nil {
+			said = fmt.Sprint(got.fields, got.from, got.to)
+			if n := got.schema.NumFields(); n != len(got.fields) {
+				t.Errorf("%+v: a schema of %d fields", c.s, n)
+			}
+		} else if !errors.Is(err, ErrSelection) {
+			t.Errorf("%+v: %v is no ErrSelection", c.s, err)
+		}
+		if len(said) < len(c.want) || said[len(said)-len(c.want):] != c.want {
+			t.Errorf("%+v: %s, want %s", c.s, said, c.want)
+		}
+	}
+}
+
+// Columns that lie beside each other in the image come with one request, also where each
+// ends with a chunk.
+func TestColumnsBesideEachOtherAreOneRequest(t *testing.T) {
+	const rows = batch.SumChunk / 8
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, arrowgen.Ints(1, rows, 40), tier.Disk)
+	fields := make([]int, 32)
+	for i := range fields {
+		fields[i] = 4 + i
+	}
+	for _, c := range []struct {
+		fields   []int
+		requests int
+		bytes    int64
+	}{{fields, 1, 32 * batch.SumChunk}, {[]int{7, 6, 9, 10, 12}, 3, 5 * batch.SumChunk}} {
+		before := m.files.Count(faultfs.Read)
+		read := m.reading(func() { m.picked(t, b, c.fields, 0, rows) })
+		if n := m.files.Count(faultfs.Read) - before; n != c.requests || read != c.bytes {
+			t.Errorf("columns %v: %d requests of %d bytes in all, want %d of %d", c.fields, n, read, c.requests, c.bytes)
+		}
+	}
+}
+
+// BenchmarkColumns reads a batch of five columns from disk: whole, as Record does it, and
+// parts of it. The bytes are those that are wanted.
+func BenchmarkColumns(b *testing.B) {
+	const rows = 64 << 20 / (5 * 8)
+	m := newMachine(b, machineConfig{host: 96 << 20, disk: 96 << 20, chunk: 1 << 20, fast: true})
+	on := m.put(b, arrowgen.Ints(1, rows, 5), tier.Disk)
+	h, err := openAny(b.Context(), on)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer h.Close()
+	for _, c := range []struct {
+		name string
+		want Selection
+		size int64
+		open func(Selection) (arrow.RecordBatch, error)
+	}{
+		{"whole record", Selection{}, 5 * 8 * rows, func(Selection) (arrow.RecordBatch, error) { return m.mover.Record(b.Context(), h) }},
+		{"5 of 5", Selection{}, 5 * 8 * rows, nil},
+		{"2 of 5", Selection{Fields: []int{1, 3}}, 2 * 8 * rows, nil},
+		{"1 of 5", Selection{Fields: []int{2}}, 8 * rows, nil},
+		{"1 % of the rows of 1", Selection{Fields: []int{2}, From: rows / 2, To: rows/2 + rows/100}, 8 * (rows / 100), nil},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			open := c.open
+			if open == nil {
+				open = func(s Selection) (arrow.RecordBatch, error) { return m.mover.Columns(b.Context(), h, s) }
+			}
+			b.SetBytes(c.size)
+			b.ReportAllocs()
+			before := m.volume().Stats().Read
+			for b.Loop() {
+				rec, err := open(c.want)
+				if err != nil {
+					b.Fatal(err)
+				}
+				rec.Release()
+			}
+			b.ReportMetric(float64(m.volume().Stats().Read-before)/float64(b.N), "read-B/op")
+		})
+	}
+}

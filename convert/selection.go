@@ -1,0 +1,121 @@
+package convert
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+)
+
+// Selection says which columns and which rows of a batch are wanted. The zero value
+// is the whole batch.
+type Selection struct {
+	// Columns are names of the schema's columns, in the order in which they are wanted. A
+	// name that two columns of the schema have says nothing; Fields does.
+	Columns []string
+	// Fields are the places of columns in the schema, from 0 on, in the order in which
+	// they are wanted. It is set instead of Columns.
+	//
+	// If both are nil all columns are wanted. If one is empty and not nil none is: the
+	// record has rows and no columns.
+	Fields []int
+	// From and To are rows: From is the first that is wanted, To the first behind it that
+	// is not. A To of 0 is the end of the batch. If From equals To, or the end, the record
+	// has no rows, and nothing is read.
+	From, To int64
+}
+
+// ErrSelection matches every *SelectionError.
+var ErrSelection = errors.New("invalid selection")
+
+// SelectionError says what a batch does not have that a Selection wants.
+type SelectionError struct {
+	Column   string // the name in Selection.Columns that is wrong; "" if it is something else
+	Field    int    // the place in Selection.Fields that is wrong; -1 if it is something else
+	Columns  int    // that the batch has
+	From, To int64  // the rows that are wanted
+	Rows     int64  // that the batch has
+	Problem  string
+}
+
+func (e *SelectionError) Error() string {
+	what := "convert: selecting from a batch"
+	switch {
+	case e.Column != "":
+		what = fmt.Sprintf("convert: selecting the column %q", e.Column)
+	case e.Field >= 0:
+		what = fmt.Sprintf("convert: selecting column %d", e.Field)
+	}
+	return fmt.Sprintf("%s, rows %d to %d, of %d columns and %d rows: %s", what, e.From, e.To, e.Columns, e.Rows, e.Problem)
+}
+
+// Is matches ErrSelection.
+func (e *SelectionError) Is(target error) bool { return target == ErrSelection }
+
+// chosen is what a Selection comes to for one schema and number of rows.
+type chosen struct {
+	schema   *arrow.Schema // of the chosen columns; metadata and byte order are the batch's
+	fields   []int         // their places in the batch's schema
+	from, to int64         // rows
+}
+
+// of looks up what is wanted.
+func (s Selection) of(schema *arrow.Schema, rows int64) (*chosen, error) {
+	wrong := func(column string, field int, format string, args ...any) error {
+		return &SelectionError{
+			Column: column, Field: field, Columns: schema.NumFields(),
+			From: s.From, To: s.To, Rows: rows, Problem: fmt.Sprintf(format, args...),
+		}
+	}
+	c := &chosen{from: s.From, to: s.To}
+	if s.To == 0 {
+		c.to = rows
+	}
+	switch {
+	case s.From < 0 || s.To < 0:
+		return nil, wrong("", -1, "a row is negative")
+	case c.to > rows || c.from > rows:
+		return nil, wrong("", -1, "the rows end before")
+	case c.from > c.to:
+		return nil, wrong("", -1, "the first row is behind the last")
+	case s.Columns != nil && s.Fields != nil:
+		return nil, wrong("", -1, "both names and places of columns are given")
+	case s.Columns == nil && s.Fields == nil:
+		c.schema = schema
+		for i := range schema.NumFields() {
+			c.fields = append(c.fields, i)
+		}
+		return c, nil
+	}
+	taken := make(map[int]bool)
+	for _, i := range s.Fields {
+		switch {
+		case i < 0 || i >= schema.NumFields():
+			return nil, wrong("", max(i, -1), "there is no column %d", i)
+		case taken[i]:
+			return nil, wrong("", i, "it is given twice")
+		}
+		taken[i] = true
+		c.fields = append(c.fields, i)
+	}
+	for _, name := range s.Columns {
+		at := schema.FieldIndices(name)
+		switch {
+		case len(at) == 0:
+			return nil, wrong(name, -1, "there is no column %q", name)
+		case len(at) > 1:
+			return nil, wrong(name, -1, "columns %v have that name: give the place of the one that is wanted", at)
+		case taken[at[0]]:
+			return nil, wrong(name, -1, "it is given twice")
+		}
+		taken[at[0]] = true
+		c.fields = append(c.fields, at[0])
+	}
+	fields := make([]arrow.Field, len(c.fields))
+	for i, at := range c.fields {
+		fields[i] = schema.Field(at)
+	}
+	meta := schema.Metadata()
+	c.schema = arrow.NewSchemaWithEndian(fields, &meta, schema.Endianness())
+	return c, nil
+}
