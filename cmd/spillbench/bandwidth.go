@@ -87,8 +87,8 @@ the same state. Fresh is room that was set aside and never written; rewritten is
 that has been written before. The limit is also timed against itself, so that it is known what
 a difference means. Files have no names, and are gone with the process.
 
-With the defaults some 120 GB go to and from the disk; on a slow one choose smaller
---sizes.`,
+With the defaults some 280 GiB go to and from the disk, which takes minutes on a fast one; on
+a slow one, and where writing wears, choose smaller --sizes.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return measureBandwidth(cmd.Context(), &f, cmd.Flags(), stdout, stderr)

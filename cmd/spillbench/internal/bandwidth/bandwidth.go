@@ -105,7 +105,7 @@ type Skip struct {
 }
 
 func (s Skip) Error() string {
-	return fmt.Sprintf("%d at once of %s do not fit: %v", s.Threads, size.Format(s.Bytes), s.Err)
+	return fmt.Sprintf("%d × %s at once: there is no room: %v", s.Threads, size.Format(s.Bytes), s.Err)
 }
 
 // Unwrap returns what lacks: a *tier.NoSpaceError, if it is a space that is too small.
@@ -242,7 +242,7 @@ func (c Config) bySize(ctx context.Context, loads []load, links []link, room *re
 	for _, l := range loads {
 		more, err := c.byLoad(ctx, l, rec, links, room)
 		if err != nil {
-			return nil, fmt.Errorf("%d at once of %s: %w", l.threads, size.Format(l.bytes), err)
+			return nil, fmt.Errorf("%d × %s at once: %w", l.threads, size.Format(l.bytes), err)
 		}
 		rows = append(rows, more...)
 	}

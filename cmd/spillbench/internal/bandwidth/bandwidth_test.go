@@ -275,3 +275,45 @@ func TestRecord(t *testing.T) {
 		}
 	}
 }
+
+// TestDropWaits: a batch that is being moved is dropped when that has ended.
+func TestDropWaits(t *testing.T) {
+	eng := engine(t)
+	plan, err := eng.Plan("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	repo, err := plan.Repository("test", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := record(t.Context(), 1, SmallestBatch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Release()
+	if err := repo.Put(t.Context(), 0, rec); err != nil {
+		t.Fatal(err)
+	}
+	x, err := repo.Take(t.Context(), 0, batch.Idle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	moving, err := x.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	if err := drop(ctx, x); !errors.Is(err, cause) {
+		t.Errorf("while it moves, dropping ends with %v", err)
+	}
+	if err := moving.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	if err := drop(t.Context(), x); err != nil || x.State() != batch.Released {
+		t.Errorf("%v; it is %v", err, x.State())
+	}
+}

@@ -61,6 +61,9 @@ type bench struct {
 	load    load
 	room    *regions
 	batches []*batch.Batch
+	// subscriptions end after the batches, so that the monitor never begins to move one that
+	// is about to be dropped.
+	subscriptions []func()
 }
 
 // byLoad measures one load along all links.
@@ -75,7 +78,8 @@ func (c Config) byLoad(ctx context.Context, l load, rec arrow.RecordBatch, links
 		return nil, err
 	}
 	b := bench{cfg: c, load: l, room: room}
-	defer func() { err = errors.Join(err, b.drop()) }()
+	// Also when ctx has ended: a move of the monitor's, if there is one, does soon.
+	defer func() { err = errors.Join(err, b.drop(context.WithoutCancel(ctx))) }()
 	for range l.threads {
 		if err := repo.Put(ctx, 0, rec); err != nil {
 			return nil, err
@@ -85,7 +89,7 @@ func (c Config) byLoad(ctx context.Context, l load, rec arrow.RecordBatch, links
 			return nil, err
 		}
 		b.batches = append(b.batches, x)
-		defer x.Subscribe()() // the monitor leaves it alone
+		b.subscriptions = append(b.subscriptions, x.Subscribe()) // the monitor leaves it alone
 	}
 	for _, k := range links {
 		more, err := b.link(ctx, k)
@@ -97,14 +101,33 @@ func (c Config) byLoad(ctx context.Context, l load, rec arrow.RecordBatch, links
 	return rows, nil
 }
 
-// drop gives the batches' memory back. Nobody moves them any more: Move returns when the
-// move has ended, and the monitor leaves them alone.
-func (b *bench) drop() error {
+// drop gives the batches' memory back. The monitor may have begun to move one before it was
+// told not to.
+func (b *bench) drop(ctx context.Context) error {
 	var errs []error
 	for _, x := range b.batches {
-		errs = append(errs, x.Drop())
+		errs = append(errs, drop(ctx, x))
+	}
+	for _, end := range b.subscriptions {
+		end()
 	}
 	return errors.Join(errs...)
+}
+
+func drop(ctx context.Context, x *batch.Batch) error {
+	for {
+		changed := x.Changed()
+		err := x.Drop()
+		var s *batch.StateError
+		if !errors.As(err, &s) || s.State != batch.InTransit {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // link measures both ways between two spaces.

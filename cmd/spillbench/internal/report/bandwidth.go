@@ -56,8 +56,12 @@ func (b *Bandwidth) Print(w io.Writer, notes []string) {
 		})
 	}
 	table(w, rows)
-	fmt.Fprintf(w, "\n%d pairs a row, in %s; limits are memmove, a thread for each move, and with a disk direct I/O on a file in the same state;\n",
-		b.Config.Pairs, duration(b.WallSeconds))
+	io := "buffered I/O" // as the volumes do it
+	if b.Env.DirectIO {
+		io = "direct I/O"
+	}
+	fmt.Fprintf(w, "\n%d pairs a row, in %s; limits are memmove, a thread for each move, and with a disk %s on a file in the same state;\n",
+		b.Config.Pairs, duration(b.WallSeconds), io)
 	fmt.Fprintln(w, "efficiency is the median of ours by the limit, pair by pair; noise is how far the limit is from itself in the same rounds")
 	for _, n := range notes {
 		fmt.Fprintf(w, "note: %s\n", n)
