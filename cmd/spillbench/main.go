@@ -5,6 +5,7 @@
 //	spillbench                      a generated table, end to end
 //	spillbench run --input F        the same with Parquet, Arrow or CSV files
 //	spillbench verify F…            every batch along every edge and back
+//	spillbench bandwidth            every edge, next to what the machine can do
 //	spillbench reserve              how fast bytes are reserved and released
 //	spillbench topo                 what the machine has
 //

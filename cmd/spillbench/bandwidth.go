@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
+)
+
+const (
+	// bandwidthMemory has room for two batches of the largest default size beside staging,
+	// below the trigger.
+	bandwidthMemory = 640 << 20
+	// bandwidthShare: if nobody says how large the memories are, each takes at most this
+	// part of what the process may use, and the rest of the measurement two.
+	bandwidthShare = 8
+
+	// Fewer pairs than eleven do not tell a difference from noise.
+	minPairs = 11
+	maxPairs = 10_000
+	maxMoves = 64
+	maxLoads = 64
+)
+
+// bandwidthFlags are the flags of bandwidth.
+type bandwidthFlags struct {
+	output  outputFlags
+	engine  engineFlags
+	sizes   sizesFlag
+	threads []int
+	pairs   int
+	seed    uint64
+}
+
+// sizesFlag is the value of --sizes.
+type sizesFlag []int64
+
+// Set takes sizes with commas between them, in the place of those before.
+func (s *sizesFlag) Set(text string) error {
+	var all []int64
+	for part := range strings.SplitSeq(text, ",") {
+		n, err := size.Parse(part)
+		if err != nil {
+			return err
+		}
+		all = append(all, n)
+	}
+	*s = all
+	return nil
+}
+
+// String prints what Set takes.
+func (s *sizesFlag) String() string {
+	var parts []string
+	for _, n := range *s {
+		parts = append(parts, size.Format(n))
+	}
+	return strings.Join(parts, ",")
+}
+
+// Type names the value in a usage text.
+func (*sizesFlag) Type() string { return "sizes" }
+
+func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
+	f := bandwidthFlags{sizes: sizesFlag{1 << 20, 16 << 20, 64 << 20, 256 << 20}}
+	cmd := &cobra.Command{
+		Use:   "bandwidth",
+		Short: "Measure every edge, next to what the machine can do",
+		Long: `Measure every edge, next to what the machine can do.
+
+Batches of each size move along every edge, there and back, alone and several at a
+time. Each move is timed beside the limit, pair by pair, by turns: memmove between two
+regions of memory, and where a disk takes part direct I/O on a file of the same kind, in
+the same state. Fresh is room that was set aside and never written; rewritten is room
+that has been written before. The limit is also timed against itself, so that it is known what
+a difference means. Files have no names, and are gone with the process.
+
+With the defaults some 280 GiB go to and from the disk, which takes minutes on a fast one; on
+a slow one, and where writing wears, choose smaller --sizes.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return measureBandwidth(cmd.Context(), &f, cmd.Flags(), stdout, stderr)
+		},
+	}
+	fs := cmd.Flags()
+	fs.SortFlags = false
+	fs.Var(&f.sizes, "sizes", "`SIZES` of the batches, with commas between; by default those for which there is room")
+	fs.IntSliceVar(&f.threads, "threads", []int{1, 2}, "how many batches move at the same time, as `NUMBERS` with commas between")
+	fs.IntVar(&f.pairs, "pairs", minPairs, "pairs of a move and its limit for each figure")
+	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
+	f.engine.register(fs, size.Format(bandwidthMemory))
+	f.output.register(fs)
+	return cmd
+}
+
+func (f *bandwidthFlags) validate() error {
+	if f.pairs < minPairs || f.pairs > maxPairs {
+		return fail.Usagef("--pairs %d is out of range (want %d to %d)", f.pairs, minPairs, maxPairs)
+	}
+	if len(f.threads) == 0 {
+		return fail.Usagef("--threads is empty (want numbers from 1 to %d)", maxMoves)
+	}
+	for _, n := range f.threads {
+		if n < 1 || n > maxMoves {
+			return fail.Usagef("--threads %d is out of range (want 1 to %d)", n, maxMoves)
+		}
+	}
+	for _, n := range f.sizes {
+		if n < bandwidth.SmallestBatch || n > bandwidth.LargestBatch || n%tier.Page != 0 {
+			return fail.Usagef("--sizes %s is out of range (want multiples of 4KiB from %s to %s)",
+				size.Format(n), size.Format(bandwidth.SmallestBatch), size.Format(bandwidth.LargestBatch))
+		}
+	}
+	if len(f.sizes)*len(f.threads) > maxLoads {
+		return fail.Usagef("--sizes and --threads name %d combinations (want at most %d)", len(f.sizes)*len(f.threads), maxLoads)
+	}
+	return f.engine.validate()
+}
+
+// suit makes the memories that nobody asked for small enough for the machine.
+func (f *bandwidthFlags) suit(flags *pflag.FlagSet, memory int64) error {
+	most := memory / bandwidthShare / tier.Page * tier.Page
+	if most <= 0 || most >= bandwidthMemory {
+		return nil
+	}
+	for name, amount := range map[string]*size.Amount{"gpu-memory": &f.engine.gpuMemory, "host-memory": &f.engine.hostMemory} {
+		if !flags.Changed(name) {
+			if err := amount.Set(size.Format(most)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// measureBandwidth measures and reports. Whatever happens, the engine is closed and nothing is
+// left behind.
+func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagSet, stdout, stderr io.Writer) (err error) {
+	start := time.Now()
+	if err := f.validate(); err != nil {
+		return err
+	}
+	out, err := f.output.open(stdout, stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.close()) }()
+	top, err := topology.Discover(ctx, topology.Options{})
+	if err != nil {
+		return err
+	}
+	memory := top.Limits.MemoryBytes
+	if err := f.suit(flags, memory); err != nil {
+		return err
+	}
+	m, err := f.engine.open(ctx, &notes{})
+	if err != nil {
+		return err
+	}
+	var bar progress.Bar
+	drawn := &bar
+	if !f.output.quiet && progress.OnTerminal(stderr) {
+		drawn = progress.New(stderr, m.engine.Stats)
+	}
+	rows, err := f.measure(ctx, m, bandwidth.Config{
+		Engine: m.engine, Sizes: f.sizes, Threads: f.threads, Pairs: f.pairs, Seed: f.seed, Spare: 2 * memory / bandwidthShare, Progress: drawn,
+	}, flags.Changed("sizes") || flags.Changed("threads"))
+	drawn.Close()
+	if err := errors.Join(err, m.engine.Close()); err != nil {
+		return err
+	}
+	doc := &report.Bandwidth{
+		Header: report.Header{Schema: report.Schema, Command: "bandwidth", Env: m.env},
+		Config: report.BandwidthConfig{Config: m.config, Seed: f.seed, Pairs: f.pairs, Sizes: f.sizes, Threads: f.threads},
+		Rows:   rows,
+	}
+	doc.WallSeconds = time.Since(start).Seconds()
+	lines := m.notes.lines()
+	err = errors.Join(out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	if err == nil {
+		out.warn(lines)
+	}
+	return err
+}
+
+// measure runs the measurement. What was asked for and does not fit is an error; of the
+// defaults it is left out, and noted.
+func (f *bandwidthFlags) measure(ctx context.Context, m *machine, cfg bandwidth.Config, asked bool) ([]report.BandwidthRow, error) {
+	skipped, err := bandwidth.Fit(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if len(skipped) > 0 && (asked || len(skipped) == len(f.sizes)*len(f.threads)) {
+		return nil, &fail.Error{Status: fail.Usage, Err: skipped[0],
+			Fix: "choose smaller --sizes or fewer --threads, or raise --gpu-memory, --host-memory or the size of --disk"}
+	}
+	rows, skipped, err := bandwidth.Run(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range skipped {
+		m.notes.add(s.Error(), "left out: "+s.Error())
+	}
+	if gpu := m.env.GPU; gpu != "" && gpu != "sim" {
+		m.notes.add("limit of a GPU", "the limits of the edges between "+gpu+" and host memory are memmove's, not the link's")
+	}
+	return bandwidthRows(rows), nil
+}
+
+func bandwidthRows(rows []bandwidth.Row) []report.BandwidthRow {
+	out := []report.BandwidthRow{}
+	for _, r := range rows {
+		row := report.BandwidthRow{
+			From: r.From.String(), To: r.To.String(), Bytes: r.Bytes, Threads: r.Threads, GiBPerS: r.GiBPerS, State: string(r.State),
+			LimitGiBPerS: r.Limit, Efficiency: r.Efficiency, Noise: r.Noise, CV: r.CV,
+		}
+		if r.Err != nil {
+			row.Error = fail.Line(r.Err)
+		}
+		out = append(out, row)
+	}
+	return out
+}

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// narrow is bandwidth in as little time as it lets itself be told.
+var narrow = []string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB,128KiB", "--threads=1,2"}
+
+// TestBandwidth: a row for each edge, load and state, with figures above 0.
+func TestBandwidth(t *testing.T) {
+	var doc report.Bandwidth
+	decode(t, succeed(t, append(slices.Clone(narrow), "--json=-")...).stdout, &doc)
+	if doc.Schema != report.Schema || doc.Command != "bandwidth" || doc.Env.GPU != "sim" || doc.Env.FileSystem == "" || !(doc.WallSeconds > 0) {
+		t.Errorf("%+v", doc)
+	}
+	if c := doc.Config; c.Pairs != 11 || !slices.Equal(c.Sizes, []int64{64 << 10, 128 << 10}) || !slices.Equal(c.Threads, []int{1, 2}) || c.Seed != 1 || c.GPUMemoryBytes != 1<<20 {
+		t.Errorf("%+v", c)
+	}
+	states := make(map[string]int)
+	for _, r := range doc.Rows {
+		states[fmt.Sprintf("%s-%s %s", r.From, r.To, r.State)]++
+		for _, v := range []float64{r.GiBPerS, r.LimitGiBPerS, r.Efficiency} {
+			if !(v > 0) || math.IsInf(v, 0) {
+				t.Errorf("%+v", r)
+			}
+		}
+	}
+	for _, edge := range []string{
+		"gpu:0-host:0 ", "host:0-gpu:0 ", "gpu:0-disk:0 fresh", "gpu:0-disk:0 rewritten", "disk:0-gpu:0 rewritten",
+		"host:0-disk:0 fresh", "host:0-disk:0 rewritten", "disk:0-host:0 rewritten",
+	} {
+		if states[edge] != 4 {
+			t.Errorf("%d rows of %s", states[edge], edge)
+		}
+	}
+	if len(doc.Rows) != 32 {
+		t.Errorf("%d rows", len(doc.Rows))
+	}
+}
+
+// TestBandwidthForPeople: a table that names all that was measured, and the document in a
+// file beside it.
+func TestBandwidthForPeople(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "b.json")
+	r := succeed(t, append(slices.Clone(narrow), "--pairs=12", "--json", path)...)
+	for _, want := range []string{"gpu:0", "host:0", "disk:0", "64KiB", "128KiB", "fresh", "rewritten", "limit", "efficiency", "noise", "cv", "12 pairs a row", "sim"} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s", want, r.stdout)
+		}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decode(t, string(text), new(report.Bandwidth))
+	if r := succeed(t, append(slices.Clone(narrow), "--quiet")...); r.stdout != "" {
+		t.Errorf("quiet, it prints %q", r.stdout)
+	}
+}
+
+// TestBandwidthDefaults: of the default sizes those that do not fit are left out, and noted.
+func TestBandwidthDefaults(t *testing.T) {
+	var doc report.Bandwidth
+	r := command(t, t.Context(), "bandwidth", "--gpu-memory=2MiB", "--host-memory=4MiB", "--json=-")
+	if r.status != 0 {
+		t.Fatal(r.status, r.stderr)
+	}
+	decode(t, r.stdout, &doc)
+	for _, row := range doc.Rows {
+		if row.Bytes != 1<<20 || row.Threads != 1 {
+			t.Errorf("%+v", row)
+		}
+	}
+	if n := strings.Count(r.stderr, "note: left out: "); len(doc.Rows) != 8 || n != 7 {
+		t.Errorf("%d rows, and %d loads left out: %s", len(doc.Rows), n, r.stderr)
+	}
+}
+
+// TestBandwidthTooLarge: what was asked for and does not fit is not left out in silence; and to
+// measure nothing is no success.
+func TestBandwidthTooLarge(t *testing.T) {
+	for _, args := range [][]string{
+		{"--sizes=64KiB,1MiB", "--threads=1"},
+		{"--threads=8", "--sizes=128KiB"},
+		{}, // no default fits
+	} {
+		r := command(t, t.Context(), append([]string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB"}, args...)...)
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "gpu:0") || !strings.Contains(r.stderr, "raise --gpu-memory") {
+			t.Errorf("%q ends with %d: %s", args, r.status, r.stderr)
+		}
+	}
+}
+
+// TestBandwidthInterrupted: it ends with 130, writes no result, and leaves nothing.
+func TestBandwidthInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	path := filepath.Join(t.TempDir(), "b.json")
+	if r := command(t, ctx, append(slices.Clone(narrow), "--json", path)...); r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
+		t.Errorf("ended with %d: %q", r.status, r.stderr)
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("a result is there: %v", err)
+	}
+}
+
+// TestBandwidthSuits: on a small machine the memories that nobody asked for are smaller.
+func TestBandwidthSuits(t *testing.T) {
+	for _, c := range []struct {
+		memory    int64
+		args      []string
+		gpu, host int64
+	}{
+		{0, nil, bandwidthMemory, bandwidthMemory}, // not known
+		{64 << 30, nil, bandwidthMemory, bandwidthMemory},
+		{2 << 30, nil, 256 << 20, 256 << 20},
+		{2 << 30, []string{"--gpu-memory=1GiB"}, 1 << 30, 256 << 20},
+		{2 << 30, []string{"--host-memory=7MiB"}, 256 << 20, 7 << 20},
+	} {
+		cmd := newBandwidth(nil, nil)
+		if err := cmd.ParseFlags(c.args); err != nil {
+			t.Fatal(err)
+		}
+		var f bandwidthFlags
+		must(f.engine.gpuMemory.Set(cmd.Flag("gpu-memory").Value.String()))
+		must(f.engine.hostMemory.Set(cmd.Flag("host-memory").Value.String()))
+		if err := f.suit(cmd.Flags(), c.memory); err != nil {
+			t.Fatal(err)
+		}
+		gpu, err := f.engine.gpuMemory.Of(0)
+		if err != nil || gpu != c.gpu {
+			t.Errorf("%+v: the GPU has %d, %v", c, gpu, err)
+		}
+		host, err := f.engine.hostMemory.Of(0)
+		if err != nil || host != c.host {
+			t.Errorf("%+v: the host has %d, %v", c, host, err)
+		}
+	}
+}
+
+// TestBandwidthNoConverter: such an edge is a row, in the document and in the table.
+func TestBandwidthNoConverter(t *testing.T) {
+	rows := bandwidthRows([]bandwidth.Row{{
+		From: tier.ID{Kind: tier.GPU}, To: tier.ID{Kind: tier.Disk}, Err: &convert.NoConverterError{From: "gpu-image", To: "disk-image"},
+	}})
+	doc := report.Bandwidth{Rows: rows}
+	var text strings.Builder
+	doc.Print(&text, []string{"a note"})
+	for _, want := range []string{"gpu:0  disk:0  convert: no converter from gpu-image to disk-image", "note: a note"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, text.String())
+		}
+	}
+}
+
+// TestBandwidthErrors: wrong use is told in one line, with what to do.
+func TestBandwidthErrors(t *testing.T) {
+	for _, c := range []struct {
+		arg  string
+		want []string
+	}{
+		{"--pairs=10", []string{"--pairs", "11 to"}},
+		{"--threads=0", []string{"--threads", "1 to"}},
+		{"--threads=65", []string{"--threads", "1 to 64"}},
+		{"--threads=", []string{"--threads"}},
+		{"--threads=x", []string{"--threads"}},
+		{"--sizes=", []string{"--sizes"}},
+		{"--sizes=1MiB,,", []string{"--sizes"}},
+		{"--sizes=4KiB", []string{"--sizes", "64KiB to 8GiB"}},
+		{"--sizes=1MB", []string{"--sizes", "multiples of 4KiB"}},
+		{"--sizes=1TiB", []string{"--sizes", "64KiB to 8GiB"}},
+		{"--passes=2", []string{"--passes"}},
+		{"file", []string{"no arguments"}},
+	} {
+		r := command(t, t.Context(), "bandwidth", c.arg)
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%s ends with %d: %s", c.arg, r.status, r.stderr)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(r.stderr, want) {
+				t.Errorf("%s: no %q in %s", c.arg, want, r.stderr)
+			}
+		}
+	}
+}

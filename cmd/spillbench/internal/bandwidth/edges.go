@@ -1,0 +1,306 @@
+package bandwidth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// link is two spaces and the edges between them.
+type link struct {
+	from, to *tier.Space // there is a converter this way
+	back     bool        // and one in the other direction
+}
+
+// linksOf returns the pairs of spaces that have a converter one way at least, and a row
+// for each way that has none. Two disks are no pair: what one transfer could do at best
+// between them depends on whether they are one device, which nobody tells.
+func linksOf(eng *spillway.Engine) (links []link, missing []Row) {
+	known := make(map[[2]batch.PayloadType]bool)
+	for _, e := range eng.Registry().Edges() {
+		known[[2]batch.PayloadType{e.From, e.To}] = true
+	}
+	can := func(a, b *tier.Space) bool {
+		from, to := batch.ImageType(a.Kind()), batch.ImageType(b.Kind())
+		if known[[2]batch.PayloadType{from, to}] {
+			return true
+		}
+		missing = append(missing, Row{From: a.ID(), To: b.ID(), Err: &convert.NoConverterError{From: from, To: to}})
+		return false
+	}
+	spaces := eng.Spaces()
+	for i, a := range spaces {
+		for _, b := range spaces[i+1:] {
+			if a.Kind() == tier.Disk && b.Kind() == tier.Disk {
+				continue
+			}
+			switch there, back := can(a, b), can(b, a); {
+			case there:
+				links = append(links, link{a, b, back})
+			case back:
+				links = append(links, link{b, a, false})
+			}
+		}
+	}
+	return links, missing
+}
+
+// bench is one load's batches, on their way along all links.
+type bench struct {
+	cfg     Config
+	load    load
+	room    *regions
+	batches []*batch.Batch
+	// subscriptions end after the batches, so that the monitor never begins to move one that
+	// is about to be dropped.
+	subscriptions []func()
+}
+
+// byLoad measures one load along all links.
+func (c Config) byLoad(ctx context.Context, l load, rec arrow.RecordBatch, links []link, room *regions) (rows []Row, err error) {
+	plan, err := c.Engine.Plan("bandwidth")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, plan.Close()) }()
+	repo, err := plan.Repository("bandwidth", 0)
+	if err != nil {
+		return nil, err
+	}
+	b := bench{cfg: c, load: l, room: room}
+	// Also when ctx has ended: a move of the monitor's, if there is one, does soon.
+	defer func() { err = errors.Join(err, b.drop(context.WithoutCancel(ctx))) }()
+	for range l.threads {
+		if err := repo.Put(ctx, 0, rec); err != nil {
+			return nil, err
+		}
+		x, err := repo.Take(ctx, 0, batch.Idle)
+		if err != nil {
+			return nil, err
+		}
+		b.batches = append(b.batches, x)
+		b.subscriptions = append(b.subscriptions, x.Subscribe()) // the monitor leaves it alone
+	}
+	for _, k := range links {
+		more, err := b.link(ctx, k)
+		if err != nil {
+			return nil, fmt.Errorf("%s and %s: %w", k.from.ID(), k.to.ID(), err)
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
+
+// drop gives the batches' memory back. The monitor may have begun to move one before it was
+// told not to.
+func (b *bench) drop(ctx context.Context) error {
+	var errs []error
+	for _, x := range b.batches {
+		errs = append(errs, drop(ctx, x))
+	}
+	for _, end := range b.subscriptions {
+		end()
+	}
+	return errors.Join(errs...)
+}
+
+func drop(ctx context.Context, x *batch.Batch) error {
+	for {
+		changed := x.Changed()
+		err := x.Drop()
+		var s *batch.StateError
+		if !errors.As(err, &s) || s.State != batch.InTransit {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// link measures both ways between two spaces.
+func (b *bench) link(ctx context.Context, k link) ([]Row, error) {
+	if err := b.bring(ctx, k.from); err != nil {
+		return nil, err
+	}
+	from, okFrom := k.from.Pool().(*disk.Volume)
+	to, okTo := k.to.Pool().(*disk.Volume)
+	switch {
+	case okFrom:
+		return b.toMemory(ctx, k, from)
+	case okTo:
+		return b.withDisk(ctx, k, to)
+	}
+	return b.betweenMemories(ctx, k)
+}
+
+// moves is our side of a link.
+func (b *bench) moves(k link) side {
+	s := side{
+		there: func(ctx context.Context) error { return b.moveAll(ctx, k.to) },
+		back:  func(ctx context.Context) error { return b.moveAll(ctx, k.from) },
+	}
+	if !k.back {
+		s.back = func(ctx context.Context) error { return b.bring(ctx, k.from) }
+	}
+	return s
+}
+
+func (b *bench) moveAll(ctx context.Context, to *tier.Space) error {
+	where := reservation.Specific(to.ID())
+	return together(len(b.batches), func(i int) error {
+		return b.cfg.Engine.Mover().Move(ctx, b.batches[i], where, convert.ReasonWork)
+	})
+}
+
+// bring moves all batches to a space, if need be by way of another.
+func (b *bench) bring(ctx context.Context, to *tier.Space) error {
+	err := b.moveAll(ctx, to)
+	if !errors.Is(err, convert.ErrNoConverter) {
+		return err
+	}
+	for _, via := range b.cfg.Engine.Spaces() {
+		if via == to {
+			continue
+		}
+		if e := b.moveAll(ctx, via); e != nil {
+			if errors.Is(e, convert.ErrNoConverter) {
+				continue
+			}
+			return e
+		}
+		if e := b.moveAll(ctx, to); !errors.Is(e, convert.ErrNoConverter) {
+			return e
+		}
+	}
+	return err
+}
+
+func (b *bench) betweenMemories(ctx context.Context, k link) ([]Row, error) {
+	b.begin(k)
+	raw := rawMemory(b.room, b.load)
+	l := loop{
+		pairs: b.cfg.Pairs, progress: b.cfg.Progress, ours: b.moves(k), raw: raw, again: raw,
+		steps: []step{{false, untimed}, {true, 1}, {false, 0}, {true, untimed}},
+	}
+	t, err := l.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rows := []Row{b.row(k.from, k.to, Memory, t[0])}
+	if k.back {
+		rows = append(rows, b.row(k.to, k.from, Memory, t[1]))
+	}
+	return rows, nil
+}
+
+// withDisk measures writing, in both states, and reading. Each turn has room of its own:
+// on many disks one place is much faster than another, so that a single one would tell how
+// lucky a file was.
+func (b *bench) withDisk(ctx context.Context, k link, v *disk.Volume) (rows []Row, err error) {
+	files := newRawFiles(k.to.ID(), v, b.room, b.load)
+	defer func() { err = errors.Join(err, files.close()) }()
+	b.begin(k)
+	const fresh, rewritten, read = 0, 1, 2
+	ours := b.moves(k)
+	ours.prepare = func(ctx context.Context) error { return b.renew(ctx, k.to, v) }
+	l := loop{
+		pairs: b.cfg.Pairs, progress: b.cfg.Progress, ours: ours, raw: files[0].side(), again: files[1].side(),
+		steps: []step{{false, fresh}, {true, untimed}, {false, rewritten}, {true, read}},
+	}
+	l.ours.there, l.steady = watched(ours.there, v)
+	t, err := l.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rows = []Row{b.row(k.from, k.to, Fresh, t[fresh]), b.row(k.from, k.to, Rewritten, t[rewritten])}
+	if k.back {
+		rows = append(rows, b.row(k.to, k.from, Rewritten, t[read]))
+	}
+	return rows, nil
+}
+
+// toMemory measures reading where nothing can be written the same way.
+func (b *bench) toMemory(ctx context.Context, k link, v *disk.Volume) (rows []Row, err error) {
+	files := newRawFiles(k.from.ID(), v, b.room, b.load)
+	defer func() { err = errors.Join(err, files.close()) }()
+	b.begin(k)
+	if err := files.renew(ctx); err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		if err := f.write(ctx); err != nil {
+			return nil, err
+		}
+	}
+	l := loop{
+		pairs: b.cfg.Pairs, progress: b.cfg.Progress, steps: []step{{false, 0}, {true, untimed}},
+		ours: b.moves(k), raw: side{there: files[0].read}, again: side{there: files[1].read},
+	}
+	t, err := l.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return []Row{b.row(k.from, k.to, Rewritten, t[0])}, nil
+}
+
+// watched returns f and what says whether the volume took no room of the file system since
+// it was asked last: room that f takes is fresh, whatever the state was to be.
+func watched(f transfer, v *disk.Volume) (transfer, func() bool) {
+	took := false
+	return func(ctx context.Context) error {
+			before := v.Stats().Fresh
+			err := f(ctx)
+			took = took || v.Stats().Fresh != before
+			return err
+		}, func() bool {
+			was := took
+			took = false
+			return !was
+		}
+}
+
+// renew makes the volume give all its room back, and take as much as the load needs without
+// writing there: as the raw file, it has room that is set aside.
+func (b *bench) renew(ctx context.Context, s *tier.Space, v *disk.Volume) (err error) {
+	if _, err := v.Trim(ctx); err != nil {
+		return err
+	}
+	if st := v.Stats(); st.Backed > st.Used {
+		return fmt.Errorf("bandwidth: the volume in %s keeps %d bytes that it was to give back", st.Dir, st.Backed-st.Used)
+	}
+	charge := s.Charge(b.load.bytes) * int64(b.load.threads)
+	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), charge)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Release()) }()
+	buf, err := r.Alloc(charge)
+	if err != nil {
+		return err
+	}
+	return buf.Release()
+}
+
+func (b *bench) begin(k link) {
+	name := fmt.Sprintf("%s and %s, %d × %s", k.from.ID(), k.to.ID(), b.load.threads, size.Format(b.load.bytes))
+	b.cfg.Progress.Begin(name, int64(b.cfg.Pairs))
+}
+
+func (b *bench) row(from, to *tier.Space, state State, t timings) Row {
+	r := Row{From: from.ID(), To: to.ID(), Bytes: b.load.bytes, Threads: b.load.threads, State: state}
+	t.fill(&r, b.load)
+	return r
+}

@@ -1,0 +1,262 @@
+package bandwidth
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/faultfs"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// newRegionsOf returns regions that go with the test.
+func newRegionsOf(t *testing.T, n int64) *regions {
+	t.Helper()
+	room, err := newRegions(t.Context(), 7, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := room.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return room
+}
+
+// TestRawMemory: every byte of every thread goes there, and back.
+func TestRawMemory(t *testing.T) {
+	l := load{3 << 20, 2}
+	room := newRegionsOf(t, l.total())
+	raw := rawMemory(room, l)
+	for i := range l.threads {
+		here, there := room.pair(l, i)
+		if int64(len(here)) != l.bytes || int64(len(there)) != l.bytes || bytes.Equal(here, there) {
+			t.Fatalf("regions of %d and %d bytes", len(here), len(there))
+		}
+	}
+	first := slices.Clone(room.whole[:l.total()])
+	if err := raw.there(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	clear(room.whole[:l.total()])
+	if err := raw.back(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(room.whole[:l.total()], first) {
+		t.Error("the bytes have changed on their way")
+	}
+}
+
+// rawFileOf returns a file on a file system with faults.
+func rawFileOf(t *testing.T, anonymous bool, l load, room *regions, rules ...faultfs.Rule) *rawFile {
+	t.Helper()
+	dir := t.TempDir()
+	fs := faultfs.New(disk.OS(), 1, rules...)
+	direct := true
+	f, err := fs.OpenAnonymous(dir, true)
+	if err != nil { // as the volume would find out
+		direct = false
+		f, err = fs.OpenAnonymous(dir, false)
+	}
+	switch {
+	case err == nil:
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	case anonymous:
+		t.Skipf("no files without names here: %v", err)
+	}
+	r := &rawFile{fs: fs, dir: dir, direct: direct, anonymous: anonymous, load: l, space: tier.ID{Kind: tier.Disk},
+		memory: func(i int) []byte { here, _ := room.pair(l, i); return here }}
+	t.Cleanup(func() {
+		if err := r.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// names lists a directory.
+func names(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// TestRawFile: what is written is read again, whole, by however many threads and in pieces
+// of any length; and at no moment is there a name in the directory.
+func TestRawFile(t *testing.T) {
+	for _, anonymous := range []bool{false, true} {
+		for _, l := range []load{{64 << 10, 1}, {3<<20 + tier.Page, 2}, {12 << 20, 1}} {
+			room := newRegionsOf(t, l.total())
+			r := rawFileOf(t, anonymous, l, room)
+			for range 2 { // a new file each time
+				if err := r.renew(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if left := names(t, r.dir); len(left) != 0 {
+					t.Errorf("there are %q", left)
+				}
+				want := slices.Clone(room.whole[:l.total()])
+				if err := r.write(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				clear(room.whole[:l.total()])
+				if err := r.read(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(room.whole[:l.total()], want) {
+					t.Errorf("%+v: other bytes come back", l)
+				}
+			}
+		}
+	}
+}
+
+// TestRawFileShort: transfers that the system does in part are completed.
+func TestRawFileShort(t *testing.T) {
+	l := load{2 << 20, 2}
+	room := newRegionsOf(t, l.total())
+	r := rawFileOf(t, true, l, room, faultfs.Rule{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Times: 5, Effect: faultfs.Short()})
+	if err := r.renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := slices.Clone(room.whole[:l.total()])
+	if err := r.write(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	clear(room.whole[:l.total()])
+	if err := r.read(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(room.whole[:l.total()], want) {
+		t.Error("other bytes come back")
+	}
+}
+
+// TestRawFileFails: no room is told as such, and other errors as what they are; nothing is
+// left.
+func TestRawFileFails(t *testing.T) {
+	l := load{4 << 20, 1}
+	room := newRegionsOf(t, l.total())
+	for _, c := range []struct {
+		op        faultfs.Op
+		err       error
+		full      bool
+		anonymous bool
+	}{
+		{faultfs.Allocate, syscall.ENOSPC, true, true},
+		{faultfs.Allocate, syscall.EIO, false, true},
+		{faultfs.Create, syscall.EACCES, false, false},
+		{faultfs.Remove, syscall.EIO, false, false},
+		{faultfs.Write, syscall.EIO, false, true},
+		{faultfs.Read, syscall.EIO, false, true},
+	} {
+		r := rawFileOf(t, c.anonymous, l, room, faultfs.Rule{Ops: []faultfs.Op{c.op}, Times: 1, Effect: faultfs.Fail(c.err)})
+		err := r.renew(t.Context())
+		if err == nil {
+			if err = r.write(t.Context()); err == nil {
+				err = r.read(t.Context())
+			}
+		}
+		if !errors.Is(err, c.err) || errors.Is(err, tier.ErrNoSpace) != c.full {
+			t.Errorf("%s, %v: it ends with %v", c.op, c.err, err)
+		}
+		if left := names(t, r.dir); len(left) > 0 && c.op != faultfs.Remove { // then the name is what could not be removed
+			t.Errorf("%s: there are %q", c.op, left)
+		}
+	}
+}
+
+// TestRequestsCancelled: no request begins after the context has ended.
+func TestRequestsCancelled(t *testing.T) {
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var begun atomic.Int64
+	err := requests(ctx, make([]byte, 16*rawDepth*rawRequest), 0, func(p []byte, _ int64) (int, error) {
+		begun.Add(1)
+		cancel(cause) // so whoever began one begins no other
+		return len(p), nil
+	})
+	if !errors.Is(err, cause) || begun.Load() > rawDepth {
+		t.Errorf("%d requests were begun, %v", begun.Load(), err)
+	}
+}
+
+// TestFreshRoom: what renew leaves is room that was taken from the file system and not
+// written; what is written there takes no other; and a volume that has none does.
+func TestFreshRoom(t *testing.T) {
+	eng := engine(t)
+	space := eng.Spaces()[2]
+	v := space.Pool().(*disk.Volume)
+	b := bench{cfg: small(eng), load: load{256 << 10, 2}}
+	for range 2 {
+		before := v.Stats()
+		if err := b.renew(t.Context(), space, v); err != nil {
+			t.Fatal(err)
+		}
+		st := v.Stats()
+		if st.Fresh-before.Fresh < b.load.total() || st.Backed < b.load.total() || st.Used != 0 || st.Written != before.Written || st.Given-before.Given < before.Backed {
+			t.Errorf("before %+v\nafter %+v", before, st)
+		}
+	}
+	write := func(ctx context.Context) error {
+		m, err := v.Alloc(b.load.bytes, nil)
+		if err != nil {
+			return err
+		}
+		defer v.Free(m, func() {})
+		return m.(tier.FileMemory).WriteAt(ctx, make([]byte, b.load.bytes), 0)
+	}
+	watched, steady := watched(write, v)
+	if err := watched(t.Context()); err != nil || !steady() {
+		t.Errorf("%v; room that was set aside was not used", err)
+	}
+	if _, err := v.Trim(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := watched(t.Context()); err != nil || steady() || !steady() {
+		t.Errorf("%v; room was taken, and nobody noticed, or for ever", err)
+	}
+}
+
+// TestRequestsAreMany: as many are under way as the limit says.
+func TestRequestsAreMany(t *testing.T) {
+	all := make(chan struct{}, rawDepth)
+	begun := make(chan struct{}, rawDepth)
+	go func() {
+		for range rawDepth {
+			<-begun
+		}
+		for range rawDepth {
+			all <- struct{}{}
+		}
+	}()
+	var lengths [rawDepth]int
+	err := requests(t.Context(), make([]byte, rawDepth*rawRequest), 0, func(p []byte, off int64) (int, error) {
+		lengths[off/rawRequest] = len(p)
+		begun <- struct{}{}
+		<-all // until all are under way
+		return len(p), nil
+	})
+	if err != nil || slices.Min(lengths[:]) != rawRequest {
+		t.Errorf("%v, %v", err, lengths)
+	}
+	if err := requests(t.Context(), make([]byte, tier.Page), 0, func([]byte, int64) (int, error) { return 0, nil }); !errors.Is(err, io.ErrNoProgress) {
+		t.Errorf("no progress ends with %v", err)
+	}
+}

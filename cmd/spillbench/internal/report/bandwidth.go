@@ -1,0 +1,69 @@
+package report
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spillway-db/spillway/internal/size"
+)
+
+// Bandwidth is the document of bandwidth.
+type Bandwidth struct {
+	Header
+	Config      BandwidthConfig `json:"config"`
+	Rows        []BandwidthRow  `json:"rows"`
+	WallSeconds float64         `json:"wall_seconds"`
+}
+
+// BandwidthConfig is what bandwidth ran with. What did not fit is left out of the rows.
+type BandwidthConfig struct {
+	Config
+	Seed    uint64  `json:"seed"`
+	Pairs   int     `json:"pairs"` // for each row
+	Sizes   []int64 `json:"sizes_bytes"`
+	Threads []int   `json:"threads"`
+}
+
+// BandwidthRow is one edge, at one size and so many moves at a time. Rates are medians, of
+// all moves together; the efficiency is the median of the pairs' ratios, and the noise the
+// median of how far the ratios of the limit to itself are from 1.
+type BandwidthRow struct {
+	From         string  `json:"from"`
+	To           string  `json:"to"`
+	Bytes        int64   `json:"bytes"`   // of each batch
+	Threads      int     `json:"threads"` // batches that move at the same time
+	GiBPerS      float64 `json:"gib_per_s"`
+	State        string  `json:"state"` // of the disk's room: "fresh" or "rewritten"; "" between memories
+	LimitGiBPerS float64 `json:"limit_gib_per_s"`
+	Efficiency   float64 `json:"efficiency"`
+	Noise        float64 `json:"noise"`
+	CV           float64 `json:"cv"`              // coefficient of variation of the rates
+	Error        string  `json:"error,omitempty"` // why the edge was not measured; then the figures are 0
+}
+
+// Print writes what bandwidth measured for people.
+func (b *Bandwidth) Print(w io.Writer, notes []string) {
+	fmt.Fprintf(w, "spillbench bandwidth: %s\n\n", b.Env.line())
+	rows := [][]string{{"from", "to", "batch", "moves", "state", "GiB/s", "limit", "efficiency", "noise", "cv"}}
+	for _, r := range b.Rows {
+		if r.Error != "" {
+			rows = append(rows, []string{r.From, r.To, r.Error})
+			continue
+		}
+		rows = append(rows, []string{
+			r.From, r.To, size.Format(r.Bytes), fmt.Sprint(r.Threads), orUnknown(r.State, "-"), fmt.Sprintf("%.2f", r.GiBPerS),
+			fmt.Sprintf("%.2f", r.LimitGiBPerS), fmt.Sprintf("%.2f", r.Efficiency), fmt.Sprintf("%.3f", r.Noise), fmt.Sprintf("%.3f", r.CV),
+		})
+	}
+	table(w, rows)
+	io := "buffered I/O" // as the volumes do it
+	if b.Env.DirectIO {
+		io = "direct I/O"
+	}
+	fmt.Fprintf(w, "\n%d pairs a row, in %s; limits are memmove, a thread for each move, and with a disk %s on a file in the same state;\n",
+		b.Config.Pairs, duration(b.WallSeconds), io)
+	fmt.Fprintln(w, "efficiency is the median of ours by the limit, pair by pair; noise is how far the limit is from itself in the same rounds")
+	for _, n := range notes {
+		fmt.Fprintf(w, "note: %s\n", n)
+	}
+}
