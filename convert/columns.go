@@ -46,7 +46,7 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_
 	if payload == nil {
 		return nil, fmt.Errorf("convert: opening columns of a closed handle: %w", tier.ErrReleased)
 	}
-	src, ok := payload.(*batch.Image)
+	src, ok := payload.(imaged)
 	if !ok {
 		return nil, fmt.Errorf("convert: columns of %s cannot be opened", payload.Type())
 	}
@@ -62,16 +62,21 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_
 }
 
 // open opens what was chosen of an image, wherever that lies.
-func (m *Mover) open(ctx context.Context, src *batch.Image, c *chosen) (arrow.RecordBatch, error) {
+func (m *Mover) open(ctx context.Context, src imaged, c *chosen) (arrow.RecordBatch, error) {
 	if c.from == c.to {
 		return c.noRows(src.Descriptor())
 	}
-	if src.Space().Kind() == tier.Host {
-		return c.inPlace(src)
-	}
-	file, ok := src.Buffer().Memory().(tier.FileMemory)
-	if src.Space().Kind() == tier.Disk && (ok || src.Descriptor().Body == 0) {
-		return m.readColumns(ctx, src, file, c)
+	switch src := src.(type) {
+	case *batch.Image:
+		if src.Space().Kind() == tier.Host {
+			return c.inPlace(src)
+		}
+		file, ok := src.Buffer().Memory().(tier.FileMemory)
+		if src.Space().Kind() == tier.Disk && (ok || src.Descriptor().Body == 0) {
+			return m.readColumns(ctx, src, file, c)
+		}
+	case *batch.Packed:
+		return m.readColumns(ctx, src, &packedFile{m.cfg.Builtin, src}, c)
 	}
 	p, err := m.inHost(ctx, src)
 	for errors.Is(err, errGone) {
@@ -139,7 +144,7 @@ func (c *chosen) inPlace(img *batch.Image) (_ arrow.RecordBatch, err error) {
 
 // readColumns reads what was chosen of a disk image into host memory, and waits for
 // room in one piece there. file is nil if the image has no bytes.
-func (m *Mover) readColumns(ctx context.Context, src *batch.Image, file tier.FileMemory, c *chosen) (arrow.RecordBatch, error) {
+func (m *Mover) readColumns(ctx context.Context, src imaged, file tier.FileMemory, c *chosen) (arrow.RecordBatch, error) {
 	p := &columnPlan{src: src, file: file, chosen: c}
 	if err := p.make(ctx, m.cfg.Builtin); err != nil {
 		return nil, err

@@ -18,7 +18,7 @@ import (
 //	memory  │chunk│chunk│      │chunk│chunk│      │chunk│      in one piece
 //	           a a a a a             b b b           c
 type columnPlan struct {
-	src    *batch.Image
+	src    imaged
 	file   tier.FileMemory
 	chosen *chosen
 

@@ -161,7 +161,7 @@ type bound struct {
 
 // readBounds looks offsets up. Each chunk that has some of them passes once through a
 // pinned chunk, so that no room is needed, and is verified.
-func (b *Builtin) readBounds(ctx context.Context, src *batch.Image, file tier.FileMemory, bounds []bound) error {
+func (b *Builtin) readBounds(ctx context.Context, src imaged, file tier.FileMemory, bounds []bound) error {
 	if len(bounds) == 0 {
 		return nil
 	}
@@ -179,18 +179,22 @@ func (b *Builtin) readBounds(ctx context.Context, src *batch.Image, file tier.Fi
 		return err
 	}
 	lanes := min(len(chunks), stagedUnderWay)
-	return b.OnDisk(ctx, int64(lanes)*pool.Chunk(), false, func(ctx context.Context) error {
+	read := func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
 		g.SetLimit(lanes)
 		for _, c := range chunks {
 			g.Go(func() error { return safely(func() error { return readChunk(ctx, src, file, pool, c) }) })
 		}
 		return g.Wait()
-	})
+	}
+	if src.Space().Kind() != tier.Disk {
+		return read(ctx)
+	}
+	return b.OnDisk(ctx, int64(lanes)*pool.Chunk(), false, read)
 }
 
 // readChunk looks up the offsets in one chunk.
-func readChunk(ctx context.Context, src *batch.Image, file tier.FileMemory, pool pieces, bounds []bound) error {
+func readChunk(ctx context.Context, src imaged, file tier.FileMemory, pool pieces, bounds []bound) error {
 	p, err := pool.Borrow(ctx)
 	if err != nil {
 		return err

@@ -80,7 +80,7 @@ func TestColumnsOfEveryType(t *testing.T) {
 }
 
 func columnsOfEveryType(t *testing.T, outside bool) {
-	m := newMachine(t, machineConfig{outside: outside, gpu: 32 << 20, host: 32 << 20, disk: 32 << 20})
+	m := newMachine(t, machineConfig{codec: CodecS2, outside: outside, gpu: 32 << 20, host: 32 << 20, disk: 32 << 20})
 	gen := arrowgen.New(3)
 	rowMeta := arrow.NewMetadata([]string{"of the batch"}, []string{"yes"})
 	for i, typ := range arrowgen.Types() {
@@ -94,8 +94,11 @@ func columnsOfEveryType(t *testing.T, outside bool) {
 			slice := whole.NewSlice(cut[0], cut[1])
 			rec := array.NewRecordBatchWithMetadata(slice.Schema(), slice.Columns(), slice.NumRows(), rowMeta)
 			b := m.make(t, rec, tier.Disk)
-			for _, k := range []tier.Kind{tier.Disk, tier.Host, tier.GPU} {
-				m.move(t, b, k)
+			for _, f := range forms {
+				k := f.kind
+				if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(k), f.form, ReasonWork); err != nil {
+					t.Fatal(err)
+				}
 				for _, s := range []struct {
 					fields   []int
 					from, to int64
@@ -106,10 +109,11 @@ func columnsOfEveryType(t *testing.T, outside bool) {
 				} {
 					m.picked(t, b, s.fields, s.from, s.to)
 					if t.Failed() {
-						t.Fatalf("%s, %d:%d in %s: columns %v, rows %d to %d", typ, cut[0], cut[1], k, s.fields, s.from, s.to)
+						t.Fatalf("%s, %d:%d in %s: columns %v, rows %d to %d", typ, cut[0], cut[1], f.form, s.fields, s.from, s.to)
 					}
 				}
 			}
+			m.move(t, b, tier.GPU)
 			m.holds(t, tier.Disk, 0)
 			m.holds(t, tier.Host, 0)
 			drop(t, b)
@@ -123,9 +127,9 @@ func columnsOfEveryType(t *testing.T, outside bool) {
 // TestColumnsOfRandomRecords takes random columns and rows out of random batches that
 // have many chunks.
 func TestColumnsOfRandomRecords(t *testing.T) {
-	m := newMachine(t, machineConfig{gpu: 32 << 20, host: 32 << 20, disk: 32 << 20})
+	m := newMachine(t, machineConfig{codec: CodecZstd, gpu: 32 << 20, host: 32 << 20, disk: 32 << 20})
 	gen := arrowgen.New(11)
-	for range 60 {
+	for i := range 60 {
 		rec := gen.RandomRecord(6, 20_000, 2)
 		if rec.NumCols() == 0 {
 			rec.Release()
@@ -136,6 +140,11 @@ func TestColumnsOfRandomRecords(t *testing.T) {
 			drop(t, b)
 			rec.Release()
 			continue
+		}
+		if i%2 == 0 { // of many runs as well
+			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked, ReasonWork); err != nil {
+				t.Fatal(err)
+			}
 		}
 		for range 5 {
 			fields := gen.Rng.Perm(int(rec.NumCols()))[:1+gen.Rng.IntN(int(rec.NumCols()))]
