@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -123,6 +124,10 @@ type Disk struct {
 	Capacity int64
 	// Reserve is how many bytes of the file system must stay free.
 	Reserve int64
+	// FS is the file system that Dir is on; nil means the machine's own. Decorators
+	// over that, such as those of tier/disk/faultfs, go here. It stays the caller's, may
+	// serve several volumes, and must be there until the engine is closed.
+	FS disk.FS
 }
 
 const (

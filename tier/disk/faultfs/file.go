@@ -16,6 +16,7 @@ func (f *file) Alignment() (address, offset int) { return f.inner.Alignment() }
 
 func (f *file) ReadAt(p []byte, off int64) (int, error) {
 	e := f.fs.apply(Read, f.path, len(p))
+	defer e.passed()
 	if e.err != nil {
 		return 0, e.err
 	}
@@ -31,6 +32,7 @@ func (f *file) ReadAt(p []byte, off int64) (int, error) {
 
 func (f *file) WriteAt(p []byte, off int64) (int, error) {
 	e := f.fs.apply(Write, f.path, len(p))
+	defer e.passed()
 	switch {
 	case e.err != nil:
 		return 0, e.err
