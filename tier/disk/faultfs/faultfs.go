@@ -69,7 +69,7 @@ type Effect struct {
 func Fail(err error) Effect { return Effect{err: err} }
 
 // Short makes reads and writes do about half of what they were asked for, without
-// an error.
+// an error; what cannot be done in parts is done.
 func Short() Effect { return Effect{short: true} }
 
 // BitFlip changes one bit of what is read or written, silently.
