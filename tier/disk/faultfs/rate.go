@@ -14,6 +14,9 @@ const (
 	// mostLate bounds what one sleep that was too long may make up for: a process that
 	// was stopped for a second has not had a second of the disk.
 	mostLate = 50 * time.Millisecond
+	// longestPause is how long after its time the next request of a transfer may come. Who
+	// comes later begins something new, and is credited nothing.
+	longestPause = 10 * time.Millisecond
 )
 
 // rate is a clock that what passes moves on, whoever it belongs to: each transfer
@@ -45,9 +48,11 @@ func (r *rate) book(n int) (until time.Time) {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if behind := now.Sub(r.mu.clock); behind < 0 {
+	behind := now.Sub(r.mu.clock)
+	if behind < 0 || behind > r.mu.late+longestPause {
 		r.mu.late = 0
-	} else {
+	}
+	if behind > 0 {
 		r.mu.clock = now.Add(-min(behind, r.mu.late))
 	}
 	r.mu.clock = r.mu.clock.Add(took)

@@ -100,6 +100,20 @@ func TestRateSavesNothing(t *testing.T) {
 	})
 }
 
+// TestRateForgetsLateSleeps: what a sleep was too long is nothing to begin with later.
+func TestRateForgetsLateSleeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRate(100 * mib)
+		r.sleep = func(d time.Duration) { time.Sleep(d + 20*time.Millisecond) }
+		r.transfer(mib, mib, 1, 0)
+		r.sleep = time.Sleep
+		time.Sleep(time.Second)
+		if d := r.transfer(100*mib, mib, 1, 0); d < time.Second-shortestSleep {
+			t.Errorf("100 MiB took %v", d)
+		}
+	})
+}
+
 // TestOneLongSleepIsNotMadeUpFor, beyond what machines that are busy do.
 func TestOneLongSleepIsNotMadeUpFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

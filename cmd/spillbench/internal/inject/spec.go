@@ -92,11 +92,11 @@ func (s *Spec) set(key, value string) (err error) {
 		}
 	case "at":
 		if s.At, err = count(value); err != nil {
-			return errors.New("want the number of an operation, 1 for the first")
+			return errors.New("operations are numbered (want 1 for the first, or more)")
 		}
 	case "times":
 		if s.Times, err = count(value); err != nil {
-			return errors.New("want how many operations are hit, 1 or more")
+			return errors.New("that many operations cannot be hit (want 1 or more)")
 		}
 	case "path":
 		if s.Path = value; badPattern(value) {
