@@ -364,3 +364,36 @@ func TestEveryBitThatFlipsIsFound(t *testing.T) {
 		t.Errorf("of %d reads with a wrong bit %d were found", tried, told)
 	}
 }
+
+// eightMiB is a file system that says it has 8 MiB free, whatever the machine has.
+type eightMiB struct{ disk.FS }
+
+func (eightMiB) Usage(string) (disk.Usage, error) {
+	return disk.Usage{FileSystem: "test", Free: 8 << 20, Total: 8 << 20}, nil
+}
+
+// TestDiskFS: a volume is on the file system that it is given, and is sized by what is
+// free there.
+func TestDiskFS(t *testing.T) {
+	files := faultfs.New(eightMiB{disk.OS()}, 1)
+	cfg := spillway.Config{
+		GPUs: []spillway.GPU{}, HostMemory: 1 << 20, Disks: []spillway.Disk{{Dir: t.TempDir(), Reserve: 2 << 20, FS: files}},
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	eng, err := spillway.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range eng.Stats().Spaces {
+		if s.ID.Kind == tier.Disk && s.Capacity != 3<<20 { // half of what Reserve leaves
+			t.Errorf("the volume has %d bytes", s.Capacity)
+		}
+	}
+	if err := eng.Close(); err != nil || files.Count(faultfs.OpenAnonymous, faultfs.Create) == 0 || files.Open() != 0 {
+		t.Errorf("closed with %v; %d files made, %d open", err, files.Count(faultfs.OpenAnonymous, faultfs.Create), files.Open())
+	}
+	files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Usage}, Effect: faultfs.Fail(syscall.EIO)})
+	if eng, err := spillway.Open(t.Context(), cfg); !errors.Is(err, syscall.EIO) {
+		t.Errorf("opened %v with %v", eng, err)
+	}
+}
