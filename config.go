@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -52,6 +53,9 @@ type Config struct {
 	// 50 ms.
 	MonitorPeriod time.Duration
 
+	// Codec is how what goes to disk is compressed. The zero value, convert.CodecAuto,
+	// compresses where that is faster than writing what is there, as measured.
+	Codec convert.Codec
 	// Permits limits what transfers with disks have under way: bytes of host memory, and
 	// spill slots. The zero value means permit.DefaultConfig. It needs a budget
 	// permit.Host, and at least two slots, of which one is the monitor's.
@@ -123,6 +127,10 @@ type Disk struct {
 	Capacity int64
 	// Reserve is how many bytes of the file system must stay free.
 	Reserve int64
+	// FS is the file system that Dir is on; nil means the machine's own. Decorators
+	// over that, such as those of tier/disk/faultfs, go here. It stays the caller's, may
+	// serve several volumes, and must be there until the engine is closed.
+	FS disk.FS
 }
 
 const (
@@ -165,6 +173,9 @@ func (c Config) Validate() error {
 		if err := m.marks.Or(tier.DefaultFractions(m.kind)).Validate(); err != nil {
 			errs = append(errs, fmt.Errorf("%s marks: %w", m.kind, err))
 		}
+	}
+	if err := c.Codec.Validate(); err != nil {
+		errs = append(errs, err)
 	}
 	errs = append(errs, c.validatePermits())
 	if c.Quota != nil {

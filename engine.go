@@ -91,7 +91,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 			return nil, err
 		}
 	}
-	builtin := &convert.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits}
+	builtin := &convert.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec}
 	if err := builtin.Register(&e.registry); err != nil {
 		return nil, err
 	}

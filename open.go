@@ -233,15 +233,15 @@ func (e *Engine) openHost() error {
 func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 	capacity := d.Capacity
 	if capacity == 0 {
-		where, err := topology.DiskOf(ctx, d.Dir, topology.Options{})
+		free, err := freeIn(ctx, d)
 		if err != nil {
 			return err
 		}
-		if capacity = (where.FreeBytes - d.Reserve) / 2 / tier.Page * tier.Page; capacity <= 0 {
-			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, where.FreeBytes, tier.ErrNoSpace)
+		if capacity = (free - d.Reserve) / 2 / tier.Page * tier.Page; capacity <= 0 {
+			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, free, tier.ErrNoSpace)
 		}
 	}
-	volume, err := disk.OpenVolume(disk.Config{Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, Space: tier.ID{Kind: tier.Disk, Ordinal: i}})
+	volume, err := disk.OpenVolume(disk.Config{Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS, Space: tier.ID{Kind: tier.Disk, Ordinal: i}})
 	if err != nil {
 		return err
 	}
@@ -257,6 +257,19 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 	}
 	e.spaces = append(e.spaces, space)
 	return nil
+}
+
+// freeIn returns how many bytes are free where d's files are to lie.
+func freeIn(ctx context.Context, d Disk) (int64, error) {
+	if d.FS != nil { // what topology knows is the machine's own
+		u, err := d.FS.Usage(d.Dir)
+		return u.Free, err
+	}
+	where, err := topology.DiskOf(ctx, d.Dir, topology.Options{})
+	if err != nil {
+		return 0, err
+	}
+	return where.FreeBytes, nil
 }
 
 // openStaging takes the pinned chunks, through which transfers between device

@@ -10,7 +10,9 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
@@ -23,6 +25,7 @@ type machine struct {
 	env      report.Env
 	config   report.Config
 	notes    *notes
+	faults   *inject.Faults
 }
 
 // open opens the engine that the flags describe. The caller must close it.
@@ -39,11 +42,16 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 		return nil, err
 	}
 	cfg.Logger = slog.New(log)
+	faults, err := e.inject(&cfg)
+	if err != nil {
+		return nil, err
+	}
 	eng, err := spillway.Open(ctx, cfg)
 	if err != nil {
 		return nil, e.explain(err)
 	}
-	m := &machine{topology: top, engine: eng, notes: log, env: report.EngineEnv(ctx, top, eng)}
+	faults.Arm()
+	m := &machine{topology: top, engine: eng, notes: log, faults: faults, env: report.EngineEnv(ctx, top, eng)}
 	m.config = e.describe(eng)
 	return m, nil
 }
@@ -51,6 +59,10 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 // engineConfig turns the flags into the engine's configuration.
 func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) (spillway.Config, error) {
 	policy, err := monitor.ByName(e.policy)
+	if err != nil {
+		return spillway.Config{}, fail.Usagef("%w", err)
+	}
+	codec, err := convert.ParseCodec(e.codec)
 	if err != nil {
 		return spillway.Config{}, fail.Usagef("%w", err)
 	}
@@ -87,6 +99,7 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 		GPUMarks:      e.marks(),
 		HostMarks:     e.marks(),
 		Policy:        policy,
+		Codec:         codec,
 		Quota:         limit,
 		MonitorPeriod: e.period,
 		Topology:      top,
@@ -95,6 +108,45 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 		return cfg, fail.Usagef("%w (see --gpu-memory, --host-memory and --disk)", err)
 	}
 	return cfg, nil
+}
+
+// inject puts the faults and the rates that were asked for into the configuration.
+func (e *engineFlags) inject(cfg *spillway.Config) (*inject.Faults, error) {
+	rate := int64(0)
+	if e.throttle.IsSet() {
+		var err error
+		if rate, err = e.throttle.Of(0); err != nil {
+			return nil, fail.Usagef("--disk-throttle: %w", err)
+		}
+	}
+	faults := inject.New(e.faults, rate, e.seed)
+	for i := range cfg.Disks {
+		cfg.Disks[i].FS = faults.Volume()
+	}
+	for i := range cfg.GPUs {
+		cfg.GPUs[i].Wrap = func(dev tier.Device) (tier.Device, error) { return faults.Device(dev), nil }
+	}
+	return faults, nil
+}
+
+// blame gives an error that a fault on purpose may be the reason of the status that such
+// a one has: the data is not what it should be, whatever the machine can.
+func (m *machine) blame(ctx context.Context, err error) error {
+	fault := m.faults.Blame()
+	if err == nil || fault == "" || ctx.Err() != nil || fail.Status(err) == fail.Usage {
+		return err
+	}
+	return &fail.Error{Status: fail.Wrong, Err: err, Fix: fault}
+}
+
+// settle adds to the notes and the configuration what became of the faults.
+func (m *machine) settle() {
+	for i, n := range m.faults.Hits() {
+		m.config.Faults[i].Hits = n
+	}
+	for _, line := range m.faults.Told() {
+		m.notes.add(line, line)
+	}
 }
 
 // spillDisks checks the spill directories and works out their sizes.
@@ -167,7 +219,11 @@ func (e *engineFlags) explain(err error) error {
 func (e *engineFlags) describe(eng *spillway.Engine) report.Config {
 	c := report.Config{
 		GPU: e.gpu, Limit: e.limit, Trigger: e.trigger, Stop: e.stop,
-		Policy: e.policy, MonitorPeriodSeconds: e.period.Seconds(), Disks: []report.Disk{},
+		Policy: e.policy, Codec: e.codec, MonitorPeriodSeconds: e.period.Seconds(), Disks: []report.Disk{}, Faults: []report.Fault{},
+	}
+	c.DiskThrottleBytesPerS, _ = e.throttle.Of(0) // 0 if it is not set; checked by now
+	for _, f := range e.faults {
+		c.Faults = append(c.Faults, report.Fault{Spec: f.Text})
 	}
 	for _, s := range eng.Spaces() {
 		switch s.Kind() {

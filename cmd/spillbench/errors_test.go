@@ -25,7 +25,8 @@ func TestErrors(t *testing.T) {
 		status int
 		want   []string
 	}{
-		{"unknown flag", []string{"--codec=zstd"}, 2, []string{"--codec", "--help"}},
+		{"unknown flag", []string{"--html=x"}, 2, []string{"--html", "--help"}},
+		{"unknown codec", []string{"--codec=lz4"}, 2, []string{"lz4", "auto, none, s2, zstd"}},
 		{"unknown flag of run", []string{"run", "--html=x"}, 2, []string{"--html"}},
 		{"run flag of verify", []string{"verify", "--passes=2", whole}, 2, []string{"--passes"}},
 		{"engine flag of topo", []string{"topo", "--gpu=sim"}, 2, []string{"--gpu"}},
@@ -62,6 +63,13 @@ func TestErrors(t *testing.T) {
 		{"too much time", []string{"reserve", "--duration=1h"}, 2, []string{"--duration", "1m"}},
 		{"argument of reserve", []string{"reserve", "x"}, 2, []string{"reserve", "no arguments"}},
 		{"engine flag of reserve", []string{"reserve", "--gpu=sim"}, 2, []string{"--gpu"}},
+		{"no fault", []string{"--fault="}, 2, []string{"--fault", "op=read,kind=eio,at=3"}},
+		{"bad fault", []string{"--fault=op=read,kind=boom"}, 2, []string{"--fault", "kind=boom", "bitflip"}},
+		{"fault that cannot be", []string{"verify", whole, "--fault=op=alloc,kind=bitflip"}, 2, []string{"bitflip cannot happen to an allocation", "kind=oom"}},
+		{"bad throttle", []string{"--disk-throttle=fast"}, 2, []string{"--disk-throttle", "fast"}},
+		{"no throttle", []string{"--disk-throttle=0"}, 2, []string{"--disk-throttle", "above zero"}},
+		{"share of a speed", []string{"verify", whole, "--disk-throttle=50%"}, 2, []string{"--disk-throttle 50%", "200MiB"}},
+		{"fault of reserve", []string{"reserve", "--fault=op=read,kind=eio"}, 2, []string{"--fault"}},
 		{"bad rows", []string{"verify", "--rows-per-batch=-1", whole}, 2, []string{"--rows-per-batch"}},
 
 		{"missing input", []string{"run", "--input=" + missing + "/x.parquet"}, 2, []string{missing + "/x.parquet", "no such file"}},

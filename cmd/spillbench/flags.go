@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
@@ -58,7 +60,11 @@ type engineFlags struct {
 	disks                diskFlags
 	limit, trigger, stop float64
 	policy               string
+	codec                string
 	period               time.Duration
+	throttle             size.Amount
+	faults               inject.Specs
+	seed                 uint64 // of faults by chance
 }
 
 func (e *engineFlags) register(f *pflag.FlagSet, memory string) {
@@ -73,7 +79,10 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory string) {
 	f.Float64Var(&e.trigger, "trigger", def.Trigger, "share of GPU and host memory at which batches start to move down")
 	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop")
 	f.StringVar(&e.policy, "policy", monitor.Names()[0], "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
+	f.StringVar(&e.codec, "codec", convert.CodecAuto.String(), "how what goes to disk is compressed: none, s2, zstd, or auto for whichever is fastest here")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
+	f.Var(&e.throttle, "disk-throttle", "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
+	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")
 }
 
 // must panics on an error that only a wrong constant can make.
@@ -96,11 +105,17 @@ func (e *engineFlags) validate() error {
 	if _, err := monitor.ByName(e.policy); err != nil || e.policy == "" {
 		return fail.Usagef("--policy %q is unknown (want one of %s)", e.policy, strings.Join(monitor.Names(), ", "))
 	}
+	if _, err := convert.ParseCodec(e.codec); err != nil {
+		return fail.Usagef("--codec: %s", strings.TrimPrefix(err.Error(), "convert: "))
+	}
 	if e.period <= 0 {
 		return fail.Usagef("--monitor-period %v must be above 0 (such as 50ms)", e.period)
 	}
 	if _, isShare := e.gpuMemory.Share(); isShare {
 		return fail.Usagef("--gpu-memory %s: a share has no meaning for a simulated GPU (give a size, such as 512MiB)", e.gpuMemory.String())
+	}
+	if _, isShare := e.throttle.Share(); isShare {
+		return fail.Usagef("--disk-throttle %s: a share of a disk's speed is not known (give a size, such as 200MiB)", e.throttle.String())
 	}
 	return nil
 }

@@ -126,6 +126,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
+	f.engine.seed = f.seed
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
 		return err
@@ -146,8 +147,9 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
 	}
 	if err != nil {
-		return err
+		return m.blame(ctx, err)
 	}
+	m.settle()
 	if res.OnHost {
 		m.notes.add("on host", "the GPU cannot compute digests here: the bytes were copied back and digested in host memory")
 	}

@@ -71,9 +71,11 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 	if err := context.Cause(ctx); err != nil {
 		return errors.Join(err, closing)
 	}
+	m.settle()
+	doc.Config.Faults = m.config.Faults
 	lines := m.notes.lines()
 	// What is wrong with the data goes first: it decides the status.
-	err = errors.Join(failed, closing, out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	err = errors.Join(m.blame(ctx, errors.Join(failed, closing)), out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
 	if err == nil {
 		out.warn(lines)
 	}

@@ -19,6 +19,8 @@ var layout = []string{
 	"tier/cuda",
 	"tier/host",
 	"tier/disk",
+	"tier/disk/faultfs",
+	"tier/faultdev",
 	"reservation",
 	"reservation/permit",
 	"reservation/admission",
@@ -33,20 +35,18 @@ var layout = []string{
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"tier/tiertest", "tier/sim", "tier/host", "tier/disk"}
+var testRigs = []string{"tier/tiertest", "tier/sim", "tier/host", "tier/disk", "tier/disk/faultfs", "tier/faultdev"}
 
 // testOnly are the public packages that only tests may import.
 var testOnly = []string{"tier/tiertest"}
 
 // internalMay lists the public packages that a package of internal may import
 // outside of its tests: those whose interface it implements or wraps.
-var internalMay = map[string][]string{
-	"internal/faultfs": {"tier", "tier/disk"},
-}
+var internalMay = map[string][]string{}
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.
-var programsMay = []string{"topology", "tier", "tier/disk", "reservation", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
+var programsMay = []string{"topology", "tier", "tier/disk", "tier/disk/faultfs", "tier/faultdev", "reservation", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
 
 // examplesMay lists the public packages that examples may import: those that
 // an embedder does.

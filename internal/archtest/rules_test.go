@@ -69,7 +69,6 @@ func TestRulesCanFail(t *testing.T) {
 		"internal":                      {"imports", "topology/a.go", file("topology", own("internal/size")), false},
 		"internal to public":            {"imports", "internal/size/a.go", file("size", own("tier")), true},
 		"internal to public, in a test": {"imports", "internal/size/a_test.go", file("size", own("tier")), false},
-		"internal to public, listed":    {"imports", "internal/faultfs/a.go", file("faultfs", own("tier/disk")), false},
 		"a command":                     {"imports", "cmd/spillbench/a.go", file("main", own("."), own("tier")), false},
 		"a command's internal":          {"imports", "cmd/spillbench/internal/job/a.go", file("job", own("."), own("tier")), false},
 		"a command that wires":          {"imports", "cmd/spillbench/a.go", file("main", own("tier/host")), true},

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/faultfs"
 	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // childMain is the process that is killed: mode is "anonymous" or "named", and the

@@ -10,8 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/faultfs"
 	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 func TestTrimGivesRoomBack(t *testing.T) {

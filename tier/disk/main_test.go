@@ -13,9 +13,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/faultfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 const (

@@ -11,9 +11,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/faultfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // newRegionsOf returns regions that go with the test.

@@ -50,8 +50,18 @@ type Config struct {
 	Trigger              float64 `json:"trigger"`
 	Stop                 float64 `json:"stop"`
 	Policy               string  `json:"policy"`
+	Codec                string  `json:"codec"`
 	MonitorPeriodSeconds float64 `json:"monitor_period_seconds"`
 	RowsPerBatch         int64   `json:"rows_per_batch"` // 0: as the files have them
+	// DiskThrottleBytesPerS is the rate of each spill directory; 0: its own.
+	DiskThrottleBytesPerS int64   `json:"disk_throttle_bytes_per_s"`
+	Faults                []Fault `json:"faults"` // made on purpose
+}
+
+// Fault is one that was asked for, and how many operations it hit.
+type Fault struct {
+	Spec string `json:"spec"`
+	Hits int64  `json:"hits"`
 }
 
 // RunConfig is what run ran with.

@@ -48,8 +48,9 @@ func TestKeys(t *testing.T) {
 	header := []string{"command", "schema",
 		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.gpu", "env.kernel", "env.memory", "env.pcie_link"}
 	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
-		"config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.trigger"}
-	disks := Config{Disks: []Disk{{}}}
+		"config.codec", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.trigger",
+		"config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
+	disks := Config{Disks: []Disk{{}}, Faults: []Fault{{}}}
 	for _, c := range []struct {
 		document any
 		want     []string

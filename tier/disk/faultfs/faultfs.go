@@ -1,15 +1,3 @@
-// Package faultfs puts faults between a disk volume and its file system.
-//
-//	disk.Volume ──▶ faultfs.FS ──▶ disk.OS()
-//	                  rules: which operations, which of them, what happens
-//
-// A Rule chooses operations by kind, by path, by index and by chance, and has an
-// Effect: an error, a short transfer, a flipped bit, a delay, a limit on the rate,
-// or a call of the test's. The first rule that chooses an operation is applied to
-// it. An operation that fails is not done at all.
-//
-// An FS is safe for concurrent use. Its mutex has the rank Device and is not held
-// while anything is done.
 package faultfs
 
 import (
@@ -20,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/faultrule"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -48,9 +37,9 @@ const (
 // Rule says which operations something happens to. Zero fields choose all.
 type Rule struct {
 	Ops []Op
-	// Path is a pattern of filepath.Match for the path or its last element. The
-	// path of an anonymous file is its directory's with "#0", "#1", … in the order
-	// in which they were opened.
+	// Path is a pattern of filepath.Match for the path, its last element, or a
+	// directory that it lies in. The path of an anonymous file is its directory's with
+	// "#0", "#1", … in the order in which they were opened.
 	Path string
 	// Skip is how many of the operations chosen so far pass before the rule
 	// begins; Times is how many it applies to then, 0 for all.
@@ -58,6 +47,9 @@ type Rule struct {
 	// Probability is the chance that an operation which is chosen so is
 	// hit; 0 is certainty.
 	Probability float64
+	// Hit, if set, is called before each operation that the rule is applied to; no
+	// lock is held.
+	Hit func(op Op, path string)
 
 	Effect Effect
 }
@@ -77,7 +69,7 @@ type Effect struct {
 func Fail(err error) Effect { return Effect{err: err} }
 
 // Short makes reads and writes do about half of what they were asked for, without
-// an error.
+// an error; what cannot be done in parts is done.
 func Short() Effect { return Effect{short: true} }
 
 // BitFlip changes one bit of what is read or written, silently.
@@ -87,37 +79,21 @@ func BitFlip() Effect { return Effect{flip: true} }
 func Slow(d time.Duration) Effect { return Effect{delay: d} }
 
 // Throttle lets reads and writes pass at a rate that those of all operations it
-// applies to share.
+// applies to share, as they would a disk's that is no faster: what the operations take by
+// themselves counts, and time in which there are none is not made up for. A rate that
+// is not above 0 is no limit.
+//
+// An operation that a rule before this one is applied to does not come here: to have
+// both faults and a rate, put one FS over the other.
 func Throttle(bytesPerSecond int64) Effect {
-	return Effect{rate: &rate{bytesPerSecond: bytesPerSecond}}
+	if bytesPerSecond <= 0 {
+		return Effect{}
+	}
+	return Effect{rate: newRate(bytesPerSecond)}
 }
 
 // Do calls f before the operation, which is then done; f may block.
 func Do(f func(op Op, path string)) Effect { return Effect{hook: f} }
-
-// rate is a line that operations pass one after the other.
-type rate struct {
-	bytesPerSecond int64
-
-	mu struct {
-		lockrank.Mutex[lockrank.Device]
-		next time.Time
-	}
-}
-
-// wait waits until n bytes have passed.
-func (r *rate) wait(n int) {
-	took := time.Duration(float64(n) / float64(r.bytesPerSecond) * float64(time.Second))
-	r.mu.Lock()
-	now := time.Now()
-	if r.mu.next.Before(now) {
-		r.mu.next = now
-	}
-	r.mu.next = r.mu.next.Add(took)
-	until := r.mu.next
-	r.mu.Unlock()
-	time.Sleep(time.Until(until))
-}
 
 // FS is a disk.FS whose operations can fail.
 type FS struct {
@@ -136,8 +112,7 @@ type FS struct {
 
 type active struct {
 	Rule
-	seen int // operations that Ops and Path choose
-	hits int
+	turns faultrule.Turns // of the operations that Ops and Path choose
 }
 
 var _ disk.FS = (*FS)(nil)
@@ -156,7 +131,7 @@ func New(inner disk.FS, seed uint64, rules ...Rule) *FS {
 
 // Add adds a rule, behind those that are there, and returns what removes it.
 func (f *FS) Add(r Rule) (remove func()) {
-	a := &active{Rule: r}
+	a := &active{Rule: r, turns: faultrule.Turns{Skip: r.Skip, Times: r.Times, Probability: r.Probability}}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.mu.rules = append(slices.Clone(f.mu.rules), a)
@@ -195,15 +170,29 @@ func (f *FS) Hits() int {
 	defer f.mu.Unlock()
 	n := 0
 	for _, a := range f.mu.rules {
-		n += a.hits
+		n += a.turns.Hits()
 	}
 	return n
 }
 
-// apply counts an operation and does what can be done before it. n is the number of
+// applied is what happens to an operation under way.
+type applied struct {
+	Effect
+	until time.Time // when its bytes have passed, of a throttled one
+}
+
+// apply counts an operation and does what is to be done before it. n is the number of
 // bytes that pass.
-func (f *FS) apply(op Op, path string, n int) Effect {
-	e := f.choose(op, path)
+func (f *FS) apply(op Op, path string, n int) applied {
+	r := f.choose(op, path)
+	if r == nil {
+		return applied{}
+	}
+	lockrank.AssertNone("a fault is made")
+	if r.Hit != nil {
+		r.Hit(op, path)
+	}
+	e := applied{Effect: r.Effect}
 	if e.hook != nil {
 		e.hook(op, path)
 	}
@@ -211,31 +200,28 @@ func (f *FS) apply(op Op, path string, n int) Effect {
 		time.Sleep(e.delay)
 	}
 	if e.rate != nil && n > 0 {
-		e.rate.wait(n)
+		e.until = e.rate.book(n)
 	}
 	return e
 }
 
-func (f *FS) choose(op Op, path string) Effect {
+// passed waits until an operation's bytes have passed.
+func (e *applied) passed() {
+	if !e.until.IsZero() {
+		e.rate.wait(e.until)
+	}
+}
+
+// choose returns the rule that is applied to an operation, nil if none is.
+func (f *FS) choose(op Op, path string) (chosen *Rule) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.mu.total++
 	f.mu.counts[op]++
-	chosen := Effect{}
-	done := false
 	for _, a := range f.mu.rules { // all count, the first is applied
-		if !a.matches(op, path) {
-			continue
+		if a.matches(op, path) && a.turns.Next(f.mu.random, chosen != nil) {
+			chosen = &a.Rule
 		}
-		a.seen++
-		if done || a.seen <= a.Skip || a.Times > 0 && a.hits >= a.Times {
-			continue
-		}
-		if a.Probability > 0 && f.mu.random.Float64() >= a.Probability {
-			continue
-		}
-		a.hits++
-		chosen, done = a.Effect, true
 	}
 	return chosen
 }
@@ -247,9 +233,19 @@ func (r *Rule) matches(op Op, path string) bool {
 	if r.Path == "" {
 		return true
 	}
-	whole, _ := filepath.Match(r.Path, path)
-	last, _ := filepath.Match(r.Path, filepath.Base(path))
-	return whole || last
+	if last, _ := filepath.Match(r.Path, filepath.Base(path)); last {
+		return true
+	}
+	for {
+		if whole, _ := filepath.Match(r.Path, path); whole {
+			return true
+		}
+		up := filepath.Dir(path)
+		if up == path {
+			return false
+		}
+		path = up
+	}
 }
 
 func (f *FS) opened(n int) {

@@ -16,6 +16,7 @@ func (f *file) Alignment() (address, offset int) { return f.inner.Alignment() }
 
 func (f *file) ReadAt(p []byte, off int64) (int, error) {
 	e := f.fs.apply(Read, f.path, len(p))
+	defer e.passed()
 	if e.err != nil {
 		return 0, e.err
 	}
@@ -31,6 +32,7 @@ func (f *file) ReadAt(p []byte, off int64) (int, error) {
 
 func (f *file) WriteAt(p []byte, off int64) (int, error) {
 	e := f.fs.apply(Write, f.path, len(p))
+	defer e.passed()
 	switch {
 	case e.err != nil:
 		return 0, e.err
@@ -47,7 +49,8 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 
 // half does about half of an operation, as much as the file's alignment allows, and
 // says that it was less: an odd number of sectors of 512 bytes, which a direct
-// transfer cannot go on from.
+// transfer cannot go on from. It is at least what one can go on from, as with a system
+// that is short each time, and all of an operation that is no longer than that.
 func (f *file) half(do func([]byte, int64) (int, error), p []byte, off int64) (int, error) {
 	const sector = 512
 	n := len(p) / 2
@@ -58,6 +61,9 @@ func (f *file) half(do func([]byte, int64) (int, error), p []byte, off int64) (i
 		}
 	}
 	_, align := f.inner.Alignment()
+	if n < align {
+		n = min(len(p), align+sector)
+	}
 	whole := min(len(p), (n+align-1)/align*align)
 	done, err := do(p[:whole], off)
 	return min(n, done), err

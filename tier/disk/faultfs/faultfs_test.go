@@ -191,6 +191,32 @@ func TestShort(t *testing.T) {
 	}
 }
 
+// coarse is a file that is moved in blocks.
+type coarse struct {
+	disk.File
+	block int
+}
+
+func (c coarse) Alignment() (address, offset int) { return 1, c.block }
+
+type coarseFS struct{ disk.FS }
+
+func (f coarseFS) Create(path string, direct bool) (disk.File, error) {
+	file, err := f.FS.Create(path, direct)
+	return coarse{file, 4096}, err
+}
+
+// TestShortGoesOn: a disk that is always short does something each time.
+func TestShortGoesOn(t *testing.T) {
+	f := New(coarseFS{disk.OS()}, 1, Rule{Effect: Short()})
+	file := open(t, f)
+	for _, c := range []struct{ asked, want int }{{512, 512}, {4096, 4096}, {8192, 4608}, {12288, 5632}, {65536, 32256}} {
+		if n, err := file.WriteAt(pattern(c.asked), 0); n != c.want || err != nil {
+			t.Errorf("of %d bytes %d were written, want %d: %v", c.asked, n, c.want, err)
+		}
+	}
+}
+
 func TestBitFlip(t *testing.T) {
 	differ := func(a, b []byte) (n int) {
 		for i := range a {

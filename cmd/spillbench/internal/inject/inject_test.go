@@ -1,0 +1,163 @@
+package inject
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+func parse(t *testing.T, texts ...string) []Spec {
+	t.Helper()
+	var s Specs
+	for _, text := range texts {
+		if err := s.Set(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+func create(t *testing.T, fsys disk.FS) disk.File {
+	t.Helper()
+	f, err := fsys.Create(filepath.Join(t.TempDir(), "file"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+func TestNothingAskedForChangesNothing(t *testing.T) {
+	f := New(nil, 0, 1)
+	dev, err := sim.New(sim.Config{Memory: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	if fsys := f.Volume(); fsys != nil {
+		t.Errorf("a volume gets %T", fsys)
+	}
+	if d := f.Device(dev); d != tier.Device(dev) {
+		t.Errorf("a device becomes %T", d)
+	}
+	if d := New(parse(t, "op=read,kind=eio"), 0, 1).Device(dev); d != tier.Device(dev) {
+		t.Errorf("for faults of disks a device becomes %T", d)
+	}
+	f.Arm()
+	if len(f.Told()) != 0 || f.Blame() != "" {
+		t.Errorf("%q, %q", f.Told(), f.Blame())
+	}
+}
+
+// TestVolumesAreCountedTogether, from the time on at which faults are let loose; and what
+// is told of them.
+func TestVolumesAreCountedTogether(t *testing.T) {
+	f := New(parse(t, "op=write,kind=slow:0.001,times=1", "op=write,kind=eio,at=3", "op=read,kind=bitflip"), 0, 1)
+	a, b := create(t, f.Volume()), create(t, f.Volume())
+	for range 5 { // while opening
+		if _, err := a.WriteAt([]byte("x"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.Arm()
+	for i, file := range []disk.File{a, b, a, b} {
+		if _, err := file.WriteAt([]byte("x"), 0); errors.Is(err, syscall.EIO) != (i == 2) {
+			t.Errorf("write %d: %v", i, err)
+		}
+		if i == 1 && f.Blame() != "" {
+			t.Errorf("a delay is blamed: %q", f.Blame())
+		}
+	}
+	if got := f.Hits(); !slices.Equal(got, []int64{1, 1, 0}) {
+		t.Errorf("hits %v", got)
+	}
+	want := []string{
+		"--fault op=write,kind=slow:0.001,times=1, hits: 1 of 4 operations",
+		"--fault op=write,kind=eio,at=3, hits: 1 of 4 operations",
+		"--fault op=read,kind=bitflip, hits: 0 of 0 operations",
+	}
+	if got := f.Told(); !slices.Equal(got, want) {
+		t.Errorf("told:\n%s", strings.Join(got, "\n"))
+	}
+	if got := f.Blame(); got != "--fault op=write,kind=eio,at=3, hits: 1" {
+		t.Errorf("blamed: %q", got)
+	}
+}
+
+// TestEachVolumeHasItsRate: reads and writes of one share it, another has its own; and
+// faults come under it.
+func TestEachVolumeHasItsRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := New(parse(t, "op=read,kind=short"), 1000, 1)
+		a, b := create(t, f.Volume()), create(t, f.Volume())
+		f.Arm()
+		begin := time.Now()
+		done := make(chan error)
+		for _, file := range []disk.File{a, b} {
+			go func() {
+				_, err := file.WriteAt(make([]byte, 1000), 0)
+				done <- err
+				n, err := file.ReadAt(make([]byte, 1000), 0)
+				if n == 0 || n == 1000 {
+					t.Errorf("a short read of %d bytes", n)
+				}
+				done <- err
+			}()
+		}
+		for range 4 {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		if took := time.Since(begin); took != 2*time.Second {
+			t.Errorf("2000 bytes on each of two disks at 1000 a second took %v", took)
+		}
+	})
+}
+
+func TestDevicesFail(t *testing.T) {
+	inner, err := sim.New(sim.Config{Memory: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := New(parse(t, "op=alloc,kind=oom,at=2", "op=copy,kind=eio"), 0, 1)
+	dev := f.Device(inner)
+	defer dev.Close()
+	s, err := dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dev.Alloc(s, 1); err != nil {
+		t.Fatal(err)
+	}
+	f.Arm()
+	a, err := dev.Alloc(s, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dev.Alloc(s, 8); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("the second: %v", err)
+	}
+	if err := errors.Join(dev.Fill(s, a, 1, 8), s.Sync()); err != nil {
+		t.Errorf("no copy: %v", err)
+	}
+	if err := errors.Join(dev.CopyToHost(s, make([]byte, 8), a), s.Sync()); !errors.Is(err, syscall.EIO) {
+		t.Errorf("a copy: %v", err)
+	}
+	if got := f.Hits(); !slices.Equal(got, []int64{1, 1}) {
+		t.Errorf("hits %v", got)
+	}
+}

@@ -1,0 +1,165 @@
+package faultdev
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+var (
+	_ tier.Device   = (*Device)(nil)
+	_ tier.Computer = (*Device)(nil)
+)
+
+// Unwrap returns the device that is wrapped.
+func (d *Device) Unwrap() tier.Device { return d.inner }
+
+// Info implements tier.Device.
+func (d *Device) Info() tier.DeviceInfo { return d.inner.Info() }
+
+// Charge implements tier.Device.
+func (d *Device) Charge(size int64) int64 { return d.inner.Charge(size) }
+
+// Alloc implements tier.Device.
+func (d *Device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
+	e, err := d.ask(Alloc, size)
+	if err != nil {
+		return 0, err
+	}
+	if e.full {
+		return 0, &tier.NoSpaceError{Requested: size}
+	}
+	return d.inner.Alloc(s, size)
+}
+
+// Free implements tier.Device.
+func (d *Device) Free(s tier.Stream, a tier.Addr) error {
+	if _, err := d.ask(Free, 0); err != nil {
+		return err
+	}
+	return d.inner.Free(s, a)
+}
+
+// CopyToDevice implements tier.Device.
+func (d *Device) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
+	n := int64(len(src))
+	return d.work(CopyToDevice, s, n, place{dev: d.inner, addr: dst, size: n}, func() error { return d.inner.CopyToDevice(s, dst, src) })
+}
+
+// CopyToHost implements tier.Device.
+func (d *Device) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
+	return d.work(CopyToHost, s, int64(len(dst)), place{host: dst}, func() error { return d.inner.CopyToHost(s, dst, src) })
+}
+
+// CopyOnDevice implements tier.Device.
+func (d *Device) CopyOnDevice(s tier.Stream, dst, src tier.Addr, size int64) error {
+	return d.work(CopyOnDevice, s, size, place{dev: d.inner, addr: dst, size: size}, func() error { return d.inner.CopyOnDevice(s, dst, src, size) })
+}
+
+// CopyPeer implements tier.Device. The peer is handed on as it is: the device that
+// copies unwraps it.
+func (d *Device) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
+	return d.work(CopyPeer, s, size, place{dev: dstDevice, addr: dst, size: size, elsewhere: true}, func() error {
+		return d.inner.CopyPeer(s, dst, dstDevice, src, size)
+	})
+}
+
+// CopyRegions implements tier.Device.
+func (d *Device) CopyRegions(s tier.Stream, regions []tier.Region) error {
+	total := int64(0)
+	for _, r := range regions {
+		total += length(r)
+	}
+	return d.work(CopyRegions, s, total, d.oneOf(regions, total), func() error { return d.inner.CopyRegions(s, regions) })
+}
+
+// Fill implements tier.Device.
+func (d *Device) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) error {
+	return d.work(Fill, s, size, place{dev: d.inner, addr: dst, size: size}, func() error { return d.inner.Fill(s, dst, value, size) })
+}
+
+// Digest implements tier.Computer: ErrNotSupported if the wrapped device does not
+// compute.
+func (d *Device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+	computer, ok := d.inner.(tier.Computer)
+	if !ok {
+		return fmt.Errorf("faultdev: %s cannot compute: %w", d.inner.Info().Name, tier.ErrNotSupported)
+	}
+	return d.work(Digest, s, size, place{}, func() error { return computer.Digest(s, src, size, first, out) })
+}
+
+// NewStream implements tier.Device.
+func (d *Device) NewStream() (tier.Stream, error) {
+	if _, err := d.ask(NewStream, 0); err != nil {
+		return nil, err
+	}
+	return d.inner.NewStream()
+}
+
+// Record implements tier.Device.
+func (d *Device) Record(s tier.Stream) (tier.Event, error) {
+	if _, err := d.ask(Record, 0); err != nil {
+		return nil, err
+	}
+	return d.inner.Record(s)
+}
+
+// WaitEvent implements tier.Device.
+func (d *Device) WaitEvent(s tier.Stream, e tier.Event) error {
+	if _, err := d.ask(WaitEvent, 0); err != nil {
+		return err
+	}
+	return d.inner.WaitEvent(s, e)
+}
+
+// MemInfo implements tier.Device.
+func (d *Device) MemInfo() (free, total int64) { return d.inner.MemInfo() }
+
+// Outstanding implements tier.Device.
+func (d *Device) Outstanding() int64 { return d.inner.Outstanding() }
+
+// Reap implements tier.Device.
+func (d *Device) Reap() int64 { return d.inner.Reap() }
+
+// Close implements tier.Device: it closes the device that is wrapped.
+func (d *Device) Close() error { return d.inner.Close() }
+
+// work makes a call that puts work on a stream, which writes to dst.
+func (d *Device) work(op Op, s tier.Stream, bytes int64, dst place, call func() error) error {
+	e, err := d.apply(op, bytes)
+	switch {
+	case err != nil:
+		return err
+	case e.work != nil:
+		return d.failWork(s, e.work)
+	}
+	if err := call(); err != nil {
+		return err
+	}
+	if e.flip {
+		return d.flip(s, dst)
+	}
+	return nil
+}
+
+// failWork makes a stream fail: it waits for what has failed already.
+func (d *Device) failWork(s tier.Stream, cause error) error {
+	err := d.inner.WaitEvent(s, failure{cause})
+	if errors.Is(err, tier.ErrNotSupported) {
+		return cause
+	}
+	return err
+}
+
+// failure is an event whose work has failed.
+type failure struct{ err error }
+
+func (f failure) Err() error { return f.err }
+
+// Done implements tier.Event.
+func (failure) Done() <-chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}

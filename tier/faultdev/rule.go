@@ -1,0 +1,206 @@
+package faultdev
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/faultrule"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Op is a kind of operation.
+type Op string
+
+// The operations: those of tier.Device that may fail, and of tier.Computer.
+const (
+	Alloc        Op = "alloc"
+	Free         Op = "free"
+	CopyToDevice Op = "copy-to-device"
+	CopyToHost   Op = "copy-to-host"
+	CopyOnDevice Op = "copy-on-device"
+	CopyPeer     Op = "copy-to-peer"
+	CopyRegions  Op = "copy-regions"
+	Fill         Op = "fill"
+	Digest       Op = "digest"
+	NewStream    Op = "new-stream"
+	Record       Op = "record"
+	WaitEvent    Op = "wait-event"
+)
+
+// Copies returns the operations that move bytes from one place to another.
+func Copies() []Op { return []Op{CopyToDevice, CopyToHost, CopyOnDevice, CopyPeer, CopyRegions} }
+
+// Rule says which operations something happens to. Zero fields choose all.
+type Rule struct {
+	Ops []Op
+	// Skip is how many of the operations chosen so far pass before the rule
+	// begins; Times is how many it applies to then, 0 for all.
+	Skip, Times int
+	// Probability is the chance that an operation which is chosen so is
+	// hit; 0 is certainty.
+	Probability float64
+	// Hit, if set, is called before each operation that the rule is applied to; no
+	// lock is held.
+	Hit func(op Op, bytes int64)
+
+	Effect Effect
+}
+
+// Effect is what happens to an operation; Fail, FailWork, OutOfMemory, BitFlip, Slow and
+// Do make one.
+type Effect struct {
+	err   error
+	work  error
+	full  bool
+	flip  bool
+	delay time.Duration
+	hook  func(op Op, bytes int64)
+}
+
+// Fail makes calls return err and do nothing.
+func Fail(err error) Effect { return Effect{err: err} }
+
+// FailWork lets calls pass, but the work that they put on a stream is not done: the stream
+// fails with err, as real devices tell of most errors. A call that puts no work on a
+// stream that moves or computes bytes returns err, as with Fail, and so does each where the
+// backend cannot wait for events that are not its own.
+func FailWork(err error) Effect { return Effect{work: err} }
+
+// OutOfMemory refuses allocations as a device does that is full, whatever it has. Other
+// operations are not affected.
+func OutOfMemory() Effect { return Effect{full: true} }
+
+// BitFlip changes one bit of what a copy or a fill has written, silently. The call waits
+// for the work on its stream, so that the bit is changed before anything that comes after
+// it; it takes a byte of host memory that is not pinned. Other operations are not
+// affected.
+func BitFlip() Effect { return Effect{flip: true} }
+
+// Slow delays calls.
+func Slow(d time.Duration) Effect { return Effect{delay: d} }
+
+// Do calls f before the operation, which is then done; f may block. bytes is what the
+// operation is about, 0 for those without.
+func Do(f func(op Op, bytes int64)) Effect { return Effect{hook: f} }
+
+// Device is a tier.Device whose operations can fail. It implements tier.Computer, too.
+type Device struct {
+	inner tier.Device
+
+	mu struct {
+		lockrank.Mutex[lockrank.Device]
+		random *rand.Rand
+		rules  []*active
+		counts map[Op]int
+		total  int
+	}
+}
+
+type active struct {
+	Rule
+	turns faultrule.Turns // of the operations that Ops choose
+}
+
+// New wraps inner. seed makes chance repeatable, as far as the order of operations is.
+func New(inner tier.Device, seed uint64, rules ...Rule) *Device {
+	d := &Device{inner: inner}
+	d.mu.random = rand.New(rand.NewPCG(seed, 0))
+	d.mu.counts = make(map[Op]int)
+	for _, r := range rules {
+		d.Add(r)
+	}
+	return d
+}
+
+// Add adds a rule, behind those that are there, and returns what removes it.
+func (d *Device) Add(r Rule) (remove func()) {
+	a := &active{Rule: r, turns: faultrule.Turns{Skip: r.Skip, Times: r.Times, Probability: r.Probability}}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.rules = append(slices.Clone(d.mu.rules), a)
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.mu.rules = slices.DeleteFunc(slices.Clone(d.mu.rules), func(b *active) bool { return b == a })
+	}
+}
+
+// Count returns how many operations of the kinds there were, those that failed too;
+// without a kind, all.
+func (d *Device) Count(ops ...Op) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(ops) == 0 {
+		return d.mu.total
+	}
+	n := 0
+	for _, op := range ops {
+		n += d.mu.counts[op]
+	}
+	return n
+}
+
+// Hits returns how many operations rules were applied to.
+func (d *Device) Hits() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for _, a := range d.mu.rules {
+		n += a.turns.Hits()
+	}
+	return n
+}
+
+// apply counts an operation and does what is to be done before it. The error is that of
+// a call that is refused; what else happens is the caller's to do.
+func (d *Device) apply(op Op, bytes int64) (Effect, error) {
+	r := d.choose(op)
+	if r == nil {
+		return Effect{}, nil
+	}
+	lockrank.AssertNone("a fault is made")
+	if r.Hit != nil {
+		r.Hit(op, bytes)
+	}
+	e := r.Effect
+	if e.hook != nil {
+		e.hook(op, bytes)
+	}
+	if e.delay > 0 {
+		time.Sleep(e.delay)
+	}
+	return e, e.err
+}
+
+// ask is apply for a call that puts no work on a stream.
+func (d *Device) ask(op Op, bytes int64) (Effect, error) {
+	e, err := d.apply(op, bytes)
+	if err == nil {
+		err = e.work
+	}
+	return e, err
+}
+
+// choose returns the rule that is applied to an operation, nil if none is.
+func (d *Device) choose(op Op) (chosen *Rule) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.total++
+	d.mu.counts[op]++
+	for _, a := range d.mu.rules { // all count, the first is applied
+		matches := len(a.Ops) == 0 || slices.Contains(a.Ops, op)
+		if matches && a.turns.Next(d.mu.random, chosen != nil) {
+			chosen = &a.Rule
+		}
+	}
+	return chosen
+}
+
+// below returns a random number under n.
+func (d *Device) below(n int64) int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mu.random.Int64N(n)
+}
