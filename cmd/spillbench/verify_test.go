@@ -32,7 +32,7 @@ func TestVerifyFiles(t *testing.T) {
 	}
 	for _, f := range doc.Files[1:] {
 		// Three tiers of one space each: 6 pairs and 3 of a space with itself.
-		if f.Batches != 3 || f.Edges != 9 || f.Mismatches != 0 || f.Error != "" {
+		if f.Batches != 3 || f.Edges != 25 || f.Mismatches != 0 || f.Error != "" {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -43,8 +43,10 @@ func TestVerifySpaces(t *testing.T) {
 	r := succeed(t, "verify", "--json=-", "--disk", t.TempDir(), "--disk", t.TempDir()+"=64MiB", writeTable(t, "t.arrow", 1, 500))
 	var doc report.Verify
 	decode(t, r.stdout, &doc)
-	// gpu-gpu, host-host, gpu-host and back; each of these two with each disk and back; disk to disk and back.
-	if f := doc.Files[0]; f.Edges != 4+8+2 || f.Mismatches != 0 {
+	// A batch has one form on the GPU, and two in host memory and on each disk: gpu-gpu,
+	// among the forms in host memory, gpu-host and back; each of these three with both of each
+	// disk and back; from disk to disk and back.
+	if f := doc.Files[0]; f.Edges != 1+4+4+2*2*2*3+2*4 || f.Mismatches != 0 {
 		t.Errorf("%+v", f)
 	}
 	if len(doc.Config.Disks) != 2 || doc.Config.Disks[1].CapacityBytes != 64<<20 {
