@@ -57,6 +57,11 @@ const (
 	firstPieces  = 16
 	laterPieces  = 4
 	memoryPieces = 64
+	// firstSample is about how long the first sample takes, and quickCoding how many seconds
+	// a byte takes to be compressed and uncompressed by one processor, if that goes well: by S2 at 2 GB/s and
+	// 4 GB/s, say, or a little worse.
+	firstSample = 10 * time.Millisecond
+	quickCoding = 1e-9
 )
 
 // rates is what is known of a codec: seconds a byte that goes in, and what is left of it.
@@ -128,7 +133,7 @@ func (c *chooser) disk(id tier.ID) *gauges {
 	return g
 }
 
-// half is how many processors are counted on.
+// half says how many processors are counted on.
 func half() int { return max(1, runtime.GOMAXPROCS(0)/2) }
 
 // best returns the codec for what is written to a disk now.
@@ -156,14 +161,26 @@ func (c *chooser) best(g *gauges, processors int) Codec {
 	return choice
 }
 
-// due says whether a sample may be taken.
-func (c *chooser) due() bool {
-	return !c.sampling.Load() && c.sampled.Load() <= c.busy.Load()/sampleShare
+// due says whether a sample may be taken: at once where a disk is so slow that compressing
+// may well be better; on another only when it is nothing beside what was moved.
+func (c *chooser) due(g *gauges) bool {
+	write, read := g.write.perByte(), g.read.perByte()
+	if c.sampling.Load() || write == 0 {
+		return false
+	}
+	taken, allowed := c.sampled.Load(), c.busy.Load()/sampleShare
+	if taken > 0 {
+		return taken <= allowed
+	}
+	if read == 0 {
+		read = write
+	}
+	return write+read > quickCoding/float64(half()) || int64(firstSample) <= allowed
 }
 
 // sample tries all codecs on pieces of a body, if that is due, which read reads.
-func (c *chooser) sample(k *coders, body int64, read func(off, n int64) ([]byte, error)) error {
-	if body < batch.FrameSize || !c.due() || !c.sampling.CompareAndSwap(false, true) {
+func (c *chooser) sample(k *coders, g *gauges, body int64, read func(off, n int64) ([]byte, error)) error {
+	if body < batch.FrameSize || !c.due(g) || !c.sampling.CompareAndSwap(false, true) {
 		return nil
 	}
 	defer c.sampling.Store(false)
@@ -279,7 +296,9 @@ func (b *Builtin) form(g *Registry, src batch.Payload, to *tier.Space) batch.Pay
 	case src.Type() == batch.DiskImage:
 	case b.Codec == CodecAuto:
 		// What is shorter than a frame is not worth a thought.
-		packed = from.Descriptor().Body >= batch.FrameSize && (b.choose.due() || b.choose.best(b.choose.disk(to.ID()), half()) != CodecNone)
+		g := b.choose.disk(to.ID())
+		packed = from.Descriptor().Body >= batch.FrameSize &&
+			(g.write.perByte() == 0 || b.choose.due(g) || b.choose.best(g, half()) != CodecNone)
 	default:
 		packed = b.Codec != CodecNone && from.Descriptor().Body > 0
 	}

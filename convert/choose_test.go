@@ -129,11 +129,20 @@ func TestAutoCompresses(t *testing.T) {
 func TestSamplesAreFew(t *testing.T) {
 	var c chooser
 	var k coders
+	slow, fast := written(50, 50), written(4000, 4000)
+	if c.due(fast) || c.due(new(gauges)) || !c.due(slow) {
+		t.Error("a first sample is due on a disk that is fast or not known, or is not on a slow one")
+	}
+	c.busy.Store(sampleShare * int64(firstSample))
+	if !c.due(fast) {
+		t.Error("no sample is due where much was moved")
+	}
+	c.busy.Store(0)
 	body := make([]byte, 8*batch.FrameSize)
 	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }
 	sample := func() {
 		t.Helper()
-		if err := c.sample(&k, int64(len(body)), read); err != nil {
+		if err := c.sample(&k, slow, int64(len(body)), read); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -142,7 +151,7 @@ func TestSamplesAreFew(t *testing.T) {
 		t.Errorf("%d pieces, %+v", c.samples, c.of)
 	}
 	sample()
-	if c.samples != firstPieces || c.due() {
+	if c.samples != firstPieces || c.due(slow) {
 		t.Error("there was a sample for no time of the disk's")
 	}
 	c.busy.Store(sampleShare * (c.sampled.Load() + 1))

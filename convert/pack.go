@@ -108,20 +108,25 @@ func (l *lane) memory() (run, frame []byte) {
 	return p[:at:at], p[at:]
 }
 
-// frames is where a body is read from to pack it: frame returns the bytes at off, which stay
-// as they are until the lane asks for the next ones.
-type frames func(ctx context.Context, l *lane, off, n int64) ([]byte, error)
+// frames is where a body is read from to pack it. read returns n bytes at off, at most a frame,
+// which stay as they are until the lane asks for the next ones. there, which may be nil, returns
+// any number of them where they lie, if they lie together; else nil.
+type frames struct {
+	read  func(ctx context.Context, l *lane, off, n int64) ([]byte, error)
+	there func(off, n int64) []byte
+}
 
 // hostFrames reads host memory, where it is as a rule.
 func hostFrames(m tier.HostMemory) frames {
 	extents := m.Extents()
-	return func(_ context.Context, l *lane, off, n int64) ([]byte, error) {
-		if p := stretch(extents, off, n); p != nil {
+	there := func(off, n int64) []byte { return stretch(extents, off, n) }
+	return frames{there: there, read: func(_ context.Context, l *lane, off, n int64) ([]byte, error) {
+		if p := there(off, n); p != nil {
 			return p, nil
 		}
 		_, frame := l.memory()
 		return frame[:n], gather(frame[:n], extents, off)
-	}
+	}}
 }
 
 // stretch returns n bytes at off of extents, if they lie in one; else nil.
@@ -181,7 +186,7 @@ func deviceFrames(dev tier.Device, s tier.Stream, m tier.DeviceMemory) frames {
 		}
 		return wait()
 	}
-	return func(ctx context.Context, l *lane, off, n int64) ([]byte, error) {
+	return frames{read: func(ctx context.Context, l *lane, off, n int64) ([]byte, error) {
 		chunk, err := l.pinned(ctx)
 		if err != nil {
 			return nil, err
@@ -199,18 +204,18 @@ func deviceFrames(dev tier.Device, s tier.Stream, m tier.DeviceMemory) frames {
 			at += int64(len(p))
 		}
 		return frame[:n], nil
-	}
+	}}
 }
 
 // fileFrames reads a disk, and verifies what it gives.
 func fileFrames(desc *batch.Descriptor, m tier.FileMemory) frames {
-	return func(ctx context.Context, l *lane, off, n int64) ([]byte, error) {
+	return frames{read: func(ctx context.Context, l *lane, off, n int64) ([]byte, error) {
 		_, frame := l.memory()
 		if err := m.ReadAt(ctx, frame[:n], off); err != nil {
 			return nil, err
 		}
 		return frame[:n], newVerifier(desc, m).check(frame[:n], off)
-	}
+	}}
 }
 
 // pack makes the compressed form of an image in the space of r; or a copy of one that is
@@ -256,8 +261,8 @@ func (b *Builtin) runs(ctx context.Context, from imaged, r reservation.Reservati
 			return b.copyRun(ctx, l, &runs[i], &src.Runs()[i], r)
 		})
 	case *batch.Image:
-		pack := func(read frames) error {
-			return b.packRuns(ctx, runs, desc.Body, nodeOf(src.Space(), r.Space()), read, r)
+		pack := func(from frames) error {
+			return b.packRuns(ctx, runs, desc.Body, nodeOf(src.Space(), r.Space()), from, r)
 		}
 		switch m := src.Buffer().Memory().(type) {
 		case tier.HostMemory:
@@ -286,42 +291,52 @@ func nodeOf(spaces ...*tier.Space) int {
 
 // packRuns fills runs. Where nothing is known to choose the codec by, one run goes first, to
 // show what the disk is like.
-func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, node int, read frames, r reservation.Reservation) error {
+func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, node int, from frames, r reservation.Reservation) error {
 	t := b.choose.begin(b.Codec, r.Space())
-	lanes := func(from, n int) error {
+	lanes := func(at, n int) error {
 		return b.inLanes(ctx, node, n, func(ctx context.Context, l *lane, i int) error {
-			return b.packRun(ctx, l, &runs[from+i], t, body, int64(from+i)*batch.RunSize, read, r)
+			return b.packRun(ctx, l, &runs[at+i], t.codec(), body, int64(at+i)*batch.RunSize, from, r)
 		})
 	}
 	first := 0
-	if t.fixed == CodecAuto {
-		if t.blind() {
-			first = 1
+	if t.blind() {
+		first = 1
+		if err := lanes(0, 1); err != nil {
+			return err
 		}
+	}
+	if t.fixed == CodecAuto {
 		err := b.inLanes(ctx, node, 1, func(ctx context.Context, l *lane, _ int) error {
-			return b.choose.sample(&b.coders, body, func(off, n int64) ([]byte, error) { return read(ctx, l, off, n) })
+			return b.choose.sample(&b.coders, t.g, body, func(off, n int64) ([]byte, error) { return from.read(ctx, l, off, n) })
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if err := lanes(0, first); err != nil {
-		return err
-	}
 	return lanes(first, len(runs)-first)
 }
 
 // packRun compresses and stores one run.
-func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, t *turn, body, off int64, read frames, r reservation.Reservation) error {
-	block, _ := l.memory()
-	stored, codec := block[:0], t.codec()
+func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, codec Codec, body, off int64, from frames, r reservation.Reservation) error {
 	run.Codec = uint8(codec)
+	if n := min(batch.RunSize, body-off); codec == CodecNone && from.there != nil {
+		if raw := from.there(off, n); raw != nil {
+			for i, part := 0, raw; len(part) > 0; i++ {
+				run.Frames[i] = uint32(min(batch.FrameSize, len(part)))
+				part = part[run.Frames[i]:]
+			}
+			run.Sum = xxh3.Hash(raw)
+			return b.store(ctx, run, raw, r)
+		}
+	}
+	block, _ := l.memory()
+	stored := block[:0]
 	for i := 0; i < len(run.Frames) && off < body; i++ {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
 		n := min(batch.FrameSize, body-off)
-		raw, err := read(ctx, l, off, n)
+		raw, err := from.read(ctx, l, off, n)
 		if err != nil {
 			return err
 		}
