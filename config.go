@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -39,7 +40,8 @@ type Config struct {
 	// by the NUMA nodes. 0 means a quarter of the memory that the process may use,
 	// and no more than half of any node's.
 	HostMemory int64
-	// Disks are the spill volumes, disk:0 onwards. Nil means one with defaults;
+	// Disks are the spill volumes, disk:0 onwards. What goes to any disk is spread over
+	// them in proportion to how fast each is written. Nil means one with defaults;
 	// an empty list, which is not nil, means none.
 	Disks []Disk
 
@@ -123,6 +125,10 @@ type Disk struct {
 	Capacity int64
 	// Reserve is how many bytes of the file system must stay free.
 	Reserve int64
+	// FS is the file system that Dir is on; nil means the machine's own. Decorators
+	// over that, such as those of tier/disk/faultfs, go here. It stays the caller's, may
+	// serve several volumes, and must be there until the engine is closed.
+	FS disk.FS
 }
 
 const (

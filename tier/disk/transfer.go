@@ -94,9 +94,38 @@ func (t *transfer) work(before func() bool) {
 		if !ok {
 			return
 		}
-		if err := t.e.v.do(r, t.write); err != nil {
+		if err := t.do(r); err != nil {
 			t.fail(err)
 			return
+		}
+	}
+}
+
+// do does one request, and tells the pacer if it is a write.
+func (t *transfer) do(r request) error {
+	v := t.e.v
+	if !t.write {
+		return v.do(r, false)
+	}
+	v.pacer.begin()
+	err := v.do(r, true)
+	n := int64(len(r.p))
+	if err != nil {
+		n = 0
+	}
+	v.pacer.end(n, t.e.wrote(n), err != nil)
+	return err
+}
+
+// wrote takes n bytes out of what is unwritten, and returns how many were there. What is
+// written a second time makes up for what never is; together they tell how much
+// is still to come well enough.
+func (e *Extents) wrote(n int64) int64 {
+	for {
+		left := e.unwritten.Load()
+		n = min(n, left)
+		if e.unwritten.CompareAndSwap(left, left-n) {
+			return n
 		}
 	}
 }
