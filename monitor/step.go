@@ -286,19 +286,15 @@ func (p *planner) fit(i, first, end int, v Victim) (edge int, now bool) {
 }
 
 // preferred says whether volume a is to be given the next batch rather than b, where a
-// move may begin now or not. A volume that failed a moment ago comes last. While
-// the monitor has more to move than the volumes take at once, each is kept busy, and
-// so gets bytes as fast as it takes them; when it has less, what is behind its share comes
-// first.
+// move may begin now or not. The one that is behind with its share is, though the batch
+// may have to wait for a move to it: where there are more batches to move, they will be
+// the other's turn before long, and begin now.
 func (p *planner) preferred(a, b int, aNow, bNow bool) bool {
-	x, y := p.sp[a].pace, p.sp[b].pace
-	switch c := x.Compare(y); {
-	case x.Ailing != y.Ailing && c != 0:
+	if c := p.sp[a].pace.Compare(p.sp[b].pace); c != 0 {
 		return c < 0
-	case aNow != bNow:
+	}
+	if aNow != bNow {
 		return aNow
-	case c != 0:
-		return c < 0
 	}
 	return p.sp[a].busy < p.sp[b].busy
 }

@@ -177,12 +177,13 @@ func (s *Space) Hint() string { return s.cfg.Hint }
 func (s *Space) Pool() Pool { return s.cfg.Pool }
 
 // Pace returns how far the space is with its share of what is written to it and to
-// others beside it; the zero Pace if its pool is not Paced.
+// others beside it; the zero Pace if its pool is not Paced. What is promised and not
+// drawn counts as taken on: whoever has it may wait for something else still.
 func (s *Space) Pace() Pace {
 	if s.paced == nil {
 		return Pace{}
 	}
-	return s.paced.Pace()
+	return s.paced.Pace().After(s.ledger.Snapshot().Reserved)
 }
 
 // Capacity returns the size of the space in bytes.
