@@ -323,12 +323,14 @@ func TestStripedFailingVolume(t *testing.T) {
 		heal := s.refuseWrites(0, syscall.EIO)
 		mover := s.eng.Mover()
 		try := func() (failed []*batch.Batch) {
+			var refused *disk.IOError
 			for _, b := range s.inHost(6) { // which take less than the second of the first setback
 				err := mover.Move(t.Context(), b, to, convert.ReasonWork)
 				switch {
 				case err == nil && b.Info().Space != diskAt(1):
 					t.Errorf("a batch went to %s", b.Info().Space)
-				case err != nil && (!errors.Is(err, syscall.EIO) || errors.Is(err, tier.ErrNoSpace) || b.Info().Space != host0):
+				case err != nil && (!errors.As(err, &refused) || refused.Space != diskAt(0) || !errors.Is(err, syscall.EIO) ||
+					errors.Is(err, tier.ErrNoSpace) || b.Info().Space != host0):
 					t.Errorf("a batch in %s ended with %v", b.Info().Space, err)
 				case err != nil:
 					failed = append(failed, b)

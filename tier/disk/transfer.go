@@ -19,8 +19,8 @@ const maxIdleIO = 100
 // WriteAt writes all of p at off: in requests of Config.Request bytes, of which
 // Config.Depth are under way. When ctx ends no further request is begun and its cause
 // is returned, when those under way have ended: nobody reads p after that. Out of
-// disk space is a *tier.NoSpaceError; then, and after any other error, it is
-// undefined what the memory holds there.
+// disk space is a *tier.NoSpaceError, any other refusal of the system's an *IOError;
+// after any error it is undefined what the memory holds there.
 //
 // Where p's address and length and off are multiples of 4096 the disk reads from p
 // directly. Others are copied, and parts of pages are read first: correct, and
@@ -253,7 +253,7 @@ func (t *transfer) help() {
 func (v *Volume) do(r request, write bool) error {
 	n := int64(len(r.p))
 	direct := address(r.p)%v.address == 0 && r.off%v.offset == 0 && n%v.offset == 0
-	count, verb := &v.read, "reading"
+	count := &v.read
 	var err error
 	switch {
 	case write && direct:
@@ -266,13 +266,13 @@ func (v *Volume) do(r request, write bool) error {
 		err = v.readThrough(r)
 	}
 	if write {
-		count, verb = &v.written, "writing"
+		count = &v.written
 	}
 	if err == nil {
 		count.Add(n)
 		return nil
 	}
-	err = fmt.Errorf("disk: %s %d bytes at offset %d of %s in %s: %w", verb, n, r.off, r.at.seg.name, v.cfg.Dir, bare(err))
+	err = &IOError{Space: v.cfg.Space, Dir: v.cfg.Dir, File: r.at.seg.name, Offset: r.off, Bytes: n, Write: write, Err: bare(err)}
 	if outOfRoom(err) {
 		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err}
 	}
