@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"math/rand/v2"
 	"sync"
 	"syscall"
 	"testing"
@@ -447,4 +448,53 @@ func TestStripedMonitorGoesPastAFailingVolume(t *testing.T) {
 			t.Errorf("%d moves failed, and %d bytes were written", failed, n)
 		}
 	})
+}
+
+// Random operations on volumes that fail now and then, of which one is small: what is read
+// is what was put, and in the end nothing is handed out or expected to be written.
+func TestStripedRandomOperationsUnderFaults(t *testing.T) {
+	for seed := range uint64(3) {
+		fail := faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 4, Probability: 0.05, Effect: faultfs.Fail(syscall.EIO)}
+		full := faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Skip: 1, Probability: 0.5, Effect: faultfs.Fail(syscall.ENOSPC)}
+		s := openStriped(t, spillway.Config{HostMemory: 1 << 20, MonitorPeriod: time.Millisecond, Disks: []spillway.Disk{{Capacity: 2 << 20}}},
+			1<<20, 1<<20, 1<<20)
+		for i, f := range s.files {
+			s.slow[i]()
+			f.Add(fail)
+			f.Add(full)
+		}
+		plan, err := s.eng.Plan("random")
+		if err != nil {
+			t.Fatal(err)
+		}
+		repo, err := plan.Repository("scan", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run := &randomRun{eng: s.eng, repo: repo, words: wordList(seed, 1500), sources: make(map[int64]*source)}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // only a stall takes so long
+		var wg sync.WaitGroup
+		for w := range randomWorkers {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, uint64(w+1)))
+				for op := range 150 {
+					err := run.step(ctx, rng)
+					if err != nil && !errors.Is(err, syscall.EIO) && !errors.Is(err, tier.ErrNoSpace) {
+						t.Errorf("seed %d, worker %d, operation %d: %v", seed, w, op, err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		cancel()
+		if err := plan.Close(); err != nil {
+			t.Error(err)
+		}
+		for i := range s.files {
+			if st := s.stats(i); st.Backlog != 0 || st.Used != 0 {
+				t.Errorf("seed %d: volume %d has %d bytes handed out and a backlog of %d", seed, i, st.Used, st.Backlog)
+			}
+		}
+	}
 }
