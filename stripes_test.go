@@ -49,7 +49,10 @@ var machineTopology = sync.OnceValues(func() (*topology.Topology, error) {
 	return topology.Discover(context.Background(), topology.Options{})
 })
 
-// openStriped opens an engine with a volume for each rate, in MiB a second.
+// batchBytes is the size of a batch, but for the little that its image has beside the rows.
+const batchBytes = 32 << 10
+
+// openStriped opens an engine with a volume for each rate, in batches a second.
 func openStriped(t *testing.T, cfg spillway.Config, rates ...int64) *striped {
 	t.Helper()
 	topo, err := machineTopology()
@@ -65,7 +68,7 @@ func openStriped(t *testing.T, cfg spillway.Config, rates ...int64) *striped {
 	for i, rate := range rates {
 		s.files = append(s.files, faultfs.New(disk.OS(), 1))
 		s.throttle(i, rate)
-		d := spillway.Disk{Dir: t.TempDir(), Capacity: 64 << 20, FS: s.files[i]}
+		d := spillway.Disk{Dir: t.TempDir(), Capacity: 32 << 20, FS: s.files[i]}
 		if capacities[i] > 0 {
 			d.Capacity = capacities[i]
 		}
@@ -73,7 +76,7 @@ func openStriped(t *testing.T, cfg spillway.Config, rates ...int64) *striped {
 	}
 	cfg.GPUs = []spillway.GPU{{Backend: spillway.Sim, Memory: 2 << 20}}
 	if cfg.HostMemory == 0 {
-		cfg.HostMemory = 64 << 20
+		cfg.HostMemory = 24 << 20
 	}
 	cfg.Topology, cfg.Logger = topo, slog.New(slog.NewTextHandler(io.Discard, nil))
 	if s.eng, err = spillway.Open(t.Context(), cfg); err != nil {
@@ -83,12 +86,12 @@ func openStriped(t *testing.T, cfg spillway.Config, rates ...int64) *striped {
 	return s
 }
 
-// throttle makes volume i write so many MiB a second.
+// throttle makes volume i write so many batches a second.
 func (s *striped) throttle(i int, rate int64) {
 	if s.slow[i] != nil {
 		s.slow[i]()
 	}
-	s.slow[i] = s.files[i].Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Throttle(rate << 20)})
+	s.slow[i] = s.files[i].Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Throttle(rate * batchBytes)})
 }
 
 func (s *striped) close() {
@@ -125,11 +128,11 @@ func (s *striped) written() []int64 {
 	return n
 }
 
-// record has some 128 KiB.
+// record has batchBytes.
 func (s *striped) record() arrow.RecordBatch {
 	b := array.NewInt64Builder(memory.DefaultAllocator)
 	defer b.Release()
-	for range 16 << 10 {
+	for range batchBytes / 8 {
 		s.next++
 		b.Append(s.next)
 	}
@@ -202,17 +205,17 @@ func TestStripedByBandwidth(t *testing.T) {
 		movers int
 		to     reservation.Strategy
 	}{
-		{"one mover", [2]int64{60, 20}, 1, reservation.AnyInTier(tier.Disk)},
-		{"two movers", [2]int64{60, 20}, 2, reservation.AnyInTier(tier.Disk)},
-		{"eight movers", [2]int64{60, 20}, 8, reservation.AnyInTier(tier.Disk)},
-		{"more movers than slots", [2]int64{60, 20}, 40, reservation.AnyInTier(tier.Disk)},
-		{"slow disks, one mover", [2]int64{3, 1}, 1, reservation.AnyInTier(tier.Disk)},
-		{"slow disks, four movers", [2]int64{3, 1}, 4, reservation.AnyInTier(tier.Disk)},
-		{"fast disks", [2]int64{3000, 1000}, 4, reservation.AnyInTier(tier.Disk)},
-		{"the slow one first", [2]int64{20, 60}, 3, reservation.AnyInTier(tier.Disk)},
-		{"down from host", [2]int64{60, 20}, 3, reservation.ToDowngrade(host0, tier.Disk)},
-		{"any of some tiers", [2]int64{60, 20}, 3, reservation.AnyInTiers(tier.Disk)},
-		{"preferring one that is not there", [2]int64{60, 20}, 3, reservation.AnyInTierPreferring(tier.Disk, 9)},
+		{"one mover", [2]int64{480, 160}, 1, reservation.AnyInTier(tier.Disk)},
+		{"two movers", [2]int64{480, 160}, 2, reservation.AnyInTier(tier.Disk)},
+		{"eight movers", [2]int64{480, 160}, 8, reservation.AnyInTier(tier.Disk)},
+		{"more movers than slots", [2]int64{480, 160}, 40, reservation.AnyInTier(tier.Disk)},
+		{"slow disks, one mover", [2]int64{24, 8}, 1, reservation.AnyInTier(tier.Disk)},
+		{"slow disks, four movers", [2]int64{24, 8}, 4, reservation.AnyInTier(tier.Disk)},
+		{"fast disks", [2]int64{24000, 8000}, 4, reservation.AnyInTier(tier.Disk)},
+		{"the slow one first", [2]int64{160, 480}, 3, reservation.AnyInTier(tier.Disk)},
+		{"down from host", [2]int64{480, 160}, 3, reservation.ToDowngrade(host0, tier.Disk)},
+		{"any of some tiers", [2]int64{480, 160}, 3, reservation.AnyInTiers(tier.Disk)},
+		{"preferring one that is not there", [2]int64{480, 160}, 3, reservation.AnyInTierPreferring(tier.Disk, 9)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -230,7 +233,7 @@ func TestStripedByBandwidth(t *testing.T) {
 func TestStripedEqualVolumesShareEqually(t *testing.T) {
 	for _, movers := range []int{1, 5} {
 		synctest.Test(t, func(t *testing.T) {
-			s := openStriped(t, spillway.Config{}, 40, 40, 40)
+			s := openStriped(t, spillway.Config{}, 320, 320, 320)
 			n := s.move(300, movers, reservation.AnyInTier(tier.Disk))
 			wantRatio(t, n, 1)
 			wantRatio(t, n[1:], 1)
@@ -242,12 +245,12 @@ func TestStripedEqualVolumesShareEqually(t *testing.T) {
 func TestStripedFollowsBandwidth(t *testing.T) {
 	for _, movers := range []int{1, 4} {
 		synctest.Test(t, func(t *testing.T) {
-			s := openStriped(t, spillway.Config{}, 60, 20)
+			s := openStriped(t, spillway.Config{}, 480, 160)
 			wantRatio(t, s.move(300, movers, reservation.AnyInTier(tier.Disk)), 3)
-			s.throttle(0, 10) // and now the other is the fast one
-			s.throttle(1, 40)
+			s.throttle(0, 80) // and now the other is the fast one
+			s.throttle(1, 320)
 			wantRatio(t, s.move(300, movers, reservation.AnyInTier(tier.Disk)), 1./4)
-			s.throttle(0, 80)
+			s.throttle(0, 640)
 			wantRatio(t, s.move(300, movers, reservation.AnyInTier(tier.Disk)), 2)
 		})
 	}
@@ -257,19 +260,19 @@ func TestStripedFollowsBandwidth(t *testing.T) {
 // its share, and makes up for no more than a second.
 func TestStripedFullVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := openStriped(t, spillway.Config{}, 3, 3)
+		s := openStriped(t, spillway.Config{}, 24, 24)
 		space, _ := s.eng.Reservations().Spaces().ByID(diskAt(0))
 		full, err := s.eng.Reservations().TryReserve(reservation.Specific(diskAt(0)), space.Available())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := s.move(200, 3, reservation.AnyInTier(tier.Disk)); n[0] != 0 || n[1] < 200*(128<<10) {
+		if n := s.move(200, 3, reservation.AnyInTier(tier.Disk)); n[0] != 0 || n[1] < 200*batchBytes {
 			t.Errorf("the full volume was written %d bytes, the other %d", n[0], n[1])
 		}
 		if err := full.Release(); err != nil {
 			t.Fatal(err)
 		}
-		const second = 3 << 20
+		const second = 24 * batchBytes
 		n := s.move(100, 1, reservation.AnyInTier(tier.Disk))
 		if more := n[0] - n[1]; more < 0 || more > second+second/10 {
 			t.Errorf("with room again it was written %d bytes and the other %d; want no more than %d in between", n[0], n[1], int64(second))
@@ -281,9 +284,9 @@ func TestStripedFullVolume(t *testing.T) {
 // A small volume takes its share until it is full, and then the large one takes all.
 func TestStripedFillsUpOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := openStriped(t, spillway.Config{Disks: []spillway.Disk{{Capacity: 4 << 20}}}, 60, 20)
-		if n := s.move(200, 4, reservation.AnyInTier(tier.Disk)); n[0] > 4<<20 || n[0] < 7<<19 || n[0]+n[1] < 200*(128<<10) {
-			t.Errorf("a volume of 4 MiB was written %d bytes, the other %d", n[0], n[1])
+		s := openStriped(t, spillway.Config{Disks: []spillway.Disk{{Capacity: 1 << 20}}}, 480, 160)
+		if n := s.move(200, 4, reservation.AnyInTier(tier.Disk)); n[0] > 1<<20 || n[0] < 7<<17 || n[0]+n[1] < 200*batchBytes {
+			t.Errorf("a volume of 1 MiB was written %d bytes, the other %d", n[0], n[1])
 		}
 	})
 }
@@ -294,12 +297,12 @@ func TestStripedFileSystemFull(t *testing.T) {
 	for _, op := range []faultfs.Op{faultfs.Allocate, faultfs.Write} {
 		for _, movers := range []int{1, 4} {
 			synctest.Test(t, func(t *testing.T) {
-				s := openStriped(t, spillway.Config{}, 60, 20)
+				s := openStriped(t, spillway.Config{}, 480, 160)
 				s.files[0].Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(syscall.ENOSPC)})
 				if op == faultfs.Write {
 					s.refuseWrites(0, syscall.ENOSPC)
 				}
-				if n := s.move(50, movers, reservation.AnyInTier(tier.Disk)); n[0] != 0 || n[1] < 50*(128<<10) {
+				if n := s.move(50, movers, reservation.AnyInTier(tier.Disk)); n[0] != 0 || n[1] < 50*batchBytes {
 					t.Errorf("%s: the full volume was written %d bytes, the other %d", op, n[0], n[1])
 				}
 			})
@@ -319,7 +322,7 @@ func (s *striped) refuseWrites(i int, err error) (end func()) {
 // it works again it gets its share.
 func TestStripedFailingVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := openStriped(t, spillway.Config{}, 6, 2)
+		s := openStriped(t, spillway.Config{}, 48, 16)
 		to := reservation.AnyInTier(tier.Disk)
 		heal := s.refuseWrites(0, syscall.EIO)
 		mover := s.eng.Mover()
@@ -355,7 +358,7 @@ func TestStripedFailingVolume(t *testing.T) {
 			t.Errorf("a second later %d moves failed; want none, for the setback is two seconds now", len(failed))
 		}
 		heal()
-		s.throttle(0, 6)
+		s.throttle(0, 48)
 		time.Sleep(2 * time.Second)
 		s.move(60, 1, to) // of which the volume makes up for what it missed
 		wantRatio(t, s.move(100, 1, to), 3)
@@ -365,7 +368,7 @@ func TestStripedFailingVolume(t *testing.T) {
 // Where every volume fails, the system's error is what everybody gets.
 func TestStripedAllVolumesFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := openStriped(t, spillway.Config{}, 60, 20)
+		s := openStriped(t, spillway.Config{}, 480, 160)
 		s.refuseWrites(0, syscall.EIO)
 		s.refuseWrites(1, syscall.EIO)
 		for _, b := range s.inHost(10) {
@@ -384,9 +387,9 @@ func TestStripedAllVolumesFail(t *testing.T) {
 // Who says where gets it there, whatever that does to the balance.
 func TestStripedObeysWhoNamesAVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := openStriped(t, spillway.Config{}, 60, 20)
+		s := openStriped(t, spillway.Config{}, 480, 160)
 		for _, to := range []reservation.Strategy{reservation.Specific(diskAt(1)), reservation.AnyInTierPreferring(tier.Disk, 1)} {
-			if n := s.move(40, 2, to); n[0] != 0 || n[1] < 40*(128<<10) {
+			if n := s.move(40, 2, to); n[0] != 0 || n[1] < 40*batchBytes {
 				t.Errorf("%s: the volumes were written %d and %d bytes", to, n[0], n[1])
 			}
 		}
@@ -403,19 +406,19 @@ func TestStripedMonitor(t *testing.T) {
 		from   tier.ID
 		volume [2]int64
 	}{
-		{"pressed, from host", 0, host0, [2]int64{60, 20}},
-		{"now and then, from host", 100 * time.Millisecond, host0, [2]int64{60, 20}},
-		{"now and then, the slow one first", 100 * time.Millisecond, host0, [2]int64{20, 60}},
+		{"pressed, from host", 0, host0, [2]int64{480, 160}},
+		{"now and then, from host", 100 * time.Millisecond, host0, [2]int64{480, 160}},
+		{"now and then, the slow one first", 100 * time.Millisecond, host0, [2]int64{160, 480}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := openStriped(t, spillway.Config{HostMemory: 8 << 20}, test.volume[:]...)
+				s := openStriped(t, spillway.Config{HostMemory: 2 << 20}, test.volume[:]...)
 				for range 400 {
 					s.inHost(1)
 					time.Sleep(test.pause)
 				}
 				n := s.written()
-				if n[0]+n[1] < 200*(128<<10) {
+				if n[0]+n[1] < 200*batchBytes {
 					t.Fatalf("the monitor moved no more than %d bytes", n[0]+n[1])
 				}
 				if test.volume[0] < test.volume[1] {
@@ -432,14 +435,14 @@ func TestStripedMonitorGoesPastAFailingVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		failed := 0
-		cfg := spillway.Config{HostMemory: 8 << 20, MonitorEvents: monitor.Events{MoveEnded: func(_ monitor.Move, _ time.Duration, err error) {
+		cfg := spillway.Config{HostMemory: 2 << 20, MonitorEvents: monitor.Events{MoveEnded: func(_ monitor.Move, _ time.Duration, err error) {
 			if err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				failed++
 			}
 		}}}
-		s := openStriped(t, cfg, 60, 20)
+		s := openStriped(t, cfg, 480, 160)
 		s.refuseWrites(0, syscall.EIO)
 		s.inHost(300) // four times what host memory has; 1.6 s
 		mu.Lock()
