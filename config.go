@@ -40,7 +40,8 @@ type Config struct {
 	// by the NUMA nodes. 0 means a quarter of the memory that the process may use,
 	// and no more than half of any node's.
 	HostMemory int64
-	// Disks are the spill volumes, disk:0 onwards. Nil means one with defaults;
+	// Disks are the spill volumes, disk:0 onwards. What goes to any disk is spread over
+	// them in proportion to how fast each is written. Nil means one with defaults;
 	// an empty list, which is not nil, means none.
 	Disks []Disk
 

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/host"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -32,6 +33,7 @@ type Engine struct {
 	base    map[tier.ID]int64     // bytes that staging holds
 	devices []tier.Device         // the engine's own, to be closed
 	limits  limits
+	stripe  disk.Stripe // of all volumes
 
 	reservations *reservation.Manager
 	permits      *permit.Pool // closed with the engine unless it is Config.PermitPool

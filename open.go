@@ -241,7 +241,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, free, tier.ErrNoSpace)
 		}
 	}
-	volume, err := disk.OpenVolume(disk.Config{Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS, Space: tier.ID{Kind: tier.Disk, Ordinal: i}})
+	volume, err := disk.OpenVolume(disk.Config{Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe})
 	if err != nil {
 		return err
 	}

@@ -55,8 +55,8 @@ func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) f
 
 // inRoom reserves and runs f, which allocates from the reservation; it is released
 // when f returns. If the space has the bytes but not in one piece, or its device
-// refuses them for a budget that the space does not know of, the strategy's other
-// spaces are tried, and then, for one piece and if the caller may wait, the first one
+// refuses them for a budget that the space does not know of, or it is a volume whose file
+// system is full, the strategy's other spaces are tried, and then, for one piece and if the caller may wait, the first one
 // is cleared.
 //
 // What f takes (a transit, a handle, the reservation) is given back before more is
@@ -71,7 +71,7 @@ func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
 	}
 	first, need := r.Space(), r.Bytes()
 	err = errors.Join(f(r), r.Release())
-	for tried := (without{to, nil}); fragmented(err) || errors.Is(err, tier.ErrOutOfBudget); {
+	for tried := (without{to, nil}); fragmented(err) || errors.Is(err, tier.ErrOutOfBudget) || fullVolume(err); {
 		tried.spaces = append(tried.spaces, r.Space())
 		var e error
 		if r, e = reserve(tried, false); e != nil {
@@ -178,6 +178,12 @@ func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.
 	dst = w.Strategy.Candidates(all, dst)
 	kept := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(w.spaces, s) })
 	return dst[:n+len(kept)]
+}
+
+// fullVolume says whether a volume had no room although the books of its space said so.
+func fullVolume(err error) bool {
+	var full *tier.NoSpaceError
+	return errors.As(err, &full) && full.Space.Kind == tier.Disk
 }
 
 func fragmented(err error) bool {

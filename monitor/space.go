@@ -193,8 +193,8 @@ func (m *Monitor) observe(now time.Time) State {
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
 			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Ceiling(),
 			Relieving: s.relieving, Leaving: s.leaving, Moving: s.moving,
-			Refused: s.refusal.bound(now, u.Used()),
-			Charge:  s.Charge, Base: m.cfg.Base(s.ID()), Aside: aside[i],
+			Pace: s.Pace(), Refused: s.refusal.bound(now, u.Used()),
+			Charge: s.Charge, Base: m.cfg.Base(s.ID()), Aside: aside[i],
 		}
 		m.targets = s.below(m.cfg.Reservations.Spaces(), m.targets[:0])
 		for _, to := range m.targets {

@@ -34,6 +34,7 @@ type SpaceState struct {
 	Waiting   int64 // the sum of what reservations wait for here
 	Leaving   int64 // bytes of the batches that are being moved out
 	Moving    int   // moves under way from here or to here
+	Pace      tier.Pace
 	Refused   int64 // if above 0, a move of so many bytes was refused a moment ago, so larger ones would be
 
 	// Charge returns what a body that is charged so much elsewhere would be
@@ -133,6 +134,7 @@ type plan struct {
 	shed    int   // no victim before this one has a place: room below only shrinks within a step
 	free    []int // moves that may still begin, for each edge
 	busy    int   // moves towards this space
+	pace    tier.Pace
 }
 
 func newPlanner(s State) *planner {
@@ -140,6 +142,7 @@ func newPlanner(s State) *planner {
 	for i := range s.Spaces {
 		sp := &s.Spaces[i]
 		p.sp[i].balance = sp.room() - min(sp.Waiting, sp.Limit)
+		p.sp[i].pace = sp.Pace
 		if sp.Refused > 0 {
 			p.sp[i].balance = min(p.sp[i].balance, sp.Refused-1)
 		}
@@ -218,6 +221,7 @@ func (p *planner) relieve(i int, need int64, reason string) {
 		}
 		to := sp.Down[edge].To
 		p.sp[to].balance -= p.s.Spaces[to].charge(v.Bytes)
+		p.sp[to].pace = p.sp[to].pace.After(v.Bytes)
 		pl.planned += v.Bytes
 		need -= v.Bytes
 		if now {
@@ -261,7 +265,7 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 
 // fit looks for room for v at the ends of edges [first, end) of space i, which
 // lead to one tier. Memory is taken where it is nearest; volumes are used side by
-// side, the least busy first.
+// side: see preferred.
 func (p *planner) fit(i, first, end int, v Victim) (edge int, now bool) {
 	edge = -1
 	for j := first; j < end; j++ {
@@ -274,11 +278,25 @@ func (p *planner) fit(i, first, end int, v Victim) (edge int, now bool) {
 		if to.ID.Kind != tier.Disk {
 			return j, free
 		}
-		if edge < 0 || free && !now || free == now && p.sp[e.To].busy < p.sp[p.s.Spaces[i].Down[edge].To].busy {
+		if edge < 0 || p.preferred(e.To, p.s.Spaces[i].Down[edge].To, free, now) {
 			edge, now = j, free
 		}
 	}
 	return edge, now
+}
+
+// preferred says whether volume a is to be given the next batch rather than b, where a
+// move may begin now or not. The one that is behind with its share is, though the batch
+// may have to wait for a move to it: where there are more batches to move, they will be
+// the other's turn before long, and begin now.
+func (p *planner) preferred(a, b int, aNow, bNow bool) bool {
+	if c := p.sp[a].pace.Compare(p.sp[b].pace); c != 0 {
+		return c < 0
+	}
+	if aNow != bNow {
+		return aNow
+	}
+	return p.sp[a].busy < p.sp[b].busy
 }
 
 // relievable looks for a space at the ends of edges [first, end) that can make

@@ -21,11 +21,13 @@ type Strategy interface {
 	String() string
 }
 
-// AnyInTier is every space of a kind, the one with the most room first.
+// AnyInTier is every space of a kind, the one with the most room first; of spill
+// volumes the one whose turn it is, so that each gets bytes in proportion to how fast it
+// takes them.
 func AnyInTier(k tier.Kind) Strategy { return anyInTier(k) }
 
 // AnyInTierPreferring is every space of a kind: the one with that ordinal first,
-// if there is one, then the others, the one with the most room first.
+// if there is one, then the others in the order of AnyInTier.
 func AnyInTierPreferring(k tier.Kind, ordinal int) Strategy {
 	return preferring{tier.ID{Kind: k, Ordinal: ordinal}}
 }
@@ -34,12 +36,12 @@ func AnyInTierPreferring(k tier.Kind, ordinal int) Strategy {
 func Specific(id tier.ID) Strategy { return specific{id} }
 
 // AnyInTiers is every space of the first kind, then every space of the next,
-// and so on; within a kind the one with the most room is first.
+// and so on; within a kind in the order of AnyInTier.
 func AnyInTiers(kinds ...tier.Kind) Strategy { return anyInTiers(slices.Clone(kinds)) }
 
 // ToDowngrade is every space of a slower kind to which data in from can move
-// down: the nearest first, by Config.Distance between their NUMA nodes, and of
-// those equally near the one with the most room. A kind that is not slower, or a
+// down: the nearest first, by Config.Distance between their NUMA nodes, and those
+// equally near in the order of AnyInTier. A kind that is not slower, or a
 // space that is unknown, has no candidates.
 func ToDowngrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, true} }
 
@@ -51,7 +53,7 @@ func ToUpgrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, fals
 type anyInTier tier.Kind
 
 func (a anyInTier) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	return appendByRoom(dst, spaces.InTier(tier.Kind(a)), nil)
+	return appendBest(dst, spaces.InTier(tier.Kind(a)), nil)
 }
 
 func (a anyInTier) String() string { return "any " + tier.Kind(a).String() }
@@ -63,7 +65,7 @@ func (p preferring) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space 
 	if ok {
 		dst = append(dst, first)
 	}
-	return appendByRoom(dst, spaces.InTier(p.id.Kind), first)
+	return appendBest(dst, spaces.InTier(p.id.Kind), first)
 }
 
 func (p preferring) String() string {
@@ -85,7 +87,7 @@ type anyInTiers []tier.Kind
 
 func (a anyInTiers) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
 	for _, k := range a {
-		dst = appendByRoom(dst, spaces.InTier(k), nil)
+		dst = appendBest(dst, spaces.InTier(k), nil)
 	}
 	return dst
 }
@@ -116,7 +118,7 @@ func (m move) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
 		dst = append(dst, sp)
 		for i := len(dst) - 1; i > start; i-- {
 			near, far := spaces.far(m.from, dst[i].ID()), spaces.far(m.from, dst[i-1].ID())
-			if near > far || near == far && dst[i].Available() <= dst[i-1].Available() {
+			if near > far || near == far && !before(dst[i], dst[i-1]) {
 				break
 			}
 			dst[i], dst[i-1] = dst[i-1], dst[i]
@@ -133,17 +135,26 @@ func (m move) String() string {
 	return way + " from " + m.from.Kind.String() + ":" + strconv.Itoa(m.from.Ordinal) + " to " + m.to.String()
 }
 
-// appendByRoom appends all spaces but one, the one with the most room first and
-// in the order given where that is equal. Room changes while it looks; then the
-// order is as good as any.
-func appendByRoom(dst, spaces []*tier.Space, but *tier.Space) []*tier.Space {
+// before says whether a, of two spaces that are equally good otherwise, should be asked
+// for room before b.
+func before(a, b *tier.Space) bool {
+	if c := a.Pace().Compare(b.Pace()); c != 0 {
+		return c < 0
+	}
+	return a.Available() > b.Available()
+}
+
+// appendBest appends all spaces but one, by pace and then by room, and in the order
+// given where those are equal. They change while it looks; then the order is as good as
+// any.
+func appendBest(dst, spaces []*tier.Space, but *tier.Space) []*tier.Space {
 	start := len(dst)
 	for _, sp := range spaces {
 		if sp == but {
 			continue
 		}
 		dst = append(dst, sp)
-		for i := len(dst) - 1; i > start && dst[i].Available() > dst[i-1].Available(); i-- {
+		for i := len(dst) - 1; i > start && before(dst[i], dst[i-1]); i-- {
 			dst[i], dst[i-1] = dst[i-1], dst[i]
 		}
 	}

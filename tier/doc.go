@@ -13,6 +13,8 @@
 //	▼                                who copy
 //	retired ──▶ reclaimed: to the Account that promised the bytes, or free
 //
+// Pools that are written side by side, each as fast as it can, are Paced: spill volumes.
+//
 // # Bytes
 //
 // Every byte of a space is free, or in exactly one of three accounts: reserved

@@ -95,6 +95,7 @@ const (
 // a reservation.Manager, which knows about waiting.
 type Space struct {
 	cfg    SpaceConfig
+	paced  Paced // the pool, if it is
 	ledger *Ledger
 
 	limit   atomic.Int64 // bytes
@@ -134,6 +135,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 		return nil, fmt.Errorf("%w (space %s)", err, cfg.ID)
 	}
 	s := &Space{cfg: cfg, ledger: NewLedger(cfg.Capacity)}
+	s.paced, _ = cfg.Pool.(Paced)
 	s.limit.Store(share(cfg.Capacity, cfg.Fractions.Limit))
 	s.trigger = share(cfg.Capacity, cfg.Fractions.Trigger)
 	s.stop = share(cfg.Capacity, cfg.Fractions.Stop)
@@ -173,6 +175,16 @@ func (s *Space) Hint() string { return s.cfg.Hint }
 
 // Pool returns what hands out the memory.
 func (s *Space) Pool() Pool { return s.cfg.Pool }
+
+// Pace returns how far the space is with its share of what is written to it and to
+// others beside it; the zero Pace if its pool is not Paced. What is promised and not
+// drawn counts as taken on: whoever has it may wait for something else still.
+func (s *Space) Pace() Pace {
+	if s.paced == nil {
+		return Pace{}
+	}
+	return s.paced.Pace().After(s.ledger.Snapshot().Reserved)
+}
 
 // Capacity returns the size of the space in bytes.
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }

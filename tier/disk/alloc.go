@@ -24,6 +24,8 @@ type Extents struct {
 	size   int64
 	pieces []piece
 
+	unwritten atomic.Int64 // bytes of it in the volume's backlog
+
 	freed     atomic.Bool
 	refs      atomic.Int64 // the owner and the transfers under way
 	reclaimed func()       // set before the owner's reference goes
@@ -118,6 +120,17 @@ func (s source) Largest() (largest int64) {
 // volume or on the file system, is a *tier.NoSpaceError, with the system's error
 // as its cause where there is one.
 func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
+	e, err := v.take(size, cuts)
+	if err != nil {
+		return nil, err
+	}
+	e.unwritten.Store(size)
+	v.pacer.takeOn(size)
+	return e, nil
+}
+
+// take is Alloc but for the backlog.
+func (v *Volume) take(size int64, cuts []int64) (*Extents, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("disk: volume %s: cannot allocate %d bytes", v.cfg.Dir, size)
 	}
@@ -126,14 +139,14 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	}
 	allowed := v.allowedCuts(size, cuts)
 	if e, err := v.reuse(size, allowed, v.cfg.Request); e != nil || err != nil {
-		return asMemory(e, err)
+		return e, err
 	}
 	v.change <- struct{}{}
 	defer func() { <-v.change }()
 	for {
 		e, err := v.reuse(size, allowed, v.cfg.Request)
 		if e != nil || err != nil {
-			return asMemory(e, err)
+			return e, err
 		}
 		grown, cause := v.grow(round(size))
 		if grown {
@@ -142,20 +155,16 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		// Nothing more to be had: small pieces are better than none.
 		e, err = v.reuse(size, allowed, 0)
 		if e != nil || err != nil {
-			return asMemory(e, err)
+			return e, err
+		}
+		if cause != nil {
+			v.pacer.fail()
 		}
 		if cause != nil && !outOfRoom(cause) {
 			return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, cause)
 		}
 		return nil, v.full(size, cause)
 	}
-}
-
-func asMemory(e *Extents, err error) (tier.Memory, error) {
-	if err != nil {
-		return nil, err
-	}
-	return e, nil
 }
 
 // allowedCuts returns cuts with the multiples of Request added.
@@ -378,6 +387,7 @@ func (e *Extents) unref() {
 		return
 	}
 	v := e.v
+	v.pacer.settle(e.unwritten.Swap(0))
 	v.mu.Lock()
 	for _, p := range e.pieces {
 		source{v}.Free(p.At, p.Len)

@@ -54,6 +54,9 @@ type Config struct {
 	Space tier.ID
 	// FS is what the volume works on; nil is the real file system.
 	FS FS
+	// Stripe is the one of all volumes that are used side by side: so none of them has
+	// to make up for the time in which it was full. Nil: the volume is by itself.
+	Stripe *Stripe
 	// SegmentSize is the length of a file in bytes, a multiple of 4096.
 	SegmentSize int64
 	// Request is the length of one read or write in bytes, a multiple of 4096;
@@ -130,6 +133,11 @@ type Stats struct {
 	Read    int64
 	Fresh   int64 // bytes of room that were taken from the file system
 	Given   int64 // bytes of room that were given back to it
+
+	Bandwidth int64         // bytes a second that were written of late, while a write was under way; 0: nothing yet
+	Backlog   int64         // handed out, and not written since
+	Writing   time.Duration // in which at least one write was under way, since the volume was opened
+	Ailing    bool          // a write failed, or the file system had no room, a moment ago: other volumes come first
 
 	Warnings []string // what was asked for and could not be had, one line each
 }

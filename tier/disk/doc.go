@@ -12,7 +12,7 @@
 // The parts, each in a file: FS and File are what is asked of the system (fs.go);
 // Volume opens and closes (volume.go); named files and what killed processes left
 // (named.go); Alloc, Free and how room is taken (alloc.go) and given back (keep.go);
-// transfers (transfer.go).
+// transfers (transfer.go); how fast the volume is written and whose turn it is (pace.go).
 //
 // # Ownership
 //
@@ -30,6 +30,20 @@
 // (measured: 5.1 against 2.5 GiB/s). What nothing needed for Config.Idle goes back, in
 // holes of 4 MiB; so does all of it with Trim and Close.
 //
+// # Several volumes
+//
+// Volumes that are used side by side have one Stripe. Each says with Pace for how long it
+// has been written to and will be for what it has taken on; who has something to put
+// on any disk, a reservation.Strategy or the monitor, asks the one first for which that
+// is least. So all are busy for equally long, and bytes go in proportion to the
+// bandwidth that each has to spare, whether one writes or many do. A volume that is full is
+// passed by, and makes up for no more than a second of that when it has room again.
+//
+// A volume whose write failed, or whose file system had no room, is asked last for a
+// second, after the next failure for two, and so on up to 64; then one Alloc may try it,
+// and a write that succeeds ends this. The error itself is returned: an *IOError, or
+// a *tier.NoSpaceError, after which a convert.Mover tries the other volumes.
+//
 // # What is left behind
 //
 // Nothing: nameless files are gone with the process, however it ends, and named ones
@@ -39,7 +53,8 @@
 // # Locks
 //
 // A Volume's mutex has rank Backend and guards the books; a transfer's has rank
-// Device and guards its rest. They are not held together, and nothing is done under
+// Device and guards its rest, as has that of the figures behind Pace. They are not held
+// together, and nothing is done under
 // them. Adding and giving back room is ordered by a token that is held across the
 // system's calls; the mutex is taken inside it, never the other way round. Alloc waits
 // for the token only when what is backed is not enough, for as long as one

@@ -19,8 +19,8 @@ const maxIdleIO = 100
 // WriteAt writes all of p at off: in requests of Config.Request bytes, of which
 // Config.Depth are under way. When ctx ends no further request is begun and its cause
 // is returned, when those under way have ended: nobody reads p after that. Out of
-// disk space is a *tier.NoSpaceError; then, and after any other error, it is
-// undefined what the memory holds there.
+// disk space is a *tier.NoSpaceError, any other refusal of the system's an *IOError;
+// after any error it is undefined what the memory holds there.
 //
 // Where p's address and length and off are multiples of 4096 the disk reads from p
 // directly. Others are copied, and parts of pages are read first: correct, and
@@ -94,9 +94,38 @@ func (t *transfer) work(before func() bool) {
 		if !ok {
 			return
 		}
-		if err := t.e.v.do(r, t.write); err != nil {
+		if err := t.do(r); err != nil {
 			t.fail(err)
 			return
+		}
+	}
+}
+
+// do does one request, and tells the pacer if it is a write.
+func (t *transfer) do(r request) error {
+	v := t.e.v
+	if !t.write {
+		return v.do(r, false)
+	}
+	v.pacer.begin()
+	err := v.do(r, true)
+	n := int64(len(r.p))
+	if err != nil {
+		n = 0
+	}
+	v.pacer.end(n, t.e.wrote(n), err != nil)
+	return err
+}
+
+// wrote takes n bytes out of what is unwritten, and returns how many were there. What is
+// written a second time makes up for what never is; together they tell how much
+// is still to come well enough.
+func (e *Extents) wrote(n int64) int64 {
+	for {
+		left := e.unwritten.Load()
+		n = min(n, left)
+		if e.unwritten.CompareAndSwap(left, left-n) {
+			return n
 		}
 	}
 }
@@ -224,7 +253,7 @@ func (t *transfer) help() {
 func (v *Volume) do(r request, write bool) error {
 	n := int64(len(r.p))
 	direct := address(r.p)%v.address == 0 && r.off%v.offset == 0 && n%v.offset == 0
-	count, verb := &v.read, "reading"
+	count := &v.read
 	var err error
 	switch {
 	case write && direct:
@@ -237,13 +266,13 @@ func (v *Volume) do(r request, write bool) error {
 		err = v.readThrough(r)
 	}
 	if write {
-		count, verb = &v.written, "writing"
+		count = &v.written
 	}
 	if err == nil {
 		count.Add(n)
 		return nil
 	}
-	err = fmt.Errorf("disk: %s %d bytes at offset %d of %s in %s: %w", verb, n, r.off, r.at.seg.name, v.cfg.Dir, bare(err))
+	err = &IOError{Space: v.cfg.Space, Dir: v.cfg.Dir, File: r.at.seg.name, Offset: r.off, Bytes: n, Write: write, Err: bare(err)}
 	if outOfRoom(err) {
 		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err}
 	}

@@ -36,6 +36,8 @@ type Volume struct {
 	address   uintptr // what transfers must be aligned to; 1 for any
 	offset    int64
 
+	pacer pacer
+
 	written, read, fresh, given atomic.Int64
 	noAllocate, noPunch         atomic.Bool // the file system cannot
 
@@ -95,6 +97,9 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		freed:  make(chan struct{}, 1),
 		patch:  make(chan struct{}, 1),
 		change: make(chan struct{}, 1),
+	}
+	if v.pacer.stripe = cfg.Stripe; v.pacer.stripe == nil {
+		v.pacer.stripe = new(Stripe)
 	}
 	v.life, v.endLife = context.WithCancel(context.Background())
 	v.bounces.New = func() any {
@@ -301,6 +306,7 @@ func (v *Volume) Stats() Stats {
 		Request: v.cfg.Request, Depth: v.cfg.Depth, Capacity: v.cfg.Capacity,
 		Written: v.written.Load(), Read: v.read.Load(), Fresh: v.fresh.Load(), Given: v.given.Load(),
 	}
+	v.pacer.stats(&s)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	s.Used = v.mu.used
