@@ -22,10 +22,10 @@ import (
 //     that the disks are at work (sampleShare). What is compressed in earnest tells nothing
 //     of the other codecs, and one column is not like the next: it cannot be compared with.
 //
-// From that follows how long a byte takes to the disk and back: the disk's part, for as many
-// bytes as are left of it, or the processors', whichever is longer, for they work at the same
-// time. Half of the processors are counted on, for the program has work of its own. The
-// least of that wins, and if not compressing is not worse by more than slack it wins.
+// From that follows what a byte costs to the disk and back: the disk's time, for as many bytes
+// as are left of it, and the processors', of which half are counted on. The two are added,
+// although they work at the same time: the program has work for the processors, too. The
+// least cost wins, and not compressing wins if it is not worse by more than slack.
 //
 // Batches are written as they are, without any of this on the way, until compressing
 // promises to be better or a sample is due. Within a batch the choice is made for each run, so
@@ -48,9 +48,9 @@ const (
 	slack       = 0.97
 	// enoughToTell is after how many bytes a disk's rate is believed: of one run.
 	enoughToTell = batch.RunSize
-	// gaugeMemory is when a gauge forgets half of what it counted: when the disk was at work
-	// for so long.
-	gaugeMemory = 250 * time.Millisecond
+	// meterWindow is how many bytes a window of a meter has: as many as are under way at a
+	// time.
+	meterWindow = 8 << 20
 	// A sample is of so many pieces, from all over a body, and what is known is the mean of
 	// the last memoryPieces, as it were.
 	samplePiece  = batch.SumChunk
@@ -73,13 +73,18 @@ type rates struct {
 // gauges are a disk's meters.
 type gauges struct{ write, read meter }
 
-// meter measures a rate while something is at work.
+// meter measures a rate while something is at work: window by window, of which the best of the
+// last counts. A program that keeps all processors busy makes a disk look slow, because whoever waits for
+// it waits for a processor next; but not all the time. Were that taken for the disk,
+// compressing would look better the more it is in the way.
 type meter struct {
-	mu     sync.Mutex
-	active int
-	last   time.Time
-	time   time.Duration
-	bytes  float64
+	mu      sync.Mutex
+	active  int
+	last    time.Time
+	time    time.Duration // of the window that is not full yet
+	bytes   int64
+	windows [16]float64 // seconds a byte; 0: none yet
+	next    int
 }
 
 func (m *meter) begin(now time.Time) {
@@ -100,22 +105,27 @@ func (m *meter) end(now time.Time, bytes int) (took time.Duration) {
 	m.time += took
 	m.active--
 	m.last = now
-	m.bytes += float64(bytes)
-	if m.time > gaugeMemory && m.bytes >= 4*enoughToTell {
-		m.time /= 2
-		m.bytes /= 2
+	if m.bytes += int64(bytes); m.bytes >= meterWindow {
+		m.windows[m.next%len(m.windows)] = m.time.Seconds() / float64(m.bytes)
+		m.next++
+		m.time, m.bytes = 0, 0
 	}
 	return took
 }
 
 // perByte returns seconds a byte; 0 if that is not known.
-func (m *meter) perByte() float64 {
+func (m *meter) perByte() (best float64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.bytes < enoughToTell {
-		return 0
+	for _, w := range m.windows {
+		if w > 0 && (best == 0 || w < best) {
+			best = w
+		}
 	}
-	return m.time.Seconds() / m.bytes
+	if best == 0 && m.bytes >= enoughToTell {
+		best = m.time.Seconds() / float64(m.bytes)
+	}
+	return best
 }
 
 // disk returns the gauges of a space.
@@ -153,7 +163,7 @@ func (c *chooser) best(g *gauges, processors int) Codec {
 		if !r.known {
 			continue
 		}
-		cost := max(r.ratio*write, r.encode/float64(processors)) + max(r.ratio*read, r.decode/float64(processors))
+		cost := r.ratio*(write+read) + (r.encode+r.decode)/float64(processors)
 		if cost < least {
 			choice, least = k, cost
 		}

@@ -28,8 +28,7 @@ func written(write, read float64) *gauges {
 	g := new(gauges)
 	set := func(m *meter, rate float64) {
 		if rate > 0 {
-			m.bytes = 8 << 20
-			m.time = time.Duration(8 / rate * float64(time.Second))
+			m.windows[0] = perMiB / rate
 		}
 	}
 	set(&g.write, write)
@@ -53,7 +52,8 @@ func TestBest(t *testing.T) {
 		{"a slow disk", text, 50, 50, CodecZstd},
 		{"one not as slow", text, 200, 200, CodecZstd},
 		{"only writing is slow", text, 50, 3000, CodecZstd},
-		{"S2 keeps up where the other does not", text, 450, 450, CodecS2},
+		{"S2 is quicker where the other saves less than it costs", text, 250, 250, CodecS2},
+		{"neither saves what it costs", text, 900, 900, CodecNone},
 		{"reading is not known yet", text, 50, 0, CodecZstd},
 		{"noise on a slow disk", noise, 50, 50, CodecNone},
 	} {
@@ -70,29 +70,36 @@ func TestMeter(t *testing.T) {
 		if m.perByte() != 0 {
 			t.Error("it knows something")
 		}
-		for range 3 {
-			var wg sync.WaitGroup
-			for i := range 4 { // 4 MiB in 40 ms
-				wg.Go(func() {
-					m.begin(time.Now())
-					time.Sleep(time.Duration(i+1) * 10 * time.Millisecond)
-					m.end(time.Now(), 1<<20)
-				})
+		work := func(n int, took time.Duration) { // 4 MiB in 4 times that
+			for range n {
+				var wg sync.WaitGroup
+				for i := range 4 {
+					wg.Go(func() {
+						m.begin(time.Now())
+						time.Sleep(time.Duration(i+1) * took)
+						m.end(time.Now(), 1<<20)
+					})
+				}
+				wg.Wait()
+				time.Sleep(time.Second)
 			}
-			wg.Wait()
-			time.Sleep(time.Second)
 		}
-		if rate := perMiB / m.perByte(); rate < 99 || rate > 101 {
-			t.Errorf("%.1f MiB/s, want 100", rate)
+		near := func(want float64) {
+			t.Helper()
+			if rate := perMiB / m.perByte(); rate < 0.99*want || rate > 1.01*want {
+				t.Errorf("%.1f MiB/s, want %.1f", rate, want)
+			}
 		}
-		for range 100 { // it gets slower
-			m.begin(time.Now())
-			time.Sleep(100 * time.Millisecond)
-			m.end(time.Now(), 1<<20)
-		}
-		if rate := perMiB / m.perByte(); rate > 10.5 {
-			t.Errorf("%.1f MiB/s a while after it became 10", rate)
-		}
+		work(1, 10*time.Millisecond)
+		near(100)
+		work(7, 10*time.Millisecond)
+		near(100)
+		work(4, 40*time.Millisecond) // somebody is in the way for a while
+		near(100)
+		work(4, 5*time.Millisecond)
+		near(200)
+		work(40, 40*time.Millisecond) // the disk has become slow
+		near(25)
 	})
 }
 
