@@ -49,7 +49,7 @@ labelled sim.`
 	root.SilenceUsage = true
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newReserve(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr))
+	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr))
 	root.SetHelpCommand(newHelp())
 	return root
 }
