@@ -49,11 +49,12 @@ func newCompare(stdout, stderr io.Writer) *cobra.Command {
 
 Batches go from host memory to disk and back, and the same are written by the peer
 as a Go program would do it today: arrow-go's ipc.FileWriter, one file, synced, read
-back by ipc.FileReader. Both hash every byte that they have read, and both have as
+back by ipc.FileReader, both by one goroutine, as they demand; ours are moved and
+read by --workers. Both sides hash every byte that they have read, and both have as
 much memory, --host-memory; what is larger streams through. Round by round each has
 its turn, ours on an empty disk volume. Before the peer reads, its file is dropped from the
-page cache, as it would be if other data had come; "warm" is its figures without
-that, and without the sync. Once, before anything is measured, every batch that
+page cache, as it would be if other data had come; "warm" is its writing without the
+sync, and its reading once more, with what is in the cache by then. Once, before anything is measured, every batch that
 comes back is compared with the input.
 
 Laying batches out in host memory is done once, when they are put, and not in what

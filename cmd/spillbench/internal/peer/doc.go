@@ -17,7 +17,8 @@
 // Writing, ours: as many batches as the host space takes without the monitor acting
 // are put there; moving them to disk is timed; then come the next. The peer:
 // every Write, the footer, and the sync of the file. Reading, both: until every byte
-// of every Arrow buffer has been hashed and the batch is given up. Our batches
+// of every Arrow buffer has been hashed and the batch is given up; the digest must be
+// that of the verified pass, in every round. Our batches
 // are moved and read by several goroutines, which a Mover allows; a FileWriter and a
 // FileReader belong to one.
 //

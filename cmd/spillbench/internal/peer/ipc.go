@@ -39,8 +39,9 @@ func (r *runner) withPeer(f func(*ipcFiles) error) (err error) {
 	return f(p)
 }
 
-// measure writes everything and reads it twice: first from the page cache, then
-// without it.
+// measure writes everything and reads it twice: first without the page cache, which
+// must be the first read of all, for a disk may have a cache of its own; and then
+// from what that left in the page cache.
 func (p *ipcFiles) measure(ctx context.Context, digest uint64) (cold, warm Times, err error) {
 	if warm.Write, err = p.write(ctx); err != nil {
 		return cold, warm, err
@@ -50,21 +51,13 @@ func (p *ipcFiles) measure(ctx context.Context, digest uint64) (cold, warm Times
 	if err != nil {
 		return cold, warm, err
 	}
-	if warm.Read, err = p.read(ctx, digest); err != nil {
+	if err := p.drop(); err != nil {
 		return cold, warm, err
 	}
-	for _, f := range p.files {
-		if f == nil {
-			continue
-		}
-		err := dropCache(f)
-		if errors.Is(err, errors.ErrUnsupported) {
-			p.r.res.CacheStays = true
-		} else if err != nil {
-			return cold, warm, p.failed("dropping the page cache of", err)
-		}
+	if cold.Read, err = p.read(ctx, digest); err != nil {
+		return cold, warm, err
 	}
-	cold.Read, err = p.read(ctx, digest)
+	warm.Read, err = p.read(ctx, digest)
 	return cold, warm, err
 }
 
@@ -114,6 +107,22 @@ func (p *ipcFiles) sync() (time.Duration, error) {
 		}
 	}
 	return time.Since(start), nil
+}
+
+// drop drops all files from the page cache.
+func (p *ipcFiles) drop() error {
+	for _, f := range p.files {
+		if f == nil {
+			continue
+		}
+		err := dropCache(f)
+		if errors.Is(err, errors.ErrUnsupported) {
+			p.r.res.CacheStays = true
+		} else if err != nil {
+			return p.failed("dropping the page cache of", err)
+		}
+	}
+	return nil
 }
 
 // read reads and touches everything.

@@ -44,7 +44,7 @@ type Result struct {
 	Rewritten []Times         // the same again, in the room that the first took
 	Put       []time.Duration // laying the batches out in host memory, before Ours
 	Peer      []Times         // synced, and read without the page cache
-	Warm      []Times         // not synced, and read from the page cache
+	Warm      []Times         // not synced, and read again, from the page cache as far as it holds the file
 
 	Verified int64 // batches compared with the source, of both sides
 	// CacheStays says that the page cache could not be dropped on this system, so
