@@ -8,7 +8,8 @@
 //
 // In each round an engine of its own is opened for our side and closed before it is
 // the peer's turn, so that the memory of one is not held while the other works, and
-// both begin with files that do not exist yet. The batches are read from their source
+// both begin with files that do not exist yet. The peer does everything once before it is
+// timed, so that the memory it takes is the machine's already. The batches are read from their source
 // anew, one at a time, and put as often as asked for; neither that nor laying them out
 // in host memory is in what is compared (the latter is told beside it).
 //

@@ -103,10 +103,11 @@ type silent struct{}
 func (silent) Begin(string, int64) {}
 func (silent) Step()               {}
 
-func (r *runner) begin(phase string) {
+// begin starts a phase in which all batches are gone through so many times.
+func (r *runner) begin(phase string, passes int64) {
 	steps := int64(-1)
 	if n := max(r.cfg.Batches, r.res.Batches); n > 0 {
-		steps = n
+		steps = n * passes
 	}
 	r.cfg.Progress.Begin(phase, steps)
 }
@@ -117,7 +118,7 @@ func (r *runner) verify(ctx context.Context) error {
 	if err := r.count(ctx); err != nil {
 		return err
 	}
-	r.begin("verify ours")
+	r.begin("verify ours", 2) // written and compared
 	err := r.withOurs(ctx, func(o *ours) error {
 		if _, _, err := o.write(ctx); err != nil {
 			return err
@@ -127,7 +128,7 @@ func (r *runner) verify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.begin("verify " + ArrowIPC)
+	r.begin("verify "+ArrowIPC, 2)
 	return r.withPeer(func(p *ipcFiles) error {
 		if _, err := p.write(ctx); err != nil {
 			return err
@@ -142,11 +143,12 @@ func (r *runner) verify(ctx context.Context) error {
 
 // count reads the input once for its sizes.
 func (r *runner) count(ctx context.Context) error {
-	r.begin("read")
+	r.begin("read", 1)
 	err := r.each(ctx, func(_ int, rec arrow.RecordBatch) error {
 		r.res.Rows += rec.NumRows()
 		r.res.Bytes += convert.LogicalBytes(rec)
 		r.res.Batches++
+		r.cfg.Progress.Step()
 		return nil
 	}, nil)
 	if err == nil && r.res.Batches == 0 {
@@ -193,7 +195,7 @@ func (r *runner) compare(ctx context.Context, side string, next func(context.Con
 
 // round measures both sides, ours first.
 func (r *runner) round(ctx context.Context, number int) error {
-	r.begin(fmt.Sprintf("round %d, ours", number))
+	r.begin(fmt.Sprintf("round %d, ours", number), 4) // written and read, twice
 	err := r.withOurs(ctx, func(o *ours) error {
 		t, put, err := o.measure(ctx, r.oursDigest)
 		if err != nil {
@@ -207,8 +209,11 @@ func (r *runner) round(ctx context.Context, number int) error {
 	if err != nil {
 		return err
 	}
-	r.begin(fmt.Sprintf("round %d, %s", number, ArrowIPC))
+	r.begin(fmt.Sprintf("round %d, %s", number, ArrowIPC), 5) // written and read, and written and read twice
 	return r.withPeer(func(p *ipcFiles) error {
+		if err := p.warmUp(ctx, r.peerDigest); err != nil {
+			return err
+		}
 		cold, warm, err := p.measure(ctx, r.peerDigest)
 		r.res.Peer, r.res.Warm = append(r.res.Peer, cold), append(r.res.Warm, warm)
 		return err

@@ -137,12 +137,14 @@ type phases struct {
 	mu    sync.Mutex
 	names []string
 	steps int
+	told  int // how many there would be
 }
 
-func (p *phases) Begin(name string, _ int64) {
+func (p *phases) Begin(name string, steps int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.names = append(p.names, name)
+	p.told += int(steps)
 }
 
 func (p *phases) Step() {
@@ -161,7 +163,7 @@ func TestRun(t *testing.T) {
 	strings, empty := oneColumn(t), table(3)
 	empty.Open = func(context.Context) (job.Source, error) { return gen.New(gen.Config{RowsPerBatch: 1}) }
 	r := newRig(t, table(1), strings, empty) // of three schemas, and one without batches
-	r.Repeat, r.Rounds = 2, 3
+	r.Repeat, r.Rounds, r.Batches = 2, 3, 2*16
 	var p phases
 	r.Progress = &p
 	res, err := Run(t.Context(), r.Config)
@@ -190,6 +192,9 @@ func TestRun(t *testing.T) {
 	}
 	if !slices.Equal(p.names, want) {
 		t.Errorf("phases are %q, want %q", p.names, want)
+	}
+	if p.steps != p.told {
+		t.Errorf("the progress had %d steps of %d", p.steps, p.told)
 	}
 	if res.CacheStays != (runtime.GOOS != "linux") {
 		t.Errorf("on %s the cache stays: %v", runtime.GOOS, res.CacheStays)
@@ -221,8 +226,8 @@ func logical(t *testing.T, in job.Input) (n int64) {
 // as when the source is another the n-th time it is read, that is an error that
 // names the side.
 func TestOtherDataIsFound(t *testing.T) {
-	const opened = 8 // to be counted, written and compared by each side, and in a round by ours twice and by the peer
-	side := []string{2: "spillway", 3: "spillway", 4: ArrowIPC, 5: ArrowIPC, 6: "spillway", 7: "spillway", 8: ArrowIPC}
+	const opened = 9 // to be counted, written and compared by each side, and in a round twice by each
+	side := []string{2: "spillway", 3: "spillway", 4: ArrowIPC, 5: ArrowIPC, 6: "spillway", 7: "spillway", 8: ArrowIPC, 9: ArrowIPC}
 	for other := 2; other <= opened; other++ {
 		for _, kind := range []struct {
 			name string
@@ -264,7 +269,7 @@ func TestCancelled(t *testing.T) {
 		t.Fatal(err)
 	}
 	cause := errors.New("enough")
-	for at := 0; at < all.steps; at += 5 {
+	for at := 0; at < all.steps; at += 11 {
 		t.Run(fmt.Sprint("step ", at), func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
