@@ -54,8 +54,8 @@ read by --workers. Both sides hash every byte that they have read, and both have
 much memory, --host-memory; what is larger streams through. Round by round each has
 its turn, ours on an empty disk volume. Before the peer reads, its file is dropped from the
 page cache, as it would be if other data had come; "warm" is its writing without the
-sync, and its reading once more, with what is in the cache by then. Once, before anything is measured, every batch that
-comes back is compared with the input.
+sync, and its reading of what it has just written, from the cache. Once, before
+anything is measured, every batch that comes back is compared with the input.
 
 Laying batches out in host memory is done once, when they are put, and not in what
 is compared; it is counted in a figure of its own. Spill files are of no use after a

@@ -11,4 +11,4 @@ import (
 func openNameless(string) (*os.File, error) { return nil, errors.ErrUnsupported }
 
 // dropCache says that the page cache cannot be told to let go here.
-func dropCache(*os.File) error { return errors.ErrUnsupported }
+func dropCache(*os.File, int64) error { return errors.ErrUnsupported }

@@ -45,42 +45,40 @@ func (p *ipcFiles) close() error {
 	return errors.Join(errs...)
 }
 
-// warmUp writes and reads everything once, so that the memory of the page cache and of
-// the heap, which is new to the peer each time, is not new to the machine. A virtual
-// machine gives memory that is free for some seconds back to its host, and to touch it
-// again costs ten times what copying into it does (measured: 0.45 GiB/s against 4.7 of a
-// core's time). That would be the host's time in the peer's figures; ours are
-// taken in memory that the arena has touched.
-func (p *ipcFiles) warmUp(ctx context.Context, digest uint64) error {
+// warmUp writes and reads everything once, from the page cache, and returns what
+// reading took. After that the memory of the page cache and of the heap, which is new
+// to the peer each time, is not new to the machine. A virtual machine gives memory
+// that is free for some seconds back to its host, and to touch it again costs ten times what copying
+// into it does (measured: 0.45 GiB/s against 4.7 of a core's time). That would
+// be the host's time in the peer's figures; ours are taken in memory that the arena has touched.
+func (p *ipcFiles) warmUp(ctx context.Context, digest uint64) (read time.Duration, err error) {
 	if _, err := p.write(ctx); err != nil {
-		return err
+		return 0, err
 	}
-	if _, err := p.read(ctx, digest); err != nil {
-		return err
+	if read, err = p.read(ctx, digest, false); err != nil {
+		return 0, err
 	}
-	return p.close()
+	return read, p.close()
 }
 
-// measure writes everything and reads it twice: first without the page cache, which
-// must be the first read of all, for a disk may have a cache of its own; and then
-// from what that left in the page cache.
-func (p *ipcFiles) measure(ctx context.Context, digest uint64) (cold, warm Times, err error) {
-	if warm.Write, err = p.write(ctx); err != nil {
-		return cold, warm, err
+// measure writes everything, syncs it, and reads it without the page cache. written
+// is what writing took without the sync.
+func (p *ipcFiles) measure(ctx context.Context, digest uint64) (t Times, written time.Duration, err error) {
+	if written, err = p.write(ctx); err != nil {
+		return t, written, err
 	}
 	synced, err := p.sync()
-	cold.Write = warm.Write + synced
+	t.Write = written + synced
 	if err != nil {
-		return cold, warm, err
+		return t, written, err
 	}
-	if err := p.drop(); err != nil {
-		return cold, warm, err
+	for _, f := range p.files {
+		if err := p.drop(f, 0); err != nil { // 0 is all of it
+			return t, written, err
+		}
 	}
-	if cold.Read, err = p.read(ctx, digest); err != nil {
-		return cold, warm, err
-	}
-	warm.Read, err = p.read(ctx, digest)
-	return cold, warm, err
+	t.Read, err = p.read(ctx, digest, true)
+	return t, written, err
 }
 
 // write writes every input to a file of its own. What is timed is writing, not
@@ -132,24 +130,23 @@ func (p *ipcFiles) sync() (time.Duration, error) {
 	return time.Since(start), nil
 }
 
-// drop drops all files from the page cache.
-func (p *ipcFiles) drop() error {
-	for _, f := range p.files {
-		if f == nil {
-			continue
-		}
-		err := dropCache(f)
-		if errors.Is(err, errors.ErrUnsupported) {
-			p.r.res.CacheStays = true
-		} else if err != nil {
-			return p.failed("dropping the page cache of", err)
-		}
+// drop drops the first n bytes of a file from the page cache; 0 is all of it.
+func (p *ipcFiles) drop(f *os.File, n int64) error {
+	if f == nil {
+		return nil
 	}
-	return nil
+	err := dropCache(f, n)
+	if errors.Is(err, errors.ErrUnsupported) {
+		p.r.res.CacheStays = true
+		return nil
+	}
+	return p.failed("dropping the page cache of", err)
 }
 
-// read reads and touches everything.
-func (p *ipcFiles) read(ctx context.Context, digest uint64) (took time.Duration, err error) {
+// read reads and touches everything. With cold set it drops from the page cache what
+// it has read, out of time, so that the cache takes no more memory than one batch,
+// and takes memory that it had before; see warmUp.
+func (p *ipcFiles) read(ctx context.Context, digest uint64, cold bool) (took time.Duration, err error) {
 	got := uint64(0)
 	start := time.Now()
 	in, err := p.reader()
@@ -169,10 +166,29 @@ func (p *ipcFiles) read(ctx context.Context, digest uint64) (took time.Duration,
 		if err := done(); err != nil {
 			return 0, err
 		}
+		took += time.Since(start)
 		p.r.cfg.Progress.Step()
+		if cold {
+			if err := p.drop(in.files[0].at.File, in.files[0].at.end); err != nil {
+				return 0, err
+			}
+		}
+		start = time.Now()
 	}
-	took = time.Since(start)
+	took += time.Since(start)
 	return took, checkDigest(ArrowIPC, got, digest)
+}
+
+// position is a file that knows where the last read in it ended.
+type position struct {
+	*os.File
+	end int64
+}
+
+func (p *position) ReadAt(b []byte, off int64) (int, error) {
+	n, err := p.File.ReadAt(b, off)
+	p.end = off + int64(n)
+	return n, err
 }
 
 // reader returns a reader of all files from their beginnings.
@@ -183,9 +199,10 @@ func (p *ipcFiles) reader() (*ipcReader, error) {
 			continue
 		}
 		err := guard(func() error {
-			r, err := ipc.NewFileReader(f, ipc.WithBodySizeLimit(0)) // the files are our own, and may hold large batches
+			at := &position{File: f}
+			r, err := ipc.NewFileReader(at, ipc.WithBodySizeLimit(0)) // the files are our own, and may hold large batches
 			if err == nil {
-				in.files = append(in.files, r)
+				in.files = append(in.files, openFile{r, at})
 			}
 			return err
 		})
@@ -199,8 +216,13 @@ func (p *ipcFiles) reader() (*ipcReader, error) {
 // ipcReader reads the batches of all files, in order.
 type ipcReader struct {
 	p     *ipcFiles
-	files []*ipc.FileReader // those that are not read to their ends
-	next  int               // in the first of them
+	files []openFile // those that are not read to their ends
+	next  int        // in the first of them
+}
+
+type openFile struct {
+	*ipc.FileReader
+	at *position
 }
 
 // record returns the next batch, and what releases it; io.EOF at the end.

@@ -47,7 +47,7 @@ type OurRates struct {
 type PeerRates struct {
 	Name  string `json:"name"`
 	Rates        // synced, and read without the page cache
-	Warm  Rates  `json:"warm"` // not synced, and read a second time, from it
+	Warm  Rates  `json:"warm"` // not synced, and read from it
 }
 
 // Ratios are our rates by the peer's: the medians of the pairs of rounds, with the
@@ -83,7 +83,7 @@ func (c *Compare) Print(w io.Writer, notes []string) {
 		{"write", fmt.Sprintf("%.2f", c.Ratio.Write), fmt.Sprintf("%.2f", c.Ratio.WriteMin), fmt.Sprintf("%.2f", c.Ratio.WriteMax)},
 		{"read", fmt.Sprintf("%.2f", c.Ratio.Read), fmt.Sprintf("%.2f", c.Ratio.ReadMin), fmt.Sprintf("%.2f", c.Ratio.ReadMax)},
 	})
-	fmt.Fprintf(w, "\n%d rounds; the peer's file is synced, and dropped from the page cache before it is read; warm: neither (read a second time)\n", c.Config.Rounds)
+	fmt.Fprintf(w, "\n%d rounds; the peer's file is synced, and dropped from the page cache before it is read; warm: neither\n", c.Config.Rounds)
 	for _, n := range notes {
 		fmt.Fprintf(w, "note: %s\n", n)
 	}
