@@ -53,9 +53,11 @@ back by ipc.FileReader, both by one goroutine, as they demand; ours are moved an
 read by --workers. Both sides hash every byte that they have read, and both have as
 much memory, --host-memory; what is larger streams through. Round by round each has
 its turn, ours on an empty disk volume. Before the peer reads, its file is dropped from the
-page cache, as it would be if other data had come; "warm" is its writing without the
+page cache, as it would be if other data had come, and so is what it has read; "warm" is its writing without the
 sync, and its reading of what it has just written, from the cache. Once, before
-anything is measured, every batch that comes back is compared with the input.
+anything is measured, every batch that comes back is compared with the input. In each
+round the peer does its work once untimed, so that the memory of the page cache is
+not fetched from the host of a virtual machine in its time.
 
 Laying batches out in host memory is done once, when they are put, and not in what
 is compared; it is counted in a figure of its own. Spill files are of no use after a
