@@ -7,6 +7,7 @@
 //	spillbench verify F…            every batch along every edge and back
 //	spillbench bandwidth            every edge, next to what the machine can do
 //	spillbench reserve              how fast bytes are reserved and released
+//	spillbench compare --peer P     the same data spilled without Spillway
 //	spillbench topo                 what the machine has
 //
 // Its exit status is 0 if all is well, 1 if data was not what it should be or a fault

@@ -1,7 +1,8 @@
 // Package report holds what spillbench tells: the documents that --json writes,
 // the description of the machine in each of them, and the tables for people.
 //
-//	Run ── run    Verify ── verify    Topo ── topo    Reserve ── reserve    Quota ── quota    Bandwidth ── bandwidth      each with Header: schema, command, Env
+//	Run ── run          Verify ── verify    Bandwidth ── bandwidth    Compare ── compare
+//	Reserve ── reserve  Quota ── quota      Topo ── topo              each with Header: schema, command, Env
 //
 // The documents are plain values and belong to the caller. Their keys are the
 // schema spillway.spillbench/v1 and do not change: sizes are in bytes, times in

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/topology"
+)
+
+const (
+	// compareMemory is what both sides have; the generated table is three times as large.
+	compareMemory    = "256MiB"
+	batchesInHost    = 16
+	maxCompareRounds = 1000
+)
+
+// compareFlags are the flags of compare.
+type compareFlags struct {
+	output       outputFlags
+	engine       engineFlags
+	peer         string
+	inputs       []string
+	seed         uint64
+	repeat       int
+	rowsPerBatch int64
+	rounds       int
+	workers      int
+}
+
+func newCompare(stdout, stderr io.Writer) *cobra.Command {
+	var f compareFlags
+	cmd := &cobra.Command{
+		Use:   "compare --peer NAME",
+		Short: "Spill the same data with and without Spillway",
+		Long: `Spill the same data with and without Spillway.
+
+Batches go from host memory to disk and back, and the same are written by the peer
+as a Go program would do it today: arrow-go's ipc.FileWriter, one file, synced, read
+back by ipc.FileReader, both by one goroutine, as they demand; ours are moved and
+read by --workers. Both sides hash every byte that they have read, and both have as
+much memory, --host-memory; what is larger streams through. Round by round each has
+its turn, ours on an empty disk volume. Before the peer reads, its file is dropped from the
+page cache, as it would be if other data had come, and so is what it has read; "warm" is its writing without the
+sync, and its reading of what it has just written, from the cache. Once, before
+anything is measured, every batch that comes back is compared with the input. In each
+round the peer does its work once untimed, so that the memory of the page cache is
+not fetched from the host of a virtual machine in its time.
+
+Laying batches out in host memory is done once, when they are put, and not in what
+is compared; it is counted in a figure of its own. Spill files are of no use after a
+crash, so a direct write to them ends when the disk has the data, without telling it
+to flush its own cache, as the peer's sync does.
+
+No GPU takes part: --gpu and --gpu-memory are taken, as by other commands, and
+change nothing.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return compare(cmd.Context(), &f, stdout, stderr) },
+	}
+	fs := cmd.Flags()
+	fs.SortFlags = false
+	fs.StringVar(&f.peer, "peer", "", "what to compare with, by `NAME`: "+peer.ArrowIPC)
+	fs.StringArrayVar(&f.inputs, "input", nil, "Parquet, Arrow or CSV `FILE` to spill (repeatable); without one a table is generated, three times as large as the host memory")
+	fs.IntVar(&f.repeat, "repeat", 1, "spill every batch `N` times, as batches of their own")
+	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0, "cut the input into batches of `N` rows (default as the files have them)")
+	fs.IntVar(&f.rounds, "rounds", 5, "pairs of rounds: ours and the peer's, by turns")
+	fs.IntVar(&f.workers, "workers", defaultWorkers(), "how many of our batches are moved at once")
+	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
+	f.engine.register(fs, defaultMemory)
+	must(f.engine.hostMemory.Set(compareMemory))
+	fs.Lookup("host-memory").DefValue = compareMemory
+	for _, name := range []string{"gpu", "gpu-memory"} {
+		must(fs.MarkHidden(name))
+	}
+	f.output.register(fs)
+	return cmd
+}
+
+func (f *compareFlags) validate() error {
+	switch {
+	case f.peer == "":
+		return fail.Usagef("compare needs a peer (--peer %s)", peer.ArrowIPC)
+	case f.peer != peer.ArrowIPC:
+		return fail.Usagef("--peer %q is unknown (want %s)", f.peer, peer.ArrowIPC)
+	case f.rounds < 1 || f.rounds > maxCompareRounds:
+		return fail.Usagef("--rounds %d is out of range (want 1 to %d)", f.rounds, maxCompareRounds)
+	}
+	same := f.asRun()
+	return same.validate()
+}
+
+// asRun is the flags that run has too.
+func (f *compareFlags) asRun() runFlags {
+	return runFlags{
+		engine: f.engine, inputs: f.inputs, seed: f.seed, repeat: f.repeat, rowsPerBatch: f.rowsPerBatch, workers: f.workers,
+		place: "fits", partitions: 1,
+	}
+}
+
+func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (err error) {
+	start := time.Now()
+	if err := f.validate(); err != nil {
+		return err
+	}
+	out, err := f.output.open(stdout, stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.close()) }()
+	m, open, err := f.open(ctx, &notes{})
+	if err != nil {
+		return err
+	}
+	from := f.asRun()
+	if from.rowsPerBatch == 0 && len(f.inputs) == 0 { // run sizes batches by the GPU
+		bytes := min(max(m.config.HostMemoryBytes/batchesInHost, smallestGenerated), largestGenerated)
+		from.rowsPerBatch = bytes / gen.RowBytes
+	}
+	inputs, sources, batches := from.sources(m)
+	var bar progress.Bar
+	drawn := &bar
+	if !f.output.quiet && progress.OnTerminal(stderr) {
+		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
+	}
+	res, err := peer.Run(ctx, peer.Config{
+		Open: open, Inputs: inputs, Repeat: f.repeat, Rounds: f.rounds, Workers: f.workers,
+		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Batches: batches, Progress: drawn,
+	})
+	drawn.Close()
+	if err != nil {
+		return comparing(err)
+	}
+	f.note(m, res)
+	doc := f.document(m, sources, res)
+	doc.WallSeconds = time.Since(start).Seconds()
+	lines := m.notes.lines()
+	err = errors.Join(out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	if err == nil {
+		out.warn(lines)
+	}
+	return err
+}
+
+// comparing gives what ended the comparison its exit status.
+func comparing(err error) error {
+	var other *peer.MismatchError
+	switch {
+	case errors.As(err, &other):
+		return fail.Wrongf("%w", err)
+	case errors.Is(err, peer.ErrNoBatches):
+		return fail.Usagef("%w (name a file with rows in it)", err)
+	}
+	return err
+}
+
+// open returns how to open the engines, and what one of them, which is closed
+// again, says of the machine.
+func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(context.Context) (*spillway.Engine, error), error) {
+	top, err := topology.Discover(ctx, topology.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg, err := f.engine.engineConfig(ctx, top)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.GPUs = []spillway.GPU{} // none: their memory would be held by one side only
+	cfg.Logger = slog.New(log)
+	open := func(ctx context.Context) (*spillway.Engine, error) {
+		eng, err := spillway.Open(ctx, cfg)
+		if err != nil {
+			return nil, f.engine.explain(err)
+		}
+		return eng, nil
+	}
+	eng, err := open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	m := &machine{topology: top, notes: log, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng)}
+	m.config.GPU = "none"
+	return m, open, eng.Close()
+}
+
+// note says where the comparison is not what its help promises.
+func (f *compareFlags) note(m *machine, res peer.Result) {
+	if res.CacheStays {
+		m.notes.add("cache stays", "the page cache cannot be dropped on this system: what the peer read, it may have read from there")
+	}
+	if !m.env.DirectIO {
+		m.notes.add("no direct I/O", "there is no direct I/O in the spill directory: Spillway's figures are those of the page cache, without a sync, like the peer's warm ones")
+	}
+	if len(m.config.Disks) > 1 {
+		m.notes.add("several disks", "the peer's file is in "+m.config.Disks[0].Dir+" alone; Spillway used all spill directories")
+	}
+}
+
+// document is the result.
+func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *report.Compare {
+	doc := &report.Compare{
+		Header: report.Header{Schema: report.Schema, Command: "compare", Env: m.env},
+		Config: report.CompareConfig{
+			Config: m.config, Peer: f.peer, Seed: f.seed, Repeat: f.repeat, Rounds: f.rounds, Workers: f.workers,
+		},
+		Input:  report.Input{Sources: sources, Rows: res.Rows, Batches: res.Batches, Bytes: res.Bytes},
+		Verify: report.Verification{Checked: true, Batches: res.Verified},
+		Ours:   report.OurRates{Rates: rates(res.Bytes, res.Ours), Rewritten: rates(res.Bytes, res.Rewritten)},
+		Peer:   report.PeerRates{Name: f.peer, Rates: rates(res.Bytes, res.Peer), Warm: rates(res.Bytes, res.Warm)},
+	}
+	doc.Config.RowsPerBatch = f.rowsPerBatch
+	var both []time.Duration
+	var write, read []float64
+	for i, t := range res.Ours {
+		both = append(both, t.Write+res.Put[i])
+		write = append(write, res.Peer[i].Write.Seconds()/t.Write.Seconds())
+		read = append(read, res.Peer[i].Read.Seconds()/t.Read.Seconds())
+	}
+	doc.Ours.PutWriteGiBPerS = report.Rate(res.Bytes, median(both).Seconds())
+	doc.Ratio = report.Ratios{
+		Write: median(write), WriteMin: slices.Min(write), WriteMax: slices.Max(write),
+		Read: median(read), ReadMin: slices.Min(read), ReadMax: slices.Max(read),
+	}
+	return doc
+}
+
+// rates are the medians over the rounds.
+func rates(bytes int64, rounds []peer.Times) report.Rates {
+	var write, read []time.Duration
+	for _, t := range rounds {
+		write, read = append(write, t.Write), append(read, t.Read)
+	}
+	return report.Rates{
+		WriteGiBPerS: report.Rate(bytes, median(write).Seconds()),
+		ReadGiBPerS:  report.Rate(bytes, median(read).Seconds()),
+	}
+}
+
+// median returns the lower of the two in the middle of an even number.
+func median[T cmp.Ordered](values []T) T {
+	s := slices.Sorted(slices.Values(values))
+	return s[(len(s)-1)/2]
+}

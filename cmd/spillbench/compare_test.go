@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+)
+
+// briefly is compare with little data.
+var briefly = []string{"compare", "--peer=arrow-ipc", "--host-memory=1MiB", "--rounds=2"}
+
+// TestCompare: every figure of the document is there, and a number above 0.
+func TestCompare(t *testing.T) {
+	var doc report.Compare
+	decode(t, succeed(t, append(slices.Clone(briefly), "--json=-", "--repeat=2", "--workers=2", "--gpu=sim")...).stdout, &doc)
+	if doc.Schema != report.Schema || doc.Command != "compare" || doc.Env.Cores < 1 || doc.Peer.Name != "arrow-ipc" {
+		t.Errorf("%+v", doc)
+	}
+	c := doc.Config
+	if c.Peer != "arrow-ipc" || c.Rounds != 2 || c.Repeat != 2 || c.Workers != 2 || c.HostMemoryBytes != 1<<20 || c.GPUMemoryBytes != 0 || c.GPU != "none" || len(c.Disks) != 1 {
+		t.Errorf("%+v", c)
+	}
+	// Three times the memory, each batch twice.
+	if in := doc.Input; in.Bytes < 5<<20 || in.Bytes > 7<<20 || in.Rows == 0 || doc.Verify != (report.Verification{Checked: true, Batches: 2 * in.Batches}) {
+		t.Errorf("%+v, %+v", in, doc.Verify)
+	}
+	for i, v := range []float64{
+		doc.Ours.WriteGiBPerS, doc.Ours.ReadGiBPerS, doc.Ours.PutWriteGiBPerS, doc.Ours.Rewritten.WriteGiBPerS, doc.Ours.Rewritten.ReadGiBPerS,
+		doc.Peer.WriteGiBPerS, doc.Peer.ReadGiBPerS, doc.Peer.Warm.WriteGiBPerS, doc.Peer.Warm.ReadGiBPerS,
+		doc.Ratio.WriteMin, doc.Ratio.Write, doc.Ratio.WriteMax, doc.Ratio.ReadMin, doc.Ratio.Read, doc.Ratio.ReadMax, doc.WallSeconds,
+	} {
+		if !(v > 0) || math.IsInf(v, 0) {
+			t.Errorf("figure %d is %v: %+v", i, v, doc)
+		}
+	}
+	if doc.Ours.PutWriteGiBPerS >= doc.Ours.WriteGiBPerS || doc.Peer.WriteGiBPerS >= doc.Peer.Warm.WriteGiBPerS {
+		t.Errorf("less work took longer: %+v, %+v", doc.Ours, doc.Peer)
+	}
+}
+
+// TestCompareFiles: the keys are the contract's, the files go through, and a
+// table goes to people beside the document.
+func TestCompareFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.json")
+	args := append(slices.Clone(briefly), "--rows-per-batch=2000", "--json", path)
+	for _, name := range []string{"a.parquet", "b.arrow", "c.csv"} {
+		args = append(args, "--input", writeTable(t, name, 3, 2000))
+	}
+	r := succeed(t, args...)
+	for _, want := range []string{"write GiB/s", "read GiB/s", "spillway", "arrow-ipc", "warm", "ratio", "2 rounds", "verified: 18 batches"} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s", want, r.stdout)
+		}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc map[string]any
+	decode(t, string(text), &doc)
+	for _, keys := range []string{
+		"schema", "command", "env", "config", "wall_seconds", "input.sources", "input.rows", "input.batches", "input.bytes", "ours.write_gib_per_s", "ours.read_gib_per_s",
+		"peer.name", "peer.write_gib_per_s", "peer.read_gib_per_s", "peer.warm.write_gib_per_s", "peer.warm.read_gib_per_s", "ratio.write", "ratio.read",
+	} {
+		at := doc
+		path := strings.Split(keys, ".")
+		for _, key := range path[:len(path)-1] {
+			at, _ = at[key].(map[string]any)
+		}
+		if _, ok := at[path[len(path)-1]]; !ok {
+			t.Errorf("no %s in\n%s", keys, text)
+		}
+	}
+}
+
+// TestCompareErrors: wrong use, and what the machine cannot, is told in one line.
+func TestCompareErrors(t *testing.T) {
+	whole := writeTable(t, "t.parquet", 1, 60_000)
+	for _, c := range []struct {
+		name   string
+		args   []string
+		status int
+		want   []string
+	}{
+		{"no peer", []string{"compare"}, 2, []string{"--peer arrow-ipc"}},
+		{"another peer", []string{"compare", "--peer=duckdb"}, 2, []string{`--peer "duckdb"`, "want arrow-ipc"}},
+		{"no rounds", append(slices.Clone(briefly), "--rounds=0"), 2, []string{"--rounds 0", "1 to 1000"}},
+		{"no repeats", append(slices.Clone(briefly), "--repeat=0"), 2, []string{"--repeat 0"}},
+		{"no workers", append(slices.Clone(briefly), "--workers=0"), 2, []string{"--workers 0"}},
+		{"an argument", append(slices.Clone(briefly), whole), 2, []string{"compare takes no arguments"}},
+		{"no such file", append(slices.Clone(briefly), "--input=/absent.arrow"), 2, []string{"/absent.arrow"}},
+		{"no batches", append(slices.Clone(briefly), "--input", writeFile(t, "h.csv", "a,b\n")), 2, []string{"no batches", "with rows in it"}},
+		{"no room for a batch", append(slices.Clone(briefly), "--input", whole), 3, []string{"t.parquet, batch 1", "--host-memory", "--rows-per-batch"}},
+		{"disk full", append(slices.Clone(briefly), "--disk", t.TempDir()+"=1MiB"), 3, []string{"--disk"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := command(t, t.Context(), c.args...)
+			if r.status != c.status || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
+				t.Errorf("ended with %d, want %d: %q, %q", r.status, c.status, r.stderr, r.stdout)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(r.stderr, want) {
+					t.Errorf("%q does not say %q", r.stderr, want)
+				}
+			}
+		})
+	}
+}
+
+// TestCompareMismatch: other data than was spilled is a failed verification, and one
+// line. That it is found, the tests of package peer show.
+func TestCompareMismatch(t *testing.T) {
+	err := comparing(fmt.Errorf("a.arrow, batch 2: %w", &peer.MismatchError{Side: "arrow-ipc", What: "batch 3", Err: errors.New("it is missing")}))
+	if got := fail.Status(err); got != 1 {
+		t.Errorf("ends with %d", got)
+	}
+	if line := fail.Line(err); line != "a.arrow, batch 2: arrow-ipc gave back other data than it was given: batch 3: it is missing" {
+		t.Errorf("prints %q", line)
+	}
+}
+
+// TestCompareInterrupted: it ends with 130, and leaves neither a result nor a file.
+func TestCompareInterrupted(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.json")
+	for _, after := range []time.Duration{0, time.Millisecond, 100 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(t.Context(), after)
+		r := command(t, ctx, append(slices.Clone(briefly), "--rounds=1000", "--json", path)...)
+		cancel()
+		if r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("after %v: ended with %d: %q", after, r.status, r.stderr)
+		}
+		if _, err := os.Stat(path); !os.IsNotExist(err) {
+			t.Errorf("a result is there: %v", err)
+		}
+	}
+}
+
+// TestMedian: of an even number the lower one in the middle.
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		values []int
+		want   int
+	}{{[]int{7}, 7}, {[]int{9, 3}, 3}, {[]int{5, 1, 3}, 3}, {[]int{4, 2, 8, 6}, 4}} {
+		if got := median(c.values); got != c.want {
+			t.Errorf("of %v: %d, want %d", c.values, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,268 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
+	"github.com/spillway-db/spillway/convert"
+)
+
+// ArrowIPC is the name of the one peer that there is.
+const ArrowIPC = "arrow-ipc"
+
+// Config says what to compare. All fields but Batches and Progress are required.
+type Config struct {
+	// Open opens an engine with host and disk spaces. Run closes it.
+	Open    func(ctx context.Context) (*spillway.Engine, error)
+	Inputs  []job.Input // opened anew for each side of each round, and the same each time
+	Repeat  int         // how often each batch is put, above 0
+	Rounds  int         // above 0
+	Workers int         // goroutines that move our batches, above 0
+	Dir     string      // where the peer's files are
+	Memory  int64       // bytes by which the peer's heap may grow: what our host space has
+
+	Batches  int64 // how many there will be, for the progress; 0 if that is not known
+	Progress job.Progress
+}
+
+// Times is what one round took.
+type Times struct{ Write, Read time.Duration }
+
+// Result is what was measured; each slice has one element a round.
+type Result struct {
+	Rows, Batches int64
+	Bytes         int64 // of the Arrow buffers, the same for both sides
+
+	Ours      []Times         // to a disk volume that is empty
+	Rewritten []Times         // the same again, in the room that the first took
+	Put       []time.Duration // laying the batches out in host memory, before Ours
+	Peer      []Times         // synced, and read without the page cache
+	Warm      []Times         // not synced, and read from the page cache, as far as that holds the file
+
+	Verified int64 // batches compared with the source, of both sides
+	// CacheStays says that the page cache could not be dropped on this system, so
+	// that Peer was read from it, as far as it was there.
+	CacheStays bool
+}
+
+// MismatchError says that what was read back is not what was spilled.
+type MismatchError struct {
+	Side string // "spillway", or the peer's name
+	What string // which of the batches
+	Err  error
+}
+
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("%s gave back other data than it was given: %s: %v", e.Side, e.What, e.Err)
+}
+
+// Unwrap returns the difference.
+func (e *MismatchError) Unwrap() error { return e.Err }
+
+// ErrNoBatches says that there is nothing to compare.
+var ErrNoBatches = errors.New("the input holds no batches")
+
+// Run verifies both sides and then measures them. What they give back that is not
+// what they were given is a *MismatchError. It ends soon after ctx does.
+func Run(ctx context.Context, cfg Config) (Result, error) {
+	if cfg.Progress == nil {
+		cfg.Progress = silent{}
+	}
+	r := &runner{cfg: cfg}
+	if err := r.verify(ctx); err != nil {
+		return r.res, err
+	}
+	for i := range cfg.Rounds {
+		if err := r.round(ctx, i+1); err != nil {
+			return r.res, err
+		}
+	}
+	return r.res, nil
+}
+
+// runner is a Run under way.
+type runner struct {
+	cfg Config
+	res Result
+
+	// What touching all batches of a side must come to: what it came to when they were
+	// compared with the source.
+	oursDigest, peerDigest uint64
+}
+
+// silent is the Progress of nobody.
+type silent struct{}
+
+func (silent) Begin(string, int64) {}
+func (silent) Step()               {}
+
+// begin starts a phase in which all batches are gone through so many times.
+func (r *runner) begin(phase string, passes int64) {
+	steps := int64(-1)
+	if n := max(r.cfg.Batches, r.res.Batches); n > 0 {
+		steps = n * passes
+	}
+	r.cfg.Progress.Begin(phase, steps)
+}
+
+// verify spills everything once by each side and compares what is read back with the
+// source, value by value. It warms both up, too.
+func (r *runner) verify(ctx context.Context) error {
+	if err := r.count(ctx); err != nil {
+		return err
+	}
+	r.begin("verify ours", 2) // written and compared
+	err := r.withOurs(ctx, func(o *ours) error {
+		if _, _, err := o.write(ctx); err != nil {
+			return err
+		}
+		return r.compare(ctx, "spillway", o.open, &r.oursDigest)
+	})
+	if err != nil {
+		return err
+	}
+	r.begin("verify "+ArrowIPC, 2)
+	return r.withPeer(func(p *ipcFiles) error {
+		if _, err := p.write(ctx); err != nil {
+			return err
+		}
+		in, err := p.reader()
+		if err != nil {
+			return err
+		}
+		return errors.Join(r.compare(ctx, ArrowIPC, in.record, &r.peerDigest), in.close())
+	})
+}
+
+// count reads the input once for its sizes.
+func (r *runner) count(ctx context.Context) error {
+	r.begin("read", 1)
+	err := r.each(ctx, func(_ int, rec arrow.RecordBatch) error {
+		r.res.Rows += rec.NumRows()
+		r.res.Bytes += convert.LogicalBytes(rec)
+		r.res.Batches++
+		r.cfg.Progress.Step()
+		return nil
+	}, nil)
+	if err == nil && r.res.Batches == 0 {
+		return ErrNoBatches
+	}
+	return err
+}
+
+// compare reads the source again, and beside it what next gives back, in the
+// order in which it was spilled.
+func (r *runner) compare(ctx context.Context, side string, next func(context.Context) (arrow.RecordBatch, func() error, error), digest *uint64) error {
+	n := int64(0)
+	err := r.each(ctx, func(_ int, want arrow.RecordBatch) (err error) {
+		n++
+		what := fmt.Sprintf("batch %d", n)
+		got, done, err := next(ctx)
+		if err == io.EOF {
+			return &MismatchError{side, what, errors.New("it is missing")}
+		}
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, done()) }()
+		if err := convert.Equal(want, got); err != nil {
+			return &MismatchError{side, what, err}
+		}
+		*digest += touch(got)
+		r.res.Verified++
+		r.cfg.Progress.Step()
+		return nil
+	}, nil)
+	if err != nil {
+		return err
+	}
+	switch _, done, err := next(ctx); err {
+	case io.EOF:
+		return nil
+	case nil:
+		return errors.Join(&MismatchError{side, fmt.Sprintf("batch %d", n+1), errors.New("there was none")}, done())
+	default:
+		return err
+	}
+}
+
+// round measures both sides, ours first.
+func (r *runner) round(ctx context.Context, number int) error {
+	r.begin(fmt.Sprintf("round %d, ours", number), 4) // written and read, twice
+	err := r.withOurs(ctx, func(o *ours) error {
+		t, put, err := o.measure(ctx, r.oursDigest)
+		if err != nil {
+			return err
+		}
+		r.res.Ours, r.res.Put = append(r.res.Ours, t), append(r.res.Put, put)
+		t, _, err = o.measure(ctx, r.oursDigest)
+		r.res.Rewritten = append(r.res.Rewritten, t)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	r.begin(fmt.Sprintf("round %d, %s", number, ArrowIPC), 4) // written and read, twice
+	return r.withPeer(func(p *ipcFiles) error {
+		warm, err := p.warmUp(ctx, r.peerDigest)
+		if err != nil {
+			return err
+		}
+		t, written, err := p.measure(ctx, r.peerDigest)
+		r.res.Peer, r.res.Warm = append(r.res.Peer, t), append(r.res.Warm, Times{Write: written, Read: warm})
+		return err
+	})
+}
+
+// each calls f with every batch of every input, each as often as is to be put, and
+// ended, if there is one, behind each input. A batch is f's only while it runs.
+func (r *runner) each(ctx context.Context, f func(input int, rec arrow.RecordBatch) error, ended func(input int) error) error {
+	for i, in := range r.cfg.Inputs {
+		if err := r.eachOf(ctx, in, func(rec arrow.RecordBatch) error { return f(i, rec) }); err != nil {
+			return err
+		}
+		if ended == nil {
+			continue
+		}
+		if err := ended(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *runner) eachOf(ctx context.Context, in job.Input, f func(arrow.RecordBatch) error) (err error) {
+	src, err := in.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, src.Close()) }()
+	for number := 1; ; number++ {
+		rec, err := src.Next(ctx)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for range r.cfg.Repeat {
+			if err = context.Cause(ctx); err == nil {
+				err = f(rec)
+			}
+			if err != nil {
+				break
+			}
+		}
+		rec.Release()
+		if err != nil {
+			return fmt.Errorf("%s, batch %d: %w", in.Name, number, err)
+		}
+	}
+}
