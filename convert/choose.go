@@ -40,7 +40,7 @@ type chooser struct {
 	busy     atomic.Int64 // nanoseconds during which disks were at work
 	sampled  atomic.Int64 // nanoseconds that samples took
 	sampling atomic.Bool  // one at a time
-	samples  int          // frames that were tried; whoever is sampling has it
+	samples  atomic.Int64 // pieces that were tried; whoever is sampling counts
 }
 
 const (
@@ -179,7 +179,7 @@ func (c *chooser) due(g *gauges) bool {
 		return false
 	}
 	taken, allowed := c.sampled.Load(), c.busy.Load()/sampleShare
-	if taken > 0 {
+	if c.samples.Load() >= firstPieces {
 		return taken <= allowed
 	}
 	if read == 0 {
@@ -196,15 +196,8 @@ func (c *chooser) sample(k *coders, g *gauges, body int64, read func(off, n int6
 	defer c.sampling.Store(false)
 	begin := time.Now()
 	defer func() { c.sampled.Add(int64(time.Since(begin))) }()
-	n := laterPieces
-	if c.samples == 0 {
-		n = firstPieces
-	}
-	for range n {
-		c.samples++
-		at := math.Mod(float64(c.samples)*(math.Sqrt(5)-1)/2, 1) // evenly, however many there are
-		off := min(int64(at*float64(body)), body-samplePiece) / batch.SumChunk * batch.SumChunk
-		raw, err := read(off, samplePiece)
+	for range max(laterPieces, firstPieces-c.samples.Load()) {
+		raw, err := read(c.place(body), samplePiece)
 		if err != nil {
 			return err
 		}
@@ -213,6 +206,26 @@ func (c *chooser) sample(k *coders, g *gauges, body int64, read func(off, n int6
 		}
 	}
 	return nil
+}
+
+// place says where the next piece of a body is taken from: evenly from everywhere, however
+// many pieces there are.
+func (c *chooser) place(body int64) int64 {
+	at := math.Mod(float64(c.samples.Add(1))*(math.Sqrt(5)-1)/2, 1)
+	return min(int64(at*float64(body)), body-samplePiece) / batch.SumChunk * batch.SumChunk
+}
+
+// sampleRun is sample for a body that comes by once, of which there is one run: it takes one
+// piece of it.
+func (c *chooser) sampleRun(k *coders, g *gauges, raw []byte) error {
+	if len(raw) < samplePiece || !c.due(g) || !c.sampling.CompareAndSwap(false, true) {
+		return nil
+	}
+	defer c.sampling.Store(false)
+	begin := time.Now()
+	defer func() { c.sampled.Add(int64(time.Since(begin))) }()
+	at := c.place(int64(len(raw)))
+	return c.try(k, raw[at:at+samplePiece])
 }
 
 // try compresses a piece with each codec, and uncompresses it.
@@ -254,7 +267,7 @@ func (c *chooser) learn(k Codec, piece rates) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := &c.of[k]
-	weight := 1 / float64(min(c.samples, memoryPieces))
+	weight := 1 / float64(min(c.samples.Load(), memoryPieces))
 	r.ratio += weight * (piece.ratio - r.ratio)
 	r.encode += weight * (piece.encode - r.encode)
 	r.decode += weight * (piece.decode - r.decode)
@@ -304,18 +317,26 @@ func (b *Builtin) form(g *Registry, src batch.Payload, to *tier.Space) batch.Pay
 	case src.Type() == batch.HostPacked || src.Type() == batch.DiskPacked:
 		packed = true // it is shorter so, and nothing is left to do
 	case src.Type() == batch.DiskImage:
-	case b.Codec == CodecAuto:
-		// What is shorter than a frame is not worth a thought.
-		g := b.choose.disk(to.ID())
-		packed = from.Descriptor().Body >= batch.FrameSize &&
-			(g.write.perByte() == 0 || b.choose.due(g) || b.choose.best(g, half()) != CodecNone)
 	default:
-		packed = b.Codec != CodecNone && from.Descriptor().Body > 0
+		packed = b.packs(from.Descriptor().Body, to)
 	}
 	if _, err := g.lookup(src.Type(), batch.DiskPacked); !packed || err != nil {
 		return plain
 	}
 	return batch.DiskPacked
+}
+
+// packs says whether a body is compressed when it comes to a space, or at least looked at.
+func (b *Builtin) packs(body int64, to *tier.Space) bool {
+	switch {
+	case to.Kind() != tier.Disk || body == 0 || b.Codec == CodecNone:
+		return false
+	case b.Codec != CodecAuto:
+		return true
+	}
+	g := b.choose.disk(to.ID())
+	return body >= batch.FrameSize && // what is shorter is not worth a thought
+		(g.write.perByte() == 0 || b.choose.due(g) || b.choose.best(g, half()) != CodecNone)
 }
 
 // metered returns the memory of a disk's space so that what is done with it is timed, if

@@ -154,22 +154,22 @@ func TestSamplesAreFew(t *testing.T) {
 		}
 	}
 	sample()
-	if c.samples != firstPieces || !c.of[CodecS2].known || !c.of[CodecZstd].known || c.of[CodecZstd].ratio > 0.1 {
-		t.Errorf("%d pieces, %+v", c.samples, c.of)
+	if c.samples.Load() != firstPieces || !c.of[CodecS2].known || !c.of[CodecZstd].known || c.of[CodecZstd].ratio > 0.1 {
+		t.Errorf("%d pieces, %+v", c.samples.Load(), c.of)
 	}
 	sample()
-	if c.samples != firstPieces || c.due(slow) {
+	if c.samples.Load() != firstPieces || c.due(slow) {
 		t.Error("there was a sample for no time of the disk's")
 	}
 	c.busy.Store(sampleShare * (c.sampled.Load() + 1))
 	c.sampling.Store(true)
 	sample()
 	c.sampling.Store(false)
-	if c.samples != firstPieces {
+	if c.samples.Load() != firstPieces {
 		t.Error("there were two at a time")
 	}
 	sample()
-	if c.samples != firstPieces+laterPieces {
-		t.Errorf("%d pieces", c.samples)
+	if c.samples.Load() != firstPieces+laterPieces {
+		t.Errorf("%d pieces", c.samples.Load())
 	}
 }

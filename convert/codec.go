@@ -9,6 +9,8 @@ import (
 
 	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/spillway-db/spillway/internal/bitpack"
 )
 
 // Codec says how what is written to disk is compressed. The zero value is CodecAuto.
@@ -19,12 +21,13 @@ type Codec uint8
 const (
 	CodecAuto Codec = iota // whichever moves most, as measured; see chooser
 	CodecNone
-	CodecS2   // github.com/klauspost/compress/s2, a faster Snappy
-	CodecZstd // Zstandard, at its fastest
+	CodecS2      // github.com/klauspost/compress/s2, a faster Snappy
+	CodecZstd    // Zstandard, at its fastest
+	CodecBitpack // numbers in as few bits as they need; see internal/bitpack
 	codecs
 )
 
-var codecNames = [codecs]string{"auto", "none", "s2", "zstd"}
+var codecNames = [codecs]string{"auto", "none", "s2", "zstd", "bitpack"}
 
 func (c Codec) String() string {
 	if c < codecs {
@@ -90,6 +93,8 @@ func (k *coders) encode(c Codec, dst, src []byte) (out []byte, err error) {
 			return nil, err
 		}
 		out = dst[:at+copy(dst[at:cap(dst)], e.EncodeAll(src, dst)[at:])] // where it is, if the room was enough
+	case CodecBitpack:
+		out = bitpack.Encode(dst, src)
 	default:
 		return append(dst, src...), nil
 	}
@@ -122,6 +127,8 @@ func (k *coders) decode(c Codec, dst, src []byte) error {
 			return e
 		}
 		out, err = d.DecodeAll(src, dst[:0:len(dst)])
+	case CodecBitpack:
+		return bitpack.Decode(dst, src)
 	default:
 		return errLength
 	}

@@ -49,7 +49,7 @@ func benchCodec(b *testing.B, rec arrow.RecordBatch, throttle int64) {
 	}
 	size := l.Size() * batches
 	l.Close()
-	names := [...]Codec{CodecNone, CodecS2, CodecZstd, CodecAuto}
+	names := [...]Codec{CodecNone, CodecS2, CodecZstd, CodecBitpack, CodecAuto}
 	var took [len(names)][]float64
 	var machines [len(names)]*machine
 	var stored [len(names)][]*batch.Batch

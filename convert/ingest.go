@@ -55,24 +55,20 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	}
 	var space *tier.Space
 	var buf *tier.Buffer
+	var runs []batch.Run
+	packed := false
 	var shared []batch.Shared
 	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
 		return m.pinned(r, l.Size(), dicts, func() (err error) {
 			space = r.Space()
+			if packed = m.cfg.Builtin.packs(l.Size(), space); packed {
+				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
+				return err
+			}
 			if buf, err = r.AllocCuts(l.Size(), l.Cuts()); err != nil {
 				return err
 			}
-			largest := int64(0)
-			for _, d := range dicts {
-				largest = max(largest, d.body)
-			}
-			// With the permit in hand before others are made to wait for a copy: the
-			// monitor, which has one always, may be among them.
-			err = m.cfg.Builtin.permitted(ctx, space, nil, largest, func(ctx context.Context) (err error) {
-				shared, err = m.layDictionaries(ctx, l, dicts, r)
-				return err
-			})
-			if err != nil {
+			if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
 				return errors.Join(err, buf.Release())
 			}
 			return nil
@@ -88,9 +84,42 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	}
 	desc, err := l.Descriptor()
 	if err != nil {
+		for i := range runs {
+			err = errors.Join(err, runs[i].Buffer.Release())
+		}
 		return nil, errors.Join(err, releaseAll(shared), buf.Release())
 	}
+	if packed {
+		return batch.NewPacked(desc, runs, space, shared...), nil
+	}
 	return batch.NewImage(desc, buf, space, shared...), nil
+}
+
+// ingestDictionaries lays dictionaries out, with one permit for all of them.
+func (m *Mover) ingestDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
+	largest := int64(0)
+	for _, d := range dicts {
+		largest = max(largest, d.body)
+	}
+	// With the permit in hand before others are made to wait for a copy: the
+	// monitor, which has one always, may be among them.
+	err = m.cfg.Builtin.permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
+		shared, err = m.layDictionaries(ctx, l, dicts, r)
+		return err
+	})
+	return shared, err
+}
+
+// ingestPacked lays a record out on disk and compresses it on the way. The reservation is
+// needed to the end, because how much is left shows only then.
+func (m *Mover) ingestPacked(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, runs []batch.Run, err error) {
+	if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
+		return nil, nil, err
+	}
+	if runs, err = m.cfg.Builtin.layRuns(ctx, l, r); err != nil {
+		return nil, nil, errors.Join(err, releaseAll(shared))
+	}
+	return shared, runs, nil
 }
 
 // layDictionaries returns the dictionaries of l in the space of r, and lays those

@@ -40,6 +40,7 @@ type lane struct {
 	pool  pieces
 	chunk []byte  // pinned; nil until it is needed
 	block *[]byte // from b.blocks; nil until it is needed
+	whole *[]byte // as well
 }
 
 // blockSize is how long a lane's block is: a run, compressed or not, and a frame, each on
@@ -82,6 +83,9 @@ func (l *lane) close() {
 	if l.block != nil {
 		l.b.blocks.Put(l.block)
 	}
+	if l.whole != nil {
+		l.b.blocks.Put(l.whole)
+	}
 }
 
 // pinned returns the lane's chunk.
@@ -96,16 +100,29 @@ func (l *lane) pinned(ctx context.Context) (_ []byte, err error) {
 // a frame.
 func (l *lane) memory() (run, frame []byte) {
 	if l.block == nil {
-		l.block, _ = l.b.blocks.Get().(*[]byte)
-	}
-	if l.block == nil {
-		p := make([]byte, blockSize+tier.Page)
-		p = p[-addressOf(p)%tier.Page:][:blockSize]
-		l.block = &p
+		l.block = l.b.newBlock()
 	}
 	p := *l.block
 	at := blockSize - batch.FrameSize
 	return p[:at:at], p[at:]
+}
+
+// run returns memory for a run beside the other, which begins on a page too.
+func (l *lane) run() []byte {
+	if l.whole == nil {
+		l.whole = l.b.newBlock()
+	}
+	return (*l.whole)[:batch.RunSize]
+}
+
+// newBlock returns a block that lies idle, or a new one.
+func (b *Builtin) newBlock() *[]byte {
+	if p, ok := b.blocks.Get().(*[]byte); ok {
+		return p
+	}
+	p := make([]byte, blockSize+tier.Page)
+	p = p[-addressOf(p)%tier.Page:][:blockSize]
+	return &p
 }
 
 // frames is where a body is read from to pack it. read returns n bytes at off, at most a frame,
@@ -314,6 +331,62 @@ func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, no
 		}
 	}
 	return lanes(first, len(runs)-first)
+}
+
+// layRuns lays a body out as the runs of a packed image. The layout is made in order, by one lane at a
+// time; while one lays out others compress and write.
+func (b *Builtin) layRuns(ctx context.Context, l *Layout, r reservation.Reservation) (runs []batch.Run, err error) {
+	body := l.Size()
+	runs = make([]batch.Run, (body+batch.RunSize-1)/batch.RunSize)
+	defer func() {
+		if err != nil {
+			for i := range runs {
+				err = errors.Join(err, runs[i].Buffer.Release())
+			}
+		}
+	}()
+	t := b.choose.begin(b.Codec, r.Space())
+	turns := make([]chan struct{}, len(runs)+1) // closed when all before is laid out
+	for i := range turns {
+		turns[i] = make(chan struct{})
+	}
+	close(turns[0])
+	l.rewind()
+	lanes := func(ctx context.Context, at, n int) error {
+		return b.inLanes(ctx, r.Space().Node(), n, func(ctx context.Context, w *lane, i int) error {
+			i += at
+			select {
+			case <-turns[i]:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			begin := int64(i) * batch.RunSize
+			raw := w.run()[:min(batch.RunSize, body-begin)]
+			if n, err := l.Next(raw); err != nil || n != len(raw) {
+				return errors.Join(err, fmt.Errorf("convert: a layout gave %d of %d bytes", n, len(raw)))
+			}
+			close(turns[i+1])
+			if t.fixed == CodecAuto {
+				if err := b.choose.sampleRun(&b.coders, t.g, raw); err != nil {
+					return err
+				}
+			}
+			there := func(off, n int64) []byte { return raw[off-begin:][:n:n] }
+			from := frames{there: there, read: func(_ context.Context, _ *lane, off, n int64) ([]byte, error) { return there(off, n), nil }}
+			return b.packRun(ctx, w, &runs[i], t.codec(), body, begin, from, r)
+		})
+	}
+	err = b.permitted(ctx, r.Space(), nil, body, func(ctx context.Context) error {
+		first := 0
+		if t.blind() {
+			first = 1
+			if err := lanes(ctx, 0, 1); err != nil {
+				return err
+			}
+		}
+		return lanes(ctx, first, len(runs)-first)
+	})
+	return runs, err
 }
 
 // packRun compresses and stores one run.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -46,7 +47,7 @@ func (m *machine) form(t *testing.T, b *batch.Batch) batch.PayloadType {
 
 // TestAllForms: a batch takes every form after every other, and is whole in each.
 func TestAllForms(t *testing.T) {
-	for _, codec := range []Codec{CodecNone, CodecS2, CodecZstd} {
+	for _, codec := range []Codec{CodecNone, CodecS2, CodecZstd, CodecBitpack} {
 		for name, rec := range map[string]arrow.RecordBatch{
 			"several runs": arrowgen.Flights(1, 60_000),
 			"dictionary":   coded(1, 100_000),
@@ -95,14 +96,9 @@ func random(rows int) arrow.RecordBatch {
 
 // TestPackedEveryType: what is compressed comes back exactly, whatever its type.
 func TestPackedEveryType(t *testing.T) {
-	var types []arrow.DataType
-	for _, flat := range arrowgen.Flat() {
-		types = append(types, flat)
-	}
-	types = append(types, arrowgen.Nested(arrow.BinaryTypes.String)...)
-	for _, dt := range types {
+	for _, dt := range slices.Concat(arrowgen.Flat(), arrowgen.Nested(arrow.BinaryTypes.String)) {
 		t.Run(dt.String(), func(t *testing.T) {
-			m := newMachine(t, machineConfig{codec: CodecZstd})
+			m := newMachine(t, machineConfig{codec: CodecBitpack})
 			rec := arrowgen.New(7).Record(arrowgen.Schema(dt), 3000)
 			b := m.put(t, rec, tier.GPU)
 			for _, k := range []tier.Kind{tier.Disk, tier.Host, tier.Disk, tier.GPU} {
@@ -119,7 +115,7 @@ func TestCodecDecidesTheForm(t *testing.T) {
 	for _, c := range []struct {
 		codec Codec
 		want  batch.PayloadType
-	}{{CodecNone, batch.DiskImage}, {CodecS2, batch.DiskPacked}, {CodecZstd, batch.DiskPacked}} {
+	}{{CodecNone, batch.DiskImage}, {CodecS2, batch.DiskPacked}, {CodecZstd, batch.DiskPacked}, {CodecBitpack, batch.DiskPacked}} {
 		m := newMachine(t, machineConfig{codec: c.codec})
 		b := m.put(t, arrowgen.Flights(1, 20_000), tier.Host)
 		raw := b.Info().Bytes
@@ -148,7 +144,7 @@ func TestCodecDecidesTheForm(t *testing.T) {
 
 // TestRandomIsStoredAsItIs: what cannot be compressed takes no more room than it is long.
 func TestRandomIsStoredAsItIs(t *testing.T) {
-	for _, codec := range []Codec{CodecS2, CodecZstd} {
+	for _, codec := range []Codec{CodecS2, CodecZstd, CodecBitpack} {
 		m := newMachine(t, machineConfig{codec: codec})
 		b := m.put(t, random(200_000), tier.Host)
 		raw := b.Info().Bytes
@@ -163,7 +159,7 @@ func TestRandomIsStoredAsItIs(t *testing.T) {
 // TestEveryReadFlipped: each read of a packed batch gives one wrong bit once, and it is
 // found, with its place.
 func TestEveryReadFlipped(t *testing.T) {
-	for _, codec := range []Codec{CodecNone, CodecS2, CodecZstd} {
+	for _, codec := range []Codec{CodecNone, CodecS2, CodecZstd, CodecBitpack} {
 		for _, k := range []tier.Kind{tier.Host, tier.GPU} {
 			m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: codec})
 			b := m.put(t, arrowgen.Flights(1, 100_000), k)
@@ -300,7 +296,7 @@ func TestCoders(t *testing.T) {
 	for i := range noise {
 		noise[i] = byte(rng.Uint32())
 	}
-	for _, c := range []Codec{CodecNone, CodecS2, CodecZstd} {
+	for _, c := range []Codec{CodecNone, CodecS2, CodecZstd, CodecBitpack} {
 		for name, src := range map[string][]byte{
 			"nothing": {}, "a byte": {1}, "zeros": make([]byte, batch.FrameSize), "noise": noise,
 			"text": bytes.Repeat([]byte("spillway "), 5000), "half noise": slices.Concat(noise[:9000], make([]byte, 9000)),
@@ -337,7 +333,7 @@ func TestCoders(t *testing.T) {
 // FuzzDecode: what is no codec's is an error, and no panic.
 func FuzzDecode(f *testing.F) {
 	var k coders
-	for _, c := range []Codec{CodecS2, CodecZstd} {
+	for _, c := range []Codec{CodecS2, CodecZstd, CodecBitpack} {
 		out, err := k.encode(c, make([]byte, 0, 1<<16), bytes.Repeat([]byte("spillway "), 500))
 		if err != nil {
 			f.Fatal(err)
@@ -365,4 +361,74 @@ func TestParseCodec(t *testing.T) {
 	if codecs.Validate() == nil {
 		t.Error("a number is a codec")
 	}
+}
+
+// TestIngestPacked: what is put on disk at once is compressed there, too.
+func TestIngestPacked(t *testing.T) {
+	for _, codec := range []Codec{CodecS2, CodecZstd, CodecBitpack} {
+		for name, rec := range map[string]arrow.RecordBatch{
+			"several runs": arrowgen.Flights(1, 100_000), "dictionary": coded(1, 100_000), "a few": arrowgen.Flights(1, 10),
+		} {
+			m := newMachine(t, machineConfig{codec: codec, gpu: 8 << 20, host: 16 << 20})
+			b := m.put(t, rec, tier.Disk)
+			if got := m.form(t, b); got != batch.DiskPacked {
+				t.Errorf("%s, %s: a %s", codec, name, got)
+			}
+			m.whole(t, b, tier.Disk)
+			m.move(t, b, tier.GPU)
+			m.whole(t, b, tier.GPU)
+		}
+	}
+}
+
+// TestEveryWriteOfAnIngestFailsOnce: nothing is left of a record that could not be put on
+// disk, and it can be put again.
+func TestEveryWriteOfAnIngestFailsOnce(t *testing.T) {
+	for _, rec := range []arrow.RecordBatch{arrowgen.Flights(1, 100_000), coded(1, 400_000)} {
+		m := newMachine(t, machineConfig{codec: CodecS2, gpu: 8 << 20, host: 16 << 20})
+		for n := 0; ; n++ {
+			hits := m.files.Hits()
+			ctx, cancel := context.WithCancel(t.Context())
+			effect := faultfs.Fail(syscall.EIO)
+			if n%2 == 1 {
+				effect = faultfs.Do(func(faultfs.Op, string) { cancel() })
+			}
+			remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: n / 2, Times: 1, Effect: effect})
+			p, err := m.mover.Ingest(ctx, rec, reservation.AnyInTier(tier.Disk))
+			hit := m.files.Hits() != hits
+			remove()
+			cancel()
+			if err == nil {
+				if hit && n%2 == 0 {
+					t.Errorf("write %d failed and nobody noticed", n/2)
+				}
+				m.whole(t, m.adopt(t, rec, p), tier.Disk)
+				break
+			}
+			if !hit || !errors.Is(err, syscall.EIO) && !errors.Is(err, context.Canceled) {
+				t.Fatalf("write %d: %v", n/2, err)
+			}
+			m.settle()
+			for k, s := range m.spaces {
+				want := int64(0)
+				if k == tier.Host {
+					want = m.base
+				}
+				if u := s.Usage(); u.Live != want || u.Reserved != 0 {
+					t.Fatalf("write %d: %s holds %+v", n/2, k, u)
+				}
+			}
+		}
+	}
+}
+
+// TestAutoIngest: on a slow disk all but the first run is compressed also when a record is put there at once.
+func TestAutoIngest(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 24 << 20, disk: 24 << 20, auto: true,
+		rules: []faultfs.Rule{{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(20 << 20)}}})
+	b := m.put(t, arrowgen.Flights(1, 90_000), tier.Disk)
+	if n, raw := b.Info().Bytes, b.Descriptor().Body; n > raw*3/4 {
+		t.Errorf("%d bytes of %d", n, raw)
+	}
+	m.whole(t, b, tier.Disk)
 }

@@ -79,7 +79,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory string) {
 	f.Float64Var(&e.trigger, "trigger", def.Trigger, "share of GPU and host memory at which batches start to move down")
 	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop")
 	f.StringVar(&e.policy, "policy", monitor.Names()[0], "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
-	f.StringVar(&e.codec, "codec", convert.CodecAuto.String(), "how what goes to disk is compressed: none, s2, zstd, or auto for whichever is fastest here")
+	f.StringVar(&e.codec, "codec", convert.CodecAuto.String(), "how what goes to disk is compressed: none, s2, zstd, bitpack, or auto for whichever is fastest here")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
 	f.Var(&e.throttle, "disk-throttle", "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
 	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")
