@@ -15,20 +15,23 @@ import (
 // chooser decides what CodecAuto compresses with. What it knows:
 //
 //   - of each disk how many bytes a second it writes and reads while it is asked to
-//     (meter), from all transfers;
+//     (gauge), from what is moved as it is;
 //   - of each codec how much shorter it makes what is written these days, and how many
 //     bytes a second one processor compresses and uncompresses: from samples of what is
 //     written, on which all of them are tried, and which may take a hundredth of the time
-//     that the disks are at work (sampleShare). What is compressed in earnest tells nothing
-//     of the other codecs, and one column is not like the next: it cannot be compared with.
+//     that the disks are at work (sampleShare).
 //
 // From that follows what a byte costs to the disk and back: the disk's time, for as many bytes
-// as are left of it, and the processors', of which half are counted on. The two are added,
-// although they work at the same time: the program has work for the processors, too. The
-// least cost wins, and not compressing wins if it is not worse by more than slack.
+// as are left of it, and the processors', of which half are counted on. If compressing promises to
+// cost less, by slack, it is tried (trial). What comes of it is measured as well, and if that is
+// not less than what moving bytes as they are cost shortly before, it is over, and is tried again only after
+// twice as many bytes: a program that keeps all processors busy makes a disk look slow,
+// because whoever waits for it waits for a processor next, and compressing takes them
+// from it. Where it is kept to, some bytes are moved as they are now and then, to see
+// what that costs by now.
 //
 // Batches are written as they are, without any of this on the way, until compressing
-// promises to be better or a sample is due. Within a batch the choice is made for each run, so
+// is tried or a sample is due. Within a batch the choice is made for each run, so
 // that the first batch already profits from what its first run showed.
 //
 // The zero value knows nothing. It is safe for concurrent use.
@@ -45,16 +48,20 @@ type chooser struct {
 
 const (
 	sampleShare = 100 // samples may take 1/100 of the disks' time
-	slack       = 0.97
+	lookShare   = 100 // and so much may it take to move bytes as they are where compressing is better
+	slack       = 0.9
 	// enoughToTell is after how many bytes a disk's rate is believed: of one run.
 	enoughToTell = batch.RunSize
 	// meterWindow is how many bytes a window of a meter has: as many as are under way at a
 	// time.
 	meterWindow = 8 << 20
+	// handling is how many seconds a byte takes to be copied and summed once more, there and
+	// back, than one that is moved as it is.
+	handling = 0.2e-9
 	// A sample is of so many pieces, from all over a body, and what is known is the mean of
 	// the last memoryPieces, as it were.
 	samplePiece  = batch.SumChunk
-	firstPieces  = 16
+	firstPieces  = 8
 	laterPieces  = 4
 	memoryPieces = 64
 	// firstSample is about how long the first sample takes, and quickCoding how many seconds
@@ -70,20 +77,36 @@ type rates struct {
 	known                 bool
 }
 
-// gauges are a disk's meters.
-type gauges struct{ write, read meter }
+// gauges are what is known of a disk: what a byte costs to be written and read, with
+// each codec, and what is tried now.
+type gauges struct {
+	write, read [codecs]meter
 
-// meter measures a rate while something is at work: window by window, of which the best of the
-// last counts. A program that keeps all processors busy makes a disk look slow, because whoever waits for
-// it waits for a processor next; but not all the time. Were that taken for the disk,
-// compressing would look better the more it is in the way.
+	mu    sync.Mutex
+	trial trial
+}
+
+// trial is what a disk's bytes are compressed with at present.
+type trial struct {
+	codec    Codec // CodecAuto, the zero value: nothing was tried yet
+	moved    int64 // bytes since that was decided
+	patience int64 // bytes as they are before something is tried
+	next     int64 // what patience becomes if that fails
+}
+
+const (
+	leastPatience = 32 << 20
+	mostPatience  = 1 << 30
+)
+
+// meter measures a rate while something is at work, as the mean of the last windows.
 type meter struct {
 	mu      sync.Mutex
 	active  int
 	last    time.Time
 	time    time.Duration // of the window that is not full yet
 	bytes   int64
-	windows [16]float64 // seconds a byte; 0: none yet
+	windows [4]float64 // seconds a byte; 0: none yet
 	next    int
 }
 
@@ -114,18 +137,34 @@ func (m *meter) end(now time.Time, bytes int) (took time.Duration) {
 }
 
 // perByte returns seconds a byte; 0 if that is not known.
-func (m *meter) perByte() (best float64) {
+func (m *meter) perByte() float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	sum, n := 0.0, 0.0
 	for _, w := range m.windows {
-		if w > 0 && (best == 0 || w < best) {
-			best = w
+		if w > 0 {
+			sum, n = sum+w, n+1
 		}
 	}
-	if best == 0 && m.bytes >= enoughToTell {
-		best = m.time.Seconds() / float64(m.bytes)
+	if n == 0 && m.bytes >= enoughToTell {
+		return m.time.Seconds() / float64(m.bytes)
 	}
-	return best
+	return sum / max(n, 1)
+}
+
+// forget forgets all but what is under way.
+func (m *meter) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.time, m.bytes = 0, 0
+	clear(m.windows[:])
+}
+
+// full says whether it has measured a whole window.
+func (m *meter) full() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.windows[0] > 0
 }
 
 // disk returns the gauges of a space.
@@ -146,16 +185,18 @@ func (c *chooser) disk(id tier.ID) *gauges {
 // half says how many processors are counted on.
 func half() int { return max(1, runtime.GOMAXPROCS(0)/2) }
 
-// best returns the codec for what is written to a disk now.
-func (c *chooser) best(g *gauges, processors int) Codec {
-	write, read := g.write.perByte(), g.read.perByte()
-	if write == 0 {
-		return CodecNone
-	}
+// plain returns what a byte costs as it is, to the disk and back; 0 if that is not known.
+func (g *gauges) plain() (write, read float64) {
+	write, read = g.write[CodecNone].perByte(), g.read[CodecNone].perByte()
 	if read == 0 {
 		read = write
 	}
-	choice, least := CodecNone, slack*(write+read)
+	return write, read
+}
+
+// promises returns the codec that promises most for a disk, and what a byte costs with it.
+func (c *chooser) promises(write, read float64, processors int) (Codec, float64) {
+	choice, least := CodecNone, write+read
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for k := CodecS2; k < codecs; k++ {
@@ -163,27 +204,70 @@ func (c *chooser) best(g *gauges, processors int) Codec {
 		if !r.known {
 			continue
 		}
-		cost := r.ratio*(write+read) + (r.encode+r.decode)/float64(processors)
-		if cost < least {
+		if cost := r.ratio*(write+read) + r.work(processors); cost < least {
 			choice, least = k, cost
 		}
 	}
-	return choice
+	return choice, least
+}
+
+// best returns the codec for the next bytes that are written to a disk.
+func (c *chooser) best(g *gauges, bytes int64, processors int) Codec {
+	write, read := g.plain()
+	if write == 0 {
+		return CodecNone
+	}
+	promised, cost := c.promises(write, read, processors)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	t := &g.trial
+	t.moved += bytes
+	switch {
+	case t.codec == CodecAuto || t.codec == CodecNone:
+		t.codec = CodecNone
+		if cost < slack*(write+read) && t.moved >= t.patience {
+			*t = trial{codec: promised, next: max(t.next, leastPatience)}
+			g.write[promised].forget()
+		}
+	case g.write[t.codec].full():
+		came := c.outcome(g, t.codec, read, processors)
+		if came >= slack*(write+read) {
+			*t = trial{codec: CodecNone, patience: t.next, next: min(2*t.next, mostPatience)}
+		} else if float64(t.moved)*came >= lookShare*meterWindow*(write+read-came) { // it is better; to see if it still is
+			*t = trial{codec: CodecNone, patience: meterWindow, next: leastPatience}
+		}
+	}
+	return t.codec
+}
+
+// outcome returns what a byte came to with a codec, to the disk and, as far as that is known,
+// back; and what it took of the processors, which the program did not have meanwhile.
+func (c *chooser) outcome(g *gauges, k Codec, read float64, processors int) float64 {
+	c.mu.Lock()
+	r := c.of[k]
+	c.mu.Unlock()
+	back := g.read[k].perByte()
+	if back == 0 {
+		back = r.ratio * read
+	}
+	return g.write[k].perByte() + back + r.work(processors)
+}
+
+// work returns what a byte takes of the processors, there and back.
+func (r *rates) work(processors int) float64 {
+	return (r.encode + r.decode + handling) / float64(processors)
 }
 
 // due says whether a sample may be taken: at once where a disk is so slow that compressing
 // may well be better; on another only when it is nothing beside what was moved.
 func (c *chooser) due(g *gauges) bool {
-	write, read := g.write.perByte(), g.read.perByte()
+	write, read := g.plain()
 	if c.sampling.Load() || write == 0 {
 		return false
 	}
 	taken, allowed := c.sampled.Load(), c.busy.Load()/sampleShare
 	if c.samples.Load() >= firstPieces {
 		return taken <= allowed
-	}
-	if read == 0 {
-		read = write
 	}
 	return write+read > quickCoding/float64(half()) || int64(firstSample) <= allowed
 }
@@ -294,7 +378,11 @@ func (c *chooser) begin(configured Codec, space *tier.Space) *turn {
 
 // blind says that nothing is known to choose by.
 func (t *turn) blind() bool {
-	return t.fixed == CodecAuto && t.g.write.perByte() == 0
+	if t.fixed != CodecAuto {
+		return false
+	}
+	write, _ := t.g.plain()
+	return write == 0
 }
 
 // codec is asked for each run.
@@ -302,7 +390,7 @@ func (t *turn) codec() Codec {
 	if t.fixed != CodecAuto {
 		return t.fixed
 	}
-	return t.c.best(t.g, half())
+	return t.c.best(t.g, batch.RunSize, half())
 }
 
 // form returns what a payload becomes in a space.
@@ -335,8 +423,11 @@ func (b *Builtin) packs(body int64, to *tier.Space) bool {
 		return true
 	}
 	g := b.choose.disk(to.ID())
-	return body >= batch.FrameSize && // what is shorter is not worth a thought
-		(g.write.perByte() == 0 || b.choose.due(g) || b.choose.best(g, half()) != CodecNone)
+	if body < batch.FrameSize { // not worth a thought
+		return false
+	}
+	write, _ := g.plain()
+	return write == 0 || b.choose.due(g) || b.choose.best(g, body, half()) != CodecNone
 }
 
 // metered returns the memory of a disk's space so that what is done with it is timed, if
@@ -355,15 +446,33 @@ type timedFile struct {
 }
 
 func (f timedFile) WriteAt(ctx context.Context, p []byte, off int64) error {
-	f.g.write.begin(time.Now())
+	m := &f.g.write[CodecNone]
+	m.begin(time.Now())
 	err := f.FileMemory.WriteAt(ctx, p, off)
-	f.c.busy.Add(int64(f.g.write.end(time.Now(), len(p))))
+	f.c.busy.Add(int64(m.end(time.Now(), len(p))))
 	return err
 }
 
 func (f timedFile) ReadAt(ctx context.Context, p []byte, off int64) error {
-	f.g.read.begin(time.Now())
+	m := &f.g.read[CodecNone]
+	m.begin(time.Now())
 	err := f.FileMemory.ReadAt(ctx, p, off)
-	f.c.busy.Add(int64(f.g.read.end(time.Now(), len(p))))
+	f.c.busy.Add(int64(m.end(time.Now(), len(p))))
+	return err
+}
+
+// timed runs f, which moves so many bytes of a body from or to a disk with a codec.
+func (b *Builtin) timed(space *tier.Space, k Codec, writes bool, bytes int64, f func() error) error {
+	if b.Codec != CodecAuto || space.Kind() != tier.Disk || k >= codecs {
+		return f()
+	}
+	g := b.choose.disk(space.ID())
+	m := &g.read[k]
+	if writes {
+		m = &g.write[k]
+	}
+	m.begin(time.Now())
+	err := f()
+	b.choose.busy.Add(int64(m.end(time.Now(), int(bytes))))
 	return err
 }

@@ -26,9 +26,9 @@ func known(s2, zstd rates) *chooser {
 // written makes a gauge that has measured so many MiB a second.
 func written(write, read float64) *gauges {
 	g := new(gauges)
-	set := func(m *meter, rate float64) {
+	set := func(m *[codecs]meter, rate float64) {
 		if rate > 0 {
-			m.windows[0] = perMiB / rate
+			m[CodecNone].windows[0] = perMiB / rate
 		}
 	}
 	set(&g.write, write)
@@ -36,8 +36,8 @@ func written(write, read float64) *gauges {
 	return g
 }
 
-// TestBest: what is chosen follows from what was measured. One processor is counted on.
-func TestBest(t *testing.T) {
+// TestPromises: what promises most follows from what was measured. One processor is counted on.
+func TestPromises(t *testing.T) {
 	text := known(rates{ratio: 0.6, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
 	noise := known(rates{ratio: 1, encode: 3000, decode: 9000}, rates{ratio: 1, encode: 3000, decode: 9000})
 	for _, c := range []struct {
@@ -52,12 +52,16 @@ func TestBest(t *testing.T) {
 		{"a slow disk", text, 50, 50, CodecZstd},
 		{"one not as slow", text, 200, 200, CodecZstd},
 		{"only writing is slow", text, 50, 3000, CodecZstd},
-		{"S2 is quicker where the other saves less than it costs", text, 250, 250, CodecS2},
+		{"S2 is quicker where the other saves less than it costs", text, 300, 300, CodecS2},
 		{"neither saves what it costs", text, 900, 900, CodecNone},
 		{"reading is not known yet", text, 50, 0, CodecZstd},
 		{"noise on a slow disk", noise, 50, 50, CodecNone},
 	} {
-		if got := c.c.best(written(c.write, c.read), 1); got != c.want {
+		got := CodecNone
+		if write, read := written(c.write, c.read).plain(); write > 0 {
+			got, _ = c.c.promises(write, read, 1)
+		}
+		if got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 	}
@@ -94,13 +98,61 @@ func TestMeter(t *testing.T) {
 		near(100)
 		work(7, 10*time.Millisecond)
 		near(100)
-		work(4, 40*time.Millisecond) // somebody is in the way for a while
-		near(100)
-		work(4, 5*time.Millisecond)
-		near(200)
-		work(40, 40*time.Millisecond) // the disk has become slow
+		work(40, 40*time.Millisecond)
 		near(25)
+		if !m.full() {
+			t.Error("it has measured nothing")
+		}
+		m.forget()
+		if m.full() || m.perByte() != 0 {
+			t.Error("it has not forgotten")
+		}
 	})
+}
+
+// TestTrial: a codec that promises more is tried, and kept to only if it keeps what it
+// promised; if not, it is tried again after more bytes each time.
+func TestTrial(t *testing.T) {
+	c := known(rates{ratio: 1, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
+	move := func(g *gauges, came float64, bytes int64) (compressed int64) {
+		for ; bytes > 0; bytes -= 1 << 20 {
+			if k := c.best(g, 1<<20, 1); k != CodecNone {
+				compressed += 1 << 20
+				m := &g.write[k]
+				if m.bytes += 1 << 20; m.bytes >= meterWindow {
+					m.windows[0], m.bytes = perMiB/came, 0
+				}
+				g.read[k].windows[0] = perMiB / came
+			}
+		}
+		return compressed
+	}
+	if n := move(new(gauges), 1, 1<<30); n != 0 {
+		t.Errorf("%d bytes were compressed for a disk that is not known", n)
+	}
+	if n := move(written(4000, 3000), 1, 1<<30); n != 0 {
+		t.Errorf("%d bytes were compressed for a fast disk", n)
+	}
+	// It looks like 200 MiB/s, and to compress for it comes to no more.
+	g := written(200, 200)
+	if n := move(g, 190, 1<<30); n < meterWindow || n > 6*(meterWindow+2<<20) {
+		t.Errorf("%d bytes of 1 GiB were compressed, though it was worse", n)
+	}
+	if n := move(g, 190, 4<<30); n > 5*(meterWindow+2<<20) {
+		t.Errorf("%d bytes of the next 4 GiB were compressed, though it was worse", n)
+	}
+	// It keeps what it promised; some bytes are moved as they are, to see what that costs.
+	g = written(50, 50)
+	if n := move(g, 110, 8<<30); n < 8<<30*98/100 || n == 8<<30 {
+		t.Errorf("%d bytes of 8 GiB were compressed, though it was better", n)
+	}
+	// The disk becomes fast.
+	for i := range g.write[CodecNone].windows {
+		g.write[CodecNone].windows[i], g.read[CodecNone].windows[i] = perMiB/4000, perMiB/4000
+	}
+	if n := move(g, 110, 1<<30); n > 64<<20 {
+		t.Errorf("%d bytes of 1 GiB were compressed for a disk that became fast", n)
+	}
 }
 
 // TestAutoCompresses: on a disk that is slow all but the first run of a batch is

@@ -312,7 +312,10 @@ func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, no
 	t := b.choose.begin(b.Codec, r.Space())
 	lanes := func(at, n int) error {
 		return b.inLanes(ctx, node, n, func(ctx context.Context, l *lane, i int) error {
-			return b.packRun(ctx, l, &runs[at+i], t.codec(), body, int64(at+i)*batch.RunSize, from, r)
+			codec, off := t.codec(), int64(at+i)*batch.RunSize
+			return b.timed(r.Space(), codec, true, min(batch.RunSize, body-off), func() error {
+				return b.packRun(ctx, l, &runs[at+i], codec, body, off, from, r)
+			})
 		})
 	}
 	first := 0
@@ -373,7 +376,8 @@ func (b *Builtin) layRuns(ctx context.Context, l *Layout, r reservation.Reservat
 			}
 			there := func(off, n int64) []byte { return raw[off-begin:][:n:n] }
 			from := frames{there: there, read: func(_ context.Context, _ *lane, off, n int64) ([]byte, error) { return there(off, n), nil }}
-			return b.packRun(ctx, w, &runs[i], t.codec(), body, begin, from, r)
+			codec := t.codec()
+			return b.timed(r.Space(), codec, true, int64(len(raw)), func() error { return b.packRun(ctx, w, &runs[i], codec, body, begin, from, r) })
 		})
 	}
 	err = b.permitted(ctx, r.Space(), nil, body, func(ctx context.Context) error {
@@ -437,7 +441,7 @@ func (b *Builtin) store(ctx context.Context, run *batch.Run, stored []byte, r re
 	case tier.HostMemory:
 		return scatter(m.Extents(), 0, stored)
 	case tier.FileMemory:
-		return b.metered(r.Space(), m).WriteAt(ctx, stored, 0)
+		return m.WriteAt(ctx, stored, 0)
 	}
 	return fmt.Errorf("convert: a packed image in %s: %w", r.Space().ID(), tier.ErrNotSupported)
 }
@@ -477,7 +481,7 @@ func (b *Builtin) stored(ctx context.Context, l *lane, run *batch.Run) ([]byte, 
 	case tier.FileMemory:
 		block, _ := l.memory()
 		p = block[:n]
-		if err := b.metered(run.Buffer.Space(), m).ReadAt(ctx, block[:roundUp(n, tier.Page)], 0); err != nil {
+		if err := m.ReadAt(ctx, block[:roundUp(n, tier.Page)], 0); err != nil {
 			return nil, err
 		}
 	default:
@@ -586,31 +590,39 @@ func (b *Builtin) unpackBody(ctx context.Context, dst *tier.Buffer, from *batch.
 func (b *Builtin) unpack(ctx context.Context, to *tier.Space, from *batch.Packed, t target) error {
 	runs, body := from.Runs(), from.Descriptor().Body
 	return b.inLanes(ctx, nodeOf(to, from.Space()), len(runs), func(ctx context.Context, l *lane, i int) error {
-		run := &runs[i]
-		stored, err := b.stored(ctx, l, run)
+		off := int64(i) * batch.RunSize
+		return b.timed(from.Space(), Codec(runs[i].Codec), false, min(batch.RunSize, body-off), func() error {
+			return b.unpackRun(ctx, l, from, i, t)
+		})
+	})
+}
+
+// unpackRun brings a run to a target.
+func (b *Builtin) unpackRun(ctx context.Context, l *lane, from *batch.Packed, i int, t target) error {
+	run, body := &from.Runs()[i], from.Descriptor().Body
+	stored, err := b.stored(ctx, l, run)
+	if err != nil {
+		return err
+	}
+	at := int64(0)
+	for f, off := 0, int64(i)*batch.RunSize; f < len(run.Frames) && off < body; f, off = f+1, off+batch.FrameSize {
+		n := min(batch.FrameSize, body-off)
+		p, err := t.room(ctx, l, off, n)
 		if err != nil {
 			return err
 		}
-		at := int64(0)
-		for f, off := 0, int64(i)*batch.RunSize; f < len(run.Frames) && off < body; f, off = f+1, off+batch.FrameSize {
-			n := min(batch.FrameSize, body-off)
-			p, err := t.room(ctx, l, off, n)
-			if err != nil {
-				return err
-			}
-			if err := b.coders.decode(Codec(run.Codec), p, stored[at:at+int64(run.Frames[f])]); err != nil {
-				return corruptRun(run, at, &CorruptError{Cause: err})
-			}
-			if err := verifyFrame(from.Descriptor(), run, p, off, at); err != nil {
-				return err
-			}
-			if err := t.put(ctx, l, p, off); err != nil {
-				return err
-			}
-			at += int64(run.Frames[f])
+		if err := b.coders.decode(Codec(run.Codec), p, stored[at:at+int64(run.Frames[f])]); err != nil {
+			return corruptRun(run, at, &CorruptError{Cause: err})
 		}
-		return nil
-	})
+		if err := verifyFrame(from.Descriptor(), run, p, off, at); err != nil {
+			return err
+		}
+		if err := t.put(ctx, l, p, off); err != nil {
+			return err
+		}
+		at += int64(run.Frames[f])
+	}
+	return nil
 }
 
 // verifyFrame compares the body's bytes at off with their checksums; at is where they are
