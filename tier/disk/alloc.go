@@ -23,6 +23,7 @@ type Extents struct {
 	v      *Volume
 	size   int64
 	pieces []piece
+	seals  *seals // nil if the volume does not encrypt
 
 	freed     atomic.Bool
 	refs      atomic.Int64 // the owner and the transfers under way
@@ -126,14 +127,14 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	}
 	allowed := v.allowedCuts(size, cuts)
 	if e, err := v.reuse(size, allowed, v.cfg.Request); e != nil || err != nil {
-		return asMemory(e, err)
+		return v.handOut(e, err)
 	}
 	v.change <- struct{}{}
 	defer func() { <-v.change }()
 	for {
 		e, err := v.reuse(size, allowed, v.cfg.Request)
 		if e != nil || err != nil {
-			return asMemory(e, err)
+			return v.handOut(e, err)
 		}
 		grown, cause := v.grow(round(size))
 		if grown {
@@ -142,7 +143,7 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		// Nothing more to be had: small pieces are better than none.
 		e, err = v.reuse(size, allowed, 0)
 		if e != nil || err != nil {
-			return asMemory(e, err)
+			return v.handOut(e, err)
 		}
 		if cause != nil && !outOfRoom(cause) {
 			return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, cause)
@@ -151,9 +152,12 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	}
 }
 
-func asMemory(e *Extents, err error) (tier.Memory, error) {
+func (v *Volume) handOut(e *Extents, err error) (tier.Memory, error) {
 	if err != nil {
 		return nil, err
+	}
+	if v.sealer != nil {
+		e.seals = newSeals(v.sealer.memory.Add(1), e.pieces)
 	}
 	return e, nil
 }

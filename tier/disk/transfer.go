@@ -58,9 +58,11 @@ type transfer struct {
 
 // request is one read or write within one piece.
 type request struct {
-	at  place
-	off int64 // in the file
-	p   []byte
+	at    place
+	off   int64 // in the file
+	p     []byte
+	piece int   // which one
+	from  int64 // in the memory
 }
 
 func (e *Extents) transfer(ctx context.Context, p []byte, off int64, write bool) error {
@@ -94,7 +96,7 @@ func (t *transfer) work(before func() bool) {
 		if !ok {
 			return
 		}
-		if err := t.e.v.do(r, t.write); err != nil {
+		if err := t.e.do(t.ctx, r, t.write); err != nil {
 			t.fail(err)
 			return
 		}
@@ -110,12 +112,16 @@ func (t *transfer) next() (request, bool) {
 	}
 	piece := &t.e.pieces[t.mu.piece]
 	skip := t.mu.off - piece.Off
-	n := min(int64(len(t.mu.p)), t.e.v.cfg.Request, piece.Len-skip)
+	most := t.e.v.cfg.Request
+	if t.e.seals != nil { // end with a unit, so that no two requests have parts of one
+		most -= t.mu.off % unit
+	}
+	n := min(int64(len(t.mu.p)), most, piece.Len-skip)
 	off := piece.At.off + skip
 	if n < int64(len(t.mu.p)) { // end on a page, so that the next begins on one
 		n -= (off + n) % tier.Page
 	}
-	r := request{at: piece.At, off: off, p: t.mu.p[:n:n]}
+	r := request{at: piece.At, off: off, p: t.mu.p[:n:n], piece: t.mu.piece, from: t.mu.off}
 	t.mu.p = t.mu.p[n:]
 	t.mu.off += n
 	if n == piece.Len-skip {
@@ -221,12 +227,24 @@ func (t *transfer) help() {
 }
 
 // do does one request, through an aligned buffer if it must.
-func (v *Volume) do(r request, write bool) error {
-	n := int64(len(r.p))
+func (e *Extents) do(ctx context.Context, r request, write bool) error {
+	v, n := e.v, int64(len(r.p))
 	direct := address(r.p)%v.address == 0 && r.off%v.offset == 0 && n%v.offset == 0
 	count, verb := &v.read, "reading"
 	var err error
 	switch {
+	case e.seals != nil:
+		first, end := e.unitsOf(r.piece, r.from, n)
+		h, gone := e.seals.hold(ctx, first, end, write)
+		if gone != nil {
+			return gone
+		}
+		if write {
+			err = e.writeSealed(r, first, end)
+		} else {
+			err = e.readSealed(r, first, end)
+		}
+		e.seals.release(h)
 	case write && direct:
 		err = transferAll(r.at.file.WriteAt, r.p, r.off, v.offset)
 	case write:
@@ -242,6 +260,9 @@ func (v *Volume) do(r request, write bool) error {
 	if err == nil {
 		count.Add(n)
 		return nil
+	}
+	if errors.Is(err, tier.ErrAltered) {
+		return err // says where
 	}
 	err = fmt.Errorf("disk: %s %d bytes at offset %d of %s in %s: %w", verb, n, r.off, r.at.seg.name, v.cfg.Dir, bare(err))
 	if outOfRoom(err) {

@@ -35,6 +35,7 @@ type Volume struct {
 	own       *ownDir // of named files; nil for anonymous ones
 	address   uintptr // what transfers must be aligned to; 1 for any
 	offset    int64
+	sealer    *sealer // nil if nothing is encrypted
 
 	written, read, fresh, given atomic.Int64
 	noAllocate, noPunch         atomic.Bool // the file system cannot
@@ -101,8 +102,17 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		b := alignedBytes(v.bounceSize())
 		return &b
 	}
-	if err := v.open(); err != nil {
+	v.cfg.Key = nil // the caller's, and not to be kept
+	var err error
+	if cfg.Encrypt {
+		v.sealer, err = newSealer(cfg.Key)
+	}
+	if err == nil {
+		err = v.open()
+	}
+	if err != nil {
 		v.endLife()
+		v.sealer.forget()
 		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, err)
 	}
 	for off := int64(0); off < v.cfg.Capacity; off += v.cfg.SegmentSize {
@@ -297,7 +307,7 @@ func (v *Volume) Dir() string { return v.cfg.Dir }
 // counters of transfers.
 func (v *Volume) Stats() Stats {
 	s := Stats{
-		Dir: v.cfg.Dir, FileSystem: v.system, Direct: v.direct, Anonymous: v.anonymous,
+		Dir: v.cfg.Dir, FileSystem: v.system, Direct: v.direct, Anonymous: v.anonymous, Encrypted: v.cfg.Encrypt,
 		Request: v.cfg.Request, Depth: v.cfg.Depth, Capacity: v.cfg.Capacity,
 		Written: v.written.Load(), Read: v.read.Load(), Fresh: v.fresh.Load(), Given: v.given.Load(),
 	}
@@ -369,6 +379,9 @@ func (v *Volume) end() error {
 		v.mu.ended = true
 	}
 	v.mu.Unlock()
+	if last {
+		v.sealer.forget()
+	}
 	var err error
 	for _, f := range files {
 		err = also(err, v.closeSegment(f.name, f.file))
