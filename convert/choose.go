@@ -290,8 +290,9 @@ func (b *Builtin) form(g *Registry, src batch.Payload, to *tier.Space) batch.Pay
 }
 
 // metered returns the memory of a disk's space so that what is done with it is timed, if
-// anybody wants to know.
+// anybody wants to know, and as checked returns it.
 func (b *Builtin) metered(space *tier.Space, m tier.FileMemory) tier.FileMemory {
+	m = checked(m)
 	if b.Codec != CodecAuto {
 		return m
 	}
