@@ -593,3 +593,45 @@ func TestFailedWriteLosesNothingSilently(t *testing.T) {
 		t.Error("written again it reads differently")
 	}
 }
+
+// TestBuffersAreBounded: a volume maps memory for as many requests as it has workers, and
+// more than those have what the heap gives them; all of it is given back in the end.
+func TestBuffersAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		leave := make(chan struct{})
+		fsys := faultfs.New(disk.OS(), 1)
+		v := open(t, disk.Config{Capacity: 64 * mib, Request: unit, Depth: 2, Encrypt: true, FS: fsys})
+		if n := v.Mapped(); n != 0 {
+			t.Errorf("%d bytes are mapped before anything is written", n)
+		}
+		e := alloc(t, v, 64*mib)
+		const callers = 20
+		data := random(callers*2*unit, 1)
+		fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Times: callers, Effect: faultfs.Do(func(faultfs.Op, string) { <-leave })})
+		done := make(chan error, callers)
+		for i := range int64(callers) {
+			go func() { done <- e.WriteAt(t.Context(), data[i*2*unit:(i+1)*2*unit], i*2*unit) }()
+		}
+		synctest.Wait()
+		most := int64(4 * (2*(unit+page) + 2*mib)) // slabs, each with room to begin at a huge page
+		if n := v.Mapped(); n > most {
+			t.Errorf("%d bytes are mapped, and %d would do", n, most)
+		}
+		close(leave)
+		for range callers {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		if !bytes.Equal(read(t, e, callers*2*unit, 0), data) {
+			t.Error("reads differ from writes")
+		}
+		free(v, e)
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := v.Mapped(); n != 0 {
+			t.Errorf("%d bytes are mapped in the end", n)
+		}
+	})
+}

@@ -15,3 +15,14 @@ func (v *Volume) Secrets() (all [][]byte) {
 	}
 	return all
 }
+
+// Mapped returns how many bytes of memory a volume has mapped for what it seals.
+func (v *Volume) Mapped() (n int64) {
+	b := &v.sealer.buffers
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.mu.slabs {
+		n += int64(len(s))
+	}
+	return n
+}

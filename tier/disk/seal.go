@@ -37,13 +37,15 @@ type sealer struct {
 	aead   cipher.AEAD
 	nonces atomic.Uint64 // used so far, from 1 on
 	memory atomic.Uint64 // numbers given to memories so far
+
+	buffers buffers
 }
 
 // newSealer makes a key, or derives one from the user's. That one may be in use for
 // other volumes, whose nonces are counted from 1 as well; so no volume works with it,
 // but each with a key of its own, which a random salt makes.
-func newSealer(users []byte) (*sealer, error) {
-	s := &sealer{}
+func newSealer(v *Volume, users []byte) (*sealer, error) {
+	s := &sealer{buffers: buffers{v: v}}
 	if len(users) == 0 {
 		s.key = make([]byte, madeKey)
 		rand.Read(s.key) // never fails
@@ -65,15 +67,16 @@ func newSealer(users []byte) (*sealer, error) {
 	return s, nil
 }
 
-// forget overwrites the key and what it was expanded to. Nothing can be sealed or opened
+// forget overwrites the key and what it was expanded to, and gives the buffers back. Nothing can be sealed or opened
 // any more. Where there is none, there is nothing to do.
-func (s *sealer) forget() {
+func (s *sealer) forget() error {
 	if s == nil {
-		return
+		return nil
 	}
 	clear(s.key)
 	wipe(s.block)
 	wipe(s.aead)
+	return s.buffers.unmap()
 }
 
 // CheckKey says what is wrong with a Config's Encrypt and Key.
@@ -152,8 +155,8 @@ func (s *sealer) open(out, sealed []byte, n int, of *seals, u int) bool {
 // for writing.
 func (e *Extents) writeSealed(r request, first, end int) error {
 	v, s := e.v, e.seals
-	buf := v.bounces.Get().(*[]byte)
-	defer v.bounces.Put(buf)
+	buf := v.sealer.buffers.take()
+	defer v.sealer.buffers.put(buf)
 	start, _ := e.unitAt(r.piece, first)
 	_, stop := e.unitAt(r.piece, end-1)
 	region := (*buf)[:stop-start+tagSize]
@@ -225,8 +228,8 @@ func (e *Extents) readSealed(r request, first, end int) error {
 		clear(r.p)
 		return nil
 	}
-	buf := v.bounces.Get().(*[]byte)
-	defer v.bounces.Put(buf)
+	buf := v.sealer.buffers.take()
+	defer v.sealer.buffers.put(buf)
 	start, _ := e.unitAt(r.piece, low)
 	_, stop := e.unitAt(r.piece, high-1)
 	region := (*buf)[:stop-start+tagSize]

@@ -105,15 +105,14 @@ func OpenVolume(cfg Config) (*Volume, error) {
 	v.cfg.Key = nil // the caller's, and not to be kept
 	var err error
 	if cfg.Encrypt {
-		v.sealer, err = newSealer(cfg.Key)
+		v.sealer, err = newSealer(v, cfg.Key)
 	}
 	if err == nil {
 		err = v.open()
 	}
 	if err != nil {
 		v.endLife()
-		v.sealer.forget()
-		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, err)
+		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, also(err, v.sealer.forget()))
 	}
 	for off := int64(0); off < v.cfg.Capacity; off += v.cfg.SegmentSize {
 		size := min(v.cfg.SegmentSize, v.cfg.Capacity-off)
@@ -379,10 +378,10 @@ func (v *Volume) end() error {
 		v.mu.ended = true
 	}
 	v.mu.Unlock()
-	if last {
-		v.sealer.forget()
-	}
 	var err error
+	if last {
+		err = v.sealer.forget()
+	}
 	for _, f := range files {
 		err = also(err, v.closeSegment(f.name, f.file))
 	}
