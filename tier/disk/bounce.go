@@ -8,7 +8,8 @@ import (
 // buffers are what an encrypted volume's requests pass through, each with room for one
 // and a page for a tag. They are mapped memory of huge pages, Depth of them at a time, when
 // so many are needed: a direct request of 2 MiB from small pages is cut into many by the
-// kernel, and takes twice as long (see BenchmarkEncrypt). They stay until the volume ends.
+// kernel, and a volume that encrypts reads at half the speed (1.1 and 2.5 GiB/s; see
+// BenchmarkEncrypt). They stay until the volume ends.
 // Where there is no such memory, or more requests are under way than a volume has
 // workers, they are of the heap.
 type buffers struct {

@@ -9,6 +9,9 @@ import (
 // will be: not copies.
 func (v *Volume) Secrets() (all [][]byte) {
 	all = append(all, v.sealer.key)
+	if v.cfg.Key != nil {
+		all = append(all, v.cfg.Key)
+	}
 	for _, x := range []any{v.sealer.block, v.sealer.aead} {
 		p := reflect.ValueOf(x)
 		all = append(all, unsafe.Slice((*byte)(p.UnsafePointer()), p.Type().Elem().Size()))

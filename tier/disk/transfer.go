@@ -25,12 +25,15 @@ const maxIdleIO = 100
 // Where p's address and length and off are multiples of 4096 the disk reads from p
 // directly. Others are copied, and parts of pages are read first: correct, and
 // slower. Writes at the same time of parts of one page are kept apart; other writes
-// and reads that overlap are the caller's to order.
+// and reads that overlap are the caller's to order. Where the volume encrypts, the same
+// goes for units of 64 KiB in place of pages, and what is read first may be a
+// *tier.AlteredError.
 func (e *Extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, true)
 }
 
-// ReadAt fills p from off, as WriteAt writes it.
+// ReadAt fills p from off, as WriteAt writes it. Where the volume encrypts, bytes that are
+// not what was written are a *tier.AlteredError, and p holds nothing of their unit.
 func (e *Extents) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, false)
 }
