@@ -2,6 +2,7 @@ package disk
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -18,6 +19,7 @@ type seals struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		holds []*hold // in the order in which they came
+		lost  error   // why a unit was lost first
 	}
 }
 
@@ -40,6 +42,32 @@ func newSeals(number uint64, pieces []piece) *seals {
 	}
 	s.units = make([]seal, n)
 	return s
+}
+
+// lose notes that writing units failed: what they held, if anything, may be gone. They are
+// held for writing.
+func (s *seals) lose(first, end int, err error) {
+	for u := first; u < end; u++ {
+		if s.units[u].nonce == unwritten { // nothing to lose
+			continue
+		}
+		s.units[u].nonce = lost
+		s.mu.Lock()
+		if s.mu.lost == nil {
+			s.mu.lost = err
+		}
+		s.mu.Unlock()
+	}
+}
+
+// whyLost returns why what unit u held is gone, if it is. The unit is held.
+func (s *seals) whyLost(u int) error {
+	if s.units[u].nonce != lost {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Errorf("writing it failed before: %w", bare(s.mu.lost))
 }
 
 // unitsOf returns which units of a piece n > 0 bytes at off lie in.

@@ -173,13 +173,8 @@ func (e *Extents) writeSealed(r request, first, end int) error {
 		}
 		made[u-first] = v.sealer.seal(out, plain, s, u)
 	}
-	err := transferAll(r.at.file.WriteAt, region[:stop-start], r.fileOffset(start), v.offset)
-	if err != nil {
-		for u := first; u < end; u++ {
-			if s.units[u].nonce != unwritten { // else there was nothing to lose
-				s.units[u].nonce = lost
-			}
-		}
+	if err := transferAll(r.at.file.WriteAt, region[:stop-start], r.fileOffset(start), v.offset); err != nil {
+		s.lose(first, end, err)
 		return err
 	}
 	copy(s.units[first:end], made)
@@ -193,8 +188,8 @@ func (e *Extents) changed(r request, u int, out []byte) error {
 	if e.seals.units[u].nonce == unwritten || r.from <= a && r.from+int64(len(r.p)) >= written {
 		clear(out[:z-a])
 	} else {
-		if err := e.readable(r, u); err != nil {
-			return err
+		if err := e.seals.whyLost(u); err != nil {
+			return err // and not that it was altered: perhaps the disk is full, and others wrote at the same time
 		}
 		if err := transferAll(r.at.file.ReadAt, out[:z-a], r.fileOffset(a), e.v.offset); err != nil {
 			return err
@@ -217,8 +212,8 @@ func (e *Extents) readSealed(r request, first, end int) error {
 	v, s := e.v, e.seals
 	low, high := end, first // what was written
 	for u := first; u < end; u++ {
-		if err := e.readable(r, u); err != nil {
-			return err
+		if err := s.whyLost(u); err != nil {
+			return e.altered(r, u, err)
 		}
 		if s.units[u].nonce != unwritten {
 			low, high = min(low, u), u+1
@@ -253,17 +248,6 @@ func (e *Extents) readSealed(r request, first, end int) error {
 		if !whole {
 			copy(to, sealed[max(0, r.from-a):z-a])
 		}
-	}
-	return nil
-}
-
-// errLost is why the bytes of a unit are known to be gone.
-var errLost = errors.New("writing to them failed")
-
-// readable says whether unit u can be what was written.
-func (e *Extents) readable(r request, u int) error {
-	if e.seals.units[u].nonce == lost {
-		return e.altered(r, u, errLost)
 	}
 	return nil
 }
