@@ -132,6 +132,14 @@ type Disk struct {
 	// over that, such as those of tier/disk/faultfs, go here. It stays the caller's, may
 	// serve several volumes, and must be there until the engine is closed.
 	FS disk.FS
+	// Encrypt makes the volume write nothing but what is encrypted and authenticated
+	// (AES-GCM). What was changed on the disk is reported as convert.ErrCorrupt.
+	Encrypt bool
+	// Key is the secret, of 16, 24 or 32 bytes, that each volume derives a key of its
+	// own from; it stays the caller's, who may overwrite it once Open has returned. Nil:
+	// the volume makes a key. No key is ever written, and those of volumes are
+	// overwritten when the engine is closed.
+	Key []byte
 }
 
 const (
@@ -165,6 +173,9 @@ func (c Config) Validate() error {
 	for i, d := range c.Disks {
 		if d.Capacity < 0 || d.Reserve < 0 {
 			errs = append(errs, fmt.Errorf("disk:%d: capacity and reserve must not be negative", i))
+		}
+		if err := disk.CheckKey(d.Encrypt, d.Key); err != nil {
+			errs = append(errs, fmt.Errorf("disk:%d: %w", i, err))
 		}
 	}
 	for _, m := range [...]struct {

@@ -3,6 +3,7 @@ package spillway_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -37,6 +38,7 @@ type life struct {
 	onGPU []faultdev.Rule
 	armed func(l *life) // called when the engine is open, if set
 	want  []error       // what a failure may be
+	seal  bool          // the volume encrypts
 
 	eng     *spillway.Engine
 	base    map[tier.ID]int64 // what the engine itself holds
@@ -96,7 +98,7 @@ func (l *life) open(top *topology.Topology) bool {
 			l.onGPU, l.gpus = nil, append(l.gpus, gpu) // the next one has no faults
 			return gpu, nil
 		}}},
-		HostMemory: 2 << 20, Disks: []spillway.Disk{{Dir: l.dir, Capacity: 4 << 20, FS: l.files}},
+		HostMemory: 2 << 20, Disks: []spillway.Disk{{Dir: l.dir, Capacity: 4 << 20, FS: l.files, Encrypt: l.seal}},
 		Topology: top, MonitorPeriod: time.Hour, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	var err error
@@ -295,13 +297,16 @@ func TestEveryFileOperationOfAnEngineFailsOnce(t *testing.T) {
 			return faultfs.Do(func(faultfs.Op, string) { cancel() })
 		}, []error{context.Canceled}, true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			tried, told := faultLives(t, func(l *life, n int, cancel func()) func() int {
-				l.files.Add(faultfs.Rule{Ops: c.ops, Skip: n, Times: 1, Effect: c.effect(cancel)})
-				return l.files.Hits
-			}, c.want...)
-			enough(t, tried, told, 12, c.told)
-		})
+		for _, seal := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/encrypted=%t", name, seal), func(t *testing.T) {
+				tried, told := faultLives(t, func(l *life, n int, cancel func()) func() int {
+					l.seal = seal
+					l.files.Add(faultfs.Rule{Ops: c.ops, Skip: n, Times: 1, Effect: c.effect(cancel)})
+					return l.files.Hits
+				}, c.want...)
+				enough(t, tried, told, 12, c.told)
+			})
+		}
 	}
 }
 
@@ -356,7 +361,7 @@ func enough(t *testing.T, tried, told, least int, want bool) {
 func TestEveryBitThatFlipsIsFound(t *testing.T) {
 	for seed := range uint64(8) { // of which bit it is
 		tried, told := faultLives(t, func(l *life, n int, _ func()) func() int {
-			l.files = faultfs.New(disk.OS(), seed)
+			l.files, l.seal = faultfs.New(disk.OS(), seed), seed%2 == 1
 			l.armed = func(l *life) { // to open a volume reads, too, what nobody stored
 				l.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Skip: n, Times: 1, Effect: faultfs.BitFlip()})
 			}

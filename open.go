@@ -241,7 +241,11 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, free, tier.ErrNoSpace)
 		}
 	}
-	volume, err := disk.OpenVolume(disk.Config{Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe})
+	volume, err := disk.OpenVolume(disk.Config{
+		Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS,
+		Encrypt: d.Encrypt, Key: d.Key, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe,
+	})
+	e.cfg.Disks[i].Key = nil // the caller's, and not to be kept
 	if err != nil {
 		return err
 	}

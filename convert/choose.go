@@ -431,8 +431,9 @@ func (b *Builtin) packs(body int64, to *tier.Space) bool {
 }
 
 // metered returns the memory of a disk's space so that what is done with it is timed, if
-// anybody wants to know.
+// anybody wants to know, and as checked returns it.
 func (b *Builtin) metered(space *tier.Space, m tier.FileMemory) tier.FileMemory {
+	m = checked(m)
 	if b.Codec != CodecAuto {
 		return m
 	}

@@ -73,6 +73,9 @@ func (m *Mover) open(ctx context.Context, src imaged, c *chosen) (arrow.RecordBa
 		}
 		file, ok := src.Buffer().Memory().(tier.FileMemory)
 		if src.Space().Kind() == tier.Disk && (ok || src.Descriptor().Body == 0) {
+			if ok {
+				file = checked(file)
+			}
 			return m.readColumns(ctx, src, file, c)
 		}
 	case *batch.Packed:

@@ -130,7 +130,12 @@ func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
 
 // TestEveryReadOfColumnsFailsOnce fails, shortens, corrupts and cancels each read once:
 // the books are exact after that, and the batch whole.
-func TestEveryReadOfColumnsFailsOnce(t *testing.T) {
+func TestEveryReadOfColumnsFailsOnce(t *testing.T) { everyReadOfColumnsFailsOnce(t, false) }
+
+// TestEveryReadOfColumnsFailsOnceEncrypted is the same on a volume that encrypts.
+func TestEveryReadOfColumnsFailsOnceEncrypted(t *testing.T) { everyReadOfColumnsFailsOnce(t, true) }
+
+func everyReadOfColumnsFailsOnce(t *testing.T, encrypt bool) {
 	for name, c := range map[string]struct {
 		effect func(cancel func()) faultfs.Effect
 		want   error
@@ -142,7 +147,7 @@ func TestEveryReadOfColumnsFailsOnce(t *testing.T) {
 		"cancel": {func(cancel func()) faultfs.Effect { return faultfs.Do(func(faultfs.Op, string) { cancel() }) }, context.Canceled, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMachine(t, machineConfig{})
+			m := newMachine(t, machineConfig{encrypt: encrypt})
 			b := m.put(t, mixed(2, mixedRows), tier.Disk)
 			for _, s := range []Selection{{Columns: []string{"list", "code"}}, {Columns: []string{"text", "code"}, From: 10_000, To: 30_000}} {
 				tried, failed := 0, 0

@@ -101,6 +101,7 @@ func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descr
 		if err != nil {
 			return d, false, err
 		}
+		src = checked(src)
 		v := newVerifier(desc, src)
 		err = b.OnDisk(ctx, min(size, pinned), false, func(ctx context.Context) error {
 			return b.staged(ctx, node, size, fetchFile(ctx, src), discard, func(p []byte, off int64) error {

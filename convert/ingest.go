@@ -196,7 +196,7 @@ func (b *Builtin) lay(ctx context.Context, l *Layout, buf *tier.Buffer) error {
 		})
 	case tier.FileMemory:
 		return b.permitted(ctx, buf.Space(), nil, l.Size(), func(ctx context.Context) error {
-			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainFile(ctx, d), nil, false)
+			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainFile(ctx, checked(d)), nil, false)
 		})
 	}
 	return fmt.Errorf("convert: laying out into %T: %w", buf.Memory(), tier.ErrNotSupported)

@@ -46,6 +46,7 @@ type machineConfig struct {
 	codec           Codec // CodecAuto, the zero value, is CodecNone; auto is CodecAuto
 	auto            bool
 	wrap            func(tier.Device) tier.Device
+	encrypt         bool // the volume does
 }
 
 func newMachine(t testing.TB, cfg machineConfig) *machine {
@@ -76,7 +77,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	if files == nil {
 		files = m.files
 	}
-	volume, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: size(cfg.disk, 16<<20), FS: files, SegmentSize: size(cfg.disk, 16<<20)})
+	volume, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: size(cfg.disk, 16<<20), FS: files, SegmentSize: size(cfg.disk, 16<<20), Encrypt: cfg.encrypt})
 	check(err)
 	for _, c := range []tier.SpaceConfig{
 		{ID: tier.ID{Kind: tier.GPU}, Capacity: size(cfg.gpu, 4<<20), Pool: gpuPool, Backend: "sim"},

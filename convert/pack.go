@@ -441,7 +441,7 @@ func (b *Builtin) store(ctx context.Context, run *batch.Run, stored []byte, r re
 	case tier.HostMemory:
 		return scatter(m.Extents(), 0, stored)
 	case tier.FileMemory:
-		return m.WriteAt(ctx, stored, 0)
+		return checked(m).WriteAt(ctx, stored, 0)
 	}
 	return fmt.Errorf("convert: a packed image in %s: %w", r.Space().ID(), tier.ErrNotSupported)
 }
@@ -481,7 +481,7 @@ func (b *Builtin) stored(ctx context.Context, l *lane, run *batch.Run) ([]byte, 
 	case tier.FileMemory:
 		block, _ := l.memory()
 		p = block[:n]
-		if err := m.ReadAt(ctx, block[:roundUp(n, tier.Page)], 0); err != nil {
+		if err := checked(m).ReadAt(ctx, block[:roundUp(n, tier.Page)], 0); err != nil {
 			return nil, err
 		}
 	default:

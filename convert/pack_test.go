@@ -158,10 +158,15 @@ func TestRandomIsStoredAsItIs(t *testing.T) {
 
 // TestEveryReadFlipped: each read of a packed batch gives one wrong bit once, and it is
 // found, with its place.
-func TestEveryReadFlipped(t *testing.T) {
+func TestEveryReadFlipped(t *testing.T) { everyReadFlipped(t, false) }
+
+// TestEveryReadFlippedEncrypted is the same on a volume that encrypts.
+func TestEveryReadFlippedEncrypted(t *testing.T) { everyReadFlipped(t, true) }
+
+func everyReadFlipped(t *testing.T, encrypt bool) {
 	for _, codec := range []Codec{CodecNone, CodecS2, CodecZstd, CodecBitpack} {
 		for _, k := range []tier.Kind{tier.Host, tier.GPU} {
-			m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: codec})
+			m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: codec, encrypt: encrypt})
 			b := m.put(t, arrowgen.Flights(1, 100_000), k)
 			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked, ReasonWork); err != nil {
 				t.Fatal(err)

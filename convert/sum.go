@@ -20,7 +20,7 @@ type CorruptError struct {
 	Offset int64    // of the chunk: in the volume, or without one in the body
 	Want   uint64   // the checksum in the descriptor
 	Got    uint64   // that of the bytes
-	Cause  error    // why they cannot be uncompressed; nil where the checksums tell
+	Cause  error    // why they cannot be uncompressed, or a *tier.AlteredError; nil where the checksums tell
 }
 
 func (e *CorruptError) Error() string {

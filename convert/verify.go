@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"context"
 	"errors"
 
 	"github.com/spillway-db/spillway/batch"
@@ -61,4 +62,28 @@ func (v *verifier) locate(err error, off int64) error {
 		c.Volume, c.Offset = volume+" "+file, at
 	}
 	return err
+}
+
+// checked returns the memory of a volume for those who read or write a body: what an
+// encrypted volume itself finds altered is corrupt, as is what the checksums find. All
+// that converters do on disks goes through it.
+func checked(m tier.FileMemory) tier.FileMemory { return checkedFile{m} }
+
+type checkedFile struct{ tier.FileMemory }
+
+func (f checkedFile) ReadAt(ctx context.Context, p []byte, off int64) error {
+	return corruptFile(f.FileMemory.ReadAt(ctx, p, off))
+}
+
+// WriteAt reads, too, where it writes a part of what is sealed as a whole.
+func (f checkedFile) WriteAt(ctx context.Context, p []byte, off int64) error {
+	return corruptFile(f.FileMemory.WriteAt(ctx, p, off))
+}
+
+func corruptFile(err error) error {
+	var a *tier.AlteredError
+	if !errors.As(err, &a) {
+		return err
+	}
+	return &CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
 }

@@ -38,7 +38,9 @@ type FileMemory interface {
 	Memory
 	// WriteAt writes all of p at off. Out of disk space is a NoSpaceError.
 	WriteAt(ctx context.Context, p []byte, off int64) error
-	// ReadAt fills p from off.
+	// ReadAt fills p from off. Memory that authenticates what it reads returns an
+	// AlteredError if that is not what was written; so does its WriteAt where it must
+	// read.
 	ReadAt(ctx context.Context, p []byte, off int64) error
 	// Locate says in which file of the volume, and where in it, off lies, for
 	// error messages.

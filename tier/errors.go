@@ -17,6 +17,8 @@ var (
 	ErrNotSupported = errors.New("not supported")
 	// ErrOutOfBudget: a budget or a quota has no room for a request.
 	ErrOutOfBudget = errors.New("out of budget")
+	// ErrAltered: bytes on a disk are not those that were written.
+	ErrAltered = errors.New("altered")
 )
 
 // NoSpaceError says that a space had no room for a request at that moment. It
@@ -73,3 +75,28 @@ func (e *OutOfBudgetError) Error() string {
 func (e *OutOfBudgetError) Is(target error) bool {
 	return target == ErrOutOfBudget || target == ErrNoSpace
 }
+
+// AlteredError says that what a file holds is not what was written there: it was changed,
+// or comes from another place or time. Only memory that authenticates what it reads,
+// because it is encrypted, can tell. It matches ErrAltered.
+type AlteredError struct {
+	Volume string // the directory
+	File   string // in it
+	Offset int64  // in the file, where the bytes begin that do not fit together
+	Length int64  // of those bytes
+	Cause  error  // why that is known before they are read; nil if they were read
+}
+
+func (e *AlteredError) Error() string {
+	s := fmt.Sprintf("disk: %d bytes at offset %d of %s in %s are not what was written there", e.Length, e.Offset, e.File, e.Volume)
+	if e.Cause != nil {
+		s += ": " + e.Cause.Error()
+	}
+	return s
+}
+
+// Is matches ErrAltered.
+func (e *AlteredError) Is(target error) bool { return target == ErrAltered }
+
+// Unwrap returns the cause.
+func (e *AlteredError) Unwrap() error { return e.Cause }

@@ -81,6 +81,9 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 	if err != nil {
 		return spillway.Config{}, err
 	}
+	for i := range disks {
+		disks[i].Encrypt = e.encrypt
+	}
 	limit, err := quotaSettings()
 	if err != nil {
 		return spillway.Config{}, err
@@ -219,7 +222,7 @@ func (e *engineFlags) explain(err error) error {
 func (e *engineFlags) describe(eng *spillway.Engine) report.Config {
 	c := report.Config{
 		GPU: e.gpu, Limit: e.limit, Trigger: e.trigger, Stop: e.stop,
-		Policy: e.policy, Codec: e.codec, MonitorPeriodSeconds: e.period.Seconds(), Disks: []report.Disk{}, Faults: []report.Fault{},
+		Policy: e.policy, Codec: e.codec, Encrypt: e.encrypt, MonitorPeriodSeconds: e.period.Seconds(), Disks: []report.Disk{}, Faults: []report.Fault{},
 	}
 	c.DiskThrottleBytesPerS, _ = e.throttle.Of(0) // 0 if it is not set; checked by now
 	for _, f := range e.faults {

@@ -61,6 +61,7 @@ type engineFlags struct {
 	limit, trigger, stop float64
 	policy               string
 	codec                string
+	encrypt              bool
 	period               time.Duration
 	throttle             size.Amount
 	faults               inject.Specs
@@ -80,6 +81,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory string) {
 	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop")
 	f.StringVar(&e.policy, "policy", monitor.Names()[0], "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
 	f.StringVar(&e.codec, "codec", convert.CodecAuto.String(), "how what goes to disk is compressed: none, s2, zstd, bitpack, or auto for whichever is fastest here")
+	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is made at start and never written")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
 	f.Var(&e.throttle, "disk-throttle", "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
 	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")

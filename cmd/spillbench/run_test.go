@@ -82,6 +82,29 @@ func TestGeneratedTable(t *testing.T) {
 	}
 }
 
+// TestEncrypt: the table comes back whole from volumes that encrypt, and a disk that
+// changes what it gives is not survived: nothing is read, and where small chunks are parts
+// of what is sealed as a whole nothing can be written either.
+func TestEncrypt(t *testing.T) {
+	if doc := runJSON(t, small...); doc.Config.Encrypt {
+		t.Error("nobody asked for encryption")
+	}
+	doc := runJSON(t, append(small, "--encrypt", "--passes=2")...)
+	moved := int64(0)
+	for _, e := range doc.Edges {
+		if e.To == "disk:0" {
+			moved += e.Bytes
+		}
+	}
+	if !doc.Config.Encrypt || moved < doc.Input.Bytes/2 {
+		t.Errorf("encrypt is %t, and %d of %d bytes went to disk", doc.Config.Encrypt, moved, doc.Input.Bytes)
+	}
+	r := command(t, t.Context(), append([]string{"run"}, append(small, "--encrypt", "--fault=op=read,kind=bitflip")...)...)
+	if r.status != 1 || !strings.Contains(r.stderr, "not what was written") && !strings.Contains(r.stderr, "--fault op=read,kind=bitflip, hits: ") {
+		t.Errorf("ended with %d: %q", r.status, r.stderr)
+	}
+}
+
 // TestSeed: the same seed is the same table, another is another.
 func TestSeed(t *testing.T) {
 	a := runJSON(t, append(small, "--passes=0", "--seed=5")...)

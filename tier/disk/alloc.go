@@ -23,6 +23,7 @@ type Extents struct {
 	v      *Volume
 	size   int64
 	pieces []piece
+	seals  *seals // nil if the volume does not encrypt
 
 	unwritten atomic.Int64 // bytes of it in the volume's backlog
 
@@ -123,6 +124,9 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	e, err := v.take(size, cuts)
 	if err != nil {
 		return nil, err
+	}
+	if v.sealer != nil {
+		e.seals = newSeals(v.sealer.memory.Add(1), e.pieces)
 	}
 	e.unwritten.Store(size)
 	v.pacer.takeOn(size)

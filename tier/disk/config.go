@@ -66,6 +66,16 @@ type Config struct {
 	// Idle is how long freed space that nothing needs stays written, for reuse,
 	// before it is given back to the file system. Negative: until Trim or Close.
 	Idle time.Duration
+	// Encrypt makes the volume write nothing but what is encrypted and
+	// authenticated (AES-GCM), in units of 64 KiB: Request is a multiple of that then.
+	// What was changed on the disk, or put in another place there, is a
+	// *tier.AlteredError when it is read.
+	Encrypt bool
+	// Key is a key for that of 16, 24 or 32 bytes, which the volume does not work
+	// with, but derives one of its own from; it stays the caller's. Nil: the volume
+	// makes a key of 32 bytes. Either one is in memory only, and overwritten when the
+	// volume has been closed and all that it handed out is free.
+	Key []byte
 }
 
 // Validate checks the configuration; zero fields that have a default are fine.
@@ -84,6 +94,9 @@ func (c Config) Validate() error {
 	case c.Depth < 0:
 		return fmt.Errorf("disk: volume %s: depth %d must not be negative", c.Dir, c.Depth)
 	}
+	if err := CheckKey(c.Encrypt, c.Key); err != nil {
+		return fmt.Errorf("disk: volume %s: %w", c.Dir, err)
+	}
 	return nil
 }
 
@@ -95,6 +108,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Request == 0 {
 		c.Request = DefaultRequest
+	}
+	if c.Encrypt {
+		c.Request = max(unit, c.Request/unit*unit)
 	}
 	if c.Depth == 0 {
 		c.Depth = DefaultDepth
@@ -121,6 +137,7 @@ type Stats struct {
 	FileSystem string // "ext4", "xfs", …
 	Direct     bool   // transfers pass by the page cache
 	Anonymous  bool   // the files have no names
+	Encrypted  bool
 	Request    int64
 	Depth      int
 

@@ -12,7 +12,9 @@
 // The parts, each in a file: FS and File are what is asked of the system (fs.go);
 // Volume opens and closes (volume.go); named files and what killed processes left
 // (named.go); Alloc, Free and how room is taken (alloc.go) and given back (keep.go);
-// transfers (transfer.go); how fast the volume is written and whose turn it is (pace.go).
+// transfers (transfer.go); what encrypts them (seal.go), with which units a request
+// holds (holds.go) and the buffers that it passes through (bounce.go); how fast the
+// volume is written and whose turn it is (pace.go).
 //
 // # Ownership
 //
@@ -50,12 +52,30 @@
 // are removed by the next volume that is opened in the directory (named.go says how it
 // knows). Files have mode 0600. No other file in the directory is touched.
 //
+// # Encryption
+//
+// With Config.Encrypt only AES-GCM's output reaches a file: units of 64 KiB, each as long
+// there as it is in the memory, so that direct I/O stays what it is. A unit's tag and
+// nonce (24 bytes) are in memory only, and its number and its memory's are part of what the
+// tag says. So a changed bit, another unit's bytes and older bytes of the same unit are all
+// found, as a *tier.AlteredError. Whoever writes a part of a unit has the rest read, opened and
+// sealed again; a unit that could not be written again, over what was there, is lost
+// until all of it is written. What was never written reads as zeros.
+//
+// Each volume has a key of its own, random, or derived (HKDF, with a random salt) from the
+// user's, and counts its nonces; so none is used twice under a key. The key is in this
+// process's memory as long as the volume is used: who can read that, or the
+// system's swap, has it. It protects what lies on the disk, also after a crash, and not its
+// length. Requests pass through mapped memory that is in no ledger: up to
+// 4 × Depth × Request bytes, 32 MiB, while so many are under way.
+//
 // # Locks
 //
 // A Volume's mutex has rank Backend and guards the books; a transfer's has rank
-// Device and guards its rest, as has that of the figures behind Pace. They are not held
-// together, and nothing is done under
-// them. Adding and giving back room is ordered by a token that is held across the
+// Device and guards its rest, as do those of a memory's units, of the buffers and of the
+// figures behind Pace. They are not held together, and nothing is done under them. Units
+// are held by requests, which come to have all that they need at once, in the order in
+// which they asked. Adding and giving back room is ordered by a token that is held across the
 // system's calls; the mutex is taken inside it, never the other way round. Alloc waits
 // for the token only when what is backed is not enough, for as long as one
 // fallocate or one hole of 4 MiB takes.

@@ -35,6 +35,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// encrypted is set while TestTheSuiteOnEncryptedVolumes runs the other tests.
+var encrypted bool
+
+// openVolume is disk.OpenVolume, on an encrypted volume where the suite wants that.
+func openVolume(cfg disk.Config) (*disk.Volume, error) {
+	cfg.Encrypt = cfg.Encrypt || encrypted
+	return disk.OpenVolume(cfg)
+}
+
 // open opens a volume in a new directory. At the end of the test it is closed, and
 // nothing may be left: no file, no descriptor.
 func open(t testing.TB, cfg disk.Config) *disk.Volume {
@@ -43,7 +52,7 @@ func open(t testing.TB, cfg disk.Config) *disk.Volume {
 	if cfg.Dir == "" {
 		cfg.Dir = t.TempDir()
 	}
-	v, err := disk.OpenVolume(cfg)
+	v, err := openVolume(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

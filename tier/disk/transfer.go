@@ -25,12 +25,15 @@ const maxIdleIO = 100
 // Where p's address and length and off are multiples of 4096 the disk reads from p
 // directly. Others are copied, and parts of pages are read first: correct, and
 // slower. Writes at the same time of parts of one page are kept apart; other writes
-// and reads that overlap are the caller's to order.
+// and reads that overlap are the caller's to order. Where the volume encrypts, the same
+// goes for units of 64 KiB in place of pages, and what is read first may be a
+// *tier.AlteredError.
 func (e *Extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, true)
 }
 
-// ReadAt fills p from off, as WriteAt writes it.
+// ReadAt fills p from off, as WriteAt writes it. Where the volume encrypts, bytes that are
+// not what was written are a *tier.AlteredError, and p holds nothing of their unit.
 func (e *Extents) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, false)
 }
@@ -58,9 +61,11 @@ type transfer struct {
 
 // request is one read or write within one piece.
 type request struct {
-	at  place
-	off int64 // in the file
-	p   []byte
+	at    place
+	off   int64 // in the file
+	p     []byte
+	piece int   // which one
+	from  int64 // in the memory
 }
 
 func (e *Extents) transfer(ctx context.Context, p []byte, off int64, write bool) error {
@@ -105,10 +110,10 @@ func (t *transfer) work(before func() bool) {
 func (t *transfer) do(r request) error {
 	v := t.e.v
 	if !t.write {
-		return v.do(r, false)
+		return t.e.do(t.ctx, r, false)
 	}
 	v.pacer.begin()
-	err := v.do(r, true)
+	err := t.e.do(t.ctx, r, true)
 	n := int64(len(r.p))
 	if err != nil {
 		n = 0
@@ -139,12 +144,16 @@ func (t *transfer) next() (request, bool) {
 	}
 	piece := &t.e.pieces[t.mu.piece]
 	skip := t.mu.off - piece.Off
-	n := min(int64(len(t.mu.p)), t.e.v.cfg.Request, piece.Len-skip)
+	most := t.e.v.cfg.Request
+	if t.e.seals != nil { // end with a unit, so that no two requests have parts of one
+		most -= t.mu.off % unit
+	}
+	n := min(int64(len(t.mu.p)), most, piece.Len-skip)
 	off := piece.At.off + skip
 	if n < int64(len(t.mu.p)) { // end on a page, so that the next begins on one
 		n -= (off + n) % tier.Page
 	}
-	r := request{at: piece.At, off: off, p: t.mu.p[:n:n]}
+	r := request{at: piece.At, off: off, p: t.mu.p[:n:n], piece: t.mu.piece, from: t.mu.off}
 	t.mu.p = t.mu.p[n:]
 	t.mu.off += n
 	if n == piece.Len-skip {
@@ -250,12 +259,24 @@ func (t *transfer) help() {
 }
 
 // do does one request, through an aligned buffer if it must.
-func (v *Volume) do(r request, write bool) error {
-	n := int64(len(r.p))
+func (e *Extents) do(ctx context.Context, r request, write bool) error {
+	v, n := e.v, int64(len(r.p))
 	direct := address(r.p)%v.address == 0 && r.off%v.offset == 0 && n%v.offset == 0
 	count := &v.read
 	var err error
 	switch {
+	case e.seals != nil:
+		first, end := e.unitsOf(r.piece, r.from, n)
+		h, gone := e.seals.hold(ctx, first, end, write)
+		if gone != nil {
+			return gone
+		}
+		if write {
+			err = e.writeSealed(r, first, end)
+		} else {
+			err = e.readSealed(r, first, end)
+		}
+		e.seals.release(h)
 	case write && direct:
 		err = transferAll(r.at.file.WriteAt, r.p, r.off, v.offset)
 	case write:
@@ -271,6 +292,9 @@ func (v *Volume) do(r request, write bool) error {
 	if err == nil {
 		count.Add(n)
 		return nil
+	}
+	if errors.Is(err, tier.ErrAltered) {
+		return err // says where
 	}
 	err = &IOError{Space: v.cfg.Space, Dir: v.cfg.Dir, File: r.at.seg.name, Offset: r.off, Bytes: n, Write: write, Err: bare(err)}
 	if outOfRoom(err) {

@@ -268,7 +268,6 @@ func TestErrorsNameThePlace(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
 	v := open(t, disk.Config{Capacity: 16 * mib, SegmentSize: 4 * mib, Request: mib / 4, Depth: 1, FS: fsys})
 	e := alloc(t, v, 10*mib)
-	write(t, e, random(10*mib, 1), 0)
 	for _, c := range []struct {
 		op   faultfs.Op
 		err  error
@@ -279,6 +278,7 @@ func TestErrorsNameThePlace(t *testing.T) {
 		{faultfs.Read, syscall.EIO, func() error { return e.ReadAt(context.Background(), aligned(2*mib), 0) }, []string{"disk: reading 262144 bytes", "input/output error"}},
 		{faultfs.Write, syscall.EROFS, func() error { return e.WriteAt(context.Background(), aligned(2*mib), 0) }, []string{"read-only file system"}},
 	} {
+		write(t, e, random(2*mib, 1), 0)
 		_, file, off := e.Locate(3 * mib / 4)
 		remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{c.op}, Skip: 3, Times: 1, Effect: faultfs.Fail(c.err)})
 		before := fsys.Count(c.op)
@@ -304,6 +304,7 @@ func TestTransfersThatNeverProgressEnd(t *testing.T) {
 		t.Errorf("interrupted for ever: %v", err)
 	}
 	remove()
+	write(t, e, aligned(mib), 0)
 	fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.Fail(io.EOF)})
 	if err := e.ReadAt(context.Background(), aligned(mib), 0); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("the file ends too early: %v", err)
@@ -363,7 +364,7 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 				if fsys.Open() != 0 || descriptors(t) != fds {
 					t.Fatalf("operation %d: %d files open, %d descriptors of %d", i, fsys.Open(), descriptors(t), fds)
 				}
-				v, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: mib})
+				v, err := openVolume(disk.Config{Dir: dir, Capacity: mib})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -393,7 +394,7 @@ func life(t *testing.T, dir string, fsys *faultfs.FS) (failed []error) {
 		return err == nil
 	}
 	const capacity = 64 * page
-	v, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: capacity, SegmentSize: capacity / 4, Request: 8 * page, Depth: 2, FS: fsys, Idle: -1})
+	v, err := openVolume(disk.Config{Dir: dir, Capacity: capacity, SegmentSize: capacity / 4, Request: 8 * page, Depth: 2, FS: fsys, Idle: -1})
 	if !note(err) {
 		return failed
 	}

@@ -35,6 +35,7 @@ type Volume struct {
 	own       *ownDir // of named files; nil for anonymous ones
 	address   uintptr // what transfers must be aligned to; 1 for any
 	offset    int64
+	sealer    *sealer // nil if nothing is encrypted
 
 	pacer pacer
 
@@ -106,9 +107,17 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		b := alignedBytes(v.bounceSize())
 		return &b
 	}
-	if err := v.open(); err != nil {
+	v.cfg.Key = nil // the caller's, and not to be kept
+	var err error
+	if cfg.Encrypt {
+		v.sealer, err = newSealer(v, cfg.Key)
+	}
+	if err == nil {
+		err = v.open()
+	}
+	if err != nil {
 		v.endLife()
-		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, err)
+		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, also(err, v.sealer.forget()))
 	}
 	for off := int64(0); off < v.cfg.Capacity; off += v.cfg.SegmentSize {
 		size := min(v.cfg.SegmentSize, v.cfg.Capacity-off)
@@ -302,7 +311,7 @@ func (v *Volume) Dir() string { return v.cfg.Dir }
 // counters of transfers.
 func (v *Volume) Stats() Stats {
 	s := Stats{
-		Dir: v.cfg.Dir, FileSystem: v.system, Direct: v.direct, Anonymous: v.anonymous,
+		Dir: v.cfg.Dir, FileSystem: v.system, Direct: v.direct, Anonymous: v.anonymous, Encrypted: v.cfg.Encrypt,
 		Request: v.cfg.Request, Depth: v.cfg.Depth, Capacity: v.cfg.Capacity,
 		Written: v.written.Load(), Read: v.read.Load(), Fresh: v.fresh.Load(), Given: v.given.Load(),
 	}
@@ -376,6 +385,9 @@ func (v *Volume) end() error {
 	}
 	v.mu.Unlock()
 	var err error
+	if last {
+		err = v.sealer.forget()
+	}
 	for _, f := range files {
 		err = also(err, v.closeSegment(f.name, f.file))
 	}

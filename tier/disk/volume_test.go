@@ -33,7 +33,7 @@ func TestVolumeKeepsThePoolContract(t *testing.T) {
 			tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
 				cfg := cfg()
 				cfg.Dir, cfg.Capacity = t.TempDir(), capacity
-				v, err := disk.OpenVolume(cfg)
+				v, err := openVolume(cfg)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -56,7 +56,7 @@ func TestConfigIsChecked(t *testing.T) {
 		{Dir: dir, Capacity: mib, Request: 100},
 		{Dir: dir, Capacity: mib, Depth: -1},
 	} {
-		if v, err := disk.OpenVolume(cfg); err == nil {
+		if v, err := openVolume(cfg); err == nil {
 			v.Close()
 			t.Errorf("%+v was accepted", cfg)
 		} else {
@@ -107,7 +107,7 @@ func TestOpenErrorsAreClear(t *testing.T) {
 			if cfg.Capacity == 0 {
 				cfg.Capacity = mib
 			}
-			v, err := disk.OpenVolume(cfg)
+			v, err := openVolume(cfg)
 			if err == nil {
 				v.Close()
 				t.Fatal("it was opened")
@@ -198,7 +198,7 @@ func TestMemoryFileSystemIsWarnedOf(t *testing.T) {
 		t.Skip("no tmpfs to try: ", err)
 	}
 	defer os.RemoveAll(dir)
-	v, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: mib})
+	v, err := openVolume(disk.Config{Dir: dir, Capacity: mib})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -518,14 +518,14 @@ func TestTwoVolumesInOneDirectory(t *testing.T) {
 			onLinux(t)
 			dir := t.TempDir()
 			cfg := disk.Config{Dir: dir, Capacity: 32 * mib, FS: fsys}
-			first, err := disk.OpenVolume(cfg)
+			first, err := openVolume(cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
 			a := alloc(t, first, 10*mib)
 			data := random(10*mib, 1)
 			write(t, a, data, 0)
-			second, err := disk.OpenVolume(cfg)
+			second, err := openVolume(cfg)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -52,6 +52,7 @@ type Config struct {
 	Stop                 float64 `json:"stop"`
 	Policy               string  `json:"policy"`
 	Codec                string  `json:"codec"`
+	Encrypt              bool    `json:"encrypt"` // what goes to disk
 	MonitorPeriodSeconds float64 `json:"monitor_period_seconds"`
 	RowsPerBatch         int64   `json:"rows_per_batch"` // 0: as the files have them
 	// DiskThrottleBytesPerS is the rate of each spill directory; 0: its own.

@@ -48,7 +48,7 @@ func TestKeys(t *testing.T) {
 	header := []string{"command", "schema",
 		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.gpu", "env.kernel", "env.memory", "env.pcie_link"}
 	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
-		"config.codec", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.trigger",
+		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.trigger",
 		"config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
 	disks := Config{Disks: []Disk{{}}, Faults: []Fault{{}}}
 	for _, c := range []struct {
@@ -106,9 +106,10 @@ func TestPrint(t *testing.T) {
 		Waits: Waits{Count: 2, P50: 0.0015, P99: 2.5, Max: 2.5},
 	}
 	r.Env.GPU = "sim"
+	r.Config.Codec, r.Config.Encrypt = "s2", true
 	var b strings.Builder
 	r.Print(&b, []string{"take note"})
-	for _, want := range []string{"a.csv, b.csv", "FAILED: 2 of 7", "for demand", "for work", "1.0 MiB", "note: take note", "half within 1.5ms", "2.5s", "sim: no figure here is a real GPU's"} {
+	for _, want := range []string{"a.csv, b.csv", "FAILED: 2 of 7", "for demand", "for work", "1.0 MiB", "note: take note", "half within 1.5ms", "codec s2, encrypted on disk,", "2.5s", "sim: no figure here is a real GPU's"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
 		}

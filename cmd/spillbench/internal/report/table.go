@@ -57,7 +57,7 @@ func orUnknown(s, other string) string {
 func (r *Run) Print(w io.Writer, notes []string) {
 	fmt.Fprintf(w, "spillbench run: %s\n", r.Env.line())
 	fmt.Fprintf(w, "%s of %s in %d batches", size.Approx(r.Input.Bytes), strings.Join(r.Input.Sources, ", "), r.Input.Batches)
-	fmt.Fprintf(w, " (%d rows), %d workers, policy %s, codec %s, placed in the GPU: %s\n\n", r.Input.Rows, r.Config.Workers, r.Config.Policy, r.Config.Codec, placing(r.Config.Place))
+	fmt.Fprintf(w, " (%d rows), %d workers, policy %s, codec %s,%s placed in the GPU: %s\n\n", r.Input.Rows, r.Config.Workers, r.Config.Policy, r.Config.Codec, onDisk(r.Config.Encrypt), placing(r.Config.Place))
 
 	rows := [][]string{{"phase", "seconds", "GiB/s"}}
 	for _, p := range r.Phases {
@@ -96,6 +96,13 @@ func (r *Run) Print(w io.Writer, notes []string) {
 	default:
 		fmt.Fprintf(w, "FAILED: %d of %d digests are not those of what was loaded\n", r.Verify.Mismatches, r.Verify.Batches)
 	}
+}
+
+func onDisk(encrypt bool) string {
+	if encrypt {
+		return " encrypted on disk,"
+	}
+	return ""
 }
 
 func placing(place string) string {

@@ -1,0 +1,98 @@
+package convert
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
+)
+
+// TestEncryptedVolumeSaysWhatIsCorrupt: what the volume finds altered comes to everybody
+// who reads a batch as a *CorruptError of the batch, with the place, whatever is read and however it
+// is stored; and the batch is whole when the disk gives the right bytes again.
+func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
+	for _, codec := range []Codec{CodecNone, CodecZstd, CodecAuto} {
+		t.Run(codec.String(), func(t *testing.T) {
+			m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: codec, auto: codec == CodecAuto, encrypt: true})
+			rec := arrowgen.Flights(1, 40_000)
+			b := m.put(t, rec, tier.Disk)
+			readers := map[string]func() error{
+				"moved to host memory": func() error {
+					return m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host), ReasonWork)
+				},
+				"moved to the device": func() error {
+					return m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU), ReasonWork)
+				},
+				"packed": func() error {
+					return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked, ReasonWork)
+				},
+				"columns": func() error {
+					return m.columnsOf(t.Context(), b, Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})
+				},
+				"digest": func() error {
+					h, err := openAny(t.Context(), b)
+					if err != nil {
+						return err
+					}
+					_, _, err = m.mover.Digest(t.Context(), h)
+					return errors.Join(ofBatch(err, b.ID()), h.Close())
+				},
+			}
+			for name, read := range readers {
+				remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.BitFlip()})
+				err := read()
+				remove()
+				var c *CorruptError
+				var a *tier.AlteredError
+				if !errors.Is(err, ErrCorrupt) || !errors.As(err, &c) || !errors.As(err, &a) {
+					t.Errorf("%s: %v", name, err)
+					continue
+				}
+				if c.Batch != b.ID() || c.Volume != a.Volume+" "+a.File || c.Offset != a.Offset {
+					t.Errorf("%s: told as %+v of %+v", name, c, a)
+				}
+				m.rests(t, b, tier.Disk)
+			}
+			m.whole(t, b, tier.Disk)
+		})
+	}
+}
+
+// TestAlteredIsCorruptWhoeverReads: of the memory of a volume by itself.
+func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
+	fsys := faultfs.New(disk.OS(), 1)
+	v, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: 1 << 20, FS: fsys, Encrypt: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	m, err := v.Alloc(1<<20, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Free(m, func() {})
+	file := checked(m.(tier.FileMemory))
+	if err := file.WriteAt(t.Context(), make([]byte, 1<<20), 0); err != nil {
+		t.Fatal(err)
+	}
+	defer fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.BitFlip()})()
+	for name, do := range map[string]func() error{
+		"reading":        func() error { return file.ReadAt(t.Context(), make([]byte, 100), 70_000) },
+		"writing a part": func() error { return file.WriteAt(t.Context(), make([]byte, 100), 70_000) },
+	} {
+		var c *CorruptError
+		_, _, at := file.Locate(64 << 10)
+		if err := do(); !errors.As(err, &c) || c.Offset != at {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
