@@ -52,6 +52,10 @@ type Config struct {
 	// Space names the volume in the errors of transfers; disk:0 if it is not set.
 	// Errors of Alloc are named by the space.
 	Space tier.ID
+	// Keep makes the volume keep what Volume.Keep was called for when the process ends
+	// without closing it, in files with names: the next volume with Keep that is opened in
+	// Dir has it. Against a failure of the system, or of its power, it is no help.
+	Keep bool
 	// FS is what the volume works on; nil is the real file system.
 	FS FS
 	// SegmentSize is the length of a file in bytes, a multiple of 4096.

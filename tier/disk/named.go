@@ -45,13 +45,16 @@ type ownDir struct {
 // locking; that this happens again and again is not chance.
 const ownDirAttempts = 16
 
+// ownPrefix is what the name of a directory begins with.
+func ownPrefix() string { return fmt.Sprintf("spillway-%d-", os.Getpid()) }
+
 // makeOwnDir makes a directory and locks it.
-func makeOwnDir(fsys FS, dir string) (*ownDir, error) {
+func makeOwnDir(fsys FS, dir, prefix string) (*ownDir, error) {
 	var last error
 	for range ownDirAttempts {
 		var random [8]byte
 		rand.Read(random[:]) // never fails
-		path := filepath.Join(dir, fmt.Sprintf("spillway-%d-%s", os.Getpid(), hex.EncodeToString(random[:])))
+		path := filepath.Join(dir, prefix+hex.EncodeToString(random[:]))
 		if err := fsys.Mkdir(path); err != nil {
 			return nil, err
 		}
