@@ -131,6 +131,13 @@ type Disk struct {
 	// over that, such as those of tier/disk/faultfs, go here. It stays the caller's, may
 	// serve several volumes, and must be there until the engine is closed.
 	FS disk.FS
+	// Keep makes the engine record what it writes there, in files with names, so that the
+	// next engine with a disk of the same Dir, and Keep, finds the batches that were there
+	// when this one's process ended without closing it, be it killed: see Engine.Kept. What is
+	// recorded does not survive a failure of the system or of its power. A disk that keeps
+	// needs a Capacity, for what is kept takes part of it. Engines that are open at
+	// the same time have different directories in Dir.
+	Keep bool
 }
 
 const (
@@ -164,6 +171,9 @@ func (c Config) Validate() error {
 	for i, d := range c.Disks {
 		if d.Capacity < 0 || d.Reserve < 0 {
 			errs = append(errs, fmt.Errorf("disk:%d: capacity and reserve must not be negative", i))
+		}
+		if d.Keep && d.Capacity == 0 {
+			errs = append(errs, fmt.Errorf("disk:%d: a disk that keeps needs a capacity: a share of what is free would not hold what was kept", i))
 		}
 	}
 	for _, m := range [...]struct {

@@ -241,7 +241,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, free, tier.ErrNoSpace)
 		}
 	}
-	volume, err := disk.OpenVolume(disk.Config{Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS, Space: tier.ID{Kind: tier.Disk, Ordinal: i}})
+	volume, err := disk.OpenVolume(disk.Config{Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Keep: d.Keep})
 	if err != nil {
 		return err
 	}
@@ -256,7 +256,11 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 		return errors.Join(err, volume.Close())
 	}
 	e.spaces = append(e.spaces, space)
-	return nil
+	if !d.Keep {
+		return nil
+	}
+	e.keeper.volumes[space.ID()] = volume
+	return e.findKept(space, volume)
 }
 
 // freeIn returns how many bytes are free where d's files are to lie.

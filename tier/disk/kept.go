@@ -49,15 +49,15 @@ var errNotKept = errors.New("disk: the volume keeps nothing (Config.Keep is not 
 // ends this one, as long as the system itself goes on. What has been kept together
 // before, in the same order, gets the new meta in the same step. The record ends
 // when the first of the memories is freed, before its room can be used again, or by
-// Forget. On an error what was recorded before is recorded still.
+// Forget; without memories, only so. On an error what was recorded before is recorded still.
 //
 // Nothing may be written to the memories from then on.
 func (v *Volume) Keep(meta []byte, memories ...tier.Memory) (key uint64, err error) {
 	if v.kept == nil {
 		return 0, errNotKept
 	}
-	if len(memories) == 0 || len(meta) > maxRecord/2 {
-		return 0, fmt.Errorf("disk: volume %s: keeping %d memories with %d bytes of meta", v.cfg.Dir, len(memories), len(meta))
+	if len(meta) > maxRecord/2 {
+		return 0, fmt.Errorf("disk: volume %s: keeping %d bytes of meta", v.cfg.Dir, len(meta))
 	}
 	es := make([]*Extents, 0, len(memories))
 	defer func() {
@@ -84,7 +84,11 @@ func (v *Volume) record(meta []byte, es []*Extents) (uint64, error) {
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
 	v.mu.Lock()
-	old, closed := es[0].entry, v.mu.closed
+	var old *entry
+	if len(es) > 0 {
+		old = es[0].entry
+	}
+	closed := v.mu.closed
 	mixed := slices.ContainsFunc(es, func(e *Extents) bool { return e.entry != old }) ||
 		old != nil && !slices.Equal(old.memories, es)
 	v.mu.Unlock()

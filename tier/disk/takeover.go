@@ -264,9 +264,6 @@ func (v *Volume) resolve(f *found, records log) error {
 	for _, key := range slices.Backward(slices.Sorted(maps.Keys(records.live))) {
 		r := records.live[key]
 		memories, meta, err := parseKept(r.body)
-		if err == nil && len(memories) == 0 {
-			err = errRecord
-		}
 		if err != nil {
 			skip(r, err.Error())
 			continue
