@@ -225,6 +225,13 @@ func killed(t *testing.T, dir string, codec convert.Codec, lines int) (sure, may
 // its number.
 func checkAdopted(t testing.TB, eng *spillway.Engine, k spillway.Kept) int64 {
 	t.Helper()
+	n, _ := checkForm(t, eng, k)
+	return n
+}
+
+// checkForm is checkAdopted, and returns the form, too.
+func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Kept) (int64, string) {
+	t.Helper()
 	if k.Err != nil {
 		t.Fatalf("batch %d: %v", k.ID, k.Err)
 	}
@@ -234,6 +241,10 @@ func checkAdopted(t testing.TB, eng *spillway.Engine, k spillway.Kept) int64 {
 	}
 	if info := b.Info(); info.State != batch.Idle || info.Space != k.Space || info.Bytes != k.Bytes || info.Rows != k.Rows {
 		t.Errorf("adopted: %+v of %+v", info, k)
+	}
+	form := string(b.PayloadType())
+	if len(b.Descriptor().Dictionaries) > 0 {
+		form += ", dictionaries"
 	}
 	rec := recordOf(t, eng, b)
 	n := rec.Column(0).(*array.Int64).Value(0)
@@ -247,7 +258,7 @@ func checkAdopted(t testing.TB, eng *spillway.Engine, k spillway.Kept) int64 {
 	if err := b.Drop(); err != nil {
 		t.Error(err)
 	}
-	return n
+	return n, form
 }
 
 // recordOf opens a batch in host memory.
@@ -315,7 +326,7 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(7, 7))
 	dir := t.TempDir()
-	found := 0
+	found, forms := 0, make(map[string]int)
 	for round := range rounds {
 		codec := []convert.Codec{convert.CodecNone, convert.CodecS2, convert.CodecZstd}[round%3]
 		sure, maybe := killed(t, dir, codec, rng.IntN(40))
@@ -335,7 +346,8 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 			last = max(last, n)
 		}
 		for i, k := range kept {
-			n := checkAdopted(t, eng, k)
+			n, form := checkForm(t, eng, k)
+			forms[form]++
 			if !sure[n] && !maybe[n] && n != last+1 {
 				t.Errorf("round %d: record %d was kept, which was not put", round, n)
 			}
@@ -354,9 +366,12 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 		closeKeeping(t, eng)
 		wantNothingIn(t, dir)
 	}
-	if found < 2*rounds {
-		t.Errorf("only %d batches in %d rounds", found, rounds)
+	for _, form := range []batch.PayloadType{batch.DiskImage, batch.DiskPacked} {
+		if forms[string(form)] == 0 || forms[string(form)+", dictionaries"] == 0 {
+			t.Errorf("of the forms there were only %v, of %d batches in %d rounds", forms, found, rounds)
+		}
 	}
+	t.Logf("%d batches: %v", found, forms)
 }
 
 // crashed makes a directory as an engine leaves it that was killed with records 1 to n on
@@ -646,4 +661,89 @@ func TestKeepingIsOffByDefault(t *testing.T) {
 	if _, err := openKeeping(t.Context(), dir, func(c *spillway.Config) { c.Disks[0].Capacity = 0 }); err == nil || !strings.Contains(err.Error(), "capacity") {
 		t.Errorf("without a capacity: %v", err)
 	}
+}
+
+// TestAdoptBesideEachOther: batches that share dictionaries are adopted, forgotten and dropped
+// at the same time, some by a context that has ended, while the engine closes: what is not
+// adopted stays, and what is, is whole.
+func TestAdoptBesideEachOther(t *testing.T) {
+	keepingNeedsLinux(t)
+	dir := crashed(t, 24)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	var mu sync.Mutex
+	taken := make(map[int64]bool) // by record
+	for life := 0; len(taken) < 24; life++ {
+		eng := keepingEngine(t, dir)
+		if n := len(eng.Kept()); n != 24-len(taken) {
+			t.Fatalf("life %d: %d are kept, want %d", life, n, 24-len(taken))
+		}
+		started := make(chan struct{}, 4*24) // for all of them
+		var all sync.WaitGroup
+		for g := range 4 {
+			all.Go(func() {
+				for i, k := range eng.Kept() {
+					started <- struct{}{}
+					if _, err := eng.Adopt(ended, k); err == nil {
+						t.Error("adopted by a context that has ended")
+					}
+					if life == 0 && i > 6 {
+						return // something must stay for the other lives
+					}
+					if (i+g)%5 == 0 {
+						if err := eng.ForgetKept(k); err == nil {
+							mu.Lock()
+							taken[int64(k.Port)] = true
+							mu.Unlock()
+						}
+						continue
+					}
+					b, err := eng.Adopt(t.Context(), k)
+					if errors.Is(err, tier.ErrReleased) || errors.Is(err, tier.ErrClosed) {
+						continue
+					}
+					if err != nil {
+						t.Error(err)
+						continue
+					}
+					if h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host)); err == nil {
+						rec, err := eng.Mover().Record(t.Context(), h)
+						if err == nil {
+							if err := convert.Equal(keptRecord(int64(k.Port)), rec); err != nil {
+								t.Error(err)
+							}
+							rec.Release()
+						} else if !errors.Is(err, tier.ErrClosed) {
+							t.Error(err)
+						}
+						_ = h.Close()
+					} else if !errors.Is(err, tier.ErrClosed) {
+						t.Error(err)
+					}
+					if err := b.Drop(); err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					taken[int64(k.Port)] = true
+					mu.Unlock()
+				}
+			})
+		}
+		for range min(5+life, len(eng.Kept())) { // then in the middle
+			<-started
+		}
+		var leak *spillway.LeakError
+		if err := eng.Close(); err != nil && !errors.As(err, &leak) { // who has a batch just then drops it later
+			t.Error(err)
+		}
+		all.Wait()
+		for _, s := range eng.Stats().Spaces {
+			if s.Used() != 0 {
+				t.Errorf("life %d: %s ends with %+v", life, s.ID, s.Usage)
+			}
+		}
+	}
+	eng := keepingEngine(t, dir)
+	closeKeeping(t, eng)
+	wantNothingIn(t, dir)
 }
