@@ -75,7 +75,8 @@ func EncodeSchema(s *arrow.Schema) (_ []byte, err error) {
 // DecodeSchema reads what EncodeSchema has written.
 func DecodeSchema(p []byte) (_ *arrow.Schema, err error) {
 	defer recovered(&err, "reading a schema")
-	r, err := ipc.NewReader(bytes.NewReader(p))
+	// A schema has no body, and its message is no longer than what is there.
+	r, err := ipc.NewReader(bytes.NewReader(p), ipc.WithMetadataSizeLimit(int64(len(p))+1), ipc.WithBodySizeLimit(1))
 	if err != nil {
 		return nil, err
 	}
