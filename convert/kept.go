@@ -11,6 +11,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/tier"
@@ -34,10 +35,12 @@ type Kept struct {
 //	rows i64 · body i64 · nodes, of length i64 and nulls i64 · buffers, of offset i64 and length i64
 //	sums, of u64 · dictionaries, of a key u64
 //	runs, of codec u64, sum u64 and four lengths of frames u32
-//	the record's metadata, by pairs of strings · the schema, an Arrow IPC stream without batches
+//	the record's metadata, by pairs of strings
+//	xxh3-64 of the rest u64 · the schema, an Arrow IPC stream without batches
 //
-// A string is its length, u64, and its bytes; a list its length, u64, and its items. It
-// has no checksum of its own: the manifest's records have.
+// A string is its length, u64, and its bytes; a list its length, u64, and its items. The
+// manifest's records have checksums. The schema has one beside, for arrow-go believes the
+// lengths in it, and takes as much memory as they say.
 const keptMagic = "SPB1"
 
 const (
@@ -140,6 +143,7 @@ func (k *Kept) Marshal(schema []byte) []byte {
 			text(d.Metadata.Values()[i])
 		}
 	}
+	p = binary.LittleEndian.AppendUint64(p, xxh3.Hash(schema))
 	return append(p, schema...)
 }
 
@@ -193,7 +197,8 @@ func UnmarshalKept(p []byte) (*Kept, error) {
 		m := arrow.NewMetadata(keys, values)
 		d.Metadata = &m
 	}
-	if r.bad || flags&^(keptPacked|keptMetadata) != 0 || !k.fits() {
+	sum := uint64(r.number())
+	if r.bad || sum != xxh3.Hash(r.p) || flags&^(keptPacked|keptMetadata) != 0 || !k.fits() {
 		return nil, ErrKeptFormat
 	}
 	var err error
