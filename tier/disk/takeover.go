@@ -145,7 +145,7 @@ func (v *Volume) takeOver(path string) (took bool, err error) {
 	}
 	for _, name := range f.all {
 		if name != v.own.manifest(v.kept.generation) {
-			err = also(err, bare(ignoreMissing(fsys.Remove(name))))
+			err = also(err, bare(v.own.removeFile(name)))
 		}
 	}
 	for _, name := range f.spare {
@@ -391,8 +391,10 @@ func (f *found) remove() error {
 		err = also(err, bare(f.file.Close()))
 		f.file = nil
 	}
-	for _, name := range f.all {
-		err = also(err, bare(ignoreMissing(f.own.fs.Remove(name))))
+	for _, name := range slices.Backward(f.all) { // the youngest last: an older one may say more
+		if err == nil {
+			err = bare(f.own.removeFile(name))
+		}
 	}
 	if err != nil || f.foreign {
 		return err
@@ -470,8 +472,10 @@ func (v *Volume) leaveKept() error {
 	if !nothing {
 		return also(err, v.own.lock.Close())
 	}
-	if v.kept.generation > 0 {
-		err = also(err, bare(ignoreMissing(v.cfg.FS.Remove(v.own.manifest(v.kept.generation)))))
+	// If something could not be removed, the manifest stays and says that there is
+	// nothing: an older one might say otherwise.
+	if v.kept.generation > 0 && !v.own.dirty.Load() {
+		err = also(err, bare(v.own.removeFile(v.own.manifest(v.kept.generation))))
 	}
 	return also(err, v.own.remove())
 }
