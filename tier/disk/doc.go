@@ -33,7 +33,7 @@
 //
 // # What is left behind
 //
-// Nothing: nameless files are gone with the process, however it ends, and named ones
+// Nothing, but for what is kept (below): nameless files are gone with the process, however it ends, and named ones
 // are removed by the next volume that is opened in the directory (named.go says how it
 // knows). Files have mode 0600. No other file in the directory is touched.
 //
