@@ -121,7 +121,7 @@ type GPU struct {
 // Disk configures one spill volume.
 type Disk struct {
 	// Dir is the directory; empty means os.TempDir. Nothing but the engine's own
-	// files in it is touched, and none stays.
+	// files in it is touched, and none stays, but with Keep.
 	Dir string
 	// Capacity is the most that may lie there, in bytes. 0 means half of what the
 	// file system has free.
@@ -140,6 +140,13 @@ type Disk struct {
 	// the volume makes a key. No key is ever written, and those of volumes are
 	// overwritten when the engine is closed.
 	Key []byte
+	// Keep makes the engine record what it writes there, in files with names, so that the
+	// next engine with a disk of the same Dir, and Keep, finds the batches that were there
+	// when this one's process ended without closing it, be it killed: see Engine.Kept. What is
+	// recorded does not survive a failure of the system or of its power. A disk that keeps
+	// needs a Capacity, for what is kept takes part of it. Engines that are open at
+	// the same time have different directories in Dir.
+	Keep bool
 }
 
 const (
@@ -176,6 +183,12 @@ func (c Config) Validate() error {
 		}
 		if err := disk.CheckKey(d.Encrypt, d.Key); err != nil {
 			errs = append(errs, fmt.Errorf("disk:%d: %w", i, err))
+		}
+		if d.Keep && d.Capacity == 0 {
+			errs = append(errs, fmt.Errorf("disk:%d: a disk that keeps needs a capacity: a share of what is free would not hold what was kept", i))
+		}
+		if d.Keep && d.Encrypt {
+			errs = append(errs, fmt.Errorf("disk:%d: a disk that encrypts cannot keep: what its bytes are opened with is in memory only", i))
 		}
 	}
 	for _, m := range [...]struct {

@@ -23,6 +23,13 @@
 // Mover.Record released. A repository's Claim is ended by its owner, or by RunTask to
 // which it was given.
 //
+// # After a crash
+//
+// What is on a disk dies with the process, unless Disk.Keep is set: then each batch that
+// has come to the disk is recorded, and an engine that is opened there later lists it
+// (Engine.Kept) and takes it back (Engine.Adopt), verified. Against a failure of the
+// machine this is no help.
+//
 // # Memory that Go does not see
 //
 // Host arenas and the simulated GPU lie outside of Go's heap: GOMEMLIMIT does

@@ -42,6 +42,9 @@ type Engine struct {
 	monitor      *monitor.Monitor
 	admitter     *admission.Admitter
 	ids          batch.IDs
+	builtin      *convert.Builtin
+	keeper       *keeper // records what comes to disks with Disk.Keep
+	found        *found  // what was recorded there before
 
 	stop     context.CancelCauseFunc
 	watching chan struct{} // closed when the monitor has ended
@@ -67,6 +70,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		base:    make(map[tier.ID]int64),
 		plans:   make(map[string]*Plan),
 	}
+	e.keeper, e.found = newKeeper(e), newFound(e)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.release())
@@ -93,12 +97,12 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 			return nil, err
 		}
 	}
-	builtin := &convert.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec}
-	if err := builtin.Register(&e.registry); err != nil {
+	e.builtin = &convert.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec}
+	if err := e.builtin.Register(&e.registry); err != nil {
 		return nil, err
 	}
 	e.mover, err = convert.NewMover(convert.MoverConfig{
-		Reservations: e.reservations, Registry: &e.registry, Builtin: builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(),
+		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(),
 	})
 	if err != nil {
 		return nil, err
@@ -130,11 +134,18 @@ func (e *Engine) Observer() batch.Observer { return observer{e} }
 
 type observer struct{ e *Engine }
 
-func (o observer) BatchChanged(b *batch.Batch) { o.e.monitor.Index().BatchChanged(b) }
+func (o observer) BatchChanged(b *batch.Batch) {
+	o.e.monitor.Index().BatchChanged(b)
+	if !o.e.keeper.idle() {
+		o.e.keeper.changed(b)
+	}
+}
 
 // held is what the engine itself keeps in a space: no batch's own bytes, so that
 // nobody's release but that of the batches which share a dictionary brings them back.
-func (e *Engine) held(id tier.ID) int64 { return e.base[id] + e.mover.DictionaryBytes(id) }
+func (e *Engine) held(id tier.ID) int64 {
+	return e.base[id] + e.mover.DictionaryBytes(id) + e.found.held(id)
+}
 
 // moveEvents adds the engine's warning to the configured events.
 func (e *Engine) moveEvents() convert.Events {
@@ -177,6 +188,14 @@ func (e *Engine) stagingNear(node int) (convert.Staging, error) {
 // Plan returns a new plan: what owns a query's repositories and their order. A
 // name that an open plan has is an error.
 func (e *Engine) Plan(name string) (*Plan, error) {
+	p, err := e.newPlan(name)
+	if err == nil {
+		e.keeper.named(p.number, name)
+	}
+	return p, err
+}
+
+func (e *Engine) newPlan(name string) (*Plan, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -186,8 +205,8 @@ func (e *Engine) Plan(name string) (*Plan, error) {
 		return nil, fmt.Errorf("spillway: a plan %q is open already", name)
 	}
 	e.plan++
-	p := &Plan{engine: e, name: name, manager: repository.NewManager(name, e.plan, repository.Config{
-		Mover: e.mover, IDs: &e.ids, Observer: e.monitor.Index(),
+	p := &Plan{engine: e, name: name, number: e.plan, manager: repository.NewManager(name, e.plan, repository.Config{
+		Mover: e.mover, IDs: &e.ids, Observer: e.Observer(),
 	})}
 	e.plans[name] = p
 	return p, nil
@@ -285,7 +304,7 @@ func (e *Engine) Close() error {
 	for _, p := range plans {
 		errs = append(errs, p.Close())
 	}
-	errs = append(errs, e.release())
+	errs = append(errs, e.found.close(), e.release())
 	return errors.Join(errs...)
 }
 

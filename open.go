@@ -243,7 +243,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 	}
 	volume, err := disk.OpenVolume(disk.Config{
 		Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS,
-		Encrypt: d.Encrypt, Key: d.Key, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe,
+		Encrypt: d.Encrypt, Key: d.Key, Keep: d.Keep, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe,
 	})
 	e.cfg.Disks[i].Key = nil // the caller's, and not to be kept
 	if err != nil {
@@ -260,7 +260,11 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 		return errors.Join(err, volume.Close())
 	}
 	e.spaces = append(e.spaces, space)
-	return nil
+	if !d.Keep {
+		return nil
+	}
+	e.keeper.volumes[space.ID()] = volume
+	return e.findKept(space, volume)
 }
 
 // freeIn returns how many bytes are free where d's files are to lie.

@@ -12,6 +12,7 @@ import (
 type Plan struct {
 	engine  *Engine
 	name    string
+	number  uint64
 	manager *repository.Manager
 	once    sync.Once
 	err     error
@@ -37,6 +38,7 @@ func (p *Plan) Close() error {
 	p.once.Do(func() {
 		p.err = p.manager.Close(context.Background())
 		e := p.engine // which, if it is closed meanwhile, waits for this
+		e.keeper.named(p.number, "")
 		e.mu.Lock()
 		delete(e.plans, p.name)
 		e.mu.Unlock()

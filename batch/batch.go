@@ -45,6 +45,11 @@ type Place struct {
 	Rank int    // the repository's position: 0 for the scans, rising towards the output
 	Last bool   // it is in the plan's output repository
 	Seq  uint64 // order of arrival within the plan
+
+	// The repository, and where in it.
+	Operator  string
+	Port      int
+	Partition int
 }
 
 // Options is what New needs. ID and Payload are required.
@@ -167,6 +172,16 @@ func (b *Batch) Descriptor() *Descriptor {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.mu.desc
+}
+
+// Payload returns the form that the batch has now; nil when it is gone. It is the
+// batch's, which may give it up at any moment: who has neither a handle nor the
+// transit may ask what it is, and must not use its memory but under a lease
+// (tier.Buffer.TryLease).
+func (b *Batch) Payload() Payload {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.payload
 }
 
 // PayloadType returns the form that the batch has now; "" when it is gone.

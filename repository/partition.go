@@ -11,12 +11,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// entry is a batch that a repository holds. All fields but b, part and seq are
+// entry is a batch that a repository holds. All fields but b, part, number and seq are
 // guarded by the repository's lock.
 type entry struct {
 	b    *batch.Batch
 	part *partition
 	seq  uint64 // order of arrival within the plan
+
+	number int // of the partition
 
 	class   class
 	kind    tier.Kind // where the data was last seen; 0 when it is gone

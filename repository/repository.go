@@ -184,7 +184,7 @@ func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.Record
 	if err != nil {
 		return fail(fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err))
 	}
-	place := r.nextPlace()
+	place := r.nextPlace(partition)
 	b, err := batch.New(batch.Options{
 		ID: r.m.ids.Next(), Payload: payload, Observer: r.m.cfg.Observer, Clock: r.m.cfg.Clock, Place: place,
 	})
@@ -212,15 +212,18 @@ func (r *Repository) admitLocked(partition int, schema *arrow.Schema) (*partitio
 }
 
 // nextPlace is the place of a batch that arrives now.
-func (r *Repository) nextPlace() batch.Place {
+func (r *Repository) nextPlace(partition int) batch.Place {
 	seq := r.m.seq.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.placeLocked(seq)
+	return r.placeLocked(seq, partition)
 }
 
-func (r *Repository) placeLocked(seq uint64) batch.Place {
-	return batch.Place{Plan: r.m.plan, Rank: r.mu.rank, Last: r.mu.last, Seq: seq}
+func (r *Repository) placeLocked(seq uint64, partition int) batch.Place {
+	return batch.Place{
+		Plan: r.m.plan, Rank: r.mu.rank, Last: r.mu.last, Seq: seq,
+		Operator: r.key.Operator, Port: r.key.Port, Partition: partition,
+	}
 }
 
 // PutBatch hands b over, whatever its state, and puts it at the end of the
@@ -229,7 +232,7 @@ func (r *Repository) placeLocked(seq uint64) batch.Place {
 // was dropped batch.ErrState, and one whose id the repository has already
 // ErrDuplicateBatch.
 func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
-	return r.insert(partition, b, r.nextPlace())
+	return r.insert(partition, b, r.nextPlace(partition))
 }
 
 // insert takes b over, at place, which may have become wrong in its rank.
@@ -265,7 +268,7 @@ func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) error
 	if info.State == batch.Released {
 		return &batch.StateError{Batch: b.ID(), State: info.State, Op: "put", Status: batch.MissingData}
 	}
-	e := &entry{b: b, part: p, seq: seq, class: class(info.State), kind: info.Space.Kind, bytes: info.Bytes}
+	e := &entry{b: b, part: p, number: partition, seq: seq, class: class(info.State), kind: info.Space.Kind, bytes: info.Bytes}
 	r.mu.entries[b.ID()] = e
 	r.mu.bytes[e.kind] += e.bytes
 	p.sets[e.class].ReplaceOrInsert(e)
@@ -288,7 +291,7 @@ func (r *Repository) settle(b *batch.Batch) {
 			r.mu.Unlock()
 			return
 		}
-		want := r.placeLocked(e.seq)
+		want := r.placeLocked(e.seq, e.number)
 		r.mu.Unlock()
 		if b.Place() == want || !b.KeepAt(r, want) {
 			return

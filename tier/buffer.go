@@ -142,6 +142,11 @@ func (b *Buffer) Lease() (end func()) {
 		b.holders.Add(-1)
 		panic("tier: a lease on a buffer whose memory is gone; it was taken at\n" + b.stack)
 	}
+	return b.leaseEnd()
+}
+
+// leaseEnd returns what ends a lease that is counted.
+func (b *Buffer) leaseEnd() func() {
 	var ended atomic.Bool
 	return func() {
 		if ended.CompareAndSwap(false, true) && b.holders.Add(-1) == 0 {

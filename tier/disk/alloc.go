@@ -30,6 +30,10 @@ type Extents struct {
 	freed     atomic.Bool
 	refs      atomic.Int64 // the owner and the transfers under way
 	reclaimed func()       // set before the owner's reference goes
+
+	// Guarded by the volume's mutex.
+	entry    *entry // the record of what is kept that the memory is in; nil: none
+	disowned bool   // the room is another's by now; see PutBack
 }
 
 // place is where a piece lies. The file is kept beside the segment because a
@@ -392,9 +396,12 @@ func (e *Extents) unref() {
 	}
 	v := e.v
 	v.pacer.settle(e.unwritten.Swap(0))
+	v.endOf(e)
 	v.mu.Lock()
-	for _, p := range e.pieces {
-		source{v}.Free(p.At, p.Len)
+	if !e.disowned {
+		for _, p := range e.pieces {
+			source{v}.Free(p.At, p.Len)
+		}
 	}
 	last := v.mu.quiet
 	v.mu.Unlock()

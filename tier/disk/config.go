@@ -52,6 +52,10 @@ type Config struct {
 	// Space names the volume in the errors of transfers; disk:0 if it is not set.
 	// Errors of Alloc are named by the space.
 	Space tier.ID
+	// Keep makes the volume keep what Volume.Keep was called for when the process ends
+	// without closing it, in files with names: the next volume with Keep that is opened in
+	// Dir has it. Against a failure of the system, or of its power, it is no help.
+	Keep bool
 	// FS is what the volume works on; nil is the real file system.
 	FS FS
 	// Stripe is the one of all volumes that are used side by side: so none of them has
@@ -93,6 +97,9 @@ func (c Config) Validate() error {
 		return fmt.Errorf("disk: volume %s: request size %d must be a multiple of %d", c.Dir, c.Request, tier.Page)
 	case c.Depth < 0:
 		return fmt.Errorf("disk: volume %s: depth %d must not be negative", c.Dir, c.Depth)
+	}
+	if c.Keep && c.Encrypt {
+		return fmt.Errorf("disk: volume %s: what is encrypted cannot be kept: what it is opened with is in memory only", c.Dir)
 	}
 	if err := CheckKey(c.Encrypt, c.Key); err != nil {
 		return fmt.Errorf("disk: volume %s: %w", c.Dir, err)

@@ -14,7 +14,8 @@
 // (named.go); Alloc, Free and how room is taken (alloc.go) and given back (keep.go);
 // transfers (transfer.go); what encrypts them (seal.go), with which units a request
 // holds (holds.go) and the buffers that it passes through (bounce.go); how fast the
-// volume is written and whose turn it is (pace.go).
+// volume is written and whose turn it is (pace.go); with Config.Keep what is kept (kept.go),
+// its record on disk (manifest.go), and how the next volume takes it over (takeover.go).
 //
 // # Ownership
 //
@@ -48,7 +49,7 @@
 //
 // # What is left behind
 //
-// Nothing: nameless files are gone with the process, however it ends, and named ones
+// Nothing, but for what is kept (below): nameless files are gone with the process, however it ends, and named ones
 // are removed by the next volume that is opened in the directory (named.go says how it
 // knows). Files have mode 0600. No other file in the directory is touched.
 //
@@ -69,6 +70,31 @@
 // length. Requests pass through mapped memory that is in no ledger: up to
 // 4 × Depth × Request bytes, 32 MiB, while so many are under way.
 //
+// # What is kept
+//
+// Only with Config.Keep, and then only what Volume.Keep was called for: memories that
+// hold what they are to hold, and some bytes of their owner's that say what that is.
+//
+//	<Dir>/spillway-kept-<random>/lock, segment-0000, …
+//	                            /manifest-<generation>   header · record · record · …
+//
+// The record is appended after the memories were written; that it has ended is appended
+// before their room can be handed out again. Both are in the page cache when the call
+// returns, and so is what was written, if not on the disk. So a killed process leaves no
+// room that is two records', nor a record of bytes that are not there. A system that fails
+// may lose any of it; nothing is synchronized, and what is read must be compared with
+// checksums of the owner's.
+//
+// The next volume with Keep in Dir takes over one such directory whose lock is free. It
+// lists what the records say (Volume.Kept), which stays where it is and counts as used;
+// all other room is free. The owner takes it (Take), puts it back, or has it forgotten; at
+// Close what nobody has taken stays, and a directory without anything is removed. Records
+// have checksums that also cover their place in the file. One that is damaged, or whose
+// segment is missing or too short, is lost, with a warning; of two in the same room the
+// younger counts. A manifest of another version or with a damaged header, and a directory
+// that needs more than the volume's capacity, stay as they are, with a warning. The format
+// is told in manifest.go.
+//
 // # Locks
 //
 // A Volume's mutex has rank Backend and guards the books; a transfer's has rank
@@ -78,5 +104,6 @@
 // which they asked. Adding and giving back room is ordered by a token that is held across the
 // system's calls; the mutex is taken inside it, never the other way round. Alloc waits
 // for the token only when what is backed is not enough, for as long as one
-// fallocate or one hole of 4 MiB takes.
+// fallocate or one hole of 4 MiB takes. The manifest has a token of its own, for which Keep and
+// the Free of what is kept wait; nobody holds both, and it, too, comes before the mutex.
 package disk

@@ -20,6 +20,8 @@ type FS interface {
 	OpenAnonymous(dir string, direct bool) (File, error)
 	// Create makes a file that was not there, mode 0600.
 	Create(path string, direct bool) (File, error)
+	// Reopen opens a file that is there, to read and to write.
+	Reopen(path string, direct bool) (File, error)
 	// Mkdir makes a directory, mode 0700.
 	Mkdir(path string) error
 	// ReadDir lists a directory.

@@ -21,6 +21,10 @@ func (osFS) Create(path string, direct bool) (File, error) {
 	return openFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, direct)
 }
 
+func (osFS) Reopen(path string, direct bool) (File, error) {
+	return openFile(path, os.O_RDWR, direct)
+}
+
 // osFile is an open file. It is an os.File, and not a bare descriptor, so that a use
 // after Close is an error and never reaches a file that took the number.
 type osFile struct {

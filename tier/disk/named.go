@@ -37,7 +37,7 @@ type ownDir struct {
 	fs    FS
 	path  string
 	lock  Lock
-	dirty atomic.Bool // a segment could not be removed
+	dirty atomic.Bool // a file could not be removed
 }
 
 // ownDirAttempts bounds how often the making of a directory is tried. A volume
@@ -45,13 +45,16 @@ type ownDir struct {
 // locking; that this happens again and again is not chance.
 const ownDirAttempts = 16
 
+// ownPrefix is what the name of a directory begins with.
+func ownPrefix() string { return fmt.Sprintf("spillway-%d-", os.Getpid()) }
+
 // makeOwnDir makes a directory and locks it.
-func makeOwnDir(fsys FS, dir string) (*ownDir, error) {
+func makeOwnDir(fsys FS, dir, prefix string) (*ownDir, error) {
 	var last error
 	for range ownDirAttempts {
 		var random [8]byte
 		rand.Read(random[:]) // never fails
-		path := filepath.Join(dir, fmt.Sprintf("spillway-%d-%s", os.Getpid(), hex.EncodeToString(random[:])))
+		path := filepath.Join(dir, prefix+hex.EncodeToString(random[:]))
 		if err := fsys.Mkdir(path); err != nil {
 			return nil, err
 		}
@@ -72,7 +75,12 @@ func makeOwnDir(fsys FS, dir string) (*ownDir, error) {
 
 // removeSegment removes a segment's name.
 func (d *ownDir) removeSegment(name string) error {
-	err := ignoreMissing(d.fs.Remove(filepath.Join(d.path, name)))
+	return d.removeFile(filepath.Join(d.path, name))
+}
+
+// removeFile removes a file of ours.
+func (d *ownDir) removeFile(path string) error {
+	err := ignoreMissing(d.fs.Remove(path))
 	if err != nil {
 		d.dirty.Store(true)
 	}

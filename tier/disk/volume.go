@@ -32,8 +32,9 @@ type Volume struct {
 	system    string // the kind of file system
 	direct    bool
 	anonymous bool
-	own       *ownDir // of named files; nil for anonymous ones
-	address   uintptr // what transfers must be aligned to; 1 for any
+	own       *ownDir  // of named files; nil for anonymous ones
+	kept      *keptDir // with Config.Keep
+	address   uintptr  // what transfers must be aligned to; 1 for any
 	offset    int64
 	sealer    *sealer // nil if nothing is encrypted
 
@@ -56,6 +57,8 @@ type Volume struct {
 	// mutex; mu is taken inside it.
 	change chan struct{}
 
+	firstSegment int // the number of the first segment that is new
+
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		segments []*segment
@@ -63,8 +66,10 @@ type Volume struct {
 		free     int64 // backed, and not handed out
 		idle     int64 // the least that free was since the keeper looked
 		workers  int
-		retiring int           // freed, and transfers have not ended
-		settled  chan struct{} // closed when retiring is 0 after Close
+		entries  map[uint64]*entry // what is recorded as kept
+		stays    int64             // of used, what was kept by others and nobody has taken
+		retiring int               // freed, and transfers have not ended
+		settled  chan struct{}     // closed when retiring is 0 after Close
 		closed   bool
 		quiet    bool // after closed: no goroutine and no Alloc of ours works on files
 		ended    bool // all files are closed, or someone is about to close them
@@ -76,11 +81,17 @@ type Volume struct {
 // backed, in holes, or in the hands of the holder of the change token.
 type segment struct {
 	name   string
+	index  int
 	size   int64
 	file   File // nil: not open, and all of it is a hole; set under change and mu
 	backed *extent.Allocator
 	holes  *extent.Allocator
 	used   int64
+	stays  int64 // of used; see Volume.Kept
+
+	// While the volume is being opened: how long the file is, and what is free in it.
+	length int64
+	gaps   []span
 }
 
 var _ tier.Pool = (*Volume)(nil)
@@ -107,6 +118,7 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		b := alignedBytes(v.bounceSize())
 		return &b
 	}
+	v.mu.entries = make(map[uint64]*entry)
 	v.cfg.Key = nil // the caller's, and not to be kept
 	var err error
 	if cfg.Encrypt {
@@ -119,9 +131,14 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		v.endLife()
 		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, also(err, v.sealer.forget()))
 	}
-	for off := int64(0); off < v.cfg.Capacity; off += v.cfg.SegmentSize {
+	off := int64(0)
+	for _, s := range v.mu.segments { // of what was kept
+		off += s.size
+	}
+	for index := v.firstSegment; off < v.cfg.Capacity; index++ {
 		size := min(v.cfg.SegmentSize, v.cfg.Capacity-off)
-		s := &segment{name: segmentFile(len(v.mu.segments)), size: size}
+		off += size
+		s := &segment{name: segmentFile(index), index: index, size: size}
 		s.reset()
 		v.mu.segments = append(v.mu.segments, s)
 	}
@@ -161,10 +178,19 @@ func (v *Volume) open() error {
 	if len(removed) > 0 {
 		v.warn("removed what killed processes left: %v", removed)
 	}
-	if err := v.checkRoom(); err != nil {
-		return err
+	if v.cfg.Keep {
+		if err := v.openKept(); err != nil {
+			return err
+		}
 	}
-	return v.probe()
+	for _, step := range []func() error{v.clearKept, v.checkRoom, v.probe, v.reopenKept} {
+		if err := step(); err != nil && v.kept != nil {
+			return also(err, v.abandonKept())
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkRoom compares the capacity with what the file system has.
@@ -181,7 +207,7 @@ func (v *Volume) checkRoom() error {
 	if u.Memory {
 		v.warn("the directory is on %s: what is spilled there stays in memory", u.FileSystem)
 	}
-	if v.cfg.Capacity > u.Free-v.cfg.Reserve {
+	if v.cfg.Capacity-v.mu.stays-v.mu.free > u.Free-v.cfg.Reserve {
 		return fmt.Errorf("%w: capacity %d bytes; the file system has %d free, of which %d are to stay free",
 			tier.ErrNoSpace, v.cfg.Capacity, u.Free, v.cfg.Reserve)
 	}
@@ -191,11 +217,14 @@ func (v *Volume) checkRoom() error {
 // probe finds the best kind of file that the file system can: anonymous before
 // named, direct before buffered.
 func (v *Volume) probe() error {
+	if v.kept != nil {
+		return v.probeNamed(false)
+	}
 	err := v.probeNamed(true)
 	if !cannotAnonymous(err) {
 		return err
 	}
-	if v.own, err = makeOwnDir(v.cfg.FS, v.dir); err != nil {
+	if v.own, err = makeOwnDir(v.cfg.FS, v.dir, ownPrefix()); err != nil {
 		return bare(err)
 	}
 	v.warn("no anonymous files on %s: spill files have names, in %s", v.system, v.own.path)
@@ -227,7 +256,7 @@ func cannotAnonymous(err error) bool {
 // probeFile opens a file, writes and reads a page, and sets what kind of file it is
 // if all went well. Some file systems refuse direct I/O only when it is done.
 func (v *Volume) probeFile(direct bool) (err error) {
-	name := segmentFile(0)
+	name := segmentFile(v.firstSegment)
 	f, err := v.openSegment(name, direct)
 	if err != nil {
 		return fmt.Errorf("opening a spill file: %w", bare(err))
@@ -366,20 +395,21 @@ func (v *Volume) end() error {
 	v.change <- struct{}{}
 	defer func() { <-v.change }()
 	type open struct {
-		name string
-		file File
+		name  string
+		file  File
+		stays bool
 	}
 	var files []open
 	v.mu.Lock()
 	for _, s := range v.mu.segments {
-		if s.file != nil && s.used == 0 {
-			files = append(files, open{s.name, s.file})
+		if s.file != nil && s.used == s.stays {
+			files = append(files, open{s.name, s.file, s.stays > 0})
 			s.file = nil
 			v.mu.free -= s.backed.FreeBytes()
 			s.reset()
 		}
 	}
-	last := v.mu.used == 0 && !v.mu.ended
+	last := v.mu.used == v.mu.stays && !v.mu.ended
 	if last {
 		v.mu.ended = true
 	}
@@ -389,9 +419,16 @@ func (v *Volume) end() error {
 		err = v.sealer.forget()
 	}
 	for _, f := range files {
-		err = also(err, v.closeSegment(f.name, f.file))
+		if f.stays {
+			err = also(err, bare(f.file.Close()))
+		} else {
+			err = also(err, v.closeSegment(f.name, f.file))
+		}
 	}
-	if last && v.own != nil {
+	switch {
+	case last && v.kept != nil:
+		err = also(err, v.leaveKept())
+	case last && v.own != nil:
 		err = also(err, v.own.remove())
 	}
 	if err != nil {

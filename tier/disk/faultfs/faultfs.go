@@ -22,6 +22,7 @@ const (
 	Usage         Op = "usage"
 	OpenAnonymous Op = "open-anonymous"
 	Create        Op = "create"
+	Reopen        Op = "reopen"
 	Mkdir         Op = "mkdir"
 	ReadDir       Op = "readdir"
 	Remove        Op = "remove"
@@ -282,6 +283,11 @@ func (f *FS) OpenAnonymous(dir string, direct bool) (disk.File, error) {
 // Create implements disk.FS.
 func (f *FS) Create(path string, direct bool) (disk.File, error) {
 	return f.openFile(Create, path, func() (disk.File, error) { return f.inner.Create(path, direct) })
+}
+
+// Reopen implements disk.FS.
+func (f *FS) Reopen(path string, direct bool) (disk.File, error) {
+	return f.openFile(Reopen, path, func() (disk.File, error) { return f.inner.Reopen(path, direct) })
 }
 
 func (f *FS) openFile(op Op, path string, open func() (disk.File, error)) (disk.File, error) {

@@ -1,0 +1,468 @@
+package spillway_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// keepChildEnv makes a test process one that fills a directory until it is killed: it is the
+// directory, and keepCodecEnv how what goes there is compressed.
+const (
+	keepChildEnv = "SPILLWAY_TEST_KEEP_DIR"
+	keepCodecEnv = "SPILLWAY_TEST_KEEP_CODEC"
+)
+
+// keepingEngine is an engine with one disk that keeps.
+func keepingEngine(t testing.TB, dir string, change ...func(*spillway.Config)) *spillway.Engine {
+	t.Helper()
+	eng, err := openKeeping(t.Context(), dir, change...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return eng
+}
+
+func openKeeping(ctx context.Context, dir string, change ...func(*spillway.Config)) (*spillway.Engine, error) {
+	cfg := spillway.Config{
+		GPUs:       []spillway.GPU{},
+		HostMemory: 24 << 20,
+		Disks:      []spillway.Disk{{Dir: dir, Capacity: 64 << 20, Keep: true}},
+		Codec:      convert.CodecNone,
+		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	return spillway.Open(ctx, cfg)
+}
+
+// keptTypes are the types of the records that are kept: all whose schema Arrow IPC can say.
+var keptTypes = sync.OnceValue(func() (types []arrow.DataType) {
+	for _, dt := range arrowgen.Types() {
+		if _, err := convert.EncodeSchema(arrowgen.Schema(dt)); err == nil {
+			types = append(types, dt)
+		}
+	}
+	return types
+})
+
+// commonWords is a dictionary that many records share.
+var commonWords = sync.OnceValue(func() arrow.Array { return wordList(1, 1500) })
+
+// keptRecord makes the n-th record: its number is in the first column, a column of some type, and
+// in two of three a dictionary that is an image of its own, shared or not.
+func keptRecord(n int64) arrow.RecordBatch {
+	g := arrowgen.New(uint64(n))
+	rows := 50 + int(n%7)*10
+	if n%5 == 0 {
+		rows = 3000
+	}
+	var words arrow.Array
+	switch n % 3 {
+	case 0:
+		words = commonWords()
+	case 1:
+		words = wordList(uint64(n), 900)
+	}
+	return withWords(n, g.Array(keptTypes()[int(n)%len(keptTypes())], rows), words)
+}
+
+// withWords makes a record of rows that number from n on, of col, and of words.
+func withWords(n int64, col, words arrow.Array) arrow.RecordBatch {
+	rows := col.Len()
+	numbers := array.NewInt64Builder(memory.DefaultAllocator)
+	for i := range int64(rows) {
+		numbers.Append(n + i)
+	}
+	meta := arrow.NewMetadata([]string{"made"}, []string{"for the test"})
+	fields := []arrow.Field{{Name: "n", Type: arrow.PrimitiveTypes.Int64}, {Name: "c", Type: col.DataType(), Nullable: true, Metadata: meta}}
+	cols := []arrow.Array{numbers.NewArray(), col}
+	if words != nil {
+		dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: words.DataType()}
+		indices := array.NewInt32Builder(memory.DefaultAllocator)
+		for i := range rows {
+			indices.Append(int32((int64(i)*7 + n) % int64(words.Len())))
+		}
+		fields = append(fields, arrow.Field{Name: "w", Type: dt})
+		cols = append(cols, array.NewDictionaryArray(dt, indices.NewArray(), words))
+	}
+	return array.NewRecordBatchWithMetadata(arrow.NewSchema(fields, &meta), cols, int64(rows), arrow.NewMetadata([]string{"n"}, []string{strconv.FormatInt(n, 10)}))
+}
+
+// TestKeepChild is no test but the process that TestKilledProcessIsAdopted kills. It says
+// "+ n" when record n is on disk, and "- n" before it drops it.
+func TestKeepChild(t *testing.T) {
+	dir := os.Getenv(keepChildEnv)
+	if dir == "" {
+		t.Skip("it is run by TestKilledProcessIsAdopted")
+	}
+	codec, err := convert.ParseCodec(os.Getenv(keepCodecEnv))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eng := keepingEngine(t, dir, func(c *spillway.Config) { c.Codec = codec })
+	plan, err := eng.Plan("query")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var there []*batch.Batch
+	var numbers []int64
+	for n := int64(1); ; n++ {
+		repo, err := plan.Repository("join", int(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := putKept(t, eng, repo, n, n%4 != 0)
+		fmt.Println("+", n)
+		there, numbers = append(there, b), append(numbers, n)
+		if len(there) > 12 {
+			fmt.Println("-", numbers[0])
+			if err := there[0].Drop(); err != nil {
+				t.Fatal(err)
+			}
+			there, numbers = there[1:], numbers[1:]
+		}
+	}
+}
+
+// putKept puts record n into a repository, on disk, through host memory or at once.
+func putKept(t testing.TB, eng *spillway.Engine, repo *repository.Repository, n int64, throughHost bool) *batch.Batch {
+	t.Helper()
+	first := tier.Disk
+	if throughHost {
+		first = tier.Host
+	}
+	before := slices.Collect(repo.Batches(int(n % 3)))
+	if err := repo.Put(t.Context(), int(n%3), keptRecord(n), repository.WithPlacement(reservation.AnyInTier(first))); err != nil {
+		t.Fatal(err)
+	}
+	for b := range repo.Batches(int(n % 3)) {
+		if slices.Contains(before, b) {
+			continue
+		}
+		if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk), convert.ReasonWork); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	t.Fatal("what was put is not there")
+	return nil
+}
+
+// killed runs a child until it has said so many lines, kills it, and returns what is on
+// disk for sure, and what may be.
+func killed(t *testing.T, dir string, codec convert.Codec, lines int) (sure, maybe map[int64]bool) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Skip("cannot start a process: ", err)
+	}
+	child := exec.Command(exe, "-test.run=^TestKeepChild$")
+	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String())
+	var failed bytes.Buffer
+	child.Stderr = &failed
+	stdout, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	sure, maybe = make(map[int64]bool), make(map[int64]bool)
+	in := bufio.NewScanner(stdout)
+	for i := 0; in.Scan(); i++ { // to the end: it may have said more before it died
+		if i == lines {
+			_ = child.Process.Kill()
+		}
+		sign, number, _ := strings.Cut(in.Text(), " ")
+		n, err := strconv.ParseInt(number, 10, 64)
+		switch {
+		case err != nil || sign != "+" && sign != "-":
+			_ = child.Process.Kill()
+			t.Fatalf("the child says %q: %s", in.Text(), failed.String())
+		case sign == "+":
+			sure[n] = true
+		default:
+			delete(sure, n)
+			maybe[n] = true
+		}
+	}
+	_ = child.Wait()
+	if failed.Len() > 0 {
+		t.Fatalf("the child: %s", failed.String())
+	}
+	return sure, maybe
+}
+
+// checkAdopted adopts a kept batch, compares it with what was put, and drops it. It returns
+// its number.
+func checkAdopted(t testing.TB, eng *spillway.Engine, k spillway.Kept) int64 {
+	t.Helper()
+	n, _ := checkForm(t, eng, k)
+	return n
+}
+
+// checkForm is checkAdopted, and returns the form, too.
+func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Kept) (int64, string) {
+	t.Helper()
+	if k.Err != nil {
+		t.Fatalf("batch %d: %v", k.ID, k.Err)
+	}
+	b, err := eng.Adopt(t.Context(), k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info := b.Info(); info.State != batch.Idle || info.Space != k.Space || info.Bytes != k.Bytes || info.Rows != k.Rows {
+		t.Errorf("adopted: %+v of %+v", info, k)
+	}
+	form := string(b.PayloadType())
+	if len(b.Descriptor().Dictionaries) > 0 {
+		form += ", dictionaries"
+	}
+	rec := recordOf(t, eng, b)
+	n := rec.Column(0).(*array.Int64).Value(0)
+	if err := convert.Equal(keptRecord(n), rec); err != nil {
+		t.Errorf("record %d: %v", n, err)
+	}
+	rec.Release()
+	if !k.Schema.Equal(keptRecord(n).Schema()) || k.Plan != "query" || k.Operator != "join" || k.Port != int(n) || k.Partition != int(n%3) {
+		t.Errorf("record %d was kept as %+v", n, k)
+	}
+	if err := b.Drop(); err != nil {
+		t.Error(err)
+	}
+	return n, form
+}
+
+// recordOf opens a batch in host memory.
+func recordOf(t testing.TB, eng *spillway.Engine, b *batch.Batch) arrow.RecordBatch {
+	t.Helper()
+	h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := eng.Mover().Record(t.Context(), h)
+	if err := errors.Join(err, h.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+// closeKeeping closes an engine, whose books must be at zero then.
+func closeKeeping(t testing.TB, eng *spillway.Engine) {
+	t.Helper()
+	if err := eng.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, s := range eng.Stats().Spaces {
+		if s.Used() != 0 {
+			t.Errorf("%s ends with %+v", s.ID, s.Usage)
+		}
+	}
+}
+
+// onDisk is what the engine's disk is charged.
+func onDisk(eng *spillway.Engine) int64 {
+	for _, s := range eng.Stats().Spaces {
+		if s.ID.Kind == tier.Disk {
+			return s.Used()
+		}
+	}
+	return -1
+}
+
+func wantNothingIn(t testing.TB, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		t.Errorf("%s is left", e.Name())
+	}
+}
+
+func keepingNeedsLinux(t testing.TB) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("this system has no locked files")
+	}
+}
+
+// TestKilledProcessIsAdopted kills a process that spills, at random moments. The next engine
+// has all that were on disk, whole and nothing else; in the end nothing is left.
+func TestKilledProcessIsAdopted(t *testing.T) {
+	keepingNeedsLinux(t)
+	rounds := 30
+	if testing.Short() {
+		rounds = 4
+	}
+	rng := rand.New(rand.NewPCG(7, 7))
+	dir := t.TempDir()
+	found, forms := 0, make(map[string]int)
+	for round := range rounds {
+		codec := []convert.Codec{convert.CodecNone, convert.CodecS2, convert.CodecZstd}[round%3]
+		sure, maybe := killed(t, dir, codec, rng.IntN(40))
+		eng := keepingEngine(t, dir)
+		kept := eng.Kept()
+		if round%4 == 0 { // it stays for the next
+			held := onDisk(eng)
+			closeKeeping(t, eng)
+			eng = keepingEngine(t, dir)
+			if again := eng.Kept(); len(again) != len(kept) || onDisk(eng) != held {
+				t.Fatalf("round %d: %d batches and %d bytes became %d and %d", round, len(kept), held, len(again), onDisk(eng))
+			}
+			kept = eng.Kept()
+		}
+		last := int64(0)
+		for n := range sure {
+			last = max(last, n)
+		}
+		for i, k := range kept {
+			n, form := checkForm(t, eng, k)
+			forms[form]++
+			if !sure[n] && !maybe[n] && n != last+1 {
+				t.Errorf("round %d: record %d was kept, which was not put", round, n)
+			}
+			delete(sure, n)
+			if _, err := eng.Adopt(t.Context(), k); !errors.Is(err, tier.ErrReleased) {
+				t.Errorf("adopted twice: %v", err)
+			}
+			if i == len(kept)-1 && onDisk(eng) != 0 {
+				t.Errorf("round %d: all were dropped, and the disk holds %d bytes", round, onDisk(eng))
+			}
+		}
+		if len(sure) > 0 {
+			t.Errorf("round %d: records %v are lost", round, sure)
+		}
+		found += len(kept)
+		closeKeeping(t, eng)
+		wantNothingIn(t, dir)
+	}
+	for _, form := range []batch.PayloadType{batch.DiskImage, batch.DiskPacked} {
+		if forms[string(form)] == 0 || forms[string(form)+", dictionaries"] == 0 {
+			t.Errorf("of the forms there were only %v, of %d batches in %d rounds", forms, found, rounds)
+		}
+	}
+	t.Logf("%d batches: %v", found, forms)
+}
+
+// crashed makes a directory as an engine leaves it that was killed with records 1 to n on
+// disk.
+func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
+	t.Helper()
+	dir, copied := t.TempDir(), t.TempDir()
+	eng := keepingEngine(t, dir, change...)
+	plan, err := eng.Plan("query")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		repo, err := plan.Repository("join", int(i+1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		putKept(t, eng, repo, i+1, i%2 == 0)
+	}
+	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	closeKeeping(t, eng)
+	wantNothingIn(t, dir)
+	return copied
+}
+
+// TestKeptBatchesStayUntilAdopted: what is neither adopted nor forgotten is there again, and
+// an adopted batch that is put somewhere is kept under its new place.
+func TestKeptBatchesStayUntilAdopted(t *testing.T) {
+	keepingNeedsLinux(t)
+	dir := crashed(t, 6)
+	eng := keepingEngine(t, dir)
+	all := eng.Kept()
+	if len(all) != 6 {
+		t.Fatalf("%d are kept", len(all))
+	}
+	held := onDisk(eng)
+	// Records 3 and 6 share a dictionary; so it stays when one of them goes.
+	if err := eng.ForgetKept(all[2]); err != nil {
+		t.Fatal(err)
+	}
+	if err := eng.ForgetKept(all[2]); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("forgotten twice: %v", err)
+	}
+	if now := onDisk(eng); now != held-all[2].Bytes {
+		t.Errorf("%d bytes of %d are held without one of %d", now, held, all[2].Bytes)
+	}
+	if n := checkAdopted(t, eng, all[0]); n != 1 {
+		t.Errorf("record %d", n)
+	}
+	b, err := eng.Adopt(t.Context(), all[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := eng.Plan("another")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("sort", 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := repo.PutBatch(9, b); err != nil {
+		t.Fatal(err)
+	}
+	copied := t.TempDir()
+	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	closeKeeping(t, eng)
+
+	eng = keepingEngine(t, copied) // as after another crash
+	kept := eng.Kept()
+	if len(kept) != 4 {
+		t.Fatalf("%d are kept: %+v", len(kept), kept)
+	}
+	moved := slices.IndexFunc(kept, func(k spillway.Kept) bool { return k.Plan == "another" })
+	if moved < 0 || kept[moved].Operator != "sort" || kept[moved].Port != 4 || kept[moved].Partition != 9 || kept[moved].ID != b.ID() {
+		t.Errorf("kept: %+v", kept)
+	}
+	closeKeeping(t, eng)
+
+	eng = keepingEngine(t, dir) // as it was closed
+	kept = eng.Kept()
+	var numbers []int64
+	for _, k := range kept {
+		numbers = append(numbers, checkAdopted(t, eng, k))
+	}
+	if !slices.Equal(numbers, []int64{4, 5, 6}) {
+		t.Errorf("records %v were kept", numbers)
+	}
+	closeKeeping(t, eng)
+	wantNothingIn(t, dir)
+}

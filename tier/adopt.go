@@ -1,0 +1,54 @@
+package tier
+
+import "github.com/spillway-db/spillway/internal/invariants"
+
+// Occupy promises n bytes for memory of the pool's that was in use before the space was
+// made: files that outlived a process. The limit does not count, for the bytes are
+// there; more than the capacity is a NoSpaceError. The caller must either Adopt or
+// Unreserve every byte.
+func (s *Space) Occupy(n int64) error {
+	mustNotBeNegative(n)
+	if s.cfg.Quota != nil {
+		if err := s.cfg.Quota.Charge(n); err != nil {
+			return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint, Cause: err}
+		}
+	}
+	if !s.ledger.Reserve(n, s.cfg.Capacity) {
+		if s.cfg.Quota != nil {
+			s.cfg.Quota.Credit(n)
+		}
+		return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint}
+	}
+	s.tellPressure()
+	return nil
+}
+
+// Adopt is Draw for memory that the pool has handed out already, for which the caller
+// holds Charge(mem.Size()) promised bytes. The buffer frees it as its own.
+func (s *Space) Adopt(mem Memory, account Account) *Buffer {
+	charge := s.Charge(mem.Size())
+	s.ledger.Draw(charge)
+	b := &Buffer{space: s, mem: mem, size: mem.Size(), charge: charge, account: account, stack: invariants.Stack()}
+	b.holders.Store(owned)
+	s.mu.Lock()
+	s.mu.buffers[b] = struct{}{}
+	s.mu.Unlock()
+	return b
+}
+
+// TryLease is Lease for those who hold neither the buffer nor a lease: it returns false
+// if the memory is gone.
+func (b *Buffer) TryLease() (end func(), ok bool) {
+	if b == nil {
+		return func() {}, true
+	}
+	for {
+		n := b.holders.Load()
+		if n == 0 {
+			return nil, false
+		}
+		if b.holders.CompareAndSwap(n, n+1) {
+			return b.leaseEnd(), true
+		}
+	}
+}

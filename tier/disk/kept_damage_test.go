@@ -1,0 +1,388 @@
+package disk_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
+)
+
+// keptFiles returns the files in the only kept directory.
+func keptFiles(t testing.TB, dir, kind string) []string {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(dir, "spillway-kept-*", kind))
+	if err != nil || len(all) == 0 {
+		t.Fatalf("no %s: %v", kind, err)
+	}
+	return all
+}
+
+// TestEveryByteOfTheManifestIsChecked: with any byte of it changed, what is found is what
+// was kept, or less, and a warning says so.
+func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
+	dir := t.TempDir()
+	v := openKeeping(t, dir)
+	var all []*disk.Extents
+	for i := range uint64(4) {
+		_, es := keep(t, v, 10*i, page, page)
+		all = append(all, es...)
+	}
+	free(v, all[2])                  // a record that is over,
+	_, again := keep(t, v, 40, page) // and its room used again
+	leave(t, v, slices.Concat(all[:2], all[3:], again)...)
+	manifest := keptFiles(t, dir, "manifest-*")[0]
+	sound, err := os.ReadFile(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pristine := t.TempDir()
+	if err := os.CopyFS(pristine, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	for at := range sound {
+		work := t.TempDir()
+		if err := os.CopyFS(work, os.DirFS(pristine)); err != nil {
+			t.Fatal(err)
+		}
+		bad := slices.Clone(sound)
+		bad[at] ^= 1 << (at % 8)
+		if err := os.WriteFile(keptFiles(t, work, "manifest-*")[0], bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		v := openKeeping(t, work)
+		found := make(map[string]bool)
+		for _, k := range v.Kept() {
+			var seed uint64
+			if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil {
+				t.Fatalf("byte %d: meta %q", at, k.Meta)
+			}
+			found[string(k.Meta)] = true
+			free(v, wantKept(t, v, k, seed, []int64{page, page, page}[:len(k.Sizes)]...)...)
+		}
+		warned := strings.Join(v.Stats().Warnings, "\n")
+		// The zeros behind a record, and the end of one that is over, may be wrong.
+		lost := !found["meta 0"] || !found["meta 20"] || !found["meta 30"] || !found["meta 40"]
+		if (lost || found["meta 10"]) && warned == "" {
+			t.Errorf("byte %d: found %v and no warning", at, found)
+		}
+		if found["meta 10"] && found["meta 40"] {
+			t.Errorf("byte %d: a page is two memories'", at)
+		}
+		closeVolume(t, v)
+	}
+}
+
+// TestCutManifestIsRead: cut at any length it says what it said up to there.
+func TestCutManifestIsRead(t *testing.T) {
+	dir := t.TempDir()
+	v := openKeeping(t, dir)
+	var all []*disk.Extents
+	var ends []int64
+	for i := range uint64(3) {
+		_, es := keep(t, v, 10*i, page)
+		all = append(all, es...)
+		info, err := os.Stat(keptFiles(t, dir, "manifest-*")[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends = append(ends, info.Size())
+	}
+	leave(t, v, all...)
+	pristine := t.TempDir()
+	if err := os.CopyFS(pristine, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	for cut := int64(0); cut <= ends[2]; cut += 3 { // not a divisor of anything
+		work := t.TempDir()
+		if err := os.CopyFS(work, os.DirFS(pristine)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(keptFiles(t, work, "manifest-*")[0], cut); err != nil {
+			t.Fatal(err)
+		}
+		v := openKeeping(t, work)
+		want := 0
+		for _, end := range ends {
+			if cut > end-8 { // the zeros at the end may be missing
+				want++
+			}
+		}
+		kept := v.Kept()
+		if len(kept) > want || len(kept) < want-1 || cut > ends[2]-3 && len(kept) != 3 {
+			t.Errorf("cut at %d of %v: %d kept, want %d", cut, ends, len(kept), want)
+		}
+		for i, k := range kept {
+			free(v, wantKept(t, v, k, uint64(10*i), page)...)
+		}
+		closeVolume(t, v)
+		wantEmpty(t, work)
+	}
+}
+
+// TestMissingAndShortSegments: what lay there is lost, with a warning; the rest is there.
+func TestMissingAndShortSegments(t *testing.T) {
+	for name, harm := range map[string]func(string) error{
+		"missing": os.Remove,
+		"short":   func(p string) error { return os.Truncate(p, 2*mib) },
+		"link":    func(p string) error { return errors.Join(os.Remove(p), os.Symlink("/dev/null", p)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			v := openKeeping(t, dir)
+			_, a := keep(t, v, 1, 4*mib)
+			_, b := keep(t, v, 2, 4*mib)
+			leave(t, v, append(a, b...)...)
+			files := keptFiles(t, dir, "segment-*")
+			if len(files) != 2 {
+				t.Fatal(files)
+			}
+			if err := harm(files[0]); err != nil {
+				t.Fatal(err)
+			}
+			v = openKeeping(t, dir)
+			kept := v.Kept()
+			if len(kept) != 1 {
+				t.Fatalf("kept: %+v", kept)
+			}
+			oneLine(t, strings.Join(v.Stats().Warnings, "; "), "is lost", filepath.Base(files[0]))
+			free(v, wantKept(t, v, kept[0], 2, 4*mib)...)
+			if name == "link" { // it is nobody's we know
+				if err := os.Remove(files[0]); err != nil {
+					t.Error(err)
+				}
+			}
+			closeVolume(t, v)
+			wantEmpty(t, dir)
+		})
+	}
+}
+
+// TestForeignManifestIsLeftAlone: a directory that this version cannot read stays as it
+// is, with a warning; so does one that the volume is too small for.
+func TestForeignManifestIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	v := openKeeping(t, dir)
+	_, es := keep(t, v, 1, 4*mib)
+	leave(t, v, es...)
+	manifest := keptFiles(t, dir, "manifest-*")[0]
+	sound, err := os.ReadFile(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := names(t, dir)
+	check := func(why string, change func(*disk.Config)) {
+		t.Helper()
+		v := openKeeping(t, dir, change)
+		if len(v.Kept()) != 0 {
+			t.Errorf("%s: kept %+v", why, v.Kept())
+		}
+		oneLine(t, strings.Join(v.Stats().Warnings, "; "), "left as it is", why, before[0])
+		closeVolume(t, v)
+		if got := names(t, dir); !slices.Equal(got, before) {
+			t.Errorf("%s: %v became %v", why, before, got)
+		}
+	}
+	check("capacity", func(c *disk.Config) { c.Capacity = 2 * mib })
+	same := func(*disk.Config) {}
+	for why, harm := range map[string]func([]byte){
+		"not a manifest": func(p []byte) { copy(p, "PARQUET1") },
+		"version 2":      func(p []byte) { binary.LittleEndian.PutUint32(p[8:], 2) },
+		"damaged":        func(p []byte) { p[20] ^= 1 },
+	} {
+		bad := slices.Clone(sound)
+		harm(bad)
+		if err := os.WriteFile(manifest, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		check(why, same)
+	}
+	if err := os.WriteFile(manifest, sound, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v = openKeeping(t, dir)
+	free(v, wantKept(t, v, v.Kept()[0], 1, 4*mib)...)
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// TestManifestIsWrittenAnew: it does not grow without end, and the new one says the same.
+func TestManifestIsWrittenAnew(t *testing.T) {
+	dir := t.TempDir()
+	v := openKeeping(t, dir)
+	_, stays := keep(t, v, 1, page)
+	first := keptFiles(t, dir, "manifest-*")[0]
+	meta := bytes.Repeat([]byte{7}, 100<<10)
+	var last *disk.Extents
+	for range 64 {
+		e := alloc(t, v, page)
+		if _, err := v.Keep(meta, e); err != nil {
+			t.Fatal(err)
+		}
+		if last != nil {
+			free(v, last)
+		}
+		last = e
+	}
+	files := keptFiles(t, dir, "manifest-*")
+	info, err := os.Stat(files[0])
+	if err != nil || len(files) != 1 || files[0] == first || info.Size() > 2<<20 {
+		t.Errorf("after 64 records of 100 KiB: %v, %d bytes, %v", files, info.Size(), err)
+	}
+	leave(t, v, append(stays, last)...)
+	v = openKeeping(t, dir)
+	kept := v.Kept()
+	if len(kept) != 2 || !bytes.Equal(kept[1].Meta, meta) {
+		t.Fatalf("%d kept", len(kept))
+	}
+	free(v, wantKept(t, v, kept[0], 1, page)...)
+	v.Forget(kept[1].Key)
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// TestKeepingSurvivesEveryFault: with any single operation of the file system failing, from
+// opening to closing, nothing that is found afterwards is wrong, and Keep's word holds: what
+// it recorded is there, unless the reading failed.
+func TestKeepingSurvivesEveryFault(t *testing.T) {
+	for i := 0; ; i++ {
+		dir := t.TempDir()
+		v := openKeeping(t, dir)
+		_, es := keep(t, v, 1, mib)
+		leave(t, v, es...)
+		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
+		kept := false
+		v, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Keep: true, FS: fsys})
+		if err == nil {
+			found := len(v.Kept()) == 1
+			e, failed := v.Alloc(mib, nil)
+			if failed == nil {
+				failed = e.(*disk.Extents).WriteAt(t.Context(), random(mib, 5), 0)
+			}
+			if failed == nil {
+				_, failed = v.Keep(metaOf(5), e)
+				kept = failed == nil
+			}
+			if kept && found {
+				saved := t.TempDir()
+				if err := os.CopyFS(saved, os.DirFS(dir)); err != nil {
+					t.Fatal(err)
+				}
+				again := openKeeping(t, saved)
+				if n := len(again.Kept()); n != 2 {
+					t.Errorf("fault %d: %d of 2 are kept", i, n)
+				}
+				for _, k := range again.Kept() {
+					again.Forget(k.Key)
+				}
+				closeVolume(t, again)
+				wantEmpty(t, saved)
+			}
+			if e != nil {
+				v.Free(e, func() {})
+			}
+			_ = v.Close()
+		}
+		if n := fsys.Open(); n != 0 {
+			t.Fatalf("fault %d: %d files are open", i, n)
+		}
+		// Whatever failed: what was kept before is whole, or was said to be lost.
+		v = openKeeping(t, dir)
+		for _, k := range v.Kept() {
+			if string(k.Meta) != "meta 1" {
+				t.Errorf("fault %d: %q is kept, and was freed", i, k.Meta)
+				v.Forget(k.Key)
+				continue
+			}
+			free(v, wantKept(t, v, k, 1, mib)...)
+		}
+		closeVolume(t, v)
+		wantEmpty(t, dir)
+		if fsys.Hits() == 0 {
+			if i < 30 {
+				t.Fatalf("only %d operations", i)
+			}
+			return
+		}
+	}
+}
+
+// TestRandomKeeping keeps, frees and forgets at random, looks at a copy of the directory
+// now and then, as a kill would leave it, and compares with a model.
+func TestRandomKeeping(t *testing.T) {
+	r := rand.New(rand.NewPCG(4, 2))
+	dir := t.TempDir()
+	v := openKeeping(t, dir)
+	type held struct {
+		es    []*disk.Extents
+		sizes []int64
+	}
+	live := make(map[uint64]held) // by seed
+	var loose []*disk.Extents
+	look := func() {
+		work := t.TempDir()
+		if err := os.CopyFS(work, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		v := openKeeping(t, work)
+		kept := v.Kept()
+		if len(kept) != len(live) || len(v.Stats().Warnings) != 0 {
+			t.Fatalf("%d kept, want %d; warnings %q", len(kept), len(live), v.Stats().Warnings)
+		}
+		for _, k := range kept {
+			var seed uint64
+			_, _ = fmt.Sscanf(string(k.Meta), "meta %d", &seed)
+			free(v, wantKept(t, v, k, seed, live[seed].sizes...)...)
+		}
+		closeVolume(t, v)
+		wantEmpty(t, work)
+	}
+	for step := range uint64(400) {
+		switch k := r.IntN(10); {
+		case k < 5 && v.Stats().Used < 8*mib:
+			sizes := []int64{page * (1 + r.Int64N(64))}
+			if r.IntN(2) == 0 {
+				sizes = append(sizes, 1+r.Int64N(mib))
+			}
+			_, es := keep(t, v, 100*step, sizes...)
+			live[100*step] = held{es, sizes}
+		case k < 7 && v.Stats().Used < 8*mib:
+			e := alloc(t, v, 1+r.Int64N(mib))
+			write(t, e, random(e.Size(), step), 0)
+			loose = append(loose, e)
+		case k < 8 && len(loose) > 0:
+			free(v, loose[0])
+			loose = loose[1:]
+		default:
+			for seed, h := range live { // any one
+				if r.IntN(3) == 0 {
+					key, _ := v.KeyOf(h.es[0])
+					v.Forget(key)
+					loose = append(loose, h.es...)
+				} else {
+					free(v, h.es...)
+				}
+				delete(live, seed)
+				break
+			}
+		}
+		if step%40 == 39 {
+			look()
+		}
+	}
+	for _, h := range live {
+		free(v, h.es...)
+	}
+	free(v, loose...)
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
