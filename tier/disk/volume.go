@@ -249,7 +249,16 @@ func (v *Volume) openSegment(name string, direct bool) (File, error) {
 	if v.anonymous {
 		return v.cfg.FS.OpenAnonymous(v.dir, direct)
 	}
-	return v.cfg.FS.Create(filepath.Join(v.own.path, name), direct)
+	path := filepath.Join(v.own.path, name)
+	f, err := v.cfg.FS.Create(path, direct)
+	if !errors.Is(err, fs.ErrExist) {
+		return f, err
+	}
+	// We made it, for the directory is ours alone, and could not remove it.
+	if err := v.own.removeSegment(name); err != nil {
+		return nil, err
+	}
+	return v.cfg.FS.Create(path, direct)
 }
 
 // closeSegment closes a file and removes its name.
