@@ -145,7 +145,7 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 			return asMemory(e, err)
 		}
 		if cause != nil && !outOfRoom(cause) {
-			return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, cause)
+			return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, advised(cause))
 		}
 		return nil, v.full(size, cause)
 	}
@@ -196,7 +196,11 @@ func (v *Volume) reuse(size int64, cuts []int64, least int64) (*Extents, error) 
 func (v *Volume) full(size int64, cause error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	e := &tier.NoSpaceError{Requested: size, Available: v.mu.free, Cause: cause}
+	e := &tier.NoSpaceError{Requested: size, Available: v.mu.free}
+	if cause != nil {
+		e.Cause = fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, cause)
+		e.Hint = fullAdvice
+	}
 	for _, s := range v.mu.segments {
 		if cause == nil { // else the holes cannot be filled
 			e.Available += s.holes.FreeBytes()

@@ -245,7 +245,7 @@ func (v *Volume) do(r request, write bool) error {
 	}
 	err = fmt.Errorf("disk: %s %d bytes at offset %d of %s in %s: %w", verb, n, r.off, r.at.seg.name, v.cfg.Dir, bare(err))
 	if outOfRoom(err) {
-		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err}
+		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err, Hint: fullAdvice}
 	}
 	return err
 }

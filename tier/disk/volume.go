@@ -103,7 +103,7 @@ func OpenVolume(cfg Config) (*Volume, error) {
 	}
 	if err := v.open(); err != nil {
 		v.endLife()
-		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, err)
+		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, advised(err))
 	}
 	for off := int64(0); off < v.cfg.Capacity; off += v.cfg.SegmentSize {
 		size := min(v.cfg.SegmentSize, v.cfg.Capacity-off)
@@ -134,11 +134,11 @@ func (v *Volume) open() error {
 	info, err := v.cfg.FS.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return errors.New("the directory does not exist")
+		return errNoDir
 	case err != nil:
 		return bare(err)
 	case !info.IsDir():
-		return errors.New("not a directory")
+		return errNotDir
 	}
 	removed, err := removeAbandoned(v.cfg.FS, dir)
 	if err != nil {
@@ -386,7 +386,7 @@ func (v *Volume) end() error {
 		err = also(err, v.own.remove())
 	}
 	if err != nil {
-		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, err)
+		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, advised(err))
 	}
 	return nil
 }
