@@ -3,6 +3,7 @@ package disk
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -295,10 +296,14 @@ func (s *segment) emptyLocked() File {
 
 // back takes room for a hole from the file system and makes it free to hand out.
 func (v *Volume) back(s *segment, off, n int64) error {
-	if err := v.checkReserve(n); err != nil {
+	f := s.file // only holders of the token set it
+	err := v.checkReserve(n)
+	if errors.Is(err, fs.ErrNotExist) && f != nil && v.cfg.Reserve == 0 {
+		err = nil // the directory is gone; the file is not, and the system says if it is full
+	}
+	if err != nil {
 		return err
 	}
-	f := s.file // only holders of the token set it
 	if f == nil {
 		var err error
 		if f, err = v.openSegment(s.name, v.direct); err != nil {
