@@ -59,6 +59,8 @@ func childMain(job string, args []string) int {
 	switch job {
 	case "spill":
 		err = childSpills(args[0], args[1] == "named", args[2])
+	case "namespace":
+		err = namespaceJobs[args[1]](args[0])
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
