@@ -335,6 +335,8 @@ func (v *Volume) checkReserve(n int64) error {
 		return nil
 	case err != nil:
 		return fmt.Errorf("the free space cannot be told: %w", bare(err))
+	case v.cfg.Reserve == 0 && u.Free < n:
+		return fmt.Errorf("%w: %d bytes are free", syscall.ENOSPC, u.Free)
 	case u.Free-v.cfg.Reserve < n:
 		return fmt.Errorf("%w: %d bytes are free and %d are to stay free", errReserve, u.Free, v.cfg.Reserve)
 	}
