@@ -116,7 +116,7 @@ func TestCancelledMoveEnds(t *testing.T) {
 					cfg.Codec, cfg.MonitorPeriod = codec, time.Hour
 					s := openSpill(t, cfg)
 					must(t, s.repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(min(edge[0], tier.Host)))))
-					must(t, s.eng.Mover().Move(t.Context(), s.batch(0), reservation.AnyInTier(edge[0]), convert.ReasonWork)) // what is put on disk is not compressed
+					must(t, s.eng.Mover().Move(t.Context(), s.batch(0), reservation.AnyInTier(edge[0]), convert.ReasonWork)) // as a spill is
 					s.records = append(s.records, rec)
 					held := spaceUse(s.eng)
 

@@ -355,6 +355,10 @@ func discover(t *testing.T) *topology.Topology {
 	return top
 }
 
+// hurried says that tests are to try less: because they were told, or because each try
+// takes long.
+func hurried() bool { return testing.Short() || invariants.Enabled || raced }
+
 // killsAtOnce is how many processes are under way at a time.
 const killsAtOnce = 4
 
@@ -365,13 +369,13 @@ func TestKilledEngines(t *testing.T) {
 	tiertest.NoLeaks(t)
 	top := discover(t)
 	kills := 200
-	if testing.Short() || invariants.Enabled {
+	if hurried() {
 		kills = 40
 	}
 	for _, named := range []bool{false, true} {
 		t.Run(map[bool]string{false: "anonymous", true: "named"}[named], func(t *testing.T) {
 			var lanes sync.WaitGroup
-			left := make([]int, killsAtOnce)
+			left := make([]int, killsAtOnce) // how many left something
 			for lane := range killsAtOnce {
 				dir := t.TempDir()
 				was := foreign(t, dir)
@@ -489,7 +493,7 @@ func TestEnginesInOneDirectory(t *testing.T) {
 	tiertest.NoLeaks(t)
 	top := discover(t)
 	rounds, kills := 12, 12
-	if testing.Short() || invariants.Enabled {
+	if hurried() {
 		rounds, kills = 3, 4
 	}
 	for _, kinds := range [][2]bool{{true, true}, {false, true}} { // of files: named or not

@@ -15,7 +15,6 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -221,7 +220,7 @@ func (s *spill) drop() {
 func TestDiskThatDies(t *testing.T) {
 	top := discover(t)
 	step := 3
-	if testing.Short() || invariants.Enabled {
+	if hurried() {
 		step = 23
 	}
 	takesRoom := []faultfs.Op{faultfs.OpenAnonymous, faultfs.Create, faultfs.Mkdir, faultfs.Lock, faultfs.Allocate, faultfs.Write}
