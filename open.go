@@ -254,7 +254,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: capacity, Fractions: e.cfg.DiskMarks, Node: -1,
-		Backend: "disk", Pool: volume, Hint: "a larger disk capacity would help",
+		Backend: "disk", Pool: volume, Hint: fmt.Sprintf("a larger disk capacity of %s would help", d.Dir),
 	})
 	if err != nil {
 		return errors.Join(err, volume.Close())

@@ -206,3 +206,13 @@ func kindOf(err error, to tier.ID) outcome {
 	}
 	return failed
 }
+
+// causeOf returns err if something else than the size of a space is the cause of a
+// tier.NoSpaceError in it: the file system that it lies on.
+func causeOf(err error) error {
+	var full *tier.NoSpaceError
+	if errors.As(err, &full) && full.Cause != nil {
+		return err
+	}
+	return nil
+}

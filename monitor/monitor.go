@@ -357,11 +357,13 @@ func (m *Monitor) finish(ctx context.Context, r result) {
 		delete(m.faults, b)
 	case noRoom:
 		to.refusal.note(now, m.cfg.Period, r.Victim.Bytes, max(r.usedBefore, to.Used()))
+		to.refusal.why = causeOf(r.err)
 	case busy:
 		m.fault(b, now, 0)
 		return
 	case failed:
 		e.fail(now, m.cfg.Period)
+		e.why = r.err
 		m.fault(b, now, 1)
 		return
 	}

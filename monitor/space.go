@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -86,6 +87,7 @@ type edge struct {
 	underWay int
 	failures int // in a row
 	until    time.Time
+	why      error // of the last failure
 }
 
 // fail notes a failure. The first may be the batch's own, so that it does not
@@ -112,7 +114,8 @@ type refusal struct {
 	bytes int64
 	used  int64 // at that time
 	until time.Time
-	times int // in a row
+	times int   // in a row
+	why   error // of the last, if it was not the space's own size
 }
 
 func (f *refusal) note(now time.Time, period time.Duration, bytes, used int64) {
@@ -294,6 +297,28 @@ func (m *Monitor) reportStuck(now time.Time, state State, stuck []Want) {
 // refuseHint goes into the error of those who are refused.
 const refuseHint = "batches at rest fill it, and no slower tier has room for them: consume or drop some, or make the slower tiers larger"
 
+// whyRefused returns refuseHint, or, where moves out of the full spaces fail, why: then
+// larger tiers would not help, and what is wrong is known here alone.
+func (m *Monitor) whyRefused(state State, full []tier.ID) string {
+	for i, s := range m.spaces {
+		if !slices.Contains(full, s.ID()) {
+			continue
+		}
+		for _, e := range state.Spaces[i].Down {
+			why := error(nil)
+			if to := &state.Spaces[e.To]; e.Broken {
+				why = s.edges[e.To].why
+			} else if to.Refused > 0 {
+				why = m.spaces[e.To].refusal.why
+			}
+			if why != nil {
+				return fmt.Sprintf("batches at rest fill it, and cannot be moved down: %v", why)
+			}
+		}
+	}
+	return refuseHint
+}
+
 // refuse sends those away who wait in vain. A space must be full in two steps, at
 // least a period apart, with nothing changed in it or below it in between: who was
 // just about to begin or to release something has then been given time.
@@ -328,7 +353,7 @@ func (m *Monitor) refuse(now time.Time, state State, stuck []Want) {
 	if len(forGood) == 0 {
 		return
 	}
-	n := m.cfg.Reservations.Refuse(func(id tier.ID) bool { return slices.Contains(forGood, id) }, refuseHint)
+	n := m.cfg.Reservations.Refuse(func(id tier.ID) bool { return slices.Contains(forGood, id) }, m.whyRefused(state, forGood))
 	if n > 0 {
 		m.stats.refused.Add(int64(n))
 		m.events.refused(Refused{Waiters: n, Spaces: forGood})

@@ -244,6 +244,9 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 			end++
 		}
 		if edge, now := p.fit(i, first, end, v); edge >= 0 {
+			if down[edge].Broken && fallback >= 0 {
+				break // for it would fail again, and nobody know whether a nearer tier can be relieved
+			}
 			return edge, now
 		}
 		if edge, better := p.relievable(i, first, end, v); edge >= 0 {

@@ -26,6 +26,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(deafChild) != "" {
 		os.Exit(interruptible(beDeaf))
 	}
+	if how := os.Getenv(commandChild); how != "" {
+		os.Exit(childCommand(how, os.Args[1:]))
+	}
 	// The goroutine that hears signals stays once there is one.
 	heard := make(chan os.Signal, 1)
 	signal.Notify(heard, os.Interrupt)
@@ -53,8 +56,24 @@ type ran struct {
 	stdout, stderr string
 }
 
+// commandChild makes this test program spillbench; see childCommand.
+const commandChild = "SPILLBENCH_TEST_COMMAND"
+
+// openFiles counts the descriptors of the process, but for those that the runtime
+// opens when it likes; 0 where they cannot be counted.
+func openFiles() (n int) {
+	fds, _ := os.ReadDir("/proc/self/fd")
+	for _, fd := range fds {
+		to, err := os.Readlink("/proc/self/fd/" + fd.Name())
+		if err == nil && !strings.HasPrefix(to, "anon_inode:") && !strings.HasPrefix(to, "pipe:") && !strings.HasPrefix(to, "/proc/") {
+			n++
+		}
+	}
+	return n
+}
+
 // command runs spillbench in this process, and checks that it leaves nothing in
-// the temp directory, which is its spill directory too.
+// the temp directory, which is its spill directory too, and no descriptor.
 func command(t *testing.T, ctx context.Context, args ...string) ran {
 	t.Helper()
 	tmp := filepath.Join(t.TempDir(), "tmp")
@@ -63,7 +82,11 @@ func command(t *testing.T, ctx context.Context, args ...string) ran {
 	}
 	t.Setenv("TMPDIR", tmp)
 	var stdout, stderr bytes.Buffer
+	before := openFiles()
 	r := ran{status: Main(ctx, args, &stdout, &stderr)}
+	if n := openFiles(); n != before {
+		t.Errorf("%q left %d descriptors open, %d were before", args, n, before)
+	}
 	r.stdout, r.stderr = stdout.String(), stderr.String()
 	left, err := os.ReadDir(tmp)
 	if err != nil {

@@ -3,6 +3,7 @@ package disk
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -169,7 +170,7 @@ func (v *Volume) take(size int64, cuts []int64) (*Extents, error) {
 			v.pacer.fail()
 		}
 		if cause != nil && !outOfRoom(cause) {
-			return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, cause)
+			return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, advised(cause))
 		}
 		return nil, v.full(size, cause)
 	}
@@ -213,7 +214,11 @@ func (v *Volume) reuse(size int64, cuts []int64, least int64) (*Extents, error) 
 func (v *Volume) full(size int64, cause error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	e := &tier.NoSpaceError{Requested: size, Available: v.mu.free, Cause: cause}
+	e := &tier.NoSpaceError{Requested: size, Available: v.mu.free}
+	if cause != nil {
+		e.Cause = fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, cause)
+		e.Hint = fullAdvice
+	}
 	for _, s := range v.mu.segments {
 		if cause == nil { // else the holes cannot be filled
 			e.Available += s.holes.FreeBytes()
@@ -308,10 +313,14 @@ func (s *segment) emptyLocked() File {
 
 // back takes room for a hole from the file system and makes it free to hand out.
 func (v *Volume) back(s *segment, off, n int64) error {
-	if err := v.checkReserve(n); err != nil {
+	f := s.file // only holders of the token set it
+	err := v.checkReserve(n)
+	if errors.Is(err, fs.ErrNotExist) && f != nil && v.cfg.Reserve == 0 {
+		err = nil // the directory is gone; the file is not, and the system says if it is full
+	}
+	if err != nil {
 		return err
 	}
-	f := s.file // only holders of the token set it
 	if f == nil {
 		var err error
 		if f, err = v.openSegment(s.name, v.direct); err != nil {
@@ -343,6 +352,8 @@ func (v *Volume) checkReserve(n int64) error {
 		return nil
 	case err != nil:
 		return fmt.Errorf("the free space cannot be told: %w", bare(err))
+	case v.cfg.Reserve == 0 && u.Free < n:
+		return fmt.Errorf("%w: %d bytes are free", syscall.ENOSPC, u.Free)
 	case u.Free-v.cfg.Reserve < n:
 		return fmt.Errorf("%w: %d bytes are free and %d are to stay free", errReserve, u.Free, v.cfg.Reserve)
 	}

@@ -87,12 +87,33 @@ func (d *ownDir) removeFile(path string) error {
 	return err
 }
 
-// remove removes the directory, whose segments are gone. If one could not be removed
-// the lock's file stays too: the next volume that is opened beside needs it to see
-// that the directory is abandoned.
+// removeSegments removes all segments that there are, and says whether there is anything
+// else but the lock.
+func (d *ownDir) removeSegments() (foreign bool, err error) {
+	entries, err := d.fs.ReadDir(d.path)
+	if err != nil {
+		return false, ignoreMissing(err)
+	}
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case name == lockName:
+		case segmentName.MatchString(name) && !e.IsDir():
+			err = also(err, d.removeSegment(name))
+		default:
+			foreign = true
+		}
+	}
+	return foreign, err
+}
+
+// remove removes the directory, whose segments are gone. One that could not be removed
+// is tried once more. If that fails the lock's file stays too: the next volume that is
+// opened beside needs it to see that the directory is abandoned.
 func (d *ownDir) remove() error {
 	if d.dirty.Load() {
-		return d.lock.Close()
+		if more, err := d.removeSegments(); err != nil || more { // such as a manifest
+			return also(err, d.lock.Close())
+		}
 	}
 	err := ignoreMissing(d.fs.Remove(filepath.Join(d.path, lockName)))
 	if err == nil {
@@ -135,20 +156,7 @@ func removeIfAbandoned(fsys FS, path string) (gone bool, err error) {
 		return false, err
 	}
 	d := &ownDir{fs: fsys, path: path, lock: lock}
-	entries, err := fsys.ReadDir(path)
-	if err != nil {
-		return false, also(err, lock.Close())
-	}
-	foreign := false
-	for _, e := range entries {
-		switch name := e.Name(); {
-		case name == lockName:
-		case segmentName.MatchString(name) && !e.IsDir():
-			err = also(err, d.removeSegment(name))
-		default:
-			foreign = true
-		}
-	}
+	foreign, err := d.removeSegments()
 	if err != nil || foreign {
 		return false, also(err, lock.Close())
 	}

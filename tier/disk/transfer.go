@@ -298,7 +298,7 @@ func (e *Extents) do(ctx context.Context, r request, write bool) error {
 	}
 	err = &IOError{Space: v.cfg.Space, Dir: v.cfg.Dir, File: r.at.seg.name, Offset: r.off, Bytes: n, Write: write, Err: bare(err)}
 	if outOfRoom(err) {
-		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err}
+		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err, Hint: fullAdvice}
 	}
 	return err
 }

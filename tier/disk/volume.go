@@ -129,7 +129,7 @@ func OpenVolume(cfg Config) (*Volume, error) {
 	}
 	if err != nil {
 		v.endLife()
-		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, also(err, v.sealer.forget()))
+		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, also(advised(err), v.sealer.forget()))
 	}
 	off := int64(0)
 	for _, s := range v.mu.segments { // of what was kept
@@ -165,11 +165,11 @@ func (v *Volume) open() error {
 	info, err := v.cfg.FS.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return errors.New("the directory does not exist")
+		return errNoDir
 	case err != nil:
 		return bare(err)
 	case !info.IsDir():
-		return errors.New("not a directory")
+		return errNotDir
 	}
 	removed, err := removeAbandoned(v.cfg.FS, dir)
 	if err != nil {
@@ -292,7 +292,16 @@ func (v *Volume) openSegment(name string, direct bool) (File, error) {
 	if v.anonymous {
 		return v.cfg.FS.OpenAnonymous(v.dir, direct)
 	}
-	return v.cfg.FS.Create(filepath.Join(v.own.path, name), direct)
+	path := filepath.Join(v.own.path, name)
+	f, err := v.cfg.FS.Create(path, direct)
+	if !errors.Is(err, fs.ErrExist) {
+		return f, err
+	}
+	// We made it, for the directory is ours alone, and could not remove it.
+	if err := v.own.removeSegment(name); err != nil {
+		return nil, err
+	}
+	return v.cfg.FS.Create(path, direct)
 }
 
 // closeSegment closes a file and removes its name.
@@ -432,7 +441,7 @@ func (v *Volume) end() error {
 		err = also(err, v.own.remove())
 	}
 	if err != nil {
-		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, err)
+		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, advised(err))
 	}
 	return nil
 }
