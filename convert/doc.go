@@ -5,7 +5,7 @@
 //
 // A batch's bytes have one layout in all tiers, its image: the Arrow buffers in
 // schema order, depth first, each at a multiple of 64 bytes and the large ones at a
-// page. Layout makes it out of a record, with a checksum for each MiB; Open makes a
+// page. Layout makes it out of a record, with a checksum for each 64 KiB; Open makes a
 // record out of it again, in place. Between the two nothing but bytes is copied.
 //
 //	arrow.RecordBatch ──Layout──▶ image (GPU) ◀─▶ image (host) ◀─▶ image (disk)
@@ -38,6 +38,18 @@
 // device and the disk work at the same time; those between host and disk go
 // straight to and from the arena. Everything goes in pieces of at most 8 MiB, and acts on a
 // cancelled context within one.
+//
+// # Compressed batches
+//
+// On disk, and in host memory, an image can also be packed (batch.Packed): runs of 1 MiB,
+// compressed for themselves, that lanes pack and unpack side by side.
+//
+//	image │ frame frame frame frame │ frame …      run 0, run 1, …
+//	         ╰──── S2, Zstandard, bitpack ────╮
+//	packed │ f f  f f │ f f f f │ …                a buffer for each run, a checksum of what is stored
+//
+// Builtin.Codec says with what; CodecAuto finds out whether it helps (chooser). What is
+// read back is compared with both checksums, of what is stored and of the image's bytes.
 //
 // # Columns
 //
