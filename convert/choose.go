@@ -49,7 +49,7 @@ type chooser struct {
 const (
 	sampleShare = 100 // samples may take 1/100 of the disks' time
 	lookShare   = 100 // and so much may it take to move bytes as they are where compressing is better
-	slack       = 0.9
+	slack       = 0.9 // what compressing costs must be less than this share of not compressing
 	// enoughToTell is after how many bytes a disk's rate is believed: of one run.
 	enoughToTell = batch.RunSize
 	// meterWindow is how many bytes a window of a meter has: as many as are under way at a
@@ -156,7 +156,7 @@ func (m *meter) perByte() float64 {
 func (m *meter) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.time, m.bytes = 0, 0
+	m.time, m.bytes, m.next = 0, 0, 0
 	clear(m.windows[:])
 }
 
@@ -450,7 +450,7 @@ func (f timedFile) WriteAt(ctx context.Context, p []byte, off int64) error {
 	m := &f.g.write[CodecNone]
 	m.begin(time.Now())
 	err := f.FileMemory.WriteAt(ctx, p, off)
-	f.c.busy.Add(int64(m.end(time.Now(), len(p))))
+	f.c.busy.Add(int64(m.end(time.Now(), done(len(p), err))))
 	return err
 }
 
@@ -458,8 +458,16 @@ func (f timedFile) ReadAt(ctx context.Context, p []byte, off int64) error {
 	m := &f.g.read[CodecNone]
 	m.begin(time.Now())
 	err := f.FileMemory.ReadAt(ctx, p, off)
-	f.c.busy.Add(int64(m.end(time.Now(), len(p))))
+	f.c.busy.Add(int64(m.end(time.Now(), done(len(p), err))))
 	return err
+}
+
+// done returns how many bytes of a transfer count.
+func done(bytes int, err error) int {
+	if err != nil {
+		return 0
+	}
+	return bytes
 }
 
 // timed runs f, which moves so many bytes of a body from or to a disk with a codec.
@@ -474,6 +482,6 @@ func (b *Builtin) timed(space *tier.Space, k Codec, writes bool, bytes int64, f 
 	}
 	m.begin(time.Now())
 	err := f()
-	b.choose.busy.Add(int64(m.end(time.Now(), int(bytes))))
+	b.choose.busy.Add(int64(m.end(time.Now(), done(int(bytes), err))))
 	return err
 }

@@ -107,6 +107,10 @@ func TestMeter(t *testing.T) {
 		if m.full() || m.perByte() != 0 {
 			t.Error("it has not forgotten")
 		}
+		work(2, time.Millisecond)
+		if !m.full() {
+			t.Error("it has measured a window since")
+		}
 	})
 }
 
