@@ -99,7 +99,7 @@ func columnsOfEveryType(t *testing.T, outside bool) {
 				if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(k), f.form, ReasonWork); err != nil {
 					t.Fatal(err)
 				}
-				for _, s := range []struct {
+				for n, s := range []struct {
 					fields   []int
 					from, to int64
 				}{
@@ -107,6 +107,9 @@ func columnsOfEveryType(t *testing.T, outside bool) {
 					{[]int{1, 2}, 0, 100}, {[]int{3}, 513, 514}, {[]int{3, 2, 1, 0}, rec.NumRows() - 1, rec.NumRows()},
 					{[]int{1}, 700, 700}, {[]int{}, 5, 9},
 				} {
+					if n%3 > 0 && batch.PackedType(k) == f.form {
+						continue // it is the same way, but for uncompressing
+					}
 					m.picked(t, b, s.fields, s.from, s.to)
 					if t.Failed() {
 						t.Fatalf("%s, %d:%d in %s: columns %v, rows %d to %d", typ, cut[0], cut[1], f.form, s.fields, s.from, s.to)
