@@ -136,6 +136,14 @@ func (m *meter) end(now time.Time, bytes int) (took time.Duration) {
 	return took
 }
 
+// failed drops the window that is not full yet: how many bytes of something that failed were
+// moved is not known.
+func (m *meter) failed() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.time, m.bytes = 0, 0
+}
+
 // perByte returns seconds a byte; 0 if that is not known.
 func (m *meter) perByte() float64 {
 	m.mu.Lock()
@@ -447,27 +455,11 @@ type timedFile struct {
 }
 
 func (f timedFile) WriteAt(ctx context.Context, p []byte, off int64) error {
-	m := &f.g.write[CodecNone]
-	m.begin(time.Now())
-	err := f.FileMemory.WriteAt(ctx, p, off)
-	f.c.busy.Add(int64(m.end(time.Now(), done(len(p), err))))
-	return err
+	return f.c.measured(&f.g.write[CodecNone], len(p), func() error { return f.FileMemory.WriteAt(ctx, p, off) })
 }
 
 func (f timedFile) ReadAt(ctx context.Context, p []byte, off int64) error {
-	m := &f.g.read[CodecNone]
-	m.begin(time.Now())
-	err := f.FileMemory.ReadAt(ctx, p, off)
-	f.c.busy.Add(int64(m.end(time.Now(), done(len(p), err))))
-	return err
-}
-
-// done returns how many bytes of a transfer count.
-func done(bytes int, err error) int {
-	if err != nil {
-		return 0
-	}
-	return bytes
+	return f.c.measured(&f.g.read[CodecNone], len(p), func() error { return f.FileMemory.ReadAt(ctx, p, off) })
 }
 
 // timed runs f, which moves so many bytes of a body from or to a disk with a codec.
@@ -480,8 +472,24 @@ func (b *Builtin) timed(space *tier.Space, k Codec, writes bool, bytes int64, f 
 	if writes {
 		m = &g.write[k]
 	}
+	return b.choose.measured(m, int(bytes), f)
+}
+
+// measured runs f, which moves so many bytes unless it fails or panics. A cancelled move of
+// much memory must not make a slow disk look fast.
+func (c *chooser) measured(m *meter, bytes int, f func() error) (err error) {
+	whole := false
 	m.begin(time.Now())
-	err := f()
-	b.choose.busy.Add(int64(m.end(time.Now(), done(int(bytes), err))))
+	defer func() {
+		if !whole {
+			bytes = 0
+		}
+		c.busy.Add(int64(m.end(time.Now(), bytes)))
+		if !whole {
+			m.failed()
+		}
+	}()
+	err = f()
+	whole = err == nil
 	return err
 }

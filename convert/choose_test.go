@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -228,4 +229,34 @@ func TestSamplesAreFew(t *testing.T) {
 	if c.samples.Load() != firstPieces+laterPieces {
 		t.Errorf("%d pieces", c.samples.Load())
 	}
+}
+
+// TestMeterOfWhatFails: what was cancelled or panicked tells nothing about a disk, and pauses
+// after it count no time.
+func TestMeterOfWhatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c chooser
+		var m meter
+		move := func(bytes int, took time.Duration, fails func() error) {
+			_ = safely(func() error {
+				return c.measured(&m, bytes, func() error {
+					time.Sleep(took)
+					return fails()
+				})
+			})
+			time.Sleep(time.Minute)
+		}
+		well := func() error { return nil }
+		move(meterWindow, 80*time.Millisecond, well)
+		want := m.perByte()
+		move(1<<30, time.Millisecond, func() error { return context.Canceled })
+		move(1<<30, time.Millisecond, func() error { panic("the driver is confused") })
+		move(meterWindow, 80*time.Millisecond, well)
+		if got := m.perByte(); got < 0.99*want || got > 1.01*want {
+			t.Errorf("%.1f MiB/s, want %.1f", perMiB/got, perMiB/want)
+		}
+		if m.active != 0 {
+			t.Errorf("%d are at work", m.active)
+		}
+	})
 }

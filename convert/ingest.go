@@ -69,7 +69,9 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 				return err
 			}
 			if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
-				return errors.Join(err, buf.Release())
+				err = errors.Join(err, buf.Release())
+				buf = nil // where it is tried next it may be compressed
+				return err
 			}
 			return nil
 		})
@@ -78,6 +80,7 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 		return nil, err
 	}
 	if buf != nil {
+		l.rewind() // another space may have had the beginning, and no room for the rest
 		if err := m.cfg.Builtin.lay(ctx, l, buf); err != nil {
 			return nil, errors.Join(err, releaseAll(shared), buf.Release())
 		}

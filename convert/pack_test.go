@@ -437,3 +437,37 @@ func TestAutoIngest(t *testing.T) {
 	}
 	m.whole(t, b, tier.Disk)
 }
+
+// TestIngestElsewhere: a record for which one space has no room after all is put into the next
+// one, whether either compresses it or not, and however much of it was laid out before.
+func TestIngestElsewhere(t *testing.T) {
+	t.Run("then compressed", func(t *testing.T) {
+		left := 0
+		m := newMachine(t, machineConfig{codec: CodecS2, outside: true, faults: func(op sim.Op) error {
+			if op.Kind == sim.OpAlloc && op.Stage == sim.Submit {
+				if left--; left == 0 {
+					return tier.ErrOutOfBudget
+				}
+			}
+			return nil
+		}})
+		rec := coded(1, 100_000)
+		left = 2 // the body has room, its dictionary has none
+		p, err := m.mover.Ingest(t.Context(), rec, reservation.AnyInTiers(tier.GPU, tier.Disk))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.whole(t, m.adopt(t, rec, p), tier.Disk)
+	})
+	t.Run("compressed before", func(t *testing.T) {
+		m := newMachine(t, machineConfig{codec: CodecS2, gpu: 16 << 20, host: 16 << 20})
+		rec := arrowgen.Flights(1, 100_000)
+		remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 2, Effect: faultfs.Fail(syscall.ENOSPC)})
+		p, err := m.mover.Ingest(t.Context(), rec, reservation.AnyInTiers(tier.Disk, tier.GPU))
+		remove()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.whole(t, m.adopt(t, rec, p), tier.GPU)
+	})
+}

@@ -262,7 +262,7 @@ func (w *window) add(s stage) error {
 	} else {
 		w.size, w.begun = 2, now
 	}
-	for range half {
+	for n := 0; n < half || len(w.stages) >= w.size; n++ { // after a larger window more than half of this one
 		if err := w.oldest(); err != nil {
 			return err
 		}

@@ -162,6 +162,7 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 	}
 	bytes := src.Bytes()
 	if img, ok := src.(imaged); ok {
+		bytes = max(bytes, img.Descriptor().Body) // compressed it may be much less than what is between
 		for _, s := range img.Shared() {
 			bytes += s.Buffer().Charge() // it may be missing between, too
 		}

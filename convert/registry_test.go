@@ -115,3 +115,22 @@ func TestComposedEdge(t *testing.T) {
 	}
 	m.whole(t, b, tier.Disk)
 }
+
+// What is between is not compressed, although the source is: there is room for all of it.
+func TestComposedEdgeFromPacked(t *testing.T) {
+	m := newMachine(t, machineConfig{codec: CodecS2, outside: true})
+	if err := m.registry.Unregister(batch.DiskPacked, batch.GPUImage); err != nil {
+		t.Fatal(err)
+	}
+	err := m.registry.Compose(batch.DiskPacked, batch.HostImage, batch.GPUImage, func(ctx context.Context, n int64) (reservation.Reservation, error) {
+		return m.reservations.Reserve(ctx, reservation.AnyInTier(tier.Host), n)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := m.put(t, coded(1, 50_000), tier.Disk)
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU), ReasonWork); err != nil {
+		t.Fatal(err)
+	}
+	m.whole(t, b, tier.GPU)
+}
