@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/sumcopy"
@@ -26,9 +28,10 @@ const (
 	// stagedUnderWay is how many staged chunks a transfer between device and disk keeps
 	// under way: the number of requests at which the disks that were measured reach their speed.
 	stagedUnderWay = 8
-	// readsAhead is how many pieces a transfer from disk to host memory reads or verifies
-	// at a time.
+	// readsAhead is how many pieces of maxPiece a transfer from disk to host memory has under
+	// way, in requests of hostRead, as volumes have them by default.
 	readsAhead = 2
+	hostRead   = 2 << 20
 )
 
 // Builtin holds what the built-in converters work with.
@@ -338,52 +341,83 @@ func hostToDisk(ctx context.Context, d tier.FileMemory, s tier.HostMemory) error
 	return nil
 }
 
-// diskToHost reads straight into the arena, and verifies a piece while the
-// next one is being read.
+// diskToHost reads straight into the arena, in pieces of a request each, of which several
+// are read and verified at the same time. What a checksum covers may lie in two extents: that is
+// verified at the end.
 func diskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, s tier.FileMemory) error {
-	v := newVerifier(desc, s)
-	type read struct {
-		p     []byte
-		off   int64
-		stage stage
+	extents := d.Extents()
+	var pieces []hostPiece
+	var split []int64 // where chunks begin that lie in several pieces
+	off := int64(0)
+	for _, extent := range extents {
+		for len(extent) > 0 {
+			p := hostPiece{extent[:min(int64(len(extent)), hostRead-off%hostRead)], off}
+			pieces = append(pieces, p)
+			extent = extent[len(p.p):]
+			if off += int64(len(p.p)); off%batch.SumChunk != 0 && off < desc.Body {
+				if at := off - off%batch.SumChunk; len(split) == 0 || split[len(split)-1] != at {
+					split = append(split, at)
+				}
+			}
+		}
 	}
-	var ahead []read
-	next := func() error { // verify the oldest read
-		r := ahead[0]
-		ahead = ahead[1:]
-		<-r.stage.Done()
-		if err := r.stage.Err(); err != nil {
+	g, inside := errgroup.WithContext(ctx)
+	var next atomic.Int64
+	for range min(len(pieces), readsAhead*maxPiece/hostRead) {
+		g.Go(func() error {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(pieces) {
+					return nil
+				}
+				if err := context.Cause(inside); err != nil {
+					return err
+				}
+				if err := safely(func() error { return pieces[i].read(inside, desc, s) }); err != nil {
+					return err
+				}
+			}
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for _, at := range split {
+		v := newVerifier(desc, s)
+		begin := at
+		var wrong error
+		err := across(extents, at, min(desc.Body-at, batch.SumChunk), func(p []byte) {
+			if wrong == nil {
+				wrong = v.check(p, begin)
+			}
+			begin += int64(len(p))
+		})
+		if err := errors.Join(wrong, err); err != nil {
 			return err
 		}
-		return v.check(r.p, r.off)
 	}
-	err := func() error {
-		off := int64(0)
-		for _, extent := range d.Extents() {
-			for len(extent) > 0 {
-				if len(ahead) == readsAhead { // one read under way while one is verified
-					if err := next(); err != nil {
-						return err
-					}
-				}
-				r := read{p: extent[:min(len(extent), maxPiece)], off: off}
-				r.stage = run(func() error { return s.ReadAt(ctx, r.p, r.off) })
-				ahead = append(ahead, r)
-				extent = extent[len(r.p):]
-				off += int64(len(r.p))
-			}
-		}
-		for len(ahead) > 0 {
-			if err := next(); err != nil {
-				return err
-			}
-		}
+	return nil
+}
+
+// hostPiece is a part of host memory that is read from disk with one request.
+type hostPiece struct {
+	p   []byte
+	off int64 // in the body
+}
+
+// read fills the piece and verifies the chunks that lie in it whole.
+func (h hostPiece) read(ctx context.Context, desc *batch.Descriptor, s tier.FileMemory) error {
+	if err := s.ReadAt(ctx, h.p, h.off); err != nil {
+		return err
+	}
+	begin, end := roundUp(h.off, batch.SumChunk), h.off+int64(len(h.p))
+	if end < desc.Body {
+		end -= end % batch.SumChunk
+	}
+	if begin >= end {
 		return nil
-	}()
-	for _, r := range ahead { // after an error: nothing may write here any more
-		<-r.stage.Done()
 	}
-	return err
+	return newVerifier(desc, s).check(h.p[begin-h.off:end-h.off], begin)
 }
 
 // hostToHost copies extent by extent, in pieces so that it can be cancelled.

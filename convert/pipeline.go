@@ -19,30 +19,6 @@ type stage interface {
 
 var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// task is a stage that a goroutine runs.
-type task struct {
-	done chan struct{}
-	err  error
-}
-
-func (t *task) Done() <-chan struct{} { return t.done }
-func (t *task) Err() error            { return t.err }
-
-// run starts f on a goroutine, which the caller waits for.
-func run(f func() error) stage {
-	t := &task{done: make(chan struct{})}
-	go func() {
-		defer close(t.done)
-		defer func() {
-			if p := recover(); p != nil {
-				t.err = panicked(p)
-			}
-		}()
-		t.err = f()
-	}()
-	return t
-}
-
 // safely makes a panic of a device or a layout an error, so that what is under way
 // is waited for and what was taken is given back.
 func safely(f func() error) (err error) {

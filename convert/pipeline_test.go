@@ -6,6 +6,12 @@ import (
 	"time"
 )
 
+// done is a stage that cannot fail.
+type done chan struct{}
+
+func (d done) Done() <-chan struct{} { return d }
+func (d done) Err() error            { return nil }
+
 // TestWindowOfADeviceThatBecomesSlow: no more copies are under way on it than on one that was
 // slow from the beginning, so that a cancelled move ends as soon.
 func TestWindowOfADeviceThatBecomesSlow(t *testing.T) {
@@ -21,12 +27,13 @@ func TestWindowOfADeviceThatBecomesSlow(t *testing.T) {
 				took = 80 * time.Millisecond
 			}
 			before, took := last, took
-			s := run(func() error {
+			s := make(done)
+			go func() {
+				defer close(s)
 				<-before // one after the other, as on a stream
 				time.Sleep(took)
-				return nil
-			})
-			last = s.(*task).done
+			}()
+			last = s
 			if err := w.add(s); err != nil {
 				t.Fatal(err)
 			}
