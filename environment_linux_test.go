@@ -41,7 +41,7 @@ func descriptors(t *testing.T) (n int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		t.Skip("open files cannot be counted: ", err)
+		t.Skip("needs /proc, to count open files: ", err)
 	}
 	for _, e := range entries {
 		to, err := os.Readlink("/proc/self/fd/" + e.Name())

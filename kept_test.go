@@ -120,7 +120,7 @@ func withWords(n int64, col, words arrow.Array) arrow.RecordBatch {
 func TestKeepChild(t *testing.T) {
 	dir := os.Getenv(keepChildEnv)
 	if dir == "" {
-		t.Skip("it is run by TestKilledProcessIsAdopted")
+		t.Skip("needs the directory that TestKilledProcessIsAdopted, which runs it as a process of its own, gives it")
 	}
 	codec, err := convert.ParseCodec(os.Getenv(keepCodecEnv))
 	if err != nil {
@@ -181,7 +181,7 @@ func killed(t *testing.T, dir string, codec convert.Codec, lines int) (sure, may
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
-		t.Skip("cannot start a process: ", err)
+		t.Fatal(err)
 	}
 	child := exec.Command(exe, "-test.run=^TestKeepChild$")
 	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String())
@@ -311,7 +311,7 @@ func wantNothingIn(t testing.TB, dir string) {
 func keepingNeedsLinux(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		t.Skip("this system has no locked files")
+		t.Skip("needs Linux, for locks that end with their process")
 	}
 }
 

@@ -69,12 +69,12 @@ func TestRealFileSystems(t *testing.T) {
 			}
 			c, err := startChild(t, "namespace", inNamespace(name != "not ours"), dir, name)
 			if err != nil {
-				t.Skip("no name spaces: ", err)
+				t.Skip("needs user and mount name spaces without privileges: ", err)
 			}
 			_, _ = io.Copy(io.Discard, c.stdout)
 			err = c.cmd.Wait()
 			if said := c.stderr.String(); strings.Contains(said, errNoMount.Error()) {
-				t.Skip(said)
+				t.Skip("needs leave to mount in a name space of its own: ", said)
 			} else if err != nil {
 				t.Errorf("%v: %s", err, said)
 			}

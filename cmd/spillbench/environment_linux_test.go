@@ -63,11 +63,11 @@ func inNamespace(t *testing.T, id int, how string, args ...string) ran {
 	err := cmd.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
-		t.Skip("no name spaces: ", err)
+		t.Skip("needs user and mount name spaces without privileges: ", err)
 	}
 	r := ran{status: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String()}
 	if r.status == unmountable {
-		t.Skip("nothing can be mounted: ", r.stderr)
+		t.Skip("needs leave to mount in a name space of its own: ", r.stderr)
 	}
 	return r
 }

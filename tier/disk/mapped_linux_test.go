@@ -16,7 +16,7 @@ func TestMappedBuffersAreGivenBack(t *testing.T) {
 	mapped := func() (pages int64) {
 		b, err := os.ReadFile("/proc/self/statm")
 		if err != nil {
-			t.Skip("no /proc: ", err)
+			t.Skip("needs /proc, to count mapped pages: ", err)
 		}
 		if _, err := fmt.Sscan(string(b), &pages); err != nil {
 			t.Fatal(err)
