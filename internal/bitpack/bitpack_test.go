@@ -36,7 +36,7 @@ func round(t testing.TB, src []byte) int {
 		t.Fatal("what was there is gone")
 	}
 	out = out[len(before):]
-	if most := len(src) + (len(src)+blockSize-1)/blockSize; len(out) > most {
+	if most := len(src) + len(src)/blockSize + 2; len(out) > most { // a byte a block, and what fills no vector is one more
 		t.Fatalf("%d bytes became %d", len(src), len(out))
 	}
 	back := make([]byte, len(src))
