@@ -1,12 +1,9 @@
 package convert
 
 import (
-	"context"
-	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/tier"
@@ -18,12 +15,14 @@ import (
 //     (gauge), from what is moved as it is;
 //   - of each codec how much shorter it makes what is written these days, and how many
 //     bytes a second one processor compresses and uncompresses: from samples of what is
-//     written, on which all of them are tried, and which may take a hundredth of the time
-//     that the disks are at work (sampleShare).
+//     written, on which those are tried that could be quick enough for the disk, and which
+//     may take a hundredth of the time that the disks are at work (sampleShare);
+//   - how much of the processors the program has at work beside that (usage).
 //
 // From that follows what a byte costs to the disk and back: the disk's time, for as many bytes
-// as are left of it, and the processors', of which half are counted on. If compressing promises to
-// cost less, by slack, it is tried (trial). What comes of it is measured as well, and if that is
+// as are left of it, or the processors', whichever is longer, for they work at the same time; and
+// what the program does not get of the processors meanwhile, as far as it has use for them. If
+// compressing promises to cost less, by slack, it is tried (trial). What comes of it is measured as well, and if that is
 // not less than what moving bytes as they are cost shortly before, it is over, and is tried again only after
 // twice as many bytes: a program that keeps all processors busy makes a disk look slow,
 // because whoever waits for it waits for a processor next, and compressing takes them
@@ -40,6 +39,7 @@ type chooser struct {
 	disks map[tier.ID]*gauges
 	of    [codecs]rates
 
+	usage    usage
 	busy     atomic.Int64 // nanoseconds during which disks were at work
 	sampled  atomic.Int64 // nanoseconds that samples took
 	sampling atomic.Bool  // one at a time
@@ -64,17 +64,16 @@ const (
 	firstPieces  = 8
 	laterPieces  = 4
 	memoryPieces = 64
-	// firstSample is about how long the first sample takes, and quickCoding how many seconds
-	// a byte takes to be compressed and uncompressed by one processor, if that goes well: by S2 at 2 GB/s and
-	// 4 GB/s, say, or a little worse.
-	firstSample = 10 * time.Millisecond
-	quickCoding = 1e-9
 )
+
+// quick is how many seconds a byte takes to be compressed and uncompressed by one processor, if
+// all goes well. For a disk to which and back it takes less no more need be known of a codec.
+var quick = [codecs]float64{CodecS2: 0.7e-9, CodecZstd: 2.5e-9, CodecBitpack: 0.1e-9}
 
 // rates is what is known of a codec: seconds a byte that goes in, and what is left of it.
 type rates struct {
 	ratio, encode, decode float64
-	known                 bool
+	pieces                int64 // that this is known from; 0: it is not known
 }
 
 // gauges are what is known of a disk: what a byte costs to be written and read, with
@@ -99,82 +98,6 @@ const (
 	mostPatience  = 1 << 30
 )
 
-// meter measures a rate while something is at work, as the mean of the last windows.
-type meter struct {
-	mu      sync.Mutex
-	active  int
-	last    time.Time
-	time    time.Duration // of the window that is not full yet
-	bytes   int64
-	windows [4]float64 // seconds a byte; 0: none yet
-	next    int
-}
-
-func (m *meter) begin(now time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.active > 0 {
-		m.time += now.Sub(m.last)
-	}
-	m.active++
-	m.last = now
-}
-
-// end returns for how long nobody else was at work.
-func (m *meter) end(now time.Time, bytes int) (took time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	took = now.Sub(m.last)
-	m.time += took
-	m.active--
-	m.last = now
-	if m.bytes += int64(bytes); m.bytes >= meterWindow {
-		m.windows[m.next%len(m.windows)] = m.time.Seconds() / float64(m.bytes)
-		m.next++
-		m.time, m.bytes = 0, 0
-	}
-	return took
-}
-
-// failed drops the window that is not full yet: how many bytes of something that failed were
-// moved is not known.
-func (m *meter) failed() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.time, m.bytes = 0, 0
-}
-
-// perByte returns seconds a byte; 0 if that is not known.
-func (m *meter) perByte() float64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	sum, n := 0.0, 0.0
-	for _, w := range m.windows {
-		if w > 0 {
-			sum, n = sum+w, n+1
-		}
-	}
-	if n == 0 && m.bytes >= enoughToTell {
-		return m.time.Seconds() / float64(m.bytes)
-	}
-	return sum / max(n, 1)
-}
-
-// forget forgets all but what is under way.
-func (m *meter) forget() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.time, m.bytes, m.next = 0, 0, 0
-	clear(m.windows[:])
-}
-
-// full says whether it has measured a whole window.
-func (m *meter) full() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.windows[0] > 0
-}
-
 // disk returns the gauges of a space.
 func (c *chooser) disk(id tier.ID) *gauges {
 	c.mu.Lock()
@@ -190,8 +113,19 @@ func (c *chooser) disk(id tier.ID) *gauges {
 	return g
 }
 
-// half says how many processors are counted on.
-func half() int { return max(1, runtime.GOMAXPROCS(0)/2) }
+// power is what there is of processors: how many, and for which share of them the program has
+// other use.
+type power struct{ processors, busy float64 }
+
+// power returns what there is now.
+func (c *chooser) power() power {
+	n := float64(runtime.GOMAXPROCS(0))
+	return power{processors: n, busy: c.usage.share(n)}
+}
+
+// spent returns what a byte costs that the processors work for so many seconds on: a
+// program that keeps all of them at work has half of them for as long.
+func (w power) spent(work float64) float64 { return w.busy * work / max(1, w.processors/2) }
 
 // plain returns what a byte costs as it is, to the disk and back; 0 if that is not known.
 func (g *gauges) plain() (write, read float64) {
@@ -203,16 +137,18 @@ func (g *gauges) plain() (write, read float64) {
 }
 
 // promises returns the codec that promises most for a disk, and what a byte costs with it.
-func (c *chooser) promises(write, read float64, processors int) (Codec, float64) {
+func (c *chooser) promises(write, read float64, w power) (Codec, float64) {
 	choice, least := CodecNone, write+read
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for k := CodecS2; k < codecs; k++ {
 		r := &c.of[k]
-		if !r.known {
+		if r.pieces == 0 {
 			continue
 		}
-		if cost := r.ratio*(write+read) + r.work(processors); cost < least {
+		there := max(r.ratio*write, (r.encode+handling/2)/w.processors)
+		back := max(r.ratio*read, (r.decode+handling/2)/w.processors)
+		if cost := there + back + w.spent(r.work()); cost < least {
 			choice, least = k, cost
 		}
 	}
@@ -220,12 +156,12 @@ func (c *chooser) promises(write, read float64, processors int) (Codec, float64)
 }
 
 // best returns the codec for the next bytes that are written to a disk.
-func (c *chooser) best(g *gauges, bytes int64, processors int) Codec {
+func (c *chooser) best(g *gauges, bytes int64, w power) Codec {
 	write, read := g.plain()
 	if write == 0 {
 		return CodecNone
 	}
-	promised, cost := c.promises(write, read, processors)
+	promised, cost := c.promises(write, read, w)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	t := &g.trial
@@ -238,7 +174,7 @@ func (c *chooser) best(g *gauges, bytes int64, processors int) Codec {
 			g.write[promised].forget()
 		}
 	case g.write[t.codec].full():
-		came := c.outcome(g, t.codec, read, processors)
+		came := c.outcome(g, t.codec, read, w)
 		if came >= slack*(write+read) {
 			*t = trial{codec: CodecNone, patience: t.next, next: min(2*t.next, mostPatience)}
 		} else if float64(t.moved)*came >= lookShare*meterWindow*(write+read-came) { // it is better; to see if it still is
@@ -250,121 +186,19 @@ func (c *chooser) best(g *gauges, bytes int64, processors int) Codec {
 
 // outcome returns what a byte came to with a codec, to the disk and, as far as that is known,
 // back; and what it took of the processors, which the program did not have meanwhile.
-func (c *chooser) outcome(g *gauges, k Codec, read float64, processors int) float64 {
+func (c *chooser) outcome(g *gauges, k Codec, read float64, w power) float64 {
 	c.mu.Lock()
 	r := c.of[k]
 	c.mu.Unlock()
 	back := g.read[k].perByte()
 	if back == 0 {
-		back = r.ratio * read
+		back = max(r.ratio*read, (r.decode+handling/2)/w.processors)
 	}
-	return g.write[k].perByte() + back + r.work(processors)
+	return g.write[k].perByte() + back + w.spent(r.work())
 }
 
-// work returns what a byte takes of the processors, there and back.
-func (r *rates) work(processors int) float64 {
-	return (r.encode + r.decode + handling) / float64(processors)
-}
-
-// due says whether a sample may be taken: at once where a disk is so slow that compressing
-// may well be better; on another only when it is nothing beside what was moved.
-func (c *chooser) due(g *gauges) bool {
-	write, read := g.plain()
-	if c.sampling.Load() || write == 0 {
-		return false
-	}
-	taken, allowed := c.sampled.Load(), c.busy.Load()/sampleShare
-	if c.samples.Load() >= firstPieces {
-		return taken <= allowed
-	}
-	return write+read > quickCoding/float64(half()) || int64(firstSample) <= allowed
-}
-
-// sample tries all codecs on pieces of a body, if that is due, which read reads.
-func (c *chooser) sample(k *coders, g *gauges, body int64, read func(off, n int64) ([]byte, error)) error {
-	if body < batch.FrameSize || !c.due(g) || !c.sampling.CompareAndSwap(false, true) {
-		return nil
-	}
-	defer c.sampling.Store(false)
-	begin := time.Now()
-	defer func() { c.sampled.Add(int64(time.Since(begin))) }()
-	for range max(laterPieces, firstPieces-c.samples.Load()) {
-		raw, err := read(c.place(body), samplePiece)
-		if err != nil {
-			return err
-		}
-		if err := c.try(k, raw); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// place says where the next piece of a body is taken from: evenly from everywhere, however
-// many pieces there are.
-func (c *chooser) place(body int64) int64 {
-	at := math.Mod(float64(c.samples.Add(1))*(math.Sqrt(5)-1)/2, 1)
-	return min(int64(at*float64(body)), body-samplePiece) / batch.SumChunk * batch.SumChunk
-}
-
-// sampleRun is sample for a body that comes by once, of which there is one run: it takes one
-// piece of it.
-func (c *chooser) sampleRun(k *coders, g *gauges, raw []byte) error {
-	if len(raw) < samplePiece || !c.due(g) || !c.sampling.CompareAndSwap(false, true) {
-		return nil
-	}
-	defer c.sampling.Store(false)
-	begin := time.Now()
-	defer func() { c.sampled.Add(int64(time.Since(begin))) }()
-	at := c.place(int64(len(raw)))
-	return c.try(k, raw[at:at+samplePiece])
-}
-
-// try compresses a piece with each codec, and uncompresses it.
-func (c *chooser) try(k *coders, raw []byte) error {
-	out, back := make([]byte, 0, 2*len(raw)), make([]byte, len(raw))
-	part := len(raw) / 8
-	for codec := CodecS2; codec < codecs; codec++ {
-		// The first time is not like the others: tables are made, memory is touched.
-		stored, err := k.encode(codec, out, raw[:part])
-		if err == nil {
-			err = k.decode(codec, back[:part], stored)
-		}
-		if err != nil {
-			return err
-		}
-		watch := start()
-		stored, err = k.encode(codec, out, raw)
-		encode := watch.stop()
-		if err != nil {
-			return err
-		}
-		watch = start()
-		err = k.decode(codec, back, stored)
-		decode := watch.stop()
-		if err != nil {
-			return err
-		}
-		c.learn(codec, rates{
-			ratio:  float64(len(stored)) / float64(len(raw)),
-			encode: encode.Seconds() / float64(len(raw)),
-			decode: decode.Seconds() / float64(len(raw)),
-		})
-	}
-	return nil
-}
-
-// learn mixes what a piece showed into what is known.
-func (c *chooser) learn(k Codec, piece rates) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	r := &c.of[k]
-	weight := 1 / float64(min(c.samples.Load(), memoryPieces))
-	r.ratio += weight * (piece.ratio - r.ratio)
-	r.encode += weight * (piece.encode - r.encode)
-	r.decode += weight * (piece.decode - r.decode)
-	r.known = true
-}
+// work returns what a byte takes of the processors, there and back, in seconds.
+func (r *rates) work() float64 { return r.encode + r.decode + handling }
 
 // turn is one transfer's view.
 type turn struct {
@@ -398,7 +232,7 @@ func (t *turn) codec() Codec {
 	if t.fixed != CodecAuto {
 		return t.fixed
 	}
-	return t.c.best(t.g, batch.RunSize, half())
+	return t.c.best(t.g, batch.RunSize, t.c.power())
 }
 
 // form returns what a payload becomes in a space.
@@ -422,7 +256,8 @@ func (b *Builtin) form(g *Registry, src batch.Payload, to *tier.Space) batch.Pay
 	return batch.DiskPacked
 }
 
-// packs says whether a body is compressed when it comes to a space, or at least looked at.
+// packs says whether a body is compressed when it comes to a space, or at least looked at
+// run by run: while nothing is known of a disk.
 func (b *Builtin) packs(body int64, to *tier.Space) bool {
 	switch {
 	case to.Kind() != tier.Disk || body == 0 || b.Codec == CodecNone:
@@ -435,61 +270,17 @@ func (b *Builtin) packs(body int64, to *tier.Space) bool {
 		return false
 	}
 	write, _ := g.plain()
-	return write == 0 || b.choose.due(g) || b.choose.best(g, body, half()) != CodecNone
-}
-
-// metered returns the memory of a disk's space so that what is done with it is timed, if
-// anybody wants to know, and as checked returns it.
-func (b *Builtin) metered(space *tier.Space, m tier.FileMemory) tier.FileMemory {
-	m = checked(m)
-	if b.Codec != CodecAuto {
-		return m
+	if write == 0 || b.choose.best(g, 0, b.choose.power()) != CodecNone {
+		return true // each run is counted when it is asked for
 	}
-	return timedFile{FileMemory: m, c: &b.choose, g: b.choose.disk(space.ID())}
+	g.mu.Lock()
+	g.trial.moved += body
+	g.mu.Unlock()
+	return false
 }
 
-type timedFile struct {
-	tier.FileMemory
-	c *chooser
-	g *gauges
-}
-
-func (f timedFile) WriteAt(ctx context.Context, p []byte, off int64) error {
-	return f.c.measured(&f.g.write[CodecNone], len(p), func() error { return f.FileMemory.WriteAt(ctx, p, off) })
-}
-
-func (f timedFile) ReadAt(ctx context.Context, p []byte, off int64) error {
-	return f.c.measured(&f.g.read[CodecNone], len(p), func() error { return f.FileMemory.ReadAt(ctx, p, off) })
-}
-
-// timed runs f, which moves so many bytes of a body from or to a disk with a codec.
-func (b *Builtin) timed(space *tier.Space, k Codec, writes bool, bytes int64, f func() error) error {
-	if b.Codec != CodecAuto || space.Kind() != tier.Disk || k >= codecs {
-		return f()
-	}
-	g := b.choose.disk(space.ID())
-	m := &g.read[k]
-	if writes {
-		m = &g.write[k]
-	}
-	return b.choose.measured(m, int(bytes), f)
-}
-
-// measured runs f, which moves so many bytes unless it fails or panics. A cancelled move of
-// much memory must not make a slow disk look fast.
-func (c *chooser) measured(m *meter, bytes int, f func() error) (err error) {
-	whole := false
-	m.begin(time.Now())
-	defer func() {
-		if !whole {
-			bytes = 0
-		}
-		c.busy.Add(int64(m.end(time.Now(), bytes)))
-		if !whole {
-			m.failed()
-		}
-	}()
-	err = f()
-	whole = err == nil
-	return err
+// packsOnce is packs for a body that is laid out, so that a sample can be taken only as it comes by.
+func (b *Builtin) packsOnce(body int64, to *tier.Space) bool {
+	return b.packs(body, to) ||
+		b.Codec == CodecAuto && to.Kind() == tier.Disk && body >= batch.FrameSize && b.choose.due(b.choose.disk(to.ID()))
 }

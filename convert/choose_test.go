@@ -2,6 +2,7 @@ package convert
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -19,7 +20,7 @@ const perMiB = 1.0 / (1 << 20)
 func known(s2, zstd rates) *chooser {
 	c := new(chooser)
 	for k, r := range map[Codec]rates{CodecS2: s2, CodecZstd: zstd} {
-		c.of[k] = rates{ratio: r.ratio, encode: perMiB / r.encode, decode: perMiB / r.decode, known: true}
+		c.of[k] = rates{ratio: r.ratio, encode: perMiB / r.encode, decode: perMiB / r.decode, pieces: 1}
 	}
 	return c
 }
@@ -41,26 +42,30 @@ func written(write, read float64) *gauges {
 func TestPromises(t *testing.T) {
 	text := known(rates{ratio: 0.6, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
 	noise := known(rates{ratio: 1, encode: 3000, decode: 9000}, rates{ratio: 1, encode: 3000, decode: 9000})
+	busy, idle := power{processors: 1, busy: 1}, power{processors: 1}
 	for _, c := range []struct {
 		name        string
 		c           *chooser
 		write, read float64
+		power       power
 		want        Codec
 	}{
-		{"nothing is known of the disk", text, 0, 0, CodecNone},
-		{"nothing is known of the codecs", new(chooser), 50, 50, CodecNone},
-		{"a fast disk", text, 4500, 2800, CodecNone},
-		{"a slow disk", text, 50, 50, CodecZstd},
-		{"one not as slow", text, 200, 200, CodecZstd},
-		{"only writing is slow", text, 50, 3000, CodecZstd},
-		{"S2 is quicker where the other saves less than it costs", text, 300, 300, CodecS2},
-		{"neither saves what it costs", text, 900, 900, CodecNone},
-		{"reading is not known yet", text, 50, 0, CodecZstd},
-		{"noise on a slow disk", noise, 50, 50, CodecNone},
+		{"nothing is known of the disk", text, 0, 0, busy, CodecNone},
+		{"nothing is known of the codecs", new(chooser), 50, 50, busy, CodecNone},
+		{"a fast disk", text, 4500, 2800, busy, CodecNone},
+		{"a slow disk", text, 50, 50, busy, CodecZstd},
+		{"one not as slow", text, 150, 150, busy, CodecZstd},
+		{"only writing is slow", text, 50, 3000, busy, CodecZstd},
+		{"S2 is quicker where the other saves less than it costs", text, 300, 300, busy, CodecS2},
+		{"neither saves what it costs", text, 900, 900, busy, CodecNone},
+		{"reading is not known yet", text, 50, 0, busy, CodecZstd},
+		{"noise on a slow disk", noise, 50, 50, busy, CodecNone},
+		{"processors that nobody else has use for", text, 900, 900, idle, CodecS2},
+		{"processors that are slower than the disk all the same", text, 4500, 2800, idle, CodecNone},
 	} {
 		got := CodecNone
 		if write, read := written(c.write, c.read).plain(); write > 0 {
-			got, _ = c.c.promises(write, read, 1)
+			got, _ = c.c.promises(write, read, c.power)
 		}
 		if got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
@@ -121,7 +126,7 @@ func TestTrial(t *testing.T) {
 	c := known(rates{ratio: 1, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
 	move := func(g *gauges, came float64, bytes int64) (compressed int64) {
 		for ; bytes > 0; bytes -= 1 << 20 {
-			if k := c.best(g, 1<<20, 1); k != CodecNone {
+			if k := c.best(g, 1<<20, power{processors: 1, busy: 1}); k != CodecNone {
 				compressed += 1 << 20
 				m := &g.write[k]
 				if m.bytes += 1 << 20; m.bytes >= meterWindow {
@@ -193,15 +198,10 @@ func TestAutoCompresses(t *testing.T) {
 func TestSamplesAreFew(t *testing.T) {
 	var c chooser
 	var k coders
-	slow, fast := written(50, 50), written(4000, 4000)
+	slow, fast := written(50, 50), written(1<<20, 1<<20)
 	if c.due(fast) || c.due(new(gauges)) || !c.due(slow) {
-		t.Error("a first sample is due on a disk that is fast or not known, or is not on a slow one")
+		t.Error("a first sample is due for a disk that is faster than any codec or not known, or is not for a slow one")
 	}
-	c.busy.Store(sampleShare * int64(firstSample))
-	if !c.due(fast) {
-		t.Error("no sample is due where much was moved")
-	}
-	c.busy.Store(0)
 	body := make([]byte, 8*batch.FrameSize)
 	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }
 	sample := func() {
@@ -211,7 +211,7 @@ func TestSamplesAreFew(t *testing.T) {
 		}
 	}
 	sample()
-	if c.samples.Load() != firstPieces || !c.of[CodecS2].known || !c.of[CodecZstd].known || c.of[CodecZstd].ratio > 0.1 {
+	if c.samples.Load() != firstPieces || c.of[CodecS2].pieces != firstPieces || c.of[CodecZstd].pieces != firstPieces || c.of[CodecZstd].ratio > 0.1 {
 		t.Errorf("%d pieces, %+v", c.samples.Load(), c.of)
 	}
 	sample()
@@ -228,6 +228,47 @@ func TestSamplesAreFew(t *testing.T) {
 	sample()
 	if c.samples.Load() != firstPieces+laterPieces {
 		t.Errorf("%d pieces", c.samples.Load())
+	}
+	// For a disk as fast as this Zstandard need not be known any better.
+	quicker := written(3000, 4000*float64(runtime.GOMAXPROCS(0)))
+	c.busy.Store(sampleShare * (c.sampled.Load() + 1))
+	if err := c.sample(&k, quicker, int64(len(body)), read); err != nil {
+		t.Fatal(err)
+	}
+	const more = firstPieces + laterPieces
+	if c.of[CodecBitpack].pieces != more+laterPieces || c.of[CodecZstd].pieces != more {
+		t.Errorf("bitpack was tried on %d pieces and Zstandard on %d", c.of[CodecBitpack].pieces, c.of[CodecZstd].pieces)
+	}
+}
+
+// TestUsage: what is spent on compressing is not what the program has at work.
+func TestUsage(t *testing.T) {
+	if _, ok := processTime(); !ok {
+		t.Skip("this system does not tell how long processors worked for a process")
+	}
+	var u usage
+	if got := u.share(1); got != unknownUsage {
+		t.Errorf("%v of a processor that nobody has looked at, want %v", got, unknownUsage)
+	}
+	work := func() {
+		begin, _ := processTime()
+		for now := begin; now-begin < firstUsage; now, _ = processTime() {
+		}
+	}
+	again := func(own time.Duration) float64 {
+		u.at, u.cpu, u.was = time.Time{}, 0, 0
+		u.next.Store(0)
+		u.share(1)
+		u.own.Add(int64(own))
+		work()
+		u.next.Store(0)
+		return u.share(1)
+	}
+	if got := again(0); got <= 0 || got > 1 {
+		t.Errorf("%v of a processor is at work", got)
+	}
+	if got := again(time.Hour); got != 0 {
+		t.Errorf("%v of a processor is at work beside compressing, want 0", got)
 	}
 }
 
@@ -259,4 +300,24 @@ func TestMeterOfWhatFails(t *testing.T) {
 			t.Errorf("%d are at work", m.active)
 		}
 	})
+}
+
+// TestLookingIsNotPacking: where a sample shows that nothing is gained a batch stays as it is, and
+// is written so.
+func TestLookingIsNotPacking(t *testing.T) {
+	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
+		m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, auto: true})
+		b := m.put(t, random(200_000), k)
+		c := &m.mover.cfg.Builtin.choose
+		for _, s := range m.spaces {
+			if s.Kind() == tier.Disk {
+				c.disk(s.ID()).write[CodecNone].windows[0] = perMiB / 500
+			}
+		}
+		m.move(t, b, tier.Disk)
+		if got := m.form(t, b); got != batch.DiskImage || c.samples.Load() != firstPieces {
+			t.Errorf("from %s: it is a %s after %d samples", k, got, c.samples.Load())
+		}
+		m.whole(t, b, tier.Disk)
+	}
 }

@@ -30,3 +30,10 @@ func threadTime() time.Duration {
 	}
 	return time.Duration(ts.Nano())
 }
+
+// processTime returns for how long processors worked for this process.
+func processTime() (time.Duration, bool) {
+	var ts unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts)
+	return time.Duration(ts.Nano()), err == nil
+}

@@ -188,6 +188,9 @@ func (b *Builtin) copyBody(ctx context.Context, desc *batch.Descriptor, dst, src
 		case tier.DeviceMemory:
 			return b.hostDevice(ctx, dst.Space(), d, s, true)
 		case tier.FileMemory:
+			if err := b.look(ctx, dst.Space(), desc.Body, src.Space().Node(), hostFrames(s)); err != nil {
+				return err
+			}
 			return hostToDisk(ctx, b.metered(dst.Space(), d), s)
 		}
 	case tier.DeviceMemory:
@@ -197,7 +200,7 @@ func (b *Builtin) copyBody(ctx context.Context, desc *batch.Descriptor, dst, src
 		case tier.DeviceMemory:
 			return b.deviceToDevice(ctx, dst.Space(), src.Space(), d, s)
 		case tier.FileMemory:
-			return b.deviceToDisk(ctx, src.Space(), b.metered(dst.Space(), d), s)
+			return b.deviceToDisk(ctx, desc, src.Space(), dst.Space(), b.metered(dst.Space(), d), s)
 		}
 	case tier.FileMemory:
 		s = b.metered(src.Space(), s)
@@ -308,8 +311,11 @@ func (b *Builtin) deviceToDevice(ctx context.Context, dst, src *tier.Space, d, s
 
 // deviceToDisk overlaps the device's copies with the disk's requests; only a
 // few chunks of pinned memory are in use.
-func (b *Builtin) deviceToDisk(ctx context.Context, gpu *tier.Space, d tier.FileMemory, s tier.DeviceMemory) error {
+func (b *Builtin) deviceToDisk(ctx context.Context, desc *batch.Descriptor, gpu, disk *tier.Space, d tier.FileMemory, s tier.DeviceMemory) error {
 	return b.onStream(ctx, gpu, func(dev tier.Device, stream tier.Stream) error {
+		if err := b.look(ctx, disk, desc.Body, gpu.Node(), deviceFrames(dev, stream, s)); err != nil {
+			return err
+		}
 		return b.staged(ctx, gpu.Node(), s.Size(), fetchDevice(dev, stream, s), drainFile(ctx, d), nil, false)
 	})
 }

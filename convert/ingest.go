@@ -61,7 +61,7 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
 		return m.pinned(r, l.Size(), dicts, func() (err error) {
 			space = r.Space()
-			if packed = m.cfg.Builtin.packs(l.Size(), space); packed {
+			if packed = m.cfg.Builtin.packsOnce(l.Size(), space); packed {
 				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
 				return err
 			}

@@ -325,15 +325,24 @@ func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, no
 			return err
 		}
 	}
-	if t.fixed == CodecAuto {
-		err := b.inLanes(ctx, node, 1, func(ctx context.Context, l *lane, _ int) error {
-			return b.choose.sample(&b.coders, t.g, body, func(off, n int64) ([]byte, error) { return from.read(ctx, l, off, n) })
-		})
-		if err != nil {
-			return err
-		}
+	if err := b.look(ctx, r.Space(), body, node, from); err != nil {
+		return err
 	}
 	return lanes(first, len(runs)-first)
+}
+
+// look takes a sample of a body that comes to a space, if one is due.
+func (b *Builtin) look(ctx context.Context, to *tier.Space, body int64, node int, from frames) error {
+	if b.Codec != CodecAuto || to.Kind() != tier.Disk || body < batch.FrameSize {
+		return nil
+	}
+	g := b.choose.disk(to.ID())
+	if !b.choose.due(g) {
+		return nil
+	}
+	return b.inLanes(ctx, node, 1, func(ctx context.Context, l *lane, _ int) error {
+		return b.choose.sample(&b.coders, g, body, func(off, n int64) ([]byte, error) { return from.read(ctx, l, off, n) })
+	})
 }
 
 // layRuns lays a body out as the runs of a packed image. The layout is made in order, by one lane at a
@@ -407,7 +416,7 @@ func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, codec Co
 		}
 	}
 	block, _ := l.memory()
-	stored := block[:0]
+	stored, begin, raws := block[:0], off, int64(0)
 	for i := 0; i < len(run.Frames) && off < body; i++ {
 		if err := context.Cause(ctx); err != nil {
 			return err
@@ -422,7 +431,14 @@ func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, codec Co
 			return err
 		}
 		run.Frames[i] = uint32(len(stored) - before)
-		off += n
+		if off += n; run.Frames[i] == uint32(n) {
+			raws += n
+		}
+	}
+	if from.there != nil && raws == off-begin { // nothing was gained: it is written from where it lies
+		if raw := from.there(begin, raws); raw != nil {
+			stored = raw
+		}
 	}
 	run.Sum = xxh3.Hash(stored)
 	return b.store(ctx, run, stored, r)
@@ -506,13 +522,16 @@ func corruptRun(run *batch.Run, off int64, c *CorruptError) *CorruptError {
 // target is where an unpacked body goes: room returns where the n bytes at off are wanted,
 // or memory of the lane's, and put brings them to their place from there.
 type target struct {
-	room func(ctx context.Context, l *lane, off, n int64) ([]byte, error)
-	put  func(ctx context.Context, l *lane, p []byte, off int64) error
+	// there, which may be nil, returns the place of the n bytes at off, if that is one.
+	there func(off, n int64) []byte
+	room  func(ctx context.Context, l *lane, off, n int64) ([]byte, error)
+	put   func(ctx context.Context, l *lane, p []byte, off int64) error
 }
 
 func hostTarget(m tier.HostMemory) target {
 	extents := m.Extents()
 	return target{
+		there: func(off, n int64) []byte { return stretch(extents, off, n) },
 		room: func(_ context.Context, l *lane, off, n int64) ([]byte, error) {
 			if p := stretch(extents, off, n); p != nil {
 				return p, nil
@@ -600,6 +619,9 @@ func (b *Builtin) unpack(ctx context.Context, to *tier.Space, from *batch.Packed
 // unpackRun brings a run to a target.
 func (b *Builtin) unpackRun(ctx context.Context, l *lane, from *batch.Packed, i int, t target) error {
 	run, body := &from.Runs()[i], from.Descriptor().Body
+	if done, err := b.readRaw(ctx, from, i, t); done || err != nil {
+		return err
+	}
 	stored, err := b.stored(ctx, l, run)
 	if err != nil {
 		return err
@@ -623,6 +645,30 @@ func (b *Builtin) unpackRun(ctx context.Context, l *lane, from *batch.Packed, i 
 		at += int64(run.Frames[f])
 	}
 	return nil
+}
+
+// readRaw brings a run on disk that nothing was gained by compressing straight to its place,
+// if that is one; else it says false.
+func (b *Builtin) readRaw(ctx context.Context, from *batch.Packed, i int, t target) (bool, error) {
+	run, off := &from.Runs()[i], int64(i)*batch.RunSize
+	file, ok := run.Buffer.Memory().(tier.FileMemory)
+	n := min(batch.RunSize, from.Descriptor().Body-off)
+	if !ok || t.there == nil || run.Stored() != n || n%tier.Page != 0 {
+		return false, nil
+	}
+	p := t.there(off, n)
+	if p == nil {
+		return false, nil
+	}
+	if err := checked(file).ReadAt(ctx, p, 0); err != nil {
+		return false, err
+	}
+	for at := int64(0); at < n; at += batch.FrameSize {
+		if err := verifyFrame(from.Descriptor(), run, p[at:min(at+batch.FrameSize, n)], off+at, at); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // verifyFrame compares the body's bytes at off with their checksums; at is where they are

@@ -198,6 +198,40 @@ func everyReadFlipped(t *testing.T, encrypt bool) {
 	}
 }
 
+// TestPlaceOfWhatIsWrong: of a run that nothing was gained by compressing, too, the frame is known
+// in which a bit is wrong.
+func TestPlaceOfWhatIsWrong(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: CodecBitpack})
+	b := m.put(t, random(200_000), tier.Host)
+	m.move(t, b, tier.Disk)
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := tr.Payload().(*batch.Packed).Runs()[0].Buffer.Memory().(tier.FileMemory)
+	if err := tr.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	page := make([]byte, tier.Page)
+	const at = 2*batch.FrameSize + 5*tier.Page
+	if err := f.ReadAt(t.Context(), page, at); err != nil {
+		t.Fatal(err)
+	}
+	page[99] ^= 4
+	if err := f.WriteAt(t.Context(), page, at); err != nil {
+		t.Fatal(err)
+	}
+	_, _, want := f.Locate(2 * batch.FrameSize)
+	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
+		var c *CorruptError
+		err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork)
+		if !errors.As(err, &c) || k == tier.Host && c.Offset != want {
+			t.Errorf("to %s: %v, want one at %d", k, err, want)
+		}
+		m.rests(t, b, tier.Disk)
+	}
+}
+
 // TestPackedFlippedInMemory: a bit that flips in host memory is found as well.
 func TestPackedFlippedInMemory(t *testing.T) {
 	m := newMachine(t, machineConfig{codec: CodecS2})

@@ -1,0 +1,114 @@
+package convert
+
+import (
+	"math"
+	"runtime"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+)
+
+// hopeful says whether a codec could be quick enough for a disk.
+func (c *chooser) hopeful(k Codec, write, read float64) bool {
+	return quick[k]/float64(runtime.GOMAXPROCS(0)) < write+read
+}
+
+// due says whether a sample may be taken: at first, and then when it is nothing beside what was
+// moved. Where no codec is quick enough there is nothing to find out.
+func (c *chooser) due(g *gauges) bool {
+	write, read := g.plain()
+	if c.sampling.Load() || write == 0 || !c.hopeful(CodecBitpack, write, read) {
+		return false
+	}
+	return c.samples.Load() < firstPieces || c.sampled.Load() <= c.busy.Load()/sampleShare
+}
+
+// sample tries the codecs on pieces of a body, if that is due, which read reads.
+func (c *chooser) sample(k *coders, g *gauges, body int64, read func(off, n int64) ([]byte, error)) error {
+	if body < batch.FrameSize || !c.due(g) || !c.sampling.CompareAndSwap(false, true) {
+		return nil
+	}
+	defer c.sampling.Store(false)
+	begin := time.Now()
+	defer func() { c.sampled.Add(int64(time.Since(begin))) }()
+	for range max(laterPieces, firstPieces-c.samples.Load()) {
+		raw, err := read(c.place(body), samplePiece)
+		if err != nil {
+			return err
+		}
+		if err := c.try(k, g, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// place says where the next piece of a body is taken from: evenly from everywhere, however
+// many pieces there are.
+func (c *chooser) place(body int64) int64 {
+	at := math.Mod(float64(c.samples.Add(1))*(math.Sqrt(5)-1)/2, 1)
+	return min(int64(at*float64(body)), body-samplePiece) / batch.SumChunk * batch.SumChunk
+}
+
+// sampleRun is sample for a body that comes by once, of which there is one run: it takes one
+// piece of it.
+func (c *chooser) sampleRun(k *coders, g *gauges, raw []byte) error {
+	if len(raw) < samplePiece || !c.due(g) || !c.sampling.CompareAndSwap(false, true) {
+		return nil
+	}
+	defer c.sampling.Store(false)
+	begin := time.Now()
+	defer func() { c.sampled.Add(int64(time.Since(begin))) }()
+	at := c.place(int64(len(raw)))
+	return c.try(k, g, raw[at:at+samplePiece])
+}
+
+// try compresses a piece with each codec that could be quick enough, and uncompresses it.
+func (c *chooser) try(k *coders, g *gauges, raw []byte) error {
+	write, read := g.plain()
+	out, back := make([]byte, 0, 2*len(raw)), make([]byte, len(raw))
+	part := len(raw) / 8
+	for codec := CodecS2; codec < codecs; codec++ {
+		if !c.hopeful(codec, write, read) {
+			continue
+		}
+		// The first time is not like the others: tables are made, memory is touched.
+		stored, err := k.encode(codec, out, raw[:part])
+		if err == nil {
+			err = k.decode(codec, back[:part], stored)
+		}
+		if err != nil {
+			return err
+		}
+		watch := start()
+		stored, err = k.encode(codec, out, raw)
+		encode := watch.stop()
+		if err != nil {
+			return err
+		}
+		watch = start()
+		err = k.decode(codec, back, stored)
+		decode := watch.stop()
+		if err != nil {
+			return err
+		}
+		c.learn(codec, rates{
+			ratio:  float64(len(stored)) / float64(len(raw)),
+			encode: encode.Seconds() / float64(len(raw)),
+			decode: decode.Seconds() / float64(len(raw)),
+		})
+	}
+	return nil
+}
+
+// learn mixes what a piece showed into what is known.
+func (c *chooser) learn(k Codec, piece rates) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := &c.of[k]
+	r.pieces++
+	weight := 1 / float64(min(r.pieces, memoryPieces))
+	r.ratio += weight * (piece.ratio - r.ratio)
+	r.encode += weight * (piece.encode - r.encode)
+	r.decode += weight * (piece.decode - r.decode)
+}
