@@ -26,7 +26,7 @@ func TestBandwidth(t *testing.T) {
 	if doc.Schema != report.Schema || doc.Command != "bandwidth" || doc.Env.GPU != "sim" || doc.Env.FileSystem == "" || !(doc.WallSeconds > 0) {
 		t.Errorf("%+v", doc)
 	}
-	if c := doc.Config; c.Pairs != 11 || !slices.Equal(c.Sizes, []int64{64 << 10, 128 << 10}) || !slices.Equal(c.Threads, []int{1, 2}) || c.Seed != 1 || c.GPUMemoryBytes != 1<<20 {
+	if c := doc.Config; c.Pairs != 11 || !slices.Equal(c.Sizes, []int64{64 << 10, 128 << 10}) || !slices.Equal(c.Threads, []int{1, 2}) || c.Seed != 1 || c.GPUMemoryBytes != 1<<20 || c.Codec != "none" {
 		t.Errorf("%+v", c)
 	}
 	states := make(map[string]int)

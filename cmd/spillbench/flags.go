@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -68,6 +69,7 @@ type engineFlags struct {
 	seed                 uint64 // of faults by chance
 }
 
+// register adds the flags; a codec that is set is the default.
 func (e *engineFlags) register(f *pflag.FlagSet, memory string) {
 	must(e.gpuMemory.Set(memory))
 	must(e.hostMemory.Set(memory))
@@ -80,7 +82,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory string) {
 	f.Float64Var(&e.trigger, "trigger", def.Trigger, "share of GPU and host memory at which batches start to move down")
 	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop")
 	f.StringVar(&e.policy, "policy", monitor.Names()[0], "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
-	f.StringVar(&e.codec, "codec", convert.CodecAuto.String(), "how what goes to disk is compressed: none, s2, zstd, bitpack, or auto for whichever is fastest here")
+	f.StringVar(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String()), "how what goes to disk is compressed: none, s2, zstd, bitpack, or auto for whichever is fastest here")
 	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is made at start and never written")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
 	f.Var(&e.throttle, "disk-throttle", "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
