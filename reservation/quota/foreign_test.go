@@ -1,0 +1,227 @@
+//go:build linux || darwin
+
+package quota_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/reservation/quota"
+)
+
+// makeSocket leaves a socket behind.
+func makeSocket(path string) error {
+	short, err := os.MkdirTemp("", "s") // for the name of a socket is bounded
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(short)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(short, "s"), Net: "unix"})
+	if err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	return errors.Join(l.Close(), os.Rename(filepath.Join(short, "s"), path))
+}
+
+// TestForeignFiles: what is no lease stays, and is no trouble.
+func TestForeignFiles(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	sub, own := filepath.Join(dir, device), leases(t, dir)[0]
+	foreign := []string{"readme.txt", "lease-of-life.txt", ".lease-draft", "lease-", "lease-empty"}
+	for _, name := range foreign {
+		text := "not one of ours"
+		if name == "lease-empty" {
+			text = ""
+		}
+		if err := os.WriteFile(filepath.Join(sub, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, target := range map[string]string{"lease-link": "/etc/passwd", "lease-nowhere": "nothing", "lease-again": own} {
+		foreign = append(foreign, name)
+		if err := os.Symlink(target, filepath.Join(sub, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign = append(foreign, "lease-dir", "lease-fifo", "lease-socket")
+	if err := errors.Join(
+		os.Mkdir(filepath.Join(sub, "lease-dir"), 0o700),
+		unix.Mkfifo(filepath.Join(sub, "lease-fifo"), 0o600),
+		makeSocket(filepath.Join(sub, "lease-socket")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		for _, name := range foreign {
+			if err := os.Remove(filepath.Join(sub, name)); err != nil {
+				t.Errorf("%s is gone: %v", name, err)
+			}
+		}
+	}()
+	b := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, a, 500)
+	charge(t, b, 500)
+	wantRefusal(t, a.Charge(1), 1, 0, 1000, 1000)
+	held, err := quota.Holders(dir)
+	if err != nil || len(held) != 2 {
+		t.Errorf("%v, %v", held, err)
+	}
+}
+
+// TestDamagedLease: a lease whose owner is alive and that makes no sense is an error,
+// never nothing.
+func TestDamagedLease(t *testing.T) {
+	for name, damage := range map[string]func(*os.File) error{
+		"magic":      func(f *os.File) error { _, err := f.WriteAt([]byte("X"), 0); return err },
+		"version":    func(f *os.File) error { _, err := f.WriteAt([]byte{9}, 8); return err },
+		"quota":      func(f *os.File) error { _, err := f.WriteAt([]byte{1, 2, 3}, 32); return err },
+		"group":      func(f *os.File) error { _, err := f.WriteAt([]byte("other"), 64); return err },
+		"sum":        func(f *os.File) error { _, err := f.WriteAt([]byte{0xff}, 199); return err },
+		"too long":   func(f *os.File) error { return f.Truncate(8192) },
+		"claim":      func(f *os.File) error { _, err := f.WriteAt([]byte{0xff}, 320+7); return err },
+		"limit of 0": func(f *os.File) error { _, err := f.WriteAt(make([]byte, 8), 256); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := ledgerDir(t)
+			a := join(t, terms(dir, "g", 500, 1000))
+			file := filepath.Join(dir, device, leases(t, dir)[0])
+			f, err := os.OpenFile(file, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if err := damage(f); err != nil {
+				t.Fatal(err)
+			}
+			b, err := quota.Join(terms(dir, "h", 1, 1000))
+			if err == nil {
+				defer b.Close()
+				err = b.Charge(1)
+			}
+			if err == nil || !strings.Contains(err.Error(), filepath.Base(file)) {
+				t.Errorf("beside a damaged lease: %v", err)
+			}
+			if len(leases(t, dir)) == 0 {
+				t.Error("the lease of a living process was removed")
+			}
+			_ = a.Close()
+		})
+	}
+}
+
+// TestRemovedLease: a process whose lease somebody removed takes nothing more, for
+// others cannot see what it has.
+func TestRemovedLease(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, a, 10)
+	if err := os.Remove(filepath.Join(dir, device, leases(t, dir)[0])); err != nil {
+		t.Fatal(err)
+	}
+	join(t, terms(dir, "g", 1000, 1000))
+	if err := a.Charge(10); err == nil || !strings.Contains(err.Error(), "removed") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestAbandonedLeases: leases and drafts that nobody has locked are removed by who
+// joins or charges.
+func TestAbandonedLeases(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, a, 900)
+	sub := filepath.Join(dir, device)
+	page, err := os.ReadFile(filepath.Join(sub, leases(t, dir)[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"lease-1-abc", ".lease-1-abc"} {
+		if err := os.WriteFile(filepath.Join(sub, name), page, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(sub, ".lease-2-abc"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := quota.Holders(dir); err != nil || len(held) != 1 {
+		t.Errorf("%v, %v", held, err)
+	}
+	if len(leases(t, dir)) != 4 {
+		t.Error("who only looked removed something")
+	}
+	b := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, b, 100)
+	if got := leases(t, dir); len(got) != 2 {
+		t.Errorf("left: %q", got)
+	}
+}
+
+func TestUnsafeDirectories(t *testing.T) {
+	base := t.TempDir()
+	mk := func(name string, mode os.FileMode) string {
+		p := filepath.Join(base, name)
+		if err := errors.Join(os.Mkdir(p, 0o700), os.Chmod(p, mode)); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	good := mk("good", 0o700)
+	link := filepath.Join(base, "link")
+	file := filepath.Join(base, "file")
+	if err := errors.Join(os.Symlink(good, link), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	cases := map[string]struct{ dir, says string }{
+		"a link":                {link, "link"},
+		"a link with a slash":   {link + "/", "link"},
+		"a file":                {file, "directory"},
+		"writable by the group": {mk("group", 0o720), "others"},
+		"writable by all":       {mk("all", 0o777), "others"},
+		"sticky":                {mk("sticky", 0o777|os.ModeSticky), "others"},
+	}
+	if os.Geteuid() == 0 {
+		theirs := mk("theirs", 0o700)
+		if err := os.Chown(theirs, 12345, -1); err != nil {
+			t.Fatal(err)
+		}
+		cases["another's"] = struct{ dir, says string }{theirs, "12345"}
+	}
+	for name, c := range cases {
+		_, err := quota.Join(terms(c.dir, "g", 1, 1))
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	l := join(t, terms(good, "g", 1, 1))
+	defer l.Close()
+	for path, want := range map[string]os.FileMode{
+		filepath.Join(good, device):                     0o700,
+		filepath.Join(good, device, "generation"):       0o600,
+		filepath.Join(good, device, leases(t, good)[0]): 0o600,
+	} {
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v; want %v", path, info.Mode(), err, want)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(mk("other", 0o700), "generation"), []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(base, "other"), filepath.Join(good, "GPU-2")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := quota.Join(quota.Terms{Dir: good, Device: "GPU-2", Physical: 1}); err == nil || !strings.Contains(err.Error(), "not a ledger") {
+		t.Errorf("a foreign file in the generation's place: %v", err)
+	}
+	if held, err := quota.Holders(filepath.Join(base, "nothing")); err != nil || len(held) != 0 {
+		t.Errorf("of a ledger that is not there: %v, %v", held, err)
+	}
+}
