@@ -14,7 +14,7 @@ func row(t *Turns, n int, taken ...int) string {
 		for _, j := range taken {
 			other = other || i == j
 		}
-		if t.Next(random, other) {
+		if t.next(random, other) {
 			out = append(out, 'x')
 		} else {
 			out = append(out, '.')
@@ -46,8 +46,8 @@ func TestTurns(t *testing.T) {
 					hits++
 				}
 			}
-			if got != c.want || c.turns.Hits() != hits {
-				t.Errorf("hit %s, told as %d; want %s", got, c.turns.Hits(), c.want)
+			if got != c.want || c.turns.hits != hits {
+				t.Errorf("hit %s, told as %d; want %s", got, c.turns.hits, c.want)
 			}
 		})
 	}
@@ -57,12 +57,50 @@ func TestTurns(t *testing.T) {
 func TestChance(t *testing.T) {
 	quarter := Turns{Probability: 0.25}
 	row(&quarter, 4000)
-	if n := quarter.Hits(); n < 900 || n > 1100 {
+	if n := quarter.hits; n < 900 || n > 1100 {
 		t.Errorf("%d of 4000 were hit at a chance of a quarter", n)
 	}
 	few := Turns{Probability: 0.25, Times: 3}
 	row(&few, 4000)
-	if few.Hits() != 3 {
-		t.Errorf("%d were hit, want 3", few.Hits())
+	if few.hits != 3 {
+		t.Errorf("%d were hit, want 3", few.hits)
+	}
+}
+
+// TestSet: all rules that match an operation count it, the first whose turn it is is applied, and
+// one that was removed is not.
+func TestSet(t *testing.T) {
+	type rule struct{ name, of string }
+	s := New[string, rule](1)
+	add := func(name, of string, turns Turns) func() { return s.Add(rule{name, of}, turns) }
+	add("second", "read", Turns{Skip: 1, Times: 1})
+	every := add("every", "", Turns{})
+	add("third", "read", Turns{Skip: 2, Times: 1})
+	ask := func(op string) string {
+		r := s.Choose(op, func(r *rule) bool { return r.of == "" || r.of == op })
+		if r == nil {
+			return ""
+		}
+		return r.name
+	}
+	for i, want := range []struct{ op, rule string }{{"read", "every"}, {"write", "every"}, {"read", "second"}, {"read", "every"}} {
+		if got := ask(want.op); got != want.rule {
+			t.Errorf("operation %d: %q, want %q", i, got, want.rule)
+		}
+	}
+	if s.Hits() != 4 || s.Count() != 4 || s.Count("read") != 3 || s.Count("write", "read") != 4 || s.Count("sync") != 0 {
+		t.Errorf("%d hits of %d, %d reads", s.Hits(), s.Count(), s.Count("read"))
+	}
+	every()
+	if got := ask("read"); got != "third" { // when it was due another was applied, which used no turn of its
+		t.Errorf("%q, want the third", got)
+	}
+	if got := ask("read"); got != "" || s.Hits() != 2 {
+		t.Errorf("%q, and %d hits of rules that are there", got, s.Hits())
+	}
+	for range 100 {
+		if n := s.Below(3); n < 0 || n > 2 {
+			t.Fatalf("%d is not below 3", n)
+		}
 	}
 }

@@ -24,7 +24,7 @@ func (d *Device) oneOf(regions []tier.Region, total int64) place {
 	if total <= 0 {
 		return place{}
 	}
-	at := d.below(total)
+	at := d.rules.Below(total)
 	for _, r := range regions {
 		if n := length(r); at >= n {
 			at -= n
@@ -45,7 +45,7 @@ func (d *Device) flip(s tier.Stream, p place) error {
 	if size <= 0 || s.Sync() != nil {
 		return nil
 	}
-	bit := d.below(size * 8)
+	bit := d.rules.Below(size * 8)
 	if p.host != nil {
 		p.host[bit/8] ^= 1 << (bit % 8)
 		return nil

@@ -1,7 +1,6 @@
 package faultdev
 
 import (
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -88,26 +87,12 @@ func Do(f func(op Op, bytes int64)) Effect { return Effect{hook: f} }
 // Device is a tier.Device whose operations can fail. It implements tier.Computer, too.
 type Device struct {
 	inner tier.Device
-
-	mu struct {
-		lockrank.Mutex[lockrank.Device]
-		random *rand.Rand
-		rules  []*active
-		counts map[Op]int
-		total  int
-	}
-}
-
-type active struct {
-	Rule
-	turns faultrule.Turns // of the operations that Ops choose
+	rules *faultrule.Set[Op, Rule]
 }
 
 // New wraps inner. seed makes chance repeatable, as far as the order of operations is.
 func New(inner tier.Device, seed uint64, rules ...Rule) *Device {
-	d := &Device{inner: inner}
-	d.mu.random = rand.New(rand.NewPCG(seed, 0))
-	d.mu.counts = make(map[Op]int)
+	d := &Device{inner: inner, rules: faultrule.New[Op, Rule](seed)}
 	for _, r := range rules {
 		d.Add(r)
 	}
@@ -116,47 +101,20 @@ func New(inner tier.Device, seed uint64, rules ...Rule) *Device {
 
 // Add adds a rule, behind those that are there, and returns what removes it.
 func (d *Device) Add(r Rule) (remove func()) {
-	a := &active{Rule: r, turns: faultrule.Turns{Skip: r.Skip, Times: r.Times, Probability: r.Probability}}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.mu.rules = append(slices.Clone(d.mu.rules), a)
-	return func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.mu.rules = slices.DeleteFunc(slices.Clone(d.mu.rules), func(b *active) bool { return b == a })
-	}
+	return d.rules.Add(r, faultrule.Turns{Skip: r.Skip, Times: r.Times, Probability: r.Probability})
 }
 
 // Count returns how many operations of the kinds there were, those that failed too;
 // without a kind, all.
-func (d *Device) Count(ops ...Op) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(ops) == 0 {
-		return d.mu.total
-	}
-	n := 0
-	for _, op := range ops {
-		n += d.mu.counts[op]
-	}
-	return n
-}
+func (d *Device) Count(ops ...Op) int { return d.rules.Count(ops...) }
 
 // Hits returns how many operations rules were applied to.
-func (d *Device) Hits() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	n := 0
-	for _, a := range d.mu.rules {
-		n += a.turns.Hits()
-	}
-	return n
-}
+func (d *Device) Hits() int { return d.rules.Hits() }
 
 // apply counts an operation and does what is to be done before it. The error is that of
 // a call that is refused; what else happens is the caller's to do.
 func (d *Device) apply(op Op, bytes int64) (Effect, error) {
-	r := d.choose(op)
+	r := d.rules.Choose(op, func(r *Rule) bool { return len(r.Ops) == 0 || slices.Contains(r.Ops, op) })
 	if r == nil {
 		return Effect{}, nil
 	}
@@ -181,26 +139,4 @@ func (d *Device) ask(op Op, bytes int64) (Effect, error) {
 		err = e.work
 	}
 	return e, err
-}
-
-// choose returns the rule that is applied to an operation, nil if none is.
-func (d *Device) choose(op Op) (chosen *Rule) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.mu.total++
-	d.mu.counts[op]++
-	for _, a := range d.mu.rules { // all count, the first is applied
-		matches := len(a.Ops) == 0 || slices.Contains(a.Ops, op)
-		if matches && a.turns.Next(d.mu.random, chosen != nil) {
-			chosen = &a.Rule
-		}
-	}
-	return chosen
-}
-
-// below returns a random number under n.
-func (d *Device) below(n int64) int64 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.mu.random.Int64N(n)
 }

@@ -2,7 +2,6 @@ package faultfs
 
 import (
 	"io/fs"
-	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -99,21 +98,13 @@ func Do(f func(op Op, path string)) Effect { return Effect{hook: f} }
 // FS is a disk.FS whose operations can fail.
 type FS struct {
 	inner disk.FS
+	rules *faultrule.Set[Op, Rule]
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		random *rand.Rand
-		rules  []*active
-		counts map[Op]int
-		total  int
-		files  int // anonymous ones opened
-		open   int // files and locks
+		files int // anonymous ones opened
+		open  int // files and locks
 	}
-}
-
-type active struct {
-	Rule
-	turns faultrule.Turns // of the operations that Ops and Path choose
 }
 
 var _ disk.FS = (*FS)(nil)
@@ -121,9 +112,7 @@ var _ disk.FS = (*FS)(nil)
 // New wraps inner. seed makes chance repeatable, as far as the order of operations
 // is.
 func New(inner disk.FS, seed uint64, rules ...Rule) *FS {
-	f := &FS{inner: inner}
-	f.mu.random = rand.New(rand.NewPCG(seed, 0))
-	f.mu.counts = make(map[Op]int)
+	f := &FS{inner: inner, rules: faultrule.New[Op, Rule](seed)}
 	for _, r := range rules {
 		f.Add(r)
 	}
@@ -132,48 +121,21 @@ func New(inner disk.FS, seed uint64, rules ...Rule) *FS {
 
 // Add adds a rule, behind those that are there, and returns what removes it.
 func (f *FS) Add(r Rule) (remove func()) {
-	a := &active{Rule: r, turns: faultrule.Turns{Skip: r.Skip, Times: r.Times, Probability: r.Probability}}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.mu.rules = append(slices.Clone(f.mu.rules), a)
-	return func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.mu.rules = slices.DeleteFunc(slices.Clone(f.mu.rules), func(b *active) bool { return b == a })
-	}
+	return f.rules.Add(r, faultrule.Turns{Skip: r.Skip, Times: r.Times, Probability: r.Probability})
 }
 
 // Count returns how many operations of the kinds there were, those that failed too;
 // without a kind, all.
-func (f *FS) Count(ops ...Op) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(ops) == 0 {
-		return f.mu.total
-	}
-	n := 0
-	for _, op := range ops {
-		n += f.mu.counts[op]
-	}
-	return n
-}
+func (f *FS) Count(ops ...Op) int { return f.rules.Count(ops...) }
+
+// Hits returns how many operations rules were applied to.
+func (f *FS) Hits() int { return f.rules.Hits() }
 
 // Open returns how many files and locks are open.
 func (f *FS) Open() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.mu.open
-}
-
-// Hits returns how many operations rules were applied to.
-func (f *FS) Hits() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := 0
-	for _, a := range f.mu.rules {
-		n += a.turns.Hits()
-	}
-	return n
 }
 
 // applied is what happens to an operation under way.
@@ -185,7 +147,7 @@ type applied struct {
 // apply counts an operation and does what is to be done before it. n is the number of
 // bytes that pass.
 func (f *FS) apply(op Op, path string, n int) applied {
-	r := f.choose(op, path)
+	r := f.rules.Choose(op, func(r *Rule) bool { return r.matches(op, path) })
 	if r == nil {
 		return applied{}
 	}
@@ -211,20 +173,6 @@ func (e *applied) passed() {
 	if !e.until.IsZero() {
 		e.rate.wait(e.until)
 	}
-}
-
-// choose returns the rule that is applied to an operation, nil if none is.
-func (f *FS) choose(op Op, path string) (chosen *Rule) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.mu.total++
-	f.mu.counts[op]++
-	for _, a := range f.mu.rules { // all count, the first is applied
-		if a.matches(op, path) && a.turns.Next(f.mu.random, chosen != nil) {
-			chosen = &a.Rule
-		}
-	}
-	return chosen
 }
 
 func (r *Rule) matches(op Op, path string) bool {

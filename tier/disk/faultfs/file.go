@@ -70,9 +70,7 @@ func (f *file) half(do func([]byte, int64) (int, error), p []byte, off int64) (i
 }
 
 func (f *file) flipBit(p []byte) {
-	f.fs.mu.Lock()
-	bit := f.fs.mu.random.Int64N(int64(len(p)) * 8)
-	f.fs.mu.Unlock()
+	bit := f.fs.rules.Below(int64(len(p)) * 8)
 	p[bit/8] ^= 1 << (bit % 8)
 }
 
