@@ -261,3 +261,53 @@ func TestTwoVolumesKeepApart(t *testing.T) {
 	closeVolume(t, first)
 	wantEmpty(t, dir)
 }
+
+// TestClosedVolumeLeavesTheNextOnesManifestAlone: what is kept without memories ends with its
+// volume, and who forgets it later does not write where another volume keeps by then.
+func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
+	for _, stays := range []bool{false, true} {
+		dir := t.TempDir()
+		v := openKeeping(t, dir)
+		if stays { // so that the directory does
+			_, es := keep(t, v, 1, page)
+			leave(t, v, es...)
+			v = openKeeping(t, dir)
+		}
+		var keys []uint64
+		for i := range uint64(3) { // more than one, for the name of a manifest may be taken
+			key, err := v.Keep(metaOf(10 + i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys = append(keys, key)
+		}
+		closeVolume(t, v)
+		if !stays {
+			wantEmpty(t, dir)
+		}
+
+		next := openKeeping(t, dir)
+		if n := len(next.Kept()); n > 1 || n == 1 != stays {
+			t.Errorf("%d are kept of a volume that was closed", n)
+		}
+		for _, k := range next.Kept() {
+			free(next, wantKept(t, next, k, 1, page)...)
+		}
+		_, es := keep(t, next, 2, mib)
+		for _, key := range keys {
+			v.Forget(key)
+		}
+		if w := v.Stats().Warnings; len(w) != 0 {
+			t.Errorf("warnings: %q", w)
+		}
+		leave(t, next, es...)
+		next = openKeeping(t, dir)
+		kept := next.Kept()
+		if len(kept) != 1 {
+			t.Fatalf("%d are kept, want 1", len(kept))
+		}
+		free(next, wantKept(t, next, kept[0], 2, mib)...)
+		closeVolume(t, next)
+		wantEmpty(t, dir)
+	}
+}

@@ -462,14 +462,26 @@ func (v *Volume) reopenKept() error {
 // leaveKept gives a directory up, with all that is kept in it, or removes it if that is
 // nothing. All segments are closed.
 func (v *Volume) leaveKept() error {
+	v.kept.turn <- struct{}{} // who writes a record still finds the files open
+	defer func() { <-v.kept.turn }()
+	var over []*entry // without memories, which would have kept the volume open
+	stays := false
+	v.mu.Lock()
+	for _, ent := range v.mu.entries {
+		if stays = stays || ent.stays; !ent.stays {
+			over = append(over, ent)
+		}
+	}
+	v.mu.Unlock()
+	for _, ent := range over {
+		v.endInTurn(ent)
+	}
+	v.kept.left = true
 	var err error
 	if v.kept.file != nil {
 		err = bare(v.kept.file.Close())
 	}
-	v.mu.Lock()
-	nothing := len(v.mu.entries) == 0
-	v.mu.Unlock()
-	if !nothing {
+	if stays {
 		return also(err, v.own.lock.Close())
 	}
 	// If something could not be removed, the manifest stays and says that there is
