@@ -149,7 +149,7 @@ func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if e.entry == nil {
+	if e.entry == nil || e.entry.gone {
 		return 0, false
 	}
 	return e.entry.key, true
@@ -266,9 +266,6 @@ func (v *Volume) endInTurn(ent *entry) {
 	}
 	ent.gone = true
 	delete(v.mu.entries, ent.key)
-	for _, e := range ent.memories {
-		e.entry = nil
-	}
 	v.mu.Unlock()
 	k.live -= ent.n
 	// If neither this record can be written nor a new manifest, the room is used again all
@@ -278,6 +275,12 @@ func (v *Volume) endInTurn(ent *entry) {
 		v.warn("the manifest: %v", err)
 	}
 	v.tidy()
+	// Only now may a memory's room be used again: who frees one comes to wait for the turn.
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, e := range ent.memories {
+		e.entry = nil
+	}
 }
 
 // endOf ends the record that a memory is in, before its room is free.

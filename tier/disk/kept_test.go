@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // openKeeping opens a volume that keeps.
@@ -309,5 +312,47 @@ func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
 		free(next, wantKept(t, next, kept[0], 2, mib)...)
 		closeVolume(t, next)
 		wantEmpty(t, dir)
+	}
+}
+
+// TestRoomWaitsForTheEndOfItsRecord: memory that is freed while its record is being ended,
+// or another memory of that record is freed, is no room before the end is written.
+func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
+	for name, end := range map[string]func(*disk.Volume, uint64, *disk.Extents){
+		"forgotten": func(v *disk.Volume, key uint64, _ *disk.Extents) { v.Forget(key) },
+		"freed":     func(v *disk.Volume, _ uint64, first *disk.Extents) { free(v, first) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				fsys := faultfs.New(disk.OS(), 1)
+				v := openKeeping(t, dir, func(c *disk.Config) { c.FS = fsys })
+				key, es := keep(t, v, 1, page, page)
+				written := make(chan struct{})
+				remove := fsys.Add(faultfs.Rule{
+					Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1,
+					Effect: faultfs.Do(func(faultfs.Op, string) { <-written }),
+				})
+				defer remove()
+				go end(v, key, es[0])
+				synctest.Wait()
+				var early atomic.Bool
+				go v.Free(es[1], func() { early.Store(true) })
+				synctest.Wait()
+				if early.Load() {
+					t.Error("the room was free while the manifest said that it was kept")
+				}
+				close(written)
+				synctest.Wait()
+				if _, ok := v.KeyOf(es[1]); ok || !early.Load() {
+					t.Error("the record has not ended")
+				}
+				if name == "forgotten" {
+					free(v, es[0])
+				}
+				closeVolume(t, v)
+			})
+			wantEmpty(t, dir)
+		})
 	}
 }
