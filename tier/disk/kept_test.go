@@ -356,3 +356,32 @@ func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
 		})
 	}
 }
+
+// TestKeptEndOfASparseFile: where files are sparse and written as they are asked to be, one may
+// end inside of a page, and what is kept there is kept all the same, for a volume with
+// direct I/O too.
+func TestKeptEndOfASparseFile(t *testing.T) {
+	for _, size := range []int64{1, page - 1, page + 1, mib + 5000} {
+		for _, direct := range []bool{false, true} {
+			dir := t.TempDir()
+			sparse := func(c *disk.Config) { c.FS = faultfs.New(noDirect{disk.OS()}, 1, noAllocate) }
+			v := openKeeping(t, dir, sparse)
+			_, a := keep(t, v, 1, page)
+			_, b := keep(t, v, 2, size)
+			leave(t, v, append(a, b...)...)
+			next := sparse
+			if direct {
+				next = func(*disk.Config) {}
+			}
+			v = openKeeping(t, dir, next)
+			kept := v.Kept()
+			if len(kept) != 2 {
+				t.Fatalf("%d bytes: %d are kept; %q", size, len(kept), v.Stats().Warnings)
+			}
+			free(v, wantKept(t, v, kept[0], 1, page)...)
+			free(v, wantKept(t, v, kept[1], 2, size)...)
+			closeVolume(t, v)
+			wantEmpty(t, dir)
+		}
+	}
+}

@@ -323,7 +323,7 @@ func (f *found) claim(taken map[int][]span, memories []keptMemory) string {
 			switch {
 			case !ok:
 				why = segmentFile(p.segment) + " is not there"
-			case s.off > length || s.n > length-s.off:
+			case s.off > length || p.len > length-s.off: // what follows up to the page was never needed
 				why = segmentFile(p.segment) + " is too short"
 			case exact, i > 0 && all[i-1].off+all[i-1].n > s.off, i < len(all) && s.off+s.n > all[i].off:
 				why = "its room was used again"
@@ -419,11 +419,23 @@ func (v *Volume) clearKept() error {
 		if s.length > s.size {
 			_ = f.Punch(s.size, s.length-s.size) // nobody would ever use it
 		}
-		if err := f.Close(); err != nil {
-			return fmt.Errorf("closing %s: %w", s.name, bare(err))
+		err = s.complete(f)
+		if err := also(err, bare(f.Close())); err != nil {
+			return fmt.Errorf("opening %s: %w", s.name, err)
 		}
 	}
 	return nil
+}
+
+// complete makes the file end on a page: a sparse one, written without direct I/O, ends
+// where the last memory does, and may be read in pages now.
+func (s *segment) complete(f File) error {
+	if s.length >= s.size {
+		return nil
+	}
+	err := transferAll(f.WriteAt, make([]byte, s.size-s.length), s.length, 1)
+	s.length = s.size
+	return bare(err)
 }
 
 // clearGap makes a gap free: a hole, where the file system can.
