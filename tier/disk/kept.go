@@ -268,11 +268,13 @@ func (v *Volume) endInTurn(ent *entry) {
 	delete(v.mu.entries, ent.key)
 	v.mu.Unlock()
 	k.live -= ent.n
-	// If neither this record can be written nor a new manifest, the room is used again all
-	// the same: a process must not lose its disk for that. Whoever takes the old record
-	// for true finds other bytes, and has their checksums.
+	// If neither can be written, nor a new manifest, the room is used again all the same: a
+	// process must not lose its disk for that. Whoever takes the old record for true and finds
+	// other bytes has their checksums.
 	if err := k.write(kindGone, &entry{key: ent.key}, nil); err != nil {
-		v.warn("the manifest: %v", err)
+		if failed := k.endInPlace(ent); failed != nil {
+			v.warn("the manifest: %v", also(err, failed))
+		}
 	}
 	v.tidy()
 	// Only now may a memory's room be used again: who frees one comes to wait for the turn.
