@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -68,31 +67,6 @@ func (v *Volume) openKept() error {
 		return bare(err)
 	}
 	return v.ownKept(own, &found{own: own, next: 1})
-}
-
-// errOwner: where everybody may make directories, as in a directory of temporary files,
-// others could have their bytes adopted, and have ours in files of theirs.
-var errOwner = errors.New("it belongs to another user")
-
-// checkOwner says whether a directory is not ours. What belongs to the owner of the volume's
-// directory is as good: he could do with ours what he likes.
-func (v *Volume) checkOwner(path string) error {
-	info, err := v.cfg.FS.Stat(path)
-	if err != nil {
-		return ignoreMissing(err)
-	}
-	uid, known := ownerOf(info)
-	if !known || int(uid) == os.Geteuid() {
-		return nil
-	}
-	info, err = v.cfg.FS.Stat(v.dir)
-	if err != nil {
-		return err
-	}
-	if above, _ := ownerOf(info); above != uid {
-		return errOwner
-	}
-	return nil
 }
 
 // ownKept makes a locked directory the volume's, with a manifest of what was found.
