@@ -478,3 +478,54 @@ func (f *fullFile) WriteAt(p []byte, off int64) (int, error) {
 	f.length.Store(max(end, f.length.Load()))
 	return f.File.WriteAt(p, off)
 }
+
+// TestWhatIsNoManifestIsNotRead: a file that only has the name of one is known by its first
+// bytes, however long it is.
+func TestWhatIsNoManifestIsNotRead(t *testing.T) {
+	dir := t.TempDir()
+	v := openKeeping(t, dir)
+	_, es := keep(t, v, 1, page)
+	leave(t, v, es...)
+	long := filepath.Join(filepath.Dir(keptFiles(t, dir, "manifest-*")[0]), "manifest-0000000000000099")
+	if err := os.WriteFile(long, make([]byte, mib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fsys := &readCounter{FS: disk.OS()}
+	v = openKeeping(t, dir, func(c *disk.Config) { c.FS = fsys })
+	oneLine(t, v.Stats().Warnings[0], "manifest-0000000000000099", "not a manifest")
+	closeVolume(t, v)
+	if n := fsys.read.Load(); n == 0 || n > page {
+		t.Errorf("%d bytes of it were read", n)
+	}
+	if err := os.Remove(long); err != nil {
+		t.Fatal(err)
+	}
+	v = openKeeping(t, dir)
+	free(v, wantKept(t, v, v.Kept()[0], 1, page)...)
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// readCounter counts the bytes that are asked of files that were there.
+type readCounter struct {
+	disk.FS
+	read atomic.Int64
+}
+
+func (r *readCounter) Reopen(path string, direct bool) (disk.File, error) {
+	file, err := r.FS.Reopen(path, direct)
+	if err != nil {
+		return nil, err
+	}
+	return &countedFile{file, r}, nil
+}
+
+type countedFile struct {
+	disk.File
+	all *readCounter
+}
+
+func (f *countedFile) ReadAt(p []byte, off int64) (int, error) {
+	f.all.read.Add(int64(len(p)))
+	return f.File.ReadAt(p, off)
+}

@@ -244,9 +244,15 @@ func (v *Volume) readManifest(name string) (log, File, uint64, error) {
 	if err != nil {
 		return fail(err)
 	}
-	p, err := readAll(file, info.Size())
+	p, err := readAll(file, min(info.Size(), manifestHeader))
 	if err == nil && len(p) < manifestHeader {
 		return log{next: 1, broken: int64(len(p))}, file, generation, nil // killed when it was begun
+	}
+	if err == nil { // before all of it, which may be no manifest and gigabytes, is in memory
+		err = checkManifestHeader(p, generation)
+	}
+	if err == nil {
+		p, err = readAll(file, info.Size())
 	}
 	var l log
 	if err == nil {
