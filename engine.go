@@ -73,7 +73,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e.keeper, e.found = newKeeper(e), newFound(e)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, e.release())
+			err = errors.Join(err, e.found.close(), e.release())
 		}
 	}()
 	if e.topo == nil {

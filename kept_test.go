@@ -466,3 +466,26 @@ func TestKeptBatchesStayUntilAdopted(t *testing.T) {
 	closeKeeping(t, eng)
 	wantNothingIn(t, dir)
 }
+
+// TestFailedOpenLeavesWhatIsKept: an engine that finds kept batches and then cannot be opened says
+// why, and nothing of buffers that nobody held; the next engine finds them.
+func TestFailedOpenLeavesWhatIsKept(t *testing.T) {
+	keepingNeedsLinux(t)
+	dir := crashed(t, 3)
+	_, err := openKeeping(t.Context(), dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
+		c.HostMemory, c.HostMarks = 64*tier.Page, tier.Fractions{Limit: 0.01, Trigger: 0.008, Stop: 0.005}
+	})
+	var leak *spillway.LeakError
+	if err == nil || errors.As(err, &leak) {
+		t.Errorf("opened without host memory: %v", err)
+	}
+	eng := keepingEngine(t, dir)
+	if n := len(eng.Kept()); n != 3 {
+		t.Errorf("%d are kept, want 3", n)
+	}
+	for _, k := range eng.Kept() {
+		checkAdopted(t, eng, k)
+	}
+	closeKeeping(t, eng)
+	wantNothingIn(t, dir)
+}

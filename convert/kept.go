@@ -221,7 +221,8 @@ func (k *Kept) fits() bool {
 	}
 	switch {
 	case d.Rows < 0, d.Body < 0, d.Body%tier.Page != 0, d.Body > math.MaxInt64/4,
-		int64(len(d.Sums)) != (d.Body+batch.SumChunk-1)/batch.SumChunk, int64(len(k.Runs)) != runs, k.ID == 0 && k.Packed:
+		int64(len(d.Sums)) != (d.Body+batch.SumChunk-1)/batch.SumChunk, int64(len(k.Runs)) != runs,
+		k.ID == 0 && (k.Packed || d.Body == 0): // a dictionary that is an image of its own has bytes
 		return false
 	}
 	for _, s := range d.Buffers {

@@ -128,6 +128,22 @@ func TestKeptIsCut(t *testing.T) {
 	}
 }
 
+// TestKeptDictionariesHaveBytes: a dictionary without any, which nobody writes, is refused:
+// who adopts one counts on its memory.
+func TestKeptDictionariesHaveBytes(t *testing.T) {
+	k, schema := keptOf(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int32), 0))
+	if k.Descriptor.Body != 0 || len(k.Memories()) != 0 {
+		t.Fatalf("%d bytes in %v", k.Descriptor.Body, k.Memories())
+	}
+	if _, err := UnmarshalKept(k.Marshal(schema)); err != nil {
+		t.Errorf("a batch without bytes: %v", err)
+	}
+	k.ID = 0
+	if _, err := UnmarshalKept(k.Marshal(schema)); !errors.Is(err, ErrKeptFormat) {
+		t.Errorf("a dictionary without bytes: %v", err)
+	}
+}
+
 // FuzzKept: no bytes before a sound schema, which has a checksum, make the reader panic, or say what would make others read or allocate
 // out of range; what it accepts can be opened, or is refused, without a panic.
 func FuzzKept(f *testing.F) {

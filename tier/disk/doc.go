@@ -79,7 +79,7 @@
 //	                            /manifest-<generation>   header · record · record · …
 //
 // The record is appended after the memories were written; that it has ended is appended
-// before their room can be handed out again. Both are in the page cache when the call
+// before their room can be handed out again, or written over it where the disk is full. Both are in the page cache when the call
 // returns, and so is what was written, if not on the disk. So a killed process leaves no
 // room that is two records', nor a record of bytes that are not there. A system that fails
 // may lose any of it; nothing is synchronized, and what is read must be compared with
@@ -92,7 +92,8 @@
 // have checksums that also cover their place in the file. One that is damaged, or whose
 // segment is missing or too short, is lost, with a warning; of two in the same room the
 // younger counts. A manifest of another version or with a damaged header, and a directory
-// that needs more than the volume's capacity, stay as they are, with a warning. The format
+// that needs more than the volume's capacity or belongs to another user, stay as they are, with a
+// warning. The format
 // is told in manifest.go.
 //
 // # Locks
@@ -105,5 +106,6 @@
 // system's calls; the mutex is taken inside it, never the other way round. Alloc waits
 // for the token only when what is backed is not enough, for as long as one
 // fallocate or one hole of 4 MiB takes. The manifest has a token of its own, for which Keep and
-// the Free of what is kept wait; nobody holds both, and it, too, comes before the mutex.
+// the Free of what is kept wait; who gives the directory up takes it inside the other one, nobody
+// else holds both, and it, too, comes before the mutex.
 package disk

@@ -8,6 +8,8 @@ import (
 	"go/parser"
 	"go/token"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -433,6 +435,48 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 	}
 	if !bytes.Equal(read(t, e, size, 0), data) {
 		t.Error("the bytes are back, and read differently")
+	}
+}
+
+// TestShortenedFilesAreFound: what was cut off a file with a name, or a part of that is
+// written, is altered at the unit that has lost bytes.
+func TestShortenedFilesAreFound(t *testing.T) {
+	for name, fsys := range map[string]disk.FS{"direct": disk.OS(), "buffered": noDirect{disk.OS()}} {
+		t.Run(name, func(t *testing.T) {
+			onLinux(t)
+			dir := t.TempDir()
+			_, _, es := crypt(t, disk.Config{Dir: dir, Capacity: mib, FS: faultfs.New(fsys, 1, noAnonymous, noAllocate)}, 3*unit+100)
+			e := es[0]
+			data := random(e.Size(), 1)
+			write(t, e, data, 0)
+			files, err := filepath.Glob(filepath.Join(dir, "*", "segment-*"))
+			if err != nil || len(files) != 1 {
+				t.Fatal(files, err)
+			}
+			for _, end := range []int64{3*unit + page - 1, 3*unit + page/2, 3 * unit, 2*unit + 1, 0} {
+				if err := os.Truncate(files[0], end); err != nil {
+					t.Fatal(err)
+				}
+				last := end / unit * unit
+				at := func(err error) {
+					t.Helper()
+					var a *tier.AlteredError
+					if !errors.As(err, &a) || a.Offset != last {
+						t.Errorf("cut at %d: %v", end, err)
+					}
+				}
+				n := min(unit, e.Size()-last)
+				at(e.ReadAt(t.Context(), aligned(n), last))
+				at(e.WriteAt(t.Context(), data[:1], last))
+				if !bytes.Equal(read(t, e, last, 0), data[:last]) {
+					t.Errorf("cut at %d: what is before it reads differently", end)
+				}
+			}
+			write(t, e, data, 0)
+			if !bytes.Equal(read(t, e, e.Size(), 0), data) {
+				t.Error("written again it reads differently")
+			}
+		})
 	}
 }
 

@@ -5,12 +5,22 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 func (osFS) OpenAnonymous(dir string, direct bool) (File, error) {
 	return openFile(dir, unix.O_TMPFILE|os.O_RDWR, direct)
+}
+
+// ownerOf returns whose a file is, if that can be told.
+func ownerOf(info fs.FileInfo) (uid uint32, known bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return st.Uid, true
 }
 
 func openFile(path string, flags int, direct bool) (File, error) {

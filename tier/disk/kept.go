@@ -20,6 +20,7 @@ type keptDir struct {
 	live       int64 // of it, in records of what is kept
 	next       uint64
 	torn       bool // a write has failed: the manifest must be written anew
+	left       bool // the directory is given up: what has its name may be another's manifest
 }
 
 // entry is what one record says is kept.
@@ -49,7 +50,7 @@ var errNotKept = errors.New("disk: the volume keeps nothing (Config.Keep is not 
 // ends this one, as long as the system itself goes on. What has been kept together
 // before, in the same order, gets the new meta in the same step. The record ends
 // when the first of the memories is freed, before its room can be used again, or by
-// Forget; without memories, only so. On an error what was recorded before is recorded still.
+// Forget; without memories, only so, or when the volume is closed. On an error what was recorded before is recorded still.
 //
 // Nothing may be written to the memories from then on.
 func (v *Volume) Keep(meta []byte, memories ...tier.Memory) (key uint64, err error) {
@@ -148,7 +149,7 @@ func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if e.entry == nil {
+	if e.entry == nil || e.entry.gone {
 		return 0, false
 	}
 	return e.entry.key, true
@@ -250,28 +251,38 @@ func (v *Volume) Forget(key uint64) {
 
 // endRecord writes that something is not kept any more, if it is.
 func (v *Volume) endRecord(ent *entry) {
+	v.kept.turn <- struct{}{}
+	defer func() { <-v.kept.turn }()
+	v.endInTurn(ent)
+}
+
+// endInTurn is endRecord for who holds the turn.
+func (v *Volume) endInTurn(ent *entry) {
 	k := v.kept
-	k.turn <- struct{}{}
-	defer func() { <-k.turn }()
 	v.mu.Lock()
-	if ent.gone {
+	if ent.gone || k.left {
 		v.mu.Unlock()
 		return
 	}
 	ent.gone = true
 	delete(v.mu.entries, ent.key)
+	v.mu.Unlock()
+	k.live -= ent.n
+	// If neither can be written, nor a new manifest, the room is used again all the same: a
+	// process must not lose its disk for that. Whoever takes the old record for true and finds
+	// other bytes has their checksums.
+	if err := k.write(kindGone, &entry{key: ent.key}, nil); err != nil {
+		if failed := k.endInPlace(ent); failed != nil {
+			v.warn("the manifest: %v", also(err, failed))
+		}
+	}
+	v.tidy()
+	// Only now may a memory's room be used again: who frees one comes to wait for the turn.
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	for _, e := range ent.memories {
 		e.entry = nil
 	}
-	v.mu.Unlock()
-	k.live -= ent.n
-	// If neither this record can be written nor a new manifest, the room is used again all
-	// the same: a process must not lose its disk for that. Whoever takes the old record
-	// for true finds other bytes, and has their checksums.
-	if err := k.write(kindGone, &entry{key: ent.key}, nil); err != nil {
-		v.warn("the manifest: %v", err)
-	}
-	v.tidy()
 }
 
 // endOf ends the record that a memory is in, before its room is free.

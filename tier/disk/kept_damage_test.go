@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -385,4 +386,146 @@ func TestRandomKeeping(t *testing.T) {
 	free(v, loose...)
 	closeVolume(t, v)
 	wantEmpty(t, dir)
+}
+
+// TestFreedStaysFreedOnAFullDisk: while a manifest can neither grow nor be written anew, what
+// is freed does not come back, nor what its record had replaced; and once there is
+// room again, all is as ever.
+func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	full := &fullDisk{FS: disk.OS()}
+	v := openKeeping(t, dir, func(c *disk.Config) { c.FS = full })
+	_, stays := keep(t, v, 1, page)
+	_, once := keep(t, v, 2, page)
+	_, thrice := keep(t, v, 3, page)
+	for range 2 {
+		if _, err := v.Keep(metaOf(3), thrice[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forgotten, es := keep(t, v, 4, page)
+	look := func(want ...uint64) {
+		t.Helper()
+		work := t.TempDir()
+		if err := os.CopyFS(work, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		next := openKeeping(t, work)
+		kept := next.Kept()
+		if len(kept) != len(want) {
+			t.Errorf("%d are kept, want %d", len(kept), len(want))
+		}
+		for i, k := range kept[:min(len(kept), len(want))] {
+			free(next, wantKept(t, next, k, want[i], page)...)
+		}
+		for _, k := range next.Kept() {
+			next.Forget(k.Key)
+		}
+		closeVolume(t, next)
+		wantEmpty(t, work)
+	}
+	full.now.Store(true)
+	if _, err := v.Keep(metaOf(5), es[0], once[0]); err == nil {
+		t.Error("kept together with what is kept already")
+	}
+	look(1, 2, 3, 4)
+	free(v, once...)
+	look(1, 3, 4)
+	free(v, thrice...)
+	look(1, 4)
+	v.Forget(forgotten)
+	look(1)
+	full.now.Store(false)
+	_, more := keep(t, v, 6, page)
+	look(1, 6)
+	free(v, more...)
+	look(1)
+	free(v, append(stays, es...)...)
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// fullDisk is a file system on which, for some time, no manifest can be made and none
+// becomes longer.
+type fullDisk struct {
+	disk.FS
+	now atomic.Bool
+}
+
+func (f *fullDisk) Create(path string, direct bool) (disk.File, error) {
+	manifest := strings.HasPrefix(filepath.Base(path), "manifest-")
+	if manifest && f.now.Load() {
+		return nil, &os.PathError{Op: "open", Path: path, Err: syscall.ENOSPC}
+	}
+	file, err := f.FS.Create(path, direct)
+	if err != nil || !manifest {
+		return file, err
+	}
+	return &fullFile{File: file, full: f}, nil
+}
+
+type fullFile struct {
+	disk.File
+	full   *fullDisk
+	length atomic.Int64
+}
+
+func (f *fullFile) WriteAt(p []byte, off int64) (int, error) {
+	end := off + int64(len(p))
+	if f.full.now.Load() && end > f.length.Load() {
+		return 0, syscall.ENOSPC
+	}
+	f.length.Store(max(end, f.length.Load()))
+	return f.File.WriteAt(p, off)
+}
+
+// TestWhatIsNoManifestIsNotRead: a file that only has the name of one is known by its first
+// bytes, however long it is.
+func TestWhatIsNoManifestIsNotRead(t *testing.T) {
+	dir := t.TempDir()
+	v := openKeeping(t, dir)
+	_, es := keep(t, v, 1, page)
+	leave(t, v, es...)
+	long := filepath.Join(filepath.Dir(keptFiles(t, dir, "manifest-*")[0]), "manifest-0000000000000099")
+	if err := os.WriteFile(long, make([]byte, mib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fsys := &readCounter{FS: disk.OS()}
+	v = openKeeping(t, dir, func(c *disk.Config) { c.FS = fsys })
+	oneLine(t, v.Stats().Warnings[0], "manifest-0000000000000099", "not a manifest")
+	closeVolume(t, v)
+	if n := fsys.read.Load(); n == 0 || n > page {
+		t.Errorf("%d bytes of it were read", n)
+	}
+	if err := os.Remove(long); err != nil {
+		t.Fatal(err)
+	}
+	v = openKeeping(t, dir)
+	free(v, wantKept(t, v, v.Kept()[0], 1, page)...)
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// readCounter counts the bytes that are asked of files that were there.
+type readCounter struct {
+	disk.FS
+	read atomic.Int64
+}
+
+func (r *readCounter) Reopen(path string, direct bool) (disk.File, error) {
+	file, err := r.FS.Reopen(path, direct)
+	if err != nil {
+		return nil, err
+	}
+	return &countedFile{file, r}, nil
+}
+
+type countedFile struct {
+	disk.File
+	all *readCounter
+}
+
+func (f *countedFile) ReadAt(p []byte, off int64) (int, error) {
+	f.all.read.Add(int64(len(p)))
+	return f.File.ReadAt(p, off)
 }

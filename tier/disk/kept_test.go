@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // openKeeping opens a volume that keeps.
@@ -260,4 +263,125 @@ func TestTwoVolumesKeepApart(t *testing.T) {
 	free(first, es...)
 	closeVolume(t, first)
 	wantEmpty(t, dir)
+}
+
+// TestClosedVolumeLeavesTheNextOnesManifestAlone: what is kept without memories ends with its
+// volume, and who forgets it later does not write where another volume keeps by then.
+func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
+	for _, stays := range []bool{false, true} {
+		dir := t.TempDir()
+		v := openKeeping(t, dir)
+		if stays { // so that the directory does
+			_, es := keep(t, v, 1, page)
+			leave(t, v, es...)
+			v = openKeeping(t, dir)
+		}
+		var keys []uint64
+		for i := range uint64(3) { // more than one, for the name of a manifest may be taken
+			key, err := v.Keep(metaOf(10 + i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys = append(keys, key)
+		}
+		closeVolume(t, v)
+		if !stays {
+			wantEmpty(t, dir)
+		}
+
+		next := openKeeping(t, dir)
+		if n := len(next.Kept()); n > 1 || n == 1 != stays {
+			t.Errorf("%d are kept of a volume that was closed", n)
+		}
+		for _, k := range next.Kept() {
+			free(next, wantKept(t, next, k, 1, page)...)
+		}
+		_, es := keep(t, next, 2, mib)
+		for _, key := range keys {
+			v.Forget(key)
+		}
+		if w := v.Stats().Warnings; len(w) != 0 {
+			t.Errorf("warnings: %q", w)
+		}
+		leave(t, next, es...)
+		next = openKeeping(t, dir)
+		kept := next.Kept()
+		if len(kept) != 1 {
+			t.Fatalf("%d are kept, want 1", len(kept))
+		}
+		free(next, wantKept(t, next, kept[0], 2, mib)...)
+		closeVolume(t, next)
+		wantEmpty(t, dir)
+	}
+}
+
+// TestRoomWaitsForTheEndOfItsRecord: memory that is freed while its record is being ended,
+// or another memory of that record is freed, is no room before the end is written.
+func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
+	for name, end := range map[string]func(*disk.Volume, uint64, *disk.Extents){
+		"forgotten": func(v *disk.Volume, key uint64, _ *disk.Extents) { v.Forget(key) },
+		"freed":     func(v *disk.Volume, _ uint64, first *disk.Extents) { free(v, first) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				fsys := faultfs.New(disk.OS(), 1)
+				v := openKeeping(t, dir, func(c *disk.Config) { c.FS = fsys })
+				key, es := keep(t, v, 1, page, page)
+				written := make(chan struct{})
+				remove := fsys.Add(faultfs.Rule{
+					Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1,
+					Effect: faultfs.Do(func(faultfs.Op, string) { <-written }),
+				})
+				defer remove()
+				go end(v, key, es[0])
+				synctest.Wait()
+				var early atomic.Bool
+				go v.Free(es[1], func() { early.Store(true) })
+				synctest.Wait()
+				if early.Load() {
+					t.Error("the room was free while the manifest said that it was kept")
+				}
+				close(written)
+				synctest.Wait()
+				if _, ok := v.KeyOf(es[1]); ok || !early.Load() {
+					t.Error("the record has not ended")
+				}
+				if name == "forgotten" {
+					free(v, es[0])
+				}
+				closeVolume(t, v)
+			})
+			wantEmpty(t, dir)
+		})
+	}
+}
+
+// TestKeptEndOfASparseFile: where files are sparse and written as they are asked to be, one may
+// end inside of a page, and what is kept there is kept all the same, for a volume with
+// direct I/O too.
+func TestKeptEndOfASparseFile(t *testing.T) {
+	for _, size := range []int64{1, page - 1, page + 1, mib + 5000} {
+		for _, direct := range []bool{false, true} {
+			dir := t.TempDir()
+			sparse := func(c *disk.Config) { c.FS = faultfs.New(noDirect{disk.OS()}, 1, noAllocate) }
+			v := openKeeping(t, dir, sparse)
+			_, a := keep(t, v, 1, page)
+			_, b := keep(t, v, 2, size)
+			leave(t, v, append(a, b...)...)
+			next := sparse
+			if direct {
+				next = func(*disk.Config) {}
+			}
+			v = openKeeping(t, dir, next)
+			kept := v.Kept()
+			if len(kept) != 2 {
+				t.Fatalf("%d bytes: %d are kept; %q", size, len(kept), v.Stats().Warnings)
+			}
+			free(v, wantKept(t, v, kept[0], 1, page)...)
+			free(v, wantKept(t, v, kept[1], 2, size)...)
+			closeVolume(t, v)
+			wantEmpty(t, dir)
+		}
+	}
 }

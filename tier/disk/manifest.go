@@ -27,7 +27,8 @@ import (
 //	kept     replaces u64 · memories u32 · meta u32 · memory … · meta
 //	memory   size u64 · pieces u32 · 0 u32 · piece …
 //	piece    segment u32 · 0 u32 · offset u64 · length u64
-//	gone     nothing: what has the key is not kept any more
+//	gone     nothing, or what the record was before: what has the key is not kept any more,
+//	         nor what that replaced
 //	whole    nothing: everything that was kept when the file was begun stands before
 //	         this; no key before was higher than this record's
 //
@@ -161,12 +162,30 @@ func parseManifest(file []byte, generation uint64) (log, error) {
 			}
 			l.live[r.key] = r
 		case kindGone:
+			if replaces, ok := replacedBy(r.body); ok {
+				delete(l.live, replaces)
+			}
 			delete(l.live, r.key)
 		case kindWhole:
 			l.whole = true
 		}
 	}
 	return l, nil
+}
+
+// endInPlace makes of a record that something is kept one that it is gone: where the file
+// cannot grow, because the disk is full, what stands in it can be changed still.
+func (k *keptDir) endInPlace(ent *entry) error {
+	p := make([]byte, ent.n)
+	if err := transferAll(k.file.ReadAt, p, ent.at, 1); err != nil {
+		return bare(err)
+	}
+	r, ok := parseRecordAt(p, k.generation, ent.at)
+	if !ok || r.key != ent.key {
+		return fmt.Errorf("the record at %d of it is damaged", ent.at)
+	}
+	gone := appendRecord(nil, k.generation, ent.at, kindGone, ent.key, r.body)
+	return bare(transferAll(k.file.WriteAt, gone[:recordHeader], ent.at, 1))
 }
 
 func replacedBy(body []byte) (uint64, bool) {

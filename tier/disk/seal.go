@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"sync/atomic"
 
@@ -192,7 +193,7 @@ func (e *Extents) changed(r request, u int, out []byte) error {
 			return err // and not that it was altered: perhaps the disk is full, and others wrote at the same time
 		}
 		if err := transferAll(r.at.file.ReadAt, out[:z-a], r.fileOffset(a), e.v.offset); err != nil {
-			return err
+			return e.missing(r, u, err)
 		}
 		if !e.v.sealer.open(out, out, int(z-a), e.seals, u) {
 			return e.altered(r, u, nil)
@@ -229,7 +230,7 @@ func (e *Extents) readSealed(r request, first, end int) error {
 	_, stop := e.unitAt(r.piece, high-1)
 	region := (*buf)[:stop-start+tagSize]
 	if err := transferAll(r.at.file.ReadAt, region[:stop-start], r.fileOffset(start), v.offset); err != nil {
-		return err
+		return e.missing(r, high-1, err)
 	}
 	for u := first; u < end; u++ {
 		a, z := e.unitAt(r.piece, u)
@@ -256,6 +257,15 @@ func (e *Extents) readSealed(r request, first, end int) error {
 func (e *Extents) altered(r request, u int, cause error) error {
 	a, z := e.unitAt(r.piece, u)
 	return &tier.AlteredError{Volume: e.v.cfg.Dir, File: r.at.seg.name, Offset: r.fileOffset(a), Length: z - a, Cause: cause}
+}
+
+// missing says of an error of reading units to the last, which was written, if it is that
+// somebody made the file shorter.
+func (e *Extents) missing(r request, last int, err error) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) { // the latter inside of what direct I/O reads as a whole
+		return e.altered(r, last, err)
+	}
+	return err
 }
 
 // within returns the request's memory for [a, z) of the extents, as far as the request

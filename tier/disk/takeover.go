@@ -47,7 +47,11 @@ func (v *Volume) openKept() error {
 		if !e.IsDir() || !keptName.MatchString(e.Name()) {
 			continue
 		}
-		took, err := v.takeOver(filepath.Join(v.dir, e.Name()))
+		path := filepath.Join(v.dir, e.Name())
+		took, err := false, v.checkOwner(path)
+		if err == nil {
+			took, err = v.takeOver(path)
+		}
 		if err != nil {
 			v.warn("%s was kept and is left as it is: %v", e.Name(), bare(err))
 		}
@@ -240,9 +244,15 @@ func (v *Volume) readManifest(name string) (log, File, uint64, error) {
 	if err != nil {
 		return fail(err)
 	}
-	p, err := readAll(file, info.Size())
+	p, err := readAll(file, min(info.Size(), manifestHeader))
 	if err == nil && len(p) < manifestHeader {
 		return log{next: 1, broken: int64(len(p))}, file, generation, nil // killed when it was begun
+	}
+	if err == nil { // before all of it, which may be no manifest and gigabytes, is in memory
+		err = checkManifestHeader(p, generation)
+	}
+	if err == nil {
+		p, err = readAll(file, info.Size())
 	}
 	var l log
 	if err == nil {
@@ -323,7 +333,7 @@ func (f *found) claim(taken map[int][]span, memories []keptMemory) string {
 			switch {
 			case !ok:
 				why = segmentFile(p.segment) + " is not there"
-			case s.off > length || s.n > length-s.off:
+			case s.off > length || p.len > length-s.off: // what follows up to the page was never needed
 				why = segmentFile(p.segment) + " is too short"
 			case exact, i > 0 && all[i-1].off+all[i-1].n > s.off, i < len(all) && s.off+s.n > all[i].off:
 				why = "its room was used again"
@@ -419,11 +429,23 @@ func (v *Volume) clearKept() error {
 		if s.length > s.size {
 			_ = f.Punch(s.size, s.length-s.size) // nobody would ever use it
 		}
-		if err := f.Close(); err != nil {
-			return fmt.Errorf("closing %s: %w", s.name, bare(err))
+		err = s.complete(f)
+		if err := also(err, bare(f.Close())); err != nil {
+			return fmt.Errorf("opening %s: %w", s.name, err)
 		}
 	}
 	return nil
+}
+
+// complete makes the file end on a page: a sparse one, written without direct I/O, ends
+// where the last memory does, and may be read in pages now.
+func (s *segment) complete(f File) error {
+	if s.length >= s.size {
+		return nil
+	}
+	err := transferAll(f.WriteAt, make([]byte, s.size-s.length), s.length, 1)
+	s.length = s.size
+	return bare(err)
 }
 
 // clearGap makes a gap free: a hole, where the file system can.
@@ -462,14 +484,26 @@ func (v *Volume) reopenKept() error {
 // leaveKept gives a directory up, with all that is kept in it, or removes it if that is
 // nothing. All segments are closed.
 func (v *Volume) leaveKept() error {
+	v.kept.turn <- struct{}{} // who writes a record still finds the files open
+	defer func() { <-v.kept.turn }()
+	var over []*entry // without memories, which would have kept the volume open
+	stays := false
+	v.mu.Lock()
+	for _, ent := range v.mu.entries {
+		if stays = stays || ent.stays; !ent.stays {
+			over = append(over, ent)
+		}
+	}
+	v.mu.Unlock()
+	for _, ent := range over {
+		v.endInTurn(ent)
+	}
+	v.kept.left = true
 	var err error
 	if v.kept.file != nil {
 		err = bare(v.kept.file.Close())
 	}
-	v.mu.Lock()
-	nothing := len(v.mu.entries) == 0
-	v.mu.Unlock()
-	if !nothing {
+	if stays {
 		return also(err, v.own.lock.Close())
 	}
 	// If something could not be removed, the manifest stays and says that there is
