@@ -52,7 +52,7 @@ as a Go program would do it today: arrow-go's ipc.FileWriter, one file, synced, 
 back by ipc.FileReader, both by one goroutine, as they demand; ours are moved and
 read by --workers. Both sides hash every byte that they have read, and both have as
 much memory, --host-memory; what is larger streams through. Round by round each has
-its turn, ours on an empty disk volume. Before the peer reads, its file is dropped from the
+its turn, who is first changes, ours on an empty disk volume. Before the peer reads, its file is dropped from the
 page cache, as it would be if other data had come, and so is what it has read; "warm" is its writing without the
 sync, and its reading of what it has just written, from the cache. Once, before
 anything is measured, every batch that comes back is compared with the input. In each
@@ -63,6 +63,10 @@ Laying batches out in host memory is done once, when they are put, and not in wh
 is compared; it is counted in a figure of its own. Spill files are of no use after a
 crash, so a direct write to them ends when the disk has the data, without telling it
 to flush its own cache, as the peer's sync does.
+
+With --disk-throttle the disk is that slow for both: for the peer as for a page cache
+that reads ahead and writes behind at that rate, and "warm" knows of no disk. Faults
+of --fault happen to our side alone, also while it opens its volumes.
 
 No GPU takes part: --gpu and --gpu-memory are taken, as by other commands, and
 change nothing.`,
@@ -119,6 +123,7 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 		return err
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
+	f.engine.seed = f.seed
 	m, open, err := f.open(ctx, &notes{})
 	if err != nil {
 		return err
@@ -136,12 +141,13 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	}
 	res, err := peer.Run(ctx, peer.Config{
 		Open: open, Inputs: inputs, Repeat: f.repeat, Rounds: f.rounds, Workers: f.workers,
-		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Batches: batches, Progress: drawn,
+		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Rate: m.config.DiskThrottleBytesPerS, Batches: batches, Progress: drawn,
 	})
 	drawn.Close()
 	if err != nil {
-		return comparing(err)
+		return m.blame(ctx, comparing(err))
 	}
+	m.settle()
 	f.note(m, res)
 	doc := f.document(m, sources, res)
 	doc.WallSeconds = time.Since(start).Seconds()
@@ -178,6 +184,10 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 	}
 	cfg.GPUs = []spillway.GPU{} // none: their memory would be held by one side only
 	cfg.Logger = slog.New(log)
+	faults, err := f.engine.inject(&cfg)
+	if err != nil {
+		return nil, nil, err
+	}
 	open := func(ctx context.Context) (*spillway.Engine, error) {
 		eng, err := spillway.Open(ctx, cfg)
 		if err != nil {
@@ -189,7 +199,8 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 	if err != nil {
 		return nil, nil, err
 	}
-	m := &machine{topology: top, notes: log, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng)}
+	faults.Arm()
+	m := &machine{topology: top, notes: log, faults: faults, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng)}
 	m.config.GPU = "none"
 	return m, open, eng.Close()
 }
