@@ -196,3 +196,40 @@ func TestBandwidthErrors(t *testing.T) {
 		}
 	}
 }
+
+// TestBandwidthThrottled: a slow disk is slow for the limit, too, so that the efficiency
+// is one.
+func TestBandwidthThrottled(t *testing.T) {
+	const rate = 16 << 20
+	var doc report.Bandwidth
+	decode(t, succeed(t, "bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1", "--codec=none", "--disk-throttle=16MiB", "--json=-").stdout, &doc)
+	slow := 0
+	for _, r := range doc.Rows {
+		if r.State == "" {
+			continue
+		}
+		if slow++; r.GiBPerS*(1<<30) > rate*1.5 || r.LimitGiBPerS*(1<<30) > rate*1.5 { // a sleep that is too long is made up for
+			t.Errorf("through a disk of %v GiB/s: %+v", float64(rate)/(1<<30), r)
+		}
+	}
+	if slow != 6 {
+		t.Errorf("%d rows have a disk", slow)
+	}
+}
+
+// TestBandwidthFaults: a fault that is not survived has status 1, and is named; others
+// are counted.
+func TestBandwidthFaults(t *testing.T) {
+	one := []string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1", "--json=-"}
+	for fault, want := range map[string]string{"op=write,kind=eio": "input/output error", "op=read,kind=bitflip": "corrupt", "op=copy,kind=eio": "input/output error"} {
+		r := command(t, t.Context(), append(slices.Clone(one), "--fault="+fault)...)
+		if r.status != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "--fault "+fault+", hits: ") || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
+			t.Errorf("%s: ended with %d: %q, %q", fault, r.status, r.stderr, r.stdout)
+		}
+	}
+	var doc report.Bandwidth
+	decode(t, succeed(t, append(slices.Clone(one), "--quiet", "--fault=op=read,kind=slow:0.1")...).stdout, &doc)
+	if f := doc.Config.Faults; len(f) != 1 || f[0].Hits == 0 {
+		t.Errorf("the faults are told as %+v", f)
+	}
+}
