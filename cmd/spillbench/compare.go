@@ -13,7 +13,6 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
@@ -29,15 +28,11 @@ const (
 
 // compareFlags are the flags of compare.
 type compareFlags struct {
-	output       outputFlags
-	engine       engineFlags
-	peer         string
-	inputs       []string
-	seed         uint64
-	repeat       int
-	rowsPerBatch int64
-	rounds       int
-	workers      int
+	output outputFlags
+	engine engineFlags
+	input  inputFlags
+	peer   string
+	rounds int
 }
 
 func newCompare(stdout, stderr io.Writer) *cobra.Command {
@@ -76,12 +71,10 @@ change nothing.`,
 	fs := cmd.Flags()
 	fs.SortFlags = false
 	fs.StringVar(&f.peer, "peer", "", "what to compare with, by `NAME`: "+peer.ArrowIPC)
-	fs.StringArrayVar(&f.inputs, "input", nil, "Parquet, Arrow or CSV `FILE` to spill (repeatable); without one a table is generated, three times as large as the host memory")
-	fs.IntVar(&f.repeat, "repeat", 1, "spill every batch `N` times, as batches of their own")
-	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0, "cut the input into batches of `N` rows (default as the files have them)")
+	f.input.register(fs, "spill", "the host memory")
 	fs.IntVar(&f.rounds, "rounds", 5, "pairs of rounds: ours and the peer's, by turns")
-	fs.IntVar(&f.workers, "workers", defaultWorkers(), "how many of our batches are moved at once")
-	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
+	f.input.registerWorkers(fs, "how many of our batches are moved at once")
+	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	must(f.engine.hostMemory.Set(compareMemory))
 	fs.Lookup("host-memory").DefValue = compareMemory
@@ -101,16 +94,10 @@ func (f *compareFlags) validate() error {
 	case f.rounds < 1 || f.rounds > maxCompareRounds:
 		return fail.Usagef("--rounds %d is out of range (want 1 to %d)", f.rounds, maxCompareRounds)
 	}
-	same := f.asRun()
-	return same.validate()
-}
-
-// asRun is the flags that run has too.
-func (f *compareFlags) asRun() runFlags {
-	return runFlags{
-		engine: f.engine, inputs: f.inputs, seed: f.seed, repeat: f.repeat, rowsPerBatch: f.rowsPerBatch, workers: f.workers,
-		place: "fits", partitions: 1,
+	if err := f.input.validate(); err != nil {
+		return err
 	}
+	return f.engine.validate()
 }
 
 func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (err error) {
@@ -123,24 +110,19 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 		return err
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
-	f.engine.seed = f.seed
+	f.engine.seed = f.input.seed
 	m, open, err := f.open(ctx, &notes{})
 	if err != nil {
 		return err
 	}
-	from := f.asRun()
-	if from.rowsPerBatch == 0 && len(f.inputs) == 0 { // run sizes batches by the GPU
-		bytes := min(max(m.config.HostMemoryBytes/batchesInHost, smallestGenerated), largestGenerated)
-		from.rowsPerBatch = bytes / gen.RowBytes
-	}
-	inputs, sources, batches := from.sources(m)
+	inputs, sources, batches := f.input.sources(m, m.config.HostMemoryBytes/batchesInHost)
 	var bar progress.Bar
 	drawn := &bar
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
 	}
 	res, err := peer.Run(ctx, peer.Config{
-		Open: open, Inputs: inputs, Repeat: f.repeat, Rounds: f.rounds, Workers: f.workers,
+		Open: open, Inputs: inputs, Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
 		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Rate: m.config.DiskThrottleBytesPerS, Batches: batches, Progress: drawn,
 	})
 	drawn.Close()
@@ -223,14 +205,14 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 	doc := &report.Compare{
 		Header: report.Header{Schema: report.Schema, Command: "compare", Env: m.env},
 		Config: report.CompareConfig{
-			Config: m.config, Peer: f.peer, Seed: f.seed, Repeat: f.repeat, Rounds: f.rounds, Workers: f.workers,
+			Config: m.config, Peer: f.peer, Seed: f.input.seed, Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
 		},
 		Input:  report.Input{Sources: sources, Rows: res.Rows, Batches: res.Batches, Bytes: res.Bytes},
 		Verify: report.Verification{Checked: true, Batches: res.Verified},
 		Ours:   report.OurRates{Rates: rates(res.Bytes, res.Ours), Rewritten: rates(res.Bytes, res.Rewritten)},
 		Peer:   report.PeerRates{Name: f.peer, Rates: rates(res.Bytes, res.Peer), Warm: rates(res.Bytes, res.Warm)},
 	}
-	doc.Config.RowsPerBatch = f.rowsPerBatch
+	doc.Config.RowsPerBatch = f.input.rowsPerBatch
 	var both []time.Duration
 	var write, read []float64
 	for i, t := range res.Ours {
