@@ -153,7 +153,9 @@ func (p *pacer) begin() {
 }
 
 // end says that a write has ended: n bytes were written, of which settled were in the
-// backlog; or it failed, and n is 0.
+// backlog. Or n is 0, and it failed or was given up. How long that took says nothing
+// of how fast the volume writes: a disk that gives a write up after half a minute would
+// count as one of a byte a second.
 func (p *pacer) end(n, settled int64, failed bool) {
 	now := time.Now()
 	p.mu.Lock()
@@ -163,10 +165,11 @@ func (p *pacer) end(n, settled int64, failed bool) {
 	p.mu.busy += took
 	p.mu.writing--
 	p.mu.backlog -= settled
-	p.measureLocked(float64(n), took.Seconds())
-	if failed {
+	switch {
+	case failed:
 		p.failLocked(now)
-	} else {
+	case n > 0:
+		p.measureLocked(float64(n), took.Seconds())
 		p.mu.failures, p.mu.trying = 0, false
 	}
 }
