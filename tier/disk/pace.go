@@ -66,11 +66,12 @@ type pacer struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		backlog int64         // bytes handed out, and not written since
-		writing int           // requests under way
-		since   time.Time     // up to when busy is counted, while there are some
-		busy    time.Duration // in which there were some
-		skipped time.Duration // added to busy where the stripe went on without the volume
+		backlog  int64         // bytes handed out, and not written since
+		promised int64         // bytes, when Promised told last
+		writing  int           // requests under way
+		since    time.Time     // up to when busy is counted, while there are some
+		busy     time.Duration // in which there were some
+		skipped  time.Duration // added to busy where the stripe went on without the volume
 
 		bytes, seconds float64 // written of late, and how long that took
 
@@ -92,6 +93,14 @@ func (v *Volume) Pace() tier.Pace {
 }
 
 var _ tier.Paced = (*Volume)(nil)
+
+// Promised implements tier.Paced.
+func (v *Volume) Promised(n int64) {
+	p := &v.pacer
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.promised = n
+}
 
 func (p *pacer) leadLocked(now time.Time) time.Duration {
 	lead := tier.Pace{Lead: p.mu.busy + p.mu.skipped, Bandwidth: cmp.Or(p.bandwidthLocked(), unmeasured)}
@@ -115,12 +124,14 @@ func (p *pacer) bandwidthLocked() int64 {
 func (p *pacer) ailingLocked(now time.Time) bool { return p.mu.failures > 0 && now.Before(p.mu.until) }
 
 // takeOn adds n bytes to the backlog. If the volume was passed by, it does not count
-// as idle what is longer ago than catchUp.
+// as idle what is longer ago than catchUp. It was not where others went first
+// because so much is promised here: else they would do so for ever, and again, for as
+// long as somebody holds a reservation.
 func (p *pacer) takeOn(n int64) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	lead := p.leadLocked(now)
+	lead := tier.Pace{Lead: p.leadLocked(now), Bandwidth: cmp.Or(p.bandwidthLocked(), unmeasured)}.After(p.mu.promised).Lead
 	if behind := p.stripe.reach(lead) - lead - catchUp; behind > 0 {
 		p.mu.skipped += behind
 	}
