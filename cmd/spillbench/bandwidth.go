@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
@@ -219,6 +220,10 @@ func (f *bandwidthFlags) measure(ctx context.Context, m *machine, cfg bandwidth.
 	}
 	if gpu := m.env.GPU; gpu != "" && gpu != "sim" {
 		m.notes.add("limit of a GPU", "the limits of the edges between "+gpu+" and host memory are memmove's, not the link's")
+	}
+	if f.engine.codec != convert.CodecNone.String() {
+		m.notes.add("compressed", "moves to disk may be compressed (--codec "+f.engine.codec+
+			"): rates are those of the bytes before, and an efficiency above 1 can be the codec's; --codec none moves the bytes as the limit does")
 	}
 	return bandwidthRows(rows), nil
 }

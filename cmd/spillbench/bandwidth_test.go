@@ -17,7 +17,7 @@ import (
 )
 
 // narrow is bandwidth in as little time as it lets itself be told.
-var narrow = []string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB,128KiB", "--threads=1,2"}
+var narrow = []string{"bandwidth", "--codec=none", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB,128KiB", "--threads=1,2"}
 
 // TestBandwidth: a row for each edge, load and state, with figures above 0.
 func TestBandwidth(t *testing.T) {
@@ -231,5 +231,17 @@ func TestBandwidthFaults(t *testing.T) {
 	decode(t, succeed(t, append(slices.Clone(one), "--quiet", "--fault=op=read,kind=slow:0.1")...).stdout, &doc)
 	if f := doc.Config.Faults; len(f) != 1 || f[0].Hits == 0 {
 		t.Errorf("the faults are told as %+v", f)
+	}
+}
+
+// TestBandwidthNotesTheCodec: what may be compressed is not compared with what is not
+// without a word.
+func TestBandwidthNotesTheCodec(t *testing.T) {
+	one := []string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1"}
+	for codec, noted := range map[string]bool{"none": false, "s2": true, "auto": true} {
+		r := succeed(t, append(slices.Clone(one), "--codec="+codec)...)
+		if got := strings.Contains(r.stdout, "note: moves to disk may be compressed (--codec "+codec+")"); got != noted {
+			t.Errorf("--codec %s, noted: %v\n%s", codec, got, r.stdout)
+		}
 	}
 }
