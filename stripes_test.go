@@ -396,6 +396,27 @@ func TestStripedObeysWhoNamesAVolume(t *testing.T) {
 	})
 }
 
+// Room that somebody holds in reserve on a volume, and writes nothing to, is waited for
+// once: after that both get their share.
+func TestStripedBesideAReservation(t *testing.T) {
+	for held := range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			s := openStriped(t, spillway.Config{}, 48, 16)
+			s.move(40, 2, reservation.AnyInTier(tier.Disk)) // until the bandwidths are known
+			rate := []int64{48, 16}[held] * batchBytes
+			r, err := s.eng.Reserve(t.Context(), reservation.Specific(diskAt(held)), 4*rate) // what takes 4 s
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.move(300, 2, reservation.AnyInTier(tier.Disk))
+			wantRatio(t, s.move(300, 2, reservation.AnyInTier(tier.Disk)), 3)
+			if err := r.Release(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // What the monitor moves is striped too, from a faster space at the trigger as from one
 // for which others wait, whether it has more to move than the volumes take or now and then
 // one batch.

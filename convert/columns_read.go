@@ -69,25 +69,61 @@ func (p *columnPlan) read(ctx context.Context, buf *tier.Buffer, shared []batch.
 func (p *columnPlan) fill(ctx context.Context, extents [][]byte) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(columnsUnderWay)
-	for _, r := range p.runs {
-		for done := int64(0); done < r.n; done += columnRequest {
-			piece := chunkRun{off: r.off + done, n: min(r.n-done, columnRequest), at: r.at + done}
-			g.Go(func() error { return safely(func() error { return p.readRun(ctx, piece, extents) }) })
-		}
+	for _, pieces := range p.requests() {
+		g.Go(func() error { return safely(func() error { return p.readPieces(ctx, pieces, extents) }) })
 	}
 	return g.Wait()
 }
 
-// readRun reads whole chunks, which may come to lie in several extents.
-func (p *columnPlan) readRun(ctx context.Context, r chunkRun, extents [][]byte) error {
+// requests returns what is read one after the other: a request each, or of a packed
+// image all that is wanted of a run, which is read and uncompressed as a whole.
+func (p *columnPlan) requests() (all [][]chunkRun) {
+	_, packed := p.file.(*packedFile)
+	last := int64(-1)
+	for _, r := range p.runs {
+		for done := int64(0); done < r.n; {
+			off, most := r.off+done, int64(columnRequest)
+			if packed {
+				most = batch.RunSize - off%batch.RunSize
+			}
+			piece := chunkRun{off: off, n: min(r.n-done, most), at: r.at + done}
+			done += piece.n
+			if run := off / batch.RunSize; packed && run == last {
+				all[len(all)-1] = append(all[len(all)-1], piece)
+			} else {
+				last, all = run, append(all, []chunkRun{piece})
+			}
+		}
+	}
+	return all
+}
+
+// readPieces reads whole chunks, one piece after the other.
+func (p *columnPlan) readPieces(ctx context.Context, pieces []chunkRun, extents [][]byte) error {
+	file := p.file
+	if f, ok := file.(*packedFile); ok {
+		r := f.reader()
+		defer r.close()
+		file = r
+	}
+	for _, piece := range pieces {
+		if err := p.readPiece(ctx, file, piece, extents); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readPiece reads whole chunks, which may come to lie in several extents.
+func (p *columnPlan) readPiece(ctx context.Context, file tier.FileMemory, r chunkRun, extents [][]byte) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	v := newVerifier(p.src.Descriptor(), p.file)
+	v := newVerifier(p.src.Descriptor(), file)
 	parts := partsOf(extents, r.at, r.n)
 	off := r.off
 	for _, part := range parts {
-		if err := p.file.ReadAt(ctx, part, off); err != nil {
+		if err := file.ReadAt(ctx, part, off); err != nil {
 			return err
 		}
 		off += int64(len(part))

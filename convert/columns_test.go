@@ -225,6 +225,45 @@ func TestColumnsReadOnlyTheirShare(t *testing.T) {
 	m.rests(t, b, tier.Disk)
 }
 
+// Of a compressed batch each run that has something of the columns is read once, however
+// many columns lie in it and wherever they begin.
+func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
+	for _, c := range []struct {
+		columns, rows int
+		fields        []int
+	}{
+		{5, 16 << 20 / (5 * 8), []int{1, 3}}, // they begin and end within runs
+		{64, batch.SumChunk / 8, []int{0, 2, 4, 6, 8, 10, 12, 14}},
+		{64, batch.SumChunk / 8, []int{62, 33, 31, 1, 3, 48, 49}},
+	} {
+		m := newMachine(t, machineConfig{codec: CodecS2, host: 30 << 20, disk: 40 << 20})
+		b := m.put(t, arrowgen.Ints(1, c.rows, c.columns), tier.Disk)
+		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked, ReasonWork); err != nil {
+			t.Fatal(err)
+		}
+		h, err := openAny(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		runs, want := h.Payload().(*batch.Packed).Runs(), int64(0)
+		for i := range runs {
+			for _, f := range c.fields {
+				// No column has nulls: each is one buffer beside an empty one.
+				if s := b.Descriptor().Buffers[2*f+1]; s.Offset < int64(i+1)*batch.RunSize && s.Offset+s.Length > int64(i)*batch.RunSize {
+					want += roundUp(runs[i].Stored(), tier.Page)
+					break
+				}
+			}
+		}
+		if err := h.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if read := m.reading(func() { m.picked(t, b, c.fields, 0, int64(c.rows)) }); read != want || want == 0 {
+			t.Errorf("%d columns, of which %v: %d bytes were read, want %d", c.columns, c.fields, read, want)
+		}
+	}
+}
+
 // One hundredth of the rows of a column costs one hundredth of its bytes, and the
 // ends of the chunks that they lie in.
 func TestColumnsReadOnlyTheRows(t *testing.T) {

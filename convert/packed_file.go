@@ -28,16 +28,38 @@ func (f *packedFile) WriteAt(context.Context, []byte, int64) error {
 
 // ReadAt implements tier.FileMemory.
 func (f *packedFile) ReadAt(ctx context.Context, p []byte, off int64) error {
-	if off < 0 || off > f.Size() || int64(len(p)) > f.Size()-off {
-		return fmt.Errorf("convert: %d bytes at %d are outside a body of %d bytes", len(p), off, f.Size())
+	r := f.reader()
+	defer r.close()
+	return r.ReadAt(ctx, p, off)
+}
+
+// reader returns a packedFile for one goroutine that wants several parts of a run, one
+// after the other: it reads and uncompresses what they share once. The caller must close it.
+func (f *packedFile) reader() *packedReader {
+	return &packedReader{packedFile: f, lane: &lane{b: f.b}, run: -1, frame: -1}
+}
+
+// packedReader is a packedFile that keeps what it has read last.
+type packedReader struct {
+	*packedFile
+	lane   *lane
+	run    int64  // whose bytes stored is; -1 for none
+	stored []byte // in the lane's memory, or that of the run
+	frame  int    // of that run, uncompressed in the lane's memory; -1 for none
+}
+
+func (r *packedReader) close() { r.lane.close() }
+
+// ReadAt implements tier.FileMemory.
+func (r *packedReader) ReadAt(ctx context.Context, p []byte, off int64) error {
+	if off < 0 || off > r.Size() || int64(len(p)) > r.Size()-off {
+		return fmt.Errorf("convert: %d bytes at %d are outside a body of %d bytes", len(p), off, r.Size())
 	}
-	l := &lane{b: f.b}
-	defer l.close()
 	for len(p) > 0 {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		n, err := f.readRun(ctx, l, p, off)
+		n, err := r.readRun(ctx, p, off)
 		if err != nil {
 			return err
 		}
@@ -47,26 +69,35 @@ func (f *packedFile) ReadAt(ctx context.Context, p []byte, off int64) error {
 }
 
 // readRun fills p from off on, as far as the run goes that off is in.
-func (f *packedFile) readRun(ctx context.Context, l *lane, p []byte, off int64) (done int, err error) {
-	run := &f.from.Runs()[off/batch.RunSize]
-	stored, err := f.b.stored(ctx, l, run)
-	if err != nil {
-		return 0, err
+func (r *packedReader) readRun(ctx context.Context, p []byte, off int64) (done int, err error) {
+	at := off / batch.RunSize
+	run := &r.from.Runs()[at]
+	if r.run != at {
+		r.run, r.frame = -1, -1
+		if r.stored, err = r.b.stored(ctx, r.lane, run); err != nil {
+			return 0, err
+		}
+		r.run = at
 	}
-	begin := off - off%batch.RunSize
+	stored := r.stored
+	begin := at * batch.RunSize
 	for i := range run.Frames {
 		frame := stored[:run.Frames[i]]
 		stored = stored[run.Frames[i]:]
-		size := min(batch.FrameSize, f.Size()-begin)
+		size := min(batch.FrameSize, r.Size()-begin)
 		skip := off + int64(done) - begin
 		if skip < size && done < len(p) {
-			_, raw := l.memory()
-			if err := f.b.coders.decode(Codec(run.Codec), raw[:size], frame); err != nil {
-				return 0, corruptRun(run, 0, &CorruptError{Cause: err})
+			_, raw := r.lane.memory()
+			if r.frame != i {
+				r.frame = -1
+				if err := r.b.coders.decode(Codec(run.Codec), raw[:size], frame); err != nil {
+					return 0, corruptRun(run, 0, &CorruptError{Cause: err})
+				}
+				r.frame = i
 			}
 			done += copy(p[done:], raw[skip:size])
 		}
-		if begin += size; begin == f.Size() {
+		if begin += size; begin == r.Size() {
 			break
 		}
 	}

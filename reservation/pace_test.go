@@ -16,6 +16,7 @@ type pacedPool struct {
 }
 
 func (p *pacedPool) Pace() tier.Pace { return p.pace }
+func (p *pacedPool) Promised(int64)  {}
 
 // volumes are three disks with paces, of which the last is far away, beside a GPU.
 func volumes(t testing.TB) (*reservation.Manager, []*pacedPool) {

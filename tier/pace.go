@@ -11,6 +11,9 @@ import (
 // the one whose Pace is the least. A Paced is safe for concurrent use.
 type Paced interface {
 	Pace() Pace
+	// Promised tells before each Alloc how many bytes of the space are promised and not
+	// drawn. Space.Pace counts them, and so must who asks whether the pool was passed by.
+	Promised(n int64)
 }
 
 // Pace says how far ahead of the others a space is with its share of what is

@@ -440,6 +440,9 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 			mem, err = nil, fmt.Errorf("tier: %s: allocating %d bytes panicked: %v", s.cfg.ID, size, p)
 		}
 	}()
+	if s.paced != nil {
+		s.paced.Promised(s.ledger.Snapshot().Reserved)
+	}
 	mem, err = s.cfg.Pool.Alloc(size, cuts)
 	var full *NoSpaceError
 	if errors.As(err, &full) && !full.Space.Valid() {

@@ -87,8 +87,9 @@ time. Each move is timed beside the limit, pair by pair, by turns: memmove betwe
 regions of memory, and where a disk takes part direct I/O on a file of the same kind, in
 the same state. Fresh is room that was set aside and never written; rewritten is room
 that has been written before. The limit is also timed against itself, so that it is known what
-a difference means. Files have no names, and are gone with the process. Nothing is compressed, unless
---codec says so.
+a difference means. Files have no names, and are gone with the process. What
+--disk-throttle makes slow is slow for the limit, too; --fault happens to moves alone.
+Nothing is compressed, unless --codec says so.
 
 With the defaults some 280 GiB go to and from the disk, which takes minutes on a fast one; on
 a slow one, and where writing wears, choose smaller --sizes.`,
@@ -168,6 +169,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	if err := f.suit(flags, memory); err != nil {
 		return err
 	}
+	f.engine.seed = f.seed
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
 		return err
@@ -179,11 +181,13 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	}
 	rows, err := f.measure(ctx, m, bandwidth.Config{
 		Engine: m.engine, Sizes: f.sizes, Threads: f.threads, Pairs: f.pairs, Seed: f.seed, Spare: 2 * memory / bandwidthShare, Progress: drawn,
+		Files: m.faults.Slow,
 	}, flags.Changed("sizes") || flags.Changed("threads"))
 	drawn.Close()
 	if err := errors.Join(err, m.engine.Close()); err != nil {
-		return err
+		return m.blame(ctx, err)
 	}
+	m.settle()
 	doc := &report.Bandwidth{
 		Header: report.Header{Schema: report.Schema, Command: "bandwidth", Env: m.env},
 		Config: report.BandwidthConfig{Config: m.config, Seed: f.seed, Pairs: f.pairs, Sizes: f.sizes, Threads: f.threads},
@@ -218,6 +222,10 @@ func (f *bandwidthFlags) measure(ctx context.Context, m *machine, cfg bandwidth.
 	}
 	if gpu := m.env.GPU; gpu != "" && gpu != "sim" {
 		m.notes.add("limit of a GPU", "the limits of the edges between "+gpu+" and host memory are memmove's, not the link's")
+	}
+	if f.engine.codec != convert.CodecNone.String() {
+		m.notes.add("compressed", "moves to disk may be compressed (--codec "+f.engine.codec+
+			"): rates are those of the bytes before, and an efficiency above 1 can be the codec's; --codec none moves the bytes as the limit does")
 	}
 	return bandwidthRows(rows), nil
 }

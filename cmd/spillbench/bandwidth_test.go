@@ -17,7 +17,7 @@ import (
 )
 
 // narrow is bandwidth in as little time as it lets itself be told.
-var narrow = []string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB,128KiB", "--threads=1,2"}
+var narrow = []string{"bandwidth", "--codec=none", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB,128KiB", "--threads=1,2"}
 
 // TestBandwidth: a row for each edge, load and state, with figures above 0.
 func TestBandwidth(t *testing.T) {
@@ -193,6 +193,55 @@ func TestBandwidthErrors(t *testing.T) {
 			if !strings.Contains(r.stderr, want) {
 				t.Errorf("%s: no %q in %s", c.arg, want, r.stderr)
 			}
+		}
+	}
+}
+
+// TestBandwidthThrottled: a slow disk is slow for the limit, too, so that the efficiency
+// is one.
+func TestBandwidthThrottled(t *testing.T) {
+	const rate = 16 << 20
+	var doc report.Bandwidth
+	decode(t, succeed(t, "bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1", "--codec=none", "--disk-throttle=16MiB", "--json=-").stdout, &doc)
+	slow := 0
+	for _, r := range doc.Rows {
+		if r.State == "" {
+			continue
+		}
+		if slow++; r.GiBPerS*(1<<30) > rate*1.5 || r.LimitGiBPerS*(1<<30) > rate*1.5 { // a sleep that is too long is made up for
+			t.Errorf("through a disk of %v GiB/s: %+v", float64(rate)/(1<<30), r)
+		}
+	}
+	if slow != 6 {
+		t.Errorf("%d rows have a disk", slow)
+	}
+}
+
+// TestBandwidthFaults: a fault that is not survived has status 1, and is named; others
+// are counted.
+func TestBandwidthFaults(t *testing.T) {
+	one := []string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1", "--json=-"}
+	for fault, want := range map[string]string{"op=write,kind=eio": "input/output error", "op=read,kind=bitflip": "corrupt", "op=copy,kind=eio": "input/output error"} {
+		r := command(t, t.Context(), append(slices.Clone(one), "--fault="+fault)...)
+		if r.status != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "--fault "+fault+", hits: ") || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
+			t.Errorf("%s: ended with %d: %q, %q", fault, r.status, r.stderr, r.stdout)
+		}
+	}
+	var doc report.Bandwidth
+	decode(t, succeed(t, append(slices.Clone(one), "--quiet", "--fault=op=read,kind=slow:0.1")...).stdout, &doc)
+	if f := doc.Config.Faults; len(f) != 1 || f[0].Hits == 0 {
+		t.Errorf("the faults are told as %+v", f)
+	}
+}
+
+// TestBandwidthNotesTheCodec: what may be compressed is not compared with what is not
+// without a word.
+func TestBandwidthNotesTheCodec(t *testing.T) {
+	one := []string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1"}
+	for codec, noted := range map[string]bool{"none": false, "s2": true, "auto": true} {
+		r := succeed(t, append(slices.Clone(one), "--codec="+codec)...)
+		if got := strings.Contains(r.stdout, "note: moves to disk may be compressed (--codec "+codec+")"); got != noted {
+			t.Errorf("--codec %s, noted: %v\n%s", codec, got, r.stdout)
 		}
 	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
@@ -29,15 +28,11 @@ const (
 
 // compareFlags are the flags of compare.
 type compareFlags struct {
-	output       outputFlags
-	engine       engineFlags
-	peer         string
-	inputs       []string
-	seed         uint64
-	repeat       int
-	rowsPerBatch int64
-	rounds       int
-	workers      int
+	output outputFlags
+	engine engineFlags
+	input  inputFlags
+	peer   string
+	rounds int
 }
 
 func newCompare(stdout, stderr io.Writer) *cobra.Command {
@@ -52,7 +47,7 @@ as a Go program would do it today: arrow-go's ipc.FileWriter, one file, synced, 
 back by ipc.FileReader, both by one goroutine, as they demand; ours are moved and
 read by --workers. Both sides hash every byte that they have read, and both have as
 much memory, --host-memory; what is larger streams through. Round by round each has
-its turn, ours on an empty disk volume. Before the peer reads, its file is dropped from the
+its turn, who is first changes, ours on an empty disk volume. Before the peer reads, its file is dropped from the
 page cache, as it would be if other data had come, and so is what it has read; "warm" is its writing without the
 sync, and its reading of what it has just written, from the cache. Once, before
 anything is measured, every batch that comes back is compared with the input. In each
@@ -64,6 +59,10 @@ is compared; it is counted in a figure of its own. Spill files are of no use aft
 crash, so a direct write to them ends when the disk has the data, without telling it
 to flush its own cache, as the peer's sync does.
 
+With --disk-throttle the disk is that slow for both: for the peer as for a page cache
+that reads ahead and writes behind at that rate, and "warm" knows of no disk. Faults
+of --fault happen to our side alone, also while it opens its volumes.
+
 No GPU takes part: --gpu and --gpu-memory are taken, as by other commands, and
 change nothing.`,
 		Args: noArgs,
@@ -72,12 +71,10 @@ change nothing.`,
 	fs := cmd.Flags()
 	fs.SortFlags = false
 	fs.StringVar(&f.peer, "peer", "", "what to compare with, by `NAME`: "+peer.ArrowIPC)
-	fs.StringArrayVar(&f.inputs, "input", nil, "Parquet, Arrow or CSV `FILE` to spill (repeatable); without one a table is generated, three times as large as the host memory")
-	fs.IntVar(&f.repeat, "repeat", 1, "spill every batch `N` times, as batches of their own")
-	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0, "cut the input into batches of `N` rows (default as the files have them)")
+	f.input.register(fs, "spill", "the host memory")
 	fs.IntVar(&f.rounds, "rounds", 5, "pairs of rounds: ours and the peer's, by turns")
-	fs.IntVar(&f.workers, "workers", defaultWorkers(), "how many of our batches are moved at once")
-	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
+	f.input.registerWorkers(fs, "how many of our batches are moved at once")
+	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	must(f.engine.hostMemory.Set(compareMemory))
 	fs.Lookup("host-memory").DefValue = compareMemory
@@ -97,16 +94,10 @@ func (f *compareFlags) validate() error {
 	case f.rounds < 1 || f.rounds > maxCompareRounds:
 		return fail.Usagef("--rounds %d is out of range (want 1 to %d)", f.rounds, maxCompareRounds)
 	}
-	same := f.asRun()
-	return same.validate()
-}
-
-// asRun is the flags that run has too.
-func (f *compareFlags) asRun() runFlags {
-	return runFlags{
-		engine: f.engine, inputs: f.inputs, seed: f.seed, repeat: f.repeat, rowsPerBatch: f.rowsPerBatch, workers: f.workers,
-		place: "fits", partitions: 1,
+	if err := f.input.validate(); err != nil {
+		return err
 	}
+	return f.engine.validate()
 }
 
 func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (err error) {
@@ -119,29 +110,26 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 		return err
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
+	f.engine.seed = f.input.seed
 	m, open, err := f.open(ctx, &notes{})
 	if err != nil {
 		return err
 	}
-	from := f.asRun()
-	if from.rowsPerBatch == 0 && len(f.inputs) == 0 { // run sizes batches by the GPU
-		bytes := min(max(m.config.HostMemoryBytes/batchesInHost, smallestGenerated), largestGenerated)
-		from.rowsPerBatch = bytes / gen.RowBytes
-	}
-	inputs, sources, batches := from.sources(m)
+	inputs, sources, batches := f.input.sources(m, m.config.HostMemoryBytes/batchesInHost)
 	var bar progress.Bar
 	drawn := &bar
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
 	}
 	res, err := peer.Run(ctx, peer.Config{
-		Open: open, Inputs: inputs, Repeat: f.repeat, Rounds: f.rounds, Workers: f.workers,
-		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Batches: batches, Progress: drawn,
+		Open: open, Inputs: inputs, Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
+		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Rate: m.config.DiskThrottleBytesPerS, Batches: batches, Progress: drawn,
 	})
 	drawn.Close()
 	if err != nil {
-		return comparing(err)
+		return m.blame(ctx, comparing(err))
 	}
+	m.settle()
 	f.note(m, res)
 	doc := f.document(m, sources, res)
 	doc.WallSeconds = time.Since(start).Seconds()
@@ -178,6 +166,10 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 	}
 	cfg.GPUs = []spillway.GPU{} // none: their memory would be held by one side only
 	cfg.Logger = slog.New(log)
+	faults, err := f.engine.inject(&cfg)
+	if err != nil {
+		return nil, nil, err
+	}
 	open := func(ctx context.Context) (*spillway.Engine, error) {
 		eng, err := spillway.Open(ctx, cfg)
 		if err != nil {
@@ -189,7 +181,8 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 	if err != nil {
 		return nil, nil, err
 	}
-	m := &machine{topology: top, notes: log, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng)}
+	faults.Arm()
+	m := &machine{topology: top, notes: log, faults: faults, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng)}
 	m.config.GPU = "none"
 	return m, open, eng.Close()
 }
@@ -212,14 +205,14 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 	doc := &report.Compare{
 		Header: report.Header{Schema: report.Schema, Command: "compare", Env: m.env},
 		Config: report.CompareConfig{
-			Config: m.config, Peer: f.peer, Seed: f.seed, Repeat: f.repeat, Rounds: f.rounds, Workers: f.workers,
+			Config: m.config, Peer: f.peer, Seed: f.input.seed, Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
 		},
 		Input:  report.Input{Sources: sources, Rows: res.Rows, Batches: res.Batches, Bytes: res.Bytes},
 		Verify: report.Verification{Checked: true, Batches: res.Verified},
 		Ours:   report.OurRates{Rates: rates(res.Bytes, res.Ours), Rewritten: rates(res.Bytes, res.Rewritten)},
 		Peer:   report.PeerRates{Name: f.peer, Rates: rates(res.Bytes, res.Peer), Warm: rates(res.Bytes, res.Warm)},
 	}
-	doc.Config.RowsPerBatch = f.rowsPerBatch
+	doc.Config.RowsPerBatch = f.input.rowsPerBatch
 	var both []time.Duration
 	var write, read []float64
 	for i, t := range res.Ours {

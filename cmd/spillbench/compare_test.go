@@ -157,3 +157,40 @@ func TestMedian(t *testing.T) {
 		}
 	}
 }
+
+// TestCompareThrottled: --disk-throttle holds for both sides, and what is told is what
+// was measured with.
+func TestCompareThrottled(t *testing.T) {
+	const rate = 32 << 20
+	var doc report.Compare
+	decode(t, succeed(t, "compare", "--peer=arrow-ipc", "--host-memory=1MiB", "--rounds=1", "--codec=none", "--disk-throttle=32MiB", "--json=-").stdout, &doc)
+	if doc.Config.DiskThrottleBytesPerS != rate {
+		t.Errorf("%+v", doc.Config)
+	}
+	for i, v := range []float64{
+		doc.Ours.WriteGiBPerS, doc.Ours.ReadGiBPerS, doc.Ours.Rewritten.WriteGiBPerS, doc.Ours.Rewritten.ReadGiBPerS, doc.Peer.WriteGiBPerS, doc.Peer.ReadGiBPerS,
+	} {
+		if v*(1<<30) > rate*1.1 {
+			t.Errorf("figure %d is %v GiB/s, through a disk of %v: %+v", i, v, float64(rate)/(1<<30), doc)
+		}
+	}
+}
+
+// TestCompareFaults: what --fault asks for happens, and is told.
+func TestCompareFaults(t *testing.T) {
+	for fault, want := range map[string]string{
+		"op=write,kind=eio":         "input/output error",
+		"op=read,kind=bitflip,at=9": "corrupt",
+		"op=write,kind=enospc":      "no space",
+	} {
+		r := command(t, t.Context(), append(slices.Clone(briefly), "--fault="+fault, "--json=-")...)
+		if r.status != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "--fault "+fault+", hits: ") || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
+			t.Errorf("%s: ended with %d: %q, %q", fault, r.status, r.stderr, r.stdout)
+		}
+	}
+	var doc report.Compare
+	decode(t, succeed(t, append(slices.Clone(briefly), "--fault=op=read,kind=short", "--quiet", "--json=-")...).stdout, &doc)
+	if f := doc.Config.Faults; len(f) != 1 || f[0].Hits == 0 {
+		t.Errorf("the faults are told as %+v", f)
+	}
+}

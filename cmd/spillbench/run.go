@@ -3,54 +3,36 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"runtime"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
-const (
-	// generatedTimes is how many times the GPU and host memory together the
-	// generated table is: most of it is on disk then, and all tiers work.
-	generatedTimes = 3
-	// A generated batch is a sixteenth of the GPU space, so that workers and
-	// moves under way find room, within bounds that suit any disk.
-	batchesInGPU      = 16
-	smallestGenerated = 64 << 10
-	largestGenerated  = 16 << 20
-)
+// batchesInGPU is how many generated batches the GPU space has room for: so workers and
+// moves under way find some, too.
+const batchesInGPU = 16
 
 // Bounds of what may be asked for: far above sense, far below overflow.
 const (
-	maxRepeat     = 1_000_000
 	maxPartitions = 1 << 16
 	maxPasses     = 1_000_000
-	maxWorkers    = 4096
-	maxRows       = 1 << 31
 )
 
 // runFlags are the flags of run.
 type runFlags struct {
-	output       outputFlags
-	engine       engineFlags
-	inputs       []string
-	seed         uint64
-	place        string
-	repeat       int
-	rowsPerBatch int64
-	partitions   int
-	passes       int
-	workers      int
+	output     outputFlags
+	engine     engineFlags
+	input      inputFlags
+	place      string
+	partitions int
+	passes     int
 }
 
 func newRun(stdout, stderr io.Writer) *cobra.Command {
@@ -70,46 +52,31 @@ header, is wrong use: there would be nothing to do.`,
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.StringArrayVar(&f.inputs, "input", nil, "Parquet, Arrow or CSV `FILE` to load (repeatable); without one a table is generated, three times as large as GPU and host memory together")
-	fs.IntVar(&f.repeat, "repeat", 1, "put every batch `N` times, as batches of their own")
-	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0, "cut the input into batches of `N` rows (default as the files have them)")
+	f.input.register(fs, "load", "GPU and host memory together")
 	fs.IntVar(&f.partitions, "partitions", defaultWorkers(), "partitions of the repository that is loaded; each is loaded by one goroutine")
 	fs.IntVar(&f.passes, "passes", 1, "how often all batches are worked on")
-	fs.IntVar(&f.workers, "workers", defaultWorkers(), "how many batches are worked on at once")
+	f.input.registerWorkers(fs, "how many batches are worked on at once")
 	fs.StringVar(&f.place, "place", "gpu", "where batches are loaded: gpu (each waits for room there) or fits (the fastest tier with room)")
-	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
+	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)
 	return cmd
 }
 
-// defaultWorkers is twice the cores: half of the workers wait for room or for a
-// move while the others compute.
-func defaultWorkers() int { return min(maxWorkers, 2*runtime.GOMAXPROCS(0)) }
-
 func (f *runFlags) validate() error {
-	for _, n := range []struct {
-		flag     string
-		value    int64
-		min, max int64
-	}{
-		{"repeat", int64(f.repeat), 1, maxRepeat},
-		{"rows-per-batch", f.rowsPerBatch, 0, maxRows},
+	for _, n := range []bounded{
 		{"partitions", int64(f.partitions), 1, maxPartitions},
 		{"passes", int64(f.passes), 0, maxPasses},
-		{"workers", int64(f.workers), 1, maxWorkers},
 	} {
-		if n.value < n.min || n.value > n.max {
-			return fail.Usagef("--%s %d is out of range (want %d to %d)", n.flag, n.value, n.min, n.max)
+		if err := n.validate(); err != nil {
+			return err
 		}
 	}
 	if f.place != "gpu" && f.place != "fits" {
 		return fail.Usagef("--place %q is unknown (want gpu or fits)", f.place)
 	}
-	for _, path := range f.inputs { // before anything is done with the first of them
-		if err := input.Check(path); err != nil {
-			return err
-		}
+	if err := f.input.validate(); err != nil {
+		return err
 	}
 	return f.engine.validate()
 }
@@ -126,20 +93,20 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
-	f.engine.seed = f.seed
+	f.engine.seed = f.input.seed
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
 		return err
 	}
-	inputs, sources, batches := f.sources(m)
+	inputs, sources, batches := f.input.sources(m, m.config.GPUMemoryBytes/batchesInGPU)
 	var bar progress.Bar
 	drawn := &bar
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, m.engine.Stats)
 	}
 	res, err := job.Run(ctx, job.Config{
-		Engine: m.engine, Inputs: inputs, Repeat: f.repeat, Fits: f.place == "fits",
-		Partitions: f.partitions, Passes: f.passes, Workers: f.workers, Batches: batches, Progress: drawn,
+		Engine: m.engine, Inputs: inputs, Repeat: f.input.repeat, Fits: f.place == "fits",
+		Partitions: f.partitions, Passes: f.passes, Workers: f.input.workers, Batches: batches, Progress: drawn,
 	})
 	drawn.Close()
 	err = errors.Join(err, m.engine.Close())
@@ -172,46 +139,14 @@ func verdict(res job.Result) error {
 	return nil
 }
 
-// sources returns what is to be loaded, its names, and how many batches it will
-// be if that is known.
-func (f *runFlags) sources(m *machine) (inputs []job.Input, names []string, batches int64) {
-	if len(f.inputs) == 0 {
-		cfg := f.table(m.config)
-		name := fmt.Sprintf("a generated table (seed %d)", f.seed)
-		open := func(context.Context) (job.Source, error) { return gen.New(cfg) }
-		batches = (cfg.Rows + cfg.RowsPerBatch - 1) / cfg.RowsPerBatch * int64(f.repeat)
-		return []job.Input{{Name: name, Open: open}}, []string{name}, batches
-	}
-	for _, path := range f.inputs {
-		opt := input.Options{RowsPerBatch: f.rowsPerBatch, MaxAlloc: m.topology.Limits.MemoryBytes}
-		open := func(ctx context.Context) (job.Source, error) { return input.Open(ctx, path, opt) }
-		inputs = append(inputs, job.Input{Name: path, Open: open})
-	}
-	return inputs, f.inputs, 0
-}
-
-// table sizes the generated table by the memories that it is to overflow.
-func (f *runFlags) table(c report.Config) gen.Config {
-	rows := f.rowsPerBatch
-	if rows == 0 {
-		bytes := min(max(c.GPUMemoryBytes/batchesInGPU, smallestGenerated), largestGenerated)
-		rows = bytes / gen.RowBytes
-	}
-	return gen.Config{
-		Seed:         f.seed,
-		Rows:         generatedTimes * (c.GPUMemoryBytes + c.HostMemoryBytes) / gen.RowBytes,
-		RowsPerBatch: rows,
-	}
-}
-
 // document is the result; the engine is closed by now.
 func (f *runFlags) document(m *machine, sources []string, res job.Result) *report.Run {
 	stats := m.engine.Stats()
 	doc := &report.Run{
 		Header: report.Header{Schema: report.Schema, Command: "run", Env: m.env},
 		Config: report.RunConfig{
-			Config: m.config, Seed: f.seed, Place: f.place, Repeat: f.repeat,
-			Partitions: f.partitions, Passes: f.passes, Workers: f.workers,
+			Config: m.config, Seed: f.input.seed, Place: f.place, Repeat: f.input.repeat,
+			Partitions: f.partitions, Passes: f.passes, Workers: f.input.workers,
 		},
 		Input:  report.Input{Sources: sources, Rows: res.Rows, Batches: res.Batches, Bytes: res.Bytes},
 		Verify: report.Verification{Checked: res.Checked > 0, Batches: res.Checked, Mismatches: res.Mismatches},
@@ -221,7 +156,7 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 			Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(), Max: stats.Waits.Max.Seconds(),
 		},
 	}
-	doc.Config.RowsPerBatch = f.rowsPerBatch
+	doc.Config.RowsPerBatch = f.input.rowsPerBatch
 	for _, p := range res.Phases {
 		doc.Phases = append(doc.Phases, report.Phase{Name: p.Name, Seconds: p.Took.Seconds()})
 	}

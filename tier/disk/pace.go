@@ -66,11 +66,12 @@ type pacer struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		backlog int64         // bytes handed out, and not written since
-		writing int           // requests under way
-		since   time.Time     // up to when busy is counted, while there are some
-		busy    time.Duration // in which there were some
-		skipped time.Duration // added to busy where the stripe went on without the volume
+		backlog  int64         // bytes handed out, and not written since
+		promised int64         // bytes, when Promised told last
+		writing  int           // requests under way
+		since    time.Time     // up to when busy is counted, while there are some
+		busy     time.Duration // in which there were some
+		skipped  time.Duration // added to busy where the stripe went on without the volume
 
 		bytes, seconds float64 // written of late, and how long that took
 
@@ -92,6 +93,14 @@ func (v *Volume) Pace() tier.Pace {
 }
 
 var _ tier.Paced = (*Volume)(nil)
+
+// Promised implements tier.Paced.
+func (v *Volume) Promised(n int64) {
+	p := &v.pacer
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.promised = n
+}
 
 func (p *pacer) leadLocked(now time.Time) time.Duration {
 	lead := tier.Pace{Lead: p.mu.busy + p.mu.skipped, Bandwidth: cmp.Or(p.bandwidthLocked(), unmeasured)}
@@ -115,12 +124,14 @@ func (p *pacer) bandwidthLocked() int64 {
 func (p *pacer) ailingLocked(now time.Time) bool { return p.mu.failures > 0 && now.Before(p.mu.until) }
 
 // takeOn adds n bytes to the backlog. If the volume was passed by, it does not count
-// as idle what is longer ago than catchUp.
+// as idle what is longer ago than catchUp. It was not where others went first
+// because so much is promised here: else they would do so for ever, and again, for as
+// long as somebody holds a reservation.
 func (p *pacer) takeOn(n int64) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	lead := p.leadLocked(now)
+	lead := tier.Pace{Lead: p.leadLocked(now), Bandwidth: cmp.Or(p.bandwidthLocked(), unmeasured)}.After(p.mu.promised).Lead
 	if behind := p.stripe.reach(lead) - lead - catchUp; behind > 0 {
 		p.mu.skipped += behind
 	}
@@ -153,7 +164,9 @@ func (p *pacer) begin() {
 }
 
 // end says that a write has ended: n bytes were written, of which settled were in the
-// backlog; or it failed, and n is 0.
+// backlog. Or n is 0, and it failed or was given up. How long that took says nothing
+// of how fast the volume writes: a disk that gives a write up after half a minute would
+// count as one of a byte a second.
 func (p *pacer) end(n, settled int64, failed bool) {
 	now := time.Now()
 	p.mu.Lock()
@@ -163,10 +176,11 @@ func (p *pacer) end(n, settled int64, failed bool) {
 	p.mu.busy += took
 	p.mu.writing--
 	p.mu.backlog -= settled
-	p.measureLocked(float64(n), took.Seconds())
-	if failed {
+	switch {
+	case failed:
 		p.failLocked(now)
-	} else {
+	case n > 0:
+		p.measureLocked(float64(n), took.Seconds())
 		p.mu.failures, p.mu.trying = 0, false
 	}
 }

@@ -298,6 +298,71 @@ func TestFullIsNotAiling(t *testing.T) {
 	free(v, e)
 }
 
+// A write that fails after half a minute, as disks do, takes nothing from the bandwidth.
+func TestFailureIsNoBandwidth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := faultfs.New(disk.OS(), 1)
+		slow := faultfs.New(broken, 1)
+		v := open(t, disk.Config{Capacity: 64 * mib, FS: slow})
+		end := slow.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Throttle(10 * mib)})
+		e := alloc(t, v, 20*mib)
+		write(t, e, random(10*mib, 1), 0)
+		end()
+		slow.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Slow(40 * time.Second)})
+		broken.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Fail(syscall.EIO)})
+		if err := e.WriteAt(t.Context(), random(page, 1), 10*mib); !errors.Is(err, syscall.EIO) {
+			t.Errorf("a write that fails: %v", err)
+		}
+		near(t, "the bandwidth", float64(v.Stats().Bandwidth), 10*mib)
+		near(t, "the lead", v.Pace().Lead.Seconds(), 1+40+1)
+		free(v, e)
+	})
+}
+
+// Who gives up waiting for a reader of the same unit has found no fault with the volume,
+// and has not found it well either.
+func TestGivingUpIsNoFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := faultfs.New(disk.OS(), 1)
+		v := open(t, disk.Config{Capacity: 4 * mib, Encrypt: true, FS: f})
+		e := alloc(t, v, unit)
+		write(t, e, random(unit, 1), 0)
+		f.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.Slow(10 * time.Second)})
+		giveUp := func() (ailing bool) {
+			t.Helper()
+			done := make(chan error)
+			go func() { done <- e.ReadAt(t.Context(), aligned(unit), 0) }()
+			synctest.Wait()
+			why := errors.New("why")
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, why)
+			defer cancel()
+			if err := e.WriteAt(ctx, random(unit, 1), 0); !errors.Is(err, why) {
+				t.Errorf("a write that waits for a reader and is cancelled: %v", err)
+			}
+			ailing = v.Stats().Ailing
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			return ailing
+		}
+		if giveUp() {
+			t.Error("a volume is ailing because somebody did not wait")
+		}
+		b := alloc(t, v, unit)
+		f.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Fail(syscall.EIO)})
+		for range 6 { // for longer each time
+			time.Sleep(time.Minute)
+			if err := b.WriteAt(t.Context(), random(unit, 1), 0); !errors.Is(err, syscall.EIO) {
+				t.Errorf("a write that fails: %v", err)
+			}
+		}
+		if !giveUp() {
+			t.Error("a volume is well again because somebody did not wait")
+		}
+		free(v, e, b)
+	})
+}
+
 func TestPaceDoesNotAllocate(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("checking lock ranks allocates")

@@ -118,7 +118,9 @@ func (t *transfer) do(r request) error {
 	if err != nil {
 		n = 0
 	}
-	v.pacer.end(n, t.e.wrote(n), err != nil)
+	// Who gives up waiting for another's turn has found no fault with the volume.
+	failed := err != nil && !errors.Is(err, context.Cause(t.ctx))
+	v.pacer.end(n, t.e.wrote(n), failed)
 	return err
 }
 

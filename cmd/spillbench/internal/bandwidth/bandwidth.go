@@ -67,7 +67,10 @@ type Config struct {
 	Seed    uint64  // of the table that batches are of
 	// Spare is how many bytes of memory may be taken beside the engine's, for the table
 	// and the regions; 0: as many as are needed.
-	Spare    int64
+	Spare int64
+	// Files returns the file system of one more raw file, which must be as fast as the
+	// volumes' is, where that is not the machine's own; it may be nil, and return nil.
+	Files    func() disk.FS
 	Progress Progress // may be nil
 }
 

@@ -210,7 +210,7 @@ func (b *bench) betweenMemories(ctx context.Context, k link) ([]Row, error) {
 // on many disks one place is much faster than another, so that a single one would tell how
 // lucky a file was.
 func (b *bench) withDisk(ctx context.Context, k link, v *disk.Volume) (rows []Row, err error) {
-	files := newRawFiles(k.to.ID(), v, b.room, b.load)
+	files := b.cfg.newRawFiles(k.to.ID(), v, b.room, b.load)
 	defer func() { err = errors.Join(err, files.close()) }()
 	b.begin(k)
 	const fresh, rewritten, read = 0, 1, 2
@@ -234,7 +234,7 @@ func (b *bench) withDisk(ctx context.Context, k link, v *disk.Volume) (rows []Ro
 
 // toMemory measures reading where nothing can be written the same way.
 func (b *bench) toMemory(ctx context.Context, k link, v *disk.Volume) (rows []Row, err error) {
-	files := newRawFiles(k.from.ID(), v, b.room, b.load)
+	files := b.cfg.newRawFiles(k.from.ID(), v, b.room, b.load)
 	defer func() { err = errors.Join(err, files.close()) }()
 	b.begin(k)
 	if err := files.renew(ctx); err != nil {

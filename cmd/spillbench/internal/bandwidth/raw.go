@@ -69,11 +69,17 @@ type rawFile struct {
 // neither finds warm what the other has just left.
 type rawFiles [2]*rawFile
 
-func newRawFiles(space tier.ID, v *disk.Volume, room *regions, l load) (files rawFiles) {
+func (c Config) newRawFiles(space tier.ID, v *disk.Volume, room *regions, l load) (files rawFiles) {
 	st := v.Stats()
 	for f := range files {
+		on := disk.OS()
+		if c.Files != nil {
+			if fs := c.Files(); fs != nil {
+				on = fs
+			}
+		}
 		files[f] = &rawFile{
-			fs: disk.OS(), space: space, dir: st.Dir, direct: st.Direct, anonymous: st.Anonymous, load: l,
+			fs: on, space: space, dir: st.Dir, direct: st.Direct, anonymous: st.Anonymous, load: l,
 			memory: func(i int) []byte {
 				here, there := room.pair(l, i)
 				return [...][]byte{here, there}[f]

@@ -55,6 +55,14 @@ func (f *Faults) Volume() disk.FS {
 	if f.files != nil {
 		inner = f.files
 	}
+	return f.slow(inner)
+}
+
+// Slow returns the file system of what is measured beside the volumes: as slow as theirs,
+// and without faults; nil is the machine's own.
+func (f *Faults) Slow() disk.FS { return f.slow(nil) }
+
+func (f *Faults) slow(inner disk.FS) disk.FS {
 	if f.throttle == 0 {
 		return inner
 	}

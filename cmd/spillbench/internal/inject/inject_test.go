@@ -47,8 +47,10 @@ func TestNothingAskedForChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dev.Close()
-	if fsys := f.Volume(); fsys != nil {
-		t.Errorf("a volume gets %T", fsys)
+	for _, fsys := range []disk.FS{f.Volume(), f.Slow()} {
+		if fsys != nil {
+			t.Errorf("a volume gets %T", fsys)
+		}
 	}
 	if d := f.Device(dev); d != tier.Device(dev) {
 		t.Errorf("a device becomes %T", d)

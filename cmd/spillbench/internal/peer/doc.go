@@ -4,7 +4,7 @@
 //
 //	verify    ours ─▶ compare with the source        ipc ─▶ compare with the source
 //	round 1   ours: host ─▶ disk ─▶ host, touch      ipc: heap ─▶ file, sync ─▶ drop cache ─▶ heap, touch
-//	round 2   …
+//	round 2   the same, the peer first
 //
 // In each round an engine of its own is opened for our side and closed before it is
 // the peer's turn, so that the memory of one is not held while the other works, and

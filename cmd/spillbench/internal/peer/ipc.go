@@ -67,7 +67,7 @@ func (p *ipcFiles) measure(ctx context.Context, digest uint64) (t Times, written
 	if written, err = p.write(ctx); err != nil {
 		return t, written, err
 	}
-	synced, err := p.sync()
+	synced, err := p.sync(ctx, written)
 	t.Write = written + synced
 	if err != nil {
 		return t, written, err
@@ -116,9 +116,11 @@ func (p *ipcFiles) write(ctx context.Context) (took time.Duration, err error) {
 	return took, err
 }
 
-// sync waits until all files are on the disk.
-func (p *ipcFiles) sync() (time.Duration, error) {
+// sync waits until all files are on the disk, which has been at it for as long as
+// writing them took.
+func (p *ipcFiles) sync(ctx context.Context, written time.Duration) (time.Duration, error) {
 	start := time.Now()
+	size := int64(0)
 	for _, f := range p.files {
 		if f == nil {
 			continue
@@ -126,8 +128,36 @@ func (p *ipcFiles) sync() (time.Duration, error) {
 		if err := f.Sync(); err != nil {
 			return time.Since(start), p.failed("syncing", err)
 		}
+		info, err := f.Stat()
+		if err != nil {
+			return time.Since(start), p.failed("syncing", err)
+		}
+		size += info.Size()
 	}
-	return time.Since(start), nil
+	err := p.passed(ctx, start.Add(-written), size)
+	return time.Since(start), err
+}
+
+// passed waits until a disk of the rate that was asked for has passed n bytes since
+// start. So it never rests, however the bytes are asked for, as behind a page cache
+// that writes behind and reads ahead.
+func (p *ipcFiles) passed(ctx context.Context, start time.Time, n int64) error {
+	rate := p.r.cfg.Rate
+	if rate <= 0 {
+		return nil
+	}
+	ahead := time.Until(start.Add(time.Duration(float64(n) / float64(rate) * float64(time.Second))))
+	if ahead <= 0 {
+		return nil
+	}
+	wait := time.NewTimer(ahead)
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // drop drops the first n bytes of a file from the page cache; 0 is all of it.
@@ -163,6 +193,11 @@ func (p *ipcFiles) read(ctx context.Context, digest uint64, cold bool) (took tim
 		if err != nil {
 			return 0, err
 		}
+		if cold {
+			if err := p.passed(ctx, start, in.read); err != nil {
+				return 0, errors.Join(err, done())
+			}
+		}
 		got += touch(rec)
 		if err := done(); err != nil {
 			return 0, err
@@ -178,15 +213,17 @@ func (p *ipcFiles) read(ctx context.Context, digest uint64, cold bool) (took tim
 	return took, checkDigest(ArrowIPC, got, digest)
 }
 
-// position is a file that knows where the last read in it ended.
+// position is a file that knows where the last read in it ended, and counts what is read.
 type position struct {
 	*os.File
-	end int64
+	end  int64
+	read *int64
 }
 
 func (p *position) ReadAt(b []byte, off int64) (int, error) {
 	n, err := p.File.ReadAt(b, off)
 	p.end = off + int64(n)
+	*p.read += int64(n)
 	return n, err
 }
 
@@ -198,7 +235,7 @@ func (p *ipcFiles) reader() (*ipcReader, error) {
 			continue
 		}
 		err := guard(func() error {
-			at := &position{File: f}
+			at := &position{File: f, read: &in.read}
 			r, err := ipc.NewFileReader(at, ipc.WithBodySizeLimit(0)) // the files are our own, and may hold large batches
 			if err == nil {
 				in.files = append(in.files, openFile{r, at})
@@ -217,6 +254,7 @@ type ipcReader struct {
 	p     *ipcFiles
 	files []openFile // those that are not read to their ends
 	next  int        // in the first of them
+	read  int64      // bytes, of all files
 }
 
 type openFile struct {

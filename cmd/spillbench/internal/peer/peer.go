@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -17,7 +18,8 @@ import (
 // ArrowIPC is the name of the one peer that there is.
 const ArrowIPC = "arrow-ipc"
 
-// Config says what to compare. All fields but Batches and Progress are required.
+// Config says what to compare. All fields but Rate, Batches and
+// Progress are required.
 type Config struct {
 	// Open opens an engine with host and disk spaces. Run closes it.
 	Open    func(ctx context.Context) (*spillway.Engine, error)
@@ -27,6 +29,10 @@ type Config struct {
 	Workers int         // goroutines that move our batches, above 0
 	Dir     string      // where the peer's files are
 	Memory  int64       // bytes by which the peer's heap may grow: what our host space has
+
+	// Rate is how many bytes a second reach the peer's files and come from them; 0 is as
+	// many as do. Ours is the engine's: whoever opens it makes its disks as slow.
+	Rate int64
 
 	Batches  int64 // how many there will be, for the progress; 0 if that is not known
 	Progress job.Progress
@@ -193,10 +199,24 @@ func (r *runner) compare(ctx context.Context, side string, next func(context.Con
 	}
 }
 
-// round measures both sides, ours first.
+// round measures both sides. Who is first changes from round to round, so that neither
+// always comes to a disk and a machine that the other has just left.
 func (r *runner) round(ctx context.Context, number int) error {
+	sides := []func(context.Context, int) error{r.roundOfOurs, r.roundOfPeer}
+	if number%2 == 0 {
+		slices.Reverse(sides)
+	}
+	for _, side := range sides {
+		if err := side(ctx, number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *runner) roundOfOurs(ctx context.Context, number int) error {
 	r.begin(fmt.Sprintf("round %d, ours", number), 4) // written and read, twice
-	err := r.withOurs(ctx, func(o *ours) error {
+	return r.withOurs(ctx, func(o *ours) error {
 		t, put, err := o.measure(ctx, r.oursDigest)
 		if err != nil {
 			return err
@@ -206,9 +226,9 @@ func (r *runner) round(ctx context.Context, number int) error {
 		r.res.Rewritten = append(r.res.Rewritten, t)
 		return err
 	})
-	if err != nil {
-		return err
-	}
+}
+
+func (r *runner) roundOfPeer(ctx context.Context, number int) error {
 	r.begin(fmt.Sprintf("round %d, %s", number, ArrowIPC), 4) // written and read, twice
 	return r.withPeer(func(p *ipcFiles) error {
 		warm, err := p.warmUp(ctx, r.peerDigest)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -187,8 +188,10 @@ func TestRun(t *testing.T) {
 		}
 	}
 	want := []string{"read", "verify ours", "verify arrow-ipc"}
-	for i := range 3 {
-		want = append(want, fmt.Sprintf("round %d, ours", i+1), fmt.Sprintf("round %d, arrow-ipc", i+1))
+	for i, sides := range [][]string{{"ours", ArrowIPC}, {ArrowIPC, "ours"}, {"ours", ArrowIPC}} { // nobody is always first
+		for _, side := range sides {
+			want = append(want, fmt.Sprintf("round %d, %s", i+1, side))
+		}
 	}
 	if !slices.Equal(p.names, want) {
 		t.Errorf("phases are %q, want %q", p.names, want)
@@ -438,4 +441,35 @@ func TestMain(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// TestPeerHasTheRate: a slow disk is slow for the peer, too, whose page cache is not.
+func TestPeerHasTheRate(t *testing.T) {
+	r := newRig(t, table(1), table(2))
+	r.Rate = 32 << 20
+	res, err := Run(t.Context(), r.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	least := time.Duration(float64(res.Bytes) / float64(r.Rate) * float64(time.Second))
+	if got := res.Peer[0]; got.Write < least || got.Read < least {
+		t.Errorf("%d bytes passed a disk of %d a second in %+v", res.Bytes, r.Rate, got)
+	}
+}
+
+// TestWaitingForTheRateEnds with the context.
+func TestWaitingForTheRateEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &ipcFiles{r: &runner{cfg: Config{Rate: 1000}}}
+		begun := time.Now()
+		if err := p.passed(t.Context(), begun, 3000); err != nil || time.Since(begun) != 3*time.Second {
+			t.Errorf("3000 bytes passed in %v: %v", time.Since(begun), err)
+		}
+		why := errors.New("why")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(why) })
+		if err := p.passed(ctx, time.Now(), 1<<40); !errors.Is(err, why) || time.Since(begun) != 4*time.Second {
+			t.Errorf("cancelled after a second it ended with %v at %v", err, time.Since(begun))
+		}
+	})
 }

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
+)
+
+const (
+	// generatedTimes is how many times the memories of the engine together the
+	// generated table is: most of it is on disk then, and all tiers work.
+	generatedTimes = 3
+	// A generated batch has a size within bounds that suit any disk.
+	smallestGenerated = 64 << 10
+	largestGenerated  = 16 << 20
+)
+
+// Bounds of what may be asked for: far above sense, far below overflow.
+const (
+	maxRepeat  = 1_000_000
+	maxWorkers = 4096
+	maxRows    = 1 << 31
+)
+
+// inputFlags say what goes through the memories, and how many goroutines see to it: run
+// and compare have them.
+type inputFlags struct {
+	files        []string
+	repeat       int
+	rowsPerBatch int64
+	workers      int
+	seed         uint64
+}
+
+// register registers the flags that say what is put. do is what the command does with
+// it, and memories are those that a generated table is larger than.
+func (f *inputFlags) register(fs *pflag.FlagSet, do, memories string) {
+	fs.StringArrayVar(&f.files, "input", nil, "Parquet, Arrow or CSV `FILE` to "+do+" (repeatable); without one a table is generated, three times as large as "+memories)
+	fs.IntVar(&f.repeat, "repeat", 1, do+" every batch `N` times, as batches of their own")
+	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0, "cut the input into batches of `N` rows (default as the files have them)")
+}
+
+func (f *inputFlags) registerWorkers(fs *pflag.FlagSet, usage string) {
+	fs.IntVar(&f.workers, "workers", defaultWorkers(), usage)
+}
+
+func (f *inputFlags) registerSeed(fs *pflag.FlagSet) {
+	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
+}
+
+// defaultWorkers is twice the cores: half of the workers wait for room or for a
+// move while the others compute.
+func defaultWorkers() int { return min(maxWorkers, 2*runtime.GOMAXPROCS(0)) }
+
+// bounded is the value of a flag that has bounds.
+type bounded struct {
+	flag            string
+	value, min, max int64
+}
+
+func (b bounded) validate() error {
+	if b.value < b.min || b.value > b.max {
+		return fail.Usagef("--%s %d is out of range (want %d to %d)", b.flag, b.value, b.min, b.max)
+	}
+	return nil
+}
+
+func (f *inputFlags) validate() error {
+	for _, n := range []bounded{
+		{"repeat", int64(f.repeat), 1, maxRepeat},
+		{"rows-per-batch", f.rowsPerBatch, 0, maxRows},
+		{"workers", int64(f.workers), 1, maxWorkers},
+	} {
+		if err := n.validate(); err != nil {
+			return err
+		}
+	}
+	for _, path := range f.files { // before anything is done with the first of them
+		if err := input.Check(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sources returns what is to be put, its names, and how many batches it will be if
+// that is known. A generated batch has so many bytes, if that is a size that suits.
+func (f *inputFlags) sources(m *machine, batchBytes int64) (inputs []job.Input, names []string, batches int64) {
+	if len(f.files) == 0 {
+		cfg := f.table(m.config.GPUMemoryBytes+m.config.HostMemoryBytes, batchBytes)
+		name := fmt.Sprintf("a generated table (seed %d)", f.seed)
+		open := func(context.Context) (job.Source, error) { return gen.New(cfg) }
+		batches = (cfg.Rows + cfg.RowsPerBatch - 1) / cfg.RowsPerBatch * int64(f.repeat)
+		return []job.Input{{Name: name, Open: open}}, []string{name}, batches
+	}
+	for _, path := range f.files {
+		opt := input.Options{RowsPerBatch: f.rowsPerBatch, MaxAlloc: m.topology.Limits.MemoryBytes}
+		open := func(ctx context.Context) (job.Source, error) { return input.Open(ctx, path, opt) }
+		inputs = append(inputs, job.Input{Name: path, Open: open})
+	}
+	return inputs, f.files, 0
+}
+
+// table sizes the generated table by the memories that it is to overflow.
+func (f *inputFlags) table(memory, batchBytes int64) gen.Config {
+	rows := f.rowsPerBatch
+	if rows == 0 {
+		rows = min(max(batchBytes, smallestGenerated), largestGenerated) / gen.RowBytes
+	}
+	return gen.Config{Seed: f.seed, Rows: generatedTimes * memory / gen.RowBytes, RowsPerBatch: rows}
+}
