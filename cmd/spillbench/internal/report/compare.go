@@ -64,8 +64,9 @@ type Ratios struct {
 // Print writes what compare measured for people. notes are lines of their own.
 func (c *Compare) Print(w io.Writer, notes []string) {
 	fmt.Fprintf(w, "spillbench compare: %s\n", c.Env.line())
-	fmt.Fprintf(w, "%s of %s in %d batches (%d rows), through %s of memory\n\n",
-		size.Approx(c.Input.Bytes), strings.Join(c.Input.Sources, ", "), c.Input.Batches, c.Input.Rows, size.Approx(c.Config.HostMemoryBytes))
+	fmt.Fprintf(w, "%s of %s in %d batches (%d rows), through %s of memory; ours with codec %s%s\n\n",
+		size.Approx(c.Input.Bytes), strings.Join(c.Input.Sources, ", "), c.Input.Batches, c.Input.Rows, size.Approx(c.Config.HostMemoryBytes),
+		c.Config.Codec, strings.TrimSuffix(","+onDisk(c.Config.Encrypt), ","))
 	row := func(name string, r Rates) []string {
 		return []string{name, fmt.Sprintf("%.2f", r.WriteGiBPerS), fmt.Sprintf("%.2f", r.ReadGiBPerS)}
 	}
