@@ -171,7 +171,7 @@ func (c *chooser) best(g *gauges, bytes int64, w power) Codec {
 		t.codec = CodecNone
 		if cost < slack*(write+read) && t.moved >= t.patience {
 			*t = trial{codec: promised, next: max(t.next, leastPatience)}
-			g.write[promised].forget()
+			g.write[promised].restart()
 		}
 	case g.write[t.codec].full():
 		came := c.outcome(g, t.codec, read, w)

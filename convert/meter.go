@@ -19,6 +19,7 @@ type meter struct {
 	bytes   int64
 	windows [4]float64 // seconds a byte; 0: none yet
 	next    int
+	cold    bool // the next window is not counted
 }
 
 func (m *meter) begin(now time.Time) {
@@ -40,9 +41,11 @@ func (m *meter) end(now time.Time, bytes int) (took time.Duration) {
 	m.active--
 	m.last = now
 	if m.bytes += int64(bytes); m.bytes >= meterWindow {
-		m.windows[m.next%len(m.windows)] = m.time.Seconds() / float64(m.bytes)
-		m.next++
-		m.time, m.bytes = 0, 0
+		if !m.cold {
+			m.windows[m.next%len(m.windows)] = m.time.Seconds() / float64(m.bytes)
+			m.next++
+		}
+		m.time, m.bytes, m.cold = 0, 0, false
 	}
 	return took
 }
@@ -71,11 +74,12 @@ func (m *meter) perByte() float64 {
 	return sum / max(n, 1)
 }
 
-// forget forgets all but what is under way.
-func (m *meter) forget() {
+// restart forgets all but what is under way, and will not count its first window: memory is
+// touched for the first time then.
+func (m *meter) restart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.time, m.bytes, m.next = 0, 0, 0
+	m.time, m.bytes, m.next, m.cold = 0, 0, 0, true
 	clear(m.windows[:])
 }
 

@@ -8,16 +8,16 @@ import (
 	"github.com/spillway-db/spillway/batch"
 )
 
-// hopeful says whether a codec could be quick enough for a disk.
-func (c *chooser) hopeful(k Codec, write, read float64) bool {
-	return quick[k]/float64(runtime.GOMAXPROCS(0)) < write+read
+// hopeful says whether a codec could be quick enough, where a byte costs so much without it.
+func hopeful(k Codec, cost float64) bool {
+	return quick[k]/float64(runtime.GOMAXPROCS(0)) < cost
 }
 
 // due says whether a sample may be taken: at first, and then when it is nothing beside what was
 // moved. Where no codec is quick enough there is nothing to find out.
 func (c *chooser) due(g *gauges) bool {
 	write, read := g.plain()
-	if c.sampling.Load() || write == 0 || !c.hopeful(CodecBitpack, write, read) {
+	if c.sampling.Load() || write == 0 || !hopeful(CodecBitpack, write+read) {
 		return false
 	}
 	return c.samples.Load() < firstPieces || c.sampled.Load() <= c.busy.Load()/sampleShare
@@ -63,13 +63,14 @@ func (c *chooser) sampleRun(k *coders, g *gauges, raw []byte) error {
 	return c.try(k, g, raw[at:at+samplePiece])
 }
 
-// try compresses a piece with each codec that could be quick enough, and uncompresses it.
+// try compresses a piece with each codec that could be quicker than the disk, and than those that are
+// known, and uncompresses it.
 func (c *chooser) try(k *coders, g *gauges, raw []byte) error {
 	write, read := g.plain()
 	out, back := make([]byte, 0, 2*len(raw)), make([]byte, len(raw))
 	part := len(raw) / 8
-	for codec := CodecS2; codec < codecs; codec++ {
-		if !c.hopeful(codec, write, read) {
+	for codec := codecs - 1; codec >= CodecS2; codec-- { // the quickest first, for then others may not be hopeful
+		if _, cost := c.promises(write, read, c.power()); codec != CodecBitpack && !hopeful(codec, cost) {
 			continue
 		}
 		// The first time is not like the others: tables are made, memory is touched.
