@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -84,8 +85,8 @@ func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 
 Batches of each size move along every edge, there and back, alone and several at a
 time. Each move is timed beside the limit, pair by pair, by turns: memmove between two
-regions of memory, and where a disk takes part direct I/O on a file of the same kind, in
-the same state. Fresh is room that was set aside and never written; rewritten is room
+regions of memory, and where a disk takes part direct I/O at the same place, while nothing of
+the engine's is there, or on a file of the same kind. Fresh is room that was set aside and never written; rewritten is room
 that has been written before. The limit is also timed against itself, so that it is known what
 a difference means. Files have no names, and are gone with the process. What
 --disk-throttle makes slow is slow for the limit, too; --fault happens to moves alone.
@@ -170,6 +171,12 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 		return err
 	}
 	f.engine.seed = f.seed
+	watched := make(map[tier.ID]*bandwidth.Watch)
+	f.engine.watch = func(i int) disk.FS {
+		w := bandwidth.NewWatch()
+		watched[tier.ID{Kind: tier.Disk, Ordinal: i}] = w
+		return w
+	}
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
 		return err
@@ -181,7 +188,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	}
 	rows, err := f.measure(ctx, m, bandwidth.Config{
 		Engine: m.engine, Sizes: f.sizes, Threads: f.threads, Pairs: f.pairs, Seed: f.seed, Spare: 2 * memory / bandwidthShare, Progress: drawn,
-		Files: m.faults.Slow,
+		Files: m.faults.Slow, Watched: watched,
 	}, flags.Changed("sizes") || flags.Changed("threads"))
 	drawn.Close()
 	if err := errors.Join(err, m.engine.Close()); err != nil {

@@ -125,6 +125,9 @@ func (e *engineFlags) inject(cfg *spillway.Config) (*inject.Faults, error) {
 	faults := inject.New(e.faults, rate, e.seed)
 	for i := range cfg.Disks {
 		cfg.Disks[i].FS = faults.Volume()
+		if cfg.Disks[i].FS == nil && e.watch != nil {
+			cfg.Disks[i].FS = e.watch(i)
+		}
 	}
 	for i := range cfg.GPUs {
 		cfg.GPUs[i].Wrap = func(dev tier.Device) (tier.Device, error) { return faults.Device(dev), nil }

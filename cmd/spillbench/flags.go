@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // defaultMemory is the size of the GPU space and of the host space where none
@@ -67,6 +68,9 @@ type engineFlags struct {
 	throttle             size.Amount
 	faults               inject.Specs
 	seed                 uint64 // of faults by chance
+
+	// watch returns the file system of a volume that has neither faults nor a rate; may be nil.
+	watch func(disk int) disk.FS
 }
 
 // register adds the flags; a codec that is set is the default.

@@ -11,15 +11,17 @@
 //
 // Ours are moves of whole batches by Mover.Move, with all that belongs to them. Raw is,
 // between memories, memmove between two regions of huge pages that are present; and with
-// a disk, direct I/O in requests of 1 MiB, 8 under way, on a file of the same
-// kind in the same state: fresh is room that was set aside and never written, rewritten
-// has been written before. Both carry as many bytes in as many threads. Which of
-// them is first changes from round to round, and raw runs twice in each, so that it is known
-// how much two equal things differ here.
+// a disk, direct I/O in requests of 1 MiB, 8 under way, on room in the same state: fresh is room
+// that was set aside and never written, rewritten has been written before. Both carry as
+// many bytes in as many threads. Which of them is first changes from round to round, and
+// raw runs twice in each, so that it is known how much two equal things differ here.
 //
-// With a disk each turn begins with room of its own, fresh, writes it, reads it, writes it
-// again and reads that: one place on a disk may be much faster than another, so a single one
-// would tell how lucky a file was. Between memories each timed transfer comes right after the same one in the opposite
+// One place on a disk may be twice as fast as another. So raw uses the file of the volume that is
+// measured ([Watch]), while the engine has nothing there: fresh room is made anew for each side,
+// as the volume makes it, and what was written before is written and read by all sides at one place,
+// another in each round. Where that cannot be had, because a load takes several files, or
+// passes the disk compressed, slowed down or with faults, raw has files of its own, which are made for each turn
+// as our room is. Between memories each timed transfer comes right after the same one in the opposite
 // direction, of the same side and not timed, so that both sides find their bytes as near
 // or far. A move may use more processors than one, so its efficiency may be above 1.
 //
@@ -70,7 +72,10 @@ type Config struct {
 	Spare int64
 	// Files returns the file system of one more raw file, which must be as fast as the
 	// volumes' is, where that is not the machine's own; it may be nil, and return nil.
-	Files    func() disk.FS
+	Files func() disk.FS
+	// Watched are the file systems of volumes, for the limit to be measured where batches lie; of those
+	// that are missing it is measured on files of its own.
+	Watched  map[tier.ID]*Watch
 	Progress Progress // may be nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // TestMain fails when a measurement leaves a goroutine behind.
@@ -35,12 +36,14 @@ func TestMain(m *testing.M) {
 
 // engine opens an engine with 1 MiB of each memory. When the test ends, it must hold no
 // more than it did, close without leaks, and leave an empty directory.
-func engine(t *testing.T) *spillway.Engine {
+func engine(t *testing.T) *spillway.Engine { return engineOn(t, nil, convert.CodecNone) }
+
+func engineOn(t *testing.T, fs disk.FS, codec convert.Codec) *spillway.Engine {
 	t.Helper()
 	dir := t.TempDir()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPU{{Memory: 1 << 20}}, HostMemory: 1 << 20,
-		Disks:  []spillway.Disk{{Dir: dir, Capacity: 4 << 20}},
+		Disks: []spillway.Disk{{Dir: dir, Capacity: 4 << 20, FS: fs}}, Codec: codec,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -91,9 +94,18 @@ func small(eng *spillway.Engine) Config {
 // TestRun: each load has a row for each edge and state, all figures are there, and our
 // side went through the engine's own converters as often as it must.
 func TestRun(t *testing.T) {
-	eng := engine(t)
+	t.Run("in place", func(t *testing.T) {
+		w := NewWatch()
+		cfg := small(engineOn(t, w, convert.CodecNone))
+		cfg.Watched = map[tier.ID]*Watch{{Kind: tier.Disk}: w}
+		testRun(t, cfg)
+	})
+	t.Run("on files", func(t *testing.T) { testRun(t, small(engine(t))) })
+}
+
+func testRun(t *testing.T, cfg Config) {
+	eng := cfg.Engine
 	var s steps
-	cfg := small(eng)
 	cfg.Progress = &s
 	rows, skipped, err := Run(t.Context(), cfg)
 	if err != nil || len(skipped) != 0 {

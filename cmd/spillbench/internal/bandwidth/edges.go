@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -80,16 +81,8 @@ func (c Config) byLoad(ctx context.Context, l load, rec arrow.RecordBatch, links
 	b := bench{cfg: c, load: l, room: room}
 	// Also when ctx has ended: a move of the monitor's, if there is one, does soon.
 	defer func() { err = errors.Join(err, b.drop(context.WithoutCancel(ctx))) }()
-	for range l.threads {
-		if err := repo.Put(ctx, 0, rec); err != nil {
-			return nil, err
-		}
-		x, err := repo.Take(ctx, 0, batch.Idle)
-		if err != nil {
-			return nil, err
-		}
-		b.batches = append(b.batches, x)
-		b.subscriptions = append(b.subscriptions, x.Subscribe()) // the monitor leaves it alone
+	if err := b.put(ctx, repo, rec); err != nil {
+		return nil, err
 	}
 	for _, k := range links {
 		more, err := b.link(ctx, k)
@@ -99,6 +92,22 @@ func (c Config) byLoad(ctx context.Context, l load, rec arrow.RecordBatch, links
 		rows = append(rows, more...)
 	}
 	return rows, nil
+}
+
+// put makes the batches.
+func (b *bench) put(ctx context.Context, repo *repository.Repository, rec arrow.RecordBatch) error {
+	for range b.load.threads {
+		if err := repo.Put(ctx, 0, rec); err != nil {
+			return err
+		}
+		x, err := repo.Take(ctx, 0, batch.Idle)
+		if err != nil {
+			return err
+		}
+		b.batches = append(b.batches, x)
+		b.subscriptions = append(b.subscriptions, x.Subscribe()) // the monitor leaves it alone
+	}
+	return nil
 }
 
 // drop gives the batches' memory back. The monitor may have begun to move one before it was
@@ -206,22 +215,22 @@ func (b *bench) betweenMemories(ctx context.Context, k link) ([]Row, error) {
 	return rows, nil
 }
 
-// withDisk measures writing, in both states, and reading. Each turn has room of its own:
-// on many disks one place is much faster than another, so that a single one would tell how
-// lucky a file was.
+// withDisk measures writing, in both states, and reading: the limit where the batches lie, if they
+// have a place, else on files of its own.
 func (b *bench) withDisk(ctx context.Context, k link, v *disk.Volume) (rows []Row, err error) {
-	files := b.cfg.newRawFiles(k.to.ID(), v, b.room, b.load)
-	defer func() { err = errors.Join(err, files.close()) }()
-	b.begin(k)
-	const fresh, rewritten, read = 0, 1, 2
-	ours := b.moves(k)
-	ours.prepare = func(ctx context.Context) error { return b.renew(ctx, k.to, v) }
-	l := loop{
-		pairs: b.cfg.Pairs, progress: b.cfg.Progress, ours: ours, raw: files[0].side(), again: files[1].side(),
-		steps: []step{{false, fresh}, {true, untimed}, {false, rewritten}, {true, read}},
+	var t [figures]timings
+	w := b.cfg.Watched[k.to.ID()]
+	var at *place
+	if w != nil {
+		if at, err = b.settled(ctx, k, v, w); err != nil {
+			return nil, err
+		}
 	}
-	l.ours.there, l.steady = watched(ours.there, v)
-	t, err := l.run(ctx)
+	if at != nil {
+		t, err = b.inPlace(ctx, k, v, w)
+	} else {
+		t, err = b.onFiles(ctx, k, v)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -230,6 +239,104 @@ func (b *bench) withDisk(ctx context.Context, k link, v *disk.Volume) (rows []Ro
 		rows = append(rows, b.row(k.to, k.from, Rewritten, t[read]))
 	}
 	return rows, nil
+}
+
+// The figures of an edge with a disk.
+const fresh, rewritten, read = 0, 1, 2
+
+// settled has the batches written to room of their own, and brought back; it returns where they
+// were, nil if that is no place.
+func (b *bench) settled(ctx context.Context, k link, v *disk.Volume, w *Watch) (*place, error) {
+	if _, err := b.renew(ctx, k.to, v); err != nil {
+		return nil, err
+	}
+	if err := b.moveAll(ctx, k.to); err != nil {
+		return nil, err
+	}
+	at := b.spot(w)
+	return at, b.bring(ctx, k.from)
+}
+
+// errPlace ends a measurement.
+var errPlace = errors.New("bandwidth: the volume's room was not where it was expected")
+
+// inPlace measures all sides in the volume's file: on many disks one place is much faster than
+// another. Fresh room is made anew for each side, by the volume. What was written before is
+// written and read by all of them in turn, at one place that is another one in each round.
+func (b *bench) inPlace(ctx context.Context, k link, v *disk.Volume, w *Watch) (all [figures]timings, err error) {
+	b.cfg.Progress.Begin(b.name(k), 2*int64(b.cfg.Pairs))
+	var at *place
+	raw := func(half int) side {
+		memory := func(i int) []byte {
+			here, there := b.room.pair(b.load, i)
+			return [...][]byte{here, there}[half]
+		}
+		return side{
+			there: func(ctx context.Context) error { return at.write(ctx, b.load, memory) },
+			back:  func(ctx context.Context) error { return at.read(ctx, b.load, memory) },
+		}
+	}
+	l := loop{pairs: b.cfg.Pairs, progress: b.cfg.Progress, ours: b.moves(k), raw: raw(0), again: raw(1)}
+	l.ours.there, l.steady = watching(l.ours.there, v)
+
+	anew := l
+	anew.steps = []step{{false, fresh}, {true, untimed}}
+	anew.ours.prepare = func(ctx context.Context) error { _, err := b.renew(ctx, k.to, v); return err }
+	for _, s := range []*side{&anew.raw, &anew.again} {
+		s.back = nil
+		s.prepare = func(ctx context.Context) error {
+			first, err := b.renew(ctx, k.to, v)
+			if err != nil {
+				return err
+			}
+			if at = b.laid(w, first, k.to.Charge(b.load.bytes)); at == nil {
+				return errPlace
+			}
+			return nil
+		}
+	}
+	written, err := anew.run(ctx)
+	if err != nil {
+		return all, err
+	}
+	l.steps = []step{{false, rewritten}, {true, read}}
+	l.before = func(ctx context.Context) (err error) {
+		if at, err = b.settled(ctx, k, v, w); err == nil && at == nil {
+			err = errPlace
+		}
+		return err
+	}
+	all, err = l.run(ctx)
+	all[fresh] = written[fresh]
+	return all, err
+}
+
+// laid returns the place of batches in room that begins at first, each taking so much.
+func (b *bench) laid(w *Watch, first, each int64) *place {
+	p := &place{file: w.only()}
+	if p.file == nil || first < 0 {
+		return nil
+	}
+	for i := range b.load.threads {
+		p.at = append(p.at, first+int64(i)*each)
+	}
+	return p
+}
+
+// onFiles measures the limit on files of its own, which are made for each turn, as our room is: one
+// that stayed would tell how lucky its place is.
+func (b *bench) onFiles(ctx context.Context, k link, v *disk.Volume) (t [figures]timings, err error) {
+	files := b.cfg.newRawFiles(k.to.ID(), v, b.room, b.load)
+	defer func() { err = errors.Join(err, files.close()) }()
+	b.begin(k)
+	ours := b.moves(k)
+	ours.prepare = func(ctx context.Context) error { _, err := b.renew(ctx, k.to, v); return err }
+	l := loop{
+		pairs: b.cfg.Pairs, progress: b.cfg.Progress, ours: ours, raw: files[0].side(), again: files[1].side(),
+		steps: []step{{false, fresh}, {true, untimed}, {false, rewritten}, {true, read}},
+	}
+	l.ours.there, l.steady = watching(ours.there, v)
+	return l.run(ctx)
 }
 
 // toMemory measures reading where nothing can be written the same way.
@@ -256,9 +363,9 @@ func (b *bench) toMemory(ctx context.Context, k link, v *disk.Volume) (rows []Ro
 	return []Row{b.row(k.from, k.to, Rewritten, t[0])}, nil
 }
 
-// watched returns f and what says whether the volume took no room of the file system since
+// watching returns f and what says whether the volume took no room of the file system since
 // it was asked last: room that f takes is fresh, whatever the state was to be.
-func watched(f transfer, v *disk.Volume) (transfer, func() bool) {
+func watching(f transfer, v *disk.Volume) (transfer, func() bool) {
 	took := false
 	return func(ctx context.Context) error {
 			before := v.Stats().Fresh
@@ -273,30 +380,38 @@ func watched(f transfer, v *disk.Volume) (transfer, func() bool) {
 }
 
 // renew makes the volume give all its room back, and take as much as the load needs without
-// writing there: as the raw file, it has room that is set aside.
-func (b *bench) renew(ctx context.Context, s *tier.Space, v *disk.Volume) (err error) {
+// writing there: as the raw file, it has room that is set aside. It returns where in its file
+// that begins; -1 if it is in pieces.
+func (b *bench) renew(ctx context.Context, s *tier.Space, v *disk.Volume) (at int64, err error) {
 	if _, err := v.Trim(ctx); err != nil {
-		return err
+		return 0, err
 	}
 	if st := v.Stats(); st.Backed > st.Used {
-		return fmt.Errorf("bandwidth: the volume in %s keeps %d bytes that it was to give back", st.Dir, st.Backed-st.Used)
+		return 0, fmt.Errorf("bandwidth: the volume in %s keeps %d bytes that it was to give back", st.Dir, st.Backed-st.Used)
 	}
 	charge := s.Charge(b.load.bytes) * int64(b.load.threads)
 	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), charge)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { err = errors.Join(err, r.Release()) }()
 	buf, err := r.Alloc(charge)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return buf.Release()
+	at = -1
+	if f, ok := buf.Memory().(tier.FileMemory); ok {
+		if _, begin, whole := whereIs(f); whole {
+			at = begin
+		}
+	}
+	return at, buf.Release()
 }
 
-func (b *bench) begin(k link) {
-	name := fmt.Sprintf("%s and %s, %d × %s", k.from.ID(), k.to.ID(), b.load.threads, size.Format(b.load.bytes))
-	b.cfg.Progress.Begin(name, int64(b.cfg.Pairs))
+func (b *bench) begin(k link) { b.cfg.Progress.Begin(b.name(k), int64(b.cfg.Pairs)) }
+
+func (b *bench) name(k link) string {
+	return fmt.Sprintf("%s and %s, %d × %s", k.from.ID(), k.to.ID(), b.load.threads, size.Format(b.load.bytes))
 }
 
 func (b *bench) row(from, to *tier.Space, state State, t timings) Row {

@@ -34,6 +34,7 @@ type loop struct {
 	pairs            int
 	ours, raw, again side
 	steps            []step
+	before           transfer // each round; may be nil
 	// steady says whether the round that has ended is worth counting; nil: always.
 	steady   func() bool
 	progress Progress
@@ -52,6 +53,11 @@ func (l loop) run(ctx context.Context) (out [figures]timings, err error) {
 		order := [...]int{0, 1, 2}
 		if kept%2 == 1 {
 			order = [...]int{1, 0, 2} // again stays behind, so that nobody comes twice in a row
+		}
+		if l.before != nil {
+			if err := l.before(ctx); err != nil {
+				return out, err
+			}
 		}
 		var took [len(sides)][figures]float64
 		for _, who := range order {

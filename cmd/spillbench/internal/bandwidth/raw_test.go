@@ -206,8 +206,8 @@ func TestFreshRoom(t *testing.T) {
 	b := bench{cfg: small(eng), load: load{256 << 10, 2}}
 	for range 2 {
 		before := v.Stats()
-		if err := b.renew(t.Context(), space, v); err != nil {
-			t.Fatal(err)
+		if at, err := b.renew(t.Context(), space, v); err != nil || at != 0 {
+			t.Fatal(at, err)
 		}
 		st := v.Stats()
 		if st.Fresh-before.Fresh < b.load.total() || st.Backed < b.load.total() || st.Used != 0 || st.Written != before.Written || st.Given-before.Given < before.Backed {
@@ -222,14 +222,14 @@ func TestFreshRoom(t *testing.T) {
 		defer v.Free(m, func() {})
 		return m.(tier.FileMemory).WriteAt(ctx, make([]byte, b.load.bytes), 0)
 	}
-	watched, steady := watched(write, v)
-	if err := watched(t.Context()); err != nil || !steady() {
+	seen, steady := watching(write, v)
+	if err := seen(t.Context()); err != nil || !steady() {
 		t.Errorf("%v; room that was set aside was not used", err)
 	}
 	if _, err := v.Trim(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := watched(t.Context()); err != nil || steady() || !steady() {
+	if err := seen(t.Context()); err != nil || steady() || !steady() {
 		t.Errorf("%v; room was taken, and nobody noticed, or for ever", err)
 	}
 }

@@ -1,0 +1,130 @@
+package bandwidth
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// benchOn is a measurement of two batches, whose spaces are the GPU's, the host's and the disk's.
+func benchOn(t *testing.T, w *Watch, codec convert.Codec) (b *bench, k link, v *disk.Volume) {
+	t.Helper()
+	eng := engineOn(t, w, codec)
+	b = &bench{cfg: small(eng), load: load{64 << 10, 2}, room: newRegionsOf(t, 256<<10)}
+	rec, err := record(t.Context(), 1, b.load.bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Release()
+	plan, err := eng.Plan("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plan.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	repo, err := plan.Repository("test", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.put(t.Context(), repo, rec); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.drop(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	spaces := eng.Spaces()
+	return b, link{spaces[1], spaces[2], true}, spaces[2].Pool().(*disk.Volume)
+}
+
+// TestPlace: where the batches were is where the limit reads and writes, also room that
+// is fresh.
+func TestPlace(t *testing.T) {
+	w := NewWatch()
+	b, k, v := benchOn(t, w, convert.CodecNone)
+	at, err := b.settled(t.Context(), k, v, w)
+	if err != nil || at == nil {
+		t.Fatal(at, err)
+	}
+	if err := b.moveAll(t.Context(), k.to); err != nil {
+		t.Fatal(err)
+	}
+	memory := func(i int) []byte { here, _ := b.room.pair(b.load, i); return here }
+	if err := at.read(t.Context(), b.load, memory); err != nil {
+		t.Fatal(err)
+	}
+	for i, x := range b.batches {
+		tr, err := x.TryTransit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := make([]byte, b.load.bytes)
+		if err := bodyOf(tr).ReadAt(t.Context(), want, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.Abort(); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(memory(i), want) {
+			t.Errorf("batch %d lies elsewhere", i)
+		}
+	}
+	if err := b.bring(t.Context(), k.from); err != nil {
+		t.Fatal(err)
+	}
+	first, err := b.renew(t.Context(), k.to, v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if at = b.laid(w, first, k.to.Charge(b.load.bytes)); at == nil {
+		t.Fatal("fresh room has no place")
+	}
+	for i := range b.batches {
+		copy(memory(i), bytes.Repeat([]byte{byte(i + 1)}, int(b.load.bytes)))
+	}
+	if err := at.write(t.Context(), b.load, memory); err != nil {
+		t.Fatal(err)
+	}
+	m, err := v.Alloc(b.load.total(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Free(m, func() {})
+	got := make([]byte, b.load.total())
+	if err := m.(tier.FileMemory).ReadAt(t.Context(), got, 0); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got[:b.load.bytes], memory(0)) || !bytes.Equal(got[b.load.bytes:], memory(1)) {
+		t.Error("what was written is not in the volume's room")
+	}
+}
+
+// TestNoPlace: batches that are compressed, and volumes with more files than one, have none; then the
+// limit has files of its own.
+func TestNoPlace(t *testing.T) {
+	w := NewWatch()
+	b, k, v := benchOn(t, w, convert.CodecBitpack)
+	if at, err := b.settled(t.Context(), k, v, w); at != nil || err != nil {
+		t.Errorf("compressed: %v, %v", at, err)
+	}
+	if w.only() == nil {
+		t.Error("there is no file")
+	}
+	f, err := w.OpenAnonymous(t.TempDir(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.only() != nil {
+		t.Error("there is only one of two files")
+	}
+	if err := f.Close(); err != nil || w.only() == nil {
+		t.Errorf("%v; a file that was closed is there", err)
+	}
+}
