@@ -98,10 +98,7 @@ func (c Config) Validate() error {
 	case c.Depth < 0:
 		return fmt.Errorf("disk: volume %s: depth %d must not be negative", c.Dir, c.Depth)
 	}
-	if c.Keep && c.Encrypt {
-		return fmt.Errorf("disk: volume %s: what is encrypted cannot be kept: what it is opened with is in memory only", c.Dir)
-	}
-	if err := CheckKey(c.Encrypt, c.Key); err != nil {
+	if err := CheckKey(c.Encrypt, c.Key, c.Keep); err != nil {
 		return fmt.Errorf("disk: volume %s: %w", c.Dir, err)
 	}
 	return nil

@@ -63,13 +63,43 @@ var suite = map[string]func(*testing.T){
 	"TestConcurrentUseUnderTrim":                TestConcurrentUseUnderTrim,
 }
 
+// keepSuite is what holds for every volume that keeps.
+var keepSuite = map[string]func(*testing.T){
+	"TestKeptMemoriesAreThereAfterwards":             TestKeptMemoriesAreThereAfterwards,
+	"TestKeptStaysUntilTaken":                        TestKeptStaysUntilTaken,
+	"TestKeptRecordsChange":                          TestKeptRecordsChange,
+	"TestTwoVolumesKeepApart":                        TestTwoVolumesKeepApart,
+	"TestClosedVolumeLeavesTheNextOnesManifestAlone": TestClosedVolumeLeavesTheNextOnesManifestAlone,
+	"TestRoomWaitsForTheEndOfItsRecord":              TestRoomWaitsForTheEndOfItsRecord,
+	"TestKeptEndOfASparseFile":                       TestKeptEndOfASparseFile,
+	"TestEveryByteOfTheManifestIsChecked":            TestEveryByteOfTheManifestIsChecked,
+	"TestCutManifestIsRead":                          TestCutManifestIsRead,
+	"TestMissingAndShortSegments":                    TestMissingAndShortSegments,
+	"TestForeignManifestIsLeftAlone":                 TestForeignManifestIsLeftAlone,
+	"TestManifestIsWrittenAnew":                      TestManifestIsWrittenAnew,
+	"TestKeepingSurvivesEveryFault":                  TestKeepingSurvivesEveryFault,
+	"TestRandomKeeping":                              TestRandomKeeping,
+	"TestFreedStaysFreedOnAFullDisk":                 TestFreedStaysFreedOnAFullDisk,
+	"TestWhatIsNoManifestIsNotRead":                  TestWhatIsNoManifestIsNotRead,
+}
+
 // others are tests in the same files that a key makes no difference to.
 var others = map[string]bool{"TestMain": true, "TestMemoryFileSystemIsWarnedOf": true}
 
-// TestTheSuiteOnEncryptedVolumes runs the tests of volumes once more. No test of those
-// files may be forgotten here.
+// TestTheSuiteOnEncryptedVolumes runs the tests of volumes once more.
 func TestTheSuiteOnEncryptedVolumes(t *testing.T) {
-	for _, file := range []string{"keep_test.go", "main_test.go", "transfer_test.go", "volume_test.go"} {
+	runEncrypted(t, suite, "keep_test.go", "main_test.go", "transfer_test.go", "volume_test.go")
+}
+
+// TestTheKeepSuiteOnEncryptedVolumes runs the tests of volumes that keep once more.
+func TestTheKeepSuiteOnEncryptedVolumes(t *testing.T) {
+	runEncrypted(t, keepSuite, "kept_test.go", "kept_damage_test.go")
+}
+
+// runEncrypted runs tests of some files with volumes that encrypt. No test of those files may
+// be forgotten in their list.
+func runEncrypted(t *testing.T, suite map[string]func(*testing.T), files ...string) {
+	for _, file := range files {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
 			t.Fatal(err)

@@ -29,6 +29,9 @@ const maxIdleIO = 100
 // goes for units of 64 KiB in place of pages, and what is read first may be a
 // *tier.AlteredError.
 func (e *Extents) WriteAt(ctx context.Context, p []byte, off int64) error {
+	if e.seals != nil && e.seals.key != e.v.sealer.own {
+		return fmt.Errorf("disk: writing to memory that another process has sealed and kept: %w", tier.ErrNotSupported)
+	}
 	return e.transfer(ctx, p, off, true)
 }
 

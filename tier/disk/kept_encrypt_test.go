@@ -1,0 +1,688 @@
+package disk_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
+)
+
+// sealed makes a volume one that encrypts, with the tests' key.
+func sealed(c *disk.Config) { c.Encrypt, c.Key = true, usersKey }
+
+// contents returns all files in a directory, by their names.
+func contents(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		p, err := os.ReadFile(path)
+		all[path] = string(p)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func wantSame(t testing.TB, what string, before, after map[string]string) {
+	t.Helper()
+	for path, p := range before {
+		if after[path] != p {
+			t.Errorf("%s: %s was changed or removed", what, path)
+		}
+	}
+	if len(after) != len(before) {
+		t.Errorf("%s: %d files became %d", what, len(before), len(after))
+	}
+}
+
+// TestWrongKeyDestroysNothing: who opens what was kept with another key, without one, or with
+// one where none was, is told so, and all is there for who opens it as it was kept.
+func TestWrongKeyDestroysNothing(t *testing.T) {
+	plain := func(*disk.Config) {}
+	other := func(c *disk.Config) { c.Encrypt, c.Key = true, bytes.Repeat([]byte{7}, 32) }
+	shorter := func(c *disk.Config) { c.Encrypt, c.Key = true, usersKey[:16] }
+	for name, c := range map[string]struct {
+		kept, opened func(*disk.Config)
+		says         string
+	}{
+		"another key":        {sealed, other, "another Key than this one"},
+		"a part of the key":  {sealed, shorter, "another Key than this one"},
+		"without encryption": {sealed, plain, "was kept encrypted, and this volume does not encrypt"},
+		"with encryption":    {plain, sealed, "was kept without encryption, and this volume encrypts"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			v := openKeeping(t, dir, c.kept)
+			_, a := keep(t, v, 1, mib, page)
+			_, b := keep(t, v, 2, 5*mib)
+			leave(t, v, append(a, b...)...)
+			before, fds := contents(t, dir), descriptors(t)
+			kept := names(t, dir)[0]
+			for range 2 {
+				cfg := disk.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Keep: true}
+				c.opened(&cfg)
+				_, err := disk.OpenVolume(cfg)
+				var e *disk.KeyError
+				if !errors.Is(err, disk.ErrKey) || !errors.As(err, &e) || e.Dir != dir || e.Kept != kept {
+					t.Fatalf("opened: %v", err)
+				}
+				oneLine(t, err.Error(), dir, kept, c.says, "nothing in it was changed")
+				wantSame(t, "opened", before, contents(t, dir))
+				if n := descriptors(t); n > fds {
+					t.Errorf("%d descriptors became %d", fds, n)
+				}
+			}
+			// Also when some of the manifest cannot be read.
+			manifest := keptFiles(t, dir, "manifest-*")[0]
+			if err := os.WriteFile(manifest, []byte(before[manifest][:disk.ManifestHeader+3]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cfg := disk.Config{Dir: dir, Capacity: 16 * mib, Keep: true}
+			c.opened(&cfg)
+			if _, err := disk.OpenVolume(cfg); !errors.Is(err, disk.ErrKey) {
+				t.Errorf("with a damaged manifest: %v", err)
+			}
+			if err := os.WriteFile(manifest, []byte(before[manifest]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+
+			// Beside one of the right key it is left alone, with a warning.
+			elsewhere := t.TempDir()
+			v = openKeeping(t, elsewhere, c.opened)
+			_, es := keep(t, v, 3, page)
+			leave(t, v, es...)
+			mine := names(t, elsewhere)[0]
+			if err := os.CopyFS(filepath.Join(dir, mine), os.DirFS(filepath.Join(elsewhere, mine))); err != nil {
+				t.Fatal(err)
+			}
+			v = openKeeping(t, dir, c.opened)
+			if len(v.Kept()) != 1 {
+				t.Fatalf("kept: %+v", v.Kept())
+			}
+			free(v, wantKept(t, v, v.Kept()[0], 3, page)...)
+			if kept < mine { // it was looked at
+				oneLine(t, strings.Join(v.Stats().Warnings, "; "), kept, "left as it is", c.says)
+			}
+			closeVolume(t, v)
+			wantSame(t, "beside", before, contents(t, dir))
+
+			v = openKeeping(t, dir, c.kept)
+			for _, k := range v.Kept() {
+				if string(k.Meta) == "meta 1" {
+					free(v, wantKept(t, v, k, 1, mib, page)...)
+				} else {
+					free(v, wantKept(t, v, k, 2, 5*mib)...)
+				}
+			}
+			closeVolume(t, v)
+			wantEmpty(t, dir)
+		})
+	}
+}
+
+// TestNoKeyIsNeededForNothing: a directory in which nothing is kept goes, whatever the key.
+func TestNoKeyIsNeededForNothing(t *testing.T) {
+	dir := t.TempDir()
+	v := openKeeping(t, dir, sealed)
+	_, es := keep(t, v, 1, page)
+	free(v, es...)
+	leave(t, v)
+	v = openKeeping(t, dir)
+	if w := v.Stats().Warnings; len(v.Kept()) != 0 || len(w) != 0 || len(names(t, dir)) != 1 {
+		t.Errorf("kept: %+v, %q, %v", v.Kept(), w, names(t, dir))
+	}
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// TestKeepingNeedsTheUsersKey: with one that is made at the start nothing could be taken back.
+func TestKeepingNeedsTheUsersKey(t *testing.T) {
+	dir := t.TempDir()
+	_, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: mib, Keep: true, Encrypt: true})
+	if err == nil {
+		t.Fatal("opened")
+	}
+	oneLine(t, err.Error(), dir, "needs a Key")
+	wantEmpty(t, dir)
+}
+
+// TestNothingPlainIsInTheDirectory looks for the bytes of memories, for words of their meta, and
+// for the key in all files, whenever something has changed. Without encryption they are found, so
+// it looks in the right place.
+func TestNothingPlainIsInTheDirectory(t *testing.T) {
+	payload, column := []byte("no eye but mine!"), []byte("a column of salaries")
+	for name, c := range map[string]struct {
+		change func(*disk.Config)
+		plain  bool
+	}{"encrypted": {sealed, false}, "plain": {func(*disk.Config) {}, true}} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			seen := 0
+			look := func() {
+				t.Helper()
+				for path, p := range contents(t, dir) {
+					if strings.Contains(p, string(usersKey)) {
+						t.Errorf("the key is in %s", path)
+					}
+					found := strings.Contains(p, string(payload[:12])) || strings.Contains(p, string(column))
+					if found {
+						seen++
+					}
+					if found && !c.plain {
+						t.Fatalf("plain bytes in %s", path)
+					}
+				}
+			}
+			meta := bytes.Repeat(column, 5000)
+			fill := func(v *disk.Volume, n int64) *disk.Extents {
+				t.Helper()
+				e := alloc(t, v, n)
+				p := aligned(n)
+				for i := range p {
+					p[i] = payload[i%len(payload)]
+				}
+				write(t, e, p, 0)
+				if _, err := v.Keep(meta, e); err != nil {
+					t.Fatal(err)
+				}
+				look()
+				return e
+			}
+			v := openKeeping(t, dir, c.change)
+			es := []*disk.Extents{fill(v, 2*unit+page), fill(v, 3*mib), fill(v, 100)}
+			leave(t, v, es...)
+			for range 3 {
+				v = openKeeping(t, dir, c.change)
+				look()
+				k := v.Kept()[0]
+				taken, err := v.Take(k.Key)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := v.Keep(append(meta, column...), taken...); err != nil { // in its new place
+					t.Fatal(err)
+				}
+				look()
+				var more []*disk.Extents
+				for range 20 { // until the manifest is written anew
+					more = append(more, fill(v, page))
+					free(v, more[0])
+					more = more[1:]
+				}
+				leave(t, v, taken[0].(*disk.Extents))
+			}
+			v = openKeeping(t, dir, c.change)
+			for _, k := range v.Kept() {
+				v.Forget(k.Key)
+			}
+			look()
+			closeVolume(t, v)
+			wantEmpty(t, dir)
+			if c.plain && seen < 10 {
+				t.Errorf("plain bytes were seen %d times only", seen)
+			}
+		})
+	}
+}
+
+// segmentWrites is a file system that has all that was written to segments while it listens.
+type segmentWrites struct {
+	disk.FS
+	mu     sync.Mutex
+	listen bool
+	all    [][]byte
+}
+
+type heardFile struct {
+	disk.File
+	s *segmentWrites
+}
+
+func (s *segmentWrites) heard(path string, f disk.File, err error) (disk.File, error) {
+	if err != nil || !strings.HasPrefix(filepath.Base(path), "segment-") {
+		return f, err
+	}
+	return &heardFile{f, s}, nil
+}
+
+func (s *segmentWrites) Create(path string, direct bool) (disk.File, error) {
+	f, err := s.FS.Create(path, direct)
+	return s.heard(path, f, err)
+}
+
+func (s *segmentWrites) Reopen(path string, direct bool) (disk.File, error) {
+	f, err := s.FS.Reopen(path, direct)
+	return s.heard(path, f, err)
+}
+
+func (f *heardFile) WriteAt(p []byte, off int64) (int, error) {
+	f.s.mu.Lock()
+	if f.s.listen {
+		f.s.all = append(f.s.all, bytes.Clone(p))
+	}
+	f.s.mu.Unlock()
+	return f.File.WriteAt(p, off)
+}
+
+// TestNoNonceIsUsedTwiceByRestarts: four volumes follow each other in a directory, the same
+// room is written again and again, and kept. Of zeros GCM makes the cipher's stream, of
+// which no 16 bytes may come twice; and of the nonces in all manifests none is used for two
+// things.
+func TestNoNonceIsUsedTwiceByRestarts(t *testing.T) {
+	dir := t.TempDir()
+	stream, nonces := make(map[[16]byte]int), make(map[disk.Nonce]string)
+	salts := make(map[[32]byte]bool)
+	check := func() {
+		t.Helper()
+		for _, m := range keptFiles(t, dir, "manifest-*") {
+			all, err := disk.NoncesIn(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for n, what := range all {
+				salts[n.Salt] = true
+				if was, ok := nonces[n]; ok && was != what {
+					t.Fatalf("nonce %d is used twice: %s, %s", n.Nonce, was, what)
+				}
+				nonces[n] = what
+			}
+		}
+	}
+	for life := range 4 {
+		fsys := &segmentWrites{FS: disk.OS()}
+		v := openKeeping(t, dir, sealed, func(c *disk.Config) { c.FS = fsys })
+		fsys.listen = true
+		var held []*disk.Extents
+		for _, k := range v.Kept() {
+			taken, err := v.Take(k.Key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := taken[0].(*disk.Extents)
+			if bytes.Count(read(t, e, e.Size(), 0), []byte{0}) != int(e.Size()) {
+				t.Fatal("other bytes were kept")
+			}
+			if _, err := v.Keep(metaOf(9), e); err != nil { // a new record of old units
+				t.Fatal(err)
+			}
+			check()
+			held = append(held, e)
+		}
+		for len(held) > 3 {
+			free(v, held[0])
+			held = held[1:]
+		}
+		for range 6 {
+			e := alloc(t, v, 2*unit+page)
+			write(t, e, aligned(2*unit+page), 0)
+			write(t, e, aligned(unit), unit/2)
+			if _, err := v.Keep(metaOf(1), e); err != nil {
+				t.Fatal(err)
+			}
+			check()
+			held = append(held, e)
+			if len(held) > 4 {
+				free(v, held[1])
+				held = slices.Delete(held, 1, 2)
+			}
+		}
+		if len(fsys.all) < 12 {
+			t.Fatalf("%d writes were heard", len(fsys.all))
+		}
+		for _, w := range fsys.all {
+			for i := 0; i < len(w); i += 16 {
+				block := [16]byte(w[i:])
+				if was, ok := stream[block]; ok {
+					t.Fatalf("life %d has a part of the stream that life %d had", life, was)
+				}
+				stream[block] = life
+			}
+		}
+		leave(t, v, held...)
+	}
+	if len(salts) != 4 || len(nonces) < 4*6*4 {
+		t.Errorf("%d salts and %d nonces were seen", len(salts), len(nonces))
+	}
+}
+
+// TestForgedManifestIsNotBelieved changes each byte of a manifest and makes the checksums right:
+// what is found is what was kept, or less, and of a header that says another key nothing goes.
+func TestForgedManifestIsNotBelieved(t *testing.T) {
+	small := func(c *disk.Config) { sealed(c); c.Capacity, c.SegmentSize = 8*unit, 8*unit }
+	dir := t.TempDir()
+	v := openKeeping(t, dir, small)
+	_, a := keep(t, v, 1, page)
+	_, b := keep(t, v, 10, page, unit+page)
+	leave(t, v, append(a, b...)...)
+	v = openKeeping(t, dir, small) // a manifest written anew, and in it records of two keys
+	_, c := keep(t, v, 20, page)
+	saved := t.TempDir()
+	if err := os.CopyFS(saved, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	free(v, c...)
+	closeVolume(t, v)
+	info, err := os.Stat(keptFiles(t, saved, "manifest-*")[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := make(map[string]int)
+	for at := range int(info.Size()) {
+		work := t.TempDir()
+		if err := os.CopyFS(work, os.DirFS(saved)); err != nil {
+			t.Fatal(err)
+		}
+		what, err := disk.Forge(keptFiles(t, work, "manifest-*")[0], at, 1<<(at%8))
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := contents(t, work)
+		v, err := disk.OpenVolume(disk.Config{Dir: work, Capacity: 8 * unit, Keep: true, Encrypt: true, Key: usersKey})
+		if err != nil {
+			if what != "header" || !errors.Is(err, disk.ErrKey) {
+				t.Fatalf("byte %d (%s): %v", at, what, err)
+			}
+			wantSame(t, "forged", before, contents(t, work))
+			refused["key"]++
+			continue
+		}
+		found := 0
+		for _, k := range v.Kept() {
+			var seed uint64
+			if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil {
+				t.Fatalf("byte %d: meta %q", at, k.Meta)
+			}
+			sizes := map[uint64][]int64{1: {page}, 10: {page, unit + page}, 20: {page}}[seed]
+			free(v, wantKept(t, v, k, seed, sizes...)...)
+			found++
+		}
+		warned := strings.Join(v.Stats().Warnings, "; ")
+		switch {
+		case what == "sealed" && found != 2:
+			t.Errorf("byte %d was changed, and %d of 3 were found", at, found)
+		case what == "sealed" && !strings.Contains(warned, "lost"):
+			t.Errorf("byte %d was changed: %q", at, warned)
+		case what == "sealed" && strings.Contains(warned, "not what was written (at "):
+			refused["record"]++
+		}
+		closeVolume(t, v)
+	}
+	if refused["key"] < 64 || refused["record"] < 300 {
+		t.Errorf("refused: %v", refused)
+	}
+}
+
+// TestChangedBytesOfWhatIsKeptAreFound: a bit anywhere in what was kept, another memory's
+// bytes, and those that were kept in the same room before are an AlteredError that says where.
+func TestChangedBytesOfWhatIsKeptAreFound(t *testing.T) {
+	const size = 3*unit + 2*page
+	dir := t.TempDir()
+	v := openKeeping(t, dir, sealed)
+	old := alloc(t, v, size)
+	write(t, old, random(size, 1), 0) // the same bytes as those that are kept there later
+	file := keptFiles(t, dir, "segment-*")[0]
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	free(v, old)
+	_, es := keep(t, v, 1, size, size)
+	leave(t, v, es...)
+	sound, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(what string, bad []byte, unitAt int64) {
+		t.Helper()
+		work := t.TempDir()
+		if err := os.CopyFS(work, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(keptFiles(t, work, "segment-*")[0], bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		v := openKeeping(t, work, sealed)
+		taken, err := v.Take(v.Kept()[0].Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, other := taken[0].(*disk.Extents), taken[1].(*disk.Extents)
+		_, name, at := e.Locate(0)
+		err = e.ReadAt(t.Context(), aligned(size), 0)
+		var a *tier.AlteredError
+		if !errors.As(err, &a) || a.Volume != work || a.File != name || a.Offset != at+unitAt {
+			t.Errorf("%s: %v, and it was at %d of %s", what, err, at+unitAt, name)
+		}
+		if !bytes.Equal(read(t, e, unitAt, 0), random(size, 1)[:unitAt]) || !bytes.Equal(read(t, other, size, 0), random(size, 2)) {
+			t.Errorf("%s: what was not changed reads differently", what)
+		}
+		free(v, e, other)
+		closeVolume(t, v)
+		wantEmpty(t, work)
+	}
+	_, _, at := es[0].Locate(0)
+	_, _, second := es[1].Locate(0)
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 40 {
+		off := r.Int64N(size)
+		bad := bytes.Clone(sound)
+		bad[at+off] ^= 1 << r.IntN(8)
+		check(fmt.Sprintf("a bit of byte %d", off), bad, off/unit*unit)
+	}
+	swapped := bytes.Clone(sound)
+	copy(swapped[at+unit:at+2*unit], sound[second+unit:])
+	check("another memory's unit", swapped, unit)
+	moved := bytes.Clone(sound)
+	copy(moved[at+unit:at+2*unit], sound[at+2*unit:])
+	check("another unit", moved, unit)
+	older := bytes.Clone(sound)
+	copy(older[at+2*unit:at+3*unit], before[at+2*unit:])
+	check("older bytes", older, 2*unit)
+	zeros := bytes.Clone(sound)
+	clear(zeros[at : at+page])
+	check("zeros", zeros, 0)
+}
+
+// TestWhatWasSealedBeforeIsRead: memory that was kept by several volumes before can be read and
+// kept again, together and under one record, and not written.
+func TestWhatWasSealedBeforeIsRead(t *testing.T) {
+	dir := t.TempDir()
+	v := openKeeping(t, dir, sealed)
+	_, es := keep(t, v, 0, 2*unit+5)
+	leave(t, v, es...)
+	for life := uint64(1); life < 4; life++ {
+		v = openKeeping(t, dir, sealed)
+		k := v.Kept()[0]
+		var sizes []int64
+		for range life {
+			sizes = append(sizes, 2*unit+5)
+		}
+		if !bytes.Equal(k.Meta, metaOf(0)) {
+			t.Errorf("meta %q", k.Meta)
+		}
+		es := wantKept(t, v, k, 0, sizes...)
+		v.Forget(k.Key)
+		if err := es[0].WriteAt(t.Context(), aligned(unit), 0); !errors.Is(err, tier.ErrNotSupported) {
+			t.Errorf("written with a key that sealed before: %v", err)
+		}
+		e := alloc(t, v, 2*unit+5)
+		write(t, e, random(2*unit+5, life), 0)
+		es = append(es, e)
+		var all []tier.Memory
+		for _, e := range es {
+			all = append(all, e)
+		}
+		if _, err := v.Keep(metaOf(0), all...); err != nil {
+			t.Fatal(err)
+		}
+		leave(t, v, es...)
+	}
+	v = openKeeping(t, dir, sealed)
+	secrets := v.Secrets()
+	if len(secrets) != 3*5 { // its own and four others'
+		t.Errorf("%d secrets", len(secrets))
+	}
+	free(v, wantKept(t, v, v.Kept()[0], 0, 2*unit+5, 2*unit+5, 2*unit+5, 2*unit+5)...)
+	closeVolume(t, v)
+	for i, s := range secrets {
+		if bytes.Count(s, []byte{0}) != len(s) {
+			t.Errorf("secret %d is still there", i)
+		}
+	}
+	wantEmpty(t, dir)
+}
+
+// TestWhatWasLostIsNotKept: memory whose writing failed is not recorded as if it held something,
+// and what was never written is kept as zeros.
+func TestWhatWasLostIsNotKept(t *testing.T) {
+	dir := t.TempDir()
+	fsys := faultfs.New(disk.OS(), 1)
+	v := openKeeping(t, dir, sealed, func(c *disk.Config) { c.FS = fsys })
+	e := alloc(t, v, 3*unit)
+	data := random(3*unit, 1)
+	write(t, e, data[:2*unit], 0)
+	remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Path: "segment-*", Times: 1, Effect: faultfs.Fail(syscall.EIO)})
+	if err := e.WriteAt(t.Context(), data[:unit], unit); !errors.Is(err, syscall.EIO) {
+		t.Fatal(err)
+	}
+	remove()
+	if _, err := v.Keep(metaOf(1), e); !errors.Is(err, syscall.EIO) {
+		t.Errorf("kept: %v", err)
+	}
+	write(t, e, data[unit:2*unit], unit)
+	if _, err := v.Keep(metaOf(1), e); err != nil {
+		t.Fatal(err)
+	}
+	leave(t, v, e)
+	v = openKeeping(t, dir, sealed)
+	taken, err := v.Take(v.Kept()[0].Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(data[2*unit:])
+	if !bytes.Equal(read(t, taken[0].(*disk.Extents), 3*unit, 0), data) {
+		t.Error("it reads differently")
+	}
+	free(v, taken[0].(*disk.Extents))
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// keepChild is the process that TestKilledProcessIsTakenOver kills: it keeps and frees, and says
+// what it has kept, and what it is about to free.
+func keepChild() {
+	fail := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	v, err := disk.OpenVolume(disk.Config{Dir: os.Args[1], Capacity: 16 * mib, SegmentSize: 4 * mib, Keep: true, Encrypt: true, Key: usersKey})
+	fail(err)
+	var held []tier.Memory
+	var seeds []uint64
+	for seed := uint64(1); ; seed++ {
+		n := sizeOf(seed)
+		m, err := v.Alloc(n, nil)
+		fail(err)
+		fail(m.(*disk.Extents).WriteAt(context.Background(), random(n, seed), 0))
+		_, err = v.Keep(metaOf(seed), m)
+		fail(err)
+		fmt.Println("+", seed)
+		held, seeds = append(held, m), append(seeds, seed)
+		if len(held) > 5 {
+			fmt.Println("-", seeds[0])
+			v.Free(held[0], func() {})
+			held, seeds = held[1:], seeds[1:]
+		}
+	}
+}
+
+// sizeOf is how much a child keeps.
+func sizeOf(seed uint64) int64 { return 1 + int64(seed*seed*7919%(unit*5)) }
+
+// TestKilledProcessIsTakenOver kills a process that keeps, with kill -9 and at some moment; the
+// next volume with the same key has all that was kept, whole, and what was freed is not there.
+func TestKilledProcessIsTakenOver(t *testing.T) {
+	onLinux(t)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Skip("cannot start a process: ", err)
+	}
+	dir := t.TempDir()
+	r := rand.New(rand.NewPCG(8, 9))
+	found := 0
+	for round := range 12 {
+		child := exec.Command(exe, dir)
+		child.Env = append(os.Environ(), childEnv+"=keep")
+		var failed bytes.Buffer
+		child.Stderr = &failed
+		stdout, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		sure, maybe, last := make(map[uint64]bool), make(map[uint64]bool), uint64(0)
+		in, lines := bufio.NewScanner(stdout), r.IntN(120)
+		for i := 0; in.Scan(); i++ {
+			if i == lines {
+				_ = child.Process.Kill()
+			}
+			var sign string
+			var seed uint64
+			if _, err := fmt.Sscan(in.Text(), &sign, &seed); err != nil {
+				t.Fatalf("the child says %q", in.Text())
+			}
+			if sign == "+" {
+				sure[seed], last = true, seed
+			} else {
+				delete(sure, seed)
+				maybe[seed] = true
+			}
+		}
+		_ = child.Wait()
+		if failed.Len() > 0 {
+			t.Fatal(failed.String())
+		}
+		v := openKeeping(t, dir, sealed)
+		for _, k := range v.Kept() {
+			var seed uint64
+			if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil || !sure[seed] && !maybe[seed] && seed != last+1 {
+				t.Fatalf("round %d: %q is kept", round, k.Meta)
+			}
+			free(v, wantKept(t, v, k, seed, sizeOf(seed))...)
+			delete(sure, seed)
+			found++
+		}
+		if len(sure) > 0 {
+			t.Errorf("round %d: %v are lost: %q", round, sure, v.Stats().Warnings)
+		}
+		closeVolume(t, v)
+		wantEmpty(t, dir)
+	}
+	if found < 12 {
+		t.Errorf("only %d were found", found)
+	}
+}
