@@ -146,7 +146,7 @@ type Disk struct {
 	// next engine with a disk of the same Dir, and Keep, finds the batches that were there
 	// when this one's process ended without closing it, be it killed: see Engine.Kept. What is
 	// recorded does not survive a failure of the system or of its power. A disk that keeps
-	// needs a Capacity, for what is kept takes part of it. Engines that are open at
+	// needs a Capacity, for what is kept takes part of it, and with Encrypt a Key. Engines that are open at
 	// the same time have different directories in Dir.
 	Keep bool
 }

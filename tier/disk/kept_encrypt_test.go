@@ -16,6 +16,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -386,6 +387,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	keys := map[uint64]uint64{1: 1, 10: 2, 20: 3} // of what was kept with a seed
 	refused := make(map[string]int)
 	for at := range int(info.Size()) {
 		work := t.TempDir()
@@ -413,6 +415,9 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 				t.Fatalf("byte %d: meta %q", at, k.Meta)
 			}
 			sizes := map[uint64][]int64{1: {page}, 10: {page, unit + page}, 20: {page}}[seed]
+			if k.Key != keys[seed] {
+				t.Errorf("byte %d: %q has key %d", at, k.Meta, k.Key)
+			}
 			free(v, wantKept(t, v, k, seed, sizes...)...)
 			found++
 		}
@@ -585,6 +590,45 @@ func TestWhatWasLostIsNotKept(t *testing.T) {
 	}
 	free(v, taken[0].(*disk.Extents))
 	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// TestKeysStayWhileRecordsAreSealed: a volume that is closed forgets its keys when nobody writes
+// a record any more, and not before: one that was sealed with zeros would be open to all.
+func TestKeysStayWhileRecordsAreSealed(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		fsys := faultfs.New(disk.OS(), 1)
+		v := openKeeping(t, dir, sealed, func(c *disk.Config) { c.FS = fsys })
+		secrets := v.Secrets()
+		written := make(chan struct{})
+		defer fsys.Add(faultfs.Rule{
+			Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1,
+			Effect: faultfs.Do(func(faultfs.Op, string) { <-written }),
+		})()
+		kept, closed := make(chan error, 1), make(chan error, 1)
+		go func() {
+			_, err := v.Keep(metaOf(1)) // without memory, which would keep the volume open
+			kept <- err
+		}()
+		synctest.Wait()
+		go func() { closed <- v.Close() }()
+		synctest.Wait()
+		for i, s := range secrets {
+			if bytes.Count(s, []byte{0}) == len(s) {
+				t.Errorf("secret %d is gone while a record is written", i)
+			}
+		}
+		close(written)
+		if err := errors.Join(<-kept, <-closed); err != nil {
+			t.Error(err)
+		}
+		for i, s := range secrets {
+			if bytes.Count(s, []byte{0}) != len(s) {
+				t.Errorf("secret %d is still there", i)
+			}
+		}
+	})
 	wantEmpty(t, dir)
 }
 

@@ -3,6 +3,7 @@ package disk
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"testing"
 
 	"github.com/spillway-db/spillway/tier"
@@ -40,9 +41,8 @@ func unitsOfPieces(pieces []keptPiece) int {
 	return len(newSeals(nil, 0, all).units)
 }
 
-// sampleSealed is a manifest with records of a volume that encrypts.
-func sampleSealed(tb testing.TB, generation uint64) []byte {
-	v := sealing(tb)
+// sampleSealedBy is a manifest with records of a volume that encrypts.
+func sampleSealedBy(v *Volume, generation uint64) []byte {
 	p := appendManifestHeader(nil, generation, v.sealer.mark)
 	for key := range uint64(3) {
 		rec := &keptRecord{replaces: key - 1, salts: [][saltSize]byte{v.sealer.own.salt, {1, 2, 3}}}
@@ -93,14 +93,48 @@ func TestRecordsDoNotMove(t *testing.T) {
 	}
 }
 
+// TestSealedRecordsOpenAsTheyWere: with the right key and as the same record, and with the units
+// that they had. One that is not sealed is none for a volume that encrypts, nor the other way round.
+func TestSealedRecordsOpenAsTheyWere(t *testing.T) {
+	v := sealing(t)
+	l, err := parseManifest(sampleSealedBy(v, 1), 1)
+	if err != nil || len(l.live) != 1 || l.mark == nil || *l.mark != v.sealer.mark {
+		t.Fatalf("%+v, %v", l, err)
+	}
+	later := sealing(t) // the next one, with the same key of the user's
+	r := l.live[2]
+	rec, err := parseKept(r.body)
+	if err != nil || len(rec.memories) != 2 || rec.memories[1].number != 7 || rec.memories[1].salt != 1 || len(rec.memories[1].units) != 4 {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	meta, keys, err := later.openRecord(rec, r)
+	if err != nil || string(meta) != "some meta" || len(keys) != 2 || !bytes.Equal(keys[0].key, v.sealer.own.key) {
+		t.Errorf("%q, %v", meta, err)
+	}
+	if _, _, err := new(Volume).openRecord(rec, r); !errors.Is(err, errSealed) {
+		t.Errorf("opened without a key: %v", err)
+	}
+	r.key++
+	if _, _, err := later.openRecord(rec, r); !errors.Is(err, errSealed) {
+		t.Errorf("opened as another record: %v", err)
+	}
+	plain, err := parseKept(appendKept(nil, 0, nil, []byte("some meta")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := later.openRecord(plain, r); !errors.Is(err, errSealed) {
+		t.Errorf("what is not sealed was believed: %v", err)
+	}
+}
+
 // FuzzManifest: no bytes make the reader panic, or hand out room that makes no sense. With
 // fix set the sums are made right first, so that what is behind them is reached.
 func FuzzManifest(f *testing.F) {
 	f.Add(sampleManifest(1), true)
 	f.Add(sampleManifest(1), false)
 	f.Add(sampleManifest(1)[:200], true)
-	f.Add(sampleSealed(f, 1), true)
-	f.Add(sampleSealed(f, 1), false)
+	f.Add(sampleSealedBy(sealing(f), 1), true)
+	f.Add(sampleSealedBy(sealing(f), 1), false)
 	f.Fuzz(func(t *testing.T, p []byte, fix bool) {
 		if fix {
 			p = mendSums(bytes.Clone(p), 1, keyMark{sealed: len(p) > 12 && p[12] != 0})
