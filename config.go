@@ -140,7 +140,7 @@ type Disk struct {
 	// the volume makes a key. No key is ever written, and those of volumes are
 	// overwritten when the engine is closed. With Keep it must be given, and the next
 	// engine needs the same: with another one, or none, it is not opened (disk.ErrKey), and
-	// what is kept stays as it is.
+	// what is kept stays as it is. Engines with different keys need different directories.
 	Key []byte
 	// Keep makes the engine record what it writes there, in files with names, so that the
 	// next engine with a disk of the same Dir, and Keep, finds the batches that were there
