@@ -32,10 +32,11 @@ import (
 )
 
 // keepChildEnv makes a test process one that fills a directory until it is killed: it is the
-// directory, and keepCodecEnv how what goes there is compressed.
+// directory, and the others say how what goes there is written.
 const (
 	keepChildEnv = "SPILLWAY_TEST_KEEP_DIR"
 	keepCodecEnv = "SPILLWAY_TEST_KEEP_CODEC"
+	keepSealEnv  = "SPILLWAY_TEST_KEEP_SEAL" // "true": it is encrypted
 )
 
 // keepingEngine is an engine with one disk that keeps.
@@ -55,6 +56,9 @@ func openKeeping(ctx context.Context, dir string, change ...func(*spillway.Confi
 		Disks:      []spillway.Disk{{Dir: dir, Capacity: 64 << 20, Keep: true}},
 		Codec:      convert.CodecNone,
 		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	if sealKept {
+		sealed(&cfg)
 	}
 	for _, c := range change {
 		c(&cfg)
@@ -126,7 +130,11 @@ func TestKeepChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eng := keepingEngine(t, dir, func(c *spillway.Config) { c.Codec = codec })
+	eng := keepingEngine(t, dir, func(c *spillway.Config) {
+		if c.Codec = codec; os.Getenv(keepSealEnv) == "true" {
+			sealed(c)
+		}
+	})
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -184,7 +192,7 @@ func killed(t *testing.T, dir string, codec convert.Codec, lines int) (sure, may
 		t.Fatal(err)
 	}
 	child := exec.Command(exe, "-test.run=^TestKeepChild$")
-	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String())
+	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String(), keepSealEnv+"="+strconv.FormatBool(sealKept))
 	var failed bytes.Buffer
 	child.Stderr = &failed
 	stdout, err := child.StdoutPipe()

@@ -131,7 +131,7 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		return nil, err
 	}
 	if v.sealer != nil {
-		e.seals = newSeals(v.sealer.memory.Add(1), e.pieces)
+		e.seals = newSeals(v.sealer.own, v.sealer.memory.Add(1), e.pieces)
 	}
 	e.unwritten.Store(size)
 	v.pacer.takeOn(size)

@@ -54,7 +54,8 @@ type Config struct {
 	Space tier.ID
 	// Keep makes the volume keep what Volume.Keep was called for when the process ends
 	// without closing it, in files with names: the next volume with Keep that is opened in
-	// Dir has it. Against a failure of the system, or of its power, it is no help.
+	// Dir has it. Against a failure of the system, or of its power, it is no help. With
+	// Encrypt it needs a Key.
 	Keep bool
 	// FS is what the volume works on; nil is the real file system.
 	FS FS
@@ -78,7 +79,9 @@ type Config struct {
 	// Key is a key for that of 16, 24 or 32 bytes, which the volume does not work
 	// with, but derives one of its own from; it stays the caller's. Nil: the volume
 	// makes a key of 32 bytes. Either one is in memory only, and overwritten when the
-	// volume has been closed and all that it handed out is free.
+	// volume has been closed and all that it handed out is free. What was kept is had only with
+	// the Key that it was kept with, and with none if there was none: a volume that finds
+	// nothing but what is another's is not opened, with a *KeyError, and changes nothing.
 	Key []byte
 }
 
@@ -98,10 +101,7 @@ func (c Config) Validate() error {
 	case c.Depth < 0:
 		return fmt.Errorf("disk: volume %s: depth %d must not be negative", c.Dir, c.Depth)
 	}
-	if c.Keep && c.Encrypt {
-		return fmt.Errorf("disk: volume %s: what is encrypted cannot be kept: what it is opened with is in memory only", c.Dir)
-	}
-	if err := CheckKey(c.Encrypt, c.Key); err != nil {
+	if err := CheckKey(c.Encrypt, c.Key, c.Keep); err != nil {
 		return fmt.Errorf("disk: volume %s: %w", c.Dir, err)
 	}
 	return nil

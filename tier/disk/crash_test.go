@@ -15,9 +15,12 @@ import (
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
-// childMain is the process that is killed: mode is "anonymous" or "named", and the
-// directory is its first argument. It tells the parent when it has written.
+// childMain is the process that is killed: mode is "anonymous" or "named", or "keep" for
+// keepChild, and the directory is its first argument. It tells the parent when it has written.
 func childMain(mode string) {
+	if mode == "keep" {
+		keepChild()
+	}
 	cfg := disk.Config{Dir: os.Args[1], Capacity: 64 * mib}
 	if mode == "named" {
 		cfg.FS = faultfs.New(disk.OS(), 1, noAnonymous)

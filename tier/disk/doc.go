@@ -15,7 +15,7 @@
 // transfers (transfer.go); what encrypts them (seal.go), with which units a request
 // holds (holds.go) and the buffers that it passes through (bounce.go); how fast the
 // volume is written and whose turn it is (pace.go); with Config.Keep what is kept (kept.go),
-// its record on disk (manifest.go), and how the next volume takes it over (takeover.go).
+// its records on disk (manifest.go, record.go), and how the next volume takes it over (takeover.go).
 //
 // # Ownership
 //
@@ -57,14 +57,15 @@
 //
 // With Config.Encrypt only AES-GCM's output reaches a file: units of 64 KiB, each as long
 // there as it is in the memory, so that direct I/O stays what it is. A unit's tag and
-// nonce (24 bytes) are in memory only, and its number and its memory's are part of what the
+// nonce (24 bytes) are in memory, and on disk only of what is kept (below), and its number and its memory's are part of what the
 // tag says. So a changed bit, another unit's bytes and older bytes of the same unit are all
 // found, as a *tier.AlteredError. Whoever writes a part of a unit has the rest read, opened and
 // sealed again; a unit that could not be written again, over what was there, is lost
 // until all of it is written. What was never written reads as zeros.
 //
 // Each volume has a key of its own, random, or derived (HKDF, with a random salt) from the
-// user's, and counts its nonces; so none is used twice under a key. The key is in this
+// user's, and counts its nonces; so none is used twice under a key. With a key that it finds
+// in use, of what was kept, a volume seals nothing: such memory can be read, and not written. The key is in this
 // process's memory as long as the volume is used: who can read that, or the
 // system's swap, has it. It protects what lies on the disk, also after a crash, and not its
 // length. Requests pass through mapped memory that is in no ledger: up to
@@ -95,6 +96,19 @@
 // that needs more than the volume's capacity or belongs to another user, stay as they are, with a
 // warning. The format
 // is told in manifest.go.
+//
+// With Config.Encrypt and a Key of the user's, a record holds the seals of its memories'
+// units and the salts that their keys were derived with, and its meta is sealed, with the
+// rest of the record as part of what the tag says. No key is written. The next volume with the
+// same Key derives the old keys again, to read, and one of its own, to write. So a changed
+// bit of the files, of a record, or of a seal in it is found, also where somebody has made the
+// checksums right, and so are older bytes in the place of what was kept. What cannot
+// be told is a record put back together with the bytes of its time: who can write to the
+// directory can bring back what was kept there, as he can remove it. Readable stay how many
+// memories there are, how long they are and where they lie, how long the meta is, and when
+// something was kept and freed. A directory of another Key, or without encryption where the volume
+// encrypts, or the other way round, is a *KeyError (ErrKey) if there is none that the volume can
+// take, and a warning else; it stays as it is. One in which nothing is kept goes.
 //
 // # Locks
 //

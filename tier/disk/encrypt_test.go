@@ -4,13 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,68 +20,6 @@ import (
 
 // unit is what an encrypted volume seals as a whole.
 const unit = 64 << 10
-
-// suite is what holds for every volume, whether it encrypts or not.
-var suite = map[string]func(*testing.T){
-	"TestTrimGivesRoomBack":                     TestTrimGivesRoomBack,
-	"TestTrimEndsWithItsContext":                TestTrimEndsWithItsContext,
-	"TestKeeperGivesBackWhatNothingNeeds":       TestKeeperGivesBackWhatNothingNeeds,
-	"TestKeeperMindsTheReserve":                 TestKeeperMindsTheReserve,
-	"TestNegativeIdleKeepsAll":                  TestNegativeIdleKeepsAll,
-	"TestFailedPunchIsWarnedOfAndLosesNothing":  TestFailedPunchIsWarnedOfAndLosesNothing,
-	"TestAnyAlignment":                          TestAnyAlignment,
-	"TestWritesWithinOnePageAreKeptApart":       TestWritesWithinOnePageAreKeptApart,
-	"TestRequestsUnderWay":                      TestRequestsUnderWay,
-	"TestCancellation":                          TestCancellation,
-	"TestEndedContextBeginsNothing":             TestEndedContextBeginsNothing,
-	"TestErrorsNameThePlace":                    TestErrorsNameThePlace,
-	"TestTransfersThatNeverProgressEnd":         TestTransfersThatNeverProgressEnd,
-	"TestCounters":                              TestCounters,
-	"TestEveryOperationFailsOnce":               TestEveryOperationFailsOnce,
-	"TestVolumeKeepsThePoolContract":            TestVolumeKeepsThePoolContract,
-	"TestConfigIsChecked":                       TestConfigIsChecked,
-	"TestOpenErrorsAreClear":                    TestOpenErrorsAreClear,
-	"TestKindsOfFiles":                          TestKindsOfFiles,
-	"TestFreedExtentsAreReusedFirst":            TestFreedExtentsAreReusedFirst,
-	"TestSmallestFitIsTaken":                    TestSmallestFitIsTaken,
-	"TestSplitting":                             TestSplitting,
-	"TestFragmentedRoom":                        TestFragmentedRoom,
-	"TestRoomIsTakenInStepsAndWithinTheReserve": TestRoomIsTakenInStepsAndWithinTheReserve,
-	"TestFullFileSystem":                        TestFullFileSystem,
-	"TestOtherErrorsOfGrowthAreNotNoSpace":      TestOtherErrorsOfGrowthAreNotNoSpace,
-	"TestCloseWithMemoryOut":                    TestCloseWithMemoryOut,
-	"TestCloseAndTheLastFreeMeet":               TestCloseAndTheLastFreeMeet,
-	"TestFreeDuringATransferWaitsForIt":         TestFreeDuringATransferWaitsForIt,
-	"TestFreeTwicePanics":                       TestFreeTwicePanics,
-	"TestWrongSizesAreRefused":                  TestWrongSizesAreRefused,
-	"TestTwoVolumesInOneDirectory":              TestTwoVolumesInOneDirectory,
-	"TestVanishedDirectory":                     TestVanishedDirectory,
-	"TestConcurrentUseUnderTrim":                TestConcurrentUseUnderTrim,
-}
-
-// others are tests in the same files that a key makes no difference to.
-var others = map[string]bool{"TestMain": true, "TestMemoryFileSystemIsWarnedOf": true}
-
-// TestTheSuiteOnEncryptedVolumes runs the tests of volumes once more. No test of those
-// files may be forgotten here.
-func TestTheSuiteOnEncryptedVolumes(t *testing.T) {
-	for _, file := range []string{"keep_test.go", "main_test.go", "transfer_test.go", "volume_test.go"} {
-		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, d := range f.Decls {
-			if d, ok := d.(*ast.FuncDecl); ok && strings.HasPrefix(d.Name.Name, "Test") && suite[d.Name.Name] == nil && !others[d.Name.Name] {
-				t.Errorf("%s of %s is in no list", d.Name.Name, file)
-			}
-		}
-	}
-	encrypted = true
-	defer func() { encrypted = false }()
-	for name, test := range suite {
-		t.Run(name, test)
-	}
-}
 
 // recorder is a file system that keeps what is written to the last file that was opened,
 // and lets tests change it.

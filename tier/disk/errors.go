@@ -1,10 +1,39 @@
 package disk
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/spillway-db/spillway/tier"
 )
+
+// ErrKey is what a KeyError matches.
+var ErrKey = errors.New("not the key that it was kept with")
+
+// KeyError says that what was kept in a directory is encrypted with another key than the
+// volume has, or that only one of them is encrypted at all. Nothing in it was changed: it
+// is there for who opens it as it was kept. It matches ErrKey.
+type KeyError struct {
+	Dir     string // of the volume
+	Kept    string // the directory in it
+	Sealed  bool   // what is kept there is encrypted
+	Encrypt bool   // the volume encrypts
+}
+
+func (e *KeyError) Error() string {
+	what := "was kept with another Key than this one: give the one that it was kept with"
+	switch {
+	case !e.Encrypt:
+		what = "was kept encrypted, and this volume does not encrypt: set Encrypt, with the Key that it was kept with"
+	case !e.Sealed:
+		what = "was kept without encryption, and this volume encrypts: open it without Encrypt first"
+	}
+	return filepath.Join(e.Dir, e.Kept) + " " + what + ", or name another directory; nothing in it was changed"
+}
+
+// Is matches ErrKey.
+func (e *KeyError) Is(target error) bool { return target == ErrKey }
 
 // IOError is a read or a write that the system could not do: which volume, and where.
 // It is what WriteAt and ReadAt return, and the cause of a tier.NoSpaceError where the

@@ -8,13 +8,22 @@ import (
 // Secrets returns all memory of a volume that its key could be had from, as it is now and
 // will be: not copies.
 func (v *Volume) Secrets() (all [][]byte) {
-	all = append(all, v.sealer.key)
 	if v.cfg.Key != nil {
 		all = append(all, v.cfg.Key)
 	}
-	for _, x := range []any{v.sealer.block, v.sealer.aead} {
-		p := reflect.ValueOf(x)
-		all = append(all, unsafe.Slice((*byte)(p.UnsafePointer()), p.Type().Elem().Size()))
+	if v.sealer.users != nil {
+		all = append(all, v.sealer.users)
+	}
+	keys := []*volumeKey{v.sealer.own}
+	for _, k := range v.sealer.old {
+		keys = append(keys, k)
+	}
+	for _, k := range keys {
+		all = append(all, k.key)
+		for _, x := range []any{k.block, k.aead} {
+			p := reflect.ValueOf(x)
+			all = append(all, unsafe.Slice((*byte)(p.UnsafePointer()), p.Type().Elem().Size()))
+		}
 	}
 	return all
 }

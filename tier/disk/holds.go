@@ -12,7 +12,8 @@ import (
 // others: a unit begins at a multiple of its length in the memory, or with the piece, and
 // what lies in two pieces is two units.
 type seals struct {
-	number uint64 // of the memory, in the volume
+	key    *volumeKey
+	number uint64 // of the memory, under that key
 	first  []int  // the first unit of each piece
 	units  []seal // read by who holds a unit, written by who holds it for writing
 
@@ -32,13 +33,16 @@ type hold struct {
 	over       chan struct{}
 }
 
+// unitsIn is how many units n > 0 bytes at off of a memory are.
+func unitsIn(off, n int64) int64 { return (off+n-1)/unit - off/unit + 1 }
+
 // newSeals makes the seals for pieces: none of them written.
-func newSeals(number uint64, pieces []piece) *seals {
-	s := &seals{number: number, first: make([]int, len(pieces))}
+func newSeals(key *volumeKey, number uint64, pieces []piece) *seals {
+	s := &seals{key: key, number: number, first: make([]int, len(pieces))}
 	n := 0
 	for i, p := range pieces {
 		s.first[i] = n
-		n += int((p.Off+p.Len-1)/unit-p.Off/unit) + 1
+		n += int(unitsIn(p.Off, p.Len))
 	}
 	s.units = make([]seal, n)
 	return s

@@ -20,6 +20,7 @@ type keptDir struct {
 	live       int64 // of it, in records of what is kept
 	next       uint64
 	torn       bool // a write has failed: the manifest must be written anew
+	mark       keyMark
 	left       bool // the directory is given up: what has its name may be another's manifest
 }
 
@@ -52,7 +53,8 @@ var errNotKept = errors.New("disk: the volume keeps nothing (Config.Keep is not 
 // when the first of the memories is freed, before its room can be used again, or by
 // Forget; without memories, only so, or when the volume is closed. On an error what was recorded before is recorded still.
 //
-// Nothing may be written to the memories from then on.
+// Nothing may be written to the memories from then on. Where the volume encrypts, the record
+// has their seals, and is sealed itself; memory whose writing failed is not kept then.
 func (v *Volume) Keep(meta []byte, memories ...tier.Memory) (key uint64, err error) {
 	if v.kept == nil {
 		return 0, errNotKept
@@ -76,11 +78,15 @@ func (v *Volume) Keep(meta []byte, memories ...tier.Memory) (key uint64, err err
 		}
 		es = append(es, e)
 	}
-	return v.record(meta, slices.Clone(es))
+	rec, err := v.describe(es)
+	if err != nil {
+		return 0, fmt.Errorf("disk: volume %s: keeping: %w", v.cfg.Dir, err)
+	}
+	return v.record(rec, meta, slices.Clone(es))
 }
 
 // record writes the record of memories that are held.
-func (v *Volume) record(meta []byte, es []*Extents) (uint64, error) {
+func (v *Volume) record(rec *keptRecord, meta []byte, es []*Extents) (uint64, error) {
 	k := v.kept
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
@@ -100,11 +106,13 @@ func (v *Volume) record(meta []byte, es []*Extents) (uint64, error) {
 		return 0, fmt.Errorf("disk: volume %s: memories that are kept already, with others", v.cfg.Dir)
 	}
 	ent := &entry{key: k.next, memories: es}
-	replaces := uint64(0)
 	if old != nil {
-		replaces = old.key
+		rec.replaces = old.key
 	}
-	body := appendKept(nil, replaces, placesOf(es), meta)
+	body := v.sealRecord(rec, ent.key, meta)
+	if len(body) > maxRecord {
+		return 0, fmt.Errorf("disk: volume %s: a record of %d bytes is too long: the most is %d", v.cfg.Dir, len(body), maxRecord)
+	}
 	if err := v.mend(); err != nil {
 		return 0, fmt.Errorf("disk: volume %s: the manifest: %w", v.cfg.Dir, err)
 	}
@@ -127,18 +135,6 @@ func (v *Volume) record(meta []byte, es []*Extents) (uint64, error) {
 	v.mu.Unlock()
 	v.tidy()
 	return ent.key, nil
-}
-
-// placesOf says where memories lie.
-func placesOf(es []*Extents) []keptMemory {
-	out := make([]keptMemory, len(es))
-	for i, e := range es {
-		out[i].size = e.size
-		for _, p := range e.pieces {
-			out[i].pieces = append(out[i].pieces, keptPiece{segment: p.At.seg.index, off: p.At.off, len: p.Len})
-		}
-	}
-	return out
 }
 
 // KeyOf returns the key of the record that a memory is in; false if there is none.
@@ -177,8 +173,9 @@ func (v *Volume) Kept() []Kept {
 }
 
 // Take hands the memories of something that Kept lists out, as if Alloc had: the
-// caller must Free them, which ends their record, or PutBack them first. tier.ErrReleased: it
-// is not there, or taken.
+// caller must Free them, which ends their record, or PutBack them first. They are to be
+// read; what is encrypted cannot be written either, for the key that it was sealed with seals
+// nothing any more. tier.ErrReleased: it is not there, or taken.
 func (v *Volume) Take(key uint64) ([]tier.Memory, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -223,7 +220,7 @@ func (v *Volume) PutBack(key uint64) error {
 	}
 	for i, e := range ent.memories {
 		e.entry, e.disowned = nil, true
-		ent.memories[i] = &Extents{v: v, size: e.size, pieces: e.pieces, entry: ent}
+		ent.memories[i] = &Extents{v: v, size: e.size, pieces: e.pieces, seals: e.seals, entry: ent}
 		ent.memories[i].refs.Store(1)
 	}
 	v.stayLocked(ent, true)
@@ -385,7 +382,7 @@ type recordPlace struct{ at, n int64 }
 
 // fill writes a whole manifest of what is kept, as the old one has it.
 func (c *manifestCopy) fill(old *keptDir, all []*entry) error {
-	c.p = appendManifestHeader(c.p, c.generation)
+	c.p = appendManifestHeader(c.p, c.generation, old.mark)
 	for i, ent := range all {
 		record := make([]byte, ent.n)
 		if err := transferAll(old.file.ReadAt, record, ent.at, 1); err != nil {

@@ -23,7 +23,7 @@ func openKeeping(t testing.TB, dir string, change ...func(*disk.Config)) *disk.V
 	for _, c := range change {
 		c(&cfg)
 	}
-	v, err := disk.OpenVolume(cfg)
+	v, err := openVolume(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,9 +38,14 @@ func TestMain(m *testing.M) {
 // encrypted is set while TestTheSuiteOnEncryptedVolumes runs the other tests.
 var encrypted bool
 
+// usersKey is the key of volumes that encrypt and keep, if a test gives no other.
+var usersKey = []byte("a key of 32 bytes, for the tests")
+
 // openVolume is disk.OpenVolume, on an encrypted volume where the suite wants that.
 func openVolume(cfg disk.Config) (*disk.Volume, error) {
-	cfg.Encrypt = cfg.Encrypt || encrypted
+	if cfg.Encrypt = cfg.Encrypt || encrypted; cfg.Encrypt && cfg.Keep && cfg.Key == nil {
+		cfg.Key = usersKey
+	}
 	return disk.OpenVolume(cfg)
 }
 

@@ -8,14 +8,12 @@ import (
 	"math"
 
 	"github.com/zeebo/xxh3"
-
-	"github.com/spillway-db/spillway/tier"
 )
 
 // A manifest says what is kept in a directory of kept files. All numbers are
 // little-endian; everything begins at a multiple of 8 bytes.
 //
-//	header   "SPILLKPT" · version u32 · 0 u32 · generation u64 · sum u64
+//	header   "SPILLKPT" · version u32 · sealed u32 · generation u64 · salt [32] · proof [32] · sum u64
 //	record   "SPRC" · kind u32 · key u64 · length u64 · sum u64 · length bytes · zeros to a multiple of 8
 //	…
 //
@@ -24,9 +22,7 @@ import (
 // for another, wherever a copy of it lies, and after damage the next sound one can
 // be looked for at every multiple of 8.
 //
-//	kept     replaces u64 · memories u32 · meta u32 · memory … · meta
-//	memory   size u64 · pieces u32 · 0 u32 · piece …
-//	piece    segment u32 · 0 u32 · offset u64 · length u64
+//	kept     see record.go
 //	gone     nothing, or what the record was before: what has the key is not kept any more,
 //	         nor what that replaced
 //	whole    nothing: everything that was kept when the file was begun stands before
@@ -38,8 +34,8 @@ import (
 
 const (
 	manifestMagic   = "SPILLKPT"
-	manifestVersion = 1
-	manifestHeader  = 32
+	manifestVersion = 2
+	manifestHeader  = 96
 	recordMagic     = 'S' | 'P'<<8 | 'R'<<16 | 'C'<<24
 	recordHeader    = 32
 
@@ -47,8 +43,8 @@ const (
 	kindGone  = 2
 	kindWhole = 3
 
-	// maxRecord bounds what one record may say: a batch of 4 TiB has checksums of
-	// 512 MiB.
+	// maxRecord bounds what one record may say: a batch of 2 TiB has checksums of
+	// 256 MiB, and 768 MiB of seals where it is encrypted.
 	maxRecord = 1 << 30
 )
 
@@ -58,27 +54,54 @@ func seedOf(generation uint64, at int64) uint64 {
 	return generation*0x9e3779b97f4a7c15 + uint64(at) // an odd number: no two generations share a seed by chance
 }
 
-func appendManifestHeader(p []byte, generation uint64) []byte {
+// keyMark says how what a manifest speaks of is sealed. The proof is derived from the user's
+// key and the salt, and tells nothing of either the key or those that seal; so another
+// key is known for one before anything is opened with it, or taken for damaged.
+type keyMark struct {
+	sealed      bool
+	salt, proof [saltSize]byte
+}
+
+func appendManifestHeader(p []byte, generation uint64, mark keyMark) []byte {
 	start := len(p)
+	sealed := uint32(0)
+	if mark.sealed {
+		sealed = 1
+	}
 	p = append(p, manifestMagic...)
 	p = binary.LittleEndian.AppendUint32(p, manifestVersion)
-	p = binary.LittleEndian.AppendUint32(p, 0)
+	p = binary.LittleEndian.AppendUint32(p, sealed)
 	p = binary.LittleEndian.AppendUint64(p, generation)
+	p = append(p, mark.salt[:]...)
+	p = append(p, mark.proof[:]...)
 	return binary.LittleEndian.AppendUint64(p, xxh3.Hash(p[start:]))
 }
 
-// checkManifestHeader says what is wrong with the beginning of a file.
-func checkManifestHeader(p []byte, generation uint64) error {
-	if len(p) < manifestHeader || string(p[:8]) != manifestMagic {
+// checkVersion says whether a file, of which there may be little, begins as a manifest of
+// another version, or as no manifest.
+func checkVersion(p []byte) error {
+	if len(p) < 12 || string(p[:8]) != manifestMagic {
 		return errManifest
 	}
 	if v := binary.LittleEndian.Uint32(p[8:]); v != manifestVersion {
 		return fmt.Errorf("%w: version %d, not %d", errManifest, v, manifestVersion)
 	}
-	if binary.LittleEndian.Uint64(p[24:]) != xxh3.Hash(p[:24]) || binary.LittleEndian.Uint64(p[16:]) != generation {
-		return fmt.Errorf("%w: its header is damaged", errManifest)
-	}
 	return nil
+}
+
+// parseManifestHeader reads the beginning of a file, or says what is wrong with it.
+func parseManifestHeader(p []byte, generation uint64) (mark keyMark, err error) {
+	if err := checkVersion(p); err != nil {
+		return mark, err
+	}
+	const end = manifestHeader - 8 // of what the sum covers
+	if len(p) < manifestHeader || binary.LittleEndian.Uint64(p[end:]) != xxh3.Hash(p[:end]) || binary.LittleEndian.Uint64(p[16:]) != generation {
+		return mark, fmt.Errorf("%w: its header is damaged", errManifest)
+	}
+	return keyMark{
+		sealed: binary.LittleEndian.Uint32(p[12:]) != 0,
+		salt:   [saltSize]byte(p[24:]), proof: [saltSize]byte(p[24+saltSize:]),
+	}, nil
 }
 
 // appendRecord appends a record that will begin at the offset at of its file.
@@ -131,6 +154,7 @@ func parseRecordAt(p []byte, generation uint64, at int64) (rawRecord, bool) {
 
 // log is what a manifest says.
 type log struct {
+	mark   *keyMark             // nil: not even the header was written
 	live   map[uint64]rawRecord // of the kind kept, by key
 	next   uint64               // a key that no record has
 	whole  bool
@@ -140,9 +164,11 @@ type log struct {
 // parseManifest reads a whole file. Its records' bytes are the file's.
 func parseManifest(file []byte, generation uint64) (log, error) {
 	l := log{live: make(map[uint64]rawRecord), next: 1}
-	if err := checkManifestHeader(file, generation); err != nil {
+	mark, err := parseManifestHeader(file, generation)
+	if err != nil {
 		return l, err
 	}
+	l.mark = &mark
 	for at := int64(manifestHeader); at < int64(len(file)); {
 		r, ok := parseRecordAt(file[at:], generation, at)
 		if !ok {
@@ -186,107 +212,6 @@ func (k *keptDir) endInPlace(ent *entry) error {
 	}
 	gone := appendRecord(nil, k.generation, ent.at, kindGone, ent.key, r.body)
 	return bare(transferAll(k.file.WriteAt, gone[:recordHeader], ent.at, 1))
-}
-
-func replacedBy(body []byte) (uint64, bool) {
-	if len(body) < 8 {
-		return 0, false
-	}
-	return binary.LittleEndian.Uint64(body), true
-}
-
-// withoutReplaced returns the body of a kept record that replaces nothing any more.
-func withoutReplaced(body []byte) []byte {
-	if len(body) < 8 {
-		return body
-	}
-	return append(make([]byte, 8, len(body)), body[8:]...)
-}
-
-// keptPiece is a piece of a memory, as a manifest names it.
-type keptPiece struct {
-	segment  int
-	off, len int64
-}
-
-// keptMemory is a memory, as a manifest names it.
-type keptMemory struct {
-	size   int64
-	pieces []keptPiece
-}
-
-func appendKept(p []byte, replaces uint64, memories []keptMemory, meta []byte) []byte {
-	p = binary.LittleEndian.AppendUint64(p, replaces)
-	p = binary.LittleEndian.AppendUint32(p, uint32(len(memories)))
-	p = binary.LittleEndian.AppendUint32(p, uint32(len(meta)))
-	for _, m := range memories {
-		p = binary.LittleEndian.AppendUint64(p, uint64(m.size))
-		p = binary.LittleEndian.AppendUint32(p, uint32(len(m.pieces)))
-		p = binary.LittleEndian.AppendUint32(p, 0)
-		for _, e := range m.pieces {
-			p = binary.LittleEndian.AppendUint32(p, uint32(e.segment))
-			p = binary.LittleEndian.AppendUint32(p, 0)
-			p = binary.LittleEndian.AppendUint64(p, uint64(e.off))
-			p = binary.LittleEndian.AppendUint64(p, uint64(e.len))
-		}
-	}
-	return append(p, meta...)
-}
-
-var errRecord = errors.New("a record that makes no sense")
-
-// parseKept reads the body of a kept record, which a checksum has found to be what
-// was written. It is checked all the same: whoever wrote it may have been wrong, and what
-// it says becomes room that is handed out.
-func parseKept(p []byte) (memories []keptMemory, meta []byte, err error) {
-	if len(p) < 16 {
-		return nil, nil, errRecord
-	}
-	count, metaLen := binary.LittleEndian.Uint32(p[8:]), binary.LittleEndian.Uint32(p[12:])
-	p = p[16:]
-	if uint64(metaLen) > uint64(len(p)) {
-		return nil, nil, errRecord
-	}
-	meta, p = p[uint64(len(p))-uint64(metaLen):], p[:uint64(len(p))-uint64(metaLen)]
-	if uint64(count)*16 > uint64(len(p)) {
-		return nil, nil, errRecord
-	}
-	memories = make([]keptMemory, count)
-	for i := range memories {
-		if memories[i], p, err = parseMemory(p); err != nil {
-			return nil, nil, err
-		}
-	}
-	if len(p) != 0 {
-		return nil, nil, errRecord
-	}
-	return memories, meta, nil
-}
-
-func parseMemory(p []byte) (m keptMemory, rest []byte, err error) {
-	if len(p) < 16 {
-		return m, nil, errRecord
-	}
-	size, count := binary.LittleEndian.Uint64(p), uint64(binary.LittleEndian.Uint32(p[8:]))
-	p = p[16:]
-	if size == 0 || size > math.MaxInt64/2 || count == 0 || count*24 > uint64(len(p)) {
-		return m, nil, errRecord
-	}
-	m = keptMemory{size: int64(size), pieces: make([]keptPiece, count)}
-	left := m.size
-	for i := range m.pieces {
-		segment, off, n := binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint64(p[8:]), binary.LittleEndian.Uint64(p[16:])
-		p = p[24:]
-		last := i == len(m.pieces)-1
-		switch {
-		case segment >= 1<<30, n == 0, n > uint64(left), off%tier.Page != 0, off > math.MaxInt64/2,
-			!last && n%tier.Page != 0, last && n != uint64(left):
-			return m, nil, errRecord
-		}
-		left -= int64(n)
-		m.pieces[i] = keptPiece{segment: int(segment), off: int64(off), len: int64(n)}
-	}
-	return m, p, nil
 }
 
 // readAll reads a file of so many bytes.

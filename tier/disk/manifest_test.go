@@ -3,6 +3,7 @@ package disk
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"testing"
 
 	"github.com/spillway-db/spillway/tier"
@@ -10,7 +11,7 @@ import (
 
 // sampleManifest is a manifest with a record of each kind.
 func sampleManifest(generation uint64) []byte {
-	p := appendManifestHeader(nil, generation)
+	p := appendManifestHeader(nil, generation, keyMark{})
 	add := func(kind uint32, key uint64, body []byte) {
 		p = appendRecord(p, generation, int64(len(p)), kind, key, body)
 	}
@@ -23,14 +24,57 @@ func sampleManifest(generation uint64) []byte {
 	return p
 }
 
+// appendKept appends the body of a record that is not sealed.
+func appendKept(p []byte, replaces uint64, memories []keptMemory, meta []byte) []byte {
+	rec := &keptRecord{replaces: replaces, memories: memories}
+	return append(rec.append(p, len(meta)), meta...)
+}
+
+// unitsOfPieces counts units as who reads them will.
+func unitsOfPieces(pieces []keptPiece) int {
+	var all []piece
+	off := int64(0)
+	for _, p := range pieces {
+		all = append(all, piece{Off: off, Len: p.len})
+		off += p.len
+	}
+	return len(newSeals(nil, 0, all).units)
+}
+
+// sampleSealedBy is a manifest with records of a volume that encrypts.
+func sampleSealedBy(v *Volume, generation uint64) []byte {
+	p := appendManifestHeader(nil, generation, v.sealer.mark)
+	for key := range uint64(3) {
+		rec := &keptRecord{replaces: key - 1, salts: [][saltSize]byte{v.sealer.own.salt, {1, 2, 3}}}
+		for i := range 2 {
+			m := keptMemory{size: 2*unit + 5, pieces: []keptPiece{{segment: 1, off: tier.Page, len: unit + tier.Page}, {len: unit - tier.Page + 5}}, salt: i, number: 7}
+			m.units = make([]seal, unitsOfPieces(m.pieces))
+			rec.memories = append(rec.memories, m)
+		}
+		body := v.sealRecord(rec, key, []byte("some meta"))
+		p = appendRecord(p, generation, int64(len(p)), kindKept, key, body)
+	}
+	return appendRecord(p, generation, int64(len(p)), kindWhole, 3, nil)
+}
+
+// sealing is as much of a volume as sealing takes.
+func sealing(tb testing.TB) *Volume {
+	v := new(Volume)
+	var err error
+	if v.sealer, err = newSealer(v, make([]byte, 32)); err != nil {
+		tb.Fatal(err)
+	}
+	return v
+}
+
 func TestManifestSaysWhatWasWritten(t *testing.T) {
 	l, err := parseManifest(sampleManifest(7), 7)
 	if err != nil || !l.whole || l.broken != 0 || l.next != 4 || len(l.live) != 1 {
 		t.Fatalf("%+v, %v", l, err)
 	}
-	memories, meta, err := parseKept(l.live[3].body)
-	if err != nil || string(meta) != "in place of the first" || len(memories) != 1 || len(memories[0].pieces) != 2 {
-		t.Errorf("%+v, %q, %v", memories, meta, err)
+	rec, err := parseKept(l.live[3].body)
+	if err != nil || string(rec.meta) != "in place of the first" || len(rec.memories) != 1 || len(rec.memories[0].pieces) != 2 {
+		t.Errorf("%+v, %v", rec, err)
 	}
 	if _, err := parseManifest(sampleManifest(7), 8); err == nil {
 		t.Error("a manifest passes for another generation's")
@@ -41,11 +85,45 @@ func TestManifestSaysWhatWasWritten(t *testing.T) {
 // of another after that was damaged, is none.
 func TestRecordsDoNotMove(t *testing.T) {
 	inner := appendRecord(nil, 1, manifestHeader, kindKept, 9, appendKept(nil, 0, []keptMemory{{size: 1, pieces: []keptPiece{{len: 1}}}}, nil))
-	p := appendManifestHeader(nil, 1)
+	p := appendManifestHeader(nil, 1, keyMark{})
 	p = appendRecord(p, 1, int64(len(p)), kindKept, 1, inner)
 	p[manifestHeader+8] ^= 1
 	if l, err := parseManifest(p, 1); err != nil || len(l.live) != 0 || l.broken == 0 {
 		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+// TestSealedRecordsOpenAsTheyWere: with the right key and as the same record, and with the units
+// that they had. One that is not sealed is none for a volume that encrypts, nor the other way round.
+func TestSealedRecordsOpenAsTheyWere(t *testing.T) {
+	v := sealing(t)
+	l, err := parseManifest(sampleSealedBy(v, 1), 1)
+	if err != nil || len(l.live) != 1 || l.mark == nil || *l.mark != v.sealer.mark {
+		t.Fatalf("%+v, %v", l, err)
+	}
+	later := sealing(t) // the next one, with the same key of the user's
+	r := l.live[2]
+	rec, err := parseKept(r.body)
+	if err != nil || len(rec.memories) != 2 || rec.memories[1].number != 7 || rec.memories[1].salt != 1 || len(rec.memories[1].units) != 4 {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	meta, keys, err := later.openRecord(rec, r)
+	if err != nil || string(meta) != "some meta" || len(keys) != 2 || !bytes.Equal(keys[0].key, v.sealer.own.key) {
+		t.Errorf("%q, %v", meta, err)
+	}
+	if _, _, err := new(Volume).openRecord(rec, r); !errors.Is(err, errSealed) {
+		t.Errorf("opened without a key: %v", err)
+	}
+	r.key++
+	if _, _, err := later.openRecord(rec, r); !errors.Is(err, errSealed) {
+		t.Errorf("opened as another record: %v", err)
+	}
+	plain, err := parseKept(appendKept(nil, 0, nil, []byte("some meta")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := later.openRecord(plain, r); !errors.Is(err, errSealed) {
+		t.Errorf("what is not sealed was believed: %v", err)
 	}
 }
 
@@ -54,10 +132,12 @@ func TestRecordsDoNotMove(t *testing.T) {
 func FuzzManifest(f *testing.F) {
 	f.Add(sampleManifest(1), true)
 	f.Add(sampleManifest(1), false)
-	f.Add(sampleManifest(1)[:100], true)
+	f.Add(sampleManifest(1)[:200], true)
+	f.Add(sampleSealedBy(sealing(f), 1), true)
+	f.Add(sampleSealedBy(sealing(f), 1), false)
 	f.Fuzz(func(t *testing.T, p []byte, fix bool) {
 		if fix {
-			p = mendSums(bytes.Clone(p))
+			p = mendSums(bytes.Clone(p), 1, keyMark{sealed: len(p) > 12 && p[12] != 0})
 		}
 		l, err := parseManifest(p, 1)
 		if err != nil {
@@ -67,14 +147,14 @@ func FuzzManifest(f *testing.F) {
 			if key >= l.next && key != 1<<64-1 {
 				t.Errorf("key %d is not below %d", key, l.next)
 			}
-			memories, meta, err := parseKept(r.body)
+			rec, err := parseKept(r.body)
 			if err != nil {
 				continue
 			}
-			if len(meta) > len(p) {
-				t.Errorf("%d bytes of meta in %d", len(meta), len(p))
+			if len(rec.meta)+len(rec.said) > len(p) {
+				t.Errorf("%d bytes of meta in %d", len(rec.meta), len(p))
 			}
-			for _, m := range memories {
+			for _, m := range rec.memories {
 				sum := int64(0)
 				for i, e := range m.pieces {
 					if e.off < 0 || e.off%tier.Page != 0 || e.len <= 0 || e.segment < 0 || i < len(m.pieces)-1 && e.len%tier.Page != 0 {
@@ -85,17 +165,20 @@ func FuzzManifest(f *testing.F) {
 				if sum != m.size {
 					t.Errorf("%d bytes in a memory of %d", sum, m.size)
 				}
+				if len(rec.salts) > 0 && (m.salt >= len(rec.salts) || len(m.units) != unitsOfPieces(m.pieces)) {
+					t.Errorf("%d seals, with salt %d of %d, for %+v", len(m.units), m.salt, len(rec.salts), m.pieces)
+				}
 			}
 		}
 	})
 }
 
 // mendSums writes the right sums into whatever looks like a header and records.
-func mendSums(p []byte) []byte {
+func mendSums(p []byte, generation uint64, mark keyMark) []byte {
 	if len(p) < manifestHeader {
 		return p
 	}
-	copy(p, appendManifestHeader(nil, 1))
+	copy(p, appendManifestHeader(nil, generation, mark))
 	for at := int64(manifestHeader); at+recordHeader <= int64(len(p)); {
 		r := p[at:]
 		binary.LittleEndian.PutUint32(r, recordMagic)
@@ -104,7 +187,7 @@ func mendSums(p []byte) []byte {
 			n %= uint64(len(r)-recordHeader) + 1
 			binary.LittleEndian.PutUint64(r[16:], n)
 		}
-		binary.LittleEndian.PutUint64(r[24:], sumOf(r[:24], r[recordHeader:recordHeader+n], seedOf(1, at)))
+		binary.LittleEndian.PutUint64(r[24:], sumOf(r[:24], r[recordHeader:recordHeader+n], seedOf(generation, at)))
 		at += (recordHeader + int64(n) + 7) &^ 7
 	}
 	return p

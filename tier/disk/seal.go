@@ -26,63 +26,121 @@ const (
 	tagSize = 16
 	// madeKey is the length of a key that the volume makes: AES-256.
 	madeKey = 32
+	// saltSize is the length of what makes a derived key another than all others.
+	saltSize = sha256.Size
 )
 
 // sealer encrypts what a volume writes. Each unit is sealed anew, with a nonce of its
 // own, whenever a byte of it changes; its tag and its nonce stay in memory. So
 // what the file gives back is what was written last there, or is noticed: another
 // unit's bytes, older ones, and changed ones do not fit the tag.
+//
+// What an earlier volume has kept is opened with that one's key, which is derived anew from
+// the salt that the record has. Nothing is sealed with it again, for nobody knows which nonces
+// that volume has used.
 type sealer struct {
-	key    []byte
-	block  cipher.Block
-	aead   cipher.AEAD
-	nonces atomic.Uint64 // used so far, from 1 on
+	own    *volumeKey
+	nonces atomic.Uint64 // used so far with own, from 1 on
 	memory atomic.Uint64 // numbers given to memories so far
+	mark   keyMark       // of own, for manifests
+
+	// While the volume is being opened.
+	users []byte
+	old   map[[saltSize]byte]*volumeKey
 
 	buffers buffers
+}
+
+// volumeKey is what one volume seals with.
+type volumeKey struct {
+	salt  [saltSize]byte // what it was derived with; of a key that was made, nothing
+	key   []byte
+	block cipher.Block
+	aead  cipher.AEAD
 }
 
 // newSealer makes a key, or derives one from the user's. That one may be in use for
 // other volumes, whose nonces are counted from 1 as well; so no volume works with it,
 // but each with a key of its own, which a random salt makes.
 func newSealer(v *Volume, users []byte) (*sealer, error) {
-	s := &sealer{buffers: buffers{v: v}}
+	s := &sealer{buffers: buffers{v: v}, users: users, old: make(map[[saltSize]byte]*volumeKey)}
 	if len(users) == 0 {
-		s.key = make([]byte, madeKey)
-		rand.Read(s.key) // never fails
-	} else {
-		salt := make([]byte, sha256.Size)
-		rand.Read(salt)
-		var err error
-		if s.key, err = hkdf.Key(sha256.New, users, salt, "spillway spill volume", len(users)); err != nil {
-			return nil, err
-		}
+		s.own = &volumeKey{key: make([]byte, madeKey)}
+		rand.Read(s.own.key) // never fails
+		return s, s.own.expand()
 	}
+	s.mark.sealed = true
+	rand.Read(s.mark.salt[:])
 	var err error
-	if s.block, err = aes.NewCipher(s.key); err != nil {
+	if s.mark.proof, err = proofOf(users, s.mark.salt); err != nil {
 		return nil, err
 	}
-	if s.aead, err = cipher.NewGCM(s.block); err != nil {
-		return nil, err
-	}
-	return s, nil
+	s.own, err = deriveKey(users, s.mark.salt)
+	return s, err
 }
 
-// forget overwrites the key and what it was expanded to, and gives the buffers back. Nothing can be sealed or opened
-// any more. Where there is none, there is nothing to do.
+// deriveKey returns the key that a salt makes of the user's.
+func deriveKey(users []byte, salt [saltSize]byte) (*volumeKey, error) {
+	k := &volumeKey{salt: salt}
+	var err error
+	if k.key, err = hkdf.Key(sha256.New, users, salt[:], "spillway spill volume", len(users)); err != nil {
+		return nil, err
+	}
+	return k, k.expand()
+}
+
+// proofOf returns what tells the user's key from others, and nothing else.
+func proofOf(users []byte, salt [saltSize]byte) (proof [saltSize]byte, err error) {
+	p, err := hkdf.Key(sha256.New, users, salt[:], "spillway spill volume: which key it is", saltSize)
+	copy(proof[:], p)
+	return proof, err
+}
+
+// expand makes the cipher of the key.
+func (k *volumeKey) expand() (err error) {
+	if k.block, err = aes.NewCipher(k.key); err == nil {
+		k.aead, err = cipher.NewGCM(k.block)
+	}
+	return err
+}
+
+// keyOf returns the key of an earlier volume, whose salt a record has.
+func (s *sealer) keyOf(salt [saltSize]byte) (*volumeKey, error) {
+	if k := s.old[salt]; k != nil {
+		return k, nil
+	}
+	k, err := deriveKey(s.users, salt)
+	if err == nil {
+		s.old[salt] = k
+	}
+	return k, err
+}
+
+// forget overwrites the keys and what they were expanded to, and gives the buffers back.
+// Nothing can be sealed or opened any more. Where there is none, there is nothing to do.
 func (s *sealer) forget() error {
 	if s == nil {
 		return nil
 	}
-	clear(s.key)
-	wipe(s.block)
-	wipe(s.aead)
+	s.users = nil
+	s.own.wipe()
+	for _, k := range s.old {
+		k.wipe()
+	}
 	return s.buffers.unmap()
 }
 
-// CheckKey says what is wrong with a Config's Encrypt and Key.
-func CheckKey(encrypt bool, key []byte) error {
+func (k *volumeKey) wipe() {
+	clear(k.key)
+	wipe(k.block)
+	wipe(k.aead)
+}
+
+// CheckKey says what is wrong with a Config's Encrypt and Key, or with both and its Keep.
+func CheckKey(encrypt bool, key []byte, keep bool) error {
 	switch {
+	case key == nil && encrypt && keep:
+		return errors.New("Keep with Encrypt needs a Key: one that the volume makes is gone with the process, and what was kept with it")
 	case key == nil:
 		return nil
 	case !encrypt:
@@ -130,7 +188,7 @@ func (s *sealer) seal(out, plain []byte, of *seals, u int) (made seal) {
 	n := len(plain)
 	behind := out[n : n+tagSize]
 	kept := [tagSize]byte(behind)
-	s.aead.Seal(out[:0:n+tagSize], nonce[:], plain, extra[:])
+	of.key.aead.Seal(out[:0:n+tagSize], nonce[:], plain, extra[:])
 	made.tag = [tagSize]byte(behind)
 	copy(behind, kept[:])
 	return made
@@ -146,7 +204,7 @@ func (s *sealer) open(out, sealed []byte, n int, of *seals, u int) bool {
 	behind := sealed[n : n+tagSize]
 	kept := [tagSize]byte(behind)
 	copy(behind, known.tag[:])
-	_, err := s.aead.Open(out[:0:n], nonce[:], sealed[:n+tagSize], extra[:])
+	_, err := of.key.aead.Open(out[:0:n], nonce[:], sealed[:n+tagSize], extra[:])
 	copy(behind, kept[:])
 	return err == nil
 }

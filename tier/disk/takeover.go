@@ -37,12 +37,14 @@ func (d *ownDir) manifest(generation uint64) string {
 }
 
 // openKept takes over the first kept directory that has something in it and that nobody
-// uses, or makes one.
+// uses, or makes one. If there are only such as another key was used for, it fails: who gave
+// the wrong one would not see what he has, and begin anew beside it.
 func (v *Volume) openKept() error {
 	entries, err := v.cfg.FS.ReadDir(v.dir)
 	if err != nil {
 		return bare(err)
 	}
+	var other error // what a key, or another one, is needed for
 	for _, e := range entries {
 		if !e.IsDir() || !keptName.MatchString(e.Name()) {
 			continue
@@ -52,12 +54,18 @@ func (v *Volume) openKept() error {
 		if err == nil {
 			took, err = v.takeOver(path)
 		}
+		if errors.Is(err, ErrKey) && other == nil {
+			other = err
+		}
 		if err != nil {
 			v.warn("%s was kept and is left as it is: %v", e.Name(), bare(err))
 		}
 		if took {
 			return nil
 		}
+	}
+	if other != nil {
+		return other
 	}
 	own, err := makeOwnDir(v.cfg.FS, v.dir, keptPrefix)
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -74,6 +82,9 @@ func (v *Volume) ownKept(own *ownDir, f *found) error {
 	v.own = own
 	v.kept = &keptDir{
 		turn: make(chan struct{}, 1), file: f.file, generation: f.generation, newest: f.newest, next: f.next,
+	}
+	if v.sealer != nil {
+		v.kept.mark = v.sealer.mark
 	}
 	v.firstSegment = f.firstSegment
 	for _, ent := range f.entries {
@@ -134,9 +145,10 @@ func (v *Volume) takeOver(path string) (took bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err := v.resolve(f, records); err != nil {
+	if err := v.checkMark(path, records); err != nil {
 		return false, err
 	}
+	v.resolve(f, records)
 	if len(f.entries) == 0 {
 		return false, f.remove()
 	}
@@ -246,10 +258,15 @@ func (v *Volume) readManifest(name string) (log, File, uint64, error) {
 	}
 	p, err := readAll(file, min(info.Size(), manifestHeader))
 	if err == nil && len(p) < manifestHeader {
-		return log{next: 1, broken: int64(len(p))}, file, generation, nil // killed when it was begun
+		if len(p) >= 12 {
+			err = checkVersion(p)
+		}
+		if err == nil {
+			return log{next: 1, broken: int64(len(p))}, file, generation, nil // killed when it was begun
+		}
 	}
 	if err == nil { // before all of it, which may be no manifest and gigabytes, is in memory
-		err = checkManifestHeader(p, generation)
+		_, err = parseManifestHeader(p, generation)
 	}
 	if err == nil {
 		p, err = readAll(file, info.Size())
@@ -266,34 +283,13 @@ func (v *Volume) readManifest(name string) (log, File, uint64, error) {
 
 // resolve finds the memories of records. Of records that lie in the same room, the
 // youngest is right: the end of the others was lost.
-func (v *Volume) resolve(f *found, records log) error {
-	skip := func(r rawRecord, why string) {
-		v.warn("%s: what was kept as %d is lost: %s", filepath.Base(f.own.path), r.key, why)
-	}
+func (v *Volume) resolve(f *found, records log) {
 	taken := make(map[int][]span)
 	for _, key := range slices.Backward(slices.Sorted(maps.Keys(records.live))) {
 		r := records.live[key]
-		memories, meta, err := parseKept(r.body)
-		if err != nil {
-			skip(r, err.Error())
-			continue
+		if err := v.restore(f, taken, r); err != nil {
+			v.warn("%s: what was kept as %d is lost: %v", filepath.Base(f.own.path), key, err)
 		}
-		if why := f.claim(taken, memories); why != "" {
-			skip(r, why)
-			continue
-		}
-		ent := &entry{key: key, meta: append([]byte{}, meta...), at: r.at, n: r.n, stays: true}
-		for _, m := range memories {
-			e := &Extents{v: v, size: m.size, entry: ent}
-			e.refs.Store(1)
-			off := int64(0)
-			for _, p := range m.pieces {
-				e.pieces = append(e.pieces, piece{Off: off, Len: p.len, At: place{seg: f.segment(p.segment), off: p.off}})
-				off += p.len
-			}
-			ent.memories = append(ent.memories, e)
-		}
-		f.entries = append(f.entries, ent)
 	}
 	for i := range f.lengths {
 		if f.segments[i] == nil {
@@ -303,6 +299,38 @@ func (v *Volume) resolve(f *found, records log) error {
 	for i, s := range f.segments {
 		s.fill(taken[i])
 	}
+}
+
+// restore makes an entry of a record, or says why that cannot be. What is sealed is opened
+// before anything is believed.
+func (v *Volume) restore(f *found, taken map[int][]span, r rawRecord) error {
+	rec, err := parseKept(r.body)
+	if err != nil {
+		return err
+	}
+	meta, keys, err := v.openRecord(rec, r)
+	if err != nil {
+		return err
+	}
+	if why := f.claim(taken, rec.memories); why != "" {
+		return errors.New(why)
+	}
+	ent := &entry{key: r.key, meta: meta, at: r.at, n: r.n, stays: true}
+	for _, m := range rec.memories {
+		e := &Extents{v: v, size: m.size, entry: ent}
+		e.refs.Store(1)
+		off := int64(0)
+		for _, p := range m.pieces {
+			e.pieces = append(e.pieces, piece{Off: off, Len: p.len, At: place{seg: f.segment(p.segment), off: p.off}})
+			off += p.len
+		}
+		if keys != nil {
+			e.seals = newSeals(keys[m.salt], m.number, e.pieces)
+			copy(e.seals.units, m.units)
+		}
+		ent.memories = append(ent.memories, e)
+	}
+	f.entries = append(f.entries, ent)
 	return nil
 }
 

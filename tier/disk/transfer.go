@@ -27,8 +27,11 @@ const maxIdleIO = 100
 // slower. Writes at the same time of parts of one page are kept apart; other writes
 // and reads that overlap are the caller's to order. Where the volume encrypts, the same
 // goes for units of 64 KiB in place of pages, and what is read first may be a
-// *tier.AlteredError.
+// *tier.AlteredError; memory that an earlier volume has kept cannot be written then.
 func (e *Extents) WriteAt(ctx context.Context, p []byte, off int64) error {
+	if e.seals != nil && e.seals.key != e.v.sealer.own {
+		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w", e.v.cfg.Dir, tier.ErrNotSupported)
+	}
 	return e.transfer(ctx, p, off, true)
 }
 

@@ -131,6 +131,9 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		v.endLife()
 		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, also(advised(err), v.sealer.forget()))
 	}
+	if v.sealer != nil {
+		v.sealer.users = nil // the caller's again
+	}
 	off := int64(0)
 	for _, s := range v.mu.segments { // of what was kept
 		off += s.size
@@ -424,9 +427,6 @@ func (v *Volume) end() error {
 	}
 	v.mu.Unlock()
 	var err error
-	if last {
-		err = v.sealer.forget()
-	}
 	for _, f := range files {
 		if f.stays {
 			err = also(err, bare(f.file.Close()))
@@ -439,6 +439,9 @@ func (v *Volume) end() error {
 		err = also(err, v.leaveKept())
 	case last && v.own != nil:
 		err = also(err, v.own.remove())
+	}
+	if last { // and nobody seals a record any more
+		err = also(err, v.sealer.forget())
 	}
 	if err != nil {
 		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, advised(err))

@@ -1,0 +1,101 @@
+package disk_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"strings"
+	"testing"
+)
+
+// suite is what holds for every volume, whether it encrypts or not.
+var suite = map[string]func(*testing.T){
+	"TestTrimGivesRoomBack":                     TestTrimGivesRoomBack,
+	"TestTrimEndsWithItsContext":                TestTrimEndsWithItsContext,
+	"TestKeeperGivesBackWhatNothingNeeds":       TestKeeperGivesBackWhatNothingNeeds,
+	"TestKeeperMindsTheReserve":                 TestKeeperMindsTheReserve,
+	"TestNegativeIdleKeepsAll":                  TestNegativeIdleKeepsAll,
+	"TestFailedPunchIsWarnedOfAndLosesNothing":  TestFailedPunchIsWarnedOfAndLosesNothing,
+	"TestAnyAlignment":                          TestAnyAlignment,
+	"TestWritesWithinOnePageAreKeptApart":       TestWritesWithinOnePageAreKeptApart,
+	"TestRequestsUnderWay":                      TestRequestsUnderWay,
+	"TestCancellation":                          TestCancellation,
+	"TestEndedContextBeginsNothing":             TestEndedContextBeginsNothing,
+	"TestErrorsNameThePlace":                    TestErrorsNameThePlace,
+	"TestTransfersThatNeverProgressEnd":         TestTransfersThatNeverProgressEnd,
+	"TestCounters":                              TestCounters,
+	"TestEveryOperationFailsOnce":               TestEveryOperationFailsOnce,
+	"TestVolumeKeepsThePoolContract":            TestVolumeKeepsThePoolContract,
+	"TestConfigIsChecked":                       TestConfigIsChecked,
+	"TestOpenErrorsAreClear":                    TestOpenErrorsAreClear,
+	"TestKindsOfFiles":                          TestKindsOfFiles,
+	"TestFreedExtentsAreReusedFirst":            TestFreedExtentsAreReusedFirst,
+	"TestSmallestFitIsTaken":                    TestSmallestFitIsTaken,
+	"TestSplitting":                             TestSplitting,
+	"TestFragmentedRoom":                        TestFragmentedRoom,
+	"TestRoomIsTakenInStepsAndWithinTheReserve": TestRoomIsTakenInStepsAndWithinTheReserve,
+	"TestFullFileSystem":                        TestFullFileSystem,
+	"TestOtherErrorsOfGrowthAreNotNoSpace":      TestOtherErrorsOfGrowthAreNotNoSpace,
+	"TestCloseWithMemoryOut":                    TestCloseWithMemoryOut,
+	"TestCloseAndTheLastFreeMeet":               TestCloseAndTheLastFreeMeet,
+	"TestFreeDuringATransferWaitsForIt":         TestFreeDuringATransferWaitsForIt,
+	"TestFreeTwicePanics":                       TestFreeTwicePanics,
+	"TestWrongSizesAreRefused":                  TestWrongSizesAreRefused,
+	"TestTwoVolumesInOneDirectory":              TestTwoVolumesInOneDirectory,
+	"TestVanishedDirectory":                     TestVanishedDirectory,
+	"TestConcurrentUseUnderTrim":                TestConcurrentUseUnderTrim,
+}
+
+// keepSuite is what holds for every volume that keeps.
+var keepSuite = map[string]func(*testing.T){
+	"TestKeptMemoriesAreThereAfterwards":             TestKeptMemoriesAreThereAfterwards,
+	"TestKeptStaysUntilTaken":                        TestKeptStaysUntilTaken,
+	"TestKeptRecordsChange":                          TestKeptRecordsChange,
+	"TestTwoVolumesKeepApart":                        TestTwoVolumesKeepApart,
+	"TestClosedVolumeLeavesTheNextOnesManifestAlone": TestClosedVolumeLeavesTheNextOnesManifestAlone,
+	"TestRoomWaitsForTheEndOfItsRecord":              TestRoomWaitsForTheEndOfItsRecord,
+	"TestKeptEndOfASparseFile":                       TestKeptEndOfASparseFile,
+	"TestEveryByteOfTheManifestIsChecked":            TestEveryByteOfTheManifestIsChecked,
+	"TestCutManifestIsRead":                          TestCutManifestIsRead,
+	"TestMissingAndShortSegments":                    TestMissingAndShortSegments,
+	"TestForeignManifestIsLeftAlone":                 TestForeignManifestIsLeftAlone,
+	"TestManifestIsWrittenAnew":                      TestManifestIsWrittenAnew,
+	"TestKeepingSurvivesEveryFault":                  TestKeepingSurvivesEveryFault,
+	"TestRandomKeeping":                              TestRandomKeeping,
+	"TestFreedStaysFreedOnAFullDisk":                 TestFreedStaysFreedOnAFullDisk,
+	"TestWhatIsNoManifestIsNotRead":                  TestWhatIsNoManifestIsNotRead,
+}
+
+// others are tests in the same files that a key makes no difference to.
+var others = map[string]bool{"TestMain": true, "TestMemoryFileSystemIsWarnedOf": true}
+
+// TestTheSuiteOnEncryptedVolumes runs the tests of volumes once more.
+func TestTheSuiteOnEncryptedVolumes(t *testing.T) {
+	runEncrypted(t, suite, "keep_test.go", "main_test.go", "transfer_test.go", "volume_test.go")
+}
+
+// TestTheKeepSuiteOnEncryptedVolumes runs the tests of volumes that keep once more.
+func TestTheKeepSuiteOnEncryptedVolumes(t *testing.T) {
+	runEncrypted(t, keepSuite, "kept_test.go", "kept_damage_test.go")
+}
+
+// runEncrypted runs tests of some files with volumes that encrypt. No test of those files may
+// be forgotten in their list.
+func runEncrypted(t *testing.T, suite map[string]func(*testing.T), files ...string) {
+	for _, file := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			if d, ok := d.(*ast.FuncDecl); ok && strings.HasPrefix(d.Name.Name, "Test") && suite[d.Name.Name] == nil && !others[d.Name.Name] {
+				t.Errorf("%s of %s is in no list", d.Name.Name, file)
+			}
+		}
+	}
+	encrypted = true
+	defer func() { encrypted = false }()
+	for name, test := range suite {
+		t.Run(name, test)
+	}
+}
