@@ -237,22 +237,26 @@ func TestSamplesAreFew(t *testing.T) {
 	if c.samples.Load() != firstPieces+laterPieces {
 		t.Errorf("%d pieces", c.samples.Load())
 	}
-	// For a disk as fast as this Zstandard need not be known any better; and for none,
-	// where bitpack is quicker than it can be.
-	quicker := written(3000, 4000*float64(runtime.GOMAXPROCS(0)))
-	c.busy.Store(sampleShare * (c.sampled.Load() + 1))
-	if err := c.sample(&k, quicker, int64(len(body)), read); err != nil {
-		t.Fatal(err)
+}
+
+// TestWorth: of a codec nothing need be known that cannot be quicker than the disk, or than one that is
+// known.
+func TestWorth(t *testing.T) {
+	n := float64(runtime.GOMAXPROCS(0))
+	idle := power{processors: n}
+	var c chooser
+	for _, k := range []Codec{CodecS2, CodecZstd, CodecBitpack} {
+		if !c.worth(k, quick[k]/n, quick[k]/n, idle) {
+			t.Errorf("%s is not worth it where a byte takes twice as long as at best with it", k)
+		}
+		if c.worth(k, quick[k]/n/4, quick[k]/n/4, idle) != (k == CodecBitpack) {
+			t.Errorf("%s for a disk that is twice as quick as it can be", k)
+		}
 	}
-	const more = firstPieces + laterPieces
-	if c.of[CodecBitpack].pieces != more+laterPieces || c.of[CodecZstd].pieces != more {
-		t.Errorf("bitpack was tried on %d pieces and Zstandard on %d", c.of[CodecBitpack].pieces, c.of[CodecZstd].pieces)
-	}
-	clear(body)
-	c = chooser{}
-	sample()
-	if c.of[CodecBitpack].pieces != firstPieces || c.of[CodecZstd].pieces != 0 {
-		t.Errorf("of nothing but zeros bitpack was tried on %d pieces and Zstandard on %d", c.of[CodecBitpack].pieces, c.of[CodecZstd].pieces)
+	c.of[CodecBitpack] = rates{pieces: 1} // nothing is left of anything, at once
+	slow := handling + quick[CodecS2]
+	if c.worth(CodecS2, slow, slow, power{processors: n * 10}) {
+		t.Error("S2 is worth it where another is quicker than it can be")
 	}
 }
 

@@ -378,15 +378,14 @@ func (b *Builtin) layRuns(ctx context.Context, l *Layout, r reservation.Reservat
 				return errors.Join(err, fmt.Errorf("convert: a layout gave %d of %d bytes", n, len(raw)))
 			}
 			close(turns[i+1])
-			if t.fixed == CodecAuto {
-				if err := b.choose.sampleRun(&b.coders, t.g, raw); err != nil {
-					return err
-				}
-			}
 			there := func(off, n int64) []byte { return raw[off-begin:][:n:n] }
 			from := frames{there: there, read: func(_ context.Context, _ *lane, off, n int64) ([]byte, error) { return there(off, n), nil }}
 			codec := t.codec()
-			return b.timed(r.Space(), codec, true, int64(len(raw)), func() error { return b.packRun(ctx, w, &runs[i], codec, body, begin, from, r) })
+			err := b.timed(r.Space(), codec, true, int64(len(raw)), func() error { return b.packRun(ctx, w, &runs[i], codec, body, begin, from, r) })
+			if err != nil || t.fixed != CodecAuto {
+				return err
+			}
+			return b.choose.sampleRun(&b.coders, t.g, raw) // behind the first run, which goes alone, all others know of it
 		})
 	}
 	err = b.permitted(ctx, r.Space(), nil, body, func(ctx context.Context) error {

@@ -13,6 +13,15 @@ func hopeful(k Codec, cost float64) bool {
 	return quick[k]/float64(runtime.GOMAXPROCS(0)) < cost
 }
 
+// worth says whether a codec could be quicker than the disk, and than those that are known.
+func (c *chooser) worth(k Codec, write, read float64, w power) bool {
+	if k == CodecBitpack {
+		return true
+	}
+	_, cost := c.promises(write, read, w)
+	return hopeful(k, cost)
+}
+
 // due says whether a sample may be taken: at first, and then when it is nothing beside what was
 // moved. Where no codec is quick enough there is nothing to find out.
 func (c *chooser) due(g *gauges) bool {
@@ -70,7 +79,7 @@ func (c *chooser) try(k *coders, g *gauges, raw []byte) error {
 	out, back := make([]byte, 0, 2*len(raw)), make([]byte, len(raw))
 	part := len(raw) / 8
 	for codec := codecs - 1; codec >= CodecS2; codec-- { // the quickest first, for then others may not be hopeful
-		if _, cost := c.promises(write, read, c.power()); codec != CodecBitpack && !hopeful(codec, cost) {
+		if !c.worth(codec, write, read, c.power()) {
 			continue
 		}
 		// The first time is not like the others: tables are made, memory is touched.
