@@ -2,6 +2,7 @@ package convert
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -253,6 +254,33 @@ func TestSamplesAreFew(t *testing.T) {
 	sample()
 	if c.of[CodecBitpack].pieces != firstPieces || c.of[CodecZstd].pieces != 0 {
 		t.Errorf("of nothing but zeros bitpack was tried on %d pieces and Zstandard on %d", c.of[CodecBitpack].pieces, c.of[CodecZstd].pieces)
+	}
+}
+
+// TestPromiseIsForgotten: a codec that did wonders with the bytes of another time is tried on those
+// of now, and does not hide the others behind what it promised then.
+func TestPromiseIsForgotten(t *testing.T) {
+	var c chooser
+	var k coders
+	slow := written(50, 50)
+	n := float64(runtime.GOMAXPROCS(0))
+	for _, codec := range []Codec{CodecZstd, CodecS2} {
+		c.of[codec] = rates{ratio: 0.001, encode: 0.01e-9 * n, decode: 0.01e-9 * n, pieces: memoryPieces}
+	}
+	c.usage.next.Store(math.MaxInt64) // nobody else has use for the processors
+	body := make([]byte, batch.FrameSize)
+	noise := rand.NewChaCha8([32]byte{})
+	_, _ = noise.Read(body) // it never fails
+	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }
+	for range 8 * memoryPieces / laterPieces {
+		c.sampled.Store(0)
+		if err := c.sample(&k, slow, int64(len(body)), read); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write, back := slow.plain()
+	if got, cost := c.promises(write, back, c.power()); cost < slack*(write+back) {
+		t.Errorf("noise is compressed: %s promises %.2g of %.2g seconds a byte", got, cost, write+back)
 	}
 }
 

@@ -64,13 +64,14 @@ func (c *chooser) sampleRun(k *coders, g *gauges, raw []byte) error {
 }
 
 // try compresses a piece with each codec that could be quicker than the disk, and than those that are
-// known, and uncompresses it.
+// known, and uncompresses it. What promises most is tried in any case: it may be known from other
+// bytes than those of now, and its promise must not keep what is true from being found out.
 func (c *chooser) try(k *coders, g *gauges, raw []byte) error {
 	write, read := g.plain()
 	out, back := make([]byte, 0, 2*len(raw)), make([]byte, len(raw))
 	part := len(raw) / 8
 	for codec := codecs - 1; codec >= CodecS2; codec-- { // the quickest first, for then others may not be hopeful
-		if _, cost := c.promises(write, read, c.power()); codec != CodecBitpack && !hopeful(codec, cost) {
+		if best, cost := c.promises(write, read, c.power()); codec != CodecBitpack && codec != best && !hopeful(codec, cost) {
 			continue
 		}
 		// The first time is not like the others: tables are made, memory is touched.
