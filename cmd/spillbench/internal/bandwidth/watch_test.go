@@ -128,3 +128,52 @@ func TestNoPlace(t *testing.T) {
 		t.Errorf("%v; a file that was closed is there", err)
 	}
 }
+
+// stepping calls f at each step.
+type stepping struct {
+	silent
+	f func()
+}
+
+func (s stepping) Step() { s.f() }
+
+// TestPlaceIsLost: where the batches have no place any more, when some of the rounds are over, the limit
+// has files of its own, and is measured all the same.
+func TestPlaceIsLost(t *testing.T) {
+	for _, after := range []int{1, 5} { // while room is made anew for all, and while it is not
+		w := NewWatch()
+		b, k, v := benchOn(t, w, convert.CodecNone)
+		b.cfg.Watched = map[tier.ID]*Watch{k.to.ID(): w}
+		b.cfg.Pairs = 3
+		if err := b.bring(t.Context(), k.from); err != nil {
+			t.Fatal(err)
+		}
+		steps := 0
+		b.cfg.Progress = stepping{f: func() {
+			if steps++; steps != after {
+				return
+			}
+			f, err := w.OpenAnonymous(t.TempDir(), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := f.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}}
+		rows, err := b.withDisk(t.Context(), k, v)
+		if err != nil || len(rows) != 3 {
+			t.Fatalf("after %d steps: %d rows, %v", after, len(rows), err)
+		}
+		for _, r := range rows {
+			if r.Limit <= 0 || r.GiBPerS <= 0 {
+				t.Errorf("after %d steps: %+v", after, r)
+			}
+		}
+		if want := after + b.cfg.Pairs; steps != want {
+			t.Errorf("%d rounds, want %d", steps, want)
+		}
+	}
+}
