@@ -2,6 +2,7 @@ package bandwidth
 
 import (
 	"bytes"
+	"context"
 	"testing"
 
 	"github.com/spillway-db/spillway/convert"
@@ -175,5 +176,68 @@ func TestPlaceIsLost(t *testing.T) {
 		if want := after + b.cfg.Pairs; steps != want {
 			t.Errorf("%d rounds, want %d", steps, want)
 		}
+	}
+}
+
+// trimming is a file system on which a volume gives back all room that is idle whenever something
+// is read or written, but while some batches have left it and others have not.
+type trimming struct {
+	disk.FS
+	v    *disk.Volume // nil: not yet
+	load int64
+}
+
+type trimmed struct {
+	disk.File
+	fs *trimming
+}
+
+func (f *trimming) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	file, err := f.FS.OpenAnonymous(dir, direct)
+	return trimmed{file, f}, err
+}
+
+func (f *trimming) Create(path string, direct bool) (disk.File, error) {
+	file, err := f.FS.Create(path, direct)
+	return trimmed{file, f}, err
+}
+
+func (f trimmed) WriteAt(p []byte, off int64) (int, error) {
+	return f.trim(func() (int, error) { return f.File.WriteAt(p, off) })
+}
+
+func (f trimmed) ReadAt(p []byte, off int64) (int, error) {
+	return f.trim(func() (int, error) { return f.File.ReadAt(p, off) })
+}
+
+func (f trimmed) trim(do func() (int, error)) (int, error) {
+	if v := f.fs.v; v != nil && v.Stats().Used%f.fs.load == 0 {
+		if _, err := v.Trim(context.Background()); err != nil {
+			return 0, err
+		}
+	}
+	return do()
+}
+
+// TestRoomIsHeld: the volume gives back what lies idle, but not where the limit is measured.
+func TestRoomIsHeld(t *testing.T) {
+	w := NewWatch()
+	idle := &trimming{FS: w.FS}
+	w.FS = idle
+	b, k, v := benchOn(t, w, convert.CodecNone)
+	b.cfg.Watched = map[tier.ID]*Watch{k.to.ID(): w}
+	b.cfg.Pairs = 3
+	steps := 0
+	b.cfg.Progress = stepping{f: func() { steps++ }}
+	if err := b.bring(t.Context(), k.from); err != nil {
+		t.Fatal(err)
+	}
+	idle.v, idle.load = v, b.load.total()
+	rows, err := b.withDisk(t.Context(), k, v)
+	if err != nil || len(rows) != 3 {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	if steps != 2*b.cfg.Pairs {
+		t.Errorf("%d rounds, want %d: the limit was measured elsewhere", steps, 2*b.cfg.Pairs)
 	}
 }
