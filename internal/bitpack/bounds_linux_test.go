@@ -48,7 +48,7 @@ func TestBounds(t *testing.T) {
 			most = 8
 		}
 		for width := range most + 1 {
-			for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 63, 64, 65, 255, blockSize / vector} {
+			for _, n := range []int{1, 2, 3, 5, 8, 31, 33, 64, blockSize / vector} {
 				n *= vector
 				p := plan{scheme: s, width: width, base: rng.Uint64(), first: rng.Uint64(), divisor: 1 + 2*rng.Uint64N(2)}
 				size := p.packed(n)
@@ -87,7 +87,7 @@ func TestBounds(t *testing.T) {
 func TestMalformed(t *testing.T) {
 	froms, tos := newFence(t, 2*blockSize), newFence(t, 2*blockSize)
 	rng := rand.New(rand.NewPCG(7, 7))
-	for _, n := range []int{1, 31, 32, 33, 64, 1000, 4096, blockSize, blockSize + 31, blockSize + 96} {
+	for _, n := range []int{1, 31, 32, 64, 1000, blockSize + 96} {
 		for _, width := range []int{8, 16, 32, 64} {
 			step := rng.Int64N(1 << 40)
 			src := Encode(nil, words(n, width, func(i int) int64 { return int64(i)*step + rng.Int64N(30) }))
