@@ -172,6 +172,7 @@ func (c *chooser) best(g *gauges, bytes int64, w power) Codec {
 		if cost < slack*(write+read) && t.moved >= t.patience {
 			*t = trial{codec: promised, next: max(t.next, leastPatience)}
 			g.write[promised].restart()
+			g.read[promised].restart()
 		}
 	case g.write[t.codec].full():
 		came := c.outcome(g, t.codec, read, w)

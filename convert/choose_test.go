@@ -2,6 +2,7 @@ package convert
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -114,7 +115,11 @@ func TestMeter(t *testing.T) {
 		if m.full() || m.perByte() != 0 {
 			t.Error("it has not forgotten")
 		}
-		work(2, time.Millisecond)
+		work(1, time.Millisecond)
+		if m.perByte() != 0 {
+			t.Error("a part of the first window was counted")
+		}
+		work(1, time.Millisecond)
 		if m.full() {
 			t.Error("the first window was counted")
 		}
@@ -168,6 +173,34 @@ func TestTrial(t *testing.T) {
 	}
 	if n := move(g, 110, 1<<30); n > 64<<20 {
 		t.Errorf("%d bytes of 1 GiB were compressed for a disk that became fast", n)
+	}
+}
+
+// TestTrialForgetsReading: how slowly something was read once, when processors were busy perhaps, ends no
+// trial of later, in which nothing was read yet.
+func TestTrialForgetsReading(t *testing.T) {
+	c := known(rates{ratio: 1, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
+	g := written(50, 50)
+	for i := range g.read[CodecZstd].windows {
+		g.read[CodecZstd].windows[i] = perMiB
+	}
+	compressed := 0
+	for range 1 << 10 {
+		if k := c.best(g, 1<<20, power{processors: 1, busy: 1}); k != CodecNone {
+			compressed++
+			g.write[k].begin(time.Now())
+			g.write[k].end(time.Now(), 1<<20)
+			g.write[k].windows[0] = perMiB / 110
+		}
+	}
+	if compressed < 1000 {
+		t.Errorf("%d of 1024 MiB were compressed, though it was better", compressed)
+	}
+	g.read[CodecZstd].begin(time.Now())
+	g.read[CodecZstd].end(time.Now(), 1<<30)
+	g.read[CodecZstd].windows[0] = perMiB // it is as slow as it was
+	if k := c.best(g, 1<<20, power{processors: 1, busy: 1}); k != CodecNone {
+		t.Errorf("%s is kept to, though it is read more slowly than what is not compressed", k)
 	}
 }
 
@@ -260,6 +293,33 @@ func TestWorth(t *testing.T) {
 	}
 }
 
+// TestPromiseIsForgotten: a codec that did wonders with the bytes of another time is tried on those
+// of now, and does not hide the others behind what it promised then.
+func TestPromiseIsForgotten(t *testing.T) {
+	var c chooser
+	var k coders
+	slow := written(50, 50)
+	n := float64(runtime.GOMAXPROCS(0))
+	for _, codec := range []Codec{CodecZstd, CodecS2} {
+		c.of[codec] = rates{ratio: 0.001, encode: 0.01e-9 * n, decode: 0.01e-9 * n, pieces: memoryPieces}
+	}
+	c.usage.next.Store(math.MaxInt64) // nobody else has use for the processors
+	body := make([]byte, batch.FrameSize)
+	noise := rand.NewChaCha8([32]byte{})
+	_, _ = noise.Read(body) // it never fails
+	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }
+	for range 8 * memoryPieces / laterPieces {
+		c.sampled.Store(0)
+		if err := c.sample(&k, slow, int64(len(body)), read); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write, back := slow.plain()
+	if got, cost := c.promises(write, back, c.power()); cost < slack*(write+back) {
+		t.Errorf("noise is compressed: %s promises %.2g of %.2g seconds a byte", got, cost, write+back)
+	}
+}
+
 // TestUsage: what is spent on compressing is not what the program has at work.
 func TestUsage(t *testing.T) {
 	if _, ok := processTime(); !ok {
@@ -288,6 +348,36 @@ func TestUsage(t *testing.T) {
 	}
 	if got := again(time.Hour); got != 0 {
 		t.Errorf("%v of a processor is at work beside compressing, want 0", got)
+	}
+}
+
+// TestFailuresAreNoWork: what failed, perhaps at once, is not taken for time that processors worked on
+// its bytes: the program would look as if it had no use for them.
+func TestFailuresAreNoWork(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, auto: true})
+	b := m.mover.cfg.Builtin
+	b.choose.of[CodecZstd] = rates{ratio: 0.5, encode: 1e-9, decode: 1e-9, pieces: 1}
+	for _, s := range m.spaces {
+		if s.Kind() != tier.Disk {
+			continue
+		}
+		for _, writes := range []bool{true, false} {
+			if err := b.timed(s, CodecZstd, writes, 1<<30, func() error { return context.Canceled }); err == nil {
+				t.Fatal("it went well")
+			}
+			if own := b.choose.usage.own.Load(); own != 0 {
+				t.Errorf("writing: %v; it counts as %v of work", writes, time.Duration(own))
+			}
+			b.choose.usage.own.Store(0)
+		}
+	}
+	for range 2 {
+		for _, s := range m.spaces {
+			_ = b.timed(s, CodecZstd, true, 1<<20, func() error { return nil })
+		}
+	}
+	if b.choose.usage.own.Load() == 0 {
+		t.Error("what went well counts as none")
 	}
 }
 

@@ -68,7 +68,7 @@ func (m *meter) perByte() float64 {
 			sum, n = sum+w, n+1
 		}
 	}
-	if n == 0 && m.bytes >= enoughToTell {
+	if n == 0 && !m.cold && m.bytes >= enoughToTell {
 		return m.time.Seconds() / float64(m.bytes)
 	}
 	return sum / max(n, 1)
@@ -169,7 +169,9 @@ func (b *Builtin) timed(space *tier.Space, k Codec, writes bool, bytes int64, f 
 		m = &g.write[k]
 	}
 	err := b.choose.measured(m, int(bytes), f)
-	b.choose.worked(k, writes, bytes)
+	if err == nil { // else nobody knows for how long it was worked on
+		b.choose.worked(k, writes, bytes)
+	}
 	return err
 }
 

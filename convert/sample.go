@@ -15,11 +15,8 @@ func hopeful(k Codec, cost float64) bool {
 
 // worth says whether a codec could be quicker than the disk, and than those that are known.
 func (c *chooser) worth(k Codec, write, read float64, w power) bool {
-	if k == CodecBitpack {
-		return true
-	}
-	_, cost := c.promises(write, read, w)
-	return hopeful(k, cost)
+	best, cost := c.promises(write, read, w)
+	return k == CodecBitpack || k == best || hopeful(k, cost)
 }
 
 // due says whether a sample may be taken: at first, and then when it is nothing beside what was
@@ -73,7 +70,8 @@ func (c *chooser) sampleRun(k *coders, g *gauges, raw []byte) error {
 }
 
 // try compresses a piece with each codec that could be quicker than the disk, and than those that are
-// known, and uncompresses it.
+// known, and uncompresses it. What promises most is tried in any case: it may be known from other
+// bytes than those of now, and its promise must not keep what is true from being found out.
 func (c *chooser) try(k *coders, g *gauges, raw []byte) error {
 	write, read := g.plain()
 	out, back := make([]byte, 0, 2*len(raw)), make([]byte, len(raw))

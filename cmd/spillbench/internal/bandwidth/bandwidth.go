@@ -17,7 +17,7 @@
 // raw runs twice in each, so that it is known how much two equal things differ here.
 //
 // One place on a disk may be twice as fast as another. So raw uses the file of the volume that is
-// measured ([Watch]), while the engine has nothing there: fresh room is made anew for each side,
+// measured ([Watch]), in room that it holds for as long, while the engine has nothing there: fresh room is made anew for each side,
 // as the volume makes it, and what was written before is written and read by all sides at one place,
 // another in each round. Where that cannot be had, because a load takes several files, or
 // passes the disk compressed, slowed down or with faults, raw has files of its own, which are made for each turn

@@ -228,7 +228,10 @@ func (b *bench) withDisk(ctx context.Context, k link, v *disk.Volume) (rows []Ro
 	}
 	if at != nil {
 		t, err = b.inPlace(ctx, k, v, w)
-	} else {
+	}
+	// A codec that chooses may take to compressing in the middle of it, or room come in pieces. The
+	// batches are in memory then.
+	if at == nil || errors.Is(err, errPlace) {
 		t, err = b.onFiles(ctx, k, v)
 	}
 	if err != nil {
@@ -257,15 +260,21 @@ func (b *bench) settled(ctx context.Context, k link, v *disk.Volume, w *Watch) (
 	return at, b.bring(ctx, k.from)
 }
 
-// errPlace ends a measurement.
+// errPlace ends a measurement in the volume's file.
 var errPlace = errors.New("bandwidth: the volume's room was not where it was expected")
 
 // inPlace measures all sides in the volume's file: on many disks one place is much faster than
 // another. Fresh room is made anew for each side, by the volume. What was written before is
-// written and read by all of them in turn, at one place that is another one in each round.
+// written and read by all of them in turn, at one place that is another one in each round. Raw
+// holds the room while it is there: the volume gives back what lies idle, and a file with it.
 func (b *bench) inPlace(ctx context.Context, k link, v *disk.Volume, w *Watch) (all [figures]timings, err error) {
 	b.cfg.Progress.Begin(b.name(k), 2*int64(b.cfg.Pairs))
 	var at *place
+	var held *tier.Buffer // the room that at is in, while raw is at work
+	hold := func(ctx context.Context) (first int64, err error) {
+		held, first, err = b.take(ctx, k.to)
+		return first, err
+	}
 	raw := func(half int) side {
 		memory := func(i int) []byte {
 			here, there := b.room.pair(b.load, i)
@@ -274,6 +283,20 @@ func (b *bench) inPlace(ctx context.Context, k link, v *disk.Volume, w *Watch) (
 		return side{
 			there: func(ctx context.Context) error { return at.write(ctx, b.load, memory) },
 			back:  func(ctx context.Context) error { return at.read(ctx, b.load, memory) },
+			prepare: func(ctx context.Context) error {
+				before := v.Stats().Fresh
+				first, err := hold(ctx)
+				if err == nil && (v.Stats().Fresh != before || !at.within(first, held.Size(), b.load.bytes)) {
+					err = errPlace
+				}
+				return err
+			},
+			finish: func() (err error) {
+				if held != nil {
+					err, held = held.Release(), nil
+				}
+				return err
+			},
 		}
 	}
 	l := loop{pairs: b.cfg.Pairs, progress: b.cfg.Progress, ours: b.moves(k), raw: raw(0), again: raw(1)}
@@ -285,7 +308,10 @@ func (b *bench) inPlace(ctx context.Context, k link, v *disk.Volume, w *Watch) (
 	for _, s := range []*side{&anew.raw, &anew.again} {
 		s.back = nil
 		s.prepare = func(ctx context.Context) error {
-			first, err := b.renew(ctx, k.to, v)
+			if err := trim(ctx, v); err != nil {
+				return err
+			}
+			first, err := hold(ctx)
 			if err != nil {
 				return err
 			}
@@ -383,29 +409,45 @@ func watching(f transfer, v *disk.Volume) (transfer, func() bool) {
 // writing there: as the raw file, it has room that is set aside. It returns where in its file
 // that begins; -1 if it is in pieces.
 func (b *bench) renew(ctx context.Context, s *tier.Space, v *disk.Volume) (at int64, err error) {
-	if _, err := v.Trim(ctx); err != nil {
+	if err := trim(ctx, v); err != nil {
 		return 0, err
 	}
-	if st := v.Stats(); st.Backed > st.Used {
-		return 0, fmt.Errorf("bandwidth: the volume in %s keeps %d bytes that it was to give back", st.Dir, st.Backed-st.Used)
+	buf, at, err := b.take(ctx, s)
+	if err != nil {
+		return 0, err
 	}
+	return at, buf.Release()
+}
+
+// trim makes the volume give all its room back.
+func trim(ctx context.Context, v *disk.Volume) error {
+	if _, err := v.Trim(ctx); err != nil {
+		return err
+	}
+	if st := v.Stats(); st.Backed > st.Used {
+		return fmt.Errorf("bandwidth: the volume in %s keeps %d bytes that it was to give back", st.Dir, st.Backed-st.Used)
+	}
+	return nil
+}
+
+// take takes as much room as the load needs, which the caller must release. It returns where in the
+// volume's file that begins; -1 if it is in pieces.
+func (b *bench) take(ctx context.Context, s *tier.Space) (buf *tier.Buffer, at int64, err error) {
 	charge := s.Charge(b.load.bytes) * int64(b.load.threads)
 	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), charge)
 	if err != nil {
-		return 0, err
+		return nil, 0, err
 	}
-	defer func() { err = errors.Join(err, r.Release()) }()
-	buf, err := r.Alloc(charge)
-	if err != nil {
-		return 0, err
+	buf, err = r.Alloc(charge)
+	if err := errors.Join(err, r.Release()); err != nil {
+		return nil, 0, errors.Join(err, buf.Release())
 	}
-	at = -1
 	if f, ok := buf.Memory().(tier.FileMemory); ok {
 		if _, begin, whole := whereIs(f); whole {
-			at = begin
+			return buf, begin, nil
 		}
 	}
-	return at, buf.Release()
+	return buf, -1, nil
 }
 
 func (b *bench) begin(k link) { b.cfg.Progress.Begin(b.name(k), int64(b.cfg.Pairs)) }

@@ -2,6 +2,7 @@ package bandwidth
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -13,8 +14,9 @@ type transfer func(context.Context) error
 
 // side is one of those that are compared.
 type side struct {
-	prepare     transfer // before each turn; may be nil
-	there, back transfer // back may be nil: then it need not be done
+	prepare     transfer     // before each turn; may be nil
+	there, back transfer     // back may be nil: then it need not be done
+	finish      func() error // after each turn, also one that failed; may be nil
 }
 
 // step is a part of a turn: a transfer, and which figure it is a sample of.
@@ -82,6 +84,9 @@ func (l loop) run(ctx context.Context) (out [figures]timings, err error) {
 func (l loop) turn(ctx context.Context, s side) (took [figures]float64, err error) {
 	if err := context.Cause(ctx); err != nil {
 		return took, err
+	}
+	if s.finish != nil {
+		defer func() { err = errors.Join(err, s.finish()) }()
 	}
 	if s.prepare != nil {
 		if err := s.prepare(ctx); err != nil {

@@ -80,6 +80,16 @@ type place struct {
 	at   []int64
 }
 
+// within says whether all batches, of so many bytes, lie in the n bytes at first.
+func (p *place) within(first, n, bytes int64) bool {
+	for _, at := range p.at {
+		if first < 0 || at < first || at-first > n-bytes {
+			return false
+		}
+	}
+	return true
+}
+
 // write and read do what is done without the engine, at the place.
 func (p *place) write(ctx context.Context, l load, memory func(i int) []byte) error {
 	return together(l.threads, func(i int) error { return requests(ctx, memory(i), p.at[i], p.file.WriteAt) })

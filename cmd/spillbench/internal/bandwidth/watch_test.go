@@ -2,6 +2,7 @@ package bandwidth
 
 import (
 	"bytes"
+	"context"
 	"testing"
 
 	"github.com/spillway-db/spillway/convert"
@@ -126,5 +127,117 @@ func TestNoPlace(t *testing.T) {
 	}
 	if err := f.Close(); err != nil || w.only() == nil {
 		t.Errorf("%v; a file that was closed is there", err)
+	}
+}
+
+// stepping calls f at each step.
+type stepping struct {
+	silent
+	f func()
+}
+
+func (s stepping) Step() { s.f() }
+
+// TestPlaceIsLost: where the batches have no place any more, when some of the rounds are over, the limit
+// has files of its own, and is measured all the same.
+func TestPlaceIsLost(t *testing.T) {
+	for _, after := range []int{1, 5} { // while room is made anew for all, and while it is not
+		w := NewWatch()
+		b, k, v := benchOn(t, w, convert.CodecNone)
+		b.cfg.Watched = map[tier.ID]*Watch{k.to.ID(): w}
+		b.cfg.Pairs = 3
+		if err := b.bring(t.Context(), k.from); err != nil {
+			t.Fatal(err)
+		}
+		steps := 0
+		b.cfg.Progress = stepping{f: func() {
+			if steps++; steps != after {
+				return
+			}
+			f, err := w.OpenAnonymous(t.TempDir(), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := f.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}}
+		rows, err := b.withDisk(t.Context(), k, v)
+		if err != nil || len(rows) != 3 {
+			t.Fatalf("after %d steps: %d rows, %v", after, len(rows), err)
+		}
+		for _, r := range rows {
+			if r.Limit <= 0 || r.GiBPerS <= 0 {
+				t.Errorf("after %d steps: %+v", after, r)
+			}
+		}
+		if want := after + b.cfg.Pairs; steps != want {
+			t.Errorf("%d rounds, want %d", steps, want)
+		}
+	}
+}
+
+// trimming is a file system on which a volume gives back all room that is idle whenever something
+// is read or written, but while some batches have left it and others have not.
+type trimming struct {
+	disk.FS
+	v    *disk.Volume // nil: not yet
+	load int64
+}
+
+type trimmed struct {
+	disk.File
+	fs *trimming
+}
+
+func (f *trimming) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	file, err := f.FS.OpenAnonymous(dir, direct)
+	return trimmed{file, f}, err
+}
+
+func (f *trimming) Create(path string, direct bool) (disk.File, error) {
+	file, err := f.FS.Create(path, direct)
+	return trimmed{file, f}, err
+}
+
+func (f trimmed) WriteAt(p []byte, off int64) (int, error) {
+	return f.trim(func() (int, error) { return f.File.WriteAt(p, off) })
+}
+
+func (f trimmed) ReadAt(p []byte, off int64) (int, error) {
+	return f.trim(func() (int, error) { return f.File.ReadAt(p, off) })
+}
+
+func (f trimmed) trim(do func() (int, error)) (int, error) {
+	if v := f.fs.v; v != nil && v.Stats().Used%f.fs.load == 0 {
+		if _, err := v.Trim(context.Background()); err != nil {
+			return 0, err
+		}
+	}
+	return do()
+}
+
+// TestRoomIsHeld: the volume gives back what lies idle, but not where the limit is measured.
+func TestRoomIsHeld(t *testing.T) {
+	w := NewWatch()
+	idle := &trimming{FS: w.FS}
+	w.FS = idle
+	b, k, v := benchOn(t, w, convert.CodecNone)
+	b.cfg.Watched = map[tier.ID]*Watch{k.to.ID(): w}
+	b.cfg.Pairs = 3
+	steps := 0
+	b.cfg.Progress = stepping{f: func() { steps++ }}
+	if err := b.bring(t.Context(), k.from); err != nil {
+		t.Fatal(err)
+	}
+	idle.v, idle.load = v, b.load.total()
+	rows, err := b.withDisk(t.Context(), k, v)
+	if err != nil || len(rows) != 3 {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	if steps != 2*b.cfg.Pairs {
+		t.Errorf("%d rounds, want %d: the limit was measured elsewhere", steps, 2*b.cfg.Pairs)
 	}
 }
