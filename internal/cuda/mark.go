@@ -1,0 +1,173 @@
+package cuda
+
+import (
+	"errors"
+	"sync/atomic"
+)
+
+// Mark is a point in a stream's work.
+type Mark struct {
+	done  chan struct{}
+	err   error
+	dev   *Device
+	event Event
+	// Those who need the event: the thread that watches it, and threads of other
+	// devices that are making a stream wait for it. The last has it used again.
+	users atomic.Int32
+}
+
+// Done is closed when the work before the mark is done or has failed.
+func (m *Mark) Done() <-chan struct{} { return m.done }
+
+// Err is nil until Done is closed, and then says how that work failed.
+func (m *Mark) Err() error {
+	select {
+	case <-m.done:
+		return m.err
+	default:
+		return nil
+	}
+}
+
+// Device returns the device whose work it is.
+func (m *Mark) Device() *Device { return m.dev }
+
+// hold keeps the event from being used for another mark; false if it is no longer this one's.
+func (m *Mark) hold() bool {
+	for {
+		n := m.users.Load()
+		if n == 0 {
+			return false
+		}
+		if m.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// drop ends a hold; by is the device on whose thread it happens.
+func (m *Mark) drop(by *Device) {
+	if m.users.Add(-1) > 0 {
+		return
+	}
+	if by == m.dev {
+		m.dev.recycle(m.event)
+		return
+	}
+	// The thread cannot have ended: it waits for its events.
+	m.dev.queue.put(task{post: func(*Calls) { m.dev.recycle(m.event) }}, true)
+}
+
+var errAside = errors.New("cuda: marks are made and waited for on the device's thread only")
+
+// Mark returns a mark behind the work on s so far. Not in Aside.
+func (c *Calls) Mark(s Stream) (*Mark, error) {
+	if !c.own {
+		return nil, errAside
+	}
+	d := c.dev
+	e, err := d.event()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Record(e, s); err != nil {
+		d.recycle(e)
+		return nil, err
+	}
+	m := &Mark{done: make(chan struct{}), dev: d, event: e}
+	m.users.Store(1)
+	d.watches.add(s, m)
+	return m, nil
+}
+
+// WaitMark makes work put on s, a stream of this device, wait for m, which may be another device's.
+// If m is reached there is nothing to wait for; how the work before it went, its Err says. Not in Aside.
+func (c *Calls) WaitMark(s Stream, m *Mark) error {
+	if !c.own {
+		return errAside
+	}
+	if !m.hold() {
+		return nil
+	}
+	defer m.drop(c.dev)
+	return c.WaitEvent(s, m.event)
+}
+
+// event returns an event for a mark.
+func (d *Device) event() (Event, error) {
+	if n := len(d.free); n > 0 {
+		e := d.free[n-1]
+		d.free = d.free[:n-1]
+		d.out++
+		return e, nil
+	}
+	e, err := d.calls.NewEvent()
+	if err == nil {
+		d.out++
+	}
+	return e, err
+}
+
+// recycle takes an event back.
+func (d *Device) recycle(e Event) {
+	d.free = append(d.free, e)
+	d.out--
+}
+
+// watches are the marks that are not reached yet: for each stream in the order in which they
+// will be, so that only the first need be looked at.
+type watches struct {
+	streams []watched
+}
+
+type watched struct {
+	s     Stream
+	marks []*Mark
+}
+
+func (w *watches) add(s Stream, m *Mark) {
+	for i := range w.streams {
+		if w.streams[i].s == s {
+			w.streams[i].marks = append(w.streams[i].marks, m)
+			return
+		}
+	}
+	w.streams = append(w.streams, watched{s, []*Mark{m}})
+}
+
+// poll looks at the events, tells of those that have happened, and says whether one has.
+func (d *Device) poll() (reached bool) {
+	all := d.watches.streams
+	for i := 0; i < len(all); {
+		n := d.pollStream(all[i].marks)
+		if n == 0 {
+			i++
+			continue
+		}
+		reached = true
+		clear(all[i].marks[:n])
+		if all[i].marks = all[i].marks[n:]; len(all[i].marks) > 0 {
+			i++
+			continue
+		}
+		last := len(all) - 1
+		all[i], all[last] = all[last], watched{}
+		all = all[:last]
+	}
+	d.watches.streams = all
+	return reached
+}
+
+// pollStream returns how many of a stream's marks are reached.
+func (d *Device) pollStream(marks []*Mark) int {
+	for i, m := range marks {
+		done, err := d.calls.EventDone(m.event)
+		if !done && err == nil {
+			return i
+		}
+		m.err = err
+		close(m.done)
+		m.drop(d)
+	}
+	return len(marks)
+}

@@ -1,0 +1,76 @@
+package cuda
+
+import (
+	"runtime"
+	"time"
+)
+
+// The thread looks at events without a pause for as long as a small copy takes. Then
+// it pauses for an eighth of the time that it has waited for: what waits for the event is told
+// at most that much late. The longest pause bounds what a look costs others, the
+// shortest is what a timer can do.
+const (
+	keenFor      = 20 * time.Microsecond
+	pauseShare   = 8
+	shortestRest = 10 * time.Microsecond
+	longestRest  = 500 * time.Microsecond
+)
+
+// thread is the goroutine of the device; ready is told whether it has its context.
+func (d *Device) thread(ready chan<- error) {
+	defer close(d.stopped)
+	runtime.LockOSThread()
+	if err := d.enter(); err != nil {
+		ready <- err
+		return // locked: nobody knows which context is current on the thread now
+	}
+	ready <- nil
+	d.work()
+	if d.leave() {
+		runtime.UnlockOSThread()
+	}
+}
+
+// work runs tasks and looks at events until the queue is closed and nothing is left.
+func (d *Device) work() {
+	var tasks []task
+	closed := false
+	progress := time.Now() // when something was last done
+	alarm := time.NewTimer(time.Hour)
+	defer alarm.Stop()
+	for {
+		clear(tasks) // what the closures hold
+		tasks, closed = d.queue.take(tasks[:0])
+		for _, t := range tasks {
+			t.run(&d.calls)
+		}
+		reached := d.poll()
+		switch {
+		case len(tasks) > 0 || reached:
+			progress = time.Now()
+		case closed && d.out == 0:
+			return
+		default:
+			d.rest(closed, time.Since(progress), alarm)
+		}
+	}
+}
+
+// rest waits until there is a task, or it is time to look at the events again.
+func (d *Device) rest(closing bool, waited time.Duration, alarm *time.Timer) {
+	if len(d.watches.streams) > 0 && waited < keenFor {
+		return
+	}
+	if !d.queue.doze(closing) {
+		return
+	}
+	if len(d.watches.streams) == 0 {
+		<-d.queue.wake
+		return
+	}
+	alarm.Reset(min(max(waited/pauseShare, shortestRest), longestRest))
+	select {
+	case <-d.queue.wake:
+	case <-alarm.C:
+	}
+}
