@@ -1,0 +1,291 @@
+package cuda_test
+
+import (
+	"bytes"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+)
+
+// reached says whether m is, without waiting.
+func reached(m *cuda.Mark) bool {
+	select {
+	case <-m.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// gate makes s wait for the test. The word is released by open, or by the test's end.
+func (r *rig) gate(d *cuda.Device, s cuda.Stream) (open func()) {
+	r.t.Helper()
+	word := of(r.t, d, func(c *cuda.Calls) (uintptr, error) { return c.AllocHost(4) })
+	var at cuda.Ptr
+	ok(r.t, d.Do(func(c *cuda.Calls) (err error) {
+		if at, err = c.HostDevicePtr(word); err != nil {
+			return err
+		}
+		return c.WaitValue(s, at, 1)
+	}))
+	// The word is written as a program would: by another stream, not by Go.
+	other := of(r.t, d, (*cuda.Calls).NewStream)
+	open = sync.OnceFunc(func() {
+		ok(r.t, d.Do(func(c *cuda.Calls) error { return errors.Join(c.WriteValue(other, at, 1), c.DestroyStream(other)) }))
+	})
+	r.t.Cleanup(func() {
+		open()
+		ok(r.t, d.Do(func(c *cuda.Calls) error { return c.FreeHost(word) }))
+	})
+	return open
+}
+
+// Each goroutine's calls find the context current, whatever the scheduler does.
+func TestContextIsCurrent(t *testing.T) {
+	r := open(t, cudatest.Config{Devices: 2})
+	var all sync.WaitGroup
+	for i := range 8 {
+		d := r.devices[i%2]
+		all.Go(func() {
+			for range 200 {
+				var s cuda.Stream
+				if err := d.Do(func(c *cuda.Calls) (err error) { s, err = c.NewStream(); return err }); err != nil {
+					t.Error(err)
+					return
+				}
+				runtime.Gosched()
+				end := func(c *cuda.Calls) error { return c.DestroyStream(s) }
+				call := d.Do
+				if i > 5 {
+					call = d.Aside
+				}
+				if err := call(end); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// A thread that is not the device's has no context, which is why there is one.
+func TestNoContextElsewhere(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	var leaked *cuda.Calls
+	r.do(func(c *cuda.Calls) error { leaked = c; return nil })
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: what is current here is nobody else's business
+		_, err = leaked.NewStream()
+	}()
+	<-done
+	if !errors.Is(err, cuda.ErrInvalidContext) {
+		t.Errorf("a call without a context gave %v", err)
+	}
+}
+
+// Tasks of one goroutine run in their order, posted or not.
+func TestOrder(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	var got []int
+	const n = 5000 // more than may be waiting
+	for i := range n {
+		if i%7 == 0 {
+			r.do(func(*cuda.Calls) error { got = append(got, i); return nil })
+			continue
+		}
+		ok(t, r.devices[0].Post(func(*cuda.Calls) { got = append(got, i) }))
+	}
+	ok(t, r.devices[0].Close())
+	for i := range n {
+		if i >= len(got) || got[i] != i {
+			t.Fatalf("task %d of %d ran out of order", i, len(got))
+		}
+	}
+}
+
+// A mark is not reached before the work is done, and those of one stream are in their order.
+func TestMark(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	s, other := r.stream(d), r.stream(d)
+	unblock := r.gate(d, s)
+	first := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	second := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	ok(t, r.wait(d, other)) // one stream does not keep the other
+	r.do(func(c *cuda.Calls) error { return c.WaitMark(other, second) })
+	behind := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(other) })
+	if reached(first) || reached(second) || reached(behind) || first.Err() != nil {
+		t.Fatal("a mark is reached before the work in front of it is done")
+	}
+	unblock()
+	<-behind.Done()
+	if !reached(first) || !reached(second) { // its stream waited for them, and they are looked at first
+		<-second.Done()
+		if !reached(first) {
+			t.Error("the second mark is reached before the first")
+		}
+	}
+	for _, m := range []*cuda.Mark{first, second, behind} {
+		ok(t, m.Err())
+	}
+	r.do(func(c *cuda.Calls) error { return c.WaitMark(other, first) }) // nothing to wait for
+	ok(t, r.wait(d, other))
+}
+
+// Streams wait for marks of other devices.
+func TestMarkOfAnotherDevice(t *testing.T) {
+	const n = 1 << 16
+	r := open(t, cudatest.Config{Devices: 2})
+	from, to := r.devices[0], r.devices[1]
+	s, theirs := r.stream(from), r.stream(to)
+	a, b := r.alloc(from, n), r.alloc(to, n)
+	in, out := r.host(from, n), r.host(to, n)
+	for i := range 50 {
+		pattern(in, i)
+		var there *cuda.Mark
+		ok(t, from.Do(func(c *cuda.Calls) (err error) {
+			err = errors.Join(c.CopyToDevice(s, a, cuda.AddressOf(in), n), c.CopyPeer(s, b, to.Context(), a, from.Context(), n))
+			m, merr := c.Mark(s)
+			there = m
+			return errors.Join(err, merr)
+		}))
+		ok(t, to.Do(func(c *cuda.Calls) error {
+			return errors.Join(c.WaitMark(theirs, there), c.CopyToHost(theirs, cuda.AddressOf(out), b, n))
+		}))
+		ok(t, r.wait(to, theirs))
+		if !bytes.Equal(in, out) {
+			t.Fatalf("round %d: the copy back did not wait for the copy between the devices", i)
+		}
+		<-there.Done()
+	}
+}
+
+// Events are used again, and given up in the end (the rig looks for them).
+func TestMarksShareEvents(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	s := r.stream(d)
+	for range 1000 {
+		ok(t, r.wait(d, s))
+	}
+	if n := r.Live("events"); n > 2 {
+		t.Errorf("%d events for marks one after another", n)
+	}
+}
+
+// Close runs what was handed over and waits for marks; later calls are refused.
+func TestClose(t *testing.T) {
+	r := open(t, cudatest.Config{Delay: time.Millisecond})
+	d := r.devices[0]
+	ran, marks := 0, make(chan *cuda.Mark, 10)
+	for range cap(marks) {
+		ok(t, d.Post(func(c *cuda.Calls) {
+			ran++
+			s, err := c.NewStream()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			p, err := c.Alloc(1)
+			m, merr := c.Mark(s)
+			if err := errors.Join(err, c.Fill(s, p, 1, 1), merr, c.DestroyStream(s), c.Free(p)); err != nil {
+				t.Error(err)
+			}
+			marks <- m
+		}))
+	}
+	ok(t, d.Close())
+	if ran != cap(marks) {
+		t.Errorf("%d of %d tasks ran", ran, cap(marks))
+	}
+	close(marks)
+	for m := range marks {
+		if !reached(m) {
+			t.Error("Close did not wait for a mark")
+		}
+	}
+	if err := d.Close(); err != cuda.ErrClosed {
+		t.Errorf("a second Close: %v", err)
+	}
+	if err := d.Do(func(*cuda.Calls) error { return nil }); err != cuda.ErrClosed {
+		t.Errorf("Do after Close: %v", err)
+	}
+	if err := d.Post(func(*cuda.Calls) {}); err != cuda.ErrClosed {
+		t.Errorf("Post after Close: %v", err)
+	}
+}
+
+// What a task panics with is its caller's, and the device goes on.
+func TestPanic(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	for name, call := range map[string]func(func(*cuda.Calls) error) error{"Do": r.devices[0].Do, "Aside": r.devices[0].Aside} {
+		func() {
+			defer func() {
+				if p := recover(); p != "on purpose" {
+					t.Errorf("%s panicked with %v", name, p)
+				}
+			}()
+			_ = call(func(*cuda.Calls) error { panic("on purpose") })
+			t.Errorf("%s did not panic", name)
+		}()
+	}
+	s := r.stream(r.devices[0])
+	ok(t, r.wait(r.devices[0], s))
+	if err := r.devices[0].Aside(func(c *cuda.Calls) error { _, err := c.Mark(s); return err }); err == nil {
+		t.Error("a mark was made on a thread that does not look at it")
+	}
+}
+
+// A context of the program is used and left alone.
+func TestAdopt(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d, err := r.lib.Adopt(0, r.devices[0].Context())
+	ok(t, err)
+	s := r.stream(r.devices[0])
+	ok(t, r.wait(d, s))
+	ok(t, d.Close())
+	ok(t, r.wait(r.devices[0], s))
+	if _, err := r.lib.Adopt(0, 0); err == nil {
+		t.Error("no context was adopted")
+	}
+	if _, err := r.lib.Adopt(0, 12345); !errors.Is(err, cuda.ErrInvalidContext) {
+		t.Errorf("adopting nonsense: %v", err)
+	}
+}
+
+// Memory that is freed in a stream's order is there until its turn comes.
+func TestStreamOrderedFree(t *testing.T) {
+	const memory = 1 << 20
+	r := open(t, cudatest.Config{Memory: memory})
+	d := r.devices[0]
+	s := r.stream(d)
+	unblock := r.gate(d, s)
+	p := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.AllocAsync(s, 0, memory) })
+	r.do(func(c *cuda.Calls) error { return errors.Join(c.Fill(s, p, 1, memory), c.FreeAsync(s, p)) })
+	again := func(c *cuda.Calls) (err error) { p, err = c.AllocAsync(s, 0, memory); return err }
+	if err := d.Do(again); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Fatalf("allocating what is not free yet: %v", err)
+	}
+	unblock()
+	ok(t, r.wait(d, s))
+	ok(t, d.Do(again))
+	r.do(func(c *cuda.Calls) error { return c.FreeAsync(s, p) })
+	ok(t, r.wait(d, s))
+	// What the pool keeps, others cannot have until it is trimmed.
+	if err := d.Do(func(c *cuda.Calls) error { _, err := c.Alloc(memory); return err }); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("allocating what a pool keeps: %v", err)
+	}
+	r.do(func(c *cuda.Calls) error {
+		pool, err := c.DefaultPool()
+		return errors.Join(err, c.TrimPool(pool, 0))
+	})
+	r.alloc(d, memory)
+}
