@@ -120,3 +120,41 @@ func BenchmarkPostCopy(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/row, "ns/copy")
 }
+
+// BenchmarkHere does nothing on the caller's thread, but with the context.
+func BenchmarkHere(b *testing.B) {
+	r := open(b, cudatest.Config{})
+	nothing := func(*cuda.Calls) error { return nil }
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := r.devices[0].Here(nothing); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkCopyHere is BenchmarkPostCopy on the caller's thread, with an answer to each copy.
+func BenchmarkCopyHere(b *testing.B) {
+	r := open(b, cudatest.Config{})
+	d := r.devices[0]
+	s, p := r.stream(d), r.alloc(d, small)
+	h := cuda.AddressOf(r.host(d, small))
+	const row = 1000
+	b.ReportAllocs()
+	for b.Loop() {
+		var last *cuda.Mark
+		for range row {
+			err := d.Here(func(c *cuda.Calls) (err error) {
+				if err = c.CopyToDevice(s, p, h, small); err == nil {
+					last, err = c.Mark(s)
+				}
+				return err
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+		<-last.Done()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/row, "ns/copy")
+}

@@ -147,13 +147,13 @@ func TestEverySymbol(t *testing.T) {
 		r := open(t, cudatest.Config{Devices: 2, Without: without})
 		e := &everything{r: r, d: r.devices[0], peer: r.devices[1], in: r.host(r.devices[0], small), out: r.host(r.devices[0], small)}
 		e.reg = mapped(t, small)
-		ok(t, e.d.Aside(func(c *cuda.Calls) error { return c.RegisterHost(cuda.AddressOf(e.reg), small) }))
+		ok(t, e.d.Here(func(c *cuda.Calls) error { return c.RegisterHost(cuda.AddressOf(e.reg), small) }))
 		pattern(e.in, 3)
 		can, err := r.lib.CanAccessPeer(0, 1)
 		if !can || err != nil {
 			t.Errorf("CanAccessPeer: %v, %v", can, err)
 		}
-		ok(t, e.d.Aside(e.run))
+		ok(t, e.d.Here(e.run))
 		second, err := r.lib.Open(0) // the context is shared, and still there afterwards
 		ok(t, err)
 		ok(t, second.Close())

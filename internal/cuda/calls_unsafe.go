@@ -6,11 +6,10 @@ import (
 )
 
 // Calls are the driver's functions that want a current context. A Device hands
-// them to what runs on its thread, and they are good there, until that returns.
+// them to what runs where its context is current, and they are good there until that returns.
 type Calls struct {
 	lib *Library
 	dev *Device
-	own bool // on the thread of the device
 }
 
 // Library returns the driver, whose own functions may be called here as well.
@@ -34,12 +33,12 @@ func (c *Calls) StreamDone(s Stream) (bool, error) {
 	return c.lib.ask(&c.lib.sym.streamQuery, uintptr(s))
 }
 
-// SyncStream blocks the thread until all work on s is done; it belongs in Aside.
+// SyncStream blocks the thread until all work on s is done; it belongs in Here.
 func (c *Calls) SyncStream(s Stream) error {
 	return c.lib.call(&c.lib.sym.streamSynchronize, uintptr(s))
 }
 
-// Sync blocks the thread until all work of the context is done; it belongs in Aside.
+// Sync blocks the thread until all work of the context is done; it belongs in Here.
 func (c *Calls) Sync() error { return c.lib.call(&c.lib.sym.ctxSynchronize) }
 
 // NewEvent creates an event that keeps no time.
@@ -64,7 +63,7 @@ func (c *Calls) EventDone(e Event) (bool, error) {
 	return c.lib.ask(&c.lib.sym.eventQuery, uintptr(e))
 }
 
-// SyncEvent blocks the thread until e has happened; it belongs in Aside.
+// SyncEvent blocks the thread until e has happened; it belongs in Here.
 func (c *Calls) SyncEvent(e Event) error {
 	return c.lib.call(&c.lib.sym.eventSynchronize, uintptr(e))
 }

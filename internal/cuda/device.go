@@ -21,11 +21,8 @@ type Device struct {
 	stopped chan struct{} // closed when the thread is done
 	result  error         // of closing; to be read when stopped is closed
 
-	// The rest is the thread's.
 	calls   Calls
-	watches watches
-	free    []Event // of marks that are reached
-	out     int     // events of marks, in use
+	watches watches // the thread's
 }
 
 // Open opens a device with its primary context, which it shares with whoever else
@@ -47,7 +44,7 @@ func (l *Library) open(ordinal int, ctx Context) (*Device, error) {
 		return nil, fmt.Errorf("cuda: device %d: %w", ordinal, err)
 	}
 	d := &Device{lib: l, info: info, ctx: ctx, primary: ctx == 0, stopped: make(chan struct{})}
-	d.calls = Calls{lib: l, dev: d, own: true}
+	d.calls = Calls{lib: l, dev: d}
 	d.queue.wake = make(chan struct{}, 1)
 	d.replies.New = func() any { return &reply{done: make(chan struct{}, 1)} }
 	ready := make(chan error, 1)
@@ -73,7 +70,7 @@ func (d *Device) Context() Context { return d.ctx }
 // its goroutine (which t.Fatal does). A panic in it is the caller's.
 func (d *Device) Do(f func(*Calls) error) error {
 	r := d.replies.Get().(*reply)
-	if _, ok := d.queue.put(task{f: f, reply: r}, false); !ok {
+	if _, ok := d.queue.put(task{f: f, reply: r}); !ok {
 		d.replies.Put(r)
 		return ErrClosed
 	}
@@ -96,7 +93,7 @@ const backlog = 1024
 // finds out it must tell by itself. ErrClosed means that it will not run. Not to be called on
 // the device's thread.
 func (d *Device) Post(f func(*Calls)) error {
-	waiting, ok := d.queue.put(task{post: f}, false)
+	waiting, ok := d.queue.put(task{post: f})
 	switch {
 	case !ok:
 		return ErrClosed
@@ -106,47 +103,28 @@ func (d *Device) Post(f func(*Calls)) error {
 	return nil
 }
 
-// Aside runs f on a thread of its own with the context current, and waits for it: for calls
-// that take long, which would keep everybody else waiting on the device's thread. It has no order with
-// what that does. The device must not be closed before it returns.
-func (d *Device) Aside(f func(*Calls) error) error {
-	type outcome struct{ err, panicked any }
-	done := make(chan outcome, 1)
-	go func() {
-		var o outcome
-		defer func() {
-			if p := recover(); p != nil {
-				o.panicked = p
-			}
-			done <- o
-		}()
-		// It is not unlocked unless the thread is as it was before: one that ends locked is ended.
-		runtime.LockOSThread()
-		if err := d.lib.call(&d.lib.sym.ctxPush, uintptr(d.ctx)); err != nil {
-			runtime.UnlockOSThread()
-			o.err = err
-			return
-		}
-		err := f(&Calls{lib: d.lib, dev: d})
-		if perr := d.lib.call(&d.lib.sym.ctxPop, 0); perr == nil {
-			runtime.UnlockOSThread()
-		}
-		if err != nil {
-			o.err = err
-		}
-	}()
-	o := <-done
-	if o.panicked != nil {
-		panic(o.panicked)
+// Here runs f on the caller's goroutine, kept on its thread with the context current for as long, and
+// returns its error, or ErrClosed. It is for calls that take long, which would keep others
+// waiting on the device's thread, and for those whose answer is wanted at once: it costs
+// no change of threads. It has no order with what Do and Post run.
+func (d *Device) Here(f func(*Calls) error) (err error) {
+	if !d.queue.enter() {
+		return ErrClosed
 	}
-	if o.err != nil {
-		return o.err.(error)
+	defer d.queue.exit()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := d.lib.call(&d.lib.sym.ctxPush, uintptr(d.ctx)); err != nil {
+		return err
 	}
-	return nil
+	// If popping fails the context stays on the thread's stack, which nobody relies on: all calls
+	// here come after a push, or on a device's own thread.
+	defer func() { _ = d.lib.call(&d.lib.sym.ctxPop, 0) }()
+	return f(&d.calls)
 }
 
-// Close runs what was handed over, waits until all marks are reached, and gives the context
-// up. A stream that waits for what never happens keeps it waiting. A second Close returns
+// Close runs what was handed over, waits until calls of Here have returned and all marks are
+// reached, and gives the context up. A stream that waits for what never happens keeps it waiting. A second Close returns
 // ErrClosed at once.
 func (d *Device) Close() error {
 	if !d.queue.close() {
@@ -172,7 +150,7 @@ func (d *Device) enter() (err error) {
 // leave gives up what the thread has, and says whether the thread is as it was.
 func (d *Device) leave() (clean bool) {
 	var errs []error
-	for _, e := range d.free {
+	for _, e := range d.queue.mu.free { // nobody else is there any more
 		errs = append(errs, d.calls.DestroyEvent(e))
 	}
 	err := d.lib.call(&d.lib.sym.ctxSet, 0)

@@ -62,7 +62,7 @@ func TestContextIsCurrent(t *testing.T) {
 				end := func(c *cuda.Calls) error { return c.DestroyStream(s) }
 				call := d.Do
 				if i > 5 {
-					call = d.Aside
+					call = d.Here
 				}
 				if err := call(end); err != nil {
 					t.Error(err)
@@ -221,12 +221,96 @@ func TestClose(t *testing.T) {
 	if err := d.Post(func(*cuda.Calls) {}); err != cuda.ErrClosed {
 		t.Errorf("Post after Close: %v", err)
 	}
+	if err := d.Here(func(*cuda.Calls) error { return nil }); err != cuda.ErrClosed {
+		t.Errorf("Here after Close: %v", err)
+	}
+}
+
+// Who is in Here keeps the context, and Close waits.
+func TestCloseWaitsForHere(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	var closing sync.WaitGroup
+	err := d.Here(func(c *cuda.Calls) error {
+		closing.Go(func() {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		for d.Do(func(*cuda.Calls) error { return nil }) == nil { // until it is closed to others
+			runtime.Gosched()
+		}
+		s, err := c.NewStream()
+		if err != nil {
+			return err
+		}
+		m, err := c.Mark(s)
+		if err == nil {
+			<-m.Done()
+			err = m.Err()
+		}
+		return errors.Join(err, c.DestroyStream(s))
+	})
+	ok(t, err)
+	closing.Wait()
+	if n := r.Live("contexts"); n != 0 {
+		t.Errorf("%d contexts are left", n)
+	}
+}
+
+// Goroutines of both kinds make marks and wait for each other's; each mark is reached.
+func TestMarksEverywhere(t *testing.T) {
+	r := open(t, cudatest.Config{Devices: 2})
+	var all sync.WaitGroup
+	var last struct {
+		sync.Mutex
+		m *cuda.Mark
+	}
+	for i := range 6 {
+		d := r.devices[i%2]
+		s := r.stream(d)
+		call := d.Do
+		if i > 2 {
+			call = d.Here
+		}
+		all.Go(func() {
+			for range 200 {
+				last.Lock()
+				before := last.m
+				last.Unlock()
+				var m *cuda.Mark
+				err := call(func(c *cuda.Calls) (err error) {
+					if before != nil {
+						err = c.WaitMark(s, before)
+					}
+					var merr error
+					m, merr = c.Mark(s)
+					return errors.Join(err, merr)
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				last.Lock()
+				last.m = m
+				last.Unlock()
+				<-m.Done()
+				if before != nil && !reached(before) {
+					<-before.Done() // it happened before, and is told when its device is looked at
+				}
+				if m.Err() != nil || m.Device() != d {
+					t.Errorf("a mark of %p says it is of %p, and %v", d, m.Device(), m.Err())
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 // What a task panics with is its caller's, and the device goes on.
 func TestPanic(t *testing.T) {
 	r := open(t, cudatest.Config{})
-	for name, call := range map[string]func(func(*cuda.Calls) error) error{"Do": r.devices[0].Do, "Aside": r.devices[0].Aside} {
+	for name, call := range map[string]func(func(*cuda.Calls) error) error{"Do": r.devices[0].Do, "Here": r.devices[0].Here} {
 		func() {
 			defer func() {
 				if p := recover(); p != "on purpose" {
@@ -239,9 +323,6 @@ func TestPanic(t *testing.T) {
 	}
 	s := r.stream(r.devices[0])
 	ok(t, r.wait(r.devices[0], s))
-	if err := r.devices[0].Aside(func(c *cuda.Calls) error { _, err := c.Mark(s); return err }); err == nil {
-		t.Error("a mark was made on a thread that does not look at it")
-	}
 }
 
 // A context of the program is used and left alone.

@@ -27,13 +27,13 @@ func script(e *cudatest.Emulator, host []byte) (err error) {
 	}
 	defer func() { add(d.Close()) }()
 	addr, n := cuda.AddressOf(host), int64(len(host))
-	if !add(d.Aside(func(c *cuda.Calls) error { return c.RegisterHost(addr, n) })) {
+	if !add(d.Here(func(c *cuda.Calls) error { return c.RegisterHost(addr, n) })) {
 		return err
 	}
 	defer func() {
 		ran := false
 		unregister := func(c *cuda.Calls) error { ran = true; return c.UnregisterHost(addr) }
-		if add(d.Aside(unregister)); !ran { // no context could be had for it
+		if add(d.Here(unregister)); !ran { // no context could be had for it
 			add(d.Do(unregister))
 		}
 	}()
@@ -94,8 +94,8 @@ func TestFailEveryCall(t *testing.T) {
 		err := script(e, host)
 		var told *cuda.Error
 		if !errors.As(err, &told) || told.Code != 999 {
-			// Popping the context after work aside is the one call of which nobody is told: the
-			// thread is given up instead.
+			// That the context could not be popped is the one thing of which nobody is told: it
+			// changes nothing for anybody.
 			if e.Calls("cuCtxPopCurrent_v2") == 0 || err != nil {
 				t.Errorf("call %d of %d failed, and the script said %v", i, total, err)
 			}
@@ -229,13 +229,13 @@ func TestRegisterLimit(t *testing.T) {
 	b := mapped(t, 2*small)
 	addr := cuda.AddressOf(b)
 	register := func(off uintptr) error {
-		return d.Aside(func(c *cuda.Calls) error { return c.RegisterHost(addr+off, small) })
+		return d.Here(func(c *cuda.Calls) error { return c.RegisterHost(addr+off, small) })
 	}
 	ok(t, register(0))
 	if err := register(small); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("registering beyond the limit: %v", err)
 	}
-	ok(t, d.Aside(func(c *cuda.Calls) error { return c.UnregisterHost(addr) }))
+	ok(t, d.Here(func(c *cuda.Calls) error { return c.UnregisterHost(addr) }))
 	s, p := r.stream(d), r.alloc(d, small)
 	if err := d.Do(func(c *cuda.Calls) error { return c.CopyToDevice(s, p, addr, 1) }); err != cuda.ErrNotPinned {
 		t.Errorf("a copy from memory that is not pinned any more: %v", err)
@@ -249,5 +249,5 @@ func TestRegisterLimit(t *testing.T) {
 	if !bytes.Equal(b[small:small+small/2], b[small+small/2:]) {
 		t.Error("the copy differs")
 	}
-	ok(t, d.Aside(func(c *cuda.Calls) error { return c.UnregisterHost(addr + small) }))
+	ok(t, d.Here(func(c *cuda.Calls) error { return c.UnregisterHost(addr + small) }))
 }

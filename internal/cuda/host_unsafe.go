@@ -13,7 +13,7 @@ func HostBytes(addr uintptr, n int64) []byte {
 }
 
 // RegisterHost pins n bytes at addr, which must not be on Go's heap, for all contexts.
-// It takes some tenths of a second for each GiB, and so belongs in Aside. The memory
+// It takes some tenths of a second for each GiB, and so belongs in Here. The memory
 // must be there until UnregisterHost.
 func (c *Calls) RegisterHost(addr uintptr, n int64) error {
 	const portable = 1

@@ -1,9 +1,6 @@
 package cuda
 
-import (
-	"errors"
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // Mark is a point in a stream's work.
 type Mark struct {
@@ -11,8 +8,8 @@ type Mark struct {
 	err   error
 	dev   *Device
 	event Event
-	// Those who need the event: the thread that watches it, and threads of other
-	// devices that are making a stream wait for it. The last has it used again.
+	// Those who need the event: the thread that watches it, and who is making a stream wait
+	// for it. The last has it used again.
 	users atomic.Int32
 }
 
@@ -45,73 +42,48 @@ func (m *Mark) hold() bool {
 	}
 }
 
-// drop ends a hold; by is the device on whose thread it happens.
-func (m *Mark) drop(by *Device) {
-	if m.users.Add(-1) > 0 {
-		return
+// drop ends a hold.
+func (m *Mark) drop() {
+	if m.users.Add(-1) == 0 {
+		m.dev.queue.recycle(m.event)
 	}
-	if by == m.dev {
-		m.dev.recycle(m.event)
-		return
-	}
-	// The thread cannot have ended: it waits for its events.
-	m.dev.queue.put(task{post: func(*Calls) { m.dev.recycle(m.event) }}, true)
 }
 
-var errAside = errors.New("cuda: marks are made and waited for on the device's thread only")
-
-// Mark returns a mark behind the work on s so far. Not in Aside.
+// Mark returns a mark behind the work on s so far.
 func (c *Calls) Mark(s Stream) (*Mark, error) {
-	if !c.own {
-		return nil, errAside
-	}
-	d := c.dev
-	e, err := d.event()
-	if err != nil {
-		return nil, err
+	q := &c.dev.queue
+	e, ok := q.event()
+	if !ok {
+		var err error
+		if e, err = c.NewEvent(); err != nil {
+			q.recycle(0)
+			return nil, err
+		}
 	}
 	if err := c.Record(e, s); err != nil {
-		d.recycle(e)
+		q.recycle(e)
 		return nil, err
 	}
-	m := &Mark{done: make(chan struct{}), dev: d, event: e}
+	m := &Mark{done: make(chan struct{}), dev: c.dev, event: e}
 	m.users.Store(1)
-	d.watches.add(s, m)
+	q.watch(watch{s, m})
 	return m, nil
 }
 
 // WaitMark makes work put on s, a stream of this device, wait for m, which may be another device's.
-// If m is reached there is nothing to wait for; how the work before it went, its Err says. Not in Aside.
+// If m is reached there is nothing to wait for; how the work before it went, its Err says.
 func (c *Calls) WaitMark(s Stream, m *Mark) error {
-	if !c.own {
-		return errAside
-	}
 	if !m.hold() {
 		return nil
 	}
-	defer m.drop(c.dev)
+	defer m.drop()
 	return c.WaitEvent(s, m.event)
 }
 
-// event returns an event for a mark.
-func (d *Device) event() (Event, error) {
-	if n := len(d.free); n > 0 {
-		e := d.free[n-1]
-		d.free = d.free[:n-1]
-		d.out++
-		return e, nil
-	}
-	e, err := d.calls.NewEvent()
-	if err == nil {
-		d.out++
-	}
-	return e, err
-}
-
-// recycle takes an event back.
-func (d *Device) recycle(e Event) {
-	d.free = append(d.free, e)
-	d.out--
+// watch is a mark that is to be looked at.
+type watch struct {
+	s Stream
+	m *Mark
 }
 
 // watches are the marks that are not reached yet: for each stream in the order in which they
@@ -125,14 +97,14 @@ type watched struct {
 	marks []*Mark
 }
 
-func (w *watches) add(s Stream, m *Mark) {
+func (w *watches) add(n watch) {
 	for i := range w.streams {
-		if w.streams[i].s == s {
-			w.streams[i].marks = append(w.streams[i].marks, m)
+		if w.streams[i].s == n.s {
+			w.streams[i].marks = append(w.streams[i].marks, n.m)
 			return
 		}
 	}
-	w.streams = append(w.streams, watched{s, []*Mark{m}})
+	w.streams = append(w.streams, watched{n.s, []*Mark{n.m}})
 }
 
 // poll looks at the events, tells of those that have happened, and says whether one has.
@@ -167,7 +139,7 @@ func (d *Device) pollStream(marks []*Mark) int {
 		}
 		m.err = err
 		close(m.done)
-		m.drop(d)
+		m.drop()
 	}
 	return len(marks)
 }

@@ -52,8 +52,8 @@ func (r *ranges) hold(addr uintptr, n int64) bool {
 	if i < 0 {
 		return false
 	}
-	off := int64(addr - all[i].addr)
-	return off <= all[i].n && n <= all[i].n-off
+	off := uint64(addr - all[i].addr) // may be beyond any int64
+	return off <= uint64(all[i].n) && uint64(n) <= uint64(all[i].n)-off
 }
 
 // change replaces the list.

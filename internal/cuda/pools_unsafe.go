@@ -42,8 +42,8 @@ func (c *Calls) DefaultPool() (Pool, error) {
 	return p, err
 }
 
-// NewPool creates a pool on the device of at most maxSize bytes, 0 for no limit (older drivers
-// know none, and ignore it).
+// NewPool creates a pool on the device of at most maxSize bytes, 0 for no limit, which is all that
+// drivers before 12.2 know.
 func (c *Calls) NewPool(maxSize int64) (Pool, error) {
 	dev, err := c.lib.handle(c.dev.info.Ordinal)
 	if err != nil {

@@ -33,38 +33,41 @@ func (d *Device) thread(ready chan<- error) {
 
 // work runs tasks and looks at events until the queue is closed and nothing is left.
 func (d *Device) work() {
-	var tasks []task
-	closed := false
+	var (
+		tasks []task
+		marks []watch
+		over  bool
+	)
 	progress := time.Now() // when something was last done
 	alarm := time.NewTimer(time.Hour)
 	defer alarm.Stop()
 	for {
 		clear(tasks) // what the closures hold
-		tasks, closed = d.queue.take(tasks[:0])
+		clear(marks)
+		if tasks, marks, over = d.queue.take(tasks[:0], marks[:0]); over {
+			return
+		}
 		for _, t := range tasks {
 			t.run(&d.calls)
 		}
-		reached := d.poll()
-		switch {
-		case len(tasks) > 0 || reached:
-			progress = time.Now()
-		case closed && d.out == 0:
-			return
-		default:
-			d.rest(closed, time.Since(progress), alarm)
+		for _, w := range marks {
+			d.watches.add(w)
 		}
+		if reached := d.poll(); reached || len(tasks)+len(marks) > 0 {
+			progress = time.Now()
+			continue
+		}
+		d.rest(time.Since(progress), alarm)
 	}
 }
 
-// rest waits until there is a task, or it is time to look at the events again.
-func (d *Device) rest(closing bool, waited time.Duration, alarm *time.Timer) {
-	if len(d.watches.streams) > 0 && waited < keenFor {
+// rest waits until there is a task or a mark, or it is time to look at the events again.
+func (d *Device) rest(waited time.Duration, alarm *time.Timer) {
+	watching := len(d.watches.streams) > 0
+	if watching && waited < keenFor || !d.queue.doze() {
 		return
 	}
-	if !d.queue.doze(closing) {
-		return
-	}
-	if len(d.watches.streams) == 0 {
+	if !watching {
 		<-d.queue.wake
 		return
 	}
