@@ -67,7 +67,7 @@ func BenchmarkPost(b *testing.B) {
 	}
 }
 
-// BenchmarkCopy puts a copy of 4 KiB, waits for its mark, and so is what a mover would see of a
+// BenchmarkCopy puts a copy of 4 KiB and waits for its mark: what a mover would see of a
 // device with no delay.
 func BenchmarkCopy(b *testing.B) {
 	r := open(b, cudatest.Config{})
@@ -77,7 +77,7 @@ func BenchmarkCopy(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		var m *cuda.Mark
-		err := d.Do(func(c *cuda.Calls) (err error) {
+		err := d.Here(func(c *cuda.Calls) (err error) {
 			if err = c.CopyToDevice(s, p, h, small); err == nil {
 				m, err = c.Mark(s)
 			}
@@ -87,6 +87,21 @@ func BenchmarkCopy(b *testing.B) {
 			b.Fatal(err)
 		}
 		<-m.Done()
+	}
+}
+
+// BenchmarkCopyAndSync is the limit of that: a thread is blocked until the copy is done.
+func BenchmarkCopyAndSync(b *testing.B) {
+	r := open(b, cudatest.Config{})
+	d := r.devices[0]
+	s, p := r.stream(d), r.alloc(d, small)
+	h := cuda.AddressOf(r.host(d, small))
+	b.ReportAllocs()
+	for b.Loop() {
+		err := d.Here(func(c *cuda.Calls) error { return errors.Join(c.CopyToDevice(s, p, h, small), c.SyncStream(s)) })
+		if err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

@@ -33,11 +33,7 @@ func (r *rig) gate(d *cuda.Device, s cuda.Stream) (open func()) {
 		}
 		return c.WaitValue(s, at, 1)
 	}))
-	// The word is written as a program would: by another stream, not by Go.
-	other := of(r.t, d, (*cuda.Calls).NewStream)
-	open = sync.OnceFunc(func() {
-		ok(r.t, d.Do(func(c *cuda.Calls) error { return errors.Join(c.WriteValue(other, at, 1), c.DestroyStream(other)) }))
-	})
+	open = func() { cuda.StoreWord(word, 1) }
 	r.t.Cleanup(func() {
 		open()
 		ok(r.t, d.Do(func(c *cuda.Calls) error { return c.FreeHost(word) }))
@@ -165,6 +161,52 @@ func TestMarkOfAnotherDevice(t *testing.T) {
 			t.Fatalf("round %d: the copy back did not wait for the copy between the devices", i)
 		}
 		<-there.Done()
+	}
+}
+
+// What is to be done between work and Done is done there, knows how the work went, and has the last word.
+func TestMarkThen(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	s := r.stream(d)
+	p, h := r.alloc(d, 8), r.host(d, 8)
+	errMine := errors.New("mine")
+	for _, fails := range []bool{false, true} {
+		if fails {
+			r.FailWork(0, cuda.ErrIllegalAddress, false)
+		}
+		var seen byte
+		var told error
+		m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) {
+			err := errors.Join(c.Fill(s, p, 42, 8), c.CopyToHost(s, cuda.AddressOf(h), p, 8))
+			m, merr := c.MarkThen(s, func(err error) error { seen, told = h[0], err; return errMine })
+			return m, errors.Join(err, merr)
+		})
+		<-m.Done()
+		if m.Err() != errMine || errors.Is(told, cuda.ErrIllegalAddress) != fails || !fails && seen != 42 {
+			t.Errorf("the mark says %v; its function was told %v and saw %d", m.Err(), told, seen)
+		}
+	}
+}
+
+// A stream writes a word that the host reads.
+func TestWord(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	s := r.stream(d)
+	addr := cuda.AddressOf(r.host(d, 8)) + 4
+	unblock := r.gate(d, s)
+	r.do(func(c *cuda.Calls) error {
+		at, err := c.HostDevicePtr(addr)
+		return errors.Join(err, c.WriteValue(s, at, 1<<31+5))
+	})
+	if v := cuda.LoadWord(addr); v != 0 {
+		t.Errorf("the word is %d before its turn", v)
+	}
+	unblock()
+	ok(t, r.wait(d, s))
+	if v := cuda.LoadWord(addr); v != 1<<31+5 {
+		t.Errorf("the word is %d", v)
 	}
 }
 

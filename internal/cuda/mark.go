@@ -8,6 +8,7 @@ type Mark struct {
 	err   error
 	dev   *Device
 	event Event
+	then  func(error) error // may be nil
 	// Those who need the event: the thread that watches it, and who is making a stream wait
 	// for it. The last has it used again.
 	users atomic.Int32
@@ -50,7 +51,12 @@ func (m *Mark) drop() {
 }
 
 // Mark returns a mark behind the work on s so far.
-func (c *Calls) Mark(s Stream) (*Mark, error) {
+func (c *Calls) Mark(s Stream) (*Mark, error) { return c.MarkThen(s, nil) }
+
+// MarkThen is Mark with something to be done between the work and Done: then is told how the work
+// went, and what it returns is the mark's Err. It runs on the device's thread, must be brief, and must not
+// wait for the device; streams that wait for the mark do not wait for it.
+func (c *Calls) MarkThen(s Stream, then func(err error) error) (*Mark, error) {
 	q := &c.dev.queue
 	e, ok := q.event()
 	if !ok {
@@ -64,7 +70,7 @@ func (c *Calls) Mark(s Stream) (*Mark, error) {
 		q.recycle(e)
 		return nil, err
 	}
-	m := &Mark{done: make(chan struct{}), dev: c.dev, event: e}
+	m := &Mark{done: make(chan struct{}), dev: c.dev, event: e, then: then}
 	m.users.Store(1)
 	q.watch(watch{s, m})
 	return m, nil
@@ -137,7 +143,10 @@ func (d *Device) pollStream(marks []*Mark) int {
 		if !done && err == nil {
 			return i
 		}
-		m.err = err
+		if m.err = err; m.then != nil {
+			m.err = m.then(err)
+			m.then = nil // and what it holds
+		}
 		close(m.done)
 		m.drop()
 	}
