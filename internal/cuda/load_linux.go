@@ -2,7 +2,12 @@
 
 package cuda
 
-import "github.com/ebitengine/purego"
+import (
+	"time"
+
+	"github.com/ebitengine/purego"
+	"golang.org/x/sys/unix"
+)
 
 // loader opens a library of the system. purego does that without cgo; other
 // packages that could have been used need a C compiler for each target.
@@ -29,4 +34,20 @@ func (l loader) close() { _ = purego.Dlclose(l.handle) }
 func invoke(fn uintptr, args []uintptr) Code {
 	r, _, _ := purego.SyscallN(fn, args...)
 	return Code(int32(r))
+}
+
+// nap has the thread sleep, not just the goroutine.
+func nap(d time.Duration) {
+	t := unix.NsecToTimespec(d.Nanoseconds())
+	_ = unix.Nanosleep(&t, nil) // a signal may end it early
+}
+
+// wakePromptly says whether naps of this thread should end when they should, and not
+// up to 50 µs later, which is what the kernel allows itself to wake several threads at once.
+func wakePromptly(yes bool) {
+	slack := uintptr(0) // what the thread had at first
+	if yes {
+		slack = 1 // ns
+	}
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, slack, 0, 0, 0)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"time"
 )
 
 type loader struct{}
@@ -18,3 +19,7 @@ func (loader) find(string) uintptr { return 0 }
 func (loader) close()              {}
 
 func invoke(uintptr, []uintptr) Code { return ErrNotSupported }
+
+func nap(d time.Duration) { time.Sleep(d) }
+
+func wakePromptly(bool) {}

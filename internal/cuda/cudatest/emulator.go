@@ -126,3 +126,25 @@ func (e *Emulator) Leaks() (leaks []string) {
 	}
 	return leaks
 }
+
+// set calls put with each setting that is not the emulator's default.
+func (c Config) set(put func(name string, value int64)) {
+	put("devices", c.devices())
+	for _, s := range []struct {
+		name  string
+		value int64
+	}{
+		{"memory", c.Memory},
+		{"version", int64(c.Version)},
+		{"delay_ns", c.Delay.Nanoseconds()},
+		{"bytes_per_second", c.BytesPerSecond},
+		{"register_limit", c.RegisterLimit},
+	} {
+		if s.value != 0 {
+			put(s.name, s.value)
+		}
+	}
+	if c.NoPeer {
+		put("peer", 0)
+	}
+}
