@@ -1,0 +1,239 @@
+package cuda_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// kernelText is what the emulator wants of PTX: that it looks like it.
+var kernelText = []byte(".version 6.0\n.target sm_50\n.visible .entry spillway_digest(\n\t.param .u64 src)\n.entry other()\n\x00")
+
+// everything calls each method of Calls once, and returns what went wrong.
+type everything struct {
+	r            *rig
+	d, peer      *cuda.Device
+	in, out, reg []byte
+}
+
+const small = 4096
+
+func (e *everything) run(c *cuda.Calls) (err error) {
+	check := func(cerr error) bool { err = errors.Join(err, cerr); return cerr == nil }
+	s, serr := c.NewStream()
+	if !check(serr) {
+		return err
+	}
+	defer func() { check(c.DestroyStream(s)) }()
+	a, aerr := c.Alloc(small)
+	if !check(aerr) {
+		return err
+	}
+	defer func() { check(c.Free(a)) }()
+	check(c.CopyToDevice(s, a, cuda.AddressOf(e.in), small/2))
+	check(c.CopyOnDevice(s, a+small/2, a, small/2))
+	check(c.Fill(s, a, 5, 8))
+	check(c.CopyToHost(s, cuda.AddressOf(e.out), a, small))
+	check(e.events(c, s))
+	check(e.pools(c, s))
+	check(e.values(c, s))
+	check(e.digest(c, s, a))
+	check(e.context(c, s, a))
+	return err
+}
+
+func (e *everything) events(c *cuda.Calls, s cuda.Stream) error {
+	ev, err := c.NewEvent()
+	if err != nil {
+		return err
+	}
+	err = errors.Join(c.Record(ev, s), c.WaitEvent(s, ev), c.SyncEvent(ev))
+	if done, derr := c.EventDone(ev); !done || derr != nil {
+		err = errors.Join(err, derr, errors.New("an event that was waited for is not done"))
+	}
+	err = errors.Join(err, c.SyncStream(s), c.Sync())
+	if done, derr := c.StreamDone(s); !done || derr != nil {
+		err = errors.Join(err, derr, errors.New("a stream that was waited for is not done"))
+	}
+	return errors.Join(err, c.DestroyEvent(ev))
+}
+
+func (e *everything) pools(c *cuda.Calls, s cuda.Stream) error {
+	_, err := c.DefaultPool()
+	own, aerr := c.AllocAsync(s, 0, small)
+	p, perr := c.NewPool(8 * small)
+	if err = errors.Join(err, aerr, perr); err != nil {
+		return err
+	}
+	err = errors.Join(c.SetPoolNumber(p, cuda.PoolReleaseThreshold, 1<<20), c.ShowPool(p, 1))
+	b, berr := c.AllocAsync(s, p, small)
+	used, uerr := c.PoolNumber(p, cuda.PoolUsed)
+	if used != small {
+		uerr = errors.Join(uerr, errors.New("the pool does not count what it uses"))
+	}
+	return errors.Join(err, berr, uerr, c.FreeAsync(s, b), c.FreeAsync(s, own), c.SyncStream(s), c.TrimPool(p, 0), c.DestroyPool(p))
+}
+
+func (e *everything) values(c *cuda.Calls, s cuda.Stream) error {
+	word, err := c.AllocHost(8)
+	if err != nil {
+		return err
+	}
+	at, err := c.HostDevicePtr(word)
+	err = errors.Join(err, c.WriteValue(s, at, 7), c.WaitValue(s, at, 7), c.SyncStream(s))
+	if got := cuda.HostBytes(word, 8)[0]; got != 7 {
+		err = errors.Join(err, errors.New("the word was not written"))
+	}
+	return errors.Join(err, c.FreeHost(word))
+}
+
+// digest computes on the device what tier defines.
+func (e *everything) digest(c *cuda.Calls, s cuda.Stream, a cuda.Ptr) error {
+	m, err := c.LoadModule(kernelText)
+	if err != nil {
+		return err
+	}
+	f, err := c.Function(m, "spillway_digest")
+	const n, first = 1003, 11
+	err = errors.Join(err, c.CopyToDevice(s, a, cuda.AddressOf(e.in), n), c.Fill(s, a+2048, 0, 16),
+		c.Launch(s, f, cuda.Grid{Blocks: 4, Threads: 256}, uint64(a), n, first, uint64(a)+2048),
+		c.CopyToHost(s, cuda.AddressOf(e.reg), a+2048, 16), c.SyncStream(s))
+	want := tier.DigestBytes(e.in[:n], first)
+	if got := words(e.reg); got[0] != want.Hash || got[1] != want.Sum {
+		err = errors.Join(err, errors.New("the digest differs"))
+	}
+	if _, ferr := c.Function(m, "other"); !errors.Is(ferr, cuda.ErrNotFound) {
+		err = errors.Join(err, errors.New("a kernel was found that nobody knows"))
+	}
+	return errors.Join(err, c.UnloadModule(m))
+}
+
+func (e *everything) context(c *cuda.Calls, s cuda.Stream, a cuda.Ptr) error {
+	free, total, err := c.MemInfo()
+	if free <= 0 || free >= total {
+		err = errors.Join(err, errors.New("the device has no free memory, or all"))
+	}
+	peer := e.peer.Context()
+	err = errors.Join(err, c.EnablePeer(peer), c.DisablePeer(peer))
+	err = errors.Join(err, c.CopyPeer(s, a, e.d.Context(), a+512, e.d.Context(), 512))
+	if c.Library().Batch() != "" {
+		err = errors.Join(err, c.CopyBatch(s, []cuda.Copy{
+			{Dst: a, HostSrc: cuda.AddressOf(e.in), Size: small},
+			{HostDst: cuda.AddressOf(e.reg), Src: a, Size: 0x10},
+		}[:1]))
+	}
+	return errors.Join(err, c.SyncStream(s))
+}
+
+func words(b []byte) (w [2]uint64) {
+	for i := range w {
+		for j := range 8 {
+			w[i] |= uint64(b[8*i+j]) << (8 * j)
+		}
+	}
+	return w
+}
+
+// Every function that is bound is called, and does what it should.
+func TestEverySymbol(t *testing.T) {
+	called := make(map[string]bool)
+	for _, without := range [][]string{nil, {"cuMemcpyBatchAsync_v2"}, {"cuDeviceGetUuid_v2"}} {
+		r := open(t, cudatest.Config{Devices: 2, Without: without})
+		e := &everything{r: r, d: r.devices[0], peer: r.devices[1], in: r.host(r.devices[0], small), out: r.host(r.devices[0], small)}
+		e.reg = mapped(t, small)
+		ok(t, e.d.Here(func(c *cuda.Calls) error { return c.RegisterHost(cuda.AddressOf(e.reg), small) }))
+		pattern(e.in, 3)
+		can, err := r.lib.CanAccessPeer(0, 1)
+		if !can || err != nil {
+			t.Errorf("CanAccessPeer: %v, %v", can, err)
+		}
+		ok(t, e.d.Here(e.run))
+		second, err := r.lib.Open(0) // the context is shared, and still there afterwards
+		ok(t, err)
+		ok(t, second.Close())
+		want := slices.Concat(e.in[:small/2], e.in[:small/2])
+		copy(want, bytes.Repeat([]byte{5}, 8))
+		if !bytes.Equal(e.out, want) {
+			t.Error("what came back is not what was sent")
+		}
+		if err := e.d.Do(func(c *cuda.Calls) error { _, err := c.LoadModule([]byte{1, 0}); return err }); !errors.Is(err, cuda.ErrInvalidPTX) ||
+			!strings.Contains(err.Error(), "cuModuleLoadData: CUDA_ERROR_INVALID_PTX: a PTX") {
+			t.Errorf("loading nonsense: %v", err)
+		}
+		ok(t, e.d.Do(func(c *cuda.Calls) error { return c.UnregisterHost(cuda.AddressOf(e.reg)) }))
+		for name := range cuda.SymbolNames() {
+			called[name] = called[name] || r.Calls(name) > 0
+		}
+	}
+	for name, was := range called {
+		if !was {
+			t.Errorf("%s was never called", name)
+		}
+	}
+}
+
+func TestDevices(t *testing.T) {
+	r := open(t, cudatest.Config{Devices: 3, Memory: 1 << 20})
+	infos, err := r.lib.Devices()
+	ok(t, err)
+	want := cuda.DeviceInfo{Ordinal: 2, Name: "Spillway CUDA emulator 2", UUID: "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee02",
+		PCI: "0000:e2:00.0", Memory: 1 << 20, ComputeMajor: 7, ComputeMinor: 5, CopyEngines: 2, Pools: true}
+	if len(infos) != 3 || infos[2] != want || r.devices[2].Info() != want {
+		t.Errorf("the devices are %+v", infos)
+	}
+	if v := r.lib.Version(); v != "12.8" {
+		t.Errorf("the version is %s", v)
+	}
+	if _, err := r.lib.Open(3); !errors.Is(err, cuda.ErrInvalidDevice) {
+		t.Errorf("opening a device that is not there: %v", err)
+	}
+}
+
+// What the driver would find, or crash at.
+func TestMistakes(t *testing.T) {
+	r := open(t, cudatest.Config{Devices: 2})
+	d := r.devices[0]
+	s, foreign, a, theirs := r.stream(d), r.stream(r.devices[1]), r.alloc(d, small), r.alloc(r.devices[1], small)
+	h := cuda.AddressOf(r.host(d, small))
+	heap := make([]byte, small)
+	freed := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.Alloc(small) })
+	r.do(func(c *cuda.Calls) error { return c.Free(freed) })
+	for name, c := range map[string]struct {
+		want error
+		call func(c *cuda.Calls) error
+	}{
+		"another context's stream": {cuda.ErrInvalidHandle, func(c *cuda.Calls) error { return c.Fill(foreign, a, 1, 1) }},
+		"no stream":                {cuda.ErrInvalidHandle, func(c *cuda.Calls) error { return c.Fill(0, a, 1, 1) }},
+		"beyond the allocation":    {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.CopyToDevice(s, a+1, h, small) }},
+		"freed memory":             {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.CopyToHost(s, h, freed, 1) }},
+		"freed twice":              {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Free(freed) }},
+		"freed inside":             {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Free(a + 512) }},
+		"no memory":                {cuda.ErrInvalidValue, func(c *cuda.Calls) error { _, err := c.Alloc(0); return err }},
+		"too much memory":          {cuda.ErrOutOfMemory, func(c *cuda.Calls) error { _, err := c.Alloc(1 << 40); return err }},
+		"another device's memory":  {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Fill(s, theirs, 1, 1) }},
+		"Go's memory, in":          {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToDevice(s, a, cuda.AddressOf(heap), 1) }},
+		"Go's memory, out":         {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToHost(s, cuda.AddressOf(heap), a, 1) }},
+		"Go's memory, in a batch": {cuda.ErrNotPinned, func(c *cuda.Calls) error {
+			return c.CopyBatch(s, []cuda.Copy{{Dst: a, HostSrc: cuda.AddressOf(heap), Size: 1}})
+		}},
+		"more than is pinned": {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToDevice(s, a, h+1, small) }},
+		"pinned twice":        {cuda.ErrHostMemoryAlreadyRegistered, func(c *cuda.Calls) error { return c.RegisterHost(h+1, 1) }},
+		"not pinned":          {cuda.ErrHostMemoryNotRegistered, func(c *cuda.Calls) error { return c.UnregisterHost(12345) }},
+		"a wrong copy among others": {cuda.ErrInvalidValue, func(c *cuda.Calls) error {
+			return c.CopyBatch(s, []cuda.Copy{{Dst: a, HostSrc: h, Size: 1}, {Dst: a + small, HostSrc: h, Size: 1}})
+		}},
+		"a module without an end": {cuda.ErrInvalidValue, func(c *cuda.Calls) error { _, err := c.LoadModule([]byte(".version")); return err }},
+		"a peer that is itself":   {cuda.ErrInvalidContext, func(c *cuda.Calls) error { return c.EnablePeer(d.Context()) }},
+	} {
+		if err := d.Do(c.call); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+	ok(t, r.wait(d, s))
+}

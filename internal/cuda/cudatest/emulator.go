@@ -1,0 +1,150 @@
+//go:build linux && (amd64 || arm64)
+
+package cudatest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/ebitengine/purego"
+	"github.com/spillway-db/spillway/internal/cuda"
+)
+
+// Emulator is one library. It is safe for concurrent use.
+type Emulator struct {
+	Path string // to load it by, until the test ends
+
+	t testing.TB
+
+	set           func(name string, value int64) int32
+	fail          func(symbol string, after int64, code int32, times int64) int32
+	failWork      func(after int64, code, sticky int32)
+	clearFailures func()
+	calls         func(symbol string) int64
+	live          func(kind string) int64
+	abandoned     func(kind string) int64
+	settle        func()
+}
+
+// New makes a library for the test, or skips the test where none can be compiled.
+func New(t testing.TB, cfg Config) *Emulator {
+	t.Helper()
+	lib, err := compiled()
+	if errors.Is(err, errNoCompiler) {
+		t.Skip(err)
+	}
+	for _, name := range cfg.Without {
+		if err == nil {
+			lib, err = without(lib, name)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &Emulator{Path: filepath.Join(t.TempDir(), "libcuda.so.1"), t: t}
+	if err := os.WriteFile(e.Path, lib, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	handle, err := purego.Dlopen(e.Path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]any{
+		"emu_set": &e.set, "emu_fail": &e.fail, "emu_fail_work": &e.failWork, "emu_clear_failures": &e.clearFailures,
+		"emu_calls": &e.calls, "emu_live": &e.live, "emu_abandoned": &e.abandoned, "emu_settle": &e.settle,
+	} {
+		purego.RegisterLibFunc(f, handle, name)
+	}
+	cfg.set(e.Set)
+	return e
+}
+
+// Set changes a setting: delay_ns, bytes_per_second, peer or register_limit at any time, devices,
+// memory and version before the library is loaded by others.
+func (e *Emulator) Set(name string, value int64) {
+	e.t.Helper()
+	if code := e.set(name, value); code != 0 {
+		e.t.Errorf("the CUDA emulator refuses %s = %d", name, value)
+	}
+}
+
+// Fail makes calls of symbol fail with code, times of them (negative: all) after so many that pass. An
+// empty symbol stands for all but those that ask whether work is done. A call that gives
+// something up does so nevertheless.
+func (e *Emulator) Fail(symbol string, after int64, code cuda.Code, times int64) {
+	e.t.Helper()
+	if e.fail(symbol, after, int32(code), times) != 0 {
+		e.t.Errorf("the CUDA emulator takes no more failures")
+	}
+}
+
+// FailWork makes a piece of work that moves or computes bytes fail after so many that pass. Its
+// stream fails, and if sticky the whole context for ever, as with a real device.
+func (e *Emulator) FailWork(after int64, code cuda.Code, sticky bool) {
+	how := int32(0)
+	if sticky {
+		how = 1
+	}
+	e.failWork(after, int32(code), how)
+}
+
+// ClearFailures takes back all that was asked to fail and has not.
+func (e *Emulator) ClearFailures() { e.clearFailures() }
+
+// Calls returns how often symbol was called; an empty one stands for the same as in Fail.
+func (e *Emulator) Calls(symbol string) int64 { return e.calls(symbol) }
+
+// Settle waits until no stream has work.
+func (e *Emulator) Settle() { e.settle() }
+
+// kinds are what is counted.
+var kinds = []string{"contexts", "streams", "events", "pools", "modules", "allocations", "registrations", "host allocations"}
+
+// Live returns how many there are of a kind: contexts, streams, events, pools, modules,
+// allocations, registrations, host allocations.
+func (e *Emulator) Live(kind string) int64 {
+	e.t.Helper()
+	n := e.live(kind)
+	if n < 0 {
+		e.t.Fatalf("the CUDA emulator does not count %s", kind)
+	}
+	return n
+}
+
+// Leaks says what there still is, and what was there when its context was given up.
+func (e *Emulator) Leaks() (leaks []string) {
+	for _, k := range kinds {
+		if n := e.live(k); n != 0 {
+			leaks = append(leaks, fmt.Sprintf("%d %s left", n, k))
+		}
+		if n := e.abandoned(k); n != 0 {
+			leaks = append(leaks, fmt.Sprintf("%d %s given up with their context", n, k))
+		}
+	}
+	return leaks
+}
+
+// set calls put with each setting that is not the emulator's default.
+func (c Config) set(put func(name string, value int64)) {
+	put("devices", c.devices())
+	for _, s := range []struct {
+		name  string
+		value int64
+	}{
+		{"memory", c.Memory},
+		{"version", int64(c.Version)},
+		{"delay_ns", c.Delay.Nanoseconds()},
+		{"bytes_per_second", c.BytesPerSecond},
+		{"register_limit", c.RegisterLimit},
+	} {
+		if s.value != 0 {
+			put(s.name, s.value)
+		}
+	}
+	if c.NoPeer {
+		put("peer", 0)
+	}
+}

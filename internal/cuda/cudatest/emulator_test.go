@@ -1,0 +1,111 @@
+//go:build linux && (amd64 || arm64)
+
+package cudatest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+)
+
+// A program that is only given variables and a path finds the devices that were wanted.
+func TestEnviron(t *testing.T) {
+	const variable = "CUDATEST_CHILD_LOADS"
+	if path := os.Getenv(variable); path != "" {
+		describe(path)
+		return
+	}
+	for _, c := range []struct {
+		cfg  Config
+		want string
+	}{
+		{Config{Devices: 3, Memory: 1 << 20, Version: 13000, NoPeer: true, Delay: time.Microsecond}, "13.0, 3 devices of 1048576 bytes, peers false"},
+		{Config{Devices: 2}, "12.8, 2 devices of 67108864 bytes, peers true"},
+		{Config{Devices: -1}, "the CUDA driver does not start"},
+	} {
+		e := New(t, Config{})
+		cmd := exec.Command(os.Args[0], "-test.run=^TestEnviron$")
+		cmd.Env = append(append(os.Environ(), variable+"="+e.Path), c.cfg.Environ()...)
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), c.want) {
+			t.Errorf("the program says %q (%v), want %q", out, err, c.want)
+		}
+	}
+}
+
+func describe(path string) {
+	lib, err := cuda.Load(path)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	infos, err := lib.Devices()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	peers, err := lib.CanAccessPeer(0, 1)
+	fmt.Printf("%s, %d devices of %d bytes, peers %v %v\n", lib.Version(), len(infos), infos[0].Memory, peers, err)
+}
+
+// Two libraries of one test have nothing in common.
+func TestStateOfItsOwn(t *testing.T) {
+	a, b := New(t, Config{Devices: 2}), New(t, Config{})
+	for _, c := range []struct {
+		e    *Emulator
+		want int
+	}{{a, 2}, {b, 1}} {
+		lib, err := cuda.Load(c.e.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		infos, err := lib.Devices()
+		if err != nil || len(infos) != c.want {
+			t.Errorf("%d devices (%v), want %d", len(infos), err, c.want)
+		}
+	}
+	if a.Calls("cuDeviceGetName") != 2 || b.Calls("cuDeviceGetName") != 1 {
+		t.Error("calls were counted in the wrong library")
+	}
+}
+
+// What is compiled and loaded leaves no files.
+func TestLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	t.Run("emulator", func(t *testing.T) {
+		New(t, Config{})
+		if _, err := compile(); err != nil { // once more, for it may have been compiled before
+			t.Error(err)
+		}
+	})
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 0 {
+		t.Errorf("left are %v (%v)", left, err)
+	}
+}
+
+// Only a function that is there can be left out.
+func TestWithout(t *testing.T) {
+	lib := []byte("..\x00cuInit\x00cuInit_v2\x00")
+	got, err := without(lib, "cuInit")
+	if err != nil || string(got) != "..\x00xuInit\x00cuInit_v2\x00" {
+		t.Errorf("without gave %q, %v", got, err)
+	}
+	if _, err := without(lib, "cuNone"); err == nil {
+		t.Error("a function was left out that is not there")
+	}
+}
+
+// Where there is no compiler the tests say what they need.
+func TestNoCompiler(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	if _, err := compile(); err == nil || !strings.Contains(err.Error(), "gcc") {
+		t.Errorf("compiling without a compiler: %v", err)
+	}
+}

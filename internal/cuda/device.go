@@ -1,0 +1,163 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+)
+
+// Device is a device, a context of it, and the thread that has it current. It is safe for
+// concurrent use. The caller must Close it, after whatever was made with its Calls
+// has been destroyed.
+type Device struct {
+	lib     *Library
+	info    DeviceInfo
+	ctx     Context
+	primary bool // the context is the device's own, and was retained here
+
+	queue   queue
+	replies sync.Pool     // of *reply
+	stopped chan struct{} // closed when the thread is done
+	result  error         // of closing; to be read when stopped is closed
+
+	calls   Calls
+	watches watches // the thread's
+}
+
+// Open opens a device with its primary context, which it shares with whoever else
+// uses that in this process.
+func (l *Library) Open(ordinal int) (*Device, error) { return l.open(ordinal, 0) }
+
+// Adopt opens a device with a context that the program has and keeps: it must not be
+// destroyed before the device is closed.
+func (l *Library) Adopt(ordinal int, ctx Context) (*Device, error) {
+	if ctx == 0 {
+		return nil, errors.New("cuda: no context to adopt")
+	}
+	return l.open(ordinal, ctx)
+}
+
+func (l *Library) open(ordinal int, ctx Context) (*Device, error) {
+	info, err := l.device(ordinal)
+	if err != nil {
+		return nil, fmt.Errorf("cuda: device %d: %w", ordinal, err)
+	}
+	d := &Device{lib: l, info: info, ctx: ctx, primary: ctx == 0, stopped: make(chan struct{})}
+	d.calls = Calls{lib: l, dev: d}
+	d.queue.wake = make(chan struct{}, 1)
+	d.replies.New = func() any { return &reply{done: make(chan struct{}, 1)} }
+	ready := make(chan error, 1)
+	go d.thread(ready)
+	if err := <-ready; err != nil {
+		<-d.stopped
+		return nil, fmt.Errorf("cuda: device %d: %w", ordinal, err)
+	}
+	return d, nil
+}
+
+// Info describes the device.
+func (d *Device) Info() DeviceInfo { return d.info }
+
+// Library returns the driver.
+func (d *Device) Library() *Library { return d.lib }
+
+// Context returns the device's context, for peers and for those who share it.
+func (d *Device) Context() Context { return d.ctx }
+
+// Do runs f on the device's thread, behind what was handed over before, and returns its
+// error, or ErrClosed. f must be brief, must not wait for this device, and must not end
+// its goroutine (which t.Fatal does). A panic in it is the caller's.
+func (d *Device) Do(f func(*Calls) error) error {
+	r := d.replies.Get().(*reply)
+	if _, ok := d.queue.put(task{f: f, reply: r}); !ok {
+		d.replies.Put(r)
+		return ErrClosed
+	}
+	<-r.done
+	err, panicked := r.err, r.panicked
+	r.err, r.panicked = nil, nil
+	d.replies.Put(r)
+	if panicked != nil {
+		panic(panicked)
+	}
+	return err
+}
+
+// backlog is how many tasks may be waiting before Post waits as well, so that
+// who is faster than the driver cannot fill the memory with them. The driver itself
+// makes callers wait when about as many kernels are waiting on a stream.
+const backlog = 1024
+
+// Post has f run like Do does, but does not wait for it, unless very much is waiting already. What f
+// finds out it must tell by itself. ErrClosed means that it will not run. Not to be called on
+// the device's thread.
+func (d *Device) Post(f func(*Calls)) error {
+	waiting, ok := d.queue.put(task{post: f})
+	switch {
+	case !ok:
+		return ErrClosed
+	case waiting >= backlog:
+		_ = d.Do(func(*Calls) error { return nil }) // closed meanwhile: it runs nevertheless
+	}
+	return nil
+}
+
+// Here runs f on the caller's goroutine, kept on its thread with the context current for as long, and
+// returns its error, or ErrClosed. It is for calls that take long, which would keep others
+// waiting on the device's thread, and for those whose answer is wanted at once: it costs
+// no change of threads. It has no order with what Do and Post run.
+func (d *Device) Here(f func(*Calls) error) (err error) {
+	if !d.queue.enter() {
+		return ErrClosed
+	}
+	defer d.queue.exit()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := d.lib.call(&d.lib.sym.ctxPush, uintptr(d.ctx)); err != nil {
+		return err
+	}
+	// If popping fails the context stays on the thread's stack, which nobody relies on: all calls
+	// here come after a push, or on a device's own thread.
+	defer func() { _ = d.lib.call(&d.lib.sym.ctxPop, 0) }()
+	return f(&d.calls)
+}
+
+// Close runs what was handed over, waits until calls of Here have returned and all marks are
+// reached, and gives the context up. A stream that waits for what never happens keeps it waiting. A second Close returns
+// ErrClosed at once.
+func (d *Device) Close() error {
+	if !d.queue.close() {
+		return ErrClosed
+	}
+	<-d.stopped
+	return d.result
+}
+
+// enter makes the context current on the thread.
+func (d *Device) enter() (err error) {
+	if d.primary {
+		if d.ctx, err = d.lib.retain(d.info.Ordinal); err != nil {
+			return err
+		}
+	}
+	if err = d.lib.call(&d.lib.sym.ctxSet, uintptr(d.ctx)); err != nil && d.primary {
+		err = errors.Join(err, d.lib.release(d.info.Ordinal))
+	}
+	return err
+}
+
+// leave gives up what the thread has, and says whether the thread is as it was.
+func (d *Device) leave() (clean bool) {
+	var errs []error
+	for _, e := range d.queue.mu.free { // nobody else is there any more
+		errs = append(errs, d.calls.DestroyEvent(e))
+	}
+	err := d.lib.call(&d.lib.sym.ctxSet, 0)
+	errs = append(errs, err)
+	if d.primary {
+		errs = append(errs, d.lib.release(d.info.Ordinal))
+	}
+	d.result = errors.Join(errs...)
+	return err == nil
+}

@@ -1,0 +1,414 @@
+package cuda_test
+
+import (
+	"bytes"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+)
+
+// reached says whether m is, without waiting.
+func reached(m *cuda.Mark) bool {
+	select {
+	case <-m.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// gate makes s wait for the test. The word is released by open, or by the test's end.
+func (r *rig) gate(d *cuda.Device, s cuda.Stream) (open func()) {
+	r.t.Helper()
+	word := of(r.t, d, func(c *cuda.Calls) (uintptr, error) { return c.AllocHost(4) })
+	var at cuda.Ptr
+	ok(r.t, d.Do(func(c *cuda.Calls) (err error) {
+		if at, err = c.HostDevicePtr(word); err != nil {
+			return err
+		}
+		return c.WaitValue(s, at, 1)
+	}))
+	open = func() { cuda.StoreWord(word, 1) }
+	r.t.Cleanup(func() {
+		open()
+		ok(r.t, d.Do(func(c *cuda.Calls) error { return c.FreeHost(word) }))
+	})
+	return open
+}
+
+// Each goroutine's calls find the context current, whatever the scheduler does.
+func TestContextIsCurrent(t *testing.T) {
+	r := open(t, cudatest.Config{Devices: 2})
+	var all sync.WaitGroup
+	for i := range 8 {
+		d := r.devices[i%2]
+		all.Go(func() {
+			for range 200 {
+				var s cuda.Stream
+				if err := d.Do(func(c *cuda.Calls) (err error) { s, err = c.NewStream(); return err }); err != nil {
+					t.Error(err)
+					return
+				}
+				runtime.Gosched()
+				end := func(c *cuda.Calls) error { return c.DestroyStream(s) }
+				call := d.Do
+				if i > 5 {
+					call = d.Here
+				}
+				if err := call(end); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// A thread that is not the device's has no context, which is why there is one.
+func TestNoContextElsewhere(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	var leaked *cuda.Calls
+	r.do(func(c *cuda.Calls) error { leaked = c; return nil })
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: what is current here is nobody else's business
+		_, err = leaked.NewStream()
+	}()
+	<-done
+	if !errors.Is(err, cuda.ErrInvalidContext) {
+		t.Errorf("a call without a context gave %v", err)
+	}
+}
+
+// Tasks of one goroutine run in their order, posted or not.
+func TestOrder(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	var got []int
+	const n = 5000 // more than may be waiting
+	for i := range n {
+		if i%7 == 0 {
+			r.do(func(*cuda.Calls) error { got = append(got, i); return nil })
+			continue
+		}
+		ok(t, r.devices[0].Post(func(*cuda.Calls) { got = append(got, i) }))
+	}
+	ok(t, r.devices[0].Close())
+	for i := range n {
+		if i >= len(got) || got[i] != i {
+			t.Fatalf("task %d of %d ran out of order", i, len(got))
+		}
+	}
+}
+
+// A mark is not reached before the work is done, and those of one stream are in their order.
+func TestMark(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	s, other := r.stream(d), r.stream(d)
+	unblock := r.gate(d, s)
+	first := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	second := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	ok(t, r.wait(d, other)) // one stream does not keep the other
+	r.do(func(c *cuda.Calls) error { return c.WaitMark(other, second) })
+	behind := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(other) })
+	if reached(first) || reached(second) || reached(behind) || first.Err() != nil {
+		t.Fatal("a mark is reached before the work in front of it is done")
+	}
+	unblock()
+	<-behind.Done()
+	if !reached(first) || !reached(second) { // its stream waited for them, and they are looked at first
+		<-second.Done()
+		if !reached(first) {
+			t.Error("the second mark is reached before the first")
+		}
+	}
+	for _, m := range []*cuda.Mark{first, second, behind} {
+		ok(t, m.Err())
+	}
+	r.do(func(c *cuda.Calls) error { return c.WaitMark(other, first) }) // nothing to wait for
+	ok(t, r.wait(d, other))
+}
+
+// Streams wait for marks of other devices.
+func TestMarkOfAnotherDevice(t *testing.T) {
+	const n = 1 << 16
+	r := open(t, cudatest.Config{Devices: 2})
+	from, to := r.devices[0], r.devices[1]
+	s, theirs := r.stream(from), r.stream(to)
+	a, b := r.alloc(from, n), r.alloc(to, n)
+	in, out := r.host(from, n), r.host(to, n)
+	for i := range 50 {
+		pattern(in, i)
+		var there *cuda.Mark
+		ok(t, from.Do(func(c *cuda.Calls) (err error) {
+			err = errors.Join(c.CopyToDevice(s, a, cuda.AddressOf(in), n), c.CopyPeer(s, b, to.Context(), a, from.Context(), n))
+			m, merr := c.Mark(s)
+			there = m
+			return errors.Join(err, merr)
+		}))
+		ok(t, to.Do(func(c *cuda.Calls) error {
+			return errors.Join(c.WaitMark(theirs, there), c.CopyToHost(theirs, cuda.AddressOf(out), b, n))
+		}))
+		ok(t, r.wait(to, theirs))
+		if !bytes.Equal(in, out) {
+			t.Fatalf("round %d: the copy back did not wait for the copy between the devices", i)
+		}
+		<-there.Done()
+	}
+}
+
+// What is to be done between work and Done is done there, knows how the work went, and has the last word.
+func TestMarkThen(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	s := r.stream(d)
+	p, h := r.alloc(d, 8), r.host(d, 8)
+	errMine := errors.New("mine")
+	for _, fails := range []bool{false, true} {
+		if fails {
+			r.FailWork(0, cuda.ErrIllegalAddress, false)
+		}
+		var seen byte
+		var told error
+		m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) {
+			err := errors.Join(c.Fill(s, p, 42, 8), c.CopyToHost(s, cuda.AddressOf(h), p, 8))
+			m, merr := c.MarkThen(s, func(err error) error { seen, told = h[0], err; return errMine })
+			return m, errors.Join(err, merr)
+		})
+		<-m.Done()
+		if m.Err() != errMine || errors.Is(told, cuda.ErrIllegalAddress) != fails || !fails && seen != 42 {
+			t.Errorf("the mark says %v; its function was told %v and saw %d", m.Err(), told, seen)
+		}
+	}
+}
+
+// A stream writes a word that the host reads.
+func TestWord(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	s := r.stream(d)
+	addr := cuda.AddressOf(r.host(d, 8)) + 4
+	unblock := r.gate(d, s)
+	r.do(func(c *cuda.Calls) error {
+		at, err := c.HostDevicePtr(addr)
+		return errors.Join(err, c.WriteValue(s, at, 1<<31+5))
+	})
+	if v := cuda.LoadWord(addr); v != 0 {
+		t.Errorf("the word is %d before its turn", v)
+	}
+	unblock()
+	ok(t, r.wait(d, s))
+	if v := cuda.LoadWord(addr); v != 1<<31+5 {
+		t.Errorf("the word is %d", v)
+	}
+}
+
+// Events are used again, and given up in the end (the rig looks for them).
+func TestMarksShareEvents(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	s := r.stream(d)
+	for range 1000 {
+		ok(t, r.wait(d, s))
+	}
+	if n := r.Live("events"); n > 2 {
+		t.Errorf("%d events for marks one after another", n)
+	}
+}
+
+// Close runs what was handed over and waits for marks; later calls are refused.
+func TestClose(t *testing.T) {
+	r := open(t, cudatest.Config{Delay: time.Millisecond})
+	d := r.devices[0]
+	ran, marks := 0, make(chan *cuda.Mark, 10)
+	for range cap(marks) {
+		ok(t, d.Post(func(c *cuda.Calls) {
+			ran++
+			s, err := c.NewStream()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			p, err := c.Alloc(1)
+			m, merr := c.Mark(s)
+			if err := errors.Join(err, c.Fill(s, p, 1, 1), merr, c.DestroyStream(s), c.Free(p)); err != nil {
+				t.Error(err)
+			}
+			marks <- m
+		}))
+	}
+	ok(t, d.Close())
+	if ran != cap(marks) {
+		t.Errorf("%d of %d tasks ran", ran, cap(marks))
+	}
+	close(marks)
+	for m := range marks {
+		if !reached(m) {
+			t.Error("Close did not wait for a mark")
+		}
+	}
+	if err := d.Close(); err != cuda.ErrClosed {
+		t.Errorf("a second Close: %v", err)
+	}
+	if err := d.Do(func(*cuda.Calls) error { return nil }); err != cuda.ErrClosed {
+		t.Errorf("Do after Close: %v", err)
+	}
+	if err := d.Post(func(*cuda.Calls) {}); err != cuda.ErrClosed {
+		t.Errorf("Post after Close: %v", err)
+	}
+	if err := d.Here(func(*cuda.Calls) error { return nil }); err != cuda.ErrClosed {
+		t.Errorf("Here after Close: %v", err)
+	}
+}
+
+// Who is in Here keeps the context, and Close waits.
+func TestCloseWaitsForHere(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	var closing sync.WaitGroup
+	err := d.Here(func(c *cuda.Calls) error {
+		closing.Go(func() {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		for d.Do(func(*cuda.Calls) error { return nil }) == nil { // until it is closed to others
+			runtime.Gosched()
+		}
+		s, err := c.NewStream()
+		if err != nil {
+			return err
+		}
+		m, err := c.Mark(s)
+		if err == nil {
+			<-m.Done()
+			err = m.Err()
+		}
+		return errors.Join(err, c.DestroyStream(s))
+	})
+	ok(t, err)
+	closing.Wait()
+	if n := r.Live("contexts"); n != 0 {
+		t.Errorf("%d contexts are left", n)
+	}
+}
+
+// Goroutines of both kinds make marks and wait for each other's; each mark is reached.
+func TestMarksEverywhere(t *testing.T) {
+	r := open(t, cudatest.Config{Devices: 2})
+	var all sync.WaitGroup
+	var last struct {
+		sync.Mutex
+		m *cuda.Mark
+	}
+	for i := range 6 {
+		d := r.devices[i%2]
+		s := r.stream(d)
+		call := d.Do
+		if i > 2 {
+			call = d.Here
+		}
+		all.Go(func() {
+			for range 200 {
+				last.Lock()
+				before := last.m
+				last.Unlock()
+				var m *cuda.Mark
+				err := call(func(c *cuda.Calls) (err error) {
+					if before != nil {
+						err = c.WaitMark(s, before)
+					}
+					var merr error
+					m, merr = c.Mark(s)
+					return errors.Join(err, merr)
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				last.Lock()
+				last.m = m
+				last.Unlock()
+				<-m.Done()
+				if before != nil && !reached(before) {
+					<-before.Done() // it happened before, and is told when its device is looked at
+				}
+				if m.Err() != nil || m.Device() != d {
+					t.Errorf("a mark of %p says it is of %p, and %v", d, m.Device(), m.Err())
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// What a task panics with is its caller's, and the device goes on.
+func TestPanic(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	for name, call := range map[string]func(func(*cuda.Calls) error) error{"Do": r.devices[0].Do, "Here": r.devices[0].Here} {
+		func() {
+			defer func() {
+				if p := recover(); p != "on purpose" {
+					t.Errorf("%s panicked with %v", name, p)
+				}
+			}()
+			_ = call(func(*cuda.Calls) error { panic("on purpose") })
+			t.Errorf("%s did not panic", name)
+		}()
+	}
+	s := r.stream(r.devices[0])
+	ok(t, r.wait(r.devices[0], s))
+}
+
+// A context of the program is used and left alone.
+func TestAdopt(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d, err := r.lib.Adopt(0, r.devices[0].Context())
+	ok(t, err)
+	s := r.stream(r.devices[0])
+	ok(t, r.wait(d, s))
+	ok(t, d.Close())
+	ok(t, r.wait(r.devices[0], s))
+	if _, err := r.lib.Adopt(0, 0); err == nil {
+		t.Error("no context was adopted")
+	}
+	if _, err := r.lib.Adopt(0, 12345); !errors.Is(err, cuda.ErrInvalidContext) {
+		t.Errorf("adopting nonsense: %v", err)
+	}
+}
+
+// Memory that is freed in a stream's order is there until its turn comes.
+func TestStreamOrderedFree(t *testing.T) {
+	const memory = 1 << 20
+	r := open(t, cudatest.Config{Memory: memory})
+	d := r.devices[0]
+	s := r.stream(d)
+	unblock := r.gate(d, s)
+	p := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.AllocAsync(s, 0, memory) })
+	r.do(func(c *cuda.Calls) error { return errors.Join(c.Fill(s, p, 1, memory), c.FreeAsync(s, p)) })
+	again := func(c *cuda.Calls) (err error) { p, err = c.AllocAsync(s, 0, memory); return err }
+	if err := d.Do(again); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Fatalf("allocating what is not free yet: %v", err)
+	}
+	unblock()
+	ok(t, r.wait(d, s))
+	ok(t, d.Do(again))
+	r.do(func(c *cuda.Calls) error { return c.FreeAsync(s, p) })
+	ok(t, r.wait(d, s))
+	// What the pool keeps, others cannot have until it is trimmed.
+	if err := d.Do(func(c *cuda.Calls) error { _, err := c.Alloc(memory); return err }); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("allocating what a pool keeps: %v", err)
+	}
+	r.do(func(c *cuda.Calls) error {
+		pool, err := c.DefaultPool()
+		return errors.Join(err, c.TrimPool(pool, 0))
+	})
+	r.alloc(d, memory)
+}

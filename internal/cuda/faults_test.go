@@ -1,0 +1,253 @@
+package cuda_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+)
+
+// script does some of everything, from loading the library to closing the device, and
+// gives back what it took whatever fails.
+func script(e *cudatest.Emulator, host []byte) (err error) {
+	add := func(more error) bool { err = errors.Join(err, more); return more == nil }
+	lib, lerr := cuda.Load(e.Path)
+	if !add(lerr) {
+		return err
+	}
+	if _, derr := lib.Devices(); !add(derr) {
+		return err
+	}
+	d, oerr := lib.Open(0)
+	if !add(oerr) {
+		return err
+	}
+	defer func() { add(d.Close()) }()
+	addr, n := cuda.AddressOf(host), int64(len(host))
+	if !add(d.Here(func(c *cuda.Calls) error { return c.RegisterHost(addr, n) })) {
+		return err
+	}
+	defer func() {
+		ran := false
+		unregister := func(c *cuda.Calls) error { ran = true; return c.UnregisterHost(addr) }
+		if add(d.Here(unregister)); !ran { // no context could be had for it
+			add(d.Do(unregister))
+		}
+	}()
+	add(d.Do(func(c *cuda.Calls) error { return onDevice(c, addr, n) }))
+	return err
+}
+
+func onDevice(c *cuda.Calls, addr uintptr, n int64) (err error) {
+	add := func(more error) bool { err = errors.Join(err, more); return more == nil }
+	s, serr := c.NewStream()
+	if !add(serr) {
+		return err
+	}
+	defer func() { add(c.DestroyStream(s)) }()
+	p, perr := c.NewPool(0)
+	if !add(perr) {
+		return err
+	}
+	defer func() { add(c.DestroyPool(p)) }()
+	a, aerr := c.AllocAsync(s, p, n)
+	if !add(aerr) {
+		return err
+	}
+	defer func() {
+		// Freeing in order can be refused; then it is done out of order.
+		if !add(c.FreeAsync(s, a)) {
+			add(c.Free(a))
+		}
+	}()
+	b, berr := c.Alloc(n)
+	if !add(berr) {
+		return err
+	}
+	defer func() { add(c.Free(b)) }()
+	add(c.CopyToDevice(s, a, addr, n))
+	add(c.CopyOnDevice(s, b, a, n))
+	m, merr := c.Mark(s)
+	if add(merr) {
+		add(c.WaitMark(s, m))
+	}
+	add(c.CopyToHost(s, addr, b, n))
+	add(c.SyncStream(s))
+	return err
+}
+
+// Whichever call fails: it is told, by its name and code, and nothing is left.
+func TestFailEveryCall(t *testing.T) {
+	host := mapped(t, small)
+	probe := cudatest.New(t, cudatest.Config{})
+	ok(t, script(probe, host))
+	total := probe.Calls("")
+	if total < 30 {
+		t.Fatalf("the script makes %d calls: that cannot be all", total)
+	}
+	for i := range total {
+		e := cudatest.New(t, cudatest.Config{})
+		e.Fail("", i, 999, 1)
+		err := script(e, host)
+		var told *cuda.Error
+		if !errors.As(err, &told) || told.Code != 999 {
+			// That the context could not be popped is the one thing of which nobody is told: it
+			// changes nothing for anybody.
+			if e.Calls("cuCtxPopCurrent_v2") == 0 || err != nil {
+				t.Errorf("call %d of %d failed, and the script said %v", i, total, err)
+			}
+		}
+		for _, leak := range e.Leaks() {
+			t.Errorf("after call %d of %d failed (%v): %s", i, total, err, leak)
+		}
+	}
+}
+
+// Work that fails is told by the marks behind it, and on that stream only.
+func TestWorkFails(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	s, other, behind := r.stream(d), r.stream(d), r.stream(d)
+	p := r.alloc(d, small)
+	r.FailWork(0, cuda.ErrIllegalAddress, false)
+	r.do(func(c *cuda.Calls) error { return c.Fill(s, p, 1, small) })
+	if err := r.wait(d, s); !errors.Is(err, cuda.ErrIllegalAddress) {
+		t.Errorf("the mark behind work that failed says %v", err)
+	}
+	r.do(func(c *cuda.Calls) error { return c.Fill(other, p, 1, small) })
+	ok(t, r.wait(d, other))
+	// What waits for a stream that has failed has failed.
+	unblock := r.gate(d, s)
+	m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	r.do(func(c *cuda.Calls) error { return c.WaitMark(behind, m) })
+	unblock()
+	if err := r.wait(d, behind); !errors.Is(err, cuda.ErrIllegalAddress) {
+		t.Errorf("what waited for work that failed says %v", err)
+	}
+}
+
+// When the context is lost every call and every mark says so; the device can be closed, and
+// opened anew.
+func TestContextIsLost(t *testing.T) {
+	e := cudatest.New(t, cudatest.Config{})
+	lib, err := cuda.Load(e.Path)
+	ok(t, err)
+	d, err := lib.Open(0)
+	ok(t, err)
+	s := of(t, d, (*cuda.Calls).NewStream)
+	p := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.Alloc(small) })
+	e.FailWork(0, cuda.ErrIllegalAddress, true)
+	var m *cuda.Mark
+	ok(t, d.Do(func(c *cuda.Calls) error {
+		ferr := c.Fill(s, p, 1, small)
+		var merr error
+		if m, merr = c.Mark(s); errors.Is(merr, cuda.ErrIllegalAddress) {
+			merr = nil // it was that quick
+		}
+		return errors.Join(ferr, merr)
+	}))
+	if m != nil {
+		<-m.Done()
+		if !errors.Is(m.Err(), cuda.ErrIllegalAddress) {
+			t.Errorf("the mark says %v", m.Err())
+		}
+	}
+	e.Settle()
+	if err := d.Do(func(c *cuda.Calls) error { return c.Free(p) }); !errors.Is(err, cuda.ErrIllegalAddress) {
+		t.Errorf("a call after the context was lost gave %v", err)
+	}
+	_ = d.Close() // says it, too, if it had an event to destroy
+	for _, kind := range []string{"contexts", "streams", "events", "allocations"} {
+		if n := e.Live(kind); n != 0 {
+			t.Errorf("%d %s outlive the context", n, kind)
+		}
+	}
+	again, err := lib.Open(0)
+	ok(t, err)
+	s = of(t, again, (*cuda.Calls).NewStream)
+	ok(t, again.Do(func(c *cuda.Calls) error { return c.DestroyStream(s) }))
+	ok(t, again.Close())
+}
+
+// Looking at an event that fails is told as the mark's failure.
+func TestQueryFails(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	s := r.stream(d)
+	r.Fail("cuEventQuery", 0, 999, 1)
+	if err := r.wait(d, s); !errors.Is(err, cuda.Code(999)) {
+		t.Errorf("the mark says %v", err)
+	}
+	ok(t, r.wait(d, s))
+}
+
+// The emulator finds what is left; without that the tests above could not fail.
+func TestLeaksAreFound(t *testing.T) {
+	e := cudatest.New(t, cudatest.Config{})
+	lib, err := cuda.Load(e.Path)
+	ok(t, err)
+	d, err := lib.Open(0)
+	ok(t, err)
+	reg := mapped(t, small)
+	ok(t, d.Do(func(c *cuda.Calls) (err error) {
+		for range 2 {
+			_, serr := c.NewStream()
+			_, eerr := c.NewEvent()
+			_, aerr := c.Alloc(1)
+			_, perr := c.NewPool(0)
+			_, merr := c.LoadModule(kernelText)
+			_, herr := c.AllocHost(1)
+			err = errors.Join(err, serr, eerr, aerr, perr, merr, herr)
+		}
+		return errors.Join(err, c.RegisterHost(cuda.AddressOf(reg), small))
+	}))
+	counts := func() (s string) {
+		for _, kind := range []string{"contexts", "streams", "events", "pools", "modules", "allocations", "registrations", "host allocations"} {
+			s += fmt.Sprintf("%d ", e.Live(kind))
+		}
+		return s
+	}
+	if got, want := counts(), "1 2 2 2 2 2 1 2 "; got != want {
+		t.Errorf("the emulator counts %s, want %s", got, want)
+	}
+	ok(t, d.Close())
+	if got, want := counts(), "0 0 0 0 0 0 1 2 "; got != want {
+		t.Errorf("the emulator counts %s after closing, want %s", got, want)
+	}
+	if n := len(e.Leaks()); n != 7 { // five kinds given up, two left
+		t.Errorf("leaks are %q", e.Leaks())
+	}
+}
+
+// Memory that may not be locked any more is refused, and can be again.
+func TestRegisterLimit(t *testing.T) {
+	r := open(t, cudatest.Config{RegisterLimit: small})
+	d := r.devices[0]
+	b := mapped(t, 2*small)
+	addr := cuda.AddressOf(b)
+	register := func(off uintptr) error {
+		return d.Here(func(c *cuda.Calls) error { return c.RegisterHost(addr+off, small) })
+	}
+	ok(t, register(0))
+	if err := register(small); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("registering beyond the limit: %v", err)
+	}
+	ok(t, d.Here(func(c *cuda.Calls) error { return c.UnregisterHost(addr) }))
+	s, p := r.stream(d), r.alloc(d, small)
+	if err := d.Do(func(c *cuda.Calls) error { return c.CopyToDevice(s, p, addr, 1) }); err != cuda.ErrNotPinned {
+		t.Errorf("a copy from memory that is not pinned any more: %v", err)
+	}
+	ok(t, register(small))
+	pattern(b, 4)
+	r.do(func(c *cuda.Calls) error {
+		return errors.Join(c.CopyToDevice(s, p, addr+small, small/2), c.CopyToHost(s, addr+small+small/2, p, small/2))
+	})
+	ok(t, r.wait(d, s))
+	if !bytes.Equal(b[small:small+small/2], b[small+small/2:]) {
+		t.Error("the copy differs")
+	}
+	ok(t, d.Here(func(c *cuda.Calls) error { return c.UnregisterHost(addr + small) }))
+}

@@ -1,0 +1,68 @@
+package cuda
+
+import (
+	"sync/atomic"
+	"unsafe"
+)
+
+// AddressOf returns where b begins, for memory that is not Go's.
+func AddressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// HostBytes returns n bytes of host memory that Calls.AllocHost has allocated, for as
+// long as it is not freed.
+func HostBytes(addr uintptr, n int64) []byte {
+	// The address is the driver's, so the garbage collector has no part in it.
+	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&addr))), n)
+}
+
+// StoreWord writes a word of pinned host memory for which a stream may be waiting with
+// WaitValue. The address must be a multiple of 4.
+func StoreWord(addr uintptr, v uint32) { atomic.StoreUint32(word(addr), v) }
+
+// LoadWord reads a word that a stream may write with WriteValue.
+func LoadWord(addr uintptr) uint32 { return atomic.LoadUint32(word(addr)) }
+
+func word(addr uintptr) *uint32 { return (*uint32)(*(*unsafe.Pointer)(unsafe.Pointer(&addr))) }
+
+// RegisterHost pins n bytes at addr, which must not be on Go's heap, for all contexts.
+// It takes some tenths of a second for each GiB, and so belongs in Here. The memory
+// must be there until UnregisterHost.
+func (c *Calls) RegisterHost(addr uintptr, n int64) error {
+	const portable = 1
+	if err := c.lib.call(&c.lib.sym.hostRegister, addr, uintptr(n), portable); err != nil {
+		return err
+	}
+	c.lib.pinned.add(addr, n)
+	return nil
+}
+
+// UnregisterHost ends what RegisterHost began, by the address that it was given. No copy
+// may be using the memory.
+func (c *Calls) UnregisterHost(addr uintptr) error {
+	c.lib.pinned.remove(addr)
+	return c.lib.call(&c.lib.sym.hostUnregister, addr)
+}
+
+// AllocHost allocates n bytes of pinned host memory for all contexts.
+func (c *Calls) AllocHost(n int64) (uintptr, error) {
+	const portable = 1
+	var p uintptr
+	if err := c.lib.call(&c.lib.sym.hostAlloc, uintptr(unsafe.Pointer(&p)), uintptr(n), portable); err != nil {
+		return 0, err
+	}
+	c.lib.pinned.add(p, n)
+	return p, nil
+}
+
+// FreeHost gives memory of AllocHost back.
+func (c *Calls) FreeHost(addr uintptr) error {
+	c.lib.pinned.remove(addr)
+	return c.lib.call(&c.lib.sym.hostFree, addr)
+}
+
+// HostDevicePtr returns the address that the device has for pinned host memory.
+func (c *Calls) HostDevicePtr(addr uintptr) (Ptr, error) {
+	var p Ptr
+	err := c.lib.call(&c.lib.sym.hostDevicePointer, uintptr(unsafe.Pointer(&p)), addr, 0)
+	return p, err
+}

@@ -1,0 +1,178 @@
+package cuda
+
+import (
+	"fmt"
+	"strings"
+	"unsafe"
+)
+
+// DefaultPath is what the dynamic linker finds the driver by.
+const DefaultPath = "libcuda.so.1"
+
+// minVersion is the oldest version of CUDA whose driver has all that is needed:
+// since 11.0 a primary context's release has its second version.
+const minVersion = 11000
+
+// Library is the driver. It is safe for concurrent use, and is never unloaded.
+type Library struct {
+	path    string
+	version int
+	sym     symbols
+	pinned  ranges
+}
+
+// Load binds the library at path, empty for DefaultPath, and starts the driver. All of
+// its errors are *LoadError.
+func Load(path string) (*Library, error) {
+	if path == "" {
+		path = DefaultPath
+	}
+	from, err := openLibrary(path)
+	if err != nil {
+		return nil, &LoadError{Path: path, Reason: ErrNoLibrary, Cause: err}
+	}
+	l := &Library{path: path}
+	if err := l.bind(from); err != nil {
+		from.close()
+		return nil, err
+	}
+	return l, l.start()
+}
+
+// bind looks up all functions.
+func (l *Library) bind(from loader) error {
+	var missing []string
+	for _, s := range l.sym.table() {
+		*s.at = entry{s.name, from.find(s.name)}
+		if s.required && s.at.fn == 0 {
+			missing = append(missing, s.name)
+		}
+	}
+	switch {
+	case l.sym.init.fn == 0 || l.sym.driverGetVersion.fn == 0:
+		return &LoadError{Path: l.path, Reason: ErrNotDriver, Detail: "it has no functions " + strings.Join(missing[:min(2, len(missing))], " and ")}
+	case len(missing) > 0:
+		return &LoadError{Path: l.path, Reason: ErrDriverTooOld,
+			Detail: fmt.Sprintf("it lacks %s; one for CUDA %s or newer is needed", strings.Join(missing, ", "), versionString(minVersion))}
+	}
+	return nil
+}
+
+// start asks for the version and initializes the driver.
+func (l *Library) start() error {
+	var version int32
+	if err := l.call(&l.sym.driverGetVersion, uintptr(unsafe.Pointer(&version))); err != nil {
+		return &LoadError{Path: l.path, Reason: ErrDriverRefused, Cause: err}
+	}
+	l.version = int(version)
+	if l.version < minVersion {
+		return &LoadError{Path: l.path, Reason: ErrDriverTooOld,
+			Detail: fmt.Sprintf("it is for CUDA %s; %s or newer is needed", versionString(l.version), versionString(minVersion))}
+	}
+	if err := l.call(&l.sym.init, 0); err != nil {
+		return &LoadError{Path: l.path, Reason: ErrDriverRefused, Cause: err}
+	}
+	return nil
+}
+
+func versionString(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
+
+// Version returns the newest version of CUDA that the driver is for, such as "12.8".
+func (l *Library) Version() string { return versionString(l.version) }
+
+// Path returns what the library was loaded by.
+func (l *Library) Path() string { return l.path }
+
+// HasPools says whether memory can be allocated in the order of a stream, from pools. A
+// device may still lack them; DeviceInfo says so.
+func (l *Library) HasPools() bool {
+	s := &l.sym
+	for _, e := range []*entry{&s.memAllocAsync, &s.memAllocFromPool, &s.memFreeAsync, &s.defaultPool, &s.poolCreate,
+		&s.poolDestroy, &s.poolTrim, &s.poolSet, &s.poolGet} {
+		if e.fn == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// HasPoolAccess says whether peers can be let into a pool.
+func (l *Library) HasPoolAccess() bool { return l.sym.poolAccess.fn != 0 }
+
+// HasValues says whether streams can wait for a word of memory, and write one.
+func (l *Library) HasValues() bool {
+	return l.sym.streamWaitValue.fn != 0 && l.sym.streamWriteValue.fn != 0
+}
+
+// Batch says which function CopyBatch calls: the one of CUDA 13, the one of 12.8, or
+// none, and then it is not supported.
+func (l *Library) Batch() string {
+	switch {
+	case l.sym.copyBatch2.fn != 0:
+		return l.sym.copyBatch2.name
+	case l.sym.copyBatch.fn != 0:
+		return l.sym.copyBatch.name
+	}
+	return ""
+}
+
+// call calls e. Arguments that were pointers are kept where they are, and alive,
+// until it returns.
+//
+//go:uintptrescapes
+func (l *Library) call(e *entry, args ...uintptr) error {
+	if e.fn == 0 {
+		return &Error{Call: e.name, Code: ErrNotSupported, Name: "the driver library has no such function"}
+	}
+	if code := invoke(e.fn, args); code != 0 {
+		return l.failed(e, code)
+	}
+	return nil
+}
+
+// ask calls e, for which ErrNotReady is no error but the answer no.
+//
+//go:uintptrescapes
+func (l *Library) ask(e *entry, args ...uintptr) (bool, error) {
+	switch code := invoke(e.fn, args); code {
+	case 0:
+		return true, nil
+	case ErrNotReady:
+		return false, nil
+	default:
+		return false, l.failed(e, code)
+	}
+}
+
+// raw calls e and returns what it does, where that is not to become an error.
+//
+//go:uintptrescapes
+func raw(e *entry, args ...uintptr) Code { return invoke(e.fn, args) }
+
+// failed makes the error of a call.
+func (l *Library) failed(e *entry, code Code) error {
+	name, text := l.describe(&l.sym.errorName, code), l.describe(&l.sym.errorString, code)
+	if text != "" {
+		name += ": " + text
+	}
+	return &Error{Call: e.name, Code: code, Name: name}
+}
+
+// describe asks the driver for a text that is its own.
+func (l *Library) describe(e *entry, code Code) string {
+	var text *byte
+	if raw(e, uintptr(code), uintptr(unsafe.Pointer(&text))) != 0 || text == nil {
+		return ""
+	}
+	return cString(unsafe.Slice(text, 200))
+}
+
+// cString returns the text before the first zero byte, looking at no byte behind it.
+func cString(b []byte) string {
+	for i := range b {
+		if b[i] == 0 {
+			return string(b[:i])
+		}
+	}
+	return string(b)
+}

@@ -1,0 +1,154 @@
+package cuda
+
+import "sync/atomic"
+
+// Mark is a point in a stream's work.
+type Mark struct {
+	done  chan struct{}
+	err   error
+	dev   *Device
+	event Event
+	then  func(error) error // may be nil
+	// Those who need the event: the thread that watches it, and who is making a stream wait
+	// for it. The last has it used again.
+	users atomic.Int32
+}
+
+// Done is closed when the work before the mark is done or has failed.
+func (m *Mark) Done() <-chan struct{} { return m.done }
+
+// Err is nil until Done is closed, and then says how that work failed.
+func (m *Mark) Err() error {
+	select {
+	case <-m.done:
+		return m.err
+	default:
+		return nil
+	}
+}
+
+// Device returns the device whose work it is.
+func (m *Mark) Device() *Device { return m.dev }
+
+// hold keeps the event from being used for another mark; false if it is no longer this one's.
+func (m *Mark) hold() bool {
+	for {
+		n := m.users.Load()
+		if n == 0 {
+			return false
+		}
+		if m.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// drop ends a hold.
+func (m *Mark) drop() {
+	if m.users.Add(-1) == 0 {
+		m.dev.queue.recycle(m.event)
+	}
+}
+
+// Mark returns a mark behind the work on s so far.
+func (c *Calls) Mark(s Stream) (*Mark, error) { return c.MarkThen(s, nil) }
+
+// MarkThen is Mark with something to be done between the work and Done: then is told how the work
+// went, and what it returns is the mark's Err. It runs on the device's thread, must be brief, and must not
+// wait for the device; streams that wait for the mark do not wait for it.
+func (c *Calls) MarkThen(s Stream, then func(err error) error) (*Mark, error) {
+	q := &c.dev.queue
+	e, ok := q.event()
+	if !ok {
+		var err error
+		if e, err = c.NewEvent(); err != nil {
+			q.recycle(0)
+			return nil, err
+		}
+	}
+	if err := c.Record(e, s); err != nil {
+		q.recycle(e)
+		return nil, err
+	}
+	m := &Mark{done: make(chan struct{}), dev: c.dev, event: e, then: then}
+	m.users.Store(1)
+	q.watch(watch{s, m})
+	return m, nil
+}
+
+// WaitMark makes work put on s, a stream of this device, wait for m, which may be another device's.
+// If m is reached there is nothing to wait for; how the work before it went, its Err says.
+func (c *Calls) WaitMark(s Stream, m *Mark) error {
+	if !m.hold() {
+		return nil
+	}
+	defer m.drop()
+	return c.WaitEvent(s, m.event)
+}
+
+// watch is a mark that is to be looked at.
+type watch struct {
+	s Stream
+	m *Mark
+}
+
+// watches are the marks that are not reached yet: for each stream in the order in which they
+// will be, so that only the first need be looked at.
+type watches struct {
+	streams []watched
+}
+
+type watched struct {
+	s     Stream
+	marks []*Mark
+}
+
+func (w *watches) add(n watch) {
+	for i := range w.streams {
+		if w.streams[i].s == n.s {
+			w.streams[i].marks = append(w.streams[i].marks, n.m)
+			return
+		}
+	}
+	w.streams = append(w.streams, watched{n.s, []*Mark{n.m}})
+}
+
+// poll looks at the events, tells of those that have happened, and says whether one has.
+func (d *Device) poll() (reached bool) {
+	all := d.watches.streams
+	for i := 0; i < len(all); {
+		n := d.pollStream(all[i].marks)
+		if n == 0 {
+			i++
+			continue
+		}
+		reached = true
+		clear(all[i].marks[:n])
+		if all[i].marks = all[i].marks[n:]; len(all[i].marks) > 0 {
+			i++
+			continue
+		}
+		last := len(all) - 1
+		all[i], all[last] = all[last], watched{}
+		all = all[:last]
+	}
+	d.watches.streams = all
+	return reached
+}
+
+// pollStream returns how many of a stream's marks are reached.
+func (d *Device) pollStream(marks []*Mark) int {
+	for i, m := range marks {
+		done, err := d.calls.EventDone(m.event)
+		if !done && err == nil {
+			return i
+		}
+		if m.err = err; m.then != nil {
+			m.err = m.then(err)
+			m.then = nil // and what it holds
+		}
+		close(m.done)
+		m.drop()
+	}
+	return len(marks)
+}

@@ -1,0 +1,89 @@
+package cuda
+
+import (
+	"runtime"
+	"time"
+)
+
+// The thread looks at events without a pause for as long as a small copy takes. Then
+// it pauses for an eighth of the time that it has waited for: what waits for the event is told
+// at most that much late. The longest pause bounds what a look costs others.
+//
+// A pause of the Go scheduler's may take a millisecond, however short it should be, for it waits in
+// epoll. So the short ones are slept by the thread itself, which makes tasks that come
+// meanwhile wait; where that could be long, it is the scheduler's. (4 KiB on the emulator, two
+// busy cores: a mark was told after 200 µs with the scheduler's pauses only, after 50 so.)
+const (
+	keenFor      = 10 * time.Microsecond
+	pauseShare   = 8
+	shortestRest = 5 * time.Microsecond
+	longestNap   = 100 * time.Microsecond
+	longestRest  = 500 * time.Microsecond
+)
+
+// thread is the goroutine of the device; ready is told whether it has its context.
+func (d *Device) thread(ready chan<- error) {
+	defer close(d.stopped)
+	runtime.LockOSThread()
+	if err := d.enter(); err != nil {
+		ready <- err
+		return // locked: nobody knows which context is current on the thread now
+	}
+	ready <- nil
+	wakePromptly(true)
+	d.work()
+	wakePromptly(false)
+	if d.leave() {
+		runtime.UnlockOSThread()
+	}
+}
+
+// work runs tasks and looks at events until the queue is closed and nothing is left.
+func (d *Device) work() {
+	var (
+		tasks []task
+		marks []watch
+		over  bool
+	)
+	progress := time.Now() // when something was last done
+	alarm := time.NewTimer(time.Hour)
+	defer alarm.Stop()
+	for {
+		clear(tasks) // what the closures hold
+		clear(marks)
+		if tasks, marks, over = d.queue.take(tasks[:0], marks[:0]); over {
+			return
+		}
+		for _, t := range tasks {
+			t.run(&d.calls)
+		}
+		for _, w := range marks {
+			d.watches.add(w)
+		}
+		if reached := d.poll(); reached || len(tasks)+len(marks) > 0 {
+			progress = time.Now()
+			continue
+		}
+		d.rest(time.Since(progress), alarm)
+	}
+}
+
+// rest waits until there is a task or a mark, or it is time to look at the events again.
+func (d *Device) rest(waited time.Duration, alarm *time.Timer) {
+	watching := len(d.watches.streams) > 0
+	pause := min(max(waited/pauseShare, shortestRest), longestRest)
+	switch {
+	case watching && waited < keenFor:
+	case watching && pause <= longestNap:
+		nap(pause)
+	case !d.queue.doze():
+	case !watching:
+		<-d.queue.wake
+	default:
+		alarm.Reset(pause)
+		select {
+		case <-d.queue.wake:
+		case <-alarm.C:
+		}
+	}
+}

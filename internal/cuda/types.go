@@ -1,0 +1,68 @@
+package cuda
+
+// Handles of the driver. The zero values are none.
+type (
+	Context  uintptr
+	Stream   uintptr
+	Event    uintptr
+	Pool     uintptr
+	Module   uintptr
+	Function uintptr
+)
+
+// Ptr is an address in a device's memory: a number, never a pointer.
+type Ptr uint64
+
+// Attribute is a question to a device, by the driver's numbers.
+type Attribute int32
+
+// The attributes that DeviceInfo is made of, and some more.
+const (
+	AttributeMultiprocessors   Attribute = 16
+	AttributeIntegrated        Attribute = 18
+	AttributeComputeMode       Attribute = 20
+	AttributeCopyEngines       Attribute = 40
+	AttributeUnifiedAddressing Attribute = 41
+	AttributeComputeMajor      Attribute = 75
+	AttributeComputeMinor      Attribute = 76
+	AttributeHostRegister      Attribute = 99
+	AttributeMemoryPools       Attribute = 115
+	AttributeHostPointersAsIs  Attribute = 91 // registered memory has the same address on the device
+)
+
+// DeviceInfo describes a device before it is opened.
+type DeviceInfo struct {
+	Ordinal      int    // among those that the driver shows (CUDA_VISIBLE_DEVICES)
+	Name         string // as NVIDIA calls it
+	UUID         string // "GPU-" and 32 digits in groups, as NVML writes it
+	PCI          string // "0000:17:00.0", in lower case
+	Memory       int64  // bytes
+	ComputeMajor int    // compute capability
+	ComputeMinor int
+	CopyEngines  int  // copies that go on at once
+	Integrated   bool // its memory is the host's
+	Pools        bool // the library and the device have stream-ordered allocation
+}
+
+// PoolNumber is a number that a pool keeps, by the driver's numbers.
+type PoolNumber int32
+
+// The numbers of a pool, in bytes.
+const (
+	PoolReleaseThreshold PoolNumber = 4 // reserved bytes that are kept when somebody has waited; can be set
+	PoolReserved         PoolNumber = 5
+	PoolReservedHigh     PoolNumber = 6 // can be set to 0
+	PoolUsed             PoolNumber = 7
+	PoolUsedHigh         PoolNumber = 8 // can be set to 0
+)
+
+// Copy is one of a batch. Each side is device memory or pinned host memory, and the other
+// field of that side 0.
+type Copy struct {
+	Dst, Src         Ptr
+	HostDst, HostSrc uintptr
+	Size             int64 // bytes, above 0
+}
+
+// Grid is how many threads run a kernel: blocks, and threads in each.
+type Grid struct{ Blocks, Threads uint32 }
