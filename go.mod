@@ -3,6 +3,7 @@ module github.com/spillway-db/spillway
 go 1.26.0
 
 require (
+	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/apache/arrow-go/v18 v18.8.0
 	github.com/google/btree v1.1.3
 	github.com/klauspost/compress v1.20.3
@@ -16,7 +17,6 @@ require (
 )
 
 require (
-	github.com/NVIDIA/go-nvml v0.13.4-0 // indirect
 	github.com/andybalholm/brotli v1.2.3 // indirect
 	github.com/apache/thrift v0.24.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
