@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"path"
 	"slices"
+	"strings"
 )
 
 // Unknown is the number of a NUMA node that is not known: the firmware did not
@@ -316,6 +318,29 @@ func (t *Topology) MemoryNode(node int) int {
 		return Unknown
 	}
 	return best
+}
+
+// NodeOfDir returns the NUMA node of the disks that a directory is on, as far as the
+// mounts tell: Unknown if they are on several nodes, or the directory is on none of
+// Disks. It must be absolute; links in it are not followed: DiskOf does.
+func (t *Topology) NodeOfDir(dir string) int {
+	dir = path.Clean(dir)
+	var on []Disk
+	best := -1
+	for _, d := range t.Disks {
+		for _, m := range d.Mounts {
+			point := strings.TrimSuffix(m.Point, "/")
+			rest, below := strings.CutPrefix(dir, point)
+			if !below || rest != "" && rest[0] != '/' || len(point) < best {
+				continue
+			}
+			if len(point) > best {
+				best, on = len(point), nil
+			}
+			on = append(on, d)
+		}
+	}
+	return commonNode(on)
 }
 
 // NICsAt returns the NICs that meet a level, by name, as a new list.
