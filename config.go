@@ -259,7 +259,7 @@ func (c Config) validateHosts() error {
 		errs = append(errs, errors.New("HostMemory and Hosts are both set: the latter have sizes of their own"))
 	}
 	if c.Hosts != nil && len(c.Hosts) == 0 {
-		errs = append(errs, errors.New("Hosts is empty: want at least one host space, or nil for the machine's"))
+		errs = append(errs, errors.New("no host space in Hosts: want at least one host space, or nil for the machine's"))
 	}
 	gpus := len(c.GPUs)
 	if c.GPUs == nil {

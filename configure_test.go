@@ -227,7 +227,7 @@ func TestConfigurePlacesErrors(t *testing.T) {
 	far := -2
 	for want, cfg := range map[string]spillway.Config{
 		"HostMemory and Hosts":          {HostMemory: 1 << 20, Hosts: []spillway.Host{{Memory: 1 << 20}}},
-		"Hosts is empty":                {Hosts: []spillway.Host{}},
+		"no host space in Hosts":        {Hosts: []spillway.Host{}},
 		"host:1: memory of 0 bytes":     {Hosts: []spillway.Host{{Memory: 1 << 20}, {}}},
 		"host:1: memory of 9223372036":  {Hosts: []spillway.Host{{Memory: 1 << 20}, {Memory: math.MaxInt64}}},
 		"host:0: NUMA node -2":          {Hosts: []spillway.Host{{Memory: 1 << 20, Node: far}}},
