@@ -22,7 +22,10 @@
 //
 // GPUs are those that the process sees: CUDA_VISIBLE_DEVICES is honoured. NVML is
 // opened when it is asked, and closed again. It needs cgo; builds without, and machines without
-// NVIDIA's driver, know of GPUs what the PCI bus tells, which a warning says.
+// NVIDIA's driver, know of GPUs what the PCI bus tells, which a warning says. A program
+// that links go-nvml leaves its symbols to be found when they are called, so it does not start
+// where the loader must find all at once (LD_BIND_NOW, or linked with -z now): build such
+// a program with the tag nonvml.
 //
 // Everything is read from the /proc and /sys of Linux below [Options].Root, so
 // that a recorded tree stands for a whole machine; elsewhere the same calls

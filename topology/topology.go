@@ -42,8 +42,8 @@ type Options struct {
 	Statfs func(path string) (total, free int64, err error)
 }
 
-// GPUSource lists GPUs. It is how a driver's library is asked, so that this
-// package needs none.
+// GPUSource lists GPUs. It is how a driver's library is asked: NVML and SystemGPUs
+// make sources of NVIDIA's, and a program may have one of its own.
 type GPUSource interface {
 	// GPUs returns the GPUs in the driver's order. Node, Driver, CPUs and the
 	// PCIe fields that are zero are filled in from the PCI bus. An error beside some
