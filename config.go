@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"slices"
 	"time"
@@ -40,6 +41,10 @@ type Config struct {
 	// by the NUMA nodes. 0 means a quarter of the memory that the process may use,
 	// and no more than half of any node's.
 	HostMemory int64
+	// Hosts are the pinned host spaces, host:0 onwards; HostMemory must not be set then. Nil
+	// means one on each NUMA node whose memory the process may use. Configure makes
+	// others.
+	Hosts []Host
 	// Disks are the spill volumes, disk:0 onwards. What goes to any disk is spread over
 	// them in proportion to how fast each is written. Nil means one with defaults;
 	// an empty list, which is not nil, means none.
@@ -100,6 +105,9 @@ type GPU struct {
 	// else 256 MiB, or an eighth of the host's memory if that is less: the simulated
 	// GPU lies in it.
 	Memory int64
+	// Node, if set, is the NUMA node that the space counts as nearest to, or -1 for none. Nil
+	// means what the device says; a simulated one is given a node of its own.
+	Node *int
 	// Device, if set, is used instead of a backend's own: pooled, decorated, or
 	// one that the program already has. The engine closes it only if Own is set.
 	Device tier.Device
@@ -118,14 +126,31 @@ type GPU struct {
 	Wrap func(tier.Device) (tier.Device, error)
 }
 
+// Host configures one pinned host space.
+type Host struct {
+	// Memory is its size in bytes.
+	Memory int64
+	// Node is the NUMA node that the memory is bound to; -1 means any.
+	Node int
+	// GPUs are the numbers of the GPU spaces that it is set apart for: what moves down from
+	// these goes here rather than to another space that is equally near. Others may use it, too.
+	GPUs []int
+}
+
 // Disk configures one spill volume.
 type Disk struct {
 	// Dir is the directory; empty means os.TempDir. Nothing but the engine's own
 	// files in it is touched, and none stays, but with Keep.
 	Dir string
 	// Capacity is the most that may lie there, in bytes. 0 means half of what the
-	// file system has free.
+	// file system has free, or Share of it.
 	Capacity int64
+	// Share is the part of what the file system has free, less Reserve, that may be
+	// taken if Capacity is 0: up to 1, and 0 means a half.
+	Share float64
+	// Node, if set, is the NUMA node that the disk is on, or -1 for none: data then goes to it
+	// rather than to disks farther away. Nil means that all are equally near.
+	Node *int
 	// Reserve is how many bytes of the file system must stay free.
 	Reserve int64
 	// FS is the file system that Dir is on; nil means the machine's own. Decorators
@@ -179,7 +204,14 @@ func (c Config) Validate() error {
 	} else if c.HostMemory > 0 && c.HostMemory < smallestHostSpace {
 		errs = append(errs, fmt.Errorf("host memory of %d bytes is too little: the least is %d", c.HostMemory, int64(smallestHostSpace)))
 	}
+	errs = append(errs, c.validateHosts(), c.validateNodes())
 	for i, d := range c.Disks {
+		switch {
+		case !(d.Share >= 0 && d.Share <= 1): // NaN is neither
+			errs = append(errs, fmt.Errorf("disk:%d: a share of %v: want one from 0 to 1", i, d.Share))
+		case d.Share > 0 && d.Capacity > 0:
+			errs = append(errs, fmt.Errorf("disk:%d: capacity and share are both set", i))
+		}
 		if d.Capacity < 0 || d.Reserve < 0 {
 			errs = append(errs, fmt.Errorf("disk:%d: capacity and reserve must not be negative", i))
 		}
@@ -216,6 +248,57 @@ func (c Config) Validate() error {
 		return fmt.Errorf("spillway: %w", err)
 	}
 	return nil
+}
+
+// validateHosts refuses host spaces that could not be made, or for GPUs that there
+// are not.
+func (c Config) validateHosts() error {
+	var errs []error
+	if c.Hosts != nil && c.HostMemory != 0 {
+		errs = append(errs, errors.New("HostMemory and Hosts are both set: the latter have sizes of their own"))
+	}
+	if c.Hosts != nil && len(c.Hosts) == 0 {
+		errs = append(errs, errors.New("no host space in Hosts: want at least one host space, or nil for the machine's"))
+	}
+	gpus := len(c.GPUs)
+	if c.GPUs == nil {
+		gpus = 1
+	}
+	sum := int64(0)
+	for i, h := range c.Hosts {
+		switch {
+		case h.Memory < smallestHostSpace:
+			errs = append(errs, fmt.Errorf("host:%d: memory of %d bytes is too little: the least is %d", i, h.Memory, int64(smallestHostSpace)))
+		case h.Memory > math.MaxInt64-sum:
+			errs = append(errs, fmt.Errorf("host:%d: memory of %d bytes is more than can be counted with the others", i, h.Memory))
+		default:
+			sum += h.Memory
+		}
+		if h.Node < topology.Unknown {
+			errs = append(errs, fmt.Errorf("host:%d: NUMA node %d: want a node from 0, or -1 for any", i, h.Node))
+		}
+		for _, g := range h.GPUs {
+			if g < 0 || g >= gpus {
+				errs = append(errs, fmt.Errorf("host:%d: there is no gpu:%d that it could be set apart for", i, g))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) validateNodes() error {
+	var errs []error
+	for i, g := range c.GPUs {
+		if g.Node != nil && *g.Node < topology.Unknown {
+			errs = append(errs, fmt.Errorf("gpu:%d: NUMA node %d: want a node from 0, or -1 for none", i, *g.Node))
+		}
+	}
+	for i, d := range c.Disks {
+		if d.Node != nil && *d.Node < topology.Unknown {
+			errs = append(errs, fmt.Errorf("disk:%d: NUMA node %d: want a node from 0, or -1 for none", i, *d.Node))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // validatePermits refuses a pool with which nothing could be written, or read.

@@ -12,7 +12,8 @@
 //	        └─ Spaces     gpu:0 · host:0 · disk:0 … each with its ledger
 //
 // Open makes an Engine from a Config, whose zero value takes everything from the
-// machine. This package is the only one that wires the others together; what they
+// machine. Configure makes a Config for a machine that topology.Discover has described: all
+// its GPUs, host memory on each NUMA node or for each GPU, and disks with their nodes. This package is the only one that wires the others together; what they
 // do is told in their own documentation.
 //
 // # Ownership

@@ -85,7 +85,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	if e.reservations, err = reservation.NewManager(reservation.Config{
-		Spaces: e.spaces, Distance: e.topo.Distance, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // nobody waits before there is one
+		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // nobody waits before there is one
 	}); err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -56,9 +57,17 @@ func (e *Engine) gpuMemory(g GPU) int64 {
 	return g.Memory
 }
 
+// hostMemory is how much all host spaces take together.
 func (e *Engine) hostMemory() int64 {
+	if e.cfg.Hosts != nil {
+		sum := int64(0)
+		for _, h := range e.cfg.Hosts {
+			sum += h.Memory // which Validate has added up
+		}
+		return sum
+	}
 	if e.cfg.HostMemory == 0 {
-		return e.memoryLimit() / 4
+		return e.memoryLimit() / defaultHostShare
 	}
 	return e.cfg.HostMemory
 }
@@ -110,7 +119,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPU) error {
 		hint = "a larger GPU memory, or a higher limit of its budget, would help"
 	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
-		ID: id, Capacity: memory, Fractions: e.cfg.GPUMarks, Node: dev.Info().Node,
+		ID: id, Capacity: memory, Fractions: e.cfg.GPUMarks, Node: nodeOr(g.Node, dev.Info().Node),
 		Backend: dev.Info().Backend, Pool: pool, Hint: hint,
 		Quota: quota,
 	})
@@ -142,7 +151,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device,
 	case g.Backend == CUDA:
 		err = fmt.Errorf("this build has no CUDA backend (use the simulated GPU: sim): %w", tier.ErrNotSupported)
 	default:
-		dev, err = sim.New(sim.Config{Memory: e.gpuMemory(g), Node: e.nodeOf(i), Touch: true})
+		dev, err = sim.New(sim.Config{Memory: e.gpuMemory(g), Node: nodeOr(g.Node, e.nodeOf(i)), Touch: true})
 		own = true
 	}
 	if err != nil {
@@ -190,8 +199,16 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPU) (int64, erro
 	return size, nil
 }
 
-// openHost opens one pinned space on each NUMA node.
-func (e *Engine) openHost() error {
+// hosts returns the configured host spaces, or one on each NUMA node.
+func (e *Engine) hosts() ([]Host, error) {
+	if e.cfg.Hosts != nil {
+		for i, h := range e.cfg.Hosts {
+			if _, ok := e.topo.Node(h.Node); !ok && h.Node != topology.Unknown {
+				return nil, fmt.Errorf("host:%d: the machine has no NUMA node %d", i, h.Node)
+			}
+		}
+		return e.cfg.Hosts, nil
+	}
 	total := e.hostMemory()
 	nodes := e.nodes()
 	each := total / int64(len(nodes)) / tier.Page * tier.Page
@@ -203,15 +220,29 @@ func (e *Engine) openHost() error {
 		}
 	}
 	if each < smallestHostSpace {
-		return fmt.Errorf("host memory of %d bytes is too little for %d NUMA nodes: each takes at least %d",
+		return nil, fmt.Errorf("host memory of %d bytes is too little for %d NUMA nodes: each takes at least %d",
 			total, len(nodes), int64(smallestHostSpace))
 	}
+	hosts := make([]Host, len(nodes))
 	for i, node := range nodes {
-		bind := node
-		if len(nodes) == 1 {
+		hosts[i] = Host{Memory: each, Node: node}
+	}
+	return hosts, nil
+}
+
+// openHost opens the pinned host spaces.
+func (e *Engine) openHost() error {
+	hosts, err := e.hosts()
+	if err != nil {
+		return err
+	}
+	for i, h := range hosts {
+		bind := h.Node
+		if len(e.nodes()) == 1 {
 			bind = -1
 		}
-		arena, err := host.NewArena(host.Config{Capacity: each, Node: bind, Lock: true, Touch: true, Huge: true})
+		capacity := h.Memory / tier.Page * tier.Page
+		arena, err := host.NewArena(host.Config{Capacity: capacity, Node: bind, Lock: true, Touch: true, Huge: true})
 		if err != nil {
 			return fmt.Errorf("host:%d: %w", i, err)
 		}
@@ -219,7 +250,7 @@ func (e *Engine) openHost() error {
 			e.cfg.Logger.Debug("spillway: host arena", "space", i, "warning", w)
 		}
 		space, err := tier.NewSpace(tier.SpaceConfig{
-			ID: tier.ID{Kind: tier.Host, Ordinal: i}, Capacity: each, Fractions: e.cfg.HostMarks, Node: node,
+			ID: tier.ID{Kind: tier.Host, Ordinal: i}, Capacity: capacity, Fractions: e.cfg.HostMarks, Node: h.Node,
 			Backend: "host", Pool: arena, Hint: "more host memory would help",
 		})
 		if err != nil {
@@ -230,6 +261,23 @@ func (e *Engine) openHost() error {
 	return nil
 }
 
+// paired says whether b is a host space that is set apart for the GPU space a, or the
+// other way round.
+func (e *Engine) paired(a, b tier.ID) bool {
+	if a.Kind == tier.Host {
+		a, b = b, a
+	}
+	return a.Kind == tier.GPU && b.Kind == tier.Host && b.Ordinal < len(e.cfg.Hosts) && slices.Contains(e.cfg.Hosts[b.Ordinal].GPUs, a.Ordinal)
+}
+
+// nodeOr returns the node that is configured, or the other if none is.
+func nodeOr(configured *int, other int) int {
+	if configured != nil {
+		return *configured
+	}
+	return other
+}
+
 func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 	capacity := d.Capacity
 	if capacity == 0 {
@@ -237,7 +285,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 		if err != nil {
 			return err
 		}
-		if capacity = (free - d.Reserve) / 2 / tier.Page * tier.Page; capacity <= 0 {
+		if capacity = shareOf(free-d.Reserve, d.Share); capacity <= 0 {
 			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, free, tier.ErrNoSpace)
 		}
 	}
@@ -253,7 +301,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 		e.cfg.Logger.Warn("spillway: spill volume", "dir", d.Dir, "warning", w)
 	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
-		ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: capacity, Fractions: e.cfg.DiskMarks, Node: -1,
+		ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: capacity, Fractions: e.cfg.DiskMarks, Node: nodeOr(d.Node, topology.Unknown),
 		Backend: "disk", Pool: volume, Hint: fmt.Sprintf("a larger disk capacity of %s would help", d.Dir),
 	})
 	if err != nil {
@@ -265,6 +313,15 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 	}
 	e.keeper.volumes[space.ID()] = volume
 	return e.findKept(space, volume)
+}
+
+// shareOf returns a share of n bytes, a half if it is 0, in whole pages.
+func shareOf(n int64, share float64) int64 {
+	part := n / 2
+	if share != 0 {
+		part = min(n, int64(float64(n)*share)) // a float64 may round upwards
+	}
+	return part / tier.Page * tier.Page
 }
 
 // freeIn returns how many bytes are free where d's files are to lie.
@@ -281,9 +338,12 @@ func freeIn(ctx context.Context, d Disk) (int64, error) {
 }
 
 // openStaging takes the pinned chunks, through which transfers between device
-// and disk go, out of each host space.
+// and disk go, out of one host space on each node.
 func (e *Engine) openStaging() error {
 	for _, s := range e.reservations.Spaces().InTier(tier.Host) {
+		if e.staging[s.Node()] != nil {
+			continue // of several spaces on a node one has the chunks for all
+		}
 		share := s.Limit() / stagingMaxShare
 		chunk := max(tier.Page, min(int64(stagingChunk), share/2/tier.Page*tier.Page))
 		count := max(1, min(int64(stagingChunks), share/chunk))
@@ -303,29 +363,10 @@ func (e *Engine) openStaging() error {
 }
 
 // memoryLimit is how much memory the process may use, in bytes.
-func (e *Engine) memoryLimit() int64 {
-	for _, n := range [...]int64{e.topo.Limits.MemoryBytes, e.topo.Memory.TotalBytes} {
-		if n > 0 {
-			return n
-		}
-	}
-	return 1 << 30 // the machine does not tell
-}
+func (e *Engine) memoryLimit() int64 { return memoryOf(e.topo) }
 
 // nodes lists the NUMA nodes whose memory the process may use.
-func (e *Engine) nodes() []int {
-	var ids []int
-	allowed := e.topo.Limits.MemoryNodes
-	for _, n := range e.topo.Nodes {
-		if n.MemoryBytes > 0 && (len(allowed) == 0 || allowed.Contains(n.ID)) {
-			ids = append(ids, n.ID)
-		}
-	}
-	if len(ids) == 0 {
-		ids = []int{e.topo.Nodes[0].ID}
-	}
-	return ids
-}
+func (e *Engine) nodes() []int { return memoryNodes(e.topo) }
 
 // nodeOf returns the NUMA node of the simulated GPU i: spread over the nodes,
 // as GPUs are on real machines.

@@ -22,6 +22,10 @@ type Config struct {
 	// Distance returns how far apart two NUMA nodes are (-1 is unknown); nil means
 	// that all nodes but the same are equally far. It is called by NewManager only.
 	Distance func(nodeA, nodeB int) int
+	// Paired says whether two spaces belong together, such as a GPU and host memory that is
+	// set apart for it: of those that are equally near a paired one comes first. Nil means
+	// that none do. It is called by NewManager only.
+	Paired func(a, b tier.ID) bool
 	// Bypass is how many requests may be served from a space before its oldest
 	// waiter, for which there is no room yet; after that all freed bytes are kept
 	// for it. 0 means DefaultBypass, below 0 that nobody may pass.
@@ -44,7 +48,7 @@ func (c Config) Validate() error {
 	if c.Grace < 0 {
 		return fmt.Errorf("reservation: a grace of %v is negative", c.Grace)
 	}
-	_, err := newSpaces(c.Spaces, nil)
+	_, err := newSpaces(c.Spaces, nil, nil)
 	return err
 }
 
@@ -89,7 +93,7 @@ func NewManager(cfg Config) (*Manager, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	spaces, err := newSpaces(cfg.Spaces, cfg.Distance)
+	spaces, err := newSpaces(cfg.Spaces, cfg.Distance, cfg.Paired)
 	if err != nil {
 		return nil, err
 	}

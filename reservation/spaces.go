@@ -15,9 +15,10 @@ type Spaces struct {
 	all      []*tier.Space
 	kinds    [tier.Disk + 1]struct{ from, to int } // by kind: a range of all
 	distance []int                                 // between spaces i and j at i*len(all)+j
+	paired   []bool                                // in the same way
 }
 
-func newSpaces(spaces []*tier.Space, distance func(a, b int) int) (*Spaces, error) {
+func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a, b tier.ID) bool) (*Spaces, error) {
 	if len(spaces) == 0 {
 		return nil, errors.New("reservation: at least one space is required")
 	}
@@ -42,6 +43,7 @@ func newSpaces(spaces []*tier.Space, distance func(a, b int) int) (*Spaces, erro
 	for _, a := range s.all {
 		for _, b := range s.all {
 			s.distance = append(s.distance, distance(a.Node(), b.Node()))
+			s.paired = append(s.paired, paired != nil && paired(a.ID(), b.ID()))
 		}
 	}
 	return s, nil
@@ -97,5 +99,18 @@ func (s *Spaces) index(id tier.ID) int {
 	return i
 }
 
-// far returns how far apart two spaces of the set are.
-func (s *Spaces) far(a, b tier.ID) int { return s.distance[s.index(a)*len(s.all)+s.index(b)] }
+// nearer is negative if a is nearer to from than b, positive if it is farther; all
+// are spaces of the set.
+func (s *Spaces) nearer(from, a, b tier.ID) int {
+	row := s.index(from) * len(s.all)
+	i, j := row+s.index(a), row+s.index(b)
+	switch {
+	case s.distance[i] != s.distance[j]:
+		return cmp.Compare(s.distance[i], s.distance[j])
+	case s.paired[i] == s.paired[j]:
+		return 0
+	case s.paired[i]:
+		return -1
+	}
+	return 1
+}

@@ -40,8 +40,8 @@ func Specific(id tier.ID) Strategy { return specific{id} }
 func AnyInTiers(kinds ...tier.Kind) Strategy { return anyInTiers(slices.Clone(kinds)) }
 
 // ToDowngrade is every space of a slower kind to which data in from can move
-// down: the nearest first, by Config.Distance between their NUMA nodes, and those
-// equally near in the order of AnyInTier. A kind that is not slower, or a
+// down: the nearest first, by Config.Distance between their NUMA nodes and then those
+// that are paired with it, and those equally near in the order of AnyInTier. A kind that is not slower, or a
 // space that is unknown, has no candidates.
 func ToDowngrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, true} }
 
@@ -117,8 +117,8 @@ func (m move) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
 	for _, sp := range spaces.InTier(m.to) {
 		dst = append(dst, sp)
 		for i := len(dst) - 1; i > start; i-- {
-			near, far := spaces.far(m.from, dst[i].ID()), spaces.far(m.from, dst[i-1].ID())
-			if near > far || near == far && !before(dst[i], dst[i-1]) {
+			nearer := spaces.nearer(m.from, dst[i].ID(), dst[i-1].ID())
+			if nearer > 0 || nearer == 0 && !before(dst[i], dst[i-1]) {
 				break
 			}
 			dst[i], dst[i-1] = dst[i-1], dst[i]

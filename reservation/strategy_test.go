@@ -116,6 +116,31 @@ func TestDistanceIsTheConfigs(t *testing.T) {
 	}
 }
 
+// TestPairedComesFirst: of spaces that are equally near the paired one is first, also when
+// it is the fullest; one that is nearer goes before it.
+func TestPairedComesFirst(t *testing.T) {
+	id := func(s string) tier.ID { return idOf(t, s) }
+	spaces := []*tier.Space{
+		spaceAt(t, "gpu:0", 10, 1, 0), spaceAt(t, "gpu:1", 10, 1, 0), spaceAt(t, "gpu:2", 10, 1, 1),
+		spaceAt(t, "host:0", 100, 1, 0), spaceAt(t, "host:1", 100, 1, 0), spaceAt(t, "host:2", 100, 1, 0),
+	}
+	m := managerOf(t, reservation.Config{Spaces: spaces, Paired: func(a, b tier.ID) bool {
+		return a.Kind == tier.GPU && b.Kind == tier.Host && a.Ordinal == b.Ordinal || a.Kind == tier.Host && b.Kind == tier.GPU && b.Ordinal == a.Ordinal
+	}})
+	r := mustTry(t, m, reservation.Specific(id("host:1")), 50)
+	defer release(t, r)
+	for from, want := range map[string]string{"gpu:0": "host:0", "gpu:1": "host:1", "gpu:2": "host:2"} {
+		if got := reservation.ToDowngrade(id(from), tier.Host).Candidates(m.Spaces(), nil); got[0].ID() != id(want) || len(got) != 3 {
+			t.Errorf("from %s first to %s, want %s", from, got[0].ID(), want)
+		}
+	}
+	for from, want := range map[string]string{"host:0": "gpu:0", "host:1": "gpu:1", "host:2": "gpu:0"} { // gpu:2 is farther
+		if got := reservation.ToUpgrade(id(from), tier.GPU).Candidates(m.Spaces(), nil); got[0].ID() != id(want) {
+			t.Errorf("from %s first to %s, want %s", from, got[0].ID(), want)
+		}
+	}
+}
+
 func TestStrategiesDoNotAllocate(t *testing.T) {
 	m, _ := machine(t)
 	dst := make([]*tier.Space, 0, 16)

@@ -62,7 +62,7 @@ var notDisks = []string{"loop", "ram", "zram", "sr", "fd", "md", "dm-"}
 // disk reads the block device in dir, which has no links in it. ok says
 // whether it is a disk.
 func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
-	d = Disk{Name: path.Base(dir), Node: w.nowhere(), Mounts: []Mount{}}
+	d = Disk{Name: path.Base(dir), Node: w.nowhere(), Bus: []string{}, Mounts: []Mount{}}
 	if slices.ContainsFunc(notDisks, func(prefix string) bool { return isNumbered(d.Name, prefix) }) {
 		return d, false
 	}
@@ -95,6 +95,7 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 	}
 	if bus := t.busOf(dir); bus != "" {
 		d.PCIAddress = path.Base(bus)
+		d.Bus = busPath(bus)
 		d.Node = t.nodeOf(w, bus)
 	}
 	return d, true

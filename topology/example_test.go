@@ -36,6 +36,29 @@ func ExampleDiskOf() {
 	}
 }
 
+// What lies between two devices decides what copies between them cost.
+func ExampleTopology_Path() {
+	top := topology.Topology{
+		GPUs: []topology.GPU{
+			{Index: 0, Bus: []string{"pci0000:00", "0000:00:01.0", "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"}},
+			{Index: 1, Bus: []string{"pci0000:80", "0000:80:01.0", "0000:81:00.0"}, Node: 1},
+		},
+		Disks: []topology.Disk{{Name: "nvme0n1", Bus: []string{"pci0000:00", "0000:00:01.0", "0000:01:00.0", "0000:02:01.0", "0000:04:00.0"}}},
+	}
+	near, _ := top.Path("GPU0", "nvme0n1")
+	far, _ := top.Path("GPU1", "nvme0n1")
+	fmt.Println(near, far, near.Compare(far) < 0)
+	fmt.Print(top.Matrix())
+	// Output:
+	// PIX SYS true
+	//
+	// Paths
+	//   -        GPU0  GPU1  nvme0n1
+	//   GPU0     X     SYS   PIX
+	//   GPU1     SYS   X     SYS
+	//   nvme0n1  PIX   SYS   X
+}
+
 func ExampleSet() {
 	set, err := topology.ParseSet("8,0-3,2-5")
 	if err != nil {

@@ -1,6 +1,8 @@
 package topology
 
 import (
+	"context"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -9,20 +11,51 @@ import (
 const nvidia = "0x10de" // PCI vendor
 
 // gpus returns the GPUs of the source, or those on the PCI bus.
-func (t *tree) gpus(w placing, source GPUSource) []GPU {
+func (t *tree) gpus(w placing, source GPUSource) (gpus []GPU, fromDriver bool) {
+	given := source != nil
 	if source == nil {
-		return t.busGPUs(w)
+		if !t.live {
+			return t.busGPUs(w), false
+		}
+		source = SystemGPUs()
 	}
-	gpus, err := source.GPUs(t.ctx)
-	if err != nil {
-		t.warnf("gpus", "the driver's list: %v: those on the PCI bus are told", err)
-		return t.busGPUs(w)
+	listed, err := ask(t.ctx, source)
+	if err != nil && len(listed) == 0 {
+		gpus = t.busGPUs(w)
+		if given || len(gpus) > 0 { // a machine without a GPU needs no driver
+			t.warnf("gpus", "the driver's list: %v: those on the PCI bus are told", err)
+		}
+		return gpus, false
 	}
-	gpus = append([]GPU{}, gpus...)
+	for _, one := range joined(err) {
+		t.warnf("gpus", "%v", one)
+	}
+	gpus = append([]GPU{}, listed...)
 	for i := range gpus {
 		t.complete(w, &gpus[i])
 	}
-	return gpus
+	return gpus, true
+}
+
+// ask lists the GPUs of a source; it may panic, as the driver's library is not ours.
+func ask(ctx context.Context, source GPUSource) (gpus []GPU, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			gpus, err = nil, fmt.Errorf("it panicked: %v", p)
+		}
+	}()
+	return source.GPUs(ctx)
+}
+
+// joined returns the errors that errors.Join made one of.
+func joined(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		return many.Unwrap()
+	}
+	return []error{err}
 }
 
 // busGPUs returns NVIDIA's display and 3D controllers on the PCI bus, by
@@ -57,6 +90,7 @@ func (t *tree) complete(w placing, g *GPU) {
 	g.PCIAddress = busAddress(g.PCIAddress)
 	g.Name, g.UUID = label(g.Name), label(g.UUID)
 	g.Node = w.nowhere()
+	g.Bus, g.Links, g.MIG = []string{}, t.links(g), t.instances(g)
 	dir := path.Join(pciDevices, g.PCIAddress)
 	if !t.isDir(dir) || g.PCIAddress == "" {
 		t.warnf(dir, "GPU %d is not on the PCI bus", g.Index)
@@ -75,8 +109,38 @@ func (t *tree) complete(w placing, g *GPU) {
 	g.FreeBytes = t.atMost(dir, "free memory", g.FreeBytes, g.MemoryBytes)
 }
 
+// links returns the NVLinks of g with addresses in the kernel's form.
+func (t *tree) links(g *GPU) []Link {
+	links := []Link{}
+	for _, l := range g.Links {
+		if l.Count <= 0 {
+			t.warnf("gpus", "GPU %d has %d NVLinks to %s", g.Index, l.Count, quote(l.Remote))
+			continue
+		}
+		l.Remote = busAddress(l.Remote)
+		links = append(links, l)
+	}
+	return links
+}
+
+// instances returns the MIG instances of g with names that can be printed.
+func (t *tree) instances(g *GPU) []MIGInstance {
+	instances := []MIGInstance{}
+	for _, m := range g.MIG {
+		m.UUID, m.Name = label(m.UUID), label(m.Name)
+		if m.MemoryBytes < 0 || m.FreeBytes < 0 || m.FreeBytes > m.MemoryBytes {
+			t.warnf("gpus", "MIG instance %s has %d bytes of memory, %d free", m.UUID, m.MemoryBytes, m.FreeBytes)
+			m.MemoryBytes = max(m.MemoryBytes, 0)
+			m.FreeBytes = min(max(m.FreeBytes, 0), m.MemoryBytes)
+		}
+		instances = append(instances, m)
+	}
+	return instances
+}
+
 func (t *tree) fromBus(w placing, dir string, g *GPU) {
 	g.Node = t.nodeOf(w, dir)
+	g.Bus = t.busOfAddress(g.PCIAddress)
 	if g.DeviceID == "" {
 		vendor, _ := t.want(path.Join(dir, "vendor"))
 		device, _ := t.want(path.Join(dir, "device"))

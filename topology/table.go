@@ -17,7 +17,9 @@ func (t *Topology) String() string {
 	t.writeMachine(&b)
 	t.writeNodes(&b)
 	t.writeGPUs(&b)
+	t.writeNICs(&b)
 	t.writeDisks(&b)
+	t.writePaths(&b)
 	t.writeLimits(&b)
 	writeWarnings(&b, t.Warnings)
 	return b.String()
@@ -70,6 +72,7 @@ func (t *Topology) writeNodes(w io.Writer) {
 func (t *Topology) writeGPUs(w io.Writer) {
 	if len(t.GPUs) == 0 {
 		fmt.Fprintf(w, "\nGPUs\n  none\n")
+		t.writeHidden(w)
 		return
 	}
 	table(w, "GPUs", func(row func(...string)) {
@@ -77,8 +80,43 @@ func (t *Topology) writeGPUs(w io.Writer) {
 		for _, g := range t.GPUs {
 			row(strconv.Itoa(g.Index), orElse(shorten(g.Name), g.DeviceID), g.PCIAddress, nodeName(g.Node), g.CPUs.String(),
 				bytesOf(g.MemoryBytes), bytesOf(g.FreeBytes), linkOf(g), g.Driver)
+			for _, m := range g.MIG {
+				row("", shorten(m.Name), m.UUID, "", "", bytesOf(m.MemoryBytes), bytesOf(m.FreeBytes), "", "")
+			}
 		}
 	})
+	t.writeHidden(w)
+}
+
+func (t *Topology) writeHidden(w io.Writer) {
+	if t.Limits.HiddenGPUs > 0 {
+		fmt.Fprintf(w, "  %d hidden by CUDA_VISIBLE_DEVICES=%s\n", t.Limits.HiddenGPUs, strconv.Quote(printable(t.Limits.VisibleDevices)))
+	}
+}
+
+func (t *Topology) writeNICs(w io.Writer) {
+	if len(t.NICs) == 0 {
+		return // most machines have none that does RDMA
+	}
+	table(w, "NICs", func(row func(...string)) {
+		row("nic", "port", "state", "link", "rate", "node", "pci address", "interfaces", "addresses")
+		for _, n := range t.NICs {
+			if len(n.Ports) == 0 {
+				row(n.Name, "", "", "", "", nodeName(n.Node), n.PCIAddress, "", "")
+			}
+			for _, p := range n.Ports {
+				row(n.Name, strconv.Itoa(p.Number), p.State, p.LinkLayer, p.Rate, nodeName(n.Node), n.PCIAddress,
+					strings.Join(p.Interfaces, ", "), strings.Join(p.Addresses, ", "))
+			}
+		}
+	})
+}
+
+// writePaths writes the matrix if there is anything in it but disks.
+func (t *Topology) writePaths(w io.Writer) {
+	if len(t.GPUs)+len(t.NICs) > 0 {
+		fmt.Fprint(w, t.Matrix())
+	}
 }
 
 func (t *Topology) writeDisks(w io.Writer) {

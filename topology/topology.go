@@ -3,7 +3,10 @@ package topology
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"path"
 	"slices"
+	"strings"
 )
 
 // Unknown is the number of a NUMA node that is not known: the firmware did not
@@ -16,9 +19,19 @@ type Options struct {
 	// it that lead outside of it are not followed.
 	Root string
 
-	// GPUs lists the GPUs that a driver knows. Nil means those that are found
-	// on the PCI bus, with what the bus knows of them.
+	// GPUs lists the GPUs that a driver knows; NVML makes one of NVIDIA's library.
+	// Nil means SystemGPUs if Root is "/", and those that are found on the PCI bus, with
+	// what the bus knows of them, otherwise.
 	GPUs GPUSource
+
+	// LookupEnv tells environment variables: CUDA_VISIBLE_DEVICES and
+	// CUDA_DEVICE_ORDER. Nil means os.LookupEnv if Root is "/", and an empty environment
+	// otherwise.
+	LookupEnv func(name string) (value string, ok bool)
+
+	// Addresses returns the IP addresses of a network interface. Nil means what
+	// the system says if Root is "/", and what /proc/net below Root tells otherwise.
+	Addresses func(iface string) ([]netip.Addr, error)
 
 	// Statfs returns the total bytes of the file system that a directory is
 	// on and those that an unprivileged process can still take. The path is
@@ -29,11 +42,13 @@ type Options struct {
 	Statfs func(path string) (total, free int64, err error)
 }
 
-// GPUSource lists GPUs. It is how a driver's library is asked, so that this
-// package needs none.
+// GPUSource lists GPUs. It is how a driver's library is asked: NVML and SystemGPUs
+// make sources of NVIDIA's, and a program may have one of its own.
 type GPUSource interface {
 	// GPUs returns the GPUs in the driver's order. Node, Driver, CPUs and the
-	// PCIe fields that are zero are filled in from the PCI bus.
+	// PCIe fields that are zero are filled in from the PCI bus. An error beside some
+	// GPUs tells what is not known of them, and with errors.Join more than one thing; an
+	// error alone, that the driver cannot be asked.
 	GPUs(ctx context.Context) ([]GPU, error)
 }
 
@@ -43,7 +58,8 @@ type Topology struct {
 	CPU      CPU      `json:"cpu"`
 	Memory   Memory   `json:"memory"`
 	Nodes    []Node   `json:"nodes"` // by ID; at least one
-	GPUs     []GPU    `json:"gpus"`  // in the driver's order, or by PCI address
+	GPUs     []GPU    `json:"gpus"`  // that this process sees, in CUDA's order: see Limits.VisibleDevices
+	NICs     []NIC    `json:"nics"`  // by name
 	Disks    []Disk   `json:"disks"` // by name
 	Limits   Limits   `json:"limits"`
 	Warnings []string `json:"warnings"` // each once; at most maxWarnings and a last one that counts the rest
@@ -80,18 +96,87 @@ type Node struct {
 
 // GPU is a graphics processor.
 type GPU struct {
-	Index          int    `json:"index"`
-	Name           string `json:"name"`            // empty: not known
-	UUID           string `json:"uuid"`            // empty: not known
-	PCIAddress     string `json:"pci_address"`     // as 0000:3b:00.0
-	DeviceID       string `json:"device_id"`       // vendor and device, as 10de:2330
-	Driver         string `json:"driver"`          // the kernel's, such as nvidia or vfio-pci; empty: none
-	Node           int    `json:"node"`            // or Unknown
-	CPUs           Set    `json:"cpus"`            // the nearest; empty: not known
-	MemoryBytes    int64  `json:"memory_bytes"`    // total; 0: not known
-	FreeBytes      int64  `json:"free_bytes"`      // 0: none, or not known
-	PCIeGeneration int    `json:"pcie_generation"` // that it can do; 0: not known
-	PCIeWidth      int    `json:"pcie_width"`      // lanes in use; 0: not known
+	Index          int      `json:"index"`
+	Name           string   `json:"name"`            // empty: not known
+	UUID           string   `json:"uuid"`            // empty: not known
+	PCIAddress     string   `json:"pci_address"`     // as 0000:3b:00.0
+	Bus            []string `json:"bus"`             // from the host bridge (pci0000:3a) over the bridges to the device; empty: not known
+	DeviceID       string   `json:"device_id"`       // vendor and device, as 10de:2330
+	Driver         string   `json:"driver"`          // the kernel's, such as nvidia or vfio-pci; empty: none
+	Node           int      `json:"node"`            // or Unknown
+	CPUs           Set      `json:"cpus"`            // the nearest; empty: not known
+	MemoryBytes    int64    `json:"memory_bytes"`    // total; 0: not known
+	FreeBytes      int64    `json:"free_bytes"`      // 0: none, or not known
+	PCIeGeneration int      `json:"pcie_generation"` // that it can do; 0: not known
+	PCIeWidth      int      `json:"pcie_width"`      // lanes in use; 0: not known
+	Links          []Link   `json:"links"`           // NVLinks in use, by remote end
+	// MemoryNode is the node whose memory is nearest of those that this process may
+	// take: what a host buffer for the GPU should be bound to. Unknown: none in particular.
+	MemoryNode int           `json:"memory_node"`
+	MIGEnabled bool          `json:"mig_enabled"` // kernels run on MIG instances only
+	MIG        []MIGInstance `json:"mig"`         // those that this process sees
+}
+
+// MIGInstance is a part of a GPU that works as one of its own.
+type MIGInstance struct {
+	UUID            string `json:"uuid"`
+	Name            string `json:"name"` // empty: not known
+	GPUInstance     int    `json:"gpu_instance"`
+	ComputeInstance int    `json:"compute_instance"`
+	MemoryBytes     int64  `json:"memory_bytes"` // total; 0: not known
+	FreeBytes       int64  `json:"free_bytes"`   // 0: none, or not known
+}
+
+// Link is one or more NVLinks that end at the same device.
+type Link struct {
+	Remote string `json:"remote"` // PCI address of the other end; empty: not known
+	Switch bool   `json:"switch"` // an NVSwitch, else a GPU
+	Count  int    `json:"count"`
+}
+
+// NIC is a network card that does RDMA: InfiniBand, or Ethernet with RoCE.
+type NIC struct {
+	Name       string   `json:"name"`        // the RDMA device's, as mlx5_0
+	PCIAddress string   `json:"pci_address"` // empty: none known
+	Bus        []string `json:"bus"`         // from the host bridge to the card; empty: not known
+	Node       int      `json:"node"`        // or Unknown
+	Ports      []Port   `json:"ports"`       // by number
+}
+
+// Port is one port of a NIC.
+type Port struct {
+	Number     int      `json:"number"`
+	State      string   `json:"state"`      // the kernel's word: ACTIVE, DOWN, INIT, ARMED; empty: not known
+	LinkLayer  string   `json:"link_layer"` // InfiniBand or Ethernet; empty: not known
+	Rate       string   `json:"rate"`       // the kernel's words: 200 Gb/sec (4X HDR)
+	Interfaces []string `json:"interfaces"` // its network interfaces, as ib0
+	Addresses  []string `json:"addresses"`  // their IP addresses, but for those of the link alone
+}
+
+// NICLevel says how much must work for a NIC to count. What a stricter level has
+// a looser one has too.
+type NICLevel int
+
+// The levels, each stricter than the one before.
+const (
+	NICPresent   NICLevel = iota // it is there
+	NICActive                    // one of its ports is up
+	NICAddressed                 // one of its ports is up and has an IP address
+)
+
+// Level returns the strictest level that n meets.
+func (n NIC) Level() NICLevel {
+	level := NICPresent
+	for _, p := range n.Ports {
+		switch {
+		case p.State != "ACTIVE":
+		case len(p.Addresses) > 0:
+			return NICAddressed
+		default:
+			level = NICActive
+		}
+	}
+	return level
 }
 
 // DiskKind says how a disk works, as far as that matters for its speed.
@@ -116,6 +201,7 @@ type Disk struct {
 	Rotational bool     `json:"rotational"`  // as the kernel says, which of virtual disks is a guess
 	Node       int      `json:"node"`        // or Unknown
 	PCIAddress string   `json:"pci_address"` // of the controller; empty: none known
+	Bus        []string `json:"bus"`         // from the host bridge to the controller; empty: not known
 	Device     string   `json:"device"`      // major:minor
 	Mounts     []Mount  `json:"mounts"`      // what is mounted of it, in the kernel's order
 }
@@ -144,12 +230,19 @@ type Limits struct {
 	CPUQuota    float64 `json:"cpu_quota"`    // CPUs by cgroup quota, not rounded; 0: none
 	MemoryNodes Set     `json:"memory_nodes"` // nodes whose memory may be taken; empty: not known
 
+	// VisibleDevices is CUDA_VISIBLE_DEVICES: Topology.GPUs has what it names, in its order, and
+	// HiddenGPUs is how many others there are. Where it is not set, GPUs are in the driver's
+	// order, or by PCI address.
+	VisibleDevices string `json:"visible_devices"`
+	HiddenGPUs     int    `json:"hidden_gpus"`
+
 	CgroupVersion int    `json:"cgroup_version"` // that controls memory: 1, 2, or 0 for none found
 	Cgroup        string `json:"cgroup"`         // the directory that does
 }
 
 // Discover returns what the machine below o.Root has. The error is for an
-// option that makes no sense (a Root that is no directory) and for a context
+// option that makes no sense (a Root that is no directory), for a
+// CUDA_VISIBLE_DEVICES that makes none (VisibleDevicesError), and for a context
 // that ended; whatever else goes wrong is a line in Warnings.
 func Discover(ctx context.Context, o Options) (*Topology, error) {
 	t, err := openTree(ctx, o.Root)
@@ -166,9 +259,13 @@ func Discover(ctx context.Context, o Options) (*Topology, error) {
 	top.Nodes = t.nodes(top.CPU, top.Memory)
 	t.compare(top.Nodes, top.Memory)
 	where := newPlacing(top.Nodes)
-	top.GPUs = t.gpus(where, o.GPUs)
+	gpus, fromDriver := t.gpus(where, o.GPUs)
+	top.NICs = t.nics(where, o.Addresses)
 	top.Disks = t.disks(where)
 	top.Limits = t.limits(top, affinity, groups)
+	if err := t.visible(top, gpus, fromDriver, o.LookupEnv); err != nil {
+		return nil, err
+	}
 	top.Warnings = t.warnings()
 
 	if err := context.Cause(ctx); err != nil {
@@ -201,6 +298,60 @@ func (t *Topology) Distance(a, b int) int {
 		return local
 	}
 	return remote
+}
+
+// MemoryNode returns the node whose memory is nearest to the given node, of those
+// that have memory and that this process may take it from. It is Unknown if there are
+// several and the given node is not known.
+func (t *Topology) MemoryNode(node int) int {
+	best, candidates := Unknown, 0
+	for _, n := range t.Nodes {
+		if n.MemoryBytes <= 0 || len(t.Limits.MemoryNodes) > 0 && !t.Limits.MemoryNodes.Contains(n.ID) {
+			continue
+		}
+		candidates++
+		if best == Unknown || t.Distance(node, n.ID) < t.Distance(node, best) {
+			best = n.ID
+		}
+	}
+	if _, known := t.Node(node); !known && candidates > 1 {
+		return Unknown
+	}
+	return best
+}
+
+// NodeOfDir returns the NUMA node of the disks that a directory is on, as far as the
+// mounts tell: Unknown if they are on several nodes, or the directory is on none of
+// Disks. It must be absolute; links in it are not followed: DiskOf does.
+func (t *Topology) NodeOfDir(dir string) int {
+	dir = path.Clean(dir)
+	var on []Disk
+	best := -1
+	for _, d := range t.Disks {
+		for _, m := range d.Mounts {
+			point := strings.TrimSuffix(m.Point, "/")
+			rest, below := strings.CutPrefix(dir, point)
+			if !below || rest != "" && rest[0] != '/' || len(point) < best {
+				continue
+			}
+			if len(point) > best {
+				best, on = len(point), nil
+			}
+			on = append(on, d)
+		}
+	}
+	return commonNode(on)
+}
+
+// NICsAt returns the NICs that meet a level, by name, as a new list.
+func (t *Topology) NICsAt(level NICLevel) []NIC {
+	nics := []NIC{}
+	for _, n := range t.NICs {
+		if n.Level() >= level {
+			nics = append(nics, n)
+		}
+	}
+	return nics
 }
 
 // Disk returns the disk with the given name.

@@ -19,8 +19,10 @@ func newTopo(stdout, stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "topo",
 		Short: "Print what this machine has",
-		Long: `Print what this machine has: CPUs, NUMA nodes, memory, GPUs, disks, and how
-much of them this process may use.`,
+		Long: `Print what this machine has: CPUs, NUMA nodes, memory, GPUs, network cards,
+disks, what lies between them (NV#: NVLinks, PIX: one PCI switch, PXB: several,
+PHB: a host bridge, NODE: two of one NUMA node, SYS: two nodes), and how much of
+them this process may use.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return topo(cmd.Context(), &flags, root, stdout, stderr) },
 	}
@@ -50,6 +52,6 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 	} else {
 		env.Kernel = "" // the recorded machine's is not known
 	}
-	doc := &report.Topo{Header: report.Header{Schema: report.Schema, Command: "topo", Env: env}, Topology: top}
+	doc := &report.Topo{Header: report.Header{Schema: report.Schema, Command: "topo", Env: env}, Topology: top, Paths: top.Matrix()}
 	return errors.Join(out.write(doc), out.print(doc.Print))
 }

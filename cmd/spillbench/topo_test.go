@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/treefile"
 )
 
 // TestTopo: this machine has a CPU and a node, in the table and in the document.
@@ -61,5 +63,42 @@ func TestTopoTellsDiskAsRunDoes(t *testing.T) {
 	if told.Env.DirectIO != used.Env.DirectIO || told.Env.FileSystem != used.Env.FileSystem {
 		t.Errorf("topo says %q, direct %v; run says %q, direct %v",
 			told.Env.FileSystem, told.Env.DirectIO, used.Env.FileSystem, used.Env.DirectIO)
+	}
+}
+
+// TestTopoMachines: of each recorded machine the command prints what the topology
+// says, as table and matrix, and in the document.
+func TestTopoMachines(t *testing.T) {
+	const recorded = "../../topology/testdata"
+	for _, machine := range []string{"dgx-a100", "workstation", "vm", "pod", "mig", "numa-unknown"} {
+		t.Run(machine, func(t *testing.T) {
+			root := t.TempDir()
+			if err := treefile.Unpack(filepath.Join(recorded, machine+".txtar"), root); err != nil {
+				t.Fatal(err)
+			}
+			want, err := os.ReadFile(filepath.Join(recorded, machine+".table"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r := succeed(t, "topo", "--root", root); r.stdout != string(want) {
+				t.Errorf("printed\n%s\nwant\n%s", r.stdout, want)
+			}
+			var doc report.Topo
+			decode(t, succeed(t, "topo", "--root", root, "--json=-").stdout, &doc)
+			if !reflect.DeepEqual(doc.Paths, doc.Topology.Matrix()) || len(doc.Paths.Devices) != len(doc.Topology.GPUs)+len(doc.Topology.NICs)+len(doc.Topology.Disks) {
+				t.Errorf("paths %+v", doc.Paths)
+			}
+		})
+	}
+}
+
+// TestTopoVisibleDevices: a value that names no GPU is wrong use, and said to be.
+func TestTopoVisibleDevices(t *testing.T) {
+	t.Setenv("CUDA_VISIBLE_DEVICES", "first")
+	for _, name := range []string{"topo", "run", "reserve"} {
+		r := command(t, t.Context(), name)
+		if r.status != 2 || !strings.Contains(r.stderr, "CUDA_VISIBLE_DEVICES") || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%s: status %d, %q", name, r.status, r.stderr)
+		}
 	}
 }

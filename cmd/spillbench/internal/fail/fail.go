@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // The exit statuses.
@@ -69,7 +70,7 @@ func Status(err error) int {
 		return Wrong
 	case errors.As(err, &e):
 		return e.Status
-	case errors.As(err, &in):
+	case errors.As(err, &in), errors.Is(err, topology.ErrVisibleDevices):
 		return Usage
 	}
 	return Environment
@@ -100,6 +101,8 @@ func fix(err error) string {
 		return "give --disk DIR=SIZE more room, or " + larger(full.Space.Kind)
 	case errors.Is(err, tier.ErrNoSpace):
 		return larger(tier.Disk)
+	case errors.Is(err, topology.ErrVisibleDevices):
+		return "name GPUs of this machine, or unset it"
 	}
 	return ""
 }

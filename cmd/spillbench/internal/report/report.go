@@ -168,6 +168,7 @@ type File struct {
 type Topo struct {
 	Header
 	Topology *topology.Topology `json:"topology"`
+	Paths    topology.Matrix    `json:"paths"` // between GPUs, NICs and disks
 }
 
 // Reserve is the document of reserve. Times are in nanoseconds, as its keys say.

@@ -77,7 +77,7 @@ func TestKeys(t *testing.T) {
 			"limit", "limit_bytes", "source", "ratio", "physical_bytes", "ledger", "group",
 			"holders[].device", "holders[].group", "holders[].pid", "holders[].started", "holders[].quota", "holders[].live", "holders[].peak",
 		})},
-		{&Topo{}, slices.Concat(header, []string{"topology"})},
+		{&Topo{}, slices.Concat(header, []string{"topology", "paths.devices", "paths.paths"})},
 	} {
 		slices.Sort(c.want)
 		if got := keys(t, c.document); !slices.Equal(got, c.want) {

@@ -1,0 +1,373 @@
+package spillway_test
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/treefile"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// recorded are the machines of topology/testdata that a configuration is made for.
+var recorded = []string{"laptop", "workstation", "vm", "pod", "cgroup-v1", "mig", "numa-unknown", "server", "dgx-a100"}
+
+func recordedMachine(t testing.TB, name string) *topology.Topology {
+	t.Helper()
+	root := t.TempDir()
+	if err := treefile.Unpack(filepath.Join("topology", "testdata", name+".txtar"), root); err != nil {
+		t.Fatal(err)
+	}
+	top, err := topology.Discover(t.Context(), topology.Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return top
+}
+
+// shape prints what matters of a configuration.
+func shape(c spillway.Config) string {
+	at := func(node *int) string {
+		if node == nil {
+			return ""
+		}
+		return fmt.Sprintf("@%d", *node)
+	}
+	var parts []string
+	for i, g := range c.GPUs {
+		parts = append(parts, fmt.Sprintf("gpu:%d%s=%d", i, at(g.Node), g.Memory))
+	}
+	for i, h := range c.Hosts {
+		text := fmt.Sprintf("host:%d@%d=%d", i, h.Node, h.Memory>>20)
+		for _, g := range h.GPUs {
+			text += fmt.Sprintf(" for gpu:%d", g)
+		}
+		parts = append(parts, text)
+	}
+	for i, d := range c.Disks {
+		parts = append(parts, fmt.Sprintf("disk:%d%s=%d %s", i, at(d.Node), d.Capacity, d.Dir))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// TestConfigureDefaults: what each machine gets if nothing is said. Host sizes are in MiB.
+func TestConfigureDefaults(t *testing.T) {
+	t.Setenv("TMPDIR", "/tmp")
+	for machine, want := range map[string]string{
+		"laptop":      "gpu:0@0=0, host:0@0=3947, disk:0@0=0 /tmp",
+		"workstation": "gpu:0@0=0, host:0@0=15869, disk:0@0=0 /tmp",
+		"vm":          "gpu:0@0=0, host:0@0=983, disk:0@0=0 /tmp",
+		"pod":         "gpu:0@1=0, host:0@1=2048, disk:0=0 /tmp", // an overlay is on no disk that is known
+		"cgroup-v1":   "gpu:0@0=0, host:0@0=1536, disk:0=0 /tmp",
+		"mig":         "gpu:0@0=0, gpu:1@0=0, host:0@0=16384, disk:0@0=0 /tmp",
+		// No device says where it is.
+		"numa-unknown": "gpu:0@-1=0, gpu:1@-1=0, host:0@0=16000, host:1@1=16000, disk:0=0 /tmp",
+		// The third GPU is given to virtual machines.
+		"server": "gpu:0@0=0, gpu:1@1=0, host:0@0=61440, host:1@1=61440, disk:0@0=0 /tmp",
+		"dgx-a100": "gpu:0@3=0, gpu:1@3=0, gpu:2@1=0, gpu:3@1=0, gpu:4@7=0, gpu:5@7=0, gpu:6@5=0, gpu:7@5=0, " +
+			"host:0@0=32226, host:1@1=32226, host:2@2=32226, host:3@3=32226, host:4@4=32226, host:5@5=32226, host:6@6=32226, host:7@7=32226, disk:0@2=0 /tmp",
+	} {
+		t.Run(machine, func(t *testing.T) {
+			top := recordedMachine(t, machine)
+			cfg, err := spillway.Configure(top, spillway.Sizing{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := shape(cfg); got != want {
+				t.Errorf("got  %s\nwant %s", got, want)
+			}
+			if cfg.Topology != top {
+				t.Error("the configuration has another topology")
+			}
+			sum := int64(0)
+			for _, h := range cfg.Hosts {
+				sum += h.Memory
+			}
+			if sum > top.Limits.MemoryBytes/4 {
+				t.Errorf("host spaces take %d of %d bytes", sum, top.Limits.MemoryBytes)
+			}
+		})
+	}
+}
+
+func TestConfigurePerGPU(t *testing.T) {
+	t.Setenv("TMPDIR", "/tmp")
+	for machine, want := range map[string]string{
+		"laptop":       "host:0@0=3947 for gpu:0",
+		"vm":           "host:0@0=983 for gpu:0",
+		"mig":          "host:0@0=8192 for gpu:0, host:1@0=8192 for gpu:1",
+		"server":       "host:0@0=61440 for gpu:0, host:1@1=61440 for gpu:1",
+		"numa-unknown": "host:0@-1=16000 for gpu:0, host:1@-1=16000 for gpu:1",
+		// Two on a node, which they must not take more than half of.
+		"dgx-a100": "host:0@3=32226 for gpu:0, host:1@3=32226 for gpu:1, host:2@1=32226 for gpu:2, host:3@1=32226 for gpu:3, " +
+			"host:4@7=32226 for gpu:4, host:5@7=32226 for gpu:5, host:6@5=32226 for gpu:6, host:7@5=32226 for gpu:7",
+	} {
+		cfg, err := spillway.Configure(recordedMachine(t, machine), spillway.Sizing{HostPer: spillway.HostPerGPU, Disks: []spillway.DiskSizing{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.GPUs = nil
+		if got := shape(cfg); got != want {
+			t.Errorf("%s: got  %s\nwant %s", machine, got, want)
+		}
+	}
+}
+
+func TestConfigureSizes(t *testing.T) {
+	top := recordedMachine(t, "dgx-a100")
+	for i := range top.GPUs {
+		top.GPUs[i].MemoryBytes = 40 << 30
+	}
+	cfg, err := spillway.Configure(top, spillway.Sizing{
+		HostMemory: spillway.Amount{Share: 0.5}, GPUMemory: spillway.Amount{Share: 0.25}, MostGPUs: 3,
+		Disks: []spillway.DiskSizing{
+			{Dir: "/raid/spill", Capacity: spillway.Amount{Share: 0.75}}, {Dir: "/data2", Capacity: spillway.Amount{Bytes: 1 << 40}, Reserve: 5},
+			{Dir: "/data3/../data3/x"}, {Dir: "/data"},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "gpu:0@3=10737418240, gpu:1@3=10737418240, gpu:2@1=10737418240, "
+	for i := range 8 {
+		want += fmt.Sprintf("host:%d@%d=64453, ", i, i)
+	}
+	// A RAID over two nodes is on neither; /data is not /data2.
+	want += "disk:0=0 /raid/spill, disk:1@7=1099511627776 /data2, disk:2@5=0 /data3/../data3/x, disk:3@2=0 /data"
+	if got := shape(cfg); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if cfg.Disks[0].Share != 0.75 || cfg.Disks[1].Reserve != 5 {
+		t.Errorf("disks %+v", cfg.Disks)
+	}
+	// A part of a GPU is what the instance has.
+	top.GPUs[0].MIGEnabled, top.GPUs[0].MIG = true, []topology.MIGInstance{{MemoryBytes: 5 << 30}}
+	if cfg, err = spillway.Configure(top, spillway.Sizing{GPUMemory: spillway.Amount{Share: 1}}); err != nil || cfg.GPUs[0].Memory != 5<<30 || cfg.GPUs[1].Memory != 40<<30 {
+		t.Errorf("%s, %v", shape(cfg), err)
+	}
+	// A simulated GPU has its share of the host's memory.
+	if cfg, err = spillway.Configure(recordedMachine(t, "vm"), spillway.Sizing{GPUMemory: spillway.Amount{Share: 0.5}}); err != nil || cfg.GPUs[0].Memory != 4026532<<10/2/tier.Page*tier.Page {
+		t.Errorf("%s, %v", shape(cfg), err)
+	}
+	// Only the second node's memory may be taken.
+	top.Limits.MemoryNodes, top.Limits.MemoryBytes = topology.Set{1}, 64<<30
+	if cfg, err = spillway.Configure(top, spillway.Sizing{}); err != nil || len(cfg.Hosts) != 1 || cfg.Hosts[0].Node != 1 || cfg.Hosts[0].Memory != 16<<30 {
+		t.Errorf("%s, %v", shape(cfg), err)
+	}
+}
+
+// TestConfigureErrors: each value that makes no sense, and each that the machine does not
+// have, is an error that names its field.
+func TestConfigureErrors(t *testing.T) {
+	dgx, vm := recordedMachine(t, "dgx-a100"), recordedMachine(t, "vm")
+	known := recordedMachine(t, "mig")
+	for i := range known.GPUs {
+		known.GPUs[i].MemoryBytes = 40 << 30
+	}
+	bytes := func(n int64) spillway.Amount { return spillway.Amount{Bytes: n} }
+	share := func(f float64) spillway.Amount { return spillway.Amount{Share: f} }
+	disk := func(a spillway.Amount) []spillway.DiskSizing { return []spillway.DiskSizing{{}, {Capacity: a}} }
+	for name, c := range map[string]struct {
+		top  *topology.Topology
+		s    spillway.Sizing
+		want string
+	}{
+		"no topology":                 {nil, spillway.Sizing{}, "topology"},
+		"an empty topology":           {&topology.Topology{}, spillway.Sizing{}, "no NUMA node"},
+		"an unknown division":         {vm, spillway.Sizing{HostPer: 7}, "HostPer is 7"},
+		"a negative division":         {vm, spillway.Sizing{HostPer: -1}, "HostPer is -1"},
+		"negative host memory":        {vm, spillway.Sizing{HostMemory: bytes(-1)}, "HostMemory: Bytes is -1"},
+		"a share above 1":             {vm, spillway.Sizing{HostMemory: share(1.5)}, "HostMemory: Share is 1.5"},
+		"a negative share":            {vm, spillway.Sizing{HostMemory: share(-0.1)}, "HostMemory: Share is -0.1"},
+		"a share that is no number":   {vm, spillway.Sizing{GPUMemory: share(math.NaN())}, "GPUMemory: Share is NaN"},
+		"bytes and a share":           {vm, spillway.Sizing{HostMemory: spillway.Amount{Bytes: 1 << 30, Share: 0.5}}, "HostMemory: Bytes and Share"},
+		"more host memory than there": {vm, spillway.Sizing{HostMemory: bytes(1 << 50)}, "HostMemory: "},
+		"too little host memory":      {vm, spillway.Sizing{HostMemory: bytes(4096)}, "HostMemory: it leaves 4096 bytes"},
+		"too little for eight":        {dgx, spillway.Sizing{HostMemory: bytes(1 << 20)}, "of 8 spaces"},
+		"too much for the GPUs' nodes": {dgx, spillway.Sizing{HostPer: spillway.HostPerGPU, HostMemory: share(1)},
+			"HostMemory: 2 spaces"},
+		"a negative number of GPUs":    {vm, spillway.Sizing{MostGPUs: -1}, "MostGPUs is -1"},
+		"less GPU memory than a page":  {vm, spillway.Sizing{GPUMemory: bytes(10)}, "GPUMemory: Bytes is 10"},
+		"a share of next to nothing":   {vm, spillway.Sizing{GPUMemory: share(1e-12)}, "GPUMemory: 1e-12"},
+		"a share of an unknown GPU":    {dgx, spillway.Sizing{GPUMemory: share(0.5)}, "GPUMemory: a share of GPU 0"},
+		"a tiny share of a GPU":        {known, spillway.Sizing{GPUMemory: share(1e-12)}, "GPUMemory: 1e-12 of GPU 0"},
+		"more than the GPU has":        {known, spillway.Sizing{GPUMemory: bytes(41 << 30)}, "GPUMemory: 44023414784 bytes"},
+		"a simulated GPU of too much":  {vm, spillway.Sizing{GPUMemory: bytes(1 << 50)}, "GPUMemory: 1125899906842624 bytes"},
+		"negative capacity":            {vm, spillway.Sizing{Disks: disk(bytes(-1))}, "Disks[1].Capacity: Bytes is -1"},
+		"a capacity above all":         {vm, spillway.Sizing{Disks: disk(share(2))}, "Disks[1].Capacity: Share is 2"},
+		"a negative reserve of a disk": {vm, spillway.Sizing{Disks: []spillway.DiskSizing{{Reserve: -1}}}, "Disks[0].Reserve is -1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg, err := spillway.Configure(c.top, c.s)
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "spillway: ") {
+				t.Errorf("got %s, %v; want an error with %q", shape(cfg), err, c.want)
+			}
+			if !reflect.DeepEqual(cfg, spillway.Config{}) {
+				t.Errorf("beside an error: %s", shape(cfg))
+			}
+		})
+	}
+}
+
+// TestConfigurePlacesErrors: what Configure fills in may be changed, and is checked again.
+func TestConfigurePlacesErrors(t *testing.T) {
+	far := -2
+	for want, cfg := range map[string]spillway.Config{
+		"HostMemory and Hosts":          {HostMemory: 1 << 20, Hosts: []spillway.Host{{Memory: 1 << 20}}},
+		"no host space in Hosts":        {Hosts: []spillway.Host{}},
+		"host:1: memory of 0 bytes":     {Hosts: []spillway.Host{{Memory: 1 << 20}, {}}},
+		"host:1: memory of 9223372036":  {Hosts: []spillway.Host{{Memory: 1 << 20}, {Memory: math.MaxInt64}}},
+		"host:0: NUMA node -2":          {Hosts: []spillway.Host{{Memory: 1 << 20, Node: far}}},
+		"no gpu:1":                      {Hosts: []spillway.Host{{Memory: 1 << 20, GPUs: []int{0, 1}}}},
+		"no gpu:-1":                     {Hosts: []spillway.Host{{Memory: 1 << 20, GPUs: []int{-1}}}},
+		"gpu:0: NUMA node -2":           {GPUs: []spillway.GPU{{Node: &far}}},
+		"disk:0: NUMA node -2":          {Disks: []spillway.Disk{{Node: &far}}},
+		"disk:0: a share of 1.5":        {Disks: []spillway.Disk{{Share: 1.5}}},
+		"disk:0: a share of NaN":        {Disks: []spillway.Disk{{Share: math.NaN()}}},
+		"disk:0: capacity and share":    {Disks: []spillway.Disk{{Share: 0.5, Capacity: 1}}},
+		"the machine has no NUMA node ": {Hosts: []spillway.Host{{Memory: 1 << 20, Node: 5000}}},
+	} {
+		cfg.Disks = append(cfg.Disks, spillway.Disk{Dir: t.TempDir(), Capacity: 1 << 20})
+		eng, err := spillway.Open(t.Context(), cfg)
+		if err == nil {
+			err = eng.Close()
+			t.Errorf("it was opened; want an error with %q; closing: %v", want, err)
+		} else if !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+// TestConfiguredEngines: Open takes the configuration of each machine; data moves down to what
+// is near, and comes back whole.
+func TestConfiguredEngines(t *testing.T) {
+	for _, machine := range recorded {
+		for _, per := range []spillway.HostPer{spillway.HostPerNode, spillway.HostPerGPU} {
+			t.Run(fmt.Sprintf("%s/%d", machine, per), func(t *testing.T) { configuredEngine(t, recordedMachine(t, machine), per) })
+		}
+	}
+}
+
+func configuredEngine(t *testing.T, top *topology.Topology, per spillway.HostPer) {
+	dir := t.TempDir()
+	cfg, err := spillway.Configure(top, spillway.Sizing{
+		HostPer: per, HostMemory: spillway.Amount{Bytes: 8 << 20}, GPUMemory: spillway.Amount{Bytes: 256 << 10},
+		Disks: []spillway.DiskSizing{{Dir: dir, Capacity: spillway.Amount{Bytes: 64 << 20}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range cfg.GPUs {
+		cfg.GPUs[i].Backend = spillway.Sim
+	}
+	cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	eng, err := spillway.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := eng.Close(); err != nil {
+			t.Error(err)
+		}
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("%v is left, %v", left, err)
+		}
+	}()
+	spaces := eng.Reservations().Spaces()
+	if g, h, d := len(spaces.InTier(tier.GPU)), len(spaces.InTier(tier.Host)), len(spaces.InTier(tier.Disk)); g != len(cfg.GPUs) || h != len(cfg.Hosts) || d != 1 {
+		t.Fatalf("%d GPU spaces, %d of the host, %d disks: want %s", g, h, d, shape(cfg))
+	}
+	for i, s := range spaces.InTier(tier.GPU) {
+		if s.Node() != *cfg.GPUs[i].Node {
+			t.Errorf("%s is on node %d, want %d", s.ID(), s.Node(), *cfg.GPUs[i].Node)
+		}
+		first := reservation.ToDowngrade(s.ID(), tier.Host).Candidates(spaces, nil)[0]
+		if per == spillway.HostPerGPU && first.ID().Ordinal != i {
+			t.Errorf("%s moves down to %s first", s.ID(), first.ID())
+		}
+		if near := top.MemoryNode(s.Node()); near != topology.Unknown && first.Node() != near {
+			t.Errorf("%s moves down to node %d, though %d is near", s.ID(), first.Node(), near)
+		}
+	}
+	for i, s := range spaces.InTier(tier.Host) {
+		if s.Node() != cfg.Hosts[i].Node || s.Capacity() != cfg.Hosts[i].Memory {
+			t.Errorf("%s is on node %d with %d bytes, want %+v", s.ID(), s.Node(), s.Capacity(), cfg.Hosts[i])
+		}
+	}
+	node := topology.Unknown
+	if n := cfg.Disks[0].Node; n != nil {
+		node = *n
+	}
+	if s := spaces.InTier(tier.Disk)[0]; s.Node() != node {
+		t.Errorf("%s is on node %d, want %d", s.ID(), s.Node(), node)
+	}
+	roundTrip(t, eng)
+}
+
+// roundTrip puts more batches than the memories hold, and takes them out again.
+func roundTrip(t *testing.T, eng *spillway.Engine) {
+	t.Helper()
+	const batches, rows = 90, 16 << 10 // 128 KiB each
+	plan, err := eng.Plan("all")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("scan", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil)
+	for i := range batches {
+		b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
+		for row := range rows {
+			b.Field(0).(*array.Int64Builder).Append(int64(i*rows + row))
+		}
+		rec := b.NewRecordBatch()
+		err := repo.Put(t.Context(), 0, rec)
+		rec.Release()
+		b.Release()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := map[int64]bool{} // one that is under way is passed by, so they come in any order
+	for h, err := range repo.Drain(t.Context(), 0, tier.Host) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec, err := eng.Mover().Record(t.Context(), h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		column := rec.Column(0).(*array.Int64)
+		first := column.Value(0)
+		if seen[first] || first%rows != 0 || first >= batches*rows || column.Len() != rows {
+			t.Errorf("a batch of %d rows begins with %d", column.Len(), first)
+		}
+		seen[first] = true
+		for row := range column.Len() {
+			if column.Value(row) != first+int64(row) {
+				t.Errorf("row %d of the batch that begins with %d is %d", row, first, column.Value(row))
+				break
+			}
+		}
+		rec.Release()
+		h.Close()
+	}
+	if len(seen) != batches {
+		t.Errorf("%d batches came back, want %d", len(seen), batches)
+	}
+}

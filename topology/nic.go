@@ -1,0 +1,244 @@
+package topology
+
+import (
+	"net"
+	"net/netip"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const rdmaDevices = "/sys/class/infiniband"
+
+// nics returns the RDMA devices with their ports; none if there are none, which
+// is no warning.
+func (t *tree) nics(w placing, addresses func(string) ([]netip.Addr, error)) []NIC {
+	nics := []NIC{}
+	names, _ := t.list(rdmaDevices)
+	slices.SortFunc(names, byNumber)
+	if addresses == nil {
+		addresses = t.addresses(len(names) > 0)
+	}
+	for _, name := range names {
+		file := path.Join(rdmaDevices, name)
+		dir, err := t.resolve(file)
+		if err != nil || !t.isDir(dir) {
+			t.warnf(file, "a device that is not there")
+			continue
+		}
+		n := NIC{Name: label(name), Bus: []string{}, Node: w.nowhere()}
+		bus := busAbove(dir)
+		if bus == "" { // the class may hold the devices themselves
+			if target, err := t.resolve(path.Join(dir, "device")); err == nil {
+				bus = busAbove(target)
+			}
+		}
+		if bus != "" {
+			n.PCIAddress, n.Bus, n.Node = path.Base(bus), busPath(bus), t.nodeOf(w, bus)
+		} else {
+			t.warnf(file, "the card is not on the PCI bus: its node is not known")
+		}
+		n.Ports = t.ports(dir, bus, addresses)
+		nics = append(nics, n)
+	}
+	return nics
+}
+
+// byNumber puts mlx5_2 before mlx5_10.
+func byNumber(a, b string) int {
+	x, y := strings.TrimRight(a, "0123456789"), strings.TrimRight(b, "0123456789")
+	if x == y && len(a) != len(b) {
+		return len(a) - len(b)
+	}
+	return strings.Compare(a, b)
+}
+
+// ports reads the ports of the RDMA device in dir, whose card is in bus.
+func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, error)) []Port {
+	ports := []Port{}
+	names, ok := t.list(path.Join(dir, "ports"))
+	if !ok {
+		t.warnf(path.Join(dir, "ports"), "not there: the card's ports are not known")
+	}
+	slices.SortFunc(names, byNumber)
+	for _, name := range names {
+		number, err := parseMember(name)
+		if err != nil || number == 0 {
+			t.warnf(path.Join(dir, "ports", name), "%s is not a port", quote(name))
+			continue
+		}
+		ports = append(ports, t.port(path.Join(dir, "ports", name), number))
+	}
+	if bus != "" {
+		t.addInterfaces(ports, path.Join(bus, "net"), addresses)
+	}
+	return ports
+}
+
+func (t *tree) port(dir string, number int) Port {
+	p := Port{Number: number, Interfaces: []string{}, Addresses: []string{}}
+	if state, ok := t.need(path.Join(dir, "state")); ok { // as "4: ACTIVE"
+		_, word, found := strings.Cut(state, ":")
+		if p.State = label(word); !found || p.State == "" {
+			t.warnf(path.Join(dir, "state"), "%s is not a state", quote(state))
+		}
+	}
+	layer, _ := t.want(path.Join(dir, "link_layer"))
+	rate, _ := t.want(path.Join(dir, "rate"))
+	p.LinkLayer, p.Rate = label(layer), label(rate)
+	return p
+}
+
+// addInterfaces gives the network interfaces in dir to the ports that they are of.
+func (t *tree) addInterfaces(ports []Port, dir string, addresses func(string) ([]netip.Addr, error)) {
+	names, _ := t.list(dir)
+	for _, name := range names {
+		i := 0
+		if len(ports) != 1 { // cards with one port have a number of their own sometimes
+			number, ok := t.number(path.Join(dir, name, "dev_port"))
+			i = slices.IndexFunc(ports, func(p Port) bool { return int64(p.Number) == number+1 })
+			if !ok || i < 0 {
+				t.warnf(path.Join(dir, name), "it is not known of which port the interface is")
+				continue
+			}
+		}
+		ports[i].Interfaces = append(ports[i].Interfaces, label(name))
+		of, err := addresses(name)
+		if err != nil {
+			t.warn(path.Join(dir, name), err)
+		}
+		for _, a := range of {
+			// Each interface that is up makes itself an address for its link.
+			if a.IsValid() && !a.IsLinkLocalUnicast() && !a.IsLoopback() && !a.IsUnspecified() {
+				ports[i].Addresses = append(ports[i].Addresses, a.Unmap().WithZone("").String())
+			}
+		}
+	}
+}
+
+// addresses returns the function that tells an interface's addresses.
+func (t *tree) addresses(needed bool) func(string) ([]netip.Addr, error) {
+	if t.live {
+		return systemAddresses
+	}
+	if !needed {
+		return func(string) ([]netip.Addr, error) { return nil, nil }
+	}
+	recorded := t.recordedAddresses()
+	return func(name string) ([]netip.Addr, error) { return recorded[name], nil }
+}
+
+func systemAddresses(name string) ([]netip.Addr, error) {
+	iface, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, err
+	}
+	all, err := iface.Addrs()
+	if err != nil {
+		return nil, err
+	}
+	var addresses []netip.Addr
+	for _, a := range all {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			addresses = append(addresses, prefix.Addr())
+		}
+	}
+	return addresses, nil
+}
+
+// recordedAddresses reads /proc/net. It tells IPv6 addresses with their
+// interface; those of IPv4 are in one table and the interfaces of networks in
+// another.
+func (t *tree) recordedAddresses() map[string][]netip.Addr {
+	addresses := map[string][]netip.Addr{}
+	trie, _ := t.want("/proc/net/fib_trie")
+	routes, _ := t.want("/proc/net/route")
+	networks := parseRoutes(routes)
+	for _, a := range parseLocalAddresses(trie) {
+		best, found := network{}, false
+		for _, n := range networks {
+			if n.prefix.Contains(a) && (!found || n.prefix.Bits() > best.prefix.Bits()) {
+				best, found = n, true
+			}
+		}
+		if found {
+			addresses[best.iface] = append(addresses[best.iface], a)
+		}
+	}
+	six, _ := t.want("/proc/net/if_inet6")
+	for line := range strings.Lines(six) {
+		if f := strings.Fields(line); len(f) == 6 {
+			if a, ok := parseHexAddress(f[0]); ok {
+				addresses[f[5]] = append(addresses[f[5]], a)
+			}
+		}
+	}
+	return addresses
+}
+
+// network is a network that an interface is on.
+type network struct {
+	prefix netip.Prefix
+	iface  string
+}
+
+// parseRoutes returns the networks of /proc/net/route that need no gateway.
+func parseRoutes(text string) []network {
+	const gateway = 2 // RTF_GATEWAY
+	var networks []network
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
+		if len(f) < 8 {
+			continue
+		}
+		to, ok1 := parseHostOrder(f[1])
+		mask, ok2 := parseHostOrder(f[7])
+		flags, err := strconv.ParseUint(f[3], 16, 32)
+		if !ok1 || !ok2 || err != nil || flags&gateway != 0 {
+			continue
+		}
+		if ones, bits := net.IPMask(mask[:]).Size(); bits == 32 && ones > 0 {
+			networks = append(networks, network{netip.PrefixFrom(netip.AddrFrom4(to), ones).Masked(), f[0]})
+		}
+	}
+	return networks
+}
+
+// parseHostOrder reads an IPv4 address as the kernel of a little-endian machine
+// prints it.
+func parseHostOrder(s string) (a [4]byte, ok bool) {
+	n, err := strconv.ParseUint(s, 16, 32)
+	if err != nil || len(s) != 8 {
+		return a, false
+	}
+	return [4]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}, true
+}
+
+func parseHexAddress(s string) (netip.Addr, bool) {
+	if len(s) != 32 {
+		return netip.Addr{}, false
+	}
+	var parts []string
+	for i := 0; i < len(s); i += 4 {
+		parts = append(parts, s[i:i+4])
+	}
+	a, err := netip.ParseAddr(strings.Join(parts, ":"))
+	return a, err == nil
+}
+
+// parseLocalAddresses returns the machine's own IPv4 addresses in
+// /proc/net/fib_trie: each is followed by a line that says "host LOCAL".
+func parseLocalAddresses(text string) []netip.Addr {
+	var last netip.Addr
+	var local []netip.Addr
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if name, ok := strings.CutPrefix(line, "|-- "); ok {
+			last, _ = netip.ParseAddr(name)
+		} else if strings.HasPrefix(line, "/32 host LOCAL") && last.Is4() && !slices.Contains(local, last) {
+			local = append(local, last)
+		}
+	}
+	return local
+}

@@ -1,0 +1,307 @@
+//go:build cgo && linux && !nonvml
+
+package topology_test
+
+import (
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
+
+	"github.com/spillway-db/spillway/topology"
+)
+
+// busID is a PCI address as NVML tells it.
+func busID(address string) (info nvml.PciInfo) {
+	for i, c := range []byte("0000" + strings.ToUpper(address)) {
+		info.BusId[i] = int8(c)
+	}
+	info.PciDeviceId = 0x20b010de
+	return info
+}
+
+// a100s is the mock of a DGX A100 with what it leaves out: the GPUs are at the
+// given addresses, and have twelve NVLinks, two to each of six switches.
+func a100s(addresses ...string) *server.Server {
+	lib := dgxa100.New()
+	lib.Devices = lib.Devices[:len(addresses)]
+	for i, d := range lib.Devices {
+		dev := d.(*server.Device)
+		dev.UUID = fmt.Sprintf("GPU-%08x-0000-4000-8000-00000000000%d", 0xa0000000+i/2, i)
+		dev.MemoryInfo.Free = dev.MemoryInfo.Total - 1<<30
+		dev.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) { return busID(addresses[i]), nvml.SUCCESS }
+		dev.GetMaxPcieLinkGenerationFunc = func() (int, nvml.Return) { return 4, nvml.SUCCESS }
+		dev.GetCurrPcieLinkWidthFunc = func() (int, nvml.Return) { return 16, nvml.SUCCESS }
+		dev.GetNvLinkStateFunc = func(link int) (nvml.EnableState, nvml.Return) {
+			if link >= 12 {
+				return 0, nvml.ERROR_INVALID_ARGUMENT
+			}
+			return nvml.FEATURE_ENABLED, nvml.SUCCESS
+		}
+		dev.GetNvLinkRemotePciInfoFunc = func(link int) (nvml.PciInfo, nvml.Return) {
+			return busID(fmt.Sprintf("0000:%02x:00.0", 0xc4+link/2)), nvml.SUCCESS
+		}
+		dev.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+			return nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS
+		}
+	}
+	return lib
+}
+
+var dgxAddresses = []string{"0000:07:00.0", "0000:0f:00.0", "0000:47:00.0", "0000:4e:00.0", "0000:87:00.0", "0000:90:00.0", "0000:b7:00.0", "0000:bd:00.0"}
+
+// TestPublishedMatrix: of a DGX A100 we say what nvidia-smi does, as it is published.
+func TestPublishedMatrix(t *testing.T) {
+	top := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(a100s(dgxAddresses...))})
+	if len(top.Warnings) > 0 {
+		t.Errorf("warnings %q", top.Warnings)
+	}
+	text, err := os.ReadFile("testdata/dgx-a100.published")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rows, _ := strings.Cut(string(text), "\n\n")
+	var columns []string
+	compared := 0
+	for line := range strings.Lines(rows) {
+		cells := strings.Split(strings.TrimRight(line, "\n"), "\t")
+		if columns == nil {
+			columns = cells
+			continue
+		}
+		gpu := top.GPUs[compared/len(columns[1:])]
+		for i, want := range cells[1:] {
+			compared++
+			var got string
+			switch column := columns[i+1]; {
+			case column == "CPU Affinity":
+				got = gpu.CPUs.String()
+			case column == "NUMA Affinity":
+				got = fmt.Sprint(gpu.Node)
+			default:
+				p, ok := top.Path(cells[0], strings.Replace(column, "NIC", "mlx5_", 1))
+				back, _ := top.Path(strings.Replace(column, "NIC", "mlx5_", 1), cells[0])
+				if !ok || p != back {
+					t.Errorf("%s to %s: %q, back %q, %v", cells[0], column, p, back, ok)
+				}
+				got = string(p)
+			}
+			if got != want {
+				t.Errorf("%s, %s: %q, published is %q", cells[0], columns[i+1], got, want)
+			}
+		}
+	}
+	if compared != 8*22 {
+		t.Errorf("%d cells were compared, want 176", compared)
+	}
+	golden(t, "dgx-a100.matrix", top.Matrix().String())
+	golden(t, "dgx-a100.nvml.json", asJSON(t, top))
+}
+
+func TestNVMLFields(t *testing.T) {
+	lib := a100s("0000:07:00.0")
+	top := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(lib)})
+	g := top.GPUs[0]
+	if g.Name != "Mock NVIDIA A100-SXM4-40GB" || g.UUID != "GPU-a0000000-0000-4000-8000-000000000000" || g.PCIAddress != "0000:07:00.0" || g.DeviceID != "10de:20b0" ||
+		g.MemoryBytes != 40*gib || g.FreeBytes != 39*gib || g.PCIeGeneration != 4 || g.PCIeWidth != 16 || g.Node != 3 || g.MemoryNode != 3 || g.Driver != "nvidia" || g.MIGEnabled {
+		t.Errorf("got %+v", g)
+	}
+	want := []topology.Link{{"0000:c4:00.0", true, 2}, {"0000:c5:00.0", true, 2}, {"0000:c6:00.0", true, 2}, {"0000:c7:00.0", true, 2}, {"0000:c8:00.0", true, 2}, {"0000:c9:00.0", true, 2}}
+	if !reflect.DeepEqual(g.Links, want) {
+		t.Errorf("links %+v", g.Links)
+	}
+}
+
+// Links that end at GPUs are counted between the two, those that are down not at all.
+func TestDirectNVLinks(t *testing.T) {
+	addresses := []string{"0000:07:00.0", "0000:0f:00.0", "0000:47:00.0"}
+	lib := a100s(addresses...)
+	for i, d := range lib.Devices { // 0 and 1 have two links, 1 and 2 one, and one of 0 is down
+		dev := d.(*server.Device)
+		ends := [][]string{{addresses[1], addresses[1], addresses[2]}, {addresses[0], addresses[0], addresses[2]}, {addresses[1]}}[i]
+		dev.GetNvLinkStateFunc = func(link int) (nvml.EnableState, nvml.Return) {
+			switch {
+			case link >= len(ends):
+				return 0, nvml.ERROR_INVALID_ARGUMENT
+			case i == 0 && link == 2:
+				return nvml.FEATURE_DISABLED, nvml.SUCCESS
+			}
+			return nvml.FEATURE_ENABLED, nvml.SUCCESS
+		}
+		dev.GetNvLinkRemotePciInfoFunc = func(link int) (nvml.PciInfo, nvml.Return) { return busID(ends[link]), nvml.SUCCESS }
+		dev.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) { return nvml.NVLINK_DEVICE_TYPE_GPU, nvml.SUCCESS }
+	}
+	top := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(lib)})
+	for _, c := range []struct {
+		a, b string
+		want topology.Path
+	}{{"GPU0", "GPU1", "NV2"}, {"GPU1", "GPU2", "NV1"}, {"GPU0", "GPU2", topology.SYS}} {
+		if p, _ := top.Path(c.a, c.b); p != c.want {
+			t.Errorf("%s to %s: %q, want %q", c.a, c.b, p, c.want)
+		}
+	}
+}
+
+// migs is the mock of two GPUs of which the first is divided in three, with a
+// place left empty.
+func migs() *server.Server {
+	lib := a100s("0000:19:00.0", "0000:1a:00.0")
+	dev := lib.Devices[0].(*server.Device)
+	dev.MigMode = nvml.DEVICE_MIG_ENABLE
+	dev.GetMaxMigDeviceCountFunc = func() (int, nvml.Return) { return 7, nvml.SUCCESS }
+	dev.GetMigDeviceHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+		if i == 1 || i > 3 {
+			return nil, nvml.ERROR_NOT_FOUND
+		}
+		part := dgxa100.NewDevice(i)
+		part.UUID = fmt.Sprintf("MIG-b%d000000-0000-5000-8000-000000000000", i)
+		part.MemoryInfo = nvml.Memory{Total: uint64(i+1) * gib, Free: 1 << 20}
+		part.GetNameFunc = func() (string, nvml.Return) { return fmt.Sprintf("A100 MIG %dg", i+1), nvml.SUCCESS }
+		part.GetGpuInstanceIdFunc = func() (int, nvml.Return) { return i + 1, nvml.SUCCESS }
+		part.GetComputeInstanceIdFunc = func() (int, nvml.Return) { return 0, nvml.SUCCESS }
+		return part, nvml.SUCCESS
+	}
+	return lib
+}
+
+func TestMIG(t *testing.T) {
+	root := unpack(t, "mig")
+	top := discover(t, topology.Options{Root: root, GPUs: topology.NVML(migs())})
+	golden(t, "mig.nvml.json", asJSON(t, top))
+	golden(t, "mig.nvml.table", top.String())
+	if g := top.GPUs[0]; !g.MIGEnabled || len(g.MIG) != 3 || g.MIG[1].GPUInstance != 3 || g.MIG[1].MemoryBytes != 3*gib {
+		t.Errorf("got %+v", g)
+	}
+	if g := top.GPUs[1]; g.MIGEnabled || len(g.MIG) != 0 {
+		t.Errorf("got %+v", g)
+	}
+	if len(top.Warnings) > 0 {
+		t.Errorf("warnings %q", top.Warnings)
+	}
+}
+
+// TestNVMLFails: what the library cannot tell is a warning; without it, the PCI bus is
+// what is known.
+func TestNVMLFails(t *testing.T) {
+	root := unpack(t, "mig")
+	for name, c := range map[string]struct {
+		harm  func(*server.Server)
+		gpus  int
+		warns string
+	}{
+		"no library":      {func(s *server.Server) { s.InitFunc = returns(nvml.ERROR_LIBRARY_NOT_FOUND) }, 2, "libnvidia-ml.so.1 is not there"},
+		"no driver":       {func(s *server.Server) { s.InitFunc = returns(nvml.ERROR_DRIVER_NOT_LOADED) }, 2, "modprobe nvidia"},
+		"versions differ": {func(s *server.Server) { s.InitFunc = returns(nvml.ERROR_LIB_RM_VERSION_MISMATCH) }, 2, "cannot be initialized"},
+		"no count": {func(s *server.Server) {
+			s.DeviceGetCountFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_UNKNOWN }
+		}, 2, "how many GPUs"},
+		"a negative count": {func(s *server.Server) { s.DeviceGetCountFunc = func() (int, nvml.Return) { return -1, nvml.SUCCESS } }, 2, "how many GPUs"},
+		"a huge count": {func(s *server.Server) {
+			s.DeviceGetCountFunc = func() (int, nvml.Return) { return 1 << 40, nvml.SUCCESS }
+		}, 2, "how many GPUs"},
+		"it panics": {func(s *server.Server) { s.DeviceGetCountFunc = nil }, 2, "panicked"},
+		"one is lost": {func(s *server.Server) {
+			get := s.DeviceGetHandleByIndexFunc
+			s.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+				if i == 0 {
+					return nil, nvml.ERROR_GPU_IS_LOST
+				}
+				return get(i)
+			}
+		}, 1, "GPU 0 cannot be asked"},
+		"no memory": {func(s *server.Server) {
+			s.Devices[1].(*server.Device).GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{}, nvml.ERROR_UNKNOWN }
+		}, 2, "GPU 1: nvmlDeviceGetMemoryInfo"},
+		"a function panics": {func(s *server.Server) { s.Devices[1].(*server.Device).GetNvLinkStateFunc = nil }, 2, "nvmlDeviceGetNvLinkState panicked"},
+		"more free than there is": {func(s *server.Server) {
+			s.Devices[1].(*server.Device).MemoryInfo = nvml.Memory{Total: 1, Free: 1 << 63}
+		}, 2, "free memory is"},
+		"an old driver": {func(s *server.Server) {
+			s.LookupSymbolFunc = func(string) error { return fmt.Errorf("undefined symbol") }
+		}, 2, "is not on the PCI bus"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lib := migs()
+			c.harm(lib)
+			top := discover(t, topology.Options{Root: root, GPUs: topology.NVML(lib)})
+			if len(top.GPUs) != c.gpus || !strings.Contains(strings.Join(top.Warnings, "\n"), c.warns) {
+				t.Errorf("%d GPUs, warnings %q", len(top.GPUs), top.Warnings)
+			}
+			for _, g := range top.GPUs {
+				if g.MemoryBytes < 0 || g.FreeBytes > g.MemoryBytes {
+					t.Errorf("got %+v", g)
+				}
+			}
+			want := 0
+			if lib.InitFunc() == nvml.SUCCESS {
+				want = 1
+			}
+			if n := len(lib.ShutdownCalls()); n != want {
+				t.Errorf("shut down %d times, want %d", n, want)
+			}
+		})
+	}
+}
+
+func returns(r nvml.Return) func() nvml.Return { return func() nvml.Return { return r } }
+
+func TestVisibleInstances(t *testing.T) {
+	root := unpack(t, "mig")
+	for value, want := range map[string]string{
+		"MIG-b2000000-0000-5000-8000-000000000000": "0/MIG-b2000000-0000-5000-8000-000000000000/3",
+		"MIG-b3": "0/MIG-b3000000-0000-5000-8000-000000000000/4",
+		"MIG-GPU-a0000000-0000-4000-8000-000000000000/1/0": "0/MIG-b0000000-0000-5000-8000-000000000000/1",
+		"1,MIG-b0":       "1/40 0/MIG-b0000000-0000-5000-8000-000000000000/1",
+		"MIG-b0,MIG-b2":  "0/MIG-b0000000-0000-5000-8000-000000000000/1 0/MIG-b2000000-0000-5000-8000-000000000000/3",
+		"MIG-b":          "error: more than one",
+		"MIG-":           "error: more than one",
+		"MIG-c":          "error: is no MIG instance",
+		"MIG-b1":         "error: is no MIG instance",
+		"MIG-b0,MIG-b00": "error: twice",
+		"MIG-GPU-a0000000-0000-4000-8000-000000000000/2/0": "error: is no MIG instance",
+		"GPU-a0000000-0000-4000-8000-000000000001":         "1/40",
+		"GPU-a0000000": "error: more than one",
+		"gpu-a0000000-0000-4000-8000-000000000001":          "error: neither an index",
+		"GPU-A0000000-0000-4000-8000-000000000001":          "1/40",
+		"GPU-a0000000-0000-4000-8000-000000000001-and-more": "error: is no GPU's UUID",
+	} {
+		t.Run(value, func(t *testing.T) {
+			top, err := topology.Discover(t.Context(), topology.Options{Root: root, GPUs: topology.NVML(migs()), LookupEnv: env(value)})
+			got := ""
+			if err != nil {
+				got = "error: " + err.Error()
+			} else {
+				for i, g := range top.GPUs {
+					if i > 0 {
+						got += " "
+					}
+					got += fmt.Sprint(g.Index)
+					if len(g.MIG) > 0 {
+						got += "/" + g.MIG[0].UUID
+					}
+					got += fmt.Sprintf("/%d", g.MemoryBytes/gib)
+				}
+			}
+			reason, wantsError := strings.CutPrefix(want, "error: ")
+			if wantsError && (err == nil || !strings.Contains(err.Error(), reason)) || !wantsError && got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// The library of this machine, or that there is none: no crash, and a word of it.
+func TestSystemGPUs(t *testing.T) {
+	gpus, err := topology.SystemGPUs().GPUs(t.Context())
+	t.Logf("%d GPUs, %v", len(gpus), err)
+	for _, g := range gpus {
+		if g.PCIAddress == "" || g.UUID == "" {
+			t.Errorf("got %+v", g)
+		}
+	}
+}

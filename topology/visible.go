@@ -1,0 +1,200 @@
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// The environment variables of CUDA that say which GPUs a process sees.
+const (
+	visibleDevices = "CUDA_VISIBLE_DEVICES"
+	deviceOrder    = "CUDA_DEVICE_ORDER"
+)
+
+// ErrVisibleDevices is what a VisibleDevicesError matches.
+var ErrVisibleDevices = errors.New("CUDA_VISIBLE_DEVICES makes no sense")
+
+// VisibleDevicesError says which entry of CUDA_VISIBLE_DEVICES is wrong. CUDA itself
+// says nothing, and hides that entry's GPU and all behind it.
+type VisibleDevicesError struct {
+	Value, Entry string
+	Reason       string
+}
+
+func (e *VisibleDevicesError) Error() string {
+	return fmt.Sprintf("topology: CUDA_VISIBLE_DEVICES=%s: %s %s", quote(e.Value), quote(e.Entry), e.Reason)
+}
+
+// Is makes the error match ErrVisibleDevices.
+func (e *VisibleDevicesError) Is(target error) bool { return target == ErrVisibleDevices }
+
+// visible puts those GPUs into top that this process sees.
+func (t *tree) visible(top *Topology, gpus []GPU, fromDriver bool, lookup func(string) (string, bool)) error {
+	for i := range gpus {
+		gpus[i].MemoryNode = top.MemoryNode(gpus[i].Node)
+	}
+	top.GPUs = gpus
+	if lookup == nil && t.live {
+		lookup = os.LookupEnv
+	}
+	if lookup == nil {
+		return nil
+	}
+	value, set := lookup(visibleDevices)
+	if !set {
+		return nil
+	}
+	order, _ := lookup(deviceOrder)
+	c := choice{value: value, gpus: gpus, fromDriver: fromDriver, byBus: order == "PCI_BUS_ID"}
+	seen, err := c.choose()
+	if err != nil {
+		return err
+	}
+	for _, w := range c.warned {
+		t.warnf(visibleDevices, "%s", w)
+	}
+	top.GPUs = seen
+	top.Limits.VisibleDevices = label(value)
+	for _, g := range gpus {
+		if !slices.ContainsFunc(seen, func(s GPU) bool { return s.Index == g.Index }) {
+			top.Limits.HiddenGPUs++
+		}
+	}
+	return nil
+}
+
+// choice is a value of CUDA_VISIBLE_DEVICES, and what it chooses from.
+type choice struct {
+	value      string
+	gpus       []GPU
+	fromDriver bool // UUIDs and MIG instances are known
+	byBus      bool // CUDA counts by PCI address, as the driver does
+	warned     []string
+}
+
+func (c *choice) wrong(entry, reason string) error {
+	return &VisibleDevicesError{Value: c.value, Entry: entry, Reason: reason}
+}
+
+// choose returns the GPUs in the order of the value. An empty one hides all, and so
+// does -1 what is behind it: CUDA's own documentation uses it for that.
+func (c *choice) choose() ([]GPU, error) {
+	seen := []GPU{}
+	if strings.TrimSpace(c.value) == "" {
+		return seen, nil
+	}
+	names := map[string]bool{}
+	for entry := range strings.SplitSeq(c.value, ",") {
+		entry = strings.TrimSpace(entry)
+		if entry == "-1" {
+			break
+		}
+		g, known, err := c.find(entry)
+		if err != nil {
+			return nil, err
+		}
+		if !known {
+			return c.gpus, nil
+		}
+		if g == nil {
+			continue
+		}
+		name := strconv.Itoa(g.Index)
+		if len(g.MIG) == 1 && !isIndex(entry) {
+			name += g.MIG[0].UUID
+		}
+		if names[name] {
+			return nil, c.wrong(entry, "is there twice")
+		}
+		names[name] = true
+		seen = append(seen, *g)
+	}
+	return seen, nil
+}
+
+func isIndex(entry string) bool { return strings.Trim(entry, "0123456789") == "" && entry != "" }
+
+// find returns a copy of the GPU that an entry names; nil if there is none to choose
+// from. known says whether it can be told which it is.
+func (c *choice) find(entry string) (g *GPU, known bool, err error) {
+	isGPU, isMIG := strings.HasPrefix(entry, "GPU-"), strings.HasPrefix(entry, "MIG-")
+	switch {
+	case !isIndex(entry) && !isGPU && !isMIG:
+		return nil, false, c.wrong(entry, "is neither an index, nor a UUID (GPU-…), nor a MIG instance (MIG-…)")
+	case len(c.gpus) == 0:
+		c.warned = append(c.warned, fmt.Sprintf("%s names a GPU, and the machine has none that is known", quote(entry)))
+		return nil, true, nil
+	case isIndex(entry):
+		g, err = c.byIndex(entry)
+		return g, true, err
+	case !c.fromDriver:
+		c.warned = append(c.warned, fmt.Sprintf("which GPU %s is only the driver's library knows, and it was not asked: all GPUs are told", quote(entry)))
+		return nil, false, nil
+	case isMIG:
+		g, err = c.byInstance(entry)
+	default:
+		g, err = c.byUUID(entry)
+	}
+	return g, true, err
+}
+
+func (c *choice) byIndex(entry string) (*GPU, error) {
+	i, err := strconv.Atoi(entry)
+	if err != nil || i >= len(c.gpus) {
+		return nil, c.wrong(entry, fmt.Sprintf("is no GPU's index: there are %d", len(c.gpus)))
+	}
+	if !c.byBus && slices.ContainsFunc(c.gpus, func(g GPU) bool { return g.Name != c.gpus[0].Name || g.DeviceID != c.gpus[0].DeviceID }) {
+		c.warned = append(c.warned, "the GPUs differ, and CUDA counts the fastest first: set CUDA_DEVICE_ORDER=PCI_BUS_ID to have it count as is done here")
+	}
+	g := c.gpus[i]
+	return &g, nil
+}
+
+func (c *choice) byUUID(entry string) (*GPU, error) {
+	var found *GPU
+	for _, g := range c.gpus {
+		if begins(g.UUID, entry) {
+			if found != nil {
+				return nil, c.wrong(entry, "is the beginning of more than one GPU's UUID")
+			}
+			found = &g
+		}
+	}
+	if found == nil || entry == "GPU-" {
+		return nil, c.wrong(entry, "is no GPU's UUID")
+	}
+	return found, nil
+}
+
+// byInstance finds MIG-<UUID>, or MIG-<UUID of the GPU>/<GPU instance>/<compute
+// instance> as drivers before 470 have it.
+func (c *choice) byInstance(entry string) (*GPU, error) {
+	var found *GPU
+	for _, g := range c.gpus {
+		for _, m := range g.MIG {
+			old := fmt.Sprintf("MIG-%s/%d/%d", g.UUID, m.GPUInstance, m.ComputeInstance)
+			if !begins(m.UUID, entry) && !strings.EqualFold(old, entry) {
+				continue
+			}
+			if found != nil {
+				return nil, c.wrong(entry, "is the beginning of more than one MIG instance's UUID")
+			}
+			part := g
+			part.MIG, part.MemoryBytes, part.FreeBytes = []MIGInstance{m}, m.MemoryBytes, m.FreeBytes
+			found = &part
+		}
+	}
+	if found == nil || entry == "MIG-" {
+		return nil, c.wrong(entry, "is no MIG instance")
+	}
+	return found, nil
+}
+
+// begins says whether s begins with prefix, in capital letters or not.
+func begins(s, prefix string) bool {
+	return len(s) >= len(prefix) && strings.EqualFold(s[:len(prefix)], prefix)
+}
