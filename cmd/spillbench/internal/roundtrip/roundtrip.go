@@ -39,10 +39,10 @@ func (e Edge) String() string {
 }
 
 // Edges returns every pair of spaces for which the registry has a converter.
-// unknown names the registered pairs of types that are no image's and so lie in no
-// tier that is known here.
+// unknown names the registered pairs of types that are neither an image's nor a table's and
+// so lie in no tier that is known here.
 func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
-	kinds := make(map[batch.PayloadType]tier.Kind)
+	kinds := map[batch.PayloadType]tier.Kind{batch.GPUTable: tier.GPU}
 	for _, k := range tier.Kinds() {
 		kinds[batch.ImageType(k)] = k
 		if packed := batch.PackedType(k); packed != "" {
