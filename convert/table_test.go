@@ -389,6 +389,76 @@ func TestAdoptTableRefusesNonsense(t *testing.T) {
 	}
 }
 
+// A fault while a table is adopted leaves its memory its owner's, and nothing in the books.
+func TestAdoptTableFaults(t *testing.T) {
+	injected := errors.New("injected")
+	for _, effect := range []faultdev.Effect{faultdev.Fail(injected), faultdev.FailWork(injected)} {
+		var dev *faultdev.Device
+		m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+		rec := arrowgen.New(5).Record(arrowgen.Schema(arrow.ListOf(arrow.ListOf(arrow.BinaryTypes.String))), 300)
+		defer rec.Release()
+		hits := 0
+		for skip := 0; ; skip++ {
+			f := newForeign(t, m)
+			table := f.table(rec, m.spaces[tier.GPU])
+			remove := dev.Add(faultdev.Rule{Skip: skip, Times: 1, Effect: effect})
+			p, err := m.mover.AdoptTable(t.Context(), table)
+			hit := dev.Hits() > 0
+			remove()
+			if !hit {
+				if err != nil {
+					t.Fatal(err)
+				}
+				b := m.own(t, rec, p)
+				m.says(t, b, rec, tier.GPU)
+				m.drop(t, b)
+				if f.released != 1 {
+					t.Errorf("released %d times", f.released)
+				}
+				break
+			}
+			hits++
+			if !errors.Is(err, injected) {
+				t.Fatalf("the fault at %d: %v", skip, err)
+			}
+			if u := m.spaces[tier.GPU].Usage(); f.released != 0 || u.Live != 0 || u.Reserved != 0 {
+				t.Fatalf("the fault at %d: released %d times, the books hold %+v", skip, f.released, u)
+			}
+			f.release()
+		}
+		if hits < 3 {
+			t.Errorf("%d faults hit", hits)
+		}
+	}
+}
+
+// A cancelled move of a table leaves it where it is.
+func TestTableMoveIsCancelled(t *testing.T) {
+	var dev *faultdev.Device
+	m := newMachine(t, machineConfig{gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+	rec := arrowgen.Strings(1, 600_000, 3)
+	defer rec.Release()
+	b := m.laid(t, rec)
+	defer m.drop(t, b)
+	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+	for _, to := range []struct {
+		form batch.PayloadType
+		at   tier.Kind
+	}{{batch.HostImage, tier.Host}, {batch.DiskImage, tier.Disk}, {batch.GPUImage, tier.GPU}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		remove := dev.Add(faultdev.Rule{Ops: []faultdev.Op{faultdev.CopyRegions}, Times: 1, Effect: faultdev.Do(func(faultdev.Op, int64) { cancel() })})
+		err := m.mover.MoveAs(ctx, b, reservation.AnyInTier(to.at), to.form, ReasonWork)
+		remove()
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("to %s: %v", to.form, err)
+		}
+		if b.PayloadType() != batch.GPUTable {
+			t.Fatalf("the batch is %s", b.PayloadType())
+		}
+		m.whole(t, b, tier.GPU)
+	}
+}
+
 // A fault at each operation of the device leaves the batch where it was, and nothing is
 // lost: the same move succeeds afterwards.
 func TestTableFaults(t *testing.T) {

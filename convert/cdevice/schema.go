@@ -122,7 +122,12 @@ type schemaReader struct {
 }
 
 // record reads the schema of a record: a struct.
-func (r *schemaReader) record(s *Schema) (*arrow.Schema, error) {
+func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
+	defer func() { // arrow-go refuses some types so, and extensions are anybody's code
+		if p := recover(); p != nil {
+			err = r.path.invalid("a type that cannot be made: %v", p)
+		}
+	}()
 	f, err := r.field(s)
 	if err != nil {
 		return nil, err

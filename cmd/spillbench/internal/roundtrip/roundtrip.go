@@ -191,8 +191,18 @@ func (w *walker) clone(ctx context.Context, b *batch.Batch, rec arrow.RecordBatc
 	return w.judge(w.compare(ctx, c, rec, e.To), e, "cloned")
 }
 
+// bring moves b, by way of an image where there is no direct one: between tables and what is
+// compressed.
 func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, form batch.PayloadType) error {
-	return w.eng.Mover().MoveAs(ctx, b, reservation.Specific(to.ID()), form, convert.ReasonWork)
+	there := reservation.Specific(to.ID())
+	err := w.eng.Mover().MoveAs(ctx, b, there, form, convert.ReasonWork)
+	if image := batch.ImageType(to.Kind()); errors.Is(err, convert.ErrNoConverter) && b.PayloadType() == batch.GPUTable && form != image {
+		if err := w.eng.Mover().MoveAs(ctx, b, there, image, convert.ReasonWork); err != nil {
+			return err
+		}
+		err = w.eng.Mover().MoveAs(ctx, b, there, form, convert.ReasonWork)
+	}
+	return err
 }
 
 // differs is the error of a comparison that found a difference.
