@@ -2,7 +2,7 @@
 // data may be in any tier and moves between them while the engine works.
 //
 //	Batch ──payload──▶ Payload          the form that the data has now: an Image in some
-//	 │  ▲                │              space, or what a user's converter makes
+//	 │  ▲                │              space, a Table, or what a user's converter makes
 //	 │  │                ├─▶ Descriptor  what the bytes mean; shared by all forms
 //	 │  │                └─▶ Shared      a dictionary in that space, which batches share
 //	 │  ├── Handle       reads the data where it is; many at once

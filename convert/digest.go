@@ -34,6 +34,8 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 		d, onDevice, err = m.digest(ctx, p.Space(), p.Descriptor(), p.Buffer(), 0)
 	case *batch.Packed:
 		d, err = m.digestPacked(ctx, p)
+	case *batch.Table:
+		d, err = m.digestTable(ctx, p)
 	}
 	at := img.Descriptor().Body
 	for _, s := range img.Shared() {

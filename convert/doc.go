@@ -13,6 +13,20 @@
 //	                                   └────────────────┼───────────────┘
 //	arrow.RecordBatch ◀───────Open──────────────────────┘
 //
+// # Tables
+//
+// A batch may also lie on a GPU as a table (batch.Table): each Arrow buffer in an allocation
+// of its own, as GPU libraries make them. One batched copy of the device's brings them to
+// their places in an image, or from there; no device memory is needed for that.
+//
+//	table (GPU)  │valid│  │offsets│    │ text │      anywhere on the device
+//	image        │valid│offsets│text │             checksums known, or made as it comes by
+//
+// Mover.AdoptTable makes a table of memory that somebody else has filled, where it lies;
+// package cdevice does so for C programs. The monitor moves tables as it moves images; they
+// come back as images, unless Mover.MoveAs wants a table. There is no direct way between tables and what is compressed,
+// but from there to a table.
+//
 // # Dictionaries
 //
 // A dictionary of more than 4 KiB is an image of its own. In each space there is
@@ -29,7 +43,7 @@
 // # Converters and moves
 //
 // A Registry holds the converters, one function for a pair of payload types.
-// Builtin has those between images. A Mover is the one way to move: it reserves in
+// Builtin has those between images, and between images and tables. A Mover is the one way to move: it reserves in
 // the target, locks the batch for transit, converts, commits, and releases the
 // source; on any failure the batch is whole where it was and all that was taken is
 // given back.

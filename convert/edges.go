@@ -66,7 +66,8 @@ func (b *Builtin) layout(rec arrow.RecordBatch) (*Layout, error) {
 // Staging is a pool of equal pinned chunks.
 type Staging = pieces
 
-// Register adds all built-in converters to g: every pair of images, compressed or not.
+// Register adds all built-in converters to g: every pair of images, compressed or not, and
+// those between images and tables.
 func (b *Builtin) Register(g *Registry) error {
 	if err := b.needsPermits(); err != nil {
 		return err
@@ -85,7 +86,7 @@ func (b *Builtin) Register(g *Registry) error {
 			}
 		}
 	}
-	return nil
+	return b.registerTables(g)
 }
 
 // image copies an image's body, byte for byte, to the space of r, and the

@@ -169,11 +169,12 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 		ctx = forMonitor(ctx)
 	}
 	size, dicts := m.sizes(b)
+	room := m.roomAs(aim.form, b.Descriptor(), aim.to, size)
 	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait || !waits {
-			return m.cfg.Reservations.TryReserve(to, m.need(to, size, dicts))
+			return m.cfg.Reservations.TryReserve(to, m.need(to, room, dicts))
 		}
-		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, size, dicts))
+		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, room, dicts))
 	}
 	transfer := func(r reservation.Reservation) (err error) {
 		at = r.Space().ID()
@@ -198,7 +199,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 		}
 		start := time.Now()
 		var out batch.Payload
-		err = m.pinned(r, size, dicts, func() (err error) {
+		err = m.pinned(r, room, dicts, func() (err error) {
 			out, err = m.cfg.Registry.Convert(ctx, t, form, r)
 			return err
 		})
@@ -221,7 +222,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 	if given.IsZero() {
 		err = m.inRoom(ctx, waits, aim.to, reserve, transfer)
 	} else if err = transfer(given); errors.Is(err, errGone) {
-		err = m.tooLittle(given, size, dicts)
+		err = m.tooLittle(given, room, dicts)
 	}
 	return at, moved, err
 }
@@ -487,7 +488,8 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batc
 		return nil, &batch.StateError{Batch: b.ID(), State: b.State(), Op: "clone", Status: batch.MissingData}
 	}
 	to, dicts := reservation.Specific(at), m.cfg.Builtin.dicts.of(desc.AllDictionaries())
-	reserve := m.reserver(ctx, desc.Body, dicts)
+	room := m.roomAs(b.PayloadType(), desc, to, desc.Body)
+	reserve := m.reserver(ctx, room, dicts)
 	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) (err error) {
 		h, err := openAny(ctx, b)
 		if err != nil {
@@ -497,7 +499,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batc
 		if h.Space().ID() != at {
 			return errMoved
 		}
-		return m.pinned(r, desc.Body, dicts, func() (err error) {
+		return m.pinned(r, room, dicts, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, h.Payload(), h.Payload().Type(), r)
 			return err
 		})

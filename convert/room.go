@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -21,6 +22,19 @@ func (m *Mover) need(to reservation.Strategy, body int64, dicts []*dictionary) i
 		bytes = max(bytes, s.Charge(body)+m.cfg.Builtin.dicts.missing(s, dicts))
 	}
 	return bytes
+}
+
+// roomAs returns how many bytes a batch takes in a form, in each space of the strategy, if as
+// an image it takes body: tables are rounded buffer by buffer.
+func (m *Mover) roomAs(form batch.PayloadType, d *batch.Descriptor, to reservation.Strategy, body int64) int64 {
+	if form != batch.GPUTable || d == nil {
+		return body
+	}
+	var room [16]*tier.Space
+	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), room[:0]) {
+		body = max(body, tableBytes(d, s))
+	}
+	return body
 }
 
 // errGone: a dictionary that was in the target when room was reserved has left it

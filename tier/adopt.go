@@ -23,8 +23,17 @@ func (s *Space) Occupy(n int64) error {
 	return nil
 }
 
-// Adopt is Draw for memory that the pool has handed out already, for which the caller
-// holds Charge(mem.Size()) promised bytes. The buffer frees it as its own.
+// LentMemory is memory of a space's device that somebody else has allocated, and wants
+// back: the buffer of such memory gives it to them instead of the space's pool.
+type LentMemory interface {
+	Memory
+	// GiveBack is called once, when nobody uses the memory any more, with no lock held.
+	// It calls reclaimed when the memory is its owner's again, as Pool.Free does.
+	GiveBack(reclaimed func())
+}
+
+// Adopt is Draw for memory that the pool has handed out already, or for LentMemory, for
+// which the caller holds Charge(mem.Size()) promised bytes. The buffer frees it as its own.
 func (s *Space) Adopt(mem Memory, account Account) *Buffer {
 	charge := s.Charge(mem.Size())
 	s.ledger.Draw(charge)

@@ -115,3 +115,43 @@ func (p *adoptPool) Free(_ Memory, reclaimed func()) {
 }
 
 func (p *adoptPool) Close() error { return nil }
+
+// lent counts how often it was given back.
+type lent struct {
+	adoptMemory
+	back *int
+}
+
+func (m lent) GiveBack(reclaimed func()) {
+	*m.back++
+	reclaimed()
+}
+
+// Memory of somebody else's is charged like any, and goes back to its owner and not to the
+// pool, once, when the last lease has ended.
+func TestLentMemoryGoesBack(t *testing.T) {
+	pool := new(adoptPool)
+	s, err := NewSpace(SpaceConfig{ID: ID{Kind: GPU}, Capacity: 4 * Page, Pool: pool, Backend: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Occupy(2 * Page); err != nil {
+		t.Fatal(err)
+	}
+	back := 0
+	b := s.Adopt(lent{2 * Page, &back}, nil)
+	if u := s.Usage(); u.Live != 2*Page {
+		t.Errorf("the books say %+v", u)
+	}
+	end := b.Lease()
+	if err := b.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if back != 0 {
+		t.Error("given back under a lease")
+	}
+	end()
+	if back != 1 || pool.count() != 0 || s.Used() != 0 {
+		t.Errorf("given back %d times, to the pool %d times, %+v", back, pool.count(), s.Usage())
+	}
+}

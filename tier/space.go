@@ -466,7 +466,11 @@ func (s *Space) free(b *Buffer) {
 	s.mu.Unlock()
 	s.ledger.Retire(b.charge)
 	charge, account := b.charge, b.account
-	s.cfg.Pool.Free(b.mem, func() {
+	free := s.cfg.Pool.Free
+	if lent, ok := b.mem.(LentMemory); ok {
+		free = func(_ Memory, reclaimed func()) { lent.GiveBack(reclaimed) }
+	}
+	free(b.mem, func() {
 		if account != nil && account.Credit(charge) {
 			return
 		}

@@ -28,6 +28,7 @@ var layout = []string{
 	"reservation/quota",
 	"batch",
 	"convert",
+	"convert/cdevice",
 	"repository",
 	"monitor",
 	".",
@@ -50,7 +51,7 @@ var programsMay = []string{"topology", "tier", "tier/disk", "tier/disk/faultfs",
 
 // examplesMay lists the public packages that examples may import: those that
 // an embedder does.
-var examplesMay = []string{"topology", "tier", "reservation", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
+var examplesMay = []string{"topology", "tier", "reservation", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", "."}
 
 // checkImport returns why the package from (its directory below the root of the
 // module) may not import the package to; empty if it may.

@@ -39,10 +39,10 @@ func (e Edge) String() string {
 }
 
 // Edges returns every pair of spaces for which the registry has a converter.
-// unknown names the registered pairs of types that are no image's and so lie in no
-// tier that is known here.
+// unknown names the registered pairs of types that are neither an image's nor a table's and
+// so lie in no tier that is known here.
 func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
-	kinds := make(map[batch.PayloadType]tier.Kind)
+	kinds := map[batch.PayloadType]tier.Kind{batch.GPUTable: tier.GPU}
 	for _, k := range tier.Kinds() {
 		kinds[batch.ImageType(k)] = k
 		if packed := batch.PackedType(k); packed != "" {
@@ -191,8 +191,18 @@ func (w *walker) clone(ctx context.Context, b *batch.Batch, rec arrow.RecordBatc
 	return w.judge(w.compare(ctx, c, rec, e.To), e, "cloned")
 }
 
+// bring moves b, by way of an image where there is no direct one: between tables and what is
+// compressed.
 func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, form batch.PayloadType) error {
-	return w.eng.Mover().MoveAs(ctx, b, reservation.Specific(to.ID()), form, convert.ReasonWork)
+	there := reservation.Specific(to.ID())
+	err := w.eng.Mover().MoveAs(ctx, b, there, form, convert.ReasonWork)
+	if image := batch.ImageType(to.Kind()); errors.Is(err, convert.ErrNoConverter) && b.PayloadType() == batch.GPUTable && form != image {
+		if err := w.eng.Mover().MoveAs(ctx, b, there, image, convert.ReasonWork); err != nil {
+			return err
+		}
+		err = w.eng.Mover().MoveAs(ctx, b, there, form, convert.ReasonWork)
+	}
+	return err
 }
 
 // differs is the error of a comparison that found a difference.

@@ -1,0 +1,144 @@
+package cdevice
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
+
+// callbacks are what C calls to release what was exported. A process has room for some
+// thousand of such functions and never gives one back, so there are two, made when they are
+// first needed, which find what they are about by the number in private_data.
+var callbacks = sync.OnceValue(func() *releases {
+	r := new(releases)
+	r.array = purego.NewCallback(func(p uintptr) uintptr { r.releaseArray(p); return 0 })
+	r.schema = purego.NewCallback(func(p uintptr) uintptr { r.releaseSchema(p); return 0 })
+	return r
+})
+
+// releases knows what was exported and is not released.
+type releases struct {
+	array, schema uintptr
+
+	mu struct {
+		lockrank.Mutex[lockrank.Device]
+		last uintptr
+		out  map[uintptr]*exported
+	}
+}
+
+// exported is one export: the structs of a tree, each of which is released by itself.
+type exported struct {
+	mem  *memory
+	left atomic.Int64 // structs that are not released
+	done func()       // may be nil
+}
+
+func (r *releases) add(e *exported) uintptr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.out == nil {
+		r.mu.out = make(map[uintptr]*exported)
+	}
+	r.mu.last++
+	r.mu.out[r.mu.last] = e
+	return r.mu.last
+}
+
+func (r *releases) find(id uintptr) *exported {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.out[id]
+}
+
+// end counts a struct as released.
+func (r *releases) end(id uintptr) {
+	e := r.find(id)
+	if e == nil || e.left.Add(-1) != 0 {
+		return
+	}
+	r.mu.Lock()
+	delete(r.mu.out, id)
+	r.mu.Unlock()
+	e.mem.free()
+	if e.done != nil {
+		e.done()
+	}
+}
+
+// open returns how many exports are not released.
+func (r *releases) open() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.mu.out)
+}
+
+// releaseArray is the release callback of arrays: children that were not moved elsewhere are
+// released with their parent.
+func (r *releases) releaseArray(p uintptr) {
+	if p == 0 {
+		return
+	}
+	a := at[Array](p)
+	if a.Release == 0 {
+		return
+	}
+	if a.Children != 0 {
+		for _, c := range several[uintptr](a.Children, a.NChildren) {
+			r.call(c, at[Array](c).Release)
+		}
+	}
+	if a.Dictionary != 0 {
+		r.call(a.Dictionary, at[Array](a.Dictionary).Release)
+	}
+	a.Release = 0
+	r.end(a.PrivateData)
+}
+
+func (r *releases) releaseSchema(p uintptr) {
+	if p == 0 {
+		return
+	}
+	s := at[Schema](p)
+	if s.Release == 0 {
+		return
+	}
+	if s.Children != 0 {
+		for _, c := range several[uintptr](s.Children, s.NChildren) {
+			r.call(c, at[Schema](c).Release)
+		}
+	}
+	if s.Dictionary != 0 {
+		r.call(s.Dictionary, at[Schema](s.Dictionary).Release)
+	}
+	s.Release = 0
+	r.end(s.PrivateData)
+}
+
+// release calls a release callback, whoever's it is.
+func release(p, callback uintptr) { callbacks().call(p, callback) }
+
+func (r *releases) call(p, callback uintptr) {
+	switch callback {
+	case 0:
+	case r.array: // a way through C would only cost
+		r.releaseArray(p)
+	case r.schema:
+		r.releaseSchema(p)
+	default:
+		_, _, _ = purego.SyscallN(callback, p)
+	}
+}
+
+// Release calls the array's release callback, if it is not released. What the callback frees
+// must not be used any more.
+func (a *DeviceArray) Release() { release(addressOf(&a.Array), a.Array.Release) }
+
+// Released says whether the array is released, or was moved elsewhere.
+func (a *DeviceArray) Released() bool { return a.Array.Release == 0 }
+
+// Close calls the schema's release callback, if it is not released.
+func (s *Schema) Close() { release(addressOf(s), s.Release) }

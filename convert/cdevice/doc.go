@@ -1,0 +1,35 @@
+// Package cdevice shares batches in a GPU's memory with other programs in the process, such
+// as libcudf, without copying them: it exports and imports the structs of the Arrow C device
+// data interface (https://arrow.apache.org/docs/format/CDeviceDataInterface.html).
+//
+//	batch.Handle ──Export──▶ DeviceArray, Schema ──▶ C
+//	batch.Table  ◀──Import── DeviceArray, Schema ◀── C
+//
+// The structs lie where the caller wants them; everything that they point to lies outside of
+// Go's memory, and pointers in them are numbers to Go. No C compiler is needed, to build or to
+// run.
+//
+// # Ownership
+//
+// Export takes the handle over: the batch stays in its space, in use, until whoever has the
+// array calls its release callback, from any thread, which closes the handle. Children that a
+// consumer has moved out of the array count by themselves, as the interface has it.
+//
+// Import takes the array and the schema over if it succeeds, and marks them as released; on an
+// error they stay the caller's. The array's release callback is called once, when the table
+// that came of it is released and nobody leases its memory: when the batch has been moved away
+// or dropped. Bytes are charged in the space meanwhile.
+//
+// # Devices
+//
+// CUDA devices have the type CUDA, and addresses as they are. The memory of the simulated
+// device is host memory, and exported as such (CPU).
+//
+// What a struct says is checked as far as that can be done: pointers that point nowhere cannot
+// be found out.
+//
+// # Locks
+//
+// A table of the exports that are out is guarded by a mutex of rank Device, under which nothing is called. C
+// calls back with a number, not with an object of Go's, so there is one for the process.
+package cdevice

@@ -1,0 +1,68 @@
+package cdevice
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// FuzzFormat: whatever a format says and how many children come with it, there is a type or a
+// typed error.
+func FuzzFormat(f *testing.F) {
+	for _, dt := range arrowgen.Types() {
+		if text, ok := format(dt); ok {
+			f.Add(text, 1)
+		}
+	}
+	for _, text := range []string{"", ":", "+", "+w:99999999999", "d:1,2,3,4", "ts", "tss", "+ud:", "+us:0,0", "+ud:127", "w:", "+m:"} {
+		f.Add(text, 2)
+	}
+	f.Fuzz(func(t *testing.T, text string, children int) {
+		mem := new(memory)
+		defer mem.free()
+		at, err := mem.text(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields := make([]Schema, children&3)
+		structs := make([]Schema, 1)
+		to, list, err := place[uintptr](mem, len(fields))
+		if err != nil {
+			t.Fatal(err)
+		}
+		where, kept, err := place[Schema](mem, len(fields))
+		if err != nil {
+			t.Fatal(err)
+		}
+		number, err := mem.text("i")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range list {
+			kept[i] = Schema{Format: number, Release: 1}
+			list[i] = where + uintptr(i)*schemaSize
+		}
+		structs[0] = Schema{Format: at, Release: 1, NChildren: int64(len(fields)), Children: to}
+		if _, err := new(schemaReader).record(&structs[0]); err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, tier.ErrNotSupported) {
+			t.Errorf("%q: %v", text, err)
+		}
+	})
+}
+
+// Every type comes back from its format.
+func TestFormats(t *testing.T) {
+	for _, dt := range arrowgen.Flat() {
+		text, ok := format(dt)
+		if !ok {
+			t.Errorf("%s has no format", dt)
+			continue
+		}
+		if got, err := path(nil).typeOf(text, 0, nil); err != nil || !arrow.TypeEqual(got, dt) {
+			t.Errorf("%s is %q, which is %v, %v", dt, text, got, err)
+		}
+	}
+}

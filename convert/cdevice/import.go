@@ -1,0 +1,229 @@
+package cdevice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Import makes a table of a record that somebody else has made in the memory of a space's
+// device. Its bytes are not copied, and are charged in the space, as convert.Mover.AdoptTable
+// tells; the caller makes a batch of it. If it succeeds, array and schema are taken over.
+//
+// A released struct is tier.ErrReleased, a struct that does not make sense an *InvalidError or
+// a *convert.InvalidError, what Spillway has no type for an *UnsupportedError, and the memory of another
+// device a *DeviceError.
+func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config) (*batch.Table, error) {
+	switch {
+	case array == nil || schema == nil || space == nil || m == nil:
+		return nil, errors.New("cdevice: importing needs a mover, a space, an array and a schema")
+	case array.Array.Release == 0 || schema.Release == 0:
+		return nil, fmt.Errorf("cdevice: importing an array or a schema that is %w", tier.ErrReleased)
+	}
+	dev, err := deviceOf(space, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if array.DeviceType != dev.kind || dev.kind != CPU && array.DeviceID != dev.id {
+		return nil, &DeviceError{Space: space.ID(), Type: array.DeviceType, ID: array.DeviceID, WantType: dev.kind, WantID: dev.id}
+	}
+	sr := new(schemaReader)
+	s, err := sr.record(schema)
+	if err != nil {
+		return nil, err
+	}
+	columns, err := (&arrayReader{dev: dev}).record(&array.Array, s)
+	if err != nil {
+		return nil, err
+	}
+	if array.SyncEvent != 0 {
+		if cfg.Wait == nil {
+			return nil, path(nil).unsupported("an array with an event, without Config.Wait")
+		}
+		if err := cfg.Wait(ctx, array.SyncEvent); err != nil {
+			return nil, fmt.Errorf("cdevice: waiting for the array's event: %w", err)
+		}
+	}
+	mem := new(memory)
+	where, moved, err := place[Array](mem, 1)
+	if err != nil {
+		return nil, err
+	}
+	moved[0] = array.Array
+	t, err := m.AdoptTable(ctx, convert.DeviceTable{
+		Space: space, Schema: s, Rows: array.Array.Length, Columns: columns,
+		Release: func() {
+			release(where, moved[0].Release)
+			mem.free()
+		},
+	})
+	if err != nil {
+		mem.free()
+		return nil, err
+	}
+	array.Array.Release = 0
+	schema.Close()
+	schema.Release = 0
+	return t, nil
+}
+
+// arrayReader reads structs that somebody else made.
+type arrayReader struct {
+	dev     device
+	path    path
+	structs int
+}
+
+// record reads the columns. Rows that the struct around them leaves out at its beginning are
+// left out in each.
+func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray, error) {
+	if err := r.check(a, 1); err != nil {
+		return nil, err
+	}
+	valid := uintptr(0)
+	if a.NBuffers == 1 {
+		valid = several[uintptr](a.Buffers, 1)[0]
+	}
+	switch {
+	case a.NBuffers > 1:
+		return nil, r.path.invalid("%d buffers of a struct", a.NBuffers)
+	case a.NullCount > 0 || a.NullCount != 0 && valid != 0:
+		return nil, r.path.unsupported("a record of which rows are null")
+	case a.Dictionary != 0:
+		return nil, r.path.invalid("a struct with a dictionary")
+	}
+	columns, err := r.children(a, s.Fields())
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range columns {
+		if c.Length < a.Offset || c.Length-a.Offset < a.Length {
+			return nil, r.path.invalid("a column of %d rows in a record of %d from %d on", c.Length, a.Length, a.Offset)
+		}
+		c.Offset += a.Offset
+		c.Length -= a.Offset
+		if a.Offset > 0 && c.Nulls > 0 {
+			c.Nulls = convert.Unknown
+		}
+	}
+	return columns, nil
+}
+
+// rowsMost is more rows than any array has, and little enough that sums stay in range.
+const rowsMost = 1 << 48
+
+// check looks at what is the same in all structs.
+func (r *arrayReader) check(a *Array, depth int) error {
+	switch r.structs++; {
+	case r.structs > structMost || depth > depthMost:
+		return r.path.invalid("more than %d arrays, or nested deeper than %d", structMost, depthMost)
+	case a.Release == 0:
+		return r.path.invalid("an array that is released")
+	case a.Length < 0 || a.Length > rowsMost || a.Offset < 0 || a.Offset > rowsMost || a.NullCount < convert.Unknown || a.NullCount > a.Length:
+		return r.path.invalid("length %d, offset %d, %d nulls", a.Length, a.Offset, a.NullCount)
+	case a.NBuffers < 0 || a.NBuffers > structMost || a.NBuffers > 0 && a.Buffers == 0:
+		return r.path.invalid("%d buffers at %#x", a.NBuffers, a.Buffers)
+	case a.NChildren < 0 || a.NChildren > structMost || a.NChildren > 0 && a.Children == 0:
+		return r.path.invalid("%d children at %#x", a.NChildren, a.Children)
+	}
+	return nil
+}
+
+func (r *arrayReader) children(a *Array, fields []arrow.Field) ([]*convert.DeviceArray, error) {
+	if a.NChildren != int64(len(fields)) {
+		return nil, r.path.invalid("%d children, want %d", a.NChildren, len(fields))
+	}
+	if len(fields) == 0 {
+		return nil, nil
+	}
+	out := make([]*convert.DeviceArray, len(fields))
+	for i, c := range several[uintptr](a.Children, a.NChildren) {
+		r.path.push(fields[i].Name)
+		if c == 0 {
+			return nil, r.path.invalid("the array is missing")
+		}
+		var err error
+		if out[i], err = r.array(at[Array](c), fields[i].Type); err != nil {
+			return nil, err
+		}
+		r.path.pop()
+	}
+	return out, nil
+}
+
+func (r *arrayReader) array(a *Array, dt arrow.DataType) (*convert.DeviceArray, error) {
+	if err := r.check(a, len(r.path)+1); err != nil {
+		return nil, err
+	}
+	for e, ok := dt.(arrow.ExtensionType); ok; e, ok = dt.(arrow.ExtensionType) {
+		dt = e.StorageType()
+	}
+	out := &convert.DeviceArray{Length: a.Length, Offset: a.Offset, Nulls: a.NullCount}
+	_, views := dt.(arrow.BinaryViewDataType)
+	if err := r.buffers(a, out, views); err != nil {
+		return nil, err
+	}
+	if len(out.Buffers) > 0 && out.Buffers[0].Addr == 0 && out.Nulls == convert.Unknown {
+		out.Nulls = 0
+	}
+	var fields []arrow.Field
+	if n, ok := dt.(arrow.NestedType); ok {
+		fields = n.Fields()
+	}
+	var err error
+	if out.Children, err = r.children(a, fields); err != nil {
+		return nil, err
+	}
+	t, ok := dt.(*arrow.DictionaryType)
+	switch {
+	case ok != (a.Dictionary != 0):
+		return nil, r.path.invalid("a dictionary is there: %v", a.Dictionary != 0)
+	case ok:
+		r.path.push("dictionary")
+		out.Dictionary, err = r.array(at[Array](a.Dictionary), t.ValueType)
+		r.path.pop()
+	}
+	return out, err
+}
+
+// buffers reads the pointers. Of views the last buffer has the lengths of those before it.
+func (r *arrayReader) buffers(a *Array, out *convert.DeviceArray, views bool) error {
+	if a.NBuffers == 0 {
+		return nil
+	}
+	all := several[uintptr](a.Buffers, a.NBuffers)
+	var sizes []int64
+	if views {
+		n := len(all) - 3
+		if n < 0 || n > 0 && all[len(all)-1] == 0 {
+			return r.path.invalid("%d buffers of views, without the lengths", len(all))
+		}
+		if n > 0 {
+			sizes = several[int64](all[len(all)-1], int64(n))
+		}
+		all = all[:len(all)-1]
+	}
+	out.Buffers = make([]batch.DeviceRange, len(all))
+	for i, p := range all {
+		b := batch.DeviceRange{Length: convert.Unknown}
+		if i >= 2 && views {
+			b.Length = sizes[i-2]
+		}
+		if p != 0 {
+			var err error
+			if b.Addr, err = r.dev.addr(p); err != nil {
+				return r.path.invalid("buffer %d: %v", i, err)
+			}
+		} else if b.Length == convert.Unknown {
+			b.Length = 0
+		}
+		out.Buffers[i] = b
+	}
+	return nil
+}

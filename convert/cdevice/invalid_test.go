@@ -1,0 +1,166 @@
+package cdevice
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// broken is what a test may break: the structs of a record of a string, a list and a
+// dictionary.
+type broken struct {
+	a       *DeviceArray
+	s       *Schema
+	columns []*Array
+	fields  []*Schema
+	mem     *memory
+	t       *testing.T
+}
+
+func (b *broken) text(s string) uintptr {
+	p, err := b.mem.text(s)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return p
+}
+
+func (b *broken) pointers(n int) (uintptr, []uintptr) {
+	at, p, err := place[uintptr](b.mem, n)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return at, p
+}
+
+// Whatever is wrong is a typed error, nothing crashes, and what was not imported stays the
+// caller's.
+func TestImportRefusesNonsense(t *testing.T) {
+	r := newRig(t, nil)
+	rec := arrowgen.New(4).Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.ListOf(arrow.PrimitiveTypes.Int32),
+		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}, arrow.BinaryTypes.StringView), 60)
+	defer rec.Release()
+	held := r.put(t, rec, batch.GPUImage)
+	defer r.drop(t, held)
+	for name, c := range map[string]struct {
+		do   func(*broken)
+		want error
+	}{
+		"a released array":       {func(b *broken) { b.a.Array.Release = 0 }, tier.ErrReleased},
+		"a released schema":      {func(b *broken) { b.s.Release = 0 }, tier.ErrReleased},
+		"a released column":      {func(b *broken) { b.columns[0].Release = 0 }, ErrInvalid},
+		"a released field":       {func(b *broken) { b.fields[0].Release = 0 }, ErrInvalid},
+		"another type of device": {func(b *broken) { b.a.DeviceType = CUDA }, ErrInvalid},
+		"an event":               {func(b *broken) { b.a.SyncEvent = 8 }, tier.ErrNotSupported},
+		"a negative length":      {func(b *broken) { b.a.Array.Length = -1 }, ErrInvalid},
+		"more rows":              {func(b *broken) { b.a.Array.Length = 61 }, ErrInvalid},
+		"an offset":              {func(b *broken) { b.a.Array.Offset = 1 }, ErrInvalid},
+		"nulls":                  {func(b *broken) { b.a.Array.NullCount = 1 }, tier.ErrNotSupported},
+		"a negative offset":      {func(b *broken) { b.columns[1].Offset = -1 }, ErrInvalid},
+		"a huge length":          {func(b *broken) { b.columns[1].Length = 1 << 62 }, ErrInvalid},
+		"a huge offset":          {func(b *broken) { b.columns[1].Offset = 1 << 62 }, ErrInvalid},
+		"far away":               {func(b *broken) { b.columns[1].Offset = 1 << 40 }, errAny},
+		"too many nulls":         {func(b *broken) { b.columns[0].NullCount = 61 }, ErrInvalid},
+		"fewer nulls than none":  {func(b *broken) { b.columns[0].NullCount = -2 }, ErrInvalid},
+		"nulls without validity": {func(b *broken) { several[uintptr](b.columns[0].Buffers, 3)[0] = 0 }, convert.ErrInvalid},
+		"no offsets":             {func(b *broken) { several[uintptr](b.columns[0].Buffers, 3)[1] = 0 }, convert.ErrInvalid},
+		"no characters":          {func(b *broken) { several[uintptr](b.columns[0].Buffers, 3)[2] = 0 }, convert.ErrInvalid},
+		"no pointers to buffers": {func(b *broken) { b.columns[0].Buffers = 0 }, ErrInvalid},
+		"a buffer too few":       {func(b *broken) { b.columns[0].NBuffers = 2 }, convert.ErrInvalid},
+		"negative buffers":       {func(b *broken) { b.columns[0].NBuffers = -1 }, ErrInvalid},
+		"memory of another":      {func(b *broken) { several[uintptr](b.columns[0].Buffers, 3)[1] = b.text("elsewhere") }, ErrInvalid},
+		"a column too few":       {func(b *broken) { b.a.Array.NChildren-- }, ErrInvalid},
+		"negative children":      {func(b *broken) { b.a.Array.NChildren = -1 }, ErrInvalid},
+		"no pointers to columns": {func(b *broken) { b.a.Array.Children = 0 }, ErrInvalid},
+		"a missing column":       {func(b *broken) { several[uintptr](b.a.Array.Children, 1)[0] = 0 }, ErrInvalid},
+		"no dictionary":          {func(b *broken) { b.columns[2].Dictionary = 0 }, ErrInvalid},
+		"a dictionary":           {func(b *broken) { b.columns[0].Dictionary = b.columns[2].Dictionary }, ErrInvalid},
+		"views without lengths":  {func(b *broken) { b.columns[3].NBuffers = 2 }, ErrInvalid},
+		"negative lengths": {func(b *broken) {
+			bufs := several[uintptr](b.columns[3].Buffers, b.columns[3].NBuffers)
+			*at[int64](bufs[len(bufs)-1]) = -5
+		}, convert.ErrInvalid},
+
+		"no format":                 {func(b *broken) { b.fields[0].Format = 0 }, ErrInvalid},
+		"an empty format":           {func(b *broken) { b.fields[0].Format = b.text("") }, tier.ErrNotSupported},
+		"a format of the future":    {func(b *broken) { b.fields[0].Format = b.text("q") }, tier.ErrNotSupported},
+		"a nested one":              {func(b *broken) { b.fields[1].Format = b.text("+q") }, tier.ErrNotSupported},
+		"a wide decimal":            {func(b *broken) { b.fields[0].Format = b.text("d:3,1,512") }, tier.ErrNotSupported},
+		"a decimal without scale":   {func(b *broken) { b.fields[0].Format = b.text("d:3") }, ErrInvalid},
+		"a width that is no number": {func(b *broken) { b.fields[0].Format = b.text("w:x") }, ErrInvalid},
+		"a negative width":          {func(b *broken) { b.fields[0].Format = b.text("w:-4") }, ErrInvalid},
+		"a list of none":            {func(b *broken) { b.fields[1].Format = b.text("+w:0") }, ErrInvalid},
+		"a map of no pairs":         {func(b *broken) { b.fields[1].Format = b.text("+m") }, ErrInvalid},
+		"runs without values":       {func(b *broken) { b.fields[1].Format = b.text("+r") }, ErrInvalid},
+		"codes without children":    {func(b *broken) { b.fields[1].Format = b.text("+ud:1,2") }, ErrInvalid},
+		"a negative code":           {func(b *broken) { b.fields[1].Format = b.text("+us:-1") }, ErrInvalid},
+		"a list without child":      {func(b *broken) { b.fields[1].NChildren = 0 }, ErrInvalid},
+		"a child of a string":       {func(b *broken) { b.fields[1].Format = b.text("u") }, ErrInvalid},
+		"a missing field":           {func(b *broken) { several[uintptr](b.s.Children, 1)[0] = 0 }, ErrInvalid},
+		"a column for a record":     {func(b *broken) { b.s.Format = b.text("i"); b.s.NChildren = 0 }, tier.ErrNotSupported},
+		"a dictionary under text":   {func(b *broken) { b.fields[0].Dictionary = b.fields[2].Dictionary }, ErrInvalid},
+		"negative metadata":         {func(b *broken) { b.fields[0].Metadata = b.text("\xff\xff\xff\xff") }, ErrInvalid},
+		"huge metadata":             {func(b *broken) { b.fields[0].Metadata = b.text("\x01\x00\x00\x00\xff\xff\xff\x7f") }, ErrInvalid},
+		"another type than it has":  {func(b *broken) { b.fields[0].Format = b.text("l") }, convert.ErrInvalid},
+		"a bomb": {func(b *broken) {
+			p, to := b.pointers(1)
+			to[0] = several[uintptr](b.s.Children, 2)[1]
+			b.fields[1].Children = p
+		}, ErrInvalid},
+		"a wide bomb": {func(b *broken) {
+			p, to := b.pointers(100)
+			for i := range to {
+				to[i] = several[uintptr](b.s.Children, 2)[1]
+			}
+			b.fields[1].Format, b.fields[1].Children, b.fields[1].NChildren = b.text("+s"), p, 100
+		}, ErrInvalid},
+		"a bomb of dictionaries": {func(b *broken) { b.fields[2].Dictionary = several[uintptr](b.s.Children, 3)[2] }, ErrInvalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, s := r.export(t, held, Config{})
+			b := &broken{a: a, s: s, mem: new(memory), t: t}
+			defer b.mem.free()
+			for i := range rec.NumCols() {
+				b.columns = append(b.columns, at[Array](several[uintptr](a.Array.Children, 4)[i]))
+				b.fields = append(b.fields, at[Schema](several[uintptr](s.Children, 4)[i]))
+			}
+			wholeA, wholeS := *a, *s
+			columns, fields, firstA, firstS := make([]Array, 4), make([]Schema, 4), several[uintptr](a.Array.Children, 1)[0], several[uintptr](s.Children, 1)[0]
+			for i := range 4 {
+				columns[i], fields[i] = *b.columns[i], *b.fields[i]
+			}
+			c.do(b)
+			table, err := Import(t.Context(), r.mover, r.gpu, a, s, Config{})
+			if err == nil {
+				t.Errorf("imported as %v", table.Descriptor())
+				_ = table.Release()
+				return
+			}
+			*a, *s = wholeA, wholeS
+			for i := range 4 {
+				*b.columns[i], *b.fields[i] = columns[i], fields[i]
+			}
+			several[uintptr](a.Array.Children, 1)[0], several[uintptr](s.Children, 1)[0] = firstA, firstS
+			if c.want != errAny && !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			if held.State() != batch.Processing {
+				t.Error("what was not imported was released")
+			}
+			a.Release()
+			s.Close()
+			if held.State() != batch.Idle {
+				t.Errorf("the batch is %s", held.State())
+			}
+		})
+	}
+}
+
+// errAny stands for an error of the device's, whose type is the backend's.
+var errAny = errors.New("any")

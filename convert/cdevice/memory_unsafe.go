@@ -1,0 +1,88 @@
+package cdevice
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// memory is what C may point to for as long as it likes: mapped, so that neither Go's garbage
+// collector nor C's allocator knows of it. It is zero at first.
+type memory struct {
+	blocks [][]byte
+	rest   []byte
+}
+
+const blockSize = 16 << 10
+
+// take returns n bytes, aligned to 8.
+func (m *memory) take(n int) (uintptr, []byte, error) {
+	n = (n + 7) &^ 7
+	if n > len(m.rest) {
+		b, err := unix.Mmap(-1, 0, (n+blockSize-1)/blockSize*blockSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			return 0, nil, fmt.Errorf("cdevice: mapping %d bytes: %w", n, err)
+		}
+		m.blocks, m.rest = append(m.blocks, b), b
+	}
+	b := m.rest[:n:n]
+	m.rest = m.rest[n:]
+	return uintptr(unsafe.Pointer(unsafe.SliceData(b))), b, nil
+}
+
+// free gives everything back.
+func (m *memory) free() {
+	for _, b := range m.blocks {
+		_ = unix.Munmap(b) // it is what was mapped
+	}
+	m.blocks, m.rest = nil, nil
+}
+
+// put copies p to memory of C's; 0 for no bytes.
+func (m *memory) put(p []byte) (uintptr, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	a, b, err := m.take(len(p))
+	copy(b, p)
+	return a, err
+}
+
+// text puts a string that ends with 0.
+func (m *memory) text(s string) (uintptr, error) { return m.put(append([]byte(s), 0)) }
+
+// place makes room for n values of a type without pointers.
+func place[T any](m *memory, n int) (uintptr, []T, error) {
+	if n == 0 {
+		return 0, nil, nil
+	}
+	var t T
+	a, b, err := m.take(n * int(unsafe.Sizeof(t)))
+	if err != nil {
+		return 0, nil, err
+	}
+	return a, unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n), nil
+}
+
+// at returns what is at p, which is not 0 and not in Go's heap, or else kept alive.
+func at[T any](p uintptr) *T { return *(**T)(unsafe.Pointer(&p)) }
+
+// several returns the n values at p.
+func several[T any](p uintptr, n int64) []T { return unsafe.Slice(at[T](p), n) }
+
+// addressOf returns where a struct is that C is given.
+func addressOf[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }
+
+// textMost is how long a name or a format may be.
+const textMost = 1 << 20
+
+// textAt reads up to the 0; false if there is none within textMost.
+func textAt(p uintptr) (string, bool) {
+	for n := uintptr(0); n < textMost; n++ {
+		if *at[byte](p + n) == 0 {
+			return string(several[byte](p, int64(n))), true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,147 @@
+package cdevice
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/permit"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/host"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+var (
+	onGPU  = reservation.AnyInTier(tier.GPU)
+	onHost = reservation.AnyInTier(tier.Host)
+)
+
+// rig is a GPU, host memory, and what moves batches between them.
+type rig struct {
+	gpu, host *tier.Space
+	dev       tier.Device
+	mover     *convert.Mover
+	ids       batch.IDs
+}
+
+func newRig(t testing.TB, wrap func(tier.Device) tier.Device) *rig {
+	t.Helper()
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const capacity, chunk = 16 << 20, 64 << 10
+	device, err := sim.New(sim.Config{Memory: capacity})
+	check(err)
+	r := &rig{dev: device}
+	if wrap != nil {
+		r.dev = wrap(device)
+	}
+	pool, err := tier.NewDevicePool(r.dev)
+	check(err)
+	arena, err := host.NewArena(host.Config{Capacity: capacity, Node: -1})
+	check(err)
+	full := tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
+	r.gpu, err = tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Backend: "sim", Fractions: full})
+	check(err)
+	r.host, err = tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Pool: arena, Backend: "host", Fractions: full})
+	check(err)
+	reservations, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{r.gpu, r.host}})
+	check(err)
+	streams, err := tier.NewStreamPool(r.dev, 4)
+	check(err)
+	res, err := reservations.TryReserve(onHost, 8*chunk)
+	check(err)
+	buf, err := res.Alloc(8 * chunk)
+	check(err)
+	check(res.Release())
+	staging := host.NewStaging(buf, chunk)
+	permits, err := permit.New(permit.Config{})
+	check(err)
+	builtin := &convert.Builtin{
+		Streams: func(tier.ID) (*tier.StreamPool, error) { return streams, nil },
+		Staging: func(int) (convert.Staging, error) { return staging, nil },
+		Permits: permits,
+	}
+	var registry convert.Registry
+	check(builtin.Register(&registry))
+	r.mover, err = convert.NewMover(convert.MoverConfig{Reservations: reservations, Registry: &registry, Builtin: builtin, IDs: &r.ids})
+	check(err)
+	t.Cleanup(func() {
+		err := errors.Join(r.mover.Close(), reservations.Close(), staging.Close(), streams.Close(), permits.Close())
+		for _, s := range []*tier.Space{r.gpu, r.host} {
+			for _, l := range s.Leaks() {
+				t.Errorf("leaked: %+v", l)
+			}
+			err = errors.Join(err, s.Close())
+			if s.Used() != 0 {
+				t.Errorf("%s ends with %+v", s.ID(), s.Usage())
+			}
+		}
+		if err := errors.Join(err, device.Close()); err != nil {
+			t.Error(err)
+		}
+		if n := callbacks().open(); n != 0 {
+			t.Errorf("%d exports are open at the end", n)
+		}
+	})
+	return r
+}
+
+// batch makes a batch of a payload, which the test drops.
+func (r *rig) batch(t testing.TB, p batch.Payload) *batch.Batch {
+	t.Helper()
+	b, err := batch.New(batch.Options{ID: r.ids.Next(), Payload: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// put makes a batch of a record on the GPU in a form.
+func (r *rig) put(t testing.TB, rec arrow.RecordBatch, form batch.PayloadType) *batch.Batch {
+	t.Helper()
+	p, err := r.mover.Ingest(t.Context(), rec, onGPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := r.batch(t, p)
+	if err := r.mover.MoveAs(t.Context(), b, onGPU, form, convert.ReasonWork); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (r *rig) hold(t testing.TB, b *batch.Batch) *batch.Handle {
+	t.Helper()
+	h, err := r.mover.Acquire(t.Context(), b, onGPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// export exports a batch, which is in use until the array is released.
+func (r *rig) export(t testing.TB, b *batch.Batch, cfg Config) (*DeviceArray, *Schema) {
+	t.Helper()
+	h := r.hold(t, b)
+	array, schema := new(DeviceArray), new(Schema)
+	if err := Export(h, array, schema, cfg); err != nil {
+		_ = h.Close()
+		t.Fatal(err)
+	}
+	return array, schema
+}
+
+func (r *rig) drop(t testing.TB, b *batch.Batch) {
+	t.Helper()
+	if err := b.Drop(); err != nil {
+		t.Fatal(err)
+	}
+}

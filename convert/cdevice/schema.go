@@ -1,0 +1,244 @@
+package cdevice
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/apache/arrow-go/v18/arrow"
+)
+
+// The keys under which fields keep their extension.
+const (
+	extensionName = "ARROW:extension:name"
+	extensionData = "ARROW:extension:metadata"
+)
+
+// How large the trees may be that are read: more is a mistake, or an attack.
+const (
+	depthMost  = 64
+	structMost = 1 << 20
+)
+
+// schemaWriter lays out the structs of a schema.
+type schemaWriter struct {
+	mem   *memory
+	id    uintptr
+	count int64
+	path  path
+}
+
+// field fills out, which may lie anywhere.
+func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
+	w.path.push(f.Name)
+	defer w.path.pop()
+	w.count++
+	dt, meta := f.Type, f.Metadata
+	if e, ok := dt.(arrow.ExtensionType); ok {
+		if meta.FindKey(extensionName) < 0 {
+			meta = arrow.NewMetadata(slices.Concat(meta.Keys(), []string{extensionName, extensionData}),
+				slices.Concat(meta.Values(), []string{e.ExtensionName(), e.Serialize()}))
+		}
+		dt = e.StorageType()
+		if _, ok := dt.(arrow.ExtensionType); ok {
+			return w.path.unsupported("an extension of an extension")
+		}
+	}
+	text, ok := format(dt)
+	if !ok {
+		return w.path.unsupported("the type %s", dt)
+	}
+	if f.Nullable {
+		out.Flags |= flagNullable
+	}
+	var err error
+	if out.Format, err = w.mem.text(text); err != nil {
+		return err
+	}
+	if out.Name, err = w.mem.text(f.Name); err != nil {
+		return err
+	}
+	if out.Metadata, err = w.mem.put(encoded(meta)); err != nil {
+		return err
+	}
+	out.Release, out.PrivateData = callbacks().schema, w.id
+	switch t := dt.(type) {
+	case *arrow.DictionaryType:
+		if t.Ordered {
+			out.Flags |= flagOrdered
+		}
+		at, dict, err := place[Schema](w.mem, 1)
+		if err != nil {
+			return err
+		}
+		out.Dictionary = at
+		return w.field(&dict[0], arrow.Field{Type: t.ValueType, Nullable: true})
+	case *arrow.MapType:
+		if t.KeysSorted {
+			out.Flags |= flagKeysSorted
+		}
+		return w.children(out, t.Fields())
+	case arrow.NestedType:
+		return w.children(out, t.Fields())
+	}
+	return nil
+}
+
+func (w *schemaWriter) children(out *Schema, fields []arrow.Field) (err error) {
+	at, structs, err := place[Schema](w.mem, len(fields))
+	if err != nil {
+		return err
+	}
+	if out.Children, err = pointers(w.mem, at, len(fields), schemaSize); err != nil {
+		return err
+	}
+	out.NChildren = int64(len(fields))
+	for i, f := range fields {
+		if err := w.field(&structs[i], f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// The sizes of the structs in bytes.
+const (
+	schemaSize = 72
+	arraySize  = 80
+)
+
+// pointers puts the addresses of n structs that lie one after the other.
+func pointers(m *memory, first uintptr, n int, size uintptr) (uintptr, error) {
+	at, p, err := place[uintptr](m, n)
+	for i := range p {
+		p[i] = first + uintptr(i)*size
+	}
+	return at, err
+}
+
+// schemaReader reads structs that somebody else made.
+type schemaReader struct {
+	path    path
+	structs int
+}
+
+// record reads the schema of a record: a struct.
+func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
+	defer func() { // arrow-go refuses some types so, and extensions are anybody's code
+		if p := recover(); p != nil {
+			err = r.path.invalid("a type that cannot be made: %v", p)
+		}
+	}()
+	f, err := r.field(s)
+	if err != nil {
+		return nil, err
+	}
+	t, ok := f.Type.(*arrow.StructType)
+	if !ok {
+		return nil, r.path.unsupported("a %s: a record is a struct", f.Type)
+	}
+	meta := f.Metadata
+	return arrow.NewSchema(t.Fields(), &meta), nil
+}
+
+func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
+	if r.structs++; r.structs > structMost || len(r.path) > depthMost {
+		return f, r.path.invalid("a schema of more than %d fields, or nested deeper than %d", structMost, depthMost)
+	}
+	if s.Release == 0 {
+		return f, r.path.invalid("a schema that is released")
+	}
+	var ok bool
+	if s.Name != 0 {
+		if f.Name, ok = textAt(s.Name); !ok {
+			return f, r.path.invalid("a name without an end")
+		}
+	}
+	r.path.push(fmt.Sprintf("%.100q", f.Name))
+	defer r.path.pop()
+	text := ""
+	if s.Format != 0 {
+		text, ok = textAt(s.Format)
+	}
+	if s.Format == 0 || !ok {
+		return f, r.path.invalid("no format")
+	}
+	if f.Metadata, err = r.path.metadata(s.Metadata); err != nil {
+		return f, err
+	}
+	f.Nullable = s.Flags&flagNullable != 0
+	children, err := r.children(s)
+	if err != nil {
+		return f, err
+	}
+	if f.Type, err = r.path.typeOf(text, s.Flags, children); err != nil {
+		return f, err
+	}
+	if s.Dictionary != 0 {
+		if f.Type, err = r.dictionary(s, f.Type); err != nil {
+			return f, err
+		}
+	}
+	return r.extension(f)
+}
+
+func (r *schemaReader) children(s *Schema) ([]arrow.Field, error) {
+	switch {
+	case s.NChildren < 0 || s.NChildren > structMost:
+		return nil, r.path.invalid("%d children", s.NChildren)
+	case s.NChildren == 0:
+		return nil, nil
+	case s.Children == 0:
+		return nil, r.path.invalid("%d children that are missing", s.NChildren)
+	}
+	fields := make([]arrow.Field, s.NChildren)
+	for i, c := range several[uintptr](s.Children, s.NChildren) {
+		if c == 0 {
+			return nil, r.path.invalid("child %d is missing", i)
+		}
+		var err error
+		if fields[i], err = r.field(at[Schema](c)); err != nil {
+			return nil, err
+		}
+	}
+	return fields, nil
+}
+
+func (r *schemaReader) dictionary(s *Schema, index arrow.DataType) (arrow.DataType, error) {
+	if !arrow.IsInteger(index.ID()) {
+		return nil, r.path.invalid("a dictionary under %s", index)
+	}
+	values, err := r.field(at[Schema](s.Dictionary))
+	if err != nil {
+		return nil, err
+	}
+	return &arrow.DictionaryType{IndexType: index, ValueType: values.Type, Ordered: s.Flags&flagOrdered != 0}, nil
+}
+
+// extension makes a field of a registered extension out of its storage. One that is not
+// registered stays what it is stored as, with its metadata.
+func (r *schemaReader) extension(f arrow.Field) (arrow.Field, error) {
+	i := f.Metadata.FindKey(extensionName)
+	if i < 0 {
+		return f, nil
+	}
+	known := arrow.GetExtensionType(f.Metadata.Values()[i])
+	if known == nil {
+		return f, nil
+	}
+	data := ""
+	if j := f.Metadata.FindKey(extensionData); j >= 0 {
+		data = f.Metadata.Values()[j]
+	}
+	dt, err := known.Deserialize(f.Type, data)
+	if err != nil {
+		return f, r.path.invalid("the extension %s: %v", known.ExtensionName(), err)
+	}
+	var keys, values []string
+	for j, k := range f.Metadata.Keys() {
+		if k != extensionName && k != extensionData {
+			keys, values = append(keys, k), append(values, f.Metadata.Values()[j])
+		}
+	}
+	f.Type, f.Metadata = dt, arrow.NewMetadata(keys, values)
+	return f, nil
+}

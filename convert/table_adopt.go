@@ -1,0 +1,169 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/endian"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Unknown is a number that whoever made an array does not tell.
+const Unknown = -1
+
+// DeviceArray is an Arrow array whose buffers lie in a device's memory, as the Arrow C data
+// interface has it: the buffers in the order of the columnar format, beginning with the
+// validity unless the type has none (null, run-end encoded, unions); children in the order
+// of the type's fields.
+type DeviceArray struct {
+	Length int64 // rows
+	Offset int64 // rows that the buffers and the children have before the first
+	Nulls  int64 // of the rows; Unknown has them counted
+
+	// Buffers have an Addr of 0 where they are absent. Length is in bytes, and may be
+	// Unknown, but for the data buffers of views.
+	Buffers    []batch.DeviceRange
+	Children   []*DeviceArray
+	Dictionary *DeviceArray
+}
+
+// DeviceTable is a table that somebody else has made in a device's memory.
+type DeviceTable struct {
+	Space    *tier.Space // of the device
+	Schema   *arrow.Schema
+	Rows     int64
+	Columns  []*DeviceArray
+	Metadata *arrow.Metadata // the record's own; nil if it has none
+	// Release is called once, when the memory is not needed any more; never, if the table is
+	// not adopted. It may be nil.
+	Release func()
+}
+
+// AdoptTable makes a payload of memory that lies on a device already, without copying it. The
+// caller must have waited for all work that writes it; it must not change until Release is
+// called, which is when the payload is released and nobody leases it. The bytes that the rows
+// use are charged in the space as live ones, above its limit too: they are there. A space
+// whose capacity they exceed is a *tier.NoSpaceError.
+//
+// Arrays may be slices: the payload has what they show. Offsets that do not begin at 0, bits
+// that do not begin with a byte and run ends of a slice are put right when the table becomes
+// an image (batch.Adjustment); list views, dense unions and the data of views keep all of
+// their children or bytes. Dictionaries lie in the body of the image, each column's by itself.
+//
+// What tells how long buffers are is read from the device, through pinned chunks: the first
+// and last offset of lists and strings, the run ends of slices, validity where nulls must be
+// counted. An array whose parts do not fit together is an *InvalidError; addresses outside of the device's
+// memory are found when they are read. On an error the memory stays the caller's.
+func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, err error) {
+	ctx, leave, err := m.gate.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	defer recovered(&err, "adopting a table")
+	switch {
+	case t.Space == nil || t.Space.Kind() != tier.GPU:
+		return nil, errors.New("convert: a table to adopt lies in the space of a GPU")
+	case t.Schema == nil:
+		return nil, errors.New("convert: a table without a schema")
+	case t.Schema.Endianness() != endian.LittleEndian:
+		return nil, &EndianError{Endianness: t.Schema.Endianness()}
+	}
+	p, err := m.cfg.Builtin.planTable(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	parts := batch.TableParts{
+		Descriptor: &batch.Descriptor{
+			Schema: t.Schema, Rows: t.Rows, Nodes: p.nodes, Buffers: p.spans,
+			Body: roundUp(p.at, tier.Page), Metadata: t.Metadata,
+		},
+		Ranges: p.ranges, Adjustments: p.adjust, Space: t.Space,
+	}
+	mem := &lentMemory{release: t.Release}
+	for _, r := range p.ranges {
+		mem.size += r.Length
+	}
+	if err := t.Space.Occupy(t.Space.Charge(mem.size)); err != nil {
+		return nil, err
+	}
+	parts.Buffers = []*tier.Buffer{t.Space.Adopt(mem, nil)}
+	return batch.NewTable(parts), nil
+}
+
+// lentMemory is the memory of an adopted table.
+type lentMemory struct {
+	size    int64
+	release func()
+}
+
+var _ tier.LentMemory = (*lentMemory)(nil)
+
+// Size implements tier.Memory.
+func (m *lentMemory) Size() int64 { return m.size }
+
+// GiveBack implements tier.LentMemory.
+func (m *lentMemory) GiveBack(reclaimed func()) {
+	if m.release != nil {
+		m.release()
+	}
+	reclaimed()
+}
+
+// peek is bytes of a device that the host has to know.
+type peek struct {
+	addr tier.Addr
+	dst  []byte
+}
+
+// peek reads from a device, many places at once, through one pinned chunk.
+func (b *Builtin) peek(ctx context.Context, space *tier.Space, reads []peek) error {
+	if len(reads) == 0 {
+		return nil
+	}
+	pool, err := b.Staging(space.Node())
+	if err != nil {
+		return err
+	}
+	return b.onStream(ctx, space, func(dev tier.Device, s tier.Stream) error {
+		chunk, err := pool.Borrow(ctx)
+		if err != nil {
+			return err
+		}
+		defer pool.Return(chunk)
+		for len(reads) > 0 {
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
+			var regions []tier.Region
+			var dsts [][]byte
+			for room := chunk; len(room) > 0 && len(reads) > 0; {
+				r := &reads[0]
+				n := min(len(r.dst), len(room))
+				regions = append(regions, tier.Region{HostDst: room[:n:n], Src: r.addr})
+				dsts = append(dsts, r.dst[:n])
+				room = room[min(len(room), int(roundUp(int64(n), 8))):]
+				if r.dst = r.dst[n:]; len(r.dst) == 0 {
+					reads = reads[1:]
+				} else {
+					r.addr += tier.Addr(n)
+				}
+			}
+			e, err := copyRegions(dev, s, regions)
+			if err != nil {
+				return err
+			}
+			if err := await(e); err != nil {
+				return fmt.Errorf("convert: reading the shape of a table: %w", err)
+			}
+			for i, dst := range dsts {
+				copy(dst, regions[i].HostDst)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,478 @@
+package convert
+
+import (
+	"context"
+	"sort"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// tablePlanner walks the arrays of a foreign table, as planner does those of a record. What
+// it has to know of the device's memory may be missing at first: then it goes on as if there
+// were no rows, and walks again when everything that was missing has been read at once. Each
+// walk gets at least one level deeper.
+type tablePlanner struct {
+	planner
+	ranges  []batch.DeviceRange // by span; filled up behind the last that has bytes
+	adjust  []batch.Adjustment
+	known   map[batch.DeviceRange][]byte
+	missing []peek
+	wanted  map[batch.DeviceRange]bool
+}
+
+// planTable reads what it must.
+func (b *Builtin) planTable(ctx context.Context, t DeviceTable) (*tablePlanner, error) {
+	known := make(map[batch.DeviceRange][]byte)
+	for {
+		p := &tablePlanner{known: known, wanted: make(map[batch.DeviceRange]bool)}
+		if err := p.table(t); err != nil {
+			return nil, err
+		}
+		if len(p.missing) == 0 {
+			for len(p.ranges) < len(p.spans) {
+				p.ranges = append(p.ranges, batch.DeviceRange{})
+			}
+			return p, nil
+		}
+		for _, r := range p.missing {
+			known[batch.DeviceRange{Addr: r.addr, Length: int64(len(r.dst))}] = r.dst
+		}
+		if err := b.peek(ctx, t.Space, p.missing); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (p *tablePlanner) table(t DeviceTable) error {
+	switch {
+	case t.Rows < 0 || t.Rows > maxRows:
+		return p.path.invalid("%d rows", t.Rows)
+	case len(t.Columns) != t.Schema.NumFields():
+		return p.path.invalid("%d columns for %d fields", len(t.Columns), t.Schema.NumFields())
+	}
+	for i, c := range t.Columns {
+		f := t.Schema.Field(i)
+		if err := p.child(f.Name, f.Type, c, 0, t.Rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *tablePlanner) child(name string, dt arrow.DataType, a *DeviceArray, from, n int64) error {
+	p.path.push(name)
+	err := p.array(dt, a, from, n)
+	p.path.pop()
+	return err
+}
+
+// deviceRows are some of an array's deviceRows.
+type deviceRows struct {
+	*DeviceArray
+	at    int64 // the first, counted from the beginning of the buffers
+	n     int64
+	nulls int64
+}
+
+// array plans the n rows of a from the row from on.
+func (p *tablePlanner) array(dt arrow.DataType, a *DeviceArray, from, n int64) error {
+	dt = storage(dt)
+	switch {
+	case a == nil:
+		return p.path.invalid("no data")
+	case a.Offset < 0 || a.Length < 0 || a.Offset > maxRows || a.Length > maxRows || a.Nulls < Unknown || a.Nulls > a.Length:
+		return p.path.invalid("offset %d, length %d, %d nulls", a.Offset, a.Length, a.Nulls)
+	case from < 0 || n < 0 || n > a.Length || from > a.Length-n:
+		return p.path.invalid("%d rows from %d on of an array of %d", n, from, a.Length)
+	}
+	s := deviceRows{DeviceArray: a, at: a.Offset + from, n: n}
+	buffers, children := shapeOf(dt)
+	_, views := dt.(arrow.BinaryViewDataType)
+	switch {
+	case len(a.Buffers) < buffers || len(a.Buffers) > buffers && !views:
+		return p.path.invalid("%d buffers of %s, want %d", len(a.Buffers), dt, buffers)
+	case len(a.Children) != children:
+		return p.path.invalid("%d children of %s, want %d", len(a.Children), dt, children)
+	}
+	switch t := dt.(type) {
+	case *arrow.NullType:
+		p.node(n, n)
+		return nil
+	case *arrow.RunEndEncodedType:
+		p.node(n, 0)
+		return p.runs(t, s)
+	case arrow.UnionType:
+		p.node(n, 0)
+		return p.union(t, s)
+	}
+	if err := p.validity(&s, from); err != nil {
+		return err
+	}
+	switch t := dt.(type) {
+	case *arrow.BooleanType:
+		return p.booleans(s)
+	case arrow.BinaryViewDataType:
+		return p.views(s)
+	case arrow.BinaryDataType:
+		return p.binary(s, offsetWidth(dt.ID()))
+	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
+		first, last, err := p.offsets(s, offsetWidth(dt.ID()))
+		if err != nil {
+			return err
+		}
+		return p.child("[]", t.(arrow.ListLikeType).Elem(), a.Children[0], first, last-first)
+	case *arrow.ListViewType, *arrow.LargeListViewType:
+		for i := 1; i <= 2; i++ {
+			if err := p.fixed(s, i, offsetWidth(dt.ID())); err != nil {
+				return err
+			}
+		}
+		return p.whole("[]", t.(arrow.ListLikeType).Elem(), a.Children[0])
+	case *arrow.FixedSizeListType:
+		size := int64(t.Len())
+		if size < 0 || size > 0 && s.at+n > maxRows/size {
+			return p.path.invalid("%d lists of %d", n, size)
+		}
+		return p.child("[]", t.Elem(), a.Children[0], s.at*size, n*size)
+	case *arrow.StructType:
+		for i, c := range a.Children {
+			if err := p.child(t.Field(i).Name, t.Field(i).Type, c, s.at, n); err != nil {
+				return err
+			}
+		}
+		return nil
+	case *arrow.DictionaryType:
+		return p.dictionary(t, s)
+	case arrow.FixedWidthDataType:
+		return p.fixed(s, 1, int64(t.Bytes()))
+	}
+	return p.path.invalid("no layout for the type %s", dt)
+}
+
+// shapeOf returns how many buffers and children an array of a type has; views have more buffers.
+func shapeOf(dt arrow.DataType) (buffers, children int) {
+	switch t := dt.(type) {
+	case *arrow.NullType:
+		return 0, 0
+	case *arrow.RunEndEncodedType:
+		return 0, 2
+	case *arrow.SparseUnionType:
+		return 1, t.NumFields()
+	case *arrow.DenseUnionType:
+		return 2, t.NumFields()
+	case *arrow.StructType:
+		return 1, t.NumFields()
+	case *arrow.FixedSizeListType:
+		return 1, 1
+	case *arrow.ListViewType, *arrow.LargeListViewType:
+		return 3, 1
+	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
+		return 2, 1
+	case arrow.BinaryViewDataType:
+		return 2, 0
+	case arrow.BinaryDataType:
+		return 3, 0
+	}
+	return 2, 0
+}
+
+// whole plans a child with everything that it has.
+func (p *tablePlanner) whole(name string, dt arrow.DataType, a *DeviceArray) error {
+	n := int64(0)
+	if a != nil {
+		n = a.Length
+	}
+	return p.child(name, dt, a, 0, n)
+}
+
+// lies gives a place to the n bytes of a buffer from at on, of which the device has more if
+// more is not 0.
+func (p *tablePlanner) lies(b batch.DeviceRange, at, n, more int64) error {
+	if b.Length < Unknown || b.Length != Unknown && (at+n+more > b.Length || at+n+more < 0) {
+		return p.path.invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n+more, at)
+	}
+	if uint64(b.Addr) > 1<<63 { // sums of addresses stay in range
+		return p.path.invalid("a buffer at %#x", uint64(b.Addr))
+	}
+	if p.place(n) {
+		for len(p.ranges) < len(p.spans)-1 {
+			p.ranges = append(p.ranges, batch.DeviceRange{})
+		}
+		p.ranges = append(p.ranges, batch.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n + more})
+	}
+	return nil
+}
+
+// adjusted says how the buffer that was placed last is put right.
+func (p *tablePlanner) adjusted(a batch.Adjustment) {
+	a.Buffer = len(p.spans) - 1
+	p.adjust = append(p.adjust, a)
+}
+
+// read returns bytes of the device's, or false if they have to be fetched first.
+func (p *tablePlanner) read(b batch.DeviceRange, at, n int64) ([]byte, bool, error) {
+	if b.Length != Unknown && at+n > b.Length {
+		return nil, false, p.path.invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n, at)
+	}
+	if n > readMost {
+		return nil, false, p.path.invalid("%d bytes would have to be read to know its shape", n)
+	}
+	key := batch.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n}
+	if got, ok := p.known[key]; ok {
+		return got, true, nil
+	}
+	if !p.wanted[key] {
+		p.wanted[key] = true
+		p.missing = append(p.missing, peek{key.Addr, make([]byte, n)})
+	}
+	return nil, false, nil
+}
+
+// readMost bounds what is allocated for an array that lies about its length: the bits of
+// 2^31 rows.
+const readMost = 1 << 28
+
+// validity plans the bitmap of s and counts its nulls, where they are not told for these rows.
+func (p *tablePlanner) validity(s *deviceRows, from int64) error {
+	b := s.Buffers[0]
+	told := s.Nulls
+	if told > 0 && (from != 0 || s.n != s.Length) {
+		told = Unknown
+	}
+	switch {
+	case b.Addr == 0 && s.Nulls > 0:
+		return p.path.invalid("%d nulls and no validity", s.Nulls)
+	case b.Addr == 0 || s.n == 0:
+		told = 0
+	}
+	if told == Unknown {
+		begin := s.at / 8
+		bitmap, ok, err := p.read(b, begin, (s.at%8+s.n+7)/8)
+		if err != nil {
+			return err
+		}
+		told = 0
+		if ok {
+			told = s.n - int64(bitutil.CountSetBits(bitmap, int(s.at%8), int(s.n)))
+		}
+	}
+	s.nulls = told
+	p.node(s.n, told)
+	if told == 0 {
+		p.absent()
+		return nil
+	}
+	return p.bitmap(b, s.at, s.n)
+}
+
+// bitmap plans the n bits from at on.
+func (p *tablePlanner) bitmap(b batch.DeviceRange, at, n int64) error {
+	shift, size := at%8, (n+7)/8
+	if err := p.lies(b, at/8, size, (shift+n+7)/8-size); err != nil {
+		return err
+	}
+	if n > 0 && (shift != 0 || n%8 != 0) {
+		p.adjusted(batch.Adjustment{How: batch.Bits, Base: shift, Count: n})
+	}
+	return nil
+}
+
+// lacks handles a buffer that is absent, which it may be if no row has a value.
+func (p *tablePlanner) lacks(s deviceRows, i int) (bool, error) {
+	switch {
+	case s.Buffers[i].Addr != 0 && s.n > 0:
+		return false, nil
+	case s.n > s.nulls:
+		return true, p.path.invalid("buffer %d is missing", i)
+	case s.n == 0 && s.Buffers[i].Addr != 0:
+		p.raw(nil)
+		return true, nil
+	}
+	p.absent()
+	return true, nil
+}
+
+func (p *tablePlanner) booleans(s deviceRows) error {
+	if lacks, err := p.lacks(s, 1); lacks {
+		return err
+	}
+	return p.bitmap(s.Buffers[1], s.at, s.n)
+}
+
+func (p *tablePlanner) fixed(s deviceRows, i int, width int64) error {
+	if width < 0 || width > 0 && s.at+s.n > (1<<62)/width {
+		return p.path.invalid("%d values of %d bytes", s.n, width)
+	}
+	if width == 0 {
+		p.raw(nil)
+		return nil
+	}
+	if lacks, err := p.lacks(s, i); lacks {
+		return err
+	}
+	return p.lies(s.Buffers[i], s.at*width, s.n*width, 0)
+}
+
+// offsets plans buffer 1 and returns which bytes or values its offsets span.
+func (p *tablePlanner) offsets(s deviceRows, width int64) (first, last int64, err error) {
+	if lacks, err := p.lacks(s, 1); lacks {
+		return 0, 0, err
+	}
+	b := s.Buffers[1]
+	one, ok1, err := p.read(b, s.at*width, width)
+	if err != nil {
+		return 0, 0, err
+	}
+	end, ok2, err := p.read(b, (s.at+s.n)*width, width)
+	if err != nil {
+		return 0, 0, err
+	}
+	if ok1 && ok2 {
+		first, last = offsetAt(one, width, 0), offsetAt(end, width, 0)
+	}
+	if first < 0 || last < first || last > maxRows {
+		return 0, 0, p.path.invalid("offsets from %d to %d", first, last)
+	}
+	if err := p.lies(b, s.at*width, (s.n+1)*width, 0); err != nil {
+		return 0, 0, err
+	}
+	if first != 0 {
+		p.adjusted(batch.Adjustment{How: batch.Lower, Width: width, Base: first})
+	}
+	return first, last, nil
+}
+
+func (p *tablePlanner) binary(s deviceRows, width int64) error {
+	first, last, err := p.offsets(s, width)
+	if err != nil {
+		return err
+	}
+	b := s.Buffers[2]
+	switch {
+	case b.Addr == 0 && last > first:
+		return p.path.invalid("offsets reach to byte %d of none", last)
+	case b.Addr == 0:
+		p.absent()
+		return nil
+	}
+	return p.lies(b, first, last-first, 0)
+}
+
+func (p *tablePlanner) views(s deviceRows) error {
+	if err := p.fixed(s, 1, viewWidth); err != nil {
+		return err
+	}
+	data := s.Buffers[2:]
+	if s.n == 0 {
+		data = nil
+	}
+	p.planner.node(int64(len(data)), 0)
+	for i, b := range data {
+		if b.Length < 0 || b.Addr == 0 && b.Length > 0 {
+			return p.path.invalid("data buffer %d of the views has %d bytes at %#x", i, b.Length, uint64(b.Addr))
+		}
+		if err := p.lies(b, 0, b.Length, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *tablePlanner) union(t arrow.UnionType, s deviceRows) error {
+	if err := p.fixed(s, 0, 1); err != nil {
+		return err
+	}
+	dense := t.Mode() == arrow.DenseMode
+	if dense {
+		if err := p.fixed(s, 1, 4); err != nil {
+			return err
+		}
+	}
+	for i, f := range t.Fields() {
+		var err error
+		if dense {
+			err = p.whole(f.Name, f.Type, s.Children[i])
+		} else {
+			err = p.child(f.Name, f.Type, s.Children[i], s.at, s.n)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *tablePlanner) dictionary(t *arrow.DictionaryType, s deviceRows) error {
+	index, ok := t.IndexType.(arrow.FixedWidthDataType)
+	if !ok {
+		return p.path.invalid("indices of type %s", t.IndexType)
+	}
+	if err := p.fixed(s, 1, int64(index.Bytes())); err != nil {
+		return err
+	}
+	if s.Dictionary == nil {
+		if s.n > s.nulls {
+			return p.path.invalid("no dictionary")
+		}
+		p.empty(t.ValueType)
+		return nil
+	}
+	return p.whole("dictionary", t.ValueType, s.Dictionary)
+}
+
+// runs plans the runs that s shows. Those of a slice are found among the run ends, which are
+// read for that.
+func (p *tablePlanner) runs(t *arrow.RunEndEncodedType, s deviceRows) error {
+	index, ok := t.RunEnds().(arrow.FixedWidthDataType)
+	ends := s.Children[0]
+	switch {
+	case !ok || !t.ValidRunEndsType(t.RunEnds()):
+		return p.path.invalid("run ends of type %s", t.RunEnds())
+	case ends == nil || len(ends.Buffers) != 2 || ends.Length < 0 || ends.Offset < 0 || ends.Length > maxRows || ends.Offset > maxRows:
+		return p.path.invalid("run ends that are no array")
+	case s.n > 0 && (ends.Length == 0 || ends.Buffers[1].Addr == 0):
+		return p.path.invalid("%d rows and no runs", s.n)
+	}
+	width := int64(index.Bytes())
+	first, last := int64(0), ends.Length
+	if s.n == 0 {
+		last = 0
+	} else if s.at > 0 {
+		b, ok, err := p.read(ends.Buffers[1], ends.Offset*width, ends.Length*width)
+		if err != nil {
+			return err
+		}
+		if ok {
+			if first, last, err = p.shownRuns(b, width, s); err != nil {
+				return err
+			}
+		}
+	}
+	p.path.push("run_ends")
+	p.node(last-first, 0)
+	p.absent()
+	err := p.fixed(deviceRows{DeviceArray: ends, at: ends.Offset + first, n: last - first}, 1, width)
+	if err == nil && s.at > 0 && last > first {
+		p.adjusted(batch.Adjustment{How: batch.Ends, Width: width, Base: s.at, Count: s.n})
+	}
+	p.path.pop()
+	if err != nil {
+		return err
+	}
+	return p.child("values", t.Encoded(), s.Children[1], first, last-first)
+}
+
+// shownRuns finds the runs that the rows lie in.
+func (p *tablePlanner) shownRuns(b []byte, width int64, s deviceRows) (first, last int64, err error) {
+	n := int64(len(b)) / width
+	first = int64(sort.Search(int(n), func(i int) bool { return signed(b, width, int64(i)) > s.at }))
+	last = first + int64(sort.Search(int(n-first), func(i int) bool { return signed(b, width, first+int64(i)) >= s.at+s.n })) + 1
+	if last > n {
+		return 0, 0, p.path.invalid("the runs end before row %d", s.at+s.n)
+	}
+	return first, last, nil
+}

@@ -1,0 +1,525 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/faultdev"
+)
+
+var (
+	toGPU  = reservation.AnyInTier(tier.GPU)
+	toHost = reservation.AnyInTier(tier.Host)
+	toDisk = reservation.AnyInTier(tier.Disk)
+)
+
+// as moves a batch to a form and checks that it is whole there.
+func (m *machine) as(t *testing.T, b *batch.Batch, to reservation.Strategy, form batch.PayloadType, at tier.Kind) {
+	t.Helper()
+	if err := m.mover.MoveAs(t.Context(), b, to, form, ReasonWork); err != nil {
+		t.Fatalf("to %s: %v", form, err)
+	}
+	if got := b.PayloadType(); got != form {
+		t.Fatalf("the batch is %s, want %s", got, form)
+	}
+	if !m.mover.cfg.Builtin.outside { // the digest is that of another layout there
+		m.whole(t, b, at)
+		return
+	}
+	m.rests(t, b, at)
+	m.says(t, b, m.records[b.ID()], at)
+}
+
+// Every type goes from every form to a table and back, byte for byte.
+func TestTablesOfEveryType(t *testing.T) {
+	for _, outside := range []bool{false, true} {
+		m := newMachine(t, machineConfig{outside: outside})
+		for i, dt := range arrowgen.Types() {
+			for _, rows := range []int{0, 1, 70} {
+				t.Run(fmt.Sprintf("%v/%d/%d", outside, i, rows), func(t *testing.T) {
+					g := arrowgen.New(uint64(i + rows))
+					rec := g.Record(arrowgen.Schema(dt, dt), rows)
+					defer rec.Release()
+					b := m.put(t, rec, tier.Host)
+					m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+					m.as(t, b, toHost, batch.HostImage, tier.Host)
+					m.as(t, b, toGPU, batch.GPUImage, tier.GPU)
+					m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+					m.as(t, b, toDisk, batch.DiskImage, tier.Disk)
+					m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+					m.as(t, b, toGPU, batch.GPUImage, tier.GPU)
+				})
+			}
+		}
+	}
+}
+
+// A table that is larger than what one copy carries, and packed images as its source.
+func TestLargeTables(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, codec: CodecS2})
+	rec := arrowgen.Strings(1, 600_000, 3)
+	defer rec.Release()
+	b := m.laid(t, rec)
+	if b.Descriptor().Body < 2*maxPiece {
+		t.Fatalf("%d bytes are too little for this test", b.Descriptor().Body)
+	}
+	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+	m.as(t, b, toHost, batch.HostImage, tier.Host)
+	m.as(t, b, toHost, batch.HostPacked, tier.Host)
+	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+	m.as(t, b, toDisk, batch.DiskImage, tier.Disk)
+	m.as(t, b, toDisk, batch.DiskPacked, tier.Disk)
+	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+	c, err := m.mover.Clone(t.Context(), b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.PayloadType() != batch.GPUTable {
+		t.Errorf("the clone is %s", c.PayloadType())
+	}
+	m.drop(t, b)
+	m.records[c.ID()] = rec
+	m.as(t, c, toHost, batch.HostImage, tier.Host)
+	m.drop(t, c)
+}
+
+// The device is asked for one copy for all buffers of a table, and for no memory.
+func TestTableIsOneCopy(t *testing.T) {
+	var dev *faultdev.Device
+	m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+	rec := arrowgen.New(1).Record(arrowgen.Schema(arrowgen.Flat()...), 100)
+	defer rec.Release()
+	b := m.put(t, rec, tier.Host)
+	for _, step := range []func(){
+		func() { m.as(t, b, toGPU, batch.GPUTable, tier.GPU) },
+		func() { m.as(t, b, toHost, batch.HostImage, tier.Host) },
+	} {
+		before := dev.Count(faultdev.CopyRegions)
+		others := dev.Count(faultdev.CopyToDevice, faultdev.CopyToHost, faultdev.CopyOnDevice, faultdev.Fill, faultdev.Alloc)
+		if step(); b.Info().Space.Kind == tier.Host {
+			if n := dev.Count(faultdev.CopyRegions) - before; n != 1 {
+				t.Errorf("%d batched copies, want 1", n)
+			}
+			if n := dev.Count(faultdev.CopyToDevice, faultdev.CopyToHost, faultdev.CopyOnDevice, faultdev.Fill, faultdev.Alloc) - others; n != 0 {
+				t.Errorf("%d other operations", n)
+			}
+		}
+	}
+}
+
+// foreigner puts a record's arrays on the device as somebody else would: each buffer in
+// an allocation that the books do not know.
+type foreigner struct {
+	t        testing.TB
+	dev      tier.Device
+	stream   tier.Stream
+	addrs    []tier.Addr
+	released int
+	lengths  bool // are told
+	nulls    bool // are told
+}
+
+func newForeign(t testing.TB, m *machine) *foreigner {
+	pool, err := m.mover.cfg.Builtin.Streams(tier.ID{Kind: tier.GPU})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := pool.Device()
+	for { // faults are not the foreigner's
+		w, ok := dev.(interface{ Unwrap() tier.Device })
+		if !ok {
+			break
+		}
+		dev = w.Unwrap()
+	}
+	s, err := dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &foreigner{t: t, dev: dev, stream: s}
+}
+
+func (f *foreigner) buffer(b []byte, lengths bool) batch.DeviceRange {
+	a, err := f.dev.Alloc(f.stream, max(1, int64(len(b))))
+	if err == nil {
+		err = f.dev.CopyToDevice(f.stream, a, b)
+	}
+	if err == nil {
+		err = f.stream.Sync()
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.addrs = append(f.addrs, a)
+	if !lengths {
+		return batch.DeviceRange{Addr: a, Length: Unknown}
+	}
+	return batch.DeviceRange{Addr: a, Length: int64(len(b))}
+}
+
+func (f *foreigner) array(d arrow.ArrayData) *DeviceArray {
+	out := &DeviceArray{Length: int64(d.Len()), Offset: int64(d.Offset()), Nulls: Unknown}
+	if f.nulls {
+		out.Nulls = int64(d.NullN())
+	}
+	bufs := d.Buffers()
+	dt := storage(d.DataType())
+	switch dt.ID() {
+	case arrow.NULL, arrow.RUN_END_ENCODED:
+		bufs, out.Nulls = nil, 0
+	case arrow.SPARSE_UNION, arrow.DENSE_UNION:
+		bufs, out.Nulls = bufs[1:], 0
+	}
+	_, views := dt.(arrow.BinaryViewDataType)
+	for i, b := range bufs {
+		if b == nil || i == 0 && b.Len() == 0 {
+			out.Buffers = append(out.Buffers, batch.DeviceRange{})
+			continue
+		}
+		out.Buffers = append(out.Buffers, f.buffer(b.Bytes(), f.lengths || views))
+	}
+	if out.Nulls > 0 && out.Buffers[0].Addr == 0 {
+		out.Nulls = 0
+	}
+	for _, c := range d.Children() {
+		out.Children = append(out.Children, f.array(c))
+	}
+	if dict := d.Dictionary(); dict != nil && dt.ID() == arrow.DICTIONARY {
+		out.Dictionary = f.array(dict)
+	}
+	return out
+}
+
+func (f *foreigner) table(rec arrow.RecordBatch, space *tier.Space) DeviceTable {
+	t := DeviceTable{Space: space, Schema: rec.Schema(), Rows: rec.NumRows(), Release: f.release}
+	for _, c := range rec.Columns() {
+		t.Columns = append(t.Columns, f.array(c.Data()))
+	}
+	return t
+}
+
+func (f *foreigner) release() {
+	f.released++
+	for _, a := range f.addrs {
+		if err := f.dev.Free(f.stream, a); err != nil {
+			f.t.Error(err)
+		}
+	}
+	if err := f.stream.Close(); err != nil {
+		f.t.Error(err)
+	}
+}
+
+// says checks that a batch says what the record does, and has good checksums on disk.
+func (m *machine) says(t *testing.T, b *batch.Batch, rec arrow.RecordBatch, k tier.Kind) {
+	t.Helper()
+	h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	got, err := m.mover.Record(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Release()
+	if err := Equal(rec, got); err != nil {
+		t.Fatalf("in %s: %v", k, err)
+	}
+}
+
+func (m *machine) adoptForeign(t *testing.T, f *foreigner, rec arrow.RecordBatch) *batch.Batch {
+	t.Helper()
+	p, err := m.mover.AdoptTable(t.Context(), f.table(rec, m.spaces[tier.GPU]))
+	if err != nil {
+		f.release()
+		t.Fatal(err)
+	}
+	return m.own(t, rec, p)
+}
+
+// own makes a batch that the test drops.
+func (m *machine) own(t *testing.T, rec arrow.RecordBatch, p batch.Payload) *batch.Batch {
+	t.Helper()
+	b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.records[b.ID()] = rec
+	return b
+}
+
+func (m *machine) laid(t *testing.T, rec arrow.RecordBatch) *batch.Batch {
+	t.Helper()
+	p, err := m.mover.Ingest(t.Context(), rec, toHost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.own(t, rec, p)
+}
+
+func (m *machine) drop(t *testing.T, b *batch.Batch) {
+	t.Helper()
+	if err := b.Drop(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Tables of somebody else's, of every type and sliced at every level, become what the record
+// says in every form; their owner gets the memory back once, when they have left.
+func TestForeignTablesOfEveryType(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	for i, dt := range arrowgen.Types() {
+		for _, rows := range []int{0, 1, 70} {
+			for _, told := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%d %s/%d/%v", i, dt.Name(), rows, told), func(t *testing.T) {
+					g := arrowgen.New(uint64(i + rows))
+					rec := g.Record(arrowgen.Schema(dt), rows+9)
+					defer rec.Release()
+					if rows > 0 {
+						whole := rec
+						defer whole.Release()
+						rec = rec.NewSlice(5, int64(5+rows))
+					}
+					for _, by := range []batch.PayloadType{batch.HostImage, batch.DiskImage, batch.GPUImage, batch.GPUTable} {
+						f := newForeign(t, m)
+						f.lengths, f.nulls = told, told
+						b := m.adoptForeign(t, f, rec)
+						m.says(t, b, rec, tier.GPU)
+						switch by {
+						case batch.GPUTable: // as it is, with offsets and all
+							c, err := m.mover.Clone(t.Context(), b, nil)
+							if err != nil {
+								t.Fatal(err)
+							}
+							m.drop(t, b)
+							b = c
+						default:
+							to := reservation.AnyInTier(map[batch.PayloadType]tier.Kind{batch.HostImage: tier.Host, batch.DiskImage: tier.Disk, batch.GPUImage: tier.GPU}[by])
+							if err := m.mover.MoveAs(t.Context(), b, to, by, ReasonWork); err != nil {
+								t.Fatal(err)
+							}
+						}
+						if f.released != 1 {
+							t.Fatalf("released %d times", f.released)
+						}
+						m.says(t, b, rec, b.Info().Space.Kind)
+						if err := m.mover.Move(t.Context(), b, toDisk, ReasonWork); err != nil {
+							t.Fatal(err)
+						}
+						m.says(t, b, rec, tier.Disk)
+						m.rests(t, b, tier.Disk)
+						m.drop(t, b)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A table that was an image is canonical: what a foreign one becomes has the checksums and
+// the zeros of an image that was laid out.
+func TestForeignTableBecomesTheSameImage(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	g := arrowgen.New(3)
+	g.Plain = true
+	rec := g.Record(arrowgen.Schema(arrow.PrimitiveTypes.Int32, arrow.BinaryTypes.String, arrow.FixedWidthTypes.Boolean,
+		arrow.ListOf(arrow.PrimitiveTypes.Int64)), 203)
+	defer rec.Release()
+	part := rec.NewSlice(11, 200)
+	defer part.Release()
+	b := m.adoptForeign(t, newForeign(t, m), part)
+	m.as(t, b, toHost, batch.HostImage, tier.Host)
+	defer m.drop(t, b)
+	laid, _, _ := laidOut(t, part)
+	if got := b.Descriptor(); fmt.Sprint(got.Nodes, got.Buffers, got.Sums) != fmt.Sprint(laid.Nodes, laid.Buffers, laid.Sums) {
+		t.Errorf("the image is %v, laid out %v", got, laid)
+	}
+}
+
+func TestAdoptTableRefusesNonsense(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	gpu := m.spaces[tier.GPU]
+	str := arrowgen.Schema(arrow.BinaryTypes.String)
+	f := newForeign(t, m)
+	defer f.release()
+	down := f.buffer([]byte{9, 0, 0, 0, 1, 0, 0, 0}, false)
+	data := f.buffer([]byte("data"), true)
+	short := f.buffer([]byte{0, 0, 0, 0, 4, 0, 0, 0}, true)
+	for name, c := range map[string]struct {
+		a    DeviceArray
+		want error
+	}{
+		"negative length":       {DeviceArray{Length: -1, Buffers: make([]batch.DeviceRange, 3)}, ErrInvalid},
+		"no buffers":            {DeviceArray{Length: 1}, ErrInvalid},
+		"no offsets":            {DeviceArray{Length: 1, Buffers: make([]batch.DeviceRange, 3)}, ErrInvalid},
+		"too short":             {DeviceArray{Length: 1, Offset: 5, Buffers: []batch.DeviceRange{{}, short, data}}, ErrInvalid},
+		"falling offsets":       {DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, down, data}}, ErrInvalid},
+		"huge":                  {DeviceArray{Length: 1 << 62, Buffers: []batch.DeviceRange{{}, short, data}}, ErrInvalid},
+		"nulls and no validity": {DeviceArray{Length: 1, Nulls: 1, Buffers: []batch.DeviceRange{{}, short, data}}, ErrInvalid},
+		"a child":               {DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, short, data}, Children: []*DeviceArray{nil}}, ErrInvalid},
+		"elsewhere":             {DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, {Addr: 1, Length: Unknown}, data}}, nil},
+	} {
+		p, err := m.mover.AdoptTable(t.Context(), DeviceTable{Space: gpu, Schema: str, Rows: max(0, min(c.a.Length, 1)), Columns: []*DeviceArray{&c.a},
+			Release: func() { t.Errorf("%s: released", name) }})
+		if err == nil {
+			t.Errorf("%s: adopted as %v", name, p)
+		} else if c.want != nil && !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := m.mover.AdoptTable(t.Context(), DeviceTable{Space: gpu, Schema: arrowgen.Schema(arrow.PrimitiveTypes.Int64), Rows: 1 << 40,
+		Columns: []*DeviceArray{{Length: 1 << 40, Buffers: []batch.DeviceRange{{}, {Addr: 1 << 50, Length: Unknown}}}}}); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("more than the device has: %v", err)
+	}
+	if u := gpu.Usage(); u.Live != 0 || u.Reserved != 0 {
+		t.Errorf("the books hold %+v", u)
+	}
+}
+
+// A fault while a table is adopted leaves its memory its owner's, and nothing in the books.
+func TestAdoptTableFaults(t *testing.T) {
+	injected := errors.New("injected")
+	for _, effect := range []faultdev.Effect{faultdev.Fail(injected), faultdev.FailWork(injected)} {
+		var dev *faultdev.Device
+		m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+		rec := arrowgen.New(5).Record(arrowgen.Schema(arrow.ListOf(arrow.ListOf(arrow.BinaryTypes.String))), 300)
+		defer rec.Release()
+		hits := 0
+		for skip := 0; ; skip++ {
+			f := newForeign(t, m)
+			table := f.table(rec, m.spaces[tier.GPU])
+			remove := dev.Add(faultdev.Rule{Skip: skip, Times: 1, Effect: effect})
+			p, err := m.mover.AdoptTable(t.Context(), table)
+			hit := dev.Hits() > 0
+			remove()
+			if !hit {
+				if err != nil {
+					t.Fatal(err)
+				}
+				b := m.own(t, rec, p)
+				m.says(t, b, rec, tier.GPU)
+				m.drop(t, b)
+				if f.released != 1 {
+					t.Errorf("released %d times", f.released)
+				}
+				break
+			}
+			hits++
+			if !errors.Is(err, injected) {
+				t.Fatalf("the fault at %d: %v", skip, err)
+			}
+			if u := m.spaces[tier.GPU].Usage(); f.released != 0 || u.Live != 0 || u.Reserved != 0 {
+				t.Fatalf("the fault at %d: released %d times, the books hold %+v", skip, f.released, u)
+			}
+			f.release()
+		}
+		if hits < 3 {
+			t.Errorf("%d faults hit", hits)
+		}
+	}
+}
+
+// A cancelled move of a table leaves it where it is.
+func TestTableMoveIsCancelled(t *testing.T) {
+	var dev *faultdev.Device
+	m := newMachine(t, machineConfig{gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+	rec := arrowgen.Strings(1, 600_000, 3)
+	defer rec.Release()
+	b := m.laid(t, rec)
+	defer m.drop(t, b)
+	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+	for _, to := range []struct {
+		form batch.PayloadType
+		at   tier.Kind
+	}{{batch.HostImage, tier.Host}, {batch.DiskImage, tier.Disk}, {batch.GPUImage, tier.GPU}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		remove := dev.Add(faultdev.Rule{Ops: []faultdev.Op{faultdev.CopyRegions}, Times: 1, Effect: faultdev.Do(func(faultdev.Op, int64) { cancel() })})
+		err := m.mover.MoveAs(ctx, b, reservation.AnyInTier(to.at), to.form, ReasonWork)
+		remove()
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("to %s: %v", to.form, err)
+		}
+		if b.PayloadType() != batch.GPUTable {
+			t.Fatalf("the batch is %s", b.PayloadType())
+		}
+		m.whole(t, b, tier.GPU)
+	}
+}
+
+// A fault at each operation of the device leaves the batch where it was, and nothing is
+// lost: the same move succeeds afterwards.
+func TestTableFaults(t *testing.T) {
+	injected := errors.New("injected")
+	for _, effect := range []faultdev.Effect{faultdev.Fail(injected), faultdev.FailWork(injected)} {
+		var dev *faultdev.Device
+		m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+		g := arrowgen.New(9)
+		rec := g.Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.FixedWidthTypes.Boolean, arrow.ListOf(arrow.PrimitiveTypes.Int16)), 20_000)
+		defer rec.Release()
+		for _, own := range []bool{true, false} {
+			for _, to := range []struct {
+				from, form batch.PayloadType
+				at         tier.Kind
+			}{
+				{batch.GPUTable, batch.HostImage, tier.Host}, {batch.GPUTable, batch.GPUImage, tier.GPU}, {batch.GPUTable, batch.DiskImage, tier.Disk},
+				{batch.HostImage, batch.GPUTable, tier.GPU}, {batch.GPUImage, batch.GPUTable, tier.GPU}, {batch.DiskImage, batch.GPUTable, tier.GPU},
+			} {
+				if !own && to.from != batch.GPUTable {
+					continue
+				}
+				hits := 0
+				for skip := 0; ; skip++ {
+					var b *batch.Batch
+					if own {
+						b = m.laid(t, rec)
+						kind := map[batch.PayloadType]tier.Kind{batch.GPUTable: tier.GPU, batch.GPUImage: tier.GPU, batch.HostImage: tier.Host, batch.DiskImage: tier.Disk}[to.from]
+						m.as(t, b, reservation.AnyInTier(kind), to.from, kind)
+					} else {
+						b = m.adoptForeign(t, newForeign(t, m), rec)
+					}
+					at := b.Info().Space.Kind
+					remove := dev.Add(faultdev.Rule{Skip: skip, Times: 1, Effect: effect})
+					err := m.mover.MoveAs(context.Background(), b, reservation.AnyInTier(to.at), to.form, ReasonWork)
+					hit := dev.Hits() > 0
+					remove()
+					if !hit {
+						if err != nil {
+							t.Fatal(err)
+						}
+						m.drop(t, b)
+						break
+					}
+					hits++
+					if err == nil {
+						t.Fatalf("%s to %s: the fault at %d went unnoticed", to.from, to.form, skip)
+					}
+					if !errors.Is(err, injected) {
+						t.Fatalf("%s to %s: %v", to.from, to.form, err)
+					}
+					if b.PayloadType() != to.from {
+						t.Fatalf("the batch is %s", b.PayloadType())
+					}
+					m.rests(t, b, at)
+					m.says(t, b, rec, at)
+					m.drop(t, b)
+				}
+				if hits == 0 {
+					t.Errorf("%s to %s: no fault hit", to.from, to.form)
+				}
+			}
+		}
+	}
+}
