@@ -153,3 +153,29 @@ func Wait(ctx context.Context, e Event) error {
 		return context.Cause(ctx)
 	}
 }
+
+// Pinner is a device that copies from and to host memory as fast as it can only if it has pinned it before. A
+// decorator may implement it, or be looked through: see PinnerOf.
+type Pinner interface {
+	// Pin pins host memory that is not Go's, for all devices of the backend. The memory must stay mapped, and
+	// the pages that it has, until it is unpinned. To pin what is pinned does nothing.
+	Pin(mem []byte) error
+	// Unpin ends that, for memory as it was given to Pin; closing the device does, too. No copy may be
+	// using it.
+	Unpin(mem []byte) error
+}
+
+// PinnerOf returns dev, or the first of the devices that it wraps, as a Pinner.
+func PinnerOf(dev Device) (Pinner, bool) {
+	for d := dev; d != nil; {
+		if p, ok := d.(Pinner); ok {
+			return p, true
+		}
+		w, ok := d.(interface{ Unwrap() Device })
+		if !ok {
+			break
+		}
+		d = w.Unwrap()
+	}
+	return nil, false
+}

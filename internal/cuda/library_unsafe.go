@@ -96,6 +96,12 @@ func (l *Library) HasPools() bool {
 	return true
 }
 
+// Same says whether other is the same driver, loaded twice.
+func (l *Library) Same(other *Library) bool { return l.sym.init.fn == other.sym.init.fn }
+
+// Pinned says whether all n bytes of host memory at addr were pinned by Calls of this library.
+func (l *Library) Pinned(addr uintptr, n int64) bool { return l.pinned.hold(addr, n) }
+
 // HasPoolAccess says whether peers can be let into a pool.
 func (l *Library) HasPoolAccess() bool { return l.sym.poolAccess.fn != 0 }
 

@@ -1,0 +1,245 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// granule is what allocations are rounded up to.
+const granule = 512
+
+// Device is a GPU. It implements tier.Device, tier.Computer and tier.Pinner and is safe for
+// concurrent use; a stream belongs to one goroutine at a time.
+type Device struct {
+	cfg    Config
+	driver *Driver
+	dev    *cuda.Device
+	source source
+	gate   gate
+	bounce staging
+	waits  sync.WaitGroup // goroutines that wait for events
+
+	mu struct {
+		lockrank.Mutex[lockrank.Device]
+		table   table
+		live    int64
+		retired int64
+		streams map[*stream]struct{}
+		pins    []uintptr        // where memory begins that was pinned here
+		peers   map[*Device]bool // that work of this device may write to
+	}
+}
+
+var (
+	_ tier.Device = (*Device)(nil)
+	_ tier.Pinner = (*Device)(nil)
+)
+
+// Open opens a device. The caller must Close it.
+func (d *Driver) Open(cfg Config) (*Device, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	open := func() (*cuda.Device, error) { return d.lib.Open(cfg.Ordinal) }
+	if cfg.Context != 0 {
+		open = func() (*cuda.Device, error) { return d.lib.Adopt(cfg.Ordinal, cuda.Context(cfg.Context)) }
+	}
+	dev, err := open()
+	if err != nil {
+		return nil, err
+	}
+	x := &Device{cfg: cfg, driver: d, dev: dev}
+	x.bounce.dev = dev
+	x.mu.streams = make(map[*stream]struct{})
+	x.mu.peers = make(map[*Device]bool)
+	x.mu.table.init()
+	if err := x.getMemory(); err != nil {
+		return nil, errors.Join(fmt.Errorf("cuda: device %d: %w", cfg.Ordinal, err), dev.Close())
+	}
+	return x, nil
+}
+
+// getMemory decides how much there is, and makes what it comes from.
+func (d *Device) getMemory() error {
+	free, total, err := d.driverMemory()
+	if err != nil {
+		return err
+	}
+	if d.cfg.Memory == 0 {
+		d.cfg.Memory = free - free/16
+	}
+	d.cfg.Memory = min(d.cfg.Memory, total) / granule * granule
+	if d.cfg.Memory < granule {
+		return fmt.Errorf("%d bytes of its memory are free: %w", free, tier.ErrNoSpace)
+	}
+	kind := d.cfg.Allocation
+	pools := d.dev.Info().Pools
+	switch {
+	case kind == StreamOrdered && !pools:
+		return fmt.Errorf("this driver or GPU has no stream-ordered allocation (leave the choice to AllocAuto): %w", tier.ErrNotSupported)
+	case kind == OnePiece || !pools:
+		d.source, err = newPiece(d.dev, d.cfg.Memory)
+	default:
+		d.source, err = newPool(d.dev)
+	}
+	return err
+}
+
+func (d *Device) driverMemory() (free, total int64, err error) {
+	err = d.dev.Here(func(c *cuda.Calls) (err error) { free, total, err = c.MemInfo(); return err })
+	return free, total, err
+}
+
+// Info implements tier.Device.
+func (d *Device) Info() tier.DeviceInfo {
+	i := d.dev.Info()
+	return tier.DeviceInfo{Name: i.Name, Backend: "cuda", UUID: i.UUID, PCI: i.PCI, Node: d.cfg.Node, Driver: "CUDA " + d.driver.Version()}
+}
+
+// Context returns the CUcontext that the device works in.
+func (d *Device) Context() uintptr { return uintptr(d.dev.Context()) }
+
+// Charge implements tier.Device.
+func (d *Device) Charge(size int64) int64 {
+	if size > math.MaxInt64-granule {
+		return math.MaxInt64 / granule * granule
+	}
+	return (max(0, size) + granule - 1) / granule * granule
+}
+
+// MemInfo implements tier.Device. Free is what can still be allocated here: others may have taken part
+// of what is not allocated yet. A driver that does not answer has nothing free.
+func (d *Device) MemInfo() (free, total int64) {
+	d.mu.Lock()
+	left := d.cfg.Memory - d.mu.live - d.mu.retired
+	d.mu.Unlock()
+	if !d.gate.enter() {
+		return 0, d.cfg.Memory
+	}
+	defer d.gate.leave()
+	there, err := d.source.available()
+	if err != nil {
+		return 0, d.cfg.Memory
+	}
+	return max(0, min(left, there)), d.cfg.Memory
+}
+
+// Outstanding implements tier.Device.
+func (d *Device) Outstanding() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mu.live + d.mu.retired
+}
+
+// Reap implements tier.Device. The device takes back by itself what an event has told it of; here
+// it sees to it that there is an event behind each free. It returns 0.
+func (d *Device) Reap() int64 {
+	if !d.gate.enter() {
+		return 0
+	}
+	defer d.gate.leave()
+	for _, s := range d.streams(func(s *stream) bool { return len(s.due.frees) > 0 }) {
+		_, _ = s.record() // refused, it is tried again
+	}
+	return 0
+}
+
+// streams lists the streams that f accepts.
+func (d *Device) streams(f func(*stream) bool) (found []*stream) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for s := range d.mu.streams {
+		if f(s) {
+			found = append(found, s)
+		}
+	}
+	return found
+}
+
+// Close implements tier.Device. It waits for the work on all streams, and with them for the events that they
+// wait for.
+func (d *Device) Close() error {
+	if !d.gate.close() {
+		return tier.ErrClosed
+	}
+	var errs []error
+	for _, s := range d.streams(func(*stream) bool { return true }) {
+		s.shut()
+		errs = append(errs, s.end())
+	}
+	d.waits.Wait()
+	errs = append(errs, d.surely(d.giveBack), d.dev.Close())
+	return firstOf(errs)
+}
+
+// surely calls f where the device's context is current, to give something up: should the driver refuse to make it
+// current here, then on the device's thread, where it is. The device must not be closed.
+func (d *Device) surely(f func(c *cuda.Calls) error) error {
+	called := false
+	err := d.dev.Here(func(c *cuda.Calls) error { called = true; return f(c) })
+	if !called {
+		err = d.dev.Do(f)
+	}
+	return err
+}
+
+// giveBack gives up all that is not a stream.
+func (d *Device) giveBack(c *cuda.Calls) error {
+	d.mu.Lock()
+	pins := d.mu.pins
+	d.mu.pins = nil
+	d.mu.Unlock()
+	var errs []error
+	for _, p := range pins {
+		errs = append(errs, c.UnregisterHost(p))
+	}
+	errs = append(errs, d.bounce.close(c), d.source.close(c, d.mu.table.all()))
+	return firstOf(errs)
+}
+
+// firstOf returns the first error that there is. When a context is lost all calls return the same.
+func firstOf(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// own returns s as an open stream of this device, and holds the device open until the caller leaves
+// the gate, unless there is an error.
+func (d *Device) own(s tier.Stream) (*stream, error) {
+	mine, ok := s.(*stream)
+	if !ok || mine == nil || mine.dev != d {
+		return nil, fmt.Errorf("cuda: a stream of type %T is not one of this device", s)
+	}
+	if !d.gate.enter() {
+		return nil, tier.ErrClosed
+	}
+	if mine.isClosed() {
+		d.gate.leave()
+		return nil, fmt.Errorf("cuda: the stream is %w", tier.ErrClosed)
+	}
+	return mine, nil
+}
+
+// wrapped returns the device of this package that dev is, or wraps.
+func wrapped(dev tier.Device) (*Device, error) {
+	for d := dev; ; {
+		switch x := d.(type) {
+		case *Device:
+			return x, nil
+		case interface{ Unwrap() tier.Device }:
+			d = x.Unwrap()
+		default:
+			return nil, fmt.Errorf("cuda: a copy to a device of type %T: %w", dev, tier.ErrNotSupported)
+		}
+	}
+}

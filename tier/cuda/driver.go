@@ -1,0 +1,104 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Driver is NVIDIA's driver library. It is safe for concurrent use, and stays loaded until the
+// process ends.
+type Driver struct {
+	lib *cuda.Library
+}
+
+// Load loads the driver library at path, or where path is empty libcuda.so.1, as the dynamic linker
+// finds it. That there is none, that it is too old, or that it finds no device is an error that
+// matches tier.ErrNotSupported.
+func Load(path string) (*Driver, error) {
+	lib, err := cuda.Load(path)
+	if err != nil {
+		return nil, &unavailableError{err}
+	}
+	return &Driver{lib}, nil
+}
+
+// unavailableError is an error of the driver that means that there is nothing to work with.
+type unavailableError struct{ cause error }
+
+func (e *unavailableError) Error() string        { return e.cause.Error() }
+func (e *unavailableError) Unwrap() error        { return e.cause }
+func (e *unavailableError) Is(target error) bool { return target == tier.ErrNotSupported }
+
+// Version returns the newest version of CUDA that the driver is for, such as "12.8".
+func (d *Driver) Version() string { return d.lib.Version() }
+
+// DeviceInfo describes a GPU before it is opened.
+type DeviceInfo struct {
+	Ordinal int    // among those that the driver shows (CUDA_VISIBLE_DEVICES)
+	Name    string // as NVIDIA calls it
+	UUID    string // such as "GPU-…", as nvidia-smi writes it
+	PCI     string // such as "0000:17:00.0"
+	Memory  int64  // bytes
+	Pools   bool   // memory can be allocated in the order of streams
+}
+
+// Devices lists the GPUs that the driver shows to the process.
+func (d *Driver) Devices() ([]DeviceInfo, error) {
+	found, err := d.lib.Devices()
+	if err != nil {
+		return nil, err
+	}
+	infos := make([]DeviceInfo, len(found))
+	for i, f := range found {
+		infos[i] = DeviceInfo{Ordinal: f.Ordinal, Name: f.Name, UUID: f.UUID, PCI: f.PCI, Memory: f.Memory, Pools: f.Pools}
+	}
+	return infos, nil
+}
+
+// Allocation is a way to get device memory.
+type Allocation int
+
+// The ways.
+const (
+	// AllocAuto is StreamOrdered where the driver and the GPU can do it, else OnePiece.
+	AllocAuto Allocation = iota
+	// StreamOrdered asks the driver for each piece, in the order of a stream. What is not in
+	// use can be given back to others.
+	StreamOrdered
+	// OnePiece takes all memory when the device is opened, and hands it out without the driver. What is free may
+	// be in several pieces, none of which is long enough.
+	OnePiece
+)
+
+// Config describes a device to open. The zero value is the first GPU, all of its memory.
+type Config struct {
+	// Ordinal is the GPU's number among those that the driver shows.
+	Ordinal int
+	// Node is the nearest NUMA node, for Info; -1 for unknown.
+	Node int
+	// Memory is how many bytes may be allocated at most; 0 is what the GPU has free when the
+	// device is opened, less a sixteenth for what the driver and others need.
+	Memory int64
+	// Allocation is how memory is got.
+	Allocation Allocation
+	// Context, if not 0, is a CUcontext of the GPU that the program has and that the device is to use
+	// instead of the GPU's primary one. It stays the program's, and must be there until the device is closed.
+	Context uintptr
+}
+
+// Validate checks the configuration.
+func (c Config) Validate() error {
+	switch {
+	case c.Ordinal < 0:
+		return fmt.Errorf("cuda: device %d: want a number from 0", c.Ordinal)
+	case c.Node < -1:
+		return fmt.Errorf("cuda: NUMA node %d: want -1 for unknown, or a node", c.Node)
+	case c.Memory < 0 || c.Memory > 0 && c.Memory < granule:
+		return fmt.Errorf("cuda: a device memory of %d bytes: want 0 for what is free, or at least %d", c.Memory, granule)
+	case c.Allocation < AllocAuto || c.Allocation > OnePiece:
+		return fmt.Errorf("cuda: an allocation of kind %d: want AllocAuto, StreamOrdered or OnePiece", c.Allocation)
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// CopyPeer implements tier.Device, also for devices that wrap one of this package and have a method
+// Unwrap() tier.Device. GPUs that cannot reach each other's memory are tier.ErrNotSupported: the driver
+// would copy through the host, in memory that nobody has counted.
+func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
+	peer, err := wrapped(dstDevice)
+	if err != nil {
+		return err
+	}
+	if peer == d {
+		return d.CopyOnDevice(ts, dst, src, size)
+	}
+	s, err := d.own(ts)
+	if err != nil {
+		return err
+	}
+	defer d.gate.leave()
+	if !peer.gate.enter() {
+		return fmt.Errorf("cuda: the peer is %w", tier.ErrClosed)
+	}
+	defer peer.gate.leave()
+	if err := errors.Join(peer.at(dst, size), d.at(src, size)); err != nil {
+		return err
+	}
+	if err := d.reach(peer); err != nil || size == 0 {
+		return err
+	}
+	return s.put(due{}, func(c *cuda.Calls) error {
+		return c.CopyPeer(s.handle, cuda.Ptr(dst), peer.dev.Context(), cuda.Ptr(src), d.dev.Context(), size)
+	})
+}
+
+// reach makes the peer's memory reachable for work of this device, once.
+func (d *Device) reach(peer *Device) error {
+	d.mu.Lock()
+	known := d.mu.peers[peer]
+	d.mu.Unlock()
+	if known {
+		return nil
+	}
+	if !d.driver.lib.Same(peer.driver.lib) {
+		return fmt.Errorf("cuda: the devices belong to different drivers: %w", tier.ErrNotSupported)
+	}
+	if d.dev.Context() != peer.dev.Context() {
+		if err := d.enable(peer); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.peers[peer] = true
+	return nil
+}
+
+func (d *Device) enable(peer *Device) error {
+	from, to := d.dev.Info(), peer.dev.Info()
+	can := from.Ordinal == to.Ordinal
+	if !can {
+		var err error
+		if can, err = d.driver.lib.CanAccessPeer(from.Ordinal, to.Ordinal); err != nil {
+			return err
+		}
+	}
+	if !can {
+		return fmt.Errorf("cuda: %s (%s) cannot reach the memory of %s (%s): %w", from.Name, from.PCI, to.Name, to.PCI, tier.ErrNotSupported)
+	}
+	err := d.dev.Here(func(c *cuda.Calls) error { return c.EnablePeer(peer.dev.Context()) })
+	if err != nil && !errors.Is(err, cuda.ErrPeerAccessAlreadyEnabled) {
+		return err
+	}
+	return peer.source.show(d.dev)
+}

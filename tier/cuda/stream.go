@@ -1,0 +1,399 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// stream is a stream of the GPU's. What is not fixed is guarded by the device's lock.
+type stream struct {
+	dev    *Device
+	handle cuda.Stream
+
+	closed bool
+	err    error        // the first failure that is known
+	due    due          // since the last event
+	deps   []tier.Event // what events to come depend on beside the GPU's own work
+
+	word   []byte          // pinned, 4 bytes: how many events of others have happened for which the GPU waits; nil without
+	waits  uint32          // for how many it was told to wait
+	waited <-chan struct{} // closed when the last of them has happened
+}
+
+// due is what the host has to do when the GPU has come to a point of a stream.
+type due struct {
+	frees []*allocation // to take back
+	spent [][]byte      // pinned memory that copies to the device are done with
+	outs  []out         // bytes that have arrived in pinned memory
+	bytes int64         // of pinned memory in all this
+}
+
+// out is pinned memory whose bytes belong elsewhere.
+type out struct{ dst, from []byte }
+
+func (d *due) empty() bool { return len(d.frees)+len(d.spent)+len(d.outs) == 0 }
+
+// before puts what was due earlier before d.
+func (d *due) before(earlier due) {
+	d.frees = append(earlier.frees, d.frees...)
+	d.spent = append(earlier.spent, d.spent...)
+	d.outs = append(earlier.outs, d.outs...)
+	d.bytes += earlier.bytes
+}
+
+// NewStream implements tier.Device.
+func (d *Device) NewStream() (tier.Stream, error) {
+	if !d.gate.enter() {
+		return nil, tier.ErrClosed
+	}
+	defer d.gate.leave()
+	s := &stream{dev: d}
+	if err := d.dev.Here(func(c *cuda.Calls) (err error) { s.handle, err = c.NewStream(); return err }); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.streams[s] = struct{}{}
+	return s, nil
+}
+
+func (s *stream) isClosed() bool {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	return s.closed
+}
+
+// Err implements tier.Stream.
+func (s *stream) Err() error {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	return s.err
+}
+
+// fail records the stream's first failure.
+func (s *stream) fail(err error) {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+// Sync implements tier.Stream.
+func (s *stream) Sync() error {
+	if !s.dev.gate.enter() {
+		return s.Err()
+	}
+	defer s.dev.gate.leave()
+	if s.isClosed() {
+		return s.Err()
+	}
+	return s.sync()
+}
+
+// sync waits for the work put on the stream so far, by an event if one can be had.
+func (s *stream) sync() error {
+	e, err := s.record()
+	if err != nil {
+		e = s.settle()
+	}
+	<-e.Done()
+	return s.Err()
+}
+
+// Close implements tier.Stream.
+func (s *stream) Close() error {
+	if !s.dev.gate.enter() {
+		return tier.ErrClosed
+	}
+	defer s.dev.gate.leave()
+	if !s.shut() {
+		return tier.ErrClosed
+	}
+	return s.end()
+}
+
+// shut lets no more work in, and says whether that is new.
+func (s *stream) shut() bool {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.closed = true
+	return true
+}
+
+// end waits for the work and gives the stream up. How the work went is told by Err.
+func (s *stream) end() error {
+	_ = s.sync()
+	err := s.dev.surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
+	s.dev.mu.Lock()
+	delete(s.dev.mu.streams, s)
+	word, failed := s.word, s.err != nil
+	s.word = nil
+	s.dev.mu.Unlock()
+	if word != nil {
+		s.dev.bounce.put(word)
+	}
+	if failed {
+		return nil // a driver tells of it again, whatever is called
+	}
+	return err
+}
+
+// event is a point in a stream's work.
+type event struct {
+	s    *stream
+	mark *cuda.Mark    // nil if the work is done
+	tail chan struct{} // if there is more to wait for than the GPU; else nil
+	err  error         // to be read when tail is closed
+}
+
+// Done implements tier.Event.
+func (e *event) Done() <-chan struct{} {
+	if e.tail != nil {
+		return e.tail
+	}
+	return e.mark.Done()
+}
+
+// Err implements tier.Event.
+func (e *event) Err() error {
+	if e.tail == nil {
+		return e.mark.Err()
+	}
+	select {
+	case <-e.tail:
+		return e.err
+	default:
+		return nil
+	}
+}
+
+// Record implements tier.Device.
+func (d *Device) Record(ts tier.Stream) (tier.Event, error) {
+	s, err := d.own(ts)
+	if err != nil {
+		return nil, err
+	}
+	defer d.gate.leave()
+	return s.record()
+}
+
+// record returns an event behind the work so far, which does what is due. Whatever the
+// host has to wait for, or to do that may take long, is left to a goroutine.
+func (s *stream) record() (tier.Event, error) {
+	e := &event{s: s}
+	w := s.take(e, false)
+	then := func(err error) error { return s.reached(w, err, e.tail == nil) }
+	err := s.dev.dev.Here(func(c *cuda.Calls) (err error) { e.mark, err = c.MarkThen(s.handle, then); return err })
+	if err != nil {
+		s.restore(e, w)
+		return nil, err
+	}
+	if e.tail != nil {
+		s.dev.waits.Go(func() { // ends with the events that the stream waits for; the device's Close waits for it
+			<-e.mark.Done()
+			e.finish(e.mark.Err(), w)
+		})
+	}
+	return e, nil
+}
+
+// settle waits until the work on the stream is done, in place of an event that the driver refuses.
+func (s *stream) settle() tier.Event {
+	e := &event{s: s}
+	w := s.take(e, true)
+	var err error
+	for called, n := false, 0; !called && n < 3; n++ { // not on the device's thread: what the stream waits for may need that
+		err = s.dev.dev.Here(func(c *cuda.Calls) error { called = true; return c.SyncStream(s.handle) })
+	}
+	e.finish(s.reached(w, err, false), w)
+	return e
+}
+
+// pending is what an event stands for beside the GPU's work.
+type pending struct {
+	due
+	failed error        // of the stream, known when the event was recorded
+	deps   []tier.Event // to be waited for
+}
+
+// take makes e stand for what is due and for what has to be waited for. If that is not for the GPU alone, or
+// if always is set, e gets a tail, and events to come wait for it.
+func (s *stream) take(e *event, always bool) *pending {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	w := &pending{due: s.due}
+	s.due = due{}
+	for _, d := range s.deps {
+		switch done, err := over(d); {
+		case !done:
+			w.deps = append(w.deps, d)
+		case err != nil && s.err == nil:
+			s.err = err
+		}
+	}
+	w.failed, s.deps = s.err, w.deps
+	if always || len(w.deps) > 0 || len(w.outs) > 0 {
+		e.tail = make(chan struct{})
+		s.deps = []tier.Event{e}
+	}
+	return w
+}
+
+// restore takes back what take did, for an event that could not be had.
+func (s *stream) restore(e *event, w *pending) {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	s.due.before(w.due)
+	if e.tail != nil {
+		i := slices.Index(s.deps, tier.Event(e)) // others may have come behind it
+		s.deps = slices.Concat(s.deps[:i], w.deps, s.deps[i+1:])
+	}
+}
+
+// over says whether e is done, and if so, what that means for a stream that waited for it.
+func over(e tier.Event) (bool, error) {
+	select {
+	case <-e.Done():
+		return true, dependent(e.Err())
+	default:
+		return false, nil
+	}
+}
+
+func dependent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("cuda: the work that the stream waited for failed: %w", err)
+}
+
+// reached does what can be done at once when the GPU has come to an event, and returns how the work before
+// it went. Where that is final the stream is told.
+func (s *stream) reached(w *pending, err error, final bool) error {
+	for _, a := range w.frees {
+		s.dev.source.reclaimed(a)
+	}
+	for _, b := range w.spent {
+		s.dev.bounce.put(b)
+	}
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	for _, a := range w.frees {
+		s.dev.mu.retired -= a.charge
+	}
+	if w.failed != nil {
+		err = w.failed
+	}
+	if final && err != nil && s.err == nil {
+		s.err = err
+	}
+	return err
+}
+
+// finish waits for what is left to wait for, brings bytes to where they belong if nothing failed, and tells.
+func (e *event) finish(err error, w *pending) {
+	for _, d := range w.deps {
+		<-d.Done()
+		failed := d.Err()
+		if own, ok := d.(*event); !ok || own.s != e.s {
+			failed = dependent(failed)
+		}
+		if err == nil {
+			err = failed
+		}
+	}
+	for _, o := range w.outs {
+		if err == nil {
+			copy(o.dst, o.from)
+		}
+		e.s.dev.bounce.put(o.from)
+	}
+	if err != nil {
+		e.s.fail(err)
+	}
+	e.err = err
+	close(e.tail)
+}
+
+// WaitEvent implements tier.Device. For another backend's event the GPU waits until a word of host
+// memory is written, if it can do that; while such an event is not done, the
+// stream and the device cannot be closed.
+func (d *Device) WaitEvent(ts tier.Stream, e tier.Event) error {
+	s, err := d.own(ts)
+	if err != nil {
+		return err
+	}
+	defer d.gate.leave()
+	if e == nil {
+		return errors.New("cuda: no event to wait for")
+	}
+	done, failed := over(e)
+	switch {
+	case failed != nil:
+		s.fail(failed)
+		return nil
+	case done:
+		return nil
+	}
+	if x, ok := e.(*event); ok && x.mark != nil && d.driver.lib.Same(x.s.dev.driver.lib) {
+		err = d.dev.Here(func(c *cuda.Calls) error { return c.WaitMark(s.handle, x.mark) })
+	} else {
+		err = s.waitForeign(e)
+	}
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.deps = append(s.deps, e)
+	return nil
+}
+
+// waitForeign makes the GPU wait until a goroutine has seen e and all events before it, and says
+// so in the stream's word.
+func (s *stream) waitForeign(e tier.Event) error {
+	d := s.dev
+	if !d.driver.lib.HasValues() {
+		return fmt.Errorf("cuda: the driver cannot make a stream wait for an event of another backend: %w", tier.ErrNotSupported)
+	}
+	if s.word == nil { // the stream is the caller's alone
+		word, err := d.bounce.get(wordBytes)
+		if err != nil {
+			return err
+		}
+		cuda.StoreWord(cuda.AddressOf(word), 0)
+		d.mu.Lock()
+		s.word = word
+		d.mu.Unlock()
+	}
+	at, n := cuda.AddressOf(s.word), s.waits+1
+	err := d.dev.Here(func(c *cuda.Calls) error {
+		p, err := c.HostDevicePtr(at)
+		if err != nil {
+			return err
+		}
+		return c.WaitValue(s.handle, p, n)
+	})
+	if err != nil {
+		return err
+	}
+	before, now := s.waited, make(chan struct{})
+	s.waits, s.waited = n, now
+	d.waits.Go(func() { // ends with the event; the device's Close waits for it
+		if before != nil {
+			<-before
+		}
+		<-e.Done()
+		cuda.StoreWord(at, n)
+		close(now)
+	})
+	return nil
+}
