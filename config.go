@@ -88,6 +88,9 @@ type Config struct {
 	// until it is not so any more. Of a SharedQuota its own options say who is told.
 	QuotaOver func(quota.Over)
 
+	// CUDALibrary is the path of NVIDIA's driver library; empty means libcuda.so.1, as the dynamic linker finds it.
+	CUDALibrary string
+
 	// Topology is what the machine has; nil means that Open discovers it.
 	Topology *topology.Topology
 	// Logger gets warnings; nil means slog.Default.
@@ -100,10 +103,13 @@ type Config struct {
 // GPU configures one GPU space.
 type GPU struct {
 	Backend Backend
+	// ID says which of the machine's GPUs it is, by its UUID or PCI address as the topology has them. Empty
+	// means the one with the number of the space, among those that the driver shows.
+	ID string
 	// Memory is the size of the space in bytes, and no more than the device says that
-	// it has. 0 means what is free on the device, if it is Device or comes from Open;
-	// else 256 MiB, or an eighth of the host's memory if that is less: the simulated
-	// GPU lies in it.
+	// it has. 0 means what is free on the device; of a simulated one 256 MiB, or an eighth
+	// of the host's memory if that is less, for it lies in that. That is also the most of a simulated
+	// one that stands in for a GPU with an ID.
 	Memory int64
 	// Node, if set, is the NUMA node that the space counts as nearest to, or -1 for none. Nil
 	// means what the device says; a simulated one is given a node of its own.

@@ -154,7 +154,7 @@ func (m machine) gpus(s Sizing) ([]GPU, error) {
 		if node == topology.Unknown {
 			node = g.MemoryNode
 		}
-		gpus = append(gpus, GPU{Memory: memory, Node: &node})
+		gpus = append(gpus, GPU{ID: idOf(g), Memory: memory, Node: &node})
 	}
 	if len(gpus) > 0 {
 		return gpus, nil
@@ -168,6 +168,17 @@ func (m machine) gpus(s Sizing) ([]GPU, error) {
 	}
 	node := m.nodes[0]
 	return []GPU{{Memory: memory, Node: &node}}, nil
+}
+
+// idOf returns what the driver knows g by: of a GPU that is divided, the instance that CUDA works on.
+func idOf(g topology.GPU) string {
+	switch {
+	case g.MIGEnabled && len(g.MIG) > 0:
+		return g.MIG[0].UUID
+	case g.UUID != "":
+		return g.UUID
+	}
+	return g.PCIAddress
 }
 
 // gpuMemoryOf returns the size of the space on g; 0 leaves it to Open.

@@ -31,7 +31,9 @@ type Engine struct {
 	streams map[tier.ID]*tier.StreamPool
 	staging map[int]*host.Staging // by NUMA node
 	base    map[tier.ID]int64     // bytes that staging holds
+	gpus    []chosen              // what serves each GPU space
 	devices []tier.Device         // the engine's own, to be closed
+	wrapped []tier.Device         // of the GPU spaces
 	limits  limits
 	stripe  disk.Stripe // of all volumes
 

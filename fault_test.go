@@ -39,6 +39,7 @@ type life struct {
 	armed func(l *life) // called when the engine is open, if set
 	want  []error       // what a failure may be
 	seal  bool          // the volume encrypts
+	cuda  string        // the driver library of the GPU; empty: it is simulated
 
 	eng     *spillway.Engine
 	base    map[tier.ID]int64 // what the engine itself holds
@@ -100,6 +101,9 @@ func (l *life) open(top *topology.Topology) bool {
 		}}},
 		HostMemory: 2 << 20, Disks: []spillway.Disk{{Dir: l.dir, Capacity: 4 << 20, FS: l.files, Encrypt: l.seal}},
 		Topology: top, MonitorPeriod: time.Hour, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	if l.cuda != "" {
+		cfg.CUDALibrary, cfg.GPUs[0].Backend = l.cuda, spillway.CUDA
 	}
 	var err error
 	if l.eng, err = spillway.Open(l.ctx, cfg); l.note(err) {

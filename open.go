@@ -15,6 +15,9 @@ import (
 )
 
 func (e *Engine) openSpaces(ctx context.Context) error {
+	if err := e.chooseGPUs(); err != nil {
+		return fmt.Errorf("spillway: %w", err)
+	}
 	if err := e.fitsMemory(); err != nil {
 		return fmt.Errorf("spillway: %w", err)
 	}
@@ -37,8 +40,8 @@ func (e *Engine) openSpaces(ctx context.Context) error {
 func (e *Engine) fitsMemory() error {
 	limit := e.memoryLimit()
 	host, gpus := e.hostMemory(), int64(0)
-	for _, g := range e.cfg.GPUs {
-		if g.Device == nil && g.Open == nil && g.Backend != CUDA {
+	for i, g := range e.cfg.GPUs {
+		if e.simulated(i) {
 			gpus += min(e.gpuMemory(g), limit+1) // the sum must not overflow
 		}
 	}
@@ -51,8 +54,9 @@ func (e *Engine) fitsMemory() error {
 
 // gpuMemory is how much a simulated GPU has.
 func (e *Engine) gpuMemory(g GPU) int64 {
-	if g.Memory == 0 {
-		return min(defaultGPUMemory, e.memoryLimit()/8/tier.Page*tier.Page)
+	most := min(defaultGPUMemory, e.memoryLimit()/8/tier.Page*tier.Page)
+	if g.Memory == 0 || g.ID != "" && g.Memory > most { // which was meant for a real one
+		return most
 	}
 	return g.Memory
 }
@@ -85,6 +89,7 @@ func (e *Engine) openGPUs(ctx context.Context) error {
 			return fmt.Errorf("gpu:%d: %w", i, err)
 		}
 	}
+	e.wrapped = devices
 	if err := e.setLimit(devices); err != nil {
 		return err
 	}
@@ -148,8 +153,9 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device,
 			err = errors.New("the factory returned neither a device nor an error")
 		}
 		own = true
-	case g.Backend == CUDA:
-		err = fmt.Errorf("this build has no CUDA backend (use the simulated GPU: sim): %w", tier.ErrNotSupported)
+	case e.gpus[i].driver != nil:
+		dev, err = e.openCUDA(i, g)
+		own = true
 	default:
 		dev, err = sim.New(sim.Config{Memory: e.gpuMemory(g), Node: nodeOr(g.Node, e.nodeOf(i)), Touch: true})
 		own = true
@@ -183,10 +189,10 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPU) (int64, erro
 	total := e.limits.physical(dev)
 	size := g.Memory
 	switch {
-	case size == 0 && (g.Device != nil || g.Open != nil):
-		size = min(free, total)
-	case size == 0:
+	case e.simulated(i):
 		size = min(e.gpuMemory(g), total)
+	case size == 0:
+		size = min(free, total)
 	}
 	if size > total {
 		e.cfg.Logger.Warn("spillway: a GPU space is larger than its device, its budget or its quota, and is made smaller",
@@ -236,16 +242,18 @@ func (e *Engine) openHost() error {
 	if err != nil {
 		return err
 	}
+	pinners := e.pinners()
 	for i, h := range hosts {
 		bind := h.Node
 		if len(e.nodes()) == 1 {
 			bind = -1
 		}
 		capacity := h.Memory / tier.Page * tier.Page
-		arena, err := host.NewArena(host.Config{Capacity: capacity, Node: bind, Lock: true, Touch: true, Huge: true})
+		arena, err := host.NewArena(host.Config{Capacity: capacity, Node: bind, Lock: len(pinners) == 0, Touch: true, Huge: true})
 		if err != nil {
 			return fmt.Errorf("host:%d: %w", i, err)
 		}
+		e.pin(i, arena, pinners)
 		for _, w := range arena.Warnings() {
 			e.cfg.Logger.Debug("spillway: host arena", "space", i, "warning", w)
 		}

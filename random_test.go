@@ -38,7 +38,9 @@ func TestRandomOperations(t *testing.T) {
 	}
 	for i := range rounds {
 		seed := uint64(i + 1)
-		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { runRandomOperations(t, seed) })
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			runRandomOperations(t, seed, spillway.Config{GPUs: []spillway.GPU{{Backend: spillway.Sim}}})
+		})
 	}
 }
 
@@ -66,17 +68,17 @@ type source struct {
 	consumed bool
 }
 
-func runRandomOperations(t *testing.T, seed uint64) {
+// runRandomOperations fills in the sizes of cfg.
+func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	kib := func(least, most int) int64 { return int64(least+rng.IntN(most-least)) << 10 }
 	dir := t.TempDir()
-	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs:          []spillway.GPU{{Backend: spillway.Sim, Memory: kib(512, 2048)}},
-		HostMemory:    kib(768, 2048),
-		Disks:         []spillway.Disk{{Dir: dir, Capacity: 256 << 20, Keep: seed%2 == 0 && runtime.GOOS == "linux"}},
-		MonitorPeriod: time.Millisecond,
-		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
-	})
+	cfg.GPUs[0].Memory = kib(512, 2048)
+	cfg.HostMemory = kib(768, 2048)
+	cfg.Disks = []spillway.Disk{{Dir: dir, Capacity: 256 << 20, Keep: seed%2 == 0 && runtime.GOOS == "linux"}}
+	cfg.MonitorPeriod = time.Millisecond
+	cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

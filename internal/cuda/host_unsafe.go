@@ -43,6 +43,12 @@ func (c *Calls) UnregisterHost(addr uintptr) error {
 	return c.lib.call(&c.lib.sym.hostUnregister, addr)
 }
 
+// KnowHost takes n bytes at addr for pinned that somebody else has registered, until ForgetHost.
+func (c *Calls) KnowHost(addr uintptr, n int64) { c.lib.pinned.add(addr, n) }
+
+// ForgetHost ends what KnowHost began.
+func (c *Calls) ForgetHost(addr uintptr) { c.lib.pinned.remove(addr) }
+
 // AllocHost allocates n bytes of pinned host memory for all contexts.
 func (c *Calls) AllocHost(n int64) (uintptr, error) {
 	const portable = 1

@@ -31,7 +31,7 @@ type Device struct {
 		live    int64
 		retired int64
 		streams map[*stream]struct{}
-		pins    []uintptr        // where memory begins that was pinned here
+		pins    []pin
 		peers   map[*Device]bool // that work of this device may write to
 	}
 }
@@ -197,7 +197,7 @@ func (d *Device) giveBack(c *cuda.Calls) error {
 	d.mu.Unlock()
 	var errs []error
 	for _, p := range pins {
-		errs = append(errs, c.UnregisterHost(p))
+		errs = append(errs, p.end(c))
 	}
 	errs = append(errs, d.bounce.close(c), d.source.close(c, d.mu.table.all()))
 	return firstOf(errs)

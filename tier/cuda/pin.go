@@ -24,13 +24,37 @@ func (d *Device) Pin(mem []byte) error {
 	if d.driver.lib.Pinned(at, n) {
 		return nil // by another device of this driver
 	}
-	if err := d.dev.Here(func(c *cuda.Calls) error { return c.RegisterHost(at, n) }); err != nil {
+	p := pin{at: at}
+	err := d.dev.Here(func(c *cuda.Calls) error {
+		err := c.RegisterHost(at, n)
+		if errors.Is(err, cuda.ErrHostMemoryAlreadyRegistered) { // by somebody else who uses the driver
+			p.others = true
+			c.KnowHost(at, n)
+			return nil
+		}
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("cuda: pinning %d bytes of host memory: %w", n, err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mu.pins = append(d.mu.pins, at)
+	d.mu.pins = append(d.mu.pins, p)
 	return nil
+}
+
+// pin is host memory that the device's copies may use.
+type pin struct {
+	at     uintptr
+	others bool // others have registered it, and end that
+}
+
+func (p pin) end(c *cuda.Calls) error {
+	if p.others {
+		c.ForgetHost(p.at)
+		return nil
+	}
+	return c.UnregisterHost(p.at)
 }
 
 // Unpin implements tier.Pinner. No copy may be using mem. What another device has pinned is left to that.
@@ -41,13 +65,15 @@ func (d *Device) Unpin(mem []byte) error {
 	defer d.gate.leave()
 	at := cuda.AddressOf(mem)
 	d.mu.Lock()
-	i := slices.Index(d.mu.pins, at)
+	var p pin
+	i := slices.IndexFunc(d.mu.pins, func(p pin) bool { return p.at == at })
 	if i >= 0 {
+		p = d.mu.pins[i]
 		d.mu.pins = slices.Delete(d.mu.pins, i, i+1)
 	}
 	d.mu.Unlock()
 	if i < 0 {
 		return nil
 	}
-	return d.surely(func(c *cuda.Calls) error { return c.UnregisterHost(at) })
+	return d.surely(p.end)
 }

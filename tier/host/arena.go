@@ -87,6 +87,7 @@ type Arena struct {
 		closed    bool
 		quiet     bool // after closed: no toucher and no Trim is under way
 		unmapping bool // or unmapped
+		pinners   []tier.Pinner
 		warnings  []string
 	}
 }
@@ -439,7 +440,16 @@ func (a *Arena) lastLocked() bool {
 
 // unmap gives the range up. There is nobody to tell of an error, and none but a
 // bug of ours makes one.
-func (a *Arena) unmap() { _ = a.space.release() }
+func (a *Arena) unmap() {
+	a.mu.Lock()
+	pinners := a.mu.pinners
+	a.mu.pinners = nil
+	a.mu.Unlock()
+	for _, p := range pinners {
+		_ = p.Unpin(a.mem) // which closing it has done, if it is closed
+	}
+	_ = a.space.release()
+}
 
 // Close ends the goroutine that touches pages and gives the range back, or lets
 // the Free of the last memory do so. Memory that is handed out stays usable. A

@@ -1,5 +1,11 @@
 package host
 
+import (
+	"fmt"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
 // touchAhead makes the pages present, from the low end, where the allocator
 // begins, to the high one. It works beside those who use the memory: touching
 // changes no byte.
@@ -36,6 +42,38 @@ func (a *Arena) endTouching() {
 	<-a.touchDone
 }
 
+// Pin has p pin the whole range, in one piece, so that no memory lies across the end of what is pinned. All pages
+// become present, and Trim gives none back from then on: a device would go on using those that were there. The
+// range is unpinned before it is unmapped, or when p is closed. An arena on Go's heap, as a build with the
+// race detector has, cannot be pinned: tier.ErrNotSupported.
+func (a *Arena) Pin(p tier.Pinner) error {
+	if onHeap {
+		return fmt.Errorf("host: an arena on Go's heap cannot be pinned: %w", tier.ErrNotSupported)
+	}
+	a.trimming <- struct{}{}
+	defer func() { <-a.trimming }()
+	a.mu.Lock()
+	closed := a.mu.closed
+	a.mu.Unlock()
+	if closed {
+		return tier.ErrClosed
+	}
+	if err := p.Pin(a.mem); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.pinners = append(a.mu.pinners, p)
+	return nil
+}
+
+// pinned says whether the pages must stay.
+func (a *Arena) pinned() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.mu.pinners) > 0
+}
+
 // trimStride is how much Trim withholds from allocations at a time: to give back
 // 256 MiB takes some 10 ms.
 const trimStride = 256 << 20
@@ -44,11 +82,14 @@ const trimStride = 256 << 20
 // bytes that were at most, in whole steps of 2 MiB. It also ends touching ahead,
 // which would bring them back. The ranges can be allocated as before; their pages
 // come again at first use. An allocation that needs what Trim works on waits for
-// that piece.
+// that piece. Of an arena that is pinned it gives nothing back.
 func (a *Arena) Trim() int64 {
 	a.endTouching()
 	a.trimming <- struct{}{}
 	defer func() { <-a.trimming }()
+	if a.pinned() {
+		return 0
+	}
 
 	// The allocator knows no way to take a given range, so all ranges of a step
 	// or more are taken at once and put back one by one.

@@ -37,7 +37,7 @@ typedef uint64_t handle; // what callers hold: a kind, and a number never given 
 
 enum kind { CONTEXT, STREAM, EVENT, POOL, MODULE, FUNCTION, ALLOCATION, REGISTRATION, HOST_ALLOCATION, KINDS };
 
-enum { MAX_DEVICES = 16, MAX_STACK = 16, MAX_FAILURES = 64, GRANULE = 512 };
+enum { MAX_DEVICES = 16, MAX_STACK = 4096, MAX_FAILURES = 64, GRANULE = 512 };
 
 // Device addresses carry the device in their upper 16 bits. No process has
 // memory there, so whoever takes one for a pointer crashes.

@@ -1,0 +1,136 @@
+package spillway_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// emulated returns a driver library; when the test ends nothing may be left in it.
+func emulated(t *testing.T, cfg cudatest.Config) *cudatest.Emulator {
+	t.Helper()
+	e := cudatest.New(t, cfg)
+	t.Cleanup(func() {
+		for _, leak := range e.Leaks() {
+			t.Error(leak)
+		}
+	})
+	return e
+}
+
+// TestBackendOfAGPUSpace: what a space is served by, and what is said where a simulated GPU stands in.
+func TestBackendOfAGPUSpace(t *testing.T) {
+	nowhere := filepath.Join(t.TempDir(), "libcuda.so.1")
+	for name, c := range map[string]struct {
+		library func(t *testing.T) string
+		gpus    []spillway.GPU
+		want    []string // backends; nil: opening fails
+		says    string   // with this in the error, or in the log
+	}{
+		"no library":          {func(*testing.T) string { return nowhere }, []spillway.GPU{{Memory: 1 << 20}}, []string{"sim"}, "no CUDA driver library"},
+		"no library, cuda":    {func(*testing.T) string { return nowhere }, []spillway.GPU{{Backend: spillway.CUDA}}, nil, "no CUDA driver library"},
+		"no library, sim":     {func(*testing.T) string { return nowhere }, []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
+		"no device":           {emulator(cudatest.Config{Devices: -1}), []spillway.GPU{{Memory: 1 << 20}}, []string{"sim"}, "CUDA_ERROR_NO_DEVICE"},
+		"no device, cuda":     {emulator(cudatest.Config{Devices: -1}), []spillway.GPU{{Backend: spillway.CUDA}}, nil, "CUDA_ERROR_NO_DEVICE"},
+		"a device":            {emulator(cudatest.Config{}), []spillway.GPU{{Memory: 1 << 20}}, []string{"cuda"}, ""},
+		"a device, all of it": {emulator(cudatest.Config{}), []spillway.GPU{{}}, []string{"cuda"}, ""},
+		"a device, sim":       {emulator(cudatest.Config{}), []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
+		"two devices by name": {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "0000:E1:00.0", Memory: 1 << 20}, {ID: "MIG-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee00", Memory: 1 << 20}}, []string{"cuda", "cuda"}, ""},
+		"one device for two":  {emulator(cudatest.Config{}), []spillway.GPU{{Memory: 1 << 20}, {Memory: 1 << 20}}, []string{"cuda", "sim"}, "shows 1 GPUs"},
+		"another device":      {emulator(cudatest.Config{}), []spillway.GPU{{ID: "0000:01:00.0", Memory: math.MaxInt64}}, []string{"sim"}, "no GPU 0000:01:00.0"},
+		"another, cuda":       {emulator(cudatest.Config{}), []spillway.GPU{{ID: "GPU-1", Backend: spillway.CUDA}}, nil, "no GPU GPU-1"},
+		"too old":             {emulator(cudatest.Config{Version: 10020}), []spillway.GPU{{Backend: spillway.CUDA}}, nil, "10.2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log strings.Builder
+			eng, err := spillway.Open(t.Context(), spillway.Config{
+				GPUs: c.gpus, CUDALibrary: c.library(t), HostMemory: 1 << 20, Disks: []spillway.Disk{},
+				Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			})
+			if c.want == nil {
+				if !errors.Is(err, tier.ErrNotSupported) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
+					t.Fatalf("opening: %v; want ErrNotSupported, in one line, with %q", err, c.says)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := eng.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			for i, s := range eng.Stats().Spaces[:len(c.want)] {
+				if s.Backend != c.want[i] {
+					t.Errorf("%s is served by %s, want %s", s.ID, s.Backend, c.want[i])
+				}
+			}
+			if !strings.Contains(log.String(), c.says) || c.says == "" && strings.Contains(log.String(), "stands in") {
+				t.Errorf("the log says %q, want %q", log.String(), c.says)
+			}
+		})
+	}
+}
+
+func emulator(cfg cudatest.Config) func(t *testing.T) string {
+	return func(t *testing.T) string { return emulated(t, cfg).Path }
+}
+
+// TestRandomOperationsOnCUDA is TestRandomOperations on an emulated GPU.
+func TestRandomOperationsOnCUDA(t *testing.T) {
+	kinds := map[string]cudatest.Config{
+		"CUDA 12.8":     {Devices: 1},
+		"without pools": {Devices: 1, Version: 11010, Without: []string{"cuMemAllocAsync", "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"}},
+		"slow":          {Devices: 1, Delay: 30 * time.Microsecond},
+	}
+	seed := uint64(0)
+	for name, cfg := range kinds {
+		seed++
+		t.Run(name, func(t *testing.T) {
+			runRandomOperations(t, seed, spillway.Config{CUDALibrary: emulated(t, cfg).Path, GPUs: []spillway.GPU{{Backend: spillway.CUDA}}})
+		})
+	}
+}
+
+// TestEveryCallOfTheDriverOfAnEngineFailsOnce, from opening to closing: nothing is lost, and nothing is
+// left in the driver.
+func TestEveryCallOfTheDriverOfAnEngineFailsOnce(t *testing.T) {
+	for _, code := range []cuda.Code{cuda.ErrInvalidValue, cuda.ErrOutOfMemory} {
+		t.Run(fmt.Sprintf("code=%d", code), func(t *testing.T) {
+			e := emulated(t, cudatest.Config{Memory: 8 << 20})
+			tried, told := faultLives(t, func(l *life, n int, _ func()) func() int {
+				l.cuda = e.Path
+				e.ClearFailures()
+				before := e.Calls("")
+				e.Fail("", int64(n), code, 1)
+				return func() int { return int(max(0, e.Calls("")-before-int64(n))) }
+			}, code, tier.ErrNotSupported, tier.ErrNoSpace)
+			least := 60
+			if testing.Short() || invariants.Enabled {
+				least = 8
+			}
+			if tried < least || told < tried/4 {
+				t.Errorf("%d calls, of which %d were told of: want at least %d, and a quarter of them", tried, told, least)
+			}
+		})
+	}
+}
+
+// TestHostMemoryThatCannotBePinned: everything works nevertheless.
+func TestHostMemoryThatCannotBePinned(t *testing.T) {
+	e := emulated(t, cudatest.Config{})
+	e.Fail("cuMemHostRegister_v2", 0, cuda.ErrOutOfMemory, -1)
+	runRandomOperations(t, 9, spillway.Config{CUDALibrary: e.Path, GPUs: []spillway.GPU{{Backend: spillway.CUDA}}})
+}

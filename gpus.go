@@ -1,0 +1,133 @@
+package spillway
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/cuda"
+	"github.com/spillway-db/spillway/tier/host"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// chosen is what serves a GPU space: a GPU of driver, or what the configuration has, or a simulated one.
+type chosen struct {
+	driver  *cuda.Driver // nil: none
+	gpu     cuda.DeviceInfo
+	instead error // why a simulated one stands in; nil if nothing else was asked for
+}
+
+// chooseGPUs decides that for each space, before anything is opened.
+func (e *Engine) chooseGPUs() error {
+	e.gpus = make([]chosen, len(e.cfg.GPUs))
+	var driver *cuda.Driver
+	var found []cuda.DeviceInfo
+	var missing error
+	for i, g := range e.cfg.GPUs {
+		if g.Device != nil || g.Open != nil || g.Backend == Sim {
+			continue
+		}
+		if driver == nil && missing == nil {
+			driver, found, missing = loadCUDA(e.cfg.CUDALibrary)
+		}
+		err := missing
+		var gpu cuda.DeviceInfo
+		if err == nil {
+			gpu, err = pick(found, i, g.ID)
+		}
+		switch {
+		case err == nil:
+			e.gpus[i] = chosen{driver: driver, gpu: gpu}
+		case g.Backend == CUDA:
+			return fmt.Errorf("gpu:%d: %w", i, err)
+		default:
+			e.gpus[i].instead = err
+			e.cfg.Logger.Info("spillway: a simulated GPU stands in for a real one", "space", tier.ID{Kind: tier.GPU, Ordinal: i}.String(), "because", err)
+		}
+	}
+	return nil
+}
+
+func loadCUDA(path string) (*cuda.Driver, []cuda.DeviceInfo, error) {
+	driver, err := cuda.Load(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	found, err := driver.Devices()
+	return driver, found, err
+}
+
+// pick returns the GPU with an ID, or the one with a number.
+func pick(found []cuda.DeviceInfo, number int, id string) (cuda.DeviceInfo, error) {
+	if id == "" && number < len(found) {
+		return found[number], nil
+	}
+	for _, f := range found {
+		if id != "" && (sameID(id, f.UUID) || strings.EqualFold(id, f.PCI)) {
+			return f, nil
+		}
+	}
+	if id == "" {
+		return cuda.DeviceInfo{}, fmt.Errorf("the CUDA driver shows %d GPUs: %w", len(found), tier.ErrNotSupported)
+	}
+	return cuda.DeviceInfo{}, fmt.Errorf("the CUDA driver shows no GPU %s: %w", id, tier.ErrNotSupported)
+}
+
+// sameID compares UUIDs without what is written before them: NVML calls an instance MIG-… that
+// CUDA calls GPU-….
+func sameID(a, b string) bool {
+	_, x, _ := strings.Cut(a, "-")
+	_, y, _ := strings.Cut(b, "-")
+	return x != "" && strings.EqualFold(x, y)
+}
+
+// simulated says whether the engine makes a simulated GPU for the space.
+func (e *Engine) simulated(i int) bool {
+	g := e.cfg.GPUs[i]
+	return g.Device == nil && g.Open == nil && e.gpus[i].driver == nil
+}
+
+// openCUDA opens the GPU of a space.
+func (e *Engine) openCUDA(i int, g GPU) (tier.Device, error) {
+	c := e.gpus[i]
+	dev, err := c.driver.Open(cuda.Config{Ordinal: c.gpu.Ordinal, Node: nodeOr(g.Node, e.nodeOfGPU(c.gpu)), Memory: g.Memory})
+	if err != nil {
+		return nil, err
+	}
+	return dev, nil
+}
+
+// nodeOfGPU returns the NUMA node that a GPU is on, as far as it is known.
+func (e *Engine) nodeOfGPU(gpu cuda.DeviceInfo) int {
+	for _, g := range e.topo.GPUs {
+		if strings.EqualFold(g.PCIAddress, gpu.PCI) && g.PCIAddress != "" || sameID(g.UUID, gpu.UUID) {
+			if g.Node == topology.Unknown {
+				return g.MemoryNode
+			}
+			return g.Node
+		}
+	}
+	return topology.Unknown
+}
+
+// pinners lists what wants host memory pinned, one for each GPU: devices of one driver do
+// it once for all.
+func (e *Engine) pinners() (list []tier.Pinner) {
+	for _, d := range e.wrapped {
+		if p, ok := tier.PinnerOf(d); ok {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// pin has the GPUs' drivers pin the memory of a host space. Without that everything works, but slowly.
+func (e *Engine) pin(i int, arena *host.Arena, pinners []tier.Pinner) {
+	for _, p := range pinners {
+		if err := arena.Pin(p); err != nil && !errors.Is(err, tier.ErrNotSupported) {
+			e.cfg.Logger.Warn("spillway: host memory could not be pinned for GPUs, and copies go by way of other memory (make the host space smaller, or see the driver's limits)",
+				"space", tier.ID{Kind: tier.Host, Ordinal: i}.String(), "error", err)
+		}
+	}
+}
