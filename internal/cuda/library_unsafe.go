@@ -32,7 +32,11 @@ func Load(path string) (*Library, error) {
 		return nil, &LoadError{Path: path, Reason: ErrNoLibrary, Cause: err}
 	}
 	l := &Library{path: path}
-	if err := l.bind(from); err != nil {
+	err = l.bind(from)
+	if err == nil {
+		err = l.linked()
+	}
+	if err != nil {
 		from.close()
 		return nil, err
 	}
