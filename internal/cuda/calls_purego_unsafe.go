@@ -29,6 +29,20 @@ func (l *Library) pushContext(ctx Context) error { return l.call(&l.sym.ctxPush,
 
 func (l *Library) popContext() error { return l.call(&l.sym.ctxPop, 0) }
 
+// ask calls e, for which ErrNotReady is no error but the answer no.
+//
+//go:uintptrescapes
+func (l *Library) ask(e *entry, args ...uintptr) (bool, error) {
+	switch code := invoke(e.fn, args); code {
+	case 0:
+		return true, nil
+	case ErrNotReady:
+		return false, nil
+	default:
+		return false, l.failed(e, code)
+	}
+}
+
 // NewStream creates a stream that does not wait for the default one.
 func (c *Calls) NewStream() (Stream, error) {
 	const nonBlocking = 1

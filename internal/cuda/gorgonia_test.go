@@ -134,7 +134,7 @@ func TestOtherLibrary(t *testing.T) {
 	}
 }
 
-// The calls do go by cu: a result of the driver's that only cu has seen is told as ours.
+// What fails is told alike, whether cu has made the call or the run-time binding, also with a code that cu does not know.
 func TestErrorsOfBothSides(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	for symbol, call := range map[string]func(c *cuda.Calls) error{

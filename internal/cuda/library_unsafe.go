@@ -134,20 +134,6 @@ func (l *Library) call(e *entry, args ...uintptr) error {
 	return nil
 }
 
-// ask calls e, for which ErrNotReady is no error but the answer no.
-//
-//go:uintptrescapes
-func (l *Library) ask(e *entry, args ...uintptr) (bool, error) {
-	switch code := invoke(e.fn, args); code {
-	case 0:
-		return true, nil
-	case ErrNotReady:
-		return false, nil
-	default:
-		return false, l.failed(e, code)
-	}
-}
-
 // raw calls e and returns what it does, where that is not to become an error.
 //
 //go:uintptrescapes
