@@ -114,12 +114,12 @@ func (d *Device) Here(f func(*Calls) error) (err error) {
 	defer d.queue.exit()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := d.lib.call(&d.lib.sym.ctxPush, uintptr(d.ctx)); err != nil {
+	if err := d.lib.pushContext(d.ctx); err != nil {
 		return err
 	}
 	// If popping fails the context stays on the thread's stack, which nobody relies on: all calls
 	// here come after a push, or on a device's own thread.
-	defer func() { _ = d.lib.call(&d.lib.sym.ctxPop, 0) }()
+	defer func() { _ = d.lib.popContext() }()
 	return f(&d.calls)
 }
 
@@ -141,7 +141,7 @@ func (d *Device) enter() (err error) {
 			return err
 		}
 	}
-	if err = d.lib.call(&d.lib.sym.ctxSet, uintptr(d.ctx)); err != nil && d.primary {
+	if err = d.lib.setContext(d.ctx); err != nil && d.primary {
 		err = errors.Join(err, d.lib.release(d.info.Ordinal))
 	}
 	return err
@@ -153,7 +153,7 @@ func (d *Device) leave() (clean bool) {
 	for _, e := range d.queue.mu.free { // nobody else is there any more
 		errs = append(errs, d.calls.DestroyEvent(e))
 	}
-	err := d.lib.call(&d.lib.sym.ctxSet, 0)
+	err := d.lib.setContext(0)
 	errs = append(errs, err)
 	if d.primary {
 		errs = append(errs, d.lib.release(d.info.Ordinal))

@@ -125,16 +125,6 @@ func (l *Library) CanAccessPeer(ordinal, peer int) (bool, error) {
 	return can != 0, err
 }
 
-func (l *Library) retain(ordinal int) (Context, error) {
-	dev, err := l.handle(ordinal)
-	if err != nil {
-		return 0, err
-	}
-	var ctx Context
-	err = l.call(&l.sym.primaryRetain, uintptr(unsafe.Pointer(&ctx)), uintptr(dev))
-	return ctx, err
-}
-
 // release gives a primary context up. The device's number is its ordinal for the driver, but
 // that is nowhere written.
 func (l *Library) release(ordinal int) error {
@@ -142,5 +132,5 @@ func (l *Library) release(ordinal int) error {
 	if err != nil {
 		dev = int32(ordinal)
 	}
-	return l.call(&l.sym.primaryRelease, uintptr(dev))
+	return l.releasePrimary(dev)
 }

@@ -34,6 +34,13 @@
 // (ErrOutOfMemory and so on) with errors.Is. That there is no driver or device to work
 // with is a *LoadError, which matches ErrUnavailable.
 //
+// With the tag gorgonia, on Linux and with cgo, contexts, streams, events, copies and plain memory go through
+// gorgonia.org/cu, so that a program which holds contexts of cu's can share them with
+// the engine: ContextOf makes of one what Adopt takes, StreamOf and EventOf let work of both sides be
+// ordered. Kernels, and what cu has no name for (pools, pinned memory, batches of copies, the newer waits for
+// words), are still bound at run time. Such a program is linked with libcuda.so.1, ends before it
+// begins where there is no device, and can load no other library; the build needs cuda.h of CUDA 11 or 12.
+//
 // Its mutexes have the rank Device, the last in the order, and are held for a few
 // instructions only, never while the driver is called. What Do and Post run is run without
 // one, but on the thread of the device, and so must not wait for that device.

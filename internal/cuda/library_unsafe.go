@@ -32,7 +32,11 @@ func Load(path string) (*Library, error) {
 		return nil, &LoadError{Path: path, Reason: ErrNoLibrary, Cause: err}
 	}
 	l := &Library{path: path}
-	if err := l.bind(from); err != nil {
+	err = l.bind(from)
+	if err == nil {
+		err = l.linked()
+	}
+	if err != nil {
 		from.close()
 		return nil, err
 	}
@@ -134,20 +138,6 @@ func (l *Library) call(e *entry, args ...uintptr) error {
 		return l.failed(e, code)
 	}
 	return nil
-}
-
-// ask calls e, for which ErrNotReady is no error but the answer no.
-//
-//go:uintptrescapes
-func (l *Library) ask(e *entry, args ...uintptr) (bool, error) {
-	switch code := invoke(e.fn, args); code {
-	case 0:
-		return true, nil
-	case ErrNotReady:
-		return false, nil
-	default:
-		return false, l.failed(e, code)
-	}
 }
 
 // raw calls e and returns what it does, where that is not to become an error.

@@ -25,6 +25,9 @@ type rig struct {
 
 func open(t testing.TB, cfg cudatest.Config) *rig {
 	t.Helper()
+	if cudatest.Linked && len(cfg.Without) > 0 {
+		t.Skipf("the program is linked with a library that has %v", cfg.Without)
+	}
 	r := &rig{t: t, Emulator: cudatest.New(t, cfg)}
 	var err error
 	r.lib, err = cuda.Load(r.Path)

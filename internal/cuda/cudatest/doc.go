@@ -14,4 +14,7 @@
 // Each New writes a library of its own, with a state of its own, so tests may run side by
 // side. The files are in the test's temporary directory. Where there is no C compiler
 // New skips the test and says so. It takes no locks of the module's.
+//
+// With the tag gorgonia the program is linked with a library, which must be the emulator, and
+// New makes that as new: tests one after another have it, and what they left in it must have been given up.
 package cudatest

@@ -27,16 +27,48 @@ type Emulator struct {
 	live          func(kind string) int64
 	abandoned     func(kind string) int64
 	settle        func()
+	reset         func() int32
 }
 
 // New makes a library for the test, or skips the test where none can be compiled.
 func New(t testing.TB, cfg Config) *Emulator {
 	t.Helper()
+	e := &Emulator{t: t}
+	shared := Linked && len(cfg.Without) == 0 // one that lacks something can be looked at, if not worked with
+	if shared {
+		e.Path = cuda.DefaultPath
+	} else {
+		e.Path = write(t, cfg.Without)
+	}
+	handle, err := purego.Dlopen(e.Path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := purego.Dlsym(handle, "emu_reset"); err != nil {
+		t.Skip("the program is linked with a CUDA driver that is not the emulator")
+	}
+	for name, f := range map[string]any{
+		"emu_set": &e.set, "emu_fail": &e.fail, "emu_fail_work": &e.failWork, "emu_clear_failures": &e.clearFailures,
+		"emu_calls": &e.calls, "emu_live": &e.live, "emu_abandoned": &e.abandoned, "emu_settle": &e.settle,
+		"emu_reset": &e.reset,
+	} {
+		purego.RegisterLibFunc(f, handle, name)
+	}
+	if shared && e.reset() != 0 {
+		t.Fatal("the CUDA emulator is still in use by a test before")
+	}
+	cfg.set(e.Set)
+	return e
+}
+
+// write compiles a library for the test and returns its path.
+func write(t testing.TB, missing []string) (path string) {
+	t.Helper()
 	lib, err := compiled()
 	if errors.Is(err, errNoCompiler) {
 		t.Skip(err)
 	}
-	for _, name := range cfg.Without {
+	for _, name := range missing {
 		if err == nil {
 			lib, err = without(lib, name)
 		}
@@ -44,22 +76,11 @@ func New(t testing.TB, cfg Config) *Emulator {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &Emulator{Path: filepath.Join(t.TempDir(), "libcuda.so.1"), t: t}
-	if err := os.WriteFile(e.Path, lib, 0o700); err != nil {
+	path = filepath.Join(t.TempDir(), "libcuda.so.1")
+	if err := os.WriteFile(path, lib, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	handle, err := purego.Dlopen(e.Path, purego.RTLD_NOW|purego.RTLD_LOCAL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, f := range map[string]any{
-		"emu_set": &e.set, "emu_fail": &e.fail, "emu_fail_work": &e.failWork, "emu_clear_failures": &e.clearFailures,
-		"emu_calls": &e.calls, "emu_live": &e.live, "emu_abandoned": &e.abandoned, "emu_settle": &e.settle,
-	} {
-		purego.RegisterLibFunc(f, handle, name)
-	}
-	cfg.set(e.Set)
-	return e
+	return path
 }
 
 // Set changes a setting: delay_ns, bytes_per_second, peer or register_limit at any time, devices,

@@ -1,4 +1,4 @@
-// The driver, its devices and their primary contexts.
+// The driver, its devices and their contexts.
 #include "emulator.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,15 +130,31 @@ EXPORT int cuDeviceCanAccessPeer(int *can, int dev, int peer)
 	return leave(OK);
 }
 
+static context *context_new(int dev)
+{
+	context *c = calloc(1, sizeof(context));
+	if (!c)
+		abort();
+	c->device = dev;
+	c->id = object_new(CONTEXT, c);
+	return c;
+}
+
+static void context_end(context *c)
+{
+	c->ending = true;
+	context_drain(c);
+	context_clear(c);
+	object_end(CONTEXT, c->id);
+	c->id = 0; // threads on whose stacks it lies find it dead; it stays for them
+}
+
 EXPORT int cuDevicePrimaryCtxRetain(handle *out, int dev)
 {
 	DEVICE_CALL("cuDevicePrimaryCtxRetain");
 	device *d = &emu.dev[dev];
-	if (!d->primary) {
-		d->primary = calloc(1, sizeof(context));
-		d->primary->device = dev;
-		d->primary->id = object_new(CONTEXT, d->primary);
-	}
+	if (!d->primary)
+		d->primary = context_new(dev);
 	d->primary->retained++;
 	*out = d->primary->id;
 	return leave(OK);
@@ -153,12 +169,44 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int dev)
 	if (--c->retained > 0)
 		return leave(told);
 	emu.dev[dev].primary = NULL;
-	c->ending = true;
-	context_drain(c);
-	context_clear(c);
-	object_end(CONTEXT, c->id);
-	c->id = 0; // threads on whose stacks it lies find it dead; it stays for them
+	context_end(c);
 	return leave(told);
+}
+
+// Contexts that a program makes for itself.
+EXPORT int cuCtxCreate_v2(handle *out, unsigned flags, int dev)
+{
+	DEVICE_CALL("cuCtxCreate_v2");
+	REQUIRE(!(flags & ~0x1fu) && depth < MAX_STACK, INVALID_VALUE);
+	stack[depth++] = context_new(dev);
+	*out = stack[depth - 1]->id;
+	return leave(OK);
+}
+
+EXPORT int cuCtxDestroy_v2(handle h)
+{
+	const int told = enter("cuCtxDestroy_v2", true);
+	context *c = object(CONTEXT, h);
+	REQUIRE(c && c != emu.dev[c->device].primary, INVALID_CONTEXT);
+	if (depth && stack[depth - 1] == c)
+		depth--;
+	context_end(c);
+	return leave(told);
+}
+
+// devices_reset gives up what cuInit has made.
+void devices_reset(void)
+{
+	for (int i = 0; i < emu.devices && emu.initialized; i++) {
+		device *d = &emu.dev[i];
+		emu.live[POOL]++; // which the device's own is not counted in
+		object_end(POOL, d->default_pool->id);
+		free(d->default_pool);
+		munmap(d->memory, d->capacity);
+		free(d->blocks);
+		*d = (device){0};
+	}
+	emu.initialized = false;
 }
 
 context *current(int *result)

@@ -7,12 +7,6 @@
 struct state emu = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.changed = PTHREAD_COND_INITIALIZER,
-	.devices = 1,
-	.memory = 64 << 20,
-	.version = 12080,
-	.peer = true,
-	.register_limit = -1,
-	.work_after = -1,
 };
 
 enum { MAX_SYMBOLS = 256 };
@@ -30,13 +24,16 @@ static int64_t env(const char *name, int64_t otherwise)
 }
 
 // Programs that tests start cannot be reached by calls.
-__attribute__((constructor)) static void configure_from_environment(void)
+__attribute__((constructor)) static void configure(void)
 {
-	emu.devices = env("SPILLWAY_EMULATOR_DEVICES", emu.devices);
-	emu.memory = env("SPILLWAY_EMULATOR_MEMORY", emu.memory);
-	emu.version = env("SPILLWAY_EMULATOR_VERSION", emu.version);
-	emu.delay_ns = env("SPILLWAY_EMULATOR_DELAY_NS", emu.delay_ns);
-	emu.peer = env("SPILLWAY_EMULATOR_PEER", emu.peer);
+	emu.devices = env("SPILLWAY_EMULATOR_DEVICES", 1);
+	emu.memory = env("SPILLWAY_EMULATOR_MEMORY", 64 << 20);
+	emu.version = env("SPILLWAY_EMULATOR_VERSION", 12080);
+	emu.delay_ns = env("SPILLWAY_EMULATOR_DELAY_NS", 0);
+	emu.peer = env("SPILLWAY_EMULATOR_PEER", true);
+	emu.bytes_per_second = 0;
+	emu.register_limit = -1;
+	emu.work_after = -1;
 	if (emu.devices > MAX_DEVICES)
 		emu.devices = MAX_DEVICES;
 }
@@ -54,7 +51,11 @@ static int64_t *calls_of(const char *symbol)
 
 int enter(const char *symbol, bool counts)
 {
+	static __thread unsigned resets;
 	pthread_mutex_lock(&emu.lock);
+	if (resets != emu.resets)
+		depth = 0; // what the thread has current is of no use any more
+	resets = emu.resets;
 	++*calls_of(symbol);
 	if (counts)
 		counted++;
@@ -211,4 +212,23 @@ void each_object(enum kind k, void (*f)(void *o, void *arg), void *arg)
 	for (size_t i = 0; i < slots[k].n; i++)
 		if (slots[k].o[i])
 			f(slots[k].o[i], arg);
+}
+
+// emu_reset makes the library as if it had just been loaded, for a program that is linked with
+// it and so cannot load another. Nothing may have a context any more.
+EXPORT int emu_reset(void)
+{
+	int result = INVALID_HANDLE;
+	pthread_mutex_lock(&emu.lock);
+	if (!emu.live[CONTEXT]) {
+		unpin_all();
+		devices_reset();
+		configure();
+		memset(emu.abandoned, 0, sizeof emu.abandoned);
+		emu.nfailures = nsymbols = counted = 0;
+		emu.resets++;
+		result = OK;
+	}
+	pthread_mutex_unlock(&emu.lock);
+	return result;
 }

@@ -149,14 +149,13 @@ EXPORT int cuMemcpyBatchAsync_v2(const uint64_t *dsts, const uint64_t *srcs, con
 
 // spillway_digest(src, size, first, out): adds tier.DigestBytes of the size bytes
 // at src to the two words at out, hash and sum.
-static int digest(int dev, const uint64_t *args)
+static int digest(context *c, const uint64_t *args)
 {
 	const uint64_t step = 0x9e3779b97f4a7c15ull, mix = 0xbf58476d1ce4e5b9ull;
 	uint64_t src = args[0], size = args[1], position = args[2], out = args[3], hash = 0, sum = 0;
 	pthread_mutex_lock(&emu.lock);
-	context *c = emu.dev[dev].primary;
 	int result = INVALID_VALUE;
-	const uint8_t *from = c && src % 8 == 0 ? device_bytes(c, src, size, &result) : NULL;
+	const uint8_t *from = src % 8 == 0 ? device_bytes(c, src, size, &result) : NULL;
 	uint64_t *to = from && out % 8 == 0 ? (uint64_t *)device_bytes(c, out, 16, &result) : NULL;
 	pthread_mutex_unlock(&emu.lock);
 	if (!to)

@@ -140,13 +140,13 @@ typedef struct module {
 	char *image;
 } module;
 
-// A kernel that the emulator knows by name. run is given the device and the
+// A kernel that the emulator knows by name. run is given the context and the
 // arguments, each widened to 64 bits; it returns a result.
 typedef struct kernel {
 	const char *name;
 	int nargs;
 	int sizes[8];
-	int (*run)(int dev, const uint64_t *args);
+	int (*run)(context *c, const uint64_t *args);
 } kernel;
 
 typedef struct function {
@@ -165,6 +165,7 @@ extern struct state {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	bool initialized;
+	unsigned resets;
 	int devices;
 	uint64_t memory;
 	int version;
@@ -202,6 +203,8 @@ int leave(int result);
 // current returns the thread's context or NULL; *result says why.
 context *current(int *result);
 void context_clear(context *c);
+void devices_reset(void);
+void unpin_all(void);
 
 // Memory.
 block *block_at(int dev, uint64_t off);

@@ -54,6 +54,13 @@ static void unpin(size_t i)
 		munmap((void *)r.addr, r.size);
 }
 
+// unpin_all ends what nobody has.
+void unpin_all(void)
+{
+	while (emu.nregs)
+		unpin(emu.nregs - 1);
+}
+
 EXPORT int cuMemHostRegister_v2(void *p, size_t n, unsigned flags)
 {
 	CALL("cuMemHostRegister_v2");

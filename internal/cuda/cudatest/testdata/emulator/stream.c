@@ -45,7 +45,7 @@ static int move(stream *s, work *w, int64_t delay, int64_t rate)
 		memset(w->one.dst, w->value, w->one.n);
 		return OK;
 	default:
-		return w->kernel->run(s->ctx->device, w->args);
+		return w->kernel->run(s->ctx, w->args);
 	}
 }
 
@@ -370,12 +370,16 @@ EXPORT int cuEventSynchronize(handle he)
 	return leave(c->error ? c->error : error);
 }
 
+static void settle(void *o, void *ignored)
+{
+	(void)ignored;
+	context_drain(o);
+}
+
 // emu_settle waits until no stream has work.
 EXPORT void emu_settle(void)
 {
 	pthread_mutex_lock(&emu.lock);
-	for (int i = 0; i < emu.devices; i++)
-		if (emu.dev[i].primary)
-			context_drain(emu.dev[i].primary);
+	each_object(CONTEXT, settle, NULL);
 	pthread_mutex_unlock(&emu.lock);
 }
