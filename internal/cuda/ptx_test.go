@@ -3,7 +3,6 @@ package cuda_test
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"math/bits"
 	"math/rand/v2"
 	"regexp"
@@ -35,11 +34,8 @@ func (m ptxMemory) at(addr uint64, n int, write bool) []byte {
 			return p.bytes[off:][:n]
 		}
 	}
-	panic(ptxFault(fmt.Sprintf("%d bytes at %#x", n, addr)))
+	panic(fmt.Sprintf("%d bytes at %#x", n, addr))
 }
-
-// ptxFault is what goes wrong when a kernel runs.
-type ptxFault string
 
 type ptxKernel struct {
 	name, version, target string
@@ -60,7 +56,8 @@ type ptxReg struct {
 type ptxInstr struct {
 	line   int
 	text   string
-	guard  string // predicate under which it is executed, empty for none
+	guard  int  // the predicate under which it is executed, -1 for none
+	negate bool // of that
 	op     string
 	args   []string
 	run    func(t *ptxThread)
@@ -112,19 +109,10 @@ func ptxBool(b bool) uint64 {
 	return 0
 }
 
-// ptxAccesses are the instructions that move something between registers and memory.
-var ptxAccesses = map[string]struct {
-	space       string
-	size, parts int // bytes of a part, and how many
-	kind        string
-}{
-	"ld.global.u8":       {"global", 1, 1, "load"},
-	"ld.global.u64":      {"global", 8, 1, "load"},
-	"ld.global.v2.u64":   {"global", 8, 2, "load"},
-	"ld.shared.v2.u64":   {"shared", 8, 2, "load"},
-	"st.shared.v2.u64":   {"shared", 8, 2, "store"},
-	"red.global.add.u64": {"global", 8, 1, "add"},
-}
+// ptxAccess is an instruction that moves words, or a byte, between registers and memory.
+var ptxAccess = regexp.MustCompile(`^(ld|st|red)\.(global|shared)(?:\.add)?(\.v2)?\.u(8|64)$`)
+
+var ptxArgument = regexp.MustCompile(`\{[^}]*\}|\[[^\]]*\]|[^,\s]+`)
 
 var ptxModule = regexp.MustCompile(`(?s)^\s*\.version (\d+\.\d+)\s+\.target (\w+)\s+\.address_size 64\s+` +
 	`\.visible \.entry (\w+)\(([^)]*)\)\s*\.maxntid (\d+), 1, 1\s+\.minnctapersm \d+\s+\{(.*)\}\s*$`)
@@ -193,19 +181,16 @@ func (k *ptxKernel) statement(line int, s string) {
 		require(width != 0, s)
 		for _, name := range strings.Split(names, ",") {
 			name = strings.TrimSpace(name)
-			require(!slices.Contains(slices.Collect(maps.Keys(k.regs)), name), "twice "+name)
 			k.regs[name] = ptxReg{len(k.regs), width}
 		}
 	default:
-		in := ptxInstr{line: line, text: s}
-		if strings.HasPrefix(word, "@") {
-			in.guard, s = word[1:], rest
+		in := ptxInstr{line: line, text: s, guard: -1}
+		if guard, found := strings.CutPrefix(word, "@"); found {
+			guard, in.negate = strings.CutPrefix(guard, "!")
+			in.guard, s = k.reg(guard, 'P'), rest
 		}
 		op, args, _ := strings.Cut(s, " ")
-		in.op = op
-		for _, a := range regexp.MustCompile(`\{[^}]*\}|\[[^\]]*\]|[^,\s]+`).FindAllString(args, -1) {
-			in.args = append(in.args, strings.Trim(a, " "))
-		}
+		in.op, in.args = op, ptxArgument.FindAllString(args, -1)
 		k.code = append(k.code, in)
 	}
 }
@@ -239,43 +224,26 @@ func (k *ptxKernel) value(arg string, width byte) func(t *ptxThread) uint64 {
 
 // list returns the names in {a, b}, or the one that stands alone.
 func list(arg string) []string {
-	inner, found := strings.CutPrefix(arg, "{")
-	if !found {
-		return []string{arg}
-	}
-	names := strings.Split(strings.TrimSuffix(inner, "}"), ",")
-	for i := range names {
-		names[i] = strings.TrimSpace(names[i])
-	}
-	return names
+	return strings.FieldsFunc(arg, func(r rune) bool { return strings.ContainsRune("{, }", r) })
 }
 
+func zero(*ptxThread) uint64 { return 0 }
+
 func (k *ptxKernel) compile(in *ptxInstr) {
-	if in.guard != "" {
-		k.reg(strings.TrimPrefix(in.guard, "!"), 'P')
-	}
 	if p, found := ptxPure[in.op]; found {
 		require(len(in.args) == len(p.widths), in.text)
 		var from [3]func(*ptxThread) uint64
 		for i := range from {
-			if from[i] = (func(*ptxThread) uint64)(nil); i+1 < len(p.widths) {
+			if from[i] = zero; i+1 < len(p.widths) {
 				from[i] = k.value(in.args[i+1], p.widths[i+1])
 			}
 		}
 		to := k.reg(in.args[0], p.widths[0])
-		in.run = func(t *ptxThread) {
-			var v [3]uint64
-			for i, f := range from {
-				if f != nil {
-					v[i] = f(t)
-				}
-			}
-			t.set(to, p.f(v[0], v[1], v[2]))
-		}
+		in.run = func(t *ptxThread) { t.set(to, p.f(from[0](t), from[1](t), from[2](t))) }
 		return
 	}
-	if _, found := ptxAccesses[in.op]; found {
-		k.compileAccess(in)
+	if m := ptxAccess.FindStringSubmatch(in.op); m != nil {
+		k.compileAccess(in, m)
 		return
 	}
 	switch in.op {
@@ -291,9 +259,9 @@ func (k *ptxKernel) compile(in *ptxInstr) {
 		in.target, found = k.labels[in.args[0]]
 		require(found, in.text)
 	case "bar.sync":
-		require(in.args[0] == "0" && in.guard == "", in.text)
+		require(in.args[0] == "0" && in.guard < 0, in.text)
 	case "shfl.sync.bfly.b32":
-		require(in.args[3] == "31" && in.args[4] == "0xffffffff" && in.guard == "", in.text)
+		require(in.args[3] == "31" && in.args[4] == "0xffffffff" && in.guard < 0, in.text)
 		k.reg(in.args[0], 'W')
 		k.reg(in.args[1], 'W')
 	case "ret":
@@ -319,39 +287,36 @@ func (k *ptxKernel) compilePacking(in *ptxInstr) {
 	in.run = func(t *ptxThread) { t.set(whole, low(t)|high(t)<<32) }
 }
 
-func (k *ptxKernel) compileAccess(in *ptxInstr) {
-	a := ptxAccesses[in.op]
-	memory, value := in.args[0], in.args[1]
-	if a.kind == "load" {
+func (k *ptxKernel) compileAccess(in *ptxInstr, m []string) {
+	kind, shared := m[1], m[2] == "shared"
+	memory, value, width := in.args[0], in.args[1], byte('L')
+	if kind == "ld" {
 		memory, value = value, memory
 	}
-	width := byte('L')
-	if a.space == "shared" {
+	if shared {
 		width = 'W'
 	}
 	name, offset, _ := strings.Cut(strings.Trim(memory, "[]"), "+")
-	base, off := k.value(name, width), uint64(0)
-	if offset != "" {
-		off, _ = strconv.ParseUint(offset, 0, 64)
-		require(off > 0, memory)
-	}
+	base := k.value(name, width)
+	off, _ := strconv.ParseUint(offset, 0, 64)
 	var regs []int
 	for _, r := range list(value) {
 		regs = append(regs, k.reg(r, 'L'))
 	}
-	require(len(regs) == a.parts, in.text)
+	bits, _ := strconv.Atoi(m[4])
+	size, n := bits/8, bits/8*len(regs)
+	require((len(regs) == 2) == (m[3] != ""), in.text)
 	in.run = func(t *ptxThread) {
-		addr, n := base(t)+off, a.size*a.parts
+		addr, memory := base(t)+off, t.block.memory
 		if addr%uint64(n) != 0 {
-			panic(ptxFault(fmt.Sprintf("%d bytes at %#x, which is crooked", n, addr)))
+			panic(fmt.Sprintf("%d bytes at %#x, which is crooked", n, addr))
 		}
-		memory := t.block.memory
-		if a.space == "shared" {
-			memory = t.block.shared(addr, n, a.kind == "store")
+		if shared {
+			memory = t.block.shared(addr, n, kind == "st")
 		}
-		b := memory.at(addr, n, a.kind != "load")
+		b := memory.at(addr, n, kind != "ld")
 		for i, r := range regs {
-			t.access(a.kind, r, b[i*a.size:][:a.size])
+			t.access(kind, r, b[i*size:][:size])
 		}
 	}
 }
@@ -366,7 +331,7 @@ type ptxThread struct {
 
 func (t *ptxThread) get(i int) uint64 {
 	if !t.written[i] {
-		panic(ptxFault("a register is read that was not written"))
+		panic("a register is read that was not written")
 	}
 	return t.regs[i]
 }
@@ -375,24 +340,15 @@ func (t *ptxThread) set(i int, v uint64) { t.regs[i], t.written[i] = v, true }
 
 func (t *ptxThread) access(kind string, r int, b []byte) {
 	switch {
-	case kind == "store":
+	case kind == "st":
 		binary.LittleEndian.PutUint64(b, t.get(r))
-	case kind == "add":
+	case kind == "red":
 		binary.LittleEndian.PutUint64(b, binary.LittleEndian.Uint64(b)+t.get(r))
 	case len(b) == 1:
 		t.set(r, uint64(b[0]))
 	default:
 		t.set(r, binary.LittleEndian.Uint64(b))
 	}
-}
-
-// goesOn says whether the guard lets the instruction happen.
-func (t *ptxThread) goesOn(in *ptxInstr) bool {
-	if in.guard == "" {
-		return true
-	}
-	name, negated := strings.CutPrefix(in.guard, "!")
-	return (t.get(t.block.kernel.regs[name].index) == 0) == negated
 }
 
 type ptxBlock struct {
@@ -408,9 +364,10 @@ type ptxBlock struct {
 // shared returns the shared memory, if what is read of it was written.
 func (b *ptxBlock) shared(addr uint64, n int, write bool) ptxMemory {
 	b.own.at(addr, n, write)
-	for i := range n {
-		if b.written[addr+uint64(i)] = b.written[addr+uint64(i)] || write; !b.written[addr+uint64(i)] {
-			panic(ptxFault("shared memory is read that was not written"))
+	written := b.written[addr:][:n]
+	for i := range written {
+		if written[i] = written[i] || write; !written[i] {
+			panic("shared memory is read that was not written")
 		}
 	}
 	return b.own
@@ -460,7 +417,7 @@ func (b *ptxBlock) run() (err error) {
 		}
 		for i := range b.threads {
 			if t := &b.threads[i]; t.pc != b.threads[0].pc {
-				panic(ptxFault(fmt.Sprintf("threads 0 and %d wait for each other in different places", i)))
+				panic(fmt.Sprintf("threads 0 and %d wait for each other in different places", i))
 			}
 		}
 		if b.threads[0].pc == ptxDone {
@@ -497,7 +454,7 @@ func (b *ptxBlock) step(warp []ptxThread, at **ptxInstr) bool {
 		if t := &warp[i]; t.pc == pc {
 			t.pc++
 			switch {
-			case !t.goesOn(in):
+			case in.guard >= 0 && (t.get(in.guard) == 0) != in.negate:
 			case in.op == "bra":
 				t.pc = in.target
 			case in.op == "ret":
@@ -526,7 +483,7 @@ func (b *ptxBlock) shuffle(warp []ptxThread, in *ptxInstr) {
 	for i := range warp {
 		other := i ^ int(lane(&warp[i]))
 		if bits.Len(uint(other)) > 5 {
-			panic(ptxFault("a shuffle with a thread of no warp"))
+			panic("a shuffle with a thread of no warp")
 		}
 		values[i] = warp[other].get(from)
 	}
