@@ -61,7 +61,8 @@ func (c *Calls) Digest(s Stream, src Ptr, size, first int64, out Ptr) error {
 	if err != nil {
 		return err
 	}
-	return c.Launch(s, k.function, digestGrid(size, k.multiprocessors), uint64(src), uint64(size), uint64(first), uint64(out))
+	// A driver that loads lazily may find out only now.
+	return kernelError(c.Launch(s, k.function, digestGrid(size, k.multiprocessors), uint64(src), uint64(size), uint64(first), uint64(out)))
 }
 
 // kernel is an attempt to load the kernel, and what came of it.

@@ -117,6 +117,13 @@ func TestNoKernel(t *testing.T) {
 	if err := r.devices[0].PrepareDigest(); !errors.Is(err, cuda.ErrNoKernel) || r.Live("modules") != 0 {
 		t.Errorf("a module without the kernel: %v, and %d modules are there", err, r.Live("modules"))
 	}
+	r = open(t, cudatest.Config{})
+	d := r.devices[0]
+	s, src, out := r.stream(d), r.alloc(d, 64), r.alloc(d, 16)
+	r.Fail("cuLaunchKernel", 0, cuda.ErrNoJITCompiler, 1)
+	if _, err := r.digest(d, s, src, out, 0, 64); !errors.Is(err, cuda.ErrNoKernel) {
+		t.Errorf("a driver that is lazy: %v", err)
+	}
 }
 
 // What may be better the next time is tried the next time.

@@ -173,7 +173,7 @@ func (k *ptxKernel) statement(line int, s string) {
 		var align, size uint64
 		var name string
 		_, err := fmt.Sscanf(strings.NewReplacer("[", " ", "]", "").Replace(rest), ".align %d .b8 %s %d", &align, &name, &size)
-		require(err == nil && k.sharedSize == 0, s)
+		require(err == nil && align == 16 && k.sharedSize == 0, s)
 		k.shared[name], k.sharedSize = 0, size
 	case ".reg":
 		kind, names, _ := strings.Cut(rest, " ")
