@@ -13,7 +13,7 @@ import (
 )
 
 // kernelText is what the emulator wants of PTX: that it looks like it.
-var kernelText = []byte(".version 6.0\n.target sm_50\n.visible .entry spillway_digest(\n\t.param .u64 src)\n.entry other()\n\x00")
+var kernelText = []byte(".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry spillway_digest(\n\t.param .u64 src)\n.visible .entry other()\n\x00")
 
 // everything calls each method of Calls once, and returns what went wrong.
 type everything struct {

@@ -23,6 +23,7 @@ type Device struct {
 
 	calls   Calls
 	watches watches // the thread's
+	kernels kernels
 }
 
 // Open opens a device with its primary context, which it shares with whoever else
@@ -149,7 +150,7 @@ func (d *Device) enter() (err error) {
 
 // leave gives up what the thread has, and says whether the thread is as it was.
 func (d *Device) leave() (clean bool) {
-	var errs []error
+	errs := []error{d.kernels.unload(&d.calls)}
 	for _, e := range d.queue.mu.free { // nobody else is there any more
 		errs = append(errs, d.calls.DestroyEvent(e))
 	}

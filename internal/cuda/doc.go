@@ -22,6 +22,10 @@
 // The device's thread looks at the events of all marks, the oldest of each stream, ever more
 // seldom the longer it has waited; no thread is blocked for an event.
 //
+// One thing is computed on the device: the digest of tier, by a kernel of ours. It is PTX, text that
+// the driver compiles, and loaded when it is first wanted (PrepareDigest), since most devices never
+// need it. A driver without a compiler is no mistake of anybody's, and is told as ErrNoKernel.
+//
 // Asynchronous copies are given host memory by its address, and only such as this
 // Library has pinned: memory of Go's heap could be gone before the copy is done.
 // Addresses of devices are numbers and never pointers.

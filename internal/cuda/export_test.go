@@ -8,3 +8,9 @@ func SymbolNames() map[string]bool {
 	}
 	return names
 }
+
+// DigestPTX is the kernel's text.
+func DigestPTX() string { return digestText }
+
+// DigestGrid is the shape in which it is launched.
+func DigestGrid(size int64, multiprocessors int) Grid { return digestGrid(size, multiprocessors) }

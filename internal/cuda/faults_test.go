@@ -70,6 +70,7 @@ func onDevice(c *cuda.Calls, addr uintptr, n int64) (err error) {
 	defer func() { add(c.Free(b)) }()
 	add(c.CopyToDevice(s, a, addr, n))
 	add(c.CopyOnDevice(s, b, a, n))
+	add(c.Digest(s, a, n, 0, b))
 	m, merr := c.Mark(s)
 	if add(merr) {
 		add(c.WaitMark(s, m))

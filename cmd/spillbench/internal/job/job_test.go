@@ -97,21 +97,34 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// plain hides that the simulated GPU computes.
-type plain struct{ tier.Device }
+// plain hides that the simulated GPU computes, and dull denies it.
+type (
+	plain struct{ tier.Device }
+	dull  struct{ plain }
+)
+
+func (dull) Digest(tier.Stream, tier.Addr, int64, int64, *tier.Digest) error {
+	return fmt.Errorf("no compiler: %w", tier.ErrNotSupported)
+}
 
 // TestDeviceThatCannotCompute: the bytes are copied back, and that is told.
 func TestDeviceThatCannotCompute(t *testing.T) {
-	dev, err := sim.New(sim.Config{Memory: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := Run(t.Context(), config(engine(t, spillway.GPU{Device: plain{dev}, Own: true})))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !res.OnHost || res.Checked != res.Batches || res.Mismatches != 0 {
-		t.Errorf("%+v", res)
+	for _, wrap := range []func(tier.Device) tier.Device{
+		func(d tier.Device) tier.Device { return plain{d} },
+		func(d tier.Device) tier.Device { return dull{plain{d}} },
+	} {
+		dev, err := sim.New(sim.Config{Memory: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		gpu := wrap(dev)
+		res, err := Run(t.Context(), config(engine(t, spillway.GPU{Device: gpu, Own: true})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !res.OnHost || res.Checked != res.Batches || res.Mismatches != 0 {
+			t.Errorf("%T: %+v", gpu, res)
+		}
 	}
 }
 

@@ -1,5 +1,6 @@
 // Copies, fills, modules and kernels.
 #include "emulator.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -154,9 +155,8 @@ static int digest(context *c, const uint64_t *args)
 	const uint64_t step = 0x9e3779b97f4a7c15ull, mix = 0xbf58476d1ce4e5b9ull;
 	uint64_t src = args[0], size = args[1], position = args[2], out = args[3], hash = 0, sum = 0;
 	pthread_mutex_lock(&emu.lock);
-	int result = INVALID_VALUE;
-	const uint8_t *from = src % 8 == 0 ? device_bytes(c, src, size, &result) : NULL;
-	uint64_t *to = from && out % 8 == 0 ? (uint64_t *)device_bytes(c, out, 16, &result) : NULL;
+	const uint8_t *from = src % 8 == 0 ? kernel_bytes(c, src, size) : NULL;
+	uint64_t *to = from && out % 8 == 0 ? (uint64_t *)kernel_bytes(c, out, 16) : NULL;
 	pthread_mutex_unlock(&emu.lock);
 	if (!to)
 		return ILLEGAL_ADDRESS;
@@ -174,28 +174,45 @@ static int digest(context *c, const uint64_t *args)
 
 // The kernels that the emulator knows. Others can be loaded, but not found.
 static const kernel kernels[] = {
-	{"spillway_digest", 4, {8, 8, 8, 8}, digest},
+	{"spillway_digest", 256, 4, {8, 8, 8, 8}, digest},
 };
 
-// has_entry says whether PTX text declares an entry of that name.
+static const char *blanks(const char *p) { return p + strspn(p, " \t\r\n"); }
+
+// has_entry says whether PTX text declares an entry of that name that others can see.
 static bool has_entry(const char *text, const char *name)
 {
 	size_t n = strlen(name);
-	for (const char *p = text; (p = strstr(p, ".entry")); p++) {
-		const char *q = p + strlen(".entry");
-		while (*q == ' ' || *q == '\t' || *q == '\n')
-			q++;
-		if (!strncmp(q, name, n) && strchr("( \t\r\n", q[n]))
+	for (const char *p = text; (p = strstr(p, ".visible"));) {
+		p = blanks(p + strlen(".visible"));
+		if (strncmp(p, ".entry", strlen(".entry")))
+			continue;
+		p = blanks(p + strlen(".entry"));
+		if (!strncmp(p, name, n) && strchr("( \t\r\n", p[n]))
 			return true;
 	}
 	return false;
+}
+
+// check_ptx finds what makes text no PTX for this driver. The version of PTX is
+// CUDA's less 4, or one minor version older.
+static int check_ptx(const char *text)
+{
+	const char *version = strstr(text, ".version"), *target = strstr(text, ".target");
+	int major, minor;
+	if (!version || !target || target < version || !strstr(target, ".address_size 64"))
+		return INVALID_PTX;
+	if (sscanf(version, ".version %d.%d", &major, &minor) != 2 || strncmp(target, ".target sm_", strlen(".target sm_")))
+		return INVALID_PTX;
+	return (major + 4) * 1000 + minor * 10 > emu.version ? UNSUPPORTED_PTX_VERSION : OK;
 }
 
 EXPORT int cuModuleLoadData(handle *out, const void *image)
 {
 	CALL("cuModuleLoadData");
 	REQUIRE(image, INVALID_VALUE);
-	REQUIRE(strstr(image, ".version") && strstr(image, ".target"), INVALID_PTX);
+	result = check_ptx(image);
+	REQUIRE(!result, result);
 	module *m = calloc(1, sizeof *m);
 	m->ctx = c;
 	m->image = strdup(image);
@@ -267,7 +284,9 @@ EXPORT int cuLaunchKernel(handle hf, unsigned gx, unsigned gy, unsigned gz, unsi
 	function *f = object(FUNCTION, hf);
 	REQUIRE(f && f->module->ctx == c, INVALID_HANDLE);
 	REQUIRE(gx && gy && gz && bx && by && bz && gy < 65536 && gz < 65536 && bx <= 1024 && by <= 1024 && bz <= 64, INVALID_VALUE);
-	REQUIRE((uint64_t)bx * by * bz <= 1024 && shared <= 48 << 10 && params && !extra, INVALID_VALUE);
+	REQUIRE((uint64_t)bx * by * bz <= f->kernel->max_threads && gx <= INT32_MAX, INVALID_VALUE);
+	REQUIRE((uint64_t)bx * by * bz % 32 == 0, INVALID_VALUE); // a driver would not mind, but our kernels would
+	REQUIRE(shared <= 48 << 10 && params && !extra, INVALID_VALUE);
 	work w = {.kind = LAUNCH, .kernel = f->kernel};
 	for (int i = 0; i < f->kernel->nargs; i++)
 		memcpy(&w.args[i], params[i], f->kernel->sizes[i]);

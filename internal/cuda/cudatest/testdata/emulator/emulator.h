@@ -22,6 +22,7 @@ enum {
 	INVALID_CONTEXT = 201,
 	PEER_ACCESS_UNSUPPORTED = 217,
 	INVALID_PTX = 218,
+	UNSUPPORTED_PTX_VERSION = 222,
 	INVALID_HANDLE = 400,
 	NOT_FOUND = 500,
 	NOT_READY = 600,
@@ -141,9 +142,10 @@ typedef struct module {
 } module;
 
 // A kernel that the emulator knows by name. run is given the context and the
-// arguments, each widened to 64 bits; it returns a result.
+// arguments, each widened to 64 bits; it returns a result. Its blocks are of whole warps.
 typedef struct kernel {
 	const char *name;
+	unsigned max_threads; // of a block
 	int nargs;
 	int sizes[8];
 	int (*run)(context *c, const uint64_t *args);
@@ -210,6 +212,7 @@ void unpin_all(void);
 block *block_at(int dev, uint64_t off);
 block *find(uint64_t addr, size_t n);
 uint8_t *device_bytes(context *c, uint64_t addr, size_t n, int *result);
+uint8_t *kernel_bytes(context *c, uint64_t addr, size_t n);
 bool is_device(uint64_t addr);
 void block_free(int dev, block *b);
 enum pinned { PINNED, PAGEABLE, STRADDLES } host_range(context *c, uintptr_t addr, size_t n);

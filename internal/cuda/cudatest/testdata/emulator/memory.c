@@ -32,8 +32,8 @@ block *block_at(int dev, uint64_t off)
 	return i < d->nblocks && d->blocks[i]->off == off ? d->blocks[i] : NULL;
 }
 
-// find returns the live block that holds all of n bytes at addr.
-block *find(uint64_t addr, size_t n)
+// there returns the block, live or retired, that holds all of n bytes at addr.
+static block *there(uint64_t addr, size_t n)
 {
 	int dev = (int)((addr >> 48) - TAG);
 	if (!is_device(addr) || dev >= emu.devices)
@@ -44,25 +44,38 @@ block *find(uint64_t addr, size_t n)
 	if (i == 0)
 		return NULL;
 	block *b = d->blocks[i - 1];
-	if (b->freed || off - b->off > b->size || n > b->size - (off - b->off))
+	if (off - b->off > b->size || n > b->size - (off - b->off))
 		return NULL;
 	return b;
+}
+
+// find returns the live block that holds all of n bytes at addr.
+block *find(uint64_t addr, size_t n)
+{
+	block *b = there(addr, n);
+	return b && !b->freed ? b : NULL;
+}
+
+static uint8_t *bytes_of(context *c, block *b, uint64_t addr)
+{
+	int dev = (int)((addr >> 48) - TAG);
+	if (!b || (dev != c->device && !(b->pool ? b->pool->readable[c->device] : c->peer[dev])))
+		return NULL;
+	return emu.dev[dev].memory + (addr & 0xffffffffffffull);
 }
 
 // device_bytes returns the memory behind a range of device addresses that
 // context c may use, NULL if there is a mistake.
 uint8_t *device_bytes(context *c, uint64_t addr, size_t n, int *result)
 {
-	block *b = find(addr, n);
-	*result = INVALID_VALUE;
-	if (!b)
-		return NULL;
-	int dev = (int)((addr >> 48) - TAG);
-	if (dev != c->device && !(b->pool ? b->pool->readable[c->device] : c->peer[dev]))
-		return NULL;
-	*result = OK;
-	return emu.dev[dev].memory + (addr & 0xffffffffffffull);
+	uint8_t *bytes = bytes_of(c, find(addr, n), addr);
+	*result = bytes ? OK : INVALID_VALUE;
+	return bytes;
 }
+
+// kernel_bytes is device_bytes for a kernel that runs: what is to be freed behind it
+// is there yet.
+uint8_t *kernel_bytes(context *c, uint64_t addr, size_t n) { return bytes_of(c, there(addr, n), addr); }
 
 static uint64_t reserved_by_pools(int dev);
 

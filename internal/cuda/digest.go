@@ -1,0 +1,154 @@
+package cuda
+
+import (
+	_ "embed" // the kernel's text
+	"errors"
+	"fmt"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
+
+// digestText is the kernel as text, which the driver compiles for whatever device it has: a binary
+// would be for the devices that were known when it was made.
+//
+//go:embed digest.ptx
+var digestText string
+
+const (
+	digestName = "spillway_digest"
+	// digestThreads is what the kernel's text says of a block.
+	digestThreads = 256
+	// digestBlocks is how many blocks a multiprocessor has at once: as many as fit on each kind that there
+	// is (1024 threads, 64 registers each). More would be done when these are, with an uneven rest.
+	digestBlocks = 4
+	// digestPair is what a thread takes at a time.
+	digestPair = 16
+)
+
+// digestGrid returns how many threads compute the digest of size > 0 bytes: one for each pair
+// of words, or as many as the device can have at once.
+func digestGrid(size int64, multiprocessors int) Grid {
+	const taken = digestThreads * digestPair
+	enough := (size-1)/taken + 1
+	most := digestBlocks * int64(max(multiprocessors, 1))
+	return Grid{Blocks: uint32(min(enough, most)), Threads: digestThreads}
+}
+
+// PrepareDigest loads the kernel that Digest needs, unless that is done. It takes as long as the driver
+// needs to compile it, milliseconds to tenths of a second, which is why Digest should find it loaded.
+// ErrNoKernel means that this driver cannot have it, and is the answer to all later calls.
+func (d *Device) PrepareDigest() error {
+	return d.Here(func(c *Calls) error {
+		_, err := c.digestKernel()
+		return err
+	})
+}
+
+// Digest puts a kernel on s that adds the hash and the sum of size bytes at src to the two words at
+// out, as tier.DigestBytes defines them; the first word has position first. It adds so that pieces
+// can follow each other; out must have been set, as by Fill. Both addresses are multiples of 8 in
+// device memory that the context can use, which is not checked: a kernel that finds none there takes the
+// context with it.
+func (c *Calls) Digest(s Stream, src Ptr, size, first int64, out Ptr) error {
+	if src%8 != 0 || out%8 != 0 || size < 0 {
+		return &Error{Call: digestName, Code: ErrInvalidValue,
+			Name: fmt.Sprintf("%d bytes at %#x, added to %#x: not words of memory", size, uint64(src), uint64(out))}
+	}
+	if size == 0 {
+		return nil
+	}
+	k, err := c.digestKernel()
+	if err != nil {
+		return err
+	}
+	// A driver that loads lazily may find out only now.
+	return kernelError(c.Launch(s, k.function, digestGrid(size, k.multiprocessors), uint64(src), uint64(size), uint64(first), uint64(out)))
+}
+
+// kernel is an attempt to load the kernel, and what came of it.
+type kernel struct {
+	done            chan struct{} // closed when the rest is set
+	err             error
+	module          Module
+	function        Function
+	multiprocessors int
+}
+
+// over says whether the attempt failed for a reason that may not be there the next time.
+func (k *kernel) over() bool {
+	select {
+	case <-k.done:
+		return k.err != nil && !errors.Is(k.err, ErrNoKernel)
+	default:
+		return false
+	}
+}
+
+// kernels is the device's kernel. Loading is long, and so one tries without a lock while the others wait
+// for what comes of it.
+type kernels struct {
+	mu struct {
+		lockrank.Mutex[lockrank.Device]
+		last *kernel
+	}
+}
+
+// attempt returns the last attempt, or a new one that is the caller's to make.
+func (ks *kernels) attempt() (k *kernel, mine bool) {
+	ks.mu.Lock()
+	defer ks.mu.Unlock()
+	if k := ks.mu.last; k != nil && !k.over() {
+		return k, false
+	}
+	ks.mu.last = &kernel{done: make(chan struct{})}
+	return ks.mu.last, true
+}
+
+// unload gives up what is loaded, when nobody can load or use it any more.
+func (ks *kernels) unload(c *Calls) error {
+	k, _ := ks.attempt()
+	if k.module == 0 {
+		return nil
+	}
+	return c.UnloadModule(k.module)
+}
+
+// digestKernel returns the kernel, and loads it if nobody has. Who waits here waits for a driver that
+// is busy for somebody else, and never for the device.
+func (c *Calls) digestKernel() (*kernel, error) {
+	k, mine := c.dev.kernels.attempt()
+	if mine {
+		defer close(k.done)
+		k.err = c.loadDigest(k)
+		return k, k.err
+	}
+	<-k.done
+	return k, k.err
+}
+
+func (c *Calls) loadDigest(k *kernel) (err error) {
+	if k.multiprocessors, err = c.lib.Attribute(c.dev.info.Ordinal, AttributeMultiprocessors); err != nil {
+		return err
+	}
+	m, err := c.LoadModule(append([]byte(digestText), 0))
+	if err != nil {
+		return kernelError(err)
+	}
+	if k.function, err = c.Function(m, digestName); err != nil {
+		return errors.Join(kernelError(err), c.UnloadModule(m))
+	}
+	k.module = m
+	return nil
+}
+
+// kernelError makes ErrNoKernel of what a driver says that will always say so: that it has no compiler, or
+// one that does not understand the text.
+func kernelError(err error) error {
+	for _, code := range []Code{ErrInvalidImage, ErrNoBinaryForGPU, ErrInvalidPTX, ErrNoJITCompiler, ErrUnsupportedPTX,
+		ErrJITDisabled, ErrNotFound, ErrNotSupported} {
+		if errors.Is(err, code) {
+			return fmt.Errorf("%w: %w", ErrNoKernel, err)
+		}
+	}
+	return err
+}
