@@ -33,6 +33,7 @@ type Engine struct {
 	base    map[tier.ID]int64     // bytes that staging holds
 	devices []tier.Device         // the engine's own, to be closed
 	limits  limits
+	warned  warned
 	stripe  disk.Stripe // of all volumes
 
 	reservations *reservation.Manager
@@ -81,6 +82,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 			return nil, err
 		}
 	}
+	e.warnOfMachine()
 	if err := e.openSpaces(ctx); err != nil {
 		return nil, err
 	}
@@ -305,6 +307,7 @@ func (e *Engine) Close() error {
 		errs = append(errs, p.Close())
 	}
 	errs = append(errs, e.found.close(), e.release())
+	e.logWarnings() // those that came since
 	return errors.Join(errs...)
 }
 
