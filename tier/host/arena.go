@@ -111,7 +111,7 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 	cfg.Capacity -= cfg.Capacity % tier.Page
 	space, err := reserve(cfg.Capacity)
 	if err != nil {
-		return nil, fmt.Errorf("host: reserving an address range of %d bytes: %w", cfg.Capacity, err)
+		return nil, fmt.Errorf("host: reserving an address range of %d bytes: %w (make the host memory smaller, or raise the limits of ulimit -v and vm.overcommit_memory)", cfg.Capacity, err)
 	}
 	a := &Arena{
 		cfg:       cfg,

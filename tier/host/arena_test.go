@@ -167,7 +167,7 @@ func openFaulty(t *testing.T, cfg Config, f *faulty) *Arena {
 func TestRefusedMapping(t *testing.T) {
 	cause := errors.New("cannot allocate memory")
 	_, err := newArena(Config{Capacity: 1 << 20}, func(int64) (mapping, error) { return nil, cause })
-	if !errors.Is(err, cause) || !strings.Contains(err.Error(), "1048576 bytes") {
+	if !errors.Is(err, cause) || !strings.Contains(err.Error(), "1048576 bytes") || !strings.Contains(err.Error(), "vm.overcommit_memory") {
 		t.Fatalf("got %v", err)
 	}
 }
