@@ -35,6 +35,7 @@ type Engine struct {
 	devices []tier.Device         // the engine's own, to be closed
 	wrapped []tier.Device         // of the GPU spaces
 	limits  limits
+	warned  warned
 	stripe  disk.Stripe // of all volumes
 
 	reservations *reservation.Manager
@@ -83,6 +84,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 			return nil, err
 		}
 	}
+	e.warnOfMachine()
 	if err := e.openSpaces(ctx); err != nil {
 		return nil, err
 	}
@@ -307,6 +309,7 @@ func (e *Engine) Close() error {
 		errs = append(errs, p.Close())
 	}
 	errs = append(errs, e.found.close(), e.release())
+	e.logWarnings() // those that came since
 	return errors.Join(errs...)
 }
 

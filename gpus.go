@@ -13,9 +13,8 @@ import (
 
 // chosen is what serves a GPU space: a GPU of driver, or what the configuration has, or a simulated one.
 type chosen struct {
-	driver  *cuda.Driver // nil: none
-	gpu     cuda.DeviceInfo
-	instead error // why a simulated one stands in; nil if nothing else was asked for
+	driver *cuda.Driver // nil: none
+	gpu    cuda.DeviceInfo
 }
 
 // chooseGPUs decides that for each space, before anything is opened.
@@ -42,8 +41,9 @@ func (e *Engine) chooseGPUs() error {
 		case g.Backend == CUDA:
 			return fmt.Errorf("gpu:%d: %w", i, err)
 		default:
-			e.gpus[i].instead = err
-			e.cfg.Logger.Info("spillway: a simulated GPU stands in for a real one", "space", tier.ID{Kind: tier.GPU, Ordinal: i}.String(), "because", err)
+			w := tier.CauseSimulated.Warning("a simulated GPU stands in for a real one: %v", err)
+			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}
+			e.warn(w)
 		}
 	}
 	return nil
@@ -123,11 +123,18 @@ func (e *Engine) pinners() (list []tier.Pinner) {
 }
 
 // pin has the GPUs' drivers pin the memory of a host space. Without that everything works, but slowly.
-func (e *Engine) pin(i int, arena *host.Arena, pinners []tier.Pinner) {
+func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
 	for _, p := range pinners {
-		if err := arena.Pin(p); err != nil && !errors.Is(err, tier.ErrNotSupported) {
-			e.cfg.Logger.Warn("spillway: host memory could not be pinned for GPUs, and copies go by way of other memory (make the host space smaller, or see the driver's limits)",
-				"space", tier.ID{Kind: tier.Host, Ordinal: i}.String(), "error", err)
+		err := arena.Pin(p)
+		if err == nil {
+			continue
 		}
+		cause := tier.CauseNotPinned
+		if errors.Is(err, tier.ErrNotSupported) {
+			cause = tier.CauseSystem
+		}
+		w := cause.Warning("the driver does not pin the %d bytes of host memory: %v: what GPUs copy goes by way of other memory, which is slower", arena.Stats().Capacity, err)
+		w.Space = id
+		e.warn(w)
 	}
 }

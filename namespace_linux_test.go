@@ -56,6 +56,10 @@ var namespaceJobs = map[string]func(dir string) error{
 	"read-only":  spillToReadOnly,
 	"not ours":   spillToForeign,
 	"too little": spillToTooLittle,
+
+	"no locked memory":    spillUnlocked,
+	"no huge pages":       spillSmallPages,
+	"nothing can be seen": spillUnseen,
 }
 
 // TestRealFileSystems: on a file system that is really full, or read-only, and in a directory

@@ -253,12 +253,11 @@ func (e *Engine) openHost() error {
 		if err != nil {
 			return fmt.Errorf("host:%d: %w", i, err)
 		}
-		e.pin(i, arena, pinners)
-		for _, w := range arena.Warnings() {
-			e.cfg.Logger.Debug("spillway: host arena", "space", i, "warning", w)
-		}
+		id := tier.ID{Kind: tier.Host, Ordinal: i}
+		e.pin(id, arena, pinners)
+		e.warnFor(id, func() []tier.Warning { return e.swapped(arena.Warnings()) })
 		space, err := tier.NewSpace(tier.SpaceConfig{
-			ID: tier.ID{Kind: tier.Host, Ordinal: i}, Capacity: capacity, Fractions: e.cfg.HostMarks, Node: h.Node,
+			ID: id, Capacity: capacity, Fractions: e.cfg.HostMarks, Node: h.Node,
 			Backend: "host", Pool: arena, Hint: "more host memory would help",
 		})
 		if err != nil {
@@ -266,6 +265,7 @@ func (e *Engine) openHost() error {
 		}
 		e.spaces = append(e.spaces, space)
 	}
+	e.warnOfMemory()
 	return nil
 }
 
@@ -305,9 +305,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 	if err != nil {
 		return err
 	}
-	for _, w := range volume.Stats().Warnings {
-		e.cfg.Logger.Warn("spillway: spill volume", "dir", d.Dir, "warning", w)
-	}
+	e.warnFor(tier.ID{Kind: tier.Disk, Ordinal: i}, volume.Warnings)
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: capacity, Fractions: e.cfg.DiskMarks, Node: nodeOr(d.Node, topology.Unknown),
 		Backend: "disk", Pool: volume, Hint: fmt.Sprintf("a larger disk capacity of %s would help", d.Dir),

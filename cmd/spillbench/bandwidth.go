@@ -196,7 +196,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	}
 	m.settle()
 	doc := &report.Bandwidth{
-		Header: report.Header{Schema: report.Schema, Command: "bandwidth", Env: m.env},
+		Header: report.NewHeader("bandwidth", m.env, m.warnings()),
 		Config: report.BandwidthConfig{Config: m.config, Seed: f.seed, Pairs: f.pairs, Sizes: f.sizes, Threads: f.threads},
 		Rows:   rows,
 	}

@@ -182,7 +182,7 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 		return nil, nil, err
 	}
 	faults.Arm()
-	m := &machine{topology: top, notes: log, faults: faults, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng)}
+	m := &machine{topology: top, notes: log, warnings: eng.Warnings, faults: faults, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng)}
 	m.config.GPU = "none"
 	return m, open, eng.Close()
 }
@@ -203,7 +203,7 @@ func (f *compareFlags) note(m *machine, res peer.Result) {
 // document is the result.
 func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *report.Compare {
 	doc := &report.Compare{
-		Header: report.Header{Schema: report.Schema, Command: "compare", Env: m.env},
+		Header: report.NewHeader("compare", m.env, m.warnings()),
 		Config: report.CompareConfig{
 			Config: m.config, Peer: f.peer, Seed: f.input.seed, Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
 		},

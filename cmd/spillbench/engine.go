@@ -25,6 +25,7 @@ type machine struct {
 	env      report.Env
 	config   report.Config
 	notes    *notes
+	warnings func() []tier.Warning // also when the engine is closed
 	faults   *inject.Faults
 }
 
@@ -51,7 +52,7 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 		return nil, e.explain(err)
 	}
 	faults.Arm()
-	m := &machine{topology: top, engine: eng, notes: log, faults: faults, env: report.EngineEnv(ctx, top, eng)}
+	m := &machine{topology: top, engine: eng, notes: log, warnings: eng.Warnings, faults: faults, env: report.EngineEnv(ctx, top, eng)}
 	m.config = e.describe(eng)
 	return m, nil
 }

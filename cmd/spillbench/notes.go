@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+
+	"github.com/spillway-db/spillway/tier"
 )
 
 // maxNotes bounds how many different warnings are kept.
@@ -31,16 +33,38 @@ func (n *notes) Enabled(_ context.Context, l slog.Level) bool { return l >= slog
 // Handle keeps a record.
 func (n *notes) Handle(_ context.Context, r slog.Record) error {
 	var attrs []string
+	w := tier.Warning{What: strings.TrimPrefix(r.Message, "spillway: ")}
+	space := ""
 	r.Attrs(func(a slog.Attr) bool {
+		switch a.Key {
+		case "remedy":
+			w.Remedy = a.Value.String()
+		case "space":
+			space = a.Value.String()
+		}
 		attrs = append(attrs, fmt.Sprintf("%s %v", a.Key, a.Value))
 		return true
 	})
-	text := strings.TrimPrefix(r.Message, "spillway: ")
+	if w.Remedy != "" { // the machine's: once for each space, however often an engine is opened
+		w.Space, _ = tier.ParseID(space)
+		n.once(w.String())
+		return nil
+	}
+	text := w.What
 	if len(attrs) > 0 {
 		text += ": " + strings.Join(attrs, ", ")
 	}
 	n.add(r.Message, text)
 	return nil
+}
+
+// once adds a line that does not matter more for coming again.
+func (n *notes) once(text string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.seen[text] == nil {
+		n.addLocked(text, text)
+	}
 }
 
 func (n *notes) add(key, text string) {
@@ -50,6 +74,10 @@ func (n *notes) add(key, text string) {
 		e.count++
 		return
 	}
+	n.addLocked(key, text)
+}
+
+func (n *notes) addLocked(key, text string) {
 	if len(n.order) == maxNotes {
 		return
 	}

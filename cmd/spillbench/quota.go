@@ -71,7 +71,7 @@ func printQuota(ctx context.Context, flags *outputFlags, ledger string, stdout, 
 		return err
 	}
 	doc := &report.Quota{
-		Header: report.Header{Schema: report.Schema, Command: "quota", Env: report.MachineEnv(ctx, top)},
+		Header: report.NewHeader("quota", report.MachineEnv(ctx, top), nil),
 		Limit:  s.Limit.String(), Source: s.Source, PhysicalBytes: s.Physical, Ledger: s.Ledger, Group: s.Group, Holders: []quota.Holder{},
 	}
 	if s.Ratio != nil {

@@ -92,7 +92,7 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 	env := report.MachineEnv(ctx, top)
 	env.ProbeDisk(os.TempDir()) // no part of the figures, and of every description of a machine
 	doc := &report.Reserve{
-		Header: report.Header{Schema: report.Schema, Command: "reserve", Env: env},
+		Header: report.NewHeader("reserve", env, nil),
 		Config: report.ReserveConfig{Rounds: f.rounds, RoundSeconds: f.duration.Seconds(), UnitBytes: contend.Unit},
 	}
 	var bar progress.Bar

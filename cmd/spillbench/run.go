@@ -143,7 +143,7 @@ func verdict(res job.Result) error {
 func (f *runFlags) document(m *machine, sources []string, res job.Result) *report.Run {
 	stats := m.engine.Stats()
 	doc := &report.Run{
-		Header: report.Header{Schema: report.Schema, Command: "run", Env: m.env},
+		Header: report.NewHeader("run", m.env, m.warnings()),
 		Config: report.RunConfig{
 			Config: m.config, Seed: f.input.seed, Place: f.place, Repeat: f.input.repeat,
 			Partitions: f.partitions, Passes: f.passes, Workers: f.input.workers,

@@ -52,6 +52,6 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 	} else {
 		env.Kernel = "" // the recorded machine's is not known
 	}
-	doc := &report.Topo{Header: report.Header{Schema: report.Schema, Command: "topo", Env: env}, Topology: top, Paths: top.Matrix()}
+	doc := &report.Topo{Header: report.NewHeader("topo", env, nil), Topology: top, Paths: top.Matrix()}
 	return errors.Join(out.write(doc), out.print(doc.Print))
 }

@@ -64,7 +64,7 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 	if err != nil {
 		return err
 	}
-	doc := &report.Verify{Header: report.Header{Schema: report.Schema, Command: "verify", Env: m.env}, Config: m.config}
+	doc := &report.Verify{Config: m.config}
 	doc.Config.RowsPerBatch = f.rowsPerBatch
 	failed := f.verifyAll(ctx, m, doc, paths)
 	closing := m.engine.Close()
@@ -73,6 +73,7 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 	}
 	m.settle()
 	doc.Config.Faults = m.config.Faults
+	doc.Header = report.NewHeader("verify", m.env, m.warnings())
 	lines := m.notes.lines()
 	// What is wrong with the data goes first: it decides the status.
 	err = errors.Join(m.blame(ctx, errors.Join(failed, closing)), out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))

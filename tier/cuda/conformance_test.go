@@ -73,7 +73,7 @@ type opener struct {
 func (o *opener) open(t *testing.T, emulator cudatest.Config, allocation cuda.Allocation, memory int64) *cuda.Device {
 	t.Helper()
 	if o.t != t {
-		emulator.Devices, emulator.Memory = 2, memory
+		emulator.Devices, emulator.Memory = 2, memory+1<<20 // for what digests need
 		*o = opener{t: t, rig: load(t, emulator)}
 	}
 	d, err := o.rig.driver.Open(cuda.Config{Ordinal: o.count % 2, Node: -1, Memory: memory, Allocation: allocation})

@@ -28,6 +28,9 @@ func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 		for _, o := range work.outs {
 			d.bounce.put(o.from)
 		}
+		for _, x := range work.sums {
+			d.bounce.put(x.from)
+		}
 		return err
 	}
 	if work.empty() {

@@ -37,8 +37,9 @@ type Device struct {
 }
 
 var (
-	_ tier.Device = (*Device)(nil)
-	_ tier.Pinner = (*Device)(nil)
+	_ tier.Device   = (*Device)(nil)
+	_ tier.Computer = (*Device)(nil)
+	_ tier.Pinner   = (*Device)(nil)
 )
 
 // Open opens a device. The caller must Close it.

@@ -181,6 +181,10 @@ type source interface {
 	reclaimed(a *allocation)
 	// available returns how many bytes can be had, in however many pieces.
 	available() (int64, error)
+	// scratch returns granule bytes that are in no books, for a stream to have until it gives them
+	// back. The stream's work with them is done by then.
+	scratch(s *stream) (tier.Addr, error)
+	unscratch(s *stream, addr tier.Addr) error
 	// largest returns the longest piece that can be had, or most if that is not known.
 	largest(most int64) int64
 	// show lets work of another GPU reach the memory.
@@ -241,6 +245,18 @@ func (p *pool) available() (int64, error) {
 	return free + max(0, reserved-used), err
 }
 
+func (p *pool) scratch(s *stream) (tier.Addr, error) { return p.alloc(s, granule) }
+
+func (p *pool) unscratch(s *stream, addr tier.Addr) error {
+	return s.dev.surely(func(c *cuda.Calls) error {
+		err := c.FreeAsync(s.handle, cuda.Ptr(addr))
+		if err != nil {
+			err = c.Free(cuda.Ptr(addr))
+		}
+		return err
+	})
+}
+
 func (p *pool) largest(most int64) int64 { return most }
 
 func (p *pool) show(to *cuda.Device) error {
@@ -262,24 +278,51 @@ func (p *pool) close(c *cuda.Calls, live []*allocation) error {
 type piece struct {
 	dev  *cuda.Device
 	base tier.Addr
+	n    int64
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		line *extent.Allocator
+		rest *extent.Allocator // behind the line, for scratch
 	}
 }
 
+// scratchRoom is what streams share for scratch: more than there are streams, as a rule.
+const scratchRoom = 64 * granule
+
 func newPiece(dev *cuda.Device, n int64) (*piece, error) {
-	p := &piece{dev: dev}
+	p := &piece{dev: dev, n: n}
 	p.mu.line = extent.New(n)
 	return p, dev.Here(func(c *cuda.Calls) error {
-		at, err := c.Alloc(n)
-		p.base = tier.Addr(at)
+		room := int64(scratchRoom)
+		at, err := c.Alloc(n + room)
+		if errors.Is(err, cuda.ErrOutOfMemory) { // just what there is: without scratch, then
+			room = 0
+			at, err = c.Alloc(n)
+		}
+		p.base, p.mu.rest = tier.Addr(at), extent.New(room)
 		if errors.Is(err, cuda.ErrOutOfMemory) {
 			return fmt.Errorf("%d bytes cannot be had in one piece: %w: %w", n, tier.ErrNoSpace, err)
 		}
 		return err
 	})
+}
+
+func (p *piece) scratch(*stream) (tier.Addr, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	off, ok := p.mu.rest.Alloc(granule)
+	if !ok {
+		return 0, errRefused
+	}
+	return p.base + tier.Addr(p.n+off), nil
+}
+
+func (p *piece) unscratch(_ *stream, addr tier.Addr) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.rest.Free(int64(addr-p.base)-p.n, granule)
+	return nil
 }
 
 func (p *piece) alloc(_ *stream, n int64) (tier.Addr, error) {

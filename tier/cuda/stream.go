@@ -19,6 +19,8 @@ type stream struct {
 	due    due          // since the last event
 	deps   []tier.Event // what events to come depend on beside the GPU's own work
 
+	scratch tier.Addr // granule bytes of the device's; 0 without
+
 	word   []byte          // pinned, 4 bytes: how many events of others have happened for which the GPU waits; nil without
 	waits  uint32          // for how many it was told to wait
 	waited <-chan struct{} // closed when the last of them has happened
@@ -29,19 +31,21 @@ type due struct {
 	frees []*allocation // to take back
 	spent [][]byte      // pinned memory that copies to the device are done with
 	outs  []out         // bytes that have arrived in pinned memory
+	sums  []sum         // digests that have
 	bytes int64         // of pinned memory in all this
 }
 
 // out is pinned memory whose bytes belong elsewhere.
 type out struct{ dst, from []byte }
 
-func (d *due) empty() bool { return len(d.frees)+len(d.spent)+len(d.outs) == 0 }
+func (d *due) empty() bool { return len(d.frees)+len(d.spent)+len(d.outs)+len(d.sums) == 0 }
 
 // before puts what was due earlier before d.
 func (d *due) before(earlier due) {
 	d.frees = append(earlier.frees, d.frees...)
 	d.spent = append(earlier.spent, d.spent...)
 	d.outs = append(earlier.outs, d.outs...)
+	d.sums = append(earlier.sums, d.sums...)
 	d.bytes += earlier.bytes
 }
 
@@ -131,6 +135,9 @@ func (s *stream) shut() bool {
 // end waits for the work and gives the stream up. How the work went is told by Err.
 func (s *stream) end() error {
 	_ = s.sync()
+	if s.scratch != 0 {
+		_ = s.dev.source.unscratch(s, s.scratch) // refused, it goes with the context
+	}
 	err := s.dev.surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
 	s.dev.mu.Lock()
 	delete(s.dev.mu.streams, s)
@@ -283,6 +290,12 @@ func (s *stream) reached(w *pending, err error, final bool) error {
 	}
 	for _, b := range w.spent {
 		s.dev.bounce.put(b)
+	}
+	for _, x := range w.sums {
+		if err == nil {
+			x.deliver()
+		}
+		s.dev.bounce.put(x.from)
 	}
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()

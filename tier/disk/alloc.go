@@ -296,7 +296,7 @@ func (v *Volume) putHole(s *segment, off, n int64) {
 	v.mu.Unlock()
 	if f != nil {
 		if err := v.closeSegment(s.name, f); err != nil {
-			v.warn("closing %s: %v", s.name, bare(err))
+			v.warn(tier.CauseDiskFails, "closing %s: %v", s.name, bare(err))
 		}
 	}
 }
@@ -367,7 +367,7 @@ func (v *Volume) allocate(f File, off, n int64) error {
 	err := f.Allocate(off, n)
 	if errors.Is(err, errors.ErrUnsupported) {
 		v.noAllocate.Store(true)
-		v.warn("%s cannot set room aside: files are sparse, and a full disk is noticed when it is written", v.system)
+		v.warn(tier.CauseSparse, "%s cannot set room aside: files are sparse, and a full disk is noticed when it is written", v.system)
 		return nil
 	}
 	return bare(err)
@@ -418,7 +418,7 @@ func (e *Extents) unref() {
 	v.mu.Unlock()
 	if last {
 		if err := v.end(); err != nil {
-			v.warn("%v", err)
+			v.warn(tier.CauseDiskFails, "%v", err)
 		}
 	} else {
 		select {

@@ -163,5 +163,5 @@ type Stats struct {
 	Writing   time.Duration // in which at least one write was under way, since the volume was opened
 	Ailing    bool          // a write failed, or the file system had no room, a moment ago: other volumes come first
 
-	Warnings []string // what was asked for and could not be had, one line each
+	Warnings []tier.Warning // what was asked for and could not be had
 }

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway/tier/disk"
@@ -122,7 +121,7 @@ func TestKilledProcessLeavesNothing(t *testing.T) {
 			v = open()
 			wantEmpty(t, dir)
 			if w := v.Stats().Warnings; mode == "named" {
-				oneLine(t, strings.Join(w, "; "), "removed what killed processes left", alive[0])
+				oneLine(t, warned(w), "removed what killed processes left", alive[0])
 			} else if len(w) != 0 {
 				t.Errorf("warnings: %q", w)
 			}

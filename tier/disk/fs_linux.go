@@ -128,7 +128,7 @@ var fileSystems = map[uint32]string{
 	unix.F2FS_SUPER_MAGIC:      "f2fs",
 	unix.TMPFS_MAGIC:           "tmpfs",
 	unix.RAMFS_MAGIC:           "ramfs",
-	unix.OVERLAYFS_SUPER_MAGIC: "overlayfs",
+	unix.OVERLAYFS_SUPER_MAGIC: overlay,
 	unix.NFS_SUPER_MAGIC:       "nfs",
 	unix.SMB2_SUPER_MAGIC:      "smb",
 	unix.CIFS_SUPER_MAGIC:      "cifs",

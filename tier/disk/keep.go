@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/spillway-db/spillway/tier"
 )
 
 // punchStep is how much is given back at a time: it takes a millisecond or two, for
@@ -33,7 +35,7 @@ func (v *Volume) keep() {
 				return
 			}
 			if _, err := v.giveBack(ctx, v.surplus()); err != nil && ctx.Err() == nil {
-				v.warn("giving room back: %v", err)
+				v.warn(tier.CauseDiskFails, "giving room back: %v", err)
 				break // tried again when more is freed
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -138,7 +137,7 @@ func TestFailedPunchIsWarnedOfAndLosesNothing(t *testing.T) {
 		if s.Backed != 64*mib || len(s.Warnings) != 1 {
 			t.Errorf("%+v", s)
 		}
-		oneLine(t, strings.Join(s.Warnings, ""), "segment-0000: input/output error")
+		oneLine(t, warned(s.Warnings), "segment-0000: input/output error")
 		if _, err := v.Trim(context.Background()); !errors.Is(err, syscall.EIO) {
 			t.Errorf("Trim: %v", err)
 		}

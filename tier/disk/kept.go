@@ -270,7 +270,7 @@ func (v *Volume) endInTurn(ent *entry) {
 	// other bytes has their checksums.
 	if err := k.write(kindGone, &entry{key: ent.key}, nil); err != nil {
 		if failed := k.endInPlace(ent); failed != nil {
-			v.warn("the manifest: %v", also(err, failed))
+			v.warn(tier.CauseManifest, "the manifest: %v", also(err, failed))
 		}
 	}
 	v.tidy()
@@ -316,7 +316,7 @@ func (v *Volume) tidy() {
 	k := v.kept
 	if k.torn || k.at-k.live > k.live+deadBytes {
 		if err := v.rewrite(); err != nil {
-			v.warn("writing the manifest anew: %v", err)
+			v.warn(tier.CauseManifest, "writing the manifest anew: %v", err)
 		}
 	}
 }

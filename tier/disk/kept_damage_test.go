@@ -71,10 +71,10 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 			found[string(k.Meta)] = true
 			free(v, wantKept(t, v, k, seed, []int64{page, page, page}[:len(k.Sizes)]...)...)
 		}
-		warned := strings.Join(v.Stats().Warnings, "\n")
+		told := warned(v.Stats().Warnings)
 		// The zeros behind a record, and the end of one that is over, may be wrong.
 		lost := !found["meta 0"] || !found["meta 20"] || !found["meta 30"] || !found["meta 40"]
-		if (lost || found["meta 10"]) && warned == "" {
+		if (lost || found["meta 10"]) && told == "" {
 			t.Errorf("byte %d: found %v and no warning", at, found)
 		}
 		if found["meta 10"] && found["meta 40"] {
@@ -156,7 +156,7 @@ func TestMissingAndShortSegments(t *testing.T) {
 			if len(kept) != 1 {
 				t.Fatalf("kept: %+v", kept)
 			}
-			oneLine(t, strings.Join(v.Stats().Warnings, "; "), "is lost", filepath.Base(files[0]))
+			oneLine(t, warned(v.Stats().Warnings), "is lost", filepath.Base(files[0]))
 			free(v, wantKept(t, v, kept[0], 2, 4*mib)...)
 			if name == "link" { // it is nobody's we know
 				if err := os.Remove(files[0]); err != nil {
@@ -188,7 +188,7 @@ func TestForeignManifestIsLeftAlone(t *testing.T) {
 		if len(v.Kept()) != 0 {
 			t.Errorf("%s: kept %+v", why, v.Kept())
 		}
-		oneLine(t, strings.Join(v.Stats().Warnings, "; "), "left as it is", why, before[0])
+		oneLine(t, warned(v.Stats().Warnings), "left as it is", why, before[0])
 		closeVolume(t, v)
 		if got := names(t, dir); !slices.Equal(got, before) {
 			t.Errorf("%s: %v became %v", why, before, got)
@@ -500,7 +500,7 @@ func TestWhatIsNoManifestIsNotRead(t *testing.T) {
 	}
 	fsys := &readCounter{FS: disk.OS()}
 	v = openKeeping(t, dir, func(c *disk.Config) { c.FS = fsys })
-	oneLine(t, v.Stats().Warnings[0], "manifest-0000000000000099", "not a manifest")
+	oneLine(t, v.Stats().Warnings[0].What, "manifest-0000000000000099", "not a manifest")
 	closeVolume(t, v)
 	if n := fsys.read.Load(); n == 0 || n > page {
 		t.Errorf("%d bytes of it were read", n)

@@ -307,13 +307,13 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 			free(v, wantKept(t, v, k, seed, sizes...)...)
 			found++
 		}
-		warned := strings.Join(v.Stats().Warnings, "; ")
+		told := warned(v.Stats().Warnings)
 		switch {
 		case what == "sealed" && found != 2:
 			t.Errorf("byte %d was changed, and %d of 3 were found", at, found)
-		case what == "sealed" && !strings.Contains(warned, "lost"):
-			t.Errorf("byte %d was changed: %q", at, warned)
-		case what == "sealed" && strings.Contains(warned, "not what was written (at "):
+		case what == "sealed" && !strings.Contains(told, "lost"):
+			t.Errorf("byte %d was changed: %q", at, told)
+		case what == "sealed" && strings.Contains(told, "not what was written (at "):
 			refused["record"]++
 		}
 		closeVolume(t, v)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway/tier/disk"
@@ -77,7 +76,7 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 			}
 			free(v, wantKept(t, v, v.Kept()[0], 3, page)...)
 			if kept < mine { // it was looked at
-				oneLine(t, strings.Join(v.Stats().Warnings, "; "), kept, "left as it is", c.says)
+				oneLine(t, warned(v.Stats().Warnings), kept, "left as it is", c.says)
 			}
 			closeVolume(t, v)
 			wantSame(t, "beside", before, contents(t, dir))

@@ -61,7 +61,7 @@ func TestKeptDirectoriesOfOthersAreLeftAlone(t *testing.T) {
 				t.Errorf("%d are kept; %q", len(v.Kept()), v.Stats().Warnings)
 			}
 			if !c.took {
-				oneLine(t, v.Stats().Warnings[0], "it belongs to another user")
+				oneLine(t, v.Stats().Warnings[0].What, "it belongs to another user")
 			}
 			closeVolume(t, v)
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -27,7 +26,7 @@ func TestSegmentThatWasNotRemoved(t *testing.T) {
 			if n, err := v.Trim(context.Background()); n != 8*mib || err != nil {
 				t.Errorf("Trim: %d, %v", n, err)
 			}
-			oneLine(t, strings.Join(v.Stats().Warnings[1:], "; "), "closing segment-0000: input/output error")
+			oneLine(t, warned(v.Stats().Warnings[1:]), "closing segment-0000: input/output error")
 			if again {
 				if _, err := v.Alloc(mib, nil); !errors.Is(err, syscall.EIO) {
 					t.Errorf("while the file cannot be removed: %v", err)

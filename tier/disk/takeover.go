@@ -58,7 +58,7 @@ func (v *Volume) openKept() error {
 			other = err
 		}
 		if err != nil {
-			v.warn("%s was kept and is left as it is: %v", e.Name(), bare(err))
+			v.warn(tier.CauseKeptLeft, "%s was kept and is left as it is: %v", e.Name(), bare(err))
 		}
 		if took {
 			return nil
@@ -168,7 +168,7 @@ func (v *Volume) takeOver(path string) (took bool, err error) {
 		err = also(err, bare(v.own.removeSegment(name)))
 	}
 	if err != nil {
-		v.warn("removing what is dead in %s: %v", filepath.Base(path), err)
+		v.warn(tier.CauseNotRemoved, "removing what is dead in %s: %v", filepath.Base(path), err)
 	}
 	for _, i := range slices.Sorted(maps.Keys(f.segments)) {
 		s := f.segments[i]
@@ -233,7 +233,7 @@ func (v *Volume) readManifests(f *found) (best log, err error) {
 		}
 	}
 	if f.file != nil && (best.broken > 0 || !best.whole) {
-		v.warn("%d bytes of the manifest of %s are damaged, or were not written to their end: what they said is ignored",
+		v.warn(tier.CauseKeptDamaged, "%d bytes of the manifest of %s are damaged, or were not written to their end: what they said is ignored",
 			best.broken, filepath.Base(f.own.path))
 	}
 	f.next = max(f.next, best.next)
@@ -288,7 +288,7 @@ func (v *Volume) resolve(f *found, records log) {
 	for _, key := range slices.Backward(slices.Sorted(maps.Keys(records.live))) {
 		r := records.live[key]
 		if err := v.restore(f, taken, r); err != nil {
-			v.warn("%s: what was kept as %d is lost: %v", filepath.Base(f.own.path), key, err)
+			v.warn(tier.CauseKeptDamaged, "%s: what was kept as %d is lost: %v", filepath.Base(f.own.path), key, err)
 		}
 	}
 	for i := range f.lengths {
@@ -484,7 +484,7 @@ func (v *Volume) clearGap(s *segment, f File, g span) {
 		return
 	}
 	if !errors.Is(err, errors.ErrUnsupported) {
-		v.warn("giving %d bytes at %d of %s back: %v", g.n, g.off, s.name, bare(err))
+		v.warn(tier.CauseDiskFails, "giving %d bytes at %d of %s back: %v", g.n, g.off, s.name, bare(err))
 	}
 	s.backed.Free(g.off, g.n)
 	v.mu.free += g.n

@@ -17,9 +17,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// maxWarnings bounds what a volume remembers; the first ones say most.
-const maxWarnings = 32
-
 // workersPerDepth bounds the goroutines of a volume: so many transfers have their
 // full depth at the same time, and further ones share.
 const workersPerDepth = 4
@@ -73,7 +70,7 @@ type Volume struct {
 		closed   bool
 		quiet    bool // after closed: no goroutine and no Alloc of ours works on files
 		ended    bool // all files are closed, or someone is about to close them
-		warnings []string
+		warnings []tier.Warning
 	}
 }
 
@@ -176,10 +173,10 @@ func (v *Volume) open() error {
 	}
 	removed, err := removeAbandoned(v.cfg.FS, dir)
 	if err != nil {
-		v.warn("removing what killed processes left: %v", bare(err))
+		v.warn(tier.CauseNotRemoved, "removing what killed processes left: %v", bare(err))
 	}
 	if len(removed) > 0 {
-		v.warn("removed what killed processes left: %v", removed)
+		v.warn(tier.CauseAbandoned, "removed what killed processes left: %v", removed)
 	}
 	if v.cfg.Keep {
 		if err := v.openKept(); err != nil {
@@ -200,16 +197,20 @@ func (v *Volume) open() error {
 func (v *Volume) checkRoom() error {
 	u, err := v.cfg.FS.Usage(v.dir)
 	if errors.Is(err, errors.ErrUnsupported) {
-		v.warn("the free space of the file system cannot be told here")
+		v.warn(tier.CauseSystem, "the free space of the file system cannot be told here: a full disk is noticed when it is written")
 		return nil
 	}
 	if err != nil {
 		return bare(err)
 	}
 	v.system = u.FileSystem
-	if u.Memory {
-		v.warn("the directory is on %s: what is spilled there stays in memory", u.FileSystem)
+	switch {
+	case u.Memory:
+		v.warn(tier.CauseMemoryFileSystem, "the directory is on %s: what is spilled there stays in memory", u.FileSystem)
+	case u.FileSystem == overlay:
+		v.warnOfOverlay()
 	}
+	v.warnOfFiles()
 	if v.cfg.Capacity-v.mu.stays-v.mu.free > u.Free-v.cfg.Reserve {
 		return fmt.Errorf("%w: capacity %d bytes; the file system has %d free, of which %d are to stay free",
 			tier.ErrNoSpace, v.cfg.Capacity, u.Free, v.cfg.Reserve)
@@ -230,7 +231,7 @@ func (v *Volume) probe() error {
 	if v.own, err = makeOwnDir(v.cfg.FS, v.dir, ownPrefix()); err != nil {
 		return bare(err)
 	}
-	v.warn("no anonymous files on %s: spill files have names, in %s", v.system, v.own.path)
+	v.warn(tier.CauseNamedFiles, "no anonymous files on %s: spill files have names, in %s; a killed process leaves them to the next", v.system, v.own.path)
 	if err := v.probeNamed(false); err != nil {
 		return also(err, v.own.remove())
 	}
@@ -243,7 +244,7 @@ func (v *Volume) probeNamed(anonymous bool) error {
 	err := v.probeFile(true)
 	if errors.Is(err, syscall.EINVAL) {
 		if err = v.probeFile(false); err == nil {
-			v.warn("no direct I/O on %s: transfers go through the page cache", v.system)
+			v.warn(tier.CauseDirectIO, "no direct I/O on %s: transfers go through the page cache, which is slower and takes memory", v.system)
 		}
 	}
 	return err
@@ -334,15 +335,6 @@ func also(err, next error) error {
 		return err
 	}
 	return fmt.Errorf("%w; then %w", err, next)
-}
-
-func (v *Volume) warn(format string, args ...any) {
-	w := fmt.Sprintf("disk: volume %s: %s", v.cfg.Dir, fmt.Sprintf(format, args...))
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if len(v.mu.warnings) < maxWarnings && !slices.Contains(v.mu.warnings, w) {
-		v.mu.warnings = append(v.mu.warnings, w)
-	}
 }
 
 // Dir returns the directory as it was configured.

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -149,7 +148,7 @@ func TestKindsOfFiles(t *testing.T) {
 				t.Errorf("direct %v, anonymous %v, warnings %q", s.Direct, s.Anonymous, s.Warnings)
 			}
 			for i, w := range s.Warnings {
-				oneLine(t, w, c.warnings[i], dir)
+				oneLine(t, w.String(), c.warnings[i], dir)
 			}
 			e := alloc(t, v, 3*mib)
 			want := random(3*mib, 1)
@@ -207,7 +206,7 @@ func TestMemoryFileSystemIsWarnedOf(t *testing.T) {
 	if s.FileSystem != "tmpfs" {
 		t.Skip("not a tmpfs but ", s.FileSystem)
 	}
-	oneLine(t, strings.Join(s.Warnings, "; "), "on tmpfs: what is spilled there stays in memory")
+	oneLine(t, warned(s.Warnings), "on tmpfs: what is spilled there stays in memory")
 }
 
 // TestFreedExtentsAreReusedFirst: after the first round nothing fresh is taken,
@@ -529,7 +528,7 @@ func TestTwoVolumesInOneDirectory(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if w := second.Stats().Warnings; slices.ContainsFunc(w, func(w string) bool { return strings.Contains(w, "killed") }) {
+			if w := second.Stats().Warnings; slices.ContainsFunc(w, func(w tier.Warning) bool { return w.Cause == tier.CauseAbandoned }) {
 				t.Errorf("the second took the first for dead: %q", w)
 			}
 			b := alloc(t, second, 10*mib)

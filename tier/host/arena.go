@@ -49,14 +49,14 @@ func (c Config) Validate() error {
 // Stats describes an arena at a moment; all sizes are in bytes.
 type Stats struct {
 	Capacity    int64
-	Used        int64    // handed out, as charged
-	Slabs       int64    // the length of the slabs that small memory lies in
-	Slack       int64    // pages in use less Used: what is free beside small memory, in slabs for the most part
-	Committed   int64    // in steps of 2 MiB that were touched or handed out since the last Trim: at most this much is present
-	Touched     int64    // of these, touched ahead of use
-	Locked      int64    // cannot be swapped out
-	LargestFree int64    // the longest free range
-	Warnings    []string // what was asked for and could not be had
+	Used        int64          // handed out, as charged
+	Slabs       int64          // the length of the slabs that small memory lies in
+	Slack       int64          // pages in use less Used: what is free beside small memory, in slabs for the most part
+	Committed   int64          // in steps of 2 MiB that were touched or handed out since the last Trim: at most this much is present
+	Touched     int64          // of these, touched ahead of use
+	Locked      int64          // cannot be swapped out
+	LargestFree int64          // the longest free range
+	Warnings    []tier.Warning // what was asked for and could not be had; Space is not set
 }
 
 // Arena hands out memory from one contiguous range. It implements tier.Pool and
@@ -88,7 +88,7 @@ type Arena struct {
 		quiet     bool // after closed: no toucher and no Trim is under way
 		unmapping bool // or unmapped
 		pinners   []tier.Pinner
-		warnings  []string
+		warnings  []tier.Warning
 	}
 }
 
@@ -112,7 +112,7 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 	cfg.Capacity -= cfg.Capacity % tier.Page
 	space, err := reserve(cfg.Capacity)
 	if err != nil {
-		return nil, fmt.Errorf("host: reserving an address range of %d bytes: %w", cfg.Capacity, err)
+		return nil, fmt.Errorf("host: reserving an address range of %d bytes: %w (make the host memory smaller, or raise the limits of ulimit -v and vm.overcommit_memory)", cfg.Capacity, err)
 	}
 	a := &Arena{
 		cfg:       cfg,
@@ -137,14 +137,10 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 // advise asks for what the configuration asks for, before any page is present.
 func (a *Arena) advise() {
 	if a.cfg.Huge {
-		if err := a.space.huge(); err != nil {
-			a.warn("host: huge pages refused: %v", err)
-		}
+		a.warnOfHuge(a.space.huge())
 	}
 	if a.cfg.Node >= 0 {
-		if err := a.space.bind(a.cfg.Node); err != nil {
-			a.warn("host: not bound to NUMA node %d: %v", a.cfg.Node, err)
-		}
+		a.warnOfNode(a.space.bind(a.cfg.Node))
 	}
 	if a.cfg.Lock {
 		a.lock()
@@ -170,18 +166,9 @@ func (a *Arena) lock() {
 		}
 	}
 	if a.locked < size {
-		a.warn("host: locked %d of %d bytes: %v%s", a.locked, size, refused, lockRemedy())
+		a.warnOfLock(refused)
 	}
 }
-
-func (a *Arena) warn(format string, args ...any) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.mu.warnings = append(a.mu.warnings, fmt.Sprintf(format, args...))
-}
-
-// Warnings lists what was asked for and could not be had, one line each.
-func (a *Arena) Warnings() []string { return a.Stats().Warnings }
 
 // Stats returns the arena's figures. Each is right by itself.
 func (a *Arena) Stats() Stats {

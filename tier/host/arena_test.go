@@ -167,7 +167,7 @@ func openFaulty(t *testing.T, cfg Config, f *faulty) *Arena {
 func TestRefusedMapping(t *testing.T) {
 	cause := errors.New("cannot allocate memory")
 	_, err := newArena(Config{Capacity: 1 << 20}, func(int64) (mapping, error) { return nil, cause })
-	if !errors.Is(err, cause) || !strings.Contains(err.Error(), "1048576 bytes") {
+	if !errors.Is(err, cause) || !strings.Contains(err.Error(), "1048576 bytes") || !strings.Contains(err.Error(), "vm.overcommit_memory") {
 		t.Fatalf("got %v", err)
 	}
 }
@@ -182,9 +182,9 @@ func TestWhatIsRefusedIsWarnedOf(t *testing.T) {
 	if len(w) != 3 {
 		t.Fatalf("warnings: %q", w)
 	}
-	for i, want := range []string{"huge pages refused: no huge pages here", "NUMA node 3: no such node", "locked 0 of 1048576 bytes: not permitted; "} {
-		if !strings.Contains(w[i], want) {
-			t.Errorf("warning %q: want %q in it", w[i], want)
+	for i, want := range []string{"huge pages were refused (no huge pages here): 1048576 bytes", "NUMA node 3 (no such node)", "0 of 1048576 bytes are locked (not permitted; "} {
+		if !strings.Contains(w[i].What, want) || w[i].Remedy == "" {
+			t.Errorf("warning %q: want %q in it, and a remedy", w[i], want)
 		}
 	}
 	if m := alloc(t, a, 100); len(m.Extents()[0]) != 100 {
@@ -214,7 +214,7 @@ func TestLockGoesAsFarAsTheLimit(t *testing.T) {
 		if warned := len(s.Warnings) > 0; warned != (limit < capacity) {
 			t.Errorf("limit %d: warnings %q", limit, s.Warnings)
 		}
-		if limit < capacity && runtime.GOOS == "linux" && !strings.Contains(s.Warnings[0], "ulimit -l") {
+		if limit < capacity && runtime.GOOS == "linux" && !strings.Contains(s.Warnings[0].Remedy, "ulimit -l") {
 			t.Errorf("the warning %q names no remedy", s.Warnings[0])
 		}
 	}
@@ -345,7 +345,7 @@ func TestFailedTouchEndsWithAWarning(t *testing.T) {
 		},
 	})
 	<-a.touchDone
-	if s := a.Stats(); s.Touched != 2*step || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "out of memory") {
+	if s := a.Stats(); s.Touched != 2*step || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0].What, "out of memory") {
 		t.Errorf("%+v", s)
 	}
 }

@@ -3,20 +3,58 @@
 package host
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// lockRemedy says what allows more memory to be locked.
-func lockRemedy() string {
-	limit := "unknown"
+// lockLimit says how much memory the process may lock.
+func lockLimit() string {
 	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err == nil {
-		limit = fmt.Sprintf("%d bytes", r.Cur)
-		if r.Cur == unix.RLIM_INFINITY {
-			limit = "unlimited"
-		}
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {
+		return "not known"
 	}
-	return fmt.Sprintf("; the limit of locked memory is %s: raise it (ulimit -l, LimitMEMLOCK= in systemd, --ulimit memlock= in containers) or grant CAP_IPC_LOCK", limit)
+	if r.Cur == unix.RLIM_INFINITY {
+		return "none"
+	}
+	return fmt.Sprintf("%d bytes", r.Cur)
 }
+
+// hugeSettings is where the kernel says who gets huge pages.
+const hugeSettings = "/sys/kernel/mm/transparent_hugepage"
+
+// hugeOff returns errHugeOff if nobody gets huge pages, though madvise takes the wish.
+// Where the settings are not to be seen it takes the kernel at its word.
+func hugeOff(settings string) error {
+	if off, err := unix.PrctlRetInt(unix.PR_GET_THP_DISABLE, 0, 0, 0, 0); err == nil && off == 1 {
+		return errHugeOff
+	}
+	chosen := func(name string) string {
+		b, _ := os.ReadFile(filepath.Join(settings, name))
+		_, rest, _ := strings.Cut(string(b), "[")
+		word, _, _ := strings.Cut(rest, "]")
+		return word
+	}
+	// Linux 6.8 has a setting for each size besides; most inherit the one of all.
+	var kib int
+	if b, err := os.ReadFile(filepath.Join(settings, "hpage_pmd_size")); err == nil {
+		_, _ = fmt.Sscan(string(b), &kib)
+		kib >>= 10
+	}
+	word := chosen(fmt.Sprintf("hugepages-%dkB/enabled", kib))
+	if word == "" || word == "inherit" {
+		word = chosen("enabled")
+	}
+	if word == "never" {
+		return errHugeOff
+	}
+	return nil
+}
+
+// mayNotBind says whether err tells that the process is not allowed to bind memory at
+// all, as container runtimes' filters of system calls have it.
+func mayNotBind(err error) bool { return errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) }

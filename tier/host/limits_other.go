@@ -2,5 +2,8 @@
 
 package host
 
-// lockRemedy says what allows more memory to be locked.
-func lockRemedy() string { return "; the pages may be swapped out" }
+// lockLimit says how much memory the process may lock.
+func lockLimit() string { return "not known" }
+
+// mayNotBind says whether err tells that the process is not allowed to bind memory.
+func mayNotBind(error) bool { return false }

@@ -11,7 +11,12 @@ import (
 
 const noReserve = unix.MAP_NORESERVE
 
-func (m *mapped) huge() error { return unix.Madvise(m.mem, unix.MADV_HUGEPAGE) }
+func (m *mapped) huge() error {
+	if err := unix.Madvise(m.mem, unix.MADV_HUGEPAGE); err != nil {
+		return err
+	}
+	return hugeOff(hugeSettings)
+}
 
 func (m *mapped) bind(node int) error {
 	nodes, err := memoryNodes()

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/tier"
 )
 
 func TestParseNodes(t *testing.T) {
@@ -31,7 +33,7 @@ func TestParseNodes(t *testing.T) {
 
 func TestNodeWithoutMemoryIsWarnedOf(t *testing.T) {
 	a := open(t, Config{Capacity: 1 << 20, Node: 999})
-	if w := a.Warnings(); len(w) != 1 || !strings.Contains(w[0], "NUMA node 999") {
+	if w := a.Warnings(); len(w) != 1 || !strings.Contains(w[0].What, "NUMA node 999") {
 		t.Errorf("warnings: %q", w)
 	}
 	a = open(t, Config{Capacity: 1 << 20, Node: 0})
@@ -89,7 +91,7 @@ func TestLockWithoutPrivilege(t *testing.T) {
 	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit)
 
 	a := open(t, Config{Capacity: 64 << 20, Node: -1, Lock: true})
-	if s := a.Stats(); s.Locked != allowed || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "1048576 bytes: raise it") {
+	if s := a.Stats(); s.Locked != allowed || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0].What, "the limit is 1048576 bytes") || s.Warnings[0].Cause != tier.CauseLockLimit {
 		t.Errorf("locked %d of %d allowed, warnings %q", s.Locked, allowed, s.Warnings)
 	}
 }

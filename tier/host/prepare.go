@@ -20,7 +20,8 @@ func (a *Arena) touchAhead() {
 		n := a.stepLen(i)
 		err := a.space.touch(a.mem[i*step : i*step+n])
 		if err != nil && !poison { // poisoned pages refuse to be touched
-			a.warn("host: touched %d of %d bytes ahead of use: %v", a.touched.Load(), a.cfg.Capacity, err)
+			a.warn(tier.CauseTouch, "only %d of %d bytes were made present ahead of use (%v): the rest is slower when it is used first, or cannot be had",
+				a.touched.Load(), a.cfg.Capacity, err)
 			return
 		}
 		if a.state[i].Or(committed|touched)&committed == 0 {
@@ -154,7 +155,7 @@ func (a *Arena) discard(off, end int64) (given int64) {
 		}
 		lo, hi := from*step, min(i*step, a.cfg.Capacity)
 		if err := a.space.discard(a.mem[lo:hi]); err != nil {
-			a.warn("host: giving %d bytes back to the system: %v", hi-lo, err)
+			a.warn(tier.CauseGiveBack, "%d free bytes could not be given back to the system (%v): the process stays as large as it was", hi-lo, err)
 			continue
 		}
 		for j := from; j < i; j++ {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -46,7 +47,9 @@ func keys(t *testing.T, document any) []string {
 // TestKeys: the schema's keys are what programs read; a change is a new version.
 func TestKeys(t *testing.T) {
 	header := []string{"command", "schema",
-		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.gpu", "env.kernel", "env.memory", "env.pcie_link"}
+		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.gpu", "env.kernel", "env.memory", "env.pcie_link",
+		"warnings[].cause", "warnings[].space", "warnings[].what", "warnings[].remedy", "warnings[].info"}
+	warned := NewHeader("x", Env{}, []tier.Warning{{}})
 	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
 		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.trigger",
 		"config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
@@ -55,7 +58,7 @@ func TestKeys(t *testing.T) {
 		document any
 		want     []string
 	}{
-		{&Run{Config: RunConfig{Config: disks}, Input: Input{Sources: []string{"x"}}, Spaces: []Space{{}},
+		{&Run{Header: warned, Config: RunConfig{Config: disks}, Input: Input{Sources: []string{"x"}}, Spaces: []Space{{}},
 			Edges: []Edge{{ByReason: map[string]int64{"work": 1}}}, Phases: []Phase{{}}},
 			slices.Concat(header, config, []string{
 				"config.partitions", "config.passes", "config.place", "config.repeat", "config.seed", "config.workers",
@@ -65,19 +68,19 @@ func TestKeys(t *testing.T) {
 				"edges[].batches", "edges[].by_reason.work", "edges[].bytes", "edges[].from", "edges[].gib_per_s", "edges[].seconds", "edges[].to",
 				"waits.count", "waits.max", "waits.p50", "waits.p99",
 				"phases[].name", "phases[].seconds", "wall_seconds"})},
-		{&Verify{Config: disks, Files: []File{{}}},
+		{&Verify{Header: warned, Config: disks, Files: []File{{}}},
 			slices.Concat(header, config, []string{"files[].batches", "files[].edges", "files[].error", "files[].mismatches", "files[].path"})},
-		{&Reserve{Contended: []Contended{{}}, Waiters: []Waiters{{}}}, slices.Concat(header, []string{
+		{&Reserve{Header: warned, Contended: []Contended{{}}, Waiters: []Waiters{{}}}, slices.Concat(header, []string{
 			"config.round_seconds", "config.rounds", "config.unit_bytes",
 			"uncontended_ns", "semaphore_uncontended_ns", "allocs_per_op",
 			"contended[].goroutines", "contended[].ops_per_s", "contended[].ratio", "contended[].ratio_max", "contended[].ratio_min",
 			"contended[].scenario", "contended[].semaphore_ops_per_s",
 			"waiters[].ns_per_release", "waiters[].semaphore_ns_per_release", "waiters[].ns_per_turn", "waiters[].semaphore_ns_per_turn", "waiters[].waiters", "wall_seconds"})},
-		{&Quota{Holders: []quota.Holder{{Group: "x"}}}, slices.Concat(header, []string{
+		{&Quota{Header: warned, Holders: []quota.Holder{{Group: "x"}}}, slices.Concat(header, []string{
 			"limit", "limit_bytes", "source", "ratio", "physical_bytes", "ledger", "group",
 			"holders[].device", "holders[].group", "holders[].pid", "holders[].started", "holders[].quota", "holders[].live", "holders[].peak",
 		})},
-		{&Topo{}, slices.Concat(header, []string{"topology", "paths.devices", "paths.paths"})},
+		{&Topo{Header: warned}, slices.Concat(header, []string{"topology", "paths.devices", "paths.paths"})},
 	} {
 		slices.Sort(c.want)
 		if got := keys(t, c.document); !slices.Equal(got, c.want) {

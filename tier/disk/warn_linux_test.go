@@ -1,0 +1,37 @@
+package disk_test
+
+import (
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// TestFewOpenFilesAreTold: under a real limit of open files that is less than what the
+// volume may need.
+func TestFewOpenFilesAreTold(t *testing.T) {
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was); err != nil || was.Cur < 256 {
+		t.Skip("the limit of open files is not known, or lower than this test's: ", err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 256, Max: was.Max}); err != nil {
+		t.Skip("the limit of open files cannot be set: ", err)
+	}
+	defer func() {
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
+			t.Error(err)
+		}
+	}()
+	for segments, want := range map[int64]bool{256 - 64: false, 256 - 63: true} {
+		v := open(t, disk.Config{Capacity: segments * tier.Page, SegmentSize: tier.Page})
+		w := v.Warnings()
+		if told := slices.ContainsFunc(w, func(w tier.Warning) bool { return w.Cause == tier.CauseFileLimit && !w.Info }); told != want {
+			t.Errorf("%d files: %s", segments, warned(w))
+		}
+		if want {
+			oneLine(t, warned(w), "193 open", "256 in all", "ulimit -n")
+		}
+	}
+}

@@ -1,0 +1,195 @@
+package spillway
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// Warnings lists what the machine refused or does not tell, and what to do about each: what
+// the topology could not find out, and what the arenas and volumes do without.
+// There may be more of them later: a disk may begin to fail. Each is logged once, when the engine is
+// opened or, for those that come later, closed; those that are information at that level.
+// It is safe for concurrent use, and works after Close. docs/machine.md has all causes.
+func (e *Engine) Warnings() []tier.Warning {
+	all := slices.Clone(e.warned.machine)
+	for _, s := range e.warned.sources {
+		for _, w := range s.list() {
+			w.Space = s.space
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
+// warned is what an engine has to warn of. But for logged it does not change once the
+// engine is open.
+type warned struct {
+	machine []tier.Warning
+	sources []warner
+
+	// mu is never held while anything else is called.
+	mu     sync.Mutex
+	logged map[tier.Warning]bool
+}
+
+// warner is what a space's memory warns of.
+type warner struct {
+	space tier.ID
+	list  func() []tier.Warning
+}
+
+// warn adds a warning that does not come from a space's memory; Open alone calls it.
+func (e *Engine) warn(w tier.Warning) {
+	if !slices.Contains(e.warned.machine, w) {
+		e.warned.machine = append(e.warned.machine, w)
+		e.logWarnings()
+	}
+}
+
+// warnFor adds what a space's memory warns of, now and later; Open alone calls it.
+func (e *Engine) warnFor(space tier.ID, list func() []tier.Warning) {
+	e.warned.sources = append(e.warned.sources, warner{space, list})
+	e.logWarnings()
+}
+
+// logWarnings logs those that were not.
+func (e *Engine) logWarnings() {
+	for _, w := range e.Warnings() {
+		if !e.warned.first(w) {
+			continue
+		}
+		var attrs []any
+		if w.Space.Valid() {
+			attrs = append(attrs, "space", w.Space.String())
+		}
+		if w.Remedy != "" {
+			attrs = append(attrs, "remedy", w.Remedy)
+		}
+		level := slog.LevelWarn
+		if w.Info {
+			level = slog.LevelInfo
+		}
+		// The text is the message, and not an attribute, so that who keeps each message once keeps all.
+		e.cfg.Logger.Log(context.Background(), level, "spillway: "+w.What, attrs...)
+	}
+}
+
+// first says whether w was not logged yet, and notes that it is.
+func (w *warned) first(one tier.Warning) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.logged[one] {
+		return false
+	}
+	if w.logged == nil {
+		w.logged = make(map[tier.Warning]bool)
+	}
+	w.logged[one] = true
+	return true
+}
+
+// warnOfMachine tells what the topology does not know, and what it keeps from the engine.
+func (e *Engine) warnOfMachine() {
+	for _, line := range e.topo.Warnings {
+		e.warn(unknown(line))
+	}
+	e.warnOfNodes()
+}
+
+// unknown makes a warning of a line of topology's, which begins with the file, or the
+// subject, that it is about.
+func unknown(line string) tier.Warning {
+	about, _, _ := strings.Cut(line, ":")
+	below := func(dir string) bool { return strings.HasPrefix(about, dir+"/") }
+	cause, cost := tier.CauseHiddenSys, "the defaults may be worse for it"
+	switch {
+	case strings.Contains(line, "cgroup"):
+		cause, cost = tier.CauseUnknownLimits, "the engine may take more memory than the process may have, and the kernel then ends the process"
+	case below("/sys/devices/system"):
+	case below("/sys/devices"), below("/sys/class/infiniband"), below("/sys/bus/pci/devices"), below("/sys/block"):
+		cause, cost = tier.CauseUnknownPlace, "spaces may be bound to a node that is further away"
+	case below("/proc"):
+		cause = tier.CauseHiddenProc
+	case about == "gpus":
+		cause, cost = tier.CauseDriver, "GPUs may be left out, or their defaults be worse for it"
+	case about == "CUDA_VISIBLE_DEVICES":
+		cause, cost = tier.CauseVisibleDevices, "GPUs may be left out"
+	}
+	return cause.Warning("the machine does not tell all of itself: %s: %s", line, cost)
+}
+
+// warnOfNodes tells of memory that the process may not take. That is as somebody
+// wanted it, but for GPUs beside that memory.
+func (e *Engine) warnOfNodes() {
+	allowed := e.topo.Limits.MemoryNodes
+	if len(allowed) == 0 {
+		return
+	}
+	var lost int64
+	excluded := topology.Set{}
+	for _, n := range e.topo.Nodes {
+		if n.MemoryBytes > 0 && !allowed.Contains(n.ID) {
+			excluded = append(excluded, n.ID)
+			lost += n.MemoryBytes
+		}
+	}
+	if len(excluded) == 0 {
+		return
+	}
+	w := tier.CauseExcludedNode.Warning("the process may not take the memory of NUMA nodes %s, %d bytes: host spaces are on others", excluded, lost)
+	for _, g := range e.topo.GPUs {
+		if excluded.Contains(g.Node) {
+			w.Info = false
+			w.What += fmt.Sprintf(", and GPU %d on node %d is slower to reach from there", g.Index, g.Node)
+			break
+		}
+	}
+	e.warn(w)
+}
+
+// spareShare is how much of a container's memory is left to the rest of the process
+// without a warning.
+const spareShare = 8
+
+// warnOfMemory tells that what the engine has touched or locked, which the kernel cannot
+// take back, leaves little of what the process's cgroup may have.
+func (e *Engine) warnOfMemory() {
+	limit, source := e.topo.Limits.MemoryBytes, e.topo.Limits.MemorySource
+	if limit == 0 || !strings.HasPrefix(path.Base(source), "memory.") {
+		return // the machine's own, which has swap and a page cache to give
+	}
+	var taken int64
+	for _, s := range e.spaces {
+		if s.Kind() == tier.Host || s.Backend() == "sim" {
+			taken += s.Capacity()
+		}
+	}
+	if limit-taken >= limit/spareShare {
+		return
+	}
+	e.warn(tier.CauseMemoryLimit.Warning("host spaces and simulated GPUs take %d of the %d bytes of %s, locked and ahead of use: what is left, %d bytes, is for everything else, and the kernel ends the process when that is used up",
+		taken, limit, source, limit-taken))
+}
+
+// swapped adds to warnings of memory that is not locked whether that matters today.
+func (e *Engine) swapped(list []tier.Warning) []tier.Warning {
+	m := e.topo.Memory
+	for i, w := range list {
+		switch {
+		case w.Cause != tier.CauseLockLimit || m.TotalBytes == 0:
+		case m.SwapBytes == 0:
+			list[i].What += "; the machine has no swap now"
+		default:
+			list[i].What += fmt.Sprintf("; the machine has %d bytes of swap", m.SwapBytes)
+		}
+	}
+	return list
+}

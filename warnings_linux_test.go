@@ -1,0 +1,260 @@
+package spillway_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// warning returns the first of a cause.
+func warning(all []tier.Warning, c tier.Cause) (tier.Warning, bool) {
+	i := slices.IndexFunc(all, func(w tier.Warning) bool { return w.Cause == c })
+	if i < 0 {
+		return tier.Warning{}, false
+	}
+	return all[i], true
+}
+
+// helps checks that each warning says what to do, or is information.
+func helps(all []tier.Warning) error {
+	var errs []error
+	for _, w := range all {
+		if !w.Cause.Valid() || w.What == "" || w.Remedy == "" && !w.Info || strings.Contains(w.String(), "\n") {
+			errs = append(errs, fmt.Errorf("%+v", w))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// withWarnings opens an engine in dir on a machine, spills, and returns what it warned of.
+func withWarnings(dir string, files disk.FS, top *topology.Topology) (all []tier.Warning, log string, err error) {
+	ctx := context.Background()
+	var text bytes.Buffer
+	cfg := spillConfig(dir, files, top)
+	cfg.Logger = slog.New(slog.NewTextHandler(&text, nil))
+	eng, err := spillway.Open(ctx, cfg)
+	if err != nil {
+		return nil, "", err
+	}
+	err = eng.Close()
+	all = eng.Warnings()
+	return all, text.String(), errors.Join(err, helps(all), spillOnce(ctx, dir, files, top, 1, 1))
+}
+
+// says checks that there is a warning of a cause, for a space, that says all that it should.
+func says(all []tier.Warning, c tier.Cause, space string, info bool, want ...string) error {
+	w, ok := warning(all, c)
+	if !ok {
+		return fmt.Errorf("no warning of %s in %v", c, all)
+	}
+	if w.Info != info || (w.Space.Valid() || space != "") && w.Space.String() != space {
+		return fmt.Errorf("%+v: want information %v, space %q", w, info, space)
+	}
+	for _, s := range want {
+		if !strings.Contains(w.String(), s) {
+			return fmt.Errorf("%s: does not say %q", w, s)
+		}
+	}
+	return nil
+}
+
+// spillUnlocked: a process that may lock no memory at all works, and is told what it may
+// ask for.
+func spillUnlocked(dir string) error {
+	if err := mount(dir); err != nil {
+		return err
+	}
+	// The capability that lifts the limit is not the machine's in a name space.
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{}); err != nil {
+		return err
+	}
+	top, err := topology.Discover(context.Background(), topology.Options{})
+	if err != nil {
+		return err
+	}
+	top.Memory.SwapBytes = 1 << 30
+	all, log, err := withWarnings(dir, nil, top)
+	err = errors.Join(err, says(all, tier.CauseMemoryFileSystem, "disk:0", false, dir, "tmpfs", "name a directory on a disk"))
+	if !strings.Contains(log, "level=WARN") {
+		err = errors.Join(err, fmt.Errorf("nothing is logged: %s", log))
+	}
+	if raced { // memory of the heap is never locked
+		return errors.Join(err, says(all, tier.CauseSystem, "host:0", true))
+	}
+	return errors.Join(err, says(all, tier.CauseLockLimit, "host:0", false,
+		"0 of 524288 bytes are locked", "the limit is 0 bytes", "swapped out", "1073741824 bytes of swap", "ulimit -l", "LimitMEMLOCK=", "--ulimit memlock=", "CAP_IPC_LOCK"))
+}
+
+// spillSmallPages: huge pages are switched off, which madvise does not tell.
+func spillSmallPages(dir string) error {
+	if err := mount(dir); err != nil {
+		return err
+	}
+	const setting = "/sys/kernel/mm/transparent_hugepage/enabled"
+	never := filepath.Join(dir, "enabled")
+	if err := os.WriteFile(never, []byte("always madvise [never]\n"), 0o600); err != nil {
+		return err
+	}
+	if err := unix.Mount(never, setting, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("%w: %v", errNoMount, err)
+	}
+	top, err := topology.Discover(context.Background(), topology.Options{})
+	if err != nil {
+		return err
+	}
+	all, _, err := withWarnings(dir, nil, top)
+	if !raced {
+		err = errors.Join(err, says(all, tier.CauseHugePagesOff, "host:0", false, "slower", "echo madvise > "+setting))
+	}
+	return err
+}
+
+// spillUnseen: neither /proc nor /sys is there.
+func spillUnseen(dir string) error {
+	if err := mount(dir); err != nil {
+		return err
+	}
+	for _, d := range []string{"/proc", "/sys"} {
+		if err := unix.Mount("spillway", d, "tmpfs", unix.MS_RDONLY, ""); err != nil {
+			return fmt.Errorf("%w: %v", errNoMount, err)
+		}
+	}
+	top, err := topology.Discover(context.Background(), topology.Options{})
+	if err != nil {
+		return err
+	}
+	all, _, err := withWarnings(dir, nil, top)
+	return errors.Join(err,
+		says(all, tier.CauseHiddenProc, "", true, "/proc/", "mount /proc"),
+		says(all, tier.CauseHiddenSys, "", true, "/sys/", "mount /sys"),
+		says(all, tier.CauseUnknownLimits, "", false, "cgroup", "in bytes"))
+}
+
+// TestWarningsOfTheTopology: what a machine does not tell has its cause, and a machine that
+// is limited on purpose is told as information.
+func TestWarningsOfTheTopology(t *testing.T) {
+	const gib = 1 << 30
+	two := []topology.Node{{ID: 0, MemoryBytes: 8 * gib, Distances: []int{10, 20}}, {ID: 1, MemoryBytes: 8 * gib, Distances: []int{20, 10}}}
+	for name, c := range map[string]struct {
+		change func(top *topology.Topology)
+		cause  tier.Cause // none: no warning
+		space  string
+		info   bool
+		says   []string
+	}{
+		"nothing": {change: func(*topology.Topology) {}},
+		"no driver": {func(top *topology.Topology) {
+			top.Warnings = []string{"gpus: the driver's list: no driver: those on the PCI bus are told"}
+		}, tier.CauseDriver, "", true, []string{"no driver", "--gpus"}},
+		"a device nowhere": {func(top *topology.Topology) {
+			top.Warnings = []string{"/sys/bus/pci/devices/0000:04:00.0/numa_node: the firmware does not say which of 2 nodes the device is on"}
+		}, tier.CauseUnknownPlace, "", true, []string{"0000:04:00.0", "configuration"}},
+		"visible devices": {func(top *topology.Topology) { top.Warnings = []string{"CUDA_VISIBLE_DEVICES: hides all"} },
+			tier.CauseVisibleDevices, "", false, []string{"hides all", "unset"}},
+		"cgroup": {func(top *topology.Topology) {
+			top.Warnings = []string{"/proc/self/mountinfo: cgroup2 for memory is not mounted: its limits are not known"}
+		}, tier.CauseUnknownLimits, "", false, []string{"ends the process", "mount the cgroup file system"}},
+		"a node that is not allowed": {func(top *topology.Topology) { top.Nodes, top.Limits.MemoryNodes = two, topology.Set{0} },
+			tier.CauseExcludedNode, "", true, []string{"nodes 1", "8589934592 bytes", "cpuset.mems"}},
+		"with a GPU": {func(top *topology.Topology) {
+			top.Nodes, top.Limits.MemoryNodes, top.GPUs = two, topology.Set{0}, []topology.GPU{{Index: 3, Node: 1}}
+		}, tier.CauseExcludedNode, "", false, []string{"GPU 3 on node 1", "slower"}},
+		"a container that is too small": {func(top *topology.Topology) {
+			top.Limits.MemoryBytes, top.Limits.MemorySource = 800<<10, "/sys/fs/cgroup/memory.max"
+		}, tier.CauseMemoryLimit, "", false, []string{"786432 of the 819200 bytes of /sys/fs/cgroup/memory.max", "32768 bytes", "--memory"}},
+		"a container that is large enough": {change: func(top *topology.Topology) {
+			top.Limits.MemoryBytes, top.Limits.MemorySource = 900<<10, "/sys/fs/cgroup/memory.max"
+		}},
+		"a machine as small": {change: func(top *topology.Topology) {
+			top.Limits.MemoryBytes, top.Limits.MemorySource = 800<<10, "/proc/meminfo"
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := discover(t)
+			top.Warnings, top.GPUs, top.Limits.MemoryNodes = nil, nil, nil
+			top.Limits.MemoryBytes, top.Limits.MemorySource = 0, ""
+			top.Nodes = []topology.Node{{ID: 0, MemoryBytes: 8 * gib, Distances: []int{10}}}
+			c.change(top)
+			all, log, err := withWarnings(t.TempDir(), nil, top)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.cause == 0 {
+				for _, w := range all {
+					if !w.Space.Valid() || w.Cause == tier.CauseMemoryNode || w.Cause == tier.CauseMemoryPolicy {
+						t.Errorf("unasked: %s", w)
+					}
+				}
+				return
+			}
+			if err := says(all, c.cause, c.space, c.info, c.says...); err != nil {
+				t.Error(err)
+			}
+			level := map[bool]string{false: "level=WARN", true: "level=INFO"}[c.info]
+			if !strings.Contains(log, level) || !strings.Contains(log, "remedy=") {
+				t.Errorf("no %s with a remedy in %s", level, log)
+			}
+		})
+	}
+}
+
+// TestNodesThatAreNotThere: an arena that cannot be bound works, and says so with its space.
+func TestNodesThatAreNotThere(t *testing.T) {
+	if raced {
+		t.Skip("memory of the heap is bound to nothing")
+	}
+	top := discover(t)
+	top.Nodes = []topology.Node{{ID: 0, MemoryBytes: 1 << 33, Distances: []int{10, 20}}, {ID: 999, MemoryBytes: 1 << 33, Distances: []int{20, 10}}}
+	top.Limits.MemoryNodes = nil
+	all, _, err := withWarnings(t.TempDir(), nil, top)
+	if err := errors.Join(err, says(all, tier.CauseMemoryNode, "host:1", false, "NUMA node 999", "slower", "cpuset")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWarningsAreLoggedOnce: each when it comes up, those that come later when the engine
+// is closed, and none again.
+func TestWarningsAreLoggedOnce(t *testing.T) {
+	top := discover(t)
+	top.Warnings = []string{"gpus: no driver"}
+	files := faultfs.New(buffered{disk.OS(), ""}, 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)})
+	var log bytes.Buffer
+	cfg := spillConfig(t.TempDir(), files, top)
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	s := openSpill(t, cfg)
+	for _, want := range []string{"no driver", "no direct I/O"} {
+		if n := strings.Count(log.String(), want); n != 1 {
+			t.Errorf("%q is logged %d times: %s", want, n, log.String())
+		}
+	}
+	s.putAndMove(t.Context())
+	all := s.eng.Warnings()
+	s.close()
+	if err := errors.Join(helps(all), says(all, tier.CauseSparse, "disk:0", true, "set room aside")); err != nil {
+		t.Error(err)
+	}
+	for _, w := range all {
+		if n := strings.Count(log.String(), w.What); n != 1 {
+			t.Errorf("%q is logged %d times: %s", w.What, n, log.String())
+		}
+	}
+	if after := s.eng.Warnings(); !slices.Equal(after, all) {
+		t.Errorf("closed, it warns of %v, not of %v", after, all)
+	}
+}
