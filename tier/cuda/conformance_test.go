@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/tiertest"
@@ -84,8 +85,16 @@ func (o *opener) open(t *testing.T, emulator cudatest.Config, allocation cuda.Al
 	return d
 }
 
+// brief says whether to leave out what other kinds cover, too.
+func brief(kind string) bool {
+	return (testing.Short() || invariants.Enabled) && (kind == "slow" || kind == "one piece")
+}
+
 func TestDeviceConforms(t *testing.T) {
 	for _, k := range kinds {
+		if brief(k.name) {
+			continue
+		}
 		t.Run(k.name, func(t *testing.T) {
 			var o opener
 			tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
@@ -101,6 +110,9 @@ func TestDeviceConforms(t *testing.T) {
 
 func TestDevicePoolConforms(t *testing.T) {
 	for _, k := range kinds {
+		if brief(k.name) {
+			continue
+		}
 		t.Run(k.name, func(t *testing.T) {
 			tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
 				cfg := k.emulator

@@ -352,7 +352,11 @@ func testPoolCuts(t *testing.T, p *poolUnderTest) {
 // it, makes holes and fills those: none of it is refused. In the end all of the
 // pool can be had for something large.
 func testPoolSmall(t *testing.T, p *poolUnderTest) {
-	for _, size := range []int64{1000, 3000, 5000} {
+	sizes, rounds := []int64{1000, 3000, 5000}, 3
+	if testing.Short() {
+		sizes, rounds = sizes[1:2], 1
+	}
+	for _, size := range sizes {
 		r := rand.New(rand.NewPCG(3, uint64(size)))
 		var held []tier.Memory
 		room := poolCapacity / 2 / p.Charge(size)
@@ -361,7 +365,7 @@ func testPoolSmall(t *testing.T, p *poolUnderTest) {
 			mustStore(t, m, uint64(len(held)))
 			held = append(held, m)
 		}
-		for range 3 {
+		for range rounds {
 			for range room / 2 {
 				i := r.IntN(len(held))
 				mustHold(t, held[i], uint64(i))
