@@ -50,7 +50,11 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 	}
 	pristine := t.TempDir()
 	tiertest.CopyTree(t, pristine, dir)
-	for at := range sound {
+	step := 1
+	if testing.Short() {
+		step = 5 // which meets all bits, and all fields
+	}
+	for at := 0; at < len(sound); at += step {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, pristine)
 		bad := slices.Clone(sound)
