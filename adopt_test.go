@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
+	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // TestDamagedBytesAreNotAdopted: with a byte of a segment changed the batch, or those that share
@@ -45,18 +46,12 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 				if slices.Max(sound[at&^4095:min(len(sound), at&^4095+4096)]) == 0 {
 					continue // nothing was written there
 				}
-				bad := slices.Clone(sound)
-				bad[at] ^= 1 << (at % 8)
-				if err := os.WriteFile(segments[0], bad, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				setByte(t, segments[0], at, sound[at]^1<<(at%8))
 				harmed += adoptDamaged(t, dir)
+				setByte(t, segments[0], at, sound[at])
 			}
 			if harmed < 5 {
 				t.Errorf("only %d batches were harmed", harmed)
-			}
-			if err := os.WriteFile(segments[0], sound, 0o600); err != nil {
-				t.Fatal(err)
 			}
 			eng := keepingEngine(t, dir)
 			for _, k := range eng.Kept() {
@@ -68,14 +63,25 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 	}
 }
 
+// setByte changes one byte of a file.
+func setByte(t *testing.T, path string, at int, value byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte{value}, int64(at))
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // adoptDamaged adopts what it can of a copy of the directory, and returns how many were
 // refused.
 func adoptDamaged(t *testing.T, dir string) (refused int) {
 	t.Helper()
 	work := t.TempDir()
-	if err := os.CopyFS(work, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	tiertest.CopyTree(t, work, dir)
 	eng := keepingEngine(t, work)
 	for _, k := range eng.Kept() {
 		used := onDisk(eng)
@@ -133,9 +139,7 @@ func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
 		bad := slices.Clone(sound)
 		bad[at] ^= 1 << (at % 8)
 		work := t.TempDir()
-		if err := os.CopyFS(work, os.DirFS(dir)); err != nil {
-			t.Fatal(err)
-		}
+		tiertest.CopyTree(t, work, dir)
 		rel, err := filepath.Rel(dir, manifests[0])
 		if err != nil {
 			t.Fatal(err)
@@ -312,9 +316,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 	dir := crashed(t, 3)
 	for i := 0; ; i++ {
 		work := t.TempDir()
-		if err := os.CopyFS(work, os.DirFS(dir)); err != nil {
-			t.Fatal(err)
-		}
+		tiertest.CopyTree(t, work, dir)
 		at := ""
 		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO), Hit: func(op faultfs.Op, path string) { at = fmt.Sprint(op, " ", filepath.Base(path)) }})
 		eng, err := openKeeping(t.Context(), work, func(c *spillway.Config) { c.Disks[0].FS = files })

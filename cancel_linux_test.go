@@ -96,7 +96,7 @@ func halfRandom(bytes int) arrow.RecordBatch {
 // asked to.
 func TestCancelledMoveEnds(t *testing.T) {
 	const (
-		size     = 64 << 20
+		size     = 48 << 20 // compressed half of it, and more than what may be under way still
 		before   = 2 << 20
 		underWay = 2 * disk.DefaultRequest * disk.DefaultDepth // two transfers at full depth
 	)
@@ -112,7 +112,7 @@ func TestCancelledMoveEnds(t *testing.T) {
 					files := faultfs.New(disk.OS(), 1)
 					m := &meter{FS: files}
 					cfg := spillConfig(dir, m, top)
-					cfg.GPUs[0].Memory, cfg.HostMemory, cfg.Disks[0].Capacity = 2*size, 2*size, 4*size
+					cfg.GPUs[0].Memory, cfg.HostMemory, cfg.Disks[0].Capacity = size*3/2, size*3/2, 4*size
 					cfg.Codec, cfg.MonitorPeriod = codec, time.Hour
 					s := openSpill(t, cfg)
 					must(t, s.repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(min(edge[0], tier.Host)))))

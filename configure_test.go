@@ -241,6 +241,9 @@ func TestConfigurePlacesErrors(t *testing.T) {
 		"the machine has no NUMA node ": {Hosts: []spillway.Host{{Memory: 1 << 20, Node: 5000}}},
 	} {
 		cfg.Disks = append(cfg.Disks, spillway.Disk{Dir: t.TempDir(), Capacity: 1 << 20})
+		if cfg.Hosts == nil {
+			cfg.HostMemory = 1 << 20
+		}
 		eng, err := spillway.Open(t.Context(), cfg)
 		if err == nil {
 			err = eng.Close()

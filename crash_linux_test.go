@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,6 +42,9 @@ const childEnv = "SPILLWAY_TEST_CHILD"
 func TestMain(m *testing.M) {
 	if job := os.Getenv(childEnv); job != "" {
 		os.Exit(childMain(job, os.Args[1:]))
+	}
+	if raced { // arenas are of Go's heap then, which would otherwise grow to twice the largest ones
+		debug.SetMemoryLimit(1 << 30)
 	}
 	os.Exit(m.Run())
 }

@@ -150,6 +150,9 @@ func TestOpenRefuses(t *testing.T) {
 		"a directory that is not there":  {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir + "/missing", Capacity: 1 << 20}}}, nil, "missing: the directory does not exist"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if c.cfg.HostMemory == 0 { // the default is much, and of Go's heap if the race detector is on
+				c.cfg.HostMemory = 1 << 20
+			}
 			eng, err := spillway.Open(t.Context(), c.cfg)
 			if err == nil {
 				t.Fatal(errors.Join(errors.New("opened"), eng.Close()))

@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // sealKept is set while TestKeepingOnEncryptedDisks runs the other tests.
@@ -162,9 +163,7 @@ func TestNothingPlainIsKept(t *testing.T) {
 			if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
-				t.Fatal(err)
-			}
+			tiertest.CopyTree(t, copied, dir)
 			closeKeeping(t, eng)
 			found := make(map[string]bool)
 			look := func() {

@@ -29,6 +29,7 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // keepChildEnv makes a test process one that fills a directory until it is killed: it is the
@@ -398,9 +399,7 @@ func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
 		}
 		putKept(t, eng, repo, i+1, i%2 == 0)
 	}
-	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	tiertest.CopyTree(t, copied, dir)
 	closeKeeping(t, eng)
 	wantNothingIn(t, dir)
 	return copied
@@ -446,9 +445,7 @@ func TestKeptBatchesStayUntilAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	copied := t.TempDir()
-	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	tiertest.CopyTree(t, copied, dir)
 	closeKeeping(t, eng)
 
 	eng = keepingEngine(t, copied) // as after another crash

@@ -12,7 +12,7 @@ import (
 // trace remembers where a handle or a transit was taken. One that the garbage
 // collector finds open can never be ended any more; forgotten says so.
 type trace struct {
-	stack   string
+	stack   invariants.Trace
 	cleanup runtime.Cleanup
 }
 
@@ -21,10 +21,12 @@ var forgotten = func(message string) { panic(message) }
 
 func track[T any](holder *T, t *trace, kind string, id ID) {
 	t.stack = invariants.Stack()
-	message := fmt.Sprintf("batch: a %s on batch %d was forgotten open; it was taken at\n%s", kind, id, t.stack)
-	t.cleanup = runtime.AddCleanup(holder, func(m string) { forgotten(m) }, message)
+	where := t.stack
+	t.cleanup = runtime.AddCleanup(holder, func(id ID) {
+		forgotten(fmt.Sprintf("batch: a %s on batch %d was forgotten open; it was taken at\n%s", kind, id, where))
+	}, id)
 }
 
 func (t *trace) end() { t.cleanup.Stop() }
 
-func (t *trace) String() string { return t.stack }
+func (t *trace) String() string { return t.stack.String() }

@@ -50,7 +50,7 @@ func TestAllForms(t *testing.T) {
 	for _, codec := range []Codec{CodecNone, CodecS2, CodecZstd, CodecBitpack} {
 		for name, rec := range map[string]arrow.RecordBatch{
 			"several runs": arrowgen.Flights(1, 30_000),
-			"dictionary":   coded(1, 30_000),
+			"dictionary":   coded(1, 6_000),
 			"random":       random(150_000),
 			"nothing":      arrowgen.Flights(1, 0),
 			"no columns":   arrowgen.New(1).Record(arrow.NewSchema(nil, nil), 7),

@@ -372,7 +372,7 @@ func copyPiece(dev tier.Device, s tier.Stream, peer tier.Device, regions []tier.
 	return record(dev, s)
 }
 
-// toTable makes a table, each of its buffers in an allocation of its own.
+// toTable makes a table, whose buffers lie side by side in a few allocations.
 func (b *Builtin) toTable(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
 	from, ok := src.(imaged)
 	if !ok {
@@ -410,40 +410,6 @@ func (b *Builtin) tableOf(ctx context.Context, from imaged, r reservation.Reserv
 		return nil, err
 	}
 	return batch.NewTable(t), nil
-}
-
-// scattered allocates the buffers of a table, as long as the image's, or as the old table's.
-func scattered(t *batch.TableParts, old *batch.Table, r reservation.Reservation) error {
-	t.Ranges = make([]batch.DeviceRange, len(t.Descriptor.Buffers))
-	if old != nil {
-		t.Adjustments = old.Adjustments()
-	}
-	known := make(map[int64]batch.DeviceRange) // by place in the body: some are of several columns
-	for i, s := range t.Descriptor.Buffers {
-		if s.Length <= 0 {
-			continue
-		}
-		if at, ok := known[s.Offset]; ok {
-			t.Ranges[i] = at
-			continue
-		}
-		n := s.Length
-		if old != nil {
-			n = old.Ranges()[i].Length
-		}
-		buf, err := r.Alloc(n)
-		if err != nil {
-			return err
-		}
-		t.Buffers = append(t.Buffers, buf)
-		m, ok := buf.Memory().(tier.DeviceMemory)
-		if !ok {
-			return fmt.Errorf("convert: a table in %T: %w", buf.Memory(), tier.ErrNotSupported)
-		}
-		t.Ranges[i] = batch.DeviceRange{Addr: m.Addr(), Length: n}
-		known[s.Offset] = t.Ranges[i]
-	}
-	return nil
 }
 
 // fillTable copies the bytes of a table's buffers.

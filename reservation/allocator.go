@@ -46,9 +46,9 @@ type Allocator struct {
 // block is memory that was allocated, by its address.
 type block struct {
 	buf   *tier.Buffer
-	bytes []byte // as long as what it is charged
-	size  int    // as asked for
-	stack string // who allocated it; only in an invariants build
+	bytes []byte           // as long as what it is charged
+	size  int              // as asked for
+	stack invariants.Trace // who allocated it; only in an invariants build
 }
 
 var _ memory.Allocator = (*Allocator)(nil)
@@ -305,7 +305,7 @@ func (a *Allocator) Leaks() []tier.Leak {
 func leaksOf(id tier.ID, blocks map[uintptr]block) []tier.Leak {
 	var out []tier.Leak
 	for _, b := range blocks {
-		out = append(out, tier.Leak{Space: id, Bytes: int64(b.size), Stack: b.stack})
+		out = append(out, tier.Leak{Space: id, Bytes: int64(b.size), Stack: b.stack.String()})
 	}
 	slices.SortFunc(out, func(a, b tier.Leak) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack))

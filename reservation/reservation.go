@@ -43,7 +43,7 @@ type record struct {
 		growing                              []*waiter // Grow calls that wait
 		optioned                             bool      // there are options: most have none
 		options                              options
-		stack                                string // where it was taken; only in an invariants build
+		stack                                invariants.Trace // where it was taken; only in an invariants build
 	}
 }
 
@@ -98,7 +98,7 @@ func (m *Manager) Leaks() []tier.Leak {
 		m.open.Range(func(k, _ any) bool {
 			r := k.(Reservation)
 			if n := r.Unused(); n > 0 {
-				out = append(out, tier.Leak{Space: r.Space().ID(), Bytes: n, Stack: r.rec.mu.stack})
+				out = append(out, tier.Leak{Space: r.Space().ID(), Bytes: n, Stack: r.rec.mu.stack.String()})
 			}
 			return true
 		})
@@ -480,7 +480,7 @@ func (r Reservation) Release() error {
 		rec.mu.Unlock()
 		if invariants.Enabled {
 			stack := rec.mu.stack // the record is not used again
-			panic("reservation: released twice; it was taken at\n" + stack)
+			panic("reservation: released twice; it was taken at\n" + stack.String())
 		}
 		return tier.ErrReleased
 	}

@@ -84,7 +84,7 @@ type Buffer struct {
 	size    int64
 	charge  int64
 	account Account
-	stack   string
+	stack   invariants.Trace
 
 	// holders is the bit owned, while the owner has not released the buffer, plus
 	// the number of leases. One word, so that no moment between the two shows; at
@@ -126,7 +126,7 @@ func (b *Buffer) Memory() Memory {
 		return nil
 	}
 	if invariants.Enabled && b.holders.Load() == 0 {
-		panic("tier: the memory of a buffer is gone; it was taken at\n" + b.stack)
+		panic("tier: the memory of a buffer is gone; it was taken at\n" + b.stack.String())
 	}
 	return b.mem
 }
@@ -140,7 +140,7 @@ func (b *Buffer) Lease() (end func()) {
 	}
 	if b.holders.Add(1) == 1 {
 		b.holders.Add(-1)
-		panic("tier: a lease on a buffer whose memory is gone; it was taken at\n" + b.stack)
+		panic("tier: a lease on a buffer whose memory is gone; it was taken at\n" + b.stack.String())
 	}
 	return b.leaseEnd()
 }
@@ -173,7 +173,7 @@ func (b *Buffer) Release() error {
 	switch before := b.holders.And(^int64(owned)); {
 	case before&owned == 0:
 		if invariants.Enabled {
-			panic("tier: buffer released twice; it was taken at\n" + b.stack)
+			panic("tier: buffer released twice; it was taken at\n" + b.stack.String())
 		}
 		return ErrReleased
 	case before == owned:

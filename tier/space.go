@@ -505,7 +505,7 @@ func (s *Space) Leaks() []Leak {
 	defer s.mu.Unlock()
 	var out []Leak
 	for b := range s.mu.buffers {
-		out = append(out, Leak{Space: s.cfg.ID, Bytes: b.charge, Stack: b.stack})
+		out = append(out, Leak{Space: s.cfg.ID, Bytes: b.charge, Stack: b.stack.String()})
 	}
 	slices.SortFunc(out, func(a, b Leak) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack)) })
 	return out

@@ -31,8 +31,8 @@ func TestVerifyFiles(t *testing.T) {
 		t.Fatalf("%s", r.stdout)
 	}
 	for _, f := range doc.Files[1:] {
-		// Three tiers of one space each: 6 pairs and 3 of a space with itself.
-		if f.Batches != 3 || f.Edges != 25 || f.Mismatches != 0 || f.Error != "" {
+		// All pairs of five images in three tiers of one space each, and the nine edges of tables.
+		if f.Batches != 3 || f.Edges != 25+9 || f.Mismatches != 0 || f.Error != "" {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -45,8 +45,9 @@ func TestVerifySpaces(t *testing.T) {
 	decode(t, r.stdout, &doc)
 	// A batch has one form on the GPU, and two in host memory and on each disk: gpu-gpu,
 	// among the forms in host memory, gpu-host and back; each of these three with both of each
-	// disk and back; from disk to disk and back.
-	if f := doc.Files[0]; f.Edges != 1+4+4+2*2*2*3+2*4 || f.Mismatches != 0 {
+	// disk and back; from disk to disk and back. Tables: to another, to and from images that are not
+	// packed, and from those that are.
+	if f := doc.Files[0]; f.Edges != 1+4+4+2*2*2*3+2*4+1+2*4+3 || f.Mismatches != 0 {
 		t.Errorf("%+v", f)
 	}
 	if len(doc.Config.Disks) != 2 || doc.Config.Disks[1].CapacityBytes != 64<<20 {

@@ -1,6 +1,6 @@
-// Package goid tells goroutines apart. It is slow, about a microsecond, and for
-// places where that does not matter: builds that check locks, and what happens when
-// memory is out.
+// Package goid tells goroutines apart. ID is slow, microseconds on a deep stack, and for
+// places where that does not matter, such as what happens when memory is out. Living is
+// for builds that check locks.
 package goid
 
 import (

@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-db/spillway/internal/goid"
 )
 
-// held maps a goroutine's id to the ranks that it holds, in the order taken.
-var held sync.Map // int64 → *[]entry; only its own goroutine touches the slice
+// held maps a goroutine that holds ranks to these, in the order taken.
+var held sync.Map // uintptr → *[]entry; only its own goroutine touches the slice
 
 type entry struct {
 	rank int
@@ -55,7 +55,7 @@ func (m *Mutex[R]) Unlock() {
 		if (*stack)[i].mu == any(m) {
 			*stack = append((*stack)[:i], (*stack)[i+1:]...)
 			if len(*stack) == 0 {
-				held.Delete(goid.ID())
+				held.Delete(goid.Living())
 			}
 			m.mu.Unlock()
 			return
@@ -68,14 +68,17 @@ func (m *Mutex[R]) Unlock() {
 // AssertNone panics if the goroutine holds any ranked mutex. Call it where
 // something slow begins: I/O, a wait, a callback.
 func AssertNone(what string) {
-	if stack := *mine(); len(stack) > 0 {
+	s, ok := held.Load(goid.Living())
+	if !ok {
+		return
+	}
+	if stack := *s.(*[]entry); len(stack) > 0 {
 		panic(Violation(fmt.Sprintf("%s while %s is held", what, stack[len(stack)-1].name)))
 	}
-	held.Delete(goid.ID())
 }
 
 func mine() *[]entry {
-	id := goid.ID()
+	id := goid.Living()
 	if s, ok := held.Load(id); ok {
 		return s.(*[]entry)
 	}

@@ -181,6 +181,42 @@ func BenchmarkCopy(b *testing.B) {
 	}
 }
 
+// TestGatherCopiesAll: copies of all lengths, alone and many, end where they should.
+func TestGatherCopiesAll(t *testing.T) {
+	const gap = 96
+	rng := rand.New(rand.NewPCG(1, 2))
+	lengths := [][]int{nil, {0}, {5}, {0, 1, 0, 0, 1023, 0}, {3*spreadPart + 7}, {bytesLeast - 1, 1}}
+	for range 6 {
+		var many []int
+		for range 300 {
+			many = append(many, rng.IntN(rng.IntN(80_000)+1))
+		}
+		lengths = append(lengths, append(many, 2*spreadPart, 0, 9))
+	}
+	for i, all := range lengths {
+		total := gap
+		for _, n := range all {
+			total += n + gap
+		}
+		src, dst, want := make([]byte, total), make([]byte, total), make([]byte, total)
+		for j := range src {
+			src[j] = byte(j*7 + j>>9 + 1)
+		}
+		var copies []Copy
+		at, from := gap, total
+		for _, n := range all { // in the other order, so that sides are aligned in different ways
+			from -= n + gap
+			copies = append(copies, Copy{dst[at : at+n], src[from : from+n]})
+			copy(want[at:at+n], src[from:from+n])
+			at += n + gap
+		}
+		Gather(copies)
+		if !bytes.Equal(dst, want) {
+			t.Errorf("list %d of %d copies", i, len(all))
+		}
+	}
+}
+
 func TestBytesCopiesAll(t *testing.T) {
 	for _, n := range []int{0, 1, 1023, bytesLeast - 1, bytesLeast, bytesLeast + 1, 3*bytesLeast + 777, 9*spreadPart + 5} {
 		src, dst := make([]byte, n), make([]byte, n+100)

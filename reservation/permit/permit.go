@@ -24,8 +24,8 @@ type record struct {
 	held    bool
 	limited bool
 	monitor bool
-	stack   string  // where it was taken last
-	next    *record // that is free
+	stack   invariants.Trace // where it was taken last
+	next    *record          // that is free
 }
 
 // slab is how many records are made at once.
@@ -128,10 +128,11 @@ func (p Permit) Release() error {
 		known := p.rec.gen == p.gen+1 && !p.rec.held
 		pool.mu.Unlock()
 		if invariants.Enabled {
+			at := stack.String()
 			if !known {
-				stack = "a place that is forgotten: its record is in use again"
+				at = "a place that is forgotten: its record is in use again"
 			}
-			panic("permit: released twice; it was taken at\n" + stack)
+			panic("permit: released twice; it was taken at\n" + at)
 		}
 		return fmt.Errorf("permit: %w", tier.ErrReleased)
 	}

@@ -248,7 +248,7 @@ func (p *Pool) Leaks() []Leak {
 			if !r.held {
 				continue
 			}
-			l := Leak{Slot: r.took[p.slots] > 0, Monitor: r.monitor, Stack: r.stack}
+			l := Leak{Slot: r.took[p.slots] > 0, Monitor: r.monitor, Stack: r.stack.String()}
 			for j, name := range p.names {
 				if r.took[j] > 0 {
 					l.Budgets = append(l.Budgets, Budget{name, r.took[j]})
@@ -298,7 +298,7 @@ type ask struct {
 	needs   amounts
 	monitor bool
 	capped  bool
-	stack   string
+	stack   invariants.Trace
 }
 
 func (p *Pool) understand(r *Request, a *ask) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
+	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // sealed makes a volume one that encrypts, with the tests' key.
@@ -264,9 +265,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	v = openKeeping(t, dir, small) // a manifest written anew, and in it records of two keys
 	_, c := keep(t, v, 20, page)
 	saved := t.TempDir()
-	if err := os.CopyFS(saved, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	tiertest.CopyTree(t, saved, dir)
 	free(v, c...)
 	closeVolume(t, v)
 	info, err := os.Stat(keptFiles(t, saved, "manifest-*")[0])
@@ -277,9 +276,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	refused := make(map[string]int)
 	for at := range int(info.Size()) {
 		work := t.TempDir()
-		if err := os.CopyFS(work, os.DirFS(saved)); err != nil {
-			t.Fatal(err)
-		}
+		tiertest.CopyTree(t, work, saved)
 		what, err := disk.Forge(keptFiles(t, work, "manifest-*")[0], at, 1<<(at%8))
 		if err != nil {
 			t.Fatal(err)
@@ -346,9 +343,7 @@ func TestChangedBytesOfWhatIsKeptAreFound(t *testing.T) {
 	check := func(what string, bad []byte, unitAt int64) {
 		t.Helper()
 		work := t.TempDir()
-		if err := os.CopyFS(work, os.DirFS(dir)); err != nil {
-			t.Fatal(err)
-		}
+		tiertest.CopyTree(t, work, dir)
 		if err := os.WriteFile(keptFiles(t, work, "segment-*")[0], bad, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // TestWrongKeyDestroysNothing: who opens what was kept with another key, without one, or with
@@ -67,9 +68,7 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 			_, es := keep(t, v, 3, page)
 			leave(t, v, es...)
 			mine := names(t, elsewhere)[0]
-			if err := os.CopyFS(filepath.Join(dir, mine), os.DirFS(filepath.Join(elsewhere, mine))); err != nil {
-				t.Fatal(err)
-			}
+			tiertest.CopyTree(t, filepath.Join(dir, mine), filepath.Join(elsewhere, mine))
 			v = openKeeping(t, dir, c.opened)
 			if len(v.Kept()) != 1 {
 				t.Fatalf("kept: %+v", v.Kept())

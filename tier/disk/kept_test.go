@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
+	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // openKeeping opens a volume that keeps.
@@ -61,17 +62,13 @@ func metaOf(seed uint64) []byte { return fmt.Appendf(nil, "meta %d", seed) }
 func leave(t testing.TB, v *disk.Volume, es ...*disk.Extents) {
 	t.Helper()
 	saved := t.TempDir()
-	if err := os.CopyFS(saved, os.DirFS(v.Dir())); err != nil {
-		t.Fatal(err)
-	}
+	tiertest.CopyTree(t, saved, v.Dir())
 	free(v, es...)
 	closeVolume(t, v)
 	if err := os.RemoveAll(v.Dir()); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.CopyFS(v.Dir(), os.DirFS(saved)); err != nil {
-		t.Fatal(err)
-	}
+	tiertest.CopyTree(t, v.Dir(), saved)
 }
 
 // wantKept takes what was kept with seed and compares it.

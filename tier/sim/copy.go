@@ -274,12 +274,14 @@ func (s *stream) move(w *work) error {
 	arrival := later(d.toDevice.book(w.inward), d.fromDevice.book(w.outward))
 	switch w.kind {
 	case OpCopyRegions:
-		for _, p := range w.pairs {
+		copies := make([]sumcopy.Copy, len(w.pairs))
+		for i, p := range w.pairs {
 			if p.dst.gone() || p.src.gone() {
 				return errFreed
 			}
-			sumcopy.Spread(p.dst.b, p.src.b)
+			copies[i] = sumcopy.Copy{Dst: p.dst.b, Src: p.src.b}
 		}
+		sumcopy.Gather(copies)
 	case OpCopyPeer:
 		if !w.peer.enter() {
 			return fmt.Errorf("the peer is %w", tier.ErrClosed)

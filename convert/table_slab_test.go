@@ -1,0 +1,129 @@
+package convert
+
+import (
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+// wide makes a record of so many columns.
+func wide(columns, rows int) arrow.RecordBatch {
+	types := slices.Repeat([]arrow.DataType{arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.String}, columns/2)
+	return arrowgen.New(3).Record(arrowgen.Schema(types...), rows)
+}
+
+// counted counts the allocations and frees of a simulated device.
+func counted(allocs, frees *atomic.Int64) func(sim.Op) error {
+	return func(op sim.Op) error {
+		if op.Stage != sim.Submit {
+			return nil
+		}
+		switch op.Kind {
+		case sim.OpAlloc:
+			allocs.Add(1)
+		case sim.OpFree:
+			frees.Add(1)
+		}
+		return nil
+	}
+}
+
+// TestTableOfManyBuffersIsFewAllocations: small buffers share allocations, none of which is
+// longer than slabMost, and the ranges lie apart and aligned.
+func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
+	var allocs, frees atomic.Int64
+	m := newMachine(t, machineConfig{gpu: 64 << 20, host: 64 << 20, faults: counted(&allocs, &frees)})
+	rec := wide(200, 5000)
+	defer rec.Release()
+	b := m.put(t, rec, tier.Host)
+	before := allocs.Load()
+	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+	body := b.Descriptor().Body
+	if n := allocs.Load() - before; body < slabMost || n > 2*(body/slabMost+1) {
+		t.Errorf("%d allocations for %d buffers of %d bytes", n, len(b.Descriptor().Buffers), body)
+	}
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ranges := slices.Clone(tr.Payload().(*batch.Table).Ranges())
+	if err := tr.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(ranges, func(a, b batch.DeviceRange) int { return int(a.Addr) - int(b.Addr) })
+	end := tier.Addr(0)
+	for _, r := range ranges {
+		if r.Length == 0 {
+			continue
+		}
+		if r.Addr%slabAlign != 0 || r.Addr < end {
+			t.Errorf("%d bytes at %#x, where the last range ends at %#x", r.Length, uint64(r.Addr), uint64(end))
+		}
+		end = r.Addr + tier.Addr(r.Length)
+	}
+	before = frees.Load()
+	m.as(t, b, toHost, batch.HostImage, tier.Host)
+	if n := frees.Load() - before; n > 2*(body/slabMost+1) {
+		t.Errorf("%d frees", n)
+	}
+}
+
+// TestTableGoesIntoPieces: where the device's memory is in pieces, a table needs none that is
+// larger than its largest buffer.
+func TestTableGoesIntoPieces(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	rec := wide(40, 1000) // about 20 KiB for the largest buffer
+	defer rec.Release()
+	b := m.put(t, rec, tier.Host)
+	gpu := m.spaces[tier.GPU]
+	const piece = 32 << 10
+	var blocks []*tier.Buffer
+	r, err := m.reservations.TryReserve(toGPU, gpu.Capacity())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r.Unused() >= piece {
+		blocks = append(blocks, alloc(t, r, piece))
+	}
+	if err := r.Release(); err != nil {
+		t.Fatal(err)
+	}
+	var walls []*tier.Buffer
+	for i, buf := range blocks {
+		if i%2 == 0 {
+			walls = append(walls, buf)
+		} else if err := buf.Release(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.settle()
+	if b.Descriptor().Body < 8*piece {
+		t.Fatalf("%d bytes are too little for this test", b.Descriptor().Body)
+	}
+	if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable, ReasonTrigger); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range walls {
+		if err := w.Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	m.whole(t, b, tier.GPU)
+}
+
+func alloc(t *testing.T, r reservation.Reservation, n int64) *tier.Buffer {
+	t.Helper()
+	buf, err := r.Alloc(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return buf
+}
