@@ -1,6 +1,9 @@
 package cuda
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // Mark is a point in a stream's work.
 type Mark struct {
@@ -57,23 +60,60 @@ func (c *Calls) Mark(s Stream) (*Mark, error) { return c.MarkThen(s, nil) }
 // went, and what it returns is the mark's Err. It runs on the device's thread, must be brief, and must not
 // wait for the device; streams that wait for the mark do not wait for it.
 func (c *Calls) MarkThen(s Stream, then func(err error) error) (*Mark, error) {
+	e, err := c.recorded(s)
+	if err != nil {
+		return nil, err
+	}
+	return c.watched(s, e, then), nil
+}
+
+// recorded returns an event behind the work on s so far.
+func (c *Calls) recorded(s Stream) (Event, error) {
 	q := &c.dev.queue
 	e, ok := q.event()
 	if !ok {
 		var err error
 		if e, err = c.NewEvent(); err != nil {
 			q.recycle(0)
-			return nil, err
+			return 0, err
 		}
 	}
 	if err := c.Record(e, s); err != nil {
 		q.recycle(e)
-		return nil, err
+		return 0, err
 	}
+	return e, nil
+}
+
+// watched makes a mark of an event of s, for the thread to look at.
+func (c *Calls) watched(s Stream, e Event, then func(error) error) *Mark {
 	m := &Mark{done: make(chan struct{}), dev: c.dev, event: e, then: then}
 	m.users.Store(1)
-	q.watch(watch{s, m})
-	return m, nil
+	c.dev.queue.watch(watch{s, m})
+	return m
+}
+
+// markSoonFor is how long MarkSoon looks: what an idle stream takes to come to an event, several times over, and less
+// than it takes to wake a thread that would look instead.
+const markSoonFor = 15 * time.Microsecond
+
+// MarkSoon is MarkThen for a stream on which there is next to no work. It looks for a moment itself; if the mark is
+// reached by then it calls then here, and returns no mark but what then does.
+func (c *Calls) MarkSoon(s Stream, then func(err error) error) (m *Mark, result, err error) {
+	e, err := c.recorded(s)
+	if err != nil {
+		return nil, nil, err
+	}
+	for began := time.Now(); ; {
+		done, err := c.EventDone(e)
+		if done || err != nil {
+			c.dev.queue.recycle(e)
+			return nil, then(err), nil
+		}
+		if time.Since(began) > markSoonFor {
+			return c.watched(s, e, then), nil, nil
+		}
+	}
 }
 
 // WaitMark makes work put on s, a stream of this device, wait for m, which may be another device's.

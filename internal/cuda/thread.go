@@ -6,7 +6,7 @@ import (
 )
 
 // The thread looks at events without a pause for as long as a small copy takes. Then
-// it pauses for an eighth of the time that it has waited for: what waits for the event is told
+// it pauses for a 32nd of the time that it has waited for: what waits for the event is told
 // at most that much late. The longest pause bounds what a look costs others.
 //
 // A pause of the Go scheduler's may take a millisecond, however short it should be, for it waits in
@@ -15,7 +15,7 @@ import (
 // busy cores: a mark was told after 200 µs with the scheduler's pauses only, after 50 so.)
 const (
 	keenFor      = 10 * time.Microsecond
-	pauseShare   = 8
+	pauseShare   = 32
 	shortestRest = 5 * time.Microsecond
 	longestNap   = 100 * time.Microsecond
 	longestRest  = 500 * time.Microsecond

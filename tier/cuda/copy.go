@@ -17,7 +17,7 @@ const mostStaged = 8 << 20
 func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 	d := s.dev
 	var err error
-	skip := s.Err() != nil
+	skip := s.begin()
 	if !skip {
 		err = d.dev.Here(f)
 	}
@@ -46,6 +46,14 @@ func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 		_, _ = s.record() // refused, it is tried with the next
 	}
 	return nil
+}
+
+// begin notes that there is work to come, and says whether to leave it out because the stream has failed.
+func (s *stream) begin() (skip bool) {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	s.busy = true
+	return s.err != nil
 }
 
 // inward returns where the GPU can read src's bytes: there, or where they were copied to.

@@ -16,6 +16,8 @@ type stream struct {
 
 	closed bool
 	err    error        // the first failure that is known
+	busy   bool         // work that takes time was put on it since the last event
+	open   int          // events that are not reached yet
 	due    due          // since the last event
 	deps   []tier.Event // what events to come depend on beside the GPU's own work
 
@@ -198,10 +200,22 @@ func (s *stream) record() (tier.Event, error) {
 	e := &event{s: s}
 	w := s.take(e, false)
 	then := func(err error) error { return s.reached(w, err, e.tail == nil) }
-	err := s.dev.dev.Here(func(c *cuda.Calls) (err error) { e.mark, err = c.MarkThen(s.handle, then); return err })
+	var result error // if the GPU is there already
+	err := s.dev.dev.Here(func(c *cuda.Calls) (err error) {
+		if w.light && e.tail == nil {
+			e.mark, result, err = c.MarkSoon(s.handle, then)
+		} else {
+			e.mark, err = c.MarkThen(s.handle, then)
+		}
+		return err
+	})
 	if err != nil {
 		s.restore(e, w)
 		return nil, err
+	}
+	if e.mark == nil {
+		e.tail, e.err = past, result
+		return e, nil
 	}
 	if e.tail != nil {
 		s.dev.waits.Go(func() { // ends with the events that the stream waits for; the device's Close waits for it
@@ -211,6 +225,9 @@ func (s *stream) record() (tier.Event, error) {
 	}
 	return e, nil
 }
+
+// past is the channel of events that were reached before anybody could ask.
+var past = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // settle waits until the work on the stream is done, in place of an event that the driver refuses.
 func (s *stream) settle() tier.Event {
@@ -228,6 +245,7 @@ func (s *stream) settle() tier.Event {
 type pending struct {
 	due
 	failed error        // of the stream, known when the event was recorded
+	light  bool         // no work before it takes time
 	deps   []tier.Event // to be waited for
 }
 
@@ -236,8 +254,9 @@ type pending struct {
 func (s *stream) take(e *event, always bool) *pending {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	w := &pending{due: s.due}
-	s.due = due{}
+	w := &pending{due: s.due, light: !s.busy && s.open == 0}
+	s.due, s.busy = due{}, false
+	s.open++
 	for _, d := range s.deps {
 		switch done, err := over(d); {
 		case !done:
@@ -259,6 +278,8 @@ func (s *stream) restore(e *event, w *pending) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
 	s.due.before(w.due)
+	s.busy = true
+	s.open--
 	if e.tail != nil {
 		i := slices.Index(s.deps, tier.Event(e)) // others may have come behind it
 		s.deps = slices.Concat(s.deps[:i], w.deps, s.deps[i+1:])
@@ -302,6 +323,7 @@ func (s *stream) reached(w *pending, err error, final bool) error {
 	for _, a := range w.frees {
 		s.dev.mu.retired -= a.charge
 	}
+	s.open--
 	if w.failed != nil {
 		err = w.failed
 	}
@@ -366,7 +388,7 @@ func (d *Device) WaitEvent(ts tier.Stream, e tier.Event) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s.deps = append(s.deps, e)
+	s.deps, s.busy = append(s.deps, e), true
 	return nil
 }
 
