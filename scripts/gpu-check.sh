@@ -296,6 +296,7 @@ run() {
 	fi
 
 	pick gpu "$probe"
+	[ -n "$reply" ] || pick gpu "$topo" # the engine did not open it
 	name=$reply
 	case $name in *[Ee]mulat*) emulator=true ;; esac
 	pick driver "$probe"
