@@ -115,10 +115,11 @@ func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 
 Batches of each size move along every edge, there and back, alone and several at a
 time. Each move is timed beside the limit, pair by pair, by turns: memmove between two
-regions of memory, and where a disk takes part direct I/O at the same place, while nothing of
+regions of memory, for a GPU one asynchronous copy of its driver between the same memories, and where a disk takes part direct I/O at the same place, while nothing of
 the engine's is there, or on a file of the same kind. Fresh is room that was set aside and never written; rewritten is room
 that has been written before. The limit is also timed against itself, so that it is known what
-a difference means. Files have no names, and are gone with the process. What
+a difference means. With a GPU an even number of moves is also measured with half of them in each direction
+at once. Files have no names, and are gone with the process. What
 --disk-throttle makes slow is slow for the limit, too; --fault happens to moves alone.
 Nothing is compressed, unless --codec says so.
 
