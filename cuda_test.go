@@ -134,3 +134,36 @@ func TestHostMemoryThatCannotBePinned(t *testing.T) {
 	e.Fail("cuMemHostRegister_v2", 0, cuda.ErrOutOfMemory, -1)
 	runRandomOperations(t, 9, spillway.Config{CUDALibrary: e.Path, GPUs: []spillway.GPU{{Backend: spillway.CUDA}}})
 }
+
+// TestRealRandomOperations is TestRandomOperations on a real GPU.
+func TestRealRandomOperations(t *testing.T) {
+	library := cudatest.Real(t)
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprintf("seed=%d", seed+1), func(t *testing.T) {
+			runRandomOperations(t, seed+1, spillway.Config{CUDALibrary: library, GPUs: []spillway.GPU{{Backend: spillway.CUDA}}})
+		})
+	}
+}
+
+// TestRealHostMemoryIsPinned: the driver of a real GPU pins the engine's host memory without a warning.
+func TestRealHostMemoryIsPinned(t *testing.T) {
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		CUDALibrary: cudatest.Real(t), GPUs: []spillway.GPU{{Backend: spillway.CUDA, Memory: 16 << 20}}, HostMemory: 64 << 20, Disks: []spillway.Disk{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range eng.Warnings() {
+		if w.Cause == tier.CauseNotPinned {
+			t.Error(w)
+		}
+	}
+	for _, s := range eng.Stats().Spaces {
+		if s.ID.Kind == tier.GPU && s.Backend != "cuda" {
+			t.Errorf("%s is served by %s", s.ID, s.Backend)
+		}
+	}
+	if err := eng.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -44,7 +44,37 @@ type bandwidthFlags struct {
 	threads []int
 	pairs   int
 	seed    uint64
+	between kindsFlag
 }
+
+// kindsFlag is the value of --between.
+type kindsFlag []tier.Kind
+
+// Set takes kinds of spaces with commas between them, in the place of those before.
+func (k *kindsFlag) Set(text string) error {
+	var all []tier.Kind
+	for part := range strings.SplitSeq(text, ",") {
+		kind, err := tier.ParseKind(part)
+		if err != nil {
+			return errors.New(strings.TrimPrefix(err.Error(), "tier: "))
+		}
+		all = append(all, kind)
+	}
+	*k = all
+	return nil
+}
+
+// String prints what Set takes.
+func (k *kindsFlag) String() string {
+	var parts []string
+	for _, kind := range *k {
+		parts = append(parts, kind.String())
+	}
+	return strings.Join(parts, ",")
+}
+
+// Type names the value in a usage text.
+func (*kindsFlag) Type() string { return "kinds" }
 
 // sizesFlag is the value of --sizes.
 type sizesFlag []int64
@@ -85,10 +115,11 @@ func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 
 Batches of each size move along every edge, there and back, alone and several at a
 time. Each move is timed beside the limit, pair by pair, by turns: memmove between two
-regions of memory, and where a disk takes part direct I/O at the same place, while nothing of
+regions of memory, for a GPU one asynchronous copy of its driver between the same memories, and where a disk takes part direct I/O at the same place, while nothing of
 the engine's is there, or on a file of the same kind. Fresh is room that was set aside and never written; rewritten is room
 that has been written before. The limit is also timed against itself, so that it is known what
-a difference means. Files have no names, and are gone with the process. What
+a difference means. With a GPU an even number of moves is also measured with half of them in each direction
+at once. Files have no names, and are gone with the process. What
 --disk-throttle makes slow is slow for the limit, too; --fault happens to moves alone.
 Nothing is compressed, unless --codec says so.
 
@@ -105,6 +136,7 @@ a slow one, and where writing wears, choose smaller --sizes.`,
 	fs.IntSliceVar(&f.threads, "threads", []int{1, 2}, "how many batches move at the same time, as `NUMBERS` with commas between")
 	fs.IntVar(&f.pairs, "pairs", minPairs, "pairs of a move and its limit for each figure")
 	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
+	fs.Var(&f.between, "between", "measure only edges between these `KINDS` of spaces, such as gpu,host (default all)")
 	f.engine.register(fs, size.Format(bandwidthMemory))
 	f.output.register(fs)
 	return cmd
@@ -187,7 +219,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 		drawn = progress.New(stderr, m.engine.Stats)
 	}
 	rows, err := f.measure(ctx, m, bandwidth.Config{
-		Engine: m.engine, Sizes: f.sizes, Threads: f.threads, Pairs: f.pairs, Seed: f.seed, Spare: 2 * memory / bandwidthShare, Progress: drawn,
+		Engine: m.engine, Sizes: f.sizes, Threads: f.threads, Pairs: f.pairs, Seed: f.seed, Between: f.between, Spare: 2 * memory / bandwidthShare, Progress: drawn,
 		Files: m.faults.Slow, Watched: watched,
 	}, flags.Changed("sizes") || flags.Changed("threads"))
 	drawn.Close()
@@ -227,9 +259,6 @@ func (f *bandwidthFlags) measure(ctx context.Context, m *machine, cfg bandwidth.
 	for _, s := range skipped {
 		m.notes.add(s.Error(), "left out: "+s.Error())
 	}
-	if gpu := m.env.GPU; gpu != "" && gpu != "sim" {
-		m.notes.add("limit of a GPU", "the limits of the edges between "+gpu+" and host memory are memmove's, not the link's")
-	}
 	if f.engine.codec != convert.CodecNone.String() {
 		m.notes.add("compressed", "moves to disk may be compressed (--codec "+f.engine.codec+
 			"): rates are those of the bytes before, and an efficiency above 1 can be the codec's; --codec none moves the bytes as the limit does")
@@ -242,7 +271,8 @@ func bandwidthRows(rows []bandwidth.Row) []report.BandwidthRow {
 	for _, r := range rows {
 		row := report.BandwidthRow{
 			From: r.From.String(), To: r.To.String(), Bytes: r.Bytes, Threads: r.Threads, GiBPerS: r.GiBPerS, State: string(r.State),
-			LimitGiBPerS: r.Limit, Efficiency: r.Efficiency, Noise: r.Noise, CV: r.CV,
+			LimitGiBPerS: r.Limit, LimitOf: string(r.LimitOf), Efficiency: r.Efficiency, Noise: r.Noise, CV: r.CV,
+			BothWays: r.BothWays, Gain: r.Gain, LimitGain: r.LimitGain,
 		}
 		if r.Err != nil {
 			row.Error = fail.Line(r.Err)

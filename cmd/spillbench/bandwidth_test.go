@@ -245,3 +245,34 @@ func TestBandwidthNotesTheCodec(t *testing.T) {
 		}
 	}
 }
+
+// TestBandwidthBetween: what is not asked for is not measured, and what is no kind of space is told.
+func TestBandwidthBetween(t *testing.T) {
+	var doc report.Bandwidth
+	decode(t, succeed(t, append(slices.Clone(narrow), "--between=gpu,host", "--json=-")...).stdout, &doc)
+	for _, r := range doc.Rows {
+		if r.State != "" || r.LimitOf != "memmove" || r.BothWays {
+			t.Errorf("%+v", r)
+		}
+	}
+	if len(doc.Rows) != 8 {
+		t.Errorf("%d rows", len(doc.Rows))
+	}
+	if r := command(t, t.Context(), "bandwidth", "--between=gpu,tape"); r.status != 2 || !strings.Contains(r.stderr, `"tape"`) {
+		t.Errorf("it ends with %d: %s", r.status, r.stderr)
+	}
+}
+
+// TestBandwidthBothWays: people are told how much is gained, and what the limit is.
+func TestBandwidthBothWays(t *testing.T) {
+	var text strings.Builder
+	(&report.Bandwidth{Rows: bandwidthRows([]bandwidth.Row{{
+		From: tier.ID{Kind: tier.GPU}, To: tier.ID{Kind: tier.Host}, Bytes: 1 << 20, Threads: 2, LimitOf: bandwidth.CopyOfDriver,
+		GiBPerS: 90, Limit: 92, BothWays: true, Gain: 1.93, LimitGain: 1.95,
+	}})}).Print(&text, nil)
+	for _, want := range []string{"both ways", "gpu:0 and host:0, 1MiB: ", "1.93 times", "the limit 1.95 times", "limits are the driver's asynchronous copy"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, text.String())
+		}
+	}
+}

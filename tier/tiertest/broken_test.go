@@ -25,6 +25,16 @@ func TestReferencePoolConforms(t *testing.T) {
 	}
 }
 
+// TestDeviceThatCannotFail: a backend that nobody can make fail on purpose, as a real GPU, skips those tests, and passes.
+func TestDeviceThatCannotFail(t *testing.T) {
+	tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
+		if faults != nil {
+			t.Skip("it does not fail on purpose")
+		}
+		return newFlawedDevice(t, memory, nil, "")
+	})
+}
+
 // poolFlaws maps a flaw to the part of the suite that has to find it.
 var poolFlaws = map[string]string{
 	"charges too little":                 "Charge",

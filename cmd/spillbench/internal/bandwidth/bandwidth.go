@@ -10,8 +10,9 @@
 //	     …           └── a turn: there, back, there, back
 //
 // Ours are moves of whole batches by Mover.Move, with all that belongs to them. Raw is,
-// between memories, memmove between two regions of huge pages that are present; and with
-// a disk, direct I/O in requests of 1 MiB, 8 under way, on room in the same state: fresh is room
+// between memories, memmove between two regions of huge pages that are present; between a GPU that a driver
+// serves and host memory one asynchronous copy, between memory of the same spaces as the
+// batches'; and with a disk, direct I/O in requests of 1 MiB, 8 under way, on room in the same state: fresh is room
 // that was set aside and never written, rewritten has been written before. Both carry as
 // many bytes in as many threads. Which of them is first changes from round to round, and
 // raw runs twice in each, so that it is known how much two equal things differ here.
@@ -23,7 +24,8 @@
 // passes the disk compressed, slowed down or with faults, raw has files of its own, which are made for each turn
 // as our room is. Between memories each timed transfer comes right after the same one in the opposite
 // direction, of the same side and not timed, so that both sides find their bytes as near
-// or far. A move may use more processors than one, so its efficiency may be above 1.
+// or far. A driver's copies are not the processors', so both directions are timed. There an even number of
+// moves is timed also with one half in each direction at once. A move may use more processors than one, so its efficiency may be above 1.
 //
 // Run owns the goroutines that it starts, and all it takes: regions are unmapped and files
 // closed when it returns, and the files have no names. The package takes no locks.
@@ -59,6 +61,16 @@ const (
 	Rewritten State = "rewritten" // written before; what is read always was
 )
 
+// LimitOf says what raw is.
+type LimitOf string
+
+// What raw is.
+const (
+	Memmove        LimitOf = "memmove"
+	CopyOfDriver   LimitOf = "driver's copy" // one asynchronous copy to or from pinned memory of the same spaces
+	RequestsOfDisk LimitOf = "disk I/O"
+)
+
 // Config says what is measured. Engine, Sizes, Threads and Pairs are required. The engine
 // must be idle, and nothing else may use it while Run does.
 type Config struct {
@@ -66,7 +78,9 @@ type Config struct {
 	Sizes   []int64 // of a batch, in bytes: multiples of 4096
 	Threads []int   // how many batches move at the same time
 	Pairs   int     // of ours and raw, for each figure
-	Seed    uint64  // of the table that batches are of
+	// Between are the kinds of spaces that are measured; nil: all.
+	Between []tier.Kind
+	Seed    uint64 // of the table that batches are of
 	// Spare is how many bytes of memory may be taken beside the engine's, for the table
 	// and the regions; 0: as many as are needed.
 	Spare int64
@@ -97,12 +111,17 @@ type Row struct {
 	Bytes      int64 // of each batch
 	Threads    int
 	State      State
+	LimitOf    LimitOf
 	GiBPerS    float64
 	Limit      float64 // of raw
 	Efficiency float64 // median of the pairs' ratios, ours by raw
 	Noise      float64 // median of how far raw by raw is from 1
 	CV         float64 // coefficient of variation of our rates
-	Err        error   // why nothing was measured: a *convert.NoConverterError; then the figures are 0
+	// BothWays says that one half of the moves went from From to To, and the other in the opposite direction at the
+	// same time. Gain is how many times as fast that was as one half after the other, and LimitGain that of raw.
+	BothWays        bool
+	Gain, LimitGain float64
+	Err             error // why nothing was measured: a *convert.NoConverterError; then the figures are 0
 }
 
 // Skip is what was left out because there is no room for it.
@@ -173,9 +192,17 @@ func (c Config) fit() (loads []load, skipped []Skip, err error) {
 
 // lacks says what a load needs more of; nil if it fits.
 func (c Config) lacks(l load) (error, error) {
+	times := int64(1)
+	if anyDriven(c.Engine) {
+		times = 2 // what raw copies lies in the same spaces
+	}
 	for _, s := range c.Engine.Spaces() {
-		if l.bytes > s.Capacity()/int64(l.threads) || s.Charge(l.bytes)*int64(l.threads) > s.Available() {
-			return &tier.NoSpaceError{Space: s.ID(), Requested: s.Charge(l.bytes) * int64(l.threads), Available: s.Available()}, nil
+		count := int64(l.threads)
+		if s.Kind() != tier.Disk {
+			count *= times
+		}
+		if l.bytes > s.Capacity()/count || s.Charge(l.bytes)*count > s.Available() {
+			return &tier.NoSpaceError{Space: s.ID(), Requested: s.Charge(l.bytes) * count, Available: s.Available()}, nil
 		}
 		v, ok := s.Pool().(*disk.Volume)
 		if !ok {
@@ -209,7 +236,7 @@ func Run(ctx context.Context, cfg Config) (rows []Row, skipped []Skip, err error
 	if err != nil {
 		return nil, nil, err
 	}
-	links, missing := linksOf(cfg.Engine)
+	links, missing := cfg.within(linksOf(cfg.Engine))
 	rows = missing
 	if len(loads) == 0 || len(links) == 0 {
 		return rows, skipped, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
@@ -21,6 +22,28 @@ import (
 type link struct {
 	from, to *tier.Space // there is a converter this way
 	back     bool        // and one in the other direction
+}
+
+// limitOf says what a transfer between two spaces is compared with.
+func limitOf(from, to *tier.Space) LimitOf {
+	switch {
+	case from.Kind() == tier.Disk || to.Kind() == tier.Disk:
+		return RequestsOfDisk
+	case link{from: from, to: to}.driven():
+		return CopyOfDriver
+	}
+	return Memmove
+}
+
+// within keeps those pairs of which both ends are of the kinds that are asked for.
+func (c Config) within(links []link, missing []Row) ([]link, []Row) {
+	if len(c.Between) == 0 {
+		return links, missing
+	}
+	out := func(a, b tier.Kind) bool { return !slices.Contains(c.Between, a) || !slices.Contains(c.Between, b) }
+	links = slices.DeleteFunc(links, func(k link) bool { return out(k.from.Kind(), k.to.Kind()) })
+	missing = slices.DeleteFunc(missing, func(r Row) bool { return out(r.From.Kind, r.To.Kind) })
+	return links, missing
 }
 
 // linksOf returns the pairs of spaces that have a converter one way at least, and a row
@@ -151,6 +174,8 @@ func (b *bench) link(ctx context.Context, k link) ([]Row, error) {
 		return b.toMemory(ctx, k, from)
 	case okTo:
 		return b.withDisk(ctx, k, to)
+	case k.driven():
+		return b.byDriver(ctx, k)
 	}
 	return b.betweenMemories(ctx, k)
 }
@@ -168,10 +193,7 @@ func (b *bench) moves(k link) side {
 }
 
 func (b *bench) moveAll(ctx context.Context, to *tier.Space) error {
-	where := reservation.Specific(to.ID())
-	return together(len(b.batches), func(i int) error {
-		return b.cfg.Engine.Mover().Move(ctx, b.batches[i], where, convert.ReasonWork)
-	})
+	return b.moveSome(ctx, b.batches, to)
 }
 
 // bring moves all batches to a space, if need be by way of another.
@@ -457,7 +479,7 @@ func (b *bench) name(k link) string {
 }
 
 func (b *bench) row(from, to *tier.Space, state State, t timings) Row {
-	r := Row{From: from.ID(), To: to.ID(), Bytes: b.load.bytes, Threads: b.load.threads, State: state}
+	r := Row{From: from.ID(), To: to.ID(), Bytes: b.load.bytes, Threads: b.load.threads, State: state, LimitOf: limitOf(from, to)}
 	t.fill(&r, b.load)
 	return r
 }

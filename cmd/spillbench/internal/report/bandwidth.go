@@ -35,10 +35,16 @@ type BandwidthRow struct {
 	GiBPerS      float64 `json:"gib_per_s"`
 	State        string  `json:"state"` // of the disk's room: "fresh" or "rewritten"; "" between memories
 	LimitGiBPerS float64 `json:"limit_gib_per_s"`
+	LimitOf      string  `json:"limit_of"` // what the limit is: "memmove", "driver's copy" or "disk I/O"
 	Efficiency   float64 `json:"efficiency"`
 	Noise        float64 `json:"noise"`
-	CV           float64 `json:"cv"`              // coefficient of variation of the rates
-	Error        string  `json:"error,omitempty"` // why the edge was not measured; then the figures are 0
+	CV           float64 `json:"cv"` // coefficient of variation of the rates
+	// BothWays: one half of the moves went the other way at the same time. Gain is how many times as fast that was as one
+	// half after the other, and LimitGain that of the limit.
+	BothWays  bool    `json:"both_ways,omitempty"`
+	Gain      float64 `json:"gain,omitempty"`
+	LimitGain float64 `json:"limit_gain,omitempty"`
+	Error     string  `json:"error,omitempty"` // why the edge was not measured; then the figures are 0
 }
 
 // Print writes what bandwidth measured for people.
@@ -50,8 +56,12 @@ func (b *Bandwidth) Print(w io.Writer, notes []string) {
 			rows = append(rows, []string{r.From, r.To, r.Error})
 			continue
 		}
+		state := orUnknown(r.State, "-")
+		if r.BothWays {
+			state = "both ways"
+		}
 		rows = append(rows, []string{
-			r.From, r.To, size.Format(r.Bytes), fmt.Sprint(r.Threads), orUnknown(r.State, "-"), fmt.Sprintf("%.2f", r.GiBPerS),
+			r.From, r.To, size.Format(r.Bytes), fmt.Sprint(r.Threads), state, fmt.Sprintf("%.2f", r.GiBPerS),
 			fmt.Sprintf("%.2f", r.LimitGiBPerS), fmt.Sprintf("%.2f", r.Efficiency), fmt.Sprintf("%.3f", r.Noise), fmt.Sprintf("%.3f", r.CV),
 		})
 	}
@@ -60,10 +70,26 @@ func (b *Bandwidth) Print(w io.Writer, notes []string) {
 	if b.Env.DirectIO {
 		io = "direct I/O"
 	}
-	fmt.Fprintf(w, "\n%d pairs a row, in %s; limits are memmove, a thread for each move, and with a disk %s on a file in the same state;\n",
-		b.Config.Pairs, duration(b.WallSeconds), io)
+	fmt.Fprintf(w, "\n%d pairs a row, in %s; limits are %s, a thread for each move, and with a disk %s on a file in the same state;\n",
+		b.Config.Pairs, duration(b.WallSeconds), b.memoryLimit(), io)
 	fmt.Fprintln(w, "efficiency is the median of ours by the limit, pair by pair; noise is how far the limit is from itself in the same rounds")
+	for _, r := range b.Rows {
+		if r.BothWays {
+			fmt.Fprintf(w, "%s and %s, %s: both ways at once are %.2f times as fast as one after the other, and the limit %.2f times\n",
+				r.From, r.To, size.Format(r.Bytes), r.Gain, r.LimitGain)
+		}
+	}
 	for _, n := range notes {
 		fmt.Fprintf(w, "note: %s\n", n)
 	}
+}
+
+// memoryLimit says what the limit is between memories.
+func (b *Bandwidth) memoryLimit() string {
+	for _, r := range b.Rows {
+		if r.LimitOf != "memmove" && r.State == "" && r.Error == "" {
+			return "the driver's asynchronous copy between the same pinned memory and the GPU"
+		}
+	}
+	return "memmove"
 }

@@ -1,0 +1,285 @@
+package cuda_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/cuda"
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+// realDriver is the driver that tests on a real GPU use, and what it shows.
+func realDriver(t testing.TB) (*cuda.Driver, []cuda.DeviceInfo) {
+	t.Helper()
+	driver, err := cuda.Load(cudatest.Real(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	infos, err := driver.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return driver, infos
+}
+
+// openReal opens a device, which the test's end closes.
+func openReal(t testing.TB, driver *cuda.Driver, cfg cuda.Config) *cuda.Device {
+	t.Helper()
+	d, err := driver.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil && !errors.Is(err, tier.ErrClosed) {
+			t.Errorf("closing the device: %v", err)
+		}
+	})
+	return d
+}
+
+// realKinds are the ways to get memory that are tried.
+func realKinds(infos []cuda.DeviceInfo) map[string]cuda.Allocation {
+	kinds := map[string]cuda.Allocation{"one piece": cuda.OnePiece}
+	if infos[0].Pools {
+		kinds["pools"] = cuda.StreamOrdered
+	}
+	return kinds
+}
+
+// TestRealDeviceConforms holds a real GPU to the suites of all devices. Nobody can make it fail on
+// purpose, so those tests are left to the emulator.
+func TestRealDeviceConforms(t *testing.T) {
+	driver, infos := realDriver(t)
+	for _, i := range infos {
+		t.Logf("%d: %s, %s, %d bytes, CUDA %s", i.Ordinal, i.Name, i.PCI, i.Memory, driver.Version())
+	}
+	for name, allocation := range realKinds(infos) {
+		t.Run(name, func(t *testing.T) {
+			count := 0
+			tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
+				if faults != nil {
+					t.Skip("a real GPU does not fail on purpose")
+				}
+				d, err := driver.Open(cuda.Config{Ordinal: count % len(infos), Node: -1, Memory: memory, Allocation: allocation})
+				if err != nil {
+					t.Fatal(err)
+				}
+				count++
+				return d
+			})
+			var traits []tiertest.Trait
+			if allocation != cuda.OnePiece {
+				traits = append(traits, tiertest.HolesUnknown)
+			}
+			tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
+				p, err := tier.NewDevicePool(openReal(t, driver, cuda.Config{Memory: capacity, Allocation: allocation}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return p
+			}, traits...)
+		})
+	}
+}
+
+// work is a device with a stream, whose methods end the test when they fail.
+type work struct {
+	*cuda.Device
+	t testing.TB
+	s tier.Stream
+}
+
+func newWork(t testing.TB, d *cuda.Device) *work {
+	t.Helper()
+	s, err := d.NewStream()
+	w := &work{d, t, s}
+	w.ok(err)
+	t.Cleanup(func() { w.ok(s.Close()) })
+	return w
+}
+
+func (w *work) ok(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *work) alloc(n int64) tier.Addr {
+	w.t.Helper()
+	a, err := w.Alloc(w.s, n)
+	w.ok(err)
+	w.t.Cleanup(func() { w.ok(w.Free(w.s, a)) })
+	return a
+}
+
+func (w *work) wait() {
+	w.t.Helper()
+	e, err := w.Record(w.s)
+	w.ok(err)
+	w.ok(tier.Wait(context.Background(), e))
+}
+
+// pinned returns mapped memory that the device has pinned.
+func (w *work) pinned(n int64) []byte {
+	w.t.Helper()
+	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	w.ok(err)
+	w.t.Cleanup(func() { w.ok(unix.Munmap(b)) })
+	w.ok(w.Pin(b))
+	w.t.Cleanup(func() { w.ok(w.Unpin(b)) })
+	return b
+}
+
+func fillRandom(b []byte, seed byte) {
+	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b) // cannot fail
+}
+
+// TestRealPeers copies between each two GPUs that can reach each other.
+func TestRealPeers(t *testing.T) {
+	driver, infos := realDriver(t)
+	if len(infos) < 2 {
+		t.Skipf("there is only %s", infos[0].Name)
+	}
+	const n = 8<<20 + 5
+	for _, from := range infos {
+		for _, to := range infos {
+			if from.Ordinal == to.Ordinal {
+				continue
+			}
+			t.Run(fmt.Sprintf("%d to %d", from.Ordinal, to.Ordinal), func(t *testing.T) {
+				a := newWork(t, openReal(t, driver, cuda.Config{Ordinal: from.Ordinal, Memory: 16 << 20}))
+				b := newWork(t, openReal(t, driver, cuda.Config{Ordinal: to.Ordinal, Memory: 16 << 20}))
+				in, out := a.pinned(n), b.pinned(n)
+				fillRandom(in, 2)
+				src, dst := a.alloc(n), b.alloc(n)
+				b.wait() // until its memory is there
+				a.ok(a.CopyToDevice(a.s, src, in))
+				err := a.CopyPeer(a.s, dst, b.Device, src, n)
+				if errors.Is(err, tier.ErrNotSupported) {
+					t.Skip(err)
+				}
+				a.ok(err)
+				a.wait()
+				b.ok(b.CopyToHost(b.s, out, dst))
+				b.wait()
+				if !bytes.Equal(in, out) {
+					t.Error("what came there is not what was sent")
+				}
+			})
+		}
+	}
+}
+
+// largestReal is as much as tests take of a GPU at once, if it has that.
+const largestReal = 256 << 20
+
+// TestRealDigest: what the kernel makes of bytes is what the host does, at the sizes about which
+// something changes and at large ones.
+func TestRealDigest(t *testing.T) {
+	driver, infos := realDriver(t)
+	most := min(largestReal, infos[0].Memory/4)
+	w := newWork(t, openReal(t, driver, cuda.Config{Memory: most + 1<<20}))
+	host := w.pinned(most)
+	fillRandom(host, 1)
+	at := w.alloc(most)
+	w.ok(w.CopyToDevice(w.s, at, host))
+	sizes := []int64{0, 1, 7, 8, 9, 15, 16, 17, 255, 256, 257, 4095, 4096, 4097, 1<<20 - 1, 1 << 20, 1<<20 + 1, 10<<20 + 3, most - 8, most - 3, most}
+	for _, n := range sizes {
+		if n > most {
+			continue
+		}
+		for _, first := range []int64{0, 1, 1 << 40} {
+			for _, from := range []int64{0, 8, 4096} {
+				if from+n > most {
+					continue
+				}
+				var got tier.Digest
+				w.ok(w.Digest(w.s, at+tier.Addr(from), n, first, &got))
+				w.wait()
+				if want := tier.DigestBytes(host[from:from+n], first); got != want {
+					t.Errorf("%d bytes at %d, position %d: the digest is %x, want %x", n, from, first, got, want)
+				}
+			}
+		}
+	}
+}
+
+// TestRealAlignments copies from and to everywhere in a line of memory, pinned and not, and looks at
+// what lies beside.
+func TestRealAlignments(t *testing.T) {
+	driver, _ := realDriver(t)
+	const room = 64 << 10
+	w := newWork(t, openReal(t, driver, cuda.Config{Memory: 1 << 20}))
+	a := w.alloc(room)
+	for name, memory := range map[string]func(int64) []byte{
+		"pinned":     w.pinned,
+		"not pinned": func(n int64) []byte { return make([]byte, n) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			in, out, want := memory(room), memory(room), make([]byte, room)
+			fillRandom(in, 4)
+			for host := range 16 {
+				for device := range 8 {
+					for _, n := range []int{1, 2, 3, 4, 7, 8, 63, 64, 65, 511, 4095, 4097, 60_001} {
+						clear(out)
+						clear(want)
+						copy(want[host+1:], in[host:host+n])
+						w.ok(w.CopyToDevice(w.s, a+tier.Addr(device), in[host:host+n]))
+						w.ok(w.CopyToHost(w.s, out[host+1:host+1+n], a+tier.Addr(device)))
+						w.wait()
+						if !bytes.Equal(out, want) {
+							t.Fatalf("%d bytes between %d in host memory and %d on the device are not what was sent", n, host, device)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkReal is what a mover sees of a GPU: copies of memory that is pinned and that is not, and digests.
+func BenchmarkReal(b *testing.B) {
+	driver, infos := realDriver(b)
+	most := min(largestReal, infos[0].Memory/4)
+	w := newWork(b, openReal(b, driver, cuda.Config{Memory: most + 1<<20}))
+	at := w.alloc(most)
+	for name, memory := range map[string][]byte{"pinned": w.pinned(most), "not pinned": make([]byte, most)} {
+		fillRandom(memory, 1)
+		var digest tier.Digest
+		for _, n := range []int64{1 << 20, 64 << 20, 256 << 20} {
+			if n > most {
+				continue
+			}
+			part := memory[:n]
+			what := map[string]func() error{
+				"to device": func() error { return w.CopyToDevice(w.s, at, part) },
+				"to host":   func() error { return w.CopyToHost(w.s, part, at) },
+			}
+			if name == "pinned" {
+				what["digest"] = func() error { return w.Digest(w.s, at, n, 0, &digest) }
+			}
+			for does, call := range what {
+				if name == "pinned" && does != "digest" {
+					does += " pinned"
+				}
+				b.Run(does+"/"+size.Format(n), func(b *testing.B) {
+					b.SetBytes(n)
+					for b.Loop() {
+						w.ok(call())
+						w.wait()
+					}
+				})
+			}
+		}
+	}
+}
