@@ -189,8 +189,10 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPU) (int64, erro
 	total := e.limits.physical(dev)
 	size := g.Memory
 	switch {
-	case e.simulated(i):
+	case e.simulated(i) && size == 0:
 		size = min(e.gpuMemory(g), total)
+	case e.simulated(i):
+		size = e.gpuMemory(g)
 	case size == 0:
 		size = min(free, total)
 	}

@@ -63,6 +63,9 @@ func (d *Driver) Open(cfg Config) (*Device, error) {
 	if err := x.getMemory(); err != nil {
 		return nil, errors.Join(fmt.Errorf("cuda: device %d: %w", cfg.Ordinal, err), dev.Close())
 	}
+	// To load the kernel may wait for work that is under way, of which there is none yet. Where it fails the first digest
+	// says why.
+	_ = dev.PrepareDigest()
 	return x, nil
 }
 
