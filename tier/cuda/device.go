@@ -146,7 +146,7 @@ func (d *Device) Reap() int64 {
 	}
 	defer d.gate.leave()
 	for _, s := range d.streams(func(s *stream) bool { return len(s.due.frees) > 0 }) {
-		_, _ = s.record() // refused, it is tried again
+		s.recordForOthers()
 	}
 	return 0
 }

@@ -13,6 +13,9 @@ import (
 type stream struct {
 	dev    *Device
 	handle cuda.Stream
+	// turn holds a token for as long as somebody records: who owns the stream, or who reaps. Two at once could take
+	// what is due in one order and record in the other, and the event behind which nothing is due be the first to be done.
+	turn chan struct{}
 
 	closed bool
 	err    error        // the first failure that is known
@@ -55,7 +58,7 @@ func (d *Device) NewStream() (tier.Stream, error) {
 		return nil, tier.ErrClosed
 	}
 	defer d.gate.leave()
-	s := &stream{dev: d}
+	s := &stream{dev: d, turn: make(chan struct{}, 1)}
 	if err := d.dev.Here(func(c *cuda.Calls) (err error) { s.handle, err = c.NewStream(); return err }); err != nil {
 		return nil, err
 	}
@@ -195,6 +198,26 @@ func (d *Device) Record(ts tier.Stream) (tier.Event, error) {
 // record returns an event behind the work so far, which does what is due. Whatever the
 // host has to wait for, or to do that may take long, is left to a goroutine.
 func (s *stream) record() (tier.Event, error) {
+	s.turn <- struct{}{} // held by others for some calls of the driver at most
+	defer func() { <-s.turn }()
+	return s.recordInTurn()
+}
+
+// recordForOthers is record for who does not own the stream. It does nothing if the stream is closed, or if somebody records
+// just now.
+func (s *stream) recordForOthers() {
+	select {
+	case s.turn <- struct{}{}:
+	default:
+		return
+	}
+	defer func() { <-s.turn }()
+	if !s.isClosed() { // who closes it records afterwards, and so gives it up after this
+		_, _ = s.recordInTurn() // refused, it is tried again
+	}
+}
+
+func (s *stream) recordInTurn() (tier.Event, error) {
 	e := &event{s: s}
 	w := s.take(e, false)
 	then := func(err error) error { return s.reached(w, err, e.tail == nil) }
@@ -214,6 +237,8 @@ func (s *stream) record() (tier.Event, error) {
 
 // settle waits until the work on the stream is done, in place of an event that the driver refuses.
 func (s *stream) settle() tier.Event {
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
 	e := &event{s: s}
 	w := s.take(e, true)
 	var err error
