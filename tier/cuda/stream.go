@@ -260,23 +260,35 @@ type pending struct {
 // if always is set, e gets a tail, and events to come wait for it.
 func (s *stream) take(e *event, always bool) *pending {
 	s.dev.mu.Lock()
+	deps := s.deps // others only add to it as long as this has the turn
+	s.dev.mu.Unlock()
+	undone, failed := missing(deps)
+	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	w := &pending{due: s.due}
-	s.due = due{}
-	for _, d := range s.deps {
-		switch done, err := over(d); {
-		case !done:
-			w.deps = append(w.deps, d)
-		case err != nil && s.err == nil:
-			s.err = err
-		}
+	if s.err == nil {
+		s.err = failed
 	}
-	w.failed, s.deps = s.err, w.deps
+	w := &pending{due: s.due, failed: s.err, deps: append(undone, s.deps[len(deps):]...)}
+	s.due, s.deps = due{}, w.deps
 	if always || len(w.deps) > 0 || len(w.outs) > 0 {
 		e.tail = make(chan struct{})
 		s.deps = []tier.Event{e}
 	}
 	return w
+}
+
+// missing returns which of the events are not done, and the first failure of the others. It calls
+// what may be other backends' code, and so without a lock.
+func missing(deps []tier.Event) (undone []tier.Event, failed error) {
+	for _, d := range deps {
+		switch done, err := over(d); {
+		case !done:
+			undone = append(undone, d)
+		case failed == nil:
+			failed = err
+		}
+	}
+	return undone, failed
 }
 
 // restore takes back what take did, for an event that could not be had.
