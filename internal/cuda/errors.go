@@ -32,6 +32,7 @@ const (
 	ErrHostMemoryAlreadyRegistered Code = 712
 	ErrHostMemoryNotRegistered     Code = 713
 	ErrNotSupported                Code = 801
+	ErrStreamCaptureUnsupported    Code = 900 // not while a graph is recorded, here or on another thread
 )
 
 func (c Code) Error() string { return fmt.Sprintf("CUDA result %d", int32(c)) }

@@ -1,6 +1,9 @@
 package cuda
 
-import "sync/atomic"
+import (
+	"errors"
+	"sync/atomic"
+)
 
 // Mark is a point in a stream's work.
 type Mark struct {
@@ -139,7 +142,7 @@ func (d *Device) poll() (reached bool) {
 // pollStream returns how many of a stream's marks are reached.
 func (d *Device) pollStream(marks []*Mark) int {
 	for i, m := range marks {
-		done, err := d.calls.EventDone(m.event)
+		done, err := d.calls.reachedOrLost(m.event)
 		if !done && err == nil {
 			return i
 		}
@@ -151,4 +154,22 @@ func (d *Device) pollStream(marks []*Mark) int {
 		m.drop()
 	}
 	return len(marks)
+}
+
+// timesAsked is how often the driver must say that the work before an event has failed.
+const timesAsked = 3
+
+// reachedOrLost is EventDone for what follows from it: that memory which the work uses is used again. Work that
+// has failed is told of each time. Once may be a question that was refused, while the work goes on; and it is
+// refused to all threads while one of the process records a graph, as programs do that share the context.
+func (c *Calls) reachedOrLost(e Event) (done bool, err error) {
+	for range timesAsked {
+		if done, err = c.EventDone(e); err == nil {
+			return done, nil
+		}
+		if errors.Is(err, ErrStreamCaptureUnsupported) {
+			return false, nil
+		}
+	}
+	return false, err
 }
