@@ -144,9 +144,12 @@ func (s *stream) end() error {
 	err := s.dev.surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
 	s.dev.mu.Lock()
 	delete(s.dev.mu.streams, s)
-	word, failed := s.word, s.err != nil
+	word, waited, failed := s.word, s.waited, s.err != nil
 	s.word = nil
 	s.dev.mu.Unlock()
+	if waited != nil {
+		<-waited // if the stream has failed the word may still be written
+	}
 	if word != nil {
 		s.dev.bounce.put(word)
 	}
