@@ -279,7 +279,7 @@ EXPORT int cuCtxEnablePeerAccess(handle peer, unsigned flags)
 	context *p = object(CONTEXT, peer);
 	REQUIRE(p && p != c, INVALID_CONTEXT);
 	REQUIRE(flags == 0, INVALID_VALUE);
-	REQUIRE(emu.peer, PEER_ACCESS_UNSUPPORTED);
+	REQUIRE(emu.peer && p->device != c->device, PEER_ACCESS_UNSUPPORTED);
 	REQUIRE(!c->peer[p->device], PEER_ACCESS_ALREADY_ENABLED);
 	c->peer[p->device] = true;
 	return leave(OK);
