@@ -204,6 +204,29 @@ func TestQueryFails(t *testing.T) {
 	}
 }
 
+// Work is seen to be done while another thread of the process records a graph, which nothing here disturbs; with a
+// driver that cannot be told so, when that is over.
+func TestQueryWhileOthersCapture(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	s := r.stream(r.devices[0])
+	r.Set("capturing", 1)
+	ok(t, r.wait(r.devices[0], s))
+
+	old := open(t, cudatest.Config{Without: []string{"cuThreadExchangeStreamCaptureMode"}})
+	s = old.stream(old.devices[0])
+	old.Set("capturing", 1)
+	m := of(t, old.devices[0], func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	for before := old.Calls("cuEventQuery"); !reached(m) && old.Calls("cuEventQuery") < before+5; {
+		runtime.Gosched()
+	}
+	if reached(m) {
+		t.Errorf("the mark is reached (%v) although the driver says nothing", m.Err())
+	}
+	old.Set("capturing", 0)
+	<-m.Done()
+	ok(t, m.Err())
+}
+
 // The emulator finds what is left; without that the tests above could not fail.
 func TestLeaksAreFound(t *testing.T) {
 	e := cudatest.New(t, cudatest.Config{})
