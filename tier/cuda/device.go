@@ -24,6 +24,7 @@ type Device struct {
 	gate   gate
 	bounce staging
 	waits  sync.WaitGroup // goroutines that wait for events
+	given  chan struct{}  // closed when Close has given up all that is not a stream
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -55,7 +56,7 @@ func (d *Driver) Open(cfg Config) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &Device{cfg: cfg, driver: d, dev: dev}
+	x := &Device{cfg: cfg, driver: d, dev: dev, given: make(chan struct{})}
 	x.bounce.dev = dev
 	x.mu.streams = make(map[*stream]struct{})
 	x.mu.peers = make(map[*Device]bool)
@@ -175,8 +176,9 @@ func (d *Device) Close() error {
 		errs = append(errs, s.end())
 	}
 	d.waits.Wait()
-	errs = append(errs, d.surely(d.giveBack), d.dev.Close())
-	return firstOf(errs)
+	errs = append(errs, d.surely(d.giveBack))
+	close(d.given)
+	return firstOf(append(errs, d.dev.Close()))
 }
 
 // surely calls f where the device's context is current, to give something up: should the driver refuse to make it
