@@ -244,12 +244,21 @@ func (s *stream) settle() tier.Event {
 	defer func() { <-s.turn }()
 	e := &event{s: s}
 	w := s.take(e, true)
-	var err error
-	for called, n := false, 0; !called && n < 3; n++ { // not on the device's thread: what the stream waits for may need that
-		err = s.dev.dev.Here(func(c *cuda.Calls) error { called = true; return c.SyncStream(s.handle) })
-	}
+	// Not on the device's thread: what the stream waits for may need that.
+	err := again(func() error { return s.dev.dev.Here(func(c *cuda.Calls) error { return c.SyncStream(s.handle) }) })
 	e.finish(s.reached(w, err, false), w)
 	return e
+}
+
+// again calls f, which waits for the end of work, up to three times: after that memory is used for something else, so a
+// refusal is not to be taken for the end. The failure of work is told each time.
+func again(f func() error) (err error) {
+	for range 3 {
+		if err = f(); err == nil {
+			break
+		}
+	}
+	return err
 }
 
 // pending is what an event stands for beside the GPU's work.
