@@ -55,7 +55,7 @@ func TestEventStandsForAllBeforeItWhileOthersReap(t *testing.T) {
 	held := d.Outstanding()
 	want := tier.DigestBytes(bytes.Repeat([]byte{7}, n), 0)
 	reaping(d, func() {
-		for i := range 2000 {
+		for i := range 800 {
 			b, err := d.Alloc(s, n)
 			if err != nil {
 				t.Fatal(err)
@@ -94,7 +94,7 @@ func TestEventsAreRefusedWhileOthersReap(t *testing.T) {
 		t.Fatal(err)
 	}
 	reaping(d, func() {
-		for i := range 2000 {
+		for i := range 800 {
 			b, err := d.Alloc(s, n)
 			if err != nil {
 				t.Fatal(err)
