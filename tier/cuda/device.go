@@ -34,6 +34,7 @@ type Device struct {
 		streams map[*stream]struct{}
 		pins    []pin
 		peers   map[*Device]bool // that work of this device may write to
+		lost    error            // with what the context was lost
 	}
 }
 
@@ -178,7 +179,19 @@ func (d *Device) Close() error {
 	d.waits.Wait()
 	errs = append(errs, d.surely(d.giveBack))
 	close(d.given)
-	return firstOf(append(errs, d.dev.Close()))
+	errs = append(errs, d.dev.Close())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return firstOf(append([]error{d.mu.lost}, errs...)) // the reason of whatever followed
+}
+
+// isLost notes that the context is lost, and why.
+func (d *Device) isLost(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.lost == nil {
+		d.mu.lost = err
+	}
 }
 
 // surely calls f where the device's context is current, to give something up: should the driver refuse to make it

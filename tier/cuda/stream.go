@@ -225,6 +225,10 @@ func (s *stream) recordInTurn() (tier.Event, error) {
 	w := s.take(e, false)
 	then := func(err error) error { return s.reached(w, err, e.tail == nil) }
 	err := s.dev.dev.Here(func(c *cuda.Calls) (err error) { e.mark, err = c.MarkThen(s.handle, then); return err })
+	if cuda.Lost(err) { // there is nothing that the work could still do, and no event to be had any more
+		s.giveUp(e, w, err)
+		return e, nil
+	}
 	if err != nil {
 		s.restore(e, w)
 		return nil, err
@@ -236,6 +240,20 @@ func (s *stream) recordInTurn() (tier.Event, error) {
 		})
 	}
 	return e, nil
+}
+
+// giveUp makes e the event of work that was lost with the context.
+func (s *stream) giveUp(e *event, w *pending, err error) {
+	s.dev.isLost(err)
+	if e.tail == nil {
+		e.tail = make(chan struct{})
+	}
+	err = s.reached(w, err, true)
+	if len(w.deps) == 0 {
+		e.finish(err, w)
+		return
+	}
+	s.dev.waits.Go(func() { e.finish(err, w) }) // ends with the events that the stream waits for
 }
 
 // settle waits until the work on the stream is done, in place of an event that the driver refuses.
