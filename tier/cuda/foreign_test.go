@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
@@ -28,39 +29,41 @@ func (c *curious) Err() error {
 func TestEventOfOthersIsAskedWithoutALock(t *testing.T) {
 	lost := errors.New("lost")
 	for _, want := range []error{nil, lost} {
-		d := load(t, cudatest.Config{}).open(t, cuda.Config{Memory: 1 << 20})
-		s, err := d.NewStream()
-		if err != nil {
-			t.Fatal(err)
-		}
-		e := &curious{make(chan struct{}), d, want}
-		if err := d.WaitEvent(s, e); err != nil {
-			t.Fatal(err)
-		}
-		pending, err := d.Record(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := d.WaitEvent(s, e); err != nil {
-			t.Fatal(err)
-		}
-		close(e.done)
-		var events []tier.Event
-		for range 2 {
-			after, err := d.Record(s)
+		t.Run(fmt.Sprint(want), func(t *testing.T) {
+			d := load(t, cudatest.Config{}).open(t, cuda.Config{Memory: 1 << 20})
+			s, err := d.NewStream()
 			if err != nil {
 				t.Fatal(err)
 			}
-			events = append(events, after)
-		}
-		for _, e := range append(events, pending) {
-			<-e.Done()
-			if !errors.Is(e.Err(), want) || want == nil && e.Err() != nil {
-				t.Errorf("the event says %v, want %v", e.Err(), want)
+			e := &curious{make(chan struct{}), d, want}
+			if err := d.WaitEvent(s, e); err != nil {
+				t.Fatal(err)
 			}
-		}
-		if err := s.Sync(); !errors.Is(err, want) {
-			t.Errorf("the stream says %v, want %v", err, want)
-		}
+			pending, err := d.Record(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.WaitEvent(s, e); err != nil {
+				t.Fatal(err)
+			}
+			close(e.done)
+			var events []tier.Event
+			for range 2 {
+				after, err := d.Record(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				events = append(events, after)
+			}
+			for _, e := range append(events, pending) {
+				<-e.Done()
+				if !errors.Is(e.Err(), want) || want == nil && e.Err() != nil {
+					t.Errorf("the event says %v, want %v", e.Err(), want)
+				}
+			}
+			if err := s.Sync(); !errors.Is(err, want) {
+				t.Errorf("the stream says %v, want %v", err, want)
+			}
+		})
 	}
 }
