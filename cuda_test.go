@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/host"
 )
 
 // emulated returns a driver library; when the test ends nothing may be left in it.
@@ -128,11 +130,26 @@ func TestEveryCallOfTheDriverOfAnEngineFailsOnce(t *testing.T) {
 	}
 }
 
-// TestHostMemoryThatCannotBePinned: everything works nevertheless.
+// TestHostMemoryThatCannotBePinned: everything works nevertheless, and the memory is locked instead.
 func TestHostMemoryThatCannotBePinned(t *testing.T) {
 	e := emulated(t, cudatest.Config{})
 	e.Fail("cuMemHostRegister_v2", 0, cuda.ErrOutOfMemory, -1)
-	runRandomOperations(t, 9, spillway.Config{CUDALibrary: e.Path, GPUs: []spillway.GPU{{Backend: spillway.CUDA}}})
+	cfg := spillway.Config{CUDALibrary: e.Path, GPUs: []spillway.GPU{{Backend: spillway.CUDA}}}
+	runRandomOperations(t, 9, cfg)
+
+	cfg.HostMemory, cfg.Disks = 1<<20, []spillway.Disk{}
+	eng, err := spillway.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer eng.Close()
+	space, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Host})
+	told := slices.ContainsFunc(eng.Warnings(), func(w tier.Warning) bool {
+		return w.Space == space.ID() && strings.Contains(w.What, "bytes are locked")
+	})
+	if s := space.Pool().(*host.Arena).Stats(); s.Locked != s.Capacity && !told {
+		t.Errorf("%d of %d bytes are locked, which nobody is told: %v", s.Locked, s.Capacity, eng.Warnings())
+	}
 }
 
 // TestRealRandomOperations is TestRandomOperations on a real GPU.

@@ -122,11 +122,14 @@ func (e *Engine) pinners() (list []tier.Pinner) {
 	return list
 }
 
-// pin has the GPUs' drivers pin the memory of a host space. Without that everything works, but slowly.
+// pin has the GPUs' drivers pin the memory of a host space. Without that everything works, but slowly, and the memory
+// is locked as it is where there is no GPU.
 func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
+	pinned := false
 	for _, p := range pinners {
 		err := arena.Pin(p)
 		if err == nil {
+			pinned = true
 			continue
 		}
 		cause := tier.CauseNotPinned
@@ -136,5 +139,8 @@ func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
 		w := cause.Warning("the driver does not pin the %d bytes of host memory: %v: what GPUs copy goes by way of other memory, which is slower", arena.Stats().Capacity, err)
 		w.Space = id
 		e.warn(w)
+	}
+	if len(pinners) > 0 && !pinned {
+		arena.Lock()
 	}
 }

@@ -15,6 +15,14 @@ type Calls struct {
 // Library returns the driver, whose own functions may be called here as well.
 func (c *Calls) Library() *Library { return c.lib }
 
+// captureMode sets how much the thread minds that another one records a graph, and returns what it was. At 0, as threads
+// begin, the driver refuses what could be a mistake then, such as a question about an event, and breaks the recording off; at 2
+// it does not.
+func (l *Library) captureMode(mode int32) (before int32, err error) {
+	err = l.call(&l.sym.exchangeCaptureMode, uintptr(unsafe.Pointer(&mode)))
+	return mode, err
+}
+
 // WaitValue makes work put on s afterwards wait until the word at addr, in device memory or
 // (by HostDevicePtr) in pinned host memory, is at least value, as a difference that
 // wraps. If that never happens the stream, and what waits for it, hangs.

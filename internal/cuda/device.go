@@ -23,6 +23,7 @@ type Device struct {
 
 	calls   Calls
 	watches watches // the thread's
+	capture int32   // what it minded of others' graphs before it was the thread of the device
 	kernels kernels
 }
 
@@ -145,6 +146,13 @@ func (d *Device) enter() (err error) {
 	if err = d.lib.setContext(d.ctx); err != nil && d.primary {
 		err = errors.Join(err, d.lib.release(d.info.Ordinal))
 	}
+	if err == nil {
+		const relaxed = 2
+		// Refused, or not there: questions about events wait for the end of what others record.
+		if before, refused := d.lib.captureMode(relaxed); refused == nil {
+			d.capture = before
+		}
+	}
 	return err
 }
 
@@ -154,6 +162,7 @@ func (d *Device) leave() (clean bool) {
 	for _, e := range d.queue.mu.free { // nobody else is there any more
 		errs = append(errs, d.calls.DestroyEvent(e))
 	}
+	_, _ = d.lib.captureMode(d.capture)
 	err := d.lib.setContext(0)
 	errs = append(errs, err)
 	if d.primary {

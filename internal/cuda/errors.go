@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Code is a result of the driver, and an error that *Error matches.
@@ -32,9 +33,20 @@ const (
 	ErrHostMemoryAlreadyRegistered Code = 712
 	ErrHostMemoryNotRegistered     Code = 713
 	ErrNotSupported                Code = 801
+	ErrStreamCaptureUnsupported    Code = 900 // not while a graph is recorded, here or on another thread
 )
 
 func (c Code) Error() string { return fmt.Sprintf("CUDA result %d", int32(c)) }
+
+// lost are the codes that the driver gives to every call when the context is lost with all that is in it. What
+// 700 and its neighbours say a kernel or a copy has done; before them are errors of the hardware.
+var lost = []Code{ErrDeinitialized, 214, 220, 226, ErrIllegalAddress, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721}
+
+// Lost says whether err, of a call that was refused, means that the context is lost and every call will be.
+func Lost(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && slices.Contains(lost, e.Code)
+}
 
 // Error is a call that the driver refused, or to whose caller it told that
 // earlier work has failed. It matches its Code.

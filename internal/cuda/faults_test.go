@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/cuda"
@@ -173,16 +174,57 @@ func TestContextIsLost(t *testing.T) {
 	ok(t, again.Close())
 }
 
-// Looking at an event that fails is told as the mark's failure.
+// That an event cannot be looked at does not mean that the work before it is over: only if the driver says it again and again
+// is that the mark's failure, and never while a graph is recorded.
 func TestQueryFails(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	d := r.devices[0]
 	s := r.stream(d)
-	r.Fail("cuEventQuery", 0, 999, 1)
+	r.Fail("cuEventQuery", 0, 999, -1)
 	if err := r.wait(d, s); !errors.Is(err, cuda.Code(999)) {
 		t.Errorf("the mark says %v", err)
 	}
+	r.ClearFailures()
 	ok(t, r.wait(d, s))
+	for code, times := range map[cuda.Code]int64{999: 2, cuda.ErrStreamCaptureUnsupported: 20} {
+		unblock := r.gate(d, s)
+		before := r.Calls("cuEventQuery")
+		r.Fail("cuEventQuery", 0, code, times)
+		m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+		for !reached(m) && r.Calls("cuEventQuery") < before+times+1 {
+			runtime.Gosched()
+		}
+		if reached(m) {
+			t.Errorf("the mark is reached (%v) with its work under way, for a question was refused with %v", m.Err(), code)
+		}
+		unblock()
+		<-m.Done()
+		ok(t, m.Err())
+		r.ClearFailures()
+	}
+}
+
+// Work is seen to be done while another thread of the process records a graph, which nothing here disturbs; with a
+// driver that cannot be told so, when that is over.
+func TestQueryWhileOthersCapture(t *testing.T) {
+	r := open(t, cudatest.Config{})
+	s := r.stream(r.devices[0])
+	r.Set("capturing", 1)
+	ok(t, r.wait(r.devices[0], s))
+
+	old := open(t, cudatest.Config{Without: []string{"cuThreadExchangeStreamCaptureMode"}})
+	s = old.stream(old.devices[0])
+	old.Set("capturing", 1)
+	m := of(t, old.devices[0], func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	for before := old.Calls("cuEventQuery"); !reached(m) && old.Calls("cuEventQuery") < before+5; {
+		runtime.Gosched()
+	}
+	if reached(m) {
+		t.Errorf("the mark is reached (%v) although the driver says nothing", m.Err())
+	}
+	old.Set("capturing", 0)
+	<-m.Done()
+	ok(t, m.Err())
 }
 
 // The emulator finds what is left; without that the tests above could not fail.

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 )
@@ -105,7 +106,7 @@ func (c *Calls) MarkSoon(s Stream, then func(err error) error) (m *Mark, result,
 		return nil, nil, err
 	}
 	for began := time.Now(); ; {
-		done, err := c.EventDone(e)
+		done, err := c.reachedOrLost(e)
 		if done || err != nil {
 			c.dev.queue.recycle(e)
 			return nil, then(err), nil
@@ -179,7 +180,7 @@ func (d *Device) poll() (reached bool) {
 // pollStream returns how many of a stream's marks are reached.
 func (d *Device) pollStream(marks []*Mark) int {
 	for i, m := range marks {
-		done, err := d.calls.EventDone(m.event)
+		done, err := d.calls.reachedOrLost(m.event)
 		if !done && err == nil {
 			return i
 		}
@@ -191,4 +192,22 @@ func (d *Device) pollStream(marks []*Mark) int {
 		m.drop()
 	}
 	return len(marks)
+}
+
+// timesAsked is how often the driver must say that the work before an event has failed.
+const timesAsked = 3
+
+// reachedOrLost is EventDone for what follows from it: that memory which the work uses is used again. Work that
+// has failed is told of each time. Once may be a question that was refused, while the work goes on; and it is
+// refused to all threads while one of the process records a graph, as programs do that share the context.
+func (c *Calls) reachedOrLost(e Event) (done bool, err error) {
+	for range timesAsked {
+		if done, err = c.EventDone(e); err == nil {
+			return done, nil
+		}
+		if errors.Is(err, ErrStreamCaptureUnsupported) {
+			return false, nil
+		}
+	}
+	return false, err
 }

@@ -16,6 +16,7 @@ type symbols struct {
 	primaryRetain, primaryRelease                             entry
 	ctxSet, ctxPush, ctxPop, ctxSynchronize                   entry
 	ctxEnablePeer, ctxDisablePeer                             entry
+	exchangeCaptureMode                                       entry
 	streamCreate, streamDestroy, streamQuery                  entry
 	streamSynchronize, streamWaitEvent                        entry
 	streamWaitValue, streamWriteValue                         entry
@@ -63,6 +64,7 @@ func (s *symbols) table() []symbol {
 		{"cuCtxSynchronize", needed, &s.ctxSynchronize},
 		{"cuCtxEnablePeerAccess", needed, &s.ctxEnablePeer},
 		{"cuCtxDisablePeerAccess", needed, &s.ctxDisablePeer},
+		{"cuThreadExchangeStreamCaptureMode", optional, &s.exchangeCaptureMode}, // 10.1
 		{"cuStreamCreate", needed, &s.streamCreate},
 		{"cuStreamDestroy_v2", needed, &s.streamDestroy},
 		{"cuStreamQuery", needed, &s.streamQuery},

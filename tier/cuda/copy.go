@@ -201,7 +201,7 @@ func (s *stream) oneByOne(c *cuda.Calls, copies []cuda.Copy) error {
 			err = fmt.Errorf("cuda: copy %d of %d was refused: %w", i, len(copies), err)
 			s.fail(err)
 			// Those before it are under way, from and to memory that must not be used again before they are done.
-			_ = c.SyncStream(s.handle)
+			_ = again(func() error { return c.SyncStream(s.handle) })
 		}
 		if err != nil {
 			return err

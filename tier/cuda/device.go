@@ -24,6 +24,7 @@ type Device struct {
 	gate   gate
 	bounce staging
 	waits  sync.WaitGroup // goroutines that wait for events
+	given  chan struct{}  // closed when Close has given up all that is not a stream
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -33,6 +34,7 @@ type Device struct {
 		streams map[*stream]struct{}
 		pins    []pin
 		peers   map[*Device]bool // that work of this device may write to
+		lost    error            // with what the context was lost
 	}
 }
 
@@ -55,7 +57,7 @@ func (d *Driver) Open(cfg Config) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &Device{cfg: cfg, driver: d, dev: dev}
+	x := &Device{cfg: cfg, driver: d, dev: dev, given: make(chan struct{})}
 	x.bounce.dev = dev
 	x.mu.streams = make(map[*stream]struct{})
 	x.mu.peers = make(map[*Device]bool)
@@ -149,7 +151,7 @@ func (d *Device) Reap() int64 {
 	}
 	defer d.gate.leave()
 	for _, s := range d.streams(func(s *stream) bool { return len(s.due.frees) > 0 }) {
-		_, _ = s.record() // refused, it is tried again
+		s.recordForOthers()
 	}
 	return 0
 }
@@ -178,8 +180,21 @@ func (d *Device) Close() error {
 		errs = append(errs, s.end())
 	}
 	d.waits.Wait()
-	errs = append(errs, d.surely(d.giveBack), d.dev.Close())
-	return firstOf(errs)
+	errs = append(errs, d.surely(d.giveBack))
+	close(d.given)
+	errs = append(errs, d.dev.Close())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return firstOf(append([]error{d.mu.lost}, errs...)) // the reason of whatever followed
+}
+
+// isLost notes that the context is lost, and why.
+func (d *Device) isLost(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.lost == nil {
+		d.mu.lost = err
+	}
 }
 
 // surely calls f where the device's context is current, to give something up: should the driver refuse to make it

@@ -130,7 +130,15 @@ func (d *Device) Free(ts tier.Stream, addr tier.Addr) error {
 	if err != nil {
 		return err
 	}
-	if err := d.source.free(s, a); err != nil {
+	err = d.source.free(s, a)
+	if cuda.Lost(err) { // and so is the memory
+		d.isLost(err)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.mu.retired -= a.charge
+		return nil
+	}
+	if err != nil {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.mu.table.tree.ReplaceOrInsert(a)

@@ -50,7 +50,8 @@ func (d *Device) reach(peer *Device) error {
 	if !d.driver.lib.Same(peer.driver.lib) {
 		return fmt.Errorf("cuda: the devices belong to different drivers: %w", tier.ErrNotSupported)
 	}
-	if d.dev.Context() != peer.dev.Context() {
+	// A GPU can reach its own memory, from whichever context, but is no peer of itself: the driver would refuse to make it one.
+	if d.dev.Info().Ordinal != peer.dev.Info().Ordinal {
 		if err := d.enable(peer); err != nil {
 			return err
 		}
@@ -63,17 +64,14 @@ func (d *Device) reach(peer *Device) error {
 
 func (d *Device) enable(peer *Device) error {
 	from, to := d.dev.Info(), peer.dev.Info()
-	can := from.Ordinal == to.Ordinal
-	if !can {
-		var err error
-		if can, err = d.driver.lib.CanAccessPeer(from.Ordinal, to.Ordinal); err != nil {
-			return err
-		}
+	can, err := d.driver.lib.CanAccessPeer(from.Ordinal, to.Ordinal)
+	if err != nil {
+		return err
 	}
 	if !can {
 		return fmt.Errorf("cuda: %s (%s) cannot reach the memory of %s (%s): %w", from.Name, from.PCI, to.Name, to.PCI, tier.ErrNotSupported)
 	}
-	err := d.dev.Here(func(c *cuda.Calls) error { return c.EnablePeer(peer.dev.Context()) })
+	err = d.dev.Here(func(c *cuda.Calls) error { return c.EnablePeer(peer.dev.Context()) })
 	if err != nil && !errors.Is(err, cuda.ErrPeerAccessAlreadyEnabled) {
 		return err
 	}

@@ -57,10 +57,12 @@ func (p pin) end(c *cuda.Calls) error {
 	return c.UnregisterHost(p.at)
 }
 
-// Unpin implements tier.Pinner. No copy may be using mem. What another device has pinned is left to that.
+// Unpin implements tier.Pinner. No copy may be using mem. What another device has pinned is left to that. While the device is
+// being closed it waits until that has unpinned mem: whoever calls it may go on to unmap mem.
 func (d *Device) Unpin(mem []byte) error {
 	if !d.gate.enter() {
-		return tier.ErrClosed // which has unpinned it
+		<-d.given
+		return tier.ErrClosed
 	}
 	defer d.gate.leave()
 	at := cuda.AddressOf(mem)

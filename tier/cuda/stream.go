@@ -13,6 +13,9 @@ import (
 type stream struct {
 	dev    *Device
 	handle cuda.Stream
+	// turn holds a token for as long as somebody records: who owns the stream, or who reaps. Two at once could take
+	// what is due in one order and record in the other, and the event behind which nothing is due be the first to be done.
+	turn chan struct{}
 
 	closed bool
 	err    error        // the first failure that is known
@@ -57,7 +60,7 @@ func (d *Device) NewStream() (tier.Stream, error) {
 		return nil, tier.ErrClosed
 	}
 	defer d.gate.leave()
-	s := &stream{dev: d}
+	s := &stream{dev: d, turn: make(chan struct{}, 1)}
 	if err := d.dev.Here(func(c *cuda.Calls) (err error) { s.handle, err = c.NewStream(); return err }); err != nil {
 		return nil, err
 	}
@@ -143,9 +146,12 @@ func (s *stream) end() error {
 	err := s.dev.surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
 	s.dev.mu.Lock()
 	delete(s.dev.mu.streams, s)
-	word, failed := s.word, s.err != nil
+	word, waited, failed := s.word, s.waited, s.err != nil
 	s.word = nil
 	s.dev.mu.Unlock()
+	if waited != nil {
+		<-waited // if the stream has failed the word may still be written
+	}
 	if word != nil {
 		s.dev.bounce.put(word)
 	}
@@ -197,6 +203,26 @@ func (d *Device) Record(ts tier.Stream) (tier.Event, error) {
 // record returns an event behind the work so far, which does what is due. Whatever the
 // host has to wait for, or to do that may take long, is left to a goroutine.
 func (s *stream) record() (tier.Event, error) {
+	s.turn <- struct{}{} // held by others for some calls of the driver at most
+	defer func() { <-s.turn }()
+	return s.recordInTurn()
+}
+
+// recordForOthers is record for who does not own the stream. It does nothing if the stream is closed, or if somebody records
+// just now.
+func (s *stream) recordForOthers() {
+	select {
+	case s.turn <- struct{}{}:
+	default:
+		return
+	}
+	defer func() { <-s.turn }()
+	if !s.isClosed() { // who closes it records afterwards, and so gives it up after this
+		_, _ = s.recordInTurn() // refused, it is tried again
+	}
+}
+
+func (s *stream) recordInTurn() (tier.Event, error) {
 	e := &event{s: s}
 	w := s.take(e, false)
 	then := func(err error) error { return s.reached(w, err, e.tail == nil) }
@@ -209,6 +235,10 @@ func (s *stream) record() (tier.Event, error) {
 		}
 		return err
 	})
+	if cuda.Lost(err) { // there is nothing that the work could still do, and no event to be had any more
+		s.giveUp(e, w, err)
+		return e, nil
+	}
 	if err != nil {
 		s.restore(e, w)
 		return nil, err
@@ -229,16 +259,41 @@ func (s *stream) record() (tier.Event, error) {
 // past is the channel of events that were reached before anybody could ask.
 var past = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
+// giveUp makes e the event of work that was lost with the context.
+func (s *stream) giveUp(e *event, w *pending, err error) {
+	s.dev.isLost(err)
+	if e.tail == nil {
+		e.tail = make(chan struct{})
+	}
+	err = s.reached(w, err, true)
+	if len(w.deps) == 0 {
+		e.finish(err, w)
+		return
+	}
+	s.dev.waits.Go(func() { e.finish(err, w) }) // ends with the events that the stream waits for
+}
+
 // settle waits until the work on the stream is done, in place of an event that the driver refuses.
 func (s *stream) settle() tier.Event {
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
 	e := &event{s: s}
 	w := s.take(e, true)
-	var err error
-	for called, n := false, 0; !called && n < 3; n++ { // not on the device's thread: what the stream waits for may need that
-		err = s.dev.dev.Here(func(c *cuda.Calls) error { called = true; return c.SyncStream(s.handle) })
-	}
+	// Not on the device's thread: what the stream waits for may need that.
+	err := again(func() error { return s.dev.dev.Here(func(c *cuda.Calls) error { return c.SyncStream(s.handle) }) })
 	e.finish(s.reached(w, err, false), w)
 	return e
+}
+
+// again calls f, which waits for the end of work, up to three times: after that memory is used for something else, so a
+// refusal is not to be taken for the end. The failure of work is told each time.
+func again(f func() error) (err error) {
+	for range 3 {
+		if err = f(); err == nil {
+			break
+		}
+	}
+	return err
 }
 
 // pending is what an event stands for beside the GPU's work.
@@ -253,24 +308,36 @@ type pending struct {
 // if always is set, e gets a tail, and events to come wait for it.
 func (s *stream) take(e *event, always bool) *pending {
 	s.dev.mu.Lock()
+	deps := s.deps // others only add to it as long as this has the turn
+	s.dev.mu.Unlock()
+	undone, failed := missing(deps)
+	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	w := &pending{due: s.due, light: !s.busy && s.open == 0}
-	s.due, s.busy = due{}, false
-	s.open++
-	for _, d := range s.deps {
-		switch done, err := over(d); {
-		case !done:
-			w.deps = append(w.deps, d)
-		case err != nil && s.err == nil:
-			s.err = err
-		}
+	if s.err == nil {
+		s.err = failed
 	}
-	w.failed, s.deps = s.err, w.deps
+	w := &pending{due: s.due, light: !s.busy && s.open == 0, failed: s.err, deps: append(undone, s.deps[len(deps):]...)}
+	s.due, s.busy, s.deps = due{}, false, w.deps
+	s.open++
 	if always || len(w.deps) > 0 || len(w.outs) > 0 {
 		e.tail = make(chan struct{})
 		s.deps = []tier.Event{e}
 	}
 	return w
+}
+
+// missing returns which of the events are not done, and the first failure of the others. It calls
+// what may be other backends' code, and so without a lock.
+func missing(deps []tier.Event) (undone []tier.Event, failed error) {
+	for _, d := range deps {
+		switch done, err := over(d); {
+		case !done:
+			undone = append(undone, d)
+		case failed == nil:
+			failed = err
+		}
+	}
+	return undone, failed
 }
 
 // restore takes back what take did, for an event that could not be had.

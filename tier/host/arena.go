@@ -69,7 +69,7 @@ type Arena struct {
 	state   []atomic.Uint32 // a step each: committed, touched
 	touched atomic.Int64    // bytes
 	commit  atomic.Int64    // bytes
-	locked  int64           // bytes; fixed when the arena is made
+	locked  atomic.Int64    // bytes
 
 	stopTouch chan struct{} // closed to end the toucher
 	touchDone chan struct{} // closed when it has ended
@@ -151,21 +151,22 @@ func (a *Arena) advise() {
 // become shorter where one is refused.
 func (a *Arena) lock() {
 	var refused error
-	size := a.cfg.Capacity
-	for stride := size; stride >= tier.Page && a.locked < size; stride = stride / 2 / tier.Page * tier.Page {
-		for a.locked < size {
-			n := min(stride, size-a.locked)
-			if err := a.space.lock(a.mem[a.locked : a.locked+n]); err != nil {
+	size, locked := a.cfg.Capacity, a.locked.Load()
+	for stride := size; stride >= tier.Page && locked < size; stride = stride / 2 / tier.Page * tier.Page {
+		for locked < size {
+			n := min(stride, size-locked)
+			if err := a.space.lock(a.mem[locked : locked+n]); err != nil {
 				refused = err
 				break
 			}
-			a.locked += n
+			locked += n
 		}
 		if errors.Is(refused, errors.ErrUnsupported) {
 			break
 		}
 	}
-	if a.locked < size {
+	a.locked.Store(locked)
+	if locked < size {
 		a.warnOfLock(refused)
 	}
 }
@@ -181,7 +182,7 @@ func (a *Arena) Stats() Stats {
 		Slack:       a.slackLocked(),
 		Committed:   a.commit.Load(),
 		Touched:     a.touched.Load(),
-		Locked:      a.locked,
+		Locked:      a.locked.Load(),
 		LargestFree: a.mu.free.Largest(),
 		Warnings:    slices.Clone(a.mu.warnings),
 	}

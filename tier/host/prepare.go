@@ -62,10 +62,23 @@ func (a *Arena) Pin(p tier.Pinner) error {
 	if err := p.Pin(a.mem); err != nil {
 		return err
 	}
+	a.mark(0, a.cfg.Capacity)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.mu.pinners = append(a.mu.pinners, p)
 	return nil
+}
+
+// Lock does what Config.Lock does, for an arena that was to be pinned and is not. It does nothing to one that is closed.
+func (a *Arena) Lock() {
+	a.trimming <- struct{}{}
+	defer func() { <-a.trimming }()
+	a.mu.Lock()
+	closed := a.mu.closed
+	a.mu.Unlock()
+	if !closed {
+		a.lock()
+	}
 }
 
 // pinned says whether the pages must stay.

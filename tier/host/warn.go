@@ -50,5 +50,5 @@ func (a *Arena) warnOfLock(err error) {
 	if errors.Is(err, errors.ErrUnsupported) {
 		cause, limit = tier.CauseSystem, ""
 	}
-	a.warn(cause, "%d of %d bytes are locked (%v%s): the rest may be swapped out, and then waits for the swap device", a.locked, a.cfg.Capacity, err, limit)
+	a.warn(cause, "%d of %d bytes are locked (%v%s): the rest may be swapped out, and then waits for the swap device", a.locked.Load(), a.cfg.Capacity, err, limit)
 }

@@ -83,8 +83,8 @@ func write(t testing.TB, missing []string) (path string) {
 	return path
 }
 
-// Set changes a setting: delay_ns, bytes_per_second, peer or register_limit at any time, devices,
-// memory and version before the library is loaded by others.
+// Set changes a setting: delay_ns, bytes_per_second, peer, register_limit or capturing (which is that another
+// thread records a graph) at any time, devices, memory and version before the library is loaded by others.
 func (e *Emulator) Set(name string, value int64) {
 	e.t.Helper()
 	if code := e.set(name, value); code != 0 {

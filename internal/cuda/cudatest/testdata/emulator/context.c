@@ -279,7 +279,7 @@ EXPORT int cuCtxEnablePeerAccess(handle peer, unsigned flags)
 	context *p = object(CONTEXT, peer);
 	REQUIRE(p && p != c, INVALID_CONTEXT);
 	REQUIRE(flags == 0, INVALID_VALUE);
-	REQUIRE(emu.peer, PEER_ACCESS_UNSUPPORTED);
+	REQUIRE(emu.peer && p->device != c->device, PEER_ACCESS_UNSUPPORTED);
 	REQUIRE(!c->peer[p->device], PEER_ACCESS_ALREADY_ENABLED);
 	c->peer[p->device] = true;
 	return leave(OK);
@@ -319,6 +319,7 @@ static const struct {
 	{HOST_MEMORY_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part of the memory is already registered"},
 	{HOST_MEMORY_NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "the memory is not registered"},
 	{NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+	{STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
 	{999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 

@@ -33,6 +33,7 @@ __attribute__((constructor)) static void configure(void)
 	emu.peer = env("SPILLWAY_EMULATOR_PEER", true);
 	emu.bytes_per_second = 0;
 	emu.register_limit = -1;
+	emu.capturing = false;
 	emu.work_after = -1;
 	if (emu.devices > MAX_DEVICES)
 		emu.devices = MAX_DEVICES;
@@ -101,6 +102,8 @@ EXPORT int emu_set(const char *name, int64_t value)
 		emu.bytes_per_second = value;
 	else if (!strcmp(name, "register_limit"))
 		emu.register_limit = value;
+	else if (!strcmp(name, "capturing"))
+		emu.capturing = value;
 	else
 		result = INVALID_VALUE;
 	pthread_mutex_unlock(&emu.lock);

@@ -32,6 +32,7 @@ enum {
 	HOST_MEMORY_ALREADY_REGISTERED = 712,
 	HOST_MEMORY_NOT_REGISTERED = 713,
 	NOT_SUPPORTED = 801,
+	STREAM_CAPTURE_UNSUPPORTED = 900,
 };
 
 typedef uint64_t handle; // what callers hold: a kind, and a number never given twice
@@ -176,6 +177,7 @@ extern struct state {
 	int64_t bytes_per_second;
 	int64_t register_limit; // bytes; -1 for none
 	int64_t registered;
+	bool capturing; // a thread records a graph, and no other is to disturb it
 	device dev[MAX_DEVICES];
 
 	struct failure failures[MAX_FAILURES];

@@ -346,10 +346,25 @@ EXPORT int cuEventRecord(handle he, handle hs)
 	return leave(stream_put(s, (work){.kind = RECORD, .event = e, .seq = ++e->recorded}));
 }
 
+// How much a thread minds that others record a graph: 0 is the most, 2 not at all.
+static __thread int capture_mode;
+
+EXPORT int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+	int result = enter("cuThreadExchangeStreamCaptureMode", false);
+	REQUIRE(!result, result);
+	REQUIRE(mode && *mode >= 0 && *mode <= 2, INVALID_VALUE);
+	int before = capture_mode;
+	capture_mode = *mode;
+	*mode = before;
+	return leave(OK);
+}
+
 EXPORT int cuEventQuery(handle he)
 {
 	int result = enter("cuEventQuery", false);
 	REQUIRE(!result, result);
+	REQUIRE(!emu.capturing || capture_mode, STREAM_CAPTURE_UNSUPPORTED);
 	event *e = object(EVENT, he);
 	REQUIRE(e, INVALID_HANDLE);
 	REQUIRE(!e->ctx->error, e->ctx->error);

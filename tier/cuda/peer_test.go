@@ -1,0 +1,73 @@
+//go:build linux && (amd64 || arm64)
+
+package cuda_test
+
+import (
+	"bytes"
+	"errors"
+	"runtime"
+	"testing"
+
+	"github.com/ebitengine/purego"
+	"github.com/spillway-db/spillway/tier/cuda"
+)
+
+// context makes a context of the first GPU, as a program does for itself, until the test ends.
+func (r *rig) context(t *testing.T) (ctx uintptr) {
+	t.Helper()
+	lib, err := purego.Dlopen(r.Path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var create func(ctx *uintptr, flags uint32, dev int32) int32
+	var pop func(ctx *uintptr) int32
+	var destroy func(ctx uintptr) int32
+	purego.RegisterLibFunc(&create, lib, "cuCtxCreate_v2")
+	purego.RegisterLibFunc(&pop, lib, "cuCtxPopCurrent_v2")
+	purego.RegisterLibFunc(&destroy, lib, "cuCtxDestroy_v2")
+	runtime.LockOSThread() // to which it belongs until it is popped
+	defer runtime.UnlockOSThread()
+	var popped uintptr
+	if code := create(&ctx, 0, 0) | pop(&popped); code != 0 || popped != ctx {
+		t.Fatalf("creating a context: %d", code)
+	}
+	t.Cleanup(func() {
+		if code := destroy(ctx); code != 0 {
+			t.Errorf("destroying the context: %d", code)
+		}
+	})
+	return ctx
+}
+
+// Two contexts of a GPU copy to each other, although a driver says that a GPU is no peer of itself.
+func TestCopyBetweenContextsOfAGPU(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			r := load(t, k.emulator)
+			ctx := r.context(t)
+			d := r.open(t, cuda.Config{Memory: 1 << 20, Allocation: k.allocation})
+			own := r.open(t, cuda.Config{Memory: 1 << 20, Allocation: k.allocation, Context: ctx})
+			s, err := d.NewStream()
+			if err != nil {
+				t.Fatal(err)
+			}
+			there, err := own.NewStream()
+			if err != nil {
+				t.Fatal(err)
+			}
+			const n = 1000
+			want, got := bytes.Repeat([]byte{1, 2, 3, 4}, n/4), make([]byte, n)
+			from, ferr := d.Alloc(s, n)
+			to, terr := own.Alloc(there, n)
+			if err := errors.Join(ferr, terr, there.Sync(), d.CopyToDevice(s, from, want)); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(d.CopyPeer(s, to, own, from, n), s.Sync(), own.CopyToHost(there, got, to), there.Sync()); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Error("the copy differs")
+			}
+		})
+	}
+}

@@ -1,0 +1,118 @@
+package cuda_test
+
+import (
+	"bytes"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+
+	driver "github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/cuda"
+)
+
+// reaping has another goroutine reap for as long as f runs.
+func reaping(d *cuda.Device, f func()) {
+	stop := make(chan struct{})
+	var reaper sync.WaitGroup
+	for range 2 {
+		reaper.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					d.Reap()
+					runtime.Gosched()
+				}
+			}
+		})
+	}
+	f()
+	close(stop)
+	reaper.Wait()
+}
+
+// What was put on a stream before an event has happened when that is done, whoever reaps meanwhile: the digest
+// is there, the bytes are there, and what was freed is not outstanding.
+func TestEventStandsForAllBeforeItWhileOthersReap(t *testing.T) {
+	r := load(t, cudatest.Config{})
+	d := r.open(t, cuda.Config{Memory: 1 << 20})
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 64
+	a, err := d.Alloc(s, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Fill(s, a, 7, n); err != nil {
+		t.Fatal(err)
+	}
+	held := d.Outstanding()
+	want := tier.DigestBytes(bytes.Repeat([]byte{7}, n), 0)
+	reaping(d, func() {
+		for i := range 800 {
+			b, err := d.Alloc(s, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var digest tier.Digest
+			if err := errors.Join(d.Digest(s, a, n, 0, &digest), d.Free(s, b)); err != nil {
+				t.Fatal(err)
+			}
+			e, err := d.Record(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-e.Done()
+			if e.Err() != nil || digest != want || d.Outstanding() != held {
+				t.Fatalf("round %d: the event is done (%v); the digest is %x, and %d bytes are outstanding, want %d",
+					i, e.Err(), digest, d.Outstanding(), held)
+			}
+		}
+	})
+}
+
+// The same where events are refused again and again, to whoever asks for one.
+func TestEventsAreRefusedWhileOthersReap(t *testing.T) {
+	r := load(t, cudatest.Config{})
+	d := r.open(t, cuda.Config{Memory: 1 << 20})
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 64
+	a, err := d.Alloc(s, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Fill(s, a, 7, n); err != nil {
+		t.Fatal(err)
+	}
+	reaping(d, func() {
+		for i := range 800 {
+			b, err := d.Alloc(s, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var digest tier.Digest
+			back := make([]byte, n)
+			if err := errors.Join(d.Digest(s, a, n, 0, &digest), d.CopyToHost(s, back, a), d.Free(s, b)); err != nil {
+				t.Fatal(err)
+			}
+			r.ClearFailures()
+			r.Fail("cuEventRecord", int64(i%3), driver.ErrInvalidValue, 1)
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			if digest.Sum == 0 || back[n-1] != 7 {
+				t.Fatalf("round %d: the stream is done; the digest is %x, the last byte %d", i, digest, back[n-1])
+			}
+		}
+		r.ClearFailures()
+	})
+}
