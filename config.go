@@ -104,7 +104,7 @@ type Config struct {
 type GPU struct {
 	Backend Backend
 	// ID says which of the machine's GPUs it is, by its UUID or PCI address as the topology has them. Empty
-	// means the one with the number of the space, among those that the driver shows.
+	// means the first that the driver shows and no other space has.
 	ID string
 	// Memory is the size of the space in bytes, and no more than the device says that
 	// it has. 0 means what is free on the device; of a simulated one 256 MiB, or an eighth

@@ -173,7 +173,7 @@ func (m machine) gpus(s Sizing) ([]GPU, error) {
 // idOf returns what the driver knows g by: of a GPU that is divided, the instance that CUDA works on.
 func idOf(g topology.GPU) string {
 	switch {
-	case g.MIGEnabled && len(g.MIG) > 0:
+	case g.MIGEnabled && len(g.MIG) > 0 && g.MIG[0].UUID != "":
 		return g.MIG[0].UUID
 	case g.UUID != "":
 		return g.UUID

@@ -40,19 +40,21 @@ func TestBackendOfAGPUSpace(t *testing.T) {
 		want    []string // backends; nil: opening fails
 		says    string   // with this in the error, or in the log
 	}{
-		"no library":          {func(*testing.T) string { return nowhere }, []spillway.GPU{{Memory: 1 << 20}}, []string{"sim"}, "no CUDA driver library"},
-		"no library, cuda":    {func(*testing.T) string { return nowhere }, []spillway.GPU{{Backend: spillway.CUDA}}, nil, "no CUDA driver library"},
-		"no library, sim":     {func(*testing.T) string { return nowhere }, []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
-		"no device":           {emulator(cudatest.Config{Devices: -1}), []spillway.GPU{{Memory: 1 << 20}}, []string{"sim"}, "CUDA_ERROR_NO_DEVICE"},
-		"no device, cuda":     {emulator(cudatest.Config{Devices: -1}), []spillway.GPU{{Backend: spillway.CUDA}}, nil, "CUDA_ERROR_NO_DEVICE"},
-		"a device":            {emulator(cudatest.Config{}), []spillway.GPU{{Memory: 1 << 20}}, []string{"cuda"}, ""},
-		"a device, all of it": {emulator(cudatest.Config{}), []spillway.GPU{{}}, []string{"cuda"}, ""},
-		"a device, sim":       {emulator(cudatest.Config{}), []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
-		"two devices by name": {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "0000:E1:00.0", Memory: 1 << 20}, {ID: "MIG-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee00", Memory: 1 << 20}}, []string{"cuda", "cuda"}, ""},
-		"one device for two":  {emulator(cudatest.Config{}), []spillway.GPU{{Memory: 1 << 20}, {Memory: 1 << 20}}, []string{"cuda", "sim"}, "shows 1 GPUs"},
-		"another device":      {emulator(cudatest.Config{}), []spillway.GPU{{ID: "0000:01:00.0", Memory: math.MaxInt64}}, []string{"sim"}, "no GPU 0000:01:00.0"},
-		"another, cuda":       {emulator(cudatest.Config{}), []spillway.GPU{{ID: "GPU-1", Backend: spillway.CUDA}}, nil, "no GPU GPU-1"},
-		"too old":             {emulator(cudatest.Config{Version: 10020}), []spillway.GPU{{Backend: spillway.CUDA}}, nil, "10.2"},
+		"no library":           {func(*testing.T) string { return nowhere }, []spillway.GPU{{Memory: 1 << 20}}, []string{"sim"}, "no CUDA driver library"},
+		"no library, cuda":     {func(*testing.T) string { return nowhere }, []spillway.GPU{{Backend: spillway.CUDA}}, nil, "no CUDA driver library"},
+		"no library, sim":      {func(*testing.T) string { return nowhere }, []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
+		"no device":            {emulator(cudatest.Config{Devices: -1}), []spillway.GPU{{Memory: 1 << 20}}, []string{"sim"}, "CUDA_ERROR_NO_DEVICE"},
+		"no device, cuda":      {emulator(cudatest.Config{Devices: -1}), []spillway.GPU{{Backend: spillway.CUDA}}, nil, "CUDA_ERROR_NO_DEVICE"},
+		"a device":             {emulator(cudatest.Config{}), []spillway.GPU{{Memory: 1 << 20}}, []string{"cuda"}, ""},
+		"a device, all of it":  {emulator(cudatest.Config{}), []spillway.GPU{{}}, []string{"cuda"}, ""},
+		"a device, sim":        {emulator(cudatest.Config{}), []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
+		"two devices by name":  {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "0000:E1:00.0", Memory: 1 << 20}, {ID: "MIG-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee00", Memory: 1 << 20}}, []string{"cuda", "cuda"}, ""},
+		"by name and the rest": {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{Memory: 1 << 20}, {ID: "0000:e0:00.0", Memory: 1 << 20}}, []string{"cuda", "cuda"}, ""},
+		"one name twice":       {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "0000:e0:00.0"}, {ID: "0000:e0:00.0", Backend: spillway.CUDA}}, nil, "another space's"},
+		"one device for two":   {emulator(cudatest.Config{}), []spillway.GPU{{Memory: 1 << 20}, {Memory: 1 << 20}}, []string{"cuda", "sim"}, "no GPU that is not another"},
+		"another device":       {emulator(cudatest.Config{}), []spillway.GPU{{ID: "0000:01:00.0", Memory: math.MaxInt64}}, []string{"sim"}, "no GPU 0000:01:00.0"},
+		"another, cuda":        {emulator(cudatest.Config{}), []spillway.GPU{{ID: "GPU-1", Backend: spillway.CUDA}}, nil, "no GPU GPU-1"},
+		"too old":              {emulator(cudatest.Config{Version: 10020}), []spillway.GPU{{Backend: spillway.CUDA}}, nil, "10.2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log strings.Builder
@@ -74,6 +76,14 @@ func TestBackendOfAGPUSpace(t *testing.T) {
 					t.Error(err)
 				}
 			}()
+			seen := make(map[string]bool)
+			for _, s := range eng.Reservations().Spaces().InTier(tier.GPU) {
+				info := s.Pool().(*tier.DevicePool).Device().Info()
+				if info.Backend == "cuda" && seen[info.PCI] {
+					t.Errorf("two spaces have the GPU at %s", info.PCI)
+				}
+				seen[info.PCI] = true
+			}
 			for i, s := range eng.Stats().Spaces[:len(c.want)] {
 				if s.Backend != c.want[i] {
 					t.Errorf("%s is served by %s, want %s", s.ID, s.Backend, c.want[i])

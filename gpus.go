@@ -3,6 +3,7 @@ package spillway
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spillway-db/spillway/tier"
@@ -17,33 +18,43 @@ type chosen struct {
 	gpu    cuda.DeviceInfo
 }
 
-// chooseGPUs decides that for each space, before anything is opened.
+// chooseGPUs decides that for each space, before anything is opened. Those with an ID come first: the others have what
+// is left, in order.
 func (e *Engine) chooseGPUs() error {
 	e.gpus = make([]chosen, len(e.cfg.GPUs))
 	var driver *cuda.Driver
-	var found []cuda.DeviceInfo
+	var left []cuda.DeviceInfo
 	var missing error
-	for i, g := range e.cfg.GPUs {
-		if g.Device != nil || g.Open != nil || g.Backend == Sim {
-			continue
-		}
+	choose := func(i int, g GPU) error {
 		if driver == nil && missing == nil {
-			driver, found, missing = loadCUDA(e.cfg.CUDALibrary)
+			driver, left, missing = loadCUDA(e.cfg.CUDALibrary)
 		}
 		err := missing
-		var gpu cuda.DeviceInfo
 		if err == nil {
-			gpu, err = pick(found, i, g.ID)
+			var at int
+			if at, err = pick(left, g.ID); err == nil {
+				e.gpus[i] = chosen{driver, left[at]}
+				left = slices.Delete(left, at, at+1)
+				return nil
+			}
 		}
-		switch {
-		case err == nil:
-			e.gpus[i] = chosen{driver: driver, gpu: gpu}
-		case g.Backend == CUDA:
-			return fmt.Errorf("gpu:%d: %w", i, err)
-		default:
-			w := tier.CauseSimulated.Warning("a simulated GPU stands in for a real one: %v", err)
-			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}
-			e.warn(w)
+		space := tier.ID{Kind: tier.GPU, Ordinal: i}
+		if g.Backend == CUDA {
+			return fmt.Errorf("%s: %w", space, err)
+		}
+		w := tier.CauseSimulated.Warning("a simulated GPU stands in for a real one: %v", err)
+		w.Space = space
+		e.warn(w)
+		return nil
+	}
+	for _, named := range []bool{true, false} {
+		for i, g := range e.cfg.GPUs {
+			if g.Device != nil || g.Open != nil || g.Backend == Sim || (g.ID != "") != named {
+				continue
+			}
+			if err := choose(i, g); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -58,20 +69,17 @@ func loadCUDA(path string) (*cuda.Driver, []cuda.DeviceInfo, error) {
 	return driver, found, err
 }
 
-// pick returns the GPU with an ID, or the one with a number.
-func pick(found []cuda.DeviceInfo, number int, id string) (cuda.DeviceInfo, error) {
-	if id == "" && number < len(found) {
-		return found[number], nil
-	}
-	for _, f := range found {
-		if id != "" && (sameID(id, f.UUID) || strings.EqualFold(id, f.PCI)) {
-			return f, nil
+// pick returns which of the GPUs that are left has an ID; the first, without one.
+func pick(left []cuda.DeviceInfo, id string) (int, error) {
+	for i, g := range left {
+		if id == "" || sameID(id, g.UUID) || strings.EqualFold(id, g.PCI) {
+			return i, nil
 		}
 	}
 	if id == "" {
-		return cuda.DeviceInfo{}, fmt.Errorf("the CUDA driver shows %d GPUs: %w", len(found), tier.ErrNotSupported)
+		return 0, fmt.Errorf("the CUDA driver shows no GPU that is not another space's: %w", tier.ErrNotSupported)
 	}
-	return cuda.DeviceInfo{}, fmt.Errorf("the CUDA driver shows no GPU %s: %w", id, tier.ErrNotSupported)
+	return 0, fmt.Errorf("the CUDA driver shows no GPU %s, or it is another space's: %w", id, tier.ErrNotSupported)
 }
 
 // sameID compares UUIDs without what is written before them: NVML calls an instance MIG-… that

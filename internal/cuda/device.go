@@ -122,8 +122,14 @@ func (d *Device) Here(f func(*Calls) error) (err error) {
 	// If popping fails the context stays on the thread's stack, which nobody relies on: all calls
 	// here come after a push, or on a device's own thread.
 	defer func() { _ = d.lib.popContext() }()
+	if before, refused := d.lib.captureMode(relaxed); refused == nil {
+		defer func() { _, _ = d.lib.captureMode(before) }()
+	}
 	return f(&d.calls)
 }
+
+// relaxed is the mode in which a thread does not disturb the graphs that others record, see captureMode.
+const relaxed = 2
 
 // Close runs what was handed over, waits until calls of Here have returned and all marks are
 // reached, and gives the context up. A stream that waits for what never happens keeps it waiting. A second Close returns
@@ -147,7 +153,6 @@ func (d *Device) enter() (err error) {
 		err = errors.Join(err, d.lib.release(d.info.Ordinal))
 	}
 	if err == nil {
-		const relaxed = 2
 		// Refused, or not there: questions about events wait for the end of what others record.
 		if before, refused := d.lib.captureMode(relaxed); refused == nil {
 			d.capture = before

@@ -177,8 +177,11 @@ func (d *Device) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 	}
 	var work due
 	copies, err := d.copies(regions, &work)
-	if err != nil || len(copies) == 0 {
-		return errors.Join(err, s.put(work, func(*cuda.Calls) error { return err })) // which takes chunks back
+	if err != nil { // which takes chunks back
+		return s.put(work, func(*cuda.Calls) error { return err })
+	}
+	if len(copies) == 0 {
+		return nil
 	}
 	if d.driver.lib.Batch() != "" && len(copies) > 1 {
 		return s.put(work, func(c *cuda.Calls) error { return c.CopyBatch(s.handle, copies) })

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
@@ -65,5 +66,17 @@ func TestEventOfOthersIsAskedWithoutALock(t *testing.T) {
 				t.Errorf("the stream says %v, want %v", err, want)
 			}
 		})
+	}
+}
+
+// TestGPUThatCannotWaitForAWord: a virtual one may not, although the driver has the call.
+func TestGPUThatCannotWaitForAWord(t *testing.T) {
+	r := load(t, cudatest.Config{})
+	d := r.open(t, cuda.Config{})
+	s, err := d.NewStream()
+	must(t, err)
+	r.Fail("cuStreamWaitValue32_v2", 0, driver.ErrNotSupported, 1)
+	if err := d.WaitEvent(s, foreign(make(chan struct{}))); !errors.Is(err, tier.ErrNotSupported) {
+		t.Errorf("%v; want tier.ErrNotSupported", err)
 	}
 }

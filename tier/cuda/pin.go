@@ -11,7 +11,8 @@ import (
 
 // Pin implements tier.Pinner: it registers mem with the driver, for all GPUs, which takes some tenths of a second for each GiB
 // and makes all of its pages present. mem must not be Go's memory, nor be given back to the system,
-// whole or in part, before it is unpinned.
+// whole or in part, before it is unpinned. What another device of this driver has pinned stays that device's to end, after which
+// copies of this one go by other memory: devices that share memory are to be closed together.
 func (d *Device) Pin(mem []byte) error {
 	if len(mem) == 0 {
 		return errors.New("cuda: no memory to pin")

@@ -484,6 +484,9 @@ func (s *stream) waitForeign(e tier.Event) error {
 		}
 		return c.WaitValue(s.handle, p, n)
 	})
+	if errors.Is(err, cuda.ErrNotSupported) {
+		return fmt.Errorf("cuda: the GPU cannot wait for an event of another backend: %w: %w", tier.ErrNotSupported, err)
+	}
 	if err != nil {
 		return err
 	}
