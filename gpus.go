@@ -3,6 +3,7 @@ package spillway
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spillway-db/spillway/tier"
@@ -10,6 +11,10 @@ import (
 	"github.com/spillway-db/spillway/tier/host"
 	"github.com/spillway-db/spillway/topology"
 )
+
+// ErrShareOfSimulated: a GPU space whose size is a share of a card's memory would be served by a simulated GPU, which has as
+// much as it is given.
+var ErrShareOfSimulated = errors.New("a simulated GPU has no memory to take a share of")
 
 // chosen is what serves a GPU space: a GPU of driver, or what the configuration has, or a simulated one.
 type chosen struct {
@@ -20,11 +25,18 @@ type chosen struct {
 // chooseGPUs decides that for each space, before anything is opened.
 func (e *Engine) chooseGPUs() error {
 	e.gpus = make([]chosen, len(e.cfg.GPUs))
+	e.cfg.GPUs = slices.Clone(e.cfg.GPUs) // the program's, in which shares become bytes
 	var driver *cuda.Driver
 	var found []cuda.DeviceInfo
 	var missing error
 	for i, g := range e.cfg.GPUs {
-		if g.Device != nil || g.Open != nil || g.Backend == Sim {
+		if g.Device != nil || g.Open != nil {
+			continue
+		}
+		if g.Backend == Sim {
+			if g.Share != 0 {
+				return fmt.Errorf("gpu:%d: %w", i, ErrShareOfSimulated)
+			}
 			continue
 		}
 		if driver == nil && missing == nil {
@@ -38,8 +50,13 @@ func (e *Engine) chooseGPUs() error {
 		switch {
 		case err == nil:
 			e.gpus[i] = chosen{driver: driver, gpu: gpu}
+			if g.Share != 0 {
+				e.cfg.GPUs[i].Memory = max(tier.Page, Amount{Share: g.Share}.of(gpu.Memory)/tier.Page*tier.Page)
+			}
 		case g.Backend == CUDA:
 			return fmt.Errorf("gpu:%d: %w", i, err)
+		case g.Share != 0:
+			return fmt.Errorf("gpu:%d: %w: %w", i, ErrShareOfSimulated, err)
 		default:
 			w := tier.CauseSimulated.Warning("a simulated GPU stands in for a real one: %v", err)
 			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}

@@ -93,13 +93,20 @@ func withDriver(t testing.TB, cfg cudatest.Config) gpus {
 // long: emulated ones copy in threads, which cost more than short copies do.
 func (g gpus) brief() bool { return g.emulator != nil && (testing.Short() || invariants.Enabled) }
 
-// wantsReal says whether tests are to run on the machine's GPUs in place of emulated ones.
-func wantsReal() bool { return os.Getenv("SPILLWAY_CUDA") == "real" }
+// wanted returns the driver that tests are to use in place of emulated ones, and whether there is one: SPILLWAY_CUDA says "real"
+// for the machine's, or a path.
+func wanted() (path string, ok bool) {
+	path = os.Getenv("SPILLWAY_CUDA")
+	if path == "real" {
+		return "", true
+	}
+	return path, path != ""
+}
 
-// real makes GPUs of the machine's own, of which there must be n.
-func real(t testing.TB, n int) gpus {
+// real makes GPUs of the driver at path, of which there must be n.
+func real(t testing.TB, path string, n int) gpus {
 	t.Helper()
-	driver, err := cuda.Load("")
+	driver, err := cuda.Load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,12 +120,12 @@ func real(t testing.TB, n int) gpus {
 	return gpus{driver: driver}
 }
 
-// onEachGPU runs a test on n simulated GPUs and on n of CUDA's: emulated ones, or with SPILLWAY_CUDA=real the machine's.
+// onEachGPU runs a test on n simulated GPUs and on n of CUDA's: emulated ones, or with SPILLWAY_CUDA those of its driver.
 func onEachGPU(t *testing.T, n int, test func(t *testing.T, g gpus)) {
 	t.Run("sim", func(t *testing.T) { test(t, gpus{}) })
 	t.Run("cuda", func(t *testing.T) {
-		if wantsReal() {
-			test(t, real(t, n))
+		if path, ok := wanted(); ok {
+			test(t, real(t, path, n))
 			return
 		}
 		test(t, emulated(t, n))
@@ -131,8 +138,8 @@ func onEachGPUPinnedOrNot(t *testing.T, test func(t *testing.T, g gpus)) {
 	onEachGPU(t, 1, test)
 	t.Run("cuda, not pinned", func(t *testing.T) {
 		var g gpus
-		if wantsReal() {
-			g = real(t, 1)
+		if path, ok := wanted(); ok {
+			g = real(t, path, 1)
 		} else {
 			g = emulated(t, 1)
 		}

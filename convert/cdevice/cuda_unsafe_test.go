@@ -33,13 +33,16 @@ type cudaRig struct {
 }
 
 // newCUDARig makes a rig over the second of two emulated GPUs, in which nothing may be left at the end; or
-// with SPILLWAY_CUDA=real over the machine's first. The device is wrapped, as programs may have it.
+// with SPILLWAY_CUDA over the first of the driver that it names, "real" for the machine's. The device is wrapped, as programs may have it.
 func newCUDARig(t *testing.T) *cudaRig {
 	t.Helper()
 	r := &cudaRig{}
-	if os.Getenv("SPILLWAY_CUDA") == "real" {
+	switch wanted := os.Getenv("SPILLWAY_CUDA"); wanted {
+	default:
+		r.path = wanted
+	case "real":
 		r.path = "libcuda.so.1"
-	} else {
+	case "":
 		r.emulator = cudatest.New(t, cudatest.Config{Devices: 2, Memory: 2 * rigMemory})
 		r.path, r.ordinal = r.emulator.Path, 1
 		t.Cleanup(func() {
