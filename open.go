@@ -190,7 +190,9 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPU) (int64, erro
 	size := g.Memory
 	switch {
 	case e.simulated(i):
-		size = min(e.gpuMemory(g), total)
+		if size = e.gpuMemory(g); size != g.Memory { // nobody asked for just that
+			size = min(size, total)
+		}
 	case size == 0:
 		size = min(free, total)
 	}
