@@ -111,6 +111,9 @@ type GPU struct {
 	// of the host's memory if that is less, for it lies in that. That is also the most of a simulated
 	// one that stands in for a GPU with an ID.
 	Memory int64
+	// Share is the size of the space instead of Memory, as a share of what the card has: above 0, up to 1. It is for spaces
+	// that a backend's GPU serves; if that is a simulated one, Open returns ErrShareOfSimulated.
+	Share float64
 	// Node, if set, is the NUMA node that the space counts as nearest to, or -1 for none. Nil
 	// means what the device says; a simulated one is given a node of its own.
 	Node *int
@@ -201,6 +204,12 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("gpu:%d: backend %q is unknown: want sim, cuda or nothing", i, g.Backend))
 		case g.Memory < 0:
 			errs = append(errs, fmt.Errorf("gpu:%d: memory of %d bytes is negative", i, g.Memory))
+		case !(g.Share >= 0 && g.Share <= 1): // NaN is neither
+			errs = append(errs, fmt.Errorf("gpu:%d: a share of %v of the memory: want one above 0, up to 1", i, g.Share))
+		case g.Share != 0 && g.Memory != 0:
+			errs = append(errs, fmt.Errorf("gpu:%d: Memory and Share are both set", i))
+		case g.Share != 0 && (g.Device != nil || g.Open != nil):
+			errs = append(errs, fmt.Errorf("gpu:%d: Share is for a backend's GPU: give Memory in bytes", i))
 		case g.Device != nil && g.Open != nil:
 			errs = append(errs, fmt.Errorf("gpu:%d: Device and Open are both set: a space has one device", i))
 		}

@@ -194,3 +194,47 @@ func TestRealHostMemoryIsPinned(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestShareOfACard: the size of a GPU space may be a share of what the card has, but not of what a simulated GPU is given.
+func TestShareOfACard(t *testing.T) {
+	const card = 32 << 20
+	open := func(t *testing.T, library string, gpus ...spillway.GPU) (*spillway.Engine, error) {
+		return spillway.Open(t.Context(), spillway.Config{GPUs: gpus, CUDALibrary: library, HostMemory: 1 << 20, Disks: []spillway.Disk{}})
+	}
+	e := emulated(t, cudatest.Config{Devices: 2, Memory: card})
+	gpus := []spillway.GPU{{Share: 0.25}, {Backend: spillway.CUDA, Share: 1e-9}}
+	eng, err := open(t, e.Path, gpus...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []int64{card / 4, tier.Page} {
+		if s := eng.Stats().Spaces[i]; s.Capacity != want {
+			t.Errorf("%s has %d bytes, want %d", s.ID, s.Capacity, want)
+		}
+		if gpus[i].Memory != 0 {
+			t.Error("the program's configuration was changed")
+		}
+	}
+	if err := eng.Close(); err != nil {
+		t.Error(err)
+	}
+	nowhere := filepath.Join(t.TempDir(), "libcuda.so.1")
+	for name, c := range map[string]struct {
+		library   string
+		gpu       spillway.GPU
+		simulated bool
+	}{
+		"sim":           {e.Path, spillway.GPU{Backend: spillway.Sim, Share: 0.5}, true},
+		"no driver":     {nowhere, spillway.GPU{Share: 0.5}, true},
+		"not this card": {e.Path, spillway.GPU{ID: "GPU-1", Share: 0.5}, true},
+		"cuda only":     {nowhere, spillway.GPU{Backend: spillway.CUDA, Share: 0.5}, false},
+	} {
+		eng, err := open(t, c.library, c.gpu)
+		if err == nil {
+			t.Errorf("%s: opened", name)
+			_ = eng.Close()
+		} else if errors.Is(err, spillway.ErrShareOfSimulated) != c.simulated || !c.simulated && !errors.Is(err, tier.ErrNotSupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -12,6 +12,10 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
+// ErrShareOfSimulated: a GPU space whose size is a share of a card's memory would be served by a simulated GPU, which has as
+// much as it is given.
+var ErrShareOfSimulated = errors.New("a simulated GPU has no memory to take a share of")
+
 // chosen is what serves a GPU space: a GPU of driver, or what the configuration has, or a simulated one.
 type chosen struct {
 	driver *cuda.Driver // nil: none
@@ -22,40 +26,55 @@ type chosen struct {
 // is left, in order.
 func (e *Engine) chooseGPUs() error {
 	e.gpus = make([]chosen, len(e.cfg.GPUs))
+	e.cfg.GPUs = slices.Clone(e.cfg.GPUs) // the program's, in which shares become bytes
 	var driver *cuda.Driver
 	var left []cuda.DeviceInfo
 	var missing error
-	choose := func(i int, g GPU) error {
-		if driver == nil && missing == nil {
-			driver, left, missing = loadCUDA(e.cfg.CUDALibrary)
-		}
-		err := missing
-		if err == nil {
-			var at int
-			if at, err = pick(left, g.ID); err == nil {
-				e.gpus[i] = chosen{driver, left[at]}
-				left = slices.Delete(left, at, at+1)
-				return nil
-			}
-		}
-		space := tier.ID{Kind: tier.GPU, Ordinal: i}
-		if g.Backend == CUDA {
-			return fmt.Errorf("%s: %w", space, err)
-		}
-		w := tier.CauseSimulated.Warning("a simulated GPU stands in for a real one: %v", err)
-		w.Space = space
-		e.warn(w)
-		return nil
-	}
 	for _, named := range []bool{true, false} {
 		for i, g := range e.cfg.GPUs {
-			if g.Device != nil || g.Open != nil || g.Backend == Sim || (g.ID != "") != named {
+			if g.Device != nil || g.Open != nil || (g.ID != "") != named {
 				continue
 			}
-			if err := choose(i, g); err != nil {
+			var at int
+			err := errSimulated
+			if g.Backend != Sim {
+				if driver == nil && missing == nil {
+					driver, left, missing = loadCUDA(e.cfg.CUDALibrary)
+				}
+				if err = missing; err == nil {
+					at, err = pick(left, g.ID)
+				}
+			}
+			if err == nil {
+				e.gpus[i] = chosen{driver, left[at]}
+				if g.Share != 0 {
+					e.cfg.GPUs[i].Memory = max(tier.Page, Amount{Share: g.Share}.of(left[at].Memory)/tier.Page*tier.Page)
+				}
+				left = slices.Delete(left, at, at+1)
+				continue
+			}
+			if err := e.standIn(tier.ID{Kind: tier.GPU, Ordinal: i}, g, err); err != nil {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// errSimulated is why a space is simulated that is meant to be.
+var errSimulated = errors.New("it was asked for")
+
+// standIn says whether a simulated GPU may serve a space for which no other can be had.
+func (e *Engine) standIn(space tier.ID, g GPU, why error) error {
+	switch {
+	case g.Backend == CUDA:
+		return fmt.Errorf("%s: %w", space, why)
+	case g.Share != 0:
+		return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, why)
+	case g.Backend == Auto:
+		w := tier.CauseSimulated.Warning("a simulated GPU stands in for a real one: %v", why)
+		w.Space = space
+		e.warn(w)
 	}
 	return nil
 }

@@ -189,10 +189,10 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPU) (int64, erro
 	total := e.limits.physical(dev)
 	size := g.Memory
 	switch {
-	case e.simulated(i) && size == 0:
-		size = min(e.gpuMemory(g), total)
 	case e.simulated(i):
-		size = e.gpuMemory(g)
+		if size = e.gpuMemory(g); size != g.Memory { // nobody asked for just that
+			size = min(size, total)
+		}
 	case size == 0:
 		size = min(free, total)
 	}

@@ -34,6 +34,7 @@ type machine struct {
 }
 
 type machineConfig struct {
+	gpus            gpus
 	gpu, host, disk int64 // capacities; 0 for 4, 4 and 16 MiB
 	chunk           int64 // of staging; 0 for 16 KiB
 	faults          func(sim.Op) error
@@ -46,7 +47,8 @@ type machineConfig struct {
 	codec           Codec // CodecAuto, the zero value, is CodecNone; auto is CodecAuto
 	auto            bool
 	wrap            func(tier.Device) tier.Device
-	encrypt         bool // the volume does
+	encrypt         bool            // the volume does
+	closing         func(err error) // is told of the errors of closing, which else the test is
 }
 
 func newMachine(t testing.TB, cfg machineConfig) *machine {
@@ -66,12 +68,12 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	m := &machine{spaces: make(map[tier.Kind]*tier.Space), records: make(map[batch.ID]arrow.RecordBatch)}
 	full := tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
 
-	dev, err := sim.New(sim.Config{Memory: size(cfg.gpu, 4<<20), Faults: cfg.faults, Touch: cfg.fast})
-	check(err)
+	dev := cfg.gpus.open(t, 0, sim.Config{Memory: size(cfg.gpu, 4<<20), Faults: cfg.faults, Touch: cfg.fast})
 	gpuPool, err := tier.NewDevicePool(dev)
 	check(err)
 	arena, err := host.NewArena(host.Config{Capacity: size(cfg.host, 4<<20), Node: -1, Touch: cfg.fast, Huge: cfg.fast})
 	check(err)
+	cfg.gpus.pin(t, arena, dev)
 	m.files = faultfs.New(disk.OS(), 1, cfg.rules...)
 	files := cfg.files
 	if files == nil {
@@ -80,7 +82,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	volume, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: size(cfg.disk, 16<<20), FS: files, SegmentSize: size(cfg.disk, 16<<20), Encrypt: cfg.encrypt})
 	check(err)
 	for _, c := range []tier.SpaceConfig{
-		{ID: tier.ID{Kind: tier.GPU}, Capacity: size(cfg.gpu, 4<<20), Pool: gpuPool, Backend: "sim"},
+		{ID: tier.ID{Kind: tier.GPU}, Capacity: size(cfg.gpu, 4<<20), Pool: gpuPool, Backend: cfg.gpus.backend()},
 		{ID: tier.ID{Kind: tier.Host}, Capacity: size(cfg.host, 4<<20), Pool: arena, Backend: "host"},
 		{ID: tier.ID{Kind: tier.Disk}, Capacity: size(cfg.disk, 16<<20), Pool: volume, Backend: "disk"},
 	} {
@@ -92,7 +94,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	m.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: []*tier.Space{m.spaces[tier.GPU], m.spaces[tier.Host], m.spaces[tier.Disk]}})
 	check(err)
-	wrapped := tier.Device(dev)
+	wrapped := dev
 	if cfg.wrap != nil {
 		wrapped = cfg.wrap(dev)
 	}
@@ -133,7 +135,11 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 			}
 			err = errors.Join(err, s.Close())
 		}
-		if err := errors.Join(err, dev.Close()); err != nil {
+		err = errors.Join(err, dev.Close())
+		switch {
+		case cfg.closing != nil:
+			cfg.closing(err)
+		case err != nil:
 			t.Errorf("closing the machine: %v", err)
 		}
 		for k, s := range m.spaces {

@@ -24,16 +24,21 @@ import (
 // TestEveryTypeAlongEveryEdge moves a batch of each type from each tier to each
 // other and compares it there.
 func TestEveryTypeAlongEveryEdge(t *testing.T) {
-	t.Run("small dictionaries inside", func(t *testing.T) { everyTypeAlongEveryEdge(t, false) })
-	t.Run("all dictionaries outside", func(t *testing.T) { everyTypeAlongEveryEdge(t, true) })
+	onEachGPUPinnedOrNot(t, func(t *testing.T, g gpus) {
+		t.Run("small dictionaries inside", func(t *testing.T) { everyTypeAlongEveryEdge(t, g, false) })
+		t.Run("all dictionaries outside", func(t *testing.T) { everyTypeAlongEveryEdge(t, g, true) })
+	})
 }
 
-func everyTypeAlongEveryEdge(t *testing.T, outside bool) {
-	m := newMachine(t, machineConfig{outside: outside})
+func everyTypeAlongEveryEdge(t *testing.T, g gpus, outside bool) {
+	m := newMachine(t, machineConfig{gpus: g, outside: outside})
 	gen := arrowgen.New(7)
-	for _, typ := range arrowgen.Types() {
+	for i, typ := range arrowgen.Types() {
 		if outside && !within(typ, func(dt arrow.DataType) bool { return dt.ID() == arrow.DICTIONARY }) {
 			continue // as before
+		}
+		if g.skips(i, 1) {
+			continue
 		}
 		for _, rows := range []int{0, 1, 67} {
 			rec := gen.Record(arrowgen.Schema(typ), rows)
@@ -65,14 +70,16 @@ func (m *machine) same(ctx context.Context, b *batch.Batch) error {
 	return errors.Join(Equal(m.records[b.ID()], rec), h.Close())
 }
 
-func TestIngestIntoEveryTier(t *testing.T) {
+func TestIngestIntoEveryTier(t *testing.T) { onEachGPUPinnedOrNot(t, ingestIntoEveryTier) }
+
+func ingestIntoEveryTier(t *testing.T, g gpus) {
 	for _, k := range tier.Kinds() {
 		t.Run(k.String(), func(t *testing.T) {
-			m := newMachine(t, machineConfig{})
+			m := newMachine(t, machineConfig{gpus: g})
 			m.whole(t, m.put(t, numbered(3, 20_000), k), k)
 		})
 		t.Run(k.String()+"/no bytes", func(t *testing.T) {
-			m := newMachine(t, machineConfig{})
+			m := newMachine(t, machineConfig{gpus: g})
 			b := m.put(t, arrowgen.New(1).Record(arrow.NewSchema(nil, nil), 0), k)
 			m.whole(t, b, k)
 			other := tier.Kinds()[(int(k))%3]
@@ -180,10 +187,12 @@ func TestAcquire(t *testing.T) {
 	m.whole(t, b, tier.GPU) // which also says that no task is pending
 }
 
-func TestClone(t *testing.T) {
+func TestClone(t *testing.T) { onEachGPUPinnedOrNot(t, clone) }
+
+func clone(t *testing.T, g gpus) {
 	for _, k := range tier.Kinds() {
 		t.Run(k.String(), func(t *testing.T) {
-			m := newMachine(t, machineConfig{})
+			m := newMachine(t, machineConfig{gpus: g})
 			b := m.put(t, numbered(9, 5000), k)
 			c, err := m.mover.Clone(t.Context(), b, nil)
 			if err != nil {
@@ -240,8 +249,10 @@ func TestRecordOutlivesItsBatch(t *testing.T) {
 }
 
 // The device's digest and the one of the bytes in host memory and on disk agree.
-func TestDigestIsTheSameEverywhere(t *testing.T) {
-	m := newMachine(t, machineConfig{})
+func TestDigestIsTheSameEverywhere(t *testing.T) { onEachGPU(t, 1, digestIsTheSameEverywhere) }
+
+func digestIsTheSameEverywhere(t *testing.T, g gpus) {
+	m := newMachine(t, machineConfig{gpus: g})
 	b := m.put(t, numbered(2, 40_000), tier.GPU)
 	var want tier.Digest
 	for i, k := range tier.Kinds() {
@@ -470,8 +481,10 @@ func (m *machine) runScript(ctx context.Context, t *testing.T, b *batch.Batch, w
 
 // Room that is there only in pieces is made one by waiting demand: here the test
 // plays the monitor.
-func TestRoomInOnePiece(t *testing.T) {
-	m := newMachine(t, machineConfig{gpu: 1 << 20})
+func TestRoomInOnePiece(t *testing.T) { onEachGPU(t, 1, roomInOnePiece) }
+
+func roomInOnePiece(t *testing.T, g gpus) {
+	m := newMachine(t, machineConfig{gpus: g, gpu: 1 << 20})
 	var small []*batch.Batch
 	for i := range 8 {
 		small = append(small, m.put(t, numbered(int64(i), 6000), tier.GPU))

@@ -57,7 +57,7 @@ type DeviceTable struct {
 // What tells how long buffers are is read from the device, through pinned chunks: the first
 // and last offset of lists and strings, the run ends of slices, validity where nulls must be
 // counted. An array whose parts do not fit together is an *InvalidError; addresses outside of the device's
-// memory are found when they are read. On an error the memory stays the caller's.
+// memory are found by devices that know (tier.Borrower), or when they are read. On an error the memory stays the caller's.
 func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, err error) {
 	ctx, leave, err := m.gate.enter(ctx)
 	if err != nil {
@@ -88,7 +88,12 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 	for _, r := range p.ranges {
 		mem.size += r.Length
 	}
-	if err := t.Space.Occupy(t.Space.Charge(mem.size)); err != nil {
+	charge := t.Space.Charge(mem.size)
+	if err := t.Space.Occupy(charge); err != nil {
+		return nil, err
+	}
+	if err := mem.borrow(t.Space, p.ranges); err != nil {
+		t.Space.Unreserve(charge)
 		return nil, err
 	}
 	parts.Buffers = []*tier.Buffer{t.Space.Adopt(mem, nil)}
@@ -98,6 +103,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 // lentMemory is the memory of an adopted table.
 type lentMemory struct {
 	size    int64
+	loans   []func() // each ends one
 	release func()
 }
 
@@ -108,10 +114,68 @@ func (m *lentMemory) Size() int64 { return m.size }
 
 // GiveBack implements tier.LentMemory.
 func (m *lentMemory) GiveBack(reclaimed func()) {
+	m.giveBack()
 	if m.release != nil {
 		m.release()
 	}
 	reclaimed()
+}
+
+// borrow tells the space's device, if it wants to know, that it is to work with the ranges.
+func (m *lentMemory) borrow(space *tier.Space, ranges []batch.DeviceRange) error {
+	pool, ok := space.Pool().(interface{ Device() tier.Device })
+	if !ok {
+		return nil
+	}
+	dev, ok := tier.BorrowerOf(pool.Device())
+	if !ok {
+		return nil
+	}
+	for _, r := range ranges {
+		if r.Length <= 0 {
+			continue
+		}
+		end, err := dev.Borrow(r.Addr, r.Length)
+		if err != nil {
+			m.giveBack()
+			return fmt.Errorf("convert: adopting a table: %w", err)
+		}
+		m.loans = append(m.loans, end)
+	}
+	return nil
+}
+
+func (m *lentMemory) giveBack() {
+	for _, end := range m.loans {
+		end()
+	}
+	m.loans = nil
+}
+
+// borrowed lets dev read what is to be read. Bytes of a table that is not adopted yet are nobody's that it knows.
+func borrowed(dev tier.Device, reads []peek) (end func(), err error) {
+	b, ok := tier.BorrowerOf(dev)
+	if !ok {
+		return func() {}, nil
+	}
+	var loans []func()
+	end = func() {
+		for _, e := range loans {
+			e()
+		}
+	}
+	for _, r := range reads {
+		if len(r.dst) == 0 {
+			continue
+		}
+		e, err := b.Borrow(r.addr, int64(len(r.dst)))
+		if err != nil {
+			end()
+			return nil, fmt.Errorf("convert: reading the shape of a table: %w", err)
+		}
+		loans = append(loans, e)
+	}
+	return end, nil
 }
 
 // peek is bytes of a device that the host has to know.
@@ -135,6 +199,11 @@ func (b *Builtin) peek(ctx context.Context, space *tier.Space, reads []peek) err
 			return err
 		}
 		defer pool.Return(chunk)
+		end, err := borrowed(dev, reads)
+		if err != nil {
+			return err
+		}
+		defer end()
 		for len(reads) > 0 {
 			if err := context.Cause(ctx); err != nil {
 				return err

@@ -39,11 +39,16 @@ func (m *machine) as(t *testing.T, b *batch.Batch, to reservation.Strategy, form
 }
 
 // Every type goes from every form to a table and back, byte for byte.
-func TestTablesOfEveryType(t *testing.T) {
+func TestTablesOfEveryType(t *testing.T) { onEachGPUPinnedOrNot(t, tablesOfEveryType) }
+
+func tablesOfEveryType(t *testing.T, gpu gpus) {
 	for _, outside := range []bool{false, true} {
-		m := newMachine(t, machineConfig{outside: outside})
+		m := newMachine(t, machineConfig{gpus: gpu, outside: outside})
 		for i, dt := range arrowgen.Types() {
 			for _, rows := range []int{0, 1, 70} {
+				if gpu.brief() && rows != 70 || gpu.skips(i, map[bool]int{true: 3, false: 1}[gpu.unpinned]) {
+					continue
+				}
 				t.Run(fmt.Sprintf("%v/%d/%d", outside, i, rows), func(t *testing.T) {
 					g := arrowgen.New(uint64(i + rows))
 					rec := g.Record(arrowgen.Schema(dt, dt), rows)
@@ -63,8 +68,10 @@ func TestTablesOfEveryType(t *testing.T) {
 }
 
 // A table that is larger than what one copy carries, and packed images as its source.
-func TestLargeTables(t *testing.T) {
-	m := newMachine(t, machineConfig{gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, codec: CodecS2})
+func TestLargeTables(t *testing.T) { onEachGPUPinnedOrNot(t, largeTables) }
+
+func largeTables(t *testing.T, g gpus) {
+	m := newMachine(t, machineConfig{gpus: g, gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, codec: CodecS2})
 	rec := arrowgen.Strings(1, 600_000, 3)
 	defer rec.Release()
 	b := m.laid(t, rec)
@@ -92,9 +99,11 @@ func TestLargeTables(t *testing.T) {
 }
 
 // The device is asked for one copy for all buffers of a table, and for no memory.
-func TestTableIsOneCopy(t *testing.T) {
+func TestTableIsOneCopy(t *testing.T) { onEachGPU(t, 1, tableIsOneCopy) }
+
+func tableIsOneCopy(t *testing.T, g gpus) {
 	var dev *faultdev.Device
-	m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+	m := newMachine(t, machineConfig{gpus: g, wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
 	rec := arrowgen.New(1).Record(arrowgen.Schema(arrowgen.Flat()...), 100)
 	defer rec.Release()
 	b := m.put(t, rec, tier.Host)
@@ -279,11 +288,16 @@ func (m *machine) drop(t *testing.T, b *batch.Batch) {
 
 // Tables of somebody else's, of every type and sliced at every level, become what the record
 // says in every form; their owner gets the memory back once, when they have left.
-func TestForeignTablesOfEveryType(t *testing.T) {
-	m := newMachine(t, machineConfig{})
+func TestForeignTablesOfEveryType(t *testing.T) { onEachGPU(t, 1, foreignTablesOfEveryType) }
+
+func foreignTablesOfEveryType(t *testing.T, g gpus) {
+	m := newMachine(t, machineConfig{gpus: g})
 	for i, dt := range arrowgen.Types() {
 		for _, rows := range []int{0, 1, 70} {
 			for _, told := range []bool{false, true} {
+				if g.brief() && (rows != 70 || told == (i%2 == 0)) || g.skips(i, 1) {
+					continue
+				}
 				t.Run(fmt.Sprintf("%d %s/%d/%v", i, dt.Name(), rows, told), func(t *testing.T) {
 					g := arrowgen.New(uint64(i + rows))
 					rec := g.Record(arrowgen.Schema(dt), rows+9)
@@ -332,7 +346,11 @@ func TestForeignTablesOfEveryType(t *testing.T) {
 // A table that was an image is canonical: what a foreign one becomes has the checksums and
 // the zeros of an image that was laid out.
 func TestForeignTableBecomesTheSameImage(t *testing.T) {
-	m := newMachine(t, machineConfig{})
+	onEachGPU(t, 1, foreignTableBecomesTheSameImage)
+}
+
+func foreignTableBecomesTheSameImage(t *testing.T, gpu gpus) {
+	m := newMachine(t, machineConfig{gpus: gpu})
 	g := arrowgen.New(3)
 	g.Plain = true
 	rec := g.Record(arrowgen.Schema(arrow.PrimitiveTypes.Int32, arrow.BinaryTypes.String, arrow.FixedWidthTypes.Boolean,
@@ -349,8 +367,10 @@ func TestForeignTableBecomesTheSameImage(t *testing.T) {
 	}
 }
 
-func TestAdoptTableRefusesNonsense(t *testing.T) {
-	m := newMachine(t, machineConfig{})
+func TestAdoptTableRefusesNonsense(t *testing.T) { onEachGPU(t, 1, adoptTableRefusesNonsense) }
+
+func adoptTableRefusesNonsense(t *testing.T, g gpus) {
+	m := newMachine(t, machineConfig{gpus: g})
 	gpu := m.spaces[tier.GPU]
 	str := arrowgen.Schema(arrow.BinaryTypes.String)
 	f := newForeign(t, m)
@@ -390,11 +410,13 @@ func TestAdoptTableRefusesNonsense(t *testing.T) {
 }
 
 // A fault while a table is adopted leaves its memory its owner's, and nothing in the books.
-func TestAdoptTableFaults(t *testing.T) {
+func TestAdoptTableFaults(t *testing.T) { onEachGPU(t, 1, adoptTableFaults) }
+
+func adoptTableFaults(t *testing.T, g gpus) {
 	injected := errors.New("injected")
 	for _, effect := range []faultdev.Effect{faultdev.Fail(injected), faultdev.FailWork(injected)} {
 		var dev *faultdev.Device
-		m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+		m := newMachine(t, machineConfig{gpus: g, wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
 		rec := arrowgen.New(5).Record(arrowgen.Schema(arrow.ListOf(arrow.ListOf(arrow.BinaryTypes.String))), 300)
 		defer rec.Release()
 		hits := 0
@@ -433,9 +455,11 @@ func TestAdoptTableFaults(t *testing.T) {
 }
 
 // A cancelled move of a table leaves it where it is.
-func TestTableMoveIsCancelled(t *testing.T) {
+func TestTableMoveIsCancelled(t *testing.T) { onEachGPU(t, 1, tableMoveIsCancelled) }
+
+func tableMoveIsCancelled(t *testing.T, g gpus) {
 	var dev *faultdev.Device
-	m := newMachine(t, machineConfig{gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+	m := newMachine(t, machineConfig{gpus: g, gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
 	rec := arrowgen.Strings(1, 600_000, 3)
 	defer rec.Release()
 	b := m.laid(t, rec)
@@ -461,11 +485,13 @@ func TestTableMoveIsCancelled(t *testing.T) {
 
 // A fault at each operation of the device leaves the batch where it was, and nothing is
 // lost: the same move succeeds afterwards.
-func TestTableFaults(t *testing.T) {
+func TestTableFaults(t *testing.T) { onEachGPU(t, 1, tableFaults) }
+
+func tableFaults(t *testing.T, gpu gpus) {
 	injected := errors.New("injected")
 	for _, effect := range []faultdev.Effect{faultdev.Fail(injected), faultdev.FailWork(injected)} {
 		var dev *faultdev.Device
-		m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+		m := newMachine(t, machineConfig{gpus: gpu, wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
 		g := arrowgen.New(9)
 		rec := g.Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.FixedWidthTypes.Boolean, arrow.ListOf(arrow.PrimitiveTypes.Int16)), 6_000) // several chunks
 		defer rec.Release()

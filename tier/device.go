@@ -166,10 +166,25 @@ type Pinner interface {
 }
 
 // PinnerOf returns dev, or the first of the devices that it wraps, as a Pinner.
-func PinnerOf(dev Device) (Pinner, bool) {
+func PinnerOf(dev Device) (Pinner, bool) { return firstAs[Pinner](dev) }
+
+// Borrower is a device that knows its own allocations, and works with what others have allocated on it only while it was told of that. A
+// decorator may implement it, or be looked through: see BorrowerOf.
+type Borrower interface {
+	// Borrow lets work of the device read and write the size > 0 bytes at addr until giveBack is called, once, when no
+	// work uses them any more. What is the device's own memory already may be borrowed, too. An error says that
+	// there are no such bytes.
+	Borrow(addr Addr, size int64) (giveBack func(), err error)
+}
+
+// BorrowerOf returns dev, or the first of the devices that it wraps, as a Borrower.
+func BorrowerOf(dev Device) (Borrower, bool) { return firstAs[Borrower](dev) }
+
+// firstAs returns dev, or the first of the devices that it wraps, as a T.
+func firstAs[T any](dev Device) (t T, ok bool) {
 	for d := dev; d != nil; {
-		if p, ok := d.(Pinner); ok {
-			return p, true
+		if t, ok := d.(T); ok {
+			return t, true
 		}
 		w, ok := d.(interface{ Unwrap() Device })
 		if !ok {
@@ -177,5 +192,5 @@ func PinnerOf(dev Device) (Pinner, bool) {
 		}
 		d = w.Unwrap()
 	}
-	return nil, false
+	return t, false
 }

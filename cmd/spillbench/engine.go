@@ -52,6 +52,11 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 		return nil, e.explain(err)
 	}
 	faults.Arm()
+	for _, w := range eng.Warnings() {
+		if w.Cause == tier.CauseSimulated { // which is information, but nobody is to take its figures for a GPU's
+			log.once(w.String())
+		}
+	}
 	m := &machine{topology: top, engine: eng, notes: log, warnings: eng.Warnings, faults: faults, env: report.EngineEnv(ctx, top, eng)}
 	m.config = e.describe(eng)
 	return m, nil
@@ -67,12 +72,9 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 	if err != nil {
 		return spillway.Config{}, fail.Usagef("%w", err)
 	}
-	gpuMemory, err := e.gpuMemory.Of(0)
+	gpu, err := e.gpuSpace()
 	if err != nil {
-		return spillway.Config{}, fail.Usagef("--gpu-memory: %w", err)
-	}
-	if gpuMemory < tier.Page {
-		return spillway.Config{}, fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory.String())
+		return spillway.Config{}, err
 	}
 	hostMemory, err := e.hostMemory.Of(top.Limits.MemoryBytes)
 	if err != nil {
@@ -89,15 +91,8 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 	if err != nil {
 		return spillway.Config{}, err
 	}
-	backend := spillway.Auto
-	switch e.gpu {
-	case "sim":
-		backend = spillway.Sim
-	case "cuda":
-		backend = spillway.CUDA
-	}
 	cfg := spillway.Config{
-		GPUs:          []spillway.GPU{{Backend: backend, Memory: gpuMemory}},
+		GPUs:          []spillway.GPU{gpu},
 		HostMemory:    hostMemory,
 		Disks:         disks,
 		GPUMarks:      e.marks(),
@@ -112,6 +107,27 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 		return cfg, fail.Usagef("%w (see --gpu-memory, --host-memory and --disk)", err)
 	}
 	return cfg, nil
+}
+
+// gpuSpace is the GPU space that the flags ask for.
+func (e *engineFlags) gpuSpace() (g spillway.GPU, err error) {
+	switch e.gpu {
+	case "sim":
+		g.Backend = spillway.Sim
+	case "cuda":
+		g.Backend = spillway.CUDA
+	}
+	if share, isShare := e.gpuMemory.Share(); isShare {
+		g.Share = share
+		return g, nil
+	}
+	if g.Memory, err = e.gpuMemory.Of(0); err != nil {
+		return g, fail.Usagef("--gpu-memory: %w", err)
+	}
+	if g.Memory < tier.Page {
+		return g, fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory.String())
+	}
+	return g, nil
 }
 
 // inject puts the faults and the rates that were asked for into the configuration.
@@ -214,8 +230,10 @@ func pathless(err error) error {
 // explain adds to an error of opening which flag would help.
 func (e *engineFlags) explain(err error) error {
 	switch {
+	case errors.Is(err, spillway.ErrShareOfSimulated) && e.gpu != "cuda":
+		return &fail.Error{Status: fail.Usage, Err: fmt.Errorf("--gpu-memory %s: %w", e.gpuMemory.String(), err), Fix: "give a size, such as 512MiB"}
 	case errors.Is(err, tier.ErrNotSupported) && e.gpu == "cuda":
-		return &fail.Error{Status: fail.Environment, Err: err, Fix: "use --gpu sim for the simulated one"}
+		return &fail.Error{Status: fail.Environment, Err: err, Fix: "install NVIDIA's driver and start containers with --gpus; or use --gpu sim for the simulated one"}
 	case errors.Is(err, tier.ErrNoSpace), errors.Is(err, context.Canceled):
 		return err
 	}

@@ -42,7 +42,7 @@ func TestErrors(t *testing.T) {
 		{"bad size", []string{"--gpu-memory=12x"}, 2, []string{"12x", "--gpu-memory"}},
 		{"negative size", []string{"--host-memory=-1"}, 2, []string{"-1", "negative"}},
 		{"zero size", []string{"--gpu-memory=0"}, 2, []string{"above zero"}},
-		{"share of no GPU", []string{"--gpu-memory=50%"}, 2, []string{"50%", "give a size"}},
+		{"share of no GPU", []string{"--gpu=sim", "--gpu-memory=50%"}, 2, []string{"50%", "give a size"}},
 		{"tiny GPU", []string{"--gpu-memory=10"}, 2, []string{"--gpu-memory 10", "4KiB"}},
 		{"tiny host", []string{"--host-memory=4KiB"}, 2, []string{"--host-memory"}},
 		{"bad disk size", []string{"--disk=/=1zz"}, 2, []string{"1zz", "DIR=SIZE"}},

@@ -79,7 +79,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory string) {
 	must(e.hostMemory.Set(memory))
 	def := tier.DefaultFractions(tier.GPU)
 	f.StringVar(&e.gpu, "gpu", "auto", "GPU backend `NAME`: auto (a real one if there is one for it, else sim), cuda or sim")
-	f.Var(&e.gpuMemory, "gpu-memory", "`SIZE` of the GPU space, such as 512MiB")
+	f.Var(&e.gpuMemory, "gpu-memory", "`SIZE` of the GPU space, such as 512MiB or, of a real GPU, 25% of what the card has")
 	f.Var(&e.hostMemory, "host-memory", "`SIZE` of the pinned host memory, such as 512MiB or 25% of what the process may use")
 	f.Var(&e.disks, "disk", "spill directory `DIR[=SIZE]`, with at most so much in it, as bytes or a share of what is free (repeatable; default the temp directory, half of what is free)")
 	f.Float64Var(&e.limit, "limit", def.Limit, "largest share of GPU and host memory that is handed out")
@@ -119,7 +119,7 @@ func (e *engineFlags) validate() error {
 	if e.period <= 0 {
 		return fail.Usagef("--monitor-period %v must be above 0 (such as 50ms)", e.period)
 	}
-	if _, isShare := e.gpuMemory.Share(); isShare {
+	if _, isShare := e.gpuMemory.Share(); isShare && e.gpu == "sim" {
 		return fail.Usagef("--gpu-memory %s: a share has no meaning for a simulated GPU (give a size, such as 512MiB)", e.gpuMemory.String())
 	}
 	if _, isShare := e.throttle.Share(); isShare {

@@ -265,17 +265,17 @@ func TestLayoutOfStructs(t *testing.T) {
 	}
 }
 
-// cuda is a device that claims to be a CUDA device, whose addresses nobody may read.
-type cuda struct{ tier.Device }
+// claimed is a device that claims to be a CUDA device, whose addresses nobody may read.
+type claimed struct{ tier.Device }
 
-func (d cuda) Info() tier.DeviceInfo {
+func (d claimed) Info() tier.DeviceInfo {
 	i := d.Device.Info()
 	i.Backend = "cuda"
 	return i
 }
 
 func TestCUDA(t *testing.T) {
-	r := newRig(t, func(d tier.Device) tier.Device { return cuda{d} })
+	r := newRig(t, func(d tier.Device) tier.Device { return claimed{d} })
 	rec := arrowgen.New(2).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.String), 50)
 	defer rec.Release()
 	b := r.put(t, rec, batch.GPUImage)

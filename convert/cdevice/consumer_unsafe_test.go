@@ -22,25 +22,39 @@ type consumer struct{ consume, consumeChild, produce, releases uintptr }
 
 func buildConsumer(t *testing.T) consumer {
 	t.Helper()
+	h := build(t, "consumer.c")
+	var c consumer
+	for name, to := range map[string]*uintptr{"consume": &c.consume, "consume_child": &c.consumeChild, "produce": &c.produce, "releases": &c.releases} {
+		*to = function(t, h, name)
+	}
+	return c
+}
+
+// build compiles and loads a library of testdata.
+func build(t *testing.T, source string) uintptr {
+	t.Helper()
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
 		t.Skip("there is no gcc, which compiles the consumer")
 	}
 	lib := filepath.Join(t.TempDir(), "libconsumer.so")
-	if out, err := exec.CommandContext(t.Context(), gcc, "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-o", lib, filepath.Join("testdata", "consumer.c")).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), gcc, "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-o", lib, filepath.Join("testdata", source)).CombinedOutput(); err != nil {
 		t.Fatalf("compiling the consumer: %v\n%s", err, out)
 	}
 	h, err := purego.Dlopen(lib, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var c consumer
-	for name, to := range map[string]*uintptr{"consume": &c.consume, "consume_child": &c.consumeChild, "produce": &c.produce, "releases": &c.releases} {
-		if *to, err = purego.Dlsym(h, name); err != nil {
-			t.Fatal(err)
-		}
+	return h
+}
+
+func function(t *testing.T, library uintptr, name string) uintptr {
+	t.Helper()
+	f, err := purego.Dlsym(library, name)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return c
+	return f
 }
 
 func call(f uintptr, a *DeviceArray, s *Schema) uint64 {

@@ -9,17 +9,21 @@ import (
 // Config says how a device is known to other programs. The zero value is right for the
 // simulated device and the first CUDA device.
 type Config struct {
-	// Type and ID name the device of the space. A Type of 0 is that of the space's backend; ID is that of CUDA,
-	// and not used for the simulated device.
+	// Type and ID name the device of the space. A Type of 0 is that of the space's backend: for one of package tier/cuda, and
+	// for the simulated device, ID is not used then, for they know theirs.
 	Type DeviceType
 	ID   int64
 	// Event is an event for consumers of an exported array to wait for, for CUDA a
 	// cudaEvent_t *; 0 for none, which is right for all that Spillway makes: it is complete.
 	Event uintptr
-	// Wait waits for the event of an imported array; without it an array that has one is
-	// refused.
+	// Stream, for devices of package tier/cuda and instead of Event, is a stream of the space's device with work of the caller's
+	// that writes the batch's memory: the exported array has an event behind what was put on it so far. What is put there
+	// later is not waited for. The event is given up when the array is released.
+	Stream tier.Stream
+	// Wait waits for the event of an imported array. Without it a device of package tier/cuda does that, and for
+	// others an array that has one is refused.
 	Wait func(ctx context.Context, event uintptr) error
-	// Failed, which may be nil, is told if the handle of an exported batch could not be closed. It is called
+	// Failed, which may be nil, is told if the handle or the event of an exported batch could not be given up. It is called
 	// by the thread that releases the array.
 	Failed func(error)
 }
@@ -30,11 +34,19 @@ type mapped interface {
 	AddrOf(p uintptr) (tier.Addr, error)
 }
 
+// sharer is a CUDA device, which has events that others can wait for, and waits for theirs.
+type sharer interface {
+	Ordinal() int
+	ShareEvent(s tier.Stream) (event uintptr, end func() error, err error)
+	AwaitShared(ctx context.Context, event uintptr) error
+}
+
 // device is a space's as C knows it.
 type device struct {
 	kind   DeviceType
 	id     int64
 	mapped mapped // nil where addresses are pointers
+	sharer sharer // nil where there are no events
 }
 
 // deviceOf finds out what the device of a space is.
@@ -45,10 +57,9 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	}
 	dev := pool.Device()
 	backend := dev.Info().Backend
-	for d.mapped == nil {
-		if d.mapped, ok = dev.(mapped); ok {
-			break
-		}
+	for d.mapped == nil && d.sharer == nil {
+		d.mapped, _ = dev.(mapped)
+		d.sharer, _ = dev.(sharer)
 		w, ok := dev.(interface{ Unwrap() tier.Device })
 		if !ok {
 			break
@@ -61,6 +72,8 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 		d.mapped = nil
 	case d.mapped != nil:
 		d.kind, d.id = CPU, -1
+	case d.kind == 0 && d.sharer != nil:
+		d.kind, d.id = CUDA, int64(d.sharer.Ordinal())
 	case d.kind == 0 && backend == "cuda":
 		d.kind = CUDA
 	default:
@@ -81,4 +94,28 @@ func (d device) addr(p uintptr) (tier.Addr, error) {
 		return tier.Addr(p), nil
 	}
 	return d.mapped.AddrOf(p)
+}
+
+// event returns where there is an event behind the work on s, until end is called; 0 without a stream.
+func (d device) event(mem *memory, s tier.Stream) (p uintptr, end func() error, err error) {
+	if s == nil {
+		return 0, func() error { return nil }, nil
+	}
+	if d.sharer == nil {
+		return 0, nil, path(nil).unsupported("Config.Stream, for a device that has no events for others")
+	}
+	p, where, err := place[uintptr](mem, 1)
+	if err != nil {
+		return 0, nil, err
+	}
+	where[0], end, err = d.sharer.ShareEvent(s)
+	return p, end, err
+}
+
+// wait waits for the event that p points to, a cudaEvent_t.
+func (d device) wait(ctx context.Context, p uintptr) error {
+	if d.sharer == nil {
+		return path(nil).unsupported("an array with an event, without Config.Wait")
+	}
+	return d.sharer.AwaitShared(ctx, *at[uintptr](p))
 }

@@ -22,7 +22,9 @@
 //
 // # Devices
 //
-// CUDA devices have the type CUDA, and addresses as they are. The memory of the simulated
+// CUDA devices have the type CUDA, their number, and addresses as they are. What the engine makes is complete, so its arrays have no event;
+// who puts work of its own on a batch names the stream (Config.Stream), and consumers get a CUevent behind it. Import waits for the event of
+// the array that it gets, as the shape of arrays is read from the device. The memory of the simulated
 // device is host memory, and exported as such (CPU).
 //
 // What a struct says is checked as far as that can be done: pointers that point nowhere cannot

@@ -34,8 +34,12 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	}
 	r := callbacks()
 	names := &exported{mem: new(memory)}
+	if cfg.Event != 0 && cfg.Stream != nil {
+		return errors.New("cdevice: exporting with Config.Event and with Config.Stream: want one of them")
+	}
+	var endEvent func() error
 	values := &exported{mem: new(memory), done: func() {
-		if err := h.Close(); err != nil && cfg.Failed != nil {
+		if err := errors.Join(endEvent(), h.Close()); err != nil && cfg.Failed != nil {
 			cfg.Failed(err)
 		}
 	}}
@@ -59,9 +63,13 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	if err := w.record(&outArray, desc); err != nil {
 		return err
 	}
+	var event uintptr
+	if event, endEvent, err = dev.event(values.mem, cfg.Stream); err != nil {
+		return err
+	}
 	values.left.Store(w.count)
 	names.left.Store(s.count)
-	*array = DeviceArray{Array: outArray, DeviceID: dev.id, DeviceType: dev.kind, SyncEvent: cfg.Event}
+	*array = DeviceArray{Array: outArray, DeviceID: dev.id, DeviceType: dev.kind, SyncEvent: cfg.Event | event}
 	*schema = outSchema
 	return nil
 }

@@ -43,10 +43,11 @@ func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *Dev
 		return nil, err
 	}
 	if array.SyncEvent != 0 {
-		if cfg.Wait == nil {
-			return nil, path(nil).unsupported("an array with an event, without Config.Wait")
+		wait := cfg.Wait
+		if wait == nil {
+			wait = dev.wait
 		}
-		if err := cfg.Wait(ctx, array.SyncEvent); err != nil {
+		if err := wait(ctx, array.SyncEvent); err != nil {
 			return nil, fmt.Errorf("cdevice: waiting for the array's event: %w", err)
 		}
 	}

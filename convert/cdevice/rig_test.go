@@ -28,7 +28,19 @@ type rig struct {
 	ids       batch.IDs
 }
 
+const rigMemory = 16 << 20
+
 func newRig(t testing.TB, wrap func(tier.Device) tier.Device) *rig {
+	t.Helper()
+	device, err := sim.New(sim.Config{Memory: rigMemory})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newRigOn(t, device, wrap)
+}
+
+// newRigOn is newRig with a device, which it closes.
+func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Device) *rig {
 	t.Helper()
 	check := func(err error) {
 		t.Helper()
@@ -36,9 +48,7 @@ func newRig(t testing.TB, wrap func(tier.Device) tier.Device) *rig {
 			t.Fatal(err)
 		}
 	}
-	const capacity, chunk = 16 << 20, 64 << 10
-	device, err := sim.New(sim.Config{Memory: capacity})
-	check(err)
+	const capacity, chunk = rigMemory, 64 << 10
 	r := &rig{dev: device}
 	if wrap != nil {
 		r.dev = wrap(device)
@@ -48,7 +58,7 @@ func newRig(t testing.TB, wrap func(tier.Device) tier.Device) *rig {
 	arena, err := host.NewArena(host.Config{Capacity: capacity, Node: -1})
 	check(err)
 	full := tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
-	r.gpu, err = tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Backend: "sim", Fractions: full})
+	r.gpu, err = tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Backend: device.Info().Backend, Fractions: full})
 	check(err)
 	r.host, err = tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Pool: arena, Backend: "host", Fractions: full})
 	check(err)

@@ -36,6 +36,10 @@ func (e *everything) run(c *cuda.Calls) (err error) {
 		return err
 	}
 	defer func() { check(c.Free(a)) }()
+	base, n, rerr := c.AddressRange(a + small/2)
+	if check(rerr) && (base != a || n != small) {
+		e.r.t.Errorf("the range of an address inside is %d bytes at %#x, want %d at %#x", n, base, small, a)
+	}
 	check(c.CopyToDevice(s, a, cuda.AddressOf(e.in), small/2))
 	check(c.CopyOnDevice(s, a+small/2, a, small/2))
 	check(c.Fill(s, a, 5, 8))
@@ -222,17 +226,19 @@ func TestMistakes(t *testing.T) {
 		want error
 		call func(c *cuda.Calls) error
 	}{
-		"another context's stream": {cuda.ErrInvalidHandle, func(c *cuda.Calls) error { return c.Fill(foreign, a, 1, 1) }},
-		"no stream":                {cuda.ErrInvalidHandle, func(c *cuda.Calls) error { return c.Fill(0, a, 1, 1) }},
-		"beyond the allocation":    {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.CopyToDevice(s, a+1, h, small) }},
-		"freed memory":             {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.CopyToHost(s, h, freed, 1) }},
-		"freed twice":              {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Free(freed) }},
-		"freed inside":             {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Free(a + 512) }},
-		"no memory":                {cuda.ErrInvalidValue, func(c *cuda.Calls) error { _, err := c.Alloc(0); return err }},
-		"too much memory":          {cuda.ErrOutOfMemory, func(c *cuda.Calls) error { _, err := c.Alloc(1 << 40); return err }},
-		"another device's memory":  {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Fill(s, theirs, 1, 1) }},
-		"Go's memory, in":          {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToDevice(s, a, cuda.AddressOf(heap), 1) }},
-		"Go's memory, out":         {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToHost(s, cuda.AddressOf(heap), a, 1) }},
+		"another context's stream":  {cuda.ErrInvalidHandle, func(c *cuda.Calls) error { return c.Fill(foreign, a, 1, 1) }},
+		"no stream":                 {cuda.ErrInvalidHandle, func(c *cuda.Calls) error { return c.Fill(0, a, 1, 1) }},
+		"beyond the allocation":     {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.CopyToDevice(s, a+1, h, small) }},
+		"freed memory":              {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.CopyToHost(s, h, freed, 1) }},
+		"the range of freed memory": {cuda.ErrNotFound, func(c *cuda.Calls) error { _, _, err := c.AddressRange(freed); return err }},
+		"the range of nothing":      {cuda.ErrNotFound, func(c *cuda.Calls) error { _, _, err := c.AddressRange(12345); return err }},
+		"freed twice":               {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Free(freed) }},
+		"freed inside":              {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Free(a + 512) }},
+		"no memory":                 {cuda.ErrInvalidValue, func(c *cuda.Calls) error { _, err := c.Alloc(0); return err }},
+		"too much memory":           {cuda.ErrOutOfMemory, func(c *cuda.Calls) error { _, err := c.Alloc(1 << 40); return err }},
+		"another device's memory":   {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Fill(s, theirs, 1, 1) }},
+		"Go's memory, in":           {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToDevice(s, a, cuda.AddressOf(heap), 1) }},
+		"Go's memory, out":          {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToHost(s, cuda.AddressOf(heap), a, 1) }},
 		"Go's memory, in a batch": {cuda.ErrNotPinned, func(c *cuda.Calls) error {
 			return c.CopyBatch(s, []cuda.Copy{{Dst: a, HostSrc: cuda.AddressOf(heap), Size: 1}})
 		}},

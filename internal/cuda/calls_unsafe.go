@@ -51,6 +51,14 @@ func (c *Calls) FreeAsync(s Stream, p Ptr) error {
 	return c.lib.call(&c.lib.sym.memFreeAsync, uintptr(p), uintptr(s))
 }
 
+// AddressRange returns the allocation that p lies in, whoever in the process made it: where it begins, and its bytes. ErrNotFound
+// or ErrInvalidValue says that there is none.
+func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
+	var size uintptr
+	err = c.lib.call(&c.lib.sym.memRange, uintptr(unsafe.Pointer(&base)), uintptr(unsafe.Pointer(&size)), uintptr(p))
+	return base, int64(size), err
+}
+
 // copyAttributes says how the copies of a batch are to be done. The driver's
 // structure has two hints of places, of 8 bytes each, that pinned and device memory need not.
 type copyAttributes struct {

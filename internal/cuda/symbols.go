@@ -22,7 +22,7 @@ type symbols struct {
 	streamWaitValue, streamWriteValue                         entry
 	eventCreate, eventDestroy, eventRecord                    entry
 	eventQuery, eventSynchronize                              entry
-	memAlloc, memFree, memInfo                                entry
+	memAlloc, memFree, memInfo, memRange                      entry
 	memAllocAsync, memAllocFromPool, memFreeAsync             entry
 	defaultPool, poolCreate, poolDestroy, poolTrim            entry
 	poolSet, poolGet, poolAccess                              entry
@@ -80,6 +80,7 @@ func (s *symbols) table() []symbol {
 		{"cuMemAlloc_v2", needed, &s.memAlloc},
 		{"cuMemFree_v2", needed, &s.memFree},
 		{"cuMemGetInfo_v2", needed, &s.memInfo},
+		{"cuMemGetAddressRange_v2", needed, &s.memRange},
 		{"cuMemAllocAsync", optional, &s.memAllocAsync}, // 11.2, and so all of pools
 		{"cuMemAllocFromPoolAsync", optional, &s.memAllocFromPool},
 		{"cuMemFreeAsync", optional, &s.memFreeAsync},

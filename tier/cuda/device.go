@@ -14,7 +14,7 @@ import (
 // granule is what allocations are rounded up to.
 const granule = 512
 
-// Device is a GPU. It implements tier.Device, tier.Computer and tier.Pinner and is safe for
+// Device is a GPU. It implements tier.Device, tier.Computer, tier.Pinner and tier.Borrower and is safe for
 // concurrent use; a stream belongs to one goroutine at a time.
 type Device struct {
 	cfg    Config
@@ -29,12 +29,14 @@ type Device struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		table   table
+		loans   loans
 		live    int64
 		retired int64
 		streams map[*stream]struct{}
 		pins    []pin
-		peers   map[*Device]bool // that work of this device may write to
-		lost    error            // with what the context was lost
+		shared  map[cuda.Event]struct{} // given to others
+		peers   map[*Device]bool        // that work of this device may write to
+		lost    error                   // with what the context was lost
 	}
 }
 
@@ -42,6 +44,7 @@ var (
 	_ tier.Device   = (*Device)(nil)
 	_ tier.Computer = (*Device)(nil)
 	_ tier.Pinner   = (*Device)(nil)
+	_ tier.Borrower = (*Device)(nil)
 )
 
 // Open opens a device. The caller must Close it.
@@ -61,6 +64,7 @@ func (d *Driver) Open(cfg Config) (*Device, error) {
 	x.bounce.dev = dev
 	x.mu.streams = make(map[*stream]struct{})
 	x.mu.peers = make(map[*Device]bool)
+	x.mu.shared = make(map[cuda.Event]struct{})
 	x.mu.table.init()
 	if err := x.getMemory(); err != nil {
 		return nil, errors.Join(fmt.Errorf("cuda: device %d: %w", cfg.Ordinal, err), dev.Close())
@@ -107,6 +111,9 @@ func (d *Device) Info() tier.DeviceInfo {
 	i := d.dev.Info()
 	return tier.DeviceInfo{Name: i.Name, Backend: "cuda", UUID: i.UUID, PCI: i.PCI, Node: d.cfg.Node, Driver: "CUDA " + d.driver.Version()}
 }
+
+// Ordinal returns the GPU's number among those that the driver shows.
+func (d *Device) Ordinal() int { return d.cfg.Ordinal }
 
 // Context returns the CUcontext that the device works in.
 func (d *Device) Context() uintptr { return uintptr(d.dev.Context()) }
@@ -211,12 +218,15 @@ func (d *Device) surely(f func(c *cuda.Calls) error) error {
 // giveBack gives up all that is not a stream.
 func (d *Device) giveBack(c *cuda.Calls) error {
 	d.mu.Lock()
-	pins := d.mu.pins
-	d.mu.pins = nil
+	pins, shared := d.mu.pins, d.mu.shared
+	d.mu.pins, d.mu.shared = nil, nil
 	d.mu.Unlock()
 	var errs []error
 	for _, p := range pins {
 		errs = append(errs, p.end(c))
+	}
+	for e := range shared {
+		errs = append(errs, c.DestroyEvent(e))
 	}
 	errs = append(errs, d.bounce.close(c), d.source.close(c, d.mu.table.all()))
 	return firstOf(errs)

@@ -4,7 +4,7 @@
 //
 //	Driver    NVIDIA's driver library, loaded
 //	  │ Open
-//	Device    a tier.Device, tier.Computer and tier.Pinner over one GPU's context
+//	Device    a tier.Device, tier.Computer, tier.Pinner and tier.Borrower over one GPU's context
 //	  │ NewStream                      │ Record
 //	stream    a stream of the GPU's    event    a point in a stream's work, and what the host has to do there
 //
@@ -15,6 +15,9 @@
 // GPU has no pools, the device takes its memory in one piece when it is opened and hands
 // it out itself, for the driver's other functions wait for all work of a GPU. Each device knows
 // its allocations, so that mistakes in arguments are refused before they reach the driver.
+//
+// What others have allocated on the GPU, in whatever way, can be worked with while it is borrowed (Device.Borrow); the driver is asked whether it is
+// there. Events are shared with others, too: ShareEvent makes a CUevent behind a stream's work, and AwaitShared waits for somebody else's.
 //
 // What is freed is retired until the device has come to that point of its stream. Each event
 // takes notice of the frees before it.

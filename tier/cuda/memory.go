@@ -176,7 +176,11 @@ func (d *Device) at(addr tier.Addr, n int64) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.mu.table.hold(addr, n)
+	err := d.mu.table.hold(addr, n)
+	if err != nil && d.mu.loans.hold(addr, n) {
+		return nil
+	}
+	return err
 }
 
 // source is where a device's memory comes from. Sizes are multiples of the granule.
@@ -187,6 +191,8 @@ type source interface {
 	free(s *stream, a *allocation) error
 	// reclaimed is told that this is so.
 	reclaimed(a *allocation)
+	// has says whether addr is in memory that the source hands out itself, so that the driver does not know what of it is in use.
+	has(addr tier.Addr) bool
 	// available returns how many bytes can be had, in however many pieces.
 	available() (int64, error)
 	// scratch returns granule bytes that are in no books, for a stream to have until it gives them
@@ -236,6 +242,8 @@ func (p *pool) free(s *stream, a *allocation) error {
 }
 
 func (p *pool) reclaimed(*allocation) {}
+
+func (p *pool) has(tier.Addr) bool { return false }
 
 // available is what the driver has free and what the pool has and does not use.
 func (p *pool) available() (int64, error) {
@@ -349,6 +357,10 @@ func (p *piece) reclaimed(a *allocation) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.line.Free(int64(a.addr-p.base), a.charge)
+}
+
+func (p *piece) has(addr tier.Addr) bool {
+	return addr >= p.base && addr-p.base < tier.Addr(p.n+scratchRoom)
 }
 
 func (p *piece) available() (int64, error) {

@@ -207,6 +207,16 @@ EXPORT int cuMemFreeAsync(uint64_t addr, handle hs)
 	return leave(stream_put(s, (work){.kind = FREE, .block = b, .device = c->device}));
 }
 
+EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *n, uint64_t addr)
+{
+	CALL("cuMemGetAddressRange_v2");
+	block *b = find(addr, 1);
+	REQUIRE(b, NOT_FOUND);
+	*base = ADDRESS_OF(b->ctx->device, b->off);
+	*n = b->size;
+	return leave(OK);
+}
+
 EXPORT int cuMemGetInfo_v2(size_t *avail, size_t *total)
 {
 	CALL("cuMemGetInfo_v2");

@@ -1,0 +1,230 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// hop is one move of a walk.
+type hop struct {
+	form batch.PayloadType
+	at   tier.Kind
+}
+
+// walk takes a batch that is an image on the GPU along every edge that a GPU has a part in.
+var walk = []hop{
+	{batch.HostImage, tier.Host}, {batch.GPUImage, tier.GPU}, {batch.DiskImage, tier.Disk}, {batch.GPUImage, tier.GPU},
+	{batch.GPUTable, tier.GPU}, {batch.HostImage, tier.Host}, {batch.GPUTable, tier.GPU}, {batch.DiskImage, tier.Disk},
+	{batch.GPUTable, tier.GPU}, {batch.GPUImage, tier.GPU},
+}
+
+// walked takes b along the walk. A move may fail once, with one of want: then b is whole where and what it was, and the
+// move is made again. It says whether one failed.
+func (m *machine) walked(t *testing.T, b *batch.Batch, want ...error) (failed bool) {
+	t.Helper()
+	for _, h := range walk {
+		from, form := b.Info().Space.Kind, b.PayloadType()
+		err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(h.at), h.form, ReasonWork)
+		if err != nil {
+			if failed || !isOneOf(err, want) {
+				t.Fatalf("%s to %s: %v, want one of %v", form, h.form, err, want)
+			}
+			failed = true
+			if b.PayloadType() != form {
+				t.Fatalf("the batch is %s after a move from %s to %s that failed", b.PayloadType(), form, h.form)
+			}
+			m.whole(t, b, from)
+			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(h.at), h.form, ReasonWork); err != nil {
+				t.Fatalf("%s to %s again: %v", form, h.form, err)
+			}
+		}
+		m.rests(t, b, h.at)
+	}
+	return failed
+}
+
+func isOneOf(err error, list []error) bool {
+	for _, e := range list {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+const newest = "CUDA 12.8"
+
+// drivers are the emulated drivers that faults are tried with: what they are asked for differs.
+var drivers = map[string]struct {
+	emulator cudatest.Config
+	unpinned bool
+}{
+	newest:          {},
+	"not pinned":    {unpinned: true},
+	"without pools": {emulator: cudatest.Config{Version: 11010, Without: []string{"cuMemAllocAsync", "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"}}},
+}
+
+// TestEveryCallOfTheDriverFailsOnce walks a batch with a dictionary along all edges of an emulated GPU, with each call of the
+// driver on the way refused once. The batch is whole in its source and the books are right; nothing is left in the driver.
+func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
+	for name, d := range drivers {
+		if invariants.Enabled && name != newest {
+			continue // in which the walks take long
+		}
+		g := emulatedBy(t, d.emulator)
+		g.unpinned = d.unpinned
+		for _, code := range []cuda.Code{cuda.ErrInvalidValue, cuda.ErrOutOfMemory} {
+			if invariants.Enabled && code != cuda.ErrInvalidValue {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/%d", name, code), func(t *testing.T) {
+				tried, told := g.eachFails(t, true, func(n int64) (hit func() bool) {
+					before := g.emulator.Calls("")
+					g.emulator.Fail("", n, code, 1)
+					return func() bool { return g.emulator.Calls("")-before > n }
+				}, code, tier.ErrNoSpace)
+				if tried < 60 && !g.brief() || tried < 2 || told < tried/4 {
+					t.Errorf("%d calls, of which %d were told of: too few", tried, told)
+				}
+			})
+		}
+	}
+}
+
+// TestEveryWorkOfTheGPUFailsOnce is the same with work that is accepted and fails: all of which is told.
+func TestEveryWorkOfTheGPUFailsOnce(t *testing.T) {
+	for name, d := range drivers {
+		if invariants.Enabled && name != newest {
+			continue // in which the walks take long
+		}
+		g := emulatedBy(t, d.emulator)
+		g.unpinned = d.unpinned
+		t.Run(name, func(t *testing.T) {
+			tried, told := g.eachFails(t, false, func(n int64) (hit func() bool) {
+				g.emulator.FailWork(n, cuda.ErrIllegalAddress, false)
+				return nil
+			}, cuda.ErrIllegalAddress)
+			if tried < 8 || told != tried {
+				t.Errorf("%d pieces of work, of which %d were told of: want all, and more than a few", tried, told)
+			}
+		})
+	}
+}
+
+// eachFails walks a batch again and again, with another failure in each. arm makes the n-th, and returns what says whether it was met, or
+// nil: then failures are over when some in a row are not told of. It returns how many were met and how many were told of. Of many, a brief test
+// makes a part.
+func (g gpus) eachFails(t *testing.T, many bool, arm func(n int64) (hit func() bool), want ...error) (tried, told int) {
+	t.Helper()
+	step := int64(1)
+	if g.brief() && many {
+		if step = 7; invariants.Enabled {
+			step = 37
+		}
+	}
+	row := 5
+	if step > 1 {
+		row = 2
+	}
+	unmet := 0
+	for n := int64(0); ; n += step {
+		var met, failed bool
+		ok := t.Run(fmt.Sprint(n), func(t *testing.T) {
+			m := newMachine(t, machineConfig{gpus: g})
+			b := m.put(t, codedBriefly(n, 6000), tier.GPU)
+			hit := arm(n)
+			failed = m.walked(t, b, want...)
+			met = hit == nil && failed || hit != nil && hit()
+			g.emulator.ClearFailures()
+			m.whole(t, b, tier.GPU)
+		})
+		for _, leak := range g.emulator.Leaks() {
+			t.Errorf("with failure %d: %s", n, leak)
+		}
+		switch {
+		case !ok || t.Failed():
+			return tried, told
+		case met:
+			tried += 1 + unmet
+			unmet = 0
+		default:
+			if unmet++; unmet == row {
+				return tried, told
+			}
+		}
+		if failed {
+			told++
+		}
+	}
+}
+
+// TestLostGPU: a GPU that fails for good, as real ones do, takes with it what it holds and nothing else. All that needs
+// it fails with the driver's error; what is on the host and on the disk is whole, and everything can be closed.
+func TestLostGPU(t *testing.T) {
+	for name, d := range drivers {
+		t.Run(name, func(t *testing.T) {
+			g := withDriver(t, d.emulator) // which has what the GPU holds until the end: calls to give it back fail, too
+			g.unpinned = d.unpinned
+			var closing error
+			t.Run("lost", func(t *testing.T) {
+				m := newMachine(t, machineConfig{gpus: g, closing: func(err error) { closing = err }})
+				there := map[tier.Kind]*batch.Batch{}
+				for _, k := range tier.Kinds() {
+					there[k] = m.put(t, codedBriefly(int64(k), 6000), k)
+				}
+				g.emulator.FailWork(0, cuda.ErrIllegalAddress, true)
+				for _, k := range []tier.Kind{tier.Host, tier.Disk, tier.Host} {
+					m.lost(t, there[tier.GPU], k)
+				}
+				for _, k := range []tier.Kind{tier.Host, tier.Disk} {
+					m.lost(t, there[k], tier.GPU)
+					if err := m.same(t.Context(), there[k]); err != nil {
+						t.Errorf("the batch in %s: %v", k, err)
+					}
+				}
+				if err := m.mover.Move(t.Context(), there[tier.Host], toDisk, ReasonWork); err != nil {
+					t.Error(err)
+				}
+				if err := m.mover.Move(t.Context(), there[tier.Disk], toHost, ReasonWork); err != nil {
+					t.Error(err)
+				}
+				for _, k := range []tier.Kind{tier.Host, tier.Disk} {
+					if err := m.same(t.Context(), there[k]); err != nil {
+						t.Errorf("the batch that was in %s: %v", k, err)
+					}
+				}
+				if _, err := m.mover.Ingest(context.Background(), numbered(1, 100), toGPU); !errors.Is(err, cuda.ErrIllegalAddress) {
+					t.Errorf("a batch for the GPU that is lost: %v", err)
+				}
+			})
+			if !errors.Is(closing, cuda.ErrIllegalAddress) {
+				t.Errorf("closing a GPU that is lost tells %v", closing)
+			}
+			if n := g.emulator.Live("contexts"); n != 0 {
+				t.Errorf("%d contexts are left", n)
+			}
+		})
+	}
+}
+
+// lost checks that a move fails because the GPU has, and that the batch stays.
+func (m *machine) lost(t *testing.T, b *batch.Batch, to tier.Kind) {
+	t.Helper()
+	from := b.Info()
+	err := m.mover.Move(t.Context(), b, reservation.AnyInTier(to), ReasonWork)
+	if !errors.Is(err, cuda.ErrIllegalAddress) {
+		t.Fatalf("%s to %s: %v, want that the GPU is lost", from.Space, to, err)
+	}
+	if now := b.Info(); now.Space != from.Space || now.State != batch.Idle || now.Bytes != from.Bytes {
+		t.Fatalf("the batch is %+v, was %+v", now, from)
+	}
+}

@@ -1,0 +1,83 @@
+package cuda
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// ShareEvent records a CUevent behind the work put on s so far and returns it, for others in the process to wait for. They may
+// do so until end is called, once, or the device is closed.
+func (d *Device) ShareEvent(ts tier.Stream) (event uintptr, end func() error, err error) {
+	s, err := d.own(ts)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer d.gate.leave()
+	if err := s.Err(); err != nil {
+		return 0, nil, fmt.Errorf("cuda: an event behind work that failed: %w", err)
+	}
+	var e cuda.Event
+	err = d.dev.Here(func(c *cuda.Calls) (err error) {
+		if e, err = c.NewEvent(); err != nil {
+			return err
+		}
+		if err = c.Record(e, s.handle); err != nil {
+			_ = c.DestroyEvent(e) // the reason is told
+		}
+		return err
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.shared[e] = struct{}{}
+	return uintptr(e), func() error { return d.endShared(e) }, nil
+}
+
+func (d *Device) endShared(e cuda.Event) error {
+	if !d.gate.enter() {
+		return tier.ErrClosed // which has ended it
+	}
+	defer d.gate.leave()
+	d.mu.Lock()
+	_, there := d.mu.shared[e]
+	delete(d.mu.shared, e)
+	d.mu.Unlock()
+	if !there {
+		return tier.ErrReleased
+	}
+	return d.surely(func(c *cuda.Calls) error { return c.DestroyEvent(e) })
+}
+
+// AwaitShared waits until the work before event is done, a CUevent that somebody else in the process has recorded. If ctx ends
+// first it returns the cause; the device cannot be closed then until the event has happened.
+func (d *Device) AwaitShared(ctx context.Context, event uintptr) error {
+	ts, err := d.NewStream()
+	if err != nil {
+		return err
+	}
+	if !d.gate.enter() {
+		return tier.ErrClosed // which has closed the stream
+	}
+	defer d.gate.leave()
+	s := ts.(*stream)
+	done, err := s.behind(cuda.Event(event))
+	if err == nil {
+		err = tier.Wait(ctx, done)
+	}
+	// Closing a stream waits for what it waits for: not here, and not by who gives up waiting.
+	d.waits.Go(func() { _ = s.Close() }) // ends with the event; the device's Close waits for it
+	return err
+}
+
+// behind makes s wait for the work before a CUevent, and returns an event behind that.
+func (s *stream) behind(e cuda.Event) (tier.Event, error) {
+	if err := s.dev.dev.Here(func(c *cuda.Calls) error { return c.WaitEvent(s.handle, e) }); err != nil {
+		return nil, fmt.Errorf("cuda: waiting for the event %#x of others: %w", uintptr(e), err)
+	}
+	return s.record()
+}

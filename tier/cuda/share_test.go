@@ -1,0 +1,204 @@
+package cuda_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	driver "github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/cuda"
+)
+
+// plug keeps a stream from going on until it is pulled.
+func plug(t *testing.T, d *cuda.Device, s tier.Stream) (pull func()) {
+	t.Helper()
+	c := make(chan struct{})
+	if err := d.WaitEvent(s, foreign(c)); err != nil {
+		t.Fatal(err)
+	}
+	return func() { close(c) }
+}
+
+// An event that one device shares is one that another of the same process waits for, until it has happened.
+func TestSharedEvent(t *testing.T) {
+	r := load(t, cudatest.Config{Devices: 2})
+	a, b := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, Ordinal: 1})
+	if a.Ordinal() != 0 || b.Ordinal() != 1 {
+		t.Errorf("the devices are numbers %d and %d", a.Ordinal(), b.Ordinal())
+	}
+	s, err := a.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pull := plug(t, a, s)
+	event, end, err := a.ShareEvent(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("why")
+	cancel(why)
+	if err := b.AwaitShared(ctx, event); !errors.Is(err, why) {
+		t.Errorf("waiting in vain: %v", err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- b.AwaitShared(t.Context(), event) }()
+	for r.Calls("cuStreamWaitEvent") < 2 && len(done) == 0 {
+	}
+	select {
+	case err := <-done:
+		t.Errorf("what is not done was waited for: %v", err)
+	default:
+	}
+	pull()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(end(), s.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := end(); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("an event given up twice: %v", err)
+	}
+	if err := b.AwaitShared(t.Context(), event); !errors.Is(err, driver.ErrInvalidHandle) {
+		t.Errorf("waiting for an event that is gone: %v", err)
+	}
+}
+
+// Events that are out when the device is closed end with it, as does what waits for them.
+func TestCloseEndsSharedEvents(t *testing.T) {
+	r := load(t, cudatest.Config{})
+	d := r.open(t, cuda.Config{Memory: 1 << 20})
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	event, end, err := d.ShareEvent(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.AwaitShared(t.Context(), event); err != nil {
+		t.Error(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := end(); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("giving up an event of a closed device: %v", err)
+	}
+	if _, _, err := d.ShareEvent(s); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("an event of a closed device: %v", err)
+	}
+	if err := d.AwaitShared(t.Context(), event); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("waiting by a closed device: %v", err)
+	}
+}
+
+// A stream whose work failed has no event to share.
+func TestNoSharedEventBehindAFailure(t *testing.T) {
+	r := load(t, cudatest.Config{})
+	d := r.open(t, cuda.Config{Memory: 1 << 20})
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := d.Alloc(s, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.FailWork(0, driver.ErrIllegalAddress, false)
+	if err := d.Fill(s, a, 1, 100); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Sync(); !errors.Is(err, driver.ErrIllegalAddress) {
+		t.Fatal(err)
+	}
+	if _, _, err := d.ShareEvent(s); !errors.Is(err, driver.ErrIllegalAddress) {
+		t.Errorf("an event behind what failed: %v", err)
+	}
+}
+
+// TestBorrow: a device works with what another of the same GPU has allocated while that is borrowed, and with no
+// more of it, and not with what nobody has.
+func TestBorrow(t *testing.T) {
+	for _, allocation := range []cuda.Allocation{cuda.StreamOrdered, cuda.OnePiece} {
+		r := load(t, cudatest.Config{Memory: 4 << 20})
+		owner, d := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, Allocation: allocation})
+		so, err := owner.NewStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := d.NewStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		const n = 3 * 512
+		a, err := owner.Alloc(so, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fill := func(at tier.Addr, n int64) error { return errors.Join(d.Fill(s, at, 7, n), s.Sync()) }
+		if fill(a, 1) == nil {
+			t.Error("what is not borrowed was written")
+		}
+		for name, c := range map[string]struct {
+			addr tier.Addr
+			size int64
+		}{"nothing": {a, 0}, "too much": {a + 512, n}, "nowhere": {12345, 1}} {
+			if _, err := d.Borrow(c.addr, c.size); err == nil {
+				t.Errorf("%s: borrowed", name)
+			}
+		}
+		borrow := func(at tier.Addr, n int64) func() {
+			t.Helper()
+			end, err := d.Borrow(at, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return end
+		}
+		// Loans in each other: who ends one does not end the others.
+		all, part, again, tail := borrow(a, n), borrow(a, 10), borrow(a, n), borrow(a+1024, 512)
+		all()
+		part()
+		for _, at := range []tier.Addr{a, a + 5, a + 1030, a + n - 1} {
+			if err := fill(at, 1); err != nil {
+				t.Errorf("byte %d of what is borrowed: %v", at-a, err)
+			}
+		}
+		if fill(a, n+1) == nil {
+			t.Error("more than is borrowed was written")
+		}
+		again()
+		if err := fill(a+1024, 512); err != nil || fill(a+1023, 2) == nil || fill(a, 1) == nil {
+			t.Errorf("with the tail borrowed: %v, or more was written", err)
+		}
+		tail()
+		if fill(a+1024, 1) == nil {
+			t.Error("what is not borrowed any more was written")
+		}
+		own, err := d.Alloc(s, 512)
+		if err != nil {
+			t.Fatal(err)
+		}
+		borrow(own, 512)()
+		if err := fill(own, 512); err != nil {
+			t.Errorf("what is the device's own is gone: %v", err)
+		}
+		if err := errors.Join(d.Free(s, own), s.Sync(), owner.Free(so, a), so.Sync()); err != nil {
+			t.Fatal(err)
+		}
+		for name, at := range map[string]tier.Addr{"its own memory": own, "another's": a} {
+			if end, err := d.Borrow(at, 1); err == nil {
+				end()
+				t.Errorf("%s was borrowed after it was freed", name)
+			}
+		}
+		r.Fail("cuMemGetAddressRange_v2", 0, driver.ErrNotInitialized, 1)
+		if _, err := d.Borrow(a, 1); !errors.Is(err, driver.ErrNotInitialized) {
+			t.Errorf("a driver that does not answer: %v", err)
+		}
+	}
+}
