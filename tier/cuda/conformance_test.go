@@ -126,3 +126,10 @@ func TestDevicePoolConforms(t *testing.T) {
 		})
 	}
 }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

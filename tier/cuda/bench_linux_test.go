@@ -98,10 +98,3 @@ func benchmarkCopy(b *testing.B, size int64, up bool) {
 	b.ReportMetric(ratios[len(ratios)/2], "of-limit")
 	b.ReportMetric(float64(size)/mine[len(mine)/2]/(1<<30), "GiB/s")
 }
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
