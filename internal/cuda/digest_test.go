@@ -96,49 +96,57 @@ func TestDigestOfWhatIsFreedBehind(t *testing.T) {
 func TestNoKernel(t *testing.T) {
 	for _, code := range []cuda.Code{cuda.ErrInvalidImage, cuda.ErrNoBinaryForGPU, cuda.ErrInvalidPTX, cuda.ErrNoJITCompiler,
 		cuda.ErrUnsupportedPTX, cuda.ErrJITDisabled, cuda.ErrNotSupported} {
+		t.Run(code.Error(), func(t *testing.T) {
+			r := open(t, cudatest.Config{})
+			d := r.devices[0]
+			s, src, out := r.stream(d), r.alloc(d, 64), r.alloc(d, 16)
+			r.Fail("cuModuleLoadData", 0, code, 1)
+			for range 2 {
+				if err := d.PrepareDigest(); !errors.Is(err, cuda.ErrNoKernel) || !errors.Is(err, code) {
+					t.Errorf("the driver says so: %v", err)
+				}
+				if _, err := r.digest(d, s, src, out, 0, 64); !errors.Is(err, cuda.ErrNoKernel) {
+					t.Errorf("the driver has said so: %v", err)
+				}
+			}
+			if n := r.Calls("cuModuleLoadData"); n != 1 {
+				t.Errorf("the driver says so, and was asked %d times", n)
+			}
+		})
+	}
+	t.Run("a module without the kernel", func(t *testing.T) {
+		r := open(t, cudatest.Config{})
+		r.Fail("cuModuleGetFunction", 0, cuda.ErrNotFound, 1)
+		if err := r.devices[0].PrepareDigest(); !errors.Is(err, cuda.ErrNoKernel) || r.Live("modules") != 0 {
+			t.Errorf("%v, and %d modules are there", err, r.Live("modules"))
+		}
+	})
+	t.Run("a driver that is lazy", func(t *testing.T) {
 		r := open(t, cudatest.Config{})
 		d := r.devices[0]
 		s, src, out := r.stream(d), r.alloc(d, 64), r.alloc(d, 16)
-		r.Fail("cuModuleLoadData", 0, code, 1)
-		for range 2 {
-			if err := d.PrepareDigest(); !errors.Is(err, cuda.ErrNoKernel) || !errors.Is(err, code) {
-				t.Errorf("the driver says %v: %v", code, err)
-			}
-			if _, err := r.digest(d, s, src, out, 0, 64); !errors.Is(err, cuda.ErrNoKernel) {
-				t.Errorf("the driver has said %v: %v", code, err)
-			}
+		r.Fail("cuLaunchKernel", 0, cuda.ErrNoJITCompiler, 1)
+		if _, err := r.digest(d, s, src, out, 0, 64); !errors.Is(err, cuda.ErrNoKernel) {
+			t.Error(err)
 		}
-		if n := r.Calls("cuModuleLoadData"); n != 1 {
-			t.Errorf("the driver says %v, and was asked %d times", code, n)
-		}
-	}
-	r := open(t, cudatest.Config{})
-	r.Fail("cuModuleGetFunction", 0, cuda.ErrNotFound, 1)
-	if err := r.devices[0].PrepareDigest(); !errors.Is(err, cuda.ErrNoKernel) || r.Live("modules") != 0 {
-		t.Errorf("a module without the kernel: %v, and %d modules are there", err, r.Live("modules"))
-	}
-	r = open(t, cudatest.Config{})
-	d := r.devices[0]
-	s, src, out := r.stream(d), r.alloc(d, 64), r.alloc(d, 16)
-	r.Fail("cuLaunchKernel", 0, cuda.ErrNoJITCompiler, 1)
-	if _, err := r.digest(d, s, src, out, 0, 64); !errors.Is(err, cuda.ErrNoKernel) {
-		t.Errorf("a driver that is lazy: %v", err)
-	}
+	})
 }
 
 // What may be better the next time is tried the next time.
 func TestKernelLoadsLater(t *testing.T) {
 	for _, symbol := range []string{"cuDeviceGetAttribute", "cuModuleLoadData", "cuModuleGetFunction"} {
-		r := open(t, cudatest.Config{})
-		d := r.devices[0]
-		r.Fail(symbol, 0, cuda.ErrOutOfMemory, 1)
-		if err := d.PrepareDigest(); !errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrNoKernel) {
-			t.Errorf("%s fails: %v", symbol, err)
-		}
-		ok(t, d.PrepareDigest())
-		if n := r.Live("modules"); n != 1 {
-			t.Errorf("%s failed, and there are %d modules", symbol, n)
-		}
+		t.Run(symbol, func(t *testing.T) {
+			r := open(t, cudatest.Config{})
+			d := r.devices[0]
+			r.Fail(symbol, 0, cuda.ErrOutOfMemory, 1)
+			if err := d.PrepareDigest(); !errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrNoKernel) {
+				t.Error(err)
+			}
+			ok(t, d.PrepareDigest())
+			if n := r.Live("modules"); n != 1 {
+				t.Errorf("it failed, and there are %d modules", n)
+			}
+		})
 	}
 }
 
@@ -226,18 +234,20 @@ func TestModules(t *testing.T) {
 		{11000, ".version 7.0\n.target sm_50\n.address_size 64\n.entry spillway_digest()\n", cuda.ErrNotFound},
 		{11000, ".version 7.0\n.target sm_50\n.address_size 64\n.visible .entry spillway_digest2()\n.visible .func spillway_digest()\n", cuda.ErrNotFound},
 	} {
-		r := open(t, cudatest.Config{Version: c.version})
-		err := r.devices[0].Do(func(calls *cuda.Calls) error {
-			m, err := calls.LoadModule([]byte(c.text + "\x00"))
-			if err != nil {
-				return err
+		t.Run("", func(t *testing.T) {
+			r := open(t, cudatest.Config{Version: c.version})
+			err := r.devices[0].Do(func(calls *cuda.Calls) error {
+				m, err := calls.LoadModule([]byte(c.text + "\x00"))
+				if err != nil {
+					return err
+				}
+				_, err = calls.Function(m, "spillway_digest")
+				return errors.Join(err, calls.UnloadModule(m))
+			})
+			if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
+				t.Errorf("%q with CUDA %d: %v, want %v", c.text, c.version, err, c.want)
 			}
-			_, err = calls.Function(m, "spillway_digest")
-			return errors.Join(err, calls.UnloadModule(m))
 		})
-		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
-			t.Errorf("%q with CUDA %d: %v, want %v", c.text, c.version, err, c.want)
-		}
 	}
 }
 

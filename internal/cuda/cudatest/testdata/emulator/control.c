@@ -47,6 +47,7 @@ static int64_t *calls_of(const char *symbol)
 	if (nsymbols == MAX_SYMBOLS)
 		abort();
 	snprintf(symbols[nsymbols].name, sizeof symbols[0].name, "%s", symbol);
+	symbols[nsymbols].calls = 0; // what it had before a reset
 	return &symbols[nsymbols++].calls;
 }
 
