@@ -9,7 +9,6 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
-	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -77,13 +76,13 @@ var drivers = map[string]struct {
 // driver on the way refused once. The batch is whole in its source and the books are right; nothing is left in the driver.
 func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
 	for name, d := range drivers {
-		if invariants.Enabled && name != newest {
+		if slow && name != newest {
 			continue // in which the walks take long
 		}
 		g := emulatedBy(t, d.emulator)
 		g.unpinned = d.unpinned
 		for _, code := range []cuda.Code{cuda.ErrInvalidValue, cuda.ErrOutOfMemory} {
-			if invariants.Enabled && code != cuda.ErrInvalidValue {
+			if slow && code != cuda.ErrInvalidValue {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/%d", name, code), func(t *testing.T) {
@@ -103,7 +102,7 @@ func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
 // TestEveryWorkOfTheGPUFailsOnce is the same with work that is accepted and fails: all of which is told.
 func TestEveryWorkOfTheGPUFailsOnce(t *testing.T) {
 	for name, d := range drivers {
-		if invariants.Enabled && name != newest {
+		if slow && name != newest {
 			continue // in which the walks take long
 		}
 		g := emulatedBy(t, d.emulator)
@@ -127,7 +126,7 @@ func (g gpus) eachFails(t *testing.T, many bool, arm func(n int64) (hit func() b
 	t.Helper()
 	step := int64(1)
 	if g.brief() && many {
-		if step = 7; invariants.Enabled {
+		if step = 7; slow {
 			step = 37
 		}
 	}

@@ -91,13 +91,20 @@ func withDriver(t testing.TB, cfg cudatest.Config) gpus {
 
 // brief says whether tests are to try a part only, for what they are about is not the GPU, and they take
 // long: emulated ones copy in threads, which cost more than short copies do.
-func (g gpus) brief() bool { return g.emulator != nil && (testing.Short() || invariants.Enabled) }
+func (g gpus) brief() bool { return g.emulator != nil && (testing.Short() || slow) }
+
+// slow says that the build is: tests that try everything one after the other try a part, then.
+const slow = raced || invariants.Enabled
 
 // skips says whether the i-th of many types is left out. Brief tests on emulated GPUs try one of part, and builds with
-// invariants, in which each lock takes as long as a copy, one of sixteen.
+// invariants, in which each lock takes as long as a copy, or with the race detector, one of sixteen; of other GPUs
+// the latter try one of three.
 func (g gpus) skips(i, part int) bool {
-	if g.emulator != nil && invariants.Enabled {
+	switch {
+	case g.emulator != nil && slow:
 		return i%16 != 0
+	case raced:
+		return i%3 != 0
 	}
 	return g.brief() && i%part != 0
 }
@@ -145,8 +152,8 @@ func onEachGPU(t *testing.T, n int, test func(t *testing.T, g gpus)) {
 // of pinned memory of the device's.
 func onEachGPUPinnedOrNot(t *testing.T, test func(t *testing.T, g gpus)) {
 	onEachGPU(t, 1, test)
-	if invariants.Enabled {
-		return // in which it takes long, and what is pinned makes no difference to the locks
+	if slow {
+		return // it takes long; what is pinned makes no difference to the locks, and the race detector's memory is not
 	}
 	t.Run("cuda, not pinned", func(t *testing.T) {
 		var g gpus

@@ -46,7 +46,7 @@ func tablesOfEveryType(t *testing.T, gpu gpus) {
 		m := newMachine(t, machineConfig{gpus: gpu, outside: outside})
 		for i, dt := range arrowgen.Types() {
 			for _, rows := range []int{0, 1, 70} {
-				if gpu.brief() && rows != 70 || gpu.skips(i, map[bool]int{true: 3, false: 1}[gpu.unpinned]) {
+				if (gpu.brief() || raced) && rows != 70 || gpu.skips(i, map[bool]int{true: 3, false: 1}[gpu.unpinned]) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%v/%d/%d", outside, i, rows), func(t *testing.T) {
@@ -295,7 +295,7 @@ func foreignTablesOfEveryType(t *testing.T, g gpus) {
 	for i, dt := range arrowgen.Types() {
 		for _, rows := range []int{0, 1, 70} {
 			for _, told := range []bool{false, true} {
-				if g.brief() && (rows != 70 || told == (i%2 == 0)) || g.skips(i, 1) {
+				if (g.brief() || raced) && (rows != 70 || told == (i%2 == 0)) || g.skips(i, 1) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%d %s/%d/%v", i, dt.Name(), rows, told), func(t *testing.T) {
