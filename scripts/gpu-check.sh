@@ -268,7 +268,7 @@ run() {
 	export SPILLWAY_CUDA=real
 	[ -z "${GPU_CHECK_DISK:-}" ] || disk=(--disk "$GPU_CHECK_DISK")
 
-	local topology=spillbench-cgo no_c='-test.skip=^Test(Consumer|Producer)InC$' # which compile files of the checkout
+	local topology=spillbench-cgo no_c='-test.skip=^Test(Consumer|Producer)InC' # which compile files of the checkout
 	program spillbench-cgo || topology=spillbench
 	step topo json 30 $topology topo --quiet --json @JSON
 	topo=$document
