@@ -185,7 +185,13 @@ func TestReleasedOnce(t *testing.T) {
 // imported.
 func TestExportOfAnImport(t *testing.T) {
 	r := newRig(t, nil)
-	rec := arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.Binary), 64)
+	for _, rows := range []int{64, 67} { // bitmaps of whole bytes, and such as end within one
+		exportAnImport(t, r, rows)
+	}
+}
+
+func exportAnImport(t *testing.T, r *rig, rows int) {
+	rec := arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.Binary, arrow.FixedWidthTypes.Boolean), rows)
 	defer rec.Release()
 	b := r.put(t, rec, batch.GPUTable)
 	array, schema := r.export(t, b, Config{})
