@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -403,6 +404,16 @@ func adoptTableRefusesNonsense(t *testing.T, g gpus) {
 	if _, err := m.mover.AdoptTable(t.Context(), DeviceTable{Space: gpu, Schema: arrowgen.Schema(arrow.PrimitiveTypes.Int64), Rows: 1 << 40,
 		Columns: []*DeviceArray{{Length: 1 << 40, Buffers: []batch.DeviceRange{{}, {Addr: 1 << 50, Length: Unknown}}}}}); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("more than the device has: %v", err)
+	}
+	// Sums of lengths that begin again at 0 would be little.
+	wide := &arrow.FixedSizeBinaryType{ByteWidth: 1 << 30}
+	for _, n := range []int{2, 4} {
+		columns := slices.Repeat([]*DeviceArray{{Length: 1 << 32, Buffers: []batch.DeviceRange{{}, {Addr: 1, Length: Unknown}}}}, n)
+		p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
+			Space: gpu, Schema: arrowgen.Schema(slices.Repeat([]arrow.DataType{wide}, n)...), Rows: 1 << 32, Columns: columns})
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("%d columns of 2^62 bytes: adopted as %v, %v", n, p, err)
+		}
 	}
 	if u := gpu.Usage(); u.Live != 0 || u.Reserved != 0 {
 		t.Errorf("the books hold %+v", u)
