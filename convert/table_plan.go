@@ -261,9 +261,9 @@ func (p *tablePlanner) validity(s *deviceRows, from int64) error {
 		if err != nil {
 			return err
 		}
-		told = 0
+		told = s.n // until it is known: so nothing is missed that may be absent
 		if ok {
-			told = s.n - int64(bitutil.CountSetBits(bitmap, int(s.at%8), int(s.n)))
+			told -= int64(bitutil.CountSetBits(bitmap, int(s.at%8), int(s.n)))
 		}
 	}
 	s.nulls = told
