@@ -268,7 +268,7 @@ run() {
 	export SPILLWAY_CUDA=real
 	[ -z "${GPU_CHECK_DISK:-}" ] || disk=(--disk "$GPU_CHECK_DISK")
 
-	local topology=spillbench-cgo no_c='-test.skip=^Test(Consumer|Producer)InC$' # which compile files of the checkout
+	local topology=spillbench-cgo
 	program spillbench-cgo || topology=spillbench
 	step topo json 30 $topology topo --quiet --json @JSON
 	topo=$document
@@ -279,7 +279,7 @@ run() {
 		step run json 60 spillbench run --gpu cuda --gpu-memory 16MiB --host-memory 16MiB "${disk[@]}" --quiet --json @JSON
 		step root test 60 root.test '-test.run=^TestReal' -test.short
 		step convert test 60 convert.test '-test.run=^(TestColumnsOfEveryType|TestDigestIsTheSameEverywhere|TestTableIsOneCopy)$/^cuda' -test.short
-		step cdevice test 30 convert-cdevice.test "$no_c" -test.short
+		step cdevice test 30 convert-cdevice.test -test.short
 		step bench-tier-cuda bench 30 tier-cuda.test '-test.bench=^BenchmarkReal/.*/1MiB' -test.benchtime=5x
 	else
 		step tier-cuda test 90 tier-cuda.test '-test.run=^TestReal'
@@ -289,7 +289,7 @@ run() {
 		step run json 120 spillbench run --gpu cuda --gpu-memory 2GiB --host-memory 4GiB "${disk[@]}" --quiet --json @JSON
 		step root test 60 root.test '-test.run=^TestReal'
 		step convert test 90 convert.test '-test.run=^Test[^/]*$/^cuda'
-		step cdevice test 30 convert-cdevice.test "$no_c"
+		step cdevice test 30 convert-cdevice.test
 		step bench-internal-cuda bench 40 internal-cuda.test '-test.bench=^BenchmarkReal' -test.benchtime=300ms
 		step bench-tier-cuda bench 60 tier-cuda.test '-test.bench=^BenchmarkReal' -test.benchtime=300ms
 		step bandwidth-disk json 90 spillbench bandwidth --gpu cuda --gpu-memory 1GiB --host-memory 1GiB --sizes 64MiB --threads 1 --codec none "${disk[@]}" --quiet --json @JSON
