@@ -124,7 +124,9 @@ bounded() {
 	end=$((SECONDS + 5))
 	while kill -0 "$pid" 2>/dev/null && [ "$SECONDS" -lt "$end" ]; do nap 0.1; done
 	kill -KILL "$pid" 2>/dev/null
-	wait "$pid" 2>/dev/null
+	end=$((SECONDS + 5))
+	while kill -0 "$pid" 2>/dev/null && [ "$SECONDS" -lt "$end" ]; do nap 0.1; done
+	kill -0 "$pid" 2>/dev/null || wait "$pid" 2>/dev/null # what hangs in the kernel's driver is left to itself
 	child=
 	status=124
 }
@@ -137,7 +139,7 @@ step() {
 	shift 4
 	[ "$limit" -le "$left" ] || limit=$left
 	json=$logs/$name.json
-	local args=("${@//@JSON/$json}")
+	local args=("${@//@JSON/"$json"}")
 	case $kind in
 	test) args+=(-test.v -test.count=1 "-test.timeout=$((limit > 8 ? limit - 4 : 4))s") ;;
 	bench) args+=(-test.run=none -test.benchmem "-test.timeout=$((limit > 8 ? limit - 4 : 4))s") ;;
@@ -207,7 +209,8 @@ driver_version() {
 	[ -r /proc/driver/nvidia/version ] && read -r line </proc/driver/nvidia/version
 	[[ $line =~ \ ([0-9]+\.[0-9.]+)\  ]] && reply=${BASH_REMATCH[1]}
 	if [ -z "$reply" ] && command -v nvidia-smi >/dev/null; then
-		read -r reply < <(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null) || true
+		bounded 20 "$work/smi.log" nvidia-smi --query-gpu=driver_version --format=csv,noheader
+		[ "$status" != 0 ] || read -r reply <"$work/smi.log" || true
 	fi
 }
 
@@ -309,7 +312,7 @@ run() {
 	quote "$reply" && text="{\"name\": @NAME, \"driver\": $reply"
 	quote "$cuda" && text+=", \"cuda\": $reply"
 	quote "$link" && text+=", \"pcie_link\": $reply}"
-	quote "$name" && text=${text/@NAME/$reply}
+	quote "$name" && text=${text/@NAME/"$reply"}
 	local all= s document commit
 	for s in "${steps[@]}"; do all+=${all:+,$'\n'}$s; done
 	read -r commit <"$here/commit"
