@@ -9,7 +9,7 @@
 # step failed or there was no time for it (the document says which), 2 wrong use, 3 there is no GPU.
 #
 #   GPU_CHECK_SMALL=1    small sizes: to try the script itself on the emulator, whose figures mean nothing
-#   GPU_CHECK_DISK=DIR   where to spill, in place of the temporary directory: 16 GB should be free there
+#   GPU_CHECK_DISK=DIR   where to spill, in place of the temporary directory: 32 GB should be free there, half of which is used
 #   GPU_CHECK_PLAIN=1    build: leave the binaries uncompressed, for machines without gzip
 #
 # It changes nothing about the GPU: no clocks, modes or MIG.
@@ -289,7 +289,7 @@ run() {
 		step internal-cuda test 40 internal-cuda.test '-test.run=^TestReal'
 		step bandwidth json 90 spillbench bandwidth --gpu cuda --gpu-memory 4GiB --host-memory 4GiB --sizes 1MiB,16MiB,64MiB,256MiB --threads 1,2 --between gpu,host --quiet --json @JSON
 		# A table three times as large as both memories: 18 GiB.
-		step run json 120 spillbench run --gpu cuda --gpu-memory 2GiB --host-memory 4GiB "${disk[@]}" --quiet --json @JSON
+		step run json 180 spillbench run --gpu cuda --gpu-memory 2GiB --host-memory 4GiB "${disk[@]}" --quiet --json @JSON
 		step root test 60 root.test '-test.run=^TestReal'
 		step convert test 90 convert.test '-test.run=^Test[^/]*$/^cuda'
 		step cdevice test 30 convert-cdevice.test
