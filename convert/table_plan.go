@@ -189,6 +189,9 @@ func (p *tablePlanner) whole(name string, dt arrow.DataType, a *DeviceArray) err
 	return p.child(name, dt, a, 0, n)
 }
 
+// bodyMost is more than any device has, and little enough that sums of bytes stay in range.
+const bodyMost = 1 << 62
+
 // lies gives a place to the n bytes of a buffer from at on, of which the device has more if
 // more is not 0.
 func (p *tablePlanner) lies(b batch.DeviceRange, at, n, more int64) error {
@@ -197,6 +200,9 @@ func (p *tablePlanner) lies(b batch.DeviceRange, at, n, more int64) error {
 	}
 	if uint64(b.Addr) > 1<<63 { // sums of addresses stay in range
 		return p.path.invalid("a buffer at %#x", uint64(b.Addr))
+	}
+	if n > bodyMost-p.at {
+		return p.path.invalid("%d bytes behind %d others: more than there can be", n, p.at)
 	}
 	if p.place(n) {
 		for len(p.ranges) < len(p.spans)-1 {
@@ -255,9 +261,9 @@ func (p *tablePlanner) validity(s *deviceRows, from int64) error {
 		if err != nil {
 			return err
 		}
-		told = 0
+		told = s.n // until it is known: so nothing is missed that may be absent
 		if ok {
-			told = s.n - int64(bitutil.CountSetBits(bitmap, int(s.at%8), int(s.n)))
+			told -= int64(bitutil.CountSetBits(bitmap, int(s.at%8), int(s.n)))
 		}
 	}
 	s.nulls = told

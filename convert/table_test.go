@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -404,8 +405,47 @@ func adoptTableRefusesNonsense(t *testing.T, g gpus) {
 		Columns: []*DeviceArray{{Length: 1 << 40, Buffers: []batch.DeviceRange{{}, {Addr: 1 << 50, Length: Unknown}}}}}); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("more than the device has: %v", err)
 	}
+	// Sums of lengths that begin again at 0 would be little.
+	wide := &arrow.FixedSizeBinaryType{ByteWidth: 1 << 30}
+	for _, n := range []int{2, 4} {
+		columns := slices.Repeat([]*DeviceArray{{Length: 1 << 32, Buffers: []batch.DeviceRange{{}, {Addr: 1, Length: Unknown}}}}, n)
+		p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
+			Space: gpu, Schema: arrowgen.Schema(slices.Repeat([]arrow.DataType{wide}, n)...), Rows: 1 << 32, Columns: columns})
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("%d columns of 2^62 bytes: adopted as %v, %v", n, p, err)
+		}
+	}
 	if u := gpu.Usage(); u.Live != 0 || u.Reserved != 0 {
 		t.Errorf("the books hold %+v", u)
+	}
+}
+
+// An array of nothing but nulls may lack its values, also if nobody has counted its nulls.
+func TestForeignTableOfNulls(t *testing.T) { onEachGPU(t, 1, foreignTableOfNulls) }
+
+func foreignTableOfNulls(t *testing.T, gpu gpus) {
+	m := newMachine(t, machineConfig{gpus: gpu})
+	const rows = 11
+	for _, dt := range []arrow.DataType{arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.String, arrow.FixedWidthTypes.Boolean,
+		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}} {
+		f := newForeign(t, m)
+		a := &DeviceArray{Length: rows, Nulls: Unknown, Buffers: []batch.DeviceRange{f.buffer(make([]byte, 2), true), {}}}
+		if dt.ID() == arrow.STRING {
+			a.Buffers = append(a.Buffers, batch.DeviceRange{})
+		}
+		p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
+			Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(dt), Rows: rows, Columns: []*DeviceArray{a}, Release: f.release})
+		if err != nil {
+			f.release()
+			t.Errorf("%s: %v", dt, err)
+			continue
+		}
+		if n := p.Descriptor().Nodes[0]; n.Nulls != rows {
+			t.Errorf("%s: %d nulls", dt, n.Nulls)
+		}
+		if err := p.Release(); err != nil || f.released != 1 {
+			t.Errorf("%s: released %d times, %v", dt, f.released, err)
+		}
 	}
 }
 

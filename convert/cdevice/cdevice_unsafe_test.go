@@ -185,7 +185,13 @@ func TestReleasedOnce(t *testing.T) {
 // imported.
 func TestExportOfAnImport(t *testing.T) {
 	r := newRig(t, nil)
-	rec := arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.Binary), 64)
+	for _, rows := range []int{64, 67} { // bitmaps of whole bytes, and such as end within one
+		exportAnImport(t, r, rows)
+	}
+}
+
+func exportAnImport(t *testing.T, r *rig, rows int) {
+	rec := arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.Binary, arrow.FixedWidthTypes.Boolean), rows)
 	defer rec.Release()
 	b := r.put(t, rec, batch.GPUTable)
 	array, schema := r.export(t, b, Config{})
@@ -328,4 +334,31 @@ func TestOtherBackendNeedsAType(t *testing.T) {
 	}
 	array.Release()
 	schema.Close()
+}
+
+// What is released may be a variable of a function whose stack grows just then.
+func TestReleaseOnAStackThatGrows(t *testing.T) {
+	r := callbacks()
+	for depth := range 400 {
+		e := &exported{mem: new(memory)}
+		e.left.Store(1)
+		id, released := r.add(e), make(chan bool)
+		go func() { released <- releasedAt(depth, r.array, id) }()
+		if !<-released {
+			t.Fatalf("%d calls deep what was released does not say so", depth)
+		}
+	}
+	if n := r.open(); n != 0 {
+		t.Errorf("%d exports are open", n)
+	}
+}
+
+//go:noinline
+func releasedAt(depth int, callback, id uintptr) bool {
+	if depth > 0 {
+		return releasedAt(depth-1, callback, id) && depth > 0
+	}
+	a := DeviceArray{Array: Array{Release: callback, PrivateData: id}}
+	a.Release()
+	return a.Released()
 }

@@ -1,8 +1,11 @@
 package cdevice
 
 import (
+	"bytes"
+	"embed"
 	"encoding/binary"
 	"math"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -30,6 +33,11 @@ func buildConsumer(t *testing.T) consumer {
 	return c
 }
 
+// sources are in the test's binary, which may run where the checkout is not.
+//
+//go:embed testdata/*.c
+var sources embed.FS
+
 // build compiles and loads a library of testdata.
 func build(t *testing.T, source string) uintptr {
 	t.Helper()
@@ -37,8 +45,16 @@ func build(t *testing.T, source string) uintptr {
 	if err != nil {
 		t.Skip("there is no gcc, which compiles the consumer")
 	}
-	lib := filepath.Join(t.TempDir(), "libconsumer.so")
-	if out, err := exec.CommandContext(t.Context(), gcc, "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-o", lib, filepath.Join("testdata", source)).CombinedOutput(); err != nil {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, sources); err != nil {
+		t.Fatal(err)
+	}
+	lib := filepath.Join(dir, "libconsumer.so")
+	out, err := exec.CommandContext(t.Context(), gcc, "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-o", lib, filepath.Join(dir, "testdata", source), "-ldl").CombinedOutput()
+	if bytes.Contains(out, []byte(".h: No such file")) {
+		t.Skipf("there are no headers of the C library: %s", out)
+	}
+	if err != nil {
 		t.Fatalf("compiling the consumer: %v\n%s", err, out)
 	}
 	h, err := purego.Dlopen(lib, purego.RTLD_NOW|purego.RTLD_LOCAL)

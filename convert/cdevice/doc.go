@@ -13,7 +13,8 @@
 //
 // Export takes the handle over: the batch stays in its space, in use, until whoever has the
 // array calls its release callback, from any thread, which closes the handle. Children that a
-// consumer has moved out of the array count by themselves, as the interface has it.
+// consumer has moved out of the array count by themselves, as the interface has it. What reads the memory must be done by
+// then, and that must come before the engine is closed: with its device the memory is gone, whoever has an array of it.
 //
 // Import takes the array and the schema over if it succeeds, and marks them as released; on an
 // error they stay the caller's. The array's release callback is called once, when the table

@@ -19,7 +19,7 @@ import (
 // buffer without bytes is NULL, and a dictionary has the array of it that the batch shares
 // with others. The lengths of a view's data buffers, the last of its buffers, lie in host
 // memory, as in Arrow's own implementation. Tables of others' of which some arrays are slices
-// (batch.Table.Adjustments) are an *UnsupportedError: as an image they can be exported.
+// that do not begin where their buffers do (batch.Table.Adjustments) are an *UnsupportedError: as an image they can be exported.
 //
 // array and schema are written over, whatever they hold. They may be C's memory or Go's; in
 // Go's, the caller must keep them alive while C has their addresses.
@@ -131,8 +131,10 @@ func (w *arrayWriter) open(p batch.Payload) (d *batch.Descriptor, err error) {
 		w.body, err = inBody(d, p.Buffer())
 		return d, err
 	case *batch.Table:
-		if a := p.Adjustments(); len(a) > 0 {
-			return nil, w.path.unsupported("a table with slices of others' arrays (buffer %d of %d is one)", a[0].Buffer, len(p.Ranges()))
+		for _, a := range p.Adjustments() {
+			if a.How != batch.Bits || a.Base != 0 { // bits behind the last row are nobody's
+				return nil, w.path.unsupported("a table with slices of others' arrays (buffer %d of %d is one)", a.Buffer, len(p.Ranges()))
+			}
 		}
 		d, w.shared = p.Descriptor(), p.Shared()
 		w.body = placesOf(d, func(i int) tier.Addr { return p.Ranges()[i].Addr })

@@ -79,6 +79,7 @@ type arrayReader struct {
 	dev     device
 	path    path
 	structs int
+	count   int64 // of buffers, in all structs
 }
 
 // record reads the columns. Rows that the struct around them leaves out at its beginning are
@@ -197,6 +198,9 @@ func (r *arrayReader) array(a *Array, dt arrow.DataType) (*convert.DeviceArray, 
 func (r *arrayReader) buffers(a *Array, out *convert.DeviceArray, views bool) error {
 	if a.NBuffers == 0 {
 		return nil
+	}
+	if r.count += a.NBuffers; r.count > buffersMost {
+		return r.path.invalid("more than %d buffers", buffersMost)
 	}
 	all := several[uintptr](a.Buffers, a.NBuffers)
 	var sizes []int64

@@ -2,6 +2,7 @@ package cdevice
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -159,6 +160,55 @@ func TestImportRefusesNonsense(t *testing.T) {
 				t.Errorf("the batch is %s", held.State())
 			}
 		})
+	}
+}
+
+// What a few structs announce, again and again, is not believed: no room is made for it.
+func TestImportOfMuchFromLittle(t *testing.T) {
+	r := newRig(t, nil)
+	rec := arrowgen.New(4).Record(arrowgen.Schema(arrow.StructOf(), arrow.BinaryTypes.StringView), 20)
+	defer rec.Release()
+	held := r.put(t, rec, batch.GPUImage)
+	defer r.drop(t, held)
+	for name, do := range map[string]func(*broken){
+		"fields in fields": func(b *broken) {
+			p, to := b.pointers(structMost)
+			for i := range to {
+				to[i] = addressOf(b.fields[0])
+			}
+			b.fields[0].Children, b.fields[0].NChildren = p, structMost
+		},
+		"buffers": func(b *broken) {
+			p, _ := b.pointers(structMost)
+			const columns = 1000
+			arrays, to := b.pointers(columns)
+			fields, of := b.pointers(columns)
+			for i := range columns {
+				to[i], of[i] = addressOf(b.columns[0]), addressOf(b.fields[0])
+			}
+			b.columns[0].Buffers, b.columns[0].NBuffers = p, structMost
+			b.a.Array.Children, b.a.Array.NChildren, b.s.Children, b.s.NChildren = arrays, columns, fields, columns
+		},
+	} {
+		a, s := r.export(t, held, Config{})
+		column, field := at[Array](several[uintptr](a.Array.Children, 1)[0]), at[Schema](several[uintptr](s.Children, 1)[0])
+		b := &broken{a: a, s: s, columns: []*Array{column}, fields: []*Schema{field}, mem: new(memory), t: t}
+		wholeA, wholeS, wholeColumn, wholeField := *a, *s, *column, *field
+		do(b)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := Import(t.Context(), r.mover, r.gpu, a, s, Config{})
+		runtime.ReadMemStats(&after)
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n := after.TotalAlloc - before.TotalAlloc; n > 256<<20 {
+			t.Errorf("%s: %d bytes were allocated", name, n)
+		}
+		*a, *s, *column, *field = wholeA, wholeS, wholeColumn, wholeField
+		a.Release()
+		s.Close()
+		b.mem.free()
 	}
 }
 

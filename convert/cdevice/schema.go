@@ -15,8 +15,9 @@ const (
 
 // How large the trees may be that are read: more is a mistake, or an attack.
 const (
-	depthMost  = 64
-	structMost = 1 << 20
+	depthMost   = 64
+	structMost  = 1 << 20
+	buffersMost = 4 * structMost // in all structs of an array
 )
 
 // schemaWriter lays out the structs of a schema.
@@ -118,7 +119,7 @@ func pointers(m *memory, first uintptr, n int, size uintptr) (uintptr, error) {
 // schemaReader reads structs that somebody else made.
 type schemaReader struct {
 	path    path
-	structs int
+	structs int64 // with those that are only announced, for room is made for all children at once
 }
 
 // record reads the schema of a record: a struct.
@@ -141,7 +142,7 @@ func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
 }
 
 func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
-	if r.structs++; r.structs > structMost || len(r.path) > depthMost {
+	if r.structs > structMost || len(r.path) > depthMost {
 		return f, r.path.invalid("a schema of more than %d fields, or nested deeper than %d", structMost, depthMost)
 	}
 	if s.Release == 0 {
@@ -183,13 +184,14 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 
 func (r *schemaReader) children(s *Schema) ([]arrow.Field, error) {
 	switch {
-	case s.NChildren < 0 || s.NChildren > structMost:
-		return nil, r.path.invalid("%d children", s.NChildren)
+	case s.NChildren < 0 || s.NChildren > structMost-r.structs:
+		return nil, r.path.invalid("%d children, beside %d fields", s.NChildren, r.structs)
 	case s.NChildren == 0:
 		return nil, nil
 	case s.Children == 0:
 		return nil, r.path.invalid("%d children that are missing", s.NChildren)
 	}
+	r.structs += s.NChildren
 	fields := make([]arrow.Field, s.NChildren)
 	for i, c := range several[uintptr](s.Children, s.NChildren) {
 		if c == 0 {
@@ -207,6 +209,7 @@ func (r *schemaReader) dictionary(s *Schema, index arrow.DataType) (arrow.DataTy
 	if !arrow.IsInteger(index.ID()) {
 		return nil, r.path.invalid("a dictionary under %s", index)
 	}
+	r.structs++
 	values, err := r.field(at[Schema](s.Dictionary))
 	if err != nil {
 		return nil, err

@@ -180,6 +180,43 @@ func TestRealPeers(t *testing.T) {
 	}
 }
 
+// TestRealBorrow: what somebody else has allocated on the GPU, in whichever way, is worked with while it is borrowed, and what
+// nobody has is not.
+func TestRealBorrow(t *testing.T) {
+	driver, infos := realDriver(t)
+	const n = 3<<20 + 5
+	for name, allocation := range realKinds(infos) {
+		t.Run(name, func(t *testing.T) {
+			theirs := newWork(t, openReal(t, driver, cuda.Config{Memory: 16 << 20, Allocation: allocation}))
+			w := newWork(t, openReal(t, driver, cuda.Config{Memory: 1 << 20}))
+			in, out := w.pinned(n), w.pinned(n)
+			fillRandom(in, 5)
+			a := theirs.alloc(n)
+			theirs.wait() // until it is there
+			if err := w.CopyToDevice(w.s, a, in); err == nil {
+				t.Error("what is not borrowed was worked with")
+			}
+			giveBack, err := w.Borrow(a+1, n-1)
+			w.ok(err)
+			w.ok(w.CopyToDevice(w.s, a+1, in[1:]))
+			w.ok(w.CopyToHost(w.s, out[1:], a+1))
+			w.wait()
+			if !bytes.Equal(in[1:], out[1:]) {
+				t.Error("what came back is not what was sent")
+			}
+			giveBack()
+			for _, none := range []struct {
+				at tier.Addr
+				n  int64
+			}{{1, 8}, {a, 1 << 45}} {
+				if _, err := w.Borrow(none.at, none.n); err == nil {
+					t.Errorf("%d bytes at %#x, which nobody has, were borrowed", none.n, uint64(none.at))
+				}
+			}
+		})
+	}
+}
+
 // largestReal is as much as tests take of a GPU at once, if it has that.
 const largestReal = 256 << 20
 
