@@ -103,8 +103,9 @@ type Config struct {
 // GPU configures one GPU space.
 type GPU struct {
 	Backend Backend
-	// ID says which of the machine's GPUs it is, by its UUID or PCI address as the topology has them. Empty
-	// means the first that the driver shows and no other space has.
+	// ID says which of the machine's GPUs it is, by its UUID or PCI address in any of the usual spellings
+	// (0000:17:00.0, 00000000:17:00.0, 17:00.0), or by the beginning of one GPU's UUID, as GPU-8932f937; if it is that of
+	// several, Open returns an AmbiguousGPUError. Empty means the first that the driver shows and no other space has.
 	ID string
 	// Memory is the size of the space in bytes, and no more than the device says that
 	// it has. 0 means what is free on the device; of a simulated one 256 MiB, or an eighth

@@ -40,21 +40,26 @@ func TestBackendOfAGPUSpace(t *testing.T) {
 		want    []string // backends; nil: opening fails
 		says    string   // with this in the error, or in the log
 	}{
-		"no library":           {func(*testing.T) string { return nowhere }, []spillway.GPU{{Memory: 1 << 20}}, []string{"sim"}, "no CUDA driver library"},
-		"no library, cuda":     {func(*testing.T) string { return nowhere }, []spillway.GPU{{Backend: spillway.CUDA}}, nil, "no CUDA driver library"},
-		"no library, sim":      {func(*testing.T) string { return nowhere }, []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
-		"no device":            {emulator(cudatest.Config{Devices: -1}), []spillway.GPU{{Memory: 1 << 20}}, []string{"sim"}, "CUDA_ERROR_NO_DEVICE"},
-		"no device, cuda":      {emulator(cudatest.Config{Devices: -1}), []spillway.GPU{{Backend: spillway.CUDA}}, nil, "CUDA_ERROR_NO_DEVICE"},
-		"a device":             {emulator(cudatest.Config{}), []spillway.GPU{{Memory: 1 << 20}}, []string{"cuda"}, ""},
-		"a device, all of it":  {emulator(cudatest.Config{}), []spillway.GPU{{}}, []string{"cuda"}, ""},
-		"a device, sim":        {emulator(cudatest.Config{}), []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
-		"two devices by name":  {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "0000:E1:00.0", Memory: 1 << 20}, {ID: "MIG-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee00", Memory: 1 << 20}}, []string{"cuda", "cuda"}, ""},
-		"by name and the rest": {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{Memory: 1 << 20}, {ID: "0000:e0:00.0", Memory: 1 << 20}}, []string{"cuda", "cuda"}, ""},
-		"one name twice":       {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "0000:e0:00.0"}, {ID: "0000:e0:00.0", Backend: spillway.CUDA}}, nil, "another space's"},
-		"one device for two":   {emulator(cudatest.Config{}), []spillway.GPU{{Memory: 1 << 20}, {Memory: 1 << 20}}, []string{"cuda", "sim"}, "no GPU that is not another"},
-		"another device":       {emulator(cudatest.Config{}), []spillway.GPU{{ID: "0000:01:00.0", Memory: math.MaxInt64}}, []string{"sim"}, "no GPU 0000:01:00.0"},
-		"another, cuda":        {emulator(cudatest.Config{}), []spillway.GPU{{ID: "GPU-1", Backend: spillway.CUDA}}, nil, "no GPU GPU-1"},
-		"too old":              {emulator(cudatest.Config{Version: 10020}), []spillway.GPU{{Backend: spillway.CUDA}}, nil, "10.2"},
+		"no library":              {func(*testing.T) string { return nowhere }, []spillway.GPU{{Memory: 1 << 20}}, []string{"sim"}, "no CUDA driver library"},
+		"no library, cuda":        {func(*testing.T) string { return nowhere }, []spillway.GPU{{Backend: spillway.CUDA}}, nil, "no CUDA driver library"},
+		"no library, sim":         {func(*testing.T) string { return nowhere }, []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
+		"no device":               {emulator(cudatest.Config{Devices: -1}), []spillway.GPU{{Memory: 1 << 20}}, []string{"sim"}, "CUDA_ERROR_NO_DEVICE"},
+		"no device, cuda":         {emulator(cudatest.Config{Devices: -1}), []spillway.GPU{{Backend: spillway.CUDA}}, nil, "CUDA_ERROR_NO_DEVICE"},
+		"a device":                {emulator(cudatest.Config{}), []spillway.GPU{{Memory: 1 << 20}}, []string{"cuda"}, ""},
+		"a device, all of it":     {emulator(cudatest.Config{}), []spillway.GPU{{}}, []string{"cuda"}, ""},
+		"a device, sim":           {emulator(cudatest.Config{}), []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
+		"two devices by name":     {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "0000:E1:00.0", Memory: 1 << 20}, {ID: "MIG-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee00", Memory: 1 << 20}}, []string{"cuda", "cuda"}, ""},
+		"as nvidia-smi writes it": {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "00000000:E1:00.0", Backend: spillway.CUDA, Memory: 1 << 20}}, []string{"cuda"}, ""},
+		"as lspci writes it":      {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "e1:00.0", Backend: spillway.CUDA, Memory: 1 << 20}}, []string{"cuda"}, ""},
+		"bare UUID":               {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "E0E1E2E3-e4e5-e6e7-e8e9-eaebecedee01", Backend: spillway.CUDA, Memory: 1 << 20}}, []string{"cuda"}, ""},
+		"beginning of a UUID":     {emulator(cudatest.Config{}), []spillway.GPU{{ID: "GPU-e0e1", Backend: spillway.CUDA, Memory: 1 << 20}}, []string{"cuda"}, ""},
+		"bare beginning":          {emulator(cudatest.Config{}), []spillway.GPU{{ID: "e0e1", Backend: spillway.CUDA}}, nil, "no GPU e0e1"},
+		"by name and the rest":    {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{Memory: 1 << 20}, {ID: "0000:e0:00.0", Memory: 1 << 20}}, []string{"cuda", "cuda"}, ""},
+		"one name twice":          {emulator(cudatest.Config{Devices: 2}), []spillway.GPU{{ID: "0000:e0:00.0"}, {ID: "0000:e0:00.0", Backend: spillway.CUDA}}, nil, "another space's"},
+		"one device for two":      {emulator(cudatest.Config{}), []spillway.GPU{{Memory: 1 << 20}, {Memory: 1 << 20}}, []string{"cuda", "sim"}, "no GPU that is not another"},
+		"another device":          {emulator(cudatest.Config{}), []spillway.GPU{{ID: "0000:01:00.0", Memory: math.MaxInt64}}, []string{"sim"}, "no GPU 0000:01:00.0"},
+		"another, cuda":           {emulator(cudatest.Config{}), []spillway.GPU{{ID: "GPU-1", Backend: spillway.CUDA}}, nil, "no GPU GPU-1"},
+		"too old":                 {emulator(cudatest.Config{Version: 10020}), []spillway.GPU{{Backend: spillway.CUDA}}, nil, "10.2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log strings.Builder
@@ -93,6 +98,26 @@ func TestBackendOfAGPUSpace(t *testing.T) {
 				t.Errorf("the log says %q, want %q", log.String(), c.says)
 			}
 		})
+	}
+}
+
+// TestAmbiguousGPU: the beginning of two GPUs' UUIDs names neither of them, whether or not one is taken, and no simulated one stands in.
+func TestAmbiguousGPU(t *testing.T) {
+	e := emulated(t, cudatest.Config{Devices: 2})
+	const begin, first = "GPU-e0e1e2e3", "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee00"
+	for name, gpus := range map[string][]spillway.GPU{
+		"auto":         {{ID: begin, Memory: 1 << 20}},
+		"cuda":         {{ID: begin, Memory: 1 << 20, Backend: spillway.CUDA}},
+		"one is taken": {{ID: first, Memory: 1 << 20}, {ID: begin, Memory: 1 << 20}},
+	} {
+		eng, err := spillway.Open(t.Context(), spillway.Config{GPUs: gpus, CUDALibrary: e.Path, HostMemory: 1 << 20, Disks: []spillway.Disk{}})
+		if err == nil {
+			_ = eng.Close()
+		}
+		var ambiguous *spillway.AmbiguousGPUError
+		if !errors.Is(err, spillway.ErrAmbiguousGPU) || !errors.As(err, &ambiguous) || ambiguous.ID != begin || len(ambiguous.UUIDs) != 2 || !strings.Contains(err.Error(), first) {
+			t.Errorf("%s: %v; want an AmbiguousGPUError", name, err)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/host"
@@ -15,6 +16,22 @@ import (
 // ErrShareOfSimulated: a GPU space whose size is a share of a card's memory would be served by a simulated GPU, which has as
 // much as it is given.
 var ErrShareOfSimulated = errors.New("a simulated GPU has no memory to take a share of")
+
+// ErrAmbiguousGPU is what an AmbiguousGPUError matches.
+var ErrAmbiguousGPU = errors.New("the ID of a GPU space is the beginning of several GPUs' UUIDs")
+
+// AmbiguousGPUError says which GPUs the ID of a GPU space may mean. No other GPU, nor a simulated one, stands in then.
+type AmbiguousGPUError struct {
+	ID    string
+	UUIDs []string // that begin with it
+}
+
+func (e *AmbiguousGPUError) Error() string {
+	return fmt.Sprintf("%v: %s may be each of %s: write more of the one that is meant", ErrAmbiguousGPU, e.ID, strings.Join(e.UUIDs, ", "))
+}
+
+// Is makes the error match ErrAmbiguousGPU.
+func (e *AmbiguousGPUError) Is(target error) bool { return target == ErrAmbiguousGPU }
 
 // chosen is what serves a GPU space: a GPU of driver, or what the configuration has, or a simulated one.
 type chosen struct {
@@ -28,7 +45,7 @@ func (e *Engine) chooseGPUs() error {
 	e.gpus = make([]chosen, len(e.cfg.GPUs))
 	e.cfg.GPUs = slices.Clone(e.cfg.GPUs) // the program's, in which shares become bytes
 	var driver *cuda.Driver
-	var left []cuda.DeviceInfo
+	var all, left []cuda.DeviceInfo
 	var missing error
 	for _, named := range []bool{true, false} {
 		for i, g := range e.cfg.GPUs {
@@ -39,10 +56,11 @@ func (e *Engine) chooseGPUs() error {
 			err := errSimulated
 			if g.Backend != Sim {
 				if driver == nil && missing == nil {
-					driver, left, missing = loadCUDA(e.cfg.CUDALibrary)
+					driver, all, missing = loadCUDA(e.cfg.CUDALibrary)
+					left = slices.Clone(all)
 				}
 				if err = missing; err == nil {
-					at, err = pick(left, g.ID)
+					at, err = pick(all, left, g.ID)
 				}
 			}
 			if err == nil {
@@ -67,7 +85,7 @@ var errSimulated = errors.New("it was asked for")
 // standIn says whether a simulated GPU may serve a space for which no other can be had.
 func (e *Engine) standIn(space tier.ID, g GPU, why error) error {
 	switch {
-	case g.Backend == CUDA:
+	case g.Backend == CUDA || errors.Is(why, ErrAmbiguousGPU): // nobody knows for which GPU another would stand in
 		return fmt.Errorf("%s: %w", space, why)
 	case g.Share != 0:
 		return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, why)
@@ -88,25 +106,42 @@ func loadCUDA(path string) (*cuda.Driver, []cuda.DeviceInfo, error) {
 	return driver, found, err
 }
 
-// pick returns which of the GPUs that are left has an ID; the first, without one.
-func pick(left []cuda.DeviceInfo, id string) (int, error) {
+// pick returns which of the GPUs that are left has an ID, of all that there are; the first, without one.
+func pick(all, left []cuda.DeviceInfo, id string) (int, error) {
+	if id == "" {
+		if len(left) == 0 {
+			return 0, fmt.Errorf("the CUDA driver shows no GPU that is not another space's: %w", tier.ErrNotSupported)
+		}
+		return 0, nil
+	}
+	named, err := find(all, id)
+	if err != nil {
+		return 0, err
+	}
 	for i, g := range left {
-		if id == "" || sameID(id, g.UUID) || strings.EqualFold(id, g.PCI) {
+		if named != nil && g.Ordinal == named.Ordinal {
 			return i, nil
 		}
-	}
-	if id == "" {
-		return 0, fmt.Errorf("the CUDA driver shows no GPU that is not another space's: %w", tier.ErrNotSupported)
 	}
 	return 0, fmt.Errorf("the CUDA driver shows no GPU %s, or it is another space's: %w", id, tier.ErrNotSupported)
 }
 
-// sameID compares UUIDs without what is written before them: NVML calls an instance MIG-… that
-// CUDA calls GPU-….
-func sameID(a, b string) bool {
-	_, x, _ := strings.Cut(a, "-")
-	_, y, _ := strings.Cut(b, "-")
-	return x != "" && strings.EqualFold(x, y)
+// find returns the GPU that id names: by its UUID, its PCI address, or the beginning of one UUID only. Nil: there is none.
+func find(all []cuda.DeviceInfo, id string) (*cuda.DeviceInfo, error) {
+	var begin []string
+	var found *cuda.DeviceInfo
+	for i, g := range all {
+		if gpuid.SameUUID(id, g.UUID) || gpuid.SameAddress(id, g.PCI) {
+			return &all[i], nil
+		}
+		if gpuid.BeginsUUID(id, g.UUID) {
+			begin, found = append(begin, g.UUID), &all[i]
+		}
+	}
+	if len(begin) > 1 {
+		return nil, &AmbiguousGPUError{ID: id, UUIDs: begin}
+	}
+	return found, nil
 }
 
 // simulated says whether the engine makes a simulated GPU for the space.
@@ -128,7 +163,7 @@ func (e *Engine) openCUDA(i int, g GPU) (tier.Device, error) {
 // nodeOfGPU returns the NUMA node that a GPU is on, as far as it is known.
 func (e *Engine) nodeOfGPU(gpu cuda.DeviceInfo) int {
 	for _, g := range e.topo.GPUs {
-		if strings.EqualFold(g.PCIAddress, gpu.PCI) && g.PCIAddress != "" || sameID(g.UUID, gpu.UUID) {
+		if gpuid.SameAddress(g.PCIAddress, gpu.PCI) || gpuid.SameUUID(g.UUID, gpu.UUID) {
 			if g.Node == topology.Unknown {
 				return g.MemoryNode
 			}

@@ -6,6 +6,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/gpuid"
 )
 
 const nvidia = "0x10de" // PCI vendor
@@ -87,7 +89,7 @@ func (t *tree) busGPUs(w placing) []GPU {
 
 // complete fills in what the PCI bus knows of g and g does not.
 func (t *tree) complete(w placing, g *GPU) {
-	g.PCIAddress = busAddress(g.PCIAddress)
+	g.PCIAddress = gpuid.Address(g.PCIAddress)
 	g.Name, g.UUID = label(g.Name), label(g.UUID)
 	g.Node = w.nowhere()
 	g.Bus, g.Links, g.MIG = []string{}, t.links(g), t.instances(g)
@@ -117,7 +119,7 @@ func (t *tree) links(g *GPU) []Link {
 			t.warnf("gpus", "GPU %d has %d NVLinks to %s", g.Index, l.Count, quote(l.Remote))
 			continue
 		}
-		l.Remote = busAddress(l.Remote)
+		l.Remote = gpuid.Address(l.Remote)
 		links = append(links, l)
 	}
 	return links
@@ -172,29 +174,5 @@ func (t *tree) fromBus(w placing, dir string, g *GPU) {
 	}
 }
 
-// busAddress makes the kernel's form of a PCI address, which has four digits
-// for the domain unless it needs more: drivers print eight, and capital
-// letters, as 00000000:3B:00.0. Empty: s is no address.
-func busAddress(s string) string {
-	s = strings.ToLower(s)
-	if domain, rest, ok := strings.Cut(s, ":"); ok && len(domain) == 8 {
-		for len(domain) > 4 && domain[0] == '0' {
-			domain = domain[1:]
-		}
-		s = domain + ":" + rest
-	}
-	if !isBusAddress(s) {
-		return ""
-	}
-	return s
-}
-
-// isBusAddress says whether s is domain:bus:device.function.
-func isBusAddress(s string) bool {
-	domain, rest, ok := strings.Cut(s, ":")
-	if !ok || len(domain) < 4 || len(domain) > 8 || len(rest) != len("00:00.0") || rest[2] != ':' || rest[5] != '.' {
-		return false
-	}
-	digits := domain + rest[:2] + rest[3:5] + rest[6:]
-	return strings.Trim(digits, "0123456789abcdef") == ""
-}
+// isBusAddress says whether s is a PCI address as the kernel writes it: domain:bus:device.function.
+func isBusAddress(s string) bool { return s != "" && gpuid.Address(s) == s }

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/spillway-db/spillway/internal/gpuid"
 )
 
 // NVMLLibrary is what is asked of NVIDIA's library: a part of nvml.Interface of
@@ -216,10 +218,10 @@ func addressOf(info nvml.PciInfo) string {
 		}
 		b.WriteByte(byte(c))
 	}
-	if s := busAddress(b.String()); s != "" || info.Domain == 0 && info.Bus == 0 && info.Device == 0 {
+	if s := gpuid.Address(b.String()); s != "" || info.Domain == 0 && info.Bus == 0 && info.Device == 0 {
 		return s
 	}
-	return busAddress(fmt.Sprintf("%08x:%02x:%02x.0", info.Domain, info.Bus, info.Device))
+	return gpuid.Address(fmt.Sprintf("%08x:%02x:%02x.0", info.Domain, info.Bus, info.Device))
 }
 
 func bytesFrom(n uint64) int64 { return int64(min(n, math.MaxInt64)) }

@@ -129,12 +129,11 @@ func TestParseLimitAndQuota(t *testing.T) {
 }
 
 func TestBusAddress(t *testing.T) {
-	for text, want := range map[string]string{
-		"0000:3b:00.0": "0000:3b:00.0", "00000000:3B:00.0": "0000:3b:00.0", "00010000:E1:00.7": "10000:e1:00.7", "10000:e1:00.0": "10000:e1:00.0",
-		"": "", "3b:00.0": "", "../..": "", "0000:3b:00:0": "", "0000:3b:00.00": "", "000g:3b:00.0": "", "0000-3b:00.0": "",
+	for text, want := range map[string]bool{
+		"0000:3b:00.0": true, "10000:e1:00.0": true, "00000000:3b:00.0": false, "0000:3B:00.0": false, "3b:00.0": false, "": false, "..": false,
 	} {
-		if got := busAddress(text); got != want {
-			t.Errorf("busAddress(%q) = %q, want %q", text, got, want)
+		if got := isBusAddress(text); got != want {
+			t.Errorf("isBusAddress(%q) = %v, want %v", text, got, want)
 		}
 	}
 }

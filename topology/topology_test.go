@@ -426,7 +426,7 @@ func TestGPUSource(t *testing.T) {
 	root := unpack(t, "server")
 	given := []topology.GPU{
 		{Index: 0, Name: "H100\x1b[0m", UUID: "GPU-1", PCIAddress: "00000000:9A:00.0", MemoryBytes: 80 << 30, FreeBytes: 79 << 30},
-		{Index: 1, PCIAddress: "0000:18:00.0", MemoryBytes: 1, FreeBytes: 2, PCIeWidth: 8, CPUs: topology.Set{1}},
+		{Index: 1, PCIAddress: "18:00.0", MemoryBytes: 1, FreeBytes: 2, PCIeWidth: 8, CPUs: topology.Set{1}},
 		{Index: 2, PCIAddress: "../../proc", MemoryBytes: -1, Node: 5},
 	}
 	source := gpuSource(func(context.Context) ([]topology.GPU, error) { return given, nil })

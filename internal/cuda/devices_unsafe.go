@@ -2,8 +2,9 @@ package cuda
 
 import (
 	"fmt"
-	"strings"
 	"unsafe"
+
+	"github.com/spillway-db/spillway/internal/gpuid"
 )
 
 // Devices describes all devices that the driver shows. None is an error of Load.
@@ -41,7 +42,9 @@ func (l *Library) device(ordinal int) (DeviceInfo, error) {
 	if info.PCI, err = l.deviceText(&l.sym.devicePCI, dev, 32); err != nil {
 		return info, err
 	}
-	info.PCI = strings.ToLower(info.PCI)
+	if address := gpuid.Address(info.PCI); address != "" {
+		info.PCI = address
+	}
 	if info.UUID, err = l.deviceUUID(dev); err != nil {
 		return info, err
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
@@ -82,7 +83,7 @@ func gpu(t *topology.Topology, d tier.DeviceInfo) (name, driver, pcie string) {
 		return "sim", "", ""
 	}
 	for _, g := range t.GPUs {
-		if g.PCIAddress != "" && strings.EqualFold(g.PCIAddress, d.PCI) {
+		if gpuid.SameAddress(g.PCIAddress, d.PCI) {
 			pcie = link(g)
 		}
 	}
