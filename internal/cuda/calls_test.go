@@ -75,7 +75,7 @@ func (e *everything) pools(c *cuda.Calls, s cuda.Stream) error {
 	if err = errors.Join(err, aerr, perr); err != nil {
 		return err
 	}
-	err = errors.Join(c.SetPoolNumber(p, cuda.PoolReleaseThreshold, 1<<20), c.ShowPool(p, 1))
+	err = errors.Join(c.SetPoolNumber(p, cuda.PoolReleaseThreshold, 1<<20), c.SetPoolFlag(p, cuda.PoolReuseMakesWait, false), c.ShowPool(p, 1))
 	b, berr := c.AllocAsync(s, p, small)
 	used, uerr := c.PoolNumber(p, cuda.PoolUsed)
 	if used != small {

@@ -76,6 +76,15 @@ func (c *Calls) SetPoolNumber(p Pool, which PoolNumber, v int64) error {
 	return c.lib.call(&c.lib.sym.poolSet, uintptr(p), uintptr(which), uintptr(unsafe.Pointer(&n)))
 }
 
+// SetPoolFlag sets a flag.
+func (c *Calls) SetPoolFlag(p Pool, which PoolFlag, on bool) error {
+	var v int32
+	if on {
+		v = 1
+	}
+	return c.lib.call(&c.lib.sym.poolSet, uintptr(p), uintptr(which), uintptr(unsafe.Pointer(&v)))
+}
+
 // ShowPool lets another device reach the memory of p, which EnablePeer does not.
 func (c *Calls) ShowPool(p Pool, peer int) error {
 	dev, err := c.lib.handle(peer)

@@ -44,6 +44,13 @@ type DeviceInfo struct {
 	Pools        bool // the library and the device have stream-ordered allocation
 }
 
+// PoolFlag is something that a pool does or not, by the driver's numbers.
+type PoolFlag int32
+
+// PoolReuseMakesWait is whether the driver may have the stream of an allocation wait for another one, on which memory was freed that
+// it could use again; it may, unless told.
+const PoolReuseMakesWait PoolFlag = 3
+
 // PoolNumber is a number that a pool keeps, by the driver's numbers.
 type PoolNumber int32
 

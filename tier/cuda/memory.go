@@ -215,6 +215,11 @@ type pool struct {
 
 // newPool makes a pool that keeps what is freed: to give memory back to the system at each
 // synchronization, as a pool does of itself, and to get it again, is slow.
+//
+// It does not make streams wait for each other, either. A driver would have the stream of an allocation wait, unseen, for a free on another stream
+// that has not had its turn; and what that stream waits for may be work behind the allocation. Nothing is lost by it: memory is
+// retired until its free has had its turn, so the books have room for the allocation besides, and the driver uses again what
+// was freed and is over, or behind an event that the stream has waited for.
 func newPool(dev *cuda.Device) (*pool, error) {
 	p := &pool{dev: dev}
 	return p, dev.Here(func(c *cuda.Calls) (err error) {
@@ -224,6 +229,7 @@ func newPool(dev *cuda.Device) (*pool, error) {
 		if err = c.SetPoolNumber(p.pool, cuda.PoolReleaseThreshold, math.MaxInt64); err != nil {
 			return errors.Join(err, c.DestroyPool(p.pool))
 		}
+		_ = c.SetPoolFlag(p.pool, cuda.PoolReuseMakesWait, false) // refused, there are such waits; all else is as it was
 		return nil
 	})
 }

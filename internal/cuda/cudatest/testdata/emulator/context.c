@@ -37,6 +37,8 @@ EXPORT int cuInit(unsigned flags)
 			abort();
 		d->default_pool = calloc(1, sizeof(pool));
 		d->default_pool->device = i;
+		for (int a = 1; a <= REUSE_ALLOW_INTERNAL_DEPENDENCIES; a++)
+			d->default_pool->reuse[a] = 1;
 		d->default_pool->id = object_new(POOL, d->default_pool);
 		emu.live[POOL]--; // it is the device's
 	}

@@ -54,7 +54,7 @@ typedef struct pool {
 	uint64_t used, used_high;
 	uint64_t reserved, reserved_high;
 	bool readable[MAX_DEVICES]; // by peers
-	int reuse[4];
+	int reuse[4]; // by attribute: what may be used again of what is freed
 } pool;
 
 typedef struct context {
@@ -74,6 +74,8 @@ typedef struct block {
 	context *ctx;
 	pool *pool; // NULL if from cuMemAlloc
 	bool freed;
+	struct stream *freed_on; // where the free has its turn, of a pool that lets others wait for that
+	struct event *turn;
 } block;
 
 typedef struct device {
@@ -85,6 +87,8 @@ typedef struct device {
 	pool *default_pool;
 	uint64_t plain; // bytes of cuMemAlloc
 } device;
+
+enum { REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3 };
 
 typedef struct event {
 	handle id; // 0 once destroyed
@@ -117,6 +121,7 @@ typedef struct work {
 	uint32_t want;
 	const struct kernel *kernel;
 	uint64_t args[8];
+	bool quiet; // a wait that does not mind how the work before went
 } work;
 
 typedef struct stream {
@@ -204,6 +209,8 @@ void each_object(enum kind k, void (*f)(void *o, void *arg), void *arg);
 // for. Every call leaves through leave.
 int enter(const char *symbol, bool counts);
 int leave(int result);
+// count counts what is no call.
+void count(const char *what);
 // current returns the thread's context or NULL; *result says why.
 context *current(int *result);
 void context_clear(context *c);

@@ -155,6 +155,8 @@ void block_free(int dev, block *b)
 		b->pool->used -= b->charge;
 	else
 		d->plain -= b->charge;
+	if (b->turn)
+		event_unref(b->turn);
 	free(b);
 }
 
@@ -178,6 +180,25 @@ EXPORT int cuMemFree_v2(uint64_t addr)
 	return leave(told);
 }
 
+// wait_for_free does what a driver may do before a pool takes more from the device: it makes s wait for the free of
+// another stream, and nobody is told.
+static void wait_for_free(context *c, pool *p, stream *s, size_t n)
+{
+	device *d = &emu.dev[c->device];
+	uint64_t charge = charge_of(n);
+	if (!p->reuse[REUSE_ALLOW_INTERNAL_DEPENDENCIES] || charge <= p->reserved - p->used)
+		return;
+	for (size_t i = 0; i < d->nblocks; i++) {
+		block *b = d->blocks[i];
+		if (b->pool != p || !b->turn || b->freed_on == s || b->charge < charge)
+			continue;
+		b->turn->refs++;
+		stream_put(s, (work){.kind = WAIT_EVENT, .event = b->turn, .seq = 1, .quiet = true});
+		count("internal dependency");
+		return;
+	}
+}
+
 static int allocate_async(const char *symbol, uint64_t *addr, size_t n, bool named, handle hp, handle hs)
 {
 	CALL(symbol);
@@ -185,6 +206,7 @@ static int allocate_async(const char *symbol, uint64_t *addr, size_t n, bool nam
 	REQUIRE(s, result);
 	pool *p = named ? object(POOL, hp) : emu.dev[c->device].default_pool;
 	REQUIRE(p && p->device == c->device, INVALID_VALUE);
+	wait_for_free(c, p, s, n);
 	return leave(allocate(c, p, n, addr));
 }
 
@@ -204,7 +226,17 @@ EXPORT int cuMemFreeAsync(uint64_t addr, handle hs)
 	REQUIRE(b && addr == ADDRESS_OF(b->ctx->device, b->off) && b->ctx == c, INVALID_VALUE);
 	b->freed = true;
 	emu.live[ALLOCATION]--;
-	return leave(stream_put(s, (work){.kind = FREE, .block = b, .device = c->device}));
+	event *turn = NULL;
+	if (b->pool && b->pool->reuse[REUSE_ALLOW_INTERNAL_DEPENDENCIES]) {
+		turn = b->turn = calloc(1, sizeof *turn);
+		turn->ctx = c;
+		turn->refs = 2; // the block's and the work's
+		b->freed_on = s;
+	}
+	stream_put(s, (work){.kind = FREE, .block = b, .device = c->device});
+	if (turn)
+		stream_put(s, (work){.kind = RECORD, .event = turn, .seq = 1});
+	return leave(OK);
 }
 
 EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *n, uint64_t addr)
@@ -253,6 +285,8 @@ EXPORT int cuMemPoolCreate(handle *out, const struct pool_props *props)
 	pool *p = calloc(1, sizeof *p);
 	p->device = props->location_id;
 	p->max_size = props->max_size;
+	for (int a = 1; a <= REUSE_ALLOW_INTERNAL_DEPENDENCIES; a++)
+		p->reuse[a] = 1;
 	*out = p->id = object_new(POOL, p);
 	return leave(OK);
 }

@@ -102,7 +102,7 @@ static void run(stream *s, work *w)
 	case WAIT_EVENT:
 		while (w->event->completed < w->seq)
 			pthread_cond_wait(&emu.changed, &emu.lock);
-		if (w->event->error && !s->error)
+		if (w->event->error && !s->error && !w->quiet)
 			s->error = w->event->error;
 		event_unref(w->event);
 		return;
