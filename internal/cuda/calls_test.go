@@ -40,6 +40,9 @@ func (e *everything) run(c *cuda.Calls) (err error) {
 	if check(rerr) && (base != a || n != small) {
 		e.r.t.Errorf("the range of an address inside is %d bytes at %#x, want %d at %#x", n, base, small, a)
 	}
+	if at := cuda.AddressOf(e.in); !c.HostRegistered(at, small) || c.HostRegistered(at, small+1) {
+		check(errors.New("pinned memory is not known to the driver, or more than that is"))
+	}
 	check(c.CopyToDevice(s, a, cuda.AddressOf(e.in), small/2))
 	check(c.CopyOnDevice(s, a+small/2, a, small/2))
 	check(c.Fill(s, a, 5, 8))

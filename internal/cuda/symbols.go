@@ -23,6 +23,7 @@ type symbols struct {
 	eventCreate, eventDestroy, eventRecord                    entry
 	eventQuery, eventSynchronize                              entry
 	memAlloc, memFree, memInfo, memRange                      entry
+	pointerAttribute                                          entry
 	memAllocAsync, memAllocFromPool, memFreeAsync             entry
 	defaultPool, poolCreate, poolDestroy, poolTrim            entry
 	poolSet, poolGet, poolAccess                              entry
@@ -81,6 +82,7 @@ func (s *symbols) table() []symbol {
 		{"cuMemFree_v2", needed, &s.memFree},
 		{"cuMemGetInfo_v2", needed, &s.memInfo},
 		{"cuMemGetAddressRange_v2", needed, &s.memRange},
+		{"cuPointerGetAttribute", needed, &s.pointerAttribute},
 		{"cuMemAllocAsync", optional, &s.memAllocAsync}, // 11.2, and so all of pools
 		{"cuMemAllocFromPoolAsync", optional, &s.memAllocFromPool},
 		{"cuMemFreeAsync", optional, &s.memFreeAsync},

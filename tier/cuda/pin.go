@@ -28,13 +28,17 @@ func (d *Device) Pin(mem []byte) error {
 	p := pin{at: at}
 	err := d.dev.Here(func(c *cuda.Calls) error {
 		err := c.RegisterHost(at, n)
-		if errors.Is(err, cuda.ErrHostMemoryAlreadyRegistered) { // by somebody else who uses the driver
+		// By somebody else who uses the driver; which it says of any byte that is.
+		if errors.Is(err, cuda.ErrHostMemoryAlreadyRegistered) && c.HostRegistered(at, n) {
 			p.others = true
 			c.KnowHost(at, n)
 			return nil
 		}
 		return err
 	})
+	if errors.Is(err, cuda.ErrHostMemoryAlreadyRegistered) {
+		return fmt.Errorf("cuda: pinning %d bytes of host memory, of which others have pinned a part: %w", n, err)
+	}
 	if err != nil {
 		return fmt.Errorf("cuda: pinning %d bytes of host memory: %w", n, err)
 	}

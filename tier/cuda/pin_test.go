@@ -1,10 +1,12 @@
 package cuda_test
 
 import (
+	"bytes"
 	"errors"
 	"runtime"
 	"testing"
 
+	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
@@ -53,5 +55,78 @@ func TestUnpinWhileTheDeviceIsClosed(t *testing.T) {
 	}
 	if err := <-closed; err != nil {
 		t.Error(err)
+	}
+}
+
+// roundTrip copies mem to the device and back, and says whether it is as it was.
+func roundTrip(t *testing.T, d *cuda.Device, mem []byte) {
+	t.Helper()
+	s, err := d.NewStream()
+	must(t, err)
+	n := int64(len(mem))
+	a, err := d.Alloc(s, n)
+	must(t, err)
+	for i := range mem {
+		mem[i] = byte(i * 3)
+	}
+	want := bytes.Clone(mem)
+	must(t, d.CopyToDevice(s, a, mem))
+	must(t, s.Sync())
+	clear(mem)
+	must(t, d.CopyToHost(s, mem, a))
+	must(t, d.Free(s, a))
+	must(t, s.Sync())
+	must(t, s.Close())
+	if !bytes.Equal(mem, want) {
+		t.Error("the bytes did not come back as they went")
+	}
+}
+
+// Memory of which others have registered a part, or all of it in two pieces, is not pinned: the driver refuses copies that lie across the end of a
+// registration. Such memory works by way of other.
+func TestPinWhatOthersHaveRegistered(t *testing.T) {
+	for name, c := range map[string]struct {
+		pieces [][2]int // first page, pages
+		refuse int64    // which question is refused; 0: none
+		ok     bool
+	}{
+		"all":                       {[][2]int{{0, 8}}, 0, true},
+		"all, its range not told":   {[][2]int{{0, 8}}, 1, true},
+		"the begin":                 {[][2]int{{0, 4}}, 0, false},
+		"the begin, range not told": {[][2]int{{0, 4}}, 1, false},
+		"the end":                   {[][2]int{{4, 4}}, 0, false},
+		"the middle":                {[][2]int{{2, 4}}, 0, false},
+		"both ends":                 {[][2]int{{0, 2}, {6, 2}}, 0, false},
+		"both ends, not told":       {[][2]int{{0, 2}, {6, 2}}, 1, false},
+		"two pieces":                {[][2]int{{0, 4}, {4, 4}}, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const page = 4096
+			mem := pages(t, 8)
+			r := load(t, cudatest.Config{})
+			others, err := driver.Load(r.Path)
+			must(t, err)
+			other, err := others.Open(0)
+			must(t, err)
+			defer func() { must(t, other.Close()) }()
+			for _, p := range c.pieces {
+				part := mem[p[0]*page : (p[0]+p[1])*page]
+				must(t, other.Here(func(c *driver.Calls) error { return c.RegisterHost(driver.AddressOf(part), int64(len(part))) }))
+				defer func() {
+					must(t, other.Here(func(c *driver.Calls) error { return c.UnregisterHost(driver.AddressOf(part)) }))
+				}()
+			}
+			d := r.open(t, cuda.Config{Memory: 1 << 20})
+			defer func() { must(t, d.Close()) }() // before what others have registered goes
+			r.Fail("cuPointerGetAttribute", 0, driver.ErrInvalidValue, c.refuse)
+			err = d.Pin(mem)
+			if (err == nil) != c.ok || err != nil && !errors.Is(err, driver.ErrHostMemoryAlreadyRegistered) {
+				t.Errorf("pinning: %v", err)
+			}
+			roundTrip(t, d, mem)
+			if pinned := r.Calls("cuMemHostAlloc") == 0; pinned != c.ok {
+				t.Errorf("copied from where it lies: %v, want %v", pinned, c.ok)
+			}
+		})
 	}
 }

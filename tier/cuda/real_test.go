@@ -144,6 +144,24 @@ func fillRandom(b []byte, seed byte) {
 	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b) // cannot fail
 }
 
+// TestRealPinnedByOthers: memory that somebody else in the process has pinned whole is taken as it is, and what is pinned in part is not.
+func TestRealPinnedByOthers(t *testing.T) {
+	driver, _ := realDriver(t)
+	others, _ := realDriver(t)
+	theirs := newWork(t, openReal(t, others, cuda.Config{Memory: 1 << 20}))
+	w := newWork(t, openReal(t, driver, cuda.Config{Memory: 1 << 20}))
+	whole, part := theirs.pinned(1<<20), pages(t, 8)
+	w.ok(w.Pin(whole))
+	t.Cleanup(func() { w.ok(w.Unpin(whole)) })
+	w.ok(theirs.Pin(part[:4*4096]))
+	t.Cleanup(func() { w.ok(theirs.Unpin(part[:4*4096])) })
+	if err := w.Pin(part); err == nil {
+		t.Error("what is pinned in part was taken for pinned")
+	}
+	roundTrip(t, w.Device, whole[:1<<20-512])
+	roundTrip(t, w.Device, part)
+}
+
 // TestRealPeers copies between each two GPUs that can reach each other.
 func TestRealPeers(t *testing.T) {
 	driver, infos := realDriver(t)

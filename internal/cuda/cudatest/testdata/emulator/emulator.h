@@ -88,6 +88,10 @@ typedef struct device {
 	uint64_t plain; // bytes of cuMemAlloc
 } device;
 
+// The questions about an address that the emulator answers.
+enum { MEMORY_TYPE = 2, RANGE_START_ADDR = 11, RANGE_SIZE = 12, MAPPED = 13 };
+enum { TYPE_HOST = 1, TYPE_DEVICE = 2 };
+
 enum { REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3 };
 
 typedef struct event {
@@ -224,6 +228,7 @@ uint8_t *device_bytes(context *c, uint64_t addr, size_t n, int *result);
 uint8_t *kernel_bytes(context *c, uint64_t addr, size_t n);
 bool is_device(uint64_t addr);
 void block_free(int dev, block *b);
+const registration *registered(uintptr_t addr);
 enum pinned { PINNED, PAGEABLE, STRADDLES } host_range(context *c, uintptr_t addr, size_t n);
 void pool_trim(pool *p, uint64_t keep);
 void synchronized(context *c);

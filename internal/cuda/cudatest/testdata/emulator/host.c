@@ -24,6 +24,13 @@ enum pinned host_range(context *c, uintptr_t addr, size_t n)
 	return r->portable || r->ctx == c ? PINNED : PAGEABLE;
 }
 
+// registered returns the registration, or allocation, that addr lies in.
+const registration *registered(uintptr_t addr)
+{
+	size_t i = reg_place(addr);
+	return i < emu.nregs && emu.regs[i].addr <= addr ? &emu.regs[i] : NULL;
+}
+
 static int pin(context *c, uintptr_t addr, size_t n, bool portable, bool ours)
 {
 	size_t i = reg_place(addr);

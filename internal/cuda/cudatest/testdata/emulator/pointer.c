@@ -1,0 +1,27 @@
+// What is known of an address, whoever allocated there.
+#include "emulator.h"
+
+// A driver writes each answer in its own width; who asks for one does not find the next one's bytes.
+static int answer(int attribute, void *out, int type, uint64_t start, uint64_t size, bool mapped)
+{
+	switch (attribute) {
+	case MEMORY_TYPE: *(uint32_t *)out = type; return OK;
+	case RANGE_START_ADDR: *(uint64_t *)out = start; return OK;
+	case RANGE_SIZE: *(uint64_t *)out = size; return OK;
+	case MAPPED: *(uint8_t *)out = mapped; return OK;
+	}
+	return INVALID_VALUE;
+}
+
+EXPORT int cuPointerGetAttribute(void *out, int attribute, uint64_t addr)
+{
+	int result = enter("cuPointerGetAttribute", true);
+	REQUIRE(!result, result);
+	REQUIRE(emu.initialized, NOT_INITIALIZED);
+	const block *b = find(addr, 1);
+	if (b)
+		return leave(answer(attribute, out, TYPE_DEVICE, ADDRESS_OF(b->ctx->device, b->off), b->size, true));
+	const registration *r = is_device(addr) ? NULL : registered(addr);
+	REQUIRE(r, INVALID_VALUE);
+	return leave(answer(attribute, out, TYPE_HOST, r->addr, r->size, true));
+}
