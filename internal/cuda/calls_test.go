@@ -122,6 +122,9 @@ func (e *everything) digest(c *cuda.Calls, s cuda.Stream, a cuda.Ptr) error {
 }
 
 func (e *everything) context(c *cuda.Calls, s cuda.Stream, a cuda.Ptr) error {
+	if i, err := c.Ordinal(); i != e.d.Info().Ordinal || err != nil {
+		return errors.Join(err, errors.New("the context is another device's"))
+	}
 	free, total, err := c.MemInfo()
 	if free <= 0 || free >= total {
 		err = errors.Join(err, errors.New("the device has no free memory, or all"))

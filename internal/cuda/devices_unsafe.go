@@ -102,6 +102,23 @@ func (l *Library) deviceUUID(dev int32) (string, error) {
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:]), nil
 }
 
+// Ordinal returns which device the current context is of.
+func (c *Calls) Ordinal() (int, error) {
+	var dev, n int32
+	if err := c.lib.call(&c.lib.sym.ctxDevice, uintptr(unsafe.Pointer(&dev))); err != nil {
+		return 0, err
+	}
+	if err := c.lib.call(&c.lib.sym.deviceCount, uintptr(unsafe.Pointer(&n))); err != nil {
+		return 0, err
+	}
+	for i := range int(n) {
+		if h, err := c.lib.handle(i); err != nil || h == dev {
+			return i, err
+		}
+	}
+	return 0, &Error{Call: c.lib.sym.ctxDevice.name, Code: ErrInvalidDevice, Name: "the context's device is none that the driver shows"}
+}
+
 // Attribute asks a device.
 func (l *Library) Attribute(ordinal int, a Attribute) (int, error) {
 	dev, err := l.handle(ordinal)

@@ -14,7 +14,7 @@ type symbols struct {
 	deviceCount, deviceGet, deviceName, deviceUUID, device2ID entry
 	deviceAttribute, deviceMemory, devicePCI, canAccessPeer   entry
 	primaryRetain, primaryRelease                             entry
-	ctxSet, ctxPush, ctxPop, ctxSynchronize                   entry
+	ctxSet, ctxPush, ctxPop, ctxDevice, ctxSynchronize        entry
 	ctxEnablePeer, ctxDisablePeer                             entry
 	exchangeCaptureMode                                       entry
 	streamCreate, streamDestroy, streamQuery                  entry
@@ -62,6 +62,7 @@ func (s *symbols) table() []symbol {
 		{"cuCtxSetCurrent", needed, &s.ctxSet},
 		{"cuCtxPushCurrent_v2", needed, &s.ctxPush},
 		{"cuCtxPopCurrent_v2", needed, &s.ctxPop},
+		{"cuCtxGetDevice", needed, &s.ctxDevice},
 		{"cuCtxSynchronize", needed, &s.ctxSynchronize},
 		{"cuCtxEnablePeerAccess", needed, &s.ctxEnablePeer},
 		{"cuCtxDisablePeerAccess", needed, &s.ctxDisablePeer},

@@ -60,6 +60,11 @@ func (d *Driver) Open(cfg Config) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Context != 0 {
+		if err := checkContext(dev, cfg.Ordinal); err != nil {
+			return nil, errors.Join(err, dev.Close())
+		}
+	}
 	x := &Device{cfg: cfg, driver: d, dev: dev, given: make(chan struct{})}
 	x.bounce.dev = dev
 	x.mu.streams = make(map[*stream]struct{})
@@ -73,6 +78,19 @@ func (d *Driver) Open(cfg Config) (*Device, error) {
 	// says why.
 	_ = dev.PrepareDigest()
 	return x, nil
+}
+
+// checkContext returns an error unless the context of dev is one of the GPU that it is to be.
+func checkContext(dev *cuda.Device, ordinal int) error {
+	var of int
+	err := dev.Here(func(c *cuda.Calls) (err error) { of, err = c.Ordinal(); return err })
+	if err != nil {
+		return fmt.Errorf("cuda: device %d: asking which device the context is of: %w", ordinal, err)
+	}
+	if of != ordinal {
+		return &ContextError{Ordinal: ordinal, Context: of}
+	}
+	return nil
 }
 
 // getMemory decides how much there is, and makes what it comes from.

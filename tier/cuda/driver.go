@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spillway-db/spillway/internal/cuda"
@@ -84,9 +85,26 @@ type Config struct {
 	// Allocation is how memory is got.
 	Allocation Allocation
 	// Context, if not 0, is a CUcontext of the GPU that the program has and that the device is to use
-	// instead of the GPU's primary one. It stays the program's, and must be there until the device is closed.
+	// instead of the GPU's primary one; of another GPU than Ordinal it is a ContextError. It stays the program's, and must be there until the device is closed.
 	Context uintptr
 }
+
+// ErrContext is what a ContextError matches.
+var ErrContext = errors.New("the context is of another GPU")
+
+// ContextError is that a Config's Context is not of the GPU that its Ordinal says. The device would count on one
+// GPU's memory and take the other's.
+type ContextError struct {
+	Ordinal int // as configured
+	Context int // the ordinal of the GPU that the context is of
+}
+
+func (e *ContextError) Error() string {
+	return fmt.Sprintf("cuda: device %d: %v, device %d: set Config.Ordinal to %[3]d, or Config.Context to a context of device %[1]d", e.Ordinal, ErrContext, e.Context)
+}
+
+// Is makes the error match ErrContext.
+func (e *ContextError) Is(target error) bool { return target == ErrContext }
 
 // Validate checks the configuration.
 func (c Config) Validate() error {

@@ -6,14 +6,17 @@ import (
 	"bytes"
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/ebitengine/purego"
+	driver "github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
-// context makes a context of the first GPU, as a program does for itself, until the test ends.
-func (r *rig) context(t *testing.T) (ctx uintptr) {
+// context makes a context of a GPU, as a program does for itself, until the test ends.
+func (r *rig) context(t *testing.T, ordinal int32) (ctx uintptr) {
 	t.Helper()
 	lib, err := purego.Dlopen(r.Path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
@@ -28,7 +31,7 @@ func (r *rig) context(t *testing.T) (ctx uintptr) {
 	runtime.LockOSThread() // to which it belongs until it is popped
 	defer runtime.UnlockOSThread()
 	var popped uintptr
-	if code := create(&ctx, 0, 0) | pop(&popped); code != 0 || popped != ctx {
+	if code := create(&ctx, 0, ordinal) | pop(&popped); code != 0 || popped != ctx {
 		t.Fatalf("creating a context: %d", code)
 	}
 	t.Cleanup(func() {
@@ -44,7 +47,7 @@ func TestCopyBetweenContextsOfAGPU(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			r := load(t, k.emulator)
-			ctx := r.context(t)
+			ctx := r.context(t, 0)
 			d := r.open(t, cuda.Config{Memory: 1 << 20, Allocation: k.allocation})
 			own := r.open(t, cuda.Config{Memory: 1 << 20, Allocation: k.allocation, Context: ctx})
 			s, err := d.NewStream()
@@ -69,5 +72,21 @@ func TestCopyBetweenContextsOfAGPU(t *testing.T) {
 				t.Error("the copy differs")
 			}
 		})
+	}
+}
+
+// A context is refused that is not of the GPU that was asked for, in an error that names both.
+func TestContextOfAnotherGPU(t *testing.T) {
+	r := load(t, cudatest.Config{Devices: 2})
+	ctx := r.context(t, 1)
+	_, err := r.driver.Open(cuda.Config{Memory: 1 << 20, Context: ctx})
+	var wrong *cuda.ContextError
+	if !errors.As(err, &wrong) || !errors.Is(err, cuda.ErrContext) || *wrong != (cuda.ContextError{Ordinal: 0, Context: 1}) || strings.Contains(err.Error(), "%!") {
+		t.Errorf("opening GPU 0 with a context of GPU 1: %v", err)
+	}
+	roundTrip(t, r.open(t, cuda.Config{Ordinal: 1, Memory: 1 << 20, Context: ctx}), page(t))
+	r.Fail("cuCtxGetDevice", 0, driver.ErrInvalidValue, 1)
+	if _, err := r.driver.Open(cuda.Config{Ordinal: 1, Memory: 1 << 20, Context: ctx}); !errors.Is(err, driver.ErrInvalidValue) {
+		t.Errorf("a driver that does not answer: %v", err)
 	}
 }

@@ -267,6 +267,13 @@ EXPORT int cuCtxGetCurrent(handle *h)
 	return leave(OK);
 }
 
+EXPORT int cuCtxGetDevice(int *dev)
+{
+	CALL("cuCtxGetDevice");
+	*dev = c->device;
+	return leave(OK);
+}
+
 EXPORT int cuCtxSynchronize(void)
 {
 	CALL("cuCtxSynchronize");
