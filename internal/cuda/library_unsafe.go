@@ -18,7 +18,8 @@ type Library struct {
 	path    string
 	version int
 	sym     symbols
-	pinned  ranges
+	pinned  ranges // host memory that copies may use
+	pins    pins
 }
 
 // Load binds the library at path, empty for DefaultPath, and starts the driver. All of
@@ -31,7 +32,7 @@ func Load(path string) (*Library, error) {
 	if err != nil {
 		return nil, &LoadError{Path: path, Reason: ErrNoLibrary, Cause: err}
 	}
-	l := &Library{path: path}
+	l := &Library{path: path, pins: pins{turn: make(chan struct{}, 1)}}
 	err = l.bind(from)
 	if err == nil {
 		err = l.linked()

@@ -33,7 +33,7 @@ type Device struct {
 		live    int64
 		retired int64
 		streams map[*stream]struct{}
-		pins    []pin
+		pins    []share
 		shared  map[cuda.Event]struct{} // given to others
 		peers   map[*Device]bool        // that work of this device may write to
 		lost    error                   // with what the context was lost
@@ -241,7 +241,7 @@ func (d *Device) giveBack(c *cuda.Calls) error {
 	d.mu.Unlock()
 	var errs []error
 	for _, p := range pins {
-		errs = append(errs, p.end(c))
+		errs = append(errs, p.pin.End(c))
 	}
 	for e := range shared {
 		errs = append(errs, c.DestroyEvent(e))

@@ -85,7 +85,8 @@ type Config struct {
 	// Allocation is how memory is got.
 	Allocation Allocation
 	// Context, if not 0, is a CUcontext of the GPU that the program has and that the device is to use
-	// instead of the GPU's primary one; of another GPU than Ordinal it is a ContextError. It stays the program's, and must be there until the device is closed.
+	// instead of the GPU's primary one; of another GPU than Ordinal it is a ContextError. It stays the program's, and must be there
+	// until the device is closed, and all others that have the same host memory pinned: that is registered in one context.
 	Context uintptr
 }
 

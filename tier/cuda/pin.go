@@ -11,8 +11,8 @@ import (
 
 // Pin implements tier.Pinner: it registers mem with the driver, for all GPUs, which takes some tenths of a second for each GiB
 // and makes all of its pages present. mem must not be Go's memory, nor be given back to the system,
-// whole or in part, before it is unpinned. What another device of this driver has pinned stays that device's to end, after which
-// copies of this one go by other memory: devices that share memory are to be closed together.
+// whole or in part, before it is unpinned. Devices of one driver have the same memory pinned once, and until the last
+// of them has unpinned it or is closed, in whichever order.
 func (d *Device) Pin(mem []byte) error {
 	if len(mem) == 0 {
 		return errors.New("cuda: no memory to pin")
@@ -21,49 +21,55 @@ func (d *Device) Pin(mem []byte) error {
 		return tier.ErrClosed
 	}
 	defer d.gate.leave()
-	at, n := cuda.AddressOf(mem), int64(len(mem))
-	if d.driver.lib.Pinned(at, n) {
-		return nil // by another device of this driver
+	x := share{at: cuda.AddressOf(mem), n: int64(len(mem))}
+	if d.shares(x) {
+		return nil
 	}
-	p := pin{at: at}
-	err := d.dev.Here(func(c *cuda.Calls) error {
-		err := c.RegisterHost(at, n)
-		// By somebody else who uses the driver; which it says of any byte that is.
-		if errors.Is(err, cuda.ErrHostMemoryAlreadyRegistered) && c.HostRegistered(at, n) {
-			p.others = true
-			c.KnowHost(at, n)
-			return nil
-		}
-		return err
-	})
+	var err error
+	x.pin, err = d.dev.PinHost(x.at, x.n)
 	if errors.Is(err, cuda.ErrHostMemoryAlreadyRegistered) {
-		return fmt.Errorf("cuda: pinning %d bytes of host memory, of which others have pinned a part: %w", n, err)
+		return fmt.Errorf("cuda: pinning %d bytes of host memory, of which others have pinned a part: %w", x.n, err)
 	}
 	if err != nil {
-		return fmt.Errorf("cuda: pinning %d bytes of host memory: %w", n, err)
+		return fmt.Errorf("cuda: pinning %d bytes of host memory: %w", x.n, err)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.mu.pins = append(d.mu.pins, p)
+	if !d.addShare(x) { // another goroutine has pinned it for the device meanwhile
+		return d.surely(x.pin.End)
+	}
 	return nil
 }
 
-// pin is host memory that the device's copies may use.
-type pin struct {
-	at     uintptr
-	others bool // others have registered it, and end that
+// share is the device's part in host memory that is pinned.
+type share struct {
+	at  uintptr
+	n   int64
+	pin *cuda.Pin
 }
 
-func (p pin) end(c *cuda.Calls) error {
-	if p.others {
-		c.ForgetHost(p.at)
-		return nil
+// shares says whether all of x is in what the device has pinned.
+func (d *Device) shares(x share) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.sharesLocked(x)
+}
+
+func (d *Device) sharesLocked(x share) bool {
+	return slices.ContainsFunc(d.mu.pins, func(p share) bool { return x.at >= p.at && x.at+uintptr(x.n) <= p.at+uintptr(p.n) })
+}
+
+// addShare notes x, unless the device has it.
+func (d *Device) addShare(x share) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sharesLocked(x) {
+		return false
 	}
-	return c.UnregisterHost(p.at)
+	d.mu.pins = append(d.mu.pins, x)
+	return true
 }
 
-// Unpin implements tier.Pinner. No copy may be using mem. What another device has pinned is left to that. While the device is
-// being closed it waits until that has unpinned mem: whoever calls it may go on to unmap mem.
+// Unpin implements tier.Pinner. No copy of the device may be using mem. While the device is
+// being closed it waits until that has unpinned mem: whoever calls it of each device that has pinned mem may go on to unmap it.
 func (d *Device) Unpin(mem []byte) error {
 	if !d.gate.enter() {
 		<-d.given
@@ -72,15 +78,15 @@ func (d *Device) Unpin(mem []byte) error {
 	defer d.gate.leave()
 	at := cuda.AddressOf(mem)
 	d.mu.Lock()
-	var p pin
-	i := slices.IndexFunc(d.mu.pins, func(p pin) bool { return p.at == at })
+	var x share
+	i := slices.IndexFunc(d.mu.pins, func(p share) bool { return p.at == at })
 	if i >= 0 {
-		p = d.mu.pins[i]
+		x = d.mu.pins[i]
 		d.mu.pins = slices.Delete(d.mu.pins, i, i+1)
 	}
 	d.mu.Unlock()
 	if i < 0 {
 		return nil
 	}
-	return d.surely(p.end)
+	return d.surely(x.pin.End)
 }

@@ -3,7 +3,9 @@ package cuda_test
 import (
 	"bytes"
 	"errors"
+	"math/rand/v2"
 	"runtime"
+	"sync"
 	"testing"
 
 	driver "github.com/spillway-db/spillway/internal/cuda"
@@ -129,4 +131,93 @@ func TestPinWhatOthersHaveRegistered(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Devices that share pinned memory are closed in any order: it is pinned for those that are left, and not any more when there are none.
+func TestClosedInAnyOrder(t *testing.T) {
+	for _, unpin := range []bool{false, true} {
+		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
+			r := load(t, cudatest.Config{Devices: 2})
+			mem := page(t)
+			var devices []*cuda.Device
+			for _, ordinal := range []int{0, 1, 1} {
+				d := r.open(t, cuda.Config{Ordinal: ordinal, Memory: 1 << 20})
+				must(t, d.Pin(mem))
+				must(t, d.Pin(mem[100:200])) // which is pinned, so this has no end of its own
+				devices = append(devices, d)
+			}
+			for i, closed := range order {
+				if unpin {
+					must(t, devices[closed].Unpin(mem))
+				}
+				must(t, devices[closed].Close())
+				if left := len(order) - 1 - i; (r.Live("registrations") == 1) != (left > 0) {
+					t.Errorf("%v: with %d devices left there are %d registrations", order, left, r.Live("registrations"))
+				}
+				for _, other := range order[i+1:] {
+					roundTrip(t, devices[other], mem)
+				}
+			}
+			if n := r.Calls("cuMemHostAlloc") + r.Calls("copy of memory that is not pinned"); n != 0 {
+				t.Errorf("%v: memory was pinned besides, or not pinned, %d times", order, n)
+			}
+		}
+	}
+}
+
+// Devices come, have the same memory pinned, copy and go, each when it likes: whoever has it pinned copies from where it lies.
+func TestPinStorm(t *testing.T) {
+	const users, rounds, part = 4, 30, 4096
+	r := load(t, cudatest.Config{Devices: 2})
+	mem := pages(t, users)
+	var all sync.WaitGroup
+	for u := range users {
+		rng := rand.New(rand.NewPCG(7, uint64(u)))
+		all.Go(func() {
+			for range rounds {
+				d, err := r.driver.Open(cuda.Config{Ordinal: rng.IntN(2), Memory: 64 << 10})
+				if err == nil {
+					err = pinAndCopy(d, mem, mem[u*part:(u+1)*part], byte(rng.IntN(256)), rng.IntN(2) == 0)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if n := r.Calls("cuMemHostAlloc") + r.Calls("copy of memory that is not pinned"); n != 0 {
+		t.Errorf("memory was pinned besides, or not pinned, %d times", n)
+	}
+}
+
+// pinAndCopy has mem pinned, sends own, a part of it, to the device and back, and closes the device.
+func pinAndCopy(d *cuda.Device, mem, own []byte, value byte, unpin bool) (err error) {
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if err := d.Pin(mem); err != nil {
+		return err
+	}
+	s, err := d.NewStream()
+	if err != nil {
+		return err
+	}
+	n := int64(len(own))
+	a, err := d.Alloc(s, n)
+	if err != nil {
+		return err
+	}
+	for i := range own {
+		own[i] = value
+	}
+	err = errors.Join(d.CopyToDevice(s, a, own), s.Sync())
+	clear(own)
+	err = errors.Join(err, d.CopyToHost(s, own, a), s.Sync())
+	if !bytes.Equal(own, bytes.Repeat([]byte{value}, len(own))) {
+		err = errors.Join(err, errors.New("the bytes did not come back as they went"))
+	}
+	if unpin {
+		err = errors.Join(err, d.Unpin(mem))
+	}
+	return err
 }

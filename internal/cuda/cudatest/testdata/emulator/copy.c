@@ -31,6 +31,8 @@ static uint8_t *side(context *c, uint64_t addr, size_t n, bool *waits, int *resu
 	return (uint8_t *)addr;
 }
 
+static void count_pageable(void) { count("copy of memory that is not pinned"); }
+
 enum direction { TO_DEVICE, TO_HOST, ON_DEVICE };
 
 static int copy(const char *symbol, enum direction dir, uint64_t dst, uint64_t src, size_t n, handle hs)
@@ -45,8 +47,10 @@ static int copy(const char *symbol, enum direction dir, uint64_t dst, uint64_t s
 	if (n == 0)
 		return leave(OK);
 	stream_put(s, (work){.kind = COPY, .one = {to, from, n}});
-	if (waits)
+	if (waits) {
+		count_pageable();
 		stream_drain(s);
+	}
 	return leave(OK);
 }
 
@@ -128,8 +132,10 @@ static int batch(const char *symbol, const uint64_t *dsts, const uint64_t *srcs,
 		spans[i] = (span){to, from, sizes[i]};
 	}
 	stream_put(s, (work){.kind = COPY, .spans = spans, .nspans = count});
-	if (waits)
+	if (waits) {
+		count_pageable();
 		stream_drain(s);
+	}
 	return leave(OK);
 }
 

@@ -220,6 +220,7 @@ context *current(int *result);
 void context_clear(context *c);
 void devices_reset(void);
 void unpin_all(void);
+void unpin_of(context *c);
 
 // Memory.
 block *block_at(int dev, uint64_t off);

@@ -61,6 +61,17 @@ static void unpin(size_t i)
 		munmap((void *)r.addr, r.size);
 }
 
+// unpin_of ends what c has pinned, also what is portable: that goes with the context that it was pinned in.
+void unpin_of(context *c)
+{
+	for (size_t i = emu.nregs; i-- > 0;) {
+		if (emu.regs[i].ctx == c) {
+			emu.abandoned[emu.regs[i].ours ? HOST_ALLOCATION : REGISTRATION]++;
+			unpin(i);
+		}
+	}
+}
+
 // unpin_all ends what nobody has.
 void unpin_all(void)
 {

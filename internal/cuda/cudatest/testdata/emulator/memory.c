@@ -435,8 +435,7 @@ static void abandon_stream(void *o, void *arg)
 	}
 }
 
-// context_clear gives up what c still has, and counts it as abandoned. Registrations
-// stay: they are the memory's owner's to end.
+// context_clear gives up what c still has, and counts it as abandoned.
 void context_clear(context *c)
 {
 	each_object(STREAM, abandon_stream, c);
@@ -445,6 +444,7 @@ void context_clear(context *c)
 	each_object(EVENT, abandon_event, c);
 	each_object(FUNCTION, abandon_function, c);
 	each_object(MODULE, abandon_module, c);
+	unpin_of(c);
 	device *d = &emu.dev[c->device];
 	for (size_t i = d->nblocks; i-- > 0;) {
 		block *b = d->blocks[i];
