@@ -66,7 +66,7 @@ func (d *Driver) Open(cfg Config) (*Device, error) {
 		}
 	}
 	x := &Device{cfg: cfg, driver: d, dev: dev, given: make(chan struct{})}
-	x.bounce.dev = dev
+	x.bounce.dev = x
 	x.mu.streams = make(map[*stream]struct{})
 	x.mu.peers = make(map[*Device]bool)
 	x.mu.shared = make(map[cuda.Event]struct{})

@@ -26,7 +26,7 @@
 //
 // A GPU copies asynchronously only from and to memory that its driver has pinned. Pin
 // does so for an arena, once. Other memory is copied by way of pinned memory of
-// the device's own, which costs time and as much memory as is under way; so works everything, but nothing
+// the device's own, which costs time and as much memory as is under way, of which a rest is kept; so works everything, but nothing
 // fast. No memory of Go's heap is ever given to the driver for a copy.
 //
 // # Failures

@@ -1,8 +1,10 @@
 package cuda
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -13,19 +15,37 @@ const (
 	smallestChunk = 64      // so that two never share a line of the caches
 	blockBytes    = 1 << 20 // what small chunks are cut from
 	wordBytes     = 4
+	// stagingRest is how much is kept when nothing is under way: what may wait for an event in each direction. To
+	// pin that anew at each copy would take longer than the copy.
+	stagingRest = 2 * mostStaged
 )
 
 // staging is pinned memory by way of which bytes go from and to memory that is not pinned. Its chunks are as
-// long as powers of two. It grows with what is under way, and is given back when the device is closed.
+// long as powers of two. It grows with what is under way, and is given back but for a rest when nothing is any more:
+// not earlier, or what is under way all the time would be pinned all the time.
 type staging struct {
-	dev *cuda.Device
+	dev *Device
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		idle   [64][][]byte // by the logarithm of their length
-		blocks [][]byte     // what the driver has allocated
+		blocks []*block     // by address
+		rooms  [64][]*block // those with idle chunks, by the logarithm of a chunk's length
+		bytes  int64        // of all blocks
+		out    int          // chunks that somebody has
+		words  int          // of these, those that streams have for as long as they are open
 	}
 }
+
+// block is what the driver has allocated in one piece, for chunks of one length.
+type block struct {
+	mem  []byte
+	k    int // the logarithm of that
+	idle [][]byte
+	out  int
+	gone bool // to be given back
+}
+
+func (b *block) addr() uintptr { return cuda.AddressOf(b.mem) }
 
 // class returns the logarithm of the length of chunks for n bytes.
 func class(n int64) int { return bits.Len64(uint64(max(n, smallestChunk) - 1)) }
@@ -38,47 +58,129 @@ func (g *staging) get(n int64) ([]byte, error) {
 	}
 	size := max(int64(1)<<k, blockBytes)
 	var at uintptr
-	err := g.dev.Here(func(c *cuda.Calls) (err error) { at, err = c.AllocHost(size); return err })
+	err := g.dev.dev.Here(func(c *cuda.Calls) (err error) { at, err = c.AllocHost(size); return err })
 	if err != nil {
 		return nil, fmt.Errorf("cuda: pinning %d bytes for copies of memory that is not pinned: %w: %w", size, tier.ErrNoSpace, err)
 	}
-	block := cuda.HostBytes(at, size)
+	b := &block{mem: cuda.HostBytes(at, size), k: k}
+	for off := int64(0); off < size; off += 1 << k {
+		b.idle = append(b.idle, b.mem[off:off+1<<k:off+1<<k])
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.mu.blocks = append(g.mu.blocks, block)
-	for off := int64(1) << k; off < size; off += 1 << k {
-		g.mu.idle[k] = append(g.mu.idle[k], block[off:off+1<<k:off+1<<k])
-	}
-	return block[: n : 1<<k], nil
+	i, _ := g.placeLocked(at)
+	g.mu.blocks = slices.Insert(g.mu.blocks, i, b)
+	g.mu.rooms[k] = append(g.mu.rooms[k], b)
+	g.mu.bytes += size
+	return g.takeLocked(k)[:n], nil
+}
+
+// placeLocked returns where the block that begins at addr is, or would be.
+func (g *staging) placeLocked(addr uintptr) (int, bool) {
+	return slices.BinarySearchFunc(g.mu.blocks, addr, func(b *block, addr uintptr) int { return cmp.Compare(b.addr(), addr) })
 }
 
 func (g *staging) reuse(k int) []byte {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	idle := g.mu.idle[k]
-	if len(idle) == 0 {
+	return g.takeLocked(k)
+}
+
+// takeLocked returns a chunk, nil if none is idle.
+func (g *staging) takeLocked(k int) []byte {
+	room := g.mu.rooms[k]
+	if len(room) == 0 {
 		return nil
 	}
-	g.mu.idle[k] = idle[:len(idle)-1]
-	return idle[len(idle)-1]
+	b := room[len(room)-1]
+	chunk := b.idle[len(b.idle)-1]
+	if b.idle = b.idle[:len(b.idle)-1]; len(b.idle) == 0 {
+		g.mu.rooms[k] = room[:len(room)-1]
+	}
+	b.out++
+	g.mu.out++
+	return chunk
+}
+
+// word returns a word for a stream to have; it is not counted as under way.
+func (g *staging) word() ([]byte, error) {
+	b, err := g.get(wordBytes)
+	if err == nil {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.mu.words++
+	}
+	return b, err
+}
+
+// putWord takes a word back.
+func (g *staging) putWord(b []byte) {
+	g.mu.Lock()
+	g.mu.words--
+	g.mu.Unlock()
+	g.put(b)
 }
 
 // put takes a chunk back.
-func (g *staging) put(b []byte) {
+func (g *staging) put(chunk []byte) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	k := class(int64(cap(b)))
-	g.mu.idle[k] = append(g.mu.idle[k], b[:cap(b)])
+	i, exact := g.placeLocked(cuda.AddressOf(chunk))
+	if !exact {
+		i--
+	}
+	b := g.mu.blocks[i]
+	if len(b.idle) == 0 {
+		g.mu.rooms[b.k] = append(g.mu.rooms[b.k], b)
+	}
+	b.idle = append(b.idle, chunk[:cap(chunk)])
+	b.out--
+	g.mu.out--
+	var surplus []*block
+	if g.mu.out == g.mu.words && g.mu.bytes > stagingRest {
+		surplus = g.surplusLocked()
+	}
+	g.mu.Unlock()
+	if len(surplus) > 0 {
+		// Not here, which may be the device's thread: a driver may wait for the GPU before it frees.
+		g.dev.waits.Go(func() { // ends with the driver's calls; the device's Close waits for it
+			_ = g.dev.surely(func(c *cuda.Calls) error { return free(c, surplus) }) // refused, it goes with the context
+		})
+	}
+}
+
+// surplusLocked takes out the longest blocks that nobody has anything of, until the rest is left.
+func (g *staging) surplusLocked() (surplus []*block) {
+	longest := slices.SortedStableFunc(slices.Values(g.mu.blocks), func(a, b *block) int { return cmp.Compare(len(b.mem), len(a.mem)) })
+	for _, b := range longest {
+		if g.mu.bytes <= stagingRest {
+			break
+		}
+		if b.out == 0 {
+			b.gone = true
+			surplus = append(surplus, b)
+			g.mu.bytes -= int64(len(b.mem))
+		}
+	}
+	gone := func(b *block) bool { return b.gone }
+	g.mu.blocks = slices.DeleteFunc(g.mu.blocks, gone)
+	for k := range g.mu.rooms {
+		g.mu.rooms[k] = slices.DeleteFunc(g.mu.rooms[k], gone)
+	}
+	return surplus
+}
+
+func free(c *cuda.Calls, blocks []*block) error {
+	var errs []error
+	for _, b := range blocks {
+		errs = append(errs, c.FreeHost(b.addr()))
+	}
+	return firstOf(errs)
 }
 
 func (g *staging) close(c *cuda.Calls) error {
 	g.mu.Lock()
 	blocks := g.mu.blocks
-	g.mu.blocks, g.mu.idle = nil, [64][][]byte{}
+	g.mu.blocks, g.mu.rooms = nil, [64][]*block{}
 	g.mu.Unlock()
-	var errs []error
-	for _, b := range blocks {
-		errs = append(errs, c.FreeHost(cuda.AddressOf(b)))
-	}
-	return firstOf(errs)
+	return free(c, blocks)
 }

@@ -153,7 +153,7 @@ func (s *stream) end() error {
 		<-waited // if the stream has failed the word may still be written
 	}
 	if word != nil {
-		s.dev.bounce.put(word)
+		s.dev.bounce.putWord(word)
 	}
 	if failed {
 		return nil // a driver tells of it again, whatever is called
@@ -467,7 +467,7 @@ func (s *stream) waitForeign(e tier.Event) error {
 		return fmt.Errorf("cuda: the driver cannot make a stream wait for an event of another backend: %w", tier.ErrNotSupported)
 	}
 	if s.word == nil { // the stream is the caller's alone
-		word, err := d.bounce.get(wordBytes)
+		word, err := d.bounce.word()
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,11 @@
+package cuda
+
+// StagingRest is how much pinned memory is kept for copies of memory that is not pinned, when none is under way.
+const StagingRest = stagingRest
+
+// Staged returns how much there is now.
+func (d *Device) Staged() int64 {
+	d.bounce.mu.Lock()
+	defer d.bounce.mu.Unlock()
+	return d.bounce.mu.bytes
+}

@@ -1,0 +1,68 @@
+package cuda_test
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/tier/cuda"
+)
+
+// Pinned memory that copies went by is given back when none is under way any more, but for a rest, and although a stream
+// has its word there. The copies after that are as right as those before.
+func TestStagingIsGivenBack(t *testing.T) {
+	const n = 12 << 20 // bytes of a copy, which take 16 MiB
+	r := load(t, cudatest.Config{Memory: 32 << 20})
+	d := r.open(t, cuda.Config{Memory: 16 << 20})
+	s, err := d.NewStream()
+	must(t, err)
+	a, err := d.Alloc(s, n)
+	must(t, err)
+	for round := range 3 {
+		pull := plug(t, d, s) // and the stream's word is from there
+		in := bytes.Repeat([]byte{byte(round + 1)}, n)
+		out := make([]byte, n)
+		must(t, d.CopyToDevice(s, a, in))
+		must(t, d.CopyToHost(s, out, a))
+		must(t, d.CopyToDevice(s, a, in[:1000]))
+		if most := d.Staged(); most < 2*n {
+			t.Errorf("with copies under way %d bytes are pinned, want those of %d", most, 2*n)
+		}
+		pull()
+		must(t, s.Sync())
+		if rest := d.Staged(); rest > cuda.StagingRest {
+			t.Errorf("with no copy under way %d bytes are pinned, want at most %d", rest, int64(cuda.StagingRest))
+		}
+		if !bytes.Equal(out, in) {
+			t.Error("the bytes did not come back as they went")
+		}
+	}
+	must(t, s.Close())
+	held := d.Staged()
+	must(t, d.Close())
+	if blocks := r.Calls("cuMemHostAlloc") - r.Calls("cuMemFreeHost"); held == 0 || blocks != 0 {
+		t.Errorf("%d bytes were kept, and %d blocks were not given back", held, blocks)
+	}
+}
+
+// The rest is kept, so that copies one after another do not pin memory each.
+func TestStagingIsUsedAgain(t *testing.T) {
+	const n = 3 << 20
+	r := load(t, cudatest.Config{})
+	d := r.open(t, cuda.Config{Memory: 8 << 20})
+	s, err := d.NewStream()
+	must(t, err)
+	a, err := d.Alloc(s, n)
+	must(t, err)
+	mem := make([]byte, n)
+	for range 20 {
+		must(t, d.CopyToDevice(s, a, mem))
+		must(t, s.Sync())
+		must(t, d.CopyToHost(s, mem, a))
+		must(t, s.Sync())
+	}
+	if calls := r.Calls("cuMemHostAlloc"); calls != 1 {
+		t.Errorf("memory was pinned %d times, want once", calls)
+	}
+	must(t, d.Free(s, a))
+}
