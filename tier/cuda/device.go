@@ -35,7 +35,7 @@ type Device struct {
 		streams map[*stream]struct{}
 		pins    []share
 		shared  map[cuda.Event]struct{} // given to others
-		peers   map[*Device]bool        // that work of this device may write to
+		peers   map[*Device]bool        // whether work of this device may write there; those that may write here are in it, too
 		lost    error                   // with what the context was lost
 	}
 }
@@ -205,6 +205,7 @@ func (d *Device) Close() error {
 		errs = append(errs, s.end())
 	}
 	d.waits.Wait()
+	d.forgetPeers()
 	errs = append(errs, d.surely(d.giveBack))
 	close(d.given)
 	errs = append(errs, d.dev.Close())

@@ -9,3 +9,10 @@ func (d *Device) Staged() int64 {
 	defer d.bounce.mu.Unlock()
 	return d.bounce.mu.bytes
 }
+
+// Peers returns how many other devices d knows of.
+func (d *Device) Peers() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.mu.peers)
+}

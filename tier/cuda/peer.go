@@ -56,10 +56,30 @@ func (d *Device) reach(peer *Device) error {
 			return err
 		}
 	}
+	d.meet(peer, true)
+	peer.meet(d, false)
+	return nil
+}
+
+// meet notes that there is a peer, and, if that is so, that work of this device may write there.
+func (d *Device) meet(peer *Device, reached bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mu.peers[peer] = true
-	return nil
+	d.mu.peers[peer] = d.mu.peers[peer] || reached
+}
+
+// forgetPeers makes the device unknown to its peers, which would keep it in memory for as long as they are there. It is
+// being closed, so nobody meets it any more.
+func (d *Device) forgetPeers() {
+	d.mu.Lock()
+	peers := d.mu.peers
+	d.mu.peers = nil
+	d.mu.Unlock()
+	for p := range peers {
+		p.mu.Lock()
+		delete(p.mu.peers, d)
+		p.mu.Unlock()
+	}
 }
 
 func (d *Device) enable(peer *Device) error {

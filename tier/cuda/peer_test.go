@@ -90,3 +90,30 @@ func TestContextOfAnotherGPU(t *testing.T) {
 		t.Errorf("a driver that does not answer: %v", err)
 	}
 }
+
+// A device that is closed is not known to its peers any more, nor they to it; one that is opened in its place is as good a peer.
+func TestClosedPeersAreForgotten(t *testing.T) {
+	r := load(t, cudatest.Config{Devices: 2})
+	d := newWork(t, r.open(t, cuda.Config{Memory: 1 << 20}))
+	from := d.alloc(512)
+	for range 3 {
+		peer, err := r.driver.Open(cuda.Config{Ordinal: 1, Memory: 1 << 20})
+		must(t, err)
+		s, err := peer.NewStream()
+		must(t, err)
+		to, err := peer.Alloc(s, 512)
+		must(t, err)
+		must(t, s.Sync())
+		must(t, d.CopyPeer(d.s, to, peer, from, 512))
+		must(t, d.s.Sync())
+		must(t, peer.CopyPeer(s, from, d.Device, to, 512))
+		must(t, s.Sync())
+		if a, b := d.Peers(), peer.Peers(); a != 1 || b != 1 {
+			t.Errorf("devices that copied to each other know %d and %d peers", a, b)
+		}
+		must(t, peer.Close())
+		if a, b := d.Peers(), peer.Peers(); a != 0 || b != 0 {
+			t.Errorf("with one closed the devices know %d and %d peers", a, b)
+		}
+	}
+}
