@@ -43,7 +43,8 @@
 // the engine: ContextOf makes of one what Adopt takes, StreamOf and EventOf let work of both sides be
 // ordered. Kernels, and what cu has no name for (pools, pinned memory, batches of copies, the newer waits for
 // words), are still bound at run time. Such a program is linked with libcuda.so.1, ends before it
-// begins where there is no device, and can load no other library; the build needs cuda.h of CUDA 11 or 12.
+// begins where there is no device, and can load no other library; the build needs cuda.h of CUDA 11 or 12. In
+// other builds, which cannot have cu, the tag has no effect.
 //
 // Its mutexes have the rank Device, the last in the order, and are held for a few
 // instructions only, never while the driver is called. What Do and Post run is run without

@@ -1,4 +1,4 @@
-//go:build !gorgonia
+//go:build !gorgonia || !cgo || !linux || !(amd64 || arm64)
 
 package cudatest
 
