@@ -52,11 +52,33 @@ func (c *Calls) FreeAsync(s Stream, p Ptr) error {
 }
 
 // AddressRange returns the allocation that p lies in, whoever in the process made it: where it begins, and its bytes. ErrNotFound
-// or ErrInvalidValue says that there is none.
+// or ErrInvalidValue says that there is none. Of memory that a program has mapped itself (cuMemMap) it is the one mapping; where
+// nothing is mapped behind reserved addresses that may be all of those.
 func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
 	var size uintptr
 	err = c.lib.call(&c.lib.sym.memRange, uintptr(unsafe.Pointer(&base)), uintptr(unsafe.Pointer(&size)), uintptr(p))
 	return base, int64(size), err
+}
+
+// Mapped says whether there is memory behind an address in what AddressRange returned.
+func (c *Calls) Mapped(p Ptr) (bool, error) {
+	const mapped = 13
+	var yes uint64 // of which drivers write the first byte, or more
+	err := c.lib.call(&c.lib.sym.pointerAttribute, uintptr(unsafe.Pointer(&yes)), mapped, uintptr(p))
+	return yes != 0, err
+}
+
+// MayUse says whether this device may read and write the memory at p, which a program has mapped itself. Of other memory
+// drivers know nothing here: that is ErrInvalidValue.
+func (c *Calls) MayUse(p Ptr) (bool, error) {
+	dev, err := c.lib.handle(c.dev.info.Ordinal)
+	if err != nil {
+		return false, err
+	}
+	here := location{locationDevice, dev}
+	var flags uint64
+	err = c.lib.call(&c.lib.sym.memAccess, uintptr(unsafe.Pointer(&flags)), uintptr(unsafe.Pointer(&here)), uintptr(p))
+	return flags == accessReadWrite, err
 }
 
 // copyAttributes says how the copies of a batch are to be done. The driver's

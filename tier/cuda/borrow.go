@@ -62,8 +62,32 @@ func (l *loans) hold(addr tier.Addr, n int64) bool {
 	return false
 }
 
+// Why bytes cannot be borrowed, in a BorrowError.
+var (
+	// ErrNotAllocated: nobody has allocated them, or not in one piece.
+	ErrNotAllocated = errors.New("it is not inside an allocation")
+	// ErrNotAccessible: a program has mapped memory there (cuMemMap) and not let this GPU read and write it (cuMemSetAccess).
+	ErrNotAccessible = errors.New("it is mapped memory that this GPU may not read and write: let it (cuMemSetAccess)")
+)
+
+// BorrowError says which byte of those to be borrowed is none that can be. It matches ErrNotAllocated or ErrNotAccessible.
+type BorrowError struct {
+	Addr  tier.Addr
+	Size  int64
+	At    tier.Addr // the first that cannot be borrowed
+	Cause error
+}
+
+func (e *BorrowError) Error() string {
+	return fmt.Sprintf("cuda: borrowing %d bytes at address %#x: of byte %d: %v", e.Size, uint64(e.Addr), uint64(e.At-e.Addr), e.Cause)
+}
+
+// Unwrap returns the cause.
+func (e *BorrowError) Unwrap() error { return e.Cause }
+
 // Borrow implements tier.Borrower. The driver is asked whether somebody has allocated the bytes: an address that is none would, in some of
-// its calls, be taken for one of the host's.
+// its calls, be taken for one of the host's. Memory that a program has mapped itself (cuMemMap) is borrowed also where it
+// is of several pieces, one behind the other. What cannot be borrowed is a BorrowError.
 func (d *Device) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("cuda: borrowing %d bytes", size)
@@ -76,19 +100,10 @@ func (d *Device) Borrow(addr tier.Addr, size int64) (giveBack func(), err error)
 		return func() {}, nil
 	}
 	if d.source.has(addr) {
-		return nil, fmt.Errorf("cuda: the %d bytes at address %#x are not allocated", size, uint64(addr))
+		return nil, &BorrowError{addr, size, addr, ErrNotAllocated}
 	}
-	var base cuda.Ptr
-	var n int64
-	err = d.dev.Here(func(c *cuda.Calls) (err error) { base, n, err = c.AddressRange(cuda.Ptr(addr)); return err })
-	if errors.Is(err, cuda.ErrNotFound) || errors.Is(err, cuda.ErrInvalidValue) {
-		return nil, fmt.Errorf("cuda: address %#x is not inside an allocation: %w", uint64(addr), err)
-	}
-	if err != nil {
+	if err := d.dev.Here(func(c *cuda.Calls) error { return lent(c, addr, size) }); err != nil {
 		return nil, err
-	}
-	if off := int64(cuda.Ptr(addr) - base); size > n-off {
-		return nil, fmt.Errorf("cuda: %d bytes at address %#x leave the allocation of %d bytes that starts %d before", size, uint64(addr), n, off)
 	}
 	x := &loan{addr, size}
 	d.mu.Lock()
@@ -106,4 +121,54 @@ func (d *Device) owns(addr tier.Addr, size int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.mu.table.hold(addr, size) == nil
+}
+
+// mappingGranule is what access to mapped memory changes by.
+const mappingGranule = 2 << 20
+
+// lent returns an error unless others have allocated, or mapped, all of the bytes, and the GPU may use them.
+func lent(c *cuda.Calls, addr tier.Addr, size int64) error {
+	refuse := func(at cuda.Ptr, why error) error { return &BorrowError{addr, size, tier.Addr(at), why} }
+	end := cuda.Ptr(addr) + cuda.Ptr(size)
+	if end < cuda.Ptr(addr) {
+		return refuse(cuda.Ptr(addr), ErrNotAllocated)
+	}
+	for at := cuda.Ptr(addr); ; {
+		base, n, err := c.AddressRange(at)
+		if errors.Is(err, cuda.ErrNotFound) || errors.Is(err, cuda.ErrInvalidValue) {
+			return refuse(at, fmt.Errorf("%w: %w", ErrNotAllocated, err))
+		}
+		if err != nil {
+			return err
+		}
+		next := min(end, base+cuda.Ptr(n))
+		if there, err := c.Mapped(at); err == nil && !there || next <= at {
+			return refuse(at, ErrNotAllocated)
+		}
+		mapped, barred := accessible(c, at, next)
+		switch {
+		case barred != 0:
+			return refuse(barred, ErrNotAccessible)
+		case next == end:
+			return nil
+		case !mapped: // the next allocation is another one, if it is there
+			return refuse(next, ErrNotAllocated)
+		}
+		at = next
+	}
+}
+
+// accessible says whether the memory from at up to end, which is one allocation's, was mapped by a program, and where the first
+// byte is that the GPU may not use; 0: nowhere.
+func accessible(c *cuda.Calls, at, end cuda.Ptr) (mapped bool, barred cuda.Ptr) {
+	for ; at < end; at = (at + mappingGranule) &^ (mappingGranule - 1) {
+		may, err := c.MayUse(at)
+		if err != nil {
+			return mapped, 0 // the driver's own allocation, which is the GPU's to use, or its peer's
+		}
+		if mapped = true; !may {
+			return true, at
+		}
+	}
+	return mapped, 0
 }

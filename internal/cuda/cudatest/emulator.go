@@ -122,10 +122,10 @@ func (e *Emulator) Calls(symbol string) int64 { return e.calls(symbol) }
 func (e *Emulator) Settle() { e.settle() }
 
 // kinds are what is counted.
-var kinds = []string{"contexts", "streams", "events", "pools", "modules", "allocations", "registrations", "host allocations"}
+var kinds = []string{"contexts", "streams", "events", "pools", "modules", "allocations", "registrations", "host allocations", "physical allocations", "address ranges"}
 
 // Live returns how many there are of a kind: contexts, streams, events, pools, modules,
-// allocations, registrations, host allocations.
+// allocations, registrations, host allocations, physical allocations, address ranges.
 func (e *Emulator) Live(kind string) int64 {
 	e.t.Helper()
 	n := e.live(kind)

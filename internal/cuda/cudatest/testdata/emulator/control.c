@@ -159,7 +159,7 @@ EXPORT int64_t emu_calls(const char *symbol)
 	return n;
 }
 
-static const char *kinds[KINDS] = {"contexts", "streams", "events", "pools", "modules", "functions", "allocations", "registrations", "host allocations"};
+static const char *kinds[KINDS] = {"contexts", "streams", "events", "pools", "modules", "functions", "allocations", "registrations", "host allocations", "physical allocations", "address ranges"};
 
 static int64_t of_kind(const int64_t *counts, const char *kind)
 {

@@ -37,13 +37,14 @@ enum {
 
 typedef uint64_t handle; // what callers hold: a kind, and a number never given twice
 
-enum kind { CONTEXT, STREAM, EVENT, POOL, MODULE, FUNCTION, ALLOCATION, REGISTRATION, HOST_ALLOCATION, KINDS };
+enum kind { CONTEXT, STREAM, EVENT, POOL, MODULE, FUNCTION, ALLOCATION, REGISTRATION, HOST_ALLOCATION, PHYSICAL, ADDRESS_RANGE, KINDS };
 
 enum { MAX_DEVICES = 16, MAX_STACK = 4096, MAX_FAILURES = 64, GRANULE = 512 };
 
 // Device addresses carry the device in their upper 16 bits. No process has
 // memory there, so whoever takes one for a pointer crashes.
 #define TAG 0x5a00ull
+#define VIRTUAL_TAG (TAG + MAX_DEVICES) // of addresses that programs map themselves
 #define ADDRESS_OF(dev, off) ((TAG + (dev)) << 48 | (uint64_t)(off))
 
 typedef struct pool {
@@ -228,6 +229,10 @@ block *find(uint64_t addr, size_t n);
 uint8_t *device_bytes(context *c, uint64_t addr, size_t n, int *result);
 uint8_t *kernel_bytes(context *c, uint64_t addr, size_t n);
 bool is_device(uint64_t addr);
+bool is_virtual(uint64_t addr);
+uint8_t *virtual_bytes(int device, uint64_t addr, size_t n);
+bool virtual_mapping(uint64_t addr, uint64_t *base, uint64_t *n, bool *mapped);
+bool virtual_range(uint64_t addr, uint64_t *base, uint64_t *n);
 void block_free(int dev, block *b);
 const registration *registered(uintptr_t addr);
 enum pinned { PINNED, PAGEABLE, STRADDLES } host_range(context *c, uintptr_t addr, size_t n);

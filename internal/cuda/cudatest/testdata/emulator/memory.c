@@ -6,7 +6,7 @@
 bool is_device(uint64_t addr)
 {
 	uint64_t tag = addr >> 48;
-	return tag >= TAG && tag < TAG + MAX_DEVICES;
+	return tag >= TAG && tag <= VIRTUAL_TAG;
 }
 
 static uint64_t charge_of(uint64_t n) { return (n + GRANULE - 1) / GRANULE * GRANULE; }
@@ -68,14 +68,17 @@ static uint8_t *bytes_of(context *c, block *b, uint64_t addr)
 // context c may use, NULL if there is a mistake.
 uint8_t *device_bytes(context *c, uint64_t addr, size_t n, int *result)
 {
-	uint8_t *bytes = bytes_of(c, find(addr, n), addr);
+	uint8_t *bytes = is_virtual(addr) ? virtual_bytes(c->device, addr, n) : bytes_of(c, find(addr, n), addr);
 	*result = bytes ? OK : INVALID_VALUE;
 	return bytes;
 }
 
 // kernel_bytes is device_bytes for a kernel that runs: what is to be freed behind it
 // is there yet.
-uint8_t *kernel_bytes(context *c, uint64_t addr, size_t n) { return bytes_of(c, there(addr, n), addr); }
+uint8_t *kernel_bytes(context *c, uint64_t addr, size_t n)
+{
+	return is_virtual(addr) ? virtual_bytes(c->device, addr, n) : bytes_of(c, there(addr, n), addr);
+}
 
 static uint64_t reserved_by_pools(int dev);
 
@@ -242,6 +245,9 @@ EXPORT int cuMemFreeAsync(uint64_t addr, handle hs)
 EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *n, uint64_t addr)
 {
 	CALL("cuMemGetAddressRange_v2");
+	bool mapped;
+	if (virtual_mapping(addr, base, n, &mapped))
+		return leave(OK);
 	block *b = find(addr, 1);
 	REQUIRE(b, NOT_FOUND);
 	*base = ADDRESS_OF(b->ctx->device, b->off);

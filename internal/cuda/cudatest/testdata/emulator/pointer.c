@@ -21,6 +21,10 @@ EXPORT int cuPointerGetAttribute(void *out, int attribute, uint64_t addr)
 	const block *b = find(addr, 1);
 	if (b)
 		return leave(answer(attribute, out, TYPE_DEVICE, ADDRESS_OF(b->ctx->device, b->off), b->size, true));
+	uint64_t base, n, start, size;
+	bool mapped;
+	if (virtual_mapping(addr, &base, &n, &mapped) && virtual_range(addr, &start, &size))
+		return leave(answer(attribute, out, TYPE_DEVICE, start, size, mapped));
 	const registration *r = is_device(addr) ? NULL : registered(addr);
 	REQUIRE(r, INVALID_VALUE);
 	return leave(answer(attribute, out, TYPE_HOST, r->addr, r->size, true));
