@@ -28,9 +28,8 @@ type mapper struct {
 }
 
 type allocationProps struct {
-	kind, handles, location, device int32
-	security                        uintptr
-	flags                           [8]byte
+	kind, _, location, device int32 // the second: no handles for others
+	_                         [16]byte
 }
 
 type accessDesc struct{ location, device, flags int32 }
