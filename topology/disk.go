@@ -199,20 +199,30 @@ func (t *tree) disksBelow(dir string) []string {
 	if names, ok := t.below[dir]; ok {
 		return names
 	}
-	names := t.walkBelow(dir, maxStacked)
+	names := t.walkBelow(dir, maxStacked, map[string]bool{})
 	slices.Sort(names)
 	names = slices.Compact(names)
 	t.below[dir] = names
 	return names
 }
 
-func (t *tree) walkBelow(dir string, levels int) []string {
+// walkBelow visits each device once, as few that stand on each other in a ring would otherwise be
+// millions of ways: visited is true of those on the way to dir, false of those that are done.
+func (t *tree) walkBelow(dir string, levels int, visited map[string]bool) []string {
+	if onTheWay, before := visited[dir]; onTheWay {
+		t.warnf(dir, "the device is stacked on itself")
+		return nil
+	} else if before {
+		return nil
+	}
 	if levels == 0 {
 		t.warnf(dir, "more than %d devices stacked on each other", maxStacked)
 		return nil
 	}
+	visited[dir] = true
+	defer func() { visited[dir] = false }()
 	if t.exists(path.Join(dir, "partition")) {
-		return t.walkBelow(path.Dir(dir), levels-1)
+		return t.walkBelow(path.Dir(dir), levels-1, visited)
 	}
 	slaves, _ := t.list(path.Join(dir, "slaves"))
 	if len(slaves) == 0 {
@@ -226,7 +236,7 @@ func (t *tree) walkBelow(dir string, levels int) []string {
 			t.warnf(file, "a device that is not there")
 			continue
 		}
-		names = append(names, t.walkBelow(target, levels-1)...)
+		names = append(names, t.walkBelow(target, levels-1, visited)...)
 	}
 	return names
 }

@@ -111,9 +111,19 @@ func mountOf(mounts []mount, dir string) (mount, bool) {
 	return mounts[best], true
 }
 
-// disksOf returns the disks that m is on.
+// disksOf returns the disks that m is on, or none if they were told before: a file system on many loop
+// devices whose files are on itself is followed once.
 func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 	disks := []Disk{}
+	key := m.device + " " + m.point
+	if onTheWay, before := t.followed[key]; onTheWay {
+		t.warnf(m.point, "the file system is stacked on itself")
+		return disks
+	} else if before {
+		return disks
+	}
+	t.followed[key] = true
+	defer func() { t.followed[key] = false }()
 	switch {
 	case levels == 0:
 		t.warnf(m.point, "more than %d file systems stacked on each other", maxStacked)

@@ -50,6 +50,7 @@ type tree struct {
 	mounted  []mount // what mounts returned, once it did
 	hasMount bool
 	below    map[string][]string // what disksBelow returned, by block device
+	followed map[string]bool     // the mounts that disksOf knows: whether it is at them
 }
 
 var (
@@ -74,7 +75,7 @@ func openTree(ctx context.Context, root string) (*tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("topology: root: %w", err)
 	}
-	return &tree{ctx: ctx, root: r, live: root == "/", below: map[string][]string{}}, nil
+	return &tree{ctx: ctx, root: r, live: root == "/", below: map[string][]string{}, followed: map[string]bool{}}, nil
 }
 
 func (t *tree) close() { _ = t.root.Close() } // only ever read from
