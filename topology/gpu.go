@@ -1,7 +1,9 @@
 package topology
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -10,31 +12,41 @@ import (
 
 const nvidia = "0x10de" // PCI vendor
 
+// listing is what is known of the GPUs before CUDA_VISIBLE_DEVICES.
+type listing struct {
+	gpus       []GPU
+	fromDriver bool // UUIDs and MIG instances are known
+	partial    bool // there are GPUs that are not listed
+}
+
+// errNotListed is in a source's error if there is a GPU that it does not list.
+var errNotListed = errors.New("cannot be asked")
+
 // gpus returns the GPUs of the source, or those on the PCI bus.
-func (t *tree) gpus(w placing, source GPUSource) (gpus []GPU, fromDriver bool) {
+func (t *tree) gpus(w placing, source GPUSource) listing {
 	given := source != nil
 	if source == nil {
 		if !t.live {
-			return t.busGPUs(w), false
+			return listing{gpus: t.busGPUs(w)}
 		}
 		source = SystemGPUs()
 	}
-	listed, err := ask(t.ctx, source)
-	if err != nil && len(listed) == 0 {
+	gpus, err := ask(t.ctx, source)
+	if err != nil && len(gpus) == 0 {
 		gpus = t.busGPUs(w)
 		if given || len(gpus) > 0 { // a machine without a GPU needs no driver
 			t.warnf("gpus", "the driver's list: %v: those on the PCI bus are told", err)
 		}
-		return gpus, false
+		return listing{gpus: gpus}
 	}
 	for _, one := range joined(err) {
 		t.warnf("gpus", "%v", one)
 	}
-	gpus = append([]GPU{}, listed...)
+	gpus = append([]GPU{}, gpus...)
 	for i := range gpus {
 		t.complete(w, &gpus[i])
 	}
-	return gpus, true
+	return listing{gpus: gpus, fromDriver: true, partial: errors.Is(err, errNotListed)}
 }
 
 // ask lists the GPUs of a source; it may panic, as the driver's library is not ours.
@@ -59,10 +71,14 @@ func joined(err error) []error {
 }
 
 // busGPUs returns NVIDIA's display and 3D controllers on the PCI bus, by
-// address, which is the driver's order too unless it is told another.
+// address, which is the driver's order too unless it is told another. Those that another driver has
+// come last: NVIDIA's does not count them.
 func (t *tree) busGPUs(w placing) []GPU {
 	gpus := []GPU{}
-	addresses, _ := t.list(pciDevices) // no bus is no warning: many VMs have none
+	addresses, _ := t.list(pciDevices)                 // no bus is no warning: many VMs have none
+	slices.SortFunc(addresses, func(a, b string) int { // 10000:00:00.0 is behind 2000:00:00.0
+		return cmp.Or(len(a)-len(b), strings.Compare(a, b))
+	})
 	for _, address := range addresses {
 		dir := path.Join(pciDevices, address)
 		vendor, ok := t.need(path.Join(dir, "vendor"))
@@ -78,11 +94,36 @@ func (t *tree) busGPUs(w placing) []GPU {
 		if t.exists(path.Join(dir, "physfn")) {
 			continue // a virtual function, to be given to a virtual machine
 		}
-		g := GPU{Index: len(gpus), PCIAddress: address}
-		t.complete(w, &g)
-		gpus = append(gpus, g)
+		gpus = append(gpus, GPU{PCIAddress: address, Driver: t.driverOf(dir)})
+	}
+	slices.SortStableFunc(gpus, func(a, b GPU) int { return cmp.Compare(foreign(a), foreign(b)) })
+	for i := range gpus {
+		gpus[i].Index = i
+		t.complete(w, &gpus[i])
 	}
 	return gpus
+}
+
+// foreign is 1 for a GPU that another driver than NVIDIA's has, such as that which gives it to virtual
+// machines. No driver is none that is known: a container may be shown none.
+func foreign(g GPU) int {
+	if g.Driver == "" || g.Driver == "nvidia" {
+		return 0
+	}
+	return 1
+}
+
+// driverOf returns the name of the driver that has the device in dir; empty: none.
+func (t *tree) driverOf(dir string) string {
+	link := path.Join(dir, "driver")
+	target, err := t.resolve(link)
+	switch {
+	case err == nil:
+		return label(path.Base(target))
+	case !missing(err):
+		t.warn(link, err)
+	}
+	return ""
 }
 
 // complete fills in what the PCI bus knows of g and g does not.
@@ -147,11 +188,7 @@ func (t *tree) fromBus(w placing, dir string, g *GPU) {
 		g.DeviceID = label(strings.TrimPrefix(vendor, "0x") + ":" + strings.TrimPrefix(device, "0x"))
 	}
 	if g.Driver == "" {
-		if target, err := t.resolve(path.Join(dir, "driver")); err == nil {
-			g.Driver = label(path.Base(target))
-		} else if !missing(err) {
-			t.warn(path.Join(dir, "driver"), err)
-		}
+		g.Driver = t.driverOf(dir)
 	}
 	if g.CPUs == nil {
 		if set, ok := t.set(path.Join(dir, "local_cpulist")); ok && len(set) > 0 {

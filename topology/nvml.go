@@ -73,7 +73,7 @@ func (s nvmlSource) GPUs(ctx context.Context) (gpus []GPU, err error) {
 		}
 		dev, ret := s.lib.DeviceGetHandleByIndex(i)
 		if ret != nvml.SUCCESS || dev == nil {
-			r.problems = append(r.problems, fmt.Errorf("GPU %d cannot be asked: %w", i, ret))
+			r.problems = append(r.problems, fmt.Errorf("GPU %d %w: %w", i, errNotListed, ret))
 			continue
 		}
 		gpus = append(gpus, r.gpu(i, dev))

@@ -295,6 +295,44 @@ func TestVisibleInstances(t *testing.T) {
 	}
 }
 
+// TestVisibleBesideLost: where the driver cannot ask one GPU, the others keep their numbers, and a value that may
+// mean that one is no mistake.
+func TestVisibleBesideLost(t *testing.T) {
+	root := unpack(t, "mig")
+	for _, c := range []struct {
+		lost        int
+		value, want string
+	}{
+		{0, "1", "1"}, {0, "0", "left out"}, {0, "0,1", "1, left out"}, {0, "GPU-a0000000-0000-4000-8000-000000000000", "left out"},
+		{0, "MIG-b0", "left out"}, {1, "0", "0"}, {1, "1", "left out"}, {1, "GPU-", "error"}, {1, "0,0", "error"},
+		{-1, "2", "error"}, {-1, "GPU-c", "error"}, {-1, "MIG-c", "error"},
+	} {
+		lib := migs()
+		get := lib.DeviceGetHandleByIndexFunc
+		lib.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+			if i == c.lost {
+				return nil, nvml.ERROR_GPU_IS_LOST
+			}
+			return get(i)
+		}
+		top, err := topology.Discover(t.Context(), topology.Options{Root: root, GPUs: topology.NVML(lib), LookupEnv: env(c.value)})
+		var got []string
+		if err != nil {
+			got = []string{"error"}
+		} else {
+			for _, g := range top.GPUs {
+				got = append(got, fmt.Sprint(g.Index))
+			}
+			if strings.Contains(strings.Join(top.Warnings, "\n"), "left out") {
+				got = append(got, "left out")
+			}
+		}
+		if strings.Join(got, ", ") != c.want {
+			t.Errorf("GPU %d lost, %q: %q, %v; want %q", c.lost, c.value, got, err, c.want)
+		}
+	}
+}
+
 // The library of this machine, or that there is none: no crash, and a word of it.
 func TestSystemGPUs(t *testing.T) {
 	gpus, err := topology.SystemGPUs().GPUs(t.Context())

@@ -164,7 +164,7 @@ func TestNICAddresses(t *testing.T) {
 func TestVisibleDevices(t *testing.T) {
 	root := unpack(t, "dgx-a100")
 	for value, want := range map[string]string{
-		"": "", "-1": "", " ": "", "0": "0", "2,0": "2 0", " 7 , 6 ": "7 6", "1,-1,0": "1", "0,1,2,3,4,5,6,7": "0 1 2 3 4 5 6 7",
+		"": "", "-1": "", " ": "", "NoDevFiles": "", "0": "0", "2,0": "2 0", " 7 , 6 ": "7 6", "1,-1,0": "1", "0,1,2,3,4,5,6,7": "0 1 2 3 4 5 6 7",
 		"8": "error", "0,8": "error", "0,0": "error", "x": "error", "0,x": "error", "0,": "error", ",": "error", "-2": "error", "0x1": "error", "1.0": "error", "99999999999999999999": "error", "all": "error",
 		"GPU-0": "0 1 2 3 4 5 6 7", // of which the bus knows nothing
 	} {
@@ -206,9 +206,47 @@ func TestVisibleDevices(t *testing.T) {
 	}
 }
 
+// busGPU is an NVIDIA GPU on the PCI bus that a driver has.
+func busGPU(address, driver string) string {
+	dir := "sys/devices/pci0000:00/" + address
+	return fmt.Sprintf("-- sys/bus/pci/devices/%s -> ../../../devices/pci0000:00/%[1]s --\n-- %[2]s/vendor --\n0x10de\n-- %[2]s/class --\n0x030200\n-- %[2]s/device --\n0x2330\n", address, dir) +
+		fmt.Sprintf("-- %s/driver -> ../../../bus/pci/drivers/%s --\n-- sys/bus/pci/drivers/%[2]s/bind-%[3]s --\n", dir, driver, address)
+}
+
+// NVIDIA's driver does not count GPUs that are given to virtual machines, and CUDA neither.
+func TestForeignGPUsAreNotCounted(t *testing.T) {
+	root := tree(t, base+busGPU("0000:00:01.0", "vfio-pci")+busGPU("10000:00:02.0", "nvidia")+busGPU("2000:00:03.0", "nvidia")+busGPU("0000:00:04.0", "nouveau"))
+	for value, want := range map[string]string{
+		"unset": "0=2000:00:03.0 1=10000:00:02.0 2=0000:00:01.0 3=0000:00:04.0",
+		"0":     "0=2000:00:03.0", "1,0": "1=10000:00:02.0 0=2000:00:03.0", "2": "error",
+	} {
+		o := topology.Options{Root: root, LookupEnv: env(value)}
+		if value == "unset" {
+			o.LookupEnv = nil
+		}
+		top, err := topology.Discover(t.Context(), o)
+		got := "error"
+		if err == nil {
+			got = ""
+			for _, g := range top.GPUs {
+				got += fmt.Sprintf(" %d=%s", g.Index, g.PCIAddress)
+			}
+		}
+		if strings.TrimSpace(got) != want || err != nil && !strings.Contains(err.Error(), "there are 2") {
+			t.Errorf("%s: %q, %v; want %q", value, got, err, want)
+		}
+	}
+	// With none of NVIDIA's driver it is as if there was no GPU.
+	top, err := topology.Discover(t.Context(), topology.Options{Root: tree(t, base+busGPU("0000:00:01.0", "vfio-pci")), LookupEnv: env("0")})
+	if err != nil || len(top.GPUs) != 0 || top.Limits.HiddenGPUs != 1 || !strings.Contains(strings.Join(top.Warnings, "\n"), "none that is known") {
+		t.Errorf("got %+v, %v", top, err)
+	}
+}
+
 // CUDA does not count GPUs that differ as the driver does, unless it is told to.
 func TestVisibleOrder(t *testing.T) {
-	root := unpack(t, "server") // has two kinds
+	two := busGPU("0000:00:01.0", "nvidia") + strings.Replace(busGPU("0000:00:02.0", "nvidia"), "0x2330", "0x1db6", 1)
+	root := tree(t, base+two)
 	top := discover(t, topology.Options{Root: root, LookupEnv: env("1")})
 	if !strings.Contains(strings.Join(top.Warnings, "\n"), "CUDA_DEVICE_ORDER") {
 		t.Errorf("warnings %q", top.Warnings)
@@ -216,7 +254,7 @@ func TestVisibleOrder(t *testing.T) {
 	top = discover(t, topology.Options{Root: root, LookupEnv: func(name string) (string, bool) {
 		return map[string]string{"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}[name], true
 	}})
-	if strings.Contains(strings.Join(top.Warnings, "\n"), "CUDA_DEVICE_ORDER") || top.GPUs[0].PCIAddress != "0000:9a:00.0" {
+	if strings.Contains(strings.Join(top.Warnings, "\n"), "CUDA_DEVICE_ORDER") || top.GPUs[0].PCIAddress != "0000:00:02.0" {
 		t.Errorf("got %+v, warnings %q", top.GPUs, top.Warnings)
 	}
 }

@@ -259,11 +259,11 @@ func Discover(ctx context.Context, o Options) (*Topology, error) {
 	top.Nodes = t.nodes(top.CPU, top.Memory)
 	t.compare(top.Nodes, top.Memory)
 	where := newPlacing(top.Nodes)
-	gpus, fromDriver := t.gpus(where, o.GPUs)
+	gpus := t.gpus(where, o.GPUs)
 	top.NICs = t.nics(where, o.Addresses)
 	top.Disks = t.disks(where)
 	top.Limits = t.limits(top, affinity, groups)
-	if err := t.visible(top, gpus, fromDriver, o.LookupEnv); err != nil {
+	if err := t.visible(top, gpus, o.LookupEnv); err != nil {
 		return nil, err
 	}
 	top.Warnings = t.warnings()
