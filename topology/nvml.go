@@ -147,11 +147,8 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 func (r *nvmlReader) links(i int, dev nvml.Device, g *GPU) {
 	for link := range nvml.NVLINK_MAX_LINKS {
 		var state nvml.EnableState
-		if !r.try(i, "nvmlDeviceGetNvLinkState", func() (ret nvml.Return) { state, ret = dev.GetNvLinkState(link); return ret }) {
-			return // the first that there is not
-		}
-		if state != nvml.FEATURE_ENABLED {
-			continue
+		if !r.try(i, "nvmlDeviceGetNvLinkState", func() (ret nvml.Return) { state, ret = dev.GetNvLinkState(link); return ret }) || state != nvml.FEATURE_ENABLED {
+			continue // one that fails does not hide those behind it
 		}
 		l := Link{Count: 1}
 		var remote nvml.PciInfo
@@ -160,7 +157,7 @@ func (r *nvmlReader) links(i int, dev nvml.Device, g *GPU) {
 		}
 		var kind nvml.IntNvLinkDeviceType
 		if r.try(i, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (ret nvml.Return) { kind, ret = dev.GetNvLinkRemoteDeviceType(link); return ret }) {
-			if kind != nvml.NVLINK_DEVICE_TYPE_GPU && kind != nvml.NVLINK_DEVICE_TYPE_SWITCH {
+			if kind == nvml.NVLINK_DEVICE_TYPE_IBMNPU {
 				continue // to a processor
 			}
 			l.Switch = kind == nvml.NVLINK_DEVICE_TYPE_SWITCH

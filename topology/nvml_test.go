@@ -147,6 +147,57 @@ func TestDirectNVLinks(t *testing.T) {
 	}
 }
 
+// TestNVLinkReports: what one end does not tell the other does, a link that fails does not hide those behind it, and
+// what is at the other end is known by its address too.
+func TestNVLinkReports(t *testing.T) {
+	addresses := []string{"0000:07:00.0", "0000:0f:00.0", "0000:47:00.0"}
+	type link struct {
+		to   string
+		kind nvml.IntNvLinkDeviceType
+		ret  nvml.Return
+	}
+	const unknown = nvml.IntNvLinkDeviceType(255)
+	gpu, npu := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_GPU), nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_IBMNPU)
+	ok := nvml.SUCCESS
+	for name, c := range map[string]struct {
+		links [3][]link
+		want  [3]topology.Path // 0-1, 0-2, 1-2
+		warns string
+	}{
+		"one end alone":       {[3][]link{{{addresses[1], gpu, ok}, {addresses[1], gpu, ok}}, {{"", gpu, nvml.ERROR_UNKNOWN}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, "GPU 1: nvmlDeviceGetNvLinkState"},
+		"the ends differ":     {[3][]link{{{addresses[1], gpu, ok}}, {{addresses[0], gpu, ok}, {addresses[0], gpu, ok}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, ""},
+		"one fails":           {[3][]link{{{"", gpu, nvml.ERROR_UNKNOWN}, {addresses[2], gpu, ok}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, "GPU 0: nvmlDeviceGetNvLinkState"},
+		"one is not there":    {[3][]link{{{"", gpu, nvml.ERROR_NOT_SUPPORTED}, {addresses[2], gpu, ok}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, ""},
+		"of an unknown kind":  {[3][]link{{{addresses[1], unknown, ok}}}, [3]topology.Path{"NV1", topology.SYS, topology.SYS}, ""},
+		"to processors alone": {[3][]link{{{"0004:00:00.0", npu, ok}}, {{"0004:00:00.0", npu, ok}}}, [3]topology.Path{topology.PXB, topology.SYS, topology.SYS}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lib := a100s(addresses...)
+			for i, d := range lib.Devices {
+				dev, links := d.(*server.Device), c.links[i]
+				dev.GetNvLinkStateFunc = func(k int) (nvml.EnableState, nvml.Return) {
+					if k >= len(links) {
+						return 0, nvml.ERROR_INVALID_ARGUMENT
+					}
+					return nvml.FEATURE_ENABLED, links[k].ret
+				}
+				dev.GetNvLinkRemotePciInfoFunc = func(k int) (nvml.PciInfo, nvml.Return) { return busID(links[k].to), nvml.SUCCESS }
+				dev.GetNvLinkRemoteDeviceTypeFunc = func(k int) (nvml.IntNvLinkDeviceType, nvml.Return) { return links[k].kind, nvml.SUCCESS }
+			}
+			top := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(lib)})
+			for i, pair := range [3][2]string{{"GPU0", "GPU1"}, {"GPU0", "GPU2"}, {"GPU1", "GPU2"}} {
+				p, _ := top.Path(pair[0], pair[1])
+				if back, _ := top.Path(pair[1], pair[0]); p != c.want[i] || back != p {
+					t.Errorf("%s to %s: %q, back %q, want %q", pair[0], pair[1], p, back, c.want[i])
+				}
+			}
+			if all := strings.Join(top.Warnings, "\n"); !strings.Contains(all, c.warns) || c.warns == "" && all != "" {
+				t.Errorf("warnings %q", top.Warnings)
+			}
+		})
+	}
+}
+
 // migs is the mock of two GPUs of which the first is divided in three, with a
 // place left empty.
 func migs() *server.Server {
