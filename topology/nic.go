@@ -103,18 +103,45 @@ func (t *tree) addInterfaces(ports []Port, dir string, addresses func(string) ([
 				continue
 			}
 		}
-		ports[i].Interfaces = append(ports[i].Interfaces, label(name))
-		of, err := addresses(name)
-		if err != nil {
-			t.warn(path.Join(dir, name), err)
-		}
-		for _, a := range of {
-			// Each interface that is up makes itself an address for its link.
-			if a.IsValid() && !a.IsLinkLocalUnicast() && !a.IsLoopback() && !a.IsUnspecified() {
-				ports[i].Addresses = append(ports[i].Addresses, a.Unmap().WithZone("").String())
+		for _, iface := range t.stackedOn(path.Join(dir, name), map[string]bool{}) {
+			ports[i].Interfaces = append(ports[i].Interfaces, label(iface))
+			of, err := addresses(iface)
+			if err != nil {
+				t.warn(path.Join(dir, name), err)
+			}
+			for _, a := range of {
+				// Each interface that is up makes itself an address for its link.
+				if a.IsValid() && !a.IsLinkLocalUnicast() && !a.IsLoopback() && !a.IsUnspecified() {
+					ports[i].Addresses = append(ports[i].Addresses, a.Unmap().WithZone("").String())
+				}
 			}
 		}
 	}
+}
+
+// stackedOn returns the network interface in dir and those made of it, each once: of a card that is bonded, or has
+// VLANs, these have the addresses.
+func (t *tree) stackedOn(dir string, seen map[string]bool) []string {
+	name := path.Base(dir)
+	if seen[name] {
+		return nil
+	}
+	seen[name] = true
+	ifaces := []string{name}
+	entries, _ := t.list(dir)
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry, "upper_") {
+			continue
+		}
+		link := path.Join(dir, entry)
+		target, err := t.resolve(link)
+		if err != nil || !t.isDir(target) {
+			t.warnf(link, "an interface that is not there")
+			continue
+		}
+		ifaces = append(ifaces, t.stackedOn(target, seen)...)
+	}
+	return ifaces
 }
 
 // addresses returns the function that tells an interface's addresses.

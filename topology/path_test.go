@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -155,6 +156,47 @@ func TestNICAddresses(t *testing.T) {
 				t.Errorf("got %+v, want level %d", top.NICs, c.want)
 			}
 			if c.warns == "" && len(top.Warnings) > 0 || !strings.Contains(strings.Join(top.Warnings, "\n"), c.warns) {
+				t.Errorf("warnings %q", top.Warnings)
+			}
+		})
+	}
+}
+
+// TestStackedInterfaces: where a card is bonded, or has VLANs, what is made of its interface has the addresses.
+func TestStackedInterfaces(t *testing.T) {
+	const net = "sys/devices/virtual/net/"
+	link := func(lower, upper string) string {
+		if lower == "ib0" {
+			return "-- sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/net/ib0/upper_" + upper + " -> ../../../../../virtual/net/" + upper + " --\n"
+		}
+		return "-- " + net + lower + "/upper_" + upper + " -> ../" + upper + " --\n"
+	}
+	iface := func(name string) string { return "-- " + net + name + "/mtu --\n1500\n" }
+	addresses := func(name string) (all []netip.Addr, err error) {
+		if a, ok := map[string]string{"bond0": "10.0.0.1", "bond0.7": "10.7.0.1", "ib0.9": "10.9.0.1", "other": "10.8.0.1"}[name]; ok {
+			all = append(all, netip.MustParseAddr(a))
+		}
+		return all, nil
+	}
+	for name, c := range map[string]struct {
+		files, ifaces, addresses, warns string
+	}{
+		"a VLAN":                   {files: link("ib0", "ib0.9") + iface("ib0.9"), ifaces: "ib0 ib0.9", addresses: "10.9.0.1"},
+		"a bond":                   {files: link("ib0", "bond0") + iface("bond0") + iface("other"), ifaces: "ib0 bond0", addresses: "10.0.0.1"},
+		"VLANs of a bond":          {files: link("ib0", "bond0") + link("bond0", "bond0.7") + iface("bond0.7"), ifaces: "ib0 bond0 bond0.7", addresses: "10.0.0.1 10.7.0.1"},
+		"a ring":                   {files: link("ib0", "bond0") + link("bond0", "x") + link("x", "bond0") + iface("x"), ifaces: "ib0 bond0 x", addresses: "10.0.0.1"},
+		"a bond that is not there": {files: link("ib0", "bond0"), ifaces: "ib0", warns: "upper_bond0: an interface that is not there"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := discover(t, topology.Options{Root: tree(t, nicTree("4: ACTIVE", "Ethernet")+c.files), Addresses: addresses})
+			port := top.NICs[0].Ports[0]
+			if strings.Join(port.Interfaces, " ") != c.ifaces || strings.Join(port.Addresses, " ") != c.addresses {
+				t.Errorf("got %+v", port)
+			}
+			if want := c.addresses != ""; (top.NICs[0].Level() == topology.NICAddressed) != want {
+				t.Errorf("level %d", top.NICs[0].Level())
+			}
+			if all := strings.Join(top.Warnings, "\n"); !strings.Contains(all, c.warns) || c.warns == "" && all != "" {
 				t.Errorf("warnings %q", top.Warnings)
 			}
 		})

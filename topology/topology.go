@@ -149,7 +149,7 @@ type Port struct {
 	State      string   `json:"state"`      // the kernel's word: ACTIVE, DOWN, INIT, ARMED; empty: not known
 	LinkLayer  string   `json:"link_layer"` // InfiniBand or Ethernet; empty: not known
 	Rate       string   `json:"rate"`       // the kernel's words: 200 Gb/sec (4X HDR)
-	Interfaces []string `json:"interfaces"` // its network interfaces, as ib0
+	Interfaces []string `json:"interfaces"` // its network interfaces, as ib0, and bonds and VLANs on them
 	Addresses  []string `json:"addresses"`  // their IP addresses, but for those of the link alone
 }
 
