@@ -69,7 +69,7 @@ func TestConfigureDefaults(t *testing.T) {
 	for machine, want := range map[string]string{
 		"laptop":      "gpu:0@0=0, host:0@0=3947, disk:0@0=0 /tmp",
 		"workstation": "gpu:0@0=0, host:0@0=15869, disk:0@0=0 /tmp",
-		"vm":          "gpu:0@0=0, host:0@0=983, disk:0@0=0 /tmp",
+		"vm":          "gpu:0@0=0, host:0@0=983, disk:0=0 /tmp",  // its /tmp is memory
 		"pod":         "gpu:0@1=0, host:0@1=2048, disk:0=0 /tmp", // an overlay is on no disk that is known
 		"cgroup-v1":   "gpu:0@0=0, host:0@0=1536, disk:0=0 /tmp",
 		"mig":         "gpu:0@0=0, gpu:1@0=0, host:0@0=16384, disk:0@0=0 /tmp",

@@ -8,13 +8,12 @@ import (
 )
 
 // disks returns the whole disks that have a medium, with what is mounted of
-// each.
-func (t *tree) disks(w placing) []Disk {
-	disks := []Disk{}
+// each, and what is mounted of none.
+func (t *tree) disks(w placing) (disks []Disk, others []Mount) {
+	disks, others = []Disk{}, []Mount{}
 	names, ok := t.list(blockDevices)
 	if !ok {
 		t.warnf(blockDevices, "not there: no disk is known")
-		return disks
 	}
 	for _, name := range names {
 		file := path.Join(blockDevices, name)
@@ -27,32 +26,52 @@ func (t *tree) disks(w placing) []Disk {
 			disks = append(disks, d)
 		}
 	}
-	for _, m := range t.mounts() {
-		t.addMount(disks, m)
+	for _, m := range t.directories() {
+		if !t.addMount(disks, m) {
+			others = append(others, m.public())
+		}
 	}
-	return disks
+	return disks, others
 }
 
-// addMount adds m to the disks that it is on.
-func (t *tree) addMount(disks []Disk, m mount) {
+// directories returns the mounts that files are kept in.
+func (t *tree) directories() []mount {
+	var kept []mount
+	for _, m := range t.mounts() {
+		if slices.Contains(ofTheKernel, m.fileSystem) {
+			continue
+		}
+		if info, err := t.root.Stat(rel(m.point)); err == nil && !info.IsDir() {
+			continue // single files are mounted into containers
+		}
+		kept = append(kept, m)
+	}
+	return kept
+}
+
+// ofTheKernel are file systems that nobody keeps files in.
+var ofTheKernel = []string{
+	"autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
+	"hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
+}
+
+// addMount adds m to those of the disks that it is on, and says whether it is on any.
+func (t *tree) addMount(disks []Disk, m mount) (ok bool) {
 	if !m.onBlockDevice() && !strings.HasPrefix(m.source, "/dev/") {
-		return
+		return false
 	}
-	dir, ok := t.blockDevice(m)
-	if !ok {
-		return // told by DiskOf, to whom it matters
-	}
-	if info, err := t.root.Stat(rel(m.point)); err == nil && !info.IsDir() {
-		return // single files are mounted into containers
+	dir, known := t.blockDevice(m)
+	if !known {
+		return false // told by DiskOf, to whom it matters
 	}
 	for _, name := range t.disksBelow(dir) {
 		i := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name })
 		if i >= 0 {
-			disks[i].Mounts = append(disks[i].Mounts, Mount{
-				Point: m.point, FileSystem: m.fileSystem, Source: m.source, ReadOnly: m.readOnly,
-			})
+			disks[i].Mounts = append(disks[i].Mounts, m.public())
+			ok = true
 		}
 	}
+	return ok
 }
 
 // notDisks are block devices that no data stays on, or that are other devices

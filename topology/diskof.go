@@ -158,7 +158,7 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 			continue
 		}
 		disks = append(disks, d)
-		for _, m := range t.mounts() {
+		for _, m := range t.directories() {
 			t.addMount(disks[len(disks)-1:], m)
 		}
 	}

@@ -127,6 +127,10 @@ func (m mount) option(name string) (string, bool) {
 	return "", false
 }
 
+func (m mount) public() Mount {
+	return Mount{Point: m.point, FileSystem: m.fileSystem, Source: m.source, ReadOnly: m.readOnly}
+}
+
 // onBlockDevice says whether the device's number is that of a block device: a
 // file system that has none of its own is given a number with major 0.
 func (m mount) onBlockDevice() bool { return !strings.HasPrefix(m.device, "0:") }

@@ -418,6 +418,39 @@ func TestLookups(t *testing.T) {
 	}
 }
 
+// TestNodeOfDir: what is mounted over a disk's directory, be it memory, hides the disk.
+func TestNodeOfDir(t *testing.T) {
+	root := tree(t, strings.Replace(base, "-- sys/block/ --\n", "", 1)+`-- proc/self/cgroup --
+-- sys/block/sda -> ../devices/sda --
+-- sys/dev/block/8:1 -> ../../devices/sda --
+-- sys/devices/sda/size --
+8
+-- sys/devices/sda/queue/rotational --
+0
+-- etc/hosts --
+-- proc/self/mountinfo --
+1 0 8:1 / / rw - ext4 /dev/sda rw
+2 1 0:21 / /proc rw - proc proc rw
+3 1 0:22 / /tmp rw - tmpfs tmpfs rw
+4 1 0:23 / /mnt/nfs rw - nfs4 host:/x rw
+5 4 8:1 / /mnt/nfs/disk rw - ext4 /dev/sda rw
+6 1 8:1 /h /etc/hosts rw - ext4 /dev/sda rw
+`)
+	top := discover(t, topology.Options{Root: root})
+	for dir, want := range map[string]int{"/": 0, "/tmpdir": 0, "/tmp": -1, "/tmp/x": -1, "/mnt": 0, "/mnt/nfs": -1, "/mnt/nfs/x": -1, "/mnt/nfs/disk/x": 0, "/proc": 0} {
+		if got := top.NodeOfDir(dir); got != want {
+			t.Errorf("%s is on node %d, want %d", dir, got, want)
+		}
+	}
+	if n := len(top.OtherMounts); n != 2 {
+		t.Errorf("other mounts %+v", top.OtherMounts)
+	}
+	l, err := topology.DiskOf(t.Context(), "/", topology.Options{Root: root})
+	if err != nil || len(l.Disks) != 1 || len(l.Disks[0].Mounts) != 2 || len(top.Disks[0].Mounts) != 2 {
+		t.Errorf("got %+v, %v; %+v", l, err, top.Disks)
+	}
+}
+
 type gpuSource func(context.Context) ([]topology.GPU, error)
 
 func (f gpuSource) GPUs(ctx context.Context) ([]topology.GPU, error) { return f(ctx) }
