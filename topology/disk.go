@@ -60,11 +60,8 @@ func (t *tree) addMount(disks []Disk, m mount) (ok bool) {
 	if !m.onBlockDevice() && !strings.HasPrefix(m.source, "/dev/") {
 		return false
 	}
-	dir, known := t.blockDevice(m)
-	if !known {
-		return false // told by DiskOf, to whom it matters
-	}
-	for _, name := range t.disksBelow(dir) {
+	// That none is known is told by DiskOf, to whom it matters.
+	for _, name := range t.disksBelowMount(m) {
 		i := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name })
 		if i >= 0 {
 			disks[i].Mounts = append(disks[i].Mounts, m.public())
@@ -75,7 +72,7 @@ func (t *tree) addMount(disks []Disk, m mount) (ok bool) {
 }
 
 // notDisks are block devices that no data stays on, or that are other devices
-// in disguise.
+// in disguise, also where nothing says of which they are made.
 var notDisks = []string{"loop", "ram", "zram", "sr", "fd", "md", "dm-"}
 
 // disk reads the block device in dir, which has no links in it. ok says
@@ -87,6 +84,9 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 	}
 	if hidden, _ := t.want(path.Join(dir, "hidden")); hidden == "1" {
 		return d, false // one path of several to a disk that is listed too
+	}
+	if below, _ := t.list(path.Join(dir, "slaves")); len(below) > 0 {
+		return d, false // made of others (bcache)
 	}
 	sectors, known := t.number(path.Join(dir, "size"))
 	switch {
@@ -108,11 +108,17 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 	}
 	rotates, known := t.number(path.Join(dir, "queue/rotational"))
 	d.Rotational = rotates == 1
+	controllers := t.controllers(dir)
 	d.Kind = diskKind(dir, vendor+" "+model, d.Rotational, known)
+	if slices.ContainsFunc(controllers, func(c string) bool { return strings.Contains(c, "/nvme-fabrics/") }) {
+		d.Kind = VirtualDisk // NVMe over a network
+	}
 	if d.Kind == UnknownDisk {
 		t.warnf(path.Join(dir, "queue/rotational"), "it is not known whether the disk rotates")
 	}
-	if bus := t.busOf(dir); bus != "" {
+	// The first of several stands for all.
+	if i := slices.IndexFunc(controllers, func(c string) bool { return busAbove(c) != "" }); i >= 0 {
+		bus := busAbove(controllers[i])
 		d.PCIAddress = path.Base(bus)
 		d.Bus = busPath(bus)
 		d.Node = t.nodeOf(w, bus)
@@ -129,19 +135,20 @@ func isNumbered(name, prefix string) bool {
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-// hypervisors are words in what emulated disks say of themselves.
-var hypervisors = []string{"QEMU", "VBOX", "VMWARE", "VIRTUAL", "MSFT", "PERSISTENTDISK"}
+// hypervisors are words in what emulated disks, and those of clouds that are over a network, say of themselves.
+var hypervisors = []string{"QEMU", "VBOX", "VMWARE", "VIRTUAL", "MSFT", "PERSISTENTDISK", "AMAZON ELASTIC BLOCK STORE", "NVME_CARD-PD"}
 
 func diskKind(dir, says string, rotational, known bool) DiskKind {
 	name, says := path.Base(dir), strings.ToUpper(says)
 	words := strings.Split(dir, "/")
 	switch {
+	case slices.ContainsFunc(hypervisors, func(h string) bool { return strings.Contains(says, h) }):
+		return VirtualDisk
 	case strings.HasPrefix(name, "nvme"):
 		return NVMe
 	case slices.Contains(words, "virtual"),
 		slices.ContainsFunc(words, func(w string) bool { return isNumbered(w, "virtio") }),
-		strings.HasPrefix(name, "xvd"),
-		slices.ContainsFunc(hypervisors, func(h string) bool { return strings.Contains(says, h) }):
+		strings.HasPrefix(name, "xvd"):
 		return VirtualDisk
 	case !known:
 		return UnknownDisk
@@ -151,30 +158,24 @@ func diskKind(dir, says string, rotational, known bool) DiskKind {
 	return SSD
 }
 
-// busOf returns the directory of the PCI function that the device in dir hangs
-// on; empty if there is none.
-func (t *tree) busOf(dir string) string {
-	if bus := busAbove(dir); bus != "" {
-		return bus
-	}
-	// An NVMe disk with more than one path belongs to a subsystem, which is
-	// virtual; its controllers are on the bus. The first stands for all.
+// controllers returns the directories of what the disk in dir hangs on: its own, or, as an NVMe disk with more than one
+// path belongs to a subsystem, which is virtual, those of the subsystem's controllers.
+func (t *tree) controllers(dir string) []string {
 	subsystem, err := t.resolve(path.Join(dir, "device"))
-	if err != nil || !strings.Contains(subsystem, "/nvme-subsystem/") {
-		return ""
+	if busAbove(dir) != "" || err != nil || !strings.Contains(subsystem, "/nvme-subsystem/") {
+		return []string{dir}
 	}
+	var controllers []string
 	names, _ := t.list(subsystem)
 	for _, name := range names {
 		if !isNumbered(name, "nvme") {
 			continue
 		}
 		if controller, err := t.resolve(path.Join(subsystem, name)); err == nil {
-			if bus := busAbove(controller); bus != "" {
-				return bus
-			}
+			controllers = append(controllers, controller)
 		}
 	}
-	return ""
+	return controllers
 }
 
 // busAbove returns the longest path above dir that ends with a PCI address.
@@ -185,6 +186,45 @@ func busAbove(dir string) string {
 		}
 	}
 	return ""
+}
+
+// disksBelowMount returns the names of the whole disks that m is on.
+func (t *tree) disksBelowMount(m mount) []string {
+	dir, ok := t.blockDevice(m)
+	if !ok {
+		return nil
+	}
+	names := slices.Clone(t.disksBelow(dir))
+	if m.fileSystem == "btrfs" { // what was mounted names one of several
+		for _, other := range t.btrfsBeside(path.Base(dir)) {
+			names = append(names, t.disksBelow(other)...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// btrfsBeside returns the directories of the block devices that a file system of Btrfs has beside one of them.
+func (t *tree) btrfsBeside(device string) (dirs []string) {
+	const all = "/sys/fs/btrfs"
+	systems, _ := t.list(all)
+	for _, id := range systems {
+		list := path.Join(all, id, "devices")
+		names, _ := t.list(list)
+		if !slices.Contains(names, device) {
+			continue
+		}
+		for _, name := range names {
+			file := path.Join(list, name)
+			target, err := t.resolve(file)
+			if err != nil || !t.isDir(target) {
+				t.warnf(file, "a device that is not there")
+				continue
+			}
+			dirs = append(dirs, target)
+		}
+	}
+	return dirs
 }
 
 // blockDevice returns the directory of the block device that m is on, without

@@ -134,12 +134,11 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 	case m.fileSystem == "overlay":
 		return t.disksOfOverlay(w, m, levels)
 	}
-	dir, ok := t.blockDevice(m)
-	if !ok {
+	names := t.disksBelowMount(m)
+	if len(names) == 0 {
 		t.warnf(m.point, "%s of %s is on no block device that is known", m.fileSystem, quote(m.source))
-		return disks
 	}
-	for _, name := range t.disksBelow(dir) {
+	for _, name := range names {
 		device, err := t.resolve(path.Join("/sys/class/block", name))
 		if err != nil {
 			device, err = t.resolve(path.Join(blockDevices, name))

@@ -109,7 +109,7 @@ func TestParseCgroup(t *testing.T) {
 }
 
 func TestParseLimitAndQuota(t *testing.T) {
-	for text, want := range map[string]int64{"max": noLimit, "1": 1, "9223372036854771712": 9223372036854771712, "18446744073709551615": noLimit, "0": 0, "": 0, "-1": 0, "1k": 0, "99999999999999999999": 0} {
+	for text, want := range map[string]int64{"max": noLimit, "1": 1, "9223372036854771712": noLimit, "9223372036854710272": noLimit, "4611686018427387903": 4611686018427387903, "18446744073709551615": noLimit, "0": 0, "": 0, "-1": 0, "1k": 0, "99999999999999999999": 0} {
 		if got, err := parseLimit(text); got != want || (err == nil) != (want > 0) {
 			t.Errorf("parseLimit(%q) = %d, %v; want %d", text, got, err, want)
 		}

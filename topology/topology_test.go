@@ -129,7 +129,8 @@ func TestMachines(t *testing.T) {
 			cpuCount: 48, memoryNodes: "0-1", cgroup: 2, warnings: 1},
 		"pod": {nodes: "0:0-7 1:8-15", cpus: "8-15", disks: "nvme0n1 nvme 1",
 			memory: 8 * gib, memorySource: "/sys/fs/cgroup/memory.max", cpuCount: 3, memoryNodes: "1", cgroup: 2},
-		"cgroup-v1": {nodes: "0:0-3", cpus: "0-3", disks: "nvme0n1 nvme 0",
+		"cgroup-v1": {nodes: "0:0-3", cpus: "0-3", disks: "nvme0n1 virtual 0", // over a network
+
 			memory: 6 * gib, memorySource: "/sys/fs/cgroup/memory/memory.stat", cpuCount: 2, memoryNodes: "0", cgroup: 1},
 	} {
 		t.Run(machine, func(t *testing.T) {
