@@ -131,8 +131,10 @@ func (t *tree) hierarchicalLimit(b *bounds, file string) {
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, "hierarchical_memory_limit "); ok {
 			t.lowerMemory(b, file, strings.TrimSpace(value))
+			return
 		}
 	}
+	t.warnf(file, "no hierarchical_memory_limit: limits of groups that are not visible here are not known")
 }
 
 func (t *tree) lowerMemory(b *bounds, file, text string) {

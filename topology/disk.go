@@ -82,7 +82,7 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 	if slices.ContainsFunc(notDisks, func(prefix string) bool { return isNumbered(d.Name, prefix) }) {
 		return d, false
 	}
-	if hidden, _ := t.want(path.Join(dir, "hidden")); hidden == "1" {
+	if hidden, _ := t.number(path.Join(dir, "hidden")); hidden == 1 {
 		return d, false // one path of several to a disk that is listed too
 	}
 	if below, _ := t.list(path.Join(dir, "slaves")); len(below) > 0 {
@@ -103,8 +103,10 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 	vendor, _ := t.want(path.Join(dir, "device/vendor"))
 	model, _ := t.want(path.Join(dir, "device/model"))
 	d.Model = label(model)
-	if number, _ := t.want(path.Join(dir, "dev")); isDeviceNumber(number) {
+	if number, ok := t.want(path.Join(dir, "dev")); isDeviceNumber(number) {
 		d.Device = number
+	} else if ok {
+		t.warnf(path.Join(dir, "dev"), "%s is not the number of a device", quote(number))
 	}
 	rotates, known := t.number(path.Join(dir, "queue/rotational"))
 	d.Rotational = rotates == 1
@@ -171,9 +173,12 @@ func (t *tree) controllers(dir string) []string {
 		if !isNumbered(name, "nvme") {
 			continue
 		}
-		if controller, err := t.resolve(path.Join(subsystem, name)); err == nil {
-			controllers = append(controllers, controller)
+		controller, err := t.resolve(path.Join(subsystem, name))
+		if err != nil || !t.isDir(controller) || path.Dir(controller) == subsystem {
+			t.warnf(path.Join(subsystem, name), "a controller that is not there")
+			continue
 		}
+		controllers = append(controllers, controller)
 	}
 	return controllers
 }

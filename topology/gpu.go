@@ -81,11 +81,10 @@ func (t *tree) busGPUs(w placing) []GPU {
 	})
 	for _, address := range addresses {
 		dir := path.Join(pciDevices, address)
-		vendor, ok := t.need(path.Join(dir, "vendor"))
-		if !ok || vendor != nvidia {
+		if vendor, _ := t.id(path.Join(dir, "vendor"), 4); vendor != nvidia {
 			continue
 		}
-		class, _ := t.need(path.Join(dir, "class"))
+		class, _ := t.id(path.Join(dir, "class"), 6)
 		// VGA controllers and 3D controllers; the last two digits are the
 		// programming interface. Others are audio, USB and bridges.
 		if !strings.HasPrefix(class, "0x0300") && !strings.HasPrefix(class, "0x0302") {
@@ -117,13 +116,20 @@ func foreign(g GPU) int {
 func (t *tree) driverOf(dir string) string {
 	link := path.Join(dir, "driver")
 	target, err := t.resolve(link)
+	name := label(path.Base(target))
 	switch {
-	case err == nil:
-		return label(path.Base(target))
-	case !missing(err):
+	case err != nil && !missing(err):
 		t.warn(link, err)
+		return ""
+	case name == "driver" && err == nil:
+		t.warnf(link, "not a link to a driver")
+		return ""
+	case name == "driver":
+		return "" // there is no link
+	case err != nil:
+		t.warnf(link, "a driver that is not there")
 	}
-	return ""
+	return name
 }
 
 // complete fills in what the PCI bus knows of g and g does not.
@@ -183,9 +189,11 @@ func (t *tree) fromBus(w placing, dir string, g *GPU) {
 	g.Node = t.nodeOf(w, dir)
 	g.Bus = t.busOfAddress(g.PCIAddress)
 	if g.DeviceID == "" {
-		vendor, _ := t.want(path.Join(dir, "vendor"))
-		device, _ := t.want(path.Join(dir, "device"))
-		g.DeviceID = label(strings.TrimPrefix(vendor, "0x") + ":" + strings.TrimPrefix(device, "0x"))
+		vendor, ok1 := t.id(path.Join(dir, "vendor"), 4)
+		device, ok2 := t.id(path.Join(dir, "device"), 4)
+		if ok1 && ok2 {
+			g.DeviceID = vendor[2:] + ":" + device[2:]
+		}
 	}
 	if g.Driver == "" {
 		g.Driver = t.driverOf(dir)
@@ -195,17 +203,28 @@ func (t *tree) fromBus(w placing, dir string, g *GPU) {
 			g.CPUs = set
 		}
 	}
+	t.linkOf(dir, g)
+}
+
+// linkOf fills in the PCIe link of the GPU in dir.
+func (t *tree) linkOf(dir string, g *GPU) {
 	// The current speed of an idle GPU is that of generation 1; what it can
 	// do is what counts. The width does not change with the load.
-	if g.PCIeGeneration == 0 {
-		speed, _ := t.want(path.Join(dir, "max_link_speed"))
+	file := path.Join(dir, "max_link_speed")
+	if speed, ok := t.want(file); ok && g.PCIeGeneration == 0 {
 		g.PCIeGeneration = parseLinkSpeed(speed)
-	}
-	if g.PCIeWidth == 0 {
-		width, _ := t.want(path.Join(dir, "current_link_width"))
-		if n, err := parseMember(width); err == nil && n <= 32 { // the widest link there is
-			g.PCIeWidth = n
+		if g.PCIeGeneration == 0 && !strings.HasPrefix(speed, "Unknown") {
+			t.warnf(file, "%s is not the speed of a link", quote(speed))
 		}
+	}
+	file = path.Join(dir, "current_link_width")
+	if width, ok := t.want(file); ok && g.PCIeWidth == 0 {
+		n, err := parseMember(width)
+		if err != nil || n > 32 { // the widest link there is; a device that is lost says 63
+			t.warnf(file, "%s is not the width of a link", quote(width))
+			return
+		}
+		g.PCIeWidth = n
 	}
 }
 

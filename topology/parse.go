@@ -314,6 +314,8 @@ func parseLinkSpeed(s string) int {
 		return 5
 	case "64":
 		return 6
+	case "128":
+		return 7
 	}
 	return 0
 }

@@ -140,7 +140,7 @@ func TestBusAddress(t *testing.T) {
 }
 
 func TestParseLinkSpeed(t *testing.T) {
-	for text, want := range map[string]int{"2.5 GT/s PCIe": 1, "5 GT/s": 2, "5.0 GT/s PCIe": 2, "8.0 GT/s PCIe": 3, "16.0 GT/s PCIe": 4, "32.0 GT/s PCIe": 5, "64.0 GT/s PCIe": 6, "Unknown": 0, "": 0} {
+	for text, want := range map[string]int{"2.5 GT/s PCIe": 1, "5 GT/s": 2, "5.0 GT/s PCIe": 2, "8.0 GT/s PCIe": 3, "16.0 GT/s PCIe": 4, "32.0 GT/s PCIe": 5, "64.0 GT/s PCIe": 6, "128.0 GT/s PCIe": 7, "Unknown": 0, "": 0} {
 		if got := parseLinkSpeed(text); got != want {
 			t.Errorf("parseLinkSpeed(%q) = %d, want %d", text, got, want)
 		}

@@ -162,6 +162,9 @@ func (t *tree) need(p string) (string, bool) {
 func (t *tree) want(p string) (string, bool) {
 	text, err := t.read(p)
 	if missing(err) {
+		if _, err := t.root.Lstat(rel(p)); err == nil {
+			t.warnf(p, "a link to what is not there")
+		}
 		return "", false
 	}
 	if err != nil {
@@ -183,6 +186,20 @@ func (t *tree) number(p string) (int64, bool) {
 		return 0, false
 	}
 	return n, true
+}
+
+// id returns the number of so many hexadecimal digits in p, such as 0x10de; a missing file, or one that holds no such
+// number, is a warning.
+func (t *tree) id(p string, digits int) (string, bool) {
+	text, ok := t.need(p)
+	if !ok {
+		return "", false
+	}
+	if hex, is := strings.CutPrefix(text, "0x"); !is || len(hex) != digits || strings.Trim(hex, "0123456789abcdef") != "" {
+		t.warnf(p, "%s is not a number of %d hexadecimal digits", quote(text), digits)
+		return "", false
+	}
+	return text, true
 }
 
 // set returns the list in p; a missing file is no warning.
