@@ -385,6 +385,9 @@ func damage(t *testing.T, rng *rand.Rand, root string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	if len(paths) == 0 {
+		return // all is gone
+	}
 	garbage := []string{"", "\x00\xff", "-1", "18446744073709551616", "0-4294967295", "4:", strings.Repeat("x", 5000), "0x10de", "../..", "0:0 0:0\n- - -\n"}
 	for range 1 + rng.IntN(1+len(paths)/50) {
 		p := paths[rng.IntN(len(paths))]
