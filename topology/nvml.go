@@ -143,6 +143,9 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	return g
 }
 
+// unknownKind is NVML_NVLINK_DEVICE_TYPE_UNKNOWN.
+const unknownKind = nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_UNKNOWN)
+
 // links adds up the NVLinks that are up, by what is at their other end.
 func (r *nvmlReader) links(i int, dev nvml.Device, g *GPU) {
 	for link := range nvml.NVLINK_MAX_LINKS {
@@ -156,12 +159,14 @@ func (r *nvmlReader) links(i int, dev nvml.Device, g *GPU) {
 			l.Remote = addressOf(remote)
 		}
 		var kind nvml.IntNvLinkDeviceType
-		if r.try(i, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (ret nvml.Return) { kind, ret = dev.GetNvLinkRemoteDeviceType(link); return ret }) {
-			if kind == nvml.NVLINK_DEVICE_TYPE_IBMNPU {
-				continue // to a processor
-			}
-			l.Switch = kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
+		if !r.try(i, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (ret nvml.Return) { kind, ret = dev.GetNvLinkRemoteDeviceType(link); return ret }) {
+			kind = unknownKind
 		}
+		if kind == nvml.NVLINK_DEVICE_TYPE_IBMNPU {
+			continue // to a processor
+		}
+		// A virtual machine is not shown the switches. NCCL takes what is linked and not to be seen for one, too.
+		l.Switch = kind == nvml.NVLINK_DEVICE_TYPE_SWITCH || kind == unknownKind && l.Remote == ""
 		g.Links = addLink(g.Links, l)
 	}
 }
@@ -204,8 +209,11 @@ func (r *nvmlReader) instances(i int, dev nvml.Device, g *GPU) {
 	}
 }
 
-// addressOf returns the PCI address of a device; empty if it is not told.
+// addressOf returns the PCI address of a device; empty if it is not told, or of one that is not to be seen.
 func addressOf(info nvml.PciInfo) string {
+	if info.Domain == math.MaxUint32 {
+		return ""
+	}
 	var b strings.Builder
 	for _, c := range info.BusId {
 		if c == 0 {

@@ -156,7 +156,7 @@ func TestNVLinkReports(t *testing.T) {
 		kind nvml.IntNvLinkDeviceType
 		ret  nvml.Return
 	}
-	const unknown = nvml.IntNvLinkDeviceType(255)
+	const unknown, hidden = nvml.IntNvLinkDeviceType(255), "hidden"
 	gpu, npu := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_GPU), nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_IBMNPU)
 	ok := nvml.SUCCESS
 	for name, c := range map[string]struct {
@@ -164,11 +164,13 @@ func TestNVLinkReports(t *testing.T) {
 		want  [3]topology.Path // 0-1, 0-2, 1-2
 		warns string
 	}{
-		"one end alone":       {[3][]link{{{addresses[1], gpu, ok}, {addresses[1], gpu, ok}}, {{"", gpu, nvml.ERROR_UNKNOWN}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, "GPU 1: nvmlDeviceGetNvLinkState"},
-		"the ends differ":     {[3][]link{{{addresses[1], gpu, ok}}, {{addresses[0], gpu, ok}, {addresses[0], gpu, ok}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, ""},
-		"one fails":           {[3][]link{{{"", gpu, nvml.ERROR_UNKNOWN}, {addresses[2], gpu, ok}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, "GPU 0: nvmlDeviceGetNvLinkState"},
-		"one is not there":    {[3][]link{{{"", gpu, nvml.ERROR_NOT_SUPPORTED}, {addresses[2], gpu, ok}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, ""},
-		"of an unknown kind":  {[3][]link{{{addresses[1], unknown, ok}}}, [3]topology.Path{"NV1", topology.SYS, topology.SYS}, ""},
+		"one end alone":      {[3][]link{{{addresses[1], gpu, ok}, {addresses[1], gpu, ok}}, {{"", gpu, nvml.ERROR_UNKNOWN}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, "GPU 1: nvmlDeviceGetNvLinkState"},
+		"the ends differ":    {[3][]link{{{addresses[1], gpu, ok}}, {{addresses[0], gpu, ok}, {addresses[0], gpu, ok}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, ""},
+		"one fails":          {[3][]link{{{"", gpu, nvml.ERROR_UNKNOWN}, {addresses[2], gpu, ok}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, "GPU 0: nvmlDeviceGetNvLinkState"},
+		"one is not there":   {[3][]link{{{"", gpu, nvml.ERROR_NOT_SUPPORTED}, {addresses[2], gpu, ok}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, ""},
+		"of an unknown kind": {[3][]link{{{addresses[1], unknown, ok}}}, [3]topology.Path{"NV1", topology.SYS, topology.SYS}, ""},
+		"to switches that are not shown": {[3][]link{{{"", unknown, ok}, {hidden, unknown, ok}}, {{hidden, unknown, ok}, {"", unknown, ok}}, {{"", gpu, ok}}},
+			[3]topology.Path{"NV2", topology.SYS, topology.SYS}, ""},
 		"to processors alone": {[3][]link{{{"0004:00:00.0", npu, ok}}, {{"0004:00:00.0", npu, ok}}}, [3]topology.Path{topology.PXB, topology.SYS, topology.SYS}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -181,8 +183,18 @@ func TestNVLinkReports(t *testing.T) {
 					}
 					return nvml.FEATURE_ENABLED, links[k].ret
 				}
-				dev.GetNvLinkRemotePciInfoFunc = func(k int) (nvml.PciInfo, nvml.Return) { return busID(links[k].to), nvml.SUCCESS }
-				dev.GetNvLinkRemoteDeviceTypeFunc = func(k int) (nvml.IntNvLinkDeviceType, nvml.Return) { return links[k].kind, nvml.SUCCESS }
+				dev.GetNvLinkRemotePciInfoFunc = func(k int) (nvml.PciInfo, nvml.Return) {
+					if links[k].to == hidden {
+						return nvml.PciInfo{Domain: 0xffffffff, Bus: 0xff, Device: 0xff}, nvml.SUCCESS
+					}
+					return busID(links[k].to), nvml.SUCCESS
+				}
+				dev.GetNvLinkRemoteDeviceTypeFunc = func(k int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+					if links[k].kind == unknown && k == 1 {
+						return 0, nvml.ERROR_NOT_SUPPORTED
+					}
+					return links[k].kind, nvml.SUCCESS
+				}
 			}
 			top := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(lib)})
 			for i, pair := range [3][2]string{{"GPU0", "GPU1"}, {"GPU0", "GPU2"}, {"GPU1", "GPU2"}} {
