@@ -214,7 +214,7 @@ func (t *tree) mounts() []mount {
 }
 
 // limits puts together what was found: the smallest of all counts.
-func (t *tree) limits(top *Topology, a allowed, b bounds) Limits {
+func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 	l := Limits{
 		MemoryBytes:   top.Memory.TotalBytes,
 		CPUs:          len(top.CPU.Allowed),
@@ -246,6 +246,10 @@ func (t *tree) limits(top *Topology, a allowed, b bounds) Limits {
 		l.MemoryNodes = append(l.MemoryNodes, n.ID)
 	}
 	all := len(l.MemoryNodes)
+	// What is taken from a GPU's own memory is no room beside it.
+	if host := slices.DeleteFunc(slices.Clone(l.MemoryNodes), ofGPUs.Contains); len(host) > 0 && len(host) < all {
+		l.MemoryNodes, source = host, systemNodes
+	}
 	if a.nodes != nil {
 		l.MemoryNodes = l.MemoryNodes.Intersect(a.nodes)
 	}

@@ -19,6 +19,16 @@ type listing struct {
 	partial    bool // there are GPUs that are not listed
 }
 
+// ownNodes returns the nodes whose memory is that of one of the GPUs.
+func (l listing) ownNodes() Set {
+	all := Set{}
+	for _, g := range l.gpus {
+		all = append(all, g.OwnNodes...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // errNotListed is in a source's error if there is a GPU that it does not list.
 var errNotListed = errors.New("cannot be asked")
 
@@ -137,6 +147,8 @@ func (t *tree) complete(w placing, g *GPU) {
 	g.PCIAddress = busAddress(g.PCIAddress)
 	g.Name, g.UUID = label(g.Name), label(g.UUID)
 	g.Node = w.nowhere()
+	// A node with CPUs is the host's, and of one that is none drivers say -1.
+	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(n int) bool { return !w.nodes.Contains(n) || len(w.cpus[n]) > 0 })
 	g.Bus, g.Links, g.MIG = []string{}, t.links(g), t.instances(g)
 	dir := path.Join(pciDevices, g.PCIAddress)
 	if !t.isDir(dir) || g.PCIAddress == "" {

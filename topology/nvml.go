@@ -138,6 +138,10 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	}
 	r.try(i, "nvmlDeviceGetMaxPcieLinkGeneration", func() (ret nvml.Return) { g.PCIeGeneration, ret = dev.GetMaxPcieLinkGeneration(); return ret })
 	r.try(i, "nvmlDeviceGetCurrPcieLinkWidth", func() (ret nvml.Return) { g.PCIeWidth, ret = dev.GetCurrPcieLinkWidth(); return ret })
+	var own int
+	if r.try(i, "nvmlDeviceGetNumaNodeId", func() (ret nvml.Return) { own, ret = dev.GetNumaNodeId(); return ret }) {
+		g.OwnNodes = Set{own}
+	}
 	r.links(i, dev, &g)
 	r.instances(i, dev, &g)
 	return g

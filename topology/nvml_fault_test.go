@@ -42,6 +42,7 @@ func (f *faults) device(dev *server.Device) {
 	dev.GetMemoryInfoFunc = failing(f, dev.GetMemoryInfoFunc)
 	dev.GetMaxPcieLinkGenerationFunc = failing(f, dev.GetMaxPcieLinkGenerationFunc)
 	dev.GetCurrPcieLinkWidthFunc = failing(f, dev.GetCurrPcieLinkWidthFunc)
+	dev.GetNumaNodeIdFunc = failing(f, dev.GetNumaNodeIdFunc)
 	dev.GetNvLinkStateFunc = failingAt(f, dev.GetNvLinkStateFunc)
 	dev.GetNvLinkRemotePciInfoFunc = failingAt(f, dev.GetNvLinkRemotePciInfoFunc)
 	dev.GetNvLinkRemoteDeviceTypeFunc = failingAt(f, dev.GetNvLinkRemoteDeviceTypeFunc)

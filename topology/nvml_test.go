@@ -35,6 +35,7 @@ func a100s(addresses ...string) *server.Server {
 		dev.UUID = fmt.Sprintf("GPU-%08x-0000-4000-8000-00000000000%d", 0xa0000000+i/2, i)
 		dev.MemoryInfo.Free = dev.MemoryInfo.Total - 1<<30
 		dev.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) { return busID(addresses[i]), nvml.SUCCESS }
+		dev.GetNumaNodeIdFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
 		dev.GetMaxPcieLinkGenerationFunc = func() (int, nvml.Return) { return 4, nvml.SUCCESS }
 		dev.GetCurrPcieLinkWidthFunc = func() (int, nvml.Return) { return 16, nvml.SUCCESS }
 		dev.GetNvLinkStateFunc = func(link int) (nvml.EnableState, nvml.Return) {
@@ -207,6 +208,24 @@ func TestNVLinkReports(t *testing.T) {
 				t.Errorf("warnings %q", top.Warnings)
 			}
 		})
+	}
+}
+
+// TestOwnNodes: a node that is the GPU's own memory is none to take host memory from, unless there is no other.
+func TestOwnNodes(t *testing.T) {
+	node := func(id int, cpus string, gb int) string {
+		dir := fmt.Sprintf("-- sys/devices/system/node/node%d/", id)
+		return dir + "cpulist --\n" + cpus + "\n" + dir + "distance --\n10 80\n" + dir + fmt.Sprintf("meminfo --\nMemTotal: %d kB\nMemFree: 0 kB\n", gb<<20)
+	}
+	root := tree(t, base+busGPU("0009:01:00.0", "nvidia")+"-- sys/devices/pci0000:00/0009:01:00.0/numa_node --\n0\n-- proc/self/cgroup --\n-- proc/self/mountinfo --\n-- sys/devices/system/node/online --\n0,8\n"+node(0, "0-7", 12)+node(8, "", 4))
+	for own, want := range map[int]string{8: "8 of 0 with 12", 0: " of 0,8 with 16", 5: " of 0,8 with 16", 1<<32 - 1: " of 0,8 with 16"} {
+		lib := a100s("0009:01:00.0")
+		lib.Devices[0].(*server.Device).GetNumaNodeIdFunc = func() (int, nvml.Return) { return own, nvml.SUCCESS }
+		top := discover(t, topology.Options{Root: root, GPUs: topology.NVML(lib)})
+		got := fmt.Sprintf("%s of %s with %d", top.GPUs[0].OwnNodes, top.Limits.MemoryNodes, top.Limits.MemoryBytes/gib)
+		if got != want || top.GPUs[0].MemoryNode != 0 || len(top.Warnings) > 0 {
+			t.Errorf("node %d: %q, memory of %d, warnings %q; want %q", own, got, top.GPUs[0].MemoryNode, top.Warnings, want)
+		}
 	}
 }
 

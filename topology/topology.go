@@ -113,6 +113,7 @@ type GPU struct {
 	PCIeGeneration int      `json:"pcie_generation"` // that it can do; 0: not known
 	PCIeWidth      int      `json:"pcie_width"`      // lanes in use; 0: not known
 	Links          []Link   `json:"links"`           // NVLinks in use, by remote end
+	OwnNodes       Set      `json:"own_nodes"`       // the nodes whose memory is the GPU's own (Grace Hopper); empty: none
 	// MemoryNode is the node whose memory is nearest of those that this process may
 	// take: what a host buffer for the GPU should be bound to. Unknown: none in particular.
 	MemoryNode int           `json:"memory_node"`
@@ -231,7 +232,7 @@ type Limits struct {
 	CPUSource string `json:"cpu_source"` // the file that said so
 
 	CPUQuota    float64 `json:"cpu_quota"`    // CPUs by cgroup quota, not rounded; 0: none
-	MemoryNodes Set     `json:"memory_nodes"` // nodes whose memory may be taken; empty: not known
+	MemoryNodes Set     `json:"memory_nodes"` // nodes whose memory may be taken, but for GPUs' own; empty: not known
 
 	// VisibleDevices is CUDA_VISIBLE_DEVICES: Topology.GPUs has what it names, in its order, and
 	// HiddenGPUs is how many others there are. Where it is not set, GPUs are in the driver's
@@ -265,7 +266,7 @@ func Discover(ctx context.Context, o Options) (*Topology, error) {
 	gpus := t.gpus(where, o.GPUs)
 	top.NICs = t.nics(where, o.Addresses)
 	top.Disks, top.OtherMounts = t.disks(where)
-	top.Limits = t.limits(top, affinity, groups)
+	top.Limits = t.limits(top, gpus.ownNodes(), affinity, groups)
 	if err := t.visible(top, gpus, o.LookupEnv); err != nil {
 		return nil, err
 	}

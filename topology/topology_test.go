@@ -467,12 +467,12 @@ func TestGPUSource(t *testing.T) {
 	top := discover(t, topology.Options{Root: root, GPUs: source})
 	want := []topology.GPU{
 		{Index: 0, Name: "H100[0m", UUID: "GPU-1", PCIAddress: "0000:9a:00.0", DeviceID: "10de:2330", Driver: "nvidia", Node: 1, MemoryNode: 1,
-			Bus: []string{"pci0000:97", "0000:97:01.0", "0000:98:00.0", "0000:99:00.0", "0000:9a:00.0"}, Links: []topology.Link{}, MIG: []topology.MIGInstance{},
+			Bus: []string{"pci0000:97", "0000:97:01.0", "0000:98:00.0", "0000:99:00.0", "0000:9a:00.0"}, Links: []topology.Link{}, OwnNodes: topology.Set{}, MIG: []topology.MIGInstance{},
 			CPUs: top.Nodes[1].CPUs, MemoryBytes: 80 << 30, FreeBytes: 79 << 30, PCIeGeneration: 5, PCIeWidth: 16},
 		{Index: 1, PCIAddress: "0000:18:00.0", DeviceID: "10de:2330", Driver: "nvidia", Node: 0,
-			Bus: []string{"pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0"}, Links: []topology.Link{}, MIG: []topology.MIGInstance{},
+			Bus: []string{"pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0"}, Links: []topology.Link{}, OwnNodes: topology.Set{}, MIG: []topology.MIGInstance{},
 			CPUs: topology.Set{1}, MemoryBytes: 1, FreeBytes: 1, PCIeGeneration: 5, PCIeWidth: 8},
-		{Index: 2, Node: topology.Unknown, MemoryNode: topology.Unknown, CPUs: topology.Set{}, Bus: []string{}, Links: []topology.Link{}, MIG: []topology.MIGInstance{}},
+		{Index: 2, Node: topology.Unknown, MemoryNode: topology.Unknown, CPUs: topology.Set{}, Bus: []string{}, Links: []topology.Link{}, OwnNodes: topology.Set{}, MIG: []topology.MIGInstance{}},
 	}
 	if !reflect.DeepEqual(top.GPUs, want) {
 		t.Errorf("got  %+v\nwant %+v", top.GPUs, want)
