@@ -88,6 +88,10 @@ func (t *tree) hierarchy(controller string, groups []group) hierarchy {
 
 // upwards returns the directory below top and all those above it to top.
 func (t *tree) upwards(top, below string) []string {
+	if len(below) > maxPathBytes {
+		t.warn(selfCgroups, errLongPath)
+		below = "/"
+	}
 	var dirs []string
 	for p := path.Clean("/" + below); ; p = path.Dir(p) {
 		dirs = append(dirs, path.Join(top, p))

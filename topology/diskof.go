@@ -138,6 +138,7 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 	if len(names) == 0 {
 		t.warnf(m.point, "%s of %s is on no block device that is known", m.fileSystem, quote(m.source))
 	}
+	directories := t.directories()
 	for _, name := range names {
 		device, err := t.resolve(path.Join("/sys/class/block", name))
 		if err != nil {
@@ -157,7 +158,7 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 			continue
 		}
 		disks = append(disks, d)
-		for _, m := range t.directories() {
+		for _, m := range directories {
 			t.addMount(disks[len(disks)-1:], m)
 		}
 	}
@@ -167,12 +168,16 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 // disksOfPath returns the disks of another path, which stands in for one that
 // has no device of its own.
 func (t *tree) disksOfPath(w placing, p string, levels int, why string) []Disk {
-	p, err := t.resolve(p)
-	if m, ok := mountOf(t.mounts(), p); ok && (err == nil || missing(err)) {
-		t.warnf(p, "%s: taken to be on the disk of %s", why, m.point)
+	target, err := t.resolve(p)
+	if err != nil && !missing(err) {
+		t.warnf(p, "%s: it is not known on what disk: %v", why, err)
+		return nil
+	}
+	if m, ok := mountOf(t.mounts(), target); ok {
+		t.warnf(target, "%s: taken to be on the disk of %s", why, m.point)
 		return t.disksOf(w, m, levels-1)
 	}
-	t.warnf(p, "%s: it is not known on what disk", why)
+	t.warnf(target, "%s: it is not known on what disk", why)
 	return nil
 }
 

@@ -181,8 +181,8 @@ func (t *tree) recordedAddresses() map[string][]netip.Addr {
 	addresses := map[string][]netip.Addr{}
 	trie, _ := t.want("/proc/net/fib_trie")
 	routes, _ := t.want("/proc/net/route")
-	networks := parseRoutes(routes)
-	for _, a := range parseLocalAddresses(trie) {
+	networks := few(t, "/proc/net/route", parseRoutes(routes))
+	for _, a := range few(t, "/proc/net/fib_trie", parseLocalAddresses(trie)) {
 		best, found := network{}, false
 		for _, n := range networks {
 			if n.prefix.Contains(a) && (!found || n.prefix.Bits() > best.prefix.Bits()) {
@@ -202,6 +202,16 @@ func (t *tree) recordedAddresses() map[string][]netip.Addr {
 		}
 	}
 	return addresses
+}
+
+// few returns the first of many: each address is compared with each network.
+func few[T any](t *tree, file string, all []T) []T {
+	const most = 4096
+	if len(all) > most {
+		t.warnf(file, "%d entries: the first %d are looked at", len(all), most)
+		return all[:most]
+	}
+	return all
 }
 
 // network is a network that an interface is on.
@@ -259,11 +269,13 @@ func parseHexAddress(s string) (netip.Addr, bool) {
 func parseLocalAddresses(text string) []netip.Addr {
 	var last netip.Addr
 	var local []netip.Addr
+	seen := map[netip.Addr]bool{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if name, ok := strings.CutPrefix(line, "|-- "); ok {
 			last, _ = netip.ParseAddr(name)
-		} else if strings.HasPrefix(line, "/32 host LOCAL") && last.Is4() && !slices.Contains(local, last) {
+		} else if strings.HasPrefix(line, "/32 host LOCAL") && last.Is4() && !seen[last] {
+			seen[last] = true
 			local = append(local, last)
 		}
 	}

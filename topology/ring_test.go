@@ -54,3 +54,39 @@ func TestRings(t *testing.T) {
 		}
 	}
 }
+
+// TestLarge: what is too long or too deep to be followed in a moment is told, and the rest is as it is.
+func TestLarge(t *testing.T) {
+	long := strings.Repeat("/a", 4000)
+	chain := strings.Replace(base, "-- sys/block/ --\n", "", 1) + "-- sys/block/sda/size --\n8\n-- sys/dev/block/253:0 -> ../../devices/virtual/block/dm-0 --\n-- proc/self/cgroup --\n"
+	for i := range 9 {
+		chain += fmt.Sprintf("-- sys/devices/virtual/block/dm-%d/slaves/x -> ../../dm-%d --\n", i, i+1)
+	}
+	chain += "-- sys/devices/virtual/block/dm-9/size --\n8\n-- proc/self/mountinfo --\n1 0 253:0 / / rw - ext4 x rw\n"
+	var addresses, routes strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&addresses, "|-- 10.1.%d.%d\n/32 host LOCAL\n", i/250, i%250)
+		fmt.Fprintf(&routes, "ib0 %02X%02X010A 00000000 0001 0 0 0 FFFFFFFF 0 0 0\n", i%250, i/250)
+	}
+	for name, c := range map[string]struct{ text, warns string }{
+		"cgroup":       {base + "-- proc/self/cgroup --\n0::" + long + "\n-- proc/self/mountinfo --\n1 0 0:1 / /cg rw - cgroup2 x rw\n-- cg/ --\n", "/proc/self/cgroup: a path longer"},
+		"backing file": {base + "-- proc/self/mountinfo --\n1 0 7:0 / / rw - ext4 /dev/loop0 rw\n-- sys/dev/block/7:0 -> ../../devices/virtual/block/loop0 --\n-- sys/class/block/loop0 -> ../../devices/virtual/block/loop0 --\n-- sys/devices/virtual/block/loop0/loop/backing_file --\n" + long + "\n", "…"},
+		"devices":      {chain, "more than 8 devices stacked"},
+		"addresses":    {nicTree("4: ACTIVE", "InfiniBand") + "-- proc/net/fib_trie --\n" + addresses.String() + "-- proc/net/route --\n" + routes.String(), "/proc/net/fib_trie: 5000 entries"},
+	} {
+		root := tree(t, c.text)
+		top := discover(t, topology.Options{Root: root})
+		l, err := topology.DiskOf(t.Context(), "/", topology.Options{Root: root})
+		if all := strings.Join(append(top.Warnings, l.Warnings...), "\n"); err != nil || !strings.Contains(all, c.warns) {
+			t.Errorf("%s: warnings %.600q, %v; want %q", name, all, err, c.warns)
+		}
+		for _, w := range append(top.Warnings, l.Warnings...) {
+			if len(w) > 1100 || strings.HasPrefix(w, ":") {
+				t.Errorf("%s: a warning of %d bytes: %.40q", name, len(w), w)
+			}
+		}
+		if top.Limits.MemoryBytes != 16*gib {
+			t.Errorf("%s: limits %+v", name, top.Limits)
+		}
+	}
+}

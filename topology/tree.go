@@ -35,6 +35,8 @@ const (
 	maxWarnings  = 200      // a broken tree has thousands of reasons for one
 	maxFileBytes = 16 << 20 // of one file; mountinfo of a busy host is the longest
 	maxNameBytes = 256      // of what a device says of itself
+	maxLineBytes = 1024     // of a warning: names may be as long as their makers like
+	maxPathBytes = 4096     // of a path in a file; the kernel's PATH_MAX
 )
 
 // tree reads below one root and collects what went wrong. It is made for one
@@ -57,6 +59,7 @@ var (
 	errNotRegular = errors.New("not a regular file")
 	errTooLong    = fmt.Errorf("longer than %d MiB", maxFileBytes>>20)
 	errLoop       = errors.New("too many links")
+	errLongPath   = fmt.Errorf("a path longer than %d bytes", maxPathBytes)
 )
 
 func openTree(ctx context.Context, root string) (*tree, error) {
@@ -86,6 +89,9 @@ func (t *tree) warnf(p, format string, args ...any) {
 		return // what follows is the fault of the context, which is the error
 	}
 	line := printable(p + ": " + fmt.Sprintf(format, args...))
+	if len(line) > maxLineBytes {
+		line = strings.ToValidUTF8(line[:maxLineBytes], "") + "…"
+	}
 	switch {
 	case slices.Contains(t.warned, line):
 	case len(t.warned) == maxWarnings:
@@ -242,6 +248,9 @@ func (t *tree) list(p string) (names []string, ok bool) {
 // of the path is taken as it is, and the error matches fs.ErrNotExist.
 func (t *tree) resolve(p string) (string, error) {
 	const maxLinks = 40 // as the kernel's own limit
+	if len(p) > maxPathBytes {
+		return "", errLongPath // following one of a million names takes as long as all of them together
+	}
 	done, todo := "/", path.Clean("/"+p)
 	var absent error
 	for links := 0; ; {
