@@ -243,8 +243,10 @@ func TestVisibleDevices(t *testing.T) {
 	if top := discover(t, topology.Options{Root: root}); len(top.GPUs) != 8 {
 		t.Errorf("%d GPUs are seen", len(top.GPUs))
 	}
-	if _, err := topology.Discover(t.Context(), topology.Options{}); !errors.Is(err, topology.ErrVisibleDevices) {
-		t.Errorf("this machine: %v", err)
+	for _, root := range []string{"", "/", "//", "/proc/.."} {
+		if _, err := topology.Discover(t.Context(), topology.Options{Root: root}); !errors.Is(err, topology.ErrVisibleDevices) {
+			t.Errorf("this machine, as %q: %v", root, err)
+		}
 	}
 }
 

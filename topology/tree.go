@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -69,6 +70,7 @@ func openTree(ctx context.Context, root string) (*tree, error) {
 	if root == "" {
 		root = "/"
 	}
+	root = filepath.Clean(root) // "//" is this machine, too
 	if info, err := os.Stat(root); err != nil {
 		return nil, fmt.Errorf("topology: root: %w", err)
 	} else if !info.IsDir() {
