@@ -105,7 +105,8 @@ func (s Sizing) Validate() error {
 }
 
 // Configure makes the configuration of an engine for a machine: a GPU space on each GPU
-// that the process sees, or a simulated one if there is none; host spaces on NUMA nodes, or for
+// that CUDA shows to the process (of those divided into MIG instances one instance, and nothing else), or a
+// simulated one if there is none; host spaces on NUMA nodes, or for
 // GPUs; and disks. Each is told its node, so that data goes to what is near. What of it
 // does not suit may be changed before it is given to Open. It looks at top only, which the
 // configuration keeps, and changes nothing. An error names the field of s that the
@@ -118,6 +119,7 @@ func Configure(top *topology.Topology, s Sizing) (Config, error) {
 		return Config{}, err
 	}
 	m := machine{top: top, memory: memoryOf(top), nodes: memoryNodes(top)}
+	m.known = top.Limits.MemoryBytes > 0 || top.Memory.TotalBytes > 0
 	cfg := Config{Topology: top}
 	var errs [3]error
 	cfg.GPUs, errs[0] = m.gpus(s)
@@ -126,13 +128,33 @@ func Configure(top *topology.Topology, s Sizing) (Config, error) {
 	if err := errors.Join(errs[:]...); err != nil {
 		return Config{}, fmt.Errorf("spillway: configure: %w", err)
 	}
+	if err := m.together(cfg); err != nil {
+		return Config{}, fmt.Errorf("spillway: configure: %w", err)
+	}
 	return cfg, cfg.Validate()
+}
+
+// together refuses a simulated GPU and host spaces that fit one by one, but not both into the memory that they share.
+func (m machine) together(cfg Config) error {
+	gpu := cfg.GPUs[0]
+	if gpu.ID != "" || gpu.Memory == 0 || !m.known {
+		return nil // a real one, or a size that Open chooses
+	}
+	left := m.memory - gpu.Memory
+	for _, h := range cfg.Hosts {
+		left -= h.Memory
+	}
+	if left < 0 {
+		return fmt.Errorf("GPUMemory and HostMemory: together they are %d bytes more than the %d that the process may use, and the GPU is simulated", -left, m.memory)
+	}
+	return nil
 }
 
 // machine is what a configuration is made for.
 type machine struct {
 	top    *topology.Topology
 	memory int64 // that the process may use, in bytes
+	known  bool  // memory is what the machine tells, and not a guess
 	nodes  []int // whose memory it may use
 }
 
@@ -140,11 +162,27 @@ type machine struct {
 // that for virtual machines, is not NVIDIA's to use.
 func usable(g topology.GPU) bool { return g.Driver == "" || g.Driver == "nvidia" }
 
+// shown returns the GPUs that CUDA shows to a process. If some are divided it shows one instance, the first, and no other
+// GPU beside it (NVIDIA's MIG User Guide, CUDA Device Enumeration): spaces for others would be simulated ones.
+func shown(all []topology.GPU) []topology.GPU {
+	var whole []topology.GPU
+	for _, g := range all {
+		switch {
+		case !usable(g):
+		case !g.MIGEnabled:
+			whole = append(whole, g)
+		case len(g.MIG) > 0:
+			return []topology.GPU{g}
+		}
+	}
+	return whole
+}
+
 func (m machine) gpus(s Sizing) ([]GPU, error) {
 	var gpus []GPU
-	for _, g := range m.top.GPUs {
-		if !usable(g) || s.MostGPUs > 0 && len(gpus) == s.MostGPUs {
-			continue
+	for _, g := range shown(m.top.GPUs) {
+		if s.MostGPUs > 0 && len(gpus) == s.MostGPUs {
+			break
 		}
 		memory, err := gpuMemoryOf(g, s.GPUMemory)
 		if err != nil {
@@ -161,7 +199,7 @@ func (m machine) gpus(s Sizing) ([]GPU, error) {
 	}
 	memory := s.GPUMemory.of(m.memory) / tier.Page * tier.Page
 	switch {
-	case memory > m.memory:
+	case memory > m.memory && m.known:
 		return nil, fmt.Errorf("GPUMemory: %d bytes are more than the %d that the process may use, and the GPU is simulated", memory, m.memory)
 	case memory < tier.Page && !s.GPUMemory.isZero():
 		return nil, fmt.Errorf("GPUMemory: %v of the process's memory is less than the least, %d bytes", s.GPUMemory.Share, tier.Page)
@@ -204,7 +242,7 @@ func gpuMemoryOf(g topology.GPU, a Amount) (int64, error) {
 
 // hosts divides the host's memory.
 func (m machine) hosts(s Sizing, gpus []GPU) ([]Host, error) {
-	if s.HostMemory.Bytes > m.memory {
+	if s.HostMemory.Bytes > m.memory && m.known {
 		return nil, fmt.Errorf("HostMemory: %d bytes are more than the %d that the process may use", s.HostMemory.Bytes, m.memory)
 	}
 	total := s.HostMemory.of(m.memory)

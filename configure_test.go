@@ -69,7 +69,7 @@ func TestConfigureDefaults(t *testing.T) {
 	for machine, want := range map[string]string{
 		"laptop":      "gpu:0@0=0, host:0@0=3947, disk:0@0=0 /tmp",
 		"workstation": "gpu:0@0=0, host:0@0=15869, disk:0@0=0 /tmp",
-		"vm":          "gpu:0@0=0, host:0@0=983, disk:0@0=0 /tmp",
+		"vm":          "gpu:0@0=0, host:0@0=983, disk:0=0 /tmp",  // its /tmp is memory
 		"pod":         "gpu:0@1=0, host:0@1=2048, disk:0=0 /tmp", // an overlay is on no disk that is known
 		"cgroup-v1":   "gpu:0@0=0, host:0@0=1536, disk:0=0 /tmp",
 		"mig":         "gpu:0@0=0, gpu:1@0=0, host:0@0=16384, disk:0@0=0 /tmp",
@@ -155,7 +155,7 @@ func TestConfigureSizes(t *testing.T) {
 	}
 	// A part of a GPU is what the instance has.
 	top.GPUs[0].MIGEnabled, top.GPUs[0].MIG = true, []topology.MIGInstance{{MemoryBytes: 5 << 30}}
-	if cfg, err = spillway.Configure(top, spillway.Sizing{GPUMemory: spillway.Amount{Share: 1}}); err != nil || cfg.GPUs[0].Memory != 5<<30 || cfg.GPUs[1].Memory != 40<<30 {
+	if cfg, err = spillway.Configure(top, spillway.Sizing{GPUMemory: spillway.Amount{Share: 1}}); err != nil || len(cfg.GPUs) != 1 || cfg.GPUs[0].Memory != 5<<30 {
 		t.Errorf("%s, %v", shape(cfg), err)
 	}
 	// A simulated GPU has its share of the host's memory.
@@ -166,6 +166,46 @@ func TestConfigureSizes(t *testing.T) {
 	top.Limits.MemoryNodes, top.Limits.MemoryBytes = topology.Set{1}, 64<<30
 	if cfg, err = spillway.Configure(top, spillway.Sizing{}); err != nil || len(cfg.Hosts) != 1 || cfg.Hosts[0].Node != 1 || cfg.Hosts[0].Memory != 16<<30 {
 		t.Errorf("%s, %v", shape(cfg), err)
+	}
+}
+
+// TestConfigureInstances: a GPU space is on what CUDA shows, which beside an instance is nothing else.
+func TestConfigureInstances(t *testing.T) {
+	whole := func(id string) topology.GPU { return topology.GPU{UUID: id, Driver: "nvidia"} }
+	divided := func(id string, instances ...string) topology.GPU {
+		g := topology.GPU{UUID: id, Driver: "nvidia", MIGEnabled: true}
+		for _, i := range instances {
+			g.MIG = append(g.MIG, topology.MIGInstance{UUID: i})
+		}
+		return g
+	}
+	for want, gpus := range map[string][]topology.GPU{
+		"a b":  {whole("a"), whole("b")},
+		"i":    {whole("a"), divided("b", "i", "j"), divided("c", "k")},
+		"b":    {divided("a"), whole("b")}, // has no instance yet
+		"":     {divided("a")},             // simulated
+		"i ":   {divided("a", "i")},
+		"none": {},
+	} {
+		top := recordedMachine(t, "vm")
+		top.GPUs = gpus
+		cfg, err := spillway.Configure(top, spillway.Sizing{})
+		var ids []string
+		for _, g := range cfg.GPUs {
+			ids = append(ids, g.ID)
+		}
+		if got := strings.Join(ids, " "); err != nil || got != strings.TrimSpace(strings.TrimPrefix(want, "none")) {
+			t.Errorf("got %q, %v; want %q", got, err, want)
+		}
+	}
+}
+
+// TestConfigureUnknownMemory: where the machine does not tell how much memory it has, bytes are taken at their word.
+func TestConfigureUnknownMemory(t *testing.T) {
+	top := &topology.Topology{Nodes: []topology.Node{{}}}
+	cfg, err := spillway.Configure(top, spillway.Sizing{HostMemory: spillway.Amount{Bytes: 4 << 30}, GPUMemory: spillway.Amount{Bytes: 2 << 30}, Disks: []spillway.DiskSizing{}})
+	if got := shape(cfg); err != nil || got != "gpu:0@0=2147483648, host:0@0=4096" {
+		t.Errorf("%s, %v", got, err)
 	}
 }
 
@@ -205,6 +245,8 @@ func TestConfigureErrors(t *testing.T) {
 		"a share of an unknown GPU":    {dgx, spillway.Sizing{GPUMemory: share(0.5)}, "GPUMemory: a share of GPU 0"},
 		"a tiny share of a GPU":        {known, spillway.Sizing{GPUMemory: share(1e-12)}, "GPUMemory: 1e-12 of GPU 0"},
 		"more than the GPU has":        {known, spillway.Sizing{GPUMemory: bytes(41 << 30)}, "GPUMemory: 44023414784 bytes"},
+		"both together too much":       {vm, spillway.Sizing{GPUMemory: share(0.6), HostMemory: share(0.6)}, "GPUMemory and HostMemory: together"},
+		"both together too many bytes": {recordedMachine(t, "pod"), spillway.Sizing{GPUMemory: bytes(6 << 30), HostMemory: bytes(6 << 30)}, "GPUMemory and HostMemory: together they are 4294967296"},
 		"a simulated GPU of too much":  {vm, spillway.Sizing{GPUMemory: bytes(1 << 50)}, "GPUMemory: 1125899906842624 bytes"},
 		"negative capacity":            {vm, spillway.Sizing{Disks: disk(bytes(-1))}, "Disks[1].Capacity: Bytes is -1"},
 		"a capacity above all":         {vm, spillway.Sizing{Disks: disk(share(2))}, "Disks[1].Capacity: Share is 2"},

@@ -88,6 +88,10 @@ func (t *tree) hierarchy(controller string, groups []group) hierarchy {
 
 // upwards returns the directory below top and all those above it to top.
 func (t *tree) upwards(top, below string) []string {
+	if len(below) > maxPathBytes {
+		t.warn(selfCgroups, errLongPath)
+		below = "/"
+	}
 	var dirs []string
 	for p := path.Clean("/" + below); ; p = path.Dir(p) {
 		dirs = append(dirs, path.Join(top, p))
@@ -131,8 +135,10 @@ func (t *tree) hierarchicalLimit(b *bounds, file string) {
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, "hierarchical_memory_limit "); ok {
 			t.lowerMemory(b, file, strings.TrimSpace(value))
+			return
 		}
 	}
+	t.warnf(file, "no hierarchical_memory_limit: limits of groups that are not visible here are not known")
 }
 
 func (t *tree) lowerMemory(b *bounds, file, text string) {
@@ -212,7 +218,7 @@ func (t *tree) mounts() []mount {
 }
 
 // limits puts together what was found: the smallest of all counts.
-func (t *tree) limits(top *Topology, a allowed, b bounds) Limits {
+func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 	l := Limits{
 		MemoryBytes:   top.Memory.TotalBytes,
 		CPUs:          len(top.CPU.Allowed),
@@ -244,6 +250,10 @@ func (t *tree) limits(top *Topology, a allowed, b bounds) Limits {
 		l.MemoryNodes = append(l.MemoryNodes, n.ID)
 	}
 	all := len(l.MemoryNodes)
+	// What is taken from a GPU's own memory is no room beside it.
+	if host := slices.DeleteFunc(slices.Clone(l.MemoryNodes), ofGPUs.Contains); len(host) > 0 && len(host) < all {
+		l.MemoryNodes, source = host, systemNodes
+	}
 	if a.nodes != nil {
 		l.MemoryNodes = l.MemoryNodes.Intersect(a.nodes)
 	}

@@ -8,13 +8,12 @@ import (
 )
 
 // disks returns the whole disks that have a medium, with what is mounted of
-// each.
-func (t *tree) disks(w placing) []Disk {
-	disks := []Disk{}
+// each, and what is mounted of none.
+func (t *tree) disks(w placing) (disks []Disk, others []Mount) {
+	disks, others = []Disk{}, []Mount{}
 	names, ok := t.list(blockDevices)
 	if !ok {
 		t.warnf(blockDevices, "not there: no disk is known")
-		return disks
 	}
 	for _, name := range names {
 		file := path.Join(blockDevices, name)
@@ -27,36 +26,53 @@ func (t *tree) disks(w placing) []Disk {
 			disks = append(disks, d)
 		}
 	}
-	for _, m := range t.mounts() {
-		t.addMount(disks, m)
-	}
-	return disks
-}
-
-// addMount adds m to the disks that it is on.
-func (t *tree) addMount(disks []Disk, m mount) {
-	if !m.onBlockDevice() && !strings.HasPrefix(m.source, "/dev/") {
-		return
-	}
-	dir, ok := t.blockDevice(m)
-	if !ok {
-		return // told by DiskOf, to whom it matters
-	}
-	if info, err := t.root.Stat(rel(m.point)); err == nil && !info.IsDir() {
-		return // single files are mounted into containers
-	}
-	for _, name := range t.disksBelow(dir) {
-		i := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name })
-		if i >= 0 {
-			disks[i].Mounts = append(disks[i].Mounts, Mount{
-				Point: m.point, FileSystem: m.fileSystem, Source: m.source, ReadOnly: m.readOnly,
-			})
+	for _, m := range t.directories() {
+		if !t.addMount(disks, m) {
+			others = append(others, m.public())
 		}
 	}
+	return disks, others
+}
+
+// directories returns the mounts that files are kept in.
+func (t *tree) directories() []mount {
+	var kept []mount
+	for _, m := range t.mounts() {
+		if slices.Contains(ofTheKernel, m.fileSystem) {
+			continue
+		}
+		if info, err := t.root.Stat(rel(m.point)); err == nil && !info.IsDir() {
+			continue // single files are mounted into containers
+		}
+		kept = append(kept, m)
+	}
+	return kept
+}
+
+// ofTheKernel are file systems that nobody keeps files in.
+var ofTheKernel = []string{
+	"autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
+	"hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
+}
+
+// addMount adds m to those of the disks that it is on, and says whether it is on any.
+func (t *tree) addMount(disks []Disk, m mount) (ok bool) {
+	if !m.onBlockDevice() && !strings.HasPrefix(m.source, "/dev/") {
+		return false
+	}
+	// That none is known is told by DiskOf, to whom it matters.
+	for _, name := range t.disksBelowMount(m) {
+		i := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name })
+		if i >= 0 {
+			disks[i].Mounts = append(disks[i].Mounts, m.public())
+			ok = true
+		}
+	}
+	return ok
 }
 
 // notDisks are block devices that no data stays on, or that are other devices
-// in disguise.
+// in disguise, also where nothing says of which they are made.
 var notDisks = []string{"loop", "ram", "zram", "sr", "fd", "md", "dm-"}
 
 // disk reads the block device in dir, which has no links in it. ok says
@@ -66,8 +82,11 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 	if slices.ContainsFunc(notDisks, func(prefix string) bool { return isNumbered(d.Name, prefix) }) {
 		return d, false
 	}
-	if hidden, _ := t.want(path.Join(dir, "hidden")); hidden == "1" {
+	if hidden, _ := t.number(path.Join(dir, "hidden")); hidden == 1 {
 		return d, false // one path of several to a disk that is listed too
+	}
+	if below, _ := t.list(path.Join(dir, "slaves")); len(below) > 0 {
+		return d, false // made of others (bcache)
 	}
 	sectors, known := t.number(path.Join(dir, "size"))
 	switch {
@@ -84,16 +103,24 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 	vendor, _ := t.want(path.Join(dir, "device/vendor"))
 	model, _ := t.want(path.Join(dir, "device/model"))
 	d.Model = label(model)
-	if number, _ := t.want(path.Join(dir, "dev")); isDeviceNumber(number) {
+	if number, ok := t.want(path.Join(dir, "dev")); isDeviceNumber(number) {
 		d.Device = number
+	} else if ok {
+		t.warnf(path.Join(dir, "dev"), "%s is not the number of a device", quote(number))
 	}
 	rotates, known := t.number(path.Join(dir, "queue/rotational"))
 	d.Rotational = rotates == 1
+	controllers := t.controllers(dir)
 	d.Kind = diskKind(dir, vendor+" "+model, d.Rotational, known)
+	if slices.ContainsFunc(controllers, func(c string) bool { return strings.Contains(c, "/nvme-fabrics/") }) {
+		d.Kind = VirtualDisk // NVMe over a network
+	}
 	if d.Kind == UnknownDisk {
 		t.warnf(path.Join(dir, "queue/rotational"), "it is not known whether the disk rotates")
 	}
-	if bus := t.busOf(dir); bus != "" {
+	// The first of several stands for all.
+	if i := slices.IndexFunc(controllers, func(c string) bool { return busAbove(c) != "" }); i >= 0 {
+		bus := busAbove(controllers[i])
 		d.PCIAddress = path.Base(bus)
 		d.Bus = busPath(bus)
 		d.Node = t.nodeOf(w, bus)
@@ -110,19 +137,20 @@ func isNumbered(name, prefix string) bool {
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-// hypervisors are words in what emulated disks say of themselves.
-var hypervisors = []string{"QEMU", "VBOX", "VMWARE", "VIRTUAL", "MSFT", "PERSISTENTDISK"}
+// hypervisors are words in what emulated disks, and those of clouds that are over a network, say of themselves.
+var hypervisors = []string{"QEMU", "VBOX", "VMWARE", "VIRTUAL", "MSFT", "PERSISTENTDISK", "AMAZON ELASTIC BLOCK STORE", "NVME_CARD-PD"}
 
 func diskKind(dir, says string, rotational, known bool) DiskKind {
 	name, says := path.Base(dir), strings.ToUpper(says)
 	words := strings.Split(dir, "/")
 	switch {
+	case slices.ContainsFunc(hypervisors, func(h string) bool { return strings.Contains(says, h) }):
+		return VirtualDisk
 	case strings.HasPrefix(name, "nvme"):
 		return NVMe
 	case slices.Contains(words, "virtual"),
 		slices.ContainsFunc(words, func(w string) bool { return isNumbered(w, "virtio") }),
-		strings.HasPrefix(name, "xvd"),
-		slices.ContainsFunc(hypervisors, func(h string) bool { return strings.Contains(says, h) }):
+		strings.HasPrefix(name, "xvd"):
 		return VirtualDisk
 	case !known:
 		return UnknownDisk
@@ -132,30 +160,27 @@ func diskKind(dir, says string, rotational, known bool) DiskKind {
 	return SSD
 }
 
-// busOf returns the directory of the PCI function that the device in dir hangs
-// on; empty if there is none.
-func (t *tree) busOf(dir string) string {
-	if bus := busAbove(dir); bus != "" {
-		return bus
-	}
-	// An NVMe disk with more than one path belongs to a subsystem, which is
-	// virtual; its controllers are on the bus. The first stands for all.
+// controllers returns the directories of what the disk in dir hangs on: its own, or, as an NVMe disk with more than one
+// path belongs to a subsystem, which is virtual, those of the subsystem's controllers.
+func (t *tree) controllers(dir string) []string {
 	subsystem, err := t.resolve(path.Join(dir, "device"))
-	if err != nil || !strings.Contains(subsystem, "/nvme-subsystem/") {
-		return ""
+	if busAbove(dir) != "" || err != nil || !strings.Contains(subsystem, "/nvme-subsystem/") {
+		return []string{dir}
 	}
+	var controllers []string
 	names, _ := t.list(subsystem)
 	for _, name := range names {
 		if !isNumbered(name, "nvme") {
 			continue
 		}
-		if controller, err := t.resolve(path.Join(subsystem, name)); err == nil {
-			if bus := busAbove(controller); bus != "" {
-				return bus
-			}
+		controller, err := t.resolve(path.Join(subsystem, name))
+		if err != nil || !t.isDir(controller) || path.Dir(controller) == subsystem {
+			t.warnf(path.Join(subsystem, name), "a controller that is not there")
+			continue
 		}
+		controllers = append(controllers, controller)
 	}
-	return ""
+	return controllers
 }
 
 // busAbove returns the longest path above dir that ends with a PCI address.
@@ -166,6 +191,45 @@ func busAbove(dir string) string {
 		}
 	}
 	return ""
+}
+
+// disksBelowMount returns the names of the whole disks that m is on.
+func (t *tree) disksBelowMount(m mount) []string {
+	dir, ok := t.blockDevice(m)
+	if !ok {
+		return nil
+	}
+	names := slices.Clone(t.disksBelow(dir))
+	if m.fileSystem == "btrfs" { // what was mounted names one of several
+		for _, other := range t.btrfsBeside(path.Base(dir)) {
+			names = append(names, t.disksBelow(other)...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// btrfsBeside returns the directories of the block devices that a file system of Btrfs has beside one of them.
+func (t *tree) btrfsBeside(device string) (dirs []string) {
+	const all = "/sys/fs/btrfs"
+	systems, _ := t.list(all)
+	for _, id := range systems {
+		list := path.Join(all, id, "devices")
+		names, _ := t.list(list)
+		if !slices.Contains(names, device) {
+			continue
+		}
+		for _, name := range names {
+			file := path.Join(list, name)
+			target, err := t.resolve(file)
+			if err != nil || !t.isDir(target) {
+				t.warnf(file, "a device that is not there")
+				continue
+			}
+			dirs = append(dirs, target)
+		}
+	}
+	return dirs
 }
 
 // blockDevice returns the directory of the block device that m is on, without
@@ -199,20 +263,30 @@ func (t *tree) disksBelow(dir string) []string {
 	if names, ok := t.below[dir]; ok {
 		return names
 	}
-	names := t.walkBelow(dir, maxStacked)
+	names := t.walkBelow(dir, maxStacked, map[string]bool{})
 	slices.Sort(names)
 	names = slices.Compact(names)
 	t.below[dir] = names
 	return names
 }
 
-func (t *tree) walkBelow(dir string, levels int) []string {
+// walkBelow visits each device once, as few that stand on each other in a ring would otherwise be
+// millions of ways: visited is true of those on the way to dir, false of those that are done.
+func (t *tree) walkBelow(dir string, levels int, visited map[string]bool) []string {
+	if onTheWay, before := visited[dir]; onTheWay {
+		t.warnf(dir, "the device is stacked on itself")
+		return nil
+	} else if before {
+		return nil
+	}
 	if levels == 0 {
 		t.warnf(dir, "more than %d devices stacked on each other", maxStacked)
 		return nil
 	}
+	visited[dir] = true
+	defer func() { visited[dir] = false }()
 	if t.exists(path.Join(dir, "partition")) {
-		return t.walkBelow(path.Dir(dir), levels-1)
+		return t.walkBelow(path.Dir(dir), levels-1, visited)
 	}
 	slaves, _ := t.list(path.Join(dir, "slaves"))
 	if len(slaves) == 0 {
@@ -226,7 +300,7 @@ func (t *tree) walkBelow(dir string, levels int) []string {
 			t.warnf(file, "a device that is not there")
 			continue
 		}
-		names = append(names, t.walkBelow(target, levels-1)...)
+		names = append(names, t.walkBelow(target, levels-1, visited)...)
 	}
 	return names
 }

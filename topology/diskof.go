@@ -111,9 +111,19 @@ func mountOf(mounts []mount, dir string) (mount, bool) {
 	return mounts[best], true
 }
 
-// disksOf returns the disks that m is on.
+// disksOf returns the disks that m is on, or none if they were told before: a file system on many loop
+// devices whose files are on itself is followed once.
 func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 	disks := []Disk{}
+	key := m.device + " " + m.point
+	if onTheWay, before := t.followed[key]; onTheWay {
+		t.warnf(m.point, "the file system is stacked on itself")
+		return disks
+	} else if before {
+		return disks
+	}
+	t.followed[key] = true
+	defer func() { t.followed[key] = false }()
 	switch {
 	case levels == 0:
 		t.warnf(m.point, "more than %d file systems stacked on each other", maxStacked)
@@ -124,12 +134,12 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 	case m.fileSystem == "overlay":
 		return t.disksOfOverlay(w, m, levels)
 	}
-	dir, ok := t.blockDevice(m)
-	if !ok {
+	names := t.disksBelowMount(m)
+	if len(names) == 0 {
 		t.warnf(m.point, "%s of %s is on no block device that is known", m.fileSystem, quote(m.source))
-		return disks
 	}
-	for _, name := range t.disksBelow(dir) {
+	directories := t.directories()
+	for _, name := range names {
 		device, err := t.resolve(path.Join("/sys/class/block", name))
 		if err != nil {
 			device, err = t.resolve(path.Join(blockDevices, name))
@@ -148,7 +158,7 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 			continue
 		}
 		disks = append(disks, d)
-		for _, m := range t.mounts() {
+		for _, m := range directories {
 			t.addMount(disks[len(disks)-1:], m)
 		}
 	}
@@ -158,12 +168,16 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 // disksOfPath returns the disks of another path, which stands in for one that
 // has no device of its own.
 func (t *tree) disksOfPath(w placing, p string, levels int, why string) []Disk {
-	p, err := t.resolve(p)
-	if m, ok := mountOf(t.mounts(), p); ok && (err == nil || missing(err)) {
-		t.warnf(p, "%s: taken to be on the disk of %s", why, m.point)
+	target, err := t.resolve(p)
+	if err != nil && !missing(err) {
+		t.warnf(p, "%s: it is not known on what disk: %v", why, err)
+		return nil
+	}
+	if m, ok := mountOf(t.mounts(), target); ok {
+		t.warnf(target, "%s: taken to be on the disk of %s", why, m.point)
 		return t.disksOf(w, m, levels-1)
 	}
-	t.warnf(p, "%s: it is not known on what disk", why)
+	t.warnf(target, "%s: it is not known on what disk", why)
 	return nil
 }
 

@@ -11,6 +11,7 @@
 //	          ├─ []GPU ───────▶ Node, PCI address, Bus, memory, []Link, []MIGInstance
 //	          ├─ []NIC ───────▶ Node, PCI address, Bus, []Port
 //	          ├─ []Disk ──────▶ Node, PCI address, Bus, []Mount
+//	          ├─ []Mount        that are on no disk
 //	          ├─ Limits         of cgroups and cpusets: bytes, CPUs, nodes
 //	          └─ Warnings       what could not be read
 //	                │
@@ -20,7 +21,8 @@
 //
 //	DiskOf(ctx, dir, Options) ─▶ Location   the file system and the disks below dir
 //
-// GPUs are those that the process sees: CUDA_VISIBLE_DEVICES is honoured. NVML is
+// GPUs are those that the process sees: CUDA_VISIBLE_DEVICES is honoured. Those that another driver
+// has come last, as CUDA does not count them. NVML is
 // opened when it is asked, and closed again. It needs cgo; builds without, and machines without
 // NVIDIA's driver, know of GPUs what the PCI bus tells, which a warning says. A program
 // that links go-nvml leaves its symbols to be found when they are called, so it does not start

@@ -1,7 +1,9 @@
 package topology
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -12,31 +14,51 @@ import (
 
 const nvidia = "0x10de" // PCI vendor
 
+// listing is what is known of the GPUs before CUDA_VISIBLE_DEVICES.
+type listing struct {
+	gpus       []GPU
+	fromDriver bool // UUIDs and MIG instances are known
+	partial    bool // there are GPUs that are not listed
+}
+
+// ownNodes returns the nodes whose memory is that of one of the GPUs.
+func (l listing) ownNodes() Set {
+	all := Set{}
+	for _, g := range l.gpus {
+		all = append(all, g.OwnNodes...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// errNotListed is in a source's error if there is a GPU that it does not list.
+var errNotListed = errors.New("cannot be asked")
+
 // gpus returns the GPUs of the source, or those on the PCI bus.
-func (t *tree) gpus(w placing, source GPUSource) (gpus []GPU, fromDriver bool) {
+func (t *tree) gpus(w placing, source GPUSource) listing {
 	given := source != nil
 	if source == nil {
 		if !t.live {
-			return t.busGPUs(w), false
+			return listing{gpus: t.busGPUs(w)}
 		}
 		source = SystemGPUs()
 	}
-	listed, err := ask(t.ctx, source)
-	if err != nil && len(listed) == 0 {
+	gpus, err := ask(t.ctx, source)
+	if err != nil && len(gpus) == 0 {
 		gpus = t.busGPUs(w)
 		if given || len(gpus) > 0 { // a machine without a GPU needs no driver
 			t.warnf("gpus", "the driver's list: %v: those on the PCI bus are told", err)
 		}
-		return gpus, false
+		return listing{gpus: gpus}
 	}
 	for _, one := range joined(err) {
 		t.warnf("gpus", "%v", one)
 	}
-	gpus = append([]GPU{}, listed...)
+	gpus = append([]GPU{}, gpus...)
 	for i := range gpus {
 		t.complete(w, &gpus[i])
 	}
-	return gpus, true
+	return listing{gpus: gpus, fromDriver: true, partial: errors.Is(err, errNotListed)}
 }
 
 // ask lists the GPUs of a source; it may panic, as the driver's library is not ours.
@@ -61,17 +83,20 @@ func joined(err error) []error {
 }
 
 // busGPUs returns NVIDIA's display and 3D controllers on the PCI bus, by
-// address, which is the driver's order too unless it is told another.
+// address, which is the driver's order too unless it is told another. Those that another driver has
+// come last: NVIDIA's does not count them.
 func (t *tree) busGPUs(w placing) []GPU {
 	gpus := []GPU{}
-	addresses, _ := t.list(pciDevices) // no bus is no warning: many VMs have none
+	addresses, _ := t.list(pciDevices)                 // no bus is no warning: many VMs have none
+	slices.SortFunc(addresses, func(a, b string) int { // 10000:00:00.0 is behind 2000:00:00.0
+		return cmp.Or(len(a)-len(b), strings.Compare(a, b))
+	})
 	for _, address := range addresses {
 		dir := path.Join(pciDevices, address)
-		vendor, ok := t.need(path.Join(dir, "vendor"))
-		if !ok || vendor != nvidia {
+		if vendor, _ := t.id(path.Join(dir, "vendor"), 4); vendor != nvidia {
 			continue
 		}
-		class, _ := t.need(path.Join(dir, "class"))
+		class, _ := t.id(path.Join(dir, "class"), 6)
 		// VGA controllers and 3D controllers; the last two digits are the
 		// programming interface. Others are audio, USB and bridges.
 		if !strings.HasPrefix(class, "0x0300") && !strings.HasPrefix(class, "0x0302") {
@@ -80,11 +105,43 @@ func (t *tree) busGPUs(w placing) []GPU {
 		if t.exists(path.Join(dir, "physfn")) {
 			continue // a virtual function, to be given to a virtual machine
 		}
-		g := GPU{Index: len(gpus), PCIAddress: address}
-		t.complete(w, &g)
-		gpus = append(gpus, g)
+		gpus = append(gpus, GPU{PCIAddress: address, Driver: t.driverOf(dir)})
+	}
+	slices.SortStableFunc(gpus, func(a, b GPU) int { return cmp.Compare(foreign(a), foreign(b)) })
+	for i := range gpus {
+		gpus[i].Index = i
+		t.complete(w, &gpus[i])
 	}
 	return gpus
+}
+
+// foreign is 1 for a GPU that another driver than NVIDIA's has, such as that which gives it to virtual
+// machines. No driver is none that is known: a container may be shown none.
+func foreign(g GPU) int {
+	if g.Driver == "" || g.Driver == "nvidia" {
+		return 0
+	}
+	return 1
+}
+
+// driverOf returns the name of the driver that has the device in dir; empty: none.
+func (t *tree) driverOf(dir string) string {
+	link := path.Join(dir, "driver")
+	target, err := t.resolve(link)
+	name := label(path.Base(target))
+	switch {
+	case err != nil && !missing(err):
+		t.warn(link, err)
+		return ""
+	case name == "driver" && err == nil:
+		t.warnf(link, "not a link to a driver")
+		return ""
+	case name == "driver":
+		return "" // there is no link
+	case err != nil:
+		t.warnf(link, "a driver that is not there")
+	}
+	return name
 }
 
 // complete fills in what the PCI bus knows of g and g does not.
@@ -92,6 +149,8 @@ func (t *tree) complete(w placing, g *GPU) {
 	g.PCIAddress = gpuid.Address(g.PCIAddress)
 	g.Name, g.UUID = label(g.Name), label(g.UUID)
 	g.Node = w.nowhere()
+	// A node with CPUs is the host's, and of one that is none drivers say -1.
+	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(n int) bool { return !w.nodes.Contains(n) || len(w.cpus[n]) > 0 })
 	g.Bus, g.Links, g.MIG = []string{}, t.links(g), t.instances(g)
 	dir := path.Join(pciDevices, g.PCIAddress)
 	if !t.isDir(dir) || g.PCIAddress == "" {
@@ -144,33 +203,42 @@ func (t *tree) fromBus(w placing, dir string, g *GPU) {
 	g.Node = t.nodeOf(w, dir)
 	g.Bus = t.busOfAddress(g.PCIAddress)
 	if g.DeviceID == "" {
-		vendor, _ := t.want(path.Join(dir, "vendor"))
-		device, _ := t.want(path.Join(dir, "device"))
-		g.DeviceID = label(strings.TrimPrefix(vendor, "0x") + ":" + strings.TrimPrefix(device, "0x"))
+		vendor, ok1 := t.id(path.Join(dir, "vendor"), 4)
+		device, ok2 := t.id(path.Join(dir, "device"), 4)
+		if ok1 && ok2 {
+			g.DeviceID = vendor[2:] + ":" + device[2:]
+		}
 	}
 	if g.Driver == "" {
-		if target, err := t.resolve(path.Join(dir, "driver")); err == nil {
-			g.Driver = label(path.Base(target))
-		} else if !missing(err) {
-			t.warn(path.Join(dir, "driver"), err)
-		}
+		g.Driver = t.driverOf(dir)
 	}
 	if g.CPUs == nil {
 		if set, ok := t.set(path.Join(dir, "local_cpulist")); ok && len(set) > 0 {
 			g.CPUs = set
 		}
 	}
+	t.linkOf(dir, g)
+}
+
+// linkOf fills in the PCIe link of the GPU in dir.
+func (t *tree) linkOf(dir string, g *GPU) {
 	// The current speed of an idle GPU is that of generation 1; what it can
 	// do is what counts. The width does not change with the load.
-	if g.PCIeGeneration == 0 {
-		speed, _ := t.want(path.Join(dir, "max_link_speed"))
+	file := path.Join(dir, "max_link_speed")
+	if speed, ok := t.want(file); ok && g.PCIeGeneration == 0 {
 		g.PCIeGeneration = parseLinkSpeed(speed)
-	}
-	if g.PCIeWidth == 0 {
-		width, _ := t.want(path.Join(dir, "current_link_width"))
-		if n, err := parseMember(width); err == nil && n <= 32 { // the widest link there is
-			g.PCIeWidth = n
+		if g.PCIeGeneration == 0 && !strings.HasPrefix(speed, "Unknown") {
+			t.warnf(file, "%s is not the speed of a link", quote(speed))
 		}
+	}
+	file = path.Join(dir, "current_link_width")
+	if width, ok := t.want(file); ok && g.PCIeWidth == 0 {
+		n, err := parseMember(width)
+		if err != nil || n > 32 { // the widest link there is; a device that is lost says 63
+			t.warnf(file, "%s is not the width of a link", quote(width))
+			return
+		}
+		g.PCIeWidth = n
 	}
 }
 

@@ -61,6 +61,8 @@ func TestLimits(t *testing.T) {
 			tree: "-- proc/self/mountinfo --\n31 24 0:27 / /cg/m rw - cgroup cgroup rw,memory,cpu\n-- proc/self/cgroup --\n3:memory,cpu:/x/y\n" +
 				"-- cg/m/x/memory.limit_in_bytes --\n1073741824\n-- cg/m/x/y/memory.limit_in_bytes --\n9223372036854771712\n" +
 				"-- cg/m/x/cpu.cfs_quota_us --\n20000\n-- cg/m/x/cpu.cfs_period_us --\n20000\n-- cg/m/x/y/cpu.cfs_quota_us --\n-1\n"},
+		{name: "version 1 without a limit", version: 1, memory: 16 * gib, cpus: 8, source: "/proc/meminfo",
+			tree: "-- proc/self/mountinfo --\n31 24 0:27 / /cg/m rw - cgroup cgroup rw,memory\n-- proc/self/cgroup --\n3:memory:/\n-- cg/m/memory.limit_in_bytes --\n9223372036854771712\n"},
 		{name: "not mounted", memory: 16 * gib, cpus: 8, source: "/proc/meminfo", warnsCgroup: true,
 			tree: "-- proc/self/mountinfo --\n-- proc/self/cgroup --\n3:memory:/x\n"},
 	} {
@@ -151,25 +153,29 @@ func TestDiskKinds(t *testing.T) {
 	text.WriteString(strings.Replace(base, "-- sys/block/ --\n", "", 1))
 	want := map[string]topology.DiskKind{}
 	for path, kind := range map[string]topology.DiskKind{
-		"pci0000:00/0000:00:01.0/nvme/nvme0/nvme0n1 0 ":                  topology.NVMe,
-		"pci0000:00/0000:00:02.0/ata1/sda 0 Samsung SSD 860":             topology.SSD,
-		"pci0000:00/0000:00:02.0/ata2/sdb 1 ST4000":                      topology.HDD,
-		"pci0000:00/0000:00:02.0/ata3/sdc 1 QEMU HARDDISK":               topology.VirtualDisk,
-		"pci0000:00/0000:00:03.0/host0/sdd 0 Virtual disk":               topology.VirtualDisk,
-		"pci0000:00/0000:00:04.0/virtio3/host2/sde 0 PersistentDisk":     topology.VirtualDisk,
-		"pci0000:00/0000:00:05.0/virtio4/block/vda 1 ":                   topology.VirtualDisk,
-		"vbd-51712/block/xvda 0 ":                                        topology.VirtualDisk,
-		"virtual/block/rbd0 0 ":                                          topology.VirtualDisk,
-		"platform/mmc/mmcblk0 0 ":                                        topology.SSD,
-		"pci0000:00/0000:00:06.0/sdf ? Thing":                            topology.UnknownDisk,
-		"virtual/block/loop3 0 ":                                         "",
-		"virtual/block/zram0 0 ":                                         "",
-		"virtual/block/dm-4 0 ":                                          "",
-		"virtual/block/md0 0 ":                                           "",
-		"pci0000:00/0000:00:02.0/ata4/sr0 1 DVD":                         "",
-		"pci0000:00/0000:00:01.0/nvme/nvme0/nvme0c0n1 0 hidden":          "",
-		"pci0000:00/0000:00:14.0/usb1/sdg 1 empty":                       "",
-		"pci10000:e0/10000:e0:06.0/10000:e1:00.0/nvme/nvme5/nvme5n1 0 x": topology.NVMe,
+		"pci0000:00/0000:00:01.0/nvme/nvme0/nvme0n1 0 ":                                 topology.NVMe,
+		"pci0000:00/0000:00:02.0/ata1/sda 0 Samsung SSD 860":                            topology.SSD,
+		"pci0000:00/0000:00:02.0/ata2/sdb 1 ST4000":                                     topology.HDD,
+		"pci0000:00/0000:00:02.0/ata3/sdc 1 QEMU HARDDISK":                              topology.VirtualDisk,
+		"pci0000:00/0000:00:03.0/host0/sdd 0 Virtual disk":                              topology.VirtualDisk,
+		"pci0000:00/0000:00:04.0/virtio3/host2/sde 0 PersistentDisk":                    topology.VirtualDisk,
+		"pci0000:00/0000:00:05.0/virtio4/block/vda 1 ":                                  topology.VirtualDisk,
+		"vbd-51712/block/xvda 0 ":                                                       topology.VirtualDisk,
+		"virtual/block/rbd0 0 ":                                                         topology.VirtualDisk,
+		"platform/mmc/mmcblk0 0 ":                                                       topology.SSD,
+		"pci0000:00/0000:00:06.0/sdf ? Thing":                                           topology.UnknownDisk,
+		"virtual/block/loop3 0 ":                                                        "",
+		"virtual/block/zram0 0 ":                                                        "",
+		"virtual/block/dm-4 0 ":                                                         "",
+		"virtual/block/md0 0 ":                                                          "",
+		"pci0000:00/0000:00:02.0/ata4/sr0 1 DVD":                                        "",
+		"pci0000:00/0000:00:01.0/nvme/nvme0/nvme0c0n1 0 hidden":                         "",
+		"pci0000:00/0000:00:14.0/usb1/sdg 1 empty":                                      "",
+		"virtual/block/bcache0 0 stacked":                                               "",
+		"virtual/nvme-fabrics/ctl/nvme7/nvme7n1 0 Linux":                                topology.VirtualDisk,
+		"pci0000:00/0000:00:1f.0/nvme/nvme8/nvme8n1 0 Amazon Elastic Block Store":       topology.VirtualDisk,
+		"pci0000:00/0000:00:1f.1/nvme/nvme9/nvme9n1 0 Amazon EC2 NVMe Instance Storage": topology.NVMe,
+		"pci10000:e0/10000:e0:06.0/10000:e1:00.0/nvme/nvme5/nvme5n1 0 x":                topology.NVMe,
 	} {
 		f := strings.SplitN(path, " ", 3)
 		dir, name := f[0], f[0][strings.LastIndex(f[0], "/")+1:]
@@ -182,6 +188,9 @@ func TestDiskKinds(t *testing.T) {
 		fmt.Fprintf(&text, "-- sys/devices/%s/size --\n%s\n-- sys/devices/%s/device/model --\n%s\n", dir, size, dir, f[2])
 		if f[1] != "?" {
 			fmt.Fprintf(&text, "-- sys/devices/%s/queue/rotational --\n%s\n", dir, f[1])
+		}
+		if f[2] == "stacked" {
+			fmt.Fprintf(&text, "-- sys/devices/%s/slaves/sda -> ../../../../nowhere --\n", dir)
 		}
 		if f[2] == "hidden" {
 			fmt.Fprintf(&text, "-- sys/devices/%s/hidden --\n1\n", dir)
@@ -196,6 +205,32 @@ func TestDiskKinds(t *testing.T) {
 	}
 	if d, _ := top.Disk("nvme5n1"); d.PCIAddress != "10000:e1:00.0" || d.SizeBytes != 512000 {
 		t.Errorf("got %+v", d)
+	}
+}
+
+// TestBtrfsOnSeveral: what was mounted names one disk of several.
+func TestBtrfsOnSeveral(t *testing.T) {
+	text := strings.Replace(base, "-- sys/block/ --\n", "", 1) + "-- proc/self/cgroup --\n-- proc/self/mountinfo --\n1 0 0:33 /sub /data rw - btrfs /dev/sda1 rw\n-- data/ --\n"
+	for _, name := range []string{"sda", "sdb", "sdc"} {
+		text += fmt.Sprintf("-- sys/block/%s -> ../devices/%[1]s --\n-- sys/class/block/%[1]s1 -> ../../devices/%[1]s/%[1]s1 --\n-- sys/class/block/%[1]s -> ../../devices/%[1]s --\n", name) +
+			fmt.Sprintf("-- sys/devices/%s/size --\n8\n-- sys/devices/%[1]s/queue/rotational --\n0\n-- sys/devices/%[1]s/%[1]s1/partition --\n1\n", name)
+	}
+	text += "-- sys/fs/btrfs/features/raid56 --\n0\n"
+	for _, name := range []string{"one/devices/sda1", "one/devices/sdb1", "two/devices/sdc1"} {
+		device := name[len(name)-4:]
+		text += fmt.Sprintf("-- sys/fs/btrfs/%s -> ../../../../devices/%s/%s --\n", name, device[:3], device)
+	}
+	root := tree(t, text)
+	top := discover(t, topology.Options{Root: root})
+	var with []string
+	for _, d := range top.Disks {
+		if len(d.Mounts) == 1 {
+			with = append(with, d.Name)
+		}
+	}
+	l, err := topology.DiskOf(t.Context(), "/data", topology.Options{Root: root})
+	if err != nil || strings.Join(with, " ") != "sda sdb" || len(l.Disks) != 2 || len(top.Warnings)+len(l.Warnings) > 0 {
+		t.Errorf("mounted of %q, on %+v, %v, warnings %q", with, l.Disks, err, top.Warnings)
 	}
 }
 

@@ -103,18 +103,45 @@ func (t *tree) addInterfaces(ports []Port, dir string, addresses func(string) ([
 				continue
 			}
 		}
-		ports[i].Interfaces = append(ports[i].Interfaces, label(name))
-		of, err := addresses(name)
-		if err != nil {
-			t.warn(path.Join(dir, name), err)
-		}
-		for _, a := range of {
-			// Each interface that is up makes itself an address for its link.
-			if a.IsValid() && !a.IsLinkLocalUnicast() && !a.IsLoopback() && !a.IsUnspecified() {
-				ports[i].Addresses = append(ports[i].Addresses, a.Unmap().WithZone("").String())
+		for _, iface := range t.stackedOn(path.Join(dir, name), map[string]bool{}) {
+			ports[i].Interfaces = append(ports[i].Interfaces, label(iface))
+			of, err := addresses(iface)
+			if err != nil {
+				t.warn(path.Join(dir, name), err)
+			}
+			for _, a := range of {
+				// Each interface that is up makes itself an address for its link.
+				if a.IsValid() && !a.IsLinkLocalUnicast() && !a.IsLoopback() && !a.IsUnspecified() {
+					ports[i].Addresses = append(ports[i].Addresses, a.Unmap().WithZone("").String())
+				}
 			}
 		}
 	}
+}
+
+// stackedOn returns the network interface in dir and those made of it, each once: of a card that is bonded, or has
+// VLANs, these have the addresses.
+func (t *tree) stackedOn(dir string, seen map[string]bool) []string {
+	name := path.Base(dir)
+	if seen[name] {
+		return nil
+	}
+	seen[name] = true
+	ifaces := []string{name}
+	entries, _ := t.list(dir)
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry, "upper_") {
+			continue
+		}
+		link := path.Join(dir, entry)
+		target, err := t.resolve(link)
+		if err != nil || !t.isDir(target) {
+			t.warnf(link, "an interface that is not there")
+			continue
+		}
+		ifaces = append(ifaces, t.stackedOn(target, seen)...)
+	}
+	return ifaces
 }
 
 // addresses returns the function that tells an interface's addresses.
@@ -154,8 +181,8 @@ func (t *tree) recordedAddresses() map[string][]netip.Addr {
 	addresses := map[string][]netip.Addr{}
 	trie, _ := t.want("/proc/net/fib_trie")
 	routes, _ := t.want("/proc/net/route")
-	networks := parseRoutes(routes)
-	for _, a := range parseLocalAddresses(trie) {
+	networks := few(t, "/proc/net/route", parseRoutes(routes))
+	for _, a := range few(t, "/proc/net/fib_trie", parseLocalAddresses(trie)) {
 		best, found := network{}, false
 		for _, n := range networks {
 			if n.prefix.Contains(a) && (!found || n.prefix.Bits() > best.prefix.Bits()) {
@@ -175,6 +202,16 @@ func (t *tree) recordedAddresses() map[string][]netip.Addr {
 		}
 	}
 	return addresses
+}
+
+// few returns the first of many: each address is compared with each network.
+func few[T any](t *tree, file string, all []T) []T {
+	const most = 4096
+	if len(all) > most {
+		t.warnf(file, "%d entries: the first %d are looked at", len(all), most)
+		return all[:most]
+	}
+	return all
 }
 
 // network is a network that an interface is on.
@@ -232,11 +269,13 @@ func parseHexAddress(s string) (netip.Addr, bool) {
 func parseLocalAddresses(text string) []netip.Addr {
 	var last netip.Addr
 	var local []netip.Addr
+	seen := map[netip.Addr]bool{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if name, ok := strings.CutPrefix(line, "|-- "); ok {
 			last, _ = netip.ParseAddr(name)
-		} else if strings.HasPrefix(line, "/32 host LOCAL") && last.Is4() && !slices.Contains(local, last) {
+		} else if strings.HasPrefix(line, "/32 host LOCAL") && last.Is4() && !seen[last] {
+			seen[last] = true
 			local = append(local, last)
 		}
 	}

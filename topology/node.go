@@ -63,9 +63,9 @@ func (t *tree) affinity() allowed {
 
 // cpu returns the CPUs, with those allowed by the sets that are not nil.
 func (t *tree) cpu(sets ...Set) CPU {
-	info, _ := t.need(systemCPUs)
+	info, told := t.need(systemCPUs)
 	model, listed := parseCPUInfo(info)
-	if model == "" && info != "" {
+	if model == "" && told {
 		t.warnf(systemCPUs, "no model name")
 	}
 	online, ok := t.set(onlineCPUs)

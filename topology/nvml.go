@@ -75,7 +75,7 @@ func (s nvmlSource) GPUs(ctx context.Context) (gpus []GPU, err error) {
 		}
 		dev, ret := s.lib.DeviceGetHandleByIndex(i)
 		if ret != nvml.SUCCESS || dev == nil {
-			r.problems = append(r.problems, fmt.Errorf("GPU %d cannot be asked: %w", i, ret))
+			r.problems = append(r.problems, fmt.Errorf("GPU %d %w: %w", i, errNotListed, ret))
 			continue
 		}
 		gpus = append(gpus, r.gpu(i, dev))
@@ -140,20 +140,24 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	}
 	r.try(i, "nvmlDeviceGetMaxPcieLinkGeneration", func() (ret nvml.Return) { g.PCIeGeneration, ret = dev.GetMaxPcieLinkGeneration(); return ret })
 	r.try(i, "nvmlDeviceGetCurrPcieLinkWidth", func() (ret nvml.Return) { g.PCIeWidth, ret = dev.GetCurrPcieLinkWidth(); return ret })
+	var own int
+	if r.try(i, "nvmlDeviceGetNumaNodeId", func() (ret nvml.Return) { own, ret = dev.GetNumaNodeId(); return ret }) {
+		g.OwnNodes = Set{own}
+	}
 	r.links(i, dev, &g)
 	r.instances(i, dev, &g)
 	return g
 }
 
+// unknownKind is NVML_NVLINK_DEVICE_TYPE_UNKNOWN.
+const unknownKind = nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_UNKNOWN)
+
 // links adds up the NVLinks that are up, by what is at their other end.
 func (r *nvmlReader) links(i int, dev nvml.Device, g *GPU) {
 	for link := range nvml.NVLINK_MAX_LINKS {
 		var state nvml.EnableState
-		if !r.try(i, "nvmlDeviceGetNvLinkState", func() (ret nvml.Return) { state, ret = dev.GetNvLinkState(link); return ret }) {
-			return // the first that there is not
-		}
-		if state != nvml.FEATURE_ENABLED {
-			continue
+		if !r.try(i, "nvmlDeviceGetNvLinkState", func() (ret nvml.Return) { state, ret = dev.GetNvLinkState(link); return ret }) || state != nvml.FEATURE_ENABLED {
+			continue // one that fails does not hide those behind it
 		}
 		l := Link{Count: 1}
 		var remote nvml.PciInfo
@@ -161,12 +165,14 @@ func (r *nvmlReader) links(i int, dev nvml.Device, g *GPU) {
 			l.Remote = addressOf(remote)
 		}
 		var kind nvml.IntNvLinkDeviceType
-		if r.try(i, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (ret nvml.Return) { kind, ret = dev.GetNvLinkRemoteDeviceType(link); return ret }) {
-			if kind != nvml.NVLINK_DEVICE_TYPE_GPU && kind != nvml.NVLINK_DEVICE_TYPE_SWITCH {
-				continue // to a processor
-			}
-			l.Switch = kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
+		if !r.try(i, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (ret nvml.Return) { kind, ret = dev.GetNvLinkRemoteDeviceType(link); return ret }) {
+			kind = unknownKind
 		}
+		if kind == nvml.NVLINK_DEVICE_TYPE_IBMNPU {
+			continue // to a processor
+		}
+		// A virtual machine is not shown the switches. NCCL takes what is linked and not to be seen for one, too.
+		l.Switch = kind == nvml.NVLINK_DEVICE_TYPE_SWITCH || kind == unknownKind && l.Remote == ""
 		g.Links = addLink(g.Links, l)
 	}
 }
@@ -209,8 +215,11 @@ func (r *nvmlReader) instances(i int, dev nvml.Device, g *GPU) {
 	}
 }
 
-// addressOf returns the PCI address of a device; empty if it is not told.
+// addressOf returns the PCI address of a device; empty if it is not told, or of one that is not to be seen.
 func addressOf(info nvml.PciInfo) string {
+	if info.Domain == math.MaxUint32 {
+		return ""
+	}
 	var b strings.Builder
 	for _, c := range info.BusId {
 		if c == 0 {

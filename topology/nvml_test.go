@@ -35,6 +35,7 @@ func a100s(addresses ...string) *server.Server {
 		dev.UUID = fmt.Sprintf("GPU-%08x-0000-4000-8000-00000000000%d", 0xa0000000+i/2, i)
 		dev.MemoryInfo.Free = dev.MemoryInfo.Total - 1<<30
 		dev.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) { return busID(addresses[i]), nvml.SUCCESS }
+		dev.GetNumaNodeIdFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
 		dev.GetMaxPcieLinkGenerationFunc = func() (int, nvml.Return) { return 4, nvml.SUCCESS }
 		dev.GetCurrPcieLinkWidthFunc = func() (int, nvml.Return) { return 16, nvml.SUCCESS }
 		dev.GetNvLinkStateFunc = func(link int) (nvml.EnableState, nvml.Return) {
@@ -143,6 +144,87 @@ func TestDirectNVLinks(t *testing.T) {
 	}{{"GPU0", "GPU1", "NV2"}, {"GPU1", "GPU2", "NV1"}, {"GPU0", "GPU2", topology.SYS}} {
 		if p, _ := top.Path(c.a, c.b); p != c.want {
 			t.Errorf("%s to %s: %q, want %q", c.a, c.b, p, c.want)
+		}
+	}
+}
+
+// TestNVLinkReports: what one end does not tell the other does, a link that fails does not hide those behind it, and
+// what is at the other end is known by its address too.
+func TestNVLinkReports(t *testing.T) {
+	addresses := []string{"0000:07:00.0", "0000:0f:00.0", "0000:47:00.0"}
+	type link struct {
+		to   string
+		kind nvml.IntNvLinkDeviceType
+		ret  nvml.Return
+	}
+	const unknown, hidden = nvml.IntNvLinkDeviceType(255), "hidden"
+	gpu, npu := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_GPU), nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_IBMNPU)
+	ok := nvml.SUCCESS
+	for name, c := range map[string]struct {
+		links [3][]link
+		want  [3]topology.Path // 0-1, 0-2, 1-2
+		warns string
+	}{
+		"one end alone":      {[3][]link{{{addresses[1], gpu, ok}, {addresses[1], gpu, ok}}, {{"", gpu, nvml.ERROR_UNKNOWN}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, "GPU 1: nvmlDeviceGetNvLinkState"},
+		"the ends differ":    {[3][]link{{{addresses[1], gpu, ok}}, {{addresses[0], gpu, ok}, {addresses[0], gpu, ok}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, ""},
+		"one fails":          {[3][]link{{{"", gpu, nvml.ERROR_UNKNOWN}, {addresses[2], gpu, ok}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, "GPU 0: nvmlDeviceGetNvLinkState"},
+		"one is not there":   {[3][]link{{{"", gpu, nvml.ERROR_NOT_SUPPORTED}, {addresses[2], gpu, ok}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, ""},
+		"of an unknown kind": {[3][]link{{{addresses[1], unknown, ok}}}, [3]topology.Path{"NV1", topology.SYS, topology.SYS}, ""},
+		"to switches that are not shown": {[3][]link{{{"", unknown, ok}, {hidden, unknown, ok}}, {{hidden, unknown, ok}, {"", unknown, ok}}, {{"", gpu, ok}}},
+			[3]topology.Path{"NV2", topology.SYS, topology.SYS}, ""},
+		"to processors alone": {[3][]link{{{"0004:00:00.0", npu, ok}}, {{"0004:00:00.0", npu, ok}}}, [3]topology.Path{topology.PXB, topology.SYS, topology.SYS}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lib := a100s(addresses...)
+			for i, d := range lib.Devices {
+				dev, links := d.(*server.Device), c.links[i]
+				dev.GetNvLinkStateFunc = func(k int) (nvml.EnableState, nvml.Return) {
+					if k >= len(links) {
+						return 0, nvml.ERROR_INVALID_ARGUMENT
+					}
+					return nvml.FEATURE_ENABLED, links[k].ret
+				}
+				dev.GetNvLinkRemotePciInfoFunc = func(k int) (nvml.PciInfo, nvml.Return) {
+					if links[k].to == hidden {
+						return nvml.PciInfo{Domain: 0xffffffff, Bus: 0xff, Device: 0xff}, nvml.SUCCESS
+					}
+					return busID(links[k].to), nvml.SUCCESS
+				}
+				dev.GetNvLinkRemoteDeviceTypeFunc = func(k int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+					if links[k].kind == unknown && k == 1 {
+						return 0, nvml.ERROR_NOT_SUPPORTED
+					}
+					return links[k].kind, nvml.SUCCESS
+				}
+			}
+			top := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(lib)})
+			for i, pair := range [3][2]string{{"GPU0", "GPU1"}, {"GPU0", "GPU2"}, {"GPU1", "GPU2"}} {
+				p, _ := top.Path(pair[0], pair[1])
+				if back, _ := top.Path(pair[1], pair[0]); p != c.want[i] || back != p {
+					t.Errorf("%s to %s: %q, back %q, want %q", pair[0], pair[1], p, back, c.want[i])
+				}
+			}
+			if all := strings.Join(top.Warnings, "\n"); !strings.Contains(all, c.warns) || c.warns == "" && all != "" {
+				t.Errorf("warnings %q", top.Warnings)
+			}
+		})
+	}
+}
+
+// TestOwnNodes: a node that is the GPU's own memory is none to take host memory from, unless there is no other.
+func TestOwnNodes(t *testing.T) {
+	node := func(id int, cpus string, gb int) string {
+		dir := fmt.Sprintf("-- sys/devices/system/node/node%d/", id)
+		return dir + "cpulist --\n" + cpus + "\n" + dir + "distance --\n10 80\n" + dir + fmt.Sprintf("meminfo --\nMemTotal: %d kB\nMemFree: 0 kB\n", gb<<20)
+	}
+	root := tree(t, base+busGPU("0009:01:00.0", "nvidia")+"-- sys/devices/pci0000:00/0009:01:00.0/numa_node --\n0\n-- proc/self/cgroup --\n-- proc/self/mountinfo --\n-- sys/devices/system/node/online --\n0,8\n"+node(0, "0-7", 12)+node(8, "", 4))
+	for own, want := range map[int]string{8: "8 of 0 with 12", 0: " of 0,8 with 16", 5: " of 0,8 with 16", 1<<32 - 1: " of 0,8 with 16"} {
+		lib := a100s("0009:01:00.0")
+		lib.Devices[0].(*server.Device).GetNumaNodeIdFunc = func() (int, nvml.Return) { return own, nvml.SUCCESS }
+		top := discover(t, topology.Options{Root: root, GPUs: topology.NVML(lib)})
+		got := fmt.Sprintf("%s of %s with %d", top.GPUs[0].OwnNodes, top.Limits.MemoryNodes, top.Limits.MemoryBytes/gib)
+		if got != want || top.GPUs[0].MemoryNode != 0 || len(top.Warnings) > 0 {
+			t.Errorf("node %d: %q, memory of %d, warnings %q; want %q", own, got, top.GPUs[0].MemoryNode, top.Warnings, want)
 		}
 	}
 }
@@ -292,6 +374,44 @@ func TestVisibleInstances(t *testing.T) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		})
+	}
+}
+
+// TestVisibleBesideLost: where the driver cannot ask one GPU, the others keep their numbers, and a value that may
+// mean that one is no mistake.
+func TestVisibleBesideLost(t *testing.T) {
+	root := unpack(t, "mig")
+	for _, c := range []struct {
+		lost        int
+		value, want string
+	}{
+		{0, "1", "1"}, {0, "0", "left out"}, {0, "0,1", "1, left out"}, {0, "GPU-a0000000-0000-4000-8000-000000000000", "left out"},
+		{0, "MIG-b0", "left out"}, {1, "0", "0"}, {1, "1", "left out"}, {1, "GPU-", "error"}, {1, "0,0", "error"},
+		{-1, "2", "error"}, {-1, "GPU-c", "error"}, {-1, "MIG-c", "error"},
+	} {
+		lib := migs()
+		get := lib.DeviceGetHandleByIndexFunc
+		lib.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+			if i == c.lost {
+				return nil, nvml.ERROR_GPU_IS_LOST
+			}
+			return get(i)
+		}
+		top, err := topology.Discover(t.Context(), topology.Options{Root: root, GPUs: topology.NVML(lib), LookupEnv: env(c.value)})
+		var got []string
+		if err != nil {
+			got = []string{"error"}
+		} else {
+			for _, g := range top.GPUs {
+				got = append(got, fmt.Sprint(g.Index))
+			}
+			if strings.Contains(strings.Join(top.Warnings, "\n"), "left out") {
+				got = append(got, "left out")
+			}
+		}
+		if strings.Join(got, ", ") != c.want {
+			t.Errorf("GPU %d lost, %q: %q, %v; want %q", c.lost, c.value, got, err, c.want)
+		}
 	}
 }
 

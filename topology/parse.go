@@ -127,6 +127,10 @@ func (m mount) option(name string) (string, bool) {
 	return "", false
 }
 
+func (m mount) public() Mount {
+	return Mount{Point: m.point, FileSystem: m.fileSystem, Source: m.source, ReadOnly: m.readOnly}
+}
+
 // onBlockDevice says whether the device's number is that of a block device: a
 // file system that has none of its own is given a number with major 0.
 func (m mount) onBlockDevice() bool { return !strings.HasPrefix(m.device, "0:") }
@@ -233,8 +237,8 @@ func parseCgroup(text string) (groups []group, errs []error) {
 // noLimit is what the parsers of limits return for "max" and its like.
 const noLimit = math.MaxInt64
 
-// parseLimit reads a limit of a cgroup in bytes: a number, "max", or one too
-// large for an int64, which is how version 1 spells "max".
+// parseLimit reads a limit of a cgroup in bytes: a number, "max", or the largest number of whole pages, which is how
+// version 1 spells "max"; no machine has half of that.
 func parseLimit(s string) (int64, error) {
 	if s == "max" {
 		return noLimit, nil
@@ -245,7 +249,7 @@ func parseLimit(s string) (int64, error) {
 		return 0, fmt.Errorf("%s is not a limit", quote(s))
 	case n == 0:
 		return 0, fmt.Errorf("a limit of 0 bytes, under which nothing could run")
-	case n > math.MaxInt64:
+	case n > math.MaxInt64/2:
 		return noLimit, nil
 	}
 	return int64(n), nil
@@ -310,6 +314,8 @@ func parseLinkSpeed(s string) int {
 		return 5
 	case "64":
 		return 6
+	case "128":
+		return 7
 	}
 	return 0
 }

@@ -109,7 +109,7 @@ func TestParseCgroup(t *testing.T) {
 }
 
 func TestParseLimitAndQuota(t *testing.T) {
-	for text, want := range map[string]int64{"max": noLimit, "1": 1, "9223372036854771712": 9223372036854771712, "18446744073709551615": noLimit, "0": 0, "": 0, "-1": 0, "1k": 0, "99999999999999999999": 0} {
+	for text, want := range map[string]int64{"max": noLimit, "1": 1, "9223372036854771712": noLimit, "9223372036854710272": noLimit, "4611686018427387903": 4611686018427387903, "18446744073709551615": noLimit, "0": 0, "": 0, "-1": 0, "1k": 0, "99999999999999999999": 0} {
 		if got, err := parseLimit(text); got != want || (err == nil) != (want > 0) {
 			t.Errorf("parseLimit(%q) = %d, %v; want %d", text, got, err, want)
 		}
@@ -139,7 +139,7 @@ func TestBusAddress(t *testing.T) {
 }
 
 func TestParseLinkSpeed(t *testing.T) {
-	for text, want := range map[string]int{"2.5 GT/s PCIe": 1, "5 GT/s": 2, "5.0 GT/s PCIe": 2, "8.0 GT/s PCIe": 3, "16.0 GT/s PCIe": 4, "32.0 GT/s PCIe": 5, "64.0 GT/s PCIe": 6, "Unknown": 0, "": 0} {
+	for text, want := range map[string]int{"2.5 GT/s PCIe": 1, "5 GT/s": 2, "5.0 GT/s PCIe": 2, "8.0 GT/s PCIe": 3, "16.0 GT/s PCIe": 4, "32.0 GT/s PCIe": 5, "64.0 GT/s PCIe": 6, "128.0 GT/s PCIe": 7, "Unknown": 0, "": 0} {
 		if got := parseLinkSpeed(text); got != want {
 			t.Errorf("parseLinkSpeed(%q) = %d, want %d", text, got, want)
 		}

@@ -155,23 +155,29 @@ func overPCI(a, b device) Path {
 	return PXB
 }
 
-// linksBetween counts the NVLinks from a to b: those that end at the other, and
-// those of both to the same switches.
+// linksBetween counts the NVLinks between a and b: those that end at the other, as the end says that knows of
+// more, and those of both to the same switches.
 func linksBetween(a, b device) int {
-	direct, switched := 0, 0
+	switched := 0
 	for _, l := range a.links {
-		switch {
-		case !l.Switch && l.Remote != "" && l.Remote == b.address:
-			direct += l.Count
-		case l.Switch:
-			for _, other := range b.links {
-				if other.Switch && other.Remote == l.Remote {
-					switched += min(l.Count, other.Count)
-				}
+		for _, other := range b.links {
+			if l.Switch && other.Switch && other.Remote == l.Remote {
+				switched += min(l.Count, other.Count)
 			}
 		}
 	}
-	return direct + switched
+	return max(linksTo(a, b), linksTo(b, a)) + switched
+}
+
+// linksTo counts the NVLinks that a says end at b.
+func linksTo(a, b device) int {
+	n := 0
+	for _, l := range a.links {
+		if !l.Switch && l.Remote != "" && l.Remote == b.address {
+			n += l.Count
+		}
+	}
+	return n
 }
 
 // busPath returns the way from the host bridge to the device whose directory is

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -161,10 +162,51 @@ func TestNICAddresses(t *testing.T) {
 	}
 }
 
+// TestStackedInterfaces: where a card is bonded, or has VLANs, what is made of its interface has the addresses.
+func TestStackedInterfaces(t *testing.T) {
+	const net = "sys/devices/virtual/net/"
+	link := func(lower, upper string) string {
+		if lower == "ib0" {
+			return "-- sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/net/ib0/upper_" + upper + " -> ../../../../../virtual/net/" + upper + " --\n"
+		}
+		return "-- " + net + lower + "/upper_" + upper + " -> ../" + upper + " --\n"
+	}
+	iface := func(name string) string { return "-- " + net + name + "/mtu --\n1500\n" }
+	addresses := func(name string) (all []netip.Addr, err error) {
+		if a, ok := map[string]string{"bond0": "10.0.0.1", "bond0.7": "10.7.0.1", "ib0.9": "10.9.0.1", "other": "10.8.0.1"}[name]; ok {
+			all = append(all, netip.MustParseAddr(a))
+		}
+		return all, nil
+	}
+	for name, c := range map[string]struct {
+		files, ifaces, addresses, warns string
+	}{
+		"a VLAN":                   {files: link("ib0", "ib0.9") + iface("ib0.9"), ifaces: "ib0 ib0.9", addresses: "10.9.0.1"},
+		"a bond":                   {files: link("ib0", "bond0") + iface("bond0") + iface("other"), ifaces: "ib0 bond0", addresses: "10.0.0.1"},
+		"VLANs of a bond":          {files: link("ib0", "bond0") + link("bond0", "bond0.7") + iface("bond0.7"), ifaces: "ib0 bond0 bond0.7", addresses: "10.0.0.1 10.7.0.1"},
+		"a ring":                   {files: link("ib0", "bond0") + link("bond0", "x") + link("x", "bond0") + iface("x"), ifaces: "ib0 bond0 x", addresses: "10.0.0.1"},
+		"a bond that is not there": {files: link("ib0", "bond0"), ifaces: "ib0", warns: "upper_bond0: an interface that is not there"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := discover(t, topology.Options{Root: tree(t, nicTree("4: ACTIVE", "Ethernet")+c.files), Addresses: addresses})
+			port := top.NICs[0].Ports[0]
+			if strings.Join(port.Interfaces, " ") != c.ifaces || strings.Join(port.Addresses, " ") != c.addresses {
+				t.Errorf("got %+v", port)
+			}
+			if want := c.addresses != ""; (top.NICs[0].Level() == topology.NICAddressed) != want {
+				t.Errorf("level %d", top.NICs[0].Level())
+			}
+			if all := strings.Join(top.Warnings, "\n"); !strings.Contains(all, c.warns) || c.warns == "" && all != "" {
+				t.Errorf("warnings %q", top.Warnings)
+			}
+		})
+	}
+}
+
 func TestVisibleDevices(t *testing.T) {
 	root := unpack(t, "dgx-a100")
 	for value, want := range map[string]string{
-		"": "", "-1": "", " ": "", "0": "0", "2,0": "2 0", " 7 , 6 ": "7 6", "1,-1,0": "1", "0,1,2,3,4,5,6,7": "0 1 2 3 4 5 6 7",
+		"": "", "-1": "", " ": "", "NoDevFiles": "", "0": "0", "2,0": "2 0", " 7 , 6 ": "7 6", "1,-1,0": "1", "0,1,2,3,4,5,6,7": "0 1 2 3 4 5 6 7",
 		"8": "error", "0,8": "error", "0,0": "error", "x": "error", "0,x": "error", "0,": "error", ",": "error", "-2": "error", "0x1": "error", "1.0": "error", "99999999999999999999": "error", "all": "error",
 		"GPU-0": "0 1 2 3 4 5 6 7", // of which the bus knows nothing
 	} {
@@ -201,14 +243,54 @@ func TestVisibleDevices(t *testing.T) {
 	if top := discover(t, topology.Options{Root: root}); len(top.GPUs) != 8 {
 		t.Errorf("%d GPUs are seen", len(top.GPUs))
 	}
-	if _, err := topology.Discover(t.Context(), topology.Options{}); !errors.Is(err, topology.ErrVisibleDevices) {
-		t.Errorf("this machine: %v", err)
+	for _, root := range []string{"", "/", "//", "/proc/.."} {
+		if _, err := topology.Discover(t.Context(), topology.Options{Root: root}); !errors.Is(err, topology.ErrVisibleDevices) {
+			t.Errorf("this machine, as %q: %v", root, err)
+		}
+	}
+}
+
+// busGPU is an NVIDIA GPU on the PCI bus that a driver has.
+func busGPU(address, driver string) string {
+	dir := "sys/devices/pci0000:00/" + address
+	return fmt.Sprintf("-- sys/bus/pci/devices/%s -> ../../../devices/pci0000:00/%[1]s --\n-- %[2]s/vendor --\n0x10de\n-- %[2]s/class --\n0x030200\n-- %[2]s/device --\n0x2330\n", address, dir) +
+		fmt.Sprintf("-- %s/driver -> ../../../bus/pci/drivers/%s --\n-- sys/bus/pci/drivers/%[2]s/bind-%[3]s --\n", dir, driver, address)
+}
+
+// NVIDIA's driver does not count GPUs that are given to virtual machines, and CUDA neither.
+func TestForeignGPUsAreNotCounted(t *testing.T) {
+	root := tree(t, base+busGPU("0000:00:01.0", "vfio-pci")+busGPU("10000:00:02.0", "nvidia")+busGPU("2000:00:03.0", "nvidia")+busGPU("0000:00:04.0", "nouveau"))
+	for value, want := range map[string]string{
+		"unset": "0=2000:00:03.0 1=10000:00:02.0 2=0000:00:01.0 3=0000:00:04.0",
+		"0":     "0=2000:00:03.0", "1,0": "1=10000:00:02.0 0=2000:00:03.0", "2": "error",
+	} {
+		o := topology.Options{Root: root, LookupEnv: env(value)}
+		if value == "unset" {
+			o.LookupEnv = nil
+		}
+		top, err := topology.Discover(t.Context(), o)
+		got := "error"
+		if err == nil {
+			got = ""
+			for _, g := range top.GPUs {
+				got += fmt.Sprintf(" %d=%s", g.Index, g.PCIAddress)
+			}
+		}
+		if strings.TrimSpace(got) != want || err != nil && !strings.Contains(err.Error(), "there are 2") {
+			t.Errorf("%s: %q, %v; want %q", value, got, err, want)
+		}
+	}
+	// With none of NVIDIA's driver it is as if there was no GPU.
+	top, err := topology.Discover(t.Context(), topology.Options{Root: tree(t, base+busGPU("0000:00:01.0", "vfio-pci")), LookupEnv: env("0")})
+	if err != nil || len(top.GPUs) != 0 || top.Limits.HiddenGPUs != 1 || !strings.Contains(strings.Join(top.Warnings, "\n"), "none that is known") {
+		t.Errorf("got %+v, %v", top, err)
 	}
 }
 
 // CUDA does not count GPUs that differ as the driver does, unless it is told to.
 func TestVisibleOrder(t *testing.T) {
-	root := unpack(t, "server") // has two kinds
+	two := busGPU("0000:00:01.0", "nvidia") + strings.Replace(busGPU("0000:00:02.0", "nvidia"), "0x2330", "0x1db6", 1)
+	root := tree(t, base+two)
 	top := discover(t, topology.Options{Root: root, LookupEnv: env("1")})
 	if !strings.Contains(strings.Join(top.Warnings, "\n"), "CUDA_DEVICE_ORDER") {
 		t.Errorf("warnings %q", top.Warnings)
@@ -216,7 +298,7 @@ func TestVisibleOrder(t *testing.T) {
 	top = discover(t, topology.Options{Root: root, LookupEnv: func(name string) (string, bool) {
 		return map[string]string{"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}[name], true
 	}})
-	if strings.Contains(strings.Join(top.Warnings, "\n"), "CUDA_DEVICE_ORDER") || top.GPUs[0].PCIAddress != "0000:9a:00.0" {
+	if strings.Contains(strings.Join(top.Warnings, "\n"), "CUDA_DEVICE_ORDER") || top.GPUs[0].PCIAddress != "0000:00:02.0" {
 		t.Errorf("got %+v, warnings %q", top.GPUs, top.Warnings)
 	}
 }
@@ -304,6 +386,9 @@ func damage(t *testing.T, rng *rand.Rand, root string) {
 		return err
 	}); err != nil {
 		t.Fatal(err)
+	}
+	if len(paths) == 0 {
+		return // all is gone
 	}
 	garbage := []string{"", "\x00\xff", "-1", "18446744073709551616", "0-4294967295", "4:", strings.Repeat("x", 5000), "0x10de", "../..", "0:0 0:0\n- - -\n"}
 	for range 1 + rng.IntN(1+len(paths)/50) {

@@ -55,14 +55,17 @@ type GPUSource interface {
 // Topology is what a machine has. The slices are never nil, so that they are
 // marshalled as lists.
 type Topology struct {
-	CPU      CPU      `json:"cpu"`
-	Memory   Memory   `json:"memory"`
-	Nodes    []Node   `json:"nodes"` // by ID; at least one
-	GPUs     []GPU    `json:"gpus"`  // that this process sees, in CUDA's order: see Limits.VisibleDevices
-	NICs     []NIC    `json:"nics"`  // by name
-	Disks    []Disk   `json:"disks"` // by name
-	Limits   Limits   `json:"limits"`
-	Warnings []string `json:"warnings"` // each once; at most maxWarnings and a last one that counts the rest
+	CPU    CPU    `json:"cpu"`
+	Memory Memory `json:"memory"`
+	Nodes  []Node `json:"nodes"` // by ID; at least one
+	GPUs   []GPU  `json:"gpus"`  // that this process sees, in CUDA's order: see Limits.VisibleDevices
+	NICs   []NIC  `json:"nics"`  // by name
+	Disks  []Disk `json:"disks"` // by name
+	// OtherMounts are directories that hold files and are on none of Disks: in memory (tmpfs), over a network,
+	// overlays. They are in the kernel's order.
+	OtherMounts []Mount  `json:"other_mounts"`
+	Limits      Limits   `json:"limits"`
+	Warnings    []string `json:"warnings"` // each once; at most maxWarnings and a last one that counts the rest
 }
 
 // CPU is what is known of the processors.
@@ -110,6 +113,7 @@ type GPU struct {
 	PCIeGeneration int      `json:"pcie_generation"` // that it can do; 0: not known
 	PCIeWidth      int      `json:"pcie_width"`      // lanes in use; 0: not known
 	Links          []Link   `json:"links"`           // NVLinks in use, by remote end
+	OwnNodes       Set      `json:"own_nodes"`       // the nodes whose memory is the GPU's own (Grace Hopper); empty: none
 	// MemoryNode is the node whose memory is nearest of those that this process may
 	// take: what a host buffer for the GPU should be bound to. Unknown: none in particular.
 	MemoryNode int           `json:"memory_node"`
@@ -149,7 +153,7 @@ type Port struct {
 	State      string   `json:"state"`      // the kernel's word: ACTIVE, DOWN, INIT, ARMED; empty: not known
 	LinkLayer  string   `json:"link_layer"` // InfiniBand or Ethernet; empty: not known
 	Rate       string   `json:"rate"`       // the kernel's words: 200 Gb/sec (4X HDR)
-	Interfaces []string `json:"interfaces"` // its network interfaces, as ib0
+	Interfaces []string `json:"interfaces"` // its network interfaces, as ib0, and bonds and VLANs on them
 	Addresses  []string `json:"addresses"`  // their IP addresses, but for those of the link alone
 }
 
@@ -228,7 +232,7 @@ type Limits struct {
 	CPUSource string `json:"cpu_source"` // the file that said so
 
 	CPUQuota    float64 `json:"cpu_quota"`    // CPUs by cgroup quota, not rounded; 0: none
-	MemoryNodes Set     `json:"memory_nodes"` // nodes whose memory may be taken; empty: not known
+	MemoryNodes Set     `json:"memory_nodes"` // nodes whose memory may be taken, but for GPUs' own; empty: not known
 
 	// VisibleDevices is CUDA_VISIBLE_DEVICES: Topology.GPUs has what it names, in its order, and
 	// HiddenGPUs is how many others there are. Where it is not set, GPUs are in the driver's
@@ -259,11 +263,11 @@ func Discover(ctx context.Context, o Options) (*Topology, error) {
 	top.Nodes = t.nodes(top.CPU, top.Memory)
 	t.compare(top.Nodes, top.Memory)
 	where := newPlacing(top.Nodes)
-	gpus, fromDriver := t.gpus(where, o.GPUs)
+	gpus := t.gpus(where, o.GPUs)
 	top.NICs = t.nics(where, o.Addresses)
-	top.Disks = t.disks(where)
-	top.Limits = t.limits(top, affinity, groups)
-	if err := t.visible(top, gpus, fromDriver, o.LookupEnv); err != nil {
+	top.Disks, top.OtherMounts = t.disks(where)
+	top.Limits = t.limits(top, gpus.ownNodes(), affinity, groups)
+	if err := t.visible(top, gpus, o.LookupEnv); err != nil {
 		return nil, err
 	}
 	top.Warnings = t.warnings()
@@ -322,25 +326,37 @@ func (t *Topology) MemoryNode(node int) int {
 
 // NodeOfDir returns the NUMA node of the disks that a directory is on, as far as the
 // mounts tell: Unknown if they are on several nodes, or the directory is on none of
-// Disks. It must be absolute; links in it are not followed: DiskOf does.
+// Disks (see OtherMounts). It must be absolute; links in it are not followed: DiskOf does.
 func (t *Topology) NodeOfDir(dir string) int {
 	dir = path.Clean(dir)
 	var on []Disk
 	best := -1
 	for _, d := range t.Disks {
 		for _, m := range d.Mounts {
-			point := strings.TrimSuffix(m.Point, "/")
-			rest, below := strings.CutPrefix(dir, point)
-			if !below || rest != "" && rest[0] != '/' || len(point) < best {
+			depth, below := m.holds(dir)
+			if !below || depth < best {
 				continue
 			}
-			if len(point) > best {
-				best, on = len(point), nil
+			if depth > best {
+				best, on = depth, nil
 			}
 			on = append(on, d)
 		}
 	}
+	for _, m := range t.OtherMounts {
+		if depth, below := m.holds(dir); below && depth >= best {
+			return Unknown // it hides what is mounted above it
+		}
+	}
 	return commonNode(on)
+}
+
+// holds says whether dir is at or below the mount, as far as names tell, and how long the mount's own name is: the
+// longest is the one that dir is on.
+func (m Mount) holds(dir string) (depth int, ok bool) {
+	point := strings.TrimSuffix(m.Point, "/")
+	rest, below := strings.CutPrefix(dir, point)
+	return len(point), below && (rest == "" || rest[0] == '/')
 }
 
 // NICsAt returns the NICs that meet a level, by name, as a new list.

@@ -129,7 +129,8 @@ func TestMachines(t *testing.T) {
 			cpuCount: 48, memoryNodes: "0-1", cgroup: 2, warnings: 1},
 		"pod": {nodes: "0:0-7 1:8-15", cpus: "8-15", disks: "nvme0n1 nvme 1",
 			memory: 8 * gib, memorySource: "/sys/fs/cgroup/memory.max", cpuCount: 3, memoryNodes: "1", cgroup: 2},
-		"cgroup-v1": {nodes: "0:0-3", cpus: "0-3", disks: "nvme0n1 nvme 0",
+		"cgroup-v1": {nodes: "0:0-3", cpus: "0-3", disks: "nvme0n1 virtual 0", // over a network
+
 			memory: 6 * gib, memorySource: "/sys/fs/cgroup/memory/memory.stat", cpuCount: 2, memoryNodes: "0", cgroup: 1},
 	} {
 		t.Run(machine, func(t *testing.T) {
@@ -418,6 +419,39 @@ func TestLookups(t *testing.T) {
 	}
 }
 
+// TestNodeOfDir: what is mounted over a disk's directory, be it memory, hides the disk.
+func TestNodeOfDir(t *testing.T) {
+	root := tree(t, strings.Replace(base, "-- sys/block/ --\n", "", 1)+`-- proc/self/cgroup --
+-- sys/block/sda -> ../devices/sda --
+-- sys/dev/block/8:1 -> ../../devices/sda --
+-- sys/devices/sda/size --
+8
+-- sys/devices/sda/queue/rotational --
+0
+-- etc/hosts --
+-- proc/self/mountinfo --
+1 0 8:1 / / rw - ext4 /dev/sda rw
+2 1 0:21 / /proc rw - proc proc rw
+3 1 0:22 / /tmp rw - tmpfs tmpfs rw
+4 1 0:23 / /mnt/nfs rw - nfs4 host:/x rw
+5 4 8:1 / /mnt/nfs/disk rw - ext4 /dev/sda rw
+6 1 8:1 /h /etc/hosts rw - ext4 /dev/sda rw
+`)
+	top := discover(t, topology.Options{Root: root})
+	for dir, want := range map[string]int{"/": 0, "/tmpdir": 0, "/tmp": -1, "/tmp/x": -1, "/mnt": 0, "/mnt/nfs": -1, "/mnt/nfs/x": -1, "/mnt/nfs/disk/x": 0, "/proc": 0} {
+		if got := top.NodeOfDir(dir); got != want {
+			t.Errorf("%s is on node %d, want %d", dir, got, want)
+		}
+	}
+	if n := len(top.OtherMounts); n != 2 {
+		t.Errorf("other mounts %+v", top.OtherMounts)
+	}
+	l, err := topology.DiskOf(t.Context(), "/", topology.Options{Root: root})
+	if err != nil || len(l.Disks) != 1 || len(l.Disks[0].Mounts) != 2 || len(top.Disks[0].Mounts) != 2 {
+		t.Errorf("got %+v, %v; %+v", l, err, top.Disks)
+	}
+}
+
 type gpuSource func(context.Context) ([]topology.GPU, error)
 
 func (f gpuSource) GPUs(ctx context.Context) ([]topology.GPU, error) { return f(ctx) }
@@ -433,12 +467,12 @@ func TestGPUSource(t *testing.T) {
 	top := discover(t, topology.Options{Root: root, GPUs: source})
 	want := []topology.GPU{
 		{Index: 0, Name: "H100[0m", UUID: "GPU-1", PCIAddress: "0000:9a:00.0", DeviceID: "10de:2330", Driver: "nvidia", Node: 1, MemoryNode: 1,
-			Bus: []string{"pci0000:97", "0000:97:01.0", "0000:98:00.0", "0000:99:00.0", "0000:9a:00.0"}, Links: []topology.Link{}, MIG: []topology.MIGInstance{},
+			Bus: []string{"pci0000:97", "0000:97:01.0", "0000:98:00.0", "0000:99:00.0", "0000:9a:00.0"}, Links: []topology.Link{}, OwnNodes: topology.Set{}, MIG: []topology.MIGInstance{},
 			CPUs: top.Nodes[1].CPUs, MemoryBytes: 80 << 30, FreeBytes: 79 << 30, PCIeGeneration: 5, PCIeWidth: 16},
 		{Index: 1, PCIAddress: "0000:18:00.0", DeviceID: "10de:2330", Driver: "nvidia", Node: 0,
-			Bus: []string{"pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0"}, Links: []topology.Link{}, MIG: []topology.MIGInstance{},
+			Bus: []string{"pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0"}, Links: []topology.Link{}, OwnNodes: topology.Set{}, MIG: []topology.MIGInstance{},
 			CPUs: topology.Set{1}, MemoryBytes: 1, FreeBytes: 1, PCIeGeneration: 5, PCIeWidth: 8},
-		{Index: 2, Node: topology.Unknown, MemoryNode: topology.Unknown, CPUs: topology.Set{}, Bus: []string{}, Links: []topology.Link{}, MIG: []topology.MIGInstance{}},
+		{Index: 2, Node: topology.Unknown, MemoryNode: topology.Unknown, CPUs: topology.Set{}, Bus: []string{}, Links: []topology.Link{}, OwnNodes: topology.Set{}, MIG: []topology.MIGInstance{}},
 	}
 	if !reflect.DeepEqual(top.GPUs, want) {
 		t.Errorf("got  %+v\nwant %+v", top.GPUs, want)

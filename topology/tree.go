@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,6 +36,8 @@ const (
 	maxWarnings  = 200      // a broken tree has thousands of reasons for one
 	maxFileBytes = 16 << 20 // of one file; mountinfo of a busy host is the longest
 	maxNameBytes = 256      // of what a device says of itself
+	maxLineBytes = 1024     // of a warning: names may be as long as their makers like
+	maxPathBytes = 4096     // of a path in a file; the kernel's PATH_MAX
 )
 
 // tree reads below one root and collects what went wrong. It is made for one
@@ -50,12 +53,14 @@ type tree struct {
 	mounted  []mount // what mounts returned, once it did
 	hasMount bool
 	below    map[string][]string // what disksBelow returned, by block device
+	followed map[string]bool     // the mounts that disksOf knows: whether it is at them
 }
 
 var (
 	errNotRegular = errors.New("not a regular file")
 	errTooLong    = fmt.Errorf("longer than %d MiB", maxFileBytes>>20)
 	errLoop       = errors.New("too many links")
+	errLongPath   = fmt.Errorf("a path longer than %d bytes", maxPathBytes)
 )
 
 func openTree(ctx context.Context, root string) (*tree, error) {
@@ -65,6 +70,7 @@ func openTree(ctx context.Context, root string) (*tree, error) {
 	if root == "" {
 		root = "/"
 	}
+	root = filepath.Clean(root) // "//" is this machine, too
 	if info, err := os.Stat(root); err != nil {
 		return nil, fmt.Errorf("topology: root: %w", err)
 	} else if !info.IsDir() {
@@ -74,7 +80,7 @@ func openTree(ctx context.Context, root string) (*tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("topology: root: %w", err)
 	}
-	return &tree{ctx: ctx, root: r, live: root == "/", below: map[string][]string{}}, nil
+	return &tree{ctx: ctx, root: r, live: root == "/", below: map[string][]string{}, followed: map[string]bool{}}, nil
 }
 
 func (t *tree) close() { _ = t.root.Close() } // only ever read from
@@ -85,6 +91,9 @@ func (t *tree) warnf(p, format string, args ...any) {
 		return // what follows is the fault of the context, which is the error
 	}
 	line := printable(p + ": " + fmt.Sprintf(format, args...))
+	if len(line) > maxLineBytes {
+		line = strings.ToValidUTF8(line[:maxLineBytes], "") + "…"
+	}
 	switch {
 	case slices.Contains(t.warned, line):
 	case len(t.warned) == maxWarnings:
@@ -161,6 +170,9 @@ func (t *tree) need(p string) (string, bool) {
 func (t *tree) want(p string) (string, bool) {
 	text, err := t.read(p)
 	if missing(err) {
+		if _, err := t.root.Lstat(rel(p)); err == nil {
+			t.warnf(p, "a link to what is not there")
+		}
 		return "", false
 	}
 	if err != nil {
@@ -182,6 +194,20 @@ func (t *tree) number(p string) (int64, bool) {
 		return 0, false
 	}
 	return n, true
+}
+
+// id returns the number of so many hexadecimal digits in p, such as 0x10de; a missing file, or one that holds no such
+// number, is a warning.
+func (t *tree) id(p string, digits int) (string, bool) {
+	text, ok := t.need(p)
+	if !ok {
+		return "", false
+	}
+	if hex, is := strings.CutPrefix(text, "0x"); !is || len(hex) != digits || strings.Trim(hex, "0123456789abcdef") != "" {
+		t.warnf(p, "%s is not a number of %d hexadecimal digits", quote(text), digits)
+		return "", false
+	}
+	return text, true
 }
 
 // set returns the list in p; a missing file is no warning.
@@ -224,6 +250,9 @@ func (t *tree) list(p string) (names []string, ok bool) {
 // of the path is taken as it is, and the error matches fs.ErrNotExist.
 func (t *tree) resolve(p string) (string, error) {
 	const maxLinks = 40 // as the kernel's own limit
+	if len(p) > maxPathBytes {
+		return "", errLongPath // following one of a million names takes as long as all of them together
+	}
 	done, todo := "/", path.Clean("/"+p)
 	var absent error
 	for links := 0; ; {

@@ -15,6 +15,10 @@ const (
 	deviceOrder    = "CUDA_DEVICE_ORDER"
 )
 
+// noDevices is what Slurm sets visibleDevices to for jobs without GPUs: a word that CUDA does not know, so that
+// it shows none.
+const noDevices = "NoDevFiles"
+
 // ErrVisibleDevices is what a VisibleDevicesError matches.
 var ErrVisibleDevices = errors.New("CUDA_VISIBLE_DEVICES makes no sense")
 
@@ -33,7 +37,8 @@ func (e *VisibleDevicesError) Error() string {
 func (e *VisibleDevicesError) Is(target error) bool { return target == ErrVisibleDevices }
 
 // visible puts those GPUs into top that this process sees.
-func (t *tree) visible(top *Topology, gpus []GPU, fromDriver bool, lookup func(string) (string, bool)) error {
+func (t *tree) visible(top *Topology, listed listing, lookup func(string) (string, bool)) error {
+	gpus := listed.gpus
 	for i := range gpus {
 		gpus[i].MemoryNode = top.MemoryNode(gpus[i].Node)
 	}
@@ -49,7 +54,7 @@ func (t *tree) visible(top *Topology, gpus []GPU, fromDriver bool, lookup func(s
 		return nil
 	}
 	order, _ := lookup(deviceOrder)
-	c := choice{value: value, gpus: gpus, fromDriver: fromDriver, byBus: order == "PCI_BUS_ID"}
+	c := choice{listing: listed, value: value, byBus: order == "PCI_BUS_ID"}
 	seen, err := c.choose()
 	if err != nil {
 		return err
@@ -69,22 +74,36 @@ func (t *tree) visible(top *Topology, gpus []GPU, fromDriver bool, lookup func(s
 
 // choice is a value of CUDA_VISIBLE_DEVICES, and what it chooses from.
 type choice struct {
-	value      string
-	gpus       []GPU
-	fromDriver bool // UUIDs and MIG instances are known
-	byBus      bool // CUDA counts by PCI address, as the driver does
-	warned     []string
+	listing
+	value  string
+	byBus  bool // CUDA counts by PCI address, as the driver does
+	warned []string
 }
 
 func (c *choice) wrong(entry, reason string) error {
 	return &VisibleDevicesError{Value: c.value, Entry: entry, Reason: reason}
 }
 
+// unknown is for an entry that names nothing that is listed. That is wrong if all is listed; else it may name
+// what could not be asked.
+func (c *choice) unknown(entry, reason string, all bool) error {
+	if all {
+		return c.wrong(entry, reason)
+	}
+	c.warned = append(c.warned, fmt.Sprintf("%s %s, but not all could be asked: it is left out", quote(entry), reason))
+	return nil
+}
+
+// named says whether the UUIDs of all GPUs are known.
+func (c *choice) named() bool {
+	return !c.partial && !slices.ContainsFunc(c.gpus, func(g GPU) bool { return g.UUID == "" })
+}
+
 // choose returns the GPUs in the order of the value. An empty one hides all, and so
 // does -1 what is behind it: CUDA's own documentation uses it for that.
 func (c *choice) choose() ([]GPU, error) {
 	seen := []GPU{}
-	if strings.TrimSpace(c.value) == "" {
+	if v := strings.TrimSpace(c.value); v == "" || v == noDevices {
 		return seen, nil
 	}
 	names := map[string]bool{}
@@ -125,7 +144,7 @@ func (c *choice) find(entry string) (g *GPU, known bool, err error) {
 	switch {
 	case !isIndex(entry) && !isGPU && !isMIG:
 		return nil, false, c.wrong(entry, "is neither an index, nor a UUID (GPU-…), nor a MIG instance (MIG-…)")
-	case len(c.gpus) == 0:
+	case !slices.ContainsFunc(c.gpus, func(g GPU) bool { return foreign(g) == 0 }):
 		c.warned = append(c.warned, fmt.Sprintf("%s names a GPU, and the machine has none that is known", quote(entry)))
 		return nil, true, nil
 	case isIndex(entry):
@@ -143,15 +162,16 @@ func (c *choice) find(entry string) (g *GPU, known bool, err error) {
 }
 
 func (c *choice) byIndex(entry string) (*GPU, error) {
+	countable := slices.DeleteFunc(slices.Clone(c.gpus), func(g GPU) bool { return foreign(g) != 0 })
 	i, err := strconv.Atoi(entry)
-	if err != nil || i >= len(c.gpus) {
-		return nil, c.wrong(entry, fmt.Sprintf("is no GPU's index: there are %d", len(c.gpus)))
+	at := slices.IndexFunc(countable, func(g GPU) bool { return g.Index == i })
+	if err != nil || at < 0 {
+		return nil, c.unknown(entry, fmt.Sprintf("is no GPU's index: there are %d", len(countable)), !c.partial)
 	}
-	if !c.byBus && slices.ContainsFunc(c.gpus, func(g GPU) bool { return g.Name != c.gpus[0].Name || g.DeviceID != c.gpus[0].DeviceID }) {
+	if !c.byBus && slices.ContainsFunc(countable, func(g GPU) bool { return g.Name != countable[0].Name || g.DeviceID != countable[0].DeviceID }) {
 		c.warned = append(c.warned, "the GPUs differ, and CUDA counts the fastest first: set CUDA_DEVICE_ORDER=PCI_BUS_ID to have it count as is done here")
 	}
-	g := c.gpus[i]
-	return &g, nil
+	return &countable[at], nil
 }
 
 func (c *choice) byUUID(entry string) (*GPU, error) {
@@ -164,8 +184,11 @@ func (c *choice) byUUID(entry string) (*GPU, error) {
 			found = &g
 		}
 	}
-	if found == nil || entry == "GPU-" {
+	switch {
+	case entry == "GPU-":
 		return nil, c.wrong(entry, "is no GPU's UUID")
+	case found == nil:
+		return nil, c.unknown(entry, "is no GPU's UUID", c.named())
 	}
 	return found, nil
 }
@@ -188,8 +211,11 @@ func (c *choice) byInstance(entry string) (*GPU, error) {
 			found = &part
 		}
 	}
-	if found == nil || entry == "MIG-" {
+	switch {
+	case entry == "MIG-":
 		return nil, c.wrong(entry, "is no MIG instance")
+	case found == nil:
+		return nil, c.unknown(entry, "is no MIG instance", c.named())
 	}
 	return found, nil
 }

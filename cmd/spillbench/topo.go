@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -33,8 +34,8 @@ them this process may use.`,
 }
 
 func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr io.Writer) (err error) {
-	if root != "" && !isDir(root) {
-		return fail.Usagef("--root %s is no directory (name one that holds proc and sys)", root)
+	if root != "" && !isDir(filepath.Join(root, "proc")) && !isDir(filepath.Join(root, "sys")) {
+		return fail.Usagef("--root %s holds neither proc nor sys (name a directory that does)", root)
 	}
 	out, err := flags.open(stdout, stderr)
 	if err != nil {
@@ -50,7 +51,7 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 	if root == "" {
 		env.ProbeDisk(os.TempDir()) // where run spills if it is told nothing
 	} else {
-		env.Kernel = "" // the recorded machine's is not known
+		env.Kernel, env.Cores = "", top.Limits.CPUs // not this machine's if the recorded one's are not known
 	}
 	doc := &report.Topo{Header: report.NewHeader("topo", env, nil), Topology: top, Paths: top.Matrix()}
 	return errors.Join(out.write(doc), out.print(doc.Print))

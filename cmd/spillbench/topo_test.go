@@ -55,6 +55,26 @@ func TestTopoRoot(t *testing.T) {
 	}
 }
 
+// TestTopoOfNoMachine: a directory that holds no machine is wrong use, and of one that tells little nothing is told that
+// is this machine's.
+func TestTopoOfNoMachine(t *testing.T) {
+	root := t.TempDir()
+	for _, dir := range []string{root, filepath.Join(root, "missing")} {
+		r := command(t, t.Context(), "topo", "--root", dir)
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--root "+dir) || r.stdout != "" {
+			t.Errorf("status %d, %q, %q", r.status, r.stderr, r.stdout)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(root, "sys"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var doc report.Topo
+	decode(t, succeed(t, "topo", "--root", root, "--json=-").stdout, &doc)
+	if e := doc.Env; e.Cores != 0 || e.Memory != 0 || e.CPU != "" || e.GPU != "sim" || len(doc.Topology.Warnings) == 0 {
+		t.Errorf("got %+v", doc)
+	}
+}
+
 // TestTopoTellsDiskAsRunDoes: the same directory is the same disk to both.
 func TestTopoTellsDiskAsRunDoes(t *testing.T) {
 	var told report.Topo

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -20,13 +21,14 @@ import (
 )
 
 // MachineEnv describes the machine without an engine: the GPU is the first of
-// the topology, or none.
+// the topology, by its PCI number if its name is not known, or what an engine has where there is none.
 func MachineEnv(ctx context.Context, t *topology.Topology) Env {
 	e := Env{
 		CPU:    t.CPU.Model,
 		Cores:  t.Limits.CPUs,
 		Memory: t.Limits.MemoryBytes,
 		Kernel: kernel(),
+		GPU:    simulated,
 		Commit: commit(ctx),
 	}
 	if e.Cores == 0 {
@@ -34,10 +36,13 @@ func MachineEnv(ctx context.Context, t *topology.Topology) Env {
 	}
 	if len(t.GPUs) > 0 {
 		g := t.GPUs[0]
-		e.GPU, e.Driver, e.PCIeLink = g.Name, g.Driver, link(g)
+		e.GPU, e.Driver, e.PCIeLink = cmp.Or(g.Name, g.DeviceID), g.Driver, link(g)
 	}
 	return e
 }
+
+// simulated is the name of the simulated GPU.
+const simulated = "sim"
 
 // EngineEnv describes the machine as eng uses it.
 func EngineEnv(ctx context.Context, t *topology.Topology, eng *spillway.Engine) Env {
@@ -80,7 +85,7 @@ func (e *Env) ProbeDisk(dir string) {
 // gpu names a device; a simulated one is never named like a real one.
 func gpu(t *topology.Topology, d tier.DeviceInfo) (name, driver, pcie string) {
 	if d.Backend == "sim" {
-		return "sim", "", ""
+		return simulated, "", ""
 	}
 	for _, g := range t.GPUs {
 		if gpuid.SameAddress(g.PCIAddress, d.PCI) {

@@ -129,7 +129,11 @@ func TestMachineEnv(t *testing.T) {
 	if e.CPU != "A CPU" || e.Cores != 6 || e.Memory != 1<<30 || e.GPU != "A GPU" || e.Driver != "nvidia" || e.PCIeLink != "PCIe 4 x16" || e.Kernel == "" {
 		t.Errorf("%+v", e)
 	}
-	if e := MachineEnv(t.Context(), new(topology.Topology)); e.Cores < 1 || e.GPU != "" || e.PCIeLink != "" {
+	top.GPUs[0].Name, top.GPUs[0].DeviceID = "", "10de:2330"
+	if e := MachineEnv(t.Context(), top); e.GPU != "10de:2330" {
+		t.Errorf("of a GPU without a name: %+v", e)
+	}
+	if e := MachineEnv(t.Context(), new(topology.Topology)); e.Cores < 1 || e.GPU != "sim" || e.PCIeLink != "" {
 		t.Errorf("of nothing: %+v", e)
 	}
 }

@@ -1,0 +1,92 @@
+package topology_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/topology"
+)
+
+// looks ends a context when it was asked more often than looking at a small machine needs: who follows
+// each way through a ring would be at it for years.
+type looks struct {
+	context.Context
+	left int
+}
+
+var errManyLooks = errors.New("looked too often")
+
+func (l *looks) Err() error {
+	if l.left--; l.left < 0 {
+		return errManyLooks
+	}
+	return nil
+}
+
+// TestRings: devices and file systems that stand on themselves, in many ways at once, are followed once.
+func TestRings(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(strings.Replace(base, "-- sys/block/ --\n", "", 1))
+	b.WriteString("-- proc/self/cgroup --\n-- sys/block/sda -> ../devices/sda --\n-- sys/class/block/sda -> ../../devices/sda --\n-- sys/devices/sda/size --\n8\n-- sys/devices/sda/queue/rotational --\n0\n")
+	b.WriteString("-- sys/dev/block/253:0 -> ../../devices/virtual/block/dm-0 --\n-- sys/dev/block/253:1 -> ../../devices/virtual/block/dm-1 --\n")
+	for i := range 20 { // dm-0 is on dm-0 by twenty names and on sda; dm-1 on loop devices whose files are on dm-1
+		fmt.Fprintf(&b, "-- sys/devices/virtual/block/dm-0/slaves/a%d -> ../../dm-0 --\n", i)
+		fmt.Fprintf(&b, "-- sys/devices/virtual/block/dm-1/slaves/loop%d -> ../../loop%d --\n", i, i)
+		fmt.Fprintf(&b, "-- sys/class/block/loop%d -> ../../devices/virtual/block/loop%d --\n", i, i)
+		fmt.Fprintf(&b, "-- sys/devices/virtual/block/loop%d/loop/backing_file --\n/ring/file%d\n", i, i)
+	}
+	b.WriteString("-- sys/devices/virtual/block/dm-0/slaves/sda -> ../../../../sda --\n-- ring/ --\n")
+	b.WriteString("-- proc/self/mountinfo --\n1 0 253:0 / / rw - ext4 /dev/dm-0 rw\n2 1 253:1 / /ring rw - ext4 /dev/dm-1 rw\n")
+	root := tree(t, b.String())
+	few := func() *looks { return &looks{t.Context(), 20_000} }
+
+	top, err := topology.Discover(few(), topology.Options{Root: root})
+	if err != nil || len(top.Disks) != 1 || len(top.Disks[0].Mounts) != 1 || !strings.Contains(strings.Join(top.Warnings, "\n"), "stacked on itself") {
+		t.Fatalf("got %+v, %v", top, err)
+	}
+	for dir, disks := range map[string]int{"/x": 1, "/ring": 0} {
+		l, err := topology.DiskOf(few(), dir, topology.Options{Root: root})
+		if err != nil || len(l.Disks) != disks || !strings.Contains(strings.Join(l.Warnings, "\n"), "stacked on itself") {
+			t.Errorf("%s: %+v, %v", dir, l, err)
+		}
+	}
+}
+
+// TestLarge: what is too long or too deep to be followed in a moment is told, and the rest is as it is.
+func TestLarge(t *testing.T) {
+	long := strings.Repeat("/a", 4000)
+	chain := strings.Replace(base, "-- sys/block/ --\n", "", 1) + "-- sys/block/sda/size --\n8\n-- sys/dev/block/253:0 -> ../../devices/virtual/block/dm-0 --\n-- proc/self/cgroup --\n"
+	for i := range 9 {
+		chain += fmt.Sprintf("-- sys/devices/virtual/block/dm-%d/slaves/x -> ../../dm-%d --\n", i, i+1)
+	}
+	chain += "-- sys/devices/virtual/block/dm-9/size --\n8\n-- proc/self/mountinfo --\n1 0 253:0 / / rw - ext4 x rw\n"
+	var addresses, routes strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&addresses, "|-- 10.1.%d.%d\n/32 host LOCAL\n", i/250, i%250)
+		fmt.Fprintf(&routes, "ib0 %02X%02X010A 00000000 0001 0 0 0 FFFFFFFF 0 0 0\n", i%250, i/250)
+	}
+	for name, c := range map[string]struct{ text, warns string }{
+		"cgroup":       {base + "-- proc/self/cgroup --\n0::" + long + "\n-- proc/self/mountinfo --\n1 0 0:1 / /cg rw - cgroup2 x rw\n-- cg/ --\n", "/proc/self/cgroup: a path longer"},
+		"backing file": {base + "-- proc/self/mountinfo --\n1 0 7:0 / / rw - ext4 /dev/loop0 rw\n-- sys/dev/block/7:0 -> ../../devices/virtual/block/loop0 --\n-- sys/class/block/loop0 -> ../../devices/virtual/block/loop0 --\n-- sys/devices/virtual/block/loop0/loop/backing_file --\n" + long + "\n", "…"},
+		"devices":      {chain, "more than 8 devices stacked"},
+		"addresses":    {nicTree("4: ACTIVE", "InfiniBand") + "-- proc/net/fib_trie --\n" + addresses.String() + "-- proc/net/route --\n" + routes.String(), "/proc/net/fib_trie: 5000 entries"},
+	} {
+		root := tree(t, c.text)
+		top := discover(t, topology.Options{Root: root})
+		l, err := topology.DiskOf(t.Context(), "/", topology.Options{Root: root})
+		if all := strings.Join(append(top.Warnings, l.Warnings...), "\n"); err != nil || !strings.Contains(all, c.warns) {
+			t.Errorf("%s: warnings %.600q, %v; want %q", name, all, err, c.warns)
+		}
+		for _, w := range append(top.Warnings, l.Warnings...) {
+			if len(w) > 1100 || strings.HasPrefix(w, ":") {
+				t.Errorf("%s: a warning of %d bytes: %.40q", name, len(w), w)
+			}
+		}
+		if top.Limits.MemoryBytes != 16*gib {
+			t.Errorf("%s: limits %+v", name, top.Limits)
+		}
+	}
+}
