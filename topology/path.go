@@ -214,8 +214,22 @@ func (t *tree) busOfAddress(address string) []string {
 	return bus
 }
 
+// legend is what the paths mean, in the order of nvidia-smi's.
+var legend = []struct {
+	is   func(Path) bool
+	text string
+}{
+	{func(p Path) bool { return p.NVLinks() > 0 }, "NV#: that many NVLinks"},
+	{func(p Path) bool { return p == PIX }, "PIX: one PCI switch"},
+	{func(p Path) bool { return p == PXB }, "PXB: several PCI switches"},
+	{func(p Path) bool { return p == PHB }, "PHB: one host bridge"},
+	{func(p Path) bool { return p == NODE }, "NODE: host bridges of one NUMA node"},
+	{func(p Path) bool { return p == SYS }, "SYS: two NUMA nodes, or not known"},
+	{func(p Path) bool { return p == UnknownPath }, "?: a device on no PCI bus that is known"},
+}
+
 // String prints the matrix as nvidia-smi topo -m does: a row and a column for
-// each device.
+// each device, and what the words in it mean.
 func (m Matrix) String() string {
 	var b strings.Builder
 	table(&b, "Paths", func(row func(...string)) {
@@ -228,5 +242,14 @@ func (m Matrix) String() string {
 			row(cells...)
 		}
 	})
+	var words []string
+	for _, l := range legend {
+		if slices.ContainsFunc(slices.Concat(m.Paths...), l.is) {
+			words = append(words, l.text)
+		}
+	}
+	if len(words) > 0 {
+		b.WriteString("  (" + strings.Join(words, ", ") + ")\n")
+	}
 	return b.String()
 }
