@@ -32,14 +32,18 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	if err != nil {
 		return err
 	}
-	r := callbacks()
-	names := &exported{mem: new(memory)}
 	if cfg.Event != 0 && cfg.Stream != nil {
 		return errors.New("cdevice: exporting with Config.Event and with Config.Stream: want one of them")
 	}
+	back, err := dev.lend()
+	if err != nil {
+		return err
+	}
+	r := callbacks()
+	names := &exported{mem: new(memory)}
 	var endEvent func() error
 	values := &exported{mem: new(memory), done: func() {
-		if err := errors.Join(endEvent(), h.Close()); err != nil && cfg.Failed != nil {
+		if err := errors.Join(endEvent(), h.Close(), back()); err != nil && cfg.Failed != nil {
 			cfg.Failed(err)
 		}
 	}}
@@ -48,6 +52,7 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	defer func() {
 		if err != nil {
 			r.drop(w.id, s.id)
+			err = errors.Join(err, back())
 		}
 	}()
 	var outArray Array

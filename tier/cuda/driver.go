@@ -84,7 +84,8 @@ type Config struct {
 	// Allocation is how memory is got.
 	Allocation Allocation
 	// Context, if not 0, is a CUcontext of the GPU that the program has and that the device is to use
-	// instead of the GPU's primary one. It stays the program's, and must be there until the device is closed.
+	// instead of the GPU's primary one. It stays the program's, and must be there until the device is closed and nothing of it is
+	// lent any more (Device.Lend).
 	Context uintptr
 }
 
