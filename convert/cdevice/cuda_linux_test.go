@@ -164,6 +164,30 @@ func TestConsumerInCOfCUDA(t *testing.T) {
 	}
 }
 
+// A program in C waits for the event of an array, reads it and releases it after everything was closed that the batch was in.
+func TestConsumerInCOfCUDAIsLast(t *testing.T) {
+	r := newCUDARig(t)
+	c := r.others(t)
+	rec := arrowgen.New(3).Record(consumable(), 5000)
+	defer rec.Release()
+	b := r.put(t, rec, batch.GPUImage)
+	work, err := r.device.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, s := r.export(t, b, Config{Stream: work, Failed: func(err error) { t.Error(err) }})
+	r.drop(t, b)
+	if err := r.close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := call(c.consume, a, s), hashedRows(5000, rec.Columns()...); got != want {
+		t.Errorf("the consumer read %#x, want %#x", got, want)
+	}
+	if r.emulator != nil && r.emulator.Live("allocations")+r.emulator.Live("pools")+r.emulator.Live("events") != 1 { // the program's own event
+		t.Errorf("after the release there are still %v", r.emulator.Leaks())
+	}
+}
+
 // What a program in C has made in memory of its own on the GPU is imported when it is there, used, and released once.
 func TestProducerInCOfCUDA(t *testing.T) {
 	r := newCUDARig(t)
