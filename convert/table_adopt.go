@@ -24,8 +24,8 @@ type DeviceArray struct {
 	Offset int64 // rows that the buffers and the children have before the first
 	Nulls  int64 // of the rows; Unknown has them counted
 
-	// Buffers have an Addr of 0 where they are absent. Length is in bytes, and may be
-	// Unknown, but for the data buffers of views.
+	// Buffers have an Addr of 0 where they are absent: a validity without nulls, and what has no bytes, as without rows. Length
+	// is in bytes, and may be Unknown, but for the data buffers of views.
 	Buffers    []batch.DeviceRange
 	Children   []*DeviceArray
 	Dictionary *DeviceArray

@@ -287,18 +287,19 @@ func (p *tablePlanner) bitmap(b batch.DeviceRange, at, n int64) error {
 	return nil
 }
 
-// lacks handles a buffer that is absent, which it may be if no row has a value.
+// lacks handles a buffer that is absent, which it may be without rows only: that all of them are null is what somebody says who
+// may be wrong, and who reads the batch relies on.
 func (p *tablePlanner) lacks(s deviceRows, i int) (bool, error) {
 	switch {
-	case s.Buffers[i].Addr != 0 && s.n > 0:
+	case s.n > 0 && s.Buffers[i].Addr == 0:
+		return true, p.path.invalid("buffer %d is missing, of %d rows", i, s.n)
+	case s.n > 0:
 		return false, nil
-	case s.n > s.nulls:
-		return true, p.path.invalid("buffer %d is missing", i)
-	case s.n == 0 && s.Buffers[i].Addr != 0:
+	case s.Buffers[i].Addr != 0:
 		p.raw(nil)
-		return true, nil
+	default:
+		p.absent()
 	}
-	p.absent()
 	return true, nil
 }
 

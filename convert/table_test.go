@@ -420,31 +420,36 @@ func adoptTableRefusesNonsense(t *testing.T, g gpus) {
 	}
 }
 
-// An array of nothing but nulls may lack its values, also if nobody has counted its nulls.
-func TestForeignTableOfNulls(t *testing.T) { onEachGPU(t, 1, foreignTableOfNulls) }
+// An array may lack what has no bytes. One that says it has nothing but nulls must have its values nevertheless: it may be wrong.
+func TestForeignTableLacks(t *testing.T) { onEachGPU(t, 1, foreignTableLacks) }
 
-func foreignTableOfNulls(t *testing.T, gpu gpus) {
+func foreignTableLacks(t *testing.T, gpu gpus) {
 	m := newMachine(t, machineConfig{gpus: gpu})
-	const rows = 11
 	for _, dt := range []arrow.DataType{arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.String, arrow.FixedWidthTypes.Boolean,
 		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}} {
-		f := newForeign(t, m)
-		a := &DeviceArray{Length: rows, Nulls: Unknown, Buffers: []batch.DeviceRange{f.buffer(make([]byte, 2), true), {}}}
-		if dt.ID() == arrow.STRING {
-			a.Buffers = append(a.Buffers, batch.DeviceRange{})
-		}
-		p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
-			Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(dt), Rows: rows, Columns: []*DeviceArray{a}, Release: f.release})
-		if err != nil {
-			f.release()
-			t.Errorf("%s: %v", dt, err)
-			continue
-		}
-		if n := p.Descriptor().Nodes[0]; n.Nulls != rows {
-			t.Errorf("%s: %d nulls", dt, n.Nulls)
-		}
-		if err := p.Release(); err != nil || f.released != 1 {
-			t.Errorf("%s: released %d times, %v", dt, f.released, err)
+		for _, rows := range []int64{0, 11} {
+			for _, nulls := range []int64{Unknown, rows} {
+				f := newForeign(t, m)
+				a := &DeviceArray{Length: rows, Nulls: nulls, Buffers: []batch.DeviceRange{f.buffer(make([]byte, 2), true), {}}}
+				if dt.ID() == arrow.STRING {
+					a.Buffers = append(a.Buffers, batch.DeviceRange{})
+				}
+				p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
+					Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(dt), Rows: rows, Columns: []*DeviceArray{a}, Release: f.release})
+				if rows > 0 {
+					if !errors.Is(err, ErrInvalid) {
+						t.Errorf("%d rows of %s, %d nulls, without values: %v", rows, dt, nulls, err)
+					}
+					f.release()
+					continue
+				}
+				if err != nil {
+					t.Fatalf("%s without rows: %v", dt, err)
+				}
+				if err := p.Release(); err != nil || f.released != 1 {
+					t.Errorf("%s: released %d times, %v", dt, f.released, err)
+				}
+			}
 		}
 	}
 }

@@ -22,13 +22,13 @@ import (
 )
 
 // consumer is the library of testdata/consumer.c.
-type consumer struct{ consume, consumeChild, produce, releases uintptr }
+type consumer struct{ consume, consumeChild, produce, releases, missing uintptr }
 
 func buildConsumer(t *testing.T) consumer {
 	t.Helper()
 	h := build(t, "consumer.c")
 	var c consumer
-	for name, to := range map[string]*uintptr{"consume": &c.consume, "consume_child": &c.consumeChild, "produce": &c.produce, "releases": &c.releases} {
+	for name, to := range map[string]*uintptr{"consume": &c.consume, "consume_child": &c.consumeChild, "produce": &c.produce, "releases": &c.releases, "missing": &c.missing} {
 		*to = function(t, h, name)
 	}
 	return c

@@ -306,23 +306,6 @@ func TestRoundTripOfCUDA(t *testing.T) {
 	}
 }
 
-// hasExtension says whether an extension is in a type: the test registers none.
-func hasExtension(dt arrow.DataType) bool {
-	switch t := dt.(type) {
-	case arrow.ExtensionType:
-		return true
-	case *arrow.DictionaryType:
-		return hasExtension(t.ValueType)
-	case arrow.NestedType:
-		for _, f := range t.Fields() {
-			if hasExtension(f.Type) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // What a CUDA device cannot do is told, and leaves everything with the caller.
 func TestCUDARefusals(t *testing.T) {
 	r := newCUDARig(t)
