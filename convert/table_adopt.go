@@ -1,9 +1,11 @@
 package convert
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/endian"
@@ -38,6 +40,8 @@ type DeviceTable struct {
 	Rows     int64
 	Columns  []*DeviceArray
 	Metadata *arrow.Metadata // the record's own; nil if it has none
+	// Charged is memory of the space, whatever else there may be in it, that somebody is charged for until Release is called.
+	Charged []batch.DeviceRange
 	// Release is called once, when the memory is not needed any more; never, if the table is
 	// not adopted. It may be nil.
 	Release func()
@@ -47,7 +51,8 @@ type DeviceTable struct {
 // caller must have waited for all work that writes it; it must not change until Release is
 // called, which is when the payload is released and nobody leases it. The bytes that the rows
 // use are charged in the space as live ones, above its limit too: they are there. A space
-// whose capacity they exceed is a *tier.NoSpaceError.
+// whose capacity they exceed is a *tier.NoSpaceError. What several columns share, and what is Charged, is not charged again; but memory that
+// two tables share is charged for each of them.
 //
 // Arrays may be slices: the payload has what they show. Offsets that do not begin at 0, bits
 // that do not begin with a byte and run ends of a slice are put right when the table becomes
@@ -84,10 +89,9 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 		},
 		Ranges: p.ranges, Adjustments: p.adjust, Space: t.Space,
 	}
-	mem := &lentMemory{release: t.Release}
-	for _, r := range p.ranges {
-		mem.size += r.Length
-	}
+	before := covered(t.Charged)
+	mem := &lentMemory{release: t.Release, size: covered(p.ranges, t.Charged) - before}
+	parts.Kept = covered(p.ranges) - mem.size
 	charge := t.Space.Charge(mem.size)
 	if err := t.Space.Occupy(charge); err != nil {
 		return nil, err
@@ -100,9 +104,23 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 	return batch.NewTable(parts), nil
 }
 
+// covered returns how many bytes are in any of the ranges.
+func covered(ranges ...[]batch.DeviceRange) (n int64) {
+	all := slices.Concat(ranges...)
+	slices.SortFunc(all, func(a, b batch.DeviceRange) int { return cmp.Compare(a.Addr, b.Addr) })
+	end := tier.Addr(0)
+	for _, r := range all {
+		if to := r.Addr + tier.Addr(max(0, r.Length)); to > end {
+			n += int64(to - max(r.Addr, end))
+			end = to
+		}
+	}
+	return n
+}
+
 // lentMemory is the memory of an adopted table.
 type lentMemory struct {
-	size    int64
+	size    int64 // that nobody else is charged for
 	loans   []func() // each ends one
 	release func()
 }

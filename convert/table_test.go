@@ -454,6 +454,40 @@ func foreignTableLacks(t *testing.T, gpu gpus) {
 	}
 }
 
+// Memory that several columns have, or that somebody is charged for, is charged once.
+func TestSharedMemoryIsChargedOnce(t *testing.T) { onEachGPU(t, 1, sharedMemory) }
+
+func sharedMemory(t *testing.T, g gpus) {
+	m := newMachine(t, machineConfig{gpus: g})
+	gpu := m.spaces[tier.GPU]
+	const rows = 1000
+	for _, charged := range []int64{0, 3000, 8 * rows} {
+		f := newForeign(t, m)
+		values := f.buffer(make([]byte, 8*rows), true)
+		column := func(from, n int64) *DeviceArray {
+			return &DeviceArray{Length: n, Offset: from, Buffers: []batch.DeviceRange{{}, {Addr: values.Addr, Length: Unknown}}}
+		}
+		// Twice the same, and parts that lie in each other and in a row.
+		columns := []*DeviceArray{column(0, rows/2), column(0, rows/2), column(10, rows/2), column(rows/2, rows/2)}
+		before := gpu.Used()
+		p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
+			Space: gpu, Schema: arrowgen.Schema(slices.Repeat([]arrow.DataType{arrow.PrimitiveTypes.Int64}, 4)...), Rows: rows / 2, Columns: columns,
+			Charged: []batch.DeviceRange{{Addr: values.Addr - 100, Length: 100 + charged}, {Addr: values.Addr, Length: min(charged, 16)}}, Release: f.release})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := gpu.Used()-before, gpu.Charge(8*rows-charged); got != want {
+			t.Errorf("%d bytes are charged beside %d, want %d", got, charged, want)
+		}
+		if n := p.Bytes(); n != gpu.Charge(8*rows-charged)+charged {
+			t.Errorf("the table has %d bytes, of which %d are charged elsewhere", n, charged)
+		}
+		if err := p.Release(); err != nil || gpu.Used() != before {
+			t.Errorf("%d bytes are used, %d before: %v", gpu.Used(), before, err)
+		}
+	}
+}
+
 // A fault while a table is adopted leaves its memory its owner's, and nothing in the books.
 func TestAdoptTableFaults(t *testing.T) { onEachGPU(t, 1, adoptTableFaults) }
 

@@ -3,6 +3,7 @@ package cdevice
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
@@ -81,6 +82,7 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	if event, endEvent, err = dev.event(values.mem, cfg.Stream); err != nil {
 		return err
 	}
+	values.space, values.ranges = payload.Space(), charged(payload, zeros)
 	values.left.Store(w.count)
 	names.left.Store(s.count)
 	*array = DeviceArray{Array: outArray, DeviceID: dev.id, DeviceType: dev.kind, SyncEvent: cfg.Event | event}
@@ -97,4 +99,26 @@ func (r *releases) drop(ids ...uintptr) {
 		r.mu.Unlock()
 		e.mem.free()
 	}
+}
+
+// charged is the memory that an export keeps in its space.
+func charged(p batch.Payload, zeros *tier.Buffer) (out []batch.DeviceRange) {
+	var bufs []*tier.Buffer
+	var shared []batch.Shared
+	switch p := p.(type) {
+	case *batch.Image:
+		bufs, shared = []*tier.Buffer{p.Buffer(), zeros}, p.Shared()
+	case *batch.Table:
+		out = slices.Clone(p.Ranges())
+		bufs, shared = []*tier.Buffer{zeros}, p.Shared()
+	}
+	for _, s := range shared {
+		bufs = append(bufs, s.Buffer())
+	}
+	for _, b := range bufs {
+		if m, ok := b.Memory().(tier.DeviceMemory); ok {
+			out = append(out, batch.DeviceRange{Addr: m.Addr(), Length: m.Size()})
+		}
+	}
+	return out
 }
