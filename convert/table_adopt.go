@@ -183,10 +183,10 @@ func borrowed(dev tier.Device, reads []peek) (end func(), err error) {
 		}
 	}
 	for _, r := range reads {
-		if len(r.dst) == 0 {
+		if r.n == 0 {
 			continue
 		}
-		e, err := b.Borrow(r.addr, int64(len(r.dst)))
+		e, err := b.Borrow(r.addr, r.n)
 		if err != nil {
 			end()
 			return nil, fmt.Errorf("convert: reading the shape of a table: %w", err)
@@ -196,10 +196,16 @@ func borrowed(dev tier.Device, reads []peek) (end func(), err error) {
 	return end, nil
 }
 
-// peek is bytes of a device that the host has to know.
+// peek is bytes of a device that the host has to know something of.
 type peek struct {
 	addr tier.Addr
-	dst  []byte
+	n    int64
+	take func(p []byte, off int64) // is given them in pieces, ascending and of multiples of 8 but for the last, which it does not keep
+}
+
+// peekInto keeps the bytes.
+func peekInto(addr tier.Addr, dst []byte) peek {
+	return peek{addr, int64(len(dst)), func(p []byte, off int64) { copy(dst[off:], p) }}
 }
 
 // peek reads from a device, many places at once, through one pinned chunk.
@@ -222,33 +228,35 @@ func (b *Builtin) peek(ctx context.Context, space *tier.Space, reads []peek) err
 			return err
 		}
 		defer end()
-		for len(reads) > 0 {
+		room := chunk[:len(chunk)&^7]
+		var regions []tier.Region
+		var then []func()
+		for off := int64(0); len(reads) > 0; { // of the first that is not done
 			if err := context.Cause(ctx); err != nil {
 				return err
 			}
-			var regions []tier.Region
-			var dsts [][]byte
-			for room := chunk; len(room) > 0 && len(reads) > 0; {
-				r := &reads[0]
-				n := min(len(r.dst), len(room))
-				regions = append(regions, tier.Region{HostDst: room[:n:n], Src: r.addr})
-				dsts = append(dsts, r.dst[:n])
-				room = room[min(len(room), int(roundUp(int64(n), 8))):]
-				if r.dst = r.dst[n:]; len(r.dst) == 0 {
-					reads = reads[1:]
-				} else {
-					r.addr += tier.Addr(n)
+			regions, then = regions[:0], then[:0]
+			for at := 0; at < len(room) && len(reads) > 0; {
+				r, from := reads[0], off
+				p := room[at:min(len(room), at+int(min(r.n-off, int64(len(room)))))]
+				if len(p) > 0 {
+					regions = append(regions, tier.Region{HostDst: p[:len(p):len(p)], Src: r.addr + tier.Addr(off)})
+					then = append(then, func() { r.take(p, from) })
+				}
+				at += int(roundUp(int64(len(p)), 8))
+				if off += int64(len(p)); off == r.n {
+					reads, off = reads[1:], 0
 				}
 			}
 			e, err := copyRegions(dev, s, regions)
-			if err != nil {
+			if err != nil || e == nil {
 				return err
 			}
 			if err := await(e); err != nil {
 				return fmt.Errorf("convert: reading the shape of a table: %w", err)
 			}
-			for i, dst := range dsts {
-				copy(dst, regions[i].HostDst)
+			for _, take := range then {
+				take()
 			}
 		}
 		return nil

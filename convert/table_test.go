@@ -2,12 +2,15 @@ package convert
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
@@ -485,6 +488,57 @@ func sharedMemory(t *testing.T, g gpus) {
 		if err := p.Release(); err != nil || gpu.Used() != before {
 			t.Errorf("%d bytes are used, %d before: %v", gpu.Used(), before, err)
 		}
+	}
+}
+
+// How much host memory it takes to read the shape of a table has nothing to do with how long its arrays are, or say that
+// they are; and what is read in many pieces is counted right.
+func TestShapeOfLongArrays(t *testing.T) { onEachGPU(t, 1, shapeOfLongArrays) }
+
+func shapeOfLongArrays(t *testing.T, g gpus) {
+	m := newMachine(t, machineConfig{gpus: g})
+	const bytes, columns = 512 << 10, 8
+	f := newForeign(t, m)
+	bitmap, ends := make([]byte, bytes), make([]byte, bytes)
+	for i := range bitmap {
+		bitmap[i] = 0b1101_1011
+	}
+	for i := range bytes / 8 { // the run i ends before row 3·(i+1)
+		binary.LittleEndian.PutUint64(ends[8*i:], uint64(3*(i+1)))
+	}
+	valid, runs := f.buffer(bitmap, true), f.buffer(ends, true)
+	const rows = 3*bytes/8 - 100
+	var cols []*DeviceArray
+	var types []arrow.DataType
+	for i := range int64(columns) { // each begins elsewhere, so that nothing that was read for one is known of others
+		cols = append(cols, &DeviceArray{Length: rows, Offset: 9 * i, Nulls: Unknown, Buffers: []batch.DeviceRange{valid, valid}},
+			&DeviceArray{Length: rows, Offset: 7 + i, Children: []*DeviceArray{
+				{Length: bytes/8 - i, Offset: i, Buffers: []batch.DeviceRange{{}, runs}}, {Length: bytes / 8, Buffers: []batch.DeviceRange{{}, valid}}}})
+		types = append(types, arrow.FixedWidthTypes.Boolean, arrow.RunEndEncodedOf(arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Int8))
+	}
+	table := DeviceTable{Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(types...), Rows: rows, Columns: cols, Release: f.release}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	p, err := m.mover.AdoptTable(t.Context(), table)
+	runtime.ReadMemStats(&after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := after.TotalAlloc - before.TotalAlloc; n > bytes {
+		t.Errorf("%d bytes were allocated to look at %d columns of %d", n, columns, bytes)
+	}
+	nodes := p.Descriptor().Nodes
+	for i := range int64(columns) {
+		if got, want := nodes[4*i].Nulls, rows-int64(bitutil.CountSetBits(bitmap, int(9*i), rows)); got != want {
+			t.Errorf("column %d has %d nulls, want %d", 2*i, got, want)
+		}
+		at := 7 + i
+		if got, want := nodes[4*i+2].Length, (at+rows-1)/3-i+1-max(0, at/3-i); got != want {
+			t.Errorf("column %d has %d runs, want %d", 2*i+1, got, want)
+		}
+	}
+	if err := p.Release(); err != nil {
+		t.Error(err)
 	}
 }
 
