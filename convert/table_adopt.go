@@ -120,7 +120,7 @@ func covered(ranges ...[]batch.DeviceRange) (n int64) {
 
 // lentMemory is the memory of an adopted table.
 type lentMemory struct {
-	size    int64 // that nobody else is charged for
+	size    int64    // that nobody else is charged for
 	loans   []func() // each ends one
 	release func()
 }

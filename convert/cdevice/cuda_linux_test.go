@@ -155,7 +155,15 @@ func TestConsumerInCOfCUDA(t *testing.T) {
 	defer rec.Release()
 	b := r.put(t, rec, batch.GPUImage)
 	defer r.drop(t, b)
-	a, s := r.export(t, b, Config{Stream: r.busy(t, b), Failed: func(err error) { t.Error(err) }})
+	part := r.slice(t, b, 13, 4000)
+	want := rec.NewSlice(13, 4000)
+	defer want.Release()
+	a, s := r.export(t, part, Config{})
+	if got, want := call(c.consume, a, s), hashedRows(3987, want.Columns()...); got != want {
+		t.Errorf("of a slice the consumer read %#x, want %#x", got, want)
+	}
+	r.drop(t, part)
+	a, s = r.export(t, b, Config{Stream: r.busy(t, b), Failed: func(err error) { t.Error(err) }})
 	if a.SyncEvent == 0 {
 		t.Error("work is under way, and the array has no event")
 	}
