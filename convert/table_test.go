@@ -524,7 +524,7 @@ func shapeOfLongArrays(t *testing.T, g gpus) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := after.TotalAlloc - before.TotalAlloc; n > bytes {
+	if n := after.TotalAlloc - before.TotalAlloc; !raced && n > bytes { // the race detector allocates, too
 		t.Errorf("%d bytes were allocated to look at %d columns of %d", n, columns, bytes)
 	}
 	nodes := p.Descriptor().Nodes
