@@ -285,7 +285,8 @@ func compareIDs(a, b tier.ID) int {
 // all batches, and closes devices, arenas and volumes; no goroutine and no file
 // of the engine is left. Buffers that are still held, by handles, reservations
 // or records opened in place, are reported as a *LeakError; their memory stays until
-// they are released, but for a GPU's, which goes with the device. So are permits of the engine's own pool, as a *permit.LeakError. A
+// they are released. A GPU's goes with the device, unless batches there are exported (package convert/cdevice): then all of
+// it that is held stays until the last of those is released. Permits of the engine's own pool that are held are a *permit.LeakError. A
 // second Close returns tier.ErrClosed. Stats still works.
 func (e *Engine) Close() error {
 	e.mu.Lock()

@@ -58,6 +58,7 @@ type Table struct {
 	ranges   []DeviceRange
 	adjust   []Adjustment
 	bufs     []*tier.Buffer
+	kept     int64
 	space    *tier.Space
 	shared   []Shared
 	released atomic.Bool
@@ -69,6 +70,7 @@ type TableParts struct {
 	Ranges      []DeviceRange  // one for each of Descriptor.Buffers
 	Adjustments []Adjustment   // nil if all buffers are as in an image
 	Buffers     []*tier.Buffer // the memory that holds the ranges; taken over
+	Kept        int64          // bytes of the ranges that others of the space are charged for, and keep while the table is there
 	Space       *tier.Space    // of a GPU; that of the buffers
 	Shared      []Shared       // the descriptor's dictionaries, as NewImage has them; taken over
 }
@@ -83,6 +85,8 @@ func NewTable(p TableParts) *Table {
 		panic("batch: a table lies on a GPU")
 	case len(p.Ranges) != len(p.Descriptor.Buffers):
 		panic("batch: a table does not have a range for each of its buffers")
+	case p.Kept < 0:
+		panic("batch: a table keeps less than nothing")
 	case p.Descriptor.Sums == nil && len(p.Shared) > 0:
 		panic("batch: a table without checksums shares dictionaries")
 	}
@@ -97,7 +101,7 @@ func NewTable(p TableParts) *Table {
 		}
 	}
 	checkShared(p.Descriptor, p.Space, p.Shared)
-	return &Table{desc: p.Descriptor, ranges: p.Ranges, adjust: p.Adjustments, bufs: p.Buffers, space: p.Space, shared: p.Shared}
+	return &Table{desc: p.Descriptor, ranges: p.Ranges, adjust: p.Adjustments, bufs: p.Buffers, kept: p.Kept, space: p.Space, shared: p.Shared}
 }
 
 // Type returns GPUTable.
@@ -107,8 +111,9 @@ func (p *Table) Type() PayloadType { return GPUTable }
 func (p *Table) Space() *tier.Space { return p.space }
 
 // Bytes returns what the table's buffers are charged in their space, without dictionaries
-// that it shares.
+// that it shares, and what it keeps there that others are charged for: what can be freed when it goes.
 func (p *Table) Bytes() (n int64) {
+	n = p.kept
 	for _, b := range p.bufs {
 		n += b.Charge()
 	}
@@ -125,6 +130,17 @@ func (p *Table) Ranges() []DeviceRange { return p.ranges }
 // Adjustments returns which buffers are not as in an image. They stay the table's, and must
 // not be changed.
 func (p *Table) Adjustments() []Adjustment { return p.adjust }
+
+// Lent says whether the buffers lie in the arrays of who made them, and not in copies of what the rows show: then what those
+// arrays have before the first row is there as well.
+func (p *Table) Lent() bool {
+	for _, b := range p.bufs {
+		if _, ok := b.Memory().(tier.LentMemory); !ok {
+			return false
+		}
+	}
+	return len(p.bufs) > 0
+}
 
 // Shared returns the dictionaries, as Image.Shared does.
 func (p *Table) Shared() []Shared { return p.shared }

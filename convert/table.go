@@ -85,7 +85,7 @@ func (b *Builtin) reader(ctx context.Context, t *batch.Table) (*tableReader, err
 	for i := range r.parts {
 		if p := &r.parts[i]; p.adj != nil && p.adj.How == batch.Bits && p.adj.Base != 0 {
 			buf := make([]byte, (p.adj.Base+p.adj.Count+7)/8)
-			reads = append(reads, peek{p.addr, buf})
+			reads = append(reads, peekInto(p.addr, buf))
 			bytes, crooked = append(bytes, buf), append(crooked, p)
 		}
 	}

@@ -1,9 +1,11 @@
 package convert
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/endian"
@@ -24,8 +26,8 @@ type DeviceArray struct {
 	Offset int64 // rows that the buffers and the children have before the first
 	Nulls  int64 // of the rows; Unknown has them counted
 
-	// Buffers have an Addr of 0 where they are absent. Length is in bytes, and may be
-	// Unknown, but for the data buffers of views.
+	// Buffers have an Addr of 0 where they are absent: a validity without nulls, and what has no bytes, as without rows. Length
+	// is in bytes, and may be Unknown, but for the data buffers of views.
 	Buffers    []batch.DeviceRange
 	Children   []*DeviceArray
 	Dictionary *DeviceArray
@@ -38,6 +40,8 @@ type DeviceTable struct {
 	Rows     int64
 	Columns  []*DeviceArray
 	Metadata *arrow.Metadata // the record's own; nil if it has none
+	// Charged is memory of the space, whatever else there may be in it, that somebody is charged for until Release is called.
+	Charged []batch.DeviceRange
 	// Release is called once, when the memory is not needed any more; never, if the table is
 	// not adopted. It may be nil.
 	Release func()
@@ -47,7 +51,8 @@ type DeviceTable struct {
 // caller must have waited for all work that writes it; it must not change until Release is
 // called, which is when the payload is released and nobody leases it. The bytes that the rows
 // use are charged in the space as live ones, above its limit too: they are there. A space
-// whose capacity they exceed is a *tier.NoSpaceError.
+// whose capacity they exceed is a *tier.NoSpaceError. What several columns share, and what is Charged, is not charged again; but memory that
+// two tables share is charged for each of them.
 //
 // Arrays may be slices: the payload has what they show. Offsets that do not begin at 0, bits
 // that do not begin with a byte and run ends of a slice are put right when the table becomes
@@ -84,10 +89,9 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 		},
 		Ranges: p.ranges, Adjustments: p.adjust, Space: t.Space,
 	}
-	mem := &lentMemory{release: t.Release}
-	for _, r := range p.ranges {
-		mem.size += r.Length
-	}
+	before := covered(t.Charged)
+	mem := &lentMemory{release: t.Release, size: covered(p.ranges, t.Charged) - before}
+	parts.Kept = covered(p.ranges) - mem.size
 	charge := t.Space.Charge(mem.size)
 	if err := t.Space.Occupy(charge); err != nil {
 		return nil, err
@@ -100,9 +104,23 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 	return batch.NewTable(parts), nil
 }
 
+// covered returns how many bytes are in any of the ranges.
+func covered(ranges ...[]batch.DeviceRange) (n int64) {
+	all := slices.Concat(ranges...)
+	slices.SortFunc(all, func(a, b batch.DeviceRange) int { return cmp.Compare(a.Addr, b.Addr) })
+	end := tier.Addr(0)
+	for _, r := range all {
+		if to := r.Addr + tier.Addr(max(0, r.Length)); to > end {
+			n += int64(to - max(r.Addr, end))
+			end = to
+		}
+	}
+	return n
+}
+
 // lentMemory is the memory of an adopted table.
 type lentMemory struct {
-	size    int64
+	size    int64    // that nobody else is charged for
 	loans   []func() // each ends one
 	release func()
 }
@@ -165,10 +183,10 @@ func borrowed(dev tier.Device, reads []peek) (end func(), err error) {
 		}
 	}
 	for _, r := range reads {
-		if len(r.dst) == 0 {
+		if r.n == 0 {
 			continue
 		}
-		e, err := b.Borrow(r.addr, int64(len(r.dst)))
+		e, err := b.Borrow(r.addr, r.n)
 		if err != nil {
 			end()
 			return nil, fmt.Errorf("convert: reading the shape of a table: %w", err)
@@ -178,10 +196,16 @@ func borrowed(dev tier.Device, reads []peek) (end func(), err error) {
 	return end, nil
 }
 
-// peek is bytes of a device that the host has to know.
+// peek is bytes of a device that the host has to know something of.
 type peek struct {
 	addr tier.Addr
-	dst  []byte
+	n    int64
+	take func(p []byte, off int64) // is given them in pieces, ascending and of multiples of 8 but for the last, which it does not keep
+}
+
+// peekInto keeps the bytes.
+func peekInto(addr tier.Addr, dst []byte) peek {
+	return peek{addr, int64(len(dst)), func(p []byte, off int64) { copy(dst[off:], p) }}
 }
 
 // peek reads from a device, many places at once, through one pinned chunk.
@@ -204,33 +228,35 @@ func (b *Builtin) peek(ctx context.Context, space *tier.Space, reads []peek) err
 			return err
 		}
 		defer end()
-		for len(reads) > 0 {
+		room := chunk[:len(chunk)&^7]
+		var regions []tier.Region
+		var then []func()
+		for off := int64(0); len(reads) > 0; { // of the first that is not done
 			if err := context.Cause(ctx); err != nil {
 				return err
 			}
-			var regions []tier.Region
-			var dsts [][]byte
-			for room := chunk; len(room) > 0 && len(reads) > 0; {
-				r := &reads[0]
-				n := min(len(r.dst), len(room))
-				regions = append(regions, tier.Region{HostDst: room[:n:n], Src: r.addr})
-				dsts = append(dsts, r.dst[:n])
-				room = room[min(len(room), int(roundUp(int64(n), 8))):]
-				if r.dst = r.dst[n:]; len(r.dst) == 0 {
-					reads = reads[1:]
-				} else {
-					r.addr += tier.Addr(n)
+			regions, then = regions[:0], then[:0]
+			for at := 0; at < len(room) && len(reads) > 0; {
+				r, from := reads[0], off
+				p := room[at:min(len(room), at+int(min(r.n-off, int64(len(room)))))]
+				if len(p) > 0 {
+					regions = append(regions, tier.Region{HostDst: p[:len(p):len(p)], Src: r.addr + tier.Addr(off)})
+					then = append(then, func() { r.take(p, from) })
+				}
+				at += int(roundUp(int64(len(p)), 8))
+				if off += int64(len(p)); off == r.n {
+					reads, off = reads[1:], 0
 				}
 			}
 			e, err := copyRegions(dev, s, regions)
-			if err != nil {
+			if err != nil || e == nil {
 				return err
 			}
 			if err := await(e); err != nil {
 				return fmt.Errorf("convert: reading the shape of a table: %w", err)
 			}
-			for i, dst := range dsts {
-				copy(dst, regions[i].HostDst)
+			for _, take := range then {
+				take()
 			}
 		}
 		return nil

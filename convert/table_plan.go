@@ -2,10 +2,9 @@ package convert
 
 import (
 	"context"
-	"sort"
+	"maps"
 
 	"github.com/apache/arrow-go/v18/arrow"
-	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/tier"
@@ -19,31 +18,45 @@ type tablePlanner struct {
 	planner
 	ranges  []batch.DeviceRange // by span; filled up behind the last that has bytes
 	adjust  []batch.Adjustment
-	known   map[batch.DeviceRange][]byte
-	missing []peek
-	wanted  map[batch.DeviceRange]bool
+	known   map[batch.DeviceRange][]byte // a value each
+	counted map[census]*tally
+	missing tableFacts // to be read
 }
 
-// planTable reads what it must.
+// tableFacts is what has to be known of a table beside what its owner tells.
+type tableFacts struct {
+	values map[batch.DeviceRange][]byte
+	counts map[census]*tally
+}
+
+// planTable reads what it must. That takes no memory to speak of, however long arrays say they are: bitmaps and run ends
+// are counted as they come by.
 func (b *Builtin) planTable(ctx context.Context, t DeviceTable) (*tablePlanner, error) {
-	known := make(map[batch.DeviceRange][]byte)
+	known, counted := make(map[batch.DeviceRange][]byte), make(map[census]*tally)
 	for {
-		p := &tablePlanner{known: known, wanted: make(map[batch.DeviceRange]bool)}
+		p := &tablePlanner{known: known, counted: counted}
+		p.missing = tableFacts{make(map[batch.DeviceRange][]byte), make(map[census]*tally)}
 		if err := p.table(t); err != nil {
 			return nil, err
 		}
-		if len(p.missing) == 0 {
+		var reads []peek
+		for r, dst := range p.missing.values {
+			reads = append(reads, peekInto(r.Addr, dst))
+		}
+		for c, sum := range p.missing.counts {
+			reads = append(reads, peek{c.of.Addr, c.of.Length, func(p []byte, off int64) { c.add(sum, p, off) }})
+		}
+		if len(reads) == 0 {
 			for len(p.ranges) < len(p.spans) {
 				p.ranges = append(p.ranges, batch.DeviceRange{})
 			}
 			return p, nil
 		}
-		for _, r := range p.missing {
-			known[batch.DeviceRange{Addr: r.addr, Length: int64(len(r.dst))}] = r.dst
-		}
-		if err := b.peek(ctx, t.Space, p.missing); err != nil {
+		if err := b.peek(ctx, t.Space, reads); err != nil {
 			return nil, err
 		}
+		maps.Copy(known, p.missing.values)
+		maps.Copy(counted, p.missing.counts)
 	}
 }
 
@@ -219,28 +232,26 @@ func (p *tablePlanner) adjusted(a batch.Adjustment) {
 	p.adjust = append(p.adjust, a)
 }
 
-// read returns bytes of the device's, or false if they have to be fetched first.
-func (p *tablePlanner) read(b batch.DeviceRange, at, n int64) ([]byte, bool, error) {
-	if b.Length != Unknown && at+n > b.Length {
-		return nil, false, p.path.invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n, at)
+// read returns a value of the device's, or false if it has to be fetched first.
+func (p *tablePlanner) read(b batch.DeviceRange, at, width int64) ([]byte, bool, error) {
+	key, err := p.within(b, at, width)
+	if err != nil {
+		return nil, false, err
 	}
-	if n > readMost {
-		return nil, false, p.path.invalid("%d bytes would have to be read to know its shape", n)
-	}
-	key := batch.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n}
 	if got, ok := p.known[key]; ok {
 		return got, true, nil
 	}
-	if !p.wanted[key] {
-		p.wanted[key] = true
-		p.missing = append(p.missing, peek{key.Addr, make([]byte, n)})
-	}
+	p.missing.values[key] = make([]byte, width)
 	return nil, false, nil
 }
 
-// readMost bounds what is allocated for an array that lies about its length: the bits of
-// 2^31 rows.
-const readMost = 1 << 28
+// within returns where n bytes of a buffer are, from at on.
+func (p *tablePlanner) within(b batch.DeviceRange, at, n int64) (batch.DeviceRange, error) {
+	if b.Length != Unknown && at+n > b.Length {
+		return b, p.path.invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n, at)
+	}
+	return batch.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n}, nil
+}
 
 // validity plans the bitmap of s and counts its nulls, where they are not told for these rows.
 func (p *tablePlanner) validity(s *deviceRows, from int64) error {
@@ -256,15 +267,12 @@ func (p *tablePlanner) validity(s *deviceRows, from int64) error {
 		told = 0
 	}
 	if told == Unknown {
-		begin := s.at / 8
-		bitmap, ok, err := p.read(b, begin, (s.at%8+s.n+7)/8)
+		at, err := p.within(b, s.at/8, (s.at%8+s.n+7)/8)
 		if err != nil {
 			return err
 		}
-		told = s.n // until it is known: so nothing is missed that may be absent
-		if ok {
-			told -= int64(bitutil.CountSetBits(bitmap, int(s.at%8), int(s.n)))
-		}
+		valid, _ := p.count(census{of: at, from: s.at % 8, n: s.n})
+		told = s.n - valid[0] // until it is counted: all
 	}
 	s.nulls = told
 	p.node(s.n, told)
@@ -287,18 +295,19 @@ func (p *tablePlanner) bitmap(b batch.DeviceRange, at, n int64) error {
 	return nil
 }
 
-// lacks handles a buffer that is absent, which it may be if no row has a value.
+// lacks handles a buffer that is absent, which it may be without rows only: that all of them are null is what somebody says who
+// may be wrong, and who reads the batch relies on.
 func (p *tablePlanner) lacks(s deviceRows, i int) (bool, error) {
 	switch {
-	case s.Buffers[i].Addr != 0 && s.n > 0:
+	case s.n > 0 && s.Buffers[i].Addr == 0:
+		return true, p.path.invalid("buffer %d is missing, of %d rows", i, s.n)
+	case s.n > 0:
 		return false, nil
-	case s.n > s.nulls:
-		return true, p.path.invalid("buffer %d is missing", i)
-	case s.n == 0 && s.Buffers[i].Addr != 0:
+	case s.Buffers[i].Addr != 0:
 		p.raw(nil)
-		return true, nil
+	default:
+		p.absent()
 	}
-	p.absent()
 	return true, nil
 }
 
@@ -448,13 +457,14 @@ func (p *tablePlanner) runs(t *arrow.RunEndEncodedType, s deviceRows) error {
 	if s.n == 0 {
 		last = 0
 	} else if s.at > 0 {
-		b, ok, err := p.read(ends.Buffers[1], ends.Offset*width, ends.Length*width)
+		at, err := p.within(ends.Buffers[1], ends.Offset*width, ends.Length*width)
 		if err != nil {
 			return err
 		}
-		if ok {
-			if first, last, err = p.shownRuns(b, width, s); err != nil {
-				return err
+		// Run ends ascend. Of those that do not, as of others, no more is shown than there is.
+		if before, ok := p.count(census{of: at, width: width, from: s.at, n: s.n}); ok {
+			if first, last = before[0], before[1]+1; last > ends.Length {
+				return p.path.invalid("the runs end before row %d", s.at+s.n)
 			}
 		}
 	}
@@ -470,15 +480,4 @@ func (p *tablePlanner) runs(t *arrow.RunEndEncodedType, s deviceRows) error {
 		return err
 	}
 	return p.child("values", t.Encoded(), s.Children[1], first, last-first)
-}
-
-// shownRuns finds the runs that the rows lie in.
-func (p *tablePlanner) shownRuns(b []byte, width int64, s deviceRows) (first, last int64, err error) {
-	n := int64(len(b)) / width
-	first = int64(sort.Search(int(n), func(i int) bool { return signed(b, width, int64(i)) > s.at }))
-	last = first + int64(sort.Search(int(n-first), func(i int) bool { return signed(b, width, first+int64(i)) >= s.at+s.n })) + 1
-	if last > n {
-		return 0, 0, p.path.invalid("the runs end before row %d", s.at+s.n)
-	}
-	return first, last, nil
 }

@@ -2,15 +2,19 @@ package convert
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/faultdev"
@@ -420,32 +424,122 @@ func adoptTableRefusesNonsense(t *testing.T, g gpus) {
 	}
 }
 
-// An array of nothing but nulls may lack its values, also if nobody has counted its nulls.
-func TestForeignTableOfNulls(t *testing.T) { onEachGPU(t, 1, foreignTableOfNulls) }
+// An array may lack what has no bytes. One that says it has nothing but nulls must have its values nevertheless: it may be wrong.
+func TestForeignTableLacks(t *testing.T) { onEachGPU(t, 1, foreignTableLacks) }
 
-func foreignTableOfNulls(t *testing.T, gpu gpus) {
+func foreignTableLacks(t *testing.T, gpu gpus) {
 	m := newMachine(t, machineConfig{gpus: gpu})
-	const rows = 11
 	for _, dt := range []arrow.DataType{arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.String, arrow.FixedWidthTypes.Boolean,
 		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}} {
+		for _, rows := range []int64{0, 11} {
+			for _, nulls := range []int64{Unknown, rows} {
+				f := newForeign(t, m)
+				a := &DeviceArray{Length: rows, Nulls: nulls, Buffers: []batch.DeviceRange{f.buffer(make([]byte, 2), true), {}}}
+				if dt.ID() == arrow.STRING {
+					a.Buffers = append(a.Buffers, batch.DeviceRange{})
+				}
+				p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
+					Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(dt), Rows: rows, Columns: []*DeviceArray{a}, Release: f.release})
+				if rows > 0 {
+					if !errors.Is(err, ErrInvalid) {
+						t.Errorf("%d rows of %s, %d nulls, without values: %v", rows, dt, nulls, err)
+					}
+					f.release()
+					continue
+				}
+				if err != nil {
+					t.Fatalf("%s without rows: %v", dt, err)
+				}
+				if err := p.Release(); err != nil || f.released != 1 {
+					t.Errorf("%s: released %d times, %v", dt, f.released, err)
+				}
+			}
+		}
+	}
+}
+
+// Memory that several columns have, or that somebody is charged for, is charged once.
+func TestSharedMemoryIsChargedOnce(t *testing.T) { onEachGPU(t, 1, sharedMemory) }
+
+func sharedMemory(t *testing.T, g gpus) {
+	m := newMachine(t, machineConfig{gpus: g})
+	gpu := m.spaces[tier.GPU]
+	const rows = 1000
+	for _, charged := range []int64{0, 3000, 8 * rows} {
 		f := newForeign(t, m)
-		a := &DeviceArray{Length: rows, Nulls: Unknown, Buffers: []batch.DeviceRange{f.buffer(make([]byte, 2), true), {}}}
-		if dt.ID() == arrow.STRING {
-			a.Buffers = append(a.Buffers, batch.DeviceRange{})
+		values := f.buffer(make([]byte, 8*rows), true)
+		column := func(from, n int64) *DeviceArray {
+			return &DeviceArray{Length: n, Offset: from, Buffers: []batch.DeviceRange{{}, {Addr: values.Addr, Length: Unknown}}}
 		}
+		// Twice the same, and parts that lie in each other and in a row.
+		columns := []*DeviceArray{column(0, rows/2), column(0, rows/2), column(10, rows/2), column(rows/2, rows/2)}
+		before := gpu.Used()
 		p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
-			Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(dt), Rows: rows, Columns: []*DeviceArray{a}, Release: f.release})
+			Space: gpu, Schema: arrowgen.Schema(slices.Repeat([]arrow.DataType{arrow.PrimitiveTypes.Int64}, 4)...), Rows: rows / 2, Columns: columns,
+			Charged: []batch.DeviceRange{{Addr: values.Addr - 100, Length: 100 + charged}, {Addr: values.Addr, Length: min(charged, 16)}}, Release: f.release})
 		if err != nil {
-			f.release()
-			t.Errorf("%s: %v", dt, err)
-			continue
+			t.Fatal(err)
 		}
-		if n := p.Descriptor().Nodes[0]; n.Nulls != rows {
-			t.Errorf("%s: %d nulls", dt, n.Nulls)
+		if got, want := gpu.Used()-before, gpu.Charge(8*rows-charged); got != want {
+			t.Errorf("%d bytes are charged beside %d, want %d", got, charged, want)
 		}
-		if err := p.Release(); err != nil || f.released != 1 {
-			t.Errorf("%s: released %d times, %v", dt, f.released, err)
+		if n := p.Bytes(); n != gpu.Charge(8*rows-charged)+charged {
+			t.Errorf("the table has %d bytes, of which %d are charged elsewhere", n, charged)
 		}
+		if err := p.Release(); err != nil || gpu.Used() != before {
+			t.Errorf("%d bytes are used, %d before: %v", gpu.Used(), before, err)
+		}
+	}
+}
+
+// How much host memory it takes to read the shape of a table has nothing to do with how long its arrays are, or say that
+// they are; and what is read in many pieces is counted right.
+func TestShapeOfLongArrays(t *testing.T) { onEachGPU(t, 1, shapeOfLongArrays) }
+
+func shapeOfLongArrays(t *testing.T, g gpus) {
+	m := newMachine(t, machineConfig{gpus: g})
+	const bytes, columns = 512 << 10, 8
+	f := newForeign(t, m)
+	bitmap, ends := make([]byte, bytes), make([]byte, bytes)
+	for i := range bitmap {
+		bitmap[i] = 0b1101_1011
+	}
+	for i := range bytes / 8 { // the run i ends before row 3·(i+1)
+		binary.LittleEndian.PutUint64(ends[8*i:], uint64(3*(i+1)))
+	}
+	valid, runs := f.buffer(bitmap, true), f.buffer(ends, true)
+	const rows = 3*bytes/8 - 100
+	var cols []*DeviceArray
+	var types []arrow.DataType
+	for i := range int64(columns) { // each begins elsewhere, so that nothing that was read for one is known of others
+		cols = append(cols, &DeviceArray{Length: rows, Offset: 9 * i, Nulls: Unknown, Buffers: []batch.DeviceRange{valid, valid}},
+			&DeviceArray{Length: rows, Offset: 7 + i, Children: []*DeviceArray{
+				{Length: bytes/8 - i, Offset: i, Buffers: []batch.DeviceRange{{}, runs}}, {Length: bytes / 8, Buffers: []batch.DeviceRange{{}, valid}}}})
+		types = append(types, arrow.FixedWidthTypes.Boolean, arrow.RunEndEncodedOf(arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Int8))
+	}
+	table := DeviceTable{Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(types...), Rows: rows, Columns: cols, Release: f.release}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	p, err := m.mover.AdoptTable(t.Context(), table)
+	runtime.ReadMemStats(&after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := after.TotalAlloc - before.TotalAlloc; !raced && !invariants.Enabled && n > bytes { // which allocate, too
+		t.Errorf("%d bytes were allocated to look at %d columns of %d", n, columns, bytes)
+	}
+	nodes := p.Descriptor().Nodes
+	for i := range int64(columns) {
+		if got, want := nodes[4*i].Nulls, rows-int64(bitutil.CountSetBits(bitmap, int(9*i), rows)); got != want {
+			t.Errorf("column %d has %d nulls, want %d", 2*i, got, want)
+		}
+		at := 7 + i
+		if got, want := nodes[4*i+2].Length, (at+rows-1)/3-i+1-max(0, at/3-i); got != want {
+			t.Errorf("column %d has %d runs, want %d", 2*i+1, got, want)
+		}
+	}
+	if err := p.Release(); err != nil {
+		t.Error(err)
 	}
 }
 

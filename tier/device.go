@@ -82,7 +82,8 @@ type Device interface {
 	Reap() int64
 
 	// Close waits for the work under way and gives the device up. Open
-	// allocations are gone with it. A second Close returns ErrClosed.
+	// allocations are gone with it, unless they are lent (Lender). A second Close
+	// returns ErrClosed.
 	Close() error
 }
 
@@ -179,6 +180,18 @@ type Borrower interface {
 
 // BorrowerOf returns dev, or the first of the devices that it wraps, as a Borrower.
 func BorrowerOf(dev Device) (Borrower, bool) { return firstAs[Borrower](dev) }
+
+// Lender is a device whose memory others in the process may work with by themselves, who do not know when the device is closed. A
+// decorator may implement it, or be looked through: see LenderOf.
+type Lender interface {
+	// Lend keeps the memory of all open allocations, and what was shared of the device beside it, until back is called. Close does not wait
+	// for that: it gives up all else, and the last back the rest. back may be called by any thread and must be called, once
+	// nobody uses the memory; further calls do nothing. Its error says what could not be given up.
+	Lend() (back func() error, err error)
+}
+
+// LenderOf returns dev, or the first of the devices that it wraps, as a Lender.
+func LenderOf(dev Device) (Lender, bool) { return firstAs[Lender](dev) }
 
 // firstAs returns dev, or the first of the devices that it wraps, as a T.
 func firstAs[T any](dev Device) (t T, ok bool) {

@@ -6,7 +6,9 @@ import (
 
 	"github.com/ebitengine/purego"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // callbacks are what C calls to release what was exported. A process has room for some
@@ -32,9 +34,11 @@ type releases struct {
 
 // exported is one export: the structs of a tree, each of which is released by itself.
 type exported struct {
-	mem  *memory
-	left atomic.Int64 // structs that are not released
-	done func()       // may be nil
+	mem    *memory
+	left   atomic.Int64 // structs that are not released
+	done   func()       // may be nil
+	space  *tier.Space  // of an array: in which these are charged until done
+	ranges []batch.DeviceRange
 }
 
 func (r *releases) add(e *exported) uintptr {
@@ -52,6 +56,17 @@ func (r *releases) find(id uintptr) *exported {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.mu.out[id]
+}
+
+// charged returns what of an array's memory is charged in space until the array is released, as it is an export from there.
+func (r *releases) charged(a *Array, space *tier.Space) []batch.DeviceRange {
+	if a.Release != r.array {
+		return nil
+	}
+	if e := r.find(a.PrivateData); e != nil && e.space == space {
+		return e.ranges
+	}
+	return nil
 }
 
 // end counts a struct as released.

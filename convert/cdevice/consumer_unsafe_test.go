@@ -18,16 +18,17 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // consumer is the library of testdata/consumer.c.
-type consumer struct{ consume, consumeChild, produce, releases uintptr }
+type consumer struct{ consume, consumeChild, produce, releases, missing uintptr }
 
 func buildConsumer(t *testing.T) consumer {
 	t.Helper()
 	h := build(t, "consumer.c")
 	var c consumer
-	for name, to := range map[string]*uintptr{"consume": &c.consume, "consume_child": &c.consumeChild, "produce": &c.produce, "releases": &c.releases} {
+	for name, to := range map[string]*uintptr{"consume": &c.consume, "consume_child": &c.consumeChild, "produce": &c.produce, "releases": &c.releases, "missing": &c.missing} {
 		*to = function(t, h, name)
 	}
 	return c
@@ -222,4 +223,32 @@ func TestProducerInC(t *testing.T) {
 		}
 	}
 	r.drop(t, b)
+}
+
+// A consumer reads, and releases, after everything was closed that the batch was in.
+func TestConsumerInCIsLast(t *testing.T) {
+	lib := buildConsumer(t)
+	tiertest.NoLeaks(t)
+	for _, form := range []batch.PayloadType{batch.GPUImage, batch.GPUTable} {
+		r := newRig(t, nil)
+		rec := arrowgen.New(5).Record(consumable(), 3000)
+		defer rec.Release()
+		b := r.put(t, rec, form)
+		a, s := r.export(t, b, Config{Failed: func(err error) { t.Error(err) }})
+		again, t2 := r.export(t, b, Config{Failed: func(err error) { t.Error(err) }})
+		r.drop(t, b)
+		if err := r.close(); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(r.gpu.Leaks()); n == 0 {
+			t.Error("what the consumer has is not reported")
+		}
+		want := hashedRows(3000, rec.Columns()...)
+		if got := call(lib.consume, a, s); got != want {
+			t.Errorf("a %s of a closed device: the consumer read %#x, want %#x", form, got, want)
+		}
+		if got := call(lib.consume, again, t2); got != want {
+			t.Errorf("a %s that another had, too: the consumer read %#x, want %#x", form, got, want)
+		}
+	}
 }

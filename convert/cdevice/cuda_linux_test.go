@@ -155,12 +155,44 @@ func TestConsumerInCOfCUDA(t *testing.T) {
 	defer rec.Release()
 	b := r.put(t, rec, batch.GPUImage)
 	defer r.drop(t, b)
-	a, s := r.export(t, b, Config{Stream: r.busy(t, b), Failed: func(err error) { t.Error(err) }})
+	part := r.slice(t, b, 13, 4000)
+	want := rec.NewSlice(13, 4000)
+	defer want.Release()
+	a, s := r.export(t, part, Config{})
+	if got, want := call(c.consume, a, s), hashedRows(3987, want.Columns()...); got != want {
+		t.Errorf("of a slice the consumer read %#x, want %#x", got, want)
+	}
+	r.drop(t, part)
+	a, s = r.export(t, b, Config{Stream: r.busy(t, b), Failed: func(err error) { t.Error(err) }})
 	if a.SyncEvent == 0 {
 		t.Error("work is under way, and the array has no event")
 	}
 	if got, want := call(c.consume, a, s), hashedRows(5000, rec.Columns()...); got != want {
 		t.Errorf("the consumer read %#x, want %#x", got, want)
+	}
+}
+
+// A program in C waits for the event of an array, reads it and releases it after everything was closed that the batch was in.
+func TestConsumerInCOfCUDAIsLast(t *testing.T) {
+	r := newCUDARig(t)
+	c := r.others(t)
+	rec := arrowgen.New(3).Record(consumable(), 5000)
+	defer rec.Release()
+	b := r.put(t, rec, batch.GPUImage)
+	work, err := r.device.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, s := r.export(t, b, Config{Stream: work, Failed: func(err error) { t.Error(err) }})
+	r.drop(t, b)
+	if err := r.close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := call(c.consume, a, s), hashedRows(5000, rec.Columns()...); got != want {
+		t.Errorf("the consumer read %#x, want %#x", got, want)
+	}
+	if r.emulator != nil && r.emulator.Live("allocations")+r.emulator.Live("pools")+r.emulator.Live("events") != 1 { // the program's own event
+		t.Errorf("after the release there are still %v", r.emulator.Leaks())
 	}
 }
 
@@ -280,23 +312,6 @@ func TestRoundTripOfCUDA(t *testing.T) {
 			rec.Release()
 		}
 	}
-}
-
-// hasExtension says whether an extension is in a type: the test registers none.
-func hasExtension(dt arrow.DataType) bool {
-	switch t := dt.(type) {
-	case arrow.ExtensionType:
-		return true
-	case *arrow.DictionaryType:
-		return hasExtension(t.ValueType)
-	case arrow.NestedType:
-		for _, f := range t.Fields() {
-			if hasExtension(f.Type) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // What a CUDA device cannot do is told, and leaves everything with the caller.

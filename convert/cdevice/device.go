@@ -23,7 +23,7 @@ type Config struct {
 	// Wait waits for the event of an imported array. Without it a device of package tier/cuda does that, and for
 	// others an array that has one is refused.
 	Wait func(ctx context.Context, event uintptr) error
-	// Failed, which may be nil, is told if the handle or the event of an exported batch could not be given up. It is called
+	// Failed, which may be nil, is told if the handle, the event or the memory of an exported batch could not be given up. It is called
 	// by the thread that releases the array.
 	Failed func(error)
 }
@@ -47,6 +47,7 @@ type device struct {
 	id     int64
 	mapped mapped // nil where addresses are pointers
 	sharer sharer // nil where there are no events
+	lend   func() (back func() error, err error)
 }
 
 // deviceOf finds out what the device of a space is.
@@ -56,6 +57,10 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 		return d, path(nil).unsupported("the memory of %s has no device", space.ID())
 	}
 	dev := pool.Device()
+	d.lend = func() (func() error, error) { return func() error { return nil }, nil } // of others' backends, memory ends with the device
+	if l, ok := tier.LenderOf(dev); ok {
+		d.lend = l.Lend
+	}
 	backend := dev.Info().Backend
 	for d.mapped == nil && d.sharer == nil {
 		d.mapped, _ = dev.(mapped)

@@ -14,7 +14,14 @@
 // Export takes the handle over: the batch stays in its space, in use, until whoever has the
 // array calls its release callback, from any thread, which closes the handle. Children that a
 // consumer has moved out of the array count by themselves, as the interface has it. What reads the memory must be done by
-// then, and that must come before the engine is closed: with its device the memory is gone, whoever has an array of it.
+// then.
+//
+// The memory is there until then also if the engine, or the device, is closed before: closing waits for no consumer. Engine.Close reports the
+// batch as one that is held (spillway.LeakError), and leaves of a GPU what arrays need (tier.Lender); the last release gives
+// it up. Devices of other backends than the module's keep it only if they can.
+//
+// For a CUDA device a release calls the driver: it may free memory and destroy the array's event. So release must not be called in a callback
+// that the driver calls (cuLaunchHostFunc, cudaStreamAddCallback), where calls of the driver are forbidden; hand it to another thread there.
 //
 // Import takes the array and the schema over if it succeeds, and marks them as released; on an
 // error they stay the caller's. The array's release callback is called once, when the table

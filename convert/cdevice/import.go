@@ -14,7 +14,8 @@ import (
 
 // Import makes a table of a record that somebody else has made in the memory of a space's
 // device. Its bytes are not copied, and are charged in the space, as convert.Mover.AdoptTable
-// tells; the caller makes a batch of it. If it succeeds, array and schema are taken over.
+// tells; the caller makes a batch of it. What Export has made in the same space is known when it comes back, also slices of it, and is not charged
+// again, unless it comes in an array of somebody else's: with another release callback. If it succeeds, array and schema are taken over.
 //
 // A released struct is tier.ErrReleased, a struct that does not make sense an *InvalidError or
 // a *convert.InvalidError, what Spillway has no type for an *UnsupportedError, and the memory of another
@@ -58,7 +59,7 @@ func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *Dev
 	}
 	moved[0] = array.Array
 	t, err := m.AdoptTable(ctx, convert.DeviceTable{
-		Space: space, Schema: s, Rows: array.Array.Length, Columns: columns,
+		Space: space, Schema: s, Rows: array.Array.Length, Columns: columns, Charged: callbacks().charged(&array.Array, space),
 		Release: func() {
 			release(where, moved[0].Release)
 			mem.free()

@@ -2,6 +2,7 @@ package cdevice
 
 import (
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -26,6 +27,7 @@ type rig struct {
 	dev       tier.Device
 	mover     *convert.Mover
 	ids       batch.IDs
+	close     func() error // once; the test's end does it, too
 }
 
 const rigMemory = 16 << 20
@@ -83,19 +85,20 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 	check(builtin.Register(&registry))
 	r.mover, err = convert.NewMover(convert.MoverConfig{Reservations: reservations, Registry: &registry, Builtin: builtin, IDs: &r.ids})
 	check(err)
+	r.close = sync.OnceValue(func() error {
+		return errors.Join(r.mover.Close(), reservations.Close(), staging.Close(), streams.Close(), permits.Close(), r.gpu.Close(), r.host.Close(), device.Close())
+	})
 	t.Cleanup(func() {
-		err := errors.Join(r.mover.Close(), reservations.Close(), staging.Close(), streams.Close(), permits.Close())
+		if err := r.close(); err != nil {
+			t.Error(err)
+		}
 		for _, s := range []*tier.Space{r.gpu, r.host} {
 			for _, l := range s.Leaks() {
 				t.Errorf("leaked: %+v", l)
 			}
-			err = errors.Join(err, s.Close())
 			if s.Used() != 0 {
 				t.Errorf("%s ends with %+v", s.ID(), s.Usage())
 			}
-		}
-		if err := errors.Join(err, device.Close()); err != nil {
-			t.Error(err)
 		}
 		if n := callbacks().open(); n != 0 {
 			t.Errorf("%d exports are open at the end", n)
@@ -122,6 +125,9 @@ func (r *rig) put(t testing.TB, rec arrow.RecordBatch, form batch.PayloadType) *
 		t.Fatal(err)
 	}
 	b := r.batch(t, p)
+	if p.Type() == form {
+		return b // to make it again would take the room twice
+	}
 	if err := r.mover.MoveAs(t.Context(), b, onGPU, form, convert.ReasonWork); err != nil {
 		t.Fatal(err)
 	}

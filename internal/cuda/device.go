@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 )
 
 // Device is a device, a context of it, and the thread that has it current. It is safe for
@@ -14,7 +15,8 @@ type Device struct {
 	lib     *Library
 	info    DeviceInfo
 	ctx     Context
-	primary bool // the context is the device's own, and was retained here
+	primary bool        // the context is the device's own, and was retained here
+	keep    atomic.Bool // the context outlives the thread: Detach was called
 
 	queue   queue
 	replies sync.Pool     // of *reply
@@ -109,11 +111,16 @@ func (d *Device) Post(f func(*Calls)) error {
 // returns its error, or ErrClosed. It is for calls that take long, which would keep others
 // waiting on the device's thread, and for those whose answer is wanted at once: it costs
 // no change of threads. It has no order with what Do and Post run.
-func (d *Device) Here(f func(*Calls) error) (err error) {
+func (d *Device) Here(f func(*Calls) error) error {
 	if !d.queue.enter() {
 		return ErrClosed
 	}
 	defer d.queue.exit()
+	return d.current(f)
+}
+
+// current runs f on the caller's goroutine with the context current.
+func (d *Device) current(f func(*Calls) error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := d.lib.pushContext(d.ctx); err != nil {
@@ -140,6 +147,30 @@ func (d *Device) Close() error {
 	}
 	<-d.stopped
 	return d.result
+}
+
+// Rest is the context of a device that is closed, while something in it is needed still.
+type Rest struct{ dev *Device }
+
+// Detach is Close, but for the context: that stays until Rest.End is called, once. What is in it stays as it is,
+// and may be used by others meanwhile. The rest has no thread.
+func (d *Device) Detach() (*Rest, error) {
+	d.keep.Store(true)
+	return &Rest{d}, d.Close()
+}
+
+// End runs f on the caller's goroutine with the context current, to destroy what is left, and gives the context up.
+func (r *Rest) End(f func(*Calls) error) error {
+	called := false
+	run := func(c *Calls) error { called = true; return f(c) }
+	err := r.dev.current(run)
+	if !called { // there is no thread that has it: a driver that refused to make it current is asked once more
+		err = r.dev.current(run)
+	}
+	if r.dev.primary {
+		err = errors.Join(err, r.dev.lib.release(r.dev.info.Ordinal))
+	}
+	return err
 }
 
 // enter makes the context current on the thread.
@@ -170,7 +201,7 @@ func (d *Device) leave() (clean bool) {
 	_, _ = d.lib.captureMode(d.capture)
 	err := d.lib.setContext(0)
 	errs = append(errs, err)
-	if d.primary {
+	if d.primary && !d.keep.Load() {
 		errs = append(errs, d.lib.release(d.info.Ordinal))
 	}
 	d.result = errors.Join(errs...)

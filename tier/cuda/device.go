@@ -35,6 +35,8 @@ type Device struct {
 		streams map[*stream]struct{}
 		pins    []share
 		shared  map[cuda.Event]struct{} // given to others
+		lent    int                     // how many need the memory beside the device; with it, while Close leaves the rest to them
+		rest    *cuda.Rest              // what the last of them gives up
 		peers   map[*Device]bool        // whether work of this device may write there; those that may write here are in it, too
 		lost    error                   // with what the context was lost
 	}
@@ -45,6 +47,7 @@ var (
 	_ tier.Computer = (*Device)(nil)
 	_ tier.Pinner   = (*Device)(nil)
 	_ tier.Borrower = (*Device)(nil)
+	_ tier.Lender   = (*Device)(nil)
 )
 
 // Open opens a device. The caller must Close it.
@@ -206,9 +209,14 @@ func (d *Device) Close() error {
 	}
 	d.waits.Wait()
 	d.forgetPeers()
-	errs = append(errs, d.surely(d.giveBack))
+	lent := d.isLent()
+	errs = append(errs, d.surely(func(c *cuda.Calls) error { return d.giveBack(c, !lent) }))
 	close(d.given)
-	errs = append(errs, d.dev.Close())
+	if lent {
+		errs = append(errs, d.detach())
+	} else {
+		errs = append(errs, d.dev.Close())
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return firstOf(append([]error{d.mu.lost}, errs...)) // the reason of whatever followed
@@ -234,21 +242,36 @@ func (d *Device) surely(f func(c *cuda.Calls) error) error {
 	return err
 }
 
-// giveBack gives up all that is not a stream.
-func (d *Device) giveBack(c *cuda.Calls) error {
+// giveBack gives up all that is not a stream, or, while memory is lent, what no borrower needs.
+func (d *Device) giveBack(c *cuda.Calls, all bool) error {
 	d.mu.Lock()
-	pins, shared := d.mu.pins, d.mu.shared
-	d.mu.pins, d.mu.shared = nil, nil
+	pins := d.mu.pins
+	d.mu.pins = nil
 	d.mu.Unlock()
 	var errs []error
 	for _, p := range pins {
 		errs = append(errs, p.pin.End(c))
 	}
+	errs = append(errs, d.bounce.close(c))
+	if all {
+		errs = append(errs, d.giveBackShared(c))
+	} else {
+		d.source.trim(c)
+	}
+	return firstOf(errs)
+}
+
+// giveBackShared gives up the memory, and the events that others may wait for.
+func (d *Device) giveBackShared(c *cuda.Calls) error {
+	d.mu.Lock()
+	shared := d.mu.shared
+	d.mu.shared = nil
+	d.mu.Unlock()
+	var errs []error
 	for e := range shared {
 		errs = append(errs, c.DestroyEvent(e))
 	}
-	errs = append(errs, d.bounce.close(c), d.source.close(c, d.mu.table.all()))
-	return firstOf(errs)
+	return firstOf(append(errs, d.source.close(c, d.mu.table.all())))
 }
 
 // firstOf returns the first error that there is. When a context is lost all calls return the same.

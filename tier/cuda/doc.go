@@ -18,6 +18,8 @@
 //
 // What others have allocated on the GPU, in whatever way, can be worked with while it is borrowed (Device.Borrow); the driver is asked whether it is
 // there. Events are shared with others, too: ShareEvent makes a CUevent behind a stream's work, and AwaitShared waits for somebody else's.
+// While others have been given memory of the device's (Device.Lend), Close leaves its memory, its context and those events, and no thread; the last
+// of them gives these up.
 //
 // What is freed is retired until the device has come to that point of its stream. Each event
 // takes notice of the frees before it.

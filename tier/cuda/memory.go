@@ -203,6 +203,8 @@ type source interface {
 	largest(most int64) int64
 	// show lets work of another GPU reach the memory.
 	show(to *cuda.Device) error
+	// trim gives the driver back what is not live, as far as it can.
+	trim(c *cuda.Calls)
 	// close gives everything up, also what is live.
 	close(c *cuda.Calls, live []*allocation) error
 }
@@ -287,6 +289,8 @@ func (p *pool) show(to *cuda.Device) error {
 	}
 	return p.dev.Here(func(c *cuda.Calls) error { return c.ShowPool(p.pool, to.Info().Ordinal) })
 }
+
+func (p *pool) trim(c *cuda.Calls) { _ = c.TrimPool(p.pool, 0) } // refused, it goes with the rest
 
 func (p *pool) close(c *cuda.Calls, live []*allocation) error {
 	var errs []error
@@ -383,5 +387,7 @@ func (p *piece) largest(int64) int64 {
 
 // show has nothing to do: peers reach what the driver has not taken from a pool.
 func (p *piece) show(*cuda.Device) error { return nil }
+
+func (p *piece) trim(*cuda.Calls) {}
 
 func (p *piece) close(c *cuda.Calls, _ []*allocation) error { return c.Free(cuda.Ptr(p.base)) }

@@ -9,7 +9,7 @@ import (
 )
 
 // ShareEvent records a CUevent behind the work put on s so far and returns it, for others in the process to wait for. They may
-// do so until end is called, once, or the device is closed.
+// do so until end is called, once, or the device is closed; while the device's memory is lent (Lend), beyond that.
 func (d *Device) ShareEvent(ts tier.Stream) (event uintptr, end func() error, err error) {
 	s, err := d.own(ts)
 	if err != nil {
@@ -40,6 +40,11 @@ func (d *Device) ShareEvent(ts tier.Stream) (event uintptr, end func() error, er
 
 func (d *Device) endShared(e cuda.Event) error {
 	if !d.gate.enter() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if _, there := d.mu.shared[e]; there && d.mu.lent > 0 {
+			return nil // it ends with what is lent
+		}
 		return tier.ErrClosed // which has ended it
 	}
 	defer d.gate.leave()

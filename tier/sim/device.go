@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -93,6 +92,7 @@ type Device struct {
 		guests    int           // copies of other devices that are writing here
 		closed    bool          // no calls any more
 		guestless chan struct{} // closed when closed and guests is 0
+		lent      int           // how many need the arena; one of them is the device, until Close has ended all else
 	}
 }
 
@@ -108,6 +108,7 @@ type allocation struct {
 var (
 	_ tier.Device   = (*Device)(nil)
 	_ tier.Computer = (*Device)(nil)
+	_ tier.Lender   = (*Device)(nil)
 )
 
 // New returns a device. The caller must Close it.
@@ -138,6 +139,7 @@ func New(cfg Config) (*Device, error) {
 	d.mu.catch = func(a *allocation) bool { d.mu.found = a; return false }
 	d.mu.streams = make(map[*stream]struct{})
 	d.mu.guestless = make(chan struct{})
+	d.mu.lent = 1
 	if cfg.Touch {
 		d.touching.Go(func() { a.touch(d.stopTouching) })
 	}
@@ -383,7 +385,6 @@ func (d *Device) Close() error {
 	guests := d.mu.guests
 	d.mu.Unlock()
 
-	var errs []error
 	for s := range streams {
 		s.shut()
 		s.drain()
@@ -393,6 +394,28 @@ func (d *Device) Close() error {
 	}
 	close(d.stopTouching)
 	d.touching.Wait()
-	errs = append(errs, d.arena.close())
-	return errors.Join(errs...)
+	return d.takeBack()
+}
+
+// Lend implements tier.Lender.
+func (d *Device) Lend() (back func() error, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		return nil, tier.ErrClosed
+	}
+	d.mu.lent++
+	return sync.OnceValue(d.takeBack), nil
+}
+
+// takeBack ends one need of the arena, and the arena with the last.
+func (d *Device) takeBack() error {
+	d.mu.Lock()
+	d.mu.lent--
+	last := d.mu.lent == 0
+	d.mu.Unlock()
+	if !last {
+		return nil
+	}
+	return d.arena.close()
 }

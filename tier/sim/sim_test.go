@@ -392,3 +392,43 @@ func TestNames(t *testing.T) {
 		t.Errorf("what is no operation is called %q", n)
 	}
 }
+
+// TestLent: lent memory is there when the device is closed, until the last has given it back.
+func TestLent(t *testing.T) {
+	d, err := sim.New(sim.Config{Memory: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := d.Alloc(s, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(d.Fill(s, a, 7, 100), s.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	where, err := d.Pointer(a, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, err1 := d.Lend()
+	other, err2 := d.Lend()
+	if err := errors.Join(err1, err2, one(), one(), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if b := sim.ByteAt(where + 99); b != 7 {
+		t.Errorf("the lent memory holds %d, want 7", b)
+	}
+	if err := other(); err != nil {
+		t.Error(err)
+	}
+	if !d.Gone() {
+		t.Error("the memory is there after the last has given it back")
+	}
+	if _, err := d.Lend(); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("lending by a closed device: %v", err)
+	}
+}

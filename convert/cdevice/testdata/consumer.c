@@ -126,6 +126,68 @@ uint64_t consume_child(struct ArrowDeviceArray *d, struct ArrowSchema *s) {
   return h;
 }
 
+static uint64_t touched;
+
+// touch reads both ends of the n bytes of a buffer, which may be NULL only if there are none, and counts what is missing.
+static int touch(const void *p, int64_t n) {
+  if (n == 0) return 0;
+  if (p == NULL) return 1;
+  touched += ((const uint8_t *)p)[0] + ((const uint8_t *)p)[n - 1];
+  return 0;
+}
+
+static int64_t last(const void *offsets, int wide, int64_t i) {
+  return wide ? ((const int64_t *)offsets)[i] : ((const int32_t *)offsets)[i];
+}
+
+static int whole(const struct ArrowSchema *s, const struct ArrowArray *a) {
+  int missing = 0;
+  const char *f = s->format;
+  const int64_t n = a->length + a->offset;
+  int bad = a->length < 0 || a->offset < 0;
+  for (int64_t i = 0; i < a->n_children; i++) missing += whole(s->children[i], a->children[i]);
+  if (s->dictionary != NULL) missing += whole(s->dictionary, a->dictionary);
+  if (f[0] == 'n' || strncmp(f, "+r", 2) == 0) return missing + bad;
+  if (strncmp(f, "+u", 2) == 0) {
+    missing += touch(a->buffers[0], n);
+    return missing + (f[2] == 'd' ? touch(a->buffers[1], 4 * n) : 0);
+  }
+  missing += touch(a->buffers[0], a->null_count == 0 ? 0 : (n + 7) / 8);
+  if (a->null_count > 0 && a->buffers[0] != NULL) {
+    int64_t nulls = 0;
+    for (int64_t i = a->offset; i < n; i++) nulls += !(((const uint8_t *)a->buffers[0])[i / 8] >> (i % 8) & 1);
+    bad += nulls != a->null_count;
+  }
+  if (strcmp(f, "+s") == 0 || strncmp(f, "+w:", 3) == 0) return missing + bad;
+  const int wide = strchr("UZ", f[0]) != NULL || (f[0] == '+' && (f[1] == 'L' || strcmp(f, "+vL") == 0));
+  if (strncmp(f, "+v", 2) == 0) return missing + bad + touch(a->buffers[1], (wide ? 8 : 4) * n) + touch(a->buffers[2], (wide ? 8 : 4) * n);
+  if (f[0] == 'v') {
+    missing += touch(a->buffers[1], 16 * n) + (a->buffers[a->n_buffers - 1] == NULL);
+    for (int64_t i = 2; i < a->n_buffers - 1; i++) missing += touch(a->buffers[i], ((const int64_t *)a->buffers[a->n_buffers - 1])[i - 2]);
+    return missing + bad;
+  }
+  if (strchr("uzUZ", f[0]) != NULL || f[0] == '+') {
+    if (touch(a->buffers[1], (wide ? 8 : 4) * (n + 1))) return missing + 1;
+    const int64_t end = last(a->buffers[1], wide, n);
+    if (f[0] != '+') return missing + bad + touch(a->buffers[2], end);
+    return missing + bad + (end > a->children[0]->length);
+  }
+  if (f[0] == 'b') return missing + bad + touch(a->buffers[1], (n + 7) / 8);
+  int64_t w = width(f);
+  if (f[0] == 't') w = strcmp(f, "tin") == 0 ? 16 : strcmp(f, "tdD") == 0 || strcmp(f, "tts") == 0 || strcmp(f, "ttm") == 0 || strcmp(f, "tiM") == 0 ? 4 : 8;
+  if (f[0] == 'w') w = atoll(f + 2);
+  if (f[0] == 'e') w = 2;
+  if (f[0] == 'd') {
+    const char *bits = strrchr(f, ',');
+    w = bits == strchr(f, ',') ? 16 : atoll(bits + 1) / 8;
+  }
+  return missing + bad + (w == 0 && f[0] != 'w') + touch(a->buffers[1], w * n);
+}
+
+// missing says how many buffers are not there although the interface wants them, counts of nulls are wrong, and types are
+// unknown to it, and reads the ends of the buffers.
+uint64_t missing(struct ArrowDeviceArray *d, struct ArrowSchema *s) { return (uint64_t)whole(s, &d->array); }
+
 static int64_t released;
 
 static void counting(struct ArrowArray *a) {

@@ -1,0 +1,306 @@
+package cdevice
+
+import (
+	"errors"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// places says where the buffers of a body are on the device.
+type places struct {
+	desc   *batch.Descriptor
+	nodes  []batch.Node // not yet taken
+	spans  []batch.Span
+	where  func(i int) tier.Addr // of the i-th of desc.Buffers
+	adjust []batch.Adjustment    // of a table; ascending by their buffers
+	whole  bool                  // the arrays lie where they were made: what a slice leaves out before its first row is there
+}
+
+func placesOf(d *batch.Descriptor, where func(i int) tier.Addr) *places {
+	return &places{desc: d, nodes: d.Nodes, spans: d.Buffers, where: where}
+}
+
+// inBody returns the places of an image.
+func inBody(d *batch.Descriptor, buf *tier.Buffer) (*places, error) {
+	if buf == nil {
+		return placesOf(d, func(int) tier.Addr { return 0 }), nil
+	}
+	m, ok := buf.Memory().(tier.DeviceMemory)
+	if !ok {
+		return nil, path(nil).unsupported("memory of type %T, which is no device's", buf.Memory())
+	}
+	return placesOf(d, func(i int) tier.Addr { return m.Addr() + tier.Addr(d.Buffers[i].Offset) }), nil
+}
+
+// next is the number of the buffer that is taken next.
+func (p *places) next() int { return len(p.desc.Buffers) - len(p.spans) }
+
+// base returns the Base of a buffer's adjustment, if it is one of that kind, else 0.
+func (p *places) base(i int, how batch.Adjust) int64 {
+	for len(p.adjust) > 0 && p.adjust[0].Buffer < p.next() {
+		p.adjust = p.adjust[1:]
+	}
+	for _, a := range p.adjust {
+		if a.Buffer >= i {
+			if a.Buffer == i && a.How == how {
+				return a.Base
+			}
+			break
+		}
+	}
+	return 0
+}
+
+// arrayWriter lays out the structs of an array, beside the descriptor of an image.
+type arrayWriter struct {
+	mem    *memory
+	dev    device
+	id     uintptr
+	count  int64
+	path   path
+	body   *places
+	shared []batch.Shared
+	absent []absent
+}
+
+// absent is a buffer that the batch does without and C has to have.
+type absent struct {
+	at *uintptr
+	n  int64 // bytes
+}
+
+// open finds the buffers of a payload.
+func (w *arrayWriter) open(p batch.Payload) (d *batch.Descriptor, err error) {
+	if p.Space().Kind() != tier.GPU {
+		return nil, w.path.unsupported("a batch in %s: its memory is no device's", p.Space().ID())
+	}
+	switch p := p.(type) {
+	case *batch.Image:
+		d, w.shared = p.Descriptor(), p.Shared()
+		w.body, err = inBody(d, p.Buffer())
+		return d, err
+	case *batch.Table:
+		d, w.shared = p.Descriptor(), p.Shared()
+		w.body = placesOf(d, func(i int) tier.Addr { return p.Ranges()[i].Addr })
+		w.body.adjust, w.body.whole = p.Adjustments(), p.Lent()
+		return d, nil
+	}
+	return nil, w.path.unsupported("a payload of type %s", p.Type())
+}
+
+// zeros takes the memory that absent buffers need: they are only read, so one piece will do. It is nil if there are none.
+func (w *arrayWriter) zeros(space *tier.Space) (_ *tier.Buffer, err error) {
+	n := int64(0)
+	for _, a := range w.absent {
+		n = max(n, a.n)
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	charge := space.Charge(n)
+	if err := space.Reserve(charge); err != nil {
+		return nil, err
+	}
+	buf, err := space.Draw(n, nil, nil)
+	if err != nil {
+		space.Unreserve(charge)
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, buf.Release())
+		}
+	}()
+	m, ok := buf.Memory().(tier.DeviceMemory)
+	if !ok {
+		return nil, w.path.unsupported("memory of type %T, which is no device's", buf.Memory())
+	}
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(m.Device().Fill(s, m.Addr(), 0, n), s.Sync(), s.Close()); err != nil { // as brief as to allocate it
+		return nil, err
+	}
+	at, err := w.dev.pointer(m.Addr(), n)
+	for _, a := range w.absent {
+		*a.at = at
+	}
+	return buf, err
+}
+
+func (w *arrayWriter) record(out *Array, d *batch.Descriptor) error {
+	w.header(out, batch.Node{Length: d.Rows})
+	if err := w.buffers(out, []pointer{{}}); err != nil {
+		return err
+	}
+	return w.children(out, d.Schema.Fields(), 0)
+}
+
+// header fills in what is the same in all structs.
+func (w *arrayWriter) header(out *Array, n batch.Node) {
+	w.count++
+	out.Length, out.NullCount = n.Length, n.Nulls
+	out.Release, out.PrivateData = callbacks().array, w.id
+}
+
+// pointer is a buffer's: where it is, or how many bytes of zeros have to be there.
+type pointer struct {
+	at    uintptr
+	zeros int64
+}
+
+func (w *arrayWriter) buffers(out *Array, p []pointer) error {
+	at, to, err := place[uintptr](w.mem, len(p))
+	if err != nil {
+		return err
+	}
+	for i, x := range p {
+		if to[i] = x.at; x.zeros > 0 {
+			w.absent = append(w.absent, absent{&to[i], x.zeros})
+		}
+	}
+	out.Buffers, out.NBuffers = at, int64(len(p))
+	return nil
+}
+
+// children fills in the arrays of the fields, each with front rows before the batch's.
+func (w *arrayWriter) children(out *Array, fields []arrow.Field, front int64) (err error) {
+	at, structs, err := place[Array](w.mem, len(fields))
+	if err != nil {
+		return err
+	}
+	if out.Children, err = pointers(w.mem, at, len(fields), arraySize); err != nil {
+		return err
+	}
+	out.NChildren = int64(len(fields))
+	for i, f := range fields {
+		w.path.push(f.Name)
+		if err := w.array(&structs[i], f.Type, front); err != nil {
+			return err
+		}
+		w.path.pop()
+	}
+	return nil
+}
+
+func (w *arrayWriter) node() (n batch.Node, err error) {
+	if len(w.body.nodes) == 0 {
+		return n, w.path.invalid("the descriptor has no node for it")
+	}
+	n, w.body.nodes = w.body.nodes[0], w.body.nodes[1:]
+	return n, nil
+}
+
+// array fills out with the next array, of type dt. Of the array that it is a slice of, if it is one, front rows before its first
+// are shown, too: its parent's offsets count them.
+//
+//	row of the whole array   0 … │ back … front … │ the batch's n rows │ …
+//	C's array                    │ Offset │       Length               │
+//
+// Buffers begin back rows before the batch's first: front, and what makes bitmaps begin with a byte.
+func (w *arrayWriter) array(out *Array, dt arrow.DataType, front int64) error {
+	if e, ok := dt.(arrow.ExtensionType); ok {
+		dt = e.StorageType()
+	}
+	n, err := w.node()
+	if err != nil {
+		return err
+	}
+	w.header(out, n)
+	out.Length += front
+	switch t := dt.(type) {
+	case *arrow.NullType:
+		out.NullCount = out.Length
+		return nil
+	case *arrow.RunEndEncodedType:
+		out.Offset = w.body.base(w.body.next()+1, batch.Ends) - front // the run ends' second buffer; they come first
+		if out.Offset < 0 {
+			return w.path.invalid("%d rows before the first", front)
+		}
+		return w.children(out, t.Fields(), 0)
+	}
+	r := rows{n: n.Length, front: front, nulls: n.Nulls}
+	bufs, err := w.spans(&r, kindsOf(dt))
+	if err != nil {
+		return err
+	}
+	if out.Offset = r.back - front; front > 0 && bufs[0].at != 0 && n.Nulls > 0 {
+		out.NullCount = -1 // those before the first are not counted
+	}
+	if _, ok := dt.(arrow.BinaryViewDataType); ok {
+		return w.views(out, bufs)
+	}
+	if err := w.buffers(out, bufs); err != nil {
+		return err
+	}
+	switch t := dt.(type) {
+	case *arrow.DictionaryType:
+		return w.dictionary(out, t)
+	case *arrow.StructType, *arrow.SparseUnionType:
+		return w.children(out, t.(arrow.NestedType).Fields(), r.back)
+	case *arrow.FixedSizeListType:
+		return w.children(out, t.Fields(), r.back*int64(t.Len()))
+	case arrow.NestedType:
+		return w.children(out, t.Fields(), r.first)
+	}
+	return nil
+}
+
+// views appends the lengths of the data buffers, as one more buffer.
+func (w *arrayWriter) views(out *Array, bufs []pointer) error {
+	data, err := w.node()
+	if err != nil {
+		return err
+	}
+	if data.Length < 0 || data.Length > int64(len(w.body.spans)) {
+		return w.path.invalid("%d data buffers of views", data.Length)
+	}
+	at, sizes, err := place[int64](w.mem, max(1, int(data.Length))) // the buffer is there also if it has none
+	if err != nil {
+		return err
+	}
+	for i := range data.Length {
+		sizes[i] = max(0, w.body.spans[0].Length)
+		p, err := w.span(0, 0)
+		if err != nil {
+			return err
+		}
+		bufs = append(bufs, p)
+	}
+	return w.buffers(out, append(bufs, pointer{at: at}))
+}
+
+func (w *arrayWriter) dictionary(out *Array, t *arrow.DictionaryType) error {
+	at, dict, err := place[Array](w.mem, 1)
+	if err != nil {
+		return err
+	}
+	out.Dictionary = at
+	w.path.push("dictionary")
+	defer w.path.pop()
+	if len(w.body.nodes) == 0 || w.body.nodes[0].Nulls != batch.Outside {
+		return w.array(&dict[0], t.ValueType, 0)
+	}
+	n, _ := w.node()
+	if n.Length < 0 || n.Length >= int64(len(w.body.desc.Dictionaries)) {
+		return w.path.invalid("dictionary %d of %d", n.Length, len(w.body.desc.Dictionaries))
+	}
+	desc := w.body.desc.Dictionaries[n.Length]
+	for _, s := range w.shared {
+		if s.Descriptor() != desc {
+			continue
+		}
+		outer := w.body
+		if w.body, err = inBody(desc, s.Buffer()); err != nil {
+			return err
+		}
+		err = w.array(&dict[0], t.ValueType, 0)
+		w.body = outer
+		return err
+	}
+	return errors.New("cdevice: a batch without a dictionary that it needs")
+}
