@@ -57,7 +57,7 @@ func ExampleTopology_Path() {
 	//   GPU0     X     SYS   PIX
 	//   GPU1     SYS   X     SYS
 	//   nvme0n1  PIX   SYS   X
-//   (PIX: one PCI switch, SYS: two NUMA nodes, or not known)
+	//   (PIX: one PCI switch, SYS: two NUMA nodes, or not known)
 }
 
 func ExampleSet() {
