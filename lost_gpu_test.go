@@ -214,6 +214,9 @@ func TestLostGPUIsPassedBy(t *testing.T) {
 	if lost := <-l.told; lost.Space != lostGPU || !errors.Is(lost.Err, errFellOff) {
 		t.Errorf("the monitor tells of %+v", lost)
 	}
+	if n := l.log.count("lost"); n != 1 {
+		t.Errorf("when it is told, the log has %d lines of it", n)
+	}
 	all := l.eng.Warnings()
 	if n := causes(all, tier.CauseGPULost); n != 1 {
 		t.Errorf("there are %d warnings of it: %v", n, all)
@@ -249,7 +252,8 @@ func causes(all []tier.Warning, c tier.Cause) (n int) {
 // TestWaitersOfALostGPU: who waits for room there when it is lost is told, or goes on waiting for the others that will do.
 func TestWaitersOfALostGPU(t *testing.T) {
 	l := openLosable(t, 1, 1<<20)
-	ctx := t.Context()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("it takes for ever"))
+	defer cancel()
 	waits := make(chan struct{}, 16)
 	defer l.eng.Reservations().OnDemand(func() { waits <- struct{}{} })()
 	take := func(k tier.Kind, part int64) reservation.Reservation {
@@ -260,8 +264,10 @@ func TestWaitersOfALostGPU(t *testing.T) {
 		}
 		return r
 	}
-	gpu, rest, host := take(tier.GPU, 2), take(tier.GPU, 1), take(tier.Host, 1)
 	record := numberedRecord(1, 1000, wordList(1, 10))
+	dead := l.put(2, record, in(tier.GPU))
+	letGo := dead.Subscribe() // it is not to be moved out of the way
+	gpu, rest, host := take(tier.GPU, 2), take(tier.GPU, 1), take(tier.Host, 1)
 	told := make(chan error, 6)
 	waiting := func() {
 		t.Helper()
@@ -302,6 +308,8 @@ func TestWaitersOfALostGPU(t *testing.T) {
 	for range 6 {
 		isLost(t, "a waiter", <-told)
 	}
+	letGo()
+	isLost(t, "moving what was there to where there is no room", l.eng.Mover().Move(ctx, dead, reservation.AnyInTier(tier.Host), convert.ReasonWork))
 	if err := host.Release(); err != nil {
 		t.Error(err)
 	}
@@ -321,7 +329,7 @@ func TestWaitersOfALostGPU(t *testing.T) {
 	if err := errors.Join(gpu.Release(), rest.Release()); err != nil {
 		t.Error(err)
 	}
-	l.end(2)
+	l.end(3)
 }
 
 // TestOneOfTwoGPUsIsLost: the other serves.
