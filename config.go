@@ -101,6 +101,11 @@ type Config struct {
 }
 
 // GPU configures one GPU space.
+//
+// A GPU that is lost while the engine is open, after an error of the driver that ends its context or when it has fallen off the bus, is
+// passed by. Put and moves go to other GPUs, or to slower tiers where their strategy names these; whoever asks for that GPU alone, or
+// waits for it, gets a *tier.LostError at once, and so does who opens a batch that is only there: it can be dropped. Warnings
+// and Stats tell of it. Batches elsewhere are not affected. A Device of the program's own, or what Open returns, is treated so if it is a tier.Losable.
 type GPU struct {
 	Backend Backend
 	// ID says which of the machine's GPUs it is, by its UUID or PCI address in any of the usual spellings

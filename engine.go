@@ -113,7 +113,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	e.monitor, err = monitor.New(monitor.Config{
 		Reservations: e.reservations, Mover: e.mover, Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod,
-		Logger: e.cfg.Logger, Events: e.cfg.MonitorEvents, Base: e.held,
+		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held,
 	})
 	if err != nil {
 		return nil, err
@@ -160,6 +160,19 @@ func (e *Engine) moveEvents() convert.Events {
 			"bytes", bytes, "wanted", wanted.String(), "got", got.String())
 		if told != nil {
 			told(bytes, wanted, got)
+		}
+	}
+	return ev
+}
+
+// monitorEvents adds to the configured events that a lost GPU is warned of at once.
+func (e *Engine) monitorEvents() monitor.Events {
+	ev := e.cfg.MonitorEvents
+	told := ev.Lost
+	ev.Lost = func(l monitor.Lost) {
+		e.logWarnings()
+		if told != nil {
+			told(l)
 		}
 	}
 	return ev

@@ -72,6 +72,7 @@ func TestGPUIsLostUnderLoad(t *testing.T) {
 			if lost.Load() == 0 {
 				t.Error("the GPU was lost, and nobody was told")
 			}
+			isPassedBy(t, eng, repo)
 			got, err := openedFrom(t, eng, b)
 			if err != nil {
 				t.Fatal(err)
@@ -92,6 +93,89 @@ func TestGPUIsLostUnderLoad(t *testing.T) {
 				t.Errorf("%d contexts are left", n)
 			}
 		})
+	}
+}
+
+// isPassedBy checks that what may go elsewhere than to the GPU that is lost does, and that the rest is refused.
+func isPassedBy(t *testing.T, eng *spillway.Engine, repo *repository.Repository) {
+	t.Helper()
+	rec := numberedRecord(1<<20, 1000, wordList(1, 10))
+	defer rec.Release()
+	if err := repo.Put(t.Context(), randomPartitions+1, rec); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := repo.Peek(randomPartitions + 1); b.Info().Space == lostGPU {
+		t.Errorf("what is put after the loss lies in %s", b.Info().Space)
+	}
+	err := repo.Put(t.Context(), randomPartitions+2, rec, repository.WithPlacement(reservation.Specific(lostGPU)))
+	var lost *tier.LostError
+	if !errors.As(err, &lost) || lost.Space != lostGPU || !errors.Is(err, cuda.ErrIllegalAddress) || errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("putting there: %v", err)
+	}
+	if n := causes(eng.Warnings(), tier.CauseGPULost); n != 1 {
+		t.Errorf("there are %d warnings of it: %v", n, eng.Warnings())
+	}
+}
+
+// TestOneOfTwoContextsIsLost: the Put that finds out goes to the other GPU, as do those after it.
+func TestOneOfTwoContextsIsLost(t *testing.T) {
+	tiertest.NoLeaks(t)
+	e := cudatest.New(t, cudatest.Config{Devices: 2})
+	gpu := spillway.GPU{Backend: spillway.CUDA, Memory: 1 << 20}
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		CUDALibrary: e.Path, GPUs: []spillway.GPU{gpu, gpu}, HostMemory: 1 << 20,
+		Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := eng.Plan("two")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("scan", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := wordList(1, 1500)
+	e.FailWork(0, cuda.ErrIllegalAddress, true)
+	for i := range 4 {
+		rec := numberedRecord(int64(i), 1000, words)
+		if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTierPreferring(tier.GPU, 0))); err != nil {
+			t.Fatal(err)
+		}
+		b, _ := repo.Peek(i)
+		if at := b.Info().Space; at != otherGPU {
+			t.Errorf("batch %d lies in %s", i, at)
+		}
+		for h, err := range repo.Drain(t.Context(), i, tier.GPU) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := eng.Mover().Record(t.Context(), h)
+			if err == nil {
+				err = convert.Equal(rec, got)
+				got.Release()
+			}
+			if err := errors.Join(err, h.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+		rec.Release()
+	}
+	isPassedBy(t, eng, repo)
+	for _, s := range eng.Stats().Spaces {
+		if s.Lost != (s.ID == lostGPU) {
+			t.Errorf("the stats of %s say lost: %v", s.ID, s.Lost)
+		}
+	}
+	if err := eng.Close(); !errors.Is(err, cuda.ErrIllegalAddress) {
+		t.Errorf("closing says %v", err)
+	}
+	for _, s := range eng.Stats().Spaces {
+		if s.Used() != 0 {
+			t.Errorf("%s ends with %+v", s.ID, s.Usage)
+		}
 	}
 }
 

@@ -132,6 +132,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPU) error {
 		return errors.Join(err, pool.Close())
 	}
 	e.spaces = append(e.spaces, space)
+	e.warnFor(id, func() []tier.Warning { return lossOf(space) })
 	streams, err := tier.NewStreamPool(dev, defaultStreams)
 	if err != nil {
 		return err

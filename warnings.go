@@ -2,6 +2,7 @@ package spillway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path"
@@ -15,8 +16,8 @@ import (
 
 // Warnings lists what the machine refused or does not tell, and what to do about each: what
 // the topology could not find out, and what the arenas and volumes do without.
-// There may be more of them later: a disk may begin to fail. Each is logged once, when the engine is
-// opened or, for those that come later, closed; those that are information at that level.
+// There may be more of them later: a disk may begin to fail, or a GPU be lost. Each is logged once, when the engine is
+// opened or, for those that come later, closed, and of a GPU when it is lost; those that are information at that level.
 // It is safe for concurrent use, and works after Close. docs/machine.md has all causes.
 func (e *Engine) Warnings() []tier.Warning {
 	all := slices.Clone(e.warned.machine)
@@ -94,6 +95,15 @@ func (w *warned) first(one tier.Warning) bool {
 	}
 	w.logged[one] = true
 	return true
+}
+
+// lossOf warns of a space that is lost with its device.
+func lossOf(space *tier.Space) []tier.Warning {
+	var lost *tier.LostError
+	if !errors.As(space.Lost(), &lost) {
+		return nil
+	}
+	return []tier.Warning{tier.CauseGPULost.Warning("the GPU is lost, with %d bytes in use there: %v: what has no other place is gone, and other spaces are used", lost.Bytes, lost.Cause)}
 }
 
 // warnOfMachine tells what the topology does not know, and what it keeps from the engine.

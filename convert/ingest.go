@@ -15,7 +15,7 @@ import (
 // Ingest lays rec out as an image in the first space of the strategy that has
 // room, waiting for it, and returns the image, which is the caller's. What can
 // never fit in a space of the strategy goes to the first slower tier where it
-// fits, and Events.Oversized is told. The record is only read.
+// fits, and Events.Oversized is told. A space that is lost meanwhile is passed by. The record is only read.
 //
 // A dictionary of more than 4 KiB that is in the space already is not copied again:
 // it is recognised if it is the same arrow-go array as before, or that of a record
@@ -34,7 +34,7 @@ func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservatio
 	for afresh := false; ; {
 		p, err := m.ingest(ctx, l, to, afresh)
 		switch {
-		case errors.Is(err, errGone):
+		case errors.Is(err, errGone), errors.Is(err, errLost): // the lost one is asked no more
 		case errors.Is(err, errChanged) && !afresh:
 			afresh = true // what it says now is what counts
 		default:
@@ -82,7 +82,11 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	if buf != nil {
 		l.rewind() // another space may have had the beginning, and no room for the rest
 		if err := m.cfg.Builtin.lay(ctx, l, buf); err != nil {
-			return nil, errors.Join(err, releaseAll(shared), buf.Release())
+			err = errors.Join(err, releaseAll(shared), buf.Release())
+			if space.Lost() != nil {
+				return nil, fmt.Errorf("%w: %w", errLost, err)
+			}
+			return nil, err
 		}
 	}
 	desc, err := l.Descriptor()

@@ -111,6 +111,9 @@ func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.dict
 // moves, and to write to disk they have its slot; they wait only for each other's
 // transfers. Otherwise Move waits for room and for a transit that is under way, and for a
 // permit to transfer from or to a disk; a batch with open handles is a StateError.
+//
+// Where a space is lost in the middle the others of the strategy are tried. A batch that lies in a lost space is a
+// *tier.LostError, from Acquire and Record, too; it can be dropped.
 func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error {
 	ctx, leave, err := m.gate.enter(ctx)
 	if err != nil {
@@ -147,6 +150,9 @@ type aim struct {
 // before b is committed to the target.
 func (m *Mover) bring(ctx context.Context, b *batch.Batch, to aim, reason string, given reservation.Reservation, arriving func()) error {
 	from := b.Info().Space
+	if err := m.lostIn(from); err != nil {
+		return fmt.Errorf("moving batch %d: %w", b.ID(), err)
+	}
 	if to.form == "" && m.reaches(to.to, from) {
 		return nil
 	}
@@ -206,7 +212,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 		if err == nil && out.Space() != r.Space() {
 			err = errors.Join(fmt.Errorf("the converter's payload lies in %s", out.Space().ID()), out.Release())
 		}
-		if err != nil {
+		if err = ofLost(err, t.Payload().Space(), r.Space()); err != nil {
 			err = fmt.Errorf("moving batch %d from %s to %s: %w", b.ID(), src, at, ofBatch(err, b.ID()))
 			return errors.Join(err, t.Abort())
 		}
@@ -290,6 +296,9 @@ func (m *Mover) acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 		info := b.Info()
 		if info.State == batch.Released {
 			return nil, &batch.StateError{Batch: b.ID(), State: info.State, Op: "acquire", Status: batch.MissingData}
+		}
+		if err := m.lostIn(info.Space); err != nil {
+			return nil, fmt.Errorf("acquiring batch %d: %w", b.ID(), err)
 		}
 		if at := info.Space; m.reaches(to, at) {
 			h, err := b.Lock(ctx, at)
@@ -397,6 +406,9 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 
 // inHost makes a host image beside src, and waits for room in one piece.
 func (m *Mover) inHost(ctx context.Context, src imaged) (out batch.Payload, err error) {
+	if err := src.Space().Lost(); err != nil {
+		return nil, err
+	}
 	to, body := reservation.AnyInTier(tier.Host), src.Descriptor().Body
 	dicts := m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())
 	reserve := m.reserver(ctx, body, dicts)
@@ -406,7 +418,7 @@ func (m *Mover) inHost(ctx context.Context, src imaged) (out batch.Payload, err 
 			return err
 		})
 	})
-	return out, err
+	return out, ofLost(err, src.Space())
 }
 
 // openImage opens a host image. owned, if not nil, is released as soon as the

@@ -70,7 +70,7 @@ func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) f
 // inRoom reserves and runs f, which allocates from the reservation; it is released
 // when f returns. If the space has the bytes but not in one piece, or its device
 // refuses them for a budget that the space does not know of, or it is a volume whose file
-// system is full, the strategy's other spaces are tried, and then, for one piece and if the caller may wait, the first one
+// system is full, or its device is lost meanwhile, the strategy's other spaces are tried, and then, for one piece and if the caller may wait, the first one
 // is cleared.
 //
 // What f takes (a transit, a handle, the reservation) is given back before more is
@@ -85,6 +85,13 @@ func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
 	}
 	first, need := r.Space(), r.Bytes()
 	err = errors.Join(f(r), r.Release())
+	for err != nil && first.Lost() != nil { // which is asked no more
+		if r, err = reserve(to, true); err != nil {
+			return err
+		}
+		first, need = r.Space(), r.Bytes()
+		err = errors.Join(f(r), r.Release())
+	}
 	for tried := (without{to, nil}); fragmented(err) || errors.Is(err, tier.ErrOutOfBudget) || fullVolume(err); {
 		tried.spaces = append(tried.spaces, r.Space())
 		var e error

@@ -58,6 +58,12 @@ type Refused struct {
 	Spaces  []tier.ID // those that are full for good
 }
 
+// Lost says that a space's device is lost. Nothing is moved from it or to it any more.
+type Lost struct {
+	Space tier.ID
+	Err   error // a *tier.LostError
+}
+
 // Events are told what a monitor does; each function may be nil. They are called
 // with no lock held, MoveBegun and MoveEnded on the goroutine that moves and the
 // others on Run's. A slow one slows the monitor down.
@@ -67,6 +73,7 @@ type Events struct {
 	Pressure  func(Pressure)
 	Stuck     func(Stuck) // once, until the space has got what it needs or moves again
 	Refused   func(Refused)
+	Lost      func(Lost) // once for each space
 }
 
 // eventList tells several Events the same.
@@ -112,10 +119,18 @@ func (l eventList) refused(r Refused) {
 	}
 }
 
+func (l eventList) lost(s Lost) {
+	for _, e := range l {
+		if e.Lost != nil {
+			e.Lost(s)
+		}
+	}
+}
+
 // SlogEvents returns events that are logged: moves, and failures that the
 // monitor takes in its stride, at debug level; crossed marks, and needs that only work in
 // progress can meet, at info; failed moves, refusals, and tiers that are too small at
-// warning.
+// warning. Of a space that is lost, and of the moves which that has ended, whoever opened it warns: that is at debug level.
 func SlogEvents(l *slog.Logger) Events {
 	ctx := context.Background()
 	return Events{
@@ -128,7 +143,7 @@ func SlogEvents(l *slog.Logger) Events {
 				return
 			}
 			level := slog.LevelWarn
-			if k := kindOf(err, m.To); k != failed {
+			if k := kindOf(err, m.To); k != failed || errors.Is(err, tier.ErrLost) {
 				level = slog.LevelDebug
 			}
 			l.LogAttrs(ctx, level, "spillway: a move failed; the batch stays where it is",
@@ -157,6 +172,9 @@ func SlogEvents(l *slog.Logger) Events {
 			l.LogAttrs(ctx, level, text, slog.String("space", s.Space.String()), slog.String("reason", s.Reason),
 				slog.Int64("need", s.Need), slog.Int64("used", s.Used), slog.Int64("limit", s.Limit), slog.Int64("capacity", s.Capacity),
 				slog.Int("waiters", s.Waiters), slog.Int64("resting", s.Resting), slog.String("below", strings.Join(below, ", ")))
+		},
+		Lost: func(s Lost) {
+			l.LogAttrs(ctx, slog.LevelDebug, "spillway: a space is lost", slog.String("space", s.Space.String()), slog.Any("error", s.Err))
 		},
 		Refused: func(r Refused) {
 			l.LogAttrs(ctx, slog.LevelWarn, "spillway: waiters were refused: all room is taken by batches at rest, and no tier below has room",

@@ -80,6 +80,9 @@ func TestSlogEvents(t *testing.T) {
 	e.MoveEnded(m, time.Second, nil)
 	e.MoveEnded(m, time.Second, &tier.NoSpaceError{Space: host0})
 	e.MoveEnded(m, time.Second, errors.New("broken"))
+	gone := fmt.Errorf("moving: %w", tier.ErrLost)
+	e.MoveEnded(m, time.Second, gone)
+	e.Lost(Lost{Space: gpu0, Err: gone})
 	e.Pressure(Pressure{Space: gpu0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true})
 	e.Pressure(Pressure{Space: disk0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
 	e.Pressure(Pressure{Space: gpu0, Bytes: 6, Capacity: 10, Trigger: 8, Stop: 6})
@@ -90,6 +93,8 @@ func TestSlogEvents(t *testing.T) {
 level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="host:0 has no space for 0 bytes: 0 available"
 level=WARN msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error=broken
+level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="moving: lost"
+level=DEBUG msg="spillway: a space is lost" space=gpu:0 error="moving: lost"
 level=INFO msg="spillway: pressure rose to the trigger" space=gpu:0 bytes=9 capacity=10 trigger=8 stop=6
 level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=disk:0 bytes=9 capacity=10 trigger=8 stop=6
 level=INFO msg="spillway: pressure fell to the stop mark" space=gpu:0 bytes=6 capacity=10 trigger=8 stop=6

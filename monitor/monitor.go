@@ -239,6 +239,9 @@ func (m *Monitor) changed(s *tier.Space, c tier.Change) {
 			m.Wake()
 		}
 	case tier.Released:
+		if s.Lost() != nil && !m.spaces[m.byID[s.ID()]].gone.Load() {
+			m.Wake()
+		}
 		m.help()
 	}
 }
@@ -250,6 +253,9 @@ func (m *Monitor) step(ctx context.Context) {
 	m.demand = m.cfg.Reservations.Demand(m.demand[:0])
 	needed := len(m.demand) > 0
 	for i, s := range m.spaces {
+		if m.isLost(s) {
+			continue
+		}
 		was := s.relieving
 		if is := s.relieve(); was != is {
 			m.tellPressure(i, is)

@@ -35,11 +35,11 @@ func newOutlook(s State, d Decision) outlook {
 
 // Movable says whether bytes of a space for which somebody waits may become free
 // because batches move: it is what a reservation.Config wants to know. It is false only if
-// the last step found nothing, and no batch there has changed since. Unknown spaces, and
+// the last step found nothing, and no batch there has changed since. Unknown spaces, lost ones, and
 // all while Run is not running, have nothing that moves. It must be called with no lock held.
 func (m *Monitor) Movable(id tier.ID) bool {
 	i, known := m.byID[id]
-	if !known || !m.running.Load() {
+	if !known || !m.running.Load() || m.spaces[i].Lost() != nil {
 		return false
 	}
 	o := m.outlook.Load()

@@ -11,11 +11,12 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// space is what the loop remembers of a space from step to step. Only pressed is
-// used by other goroutines than Run's.
+// space is what the loop remembers of a space from step to step. Only pressed
+// and gone are used by other goroutines than Run's.
 type space struct {
 	*tier.Space
 	pressed atomic.Bool // the loop knows that the trigger was reached
+	gone    atomic.Bool // the loop knows that the space is lost
 
 	edges     map[int]*edge // by the index of the target
 	relieving bool
@@ -183,6 +184,19 @@ func (m *Monitor) aside() []int {
 	return n
 }
 
+// isLost says whether s is lost, so that nothing can be moved from it or to it, and tells the first time.
+func (m *Monitor) isLost(s *space) bool {
+	err := s.Lost()
+	if err == nil {
+		return false
+	}
+	if !s.gone.Swap(true) {
+		s.relieving = false
+		m.events.lost(Lost{Space: s.ID(), Err: err})
+	}
+	return true
+}
+
 // observe makes a cut through everything that a step looks at. The books are
 // read between two looks at the demand, and the smaller demand counts: who was
 // served in between is then not counted both as waiting and as using.
@@ -192,6 +206,10 @@ func (m *Monitor) observe(now time.Time) State {
 	for i, s := range m.spaces {
 		u := s.Usage()
 		sp := &state.Spaces[i]
+		if m.isLost(s) { // no room, no need, and no way down
+			*sp = SpaceState{ID: s.ID(), Moving: s.moving}
+			continue
+		}
 		*sp = SpaceState{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
 			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Ceiling(),

@@ -29,8 +29,9 @@ type phantom int64
 
 func (p phantom) Size() int64 { return int64(p) }
 
-// phantomPool hands out phantoms; what is freed is reclaimed after lag.
+// phantomPool hands out phantoms; what is freed is reclaimed after lag. It may be lost.
 type phantomPool struct {
+	tier.Loss
 	lag    time.Duration
 	freed  sync.WaitGroup
 	refuse atomic.Int64 // if above 0, larger allocations find no room

@@ -30,7 +30,8 @@
 // # Waiting
 //
 // A request that would not fit any of its candidates even if they were empty is
-// refused at once. Any other waits for any of its candidates: it stands in the
+// refused at once. So is one whose candidates are lost, and who waits for room when its
+// last candidate is lost is told then: with a tier.LostError. One that has other candidates goes on with those. Any other waits for any of its candidates: it stands in the
 // line of each and leaves them all when it is served from one. A wait ends when
 // there is room, with its context, by Close, when the monitor, having nothing
 // left to move away, calls Refuse, or by the news of a deadlock. Grow waits like a new request, last in line;

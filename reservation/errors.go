@@ -9,7 +9,7 @@ import (
 )
 
 // Sentinels, to be matched with errors.Is. A space that has no room now is
-// tier.ErrNoSpace, a reservation that was given up is tier.ErrReleased, and a
+// tier.ErrNoSpace, one whose device has failed for good tier.ErrLost, a reservation that was given up is tier.ErrReleased, and a
 // manager that was closed is tier.ErrClosed.
 var (
 	// ErrExceeded: a request can never fit, or a promise is used up.

@@ -62,10 +62,10 @@ func newLine(m *Manager, sp *tier.Space) *line {
 }
 
 // charge returns what bytes take out of the space, or nothing, which never
-// fits, if it is more than there is. (So that a pool need not round a number
+// fits, if it is more than there is, or the space is lost. (So that a pool need not round a number
 // that overflows.)
 func (l *line) charge(bytes int64) int64 {
-	if bytes > l.space.Capacity() {
+	if bytes > l.space.Capacity() || l.space.Lost() != nil {
 		return nothing
 	}
 	return l.space.Charge(bytes)
@@ -148,6 +148,9 @@ func (l *line) fill(need, least, most int64) (int64, bool, error) {
 		err := l.space.Reserve(n)
 		if err == nil {
 			return n, true, nil
+		}
+		if errors.Is(err, tier.ErrLost) { // who waits is told when the line is refreshed, or goes on waiting for others
+			return 0, false, nil
 		}
 		if cause := errors.Unwrap(err); cause != nil && !errors.Is(cause, tier.ErrOutOfBudget) {
 			return 0, false, err
@@ -259,8 +262,11 @@ func (l *line) pickLocked() (s *slot, door uint64) {
 	}
 }
 
-// exceeded is the error of a request that can never fit.
+// exceeded is the error of a request that can never fit: that it is too large, or that the space is lost.
 func (l *line) exceeded(bytes int64) error {
+	if err := l.space.Lost(); err != nil {
+		return err
+	}
 	return &ExceededError{
 		Space: l.space.ID(), Requested: bytes, Available: l.space.Available(), Limit: l.space.Room(), Hint: l.hint,
 	}

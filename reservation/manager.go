@@ -121,7 +121,8 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 // must Release the reservation.
 //
 // A request that would not fit any candidate even if that were empty fails at
-// once with an ExceededError. A wait is ended by ctx, with an error that matches
+// once with an ExceededError. A candidate that is lost (tier.Space.Lost) is passed by, and where all that it could fit in are lost it
+// fails with a tier.LostError, at once or when that comes about while it waits. A wait is ended by ctx, with an error that matches
 // its cause and its Err; by Close, with tier.ErrClosed; by Refuse, with a
 // tier.NoSpaceError; for an owner by a DeadlockError; and by limits that were lowered
 // below the request, with an ExceededError. Nothing is reserved then.
@@ -246,9 +247,20 @@ func (m *Manager) ask(q *scratch, s Strategy, least, most int64) (*line, int64, 
 		return nil, 0, err
 	}
 	if least == 0 { // what there is, is nothing
-		return q.slots[0].line, 0, nil
+		return fitting(q.slots).line, 0, nil
 	}
 	return nil, 0, nil
+}
+
+// fitting returns the first candidate in which the request would fit if it were empty; if a limit was lowered just now, so
+// that there is none, the first.
+func fitting(slots []slot) *slot {
+	for i := range slots {
+		if c := &slots[i]; c.fits(c.line.space.Room()) {
+			return c
+		}
+	}
+	return &slots[0]
 }
 
 // candidates asks s and puts into q.slots what the request needs in each space.
@@ -302,16 +314,10 @@ func exceeded(slots []slot, bytes int64) error {
 	return best.line.exceeded(bytes)
 }
 
-// full returns the NoSpaceError about the first candidate in which the request
-// would fit if it were empty.
+// full returns the NoSpaceError about the candidate that fits.
 func full(slots []slot) error {
-	for i := range slots {
-		c := &slots[i]
-		if c.fits(c.line.space.Room()) {
-			return c.line.full(c.need)
-		}
-	}
-	return slots[0].line.full(slots[0].need) // a limit was lowered just now
+	c := fitting(slots)
+	return c.line.full(c.need)
 }
 
 // Waits tells how long finished waits took.

@@ -168,8 +168,8 @@ func (r *record) unusedLocked() int64 {
 
 // Alloc draws a buffer of size bytes in one piece. The caller must release it,
 // before or after the reservation. What it takes is Space.Charge(size); if that is
-// more than what is unused, the policy decides, and a refusal is an ExceededError.
-// It never waits. On an error the reservation is as it was. A size of 0 gives a
+// more than what is unused, the policy decides, and a refusal is an ExceededError; in a space that is
+// lost it is a tier.LostError. It never waits. On an error the reservation is as it was. A size of 0 gives a
 // nil buffer.
 func (r Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCuts(size, nil) }
 

@@ -8,16 +8,19 @@ import "github.com/spillway-db/spillway/internal/invariants"
 // Unreserve every byte.
 func (s *Space) Occupy(n int64) error {
 	mustNotBeNegative(n)
+	if err := s.Lost(); err != nil {
+		return err
+	}
 	if s.cfg.Quota != nil {
 		if err := s.cfg.Quota.Charge(n); err != nil {
-			return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint, Cause: err}
+			return s.refusal(n, err)
 		}
 	}
 	if !s.ledger.Reserve(n, s.cfg.Capacity) {
 		if s.cfg.Quota != nil {
 			s.cfg.Quota.Credit(n)
 		}
-		return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint}
+		return s.refusal(n, nil)
 	}
 	s.tellPressure()
 	return nil

@@ -193,6 +193,22 @@ type Lender interface {
 // LenderOf returns dev, or the first of the devices that it wraps, as a Lender.
 func LenderOf(dev Device) (Lender, bool) { return firstAs[Lender](dev) }
 
+// Losable is a device, or a pool of memory, that may fail for good while it is in use: a GPU whose context was ended by an error,
+// or that has fallen off its bus. A decorator may implement it, or be looked through: see LosableOf.
+//
+// From the loss on all work fails; frees take effect at once as far as books go, and events are done, so that nobody waits for what
+// cannot come.
+type Losable interface {
+	// OnLost has f called, with the reason, when the loss is noticed, before anybody is given an error of it; at once if it was
+	// before. It is called with no lock held, on whatever goroutine has noticed, must be quick and must not call the device; and it may
+	// be called more than once. The returned function ends that; a call that has begun may still be running when it
+	// returns.
+	OnLost(f func(why error)) (cancel func())
+}
+
+// LosableOf returns dev, or the first of the devices that it wraps, as a Losable.
+func LosableOf(dev Device) (Losable, bool) { return firstAs[Losable](dev) }
+
 // firstAs returns dev, or the first of the devices that it wraps, as a T.
 func firstAs[T any](dev Device) (t T, ok bool) {
 	for d := dev; d != nil; {

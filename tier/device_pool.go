@@ -56,6 +56,14 @@ func NewDevicePool(dev Device) (*DevicePool, error) {
 // Device returns the device that the pool allocates from.
 func (p *DevicePool) Device() Device { return p.dev }
 
+// OnLost implements Losable for a device that does; no other is ever lost.
+func (p *DevicePool) OnLost(f func(why error)) (cancel func()) {
+	if l, ok := LosableOf(p.dev); ok {
+		return l.OnLost(f)
+	}
+	return func() {}
+}
+
 // Charge returns what size bytes take on the device.
 func (p *DevicePool) Charge(size int64) int64 { return p.dev.Charge(size) }
 

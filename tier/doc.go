@@ -54,7 +54,8 @@
 // # Errors
 //
 // No room is a *NoSpaceError, which matches ErrNoSpace and says how much there
-// is. A second release is ErrReleased, use after a close ErrClosed, and what a
+// is. A space whose device is lost for good is a *LostError, which matches ErrLost: see Losable and
+// Space.Lost. A second release is ErrReleased, use after a close ErrClosed, and what a
 // backend cannot do ErrNotSupported. A Pool that panics in Alloc has returned an
 // error as far as callers can tell.
 package tier

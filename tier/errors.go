@@ -17,6 +17,8 @@ var (
 	ErrNotSupported = errors.New("not supported")
 	// ErrOutOfBudget: a budget or a quota has no room for a request.
 	ErrOutOfBudget = errors.New("out of budget")
+	// ErrLost: a device has failed for good, and what was in its memory is gone.
+	ErrLost = errors.New("lost")
 	// ErrAltered: bytes on a disk are not those that were written.
 	ErrAltered = errors.New("altered")
 )
@@ -75,6 +77,24 @@ func (e *OutOfBudgetError) Error() string {
 func (e *OutOfBudgetError) Is(target error) bool {
 	return target == ErrOutOfBudget || target == ErrNoSpace
 }
+
+// LostError says that a space's device is lost: nothing can be put there any more, and what was there cannot be
+// read. It matches ErrLost, and what its cause matches. It is no NoSpaceError: no larger space would help.
+type LostError struct {
+	Space ID
+	Bytes int64 // in use there at that moment, which are lost
+	Cause error // what the device said
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%s is lost, with the %d bytes in use there: %v (%s)", e.Space, e.Bytes, e.Cause, CauseGPULost.Remedy())
+}
+
+// Is matches ErrLost.
+func (e *LostError) Is(target error) bool { return target == ErrLost }
+
+// Unwrap returns the cause.
+func (e *LostError) Unwrap() error { return e.Cause }
 
 // AlteredError says that what a file holds is not what was written there: it was changed,
 // or comes from another place or time. Only memory that authenticates what it reads,

@@ -103,6 +103,7 @@ type Space struct {
 	stop    int64
 	foreign atomic.Int64
 	held    atomic.Int64 // of the used bytes, what stays; see Hold
+	lost    atomic.Pointer[LostError]
 
 	listeners atomic.Pointer[[]listener] // copied on write; called without locks
 
@@ -110,7 +111,7 @@ type Space struct {
 		lockrank.Mutex[lockrank.Space]
 		nextListener int
 		closed       bool
-		cancel       func()               // ends the subscription to the quota
+		cancels      []func()             // end the subscriptions to the quota and to the loss of the pool
 		buffers      map[*Buffer]struct{} // outstanding, for the leak report
 	}
 }
@@ -144,7 +145,10 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 		s.ledger.allowParking()
 	}
 	if cfg.Quota != nil {
-		s.mu.cancel = cfg.Quota.Subscribe(func() { s.notify(Released) })
+		s.mu.cancels = append(s.mu.cancels, cfg.Quota.Subscribe(func() { s.notify(Released) }))
+	}
+	if pool, ok := cfg.Pool.(Losable); ok { // last: it may be lost already
+		s.mu.cancels = append(s.mu.cancels, pool.OnLost(s.lose))
 	}
 	return s, nil
 }
@@ -189,7 +193,7 @@ func (s *Space) Pace() Pace {
 // Capacity returns the size of the space in bytes.
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 
-// Limit returns how many bytes reservations may take.
+// Limit returns how many bytes reservations may take; 0 where the space is lost.
 func (s *Space) Limit() int64 { return s.limit.Load() }
 
 // Trigger returns the pressure, in bytes, at which the monitor starts.
@@ -224,16 +228,28 @@ func (s *Space) Ceiling() int64 {
 }
 
 // SetLimit changes how many bytes reservations may take: 0 < n ≤ capacity. It
-// revokes nothing; a lower limit only refuses what is new.
+// revokes nothing; a lower limit only refuses what is new. That of a space that is lost
+// stays 0, which is a LostError.
 func (s *Space) SetLimit(n int64) error {
 	if n <= 0 || n > s.cfg.Capacity {
 		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d", s.cfg.ID, n, s.cfg.Capacity)
 	}
-	if s.limit.Swap(n) != n {
+	changed, err := s.swapLimit(n)
+	if changed {
 		s.ledger.limitsChanged()
 		s.notify(Released)
 	}
-	return nil
+	return err
+}
+
+// swapLimit sets the limit, unless the space is lost, and says whether that changed it.
+func (s *Space) swapLimit(n int64) (changed bool, err error) {
+	s.mu.Lock() // lose has it, too
+	defer s.mu.Unlock()
+	if err := s.Lost(); err != nil {
+		return false, err
+	}
+	return s.limit.Swap(n) != n, nil
 }
 
 // Usage returns a consistent cut through the books.
@@ -314,7 +330,7 @@ func (s *Space) notify(c Change) {
 }
 
 // Reserve promises n bytes, or says with a NoSpaceError that there is no room
-// now. The caller must either Draw or Unreserve every byte.
+// now, or with a LostError that there never will be. The caller must either Draw or Unreserve every byte.
 func (s *Space) Reserve(n int64) error {
 	if n < 0 {
 		return fmt.Errorf("tier: %s: cannot reserve %d bytes", s.cfg.ID, n)
@@ -324,14 +340,14 @@ func (s *Space) Reserve(n int64) error {
 	}
 	if s.cfg.Quota != nil {
 		if err := s.cfg.Quota.Charge(n); err != nil {
-			return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint, Cause: err}
+			return s.refusal(n, err)
 		}
 	}
 	if !s.ledger.Reserve(n, s.Limit()) {
 		if s.cfg.Quota != nil {
 			s.cfg.Quota.Credit(n)
 		}
-		return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint}
+		return s.refusal(n, nil)
 	}
 	s.tellPressure()
 	return nil
@@ -411,6 +427,9 @@ func (s *Space) Draw(size int64, cuts []int64, account Account) (*Buffer, error)
 	if size < 0 {
 		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.cfg.ID, size)
 	}
+	if err := s.Lost(); err != nil {
+		return nil, err
+	}
 	if size == 0 {
 		return nil, nil
 	}
@@ -419,7 +438,7 @@ func (s *Space) Draw(size int64, cuts []int64, account Account) (*Buffer, error)
 	mem, err := s.alloc(size, cuts)
 	if err != nil {
 		s.ledger.Undraw(charge)
-		return nil, err
+		return nil, cmp.Or(s.Lost(), err) // it may be the device's word for its loss
 	}
 	b := &Buffer{space: s, mem: mem, size: size, charge: charge, account: account, stack: invariants.Stack()}
 	b.holders.Store(owned)
@@ -520,9 +539,9 @@ func (s *Space) Close() error {
 		return ErrClosed
 	}
 	s.mu.closed = true
-	cancel := s.mu.cancel
+	cancels := s.mu.cancels
 	s.mu.Unlock()
-	if cancel != nil {
+	for _, cancel := range cancels {
 		cancel()
 	}
 	return s.cfg.Pool.Close()

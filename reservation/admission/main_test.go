@@ -29,8 +29,11 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// pool is memory that is only counted, in units of grain bytes.
-type pool struct{ grain int64 }
+// pool is memory that is only counted, in units of grain bytes, and may be lost.
+type pool struct {
+	grain int64
+	*tier.Loss
+}
 
 type mem int64
 
@@ -66,7 +69,7 @@ func newWorld(t testing.TB, c setup) *world {
 	}
 	for i := range max(1, c.gpus) {
 		s, err := tier.NewSpace(tier.SpaceConfig{
-			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1, Pool: pool{max(1, c.grain)},
+			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1, Pool: pool{max(1, c.grain), new(tier.Loss)},
 			Fractions: tier.Fractions{Limit: c.limit, Trigger: c.limit, Stop: c.limit / 2}, Hint: "a larger GPU",
 		})
 		if err != nil {

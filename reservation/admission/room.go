@@ -30,11 +30,16 @@ func (i in) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
 func (i in) String() string { return i.space.ID().String() }
 
 // plans asks where the task could run, and what it needs there: first where the need
-// is least, and of those where the room is most. all says to count all inputs as
+// is least, and of those where the room is most. Spaces that are lost are passed by. all says to count all inputs as
 // missing. work is what is needed beside them.
 func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err error) {
 	work = e.work(a.rules.Estimator, e.input())
+	err = fmt.Errorf("admission: %s: %w", a.rules.Strategy, reservation.ErrNoCandidate)
 	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
+		if s != nil && s.Lost() != nil {
+			err = s.Lost()
+			continue
+		}
 		if s == nil || slices.ContainsFunc(plans, func(p plan) bool { return p.space == s }) {
 			continue
 		}
@@ -47,7 +52,7 @@ func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err e
 		plans = append(plans, p)
 	}
 	if len(plans) == 0 {
-		return nil, 0, fmt.Errorf("admission: %s: %w", a.rules.Strategy, reservation.ErrNoCandidate)
+		return nil, 0, err
 	}
 	slices.SortStableFunc(plans, func(p, q plan) int {
 		return cmp.Or(cmp.Compare(p.need, q.need), cmp.Compare(q.space.Available(), p.space.Available()))
@@ -131,7 +136,7 @@ func (a *Admitter) try(plans []plan, threshold float64) (got, error) {
 		}
 		r, err := a.reservations.TryReserve(in{p.space}, p.need, reservation.WithPolicy(a.rules.Policy))
 		switch {
-		case errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrExceeded):
+		case passedBy(err):
 			continue // somebody was faster, or it is kept for somebody
 		case err != nil:
 			return got{}, err
@@ -144,6 +149,11 @@ func (a *Admitter) try(plans []plan, threshold float64) (got, error) {
 		}
 	}
 	return got{}, nil
+}
+
+// passedBy says whether a space that refused with err is no reason not to ask others.
+func passedBy(err error) bool {
+	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost)
 }
 
 // await reserves what is asked for in whichever space has it first.
@@ -169,7 +179,7 @@ func (a *Admitter) awaitAny(ctx context.Context, asks []ask) (got, error) {
 		if err == nil {
 			return got{k, r}, nil
 		}
-		if !errors.Is(err, tier.ErrNoSpace) && !errors.Is(err, reservation.ErrExceeded) {
+		if !passedBy(err) {
 			return got{}, err
 		}
 	}

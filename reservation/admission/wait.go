@@ -80,7 +80,7 @@ func (w *wakes) fire() {
 // The wait is ended by ctx, with an error that matches its cause and its Err; by Close,
 // with tier.ErrClosed; and by the monitor, if nothing can be moved out of the way, with
 // a tier.NoSpaceError. An estimate that makes no sense matches ErrEstimate, a strategy
-// without spaces reservation.ErrNoCandidate, and spaces whose limits leave no room at
+// without spaces reservation.ErrNoCandidate, with none but lost ones tier.ErrLost, and spaces whose limits leave no room at
 // all reservation.ErrExceeded.
 func (a *Admitter) Admit(ctx context.Context, e Estimate) (*Grant, error) {
 	if err := e.Validate(); err != nil {
@@ -209,8 +209,8 @@ func (a *Admitter) waitForRoom(ctx context.Context, w *waiter, t turn, plans []p
 	}
 	defer a.end(w)
 	g, err := a.await(ctx, list)
-	if err != nil && context.Cause(ctx) == nil && errors.Is(err, reservation.ErrExceeded) {
-		return got{}, errInterrupted // a limit was lowered just now
+	if err != nil && context.Cause(ctx) == nil && (errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost)) {
+		return got{}, errInterrupted // a limit was lowered just now, or a space lost
 	}
 	return g, err
 }
@@ -435,7 +435,14 @@ func (a *Admitter) handOn(w *waiter) {
 
 // changed hears of every change of a space, on whatever goroutine.
 func (a *Admitter) changed(space *tier.Space, c tier.Change) {
-	if c != tier.Released || a.waiting.Load() == 0 || space.Available() < a.least.Load() {
+	if c != tier.Released || a.waiting.Load() == 0 {
+		return
+	}
+	if space.Lost() != nil { // who counted on it makes another plan
+		a.change(func() {})
+		return
+	}
+	if space.Available() < a.least.Load() {
 		return
 	}
 	var s wakes

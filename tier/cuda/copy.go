@@ -20,6 +20,7 @@ func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 	skip := s.begin()
 	if !skip {
 		err = d.dev.Here(f)
+		d.suspect(err)
 	}
 	if skip || err != nil {
 		for _, b := range work.spent {

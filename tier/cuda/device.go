@@ -14,7 +14,7 @@ import (
 // granule is what allocations are rounded up to.
 const granule = 512
 
-// Device is a GPU. It implements tier.Device, tier.Computer, tier.Pinner and tier.Borrower and is safe for
+// Device is a GPU. It implements tier.Device, tier.Computer, tier.Pinner, tier.Borrower, tier.Lender and tier.Losable and is safe for
 // concurrent use; a stream belongs to one goroutine at a time.
 type Device struct {
 	cfg    Config
@@ -38,8 +38,8 @@ type Device struct {
 		lent    int                     // how many need the memory beside the device; with it, while Close leaves the rest to them
 		rest    *cuda.Rest              // what the last of them gives up
 		peers   map[*Device]bool        // whether work of this device may write there; those that may write here are in it, too
-		lost    error                   // with what the context was lost
 	}
+	loss tier.Loss // of the context
 }
 
 var (
@@ -48,6 +48,7 @@ var (
 	_ tier.Pinner   = (*Device)(nil)
 	_ tier.Borrower = (*Device)(nil)
 	_ tier.Lender   = (*Device)(nil)
+	_ tier.Losable  = (*Device)(nil)
 )
 
 // Open opens a device. The caller must Close it.
@@ -217,18 +218,7 @@ func (d *Device) Close() error {
 	} else {
 		errs = append(errs, d.dev.Close())
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return firstOf(append([]error{d.mu.lost}, errs...)) // the reason of whatever followed
-}
-
-// isLost notes that the context is lost, and why.
-func (d *Device) isLost(err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.mu.lost == nil {
-		d.mu.lost = err
-	}
+	return firstOf(append([]error{d.loss.Err()}, errs...)) // the reason of whatever followed
 }
 
 // surely calls f where the device's context is current, to give something up: should the driver refuse to make it

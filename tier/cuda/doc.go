@@ -35,8 +35,8 @@
 //
 // A driver tells of work that failed when it is asked about an event. For a real GPU that is the end
 // of its context: every call fails from then on, with the same error, and what the device
-// held is lost. So frees count as done then, and events as reached, with that error: nobody waits for what cannot come. The
-// device can still be closed.
+// held is lost. So frees count as done then, and events as reached, with that error: nobody waits for what cannot come. Who
+// asked to be told (OnLost) is told before anybody is given such an error. The device can still be closed.
 //
 // Errors of the driver are wrapped and say call, code and name. No driver or no device to work with
 // is an error that matches tier.ErrNotSupported and says what was looked for.

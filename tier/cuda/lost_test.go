@@ -23,6 +23,12 @@ func TestContextIsLost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		told := 0
+		d.OnLost(func(why error) {
+			if told++; !errors.Is(why, driver.ErrIllegalAddress) {
+				t.Errorf("the loss is told as %v", why)
+			}
+		})
 		s, serr := d.NewStream()
 		waiting, werr := d.NewStream()
 		if err := errors.Join(serr, werr); err != nil {
@@ -39,6 +45,9 @@ func TestContextIsLost(t *testing.T) {
 		}
 		if err := s.Sync(); !errors.Is(err, driver.ErrIllegalAddress) {
 			t.Fatalf("the stream says %v", err)
+		}
+		if told != 1 {
+			t.Errorf("when the stream tells, the loss was told %d times", told)
 		}
 		if err := d.Free(s, a); err != nil {
 			t.Errorf("freeing what is lost: %v", err)
@@ -75,5 +84,60 @@ func TestContextIsLost(t *testing.T) {
 		if n := e.Live("contexts"); n != 0 {
 			t.Errorf("%d contexts are left", n)
 		}
+		if told != 1 {
+			t.Errorf("the loss was told %d times", told)
+		}
+		again := 0
+		defer d.OnLost(func(error) { again++ })()
+		if again != 1 {
+			t.Errorf("who asks later is told %d times", again)
+		}
 	}
+}
+
+// What one GPU has to do with another whose context is lost does not make it one that is lost itself.
+func TestPeerIsLost(t *testing.T) {
+	e := cudatest.New(t, cudatest.Config{Devices: 2})
+	lib, err := cuda.Load(e.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var devs [2]*cuda.Device
+	var streams [2]tier.Stream
+	var addrs [2]tier.Addr
+	var told [2]int
+	for i := range devs {
+		var serr, aerr error
+		devs[i], err = lib.Open(cuda.Config{Ordinal: i, Memory: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		devs[i].OnLost(func(error) { told[i]++ })
+		streams[i], serr = devs[i].NewStream()
+		addrs[i], aerr = devs[i].Alloc(streams[i], 1000)
+		if err := errors.Join(serr, aerr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.FailWork(0, driver.ErrIllegalAddress, true)
+	if err := devs[0].Fill(streams[0], addrs[0], 1, 1000); err != nil {
+		t.Fatal(err)
+	}
+	if err := streams[0].Sync(); !errors.Is(err, driver.ErrIllegalAddress) {
+		t.Fatalf("the stream says %v", err)
+	}
+	e.Fail("cuMemcpyPeerAsync", 0, driver.ErrIllegalAddress, 1) // the peer's word for itself
+	if err := devs[1].CopyPeer(streams[1], addrs[0], devs[0], addrs[1], 1000); !errors.Is(err, driver.ErrIllegalAddress) {
+		t.Errorf("a copy to memory that is lost: %v", err)
+	}
+	if err := errors.Join(devs[1].Fill(streams[1], addrs[1], 1, 1000), streams[1].Sync()); err != nil {
+		t.Errorf("the other works no more: %v", err)
+	}
+	if told != [2]int{1, 0} {
+		t.Errorf("losses are told %v times", told)
+	}
+	if err := devs[1].Close(); err != nil {
+		t.Error(err)
+	}
+	_ = devs[0].Close() // which says what it was lost with
 }

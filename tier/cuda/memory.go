@@ -79,6 +79,7 @@ func (d *Device) Alloc(ts tier.Stream, size int64) (tier.Addr, error) {
 		return 0, err
 	}
 	addr, err := d.source.alloc(s, charge)
+	d.suspect(err)
 	d.mu.Lock()
 	if err != nil {
 		d.mu.live -= charge
@@ -132,7 +133,7 @@ func (d *Device) Free(ts tier.Stream, addr tier.Addr) error {
 	}
 	err = d.source.free(s, a)
 	if cuda.Lost(err) { // and so is the memory
-		d.isLost(err)
+		d.loss.Lose(err)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.mu.retired -= a.charge

@@ -62,6 +62,7 @@ func (d *Device) NewStream() (tier.Stream, error) {
 	defer d.gate.leave()
 	s := &stream{dev: d, turn: make(chan struct{}, 1)}
 	if err := d.dev.Here(func(c *cuda.Calls) (err error) { s.handle, err = c.NewStream(); return err }); err != nil {
+		d.suspect(err)
 		return nil, err
 	}
 	d.mu.Lock()
@@ -261,7 +262,7 @@ var past = func() chan struct{} { c := make(chan struct{}); close(c); return c }
 
 // giveUp makes e the event of work that was lost with the context.
 func (s *stream) giveUp(e *event, w *pending, err error) {
-	s.dev.isLost(err)
+	s.dev.loss.Lose(err)
 	if e.tail == nil {
 		e.tail = make(chan struct{})
 	}
@@ -373,6 +374,7 @@ func dependent(err error) error {
 // reached does what can be done at once when the GPU has come to an event, and returns how the work before
 // it went. Where that is final the stream is told.
 func (s *stream) reached(w *pending, err error, final bool) error {
+	s.dev.suspect(err)
 	for _, a := range w.frees {
 		s.dev.source.reclaimed(a)
 	}

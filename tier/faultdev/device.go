@@ -10,6 +10,7 @@ import (
 var (
 	_ tier.Device   = (*Device)(nil)
 	_ tier.Computer = (*Device)(nil)
+	_ tier.Losable  = (*Device)(nil)
 )
 
 // Unwrap returns the device that is wrapped.
@@ -35,7 +36,7 @@ func (d *Device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 
 // Free implements tier.Device.
 func (d *Device) Free(s tier.Stream, a tier.Addr) error {
-	if _, err := d.ask(Free, 0); err != nil {
+	if _, err := d.ask(Free, 0); err != nil && d.loss.Err() == nil {
 		return err
 	}
 	return d.inner.Free(s, a)
@@ -99,10 +100,34 @@ func (d *Device) NewStream() (tier.Stream, error) {
 
 // Record implements tier.Device.
 func (d *Device) Record(s tier.Stream) (tier.Event, error) {
-	if _, err := d.ask(Record, 0); err != nil {
+	_, err := d.ask(Record, 0)
+	if why := d.loss.Err(); why != nil {
+		e, err := d.inner.Record(s)
+		if err != nil {
+			return nil, err
+		}
+		return lateFailure{e, why}, nil
+	}
+	if err != nil {
 		return nil, err
 	}
 	return d.inner.Record(s)
+}
+
+// lateFailure is an event of a device that was lost: done when nothing is under way any more, which uses memory of others.
+type lateFailure struct {
+	tier.Event
+	why error
+}
+
+// Err implements tier.Event.
+func (e lateFailure) Err() error {
+	select {
+	case <-e.Done():
+		return e.why
+	default:
+		return nil
+	}
 }
 
 // WaitEvent implements tier.Device.

@@ -84,10 +84,28 @@ func Slow(d time.Duration) Effect { return Effect{delay: d} }
 // operation is about, 0 for those without.
 func Do(f func(op Op, bytes int64)) Effect { return Effect{hook: f} }
 
-// Device is a tier.Device whose operations can fail. It implements tier.Computer, too.
+// Device is a tier.Device whose operations can fail. It implements tier.Computer and tier.Losable, too.
 type Device struct {
 	inner tier.Device
 	rules *faultrule.Set[Op, Rule]
+	loss  tier.Loss
+}
+
+// Lose makes the device one that is lost, as GPUs are after an error that ends their context: from now on calls fail with why, but for
+// frees, and events recorded tell of it. It may be called at any time, by the hook of a rule, too; the first reason counts. It returns when all
+// who wanted to know were told. Work that is under way is done.
+func (d *Device) Lose(why error) { d.loss.Lose(why) }
+
+// OnLost implements tier.Losable, also for the device that is wrapped, if that does.
+func (d *Device) OnLost(f func(why error)) (cancel func()) {
+	own, inner := d.loss.OnLost(f), func() {}
+	if l, ok := tier.LosableOf(d.inner); ok {
+		inner = l.OnLost(f)
+	}
+	return func() {
+		own()
+		inner()
+	}
 }
 
 // New wraps inner. seed makes chance repeatable, as far as the order of operations is.
@@ -114,6 +132,14 @@ func (d *Device) Hits() int { return d.rules.Hits() }
 // apply counts an operation and does what is to be done before it. The error is that of
 // a call that is refused; what else happens is the caller's to do.
 func (d *Device) apply(op Op, bytes int64) (Effect, error) {
+	e, err := d.choose(op, bytes)
+	if why := d.loss.Err(); why != nil {
+		return Effect{}, why
+	}
+	return e, err
+}
+
+func (d *Device) choose(op Op, bytes int64) (Effect, error) {
 	r := d.rules.Choose(op, func(r *Rule) bool { return len(r.Ops) == 0 || slices.Contains(r.Ops, op) })
 	if r == nil {
 		return Effect{}, nil

@@ -1,0 +1,67 @@
+package monitor
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestLostSpace: nothing is moved from a space that is lost, however full it is; that is told once, and nothing is tried
+// again and again. Others are relieved as before.
+func TestLostSpace(t *testing.T) {
+	errGone := errors.New("gone")
+	bubble(t, "above the trigger", func(t *testing.T) {
+		var told []Lost
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 1000 * kib}, func(c *Config, w *world) {
+			c.Events.Lost = func(l Lost) { told = append(told, l) }
+			w.mover.bytesA = time.Millisecond
+		})
+		all := w.fillSpace(gpu0, 95, kib)
+		w.pools[gpu0].Lose(errGone)
+		w.start()
+		settle(5 * time.Minute)
+		if s := w.mon.Stats(); s != (Stats{}) {
+			t.Errorf("with nothing that can be done it does %+v", s)
+		}
+		if len(told) != 1 || told[0].Space != gpu0 || !errors.Is(told[0].Err, tier.ErrLost) || !errors.Is(told[0].Err, errGone) {
+			t.Errorf("told: %+v", told)
+		}
+		if w.mon.Movable(gpu0) {
+			t.Error("something could be moved from there, it says")
+		}
+		all = append(all, w.fillSpace(host0, 95, kib)...)
+		settle(5 * time.Minute)
+		w.mu.Lock()
+		for _, m := range w.ended {
+			if m.From != host0 {
+				t.Errorf("moved: %+v", m)
+			}
+		}
+		w.mu.Unlock()
+		if n := w.spaces[host0].Used(); n != 60*kib {
+			t.Errorf("host memory is relieved to %d bytes", n)
+		}
+		w.end(all...)
+	})
+	bubble(t, "with moves under way", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib, disk0: 1000 * kib}, func(_ *Config, w *world) {
+			w.mover.bytesA = time.Second
+			w.mover.fault = func(_ *batch.Batch, from, _ tier.ID) error { return w.spaces[from].Lost() }
+		})
+		all := w.fillSpace(gpu0, 95, kib)
+		w.start()
+		settle(time.Second / 2)
+		w.pools[gpu0].Lose(errGone)
+		settle(5 * time.Minute)
+		w.mu.Lock()
+		begun, failed := len(w.begun), len(w.failed)
+		w.mu.Unlock()
+		if begun == 0 || begun != failed || begun > w.mon.cfg.MovesPerEdge {
+			t.Errorf("%d moves were begun, %d failed", begun, failed)
+		}
+		w.end(all...)
+	})
+}

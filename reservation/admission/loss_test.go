@@ -1,0 +1,50 @@
+package admission_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestLostSpaces: tasks run in what is left, also those that counted on a space when it was lost; with none left all are told.
+func TestLostSpaces(t *testing.T) {
+	errGone := errors.New("gone")
+	half := admission.Config{Rules: admission.Rules{Threshold: 0.5}}
+	lose := func(s *tier.Space) { s.Pool().(pool).Lose(errGone) }
+	synctest.Test(t, func(t *testing.T) { // another space will do, if no task runs
+		w := newWorld(t, setup{cap: 1000, gpus: 2, Config: half})
+		if err := w.gpus[1].SetLimit(400); err != nil {
+			t.Fatal(err)
+		}
+		first := w.admit(exactly(100)).runs()
+		c := w.admit(exactly(450))
+		c.waits()
+		lose(w.gpus[0])
+		c.waits()
+		w.end(first)
+		g := c.runs()
+		if g.Space() != w.gpus[1] || !g.Alone() {
+			t.Errorf("it runs in %s, alone: %v", g.Space().ID(), g.Alone())
+		}
+		d, e := w.admit(exactly(100)), w.admit(exactly(100))
+		d.waits()
+		e.waits()
+		lose(w.gpus[1])
+		d.fails(tier.ErrLost)
+		e.fails(errGone)
+		w.admit(exactly(0)).fails(tier.ErrLost)
+		w.end(g)
+	})
+	synctest.Test(t, func(t *testing.T) { // who waits for nothing but the end of other tasks
+		w := newWorld(t, setup{cap: 1000, Config: half})
+		first := w.admit(exactly(100)).runs()
+		c := w.admit(exactly(600))
+		c.waits()
+		lose(w.gpus[0])
+		c.fails(tier.ErrLost)
+		w.end(first)
+	})
+}

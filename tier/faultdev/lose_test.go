@@ -1,0 +1,72 @@
+package faultdev_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/faultdev"
+)
+
+// TestLose: from the loss on calls fail, frees take place, and events tell; what was done is done. Whoever looks through
+// another decorator is told as well.
+func TestLose(t *testing.T) {
+	d := open(t)
+	outer := faultdev.New(d, 1)
+	told := 0
+	defer outer.OnLost(func(why error) {
+		if told++; why != errFault {
+			t.Errorf("told: %v", why)
+		}
+	})()
+	outer.OnLost(func(error) { t.Error("who does not want to know any more is told") })()
+	s := stream(t, outer)
+	a, b := alloc(t, outer, s, 64), alloc(t, outer, s, 64)
+	got := make([]byte, 64)
+	ok(t, errors.Join(outer.CopyToDevice(s, a, pattern(64)), outer.CopyToHost(s, got, a)))
+	remove := d.Add(faultdev.Rule{Ops: []faultdev.Op{faultdev.Fill}, Effect: faultdev.Do(func(faultdev.Op, int64) { d.Lose(errFault) })})
+	if err := outer.Fill(s, a, 1, 64); err != errFault {
+		t.Errorf("the call that it is lost at: %v", err)
+	}
+	remove()
+	d.Lose(errors.New("once more"))
+	if told != 1 {
+		t.Errorf("told %d times", told)
+	}
+	e, err := outer.Record(s)
+	ok(t, err)
+	if err := tier.Wait(context.Background(), e); err != errFault {
+		t.Errorf("an event says %v", err)
+	}
+	if !bytes.Equal(got, pattern(64)) {
+		t.Error("what was under way was not done")
+	}
+	for op, err := range map[string]error{
+		"copying":  outer.CopyToDevice(s, a, pattern(64)),
+		"fetching": outer.CopyToHost(s, got, a),
+		"filling":  outer.Fill(s, a, 1, 64),
+		"waiting":  outer.WaitEvent(s, e),
+	} {
+		if err != errFault {
+			t.Errorf("%s: %v", op, err)
+		}
+	}
+	if _, err := outer.Alloc(s, 64); err != errFault {
+		t.Errorf("allocating: %v", err)
+	}
+	if _, err := outer.NewStream(); err != errFault {
+		t.Errorf("a stream: %v", err)
+	}
+	ok(t, errors.Join(outer.Free(s, a), outer.Free(s, b), s.Sync()))
+	outer.Reap()
+	if n := outer.Outstanding(); n != 0 {
+		t.Errorf("%d bytes are outstanding", n)
+	}
+	late := 0
+	outer.OnLost(func(error) { late++ })
+	if late != 1 {
+		t.Errorf("who asks later is told %d times", late)
+	}
+}

@@ -1,0 +1,118 @@
+package tier_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/faultdev"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+var errGone = errors.New("gone")
+
+// losable returns a space on a device that can be lost.
+func losable(t *testing.T, capacity int64) (*tier.Space, *faultdev.Device) {
+	t.Helper()
+	dev := faultdev.New(openDevice(t, sim.Config{Memory: capacity}), 1)
+	pool, err := tier.NewDevicePool(dev)
+	ok(t, err)
+	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Fractions: tier.Fractions{Limit: 1}})
+	ok(t, err)
+	return s, dev
+}
+
+// TestSpaceIsLost: nothing is promised or drawn any more, with the reason; what was promised and drawn goes back.
+func TestSpaceIsLost(t *testing.T) {
+	s, dev := losable(t, 1<<20)
+	ok(t, s.Lost())
+	ok(t, s.Reserve(3000))
+	b, err := s.Draw(1024, nil, nil)
+	ok(t, err)
+	heard := 0
+	defer s.Subscribe(func(_ *tier.Space, c tier.Change) {
+		if heard++; c != tier.Released || s.Limit() != 0 || s.Lost() == nil {
+			t.Errorf("the listeners hear %d with a limit of %d, lost: %v", c, s.Limit(), s.Lost())
+		}
+	})()
+	dev.Lose(errGone)
+	dev.Lose(errors.New("once more"))
+	if heard != 1 {
+		t.Errorf("the listeners were told %d times", heard)
+	}
+	isLost := func(what string, err error) {
+		t.Helper()
+		var lost *tier.LostError
+		if !errors.As(err, &lost) || !errors.Is(err, tier.ErrLost) || !errors.Is(err, errGone) || errors.Is(err, tier.ErrNoSpace) ||
+			lost.Space != s.ID() || lost.Bytes != 3000 {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	isLost("the space", s.Lost())
+	isLost("reserving", s.Reserve(1))
+	isLost("occupying", s.Occupy(1))
+	isLost("a limit", s.SetLimit(1<<20))
+	_, err = s.Draw(256, nil, nil)
+	isLost("drawing", err)
+	if s.TryReserveAt(1, 1) || s.Fits(1) || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Ceiling() != 0 {
+		t.Error("there is room in what is lost")
+	}
+	ok(t, b.Release())
+	s.Unreserve(3000 - 1024)
+	ok(t, s.Close())
+	if u := s.Usage(); u.Used() != 0 {
+		t.Errorf("the space ends with %+v", u)
+	}
+}
+
+// What waits parked for the next promise is no promise of what is lost.
+func TestParkedIsLost(t *testing.T) {
+	s, dev := losable(t, 1<<24)
+	for range 64 {
+		ok(t, s.Reserve(256))
+	}
+	for at := range uint32(64) {
+		s.UnreserveAt(at, 256)
+	}
+	dev.Lose(errGone)
+	for at := range uint32(64) {
+		if s.TryReserveAt(at, 256) {
+			t.Fatalf("what was parked at %d is promised", at)
+		}
+	}
+	if n := s.Used(); n != 0 {
+		t.Errorf("%d bytes are in use", n)
+	}
+	ok(t, s.Close())
+}
+
+// A device may be lost before there is a space, and a subscription ends.
+func TestLossIsTold(t *testing.T) {
+	var l tier.Loss
+	told := make(map[string]int)
+	tell := func(who string) func(error) {
+		return func(why error) {
+			if told[who]++; why != errGone || l.Err() != nil && who != "late" {
+				t.Errorf("%s is told %v, after others were told %v", who, why, l.Err())
+			}
+		}
+	}
+	l.OnLost(tell("early"))
+	l.OnLost(tell("gone"))()
+	l.Lose(errGone)
+	l.Lose(errors.New("once more"))
+	l.OnLost(tell("late"))
+	if told["early"] != 1 || told["gone"] != 0 || told["late"] != 1 || l.Err() != errGone {
+		t.Errorf("told: %v, %v", told, l.Err())
+	}
+	dev := faultdev.New(openDevice(t, sim.Config{Memory: 1 << 20}), 1)
+	pool, err := tier.NewDevicePool(dev)
+	ok(t, err)
+	dev.Lose(errGone)
+	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: 1 << 20, Pool: pool})
+	ok(t, err)
+	if !errors.Is(s.Lost(), errGone) {
+		t.Errorf("a space on a device that is lost says %v", s.Lost())
+	}
+	ok(t, s.Close())
+}
