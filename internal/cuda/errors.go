@@ -15,6 +15,7 @@ const (
 	ErrOutOfMemory                 Code = 2
 	ErrNotInitialized              Code = 3
 	ErrDeinitialized               Code = 4
+	ErrDeviceUnavailable           Code = 46
 	ErrNoDevice                    Code = 100
 	ErrInvalidDevice               Code = 101
 	ErrInvalidImage                Code = 200
@@ -34,6 +35,7 @@ const (
 	ErrHostMemoryNotRegistered     Code = 713
 	ErrNotSupported                Code = 801
 	ErrStreamCaptureUnsupported    Code = 900 // not while a graph is recorded, here or on another thread
+	ErrUnknown                     Code = 999
 )
 
 func (c Code) Error() string { return fmt.Sprintf("CUDA result %d", int32(c)) }
@@ -46,6 +48,13 @@ var lost = []Code{ErrDeinitialized, 214, 220, 226, ErrIllegalAddress, 702, 709, 
 func Lost(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && slices.Contains(lost, e.Code)
+}
+
+// MaybeLost says whether err is what the driver says, among other things, of a GPU that is not there any more: that it is not
+// available, or that the driver does not know what has happened. Whether the context is lost, another call tells.
+func MaybeLost(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && (e.Code == ErrDeviceUnavailable || e.Code == ErrUnknown)
 }
 
 // Error is a call that the driver refused, or to whose caller it told that

@@ -6,18 +6,26 @@ import "github.com/spillway-db/spillway/internal/cuda"
 // of a call or of work.
 func (d *Device) OnLost(f func(why error)) (cancel func()) { return d.loss.OnLost(f) }
 
-// suspect is given each error that may be the loss's. Others' contexts have a part in some work, and it may be theirs that is lost; so
-// the driver is asked something that is about this one alone.
-func (d *Device) suspect(err error) {
-	if !cuda.Lost(err) {
-		return
+// suspect is given each error that may be the loss's, and says whether it is. Others' contexts have a part in some work, and it may be
+// theirs that is lost; and some errors may mean anything. So the driver is asked something that is about this context alone.
+func (d *Device) suspect(err error) (lost bool) {
+	if !cuda.Lost(err) && !cuda.MaybeLost(err) {
+		return false
 	}
-	known := d.loss.Err() != nil
-	if !known {
-		_, _, own := d.driverMemory()
-		known = cuda.Lost(own)
-	}
-	if known {
+	if d.loss.Err() == nil {
+		if _, _, own := d.driverMemory(); !cuda.Lost(own) && !cuda.MaybeLost(own) {
+			return false
+		}
 		d.loss.Lose(err)
 	}
+	return true
+}
+
+// refused is suspect for calls that are about this context alone: one that is refused because a context is lost tells of this one.
+func (d *Device) refused(err error) (lost bool) {
+	if !cuda.Lost(err) {
+		return d.suspect(err)
+	}
+	d.loss.Lose(err)
+	return true
 }

@@ -13,7 +13,8 @@ import (
 // When the context is lost what is freed is free, and events are done with the reason, but not before those of
 // others that they stand for: whoever waits is told, and the books are at zero.
 func TestContextIsLost(t *testing.T) {
-	for _, kind := range []cuda.Allocation{cuda.StreamOrdered, cuda.OnePiece} {
+	for i, code := range []driver.Code{driver.ErrIllegalAddress, driver.ErrIllegalAddress, driver.ErrUnknown, driver.ErrDeviceUnavailable} {
+		kind := []cuda.Allocation{cuda.StreamOrdered, cuda.OnePiece}[i%2]
 		e := cudatest.New(t, cudatest.Config{})
 		lib, err := cuda.Load(e.Path)
 		if err != nil {
@@ -25,7 +26,7 @@ func TestContextIsLost(t *testing.T) {
 		}
 		told := 0
 		d.OnLost(func(why error) {
-			if told++; !errors.Is(why, driver.ErrIllegalAddress) {
+			if told++; !errors.Is(why, code) {
 				t.Errorf("the loss is told as %v", why)
 			}
 		})
@@ -39,11 +40,11 @@ func TestContextIsLost(t *testing.T) {
 		if err := errors.Join(err, d.WaitEvent(waiting, foreign(opened))); err != nil {
 			t.Fatal(err)
 		}
-		e.FailWork(0, driver.ErrIllegalAddress, true)
+		e.FailWork(0, code, true)
 		if err := d.Fill(s, a, 1, 1000); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Sync(); !errors.Is(err, driver.ErrIllegalAddress) {
+		if err := s.Sync(); !errors.Is(err, code) {
 			t.Fatalf("the stream says %v", err)
 		}
 		if told != 1 {
@@ -62,7 +63,7 @@ func TestContextIsLost(t *testing.T) {
 		}
 		done, late := recorded(s), recorded(waiting)
 		<-done.Done()
-		if !errors.Is(done.Err(), driver.ErrIllegalAddress) {
+		if !errors.Is(done.Err(), code) {
 			t.Errorf("the event says %v", done.Err())
 		}
 		if n := d.Outstanding(); n != 0 {
@@ -75,10 +76,10 @@ func TestContextIsLost(t *testing.T) {
 		}
 		close(opened)
 		<-late.Done()
-		if !errors.Is(late.Err(), driver.ErrIllegalAddress) {
+		if !errors.Is(late.Err(), code) {
 			t.Errorf("the event says %v", late.Err())
 		}
-		if err := d.Close(); !errors.Is(err, driver.ErrIllegalAddress) {
+		if err := d.Close(); !errors.Is(err, code) {
 			t.Errorf("closing says %v", err)
 		}
 		if n := e.Live("contexts"); n != 0 {
@@ -92,6 +93,43 @@ func TestContextIsLost(t *testing.T) {
 		if again != 1 {
 			t.Errorf("who asks later is told %d times", again)
 		}
+	}
+}
+
+// An error that may mean anything is no loss while the context answers: nothing is taken for free that is not.
+func TestUnknownErrorIsNoLoss(t *testing.T) {
+	e := cudatest.New(t, cudatest.Config{})
+	lib, err := cuda.Load(e.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := lib.Open(cuda.Config{Memory: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.OnLost(func(why error) { t.Errorf("a loss is told: %v", why) })
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := d.Alloc(s, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, symbol := range []string{"cuMemFreeAsync", "cuEventRecord", "cuMemsetD8Async"} {
+		e.Fail(symbol, 0, driver.ErrUnknown, 1)
+	}
+	_, rerr := d.Record(s)
+	for _, err := range []error{d.Free(s, a), rerr, d.Fill(s, a, 1, 1000)} {
+		if !errors.Is(err, driver.ErrUnknown) {
+			t.Errorf("a call that is refused: %v", err)
+		}
+	}
+	if n := d.Outstanding(); n != d.Charge(1000) {
+		t.Errorf("%d bytes are outstanding", n)
+	}
+	if err := errors.Join(d.Fill(s, a, 1, 1000), d.Free(s, a), s.Sync(), d.Close()); err != nil {
+		t.Error(err)
 	}
 }
 

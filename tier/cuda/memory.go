@@ -132,8 +132,7 @@ func (d *Device) Free(ts tier.Stream, addr tier.Addr) error {
 		return err
 	}
 	err = d.source.free(s, a)
-	if cuda.Lost(err) { // and so is the memory
-		d.loss.Lose(err)
+	if d.refused(err) { // and the memory is lost, too
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.mu.retired -= a.charge

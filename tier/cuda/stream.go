@@ -236,7 +236,7 @@ func (s *stream) recordInTurn() (tier.Event, error) {
 		}
 		return err
 	})
-	if cuda.Lost(err) { // there is nothing that the work could still do, and no event to be had any more
+	if s.dev.refused(err) { // there is nothing that the work could still do, and no event to be had any more
 		s.giveUp(e, w, err)
 		return e, nil
 	}
@@ -262,7 +262,6 @@ var past = func() chan struct{} { c := make(chan struct{}); close(c); return c }
 
 // giveUp makes e the event of work that was lost with the context.
 func (s *stream) giveUp(e *event, w *pending, err error) {
-	s.dev.loss.Lose(err)
 	if e.tail == nil {
 		e.tail = make(chan struct{})
 	}
