@@ -198,8 +198,9 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPU) (int64, erro
 		size = min(free, total)
 	}
 	if size > total {
-		e.cfg.Logger.Warn("spillway: a GPU space is larger than its device, its budget or its quota, and is made smaller",
-			"space", tier.ID{Kind: tier.GPU, Ordinal: i}.String(), "wanted", size, "has", total)
+		w := tier.CauseGPUSize.Warning("%d bytes were asked for, more than its device, its budget or its quota has: the space has %d bytes", size, total)
+		w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}
+		e.warn(w)
 		size = total
 	}
 	if size <= 0 {

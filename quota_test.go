@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -128,6 +129,10 @@ func TestSizeUnderQuotas(t *testing.T) {
 			}
 			if limit != c.limit {
 				t.Errorf("the limit is %d; want %d", limit, c.limit)
+			}
+			cut := slices.ContainsFunc(eng.Warnings(), func(w tier.Warning) bool { return w.Cause == tier.CauseGPUSize })
+			if want := c.size < 8*mib; cut != want {
+				t.Errorf("a warning of the size is %v; want %v", cut, want)
 			}
 		})
 	}

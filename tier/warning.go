@@ -59,6 +59,7 @@ const (
 	CauseVisibleDevices                    // CUDA_VISIBLE_DEVICES names what is not there
 	CauseSimulated                         // a GPU is simulated
 	CauseNotPinned                         // the GPUs' driver does not pin host memory
+	CauseGPUSize                           // a GPU space is smaller than it was to be
 	CauseGPULost                           // a GPU has failed for good
 	CauseSystem                            // the operating system has no such thing
 	causes                                 // how many there are, and one
@@ -129,6 +130,8 @@ var causeTable = [causes]cause{
 		"install NVIDIA's driver and start containers with --gpus; or ask for the simulated GPU, if that is what is wanted"},
 	CauseNotPinned: {"not-pinned", false,
 		"make the host space smaller, or give the process, its container or its virtual machine more memory that may be pinned"},
+	CauseGPUSize: {"gpu-size", false,
+		"ask for less (GPU.Memory, --gpu-memory), or raise the budget or the quota (SPILLWAY_GPU_MEMORY_LIMIT)"},
 	CauseGPULost: {"gpu-lost", false,
 		"make what was there anew, and restart the process to use the GPU again; see the kernel's log (NVRM: Xid) for why it failed"},
 	CauseSystem: {"system", true, ""},
