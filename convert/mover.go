@@ -158,9 +158,15 @@ func (m *Mover) bring(ctx context.Context, b *batch.Batch, to aim, reason string
 	}
 	start := time.Now()
 	ev := Moved{Batch: b.ID(), From: from, Reason: reason}
-	ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, given, arriving)
-	for errors.Is(ev.Err, errGone) {
+	for again := true; again; {
 		ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, given, arriving)
+		again = errors.Is(ev.Err, errGone)
+		if errors.Is(ev.Err, errLost) {
+			err := m.lostIn(b.Info().Space)
+			if again = err == nil; !again {
+				ev.Err = fmt.Errorf("moving batch %d: %w", b.ID(), err)
+			}
+		}
 	}
 	ev.Took = time.Since(start)
 	if m.cfg.Events.Moved != nil && (ev.Bytes > 0 || ev.Err != nil) {
@@ -176,11 +182,17 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 	}
 	size, dicts := m.sizes(b)
 	room := m.roomAs(aim.form, b.Descriptor(), aim.to, size)
+	waiting := ctx
+	if from, ok := m.cfg.Reservations.Spaces().ByID(b.Info().Space); ok && waits && given.IsZero() {
+		var done func()
+		waiting, done = untilLost(ctx, from)
+		defer done()
+	}
 	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait || !waits {
 			return m.cfg.Reservations.TryReserve(to, m.need(to, room, dicts))
 		}
-		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, room, dicts))
+		return m.cfg.Reservations.Reserve(waiting, to, m.need(to, room, dicts))
 	}
 	transfer := func(r reservation.Reservation) (err error) {
 		at = r.Space().ID()
@@ -226,7 +238,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 		return nil
 	}
 	if given.IsZero() {
-		err = m.inRoom(ctx, waits, aim.to, reserve, transfer)
+		err = m.inRoom(waiting, waits, aim.to, reserve, transfer)
 	} else if err = transfer(given); errors.Is(err, errGone) {
 		err = m.tooLittle(given, room, dicts)
 	}
@@ -411,13 +423,17 @@ func (m *Mover) inHost(ctx context.Context, src imaged) (out batch.Payload, err 
 	}
 	to, body := reservation.AnyInTier(tier.Host), src.Descriptor().Body
 	dicts := m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())
-	reserve := m.reserver(ctx, body, dicts)
-	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
+	waiting, done := untilLost(ctx, src.Space())
+	defer done()
+	err = m.inRoom(waiting, true, to, m.reserver(waiting, body, dicts), func(r reservation.Reservation) error {
 		return m.pinned(r, body, dicts, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
 			return err
 		})
 	})
+	if errors.Is(err, errLost) {
+		return nil, src.Space().Lost()
+	}
 	return out, ofLost(err, src.Space())
 }
 
