@@ -199,3 +199,24 @@ func TestAdoptingFromALostGPU(t *testing.T) {
 	isLost(t, "adopting a table", err)
 	l.end(0)
 }
+
+// TestReadingFromALostGPU: whoever has a batch open there is told.
+func TestReadingFromALostGPU(t *testing.T) {
+	l := openLosable(t, 1, 1<<20)
+	b, mover := l.put(0, numberedRecord(1, 1000, wordList(1, 1500)), in(tier.GPU)), l.eng.Mover()
+	h, err := mover.Acquire(t.Context(), b, onAnyGPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.gpus[0].Lose(errFellOff)
+	_, err = mover.Record(t.Context(), h)
+	isLost(t, "opening it", err)
+	_, err = mover.Columns(t.Context(), h, convert.Selection{Fields: []int{0}})
+	isLost(t, "opening a column", err)
+	_, _, err = mover.Digest(t.Context(), h)
+	isLost(t, "its digest", err)
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	l.end(1)
+}
