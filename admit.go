@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,7 +55,8 @@ type Task struct {
 // taken back what it has handed on. After that, and after any other error or a panic, the
 // inputs stand where they stood in their repositories.
 //
-// Inputs that can never be in one GPU together are a *reservation.ExceededError at once.
+// Inputs that can never be in one GPU together are a *reservation.ExceededError at once, and inputs in a GPU that is lost a
+// *tier.LostError.
 func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *Grant, []*Handle) error) (err error) {
 	in := &taskInputs{mover: e.mover}
 	var ending error
@@ -68,7 +70,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	for _, c := range t.Inputs {
 		in.batches = append(in.batches, c.Batches()...)
 	}
-	if err := e.fitTogether(in); err != nil {
+	if err := cmp.Or(e.noneIsLost(in), e.fitTogether(in)); err != nil {
 		return fmt.Errorf("spillway: task %q: %w", t.Operator, err)
 	}
 	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead}
@@ -87,11 +89,24 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	})
 }
 
-// fitTogether refuses inputs that no space of the admission's has room for.
+// noneIsLost refuses inputs that are lost: there is nothing to wait for.
+func (e *Engine) noneIsLost(in *taskInputs) error {
+	for _, b := range in.batches {
+		if s, ok := e.reservations.Spaces().ByID(b.Info().Space); ok && s.Lost() != nil {
+			return fmt.Errorf("bringing batch %d: %w", b.ID(), s.Lost())
+		}
+	}
+	return nil
+}
+
+// fitTogether refuses inputs that no space of the admission's has room for. What is lost is admission's to tell.
 func (e *Engine) fitTogether(in *taskInputs) error {
 	var best *tier.Space
 	var need int64
 	for _, s := range e.admitter.Strategy().Candidates(e.reservations.Spaces(), nil) {
+		if s.Lost() != nil {
+			continue
+		}
 		there, missing := e.mover.Charges(s, in.batches...)
 		if there+missing <= s.Room() {
 			return nil

@@ -47,7 +47,7 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 		d = d.Add(dict)
 		at += s.Descriptor().Body
 	}
-	return d, onDevice, err
+	return d, onDevice, ofLost(err, img.Space())
 }
 
 // digest is Digest for the body in buf, counted from byte base on.

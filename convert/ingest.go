@@ -166,6 +166,9 @@ func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*diction
 func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, body int64, dicts []*dictionary) (reservation.Reservation, error) {
 	size := m.need(to, body, dicts)
 	r, err := m.cfg.Reservations.Reserve(ctx, to, size)
+	if errors.Is(err, tier.ErrLost) { // which it was waited for; what is left may be too small for good
+		r, err = m.cfg.Reservations.Reserve(ctx, to, m.need(to, body, dicts))
+	}
 	if !errors.Is(err, reservation.ErrExceeded) {
 		return r, err
 	}

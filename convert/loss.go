@@ -1,13 +1,15 @@
 package convert
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"github.com/spillway-db/spillway/tier"
 )
 
-// errLost: the space that a record was being laid out in was lost meanwhile. The record is whole, and there may be others.
+// errLost: the space that something was being brought to, or out of, was lost meanwhile, and everything must be looked at again:
+// there may be other spaces, or somebody else may have brought it out before.
 var errLost = errors.New("convert: the space was lost meanwhile")
 
 // lostIn returns the error of a batch that lies in a space which is lost: its bytes cannot be had any more.
@@ -29,4 +31,24 @@ func ofLost(err error, spaces ...*tier.Space) error {
 		}
 	}
 	return err
+}
+
+// untilLost returns a context that ends, with errLost, when the space is lost: waiting for room for what lies there is in vain then.
+// done must be called.
+func untilLost(ctx context.Context, s *tier.Space) (_ context.Context, done func()) {
+	if s.Kind() != tier.GPU { // no other is ever lost
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	look := func(s *tier.Space, _ tier.Change) {
+		if s.Lost() != nil {
+			cancel(errLost)
+		}
+	}
+	unsubscribe := s.Subscribe(look)
+	look(s, tier.Released) // it may have been before
+	return ctx, func() {
+		unsubscribe()
+		cancel(nil)
+	}
 }

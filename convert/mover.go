@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -158,9 +157,15 @@ func (m *Mover) bring(ctx context.Context, b *batch.Batch, to aim, reason string
 	}
 	start := time.Now()
 	ev := Moved{Batch: b.ID(), From: from, Reason: reason}
-	ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, given, arriving)
-	for errors.Is(ev.Err, errGone) {
+	for again := true; again; {
 		ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, given, arriving)
+		again = errors.Is(ev.Err, errGone)
+		if errors.Is(ev.Err, errLost) {
+			err := m.lostIn(b.Info().Space)
+			if again = err == nil; !again {
+				ev.Err = fmt.Errorf("moving batch %d: %w", b.ID(), err)
+			}
+		}
 	}
 	ev.Took = time.Since(start)
 	if m.cfg.Events.Moved != nil && (ev.Bytes > 0 || ev.Err != nil) {
@@ -176,11 +181,17 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 	}
 	size, dicts := m.sizes(b)
 	room := m.roomAs(aim.form, b.Descriptor(), aim.to, size)
+	waiting := ctx
+	if from, ok := m.cfg.Reservations.Spaces().ByID(b.Info().Space); ok && waits && given.IsZero() {
+		var done func()
+		waiting, done = untilLost(ctx, from)
+		defer done()
+	}
 	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait || !waits {
 			return m.cfg.Reservations.TryReserve(to, m.need(to, room, dicts))
 		}
-		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, room, dicts))
+		return m.cfg.Reservations.Reserve(waiting, to, m.need(to, room, dicts))
 	}
 	transfer := func(r reservation.Reservation) (err error) {
 		at = r.Space().ID()
@@ -226,7 +237,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 		return nil
 	}
 	if given.IsZero() {
-		err = m.inRoom(ctx, waits, aim.to, reserve, transfer)
+		err = m.inRoom(waiting, waits, aim.to, reserve, transfer)
 	} else if err = transfer(given); errors.Is(err, errGone) {
 		err = m.tooLittle(given, room, dicts)
 	}
@@ -366,155 +377,4 @@ func (m *Mover) bringUnlessThere(ctx context.Context, b *batch.Batch, to reserva
 	cancel(nil)
 	<-watched
 	return err
-}
-
-// Record opens the batch that h holds as an Arrow record. A host image is
-// opened in place: the record's buffers are the arena's, and its memory stays leased
-// until the record and all that was taken from it are released, also after h is
-// closed. From another tier the image is first copied to host memory, for
-// which Record waits.
-func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error) {
-	ctx, leave, err := m.gate.enter(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
-	payload := h.Payload()
-	if payload == nil {
-		return nil, fmt.Errorf("convert: opening the record of a closed handle: %w", tier.ErrReleased)
-	}
-	if img, ok := payload.(*batch.Image); ok && img.Space().Kind() == tier.Host {
-		return openImage(img, nil)
-	}
-	src, ok := payload.(imaged)
-	if !ok {
-		return nil, fmt.Errorf("convert: %s cannot be opened as a record", payload.Type())
-	}
-	p, err := m.inHost(ctx, src)
-	for errors.Is(err, errGone) {
-		p, err = m.inHost(ctx, src)
-	}
-	if err != nil {
-		return nil, ofBatch(err, h.Batch().ID())
-	}
-	img, ok := p.(*batch.Image)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("convert: %s cannot be opened as a record", p.Type()), p.Release())
-	}
-	return openImage(img, img)
-}
-
-// inHost makes a host image beside src, and waits for room in one piece.
-func (m *Mover) inHost(ctx context.Context, src imaged) (out batch.Payload, err error) {
-	if err := src.Space().Lost(); err != nil {
-		return nil, err
-	}
-	to, body := reservation.AnyInTier(tier.Host), src.Descriptor().Body
-	dicts := m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())
-	reserve := m.reserver(ctx, body, dicts)
-	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
-		return m.pinned(r, body, dicts, func() (err error) {
-			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
-			return err
-		})
-	})
-	return out, ofLost(err, src.Space())
-}
-
-// openImage opens a host image. owned, if not nil, is released as soon as the
-// record's lease is taken.
-func openImage(img, owned *batch.Image) (arrow.RecordBatch, error) {
-	rec, err := func() (arrow.RecordBatch, error) {
-		extents, release, err := inPlace(img.Buffer())
-		if err != nil {
-			return nil, err
-		}
-		return openRecord(img.Descriptor(), extents, newLease(release), finderOf(img.Shared()))
-	}()
-	if owned != nil {
-		err = errors.Join(err, owned.Release())
-	}
-	return rec, err
-}
-
-// errNotInPlace says that memory cannot be read where it is.
-func errNotInPlace(m tier.Memory) error {
-	return fmt.Errorf("convert: %T cannot be opened in place", m)
-}
-
-// Clone copies b to memory of its own in the same space, and returns a new
-// batch with a new id; dictionaries are shared. It waits for room, without holding b. observer is the
-// clone's; nil means MoverConfig.Observer.
-func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observer) (*batch.Batch, error) {
-	ctx, leave, err := m.gate.enter(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
-	for {
-		p, err := m.clone(ctx, b, b.Info().Space)
-		if errors.Is(err, errMoved) || errors.Is(err, errGone) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if observer == nil {
-			observer = m.cfg.Observer
-		}
-		c, err := batch.New(batch.Options{ID: m.cfg.IDs.Next(), Payload: p, Observer: observer})
-		if err != nil {
-			return nil, errors.Join(err, p.Release())
-		}
-		return c, nil
-	}
-}
-
-// openAny locks b where it is, with a task of its own. Somebody else may use that
-// up before; then there is another.
-func openAny(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
-	for {
-		if err := b.CreateTask(ctx); err != nil {
-			return nil, err
-		}
-		h, err := b.LockAny(ctx)
-		var se *batch.StateError
-		switch {
-		case err == nil:
-			return h, nil
-		case errors.As(err, &se) && se.Status == batch.TaskNotCreated:
-		case errors.As(err, &se) && se.State == batch.Released:
-			return nil, err
-		default:
-			return nil, errors.Join(err, b.CancelTask())
-		}
-	}
-}
-
-var errMoved = errors.New("convert: the batch was moved meanwhile")
-
-// clone copies b's payload in the space at, if b is there once there is room.
-func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batch.Payload, err error) {
-	desc := b.Descriptor()
-	if desc == nil || !at.Valid() {
-		return nil, &batch.StateError{Batch: b.ID(), State: b.State(), Op: "clone", Status: batch.MissingData}
-	}
-	to, dicts := reservation.Specific(at), m.cfg.Builtin.dicts.of(desc.AllDictionaries())
-	room := m.roomAs(b.PayloadType(), desc, to, desc.Body)
-	reserve := m.reserver(ctx, room, dicts)
-	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) (err error) {
-		h, err := openAny(ctx, b)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, h.Close()) }()
-		if h.Space().ID() != at {
-			return errMoved
-		}
-		return m.pinned(r, room, dicts, func() (err error) {
-			out, err = m.cfg.Registry.convert(ctx, h.Payload(), h.Payload().Type(), r)
-			return err
-		})
-	})
-	return out, err
 }

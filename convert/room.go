@@ -11,7 +11,7 @@ import (
 )
 
 // need returns how many bytes to reserve for a body and its dictionaries: enough
-// in each space of the strategy for those that are not there now.
+// in each space of the strategy that is not lost for those that are not there now.
 func (m *Mover) need(to reservation.Strategy, body int64, dicts []*dictionary) int64 {
 	if len(dicts) == 0 {
 		return body
@@ -19,6 +19,9 @@ func (m *Mover) need(to reservation.Strategy, body int64, dicts []*dictionary) i
 	var room [16]*tier.Space
 	bytes := body
 	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), room[:0]) {
+		if s.Lost() != nil {
+			continue
+		}
 		bytes = max(bytes, s.Charge(body)+m.cfg.Builtin.dicts.missing(s, dicts))
 	}
 	return bytes
@@ -32,6 +35,9 @@ func (m *Mover) roomAs(form batch.PayloadType, d *batch.Descriptor, to reservati
 	}
 	var room [16]*tier.Space
 	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), room[:0]) {
+		if s.Lost() != nil {
+			continue
+		}
 		body = max(body, tableBytes(d, s))
 	}
 	return body
@@ -70,8 +76,8 @@ func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) f
 // inRoom reserves and runs f, which allocates from the reservation; it is released
 // when f returns. If the space has the bytes but not in one piece, or its device
 // refuses them for a budget that the space does not know of, or it is a volume whose file
-// system is full, or its device is lost meanwhile, the strategy's other spaces are tried, and then, for one piece and if the caller may wait, the first one
-// is cleared.
+// system is full, the strategy's other spaces are tried, and then, for one piece and if the caller may wait, the first one
+// is cleared. If the device of the last that was tried is lost meanwhile all begins again, without that space.
 //
 // What f takes (a transit, a handle, the reservation) is given back before more is
 // waited for, and only one mover clears a space at a time. So those who wait for one
@@ -79,38 +85,43 @@ func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) f
 func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
 	reserve func(to reservation.Strategy, wait bool) (reservation.Reservation, error), f func(reservation.Reservation) error) error {
 
-	r, err := reserve(to, true)
-	if err != nil {
-		return err
-	}
-	first, need := r.Space(), r.Bytes()
-	err = errors.Join(f(r), r.Release())
-	for err != nil && first.Lost() != nil { // which is asked no more
-		if r, err = reserve(to, true); err != nil {
+	for {
+		last, err := m.inRoomOnce(ctx, waits, to, reserve, f)
+		if err == nil || last == nil || last.Lost() == nil {
 			return err
 		}
-		first, need = r.Space(), r.Bytes()
-		err = errors.Join(f(r), r.Release())
 	}
+}
+
+// inRoomOnce is inRoom, but for spaces that are lost. It returns the space that was tried last, nil if there was no room.
+func (m *Mover) inRoomOnce(ctx context.Context, waits bool, to reservation.Strategy,
+	reserve func(to reservation.Strategy, wait bool) (reservation.Reservation, error), f func(reservation.Reservation) error) (last *tier.Space, err error) {
+
+	r, err := reserve(to, true)
+	if err != nil {
+		return nil, err
+	}
+	first, need := r.Space(), r.Bytes()
+	last, err = first, errors.Join(f(r), r.Release())
 	for tried := (without{to, nil}); fragmented(err) || errors.Is(err, tier.ErrOutOfBudget) || fullVolume(err); {
-		tried.spaces = append(tried.spaces, r.Space())
+		tried.spaces = append(tried.spaces, last)
 		var e error
 		if r, e = reserve(tried, false); e != nil {
 			break
 		}
-		err = errors.Join(f(r), r.Release())
+		last, err = r.Space(), errors.Join(f(r), r.Release())
 	}
 	if !waits || !fragmented(err) {
-		return err
+		return last, err
 	}
 	clearing := m.clearing[first.ID()]
 	select {
 	case clearing <- struct{}{}:
 		defer func() { <-clearing }()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
-	return m.clear(ctx, first, need, func() error {
+	return first, m.clear(ctx, first, need, func() error {
 		r, err := reserve(reservation.Specific(first.ID()), false)
 		if errors.Is(err, tier.ErrNoSpace) {
 			return errRefused

@@ -79,7 +79,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 		return nil, &EndianError{Endianness: t.Schema.Endianness()}
 	}
 	p, err := m.cfg.Builtin.planTable(ctx, t)
-	if err != nil {
+	if err = ofLost(err, t.Space); err != nil {
 		return nil, err
 	}
 	parts := batch.TableParts{
@@ -98,7 +98,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 	}
 	if err := mem.borrow(t.Space, p.ranges); err != nil {
 		t.Space.Unreserve(charge)
-		return nil, err
+		return nil, ofLost(err, t.Space)
 	}
 	parts.Buffers = []*tier.Buffer{t.Space.Adopt(mem, nil)}
 	return batch.NewTable(parts), nil

@@ -34,7 +34,9 @@ func WaitInput() DrainOption { return func(o *drainOptions) { o.want = wantTask 
 //
 // Room in the tier, and batches that are in use elsewhere, are waited for. If that
 // fails the batch is whole in the repository, where it was; the error is yielded
-// with a nil handle, and the iteration ends. It may be begun again. Breaking off
+// with a nil handle, and the iteration ends. It may be begun again. A batch in a GPU that
+// is lost fails each time with a *tier.LostError, as does a tier of which all GPUs are; Peek
+// tells where the batch lies, and TryTake takes one out that is to be dropped. Breaking off
 // leaves the rest in the repository. Several goroutines may drain one partition;
 // each gets other batches.
 func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opts ...DrainOption) iter.Seq2[*batch.Handle, error] {

@@ -121,8 +121,8 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 // must Release the reservation.
 //
 // A request that would not fit any candidate even if that were empty fails at
-// once with an ExceededError. A candidate that is lost (tier.Space.Lost) is passed by, and where all that it could fit in are lost it
-// fails with a tier.LostError, at once or when that comes about while it waits. A wait is ended by ctx, with an error that matches
+// once with an ExceededError. A candidate that is lost (tier.Space.Lost) is passed by, and where all are lost it
+// fails with a tier.LostError; so it does when it waits and the last candidate that it fits in is lost. A wait is ended by ctx, with an error that matches
 // its cause and its Err; by Close, with tier.ErrClosed; by Refuse, with a
 // tier.NoSpaceError; for an owner by a DeadlockError; and by limits that were lowered
 // below the request, with an ExceededError. Nothing is reserved then.

@@ -94,6 +94,8 @@ func fix(err error) string {
 	var exceeded *reservation.ExceededError
 	var full *tier.NoSpaceError
 	switch {
+	case errors.Is(err, tier.ErrLost): // which says itself what to do; others may have lacked room for it
+		return ""
 	case errors.As(err, &exceeded):
 		return "make the batches smaller with --rows-per-batch, or " + larger(exceeded.Space.Kind)
 	case errors.As(err, &full) && full.Space.Kind != tier.Disk:

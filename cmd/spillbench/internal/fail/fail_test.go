@@ -34,6 +34,7 @@ func TestStatus(t *testing.T) {
 		{&tier.NoSpaceError{Space: gpu, Requested: 10}, 3, "--disk DIR=SIZE more room, or raise --gpu-memory"},
 		{&reservation.ExceededError{Space: tier.ID{Kind: tier.Host}}, 3, "--rows-per-batch, or raise --host-memory"},
 		{fmt.Errorf("opening: %w", tier.ErrNoSpace), 3, "--disk"},
+		{errors.Join(&tier.NoSpaceError{Space: gpu}, &tier.LostError{Space: gpu, Cause: io.EOF}), 3, "gpu:0 is lost"},
 		{errors.New("anything\nelse"), 3, "anything else"},
 	} {
 		for _, err := range []error{c.err, wrap(c.err)} {
@@ -45,6 +46,9 @@ func TestStatus(t *testing.T) {
 			}
 			if got := Line(err); !strings.Contains(got, c.want) || strings.Contains(got, "\n") {
 				t.Errorf("%v is told as %q, want %q", err, got, c.want)
+			}
+			if got := Line(err); errors.Is(err, tier.ErrLost) && strings.Contains(got, "--") {
+				t.Errorf("%v is told as %q, and no flag helps", err, got)
 			}
 		}
 	}

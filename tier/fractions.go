@@ -1,0 +1,64 @@
+package tier
+
+import (
+	"errors"
+	"fmt"
+	"math"
+)
+
+// Fractions are the marks of a space, as shares of its capacity:
+// 0 < Stop < Trigger ≤ Limit ≤ 1.
+type Fractions struct {
+	Limit   float64 // largest share that reservations may take
+	Trigger float64 // at this pressure the monitor starts to move batches down
+	Stop    float64 // at this pressure it ends
+}
+
+// DefaultFractions returns the marks of a tier whose configuration names none.
+// The limit is above the trigger, so that the monitor acts before reservations
+// are refused; a disk has nowhere to move to and is filled further.
+func DefaultFractions(k Kind) Fractions {
+	if k == Disk {
+		return Fractions{Limit: 1.00, Trigger: 0.95, Stop: 0.85}
+	}
+	return Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}
+}
+
+// Or returns f with its zero fields taken from other.
+func (f Fractions) Or(other Fractions) Fractions {
+	if f.Limit == 0 {
+		f.Limit = other.Limit
+	}
+	if f.Trigger == 0 {
+		f.Trigger = other.Trigger
+	}
+	if f.Stop == 0 {
+		f.Stop = other.Stop
+	}
+	return f
+}
+
+// Validate checks 0 < Stop < Trigger ≤ Limit ≤ 1.
+func (f Fractions) Validate() error {
+	switch {
+	case math.IsNaN(f.Limit) || math.IsNaN(f.Trigger) || math.IsNaN(f.Stop):
+		return errors.New("tier: limit, trigger and stop must be numbers")
+	case f.Stop <= 0:
+		return fmt.Errorf("tier: stop %v must be above 0", f.Stop)
+	case f.Stop >= f.Trigger:
+		return fmt.Errorf("tier: stop %v must be below trigger %v", f.Stop, f.Trigger)
+	case f.Trigger > f.Limit:
+		return fmt.Errorf("tier: trigger %v must not be above limit %v", f.Trigger, f.Limit)
+	case f.Limit > 1:
+		return fmt.Errorf("tier: limit %v must not be above 1", f.Limit)
+	}
+	return nil
+}
+
+// share is ⌊capacity × f⌋, exact where f is 1.
+func share(capacity int64, f float64) int64 {
+	if f >= 1 {
+		return capacity
+	}
+	return int64(float64(capacity) * f)
+}
