@@ -49,12 +49,13 @@ func (c *Calls) KnowHost(addr uintptr, n int64) { c.lib.pinned.add(addr, n) }
 // ForgetHost ends what KnowHost began.
 func (c *Calls) ForgetHost(addr uintptr) { c.lib.pinned.remove(addr) }
 
-// Numbers of the driver for questions about an address, and for the answer that it is the host's.
+// Numbers of the driver for questions about an address, and for the answers that it is the host's, or a device's.
 const (
 	pointerMemoryType = 2
 	pointerRangeStart = 11
 	pointerRangeSize  = 12
 	memoryTypeHost    = 1
+	memoryTypeDevice  = 2
 )
 
 // hostPage is what host memory is pinned by, at least.
@@ -64,27 +65,27 @@ const hostPage = 4096
 // refuses copies that lie across two.
 func (c *Calls) HostRegistered(addr uintptr, n int64) bool {
 	end := addr + uintptr(n)
-	if start, size, err := c.hostRange(addr); err == nil {
+	if start, size, err := c.pointerRange(addr); err == nil {
 		return start <= addr && end-start <= size
 	}
 	// A driver that does not tell the range of such memory says at least of each page what it is.
 	for at := addr; at < end; at = (at + hostPage) &^ (hostPage - 1) {
-		if !c.isHost(at) {
+		if !c.isOf(memoryTypeHost, at) {
 			return false
 		}
 	}
-	return c.isHost(end - 1)
+	return c.isOf(memoryTypeHost, end-1)
 }
 
-// isHost says whether addr is in host memory that the driver knows: of other memory it answers nothing.
-func (c *Calls) isHost(addr uintptr) bool {
+// isOf says whether addr is in memory of a kind that the driver knows: of other memory it answers nothing.
+func (c *Calls) isOf(want uint32, addr uintptr) bool {
 	var kind uint32
 	err := c.lib.call(&c.lib.sym.pointerAttribute, uintptr(unsafe.Pointer(&kind)), pointerMemoryType, addr)
-	return err == nil && kind == memoryTypeHost
+	return err == nil && kind == want
 }
 
-// hostRange returns the piece of pinned memory that addr lies in.
-func (c *Calls) hostRange(addr uintptr) (start, size uintptr, err error) {
+// pointerRange returns the piece of memory that addr lies in.
+func (c *Calls) pointerRange(addr uintptr) (start, size uintptr, err error) {
 	e := &c.lib.sym.pointerAttribute
 	if err = c.lib.call(e, uintptr(unsafe.Pointer(&start)), pointerRangeStart, addr); err == nil {
 		err = c.lib.call(e, uintptr(unsafe.Pointer(&size)), pointerRangeSize, addr)
