@@ -221,3 +221,54 @@ func pinAndCopy(d *cuda.Device, mem, own []byte, value byte, unpin bool) (err er
 	}
 	return err
 }
+
+// Pinned memory is given up also by a driver that wants to be asked where it was pinned, by whomever of the devices that share it is the last; and
+// whichever call is refused, nothing is left and the next has it pinned.
+func TestUnpinnedByTheLast(t *testing.T) {
+	for _, adopted := range []bool{false, true} {
+		r := load(t, cudatest.Config{Devices: 2})
+		r.Set("unregister_home", 1)
+		cfg := cuda.Config{Memory: 1 << 20}
+		if adopted {
+			cfg.Context = r.context(t, 0)
+		}
+		first, second := r.open(t, cfg), r.open(t, cuda.Config{Ordinal: 1, Memory: 1 << 20})
+		mem := page(t)
+		must(t, first.Pin(mem))
+		must(t, second.Pin(mem))
+		must(t, first.Unpin(mem))
+		must(t, second.Unpin(mem))
+		if n := r.Live("registrations"); n != 0 {
+			t.Errorf("%d registrations are left", n)
+		}
+	}
+}
+
+// Whichever call of pinning and unpinning is refused, nothing is left, and memory that is said to be pinned is.
+func TestPinFails(t *testing.T) {
+	r := load(t, cudatest.Config{Devices: 2})
+	mem := page(t)
+	refused := 0
+	for n, more := int64(0), true; more; n++ {
+		first, second := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Ordinal: 1, Memory: 1 << 20})
+		before := r.Calls("")
+		r.Fail("", n, driver.ErrInvalidValue, 1)
+		pinned := map[*cuda.Device]error{first: first.Pin(mem), second: second.Pin(mem)}
+		last := first.Close()
+		if pinned[second] == nil && r.Live("registrations") != 1 {
+			t.Errorf("call %d refused: %d registrations while a device has the memory pinned", n, r.Live("registrations"))
+		}
+		last = errors.Join(last, second.Unpin(mem), second.Close())
+		more = r.Calls("")-before > n
+		r.ClearFailures()
+		if errors.Join(pinned[first], pinned[second], last) != nil {
+			refused++
+		}
+		for _, leak := range r.Leaks() {
+			t.Errorf("call %d refused (%v, %v, %v): %s", n, pinned[first], pinned[second], last, leak)
+		}
+	}
+	if refused < 10 {
+		t.Errorf("%d refusals were told of", refused)
+	}
+}

@@ -35,7 +35,7 @@ __attribute__((constructor)) static void configure(void)
 	emu.register_limit = -1;
 	emu.capturing = false;
 	emu.plain_access = -1;
-	emu.plain_unmapped = false;
+	emu.plain_unmapped = emu.unregister_home = false;
 	emu.work_after = -1;
 	if (emu.devices > MAX_DEVICES)
 		emu.devices = MAX_DEVICES;
@@ -113,6 +113,8 @@ EXPORT int emu_set(const char *name, int64_t value)
 		emu.plain_access = value;
 	else if (!strcmp(name, "plain_unmapped"))
 		emu.plain_unmapped = value;
+	else if (!strcmp(name, "unregister_home"))
+		emu.unregister_home = value;
 	else
 		result = INVALID_VALUE;
 	pthread_mutex_unlock(&emu.lock);

@@ -191,6 +191,7 @@ extern struct state {
 	// What is nowhere written of memory that the driver has allocated itself.
 	int64_t plain_access; // that cuMemGetAccess answers; -1: an error
 	bool plain_unmapped;  // that it is not said to be mapped
+	bool unregister_home; // host memory is unregistered in the context only that it was registered in
 	device dev[MAX_DEVICES];
 
 	struct failure failures[MAX_FAILURES];
