@@ -222,28 +222,6 @@ func pinAndCopy(d *cuda.Device, mem, own []byte, value byte, unpin bool) (err er
 	return err
 }
 
-// Pinned memory is given up also by a driver that wants to be asked where it was pinned, by whomever of the devices that share it is the last; and
-// whichever call is refused, nothing is left and the next has it pinned.
-func TestUnpinnedByTheLast(t *testing.T) {
-	for _, adopted := range []bool{false, true} {
-		r := load(t, cudatest.Config{Devices: 2})
-		r.Set("unregister_home", 1)
-		cfg := cuda.Config{Memory: 1 << 20}
-		if adopted {
-			cfg.Context = r.context(t, 0)
-		}
-		first, second := r.open(t, cfg), r.open(t, cuda.Config{Ordinal: 1, Memory: 1 << 20})
-		mem := page(t)
-		must(t, first.Pin(mem))
-		must(t, second.Pin(mem))
-		must(t, first.Unpin(mem))
-		must(t, second.Unpin(mem))
-		if n := r.Live("registrations"); n != 0 {
-			t.Errorf("%d registrations are left", n)
-		}
-	}
-}
-
 // Whichever call of pinning and unpinning is refused, nothing is left, and memory that is said to be pinned is.
 func TestPinFails(t *testing.T) {
 	r := load(t, cudatest.Config{Devices: 2})
