@@ -57,8 +57,11 @@ func (c *Calls) FreeAsync(s Stream, p Ptr) error {
 func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
 	var size uintptr
 	err = c.lib.call(&c.lib.sym.memRange, uintptr(unsafe.Pointer(&base)), uintptr(unsafe.Pointer(&size)), uintptr(p))
-	if err == nil || Lost(err) || !c.isOf(memoryTypeDevice, uintptr(p)) {
+	if err == nil || Lost(err) {
 		return base, int64(size), err
+	}
+	if kind, unknown := c.pointer(pointerMemoryType, uintptr(p)); unknown != nil || kind != memoryTypeDevice {
+		return 0, 0, err
 	}
 	// A driver may not look at what was allocated in other contexts. It knows of each address what is there.
 	start, size, unknown := c.pointerRange(uintptr(p))
@@ -71,16 +74,11 @@ func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
 // Reserved says whether p is an address that a program has reserved and put no memory behind. What is allocated has a number, or a pool,
 // whatever else a driver may say of it.
 func (c *Calls) Reserved(p Ptr) bool {
-	const mapped, number, pool = 13, 7, 17
-	ask := func(what uintptr) (answer uint64, err error) { // of which drivers write the first byte, or more
-		err = c.lib.call(&c.lib.sym.pointerAttribute, uintptr(unsafe.Pointer(&answer)), what, uintptr(p))
-		return answer, err
-	}
-	if yes, err := ask(mapped); err != nil || yes != 0 {
+	if yes, err := c.pointer(pointerMapped, uintptr(p)); err != nil || yes != 0 {
 		return false
 	}
-	for _, of := range []uintptr{number, pool} {
-		if which, err := ask(of); err == nil && which != 0 {
+	for _, of := range []uintptr{pointerNumber, pointerPool} {
+		if which, err := c.pointer(of, uintptr(p)); err == nil && which != 0 {
 			return false
 		}
 	}

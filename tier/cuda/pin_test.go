@@ -101,6 +101,7 @@ func TestPinWhatOthersHaveRegistered(t *testing.T) {
 		"both ends":                 {[][2]int{{0, 2}, {6, 2}}, 0, false},
 		"both ends, not told":       {[][2]int{{0, 2}, {6, 2}}, 1, false},
 		"two pieces":                {[][2]int{{0, 4}, {4, 4}}, 0, false},
+		"two pieces, not told":      {[][2]int{{0, 4}, {4, 4}}, 1, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const page = 4096

@@ -33,5 +33,9 @@ EXPORT int cuPointerGetAttribute(void *out, int attribute, uint64_t addr)
 		return leave(answer(attribute, out, TYPE_DEVICE, start, size, mapped));
 	const registration *r = is_device(addr) ? NULL : registered(addr);
 	REQUIRE(r, INVALID_VALUE);
+	if (attribute == BUFFER_ID) {
+		*(uint64_t *)out = r->addr;
+		return leave(OK);
+	}
 	return leave(answer(attribute, out, TYPE_HOST, r->addr, r->size, true));
 }
