@@ -139,3 +139,49 @@ func TestNoRoomForZeros(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// elsewhere is a device of which some addresses are no pointers.
+type elsewhere struct {
+	mappedDevice
+	from int // the first call that is refused
+}
+
+func (d *elsewhere) Pointer(a tier.Addr, n int64) (uintptr, error) {
+	if d.from--; d.from < 0 {
+		return 0, errors.New("elsewhere")
+	}
+	return d.mappedDevice.Pointer(a, n)
+}
+
+// An export of which a buffer cannot be shown gives up what it took, once.
+func TestBufferThatIsNoPointer(t *testing.T) {
+	var dev *elsewhere
+	r := newRig(t, func(d tier.Device) tier.Device {
+		dev = &elsewhere{mappedDevice: d.(mappedDevice)}
+		return dev
+	})
+	rec := bare(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 100)
+	defer rec.Release()
+	b := r.put(t, rec, batch.GPUImage)
+	defer r.drop(t, b)
+	refused := 0
+	for err := errors.New("not yet"); err != nil; {
+		h, a, s := r.hold(t, b), new(DeviceArray), new(Schema)
+		dev.from = refused
+		if err = Export(h, a, s, Config{}); err == nil {
+			a.Release()
+			s.Close()
+			break
+		}
+		refused++
+		if errors.Is(err, tier.ErrReleased) || a.Array.Release != 0 {
+			t.Errorf("pointer %d refused: %v", refused, err)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if refused != 2 {
+		t.Errorf("%d refusals, want those of the validity and of the zeros", refused)
+	}
+}

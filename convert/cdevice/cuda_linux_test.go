@@ -381,3 +381,61 @@ func TestCUDARefusals(t *testing.T) {
 	}
 	*where = was
 }
+
+// Each call of the driver's is refused once while a batch is exported, with an event and memory of zeros, imported again and released: who fails leaves
+// all as it was, and nothing is left.
+func TestCUDAFails(t *testing.T) {
+	if os.Getenv("SPILLWAY_CUDA") != "" {
+		t.Skip("a real driver refuses nothing at will")
+	}
+	r := newCUDARig(t)
+	rec := bare(arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Float32), 100)
+	defer rec.Release()
+	b := r.put(t, rec, batch.GPUImage)
+	defer r.drop(t, b)
+	work, err := r.device.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var exports, imports int
+	for n, more := int64(0), true; more; n++ {
+		before := r.emulator.Calls("")
+		h := r.hold(t, b)
+		a, s := new(DeviceArray), new(Schema)
+		r.emulator.Fail("", n, driver.ErrInvalidValue, 1)
+		err := Export(h, a, s, Config{Stream: work})
+		if err != nil {
+			exports++
+			r.emulator.ClearFailures()
+			if err := h.Close(); err != nil {
+				t.Error(err)
+			}
+		} else {
+			table, err := Import(t.Context(), r.mover, r.gpu, a, s, Config{})
+			if err != nil {
+				imports++
+				r.emulator.ClearFailures()
+				a.Release()
+				s.Close()
+			} else {
+				c := r.batch(t, table)
+				r.drop(t, c)
+			}
+		}
+		more = r.emulator.Calls("")-before > n
+		r.emulator.ClearFailures()
+		if b.State() != batch.Idle || callbacks().open() != 0 {
+			t.Errorf("call %d refused (%v): the batch is %s, and %d exports are out", n, err, b.State(), callbacks().open())
+		}
+		if err := work.Sync(); err != nil {
+			t.Fatalf("call %d refused: %v", n, err)
+		}
+	}
+	if exports < 5 || imports < 3 {
+		t.Errorf("%d exports and %d imports failed", exports, imports)
+	}
+	if err := work.Close(); err != nil {
+		t.Error(err)
+	}
+	r.says(t, b, rec)
+}

@@ -126,10 +126,13 @@ func (w *arrayWriter) zeros(space *tier.Space) (_ *tier.Buffer, err error) {
 		return nil, err
 	}
 	at, err := w.dev.pointer(m.Addr(), n)
+	if err != nil {
+		return nil, err
+	}
 	for _, a := range w.absent {
 		*a.at = at
 	}
-	return buf, err
+	return buf, nil
 }
 
 func (w *arrayWriter) record(out *Array, d *batch.Descriptor) error {

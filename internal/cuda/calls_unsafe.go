@@ -57,19 +57,46 @@ func (c *Calls) FreeAsync(s Stream, p Ptr) error {
 func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
 	var size uintptr
 	err = c.lib.call(&c.lib.sym.memRange, uintptr(unsafe.Pointer(&base)), uintptr(unsafe.Pointer(&size)), uintptr(p))
-	return base, int64(size), err
+	if err == nil || Lost(err) {
+		return base, int64(size), err
+	}
+	if kind, unknown := c.pointer(pointerMemoryType, uintptr(p)); unknown != nil || kind != memoryTypeDevice {
+		return 0, 0, err
+	}
+	// A driver may not look at what was allocated in other contexts. It knows of each address what is there.
+	start, size, unknown := c.pointerRange(uintptr(p))
+	if unknown != nil {
+		return 0, 0, err
+	}
+	return Ptr(start), int64(size), nil
 }
 
-// Mapped says whether there is memory behind an address in what AddressRange returned.
-func (c *Calls) Mapped(p Ptr) (bool, error) {
-	const mapped = 13
-	var yes uint64 // of which drivers write the first byte, or more
-	err := c.lib.call(&c.lib.sym.pointerAttribute, uintptr(unsafe.Pointer(&yes)), mapped, uintptr(p))
-	return yes != 0, err
+// Reserved says whether p is an address that a program has reserved and put no memory behind. What is allocated has a number, or a pool,
+// whatever else a driver may say of it.
+func (c *Calls) Reserved(p Ptr) bool {
+	if yes, err := c.pointer(pointerMapped, uintptr(p)); err != nil || yes != 0 {
+		return false
+	}
+	for _, of := range []uintptr{pointerNumber, pointerPool} {
+		if which, err := c.pointer(of, uintptr(p)); err == nil && which != 0 {
+			return false
+		}
+	}
+	return true
 }
 
-// MayUse says whether this device may read and write the memory at p, which a program has mapped itself. Of other memory
-// drivers know nothing here: that is ErrInvalidValue.
+// ProgramMapped says whether a program has mapped the memory at p itself: of that alone drivers give a handle.
+func (c *Calls) ProgramMapped(p Ptr) bool {
+	var handle uint64
+	if c.lib.call(&c.lib.sym.memRetain, uintptr(unsafe.Pointer(&handle)), uintptr(p)) != nil {
+		return false
+	}
+	_ = c.lib.call(&c.lib.sym.memRelease, uintptr(handle)) // refused, the memory stays for as long as the process
+	return true
+}
+
+// MayUse says whether this device may read and write the memory at p, which a program has mapped itself (ProgramMapped). What drivers
+// answer of other memory is nowhere written.
 func (c *Calls) MayUse(p Ptr) (bool, error) {
 	dev, err := c.lib.handle(c.dev.info.Ordinal)
 	if err != nil {

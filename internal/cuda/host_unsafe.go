@@ -49,47 +49,43 @@ func (c *Calls) KnowHost(addr uintptr, n int64) { c.lib.pinned.add(addr, n) }
 // ForgetHost ends what KnowHost began.
 func (c *Calls) ForgetHost(addr uintptr) { c.lib.pinned.remove(addr) }
 
-// Numbers of the driver for questions about an address, and for the answer that it is the host's.
+// Numbers of the driver for questions about an address, and for the answer that it is a device's.
 const (
 	pointerMemoryType = 2
+	pointerNumber     = 7 // of the allocation, or registration
 	pointerRangeStart = 11
 	pointerRangeSize  = 12
-	memoryTypeHost    = 1
+	pointerMapped     = 13
+	pointerPool       = 17
+	memoryTypeDevice  = 2
 )
 
-// hostPage is what host memory is pinned by, at least.
-const hostPage = 4096
-
 // HostRegistered says whether all n > 0 bytes at addr are pinned, by whomever in the process, and in one piece: the driver
-// refuses copies that lie across two.
+// refuses copies that lie across two. One that does not tell is taken to say no.
 func (c *Calls) HostRegistered(addr uintptr, n int64) bool {
-	end := addr + uintptr(n)
-	if start, size, err := c.hostRange(addr); err == nil {
-		return start <= addr && end-start <= size
+	last := addr + uintptr(n) - 1
+	if start, size, err := c.pointerRange(addr); err == nil {
+		return start <= addr && last-start < size
 	}
-	// A driver that does not tell the range of such memory says at least of each page what it is.
-	for at := addr; at < end; at = (at + hostPage) &^ (hostPage - 1) {
-		if !c.isHost(at) {
-			return false
-		}
-	}
-	return c.isHost(end - 1)
+	first, err1 := c.pointer(pointerNumber, addr)
+	end, err2 := c.pointer(pointerNumber, last)
+	return err1 == nil && err2 == nil && first == end && first != 0
 }
 
-// isHost says whether addr is in host memory that the driver knows: of other memory it answers nothing.
-func (c *Calls) isHost(addr uintptr) bool {
-	var kind uint32
-	err := c.lib.call(&c.lib.sym.pointerAttribute, uintptr(unsafe.Pointer(&kind)), pointerMemoryType, addr)
-	return err == nil && kind == memoryTypeHost
+// pointer asks about an address; of what drivers do not know they answer nothing.
+func (c *Calls) pointer(what, addr uintptr) (answer uint64, err error) { // of which they write the first byte, or more
+	err = c.lib.call(&c.lib.sym.pointerAttribute, uintptr(unsafe.Pointer(&answer)), what, addr)
+	return answer, err
 }
 
-// hostRange returns the piece of pinned memory that addr lies in.
-func (c *Calls) hostRange(addr uintptr) (start, size uintptr, err error) {
-	e := &c.lib.sym.pointerAttribute
-	if err = c.lib.call(e, uintptr(unsafe.Pointer(&start)), pointerRangeStart, addr); err == nil {
-		err = c.lib.call(e, uintptr(unsafe.Pointer(&size)), pointerRangeSize, addr)
+// pointerRange returns the piece of memory that addr lies in.
+func (c *Calls) pointerRange(addr uintptr) (start, size uintptr, err error) {
+	s, err := c.pointer(pointerRangeStart, addr)
+	if err != nil {
+		return 0, 0, err
 	}
-	return start, size, err
+	n, err := c.pointer(pointerRangeSize, addr)
+	return uintptr(s), uintptr(n), err
 }
 
 // AllocHost allocates n bytes of pinned host memory for all contexts.

@@ -22,6 +22,7 @@ type Pin struct {
 	// home is the device whose primary context the memory was registered in and which is kept for that: with its
 	// context a registration ends, whoever uses the memory. No device: -1.
 	home int
+	ctx  Context // that one, or the one that was adopted
 }
 
 // PinHost pins n > 0 bytes at addr for all devices, unless one has done so. They must not be on Go's heap, and
@@ -39,7 +40,7 @@ func (d *Device) PinHost(addr uintptr, n int64) (*Pin, error) {
 			return p, nil
 		}
 	}
-	p := &Pin{lib: d.lib, addr: addr, n: n, users: 1, home: -1}
+	p := &Pin{lib: d.lib, addr: addr, n: n, users: 1, home: -1, ctx: d.ctx}
 	if err := p.begin(d); err != nil {
 		return nil, err
 	}
@@ -96,5 +97,19 @@ func (p *Pin) End(c *Calls) error {
 		c.ForgetHost(p.addr)
 		return p.leaveHome()
 	}
-	return errors.Join(c.UnregisterHost(p.addr), p.leaveHome())
+	return errors.Join(p.unregister(c), p.leaveHome())
+}
+
+// unregister does so in the context of c, which may be another than the memory was registered in: it is for all. A driver that minds is
+// asked in that one.
+func (p *Pin) unregister(c *Calls) error {
+	err := c.UnregisterHost(p.addr)
+	if err == nil || c.dev.ctx == p.ctx || p.lib.pushContext(p.ctx) != nil {
+		return err
+	}
+	defer func() { _ = p.lib.popContext() }() // as in Device.current
+	if c.UnregisterHost(p.addr) == nil {
+		return nil
+	}
+	return err
 }

@@ -23,7 +23,7 @@ type symbols struct {
 	eventCreate, eventDestroy, eventRecord                    entry
 	eventQuery, eventSynchronize                              entry
 	memAlloc, memFree, memInfo, memRange                      entry
-	pointerAttribute, memAccess                               entry
+	pointerAttribute, memAccess, memRetain, memRelease        entry
 	memAllocAsync, memAllocFromPool, memFreeAsync             entry
 	defaultPool, poolCreate, poolDestroy, poolTrim            entry
 	poolSet, poolGet, poolAccess                              entry
@@ -84,8 +84,10 @@ func (s *symbols) table() []symbol {
 		{"cuMemGetInfo_v2", needed, &s.memInfo},
 		{"cuMemGetAddressRange_v2", needed, &s.memRange},
 		{"cuPointerGetAttribute", needed, &s.pointerAttribute},
-		{"cuMemGetAccess", optional, &s.memAccess},      // 10.2
-		{"cuMemAllocAsync", optional, &s.memAllocAsync}, // 11.2, and so all of pools
+		{"cuMemGetAccess", optional, &s.memAccess},              // 10.2
+		{"cuMemRetainAllocationHandle", optional, &s.memRetain}, // 11.0
+		{"cuMemRelease", optional, &s.memRelease},               // 10.2
+		{"cuMemAllocAsync", optional, &s.memAllocAsync},         // 11.2, and so all of pools
 		{"cuMemAllocFromPoolAsync", optional, &s.memAllocFromPool},
 		{"cuMemFreeAsync", optional, &s.memFreeAsync},
 		{"cuDeviceGetDefaultMemPool", optional, &s.defaultPool},

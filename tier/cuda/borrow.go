@@ -142,7 +142,7 @@ func lent(c *cuda.Calls, addr tier.Addr, size int64) error {
 			return err
 		}
 		next := min(end, base+cuda.Ptr(n))
-		if there, err := c.Mapped(at); err == nil && !there || next <= at {
+		if next <= at || c.Reserved(at) {
 			return refuse(at, ErrNotAllocated)
 		}
 		mapped, barred := accessible(c, at, next)
@@ -159,12 +159,16 @@ func lent(c *cuda.Calls, addr tier.Addr, size int64) error {
 }
 
 // accessible says whether the memory from at up to end, which is one allocation's, was mapped by a program, and where the first
-// byte is that the GPU may not use; 0: nowhere.
+// byte is that the GPU may not use; 0: nowhere. The driver's own allocation is the GPU's to use, or its peer's, whatever the
+// driver says of access to it.
 func accessible(c *cuda.Calls, at, end cuda.Ptr) (mapped bool, barred cuda.Ptr) {
+	if !c.ProgramMapped(at) {
+		return false, 0
+	}
 	for ; at < end; at = (at + mappingGranule) &^ (mappingGranule - 1) {
 		may, err := c.MayUse(at)
 		if err != nil {
-			return mapped, 0 // the driver's own allocation, which is the GPU's to use, or its peer's
+			return mapped, 0 // it does not know
 		}
 		if mapped = true; !may {
 			return true, at

@@ -167,3 +167,40 @@ func TestLentFails(t *testing.T) {
 		t.Errorf("%d refusals were told of", told)
 	}
 }
+
+// TestLentAndClosingFails: each call of closing a device is refused once, while memory is lent. It is there nevertheless until it is
+// given back, and then nothing is left.
+func TestLentAndClosingFails(t *testing.T) {
+	for _, allocation := range []cuda.Allocation{cuda.StreamOrdered, cuda.OnePiece} {
+		r := load(t, cudatest.Config{Memory: 8 << 20})
+		mem := page(t)
+		told := 0
+		for n, more := int64(0), true; more; n++ {
+			l := r.lend(t, allocation, 1)
+			event, end, err := l.ShareEvent(l.s)
+			if err = errors.Join(err, l.Pin(mem), l.CopyToHost(l.s, make([]byte, lentBytes), l.addr)); err != nil {
+				t.Fatal(err)
+			}
+			before := r.Calls("")
+			r.Fail("", n, driver.ErrInvalidValue, 1)
+			err = l.Close()
+			r.ClearFailures()
+			if more = r.Calls("")-before > n; errors.Is(err, driver.ErrInvalidValue) {
+				told++
+			}
+			other := r.open(t, cuda.Config{Memory: 512 << 10})
+			if got := read(t, other, l.addr); got != 7 {
+				t.Errorf("call %d refused: the lent memory holds %d, want 7", n, got)
+			}
+			if err := errors.Join(other.AwaitShared(t.Context(), event), end(), other.Close(), l.back[0]()); err != nil {
+				t.Errorf("call %d refused: %v", n, err)
+			}
+			for _, leak := range r.Leaks() {
+				t.Errorf("call %d refused (%v): %s", n, err, leak)
+			}
+		}
+		if told < 4 {
+			t.Errorf("%d refusals were told of", told)
+		}
+	}
+}

@@ -101,6 +101,7 @@ func TestPinWhatOthersHaveRegistered(t *testing.T) {
 		"both ends":                 {[][2]int{{0, 2}, {6, 2}}, 0, false},
 		"both ends, not told":       {[][2]int{{0, 2}, {6, 2}}, 1, false},
 		"two pieces":                {[][2]int{{0, 4}, {4, 4}}, 0, false},
+		"two pieces, not told":      {[][2]int{{0, 4}, {4, 4}}, 1, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const page = 4096
@@ -220,4 +221,33 @@ func pinAndCopy(d *cuda.Device, mem, own []byte, value byte, unpin bool) (err er
 		err = errors.Join(err, d.Unpin(mem))
 	}
 	return err
+}
+
+// Whichever call of pinning and unpinning is refused, nothing is left, and memory that is said to be pinned is.
+func TestPinFails(t *testing.T) {
+	r := load(t, cudatest.Config{Devices: 2})
+	mem := page(t)
+	refused := 0
+	for n, more := int64(0), true; more; n++ {
+		first, second := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Ordinal: 1, Memory: 1 << 20})
+		before := r.Calls("")
+		r.Fail("", n, driver.ErrInvalidValue, 1)
+		pinned := map[*cuda.Device]error{first: first.Pin(mem), second: second.Pin(mem)}
+		last := first.Close()
+		if pinned[second] == nil && r.Live("registrations") != 1 {
+			t.Errorf("call %d refused: %d registrations while a device has the memory pinned", n, r.Live("registrations"))
+		}
+		last = errors.Join(last, second.Unpin(mem), second.Close())
+		more = r.Calls("")-before > n
+		r.ClearFailures()
+		if errors.Join(pinned[first], pinned[second], last) != nil {
+			refused++
+		}
+		for _, leak := range r.Leaks() {
+			t.Errorf("call %d refused (%v, %v, %v): %s", n, pinned[first], pinned[second], last, leak)
+		}
+	}
+	if refused < 10 {
+		t.Errorf("%d refusals were told of", refused)
+	}
 }

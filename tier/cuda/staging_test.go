@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"testing"
 
+	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
@@ -65,4 +67,65 @@ func TestStagingIsUsedAgain(t *testing.T) {
 		t.Errorf("memory was pinned %d times, want once", calls)
 	}
 	must(t, d.Free(s, a))
+}
+
+// A device is closed whose last events are refused, or whose context is lost: what it has been told of is over before the memory goes
+// that was staged for it.
+func TestClosedBeforeItsEventsAreSeen(t *testing.T) {
+	for _, lose := range []bool{false, true} {
+		for range 5 {
+			e := cudatest.New(t, cudatest.Config{Memory: 64 << 20})
+			lib, err := cuda.Load(e.Path)
+			must(t, err)
+			d, err := lib.Open(cuda.Config{Memory: 16 << 20})
+			must(t, err)
+			s, err := d.NewStream()
+			must(t, err)
+			a, err := d.Alloc(s, 4<<20)
+			must(t, err)
+			must(t, s.Sync())
+			e.Set("delay_ns", 20_000_000) // after which the device looks at its events now and then only
+			for range 3 {
+				must(t, d.CopyToDevice(s, a, make([]byte, 4<<20)))
+			}
+			if lose {
+				e.FailWork(0, driver.ErrIllegalAddress, true)
+				e.Settle()
+			} else {
+				e.Fail("cuEventRecord", 0, driver.ErrInvalidValue, -1)
+			}
+			if err := d.Close(); !lose {
+				must(t, err)
+			}
+			if n := e.Live("contexts") + e.Live("host allocations"); n != 0 {
+				t.Errorf("%d contexts and host allocations are left", n)
+			}
+		}
+	}
+}
+
+// Who waits for a stream whose last event is refused has the digests that are due at those before.
+func TestDigestsAreThereWhenEventsAreRefused(t *testing.T) {
+	r := load(t, cudatest.Config{})
+	w := newWork(t, r.open(t, cuda.Config{Memory: 8 << 20}))
+	in := make([]byte, 1<<20)
+	fillRandom(in, 3)
+	a := w.alloc(int64(len(in)))
+	w.ok(w.CopyToDevice(w.s, a, in))
+	w.wait()
+	for range 5 {
+		var got tier.Digest
+		r.Set("delay_ns", 20_000_000)
+		w.ok(w.Digest(w.s, a, int64(len(in)), 0, &got))
+		if _, err := w.Record(w.s); err != nil {
+			t.Fatal(err)
+		}
+		r.Set("delay_ns", 0)
+		r.Fail("cuEventRecord", 0, driver.ErrInvalidValue, -1)
+		w.ok(w.s.Sync())
+		r.ClearFailures()
+		if want := tier.DigestBytes(in, 0); got != want {
+			t.Errorf("the digest is %v, want %v", got, want)
+		}
+	}
 }

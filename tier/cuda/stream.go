@@ -16,6 +16,7 @@ type stream struct {
 	// turn holds a token for as long as somebody records: who owns the stream, or who reaps. Two at once could take
 	// what is due in one order and record in the other, and the event behind which nothing is due be the first to be done.
 	turn chan struct{}
+	last *cuda.Mark // that somebody has recorded, whose turn it was
 
 	closed bool
 	err    error        // the first failure that is known
@@ -141,6 +142,9 @@ func (s *stream) shut() bool {
 // end waits for the work and gives the stream up. How the work went is told by Err.
 func (s *stream) end() error {
 	_ = s.sync()
+	s.turn <- struct{}{}
+	s.caughtUp() // also where there was no event to be had any more
+	<-s.turn
 	if s.scratch != 0 {
 		_ = s.dev.source.unscratch(s, s.scratch) // refused, it goes with the context
 	}
@@ -248,6 +252,7 @@ func (s *stream) recordInTurn() (tier.Event, error) {
 		e.tail, e.err = past, result
 		return e, nil
 	}
+	s.last = e.mark
 	if e.tail != nil {
 		s.dev.waits.Go(func() { // ends with the events that the stream waits for; the device's Close waits for it
 			<-e.mark.Done()
@@ -281,8 +286,17 @@ func (s *stream) settle() tier.Event {
 	w := s.take(e, true)
 	// Not on the device's thread: what the stream waits for may need that.
 	err := again(func() error { return s.dev.dev.Here(func(c *cuda.Calls) error { return c.SyncStream(s.handle) }) })
+	s.caughtUp()
 	e.finish(s.reached(w, err, false), w)
 	return e
+}
+
+// caughtUp waits until the device has done what was due at the events before: it looks at them when it gets to it, which may be some time
+// after the work. It is called in turn.
+func (s *stream) caughtUp() {
+	if s.last != nil {
+		<-s.last.Done()
+	}
 }
 
 // again calls f, which waits for the end of work, up to three times: after that memory is used for something else, so a

@@ -5,11 +5,13 @@ package cuda_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/ebitengine/purego"
 
+	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
@@ -191,5 +193,59 @@ func TestBorrowMappedMemoryOfAnOldDriver(t *testing.T) {
 	end()
 	if _, err := d.Borrow(at, 2*granule); !errors.Is(err, cuda.ErrNotAllocated) {
 		t.Errorf("two pieces were borrowed of a driver that does not say whose they are: %v", err)
+	}
+}
+
+// What programs have allocated in the ordinary ways is lent whatever the driver answers to questions that are meant for other memory, and
+// whichever question it refuses.
+func TestBorrowWhateverTheDriverAnswers(t *testing.T) {
+	for name, kind := range map[string]cuda.Allocation{"pool": cuda.StreamOrdered, "plain": cuda.OnePiece} {
+		for _, set := range []map[string]int64{
+			{"plain_access": 0}, {"plain_access": 1}, {"plain_access": 3}, {"plain_unmapped": 1}, {"plain_access": 0, "plain_unmapped": 1},
+		} {
+			t.Run(fmt.Sprint(name, set), func(t *testing.T) {
+				r := load(t, cudatest.Config{})
+				others, err := cuda.Load(r.Path)
+				must(t, err)
+				const n = 5 << 20
+				theirs := newWork(t, openReal(t, others, cuda.Config{Memory: 8 << 20, Allocation: kind}))
+				at := theirs.alloc(n)
+				theirs.wait()
+				d := newWork(t, r.open(t, cuda.Config{Memory: 1 << 20}))
+				for what, v := range set {
+					r.Set(what, v)
+				}
+				end, err := d.Borrow(at+1, n-1)
+				must(t, err)
+				d.roundTrip(at+1, n-1)
+				end()
+				if _, err := d.Borrow(at, 100<<20); !errors.Is(err, cuda.ErrNotAllocated) {
+					t.Errorf("more than there is: %v", err)
+				}
+			})
+		}
+		for _, code := range []driver.Code{driver.ErrInvalidValue, driver.ErrNotFound, driver.ErrNotSupported} {
+			r := load(t, cudatest.Config{})
+			theirs := newWork(t, r.open(t, cuda.Config{Memory: 8 << 20, Allocation: kind}))
+			at := theirs.alloc(5 << 20)
+			theirs.wait()
+			d := r.open(t, cuda.Config{Memory: 1 << 20})
+			asked := 0
+			for n, more := int64(0), true; more; n++ {
+				before, pushed := r.Calls(""), r.Calls("cuCtxPushCurrent_v2")
+				r.Fail("", n, code, 1)
+				end, err := d.Borrow(at, 5<<20)
+				r.ClearFailures()
+				if more = r.Calls("")-before > n; err == nil {
+					end()
+					asked++
+				} else if n > 0 || r.Calls("cuCtxPushCurrent_v2") == pushed {
+					t.Errorf("%s: call %d answered by %v: %v", name, n, code, err)
+				}
+			}
+			if asked < 3 {
+				t.Errorf("%s: %d calls were refused", name, asked)
+			}
+		}
 	}
 }

@@ -34,6 +34,8 @@ __attribute__((constructor)) static void configure(void)
 	emu.bytes_per_second = 0;
 	emu.register_limit = -1;
 	emu.capturing = false;
+	emu.plain_access = -1;
+	emu.plain_unmapped = emu.unregister_home = false;
 	emu.work_after = -1;
 	if (emu.devices > MAX_DEVICES)
 		emu.devices = MAX_DEVICES;
@@ -107,6 +109,12 @@ EXPORT int emu_set(const char *name, int64_t value)
 		emu.register_limit = value;
 	else if (!strcmp(name, "capturing"))
 		emu.capturing = value;
+	else if (!strcmp(name, "plain_access"))
+		emu.plain_access = value;
+	else if (!strcmp(name, "plain_unmapped"))
+		emu.plain_unmapped = value;
+	else if (!strcmp(name, "unregister_home"))
+		emu.unregister_home = value;
 	else
 		result = INVALID_VALUE;
 	pthread_mutex_unlock(&emu.lock);

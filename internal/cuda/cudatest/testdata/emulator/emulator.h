@@ -90,7 +90,7 @@ typedef struct device {
 } device;
 
 // The questions about an address that the emulator answers.
-enum { MEMORY_TYPE = 2, RANGE_START_ADDR = 11, RANGE_SIZE = 12, MAPPED = 13 };
+enum { MEMORY_TYPE = 2, BUFFER_ID = 7, RANGE_START_ADDR = 11, RANGE_SIZE = 12, MAPPED = 13, MEMPOOL_HANDLE = 17 };
 enum { TYPE_HOST = 1, TYPE_DEVICE = 2 };
 
 enum { REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3 };
@@ -188,6 +188,10 @@ extern struct state {
 	int64_t register_limit; // bytes; -1 for none
 	int64_t registered;
 	bool capturing; // a thread records a graph, and no other is to disturb it
+	// What is nowhere written of memory that the driver has allocated itself.
+	int64_t plain_access; // that cuMemGetAccess answers; -1: an error
+	bool plain_unmapped;  // that it is not said to be mapped
+	bool unregister_home; // host memory is unregistered in the context only that it was registered in
 	device dev[MAX_DEVICES];
 
 	struct failure failures[MAX_FAILURES];

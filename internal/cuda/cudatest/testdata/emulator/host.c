@@ -91,6 +91,7 @@ EXPORT int cuMemHostUnregister(void *p)
 	RELEASE("cuMemHostUnregister");
 	size_t i = reg_place((uintptr_t)p);
 	REQUIRE(i < emu.nregs && emu.regs[i].addr == (uintptr_t)p && !emu.regs[i].ours, HOST_MEMORY_NOT_REGISTERED);
+	REQUIRE(!emu.unregister_home || emu.regs[i].ctx == c, INVALID_VALUE);
 	context_drain(c);
 	unpin(reg_place((uintptr_t)p)); // others may have changed the list meanwhile
 	return leave(told);

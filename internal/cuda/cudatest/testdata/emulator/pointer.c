@@ -19,13 +19,23 @@ EXPORT int cuPointerGetAttribute(void *out, int attribute, uint64_t addr)
 	REQUIRE(!result, result);
 	REQUIRE(emu.initialized, NOT_INITIALIZED);
 	const block *b = find(addr, 1);
-	if (b)
-		return leave(answer(attribute, out, TYPE_DEVICE, ADDRESS_OF(b->ctx->device, b->off), b->size, true));
+	if (b) {
+		// That memory of a pool has a number of its own is nowhere written.
+		if (attribute == (b->pool ? MEMPOOL_HANDLE : BUFFER_ID)) {
+			*(uint64_t *)out = b->pool ? b->pool->id : ADDRESS_OF(b->ctx->device, b->off);
+			return leave(OK);
+		}
+		return leave(answer(attribute, out, TYPE_DEVICE, ADDRESS_OF(b->ctx->device, b->off), b->size, !emu.plain_unmapped));
+	}
 	uint64_t base, n, start, size;
 	bool mapped;
 	if (virtual_mapping(addr, &base, &n, &mapped) && virtual_range(addr, &start, &size))
 		return leave(answer(attribute, out, TYPE_DEVICE, start, size, mapped));
 	const registration *r = is_device(addr) ? NULL : registered(addr);
 	REQUIRE(r, INVALID_VALUE);
+	if (attribute == BUFFER_ID) {
+		*(uint64_t *)out = r->addr;
+		return leave(OK);
+	}
 	return leave(answer(attribute, out, TYPE_HOST, r->addr, r->size, true));
 }

@@ -162,6 +162,19 @@ EXPORT int cuMemRelease(handle h)
 	return leave(OK);
 }
 
+// cuMemRetainAllocationHandle gives one more handle of what a program has mapped, and of nothing else.
+EXPORT int cuMemRetainAllocationHandle(handle *out, uint64_t addr)
+{
+	VIRTUAL_CALL("cuMemRetainAllocationHandle");
+	range *r = range_at(addr, 1);
+	REQUIRE(r && granule_at(r, addr)->memory, INVALID_VALUE);
+	physical *p = granule_at(r, addr)->memory;
+	*out = object_new(PHYSICAL, p);
+	emu.live[PHYSICAL]--; // it is the memory that counts
+	p->refs++;
+	return leave(OK);
+}
+
 EXPORT int cuMemMap(uint64_t addr, size_t n, size_t offset, handle h, uint64_t flags)
 {
 	VIRTUAL_CALL("cuMemMap");
@@ -233,6 +246,10 @@ EXPORT int cuMemSetAccess(uint64_t addr, size_t n, const struct access_desc *des
 EXPORT int cuMemGetAccess(uint64_t *flags, const struct location *location, uint64_t addr)
 {
 	VIRTUAL_CALL("cuMemGetAccess");
+	if (emu.plain_access >= 0 && find(addr, 1)) {
+		*flags = emu.plain_access;
+		return leave(OK);
+	}
 	range *r = range_at(addr, 1);
 	REQUIRE(r && granule_at(r, addr)->memory, INVALID_VALUE); // of other memory it knows nothing
 	REQUIRE(location->type == 1 && location->id >= 0 && location->id < emu.devices, INVALID_DEVICE);
