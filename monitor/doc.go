@@ -40,7 +40,7 @@
 // all slower tiers are full in the same way, then nobody could ever release anything:
 // those who wait are sent away with a tier.NoSpaceError. Owners who wait for each
 // other hold something, which is the reservation manager's to find out: it asks Movable.
-// //
+//
 // A space that is lost with its device (tier.Space.Lost) is told once. Nothing is moved from it any more, however full it is:
 // its batches have no bytes that could be moved.
 //
