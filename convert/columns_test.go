@@ -75,6 +75,7 @@ func (m *machine) reading(f func()) int64 {
 // TestColumnsOfEveryType takes columns and rows of each type out of each tier, and
 // compares them with what arrow-go makes of the source.
 func TestColumnsOfEveryType(t *testing.T) {
+	t.Parallel()
 	onEachGPU(t, 1, func(t *testing.T, g gpus) {
 		t.Run("small dictionaries inside", func(t *testing.T) { columnsOfEveryType(t, g, false) })
 		t.Run("all dictionaries outside", func(t *testing.T) { columnsOfEveryType(t, g, true) })

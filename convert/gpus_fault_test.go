@@ -75,17 +75,19 @@ var drivers = map[string]struct {
 // TestEveryCallOfTheDriverFailsOnce walks a batch with a dictionary along all edges of an emulated GPU, with each call of the
 // driver on the way refused once. The batch is whole in its source and the books are right; nothing is left in the driver.
 func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
+	t.Parallel()
 	for name, d := range drivers {
 		if slow && name != newest {
 			continue // in which the walks take long
 		}
-		g := emulatedBy(t, d.emulator)
-		g.unpinned = d.unpinned
 		for _, code := range []cuda.Code{cuda.ErrInvalidValue, cuda.ErrOutOfMemory} {
 			if slow && code != cuda.ErrInvalidValue {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/%d", name, code), func(t *testing.T) {
+				t.Parallel()
+				g := emulatedBy(t, d.emulator)
+				g.unpinned = d.unpinned
 				tried, told := g.eachFails(t, true, func(n int64) (hit func() bool) {
 					before := g.emulator.Calls("")
 					g.emulator.Fail("", n, code, 1)
@@ -101,13 +103,15 @@ func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
 
 // TestEveryWorkOfTheGPUFailsOnce is the same with work that is accepted and fails: all of which is told.
 func TestEveryWorkOfTheGPUFailsOnce(t *testing.T) {
+	t.Parallel()
 	for name, d := range drivers {
 		if slow && name != newest {
 			continue // in which the walks take long
 		}
-		g := emulatedBy(t, d.emulator)
-		g.unpinned = d.unpinned
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := emulatedBy(t, d.emulator)
+			g.unpinned = d.unpinned
 			tried, told := g.eachFails(t, false, func(n int64) (hit func() bool) {
 				g.emulator.FailWork(n, cuda.ErrIllegalAddress, false)
 				return nil

@@ -24,6 +24,7 @@ import (
 // TestEveryTypeAlongEveryEdge moves a batch of each type from each tier to each
 // other and compares it there.
 func TestEveryTypeAlongEveryEdge(t *testing.T) {
+	t.Parallel()
 	onEachGPUPinnedOrNot(t, func(t *testing.T, g gpus) {
 		t.Run("small dictionaries inside", func(t *testing.T) { everyTypeAlongEveryEdge(t, g, false) })
 		t.Run("all dictionaries outside", func(t *testing.T) { everyTypeAlongEveryEdge(t, g, true) })
@@ -348,6 +349,7 @@ var script = []tier.Kind{tier.Host, tier.Disk, tier.GPU, tier.Disk, tier.Host, t
 // device refused, failed or cancelled once: whatever happens the batch is whole where it
 // was, and the script can go on.
 func TestEveryDeviceOperationFailsOnce(t *testing.T) {
+	t.Parallel()
 	t.Run("plain", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecNone, numbered) })
 	t.Run("dictionary", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecNone, codedBriefly) })
 	t.Run("packed", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecS2, codedBriefly) })
@@ -392,10 +394,16 @@ func everyDeviceOperationFailsOnce(t *testing.T, codec Codec, record func(int64,
 	}
 }
 
-func TestEveryFileOperationFailsOnce(t *testing.T) { everyFileOperation(t, false) }
+func TestEveryFileOperationFailsOnce(t *testing.T) {
+	t.Parallel()
+	everyFileOperation(t, false)
+}
 
 // TestEveryFileOperationFailsOnceEncrypted is the same on a volume that encrypts.
-func TestEveryFileOperationFailsOnceEncrypted(t *testing.T) { everyFileOperation(t, true) }
+func TestEveryFileOperationFailsOnceEncrypted(t *testing.T) {
+	t.Parallel()
+	everyFileOperation(t, true)
+}
 
 func everyFileOperation(t *testing.T, encrypt bool) {
 	several := func(n int64, rows int) arrow.RecordBatch { return numbered(n, 12*rows) } // runs

@@ -47,6 +47,7 @@ func (m *machine) form(t *testing.T, b *batch.Batch) batch.PayloadType {
 
 // TestAllForms: a batch takes every form after every other, and is whole in each.
 func TestAllForms(t *testing.T) {
+	t.Parallel()
 	for _, codec := range []Codec{CodecNone, CodecS2, CodecZstd, CodecBitpack} {
 		for name, rec := range map[string]arrow.RecordBatch{
 			"several runs": arrowgen.Flights(1, 30_000),

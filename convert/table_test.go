@@ -44,7 +44,10 @@ func (m *machine) as(t *testing.T, b *batch.Batch, to reservation.Strategy, form
 }
 
 // Every type goes from every form to a table and back, byte for byte.
-func TestTablesOfEveryType(t *testing.T) { onEachGPUPinnedOrNot(t, tablesOfEveryType) }
+func TestTablesOfEveryType(t *testing.T) {
+	t.Parallel()
+	onEachGPUPinnedOrNot(t, tablesOfEveryType)
+}
 
 func tablesOfEveryType(t *testing.T, gpu gpus) {
 	for _, outside := range []bool{false, true} {
@@ -293,7 +296,10 @@ func (m *machine) drop(t *testing.T, b *batch.Batch) {
 
 // Tables of somebody else's, of every type and sliced at every level, become what the record
 // says in every form; their owner gets the memory back once, when they have left.
-func TestForeignTablesOfEveryType(t *testing.T) { onEachGPU(t, 1, foreignTablesOfEveryType) }
+func TestForeignTablesOfEveryType(t *testing.T) {
+	t.Parallel()
+	onEachGPU(t, 1, foreignTablesOfEveryType)
+}
 
 func foreignTablesOfEveryType(t *testing.T, g gpus) {
 	m := newMachine(t, machineConfig{gpus: g})
@@ -619,7 +625,10 @@ func tableMoveIsCancelled(t *testing.T, g gpus) {
 
 // A fault at each operation of the device leaves the batch where it was, and nothing is
 // lost: the same move succeeds afterwards.
-func TestTableFaults(t *testing.T) { onEachGPU(t, 1, tableFaults) }
+func TestTableFaults(t *testing.T) {
+	t.Parallel()
+	onEachGPU(t, 1, tableFaults)
+}
 
 func tableFaults(t *testing.T, gpu gpus) {
 	injected := errors.New("injected")
