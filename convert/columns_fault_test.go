@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -330,6 +331,7 @@ func TestColumnsAndMovesAtTheSameTime(t *testing.T) {
 					t.Error(err)
 					return
 				}
+				runtime.Gosched() // with one processor nobody else would ever find the batch at rest
 			}
 		})
 	}
