@@ -314,7 +314,7 @@ func (r *randomRun) clone(ctx context.Context, rng *rand.Rand, partition int) er
 	if c.ID() == b.ID() {
 		err = fmt.Errorf("the clone of batch %d has its id", b.ID())
 	}
-	return errors.Join(err, c.Drop())
+	return errors.Join(err, c.Discard(context.WithoutCancel(ctx)))
 }
 
 // hold takes room that has nothing to do with batches, for a moment.
