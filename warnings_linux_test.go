@@ -217,7 +217,7 @@ func TestWarningsOfTheTopology(t *testing.T) {
 // TestNodesThatAreNotThere: an arena that cannot be bound works, and says so with its space.
 func TestNodesThatAreNotThere(t *testing.T) {
 	if raced {
-		t.Skip("memory of the heap is bound to nothing")
+		t.Skip("needs a build without the race detector, in which arenas are memory of the heap and bound to no node")
 	}
 	top := discover(t)
 	top.Nodes = []topology.Node{{ID: 0, MemoryBytes: 1 << 33, Distances: []int{10, 20}}, {ID: 999, MemoryBytes: 1 << 33, Distances: []int{20, 10}}}

@@ -51,14 +51,11 @@ func TestImportOfSpoiltStructs(t *testing.T) {
 	refused, taken := 0, 0
 	for seed := range uint64(3000) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		g := arrowgen.New(seed)
-		dt := g.RandomType(3)
-		if hasExtension(dt) {
+		rec := randomColumn(seed, rng)
+		if rec == nil {
 			continue
 		}
-		rows := rng.IntN(40)
-		rec := g.Record(arrowgen.Schema(dt), rows)
-		a, s := r.produce(t, rec, rng, 0, int64(rows))
+		a, s := r.produce(t, rec, rng, 0, rec.NumRows())
 		keep := a.Array
 		saved := snapshot(&a.Array)
 		spoil(&a.Array, rng)

@@ -67,7 +67,7 @@ func TestRealDeviceConforms(t *testing.T) {
 			count := 0
 			tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
 				if faults != nil {
-					t.Skip("a real GPU does not fail on purpose")
+					t.Skip("needs the CUDA emulator, which fails on purpose (TestDeviceConforms)")
 				}
 				d, err := driver.Open(cuda.Config{Ordinal: count % len(infos), Node: -1, Memory: memory, Allocation: allocation})
 				if err != nil {

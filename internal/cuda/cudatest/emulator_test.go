@@ -62,7 +62,7 @@ func describe(path string) {
 // Two libraries of one test have nothing in common.
 func TestStateOfItsOwn(t *testing.T) {
 	if Linked {
-		t.Skip("the program is linked with one library, and all have that")
+		t.Skip("needs a build without the tag gorgonia, which links the program with one library for all")
 	}
 	a, b := New(t, Config{Devices: 2}), New(t, Config{})
 	for _, c := range []struct {
