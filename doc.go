@@ -20,6 +20,8 @@
 //
 // The engine owns its spaces, plans and batches; Close gives all back and reports
 // what is still held. A record given to Repository.Put stays the caller's. A
+// batch that a program makes of a payload (Engine.NewBatch) is the program's until it is put
+// into a repository or dropped. A
 // Handle must be closed, a Grant ended, and a Reservation and a record opened by
 // Mover.Record released. A repository's Claim is ended by its owner, or by RunTask to
 // which it was given.

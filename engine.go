@@ -132,14 +132,54 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	return e, nil
 }
 
-// Observer returns what batches must be made with that are not put as records, so
-// that the monitor knows of them.
-func (e *Engine) Observer() batch.Observer { return observer{e} }
+// NewBatch returns an idle batch that owns p, a payload in a space of this engine, such
+// as Mover.Ingest, Mover.AdoptTable and cdevice.Import return. The batch has an id of
+// the engine's, the monitor moves it, and a disk with Disk.Keep records it, as if it had
+// been put as a record. The caller owns it: it puts it into a repository, or drops it. On
+// an error p stays the caller's; a payload of another engine's is tier.ErrNotSupported.
+func (e *Engine) NewBatch(p batch.Payload) (*batch.Batch, error) {
+	if p != nil && !slices.Contains(e.spaces, p.Space()) {
+		return nil, fmt.Errorf("spillway: a batch of a payload in another engine's %s: %w", p.Space().ID(), tier.ErrNotSupported)
+	}
+	return e.newBatch(p, nil)
+}
 
-type observer struct{ e *Engine }
+// newBatch is NewBatch of a payload whose record on disk, if it is not nil, is known.
+func (e *Engine) newBatch(p batch.Payload, record *recorded) (*batch.Batch, error) {
+	return batch.New(batch.Options{IDs: &e.ids, Payload: p, Observer: observer{e, record}})
+}
+
+// Observer returns what batches must be made with that neither NewBatch nor a repository
+// makes, so that the monitor knows of them. It is a batch.Registrar: an id that a batch of
+// the engine has is batch.ErrDuplicateID. One that observes batches in its place must call it,
+// and should be a Registrar that passes that on.
+func (e *Engine) Observer() batch.Observer { return observer{e: e} }
+
+type observer struct {
+	e      *Engine
+	record *recorded // of what a new batch is made of
+}
+
+var _ batch.Registrar = observer{}
 
 func (o observer) BatchChanged(b *batch.Batch) {
 	o.e.monitor.Index().BatchChanged(b)
+	o.keep(b)
+}
+
+func (o observer) Register(b *batch.Batch) error {
+	if o.record != nil { // before the monitor can move it
+		o.e.keeper.knows(b, o.record)
+	}
+	if err := o.e.monitor.Index().Register(b); err != nil {
+		o.e.keeper.knows(b, nil)
+		return err
+	}
+	o.keep(b)
+	return nil
+}
+
+func (o observer) keep(b *batch.Batch) {
 	if !o.e.keeper.idle() {
 		o.e.keeper.changed(b)
 	}

@@ -27,7 +27,7 @@ type keeper struct {
 
 	mu    sync.Mutex // nothing else is called under it
 	plans map[uint64]string
-	known map[batch.ID]*recorded
+	known map[*batch.Batch]*recorded // an id may be another batch's, too
 }
 
 // writtenSchema is a schema as it is written, which all batches of a stream share.
@@ -58,7 +58,7 @@ type recorded struct {
 func newKeeper(e *Engine) *keeper {
 	return &keeper{
 		e: e, volumes: make(map[tier.ID]*disk.Volume), turn: make(chan struct{}, 1), schemas: make(map[*arrow.Schema]writtenSchema),
-		plans: make(map[uint64]string), known: make(map[batch.ID]*recorded),
+		plans: make(map[uint64]string), known: make(map[*batch.Batch]*recorded),
 	}
 }
 
@@ -79,14 +79,23 @@ func (k *keeper) named(plan uint64, name string) {
 	k.plans[plan] = name
 }
 
-// knows notes the record of an adopted batch, which stays as it is until the batch gets a
-// place of its own.
-func (k *keeper) knows(id batch.ID, p batch.Payload, f *foundBatch) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.known[id] = &recorded{
+// recordOf returns what is recorded of a payload that was found.
+func recordOf(p batch.Payload, f *foundBatch) *recorded {
+	return &recorded{
 		standing: standing{p, f.kept.Plan, f.kept.Operator, f.kept.Port, f.kept.Partition}, volume: f.volume, key: f.key.key,
 	}
+}
+
+// knows notes the record of an adopted batch, which stays as it is until the batch gets a
+// place of its own; nil: nothing is known of the batch.
+func (k *keeper) knows(b *batch.Batch, r *recorded) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if r == nil {
+		delete(k.known, b)
+		return
+	}
+	k.known[b] = r
 }
 
 // changed brings the record of a batch up to date. Who comes while another is at it
@@ -95,7 +104,7 @@ func (k *keeper) changed(b *batch.Batch) {
 	for {
 		payload, place, state := b.Payload(), b.Place(), b.State()
 		k.mu.Lock()
-		r := k.known[b.ID()]
+		r := k.known[b]
 		want := k.standingLocked(r, payload, place, state)
 		switch {
 		case r == nil && want.payload == nil:
@@ -103,7 +112,7 @@ func (k *keeper) changed(b *batch.Batch) {
 			return
 		case r == nil:
 			r = new(recorded)
-			k.known[b.ID()] = r
+			k.known[b] = r
 		case r.busy:
 			r.again = true
 			k.mu.Unlock()
@@ -120,7 +129,7 @@ func (k *keeper) changed(b *batch.Batch) {
 		r.standing, r.volume, r.key, r.busy = want, volume, key, false
 		again := r.again
 		if want.payload == nil && !again {
-			delete(k.known, b.ID())
+			delete(k.known, b)
 		}
 		k.mu.Unlock()
 		if !again {

@@ -461,9 +461,7 @@ func (e *Engine) adopt(ctx context.Context, k Kept) (*batch.Batch, error) {
 		e.found.list(f)
 		return nil, err
 	}
-	id := e.ids.Next()
-	e.keeper.knows(id, p, f)
-	b, err := batch.New(batch.Options{ID: id, Payload: p, Observer: e.Observer()})
+	b, err := e.newBatch(p, recordOf(p, f))
 	if err != nil {
 		return nil, errors.Join(err, p.Release(), e.found.end(f))
 	}

@@ -40,6 +40,8 @@ var keptSuite = map[string]func(*testing.T){
 	"TestKilledProcessIsAdopted":         TestKilledProcessIsAdopted,
 	"TestKeptBatchesStayUntilAdopted":    TestKeptBatchesStayUntilAdopted,
 	"TestFailedOpenLeavesWhatIsKept":     TestFailedOpenLeavesWhatIsKept,
+	"TestAdoptedBatchKeepsItsRecord":     TestAdoptedBatchKeepsItsRecord,
+	"TestBatchesOfAProgramAreKept":       TestBatchesOfAProgramAreKept,
 	"TestDamagedBytesAreNotAdopted":      TestDamagedBytesAreNotAdopted,
 	"TestDamagedManifestCostsWhatItSaid": TestDamagedManifestCostsWhatItSaid,
 	"TestTwoEnginesKeepApart":            TestTwoEnginesKeepApart,

@@ -472,6 +472,32 @@ func TestKeptBatchesStayUntilAdopted(t *testing.T) {
 	wantNothingIn(t, dir)
 }
 
+// TestAdoptedBatchKeepsItsRecord until it is put somewhere: after the next kill it is found where it
+// stood.
+func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
+	keepingNeedsLinux(t)
+	dir := crashed(t, 2)
+	eng := keepingEngine(t, dir)
+	for _, k := range eng.Kept() {
+		if _, err := eng.Adopt(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+	}
+	copied := t.TempDir()
+	tiertest.CopyTree(t, copied, dir)
+	if err := eng.Close(); err == nil { // two batches that nobody has dropped
+		t.Error("closed with batches that the test holds")
+	}
+	eng = keepingEngine(t, copied)
+	if n := len(eng.Kept()); n != 2 {
+		t.Errorf("%d are kept, want 2", n)
+	}
+	for _, k := range eng.Kept() {
+		checkAdopted(t, eng, k)
+	}
+	closeKeeping(t, eng)
+}
+
 // TestFailedOpenLeavesWhatIsKept: an engine that finds kept batches and then cannot be opened says
 // why, and nothing of buffers that nobody held; the next engine finds them.
 func TestFailedOpenLeavesWhatIsKept(t *testing.T) {

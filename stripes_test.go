@@ -41,7 +41,6 @@ type striped struct {
 	slow  []func() // ends a throttle
 	kept  []*batch.Batch
 	next  int64
-	ids   batch.IDs
 }
 
 // machineTopology is looked up outside of the bubbles, whose clocks wait for reads.
@@ -150,7 +149,7 @@ func (s *striped) inHost(n int) []*batch.Batch {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		b, err := batch.New(batch.Options{ID: s.ids.Next(), Payload: p, Observer: s.eng.Observer()})
+		b, err := s.eng.NewBatch(p)
 		if err != nil {
 			s.t.Fatal(err)
 		}

@@ -25,6 +25,10 @@ func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
 // ErrKept: the batch is in a repository already.
 var ErrKept = errors.New("kept by a repository already")
 
+// ErrDuplicateID: New was given an id that another batch has, as far as the observer
+// knows.
+var ErrDuplicateID = errors.New("another batch has this id")
+
 // Observer is told of changes. The monitor's index is one.
 type Observer interface {
 	// BatchChanged is called after b was made and after every change of its
@@ -36,6 +40,16 @@ type Observer interface {
 	// b.Info under the lock that guards what it keeps; otherwise an older cut may
 	// overwrite a newer one for good.
 	BatchChanged(b *Batch)
+}
+
+// Registrar is an Observer that refuses a second batch of an id that it knows. The
+// monitor's index and an engine's observer are such.
+type Registrar interface {
+	Observer
+	// Register is called once by New, in place of the first BatchChanged and under
+	// its rules. ErrDuplicateID: the observer knows another batch of that id, which
+	// has not been dropped. After any error the observer must not know b.
+	Register(b *Batch) error
 }
 
 // Place says where a batch stands in a plan. The repository that holds it sets
@@ -52,9 +66,10 @@ type Place struct {
 	Partition int
 }
 
-// Options is what New needs. ID and Payload are required.
+// Options is what New needs: Payload, and either ID or IDs.
 type Options struct {
-	ID       ID
+	ID       ID           // the batch's, if it is not 0
+	IDs      *IDs         // else the next of these that Observer, a Registrar, does not know
 	Payload  Payload      // taken over
 	Observer Observer     // may be nil
 	Clock    func() int64 // what LastUse is read from; nil for unix nanoseconds. Must not block
@@ -102,11 +117,12 @@ type Batch struct {
 }
 
 // New returns an idle batch that owns o.Payload. On an error the payload stays
-// the caller's.
+// the caller's. An id that o.Observer, a Registrar, knows of another batch is
+// ErrDuplicateID.
 func New(o Options) (*Batch, error) {
 	switch {
-	case o.ID == 0:
-		return nil, errors.New("batch: an id above 0 is required")
+	case o.ID == 0 && o.IDs == nil:
+		return nil, errors.New("batch: an id above 0, or where ids come from, is required")
 	case o.Payload == nil:
 		return nil, &StateError{Batch: o.ID, Op: "new", Status: MissingData}
 	}
@@ -116,8 +132,28 @@ func New(o Options) (*Batch, error) {
 	b.mu.space = o.Payload.Space().ID()
 	b.mu.place = o.Place
 	b.mu.lastUse = b.now()
+	for {
+		if o.ID == 0 {
+			b.id = o.IDs.Next()
+		}
+		err := b.register()
+		if err == nil {
+			return b, nil
+		}
+		if o.ID != 0 || !errors.Is(err, ErrDuplicateID) {
+			return nil, fmt.Errorf("batch %d: %w", b.id, err)
+		}
+	}
+}
+
+// register makes a new batch known to its observer.
+func (b *Batch) register() error {
+	if r, ok := b.observer.(Registrar); ok {
+		lockrank.AssertNone("a batch's observers are called")
+		return r.Register(b)
+	}
 	b.announce(nil, nil)
-	return b, nil
+	return nil
 }
 
 func descriptorOf(p Payload) *Descriptor {

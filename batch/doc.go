@@ -10,6 +10,9 @@
 //	 ├─▶ Place           where it stands in its plan; set by the repository
 //	 └─▶ Observer        is told of every change: the monitor's index
 //
+// Ids come from one IDs for all batches that meet: an engine's, by its NewBatch. An
+// observer that is a Registrar refuses a second batch of an id.
+//
 // What may happen when is the table at State. An operation that the state does
 // not allow is a StateError at once; only for the end of a transit is waited,
 // by the methods that take a context.

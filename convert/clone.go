@@ -29,7 +29,7 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 		if observer == nil {
 			observer = m.cfg.Observer
 		}
-		c, err := batch.New(batch.Options{ID: m.cfg.IDs.Next(), Payload: p, Observer: observer})
+		c, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p, Observer: observer})
 		if err != nil {
 			return nil, errors.Join(err, p.Release())
 		}

@@ -30,6 +30,8 @@ type Index struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Monitor]
 		entries map[*batch.Batch]*entry
+		ids     map[batch.ID]*batch.Batch // the first of each id; who wraps the index may hide a second one
+		made    uint64                    // number of the last entry
 		spaces  []spaceIndex
 	}
 }
@@ -38,6 +40,7 @@ type Index struct {
 type entry struct {
 	batch *batch.Batch
 	id    batch.ID
+	made  uint64 // its number: no two entries are equal in a tree
 	facts
 	aside bool // a move of it is under way, or failed a moment ago
 	keyed bool // it is in byKey
@@ -73,19 +76,28 @@ func lessByKey(a, b *entry) bool {
 	if c := a.key.Compare(b.key); c != 0 {
 		return c < 0
 	}
-	return a.id < b.id
+	return earlier(a, b)
+}
+
+// earlier orders entries that are alike otherwise.
+func earlier(a, b *entry) bool {
+	if a.id != b.id {
+		return a.id < b.id
+	}
+	return a.made < b.made
 }
 
 func lessBySize(a, b *entry) bool {
 	if a.bytes != b.bytes {
 		return a.bytes < b.bytes
 	}
-	return a.id < b.id
+	return earlier(a, b)
 }
 
 func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func()) *Index {
 	x := &Index{policy: policy, places: make(map[tier.ID]int), gained: gained}
 	x.mu.entries = make(map[*batch.Batch]*entry)
+	x.mu.ids = make(map[batch.ID]*batch.Batch)
 	x.mu.spaces = make([]spaceIndex, len(ids))
 	for i, id := range ids {
 		x.places[id] = i
@@ -106,13 +118,29 @@ func (x *Index) BatchChanged(b *batch.Batch) {
 	}
 }
 
+// Register notes a new batch. A second one of an id is batch.ErrDuplicateID. It implements
+// batch.Registrar.
+func (x *Index) Register(b *batch.Batch) error {
+	gained, err := x.note(b, true)
+	if gained {
+		x.gained()
+	}
+	return err
+}
+
 // update re-reads b and says whether it has become a victim.
+func (x *Index) update(b *batch.Batch) (gained bool) {
+	gained, _ = x.note(b, false)
+	return gained
+}
+
+// note is update, and refuses a new batch whose id is known.
 //
 // The policy is asked without the lock, so what it was told may be outdated when
 // the lock is there. It is then thrown away: whoever changed the batch since
 // has yet to announce that, and the last to do so finds nothing changed. Updates
 // that come at once or out of order so end with the batch as it is.
-func (x *Index) update(b *batch.Batch) (gained bool) {
+func (x *Index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 	info := b.Info()
 	var key Key
 	if x.victim(info) {
@@ -124,16 +152,19 @@ func (x *Index) update(b *batch.Batch) (gained bool) {
 	leased := now.Leased
 	now.Leased = info.Leased // changes without an announcement, and no key may depend on it
 	if now != info {
-		return false
+		return false, nil
 	}
 	place, known := x.places[info.Space]
 	e := x.mu.entries[b]
 	if info.State == batch.Released || !known {
 		if e != nil {
 			x.removeLocked(e)
-			delete(x.mu.entries, b)
+			x.forgetLocked(e)
 		}
-		return false
+		return false, nil
+	}
+	if isNew && x.mu.ids[info.ID] != nil {
+		return false, batch.ErrDuplicateID
 	}
 	f := facts{
 		place: place, key: key, bytes: info.Bytes, leased: leased,
@@ -141,10 +172,9 @@ func (x *Index) update(b *batch.Batch) (gained bool) {
 		victim: x.victim(info) && !leased && !x.mu.spaces[place].lowest,
 	}
 	if e == nil {
-		e = &entry{batch: b, id: info.ID}
-		x.mu.entries[b] = e
+		e = x.enterLocked(b, info.ID)
 	} else if e.facts == f {
-		return false
+		return false, nil
 	} else if e.place == f.place {
 		// Most changes leave the place and the size as they are, and one tree of
 		// the two.
@@ -162,7 +192,24 @@ func (x *Index) update(b *batch.Batch) (gained bool) {
 	e.facts = f
 	x.countLocked(e)
 	x.listLocked(e)
-	return f.victim && !was
+	return f.victim && !was, nil
+}
+
+func (x *Index) enterLocked(b *batch.Batch, id batch.ID) *entry {
+	x.mu.made++
+	e := &entry{batch: b, id: id, made: x.mu.made}
+	x.mu.entries[b] = e
+	if x.mu.ids[id] == nil {
+		x.mu.ids[id] = b
+	}
+	return e
+}
+
+func (x *Index) forgetLocked(e *entry) {
+	delete(x.mu.entries, e.batch)
+	if x.mu.ids[e.id] == e.batch {
+		delete(x.mu.ids, e.id)
+	}
 }
 
 // victim says whether a batch could be moved as far as its own state goes.

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -225,4 +226,70 @@ func TestIndexDropsWhatIsOutdated(t *testing.T) {
 		t.Errorf("the index has %+v of a batch at %+v", v, b.Info().Place)
 	}
 	w.end(b)
+}
+
+// hiding is an observer around the index that refuses no batch.
+type hiding struct{ batch.Observer }
+
+// TestIndexRefusesASecondBatchOfAnID, while the first is not dropped. Of two that it cannot
+// refuse, it lists both, and takes out the right one.
+func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	first := w.put(gpu0, 10*kib, seq(1))
+	same := func(o batch.Observer) (*batch.Batch, error) {
+		r, err := w.res.TryReserve(specific(gpu0), 10*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Release()
+		buf, err := r.Alloc(10 * kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := batch.NewImage(&batch.Descriptor{Rows: 1, Body: 10 * kib}, buf, r.Space())
+		b, err := batch.New(batch.Options{ID: first.ID(), Payload: p, Observer: o, Place: seq(1)})
+		if err != nil {
+			if err := p.Release(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return b, err
+	}
+	if _, err := same(w.mon.Index()); !errors.Is(err, batch.ErrDuplicateID) {
+		t.Errorf("a second batch of id %d: %v", first.ID(), err)
+	}
+	if s := w.index(gpu0); s.count != 1 || s.rest != 10*kib {
+		t.Errorf("with the refused one there is %+v", s)
+	}
+	second, err := same(hiding{w.mon.Index()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fit := range []int64{0, 100 * kib} { // by key, and by size
+		if n := len(w.victims(gpu0, fit)); n != 2 {
+			t.Errorf("%d victims of two batches that differ in nothing", n)
+		}
+	}
+	if err := second.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := same(w.mon.Index()); !errors.Is(err, batch.ErrDuplicateID) {
+		t.Errorf("another one of id %d: %v", first.ID(), err)
+	}
+	if err := first.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	third, err := same(w.mon.Index())
+	if err != nil {
+		t.Errorf("when the first is gone: %v", err)
+	}
+	if got := w.victims(gpu0, 0); len(got) != 1 {
+		t.Errorf("victims are %v", got)
+	}
+	if err := third.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	if s := w.index(gpu0); s.count != 0 || s.bytes != 0 {
+		t.Errorf("all are gone, and there is %+v", s)
+	}
 }

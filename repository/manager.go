@@ -52,7 +52,8 @@ type Config struct {
 	// Mover is needed to put records, to drain and to read; without one, batches
 	// can only be handed over and taken.
 	Mover Mover
-	// IDs numbers the batches; nil: the manager has numbers of its own.
+	// IDs numbers the batches; nil: the manager has numbers of its own, which batches
+	// that come otherwise (PutBatch) must not have.
 	IDs *batch.IDs
 	// Observer is told of every change of the batches that Put makes; may be nil.
 	Observer batch.Observer

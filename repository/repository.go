@@ -186,7 +186,7 @@ func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.Record
 	}
 	place := r.nextPlace(partition)
 	b, err := batch.New(batch.Options{
-		ID: r.m.ids.Next(), Payload: payload, Observer: r.m.cfg.Observer, Clock: r.m.cfg.Clock, Place: place,
+		IDs: r.m.ids, Payload: payload, Observer: r.m.cfg.Observer, Clock: r.m.cfg.Clock, Place: place,
 	})
 	if err != nil {
 		return fail(errors.Join(err, payload.Release()))

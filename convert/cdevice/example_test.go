@@ -29,7 +29,8 @@ func must[T any](v T, err error) T {
 }
 
 // A batch on the GPU is given away and comes back, as if another program had had it in
-// between. The engine has the spaces and the mover; here they are made by hand.
+// between. The engine has the spaces and the mover, and makes batches (Engine.NewBatch);
+// here they are made by hand.
 func Example() {
 	ctx := context.Background()
 	dev := must(sim.New(sim.Config{Memory: 1 << 20}))

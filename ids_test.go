@@ -1,0 +1,150 @@
+package spillway_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow/array"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+// hiding is an observer that a program puts in the place of the engine's, and which cannot
+// refuse a batch.
+type hiding struct{ batch.Observer }
+
+// TestBatchesOfAProgramAreKept: beside a batch that was put, one that the program has made
+// itself, with an id that it picked or with the engine's. After a kill both are there, or the one
+// that was not dropped.
+func TestBatchesOfAProgramAreKept(t *testing.T) {
+	keepingNeedsLinux(t)
+	for name, make := range map[string]struct {
+		observer func(*spillway.Engine) batch.Observer // nil: the engine makes the batch
+		madeLast bool
+		refused  bool
+	}{
+		"picked before":        {(*spillway.Engine).Observer, false, false},
+		"picked after":         {(*spillway.Engine).Observer, true, true},
+		"of the engine":        {nil, true, false},
+		"hidden from it":       {func(e *spillway.Engine) batch.Observer { return hiding{e.Observer()} }, true, false},
+		"hidden and put after": {func(e *spillway.Engine) batch.Observer { return hiding{e.Observer()} }, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			eng := keepingEngine(t, dir)
+			defer closeKeeping(t, eng)
+			plan, err := eng.Plan("query")
+			if err != nil {
+				t.Fatal(err)
+			}
+			repo, err := plan.Repository("join", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var put, made *batch.Batch
+			for _, byHand := range []bool{!make.madeLast, make.madeLast} {
+				if !byHand {
+					put = putKept(t, eng, repo, 3, false)
+					continue
+				}
+				p, err := eng.Mover().Ingest(t.Context(), keptRecord(6), reservation.AnyInTier(tier.Disk))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if make.observer != nil {
+					made, err = batch.New(batch.Options{ID: 1, Payload: p, Observer: make.observer(eng)})
+					if refused := errors.Is(err, batch.ErrDuplicateID); refused != make.refused || err != nil && !refused {
+						t.Fatalf("id 1: %v, refused %v", err, make.refused)
+					}
+				}
+				if made == nil {
+					if made, err = eng.NewBatch(p); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if hidden := make.observer != nil && name[0] == 'h'; put.ID() == made.ID() && !hidden {
+				t.Errorf("both have id %d", put.ID())
+			}
+			wantKept(t, dir, 3, 6)
+			if err := put.Drop(); err != nil {
+				t.Error(err)
+			}
+			wantKept(t, dir, 6)
+			if err := made.Drop(); err != nil {
+				t.Error(err)
+			}
+			wantKept(t, dir)
+		})
+	}
+}
+
+// wantKept looks at what the next engine finds if this one's process ends now: records of
+// these numbers, whole.
+func wantKept(t *testing.T, dir string, want ...int64) {
+	t.Helper()
+	copied := t.TempDir()
+	tiertest.CopyTree(t, copied, dir)
+	eng := keepingEngine(t, copied)
+	var got []int64
+	for _, k := range eng.Kept() {
+		b, err := eng.Adopt(t.Context(), k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec := recordOf(t, eng, b)
+		n := rec.Column(0).(*array.Int64).Value(0)
+		if err := convert.Equal(keptRecord(n), rec); err != nil {
+			t.Errorf("record %d: %v", n, err)
+		}
+		rec.Release()
+		if err := b.Drop(); err != nil {
+			t.Error(err)
+		}
+		got = append(got, n)
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("records %v are kept, want %v", got, want)
+	}
+	closeKeeping(t, eng)
+	wantNothingIn(t, copied)
+}
+
+// TestNewBatchTakesOnlyTheEnginesPayloads: and leaves others to their owner.
+func TestNewBatchTakesOnlyTheEnginesPayloads(t *testing.T) {
+	one, _ := openSmall(t, 1<<20, 8<<20)
+	other, _ := openSmall(t, 1<<20, 8<<20)
+	defer closeKeeping(t, one)
+	defer closeKeeping(t, other)
+	p, err := one.Mover().Ingest(t.Context(), keptRecord(1), reservation.AnyInTier(tier.Host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.NewBatch(p); !errors.Is(err, tier.ErrNotSupported) {
+		t.Errorf("a payload of another engine: %v", err)
+	}
+	if _, err := one.NewBatch(nil); !errors.Is(err, batch.ErrState) {
+		t.Errorf("no payload: %v", err)
+	}
+	b, err := one.NewBatch(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := one.Mover().Clone(t.Context(), b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.ID() == c.ID() {
+		t.Errorf("a batch and its clone have id %d", b.ID())
+	}
+	if err := errors.Join(b.Drop(), c.Drop()); err != nil {
+		t.Error(err)
+	}
+}
