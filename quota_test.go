@@ -150,7 +150,7 @@ func TestOpenRefusesQuotas(t *testing.T) {
 		says     string
 	}{
 		"environment":          {env: "SPILLWAY_GPU_MEMORY_LIMIT=5m", says: `"5m"`},
-		"the other name":       {env: "NVSHARE_GPU_OVERSUB_RATIO=NaN", says: `"NaN"`},
+		"the other name":       {env: "NVSHARE_GPU_MEMORY_OVERSUB_RATIO=NaN", says: `"NaN"`},
 		"set to nothing":       {env: "SPILLWAY_GPU_MEMORY_LIMIT=", says: "SPILLWAY_GPU_MEMORY_LIMIT"},
 		"settings":             {settings: &quota.Settings{Physical: -1}, says: "negative"},
 		"two limits":           {settings: &quota.Settings{Limit: limitOf(t, "1Mi")}, shared: shared, says: "both"},

@@ -23,13 +23,14 @@ func newQuota(stdout, stderr io.Writer) *cobra.Command {
 		Long: `Print what limit of GPU memory this process has and where it was set, and which
 processes hold how much by the node's ledger. The limit comes from the environment:
 
-  SPILLWAY_GPU_MEMORY_LIMIT        a size or a share of the GPUs: 4GiB, 25%
-  SPILLWAY_GPU_OVERSUB_RATIO       how much of a GPU quotas may promise: 1.5
-  SPILLWAY_GPU_PHYSICAL_MEMORY_MB  how many MiB a GPU counts as having
-  SPILLWAY_GPU_QUOTA_DIR           the directory of the node's ledger
-  SPILLWAY_GPU_QUOTA_GROUP         whose share of the ledger it is
+  SPILLWAY_GPU_MEMORY_LIMIT          a size or a share of the GPUs: 4GiB, 25%
+  SPILLWAY_GPU_MEMORY_OVERSUB_RATIO  how much of a GPU quotas may promise: 1.5
+  SPILLWAY_GPU_PHYSICAL_MEMORY_MB    how many MiB a GPU counts as having
+  SPILLWAY_GPU_QUOTA_DIR             the directory of the node's ledger
+  SPILLWAY_GPU_QUOTA_GROUP           whose share of the ledger it is
 
-The first three are also read with NVSHARE_ in the place of SPILLWAY_.`,
+The first three are also read with NVSHARE_ in the place of SPILLWAY_, and the
+ratio without MEMORY_, too.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return printQuota(cmd.Context(), &flags, ledger, stdout, stderr)

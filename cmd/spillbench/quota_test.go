@@ -17,7 +17,7 @@ func TestQuotaOfTheEnvironment(t *testing.T) {
 		t.Errorf("printed %q", r.stdout)
 	}
 	t.Setenv("NVSHARE_GPU_MEMORY_LIMIT", "1536Mi")
-	t.Setenv("SPILLWAY_GPU_OVERSUB_RATIO", "1.5")
+	t.Setenv("NVSHARE_GPU_MEMORY_OVERSUB_RATIO", "1.5")
 	t.Setenv("SPILLWAY_GPU_PHYSICAL_MEMORY_MB", "8192")
 	r := succeed(t, "quota")
 	for _, want := range []string{"1.5GiB, by NVSHARE_GPU_MEMORY_LIMIT", "ratio: 1.5", "8.0 GiB"} {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,13 +12,20 @@ import (
 )
 
 // The variables that FromEnv reads. Each of the first three is also looked for under
-// the name with NVSHARE_ in the place of SPILLWAY_, if that is not set.
+// the name with NVSHARE_ in the place of SPILLWAY_, if that is not set. The ratio has a
+// second name, SPILLWAY_GPU_OVERSUB_RATIO, which is read if the first is not set.
 const (
-	LimitVar    = "SPILLWAY_GPU_MEMORY_LIMIT"       // a size, or a share of the memory of the GPUs: 4GiB, 25%
-	RatioVar    = "SPILLWAY_GPU_OVERSUB_RATIO"      // how much of the memory quotas may promise: 1.5
-	PhysicalVar = "SPILLWAY_GPU_PHYSICAL_MEMORY_MB" // how many MiB each GPU counts as having
-	LedgerVar   = "SPILLWAY_GPU_QUOTA_DIR"          // the directory of the node's ledger; see Join
-	GroupVar    = "SPILLWAY_GPU_QUOTA_GROUP"        // whose share of the ledger it is; see Member.Group
+	LimitVar    = "SPILLWAY_GPU_MEMORY_LIMIT"         // a size, or a share of the memory of the GPUs: 4GiB, 25%
+	RatioVar    = "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO" // how much of the memory quotas may promise: 1.5
+	PhysicalVar = "SPILLWAY_GPU_PHYSICAL_MEMORY_MB"   // how many MiB each GPU counts as having
+	LedgerVar   = "SPILLWAY_GPU_QUOTA_DIR"            // the directory of the node's ledger; see Join
+	GroupVar    = "SPILLWAY_GPU_QUOTA_GROUP"          // whose share of the ledger it is; see Terms.Group
+)
+
+const (
+	ours, nvshare = "SPILLWAY_", "NVSHARE_"
+
+	shortRatioVar = "SPILLWAY_GPU_OVERSUB_RATIO" // the ratio's second name
 )
 
 // Settings are what somebody wants of a quota, from the environment or from a
@@ -81,23 +89,22 @@ func (l *Limit) String() string { return l.amount.String() }
 func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 	var s Settings
 	var errs []error
-	read := func(name string, parse func(string) error) {
-		for _, name := range []string{name, strings.Replace(name, "SPILLWAY_", "NVSHARE_", 1)} {
+	read := func(parse func(string) error, names ...string) (source string) {
+		for _, name := range namesOf(names) {
 			text, ok := lookup(name)
 			if !ok {
 				continue
 			}
 			if err := parse(text); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", name, err))
-			} else if name == LimitVar || strings.HasSuffix(name, "_MEMORY_LIMIT") {
-				s.Source = name
 			}
-			return
+			return name
 		}
+		return ""
 	}
-	read(LimitVar, func(text string) (err error) { s.Limit, err = ParseLimit(text); return err })
-	read(RatioVar, func(text string) (err error) { s.Ratio, err = ParseRatio(text); return err })
-	read(PhysicalVar, func(text string) (err error) { s.Physical, err = parseMiB(text); return err })
+	s.Source = read(func(text string) (err error) { s.Limit, err = ParseLimit(text); return err }, LimitVar)
+	read(func(text string) (err error) { s.Ratio, err = ParseRatio(text); return err }, RatioVar, shortRatioVar)
+	read(func(text string) (err error) { s.Physical, err = parseMiB(text); return err }, PhysicalVar)
 	for _, v := range []struct {
 		name string
 		to   *string
@@ -118,6 +125,16 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 		return Settings{}, fmt.Errorf("quota: %w", err)
 	}
 	return s, nil
+}
+
+// namesOf returns the names under which a variable is looked for, in this order: all of
+// ours, then the same with nvshare's prefix.
+func namesOf(names []string) []string {
+	all := slices.Clone(names)
+	for _, name := range names {
+		all = append(all, strings.Replace(name, ours, nvshare, 1))
+	}
+	return all
 }
 
 // ParseRatio reads an oversubscription ratio: a decimal number above 0, exactly.

@@ -40,10 +40,15 @@ func TestFromEnv(t *testing.T) {
 		"theirs may be wrong if ours is set": {
 			env: []string{"NVSHARE_GPU_MEMORY_LIMIT=much", "SPILLWAY_GPU_MEMORY_LIMIT=2Gi"}, limit: "2GiB", source: "SPILLWAY_GPU_MEMORY_LIMIT",
 		},
-		"ratio":             {env: []string{"SPILLWAY_GPU_OVERSUB_RATIO=1.5"}, ratio: "3/2"},
-		"ratio fallback":    {env: []string{"NVSHARE_GPU_OVERSUB_RATIO=0.5"}, ratio: "1/2"},
-		"ratio exactly":     {env: []string{"SPILLWAY_GPU_OVERSUB_RATIO=1.1"}, ratio: "11/10"},
-		"ratio as a power":  {env: []string{"SPILLWAY_GPU_OVERSUB_RATIO=25e-1"}, ratio: "5/2"},
+		"ratio":             {env: []string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=1.5"}, ratio: "3/2"},
+		"nvshare's ratio":   {env: []string{"NVSHARE_GPU_MEMORY_OVERSUB_RATIO=0.5"}, ratio: "1/2"},
+		"ratio, short":      {env: []string{"SPILLWAY_GPU_OVERSUB_RATIO=3"}, ratio: "3"},
+		"nvshare's, short":  {env: []string{"NVSHARE_GPU_OVERSUB_RATIO=4"}, ratio: "4"},
+		"ratio exactly":     {env: []string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=1.1"}, ratio: "11/10"},
+		"ratio as a power":  {env: []string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=25e-1"}, ratio: "5/2"},
+		"first name first":  {env: []string{"SPILLWAY_GPU_OVERSUB_RATIO=x", "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=2"}, ratio: "2"},
+		"their first first": {env: []string{"NVSHARE_GPU_OVERSUB_RATIO=x", "NVSHARE_GPU_MEMORY_OVERSUB_RATIO=2"}, ratio: "2"},
+		"our prefix first":  {env: []string{"NVSHARE_GPU_MEMORY_OVERSUB_RATIO=x", "SPILLWAY_GPU_OVERSUB_RATIO=5"}, ratio: "5"},
 		"physical":          {env: []string{"SPILLWAY_GPU_PHYSICAL_MEMORY_MB=8192"}, physical: 8 << 30},
 		"physical fallback": {env: []string{"NVSHARE_GPU_PHYSICAL_MEMORY_MB=1"}, physical: 1 << 20},
 		"ledger":            {env: []string{"SPILLWAY_GPU_QUOTA_DIR=/run/x", "SPILLWAY_GPU_QUOTA_GROUP=etl"}, ledger: "/run/x", group: "etl"},
@@ -79,7 +84,9 @@ func TestWrongEnvironment(t *testing.T) {
 	}
 	ratios := []string{"", "0", "-1", "-0.5", "NaN", "nan", "Inf", "+Inf", "-Inf", "inf", "1/2", "0x1p1", "1_0", "1.5x", " 1", "1 ", "1e400", "1e-400", "one", "1..5", "1e", "0e0", "--1"}
 	physicals := []string{"", "0", "-1", "1.5", "8Gi", "1e3", " 1", "0x10", "9223372036854775807", "8796093022208", "99999999999999999999"}
-	for variable, texts := range map[string][]string{"GPU_MEMORY_LIMIT": sizes, "GPU_OVERSUB_RATIO": ratios, "GPU_PHYSICAL_MEMORY_MB": physicals} {
+	for variable, texts := range map[string][]string{
+		"GPU_MEMORY_LIMIT": sizes, "GPU_MEMORY_OVERSUB_RATIO": ratios, "GPU_OVERSUB_RATIO": ratios, "GPU_PHYSICAL_MEMORY_MB": physicals,
+	} {
 		for _, prefix := range []string{"SPILLWAY_", "NVSHARE_"} {
 			for _, text := range texts {
 				s, err := quota.FromEnv(env(prefix + variable + "=" + text))
@@ -107,7 +114,7 @@ func TestWrongEnvironment(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	_, err := quota.FromEnv(env("SPILLWAY_GPU_MEMORY_LIMIT=x", "SPILLWAY_GPU_OVERSUB_RATIO=y"))
+	_, err := quota.FromEnv(env("SPILLWAY_GPU_MEMORY_LIMIT=x", "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=y"))
 	if err == nil || !strings.Contains(err.Error(), `"x"`) || !strings.Contains(err.Error(), `"y"`) {
 		t.Errorf("two mistakes: %v; want both", err)
 	}
