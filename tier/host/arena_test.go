@@ -568,17 +568,20 @@ func TestHugeRequestsAreRefused(t *testing.T) {
 // again, and all of it is there in the end.
 func TestConcurrentTrim(t *testing.T) {
 	tiertest.NoLeaks(t)
-	const capacity = 16 * step
+	// The other two hold at most 2 × most, and so cut what is free, 3 × most, into
+	// three pieces at most. One of these is as long as most.
+	const most = 3 * step
+	const capacity = 5 * most
 	a := open(t, Config{Capacity: capacity, Node: -1, Touch: true})
 	var owners sync.WaitGroup
 	for g := range uint64(3) {
 		owners.Go(func() {
 			r := rand.New(rand.NewPCG(g, 1))
 			for i := range 60 {
-				size := 1 + r.Int64N(4*step)
+				size := 1 + r.Int64N(most)
 				m, err := a.Alloc(size, nil)
 				if err != nil {
-					t.Errorf("Alloc(%d): %v", size, err) // 3 × 4 steps fit, in pieces of 4 at worst
+					t.Errorf("Alloc(%d): %v", size, err)
 					return
 				}
 				h := m.(tier.HostMemory)
