@@ -65,7 +65,8 @@ type Config struct {
 	// SegmentSize is the length of a file in bytes, a multiple of 4096.
 	SegmentSize int64
 	// Request is the length of one read or write in bytes, a multiple of 4096;
-	// Depth is how many of them one transfer has under way.
+	// Depth is how many of them one transfer has under way. On a slow disk both are less:
+	// what all transfers have under way takes a quarter of a second there.
 	Request int64
 	Depth   int
 	// Idle is how long freed space that nothing needs stays written, for reuse,

@@ -2,7 +2,6 @@ package disk
 
 import (
 	"cmp"
-	"math"
 	"sync/atomic"
 	"time"
 
@@ -73,7 +72,7 @@ type pacer struct {
 		busy     time.Duration // in which there were some
 		skipped  time.Duration // added to busy where the stripe went on without the volume
 
-		bytes, seconds float64 // written of late, and how long that took
+		speed speed // of writing
 
 		failures int       // in a row
 		until    time.Time // when the setback of the last one ends
@@ -111,15 +110,7 @@ func (p *pacer) leadLocked(now time.Time) time.Duration {
 }
 
 // bandwidthLocked returns what was measured, in bytes a second; 0 for nothing yet.
-func (p *pacer) bandwidthLocked() int64 {
-	switch {
-	case p.mu.bytes == 0:
-		return 0
-	case p.mu.bytes >= p.mu.seconds*fastest:
-		return fastest
-	}
-	return max(1, int64(p.mu.bytes/p.mu.seconds))
-}
+func (p *pacer) bandwidthLocked() int64 { return p.mu.speed.bytesPerSecond() }
 
 func (p *pacer) ailingLocked(now time.Time) bool { return p.mu.failures > 0 && now.Before(p.mu.until) }
 
@@ -180,22 +171,9 @@ func (p *pacer) end(n, settled int64, failed bool) {
 	case failed:
 		p.failLocked(now)
 	case n > 0:
-		p.measureLocked(float64(n), took.Seconds())
+		p.mu.speed.add(float64(n), took.Seconds())
 		p.mu.failures, p.mu.trying = 0, false
 	}
-}
-
-// measureLocked adds a sample to what was written of late. What is older counts the less
-// the longer the sample took, or would have taken at the bandwidth so far: so a
-// volume that has become slow and one that has become fast are found out equally soon.
-func (p *pacer) measureLocked(n, seconds float64) {
-	age := seconds
-	if old := p.bandwidthLocked(); old > 0 {
-		age = max(age, n/float64(old))
-	}
-	keep := math.Exp(-age / recent.Seconds())
-	p.mu.bytes = p.mu.bytes*keep + n
-	p.mu.seconds = p.mu.seconds*keep + seconds
 }
 
 // fail says that the volume could not do what it was asked for, so that others are

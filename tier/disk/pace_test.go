@@ -174,25 +174,33 @@ func TestBacklogUnderRaces(t *testing.T) {
 // hangs counts as it goes on.
 func TestLead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v, _ := throttled(t, disk.Config{}, 2)
+		files := faultfs.New(disk.OS(), 1)
+		v := open(t, disk.Config{Capacity: 256 * mib, FS: files})
+		slow := func(e faultfs.Effect) (end func()) {
+			return files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: e})
+		}
 		lead := func(when string, seconds float64) {
 			t.Helper()
 			near(t, "the lead "+when, v.Pace().Lead.Seconds(), seconds)
 		}
 		e := alloc(t, v, 16*mib)
+		end := slow(faultfs.Throttle(2 * mib))
 		write(t, e, random(2*mib, 1), 0)
 		lead("with 14 MiB to be written", 1+7)
+		end()
+		defer slow(faultfs.Slow(time.Second))()
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			write(t, e, random(2*mib, 1), 2*mib)
+			write(t, e, random(page, 1), 2*mib)
 		}()
 		time.Sleep(time.Second / 2)
 		lead("in the middle of a write", 1+7+0.5)
 		<-done
-		lead("at its end", 2+6)
+		near(t, "the time of writing at its end", v.Stats().Writing.Seconds(), 2)
+		at := v.Pace().Lead
 		time.Sleep(time.Hour)
-		lead("an hour later", 2+6)
+		lead("an hour later", at.Seconds())
 		free(v, e)
 		lead("when the rest will not be written", 2)
 	})

@@ -17,7 +17,8 @@ import (
 const maxIdleIO = 100
 
 // WriteAt writes all of p at off: in requests of Config.Request bytes, of which
-// Config.Depth are under way. When ctx ends no further request is begun and its cause
+// Config.Depth are under way. On a slow disk they are shorter and fewer, so that what all
+// transfers have under way takes a quarter of a second. When ctx ends no further request is begun and its cause
 // is returned, when those under way have ended: nobody reads p after that. Out of
 // disk space is a *tier.NoSpaceError, any other refusal of the system's an *IOError;
 // after any error it is undefined what the memory holds there.
@@ -111,13 +112,18 @@ func (t *transfer) work(before func() bool) {
 
 // do does one request, and tells the pacer if it is a write.
 func (t *transfer) do(r request) error {
-	v := t.e.v
+	v, n := t.e.v, int64(len(r.p))
+	if err := v.window.enter(t.ctx, n, t.write); err != nil {
+		return err
+	}
 	if !t.write {
-		return t.e.do(t.ctx, r, false)
+		err := t.e.do(t.ctx, r, false)
+		v.window.leave(n, false, err == nil)
+		return err
 	}
 	v.pacer.begin()
 	err := t.e.do(t.ctx, r, true)
-	n := int64(len(r.p))
+	v.window.leave(n, true, err == nil)
 	if err != nil {
 		n = 0
 	}
@@ -142,6 +148,7 @@ func (e *Extents) wrote(n int64) int64 {
 
 // next takes a request off the front.
 func (t *transfer) next() (request, bool) {
+	length := t.e.v.window.length(t.write)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.err != nil || len(t.mu.p) == 0 {
@@ -149,7 +156,7 @@ func (t *transfer) next() (request, bool) {
 	}
 	piece := &t.e.pieces[t.mu.piece]
 	skip := t.mu.off - piece.Off
-	most := t.e.v.cfg.Request
+	most := length
 	if t.e.seals != nil { // end with a unit, so that no two requests have parts of one
 		most -= t.mu.off % unit
 	}
@@ -213,7 +220,7 @@ func (t *transfer) callHelp() bool {
 
 // invite counts one more helper, if there is work for it.
 func (t *transfer) invite() bool {
-	request := t.e.v.cfg.Request
+	request := t.e.v.window.length(t.write)
 	wanted := int(min((t.rest.Load()+request-1)/request, int64(t.e.v.cfg.Depth))) - 1
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -35,7 +35,8 @@ type Volume struct {
 	offset    int64
 	sealer    *sealer // nil if nothing is encrypted
 
-	pacer pacer
+	pacer  pacer
+	window window
 
 	written, read, fresh, given atomic.Int64
 	noAllocate, noPunch         atomic.Bool // the file system cannot
@@ -107,6 +108,7 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		patch:  make(chan struct{}, 1),
 		change: make(chan struct{}, 1),
 	}
+	v.window.request, v.window.depth = v.cfg.Request, int64(v.cfg.Depth)
 	if v.pacer.stripe = cfg.Stripe; v.pacer.stripe == nil {
 		v.pacer.stripe = new(Stripe)
 	}
