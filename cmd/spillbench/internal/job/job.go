@@ -100,8 +100,8 @@ type expectation struct {
 
 func (e expectation) String() string { return fmt.Sprintf("%s, batch %d", e.name, e.number) }
 
-// Run does the job. The engine stays the caller's, and holds no batch of the
-// job's any more when Run returns without an error.
+// Run does the job. The engine stays the caller's, and holds no batch of the job's any more
+// when Run returns, unless ctx has ended: then the caller is to close the engine.
 func Run(ctx context.Context, cfg Config) (res Result, err error) {
 	if cfg.Progress == nil {
 		cfg.Progress = silent{}
@@ -111,6 +111,9 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 		return res, err
 	}
 	defer func() {
+		if ctx.Err() != nil {
+			return // closing the plan would wait for moves, which closing the engine ends
+		}
 		if e := plan.Close(); err == nil {
 			err = e
 		}
