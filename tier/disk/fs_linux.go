@@ -99,24 +99,17 @@ func (osFS) Lock(path string, create bool) (Lock, error) {
 }
 
 func lockOpen(f *os.File) error {
-	return control(f, func(fd int) error {
-		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return ErrLocked
-		}
-		if err != nil {
-			return err
-		}
-		// Whoever had the lock before may have removed the file.
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil {
-			return err
-		}
-		if st.Nlink == 0 {
-			return fs.ErrNotExist
-		}
-		return nil
-	})
+	err := control(f, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return ErrLocked
+	}
+	if err != nil {
+		return err
+	}
+	// Whoever had the lock before may have removed the file. It may have links all the same,
+	// where one that is open gets another name then. No name is used twice.
+	_, err = os.Lstat(f.Name())
+	return err
 }
 
 // fileSystems names the file systems that people put spill files on, by the magic

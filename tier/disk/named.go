@@ -9,7 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync/atomic"
+	"time"
 )
 
 // Where a file system has no anonymous files, a volume keeps named ones in a
@@ -64,7 +66,7 @@ func makeOwnDir(fsys FS, dir, prefix string) (*ownDir, error) {
 		}
 		// Gone already if it was taken for abandoned.
 		_ = fsys.Remove(filepath.Join(path, lockName))
-		_ = fsys.Remove(path)
+		_ = removeDir(fsys, path)
 		last = err
 		if !errors.Is(err, ErrLocked) && !errors.Is(err, fs.ErrNotExist) {
 			break
@@ -96,7 +98,7 @@ func (d *ownDir) removeSegments() (foreign bool, err error) {
 	}
 	for _, e := range entries {
 		switch name := e.Name(); {
-		case name == lockName:
+		case name == lockName, hiddenFile(name) && !e.IsDir():
 		case segmentName.MatchString(name) && !e.IsDir():
 			err = also(err, d.removeSegment(name))
 		default:
@@ -109,6 +111,11 @@ func (d *ownDir) removeSegments() (foreign bool, err error) {
 // remove removes the directory, whose segments are gone. One that could not be removed
 // is tried once more. If that fails the lock's file stays too: the next volume that is
 // opened beside needs it to see that the directory is abandoned.
+//
+// The lock's name goes while it is held, so that nobody can have it afterwards: who waited
+// for it, also the maker of a directory that looked abandoned, sees that there is no such
+// file. Only then it is closed, and with it the hidden file that it may be by now (see
+// hiddenFile), which would keep the directory.
 func (d *ownDir) remove() error {
 	if d.dirty.Load() {
 		if more, err := d.removeSegments(); err != nil || more { // such as a manifest
@@ -116,10 +123,50 @@ func (d *ownDir) remove() error {
 		}
 	}
 	err := ignoreMissing(d.fs.Remove(filepath.Join(d.path, lockName)))
+	closed := d.lock.Close()
 	if err == nil {
-		err = ignoreMissing(d.fs.Remove(d.path))
+		err = removeDir(d.fs, d.path)
 	}
-	return also(err, d.lock.Close())
+	return also(err, closed)
+}
+
+// hiddenFile says whether a file is one that was removed while it was open: FUSE, NFS and
+// SMB give it another name until it is closed. A server that died may leave it for good.
+func hiddenFile(name string) bool {
+	return strings.HasPrefix(name, ".fuse_hidden") || strings.HasPrefix(name, ".nfs") || strings.HasPrefix(name, ".__smb")
+}
+
+// mostPatience is the longest pause of removeDir, after which it gives up: all together
+// they are a second.
+const mostPatience = 512 * time.Millisecond
+
+// removeDir removes an empty directory of ours. There may still be hidden files in it: a
+// FUSE server may hear of the close of a file after that of its directory's removal, and another
+// volume may just have the lock's file open, to see that it is gone.
+func removeDir(fsys FS, path string) error {
+	for pause := time.Millisecond; ; pause *= 2 {
+		err := ignoreMissing(fsys.Remove(path))
+		if !errors.Is(err, fs.ErrExist) || pause > mostPatience || !removeHidden(fsys, path) { // fs.ErrExist is ENOTEMPTY, too
+			return err
+		}
+		time.Sleep(pause)
+	}
+}
+
+// removeHidden removes hidden files, as far as that helps, and says whether there is nothing
+// else.
+func removeHidden(fsys FS, path string) bool {
+	entries, err := fsys.ReadDir(path)
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	for _, e := range entries {
+		if !hiddenFile(e.Name()) || e.IsDir() {
+			return false
+		}
+		_ = fsys.Remove(filepath.Join(path, e.Name())) // one that is open stays
+	}
+	return true
 }
 
 // removeAbandoned removes what killed processes left in dir: directories with our
@@ -148,8 +195,9 @@ func removeIfAbandoned(fsys FS, path string) (gone bool, err error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		// Killed before it made its lock, or about to make it: an empty directory
-		// can go in either case, for the maker tries again. Any other stays.
-		return fsys.Remove(path) == nil, nil
+		// can go in either case, for the maker tries again. Any other stays. Hidden
+		// files are of one that was killed, or is just about to remove it.
+		return removeHidden(fsys, path) && fsys.Remove(path) == nil, nil
 	case errors.Is(err, ErrLocked), errors.Is(err, fs.ErrPermission), errors.Is(err, errors.ErrUnsupported):
 		return false, nil // in use, or not ours to judge
 	case err != nil:

@@ -122,7 +122,9 @@ func (v *Volume) takeOver(path string) (took bool, err error) {
 	lock, err := fsys.Lock(filepath.Join(path, lockName), false)
 	switch {
 	case errors.Is(err, fs.ErrNotExist): // see removeIfAbandoned
-		_ = fsys.Remove(path)
+		if removeHidden(fsys, path) {
+			_ = fsys.Remove(path)
+		}
 		return false, nil
 	case errors.Is(err, ErrLocked), errors.Is(err, fs.ErrPermission), errors.Is(err, errors.ErrUnsupported):
 		return false, nil
@@ -187,7 +189,7 @@ func (f *found) list() error {
 	}
 	for _, e := range entries {
 		switch name := e.Name(); {
-		case name == lockName:
+		case name == lockName, hiddenFile(name) && !e.IsDir():
 		case e.Type().IsRegular() && segmentName.MatchString(name):
 			i, err := strconv.Atoi(name[len("segment-"):])
 			if err != nil || segmentFile(i) != name {
