@@ -96,6 +96,7 @@ func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
 		if err != nil {
 			return nil, err
 		}
+		e.warnFor(tier.ID{Kind: tier.GPU, Ordinal: i}, lease.Warnings)
 		l.leases = append(l.leases, lease)
 		over = append(over, lease)
 	}
@@ -108,7 +109,14 @@ func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
 // join takes a lease of a device in the node's ledger.
 func (e *Engine) join(dev tier.Device, i int) (*quota.Lease, error) {
 	s := &e.limits.settings
-	t := quota.Terms{Dir: s.Ledger, Device: deviceName(dev, i), Group: s.Group, Physical: e.limits.physical(dev)}
+	t := quota.Terms{
+		Dir: s.Ledger, Device: deviceName(dev, i), Group: s.Group, Physical: e.limits.physical(dev),
+		OnBroken: func(b *quota.BrokenError) {
+			w := b.Warning()
+			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}
+			e.logWarning(w)
+		},
+	}
 	var err error
 	if t.Advertised, err = quota.Advertised(t.Physical, s.Ratio); err != nil {
 		return nil, err

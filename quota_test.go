@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -230,6 +231,63 @@ func TestQuotaLoweredWhileRunning(t *testing.T) {
 		t.Errorf("events: %+v", events)
 	}
 	if n := strings.Count(log.String(), "more GPU memory is in use than its quota allows"); n != 1 {
+		t.Errorf("%d warnings:\n%s", n, log.String())
+	}
+}
+
+// lines keeps what is logged, by several goroutines.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// TestRemovedLedgerIsTold: when somebody removes the files of a ledger under an engine it
+// goes on, and warns of it once.
+func TestRemovedLedgerIsTold(t *testing.T) {
+	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
+		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")
+	}
+	dir := filepath.Join(t.TempDir(), "ledger")
+	var log lines
+	cfg := quotaConfig(t, &quota.Settings{Ledger: dir})
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	run := openRun(t, cfg)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 2 {
+		files, err := filepath.Glob(filepath.Join(dir, "*", "*"))
+		if err != nil || len(files) < 2 {
+			t.Fatal(files, err)
+		}
+		for _, f := range files {
+			if err := os.Remove(f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for lost := run.eng.Leases()[0].Lost(); run.eng.Leases()[0].Lost() == lost; {
+			if err := run.put(t.Context(), rng, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ledger := func(w tier.Warning) bool { return w.Cause == tier.CauseLedger && w.Space.Kind == tier.GPU }
+	if w := run.eng.Warnings(); len(slices.DeleteFunc(w, func(w tier.Warning) bool { return !ledger(w) })) != 1 {
+		t.Errorf("warnings: %v", run.eng.Warnings())
+	}
+	drainAll(t.Context(), t, run, tier.GPU)
+	closeEngine(t, run.eng)
+	if n := strings.Count(log.String(), "somebody removed files of the ledger"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())
 	}
 }

@@ -64,23 +64,28 @@ func (e *Engine) warnFor(space tier.ID, list func() []tier.Warning) {
 // logWarnings logs those that were not.
 func (e *Engine) logWarnings() {
 	for _, w := range e.Warnings() {
-		if !e.warned.first(w) {
-			continue
-		}
-		var attrs []any
-		if w.Space.Valid() {
-			attrs = append(attrs, "space", w.Space.String())
-		}
-		if w.Remedy != "" {
-			attrs = append(attrs, "remedy", w.Remedy)
-		}
-		level := slog.LevelWarn
-		if w.Info {
-			level = slog.LevelInfo
-		}
-		// The text is the message, and not an attribute, so that who keeps each message once keeps all.
-		e.cfg.Logger.Log(context.Background(), level, "spillway: "+w.What, attrs...)
+		e.logWarning(w)
 	}
+}
+
+// logWarning logs w, unless it was. It may be called while the engine is opened, too.
+func (e *Engine) logWarning(w tier.Warning) {
+	if !e.warned.first(w) {
+		return
+	}
+	var attrs []any
+	if w.Space.Valid() {
+		attrs = append(attrs, "space", w.Space.String())
+	}
+	if w.Remedy != "" {
+		attrs = append(attrs, "remedy", w.Remedy)
+	}
+	level := slog.LevelWarn
+	if w.Info {
+		level = slog.LevelInfo
+	}
+	// The text is the message, and not an attribute, so that who keeps each message once keeps all.
+	e.cfg.Logger.Log(context.Background(), level, "spillway: "+w.What, attrs...)
 }
 
 // first says whether w was not logged yet, and notes that it is.

@@ -61,6 +61,8 @@ const (
 	CauseNotPinned                         // the GPUs' driver does not pin host memory
 	CauseGPUSize                           // a GPU space is smaller than it was to be
 	CauseGPULost                           // a GPU has failed for good
+	CauseLedger                            // files of a node's ledger are removed while they are used
+	CausePeerAccess                        // GPUs do not copy to each other as their driver promises
 	CauseSystem                            // the operating system has no such thing
 	causes                                 // how many there are, and one
 )
@@ -134,6 +136,10 @@ var causeTable = [causes]cause{
 		"ask for less (GPU.Memory, --gpu-memory), or raise the budget or the quota (SPILLWAY_GPU_MEMORY_LIMIT)"},
 	CauseGPULost: {"gpu-lost", false,
 		"make what was there anew, and restart the process to use the GPU again; see the kernel's log (NVRM: Xid) for why it failed"},
+	CauseLedger: {"ledger", false,
+		"keep whatever removes old files, such as systemd-tmpfiles, away from the directory (SPILLWAY_GPU_QUOTA_DIR), or name another one, such as one in /run"},
+	CausePeerAccess: {"peer-access", false,
+		"switch off IOMMU and PCIe ACS between the GPUs if the machine is not virtual, or update the driver; see nvidia-smi topo -p2p r"},
 	CauseSystem: {"system", true, ""},
 }
 

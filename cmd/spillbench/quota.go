@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 
@@ -28,6 +29,9 @@ processes hold how much by the node's ledger. The limit comes from the environme
   SPILLWAY_GPU_PHYSICAL_MEMORY_MB    how many MiB a GPU counts as having
   SPILLWAY_GPU_QUOTA_DIR             the directory of the node's ledger
   SPILLWAY_GPU_QUOTA_GROUP           whose share of the ledger it is
+
+A ledger that is broken is told, with exit status 3: what cannot be read, and that
+somebody removed its files while processes use them.
 
 The first three are also read with NVSHARE_ in the place of SPILLWAY_, and the
 ratio without MEMORY_, too.`,
@@ -89,8 +93,13 @@ func printQuota(ctx context.Context, flags *outputFlags, ledger string, stdout, 
 		held, broken = quota.Holders(s.Ledger)
 		doc.Holders = append(doc.Holders, held...)
 	}
+	for _, h := range doc.Holders {
+		if h.Lost > 0 && broken == nil {
+			broken = fmt.Errorf("somebody removed files of the ledger in %s while processes use it: for a moment they did not see each other", s.Ledger)
+		}
+	}
 	if broken != nil {
-		broken = &fail.Error{Status: fail.Environment, Err: broken}
+		broken = &fail.Error{Status: fail.Environment, Err: broken, Fix: "keep whatever removes old files away from the directory"}
 	}
 	return errors.Join(out.write(doc), out.print(doc.Print), broken)
 }

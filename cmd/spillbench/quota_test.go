@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -65,6 +66,35 @@ func TestQuotaShowsHolders(t *testing.T) {
 	if r := command(t, t.Context(), "quota", "--ledger", filepath.Join(dir, "none")); r.status != 2 {
 		t.Errorf("a ledger that is not there: %d, %s", r.status, r.stderr)
 	}
+}
+
+// TestQuotaOfABrokenLedger: a ledger whose files were removed is told, and so is one of
+// which something cannot be read; who holds what is shown all the same.
+func TestQuotaOfABrokenLedger(t *testing.T) {
+	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
+		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")
+	}
+	dir := filepath.Join(t.TempDir(), "ledger")
+	lease, err := quota.Join(quota.Terms{Dir: dir, Device: "GPU-1", Physical: 8 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Close()
+	broken := func(want string) {
+		t.Helper()
+		r := command(t, t.Context(), "quota", "--ledger", dir)
+		if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stdout, "GPU-1") {
+			t.Errorf("%d, %q, %q", r.status, r.stderr, r.stdout)
+		}
+	}
+	if err := os.Remove(filepath.Join(dir, "GPU-1", "generation")); err != nil {
+		t.Fatal(err)
+	}
+	broken("removed generation")
+	if err := lease.Charge(1); !errors.Is(err, quota.ErrBroken) {
+		t.Fatal(err)
+	}
+	broken("somebody removed files of the ledger")
 }
 
 // TestWrongQuotas: what the environment says wrongly is wrong use, told in one line that

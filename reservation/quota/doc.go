@@ -30,7 +30,10 @@
 //   - all processes together hold no more than the GPU has. What does not fit is spilled.
 //
 // A charge locks nothing: it adds to the process's own word and then adds up everybody's.
-// The files must be left alone while processes use them. Whoever may write to the
+// The files must be left alone while processes use them. When they are removed all the
+// same, each process notices at its next charge, or when it looks at the ledger, tells
+// (BrokenError), and puts its lease back; until then the others do not see what it holds.
+// Whoever may write to the
 // directory can break the rules, or end a process by cutting its lease short: it is
 // for one user's processes, which trust each other. Containers can share it if they
 // share the directory and run as the same user.

@@ -117,21 +117,6 @@ func TestDamagedLease(t *testing.T) {
 	}
 }
 
-// TestRemovedLease: a process whose lease somebody removed takes nothing more, for
-// others cannot see what it has.
-func TestRemovedLease(t *testing.T) {
-	dir := ledgerDir(t)
-	a := join(t, terms(dir, "g", 1000, 1000))
-	charge(t, a, 10)
-	if err := os.Remove(filepath.Join(dir, device, leases(t, dir)[0])); err != nil {
-		t.Fatal(err)
-	}
-	join(t, terms(dir, "g", 1000, 1000))
-	if err := a.Charge(10); err == nil || !strings.Contains(err.Error(), "removed") {
-		t.Errorf("%v", err)
-	}
-}
-
 // TestAbandonedLeases: leases and drafts that nobody has locked are removed by who
 // joins or charges.
 func TestAbandonedLeases(t *testing.T) {

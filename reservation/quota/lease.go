@@ -16,11 +16,8 @@ import (
 // that refuses what would be more than its group's quota, or than the GPU has, counted
 // over all processes that are alive. It is safe for concurrent use. Join makes it.
 type Lease struct {
-	node  *node
 	terms Terms
-	name  string
 	group string // unique if the terms name none
-	own   *ownLease
 
 	scanning chan struct{} // holds one thing while the directory is read
 
@@ -31,6 +28,9 @@ type Lease struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
+		node   *node // as own, others when the files were removed and put back
+		own    *ownLease
+		lost   int64   // how often that was
 		peers  []*peer // the others, as of generation known
 		known  int64
 		closed bool
@@ -65,9 +65,19 @@ const (
 // do that at the same time at least one sees the other. So together they never hold
 // more than they may; nothing is locked, and nobody who is stopped or killed at any
 // point is in the way of others.
+//
+// If files of the ledger were removed since it was looked at last, the charge is refused
+// with a *BrokenError, and the ledger is joined again, so that others see what this
+// process holds. Later charges go on if that could be done. That a directory was moved
+// away is found out when the ledger is looked at.
 func (l *Lease) Charge(n int64) error {
 	if n <= 0 {
 		return fmt.Errorf("quota: cannot charge %d bytes", n)
+	}
+	if l.unlinked() {
+		if err := l.rescan(); err != nil {
+			return err
+		}
 	}
 	scans, tries, looked := 0, 0, false
 	for {
@@ -104,12 +114,12 @@ func (l *Lease) tryCharge(n int64) (outcome, error) {
 	if l.mu.closed {
 		return failed, fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
 	}
-	w := l.own.words
+	w := l.mu.own.words
 	if n > l.terms.Physical-w.live.Load() { // so that no sum overflows, not even for a moment in which others look
 		return full, l.refusalLocked(n)
 	}
 	w.claim.Add(n)
-	if l.node.generation.Load() != l.mu.known {
+	if l.mu.node.generation.Load() != l.mu.known {
 		w.claim.Add(-n)
 		return stale, l.refusalLocked(n)
 	}
@@ -132,11 +142,11 @@ func (l *Lease) tryCharge(n int64) (outcome, error) {
 func (l *Lease) Credit(n int64) {
 	l.mu.Lock()
 	if !l.mu.closed {
-		if l.own.words.live.Add(-n) < 0 {
+		if l.mu.own.words.live.Add(-n) < 0 {
 			l.mu.Unlock()
 			panic(fmt.Sprintf("quota: %d bytes were credited to %s that nobody had charged", n, l.title()))
 		}
-		l.own.words.claim.Add(-n)
+		l.mu.own.words.claim.Add(-n)
 	}
 	l.mu.Unlock()
 	l.subscribers.notify()
@@ -160,7 +170,7 @@ func (l *Lease) Remaining() int64 {
 func (l *Lease) roomLocked() int64 {
 	group, all, _ := l.sumLocked(lives)
 	if limit := l.limitLocked(); group > limit {
-		return tier.Left(limit, group, l.own.words.live.Load())
+		return tier.Left(limit, group, l.mu.own.words.live.Load())
 	}
 	return l.remainingLocked(group, all)
 }
@@ -180,7 +190,7 @@ func (l *Lease) Limit() int64 {
 func (l *Lease) limitLocked() int64 {
 	n := l.terms.Quota
 	if !l.mu.closed {
-		n = l.own.words.limit.Load()
+		n = l.mu.own.words.limit.Load()
 	}
 	for _, p := range l.mu.peers {
 		if p.group == l.group {
@@ -197,7 +207,13 @@ func (l *Lease) SetLimit(n int64) error {
 	if n <= 0 {
 		return fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
 	}
-	unlock, err := l.node.lock()
+	if err := l.rescan(); err != nil { // before the directory is locked, which joining again does too
+		return err
+	}
+	l.mu.Lock()
+	dir := l.mu.node
+	l.mu.Unlock()
+	unlock, err := dir.lock()
 	if errors.Is(err, fs.ErrClosed) { // the directory is, by Close
 		return fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
 	}
@@ -206,7 +222,7 @@ func (l *Lease) SetLimit(n int64) error {
 	}
 	defer l.subscribers.notify()
 	defer unlock()
-	if err := l.rescan(); err != nil {
+	if err := l.exclusively(l.scan); err != nil {
 		return err
 	}
 	l.mu.Lock()
@@ -214,7 +230,7 @@ func (l *Lease) SetLimit(n int64) error {
 	if l.mu.closed {
 		return fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
 	}
-	if n > l.own.words.limit.Load() {
+	if n > l.mu.own.words.limit.Load() {
 		promised := make(map[string]int64)
 		for _, p := range l.mu.peers {
 			promised[p.group] = max(promised[p.group], p.words.limit.Load())
@@ -223,7 +239,7 @@ func (l *Lease) SetLimit(n int64) error {
 			return fmt.Errorf("quota: %w", err)
 		}
 	}
-	l.own.words.limit.Store(n)
+	l.mu.own.words.limit.Store(n)
 	return nil
 }
 
@@ -248,7 +264,7 @@ func (l *Lease) Live() int64 {
 	if l.mu.closed {
 		return 0
 	}
-	return l.own.words.live.Load()
+	return l.mu.own.words.live.Load()
 }
 
 // Close gives the lease up, and all that is held by it. A second Close returns
@@ -264,13 +280,16 @@ func (l *Lease) Close() error {
 	close(l.done)
 	l.polling.Wait()
 	l.scanning <- struct{}{} // nobody reads the directory any more
-	l.own.words.live.Store(0)
-	l.own.words.claim.Store(0)
-	err := l.node.remove(l.name)
-	l.node.generation.Add(1)
-	l.own.close()
+	l.mu.Lock()
+	own, dir := l.mu.own, l.mu.node
+	l.mu.Unlock()
+	own.live.Store(0)
+	own.claim.Store(0)
+	err := dir.remove(own.name)
+	own.close()
+	dir.generation.Add(1) // when the lease is not locked any more: who is alive counts
 	l.dropPeers()
-	return errors.Join(err, l.node.close())
+	return errors.Join(err, dir.close())
 }
 
 func claims(w words) int64 { return w.claim.Load() }
@@ -280,7 +299,7 @@ func lives(w words) int64 { return w.live.Load() }
 // sumLocked adds up what the group holds, and what all do. A number that nobody could
 // have written is an error.
 func (l *Lease) sumLocked(of func(words) int64) (group, all int64, err error) {
-	group = of(l.own.words)
+	group = of(l.mu.own.words)
 	all = group
 	for _, p := range l.mu.peers {
 		n := of(p.words)
@@ -314,34 +333,52 @@ func (l *Lease) title() string {
 	return fmt.Sprintf("the quota of the group %q on %s (ledger %s)", l.terms.Group, l.terms.Device, l.terms.Dir)
 }
 
-var errNoLease = errors.New("this process's lease is not there any more: somebody removed it")
-
-// rescan reads the directory again.
+// rescan reads the directory again. If files were removed it says so, after it has put
+// them back.
 func (l *Lease) rescan() error {
+	err := l.exclusively(func() error {
+		if err := l.mend(); err != nil {
+			return err
+		}
+		return l.scan()
+	})
+	var broken *BrokenError
+	if errors.As(err, &broken) && l.terms.OnBroken != nil {
+		lockrank.AssertNone("a lease's event is told")
+		l.terms.OnBroken(broken)
+	}
+	return err
+}
+
+// exclusively calls f, which may read the directory, while nobody else does.
+func (l *Lease) exclusively(f func() error) error {
 	select {
 	case l.scanning <- struct{}{}:
 	case <-l.done:
 		return fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
 	}
 	defer func() { <-l.scanning }()
-	found, err := l.scan()
-	if err == nil && !found {
-		err = errNoLease
+	err := f()
+	if err != nil && !errors.Is(err, ErrBroken) {
+		err = fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
 	}
-	if err != nil {
-		return fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
-	}
-	return nil
+	return err
 }
 
-// scan finds out who is alive, and whether this process's own lease is there. Whoever
-// is not alive is forgotten, and the lease removed. One caller at a time.
-func (l *Lease) scan() (found bool, err error) {
+// scan finds out who is alive. Whoever is not is forgotten, and the lease removed. Who
+// is alive counts, even if somebody has removed the lease. One caller at a time.
+func (l *Lease) scan() (err error) {
 	lockrank.AssertNone("the ledger is read")
-	generation := l.node.generation.Load() // before the names: who comes later is found by the next scan
-	names, err := l.node.leases()
+	l.mu.Lock()
+	dir, own := l.mu.node, ""
+	if l.mu.own != nil {
+		own = l.mu.own.name
+	}
+	l.mu.Unlock()
+	generation := dir.generation.Load() // before the names: who comes later is found by the next scan
+	names, err := dir.leases()
 	if err != nil {
-		return false, err
+		return err
 	}
 	l.mu.Lock()
 	before := make(map[string]*peer, len(l.mu.peers))
@@ -351,37 +388,42 @@ func (l *Lease) scan() (found bool, err error) {
 	l.mu.Unlock()
 	var peers []*peer
 	for _, name := range names {
-		if name == l.name {
-			found = true
+		if name == own {
 			continue
 		}
 		if p := before[name]; p != nil {
-			if l.node.alive(p) {
+			if dir.alive(p) {
 				peers = append(peers, p)
 				delete(before, name)
 			}
 			continue
 		}
-		p, openErr := l.node.open(name)
+		p, openErr := dir.open(name)
 		if openErr != nil {
 			err = errors.Join(err, openErr)
 		} else if p != nil {
 			peers = append(peers, p)
 		} else {
-			l.node.reap(name)
+			dir.reap(name)
+		}
+	}
+	for name, p := range before {
+		if dir.alive(p) {
+			peers = append(peers, p)
+			delete(before, name)
 		}
 	}
 	l.mu.Lock()
 	l.mu.peers = peers
-	if err == nil && found {
+	if err == nil {
 		l.mu.known = generation
 	}
 	l.mu.Unlock()
 	for _, p := range before { // nobody looks at them any more
 		p.close()
-		l.node.reap(p.name)
+		dir.reap(p.name)
 	}
-	return found, err
+	return err
 }
 
 func (l *Lease) dropPeers() {

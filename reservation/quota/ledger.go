@@ -38,6 +38,10 @@ type Terms struct {
 	// Advertised is how much the quotas of all groups may come to; 0 means Physical.
 	// See Advertised. All processes must say the same.
 	Advertised int64
+	// OnBroken, if set, is told when somebody has removed files of the ledger that this
+	// process uses, by whoever noticed: a charge, or a look at the ledger. It is called with
+	// no lock held, and must not close the lease.
+	OnBroken func(*BrokenError)
 }
 
 func (t *Terms) validate() error {
@@ -82,6 +86,9 @@ func Join(t Terms) (*Lease, error) {
 	if err != nil {
 		return nil, fmt.Errorf("quota: the ledger in %s: %w", t.Dir, err)
 	}
+	if t.Dir, err = filepath.Abs(t.Dir); err != nil { // for the process may change its directory
+		return nil, errors.Join(fmt.Errorf("quota: the ledger in %s: %w", t.Dir, err), n.close())
+	}
 	l, err := join(n, t)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("quota: the ledger in %s: %w", t.Dir, err), n.close())
@@ -90,11 +97,13 @@ func Join(t Terms) (*Lease, error) {
 }
 
 func join(n *node, t Terms) (_ *Lease, err error) {
-	l := &Lease{node: n, terms: t, name: leasePrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(rand.Uint64(), 36), scanning: make(chan struct{}, 1), hurry: make(chan struct{}, 1), done: make(chan struct{})}
+	l := &Lease{terms: t, scanning: make(chan struct{}, 1), hurry: make(chan struct{}, 1), done: make(chan struct{})}
+	l.mu.node = n
 	l.mu.floor = math.MaxInt64
 	l.group = t.Group
+	name := newName()
 	if l.group == "" {
-		l.group = "\x00" + l.name // which nobody can ask for
+		l.group = "\x00" + name // which nobody can ask for
 	}
 	unlock, err := n.lock()
 	if err != nil {
@@ -107,14 +116,14 @@ func join(n *node, t Terms) (_ *Lease, err error) {
 			l.dropPeers()
 		}
 	}()
-	if _, err := l.scan(); err != nil {
+	if err := l.scan(); err != nil {
 		return nil, err
 	}
 	limit, err := l.agree()
 	if err != nil {
 		return nil, err
 	}
-	if l.own, err = n.create(l.name, head{
+	if l.mu.own, err = n.create(name, head{
 		pid: int64(os.Getpid()), started: time.Now(), quota: l.terms.Quota, physical: t.Physical, advertised: t.Advertised, group: t.Group,
 	}, limit); err != nil {
 		return nil, err
@@ -122,6 +131,11 @@ func join(n *node, t Terms) (_ *Lease, err error) {
 	n.generation.Add(1)
 	l.mu.known = -1 // the first charge looks again
 	return l, nil
+}
+
+// newName is what the file of a new lease is called.
+func newName() string {
+	return leasePrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(rand.Uint64(), 36)
 }
 
 // agree checks the terms against those of the living, and makes a quota of none the
@@ -182,11 +196,13 @@ type Holder struct {
 	Quota   int64     `json:"quota"`           // of the group, as this process has it
 	Live    int64     `json:"live"`            // promised or allocated now
 	Peak    int64     `json:"peak"`            // largest Live so far
+	Lost    int64     `json:"lost,omitempty"`  // how often somebody removed its files while it used them
 }
 
 // Holders returns who holds what on all GPUs of a ledger, by GPU, group and process. It
 // joins nothing and changes nothing. What cannot be read is left out and told in the
-// error. A directory that is not there is an empty ledger.
+// error, and so is what processes that are alive need and is not there. A directory that
+// is not there is an empty ledger.
 func Holders(dir string) ([]Holder, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -235,9 +251,12 @@ func holders(dir, device string) (out []Holder, err error) {
 		}
 		out = append(out, Holder{
 			Device: device, Group: p.head.group, PID: int(p.head.pid), Started: p.head.started,
-			Quota: p.words.limit.Load(), Live: p.words.live.Load(), Peak: p.words.peak.Load(),
+			Quota: p.words.limit.Load(), Live: p.words.live.Load(), Peak: p.words.peak.Load(), Lost: p.words.lost.Load(),
 		})
 		p.close()
+	}
+	if len(out) > 0 {
+		errs = append(errs, n.checkGeneration())
 	}
 	return out, errors.Join(errs...)
 }

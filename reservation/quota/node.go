@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,12 +33,73 @@ type node struct {
 	path       string
 	generation *atomic.Int64
 	genPage    []byte
+	genFile    *os.File
+	genID      fileID
+}
+
+// fileID tells a file from others of its name.
+type fileID struct{ dev, ino uint64 }
+
+func idOf(f *os.File) (fileID, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fileID{}, &fs.PathError{Op: "fstat", Path: f.Name(), Err: err}
+	}
+	return fileID{uint64(st.Dev), st.Ino}, nil
+}
+
+// isUnlinked says whether an open file has no name any more. What cannot be found out is
+// not so: f may have been closed, by who has put another in its place.
+func isUnlinked(f *os.File) bool {
+	info, err := f.Stat() // which may be called beside Close
+	if err != nil {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Nlink == 0
+}
+
+// has says whether that file has the name, by the directory's path: the directory may
+// have been replaced, too. What cannot be found out is taken for granted.
+func (n *node) has(name string, id fileID) bool {
+	var st unix.Stat_t
+	switch err := unix.Lstat(n.path+"/"+name, &st); err {
+	case nil:
+		return id == fileID{uint64(st.Dev), st.Ino}
+	case unix.ENOENT, unix.ENOTDIR:
+		return false
+	}
+	return true
+}
+
+// checkGeneration says what is wrong with the file that tells of comings and goings.
+// There has to be one where processes have leases.
+func (n *node) checkGeneration() error {
+	page := make([]byte, pageSize+1)
+	f, err := n.dir.OpenFile(genName, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err == nil {
+		k, _ := f.ReadAt(page, 0)
+		page = page[:k]
+		err = f.Close()
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("somebody removed %s while processes use the ledger: they do not see who joins: %w", genName, ErrBroken)
+	case err != nil:
+		return err
+	case len(page) != pageSize || string(page[:len(genMagic)]) != genMagic:
+		return fmt.Errorf("%s is not a ledger's, and processes use the ledger: %w", genName, ErrBroken)
+	}
+	return nil
 }
 
 // openNode opens the directory of a device. With create it is made if it is not there.
 func openNode(dir, device string, create bool) (_ *node, err error) {
 	dir = filepath.Clean(dir) // for with a slash behind it a link is taken for what it names
 	n := &node{path: filepath.Join(dir, deviceDir(device))}
+	if n.path, err = filepath.Abs(n.path); err != nil {
+		return nil, err
+	}
 	for _, d := range []string{dir, n.path} {
 		if create {
 			err = os.MkdirAll(d, 0o700)
@@ -54,7 +116,7 @@ func openNode(dir, device string, create bool) (_ *node, err error) {
 	}
 	if create {
 		if err := n.openGeneration(); err != nil {
-			return nil, errors.Join(err, n.dir.Close())
+			return nil, errors.Join(err, n.close())
 		}
 	}
 	return n, nil
@@ -97,7 +159,7 @@ func (n *node) openGeneration() error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	n.genFile = f // closed with the node
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -115,16 +177,20 @@ func (n *node) openGeneration() error {
 		return err
 	}
 	if string(n.genPage[:len(genMagic)]) != genMagic {
-		return errors.Join(fmt.Errorf("%s is not a ledger's: remove it if nobody uses the ledger", filepath.Join(n.path, genName)), unix.Munmap(n.genPage))
+		return fmt.Errorf("%s is not a ledger's: remove it if nobody uses the ledger", filepath.Join(n.path, genName))
 	}
 	n.generation = wordOf(n.genPage, atGeneration)
-	return nil
+	n.genID, err = idOf(f)
+	return err
 }
 
 func (n *node) close() error {
 	var err error
 	if n.genPage != nil {
 		err = unix.Munmap(n.genPage)
+	}
+	if n.genFile != nil {
+		err = errors.Join(err, n.genFile.Close())
 	}
 	return errors.Join(err, n.dir.Close())
 }
@@ -178,6 +244,9 @@ func (n *node) names(prefix string) ([]string, error) {
 // ownLease is a process's lease as its owner has it: locked, and mapped to be written.
 type ownLease struct {
 	words
+	name string
+	head head
+	id   fileID
 	file *os.File
 	page []byte
 }
@@ -204,8 +273,11 @@ func (n *node) create(name string, h head, limit int64) (_ *ownLease, err error)
 	if err != nil {
 		return nil, err
 	}
-	l := &ownLease{words: wordsOf(page), file: f, page: page}
+	l := &ownLease{words: wordsOf(page), name: name, head: h, file: f, page: page}
 	l.limit.Store(limit)
+	if l.id, err = idOf(f); err != nil {
+		return nil, errors.Join(err, unix.Munmap(page))
+	}
 	if err := n.dir.Rename(draft, name); err != nil {
 		return nil, errors.Join(err, unix.Munmap(page))
 	}

@@ -4,15 +4,28 @@ package quota
 
 import (
 	"fmt"
+	"os"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/tier"
 )
 
 // node is a GPU's directory in a ledger, which there cannot be here.
-type node struct{ generation *atomic.Int64 }
+type node struct {
+	generation *atomic.Int64
+	genFile    *os.File
+	genID      fileID
+}
 
-type ownLease struct{ words }
+type fileID struct{}
+
+type ownLease struct {
+	words
+	name string
+	head head
+	id   fileID
+	file *os.File
+}
 
 type peer struct {
 	name, group string
@@ -28,6 +41,9 @@ func (n *node) close() error                                  { return nil }
 func (n *node) lock() (func(), error)                         { return nil, tier.ErrNotSupported }
 func (n *node) leases() ([]string, error)                     { return nil, tier.ErrNotSupported }
 func (n *node) create(string, head, int64) (*ownLease, error) { return nil, tier.ErrNotSupported }
+func (n *node) has(string, fileID) bool                       { return true }
+func isUnlinked(*os.File) bool                                { return false }
+func (n *node) checkGeneration() error                        { return nil }
 func (n *node) remove(string) error                           { return tier.ErrNotSupported }
 func (n *node) open(string) (*peer, error)                    { return nil, tier.ErrNotSupported }
 func (n *node) alive(*peer) bool                              { return false }

@@ -35,6 +35,7 @@ const (
 	atClaim = 320 // live, and what its owner is about to charge or to give up
 	atLive  = 384
 	atPeak  = 448
+	atLost  = 512 // how often files of the ledger were removed under its owner
 
 	atGeneration = 64 // in the file of that name
 )
@@ -51,11 +52,11 @@ type head struct {
 
 // words are the numbers of a lease that change, in bytes. live ≤ claim at any time.
 type words struct {
-	limit, claim, live, peak *atomic.Int64
+	limit, claim, live, peak, lost *atomic.Int64
 }
 
 func wordsOf(page []byte) words {
-	return words{limit: wordOf(page, atLimit), claim: wordOf(page, atClaim), live: wordOf(page, atLive), peak: wordOf(page, atPeak)}
+	return words{limit: wordOf(page, atLimit), claim: wordOf(page, atClaim), live: wordOf(page, atLive), peak: wordOf(page, atPeak), lost: wordOf(page, atLost)}
 }
 
 func (h head) encode() []byte {

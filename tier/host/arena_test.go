@@ -600,6 +600,7 @@ func TestConcurrentTrim(t *testing.T) {
 	go func() { owners.Wait(); close(done) }()
 	for {
 		a.Trim()
+		runtime.Gosched() // or who waits for what Trim had finds that the next one has it
 		select {
 		case <-done:
 			a.Trim() // which gives back slabs that are kept

@@ -58,4 +58,9 @@ func (q *Quota) Print(w io.Writer) {
 		})
 	}
 	table(w, rows)
+	for _, h := range q.Holders {
+		if h.Lost > 0 {
+			fmt.Fprintf(w, "process %d: files of the ledger were removed %d times under it\n", h.PID, h.Lost)
+		}
+	}
 }

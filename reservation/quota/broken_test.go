@@ -1,0 +1,248 @@
+//go:build linux || darwin
+
+package quota_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/reservation/quota"
+)
+
+// clean removes all files of the device's directory, as a cleaner does.
+func clean(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(dir, device))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if err := os.Remove(filepath.Join(dir, device, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// wantBroken is the charge of one byte that notices that files were removed.
+func wantBroken(t *testing.T, l *quota.Lease) *quota.BrokenError {
+	t.Helper()
+	err := l.Charge(1)
+	var e *quota.BrokenError
+	if !errors.Is(err, quota.ErrBroken) || !errors.As(err, &e) {
+		t.Fatalf("charging after files were removed: %v", err)
+	}
+	return e
+}
+
+// TestRemovedFiles: who charges next after files of the ledger were removed is refused,
+// and others see what it holds from then on.
+func TestRemovedFiles(t *testing.T) {
+	for name, remove := range map[string]func(t *testing.T, dir, own string) error{
+		"lease":      func(_ *testing.T, dir, own string) error { return os.Remove(filepath.Join(dir, device, own)) },
+		"generation": func(_ *testing.T, dir, _ string) error { return os.Remove(filepath.Join(dir, device, "generation")) },
+		"all files":  func(t *testing.T, dir, _ string) error { clean(t, dir); return nil },
+		"directory":  func(_ *testing.T, dir, _ string) error { return os.RemoveAll(filepath.Join(dir, device)) },
+		"ledger":     func(_ *testing.T, dir, _ string) error { return os.RemoveAll(dir) },
+		"replaced": func(_ *testing.T, dir, own string) error {
+			path := filepath.Join(dir, device, own)
+			text, err := os.ReadFile(path)
+			return errors.Join(err, os.Rename(path, path+"-old"), os.WriteFile(path, text, 0o600), os.Remove(path+"-old"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := ledgerDir(t)
+			var told []*quota.BrokenError
+			mine := terms(dir, "g", 64, 100)
+			mine.OnBroken = func(e *quota.BrokenError) { told = append(told, e) }
+			a := join(t, mine)
+			charge(t, a, 40)
+			if err := remove(t, dir, leases(t, dir)[0]); err != nil {
+				t.Fatal(err)
+			}
+			b := join(t, terms(dir, "g", 64, 100)) // which cannot know
+			charge(t, b, 10)
+			if e := wantBroken(t, a); e.Live != 40 || e.Lost != 1 || e.Device != device || e.Ledger != dir || e.Cause != nil {
+				t.Errorf("%+v", e)
+			}
+			if len(told) != 1 || len(a.Warnings()) != 1 || len(b.Warnings()) != 0 {
+				t.Errorf("told %d times; warnings %v, %v", len(told), a.Warnings(), b.Warnings())
+			}
+			wantRefusal(t, b.Charge(15), 15, 14, 50, 64)
+			charge(t, a, 14)
+			wantRefusal(t, b.Charge(1), 1, 0, 64, 64)
+			a.Credit(54)
+			charge(t, b, 54)
+			held, err := quota.Holders(dir)
+			if err != nil || len(held) != 2 || held[0].Lost+held[1].Lost != 1 {
+				t.Errorf("holders %+v, %v", held, err)
+			}
+			if len(leases(t, dir)) != 2 {
+				t.Errorf("leases %q", leases(t, dir))
+			}
+		})
+	}
+}
+
+// TestCleanedAgainAndAgain: three processes of which none was there when another joined
+// hold no more from their next charge on.
+func TestCleanedAgainAndAgain(t *testing.T) {
+	dir := ledgerDir(t)
+	var all []*quota.Lease
+	for range 3 {
+		l := join(t, terms(dir, "g", 64, 64))
+		charge(t, l, 38) // nobody can know of the others yet
+		all = append(all, l)
+		clean(t, dir)
+	}
+	for _, l := range all {
+		wantBroken(t, l)
+	}
+	for _, l := range append(all, join(t, terms(dir, "g", 64, 64))) {
+		wantRefusal(t, l.Charge(1), 1, 0, 3*38, 64)
+	}
+}
+
+// TestIdleLeaseIsPutBack: who charges nothing, and has subscribers, notices as well, and
+// that the directory is another one, too.
+func TestIdleLeaseIsPutBack(t *testing.T) {
+	t.Run("cleaned", func(t *testing.T) { testIdle(t, clean) })
+	t.Run("moved away", func(t *testing.T) {
+		testIdle(t, func(t *testing.T, dir string) {
+			if err := os.Rename(dir, dir+"-old"); err != nil {
+				t.Fatal(err)
+			}
+		})
+	})
+}
+
+func testIdle(t *testing.T, remove func(t *testing.T, dir string)) {
+	dir := ledgerDir(t)
+	told := make(chan *quota.BrokenError, 1)
+	mine := terms(dir, "g", 64, 64)
+	mine.OnBroken = func(e *quota.BrokenError) { told <- e }
+	a := join(t, mine)
+	charge(t, a, 40)
+	defer a.Subscribe(func() {})()
+	remove(t, dir)
+	select {
+	case <-told:
+	case <-time.After(time.Minute):
+		t.Fatal("nobody noticed")
+	}
+	wantRefusal(t, join(t, terms(dir, "g", 64, 64)).Charge(30), 30, 24, 40, 64)
+}
+
+// TestLivingPeerCounts: a lease that was removed counts with those who know it, for as
+// long as its process lives.
+func TestLivingPeerCounts(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 64, 64))
+	charge(t, a, 40)
+	own := leases(t, dir)[0]
+	b := join(t, terms(dir, "g", 64, 64))
+	charge(t, b, 1)
+	if err := os.Remove(filepath.Join(dir, device, own)); err != nil {
+		t.Fatal(err)
+	}
+	join(t, terms(dir, "g", 64, 64)) // so that b looks
+	wantRefusal(t, b.Charge(24), 24, 23, 41, 64)
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	charge(t, b, 63)
+}
+
+// TestCannotBePutBack: where the ledger cannot be joined again nothing more is charged.
+func TestCannotBePutBack(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 64, 64))
+	charge(t, a, 40)
+	if err := errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if e := wantBroken(t, a); e.Cause == nil || e.Lost != 1 {
+			t.Errorf("%+v", e)
+		}
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	wantBroken(t, a)
+	charge(t, a, 24)
+	a.Credit(64)
+}
+
+// TestHoldersOfABrokenLedger: what living processes need and is not there is an error.
+func TestHoldersOfABrokenLedger(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"removed": os.Remove,
+		"cut": func(path string) error {
+			return errors.Join(os.Remove(path), os.WriteFile(path, []byte("SPWGENER"), 0o600))
+		},
+		"not a one": func(path string) error {
+			return errors.Join(os.Remove(path), os.WriteFile(path, make([]byte, 4096), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := ledgerDir(t)
+			a := join(t, terms(dir, "g", 64, 64))
+			charge(t, a, 40)
+			if err := damage(filepath.Join(dir, device, "generation")); err != nil {
+				t.Fatal(err)
+			}
+			held, err := quota.Holders(dir)
+			if !errors.Is(err, quota.ErrBroken) || len(held) != 1 || held[0].Live != 40 {
+				t.Errorf("%+v, %v", held, err)
+			}
+		})
+	}
+}
+
+// TestRemovedUnderRaces: what is charged and given back while files are removed and put
+// back adds up.
+func TestRemovedUnderRaces(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1000, 1000))
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 300 {
+				err := a.Charge(10)
+				if err != nil && !errors.Is(err, quota.ErrBroken) {
+					t.Error(err)
+				}
+				if err == nil {
+					a.Credit(10)
+				}
+			}
+		})
+	}
+	all.Go(func() {
+		for range 30 {
+			entries, _ := os.ReadDir(filepath.Join(dir, device))
+			for _, e := range entries {
+				_ = os.Remove(filepath.Join(dir, device, e.Name()))
+			}
+			runtime.Gosched()
+		}
+	})
+	all.Wait()
+	if a.Live() != 0 {
+		t.Errorf("%d bytes are left", a.Live())
+	}
+	if err := a.Charge(1); err != nil && !errors.Is(err, quota.ErrBroken) {
+		t.Fatal(err)
+	} else if err != nil {
+		charge(t, a, 1)
+	}
+	held, err := quota.Holders(dir)
+	if err != nil || len(held) != 1 || held[0].Live != 1 {
+		t.Errorf("%+v, %v", held, err)
+	}
+}
