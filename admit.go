@@ -35,7 +35,8 @@ func (e *Engine) Admitter() *admission.Admitter { return e.admitter }
 type Task struct {
 	// Operator is the kind of task; see admission.Estimate.
 	Operator string
-	// Inputs are what the task reads. RunTask ends them.
+	// Inputs are what the task reads, from Repository.Claim, or from ClaimAll where it
+	// needs a whole partition. RunTask ends them.
 	Inputs []*repository.Claim
 	// Output and Overhead are in bytes; 0 means what the estimator says, from what tasks of
 	// this kind took before, and admission.None that there is none.

@@ -61,9 +61,27 @@ func closeClean(t *testing.T, eng *spillway.Engine) {
 	}
 }
 
-func mustClaim(t testing.TB, repo *repository.Repository, most int) *repository.Claim {
+// mustClaim claims that many batches, also while the monitor moves some of them.
+func mustClaim(t testing.TB, repo *repository.Repository, count int) *repository.Claim {
 	t.Helper()
-	c, err := repo.Claim(t.Context(), 0, most)
+	for {
+		c, err := repo.Claim(t.Context(), 0, count)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Len() == count {
+			return c
+		}
+		if err := c.Restore(); err != nil {
+			t.Fatal(err)
+		}
+		runtime.Gosched()
+	}
+}
+
+func mustClaimAll(t testing.TB, repo *repository.Repository) *repository.Claim {
+	t.Helper()
+	c, err := repo.ClaimAll(t.Context(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +124,7 @@ func TestTasksOnMoreThanTheGPU(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for {
-				c, err := repo.Claim(t.Context(), 0, 2)
+				c, err := repo.Claim(t.Context(), 0, 2, repository.WaitClaims())
 				if errors.Is(err, io.EOF) {
 					return
 				}
@@ -184,7 +202,7 @@ func TestTasksOnMoreThanTheGPU(t *testing.T) {
 func TestTaskInputsAlreadyThere(t *testing.T) {
 	eng, repo := openTasks(t, 4<<20, 4<<20, 4, 1000)
 	gpu := eng.Reservations().Spaces().InTier(tier.GPU)[0]
-	batches := mustClaim(t, repo, 4)
+	batches := mustClaimAll(t, repo)
 	for i, b := range batches.Batches() {
 		k := []tier.Kind{tier.GPU, tier.Host, tier.Disk, tier.GPU}[i]
 		if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(k), convert.ReasonWork); err != nil {
@@ -289,7 +307,7 @@ func TestTaskRestoresInPlace(t *testing.T) {
 // TestTaskThatCannotFit: inputs that are larger than any GPU are refused at once.
 func TestTaskThatCannotFit(t *testing.T) {
 	eng, repo := openTasks(t, 256<<10, 4<<20, 12, 1000)
-	c := mustClaim(t, repo, 12)
+	c := mustClaimAll(t, repo)
 	err := eng.RunTask(t.Context(), spillway.Task{Operator: "join", Inputs: []*repository.Claim{c}},
 		func(context.Context, *spillway.Grant, []*spillway.Handle) error { t.Error("it ran"); return nil })
 	var ee *reservation.ExceededError

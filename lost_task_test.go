@@ -14,7 +14,7 @@ import (
 // task runs one on what a partition has.
 func (l *losable) task(partition int, f func(*spillway.Grant) error) error {
 	l.t.Helper()
-	c, err := l.repo.Claim(l.t.Context(), partition, 100)
+	c, err := l.repo.ClaimAll(l.t.Context(), partition)
 	if err != nil {
 		l.t.Fatal(err)
 	}

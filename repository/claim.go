@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
@@ -25,39 +26,120 @@ type Claim struct {
 	ended   bool     // guarded by the repository's lock
 }
 
-// Claim waits for a batch of the partition that is not in transit, as Take does, and
-// claims the oldest such and those after it that can be had now, most in all. If the
-// input is closed and the partition is empty, it returns io.EOF; batches that others have
-// claimed count as being there, for they may be restored.
-func (r *Repository) Claim(ctx context.Context, partition, most int) (*Claim, error) {
-	return r.claimMost(ctx, partition, most, true)
+// Claim claims between 1 and most batches of the partition, in the order of arrival, for
+// a task that can work on any part of the input. It waits for the first as Take does, and
+// takes those after it that can be had now: up to the first that is in transit, or, if it
+// is Unordered, all others. So a claim may be smaller than what the partition holds; what
+// needs the whole partition calls ClaimAll.
+//
+// If the input is closed and the partition is empty, Claim returns io.EOF. If all that is
+// left then is in open claims it returns a *ClaimedError at once: there is more work only
+// if one of them is restored. With WaitClaims it waits until they have ended.
+func (r *Repository) Claim(ctx context.Context, partition, most int, opts ...TakeOption) (*Claim, error) {
+	return r.claimMost(ctx, partition, most, true, opts)
 }
 
-// TryClaim is Claim without the waiting: if there is nothing now that could be
-// claimed, it returns nil and no error.
-func (r *Repository) TryClaim(partition, most int) (*Claim, error) {
-	return r.claimMost(context.Background(), partition, most, false)
+// TryClaim is Claim without the waiting: if there is nothing that could be claimed now,
+// also because an older batch is in transit, it returns nil and no error.
+func (r *Repository) TryClaim(partition, most int, opts ...TakeOption) (*Claim, error) {
+	return r.claimMost(context.Background(), partition, most, false, opts)
 }
 
-func (r *Repository) claimMost(ctx context.Context, partition, most int, wait bool) (*Claim, error) {
+func (r *Repository) claimMost(ctx context.Context, partition, most int, wait bool, opts []TakeOption) (*Claim, error) {
 	if most < 1 {
 		return nil, fmt.Errorf("repository %s: claiming %d batches", r.key, most)
 	}
+	o := takeOptionsOf(opts)
+	w := o.want(wantClaim)
+	if o.waitClaims {
+		w = o.want(wantTask)
+	}
 	for {
-		first, err := r.claim(ctx, partition, wantTask, wait)
+		first, err := r.claim(ctx, partition, w, wait)
 		if first == nil {
 			return nil, err
 		}
-		c, err := r.holdMost(first, most)
+		c, err := r.holdMost(first, w, most)
 		if c != nil || err != nil {
 			return c, err
 		}
 	}
 }
 
+// ClaimAll claims all batches that the partition holds, in the order of arrival, for a
+// task that needs the whole: the build side of a join, a sort. It waits until ctx ends for
+// batches that are in transit or that another call is just taking. It does not wait for
+// more to be put, unless WaitInput is given: without that, call it when the input is
+// closed.
+//
+// An empty partition is io.EOF. While open claims hold some of its batches, ClaimAll
+// cannot have all, and returns a *ClaimedError at once.
+func (r *Repository) ClaimAll(ctx context.Context, partition int, opts ...TakeOption) (*Claim, error) {
+	if takeOptionsOf(opts).waitInput {
+		select {
+		case <-r.ended:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	for {
+		c, quiet, err := r.tryClaimAll(partition)
+		if quiet == nil {
+			return c, err
+		}
+		select {
+		case <-quiet:
+		case <-r.life.Done():
+			return nil, r.closedError()
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// tryClaimAll returns the claim, or an error, or what is closed when it is worth another
+// try.
+func (r *Repository) tryClaimAll(partition int) (*Claim, <-chan struct{}, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, err := r.partitionLocked(partition)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case r.mu.closed:
+		return nil, nil, r.closedError()
+	case p.held > 0:
+		return nil, nil, p.claimedErrorLocked(r)
+	case p.lenLocked() == 0:
+		return nil, nil, io.EOF
+	case !p.quietLocked():
+		if p.quiet == nil {
+			p.quiet = make(chan struct{})
+		}
+		return nil, p.quiet, nil
+	}
+	c := &Claim{r: r, part: p}
+	for e := p.firstLocked(wantTask); e != nil; e = p.firstLocked(wantTask) {
+		p.moveLocked(e, claimed)
+		c.addLocked(e)
+	}
+	return c, nil, nil
+}
+
+// claimedErrorLocked says what of the partition open claims hold.
+func (p *partition) claimedErrorLocked(r *Repository) error {
+	return &ClaimedError{Key: r.key, Partition: p.number, Claimed: p.held, Batches: p.lenLocked()}
+}
+
+// addLocked adds an entry that is claimed.
+func (c *Claim) addLocked(e *entry) {
+	e.holdLocked(c)
+	c.entries = append(c.entries, e)
+}
+
 // holdMost makes a Claim of an entry that is claimed and of those that can be had
 // beside it; nil if the former was dropped meanwhile.
-func (r *Repository) holdMost(first *entry, most int) (*Claim, error) {
+func (r *Repository) holdMost(first *entry, w want, most int) (*Claim, error) {
 	var s signals
 	r.mu.Lock()
 	defer r.unlock(&s)
@@ -69,15 +151,16 @@ func (r *Repository) holdMost(first *entry, most int) (*Claim, error) {
 		return nil, nil
 	}
 	c := &Claim{r: r, part: first.part}
-	for e := first; e != nil; e = c.part.oldestLocked(eligible[wantTask]...) {
-		if e != first {
-			c.part.moveLocked(e, claimed)
-		}
-		e.holder = c
-		if c.entries = append(c.entries, e); len(c.entries) == most {
+	c.addLocked(first)
+	for len(c.entries) < most {
+		e := c.part.firstLocked(w)
+		if e == nil {
 			break
 		}
+		c.part.moveLocked(e, claimed)
+		c.addLocked(e)
 	}
+	c.part.matchLocked(r, &s) // other claims may now wait in vain
 	// The first may have waited for its taker, while older ones came back.
 	slices.SortFunc(c.entries, func(a, b *entry) int {
 		if a.seq < b.seq {
@@ -114,12 +197,12 @@ func (c *Claim) Restore() error {
 	}
 	for _, e := range c.entries {
 		if e.holder == c {
-			e.holder = nil
+			e.holdLocked(nil)
 			r.readLocked(e, false, &s)
 		}
 	}
 	// Only now, so that who waits is given the oldest.
-	c.part.matchLocked(r.mu.inputClosed, &s)
+	c.part.matchLocked(r, &s)
 	return nil
 }
 
@@ -137,7 +220,7 @@ func (c *Claim) Consume() error {
 	var own []*entry
 	for _, e := range c.entries {
 		if e.holder == c {
-			e.holder = nil
+			e.holdLocked(nil)
 			own = append(own, e) // and it is claimed still, for what follows
 		}
 	}

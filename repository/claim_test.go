@@ -147,7 +147,7 @@ func TestClaimWaits(t *testing.T) {
 		}
 		results := make(chan result, 2)
 		claim := func() {
-			c, err := r.Claim(background, 0, 5)
+			c, err := r.Claim(background, 0, 5, WaitClaims())
 			results <- result{c, err}
 		}
 		go claim()
@@ -300,7 +300,7 @@ func TestClaimsConcurrently(t *testing.T) {
 					check(t, b.Drop())
 					continue
 				}
-				c, err := r.Claim(background, 0, 1+rng.IntN(5))
+				c, err := r.Claim(background, 0, 1+rng.IntN(5), WaitClaims())
 				if errors.Is(err, io.EOF) {
 					return
 				}

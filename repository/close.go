@@ -18,11 +18,12 @@ func (r *Repository) CloseInput() {
 		return
 	}
 	r.mu.inputClosed = true
+	s.add(r.ended)
 	if r.mu.schema == nil {
 		s.add(r.mu.learned) // it never will be
 	}
 	for _, p := range r.mu.parts {
-		p.matchLocked(true, &s)
+		p.matchLocked(r, &s)
 	}
 }
 
@@ -55,9 +56,12 @@ func (r *Repository) shut() bool {
 		if r.mu.schema == nil && !r.mu.inputClosed {
 			s.add(r.mu.learned)
 		}
+		if !r.mu.inputClosed {
+			s.add(r.ended)
+		}
 		r.mu.inputClosed = true
 		for _, p := range r.mu.parts {
-			for w := range wants {
+			for w := range queues {
 				p.endWaitsLocked(w, r.closedError(), &s)
 			}
 		}
@@ -135,7 +139,7 @@ func (r *Repository) claimToDrop(b *batch.Batch, leave bool) (*entry, <-chan str
 	case e == nil || e.b != b || leave && e.class == claimed:
 		return nil, nil
 	case e.holder != nil && r.mu.closed: // who holds it may do so for ever, and will find out
-		e.holder = nil
+		e.holdLocked(nil)
 		return e, nil
 	case e.class == claimed || e.class == inTransit:
 		return nil, e.waitLocked()

@@ -8,11 +8,19 @@
 //
 // Put lays a record out in the fastest memory with room and queues it; Take hands
 // the oldest batch over that can move to a state; Drain brings one after the other to
-// a tier, and Reader makes Arrow records of them again. A batch that is in use,
-// or that the monitor is moving, is passed over until it can be had, so that it
-// does not hold up the ones behind it. Claim sets batches apart for a task, which may
-// fail and must leave them where they were. Taking and counting do not depend on how many
-// batches there are.
+// a tier, and Reader makes Arrow records of them again. Claim sets batches apart for a
+// task, which may fail and must leave them where they were; ClaimAll does so for a task
+// that needs the whole partition. Taking and counting do not depend on how many batches
+// there are.
+//
+// # Order
+//
+// Batches leave a partition in the order in which they came. A batch that the monitor is
+// moving is waited for: a move waits for no memory and for no taker, so this ends. Waits
+// end with their contexts. A batch whose move fails, or whose GPU is lost, stays first,
+// and whoever takes it gets the error. Several takers of one partition get different
+// batches, each in ascending order. Restored batches stand where they stood. Consumers
+// that need no order say Unordered, and then skip what is in transit.
 //
 // # Ownership
 //

@@ -16,17 +16,13 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// DrainOption changes how Drain goes on.
-type DrainOption func(*drainOptions)
-
-type drainOptions struct{ want want }
-
-// WaitInput makes Drain wait for more until the input is closed.
-func WaitInput() DrainOption { return func(o *drainOptions) { o.want = wantTask } }
-
 // Drain takes one batch of the partition after the other, brings it to a tier,
 // and yields a handle on it. It ends when the partition is empty; with WaitInput
-// when moreover the input is closed.
+// when moreover the input is closed. Batches in open claims count as being there: Drain
+// waits until they are consumed or restored.
+//
+// The order is that of arrival: an older batch that is in transit is waited for, unless
+// Drain is Unordered. Restored batches come next, whatever came meanwhile.
 //
 // The handle is the caller's, who must close it; it may be kept beyond the loop.
 // The batch has left the repository and counts as dropped: its data goes with
@@ -38,11 +34,12 @@ func WaitInput() DrainOption { return func(o *drainOptions) { o.want = wantTask 
 // is lost fails each time with a *tier.LostError, as does a tier of which all GPUs are; Peek
 // tells where the batch lies, and TryTake takes one out that is to be dropped. Breaking off
 // leaves the rest in the repository. Several goroutines may drain one partition;
-// each gets other batches.
-func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opts ...DrainOption) iter.Seq2[*batch.Handle, error] {
-	o := drainOptions{want: wantRest}
-	for _, opt := range opts {
-		opt(&o)
+// each gets other batches, in ascending order.
+func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opts ...TakeOption) iter.Seq2[*batch.Handle, error] {
+	o := takeOptionsOf(opts)
+	w := o.want(wantRest)
+	if o.waitInput {
+		w = o.want(wantTask)
 	}
 	return func(yield func(*batch.Handle, error) bool) {
 		if !to.Valid() {
@@ -50,7 +47,7 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 			return
 		}
 		for {
-			e, h, err := r.acquire(ctx, partition, o.want, reservation.AnyInTier(to))
+			e, h, err := r.acquire(ctx, partition, w, reservation.AnyInTier(to))
 			if errors.Is(err, io.EOF) {
 				return
 			}
@@ -109,16 +106,17 @@ func (r *Repository) consume(e *entry) {
 }
 
 // Reader returns the partition as a stream of Arrow records, which consumes it:
-// each record's batch leaves the repository when the record is returned. The
-// stream waits for more until the input is closed; it ends early, with the reason
-// in Err, when ctx ends, the repository is closed, or a batch cannot be opened,
-// which is then still in the repository. Records may lie in pinned host memory, which is
-// theirs until they are released.
+// each record's batch leaves the repository when the record is returned. The order is
+// that of Drain. The stream waits for more until the input is closed and nothing is left,
+// in open claims neither. It ends early, with the reason in Err, when ctx ends, the
+// repository is closed, or a batch cannot be opened, which is then still in the
+// repository. Records may lie in pinned host memory, which is theirs until they are
+// released.
 //
 // Reader waits for the schema, if that is unknown, until something is put; if the
 // input is closed before, it returns ErrNoSchema. The reader must be released; it
 // is not safe for concurrent use.
-func (r *Repository) Reader(ctx context.Context, partition int) (array.RecordReader, error) {
+func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOption) (array.RecordReader, error) {
 	r.mu.Lock()
 	_, err := r.partitionLocked(partition)
 	learned := r.mu.learned
@@ -138,7 +136,7 @@ func (r *Repository) Reader(ctx context.Context, partition int) (array.RecordRea
 	if schema == nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, ErrNoSchema)
 	}
-	rd := &reader{r: r, ctx: ctx, partition: partition, schema: schema}
+	rd := &reader{r: r, ctx: ctx, partition: partition, want: takeOptionsOf(opts).want(wantTask), schema: schema}
 	rd.refs.Store(1)
 	return rd, nil
 }
@@ -147,6 +145,7 @@ type reader struct {
 	r         *Repository
 	ctx       context.Context // of Reader's caller: array.RecordReader has none in Next
 	partition int
+	want      want
 	schema    *arrow.Schema
 	refs      atomic.Int64
 
@@ -196,7 +195,7 @@ func (rd *reader) Next() bool {
 // read opens the next batch wherever it is.
 func (rd *reader) read() (arrow.RecordBatch, error) {
 	r := rd.r
-	e, h, err := r.acquire(rd.ctx, rd.partition, wantTask, reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk))
+	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk))
 	if err != nil {
 		return nil, err
 	}

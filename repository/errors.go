@@ -19,6 +19,8 @@ var (
 	ErrDuplicateBatch = errors.New("batch id exists already")
 	// ErrPartition: the partition's number is negative or out of range.
 	ErrPartition = errors.New("no such partition")
+	// ErrClaimed is matched by every ClaimedError.
+	ErrClaimed = errors.New("in open claims")
 	// ErrSchema is matched by every SchemaError.
 	ErrSchema = errors.New("another schema")
 	// ErrNoSchema: nothing was put before the input was closed, and no schema was
@@ -56,3 +58,20 @@ func (e *SchemaError) difference() string {
 
 // Is matches ErrSchema.
 func (e *SchemaError) Is(target error) bool { return target == ErrSchema }
+
+// ClaimedError says that batches which a call needs are in open claims of others, or of
+// the caller's own. It matches ErrClaimed.
+type ClaimedError struct {
+	Key       Key
+	Partition int
+	Claimed   int // batches in open claims
+	Batches   int // batches in the partition, those included
+}
+
+func (e *ClaimedError) Error() string {
+	return fmt.Sprintf("repository %s, partition %d: %d of its %d batches are in open claims: consume or restore those first",
+		e.Key, e.Partition, e.Claimed, e.Batches)
+}
+
+// Is matches ErrClaimed.
+func (e *ClaimedError) Is(target error) bool { return target == ErrClaimed }

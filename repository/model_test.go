@@ -23,8 +23,13 @@ type held struct {
 }
 
 // oldest is the reference for what a take finds: it looks at every batch.
-func oldest(queue []*held, states ...batch.State) int {
-	return slices.IndexFunc(queue, func(h *held) bool { return slices.Contains(states, h.b.State()) })
+func oldest(queue []*held, opts []TakeOption, states ...batch.State) int {
+	at := slices.IndexFunc(queue, func(h *held) bool { return slices.Contains(states, h.b.State()) })
+	moving := slices.IndexFunc(queue, func(h *held) bool { return h.b.State() == batch.InTransit })
+	if len(opts) == 0 && moving >= 0 && moving < at {
+		return -1
+	}
+	return at
 }
 
 // TestModel does random operations on a repository and its batches, and compares
@@ -57,6 +62,10 @@ func TestModel(t *testing.T) {
 		for op := range operations {
 			p := rnd.IntN(partitions)
 			q := &queues[p]
+			var opts []TakeOption
+			if rnd.IntN(2) == 0 {
+				opts = append(opts, Unordered())
+			}
 			take := func(at int, got *batch.Batch, err error) {
 				t.Helper()
 				if err != nil {
@@ -91,16 +100,16 @@ func TestModel(t *testing.T) {
 					outside = slices.Delete(outside, i, i+1)
 				}
 			case 3:
-				at := oldest(*q, batch.Idle)
-				got, err := r.TryTake(p, batch.Idle)
+				at := oldest(*q, opts, batch.Idle)
+				got, err := r.TryTake(p, batch.Idle, opts...)
 				take(at, got, err)
 			case 4:
-				at := oldest(*q, batch.Idle, batch.TaskCreated, batch.Processing)
-				got, err := r.TryTake(p, batch.TaskCreated)
+				at := oldest(*q, opts, batch.Idle, batch.TaskCreated, batch.Processing)
+				got, err := r.TryTake(p, batch.TaskCreated, opts...)
 				take(at, got, err)
 			case 5:
-				at := oldest(*q, batch.Idle, batch.TaskCreated)
-				transit, err := r.TryTakeTransit(p)
+				at := oldest(*q, opts, batch.Idle, batch.TaskCreated)
+				transit, err := r.TryTakeTransit(p, opts...)
 				var got *batch.Batch
 				if transit != nil {
 					got = transit.Batch()
@@ -371,8 +380,10 @@ func BenchmarkTake(b *testing.B) {
 	for _, behind := range []int{1_000, 100_000, 1_000_000} {
 		for _, moving := range []bool{false, true} {
 			name := fmt.Sprintf("behind=%d", behind)
+			var opts []TakeOption
 			if moving {
 				name += ",older in transit"
+				opts = append(opts, Unordered())
 			}
 			b.Run(name, func(b *testing.B) {
 				m := newMover(b, 10, 10, 10)
@@ -389,7 +400,7 @@ func BenchmarkTake(b *testing.B) {
 				}
 				b.ReportAllocs()
 				for b.Loop() {
-					got, err := r.Take(background, 0, batch.Idle)
+					got, err := r.Take(background, 0, batch.Idle, opts...)
 					if err != nil {
 						b.Fatal(err)
 					}

@@ -11,20 +11,28 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// entry is a batch that a repository holds. All fields but b, part, number and seq are
+// entry is a batch that a repository holds. All fields but b, part and seq are
 // guarded by the repository's lock.
 type entry struct {
 	b    *batch.Batch
 	part *partition
 	seq  uint64 // order of arrival within the plan
 
-	number int // of the partition
-
 	class   class
 	kind    tier.Kind // where the data was last seen; 0 when it is gone
 	bytes   int64     // charged there
 	changed chan struct{}
-	holder  *Claim // who has claimed it for longer than a call; nil: nobody
+	holder  *Claim // has claimed it for longer than a call; nil: none. See holdLocked
+}
+
+// holdLocked makes c the holder of a claimed entry; nil ends that.
+func (e *entry) holdLocked(c *Claim) {
+	if e.holder != nil {
+		e.part.held--
+	}
+	if e.holder = c; c != nil {
+		e.part.held++
+	}
 }
 
 // class says in which of its partition's sets an entry is: one for each state
@@ -48,8 +56,12 @@ const (
 	wantIdle want = iota
 	wantTask
 	wantTransit
-	wantRest // as wantTask, but only until the partition is empty
+	wantRest  // as wantTask, but only until the partition is empty
+	wantClaim // as wantTask, but not for what open claims hold
 	wants
+
+	unordered want = 8                 // may be added: batches in transit are skipped
+	queues         = wants + unordered // some are never used
 )
 
 // eligible lists the classes that a taker can be given: those from whose state
@@ -59,18 +71,23 @@ var eligible = [wants][]class{
 	wantTask:    {idle, taskCreated, processing},
 	wantTransit: {idle, taskCreated},
 	wantRest:    {idle, taskCreated, processing},
+	wantClaim:   {idle, taskCreated, processing},
 }
 
 // A partition is a queue. Its entries are kept by class, each ordered by arrival,
-// so that a taker finds the oldest that it can have in logarithmic time, however
-// many older ones are in use or on the move. Guarded by the repository's lock.
+// so that a taker finds the one that it is given in logarithmic time, however
+// many there are. Guarded by the repository's lock.
 //
-// Nobody who waits could be served: whatever changes calls matchLocked.
+// Invariant: no waiter could be served. Every change calls matchLocked.
 type partition struct {
+	number  int
 	sets    [classes]*btree.BTreeG[*entry]
-	queues  [wants]list.List // of *waiter, in order of arrival
-	waiting int              // in all queues
-	arrived uint64           // number of the last waiter
+	held    int               // of those that are claimed: in open Claims
+	last    uint64            // the largest seq that was put
+	queues  [queues]list.List // of *waiter, in order of arrival
+	waiting int               // in all queues
+	arrived uint64            // number of the last waiter
+	quiet   chan struct{}     // closed when quietLocked; nil if nobody waits for that
 }
 
 // waiter is a taker that waits. The repository's lock guards e and err until
@@ -82,8 +99,8 @@ type waiter struct {
 	err     error
 }
 
-func newPartition(nodes *btree.FreeListG[*entry]) *partition {
-	p := new(partition)
+func newPartition(number int, nodes *btree.FreeListG[*entry]) *partition {
+	p := &partition{number: number}
 	for i := range p.sets {
 		p.sets[i] = btree.NewWithFreeListG(16, func(a, b *entry) bool { return a.seq < b.seq }, nodes)
 	}
@@ -108,6 +125,26 @@ func (p *partition) oldestLocked(of ...class) *entry {
 		}
 	}
 	return oldest
+}
+
+// firstLocked returns the entry that a taker is given; nil if there is none now. It is
+// the oldest in a state that the batch can move from. A batch in transit is back in such
+// a state in a moment: until then no younger one is given to takers who want the order.
+func (p *partition) firstLocked(w want) *entry {
+	e := p.oldestLocked(eligible[w&^unordered]...)
+	if e == nil || w&unordered != 0 {
+		return e
+	}
+	if moving, ok := p.sets[inTransit].Min(); ok && moving.seq < e.seq {
+		return nil
+	}
+	return e
+}
+
+// quietLocked says whether no batch is in transit, or in the hands of a call that may
+// put it back.
+func (p *partition) quietLocked() bool {
+	return p.sets[inTransit].Len() == 0 && p.sets[claimed].Len() == p.held
 }
 
 // allLocked returns the batches in order of arrival.
@@ -155,16 +192,16 @@ func (p *partition) leaveLocked(w want, at *list.Element) *waiter {
 	return p.queues[w].Remove(at).(*waiter)
 }
 
-// matchLocked hands out entries for as long as somebody waits who can have one:
-// to the one of them who waits longest. It ends waits that have become vain.
-func (p *partition) matchLocked(inputClosed bool, s *signals) {
+// matchLocked hands out entries while a waiter can have one: to the one that waits
+// longest. It ends waits that have become vain.
+func (p *partition) matchLocked(r *Repository, s *signals) {
 	for p.waiting > 0 {
 		var (
 			best  *entry
 			queue want
 			since uint64
 		)
-		for w := range wants {
+		for w := range queues {
 			front := p.queues[w].Front()
 			if front == nil {
 				continue
@@ -173,7 +210,7 @@ func (p *partition) matchLocked(inputClosed bool, s *signals) {
 			if best != nil && since < arrival {
 				continue
 			}
-			if e := p.oldestLocked(eligible[w]...); e != nil {
+			if e := p.firstLocked(w); e != nil {
 				best, queue, since = e, w, arrival
 			}
 		}
@@ -185,13 +222,30 @@ func (p *partition) matchLocked(inputClosed bool, s *signals) {
 		wt.e = best
 		s.add(wt.ready)
 	}
-	if p.waiting > 0 && p.lenLocked() == 0 {
-		for w := range wants {
-			if inputClosed || w == wantRest {
-				p.endWaitsLocked(w, io.EOF, s)
+	if p.waiting > 0 {
+		for w := range queues {
+			if err := p.endLocked(r, w); err != nil {
+				p.endWaitsLocked(w, err, s)
 			}
 		}
 	}
+	if p.quiet != nil && p.quietLocked() {
+		s.add(p.quiet)
+		p.quiet = nil
+	}
+}
+
+// endLocked returns why a taker for whom there is nothing now need not wait; nil if it
+// must.
+func (p *partition) endLocked(r *Repository, w want) error {
+	w &^= unordered
+	switch n := p.lenLocked(); {
+	case n == 0 && (r.mu.inputClosed || w == wantRest):
+		return io.EOF
+	case n == p.held && r.mu.inputClosed && w == wantClaim:
+		return p.claimedErrorLocked(r)
+	}
+	return nil
 }
 
 func (p *partition) endWaitsLocked(w want, err error, s *signals) {

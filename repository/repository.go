@@ -55,6 +55,8 @@ type Repository struct {
 	life context.Context // ends, with the reason, when the repository is closed
 	end  context.CancelCauseFunc
 
+	ended chan struct{} // closed when the input is
+
 	mu struct {
 		lockrank.Mutex[lockrank.Repository]
 		schema      *arrow.Schema
@@ -78,7 +80,7 @@ func newRepository(m *Manager, key Key, o Options) *Repository {
 	if o.Placement == nil {
 		o.Placement = reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk)
 	}
-	r := &Repository{m: m, key: key, opts: o}
+	r := &Repository{m: m, key: key, opts: o, ended: make(chan struct{})}
 	r.life, r.end = context.WithCancelCause(context.Background())
 	r.mu.schema = o.Schema
 	r.mu.learned = make(chan struct{})
@@ -123,7 +125,7 @@ func (r *Repository) partitionLocked(n int) (*partition, error) {
 	}
 	p := r.mu.parts[n]
 	if p == nil {
-		p = newPartition(r.mu.nodes)
+		p = newPartition(n, r.mu.nodes)
 		r.mu.parts[n] = p
 	}
 	return p, nil
@@ -235,12 +237,17 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 	return r.insert(partition, b, r.nextPlace(partition))
 }
 
-// insert takes b over, at place, which may have become wrong in its rank.
+// insert takes b over, at place, which may have become wrong in its rank, and in its seq
+// if another batch has arrived since.
 func (r *Repository) insert(partition int, b *batch.Batch, place batch.Place) error {
 	if err := b.Keep(r, place); err != nil {
 		return fmt.Errorf("repository %s: %w", r.key, err)
 	}
 	err := r.insertKept(partition, b, place.Seq)
+	for ; err == errOvertaken; err = r.insertKept(partition, b, place.Seq) {
+		place = r.nextPlace(partition)
+		b.KeepAt(r, place)
+	}
 	if err != nil {
 		b.Unkeep(r)
 		return err
@@ -248,6 +255,10 @@ func (r *Repository) insert(partition int, b *batch.Batch, place batch.Place) er
 	r.settle(b)
 	return nil
 }
+
+// errOvertaken: another batch, which may have been seen already, has come to the
+// partition since the seq was drawn, and stays before the one to be inserted.
+var errOvertaken = errors.New("repository: overtaken")
 
 func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) error {
 	var schema *arrow.Schema
@@ -268,7 +279,11 @@ func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) error
 	if info.State == batch.Released {
 		return &batch.StateError{Batch: b.ID(), State: info.State, Op: "put", Status: batch.MissingData}
 	}
-	e := &entry{b: b, part: p, number: partition, seq: seq, class: class(info.State), kind: info.Space.Kind, bytes: info.Bytes}
+	if seq < p.last {
+		return errOvertaken
+	}
+	p.last = seq
+	e := &entry{b: b, part: p, seq: seq, class: class(info.State), kind: info.Space.Kind, bytes: info.Bytes}
 	r.mu.entries[b.ID()] = e
 	r.mu.bytes[e.kind] += e.bytes
 	p.sets[e.class].ReplaceOrInsert(e)
@@ -276,7 +291,7 @@ func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) error
 		r.mu.schema = schema
 		s.add(r.mu.learned)
 	}
-	p.matchLocked(r.mu.inputClosed, &s)
+	p.matchLocked(r, &s)
 	return nil
 }
 
@@ -291,7 +306,7 @@ func (r *Repository) settle(b *batch.Batch) {
 			r.mu.Unlock()
 			return
 		}
-		want := r.placeLocked(e.seq, e.number)
+		want := r.placeLocked(e.seq, e.part.number)
 		r.mu.Unlock()
 		if b.Place() == want || !b.KeepAt(r, want) {
 			return
@@ -343,7 +358,7 @@ func (r *Repository) BatchChanged(b *batch.Batch) {
 // none any more, unless somebody has claimed it and will find out.
 func (r *Repository) noteLocked(e *entry, isClaimed bool, s *signals) {
 	if r.readLocked(e, isClaimed, s) {
-		e.part.matchLocked(r.mu.inputClosed, s)
+		e.part.matchLocked(r, s)
 	}
 }
 
@@ -389,7 +404,7 @@ func (r *Repository) remove(e *entry) {
 
 func (r *Repository) removeLocked(e *entry, s *signals) {
 	r.takeOutLocked(e, s)
-	e.part.matchLocked(r.mu.inputClosed, s)
+	e.part.matchLocked(r, s)
 }
 
 func (r *Repository) takeOutLocked(e *entry, s *signals) {

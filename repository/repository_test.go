@@ -3,6 +3,7 @@ package repository
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"runtime"
 	"slices"
@@ -94,16 +95,24 @@ func TestPartitionRange(t *testing.T) {
 // TestTakeFindsTheOldestThatCanMove goes through orders of states and takes.
 func TestTakeFindsTheOldestThatCanMove(t *testing.T) {
 	tests := []struct {
-		queue string // a letter a batch, oldest first: idle, task created, processing, moving
-		how   string
-		want  int // index into queue, -1: none
+		queue              string // a letter a batch, oldest first: idle, task created, processing, moving
+		how                string
+		ordered, unordered int // index into queue, -1: none
 	}{
-		{"itpm", "idle", 0}, {"mpti", "idle", 3}, {"mpt", "idle", -1}, {"", "idle", -1},
-		{"itpm", "task", 0}, {"mtpi", "task", 1}, {"mpti", "task", 1}, {"mm", "task", -1}, {"mmi", "task", 2},
-		{"itpm", "transit", 0}, {"mpti", "transit", 2}, {"pm", "transit", -1}, {"pmi", "transit", 2},
+		{"itpm", "idle", 0, 0}, {"mpti", "idle", -1, 3}, {"mpt", "idle", -1, -1}, {"", "idle", -1, -1},
+		{"ptim", "idle", 2, 2}, {"tmi", "idle", -1, 2}, {"imi", "idle", 0, 0},
+		{"itpm", "task", 0, 0}, {"mtpi", "task", -1, 1}, {"mpti", "task", -1, 1}, {"mm", "task", -1, -1},
+		{"mmi", "task", -1, 2}, {"pmi", "task", 0, 0},
+		{"itpm", "transit", 0, 0}, {"mpti", "transit", -1, 2}, {"pm", "transit", -1, -1}, {"pmi", "transit", -1, 2},
+		{"pim", "transit", 1, 1},
 	}
-	for _, test := range tests {
-		t.Run(test.queue+" "+test.how, func(t *testing.T) {
+	for i := range 2 * len(tests) {
+		test := tests[i/2]
+		want, opts := test.ordered, []TakeOption(nil)
+		if i%2 == 1 {
+			want, opts = test.unordered, []TakeOption{Unordered()}
+		}
+		t.Run(fmt.Sprintf("%s %s %d", test.queue, test.how, i%2), func(t *testing.T) {
 			m := newMover(t, 10, 10, 10)
 			r := ensure(t, newPlan(t, m), "join")
 			gpu := m.space(tier.GPU)
@@ -132,24 +141,24 @@ func TestTakeFindsTheOldestThatCanMove(t *testing.T) {
 			state := batch.Idle
 			switch test.how {
 			case "idle":
-				got, err = r.TryTake(0, batch.Idle)
+				got, err = r.TryTake(0, batch.Idle, opts...)
 			case "task":
 				state = batch.TaskCreated
-				got, err = r.TryTake(0, batch.TaskCreated)
+				got, err = r.TryTake(0, batch.TaskCreated, opts...)
 			case "transit":
 				state = batch.InTransit
 				var transit *batch.Transit
-				if transit, err = r.TryTakeTransit(0); transit != nil {
+				if transit, err = r.TryTakeTransit(0, opts...); transit != nil {
 					got = transit.Batch()
 					ends = append(ends, transit.Abort)
 				}
 			}
 			check(t, err)
-			if at := slices.Index(all, got); at != test.want {
-				t.Fatalf("took number %d, want %d", at, test.want)
+			if at := slices.Index(all, got); at != want {
+				t.Fatalf("took number %d, want %d", at, want)
 			}
-			if test.want >= 0 {
-				if test.queue[test.want] == 'p' {
+			if want >= 0 {
+				if test.queue[want] == 'p' {
 					state = batch.Processing
 				}
 				if got.State() != state || r.Len(0) != len(all)-1 {
@@ -174,6 +183,14 @@ func TestTakeRefusesOtherStates(t *testing.T) {
 		}
 		if _, err := r.TakeByID(background, 1, s); err == nil {
 			t.Errorf("taking by id as %s is no error", s)
+		}
+	}
+	for call, take := range map[string]func() error{
+		"TakeTransit,":     func() error { _, err := r.Take(background, 0, batch.InTransit); return err },
+		"TakeTransitByID,": func() error { _, err := r.TakeByID(background, 1, batch.InTransit); return err },
+	} {
+		if err := take(); !strings.Contains(err.Error(), call) {
+			t.Errorf("the error does not name %q: %v", call, err)
 		}
 	}
 }
@@ -361,66 +378,6 @@ func TestCancelledTakeLosesNothing(t *testing.T) {
 	if gaveUp < 150 {
 		t.Errorf("only %d takers gave up", gaveUp)
 	}
-}
-
-func TestTakeByID(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMover(t, 10, 10, 10)
-		r := ensure(t, newPlan(t, m), "join")
-		gpu := m.space(tier.GPU)
-		for id := range batch.ID(5) {
-			check(t, r.PutBatch(int(id%2), newBatch(t, id+1, gpu)))
-		}
-		_, err := r.TakeByID(background, 77, batch.Idle)
-		wantError(t, err, ErrUnknownBatch)
-		four, err := r.TakeByID(background, 4, batch.TaskCreated)
-		check(t, err)
-		if four.ID() != 4 || four.State() != batch.TaskCreated || r.Len(1) != 1 {
-			t.Errorf("took %d, %s, %d left", four.ID(), four.State(), r.Len(1))
-		}
-		_, err = r.TakeByID(background, 4, batch.Idle)
-		wantError(t, err, ErrUnknownBatch)
-
-		// It waits for the state, and is told if another takes the batch.
-		one, _ := r.Peek(0)
-		transit, err := one.TryTransit()
-		check(t, err)
-		byID := func(ctx context.Context, id batch.ID, s batch.State) <-chan result {
-			ch := taken(func() (*batch.Batch, error) { return r.TakeByID(ctx, id, s) })
-			synctest.Wait()
-			if len(ch) != 0 {
-				t.Fatalf("it does not wait: %v", <-ch)
-			}
-			return ch
-		}
-		first, second := byID(background, 1, batch.TaskCreated), byID(background, 1, batch.TaskCreated)
-		cause := errors.New("gave up")
-		ctx, cancel := context.WithCancelCause(background)
-		third := byID(ctx, 1, batch.Idle)
-		cancel(cause)
-		(<-third).check(t, nil, cause)
-		check(t, transit.Abort())
-		x, y := <-first, <-second
-		if x.err != nil {
-			x, y = y, x
-		}
-		x.check(t, one, nil)
-		y.check(t, nil, ErrUnknownBatch)
-
-		// Closing wakes it.
-		three, _ := r.Peek(0)
-		check(t, three.TryCreateTask())
-		h, err := three.TryLock(gpu.ID())
-		check(t, err)
-		last := byID(background, 3, batch.Idle)
-		check(t, r.Close(background))
-		(<-last).check(t, nil, tier.ErrClosed)
-		_, err = r.TakeByID(background, 2, batch.Idle)
-		wantError(t, err, tier.ErrClosed)
-		check(t, h.Close())
-		check(t, one.Drop())
-		check(t, four.Drop())
-	})
 }
 
 func TestSchema(t *testing.T) {

@@ -4,53 +4,93 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/spillway-db/spillway/batch"
 )
+
+// TakeOption changes how batches leave a repository. An option that a method does not
+// name changes nothing there.
+type TakeOption func(*takeOptions)
+
+type takeOptions struct{ unordered, waitInput, waitClaims bool }
+
+func takeOptionsOf(opts []TakeOption) (o takeOptions) {
+	for _, opt := range opts {
+		opt(&o)
+	}
+	return o
+}
+
+// want adds what the options say to w.
+func (o takeOptions) want(w want) want {
+	if o.unordered {
+		w |= unordered
+	}
+	return w
+}
+
+// Unordered skips batches in transit, and so does not wait for them: batches then come
+// in the order in which they can be had. It is for consumers to which the order means
+// nothing, of Take, TakeTransit, Claim, Drain and Reader.
+func Unordered() TakeOption { return func(o *takeOptions) { o.unordered = true } }
+
+// WaitInput makes Drain and ClaimAll wait for more until the input is closed. Take, Claim
+// and Reader do so anyway.
+func WaitInput() TakeOption { return func(o *takeOptions) { o.waitInput = true } }
+
+// WaitClaims makes Claim wait for batches in open claims, which may be restored, where it
+// would return a *ClaimedError. A caller that holds the open claim itself waits until its
+// context ends.
+func WaitClaims() TakeOption { return func(o *takeOptions) { o.waitClaims = true } }
 
 // Take waits for a batch of the partition that can move to the state, moves it
 // there, and takes the oldest such. The batch is the caller's then, who must drop
 // it or hand it on. The states are:
 //
-//   - batch.Idle: a batch that nobody works on or has announced work for.
-//   - batch.TaskCreated: any batch that is not in transit; a task is created on
-//     it, for which the caller must Lock it (or CancelTask). One on which handles
-//     are open keeps the state batch.Processing with the task pending.
+//   - batch.Idle: a batch without tasks and handles. Older ones that have some are
+//     skipped.
+//   - batch.TaskCreated: any batch; a task is created on it, for which the caller must
+//     Lock it (or CancelTask). One on which handles are open keeps the state
+//     batch.Processing with the task pending.
 //
 // For batch.InTransit there is TakeTransit; for processing a batch is taken with
 // a task and locked where it is wanted. Any other state is an error.
 //
-// If the input is closed and the partition is empty, Take returns io.EOF. It
-// stops waiting when ctx ends, and when the repository is closed with an error
-// that matches tier.ErrClosed. Takers are served in the order in which they came.
-func (r *Repository) Take(ctx context.Context, partition int, to batch.State) (*batch.Batch, error) {
-	return r.takeAs(ctx, partition, to, true)
+// Batches come in the order of arrival: while an older one is in transit Take waits for
+// it, unless it is Unordered. Batches that other takers or claims have are skipped.
+//
+// If the input is closed and the partition is empty, Take returns io.EOF; batches in
+// open claims count as being there. It stops waiting when ctx ends, and when the
+// repository is closed with an error that matches tier.ErrClosed. Takers are served in
+// the order in which they came.
+func (r *Repository) Take(ctx context.Context, partition int, to batch.State, opts ...TakeOption) (*batch.Batch, error) {
+	return r.takeAs(ctx, partition, to, true, opts)
 }
 
-// TryTake is Take without the waiting: if there is nothing now that could be
-// taken, it returns nil and no error.
-func (r *Repository) TryTake(partition int, to batch.State) (*batch.Batch, error) {
-	return r.takeAs(context.Background(), partition, to, false)
+// TryTake is Take without the waiting: if there is nothing that could be taken now, also
+// because an older batch is in transit, it returns nil and no error.
+func (r *Repository) TryTake(partition int, to batch.State, opts ...TakeOption) (*batch.Batch, error) {
+	return r.takeAs(context.Background(), partition, to, false, opts)
 }
 
-func (r *Repository) takeAs(ctx context.Context, partition int, to batch.State, wait bool) (*batch.Batch, error) {
-	w, move, err := r.mover(to)
+func (r *Repository) takeAs(ctx context.Context, partition int, to batch.State, wait bool, opts []TakeOption) (*batch.Batch, error) {
+	w, move, err := r.mover(to, "TakeTransit, which returns the transit")
 	if err != nil {
 		return nil, err
 	}
-	return r.take(ctx, partition, w, wait, move)
+	return r.take(ctx, partition, takeOptionsOf(opts).want(w), wait, move)
 }
 
-// mover says how a batch is moved to a state.
-func (r *Repository) mover(to batch.State) (want, func(*batch.Batch) error, error) {
+// mover says how a batch is moved to a state. inTransit is what serves who wants it in
+// transit.
+func (r *Repository) mover(to batch.State, inTransit string) (want, func(*batch.Batch) error, error) {
 	switch to {
 	case batch.Idle:
 		return wantIdle, mustBeIdle, nil
 	case batch.TaskCreated:
 		return wantTask, (*batch.Batch).TryCreateTask, nil
 	case batch.InTransit:
-		return 0, nil, fmt.Errorf("repository %s: taking a batch in transit: use TakeTransit, which returns the transit", r.key)
+		return 0, nil, fmt.Errorf("repository %s: a batch cannot be taken as %s: use %s", r.key, to, inTransit)
 	}
 	return 0, nil, fmt.Errorf("repository %s: a batch cannot be taken as %s: want idle or task-created", r.key, to)
 }
@@ -64,21 +104,21 @@ func mustBeIdle(b *batch.Batch) error {
 }
 
 // TakeTransit waits for a batch of the partition that can be taken in transit,
-// and takes the oldest such. The batch and the transit are the caller's; otherwise
-// it is as Take.
-func (r *Repository) TakeTransit(ctx context.Context, partition int) (*batch.Transit, error) {
-	return r.takeTransit(ctx, partition, true)
+// and takes the oldest such: those with open handles are skipped. The batch and the
+// transit are the caller's; otherwise it is as Take.
+func (r *Repository) TakeTransit(ctx context.Context, partition int, opts ...TakeOption) (*batch.Transit, error) {
+	return r.takeTransit(ctx, partition, true, opts)
 }
 
-// TryTakeTransit is TakeTransit without the waiting: if there is nothing now
-// that could be taken, it returns nil and no error.
-func (r *Repository) TryTakeTransit(partition int) (*batch.Transit, error) {
-	return r.takeTransit(context.Background(), partition, false)
+// TryTakeTransit is TakeTransit without the waiting: if there is nothing that could be
+// taken now, also because an older batch is in transit, it returns nil and no error.
+func (r *Repository) TryTakeTransit(partition int, opts ...TakeOption) (*batch.Transit, error) {
+	return r.takeTransit(context.Background(), partition, false, opts)
 }
 
-func (r *Repository) takeTransit(ctx context.Context, partition int, wait bool) (*batch.Transit, error) {
+func (r *Repository) takeTransit(ctx context.Context, partition int, wait bool, opts []TakeOption) (*batch.Transit, error) {
 	var t *batch.Transit
-	_, err := r.take(ctx, partition, wantTransit, wait, func(b *batch.Batch) (err error) {
+	_, err := r.take(ctx, partition, takeOptionsOf(opts).want(wantTransit), wait, func(b *batch.Batch) (err error) {
 		t, err = b.TryTransit()
 		return err
 	})
@@ -87,13 +127,27 @@ func (r *Repository) takeTransit(ctx context.Context, partition int, wait bool) 
 
 // TakeByID waits until the batch of that id, which is in some partition, can move
 // to the state (see Take), moves it there and takes it. If the repository does
-// not hold it, or somebody else takes it meanwhile, the error matches
-// ErrUnknownBatch.
+// not hold it, or another takes it meanwhile, the error matches ErrUnknownBatch. For
+// batch.InTransit there is TakeTransitByID.
 func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State) (*batch.Batch, error) {
-	w, move, err := r.mover(to)
+	w, move, err := r.mover(to, "TakeTransitByID, which returns the transit")
 	if err != nil {
 		return nil, err
 	}
+	return r.takeByID(ctx, id, w, move)
+}
+
+// TakeTransitByID is TakeTransit for the batch of that id, as TakeByID is Take.
+func (r *Repository) TakeTransitByID(ctx context.Context, id batch.ID) (*batch.Transit, error) {
+	var t *batch.Transit
+	_, err := r.takeByID(ctx, id, wantTransit, func(b *batch.Batch) (err error) {
+		t, err = b.TryTransit()
+		return err
+	})
+	return t, err
+}
+
+func (r *Repository) takeByID(ctx context.Context, id batch.ID, w want, move func(*batch.Batch) error) (*batch.Batch, error) {
 	for {
 		e, changed, err := r.claimByID(id, w)
 		switch {
@@ -178,14 +232,14 @@ func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool
 		r.mu.Unlock()
 		return nil, r.closedError()
 	}
-	if e := p.oldestLocked(eligible[w]...); e != nil {
+	if e := p.firstLocked(w); e != nil {
 		p.moveLocked(e, claimed)
 		r.mu.Unlock()
 		return e, nil
 	}
-	if (r.mu.inputClosed || w == wantRest) && p.lenLocked() == 0 {
+	if err := p.endLocked(r, w); err != nil {
 		r.mu.Unlock()
-		return nil, io.EOF
+		return nil, err
 	}
 	if !wait {
 		r.mu.Unlock()
