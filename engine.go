@@ -113,7 +113,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	e.monitor, err = monitor.New(monitor.Config{
 		Reservations: e.reservations, Mover: e.mover, Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod,
-		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held,
+		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held, Changes: e.registry.Changes,
 	})
 	if err != nil {
 		return nil, err

@@ -76,12 +76,12 @@ func (b *Builtin) Register(g *Registry) error {
 	packed := [...]batch.PayloadType{batch.HostPacked, batch.DiskPacked}
 	for _, from := range append(images[:], packed[:]...) {
 		for _, to := range images {
-			if err := g.Register(from, to, b.image); err != nil {
+			if err := g.registerBuiltin(from, to, b.image); err != nil {
 				return err
 			}
 		}
 		for _, to := range packed {
-			if err := g.Register(from, to, b.pack); err != nil {
+			if err := g.registerBuiltin(from, to, b.pack); err != nil {
 				return err
 			}
 		}

@@ -221,7 +221,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 			return err
 		})
 		if err == nil && out.Space() != r.Space() {
-			err = errors.Join(fmt.Errorf("the converter's payload lies in %s", out.Space().ID()), out.Release())
+			err = &batch.UnmovableError{Batch: b.ID(), Err: errors.Join(fmt.Errorf("the converter's payload lies in %s", out.Space().ID()), out.Release())}
 		}
 		if err = ofLost(err, t.Payload().Space(), r.Space()); err != nil {
 			err = fmt.Errorf("moving batch %d from %s to %s: %w", b.ID(), src, at, ofBatch(err, b.ID()))
@@ -230,7 +230,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 		took := time.Since(start)
 		arriving()
 		if err := t.Commit(out, false); err != nil { // then out is ours still
-			return errors.Join(err, out.Release(), t.Abort())
+			return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: err}, out.Release(), t.Abort())
 		}
 		moved = size
 		m.stats.add(src, at, size, took, reason)

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
@@ -36,7 +37,7 @@ func panicked(p any) error {
 	if v, ok := p.(lockrank.Violation); ok {
 		panic(v)
 	}
-	return fmt.Errorf("convert: a transfer panicked: %v", p)
+	return &batch.UnmovableError{Err: fmt.Errorf("convert: a transfer panicked: %v", p)}
 }
 
 // pieces lends the pinned memory that a pipeline passes its chunks through.

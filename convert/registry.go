@@ -50,7 +50,8 @@ func (e *NoConverterError) Is(target error) bool { return target == ErrNoConvert
 type Registry struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Registry]
-		table map[pair]entry
+		table   map[pair]entry
+		changes uint64
 	}
 }
 
@@ -58,6 +59,7 @@ type pair struct{ from, to batch.PayloadType }
 
 type entry struct {
 	direct  Func // nil for a composed edge
+	builtin bool
 	via     batch.PayloadType
 	reserve Reserve
 }
@@ -68,6 +70,11 @@ func (g *Registry) Register(from, to batch.PayloadType, f Func) error {
 		return fmt.Errorf("convert: registering %q to %q needs both types and a function", from, to)
 	}
 	return g.add(pair{from, to}, entry{direct: f})
+}
+
+// registerBuiltin is Register for Spillway's own converters.
+func (g *Registry) registerBuiltin(from, to batch.PayloadType, f Func) error {
+	return g.add(pair{from, to}, entry{direct: f, builtin: true})
 }
 
 // Compose declares that from is turned into to by way of via, with two
@@ -90,7 +97,16 @@ func (g *Registry) add(p pair, e entry) error {
 		g.mu.table = make(map[pair]entry)
 	}
 	g.mu.table[p] = e
+	g.mu.changes++
 	return nil
+}
+
+// Changes returns how often a converter was added or removed: what could not be converted
+// before a change may be convertible after it.
+func (g *Registry) Changes() uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.mu.changes
 }
 
 // Unregister removes a converter, so that another may be registered. Moves that
@@ -102,6 +118,7 @@ func (g *Registry) Unregister(from, to batch.PayloadType) error {
 		return &NoConverterError{from, to}
 	}
 	delete(g.mu.table, pair{from, to})
+	g.mu.changes++
 	return nil
 }
 
@@ -124,20 +141,26 @@ func (g *Registry) lookup(from, to batch.PayloadType) (entry, error) {
 	defer g.mu.Unlock()
 	e, ok := g.mu.table[pair{from, to}]
 	if !ok {
-		return entry{}, &NoConverterError{from, to}
+		return entry{}, ofConverter(&NoConverterError{from, to}, true)
 	}
 	return e, nil
 }
 
 // Convert makes a payload of type to out of the one that t guards, drawn from r.
 // The transit stays open: the caller commits the result or aborts. A panic of a converter is an
-// error.
+// error. An error whose cause is the batch, and not memory, a volume or a device, is a
+// *batch.UnmovableError.
 func (g *Registry) Convert(ctx context.Context, t *batch.Transit, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
 	src := t.Payload()
 	if src == nil {
 		return nil, fmt.Errorf("convert: converting what an ended transit guarded: %w", tier.ErrReleased)
 	}
-	return g.convert(ctx, src, to, r)
+	out, err := g.convert(ctx, src, to, r)
+	var own *batch.UnmovableError
+	if errors.As(err, &own) {
+		own.Batch = t.Batch().ID()
+	}
+	return out, err
 }
 
 func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
@@ -147,7 +170,7 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 	}
 	lockrank.AssertNone("a converter runs")
 	if e.direct != nil {
-		return call(ctx, e.direct, src, to, r)
+		return call(ctx, e, src, to, r)
 	}
 	first, err := g.lookup(src.Type(), e.via)
 	if err != nil {
@@ -158,7 +181,7 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 		return nil, err
 	}
 	if first.direct == nil || second.direct == nil {
-		return nil, fmt.Errorf("convert: %s to %s by way of %s: both steps must be direct", src.Type(), to, e.via)
+		return nil, ofConverter(fmt.Errorf("convert: %s to %s by way of %s: both steps must be direct", src.Type(), to, e.via), false)
 	}
 	bytes := src.Bytes()
 	if img, ok := src.(imaged); ok {
@@ -171,11 +194,11 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 	if err != nil {
 		return nil, fmt.Errorf("convert: room for %s between %s and %s: %w", e.via, src.Type(), to, err)
 	}
-	between, err := call(ctx, first.direct, src, e.via, room)
+	between, err := call(ctx, first, src, e.via, room)
 	if err != nil {
 		return nil, errors.Join(err, room.Release())
 	}
-	out, err := call(ctx, second.direct, between, to, r)
+	out, err := call(ctx, second, between, to, r)
 	if rel := errors.Join(between.Release(), room.Release()); rel != nil {
 		if out != nil {
 			rel = errors.Join(rel, out.Release())
@@ -185,19 +208,19 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 	return out, err
 }
 
-// call runs one converter and makes its panic an error.
-func call(ctx context.Context, f Func, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (out batch.Payload, err error) {
+// call runs one direct converter and makes its panic an error.
+func call(ctx context.Context, e entry, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (out batch.Payload, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			if v, ok := p.(lockrank.Violation); ok {
 				panic(v)
 			}
-			out, err = nil, fmt.Errorf("convert: %s to %s panicked: %v\n%s", src.Type(), to, p, debug.Stack())
+			out, err = nil, &batch.UnmovableError{Err: fmt.Errorf("convert: %s to %s panicked: %v\n%s", src.Type(), to, p, debug.Stack())}
 		}
 	}()
-	out, err = f(ctx, src, r)
+	out, err = e.direct(ctx, src, r)
 	if err == nil && out == nil {
-		err = fmt.Errorf("convert: the converter from %s to %s returned nothing", src.Type(), to)
+		return nil, &batch.UnmovableError{Err: fmt.Errorf("convert: the converter from %s to %s returned nothing", src.Type(), to)}
 	}
-	return out, err
+	return out, ofConverter(err, e.builtin)
 }

@@ -17,12 +17,12 @@ var _ imaged = (*batch.Table)(nil)
 // registerTables adds the converters between tables and images, and from packed images.
 func (b *Builtin) registerTables(g *Registry) error {
 	for _, t := range []batch.PayloadType{batch.GPUImage, batch.HostImage, batch.DiskImage} {
-		if err := errors.Join(g.Register(batch.GPUTable, t, b.fromTable), g.Register(t, batch.GPUTable, b.toTable)); err != nil {
+		if err := errors.Join(g.registerBuiltin(batch.GPUTable, t, b.fromTable), g.registerBuiltin(t, batch.GPUTable, b.toTable)); err != nil {
 			return err
 		}
 	}
 	for _, t := range []batch.PayloadType{batch.HostPacked, batch.DiskPacked, batch.GPUTable} {
-		if err := g.Register(t, batch.GPUTable, b.toTable); err != nil {
+		if err := g.registerBuiltin(t, batch.GPUTable, b.toTable); err != nil {
 			return err
 		}
 	}

@@ -32,12 +32,17 @@
 // # What goes wrong
 //
 // A batch that is in use after all, or a target without room, is no error: another
-// is chosen. Any other error leaves the batch where it is and is told once; the
-// batch, and from the second error in a row the way between the two spaces, is
-// left alone for two periods, then four, up to 64. If nothing can be moved for a
-// space, that is told once, and the monitor looks again when something changes.
+// is chosen. After any other error the batch stays where it is. If the error is the
+// batch's own (batch.ErrUnmovable), an Unmovable event is sent once, and the batch is set
+// aside for two periods, then four, up to 1024; it is tried at once when it has got another
+// form, or when the converters have changed. All others go on. If the error is about the
+// machine, or nobody knows, the batch is set aside as well, up to 64 periods; and from the
+// second such error in a row the way between the two spaces, too. Then another batch is
+// tried first. If nothing can be moved for a space, that is sent once, and the monitor looks
+// again when something changes.
 // If, beyond that, all that is used in the space belongs to batches at rest, and
-// all slower tiers are full in the same way, then nobody could ever release anything:
+// all slower tiers are full in the same way, or none of the batches can be converted, then
+// nobody could ever release anything:
 // those who wait are sent away with a tier.NoSpaceError. Owners who wait for each
 // other hold something, which is the reservation manager's to find out: it asks Movable.
 //

@@ -58,6 +58,17 @@ type Refused struct {
 	Spaces  []tier.ID // those that are full for good
 }
 
+// Unmovable says that a batch could not be converted. It is set aside with growing pauses
+// and other batches go instead of it; a batch that gets another form is tried at once, as all
+// are when a converter is added or removed.
+type Unmovable struct {
+	Batch     batch.ID
+	Space, To tier.ID // where it is, and where it should have gone
+	Form      batch.PayloadType
+	Bytes     int64 // charged in Space
+	Err       error // matches batch.ErrUnmovable
+}
+
 // Lost says that a space's device is lost. Nothing is moved from it or to it any more.
 type Lost struct {
 	Space tier.ID
@@ -73,7 +84,8 @@ type Events struct {
 	Pressure  func(Pressure)
 	Stuck     func(Stuck) // once, until the space has got what it needs or moves again
 	Refused   func(Refused)
-	Lost      func(Lost) // once for each space
+	Unmovable func(Unmovable) // once for each batch and form
+	Lost      func(Lost)      // once for each space
 }
 
 // eventList tells several Events the same.
@@ -119,6 +131,14 @@ func (l eventList) refused(r Refused) {
 	}
 }
 
+func (l eventList) unmovable(u Unmovable) {
+	for _, e := range l {
+		if e.Unmovable != nil {
+			e.Unmovable(u)
+		}
+	}
+}
+
 func (l eventList) lost(s Lost) {
 	for _, e := range l {
 		if e.Lost != nil {
@@ -127,10 +147,11 @@ func (l eventList) lost(s Lost) {
 	}
 }
 
-// SlogEvents returns events that are logged: moves, and failures that the
-// monitor takes in its stride, at debug level; crossed marks, and needs that only work in
-// progress can meet, at info; failed moves, refusals, and tiers that are too small at
-// warning. Of a space that is lost, and of the moves which that has ended, whoever opened it warns: that is at debug level.
+// SlogEvents returns events that are logged. What is normal is at debug level: moves, moves
+// that find no room or a batch in use, crossed marks, and needs that work in progress will
+// meet. What needs an action is at warning level: failed moves, batches that cannot be
+// converted, refusals, and tiers that are too small. A space that is lost is at debug level,
+// and so are the moves that this has ended, because whoever opened the space warns of it.
 func SlogEvents(l *slog.Logger) Events {
 	ctx := context.Background()
 	return Events{
@@ -142,15 +163,20 @@ func SlogEvents(l *slog.Logger) Events {
 				l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move has ended", append(m.attrs(), slog.Duration("took", took))...)
 				return
 			}
-			level := slog.LevelWarn
-			if k := kindOf(err, m.To); k != failed || errors.Is(err, tier.ErrLost) {
-				level = slog.LevelDebug
+			level, text := slog.LevelDebug, "spillway: a move failed; the batch stays where it is"
+			switch kindOf(err, m.To) {
+			case cancelled:
+				text = "spillway: a move was broken off; the batch stays where it is"
+			case failed:
+				if !errors.Is(err, tier.ErrLost) {
+					level = slog.LevelWarn
+				}
 			}
-			l.LogAttrs(ctx, level, "spillway: a move failed; the batch stays where it is",
+			l.LogAttrs(ctx, level, text,
 				append(m.attrs(), slog.Duration("took", took), slog.Any("error", err))...)
 		},
 		Pressure: func(p Pressure) {
-			level, text := slog.LevelInfo, "spillway: pressure fell to the stop mark"
+			level, text := slog.LevelDebug, "spillway: pressure fell to the stop mark"
 			switch {
 			case p.Above && p.Lowest:
 				level, text = slog.LevelWarn, "spillway: pressure rose to the trigger, and there is no tier below"
@@ -161,7 +187,7 @@ func SlogEvents(l *slog.Logger) Events {
 				slog.Int64("capacity", p.Capacity), slog.Int64("trigger", p.Trigger), slog.Int64("stop", p.Stop))
 		},
 		Stuck: func(s Stuck) {
-			level, text := slog.LevelInfo, "spillway: room is needed that only work in progress can free"
+			level, text := slog.LevelDebug, "spillway: room is needed that only work in progress can free"
 			if s.Resting > 0 {
 				level, text = slog.LevelWarn, "spillway: room is needed and no batch can be moved down"
 			}
@@ -172,6 +198,11 @@ func SlogEvents(l *slog.Logger) Events {
 			l.LogAttrs(ctx, level, text, slog.String("space", s.Space.String()), slog.String("reason", s.Reason),
 				slog.Int64("need", s.Need), slog.Int64("used", s.Used), slog.Int64("limit", s.Limit), slog.Int64("capacity", s.Capacity),
 				slog.Int("waiters", s.Waiters), slog.Int64("resting", s.Resting), slog.String("below", strings.Join(below, ", ")))
+		},
+		Unmovable: func(u Unmovable) {
+			l.LogAttrs(ctx, slog.LevelWarn, "spillway: a batch cannot be converted and stays where it is; others are moved instead",
+				slog.Uint64("batch", uint64(u.Batch)), slog.String("space", u.Space.String()), slog.String("to", u.To.String()),
+				slog.String("form", string(u.Form)), slog.Int64("bytes", u.Bytes), slog.Any("error", u.Err))
 		},
 		Lost: func(s Lost) {
 			l.LogAttrs(ctx, slog.LevelDebug, "spillway: a space is lost", slog.String("space", s.Space.String()), slog.Any("error", s.Err))
@@ -205,6 +236,7 @@ const (
 	moved     outcome = iota
 	noRoom            // the target had none after all
 	busy              // somebody else uses the batch
+	unmovable         // the batch cannot be converted
 	cancelled         // the monitor is ending
 	failed            // anything else: the device or the disk
 )
@@ -215,12 +247,14 @@ func kindOf(err error, to tier.ID) outcome {
 	switch {
 	case err == nil:
 		return moved
+	case errors.Is(err, ErrEnding):
+		return cancelled
+	case errors.Is(err, batch.ErrUnmovable) && !errors.Is(err, tier.ErrLost):
+		return unmovable
 	case errors.As(err, &full) && (full.Space == to || !full.Space.Valid()): // a pool does not know its space
 		return noRoom
 	case errors.As(err, &state):
 		return busy
-	case errors.Is(err, context.Canceled):
-		return cancelled
 	}
 	return failed
 }

@@ -23,7 +23,11 @@ func TestKindOf(t *testing.T) {
 		{fmt.Errorf("writing: %w", &tier.NoSpaceError{}), noRoom},
 		{&tier.NoSpaceError{Space: disk0}, failed}, // something that the move needed beside its target
 		{errors.Join(&batch.StateError{}, nil), busy},
-		{fmt.Errorf("copying: %w", context.Canceled), cancelled},
+		{fmt.Errorf("copying: %w", context.Canceled), failed}, // whose context that was is not said
+		{fmt.Errorf("%w: %w", ErrEnding, errors.New("copying")), cancelled},
+		{&batch.UnmovableError{Err: errors.New("no converter")}, unmovable},
+		{&batch.UnmovableError{Err: &batch.StateError{}}, unmovable},
+		{errors.Join(tier.ErrLost, &batch.UnmovableError{Err: errors.New("panicked")}), failed},
 		{errors.New("input/output error"), failed},
 	} {
 		if got := kindOf(tt.err, host0); got != tt.want {
@@ -80,6 +84,10 @@ func TestSlogEvents(t *testing.T) {
 	e.MoveEnded(m, time.Second, nil)
 	e.MoveEnded(m, time.Second, &tier.NoSpaceError{Space: host0})
 	e.MoveEnded(m, time.Second, errors.New("broken"))
+	e.MoveEnded(m, time.Second, fmt.Errorf("%w: %w", ErrEnding, tier.ErrClosed))
+	cannot := &batch.UnmovableError{Batch: 7, Err: errors.New("no converter")}
+	e.MoveEnded(m, time.Second, cannot)
+	e.Unmovable(Unmovable{Batch: 7, Space: gpu0, To: host0, Form: "mine", Bytes: 4096, Err: cannot})
 	gone := fmt.Errorf("moving: %w", tier.ErrLost)
 	e.MoveEnded(m, time.Second, gone)
 	e.Lost(Lost{Space: gpu0, Err: gone})
@@ -93,13 +101,16 @@ func TestSlogEvents(t *testing.T) {
 level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="host:0 has no space for 0 bytes: 0 available"
 level=WARN msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error=broken
+level=DEBUG msg="spillway: a move was broken off; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="monitor: the monitor is ending: closed"
+level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="batch 7 cannot be converted: no converter"
+level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=7 space=gpu:0 to=host:0 form=mine bytes=4096 error="batch 7 cannot be converted: no converter"
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="moving: lost"
 level=DEBUG msg="spillway: a space is lost" space=gpu:0 error="moving: lost"
-level=INFO msg="spillway: pressure rose to the trigger" space=gpu:0 bytes=9 capacity=10 trigger=8 stop=6
+level=DEBUG msg="spillway: pressure rose to the trigger" space=gpu:0 bytes=9 capacity=10 trigger=8 stop=6
 level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=disk:0 bytes=9 capacity=10 trigger=8 stop=6
-level=INFO msg="spillway: pressure fell to the stop mark" space=gpu:0 bytes=6 capacity=10 trigger=8 stop=6
+level=DEBUG msg="spillway: pressure fell to the stop mark" space=gpu:0 bytes=6 capacity=10 trigger=8 stop=6
 level=WARN msg="spillway: room is needed and no batch can be moved down" space=gpu:0 reason=demand need=1 used=9 limit=9 capacity=10 waiters=2 resting=5 below="host:0 has 3, disk:0 has 0"
-level=INFO msg="spillway: room is needed that only work in progress can free" space=gpu:0 reason=trigger need=1 used=9 limit=9 capacity=10 waiters=0 resting=0 below=""
+level=DEBUG msg="spillway: room is needed that only work in progress can free" space=gpu:0 reason=trigger need=1 used=9 limit=9 capacity=10 waiters=0 resting=0 below=""
 level=WARN msg="spillway: waiters were refused: all room is taken by batches at rest, and no tier below has room" waiters=2 full="disk:0, gpu:0"
 `
 	if out.String() != want {

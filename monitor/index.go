@@ -43,6 +43,8 @@ type entry struct {
 	made  uint64 // its number: no two entries are equal in a tree
 	facts
 	aside bool // a move of it is under way, or failed a moment ago
+	kept  bool // aside after a failure, until its form is no longer that which failed
+	form  batch.PayloadType
 	keyed bool // it is in byKey
 	sized bool // it is in bySize
 }
@@ -173,7 +175,7 @@ func (x *Index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 	}
 	if e == nil {
 		e = x.enterLocked(b, info.ID)
-	} else if e.facts == f {
+	} else if e.facts == f && !(e.kept && e.form != b.PayloadType()) {
 		return false, nil
 	} else if e.place == f.place {
 		// Most changes leave the place and the size as they are, and one tree of
@@ -189,6 +191,9 @@ func (x *Index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 		x.removeLocked(e)
 	}
 	was := e.victim
+	if e.kept && (e.place != f.place || e.bytes != f.bytes || e.form != b.PayloadType()) {
+		e.aside, e.kept, was = false, false, false
+	}
 	e.facts = f
 	x.countLocked(e)
 	x.listLocked(e)
@@ -287,12 +292,21 @@ func (x *Index) unsizeLocked(e *entry) {
 func (x *Index) setAside(b *batch.Batch, aside bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	e := x.mu.entries[b]
-	if e == nil || e.aside == aside {
-		return
+	if e := x.mu.entries[b]; e != nil {
+		e.aside, e.kept = aside, false
+		x.listLocked(e)
 	}
-	e.aside = aside
-	x.listLocked(e)
+}
+
+// keepAside takes b out of the victims until it is put back or has another form, size or
+// place.
+func (x *Index) keepAside(b *batch.Batch) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if e := x.mu.entries[b]; e != nil {
+		e.aside, e.kept, e.form = true, true, b.PayloadType()
+		x.listLocked(e)
+	}
 }
 
 // summary is a cut through one space's part of the index.
@@ -315,14 +329,15 @@ func (x *Index) summary(place int) summary {
 	return sum
 }
 
-// where returns the place in which b is, -1 if it is not known.
-func (x *Index) where(b *batch.Batch) int {
+// where returns the place in which b is, -1 if it is not known, and whether it is set
+// aside there.
+func (x *Index) where(b *batch.Batch) (place int, aside bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if e := x.mu.entries[b]; e != nil {
-		return e.place
+		return e.place, e.aside
 	}
-	return -1
+	return -1, false
 }
 
 // victims appends at most ShortlistMax victims of a space to dst, in the

@@ -27,7 +27,8 @@ type Mover interface {
 	// Move brings b to the first space of the strategy that has room. With the
 	// reasons of this package it must not wait for room, nor for others who use the
 	// batch: that is a *tier.NoSpaceError of the target, or a *batch.StateError, at
-	// once. After any error the batch is whole where it was.
+	// once. An error that matches batch.ErrUnmovable is about the batch alone: others
+	// are moved between the same spaces. After any error the batch is whole where it was.
 	Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error
 }
 
@@ -41,6 +42,7 @@ type Config struct {
 	Logger       *slog.Logger        // gets what SlogEvents writes; nil: nothing is logged
 	Events       Events              // beside the Logger
 	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
+	Changes      func() uint64       // another number means that what could not be converted may be convertible now; nil: never
 }
 
 // Validate says what New would refuse.
@@ -79,6 +81,8 @@ type Monitor struct {
 	ended     chan result
 	executors sync.WaitGroup
 	faults    map[*batch.Batch]*fault
+	due       time.Time // when one of the faults is to be looked at; zero if there is none
+	changes   uint64    // that Changes returned last
 	last      time.Time // of the last step
 	demand    []reservation.Demand
 	again     []reservation.Demand
@@ -190,7 +194,7 @@ func (m *Monitor) watch(ctx context.Context) {
 			case <-m.wake:
 			case <-later.C:
 			case r := <-m.ended:
-				m.finish(ctx, r)
+				m.finish(r)
 			case <-m.hint:
 				if early := gap - time.Since(m.last); early > 0 {
 					later.Reset(early)
@@ -199,17 +203,17 @@ func (m *Monitor) watch(ctx context.Context) {
 			}
 			break
 		}
-		m.drain(ctx)
+		m.drain()
 	}
 }
 
 // drain takes note of all moves that have ended, so that the step which follows
 // sees them together.
-func (m *Monitor) drain(ctx context.Context) {
+func (m *Monitor) drain() {
 	for {
 		select {
 		case r := <-m.ended:
-			m.finish(ctx, r)
+			m.finish(r)
 		default:
 			return
 		}
@@ -219,15 +223,14 @@ func (m *Monitor) drain(ctx context.Context) {
 // finishAll ends a Run: nothing that it started is left.
 func (m *Monitor) finishAll() {
 	m.executors.Wait()
-	done, cancel := context.WithCancel(context.Background())
-	cancel()
-	m.drain(done)
+	m.drain()
 	m.starved.Store(false)
 	m.outlook.Store(nil)
 	for b := range m.faults {
 		m.index.setAside(b, false)
 	}
 	clear(m.faults)
+	m.due = time.Time{}
 }
 
 // changed hears of every change of a space's books, on whatever goroutine.
@@ -333,13 +336,18 @@ func (m *Monitor) execute(ctx context.Context, c Choice) {
 		m.events.moveBegun(mv)
 		start := time.Now()
 		r.err = m.cfg.Mover.Move(ctx, c.Victim.Batch, reservation.Specific(to), c.Reason)
+		if r.err != nil && ctx.Err() != nil {
+			// The error's own text is no evidence: a file system may return
+			// context.Canceled for reasons of its own.
+			r.err = fmt.Errorf("%w: %w", ErrEnding, r.err)
+		}
 		m.events.moveEnded(mv, time.Since(start), r.err)
 	})
 	m.ended <- r
 }
 
 // finish notes the end of a move.
-func (m *Monitor) finish(ctx context.Context, r result) {
+func (m *Monitor) finish(r result) {
 	now := time.Now()
 	b := r.Victim.Batch
 	from, to := m.spaces[r.From], m.spaces[r.To]
@@ -350,9 +358,6 @@ func (m *Monitor) finish(ctx context.Context, r result) {
 	e.underWay--
 
 	kind := kindOf(r.err, to.ID())
-	if kind != moved && ctx.Err() != nil {
-		kind = cancelled
-	}
 	m.stats.count(kind, r.Victim.Bytes)
 	switch kind {
 	case moved:
@@ -364,27 +369,27 @@ func (m *Monitor) finish(ctx context.Context, r result) {
 	case noRoom:
 		to.refusal.note(now, m.cfg.Period, r.Victim.Bytes, max(r.usedBefore, to.Used()))
 		to.refusal.why = causeOf(r.err)
-	case busy:
-		m.fault(b, now, 0)
-		return
-	case failed:
-		e.fail(now, m.cfg.Period)
-		e.why = r.err
-		m.fault(b, now, 1)
+	case busy, failed, unmovable:
+		m.fault(r, kind, now)
 		return
 	}
 	m.index.setAside(b, false)
 }
 
+// ErrEnding is matched by the error of a move that the monitor broke off because Run's
+// context ended: nothing has failed.
+var ErrEnding = errors.New("monitor: the monitor is ending")
+
 // Stats are counts since the monitor was made.
 type Stats struct {
-	Steps   int64 // looks that found something to do
-	Moves   int64 // that succeeded
-	Bytes   int64 // that those freed
-	NoRoom  int64 // moves that found no room after all
-	Busy    int64 // moves that found the batch in use
-	Failed  int64 // moves that failed otherwise
-	Refused int64 // waiters sent away because everything was full
+	Steps     int64 // looks that found something to do
+	Moves     int64 // that succeeded
+	Bytes     int64 // that those freed
+	NoRoom    int64 // moves that found no room after all
+	Busy      int64 // moves that found the batch in use
+	Unmovable int64 // moves of batches that could not be converted
+	Failed    int64 // moves that failed otherwise
+	Refused   int64 // waiters sent away because everything was full
 }
 
 // Stats returns what the monitor has done so far.
@@ -392,12 +397,12 @@ func (m *Monitor) Stats() Stats {
 	c := &m.stats
 	return Stats{
 		Steps: c.steps.Load(), Moves: c.moves.Load(), Bytes: c.bytes.Load(), NoRoom: c.noRoom.Load(),
-		Busy: c.busy.Load(), Failed: c.failed.Load(), Refused: c.refused.Load(),
+		Busy: c.busy.Load(), Unmovable: c.unmovable.Load(), Failed: c.failed.Load(), Refused: c.refused.Load(),
 	}
 }
 
 type counters struct {
-	steps, moves, bytes, noRoom, busy, failed, refused atomic.Int64
+	steps, moves, bytes, noRoom, busy, unmovable, failed, refused atomic.Int64
 }
 
 func (c *counters) count(kind outcome, bytes int64) {
@@ -409,6 +414,8 @@ func (c *counters) count(kind outcome, bytes int64) {
 		c.noRoom.Add(1)
 	case busy:
 		c.busy.Add(1)
+	case unmovable:
+		c.unmovable.Add(1)
 	case failed:
 		c.failed.Add(1)
 	}

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -70,45 +69,6 @@ func (s *space) sampleForeign() int64 {
 	return s.foreign
 }
 
-// After an error things are tried again later: after two periods, then four, and
-// so on up to 64, which is about three seconds by default.
-const (
-	backoffMax = 6 // doublings
-	// giveUp is after how many failures in a row nobody should wait for an edge
-	// or a batch any more. It is still tried now and then.
-	giveUp = 3
-)
-
-func backoff(period time.Duration, failures int) time.Duration {
-	return period << min(max(1, failures), backoffMax)
-}
-
-// edge is a way down.
-type edge struct {
-	underWay int
-	failures int // in a row
-	until    time.Time
-	why      error // of the last failure
-}
-
-// fail notes a failure. The first may be the batch's own, so that it does not
-// block the edge.
-func (e *edge) fail(now time.Time, period time.Duration) {
-	if e.failures++; e.failures > 1 {
-		e.until = now.Add(backoff(period, e.failures))
-	}
-}
-
-func (e *edge) state(to int, now time.Time, perEdge int) Edge {
-	if e.failures > 0 {
-		perEdge = 1 // one try tells whether it works again
-	}
-	return Edge{
-		To: to, UnderWay: e.underWay, Free: max(0, perEdge-e.underWay),
-		Blocked: now.Before(e.until), Broken: e.failures >= giveUp,
-	}
-}
-
 // refusal is what a space had no room for although its books said so: the file
 // system is full, the room is in pieces, or it is kept for others.
 type refusal struct {
@@ -133,55 +93,6 @@ func (f *refusal) bound(now time.Time, used int64) int64 {
 		f.bytes = 0
 	}
 	return f.bytes
-}
-
-// fault is a batch whose move went wrong.
-type fault struct {
-	failures int
-	until    time.Time // until then it is set aside
-	forget   time.Time
-	back     bool // it is a victim again, and only its failures are remembered
-}
-
-// fault sets b aside for a while.
-func (m *Monitor) fault(b *batch.Batch, now time.Time, failures int) {
-	f := m.faults[b]
-	if f == nil {
-		f = new(fault)
-		m.faults[b] = f
-	}
-	f.failures += failures
-	f.back = false
-	f.until = now.Add(m.cfg.Period)
-	if failures > 0 {
-		f.until = now.Add(backoff(m.cfg.Period, f.failures))
-	}
-	f.forget = f.until.Add(m.cfg.Period << (backoffMax + 1))
-}
-
-// putBack makes victims again of what was set aside for long enough.
-func (m *Monitor) putBack(now time.Time) {
-	for b, f := range m.faults {
-		if !f.back && !now.Before(f.until) {
-			f.back = true
-			m.index.setAside(b, false)
-		}
-		if !now.Before(f.forget) {
-			delete(m.faults, b)
-		}
-	}
-}
-
-// aside counts, for each space, the victims that were set aside and are worth
-// waiting for.
-func (m *Monitor) aside() []int {
-	n := make([]int, len(m.spaces))
-	for b, f := range m.faults {
-		if place := m.index.where(b); place >= 0 && !f.back && f.failures < giveUp {
-			n[place]++
-		}
-	}
-	return n
 }
 
 // isLost says whether s is lost, so that nothing can be moved from it or to it, and tells the first time.
@@ -321,6 +232,11 @@ func (m *Monitor) whyRefused(state State, full []tier.ID) string {
 	for i, s := range m.spaces {
 		if !slices.Contains(full, s.ID()) {
 			continue
+		}
+		if cannot := m.cannotMove(i); cannot != "" && state.Spaces[i].Smallest == 0 {
+			return "all that is left there at rest cannot be moved: " + cannot + ": register a converter, or consume or drop them"
+		} else if cannot != "" {
+			return refuseHint + "; " + cannot
 		}
 		for _, e := range state.Spaces[i].Down {
 			why := error(nil)

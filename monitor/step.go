@@ -373,8 +373,8 @@ func Full(s State) []bool {
 		sp := &s.Spaces[i]
 		full[i] = sp.Moving == 0 && sp.coming() == 0 && sp.Aside == 0 && sp.Used <= sp.Rest+sp.Base
 		for _, e := range sp.Down {
-			if to := &s.Spaces[e.To]; !e.Broken && sp.Rest > 0 {
-				fits := sp.Smallest > 0 && to.charge(sp.Smallest) <= to.lasting()
+			if to := &s.Spaces[e.To]; !e.Broken && sp.Smallest > 0 { // else there is none to go down
+				fits := to.charge(sp.Smallest) <= to.lasting()
 				full[i] = full[i] && full[e.To] && !fits
 			}
 		}

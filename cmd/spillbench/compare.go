@@ -173,7 +173,7 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 	open := func(ctx context.Context) (*spillway.Engine, error) {
 		eng, err := spillway.Open(ctx, cfg)
 		if err != nil {
-			return nil, f.engine.explain(err)
+			return nil, f.engine.explain(ctx, err)
 		}
 		return eng, nil
 	}

@@ -49,7 +49,7 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 	}
 	eng, err := spillway.Open(ctx, cfg)
 	if err != nil {
-		return nil, e.explain(err)
+		return nil, e.explain(ctx, err)
 	}
 	faults.Arm()
 	for _, w := range eng.Warnings() {
@@ -228,13 +228,13 @@ func pathless(err error) error {
 }
 
 // explain adds to an error of opening which flag would help.
-func (e *engineFlags) explain(err error) error {
+func (e *engineFlags) explain(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, spillway.ErrShareOfSimulated) && e.gpu != "cuda":
 		return &fail.Error{Status: fail.Usage, Err: fmt.Errorf("--gpu-memory %s: %w", e.gpuMemory.String(), err), Fix: "give a size, such as 512MiB"}
 	case errors.Is(err, tier.ErrNotSupported) && e.gpu == "cuda":
 		return &fail.Error{Status: fail.Environment, Err: err, Fix: "install NVIDIA's driver and start containers with --gpus; or use --gpu sim for the simulated one"}
-	case errors.Is(err, tier.ErrNoSpace), errors.Is(err, context.Canceled):
+	case errors.Is(err, tier.ErrNoSpace), ctx.Err() != nil:
 		return err
 	}
 	return &fail.Error{Status: fail.Environment, Err: err, Fix: "see --gpu-memory, --host-memory and --disk"}

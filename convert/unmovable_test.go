@@ -1,0 +1,80 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestWhoseFailure: what a converter says about the batch is the batch's failure; what memory,
+// a volume or a device says is not, for other batches meet it as well.
+func TestWhoseFailure(t *testing.T) {
+	fails := func(err error) Func {
+		return func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) { return nil, err }
+	}
+	for _, tt := range []struct {
+		name string
+		f    Func // nil: there is no converter
+		own  bool
+	}{
+		{"no converter", nil, true},
+		{"it returns an error", fails(errors.New("I do not like it")), true},
+		{"it returns nothing", fails(nil), true},
+		{"corrupt bytes", fails(&CorruptError{}), true},
+		{"it panics", func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) { panic("no") }, true},
+		{"a batch of other rows", func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			d := *src.(*batch.Image).Descriptor()
+			d.Rows--
+			buf, err := r.AllocCuts(d.Body, d.Cuts())
+			return batch.NewImage(&d, buf, r.Space()), err
+		}, true},
+		{"no room", fails(&tier.NoSpaceError{Space: tier.ID{Kind: tier.Disk}}), false},
+		{"the disk", fails(fmt.Errorf("writing: %w", syscall.EIO)), false},
+		{"the GPU", fails(&tier.LostError{}), false},
+		{"the end", fails(tier.ErrClosed), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newMachine(t, machineConfig{})
+			b := m.put(t, numbered(1, 1000), tier.GPU)
+			was := m.registry.Changes()
+			err := m.registry.Unregister(batch.GPUImage, batch.HostImage)
+			if tt.f != nil {
+				err = errors.Join(err, m.registry.Register(batch.GPUImage, batch.HostImage, tt.f))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.registry.Changes() == was {
+				t.Error("the registry does not count the change")
+			}
+			err = m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host), ReasonTrigger)
+			var own *batch.UnmovableError
+			if err == nil || errors.As(err, &own) != tt.own || errors.Is(err, batch.ErrUnmovable) != tt.own {
+				t.Errorf("the error is %v", err)
+			}
+			if tt.own && own.Batch != b.ID() {
+				t.Errorf("the error is about batch %d, want %d", own.Batch, b.ID())
+			}
+			m.rests(t, b, tier.GPU)
+		})
+	}
+}
+
+// refusing is a device whose copies to the host fail.
+type refusing struct{ tier.Device }
+
+func (refusing) CopyToHost(tier.Stream, []byte, tier.Addr) error { return errors.New("in the device") }
+
+func TestWhoseFailureInTheDevice(t *testing.T) {
+	m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { return refusing{d} }})
+	b := m.put(t, numbered(1, 1000), tier.GPU)
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host), ReasonTrigger); err == nil || errors.Is(err, batch.ErrUnmovable) {
+		t.Errorf("the error is %v", err)
+	}
+}

@@ -1,0 +1,233 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// unmovables make moves of all batches above an id fail for the batch's own sake.
+func unmovables(w *world, above batch.ID) {
+	w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
+		if b.ID() > above {
+			return &batch.UnmovableError{Batch: b.ID(), Err: errors.New("no converter")}
+		}
+		return nil
+	}
+}
+
+// TestUnmovable: batches that cannot be converted are set apart, and all others go as if they
+// were not there.
+func TestUnmovable(t *testing.T) {
+	told := func(c *Config) *[]Unmovable {
+		var all []Unmovable
+		c.Events.Unmovable = func(u Unmovable) { all = append(all, u) }
+		return &all
+	}
+	for _, bad := range []int{1, 2, 20} {
+		bubble(t, fmt.Sprintf("the newest %d", bad), func(t *testing.T) {
+			var cannot *[]Unmovable
+			w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) { cannot = told(c) })
+			unmovables(w, batch.ID(32-bad))
+			all := w.fillSpace(host0, 32, kib)
+			w.start()
+			settle(time.Second)
+			begin := time.Now()
+			o := <-w.reserve(t.Context(), host0, 44*kib)
+			if o.err != nil {
+				t.Fatal(o.err)
+			}
+			if d := time.Since(begin); d > 2*DefaultPeriod {
+				t.Errorf("the waiter was served after %v", d)
+			}
+			synctest.Wait()
+			if n := w.moved(); n != 12*kib {
+				t.Errorf("%d bytes were moved, want the 12 KiB that are lacking", n)
+			}
+			if len(*cannot) != bad {
+				t.Errorf("told of %d batches, want %d: %+v", len(*cannot), bad, *cannot)
+			}
+			o.r.Release()
+			w.end(all...)
+		})
+	}
+	bubble(t, "and again, with growing pauses", func(t *testing.T) {
+		var cannot *[]Unmovable
+		w := newWorld(t, sizes{host0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) { cannot = told(c) })
+		unmovables(w, 0)
+		all := w.fillSpace(host0, 85, kib)
+		w.start()
+		settle(10 * time.Minute)
+		// Each is tried after 2, 4, 8 … 1024 periods, and then every 1024 of 50 ms or twice that.
+		if n := len(w.failed); n < 85*12 || n > 85*25 {
+			t.Errorf("%d tries of 85 batches in ten minutes", n)
+		}
+		if len(*cannot) != 85 {
+			t.Errorf("told of %d batches, want each once", len(*cannot))
+		}
+		w.mover.fault = nil
+		settle(3 * time.Minute)
+		if used := w.spaces[host0].Used(); used != 60*kib {
+			t.Errorf("%d bytes are left when they can be moved", used)
+		}
+		w.end(all...)
+	})
+	bubble(t, "nothing else is left", func(t *testing.T) {
+		for _, n := range []int{1, 64} {
+			w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, nil)
+			unmovables(w, 0)
+			all := w.fillSpace(host0, n, 64*kib/int64(n))
+			w.start()
+			o := <-w.reserve(t.Context(), host0, kib)
+			var full *tier.NoSpaceError
+			want := "no converter"
+			if n > 1 {
+				want = fmt.Sprintf("%d batches of %d bytes cannot be converted", n, 64*kib)
+			}
+			if !errors.As(o.err, &full) || !strings.Contains(full.Error(), want) || strings.Contains(full.Error(), "larger") {
+				t.Errorf("%d batches: the outcome is %v", n, o.err)
+			}
+			w.end(all...)
+		}
+	})
+	bubble(t, "a batch in use may still be released", func(t *testing.T) {
+		w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, nil)
+		unmovables(w, 1)
+		all := w.fillSpace(host0, 2, 32*kib)
+		release := lockOne(t, all[0])
+		w.start()
+		out := w.reserve(t.Context(), host0, kib)
+		settle(time.Minute)
+		if len(out) != 0 {
+			t.Fatalf("the wait has ended: %v", (<-out).err)
+		}
+		release()
+		o := <-out
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		o.r.Release()
+		w.end(all...)
+	})
+	bubble(t, "another form is tried at once", func(t *testing.T) {
+		w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, nil)
+		unmovables(w, 0)
+		b := w.put(host0, 56*kib, seq(1))
+		w.start()
+		settle(time.Minute)
+		w.mover.fault = nil
+		tries := len(w.failed)
+		r, err := w.res.TryReserve(specific(host0), 2*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr, err := b.TryTransit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf, err := r.Alloc(2 * kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.Commit(batch.NewImage(&batch.Descriptor{Rows: 1, Body: 2 * kib}, buf, r.Space()), false); err != nil {
+			t.Fatal(err)
+		}
+		r.Release()
+		o := <-w.reserve(t.Context(), host0, 63*kib)
+		if o.err != nil || len(w.failed) != tries {
+			t.Errorf("the outcome is %v, with %d failures more", o.err, len(w.failed)-tries)
+		} else {
+			o.r.Release()
+		}
+		w.end(b)
+	})
+	bubble(t, "a new converter is tried at once", func(t *testing.T) {
+		var changes atomic.Uint64
+		w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) { c.Changes = changes.Load })
+		unmovables(w, 0)
+		all := w.fillSpace(host0, 2, 28*kib)
+		w.start()
+		settle(time.Minute)
+		w.mover.fault = nil
+		changes.Add(1)
+		begin := time.Now()
+		o := <-w.reserve(t.Context(), host0, 60*kib)
+		if d := time.Since(begin); o.err != nil || d > 2*DefaultPeriod {
+			t.Errorf("the outcome is %v after %v", o.err, d)
+		} else {
+			o.r.Release()
+		}
+		w.end(all...)
+	})
+}
+
+// TestUnknownErrors: an error may be a batch's or a volume's. After some the volume is tried
+// with another batch first, and those that have failed do not keep it from all others.
+func TestUnknownErrors(t *testing.T) {
+	bubble(t, "two bad batches", func(t *testing.T) {
+		w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, nil)
+		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
+			if b.ID() > 30 {
+				return errors.New("strange")
+			}
+			return nil
+		}
+		all := w.fillSpace(host0, 32, kib)
+		w.start()
+		for range 10 {
+			o := <-w.reserve(t.Context(), host0, 33*kib)
+			if o.err != nil {
+				t.Fatal(o.err)
+			}
+			o.r.Release()
+			all = append(all, w.fillSpace(host0, 1, kib)...)
+			settle(time.Second)
+		}
+		w.end(all...)
+	})
+	// The file system's word is not the monitor's context.
+	bubble(t, "a foreign cancellation", func(t *testing.T) {
+		w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, nil)
+		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error { return fmt.Errorf("writing: %w", context.Canceled) }
+		all := w.fillSpace(host0, 60, kib)
+		w.start()
+		settle(time.Minute)
+		s := w.mon.Stats()
+		if n := len(w.failed); n < 10 || n > 100 || s.Failed != int64(n) || s.Steps > 61*20+200 {
+			t.Errorf("%d tries in a minute; %+v", n, s)
+		}
+		w.end(all...)
+	})
+}
+
+// TestEndOfMoves: a move that the end of Run breaks off is no failure.
+func TestEndOfMoves(t *testing.T) {
+	bubble(t, "Run ends", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(_ *Config, w *world) { w.mover.bytesA = time.Hour })
+		all := w.fillSpace(gpu0, 85, kib)
+		w.start()
+		synctest.Wait()
+		w.stop()
+		w.stop = nil
+		if len(w.failed) == 0 {
+			t.Error("no move was under way")
+		}
+		for _, err := range w.failed {
+			if !errors.Is(err, ErrEnding) {
+				t.Errorf("a move ended with %v", err)
+			}
+		}
+		if s := w.mon.Stats(); s.Failed != 0 || s.Busy != 0 {
+			t.Errorf("%+v", s)
+		}
+		w.end(all...)
+	})
+}
