@@ -5,11 +5,13 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
@@ -104,5 +106,49 @@ func TestFullOfDictionaries(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestSharedDictionaryFillsTheGPU: a dictionary that is in the GPU already takes no room there
+// again, so that batches which share a large one fill the GPU before host memory is used.
+func TestSharedDictionaryFillsTheGPU(t *testing.T) {
+	const batches = 50
+	eng, _ := openSmall(t, 64<<20, 128<<20)
+	defer closeClean(t, eng)
+	plan, err := eng.Plan("full")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("scan", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := array.NewStringBuilder(memory.DefaultAllocator)
+	defer words.Release()
+	for n := range 30 {
+		words.Append(strings.Repeat(string(rune('a'+n)), 1<<20))
+	}
+	dict := words.NewArray()
+	indices := array.NewInt32Builder(memory.DefaultAllocator)
+	defer indices.Release()
+	for n := range 1 << 18 {
+		indices.Append(int32(n % 30))
+	}
+	coded := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
+	column := array.NewDictionaryArray(coded, indices.NewArray(), dict)
+	schema := arrow.NewSchema([]arrow.Field{{Name: "word", Type: coded}}, nil)
+	rec := array.NewRecordBatch(schema, []arrow.Array{column}, 1<<18)
+	for range batches {
+		if err := repo.Put(t.Context(), 0, rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gpu := gpuOf(t, eng)
+	// The monitor may be at work between the marks.
+	if least := gpu.Stop() - 2<<20; gpu.Used() < least {
+		t.Errorf("%d bytes of the GPU are in use, want %d or more of %d", gpu.Used(), least, gpu.Capacity())
+	}
+	if n := eng.Mover().DictionaryBytes(gpu.ID()); n > 31<<20 {
+		t.Errorf("%d bytes of dictionaries are in the GPU", n)
 	}
 }

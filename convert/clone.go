@@ -67,9 +67,8 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batc
 		return nil, &batch.StateError{Batch: b.ID(), State: b.State(), Op: "clone", Status: batch.MissingData}
 	}
 	to, dicts := reservation.Specific(at), m.cfg.Builtin.dicts.of(desc.AllDictionaries())
-	room := m.roomAs(b.PayloadType(), desc, to, desc.Body)
-	reserve := m.reserver(ctx, room, dicts)
-	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) (err error) {
+	what := takesAs(b.PayloadType(), desc, desc.Body, dicts)
+	err = m.inRoom(ctx, true, to, m.reserver(ctx, &what), func(r reservation.Reservation) (err error) {
 		h, err := openAny(ctx, b)
 		if err != nil {
 			return err
@@ -78,7 +77,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batc
 		if h.Space().ID() != at {
 			return errMoved
 		}
-		return m.pinned(r, room, dicts, func() (err error) {
+		return m.pinned(r, &what, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, h.Payload(), h.Payload().Type(), r)
 			return err
 		})

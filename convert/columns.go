@@ -163,10 +163,9 @@ func (m *Mover) readColumns(ctx context.Context, src imaged, file tier.FileMemor
 }
 
 func (m *Mover) readPlanned(ctx context.Context, p *columnPlan) (rec arrow.RecordBatch, err error) {
-	dicts := m.cfg.Builtin.dicts.of(p.desc.AllDictionaries())
-	reserve := m.reserver(ctx, p.desc.Body, dicts)
-	err = m.inRoom(ctx, true, reservation.AnyInTier(tier.Host), reserve, func(r reservation.Reservation) error {
-		return m.pinned(r, p.desc.Body, dicts, func() (err error) {
+	what := takes{body: p.desc.Body, dicts: m.cfg.Builtin.dicts.of(p.desc.AllDictionaries())}
+	err = m.inRoom(ctx, true, reservation.AnyInTier(tier.Host), m.reserver(ctx, &what), func(r reservation.Reservation) error {
+		return m.pinned(r, &what, func() (err error) {
 			rec, err = m.cfg.Builtin.readColumns(ctx, p, r)
 			return err
 		})

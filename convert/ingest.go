@@ -47,11 +47,12 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	store := &m.cfg.Builtin.dicts
 	dicts := store.resolve(l.Dictionaries(), afresh)
 	defer store.letGo(dicts...)
+	what := takes{body: l.Size(), dicts: dicts}
 	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait {
-			return m.cfg.Reservations.TryReserve(to, m.need(to, l.Size(), dicts))
+			return m.cfg.Reservations.TryReserve(what.of(to), what.body)
 		}
-		return m.reserveOrSlower(ctx, to, l.Size(), dicts)
+		return m.reserveOrSlower(ctx, to, &what)
 	}
 	var space *tier.Space
 	var buf *tier.Buffer
@@ -59,7 +60,7 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	packed := false
 	var shared []batch.Shared
 	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
-		return m.pinned(r, l.Size(), dicts, func() (err error) {
+		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
 			if packed = m.cfg.Builtin.packsOnce(l.Size(), space); packed {
 				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
@@ -163,11 +164,10 @@ func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*diction
 	return shared, nil
 }
 
-func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, body int64, dicts []*dictionary) (reservation.Reservation, error) {
-	size := m.need(to, body, dicts)
-	r, err := m.cfg.Reservations.Reserve(ctx, to, size)
+func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, what *takes) (reservation.Reservation, error) {
+	r, err := m.cfg.Reservations.Reserve(ctx, what.of(to), what.body)
 	if errors.Is(err, tier.ErrLost) { // which it was waited for; what is left may be too small for good
-		r, err = m.cfg.Reservations.Reserve(ctx, to, m.need(to, body, dicts))
+		r, err = m.cfg.Reservations.Reserve(ctx, what.of(to), what.body)
 	}
 	if !errors.Is(err, reservation.ErrExceeded) {
 		return r, err
@@ -181,14 +181,13 @@ func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, bo
 		if len(m.cfg.Reservations.Spaces().InTier(k)) == 0 {
 			continue
 		}
-		size := m.need(reservation.AnyInTier(k), body, dicts)
-		r, e := m.cfg.Reservations.Reserve(ctx, reservation.AnyInTier(k), size)
+		r, e := m.cfg.Reservations.Reserve(ctx, what.of(reservation.AnyInTier(k)), what.body)
 		if errors.Is(e, reservation.ErrExceeded) {
 			err = e // the last tier's word is the one that matters
 			continue
 		}
 		if e == nil && m.cfg.Events.Oversized != nil {
-			m.cfg.Events.Oversized(size, to, r.Space().ID())
+			m.cfg.Events.Oversized(r.Bytes(), to, r.Space().ID())
 		}
 		return r, e
 	}

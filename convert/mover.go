@@ -180,19 +180,14 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 		ctx = forMonitor(ctx)
 	}
 	size, dicts := m.sizes(b)
-	room := m.roomAs(aim.form, b.Descriptor(), aim.to, size)
+	what := takesAs(aim.form, b.Descriptor(), size, dicts)
 	waiting := ctx
 	if from, ok := m.cfg.Reservations.Spaces().ByID(b.Info().Space); ok && waits && given.IsZero() {
 		var done func()
 		waiting, done = untilLost(ctx, from)
 		defer done()
 	}
-	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
-		if !wait || !waits {
-			return m.cfg.Reservations.TryReserve(to, m.need(to, room, dicts))
-		}
-		return m.cfg.Reservations.Reserve(waiting, to, m.need(to, room, dicts))
-	}
+	reserve := m.reserver(waiting, &what)
 	transfer := func(r reservation.Reservation) (err error) {
 		at = r.Space().ID()
 		var t *batch.Transit
@@ -216,7 +211,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 		}
 		start := time.Now()
 		var out batch.Payload
-		err = m.pinned(r, room, dicts, func() (err error) {
+		err = m.pinned(r, &what, func() (err error) {
 			out, err = m.cfg.Registry.Convert(ctx, t, form, r)
 			return err
 		})
@@ -239,7 +234,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 	if given.IsZero() {
 		err = m.inRoom(waiting, waits, aim.to, reserve, transfer)
 	} else if err = transfer(given); errors.Is(err, errGone) {
-		err = m.tooLittle(given, room, dicts)
+		err = m.tooLittle(given, &what)
 	}
 	return at, moved, err
 }

@@ -53,12 +53,12 @@ func (m *Mover) inHost(ctx context.Context, src imaged) (out batch.Payload, err 
 	if err := src.Space().Lost(); err != nil {
 		return nil, err
 	}
-	to, body := reservation.AnyInTier(tier.Host), src.Descriptor().Body
-	dicts := m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())
+	to := reservation.AnyInTier(tier.Host)
+	what := takes{body: src.Descriptor().Body, dicts: m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())}
 	waiting, done := untilLost(ctx, src.Space())
 	defer done()
-	err = m.inRoom(waiting, true, to, m.reserver(waiting, body, dicts), func(r reservation.Reservation) error {
-		return m.pinned(r, body, dicts, func() (err error) {
+	err = m.inRoom(waiting, true, to, m.reserver(waiting, &what), func(r reservation.Reservation) error {
+		return m.pinned(r, &what, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
 			return err
 		})

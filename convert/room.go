@@ -10,38 +10,55 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// need returns how many bytes to reserve for a body and its dictionaries: enough
-// in each space of the strategy that is not lost for those that are not there now.
-func (m *Mover) need(to reservation.Strategy, body int64, dicts []*dictionary) int64 {
-	if len(dicts) == 0 {
-		return body
-	}
-	var room [16]*tier.Space
-	bytes := body
-	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), room[:0]) {
-		if s.Lost() != nil {
-			continue
-		}
-		bytes = max(bytes, s.Charge(body)+m.cfg.Builtin.dicts.missing(s, dicts))
-	}
-	return bytes
+// takes is what a batch, or a part of one, takes in a space: its body, and those of its
+// dictionaries that are not there.
+type takes struct {
+	body  int64
+	table *batch.Descriptor // of a batch that becomes a table, whose buffers are rounded one by one; else nil
+	dicts []*dictionary
 }
 
-// roomAs returns how many bytes a batch takes in a form, in each space of the strategy, if as
-// an image it takes body: tables are rounded buffer by buffer.
-func (m *Mover) roomAs(form batch.PayloadType, d *batch.Descriptor, to reservation.Strategy, body int64) int64 {
-	if form != batch.GPUTable || d == nil {
-		return body
+// takesAs returns what a batch takes in a form, if as an image it takes body.
+func takesAs(form batch.PayloadType, d *batch.Descriptor, body int64, dicts []*dictionary) takes {
+	t := takes{body: body, dicts: dicts}
+	if form == batch.GPUTable {
+		t.table = d
 	}
-	var room [16]*tier.Space
-	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), room[:0]) {
-		if s.Lost() != nil {
-			continue
-		}
-		body = max(body, tableBytes(d, s))
-	}
-	return body
+	return t
 }
+
+// bodyIn returns how many bytes to reserve for the body alone.
+func (t *takes) bodyIn(s *tier.Space) int64 {
+	if t.table == nil {
+		return t.body
+	}
+	return max(t.body, tableBytes(t.table, s))
+}
+
+// in returns how many bytes to reserve in a space.
+func (t *takes) in(s *tier.Space) int64 {
+	n := t.bodyIn(s)
+	if len(t.dicts) == 0 {
+		return n
+	}
+	return s.Charge(n) + t.dicts[0].store.missing(s, t.dicts)
+}
+
+// of returns a strategy that asks each space of another for what is taken there.
+func (t *takes) of(to reservation.Strategy) reservation.Strategy {
+	if t.table == nil && len(t.dicts) == 0 {
+		return to // the same everywhere, and the manager has a shorter way for it
+	}
+	return sized{to, t}
+}
+
+// sized is a strategy for what takes more in some spaces than in others.
+type sized struct {
+	reservation.Strategy
+	what *takes
+}
+
+func (s sized) BytesIn(space *tier.Space, _ int64) int64 { return s.what.in(space) }
 
 // errGone: a dictionary that was in the target when room was reserved has left it
 // since, so that the room is too little.
@@ -51,25 +68,25 @@ var errGone = errors.New("convert: a dictionary left the space")
 // dictionaries stay that are in r's space. If r is too small for the others, it is
 // errGone, and everything must begin again. They are not kept any longer, so that
 // who waits for room does not stand in its own way.
-func (m *Mover) pinned(r reservation.Reservation, body int64, dicts []*dictionary, f func() error) (err error) {
-	if len(dicts) == 0 {
+func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (err error) {
+	if len(what.dicts) == 0 {
 		return f()
 	}
-	pins, missing := m.cfg.Builtin.dicts.pin(r.Space(), dicts)
+	pins, missing := m.cfg.Builtin.dicts.pin(r.Space(), what.dicts)
 	defer func() { err = errors.Join(err, releaseAll(pins)) }()
-	if r.Unused() < r.Space().Charge(body)+missing {
+	if r.Unused() < r.Space().Charge(what.bodyIn(r.Space()))+missing {
 		return errGone
 	}
 	return f()
 }
 
-// reserver returns what inRoom reserves with, for a body and its dictionaries.
-func (m *Mover) reserver(ctx context.Context, body int64, dicts []*dictionary) func(reservation.Strategy, bool) (reservation.Reservation, error) {
+// reserver returns what inRoom reserves with.
+func (m *Mover) reserver(ctx context.Context, what *takes) func(reservation.Strategy, bool) (reservation.Reservation, error) {
 	return func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait {
-			return m.cfg.Reservations.TryReserve(to, m.need(to, body, dicts))
+			return m.cfg.Reservations.TryReserve(what.of(to), what.body)
 		}
-		return m.cfg.Reservations.Reserve(ctx, to, m.need(to, body, dicts))
+		return m.cfg.Reservations.Reserve(ctx, what.of(to), what.body)
 	}
 }
 
@@ -97,7 +114,7 @@ func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
 func (m *Mover) inRoomOnce(ctx context.Context, waits bool, to reservation.Strategy,
 	reserve func(to reservation.Strategy, wait bool) (reservation.Reservation, error), f func(reservation.Reservation) error) (last *tier.Space, err error) {
 
-	r, err := reserve(to, true)
+	r, err := reserve(to, waits)
 	if err != nil {
 		return nil, err
 	}

@@ -24,10 +24,10 @@ func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Res
 
 // tooLittle is the error about a reservation that b's body and the dictionaries that
 // are not there do not fit into.
-func (m *Mover) tooLittle(r reservation.Reservation, body int64, dicts []*dictionary) error {
+func (m *Mover) tooLittle(r reservation.Reservation, what *takes) error {
 	s := r.Space()
 	return &reservation.ExceededError{
-		Space: s.ID(), Requested: s.Charge(body) + m.cfg.Builtin.dicts.missing(s, dicts), Available: r.Unused(), Limit: r.Bytes(),
+		Space: s.ID(), Requested: s.Charge(what.in(s)), Available: r.Unused(), Limit: r.Bytes(),
 		Hint: "reserve more for the inputs",
 	}
 }

@@ -74,7 +74,7 @@ func (l *line) charge(bytes int64) int64 {
 // take charges the space for someone who did not wait: what least bytes need, or
 // more, up to most, if there is more. It says how much it charged.
 func (l *line) take(need, least, most int64) (n int64, ok bool) {
-	if most == 0 {
+	if most == 0 && need == 0 {
 		return 0, true
 	}
 	l.throughDoor(need, func() bool {

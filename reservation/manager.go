@@ -117,8 +117,8 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 
 // Reserve promises bytes in the first of the strategy's candidates that has
 // room, and waits for any of them if none has. A space charges what a buffer of
-// that size takes, so that one buffer of that size can always be drawn. The caller
-// must Release the reservation.
+// that size takes. How many bytes that is in each candidate a Sized strategy says. The
+// caller must Release the reservation.
 //
 // A request that would not fit any candidate even if that were empty fails at
 // once with an ExceededError. A candidate that is lost (tier.Space.Lost) is passed by, and where all are lost it
@@ -138,7 +138,7 @@ func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (Reservati
 
 // ReserveUpTo promises what there is, from min to max bytes, in the first
 // candidate that has room for min, and waits until there is room for min in one
-// of them. Reservation.Bytes tells how much it is.
+// of them. Reservation.Bytes tells how much it is. A Sized strategy is an error.
 func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, min, max, opts)
 }
@@ -155,6 +155,8 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d bytes", least)
 	case most < least:
 		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d to %d bytes", least, most)
+	case most > least && isSized(s):
+		return Reservation{}, fmt.Errorf("reservation: %s: its requests have a size of their own, and cannot be for %d to %d bytes", s, least, most)
 	case m.closed.Load():
 		return Reservation{}, closedError()
 	case ctx.Err() != nil:
@@ -172,8 +174,8 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 			return r.open(need, o), nil
 		}
 		only.records.Put(r)
-		slots := [...]slot{{line: only, need: need, pos: -1}}
-		switch err := exceeded(slots[:], least); {
+		slots := [...]slot{{line: only, need: need, asked: least, pos: -1}}
+		switch err := exceeded(slots[:]); {
 		case err != nil:
 			return Reservation{}, err
 		case !wait:
@@ -243,11 +245,11 @@ func (m *Manager) ask(q *scratch, s Strategy, least, most int64) (*line, int64, 
 			return c.line, n, nil
 		}
 	}
-	if err := exceeded(q.slots, least); err != nil {
+	if err := exceeded(q.slots); err != nil {
 		return nil, 0, err
 	}
-	if least == 0 { // what there is, is nothing
-		return fitting(q.slots).line, 0, nil
+	if c := fitting(q.slots); c.need == 0 { // what there is, is nothing
+		return c.line, 0, nil
 	}
 	return nil, 0, nil
 }
@@ -267,6 +269,7 @@ func fitting(slots []slot) *slot {
 func (m *Manager) candidates(q *scratch, s Strategy, bytes int64) error {
 	q.spaces = s.Candidates(m.spaces, q.spaces[:0])
 	q.slots = q.slots[:0]
+	sized, differs := s.(Sized)
 	for _, sp := range q.spaces {
 		i := -1
 		if sp != nil {
@@ -276,14 +279,26 @@ func (m *Manager) candidates(q *scratch, s Strategy, bytes int64) error {
 			return fmt.Errorf("reservation: %s: %w: it names one that the manager does not have", s, ErrNoCandidate)
 		}
 		l := m.lines[i]
-		if !hasLine(q.slots, l) {
-			q.slots = append(q.slots, slot{line: l, need: l.charge(bytes), pos: -1})
+		if hasLine(q.slots, l) {
+			continue
 		}
+		n := bytes
+		if differs {
+			if n = sized.BytesIn(sp, bytes); n < 0 {
+				return fmt.Errorf("reservation: %s: cannot reserve %d bytes in %s", s, n, sp.ID())
+			}
+		}
+		q.slots = append(q.slots, slot{line: l, need: l.charge(n), asked: n, pos: -1})
 	}
 	if len(q.slots) == 0 {
 		return fmt.Errorf("reservation: %s: %w", s, ErrNoCandidate)
 	}
 	return nil
+}
+
+func isSized(s Strategy) bool {
+	_, ok := s.(Sized)
+	return ok
 }
 
 func hasLine(slots []slot, l *line) bool {
@@ -297,7 +312,7 @@ func hasLine(slots []slot, l *line) bool {
 
 // exceeded returns an ExceededError, about the candidate with the highest
 // limit, if the request fits none even when empty.
-func exceeded(slots []slot, bytes int64) error {
+func exceeded(slots []slot) error {
 	best := &slots[0]
 	for i := range slots {
 		c := &slots[i]
@@ -308,10 +323,10 @@ func exceeded(slots []slot, bytes int64) error {
 			best = c
 		}
 	}
-	if best.need != nothing {
-		bytes = best.need
+	if best.need == nothing {
+		return best.line.exceeded(best.asked)
 	}
-	return best.line.exceeded(bytes)
+	return best.line.exceeded(best.need)
 }
 
 // full returns the NoSpaceError about the candidate that fits.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -221,4 +222,63 @@ func TestNewManagerRefuses(t *testing.T) {
 			t.Errorf("%s: NewManager took it", name)
 		}
 	}
+}
+
+// perSpace asks for another number of bytes in each space.
+type perSpace struct {
+	reservation.Strategy
+	bytes map[tier.ID]int64
+}
+
+func (p perSpace) BytesIn(s *tier.Space, bytes int64) int64 { return bytes + p.bytes[s.ID()] }
+
+// TestSizedStrategy: each candidate is asked for what the request takes there, also while it
+// waits, when it can never fit, and when what was asked for beside it is nothing.
+func TestSizedStrategy(t *testing.T) {
+	any := reservation.AnyInTier(tier.GPU)
+	more := func(first, second int64) reservation.Strategy {
+		return perSpace{any, map[tier.ID]int64{gpu0: first, gpu1: second}}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		m, spaces := machine(t)
+		for _, test := range []struct {
+			first, second, bytes, charged int64
+			in                            string
+		}{
+			{0, 900, 100, 100, "gpu:0"},
+			{1000, 0, 100, 100, "gpu:1"}, // the first can never have so much
+			{200, 0, 0, 200, "gpu:0"},
+			{0, 0, 0, 0, "gpu:0"},
+		} {
+			r := mustTry(t, m, more(test.first, test.second), test.bytes)
+			if r.Bytes() != test.charged || r.Space() != spaces[test.in] {
+				t.Errorf("%+v: %d bytes in %s", test, r.Bytes(), r.Space().ID())
+			}
+			wantUsage(t, spaces[test.in], 0, 0, test.charged)
+			release(t, r)
+		}
+		held := mustTry(t, m, onGPU0, 800)
+		other := mustTry(t, m, reservation.Specific(gpu1), 800)
+		waits := startReserve(t.Context(), m, more(500, 100), 200)
+		waits.waiting(t)
+		if err := other.Shrink(100); err != nil { // 300 of the 300 that are needed there
+			t.Fatal(err)
+		}
+		r := waits.served(t)
+		if r.Bytes() != 300 || r.Space() != spaces["gpu:1"] {
+			t.Errorf("%d bytes in %s", r.Bytes(), r.Space().ID())
+		}
+		release(t, r, held, other)
+
+		var exceeded *reservation.ExceededError
+		if _, err := m.TryReserve(more(1000, 2000), 100); !errors.As(err, &exceeded) || exceeded.Requested != 1100 || exceeded.Space != gpu0 {
+			t.Errorf("what fits nowhere gave %v", err)
+		}
+		if _, err := m.TryReserve(more(-200, 0), 100); err == nil {
+			t.Error("a negative size was taken")
+		}
+		if _, err := m.ReserveUpTo(t.Context(), more(0, 0), 1, 2); err == nil || !strings.Contains(err.Error(), "size of their own") {
+			t.Errorf("a range of sizes gave %v", err)
+		}
+	})
 }

@@ -28,11 +28,12 @@ type waiter struct {
 
 // slot is a waiter's place in one line.
 type slot struct {
-	w    *waiter
-	line *line
-	need int64 // bytes that the space charges
-	held int64 // bytes that the request already has and keeps: Grow; guarded by Manager.mu
-	pos  int   // in line.queue; -1 if it is not in it
+	w     *waiter
+	line  *line
+	need  int64 // bytes that the space charges
+	asked int64 // bytes asked for here
+	held  int64 // bytes that the request already has and keeps: Grow; guarded by Manager.mu
+	pos   int   // in line.queue; -1 if it is not in it
 }
 
 // fits says whether the request could be served under a limit, were the space
