@@ -34,7 +34,7 @@ func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservatio
 	for afresh := false; ; {
 		p, err := m.ingest(ctx, l, to, afresh)
 		switch {
-		case errors.Is(err, errGone), errors.Is(err, errLost): // the lost one is asked no more
+		case errors.Is(err, errGone):
 		case errors.Is(err, errChanged) && !afresh:
 			afresh = true // what it says now is what counts
 		default:
@@ -66,29 +66,12 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
 				return err
 			}
-			if buf, err = r.AllocCuts(l.Size(), l.Cuts()); err != nil {
-				return err
-			}
-			if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
-				err = errors.Join(err, buf.Release())
-				buf = nil // where it is tried next it may be compressed
-				return err
-			}
-			return nil
+			buf, shared, err = m.ingestImage(ctx, l, dicts, r)
+			return err
 		})
 	})
 	if err != nil {
 		return nil, err
-	}
-	if buf != nil {
-		l.rewind() // another space may have had the beginning, and no room for the rest
-		if err := m.cfg.Builtin.lay(ctx, l, buf); err != nil {
-			err = errors.Join(err, releaseAll(shared), buf.Release())
-			if space.Lost() != nil {
-				return nil, fmt.Errorf("%w: %w", errLost, err)
-			}
-			return nil, err
-		}
 	}
 	desc, err := l.Descriptor()
 	if err != nil {
@@ -101,6 +84,24 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 		return batch.NewPacked(desc, runs, space, shared...), nil
 	}
 	return batch.NewImage(desc, buf, space, shared...), nil
+}
+
+// ingestImage lays a record out as it is. It does so while there is a reservation, because
+// the file system of a volume may turn out to be full only when it is written to.
+func (m *Mover) ingestImage(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
+	buf, err := r.AllocCuts(l.Size(), l.Cuts())
+	if err != nil {
+		return nil, nil, err
+	}
+	shared, err := m.ingestDictionaries(ctx, l, dicts, r)
+	if err == nil && buf != nil {
+		l.rewind() // another space may have had the beginning, and no room for the rest
+		err = m.cfg.Builtin.lay(ctx, l, buf)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, releaseAll(shared), buf.Release())
+	}
+	return buf, shared, nil
 }
 
 // ingestDictionaries lays dictionaries out, with one permit for all of them.

@@ -3,6 +3,7 @@ package convert
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
@@ -81,7 +82,7 @@ func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (
 }
 
 // reserver returns what inRoom reserves with.
-func (m *Mover) reserver(ctx context.Context, what *takes) func(reservation.Strategy, bool) (reservation.Reservation, error) {
+func (m *Mover) reserver(ctx context.Context, what *takes) reserve {
 	return func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait {
 			return m.cfg.Reservations.TryReserve(what.of(to), what.body)
@@ -91,17 +92,16 @@ func (m *Mover) reserver(ctx context.Context, what *takes) func(reservation.Stra
 }
 
 // inRoom reserves and runs f, which allocates from the reservation; it is released
-// when f returns. If the space has the bytes but not in one piece, or its device
-// refuses them for a budget that the space does not know of, or it is a volume whose file
-// system is full, the strategy's other spaces are tried, and then, for one piece and if the caller may wait, the first one
-// is cleared. If the device of the last that was tried is lost meanwhile all begins again, without that space.
+// when f returns. A space that refuses then what it has promised (see refuses) is left
+// out, and the strategy's other spaces are tried. If none of them has room now and the
+// caller may wait, there are two ways: where a space has the bytes but not in one piece,
+// that space is cleared; otherwise the others are waited for. If the device of the last that was tried is
+// lost meanwhile all begins again, without that space.
 //
 // What f takes (a transit, a handle, the reservation) is given back before more is
 // waited for, and only one mover clears a space at a time. So those who wait for one
 // piece do not hold what the others wait for.
-func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
-	reserve func(to reservation.Strategy, wait bool) (reservation.Reservation, error), f func(reservation.Reservation) error) error {
-
+func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy, reserve reserve, f func(reservation.Reservation) error) error {
 	for {
 		last, err := m.inRoomOnce(ctx, waits, to, reserve, f)
 		if err == nil || last == nil || last.Lost() == nil {
@@ -110,43 +110,82 @@ func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy,
 	}
 }
 
-// inRoomOnce is inRoom, but for spaces that are lost. It returns the space that was tried last, nil if there was no room.
-func (m *Mover) inRoomOnce(ctx context.Context, waits bool, to reservation.Strategy,
-	reserve func(to reservation.Strategy, wait bool) (reservation.Reservation, error), f func(reservation.Reservation) error) (last *tier.Space, err error) {
+// reserve reserves what inRoom needs, and waits for it if it should.
+type reserve func(to reservation.Strategy, wait bool) (reservation.Reservation, error)
 
-	r, err := reserve(to, waits)
-	if err != nil {
+// inRoomOnce is inRoom, but for spaces that are lost. It returns the space that was tried last, nil if there was no room.
+func (m *Mover) inRoomOnce(ctx context.Context, waits bool, to reservation.Strategy, reserve reserve, f func(reservation.Reservation) error) (last *tier.Space, err error) {
+	t := &try{reserve: reserve, f: f, others: without{to, nil}}
+	if err := t.next(waits); err != nil {
 		return nil, err
 	}
-	first, need := r.Space(), r.Bytes()
-	last, err = first, errors.Join(f(r), r.Release())
-	for tried := (without{to, nil}); fragmented(err) || errors.Is(err, tier.ErrOutOfBudget) || fullVolume(err); {
-		tried.spaces = append(tried.spaces, last)
-		var e error
-		if r, e = reserve(tried, false); e != nil {
-			break
+	for t.refused() && t.next(false) == nil {
+	}
+	for waits && t.refused() {
+		if t.pieces != nil {
+			return t.pieces, m.clearFor(ctx, t)
 		}
-		last, err = r.Space(), errors.Join(f(r), r.Release())
+		if err := t.next(true); errors.Is(err, reservation.ErrNoCandidate) || errors.Is(err, reservation.ErrExceeded) {
+			break // there is no other, or it would never fit there
+		} else if err != nil {
+			return t.last, fmt.Errorf("%w (before that: %w)", err, t.err)
+		}
 	}
-	if !waits || !fragmented(err) {
-		return last, err
+	return t.last, t.err
+}
+
+// try is what inRoomOnce has tried so far.
+type try struct {
+	reserve reserve
+	f       func(reservation.Reservation) error
+	others  without // the spaces that are left
+
+	last   *tier.Space // that was tried
+	err    error       // and what became of it
+	pieces *tier.Space // the first that has the bytes, but not in one piece; nil if there is none
+	need   int64       // what was reserved there
+}
+
+// next tries the first of the spaces that are left. The error is that there was no room.
+func (t *try) next(wait bool) error {
+	to := t.others.Strategy
+	if len(t.others.spaces) > 0 {
+		to = t.others
 	}
-	clearing := m.clearing[first.ID()]
+	r, err := t.reserve(to, wait)
+	if err != nil {
+		return err
+	}
+	need := r.Bytes()
+	t.last, t.err = r.Space(), errors.Join(t.f(r), r.Release())
+	t.others.spaces = append(t.others.spaces, t.last)
+	if t.pieces == nil && fragmented(t.err) {
+		t.pieces, t.need = t.last, need
+	}
+	return nil
+}
+
+// refused says whether the space that was tried last refuses what it has promised.
+func (t *try) refused() bool { return refuses(t.last, t.err) }
+
+// clearFor makes room in one piece for what was tried in t.pieces, and tries it there again.
+func (m *Mover) clearFor(ctx context.Context, t *try) error {
+	clearing := m.clearing[t.pieces.ID()]
 	select {
 	case clearing <- struct{}{}:
 		defer func() { <-clearing }()
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
-	return first, m.clear(ctx, first, need, func() error {
-		r, err := reserve(reservation.Specific(first.ID()), false)
+	return m.clear(ctx, t.pieces, t.need, func() error {
+		r, err := t.reserve(reservation.Specific(t.pieces.ID()), false)
 		if errors.Is(err, tier.ErrNoSpace) {
 			return errRefused
 		}
 		if err != nil {
 			return err
 		}
-		return errors.Join(f(r), r.Release())
+		return errors.Join(t.f(r), r.Release())
 	})
 }
 
@@ -229,10 +268,13 @@ func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.
 	return dst[:n+len(kept)]
 }
 
-// fullVolume says whether a volume had no room although the books of its space said so.
-func fullVolume(err error) bool {
+// refuses says whether err means that a space does not give what it has promised: what it has is
+// not in one piece, others hold the device's memory or a budget that the space does not know of, or
+// the file system is full. It shows when memory is allocated or, on a disk, when it is written.
+func refuses(s *tier.Space, err error) bool {
 	var full *tier.NoSpaceError
-	return errors.As(err, &full) && full.Space.Kind == tier.Disk
+	return errors.Is(err, tier.ErrOutOfBudget) ||
+		errors.As(err, &full) && (full.Space == s.ID() || !full.Space.Valid()) // a pool need not know its space
 }
 
 func fragmented(err error) bool {

@@ -408,15 +408,27 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	mem, err = s.cfg.Pool.Alloc(size, cuts)
 	var full *NoSpaceError
 	if errors.As(err, &full) && !full.Space.Valid() {
-		full.Space = s.cfg.ID
-		if full.Hint == "" { // else it was not the space's memory that was too small
-			full.Hint = s.cfg.Hint
-		}
+		s.name(full, size)
 	}
 	if err == nil && mem == nil {
 		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)
 	}
 	return mem, err
+}
+
+// name adds to a pool's refusal of size bytes, which were promised, what the pool does not know.
+func (s *Space) name(full *NoSpaceError, size int64) {
+	full.Space = s.cfg.ID
+	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is it somebody else's limit
+		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes", s.cfg.Backend, full.Available)
+		full.Available = s.Available() + s.Charge(size)
+		if full.Hint == "" && s.Kind() == GPU {
+			full.Hint = "other programs may hold the GPU's memory: a smaller space would leave it to them"
+		}
+	}
+	if full.Hint == "" { // else it was not the space's memory that was too small
+		full.Hint = s.cfg.Hint
+	}
 }
 
 // free returns a buffer's memory. The bytes are retired until the pool says
