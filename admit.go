@@ -131,10 +131,15 @@ type taskInputs struct {
 	handles []*Handle // by batch; nil if it is not locked
 }
 
-// Bytes returns what the inputs are charged where they are.
+// Bytes returns how large the inputs are as images, wherever they are and however small they are
+// there: what a task makes of them does not depend on that.
 func (in *taskInputs) Bytes() (n int64) {
 	for _, b := range in.batches {
-		n += b.Info().Bytes
+		if d := b.Descriptor(); d != nil {
+			n += d.Body
+		} else { // somebody else's payload
+			n += b.Info().Bytes
+		}
 	}
 	return n
 }

@@ -441,3 +441,47 @@ func TestTaskWhoseInputLeaves(t *testing.T) {
 	}
 	closeClean(t, eng)
 }
+
+// TestTasksOnCompressedInputs: what a task needs does not depend on how small its inputs are on disk. Equal
+// tasks run once each, also where half of the inputs are compressed.
+func TestTasksOnCompressedInputs(t *testing.T) {
+	const tasks = 40
+	r := openRefuser(t, 1, 1, convert.CodecZstd)
+	words := wordList(1, 10)
+	for n := range int64(tasks) {
+		if err := r.repo.Put(t.Context(), 0, numberedRecord(n, 2000, words), in([]tier.Kind{tier.Disk, tier.Host}[n%2])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	calls, packed := 0, 0
+	for range tasks {
+		c := mustClaim(t, r.repo, 1)
+		b := c.Batches()[0]
+		body := b.Descriptor().Body
+		if b.PayloadType() == batch.DiskPacked && b.Info().Bytes < body {
+			packed++
+		}
+		err := r.RunTask(t.Context(), spillway.Task{Operator: "sort", Inputs: []*repository.Claim{c}},
+			func(_ context.Context, g *spillway.Grant, _ []*spillway.Handle) error {
+				calls++
+				g.Produced(body)
+				for range 2 { // the output and a copy, as is taken for granted of a task that nobody knows
+					buf, err := g.Alloc(body)
+					if err != nil {
+						return err
+					}
+					defer buf.Release()
+				}
+				return nil
+			})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if packed != tasks/2 {
+		t.Errorf("%d inputs were compressed, want %d", packed, tasks/2)
+	}
+	if calls != tasks {
+		t.Errorf("%d calls for %d tasks", calls, tasks)
+	}
+}
