@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
@@ -39,7 +40,8 @@ type Task struct {
 	// needs a whole partition. RunTask ends them.
 	Inputs []*repository.Claim
 	// Output and Overhead are in bytes; 0 means what the estimator says, from what tasks of
-	// this kind took before, and admission.None that there is none.
+	// this kind took before, and admission.None that there is none. What is stated here and fits
+	// no GPU beside the inputs is refused; what an estimator says is only a guess.
 	Output, Overhead int64
 }
 
@@ -56,8 +58,9 @@ type Task struct {
 // taken back what it has handed on. After that, and after any other error or a panic, the
 // inputs stand where they stood in their repositories.
 //
-// Inputs that can never be in one GPU together are a *reservation.ExceededError at once, and inputs in a GPU that is lost a
-// *tier.LostError.
+// Inputs that can never be in one GPU together, beside the output and overhead that the task states, are a
+// *reservation.ExceededError at once, and inputs in a GPU that is lost a *tier.LostError: nothing is moved then. When
+// an attempt shows that the task takes more than any GPU has, there is no other; see admission.Admitter.Run.
 func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *Grant, []*Handle) error) (err error) {
 	in := &taskInputs{mover: e.mover}
 	var ending error
@@ -71,7 +74,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	for _, c := range t.Inputs {
 		in.batches = append(in.batches, c.Batches()...)
 	}
-	if err := cmp.Or(e.noneIsLost(in), e.fitTogether(in)); err != nil {
+	if err := cmp.Or(e.noneIsLost(in), e.fitTogether(in, t.stated())); err != nil {
 		return fmt.Errorf("spillway: task %q: %w", t.Operator, err)
 	}
 	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead}
@@ -100,8 +103,18 @@ func (e *Engine) noneIsLost(in *taskInputs) error {
 	return nil
 }
 
-// fitTogether refuses inputs that no space of the admission's has room for. What is lost is admission's to tell.
-func (e *Engine) fitTogether(in *taskInputs) error {
+// stated returns what the task says that it takes beside its inputs.
+func (t *Task) stated() int64 {
+	output, overhead := max(0, t.Output), max(0, t.Overhead)
+	if output > math.MaxInt64-overhead {
+		return math.MaxInt64
+	}
+	return output + overhead
+}
+
+// fitTogether refuses inputs for which no space of the admission's has room, with so many bytes beside them. What is
+// lost is admission's to tell.
+func (e *Engine) fitTogether(in *taskInputs, beside int64) error {
 	var best *tier.Space
 	var need int64
 	for _, s := range e.admitter.Strategy().Candidates(e.reservations.Spaces(), nil) {
@@ -109,18 +122,19 @@ func (e *Engine) fitTogether(in *taskInputs) error {
 			continue
 		}
 		there, missing := e.mover.Charges(s, in.batches...)
-		if there+missing <= s.Room() {
+		inputs := there + missing
+		if inputs <= s.Room() && beside <= s.Room()-inputs {
 			return nil
 		}
 		if best == nil || s.Room() > best.Room() {
-			best, need = s, there+missing
+			best, need = s, inputs+min(beside, math.MaxInt64-inputs)
 		}
 	}
 	if best == nil {
 		return nil // which is an error of admission
 	}
 	return &reservation.ExceededError{
-		Space: best.ID(), Requested: need, Available: best.Available(), Limit: best.Room(), Hint: "claim fewer batches for a task",
+		Space: best.ID(), Requested: need, Available: best.Available(), Limit: best.Room(), Hint: "claim fewer batches for a task, or give the GPU space more memory",
 	}
 }
 

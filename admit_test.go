@@ -274,8 +274,13 @@ func TestTaskRestoresInPlace(t *testing.T) {
 			if oom != errors.Is(err, admission.ErrAttempts) || !oom && !errors.Is(err, other) {
 				t.Errorf("%v", err)
 			}
-			if want := map[bool]int{true: admission.DefaultMaxAttempts, false: 1}[oom]; runs != want {
-				t.Errorf("%d runs, want %d", runs, want)
+			switch {
+			case name == "out of memory": // until it was given all that there is
+				if runs < 2 || runs >= admission.DefaultMaxAttempts {
+					t.Errorf("%d runs", runs)
+				}
+			case oom && runs != admission.DefaultMaxAttempts || !oom && runs != 1:
+				t.Errorf("%d runs", runs)
 			}
 			putRecords(t, repo, records, records+1, rows)
 			for b := range repo.Batches(0) {

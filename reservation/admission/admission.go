@@ -241,6 +241,7 @@ type Grant struct {
 	over     atomic.Bool
 
 	base   atomic.Int64 // drawn for inputs
+	here   atomic.Bool  // the inputs are
 	peak   atomic.Int64 // drawn at most, inputs too
 	output atomic.Int64
 	told   atomic.Bool // output was
@@ -289,6 +290,7 @@ func (g *Grant) InputsHere() {
 	drawn := g.drawn()
 	g.base.Store(drawn)
 	g.peak.Store(drawn)
+	g.here.Store(true)
 }
 
 // Peak returns the most that was drawn at once beside the inputs, as far as it was

@@ -49,8 +49,11 @@ func OutOfMemory(err error) bool {
 // are restored, all that the grant held is released, and the task is tried again with
 // a higher estimate: twice what it was given beside its inputs or, if that is more, what it
 // had drawn and what was refused to it. After Rules.MaxAttempts of those the error is an
-// *AttemptsError. Any other error of f, and any of Admit, ends Run at once; the
-// inputs are restored then, too.
+// *AttemptsError. So it is, at once, when an attempt shows that no space could ever hold what the
+// task takes: what it had drawn beside its inputs and what was refused to it are more than there
+// is, or it was given all that there is. Any other error of f, and any of Admit, ends Run at
+// once; the inputs are restored then, too.
+// An estimate alone is never the reason: it may be too high.
 //
 // Running out of memory is an error for which OutOfMemory holds, or a panic with such
 // an error, as allocators that cannot return one do. Other panics go on when everything
@@ -77,7 +80,11 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 		if ctx.Err() != nil {
 			return errors.Join(err, ended(ctx, &e))
 		}
-		if attempt == a.rules.MaxAttempts {
+		never := a.never(&e, g, reserved, err)
+		if never != nil {
+			err = never
+		}
+		if never != nil || attempt == a.rules.MaxAttempts {
 			return &AttemptsError{
 				Operator: e.Operator, Attempts: attempt, Space: g.Space().ID(), Need: g.need, Reserved: reserved, Peak: g.Peak(), Err: err,
 			}
@@ -89,6 +96,66 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 			slog.String("operator", e.Operator), slog.Int("attempt", attempt), slog.Int64("reserved", reserved),
 			slog.Int64("peak", g.Peak()), slog.Int64("least", e.Least), slog.Any("error", err))
 	}
+}
+
+// neverFits returns an *reservation.ExceededError if no space could hold so many bytes, and all
+// inputs if they count, even if nobody else had any there.
+func (a *Admitter) neverFits(e *Estimate, inputs bool, work int64, cause error) error {
+	var most *reservation.ExceededError
+	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
+		if s == nil || s.Lost() != nil { // which admission tells
+			continue
+		}
+		var there, missing int64
+		if inputs {
+			there, missing = e.in(s)
+		}
+		need := add(there, charge(s, add(missing, work)))
+		if need <= s.Room() {
+			return nil
+		}
+		if most == nil || s.Room() > most.Limit {
+			most = &reservation.ExceededError{
+				Space: s.ID(), Requested: add(there, add(missing, work)), Available: s.Available(), Limit: s.Room(),
+				Cause: cause,
+			}
+		}
+	}
+	if most == nil {
+		return nil
+	}
+	return most
+}
+
+// never returns why an attempt that failed with err shows that the task can never be done, or nil.
+func (a *Admitter) never(e *Estimate, g *Grant, reserved int64, err error) error {
+	var exceeded *reservation.ExceededError
+	if !errors.Is(err, reservation.ErrExceeded) || errors.As(err, &exceeded) && exceeded.Space != g.Space().ID() {
+		return nil // it lacks something else
+	}
+	if exceeded != nil {
+		// What was drawn when it was refused is what was promised less what was unused. If the space itself
+		// refused, it is not known.
+		work := exceeded.Requested
+		if exceeded.Requested <= g.Space().Room() {
+			work = add(work, max(0, exceeded.Limit-exceeded.Available-g.base.Load()))
+		}
+		if err := a.neverFits(e, g.here.Load(), work, err); err != nil {
+			return err
+		}
+	}
+	if e.Inputs != nil && !g.here.Load() {
+		return nil // they may have been in the way of each other
+	}
+	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
+		if s == nil || s.Lost() != nil {
+			continue
+		}
+		if there, _ := e.in(s); most(s, s.Room()-there) > reserved {
+			return nil
+		}
+	}
+	return err
 }
 
 // once runs one attempt and says whether there may be another after its error.
