@@ -90,6 +90,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	if e.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // nobody waits before there is one
+		Clear: e.clear,
 	}); err != nil {
 		return nil, err
 	}
@@ -182,6 +183,14 @@ func (o observer) Register(b *batch.Batch) error {
 func (o observer) keep(b *batch.Batch) {
 	if !o.e.keeper.idle() {
 		o.e.keeper.changed(b)
+	}
+}
+
+// clear moves batches out of a space for an allocation that needs room in one piece. The end of the mover
+// ends it.
+func (e *Engine) clear(id tier.ID, enough func() bool) {
+	if e.monitor != nil { // there are no batches before
+		e.monitor.Clear(context.Background(), id, enough)
 	}
 }
 

@@ -50,7 +50,7 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	what := takes{body: l.Size(), dicts: dicts}
 	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait {
-			return m.cfg.Reservations.TryReserve(what.of(to), what.body)
+			return m.tryReserve(to, &what)
 		}
 		return m.reserveOrSlower(ctx, to, &what)
 	}
@@ -166,9 +166,9 @@ func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*diction
 }
 
 func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, what *takes) (reservation.Reservation, error) {
-	r, err := m.cfg.Reservations.Reserve(ctx, what.of(to), what.body)
+	r, err := m.reserve(ctx, to, what)
 	if errors.Is(err, tier.ErrLost) { // which it was waited for; what is left may be too small for good
-		r, err = m.cfg.Reservations.Reserve(ctx, what.of(to), what.body)
+		r, err = m.reserve(ctx, to, what)
 	}
 	if !errors.Is(err, reservation.ErrExceeded) {
 		return r, err
@@ -182,7 +182,7 @@ func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, wh
 		if len(m.cfg.Reservations.Spaces().InTier(k)) == 0 {
 			continue
 		}
-		r, e := m.cfg.Reservations.Reserve(ctx, what.of(reservation.AnyInTier(k)), what.body)
+		r, e := m.reserve(ctx, reservation.AnyInTier(k), what)
 		if errors.Is(e, reservation.ErrExceeded) {
 			err = e // the last tier's word is the one that matters
 			continue

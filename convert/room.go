@@ -85,10 +85,21 @@ func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (
 func (m *Mover) reserver(ctx context.Context, what *takes) reserve {
 	return func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait {
-			return m.cfg.Reservations.TryReserve(what.of(to), what.body)
+			return m.tryReserve(to, what)
 		}
-		return m.cfg.Reservations.Reserve(ctx, what.of(to), what.body)
+		return m.reserve(ctx, to, what)
 	}
+}
+
+// reserve reserves what is taken, and waits for it. Where it lies in pieces inRoom knows what to
+// do: the monitor's moves are made so, too, and must not make others.
+func (m *Mover) reserve(ctx context.Context, to reservation.Strategy, what *takes) (reservation.Reservation, error) {
+	return m.cfg.Reservations.Reserve(ctx, what.of(to), what.body, reservation.WithoutClearing())
+}
+
+// tryReserve is reserve for those who do not wait.
+func (m *Mover) tryReserve(to reservation.Strategy, what *takes) (reservation.Reservation, error) {
+	return m.cfg.Reservations.TryReserve(what.of(to), what.body, reservation.WithoutClearing())
 }
 
 // inRoom reserves and runs f, which allocates from the reservation; it is released

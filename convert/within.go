@@ -15,9 +15,9 @@ import (
 // and draws nothing.
 //
 // It never waits for room, only for others who move the batch or hold it elsewhere.
-// Too little in r is a *reservation.ExceededError (unless r's policy helps), and room
-// that is not in one piece a *tier.NoSpaceError: more is not waited for while r is held, for
-// others may wait for that. r must stay unreleased until AcquireIn returns.
+// Too little in r is a *reservation.ExceededError (unless r's policy helps). Room that is not in one
+// piece, also when reservation.Config.Clear has moved others away, is a *tier.NoSpaceError: more is not
+// waited for while r is held, for others may wait for that. r must stay unreleased until AcquireIn returns.
 func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
 	return m.acquire(ctx, b, reservation.Specific(r.Space().ID()), r)
 }

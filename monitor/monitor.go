@@ -122,7 +122,7 @@ func New(cfg Config) (*Monitor, error) {
 	for i, s := range cfg.Reservations.Spaces().All() {
 		ids = append(ids, s.ID())
 		m.byID[s.ID()] = i
-		m.spaces = append(m.spaces, &space{Space: s, edges: make(map[int]*edge)})
+		m.spaces = append(m.spaces, &space{Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1)})
 	}
 	edges := 0
 	for _, s := range m.spaces {

@@ -111,7 +111,7 @@ func NewAllocator(r Reservation) (*Allocator, error) {
 	return a, nil
 }
 
-// Allocate returns size bytes, all zero; nil for none. It never waits. It panics,
+// Allocate returns size bytes, all zero; nil for none. It waits as little as Reservation.Alloc. It panics,
 // for Guard, if the reservation has no room for them.
 func (a *Allocator) Allocate(size int) []byte {
 	if size < 0 {

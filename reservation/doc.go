@@ -17,7 +17,7 @@
 // A Reservation belongs to whom Reserve, TryReserve or ReserveUpTo gave it, who
 // must Release it once. Its bytes are charged to its space from the start, so
 // drawing a buffer within the promise never fails for want of room, though a
-// device, or an arena, may be too fragmented for it. A Buffer belongs to whom Alloc gave it and
+// device, or an arena, may be too fragmented for it, whatever Config.Clear moves away. A Buffer belongs to whom Alloc gave it and
 // may outlive the reservation: freed before Release its bytes are the promise's
 // again, freed afterwards they are the space's, and in between, while a device
 // still works on it, they are neither's. Whoever frees it, on whichever
@@ -34,8 +34,9 @@
 // last candidate is lost is told then: with a tier.LostError. One that has other candidates goes on with those. Any other waits for any of its candidates: it stands in the
 // line of each and leaves them all when it is served from one. A wait ends when
 // there is room, with its context, by Close, when the monitor, having nothing
-// left to move away, calls Refuse, or by the news of a deadlock. Grow waits like a new request, last in line;
-// allocations never wait.
+// left to move away, calls Refuse, or by the news of a deadlock. Grow waits like a new request, last in line.
+// Allocations wait for nobody's release. Where promised room lies in pieces, Config.Clear may have
+// others moved out of the way meanwhile.
 //
 // Each space serves its line in the order of arrival, with exceptions that keep
 // it busy. While the oldest waiter, the head, does not fit, others that do may be

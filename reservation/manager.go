@@ -38,6 +38,12 @@ type Config struct {
 	// held while all owners wait, and must not call Close. Nil means that nothing can be
 	// moved.
 	Movable func(tier.ID) bool
+	// Clear is asked when bytes that were promised cannot be allocated because what is free in the
+	// space lies in pieces (tier.NoSpaceError.Largest). It may move something out of the space,
+	// and calls enough after each, until that returns true. It is called with no lock held, on
+	// the goroutine that allocates, which waits for it: it must not wait for anybody's
+	// release. Nil means that nothing is moved for the sake of one piece.
+	Clear func(space tier.ID, enough func() bool)
 }
 
 // Validate checks what NewManager would refuse.
@@ -59,6 +65,7 @@ type Manager struct {
 	spaces *Spaces
 	lines  []*line // as spaces.all
 	bypass uint32
+	clear  func(space tier.ID, enough func() bool) // may be nil
 
 	closed   atomic.Bool
 	serving  atomic.Int64 // calls of serve that are not answered yet; see serve
@@ -97,7 +104,7 @@ func NewManager(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{spaces: spaces, bypass: uint32(max(0, cfg.Bypass)), made: time.Now()}
+	m := &Manager{spaces: spaces, bypass: uint32(max(0, cfg.Bypass)), clear: cfg.Clear, made: time.Now()}
 	m.bells.New = func() any { return make(chan struct{}, 1) }
 	if cfg.Bypass == 0 {
 		m.bypass = DefaultBypass

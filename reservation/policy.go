@@ -83,12 +83,24 @@ type options struct {
 	policy LimitPolicy
 	owner  *Owner
 	memory *memoryHook
+	asIs   bool // allocations fail at once where room is in pieces
 }
 
 // WithPolicy sets what happens when the promise is exceeded; Fail is the
 // default.
 func WithPolicy(p LimitPolicy) Option {
 	return func(o options) options { o.policy = p; return o }
+}
+
+// WithoutClearing says that allocations from the reservation fail at once where the room lies in pieces, and
+// that nothing is moved out of the way (Config.Clear): for those who can go elsewhere, or do
+// such moving themselves.
+func WithoutClearing() Option { return withoutClearing }
+
+// withoutClearing is no literal, so that the option costs no allocation.
+func withoutClearing(o options) options {
+	o.asIs = true
+	return o
 }
 
 func gather(opts []Option) (options, error) {

@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -169,7 +170,9 @@ func (r *record) unusedLocked() int64 {
 // Alloc draws a buffer of size bytes in one piece. The caller must release it,
 // before or after the reservation. What it takes is Space.Charge(size); if that is
 // more than what is unused, the policy decides, and a refusal is an ExceededError; in a space that is
-// lost it is a tier.LostError. It never waits. On an error the reservation is as it was. A size of 0 gives a
+// lost it is a tier.LostError. It waits for nobody's release. Where the room lies in pieces it waits until others
+// have been moved out of its way (Config.Clear), and if that is not enough, it is a tier.NoSpaceError
+// with the length of the largest piece. On an error the reservation is as it was. A size of 0 gives a
 // nil buffer.
 func (r Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCuts(size, nil) }
 
@@ -185,11 +188,39 @@ func (r Reservation) allocFor(size int64, cuts []int64, a tier.Account) (*tier.B
 		return nil, errReleased("alloc")
 	}
 	b, err := r.tryAlloc(size, cuts, a)
+	if err != nil && r.rec.line.m.clear != nil && inPieces(err) {
+		b, err = r.allocCleared(size, cuts, a, err)
+	}
 	if err != nil {
 		if h := r.memoryHook(); h != nil {
 			return h.again(r, size, err, func() (*tier.Buffer, error) { return r.tryAlloc(size, cuts, a) })
 		}
 	}
+	return b, err
+}
+
+// inPieces says whether an allocation failed because what is free lies in pieces.
+func inPieces(err error) bool {
+	var full *tier.NoSpaceError
+	return errors.As(err, &full) && full.Largest > 0
+}
+
+// allocCleared has others moved out of the way of an allocation that failed with err.
+func (r Reservation) allocCleared(size int64, cuts []int64, a tier.Account, err error) (*tier.Buffer, error) {
+	r.rec.mu.Lock()
+	asIs := r.rec.goneLocked(r.gen) || r.rec.mu.options.asIs
+	r.rec.mu.Unlock()
+	if asIs {
+		return nil, err
+	}
+	lockrank.AssertNone("others are moved out of the way")
+	var b *tier.Buffer
+	r.rec.line.m.clear(r.rec.line.space.ID(), func() bool {
+		if err != nil { // also if it is called once more than it should be
+			b, err = r.tryAlloc(size, cuts, a)
+		}
+		return !inPieces(err)
+	})
 	return b, err
 }
 

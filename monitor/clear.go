@@ -1,0 +1,93 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"math"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Clear moves batches at rest out of a space, one after the other in the policy's order, until
+// enough returns true or none is left that can be moved. It is for those who have room in a
+// space, but not in one piece: each batch that has left may have made the piece. enough is called
+// at the beginning, too, and never by two calls for one space at the same time.
+//
+// Clear waits for the moves, and for other calls for the same space, but for nobody's release: a
+// batch that is in use, or finds no room in any slower tier, stays. It may be called
+// beside Run, and without it.
+func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
+	i, ok := m.byID[id]
+	if !ok || len(m.spaces[i].edges) == 0 {
+		return
+	}
+	s := m.spaces[i]
+	select {
+	case s.clearing <- struct{}{}:
+		defer func() { <-s.clearing }()
+	case <-ctx.Done():
+		return
+	}
+	if enough() {
+		return
+	}
+	c := &clearing{m: m, from: s, targets: s.below(m.cfg.Reservations.Spaces(), nil), failures: make(map[tier.ID]int)}
+	seen := make(map[*batch.Batch]bool)
+	most := m.index.summary(i).count // batches may come as fast as others leave
+	for fresh := true; fresh && len(seen) < most; {
+		fresh = false
+		m.index.refreshLeased(i)
+		for _, v := range m.index.victims(nil, i, math.MaxInt64) {
+			if seen[v.Batch] {
+				continue
+			}
+			seen[v.Batch], fresh = true, true
+			if c.move(ctx, v) && enough() || ctx.Err() != nil || c.over {
+				return
+			}
+		}
+	}
+}
+
+// clearing is a Clear under way.
+type clearing struct {
+	m        *Monitor
+	from     *space
+	targets  []*tier.Space
+	failures map[tier.ID]int // of moves in a row, by target
+	over     bool            // nothing can be moved any more
+}
+
+// move moves a batch to the first slower space that has room, and says whether it did.
+func (c *clearing) move(ctx context.Context, v Victim) bool {
+	m := c.m
+	m.index.setAside(v.Batch, true) // from Run
+	defer m.index.setAside(v.Batch, false)
+	for _, to := range c.targets {
+		if to.Lost() != nil || c.failures[to.ID()] >= giveUp {
+			continue
+		}
+		mv := Move{Batch: v.ID, From: c.from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: ReasonDemand}
+		m.events.moveBegun(mv)
+		start := time.Now()
+		err := m.cfg.Mover.Move(ctx, v.Batch, reservation.Specific(to.ID()), ReasonDemand)
+		m.events.moveEnded(mv, time.Since(start), err)
+		kind := kindOf(err, to.ID())
+		m.stats.count(kind, v.Bytes)
+		switch kind {
+		case moved:
+			c.failures[to.ID()] = 0
+			return true
+		case noRoom:
+		case failed:
+			c.failures[to.ID()]++
+			c.over = errors.Is(err, tier.ErrClosed)
+		default: // in use, or cancelled
+			return false
+		}
+	}
+	return false
+}

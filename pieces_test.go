@@ -1,0 +1,200 @@
+package spillway_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// pieces is an engine with a GPU of 1 MiB whose free room lies between batches.
+type pieces struct {
+	*spillway.Engine
+	repo  *repository.Repository
+	gpu   *tier.Space
+	words arrow.Array
+	sizes int64 // of each batch
+	need  int64 // more than any piece, and less than there is
+}
+
+// openPieces puts as many batches as fit below the trigger, and moves every other one away.
+func openPieces(t *testing.T) *pieces {
+	t.Helper()
+	eng, repo := openTasks(t, 1<<20, 8<<20, 0, 0)
+	p := &pieces{Engine: eng, repo: repo, gpu: gpuOf(t, eng), words: wordList(1, 10)}
+	var all []int64
+	for p.gpu.Used()+p.sizes < p.gpu.Trigger() {
+		n := int64(len(all))
+		if err := repo.Put(t.Context(), 0, numberedRecord(n, 1000, p.words), in(tier.GPU)); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, n)
+		p.sizes = p.gpu.Used() / int64(len(all))
+	}
+	i := 0
+	for b := range repo.Batches(0) {
+		if i%2 == 1 {
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk), convert.ReasonWork); err != nil {
+				t.Fatal(err)
+			}
+		}
+		i++
+	}
+	t.Cleanup(func() { closeClean(t, eng) })
+	p.need = p.gpu.Available() * 2 / 3 / tier.Page * tier.Page
+	if tail := p.gpu.Capacity() - p.gpu.Trigger() + 2*p.sizes; p.need <= tail {
+		t.Fatalf("%d bytes fit into %d", p.need, tail)
+	}
+	return p
+}
+
+// same checks that all batches are what was put.
+func (p *pieces) same(t *testing.T) {
+	t.Helper()
+	n := int64(0)
+	for h, err := range p.repo.Drain(t.Context(), 0, tier.Host) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec, err := p.Mover().Record(t.Context(), h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := convert.Equal(numberedRecord(n, 1000, p.words), rec); err != nil {
+			t.Errorf("batch %d: %v", n, err)
+		}
+		n++
+		rec.Release()
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestPromisedRoomInPieces: bytes that were promised can be drawn in one piece though they lie between batches
+// at rest, which are moved out of the way; no more of them than need be, and those in use stay.
+func TestPromisedRoomInPieces(t *testing.T) {
+	reserve := func(t *testing.T, p *pieces, bytes int64) reservation.Reservation {
+		r, err := p.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	t.Run("at rest", func(t *testing.T) {
+		p := openPieces(t)
+		r := reserve(t, p, p.need)
+		buf, err := r.Alloc(p.need)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := 0
+		for b := range p.repo.Batches(0) {
+			if b.Info().Space == p.gpu.ID() {
+				left++
+			}
+		}
+		if left == 0 {
+			t.Error("all batches were moved away")
+		}
+		release(t, buf, r)
+		p.same(t)
+	})
+	t.Run("in use", func(t *testing.T) {
+		p := openPieces(t)
+		var held []*spillway.Handle
+		for b := range p.repo.Batches(0) {
+			if b.Info().Space != p.gpu.ID() {
+				continue
+			}
+			h, err := p.Mover().Acquire(t.Context(), b, reservation.Specific(p.gpu.ID()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, h)
+		}
+		r := reserve(t, p, p.need)
+		_, err := r.Alloc(p.need)
+		var full *tier.NoSpaceError
+		if !errors.As(err, &full) || full.Largest == 0 || full.Largest >= p.need || full.Available < p.need {
+			t.Errorf("%v", err)
+		}
+		if r.Unused() != r.Bytes() {
+			t.Errorf("%d of %d bytes are unused", r.Unused(), r.Bytes())
+		}
+		release(t, r)
+		for _, h := range held {
+			if err := h.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		p.same(t)
+	})
+	t.Run("at once", func(t *testing.T) {
+		p := openPieces(t)
+		var wg sync.WaitGroup
+		for range 2 {
+			r := reserve(t, p, p.need*3/4)
+			wg.Go(func() {
+				buf, err := r.Alloc(p.need * 3 / 4)
+				if err != nil {
+					t.Error(err)
+				}
+				release(t, buf, r)
+			})
+		}
+		wg.Wait()
+		p.same(t)
+	})
+	t.Run("task", func(t *testing.T) {
+		p := openPieces(t)
+		if err := p.repo.Put(t.Context(), 1, numberedRecord(0, 1000, p.words), in(tier.Host)); err != nil {
+			t.Fatal(err)
+		}
+		c, err := p.repo.Claim(t.Context(), 1, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls := 0
+		task := spillway.Task{Operator: "aggregate", Inputs: []*repository.Claim{c}, Output: p.need, Overhead: admission.None}
+		err = p.RunTask(t.Context(), task, func(_ context.Context, g *spillway.Grant, _ []*spillway.Handle) error {
+			calls++
+			buf, err := g.Alloc(p.need)
+			if err != nil {
+				return err
+			}
+			return buf.Release()
+		})
+		if err != nil || calls != 1 {
+			t.Errorf("%d calls: %v", calls, err)
+		}
+		p.same(t)
+	})
+	t.Run("input of a task", func(t *testing.T) {
+		p := openPieces(t)
+		if err := p.repo.Put(t.Context(), 1, numberedRecord(0, int(1000*p.need/p.sizes), p.words), in(tier.Host)); err != nil {
+			t.Fatal(err)
+		}
+		c, err := p.repo.Claim(t.Context(), 1, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		task := spillway.Task{Operator: "join", Inputs: []*repository.Claim{c}, Output: admission.None, Overhead: admission.None}
+		if err := p.RunTask(t.Context(), task, func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if s := p.Admitter().Stats(); s.Retried != 0 {
+			t.Errorf("it was tried again %d times", s.Retried)
+		}
+		p.same(t)
+	})
+}
