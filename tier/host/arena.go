@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/ahead"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -29,7 +30,8 @@ type Config struct {
 	// Lock keeps the pages from being swapped out, as far as the limits of the
 	// process allow; Stats says how far that was.
 	Lock bool
-	// Touch makes the pages present ahead of use, from a goroutine that Close ends.
+	// Touch makes the pages present ahead of use, from a goroutine that Close ends: the
+	// first 64 MiB at once, and as much again as has been used, up to 512 MiB, later.
 	Touch bool
 	// Huge asks for huge pages.
 	Huge bool
@@ -71,6 +73,7 @@ type Arena struct {
 	commit  atomic.Int64    // bytes
 	locked  atomic.Int64    // bytes
 
+	window    *ahead.Window // how far pages are touched
 	stopTouch chan struct{} // closed to end the toucher
 	touchDone chan struct{} // closed when it has ended
 	trimming  chan struct{} // a token: Trim and Close exclude each other
@@ -119,6 +122,7 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 		space:     space,
 		mem:       space.bytes(),
 		state:     make([]atomic.Uint32, (cfg.Capacity+step-1)/step),
+		window:    ahead.New(),
 		stopTouch: make(chan struct{}),
 		touchDone: make(chan struct{}),
 		trimming:  make(chan struct{}, 1),
@@ -316,6 +320,7 @@ func (a *Arena) handOut(size int64, pieces []piece) (tier.Memory, error) {
 		end := p.At + p.Len
 		m.extents[i] = a.mem[p.At:end:end]
 		a.mark(p.At, round(p.Len))
+		a.window.Reach(end)
 		if !poison {
 			continue
 		}

@@ -298,6 +298,39 @@ func TestTouchAheadReachesTheEndAndChangesNothing(t *testing.T) {
 	free(a, m)
 }
 
+// TestIdleArenaTouchesLittle: pages are touched some way ahead of what was used, and no
+// further.
+func TestIdleArenaTouchesLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const capacity = 512 * step
+		var steps int
+		a := openFaulty(t, Config{Capacity: capacity, Node: -1, Touch: true}, &faulty{
+			onTouch: func([]byte) error { steps++; return nil },
+		})
+		var held []tier.HostMemory
+		for _, c := range []struct {
+			alloc int64
+			want  int // steps
+		}{{0, 32}, {100, 33}, {32 * step, 65}, {4 * step, 73}, {100, 73}} {
+			if c.alloc > 0 {
+				held = append(held, alloc(t, a, c.alloc))
+			}
+			synctest.Wait()
+			if s := a.Stats(); steps != c.want || s.Touched != int64(steps)*step {
+				t.Errorf("after %d bytes: %d steps were touched, %d bytes; want %d steps", c.alloc, steps, s.Touched, c.want)
+			}
+		}
+		free(a, held...)
+		synctest.Wait()
+		if steps != 73 {
+			t.Errorf("giving memory back touched %d steps", steps-73)
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 func TestTouchPagesLosesNoWrite(t *testing.T) {
 	b := make([]byte, 64*tier.Page)
 	for i := range b {

@@ -7,15 +7,13 @@ import (
 )
 
 // touchAhead makes the pages present, from the low end, where the allocator
-// begins, to the high one. It works beside those who use the memory: touching
-// changes no byte.
+// begins, to the high one, some way ahead of what has been used. It works beside
+// those who use the memory: touching changes no byte.
 func (a *Arena) touchAhead() {
 	defer close(a.touchDone)
 	for i := range int64(len(a.state)) {
-		select {
-		case <-a.stopTouch:
+		if !a.window.Wait(i*step, a.stopTouch) {
 			return
-		default:
 		}
 		n := a.stepLen(i)
 		err := a.space.touch(a.mem[i*step : i*step+n])

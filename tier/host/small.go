@@ -140,6 +140,7 @@ func (a *Arena) open(s *slab) error {
 // handOutPlace makes a memory of a place that was taken.
 func (a *Arena) handOutPlace(size int64, s *slab, index int) (tier.Memory, error) {
 	at := s.at(index)
+	a.window.Reach(at + size)
 	m := &small{size: size, slab: s, index: index}
 	m.extents[0] = a.mem[at : at+size : at+size]
 	if !invariants.Enabled {

@@ -5,13 +5,19 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/internal/ahead"
 )
 
 // arena is the device's memory: mapped, and given page frames when it is first
 // written. It is not the garbage collector's, and no GOMEMLIMIT counts it.
-type arena struct{ bytes []byte }
+type arena struct {
+	bytes   []byte
+	touched atomic.Int64 // how many of the bytes touch has come to
+}
 
 func newArena(size int64) (*arena, error) {
 	b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE,
@@ -32,14 +38,12 @@ func (a *arena) close() error { return unix.Munmap(a.bytes) }
 // an unmapping elsewhere in the process.
 const touchStep = 4 << 20
 
-// touch has the kernel give the arena its page frames, until stop is closed.
-// What the arena holds does not change, so copies may go on meanwhile.
-func (a *arena) touch(stop <-chan struct{}) {
+// touch has the kernel give the arena its page frames, as far as the window goes, until
+// stop is closed. What the arena holds does not change, so copies may go on meanwhile.
+func (a *arena) touch(w *ahead.Window, stop <-chan struct{}) {
 	for b := a.bytes; len(b) > 0; {
-		select {
-		case <-stop:
+		if !w.Wait(int64(len(a.bytes)-len(b)), stop) {
 			return
-		default:
 		}
 		part := b[:min(touchStep, len(b))]
 		b = b[len(part):]
@@ -49,5 +53,6 @@ func (a *arena) touch(stop <-chan struct{}) {
 		} else if err != nil {
 			return // no memory for it now: first writes will tell
 		}
+		a.touched.Add(int64(len(part)))
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/btree"
 
+	"github.com/spillway-db/spillway/internal/ahead"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -43,8 +44,9 @@ type Config struct {
 	// calls the device or from a stream's worker, and may block: work waits for it.
 	Faults func(op Op) error
 
-	// Touch has the memory's pages touched in the background, from the start on,
-	// so that first copies do not pay for page faults.
+	// Touch has the memory's pages touched in the background, ahead of their use, so
+	// that first copies do not pay for page faults: the first 64 MiB at once, and as much
+	// again as has been used, up to 512 MiB, later.
 	Touch bool
 }
 
@@ -76,6 +78,7 @@ type Device struct {
 	fromDevice *link
 	ops        atomic.Int64 // operations so far
 
+	window       *ahead.Window
 	stopTouching chan struct{}
 	touching     sync.WaitGroup
 
@@ -132,6 +135,7 @@ func New(cfg Config) (*Device, error) {
 		arena:        a,
 		toDevice:     &link{bytesPerSecond: cfg.BytesPerSecondToDevice, latency: cfg.Latency},
 		fromDevice:   &link{bytesPerSecond: cfg.BytesPerSecondFromDevice, latency: cfg.Latency},
+		window:       ahead.New(),
 		stopTouching: make(chan struct{}),
 	}
 	d.mu.line = extent.New(cfg.Memory)
@@ -141,7 +145,7 @@ func New(cfg Config) (*Device, error) {
 	d.mu.guestless = make(chan struct{})
 	d.mu.lent = 1
 	if cfg.Touch {
-		d.touching.Go(func() { a.touch(d.stopTouching) })
+		d.touching.Go(func() { a.touch(d.window, d.stopTouching) })
 	}
 	return d, nil
 }
@@ -171,6 +175,16 @@ func (d *Device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 		return 0, err
 	}
 	charge := d.Charge(size)
+	off, err := d.place(size, charge)
+	if err != nil {
+		return 0, err
+	}
+	d.window.Reach(off + charge)
+	return d.base + tier.Addr(off), nil
+}
+
+// place takes a range of the arena for an allocation.
+func (d *Device) place(size, charge int64) (off int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
@@ -186,7 +200,7 @@ func (d *Device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 	}
 	d.mu.allocs.ReplaceOrInsert(&allocation{off: off, size: size, charge: charge})
 	d.mu.live += charge
-	return d.base + tier.Addr(off), nil
+	return off, nil
 }
 
 // Free implements tier.Device.

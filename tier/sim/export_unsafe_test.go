@@ -11,3 +11,6 @@ func (d *Device) Gone() bool {
 	defer d.mu.Unlock()
 	return d.mu.lent == 0
 }
+
+// Touched returns how many bytes were touched ahead of use.
+func (d *Device) Touched() int64 { return d.arena.touched.Load() }

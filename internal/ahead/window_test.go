@@ -1,0 +1,75 @@
+package ahead
+
+import (
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+)
+
+// walk touches a range of size bytes, step by step, until stop is closed, and says how
+// far it has come.
+func walk(w *Window, size, step int64, stop <-chan struct{}, at *int64) {
+	for *at < size && w.Wait(*at, stop) {
+		*at += step
+	}
+}
+
+// TestWindow: nothing is touched far ahead of what is used, and all that is near is.
+func TestWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const step, size = 2 << 20, 4 << 30
+		w, stop, done := New(), make(chan struct{}), make(chan struct{})
+		at := int64(0)
+		go func() { walk(w, size, step, stop, &at); close(done) }()
+		for _, c := range []struct{ reach, want int64 }{
+			{0, Least}, {1, Least + step}, {Least, 2 * Least}, {Least / 2, 2 * Least}, {100 << 20, 200 << 20}, {Most, 2 * Most}, {1 << 30, 1<<30 + Most},
+			{size - step, size}, {size, size},
+		} {
+			w.Reach(c.reach)
+			synctest.Wait()
+			if at != c.want {
+				t.Errorf("after %d bytes were used, %d are touched; want %d", c.reach, at, c.want)
+			}
+		}
+		close(stop)
+		<-done
+	})
+}
+
+// TestWindowStops: a walk that waits ends.
+func TestWindowStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, stop, done := New(), make(chan struct{}), make(chan struct{})
+		at := int64(0)
+		go func() { walk(w, 1<<40, 1<<20, stop, &at); close(done) }()
+		synctest.Wait()
+		close(stop)
+		<-done
+		if at != Least {
+			t.Errorf("%d bytes are touched", at)
+		}
+		if New().Wait(0, stop) {
+			t.Error("a walk that is to end goes on")
+		}
+	})
+}
+
+// TestWindowUnderRaces: no growth is missed, whoever tells of it.
+func TestWindowUnderRaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 1 << 30
+		w, done := New(), make(chan struct{})
+		at := int64(0)
+		go func() { walk(w, size, 1<<20, nil, &at); close(done) }()
+		for g := range uint64(4) {
+			go func() {
+				r := rand.New(rand.NewPCG(g, 1))
+				for range 100 {
+					w.Reach(r.Int64N(size))
+				}
+				w.Reach(size - Most)
+			}()
+		}
+		<-done // a growth that is missed is a deadlock
+	})
+}
