@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"path"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -170,12 +172,14 @@ func (e *Engine) warnOfNodes() {
 	e.warn(w)
 }
 
-// spareShare is how much of a container's memory is left to the rest of the process
-// without a warning.
-const spareShare = 8
+// besideShare is the part of a container's memory that neither the spaces nor Go's heap have:
+// for code, stacks, page tables and what the kernel keeps for the process.
+const besideShare = 16
 
-// warnOfMemory tells that what the engine has touched or locked, which the kernel cannot
-// take back, leaves little of what the process's cgroup may have.
+// warnOfMemory tells that Go's heap may grow beyond what the engine's spaces leave of the
+// memory that the process's cgroup may have. The engine has touched or locked its part, so
+// the kernel cannot take it back, and would end the process. A heap without a limit of its
+// own grows to about twice of what is in use, so it is to have half of the memory at least.
 func (e *Engine) warnOfMemory() {
 	limit, source := e.topo.Limits.MemoryBytes, e.topo.Limits.MemorySource
 	if limit == 0 || !strings.HasPrefix(path.Base(source), "memory.") {
@@ -187,11 +191,17 @@ func (e *Engine) warnOfMemory() {
 			taken += s.Capacity()
 		}
 	}
-	if limit-taken >= limit/spareShare {
+	heap, left := debug.SetMemoryLimit(-1), limit-taken
+	room := max(0, left-limit/besideShare)
+	bound := fmt.Sprintf("may grow to %d bytes (GOMEMLIMIT)", heap)
+	if heap == math.MaxInt64 {
+		bound = "has no limit (GOMEMLIMIT)"
+	}
+	if heap <= room || heap == math.MaxInt64 && left >= limit/2 {
 		return
 	}
-	e.warn(tier.CauseMemoryLimit.Warning("host spaces and simulated GPUs take %d of the %d bytes of %s, locked and ahead of use: what is left, %d bytes, is for everything else, and the kernel ends the process when that is used up",
-		taken, limit, source, limit-taken))
+	e.warn(tier.CauseMemoryLimit.Warning("host spaces and simulated GPUs take %d of the %d bytes of %s, locked and ahead of use: what is left, %d bytes, is for everything else, and Go's heap, which can have %d of them, %s: the kernel ends the process when all is used up",
+		taken, limit, source, left, room, bound))
 }
 
 // swapped adds to warnings of memory that is not locked whether that matters today.

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -177,9 +179,12 @@ func TestWarningsOfTheTopology(t *testing.T) {
 		}, tier.CauseExcludedNode, "", false, []string{"GPU 3 on node 1", "slower"}},
 		"a container that is too small": {func(top *topology.Topology) {
 			top.Limits.MemoryBytes, top.Limits.MemorySource = 800<<10, "/sys/fs/cgroup/memory.max"
-		}, tier.CauseMemoryLimit, "", false, []string{"786432 of the 819200 bytes of /sys/fs/cgroup/memory.max", "32768 bytes", "--memory"}},
+		}, tier.CauseMemoryLimit, "", false, []string{"786432 of the 819200 bytes of /sys/fs/cgroup/memory.max", "32768 bytes", "can have 0 of them", "has no limit (GOMEMLIMIT)", "--memory"}},
+		"a container in which the heap may not double": {func(top *topology.Topology) {
+			top.Limits.MemoryBytes, top.Limits.MemorySource = 1500<<10, "/sys/fs/cgroup/memory.max"
+		}, tier.CauseMemoryLimit, "", false, []string{"786432 of the 1536000 bytes", "749568 bytes", "can have 653568 of them", "set GOMEMLIMIT"}},
 		"a container that is large enough": {change: func(top *topology.Topology) {
-			top.Limits.MemoryBytes, top.Limits.MemorySource = 900<<10, "/sys/fs/cgroup/memory.max"
+			top.Limits.MemoryBytes, top.Limits.MemorySource = 1536<<10, "/sys/fs/cgroup/memory.max"
 		}},
 		"a machine as small": {change: func(top *topology.Topology) {
 			top.Limits.MemoryBytes, top.Limits.MemorySource = 800<<10, "/proc/meminfo"
@@ -212,6 +217,76 @@ func TestWarningsOfTheTopology(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHeapBesideTheSpaces: whether what Go's heap may grow to fits beside the spaces, into
+// the memory of a cgroup as its files tell it, is what a warning depends on.
+func TestHeapBesideTheSpaces(t *testing.T) {
+	const mib = 1 << 20
+	for name, c := range map[string]struct {
+		limit, heap int64 // MiB
+		says        []string
+	}{
+		// 1 MiB of spaces, and a sixteenth is for the rest.
+		"fits":                   {32, 29, nil},
+		"a byte too large":       {32, 29*mib + 1, []string{"1048576 of the 33554432 bytes", "can have 30408704 of them", "may grow to 30408705 bytes"}},
+		"no limit, much is left": {32, math.MaxInt64, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.heap < mib {
+				c.heap *= mib
+			}
+			defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
+			top, err := topology.Discover(t.Context(), topology.Options{Root: cgroupTree(t, c.limit*mib)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			debug.SetMemoryLimit(c.heap)
+			cfg := spillConfig(t.TempDir(), nil, top)
+			cfg.GPUs, cfg.HostMemory = []spillway.GPU{{Memory: mib / 2}}, mib/2
+			cfg.Logger = slog.New(slog.DiscardHandler)
+			eng, err := spillway.Open(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer eng.Close()
+			if w, ok := warning(eng.Warnings(), tier.CauseMemoryLimit); ok != (c.says != nil) {
+				t.Errorf("warned: %v %s", ok, w)
+			} else if ok {
+				if err := says(eng.Warnings(), tier.CauseMemoryLimit, "", false, c.says...); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// cgroupTree is a machine whose process is in a cgroup, of version 2, with so much memory.
+func cgroupTree(t *testing.T, limit int64) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"proc/self/cgroup":                       "0::/\n",
+		"proc/self/mountinfo":                    "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+		"proc/self/status":                       "Cpus_allowed_list:\t0-1\nMems_allowed_list:\t0\n",
+		"proc/meminfo":                           "MemTotal:       33554432 kB\nSwapTotal:             0 kB\n",
+		"sys/fs/cgroup/memory.max":               fmt.Sprintln(limit),
+		"sys/devices/system/cpu/online":          "0-1\n",
+		"sys/devices/system/node/online":         "0\n",
+		"sys/devices/system/node/node0/cpulist":  "0-1\n",
+		"sys/devices/system/node/node0/distance": "10\n",
+		"sys/devices/system/node/node0/meminfo":  "Node 0 MemTotal:       33554432 kB\n",
+		"sys/devices/system/node/has_memory":     "0\n",
+	} {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
 }
 
 // TestNodesThatAreNotThere: an arena that cannot be bound works, and says so with its space.

@@ -202,7 +202,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	if err := f.suit(flags, memory); err != nil {
 		return err
 	}
-	f.engine.seed = f.seed
+	f.engine.seed, f.engine.beside = f.seed, 2*memory/bandwidthShare
 	watched := make(map[tier.ID]*bandwidth.Watch)
 	f.engine.watch = func(i int) disk.FS {
 		w := bandwidth.NewWatch()
@@ -219,7 +219,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 		drawn = progress.New(stderr, m.engine.Stats)
 	}
 	rows, err := f.measure(ctx, m, bandwidth.Config{
-		Engine: m.engine, Sizes: f.sizes, Threads: f.threads, Pairs: f.pairs, Seed: f.seed, Between: f.between, Spare: 2 * memory / bandwidthShare, Progress: drawn,
+		Engine: m.engine, Sizes: f.sizes, Threads: f.threads, Pairs: f.pairs, Seed: f.seed, Between: f.between, Spare: f.engine.beside, Progress: drawn,
 		Files: m.faults.Slow, Watched: watched,
 	}, flags.Changed("sizes") || flags.Changed("threads"))
 	drawn.Close()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -16,6 +17,8 @@ import (
 // Main runs the command with args and returns its exit status. It ends soon
 // after ctx does, with everything given back.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	before := debug.SetMemoryLimit(-1) // commands lower it; see headroom.Plan
+	defer debug.SetMemoryLimit(before)
 	root := newRoot(stdout, stderr)
 	root.SetArgs(args)
 	root.SetOut(stdout)

@@ -170,6 +170,10 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 	if err != nil {
 		return nil, nil, err
 	}
+	plan, err := f.engine.divide(top, expected(cfg, top))
+	if err != nil {
+		return nil, nil, err
+	}
 	open := func(ctx context.Context) (*spillway.Engine, error) {
 		eng, err := spillway.Open(ctx, cfg)
 		if err != nil {
@@ -182,7 +186,7 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 		return nil, nil, err
 	}
 	faults.Arm()
-	m := &machine{topology: top, notes: log, warnings: eng.Warnings, faults: faults, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng)}
+	m := &machine{topology: top, notes: log, warnings: eng.Warnings, faults: faults, plan: plan, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng)}
 	m.config.GPU = "none"
 	return m, open, eng.Close()
 }

@@ -6,15 +6,18 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"os"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -27,6 +30,7 @@ type machine struct {
 	notes    *notes
 	warnings func() []tier.Warning // also when the engine is closed
 	faults   *inject.Faults
+	plan     headroom.Plan // of the process's memory
 }
 
 // open opens the engine that the flags describe. The caller must close it.
@@ -47,9 +51,16 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, err := e.divide(top, expected(cfg, top)); err != nil { // before anything is taken
+		return nil, err
+	}
 	eng, err := spillway.Open(ctx, cfg)
 	if err != nil {
 		return nil, e.explain(ctx, err)
+	}
+	plan, err := e.divide(top, taken(eng))
+	if err != nil {
+		return nil, errors.Join(err, eng.Close())
 	}
 	faults.Arm()
 	for _, w := range eng.Warnings() {
@@ -57,7 +68,7 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 			log.once(w.String())
 		}
 	}
-	m := &machine{topology: top, engine: eng, notes: log, warnings: eng.Warnings, faults: faults, env: report.EngineEnv(ctx, top, eng)}
+	m := &machine{topology: top, engine: eng, notes: log, warnings: eng.Warnings, faults: faults, plan: plan, env: report.EngineEnv(ctx, top, eng)}
 	m.config = e.describe(eng)
 	return m, nil
 }
@@ -107,6 +118,46 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 		return cfg, fail.Usagef("%w (see --gpu-memory, --host-memory and --disk)", err)
 	}
 	return cfg, nil
+}
+
+// sealing is how much memory a volume that encrypts maps for what is under way: the requests
+// of four transfers.
+const sealing = 4 * disk.DefaultDepth * (disk.DefaultRequest + tier.Page)
+
+// divide plans the memory of the process, beside spaces of so many bytes, and limits Go's
+// heap to what is left.
+func (e *engineFlags) divide(top *topology.Topology, spaces int64) (headroom.Plan, error) {
+	beside := e.beside
+	if e.encrypt {
+		beside += sealing * int64(max(1, len(e.disks)))
+	}
+	plan, err := headroom.Divide(top.Limits, spaces, beside)
+	if err == nil {
+		plan.Apply()
+	}
+	return plan, err
+}
+
+// expected is how much of the process's memory the spaces of an engine will take. Where a
+// GPU may be a real one, it is taken to be one.
+func expected(cfg spillway.Config, top *topology.Topology) int64 {
+	sum := cfg.HostMemory
+	for _, g := range cfg.GPUs {
+		if g.Backend == spillway.Sim || g.Backend == spillway.Auto && len(top.GPUs) == 0 {
+			sum += min(g.Memory, math.MaxInt64-sum)
+		}
+	}
+	return sum
+}
+
+// taken is how much of the process's memory the spaces of an engine take.
+func taken(eng *spillway.Engine) (sum int64) {
+	for _, s := range eng.Spaces() {
+		if s.Kind() == tier.Host || s.Backend() == "sim" {
+			sum += s.Capacity()
+		}
+	}
+	return sum
 }
 
 // gpuSpace is the GPU space that the flags ask for.

@@ -22,9 +22,16 @@ const unmountable = 77
 
 // childCommand runs spillbench as a process of its own. how may be "mount DIR" and
 // "mount-read-only DIR": then it puts a file system of 4 MiB there first, with two
-// directories in it.
+// directories in it. Or "cgroup DIR": then it joins that cgroup first.
 func childCommand(how string, args []string) int {
 	verb, dir, _ := strings.Cut(how, " ")
+	if verb == "cgroup" {
+		if err := joinCgroup(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return unmountable
+		}
+		return Main(context.Background(), args, os.Stdout, os.Stderr)
+	}
 	if strings.HasPrefix(verb, "mount") {
 		err := unix.Mount("spillway", dir, "tmpfs", 0, "size=4m")
 		for _, name := range []string{"a", "b"} {

@@ -92,6 +92,8 @@ func TestErrors(t *testing.T) {
 		{"disk full", []string{"--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir() + "=1MiB"}, 3, []string{"--disk"}},
 		{"no room for a batch", []string{"run", "--input", big, "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir() + "=1MiB"}, 3,
 			[]string{"big.arrow, batch 1", "--rows-per-batch"}},
+		{"more memory than there is", []string{"--host-memory=99%"}, 3, []string{"which is too little", "--gpu-memory and --host-memory", "together at most"}},
+		{"more memory than there is, of others", []string{"compare", "--peer=arrow-ipc", "--host-memory=100%"}, 3, []string{"which is too little"}},
 		{"no room to verify", []string{"verify", big, "--gpu-memory=1MiB"}, 3, []string{"twice", "--gpu-memory"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

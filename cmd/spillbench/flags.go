@@ -69,6 +69,8 @@ type engineFlags struct {
 	faults               inject.Specs
 	seed                 uint64 // of faults by chance
 
+	// beside is how many bytes of memory the command takes beside the spaces and the heap.
+	beside int64
 	// watch returns the file system of a volume that has neither faults nor a rate; may be nil.
 	watch func(disk int) disk.FS
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/contend"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/topology"
@@ -72,8 +73,16 @@ func (f *reserveFlags) validate() error {
 	return nil
 }
 
-// crowds are how many wait: a wake-up should cost the same in both.
-func crowds() []int { return []int{100, contend.LargestCrowd} }
+// crowds are how many wait: a wake-up should cost the same in both. The larger one is as
+// large as the process's memory lets it be.
+func crowds(plan headroom.Plan) []int {
+	const few, bytesPerWaiter = 100, 8 << 10 // goroutine, stack and request: measured, 6 KiB
+	most := int64(contend.LargestCrowd)
+	if plan.Heap > 0 {
+		most = min(most, max(few, (plan.Heap-headroom.LeastHeap)/bytesPerWaiter))
+	}
+	return []int{few, int(most)}
+}
 
 func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (err error) {
 	start := time.Now()
@@ -89,6 +98,11 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 	if err != nil {
 		return err
 	}
+	plan, err := headroom.Divide(top.Limits, 0, 0)
+	if err != nil {
+		return err
+	}
+	plan.Apply()
 	env := report.MachineEnv(ctx, top)
 	env.ProbeDisk(os.TempDir()) // no part of the figures, and of every description of a machine
 	doc := &report.Reserve{
@@ -101,7 +115,7 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // there are no tiers
 	}
 	res, err := contend.Run(ctx, contend.Config{
-		Goroutines: f.goroutines, Rounds: f.rounds, Duration: f.duration, Waiters: crowds(), Releases: contend.ManyReleases, Progress: drawn,
+		Goroutines: f.goroutines, Rounds: f.rounds, Duration: f.duration, Waiters: crowds(plan), Releases: contend.ManyReleases, Progress: drawn,
 	})
 	drawn.Close()
 	if err != nil {

@@ -104,10 +104,9 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, m.engine.Stats)
 	}
-	res, err := job.Run(ctx, job.Config{
-		Engine: m.engine, Inputs: inputs, Repeat: f.input.repeat, Fits: f.place == "fits",
-		Partitions: f.partitions, Passes: f.passes, Workers: f.input.workers, Batches: batches, Progress: drawn,
-	})
+	cfg := f.job(m)
+	cfg.Inputs, cfg.Batches, cfg.Progress = inputs, batches, drawn
+	res, err := job.Run(ctx, cfg)
 	drawn.Close()
 	err = errors.Join(err, m.engine.Close())
 	if err == nil && res.Batches == 0 {
@@ -129,6 +128,14 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		out.warn(lines)
 	}
 	return err
+}
+
+// job is what is to be done on m, but for the input.
+func (f *runFlags) job(m *machine) job.Config {
+	return job.Config{
+		Engine: m.engine, Repeat: f.input.repeat, Fits: f.place == "fits",
+		Partitions: f.partitions, Passes: f.passes, Workers: f.input.workers, Held: m.plan.Held(),
+	}
 }
 
 // verdict is what a finished run ends with.

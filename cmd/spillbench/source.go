@@ -101,11 +101,16 @@ func (f *inputFlags) sources(m *machine, batchBytes int64) (inputs []job.Input, 
 		return []job.Input{{Name: name, Open: open}}, []string{name}, batches
 	}
 	for _, path := range f.files {
-		opt := input.Options{RowsPerBatch: f.rowsPerBatch, MaxAlloc: m.topology.Limits.MemoryBytes}
+		opt := m.reading(f.rowsPerBatch)
 		open := func(ctx context.Context) (job.Source, error) { return input.Open(ctx, path, opt) }
 		inputs = append(inputs, job.Input{Name: path, Open: open})
 	}
 	return inputs, f.files, 0
+}
+
+// reading says how to read a file in batches of so many rows.
+func (m *machine) reading(rowsPerBatch int64) input.Options {
+	return input.Options{RowsPerBatch: rowsPerBatch, MaxAlloc: m.plan.Heap, Room: m.plan.Admit}
 }
 
 // table sizes the generated table by the memories that it is to overflow.

@@ -121,7 +121,7 @@ func (f *verifyFlags) verifyAll(ctx context.Context, m *machine, doc *report.Ver
 }
 
 func (f *verifyFlags) verifyFile(ctx context.Context, m *machine, edges []roundtrip.Edge, path string) (res roundtrip.Result, err error) {
-	src, err := input.Open(ctx, path, input.Options{RowsPerBatch: f.rowsPerBatch, MaxAlloc: m.topology.Limits.MemoryBytes})
+	src, err := input.Open(ctx, path, m.reading(f.rowsPerBatch))
 	if err != nil {
 		return res, err
 	}

@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
@@ -70,6 +72,8 @@ func Status(err error) int {
 		return Wrong
 	case errors.As(err, &e):
 		return e.Status
+	case errors.Is(err, headroom.ErrTooSmall), errors.Is(err, headroom.ErrFull):
+		return Environment
 	case errors.As(err, &in), errors.Is(err, topology.ErrVisibleDevices):
 		return Usage
 	}
@@ -93,7 +97,14 @@ func fix(err error) string {
 	}
 	var exceeded *reservation.ExceededError
 	var full *tier.NoSpaceError
+	var small *headroom.TooSmallError
 	switch {
+	case errors.As(err, &small) && small.Fit < tier.Page:
+		return "give the process more memory"
+	case errors.As(err, &small):
+		return fmt.Sprintf("give --gpu-memory and --host-memory %s together at most, or the process more memory", size.Approx(small.Fit))
+	case errors.Is(err, headroom.ErrFull):
+		return "make the batches smaller with --rows-per-batch, give --gpu-memory and --host-memory less, or the process more memory"
 	case errors.Is(err, tier.ErrLost): // which says itself what to do; others may have lacked room for it
 		return ""
 	case errors.As(err, &exceeded):

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation"
@@ -35,6 +36,9 @@ func TestStatus(t *testing.T) {
 		{&reservation.ExceededError{Space: tier.ID{Kind: tier.Host}}, 3, "--rows-per-batch, or raise --host-memory"},
 		{fmt.Errorf("opening: %w", tier.ErrNoSpace), 3, "--disk"},
 		{errors.Join(&tier.NoSpaceError{Space: gpu}, &tier.LostError{Space: gpu, Cause: io.EOF}), 3, "gpu:0 is lost"},
+		{&headroom.TooSmallError{Spaces: 1 << 30, Limit: 1 << 30, Source: "memory.max", Fit: 900 << 20}, 3, "--host-memory 900.0 MiB together at most"},
+		{&headroom.TooSmallError{Limit: 1 << 20, Source: "memory.max"}, 3, "give the process more memory"},
+		{&input.Error{Path: "a.csv", Err: &headroom.FullError{Requested: 1 << 20}}, 3, "--rows-per-batch"},
 		{errors.New("anything\nelse"), 3, "anything else"},
 	} {
 		for _, err := range []error{c.err, wrap(c.err)} {

@@ -7,13 +7,26 @@ import (
 )
 
 // limitedAllocator allocates from the Go heap and refuses a single allocation
-// that is larger than max. It refuses with a panic, as the interface has no
-// error; guard makes that an error again. Without it a broken length in a file
-// ends the process: the runtime cannot recover from memory that is not there.
+// that is larger than max, or for which there is no room. It refuses with a panic, as the
+// interface has no error; guard makes that an error again. Without it a broken length in a
+// file ends the process: the runtime cannot recover from memory that is not there.
 type limitedAllocator struct {
 	heap memory.GoAllocator
 	max  int64
+	room func(bytes int64) error // nil: there is always room
+
+	noRoom error // what room refused with: some readers make a text of it
+
+	// elsewhere is set while a decoder may allocate on goroutines of its own: nothing could
+	// catch a panic there.
+	elsewhere bool
 }
+
+// refusal is what an allocator panics with.
+type refusal struct{ error }
+
+// Unwrap returns the reason.
+func (r refusal) Unwrap() error { return r.error }
 
 func (a *limitedAllocator) Allocate(size int) []byte {
 	a.check(size)
@@ -29,6 +42,13 @@ func (a *limitedAllocator) Free(b []byte) { a.heap.Free(b) }
 
 func (a *limitedAllocator) check(size int) {
 	if size < 0 || int64(size) > a.max {
-		panic(fmt.Errorf("it asks for %d bytes at once, and at most %d are allowed", size, a.max))
+		panic(refusal{fmt.Errorf("it asks for %d bytes at once, and at most %d are allowed", size, a.max)})
+	}
+	if a.room == nil || a.elsewhere {
+		return
+	}
+	if err := a.room(int64(size)); err != nil {
+		a.noRoom = err
+		panic(refusal{err})
 	}
 }

@@ -43,6 +43,9 @@ type Options struct {
 	// MaxAlloc is the largest single allocation in bytes that decoding may ask for, so
 	// that a broken length is an error and not the end of the process; 0 means 64 GiB.
 	MaxAlloc int64
+	// Room says whether decoding may take so many bytes more; nil: it may. Its error ends
+	// the reading, and is wrapped in an *Error.
+	Room func(bytes int64) error
 }
 
 const defaultMaxAlloc = 64 << 30
@@ -78,6 +81,7 @@ type Source struct {
 	path   string
 	format Format
 	file   *os.File
+	mem    *limitedAllocator
 	dec    decoder
 	err    error // sticky: what Next returned last, if it was an error
 }
@@ -95,22 +99,22 @@ func Open(ctx context.Context, path string, opt Options) (*Source, error) {
 	if err != nil {
 		return nil, errors.Join(located(path, err), f.Close())
 	}
-	s := &Source{path: path, format: format, file: f}
+	mem := &limitedAllocator{max: opt.MaxAlloc, room: opt.Room}
+	s := &Source{path: path, format: format, file: f, mem: mem}
 	err = guard(func() (err error) {
-		s.dec, err = newDecoder(ctx, format, f, size, opt)
+		s.dec, err = newDecoder(ctx, format, f, size, mem, opt)
 		return err
 	})
 	if err != nil {
 		return nil, s.broken(err, f.Close())
 	}
 	if opt.RowsPerBatch > 0 {
-		s.dec = &rebatcher{src: s.dec, rows: opt.RowsPerBatch}
+		s.dec = &rebatcher{src: s.dec, rows: opt.RowsPerBatch, mem: mem}
 	}
 	return s, nil
 }
 
-func newDecoder(ctx context.Context, format Format, f *os.File, size int64, opt Options) (decoder, error) {
-	mem := &limitedAllocator{max: opt.MaxAlloc}
+func newDecoder(ctx context.Context, format Format, f *os.File, size int64, mem *limitedAllocator, opt Options) (decoder, error) {
 	switch format {
 	case Parquet:
 		return newParquet(ctx, f, size, mem, opt.RowsPerBatch)
@@ -202,7 +206,10 @@ func (s *Source) broken(err, closing error) error {
 		return errors.Join(e, closing)
 	}
 	fix := "the file is truncated or broken: write it again"
-	if s.format == CSV {
+	switch {
+	case s.mem.noRoom != nil:
+		err, fix = s.mem.noRoom, "" // what gave the limit knows what to do
+	case s.format == CSV:
 		fix = "correct the file; its first line must name the columns"
 	}
 	e = &Error{Path: s.path, Err: fmt.Errorf("cannot be read as %s: %w", s.format, cause(err)), Fix: fix}
@@ -223,6 +230,10 @@ func located(path string, err error) error {
 func guard(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
+			if r, ok := p.(refusal); ok {
+				err = r.error
+				return
+			}
 			if e, ok := p.(error); ok {
 				err = fmt.Errorf("the decoder panicked: %w", e)
 				return

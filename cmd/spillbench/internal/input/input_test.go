@@ -346,6 +346,67 @@ func TestOversizedAllocation(t *testing.T) {
 	checkError(t, err, path, "at most 100 are allowed")
 }
 
+// TestNoRoom: in every format, and where batches are joined, memory that is refused ends the
+// reading with the reason, and the file is not said to be broken.
+func TestNoRoom(t *testing.T) {
+	full := errors.New("the heap is full")
+	table := ""
+	for i := range 2000 {
+		table += fmt.Sprintf("%d,%d\n", i, 2*i)
+	}
+	for name, c := range map[string]struct {
+		content []byte
+		opt     Options
+	}{
+		"file":    {encode(t, asFile(ipc.WithZstd()), 1000, 1000), Options{}},
+		"stream":  {encode(t, asStream(), 1000, 1000), Options{}},
+		"parquet": {encode(t, asParquet, 1000, 1000), Options{}},
+		"csv":     {[]byte("a,b\n" + table), Options{}},
+		"joined":  {encode(t, asFile(), 100, 100, 100, 100, 100, 100, 100, 100, 100, 100), Options{RowsPerBatch: 1000}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := write(t, name, c.content)
+			asked, most := int64(0), int64(0)
+			c.opt.Room = func(n int64) error {
+				asked += n
+				most = max(most, n)
+				return nil
+			}
+			whole, _, err := readAll(t, path, c.opt)
+			release(whole)
+			if err != nil || asked == 0 {
+				t.Fatalf("%d bytes were asked for, %v", asked, err)
+			}
+			c.opt.Room = func(n int64) error {
+				if n == most {
+					return full
+				}
+				return nil
+			}
+			recs, _, err := readAll(t, path, c.opt)
+			release(recs)
+			var e *Error
+			if !errors.Is(err, full) || !errors.As(err, &e) || e.Path != path || e.Fix != "" || strings.Contains(err.Error(), "panic") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// TestParquetTakesWhatItNeeds: the reader takes memory for the rows of a row group, and not
+// for as many as a batch may have.
+func TestParquetTakesWhatItNeeds(t *testing.T) {
+	most := int64(0)
+	recs, _, err := readAll(t, write(t, "p", encode(t, asParquet, 100, 100)), Options{Room: func(n int64) error {
+		most = max(most, n)
+		return nil
+	}})
+	release(recs)
+	if err != nil || most > 64<<10 {
+		t.Errorf("for 100 rows %d bytes were taken at once, %v", most, err)
+	}
+}
+
 // TestCancelled: a cancelled read says so, and is not the file's fault.
 func TestCancelled(t *testing.T) {
 	s, err := Open(context.Background(), write(t, "a", encode(t, asFile(), 10, 10)), Options{})

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
-	"github.com/apache/arrow-go/v18/arrow/memory"
 	"github.com/apache/arrow-go/v18/parquet"
 	"github.com/apache/arrow-go/v18/parquet/file"
 	"github.com/apache/arrow-go/v18/parquet/metadata"
@@ -30,6 +29,7 @@ const parquetBuffer = 1 << 20
 // on a goroutine of pqarrow's own could not be caught.
 type parquetFile struct {
 	pf    *file.Reader
+	mem   *limitedAllocator
 	size  int64 // of the file in bytes
 	r     *pqarrow.FileReader
 	sc    *arrow.Schema
@@ -39,7 +39,7 @@ type parquetFile struct {
 	cur   pqarrow.RecordReader
 }
 
-func newParquet(ctx context.Context, f *os.File, size int64, mem memory.Allocator, rows int64) (decoder, error) {
+func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocator, rows int64) (decoder, error) {
 	props := parquet.NewReaderProperties(mem)
 	props.BufferedStreamEnabled = true // no column chunk is read whole before it is decoded
 	props.BufferSize = parquetBuffer
@@ -53,7 +53,8 @@ func newParquet(ctx context.Context, f *os.File, size int64, mem memory.Allocato
 	if rows <= 0 {
 		rows = maxParquetRows
 	}
-	p := &parquetFile{pf: pf, size: size, rows: pf.NumRows()}
+	rows = min(rows, largestGroup(pf)) // the reader takes memory for so many at once
+	p := &parquetFile{pf: pf, mem: mem, size: size, rows: pf.NumRows()}
 	p.r, err = pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{BatchSize: rows}, mem)
 	if err != nil {
 		return nil, err
@@ -65,6 +66,15 @@ func newParquet(ctx context.Context, f *os.File, size int64, mem memory.Allocato
 		return nil, errors.New("it has no columns")
 	}
 	return p, context.Cause(ctx)
+}
+
+// largestGroup returns how many rows the largest row group has, or 1.
+func largestGroup(pf *file.Reader) int64 {
+	most := int64(1)
+	for i := range pf.NumRowGroups() {
+		most = max(most, pf.MetaData().RowGroup(i).NumRows())
+	}
+	return most
 }
 
 // verifyStoredSchema walks the Arrow schema that writers leave in a file, as an
@@ -100,7 +110,9 @@ func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
 			if err := p.rehearse(i); err != nil {
 				return nil, err
 			}
+			p.mem.elsewhere = true
 			cur, err := p.r.GetRecordReader(ctx, nil, []int{i})
+			p.mem.elsewhere = false
 			if err != nil {
 				return nil, err
 			}

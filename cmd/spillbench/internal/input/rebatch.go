@@ -14,6 +14,7 @@ import (
 type rebatcher struct {
 	src  decoder
 	rows int64
+	mem  *limitedAllocator
 
 	pending []arrow.RecordBatch // owned; together fewer than rows rows, but for the one that was just read
 	have    int64               // rows in pending
@@ -44,10 +45,14 @@ func (r *rebatcher) next(ctx context.Context) (arrow.RecordBatch, error) {
 	if len(parts) == 1 {
 		return parts[0], nil
 	}
-	joined, err := join(parts)
+	joined, err := join(parts, r.mem)
 	if err == nil {
 		release(parts)
 		return joined, nil
+	}
+	if r.mem.noRoom != nil {
+		release(parts)
+		return nil, err
 	}
 	// A type that arrow-go cannot join, such as a union: the parts stay batches of their own.
 	r.pending = append(parts[1:], r.pending...)
@@ -85,7 +90,7 @@ func (r *rebatcher) close() error {
 }
 
 // join concatenates column by column.
-func join(parts []arrow.RecordBatch) (rec arrow.RecordBatch, err error) {
+func join(parts []arrow.RecordBatch, mem memory.Allocator) (rec arrow.RecordBatch, err error) {
 	schema := parts[0].Schema()
 	cols := make([]arrow.Array, 0, schema.NumFields())
 	defer func() {
@@ -103,7 +108,7 @@ func join(parts []arrow.RecordBatch) (rec arrow.RecordBatch, err error) {
 			for j, p := range parts {
 				arrays[j] = p.Column(i)
 			}
-			col, err := array.Concatenate(arrays, memory.DefaultAllocator)
+			col, err := array.Concatenate(arrays, mem)
 			if err != nil {
 				return err
 			}

@@ -53,7 +53,7 @@ type Progress interface {
 	Step()
 }
 
-// Config says what to do. All fields but Batches and Progress are required.
+// Config says what to do. All fields but Held, Batches and Progress are required.
 type Config struct {
 	Engine     *spillway.Engine
 	Inputs     []Input
@@ -62,6 +62,7 @@ type Config struct {
 	Partitions int   // of the repository, above 0
 	Passes     int   // how often all batches are worked on, 0 or above
 	Workers    int   // tasks at once, above 0
+	Held       int64 // most bytes of decoded batches that wait to be put when the next is decoded; 0: any
 	Batches    int64 // how many there will be, for the progress; 0 if that is not known
 	Progress   Progress
 }
@@ -118,7 +119,7 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 			err = e
 		}
 	}()
-	j := &job{cfg: cfg, plan: plan, res: &res}
+	j := &job{cfg: cfg, plan: plan, res: &res, held: held{most: cfg.Held}}
 	if err := j.phase("load", -1, func() error { return j.load(ctx) }); err != nil {
 		return res, err
 	}
@@ -137,6 +138,7 @@ type job struct {
 	cfg  Config
 	plan *spillway.Plan
 	res  *Result
+	held held // of decoded batches
 
 	puts  int64  // handed out for putting; the decoder's alone
 	items []item // in the order of loading

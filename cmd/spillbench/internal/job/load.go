@@ -32,10 +32,16 @@ func (j *job) load(ctx context.Context) error {
 	return nil
 }
 
-// parcel is a record on its way into a partition. Who receives it releases it.
+// parcel is a record on its way into a partition. Who receives it calls done.
 type parcel struct {
 	rec  arrow.RecordBatch
 	want expectation
+	put  func() // what is held of it is so no more
+}
+
+func (p parcel) done() {
+	p.rec.Release()
+	p.put()
 }
 
 // loadInput decodes on one goroutine and puts on one for each partition, at most
@@ -77,8 +83,12 @@ func (j *job) decode(ctx context.Context, in Input, queues []chan parcel) (err e
 			err = e
 		}
 	}()
-	var scratch []byte
+	digester := newDigester()
+	size := int64(0) // of the last one: the next will be about as large
 	for number := int64(1); ; number++ {
+		if err := j.held.wait(ctx, size); err != nil {
+			return err
+		}
 		rec, err := src.Next(ctx)
 		if err == io.EOF {
 			return nil
@@ -87,7 +97,9 @@ func (j *job) decode(ctx context.Context, in Input, queues []chan parcel) (err e
 			return err
 		}
 		want := expectation{name: in.Name, number: number}
-		want.digest, scratch, err = expect(rec, scratch)
+		want.digest, err = digester.digest(rec)
+		size = convert.LogicalBytes(rec)
+		put := j.held.take(size, j.cfg.Repeat+1)
 		for range j.cfg.Repeat {
 			if err != nil {
 				break
@@ -95,42 +107,50 @@ func (j *job) decode(ctx context.Context, in Input, queues []chan parcel) (err e
 			want.seq = j.puts
 			j.puts++
 			rec.Retain()
+			p := parcel{rec, want, put}
 			select {
-			case queues[want.partition(j.cfg.Partitions)%len(queues)] <- parcel{rec, want}:
+			case queues[want.partition(j.cfg.Partitions)%len(queues)] <- p:
 			case <-ctx.Done():
-				rec.Release()
+				p.done()
 				err = context.Cause(ctx)
 			}
 		}
-		rec.Release()
+		parcel{rec, want, put}.done()
 		if err != nil {
 			return named(err, want)
 		}
 	}
 }
 
-// expect returns the digest of rec as an image, which is laid out in scratch, one
-// part after the other: the body and its dictionaries. scratch grows as needed and is
-// returned.
-func expect(rec arrow.RecordBatch, scratch []byte) (d tier.Digest, _ []byte, err error) {
+// digester works out what records must digest to. It belongs to one goroutine.
+type digester struct{ piece []byte }
+
+func newDigester() *digester { return &digester{make([]byte, 1<<20)} }
+
+// digest returns the digest of rec as an image: of its body and its dictionaries, one
+// behind the other. They are laid out piece by piece, for a whole batch is memory that no
+// space counts.
+func (d *digester) digest(rec arrow.RecordBatch) (sum tier.Digest, err error) {
 	l, err := convert.NewLayout(rec)
 	if err != nil {
-		return tier.Digest{}, scratch, err
+		return tier.Digest{}, err
 	}
 	defer l.Close()
 	at := int64(0)
 	for _, part := range append([]*convert.Layout{l}, l.Dictionaries()...) {
-		if int64(cap(scratch)) < part.Size() {
-			scratch = make([]byte, part.Size())
+		for {
+			n, err := part.Next(d.piece)
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				return tier.Digest{}, err
+			}
+			sum = sum.Add(tier.DigestBytes(d.piece[:n], at/8))
+			at += int64(n)
 		}
-		body := scratch[:part.Size()]
-		if err := part.WriteTo([][]byte{body}); err != nil {
-			return tier.Digest{}, scratch, err
-		}
-		d = d.Add(tier.DigestBytes(body, at/8))
-		at += part.Size()
 	}
-	return d, scratch, nil
+	return sum, nil
 }
 
 // put is the only putter of its partitions. After an error it goes on receiving,
@@ -150,7 +170,7 @@ func (j *job) put(ctx context.Context, repo *repository.Repository, queue <-chan
 				err = named(err, p.want)
 			}
 		}
-		p.rec.Release()
+		p.done()
 	}
 	return err
 }
