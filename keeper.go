@@ -234,10 +234,9 @@ func (k *keeper) record(volume *disk.Volume, id batch.ID, want standing) (uint64
 		all = append(all, s.Descriptor())
 		key, ok := volume.KeyOf(dicts.memories[i])
 		if !ok {
-			var err error
-			meta, err := k.encode(convert.DictionaryKept(s.Descriptor(), all, keys))
+			schema, meta, err := k.encode(convert.DictionaryKept(s.Descriptor(), all, keys))
 			if err == nil {
-				key, err = volume.Keep(meta, dicts.memories[i])
+				key, err = volume.KeepWith(schema, meta, dicts.memories[i])
 			}
 			if err != nil {
 				return 0, err
@@ -250,18 +249,19 @@ func (k *keeper) record(volume *disk.Volume, id batch.ID, want standing) (uint64
 		return 0, err
 	}
 	kept.ID, kept.Plan, kept.Operator, kept.Port, kept.Partition = id, want.plan, want.operator, want.port, want.partition
-	meta, err := k.encode(kept)
+	schema, meta, err := k.encode(kept)
 	if err != nil {
 		return 0, err
 	}
-	return volume.Keep(meta, body.memories...)
+	return volume.KeepWith(schema, meta, body.memories...)
 }
 
 // errToldBefore: the schema cannot be written, and there was a warning.
 var errToldBefore = errors.New("spillway: a schema that cannot be written")
 
-// encode returns what is written of a batch or a dictionary. The turn is held.
-func (k *keeper) encode(kept *convert.Kept) ([]byte, error) {
+// encode returns what is written of a batch or a dictionary, and what it shares with others:
+// its schema. The turn is held.
+func (k *keeper) encode(kept *convert.Kept) (shared, meta []byte, err error) {
 	schema := kept.Descriptor.Schema
 	s, ok := k.schemas[schema]
 	if !ok {
@@ -271,10 +271,10 @@ func (k *keeper) encode(kept *convert.Kept) ([]byte, error) {
 		s.bytes, s.err = convert.EncodeSchema(schema)
 		k.schemas[schema] = s
 	} else if s.err != nil {
-		return nil, errToldBefore
+		return nil, nil, errToldBefore
 	}
 	if s.err != nil {
-		return nil, s.err
+		return nil, nil, s.err
 	}
-	return kept.Marshal(s.bytes), nil
+	return s.bytes, kept.Marshal(s.bytes), nil
 }

@@ -97,6 +97,7 @@ func newFound(e *Engine) *found {
 func (e *Engine) findKept(space *tier.Space, volume *disk.Volume) error {
 	f := e.found
 	var batches []*foundBatch
+	var schemas convert.KeptSchemas
 	for _, k := range volume.Kept() {
 		m := foundMemory{key: keptKey{space.ID(), k.Key}, volume: volume, space: space}
 		for _, n := range k.Sizes {
@@ -106,7 +107,7 @@ func (e *Engine) findKept(space *tier.Space, volume *disk.Volume) error {
 			return err
 		}
 		f.count(m, m.bytes)
-		kept, err := convert.UnmarshalKept(k.Meta)
+		kept, err := schemas.Unmarshal(k.Meta, k.Shared)
 		if err == nil && !fitMemories(kept.Memories(), k.Sizes) {
 			err = convert.ErrKeptFormat
 		}

@@ -29,19 +29,20 @@ type Kept struct {
 	Runs            []batch.Run // of a packed batch; without their buffers, when it was read
 }
 
-// The format, of which all numbers are little-endian: "SPB1", then
+// The format, of which all numbers are little-endian: "SPB2", then
 //
 //	flags u32 (1: packed, 2: metadata) · id u64 · port i64 · partition i64 · plan · operator
 //	rows i64 · body i64 · nodes, of length i64 and nulls i64 · buffers, of offset i64 and length i64
 //	sums, of u64 · dictionaries, of a key u64
 //	runs, of codec u64, sum u64 and four lengths of frames u32
 //	the record's metadata, by pairs of strings
-//	xxh3-64 of the rest u64 · the schema, an Arrow IPC stream without batches
+//	xxh3-64 of the schema u64
 //
 // A string is its length, u64, and its bytes; a list its length, u64, and its items. The
-// manifest's records have checksums. The schema has one beside, for arrow-go believes the
-// lengths in it, and takes as much memory as they say.
-const keptMagic = "SPB1"
+// schema, an Arrow IPC stream without batches, is kept beside, once for all that have
+// it. The manifest's records have checksums. The schema has one here, too: it must be this
+// batch's, and arrow-go believes the lengths in it, and takes as much memory as they say.
+const keptMagic = "SPB2"
 
 const (
 	keptPacked   = 1
@@ -87,7 +88,8 @@ func DecodeSchema(p []byte) (_ *arrow.Schema, err error) {
 	return r.Schema(), nil
 }
 
-// Marshal writes k; schema is its descriptor's, as EncodeSchema writes it.
+// Marshal writes k; schema is its descriptor's, as EncodeSchema writes it, and must be kept
+// beside.
 func (k *Kept) Marshal(schema []byte) []byte {
 	d := k.Descriptor
 	flags := uint32(0)
@@ -97,7 +99,7 @@ func (k *Kept) Marshal(schema []byte) []byte {
 	if d.Metadata != nil {
 		flags |= keptMetadata
 	}
-	size := 256 + len(k.Plan) + len(k.Operator) + 16*(len(d.Nodes)+len(d.Buffers)) + 8*(len(d.Sums)+len(k.Dictionaries)) + 32*len(k.Runs) + len(schema)
+	size := 256 + len(k.Plan) + len(k.Operator) + 16*(len(d.Nodes)+len(d.Buffers)) + 8*(len(d.Sums)+len(k.Dictionaries)) + 32*len(k.Runs)
 	p := append(make([]byte, 0, size), keptMagic...)
 	p = binary.LittleEndian.AppendUint32(p, flags)
 	number := func(n int64) { p = binary.LittleEndian.AppendUint64(p, uint64(n)) }
@@ -143,13 +145,55 @@ func (k *Kept) Marshal(schema []byte) []byte {
 			text(d.Metadata.Values()[i])
 		}
 	}
-	p = binary.LittleEndian.AppendUint64(p, xxh3.Hash(schema))
-	return append(p, schema...)
+	return binary.LittleEndian.AppendUint64(p, xxh3.Hash(schema))
 }
 
-// UnmarshalKept reads what Marshal has written. What does not fit together is
-// ErrKeptFormat; that the bytes on disk fit it, only their checksums tell.
-func UnmarshalKept(p []byte) (*Kept, error) {
+// KeptSchemas reads schemas as EncodeSchema writes them, each once. The zero value is ready. It is
+// not safe for concurrent use.
+type KeptSchemas struct {
+	schemas map[schemaPlace]readSchema
+}
+
+// schemaPlace is where a schema lies.
+type schemaPlace struct {
+	at *byte
+	n  int
+}
+
+type readSchema struct {
+	schema *arrow.Schema
+	sum    uint64
+	err    error
+}
+
+// read returns the schema that p says. p must not change while s is used.
+func (s *KeptSchemas) read(p []byte, sum uint64) (*arrow.Schema, error) {
+	if len(p) == 0 {
+		return nil, errors.New("there is no schema")
+	}
+	place := schemaPlace{&p[0], len(p)}
+	known, ok := s.schemas[place]
+	if !ok {
+		known.sum = xxh3.Hash(p)
+	}
+	if known.sum != sum {
+		return nil, errors.New("it has another schema")
+	}
+	if !ok {
+		known.schema, known.err = DecodeSchema(p)
+		if s.schemas == nil {
+			s.schemas = make(map[schemaPlace]readSchema)
+		}
+		s.schemas[place] = known
+	}
+	return known.schema, known.err
+}
+
+// Unmarshal reads what Marshal has written, and the schema that was kept beside, of which it
+// keeps the result: the bytes must not change, and batches of the same bytes in the same
+// memory share it. What does not fit together is ErrKeptFormat; that the bytes on disk fit
+// it, only their checksums tell.
+func (s *KeptSchemas) Unmarshal(p, schema []byte) (*Kept, error) {
 	r := keptReader{p: p}
 	if string(r.take(4)) != keptMagic {
 		return nil, ErrKeptFormat
@@ -198,11 +242,11 @@ func UnmarshalKept(p []byte) (*Kept, error) {
 		d.Metadata = &m
 	}
 	sum := uint64(r.number())
-	if r.bad || sum != xxh3.Hash(r.p) || flags&^(keptPacked|keptMetadata) != 0 || !k.fits() {
+	if r.bad || len(r.p) > 0 || flags&^(keptPacked|keptMetadata) != 0 || !k.fits() {
 		return nil, ErrKeptFormat
 	}
 	var err error
-	if d.Schema, err = DecodeSchema(r.p); err != nil {
+	if d.Schema, err = s.read(schema, sum); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrKeptFormat, err)
 	}
 	if k.ID == 0 && d.Schema.NumFields() != 1 {

@@ -68,7 +68,7 @@ func TestKeptIsReadAsItWasWritten(t *testing.T) {
 			m := arrow.NewMetadata([]string{"a", ""}, []string{"", "b"})
 			k.Descriptor.Metadata = &m
 		}
-		back, err := UnmarshalKept(k.Marshal(schema))
+		back, err := new(KeptSchemas).Unmarshal(k.Marshal(schema), schema)
 		if err != nil {
 			t.Errorf("%v: %v", dt, err)
 			continue
@@ -122,9 +122,41 @@ func TestKeptIsCut(t *testing.T) {
 	k, schema := keptOf(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.ListOf(arrow.PrimitiveTypes.Int8)), 30))
 	p := k.Marshal(schema)
 	for n := range p {
-		if _, err := UnmarshalKept(p[:n]); !errors.Is(err, ErrKeptFormat) {
+		if _, err := new(KeptSchemas).Unmarshal(p[:n], schema); !errors.Is(err, ErrKeptFormat) {
 			t.Fatalf("%d of %d bytes: %v", n, len(p), err)
 		}
+	}
+	if _, err := new(KeptSchemas).Unmarshal(append(p, 0), schema); !errors.Is(err, ErrKeptFormat) {
+		t.Errorf("with a byte behind: %v", err)
+	}
+}
+
+// TestKeptSchemasAreReadOnce, and only with the batches that they are of.
+func TestKeptSchemasAreReadOnce(t *testing.T) {
+	g := arrowgen.New(1)
+	k, schema := keptOf(t, g.Record(arrowgen.Schema(arrow.BinaryTypes.String), 30))
+	strange, other := keptOf(t, g.Record(arrowgen.Schema(arrow.PrimitiveTypes.Int8), 30))
+	var s KeptSchemas
+	one, err := s.Unmarshal(k.Marshal(schema), schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := s.Unmarshal(k.Marshal(schema), schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if one.Descriptor.Schema != two.Descriptor.Schema {
+		t.Error("two batches of a schema have one each")
+	}
+	for name, wrong := range map[string][]byte{"another": other, "none": nil, "a part": schema[:len(schema)-8]} {
+		for _, read := range []*KeptSchemas{&s, new(KeptSchemas)} {
+			if _, err := read.Unmarshal(k.Marshal(schema), wrong); !errors.Is(err, ErrKeptFormat) {
+				t.Errorf("with %s schema: %v", name, err)
+			}
+		}
+	}
+	if _, err := s.Unmarshal(strange.Marshal(other), schema); !errors.Is(err, ErrKeptFormat) {
+		t.Errorf("with a schema that was read for others: %v", err)
 	}
 }
 
@@ -135,11 +167,11 @@ func TestKeptDictionariesHaveBytes(t *testing.T) {
 	if k.Descriptor.Body != 0 || len(k.Memories()) != 0 {
 		t.Fatalf("%d bytes in %v", k.Descriptor.Body, k.Memories())
 	}
-	if _, err := UnmarshalKept(k.Marshal(schema)); err != nil {
+	if _, err := new(KeptSchemas).Unmarshal(k.Marshal(schema), schema); err != nil {
 		t.Errorf("a batch without bytes: %v", err)
 	}
 	k.ID = 0
-	if _, err := UnmarshalKept(k.Marshal(schema)); !errors.Is(err, ErrKeptFormat) {
+	if _, err := new(KeptSchemas).Unmarshal(k.Marshal(schema), schema); !errors.Is(err, ErrKeptFormat) {
 		t.Errorf("a dictionary without bytes: %v", err)
 	}
 }
@@ -159,11 +191,9 @@ func FuzzKept(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p, schema []byte) {
 		if i := len(schema) % 5; i < len(schemas) {
 			schema = schemas[i]
-			p = append(binary.LittleEndian.AppendUint64(slices.Clone(p[:max(0, len(p)-8)]), xxh3.Hash(schema)), schema...)
-		} else {
-			p = append(slices.Clone(p), schema...)
+			p = binary.LittleEndian.AppendUint64(slices.Clone(p[:max(0, len(p)-8)]), xxh3.Hash(schema))
 		}
-		k, err := UnmarshalKept(p)
+		k, err := new(KeptSchemas).Unmarshal(p, schema)
 		if err != nil {
 			return
 		}

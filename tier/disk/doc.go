@@ -74,7 +74,8 @@
 // # What is kept
 //
 // Only with Config.Keep, and then only what Volume.Keep was called for: memories that
-// hold what they are to hold, and some bytes of their owner's that say what that is.
+// hold what they are to hold, and some bytes of their owner's that say what that is. What
+// many have in common of these is written once (Volume.KeepWith).
 //
 //	<Dir>/spillway-kept-<random>/lock, segment-0000, …
 //	                            /manifest-<generation>   header · record · record · …
@@ -91,8 +92,8 @@
 // all other room is free. The owner takes it (Take), puts it back, or has it forgotten; at
 // Close what nobody has taken stays, and a directory without anything is removed. Records
 // have checksums that also cover their place in the file. One that is damaged, or whose
-// segment is missing or too short, is lost, with a warning; of two in the same room the
-// younger counts. A manifest of another version or with a damaged header, and a directory
+// segment is missing or too short, is lost, with a warning; so are those that share what
+// was damaged. Of two in the same room the younger counts. A manifest of another version or with a damaged header, and a directory
 // that needs more than the volume's capacity or belongs to another user, stay as they are, with a
 // warning. The format
 // is told in manifest.go.

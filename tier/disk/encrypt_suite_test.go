@@ -64,10 +64,13 @@ var keepSuite = map[string]func(*testing.T){
 	"TestRandomKeeping":                              TestRandomKeeping,
 	"TestFreedStaysFreedOnAFullDisk":                 TestFreedStaysFreedOnAFullDisk,
 	"TestWhatIsNoManifestIsNotRead":                  TestWhatIsNoManifestIsNotRead,
+	"TestSharedMetaIsWrittenOnce":                    TestSharedMetaIsWrittenOnce,
+	"TestSharedMetaStandsBeforeWhoNeedsIt":           TestSharedMetaStandsBeforeWhoNeedsIt,
+	"TestLostSharedMetaCostsWhoNeedsIt":              TestLostSharedMetaCostsWhoNeedsIt,
 }
 
 // others are tests in the same files that a key makes no difference to.
-var others = map[string]bool{"TestMain": true, "TestMemoryFileSystemIsWarnedOf": true}
+var others = map[string]bool{"TestMain": true, "TestMemoryFileSystemIsWarnedOf": true, "TestOpeningComparesFewSpans": true}
 
 // TestTheSuiteOnEncryptedVolumes runs the tests of volumes once more.
 func TestTheSuiteOnEncryptedVolumes(t *testing.T) {
@@ -76,7 +79,7 @@ func TestTheSuiteOnEncryptedVolumes(t *testing.T) {
 
 // TestTheKeepSuiteOnEncryptedVolumes runs the tests of volumes that keep once more.
 func TestTheKeepSuiteOnEncryptedVolumes(t *testing.T) {
-	runEncrypted(t, keepSuite, "kept_test.go", "kept_damage_test.go")
+	runEncrypted(t, keepSuite, "kept_test.go", "kept_damage_test.go", "kept_shared_test.go")
 }
 
 // runEncrypted runs tests of some files with volumes that encrypt. No test of those files may

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+
+	"github.com/spillway-db/spillway/tier"
 )
 
 // Nonce is a nonce that was used, with the salt of its key.
@@ -34,7 +36,7 @@ func NoncesIn(path string) (map[Nonce]string, error) {
 			return nil, fmt.Errorf("%s: no record at %d", path, at)
 		}
 		at += r.n
-		if r.kind != kindKept {
+		if r.kind != kindKept && r.kind != kindShared {
 			continue
 		}
 		rec, failed := parseKept(r.body)
@@ -74,7 +76,7 @@ func Forge(path string, at int, bit byte) (what string, err error) {
 			switch {
 			case off < recordHeader: // with another key it may be another record's end
 				what = "frame"
-			case r.kind != kindKept, off >= recordHeader+int64(len(r.body)):
+			case r.kind != kindKept && r.kind != kindShared, off >= recordHeader+int64(len(r.body)):
 				what = "nothing"
 			case off >= recordHeader && off < recordHeader+8:
 				what = "replaces"
@@ -96,6 +98,29 @@ func Forge(path string, at int, bit byte) (what string, err error) {
 		copy(p, header[:])
 	}
 	return what, os.WriteFile(path, p, 0o600)
+}
+
+// SpansCompared returns how many spans are compared when the room of n records, of a page
+// each, is found, which were kept upwards, downwards or mixed.
+func SpansCompared(n int, order string) int {
+	l := log{live: make(map[uint64]rawRecord)}
+	f := &found{lengths: map[int]int64{0: int64(n) * tier.Page}, segments: make(map[int]*segment), own: new(ownDir)}
+	for i := range n {
+		at := i
+		switch order {
+		case "down":
+			at = n - 1 - i
+		case "mixed":
+			at = i * 7919 % n // no divisor of n
+		}
+		rec := &keptRecord{memories: []keptMemory{{size: tier.Page, pieces: []keptPiece{{off: int64(at) * tier.Page, len: tier.Page}}}}}
+		l.live[uint64(i+1)] = rawRecord{kind: kindKept, key: uint64(i + 1), body: rec.append(nil, 0)}
+	}
+	new(Volume).resolve(f, l)
+	if len(f.entries) != n || f.segments[0].used != int64(n)*tier.Page {
+		panic("records were lost")
+	}
+	return f.compared
 }
 
 // ManifestHeader is how long a manifest's header is.

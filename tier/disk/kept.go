@@ -19,16 +19,27 @@ type keptDir struct {
 	at         int64 // the manifest's length
 	live       int64 // of it, in records of what is kept
 	next       uint64
-	torn       bool // a write has failed: the manifest must be written anew
+	torn       bool                   // a write has failed: the manifest must be written anew
+	shared     map[string]*sharedMeta // by their bytes, also such as nobody shares any more
 	mark       keyMark
 	left       bool // the directory is given up: what has its name may be another's manifest
 }
 
+// sharedMeta is what several entries have in common, and has a record of its own. The
+// manifest's turn guards all but the bytes.
+type sharedMeta struct {
+	key   uint64
+	bytes []byte
+	at, n int64 // of the record
+	users int   // entries
+}
+
 // entry is what one record says is kept.
 type entry struct {
-	key   uint64
-	meta  []byte // of one that was found when the volume was opened
-	at, n int64  // of the record; guarded by the manifest's turn
+	key    uint64
+	meta   []byte      // of one that was found when the volume was opened
+	shared *sharedMeta // nil if it has nothing in common with others
+	at, n  int64       // of the record; guarded by the manifest's turn
 
 	// Guarded by the volume's mutex.
 	memories []*Extents
@@ -38,9 +49,10 @@ type entry struct {
 
 // Kept is something that a process before this one has kept; see Volume.Kept.
 type Kept struct {
-	Key   uint64
-	Meta  []byte  // as it was given to Keep; not to be changed
-	Sizes []int64 // of its memories, in bytes
+	Key    uint64
+	Shared []byte  // as it was given to KeepWith, in the same memory for all that share it; nil: nothing. Not to be changed
+	Meta   []byte  // as it was given to Keep; not to be changed
+	Sizes  []int64 // of its memories, in bytes
 }
 
 // errNotKept is what a volume without Config.Keep says.
@@ -56,11 +68,17 @@ var errNotKept = errors.New("disk: the volume keeps nothing (Config.Keep is not 
 // Nothing may be written to the memories from then on. Where the volume encrypts, the record
 // has their seals, and is sealed itself; memory whose writing failed is not kept then.
 func (v *Volume) Keep(meta []byte, memories ...tier.Memory) (key uint64, err error) {
+	return v.KeepWith(nil, meta, memories...)
+}
+
+// KeepWith is Keep with a part of the meta that others have, too: the manifest has it once
+// for all that are kept with the same bytes. nil is nothing.
+func (v *Volume) KeepWith(shared, meta []byte, memories ...tier.Memory) (key uint64, err error) {
 	if v.kept == nil {
 		return 0, errNotKept
 	}
-	if len(meta) > maxRecord/2 {
-		return 0, fmt.Errorf("disk: volume %s: keeping %d bytes of meta", v.cfg.Dir, len(meta))
+	if n := max(len(meta), len(shared)); n > maxRecord/2 {
+		return 0, fmt.Errorf("disk: volume %s: keeping %d bytes of meta", v.cfg.Dir, n)
 	}
 	es := make([]*Extents, 0, len(memories))
 	defer func() {
@@ -82,11 +100,12 @@ func (v *Volume) Keep(meta []byte, memories ...tier.Memory) (key uint64, err err
 	if err != nil {
 		return 0, fmt.Errorf("disk: volume %s: keeping: %w", v.cfg.Dir, err)
 	}
-	return v.record(rec, meta, slices.Clone(es))
+	return v.record(rec, shared, meta, slices.Clone(es))
 }
 
-// record writes the record of memories that are held.
-func (v *Volume) record(rec *keptRecord, meta []byte, es []*Extents) (uint64, error) {
+// record writes the record of memories that are held, and before it that of what it shares, if
+// there is none yet.
+func (v *Volume) record(rec *keptRecord, shared, meta []byte, es []*Extents) (uint64, error) {
 	k := v.kept
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
@@ -105,23 +124,31 @@ func (v *Volume) record(rec *keptRecord, meta []byte, es []*Extents) (uint64, er
 	case mixed:
 		return 0, fmt.Errorf("disk: volume %s: memories that are kept already, with others", v.cfg.Dir)
 	}
-	ent := &entry{key: k.next, memories: es}
-	if old != nil {
-		rec.replaces = old.key
-	}
-	body := v.sealRecord(rec, ent.key, meta)
-	if len(body) > maxRecord {
-		return 0, fmt.Errorf("disk: volume %s: a record of %d bytes is too long: the most is %d", v.cfg.Dir, len(body), maxRecord)
-	}
 	if err := v.mend(); err != nil {
 		return 0, fmt.Errorf("disk: volume %s: the manifest: %w", v.cfg.Dir, err)
 	}
-	if err := k.write(kindKept, ent, body); err != nil {
+	common, err := v.sharedOf(shared)
+	if err != nil {
+		v.tidy()
+		return 0, fmt.Errorf("disk: volume %s: the manifest: %w", v.cfg.Dir, err)
+	}
+	ent := &entry{key: k.next, shared: common, memories: es}
+	if common != nil {
+		rec.shared = common.key
+	}
+	if old != nil {
+		rec.replaces = old.key
+	}
+	body := v.sealRecord(rec, kindKept, ent.key, meta)
+	if len(body) > maxRecord {
+		return 0, fmt.Errorf("disk: volume %s: a record of %d bytes is too long: the most is %d", v.cfg.Dir, len(body), maxRecord)
+	}
+	if ent.at, ent.n, err = k.write(kindKept, ent.key, body); err != nil {
 		v.tidy() // it may be there all the same
 		return 0, fmt.Errorf("disk: volume %s: the manifest: %w", v.cfg.Dir, err)
 	}
 	k.next++
-	k.live += ent.n
+	k.count(ent, 1)
 	v.mu.Lock()
 	v.mu.entries[ent.key] = ent
 	for _, e := range es {
@@ -130,11 +157,53 @@ func (v *Volume) record(rec *keptRecord, meta []byte, es []*Extents) (uint64, er
 	if old != nil {
 		old.gone = true
 		delete(v.mu.entries, old.key)
-		k.live -= old.n
+		k.count(old, -1)
 	}
 	v.mu.Unlock()
 	v.tidy()
 	return ent.key, nil
+}
+
+// sharedOf returns the record of what entries have in common, which it writes if the manifest
+// has none; nil for nothing. The turn is held.
+func (v *Volume) sharedOf(bytes []byte) (*sharedMeta, error) {
+	k := v.kept
+	if len(bytes) == 0 {
+		return nil, nil
+	}
+	if s := k.shared[string(bytes)]; s != nil {
+		return s, nil
+	}
+	rec := new(keptRecord)
+	if v.sealer != nil {
+		rec.salts = [][saltSize]byte{v.sealer.own.salt}
+	}
+	s := &sharedMeta{key: k.next, bytes: slices.Clone(bytes)}
+	var err error
+	if s.at, s.n, err = k.write(kindShared, s.key, v.sealRecord(rec, kindShared, s.key, bytes)); err != nil {
+		return nil, err
+	}
+	k.next++
+	k.shared[string(bytes)] = s
+	return s, nil
+}
+
+// count notes that an entry is recorded (1), or is not any more (-1). The turn is held.
+func (k *keptDir) count(ent *entry, n int) {
+	k.live += int64(n) * ent.n
+	s := ent.shared
+	if s == nil {
+		return
+	}
+	if n < 0 {
+		if s.users--; s.users == 0 {
+			k.live -= s.n
+		}
+		return
+	}
+	if s.users++; s.users == 1 {
+		k.live += s.n
+	}
 }
 
 // KeyOf returns the key of the record that a memory is in; false if there is none.
@@ -163,6 +232,9 @@ func (v *Volume) Kept() []Kept {
 			continue
 		}
 		k := Kept{Key: ent.key, Meta: ent.meta}
+		if ent.shared != nil {
+			k.Shared = ent.shared.bytes
+		}
 		for _, e := range ent.memories {
 			k.Sizes = append(k.Sizes, e.size)
 		}
@@ -264,11 +336,11 @@ func (v *Volume) endInTurn(ent *entry) {
 	ent.gone = true
 	delete(v.mu.entries, ent.key)
 	v.mu.Unlock()
-	k.live -= ent.n
+	k.count(ent, -1)
 	// If neither can be written, nor a new manifest, the room is used again all the same: a
 	// process must not lose its disk for that. Whoever takes the old record for true and finds
 	// other bytes has their checksums.
-	if err := k.write(kindGone, &entry{key: ent.key}, nil); err != nil {
+	if _, _, err := k.write(kindGone, ent.key, nil); err != nil {
 		if failed := k.endInPlace(ent); failed != nil {
 			v.warn(tier.CauseManifest, "the manifest: %v", also(err, failed))
 		}
@@ -295,16 +367,16 @@ func (v *Volume) endOf(e *Extents) {
 	}
 }
 
-// write appends a record, whose place it notes in ent.
-func (k *keptDir) write(kind uint32, ent *entry, body []byte) error {
-	p := appendRecord(nil, k.generation, k.at, kind, ent.key, body)
+// write appends a record, and returns its place.
+func (k *keptDir) write(kind uint32, key uint64, body []byte) (at, n int64, err error) {
+	p := appendRecord(nil, k.generation, k.at, kind, key, body)
 	if err := transferAll(k.file.WriteAt, p, k.at, 1); err != nil {
 		k.torn = true
-		return bare(err)
+		return 0, 0, bare(err)
 	}
-	ent.at, ent.n = k.at, int64(len(p))
-	k.at += ent.n
-	return nil
+	at, n = k.at, int64(len(p))
+	k.at += n
+	return at, n, nil
 }
 
 // deadBytes is how much of a manifest may be dead, beside as much as is alive.
@@ -341,6 +413,19 @@ func (v *Volume) entriesInOrder() []*entry {
 	return all
 }
 
+// sharedBy returns what entries have in common, in the order of its records.
+func sharedBy(entries []*entry) (all []*sharedMeta) {
+	seen := make(map[*sharedMeta]bool)
+	for _, ent := range entries {
+		if s := ent.shared; s != nil && !seen[s] {
+			seen[s] = true
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b *sharedMeta) int { return cmp.Compare(a.key, b.key) })
+	return all
+}
+
 // rewrite begins a manifest with what is kept now, and removes the old one when it is
 // whole. On an error the old one is the manifest still. The turn is held.
 func (v *Volume) rewrite() error {
@@ -352,15 +437,23 @@ func (v *Volume) rewrite() error {
 		return bare(err)
 	}
 	all := v.entriesInOrder()
-	next := &manifestCopy{file: f, generation: k.newest, places: make([]recordPlace, len(all))}
-	if err := next.fill(k, all); err != nil {
+	shared := sharedBy(all)
+	next := &manifestCopy{file: f, generation: k.newest}
+	if err := next.fill(k, shared, all); err != nil {
 		return also(also(err, bare(f.Close())), bare(v.own.removeFile(name)))
 	}
 	oldFile, oldName := k.file, v.own.manifest(k.generation)
 	k.file, k.generation, k.at, k.torn = f, k.newest, next.at, false
 	k.live = 0
+	clear(k.shared)
+	for i, s := range shared {
+		s.at, s.n = next.places[i].at, next.places[i].n
+		k.live += s.n
+		k.shared[string(s.bytes)] = s
+	}
 	for i, ent := range all {
-		ent.at, ent.n = next.places[i].at, next.places[i].n
+		place := next.places[len(shared)+i]
+		ent.at, ent.n = place.at, place.n
 		k.live += ent.n
 	}
 	if oldFile == nil {
@@ -373,41 +466,50 @@ func (v *Volume) rewrite() error {
 type manifestCopy struct {
 	file       File
 	generation uint64
-	at         int64  // where p will be written
-	p          []byte // not yet written
-	places     []recordPlace
+	at         int64         // where p will be written
+	p          []byte        // not yet written
+	places     []recordPlace // of what was copied, in order
 }
 
 type recordPlace struct{ at, n int64 }
 
-// fill writes a whole manifest of what is kept, as the old one has it.
-func (c *manifestCopy) fill(old *keptDir, all []*entry) error {
+// fill writes a whole manifest of what is kept, after what it has in common, as the old one
+// has them.
+func (c *manifestCopy) fill(old *keptDir, shared []*sharedMeta, all []*entry) error {
 	c.p = appendManifestHeader(c.p, c.generation, old.mark)
-	for i, ent := range all {
-		record := make([]byte, ent.n)
-		if err := transferAll(old.file.ReadAt, record, ent.at, 1); err != nil {
-			return bare(err)
-		}
-		r, ok := parseRecordAt(record, old.generation, ent.at)
-		if !ok || r.key != ent.key {
-			return fmt.Errorf("the record at %d of it is damaged", ent.at)
-		}
-		if err := c.add(kindKept, ent.key, withoutReplaced(r.body), &c.places[i]); err != nil {
+	for _, s := range shared {
+		if err := c.copy(old, kindShared, s.key, recordPlace{s.at, s.n}); err != nil {
 			return err
 		}
 	}
-	if err := c.add(kindWhole, old.next-1, nil, new(recordPlace)); err != nil {
+	for _, ent := range all {
+		if err := c.copy(old, kindKept, ent.key, recordPlace{ent.at, ent.n}); err != nil {
+			return err
+		}
+	}
+	if err := c.add(kindWhole, old.next-1, nil); err != nil {
 		return err
 	}
 	return c.flush()
 }
 
+// copy adds a record of the old manifest.
+func (c *manifestCopy) copy(old *keptDir, kind uint32, key uint64, from recordPlace) error {
+	record := make([]byte, from.n)
+	if err := transferAll(old.file.ReadAt, record, from.at, 1); err != nil {
+		return bare(err)
+	}
+	r, ok := parseRecordAt(record, old.generation, from.at)
+	if !ok || r.kind != kind || r.key != key {
+		return fmt.Errorf("the record at %d of it is damaged", from.at)
+	}
+	c.places = append(c.places, recordPlace{at: c.at + int64(len(c.p)), n: from.n})
+	return c.add(kind, key, withoutReplaced(r.body))
+}
+
 // add adds a record.
-func (c *manifestCopy) add(kind uint32, key uint64, body []byte, place *recordPlace) error {
-	before := len(c.p)
-	place.at = c.at + int64(before)
-	c.p = appendRecord(c.p, c.generation, place.at, kind, key, body)
-	place.n = int64(len(c.p) - before)
+func (c *manifestCopy) add(kind uint32, key uint64, body []byte) error {
+	c.p = appendRecord(c.p, c.generation, c.at+int64(len(c.p)), kind, key, body)
 	if len(c.p) < 1<<20 {
 		return nil
 	}

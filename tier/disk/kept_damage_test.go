@@ -196,7 +196,8 @@ func TestForeignManifestIsLeftAlone(t *testing.T) {
 	for why, harm := range map[string]func([]byte){
 		"not a manifest": func(p []byte) { copy(p, "PARQUET1") },
 		"version 1":      func(p []byte) { binary.LittleEndian.PutUint32(p[8:], 1) },
-		"version 3":      func(p []byte) { binary.LittleEndian.PutUint32(p[8:], 3) },
+		"version 2":      func(p []byte) { binary.LittleEndian.PutUint32(p[8:], 2) },
+		"version 4":      func(p []byte) { binary.LittleEndian.PutUint32(p[8:], 4) },
 		"damaged":        func(p []byte) { p[20] ^= 1 },
 	} {
 		bad := slices.Clone(sound)
@@ -275,7 +276,7 @@ func TestKeepingSurvivesEveryFault(t *testing.T) {
 				failed = e.(*disk.Extents).WriteAt(t.Context(), random(mib, 5), 0)
 			}
 			if failed == nil {
-				_, failed = v.Keep(metaOf(5), e)
+				_, failed = v.KeepWith(sharedOf(5), metaOf(5), e)
 				kept = failed == nil
 			}
 			if kept && found {
@@ -400,7 +401,7 @@ func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
 	_, once := keep(t, v, 2, page)
 	_, thrice := keep(t, v, 3, page)
 	for range 2 {
-		if _, err := v.Keep(metaOf(3), thrice[0]); err != nil {
+		if _, err := v.KeepWith(sharedOf(3), metaOf(3), thrice[0]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -424,7 +425,7 @@ func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
 		wantEmpty(t, work)
 	}
 	full.now.Store(true)
-	if _, err := v.Keep(metaOf(5), es[0], once[0]); err == nil {
+	if _, err := v.KeepWith(sharedOf(5), metaOf(5), es[0], once[0]); err == nil {
 		t.Error("kept together with what is kept already")
 	}
 	look(1, 2, 3, 4)

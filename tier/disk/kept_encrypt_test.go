@@ -210,7 +210,7 @@ func TestNoNonceIsUsedTwiceByRestarts(t *testing.T) {
 			if bytes.Count(read(t, e, e.Size(), 0), []byte{0}) != int(e.Size()) {
 				t.Fatal("other bytes were kept")
 			}
-			if _, err := v.Keep(metaOf(9), e); err != nil { // a new record of old units
+			if _, err := v.KeepWith(sharedOf(9), metaOf(9), e); err != nil { // a new record of old units
 				t.Fatal(err)
 			}
 			check()
@@ -224,7 +224,7 @@ func TestNoNonceIsUsedTwiceByRestarts(t *testing.T) {
 			e := alloc(t, v, 2*unit+page)
 			write(t, e, aligned(2*unit+page), 0)
 			write(t, e, aligned(unit), unit/2)
-			if _, err := v.Keep(metaOf(1), e); err != nil {
+			if _, err := v.KeepWith(sharedOf(1), metaOf(1), e); err != nil {
 				t.Fatal(err)
 			}
 			check()
@@ -272,7 +272,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys := map[uint64]uint64{1: 1, 10: 2, 20: 3} // of what was kept with a seed
+	keys := map[uint64]uint64{1: 2, 10: 4, 20: 6} // of what was kept with a seed, each after what it shares
 	refused := make(map[string]int)
 	for at := range int(info.Size()) {
 		work := t.TempDir()
@@ -418,7 +418,7 @@ func TestWhatWasSealedBeforeIsRead(t *testing.T) {
 		for _, e := range es {
 			all = append(all, e)
 		}
-		if _, err := v.Keep(metaOf(0), all...); err != nil {
+		if _, err := v.KeepWith(sharedOf(0), metaOf(0), all...); err != nil {
 			t.Fatal(err)
 		}
 		leave(t, v, es...)
@@ -452,11 +452,11 @@ func TestWhatWasLostIsNotKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	remove()
-	if _, err := v.Keep(metaOf(1), e); !errors.Is(err, syscall.EIO) {
+	if _, err := v.KeepWith(sharedOf(1), metaOf(1), e); !errors.Is(err, syscall.EIO) {
 		t.Errorf("kept: %v", err)
 	}
 	write(t, e, data[unit:2*unit], unit)
-	if _, err := v.Keep(metaOf(1), e); err != nil {
+	if _, err := v.KeepWith(sharedOf(1), metaOf(1), e); err != nil {
 		t.Fatal(err)
 	}
 	leave(t, v, e)
@@ -489,7 +489,7 @@ func TestKeysStayWhileRecordsAreSealed(t *testing.T) {
 		})()
 		kept, closed := make(chan error, 1), make(chan error, 1)
 		go func() {
-			_, err := v.Keep(metaOf(1)) // without memory, which would keep the volume open
+			_, err := v.KeepWith(sharedOf(1), metaOf(1)) // without memory, which would keep the volume open
 			kept <- err
 		}()
 		synctest.Wait()

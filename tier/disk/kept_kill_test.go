@@ -32,7 +32,7 @@ func keepChild() {
 		m, err := v.Alloc(n, nil)
 		fail(err)
 		fail(m.(*disk.Extents).WriteAt(context.Background(), random(n, seed), 0))
-		_, err = v.Keep(metaOf(seed), m)
+		_, err = v.KeepWith(sharedOf(seed), metaOf(seed), m)
 		fail(err)
 		fmt.Println("+", seed)
 		held, seeds = append(held, m), append(seeds, seed)

@@ -48,7 +48,7 @@ func keep(t testing.TB, v *disk.Volume, seed uint64, sizes ...int64) (uint64, []
 		write(t, e, random(n, seed+uint64(i)), 0)
 		es, ms = append(es, e), append(ms, e)
 	}
-	key, err := v.Keep(metaOf(seed), ms...)
+	key, err := v.KeepWith(sharedOf(seed), metaOf(seed), ms...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,6 +56,14 @@ func keep(t testing.TB, v *disk.Volume, seed uint64, sizes ...int64) (uint64, []
 }
 
 func metaOf(seed uint64) []byte { return fmt.Appendf(nil, "meta %d", seed) }
+
+// sharedOf is what those that are kept with a seed have in common with some others, or nothing.
+func sharedOf(seed uint64) []byte {
+	if seed%4 == 3 {
+		return nil
+	}
+	return fmt.Appendf(nil, "in common with many others: %d", seed%4)
+}
 
 // leave closes a volume so that its directory looks as if the process had been killed:
 // what it keeps is copied, and put back afterwards.
@@ -74,8 +82,8 @@ func leave(t testing.TB, v *disk.Volume, es ...*disk.Extents) {
 // wantKept takes what was kept with seed and compares it.
 func wantKept(t testing.TB, v *disk.Volume, k disk.Kept, seed uint64, sizes ...int64) []*disk.Extents {
 	t.Helper()
-	if !bytes.Equal(k.Meta, metaOf(seed)) || !slices.Equal(k.Sizes, sizes) {
-		t.Errorf("kept: %q of %v, want %q of %v", k.Meta, k.Sizes, metaOf(seed), sizes)
+	if !bytes.Equal(k.Meta, metaOf(seed)) || !slices.Equal(k.Sizes, sizes) || !bytes.Equal(k.Shared, sharedOf(seed)) {
+		t.Errorf("kept: %q, %q of %v, want %q, %q of %v", k.Shared, k.Meta, k.Sizes, sharedOf(seed), metaOf(seed), sizes)
 	}
 	ms, err := v.Take(k.Key)
 	if err != nil {
@@ -199,7 +207,7 @@ func TestKeptRecordsChange(t *testing.T) {
 	dir := t.TempDir()
 	v := openKeeping(t, dir)
 	old, es := keep(t, v, 1, mib)
-	key, err := v.Keep(metaOf(7), es[0])
+	key, err := v.KeepWith(sharedOf(7), metaOf(7), es[0])
 	if now, ok := v.KeyOf(es[0]); err != nil || !ok || now != key || key == old {
 		t.Errorf("kept as %d and then as %d: %d, %v, %v", old, key, now, ok, err)
 	}

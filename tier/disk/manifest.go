@@ -23,6 +23,8 @@ import (
 // be looked for at every multiple of 8.
 //
 //	kept     see record.go
+//	shared   the same without memories; its meta is what other records have in common, which
+//	         they name by its key, and which stands before them
 //	gone     nothing, or what the record was before: what has the key is not kept any more,
 //	         nor what that replaced
 //	whole    nothing: everything that was kept when the file was begun stands before
@@ -34,14 +36,15 @@ import (
 
 const (
 	manifestMagic   = "SPILLKPT"
-	manifestVersion = 2
+	manifestVersion = 3
 	manifestHeader  = 96
 	recordMagic     = 'S' | 'P'<<8 | 'R'<<16 | 'C'<<24
 	recordHeader    = 32
 
-	kindKept  = 1
-	kindGone  = 2
-	kindWhole = 3
+	kindKept   = 1
+	kindGone   = 2
+	kindWhole  = 3
+	kindShared = 4
 
 	// maxRecord bounds what one record may say: a batch of 2 TiB has checksums of
 	// 256 MiB, and 768 MiB of seals where it is encrypted.
@@ -156,6 +159,7 @@ func parseRecordAt(p []byte, generation uint64, at int64) (rawRecord, bool) {
 type log struct {
 	mark   *keyMark             // nil: not even the header was written
 	live   map[uint64]rawRecord // of the kind kept, by key
+	shared map[uint64]rawRecord // of the kind shared, by key
 	next   uint64               // a key that no record has
 	whole  bool
 	broken int64 // bytes that are in no sound record
@@ -163,7 +167,7 @@ type log struct {
 
 // parseManifest reads a whole file. Its records' bytes are the file's.
 func parseManifest(file []byte, generation uint64) (log, error) {
-	l := log{live: make(map[uint64]rawRecord), next: 1}
+	l := log{live: make(map[uint64]rawRecord), shared: make(map[uint64]rawRecord), next: 1}
 	mark, err := parseManifestHeader(file, generation)
 	if err != nil {
 		return l, err
@@ -192,6 +196,8 @@ func parseManifest(file []byte, generation uint64) (log, error) {
 				delete(l.live, replaces)
 			}
 			delete(l.live, r.key)
+		case kindShared:
+			l.shared[r.key] = r
 		case kindWhole:
 			l.whole = true
 		}

@@ -51,7 +51,7 @@ func sampleSealedBy(v *Volume, generation uint64) []byte {
 			m.units = make([]seal, unitsOfPieces(m.pieces))
 			rec.memories = append(rec.memories, m)
 		}
-		body := v.sealRecord(rec, key, []byte("some meta"))
+		body := v.sealRecord(rec, kindKept, key, []byte("some meta"))
 		p = appendRecord(p, generation, int64(len(p)), kindKept, key, body)
 	}
 	return appendRecord(p, generation, int64(len(p)), kindWhole, 3, nil)

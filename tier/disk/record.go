@@ -10,13 +10,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// The body of a record of the kind kept. Numbers and places are as in manifest.go.
+// The body of a record of the kinds kept and shared. Numbers and places are as in manifest.go.
 //
-//	kept     replaces u64 · memories u32 · meta u32 · salts u32 · 0 u32 · salt [32] … · memory … · seal · meta
+//	kept     replaces u64 · memories u32 · meta u32 · salts u32 · 0 u32 · shared u64 · salt [32] … · memory … · seal · meta
 //	memory   size u64 · pieces u32 · salt u32 · piece … · number u64 · units u32 · 0 u32 · seal …
 //	piece    segment u32 · 0 u32 · offset u64 · length u64
 //	seal     nonce u64 · tag [16]
 //
+// shared is the key of the record of what it has in common with others, 0 if that is nothing.
 // Without salts nothing is encrypted, and there are neither numbers, units nor seals. Else
 // the first salt is that of the volume that wrote the record: with its key the meta is
 // sealed, and the record's own key and all that stands before the seal, but for what the
@@ -26,14 +27,18 @@ import (
 // written anew, maybe when the keys are gone; to forge it can only lose what who can
 // write there could remove.
 //
-// So each record can be opened by itself, whatever becomes of others, and can be copied as
-// it is: no nonce is used for a copy.
+// So each record can be opened by itself, but for what it shares, and can be copied as
+// it is: no nonce is used for a copy, and keys stay what they are.
 
-const sealSize = 8 + tagSize
+const (
+	sealSize   = 8 + tagSize
+	bodyHeader = 32 // what stands before the salts
+)
 
 // keptRecord is such a body.
 type keptRecord struct {
 	replaces uint64
+	shared   uint64
 	salts    [][saltSize]byte
 	memories []keptMemory
 	said     []byte // of the body, what the seal is of beside the meta
@@ -130,6 +135,7 @@ func (rec *keptRecord) append(p []byte, n int) []byte {
 	p = binary.LittleEndian.AppendUint32(p, uint32(n))
 	p = binary.LittleEndian.AppendUint32(p, uint32(len(rec.salts)))
 	p = binary.LittleEndian.AppendUint32(p, 0)
+	p = binary.LittleEndian.AppendUint64(p, rec.shared)
 	for _, s := range rec.salts {
 		p = append(p, s[:]...)
 	}
@@ -166,18 +172,22 @@ func parseSeal(p []byte) seal {
 
 // recordExtra is what the tag of the meta of a record says beside it. It is longer than
 // that of a unit: neither passes for the other.
-func recordExtra(key uint64, said []byte) []byte {
-	return append(binary.BigEndian.AppendUint64([]byte("spillway record "), key), said...)
+func recordExtra(kind uint32, key uint64, said []byte) []byte {
+	name := "spillway record "
+	if kind == kindShared {
+		name = "spillway shared "
+	}
+	return append(binary.BigEndian.AppendUint64([]byte(name), key), said...)
 }
 
-// sealRecord returns the body of the record that is to have a key.
-func (v *Volume) sealRecord(rec *keptRecord, key uint64, meta []byte) []byte {
+// sealRecord returns the body of the record of a kind that is to have a key.
+func (v *Volume) sealRecord(rec *keptRecord, kind uint32, key uint64, meta []byte) []byte {
 	p := rec.append(nil, len(meta))
 	if v.sealer == nil {
 		return append(p, meta...)
 	}
 	made := seal{nonce: v.sealer.nonces.Add(1)}
-	nonce, extra := nonceOf(made.nonce), recordExtra(key, p[8:])
+	nonce, extra := nonceOf(made.nonce), recordExtra(kind, key, p[8:])
 	p = made.append(p)
 	tag := len(p) - tagSize
 	p = v.sealer.own.aead.Seal(p, nonce[:], meta, extra)
@@ -207,7 +217,7 @@ func (v *Volume) openRecord(rec *keptRecord, r rawRecord) (meta []byte, keys []*
 	}
 	nonce := nonceOf(rec.seal.nonce)
 	meta = append(append(make([]byte, 0, len(rec.meta)+tagSize), rec.meta...), rec.seal.tag[:]...)
-	if meta, err = keys[0].aead.Open(meta[:0], nonce[:], meta, recordExtra(r.key, rec.said)); err != nil {
+	if meta, err = keys[0].aead.Open(meta[:0], nonce[:], meta, recordExtra(r.kind, r.key, rec.said)); err != nil {
 		return nil, nil, fmt.Errorf("%w (at %d of the manifest)", errSealed, r.at)
 	}
 	return meta, keys, nil
@@ -238,23 +248,23 @@ var errRecord = errors.New("a record that makes no sense")
 // it says becomes room that is handed out.
 func parseKept(body []byte) (*keptRecord, error) {
 	p := body
-	if len(p) < 24 {
+	if len(p) < bodyHeader {
 		return nil, errRecord
 	}
-	rec := &keptRecord{replaces: binary.LittleEndian.Uint64(p)}
+	rec := &keptRecord{replaces: binary.LittleEndian.Uint64(p), shared: binary.LittleEndian.Uint64(p[24:])}
 	count, metaLen, salts := binary.LittleEndian.Uint32(p[8:]), uint64(binary.LittleEndian.Uint32(p[12:])), uint64(binary.LittleEndian.Uint32(p[16:]))
-	if metaLen > uint64(len(p)-24) {
+	if metaLen > uint64(len(p)-bodyHeader) {
 		return nil, errRecord
 	}
 	end := len(p) - int(metaLen)
 	rec.meta = p[end:]
 	if salts > 0 {
-		if end -= sealSize; end < 24 {
+		if end -= sealSize; end < bodyHeader {
 			return nil, errRecord
 		}
 		rec.seal = parseSeal(p[end:])
 	}
-	rec.said, p = body[8:end], p[24:end]
+	rec.said, p = body[8:end], p[bodyHeader:end]
 	if salts*saltSize > uint64(len(p)) {
 		return nil, errRecord
 	}

@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +9,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+
+	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
@@ -82,6 +83,7 @@ func (v *Volume) ownKept(own *ownDir, f *found) error {
 	v.own = own
 	v.kept = &keptDir{
 		turn: make(chan struct{}, 1), file: f.file, generation: f.generation, newest: f.newest, next: f.next,
+		shared: make(map[string]*sharedMeta),
 	}
 	if v.sealer != nil {
 		v.kept.mark = v.sealer.mark
@@ -108,11 +110,13 @@ type found struct {
 	next         uint64
 	firstSegment int
 	entries      []*entry
-	segments     map[int]*segment // those that entries lie in
-	spare        []string         // segments that nothing lies in
+	shared       map[uint64]*sharedMeta // what entries have in common
+	segments     map[int]*segment       // those that entries lie in
+	spare        []string               // segments that nothing lies in
 	foreign      bool
 	all          []string // manifests
 	lengths      map[int]int64
+	compared     int // see takenRoom
 }
 
 // takeOver makes an abandoned directory the volume's, and says whether it did. An empty
@@ -286,10 +290,10 @@ func (v *Volume) readManifest(name string) (log, File, uint64, error) {
 // resolve finds the memories of records. Of records that lie in the same room, the
 // youngest is right: the end of the others was lost.
 func (v *Volume) resolve(f *found, records log) {
-	taken := make(map[int][]span)
+	taken := &takenRoom{segments: make(map[int]*btree.BTreeG[span])}
 	for _, key := range slices.Backward(slices.Sorted(maps.Keys(records.live))) {
 		r := records.live[key]
-		if err := v.restore(f, taken, r); err != nil {
+		if err := v.restore(f, taken, records, r); err != nil {
 			v.warn(tier.CauseKeptDamaged, "%s: what was kept as %d is lost: %v", filepath.Base(f.own.path), key, err)
 		}
 	}
@@ -299,13 +303,14 @@ func (v *Volume) resolve(f *found, records log) {
 		}
 	}
 	for i, s := range f.segments {
-		s.fill(taken[i])
+		s.fill(taken.segments[i])
 	}
+	f.compared = taken.compared
 }
 
 // restore makes an entry of a record, or says why that cannot be. What is sealed is opened
 // before anything is believed.
-func (v *Volume) restore(f *found, taken map[int][]span, r rawRecord) error {
+func (v *Volume) restore(f *found, taken *takenRoom, records log, r rawRecord) error {
 	rec, err := parseKept(r.body)
 	if err != nil {
 		return err
@@ -314,10 +319,17 @@ func (v *Volume) restore(f *found, taken map[int][]span, r rawRecord) error {
 	if err != nil {
 		return err
 	}
+	common, err := v.restoreShared(f, records, rec.shared)
+	if err != nil {
+		return err
+	}
 	if why := f.claim(taken, rec.memories); why != "" {
 		return errors.New(why)
 	}
-	ent := &entry{key: r.key, meta: meta, at: r.at, n: r.n, stays: true}
+	ent := &entry{key: r.key, meta: meta, shared: common, at: r.at, n: r.n, stays: true}
+	if common != nil {
+		common.users++
+	}
 	for _, m := range rec.memories {
 		e := &Extents{v: v, size: m.size, entry: ent}
 		e.refs.Store(1)
@@ -336,50 +348,100 @@ func (v *Volume) restore(f *found, taken map[int][]span, r rawRecord) error {
 	return nil
 }
 
+// restoreShared returns what a record has in common with others, by the key of that; nil if the
+// key is 0.
+func (v *Volume) restoreShared(f *found, records log, key uint64) (*sharedMeta, error) {
+	if key == 0 {
+		return nil, nil
+	}
+	if s := f.shared[key]; s != nil {
+		return s, nil
+	}
+	r, ok := records.shared[key]
+	if !ok {
+		return nil, fmt.Errorf("what it has in common with others, which was kept as %d, is lost", key)
+	}
+	rec, err := parseKept(r.body)
+	if err != nil {
+		return nil, err
+	}
+	bytes, _, err := v.openRecord(rec, r)
+	if err != nil {
+		return nil, err
+	}
+	if f.shared == nil {
+		f.shared = make(map[uint64]*sharedMeta)
+	}
+	f.shared[key] = &sharedMeta{key: key, bytes: bytes, at: r.at, n: r.n}
+	return f.shared[key], nil
+}
+
 // span is a stretch of a segment.
 type span struct{ off, n int64 }
 
+// takenRoom is the room that records have, by segment. What it costs to look up a span, and to
+// add one, grows with the logarithm of how many there are.
+type takenRoom struct {
+	segments map[int]*btree.BTreeG[span] // ordered by place; no two overlap
+	compared int                         // spans with each other, so far
+}
+
+// add takes a span, and says whether nobody has any of it.
+func (t *takenRoom) add(segment int, s span) bool {
+	all := t.segments[segment]
+	if all == nil {
+		all = btree.NewG(32, func(a, b span) bool {
+			t.compared++
+			return a.off < b.off
+		})
+		t.segments[segment] = all
+	}
+	free := true
+	all.DescendLessOrEqual(s, func(below span) bool {
+		free = below.off+below.n <= s.off
+		return false
+	})
+	all.AscendGreaterOrEqual(s, func(above span) bool {
+		free = free && s.off+s.n <= above.off
+		return false
+	})
+	if free {
+		all.ReplaceOrInsert(s)
+	}
+	return free
+}
+
 // claim takes the room of memories, or says why it cannot be theirs.
-func (f *found) claim(taken map[int][]span, memories []keptMemory) string {
+func (f *found) claim(taken *takenRoom, memories []keptMemory) string {
 	type claimed struct {
 		segment int
 		span
 	}
 	var mine []claimed
-	undo := func() {
-		for _, c := range mine {
-			all := taken[c.segment]
-			i, _ := slices.BinarySearchFunc(all, c.span, compareSpans)
-			taken[c.segment] = slices.Delete(all, i, i+1)
-		}
-	}
 	for _, m := range memories {
 		for _, p := range m.pieces {
 			length, ok := f.lengths[p.segment]
 			s := span{p.off, round(p.len)}
-			all := taken[p.segment]
-			i, exact := slices.BinarySearchFunc(all, s, compareSpans)
 			why := ""
 			switch {
 			case !ok:
 				why = segmentFile(p.segment) + " is not there"
 			case s.off > length || p.len > length-s.off: // what follows up to the page was never needed
 				why = segmentFile(p.segment) + " is too short"
-			case exact, i > 0 && all[i-1].off+all[i-1].n > s.off, i < len(all) && s.off+s.n > all[i].off:
+			case !taken.add(p.segment, s):
 				why = "its room was used again"
 			}
 			if why != "" {
-				undo()
+				for _, c := range mine {
+					taken.segments[c.segment].Delete(c.span)
+				}
 				return why
 			}
-			taken[p.segment] = slices.Insert(all, i, s)
 			mine = append(mine, claimed{p.segment, s})
 		}
 	}
 	return ""
 }
-
-func compareSpans(a, b span) int { return cmp.Compare(a.off, b.off) }
 
 // segment returns a segment that something is kept in.
 func (f *found) segment(i int) *segment {
@@ -393,20 +455,21 @@ func (f *found) segment(i int) *segment {
 
 // fill makes the segment as long as it must be, with what is taken used, and all else
 // nobody's: clearKept makes it free.
-func (s *segment) fill(taken []span) {
-	last := taken[len(taken)-1]
+func (s *segment) fill(taken *btree.BTreeG[span]) {
+	last, _ := taken.Max()
 	s.size = last.off + last.n
 	s.holes, s.backed = extent.New(s.size), extent.New(s.size)
 	s.holes.Alloc(s.size)
 	s.backed.Alloc(s.size)
 	at := int64(0)
-	for _, t := range taken {
+	taken.Ascend(func(t span) bool {
 		if t.off > at {
 			s.gaps = append(s.gaps, span{at, t.off - at})
 		}
 		at = t.off + t.n
 		s.used += t.n
-	}
+		return true
+	})
 	s.stays = s.used
 }
 
