@@ -129,8 +129,9 @@ func (m *Manager) create(key Key, o Options, orFind bool) (*Repository, error) {
 		}
 		r = newRepository(m, key, o)
 		m.mu.table[key] = r
+		n := len(m.mu.order)
 		m.mu.order = append(m.mu.order, r)
-		return r, m.rankLocked(), nil
+		return r, m.rankLocked(max(0, n-1)), nil // the others stand where they stood
 	}()
 	settle(changed)
 	return r, err
@@ -165,30 +166,48 @@ func (m *Manager) Order(keys ...Key) error {
 	changed, err := func() ([]*Repository, error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		var named []*Repository
-		for _, key := range keys {
-			r, err := m.lookupLocked(key)
-			if err != nil {
-				return nil, err
-			}
-			if slices.Contains(named, r) {
-				return nil, fmt.Errorf("plan %q: repository %s is twice in the order", m.name, key)
-			}
-			named = append(named, r)
+		named, twice, err := findEach(keys, m.lookupLocked)
+		if err != nil {
+			return nil, err
 		}
-		order := slices.DeleteFunc(slices.Clone(m.mu.order), func(r *Repository) bool { return slices.Contains(named, r) })
+		if twice != nil {
+			return nil, fmt.Errorf("plan %q: repository %s is twice in the order", m.name, twice.key)
+		}
+		isNamed := make(map[*Repository]bool, len(named))
+		for _, r := range named {
+			isNamed[r] = true
+		}
+		order := slices.DeleteFunc(slices.Clone(m.mu.order), func(r *Repository) bool { return isNamed[r] })
 		m.mu.order = append(order, named...)
-		return m.rankLocked(), nil
+		return m.rankLocked(0), nil
 	}()
 	settle(changed)
 	return err
 }
 
-// rankLocked tells the repositories where they stand, and returns those for
-// which that is new; the caller settles them once the lock is free.
-func (m *Manager) rankLocked() (changed []*Repository) {
-	for i, r := range m.mu.order {
-		if r.setRank(i, i == len(m.mu.order)-1) {
+// findEach returns the repositories of the keys, in their order, and the first that is
+// there twice; nil if none is.
+func findEach(keys []Key, find func(Key) (*Repository, error)) (found []*Repository, twice *Repository, _ error) {
+	seen := make(map[*Repository]bool, len(keys))
+	for _, key := range keys {
+		r, err := find(key)
+		if err != nil {
+			return nil, nil, err
+		}
+		if seen[r] && twice == nil {
+			twice = r
+		}
+		seen[r] = true
+		found = append(found, r)
+	}
+	return found, twice, nil
+}
+
+// rankLocked sets the ranks of the repositories from that place in the order on, and
+// returns those whose rank has changed; the caller settles them once the lock is free.
+func (m *Manager) rankLocked(from int) (changed []*Repository) {
+	for i, r := range m.mu.order[from:] {
+		if r.setRank(from+i, from+i == len(m.mu.order)-1) {
 			changed = append(changed, r)
 		}
 	}
@@ -207,16 +226,12 @@ func settle(repositories []*Repository) {
 // ways. If one cannot be put, the others are taken back, but for those that a
 // consumer has already.
 func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition int, keys ...Key) error {
-	var ports []*Repository
-	for _, key := range keys {
-		r, err := m.Lookup(key)
-		if err != nil {
-			return err
-		}
-		if slices.Contains(ports, r) {
-			return fmt.Errorf("plan %q: repository %s is twice in a fan-out", m.name, key)
-		}
-		ports = append(ports, r)
+	ports, twice, err := findEach(keys, m.Lookup)
+	if err != nil {
+		return err
+	}
+	if twice != nil {
+		return fmt.Errorf("plan %q: repository %s is twice in a fan-out", m.name, twice.key)
 	}
 	type copied struct {
 		b     *batch.Batch

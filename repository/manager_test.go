@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
@@ -128,6 +129,61 @@ func TestOrder(t *testing.T) {
 		t.Error("a key twice is no error")
 	}
 	check("b", "a", "c", "d")
+}
+
+// TestCreateLooksAtItsNeighbour: a new repository changes the place of the one before it,
+// and no other is even looked at, so that a plan's cost is linear in its repositories.
+func TestCreateLooksAtItsNeighbour(t *testing.T) {
+	plan := newPlan(t, nil)
+	first := ensure(t, plan, "first")
+	ensure(t, plan, "second")
+	held, release, released := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(released)
+		first.mu.Lock()
+		close(held)
+		<-release
+		first.mu.Unlock()
+	}()
+	<-held
+	made := make(chan error, 1)
+	go func() {
+		_, err := plan.Create(Key{Operator: "third"}, Options{})
+		made <- err
+	}()
+	select {
+	case err := <-made:
+		check(t, err)
+	case <-time.After(20 * time.Second): // only who waits for the first takes so long
+		t.Error("the first was looked at")
+	}
+	close(release)
+	<-released
+}
+
+// BenchmarkPlan makes a plan of so many repositories, orders them, and closes it. What one
+// repository takes should not depend on how many there are.
+func BenchmarkPlan(b *testing.B) {
+	for _, n := range []int{1_000, 20_000} {
+		b.Run(fmt.Sprintf("repositories=%d", n), func(b *testing.B) {
+			keys := make([]Key, n)
+			for i := range keys {
+				keys[i] = Key{Operator: "operator", Port: i}
+			}
+			for b.Loop() {
+				plan := NewManager("test", 1, Config{})
+				for _, key := range keys {
+					if _, err := plan.Create(key, Options{}); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if err := errors.Join(plan.Order(keys...), plan.Close(background)); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/repository")
+		})
+	}
 }
 
 // TestOrderRacesPut: however puts, moves between repositories and new orders
