@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -42,7 +43,7 @@ func openSmall(t *testing.T, gpu, host int64) (*spillway.Engine, string) {
 // it: they are told that it is closed, nothing crashes or hangs, and when they have
 // let go of what they held every byte is back.
 func TestCloseUnderLoad(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range testseed.Each(t, 6) {
 		eng, dir := openSmall(t, 1<<20, 1<<20)
 		plan, err := eng.Plan("load")
 		if err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -36,8 +37,7 @@ func TestRandomOperations(t *testing.T) {
 	if testing.Short() {
 		rounds = 2
 	}
-	for i := range rounds {
-		seed := uint64(i + 1)
+	for seed := range testseed.Each(t, rounds) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			runRandomOperations(t, seed, spillway.Config{GPUs: []spillway.GPU{{Backend: spillway.Sim}}})
 		})

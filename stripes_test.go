@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -476,7 +477,7 @@ func TestStripedMonitorGoesPastAFailingVolume(t *testing.T) {
 // Random operations on volumes that fail now and then, of which one is small: what is read
 // is what was put, and in the end nothing is handed out or expected to be written.
 func TestStripedRandomOperationsUnderFaults(t *testing.T) {
-	for seed := range uint64(2) {
+	for seed := range testseed.Each(t, 2) {
 		fail := faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 4, Probability: 0.05, Effect: faultfs.Fail(syscall.EIO)}
 		full := faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Skip: 1, Probability: 0.5, Effect: faultfs.Fail(syscall.ENOSPC)}
 		s := openStriped(t, spillway.Config{HostMemory: 1 << 20, MonitorPeriod: time.Millisecond, Disks: []spillway.Disk{{Capacity: 2 << 20}}},

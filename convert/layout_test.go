@@ -16,6 +16,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -264,7 +265,7 @@ func TestRoundTrip(t *testing.T) {
 
 // TestRandomRecords goes through random schemas, nested up to four levels.
 func TestRandomRecords(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range testseed.Each(t, 300) {
 		mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
 		g := arrowgen.New(seed)
 		g.Mem = mem

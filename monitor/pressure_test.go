@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -19,7 +20,7 @@ import (
 // which they wait too, use them for a while, and drop them. All data together is many
 // times the GPU's memory and fits on the disk. Nothing may stall.
 func TestRandomPressure(t *testing.T) {
-	for seed := range uint64(fewer(12)) {
+	for seed := range testseed.Each(t, fewer(12)) {
 		bubble(t, fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 4))
 			s := sizes{gpu0: 128 * kib, disk0: 4096 * kib}

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -261,6 +262,7 @@ func TestClearWaitsForClaims(t *testing.T) {
 // arrival at every moment, in which a batch keeps its place however often it is restored.
 func TestClaimsConcurrently(t *testing.T) {
 	const putters, each = 3, 120
+	seed := testseed.One(t)
 	m := newMover(t, putters*each, 10, 10)
 	r := ensure(t, newPlan(t, m), "join")
 	var mu sync.Mutex
@@ -286,7 +288,7 @@ func TestClaimsConcurrently(t *testing.T) {
 	}
 	for w := range 6 {
 		work.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(w), 3))
+			rng := rand.New(rand.NewPCG(seed, uint64(w)))
 			for {
 				if w == 5 {
 					b, err := r.Take(background, 0, batch.Idle)

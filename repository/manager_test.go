@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -201,10 +202,11 @@ func TestOrderRacesPut(t *testing.T) {
 	for id := range batch.ID(30) {
 		check(t, all[id%3].PutBatch(0, newBatch(t, id+1, m.space(tier.GPU))))
 	}
+	seed := testseed.One(t)
 	var group sync.WaitGroup
 	for i := range 2 {
 		group.Go(func() {
-			rnd := rand.New(rand.NewPCG(1, uint64(i)))
+			rnd := rand.New(rand.NewPCG(seed, uint64(i)))
 			for range 100 {
 				order := slices.Clone(keys)
 				rnd.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
@@ -214,7 +216,7 @@ func TestOrderRacesPut(t *testing.T) {
 			}
 		})
 		group.Go(func() {
-			rnd := rand.New(rand.NewPCG(2, uint64(i)))
+			rnd := rand.New(rand.NewPCG(seed, uint64(2+i)))
 			for range 400 {
 				b, err := all[rnd.IntN(3)].TryTake(0, batch.Idle)
 				if err != nil {

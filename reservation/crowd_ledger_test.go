@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -16,28 +17,31 @@ import (
 // What the tests of crowd_test.go share: spaces whose books a second ledger keeps,
 // made of nothing but what the callers were told. A seed repeats the operations;
 // where goroutines race, not their interleaving.
-var (
-	onlySeed  = flag.Uint64("seed", 0, "run the crowds of crowd_test.go with this seed only")
-	seedCount = flag.Uint64("seeds", 1, "with -seed: run as many seeds, from that one on")
-)
+var seedCount = flag.Uint64("seeds", 1, "with "+testseed.Variable+": run as many seeds, from that one on")
 
-// seeds returns the seeds of a test: those that were asked for, or fewer of them where
-// each costs more.
-func seeds(all int) (first, last uint64) {
-	switch {
-	case *onlySeed != 0:
-		return *onlySeed, *onlySeed + max(1, *seedCount) - 1
-	case testing.Short():
+// crowdSeeds returns the seeds of a test: so many and a new one, or fewer where each costs
+// more, or those that were asked for.
+func crowdSeeds(t *testing.T, all int) (seeds []uint64) {
+	if seed, ok := testseed.Given(t); ok {
+		for i := range max(1, *seedCount) {
+			seeds = append(seeds, seed+i)
+		}
+		return seeds
+	}
+	if testing.Short() {
 		all /= 10
 	}
 	if invariants.Enabled {
 		all /= 50 // its locks are a hundred times slower
 	}
-	return 1, uint64(max(1, all))
+	for seed := range max(1, uint64(all)) {
+		seeds = append(seeds, seed+1)
+	}
+	return append(seeds, rand.Uint64())
 }
 
 func repeat(t *testing.T, seed uint64) string {
-	return fmt.Sprintf("seed %d (repeat with: go test ./reservation -run '^%s$' -count=20 -seed=%d)", seed, t.Name(), seed)
+	return fmt.Sprintf("seed %d (repeat with: %s=%d go test ./reservation -run '^%s$' -count=20)", seed, testseed.Variable, seed, t.Name())
 }
 
 // tallyPool is a tier.Pool that hands out numbers and no memory. With lazy, what

@@ -67,15 +67,18 @@ func (c *crowd) releaseOne(rng *rand.Rand) bool {
 // who could run, and each door is open or shut as it must be: after bursts of
 // many at once, and after single steps.
 func TestCrowdInABubble(t *testing.T) {
-	first, last := seeds(2500)
+	seeds := crowdSeeds(t, 2500)
 	var ops, quiet int64
-	for seed := first; seed <= last && !t.Failed(); seed++ {
+	for _, seed := range seeds {
+		if t.Failed() {
+			break
+		}
 		synctest.Test(t, func(t *testing.T) {
 			o, q := crowdInABubble(t, seed)
 			ops, quiet = ops+o, quiet+q
 		})
 	}
-	t.Logf("%d operations, %d quiet moments, %d seeds", ops, quiet, last-first+1)
+	t.Logf("%d operations, %d quiet moments, %d seeds", ops, quiet, len(seeds))
 }
 
 func crowdInABubble(t *testing.T, seed uint64) (ops, quiet int64) {
@@ -209,14 +212,20 @@ func TestCrowdOfThreads(t *testing.T) {
 	if invariants.Enabled {
 		want /= 50
 	}
-	first, last := uint64(1), uint64(len(bypasses))
-	if *onlySeed != 0 {
-		first, last = seeds(0)
+	seeds := crowdSeeds(t, 0)
+	if len(seeds) > 1 { // each is long: one for each bypass
+		seeds = seeds[:0]
+		for i := range bypasses {
+			seeds = append(seeds, uint64(i+1))
+		}
 	}
 	var ops, stops, seen int64
-	for seed := first; seed <= last && !t.Failed(); seed++ {
+	for _, seed := range seeds {
+		if t.Failed() {
+			break
+		}
 		c, rng := newCrowd(t, seed, workers)
-		o, n := crowdOfThreads(t, c, seed, rng, want/int64(last-first+1))
+		o, n := crowdOfThreads(t, c, seed, rng, want/int64(len(seeds)))
 		ops, stops, seen = ops+c.ops.Load(), stops+n, seen+o
 	}
 	t.Logf("%d operations, stopped %d times, observed %d times", ops, stops, seen)

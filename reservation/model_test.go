@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -94,7 +95,7 @@ again:
 // Random operations, one at a time, give exactly what the reference gives: who
 // is served, in which order, who waits, what is used.
 func TestOneSpaceAgainstAReference(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range testseed.Each(t, 60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { againstReference(t, seed) })
 		})
@@ -253,7 +254,7 @@ func (b *bags) take(rng *rand.Rand) *tier.Buffer {
 // of them wait or sleep, every byte is accounted for and nobody waits who could
 // run. Time is virtual, so a wait that a deadline ends costs none.
 func TestManyGoroutinesAgainstBooks(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range testseed.Each(t, 6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { manyGoroutines(t, seed) })
 		})

@@ -5,11 +5,13 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/spillway-db/spillway/internal/testseed"
 )
 
 // The index gives what a walk along the list would.
 func TestQueueAgainstAList(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range testseed.Each(t, 20) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		var q queue
 		var list []*slot

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/testseed"
 )
 
 // spoil changes one number or pointer of a random struct in the tree.
@@ -49,7 +50,7 @@ func spoil(a *Array, rng *rand.Rand) {
 func TestImportOfSpoiltStructs(t *testing.T) {
 	r := newRig(t, nil)
 	refused, taken := 0, 0
-	for seed := range uint64(3000) {
+	for seed := range testseed.Each(t, 3000) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		rec := randomColumn(seed, rng)
 		if rec == nil {
@@ -142,7 +143,7 @@ func TestMovedChildrenAreReleasedByMany(t *testing.T) {
 	defer rec.Release()
 	b := r.put(t, rec, batch.GPUImage)
 	defer r.drop(t, b)
-	for seed := range uint64(200) {
+	for seed := range testseed.Each(t, 200) {
 		rng := rand.New(rand.NewPCG(seed, 9))
 		a, s := r.export(t, b, Config{Failed: func(err error) { t.Error(err) }})
 		s.Close()

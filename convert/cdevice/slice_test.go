@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -72,7 +73,7 @@ func TestSlicesOfEveryType(t *testing.T) {
 func TestConsumerInCOfSlices(t *testing.T) {
 	lib := buildConsumer(t)
 	r := newRig(t, nil)
-	for seed := range uint64(20) {
+	for seed := range testseed.Each(t, 20) {
 		rec := arrowgen.New(seed).Record(consumable(), 100)
 		b := r.put(t, rec, batch.GPUTable)
 		for _, cut := range cuts {

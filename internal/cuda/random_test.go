@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/testseed"
 )
 
 // region is a piece of memory of which the model knows what will be in it when all work
@@ -96,7 +97,7 @@ func TestRandom(t *testing.T) {
 		t.Run(fmt.Sprint(cfg.Delay), func(t *testing.T) {
 			r := open(t, cfg)
 			var all sync.WaitGroup
-			for seed := range uint64(4) {
+			for seed := range testseed.Each(t, 4) {
 				p := r.player(seed)
 				all.Go(func() { p.play(t, r.devices[0]) })
 			}

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/spillway-db/spillway/internal/testseed"
 )
 
 func ranges(a *Allocator) [][2]int64 {
@@ -104,7 +106,7 @@ func TestMisusePanics(t *testing.T) {
 // TestRandomAgainstModel compares with a line of bytes that is searched from
 // one end to the other.
 func TestRandomAgainstModel(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range testseed.Each(t, 20) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		size := 1 + r.Int64N(400)
 		a, line := New(size), make([]bool, size) // true: taken

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 )
@@ -16,7 +17,7 @@ import (
 // TestAgainstReference makes random tasks, ends and cancels some, and changes the
 // rules; whenever all is quiet, what runs and what waits is held against the rule.
 func TestAgainstReference(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range testseed.Each(t, 60) {
 		synctest.Test(t, func(t *testing.T) { againstReference(t, rand.New(rand.NewPCG(seed, 1))) })
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)

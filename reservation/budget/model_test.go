@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -19,7 +20,7 @@ import (
 // never over the limit, and at every quiet moment the books are exact.
 func TestRandomConcurrent(t *testing.T) {
 	tiertest.NoLeaks(t)
-	for seed := range uint64(5) {
+	for seed := range testseed.Each(t, 5) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { runModel(t, seed) })
 	}
 }

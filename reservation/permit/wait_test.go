@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
@@ -469,7 +470,7 @@ func TestWith(t *testing.T) {
 // at random: nobody has more than there is, everybody comes to an end, and the pool is
 // whole then.
 func TestRandomUsers(t *testing.T) {
-	for seed := range uint64(4) {
+	for seed := range testseed.Each(t, 4) {
 		p := newPool(t, abc(permit.Slots(3)))
 		var spilling, own atomic.Int64
 		var wg sync.WaitGroup

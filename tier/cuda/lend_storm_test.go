@@ -12,6 +12,7 @@ import (
 
 	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 )
@@ -19,7 +20,7 @@ import (
 // Devices lend memory, share events, pin and unpin memory, copy by way of other memory and are closed, all at the same time, while what is lent
 // comes back on threads of others, also when a context is lost: everything ends, and nothing is left.
 func TestLendStorm(t *testing.T) {
-	for seed := range uint64(8) {
+	for seed := range testseed.Each(t, 8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			lose := seed%2 == 1
 			r := &rig{Emulator: cudatest.New(t, cudatest.Config{Devices: 2, Memory: 32 << 20})}

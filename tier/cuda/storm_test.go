@@ -11,6 +11,7 @@ import (
 
 	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -135,7 +136,7 @@ func (u *user) work() error {
 // Devices of two kinds, one of them another backend's, are used by many who wait for each other's work, fail in
 // all ways, and are closed in the middle of it: all waits end, and nothing is left.
 func TestManyUseDevicesThatFailAndAreClosed(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range testseed.Each(t, 6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := load(t, cudatest.Config{Devices: 2, Delay: time.Duration(seed%3) * 10 * time.Microsecond})
 			s := &storm{events: make(chan tier.Event, 64), stop: make(chan struct{})}

@@ -1,0 +1,94 @@
+// Package testseed gives random tests their seeds: some that are always the same, so that
+// what was found once is found again, and one that is new in each run, so that more is
+// found. A failure prints its seed and how to repeat it.
+//
+//	for seed := range testseed.Each(t, 20) { // 0 to 19, and a new one
+//		rng := rand.New(rand.NewPCG(seed, 1))
+//		…
+//	}
+//
+// With the variable SPILLWAY_TEST_SEED all of them run with that seed alone. A seed
+// repeats what a test does; where goroutines race, not in which order they do it.
+package testseed
+
+import (
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Variable names the environment variable that sets the seed of all random tests, a
+// decimal number.
+const Variable = "SPILLWAY_TEST_SEED"
+
+// Given returns the seed that the environment sets, if it does.
+func Given(t testing.TB) (seed uint64, ok bool) {
+	t.Helper()
+	v := os.Getenv(Variable)
+	if v == "" {
+		return 0, false
+	}
+	seed, err := strconv.ParseUint(v, 10, 64)
+	if err != nil {
+		t.Fatalf("%s=%q is no seed: it takes a decimal number", Variable, v)
+	}
+	return seed, true
+}
+
+// Each goes through the seeds 0 to fixed-1 and a new one, or through that of the
+// environment alone. If t fails during one, that one is logged.
+func Each(t testing.TB, fixed int) iter.Seq[uint64] {
+	t.Helper()
+	var seeds []uint64
+	if seed, ok := Given(t); ok {
+		seeds = append(seeds, seed)
+	} else {
+		for seed := range fixed {
+			seeds = append(seeds, uint64(seed))
+		}
+		seeds = append(seeds, rand.Uint64())
+	}
+	return func(yield func(uint64) bool) {
+		for _, seed := range seeds {
+			if !run(t, seed, yield) {
+				return
+			}
+		}
+	}
+}
+
+func run(t testing.TB, seed uint64, yield func(uint64) bool) bool {
+	failed, ended := t.Failed(), false
+	defer func() { // also when t.Fatal or a panic ends the loop
+		if !ended || t.Failed() && !failed {
+			t.Log(hint(t, seed))
+		}
+	}()
+	more := yield(seed)
+	ended = true
+	return more
+}
+
+// One returns a new seed, or that of the environment. If t fails, it is logged.
+func One(t testing.TB) uint64 {
+	t.Helper()
+	seed, ok := Given(t)
+	if !ok {
+		seed = rand.Uint64()
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(hint(t, seed))
+		}
+	})
+	return seed
+}
+
+func hint(t testing.TB, seed uint64) string {
+	name, _, _ := strings.Cut(t.Name(), "/")
+	return fmt.Sprintf("the seed was %d; to repeat: %s=%d go test -run '^%s$' in this package", seed, Variable, seed, name)
+}

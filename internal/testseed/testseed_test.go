@@ -1,0 +1,102 @@
+package testseed
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// recorder is a test that may fail without failing this one.
+type recorder struct {
+	testing.TB
+	failed  bool
+	logged  []string
+	cleanup []func()
+}
+
+func (r *recorder) Helper()           {}
+func (r *recorder) Name() string      { return "TestSomething/with a part" }
+func (r *recorder) Failed() bool      { return r.failed }
+func (r *recorder) Cleanup(f func())  { r.cleanup = append(r.cleanup, f) }
+func (r *recorder) Log(values ...any) { r.logged = append(r.logged, fmt.Sprint(values...)) }
+func (r *recorder) Fatalf(format string, values ...any) {
+	r.failed = true
+	panic(fmt.Sprintf(format, values...))
+}
+
+func (r *recorder) end() {
+	for _, f := range r.cleanup {
+		f()
+	}
+}
+
+func TestSeeds(t *testing.T) {
+	t.Setenv(Variable, "")
+	first, second := slices.Collect(Each(&recorder{}, 3)), slices.Collect(Each(&recorder{}, 3))
+	if !slices.Equal(first[:3], []uint64{0, 1, 2}) || len(first) != 4 || first[3] == second[3] {
+		t.Errorf("the seeds are %d, then %d", first, second)
+	}
+	if One(&recorder{}) == One(&recorder{}) {
+		t.Error("the same seed twice")
+	}
+	t.Setenv(Variable, "18446744073709551615")
+	if got := slices.Collect(Each(&recorder{}, 3)); !slices.Equal(got, []uint64{1<<64 - 1}) {
+		t.Errorf("the seeds are %d", got)
+	}
+	if got := One(&recorder{}); got != 1<<64-1 {
+		t.Errorf("the seed is %d", got)
+	}
+	t.Setenv(Variable, "x")
+	for name, call := range map[string]func(testing.TB){
+		"Each": func(t testing.TB) { Each(t, 1) },
+		"One":  func(t testing.TB) { One(t) },
+	} {
+		func() {
+			defer func() {
+				if p := recover(); p == nil || !strings.Contains(p.(string), Variable) {
+					t.Errorf("%s: %v", name, p)
+				}
+			}()
+			call(&recorder{})
+		}()
+	}
+}
+
+// TestFailuresNameTheSeed: of those that ran only the one that failed is named, and the
+// line that is printed repeats it.
+func TestFailuresNameTheSeed(t *testing.T) {
+	t.Setenv(Variable, "")
+	want := "SPILLWAY_TEST_SEED=1 go test -run '^TestSomething$'"
+	for name, fail := range map[string]func(*recorder){
+		"error": func(r *recorder) { r.failed = true },
+		"panic": func(*recorder) { panic("broken") },
+	} {
+		r := &recorder{}
+		func() {
+			defer func() { _ = recover() }()
+			for seed := range Each(r, 3) {
+				if seed == 1 {
+					fail(r)
+				}
+			}
+		}()
+		if len(r.logged) != 1 || !strings.Contains(r.logged[0], want) {
+			t.Errorf("%s: %q", name, r.logged)
+		}
+	}
+	r := &recorder{}
+	for range Each(r, 3) {
+		break
+	}
+	One(r)
+	r.end()
+	if len(r.logged) != 0 {
+		t.Errorf("without a failure: %q", r.logged)
+	}
+	r.failed = true
+	r.end()
+	if len(r.logged) != 1 {
+		t.Errorf("with one: %q", r.logged)
+	}
+}
