@@ -50,7 +50,7 @@ type Engine struct {
 	found        *found  // what was recorded there before
 
 	stop     context.CancelCauseFunc
-	watching chan struct{} // closed when the monitor has ended
+	watching chan struct{} // closed when the monitor has ended, and what samples foreign bytes
 
 	// mu is never held while anything else is called.
 	mu     sync.Mutex
@@ -124,8 +124,16 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	watch, stop := context.WithCancelCause(context.Background())
 	e.stop, e.watching = stop, make(chan struct{})
+	foreign := make(chan struct{})
 	go func() {
-		defer close(e.watching)
+		defer close(foreign)
+		e.watchForeign(watch)
+	}()
+	go func() {
+		defer func() {
+			<-foreign
+			close(e.watching)
+		}()
 		if err := e.monitor.Run(watch); err != nil && !errors.Is(err, tier.ErrClosed) {
 			e.cfg.Logger.Error("spillway: the monitor ended", "error", err)
 		}

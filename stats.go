@@ -24,7 +24,8 @@ type SpaceStats struct {
 	ID       tier.ID
 	Backend  string
 	Capacity int64
-	Lost     bool // its device is lost, with what is in use here; see tier.Space.Lost
+	Foreign  int64 // what others hold of it on the device, sampled each second; part of the pressure
+	Lost     bool  // its device is lost, with what is in use here; see tier.Space.Lost
 	tier.Usage
 }
 
@@ -36,7 +37,7 @@ func (e *Engine) Stats() Stats {
 		s.Quota = &q
 	}
 	for _, space := range e.spaces {
-		s.Spaces = append(s.Spaces, SpaceStats{ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(), Lost: space.Lost() != nil, Usage: space.Usage()})
+		s.Spaces = append(s.Spaces, SpaceStats{ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(), Foreign: space.Foreign(), Lost: space.Lost() != nil, Usage: space.Usage()})
 	}
 	return s
 }

@@ -29,8 +29,8 @@ type SpaceConfig struct {
 type Change uint8
 
 const (
-	// Released: used bytes fell, or the limit changed; a waiter may fit now, or
-	// never more.
+	// Released: used or foreign bytes fell, or the limit changed; a waiter may fit now,
+	// or never more.
 	Released Change = iota
 	// Pressed: used or foreign bytes rose, and the pressure is now at the trigger
 	// or above it.
@@ -214,15 +214,19 @@ func (s *Space) Available() int64 {
 func (s *Space) ResetPeak() { s.ledger.ResetPeak() }
 
 // SetForeign records how many bytes others hold on the device, as sampled.
-// Listeners are told if that presses the space.
+// Listeners are told if that presses the space, or if it is less than before. See
+// ForeignOn for what the number is.
 func (s *Space) SetForeign(n int64) {
 	n = min(max(0, n), math.MaxInt64-s.cfg.Capacity) // so that the pressure is a number
-	if s.foreign.Swap(n) >= n {
-		return
-	}
-	s.ledger.limitsChanged() // what may be parked, that is
-	if s.PressureBytes() >= s.trigger {
-		s.notify(Pressed)
+	old := s.foreign.Swap(n)
+	switch {
+	case old > n:
+		s.notify(Released)
+	case old < n:
+		s.ledger.limitsChanged() // what may be parked, that is
+		if s.PressureBytes() >= s.trigger {
+			s.notify(Pressed)
+		}
 	}
 }
 

@@ -388,7 +388,7 @@ func TestSpaceTellsListeners(t *testing.T) {
 	s.SetForeign(764)
 	c.expect(t, "the same foreign bytes")
 	s.SetForeign(0)
-	c.expect(t, "no foreign bytes")
+	c.expect(t, "no foreign bytes", tier.Released)
 	cancel()
 	cancel()
 	s.Unreserve(36)

@@ -115,6 +115,7 @@ type Admitter struct {
 	// the room below which nobody who may pass can start.
 	waiting atomic.Int64
 	least   atomic.Int64
+	seen    atomic.Int64 // foreign bytes, at the last change
 
 	retries atomic.Int64
 

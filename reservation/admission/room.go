@@ -61,7 +61,7 @@ func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err e
 }
 
 // marks returns how many bytes may be used in a space so that a task is still
-// admitted, and how many in all. What lies between them is a whole number of the units
+// admitted, beside what others hold on the device, and how many in all. What lies between them is a whole number of the units
 // in which the space charges, which puts the mark up to a unit below the threshold: a
 // task that waits reserves it beside its need, and rounded up only there it would wait
 // where another that comes anew is admitted.
@@ -71,6 +71,7 @@ func marks(s *tier.Space, threshold float64) (mark, top int64) {
 	if threshold < 1 {
 		mark = int64(float64(mark) * threshold)
 	}
+	mark -= s.Foreign() // which is part of the pressure that the threshold is for
 	if mark >= top {
 		return top, top
 	}

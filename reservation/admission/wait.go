@@ -34,6 +34,7 @@ type turn struct {
 	head      bool
 	alone     bool // no task runs
 	threshold float64
+	foreign   int64                   // what others hold in all spaces
 	interrupt context.CancelCauseFunc // ends the waiting for memory, when the above has changed
 }
 
@@ -222,6 +223,9 @@ func (a *Admitter) enqueue(w *waiter) error {
 		return closedError()
 	}
 	w.at = a.mu.queue.PushBack(w)
+	if a.mu.queue.Len() == 1 {
+		a.seen.Store(a.foreign())
+	}
 	a.waiting.Store(int64(a.mu.queue.Len()))
 	a.least.Store(0)
 	if a.mu.queue.Len() == 1 { // from now on releases matter that nobody may wait for in a line
@@ -279,14 +283,22 @@ func (a *Admitter) headLocked() *waiter { return a.mu.queue.Front().Value.(*wait
 
 func (a *Admitter) turnLocked(w *waiter) turn {
 	head := a.mu.queue.Front() == w.at
-	return turn{head: head, alone: head && a.mu.running == 0, threshold: a.mu.threshold}
+	return turn{head: head, alone: head && a.mu.running == 0, threshold: a.mu.threshold, foreign: a.foreign()}
+}
+
+// foreign returns what others hold in all spaces: the marks depend on it.
+func (a *Admitter) foreign() (bytes int64) {
+	for _, s := range a.reservations.Spaces().All() {
+		bytes = add(bytes, s.Foreign())
+	}
+	return bytes
 }
 
 // holdsLocked says whether t is still what w may do.
 func (a *Admitter) holdsLocked(w *waiter, t *turn) bool {
 	now := a.turnLocked(w)
 	return !a.mu.closed && a.mu.running < a.mu.threads &&
-		now.head == t.head && now.alone == t.alone && now.threshold == t.threshold
+		now.head == t.head && now.alone == t.alone && now.threshold == t.threshold && now.foreign == t.foreign
 }
 
 func (a *Admitter) remember(w *waiter, plans []plan) {
@@ -435,10 +447,15 @@ func (a *Admitter) handOn(w *waiter) {
 
 // changed hears of every change of a space, on whatever goroutine.
 func (a *Admitter) changed(space *tier.Space, c tier.Change) {
-	if c != tier.Released || a.waiting.Load() == 0 {
+	if a.waiting.Load() == 0 {
 		return
 	}
-	if space.Lost() != nil { // who counted on it makes another plan
+	f := a.foreign()
+	foreign := a.seen.Swap(f) != f
+	if c != tier.Released && !foreign {
+		return
+	}
+	if foreign || space.Lost() != nil { // who counted on it makes another plan
 		a.change(func() {})
 		return
 	}

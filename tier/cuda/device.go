@@ -151,18 +151,26 @@ func (d *Device) Charge(size int64) int64 {
 // MemInfo implements tier.Device. Free is what can still be allocated here: others may have taken part
 // of what is not allocated yet. A driver that does not answer has nothing free.
 func (d *Device) MemInfo() (free, total int64) {
-	d.mu.Lock()
-	left := d.cfg.Memory - d.mu.live - d.mu.retired
-	d.mu.Unlock()
-	if !d.gate.enter() {
+	free, err := d.FreeBytes()
+	if err != nil {
 		return 0, d.cfg.Memory
+	}
+	return free, d.cfg.Memory
+}
+
+// FreeBytes implements tier.FreeTeller.
+func (d *Device) FreeBytes() (int64, error) {
+	if !d.gate.enter() {
+		return 0, tier.ErrClosed
 	}
 	defer d.gate.leave()
 	there, err := d.source.available()
 	if err != nil {
-		return 0, d.cfg.Memory
+		return 0, err
 	}
-	return max(0, min(left, there)), d.cfg.Memory
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return max(0, min(d.cfg.Memory-d.mu.live-d.mu.retired, there)), nil
 }
 
 // Outstanding implements tier.Device.

@@ -95,6 +95,7 @@ type Device struct {
 		guests    int           // copies of other devices that are writing here
 		closed    bool          // no calls any more
 		guestless chan struct{} // closed when closed and guests is 0
+		foreign   int64         // bytes that others hold
 		lent      int           // how many need the arena; one of them is the device, until Close has ended all else
 	}
 }
@@ -190,9 +191,13 @@ func (d *Device) place(size, charge int64) (off int64, err error) {
 	if d.mu.closed {
 		return 0, tier.ErrClosed
 	}
-	off, ok := d.mu.line.Alloc(charge)
+	free := d.freeLocked()
+	off, ok := int64(0), false
+	if charge <= free {
+		off, ok = d.mu.line.Alloc(charge)
+	}
 	if !ok {
-		e := &tier.NoSpaceError{Requested: size, Available: d.mu.line.FreeBytes()}
+		e := &tier.NoSpaceError{Requested: size, Available: free}
 		if e.Available >= charge {
 			e.Largest = d.mu.line.Largest()
 		}
@@ -349,7 +354,18 @@ func (d *Device) NewStream() (tier.Stream, error) {
 func (d *Device) MemInfo() (free, total int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.mu.line.FreeBytes(), d.cfg.Memory
+	return d.freeLocked(), d.cfg.Memory
+}
+
+func (d *Device) freeLocked() int64 { return max(0, d.mu.line.FreeBytes()-d.mu.foreign) }
+
+// SetForeign makes the device behave as if others held n of its bytes, as other processes
+// do on a GPU: so much less is free. What is allocated already stays, also if it is more
+// than they leave.
+func (d *Device) SetForeign(n int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.foreign = max(0, n)
 }
 
 // Outstanding implements tier.Device.
