@@ -110,7 +110,9 @@ type GPU struct {
 	Backend Backend
 	// ID says which of the machine's GPUs it is, by its UUID or PCI address in any of the usual spellings
 	// (0000:17:00.0, 00000000:17:00.0, 17:00.0), or by the beginning of one GPU's UUID, as GPU-8932f937; if it is that of
-	// several, Open returns an AmbiguousGPUError. Empty means the first that the driver shows and no other space has.
+	// several, Open returns an AmbiguousGPUError. Empty means any that no other space has: the one
+	// of which the fewest bytes are in use, by the topology or in the node's ledger, then that with the fewest holders there, then
+	// by UUID.
 	ID string
 	// Memory is the size of the space in bytes, and no more than the device says that
 	// it has. 0 means what is free on the device; of a simulated one 256 MiB, or an eighth

@@ -61,7 +61,8 @@ type Sizing struct {
 	// process may use of the host's where the GPU is simulated. The default is what is
 	// free when the engine is opened; see GPU.Memory.
 	GPUMemory Amount
-	// MostGPUs is how many GPUs are used at most, in the order of the topology; 0 means all.
+	// MostGPUs is how many GPUs are used at most: those of which the fewest bytes are in use, in the order of
+	// the topology; 0 means all.
 	MostGPUs int
 	// Disks are the directories to spill to. Nil means one, os.TempDir; an empty list,
 	// which is not nil, means none.
@@ -180,10 +181,7 @@ func shown(all []topology.GPU) []topology.GPU {
 
 func (m machine) gpus(s Sizing) ([]GPU, error) {
 	var gpus []GPU
-	for _, g := range shown(m.top.GPUs) {
-		if s.MostGPUs > 0 && len(gpus) == s.MostGPUs {
-			break
-		}
+	for _, g := range leastUsed(shown(m.top.GPUs), s.MostGPUs) {
 		memory, err := gpuMemoryOf(g, s.GPUMemory)
 		if err != nil {
 			return nil, err

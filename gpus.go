@@ -40,7 +40,7 @@ type chosen struct {
 }
 
 // chooseGPUs decides that for each space, before anything is opened. Those with an ID come first: the others have what
-// is left, in order.
+// is left, the least loaded first.
 func (e *Engine) chooseGPUs() error {
 	e.gpus = make([]chosen, len(e.cfg.GPUs))
 	e.cfg.GPUs = slices.Clone(e.cfg.GPUs) // the program's, in which shares become bytes
@@ -57,7 +57,7 @@ func (e *Engine) chooseGPUs() error {
 			if g.Backend != Sim {
 				if driver == nil && missing == nil {
 					driver, all, missing = loadCUDA(e.cfg.CUDALibrary)
-					left = slices.Clone(all)
+					left = e.leastLoaded(slices.Clone(all))
 				}
 				if err = missing; err == nil {
 					at, err = pick(all, left, g.ID)

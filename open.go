@@ -15,6 +15,9 @@ import (
 )
 
 func (e *Engine) openSpaces(ctx context.Context) error {
+	if err := e.readLimits(); err != nil {
+		return fmt.Errorf("spillway: %w", err)
+	}
 	if err := e.chooseGPUs(); err != nil {
 		return fmt.Errorf("spillway: %w", err)
 	}
@@ -79,9 +82,6 @@ func (e *Engine) hostMemory() int64 {
 // openGPUs opens all devices and then the spaces on them: a limit may be a share of
 // what they have together.
 func (e *Engine) openGPUs(ctx context.Context) error {
-	if err := e.readLimits(); err != nil {
-		return err
-	}
 	devices := make([]tier.Device, len(e.cfg.GPUs))
 	for i, g := range e.cfg.GPUs {
 		var err error

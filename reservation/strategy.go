@@ -32,7 +32,7 @@ type Sized interface {
 	BytesIn(s *tier.Space, bytes int64) int64
 }
 
-// AnyInTier is every space of a kind, the one with the most room first; of spill
+// AnyInTier is every space of a kind, the one with the most room first, less what others hold on its device; of spill
 // volumes the one whose turn it is, so that each gets bytes in proportion to how fast it
 // takes them.
 func AnyInTier(k tier.Kind) Strategy { return anyInTier(k) }
@@ -152,8 +152,12 @@ func before(a, b *tier.Space) bool {
 	if c := a.Pace().Compare(b.Pace()); c != 0 {
 		return c < 0
 	}
-	return a.Available() > b.Available()
+	return left(a) > left(b)
 }
+
+// left is what a space could take, less what others hold on its device: a GPU that is full of others' memory
+// comes after one that is not, although its books have as much room.
+func left(s *tier.Space) int64 { return s.Available() - s.Foreign() }
 
 // appendBest appends all spaces but one, by pace and then by room, and in the order
 // given where those are equal. They change while it looks; then the order is as good as

@@ -30,7 +30,7 @@ func (i in) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
 func (i in) String() string { return i.space.ID().String() }
 
 // plans asks where the task could run, and what it needs there: first where the need
-// is least, and of those where the room is most. Spaces that are lost are passed by. all says to count all inputs as
+// is least, and of those where the room is most, less what others hold on the device. Spaces that are lost are passed by. all says to count all inputs as
 // missing. work is what is needed beside them.
 func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err error) {
 	work = e.work(a.rules.Estimator, e.input())
@@ -55,7 +55,7 @@ func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err e
 		return nil, 0, err
 	}
 	slices.SortStableFunc(plans, func(p, q plan) int {
-		return cmp.Or(cmp.Compare(p.need, q.need), cmp.Compare(q.space.Available(), p.space.Available()))
+		return cmp.Or(cmp.Compare(p.need, q.need), cmp.Compare(q.space.Available()-q.space.Foreign(), p.space.Available()-p.space.Foreign()))
 	})
 	return plans, work, nil
 }

@@ -1,0 +1,75 @@
+package spillway
+
+import (
+	"cmp"
+	"log/slog"
+	"slices"
+
+	"github.com/spillway-db/spillway/internal/gpuid"
+	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/tier/cuda"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// leastLoaded orders GPUs of which any will do by what they have to carry: first the one on which the fewest
+// bytes are in use, or promised by the node's ledger if that is more, then by how many processes hold some, then
+// by UUID. So processes that start one after the other do not all take the first. It changes nothing.
+func (e *Engine) leastLoaded(gpus []cuda.DeviceInfo) []cuda.DeviceInfo {
+	if len(gpus) < 2 {
+		return gpus
+	}
+	names := make([]string, len(gpus))
+	for i, g := range gpus {
+		names[i] = cmp.Or(g.UUID, g.PCI) // as deviceName has it
+	}
+	loads := make([]quota.Load, len(gpus))
+	if dir := e.limits.settings.Ledger; dir != "" {
+		promised, err := quota.Loads(dir, names)
+		if err != nil { // which joining the ledger returns, if it lasts
+			e.cfg.Logger.Debug("spillway: the ledger does not tell what GPUs carry", slog.Any("error", err))
+		} else {
+			loads = promised
+		}
+	}
+	for i, g := range gpus {
+		loads[i].UUID = names[i]
+		loads[i].Bytes = max(loads[i].Bytes, usedOn(e.topo.GPUs, g.UUID, g.PCI))
+	}
+	sorted := quota.LeastLoaded(loads)
+	place := func(g cuda.DeviceInfo) int {
+		return slices.IndexFunc(sorted, func(l quota.Load) bool { return l.UUID == cmp.Or(g.UUID, g.PCI) })
+	}
+	gpus = slices.Clone(gpus)
+	slices.SortStableFunc(gpus, func(a, b cuda.DeviceInfo) int { return cmp.Compare(place(a), place(b)) })
+	return gpus
+}
+
+// usedOn returns how many bytes of a GPU, or of the instance of one, are in use by anybody; 0 where that is not known.
+func usedOn(gpus []topology.GPU, uuid, pci string) int64 {
+	for _, g := range gpus {
+		for _, m := range g.MIG {
+			if gpuid.SameUUID(m.UUID, uuid) {
+				return max(0, m.MemoryBytes-m.FreeBytes)
+			}
+		}
+		if gpuid.SameUUID(g.UUID, uuid) || gpuid.SameAddress(g.PCIAddress, pci) {
+			return max(0, g.MemoryBytes-g.FreeBytes)
+		}
+	}
+	return 0
+}
+
+// leastUsed returns the n GPUs of which the fewest bytes are in use, in the order given.
+func leastUsed(gpus []topology.GPU, n int) []topology.GPU {
+	if n <= 0 || n >= len(gpus) {
+		return gpus
+	}
+	loads := make([]quota.Load, len(gpus))
+	for i, g := range gpus {
+		loads[i] = quota.Load{UUID: idOf(g), Bytes: usedOn(gpus[i:i+1], idOf(g), g.PCIAddress)}
+	}
+	chosen := quota.LeastLoaded(loads)[:n]
+	return slices.DeleteFunc(slices.Clone(gpus), func(g topology.GPU) bool {
+		return !slices.ContainsFunc(chosen, func(l quota.Load) bool { return l.UUID == idOf(g) })
+	})
+}
