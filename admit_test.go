@@ -365,7 +365,7 @@ func TestCloseWithTasks(t *testing.T) {
 	run := func(f func(context.Context, *spillway.Grant, []*spillway.Handle) error) {
 		c := mustClaim(t, repo, 2)
 		wg.Go(func() {
-			err := eng.RunTask(t.Context(), spillway.Task{Inputs: []*repository.Claim{c}, Output: 1 << 30}, f)
+			err := eng.RunTask(t.Context(), spillway.Task{Inputs: []*repository.Claim{c}, Output: 800 << 10}, f) // one at a time
 			if err != nil && !errors.Is(err, tier.ErrClosed) {
 				t.Error(err)
 			}
