@@ -9,9 +9,13 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Clone copies b to memory of its own in the same space, and returns a new
-// batch with a new id; dictionaries are shared. It waits for room, without holding b. observer is the
+// Clone copies b to memory of its own, and returns a new batch with a new id;
+// dictionaries are shared. It waits for room, without holding b. observer is the
 // clone's; nil means MoverConfig.Observer.
+//
+// The clone has b's form and lies in b's space, as all built-in forms can. Of a program's
+// own form that has no converter to itself it is an image in b's space, or if there is no
+// converter to that either, in host memory. Without any of them it is a *NoConverterError.
 func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observer) (*batch.Batch, error) {
 	ctx, leave, err := m.gate.enter(ctx)
 	if err != nil {
@@ -62,25 +66,36 @@ var errMoved = errors.New("convert: the batch was moved meanwhile")
 
 // clone copies b's payload in the space at, if b is there once there is room.
 func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batch.Payload, err error) {
-	desc := b.Descriptor()
-	if desc == nil || !at.Valid() {
+	from := b.PayloadType()
+	if from == "" || !at.Valid() {
 		return nil, &batch.StateError{Batch: b.ID(), State: b.State(), Op: "clone", Status: batch.MissingData}
 	}
-	to, dicts := reservation.Specific(at), m.cfg.Builtin.dicts.of(desc.AllDictionaries())
-	what := takesAs(b.PayloadType(), desc, desc.Body, dicts)
+	form, to := m.cloneForm(from, at)
+	size, dicts := m.sizes(b)
+	what := takesAs(form, b.Descriptor(), size, dicts)
 	err = m.inRoom(ctx, true, to, m.reserver(ctx, &what), func(r reservation.Reservation) (err error) {
 		h, err := openAny(ctx, b)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, h.Close()) }()
-		if h.Space().ID() != at {
+		if h.Space().ID() != at || h.Payload().Type() != from {
 			return errMoved
 		}
 		return m.pinned(r, &what, func() (err error) {
-			out, err = m.cfg.Registry.convert(ctx, h.Payload(), h.Payload().Type(), r)
+			out, err = m.cfg.Registry.convert(ctx, h.Payload(), form, r)
 			return err
 		})
 	})
 	return out, err
+}
+
+// cloneForm says what a clone of a payload in a space is, and where.
+func (m *Mover) cloneForm(from batch.PayloadType, at tier.ID) (batch.PayloadType, reservation.Strategy) {
+	for _, form := range []batch.PayloadType{from, batch.ImageType(at.Kind)} {
+		if _, err := m.cfg.Registry.lookup(from, form); err == nil {
+			return form, reservation.Specific(at)
+		}
+	}
+	return batch.HostImage, reservation.AnyInTier(tier.Host)
 }

@@ -34,7 +34,8 @@ import (
 // then sliced.
 //
 // From host memory the record is opened in place, as Record does it, and leases the
-// whole batch. From a GPU the whole image is first copied to host memory.
+// whole batch. From a GPU, and from a program's own form, a whole image is first made in
+// host memory, as for Record.
 func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_ arrow.RecordBatch, err error) {
 	ctx, leave, err := m.gate.enter(ctx)
 	if err != nil {
@@ -46,27 +47,27 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_
 	if payload == nil {
 		return nil, fmt.Errorf("convert: opening columns of a closed handle: %w", tier.ErrReleased)
 	}
-	src, ok := payload.(imaged)
-	if !ok {
-		return nil, fmt.Errorf("convert: columns of %s cannot be opened", payload.Type())
-	}
-	c, err := want.of(src.Descriptor().Schema, src.Descriptor().Rows)
-	if err != nil {
-		return nil, err
-	}
-	rec, err := m.open(ctx, src, c)
+	rec, err := m.open(ctx, payload, want)
 	if err != nil {
 		return nil, ofBatch(err, h.Batch().ID())
 	}
 	return rec, nil
 }
 
-// open opens what was chosen of an image, wherever that lies.
-func (m *Mover) open(ctx context.Context, src imaged, c *chosen) (arrow.RecordBatch, error) {
-	if c.from == c.to {
-		return c.noRows(src.Descriptor())
+// open opens what is wanted of a payload, wherever that lies.
+func (m *Mover) open(ctx context.Context, payload batch.Payload, want Selection) (arrow.RecordBatch, error) {
+	of := descriptorOf(payload)
+	if of == nil { // what is wrong with the selection shows when there is an image
+		return m.openCopy(ctx, payload, want)
 	}
-	switch src := src.(type) {
+	c, err := want.of(of.Schema, of.Rows)
+	if err != nil {
+		return nil, err
+	}
+	if c.from == c.to {
+		return c.noRows(of)
+	}
+	switch src := payload.(type) {
 	case *batch.Image:
 		if src.Space().Kind() == tier.Host {
 			return c.inPlace(src)
@@ -81,18 +82,25 @@ func (m *Mover) open(ctx context.Context, src imaged, c *chosen) (arrow.RecordBa
 	case *batch.Packed:
 		return m.readColumns(ctx, src, &packedFile{m.cfg.Builtin, src}, c)
 	}
-	p, err := m.inHost(ctx, src)
-	for errors.Is(err, errGone) {
-		p, err = m.inHost(ctx, src)
-	}
+	return m.openCopy(ctx, payload, want)
+}
+
+// openCopy opens what is wanted of a host image that it makes.
+func (m *Mover) openCopy(ctx context.Context, payload batch.Payload, want Selection) (arrow.RecordBatch, error) {
+	img, err := m.hostImage(ctx, payload)
 	if err != nil {
 		return nil, err
 	}
-	img, ok := p.(*batch.Image)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("convert: columns of %s cannot be opened", p.Type()), p.Release())
-	}
-	rec, err := c.inPlace(img)
+	rec, err := func() (arrow.RecordBatch, error) {
+		c, err := want.of(img.Descriptor().Schema, img.Descriptor().Rows)
+		if err != nil {
+			return nil, err
+		}
+		if c.from == c.to {
+			return c.noRows(img.Descriptor())
+		}
+		return c.inPlace(img)
+	}()
 	return released(rec, errors.Join(err, img.Release()))
 }
 

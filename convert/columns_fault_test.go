@@ -383,12 +383,11 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 		} else if s.From > s.To {
 			continue
 		}
-		c, err := s.of(d.Schema, d.Rows)
-		if err != nil {
+		if _, err := s.of(d.Schema, d.Rows); err != nil {
 			t.Fatal(err)
 		}
 		// Never released: its bytes are those of src.
-		rec, err := m.mover.open(t.Context(), batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...), c)
+		rec, err := m.mover.open(t.Context(), batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...), s)
 		if err == nil {
 			rec.Release()
 			continue

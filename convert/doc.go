@@ -48,6 +48,12 @@
 // source; on any failure the batch is whole where it was and all that was taken is
 // given back.
 //
+// A program may have forms of its own: payloads of a type of its own, and a converter for
+// each way that they are to go. One to batch.HostImage is what Record, Columns and a
+// repository's Reader need. A form that has a method Descriptor is given room for the
+// descriptor's body, others for as many bytes as they take where they are. Registry.Wrap puts
+// a function around a converter, also around a built-in one.
+//
 // Copies between device and disk go through a few pinned chunks, so that the
 // device and the disk work at the same time; those between host and disk go
 // straight to and from the arena. Everything goes in pieces of at most 8 MiB, and acts on a

@@ -15,8 +15,10 @@ import (
 // Record opens the batch that h holds as an Arrow record. A host image is
 // opened in place: the record's buffers are the arena's, and its memory stays leased
 // until the record and all that was taken from it are released, also after h is
-// closed. From another tier the image is first copied to host memory, for
-// which Record waits.
+// closed. Every other payload is first made into a host image beside it, by the converter
+// that is registered for its type and batch.HostImage; Record waits for room for that.
+// So a program's own form opens like the built-in ones. Without a converter it is a
+// *NoConverterError.
 func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error) {
 	ctx, leave, err := m.gate.enter(ctx)
 	if err != nil {
@@ -30,31 +32,37 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 	if img, ok := payload.(*batch.Image); ok && img.Space().Kind() == tier.Host {
 		return openImage(img, nil)
 	}
-	src, ok := payload.(imaged)
-	if !ok {
-		return nil, fmt.Errorf("convert: %s cannot be opened as a record", payload.Type())
+	img, err := m.hostImage(ctx, payload)
+	if err != nil {
+		return nil, ofBatch(err, h.Batch().ID())
 	}
+	return openImage(img, img)
+}
+
+// hostImage makes a host image beside src, and waits for room in one piece.
+func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image, error) {
 	p, err := m.inHost(ctx, src)
 	for errors.Is(err, errGone) {
 		p, err = m.inHost(ctx, src)
 	}
 	if err != nil {
-		return nil, ofBatch(err, h.Batch().ID())
+		return nil, err
 	}
 	img, ok := p.(*batch.Image)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("convert: %s cannot be opened as a record", p.Type()), p.Release())
+	if !ok || img.Type() != batch.HostImage {
+		return nil, errors.Join(fmt.Errorf("convert: the converter from %s to %s made a %s", src.Type(), batch.HostImage, p.Type()), p.Release())
 	}
-	return openImage(img, img)
+	return img, nil
 }
 
-// inHost makes a host image beside src, and waits for room in one piece.
-func (m *Mover) inHost(ctx context.Context, src imaged) (out batch.Payload, err error) {
+func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payload, err error) {
 	if err := src.Space().Lost(); err != nil {
 		return nil, err
 	}
-	to := reservation.AnyInTier(tier.Host)
-	what := takes{body: src.Descriptor().Body, dicts: m.cfg.Builtin.dicts.of(src.Descriptor().AllDictionaries())}
+	to, what := reservation.AnyInTier(tier.Host), takes{body: src.Bytes()}
+	if desc := descriptorOf(src); desc != nil {
+		what = takes{body: desc.Body, dicts: m.cfg.Builtin.dicts.of(desc.AllDictionaries())}
+	}
 	waiting, done := untilLost(ctx, src.Space())
 	defer done()
 	err = m.inRoom(waiting, true, to, m.reserver(waiting, &what), func(r reservation.Reservation) error {
@@ -67,6 +75,14 @@ func (m *Mover) inHost(ctx context.Context, src imaged) (out batch.Payload, err 
 		return nil, src.Space().Lost()
 	}
 	return out, ofLost(err, src.Space())
+}
+
+// descriptorOf returns what a payload tells of its image; nil for a form that does not.
+func descriptorOf(p batch.Payload) *batch.Descriptor {
+	if d, ok := p.(interface{ Descriptor() *batch.Descriptor }); ok {
+		return d.Descriptor()
+	}
+	return nil
 }
 
 // openImage opens a host image. owned, if not nil, is released as soon as the

@@ -38,7 +38,8 @@ var ErrNoConverter = errors.New("no converter")
 type NoConverterError struct{ From, To batch.PayloadType }
 
 func (e *NoConverterError) Error() string {
-	return fmt.Sprintf("convert: no converter from %s to %s is registered", e.From, e.To)
+	return fmt.Sprintf("convert: no converter from %s to %s is registered: add one with Registry.Register, "+
+		"or with Registry.Compose a way through a form that has converters from the one and to the other", e.From, e.To)
 }
 
 // Is matches ErrNoConverter.
@@ -50,7 +51,7 @@ func (e *NoConverterError) Is(target error) bool { return target == ErrNoConvert
 type Registry struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Registry]
-		table   map[pair]entry
+		table   map[pair]*entry
 		changes uint64
 	}
 }
@@ -58,9 +59,9 @@ type Registry struct {
 type pair struct{ from, to batch.PayloadType }
 
 type entry struct {
-	direct  Func // nil for a composed edge
-	builtin bool
-	via     batch.PayloadType
+	direct  Func              // nil for a composed edge that nobody has wrapped
+	builtin bool              // direct is Spillway's own, or wraps one
+	via     batch.PayloadType // of a composed edge
 	reserve Reserve
 }
 
@@ -69,12 +70,12 @@ func (g *Registry) Register(from, to batch.PayloadType, f Func) error {
 	if f == nil || from == "" || to == "" {
 		return fmt.Errorf("convert: registering %q to %q needs both types and a function", from, to)
 	}
-	return g.add(pair{from, to}, entry{direct: f})
+	return g.add(pair{from, to}, &entry{direct: f})
 }
 
 // registerBuiltin is Register for Spillway's own converters.
 func (g *Registry) registerBuiltin(from, to batch.PayloadType, f Func) error {
-	return g.add(pair{from, to}, entry{direct: f, builtin: true})
+	return g.add(pair{from, to}, &entry{direct: f, builtin: true})
 }
 
 // Compose declares that from is turned into to by way of via, with two
@@ -84,17 +85,17 @@ func (g *Registry) Compose(from, via, to batch.PayloadType, reserve Reserve) err
 	if reserve == nil || from == "" || via == "" || to == "" || via == from || via == to {
 		return fmt.Errorf("convert: composing %q to %q by way of %q needs three types and a reserve function", from, to, via)
 	}
-	return g.add(pair{from, to}, entry{via: via, reserve: reserve})
+	return g.add(pair{from, to}, &entry{via: via, reserve: reserve})
 }
 
-func (g *Registry) add(p pair, e entry) error {
+func (g *Registry) add(p pair, e *entry) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if _, ok := g.mu.table[p]; ok {
 		return fmt.Errorf("convert: a converter from %s to %s is registered already", p.from, p.to)
 	}
 	if g.mu.table == nil {
-		g.mu.table = make(map[pair]entry)
+		g.mu.table = make(map[pair]*entry)
 	}
 	g.mu.table[p] = e
 	g.mu.changes++
@@ -122,6 +123,49 @@ func (g *Registry) Unregister(from, to batch.PayloadType) error {
 	return nil
 }
 
+// Lookup returns the converter that is registered for a pair, so that another one may
+// call it. That of a composed edge does both steps. It stays valid when the pair is
+// registered anew. Without one the error is a *NoConverterError.
+func (g *Registry) Lookup(from, to batch.PayloadType) (Func, error) {
+	e, err := g.lookup(from, to)
+	if err != nil {
+		return nil, err
+	}
+	return g.function(e, to), nil
+}
+
+// Wrap puts the converter that wrapper returns in the place of the pair's own, which
+// wrapper is given to call. Conversions that are running go on with the old one, and there
+// is no moment without either. An error of the new one counts as the batch's own only if the old
+// one's would, or if it is a *batch.UnmovableError. wrapper is called once, with no lock held, and must not
+// return nil. Without a converter to wrap the error is a *NoConverterError; if the pair is
+// registered anew meanwhile, Wrap changes nothing and says so.
+func (g *Registry) Wrap(from, to batch.PayloadType, wrapper func(inner Func) Func) error {
+	old, err := g.lookup(from, to)
+	if err != nil {
+		return err
+	}
+	f := wrapper(g.function(old, to))
+	if f == nil {
+		return fmt.Errorf("convert: wrapping %q to %q gave no function", from, to)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.mu.table[pair{from, to}] != old {
+		return fmt.Errorf("convert: the converter from %s to %s was replaced while it was being wrapped", from, to)
+	}
+	g.mu.table[pair{from, to}] = &entry{direct: f, builtin: old.builtin, via: old.via}
+	g.mu.changes++
+	return nil
+}
+
+// function returns what converts along an entry.
+func (g *Registry) function(e *entry, to batch.PayloadType) Func {
+	return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return g.along(ctx, e, src, to, r)
+	}
+}
+
 // Edges lists what is registered, ordered by name.
 func (g *Registry) Edges() []Edge {
 	g.mu.Lock()
@@ -136,12 +180,12 @@ func (g *Registry) Edges() []Edge {
 	return out
 }
 
-func (g *Registry) lookup(from, to batch.PayloadType) (entry, error) {
+func (g *Registry) lookup(from, to batch.PayloadType) (*entry, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	e, ok := g.mu.table[pair{from, to}]
 	if !ok {
-		return entry{}, ofConverter(&NoConverterError{from, to}, true)
+		return nil, ofConverter(&NoConverterError{from, to}, true)
 	}
 	return e, nil
 }
@@ -168,6 +212,11 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 	if err != nil {
 		return nil, err
 	}
+	return g.along(ctx, e, src, to, r)
+}
+
+// along converts by one entry, whether that is registered still or not.
+func (g *Registry) along(ctx context.Context, e *entry, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
 	lockrank.AssertNone("a converter runs")
 	if e.direct != nil {
 		return call(ctx, e, src, to, r)
@@ -180,12 +229,14 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 	if err != nil {
 		return nil, err
 	}
-	if first.direct == nil || second.direct == nil {
+	if first.via != "" || second.via != "" {
 		return nil, ofConverter(fmt.Errorf("convert: %s to %s by way of %s: both steps must be direct", src.Type(), to, e.via), false)
 	}
 	bytes := src.Bytes()
+	if desc := descriptorOf(src); desc != nil {
+		bytes = max(bytes, desc.Body) // compressed it may be much less than what is between
+	}
 	if img, ok := src.(imaged); ok {
-		bytes = max(bytes, img.Descriptor().Body) // compressed it may be much less than what is between
 		for _, s := range img.Shared() {
 			bytes += s.Buffer().Charge() // it may be missing between, too
 		}
@@ -209,7 +260,7 @@ func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.Payl
 }
 
 // call runs one direct converter and makes its panic an error.
-func call(ctx context.Context, e entry, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (out batch.Payload, err error) {
+func call(ctx context.Context, e *entry, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (out batch.Payload, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			if v, ok := p.(lockrank.Violation); ok {

@@ -113,7 +113,8 @@ func (r *Repository) consume(e *entry) {
 // repository. Records may lie in pinned host memory, which is theirs until they are
 // released.
 //
-// Reader waits for the schema, if that is unknown, until something is put; if the
+// Reader waits for the schema, if that is unknown, until something is put that has one (a
+// program's own form without a descriptor has none); if the
 // input is closed before, it returns ErrNoSchema. The reader must be released; it
 // is not safe for concurrent use.
 func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOption) (array.RecordReader, error) {
