@@ -117,7 +117,7 @@ func (b *Builtin) copyImage(ctx context.Context, from imaged, r reservation.Rese
 		return nil, errors.Join(err, buf.Release())
 	}
 	if desc.Body > 0 {
-		if err := b.copyFrom(ctx, buf, from); err != nil {
+		if err := safely(func() error { return b.copyFrom(ctx, buf, from) }); err != nil {
 			return nil, errors.Join(err, releaseAll(shared), buf.Release())
 		}
 	}
@@ -166,7 +166,7 @@ func (b *Builtin) share(ctx context.Context, src imaged, r reservation.Reservati
 			if err != nil {
 				return nil, nil, err
 			}
-			if err := b.copyBody(ctx, desc, buf, from.buf); err != nil {
+			if err := safely(func() error { return b.copyBody(ctx, desc, buf, from.buf) }); err != nil {
 				return nil, nil, errors.Join(err, buf.Release())
 			}
 			return buf, desc, nil

@@ -269,6 +269,7 @@ func (b *Builtin) runs(ctx context.Context, from imaged, r reservation.Reservati
 			}
 		}
 	}()
+	defer noPanic(&err)
 	if len(runs) == 0 {
 		return nil, nil
 	}

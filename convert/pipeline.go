@@ -40,6 +40,14 @@ func panicked(p any) error {
 	return &batch.UnmovableError{Err: fmt.Errorf("convert: a transfer panicked: %v", p)}
 }
 
+// noPanic is safely for the rest of the function that defers it: behind what gives back
+// when *err is set.
+func noPanic(err *error) {
+	if p := recover(); p != nil {
+		*err = panicked(p)
+	}
+}
+
 // pieces lends the pinned memory that a pipeline passes its chunks through.
 type pieces interface {
 	Borrow(ctx context.Context) ([]byte, error)

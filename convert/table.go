@@ -57,7 +57,8 @@ func (b *Builtin) imageOfTable(ctx context.Context, from *batch.Table, r reserva
 	if err != nil {
 		return nil, errors.Join(err, buf.Release())
 	}
-	if desc, err = b.copyTable(ctx, buf, from); err != nil {
+	err = safely(func() (err error) { desc, err = b.copyTable(ctx, buf, from); return err })
+	if err != nil {
 		return nil, errors.Join(err, releaseAll(shared), buf.Release())
 	}
 	return batch.NewImage(desc, buf, r.Space(), shared...), nil
@@ -399,6 +400,7 @@ func (b *Builtin) tableOf(ctx context.Context, from imaged, r reservation.Reserv
 			err = errors.Join(err, releaseAll(t.Shared))
 		}
 	}()
+	defer noPanic(&err)
 	old, _ := from.(*batch.Table)
 	if err := scattered(&t, old, r); err != nil {
 		return nil, err
