@@ -33,22 +33,49 @@ func ofLost(err error, spaces ...*tier.Space) error {
 	return err
 }
 
+// losses has, for each GPU space, a context that ends with errLost when the space is lost; no other is ever lost. It has one
+// subscription to each: a space calls all that are subscribed to it at each change, and those who wait may be thousands.
+type losses struct {
+	of     map[tier.ID]context.Context
+	cancel []func()
+}
+
+func newLosses(spaces []*tier.Space) *losses {
+	l := &losses{of: make(map[tier.ID]context.Context, len(spaces))}
+	for _, s := range spaces {
+		ctx, end := context.WithCancelCause(context.Background())
+		look := func(s *tier.Space, _ tier.Change) {
+			if s.Lost() != nil {
+				end(errLost)
+			}
+		}
+		l.of[s.ID()] = ctx
+		l.cancel = append(l.cancel, s.Subscribe(look), func() { end(nil) })
+		look(s, tier.Released) // it may have been before
+	}
+	return l
+}
+
+func (l *losses) close() {
+	for _, cancel := range l.cancel {
+		cancel()
+	}
+}
+
 // untilLost returns a context that ends, with errLost, when the space is lost: waiting for room for what lies there is in vain then.
 // done must be called.
-func untilLost(ctx context.Context, s *tier.Space) (_ context.Context, done func()) {
-	if s.Kind() != tier.GPU { // no other is ever lost
+func (m *Mover) untilLost(ctx context.Context, s *tier.Space) (_ context.Context, done func()) {
+	life, ok := m.losses.of[s.ID()]
+	if !ok {
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	look := func(s *tier.Space, _ tier.Change) {
-		if s.Lost() != nil {
-			cancel(errLost)
-		}
+	if life.Err() != nil {
+		cancel(errLost)
 	}
-	unsubscribe := s.Subscribe(look)
-	look(s, tier.Released) // it may have been before
+	stop := context.AfterFunc(life, func() { cancel(errLost) })
 	return ctx, func() {
-		unsubscribe()
+		stop()
 		cancel(nil)
 	}
 }

@@ -54,9 +54,10 @@ type Moved struct {
 // Mover moves batches between spaces. It is the only one that does: everybody
 // who wants a batch elsewhere calls it. It is safe for concurrent use.
 type Mover struct {
-	cfg   MoverConfig
-	stats stats
-	gate  *gate
+	cfg    MoverConfig
+	stats  stats
+	gate   *gate
+	losses *losses
 	// clearing has, for each space, what is held by the one who makes room in one
 	// piece there.
 	clearing map[tier.ID]chan struct{}
@@ -73,7 +74,7 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	if cfg.IDs == nil {
 		cfg.IDs = new(batch.IDs)
 	}
-	m := &Mover{cfg: cfg, gate: newGate(), clearing: make(map[tier.ID]chan struct{})}
+	m := &Mover{cfg: cfg, gate: newGate(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), clearing: make(map[tier.ID]chan struct{})}
 	for _, s := range cfg.Reservations.Spaces().All() {
 		m.clearing[s.ID()] = make(chan struct{}, 1)
 	}
@@ -86,6 +87,7 @@ func (m *Mover) Close() error {
 	if !m.gate.close() {
 		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
+	m.losses.close()
 	return nil
 }
 
@@ -184,7 +186,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 	waiting := ctx
 	if from, ok := m.cfg.Reservations.Spaces().ByID(b.Info().Space); ok && waits && given.IsZero() {
 		var done func()
-		waiting, done = untilLost(ctx, from)
+		waiting, done = m.untilLost(ctx, from)
 		defer done()
 	}
 	reserve := m.reserver(waiting, &what)

@@ -63,7 +63,7 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 	if desc := descriptorOf(src); desc != nil {
 		what = takes{body: desc.Body, dicts: m.cfg.Builtin.dicts.of(desc.AllDictionaries())}
 	}
-	waiting, done := untilLost(ctx, src.Space())
+	waiting, done := m.untilLost(ctx, src.Space())
 	defer done()
 	err = m.inRoom(waiting, true, to, m.reserver(waiting, &what), func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {

@@ -265,6 +265,14 @@ func (s *Space) Subscribe(f func(*Space, Change)) (cancel func()) {
 	}
 }
 
+// Subscribers returns how many subscriptions there are: what each change costs, in calls.
+func (s *Space) Subscribers() int {
+	if ls := s.listeners.Load(); ls != nil {
+		return len(*ls)
+	}
+	return 0
+}
+
 func (s *Space) notify(c Change) {
 	ls := s.listeners.Load()
 	if ls == nil {
