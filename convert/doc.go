@@ -24,8 +24,7 @@
 //
 // Mover.AdoptTable makes a table of memory that somebody else has filled, where it lies;
 // package cdevice does so for C programs. The monitor moves tables as it moves images; they
-// come back as images, unless Mover.MoveAs wants a table. There is no direct way between tables and what is compressed,
-// but from there to a table.
+// come back as images, unless Mover.MoveAs wants a table. A table is compressed as it is gathered, run by run.
 //
 // # Dictionaries
 //

@@ -20,7 +20,7 @@ import (
 // time: compressing, which needs processors, overlaps with the disk's and the device's work,
 // of which several requests are under way.
 
-// imaged is what images and packed images have in common.
+// imaged is what images, packed images and tables have in common.
 type imaged interface {
 	batch.Payload
 	Descriptor() *batch.Descriptor
@@ -192,13 +192,18 @@ func across(extents [][]byte, off, n int64, f func([]byte)) error {
 
 // deviceFrames reads device memory through pinned chunks. The lanes share the stream.
 func deviceFrames(dev tier.Device, s tier.Stream, m tier.DeviceMemory) frames {
+	return chunkFrames(fetchDevice(dev, s, m), func([]byte, int64) error { return nil })
+}
+
+// chunkFrames reads through pinned chunks. fetch is called by one lane at a time; finish sees each
+// frame as a whole when it is there.
+func chunkFrames(fetch fetch, finish func(p []byte, off int64) error) frames {
 	var mu sync.Mutex
-	fetch := fetchDevice(dev, s, m)
 	read := func(p []byte, off int64) error {
 		mu.Lock()
 		wait, err := fetch(p, off)
 		mu.Unlock()
-		if err != nil {
+		if err != nil || wait == nil {
 			return err
 		}
 		return wait()
@@ -209,7 +214,10 @@ func deviceFrames(dev tier.Device, s tier.Stream, m tier.DeviceMemory) frames {
 			return nil, err
 		}
 		if int64(len(chunk)) >= n {
-			return chunk[:n], read(chunk[:n], off)
+			if err := read(chunk[:n], off); err != nil {
+				return nil, err
+			}
+			return chunk[:n], finish(chunk[:n], off)
 		}
 		_, frame := l.memory() // a small host tier has small chunks
 		for at := int64(0); at < n; {
@@ -220,7 +228,7 @@ func deviceFrames(dev tier.Device, s tier.Stream, m tier.DeviceMemory) frames {
 			copy(frame[at:], p)
 			at += int64(len(p))
 		}
-		return frame[:n], nil
+		return frame[:n], finish(frame[:n], off)
 	}}
 }
 
@@ -235,8 +243,8 @@ func fileFrames(desc *batch.Descriptor, m tier.FileMemory) frames {
 	}}
 }
 
-// pack makes the compressed form of an image in the space of r; or a copy of one that is
-// compressed already.
+// pack makes the compressed form of an image, or of a table's, in the space of r; or a copy of
+// one that is compressed already.
 func (b *Builtin) pack(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
 	from, ok := src.(imaged)
 	if !ok {
@@ -244,13 +252,22 @@ func (b *Builtin) pack(ctx context.Context, src batch.Payload, r reservation.Res
 	}
 	desc := from.Descriptor()
 	err = b.permitted(ctx, r.Space(), from.Space(), max(desc.Body, largestShared(from)), func(ctx context.Context) error {
+		var table *tableReader
+		if t, ok := from.(*batch.Table); ok {
+			if table, err = b.reader(ctx, t); err != nil {
+				return err
+			}
+		}
 		shared, err := b.share(ctx, from, r)
 		if err != nil {
 			return err
 		}
-		runs, err := b.runs(ctx, from, r)
+		runs, err := b.runs(ctx, from, table, r)
 		if err != nil {
 			return errors.Join(err, releaseAll(shared))
+		}
+		if table != nil {
+			desc = table.descriptor()
 		}
 		out = batch.NewPacked(desc, runs, r.Space(), shared...)
 		return nil
@@ -258,8 +275,8 @@ func (b *Builtin) pack(ctx context.Context, src batch.Payload, r reservation.Res
 	return out, err
 }
 
-// runs makes the runs of a packed image.
-func (b *Builtin) runs(ctx context.Context, from imaged, r reservation.Reservation) (runs []batch.Run, err error) {
+// runs makes the runs of a packed image; table reads from, if that is a table.
+func (b *Builtin) runs(ctx context.Context, from imaged, table *tableReader, r reservation.Reservation) (runs []batch.Run, err error) {
 	desc := from.Descriptor()
 	runs = make([]batch.Run, (desc.Body+batch.RunSize-1)/batch.RunSize)
 	defer func() {
@@ -273,15 +290,17 @@ func (b *Builtin) runs(ctx context.Context, from imaged, r reservation.Reservati
 	if len(runs) == 0 {
 		return nil, nil
 	}
+	pack := func(f frames) error { return b.packRuns(ctx, runs, desc.Body, nodeOf(from.Space(), r.Space()), f, r) }
 	switch src := from.(type) {
 	case *batch.Packed:
 		return runs, b.inLanes(ctx, nodeOf(r.Space(), src.Space()), len(runs), func(ctx context.Context, l *lane, i int) error {
 			return b.copyRun(ctx, l, &runs[i], &src.Runs()[i], r)
 		})
+	case *batch.Table:
+		return runs, b.onStream(ctx, src.Space(), func(dev tier.Device, s tier.Stream) error {
+			return pack(chunkFrames(table.fetch(dev, s), table.finish))
+		})
 	case *batch.Image:
-		pack := func(from frames) error {
-			return b.packRuns(ctx, runs, desc.Body, nodeOf(src.Space(), r.Space()), from, r)
-		}
 		switch m := src.Buffer().Memory().(type) {
 		case tier.HostMemory:
 			return runs, pack(hostFrames(m))

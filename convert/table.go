@@ -14,7 +14,7 @@ import (
 
 var _ imaged = (*batch.Table)(nil)
 
-// registerTables adds the converters between tables and images, and from packed images.
+// registerTables adds the converters between tables and images, compressed or not.
 func (b *Builtin) registerTables(g *Registry) error {
 	for _, t := range []batch.PayloadType{batch.GPUImage, batch.HostImage, batch.DiskImage} {
 		if err := errors.Join(g.registerBuiltin(batch.GPUTable, t, b.fromTable), g.registerBuiltin(t, batch.GPUTable, b.toTable)); err != nil {
@@ -26,7 +26,7 @@ func (b *Builtin) registerTables(g *Registry) error {
 			return err
 		}
 	}
-	return nil
+	return errors.Join(g.registerBuiltin(batch.GPUTable, batch.HostPacked, b.pack), g.registerBuiltin(batch.GPUTable, batch.DiskPacked, b.pack))
 }
 
 // fromTable makes the image of a table. To host memory the device does one batched copy of
