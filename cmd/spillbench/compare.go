@@ -160,7 +160,7 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg, err := f.engine.engineConfig(ctx, top)
+	cfg, err := f.engine.engineConfig(ctx, top, log)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -186,7 +186,7 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 		return nil, nil, err
 	}
 	faults.Arm()
-	m := &machine{topology: top, notes: log, warnings: eng.Warnings, faults: faults, plan: plan, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng)}
+	m := &machine{topology: top, notes: log, warnings: eng.Warnings, faults: faults, plan: plan, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng, cfg.Disks)}
 	m.config.GPU = "none"
 	return m, open, eng.Close()
 }

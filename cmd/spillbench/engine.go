@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"syscall"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
@@ -42,7 +43,7 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := e.engineConfig(ctx, top)
+	cfg, err := e.engineConfig(ctx, top, log)
 	if err != nil {
 		return nil, err
 	}
@@ -69,12 +70,12 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 		}
 	}
 	m := &machine{topology: top, engine: eng, notes: log, warnings: eng.Warnings, faults: faults, plan: plan, env: report.EngineEnv(ctx, top, eng)}
-	m.config = e.describe(eng)
+	m.config = e.describe(eng, cfg.Disks)
 	return m, nil
 }
 
 // engineConfig turns the flags into the engine's configuration.
-func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) (spillway.Config, error) {
+func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology, log *notes) (spillway.Config, error) {
 	policy, err := monitor.ByName(e.policy)
 	if err != nil {
 		return spillway.Config{}, fail.Usagef("%w", err)
@@ -91,7 +92,7 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology) 
 	if err != nil {
 		return spillway.Config{}, fail.Usagef("--host-memory: %w", err)
 	}
-	disks, err := e.spillDisks(ctx)
+	disks, err := e.spillDisks(ctx, log)
 	if err != nil {
 		return spillway.Config{}, err
 	}
@@ -223,37 +224,83 @@ func (m *machine) settle() {
 	}
 }
 
-// spillDisks checks the spill directories and works out their sizes.
-func (e *engineFlags) spillDisks(ctx context.Context) ([]spillway.Disk, error) {
+// spillDisks checks the spill directories and works out their sizes. One without room is
+// left out, and noted, if another has some.
+func (e *engineFlags) spillDisks(ctx context.Context, log *notes) ([]spillway.Disk, error) {
 	if len(e.disks) == 0 {
 		dir := os.TempDir()
-		if err := usableDir(dir); err != nil {
+		if err := e.usableDir(dir); err != nil {
 			return nil, fail.Environmentf("the temp directory %s: %w (name another with --disk DIR)", dir, err)
 		}
 		return []spillway.Disk{{Dir: dir}}, nil
 	}
 	var out []spillway.Disk
+	var full []error
 	for _, f := range e.disks {
-		if err := usableDir(f.dir); err != nil {
-			return nil, fail.Usagef("--disk %s: %w (name a directory that you may write to)", f.dir, err)
+		d, err := e.spillDisk(ctx, f)
+		switch {
+		case err == nil:
+			out = append(out, d)
+		case errors.Is(err, errNoRoom):
+			full = append(full, err)
+		default:
+			return nil, err
 		}
-		d := spillway.Disk{Dir: f.dir}
-		if f.capacity.IsSet() {
-			where, err := topology.DiskOf(ctx, f.dir, topology.Options{})
-			if err != nil {
-				return nil, err
-			}
-			if d.Capacity, err = f.capacity.Of(where.FreeBytes); err != nil {
-				return nil, fail.Usagef("--disk %s: %w", f.dir, err)
-			}
-		}
-		out = append(out, d)
+	}
+	if len(out) == 0 {
+		return nil, full[0]
+	}
+	for _, err := range full {
+		log.once("left out: " + err.Error())
 	}
 	return out, nil
 }
 
+// errNoRoom says that a spill directory's file system is full.
+var errNoRoom = errors.New("there is no room")
+
+// spillDisk is one of the flags. It is errNoRoom if the directory's file system is full.
+func (e *engineFlags) spillDisk(ctx context.Context, f diskFlag) (d spillway.Disk, err error) {
+	noRoom := func(why any) error {
+		return &fail.Error{Status: fail.Environment, Err: fmt.Errorf("--disk %s: %w: %v", f.dir, errNoRoom, why), Fix: "make room there, or name another directory"}
+	}
+	err = e.usableDir(f.dir)
+	switch {
+	case errors.Is(err, syscall.EDQUOT):
+		return d, &fail.Error{Status: fail.Environment, Err: fmt.Errorf("--disk %s: %w: %w", f.dir, errNoRoom, syscall.EDQUOT), Fix: quotaFix}
+	case errors.Is(err, syscall.ENOSPC):
+		return d, noRoom(syscall.ENOSPC)
+	case err != nil:
+		return d, fail.Usagef("--disk %s: %w (name a directory that you may write to)", f.dir, err)
+	}
+	look := e.diskOf
+	if look == nil {
+		look = topology.DiskOf
+	}
+	where, err := look(ctx, f.dir, topology.Options{})
+	if err != nil {
+		return d, err
+	}
+	if where.FreeBytes >= 0 && where.FreeBytes < leastDisk {
+		return d, noRoom(fmt.Sprintf("%d bytes are free", where.FreeBytes))
+	}
+	d = spillway.Disk{Dir: f.dir}
+	if f.capacity.IsSet() {
+		if d.Capacity, err = f.capacity.Of(where.FreeBytes); err != nil {
+			return d, fail.Usagef("--disk %s: %w", f.dir, err)
+		}
+	}
+	return d, nil
+}
+
+const (
+	// leastDisk is what must be free in a spill directory: the engine takes a half.
+	leastDisk = 2 * tier.Page
+	quotaFix  = "have your disk quota raised, make room within it, or name another directory"
+)
+
 // usableDir checks that files can be made in dir.
-func usableDir(dir string) error {
+func (e *engineFlags) usableDir(dir string) error {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -263,7 +310,11 @@ func usableDir(dir string) error {
 	case !info.IsDir():
 		return errors.New("not a directory")
 	}
-	if err := probeDir(dir); err != nil {
+	probe := e.probe
+	if probe == nil {
+		probe = probeDir
+	}
+	if err := probe(dir); err != nil {
 		return fmt.Errorf("not writable: %w", pathless(err))
 	}
 	return nil
@@ -292,7 +343,7 @@ func (e *engineFlags) explain(ctx context.Context, err error) error {
 }
 
 // describe is what the engine was opened with, defaults filled in.
-func (e *engineFlags) describe(eng *spillway.Engine) report.Config {
+func (e *engineFlags) describe(eng *spillway.Engine, disks []spillway.Disk) report.Config {
 	c := report.Config{
 		GPU: e.gpu, Limit: e.limit, Trigger: e.trigger, Stop: e.stop,
 		Policy: e.policy, Codec: e.codec, Encrypt: e.encrypt, MonitorPeriodSeconds: e.period.Seconds(), Disks: []report.Disk{}, Faults: []report.Fault{},
@@ -308,11 +359,7 @@ func (e *engineFlags) describe(eng *spillway.Engine) report.Config {
 		case tier.Host:
 			c.HostMemoryBytes += s.Capacity()
 		case tier.Disk:
-			dir := os.TempDir()
-			if i := s.ID().Ordinal; i < len(e.disks) {
-				dir = e.disks[i].dir
-			}
-			c.Disks = append(c.Disks, report.Disk{Dir: dir, CapacityBytes: s.Capacity()})
+			c.Disks = append(c.Disks, report.Disk{Dir: disks[s.ID().Ordinal].Dir, CapacityBytes: s.Capacity()})
 		}
 	}
 	return c

@@ -28,7 +28,7 @@ func TestNoNames(t *testing.T) {
 	if _, err := unix.InotifyAddWatch(watch, dir, unix.IN_CREATE|unix.IN_MOVED_TO); err != nil {
 		t.Fatal(err)
 	}
-	if err := usableDir(dir); err != nil {
+	if err := new(engineFlags).usableDir(dir); err != nil {
 		t.Fatal(err)
 	}
 	flags := outputFlags{json: jsonFlag(filepath.Join(dir, "r.json"))}

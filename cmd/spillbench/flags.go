@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // defaultMemory is the size of the GPU space and of the host space where none
@@ -71,6 +73,10 @@ type engineFlags struct {
 
 	// beside is how many bytes of memory the command takes beside the spaces and the heap.
 	beside int64
+	// probe and diskOf say whether files can be made in a directory, and how much room it has.
+	// Nil: probeDir and topology.DiskOf.
+	probe  func(dir string) error
+	diskOf func(ctx context.Context, dir string, opt topology.Options) (topology.Location, error)
 	// watch returns the file system of a volume that has neither faults nor a rate; may be nil.
 	watch func(disk int) disk.FS
 }

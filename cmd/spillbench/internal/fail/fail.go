@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
@@ -109,6 +110,10 @@ func fix(err error) string {
 		return ""
 	case errors.As(err, &exceeded):
 		return "make the batches smaller with --rows-per-batch, or " + larger(exceeded.Space.Kind)
+	case errors.Is(err, syscall.EDQUOT):
+		return "have your disk quota raised, or give --disk another directory"
+	case errors.Is(err, tier.ErrOutOfBudget):
+		return "raise SPILLWAY_GPU_MEMORY_LIMIT, or see with spillbench quota who holds what and wait until it is less"
 	case errors.As(err, &full) && full.Space.Kind != tier.Disk:
 		// Batches would have made room if they could have gone anywhere.
 		return "give --disk DIR=SIZE more room, or " + larger(full.Space.Kind)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
@@ -36,6 +37,10 @@ func TestStatus(t *testing.T) {
 		{&reservation.ExceededError{Space: tier.ID{Kind: tier.Host}}, 3, "--rows-per-batch, or raise --host-memory"},
 		{fmt.Errorf("opening: %w", tier.ErrNoSpace), 3, "--disk"},
 		{errors.Join(&tier.NoSpaceError{Space: gpu}, &tier.LostError{Space: gpu, Cause: io.EOF}), 3, "gpu:0 is lost"},
+		{&tier.OutOfBudgetError{Budget: "the quota"}, 3, "raise SPILLWAY_GPU_MEMORY_LIMIT"},
+		{&tier.NoSpaceError{Space: gpu, Cause: &tier.OutOfBudgetError{}}, 3, "raise SPILLWAY_GPU_MEMORY_LIMIT"},
+		{&tier.NoSpaceError{Space: disk, Cause: syscall.EDQUOT}, 3, "have your disk quota raised"},
+		{&tier.NoSpaceError{Space: disk, Cause: syscall.ENOSPC}, 3, "give --disk DIR=SIZE more room"},
 		{&headroom.TooSmallError{Spaces: 1 << 30, Limit: 1 << 30, Source: "memory.max", Fit: 900 << 20}, 3, "--host-memory 900.0 MiB together at most"},
 		{&headroom.TooSmallError{Limit: 1 << 20, Source: "memory.max"}, 3, "give the process more memory"},
 		{&input.Error{Path: "a.csv", Err: &headroom.FullError{Requested: 1 << 20}}, 3, "--rows-per-batch"},
@@ -50,6 +55,9 @@ func TestStatus(t *testing.T) {
 			}
 			if got := Line(err); !strings.Contains(got, c.want) || strings.Contains(got, "\n") {
 				t.Errorf("%v is told as %q, want %q", err, got, c.want)
+			}
+			if got := Line(err); c.status == 3 && strings.Contains(c.want, "quota") && strings.Contains(got, "more room") {
+				t.Errorf("%v is told as %q, and more room does not help", err, got)
 			}
 			if got := Line(err); errors.Is(err, tier.ErrLost) && strings.Contains(got, "--") {
 				t.Errorf("%v is told as %q, and no flag helps", err, got)

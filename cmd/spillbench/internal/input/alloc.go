@@ -15,6 +15,8 @@ type limitedAllocator struct {
 	max  int64
 	room func(bytes int64) error // nil: there is always room
 
+	tooLarge bool // an allocation was larger than max
+
 	noRoom error // what room refused with: some readers make a text of it
 
 	// elsewhere is set while a decoder may allocate on goroutines of its own: nothing could
@@ -42,6 +44,7 @@ func (a *limitedAllocator) Free(b []byte) { a.heap.Free(b) }
 
 func (a *limitedAllocator) check(size int) {
 	if size < 0 || int64(size) > a.max {
+		a.tooLarge = true
 		panic(refusal{fmt.Errorf("it asks for %d bytes at once, and at most %d are allowed", size, a.max)})
 	}
 	if a.room == nil || a.elsewhere {

@@ -20,6 +20,9 @@ import (
 // byteOrderMark is U+FEFF in UTF-8, with which some spreadsheets begin a file.
 const byteOrderMark = "\xef\xbb\xbf"
 
+// separators are what may stand between values.
+const separators = ",\t;|"
+
 // defaultCSVRows makes batches of a few MiB from the usual table.
 const defaultCSVRows = 1 << 16
 
@@ -101,8 +104,7 @@ func delimiter(r *bufio.Reader) (rune, error) {
 	if err != nil && err != io.EOF && !errors.Is(err, bufio.ErrBufferFull) {
 		return 0, err
 	}
-	var counts [4]int
-	const candidates = ",\t;|"
+	var counts [len(separators)]int
 	quoted := false
 	for _, c := range head {
 		if c == '"' {
@@ -114,7 +116,7 @@ func delimiter(r *bufio.Reader) (rune, error) {
 		if c == '\n' {
 			break
 		}
-		if i := strings.IndexByte(candidates, c); i >= 0 {
+		if i := strings.IndexByte(separators, c); i >= 0 {
 			counts[i]++
 		}
 	}
@@ -124,7 +126,7 @@ func delimiter(r *bufio.Reader) (rune, error) {
 			best = i
 		}
 	}
-	return rune(candidates[best]), nil
+	return rune(separators[best]), nil
 }
 
 // infer reads the whole text and returns the narrowest type that holds all values of

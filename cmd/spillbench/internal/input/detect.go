@@ -3,8 +3,11 @@ package input
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -62,7 +65,38 @@ func detect(f *os.File, size int64) (Format, error) {
 	if !text(head) {
 		return "", &Error{Err: errors.New("is not Parquet, Arrow or CSV"), Fix: "convert it to one of these first"}
 	}
+	if err := table(head); err != nil {
+		return "", err
+	}
 	return CSV, nil
+}
+
+// table says what is wrong with text that cannot be CSV. Most text can, of one column. So
+// a first line without a separator must look like the name of one: a word.
+func table(head []byte) error {
+	head = bytes.TrimPrefix(head, []byte(byteOrderMark))
+	line, _, _ := bytes.Cut(head, []byte("\n"))
+	line = bytes.TrimRight(line, "\r")
+	quoted := len(line) > 0 && line[0] == '"'
+	first, _ := utf8.DecodeRune(line)
+	separated := bytes.ContainsAny(line, separators)
+	switch {
+	case first == '{' || first == '<': // JSON, XML, HTML
+	case separated, quoted, len(line) == 0:
+		return nil
+	case first == '_' || first == utf8.RuneError || unicode.IsLetter(first) || unicode.IsDigit(first):
+		if !bytes.ContainsAny(line, " /") {
+			return nil
+		}
+	}
+	const most = 40
+	if len(line) > most {
+		line = append(line[:most:most], "…"...)
+	}
+	return &Error{
+		Err: fmt.Errorf("is text, and no CSV table: its first line, %q, does not name columns", strings.ToValidUTF8(string(line), "?")),
+		Fix: "name a Parquet, Arrow or CSV file; put the name of a single column in quotes if it is more than a word",
+	}
 }
 
 // legacyStream knows the start of an Arrow stream from before format 0.15: no

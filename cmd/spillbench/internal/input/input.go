@@ -18,6 +18,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -206,9 +207,18 @@ func (s *Source) broken(err, closing error) error {
 		return errors.Join(e, closing)
 	}
 	fix := "the file is truncated or broken: write it again"
+	var panicked *panicError
 	switch {
 	case s.mem.noRoom != nil:
 		err, fix = s.mem.noRoom, "" // what gave the limit knows what to do
+	case s.mem.tooLarge:
+		fix = "the file is broken, or needs a machine with more memory"
+	case errors.Is(err, arrow.ErrNotImplemented), errors.As(err, &panicked), mentions(err, "not supported", "unsupported", "not implemented"):
+		fix = "the file holds what the decoder does not support, or is broken: write it again with plainer types, encodings and codecs"
+	case mentions(err, "INT96 timestamp is outside"):
+		fix = "INT96 is read from the year 1677 to 2262 only: write the column as TIMESTAMP"
+	case mentions(err, "deserializing page header failed"):
+		fix = "the file is broken, or has statistics in page headers of more than 4 MiB: write it again without them"
 	case s.format == CSV:
 		fix = "correct the file; its first line must name the columns"
 	}
@@ -226,19 +236,31 @@ func located(path string, err error) error {
 	return &Error{Path: path, Err: cause(err)}
 }
 
-// guard runs f and makes a panic an error: arrow-go panics on some broken files.
+// mentions says whether the text of err has one of these in it: arrow-go has no errors that
+// could be told apart otherwise.
+func mentions(err error, any ...string) bool {
+	text := err.Error()
+	return slices.ContainsFunc(any, func(s string) bool { return strings.Contains(text, s) })
+}
+
+// panicError is a panic of a decoder.
+type panicError struct{ error }
+
+// Unwrap returns what it panicked with, if that was an error.
+func (e *panicError) Unwrap() error { return errors.Unwrap(e.error) }
+
+// guard runs f and makes a panic an error: arrow-go panics on some broken files, and on some
+// that it does not support.
 func guard(f func() error) (err error) {
 	defer func() {
-		if p := recover(); p != nil {
-			if r, ok := p.(refusal); ok {
-				err = r.error
-				return
-			}
-			if e, ok := p.(error); ok {
-				err = fmt.Errorf("the decoder panicked: %w", e)
-				return
-			}
-			err = fmt.Errorf("the decoder panicked: %v", p)
+		switch p := recover().(type) {
+		case nil:
+		case refusal:
+			err = p.error
+		case error:
+			err = &panicError{fmt.Errorf("the decoder panicked: %w", p)}
+		default:
+			err = &panicError{fmt.Errorf("the decoder panicked: %v", p)}
 		}
 	}()
 	return f()

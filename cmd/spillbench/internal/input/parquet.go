@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/parquet"
+	"github.com/apache/arrow-go/v18/parquet/compress"
 	"github.com/apache/arrow-go/v18/parquet/file"
 	"github.com/apache/arrow-go/v18/parquet/metadata"
 	"github.com/apache/arrow-go/v18/parquet/pqarrow"
@@ -43,8 +45,14 @@ func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocat
 	props := parquet.NewReaderProperties(mem)
 	props.BufferedStreamEnabled = true // no column chunk is read whole before it is decoded
 	props.BufferSize = parquetBuffer
+	// A page is as large as its writer made it; what there is no memory for, mem refuses.
+	props.MaxCompressedPageSize = min(mem.max, math.MaxInt32)
+	props.MaxUncompressedPageSize = props.MaxCompressedPageSize
 	pf, err := file.NewParquetReader(f, file.WithReadProps(props))
 	if err != nil {
+		return nil, err
+	}
+	if err := supported(pf.MetaData()); err != nil {
 		return nil, err
 	}
 	if err := verifyStoredSchema(pf.MetaData().KeyValueMetadata()); err != nil {
@@ -66,6 +74,29 @@ func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocat
 		return nil, errors.New("it has no columns")
 	}
 	return p, context.Cause(ctx)
+}
+
+// supported names what of a file cannot be read, though nothing is wrong with it.
+func supported(meta *metadata.FileMetaData) error {
+	if meta.IsSetEncryptionAlgorithm() {
+		return &Error{Err: errors.New("is an encrypted Parquet file, which is not read"), Fix: "decrypt it first"}
+	}
+	for group := range meta.NumRowGroups() {
+		rg := meta.RowGroup(group)
+		for i := range rg.NumColumns() {
+			chunk, err := rg.ColumnChunk(i)
+			if err != nil {
+				return err
+			}
+			if _, err := compress.GetCodec(chunk.Compression()); err != nil {
+				return &Error{
+					Err: fmt.Errorf("has the column %q compressed with %s, which is not read", chunk.PathInSchema(), chunk.Compression()),
+					Fix: "write it again with ZSTD, SNAPPY, GZIP, BROTLI or LZ4_RAW",
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // largestGroup returns how many rows the largest row group has, or 1.
