@@ -138,6 +138,11 @@ func TestTransitions(t *testing.T) {
 			fails(TaskNotCreated), fails(TaskNotCreated), fails(SpaceMismatch),
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
 		}},
+		{"lock on another GPU", func(r *rig) error { return r.lock(tier.ID{Kind: tier.GPU, Ordinal: 1}) }, []outcome{
+			fails(TaskNotCreated), fails(SpaceMismatch), fails(SpaceMismatch),
+			fails(TaskNotCreated), fails(TaskNotCreated), fails(SpaceMismatch),
+			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
+		}},
 		{"close a handle", func(r *rig) error {
 			if len(r.handles) == 0 {
 				return errNone

@@ -100,3 +100,24 @@ func TestTakeTransitByID(t *testing.T) {
 		check(t, second.Drop())
 	})
 }
+
+// TestTakenIsLockedWhereItIs: a batch that was taken with a task is locked in the space
+// that has it, and not for another GPU.
+func TestTakenIsLockedWhereItIs(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	r := ensure(t, newPlan(t, m), "join")
+	check(t, r.Put(background, 0, record(1)))
+	b, err := r.Take(background, 0, batch.TaskCreated)
+	check(t, err)
+	at := m.space(tier.GPU).ID()
+	other := tier.ID{Kind: tier.GPU, Ordinal: at.Ordinal + 1}
+	_, err = b.TryLock(other)
+	var se *batch.StateError
+	if !errors.As(err, &se) || se.Status != batch.SpaceMismatch || se.Space != at || se.Want != other {
+		t.Errorf("in another GPU: %v", err)
+	}
+	h, err := b.TryLock(at)
+	check(t, err)
+	check(t, b.Drop())
+	check(t, h.Close())
+}
