@@ -243,6 +243,36 @@ func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 	release(t, r)
 }
 
+// What a stream frees of an overdrawn reservation goes to the space at once, and is
+// counted off before: whoever is told of it never finds more counted than used.
+func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
+	m, space := one(t, 100, 0)
+	s, err := reservation.NewStreams(m, gpu0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	on := &namedStream{}
+	r := mustTry(t, m, onGPU0, 40, reservation.WithPolicy(reservation.Ignore()))
+	if err := s.Attach(on, r); err != nil {
+		t.Fatal(err)
+	}
+	a, b := mustAllocOn(t, s, on, 40), mustAllocOn(t, s, on, 20)
+	told := 0
+	defer space.Subscribe(func(*tier.Space, tier.Change) {
+		told++
+		if now, used := s.Total().Current, space.Used(); now > used {
+			t.Errorf("%d bytes are counted and %d used", now, used)
+		}
+	})()
+	release(t, b)
+	if told == 0 {
+		t.Error("the release was not told")
+	}
+	release(t, a)
+	s.Detach(on)
+	release(t, r)
+}
+
 // Streams whose buffers are freed elsewhere: each is credited where it was charged,
 // and the peaks are exact. All streams reach their most at once, and never have more.
 func TestStreamsAtOnce(t *testing.T) {

@@ -116,6 +116,36 @@ func TestParkedBytesDoNotOutliveALimit(t *testing.T) {
 	}
 }
 
+// TestParkedMeanwhile: what is parked while another begins to wait for room, or lowers the
+// limit, is free, and the listeners are told.
+func TestParkedMeanwhile(t *testing.T) {
+	for name, change := range map[string]func(*tier.Space){
+		"somebody attends":  func(s *tier.Space) { s.Attend() },
+		"the limit changes": func(s *tier.Space) { ok(t, s.SetLimit(s.Limit()-1)) },
+	} {
+		s := newSpace(t, parkCapacity, &fakePool{})
+		if !s.TryReserveAt(0, parkUnit) {
+			t.Fatal("no room")
+		}
+		told := 0
+		s.UnreserveBelow(0, parkUnit, func() int64 {
+			change(s)
+			s.Subscribe(func(_ *tier.Space, c tier.Change) {
+				if c == tier.Released {
+					told++
+				}
+			})
+			return s.Stop()
+		})
+		if told != 1 {
+			t.Errorf("%s: told %d times of the release", name, told)
+		}
+		if !s.TryReserveAt(0, s.Limit()) {
+			t.Errorf("%s: the bytes are not free", name)
+		}
+	}
+}
+
 // TestParkingConcurrently: whoever attends and finds no room is told of what makes room,
 // whatever was parked meanwhile; and nothing is lost.
 func TestParkingConcurrently(t *testing.T) {

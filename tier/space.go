@@ -333,11 +333,13 @@ func (s *Space) TryReserveAt(at uint32, n int64) bool {
 // the space is far from full, the bytes may be kept for the next TryReserveAt with the
 // same number, without a word to the listeners. All who ask for room, or for what is used,
 // have them.
-func (s *Space) UnreserveAt(at uint32, n int64) {
+func (s *Space) UnreserveAt(at uint32, n int64) { s.unreserveAt(at, n, s.parkBelow) }
+
+func (s *Space) unreserveAt(at uint32, n int64, below func() int64) {
 	if n == 0 {
 		return
 	}
-	switch done, tell := s.ledger.tryPark(at, n, s.parkBelow); {
+	switch done, tell := s.ledger.tryPark(at, n, below); {
 	case tell:
 		s.notify(Released)
 	case !done:
