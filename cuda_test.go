@@ -3,6 +3,7 @@ package spillway_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"path/filepath"
@@ -12,9 +13,12 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/host"
 )
@@ -261,5 +265,55 @@ func TestShareOfACard(t *testing.T) {
 		} else if errors.Is(err, spillway.ErrShareOfSimulated) != c.simulated || !c.simulated && !errors.Is(err, tier.ErrNotSupported) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestLyingPeers: between GPUs that do not copy to each other as their driver promises
+// batches go through host memory, rows are right, and there is a warning.
+func TestLyingPeers(t *testing.T) {
+	for lying, want := range []int{0, 1, 1, 1} {
+		t.Run(fmt.Sprint(lying), func(t *testing.T) {
+			e := emulated(t, cudatest.Config{Devices: 2, LyingPeer: lying})
+			gpu := spillway.GPU{Backend: spillway.CUDA, Memory: 2 << 20}
+			eng, err := spillway.Open(t.Context(), spillway.Config{
+				CUDALibrary: e.Path, GPUs: []spillway.GPU{gpu, gpu}, HostMemory: 1 << 20, Disks: []spillway.Disk{},
+				Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer closeEngine(t, eng)
+			if n := causes(eng.Warnings(), tier.CausePeerAccess); n != want {
+				t.Errorf("%d warnings of peers: %v", n, eng.Warnings())
+			}
+			plan, err := eng.Plan("p")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer plan.Close()
+			repo, err := plan.Repository("scan", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rec := numberedRecord(7, 1000, wordList(1, 500))
+			defer rec.Release()
+			if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.Specific(lostGPU))); err != nil {
+				t.Fatal(err)
+			}
+			b, _ := repo.Peek(0)
+			for _, to := range []tier.ID{otherGPU, lostGPU, otherGPU} {
+				if err := eng.Mover().Move(t.Context(), b, reservation.Specific(to), convert.ReasonWork); err != nil || b.Info().Space != to {
+					t.Fatalf("to %s: %v; it is in %s", to, err, b.Info().Space)
+				}
+			}
+			got, err := openedFrom(t, eng, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer got.Release()
+			if err := convert.Equal(rec, got); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

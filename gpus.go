@@ -173,6 +173,18 @@ func (e *Engine) nodeOfGPU(gpu cuda.DeviceInfo) int {
 	return topology.Unknown
 }
 
+// checkPeers has GPUs that are said to reach each other's memory prove it, before their
+// memory is given out. Those that do not copy through pinned host memory.
+func (e *Engine) checkPeers() {
+	for _, w := range cuda.CheckPeers(e.wrapped) {
+		why := "other bytes arrived than were copied"
+		if w.Cause != nil {
+			why = fmt.Sprintf("a copy failed (%v)", w.Cause)
+		}
+		e.warn(tier.CausePeerAccess.Warning("the driver promises that gpu:%d and gpu:%d reach each other, but %s: copies between them go through pinned host memory, which is slower", w.From, w.To, why))
+	}
+}
+
 // pinners lists what wants host memory pinned, one for each GPU: devices of one driver do
 // it once for all.
 func (e *Engine) pinners() (list []tier.Pinner) {

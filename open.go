@@ -90,6 +90,7 @@ func (e *Engine) openGPUs(ctx context.Context) error {
 		}
 	}
 	e.wrapped = devices
+	e.checkPeers()
 	if err := e.setLimit(devices); err != nil {
 		return err
 	}

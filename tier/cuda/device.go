@@ -37,7 +37,7 @@ type Device struct {
 		shared  map[cuda.Event]struct{} // given to others
 		lent    int                     // how many need the memory beside the device; with it, while Close leaves the rest to them
 		rest    *cuda.Rest              // what the last of them gives up
-		peers   map[*Device]bool        // whether work of this device may write there; those that may write here are in it, too
+		peers   map[*Device]peerState   // what is known of them; those that may write here are in it, too
 	}
 	loss tier.Loss // of the context
 }
@@ -72,7 +72,7 @@ func (d *Driver) Open(cfg Config) (*Device, error) {
 	x := &Device{cfg: cfg, driver: d, dev: dev, given: make(chan struct{})}
 	x.bounce.dev = x
 	x.mu.streams = make(map[*stream]struct{})
-	x.mu.peers = make(map[*Device]bool)
+	x.mu.peers = make(map[*Device]peerState)
 	x.mu.shared = make(map[cuda.Event]struct{})
 	x.mu.table.init()
 	if err := x.getMemory(); err != nil {

@@ -8,6 +8,15 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+// peerState is what a device knows of a peer.
+type peerState uint8
+
+const (
+	peerMet     peerState = iota // it may write here
+	peerReached                  // work of this device may write there
+	peerWrong                    // the driver says so, and it is not true: see CheckPeers
+)
+
 // CopyPeer implements tier.Device, also for devices that wrap one of this package and have a method
 // Unwrap() tier.Device. GPUs that cannot reach each other's memory are tier.ErrNotSupported: the driver
 // would copy through the host, in memory that nobody has counted.
@@ -42,10 +51,14 @@ func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, 
 // reach makes the peer's memory reachable for work of this device, once.
 func (d *Device) reach(peer *Device) error {
 	d.mu.Lock()
-	known := d.mu.peers[peer]
+	state := d.mu.peers[peer]
 	d.mu.Unlock()
-	if known {
+	switch state {
+	case peerReached:
 		return nil
+	case peerWrong:
+		from, to := d.dev.Info(), peer.dev.Info()
+		return fmt.Errorf("cuda: %s (%s) and %s (%s) do not copy to each other: %w", from.Name, from.PCI, to.Name, to.PCI, tier.ErrNotSupported)
 	}
 	if !d.driver.lib.Same(peer.driver.lib) {
 		return fmt.Errorf("cuda: the devices belong to different drivers: %w", tier.ErrNotSupported)
@@ -56,16 +69,16 @@ func (d *Device) reach(peer *Device) error {
 			return err
 		}
 	}
-	d.meet(peer, true)
-	peer.meet(d, false)
+	d.meet(peer, peerReached)
+	peer.meet(d, peerMet)
 	return nil
 }
 
-// meet notes that there is a peer, and, if that is so, that work of this device may write there.
-func (d *Device) meet(peer *Device, reached bool) {
+// meet notes that there is a peer, and what is known of it if that is more than before.
+func (d *Device) meet(peer *Device, state peerState) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mu.peers[peer] = d.mu.peers[peer] || reached
+	d.mu.peers[peer] = max(d.mu.peers[peer], state)
 }
 
 // forgetPeers makes the device unknown to its peers, which would keep it in memory for as long as they are there. It is

@@ -13,6 +13,7 @@ type Config struct {
 	Delay          time.Duration // before each piece of work
 	BytesPerSecond int64         // 0: as fast as memory
 	NoPeer         bool          // devices cannot reach each other
+	LyingPeer      int           // copies to peers succeed and do nothing: 1 to devices of a higher number, 2 of a lower, 3 both
 	RegisterLimit  int64         // bytes that may be pinned; 0: no limit
 	Without        []string      // functions that the library does not have
 }
@@ -43,6 +44,9 @@ func (c Config) Environ() []string {
 	}
 	if c.NoPeer {
 		env = append(env, "SPILLWAY_EMULATOR_PEER=0")
+	}
+	if c.LyingPeer != 0 {
+		env = append(env, fmt.Sprintf("SPILLWAY_EMULATOR_LYING_PEER=%d", c.LyingPeer))
 	}
 	return env
 }

@@ -83,7 +83,7 @@ func write(t testing.TB, missing []string) (path string) {
 	return path
 }
 
-// Set changes a setting: delay_ns, bytes_per_second, peer, register_limit or capturing (which is that another
+// Set changes a setting: delay_ns, bytes_per_second, peer, lying_peer, register_limit or capturing (which is that another
 // thread records a graph) at any time, plain_access and plain_unmapped (what is answered of ordinary memory to questions that are for
 // memory that a program maps itself; negative: an error), or unregister_home (host memory is unregistered where it was registered, only), devices, memory and version before the library is loaded by others.
 func (e *Emulator) Set(name string, value int64) {
@@ -161,6 +161,7 @@ func (c Config) set(put func(name string, value int64)) {
 		{"delay_ns", c.Delay.Nanoseconds()},
 		{"bytes_per_second", c.BytesPerSecond},
 		{"register_limit", c.RegisterLimit},
+		{"lying_peer", int64(c.LyingPeer)},
 	} {
 		if s.value != 0 {
 			put(s.name, s.value)

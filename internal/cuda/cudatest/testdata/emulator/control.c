@@ -31,6 +31,7 @@ __attribute__((constructor)) static void configure(void)
 	emu.version = env("SPILLWAY_EMULATOR_VERSION", 12080);
 	emu.delay_ns = env("SPILLWAY_EMULATOR_DELAY_NS", 0);
 	emu.peer = env("SPILLWAY_EMULATOR_PEER", true);
+	emu.lying = env("SPILLWAY_EMULATOR_LYING_PEER", 0);
 	emu.bytes_per_second = 0;
 	emu.register_limit = -1;
 	emu.capturing = false;
@@ -101,6 +102,8 @@ EXPORT int emu_set(const char *name, int64_t value)
 		emu.version = value;
 	else if (!strcmp(name, "peer"))
 		emu.peer = value;
+	else if (!strcmp(name, "lying_peer") && value >= 0 && value <= 3)
+		emu.lying = value;
 	else if (!strcmp(name, "delay_ns"))
 		emu.delay_ns = value;
 	else if (!strcmp(name, "bytes_per_second"))

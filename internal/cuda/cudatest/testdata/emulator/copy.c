@@ -82,6 +82,9 @@ EXPORT int cuMemcpyPeerAsync(uint64_t dst, handle dst_ctx, uint64_t src, handle 
 	REQUIRE(from, result);
 	if (n == 0)
 		return leave(OK);
+	// What IOMMUs do to copies between devices: they succeed, and go elsewhere.
+	if (to_ctx->device != from_ctx->device && emu.lying & (to_ctx->device > from_ctx->device ? 1 : 2))
+		to = from;
 	return leave(stream_put(s, (work){.kind = COPY, .one = {to, from, n}}));
 }
 

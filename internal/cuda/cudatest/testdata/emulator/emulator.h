@@ -183,6 +183,7 @@ extern struct state {
 	uint64_t memory;
 	int version;
 	bool peer;
+	int64_t lying; // copies to peers that do nothing: 1 to a device of a higher number, 2 to one of a lower, 3 both
 	int64_t delay_ns;
 	int64_t bytes_per_second;
 	int64_t register_limit; // bytes; -1 for none

@@ -1,0 +1,129 @@
+package cuda
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// PeerError says that two GPUs do not copy to each other, although their driver promises
+// that they can. Copies between the two are tier.ErrNotSupported, both ways, so that
+// they are made through host memory.
+type PeerError struct {
+	From, To int   // indices in what CheckPeers was given
+	Cause    error // what the driver said; nil: nothing, and other bytes arrived
+}
+
+func (e *PeerError) Error() string {
+	s := fmt.Sprintf("cuda: the driver promises that device %d reaches the memory of device %d", e.From, e.To)
+	if e.Cause != nil {
+		return fmt.Sprintf("%s, but a copy failed: %v", s, e.Cause)
+	}
+	return s + ", but other bytes arrived than were copied"
+}
+
+// Unwrap returns the cause.
+func (e *PeerError) Unwrap() error { return e.Cause }
+
+// probeSize is how much is copied to see whether it arrives: several pages of the IOMMU,
+// which are what goes astray.
+const probeSize = 64 << 10
+
+// CheckPeers copies a pattern between each two devices of which the driver says that they
+// reach each other, both ways, and compares what arrives. It returns those pairs in
+// which it does not, which are not used from then on. Devices that are none of this package,
+// or do not wrap one, are left out, as are those that are lost. Some of the memory of each
+// is needed for a moment, so it should be called before that is given out. It may take
+// some milliseconds a pair.
+func CheckPeers(devices []tier.Device) []*PeerError {
+	var wrong []*PeerError
+	for i, one := range devices {
+		for j, other := range devices {
+			from, ferr := wrapped(one)
+			to, terr := wrapped(other)
+			if i == j || ferr != nil || terr != nil || from == to || from.dev.Info().Ordinal == to.dev.Info().Ordinal {
+				continue
+			}
+			same, err := from.probe(to)
+			if errors.Is(err, tier.ErrNotSupported) || from.loss.Err() != nil || to.loss.Err() != nil || err == nil && same {
+				continue
+			}
+			from.distrust(to)
+			to.distrust(from)
+			wrong = append(wrong, &PeerError{From: i, To: j, Cause: err})
+		}
+	}
+	return wrong
+}
+
+// distrust has copies to the peer refused from now on.
+func (d *Device) distrust(peer *Device) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.peers != nil { // or it is being closed
+		d.mu.peers[peer] = peerWrong
+	}
+}
+
+// probe copies a pattern to the peer and says whether it has arrived. A pair that does not
+// reach each other, was found wrong, or cannot be tried is tier.ErrNotSupported.
+func (d *Device) probe(peer *Device) (same bool, err error) {
+	near, nerr := newProbe(d)
+	defer near.close()
+	far, ferr := newProbe(peer)
+	defer far.close()
+	if err := errors.Join(nerr, ferr); err != nil {
+		return false, fmt.Errorf("%w: %w", tier.ErrNotSupported, err) // which says nothing of the way between them
+	}
+	if err := near.copyTo(far); err != nil {
+		return false, err
+	}
+	got, err := far.read()
+	return bytes.Equal(got, near.pattern), err
+}
+
+// probe is some memory of a device with a pattern.
+type probe struct {
+	dev     *Device
+	s       tier.Stream
+	addr    tier.Addr // 0: none
+	pattern []byte
+}
+
+func newProbe(d *Device) (p *probe, err error) {
+	p = &probe{dev: d, pattern: make([]byte, probeSize)}
+	for i := range p.pattern {
+		p.pattern[i] = byte(rand.Uint32())
+	}
+	if p.s, err = d.NewStream(); err != nil {
+		return p, err
+	}
+	if p.addr, err = d.Alloc(p.s, probeSize); err != nil {
+		return p, err
+	}
+	return p, errors.Join(d.CopyToDevice(p.s, p.addr, p.pattern), p.s.Sync())
+}
+
+func (p *probe) copyTo(far *probe) error {
+	return errors.Join(p.dev.CopyPeer(p.s, far.addr, far.dev, p.addr, probeSize), p.s.Sync())
+}
+
+func (p *probe) read() ([]byte, error) {
+	got := make([]byte, probeSize)
+	return got, errors.Join(p.dev.CopyToHost(p.s, got, p.addr), p.s.Sync())
+}
+
+// close gives up what there is. What cannot be is what the device's Close will tell of.
+func (p *probe) close() {
+	if p.s == nil {
+		return
+	}
+	if p.addr != 0 {
+		_ = p.dev.Free(p.s, p.addr)
+	}
+	_ = p.s.Sync()
+	_ = p.s.Close()
+}
