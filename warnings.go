@@ -130,6 +130,8 @@ func unknown(line string) tier.Warning {
 	switch {
 	case strings.Contains(line, "cgroup"):
 		cause, cost = tier.CauseUnknownLimits, "the engine may take more memory than the process may have, and the kernel then ends the process"
+	case below("/sys/class/infiniband") && strings.Contains(line, "/dev/infiniband"):
+		cost = "the card is left out"
 	case below("/sys/devices/system"):
 	case below("/sys/devices"), below("/sys/class/infiniband"), below("/sys/bus/pci/devices"), below("/sys/block"):
 		cause, cost = tier.CauseUnknownPlace, "spaces may be bound to a node that is further away"

@@ -155,6 +155,9 @@ func (t *tree) complete(w placing, g *GPU) {
 	dir := path.Join(pciDevices, g.PCIAddress)
 	if !t.isDir(dir) || g.PCIAddress == "" {
 		t.warnf(dir, "GPU %d is not on the PCI bus", g.Index)
+		if node, ok := w.near(g); ok {
+			g.Node = node
+		}
 	} else {
 		t.fromBus(w, dir, g)
 	}
@@ -200,7 +203,7 @@ func (t *tree) instances(g *GPU) []MIGInstance {
 }
 
 func (t *tree) fromBus(w placing, dir string, g *GPU) {
-	g.Node = t.nodeOf(w, dir)
+	g.Node = t.nodeOfGPU(w, dir, g)
 	g.Bus = t.busOfAddress(g.PCIAddress)
 	if g.DeviceID == "" {
 		vendor, ok1 := t.id(path.Join(dir, "vendor"), 4)

@@ -9,7 +9,10 @@ import (
 	"strings"
 )
 
-const rdmaDevices = "/sys/class/infiniband"
+const (
+	rdmaDevices = "/sys/class/infiniband"
+	rdmaVerbs   = "/sys/class/infiniband_verbs"
+)
 
 // nics returns the RDMA devices with their ports; none if there are none, which
 // is no warning.
@@ -19,6 +22,10 @@ func (t *tree) nics(w placing, addresses func(string) ([]netip.Addr, error)) []N
 	slices.SortFunc(names, byNumber)
 	if addresses == nil {
 		addresses = t.addresses(len(names) > 0)
+	}
+	verbs := map[string]string{}
+	if len(names) > 0 {
+		verbs = t.verbs()
 	}
 	for _, name := range names {
 		file := path.Join(rdmaDevices, name)
@@ -39,10 +46,28 @@ func (t *tree) nics(w placing, addresses func(string) ([]netip.Addr, error)) []N
 		} else {
 			t.warnf(file, "the card is not on the PCI bus: its node is not known")
 		}
+		if n.Device = verbs[name]; n.Device == "" {
+			t.warnf(file, "there is no device in /dev/infiniband by which this process may use the card: it does not count")
+		}
 		n.Ports = t.ports(dir, bus, addresses)
 		nics = append(nics, n)
 	}
 	return nics
+}
+
+// verbs returns the character device that this process may use each RDMA device by. A
+// container is shown all cards of its host in /sys, and given the devices of some.
+func (t *tree) verbs() map[string]string {
+	devices := map[string]string{}
+	names, _ := t.list(rdmaVerbs)
+	for _, name := range names {
+		of, ok := t.want(path.Join(rdmaVerbs, name, "ibdev"))
+		device := path.Join("/dev/infiniband", name)
+		if ok && of != "" && t.mayUse(device) {
+			devices[of] = device
+		}
+	}
+	return devices
 }
 
 // byNumber puts mlx5_2 before mlx5_10.

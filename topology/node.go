@@ -216,6 +216,40 @@ func (w placing) nowhere() int {
 	return Unknown
 }
 
+// near returns the node that the driver says a GPU is on: the only one whose memory is
+// near, or else the only one whose CPUs are.
+func (w placing) near(g *GPU) (node int, ok bool) {
+	if nodes := w.nodes.Intersect(g.NodeAffinity); len(nodes) == 1 && len(g.NodeAffinity) == 1 {
+		return nodes[0], true
+	}
+	for _, n := range w.nodes {
+		if len(w.cpus[n].Intersect(g.CPUAffinity)) == 0 {
+			continue
+		}
+		if ok {
+			return Unknown, false // a second one
+		}
+		node, ok = n, true
+	}
+	if !ok {
+		return Unknown, false
+	}
+	return node, true
+}
+
+// nodeOfGPU is nodeOf for a GPU, of which the driver may know more than the kernel.
+func (t *tree) nodeOfGPU(w placing, dir string, g *GPU) int {
+	text, told := t.want(path.Join(dir, "numa_node"))
+	node, ok := w.near(g)
+	if !ok || told && text != strconv.Itoa(Unknown) {
+		return t.nodeOf(w, dir)
+	}
+	if g.CPUs == nil {
+		g.CPUs = append(Set{}, w.cpus[node]...) // the kernel calls all CPUs near
+	}
+	return node
+}
+
 // nodeOf reads the node of the device in dir. The firmware of many machines
 // with one node says -1; with several that is a device whose place is unknown.
 func (t *tree) nodeOf(w placing, dir string) int {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -144,9 +145,41 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	if r.try(i, "nvmlDeviceGetNumaNodeId", func() (ret nvml.Return) { own, ret = dev.GetNumaNodeId(); return ret }) {
 		g.OwnNodes = Set{own}
 	}
+	r.affinity(i, dev, &g)
 	r.links(i, dev, &g)
 	r.instances(i, dev, &g)
 	return g
+}
+
+// How many nodes and CPUs the driver is asked about: as many as Linux can have.
+const (
+	askedNodes = 1024
+	askedCPUs  = 8192
+)
+
+// affinity asks for the nodes and CPUs that are the nearest.
+func (r *nvmlReader) affinity(i int, dev nvml.Device, g *GPU) {
+	var words []uint
+	if r.try(i, "nvmlDeviceGetMemoryAffinity", func() (ret nvml.Return) {
+		words, ret = dev.GetMemoryAffinity(askedNodes, nvml.AFFINITY_SCOPE_NODE)
+		return ret
+	}) {
+		g.NodeAffinity = setOf(words)
+	}
+	if r.try(i, "nvmlDeviceGetCpuAffinity", func() (ret nvml.Return) { words, ret = dev.GetCpuAffinity(askedCPUs); return ret }) {
+		g.CPUAffinity = setOf(words)
+	}
+}
+
+// setOf returns the bits that are set, of words as C has them.
+func setOf(words []uint) Set {
+	set := Set{}
+	for i, w := range words {
+		for ; w != 0; w &= w - 1 {
+			set = append(set, i*bits.UintSize+bits.TrailingZeros(w))
+		}
+	}
+	return set
 }
 
 // unknownKind is NVML_NVLINK_DEVICE_TYPE_UNKNOWN.

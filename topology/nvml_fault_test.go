@@ -43,6 +43,11 @@ func (f *faults) device(dev *server.Device) {
 	dev.GetMaxPcieLinkGenerationFunc = failing(f, dev.GetMaxPcieLinkGenerationFunc)
 	dev.GetCurrPcieLinkWidthFunc = failing(f, dev.GetCurrPcieLinkWidthFunc)
 	dev.GetNumaNodeIdFunc = failing(f, dev.GetNumaNodeIdFunc)
+	dev.GetCpuAffinityFunc = failingAt(f, dev.GetCpuAffinityFunc)
+	nodes := dev.GetMemoryAffinityFunc
+	dev.GetMemoryAffinityFunc = func(n int, scope nvml.AffinityScope) ([]uint, nvml.Return) {
+		return failing(f, func() ([]uint, nvml.Return) { return nodes(n, scope) })()
+	}
 	dev.GetNvLinkStateFunc = failingAt(f, dev.GetNvLinkStateFunc)
 	dev.GetNvLinkRemotePciInfoFunc = failingAt(f, dev.GetNvLinkRemotePciInfoFunc)
 	dev.GetNvLinkRemoteDeviceTypeFunc = failingAt(f, dev.GetNvLinkRemoteDeviceTypeFunc)

@@ -35,6 +35,8 @@ func a100s(addresses ...string) *server.Server {
 		dev.UUID = fmt.Sprintf("GPU-%08x-0000-4000-8000-00000000000%d", 0xa0000000+i/2, i)
 		dev.MemoryInfo.Free = dev.MemoryInfo.Total - 1<<30
 		dev.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) { return busID(addresses[i]), nvml.SUCCESS }
+		dev.GetMemoryAffinityFunc = func(int, nvml.AffinityScope) ([]uint, nvml.Return) { return nil, nvml.ERROR_NOT_SUPPORTED }
+		dev.GetCpuAffinityFunc = func(int) ([]uint, nvml.Return) { return nil, nvml.ERROR_NOT_SUPPORTED }
 		dev.GetNumaNodeIdFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
 		dev.GetMaxPcieLinkGenerationFunc = func() (int, nvml.Return) { return 4, nvml.SUCCESS }
 		dev.GetCurrPcieLinkWidthFunc = func() (int, nvml.Return) { return 16, nvml.SUCCESS }
@@ -226,6 +228,56 @@ func TestOwnNodes(t *testing.T) {
 		if got != want || top.GPUs[0].MemoryNode != 0 || len(top.Warnings) > 0 {
 			t.Errorf("node %d: %q, memory of %d, warnings %q; want %q", own, got, top.GPUs[0].MemoryNode, top.Warnings, want)
 		}
+	}
+}
+
+// TestNodeByAffinity: of a GPU whose node the kernel does not know the driver's affinity
+// tells it, if that is one node; what the kernel knows is not asked twice.
+func TestNodeByAffinity(t *testing.T) {
+	for name, c := range map[string]struct {
+		nodes, cpus []uint // as the driver tells them; nil: not supported
+		want        int
+		near        string // CPUs
+	}{
+		"memory":                      {nodes: []uint{2}, want: 1, near: "14-27,42-55"},
+		"memory before CPUs":          {nodes: []uint{1}, cpus: []uint{1 << 14}, want: 0, near: "0-13,28-41"},
+		"CPUs":                        {cpus: []uint{0x3ffc<<40 | 0xfffc000}, want: 1, near: "14-27,42-55"},
+		"CPUs, memory of both":        {nodes: []uint{3}, cpus: []uint{0x3fff}, want: 0, near: "0-13,28-41"},
+		"both of both":                {nodes: []uint{3}, cpus: []uint{1<<56 - 1}, want: topology.Unknown, near: "0-55"},
+		"nothing":                     {nodes: []uint{0, 0}, cpus: []uint{0}, want: topology.Unknown, near: "0-55"},
+		"no such node":                {nodes: []uint{0, 1}, want: topology.Unknown, near: "0-55"},
+		"one such node":               {nodes: []uint{2, 1}, want: topology.Unknown, near: "0-55"},
+		"CPUs of none":                {cpus: []uint{0, 1}, want: topology.Unknown, near: "0-55"},
+		"not supported by the driver": {want: topology.Unknown, near: "0-55"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lib := a100s("0000:04:00.0")
+			dev := lib.Devices[0].(*server.Device)
+			if c.nodes != nil {
+				dev.GetMemoryAffinityFunc = func(n int, scope nvml.AffinityScope) ([]uint, nvml.Return) {
+					if n != 1024 || scope != nvml.AFFINITY_SCOPE_NODE {
+						return nil, nvml.ERROR_INVALID_ARGUMENT
+					}
+					return c.nodes, nvml.SUCCESS
+				}
+			}
+			if c.cpus != nil {
+				dev.GetCpuAffinityFunc = func(int) ([]uint, nvml.Return) { return c.cpus, nvml.SUCCESS }
+			}
+			top := discover(t, topology.Options{Root: unpack(t, "numa-unknown"), GPUs: topology.NVML(lib)})
+			g := top.GPUs[0]
+			if g.Node != c.want || g.CPUs.String() != c.near || c.want >= 0 && g.MemoryNode != c.want {
+				t.Errorf("node %d, memory of %d, CPUs %s; want %d, %s", g.Node, g.MemoryNode, g.CPUs, c.want, c.near)
+			}
+			if told := strings.Contains(strings.Join(top.Warnings, "\n"), "0000:04:00.0/numa_node"); told != (c.want == topology.Unknown) {
+				t.Errorf("warnings %q", top.Warnings)
+			}
+		})
+	}
+	lib := a100s("0000:07:00.0")
+	lib.Devices[0].(*server.Device).GetMemoryAffinityFunc = func(int, nvml.AffinityScope) ([]uint, nvml.Return) { return []uint{1}, nvml.SUCCESS }
+	if g := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(lib)}).GPUs[0]; g.Node != 3 {
+		t.Errorf("the kernel's node 3 became %d", g.Node)
 	}
 }
 

@@ -130,7 +130,52 @@ func nicTree(state, layer string) string {
 	const dir = "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
 	return base + "-- proc/self/cgroup --\n-- proc/self/mountinfo --\n-- sys/class/infiniband/mlx5_0 -> ../../devices/pci0000:00/0000:00:01.0/0000:01:00.0/infiniband/mlx5_0 --\n" +
 		"-- " + dir + "/infiniband/mlx5_0/ports/1/state --\n" + state + "\n-- " + dir + "/infiniband/mlx5_0/ports/1/link_layer --\n" + layer + "\n" +
-		"-- " + dir + "/net/ib0/dev_port --\n0\n"
+		"-- " + dir + "/net/ib0/dev_port --\n0\n" + verbs("uverbs0", "mlx5_0")
+}
+
+// verbs is the device by which programs use a card.
+func verbs(device, card string) string {
+	return "-- sys/class/infiniband_verbs/" + device + "/ibdev --\n" + card + "\n-- dev/infiniband/" + device + " --\n"
+}
+
+// TestNICsThatMayNotBeUsed: a card without a device that this process may open counts at no
+// level, and is listed all the same.
+func TestNICsThatMayNotBeUsed(t *testing.T) {
+	const ip = "-- proc/net/if_inet6 --\nfd000000000000000000000000000001 02 40 00 80 ib0\n"
+	for name, c := range map[string]struct {
+		files string
+		want  string
+	}{
+		"its device":          {"", "/dev/infiniband/uverbs0"},
+		"another's device":    {"-- sys/class/infiniband_verbs/uverbs0/ibdev --\nmlx5_1\n", ""},
+		"not given to it":     {"-- dev/infiniband/uverbs0/not-a-device --\n", ""},
+		"of another number":   {"-- sys/class/infiniband_verbs/uverbs0/ibdev --\nmlx5_1\n" + verbs("uverbs7", "mlx5_0"), "/dev/infiniband/uverbs7"},
+		"no number of a card": {"-- sys/class/infiniband_verbs/uverbs0/ibdev --\n\n", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := nicTree("4: ACTIVE", "InfiniBand")
+			if strings.Contains(c.files, "uverbs0/ibdev") {
+				text = strings.Replace(text, "-- sys/class/infiniband_verbs/uverbs0/ibdev --\nmlx5_0\n", "", 1)
+			}
+			if strings.Contains(c.files, "uverbs0/not") {
+				text = strings.Replace(text, "-- dev/infiniband/uverbs0 --\n", "", 1)
+			}
+			top := discover(t, topology.Options{Root: tree(t, text+ip+c.files)})
+			if len(top.NICs) != 1 || top.NICs[0].Device != c.want {
+				t.Fatalf("got %+v, warnings %q", top.NICs, top.Warnings)
+			}
+			counts := 0
+			for _, level := range []topology.NICLevel{topology.NICPresent, topology.NICActive, topology.NICAddressed} {
+				counts += len(top.NICsAt(level))
+			}
+			if want := 3; c.want == "" && counts != 0 || c.want != "" && counts != want {
+				t.Errorf("it counts at %d levels", counts)
+			}
+			if told := len(top.Warnings) == 1 && strings.Contains(top.Warnings[0], "it does not count"); told != (c.want == "") || !told && len(top.Warnings) > 0 {
+				t.Errorf("warnings %q", top.Warnings)
+			}
+		})
+	}
 }
 
 func TestNICAddresses(t *testing.T) {

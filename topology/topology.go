@@ -116,9 +116,13 @@ type GPU struct {
 	OwnNodes       Set      `json:"own_nodes"`       // the nodes whose memory is the GPU's own (Grace Hopper); empty: none
 	// MemoryNode is the node whose memory is nearest of those that this process may
 	// take: what a host buffer for the GPU should be bound to. Unknown: none in particular.
-	MemoryNode int           `json:"memory_node"`
-	MIGEnabled bool          `json:"mig_enabled"` // kernels run on MIG instances only
-	MIG        []MIGInstance `json:"mig"`         // those that this process sees
+	MemoryNode int `json:"memory_node"`
+	// NodeAffinity and CPUAffinity are the nodes and CPUs that the driver says are the
+	// nearest, nil where it does not. They count where the kernel does not know the node.
+	NodeAffinity Set           `json:"-"`
+	CPUAffinity  Set           `json:"-"`
+	MIGEnabled   bool          `json:"mig_enabled"` // kernels run on MIG instances only
+	MIG          []MIGInstance `json:"mig"`         // those that this process sees
 }
 
 // MIGInstance is a part of a GPU that works as one of its own.
@@ -144,7 +148,10 @@ type NIC struct {
 	PCIAddress string   `json:"pci_address"` // empty: none known
 	Bus        []string `json:"bus"`         // from the host bridge to the card; empty: not known
 	Node       int      `json:"node"`        // or Unknown
-	Ports      []Port   `json:"ports"`       // by number
+	// Device is what programs use the card by, as /dev/infiniband/uverbs0; empty: there is
+	// none that this process may open, and the card does not count.
+	Device string `json:"device"`
+	Ports  []Port `json:"ports"` // by number
 }
 
 // Port is one port of a NIC.
@@ -161,15 +168,21 @@ type Port struct {
 // a looser one has too.
 type NICLevel int
 
-// The levels, each stricter than the one before.
+// The levels, each stricter than the one before. A NIC that this process may not use
+// meets none of them.
 const (
-	NICPresent   NICLevel = iota // it is there
-	NICActive                    // one of its ports is up
-	NICAddressed                 // one of its ports is up and has an IP address
+	nicUnusable  NICLevel = iota - 1
+	NICPresent            // it is there, and this process may use it
+	NICActive             // one of its ports is up
+	NICAddressed          // one of its ports is up and has an IP address
 )
 
-// Level returns the strictest level that n meets.
+// Level returns the strictest level that n meets; below NICPresent for one that this
+// process may not use.
 func (n NIC) Level() NICLevel {
+	if n.Device == "" {
+		return nicUnusable
+	}
 	level := NICPresent
 	for _, p := range n.Ports {
 		switch {

@@ -312,6 +312,16 @@ func (t *tree) exists(p string) bool {
 	return err == nil
 }
 
+// mayUse says whether this process may open the device at p to read and write: rights are
+// not all that counts, for a container has a list of devices beside them.
+func (t *tree) mayUse(p string) bool {
+	f, err := t.root.OpenFile(rel(p), os.O_RDWR|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	return f.Close() == nil
+}
+
 // parseCount reads a decimal number from 0.
 func parseCount(s string) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
