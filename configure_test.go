@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -111,7 +112,7 @@ func TestConfigurePerGPU(t *testing.T) {
 		"mig":          "host:0@0=8192 for gpu:0, host:1@0=8192 for gpu:1",
 		"server":       "host:0@0=61440 for gpu:0, host:1@1=61440 for gpu:1",
 		"numa-unknown": "host:0@-1=16000 for gpu:0, host:1@-1=16000 for gpu:1",
-		// Two on a node, which they must not take more than half of.
+		// Two on a node, which they must not take more than half of: here their share is as much. See TestConfigureUnequalNodes.
 		"dgx-a100": "host:0@3=32226 for gpu:0, host:1@3=32226 for gpu:1, host:2@1=32226 for gpu:2, host:3@1=32226 for gpu:3, " +
 			"host:4@7=32226 for gpu:4, host:5@7=32226 for gpu:5, host:6@5=32226 for gpu:6, host:7@5=32226 for gpu:7",
 	} {
@@ -122,6 +123,60 @@ func TestConfigurePerGPU(t *testing.T) {
 		cfg.GPUs = nil
 		if got := shape(cfg); got != want {
 			t.Errorf("%s: got  %s\nwant %s", machine, got, want)
+		}
+	}
+}
+
+// numa is a machine with nodes of so many GiB and so many GPUs on each.
+func numa(distances [][]int, gib []int64, gpus ...int) *topology.Topology {
+	top := &topology.Topology{}
+	for i := range gib {
+		top.Nodes = append(top.Nodes, topology.Node{ID: i, MemoryBytes: gib[i] << 30, Distances: distances[i]})
+		top.Memory.TotalBytes += gib[i] << 30
+		if gib[i] > 0 {
+			top.Limits.MemoryNodes = append(top.Limits.MemoryNodes, i)
+		}
+	}
+	top.Limits.MemoryBytes = top.Memory.TotalBytes
+	for i, node := range gpus {
+		top.GPUs = append(top.GPUs, topology.GPU{Index: i, UUID: fmt.Sprint(i), Driver: "nvidia", Node: node})
+	}
+	return top
+}
+
+// TestConfigureUnequalNodes: nodes of unequal size, without memory and at unequal distances
+// of the GPUs. Host sizes are in MiB.
+func TestConfigureUnequalNodes(t *testing.T) {
+	flat := func(n int) (d [][]int) {
+		for i := range n {
+			d = append(d, slices.Repeat([]int{20}, n))
+			d[i][i] = 10
+		}
+		return d
+	}
+	four := [][]int{{10, 20, 30, 11}, {20, 10, 12, 20}, {30, 12, 10, 30}, {11, 20, 30, 10}}
+	for name, c := range map[string]struct {
+		top  *topology.Topology
+		per  spillway.HostPer
+		want string
+	}{
+		"of unequal size":       {numa(flat(2), []int64{32, 96}), spillway.HostPerNode, "host:0@0=8192, host:1@1=24576"},
+		"one without memory":    {numa(flat(3), []int64{64, 0, 64}), spillway.HostPerNode, "host:0@0=16384, host:1@2=16384"},
+		"the first has none":    {numa(flat(2), []int64{0, 64}), spillway.HostPerNode, "host:0@1=16384"},
+		"GPUs on nodes without": {numa(four, []int64{64, 0, 64, 0}, 1, 3), spillway.HostPerGPU, "host:0@2=16384 for gpu:0, host:1@0=16384 for gpu:1"},
+		"GPUs at all distances": {numa(four, []int64{64, 0, 64, 0}, 0, 1, 2, 3), spillway.HostPerGPU,
+			"host:0@0=8192 for gpu:0, host:1@2=8192 for gpu:1, host:2@2=8192 for gpu:2, host:3@0=8192 for gpu:3"},
+		// A quarter of all would be 8 GiB for each of them: as much as the node has.
+		"no more than half of a node":   {numa(flat(2), []int64{8, 120}, 0, 0, 0, 0), spillway.HostPerGPU, "host:0@0=1024 for gpu:0, host:1@0=1024 for gpu:1, host:2@0=1024 for gpu:2, host:3@0=1024 for gpu:3"},
+		"half of one, a part of others": {numa(flat(2), []int64{8, 120}, 0, 1), spillway.HostPerGPU, "host:0@0=4096 for gpu:0, host:1@1=16384 for gpu:1"},
+	} {
+		cfg, err := spillway.Configure(c.top, spillway.Sizing{HostPer: c.per, Disks: []spillway.DiskSizing{}})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		cfg.GPUs = nil
+		if got := shape(cfg); got != c.want {
+			t.Errorf("%s: got  %s\nwant %s", name, got, c.want)
 		}
 	}
 }
