@@ -434,34 +434,42 @@ func TestTrimGivesFreeStepsBack(t *testing.T) {
 	}
 }
 
-// resident reads how much memory the process has present.
-func resident(t *testing.T) int64 {
+// present returns how many bytes of whole pages have one, in memory or swapped out. What
+// the process has beside them, which comes and goes, does not count.
+func present(t *testing.T, pages []byte) (n int64) {
 	t.Helper()
-	b, err := os.ReadFile("/proc/self/statm")
+	f, err := os.Open("/proc/self/pagemap")
 	if err != nil {
-		t.Skip("no /proc")
+		t.Skip("no pagemap in /proc")
 	}
-	pages, err := strconv.ParseInt(strings.Fields(string(b))[1], 10, 64)
-	if err != nil {
+	defer f.Close()
+	page := int64(os.Getpagesize())
+	entries := make([]byte, int64(len(pages))/page*8)
+	if _, err := f.ReadAt(entries, int64(address(pages))/page*8); err != nil {
 		t.Fatal(err)
 	}
-	return pages * int64(os.Getpagesize())
+	for ; len(entries) > 0; entries = entries[8:] {
+		if entries[7]&0xc0 != 0 { // the two highest bits: present, swapped
+			n += page
+		}
+	}
+	return n
 }
 
 func TestPagesComeAndGo(t *testing.T) {
-	a := open(t, Config{Capacity: 64 << 20, Node: -1, Huge: true})
+	const capacity = 64 << 20
+	a := open(t, Config{Capacity: capacity, Node: -1, Huge: true})
 	if onHeap {
 		t.Skip("this build takes the arena from the heap")
 	}
-	empty := resident(t)
-	m := alloc(t, a, 64<<20)
+	empty := present(t, a.mem)
+	m := alloc(t, a, capacity)
 	fill(m, 1)
-	full := resident(t)
+	full := present(t, a.mem)
 	free(a, m)
 	a.Trim()
-	trimmed := resident(t)
-	if full-empty < 60<<20 || full-trimmed < 60<<20 {
-		t.Errorf("present: %d MiB when new, %d when written, %d when trimmed", empty>>20, full>>20, trimmed>>20)
+	if trimmed := present(t, a.mem); empty != 0 || full != capacity || trimmed != 0 {
+		t.Errorf("present: %d bytes when new, %d of %d when written, %d when trimmed", empty, full, capacity, trimmed)
 	}
 }
 
