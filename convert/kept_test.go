@@ -268,3 +268,33 @@ func TestVerifyFindsEveryChunk(t *testing.T) {
 		}
 	}
 }
+
+// TestKeptFitsTogether: what does not is refused, each by itself, though the bytes are sound.
+func TestKeptFitsTogether(t *testing.T) {
+	for name, change := range map[string]func(*Kept){
+		"rows below 0":               func(k *Kept) { k.Descriptor.Rows = -1 },
+		"a body below 0":             func(k *Kept) { k.Descriptor.Body = -tier.Page; k.Descriptor.Sums = nil },
+		"a body that ends in a page": func(k *Kept) { k.Descriptor.Body -= 8; k.Descriptor.Buffers = nil },
+		"a sum too many":             func(k *Kept) { k.Descriptor.Sums = append(slices.Clone(k.Descriptor.Sums), 1) },
+		"no sums":                    func(k *Kept) { k.Descriptor.Sums = nil },
+		"runs of what is not packed": func(k *Kept) { k.Runs = fullRuns(k.Descriptor.Body) },
+		"no runs":                    func(k *Kept) { k.Packed = true },
+		"a frame that is too long":   func(k *Kept) { k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body); k.Runs[0].Frames[0]++ },
+		"a frame without bytes":      func(k *Kept) { k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body); k.Runs[0].Frames[0] = 0 },
+		"a buffer beyond the body":   func(k *Kept) { k.Descriptor.Buffers[1].Length = k.Descriptor.Body + 1 },
+		"a buffer before it":         func(k *Kept) { k.Descriptor.Buffers[1].Offset = -8 },
+		"a dictionary that is not named": func(k *Kept) {
+			k.Descriptor.Nodes[0] = batch.Node{Length: int64(len(k.Dictionaries)), Nulls: batch.Outside}
+		},
+		"a dictionary that is packed": func(k *Kept) { k.ID, k.Packed, k.Runs = 0, true, fullRuns(k.Descriptor.Body) },
+	} {
+		k, schema := keptOf(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 300))
+		if _, err := new(KeptSchemas).Unmarshal(k.Marshal(schema), schema); err != nil {
+			t.Fatal(err)
+		}
+		change(k)
+		if _, err := new(KeptSchemas).Unmarshal(k.Marshal(schema), schema); !errors.Is(err, ErrKeptFormat) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

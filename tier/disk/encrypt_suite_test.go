@@ -67,6 +67,7 @@ var keepSuite = map[string]func(*testing.T){
 	"TestSharedMetaIsWrittenOnce":                    TestSharedMetaIsWrittenOnce,
 	"TestSharedMetaStandsBeforeWhoNeedsIt":           TestSharedMetaStandsBeforeWhoNeedsIt,
 	"TestLostSharedMetaCostsWhoNeedsIt":              TestLostSharedMetaCostsWhoNeedsIt,
+	"TestSharedMetaThatNobodyHasIsDead":              TestSharedMetaThatNobodyHasIsDead,
 }
 
 // others are tests in the same files that a key makes no difference to.

@@ -192,3 +192,31 @@ func TestOpeningComparesFewSpans(t *testing.T) {
 		}
 	}
 }
+
+// TestSharedMetaThatNobodyHasIsDead: with the last record that has it, it counts as dead, so that
+// a manifest of which it is the most is written anew; while somebody has it, it counts as alive.
+func TestSharedMetaThatNobodyHasIsDead(t *testing.T) {
+	const long = 3 << 20
+	dir := t.TempDir()
+	v := openKeeping(t, dir)
+	e, again := alloc(t, v, page), alloc(t, v, page)
+	first := keptFiles(t, dir, "manifest-*")[0]
+	if _, err := v.KeepWith(common(1, long), []byte("own"), e); err != nil {
+		t.Fatal(err)
+	}
+	for range 12 { // 1.2 MiB, which are dead, beside 3 alive
+		if _, err := v.Keep(make([]byte, 100<<10), again); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if now := keptFiles(t, dir, "manifest-*")[0]; now != first {
+		t.Errorf("%s was written anew while most of it was alive", first)
+	}
+	free(v, e)
+	if n := manifestLength(t, dir); n > mib {
+		t.Errorf("of a manifest of %d bytes nearly all is dead", n)
+	}
+	free(v, again)
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
