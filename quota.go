@@ -116,6 +116,7 @@ func (e *Engine) join(dev tier.Device, i int) (*quota.Lease, error) {
 			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}
 			e.logWarning(w)
 		},
+		OnOver: e.limits.over,
 	}
 	var err error
 	if t.Advertised, err = quota.Advertised(t.Physical, s.Ratio); err != nil {

@@ -35,6 +35,8 @@ type Lease struct {
 		known  int64
 		closed bool
 		polls  bool
+		over   bool  // the group held more than its quota, and was not seen within it since
+		owed   *Over // OnOver is to be told; nil if not
 		floor  int64 // the least room that anybody was told of since poll looked last
 	}
 }
@@ -169,7 +171,9 @@ func (l *Lease) Remaining() int64 {
 
 func (l *Lease) roomLocked() int64 {
 	group, all, _ := l.sumLocked(lives)
-	if limit := l.limitLocked(); group > limit {
+	limit := l.limitLocked()
+	l.noteOverLocked(group, limit)
+	if group > limit {
 		return tier.Left(limit, group, l.mu.own.words.live.Load())
 	}
 	return l.remainingLocked(group, all)
@@ -221,6 +225,7 @@ func (l *Lease) SetLimit(n int64) error {
 		return fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
 	}
 	defer l.subscribers.notify()
+	defer l.tellOver()
 	defer unlock()
 	if err := l.exclusively(l.scan); err != nil {
 		return err
@@ -458,6 +463,37 @@ func (l *Lease) refuse(n int64) {
 	}
 }
 
+// tellOver tells of use above the group's quota, once for each time that it comes to that.
+func (l *Lease) tellOver() {
+	if over := l.takeOwed(); over != nil && l.terms.OnOver != nil {
+		lockrank.AssertNone("a lease's event is told")
+		l.terms.OnOver(*over)
+	}
+}
+
+func (l *Lease) takeOwed() *Over {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.closed {
+		return nil
+	}
+	if group, _, err := l.sumLocked(lives); err == nil {
+		l.noteOverLocked(group, l.limitLocked())
+	}
+	over := l.mu.owed
+	l.mu.owed = nil
+	return over
+}
+
+// noteOverLocked notes whether the group holds more than its quota. The monitor may look, and
+// have moved the excess, before poll looks.
+func (l *Lease) noteOverLocked(group, limit int64) {
+	if group > limit && !l.mu.over {
+		l.mu.owed = &Over{Quota: l.title(), Used: group, Limit: limit}
+	}
+	l.mu.over = group > limit
+}
+
 // poll tells the subscribers when there is more room than anybody was told of since it
 // looked last, or another limit. Who waits does not ask again until it is told, so poll
 // cannot know that nobody waits: it ends with the last subscriber.
@@ -478,6 +514,7 @@ func (l *Lease) poll() {
 		case <-timer.C:
 		}
 		err := l.rescan() // who was killed is forgotten
+		l.tellOver()
 		now := l.Limit()
 		l.mu.Lock()
 		if l.mu.closed || len(l.subscribers.list()) == 0 {

@@ -42,6 +42,11 @@ type Terms struct {
 	// process uses, by whoever noticed: a charge, or a look at the ledger. It is called with
 	// no lock held, and must not close the lease.
 	OnBroken func(*BrokenError)
+	// OnOver, if set, is told when the group holds more than its quota allows, because a
+	// process of it has lowered that: once, until it is within the quota again. A process
+	// that did not lower it notices when it looks at the ledger; see Lease.Subscribe. It is
+	// called with no lock held, and must not close the lease.
+	OnOver func(Over)
 }
 
 func (t *Terms) validate() error {

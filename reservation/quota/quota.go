@@ -30,7 +30,7 @@ type Quota struct {
 // It is told once, until use has been within the limit again.
 type Over struct {
 	Quota string // what it is called, and where it was set
-	Used  int64  // bytes charged
+	Used  int64  // bytes charged, by all who share it
 	Limit int64  // bytes that may be charged
 }
 

@@ -1,0 +1,54 @@
+package spillway_test
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/reservation/quota"
+)
+
+// TestLimitLoweredByAnother: when another process of the group lowers its limit, batches move
+// down, and one warning says by how much the limit is exceeded.
+func TestLimitLoweredByAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const mib = 1 << 20
+		ledger := t.TempDir()
+		var log bytes.Buffer
+		var told []quota.Over
+		open := func(l *slog.Logger, over func(quota.Over)) *spillway.Engine {
+			eng, err := spillway.Open(t.Context(), spillway.Config{
+				GPUs: []spillway.GPU{{Backend: spillway.Sim, Memory: 60 * mib}}, HostMemory: 64 * mib, Disks: []spillway.Disk{},
+				Quota: &quota.Settings{Limit: limitOf(t, "60Mi"), Ledger: ledger, Group: "g"}, QuotaOver: over, Logger: l,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return eng
+		}
+		eng := open(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})), func(o quota.Over) { told = append(told, o) })
+		other := open(slog.New(slog.DiscardHandler), nil)
+		all := onGPU(t, eng, 40)
+		if err := other.Leases()[0].SetLimit(10 * mib); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if n := eng.Leases()[0].Live(); n > 10*mib {
+			t.Errorf("%d bytes are held", n)
+		}
+		if len(told) != 1 || told[0].Used != 40*mib || told[0].Limit != 10*mib {
+			t.Errorf("the events are %+v", told)
+		}
+		dropAll(t, all)
+		closeClean(t, eng)
+		closeClean(t, other)
+		if s := log.String(); strings.Count(s, "than its quota allows") != 1 || !strings.Contains(s, "used=41943040") || !strings.Contains(s, "limit=10485760") {
+			t.Errorf("the log:\n%s", s)
+		}
+	})
+}

@@ -1,0 +1,49 @@
+package quota_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/reservation/quota"
+)
+
+// TestOverBySomebodyElse: a process hears that another one has lowered the quota of their
+// group below what the group holds, once until it is within the quota again.
+func TestOverBySomebodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := ledgerDir(t)
+		var told []quota.Over
+		mine := terms(dir, "g", 1000, 5000)
+		mine.OnOver = func(o quota.Over) { told = append(told, o) }
+		a := join(t, mine)
+		b := join(t, terms(dir, "g", 1000, 5000))
+		defer a.Subscribe(func() {})()
+		charge(t, a, 300)
+		charge(t, b, 100)
+		lower := func(limit int64, want int) {
+			t.Helper()
+			if err := b.SetLimit(limit); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if len(told) != want {
+				t.Fatalf("with a limit of %d the events are %+v, want %d", limit, told, want)
+			}
+		}
+		lower(400, 0) // equal is fine
+		lower(150, 1)
+		if o := told[0]; o.Used != 400 || o.Limit != 150 || o.Quota == "" {
+			t.Errorf("the event is %+v", o)
+		}
+		lower(100, 1)
+		a.Credit(300)
+		lower(90, 1) // 100 are held by b: never within the quota
+		b.Credit(100)
+		lower(80, 1)
+		charge(t, a, 80)
+		lower(70, 2)
+		a.Credit(80)
+	})
+}
