@@ -55,8 +55,8 @@ type Config struct {
 
 	// Policy chooses what the monitor moves down; nil means monitor.PlanOrder.
 	Policy monitor.Policy
-	// MonitorPeriod is how often the monitor looks without being woken; 0 means
-	// 50 ms.
+	// MonitorPeriod is how often the monitor looks without being woken, at least every
+	// monitor.MinPeriod; 0 means 50 ms.
 	MonitorPeriod time.Duration
 
 	// Codec is how what goes to disk is compressed. The zero value, convert.CodecAuto,
@@ -263,8 +263,8 @@ func (c Config) Validate() error {
 			errs = append(errs, errors.New("quota: there are both a quota that is shared and a limit of the engine's own"))
 		}
 	}
-	if c.MonitorPeriod < 0 {
-		errs = append(errs, fmt.Errorf("monitor period %v is negative", c.MonitorPeriod))
+	if c.MonitorPeriod != 0 && c.MonitorPeriod < monitor.MinPeriod {
+		errs = append(errs, fmt.Errorf("monitor period %v: want at least %v, or 0 for %v", c.MonitorPeriod, monitor.MinPeriod, monitor.DefaultPeriod))
 	}
 	errs = append(errs, c.Admission.Validate())
 	if err := errors.Join(errs...); err != nil {

@@ -19,7 +19,8 @@ import (
 // Warnings lists what the machine refused or does not tell, and what to do about each: what
 // the topology could not find out, and what the arenas and volumes do without.
 // There may be more of them later: a disk may begin to fail, or a GPU be lost. Each is logged once, when the engine is
-// opened or, for those that come later, closed, and of a GPU when it is lost; those that are information at that level.
+// opened or, for those that come later, closed, and of a GPU when it is lost; at warning level if it
+// needs an action, and at information or debug level otherwise.
 // It is safe for concurrent use, and works after Close. docs/machine.md has all causes.
 func (e *Engine) Warnings() []tier.Warning {
 	all := slices.Clone(e.warned.machine)
@@ -82,12 +83,23 @@ func (e *Engine) logWarning(w tier.Warning) {
 	if w.Remedy != "" {
 		attrs = append(attrs, "remedy", w.Remedy)
 	}
-	level := slog.LevelWarn
-	if w.Info {
-		level = slog.LevelInfo
-	}
+	level := levelOf(w)
 	// The text is the message, and not an attribute, so that who keeps each message once keeps all.
 	e.cfg.Logger.Log(context.Background(), level, "spillway: "+w.What, attrs...)
+}
+
+// levelOf says how loud a warning is. What needs an action is a warning, and what a person
+// should know once is information. What every start on such a machine meets, and costs
+// nothing that could be had otherwise, is for debugging.
+func levelOf(w tier.Warning) slog.Level {
+	if !w.Info {
+		return slog.LevelWarn
+	}
+	switch w.Cause {
+	case tier.CauseExcludedNode, tier.CauseHiddenProc, tier.CauseHiddenSys, tier.CauseUnknownPlace, tier.CauseSystem:
+		return slog.LevelDebug
+	}
+	return slog.LevelInfo
 }
 
 // first says whether w was not logged yet, and notes that it is.

@@ -49,7 +49,7 @@ func withWarnings(dir string, files disk.FS, top *topology.Topology) (all []tier
 	ctx := context.Background()
 	var text bytes.Buffer
 	cfg := spillConfig(dir, files, top)
-	cfg.Logger = slog.New(slog.NewTextHandler(&text, nil))
+	cfg.Logger = slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	eng, err := spillway.Open(ctx, cfg)
 	if err != nil {
 		return nil, "", err
@@ -211,7 +211,10 @@ func TestWarningsOfTheTopology(t *testing.T) {
 			if err := says(all, c.cause, c.space, c.info, c.says...); err != nil {
 				t.Error(err)
 			}
-			level := map[bool]string{false: "level=WARN", true: "level=INFO"}[c.info]
+			level := map[bool]string{false: "level=WARN", true: "level=DEBUG"}[c.info]
+			if c.cause == tier.CauseDriver {
+				level = "level=INFO"
+			}
 			if !strings.Contains(log, level) || !strings.Contains(log, "remedy=") {
 				t.Errorf("no %s with a remedy in %s", level, log)
 			}

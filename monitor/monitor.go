@@ -18,6 +18,9 @@ import (
 const (
 	// DefaultPeriod is how often a monitor looks when nothing wakes it.
 	DefaultPeriod = 50 * time.Millisecond
+	// MinPeriod is the shortest period. A look takes about a microsecond for each space, so
+	// with a shorter one an idle engine would take more than a few hundredths of a core.
+	MinPeriod = 100 * time.Microsecond
 	// DefaultMovesPerEdge lets one move read while the other writes.
 	DefaultMovesPerEdge = 2
 )
@@ -37,7 +40,7 @@ type Config struct {
 	Reservations *reservation.Manager
 	Mover        Mover
 	Policy       Policy              // which batches go first; nil: PlanOrder
-	Period       time.Duration       // between looks that nothing asked for; 0: DefaultPeriod
+	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: DefaultPeriod
 	MovesPerEdge int                 // moves at once from one space to one other; 0: DefaultMovesPerEdge
 	Logger       *slog.Logger        // gets what SlogEvents writes; nil: nothing is logged
 	Events       Events              // beside the Logger
@@ -52,8 +55,8 @@ func (c Config) Validate() error {
 		return errors.New("monitor: a reservation manager is required")
 	case c.Mover == nil:
 		return errors.New("monitor: a mover is required")
-	case c.Period < 0:
-		return fmt.Errorf("monitor: a period of %v is negative", c.Period)
+	case c.Period != 0 && c.Period < MinPeriod:
+		return fmt.Errorf("monitor: a period of %v: want at least %v, or 0 for %v", c.Period, MinPeriod, DefaultPeriod)
 	case c.MovesPerEdge < 0:
 		return fmt.Errorf("monitor: %d moves per edge are negative", c.MovesPerEdge)
 	}

@@ -362,11 +362,14 @@ func TestConfig(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: kib}, nil)
 	for _, c := range []Config{
 		{}, {Reservations: w.res}, {Mover: w.mover},
-		{Reservations: w.res, Mover: w.mover, Period: -1}, {Reservations: w.res, Mover: w.mover, MovesPerEdge: -1},
+		{Reservations: w.res, Mover: w.mover, Period: -1}, {Reservations: w.res, Mover: w.mover, Period: MinPeriod - 1}, {Reservations: w.res, Mover: w.mover, MovesPerEdge: -1},
 	} {
 		if _, err := New(c); err == nil {
 			t.Errorf("%+v is taken", c)
 		}
+	}
+	if _, err := New(Config{Reservations: w.res, Mover: w.mover, Period: MinPeriod}); err != nil {
+		t.Errorf("the shortest period: %v", err)
 	}
 	m, err := New(Config{Reservations: w.res, Mover: w.mover})
 	if err != nil {

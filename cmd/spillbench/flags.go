@@ -124,8 +124,8 @@ func (e *engineFlags) validate() error {
 	if _, err := convert.ParseCodec(e.codec); err != nil {
 		return fail.Usagef("--codec: %s", strings.TrimPrefix(err.Error(), "convert: "))
 	}
-	if e.period <= 0 {
-		return fail.Usagef("--monitor-period %v must be above 0 (such as 50ms)", e.period)
+	if e.period < monitor.MinPeriod {
+		return fail.Usagef("--monitor-period %v must be at least %v (such as 50ms)", e.period, monitor.MinPeriod)
 	}
 	if _, isShare := e.gpuMemory.Share(); isShare && e.gpu == "sim" {
 		return fail.Usagef("--gpu-memory %s: a share has no meaning for a simulated GPU (give a size, such as 512MiB)", e.gpuMemory.String())

@@ -125,7 +125,7 @@ func TestOneTaskIfNoneRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		w := newWorld(t, setup{cap: 1000, limit: 0.95, Config: admission.Config{
-			Logger: slog.New(slog.NewTextHandler(&log, nil)), Rules: admission.Rules{Threshold: 0.5},
+			Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), Rules: admission.Rules{Threshold: 0.5},
 		}})
 		var calls []*call
 		for range 5 {

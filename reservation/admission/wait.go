@@ -176,7 +176,7 @@ func (a *Admitter) start(ctx context.Context, w *waiter, t turn, e *Estimate, g 
 	}
 	started = true
 	if alone {
-		a.log.LogAttrs(ctx, slog.LevelInfo, "admission: a task is admitted only because no other runs",
+		a.log.LogAttrs(ctx, slog.LevelDebug, "admission: a task is admitted only because no other runs",
 			slog.String("operator", e.Operator), slog.String("space", g.space.ID().String()), slog.Int64("need", need),
 			slog.Int64("reserved", g.r.Bytes()), slog.Int64("used", used-g.r.Bytes()), slog.Int64("threshold", mark), slog.Int64("limit", top))
 	}
