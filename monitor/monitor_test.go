@@ -380,3 +380,28 @@ func TestConfig(t *testing.T) {
 	}
 	w.end()
 }
+
+// TestDemandWakes: who begins to wait wakes the monitor, which otherwise looks once in a period.
+func TestDemandWakes(t *testing.T) {
+	bubble(t, "below the trigger", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, _ *world) { c.Period = time.Hour })
+		w.start()
+		all := w.fillSpace(gpu0, 70, kib)
+		settle(time.Minute)
+		for range 2 {
+			begin := time.Now()
+			o := <-w.reserve(t.Context(), gpu0, 40*kib)
+			if o.err != nil {
+				t.Fatal(o.err)
+			}
+			if d := time.Since(begin); d > time.Second {
+				t.Errorf("the waiter was served after %v", d)
+			}
+			o.r.Release()
+			settle(time.Minute)
+			all = append(all, w.fillSpace(gpu0, 10, kib)...)
+			settle(time.Minute)
+		}
+		w.end(all...)
+	})
+}
