@@ -144,6 +144,12 @@ func numa(distances [][]int, gib []int64, gpus ...int) *topology.Topology {
 	return top
 }
 
+// unlimited is top without what it says of limits.
+func unlimited(top *topology.Topology) *topology.Topology {
+	top.Limits = topology.Limits{}
+	return top
+}
+
 // TestConfigureUnequalNodes: nodes of unequal size, without memory and at unequal distances
 // of the GPUs. Host sizes are in MiB.
 func TestConfigureUnequalNodes(t *testing.T) {
@@ -163,6 +169,7 @@ func TestConfigureUnequalNodes(t *testing.T) {
 		"of unequal size":       {numa(flat(2), []int64{32, 96}), spillway.HostPerNode, "host:0@0=8192, host:1@1=24576"},
 		"one without memory":    {numa(flat(3), []int64{64, 0, 64}), spillway.HostPerNode, "host:0@0=16384, host:1@2=16384"},
 		"the first has none":    {numa(flat(2), []int64{0, 64}), spillway.HostPerNode, "host:0@1=16384"},
+		"limits not known":      {unlimited(numa(flat(3), []int64{64, 0, 64})), spillway.HostPerNode, "host:0@0=16384, host:1@2=16384"},
 		"GPUs on nodes without": {numa(four, []int64{64, 0, 64, 0}, 1, 3), spillway.HostPerGPU, "host:0@2=16384 for gpu:0, host:1@0=16384 for gpu:1"},
 		"GPUs at all distances": {numa(four, []int64{64, 0, 64, 0}, 0, 1, 2, 3), spillway.HostPerGPU,
 			"host:0@0=8192 for gpu:0, host:1@2=8192 for gpu:1, host:2@2=8192 for gpu:2, host:3@0=8192 for gpu:3"},

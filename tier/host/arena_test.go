@@ -87,6 +87,7 @@ type faulty struct {
 	onLock    func(b []byte) error
 	onTouch   func(b []byte) error
 	onDiscard func(b []byte) error
+	onHide    func()
 	onHuge    error
 	onBind    error
 	onShow    error
@@ -116,6 +117,13 @@ func (f *faulty) discard(b []byte) error {
 		}
 	}
 	return f.mapping.discard(b)
+}
+
+func (f *faulty) hide(b []byte) error {
+	if f.onHide != nil {
+		f.onHide()
+	}
+	return f.mapping.hide(b)
 }
 
 func (f *faulty) huge() error {
@@ -573,6 +581,31 @@ func TestLastFreeLeavesTheToucherItsPages(t *testing.T) {
 			t.Errorf("Close: %v; released %d times", err, released.Load())
 		}
 	})
+}
+
+// TestUnmappedWhenTheLastSlabIsHidden: the mapping stays while the pages of an empty slab
+// are made unreadable.
+func TestUnmappedWhenTheLastSlabIsHidden(t *testing.T) {
+	if !poison {
+		t.Skip("only an invariants build without -race hides pages")
+	}
+	var released atomic.Int64
+	f := &faulty{released: &released}
+	hidden := 0
+	f.onHide = func() {
+		if hidden++; released.Load() != 0 {
+			t.Error("pages were hidden that are not mapped any more")
+		}
+	}
+	a := openFaulty(t, Config{Capacity: 4 * step, Node: -1}, f)
+	m := alloc(t, a, 100)
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	free(a, m)
+	if hidden == 0 || released.Load() != 1 {
+		t.Errorf("hidden %d times, released %d times", hidden, released.Load())
+	}
 }
 
 func TestFreeTwicePanics(t *testing.T) {
