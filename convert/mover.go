@@ -287,8 +287,9 @@ func (m *Mover) acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 	unsubscribe := func() {}
 	defer func() { unsubscribe() }()
 	subscribe := func() {
-		unsubscribe()
+		before := unsubscribe
 		unsubscribe = b.Subscribe()
+		before() // now, for without any the batch is a victim at once
 	}
 	created := false
 	defer func() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -186,6 +187,43 @@ func TestAcquire(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.whole(t, b, tier.GPU) // which also says that no task is pending
+}
+
+// arrivals notes who subscribes to a batch when it is seen at rest in a space.
+type arrivals struct {
+	at   tier.Kind
+	seen []int
+}
+
+func (a *arrivals) BatchChanged(b *batch.Batch) {
+	if info := b.Info(); info.Space.Kind == a.at && (info.State == batch.Idle || info.State == batch.TaskCreated) {
+		a.seen = append(a.seen, info.Subscribers)
+	}
+}
+
+// TestAcquiredBatchIsNoVictim: between its arrival and the lock a batch that Acquire brings is never one that the
+// monitor could move away again.
+func TestAcquiredBatchIsNoVictim(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	p, err := m.mover.Ingest(t.Context(), numbered(1, 1000), reservation.AnyInTier(tier.Host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &arrivals{at: tier.GPU}
+	b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: p, Observer: a})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(tier.GPU))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(a.seen) == 0 || slices.Contains(a.seen, 0) {
+		t.Errorf("it had %v subscribers when it had arrived", a.seen)
+	}
+	if err := errors.Join(h.Close(), b.Drop()); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestClone(t *testing.T) { onEachGPUPinnedOrNot(t, clone) }

@@ -33,13 +33,20 @@ func TestMain(m *testing.M) {
 type pool struct {
 	grain int64
 	*tier.Loss
+	charging func(n int64) // may be nil
 }
 
 type mem int64
 
 func (m mem) Size() int64 { return int64(m) }
 
-func (p pool) Charge(n int64) int64                          { return (n + p.grain - 1) / p.grain * p.grain }
+func (p pool) Charge(n int64) int64 {
+	if p.charging != nil {
+		p.charging(n)
+	}
+	return (n + p.grain - 1) / p.grain * p.grain
+}
+
 func (p pool) Alloc(n int64, _ []int64) (tier.Memory, error) { return mem(n), nil }
 func (p pool) Free(_ tier.Memory, reclaimed func())          { reclaimed() }
 func (p pool) Close() error                                  { return nil }
@@ -57,6 +64,8 @@ type setup struct {
 	cap   int64 // of each
 	limit float64
 	grain int64
+
+	charging func(n int64) // is told of each question what a size is charged
 	admission.Config
 	manager reservation.Config
 }
@@ -69,7 +78,7 @@ func newWorld(t testing.TB, c setup) *world {
 	}
 	for i := range max(1, c.gpus) {
 		s, err := tier.NewSpace(tier.SpaceConfig{
-			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1, Pool: pool{max(1, c.grain), new(tier.Loss)},
+			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1, Pool: pool{max(1, c.grain), new(tier.Loss), c.charging},
 			Fractions: tier.Fractions{Limit: c.limit, Trigger: c.limit, Stop: c.limit / 2}, Hint: "a larger GPU",
 		})
 		if err != nil {
