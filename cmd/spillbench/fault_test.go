@@ -117,7 +117,7 @@ func TestVerifyFindsFaults(t *testing.T) {
 		"op=read,kind=bitflip,at=1":  "corrupt",
 		"op=write,kind=enospc,at=1":  "no space",
 		"op=write,kind=bitflip,at=1": "corrupt",
-		"op=alloc,kind=oom,times=2":  "no space",
+		"op=alloc,kind=oom":          "no space",
 		"op=copy,kind=eio,at=1":      "input/output error",
 		"op=copy,kind=bitflip,at=1":  "differences",
 	} {

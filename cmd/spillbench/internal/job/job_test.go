@@ -17,6 +17,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/tier"
@@ -322,5 +323,35 @@ func TestNoRoom(t *testing.T) {
 	cfg.Inputs = []Input{table()} // 4 MiB in batches that fit, in 3 MiB
 	if _, err := Run(t.Context(), cfg); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestLostBatches: a batch that is not there any more is noticed, after loading and when all
+// are dropped.
+func TestLostBatches(t *testing.T) {
+	j := start(t, config(engine(t, spillway.GPU{})))
+	loaded := j.res.Batches
+	repo, err := j.plan.Repository("load", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants := make([][]expectation, j.cfg.Partitions)
+	for _, it := range j.items {
+		p := it.want.partition(j.cfg.Partitions)
+		wants[p] = append(wants[p], it.want)
+	}
+	b, err := repo.Take(t.Context(), 0, batch.Idle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.collect(repo, wants); err == nil || !strings.Contains(err.Error(), "partition 0 holds") {
+		t.Errorf("after loading: %v", err)
+	}
+	j.res.Batches = loaded // which collect has counted again
+	if err := j.drain(t.Context()); err == nil || !strings.Contains(err.Error(), "left to drop") {
+		t.Errorf("in the end: %v", err)
 	}
 }
