@@ -247,7 +247,7 @@ func TestSamplesAreFew(t *testing.T) {
 	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }
 	sample := func() {
 		t.Helper()
-		if err := c.sample(&k, slow, int64(len(body)), read); err != nil {
+		if err := c.sample(&k, slow, int64(len(body)), make([]byte, trialRoom), read); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -310,7 +310,7 @@ func TestPromiseIsForgotten(t *testing.T) {
 	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }
 	for range 8 * memoryPieces / laterPieces {
 		c.sampled.Store(0)
-		if err := c.sample(&k, slow, int64(len(body)), read); err != nil {
+		if err := c.sample(&k, slow, int64(len(body)), make([]byte, trialRoom), read); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -3,13 +3,13 @@ package convert
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
 
 	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/bitpack"
 )
 
@@ -54,25 +54,28 @@ func (c Codec) Validate() error {
 	return nil
 }
 
-// coders holds the coders of Zstandard, which have tables of some 100 KiB for each that is
-// at work, and are made when they are needed first; those of S2 have none. The zero
+// coders holds the coders of Zstandard that are idle, for the garbage collector to take; those of
+// S2 and bitpack have none. There are never more of them at work than lanes have scratch. The zero
 // value is ready, and safe for concurrent use.
-type coders struct {
-	once    sync.Once
-	encoder *zstd.Encoder
-	decoder *zstd.Decoder
-	err     error
+type coders struct{ encoders, decoders sync.Pool }
+
+// encoder returns an encoder for frames, which is given back to k.encoders. It has a table of
+// 256 KiB, and as many bytes as its window is long and a block (128 KiB). A frame is no longer than
+// the window, which with 4 MiB, as it is otherwise, would find no more.
+func (k *coders) encoder() (*zstd.Encoder, error) {
+	if e, ok := k.encoders.Get().(*zstd.Encoder); ok {
+		return e, nil
+	}
+	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithWindowSize(batch.FrameSize),
+		zstd.WithSingleSegment(true), zstd.WithLowerEncoderMem(true), zstd.WithEncoderConcurrency(1))
 }
 
-func (k *coders) zstd() (*zstd.Encoder, *zstd.Decoder, error) {
-	k.once.Do(func() {
-		var err error
-		k.encoder, k.err = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false),
-			zstd.WithSingleSegment(true), zstd.WithLowerEncoderMem(true), zstd.WithEncoderConcurrency(runtime.GOMAXPROCS(0)))
-		k.decoder, err = zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(0))
-		k.err = errors.Join(k.err, err)
-	})
-	return k.encoder, k.decoder, k.err
+// decoder returns a decoder, which is given back to k.decoders.
+func (k *coders) decoder() (*zstd.Decoder, error) {
+	if d, ok := k.decoders.Get().(*zstd.Decoder); ok {
+		return d, nil
+	}
+	return zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
 }
 
 // gain is the least that a frame must become shorter, as a share: below it is not worth the
@@ -88,11 +91,12 @@ func (k *coders) encode(c Codec, dst, src []byte) (out []byte, err error) {
 		n := len(s2.Encode(dst[at:cap(dst)], src))
 		out = dst[:at+n]
 	case CodecZstd:
-		e, _, err := k.zstd()
+		e, err := k.encoder()
 		if err != nil {
 			return nil, err
 		}
 		out = dst[:at+copy(dst[at:cap(dst)], e.EncodeAll(src, dst)[at:])] // where it is, if the room was enough
+		k.encoders.Put(e)
 	case CodecBitpack:
 		out = bitpack.Encode(dst, src)
 	default:
@@ -122,11 +126,12 @@ func (k *coders) decode(c Codec, dst, src []byte) error {
 		}
 		out, err = s2.Decode(dst, src)
 	case CodecZstd:
-		_, d, e := k.zstd()
+		d, e := k.decoder()
 		if e != nil {
 			return e
 		}
 		out, err = d.DecodeAll(src, dst[:0:len(dst)])
+		k.decoders.Put(d)
 	case CodecBitpack:
 		return bitpack.Decode(dst, src)
 	default:

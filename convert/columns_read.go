@@ -102,7 +102,10 @@ func (p *columnPlan) requests() (all [][]chunkRun) {
 func (p *columnPlan) readPieces(ctx context.Context, pieces []chunkRun, extents [][]byte) error {
 	file := p.file
 	if f, ok := file.(*packedFile); ok {
-		r := f.reader()
+		r, err := f.reader(ctx)
+		if err != nil {
+			return err
+		}
 		defer r.close()
 		file = r
 	}
@@ -231,6 +234,14 @@ func (b *Builtin) readBounds(ctx context.Context, src imaged, file tier.FileMemo
 
 // readChunk looks up the offsets in one chunk.
 func readChunk(ctx context.Context, src imaged, file tier.FileMemory, pool pieces, bounds []bound) error {
+	if f, ok := file.(*packedFile); ok { // scratch first, then a chunk
+		r, err := f.reader(ctx)
+		if err != nil {
+			return err
+		}
+		defer r.close()
+		file = r
+	}
 	p, err := pool.Borrow(ctx)
 	if err != nil {
 		return err

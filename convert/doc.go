@@ -70,6 +70,11 @@
 // Builtin.Codec says with what; CodecAuto finds out whether it helps (chooser). What is
 // read back is compared with both checksums, of what is stored and of the image's bytes.
 //
+// Lanes work in scratch: 1.5 MiB each, and 1 MiB more to lay a record out. All transfers together
+// have an eighth of host memory for that, and 3 MiB in any case. It is drawn from a host space, and
+// goes back when the transfer ends; where there is no room it is of the heap. A coder of Zstandard
+// has about 1 MiB of the heap beside that, which the garbage collector takes when it is idle.
+//
 // # Columns
 //
 // Mover.Columns opens some columns and rows of a batch and leaves it where it is. Of an
@@ -88,7 +93,7 @@
 // without a pool of permits cannot be registered, and a converter of a user's takes its own
 // with Builtin.OnDisk. It is the last thing that a move takes, and kept for the transfer only:
 //
-//	room in the target → the batch, in transit → a permit → a stream → a chunk → the disk
+//	room in the target → the batch, in transit → a permit → a stream → scratch → a chunk → the disk
 //
 // Everybody takes them in this order, so that who holds something waits only for what
 // stands to the right of it; a holder of a permit waits for no memory, no batch and no other

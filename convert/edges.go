@@ -51,8 +51,8 @@ type Builtin struct {
 	dicts   dictionaries
 	choose  chooser
 	coders  coders
-	blocks  sync.Pool // *[]byte of blockSize; see lane
-	outside bool      // tests have no dictionary in a batch's body, however small
+	scratch scratch
+	outside bool // tests have no dictionary in a batch's body, however small
 }
 
 // layout plans the image of a record.

@@ -74,6 +74,7 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	if cfg.IDs == nil {
 		cfg.IDs = new(batch.IDs)
 	}
+	cfg.Builtin.scratch.bind(cfg.Reservations)
 	m := &Mover{cfg: cfg, gate: newGate(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), clearing: make(map[tier.ID]chan struct{})}
 	for _, s := range cfg.Reservations.Spaces().All() {
 		m.clearing[s.ID()] = make(chan struct{}, 1)

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
@@ -31,99 +29,6 @@ var (
 	_ imaged = (*batch.Image)(nil)
 	_ imaged = (*batch.Packed)(nil)
 )
-
-// lane is one of several goroutines of a transfer, and what it works with. A lane waits for
-// at most one chunk of the pinned ones, so that lanes of several transfers do not hold each
-// other up for ever.
-type lane struct {
-	b     *Builtin
-	pool  pieces
-	chunk []byte  // pinned; nil until it is needed
-	block *[]byte // from b.blocks; nil until it is needed
-	whole *[]byte // as well
-}
-
-// blockSize is how long a lane's block is: a run, compressed or not, and a frame, each on
-// pages.
-const blockSize = batch.RunSize + batch.RunSize/4 + batch.FrameSize
-
-// inLanes calls f for each of n runs.
-func (b *Builtin) inLanes(ctx context.Context, node, n int, f func(ctx context.Context, l *lane, run int) error) error {
-	pool, err := b.Staging(node)
-	if err != nil {
-		return err
-	}
-	var next atomic.Int64
-	g, ctx := errgroup.WithContext(ctx)
-	for range min(n, stagedUnderWay) {
-		g.Go(func() error {
-			l := &lane{b: b, pool: pool}
-			defer l.close()
-			for {
-				run := int(next.Add(1)) - 1
-				if run >= n {
-					return nil
-				}
-				if err := context.Cause(ctx); err != nil {
-					return err
-				}
-				if err := safely(func() error { return f(ctx, l, run) }); err != nil {
-					return err
-				}
-			}
-		})
-	}
-	return g.Wait()
-}
-
-func (l *lane) close() {
-	if l.chunk != nil {
-		l.pool.Return(l.chunk)
-	}
-	if l.block != nil {
-		l.b.blocks.Put(l.block)
-	}
-	if l.whole != nil {
-		l.b.blocks.Put(l.whole)
-	}
-}
-
-// pinned returns the lane's chunk.
-func (l *lane) pinned(ctx context.Context) (_ []byte, err error) {
-	if l.chunk == nil {
-		l.chunk, err = l.pool.Borrow(ctx)
-	}
-	return l.chunk, err
-}
-
-// memory returns the lane's own memory, which begins on a page: room for a run, and behind it for
-// a frame.
-func (l *lane) memory() (run, frame []byte) {
-	if l.block == nil {
-		l.block = l.b.newBlock()
-	}
-	p := *l.block
-	at := blockSize - batch.FrameSize
-	return p[:at:at], p[at:]
-}
-
-// run returns memory for a run beside the other, which begins on a page too.
-func (l *lane) run() []byte {
-	if l.whole == nil {
-		l.whole = l.b.newBlock()
-	}
-	return (*l.whole)[:batch.RunSize]
-}
-
-// newBlock returns a block that lies idle, or a new one.
-func (b *Builtin) newBlock() *[]byte {
-	if p, ok := b.blocks.Get().(*[]byte); ok {
-		return p
-	}
-	p := make([]byte, blockSize+tier.Page)
-	p = p[-addressOf(p)%tier.Page:][:blockSize]
-	return &p
-}
 
 // frames is where a body is read from to pack it. read returns n bytes at off, at most a frame,
 // which stay as they are until the lane asks for the next ones. there, which may be nil, returns
@@ -361,7 +266,7 @@ func (b *Builtin) look(ctx context.Context, to *tier.Space, body int64, node int
 		return nil
 	}
 	return b.inLanes(ctx, node, 1, func(ctx context.Context, l *lane, _ int) error {
-		return b.choose.sample(&b.coders, g, body, func(off, n int64) ([]byte, error) { return from.read(ctx, l, off, n) })
+		return b.choose.sample(&b.coders, g, body, l.spare(), func(off, n int64) ([]byte, error) { return from.read(ctx, l, off, n) })
 	})
 }
 
@@ -385,7 +290,7 @@ func (b *Builtin) layRuns(ctx context.Context, l *Layout, r reservation.Reservat
 	close(turns[0])
 	l.rewind()
 	lanes := func(ctx context.Context, at, n int) error {
-		return b.inLanes(ctx, r.Space().Node(), n, func(ctx context.Context, w *lane, i int) error {
+		return b.inLanesOf(ctx, layingSize, r.Space().Node(), n, func(ctx context.Context, w *lane, i int) error {
 			i += at
 			select {
 			case <-turns[i]:
@@ -405,7 +310,7 @@ func (b *Builtin) layRuns(ctx context.Context, l *Layout, r reservation.Reservat
 			if err != nil || t.fixed != CodecAuto {
 				return err
 			}
-			return b.choose.sampleRun(&b.coders, t.g, raw) // behind the first run, which goes alone, all others know of it
+			return b.choose.sampleRun(&b.coders, t.g, raw, w.spare()) // behind the first run, which goes alone, all others know of it
 		})
 	}
 	err = b.permitted(ctx, r.Space(), nil, body, func(ctx context.Context) error {

@@ -28,15 +28,23 @@ func (f *packedFile) WriteAt(context.Context, []byte, int64) error {
 
 // ReadAt implements tier.FileMemory.
 func (f *packedFile) ReadAt(ctx context.Context, p []byte, off int64) error {
-	r := f.reader()
+	r, err := f.reader(ctx)
+	if err != nil {
+		return err
+	}
 	defer r.close()
 	return r.ReadAt(ctx, p, off)
 }
 
 // reader returns a packedFile for one goroutine that wants several parts of a run, one
-// after the other: it reads and uncompresses what they share once. The caller must close it.
-func (f *packedFile) reader() *packedReader {
-	return &packedReader{packedFile: f, lane: &lane{b: f.b}, run: -1, frame: -1}
+// after the other: it reads and uncompresses what they share once. It waits for scratch, so that the
+// caller must have no pinned chunk yet. The caller must close it.
+func (f *packedFile) reader(ctx context.Context) (*packedReader, error) {
+	block, err := f.b.scratch.borrow(ctx, f.from.Space().Node(), blockSize)
+	if err != nil {
+		return nil, err
+	}
+	return &packedReader{packedFile: f, lane: &lane{b: f.b, block: block}, run: -1, frame: -1}, nil
 }
 
 // packedReader is a packedFile that keeps what it has read last.

@@ -29,8 +29,9 @@ func (c *chooser) due(g *gauges) bool {
 	return c.samples.Load() < firstPieces || c.sampled.Load() <= c.busy.Load()/sampleShare
 }
 
-// sample tries the codecs on pieces of a body, if that is due, which read reads.
-func (c *chooser) sample(k *coders, g *gauges, body int64, read func(off, n int64) ([]byte, error)) error {
+// sample tries the codecs on pieces of a body, if that is due, which read reads. room is what they
+// may work in, of trialRoom bytes.
+func (c *chooser) sample(k *coders, g *gauges, body int64, room []byte, read func(off, n int64) ([]byte, error)) error {
 	if body < batch.FrameSize || !c.due(g) || !c.sampling.CompareAndSwap(false, true) {
 		return nil
 	}
@@ -42,7 +43,7 @@ func (c *chooser) sample(k *coders, g *gauges, body int64, read func(off, n int6
 		if err != nil {
 			return err
 		}
-		if err := c.try(k, g, raw); err != nil {
+		if err := c.try(k, g, raw, room); err != nil {
 			return err
 		}
 	}
@@ -58,7 +59,7 @@ func (c *chooser) place(body int64) int64 {
 
 // sampleRun is sample for a body that comes by once, of which there is one run: it takes one
 // piece of it.
-func (c *chooser) sampleRun(k *coders, g *gauges, raw []byte) error {
+func (c *chooser) sampleRun(k *coders, g *gauges, raw, room []byte) error {
 	if len(raw) < samplePiece || !c.due(g) || !c.sampling.CompareAndSwap(false, true) {
 		return nil
 	}
@@ -66,15 +67,18 @@ func (c *chooser) sampleRun(k *coders, g *gauges, raw []byte) error {
 	begin := time.Now()
 	defer func() { c.sampled.Add(int64(time.Since(begin))) }()
 	at := c.place(int64(len(raw)))
-	return c.try(k, g, raw[at:at+samplePiece])
+	return c.try(k, g, raw[at:at+samplePiece], room)
 }
+
+// trialRoom is what a trial takes: a piece, compressed and as it comes back.
+const trialRoom = 3 * samplePiece
 
 // try compresses a piece with each codec that could be quicker than the disk, and than those that are
 // known, and uncompresses it. What promises most is tried in any case: it may be known from other
 // bytes than those of now, and its promise must not keep what is true from being found out.
-func (c *chooser) try(k *coders, g *gauges, raw []byte) error {
+func (c *chooser) try(k *coders, g *gauges, raw, room []byte) error {
 	write, read := g.plain()
-	out, back := make([]byte, 0, 2*len(raw)), make([]byte, len(raw))
+	out, back := room[:0:2*len(raw)], room[2*len(raw) : trialRoom][:len(raw)]
 	part := len(raw) / 8
 	for codec := codecs - 1; codec >= CodecS2; codec-- { // the quickest first, for then others may not be hopeful
 		if !c.worth(codec, write, read, c.power()) {

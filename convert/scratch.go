@@ -1,0 +1,318 @@
+package convert
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+const (
+	// blockSize is how long a lane's block is: a run, compressed or not, and a frame, each on
+	// pages.
+	blockSize = batch.RunSize + batch.RunSize/4 + batch.FrameSize
+	// layingSize is that of a lane that lays out, too: a block, and a run as it is.
+	layingSize = blockSize + batch.RunSize
+	// scratchShare is the part of host memory that all blocks may take together: an eighth, as
+	// staging does. leastBlocks are had in any case: one compresses while the other is written.
+	scratchShare = 8
+	leastBlocks  = 2
+	// mostBlocks are enough where there is much memory, or two for each processor: two transfers
+	// at full depth.
+	mostBlocks = 2 * stagedUnderWay
+	// ledgerShare is the part of a space that blocks may take of it; more comes from the heap.
+	ledgerShare = 4
+)
+
+// scratch lends the memory that runs are compressed and uncompressed in: no more at a time
+// than a share of host memory. As far as there is room it is drawn from a host space, and so
+// in its ledger, and it goes back at the end of each transfer. Where there is none it is of the
+// heap, for room is made by transfers that need scratch.
+//
+// Who waits for scratch waits for transfers that have some. Those wait for chunks, disks
+// and devices, and for nothing else, so that this ends; first come is first served. The zero
+// value lends leastBlocks of the heap. It is safe for concurrent use.
+type scratch struct {
+	mu    sync.Mutex // a leaf: nothing is called under it
+	most  int64      // bytes
+	lent  int64
+	waits []*scratchWait
+	hosts []*hostScratch
+
+	heap sync.Pool // *[]byte of layingSize; what is idle is the collector's
+}
+
+// hostScratch is a host space that blocks are drawn from.
+type hostScratch struct {
+	space *tier.Space
+	from  *reservation.Manager
+	drawn atomic.Int64
+}
+
+// scratchWait is somebody who waits for n bytes; granted is closed when they are lent.
+type scratchWait struct {
+	n       int64
+	granted chan struct{}
+}
+
+// block is lent memory in one piece, which begins on a page.
+type block struct {
+	p    []byte
+	back func()
+}
+
+// bind says from which host spaces blocks are drawn. It is called before anybody borrows.
+func (s *scratch) bind(m *reservation.Manager) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hosts = s.hosts[:0]
+	total := int64(0)
+	for _, h := range m.Spaces().InTier(tier.Host) {
+		s.hosts = append(s.hosts, &hostScratch{space: h, from: m})
+		total += h.Limit()
+	}
+	s.most = min(total/scratchShare, int64(max(mostBlocks, 2*runtime.GOMAXPROCS(0)))*blockSize)
+}
+
+// borrow waits for n bytes near a NUMA node. The caller must give them back.
+func (s *scratch) borrow(ctx context.Context, node int, n int64) (*block, error) {
+	s.mu.Lock()
+	if len(s.waits) == 0 && s.fitsLocked(n) {
+		s.lent += n
+		s.mu.Unlock()
+		return s.draw(node, n), nil
+	}
+	w := &scratchWait{n: n, granted: make(chan struct{})}
+	s.waits = append(s.waits, w)
+	s.mu.Unlock()
+	select {
+	case <-w.granted:
+		return s.draw(node, n), nil
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	at := slices.Index(s.waits, w)
+	if at >= 0 {
+		s.waits = slices.Delete(s.waits, at, at+1)
+		s.grantLocked() // to those behind it, who may need less
+	}
+	s.mu.Unlock()
+	if at < 0 { // it was granted at the same moment
+		s.giveBack(n)
+	}
+	return nil, context.Cause(ctx)
+}
+
+// tryBorrow is borrow for who does not wait, nor pass those who do.
+func (s *scratch) tryBorrow(node int, n int64) (*block, bool) {
+	s.mu.Lock()
+	ok := len(s.waits) == 0 && s.fitsLocked(n)
+	if ok {
+		s.lent += n
+	}
+	s.mu.Unlock()
+	if !ok {
+		return nil, false
+	}
+	return s.draw(node, n), true
+}
+
+// wanted says whether somebody waits.
+func (s *scratch) wanted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.waits) > 0
+}
+
+func (s *scratch) fitsLocked(n int64) bool {
+	return s.lent == 0 || s.lent+n <= max(s.most, leastBlocks*blockSize)
+}
+
+func (s *scratch) grantLocked() {
+	for len(s.waits) > 0 && s.fitsLocked(s.waits[0].n) {
+		w := s.waits[0]
+		s.waits = s.waits[1:]
+		s.lent += w.n
+		close(w.granted)
+	}
+}
+
+func (s *scratch) giveBack(n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lent -= n
+	s.grantLocked()
+}
+
+// draw returns the memory of n bytes that are lent.
+func (s *scratch) draw(node int, n int64) *block {
+	s.mu.Lock()
+	hosts := s.hosts
+	s.mu.Unlock()
+	for _, near := range []bool{true, false} {
+		for _, h := range hosts {
+			if (h.space.Node() == node) != near {
+				continue
+			}
+			if p, free := h.draw(n); p != nil {
+				return &block{p, func() { free(); s.giveBack(n) }}
+			}
+		}
+	}
+	p, ok := s.heap.Get().(*[]byte)
+	if !ok {
+		made := make([]byte, layingSize+tier.Page)
+		made = made[-addressOf(made)%tier.Page:][:layingSize]
+		p = &made
+	}
+	return &block{(*p)[:n:n], func() { s.heap.Put(p); s.giveBack(n) }}
+}
+
+// draw returns n bytes of the space, if there is room; else nil.
+func (h *hostScratch) draw(n int64) (p []byte, free func()) {
+	if h.drawn.Add(n) > h.space.Limit()/ledgerShare {
+		h.drawn.Add(-n)
+		return nil, nil
+	}
+	buf := h.alloc(n)
+	if buf == nil {
+		h.drawn.Add(-n)
+		return nil, nil
+	}
+	return buf.Memory().(tier.HostMemory).Extents()[0], func() {
+		_ = buf.Release() // the only one
+		h.drawn.Add(-n)
+	}
+}
+
+func (h *hostScratch) alloc(n int64) *tier.Buffer {
+	r, err := h.from.TryReserve(reservation.Specific(h.space.ID()), n)
+	if err != nil {
+		return nil
+	}
+	buf, err := r.Alloc(n)
+	if r.Release() != nil || err != nil {
+		return nil
+	}
+	return buf
+}
+
+// lane is one of several goroutines of a transfer, and what it works with. It has its block
+// from the beginning to the end, and waits for at most one chunk of the pinned ones with it: so
+// lanes of several transfers do not hold each other up for ever.
+type lane struct {
+	b     *Builtin
+	pool  pieces
+	chunk []byte // pinned; nil until it is needed
+	block *block
+}
+
+// inLanes calls f for each of n runs, in as many lanes as there is scratch for, and one at
+// least.
+func (b *Builtin) inLanes(ctx context.Context, node, n int, f func(ctx context.Context, l *lane, run int) error) error {
+	return b.inLanesOf(ctx, blockSize, node, n, f)
+}
+
+// inLanesOf is inLanes for lanes with so many bytes of scratch. A lane that has a run has its
+// scratch, so that it can wait for lanes that took theirs before.
+func (b *Builtin) inLanesOf(ctx context.Context, size int64, node, n int, f func(ctx context.Context, l *lane, run int) error) error {
+	if n == 0 {
+		return nil
+	}
+	pool, err := b.Staging(node)
+	if err != nil {
+		return err
+	}
+	first, err := b.scratch.borrow(ctx, node, size)
+	if err != nil {
+		return err
+	}
+	var next, lanes atomic.Int64
+	g, ctx := errgroup.WithContext(ctx)
+	var run func(l *lane, first bool) error
+	invite := func() { // lanes for the scratch that is there, as long as there is work for them
+		for lanes.Load() < stagedUnderWay && next.Load()+lanes.Load() < int64(n) {
+			block, ok := b.scratch.tryBorrow(node, size)
+			if !ok {
+				return
+			}
+			lanes.Add(1)
+			g.Go(func() error { return run(&lane{b: b, pool: pool, block: block}, false) })
+		}
+	}
+	run = func(l *lane, first bool) error {
+		defer func() { lanes.Add(-1); l.close() }()
+		for {
+			if first {
+				invite()
+			}
+			i := int(next.Add(1)) - 1
+			if i >= n {
+				return nil
+			}
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
+			if err := safely(func() error { return f(ctx, l, i) }); err != nil {
+				return err
+			}
+			if !b.scratch.wanted() {
+				continue
+			}
+			l.close()
+			if !first {
+				return nil // what is left is for the first
+			}
+			var err error
+			if l.block, err = b.scratch.borrow(ctx, node, size); err != nil {
+				return err
+			}
+		}
+	}
+	lanes.Add(1)
+	g.Go(func() error { return run(&lane{b: b, pool: pool, block: first}, true) })
+	return g.Wait()
+}
+
+// close gives back what the lane has.
+func (l *lane) close() {
+	if l.chunk != nil {
+		l.pool.Return(l.chunk)
+		l.chunk = nil
+	}
+	if l.block != nil {
+		l.block.back()
+		l.block = nil
+	}
+}
+
+// pinned returns the lane's chunk.
+func (l *lane) pinned(ctx context.Context) (_ []byte, err error) {
+	if l.chunk == nil {
+		l.chunk, err = l.pool.Borrow(ctx)
+	}
+	return l.chunk, err
+}
+
+// memory returns the lane's own memory, which begins on a page: room for a run, and behind it for
+// a frame.
+func (l *lane) memory() (run, frame []byte) {
+	const at = blockSize - batch.FrameSize
+	return l.block.p[:at:at], l.block.p[at:blockSize:blockSize]
+}
+
+// spare is memory's room for a run, while there is no run in it.
+func (l *lane) spare() []byte {
+	run, _ := l.memory()
+	return run
+}
+
+// run returns memory for a run beside the other, of a lane that lays out.
+func (l *lane) run() []byte { return l.block.p[blockSize:layingSize] }
