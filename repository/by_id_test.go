@@ -3,6 +3,7 @@ package repository
 import (
 	"context"
 	"errors"
+	"io"
 	"testing"
 	"testing/synctest"
 
@@ -120,4 +121,21 @@ func TestTakenIsLockedWhereItIs(t *testing.T) {
 	check(t, err)
 	check(t, b.Drop())
 	check(t, h.Close())
+}
+
+// TestDropInPlaceEndsWaits: a taker that waits for the last batch, which is in use, gets
+// the end of the input when that is dropped in place.
+func TestDropInPlaceEndsWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMover(t, 10, 10, 10)
+		r := ensure(t, newPlan(t, m), "join")
+		b := newBatch(t, 1, m.space(tier.GPU))
+		check(t, b.TryCreateTask())
+		check(t, r.PutBatch(0, b))
+		r.CloseInput()
+		take := taken(func() (*batch.Batch, error) { return r.Take(background, 0, batch.Idle) })
+		mustWait(t, take)
+		check(t, b.Drop())
+		(<-take).check(t, nil, io.EOF)
+	})
 }
