@@ -41,6 +41,7 @@ var keptSuite = map[string]func(*testing.T){
 	"TestKeptBatchesStayUntilAdopted":    TestKeptBatchesStayUntilAdopted,
 	"TestFailedOpenLeavesWhatIsKept":     TestFailedOpenLeavesWhatIsKept,
 	"TestAdoptedBatchKeepsItsRecord":     TestAdoptedBatchKeepsItsRecord,
+	"TestAdoptedBytesAreTheBatchs":       TestAdoptedBytesAreTheBatchs,
 	"TestBatchesOfAProgramAreKept":       TestBatchesOfAProgramAreKept,
 	"TestDamagedBytesAreNotAdopted":      TestDamagedBytesAreNotAdopted,
 	"TestDamagedManifestCostsWhatItSaid": TestDamagedManifestCostsWhatItSaid,

@@ -504,6 +504,34 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 	closeKeeping(t, eng)
 }
 
+// TestAdoptedBytesAreTheBatchs: what is kept takes of a disk's room for as long as nobody has adopted
+// it; then it is a batch's, which can be dropped.
+func TestAdoptedBytesAreTheBatchs(t *testing.T) {
+	keepingNeedsLinux(t)
+	eng := keepingEngine(t, crashed(t, 3))
+	space := eng.Reservations().Spaces().InTier(tier.Disk)[0]
+	if room, held := space.Room(), onDisk(eng); held == 0 || room != space.Limit()-held {
+		t.Errorf("of %d bytes there is room for %d beside %d that are kept", space.Limit(), room, held)
+	}
+	var adopted []*batch.Batch
+	for _, k := range eng.Kept() {
+		b, err := eng.Adopt(t.Context(), k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		adopted = append(adopted, b)
+	}
+	if room := space.Room(); room != space.Limit() {
+		t.Errorf("of %d bytes there is room for %d when all is adopted", space.Limit(), room)
+	}
+	for _, b := range adopted {
+		if err := b.Drop(); err != nil {
+			t.Error(err)
+		}
+	}
+	closeKeeping(t, eng)
+}
+
 // TestFailedOpenLeavesWhatIsKept: an engine that finds kept batches and then cannot be opened says
 // why, and nothing of buffers that nobody held; the next engine finds them.
 func TestFailedOpenLeavesWhatIsKept(t *testing.T) {
