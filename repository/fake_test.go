@@ -130,18 +130,19 @@ func (m *fakeMover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reserv
 	return p, nil
 }
 
-// move brings b to a space of the strategy.
+// move brings b to a space of the strategy. As any mover it waits for room before the
+// transit, and not in it.
 func (m *fakeMover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
 	if err := m.begin("move"); err != nil {
 		return err
 	}
-	t, err := b.Transit(ctx)
+	p, err := m.image(ctx, b.Descriptor(), to)
 	if err != nil {
 		return err
 	}
-	p, err := m.image(ctx, b.Descriptor(), to)
+	t, err := b.Transit(ctx)
 	if err != nil {
-		return errors.Join(err, t.Abort())
+		return errors.Join(err, p.Release())
 	}
 	return t.Commit(p, false)
 }
