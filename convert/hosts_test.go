@@ -422,10 +422,12 @@ func TestFailuresBetweenHostSpaces(t *testing.T) {
 				}
 				h.says(t, b, rec, from, 0)
 
-				h.when(1, func() { panic("no memory there") })
+				fails := func() { panic("no memory there") } // scratch, too, is looked for there
+				h.pools[1].asked.Store(&fails)
 				if err := h.mover.MoveAs(t.Context(), b, h.at[1], to, ReasonWork); err == nil {
 					t.Error("it was moved into memory that fails")
 				}
+				h.pools[1].asked.Store(nil)
 				h.says(t, b, rec, from, 0)
 
 				all, err := h.reservations.TryReserve(h.at[1], h.spaces[1].Available())

@@ -2,6 +2,7 @@ package convert
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"slices"
 	"sync"
@@ -181,27 +182,35 @@ func (h *hostScratch) draw(n int64) (p []byte, free func()) {
 		h.drawn.Add(-n)
 		return nil, nil
 	}
-	buf := h.alloc(n)
-	if buf == nil {
+	buf, p := h.alloc(n)
+	if p == nil {
 		h.drawn.Add(-n)
 		return nil, nil
 	}
-	return buf.Memory().(tier.HostMemory).Extents()[0], func() {
+	return p, func() {
 		_ = buf.Release() // the only one
 		h.drawn.Add(-n)
 	}
 }
 
-func (h *hostScratch) alloc(n int64) *tier.Buffer {
-	r, err := h.from.TryReserve(reservation.Specific(h.space.ID()), n)
+// alloc returns n bytes in one piece, and nil if there are none or their pool fails.
+func (h *hostScratch) alloc(n int64) (buf *tier.Buffer, p []byte) {
+	err := safely(func() error {
+		r, err := h.from.TryReserve(reservation.Specific(h.space.ID()), n)
+		if err != nil {
+			return err
+		}
+		buf, err = r.Alloc(n)
+		return errors.Join(err, r.Release())
+	})
+	if err == nil {
+		err = safely(func() error { p = buf.Memory().(tier.HostMemory).Extents()[0]; return nil })
+	}
 	if err != nil {
-		return nil
+		_ = buf.Release() // it is not used then
+		return nil, nil
 	}
-	buf, err := r.Alloc(n)
-	if r.Release() != nil || err != nil {
-		return nil
-	}
-	return buf
+	return buf, p
 }
 
 // lane is one of several goroutines of a transfer, and what it works with. It has its block
