@@ -108,7 +108,7 @@ func TestVerifyOnCUDA(t *testing.T) {
 	var doc report.Verify
 	decode(t, onCUDA(t, "verify", "--gpu=cuda", "--gpu-memory=4MiB", "--host-memory=4MiB", "--json=-", writeTable(t, "t.arrow", 2, 500)).stdout, &doc)
 	isEmulated(t, doc.Env)
-	if f := doc.Files[0]; f.Batches != 2 || f.Edges != 6*6-2 || f.Mismatches != 0 || f.Error != "" {
+	if f := doc.Files[0]; f.Batches != 2 || f.Edges != 6*6 || f.Mismatches != 0 || f.Error != "" {
 		t.Errorf("%+v", f)
 	}
 }

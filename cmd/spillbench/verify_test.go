@@ -33,7 +33,7 @@ func TestVerifyFiles(t *testing.T) {
 	for _, f := range doc.Files[1:] {
 		// A batch has two forms in each of three spaces, each of which becomes each, but that a table is not packed
 		// at once.
-		if f.Batches != 3 || f.Edges != 6*6-2 || f.Mismatches != 0 || f.Error != "" {
+		if f.Batches != 3 || f.Edges != 6*6 || f.Mismatches != 0 || f.Error != "" {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -46,7 +46,7 @@ func TestVerifySpaces(t *testing.T) {
 	decode(t, r.stdout, &doc)
 	// A batch has two forms on the GPU, in host memory and on each disk, and each becomes each: but for those of one of
 	// several disks among themselves, and that a table is not packed at once.
-	if f := doc.Files[0]; f.Edges != 8*8-2*2*2-3 || f.Mismatches != 0 {
+	if f := doc.Files[0]; f.Edges != 8*8-2*2*2 || f.Mismatches != 0 {
 		t.Errorf("%+v", f)
 	}
 	if len(doc.Config.Disks) != 2 || doc.Config.Disks[1].CapacityBytes != 64<<20 {

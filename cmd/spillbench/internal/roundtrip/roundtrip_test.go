@@ -55,11 +55,11 @@ func numbers(n int) *records {
 	return &out
 }
 
-// TestEdges: all pairs of five forms in three tiers, what goes to and from tables, and what the registry no longer has is
+// TestEdges: all pairs of six forms in three tiers; and what the registry no longer has is
 // no edge.
 func TestEdges(t *testing.T) {
 	eng := engine(t)
-	if edges, unknown := Edges(eng); len(edges) != 34 || len(unknown) != 0 {
+	if edges, unknown := Edges(eng); len(edges) != 36 || len(unknown) != 0 {
 		t.Errorf("%v, %v", edges, unknown)
 	}
 	if err := eng.Registry().Unregister(batch.GPUImage, batch.DiskImage); err != nil {
@@ -72,7 +72,7 @@ func TestEdges(t *testing.T) {
 		t.Fatal(err)
 	}
 	edges, unknown := Edges(eng)
-	if len(edges) != 33 || len(unknown) != 1 || unknown[0] != "table to host-image" {
+	if len(edges) != 35 || len(unknown) != 1 || unknown[0] != "table to host-image" {
 		t.Errorf("%v, %v", edges, unknown)
 	}
 }
