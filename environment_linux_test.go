@@ -141,7 +141,7 @@ func TestPoorFileSystems(t *testing.T) {
 				leavesNothing(t, dir)
 				var log bytes.Buffer
 				cfg := spillConfig(dir, c.files(), top)
-				cfg.Codec, cfg.Logger = codec, slog.New(slog.NewTextHandler(&log, nil))
+				cfg.Codec, cfg.Logger = codec, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 				s := openSpill(t, cfg)
 				s.putAndMove(t.Context())
 				if len(s.failed) > 0 {
