@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/spillway-db/spillway/batch"
@@ -91,6 +90,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if e.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // nobody waits before there is one
 		Clear: e.clear,
+		LongWait: e.warnOfWait,
 	}); err != nil {
 		return nil, err
 	}
@@ -309,31 +309,6 @@ func (e *Engine) Registry() *convert.Registry { return &e.registry }
 
 // Topology returns what the engine knows of the machine.
 func (e *Engine) Topology() *topology.Topology { return e.topo }
-
-// LeakError is part of what Close returns if buffers were still held.
-type LeakError struct{ Leaks []tier.Leak }
-
-func (e *LeakError) Error() string {
-	var b strings.Builder
-	sums := make(map[tier.ID][2]int64)
-	for _, l := range e.Leaks {
-		s := sums[l.Space]
-		sums[l.Space] = [2]int64{s[0] + 1, s[1] + l.Bytes}
-	}
-	b.WriteString("spillway: buffers or reservations were not released:")
-	for i, id := range sortedIDs(sums) {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		fmt.Fprintf(&b, " %d of %d bytes in %s", sums[id][0], sums[id][1], id)
-	}
-	for _, l := range e.Leaks {
-		if l.Stack != "" {
-			fmt.Fprintf(&b, "\n%d bytes in %s, taken at\n%s", l.Bytes, l.Space, l.Stack)
-		}
-	}
-	return b.String()
-}
 
 func sortedIDs[V any](m map[tier.ID]V) []tier.ID {
 	ids := make([]tier.ID, 0, len(m))

@@ -56,6 +56,7 @@ type Registrar interface {
 // it; the monitor orders victims by it.
 type Place struct {
 	Plan uint64 // the plan's number; 0 if it is in none
+	Name string // the plan's name, for messages
 	Rank int    // the repository's position: 0 for the scans, rising towards the output
 	Last bool   // it is in the plan's output repository
 	Seq  uint64 // order of arrival within the plan
@@ -152,6 +153,7 @@ func (b *Batch) register() error {
 		lockrank.AssertNone("a batch's observers are called")
 		return r.Register(b)
 	}
+	b.watch(b.mu.payload) // nobody else knows the batch yet
 	b.announce(nil, nil)
 	return nil
 }
@@ -161,6 +163,28 @@ func descriptorOf(p Payload) *Descriptor {
 		return d.Descriptor()
 	}
 	return nil
+}
+
+// watch makes the end of the last lease on p's memory a change of the batch, which can be
+// moved from then on.
+func (b *Batch) watch(p Payload) {
+	if w, ok := p.(watched); ok {
+		w.OnUnleased(b.unleased)
+	}
+}
+
+func (b *Batch) unleased() {
+	b.mu.Lock()
+	changed, keeper := b.changeLocked()
+	b.mu.Unlock()
+	b.announce(changed, keeper)
+}
+
+// Describe implements tier.About: it says where in which plan the batch is.
+func (b *Batch) Describe(h *tier.Holding) {
+	place := b.Place()
+	h.Batch, h.Plan = uint64(b.id), place.Name
+	h.Operator, h.Port, h.Partition = place.Operator, place.Port, place.Partition
 }
 
 func (b *Batch) now() int64 {

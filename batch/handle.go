@@ -5,14 +5,17 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
 // A Handle lets its holder read a batch's data where it is. Many handles may be
 // open at once; while any is, the data stays. It must be closed once; it is safe
-// for concurrent use.
+// for concurrent use. While it is open it stands in the account of its space
+// (tier.Space.Holds), with the owner that its context named (reservation.Owner.Context).
 type Handle struct {
 	trace   trace
+	holding holding
 	b       *Batch
 	payload Payload
 	closed  atomic.Bool
@@ -33,17 +36,18 @@ func (b *Batch) LockAny(ctx context.Context) (*Handle, error) {
 // TryLock is Lock, but fails while the batch is in transit.
 func (b *Batch) TryLock(space tier.ID) (*Handle, error) {
 	var h *Handle
-	_, err := b.lock(false, &space, &h)
+	_, err := b.lock(false, &space, nil, &h)
 	return h, err
 }
 
 func (b *Batch) lockAwait(ctx context.Context, space *tier.ID) (*Handle, error) {
 	var h *Handle
-	err := b.await(ctx, func(wait bool) (<-chan struct{}, error) { return b.lock(wait, space, &h) })
+	owner := reservation.OwnerOf(ctx)
+	err := b.await(ctx, func(wait bool) (<-chan struct{}, error) { return b.lock(wait, space, owner, &h) })
 	return h, err
 }
 
-func (b *Batch) lock(wait bool, space *tier.ID, out **Handle) (<-chan struct{}, error) {
+func (b *Batch) lock(wait bool, space *tier.ID, owner *reservation.Owner, out **Handle) (<-chan struct{}, error) {
 	const op = "lock"
 	now := b.now() // a callback, so before the lock is taken
 	b.mu.Lock()
@@ -74,6 +78,11 @@ func (b *Batch) lock(wait bool, space *tier.ID, out **Handle) (<-chan struct{}, 
 	changed, keeper := b.changeLocked()
 	b.mu.Unlock()
 	track(h, &h.trace, "handle", b.id)
+	v := tier.HoldView{Kind: tier.HandleHold, Memory: h.payload, Bytes: h.payload.Bytes(), About: b}
+	if owner != nil {
+		v.Owner = owner
+	}
+	h.holding.begin(h.payload.Space(), v)
 	*out = h
 	b.announce(changed, keeper)
 	return nil, nil
@@ -94,6 +103,22 @@ func (h *Handle) Payload() Payload {
 // Space returns where the data is.
 func (h *Handle) Space() *tier.Space { return h.payload.Space() }
 
+// SetOwner says which task holds the handle: those who wait for room are told of what it
+// holds, and of a deadlock. Nil is nobody. It must not be called after Close.
+func (h *Handle) SetOwner(o *reservation.Owner) {
+	if o == nil {
+		h.holding.hold().SetOwner(nil)
+		return
+	}
+	h.holding.hold().SetOwner(o)
+}
+
+// Owner returns the task that holds the handle, or nil.
+func (h *Handle) Owner() *reservation.Owner {
+	o, _ := h.holding.hold().Owner().(*reservation.Owner)
+	return o
+}
+
 // Close ends the reading; all device work that reads the payload must be done. If
 // the batch was dropped and this is its last handle, the payload is freed. A
 // second Close changes nothing and returns tier.ErrReleased; an invariants build
@@ -106,6 +131,7 @@ func (h *Handle) Close() error {
 		return tier.ErrReleased
 	}
 	h.trace.end()
+	h.holding.hold().End()
 	b := h.b
 	now := b.now()
 	b.mu.Lock()

@@ -105,6 +105,15 @@ func (p *Packed) Descriptor() *Descriptor { return p.desc }
 // Runs returns the stored body. It stays the payload's, and must not be changed.
 func (p *Packed) Runs() []Run { return p.runs }
 
+// Buffers returns the memory of the runs. It stays the payload's.
+func (p *Packed) Buffers() []*tier.Buffer {
+	out := make([]*tier.Buffer, len(p.runs))
+	for i := range p.runs {
+		out[i] = p.runs[i].Buffer
+	}
+	return out
+}
+
 // Shared returns the dictionaries, as Image.Shared does.
 func (p *Packed) Shared() []Shared { return p.shared }
 

@@ -43,7 +43,9 @@ func ImageType(k tier.Kind) PayloadType {
 //
 // A payload that also has a method Descriptor() *Descriptor tells the batch its
 // schema and rows; one that has a method Leased() int tells that readers still
-// hold its memory, which its release will then not free at once.
+// hold its memory, which its release will then not free at once. With a method
+// OnUnleased(func()) beside it the batch hears when that is over; see
+// tier.Buffer.OnUnleased.
 type Payload interface {
 	Type() PayloadType
 	// Space returns where the bytes lie; never nil.
@@ -55,10 +57,11 @@ type Payload interface {
 	Release() error
 }
 
-// described and leased are the optional parts of a Payload.
+// described, leased and watched are the optional parts of a Payload.
 type (
 	described interface{ Descriptor() *Descriptor }
 	leased    interface{ Leased() int }
+	watched   interface{ OnUnleased(f func()) }
 )
 
 // SumChunk is how many bytes of a body one checksum covers. What is read to get at one
@@ -258,6 +261,18 @@ func (p *Image) Leased() int {
 		return 0
 	}
 	return p.buf.Leased()
+}
+
+// OnUnleased sets what is called when no reader holds the memory any more; see
+// tier.Buffer.OnUnleased.
+func (p *Image) OnUnleased(f func()) { p.buf.OnUnleased(f) }
+
+// Buffers returns the image's own memory. It stays the image's.
+func (p *Image) Buffers() []*tier.Buffer {
+	if p.buf == nil {
+		return nil
+	}
+	return []*tier.Buffer{p.buf}
 }
 
 // Release gives the buffer and the references to dictionaries up; memory that

@@ -153,6 +153,17 @@ func (p *Table) Leased() (n int) {
 	return n
 }
 
+// OnUnleased sets what is called when no reader holds memory of one of the table's buffers
+// any more; see tier.Buffer.OnUnleased.
+func (p *Table) OnUnleased(f func()) {
+	for _, b := range p.bufs {
+		b.OnUnleased(f)
+	}
+}
+
+// Buffers returns the table's own memory. It stays the table's.
+func (p *Table) Buffers() []*tier.Buffer { return slices.Clone(p.bufs) }
+
 // Lease keeps the memory of all buffers until the returned function is called, also beyond
 // Release. The caller must hold the batch.
 func (p *Table) Lease() (end func()) {

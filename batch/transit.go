@@ -94,6 +94,7 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 	}
 	t.trace.end()
 	b := t.b
+	b.watch(p)
 	b.mu.Lock()
 	b.mu.payload, b.mu.space = p, space
 	if desc != nil {

@@ -47,7 +47,7 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_
 	if payload == nil {
 		return nil, fmt.Errorf("convert: opening columns of a closed handle: %w", tier.ErrReleased)
 	}
-	rec, err := m.open(ctx, payload, want)
+	rec, err := m.open(ctx, openedBy(ctx, h), payload, want)
 	if err != nil {
 		return nil, ofBatch(err, h.Batch().ID())
 	}
@@ -55,15 +55,16 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_
 }
 
 // open opens what is wanted of a payload, wherever that lies.
-func (m *Mover) open(ctx context.Context, payload batch.Payload, want Selection) (arrow.RecordBatch, error) {
+func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want Selection) (arrow.RecordBatch, error) {
 	of := descriptorOf(payload)
 	if of == nil { // what is wrong with the selection shows when there is an image
-		return m.openCopy(ctx, payload, want)
+		return m.openCopy(ctx, who, payload, want)
 	}
 	c, err := want.of(of.Schema, of.Rows)
 	if err != nil {
 		return nil, err
 	}
+	c.by = who
 	if c.from == c.to {
 		return c.noRows(of)
 	}
@@ -82,11 +83,11 @@ func (m *Mover) open(ctx context.Context, payload batch.Payload, want Selection)
 	case *batch.Packed:
 		return m.readColumns(ctx, src, &packedFile{m.cfg.Builtin, src}, c)
 	}
-	return m.openCopy(ctx, payload, want)
+	return m.openCopy(ctx, who, payload, want)
 }
 
 // openCopy opens what is wanted of a host image that it makes.
-func (m *Mover) openCopy(ctx context.Context, payload batch.Payload, want Selection) (arrow.RecordBatch, error) {
+func (m *Mover) openCopy(ctx context.Context, who by, payload batch.Payload, want Selection) (arrow.RecordBatch, error) {
 	img, err := m.hostImage(ctx, payload)
 	if err != nil {
 		return nil, err
@@ -96,6 +97,7 @@ func (m *Mover) openCopy(ctx context.Context, payload batch.Payload, want Select
 		if err != nil {
 			return nil, err
 		}
+		c.by = who
 		if c.from == c.to {
 			return c.noRows(img.Descriptor())
 		}
@@ -150,7 +152,8 @@ func (c *chosen) inPlace(img *batch.Image) (_ arrow.RecordBatch, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return openRows(d, skip, extents, newLease(release), finderOf(img.Shared()))
+	l := newLease(release).entered(c.by, img.Space(), img, img.Bytes())
+	return openRows(d, skip, extents, l, finderOf(img.Shared()))
 }
 
 // readColumns reads what was chosen of a disk image into host memory, and waits for

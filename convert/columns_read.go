@@ -54,6 +54,9 @@ func (p *columnPlan) read(ctx context.Context, buf *tier.Buffer, shared []batch.
 		return nil, err
 	}
 	l := newLease(release)
+	if buf != nil {
+		l.entered(p.chosen.by, buf.Space(), buf, buf.Charge())
+	}
 	err = p.fill(ctx, extents)
 	if err == nil {
 		err = safely(func() error { return p.mend(extents) })

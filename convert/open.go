@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"sort"
@@ -12,6 +13,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // Open returns the record whose image lies in extents, in place: its Arrow
@@ -176,6 +179,36 @@ type lease struct {
 	buffers atomic.Int64
 	ended   atomic.Bool
 	release func()
+	hold    tier.Hold
+}
+
+// by is the handle that a record is opened from, and whose the record is: the owner of the
+// context, or else that of the handle.
+type by struct {
+	handle *batch.Handle
+	owner  *reservation.Owner
+}
+
+func openedBy(ctx context.Context, h *batch.Handle) by {
+	o := reservation.OwnerOf(ctx)
+	if o == nil {
+		o = h.Owner()
+	}
+	return by{h, o}
+}
+
+// entered enters the record into the account of the space in which its memory lies: an
+// image or a buffer.
+func (l *lease) entered(who by, s *tier.Space, memory any, bytes int64) *lease {
+	if who.handle == nil { // an image that is no batch's
+		return l
+	}
+	v := tier.HoldView{Kind: tier.RecordHold, Memory: memory, Bytes: bytes, About: who.handle.Batch()}
+	if who.owner != nil {
+		v.Owner = who.owner
+	}
+	l.hold.Begin(s, v)
+	return l
 }
 
 // newLease returns a lease with one buffer counted, which is the opener's own.
@@ -193,7 +226,11 @@ func (l *lease) Free([]byte) {
 }
 
 func (l *lease) end() {
-	if l.ended.CompareAndSwap(false, true) && l.release != nil {
+	if !l.ended.CompareAndSwap(false, true) {
+		return
+	}
+	l.hold.End() // first, so that nobody holds more than is used
+	if l.release != nil {
 		l.release()
 	}
 }

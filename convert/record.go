@@ -30,13 +30,13 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 		return nil, fmt.Errorf("convert: opening the record of a closed handle: %w", tier.ErrReleased)
 	}
 	if img, ok := payload.(*batch.Image); ok && img.Space().Kind() == tier.Host {
-		return openImage(img, nil)
+		return openImage(openedBy(ctx, h), img, nil)
 	}
 	img, err := m.hostImage(ctx, payload)
 	if err != nil {
 		return nil, ofBatch(err, h.Batch().ID())
 	}
-	return openImage(img, img)
+	return openImage(openedBy(ctx, h), img, img)
 }
 
 // hostImage makes a host image beside src, and waits for room in one piece.
@@ -87,13 +87,14 @@ func descriptorOf(p batch.Payload) *batch.Descriptor {
 
 // openImage opens a host image. owned, if not nil, is released as soon as the
 // record's lease is taken.
-func openImage(img, owned *batch.Image) (arrow.RecordBatch, error) {
+func openImage(who by, img, owned *batch.Image) (arrow.RecordBatch, error) {
 	rec, err := func() (arrow.RecordBatch, error) {
 		extents, release, err := inPlace(img.Buffer())
 		if err != nil {
 			return nil, err
 		}
-		return openRecord(img.Descriptor(), extents, newLease(release), finderOf(img.Shared()))
+		l := newLease(release).entered(who, img.Space(), img, img.Bytes())
+		return openRecord(img.Descriptor(), extents, l, finderOf(img.Shared()))
 	}()
 	if owned != nil {
 		err = errors.Join(err, owned.Release())

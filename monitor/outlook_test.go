@@ -125,15 +125,15 @@ func TestOwnersAndTheMonitor(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, disk0: 64 * kib}, nil)
 		all := w.fillSpace(gpu0, 10, 4*kib)
 		var closeA, closeB []func()
-		for i, b := range all {
+		a, b := w.task("a"), w.task("b")
+		for i, one := range all {
 			if i%2 == 0 {
-				closeA = append(closeA, lockOne(t, b))
+				closeA = append(closeA, lockFor(t, a.o, one))
 			} else {
-				closeB = append(closeB, lockOne(t, b))
+				closeB = append(closeB, lockFor(t, b.o, one))
 			}
 		}
 		w.start()
-		a, b := w.task("a"), w.task("b")
 		ra, rb := a.hold(gpu0, 12*kib), b.hold(gpu0, 12*kib)
 		oa := a.ask(gpu0, 20*kib)
 		waits(t, oa)

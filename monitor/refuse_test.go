@@ -183,6 +183,12 @@ func TestRefuse(t *testing.T) {
 
 func lockOne(t *testing.T, b *batch.Batch) (release func()) {
 	t.Helper()
+	return lockFor(t, nil, b)
+}
+
+// lockFor opens a handle that is o's.
+func lockFor(t *testing.T, o *reservation.Owner, b *batch.Batch) (release func()) {
+	t.Helper()
 	if err := b.TryCreateTask(); err != nil {
 		t.Fatal(err)
 	}
@@ -190,6 +196,7 @@ func lockOne(t *testing.T, b *batch.Batch) (release func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	h.SetOwner(o)
 	return func() { h.Close() }
 }
 

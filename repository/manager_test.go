@@ -580,7 +580,7 @@ func TestObserverSeesThePlace(t *testing.T) {
 	plan := NewManager("test", 3, Config{Mover: m, Observer: &seen, Clock: func() int64 { return 42 }})
 	r := ensure(t, plan, "join")
 	check(t, r.Put(background, 0, record(1)))
-	if len(seen.infos) != 1 || seen.infos[0].Place != (batch.Place{Plan: 3, Last: true, Seq: 1, Operator: "join"}) || seen.infos[0].LastUse != 42 {
+	if len(seen.infos) != 1 || seen.infos[0].Place != (batch.Place{Plan: 3, Name: "test", Last: true, Seq: 1, Operator: "join"}) || seen.infos[0].LastUse != 42 {
 		t.Errorf("%+v", seen.infos)
 	}
 	check(t, plan.Close(background))

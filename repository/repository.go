@@ -223,7 +223,7 @@ func (r *Repository) nextPlace(partition int) batch.Place {
 
 func (r *Repository) placeLocked(seq uint64, partition int) batch.Place {
 	return batch.Place{
-		Plan: r.m.plan, Rank: r.mu.rank, Last: r.mu.last, Seq: seq,
+		Plan: r.m.plan, Name: r.m.name, Rank: r.mu.rank, Last: r.mu.last, Seq: seq,
 		Operator: r.key.Operator, Port: r.key.Port, Partition: partition,
 	}
 }

@@ -49,18 +49,24 @@
 // # Progress
 //
 // Tasks that hold bytes and wait for more may wait for each other. A reservation may
-// have an Owner, and the owners are looked at together while one of them waits. An
-// owner exists while it has a reservation or waits, and runs until as many of its
-// goroutines wait as it has. Its wait is stuck if there cannot be room for it in any of
+// have an Owner, and the owners are looked at together while one of them waits. What
+// handles and records keep counts as held by the owner that their context named
+// (Owner.Context; tier.Hold is the account). An owner exists while it holds anything or
+// waits, and runs until as many of its goroutines wait as it has. Its wait is stuck if there cannot be room for it in any of
 // its candidates, or only behind a shut door whose head is stuck too. Somebody gets a
 // DeadlockError
 //
 //   - when owners are stuck whatever happens: even if all give back everything that
-//     they hold, except those who are stuck in the same way. Others may run meanwhile.
+//     they hold, except those who are stuck in the same way. Others may run meanwhile. So
+//     an owner of one goroutine that is in its own way is told at once: in two looks.
 //   - when every owner waits, nothing free is enough for any of them, and for
 //     Config.Grace nothing has changed in any space and nothing could be moved
-//     (Config.Movable). What they lack is then held by nobody, who may have forgotten it, or
-//     by batches that they work on themselves.
+//     (Config.Movable). What they lack is then held by nobody, who may have forgotten it.
+//     Where handles or records of unknown owners keep some of it, 300 times the grace pass.
+//
+// A wait without an owner is never ended for a deadlock. Which goroutine will close a
+// handle is unknown: it is often handed on to another, and waiting for that is no mistake.
+// Such waits end with their contexts; Config.LongWait is told of those that take long.
 //
 // So nobody is told while an owner runs whose bytes would help, nor, as far as bytes
 // are nobody's, while any owner runs. What is full of batches at rest that cannot be moved

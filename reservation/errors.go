@@ -79,10 +79,15 @@ type DeadlockError struct {
 	Requested int64   // bytes asked for there, rounded up as the space charges them
 	Available int64   // bytes free there
 	Owner     string  // its name
-	Held      int64   // bytes that the owner's reservations promise, in all spaces
+	Held      int64   // bytes that the owner's reservations promise, and its handles and records keep, in all spaces
 	Waiters   int     // how many waits are stuck, this one included
 	Advice    Advice
 	Hint      string // the setting that would help; may be empty
+
+	// Holders are the largest handles and records in Space of those who wait for each
+	// other, and MoreHolders how many there are beside.
+	Holders     []tier.Holding
+	MoreHolders int
 
 	others *signal // set when one of the others has gone on; nil if there are none
 }
@@ -113,6 +118,17 @@ func (e *DeadlockError) Error() string {
 		s += fmt.Sprintf("rolling back has not helped, so %q should split its work", e.Owner)
 	} else {
 		s += fmt.Sprintf("%q should release the %d bytes that it holds and begin again", e.Owner, e.Held)
+	}
+	for i, h := range e.Holders {
+		if i == 0 {
+			s += "; held there:"
+		} else {
+			s += ","
+		}
+		s += fmt.Sprintf(" %d bytes by a %s", h.Bytes, h)
+	}
+	if e.MoreHolders > 0 {
+		s += fmt.Sprintf(" and %d more", e.MoreHolders)
 	}
 	if e.Hint != "" {
 		s += " (" + e.Hint + ")"

@@ -23,6 +23,7 @@ import (
 // scheduled before the bytes are used again.
 type line struct {
 	m     *Manager
+	index int // in Manager.lines
 	space *tier.Space
 	hint  string
 

@@ -44,6 +44,10 @@ type Config struct {
 	// the goroutine that allocates, which waits for it: it must not wait for anybody's
 	// release. Nil means that nothing is moved for the sake of one piece.
 	Clear func(space tier.ID, enough func() bool)
+	// LongWait is told of a wait that has taken LongWaitAfter, and again after twice as
+	// long, and so on: of the oldest in each space. It is called on a goroutine of its own
+	// with no lock held, and must not call Close. Nil means that nobody is told.
+	LongWait func(LongWait)
 }
 
 // Validate checks what NewManager would refuse.
@@ -74,6 +78,7 @@ type Manager struct {
 	scratch  sync.Pool // of *scratch
 	bells    sync.Pool // of the bells of waiters, which may have been rung
 	progress progress
+	patience patience
 	open     sync.Map // of Reservation; only in an invariants build
 
 	subscribers atomic.Pointer[[]subscriber] // copied on write; called without locks
@@ -110,9 +115,11 @@ func NewManager(cfg Config) (*Manager, error) {
 		m.bypass = DefaultBypass
 	}
 	m.progress.movable, m.progress.grace = cfg.Movable, cmp.Or(cfg.Grace, DefaultGrace)
+	m.patience.tell = cfg.LongWait
 	m.scratch.New = func() any { return new(scratch) }
 	for _, sp := range spaces.all {
 		l := newLine(m, sp)
+		l.index = len(m.lines)
 		m.lines = append(m.lines, l)
 		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(l.changed))
 	}
@@ -358,6 +365,7 @@ func (m *Manager) Close() error {
 	for w := m.mu.oldest; w != nil; w = m.mu.oldest {
 		m.failLocked(w, closedError(), &done)
 	}
+	m.forgetLongLocked()
 	cancels := m.mu.cancels
 	m.mu.cancels = nil
 	m.mu.Unlock()

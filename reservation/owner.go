@@ -43,7 +43,20 @@ func (o *Owner) Name() string { return o.name }
 
 // SetWorkers says how many goroutines work for the owner, and so how many must wait
 // before nothing can be expected of it. Below 1 is 1.
-func (o *Owner) SetWorkers(n int) { o.workers.Store(int64(n)) }
+func (o *Owner) SetWorkers(n int) {
+	o.workers.Store(int64(n))
+	o.changed()
+}
+
+// changed notes that what the owner holds, or who works for it, is another.
+func (o *Owner) changed() {
+	if o == nil {
+		return
+	}
+	if m := o.manager.Load(); m != nil {
+		m.progress.changes.Add(1)
+	}
+}
 
 // Workers returns how many goroutines work for the owner.
 func (o *Owner) Workers() int { return int(max(1, o.workers.Load())) }
@@ -51,12 +64,20 @@ func (o *Owner) Workers() int { return int(max(1, o.workers.Load())) }
 // Context returns a context whose waits are the owner's: those of requests made
 // with it that name no owner themselves, such as what a mover reserves to bring a
 // batch up. What such requests are given does not count as held by the owner, for it is
-// the batch's soon.
+// the batch's soon. Handles and records that are opened with the context are the owner's,
+// and so is the memory that they keep: an owner of one goroutine that waits for room which
+// its own handles and records keep is told at once.
 func (o *Owner) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, ownerKey{}, o)
 }
 
 type ownerKey struct{}
+
+// OwnerOf returns the owner that Context put into ctx, or nil.
+func OwnerOf(ctx context.Context) *Owner {
+	o, _ := ctx.Value(ownerKey{}).(*Owner)
+	return o
+}
 
 // WithOwner says whose the reservation is, and its waits, also those of Grow. Nil
 // is nobody's.
@@ -68,12 +89,16 @@ func WithOwner(o *Owner) Option {
 // only now, so that a request that is served at once does not pay for it.
 func (m *Manager) waitOf(ctx context.Context, w *waiter, named *Owner) (*line, int64, error) {
 	if w.owner = named; named == nil {
-		w.owner, _ = ctx.Value(ownerKey{}).(*Owner)
+		w.owner = OwnerOf(ctx)
 	}
 	if err := w.owner.join(m); err != nil {
 		return nil, 0, err
 	}
-	return m.wait(ctx, w)
+	l, n, err := m.wait(ctx, w)
+	if err == nil {
+		w.owner.served(n)
+	}
+	return l, n, err
 }
 
 var errOtherManager = errors.New("reservation: the owner belongs to another manager")
@@ -110,6 +135,7 @@ func (o *Owner) opened(r Reservation) {
 	t.open[o] = struct{}{}
 	o.open[r] = struct{}{}
 	t.changes++
+	o.changed()
 	o.told.again = o.told.rolledBack
 	told := o.told.is
 	t.Unlock()
@@ -134,6 +160,7 @@ func (o *Owner) closed(r Reservation, promised int64) {
 	defer t.Unlock()
 	delete(o.open, r)
 	t.changes++
+	o.changed()
 	if len(o.open) > 0 {
 		return
 	}
@@ -147,10 +174,10 @@ func (o *Owner) closed(r Reservation, promised int64) {
 var told0 told
 
 // gotPast forgets that o was told to roll back once it holds what it would have
-// held then, had it been served: the next deadlock is another one. released is what
-// a reservation promised that is just being released.
-func (o *Owner) gotPast(t *owners, released int64) {
-	held := released
+// held then, had it been served: the next deadlock is another one. beside is what it
+// holds, or held until now, in no open reservation, handle or record.
+func (o *Owner) gotPast(t *owners, beside int64) {
+	held := beside + o.kept()
 	for _, r := range o.reservations(t) {
 		held += r.Bytes()
 	}
@@ -158,6 +185,34 @@ func (o *Owner) gotPast(t *owners, released int64) {
 	defer t.Unlock()
 	if o.told.is && held >= o.told.past {
 		o.told = told0
+	}
+}
+
+// kept returns how many bytes the handles and records of o keep.
+func (o *Owner) kept() (n int64) {
+	for _, l := range o.manager.Load().lines {
+		seen := make(map[any]bool)
+		for _, v := range l.space.Holds(nil) {
+			if v.Owner == any(o) && !seen[v.Memory] {
+				seen[v.Memory] = true
+				n += v.Bytes
+			}
+		}
+	}
+	return n
+}
+
+// served notes that a wait of o's was served with n bytes.
+func (o *Owner) served(n int64) {
+	if o == nil {
+		return
+	}
+	t := &o.manager.Load().progress.owners
+	t.Lock()
+	told := o.told.is
+	t.Unlock()
+	if told {
+		o.gotPast(t, n)
 	}
 }
 

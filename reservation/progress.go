@@ -3,6 +3,7 @@ package reservation
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -22,14 +23,24 @@ const (
 	helplessGraces = 4
 )
 
+// strangerGraces is how many graces it takes where handles or records of unknown owners
+// keep something of what is waited for: 30 s by default. Somebody may work on them, which
+// takes longer than moves do, and the owners would be told for nothing.
+const strangerGraces = 300
+
+// lookShare bounds what looks cost: at most one part in lookShare of a processor.
+const lookShare = 20
+
 // progress is how a manager notices that nobody can go on. While an owner waits it
 // looks at the books from time to time, on the goroutine of a timer; otherwise
-// there is neither.
+// there is neither. If nothing has changed since the last look, the books are not read
+// again.
 type progress struct {
 	movable func(tier.ID) bool // immutable
 	grace   time.Duration      // immutable
 	owners  owners
 	looks   sync.WaitGroup // one while a look is due or under way
+	changes atomic.Uint64  // of what owners hold and wait for
 
 	// Guarded by Manager.mu.
 	waits   map[*waiter]struct{} // of those who have an owner
@@ -37,9 +48,13 @@ type progress struct {
 	looking bool // a look is due or under way
 
 	// The look's own; there is never more than one.
+	books   *books    // of the last look
+	mark    mark      // what there was when they were read
 	certain []uint64  // who was deadlocked at the last look, whatever others do
 	still   stillness // what the books were when all owners waited
 	since   time.Time // and since when they are so
+	reads   int       // how often the books were read
+	steps   int       // what that has cost
 }
 
 // stillness is what must stay the same for all owners to be stuck.
@@ -47,12 +62,38 @@ type stillness struct {
 	waits   []uint64
 	rooms   []room
 	changes uint64
+	holds   uint64
+}
+
+// mark is the same for as long as nothing has changed that the books depend on.
+type mark struct {
+	changes uint64
+	lines   []lineMark
+}
+
+type lineMark struct {
+	room
+	most, door int64
+	holds      uint64
+}
+
+func (a mark) equal(b mark) bool { return a.changes == b.changes && slices.Equal(a.lines, b.lines) }
+
+// markNow must be taken before the books are read, so that a change meanwhile shows.
+func (m *Manager) markNow() mark {
+	k := mark{changes: m.progress.changes.Load(), lines: make([]lineMark, len(m.lines))}
+	for i, l := range m.lines {
+		k.lines[i] = lineMark{
+			room{l.space.Used(), l.space.Available()}, l.space.Room(), int64(l.door.Load()), l.space.HoldChanges(),
+		}
+	}
+	return k
 }
 
 type room struct{ used, available int64 }
 
 func (s stillness) equal(o stillness) bool {
-	return s.changes == o.changes && slices.Equal(s.waits, o.waits) && slices.Equal(s.rooms, o.rooms)
+	return s.changes == o.changes && s.holds == o.holds && slices.Equal(s.waits, o.waits) && slices.Equal(s.rooms, o.rooms)
 }
 
 // waitBegunLocked notes that w has joined its lines.
@@ -61,12 +102,13 @@ func (m *Manager) waitBegunLocked(w *waiter) {
 		return
 	}
 	p := &m.progress
+	p.changes.Add(1)
 	if p.waits == nil {
 		p.waits = make(map[*waiter]struct{})
 	}
 	p.waits[w] = struct{}{}
 	if !p.looking {
-		m.lookLaterLocked()
+		m.lookLaterLocked(0)
 	}
 }
 
@@ -76,6 +118,7 @@ func (m *Manager) waitEndedLocked(w *waiter) {
 	if w.owner == nil {
 		return
 	}
+	p.changes.Add(1)
 	delete(p.waits, w)
 	if len(p.waits) == 0 && p.looking && p.timer.Stop() { // else a look is under way, and sees it
 		p.looking = false
@@ -83,11 +126,12 @@ func (m *Manager) waitEndedLocked(w *waiter) {
 	}
 }
 
-func (m *Manager) lookLaterLocked() {
+// lookLaterLocked arranges the next look, after one that took so long.
+func (m *Manager) lookLaterLocked(took time.Duration) {
 	p := &m.progress
 	p.looking = true
 	p.looks.Add(1)
-	after := max(1, p.grace/looksPerGrace)
+	after := max(1, p.grace/looksPerGrace, (lookShare-1)*took)
 	if p.timer == nil {
 		p.timer = time.AfterFunc(after, m.look)
 		return
@@ -100,13 +144,34 @@ func (m *Manager) look() {
 	p := &m.progress
 	defer p.looks.Done()
 	lockrank.AssertNone("waiters are looked at")
-	m.judge(m.observe())
+	began := time.Now()
+	m.judge(m.read())
+	took := time.Since(began)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p.looking = false
 	if len(p.waits) > 0 {
-		m.lookLaterLocked()
+		m.lookLaterLocked(took)
+	} else {
+		p.books = nil // which refer to all who waited
 	}
+}
+
+// read returns the books as they are, with those who are stuck. They are read only if
+// something has changed since the last time.
+func (m *Manager) read() *books {
+	p := &m.progress
+	now := m.markNow()
+	if p.books != nil && p.books.settled && now.equal(p.mark) {
+		return p.books
+	}
+	b := m.observe()
+	b.certain = b.stuck(true)
+	b.still = b.stuck(false)
+	p.books, p.mark = b, now
+	p.reads++
+	p.steps += b.steps
+	return b
 }
 
 // judge tells somebody if that is due.
@@ -115,7 +180,7 @@ func (m *Manager) judge(b *books) {
 	// Whatever the others give back, those who are stuck now stay so. The books are
 	// not read at one instant; but who was stuck at the last look, too, has waited ever
 	// since, and what it holds is what it held then.
-	stuck := b.stuck(b.mostRoom)
+	stuck := b.certain
 	before := p.certain
 	p.certain = seqs(stuck)
 	if len(stuck) > 0 && slices.Equal(before, p.certain) {
@@ -123,7 +188,7 @@ func (m *Manager) judge(b *books) {
 		return
 	}
 	// Or everybody waits, nothing is movable, and nothing happens.
-	stuck = b.stuck(b.room)
+	stuck = b.still
 	if len(stuck) == 0 || !b.allStuck() || !b.settled || b.anyMovable(stuck, p.movable) {
 		p.still, p.since = stillness{}, time.Time{}
 		return
@@ -133,7 +198,10 @@ func (m *Manager) judge(b *books) {
 		p.still, p.since = still, now
 	}
 	grace := p.grace
-	if !b.holdsAny(stuck) {
+	switch {
+	case b.strangersHold(stuck):
+		grace *= strangerGraces
+	case !b.holdsAny(stuck):
 		grace *= helplessGraces
 	}
 	if now.Sub(p.since) >= grace {

@@ -99,7 +99,7 @@ func (m *Manager) Leaks() []tier.Leak {
 		m.open.Range(func(k, _ any) bool {
 			r := k.(Reservation)
 			if n := r.Unused(); n > 0 {
-				out = append(out, tier.Leak{Space: r.Space().ID(), Bytes: n, Stack: r.rec.mu.stack.String()})
+				out = append(out, tier.Leak{Space: r.Space().ID(), Bytes: n, Promise: true, Stack: r.rec.mu.stack.String()})
 			}
 			return true
 		})
@@ -107,7 +107,7 @@ func (m *Manager) Leaks() []tier.Leak {
 	}
 	for _, s := range m.spaces.all {
 		if n := s.Usage().Reserved; n > 0 {
-			out = append(out, tier.Leak{Space: s.ID(), Bytes: n})
+			out = append(out, tier.Leak{Space: s.ID(), Bytes: n, Promise: true})
 		}
 	}
 	return out
@@ -253,7 +253,7 @@ func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.B
 		return nil, err
 	}
 	if grown > 0 {
-		r.tellGrowing()
+		r.changed()
 	}
 	return b, nil
 }
@@ -423,8 +423,21 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	spare := charged - (rec.unusedLocked() - before) // an overdraft was charged before
 	rec.mu.Unlock()
 	l.space.Unreserve(spare)
-	r.tellGrowing()
+	r.changed()
 	return nil
+}
+
+// changed notes that the promise is another: for its owner, and for the Grow calls that
+// wait.
+func (r Reservation) changed() {
+	r.rec.mu.Lock()
+	var owner *Owner
+	if !r.rec.goneLocked(r.gen) {
+		owner = r.rec.mu.options.owner
+	}
+	r.rec.mu.Unlock()
+	owner.changed()
+	r.tellGrowing()
 }
 
 // tellGrowing tells the Grow calls that wait that the promise has changed. Of two who do
@@ -492,7 +505,7 @@ func (r Reservation) Shrink(n int64) error {
 		}
 	}
 	space.Unreserve(n)
-	r.tellGrowing()
+	r.changed()
 	return nil
 }
 

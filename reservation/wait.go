@@ -18,9 +18,10 @@ type waiter struct {
 	tells       []*signal     // of those who gave way to it; guarded by Manager.mu until it is over
 
 	// Guarded by Manager.mu; the outcome may be read when over is set.
-	seq        uint64  // 0 before it waits
-	prev, next *waiter // all waiters in the order in which they came
-	from       *line   // who served it, or nil
+	seq        uint64        // 0 before it waits
+	begun, due time.Duration // since Manager.made; and after how long the wait is reported
+	prev, next *waiter       // all waiters in the order in which they came
+	from       *line         // who served it, or nil
 	charged    int64
 	err        error
 	nextOver   *waiter
@@ -168,6 +169,7 @@ func (m *Manager) enqueue(w *waiter) error {
 		}
 	}
 	m.waitBegunLocked(w)
+	m.expectLocked(w)
 	return nil
 }
 

@@ -90,6 +90,8 @@ type Buffer struct {
 	// the number of leases. One word, so that no moment between the two shows; at
 	// 0 the memory is gone.
 	holders atomic.Int64
+
+	unleased atomic.Pointer[func()] // see OnUnleased
 }
 
 const owned = 1 << 62
@@ -149,9 +151,30 @@ func (b *Buffer) Lease() (end func()) {
 func (b *Buffer) leaseEnd() func() {
 	var ended atomic.Bool
 	return func() {
-		if ended.CompareAndSwap(false, true) && b.holders.Add(-1) == 0 {
-			b.space.free(b)
+		if !ended.CompareAndSwap(false, true) {
+			return
 		}
+		switch b.holders.Add(-1) {
+		case 0:
+			b.space.free(b)
+		case owned: // the owner can free it, or move what lies in it, from now on
+			if f := b.unleased.Load(); f != nil {
+				(*f)()
+			}
+		}
+	}
+}
+
+// OnUnleased sets what is called whenever the last open lease ends while the owner still
+// has the buffer: on the goroutine that ends the lease, with no lock held. It replaces
+// what was set before; nil ends that. f must be quick and must not block.
+func (b *Buffer) OnUnleased(f func()) {
+	switch {
+	case b == nil:
+	case f == nil:
+		b.unleased.Store(nil)
+	default:
+		b.unleased.Store(&f)
 	}
 }
 

@@ -56,6 +56,8 @@ type Space struct {
 	held    atomic.Int64 // of the used bytes, what stays; see Hold
 	lost    atomic.Pointer[LostError]
 
+	holdChanges atomic.Uint64 // holds that began or ended
+
 	listeners atomic.Pointer[[]listener] // copied on write; called without locks
 
 	mu struct {
@@ -64,6 +66,7 @@ type Space struct {
 		closed       bool
 		cancels      []func()             // end the subscriptions to the quota and to the loss of the pool
 		buffers      map[*Buffer]struct{} // outstanding, for the leak report
+		holds        *Hold                // the first of those who keep memory
 	}
 }
 
@@ -478,26 +481,6 @@ type Account interface {
 // Recall turns n retired bytes into promised ones. Only an Account calls it,
 // while it is being credited.
 func (s *Space) Recall(n int64) { s.ledger.Recall(n) }
-
-// Leak is what was still outstanding when its space was closed: a buffer, or bytes
-// that were promised.
-type Leak struct {
-	Space ID
-	Bytes int64  // charged
-	Stack string // where it was taken; only in an invariants build
-}
-
-// Leaks lists the outstanding buffers, the largest first.
-func (s *Space) Leaks() []Leak {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var out []Leak
-	for b := range s.mu.buffers {
-		out = append(out, Leak{Space: s.cfg.ID, Bytes: b.charge, Stack: b.stack.String()})
-	}
-	slices.SortFunc(out, func(a, b Leak) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack)) })
-	return out
-}
 
 // Close closes the pool. Buffers that are outstanding stay usable and may be
 // released later.
