@@ -58,11 +58,20 @@ type Task struct {
 // taken back what it has handed on. After that, and after any other error or a panic, the
 // inputs stand where they stood in their repositories.
 //
+// The task is an owner (reservation.Owner): f's context, the grant and the handles are its.
+// When tasks hold and wait in a circle, one of them gets a *reservation.DeadlockError, which
+// counts as running out of memory. If f has several goroutines that wait or release,
+// Grant.Owner().SetWorkers must say so: else it is taken for stuck when one of them waits.
+//
 // Inputs that can never be in one GPU together, beside the output and overhead that the task states, are a
 // *reservation.ExceededError at once, and inputs in a GPU that is lost a *tier.LostError: nothing is moved then. When
 // an attempt shows that the task takes more than any GPU has, there is no other; see admission.Admitter.Run.
 func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *Grant, []*Handle) error) (err error) {
-	in := &taskInputs{mover: e.mover}
+	owner := reservation.OwnerOf(ctx)
+	if owner == nil {
+		owner = reservation.NewOwner(t.Operator)
+	}
+	in := &taskInputs{mover: e.mover, owner: owner}
 	var ending error
 	done := false
 	defer func() { // also after a panic
@@ -77,7 +86,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	if err := cmp.Or(e.noneIsLost(in), e.fitTogether(in, t.stated())); err != nil {
 		return fmt.Errorf("spillway: task %q: %w", t.Operator, err)
 	}
-	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead}
+	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead, Owner: owner}
 	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) error {
 		if err := in.bring(ctx, g); err != nil {
 			return err
@@ -141,6 +150,7 @@ func (e *Engine) fitTogether(in *taskInputs, beside int64) error {
 // taskInputs are the batches of a task. It is used by one goroutine at a time.
 type taskInputs struct {
 	mover   *convert.Mover
+	owner   *reservation.Owner
 	batches []*batch.Batch
 	handles []*Handle // by batch; nil if it is not locked
 }
@@ -167,7 +177,10 @@ func (in *taskInputs) In(s *tier.Space) (there, missing int64) {
 func (in *taskInputs) Hold(s *tier.Space) int64 {
 	in.handles = make([]*Handle, len(in.batches))
 	for i, b := range in.batches {
-		in.handles[i] = tryLock(b, s.ID())
+		if h := tryLock(b, s.ID()); h != nil {
+			h.SetOwner(in.owner)
+			in.handles[i] = h
+		}
 	}
 	_, missing := in.mover.Charges(s, in.batches...)
 	return missing

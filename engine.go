@@ -89,7 +89,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	if e.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // nobody waits before there is one
-		Clear: e.clear,
+		Clear:    e.clear,
 		LongWait: e.warnOfWait,
 	}); err != nil {
 		return nil, err
@@ -279,7 +279,7 @@ func (e *Engine) newPlan(name string) (*Plan, error) {
 		return nil, fmt.Errorf("spillway: a plan %q is open already", name)
 	}
 	e.plan++
-	p := &Plan{engine: e, name: name, number: e.plan, manager: repository.NewManager(name, e.plan, repository.Config{
+	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name), manager: repository.NewManager(name, e.plan, repository.Config{
 		Mover: e.mover, IDs: &e.ids, Observer: e.Observer(),
 	})}
 	e.plans[name] = p

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
 )
 
 // Plan owns a query's repositories and their order. It is safe for concurrent
@@ -14,12 +15,20 @@ type Plan struct {
 	name    string
 	number  uint64
 	manager *repository.Manager
+	owner   *reservation.Owner
 	once    sync.Once
 	err     error
 }
 
 // Name returns the plan's name.
 func (p *Plan) Name() string { return p.name }
+
+// Owner returns the owner of what the plan's goroutines hold and wait for, by its name. A
+// goroutine that acquires, drains or reads with Owner().Context(ctx) takes part in finding
+// deadlocks; SetWorkers must say how many do. Who works by itself has a better owner of its
+// own (reservation.NewOwner), for one of several can then be chosen to give way. Calls
+// without an owner are never refused for a deadlock; those that wait long are logged.
+func (p *Plan) Owner() *reservation.Owner { return p.owner }
 
 // Repository returns the repository of an operator's port, and makes it if it is
 // new. Repositories stand in the order in which they are made, from the scans to

@@ -38,7 +38,7 @@ func (w LongWait) String() string {
 		s += fmt.Sprintf(" by %q", w.Owner)
 	}
 	if w.Waiters > 1 {
-		s += fmt.Sprintf(", and %d others wait there (%d bytes in all)", w.Waiters-1, w.Waiting)
+		s += fmt.Sprintf(" (%d waiters need %d bytes there)", w.Waiters, w.Waiting)
 	}
 	return s + "; " + w.Account.String()
 }

@@ -111,6 +111,36 @@ func (o *Owner) join(m *Manager) error {
 	return errOtherManager
 }
 
+// SetOwner says whose the reservation is from now on, as WithOwner does when it is made:
+// for those who wait for it as nobody, such as a task that holds nothing until it is
+// admitted. A reservation that has an owner, or was released, is an error.
+func (r Reservation) SetOwner(o *Owner) error {
+	if r.rec == nil {
+		return errReleased("setting the owner")
+	}
+	if err := o.join(r.rec.line.m); err != nil || o == nil {
+		return err
+	}
+	rec := r.rec
+	rec.mu.Lock()
+	gone, owned := rec.goneLocked(r.gen), rec.mu.options.owner != nil
+	if !gone && !owned {
+		rec.mu.optioned, rec.mu.options.owner = true, o
+	}
+	rec.mu.Unlock()
+	switch {
+	case gone:
+		return errReleased("setting the owner")
+	case owned:
+		return errors.New("reservation: it has an owner already")
+	}
+	o.opened(r)
+	if r.over() { // released meanwhile
+		o.closed(r, 0)
+	}
+	return nil
+}
+
 // owners is the manager's table of those who have open reservations.
 type owners struct {
 	lockrank.Mutex[lockrank.Reservation] // never held with another of this rank

@@ -234,6 +234,7 @@ func (a *Admitter) Estimator() Estimator { return a.rules.Estimator }
 type Grant struct {
 	a        *Admitter
 	r        reservation.Reservation
+	owner    *reservation.Owner
 	operator string
 	input    int64
 	need     int64
@@ -251,6 +252,11 @@ type Grant struct {
 // Reservation returns what the task draws from. It must not be released: the grant
 // does that.
 func (g *Grant) Reservation() reservation.Reservation { return g.r }
+
+// Owner returns whose the grant is: tasks that hold and wait in a circle are found by it.
+// It has one goroutine unless SetWorkers says otherwise; what is waited for with its
+// Context is the task's.
+func (g *Grant) Owner() *reservation.Owner { return g.owner }
 
 // Space returns where the task runs.
 func (g *Grant) Space() *tier.Space { return g.r.Space() }

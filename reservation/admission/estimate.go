@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -33,6 +34,21 @@ type Estimate struct {
 	// Least is the least that output and overhead together are taken for, whatever
 	// the above say: what a task is known to need that ran out of memory.
 	Least int64
+	// Owner is the task's, as far as deadlocks are concerned: what the grant promises is its,
+	// and what Run's function waits for. Nil: that of the context, or else one that is made,
+	// with the operator's name and one goroutine.
+	Owner *reservation.Owner
+}
+
+// owner returns whose the task is.
+func (e *Estimate) owner(ctx context.Context) *reservation.Owner {
+	if e.Owner != nil {
+		return e.Owner
+	}
+	if o := reservation.OwnerOf(ctx); o != nil {
+		return o
+	}
+	return reservation.NewOwner(e.Operator)
 }
 
 // Inputs is what a task reads, in whatever space it is. The methods are called by

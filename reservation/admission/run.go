@@ -48,17 +48,25 @@ func OutOfMemory(err error) bool {
 // Run admits a task, runs f, and ends the grant. If f runs out of memory, the inputs
 // are restored, all that the grant held is released, and the task is tried again with
 // a higher estimate: twice what it was given beside its inputs or, if that is more, what it
+<<<<<<< HEAD
 // had drawn and what was refused to it. After Rules.MaxAttempts of those the error is an
 // *AttemptsError. So it is, at once, when an attempt shows that no space could ever hold what the
 // task takes: what it had drawn beside its inputs and what was refused to it are more than there
 // is, or it was given all that there is. Any other error of f, and any of Admit, ends Run at
 // once; the inputs are restored then, too.
 // An estimate alone is never the reason: it may be too high.
+=======
+// had drawn and what was refused to it. After a reservation.DeadlockError the estimate stays,
+// and the others are waited for first. After Rules.MaxAttempts of those the error is an
+// *AttemptsError. Any other error of f, and any of Admit, ends Run at once; the
+// inputs are restored then, too.
+>>>>>>> 4a0b035 (Tasks own what they hold and wait for, long waits are reported with their holders, and a deadlock does not raise a task's estimate)
 //
 // Running out of memory is an error for which OutOfMemory holds, or a panic with such
 // an error, as allocators that cannot return one do. Other panics go on when everything
 // is given back. f must free what it has drawn when it fails, and take back what it
-// has handed to others. It may end the grant itself.
+// has handed to others. It may end the grant itself. Its context is that of Grant.Owner: if
+// f has several goroutines that wait or release, Owner.SetWorkers must say so.
 func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, *Grant) error) error {
 	var before error // of the last attempt
 	for attempt := 1; ; attempt++ {
@@ -91,6 +99,11 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 		}
 		before = err
 		e.Least = g.higher(err)
+		if told := (*reservation.DeadlockError)(nil); errors.As(err, &told) { // or it would meet the others again
+			if werr := told.Wait(ctx); werr != nil {
+				return errors.Join(err, werr)
+			}
+		}
 		a.retries.Add(1)
 		a.log.LogAttrs(ctx, slog.LevelDebug, "admission: a task ran out of memory and is tried again",
 			slog.String("operator", e.Operator), slog.Int("attempt", attempt), slog.Int64("reserved", reserved),
@@ -174,7 +187,7 @@ func (a *Admitter) once(ctx context.Context, e *Estimate, g *Grant, f func(conte
 			again, err = false, errors.Join(err, failed)
 		}
 	}()
-	if err = call(ctx, g, f); err != nil {
+	if err = call(g.owner.Context(ctx), g, f); err != nil {
 		return OutOfMemory(err), err
 	}
 	done = true
@@ -203,6 +216,11 @@ func call(ctx context.Context, g *Grant, f func(context.Context, *Grant) error) 
 // higher returns what output and overhead should be taken for after an attempt that
 // failed with err.
 func (g *Grant) higher(err error) int64 {
+	if told := (*reservation.DeadlockError)(nil); errors.As(err, &told) {
+		// Others held what it waited for: its estimate was not too low, and to promise it
+		// more would only keep that from the wait.
+		return max(g.work, g.Peak())
+	}
 	return max(tier.Page, add(g.work, g.work), add(g.Peak(), requested(err, g.Space().ID())))
 }
 

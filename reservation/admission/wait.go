@@ -171,6 +171,11 @@ func (a *Admitter) start(ctx context.Context, w *waiter, t turn, e *Estimate, g 
 	used := g.space.Used()
 	mark, top := marks(g.space, t.threshold)
 	alone = alone && (used > mark || g.keep < g.need)
+	// Only now, for whoever waits to be admitted holds nothing.
+	owner := e.owner(ctx)
+	if err := g.r.SetOwner(owner); err != nil {
+		return nil, err
+	}
 	if err := a.commit(w, alone); err != nil {
 		return nil, err
 	}
@@ -180,7 +185,7 @@ func (a *Admitter) start(ctx context.Context, w *waiter, t turn, e *Estimate, g 
 			slog.String("operator", e.Operator), slog.String("space", g.space.ID().String()), slog.Int64("need", need),
 			slog.Int64("reserved", g.r.Bytes()), slog.Int64("used", used-g.r.Bytes()), slog.Int64("threshold", mark), slog.Int64("limit", top))
 	}
-	return &Grant{a: a, r: g.r, operator: e.Operator, input: e.input(), need: need, work: work, alone: alone}, nil
+	return &Grant{a: a, r: g.r, owner: owner, operator: e.Operator, input: e.input(), need: need, work: work, alone: alone}, nil
 }
 
 // waitForRoom is for the head, whose demand the manager publishes.

@@ -1,0 +1,156 @@
+package spillway_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/tier"
+)
+
+const crowdSize = 16
+
+// fullGPU puts batches into host memory, of which the GPU holds as many as there are
+// workers and not one more, and returns the repository.
+func fullGPU(ctx context.Context, t *testing.T, batches int) (*spillway.Engine, *repository.Repository, *tier.Space) {
+	t.Helper()
+	eng, repo := openWith(t, 1<<20, 8<<20)
+	rec := arrowgen.Ints(1, 7000, 1) // 16 of them fill the GPU
+	defer rec.Release()
+	for i := range batches {
+		if err := repo.Put(ctx, i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, _ := repo.Peek(0)
+	gpu := gpuOf(t, eng)
+	if n := b.Info().Bytes; gpu.Limit()/n != crowdSize {
+		t.Fatalf("the GPU has room for %d batches of %d bytes, want %d: the test shows nothing", gpu.Limit()/n, n, crowdSize)
+	}
+	return eng, repo, gpu
+}
+
+// TestHoldAndWaitOnHandles: sixteen goroutines hold a batch on the GPU each and acquire
+// another one. Those who are told of the deadlock give way, and all finish.
+func TestHoldAndWaitOnHandles(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
+	defer cancel()
+	eng, repo, gpu := fullGPU(ctx, t, 2*crowdSize)
+	onGPU := reservation.AnyInTier(tier.GPU)
+	var told atomic.Int64
+	var all, holding sync.WaitGroup
+	holding.Add(crowdSize)
+	for i := range crowdSize {
+		owner := reservation.NewOwner(fmt.Sprint("worker ", i))
+		ctx := owner.Context(ctx)
+		first, _ := repo.Peek(2 * i)
+		second, _ := repo.Peek(2*i + 1)
+		all.Go(func() {
+			for once := true; ; once = false {
+				one, err := eng.Mover().Acquire(ctx, first, onGPU)
+				if once {
+					holding.Done()
+					holding.Wait()
+				}
+				if err == nil {
+					var two *spillway.Handle
+					if two, err = eng.Mover().Acquire(ctx, second, onGPU); err == nil {
+						err = two.Close()
+					}
+					err = errors.Join(err, one.Close())
+				}
+				var e *reservation.DeadlockError
+				if !errors.As(err, &e) {
+					if err != nil {
+						t.Errorf("worker %d: %v", i, err)
+					}
+					return
+				}
+				if told.Add(1) == 1 && (e.Held < first.Info().Bytes || len(e.Holders) == 0 || e.Holders[0].Plan != "p" || e.Space != gpu.ID()) {
+					t.Errorf("worker %d was told %+v", i, *e)
+				}
+				if err := e.Wait(ctx); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if told.Load() == 0 {
+		t.Error("nobody was told: the test shows nothing")
+	}
+}
+
+// TestTasksHoldAndWait: the same with tasks, which have an input each and acquire another
+// batch. They are owners without saying so; who is told is tried again.
+func TestTasksHoldAndWait(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
+	defer cancel()
+	const tasks = 2
+	eng, repo := openWith(t, 1<<20, 8<<20)
+	if err := eng.Admitter().SetThreads(tasks); err != nil {
+		t.Fatal(err)
+	}
+	if err := eng.Admitter().SetThreshold(1); err != nil {
+		t.Fatal(err)
+	}
+	rec := arrowgen.Ints(1, 45000, 1) // two fit
+	defer rec.Release()
+	for i := range 2 * tasks {
+		if err := repo.Put(ctx, i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var holding sync.WaitGroup
+	holding.Add(tasks)
+	var all sync.WaitGroup
+	var told atomic.Int64
+	for i := range tasks {
+		extra, _ := repo.Peek(tasks + i)
+		all.Go(func() {
+			c, err := repo.Claim(ctx, i, 1)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			first := true
+			err = eng.RunTask(ctx, spillway.Task{
+				Operator: fmt.Sprint("join ", i), Inputs: []*repository.Claim{c}, Output: admission.None, Overhead: admission.None,
+			}, func(ctx context.Context, g *spillway.Grant, in []*spillway.Handle) error {
+				if o := in[0].Owner(); o != g.Owner() || reservation.OwnerOf(ctx) != o {
+					t.Errorf("the input is of %v and the context of %v, want %v", o, reservation.OwnerOf(ctx), g.Owner())
+				}
+				if first {
+					first = false
+					holding.Done()
+					holding.Wait()
+				}
+				h, err := eng.Mover().Acquire(ctx, extra, reservation.AnyInTier(tier.GPU))
+				if errors.Is(err, reservation.ErrDeadlock) {
+					told.Add(1)
+				}
+				if err == nil {
+					err = h.Close()
+				}
+				return err
+			})
+			if err != nil {
+				t.Errorf("task %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+	if told.Load() == 0 {
+		t.Error("nobody was told: the test shows nothing")
+	}
+}

@@ -1,0 +1,73 @@
+package reservation_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestLongWait: a wait is reported when it has taken long, then after twice as long and so
+// on, with who holds what; one that is behind another counts with that. What is over is
+// not reported, and while nobody waits there is no timer.
+func TestLongWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []reservation.LongWait
+		var at []time.Duration
+		begun := time.Now()
+		s, other := spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s, other}, LongWait: func(w reservation.LongWait) {
+			told, at = append(told, w), append(at, time.Since(begun))
+		}})
+		o := reservation.NewOwner("probe")
+		mine, others := keep(t, m, o, 30, 7), keep(t, m, nil, 60, 2)
+		r := mustTry(t, m, onGPU0, 10, reservation.WithOwner(o))
+		full := mustTry(t, m, reservation.Specific(host), 100)
+		short := startReserve(t.Context(), m, onGPU0, 5)
+		short.waiting(t)
+		time.Sleep(reservation.LongWaitAfter - time.Millisecond)
+		release(t, r)
+		release(t, short.served(t))
+		r = mustTry(t, m, onGPU0, 10, reservation.WithOwner(o))
+		time.Sleep(time.Minute)
+		if len(told) != 0 {
+			t.Fatalf("it was told of %v", told)
+		}
+		begun = time.Now()
+		first := startReserve(t.Context(), m, reservation.AnyInTiers(tier.GPU, tier.Host), 50)
+		first.waiting(t)
+		second := startReserve(t.Context(), m, onGPU0, 20)
+		second.waiting(t)
+		time.Sleep(36 * time.Second)
+		synctest.Wait()
+		if len(at) != 3 || at[0] != 5*time.Second || at[1] != 10*time.Second || at[2] != 20*time.Second {
+			t.Fatalf("it was told after %v", at)
+		}
+		w := told[0]
+		if w.Space != gpu0 || w.Requested != 50 || w.Waiters != 2 || w.Waiting != 70 || w.Owner != "" || w.Account.Available != 0 || w.Account.Reserved != 10 {
+			t.Errorf("it was told %+v", w)
+		}
+		for _, want := range []string{
+			"50 bytes have been waited for since 5s (2 waiters need 70 bytes there)", "0 of 100 bytes are available, 10 promised",
+			`1 handle of plan "q", operator join:0 (batch 2): 60 bytes`, `owner "probe" (batch 7): 30 bytes`, `1 reservation, owner "probe": 10 bytes`,
+		} {
+			if !strings.Contains(w.String(), want) {
+				t.Errorf("%q does not say %q", w, want)
+			}
+		}
+		release(t, full)
+		release(t, first.served(t))
+		others.close(t)
+		release(t, second.served(t), r)
+		mine.close(t)
+		n := len(told)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if len(told) != n {
+			t.Errorf("it was told of %v although nobody waits", told[n:])
+		}
+	})
+}
