@@ -139,6 +139,7 @@ func New(o Options) (*Batch, error) {
 		}
 		err := b.register()
 		if err == nil {
+			b.watch(o.Payload)
 			return b, nil
 		}
 		if o.ID != 0 || !errors.Is(err, ErrDuplicateID) {
@@ -153,7 +154,6 @@ func (b *Batch) register() error {
 		lockrank.AssertNone("a batch's observers are called")
 		return r.Register(b)
 	}
-	b.watch(b.mu.payload) // nobody else knows the batch yet
 	b.announce(nil, nil)
 	return nil
 }
@@ -168,7 +168,7 @@ func descriptorOf(p Payload) *Descriptor {
 // watch makes the end of the last lease on p's memory a change of the batch, which can be
 // moved from then on.
 func (b *Batch) watch(p Payload) {
-	if w, ok := p.(watched); ok {
+	if w, ok := p.(leased); ok {
 		w.OnUnleased(b.unleased)
 	}
 }

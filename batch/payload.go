@@ -42,10 +42,9 @@ func ImageType(k tier.Kind) PayloadType {
 // pointer, as a rule) and safe for concurrent use.
 //
 // A payload that also has a method Descriptor() *Descriptor tells the batch its
-// schema and rows; one that has a method Leased() int tells that readers still
-// hold its memory, which its release will then not free at once. With a method
-// OnUnleased(func()) beside it the batch hears when that is over; see
-// tier.Buffer.OnUnleased.
+// schema and rows. One that has the methods Leased() int and OnUnleased(func()) tells that
+// readers still hold its memory, which its release will then not free at once, and when
+// that is over; see tier.Buffer.OnUnleased.
 type Payload interface {
 	Type() PayloadType
 	// Space returns where the bytes lie; never nil.
@@ -57,11 +56,13 @@ type Payload interface {
 	Release() error
 }
 
-// described, leased and watched are the optional parts of a Payload.
+// described and leased are the optional parts of a Payload.
 type (
 	described interface{ Descriptor() *Descriptor }
-	leased    interface{ Leased() int }
-	watched   interface{ OnUnleased(f func()) }
+	leased    interface {
+		Leased() int
+		OnUnleased(f func())
+	}
 )
 
 // SumChunk is how many bytes of a body one checksum covers. What is read to get at one

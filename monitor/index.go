@@ -8,10 +8,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// leasedPerStep bounds how many leased batches a step looks at again. The end of
-// a lease is not announced, so that they have to be asked.
-const leasedPerStep = 64
-
 // Index knows where all batches are and which of them could be moved down, in
 // the policy's order. It is the batch.Observer that an engine gives to its batches:
 // each change costs a look at that one batch and, if it became a victim or
@@ -64,7 +60,6 @@ type spaceIndex struct {
 	lowest  bool                  // nothing below: nothing is listed, only counted
 	byKey   *btree.BTreeG[*entry] // the victims
 	bySize  *btree.BTreeG[*entry] // all that could go down, also what somebody subscribed to
-	leased  map[*entry]struct{}
 	count   int
 	bytes   int64
 	rest    int64  // bytes at rest
@@ -107,7 +102,6 @@ func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func
 			lowest: lowest(i),
 			byKey:  btree.NewG(treeDegree, lessByKey),
 			bySize: btree.NewG(treeDegree, lessBySize),
-			leased: make(map[*entry]struct{}),
 		}
 	}
 	return x
@@ -152,7 +146,7 @@ func (x *Index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 	defer x.mu.Unlock()
 	now := b.Info()
 	leased := now.Leased
-	now.Leased = info.Leased // changes without an announcement, and no key may depend on it
+	now.Leased = info.Leased // begins without an announcement, and no key may depend on it
 	if now != info {
 		return false, nil
 	}
@@ -231,16 +225,10 @@ func (x *Index) countLocked(e *entry) {
 	if e.rest {
 		s.rest += e.bytes
 	}
-	if e.leased {
-		s.leased[e] = struct{}{}
-	}
 }
 
 func (x *Index) uncountLocked(e *entry) {
 	s := &x.mu.spaces[e.place]
-	if e.leased {
-		delete(s.leased, e)
-	}
 	if e.rest {
 		s.rest -= e.bytes
 	}
@@ -377,21 +365,4 @@ const smallMax = 24
 
 func (e *entry) asVictim() Victim {
 	return Victim{Batch: e.batch, ID: e.id, Bytes: e.bytes, Key: e.key}
-}
-
-// refreshLeased looks again at batches of a space whose memory readers held.
-func (x *Index) refreshLeased(place int) {
-	var room [leasedPerStep]*batch.Batch
-	some := room[:0]
-	x.mu.Lock()
-	for e := range x.mu.spaces[place].leased {
-		if len(some) == cap(some) {
-			break
-		}
-		some = append(some, e.batch)
-	}
-	x.mu.Unlock()
-	for _, b := range some {
-		x.update(b)
-	}
 }

@@ -69,7 +69,6 @@ func TestIndexFollowsABatch(t *testing.T) {
 	b.SetPlace(seq(9))
 	victim("leased", false, 10)
 	lease()
-	w.mon.index.refreshLeased(w.mon.byID[gpu0])
 	victim("the lease has ended", true, 30)
 
 	tr, err := b.TryTransit()

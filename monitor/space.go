@@ -156,7 +156,6 @@ func (m *Monitor) observeBatches(state *State) {
 		sp := &state.Spaces[i]
 		wanted = wanted || sp.Relieving || sp.Waiting > 0 || sp.room() < 0
 		if wanted && len(sp.Down) > 0 {
-			m.index.refreshLeased(i)
 			fit := int64(0)
 			for _, e := range sp.Down {
 				to := &state.Spaces[e.To]

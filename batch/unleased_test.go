@@ -1,0 +1,70 @@
+package batch
+
+import (
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// leasedSeen notes what each announcement found.
+type leasedSeen []bool
+
+func (s *leasedSeen) BatchChanged(b *Batch) { *s = append(*s, b.Info().Leased) }
+
+// TestEndOfLeaseIsAnnounced: the end of the last lease on a batch's memory is a change of
+// the batch, in each form that it takes; that of an earlier lease, or of one that is left
+// from a form that the batch has no more, is none.
+func TestEndOfLeaseIsAnnounced(t *testing.T) {
+	host, gpu := newSpace(t, "host:0"), newSpace(t, "gpu:0")
+	image := func(s *tier.Space) *Image { return NewImage(&Descriptor{Body: 8192}, draw(t, s, 8192), s) }
+	table := func() *Table {
+		return NewTable(TableParts{Descriptor: &Descriptor{Sums: []uint64{}}, Space: gpu, Buffers: []*tier.Buffer{draw(t, gpu, 100), draw(t, gpu, 100)}})
+	}
+	var seen leasedSeen
+	first := image(host)
+	b := newBatch(t, first, &seen)
+	check := func(when string, lease func() (end func())) {
+		t.Helper()
+		changed := b.Changed()
+		one, two := lease(), lease()
+		seen = seen[:0]
+		one()
+		if len(seen) != 0 {
+			t.Errorf("%s: with a lease open it announced %v", when, seen)
+		}
+		two()
+		two()
+		if len(seen) != 1 || seen[0] {
+			t.Errorf("%s: the end of the last lease was announced as %v", when, seen)
+		}
+		select {
+		case <-changed:
+		default:
+			t.Errorf("%s: who waits for a change was not woken", when)
+		}
+	}
+	check("as it was made", first.Buffer().Lease)
+	stale := first.Buffer().Lease()
+	second := table()
+	move := func(to Payload) {
+		t.Helper()
+		tr, err := b.TryTransit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.Commit(to, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move(second)
+	seen = seen[:0]
+	stale()
+	if len(seen) != 0 || host.Used() != 0 {
+		t.Errorf("a lease on the former memory ended as %v, with %d bytes used", seen, host.Used())
+	}
+	check("as a table", second.bufs[1].Lease)
+	if err := b.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	mustBeEmpty(t, gpu)
+}
