@@ -39,7 +39,6 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 	most := m.index.summary(i).count // batches may come as fast as others leave
 	for fresh := true; fresh && len(seen) < most; {
 		fresh = false
-		m.index.refreshLeased(i)
 		for _, v := range m.index.victims(nil, i, math.MaxInt64) {
 			if seen[v.Batch] {
 				continue

@@ -48,19 +48,13 @@ func OutOfMemory(err error) bool {
 // Run admits a task, runs f, and ends the grant. If f runs out of memory, the inputs
 // are restored, all that the grant held is released, and the task is tried again with
 // a higher estimate: twice what it was given beside its inputs or, if that is more, what it
-<<<<<<< HEAD
-// had drawn and what was refused to it. After Rules.MaxAttempts of those the error is an
+// had drawn and what was refused to it. After a reservation.DeadlockError the estimate stays,
+// and the others are waited for first. After Rules.MaxAttempts of those the error is an
 // *AttemptsError. So it is, at once, when an attempt shows that no space could ever hold what the
 // task takes: what it had drawn beside its inputs and what was refused to it are more than there
 // is, or it was given all that there is. Any other error of f, and any of Admit, ends Run at
 // once; the inputs are restored then, too.
 // An estimate alone is never the reason: it may be too high.
-=======
-// had drawn and what was refused to it. After a reservation.DeadlockError the estimate stays,
-// and the others are waited for first. After Rules.MaxAttempts of those the error is an
-// *AttemptsError. Any other error of f, and any of Admit, ends Run at once; the
-// inputs are restored then, too.
->>>>>>> 4a0b035 (Tasks own what they hold and wait for, long waits are reported with their holders, and a deadlock does not raise a task's estimate)
 //
 // Running out of memory is an error for which OutOfMemory holds, or a panic with such
 // an error, as allocators that cannot return one do. Other panics go on when everything
