@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -48,6 +49,8 @@ type Engine struct {
 	keeper       *keeper // records what comes to disks with Disk.Keep
 	found        *found  // what was recorded there before
 
+	panics guard.Log // of functions of the configuration
+
 	stop     context.CancelCauseFunc
 	watching chan struct{} // closed when the monitor has ended, and what samples foreign bytes
 
@@ -72,6 +75,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		base:    make(map[tier.ID]int64),
 		plans:   make(map[string]*Plan),
 	}
+	e.panics.Logger = e.cfg.Logger
 	e.keeper, e.found = newKeeper(e), newFound(e)
 	defer func() {
 		if err != nil {
@@ -89,8 +93,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	if e.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // nobody waits before there is one
-		Clear:    e.clear,
-		LongWait: e.warnOfWait,
+		Clear: e.clear, LongWait: e.warnOfWait, Logger: e.cfg.Logger,
 	}); err != nil {
 		return nil, err
 	}
@@ -107,7 +110,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.mover, err = convert.NewMover(convert.MoverConfig{
-		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(),
+		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(), Logger: e.cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -216,7 +219,7 @@ func (e *Engine) moveEvents() convert.Events {
 		e.cfg.Logger.Warn("spillway: a batch is larger than the space it was meant for; it went to a slower one",
 			"bytes", bytes, "wanted", wanted.String(), "got", got.String())
 		if told != nil {
-			told(bytes, wanted, got)
+			told(bytes, wanted, got) // the mover catches a panic
 		}
 	}
 	return ev
@@ -347,10 +350,11 @@ func (e *Engine) Close() error {
 	e.mu.Unlock()
 
 	e.stop(tier.ErrClosed)
-	<-e.watching
 	// Those who wait for room are woken, and moves under way ended, before what they
-	// work on is taken apart.
+	// work on is taken apart; and before the monitor is waited for, for an event or a policy
+	// of the program's may be one of them.
 	errs := []error{e.admitter.Close(), e.reservations.Close(), e.mover.Close()}
+	<-e.watching
 	for _, p := range plans {
 		errs = append(errs, p.Close())
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -150,7 +151,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device,
 	case g.Device != nil:
 		dev = g.Device
 	case g.Open != nil:
-		dev, err = g.Open(ctx, g.Memory)
+		dev, err = openWith(ctx, g)
 		if err == nil && dev == nil {
 			err = errors.New("the factory returned neither a device nor an error")
 		}
@@ -171,7 +172,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device,
 	if g.Wrap == nil {
 		return dev, nil
 	}
-	wrapped, err := g.Wrap(dev)
+	wrapped, err := wrapWith(g, dev)
 	if err == nil && wrapped == nil {
 		err = errors.New("the decorator returned neither a device nor an error")
 	}
@@ -182,6 +183,18 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device,
 		e.devices[len(e.devices)-1] = wrapped
 	}
 	return wrapped, nil
+}
+
+// openWith calls the factory of a device, and makes its panic an error.
+func openWith(ctx context.Context, g GPU) (dev tier.Device, err error) {
+	defer guard.Error(&err, "GPU.Open")
+	return g.Open(ctx, g.Memory)
+}
+
+// wrapWith calls the decorator of a device, and makes its panic an error.
+func wrapWith(g GPU, dev tier.Device) (wrapped tier.Device, err error) {
+	defer guard.Error(&err, "GPU.Wrap")
+	return g.Wrap(dev)
 }
 
 // spaceOn returns the size of the space on a device. Larger than the device, or than

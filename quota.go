@@ -23,7 +23,7 @@ func (e *Engine) readLimits() error {
 		e.cfg.Logger.Warn("spillway: more GPU memory is in use than its quota allows; batches move down until it is not",
 			"quota", o.Quota, "used", o.Used, "limit", o.Limit)
 		if e.cfg.QuotaOver != nil {
-			e.cfg.QuotaOver(o)
+			e.panics.Do("Config.QuotaOver", func() { e.cfg.QuotaOver(o) })
 		}
 	}
 	if e.cfg.Quota != nil {

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -149,9 +150,10 @@ func New(o Options) (*Batch, error) {
 }
 
 // register makes a new batch known to its observer.
-func (b *Batch) register() error {
+func (b *Batch) register() (err error) {
 	if r, ok := b.observer.(Registrar); ok {
 		lockrank.AssertNone("a batch's observers are called")
+		defer guard.Error(&err, "an observer of batches")
 		return r.Register(b)
 	}
 	b.announce(nil, nil)
@@ -188,10 +190,11 @@ func (b *Batch) Describe(h *tier.Holding) {
 }
 
 func (b *Batch) now() int64 {
+	now := time.Now().UnixNano()
 	if b.clock != nil {
-		return b.clock()
+		panics.Do("a clock of batches", func() { now = b.clock() })
 	}
-	return time.Now().UnixNano()
+	return now
 }
 
 // ID returns the batch's id.
@@ -376,14 +379,23 @@ func (b *Batch) changeLocked() (changed chan struct{}, keeper Observer) {
 func (b *Batch) announce(changed chan struct{}, keeper Observer) {
 	lockrank.AssertNone("a batch's observers are called")
 	if keeper != nil {
-		keeper.BatchChanged(b)
+		b.tell(keeper)
 	}
 	if b.observer != nil {
-		b.observer.BatchChanged(b)
+		b.tell(b.observer)
 	}
 	if changed != nil {
 		close(changed)
 	}
+}
+
+// panics of observers and clocks are logged, and end there: the change has been made, and
+// those who wait for it must be woken.
+var panics guard.Log
+
+func (b *Batch) tell(o Observer) {
+	defer panics.Recover("an observer of batches")
+	o.BatchChanged(b)
 }
 
 // restLocked is the state of a batch that nobody reads or moves.

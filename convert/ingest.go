@@ -188,7 +188,7 @@ func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, wh
 			continue
 		}
 		if e == nil && m.cfg.Events.Oversized != nil {
-			m.cfg.Events.Oversized(r.Bytes(), to, r.Space().ID())
+			m.panics.Do("Events.Oversized", func() { m.cfg.Events.Oversized(r.Bytes(), to, r.Space().ID()) })
 		}
 		return r, e
 	}

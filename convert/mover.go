@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -29,6 +31,7 @@ type MoverConfig struct {
 	IDs          *batch.IDs     // numbers clones; nil: the mover has its own
 	Observer     batch.Observer // is told of clones for which no other is named; may be nil
 	Events       Events
+	Logger       *slog.Logger // is told of events that panic; nil means slog.Default
 }
 
 // Events are told what a Mover does; each may be nil. They are called with no
@@ -58,6 +61,7 @@ type Mover struct {
 	stats  stats
 	gate   *gate
 	losses *losses
+	panics guard.Log // of events: the move has ended
 	// clearing has, for each space, what is held by the one who makes room in one
 	// piece there.
 	clearing map[tier.ID]chan struct{}
@@ -75,7 +79,10 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 		cfg.IDs = new(batch.IDs)
 	}
 	cfg.Builtin.scratch.bind(cfg.Reservations)
-	m := &Mover{cfg: cfg, gate: newGate(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), clearing: make(map[tier.ID]chan struct{})}
+	m := &Mover{
+		cfg: cfg, gate: newGate(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
+		clearing: make(map[tier.ID]chan struct{}),
+	}
 	for _, s := range cfg.Reservations.Spaces().All() {
 		m.clearing[s.ID()] = make(chan struct{}, 1)
 	}
@@ -172,7 +179,7 @@ func (m *Mover) bring(ctx context.Context, b *batch.Batch, to aim, reason string
 	}
 	ev.Took = time.Since(start)
 	if m.cfg.Events.Moved != nil && (ev.Bytes > 0 || ev.Err != nil) {
-		m.cfg.Events.Moved(ev)
+		m.panics.Do("Events.Moved", func() { m.cfg.Events.Moved(ev) })
 	}
 	return ev.Err
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -72,7 +71,7 @@ func (c *clearing) move(ctx context.Context, v Victim) bool {
 		mv := Move{Batch: v.ID, From: c.from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: ReasonDemand}
 		m.events.moveBegun(mv)
 		start := time.Now()
-		err := m.cfg.Mover.Move(ctx, v.Batch, reservation.Specific(to.ID()), ReasonDemand)
+		err := m.move(ctx, v.Batch, to.ID(), ReasonDemand)
 		m.events.moveEnded(mv, time.Since(start), err)
 		kind := kindOf(err, to.ID())
 		m.stats.count(kind, v.Bytes)

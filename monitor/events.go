@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -89,60 +90,63 @@ type Events struct {
 }
 
 // eventList tells several Events the same.
-type eventList []Events
+type eventList struct {
+	all    []Events
+	panics guard.Log
+}
 
-func (l eventList) moveBegun(m Move) {
-	for _, e := range l {
+func (l *eventList) moveBegun(m Move) {
+	for _, e := range l.all {
 		if e.MoveBegun != nil {
-			e.MoveBegun(m)
+			l.panics.Do("Events.MoveBegun", func() { e.MoveBegun(m) })
 		}
 	}
 }
 
-func (l eventList) moveEnded(m Move, took time.Duration, err error) {
-	for _, e := range l {
+func (l *eventList) moveEnded(m Move, took time.Duration, err error) {
+	for _, e := range l.all {
 		if e.MoveEnded != nil {
-			e.MoveEnded(m, took, err)
+			l.panics.Do("Events.MoveEnded", func() { e.MoveEnded(m, took, err) })
 		}
 	}
 }
 
-func (l eventList) pressure(p Pressure) {
-	for _, e := range l {
+func (l *eventList) pressure(p Pressure) {
+	for _, e := range l.all {
 		if e.Pressure != nil {
-			e.Pressure(p)
+			l.panics.Do("Events.Pressure", func() { e.Pressure(p) })
 		}
 	}
 }
 
-func (l eventList) stuck(s Stuck) {
-	for _, e := range l {
+func (l *eventList) stuck(s Stuck) {
+	for _, e := range l.all {
 		if e.Stuck != nil {
-			e.Stuck(s)
+			l.panics.Do("Events.Stuck", func() { e.Stuck(s) })
 		}
 	}
 }
 
-func (l eventList) refused(r Refused) {
-	for _, e := range l {
+func (l *eventList) refused(r Refused) {
+	for _, e := range l.all {
 		if e.Refused != nil {
-			e.Refused(r)
+			l.panics.Do("Events.Refused", func() { e.Refused(r) })
 		}
 	}
 }
 
-func (l eventList) unmovable(u Unmovable) {
-	for _, e := range l {
+func (l *eventList) unmovable(u Unmovable) {
+	for _, e := range l.all {
 		if e.Unmovable != nil {
-			e.Unmovable(u)
+			l.panics.Do("Events.Unmovable", func() { e.Unmovable(u) })
 		}
 	}
 }
 
-func (l eventList) lost(s Lost) {
-	for _, e := range l {
+func (l *eventList) lost(s Lost) {
+	for _, e := range l.all {
 		if e.Lost != nil {
-			e.Lost(s)
+			l.panics.Do("Events.Lost", func() { e.Lost(s) })
 		}
 	}
 }

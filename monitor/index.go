@@ -4,6 +4,7 @@ import (
 	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -20,6 +21,7 @@ import (
 // An Index is safe for concurrent use.
 type Index struct {
 	policy Policy
+	panics guard.Log       // of the policy
 	places map[tier.ID]int // immutable
 	gained func()          // called with no lock held when there is a new victim; immutable
 
@@ -140,7 +142,7 @@ func (x *Index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 	info := b.Info()
 	var key Key
 	if x.victim(info) {
-		key = x.policy.Key(info)
+		key = x.keyOf(info)
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -355,8 +357,14 @@ func (x *Index) victims(dst []Victim, place int, fit int64) []Victim {
 		})
 	}
 	x.mu.Unlock()
-	x.policy.Order(dst[begin:])
+	x.panics.Do("Policy.Order", func() { x.policy.Order(dst[begin:]) })
 	return dst
+}
+
+// keyOf asks the policy. A batch whose key it cannot tell has the zero key.
+func (x *Index) keyOf(info batch.Info) (key Key) {
+	defer x.panics.Recover("Policy.Key")
+	return x.policy.Key(info)
 }
 
 // smallMax is how many victims beyond the policy's first ones are taken for

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -112,14 +113,14 @@ func New(cfg Config) (*Monitor, error) {
 	}
 	m := &Monitor{
 		cfg:    cfg,
-		events: eventList{cfg.Events},
+		events: eventList{all: []Events{cfg.Events}},
 		byID:   make(map[tier.ID]int),
 		wake:   make(chan struct{}, 1),
 		hint:   make(chan struct{}, 1),
 		faults: make(map[*batch.Batch]*fault),
 	}
 	if cfg.Logger != nil {
-		m.events = append(m.events, SlogEvents(cfg.Logger))
+		m.events.all = append(m.events.all, SlogEvents(cfg.Logger))
 	}
 	var ids []tier.ID
 	for i, s := range cfg.Reservations.Spaces().All() {
@@ -135,7 +136,9 @@ func New(cfg Config) (*Monitor, error) {
 		}
 	}
 	m.ended = make(chan result, edges*cfg.MovesPerEdge) // room for all, so that no executor waits for Run
+	m.events.panics.Logger = cfg.Logger
 	m.index = newIndex(cfg.Policy, ids, func(i int) bool { return len(m.spaces[i].edges) == 0 }, m.help)
+	m.index.panics.Logger = cfg.Logger
 	return m, nil
 }
 
@@ -338,7 +341,7 @@ func (m *Monitor) execute(ctx context.Context, c Choice) {
 		mv := Move{Batch: c.Victim.ID, From: from, To: to, Bytes: c.Victim.Bytes, Reason: c.Reason}
 		m.events.moveBegun(mv)
 		start := time.Now()
-		r.err = m.cfg.Mover.Move(ctx, c.Victim.Batch, reservation.Specific(to), c.Reason)
+		r.err = m.move(ctx, c.Victim.Batch, to, c.Reason)
 		if r.err != nil && ctx.Err() != nil {
 			// The error's own text is no evidence: a file system may return
 			// context.Canceled for reasons of its own.
@@ -347,6 +350,12 @@ func (m *Monitor) execute(ctx context.Context, c Choice) {
 		m.events.moveEnded(mv, time.Since(start), r.err)
 	})
 	m.ended <- r
+}
+
+// move calls the mover. Its panic is an error of the move, for nobody else would end it.
+func (m *Monitor) move(ctx context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
+	defer guard.Error(&err, "the mover")
+	return m.cfg.Mover.Move(ctx, b, reservation.Specific(to), reason)
 }
 
 // finish notes the end of a move.

@@ -36,7 +36,7 @@ type subscriber struct {
 }
 
 // OnDemand calls f whenever a request begins to wait, on its goroutine and with
-// no lock held; f must be quick and must not block. The returned function ends
+// no lock held; f must be quick and must not block. A panic of f is logged. The returned function ends
 // that; a call that has begun may still be running when it returns.
 func (m *Manager) OnDemand(f func()) (cancel func()) {
 	m.mu.Lock()
@@ -70,7 +70,7 @@ func (m *Manager) announce() {
 	}
 	lockrank.AssertNone("demand is announced")
 	for _, s := range *s {
-		s.f()
+		m.panics.Do("a subscriber to demand", s.f)
 	}
 }
 

@@ -254,7 +254,7 @@ func (m *Manager) reportLong() {
 	m.mu.Unlock()
 	for _, one := range all {
 		one.Account, _ = m.Account(one.Space)
-		m.patience.tell(one)
+		m.panics.Do("Config.LongWait", func() { m.patience.tell(one) })
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

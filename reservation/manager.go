@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -48,6 +50,8 @@ type Config struct {
 	// long, and so on: of the oldest in each space. It is called on a goroutine of its own
 	// with no lock held, and must not call Close. Nil means that nobody is told.
 	LongWait func(LongWait)
+	// Logger is told of functions of the program's that panic; nil means slog.Default.
+	Logger *slog.Logger
 }
 
 // Validate checks what NewManager would refuse.
@@ -79,7 +83,8 @@ type Manager struct {
 	bells    sync.Pool // of the bells of waiters, which may have been rung
 	progress progress
 	patience patience
-	open     sync.Map // of Reservation; only in an invariants build
+	panics   guard.Log // of what the configuration and subscribers call
+	open     sync.Map  // of Reservation; only in an invariants build
 
 	subscribers atomic.Pointer[[]subscriber] // copied on write; called without locks
 
@@ -115,7 +120,7 @@ func NewManager(cfg Config) (*Manager, error) {
 		m.bypass = DefaultBypass
 	}
 	m.progress.movable, m.progress.grace = cfg.Movable, cmp.Or(cfg.Grace, DefaultGrace)
-	m.patience.tell = cfg.LongWait
+	m.patience.tell, m.panics.Logger = cfg.LongWait, cfg.Logger
 	m.scratch.New = func() any { return new(scratch) }
 	for _, sp := range spaces.all {
 		l := newLine(m, sp)
@@ -280,7 +285,8 @@ func fitting(slots []slot) *slot {
 }
 
 // candidates asks s and puts into q.slots what the request needs in each space.
-func (m *Manager) candidates(q *scratch, s Strategy, bytes int64) error {
+func (m *Manager) candidates(q *scratch, s Strategy, bytes int64) (err error) {
+	defer guard.Error(&err, "a strategy")
 	q.spaces = s.Candidates(m.spaces, q.spaces[:0])
 	q.slots = q.slots[:0]
 	sized, differs := s.(Sized)

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/spillway-db/spillway/internal/goid"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -48,8 +49,9 @@ func (e *OutOfMemoryError) Unwrap() []error { return []error{e.Second, e.First} 
 //
 // The hook runs on the goroutine that allocates and with no lock held, on several at
 // once if several allocate. While it runs, allocations from the same reservation on
-// its goroutine do not call it again: they just fail. If it panics, that goes on to whom
-// called Alloc, and the books are as if it had not been called. Nil is no hook.
+// its goroutine do not call it again: they just fail. If it panics, the allocation's error
+// says so beside the first cause, and the books are as if it had not been called. Nil is no
+// hook.
 func WithOutOfMemory(hook func(OutOfMemory) (again bool)) Option {
 	return func(o options) options {
 		o.memory = nil
@@ -77,7 +79,11 @@ func (h *memoryHook) again(r Reservation, size int64, first error, try func() (*
 		Reservation: r, Space: space.ID(), Requested: space.Charge(size),
 		Unused: r.Unused(), Promised: r.Bytes(), Available: space.Available(), Err: first,
 	}
-	if !h.ask(out) {
+	again, err := h.ask(out)
+	if err != nil {
+		return nil, errors.Join(first, err)
+	}
+	if !again {
 		return nil, first
 	}
 	b, second := try()
@@ -88,12 +94,13 @@ func (h *memoryHook) again(r Reservation, size int64, first error, try func() (*
 }
 
 // ask calls the hook, unless this goroutine is in it already.
-func (h *memoryHook) ask(out OutOfMemory) bool {
+func (h *memoryHook) ask(out OutOfMemory) (again bool, err error) {
 	lockrank.AssertNone("an out-of-memory hook is called")
 	id := goid.ID()
 	if _, inside := h.inside.LoadOrStore(id, struct{}{}); inside {
-		return false
+		return false, nil
 	}
 	defer h.inside.Delete(id)
-	return h.call(out)
+	defer guard.Error(&err, "an out-of-memory hook")
+	return h.call(out), nil
 }

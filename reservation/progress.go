@@ -189,7 +189,7 @@ func (m *Manager) judge(b *books) {
 	}
 	// Or everybody waits, nothing is movable, and nothing happens.
 	stuck = b.still
-	if len(stuck) == 0 || !b.allStuck() || !b.settled || b.anyMovable(stuck, p.movable) {
+	if len(stuck) == 0 || !b.allStuck() || !b.settled || m.anyMovable(b, stuck) {
 		p.still, p.since = stillness{}, time.Time{}
 		return
 	}
@@ -208,6 +208,14 @@ func (m *Manager) judge(b *books) {
 		p.since = time.Time{}
 		m.tell(b, stuck)
 	}
+}
+
+// anyMovable says whether something in the way of one of the waits can be moved. Of whom
+// it cannot be asked nobody is told.
+func (m *Manager) anyMovable(b *books, stuck []*waitView) (movable bool) {
+	movable = true
+	m.panics.Do("Config.Movable", func() { movable = b.anyMovable(stuck, m.progress.movable) })
+	return movable
 }
 
 func seqs(waits []*waitView) []uint64 {

@@ -102,7 +102,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
 		return nil, 0, err
 	}
 	if !w.over.Load() {
-		m.announceFor(w)
+		m.announce()
 	}
 	for !w.over.Load() {
 		select {
@@ -115,19 +115,6 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
 	m.waits.record(time.Since(m.made) - begun)
 	m.bells.Put(w.bell) // who rings it late wakes another waiter, which looks and waits on
 	return w.from, w.charged, w.err
-}
-
-// announceFor announces the demand of w, which gives up its place if a
-// subscriber panics.
-func (m *Manager) announceFor(w *waiter) {
-	returned := false
-	defer func() {
-		if !returned && !m.withdraw(w, nil) && w.from != nil {
-			w.from.space.Unreserve(w.charged)
-		}
-	}()
-	m.announce()
-	returned = true
 }
 
 // enqueue puts w at the end of all its lines. The caller must call serve then.
@@ -234,6 +221,12 @@ func (m *Manager) serve() {
 	if m.serving.Add(1) > 1 {
 		return
 	}
+	done := false
+	defer func() {
+		if !done { // a pool or a quota has panicked: others must still be able to serve
+			m.serving.Store(0)
+		}
+	}()
 	for calls := int64(1); ; calls = m.serving.Load() {
 		for _, l := range m.lines {
 			if l.dirty.Load() && l.dirty.Swap(false) {
@@ -241,6 +234,7 @@ func (m *Manager) serve() {
 			}
 		}
 		if m.serving.CompareAndSwap(calls, 0) {
+			done = true
 			return
 		}
 	}

@@ -1,8 +1,10 @@
 package reservation_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -308,28 +310,45 @@ func TestDemandIsAnnounced(t *testing.T) {
 	})
 }
 
-// A subscriber that panics must not leave a waiter behind that nobody serves.
-func TestPanickingSubscriberLosesNothing(t *testing.T) {
-	m, s := one(t, 100, 0)
-	held := mustTry(t, m, onGPU0, 100)
-	cancel := m.OnDemand(func() {
-		release(t, held) // the waiter is served while it panics, or not
-		panic("subscriber")
+// A subscriber that panics, and a listener of the space that does, end nobody's wait and
+// keep nobody from being served, now or later.
+func TestPanickingListenersWedgeNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := spaceOf(t, "gpu:0", 100)
+		var log bytes.Buffer
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		defer m.OnDemand(func() { panic("subscriber") })()
+		defer s.Subscribe(func(*tier.Space, tier.Change) { panic("listener") })()
+		held := mustTry(t, m, onGPU0, 100)
+		c := startReserve(t.Context(), m, onGPU0, 60)
+		c.waiting(t)
+		release(t, held)
+		got := c.served(t)
+		d := startReserve(t.Context(), m, onGPU0, 60)
+		d.waiting(t)
+		release(t, got)
+		release(t, d.served(t))
+		wantUsage(t, s, 0, 0, 0)
+		if !strings.Contains(log.String(), "panic=subscriber") {
+			t.Errorf("the log says %q", log.String())
+		}
 	})
-	func() {
-		defer func() {
-			if recover() != "subscriber" {
-				t.Error("the panic was lost")
-			}
-		}()
-		m.Reserve(t.Context(), onGPU0, 60)
-	}()
-	cancel()
-	if got := m.Demand(nil); len(got) != 0 {
-		t.Errorf("demand is %+v", got)
+}
+
+// A strategy that panics is an error, and the next request is served.
+func TestPanickingStrategy(t *testing.T) {
+	m, s := one(t, 100, 0)
+	if _, err := m.Reserve(t.Context(), broken{}, 10); err == nil || !strings.Contains(err.Error(), "a strategy panicked: no idea") {
+		t.Errorf("reserving: %v", err)
 	}
+	release(t, mustTry(t, m, onGPU0, 100))
 	wantUsage(t, s, 0, 0, 0)
 }
+
+type broken struct{}
+
+func (broken) Candidates(*reservation.Spaces, []*tier.Space) []*tier.Space { panic("no idea") }
+func (broken) String() string                                              { return "broken" }
 
 func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -5,12 +5,14 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
 // Loss is what devices implement Losable with. The zero value is ready, and not to be copied. It is safe for concurrent use.
 type Loss struct {
-	once sync.Once // nobody goes on with an error of the loss before all were told
+	panics guard.Log
+	once   sync.Once // nobody goes on with an error of the loss before all were told
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -37,7 +39,7 @@ func (l *Loss) Lose(why error) {
 	lockrank.AssertNone("a device is lost")
 	l.once.Do(func() {
 		for _, f := range l.begin(why) {
-			f(why)
+			l.panics.Do("a listener of a device's loss", func() { f(why) })
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()

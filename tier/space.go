@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
@@ -18,11 +20,12 @@ type SpaceConfig struct {
 	ID        ID
 	Capacity  int64 // bytes; above 0
 	Fractions Fractions
-	Node      int    // the NUMA node it is bound to or nearest to; -1 for unknown
-	Backend   string // "sim", "cuda", "host", "disk": what reports call it
-	Pool      Pool   // hands out the memory; the space closes it
-	Hint      string // the setting that would make the space larger, for error messages
-	Quota     Quota  // charged for what is reserved here; may be nil, and shared by spaces
+	Node      int          // the NUMA node it is bound to or nearest to; -1 for unknown
+	Backend   string       // "sim", "cuda", "host", "disk": what reports call it
+	Pool      Pool         // hands out the memory; the space closes it
+	Hint      string       // the setting that would make the space larger, for error messages
+	Quota     Quota        // charged for what is reserved here; may be nil, and shared by spaces
+	Logger    *slog.Logger // is told of listeners that panic; nil means slog.Default
 }
 
 // Change says what happened to a space's books.
@@ -57,6 +60,7 @@ type Space struct {
 	lost    atomic.Pointer[LostError]
 
 	holdChanges atomic.Uint64 // holds that began or ended
+	panics      guard.Log     // of the listeners
 
 	listeners atomic.Pointer[[]listener] // copied on write; called without locks
 
@@ -90,6 +94,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 		return nil, fmt.Errorf("%w (space %s)", err, cfg.ID)
 	}
 	s := &Space{cfg: cfg, ledger: NewLedger(cfg.Capacity)}
+	s.panics.Logger = cfg.Logger
 	s.paced, _ = cfg.Pool.(Paced)
 	s.limit.Store(share(cfg.Capacity, cfg.Fractions.Limit))
 	s.trigger = share(cfg.Capacity, cfg.Fractions.Trigger)
@@ -247,8 +252,8 @@ func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 func (s *Space) Fits(n int64) bool { return n >= 0 && n <= s.Room() }
 
 // Subscribe calls f after each change, on the goroutine that made it and with
-// no lock held; f must be quick and must not block. The returned function ends
-// the subscription; a call that has begun may still be running when it returns.
+// no lock held; f must be quick and must not block. A panic of f is logged, and ends there. The
+// returned function ends the subscription; a call that has begun may still be running when it returns.
 func (s *Space) Subscribe(f func(*Space, Change)) (cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,9 +287,16 @@ func (s *Space) notify(c Change) {
 		return
 	}
 	lockrank.AssertNone("a space's listeners are called")
-	for _, l := range *ls {
-		l.f(s, c)
+	for i := range *ls {
+		s.tell(&(*ls)[i], c)
 	}
+}
+
+// tell calls one listener. One that panics keeps neither the others from hearing, nor the
+// caller, who may be serving others, from going on.
+func (s *Space) tell(l *listener, c Change) {
+	defer s.panics.Recover("a listener of a space")
+	l.f(s, c)
 }
 
 // Reserve promises n bytes, or says with a NoSpaceError that there is no room

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
@@ -109,6 +110,7 @@ type Admitter struct {
 	reservations *reservation.Manager
 	rules        Rules // but for threshold and threads, which are in mu
 	log          *slog.Logger
+	panics       guard.Log
 	cancels      []func() // end the subscriptions to the spaces
 
 	// What a change of a space has to know without a lock: whether somebody waits, and
@@ -142,6 +144,7 @@ func New(cfg Config) (*Admitter, error) {
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)
 	}
+	a.panics.Logger = a.log
 	a.mu.threshold, a.mu.threads, a.mu.passes = a.rules.Threshold, a.rules.Threads, a.rules.Bypass
 	for _, s := range cfg.Reservations.Spaces().All() {
 		a.cancels = append(a.cancels, s.Subscribe(a.changed))
@@ -336,7 +339,7 @@ func (g *Grant) Done(m Measured) error {
 	if err := g.Release(); err != nil {
 		return err
 	}
-	g.a.rules.Estimator.Observe(g.operator, m)
+	g.a.panics.Do("Estimator.Observe", func() { g.a.rules.Estimator.Observe(g.operator, m) }) // the task has succeeded
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -78,12 +79,14 @@ func (w *wakes) fire() {
 // the estimate says and how long that may take is told in the package doc. The caller
 // must end the grant. On an error nothing is held, neither memory nor inputs.
 //
+// A panic of an estimator, a strategy or of the inputs is an error.
+//
 // The wait is ended by ctx, with an error that matches its cause and its Err; by Close,
 // with tier.ErrClosed; and by the monitor, if nothing can be moved out of the way, with
 // a tier.NoSpaceError. An estimate that makes no sense matches ErrEstimate, a strategy
 // without spaces reservation.ErrNoCandidate, with none but lost ones tier.ErrLost, and spaces whose limits leave no room at
 // all reservation.ErrExceeded.
-func (a *Admitter) Admit(ctx context.Context, e Estimate) (*Grant, error) {
+func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) {
 	if err := e.Validate(); err != nil {
 		return nil, err
 	}
@@ -95,7 +98,8 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (*Grant, error) {
 	if err := a.enqueue(w); err != nil {
 		return nil, err
 	}
-	defer a.leave(w) // also when a callback panics; nothing, once it is admitted
+	defer a.leave(w) // nothing, once it is admitted
+	defer guard.Error(&err, "an estimator, a strategy or inputs of a task")
 	for stale := 0; ; {
 		g, err := a.attempt(ctx, w, &e, stale >= maxStale)
 		switch {

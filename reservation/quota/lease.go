@@ -350,7 +350,7 @@ func (l *Lease) rescan() error {
 	var broken *BrokenError
 	if errors.As(err, &broken) && l.terms.OnBroken != nil {
 		lockrank.AssertNone("a lease's event is told")
-		l.terms.OnBroken(broken)
+		l.subscribers.panics.Do("Terms.OnBroken", func() { l.terms.OnBroken(broken) })
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -157,7 +158,8 @@ func raise(peak *atomic.Int64, n int64) {
 
 // subscribers are functions to be called when there may be more room.
 type subscribers struct {
-	all atomic.Pointer[[]subscriber] // copied on write; called without locks
+	all    atomic.Pointer[[]subscriber] // copied on write; called without locks
+	panics guard.Log
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
@@ -198,7 +200,7 @@ func (s *subscribers) notify() {
 		return
 	}
 	lockrank.AssertNone("a quota's subscribers are called")
-	for _, s := range all {
-		s.f()
+	for _, one := range all {
+		s.panics.Do("a subscriber of a quota", one.f)
 	}
 }

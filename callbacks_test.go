@@ -1,0 +1,136 @@
+package spillway_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// badPolicy panics whenever it is asked.
+type badPolicy struct{ monitor.Policy }
+
+func (badPolicy) Key(batch.Info) monitor.Key { panic("no key") }
+func (badPolicy) Order([]monitor.Victim)     { panic("no order") }
+
+func callbackEngine(t *testing.T, change func(*spillway.Config)) (*spillway.Engine, error) {
+	cfg := spillway.Config{
+		GPUs: []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 2 << 20,
+		Disks:  []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	change(&cfg)
+	return spillway.Open(t.Context(), cfg)
+}
+
+// TestPanickingCallbacks: policies and events that panic lose no byte and no batch: more
+// than the GPU holds is put, moved down and dropped.
+func TestPanickingCallbacks(t *testing.T) {
+	eng, err := callbackEngine(t, func(c *spillway.Config) {
+		c.Policy = badPolicy{monitor.PlanOrder()}
+		c.MonitorEvents = monitor.Events{
+			MoveBegun: func(monitor.Move) { panic("begun") },
+			Pressure:  func(monitor.Pressure) { panic("pressure") },
+		}
+		c.MoveEvents = convert.Events{Moved: func(convert.Moved) { panic("moved") }}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := eng.Plan("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("scan", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := arrowgen.Ints(1, 10000, 1)
+	defer rec.Release()
+	for range 30 {
+		if err := repo.Put(t.Context(), 0, rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	for h, err := range repo.Drain(t.Context(), 0, tier.GPU) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if n != 30 {
+		t.Errorf("%d of 30 batches came back", n)
+	}
+	closeEngine(t, eng)
+	for _, s := range eng.Stats().Spaces {
+		if s.Used() != 0 {
+			t.Errorf("%s ends with %+v", s.ID, s.Usage)
+		}
+	}
+}
+
+// TestPanickingDeviceFactory: it is an error of Open.
+func TestPanickingDeviceFactory(t *testing.T) {
+	_, err := callbackEngine(t, func(c *spillway.Config) {
+		c.GPUs = []spillway.GPU{{Memory: 1 << 20, Open: func(context.Context, int64) (tier.Device, error) { panic("no device") }}}
+	})
+	if err == nil || !strings.Contains(err.Error(), "GPU.Open panicked: no device") {
+		t.Errorf("it failed with %v", err)
+	}
+}
+
+// TestCloseWhileAnEventWaits: an event of the monitor's that waits for room does not hang
+// Close, which ends the wait first.
+func TestCloseWhileAnEventWaits(t *testing.T) {
+	var eng *spillway.Engine
+	opened, waits, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	first := true
+	eng, err := callbackEngine(t, func(c *spillway.Config) {
+		c.MonitorEvents = monitor.Events{Pressure: func(monitor.Pressure) { // on the monitor's goroutine
+			if !first {
+				return
+			}
+			first = false
+			<-opened
+			full, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
+			cancel := eng.Reservations().OnDemand(func() { close(waits) })
+			defer cancel()
+			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.Room()/4096*4096)
+			ended <- errors.Join(err, r.Release())
+		}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := gpuOf(t, eng)
+	r, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.Room()/4096*4096) // over the trigger
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(opened)
+	<-waits
+	var leak *spillway.LeakError
+	if err := eng.Close(); !errors.As(err, &leak) {
+		t.Errorf("closing: %v", err)
+	}
+	if err := <-ended; !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("the event's wait ended with %v", err)
+	}
+	if err := r.Release(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,85 @@
+// Package guard calls functions of users. A panic of theirs must leave our own state sound
+// and other users served, so it ends at our boundary: as an error where the caller can be
+// told, and as a line in the log elsewhere.
+//
+// A broken lock order (lockrank.Violation) is our own bug and goes on, and so does
+// runtime.Goexit.
+package guard
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"runtime/debug"
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
+
+// PanicError is a panic of a function that a user has given.
+type PanicError struct {
+	What  string // which function
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("%s panicked: %v\n%s", e.What, e.Value, e.Stack)
+}
+
+// Unwrap returns the panic's value if that is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// Error is deferred: it makes a panic the function's error. What names the user's function
+// that may panic.
+func Error(err *error, what string) {
+	if p := recover(); p != nil {
+		*err = caught(p, what)
+	}
+}
+
+func caught(p any, what string) *PanicError {
+	if v, ours := p.(lockrank.Violation); ours {
+		panic(v)
+	}
+	return &PanicError{What: what, Value: p, Stack: debug.Stack()}
+}
+
+// Log writes panics to a log. Of a function that panics again and again the first is
+// written, then the second, the fourth and so on. The zero value is ready and writes to
+// slog.Default. It is safe for concurrent use.
+type Log struct {
+	Logger *slog.Logger
+	count  atomic.Uint64
+}
+
+// Recover is deferred: it ends a panic, and writes it to the log.
+func (l *Log) Recover(what string) {
+	if p := recover(); p != nil {
+		l.write(caught(p, what))
+	}
+}
+
+// Do calls f, and says whether it returned.
+func (l *Log) Do(what string, f func()) (returned bool) {
+	defer l.Recover(what)
+	f()
+	return true
+}
+
+func (l *Log) write(e *PanicError) {
+	n := l.count.Add(1)
+	if bits.OnesCount64(n) > 1 {
+		return
+	}
+	logger := l.Logger
+	if logger == nil {
+		logger = slog.Default()
+	}
+	logger.LogAttrs(context.Background(), slog.LevelError, "spillway: a function of the program's panicked; it is ignored",
+		slog.String("function", e.What), slog.Any("panic", e.Value), slog.Uint64("panics", n), slog.String("stack", string(e.Stack)))
+}

@@ -1,0 +1,59 @@
+package guard_test
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
+
+func TestError(t *testing.T) {
+	boom := errors.New("boom")
+	call := func(f func()) (err error) {
+		defer guard.Error(&err, "a strategy")
+		f()
+		return nil
+	}
+	if err := call(func() {}); err != nil {
+		t.Error(err)
+	}
+	var p *guard.PanicError
+	if err := call(func() { panic(boom) }); !errors.Is(err, boom) || !errors.As(err, &p) || !strings.Contains(err.Error(), "a strategy panicked: boom\n") {
+		t.Errorf("a panic came as %v", err)
+	}
+	defer func() {
+		if _, ok := recover().(lockrank.Violation); !ok {
+			t.Error("a broken lock order was hidden")
+		}
+	}()
+	_ = call(func() { panic(lockrank.Violation("broken")) })
+}
+
+// TestLog: of panics that repeat the first, the second, the fourth … are written.
+func TestLog(t *testing.T) {
+	var out bytes.Buffer
+	l := guard.Log{Logger: slog.New(slog.NewTextHandler(&out, nil))}
+	for range 10 {
+		if l.Do("a listener", func() { panic("boom") }) {
+			t.Error("it says that it returned")
+		}
+	}
+	if n := strings.Count(out.String(), "panic=boom"); n != 4 || !strings.Contains(out.String(), `function="a listener"`) {
+		t.Errorf("%d lines: %s", n, out.String())
+	}
+	if !l.Do("a listener", func() {}) {
+		t.Error("it says that it did not return")
+	}
+	over := make(chan struct{})
+	go func() { // Goexit is no panic
+		defer close(over)
+		l.Do("a listener", runtime.Goexit)
+		t.Error("Goexit was stopped")
+	}()
+	<-over
+}
