@@ -387,7 +387,7 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Never released: its bytes are those of src.
-		rec, err := m.mover.open(t.Context(), batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...), s)
+		rec, err := m.mover.open(t.Context(), by{}, batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...), s)
 		if err == nil {
 			rec.Release()
 			continue
