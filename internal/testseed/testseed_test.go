@@ -37,8 +37,8 @@ func TestSeeds(t *testing.T) {
 	if !slices.Equal(first[:3], []uint64{0, 1, 2}) || len(first) != 4 || first[3] == second[3] {
 		t.Errorf("the seeds are %d, then %d", first, second)
 	}
-	if One(&recorder{}) == One(&recorder{}) {
-		t.Error("the same seed twice")
+	if one, another := One(&recorder{}), One(&recorder{}); one == another {
+		t.Errorf("the same seed twice: %d", one)
 	}
 	t.Setenv(Variable, "18446744073709551615")
 	if got := slices.Collect(Each(&recorder{}, 3)); !slices.Equal(got, []uint64{1<<64 - 1}) {

@@ -68,7 +68,10 @@ func int96s(t *testing.T, old bool) []byte {
 	}
 	var buf bytes.Buffer
 	w := file.NewParquetWriter(&buf, root)
-	group := w.AppendRowGroup()
+	group, err := w.AppendRowGroupChecked()
+	if err != nil {
+		t.Fatal(err)
+	}
 	col, err := group.NextColumn()
 	if err != nil {
 		t.Fatal(err)
