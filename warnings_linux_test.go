@@ -151,6 +151,7 @@ func spillUnseen(dir string) error {
 // TestWarningsOfTheTopology: what a machine does not tell has its cause, and a machine that
 // is limited on purpose is told as information.
 func TestWarningsOfTheTopology(t *testing.T) {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(math.MaxInt64)) // under the race detector there is one
 	const gib = 1 << 30
 	two := []topology.Node{{ID: 0, MemoryBytes: 8 * gib, Distances: []int{10, 20}}, {ID: 1, MemoryBytes: 8 * gib, Distances: []int{20, 10}}}
 	for name, c := range map[string]struct {
@@ -314,7 +315,7 @@ func TestWarningsAreLoggedOnce(t *testing.T) {
 	files := faultfs.New(buffered{disk.OS(), ""}, 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)})
 	var log bytes.Buffer
 	cfg := spillConfig(t.TempDir(), files, top)
-	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	s := openSpill(t, cfg)
 	for _, want := range []string{"no driver", "no direct I/O"} {
 		if n := strings.Count(log.String(), want); n != 1 {
