@@ -32,7 +32,6 @@ type spill struct {
 }
 
 // patience is what only a wait that never ends takes.
-const patience = 2 * time.Minute
 
 func openSpill(t *testing.T, cfg spillway.Config) *spill {
 	t.Helper()
