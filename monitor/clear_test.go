@@ -109,7 +109,7 @@ func TestClearEnds(t *testing.T) {
 		if tries != 1 {
 			t.Errorf("%d tries", tries)
 		}
-		w.mover.fault = nil
+		w.mover.heal()
 		w.mon.Clear(t.Context(), gpu0, never)
 		if n := len(left(all, host0)); n != 12 {
 			t.Errorf("%d of what failed were moved then", n)

@@ -118,6 +118,16 @@ func (m *Monitor) fault(r result, kind outcome, now time.Time) {
 	}
 }
 
+// othersTell says whether the edge on which b failed has failed last, and there is another
+// batch to try it with.
+func (m *Monitor) othersTell(b *batch.Batch, f *fault) bool {
+	if f.edge == nil || f.edge.failures == 0 {
+		return false
+	}
+	place, _ := m.index.where(b)
+	return place >= 0 && m.index.summary(place).smallest > 0
+}
+
 // putBack makes victims again of what was set aside for long enough. A batch that cannot be
 // converted is remembered until it is dropped, so that it is reported once.
 func (m *Monitor) putBack(now time.Time) {
@@ -132,12 +142,9 @@ func (m *Monitor) putBack(now time.Time) {
 	}
 	m.due = time.Time{}
 	for b, f := range m.faults {
-		if f.edge != nil && !f.back {
-			// When the edge is tried again, another batch goes first.
-			if after := f.edge.until.Add(m.cfg.Period); f.until.Before(after) {
-				f.until = after
-				f.forget = after.Add(m.cfg.Period << (backoffMax + 1))
-			}
+		if !f.back && !now.Before(f.until) && m.othersTell(b, f) {
+			f.until = now.Add(backoff(m.cfg.Period, f.failures))
+			f.forget = f.until.Add(m.cfg.Period << (backoffMax + 1))
 		}
 		if !f.back && !now.Before(f.until) {
 			f.back = true

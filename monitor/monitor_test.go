@@ -297,7 +297,7 @@ func TestRunEnds(t *testing.T) {
 			t.Errorf("%d moves failed", len(w.failed))
 		}
 		w.stop()
-		w.mover.fault = nil
+		w.mover.heal()
 		w.start()
 		settle(5 * time.Second)
 		if used := w.spaces[gpu0].Used(); used != 45*kib {

@@ -67,13 +67,13 @@ func TestUnmovable(t *testing.T) {
 		w.start()
 		settle(10 * time.Minute)
 		// Each is tried after 2, 4, 8 … 1024 periods, and then every 1024 of 50 ms or twice that.
-		if n := len(w.failed); n < 85*12 || n > 85*25 {
+		if n := w.failures(); n < 85*12 || n > 85*25 {
 			t.Errorf("%d tries of 85 batches in ten minutes", n)
 		}
 		if len(*cannot) != 85 {
 			t.Errorf("told of %d batches, want each once", len(*cannot))
 		}
-		w.mover.fault = nil
+		w.mover.heal()
 		settle(3 * time.Minute)
 		if used := w.spaces[host0].Used(); used != 60*kib {
 			t.Errorf("%d bytes are left when they can be moved", used)
@@ -123,8 +123,8 @@ func TestUnmovable(t *testing.T) {
 		b := w.put(host0, 56*kib, seq(1))
 		w.start()
 		settle(time.Minute)
-		w.mover.fault = nil
-		tries := len(w.failed)
+		w.mover.heal()
+		tries := w.failures()
 		r, err := w.res.TryReserve(specific(host0), 2*kib)
 		if err != nil {
 			t.Fatal(err)
@@ -142,8 +142,8 @@ func TestUnmovable(t *testing.T) {
 		}
 		r.Release()
 		o := <-w.reserve(t.Context(), host0, 63*kib)
-		if o.err != nil || len(w.failed) != tries {
-			t.Errorf("the outcome is %v, with %d failures more", o.err, len(w.failed)-tries)
+		if o.err != nil || w.failures() != tries {
+			t.Errorf("the outcome is %v, with %d failures more", o.err, w.failures()-tries)
 		} else {
 			o.r.Release()
 		}
@@ -156,7 +156,7 @@ func TestUnmovable(t *testing.T) {
 		all := w.fillSpace(host0, 2, 28*kib)
 		w.start()
 		settle(time.Minute)
-		w.mover.fault = nil
+		w.mover.heal()
 		changes.Add(1)
 		begin := time.Now()
 		o := <-w.reserve(t.Context(), host0, 60*kib)
@@ -201,7 +201,7 @@ func TestUnknownErrors(t *testing.T) {
 		w.start()
 		settle(time.Minute)
 		s := w.mon.Stats()
-		if n := len(w.failed); n < 10 || n > 100 || s.Failed != int64(n) || s.Steps > 61*20+200 {
+		if n := w.failures(); n < 10 || n > 100 || s.Failed != int64(n) || s.Steps > 61*20+200 {
 			t.Errorf("%d tries in a minute; %+v", n, s)
 		}
 		w.end(all...)
@@ -217,7 +217,7 @@ func TestEndOfMoves(t *testing.T) {
 		synctest.Wait()
 		w.stop()
 		w.stop = nil
-		if len(w.failed) == 0 {
+		if w.failures() == 0 {
 			t.Error("no move was under way")
 		}
 		for _, err := range w.failed {

@@ -93,8 +93,15 @@ type sizes map[tier.ID]int64
 // slowMover does what convert.Mover does, without bytes.
 type slowMover struct {
 	w      *world
-	bytesA time.Duration // time for a KiB
-	fault  func(b *batch.Batch, from, to tier.ID) error
+	bytesA time.Duration                                // time for a KiB
+	fault  func(b *batch.Batch, from, to tier.ID) error // see heal
+}
+
+// heal ends the fault while the monitor runs.
+func (m *slowMover) heal() {
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
+	m.fault = nil
 }
 
 func (m *slowMover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) (err error) {
@@ -119,8 +126,11 @@ func (m *slowMover) Move(ctx context.Context, b *batch.Batch, to reservation.Str
 			return context.Cause(ctx)
 		}
 	}
-	if m.fault != nil {
-		if err := m.fault(b, info.Space, r.Space().ID()); err != nil {
+	m.w.mu.Lock()
+	fault := m.fault
+	m.w.mu.Unlock()
+	if fault != nil {
+		if err := fault(b, info.Space, r.Space().ID()); err != nil {
 			return err
 		}
 	}
@@ -129,6 +139,13 @@ func (m *slowMover) Move(ctx context.Context, b *batch.Batch, to reservation.Str
 		return err
 	}
 	return t.Commit(batch.NewImage(b.Descriptor(), buf, r.Space()), false)
+}
+
+// failures is how many moves have failed so far.
+func (w *world) failures() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.failed)
 }
 
 // newWorld makes spaces with limit 1, trigger 0.8, stop 0.6.
