@@ -465,7 +465,7 @@ func TestEveryWriteOfAnIngestFailsOnce(t *testing.T) {
 // TestAutoIngest: on a slow disk all but the first run is compressed also when a record is put there at once.
 func TestAutoIngest(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 24 << 20, disk: 24 << 20, auto: true,
-		rules: []faultfs.Rule{{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(20 << 20)}}})
+		rules: []faultfs.Rule{{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(5 << 20)}}})
 	b := m.put(t, arrowgen.Flights(1, 90_000), tier.Disk)
 	if n, raw := b.Info().Bytes, b.Descriptor().Body; n > raw*3/4 {
 		t.Errorf("%d bytes of %d", n, raw)

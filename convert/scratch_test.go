@@ -252,9 +252,20 @@ func TestScratchAndChunksInOneOrder(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 16 << 20, host: 12 << 20, disk: 48 << 20, codec: CodecS2})
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("they wait for each other"))
 	defer cancel()
+	var moved, read []*batch.Batch // all, before anything runs
+	for i := range uint64(4) {
+		moved = append(moved, m.put(t, arrowgen.Flights(i, 20_000), tier.GPU))
+	}
+	rec := mixed(1, 60_000)
+	for range 2 {
+		c := m.put(t, rec, tier.Disk)
+		if got := m.form(t, c); got != batch.DiskPacked {
+			t.Fatalf("it is a %s", got)
+		}
+		read = append(read, c)
+	}
 	var wg sync.WaitGroup
-	for i := range 4 {
-		b := m.put(t, arrowgen.Flights(uint64(i), 20_000), tier.GPU)
+	for _, b := range moved {
 		wg.Go(func() {
 			for range 4 {
 				for _, k := range []tier.Kind{tier.Disk, tier.GPU} {
@@ -266,12 +277,7 @@ func TestScratchAndChunksInOneOrder(t *testing.T) {
 			}
 		})
 	}
-	rec := mixed(1, 60_000)
-	for range 2 {
-		c := m.put(t, rec, tier.Disk)
-		if got := m.form(t, c); got != batch.DiskPacked {
-			t.Fatalf("it is a %s", got)
-		}
+	for _, c := range read {
 		for i := range 8 {
 			wg.Go(func() {
 				for n := range 6 {
