@@ -130,10 +130,12 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	if r.life.Err() != nil {
-		return nil, context.Cause(r.life)
+	r.mu.Lock()
+	schema, closed := r.mu.schema, r.mu.closed // and not r.life, which ends a little later
+	r.mu.Unlock()
+	if closed {
+		return nil, r.closedError()
 	}
-	schema := r.Schema()
 	if schema == nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, ErrNoSchema)
 	}
