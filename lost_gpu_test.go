@@ -53,6 +53,12 @@ func (s *syncBuffer) Write(p []byte) (int, error) {
 	return s.b.Write(p)
 }
 
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
 // count returns how many warnings the log has that say something.
 func (s *syncBuffer) count(what string) (n int) {
 	s.mu.Lock()

@@ -84,14 +84,16 @@ func TestRefuse(t *testing.T) {
 			return func() { tr.Abort() }
 		}, false},
 		{"a reservation", func(t *testing.T, w *world, all []*batch.Batch) func() {
+			asked := w.reserve(t.Context(), disk0, 4*kib) // in line before a move can ask for the room
+			synctest.Wait()
 			if err := all[0].Drop(); err != nil {
 				t.Fatal(err)
 			}
-			r, err := w.res.TryReserve(specific(disk0), 4*kib)
-			if err != nil {
-				t.Fatal(err)
+			o := <-asked
+			if o.err != nil {
+				t.Fatal(o.err)
 			}
-			return func() { all[0] = w.fill(r, seq(0)) }
+			return func() { all[0] = w.fill(o.r, seq(0)) }
 		}, false},
 		{"memory that the device has not given back", func(t *testing.T, w *world, all []*batch.Batch) func() {
 			w.pools[disk0].lag = time.Minute
