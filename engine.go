@@ -93,7 +93,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	if e.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // nobody waits before there is one
-		Clear: e.clear, LongWait: e.warnOfWait, Logger: e.cfg.Logger,
+		StuckAfter: e.cfg.StuckAfter, Clear: e.clear, LongWait: e.warnOfWait, Logger: e.cfg.Logger,
 	}); err != nil {
 		return nil, err
 	}

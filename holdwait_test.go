@@ -24,6 +24,12 @@ const crowdSize = 16
 func fullGPU(ctx context.Context, t *testing.T, batches int) (*spillway.Engine, *repository.Repository, *tier.Space) {
 	t.Helper()
 	eng, repo := openWith(t, 1<<20, 8<<20)
+	return eng, repo, fillGPU(ctx, t, eng, repo, batches)
+}
+
+// fillGPU does so in an engine whose GPU has 1 MiB, and returns that space.
+func fillGPU(ctx context.Context, t *testing.T, eng *spillway.Engine, repo *repository.Repository, batches int) *tier.Space {
+	t.Helper()
 	rec := arrowgen.Ints(1, 7000, 1) // 16 of them fill the GPU
 	defer rec.Release()
 	for i := range batches {
@@ -36,7 +42,7 @@ func fullGPU(ctx context.Context, t *testing.T, batches int) (*spillway.Engine, 
 	if n := b.Info().Bytes; gpu.Limit()/n != crowdSize {
 		t.Fatalf("the GPU has room for %d batches of %d bytes, want %d: the test shows nothing", gpu.Limit()/n, n, crowdSize)
 	}
-	return eng, repo, gpu
+	return gpu
 }
 
 // TestHoldAndWaitOnHandles: sixteen goroutines hold a batch on the GPU each and acquire

@@ -27,7 +27,7 @@ func (p *Plan) Name() string { return p.name }
 // goroutine that acquires, drains or reads with Owner().Context(ctx) takes part in finding
 // deadlocks; SetWorkers must say how many do. Who works by itself has a better owner of its
 // own (reservation.NewOwner), for one of several can then be chosen to give way. Calls
-// without an owner are never refused for a deadlock; those that wait long are logged.
+// without an owner are refused only after Config.StuckAfter; those that wait long are logged.
 func (p *Plan) Owner() *reservation.Owner { return p.owner }
 
 // Repository returns the repository of an operator's port, and makes it if it is

@@ -3,6 +3,7 @@ package reservation
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/spillway-db/spillway/tier"
 )
@@ -14,11 +15,15 @@ type books struct {
 	changes uint64 // reservations that owners have opened and closed so far
 	settled bool   // none while the books were read
 	owners  map[*Owner]*ownerView
-	waits   map[*waiter]*waitView // of owners, and all heads
+	waits   map[*waiter]*waitView // that may be told, and all heads
+	plain   []*waitView           // of waits: those without an owner
 	lines   []*lineView           // as Manager.lines
 	steps   int
 
 	certain, still []*waitView // what stuck returns with the most room, and with what there is
+
+	strangers bool          // handles and records of unknown owners are in the way
+	quiet     time.Duration // how long nothing has changed
 }
 
 // ownerView is what an owner holds and waits for.
@@ -34,10 +39,11 @@ type ownerView struct {
 // commons is what handles and records of more than one owner keep. It is free only when
 // none of them does.
 type commons struct {
-	line   *lineView
-	bytes  int64
-	owners []*ownerView
-	stuck  int // of owners
+	line    *lineView
+	bytes   int64
+	owners  []*ownerView
+	stuck   int  // of owners
+	nobodys bool // by a handle or record of an unknown owner, too
 }
 
 type waitView struct {
@@ -86,6 +92,10 @@ func (m *Manager) observe() *books {
 	m.mu.Lock()
 	for w := range m.progress.waits {
 		v := b.wait(w)
+		if w.owner == nil {
+			b.plain = append(b.plain, v)
+			continue
+		}
 		v.owner = b.owner(w.owner)
 		v.owner.waits = append(v.owner.waits, v)
 	}
@@ -155,7 +165,8 @@ func (m *Manager) observeHolds(b *books) {
 				if owner := b.owner(o); !slices.Contains(k.owners, owner) {
 					k.owners = append(k.owners, owner)
 				}
-			} else {
+			} else if !k.nobodys {
+				k.nobodys = true
 				l.nobodys += v.Bytes
 			}
 		}
@@ -212,7 +223,8 @@ func (b *books) wait(w *waiter) *waitView {
 // over says whether the wait has ended since it was looked at.
 func (v *waitView) over() bool { return v.w.seq != v.seq || v.w.over.Load() }
 
-// stuck returns the waits of the owners that cannot go on, the oldest first. An owner can
+// stuck returns the waits of the owners that cannot go on, the oldest first, and without
+// gives those that have no owner. An owner can
 // go on while one of its goroutines runs, or may be served. With gives set, what it holds
 // may then be given back, and the room is all that owners who are stuck do not hold: what
 // nobody, those who run, and those who are no owners hold may come. Without it the room is
@@ -250,6 +262,13 @@ func (b *books) stuck(gives bool) []*waitView {
 	for _, o := range b.owners {
 		if o.stuck {
 			out = append(out, o.waits...)
+		}
+	}
+	if !gives { // who else holds something may give it back
+		for _, v := range b.plain {
+			if !v.ok {
+				out = append(out, v)
+			}
 		}
 	}
 	slices.SortFunc(out, func(a, b *waitView) int { return cmp.Compare(a.seq, b.seq) })
@@ -347,14 +366,14 @@ func (v *waitView) needs(l *lineView) int64 {
 	return nothing
 }
 
-// allStuck says whether no owner is left that could do anything.
+// allStuck says whether nobody known is left who could do anything.
 func (b *books) allStuck() bool {
 	for _, o := range b.owners {
 		if !o.stuck {
 			return false
 		}
 	}
-	return true
+	return !slices.ContainsFunc(b.plain, func(v *waitView) bool { return v.ok })
 }
 
 // anyMovable says whether something in the way of one of the waits can be moved.
@@ -402,13 +421,21 @@ func (b *books) strangersHold(waits []*waitView) bool {
 	return slices.ContainsFunc(b.waitedFor(waits), func(l *lineView) bool { return l.nobodys > 0 })
 }
 
+// lacksNobodys says whether v could be served if handles and records of unknown owners were
+// closed.
+func (v *waitView) lacksNobodys() bool {
+	return slices.ContainsFunc(v.slots, func(s slotView) bool {
+		return s.line.nobodys > 0 && s.need <= s.line.available+s.line.nobodys
+	})
+}
+
 // holders returns the waits whose owner could give something back of what is waited
 // for.
 func (b *books) holders(waits []*waitView) []*waitView {
 	lines := b.waitedFor(waits)
 	var out []*waitView
 	for _, v := range waits {
-		if slices.ContainsFunc(lines, func(l *lineView) bool { return v.owner.holdsIn(l) }) {
+		if v.owner != nil && slices.ContainsFunc(lines, v.owner.holdsIn) {
 			out = append(out, v)
 		}
 	}

@@ -8,14 +8,19 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// tell ends one of the waits, which are those of owners that are stuck: the
-// youngest of an owner whose giving up would help and that has not been told yet to
-// roll back; if all have, the youngest, and then rolling back again would only turn in
-// a circle.
+// tell ends one of the waits, which are stuck: the youngest of an owner whose giving up
+// would help and that has not been told yet to roll back; if all have, the youngest, and
+// then rolling back again would only turn in a circle. Where there are no owners, it is the
+// youngest.
 func (m *Manager) tell(b *books, stuck []*waitView) {
 	among := b.holders(stuck)
 	if len(among) == 0 {
-		among = stuck
+		among = slices.DeleteFunc(slices.Clone(stuck), func(v *waitView) bool { return v.owner == nil })
+	}
+	if len(among) == 0 {
+		v := stuck[len(stuck)-1]
+		m.tellOne(v, stuck, b.errorOf(v, len(stuck), RollBack))
+		return
 	}
 	v, advice := among[len(among)-1], Split
 	t := &m.progress.owners
@@ -34,8 +39,13 @@ func (b *books) errorOf(v *waitView, waiters int, advice Advice) *DeadlockError 
 	s := v.slots[0]
 	e := &DeadlockError{
 		Space: s.line.space.ID(), Requested: s.need, Available: s.line.available,
-		Owner: v.owner.owner.name, Held: v.owner.total, Waiters: waiters, Advice: advice, Hint: s.line.hint,
-		Holders: b.holdersIn(s.line),
+		Waiters: waiters, Advice: advice, Hint: s.line.hint, Holders: b.holdersIn(s.line),
+	}
+	if v.owner != nil {
+		e.Owner, e.Held = v.owner.owner.name, v.owner.total
+	}
+	if b.strangers {
+		e.Still = b.quiet
 	}
 	if among := e.Holders; len(among) > maxHolders {
 		e.Holders, e.MoreHolders = among[:maxHolders], len(among)-maxHolders
@@ -46,12 +56,13 @@ func (b *books) errorOf(v *waitView, waiters int, advice Advice) *DeadlockError 
 // maxHolders is how many holders an error or an event names.
 const maxHolders = 8
 
-// holdersIn describes what owners who wait keep in a line by handles and records, the
-// largest first.
+// holdersIn describes what is kept in a line by handles and records of owners who wait,
+// and of unknown ones where these are in the way. The largest is first.
 func (b *books) holdersIn(l *lineView) []tier.Holding {
 	var out []tier.Holding
 	for _, v := range l.space.Holds(nil) {
-		if o, ok := v.Owner.(*Owner); ok && b.owners[o] != nil && len(b.owners[o].waits) > 0 {
+		o, _ := v.Owner.(*Owner)
+		if known := b.owners[o]; known == nil && b.strangers || known != nil && len(known.waits) > 0 {
 			out = append(out, v.Describe(l.space.ID()))
 		}
 	}
@@ -64,28 +75,39 @@ func (b *books) holdersIn(l *lineView) []tier.Holding {
 // tellOne ends v's wait, unless there is room for it by now. That the owner was told
 // is noted before, so that what it does then counts.
 func (m *Manager) tellOne(v *waitView, stuck []*waitView, err *DeadlockError) {
-	o, t := v.owner.owner, &m.progress.owners
-	t.Lock()
-	before := o.told
-	o.told = told{is: true, past: err.Held + err.Requested, rolledBack: len(o.open) == 0}
-	t.Unlock()
+	takeBack := v.owner.tell(m, err)
 	var done over
 	m.mu.Lock()
 	w := v.w
 	ended := !v.over() && !w.fitsLocked()
 	if ended {
-		err.others = signalOfLocked(stuck, o)
+		err.others = signalOfLocked(stuck, v)
 		m.failLocked(w, err, &done)
 	}
 	m.mu.Unlock()
 	if !ended {
-		t.Lock()
-		o.told = before
-		t.Unlock()
+		takeBack()
 		return
 	}
 	done.wake()
 	m.serve()
+}
+
+// tell notes that the owner, if there is one, is told err.
+func (v *ownerView) tell(m *Manager, err *DeadlockError) (takeBack func()) {
+	if v == nil {
+		return func() {}
+	}
+	o, t := v.owner, &m.progress.owners
+	t.Lock()
+	defer t.Unlock()
+	before := o.told
+	o.told = told{is: true, past: err.Held + err.Requested, rolledBack: len(o.open) == 0}
+	return func() {
+		t.Lock()
+		defer t.Unlock()
+		o.told = before
+	}
 }
 
 // fitsLocked says whether w is about to be served.
@@ -110,12 +132,12 @@ type signal struct {
 
 func (s *signal) set() { s.once.Do(func() { close(s.c) }) }
 
-// signalOfLocked returns what is set when one of the waits is over that are not o's;
-// nil if there are none.
-func signalOfLocked(stuck []*waitView, o *Owner) *signal {
+// signalOfLocked returns what is set when one of the waits is over that are not of told's
+// owner; nil if there are none.
+func signalOfLocked(stuck []*waitView, told *waitView) *signal {
 	var s *signal
 	for _, v := range stuck {
-		if v.owner.owner == o {
+		if v == told || v.owner != nil && v.owner == told.owner {
 			continue
 		}
 		if s == nil {

@@ -62,11 +62,12 @@
 //   - when every owner waits, nothing free is enough for any of them, and for
 //     Config.Grace nothing has changed in any space and nothing could be moved
 //     (Config.Movable). What they lack is then held by nobody, who may have forgotten it.
-//     Where handles or records of unknown owners keep some of it, 300 times the grace pass.
+//     Where handles or records of unknown owners keep some of it, Config.StuckAfter passes.
 //
-// A wait without an owner is never ended for a deadlock. Which goroutine will close a
-// handle is unknown: it is often handed on to another, and waiting for that is no mistake.
-// Such waits end with their contexts; Config.LongWait is told of those that take long.
+// A wait without an owner is ended in the second way only, and only if such handles and
+// records keep what it lacks. Which goroutine will close a handle is unknown: it is often
+// handed on to another, and waiting for that is no mistake. Hence the long time. Before that
+// Config.LongWait is told, and an error of the context names the holders as well.
 //
 // So nobody is told while an owner runs whose bytes would help, nor, as far as bytes
 // are nobody's, while any owner runs. What is full of batches at rest that cannot be moved

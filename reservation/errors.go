@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spillway-db/spillway/tier"
 )
@@ -14,7 +15,7 @@ import (
 var (
 	// ErrExceeded: a request can never fit, or a promise is used up.
 	ErrExceeded = errors.New("limit exceeded")
-	// ErrDeadlock: owners wait for each other.
+	// ErrDeadlock: those who wait, wait for each other.
 	ErrDeadlock = errors.New("deadlock")
 	// ErrNoCandidate: a strategy named no space that the manager has.
 	ErrNoCandidate = errors.New("no candidate space")
@@ -71,21 +72,23 @@ func (a Advice) String() string {
 	return "roll back"
 }
 
-// DeadlockError tells an owner that it waits for those who wait for it. It
+// DeadlockError tells who waits, an owner or somebody unknown, that it waits for those
+// who wait for it, or for handles and records that nobody has closed for Still. It
 // matches ErrDeadlock. Nothing was reserved, and what the owner holds is still its
 // own.
 type DeadlockError struct {
 	Space     tier.ID // the first that was waited for
 	Requested int64   // bytes asked for there, rounded up as the space charges them
 	Available int64   // bytes free there
-	Owner     string  // its name
+	Owner     string  // its name; "" if the wait had no owner
 	Held      int64   // bytes that the owner's reservations promise, and its handles and records keep, in all spaces
 	Waiters   int     // how many waits are stuck, this one included
 	Advice    Advice
-	Hint      string // the setting that would help; may be empty
+	Hint      string        // the setting that would help; may be empty
+	Still     time.Duration // how long nothing had changed; 0 if no handles or records of unknown owners are in the way
 
 	// Holders are the largest handles and records in Space of those who wait for each
-	// other, and MoreHolders how many there are beside.
+	// other, and of unknown owners. MoreHolders is how many there are beside.
 	Holders     []tier.Holding
 	MoreHolders int
 
@@ -110,13 +113,21 @@ func (e *DeadlockError) Wait(ctx context.Context) error {
 
 func (e *DeadlockError) Error() string {
 	who := fmt.Sprintf("all %d waiters wait for each other", e.Waiters)
-	if e.Waiters == 1 {
+	switch {
+	case e.Still > 0:
+		who = fmt.Sprintf("nothing has changed for %v (%d wait)", e.Still.Round(time.Second), e.Waiters)
+	case e.Waiters == 1:
 		who = "nobody else can make room"
 	}
 	s := fmt.Sprintf("%s has no space for %d bytes: %d available, and %s: ", e.Space, e.Requested, e.Available, who)
-	if e.Advice == Split {
+	switch {
+	case e.Owner == "":
+		s += "close the handles and release the records that you hold, and begin again"
+	case e.Advice == Split:
 		s += fmt.Sprintf("rolling back has not helped, so %q should split its work", e.Owner)
-	} else {
+	case e.Held == 0:
+		s += fmt.Sprintf("%q, which holds nothing, should begin again when others have gone on", e.Owner)
+	default:
 		s += fmt.Sprintf("%q should release the %d bytes that it holds and begin again", e.Owner, e.Held)
 	}
 	for i, h := range e.Holders {
@@ -144,13 +155,20 @@ func (e *DeadlockError) Is(target error) bool { return target == ErrDeadlock }
 type endedError struct {
 	what       string
 	err, cause error
+	account    *Account // of what was waited for; nil after a short wait
 }
 
-func ended(ctx context.Context, what string) error {
-	return &endedError{what, ctx.Err(), context.Cause(ctx)}
+func ended(ctx context.Context, what string) *endedError {
+	return &endedError{what: what, err: ctx.Err(), cause: context.Cause(ctx)}
 }
 
-func (e *endedError) Error() string { return "reservation: " + e.what + ": " + e.cause.Error() }
+func (e *endedError) Error() string {
+	s := "reservation: " + e.what + ": " + e.cause.Error()
+	if e.account != nil {
+		s += "; " + e.account.String()
+	}
+	return s
+}
 
 func (e *endedError) Unwrap() []error { return []error{e.cause, e.err} }
 

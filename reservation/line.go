@@ -43,6 +43,8 @@ type line struct {
 	least    atomic.Int64 // smallest need in the queue
 	limit    atomic.Int64 // the space's limit when the queue was last built
 
+	account atomic.Pointer[dated] // the last that an error names
+
 	// Guarded by Manager.mu.
 	queue     queue
 	heads     uint32 // number of the last head

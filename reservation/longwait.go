@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -17,7 +18,7 @@ import (
 // twice that time, then four times, and so on.
 const LongWaitAfter = 5 * time.Second
 
-// longWaitGap is the least time between two reports.
+// longWaitGap is the least time between two reports, or looks at who holds a space.
 const longWaitGap = time.Second
 
 // LongWait describes a wait that takes long. Sizes are bytes.
@@ -191,6 +192,28 @@ func (m *Manager) ownedIn(l *line, to map[Holder]*Holder) {
 			to[key].Bytes += n
 		}
 	}
+}
+
+// ended is the error of a wait that its context ended. After a second it says who holds
+// the room, which is looked up at most once a second.
+func (m *Manager) ended(ctx context.Context, w *waiter, waited time.Duration) error {
+	e := ended(ctx, w.String())
+	if waited < longWaitGap {
+		return e
+	}
+	l := w.first().line
+	if now := time.Since(m.made); l.account.Load() == nil || now-l.account.Load().at >= longWaitGap {
+		a, _ := m.Account(l.space.ID())
+		l.account.Store(&dated{a, now})
+	}
+	e.account = &l.account.Load().Account
+	return e
+}
+
+// dated is an account and when, since Manager.made, it was looked up.
+type dated struct {
+	Account
+	at time.Duration
 }
 
 // patience is how a manager notices that waits take long. There is a timer while

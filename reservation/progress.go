@@ -23,10 +23,10 @@ const (
 	helplessGraces = 4
 )
 
-// strangerGraces is how many graces it takes where handles or records of unknown owners
-// keep something of what is waited for: 30 s by default. Somebody may work on them, which
-// takes longer than moves do, and the owners would be told for nothing.
-const strangerGraces = 300
+// DefaultStuckAfter is how long nothing may change where handles or records of unknown
+// owners keep something of what is waited for. Somebody may work on them, which takes
+// longer than moves do, and the waiters would be told for nothing.
+const DefaultStuckAfter = 30 * time.Second
 
 // lookShare bounds what looks cost: at most one part in lookShare of a processor.
 const lookShare = 20
@@ -38,20 +38,23 @@ const lookShare = 20
 type progress struct {
 	movable func(tier.ID) bool // immutable
 	grace   time.Duration      // immutable
+	stuck   time.Duration      // immutable; see Config.StuckAfter
 	owners  owners
 	looks   sync.WaitGroup // one while a look is due or under way
 	changes atomic.Uint64  // of what owners hold and wait for
 
 	// Guarded by Manager.mu.
-	waits   map[*waiter]struct{} // of those who have an owner
+	waits   map[*waiter]struct{}
+	owned   int // of waits: those that have an owner
 	timer   *time.Timer
-	looking bool // a look is due or under way
+	looking bool          // a look is due or under way
+	took    time.Duration // by the last look
 
 	// The look's own; there is never more than one.
 	books   *books    // of the last look
 	mark    mark      // what there was when they were read
 	certain []uint64  // who was deadlocked at the last look, whatever others do
-	still   stillness // what the books were when all owners waited
+	still   stillness // what the books were when all waited
 	since   time.Time // and since when they are so
 	reads   int       // how often the books were read
 	steps   int       // what that has cost
@@ -92,46 +95,67 @@ func (m *Manager) markNow() mark {
 
 type room struct{ used, available int64 }
 
-func (s stillness) equal(o stillness) bool {
-	return s.changes == o.changes && s.holds == o.holds && slices.Equal(s.waits, o.waits) && slices.Equal(s.rooms, o.rooms)
+// lasts says whether nothing has changed but that others wait, too.
+func (s stillness) lasts(now stillness) bool {
+	return s.changes == now.changes && s.holds == now.holds && slices.Equal(s.rooms, now.rooms) &&
+		!slices.ContainsFunc(s.waits, func(seq uint64) bool { return !now.has(seq) })
+}
+
+func (s stillness) has(seq uint64) bool {
+	_, ok := slices.BinarySearch(s.waits, seq)
+	return ok
 }
 
 // waitBegunLocked notes that w has joined its lines.
 func (m *Manager) waitBegunLocked(w *waiter) {
-	if w.owner == nil {
+	p := &m.progress
+	if w.owner == nil && p.stuck < 0 {
 		return
 	}
-	p := &m.progress
 	p.changes.Add(1)
 	if p.waits == nil {
 		p.waits = make(map[*waiter]struct{})
 	}
 	p.waits[w] = struct{}{}
+	if w.owner != nil {
+		p.owned++
+		if p.owned == 1 && p.looking && p.timer.Stop() { // the next look is far off
+			p.looking = false
+			p.looks.Done()
+		}
+	}
 	if !p.looking {
-		m.lookLaterLocked(0)
+		m.lookLaterLocked()
 	}
 }
 
 // waitEndedLocked notes that w has left its lines.
 func (m *Manager) waitEndedLocked(w *waiter) {
 	p := &m.progress
-	if w.owner == nil {
+	if _, ok := p.waits[w]; !ok {
 		return
 	}
 	p.changes.Add(1)
 	delete(p.waits, w)
+	if w.owner != nil {
+		p.owned--
+	}
 	if len(p.waits) == 0 && p.looking && p.timer.Stop() { // else a look is under way, and sees it
 		p.looking = false
 		p.looks.Done()
 	}
 }
 
-// lookLaterLocked arranges the next look, after one that took so long.
-func (m *Manager) lookLaterLocked(took time.Duration) {
+// lookLaterLocked arranges the next look.
+func (m *Manager) lookLaterLocked() {
 	p := &m.progress
 	p.looking = true
 	p.looks.Add(1)
-	after := max(1, p.grace/looksPerGrace, (lookShare-1)*took)
+	grace := p.grace
+	if p.owned == 0 {
+		grace = p.stuck
+	}
+	after := max(1, grace/looksPerGrace, (lookShare-1)*p.took)
 	if p.timer == nil {
 		p.timer = time.AfterFunc(after, m.look)
 		return
@@ -149,9 +173,9 @@ func (m *Manager) look() {
 	took := time.Since(began)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p.looking = false
+	p.looking, p.took = false, took
 	if len(p.waits) > 0 {
-		m.lookLaterLocked(took)
+		m.lookLaterLocked()
 	} else {
 		p.books = nil // which refer to all who waited
 	}
@@ -183,31 +207,50 @@ func (m *Manager) judge(b *books) {
 	stuck := b.certain
 	before := p.certain
 	p.certain = seqs(stuck)
+	b.strangers = false
 	if len(stuck) > 0 && slices.Equal(before, p.certain) {
 		m.tell(b, stuck)
 		return
 	}
 	// Or everybody waits, nothing is movable, and nothing happens.
-	stuck = b.still
-	if len(stuck) == 0 || !b.allStuck() || !b.settled || m.anyMovable(b, stuck) {
+	stuck, grace := m.silent(b)
+	if len(stuck) == 0 || grace < 0 || !b.allStuck() || !b.settled || m.anyMovable(b, stuck) {
 		p.still, p.since = stillness{}, time.Time{}
 		return
 	}
 	now := time.Now()
-	if still := b.stillness(stuck); p.since.IsZero() || !still.equal(p.still) {
+	if still := b.stillness(stuck); p.since.IsZero() || !p.still.lasts(still) {
 		p.still, p.since = still, now
 	}
-	grace := p.grace
-	switch {
-	case b.strangersHold(stuck):
-		grace *= strangerGraces
-	case !b.holdsAny(stuck):
-		grace *= helplessGraces
-	}
-	if now.Sub(p.since) >= grace {
+	if b.quiet = now.Sub(p.since); b.quiet >= grace {
+		// Who came later has not waited as long.
+		stuck = slices.DeleteFunc(stuck, func(v *waitView) bool { return !p.still.has(v.seq) })
 		p.since = time.Time{}
 		m.tell(b, stuck)
 	}
+}
+
+// silent returns the waits that may be told when nothing happens for the time that it
+// returns; below 0 is never. A wait without an owner is told only if handles and records of
+// unknown owners are what it lacks: of nothing else is it known that nobody will free it.
+func (m *Manager) silent(b *books) ([]*waitView, time.Duration) {
+	var owned, all []*waitView
+	for _, v := range b.still {
+		if v.owner != nil {
+			owned = append(owned, v)
+		}
+		if v.owner != nil || v.lacksNobodys() {
+			all = append(all, v)
+		}
+	}
+	switch {
+	case b.strangersHold(owned), len(owned) == 0:
+		b.strangers = true
+		return all, m.progress.stuck
+	case b.holdsAny(owned):
+		return owned, m.progress.grace
+	}
+	return owned, m.progress.grace * helplessGraces
 }
 
 // anyMovable says whether something in the way of one of the waits can be moved. Of whom

@@ -109,7 +109,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
 		case <-w.bell:
 			m.serve()
 		case <-ctx.Done():
-			m.withdraw(w, ended(ctx, w.String()))
+			m.withdraw(w, m.ended(ctx, w, time.Since(m.made)-begun))
 		}
 	}
 	m.waits.record(time.Since(m.made) - begun)
