@@ -23,12 +23,13 @@ func (l *losable) task(partition int, f func(*spillway.Grant) error) error {
 }
 
 // TestTasksOfALostGPU: whose inputs were there, and who has no other GPU to run on, is told so, and not that there is too little
-// room. The inputs are in their places.
+// room. The inputs are in their places, and those elsewhere have not been moved for it.
 func TestTasksOfALostGPU(t *testing.T) {
 	for gpus := 1; gpus <= 2; gpus++ {
 		t.Run(fmt.Sprint(gpus), func(t *testing.T) {
 			l := openLosable(t, gpus, 1<<20)
 			record := numberedRecord(1, 1000, wordList(1, 10))
+			l.put(0, record, in(tier.Host))
 			l.put(0, record, repository.WithPlacement(reservation.Specific(lostGPU)))
 			b := l.put(1, record, in(tier.Host))
 			l.gpus[0].Lose(errFellOff)
@@ -39,7 +40,11 @@ func TestTasksOfALostGPU(t *testing.T) {
 				}
 				return nil
 			}
+			before := written(l.eng)
 			isLost(t, "a task on what was there", l.task(0, run))
+			if n := written(l.eng) - before; n != 0 {
+				t.Errorf("%d bytes were moved for it", n)
+			}
 			if gpus == 1 {
 				isLost(t, "a task without a GPU", l.task(1, run))
 				l.same(b, record)

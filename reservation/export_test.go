@@ -52,3 +52,13 @@ func Address(b []byte) uintptr { return address(b) }
 // Looks says how often the books were read so far, and how many steps that took. The
 // caller is in a synctest bubble, and has waited.
 func (m *Manager) Looks() (reads, steps int) { return m.progress.reads, m.progress.steps }
+
+// Stall keeps everybody from being served, as somebody does who serves slowly, until resume is
+// called.
+func (m *Manager) Stall() (resume func()) {
+	m.serving.Add(1)
+	return func() {
+		m.serving.Store(0)
+		m.serve()
+	}
+}
