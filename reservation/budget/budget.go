@@ -131,22 +131,13 @@ func (b *Budget) Stats() Stats {
 // bytes were credited.
 func (b *Budget) Reap() int64 {
 	var n int64
-	for _, d := range b.open(func(*Device) bool { return true }) {
+	b.mu.Lock()
+	devices := slices.Clone(b.mu.devices)
+	b.mu.Unlock()
+	for _, d := range devices {
 		n += d.Reap()
 	}
 	return n
-}
-
-func (b *Budget) open(which func(*Device) bool) []*Device {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var out []*Device
-	for _, d := range b.mu.devices {
-		if which(d) {
-			out = append(out, d)
-		}
-	}
-	return out
 }
 
 // Wrap returns dev behind the budget. Everything that is to count must go through
@@ -215,9 +206,7 @@ func (b *Budget) admit(d *Device, r request) error {
 		return err
 	}
 	lockrank.AssertNone("a device reaps")
-	for _, o := range b.open(func(o *Device) bool { return o.books.retired()+o.books.older > 0 }) {
-		o.Reap()
-	}
+	b.Reap()
 	_, err = b.tryAdmit(d, r, false)
 	return err
 }

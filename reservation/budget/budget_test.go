@@ -179,6 +179,127 @@ func TestClosingCredits(t *testing.T) {
 	r.want(0, 0)
 }
 
+// A device that is closed during a call of it is so in the books, and what the call is
+// charged until it returns comes back.
+func TestClosedDuringACall(t *testing.T) {
+	for name, during := range map[string]func(r *rig){
+		"Alloc": func(r *rig) {
+			r.spy.afterAlloc = func() {
+				if err := r.dev.Close(); err != nil {
+					r.Error(err)
+				}
+				if st := r.b.Stats(); st.Reserved != 2*kib {
+					r.Errorf("in the call: %+v", st)
+				}
+			}
+			_, _ = r.dev.Alloc(r.s, 2*kib)
+		},
+		"Free": func(r *rig) {
+			a := r.alloc(2 * kib)
+			r.spy.beforeRecord = r.dev.Close
+			_ = r.dev.Free(r.s, a)
+		},
+		"Reap": func(r *rig) {
+			g := r.block()
+			r.free(r.alloc(2 * kib))
+			r.spy.afterOutstanding = func() {
+				g.open()
+				if err := r.dev.Close(); err != nil {
+					r.Error(err)
+				}
+			}
+			if n := r.dev.Reap(); n != 0 {
+				r.Errorf("%d bytes are credited again", n)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 64*kib)
+			r.alloc(kib)
+			during(r)
+			r.want(0, 0)
+		})
+	}
+}
+
+// What has no size is refused without a call of the device.
+func TestAllocOfNothing(t *testing.T) {
+	r := newRig(t, 64*kib)
+	for _, n := range []int64{0, -1, math.MinInt64} {
+		if _, err := r.dev.Alloc(r.s, n); err == nil {
+			t.Errorf("Alloc(%d) has no error", n)
+		}
+	}
+	if n := r.spy.allocs.Load(); n != 0 {
+		t.Errorf("the device was called %d times", n)
+	}
+	r.want(0, 0)
+}
+
+// An address that comes again was freed, though not through the budget: it counts once.
+func TestFreedBehindTheBudgetsBack(t *testing.T) {
+	r := newRig(t, 64*kib)
+	a := r.alloc(2 * kib)
+	if err := r.spy.Device.Free(r.s, a); err != nil {
+		t.Fatal(err)
+	}
+	r.sync()
+	r.spy.Device.Reap()
+	if again := r.alloc(2 * kib); again != a {
+		t.Skipf("needs a device that gives an address out again: %#x, then %#x", a, again)
+	}
+	r.want(2*kib, 0)
+}
+
+// Who shares a budget is told when there is more room, and of nothing else.
+func TestSubscribersAreToldOfRoom(t *testing.T) {
+	r := newRig(t, 64*kib)
+	told := 0
+	cancel := r.dev.Quota().Subscribe(func() { told++ })
+	want := func(what string, more bool) {
+		t.Helper()
+		if (told > 0) != more {
+			t.Errorf("%s: told %d times", what, told)
+		}
+		told = 0
+	}
+	setLimit := func(n int64) {
+		t.Helper()
+		if err := r.b.SetLimit(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := r.alloc(2 * kib)
+	want("allocating", false)
+	g := r.block()
+	r.free(a)
+	want("freeing, with the work under way", false)
+	g.open()
+	r.sync()
+	r.dev.Reap()
+	want("reaping", true)
+	r.dev.Reap()
+	want("reaping nothing", false)
+	setLimit(64 * kib)
+	want("the same limit", false)
+	setLimit(65 * kib)
+	want("another limit", true)
+	cancel()
+	setLimit(66 * kib)
+	want("nobody", false)
+}
+
+// A budget outlives its devices: it forgets those that are closed.
+func TestClosedDevicesAreForgotten(t *testing.T) {
+	r := newRig(t, 64*kib)
+	if err := r.dev.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := r.b.Wrap(r.spy); err != nil || again == r.dev {
+		t.Errorf("wrapped again it is %p, as %p before: %v", again, r.dev, err)
+	}
+}
+
 func TestSetLimit(t *testing.T) {
 	r := newRig(t, 64*kib)
 	a := r.alloc(48 * kib)

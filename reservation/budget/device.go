@@ -201,10 +201,8 @@ func (d *Device) Reap() int64 {
 	}
 	var credit int64
 	b.update(d, func() {
-		if !d.books.closed {
-			credit = d.books.settle(s, outstanding)
-			b.mu.reclaimed += credit
-		}
+		credit = d.books.settle(s, outstanding) // nothing if it was closed meanwhile
+		b.mu.reclaimed += credit
 	})
 	return credit
 }
@@ -232,9 +230,6 @@ func (d *Device) Close() error {
 	err := d.inner.Close()
 	b := d.budget
 	b.update(d, func() {
-		if d.books.closed {
-			return
-		}
 		b.mu.reclaimed += d.books.older + d.books.live + d.books.retired()
 		d.books = books{closed: true, pending: d.books.pending}
 		b.leaveLocked(d)

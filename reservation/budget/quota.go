@@ -26,11 +26,7 @@ func (q quota) Credit(n int64) {
 		// might stay charged.
 		q.d.Reap()
 	}
-	q.d.budget.change(q.d, func() {
-		if !q.d.books.closed {
-			q.d.books.promised -= n
-		}
-	})
+	q.d.budget.change(q.d, func() { q.d.books.promised -= n })
 	// Also if no less is charged, because more is allocated than promised: the space
 	// has room again, and those who wait for that hear of it from nobody else.
 	q.d.budget.notify()

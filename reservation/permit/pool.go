@@ -321,12 +321,12 @@ func (p *Pool) understand(r *Request, a *ask) error {
 }
 
 // needLocked is how much of a resource a takes; 0 slots where they are unlimited,
-// for nobody lacks those.
+// for nobody lacks those. A limit of slots is never below the one that a may need.
 func (p *Pool) needLocked(a *ask, r int) int64 {
 	switch {
 	case r == p.slots && p.mu.unlimited:
 		return 0
-	case r < p.slots && a.capped:
+	case a.capped:
 		return min(a.needs[r], p.mu.total[r])
 	}
 	return a.needs[r]
@@ -385,8 +385,8 @@ func (p *Pool) giveBackLocked(rec *record) {
 			p.mu.lines[r].dirty = true
 		}
 	}
-	if rec.monitor && rec.took[p.slots] > 0 {
-		p.mu.monitors--
+	if rec.monitor {
+		p.mu.monitors -= rec.took[p.slots]
 		p.mu.lines[p.ownLine()].dirty = true
 	}
 	rec.gen++

@@ -462,7 +462,7 @@ func TestCloseReportsLeaks(t *testing.T) {
 	if !errors.As(err, &leak) || len(leak.Leaks) != 42 {
 		t.Fatalf("closing: %v", err)
 	}
-	want := []string{"42 permits", `2 bytes of "a"`, `7 bytes of "b" a slot`}
+	want := []string{"42 permits", `2 bytes of "a";`, `7 bytes of "b" a slot`}
 	if invariants.Enabled {
 		want = append(want, "TestCloseReportsLeaks")
 	}

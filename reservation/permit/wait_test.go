@@ -64,6 +64,9 @@ func TestBypassIsBounded(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			for range 100 { // who takes nothing that it needs passes freely
+				release(t, try(t, p, of(t, "c", 100)))
+			}
 			// Whatever they take that it needs, also when it is several things at once.
 			for i := range c.want {
 				release(t, try(t, p, []permit.Request{of(t, "a", 1), of(t, "a", 1, "b", 1).Spill(), of(t, "b", 100)}[i%3]))
@@ -73,11 +76,12 @@ func TestBypassIsBounded(t *testing.T) {
 					t.Errorf("past a shut door: %v", err)
 				}
 			}
+			if _, err := p.TryAcquire(of(t, "a", 51, "b", 1)); !errors.Is(err, tier.ErrOutOfBudget) || strings.Contains(err.Error(), "kept for an older") {
+				t.Errorf("past a shut door, for more than there is: %v", err)
+			}
 			small := start(t.Context(), p, of(t, "b", 1))
 			small.waiting(t)
-			for range 100 { // who takes nothing that it needs passes freely
-				release(t, try(t, p, of(t, "c", 100)))
-			}
+			release(t, try(t, p, of(t, "c", 100)))
 			release(t, held)
 			got := large.served(t)
 			release(t, got, small.served(t))
@@ -128,6 +132,20 @@ func TestLinesAreApart(t *testing.T) {
 		for _, c := range first[100:] {
 			release(t, c.served(t))
 		}
+	})
+}
+
+// Who is served in one line opens the door of another to those behind.
+func TestDoorsOfOtherLinesOpen(t *testing.T) {
+	cfg := abc(permit.Slots(3))
+	cfg.Bypass = -1
+	bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
+		held := try(t, p, of(t, "b", 100))
+		both := start(t.Context(), p, of(t, "a", 1, "b", 1))
+		behind := start(t.Context(), p, of(t, "a", 1))
+		behind.waiting(t)
+		release(t, held)
+		release(t, both.served(t), behind.served(t))
 	})
 }
 
@@ -238,6 +256,9 @@ func TestLimitsChange(t *testing.T) {
 		}
 		if n, _ := p.Total("a"); n != 50 {
 			t.Errorf("a refused change left %d", n)
+		}
+		if err := p.SetTotal("a", math.MaxInt64-200); err != nil { // with b and c the most that can be
+			t.Error(err)
 		}
 		full(t, p)
 	})
@@ -388,7 +409,7 @@ func TestMonitorsSlotOutlastsLoweredLimits(t *testing.T) {
 }
 
 // A monitor's request that needs bytes too waits for them like all others, and has its
-// slot when they are there.
+// slot when they are there. One for bytes alone has no slot.
 func TestMonitorsBytesAreNotKept(t *testing.T) {
 	bubble(t, abc(permit.Slots(2)), func(t *testing.T, p *permit.Pool) {
 		bytes, user := try(t, p, of(t, "a", 100)), try(t, p, slot())
@@ -396,6 +417,7 @@ func TestMonitorsBytesAreNotKept(t *testing.T) {
 		w.waiting(t)
 		release(t, bytes)
 		release(t, w.served(t), user)
+		release(t, try(t, p, of(t, "a", 1).ForMonitor()))
 	})
 }
 
