@@ -132,7 +132,7 @@ func (e *Engine) fitTogether(in *taskInputs, beside int64) error {
 		}
 		there, missing := e.mover.Charges(s, in.batches...)
 		inputs := there + missing
-		if inputs <= s.Room() && beside <= s.Room()-inputs {
+		if beside <= s.Room()-inputs {
 			return nil
 		}
 		if best == nil || s.Room() > best.Room() {

@@ -142,3 +142,20 @@ func TestTaskThatFitsLater(t *testing.T) {
 	}
 	closeClean(t, eng)
 }
+
+// TestRefusalNamesTheLargestGPU: of the GPUs that no task fits into the one with the most room is named.
+func TestRefusalNamesTheLargestGPU(t *testing.T) {
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs:       []spillway.GPU{{Backend: spillway.Sim, Memory: 256 << 10}, {Backend: spillway.Sim, Memory: 512 << 10}},
+		HostMemory: 1 << 20, Disks: []spillway.Disk{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = eng.RunTask(t.Context(), spillway.Task{Output: 1 << 20}, func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil })
+	var exceeded *reservation.ExceededError
+	if !errors.As(err, &exceeded) || exceeded.Space != otherGPU {
+		t.Errorf("%v", err)
+	}
+	closeClean(t, eng)
+}

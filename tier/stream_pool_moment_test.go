@@ -1,0 +1,148 @@
+package tier_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+// opener is a device that knows the streams that it has opened, and does something before one more.
+type opener struct {
+	tier.Device
+	opened []tier.Stream
+	before func() error
+}
+
+func (o *opener) NewStream() (tier.Stream, error) {
+	if o.before != nil {
+		if err := o.before(); err != nil {
+			return nil, err
+		}
+	}
+	s, err := o.Device.NewStream()
+	if err == nil {
+		o.opened = append(o.opened, s)
+	}
+	return s, err
+}
+
+// closed fails unless all streams that were opened are closed.
+func (o *opener) closed(t *testing.T) {
+	t.Helper()
+	for i, s := range o.opened {
+		if err := s.Close(); !errors.Is(err, tier.ErrClosed) {
+			t.Errorf("stream %d of %d was not closed: %v", i, len(o.opened), err)
+		}
+	}
+}
+
+// TestStreamPoolThatCannotBeOpened: the streams that were opened before the one that fails are closed.
+func TestStreamPoolThatCannotBeOpened(t *testing.T) {
+	o := &opener{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
+	o.before = func() error {
+		if len(o.opened) == 2 {
+			return errFault
+		}
+		return nil
+	}
+	if _, err := tier.NewStreamPool(o, 3); !errors.Is(err, errFault) || len(o.opened) != 2 {
+		t.Errorf("%v, with %d streams opened", err, len(o.opened))
+	}
+	o.closed(t)
+}
+
+// TestStreamPoolClosedWhileItOpens: a stream that is opened for a pool that is closed meanwhile is closed, too.
+func TestStreamPoolClosedWhileItOpens(t *testing.T) {
+	o := &opener{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
+	p, err := tier.NewStreamPool(o, 1)
+	ok(t, err)
+	s := borrow(t, p)
+	var lent error
+	o.before = func() error { lent = p.Close(); return nil }
+	if _, err := p.BorrowNow(); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("borrowing from a pool that is closed meanwhile: %v", err)
+	}
+	if lent == nil {
+		t.Error("Close with a stream lent out says nothing")
+	}
+	p.Return(s)
+	if len(o.opened) != 2 {
+		t.Errorf("%d streams were opened", len(o.opened))
+	}
+	o.closed(t)
+}
+
+// TestStreamPoolServesWhoGivesUp: who is served at the very moment in which the context ends gives the stream back, and
+// finds a pool that is closed then.
+func TestStreamPoolServesWhoGivesUp(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // who waits wakes when both have happened
+	synctest.Test(t, func(t *testing.T) {
+		d, err := sim.New(sim.Config{Memory: 1 << 20})
+		ok(t, err)
+		for _, closes := range []bool{false, true} {
+			p, err := tier.NewStreamPool(d, 1)
+			ok(t, err)
+			s := borrow(t, p)
+			ctx, cancel := context.WithCancel(t.Context())
+			gone := make(chan error)
+			go func() { _, err := p.Borrow(ctx); gone <- err }()
+			synctest.Wait()
+			cancel()
+			if closes {
+				if err := p.Close(); err == nil {
+					t.Error("Close with a stream lent out says nothing")
+				}
+			}
+			p.Return(s)
+			if err := <-gone; !errors.Is(err, context.Canceled) {
+				t.Errorf("who gave up got %v", err)
+			}
+			if closes {
+				continue
+			}
+			if again, err := p.BorrowNow(); again != s || err != nil {
+				t.Errorf("the stream did not come back: %v, %v", again, err)
+			}
+			p.Return(s)
+			ok(t, p.Close())
+		}
+		ok(t, d.Close())
+	})
+}
+
+// TestStreamPoolKeepsThoseWhoMayBeServed: who waits while a stream cannot be replaced waits for the others.
+func TestStreamPoolKeepsThoseWhoMayBeServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &faults{}
+		d, err := sim.New(sim.Config{Memory: 1 << 20, Faults: f.ask})
+		ok(t, err)
+		p, err := tier.NewStreamPool(d, 2)
+		ok(t, err)
+		bad, good := borrow(t, p), borrow(t, p)
+		spoil(t, d, f, bad)
+		served := make(chan error, 1)
+		var got tier.Stream
+		go func() { s, err := p.Borrow(t.Context()); got = s; served <- err }()
+		synctest.Wait()
+		f.next(sim.OpNewStream, 1)
+		p.Return(bad)
+		synctest.Wait()
+		select {
+		case err := <-served:
+			t.Fatalf("who waits was told %v, with a stream still to come back", err)
+		default:
+		}
+		p.Return(good)
+		if err := <-served; err != nil || got != good {
+			t.Errorf("it was given another stream, and %v", err)
+		}
+		p.Return(good)
+		ok(t, p.Close())
+		ok(t, d.Close())
+	})
+}
