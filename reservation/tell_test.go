@@ -1,6 +1,7 @@
 package reservation_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,21 +10,30 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Who is about to be told of a deadlock when room is freed is not told, but served next.
-func TestRoomInTheLastMoment(t *testing.T) {
+// Who is about to be told of a deadlock is not told if there is room for it by then, or if it has
+// given up. The next time it is the one to be told, as if this had not been.
+func TestChangesInTheLastMoment(t *testing.T) {
 	last := 0 // how often it was asked what is movable when somebody was told
-	for _, freed := range []bool{false, true} {
+	for _, what := range []string{"nothing", "room", "gone"} {
 		synctest.Test(t, func(t *testing.T) {
-			var others reservation.Reservation
 			var m *reservation.Manager
-			var resume func()
+			var others reservation.Reservation
+			ctx, giveUp := context.WithCancel(t.Context())
+			resume := func() {}
 			asked := 0
 			m = managerOf(t, reservation.Config{
 				Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
 				Movable: func(tier.ID) bool { // after the look at the books, and before anybody is told
-					if asked++; freed && asked == last {
+					if asked++; asked != last {
+						return false
+					}
+					switch what {
+					case "room":
 						resume = m.Stall()
 						release(t, others)
+					case "gone":
+						giveUp()
+						synctest.Wait()
 					}
 					return false
 				},
@@ -31,22 +41,37 @@ func TestRoomInTheLastMoment(t *testing.T) {
 			a, b := newTask(t, m, "a"), newTask(t, m, "b")
 			ra, rb := a.hold(gpu0, 20), b.hold(gpu0, 20)
 			others = mustTry(t, m, onGPU0, 60)
-			ca, cb := a.ask(onGPU0, 60), b.ask(onGPU0, 60)
-			if !freed {
+			ca := a.ask(onGPU0, 60)
+			cb := startReserve(b.o.Context(ctx), m, onGPU0, 60)
+			if what == "nothing" {
 				cb.told(t, reservation.RollBack)
 				last = asked
 				release(t, rb, others)
 				release(t, ca.served(t), ra)
 				return
 			}
-			time.Sleep(time.Second)
 			cb.waiting(t)
-			if resume == nil {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if asked < last {
 				t.Fatalf("it was asked %d times only, not %d", asked, last)
 			}
-			resume()
+			if what == "gone" {
+				cb.failed(t, context.Canceled)
+				ca.waiting(t)
+				release(t, others)
+				release(t, ca.served(t))
+			} else {
+				cb.waiting(t)
+				resume()
+				release(t, ca.served(t))
+				release(t, cb.served(t))
+			}
+			others = mustTry(t, m, onGPU0, 60)
+			ca = a.ask(onGPU0, 60)
+			b.ask(onGPU0, 60).told(t, reservation.RollBack)
+			release(t, rb, others)
 			release(t, ca.served(t), ra)
-			release(t, cb.served(t), rb)
 		})
 	}
 }

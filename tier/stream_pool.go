@@ -189,7 +189,7 @@ func (p *StreamPool) Return(s Stream) {
 // otherwise who borrows next does.
 func (p *StreamPool) replace() {
 	p.mu.Lock()
-	if p.mu.closed || len(p.mu.waiters) == 0 || p.mu.open >= p.mu.size {
+	if len(p.mu.waiters) == 0 || p.mu.open >= p.mu.size { // nobody waits for a pool that is closed
 		p.mu.Unlock()
 		return
 	}

@@ -11,11 +11,13 @@ import (
 	"github.com/spillway-db/spillway/tier/sim"
 )
 
-// opener is a device that knows the streams that it has opened, and does something before one more.
+// opener is a device that knows the streams that it has opened, and does something before one more. If failed is
+// set, work on the first fails, and failed is called when that one is closed.
 type opener struct {
 	tier.Device
 	opened []tier.Stream
 	before func() error
+	failed func()
 }
 
 func (o *opener) NewStream() (tier.Stream, error) {
@@ -25,10 +27,14 @@ func (o *opener) NewStream() (tier.Stream, error) {
 		}
 	}
 	s, err := o.Device.NewStream()
-	if err == nil {
-		o.opened = append(o.opened, s)
+	if err != nil {
+		return nil, err
 	}
-	return s, err
+	o.opened = append(o.opened, s)
+	if o.failed != nil && len(o.opened) == 1 {
+		return &failing{s, o.failed}, nil
+	}
+	return s, nil
 }
 
 // closed fails unless all streams that were opened are closed.
@@ -39,6 +45,48 @@ func (o *opener) closed(t *testing.T) {
 			t.Errorf("stream %d of %d was not closed: %v", i, len(o.opened), err)
 		}
 	}
+}
+
+// failing is a stream on which work has failed; it does something when it is closed.
+type failing struct {
+	tier.Stream
+	closing func()
+}
+
+func (s *failing) Err() error { return errFault }
+
+func (s *failing) Close() error {
+	s.closing()
+	return s.Stream.Close()
+}
+
+// TestStreamPoolIsNotReplacedTwice: one stream is opened for one that failed, also if somebody else does so meanwhile.
+func TestStreamPoolIsNotReplacedTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, err := sim.New(sim.Config{Memory: 1 << 20})
+		ok(t, err)
+		o := &opener{Device: d}
+		var p *tier.StreamPool
+		var second tier.Stream
+		given := make(chan tier.Stream, 1)
+		o.failed = func() {
+			second, err = p.BorrowNow()
+			ok(t, err)
+			go func() { given <- borrow(t, p) }()
+			synctest.Wait()
+		}
+		p, err = tier.NewStreamPool(o, 1)
+		ok(t, err)
+		p.Return(borrow(t, p))
+		p.Return(second)
+		if third := <-given; third != second || len(o.opened) != 2 || p.Size() != 1 {
+			t.Errorf("%d streams were opened for a pool of %d", len(o.opened), p.Size())
+		}
+		p.Return(second)
+		ok(t, p.Close())
+		o.closed(t)
+		ok(t, d.Close())
+	})
 }
 
 // TestStreamPoolThatCannotBeOpened: the streams that were opened before the one that fails are closed.
