@@ -62,3 +62,9 @@ func (m *Manager) Stall() (resume func()) {
 		m.serve()
 	}
 }
+
+// LastHead makes n the number of the last head of a space's line.
+func (m *Manager) LastHead(id tier.ID, n uint32) { m.lines[m.spaces.index(id)].heads = n }
+
+// PassOpen gives back a pass of an open door, of which there are none.
+func (m *Manager) PassOpen(id tier.ID) { m.lines[m.spaces.index(id)].unpass(doorOpen) }

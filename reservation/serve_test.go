@@ -1,0 +1,139 @@
+package reservation_test
+
+import (
+	"math"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// hookedQuota is a quota without a limit that does something when it charges.
+type hookedQuota struct {
+	brokenQuota
+	onCharge func()
+}
+
+func (q *hookedQuota) Charge(n int64) error {
+	if f := q.onCharge; f != nil {
+		q.onCharge = nil
+		f()
+	}
+	return q.brokenQuota.Charge(n)
+}
+
+// Who is served while the space is lost goes on waiting for the others.
+func TestLostWhileServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, p := &hookedQuota{brokenQuota: brokenQuota{room: 100}}, &losablePool{heapPool: heapPool{granule: 1}}
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: p, Quota: q})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s, spaceOf(t, "host:0", 100)}})
+		onGPU, onHost := mustTry(t, m, onGPU0, 100), mustTry(t, m, reservation.Specific(host), 100)
+		c := startReserve(t.Context(), m, reservation.AnyInTiers(tier.GPU, tier.Host), 60)
+		c.waiting(t)
+		q.onCharge = func() { p.Lose(errGone) }
+		release(t, onGPU)
+		c.waiting(t)
+		if s.Lost() == nil {
+			t.Fatal("it was not lost")
+		}
+		release(t, onHost)
+		if r := c.served(t); r.Space().ID() != host {
+			t.Errorf("it was served from %s", r.Space().ID())
+		} else {
+			release(t, r)
+		}
+	})
+}
+
+// Where a quota panics while somebody is served, others can be served later.
+func TestPanicWhileServing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &hookedQuota{brokenQuota: brokenQuota{room: 100}}
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: q})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s, spaceOf(t, "host:0", 100)}})
+		all, others := mustTry(t, m, onGPU0, 100), mustTry(t, m, reservation.Specific(host), 100)
+		panicked := make(chan any, 1)
+		go func() {
+			defer func() { panicked <- recover() }()
+			_, _ = m.Reserve(t.Context(), onGPU0, 60)
+		}()
+		synctest.Wait()
+		c := startReserve(t.Context(), m, reservation.Specific(host), 60)
+		c.waiting(t)
+		q.onCharge = func() { panic("boom") }
+		release(t, all)
+		if p := <-panicked; p != "boom" {
+			t.Errorf("it panicked with %v", p)
+		}
+		release(t, others)
+		release(t, c.served(t))
+	})
+}
+
+// The number of a head is never that of an open door, however many there have been.
+func TestNumbersOfHeadsComeAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, -1)
+		m.LastHead(gpu0, math.MaxUint32-1)
+		all := mustTry(t, m, onGPU0, 100)
+		head := startReserve(t.Context(), m, onGPU0, 60)
+		head.waiting(t)
+		m.PassOpen(gpu0)
+		if err := all.Shrink(50); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if r, err := m.TryReserve(onGPU0, 10); err == nil {
+			t.Error("somebody passes a shut door")
+			release(t, r)
+		}
+		release(t, all)
+		release(t, head.served(t))
+	})
+}
+
+// When nobody waits any more a space tells of releases as before: of none that leaves its bytes at hand.
+func TestNobodyAttendsInTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := tier.NewSpace(tier.SpaceConfig{
+			ID: gpu0, Capacity: 1 << 20, Fractions: tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}, Pool: &heapPool{granule: 1},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
+		told := 0
+		defer s.Subscribe(func(_ *tier.Space, c tier.Change) {
+			if c == tier.Released {
+				told++
+			}
+		})()
+		round := func() int {
+			told = 0
+			for range 5 {
+				release(t, mustTry(t, m, onGPU0, 10))
+			}
+			return told
+		}
+		before := round()
+		if before == 5 {
+			t.Fatal("each release is told of, also when nobody waits")
+		}
+		all := mustTry(t, m, onGPU0, 1<<20)
+		c := startReserve(t.Context(), m, onGPU0, 60)
+		c.waiting(t)
+		release(t, all)
+		release(t, c.served(t))
+		if after := round(); after != before {
+			t.Errorf("five releases were told %d times, and %d times when somebody had waited", before, after)
+		}
+	})
+}
