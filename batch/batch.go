@@ -330,16 +330,17 @@ func (b *Batch) Keep(keeper Observer, p Place) error {
 	return nil
 }
 
-// KeepAt changes the place of a batch that keeper still holds, and says whether
-// it does.
-func (b *Batch) KeepAt(keeper Observer, p Place) bool {
+// KeepAt changes the place of a batch that keeper still holds. Nobody is told before tell is
+// called: keeper may hold its own lock here, and must call tell with no lock held.
+func (b *Batch) KeepAt(keeper Observer, p Place) (tell func()) {
 	b.mu.Lock()
-	if b.mu.keeper != keeper {
-		b.mu.Unlock()
-		return false
+	defer b.mu.Unlock()
+	if b.mu.keeper != keeper || b.mu.place == p {
+		return func() {}
 	}
-	b.setPlace(p)
-	return true
+	b.mu.place = p
+	changed, keeper := b.changeLocked()
+	return func() { b.announce(changed, keeper) }
 }
 
 // Unkeep ends what Keep began; the batch keeps its place. If keeper does not hold

@@ -109,17 +109,21 @@ func TestOneKeeper(t *testing.T) {
 		}
 	}
 	b.Unkeep(&second) // not its
-	if b.KeepAt(&second, Place{Plan: 9}) || !b.KeepAt(&first, Place{Plan: 1, Rank: 4}) {
-		t.Error("KeepAt does not know the keeper")
+	b.KeepAt(&second, Place{Plan: 9})()
+	tell := b.KeepAt(&first, Place{Plan: 1, Rank: 4})
+	if n := len(first.take()); n != 1 {
+		t.Errorf("the keeper was told %d times, want 1", n)
 	}
-	if n := len(first.take()); n != 2 {
-		t.Errorf("the keeper was told %d times, want 2", n)
+	tell()
+	b.KeepAt(&first, Place{Plan: 1, Rank: 4})() // no change
+	if n := len(first.take()); n != 1 {
+		t.Errorf("the keeper was told of its place %d times, want 1", n)
 	}
 	b.Unkeep(&first)
 	if got := b.Place(); got != (Place{Plan: 1, Rank: 4}) {
 		t.Errorf("place afterwards %+v", got)
 	}
-	if b.KeepAt(&first, Place{}) {
+	if b.KeepAt(&first, Place{})(); b.Place() == (Place{}) {
 		t.Error("a place was set by somebody who keeps nothing")
 	}
 	if err := b.Keep(&second, Place{Plan: 2}); err != nil {

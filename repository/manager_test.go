@@ -460,22 +460,53 @@ func (h *hooked) Bytes() int64 {
 }
 
 // TestOrderWhilePutting: an order that changes after a batch has been given its
-// place and before it is in the repository.
+// place and before it is in the repository, and one that changes afterwards.
 func TestOrderWhilePutting(t *testing.T) {
 	m := newMover(t, 10, 10, 10)
 	plan := newPlan(t, m)
 	r := ensure(t, plan, "a")
 	ensure(t, plan, "b")
+	var told batch.Place
 	var reorder changing = func(b *batch.Batch) {
-		if p := b.Place(); p.Plan == 7 && !p.Last {
+		first := told.Plan == 0
+		if told = b.Place(); first && told.Plan == 7 {
 			check(t, plan.Order(Key{"b", 0}, Key{"a", 0}))
 		}
 	}
 	b, err := batch.New(batch.Options{ID: 1, Payload: form{m.space(tier.Host)}, Observer: reorder})
 	check(t, err)
 	check(t, r.PutBatch(0, b))
-	if p := b.Place(); p.Rank != 1 || !p.Last {
-		t.Errorf("the batch is at %+v", p)
+	if p := b.Place(); p.Rank != 1 || !p.Last || p != told {
+		t.Errorf("the batch is at %+v, and its observer was told of %+v", p, told)
+	}
+	check(t, plan.Order(Key{"a", 0}, Key{"b", 0}))
+	if p := b.Place(); p.Rank != 0 || p.Last || p != told {
+		t.Errorf("the batch is at %+v, and its observer was told of %+v", p, told)
+	}
+}
+
+// TestObserversFindTheRepositoryRight: the repository has noted a change before the batch's
+// observer is told of it, who may take the batch.
+func TestObserversFindTheRepositoryRight(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	r := ensure(t, newPlan(t, m), "a")
+	var taken *batch.Batch
+	aborted := false
+	var take changing = func(*batch.Batch) {
+		if aborted && taken == nil {
+			var err error
+			taken, err = r.TryTake(0, batch.Idle)
+			check(t, err)
+		}
+	}
+	b, err := batch.New(batch.Options{ID: 1, Payload: form{m.space(tier.Host)}, Observer: take})
+	check(t, err)
+	check(t, r.PutBatch(0, b))
+	transit := mustTransit(t, b)
+	aborted = true
+	check(t, transit.Abort())
+	if taken != b {
+		t.Error("the observer was told first")
 	}
 }
 

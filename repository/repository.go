@@ -243,24 +243,17 @@ func (r *Repository) insert(partition int, b *batch.Batch, place batch.Place) er
 	if err := b.Keep(r, place); err != nil {
 		return fmt.Errorf("repository %s: %w", r.key, err)
 	}
-	err := r.insertKept(partition, b, place.Seq)
-	for ; err == errOvertaken; err = r.insertKept(partition, b, place.Seq) {
-		place = r.nextPlace(partition)
-		b.KeepAt(r, place)
-	}
+	tell, err := r.insertKept(partition, b, place.Seq)
 	if err != nil {
 		b.Unkeep(r)
 		return err
 	}
-	r.settle(b)
+	tell()
 	return nil
 }
 
-// errOvertaken: another batch, which may have been seen already, has come to the
-// partition since the seq was drawn, and stays before the one to be inserted.
-var errOvertaken = errors.New("repository: overtaken")
-
-func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) error {
+// insertKept puts b where it belongs by now. The caller calls tell once the lock is free.
+func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) (tell func(), err error) {
 	var schema *arrow.Schema
 	if d := b.Descriptor(); d != nil {
 		schema = d.Schema
@@ -270,17 +263,17 @@ func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) error
 	defer r.unlock(&s)
 	p, err := r.admitLocked(partition, schema)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if r.mu.entries[b.ID()] != nil {
-		return fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicateBatch)
+		return nil, fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicateBatch)
 	}
 	info := b.Info() // changes from here on come through BatchChanged
 	if info.State == batch.Released {
-		return &batch.StateError{Batch: b.ID(), State: info.State, Op: "put", Status: batch.MissingData}
+		return nil, &batch.StateError{Batch: b.ID(), State: info.State, Op: "put", Status: batch.MissingData}
 	}
-	if seq < p.last {
-		return errOvertaken
+	if seq < p.last { // another has come since, was seen there, maybe, and stays before b
+		seq = r.m.seq.Add(1)
 	}
 	p.last = seq
 	e := &entry{b: b, part: p, seq: seq, class: class(info.State), kind: info.Space.Kind, bytes: info.Bytes}
@@ -291,27 +284,15 @@ func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) error
 		r.mu.schema = schema
 		s.add(r.mu.learned)
 	}
+	tell = r.settleLocked(e)
 	p.matchLocked(r, &s)
-	return nil
+	return tell, nil
 }
 
-// settle sets the batch's place to what it should be by now. Whoever changes a
-// rank, or puts a batch that has read one before, calls it afterwards: the last
-// of them finds the place right.
-func (r *Repository) settle(b *batch.Batch) {
-	for {
-		r.mu.Lock()
-		e := r.mu.entries[b.ID()]
-		if e == nil || e.b != b {
-			r.mu.Unlock()
-			return
-		}
-		want := r.placeLocked(e.seq, e.part.number)
-		r.mu.Unlock()
-		if b.Place() == want || !b.KeepAt(r, want) {
-			return
-		}
-	}
+// settleLocked sets the place of an entry's batch to what it should be by now. The caller calls
+// tell once the lock is free.
+func (r *Repository) settleLocked(e *entry) (tell func()) {
+	return e.b.KeepAt(r, r.placeLocked(e.seq, e.part.number))
 }
 
 // setRank says where the repository stands in its plan. The caller then calls
@@ -325,8 +306,14 @@ func (r *Repository) setRank(rank int, last bool) (changed bool) {
 }
 
 func (r *Repository) settleAll() {
-	for _, b := range r.all() {
-		r.settle(b)
+	r.mu.Lock()
+	var tells []func()
+	for _, e := range r.mu.entries {
+		tells = append(tells, r.settleLocked(e))
+	}
+	r.mu.Unlock()
+	for _, tell := range tells {
+		tell()
 	}
 }
 
