@@ -226,6 +226,9 @@ func TestCloseTakesClaimsBack(t *testing.T) {
 			}
 			check(t, h.Close())
 			check(t, end(c))
+			if n := r.Bytes(tier.GPU); n != 0 {
+				t.Errorf("an empty repository has %d bytes", n)
+			}
 			_, err = r.TryClaim(0, 1)
 			wantError(t, err, tier.ErrClosed)
 		})

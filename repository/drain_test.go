@@ -482,6 +482,41 @@ func TestReaderErrors(t *testing.T) {
 	}
 }
 
+// TestFailedReaderHasLetGo: a batch that cannot be opened is put back when the reader's handle
+// is closed, and not before.
+func TestFailedReaderHasLetGo(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	broken := errors.New("broken")
+	failed := false
+	m.setFault(func(op string) error {
+		if op != "record" {
+			return nil
+		}
+		failed = true
+		return broken
+	})
+	var r *Repository
+	plan := NewManager("test", 7, Config{Mover: m, Clock: func() int64 { // is asked when a handle is closed
+		if failed {
+			if b, err := r.TryTake(0, batch.TaskCreated); b != nil || err != nil {
+				t.Errorf("the batch of an open handle was taken: %v", err)
+			}
+		}
+		return 0
+	}})
+	r = ensure(t, plan, "join")
+	fill(t, r, 1)
+	rd, err := r.Reader(background, 0)
+	check(t, err)
+	if rd.Next() {
+		t.Error("a record that cannot be opened was returned")
+	}
+	wantError(t, rd.Err(), broken)
+	rd.Release()
+	failed = false
+	check(t, plan.Close(background))
+}
+
 // TestReaderSchema: it is known from the options though nothing was put, or waited
 // for.
 func TestReaderSchema(t *testing.T) {
