@@ -63,6 +63,7 @@ var keepSuite = map[string]func(*testing.T){
 	"TestKeepingSurvivesEveryFault":                  TestKeepingSurvivesEveryFault,
 	"TestRandomKeeping":                              TestRandomKeeping,
 	"TestFreedStaysFreedOnAFullDisk":                 TestFreedStaysFreedOnAFullDisk,
+	"TestOldManifestThatStays":                       TestOldManifestThatStays,
 	"TestWhatIsNoManifestIsNotRead":                  TestWhatIsNoManifestIsNotRead,
 	"TestSharedMetaIsWrittenOnce":                    TestSharedMetaIsWrittenOnce,
 	"TestSharedMetaStandsBeforeWhoNeedsIt":           TestSharedMetaStandsBeforeWhoNeedsIt,

@@ -478,12 +478,12 @@ type recordPlace struct{ at, n int64 }
 func (c *manifestCopy) fill(old *keptDir, shared []*sharedMeta, all []*entry) error {
 	c.p = appendManifestHeader(c.p, c.generation, old.mark)
 	for _, s := range shared {
-		if err := c.copy(old, kindShared, s.key, recordPlace{s.at, s.n}); err != nil {
+		if err := c.copy(old, recordPlace{s.at, s.n}); err != nil {
 			return err
 		}
 	}
 	for _, ent := range all {
-		if err := c.copy(old, kindKept, ent.key, recordPlace{ent.at, ent.n}); err != nil {
+		if err := c.copy(old, recordPlace{ent.at, ent.n}); err != nil {
 			return err
 		}
 	}
@@ -493,18 +493,19 @@ func (c *manifestCopy) fill(old *keptDir, shared []*sharedMeta, all []*entry) er
 	return c.flush()
 }
 
-// copy adds a record of the old manifest.
-func (c *manifestCopy) copy(old *keptDir, kind uint32, key uint64, from recordPlace) error {
+// copy adds a record of the old manifest. Its checksum says that it is what was written there:
+// the sum's seed is made of the generation and the place, where nothing was written since.
+func (c *manifestCopy) copy(old *keptDir, from recordPlace) error {
 	record := make([]byte, from.n)
 	if err := transferAll(old.file.ReadAt, record, from.at, 1); err != nil {
 		return bare(err)
 	}
 	r, ok := parseRecordAt(record, old.generation, from.at)
-	if !ok || r.kind != kind || r.key != key {
+	if !ok {
 		return fmt.Errorf("the record at %d of it is damaged", from.at)
 	}
 	c.places = append(c.places, recordPlace{at: c.at + int64(len(c.p)), n: from.n})
-	return c.add(kind, key, withoutReplaced(r.body))
+	return c.add(r.kind, r.key, withoutReplaced(r.body))
 }
 
 // add adds a record.

@@ -445,6 +445,44 @@ func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
+// TestOldManifestThatStays: one that could not be removed says that something is kept, which
+// was freed since. The next one stays too when its volume is closed, and is believed.
+func TestOldManifestThatStays(t *testing.T) {
+	dir := t.TempDir()
+	fsys := faultfs.New(disk.OS(), 1)
+	v := openKeeping(t, dir, func(c *disk.Config) { c.FS = fsys })
+	_, es := keep(t, v, 1, page)
+	old := filepath.Base(keptFiles(t, dir, "manifest-*")[0])
+	var heal []func()
+	for _, path := range []string{old, "segment-*"} {
+		heal = append(heal, fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Remove}, Path: path, Effect: faultfs.Fail(syscall.EIO)}))
+	}
+	large := make([]byte, 600<<10)
+	for range 3 {
+		key, err := v.Keep(large)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.Forget(key)
+	}
+	if n := len(keptFiles(t, dir, "manifest-*")); n != 2 {
+		t.Fatalf("%d manifests, want the old and a new one", n)
+	}
+	free(v, es...)
+	if err := v.Close(); !errors.Is(err, syscall.EIO) {
+		t.Errorf("closing while files cannot be removed: %v", err)
+	}
+	for _, h := range heal {
+		h()
+	}
+	v = openKeeping(t, dir)
+	if kept, w := v.Kept(), v.Stats().Warnings; len(kept) != 0 || len(w) != 0 {
+		t.Errorf("kept: %+v, warnings: %q", kept, w)
+	}
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
 // fullDisk is a file system on which, for some time, no manifest can be made and none
 // becomes longer.
 type fullDisk struct {

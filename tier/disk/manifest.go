@@ -213,7 +213,7 @@ func (k *keptDir) endInPlace(ent *entry) error {
 		return bare(err)
 	}
 	r, ok := parseRecordAt(p, k.generation, ent.at)
-	if !ok || r.key != ent.key {
+	if !ok {
 		return fmt.Errorf("the record at %d of it is damaged", ent.at)
 	}
 	gone := appendRecord(nil, k.generation, ent.at, kindGone, ent.key, r.body)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/google/btree"
+
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -118,12 +120,44 @@ func TestSealedRecordsOpenAsTheyWere(t *testing.T) {
 	if _, _, err := later.openRecord(rec, r); !errors.Is(err, errSealed) {
 		t.Errorf("opened as another record: %v", err)
 	}
+	r.key--
+	r.kind = kindShared
+	if _, _, err := later.openRecord(rec, r); !errors.Is(err, errSealed) {
+		t.Errorf("opened as a record of another kind: %v", err)
+	}
 	plain, err := parseKept(appendKept(nil, 0, nil, []byte("some meta")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := later.openRecord(plain, r); !errors.Is(err, errSealed) {
 		t.Errorf("what is not sealed was believed: %v", err)
+	}
+}
+
+// TestTakenRoom: no two spans overlap, on whichever side of each other they begin.
+func TestTakenRoom(t *testing.T) {
+	taken := &takenRoom{segments: make(map[int]*btree.BTreeG[span])}
+	for _, s := range []struct {
+		segment int
+		span
+		free bool
+	}{
+		{0, span{10, 10}, true},
+		{0, span{10, 10}, false},
+		{0, span{10, 1}, false},
+		{0, span{15, 10}, false}, // from inside to behind
+		{0, span{5, 10}, false},  // from before to inside
+		{0, span{5, 30}, false},  // around
+		{0, span{12, 2}, false},
+		{1, span{5, 30}, true}, // of another segment
+		{0, span{20, 5}, true},
+		{0, span{5, 5}, true},
+		{0, span{9, 1}, false},
+		{0, span{24, 1}, false},
+	} {
+		if free := taken.add(s.segment, s.span); free != s.free {
+			t.Errorf("%d bytes at %d of segment %d: free is %v", s.n, s.off, s.segment, free)
+		}
 	}
 }
 

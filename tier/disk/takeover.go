@@ -601,7 +601,7 @@ func (v *Volume) leaveKept() error {
 	}
 	// If something could not be removed, the manifest stays and says that there is
 	// nothing: an older one might say otherwise.
-	if v.kept.generation > 0 && !v.own.dirty.Load() {
+	if !v.own.dirty.Load() {
 		err = also(err, bare(v.own.removeFile(v.own.manifest(v.kept.generation))))
 	}
 	return also(err, v.own.remove())
