@@ -226,6 +226,47 @@ func TestAcquiredBatchIsNoVictim(t *testing.T) {
 	}
 }
 
+// TestFailedAcquireLeavesNoTask: an Acquire that fails when its task has been made takes the task
+// back, here one that ends while the batch is in a transit which began in between.
+func TestFailedAcquireLeavesNoTask(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	p, err := m.mover.Ingest(t.Context(), numbered(1, 1000), reservation.AnyInTier(tier.GPU))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("gave up")
+	var transit *batch.Transit
+	var meddle onChange = func(b *batch.Batch) {
+		if b.State() != batch.TaskCreated || transit != nil {
+			return
+		}
+		var err error
+		if transit, err = b.TryTransit(); err != nil {
+			t.Error(err)
+		}
+		cancel(cause)
+	}
+	b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: p, Observer: meddle})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.mover.Acquire(ctx, b, reservation.AnyInTier(tier.GPU)); !errors.Is(err, cause) {
+		t.Errorf("cancelled: %v", err)
+	}
+	if err := transit.Abort(); err != nil {
+		t.Error(err)
+	}
+	m.rests(t, b, tier.GPU)
+	if err := b.Drop(); err != nil {
+		t.Error(err)
+	}
+}
+
+type onChange func(*batch.Batch)
+
+func (f onChange) BatchChanged(b *batch.Batch) { f(b) }
+
 func TestClone(t *testing.T) { onEachGPUPinnedOrNot(t, clone) }
 
 func clone(t *testing.T, g gpus) {
@@ -670,5 +711,89 @@ func TestClearEnds(t *testing.T) {
 	})
 	if err != nil || tries != 5 {
 		t.Errorf("refused four times: %v after %d tries", err, tries)
+	}
+}
+
+// TestClearTriesAgain: room that is still in pieces is asked for twice over, to the whole of the
+// space. What is released meanwhile is worth a try at once, but not what the try had itself.
+func TestClearTriesAgain(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	disk := m.spaces[tier.Disk]
+	pieces := &tier.NoSpaceError{Largest: tier.Page}
+	hold := func(n int64) func() {
+		t.Helper()
+		r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Disk), n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			if err := r.Release(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+
+	tries := 0
+	err := m.mover.clear(t.Context(), disk, disk.Room()/8, func() error {
+		if tries++; tries > 10 {
+			return errors.New("too many tries")
+		}
+		hold(tier.Page)()
+		return pieces
+	})
+	if err != error(pieces) || tries != 3 { // with a quarter, a half and all of the room
+		t.Errorf("in pieces for good: %v after %d tries", err, tries)
+	}
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	held, demands := []func(){hold(tier.Page), hold(tier.Page), hold(tier.Page), hold(tier.Page)}, 0
+	release := func() { held[0](); held = held[1:] }
+	defer m.reservations.OnDemand(func() {
+		if demands++; demands > 2 {
+			cancel(errors.New("more was asked for, and there is no more"))
+			return
+		}
+		release()
+	})()
+	tries = 0
+	err = m.mover.clear(ctx, disk, disk.Room(), func() error {
+		switch tries++; tries {
+		case 1: // nothing is free in one piece, but more may be released
+			return pieces
+		case 2:
+			release()
+			return pieces
+		}
+		return nil
+	})
+	release()
+	if err != nil || tries != 3 || demands != 2 {
+		t.Errorf("%v after %d tries, and room was asked for %d times", err, tries, demands)
+	}
+}
+
+// TestOneClearsASpaceAtATime: who makes room in one piece has the space's token until the end.
+func TestOneClearsASpaceAtATime(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	gpu := m.spaces[tier.GPU]
+	token := m.mover.clearing[gpu.ID()]
+	what := takes{body: tier.Page}
+	tries := 0
+	err := m.mover.clearFor(t.Context(), &try{pieces: gpu, need: tier.Page, reserve: m.mover.reserver(t.Context(), &what), f: func(reservation.Reservation) error {
+		if tries++; len(token) != 1 {
+			t.Error("another could clear the space, too")
+		}
+		return nil
+	}})
+	if err != nil || tries != 1 || len(token) != 0 {
+		t.Errorf("%v after %d tries; tokens taken: %d", err, tries, len(token))
+	}
+	token <- struct{}{}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("gave up")
+	cancel(cause)
+	if err := m.mover.clearFor(ctx, &try{pieces: gpu}); !errors.Is(err, cause) {
+		t.Errorf("the wait for the token: %v", err)
 	}
 }

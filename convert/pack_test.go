@@ -261,6 +261,24 @@ func TestPackedFlippedInMemory(t *testing.T) {
 	m.whole(t, b, tier.Host)
 }
 
+// TestFlippedBeforeItWasPacked: a bit that flipped in host memory before a batch was compressed,
+// so that the run's checksum is of wrong bytes, is found by those of the body.
+func TestFlippedBeforeItWasPacked(t *testing.T) {
+	m := newMachine(t, machineConfig{codec: CodecS2})
+	b := m.put(t, arrowgen.Flights(1, 20_000), tier.Host)
+	b.Payload().(*batch.Image).Buffer().Memory().(tier.HostMemory).Extents()[0][5000] ^= 8
+	m.move(t, b, tier.Disk)
+	if got := m.form(t, b); got != batch.DiskPacked {
+		t.Fatalf("a %s", got)
+	}
+	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
+		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("to %s: %v", k, err)
+		}
+		m.rests(t, b, tier.Disk)
+	}
+}
+
 // TestPackCancelled: a move that is cancelled while the disk is slow ends, and the batch is
 // whole where it was.
 func TestPackCancelled(t *testing.T) {
@@ -476,33 +494,47 @@ func TestAutoIngest(t *testing.T) {
 // TestIngestElsewhere: a record for which one space has no room after all is put into the next
 // one, whether either compresses it or not, and however much of it was laid out before.
 func TestIngestElsewhere(t *testing.T) {
-	t.Run("then compressed", func(t *testing.T) {
-		left := 0
-		m := newMachine(t, machineConfig{codec: CodecS2, outside: true, faults: func(op sim.Op) error {
-			if op.Kind == sim.OpAlloc && op.Stage == sim.Submit {
-				if left--; left == 0 {
-					return tier.ErrOutOfBudget
+	for name, fault := range map[string]struct {
+		op   sim.OpKind
+		left int
+	}{
+		"then compressed":                      {sim.OpAlloc, 2}, // the body has room, its dictionary has none
+		"then compressed, and laid out before": {sim.OpCopyToDevice, 9},
+	} {
+		t.Run(name, func(t *testing.T) {
+			left := 0
+			m := newMachine(t, machineConfig{codec: CodecS2, outside: true, faults: func(op sim.Op) error {
+				if op.Kind == fault.op && op.Stage == sim.Submit {
+					if left--; left == 0 {
+						return tier.ErrOutOfBudget
+					}
 				}
+				return nil
+			}})
+			rec := coded(1, 100_000)
+			left = fault.left
+			p, err := m.mover.Ingest(t.Context(), rec, reservation.AnyInTiers(tier.GPU, tier.Disk))
+			if err != nil {
+				t.Fatal(err)
 			}
-			return nil
-		}})
-		rec := coded(1, 100_000)
-		left = 2 // the body has room, its dictionary has none
-		p, err := m.mover.Ingest(t.Context(), rec, reservation.AnyInTiers(tier.GPU, tier.Disk))
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.whole(t, m.adopt(t, rec, p), tier.Disk)
-	})
-	t.Run("compressed before", func(t *testing.T) {
-		m := newMachine(t, machineConfig{codec: CodecS2, gpu: 16 << 20, host: 16 << 20})
-		rec := arrowgen.Flights(1, 100_000)
-		remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 2, Effect: faultfs.Fail(syscall.ENOSPC)})
-		p, err := m.mover.Ingest(t.Context(), rec, reservation.AnyInTiers(tier.Disk, tier.GPU))
-		remove()
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.whole(t, m.adopt(t, rec, p), tier.GPU)
-	})
+			if left > 0 {
+				t.Errorf("the fault was %d operations away", left)
+			}
+			m.whole(t, m.adopt(t, rec, p), tier.Disk)
+		})
+	}
+	for name, rec := range map[string]arrow.RecordBatch{
+		"compressed before": arrowgen.Flights(1, 100_000), "compressed before, with a dictionary": coded(1, 100_000),
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, machineConfig{codec: CodecS2, gpu: 16 << 20, host: 16 << 20, outside: true})
+			remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 2, Effect: faultfs.Fail(syscall.ENOSPC)})
+			p, err := m.mover.Ingest(t.Context(), rec, reservation.AnyInTiers(tier.Disk, tier.GPU))
+			remove()
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.whole(t, m.adopt(t, rec, p), tier.GPU)
+		})
+	}
 }

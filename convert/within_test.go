@@ -72,6 +72,43 @@ func TestAcquireIn(t *testing.T) {
 	}
 }
 
+// TestChargesOfWhatLeaves: a batch that somebody moves is not there any more, nor is a dictionary
+// that only such batches have.
+func TestChargesOfWhatLeaves(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	gpu := m.spaces[tier.GPU]
+	dict := words(1)
+	one, two := m.make(t, codedBy(dict, 1, 5000), tier.GPU), m.make(t, codedBy(dict, 2, 3000), tier.GPU)
+	list := gpu.Charge(shared(one).Body)
+	first, second := gpu.Charge(one.Descriptor().Body), gpu.Charge(two.Descriptor().Body)
+	want := func(there, missing int64) {
+		t.Helper()
+		if a, b := m.mover.Charges(gpu, one, two); a != there || b != missing {
+			t.Errorf("%d bytes are there and %d missing, want %d and %d", a, b, there, missing)
+		}
+	}
+	want(first+second+list, 0)
+	var transits []*batch.Transit
+	for _, b := range []*batch.Batch{one, two} {
+		transit, err := b.TryTransit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		transits = append(transits, transit)
+		if len(transits) == 1 {
+			want(second+list, first)
+		}
+	}
+	want(0, first+second+list)
+	for _, transit := range transits {
+		if err := transit.Abort(); err != nil {
+			t.Error(err)
+		}
+	}
+	want(first+second+list, 0)
+	drop(t, one, two)
+}
+
 // TestAcquireInTooLittle: what the reservation does not hold is an error at once, and the
 // batch is whole where it was, with no task left on it.
 func TestAcquireInTooLittle(t *testing.T) {
