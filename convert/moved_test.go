@@ -8,9 +8,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// movedBeforeLock makes a batch in a space which is moved to another space once, in the
-// moment before it is locked for a task: then its clock is read.
-func (m *machine) movedBeforeLock(t *testing.T, from, to tier.ID) *batch.Batch {
+// movedBeforeLock makes a batch in a space which is moved once, in the moment before it is
+// locked for a task: then its clock is read.
+func (m *machine) movedBeforeLock(t *testing.T, from tier.ID, move func(*batch.Batch) error) *batch.Batch {
 	t.Helper()
 	rec := numbered(3, 2000)
 	p, err := m.mover.Ingest(t.Context(), rec, reservation.Specific(from))
@@ -22,7 +22,7 @@ func (m *machine) movedBeforeLock(t *testing.T, from, to tier.ID) *batch.Batch {
 	b, err = batch.New(batch.Options{ID: m.ids.Next(), Payload: p, Clock: func() int64 {
 		if b != nil && !moved && b.State() == batch.TaskCreated {
 			moved = true
-			if err := m.mover.Move(t.Context(), b, reservation.Specific(to), ReasonWork); err != nil {
+			if err := move(b); err != nil {
 				t.Error(err)
 			}
 		}
@@ -45,12 +45,17 @@ func (m *machine) movedBeforeLock(t *testing.T, from, to tier.ID) *batch.Batch {
 	return b
 }
 
+// moveInto moves batches to a space.
+func (m *machine) moveInto(t *testing.T, to tier.ID) func(*batch.Batch) error {
+	return func(b *batch.Batch) error { return m.mover.Move(t.Context(), b, reservation.Specific(to), ReasonWork) }
+}
+
 // TestAcquireLocksInTheSpaceNamed: a batch that leaves for another GPU right before it is
 // locked is brought back, for that other GPU is not the one that was asked for.
 func TestAcquireLocksInTheSpaceNamed(t *testing.T) {
 	m, _ := twoGPUs(t, gpus{}, func(dev tier.Device) tier.Device { return dev })
 	here, other := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.GPU, Ordinal: 1}
-	b := m.movedBeforeLock(t, here, other)
+	b := m.movedBeforeLock(t, here, m.moveInto(t, other))
 	h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(here))
 	if err != nil {
 		t.Fatal(err)
@@ -64,22 +69,41 @@ func TestAcquireLocksInTheSpaceNamed(t *testing.T) {
 }
 
 // TestCloneFollowsItsBatch: a batch that is moved while its clone waits for room is cloned
-// where it is then.
+// where it is then, and in the form that it has.
 func TestCloneFollowsItsBatch(t *testing.T) {
-	m := newMachine(t, machineConfig{})
-	b := m.movedBeforeLock(t, m.spaces[tier.GPU].ID(), m.spaces[tier.Host].ID())
-	c, err := m.mover.Clone(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
+	follows := func(t *testing.T, m *machine, from tier.ID, move func(*batch.Batch) error) {
+		t.Helper()
+		b := m.movedBeforeLock(t, from, move)
+		c, err := m.mover.Clone(t.Context(), b, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at, want := c.Info().Space, b.Info().Space; at != want || c.PayloadType() != b.PayloadType() {
+			t.Errorf("the clone is a %s in %s, its batch a %s in %s", c.PayloadType(), at, b.PayloadType(), want)
+		}
+		if m.records != nil {
+			m.records[c.ID()] = m.records[b.ID()]
+			if err := m.same(t.Context(), c); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := c.Drop(); err != nil {
+			t.Error(err)
+		}
 	}
-	if at, want := c.Info().Space, m.spaces[tier.Host].ID(); at != want || b.Info().Space != want {
-		t.Errorf("the clone is in %s, its batch in %s, want %s", at, b.Info().Space, want)
-	}
-	m.records[c.ID()] = m.records[b.ID()]
-	if err := m.same(t.Context(), c); err != nil {
-		t.Error(err)
-	}
-	if err := c.Drop(); err != nil {
-		t.Error(err)
-	}
+	gpu, host := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Host}
+	t.Run("to another tier", func(t *testing.T) {
+		m := newMachine(t, machineConfig{})
+		follows(t, m, gpu, m.moveInto(t, host))
+	})
+	t.Run("to another GPU", func(t *testing.T) {
+		m, _ := twoGPUs(t, gpus{}, func(dev tier.Device) tier.Device { return dev })
+		follows(t, m, gpu, m.moveInto(t, tier.ID{Kind: tier.GPU, Ordinal: 1}))
+	})
+	t.Run("to another form", func(t *testing.T) {
+		m := newMachine(t, machineConfig{codec: CodecS2})
+		follows(t, m, host, func(b *batch.Batch) error {
+			return m.mover.MoveAs(t.Context(), b, reservation.Specific(host), batch.HostPacked, ReasonWork)
+		})
+	})
 }

@@ -797,3 +797,25 @@ func TestOneClearsASpaceAtATime(t *testing.T) {
 		t.Errorf("the wait for the token: %v", err)
 	}
 }
+
+// TestRefuses: a space refuses what it has promised if it has no room itself, or a budget has
+// none; what another space has no room for, staging for example, is no refusal of its own.
+func TestRefuses(t *testing.T) {
+	s := newMachine(t, machineConfig{}).spaces[tier.GPU]
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{syscall.EIO, false},
+		{&tier.NoSpaceError{Space: s.ID()}, true},
+		{&tier.NoSpaceError{}, true}, // of a pool that does not know its space
+		{&tier.NoSpaceError{Space: tier.ID{Kind: tier.Host}}, false},
+		{&tier.NoSpaceError{Space: tier.ID{Kind: tier.GPU, Ordinal: 1}}, false},
+		{fmt.Errorf("allocating: %w", tier.ErrOutOfBudget), true},
+	} {
+		if got := refuses(s, c.err); got != c.want {
+			t.Errorf("%v: %v", c.err, got)
+		}
+	}
+}

@@ -65,7 +65,7 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 		r = r.ForMonitor()
 	}
 	return b.Permits.With(ctx, r, func(ctx context.Context, _ permit.Permit) error {
-		return f(context.WithValue(ctx, dutyKey{}, duty{monitor: d.monitor, reads: true, writes: writes}))
+		return f(context.WithValue(ctx, dutyKey{}, duty{reads: true, writes: writes}))
 	})
 }
 

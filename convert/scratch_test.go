@@ -295,3 +295,67 @@ func TestScratchAndChunksInOneOrder(t *testing.T) {
 		t.Errorf("%d bytes are lent", m.lent())
 	}
 }
+
+// TestLanesShareScratch: a transfer has a lane for each block that there is, up to as many as its
+// permit is for. After each run its lanes give their scratch to those who wait, and only the first
+// of them waits for more.
+func TestLanesShareScratch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for blocks, want := range map[int64]int64{2: 2, 3 * stagedUnderWay: stagedUnderWay} {
+			b := &Builtin{Staging: func(int) (Staging, error) { return nil, nil }}
+			b.scratch.most = blocks * blockSize
+			var running atomic.Int64
+			goOn := make(chan struct{})
+			done := make(chan error, 1)
+			n := int(want) + 1
+			if blocks > want {
+				n = 100
+			}
+			go func() {
+				done <- b.inLanes(t.Context(), -1, n, func(context.Context, *lane, int) error {
+					running.Add(1)
+					<-goOn
+					return nil
+				})
+			}()
+			synctest.Wait()
+			if got := running.Load(); got != want {
+				t.Errorf("%d blocks: %d lanes, want %d", blocks, got, want)
+			}
+			if blocks > want {
+				close(goOn)
+				if err := <-done; err != nil || running.Load() != int64(n) {
+					t.Errorf("%d of %d runs: %v", running.Load(), n, err)
+				}
+				continue
+			}
+			// Two others wait. They get both blocks when both lanes have ended a run.
+			others := make(chan *block, 2)
+			for range 2 {
+				go func() {
+					block, err := b.scratch.borrow(t.Context(), -1, blockSize)
+					if err != nil {
+						t.Error(err)
+					}
+					others <- block
+				}()
+				synctest.Wait()
+			}
+			goOn <- struct{}{}
+			goOn <- struct{}{}
+			synctest.Wait()
+			if len(others) != 2 || running.Load() != want || len(b.scratch.waits) != 1 {
+				t.Fatalf("%d of 2 who waited have scratch, %d runs have begun, and %d lanes wait", len(others), running.Load(), len(b.scratch.waits))
+			}
+			(<-others).back()
+			goOn <- struct{}{} // of the last run, for which one block is enough
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			(<-others).back()
+			if b.scratch.lent != 0 {
+				t.Errorf("%d bytes are lent at the end", b.scratch.lent)
+			}
+		}
+	})
+}
