@@ -228,13 +228,14 @@ func (k *keeper) record(volume *disk.Volume, id batch.ID, want standing) (uint64
 	}
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
-	var all []*batch.Descriptor
-	var keys []uint64
+	var keys map[*batch.Descriptor]uint64
+	if len(shared) > 0 {
+		keys = make(map[*batch.Descriptor]uint64, len(shared))
+	}
 	for i, s := range shared {
-		all = append(all, s.Descriptor())
 		key, ok := volume.KeyOf(dicts.memories[i])
 		if !ok {
-			schema, meta, err := k.encode(convert.DictionaryKept(s.Descriptor(), all, keys))
+			schema, meta, err := k.encode(convert.DictionaryKept(s.Descriptor(), keys))
 			if err == nil {
 				key, err = volume.KeepWith(schema, meta, dicts.memories[i])
 			}
@@ -242,7 +243,7 @@ func (k *keeper) record(volume *disk.Volume, id batch.ID, want standing) (uint64
 				return 0, err
 			}
 		}
-		keys = append(keys, key)
+		keys[s.Descriptor()] = key
 	}
 	kept, err := convert.KeptOf(want.payload, keys)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -188,10 +189,11 @@ func (f *found) needs(b *foundBatch) {
 		return
 	}
 	b.desc.Dictionaries = descriptorsOf(direct)
+	var seen lookup.Table[*foundDictionary]
 	var add func([]*foundDictionary)
 	add = func(dicts []*foundDictionary) {
 		for _, d := range dicts {
-			if !slices.Contains(b.dicts, d) {
+			if seen.Of(b.dicts, d) < 0 {
 				add(d.parts)
 				b.dicts = append(b.dicts, d)
 				d.waiting++

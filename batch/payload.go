@@ -9,6 +9,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -120,13 +121,14 @@ type Descriptor struct {
 // one: its own, and those that they need, each once and after those that it
 // needs itself.
 func (d *Descriptor) AllDictionaries() []*Descriptor {
-	return d.collect(nil)
+	var seen lookup.Table[*Descriptor]
+	return d.collect(nil, &seen)
 }
 
-func (d *Descriptor) collect(all []*Descriptor) []*Descriptor {
+func (d *Descriptor) collect(all []*Descriptor, seen *lookup.Table[*Descriptor]) []*Descriptor {
 	for _, dict := range d.Dictionaries {
-		if !slices.Contains(all, dict) {
-			all = append(dict.collect(all), dict)
+		if seen.Of(all, dict) < 0 {
+			all = append(dict.collect(all, seen), dict)
 		}
 	}
 	return all

@@ -7,6 +7,7 @@ import (
 	"sort"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -24,9 +25,10 @@ type columnPlan struct {
 
 	columns []cutColumn
 	runs    []chunkRun
-	desc    *batch.Descriptor // of the memory; the numbers of nulls of what is cut are not known before it is read
-	shared  []batch.Shared    // the dictionaries that desc needs, where the image is
-	skip    []int64           // rows of each column before those that are wanted
+	numbers lookup.Table[*batch.Descriptor] // of desc's dictionaries
+	desc    *batch.Descriptor               // of the memory; the numbers of nulls of what is cut are not known before it is read
+	shared  []batch.Shared                  // the dictionaries that desc needs, where the image is
+	skip    []int64                         // rows of each column before those that are wanted
 	bitmaps []bitmapAt
 	offsets []offsetsAt
 }
@@ -186,9 +188,11 @@ func (p *columnPlan) describe() error {
 		}
 	}
 	p.lay(of.Body)
-	all := of.AllDictionaries()
+	var at lookup.Table[*batch.Descriptor]
+	shared := p.src.Shared()
 	for _, d := range p.desc.AllDictionaries() {
-		p.shared = append(p.shared, p.src.Shared()[slices.Index(all, d)])
+		i := at.Find(len(shared), func(i int) *batch.Descriptor { return shared[i].Descriptor() }, d)
+		p.shared = append(p.shared, shared[i])
 	}
 	return nil
 }
@@ -203,7 +207,7 @@ func (p *columnPlan) addNodes(c *cutColumn) error {
 			if n.Length < 0 || n.Length >= int64(len(dicts)) {
 				return path(nil).invalid("dictionary %d of %d", n.Length, len(dicts))
 			}
-			at := slices.Index(p.desc.Dictionaries, dicts[n.Length])
+			at := p.numbers.Of(p.desc.Dictionaries, dicts[n.Length])
 			if at < 0 {
 				at = len(p.desc.Dictionaries)
 				p.desc.Dictionaries = append(p.desc.Dictionaries, dicts[n.Length])

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -32,9 +33,10 @@ import (
 type dictionaries struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Registry]
-		known map[weak.Pointer[array.Data]]identity
-		made  map[*batch.Descriptor]*dictionary
-		bytes map[tier.ID]int64 // charged for copies that are there
+		known  map[weak.Pointer[array.Data]]identity
+		made   map[*batch.Descriptor]*dictionary
+		bytes  map[tier.ID]int64 // charged for copies that are there
+		yields int               // of the mutex; tests count them
 	}
 }
 
@@ -122,7 +124,7 @@ func (s *dictionaries) resolve(layouts []*Layout, afresh bool) []*dictionary {
 	for i, l := range layouts {
 		parts := make([]*dictionary, len(l.uses))
 		for j, u := range l.uses {
-			parts[j] = out[slices.Index(layouts[:i], u)]
+			parts[j] = out[u.number]
 		}
 		out[i] = s.hold(l, parts, afresh)
 	}
@@ -182,11 +184,41 @@ func (s *dictionaries) unnameLocked(d *dictionary, key weak.Pointer[array.Data])
 	}
 }
 
+// distinct returns each of dicts once.
+func distinct(dicts []*dictionary) []*dictionary {
+	if len(dicts) < 2 {
+		return dicts
+	}
+	var seen lookup.Table[*dictionary]
+	var once []*dictionary
+	for i, d := range dicts {
+		if seen.Of(dicts, d) == i {
+			once = append(once, d)
+		}
+	}
+	return once
+}
+
+// underLock is for how many dictionaries the mutex is held at a time: some 10 µs.
+const underLock = 128
+
+// yieldLocked is called for each of many dictionaries, from number 0 on. Now and then it lets
+// others have the mutex, so that a batch of many does not hold the others up.
+func (s *dictionaries) yieldLocked(i int) {
+	if i == 0 || i%underLock != 0 {
+		return
+	}
+	s.mu.yields++
+	s.mu.Unlock()
+	s.mu.Lock()
+}
+
 // letGo ends the holding of dictionaries.
 func (s *dictionaries) letGo(dicts ...*dictionary) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, d := range dicts {
+	for i, d := range dicts {
+		s.yieldLocked(i)
 		s.leaveLocked(d)
 	}
 }
@@ -213,6 +245,7 @@ func (s *dictionaries) of(descs []*batch.Descriptor) []*dictionary {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, d := range descs {
+		s.yieldLocked(i)
 		if out[i] = s.mu.made[d]; out[i] == nil {
 			out[i] = &dictionary{store: s, body: d.Body}
 		}
@@ -242,12 +275,13 @@ func (s *dictionaries) pin(space *tier.Space, dicts []*dictionary) (pins []*dict
 	return s.look(space, dicts, true)
 }
 
+// look is pin, or missing without it. Each of dicts is there once.
 func (s *dictionaries) look(space *tier.Space, dicts []*dictionary, pin bool) (pins []*dictCopy, missing int64) {
 	var away []*dictionary
 	s.mu.Lock()
 	for i, d := range dicts {
+		s.yieldLocked(i)
 		switch c := d.copyLocked(space); {
-		case slices.Contains(dicts[:i], d): // counts once
 		case c == nil || c.buf == nil:
 			away = append(away, d)
 		case pin:
@@ -438,16 +472,20 @@ func finderOf(shared []batch.Shared) finder {
 	if len(shared) == 0 {
 		return nil
 	}
-	var find finder
-	find = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
-		for _, s := range shared {
-			if c, ok := s.(*dictCopy); ok && s.Descriptor() == d {
-				return c.open(dt, find)
+	var s struct { // one piece of memory for both
+		find finder
+		at   lookup.Table[*batch.Descriptor]
+	}
+	s.find = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
+		i := s.at.Find(len(shared), func(i int) *batch.Descriptor { return shared[i].Descriptor() }, d)
+		if i >= 0 {
+			if c, ok := shared[i].(*dictCopy); ok {
+				return c.open(dt, s.find)
 			}
 		}
 		return nil, errors.New("convert: an image without a dictionary that it needs")
 	}
-	return find
+	return s.find
 }
 
 // inPlace returns the extents of a buffer in host memory and the end of a lease

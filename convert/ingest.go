@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -47,7 +47,7 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	store := &m.cfg.Builtin.dicts
 	dicts := store.resolve(l.Dictionaries(), afresh)
 	defer store.letGo(dicts...)
-	what := takes{body: l.Size(), dicts: dicts}
+	what := takes{body: l.Size(), dicts: distinct(dicts)}
 	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait {
 			return m.tryReserve(to, &what)
@@ -134,6 +134,7 @@ func (m *Mover) ingestPacked(ctx context.Context, l *Layout, dicts []*dictionary
 // layDictionaries returns the dictionaries of l in the space of r, and lays those
 // out that are not there. Their layouts know their descriptors then.
 func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
+	var seen lookup.Table[*dictionary]
 	for i, sub := range l.Dictionaries() {
 		c, err := m.cfg.Builtin.dicts.acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
 			buf, err := r.AllocCuts(sub.Size(), sub.Cuts())
@@ -154,7 +155,7 @@ func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*diction
 			return nil, errors.Join(err, releaseAll(shared))
 		}
 		sub.made = c.Descriptor()
-		if slices.Contains(dicts[:i], dicts[i]) { // two arrays that were one before
+		if seen.Of(dicts, dicts[i]) < i { // two arrays that were one before
 			if err := c.Release(); err != nil {
 				return nil, errors.Join(err, releaseAll(shared))
 			}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
@@ -421,24 +420,24 @@ func (b *Builtin) verifyBody(ctx context.Context, d *batch.Descriptor, buf *tier
 }
 
 // KeptOf describes a batch's form on disk, with the keys under which its dictionaries
-// were kept in the order of its descriptor's AllDictionaries.
-func KeptOf(p batch.Payload, keys []uint64) (*Kept, error) {
+// were kept.
+func KeptOf(p batch.Payload, keys map[*batch.Descriptor]uint64) (*Kept, error) {
 	img, ok := p.(imaged)
 	if !ok {
 		return nil, fmt.Errorf("convert: keeping %s: %w", p.Type(), tier.ErrNotSupported)
 	}
-	k := DictionaryKept(img.Descriptor(), img.Descriptor().AllDictionaries(), keys)
+	k := DictionaryKept(img.Descriptor(), keys)
 	if packed, ok := p.(*batch.Packed); ok {
 		k.Packed, k.Runs = true, packed.Runs()
 	}
 	return k, nil
 }
 
-// DictionaryKept describes an image whose dictionaries are among all, with their keys.
-func DictionaryKept(d *batch.Descriptor, all []*batch.Descriptor, keys []uint64) *Kept {
+// DictionaryKept describes an image whose dictionaries were kept under keys.
+func DictionaryKept(d *batch.Descriptor, keys map[*batch.Descriptor]uint64) *Kept {
 	k := &Kept{Descriptor: d}
 	for _, dict := range d.Dictionaries {
-		k.Dictionaries = append(k.Dictionaries, keys[slices.Index(all, dict)])
+		k.Dictionaries = append(k.Dictionaries, keys[dict])
 	}
 	return k
 }

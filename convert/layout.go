@@ -79,6 +79,7 @@ type Layout struct {
 	// Of a dictionary's layout: what it is made of, for its identity.
 	source    *array.Data
 	valueType arrow.DataType
+	number    int // its place in the record's list of all
 
 	sum     sumcopy.Sum // of the chunk at pos, if the body is large
 	hash    *xxh3.Hasher

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -12,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -26,9 +26,10 @@ type planner struct {
 	dicts  map[arrow.ArrayData]laidDict // those that were laid out
 	maxVar int64                        // longest data buffer of views; 0 for the format's limit
 
-	inline  int64     // up to how many bytes a dictionary lies in the body
-	outside *outside  // nil until a dictionary is an image of its own
-	uses    []*Layout // those that nodes here refer to
+	inline  int64                 // up to how many bytes a dictionary lies in the body
+	outside *outside              // nil until a dictionary is an image of its own
+	uses    []*Layout             // those that nodes here refer to
+	numbers lookup.Table[*Layout] // of uses
 }
 
 // outside is the dictionaries of a record that are images of their own.
@@ -464,7 +465,7 @@ func (p *planner) dictionary(t *arrow.DictionaryType, s slice) error {
 
 // use adds the node that refers to l.
 func (p *planner) use(l *Layout) {
-	i := slices.Index(p.uses, l)
+	i := p.numbers.Of(p.uses, l)
 	if i < 0 {
 		i = len(p.uses)
 		p.uses = append(p.uses, l)
@@ -497,7 +498,7 @@ func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error
 	}
 	schema := arrow.NewSchema([]arrow.Field{{Name: "dictionary", Type: dt, Nullable: true}}, nil)
 	l := sub.layout(schema, int64(d.Len()))
-	l.source, l.valueType = data, dt
+	l.source, l.valueType, l.number = data, dt, len(p.outside.order)
 	p.outside.of[data] = append(p.outside.of[data], l)
 	p.outside.order = append(p.outside.order, l)
 	return l, nil

@@ -3,7 +3,6 @@ package convert
 import (
 	"context"
 	"errors"
-	"slices"
 	"sort"
 	"sync/atomic"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -46,27 +46,29 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 	if len(all) == 0 {
 		return openRecord(d, extents, l, nil)
 	}
-	var opened []openDict
+	opened := make([]openDict, len(all))
 	defer func() {
 		for _, e := range opened {
-			e.data.Release() // the record has references of its own
-		}
-	}()
-	var find finder
-	find = func(dict *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
-		for _, e := range opened {
-			if e.desc == dict && typeDifference(e.dt, dt) == nil {
-				e.data.Retain()
-				return e.data, nil
+			if e.data != nil {
+				e.data.Release() // the record has references of its own
 			}
 		}
-		data, err := openDictionary(dict, dt, dictionaries[slices.Index(all, dict)], l, find)
-		if err != nil {
-			return nil, err
+	}()
+	var at lookup.Table[*batch.Descriptor]
+	var find finder
+	find = func(dict *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
+		i := at.Of(all, dict)
+		e := &opened[i]
+		if e.data != nil && typeDifference(e.dt, dt) == nil {
+			e.data.Retain()
+			return e.data, nil
 		}
-		data.Retain()
-		opened = append(opened, openDict{desc: dict, dt: dt, data: data})
-		return data, nil
+		data, err := openDictionary(dict, dt, dictionaries[i], l, find)
+		if err == nil && e.data == nil {
+			data.Retain()
+			e.dt, e.data = dt, data
+		}
+		return data, err
 	}
 	return openRecord(d, extents, l, find)
 }
@@ -251,18 +253,36 @@ type opener struct {
 	begins  []int64 // of the extents; nil for one
 	lease   *lease
 	find    finder
-	dicts   []openDict
+	dicts   []openDict // inside, with bytes
+	at      lookup.Table[firstByte]
+	filled  int           // of desc.Buffers: the first not yet taken that has a byte is not before it
 	holders []*array.Data // those of the column under way that have references of dictionaries outside
 }
 
-// openDict is a dictionary that was opened, and what it was opened from: an
-// image of its own, or nodes and spans of the body.
+// openDict is a dictionary that was opened. One that lies in the body has the nodes and
+// spans that it was opened from.
 type openDict struct {
-	desc  *batch.Descriptor
 	dt    arrow.DataType
 	nodes []batch.Node
 	spans []batch.Span
 	data  *array.Data
+}
+
+// firstByte is which of a dictionary's spans is the first that has a byte. Two dictionaries
+// of one body have different ones, unless the descriptor says that they are the same.
+type firstByte struct {
+	span batch.Span
+	i    int // among the dictionary's spans
+}
+
+// firstByteOf looks for it. Without a byte, i is behind the last.
+func firstByteOf(spans []batch.Span) firstByte {
+	for i, s := range spans {
+		if s.Offset >= 0 && s.Length > 0 {
+			return firstByte{s, i}
+		}
+	}
+	return firstByte{i: len(spans)}
 }
 
 // begin checks the descriptor and takes the extents.

@@ -178,12 +178,13 @@ func (o *opener) dictionaryOf(dt arrow.DataType) (_ *array.Data, outside bool, e
 }
 
 func (o *opener) sharedDict(dt arrow.DataType) (*array.Data, error) {
-	for _, e := range o.dicts {
-		if len(e.nodes) > len(o.nodes) || len(e.spans) > len(o.spans) ||
-			!slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) || !slices.Equal(e.spans, o.spans[:len(e.spans)]) ||
-			!hasBytes(e.spans) || typeDifference(e.dt, dt) != nil {
-			continue
-		}
+	all, begin := o.desc.Buffers, len(o.desc.Buffers)-len(o.spans)
+	o.filled = max(o.filled, begin)
+	first := firstByteOf(all[o.filled:])
+	o.filled += first.i
+	first.i = o.filled - begin
+	if i := o.at.Find(len(o.dicts), func(i int) firstByte { return firstByteOf(o.dicts[i].spans) }, first); i >= 0 && o.isNext(&o.dicts[i], dt) {
+		e := &o.dicts[i]
 		o.nodes, o.spans = o.nodes[len(e.nodes):], o.spans[len(e.spans):]
 		e.data.Retain()
 		o.holders = append(o.holders, e.data) // it may have a dictionary outside
@@ -197,11 +198,15 @@ func (o *opener) sharedDict(dt arrow.DataType) (*array.Data, error) {
 	e.data = d
 	e.nodes = e.nodes[:len(e.nodes)-len(o.nodes)]
 	e.spans = e.spans[:len(e.spans)-len(o.spans)]
-	o.dicts = append(o.dicts, e)
+	if first.i < len(e.spans) { // else nothing says that another is the same
+		o.dicts = append(o.dicts, e)
+	}
 	return d, nil
 }
 
-// hasBytes says whether a span tells where something lies.
-func hasBytes(spans []batch.Span) bool {
-	return slices.ContainsFunc(spans, func(s batch.Span) bool { return s.Offset >= 0 && s.Length > 0 })
+// isNext says whether the next dictionary is e, of type dt.
+func (o *opener) isNext(e *openDict, dt arrow.DataType) bool {
+	return len(e.nodes) <= len(o.nodes) && len(e.spans) <= len(o.spans) &&
+		slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) && slices.Equal(e.spans, o.spans[:len(e.spans)]) &&
+		typeDifference(e.dt, dt) == nil
 }

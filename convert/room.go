@@ -16,7 +16,7 @@ import (
 type takes struct {
 	body  int64
 	table *batch.Descriptor // of a batch that becomes a table, whose buffers are rounded one by one; else nil
-	dicts []*dictionary
+	dicts []*dictionary     // each once
 }
 
 // takesAs returns what a batch takes in a form, if as an image it takes body.

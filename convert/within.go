@@ -2,9 +2,9 @@ package convert
 
 import (
 	"context"
-	"slices"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -39,6 +39,7 @@ func (m *Mover) tooLittle(r reservation.Reservation, what *takes) error {
 func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing int64) {
 	var dicts, stay []*dictionary // those of all, and of the batches that are there
 	var leave []*dictionary       // and of those that leave
+	var seen, left, stayed lookup.Table[*dictionary]
 	for _, b := range batches {
 		info := b.Info()
 		if info.State == batch.Released {
@@ -56,7 +57,7 @@ func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 			stay = append(stay, own...)
 		}
 		for _, d := range own {
-			if !slices.Contains(dicts, d) {
+			if seen.Of(dicts, d) < 0 {
 				dicts = append(dicts, d)
 			}
 		}
@@ -69,7 +70,7 @@ func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 	kept := dicts[:0]
 	for _, d := range dicts {
 		there += s.Charge(d.body)
-		if slices.Contains(leave, d) && !slices.Contains(stay, d) {
+		if left.Of(leave, d) >= 0 && stayed.Of(stay, d) < 0 {
 			absent += s.Charge(d.body)
 		} else {
 			kept = append(kept, d)

@@ -6,6 +6,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -63,6 +64,7 @@ type arrayWriter struct {
 	path   path
 	body   *places
 	shared []batch.Shared
+	at     lookup.Table[*batch.Descriptor] // of shared
 	absent []absent
 }
 
@@ -293,17 +295,15 @@ func (w *arrayWriter) dictionary(out *Array, t *arrow.DictionaryType) error {
 		return w.path.invalid("dictionary %d of %d", n.Length, len(w.body.desc.Dictionaries))
 	}
 	desc := w.body.desc.Dictionaries[n.Length]
-	for _, s := range w.shared {
-		if s.Descriptor() != desc {
-			continue
-		}
-		outer := w.body
-		if w.body, err = inBody(desc, s.Buffer()); err != nil {
-			return err
-		}
-		err = w.array(&dict[0], t.ValueType, 0)
-		w.body = outer
+	i := w.at.Find(len(w.shared), func(i int) *batch.Descriptor { return w.shared[i].Descriptor() }, desc)
+	if i < 0 {
+		return errors.New("cdevice: a batch without a dictionary that it needs")
+	}
+	outer := w.body
+	if w.body, err = inBody(desc, w.shared[i].Buffer()); err != nil {
 		return err
 	}
-	return errors.New("cdevice: a batch without a dictionary that it needs")
+	err = w.array(&dict[0], t.ValueType, 0)
+	w.body = outer
+	return err
 }

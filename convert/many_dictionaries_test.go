@@ -1,0 +1,324 @@
+package convert
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// fewWords makes a dictionary that takes a page as an image of its own.
+func fewWords(i int) arrow.Array {
+	b := array.NewStringBuilder(memory.DefaultAllocator)
+	defer b.Release()
+	b.AppendValues([]string{"one", "two", fmt.Sprint(i)}, nil)
+	return b.NewArray()
+}
+
+func fewCodes() arrow.Array {
+	b := array.NewInt32Builder(memory.DefaultAllocator)
+	defer b.Release()
+	b.AppendValues([]int32{0, 2, 1, 2}, nil)
+	return b.NewArray()
+}
+
+// structOf makes one struct array of columns.
+func structOf(fields []arrow.Field, cols []arrow.Array) arrow.Array {
+	var children []arrow.ArrayData
+	for _, c := range cols {
+		children = append(children, c.Data())
+	}
+	return array.MakeFromData(array.NewData(arrow.StructOf(fields...), cols[0].Len(), []*memory.Buffer{nil}, children, 0, 0))
+}
+
+// manyCoded makes a record with n columns of codes, each for a dictionary of its own.
+func manyCoded(shape string, n int) arrow.RecordBatch {
+	var fields []arrow.Field
+	var cols []arrow.Array
+	add := func(c arrow.Array) {
+		fields = append(fields, arrow.Field{Name: fmt.Sprint(len(cols)), Type: c.DataType()})
+		cols = append(cols, c)
+	}
+	codes := fewCodes()
+	for i := range n {
+		add(array.NewDictionaryArray(codedType, codes, fewWords(i)))
+	}
+	switch shape {
+	case "twice": // two columns each, the second time in another order
+		for i := range n {
+			add(cols[i*7919%n])
+		}
+	case "struct":
+		s := structOf(fields, cols)
+		fields, cols = nil, nil
+		add(s)
+	case "of dictionaries":
+		for i, c := range cols {
+			outer := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: codedType}
+			fields[i].Type, cols[i] = outer, array.NewDictionaryArray(outer, codes, c)
+		}
+	case "of one": // whose values are structs of n dictionaries
+		s := structOf(fields, cols)
+		fields, cols = nil, nil
+		add(array.NewDictionaryArray(&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: s.DataType()}, codes, s))
+	}
+	return array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, 4)
+}
+
+// openedOnHeap opens a layout's image, which it lays out on the heap.
+func openedOnHeap(t *testing.T, l *Layout) arrow.RecordBatch {
+	t.Helper()
+	var bodies [][][]byte
+	for _, part := range append(l.Dictionaries(), l) {
+		body := [][]byte{make([]byte, part.Size())}
+		if err := part.WriteTo(body); err != nil {
+			t.Fatal(err)
+		}
+		bodies = append(bodies, body)
+	}
+	desc, err := l.Descriptor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := len(bodies) - 1
+	rec, err := Open(desc, bodies[last], func() {}, bodies[:last]...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+// searched puts a record of n dictionaries, moves it and reads it, and says how many steps
+// the searches among the dictionaries took.
+func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 {
+	m := newMachine(t, machineConfig{gpu: 32 << 20, host: 32 << 20, disk: 32 << 20, outside: outside})
+	rec := manyCoded(shape, n)
+	steps := make(map[string]int64)
+	counted := func(what string, f func()) {
+		before := lookup.Steps()
+		f()
+		steps[what] = lookup.Steps() - before
+	}
+	same := func(got arrow.RecordBatch, err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Equal(rec, got); err != nil {
+			t.Error(err)
+		}
+		for i := range n {
+			if shape != "twice" {
+				break
+			}
+			if got.Column(n+i).Data().Dictionary() != got.Column(i*7919%n).Data().Dictionary() {
+				t.Errorf("columns %d and %d do not share their dictionary any more", n+i, i*7919%n)
+			}
+		}
+		got.Release()
+	}
+	counted("layout", func() {
+		l, err := m.mover.cfg.Builtin.layout(rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		store := &m.mover.cfg.Builtin.dicts
+		dicts := store.resolve(l.Dictionaries(), false)
+		defer store.letGo(dicts...)
+		counted("distinct", func() {
+			if once := distinct(dicts); len(once) != len(dicts) {
+				t.Errorf("%d of %d dictionaries are distinct", len(once), len(dicts))
+			}
+		})
+	})
+	steps["layout"] -= steps["distinct"]
+	var one *batch.Batch
+	counted("put", func() { one = m.make(t, rec, tier.GPU) })
+	counted("all", func() { one.Descriptor().AllDictionaries() })
+	two := m.make(t, rec, tier.GPU) // has the same dictionaries
+	leaves, err := two.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := m.spaces[tier.GPU]
+	counted("charges", func() {
+		there, missing := m.mover.Charges(gpu, one, two)
+		if bodies := gpu.Charge(one.Descriptor().Body); there != gpu.Used()-bodies || missing != bodies {
+			t.Errorf("%d bytes are there and %d are missing, of %d and %d", there, missing, gpu.Used(), bodies)
+		}
+	})
+	if err := leaves.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	drop(t, two)
+	counted("move", func() { m.move(t, one, tier.Host) })
+	counted("record", func() { same(m.record(t, one), nil) })
+	m.move(t, one, tier.Disk)
+	counted("columns", func() { same(m.columns(t, one, Selection{})) })
+	m.rests(t, one, tier.Disk)
+	drop(t, one)
+	l, err := m.mover.cfg.Builtin.layout(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	counted("open", func() { same(openedOnHeap(t, l), nil) })
+	return steps
+}
+
+// TestSearchesAmongDictionariesAreLinear: four times as many dictionaries take about four times as
+// many steps, whatever is done with the batch.
+func TestSearchesAmongDictionariesAreLinear(t *testing.T) {
+	const n = 60
+	outside := []string{"layout", "distinct", "put", "all", "charges", "move", "record", "columns", "open"}
+	for _, c := range []struct {
+		shape   string
+		outside bool
+		search  []string // what must show steps
+	}{
+		{"each", true, outside},
+		{"twice", true, outside},
+		{"struct", true, outside},
+		{"of dictionaries", true, outside},
+		{"of one", true, outside},
+		{"twice", false, []string{"record", "columns", "open"}},
+	} {
+		t.Run(fmt.Sprintf("%s/outside=%v", c.shape, c.outside), func(t *testing.T) {
+			one, four := searched(t, c.shape, c.outside, n), searched(t, c.shape, c.outside, 4*n)
+			for _, what := range c.search {
+				if one[what] < n {
+					t.Errorf("%s: %d steps for %d dictionaries: the test shows nothing", what, one[what], n)
+				}
+			}
+			for what := range one {
+				if four[what] > 5*one[what] {
+					t.Errorf("%s: %d steps for %d dictionaries, %d for %d", what, one[what], n, four[what], 4*n)
+				}
+			}
+			if !c.outside {
+				return
+			}
+			// Nobody searches in another way than with a table.
+			for what, least := range map[string]int64{
+				"put":     one["layout"] + 2*one["distinct"] + one["all"],
+				"move":    2 * one["all"],
+				"columns": 3*one["all"] + 2*one["distinct"],
+			} {
+				if one[what] < least {
+					t.Errorf("%s: %d steps, want %d or more: %v", what, one[what], least, one)
+				}
+			}
+		})
+	}
+}
+
+// TestPartsAreFoundByNumber: resolve does not search the dictionaries that a dictionary uses.
+func TestPartsAreFoundByNumber(t *testing.T) {
+	var store dictionaries
+	l, err := newLayout(manyCoded("of one", 20), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var layouts []*Layout // which nobody finds who looks for those that are used
+	for _, sub := range l.Dictionaries() {
+		other := *sub
+		layouts = append(layouts, &other)
+	}
+	dicts := store.resolve(layouts, false)
+	defer store.letGo(dicts...)
+	last := dicts[len(dicts)-1]
+	if len(dicts) != 21 || len(last.parts) != 20 {
+		t.Fatalf("%d dictionaries, the last with %d parts", len(dicts), len(last.parts))
+	}
+	for i, p := range last.parts {
+		if p != dicts[i] {
+			t.Errorf("part %d is another dictionary", i)
+		}
+	}
+}
+
+// TestManyDictionariesHoldNobodyUp: a batch of many dictionaries holds the lock that all batches
+// share for some of them at a time.
+func TestManyDictionariesHoldNobodyUp(t *testing.T) {
+	const yields = 4
+	const n = yields*underLock + 1
+	m := newMachine(t, machineConfig{gpu: 32 << 20, outside: true})
+	b := m.put(t, manyCoded("each", n), tier.GPU)
+	gpu, store := m.spaces[tier.GPU], &m.mover.cfg.Builtin.dicts
+	yielding := func(what string, f func()) {
+		t.Helper()
+		before := store.mu.yields
+		f()
+		if got := store.mu.yields - before; got != yields {
+			t.Errorf("%s: others could have the lock %d times for %d dictionaries, want %d times", what, got, n, yields)
+		}
+	}
+	var dicts []*dictionary
+	var pins []*dictCopy
+	yielding("of", func() { dicts = store.of(b.Descriptor().AllDictionaries()) })
+	yielding("missing", func() {
+		if missing := store.missing(gpu, dicts); missing != 0 {
+			t.Errorf("%d bytes are missing where the batch is", missing)
+		}
+	})
+	yielding("missing", func() {
+		want := n * m.spaces[tier.Host].Charge(dicts[0].body)
+		if missing := store.missing(m.spaces[tier.Host], dicts); missing != want {
+			t.Errorf("%d bytes are missing where the batch is not, want %d", missing, want)
+		}
+	})
+	yielding("pin", func() {
+		var missing int64
+		if pins, missing = store.pin(gpu, dicts); len(pins) != n || missing != 0 {
+			t.Errorf("%d of %d are pinned, and %d bytes are missing", len(pins), n, missing)
+		}
+	})
+	for i, c := range pins {
+		if c.dict != dicts[i] || c.refs != 2 || c.dict.users != 2 {
+			t.Fatalf("dictionary %d has %d references, %d users", i, c.refs, c.dict.users)
+		}
+	}
+	if err := releaseAll(pins); err != nil {
+		t.Fatal(err)
+	}
+	l, err := newLayout(m.records[b.ID()], 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	again := store.resolve(l.Dictionaries(), false)
+	yielding("letGo", func() { store.letGo(again...) })
+	for i, d := range again {
+		if d != dicts[i] || d.users != 1 {
+			t.Fatalf("dictionary %d has %d users", i, d.users)
+		}
+	}
+	// Who looks is to give each once: under the lock nothing is searched.
+	twice, _ := store.pin(gpu, []*dictionary{dicts[0], dicts[0]})
+	if len(twice) != 2 {
+		t.Errorf("%d references to a dictionary that was given twice", len(twice))
+	}
+	if err := releaseAll(twice); err != nil {
+		t.Fatal(err)
+	}
+	// A dictionary that two arrays are is taken once.
+	before := gpu.Used()
+	opened := m.record(t, b)
+	fields := opened.Schema().Fields()
+	mixed := array.NewRecordBatch(arrow.NewSchema(slices.Concat(fields, fields), nil),
+		slices.Concat(m.records[b.ID()].Columns(), opened.Columns()), 4)
+	both := m.put(t, mixed, tier.GPU)
+	if used, want := gpu.Used()-before, both.Info().Bytes; used != want {
+		t.Errorf("a batch of known dictionaries takes %d bytes, want %d", used, want)
+	}
+	mixed.Release()
+	opened.Release()
+}
