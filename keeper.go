@@ -128,7 +128,7 @@ func (k *keeper) changed(b *batch.Batch) {
 		k.mu.Lock()
 		r.standing, r.volume, r.key, r.busy = want, volume, key, false
 		again := r.again
-		if want.payload == nil && !again {
+		if want.payload == nil { // also if it must be looked at again: there may be nothing new then
 			delete(k.known, b)
 		}
 		k.mu.Unlock()

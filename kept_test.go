@@ -29,6 +29,8 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
@@ -502,6 +504,69 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 		checkAdopted(t, eng, k)
 	}
 	closeKeeping(t, eng)
+}
+
+// TestBatchWithoutBytesHasOneRecord: no memory of such a batch ends its record, so that the engine
+// does, when the batch gets another place and when it is dropped. A place that changes while the
+// record is written is written, too.
+func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
+	keepingNeedsLinux(t)
+	dir := t.TempDir()
+	files := faultfs.New(disk.OS(), 1)
+	eng := keepingEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS = files })
+	plan, err := eng.Plan("query")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("join", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(partitions ...int) {
+		t.Helper()
+		copied := t.TempDir()
+		tiertest.CopyTree(t, copied, dir)
+		next := keepingEngine(t, copied)
+		var got []int
+		for _, k := range next.Kept() {
+			got = append(got, k.Partition)
+			if err := next.ForgetKept(k); err != nil {
+				t.Error(err)
+			}
+		}
+		if !slices.Equal(got, partitions) {
+			t.Errorf("kept in partitions %v, want %v", got, partitions)
+		}
+		closeKeeping(t, next)
+	}
+	rec := keptRecord(1).NewSlice(0, 0)
+	if err := repo.Put(t.Context(), 2, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+		t.Fatal(err)
+	}
+	want(2)
+	b, err := repo.TryTake(2, batch.Idle)
+	if err != nil || b == nil || b.Info().Bytes != 0 {
+		t.Fatalf("took %+v, %v", b, err)
+	}
+	place := b.Place()
+	place.Partition = 3
+	b.SetPlace(place)
+	want(3)
+	meddle := files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1, Effect: faultfs.Do(func(faultfs.Op, string) {
+		place := b.Place()
+		place.Partition = 5
+		b.SetPlace(place)
+	})})
+	place.Partition = 4
+	b.SetPlace(place)
+	meddle()
+	want(5)
+	if err := b.Drop(); err != nil {
+		t.Error(err)
+	}
+	want()
+	closeKeeping(t, eng)
+	wantNothingIn(t, dir)
 }
 
 // TestAdoptedBytesAreTheBatchs: what is kept takes of a disk's room for as long as nobody has adopted
