@@ -42,7 +42,7 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 				t.Fatal(err)
 			}
 			harmed := 0
-			for at := 0; at < len(sound); at += 23003 {
+			for at := 0; at < len(sound); at += rounds(23003, 92012) {
 				if slices.Max(sound[at&^4095:min(len(sound), at&^4095+4096)]) == 0 {
 					continue // nothing was written there
 				}
@@ -134,7 +134,7 @@ func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	rng := rand.New(rand.NewPCG(3, 3))
-	for range 20 {
+	for range rounds(20, 5) {
 		at := 96 + rng.IntN(len(sound)-96) // behind the header, which leaves the directory alone
 		bad := slices.Clone(sound)
 		bad[at] ^= 1 << (at % 8)
@@ -314,7 +314,7 @@ func TestAdoptBesideEachOther(t *testing.T) {
 func TestAdoptingSurvivesEveryFault(t *testing.T) {
 	keepingNeedsLinux(t)
 	dir := crashed(t, 3)
-	for i := 0; ; i++ {
+	for i := 0; ; i += rounds(1, 4) {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, dir)
 		at := ""

@@ -212,7 +212,7 @@ func TestRowsComeInOrder(t *testing.T) {
 			go func() { done <- consume(t.Context(), s, add) }()
 			s.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Slow(time.Millisecond)})
 			s.release()
-			for range 40 {
+			for range rounds(40, 12) {
 				s.put(n)
 				n++
 			}

@@ -159,7 +159,7 @@ func TestTwoEnginesShareABudget(t *testing.T) {
 		for w := range 4 {
 			wg.Go(func() {
 				rng := rand.New(rand.NewPCG(uint64(i), uint64(w)))
-				for op := range 120 {
+				for op := range rounds(120, 40) {
 					err := run.step(ctx, rng)
 					// What the other engine keeps there, this one cannot make room for; and a
 					// limit may fall below what was asked for.

@@ -26,7 +26,6 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -359,10 +358,6 @@ func discover(t *testing.T) *topology.Topology {
 	return top
 }
 
-// hurried says that tests are to try less: because they were told, or because each try
-// takes long.
-func hurried() bool { return testing.Short() || invariants.Enabled || raced }
-
 // killsAtOnce is how many processes are under way at a time.
 const killsAtOnce = 4
 
@@ -496,10 +491,7 @@ func TestKilledWhileOpening(t *testing.T) {
 func TestEnginesInOneDirectory(t *testing.T) {
 	tiertest.NoLeaks(t)
 	top := discover(t)
-	rounds, kills := 12, 12
-	if hurried() {
-		rounds, kills = 3, 4
-	}
+	lives, kills := rounds(12, 3), rounds(12, 4)
 	for _, kinds := range [][2]bool{{true, true}, {false, true}} { // of files: named or not
 		t.Run(fmt.Sprintf("named=%v,%v", kinds[0], kinds[1]), func(t *testing.T) {
 			dir := t.TempDir()
@@ -511,7 +503,7 @@ func TestEnginesInOneDirectory(t *testing.T) {
 					if named {
 						files = faultfs.New(files, 1, noAnonymous)
 					}
-					for n := range rounds {
+					for n := range lives {
 						if err := spillOnce(t.Context(), dir, files, top, uint64(i*100+n), 1); err != nil {
 							t.Errorf("engine %d of this process, life %d: %v", i, n, err)
 							return

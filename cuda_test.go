@@ -16,7 +16,6 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
-	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -158,11 +157,7 @@ func TestEveryCallOfTheDriverOfAnEngineFailsOnce(t *testing.T) {
 				e.Fail("", int64(n), code, 1)
 				return func() int { return int(max(0, e.Calls("")-before-int64(n))) }
 			}, code, tier.ErrNotSupported, tier.ErrNoSpace)
-			least := 60
-			if testing.Short() || invariants.Enabled {
-				least = 8
-			}
-			if tried < least || told < tried/4 {
+			if least := rounds(60, 8); tried < least || told < tried/4 {
 				t.Errorf("%d calls, of which %d were told of: want at least %d, and a quarter of them", tried, told, least)
 			}
 		})

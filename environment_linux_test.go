@@ -136,7 +136,7 @@ func TestPoorFileSystems(t *testing.T) {
 		}, []string{"free space", "no anonymous files", "no direct I/O"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecS2} {
+			for _, codec := range []convert.Codec{convert.CodecS2, convert.CodecNone}[:rounds(2, 1)] {
 				dir := t.TempDir()
 				leavesNothing(t, dir)
 				var log bytes.Buffer

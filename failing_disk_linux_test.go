@@ -218,10 +218,7 @@ func (s *spill) drop() {
 // is told where.
 func TestDiskThatDies(t *testing.T) {
 	top := discover(t)
-	step := 3
-	if hurried() {
-		step = 23
-	}
+	step := rounds(3, 41)
 	takesRoom := []faultfs.Op{faultfs.OpenAnonymous, faultfs.Create, faultfs.Mkdir, faultfs.Lock, faultfs.Allocate, faultfs.Write}
 	for name, c := range map[string]struct {
 		err   error

@@ -61,7 +61,7 @@ func TestGPUIsLostUnderLoad(t *testing.T) {
 			for w := range randomWorkers {
 				workers.Go(func() {
 					rng := rand.New(rand.NewPCG(1, uint64(w+1)))
-					for range 100 {
+					for range rounds(100, 40) {
 						if errors.Is(run.step(t.Context(), rng), cuda.ErrIllegalAddress) {
 							lost.Add(1)
 						}

@@ -330,14 +330,11 @@ func keepingNeedsLinux(t testing.TB) {
 // has all that were on disk, whole and nothing else; in the end nothing is left.
 func TestKilledProcessIsAdopted(t *testing.T) {
 	keepingNeedsLinux(t)
-	rounds := 30
-	if testing.Short() {
-		rounds = 4
-	}
+	lives := rounds(30, 4)
 	rng := rand.New(rand.NewPCG(7, 7))
 	dir := t.TempDir()
 	found, forms := 0, make(map[string]int)
-	for round := range rounds {
+	for round := range lives {
 		codec := []convert.Codec{convert.CodecNone, convert.CodecS2, convert.CodecZstd}[round%3]
 		sure, maybe := killed(t, dir, codec, rng.IntN(40))
 		eng := keepingEngine(t, dir)
@@ -378,7 +375,7 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 	}
 	for _, form := range []batch.PayloadType{batch.DiskImage, batch.DiskPacked} {
 		if forms[string(form)] == 0 || forms[string(form)+", dictionaries"] == 0 {
-			t.Errorf("of the forms there were only %v, of %d batches in %d rounds", forms, found, rounds)
+			t.Errorf("of the forms there were only %v, of %d batches in %d rounds", forms, found, lives)
 		}
 	}
 	t.Logf("%d batches: %v", found, forms)

@@ -400,7 +400,7 @@ func TestOneOfTwoGPUsIsLost(t *testing.T) {
 // the one under way; and the monitor, which is moving batches down, leaves it at that.
 func TestGPUIsLostUnderPuts(t *testing.T) {
 	const putters, each = 4, 12
-	for _, at := range []int{0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89} {
+	for _, at := range []int{0, 2, 13, 55, 1, 3, 5, 8, 21, 34, 89}[:rounds(11, 4)] {
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
 			var l *losable
 			l = openLosable(t, 1, 512<<10, faultdev.Rule{Skip: at, Times: 1, Effect: faultdev.Do(func(faultdev.Op, int64) {

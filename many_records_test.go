@@ -19,10 +19,7 @@ import (
 // TestReleaseAmongManyRecords: with many open records, each on a batch that stays, who waits
 // for the room of one has it once that is released: before the monitor's next period begins.
 func TestReleaseAmongManyRecords(t *testing.T) {
-	records := 10000
-	if testing.Short() {
-		records = 1000
-	}
+	records := rounds(10000, 1000)
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo := openPlain(t, spillway.Config{HostMemory: 128 << 20, Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}}})
 		rec := arrowgen.Ints(1, 10, 1)
