@@ -19,6 +19,14 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
+// rounds returns how often a test does something: few times in short mode.
+func rounds(full, few int) int {
+	if testing.Short() {
+		return few
+	}
+	return full
+}
+
 // keptFiles returns the files in the only kept directory.
 func keptFiles(t testing.TB, dir, kind string) []string {
 	t.Helper()
@@ -50,10 +58,7 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 	}
 	pristine := t.TempDir()
 	tiertest.CopyTree(t, pristine, dir)
-	step := 1
-	if testing.Short() {
-		step = 5 // which meets all bits, and all fields
-	}
+	step := rounds(1, 5) // which meets all bits, and all fields
 	for at := 0; at < len(sound); at += step {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, pristine)
@@ -103,7 +108,7 @@ func TestCutManifestIsRead(t *testing.T) {
 	leave(t, v, all...)
 	pristine := t.TempDir()
 	tiertest.CopyTree(t, pristine, dir)
-	for cut := int64(0); cut <= ends[2]; cut += 3 { // not a divisor of anything
+	for cut := int64(0); cut <= ends[2]; cut += int64(rounds(3, 13)) { // not divisors of anything
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, pristine)
 		if err := os.Truncate(keptFiles(t, work, "manifest-*")[0], cut); err != nil {
@@ -261,7 +266,7 @@ func TestManifestIsWrittenAnew(t *testing.T) {
 // opening to closing, nothing that is found afterwards is wrong, and Keep's word holds: what
 // it recorded is there, unless the reading failed.
 func TestKeepingSurvivesEveryFault(t *testing.T) {
-	for i := 0; ; i++ {
+	for i := 0; ; i += rounds(1, 3) {
 		dir := t.TempDir()
 		v := openKeeping(t, dir)
 		_, es := keep(t, v, 1, mib)
@@ -349,7 +354,7 @@ func TestRandomKeeping(t *testing.T) {
 		closeVolume(t, v)
 		wantEmpty(t, work)
 	}
-	for step := range uint64(400) {
+	for step := range uint64(rounds(400, 100)) {
 		switch k := r.IntN(10); {
 		case k < 5 && v.Stats().Used < 8*mib:
 			sizes := []int64{page * (1 + r.Int64N(64))}

@@ -274,7 +274,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	}
 	keys := map[uint64]uint64{1: 2, 10: 4, 20: 6} // of what was kept with a seed, each after what it shares
 	refused := make(map[string]int)
-	for at := range int(info.Size()) {
+	for at := 0; at < int(info.Size()); at += rounds(1, 7) {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, saved)
 		what, err := disk.Forge(keptFiles(t, work, "manifest-*")[0], at, 1<<(at%8))
@@ -315,7 +315,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 		}
 		closeVolume(t, v)
 	}
-	if refused["key"] < 64 || refused["record"] < 300 {
+	if refused["key"] < rounds(64, 8) || refused["record"] < rounds(300, 40) {
 		t.Errorf("refused: %v", refused)
 	}
 }
