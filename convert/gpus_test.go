@@ -89,6 +89,14 @@ func withDriver(t testing.TB, cfg cudatest.Config) gpus {
 	return gpus{driver: driver, emulator: e}
 }
 
+// rounds returns how often a test does something: few times in short mode.
+func rounds(full, few int) int {
+	if testing.Short() {
+		return few
+	}
+	return full
+}
+
 // brief says whether tests are to try a part only, for what they are about is not the GPU, and they take
 // long: emulated ones copy in threads, which cost more than short copies do.
 func (g gpus) brief() bool { return g.emulator != nil && (testing.Short() || slow) }
