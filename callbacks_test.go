@@ -14,6 +14,8 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -81,6 +83,99 @@ func TestPanickingCallbacks(t *testing.T) {
 			t.Errorf("%s ends with %+v", s.ID, s.Usage)
 		}
 	}
+}
+
+// badEstimator panics when it is told what a task took.
+type badEstimator struct{}
+
+func (badEstimator) Estimate(string, int64) (output, overhead int64) { return 0, 0 }
+
+func (badEstimator) Observe(string, admission.Measured) { panic("no estimate") }
+
+// TestPanicsAreInTheConfiguredLog: whichever part of the engine called the function.
+func TestPanicsAreInTheConfiguredLog(t *testing.T) {
+	log := new(syncBuffer)
+	pressed := make(chan struct{})
+	eng, err := callbackEngine(t, func(c *spillway.Config) {
+		c.Policy = badPolicy{monitor.PlanOrder()}
+		c.MonitorEvents = monitor.Events{Pressure: func(p monitor.Pressure) {
+			if p.Above {
+				close(pressed)
+			}
+			panic("pressure")
+		}}
+		c.MoveEvents = convert.Events{Moved: func(convert.Moved) { panic("moved") }}
+		c.Quota = &quota.Settings{Limit: limitOf(t, "1Mi")}
+		c.QuotaOver = func(quota.Over) { panic("over") }
+		c.Admission = admission.Rules{Estimator: badEstimator{}}
+		c.Logger = slog.New(slog.NewTextHandler(log, nil))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"Policy.Key", "Events.Pressure", "Events.Moved", "Config.QuotaOver", "Estimator.Observe", "a subscriber to demand"}
+	nothing := func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }
+	if err := eng.RunTask(t.Context(), spillway.Task{Operator: "sort", Output: 4096}, nothing); err != nil {
+		t.Error(err)
+	}
+	rec := arrowgen.Ints(1, 1000, 1)
+	defer rec.Release()
+	p, err := eng.Mover().Ingest(t.Context(), rec, reservation.AnyInTier(tier.Host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := eng.NewBatch(p)
+	if err == nil {
+		err = eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.GPU), convert.ReasonWork)
+	}
+	if err := errors.Join(err, b.Drop()); err != nil {
+		t.Fatal(err)
+	}
+	gpu := gpuOf(t, eng)
+	all, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.Room()/4096*4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-pressed
+	ctx, cancel := context.WithCancel(t.Context())
+	unsubscribe := eng.Reservations().OnDemand(func() { cancel(); panic("demand") })
+	if _, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), 4096); !errors.Is(err, context.Canceled) {
+		t.Errorf("a wait that its own subscriber ends: %v", err)
+	}
+	unsubscribe()
+	if err := errors.Join(eng.Quota().SetLimit(4096), all.Release()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng) // which waits for the monitor
+	for _, what := range want {
+		if !strings.Contains(log.String(), what) {
+			t.Errorf("%s is not in the log:\n%s", what, log)
+		}
+	}
+}
+
+// TestPanickingListenersAreInTheConfiguredLog: those of spaces, too.
+func TestPanickingListenersAreInTheConfiguredLog(t *testing.T) {
+	log := new(syncBuffer)
+	eng, err := callbackEngine(t, func(c *spillway.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range eng.Spaces() {
+		cancel := s.Subscribe(func(s *tier.Space, _ tier.Change) { panic("told by " + s.ID().String()) })
+		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), (s.Room()-s.Used())/tier.Page*tier.Page)
+		if err == nil {
+			err = r.Release()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		cancel()
+		if !strings.Contains(log.String(), "told by "+s.ID().String()) {
+			t.Errorf("%s does not write to the log", s.ID())
+		}
+	}
+	closeClean(t, eng)
 }
 
 // TestPanickingDeviceFactory: it is an error of Open.

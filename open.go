@@ -128,7 +128,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPU) error {
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID: id, Capacity: memory, Fractions: e.cfg.GPUMarks, Node: nodeOr(g.Node, dev.Info().Node),
 		Backend: dev.Info().Backend, Pool: pool, Hint: hint,
-		Quota: quota,
+		Quota: quota, Logger: e.cfg.Logger,
 	})
 	if err != nil {
 		return errors.Join(err, pool.Close())
@@ -276,7 +276,7 @@ func (e *Engine) openHost() error {
 		e.warnFor(id, func() []tier.Warning { return e.swapped(arena.Warnings()) })
 		space, err := tier.NewSpace(tier.SpaceConfig{
 			ID: id, Capacity: capacity, Fractions: e.cfg.HostMarks, Node: h.Node,
-			Backend: "host", Pool: arena, Hint: "more host memory would help",
+			Backend: "host", Pool: arena, Hint: "more host memory would help", Logger: e.cfg.Logger,
 		})
 		if err != nil {
 			return errors.Join(err, arena.Close())
@@ -326,7 +326,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 	e.warnFor(tier.ID{Kind: tier.Disk, Ordinal: i}, volume.Warnings)
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: capacity, Fractions: e.cfg.DiskMarks, Node: nodeOr(d.Node, topology.Unknown),
-		Backend: "disk", Pool: volume, Hint: fmt.Sprintf("a larger disk capacity of %s would help", d.Dir),
+		Backend: "disk", Pool: volume, Hint: fmt.Sprintf("a larger disk capacity of %s would help", d.Dir), Logger: e.cfg.Logger,
 	})
 	if err != nil {
 		return errors.Join(err, volume.Close())
