@@ -22,11 +22,12 @@ const DefaultBypass = 16
 type Config struct {
 	Spaces []*tier.Space
 	// Distance returns how far apart two NUMA nodes are (-1 is unknown); nil means
-	// that all nodes but the same are equally far. It is called by NewManager only.
+	// that all nodes but the same are equally far. It is called by NewManager only, whose
+	// error a panic of it is.
 	Distance func(nodeA, nodeB int) int
 	// Paired says whether two spaces belong together, such as a GPU and host memory that is
 	// set apart for it: of those that are equally near a paired one comes first. Nil means
-	// that none do. It is called by NewManager only.
+	// that none do. It is called by NewManager only, whose error a panic of it is.
 	Paired func(a, b tier.ID) bool
 	// Bypass is how many requests may be served from a space before its oldest
 	// waiter, for which there is no room yet; after that all freed bytes are kept

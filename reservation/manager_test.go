@@ -251,6 +251,19 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}
 }
 
+func TestPanicsOfDistanceAndPaired(t *testing.T) {
+	boom := errors.New("boom")
+	for name, cfg := range map[string]reservation.Config{
+		"Distance": {Distance: func(int, int) int { panic(boom) }},
+		"Paired":   {Paired: func(tier.ID, tier.ID) bool { panic(boom) }},
+	} {
+		cfg.Spaces = []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)}
+		if _, err := reservation.NewManager(cfg); !errors.Is(err, boom) || !strings.Contains(err.Error(), "Config."+name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestClosedManagerRefuses(t *testing.T) {
 	s := spaceOf(t, "gpu:0", 100)
 	m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{s}})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -18,7 +19,8 @@ type Spaces struct {
 	paired   []bool                                // in the same way
 }
 
-func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a, b tier.ID) bool) (*Spaces, error) {
+func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a, b tier.ID) bool) (_ *Spaces, err error) {
+	defer guard.Error(&err, "Config.Distance or Config.Paired")
 	if len(spaces) == 0 {
 		return nil, errors.New("reservation: at least one space is required")
 	}

@@ -1,9 +1,12 @@
 package cdevice
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -308,6 +311,10 @@ func TestCUDA(t *testing.T) {
 	if _, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{ID: 3, Wait: fails}); !errors.Is(err, gone) {
 		t.Errorf("a failed event: %v", err)
 	}
+	panics := func(context.Context, uintptr) error { panic(gone) }
+	if _, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{ID: 3, Wait: panics}); !errors.Is(err, gone) || !strings.Contains(err.Error(), "Config.Wait panicked") {
+		t.Errorf("a wait that panics: %v", err)
+	}
 	waited := uintptr(0)
 	table, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{ID: 3, Wait: func(_ context.Context, e uintptr) error { waited = e; return nil }})
 	if err != nil || waited != 77 {
@@ -316,6 +323,33 @@ func TestCUDA(t *testing.T) {
 	c := r.batch(t, table)
 	r.says(t, c, rec)
 	r.drop(t, c)
+}
+
+// TestPanicOfFailed: it is logged, and not C's, and the array is released.
+func TestPanicOfFailed(t *testing.T) {
+	r := newRig(t, nil)
+	rec := arrowgen.Ints(1, 10, 1)
+	defer rec.Release()
+	b := r.put(t, rec, batch.GPUImage)
+	h := r.hold(t, b)
+	told := 0
+	array, schema := new(DeviceArray), new(Schema)
+	if err := Export(h, array, schema, Config{Failed: func(error) { told++; panic("failed") }}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Close(); err != nil { // so that the release cannot
+		t.Fatal(err)
+	}
+	log := new(bytes.Buffer)
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
+	array.Release()
+	schema.Close()
+	if told != 1 || !array.Released() || !strings.Contains(log.String(), "Config.Failed") {
+		t.Errorf("told %d times, released %v; the log: %s", told, array.Released(), log)
+	}
+	r.drop(t, b)
 }
 
 func TestOtherBackendNeedsAType(t *testing.T) {

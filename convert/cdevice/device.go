@@ -3,6 +3,7 @@ package cdevice
 import (
 	"context"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -21,12 +22,15 @@ type Config struct {
 	// later is not waited for. The event is given up when the array is released.
 	Stream tier.Stream
 	// Wait waits for the event of an imported array. Without it a device of package tier/cuda does that, and for
-	// others an array that has one is refused.
+	// others an array that has one is refused. A panic of it is an error of Import.
 	Wait func(ctx context.Context, event uintptr) error
 	// Failed, which may be nil, is told if the handle, the event or the memory of an exported batch could not be given up. It is called
-	// by the thread that releases the array.
+	// by the thread that releases the array, which may be C's: a panic of it is logged, and ends there.
 	Failed func(error)
 }
+
+// panics of the program's functions, where nobody can be told, are logged.
+var panics guard.Log
 
 // mapped is what a device has whose memory is the process's, at other addresses.
 type mapped interface {

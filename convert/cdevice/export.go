@@ -51,7 +51,7 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	var zeros *tier.Buffer
 	values := &exported{mem: new(memory), done: func() {
 		if err := errors.Join(endEvent(), zeros.Release(), h.Close(), back()); err != nil && cfg.Failed != nil {
-			cfg.Failed(err)
+			panics.Do("Config.Failed", func() { cfg.Failed(err) })
 		}
 	}}
 	w := &arrayWriter{mem: values.mem, dev: dev, id: r.add(values)}

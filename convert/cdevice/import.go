@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -48,7 +49,7 @@ func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *Dev
 		if wait == nil {
 			wait = dev.wait
 		}
-		if err := wait(ctx, array.SyncEvent); err != nil {
+		if err := await(ctx, wait, array.SyncEvent); err != nil {
 			return nil, fmt.Errorf("cdevice: waiting for the array's event: %w", err)
 		}
 	}
@@ -73,6 +74,12 @@ func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *Dev
 	schema.Close()
 	schema.Release = 0
 	return t, nil
+}
+
+// await waits for an event, and makes a panic of wait an error.
+func await(ctx context.Context, wait func(context.Context, uintptr) error, event uintptr) (err error) {
+	defer guard.Error(&err, "Config.Wait")
+	return wait(ctx, event)
 }
 
 // arrayReader reads structs that somebody else made.
