@@ -1,0 +1,115 @@
+package host
+
+import (
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+func TestMappingStaysUntilTheLastFree(t *testing.T) {
+	var released atomic.Int64
+	a := openFaulty(t, Config{Capacity: 4 * step, Node: -1, Touch: true}, &faulty{released: &released})
+	x, y := alloc(t, a, 100), alloc(t, a, step)
+	<-a.touchDone
+	fill(x, 1)
+	fill(y, 2)
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !holds(x, 1) || !holds(y, 2) {
+		t.Error("Close changed memory that is handed out")
+	}
+	if n := a.Trim(); n != 0 {
+		t.Errorf("Trim gave %d bytes of a closed arena back", n)
+	}
+	free(a, x)
+	if !holds(y, 2) || released.Load() != 0 {
+		t.Error("the mapping went before the last memory")
+	}
+	free(a, y)
+	if released.Load() != 1 {
+		t.Errorf("released %d times after the last Free", released.Load())
+	}
+	b := openFaulty(t, Config{Capacity: 4 * step, Node: -1}, &faulty{released: &released})
+	if err := b.Close(); err != nil || released.Load() != 2 {
+		t.Errorf("closing an empty arena: %v, released %d times", err, released.Load())
+	}
+}
+
+// TestLastFreeLeavesTheToucherItsPages: the mapping stays also while a goroutine of
+// the arena's works on it.
+func TestLastFreeLeavesTheToucherItsPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var released atomic.Int64
+		leave := make(chan struct{})
+		a := openFaulty(t, Config{Capacity: 4 * step, Node: -1, Touch: true}, &faulty{
+			released: &released,
+			onTouch:  func([]byte) error { <-leave; return nil },
+		})
+		m := alloc(t, a, 100)
+		synctest.Wait() // the toucher is under way
+		closed := make(chan error, 1)
+		go func() { closed <- a.Close() }()
+		synctest.Wait()
+		free(a, m)
+		if released.Load() != 0 {
+			t.Error("the mapping went while pages are touched")
+		}
+		close(leave)
+		if err := <-closed; err != nil || released.Load() != 1 {
+			t.Errorf("Close: %v; released %d times", err, released.Load())
+		}
+	})
+}
+
+// TestUnmappedWhenTheLastSlabIsHidden: the mapping stays while the pages of an empty slab
+// are made unreadable.
+func TestUnmappedWhenTheLastSlabIsHidden(t *testing.T) {
+	if !poison {
+		t.Skip("only an invariants build without -race hides pages")
+	}
+	var released atomic.Int64
+	f := &faulty{released: &released}
+	hidden := 0
+	f.onHide = func() {
+		if hidden++; released.Load() != 0 {
+			t.Error("pages were hidden that are not mapped any more")
+		}
+	}
+	a := openFaulty(t, Config{Capacity: 4 * step, Node: -1}, f)
+	m := alloc(t, a, 100)
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	free(a, m)
+	if hidden == 0 || released.Load() != 1 {
+		t.Errorf("hidden %d times, released %d times", hidden, released.Load())
+	}
+}
+
+// TestFreedMemoryFaults reads freed memory, which must fault.
+func TestFreedMemoryFaults(t *testing.T) {
+	if !poison {
+		t.Skip("only an invariants build without -race hides pages")
+	}
+	a := open(t, Config{Capacity: 4 * step, Node: -1})
+	m, other := alloc(t, a, 3*tier.Page), alloc(t, a, tier.Page)
+	fill(m, 1)
+	fill(other, 2)
+	e := m.Extents()[0]
+	free(a, m)
+	if !faults(func() { sink = e[tier.Page] }) {
+		t.Error("freed memory can be read")
+	}
+	if !holds(other, 2) {
+		t.Error("a neighbour was hidden too")
+	}
+	again := alloc(t, a, 3*tier.Page)
+	fill(again, 3)
+	if !holds(again, 3) {
+		t.Error("memory that is handed out again does not work")
+	}
+	free(a, other, again)
+}
