@@ -323,7 +323,7 @@ func TestPromiseIsForgotten(t *testing.T) {
 // TestUsage: what is spent on compressing is not what the program has at work.
 func TestUsage(t *testing.T) {
 	if _, ok := processTime(); !ok {
-		t.Skip("this system does not tell how long processors worked for a process")
+		t.Skip("needs a system that tells how long processors worked for a process")
 	}
 	var u usage
 	if got := u.share(1); got != unknownUsage {

@@ -18,7 +18,7 @@ func touched(b *testing.B, n int64) []byte {
 	b.Helper()
 	m, err := syscall.Mmap(-1, 0, int(n), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
-		b.Skip(err)
+		b.Skip("needs address space: ", err)
 	}
 	b.Cleanup(func() { syscall.Munmap(m) })
 	_ = syscall.Madvise(m, 14) // MADV_HUGEPAGE; without it the benchmark is only slower

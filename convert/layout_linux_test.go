@@ -20,7 +20,7 @@ func TestWideOffsets(t *testing.T) {
 	values, err := syscall.Mmap(-1, 0, 3+n*value, syscall.PROT_READ|syscall.PROT_WRITE,
 		syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
 	if err != nil {
-		t.Skip("no address space:", err)
+		t.Skip("needs address space: ", err)
 	}
 	defer syscall.Munmap(values)
 	offsets := make([]int64, n+1)

@@ -117,7 +117,7 @@ func TestErrors(t *testing.T) {
 // directories in which nobody can make a file.
 func TestUnwritableSpillDirectory(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("/proc is Linux's")
+		t.Skip("needs Linux's /proc")
 	}
 	if r := command(t, t.Context(), "--disk=/proc"); r.status != 2 || !strings.Contains(r.stderr, "--disk /proc: not writable") {
 		t.Errorf("ended with %d: %q", r.status, r.stderr)

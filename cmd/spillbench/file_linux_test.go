@@ -15,7 +15,7 @@ func TestNoNames(t *testing.T) {
 	dir := t.TempDir()
 	f, err := openAnonymous(dir)
 	if err != nil {
-		t.Skipf("no files without names here: %v", err)
+		t.Skipf("needs files without names: %v", err)
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)

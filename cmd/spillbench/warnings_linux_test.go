@@ -17,11 +17,11 @@ import (
 func TestWarnings(t *testing.T) {
 	var was unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &was); err != nil {
-		t.Skip("the limit of locked memory is not known: ", err)
+		t.Skip("needs the limit of locked memory: ", err)
 	}
 	// The child has our limit; the capability that lifts it is not the machine's in a name space.
 	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Max: was.Max}); err != nil {
-		t.Skip("the limit of locked memory cannot be set: ", err)
+		t.Skip("needs a limit of locked memory that can be set: ", err)
 	}
 	defer func() {
 		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &was); err != nil {

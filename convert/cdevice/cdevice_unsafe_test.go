@@ -256,7 +256,7 @@ func TestExportRefuses(t *testing.T) {
 // The structs have the sizes and places that the interface says, on 64-bit machines.
 func TestLayoutOfStructs(t *testing.T) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
-		t.Skip("the sizes here are those of 64-bit machines")
+		t.Skip("needs a 64-bit machine, whose sizes these are")
 	}
 	var d DeviceArray
 	for name, got := range map[string][2]uintptr{

@@ -44,7 +44,7 @@ func build(t *testing.T, source string) uintptr {
 	t.Helper()
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
-		t.Skip("there is no gcc, which compiles the consumer")
+		t.Skip("needs gcc, which compiles the consumer")
 	}
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, sources); err != nil {
@@ -53,7 +53,7 @@ func build(t *testing.T, source string) uintptr {
 	lib := filepath.Join(dir, "libconsumer.so")
 	out, err := exec.CommandContext(t.Context(), gcc, "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-o", lib, filepath.Join(dir, "testdata", source), "-ldl").CombinedOutput()
 	if bytes.Contains(out, []byte(".h: No such file")) {
-		t.Skipf("there are no headers of the C library: %s", out)
+		t.Skipf("needs the headers of the C library: %s", out)
 	}
 	if err != nil {
 		t.Fatalf("compiling the consumer: %v\n%s", err, out)

@@ -12,7 +12,7 @@ import (
 // processor do, whatever the scheme, the width and the numbers.
 func TestLanesAgree(t *testing.T) {
 	if !wide {
-		t.Skip("this processor has no AVX2")
+		t.Skip("needs AVX2")
 	}
 	rng := rand.New(rand.NewPCG(5, 5))
 	for s := for64; s < schemes; s++ {

@@ -202,7 +202,7 @@ func findPTXAS() (string, error) {
 func TestAssembler(t *testing.T) {
 	ptxas, err := findPTXAS()
 	if err != nil {
-		t.Skip(err)
+		t.Skip("needs NVIDIA's assembler: ", err)
 	}
 	dir := t.TempDir()
 	text := filepath.Join(dir, "digest.ptx")

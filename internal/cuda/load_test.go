@@ -144,7 +144,7 @@ func TestRealDriver(t *testing.T) {
 			t.Error("a driver without a device has started")
 		}
 	case errors.Is(err, cuda.ErrNoLibrary):
-		t.Skip(err)
+		t.Skip("needs NVIDIA's driver: ", err)
 	case !errors.Is(err, cuda.ErrUnavailable):
 		t.Errorf("%v does not match ErrUnavailable", err)
 	}

@@ -26,7 +26,7 @@ type rig struct {
 func open(t testing.TB, cfg cudatest.Config) *rig {
 	t.Helper()
 	if cudatest.Linked && len(cfg.Without) > 0 {
-		t.Skipf("the program is linked with a library that has %v", cfg.Without)
+		t.Skipf("needs a program that is not linked with a library that has %v", cfg.Without)
 	}
 	r := &rig{t: t, Emulator: cudatest.New(t, cfg)}
 	var err error

@@ -63,7 +63,7 @@ func TestRealCopy(t *testing.T) {
 func TestRealOrder(t *testing.T) {
 	r := openReal(t)
 	if !r.lib.HasValues() {
-		t.Skip("this driver's streams cannot wait for words")
+		t.Skip("needs a driver whose streams can wait for words")
 	}
 	d := r.devices[0]
 	s, other := r.stream(d), r.stream(d)

@@ -44,7 +44,7 @@ func violation(t *testing.T, f func()) (v lockrank.Violation) {
 func needInvariants(t *testing.T) {
 	t.Helper()
 	if !invariants.Enabled {
-		t.Skip("ranks are checked with -tags invariants")
+		t.Skip("needs -tags invariants, which checks ranks")
 	}
 }
 

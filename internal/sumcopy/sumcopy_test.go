@@ -96,7 +96,7 @@ func TestSub(t *testing.T) {
 // where only one of them is used.
 func TestBothWays(t *testing.T) {
 	if !Fused() {
-		t.Skip("this build has only the portable way")
+		t.Skip("needs a build with another way than the portable one")
 	}
 	src, dst := random(64*Block, 3), make([]byte, 64*Block)
 	var s Sum

@@ -166,7 +166,7 @@ func TestRealPinnedByOthers(t *testing.T) {
 func TestRealPeers(t *testing.T) {
 	driver, infos := realDriver(t)
 	if len(infos) < 2 {
-		t.Skipf("there is only %s", infos[0].Name)
+		t.Skipf("needs two GPUs, beside %s another", infos[0].Name)
 	}
 	const n = 8<<20 + 5
 	for _, from := range infos {
@@ -184,7 +184,7 @@ func TestRealPeers(t *testing.T) {
 				a.ok(a.CopyToDevice(a.s, src, in))
 				err := a.CopyPeer(a.s, dst, b.Device, src, n)
 				if errors.Is(err, tier.ErrNotSupported) {
-					t.Skip(err)
+					t.Skip("needs GPUs that reach each other: ", err)
 				}
 				a.ok(err)
 				a.wait()

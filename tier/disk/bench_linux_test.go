@@ -98,7 +98,7 @@ func benchTransfer(b *testing.B, state string, size int64, cfg disk.Config) {
 	v := open(b, cfg)
 	s := v.Stats()
 	if !s.Direct || !s.Anonymous {
-		b.Skip("no anonymous files with direct I/O here")
+		b.Skip("needs anonymous files with direct I/O")
 	}
 	e := alloc(b, v, size)
 	var ways [2]func()

@@ -44,7 +44,7 @@ func startChild(t *testing.T, mode, dir string) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
-		t.Skip("cannot start a process: ", err)
+		t.Skip("needs to start a process: ", err)
 	}
 	child := exec.Command(exe, dir)
 	child.Env = append(os.Environ(), childEnv+"="+mode)

@@ -53,7 +53,7 @@ func TestKilledProcessIsTakenOver(t *testing.T) {
 	onLinux(t)
 	exe, err := os.Executable()
 	if err != nil {
-		t.Skip("cannot start a process: ", err)
+		t.Skip("needs to start a process: ", err)
 	}
 	dir := t.TempDir()
 	r := rand.New(rand.NewPCG(8, 9))

@@ -186,7 +186,7 @@ func read(t testing.TB, e *disk.Extents, n, off int64) []byte {
 func onLinux(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		t.Skip("this system has no anonymous files, direct I/O or holes")
+		t.Skip("needs anonymous files, direct I/O and holes")
 	}
 }
 

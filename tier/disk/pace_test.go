@@ -373,7 +373,7 @@ func TestGivingUpIsNoFailure(t *testing.T) {
 
 func TestPaceDoesNotAllocate(t *testing.T) {
 	if invariants.Enabled {
-		t.Skip("checking lock ranks allocates")
+		t.Skip("needs a build without -tags invariants, whose checks of ranks allocate")
 	}
 	v := open(t, disk.Config{Capacity: mib})
 	if n := testing.AllocsPerRun(100, func() { v.Pace() }); n != 0 {

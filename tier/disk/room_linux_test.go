@@ -18,7 +18,7 @@ func blocks(t *testing.T, dir string) (n int64) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		t.Skip("no /proc")
+		t.Skip("needs /proc")
 	}
 	for _, e := range entries {
 		link := filepath.Join("/proc/self/fd", e.Name())
@@ -50,7 +50,7 @@ func TestRoomOnDiskIsWhatStatsSays(t *testing.T) {
 		}
 	}
 	if v.Stats().FileSystem != "ext4" && v.Stats().FileSystem != "xfs" {
-		t.Skip("blocks mean something else on ", v.Stats().FileSystem)
+		t.Skip("needs a file system whose blocks are what is written, not ", v.Stats().FileSystem)
 	}
 	check("new")
 	a, b := alloc(t, v, 50*mib), alloc(t, v, 100*mib)

@@ -142,7 +142,7 @@ func TestKindsOfFiles(t *testing.T) {
 			v := open(t, disk.Config{Dir: dir, Capacity: 8 * mib, FS: c.fs})
 			s := v.Stats()
 			if c.name == "best" && !s.Direct {
-				t.Skipf("the temporary directory is on %s, which has no direct I/O", s.FileSystem)
+				t.Skipf("needs direct I/O, which %s under the temporary directory does not have", s.FileSystem)
 			}
 			if s.Direct != c.direct || s.Anonymous != c.anonymous || len(s.Warnings) != len(c.warnings) {
 				t.Errorf("direct %v, anonymous %v, warnings %q", s.Direct, s.Anonymous, s.Warnings)
@@ -190,11 +190,11 @@ func checkModes(t *testing.T, dir string) {
 
 func TestMemoryFileSystemIsWarnedOf(t *testing.T) {
 	if _, err := os.Stat("/dev/shm"); err != nil {
-		t.Skip("no tmpfs to try")
+		t.Skip("needs a tmpfs")
 	}
 	dir, err := os.MkdirTemp("/dev/shm", "spillway-test-")
 	if err != nil {
-		t.Skip("no tmpfs to try: ", err)
+		t.Skip("needs a tmpfs: ", err)
 	}
 	defer os.RemoveAll(dir)
 	v, err := openVolume(disk.Config{Dir: dir, Capacity: mib})
@@ -204,7 +204,7 @@ func TestMemoryFileSystemIsWarnedOf(t *testing.T) {
 	defer v.Close()
 	s := v.Stats()
 	if s.FileSystem != "tmpfs" {
-		t.Skip("not a tmpfs but ", s.FileSystem)
+		t.Skip("needs a tmpfs, not ", s.FileSystem)
 	}
 	oneLine(t, warned(s.Warnings), "on tmpfs: what is spilled there stays in memory")
 }
@@ -562,7 +562,7 @@ func TestVanishedDirectory(t *testing.T) {
 	}
 	v := open(t, disk.Config{Dir: dir, Capacity: 128 * mib, SegmentSize: 64 * mib})
 	if !v.Stats().Anonymous {
-		t.Skip("named files vanish with their directory")
+		t.Skip("needs files without names, as those with names vanish with their directory")
 	}
 	a := alloc(t, v, 64*mib)
 	if err := os.Remove(dir); err != nil {

@@ -14,10 +14,10 @@ import (
 func TestFewOpenFilesAreTold(t *testing.T) {
 	var was syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was); err != nil || was.Cur < 256 {
-		t.Skip("the limit of open files is not known, or lower than this test's: ", err)
+		t.Skip("needs a limit of open files that is not lower than the test's: ", err)
 	}
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 256, Max: was.Max}); err != nil {
-		t.Skip("the limit of open files cannot be set: ", err)
+		t.Skip("needs a limit of open files that can be set: ", err)
 	}
 	defer func() {
 		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {

@@ -133,7 +133,7 @@ func TestWhatIsRefusedIsWarnedOf(t *testing.T) {
 
 func TestFailedShowGivesAllBack(t *testing.T) {
 	if !invariants.Enabled || !poison {
-		t.Skip("only an invariants build without -race hides pages")
+		t.Skip("needs -tags invariants without -race, to hide pages")
 	}
 	f := &faulty{onShow: errors.New("too many mappings")}
 	a := openFaulty(t, Config{Capacity: 4 * step, Node: -1}, f)

@@ -42,7 +42,7 @@ func vmLocked(t *testing.T) int64 {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/status")
 	if err != nil {
-		t.Skip("no /proc")
+		t.Skip("needs /proc")
 	}
 	for line := range strings.Lines(string(b)) {
 		if v, ok := strings.CutPrefix(line, "VmLck:"); ok {
@@ -53,7 +53,7 @@ func vmLocked(t *testing.T) int64 {
 			return n << 10
 		}
 	}
-	t.Skip("no VmLck")
+	t.Skip("needs VmLck in /proc")
 	return 0
 }
 

@@ -50,7 +50,7 @@ func TestBindTo(t *testing.T) {
 	defer m.release()
 	err = bindTo(m.bytes(), 0)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
-		t.Skip("no mbind here: ", err)
+		t.Skip("needs mbind: ", err)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -69,24 +69,24 @@ func TestLockWithoutPrivilege(t *testing.T) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var caps [2]unix.CapUserData
 	if err := unix.Capget(&header, &caps[0]); err != nil {
-		t.Skip("cannot read capabilities: ", err)
+		t.Skip("needs to read its capabilities: ", err)
 	}
 	less := caps
 	less[0].Effective &^= 1 << unix.CAP_IPC_LOCK
 	if err := unix.Capset(&header, &less[0]); err != nil {
-		t.Skip("cannot give a capability up: ", err)
+		t.Skip("needs to give a capability up: ", err)
 	}
 	defer unix.Capset(&header, &caps[0])
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
-		t.Skip("no limit: ", err)
+		t.Skip("needs the limit of locked memory: ", err)
 	}
 	const allowed = 1 << 20
 	if limit.Max < allowed {
-		t.Skip("the hard limit is lower than this test's")
+		t.Skip("needs a hard limit that is not lower than the test's")
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: allowed, Max: limit.Max}); err != nil {
-		t.Skip("cannot set the limit: ", err)
+		t.Skip("needs a limit that can be set: ", err)
 	}
 	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit)
 

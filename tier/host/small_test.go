@@ -330,7 +330,7 @@ func TestSmallFreeTwicePanics(t *testing.T) {
 // one pattern, and who finds another says so.
 func TestWriteAfterFreeIsFound(t *testing.T) {
 	if !invariants.Enabled {
-		t.Skip("only in an invariants build")
+		t.Skip("needs -tags invariants")
 	}
 	a := open(t, Config{Capacity: 8 * tier.Page, Node: -1})
 	keep, m := alloc(t, a, 100), alloc(t, a, 100)
@@ -357,7 +357,7 @@ func TestWriteAfterFreeIsFound(t *testing.T) {
 // TestFreedPlacesFault: pages that lie in free places only are unreadable.
 func TestFreedPlacesFault(t *testing.T) {
 	if !poison {
-		t.Skip("only in an invariants build, and not on the heap")
+		t.Skip("needs -tags invariants, and an arena that is not from the heap")
 	}
 	a := open(t, Config{Capacity: 16 * tier.Page, Node: -1})
 	keep, m := alloc(t, a, 7168), alloc(t, a, 7168)
@@ -382,7 +382,7 @@ func TestFreedPlacesFault(t *testing.T) {
 
 func TestFailedShowGivesPlacesBack(t *testing.T) {
 	if !invariants.Enabled {
-		t.Skip("only in an invariants build are pages shown")
+		t.Skip("needs -tags invariants, to show pages")
 	}
 	refused := errors.New("refused")
 	var f *faulty

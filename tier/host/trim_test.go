@@ -56,7 +56,7 @@ func present(t *testing.T, pages []byte) (n int64) {
 	t.Helper()
 	f, err := os.Open("/proc/self/pagemap")
 	if err != nil {
-		t.Skip("no pagemap in /proc")
+		t.Skip("needs /proc/self/pagemap")
 	}
 	defer f.Close()
 	page := int64(os.Getpagesize())
@@ -76,7 +76,7 @@ func TestPagesComeAndGo(t *testing.T) {
 	const capacity = 64 << 20
 	a := open(t, Config{Capacity: capacity, Node: -1, Huge: true})
 	if onHeap {
-		t.Skip("this build takes the arena from the heap")
+		t.Skip("needs an arena that is not from the heap, as it is in this build")
 	}
 	empty := present(t, a.mem)
 	m := alloc(t, a, capacity)

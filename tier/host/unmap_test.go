@@ -68,7 +68,7 @@ func TestLastFreeLeavesTheToucherItsPages(t *testing.T) {
 // are made unreadable.
 func TestUnmappedWhenTheLastSlabIsHidden(t *testing.T) {
 	if !poison {
-		t.Skip("only an invariants build without -race hides pages")
+		t.Skip("needs -tags invariants without -race, to hide pages")
 	}
 	var released atomic.Int64
 	f := &faulty{released: &released}
@@ -92,7 +92,7 @@ func TestUnmappedWhenTheLastSlabIsHidden(t *testing.T) {
 // TestFreedMemoryFaults reads freed memory, which must fault.
 func TestFreedMemoryFaults(t *testing.T) {
 	if !poison {
-		t.Skip("only an invariants build without -race hides pages")
+		t.Skip("needs -tags invariants without -race, to hide pages")
 	}
 	a := open(t, Config{Capacity: 4 * step, Node: -1})
 	m, other := alloc(t, a, 3*tier.Page), alloc(t, a, tier.Page)

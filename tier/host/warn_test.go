@@ -38,7 +38,7 @@ func TestRefusalsHaveTheirCause(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.linuxOnly && !mayNotBind(syscall.EPERM) {
-				t.Skip("nothing is bound on this system")
+				t.Skip("needs a system that binds memory to nodes")
 			}
 			if c.node == 0 {
 				c.node = -1

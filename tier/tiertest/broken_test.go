@@ -29,7 +29,7 @@ func TestReferencePoolConforms(t *testing.T) {
 func TestDeviceThatCannotFail(t *testing.T) {
 	tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
 		if faults != nil {
-			t.Skip("it does not fail on purpose")
+			t.Skip("needs a device that fails on purpose")
 		}
 		return newFlawedDevice(t, memory, nil, "")
 	})
@@ -81,7 +81,7 @@ var deviceFlaws = map[string]string{
 func TestFlaw(t *testing.T) {
 	suite, flaw, ok := strings.Cut(os.Getenv(flawVariable), "/")
 	if !ok {
-		t.Skip("run by TestSuitesFindFlaws")
+		t.Skip("needs TestSuitesFindFlaws, which runs it")
 	}
 	switch suite {
 	case "pool":

@@ -227,7 +227,7 @@ func testFailed(t *testing.T, open OpenFunc) {
 		}
 	}
 	if skipped {
-		t.Skip("the backend cannot fail on purpose")
+		t.Skip("needs a backend that can fail on purpose")
 	}
 	if failures == 0 {
 		t.Error("no work failed although faults were asked for: does the backend ask when work runs?")

@@ -261,7 +261,7 @@ func testPeer(t *testing.T, open OpenFunc) {
 	peer.wait(ps)
 	err := d.CopyPeer(s, b, peer.Device, a, n)
 	if errors.Is(err, tier.ErrNotSupported) {
-		t.Skipf("the devices cannot reach each other: %v", err)
+		t.Skipf("needs devices that reach each other: %v", err)
 	}
 	d.ok(err)
 	want := pattern(n, 5)
@@ -297,7 +297,7 @@ func testDigest(t *testing.T, open OpenFunc) {
 	d := openDevice(t, open, nil)
 	computer, ok := d.Device.(tier.Computer)
 	if !ok {
-		t.Skip("the device does not compute")
+		t.Skip("needs a device that computes")
 	}
 	s := d.stream()
 	const n = 300_001
@@ -310,7 +310,7 @@ func testDigest(t *testing.T, open OpenFunc) {
 		got := tier.Digest{Hash: 1, Sum: 2}
 		err := computer.Digest(s, a+tier.Addr(c.off), c.size, c.first, &got)
 		if errors.Is(err, tier.ErrNotSupported) {
-			t.Skipf("a decorator of a device that does not compute: %v", err)
+			t.Skipf("needs a device that computes below the decorator: %v", err)
 		}
 		d.ok(err)
 		d.wait(s)

@@ -45,7 +45,7 @@ func New(t testing.TB, cfg Config) *Emulator {
 		t.Fatal(err)
 	}
 	if _, err := purego.Dlsym(handle, "emu_reset"); err != nil {
-		t.Skip("the program is linked with a CUDA driver that is not the emulator")
+		t.Skip("needs a program that is not linked with another CUDA driver")
 	}
 	for name, f := range map[string]any{
 		"emu_set": &e.set, "emu_fail": &e.fail, "emu_fail_work": &e.failWork, "emu_clear_failures": &e.clearFailures,
@@ -66,7 +66,7 @@ func write(t testing.TB, missing []string) (path string) {
 	t.Helper()
 	lib, err := compiled()
 	if errors.Is(err, errNoCompiler) {
-		t.Skip(err)
+		t.Skip("needs a C compiler for the CUDA emulator: ", err)
 	}
 	for _, name := range missing {
 		if err == nil {

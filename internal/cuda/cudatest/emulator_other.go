@@ -14,7 +14,7 @@ type Emulator struct{ Path string }
 // New skips the test.
 func New(t testing.TB, cfg Config) *Emulator {
 	t.Helper()
-	t.Skip("the CUDA emulator is for Linux on amd64 and arm64")
+	t.Skip("needs the CUDA emulator, which is for Linux on amd64 and arm64")
 	return nil
 }
 

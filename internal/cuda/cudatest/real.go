@@ -14,7 +14,7 @@ func Real(t testing.TB) (path string) {
 	t.Helper()
 	switch path = os.Getenv(RealVariable); path {
 	case "":
-		t.Skipf("%s is not set: it would be \"real\", or the path of a driver library, to test on a GPU", RealVariable)
+		t.Skipf("needs %s to be \"real\", or the path of a driver library, to test on a GPU", RealVariable)
 	case "real":
 		path = ""
 	}

@@ -72,7 +72,7 @@ func rawFileOf(t *testing.T, anonymous bool, l load, room *regions, rules ...fau
 			t.Fatal(err)
 		}
 	case anonymous:
-		t.Skipf("no files without names here: %v", err)
+		t.Skipf("needs files without names: %v", err)
 	}
 	r := &rawFile{fs: fs, dir: dir, direct: direct, anonymous: anonymous, load: l, space: tier.ID{Kind: tier.Disk},
 		memory: func(i int) []byte { here, _ := room.pair(l, i); return here }}

@@ -196,12 +196,12 @@ func start(t *testing.T, cfg Config) *job {
 // and counted.
 func TestCorruptDisk(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("finds the spill files in /proc")
+		t.Skip("needs /proc, to find the spill files")
 	}
 	cfg := config(engine(t, spillway.GPU{}))
 	j := start(t, cfg)
 	if n := scribble(t); n == 0 {
-		t.Skip("the spill files cannot be opened here")
+		t.Skip("needs spill files that can be opened")
 	}
 	if err := j.pass(t.Context()); err != nil {
 		t.Fatal(err)

@@ -48,11 +48,11 @@ func TestDropCache(t *testing.T) {
 	// A read that may not wait finds what is in the cache and nothing else.
 	cached := func() (int, error) { return unix.Preadv2(int(f.Fd()), [][]byte{page[:4096]}, 512<<10, unix.RWF_NOWAIT) }
 	if n, err := cached(); err != nil || n != 4096 {
-		t.Skipf("whether a page is cached cannot be told here: %d, %v", n, err)
+		t.Skipf("needs a system that tells whether a page is cached: %d, %v", n, err)
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type == unix.TMPFS_MAGIC {
-		t.Skipf("the cache is all that there is: %v", err)
+		t.Skipf("needs a file system on a disk: %v", err)
 	}
 	for _, c := range []struct {
 		drop int64
