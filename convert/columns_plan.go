@@ -73,6 +73,9 @@ func (p *columnPlan) make(ctx context.Context, b *Builtin) error {
 	var bounds []bound
 	for i, c := range columns {
 		p.columns[i].imageColumn = c
+		if err := c.inBody(p.src.Descriptor().Body); err != nil {
+			return err
+		}
 		found, err := p.columns[i].choose(p.chosen, p.src.Descriptor().Rows)
 		if err != nil {
 			return err
@@ -83,6 +86,16 @@ func (p *columnPlan) make(ctx context.Context, b *Builtin) error {
 		return err
 	}
 	return p.describe()
+}
+
+// inBody refuses parts that are not in the body: before any is read.
+func (c *imageColumn) inBody(body int64) error {
+	for _, p := range c.parts {
+		if s := p.span; s.Length < 0 || s.Length > 0 && (s.Offset < 0 || s.Offset > body || s.Length > body-s.Offset) {
+			return path(nil).invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, body)
+		}
+	}
+	return nil
 }
 
 // choose decides which rows are read, and returns the offsets that must be known to
@@ -167,9 +180,6 @@ func (p *columnPlan) describe() error {
 		}
 		for j, part := range c.parts {
 			s, err := c.needed(j)
-			if err == nil && (s.Length < 0 || s.Length > 0 && (s.Offset < 0 || s.Offset > of.Body || s.Length > of.Body-s.Offset)) {
-				err = path(nil).invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, of.Body)
-			}
 			if err != nil {
 				return err
 			}
