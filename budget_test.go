@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/budget"
@@ -145,6 +146,7 @@ func drainAll(ctx context.Context, t *testing.T, run *randomRun, k tier.Kind) {
 // Two engines that share a budget do everything at once. Together they are never over
 // it; whoever finds no room spills or is told; nothing is lost.
 func TestTwoEnginesShareABudget(t *testing.T) {
+	seed := testseed.One(t)
 	const limit = 1 << 20
 	b := newBudget(t, limit)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // only a hang takes so long
@@ -158,7 +160,7 @@ func TestTwoEnginesShareABudget(t *testing.T) {
 	for i, run := range runs {
 		for w := range 4 {
 			wg.Go(func() {
-				rng := rand.New(rand.NewPCG(uint64(i), uint64(w)))
+				rng := rand.New(rand.NewPCG(seed+uint64(i), uint64(w)))
 				for op := range rounds(120, 40) {
 					err := run.step(ctx, rng)
 					// What the other engine keeps there, this one cannot make room for; and a

@@ -26,6 +26,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -489,6 +490,7 @@ func TestKilledWhileOpening(t *testing.T) {
 // and close in one directory, while more are killed there. Each finds its own data all
 // the time, and in the end there is nothing.
 func TestEnginesInOneDirectory(t *testing.T) {
+	seed := testseed.One(t)
 	tiertest.NoLeaks(t)
 	top := discover(t)
 	lives, kills := rounds(12, 3), rounds(12, 4)
@@ -522,7 +524,7 @@ func TestEnginesInOneDirectory(t *testing.T) {
 				beside.Go(c.killed)
 			}
 			for i := range 2 { // killed
-				rng := rand.New(rand.NewPCG(uint64(i), 9))
+				rng := rand.New(rand.NewPCG(seed, uint64(i)))
 				engines.Go(func() {
 					for range kills {
 						spillAndDie(t, dir, kinds[i], -1-rng.IntN(300))

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -295,6 +296,7 @@ func TestRemovedLedgerIsTold(t *testing.T) {
 // TestEnginesShareALimit: engines under one quota, or in one group of a ledger, never
 // take more than it together, and lose nothing.
 func TestEnginesShareALimit(t *testing.T) {
+	seed := testseed.One(t)
 	const limit = 1 << 20
 	shared, err := quota.New(limit)
 	if err != nil {
@@ -329,7 +331,7 @@ func TestEnginesShareALimit(t *testing.T) {
 			for i, run := range runs {
 				for w := range 4 {
 					wg.Go(func() {
-						rng := rand.New(rand.NewPCG(uint64(i), uint64(w)))
+						rng := rand.New(rand.NewPCG(seed+uint64(i), uint64(w)))
 						for op := range rounds(100, 30) {
 							err := run.step(ctx, rng)
 							// What the other engine keeps there, this one cannot make room for.

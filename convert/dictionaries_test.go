@@ -19,6 +19,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -366,6 +367,7 @@ func TestReplacedDictionaries(t *testing.T) {
 // Many batches that share two dictionaries are moved, cloned, read and put at
 // once.
 func TestSharedDictionaryConcurrently(t *testing.T) {
+	seed := testseed.One(t)
 	m := newMachine(t, machineConfig{})
 	dicts := []arrow.Array{words(1), words(2)}
 	var all []*batch.Batch
@@ -375,7 +377,7 @@ func TestSharedDictionaryConcurrently(t *testing.T) {
 	var wg sync.WaitGroup
 	for w := range 8 {
 		wg.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(w), 1))
+			rng := rand.New(rand.NewPCG(seed, uint64(w)))
 			for range 60 {
 				n := rng.IntN(len(all))
 				b, to := all[n], reservation.AnyInTier(tier.Kinds()[rng.IntN(3)])

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -155,6 +156,7 @@ func TestLedgerSnapshotIsNeverTorn(t *testing.T) {
 // the ledger is never over the limit, no byte is lost, and the refusals are
 // right.
 func TestLedgerRandom(t *testing.T) {
+	seed := testseed.One(t)
 	const capacity, limit = 1 << 20, 900 << 10
 	l := tier.NewLedger(capacity)
 	var writers, readers sync.WaitGroup
@@ -164,7 +166,7 @@ func TestLedgerRandom(t *testing.T) {
 	held := make([]holding, 4)
 	for g := range held {
 		writers.Go(func() {
-			r := rand.New(rand.NewPCG(uint64(g), 1))
+			r := rand.New(rand.NewPCG(seed, uint64(g)))
 			h := &held[g]
 			for range rounds(20000) {
 				switch part := func(n int64) int64 { return r.Int64N(n + 1) }; r.IntN(8) {

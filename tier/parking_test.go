@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -149,6 +150,7 @@ func TestParkedMeanwhile(t *testing.T) {
 // TestParkingConcurrently: whoever attends and finds no room is told of what makes room,
 // whatever was parked meanwhile; and nothing is lost.
 func TestParkingConcurrently(t *testing.T) {
+	seed := testseed.One(t)
 	s := newSpace(t, parkCapacity, &fakePool{})
 	var wake = make(chan struct{}, 1)
 	s.Subscribe(func(_ *tier.Space, c tier.Change) {
@@ -167,7 +169,7 @@ func TestParkingConcurrently(t *testing.T) {
 	var users, looker sync.WaitGroup
 	for k := range uint32(4) {
 		users.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(k), 1))
+			rng := rand.New(rand.NewPCG(seed, uint64(k)))
 			for !stop.Load() {
 				n := parkUnit * (1 + rng.Int64N(4))
 				if !s.TryReserveAt(k, n) {

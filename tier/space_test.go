@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
@@ -533,6 +534,7 @@ func TestSpaceCreditsTheAccount(t *testing.T) {
 // TestSpaceConcurrent draws and releases on several goroutines, over a pool that
 // reclaims late: never over the limit, and nothing is left in the end.
 func TestSpaceConcurrent(t *testing.T) {
+	seed := testseed.One(t)
 	tiertest.NoLeaks(t)
 	p := &fakePool{keep: true}
 	s := newSpace(t, 1<<20, p)
@@ -542,7 +544,7 @@ func TestSpaceConcurrent(t *testing.T) {
 	var wg sync.WaitGroup
 	for g := range uint64(4) {
 		wg.Go(func() {
-			r := rand.New(rand.NewPCG(g, 2))
+			r := rand.New(rand.NewPCG(seed, g))
 			var held []*tier.Buffer
 			for range rounds(3000) {
 				switch r.IntN(5) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 )
@@ -258,13 +259,14 @@ func TestStreamPoolTellsWaiters(t *testing.T) {
 // TestStreamPoolConcurrent: no stream is ever with two borrowers, whatever
 // fails, ends or grows.
 func TestStreamPoolConcurrent(t *testing.T) {
+	seed := testseed.One(t)
 	d, f := faultyDevice(t, 1<<20)
 	p := newStreamPool(t, d, 3)
 	var users sync.Map // tier.Stream → *atomic.Int32
 	var wg sync.WaitGroup
 	for g := range uint64(6) {
 		wg.Go(func() {
-			r := rand.New(rand.NewPCG(g, 4))
+			r := rand.New(rand.NewPCG(seed, g))
 			for range rounds(300) {
 				var s tier.Stream
 				var err error

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -380,8 +381,8 @@ func TestRandomDamage(t *testing.T) {
 	for _, machine := range machines {
 		t.Run(machine, func(t *testing.T) {
 			t.Parallel()
-			for seed := range trees {
-				rng := rand.New(rand.NewPCG(uint64(seed), uint64(len(machine))))
+			for seed := range testseed.Each(t, trees-1) {
+				rng := rand.New(rand.NewPCG(seed, uint64(len(machine))))
 				root := unpack(t, machine)
 				for step := range steps {
 					damage(t, rng, root)

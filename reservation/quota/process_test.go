@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -280,9 +281,10 @@ func TestKilledWhileOthersWait(t *testing.T) {
 // TestKilledAnywhere kills processes at moments that nobody chose: while they charge,
 // credit, join and leave. Each time all is free again, and nothing is left.
 func TestKilledAnywhere(t *testing.T) {
+	seed := testseed.One(t)
 	dir := ledgerDir(t)
 	me := join(t, terms(dir, "g", 1000, 1000))
-	rng := rand.New(rand.NewPCG(1, 2))
+	rng := rand.New(rand.NewPCG(seed, 2))
 	rounds := 40
 	if testing.Short() {
 		rounds = 10

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -283,6 +284,7 @@ func TestOverIsToldOfARacingCharge(t *testing.T) {
 // TestQuotaUnderRaces: whatever many goroutines do, no moment has more in use than the
 // limit allowed when it was charged, and in the end nothing is.
 func TestQuotaUnderRaces(t *testing.T) {
+	seed := testseed.One(t)
 	const limit = 1000
 	var over atomic.Int64
 	q := newQuota(t, limit, quota.OnOver(func(o quota.Over) {
@@ -295,7 +297,7 @@ func TestQuotaUnderRaces(t *testing.T) {
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(g), 7))
+			rng := rand.New(rand.NewPCG(seed, uint64(g)))
 			var mine []int64
 			for range 20000 {
 				if n := rng.Int64N(300) + 1; rng.IntN(2) == 0 {

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -215,13 +216,14 @@ func TestConcurrentPartsOfUnits(t *testing.T) {
 // TestOverlapsAreNotTakenForChanges: who reads what another writes gets something, and not
 // an error about the disk.
 func TestOverlapsAreNotTakenForChanges(t *testing.T) {
+	seed := testseed.One(t)
 	v := open(t, disk.Config{Capacity: 4 * mib, Request: 4 * unit, Encrypt: true})
 	e := alloc(t, v, mib)
 	var wg sync.WaitGroup
 	for g := range uint64(4) {
 		p := random(mib, g)
 		wg.Go(func() {
-			r := rand.New(rand.NewPCG(g, 1))
+			r := rand.New(rand.NewPCG(seed, g))
 			for range 40 {
 				off := r.Int64N(mib)
 				n := r.Int64N(mib - off)

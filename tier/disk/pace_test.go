@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -139,13 +140,14 @@ func TestBacklog(t *testing.T) {
 }
 
 func TestBacklogUnderRaces(t *testing.T) {
+	seed := testseed.One(t)
 	f := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 1, Probability: 0.2, Effect: faultfs.Fail(syscall.EIO)})
 	v := open(t, disk.Config{Capacity: 64 * mib, FS: f})
 	data := random(4*page, 1)
 	var wg sync.WaitGroup
 	for w := range uint64(8) {
 		wg.Go(func() {
-			rng := rand.New(rand.NewPCG(w, 3))
+			rng := rand.New(rand.NewPCG(seed, w))
 			for range 50 {
 				m, err := v.Alloc(1+rng.Int64N(8*page), nil)
 				if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -53,11 +54,12 @@ func TestSmallMemorySharesPages(t *testing.T) {
 // TestWhatTheBooksAllowIsHadInPlaces: with small memory of one size a whole arena
 // can be filled, and every hole can be filled again.
 func TestWhatTheBooksAllowIsHadInPlaces(t *testing.T) {
+	seed := testseed.One(t)
 	const capacity = 7 * 5 * 3 * 32 << 10 / 4 // a multiple of each length of a slab
 	for class := range classCount {
 		a := open(t, Config{Capacity: capacity, Node: -1})
 		size := classSize(class)
-		r := rand.New(rand.NewPCG(uint64(class), 0))
+		r := rand.New(rand.NewPCG(seed, uint64(class)))
 		var ms []tier.HostMemory
 		for range capacity / size / 8 { // an eighth is enough to see it, the rest goes in one
 			ms = append(ms, alloc(t, a, size))
@@ -201,6 +203,7 @@ func TestEmptySlabsGoBack(t *testing.T) {
 // Trim, and requests that take the last byte. What the books allow is had, or the
 // error says that the room is in pieces.
 func TestSmallAndLargeAtOnce(t *testing.T) {
+	seed := testseed.One(t)
 	const capacity = 256 * tier.Page
 	a := open(t, Config{Capacity: capacity, Node: -1})
 	space, err := tier.NewSpace(tier.SpaceConfig{
@@ -213,7 +216,7 @@ func TestSmallAndLargeAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for g := range uint64(4) {
 		wg.Go(func() {
-			r := rand.New(rand.NewPCG(g, 1))
+			r := rand.New(rand.NewPCG(seed, g))
 			var held []*tier.Buffer
 			for i := range 3000 {
 				if len(held) > 0 && r.IntN(2) == 0 || len(held) > 60 {

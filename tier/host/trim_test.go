@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
@@ -138,6 +139,7 @@ func TestAllocWaitsForTrim(t *testing.T) {
 // TestConcurrentTrim lets owners check their bytes while Trim runs again and
 // again, and all of it is there in the end.
 func TestConcurrentTrim(t *testing.T) {
+	seed := testseed.One(t)
 	tiertest.NoLeaks(t)
 	// The other two hold at most 2 × most, and so cut what is free, 3 × most, into
 	// three pieces at most. One of these is as long as most.
@@ -147,7 +149,7 @@ func TestConcurrentTrim(t *testing.T) {
 	var owners sync.WaitGroup
 	for g := range uint64(3) {
 		owners.Go(func() {
-			r := rand.New(rand.NewPCG(g, 1))
+			r := rand.New(rand.NewPCG(seed, g))
 			for i := range 60 {
 				size := 1 + r.Int64N(most)
 				m, err := a.Alloc(size, nil)
