@@ -61,7 +61,8 @@ func TestGPUIsLostUnderLoad(t *testing.T) {
 			for w := range randomWorkers {
 				workers.Go(func() {
 					rng := rand.New(rand.NewPCG(1, uint64(w+1)))
-					for range rounds(100, 40) {
+					// On, until the loss has come, however little of this was work of the GPU's.
+					for op := 0; op < rounds(100, 40) || lost.Load() == 0 && op < 2000; op++ {
 						if errors.Is(run.step(t.Context(), rng), cuda.ErrIllegalAddress) {
 							lost.Add(1)
 						}
