@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -340,6 +341,7 @@ func TestPanicOfFailed(t *testing.T) {
 	if err := h.Close(); err != nil { // so that the release cannot
 		t.Fatal(err)
 	}
+	panics = new(guard.Log) // of many only some are written
 	log := new(bytes.Buffer)
 	before := slog.Default()
 	defer slog.SetDefault(before)

@@ -30,7 +30,7 @@ type Config struct {
 }
 
 // panics of the program's functions, where nobody can be told, are logged.
-var panics guard.Log
+var panics = new(guard.Log)
 
 // mapped is what a device has whose memory is the process's, at other addresses.
 type mapped interface {
