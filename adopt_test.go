@@ -42,7 +42,7 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 				t.Fatal(err)
 			}
 			harmed := 0
-			for at := 0; at < len(sound); at += rounds(23003, 92012) {
+			for at := 0; at < len(sound); at += rounds(23003, 46006) {
 				if slices.Max(sound[at&^4095:min(len(sound), at&^4095+4096)]) == 0 {
 					continue // nothing was written there
 				}
@@ -50,7 +50,7 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 				harmed += adoptDamaged(t, dir)
 				setByte(t, segments[0], at, sound[at])
 			}
-			if harmed < 5 {
+			if harmed < rounds(5, 3) {
 				t.Errorf("only %d batches were harmed", harmed)
 			}
 			eng := keepingEngine(t, dir)

@@ -43,6 +43,7 @@ var keptSuite = map[string]func(*testing.T){
 	"TestAdoptedBatchKeepsItsRecord":     TestAdoptedBatchKeepsItsRecord,
 	"TestAdoptedBytesAreTheBatchs":       TestAdoptedBytesAreTheBatchs,
 	"TestBatchesOfAProgramAreKept":       TestBatchesOfAProgramAreKept,
+	"TestBatchWithoutBytesHasOneRecord":  TestBatchWithoutBytesHasOneRecord,
 	"TestDamagedBytesAreNotAdopted":      TestDamagedBytesAreNotAdopted,
 	"TestDamagedManifestCostsWhatItSaid": TestDamagedManifestCostsWhatItSaid,
 	"TestTwoEnginesKeepApart":            TestTwoEnginesKeepApart,

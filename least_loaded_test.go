@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
@@ -126,8 +127,11 @@ func physicalOf(t *testing.T, cfg spillway.Config) int64 {
 
 // TestLeastLoadedSpace: batches and tasks that may go to any GPU go to the one that has the most room, and what
 // others hold on a device does not count as room.
-func TestLeastLoadedSpace(t *testing.T) {
+func TestLeastLoadedSpace(t *testing.T) { synctest.Test(t, testLeastLoadedSpace) }
+
+func testLeastLoadedSpace(t *testing.T) {
 	r := openRefuser(t, 2, 1, 0)
+	synctest.Wait() // the engine has asked the devices what others hold there
 	gpus := r.Reservations().Spaces().InTier(tier.GPU)
 	words := wordList(1, 10)
 	put := func() tier.ID {
