@@ -22,7 +22,10 @@ func (e *Engine) watchForeign(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		for i, s := range gpus {
-			if n, ok := s.ForeignOn(e.wrapped[i]); ok {
+			var n int64
+			var ok bool
+			e.panics.Do("Device.MemInfo or FreeBytes", func() { n, ok = s.ForeignOn(e.wrapped[i]) })
+			if ok {
 				s.SetForeign(n)
 			}
 		}

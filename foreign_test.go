@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -205,5 +207,56 @@ func TestForeignBytesAreOthers(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	})
+}
+
+// panicking is a device that panics when it is asked how much is free, while it is told to.
+type panicking struct {
+	tier.Device
+	on *atomic.Bool
+}
+
+func (d panicking) MemInfo() (free, total int64) {
+	if d.on.Load() {
+		panic("MemInfo of the program's")
+	}
+	return d.Device.MemInfo()
+}
+
+// TestForeignBytesOfAPanickingDevice: the panic is in the log, what was known stays, and the
+// device is asked again.
+func TestForeignBytesOfAPanickingDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const mib = 1 << 20
+		dev := openSim(t, 64*mib)
+		var on atomic.Bool
+		var log syncBuffer
+		eng, err := spillway.Open(t.Context(), spillway.Config{
+			GPUs: []spillway.GPU{{Device: dev, Own: true, Memory: 64 * mib, Wrap: func(d tier.Device) (tier.Device, error) {
+				return panicking{d, &on}, nil
+			}}},
+			HostMemory: 64 << 20, Disks: []spillway.Disk{}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		gpu := eng.Reservations().Spaces().InTier(tier.GPU)[0]
+		dev.SetForeign(8 * mib)
+		sampled()
+		on.Store(true)
+		dev.SetForeign(16 * mib)
+		sampled()
+		if n := gpu.Foreign(); n != 8*mib {
+			t.Errorf("%d foreign bytes while the device panics, want the 8 MiB of before", n)
+		}
+		if n := strings.Count(log.String(), "Device.MemInfo"); n == 0 {
+			t.Errorf("the panic is not in the log: %s", log.String())
+		}
+		on.Store(false)
+		sampled()
+		if n := gpu.Foreign(); n != 16*mib {
+			t.Errorf("%d foreign bytes when the device answers again, want 16 MiB", n)
+		}
+		closeClean(t, eng)
 	})
 }
