@@ -71,7 +71,13 @@ func (l *Log) Do(what string, f func()) (returned bool) {
 	return true
 }
 
+// write ends a panic of the log's handler without a word: nobody is left to be told.
 func (l *Log) write(e *PanicError) {
+	defer func() {
+		if p := recover(); p != nil {
+			_ = caught(p, "the log's handler")
+		}
+	}()
 	n := l.count.Add(1)
 	if bits.OnesCount64(n) > 1 {
 		return

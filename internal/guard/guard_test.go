@@ -2,6 +2,7 @@ package guard_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"runtime"
@@ -56,4 +57,50 @@ func TestLog(t *testing.T) {
 		t.Error("Goexit was stopped")
 	}()
 	<-over
+}
+
+// brokenHandler panics with what it is given for each record.
+type brokenHandler struct {
+	slog.Handler
+	with  any
+	calls *int
+}
+
+func (h brokenHandler) Handle(context.Context, slog.Record) error {
+	*h.calls++
+	panic(h.with)
+}
+
+// TestLogPanics: a log whose handler panics, also as the very function that is called, does
+// not end the program; a broken lock order there is not hidden.
+func TestLogPanics(t *testing.T) {
+	broken := func(with any) (*guard.Log, *int) {
+		calls := new(int)
+		return &guard.Log{Logger: slog.New(brokenHandler{slog.NewTextHandler(&bytes.Buffer{}, nil), with, calls})}, calls
+	}
+	l, calls := broken("boom")
+	over := make(chan struct{})
+	go func() { // as from a timer: there is nobody to recover
+		defer close(over)
+		for range 2 {
+			if l.Do("Config.LongWait", func() { l.Logger.Warn("it takes long") }) {
+				t.Error("it says that it returned")
+			}
+		}
+	}()
+	<-over
+	if *calls != 4 { // each time the function's own, and the one that tells of its panic
+		t.Errorf("the handler was called %d times", *calls)
+	}
+	if called := false; !l.Do("a listener", func() { called = true }) || !called {
+		t.Error("a later call did not work")
+	}
+
+	l, _ = broken(lockrank.Violation("broken"))
+	defer func() {
+		if _, ok := recover().(lockrank.Violation); !ok {
+			t.Error("a broken lock order was hidden")
+		}
+	}()
+	l.Do("a listener", func() { panic("boom") })
 }
