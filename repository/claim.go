@@ -1,10 +1,10 @@
 package repository
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
@@ -67,13 +67,15 @@ func (r *Repository) claimMost(ctx context.Context, partition, most int, wait bo
 }
 
 // ClaimAll claims all batches that the partition holds, in the order of arrival, for a
-// task that needs the whole: the build side of a join, a sort. It waits until ctx ends for
-// batches that are in transit or that another call is just taking. It does not wait for
-// more to be put, unless WaitInput is given: without that, call it when the input is
-// closed.
+// task that needs the whole: the build side of a join, a sort. It claims at once what it can
+// have, keeps that, and waits for the others, each once: for those in transit, and for
+// those that another call is just taking. If ctx ends before it has all, it restores what
+// it has. It does not wait for more to be put, unless WaitInput is given: without that, call
+// it when the input is closed.
 //
 // An empty partition is io.EOF. While open claims hold some of its batches, ClaimAll
-// cannot have all, and returns a *ClaimedError at once.
+// cannot have all: it restores what it has and returns a *ClaimedError at once. While
+// another ClaimAll is under way it waits for the end of that first.
 func (r *Repository) ClaimAll(ctx context.Context, partition int, opts ...TakeOption) (*Claim, error) {
 	if takeOptionsOf(opts).waitInput {
 		select {
@@ -82,48 +84,50 @@ func (r *Repository) ClaimAll(ctx context.Context, partition int, opts ...TakeOp
 			return nil, context.Cause(ctx)
 		}
 	}
-	for {
-		c, quiet, err := r.tryClaimAll(partition)
-		if quiet == nil {
-			return c, err
-		}
-		select {
-		case <-quiet:
-		case <-r.life.Done():
-			return nil, r.closedError()
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// tryClaimAll returns the claim, or an error, or what is closed when it is worth another
-// try.
-func (r *Repository) tryClaimAll(partition int) (*Claim, <-chan struct{}, error) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	p, err := r.partitionLocked(partition)
 	switch {
 	case err != nil:
-		return nil, nil, err
+		r.mu.Unlock()
+		return nil, err
 	case r.mu.closed:
-		return nil, nil, r.closedError()
-	case p.held > 0:
-		return nil, nil, p.claimedErrorLocked(r)
-	case p.lenLocked() == 0:
-		return nil, nil, io.EOF
-	case !p.quietLocked():
-		if p.quiet == nil {
-			p.quiet = make(chan struct{})
+		r.mu.Unlock()
+		return nil, r.closedError()
+	}
+	var s signals
+	wt, at := p.waitLocked(wantAll)
+	p.matchLocked(r, &s)
+	r.unlock(&s)
+	select {
+	case <-wt.ready: // at once, whatever ctx says
+		return wt.all, wt.err
+	default:
+	}
+	select {
+	case <-wt.ready:
+		return wt.all, wt.err
+	case <-ctx.Done():
+	}
+	r.giveUpAll(p, wt, at)
+	return nil, context.Cause(ctx)
+}
+
+// giveUpAll ends the wait of a ClaimAll: what it has stands where it stood.
+func (r *Repository) giveUpAll(p *partition, wt *waiter, at *list.Element) {
+	var s signals
+	r.mu.Lock()
+	defer r.unlock(&s)
+	has := wt.all // not nil: handed over just now, to somebody who has given up
+	if has == nil && wt.err == nil {
+		if g := p.gathering; g != nil && at == p.queues[wantAll].Front() {
+			has = g.claim
 		}
-		return nil, p.quiet, nil
+		p.leaveLocked(wantAll, at)
 	}
-	c := &Claim{r: r, part: p}
-	for e := p.firstLocked(wantTask); e != nil; e = p.firstLocked(wantTask) {
-		p.moveLocked(e, claimed)
-		c.addLocked(e)
+	if has != nil {
+		has.giveBackLocked(&s)
 	}
-	return c, nil, nil
+	p.matchLocked(r, &s)
 }
 
 // claimedErrorLocked says what of the partition open claims hold.
@@ -162,12 +166,7 @@ func (r *Repository) holdMost(first *entry, w want, most int) (*Claim, error) {
 	}
 	c.part.matchLocked(r, &s) // other claims may now wait in vain
 	// The first may have waited for its taker, while older ones came back.
-	slices.SortFunc(c.entries, func(a, b *entry) int {
-		if a.seq < b.seq {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(c.entries, older)
 	return c, nil
 }
 
@@ -195,15 +194,32 @@ func (c *Claim) Restore() error {
 	if err := c.endLocked(); err != nil {
 		return err
 	}
-	for _, e := range c.entries {
-		if e.holder == c {
-			e.holdLocked(nil)
-			r.readLocked(e, false, &s)
-		}
-	}
+	c.giveBackLocked(&s)
 	// Only now, so that who waits is given the oldest.
 	c.part.matchLocked(r, &s)
 	return nil
+}
+
+// giveBackLocked leaves it to the caller to serve those who wait.
+func (c *Claim) giveBackLocked(s *signals) {
+	for _, e := range c.entries {
+		if e.holder == c {
+			e.holdLocked(nil)
+			c.r.readLocked(e, false, s)
+		}
+	}
+}
+
+// leaveDroppedLocked takes out those that somebody has dropped in place.
+func (c *Claim) leaveDroppedLocked(s *signals) {
+	c.entries = slices.DeleteFunc(c.entries, func(e *entry) bool {
+		if e.b.State() != batch.Released {
+			return false
+		}
+		e.holdLocked(nil)
+		c.r.readLocked(e, false, s)
+		return true
+	})
 }
 
 // Consume ends the claim of a task that has succeeded: the batches are dropped; the data

@@ -1,6 +1,7 @@
 package repository
 
 import (
+	"cmp"
 	"container/list"
 	"io"
 	"slices"
@@ -58,6 +59,7 @@ const (
 	wantTransit
 	wantRest  // as wantTask, but only until the partition is empty
 	wantClaim // as wantTask, but not for what open claims hold
+	wantAll   // all that the partition holds, as a Claim
 	wants
 
 	unordered want = 8                 // may be added: batches in transit are skipped
@@ -72,6 +74,7 @@ var eligible = [wants][]class{
 	wantTransit: {idle, taskCreated},
 	wantRest:    {idle, taskCreated, processing},
 	wantClaim:   {idle, taskCreated, processing},
+	wantAll:     {idle, taskCreated, processing},
 }
 
 // A partition is a queue. Its entries are kept by class, each ordered by arrival,
@@ -80,23 +83,33 @@ var eligible = [wants][]class{
 //
 // Invariant: no waiter could be served. Every change calls matchLocked.
 type partition struct {
-	number  int
-	sets    [classes]*btree.BTreeG[*entry]
-	held    int               // of those that are claimed: in open Claims
-	last    uint64            // the largest seq that was put
-	queues  [queues]list.List // of *waiter, in order of arrival
-	waiting int               // in all queues
-	arrived uint64            // number of the last waiter
-	quiet   chan struct{}     // closed when quietLocked; nil if nobody waits for that
+	number    int
+	sets      [classes]*btree.BTreeG[*entry]
+	held      int               // of those that are claimed: in Claims
+	last      uint64            // the largest seq that was put
+	queues    [queues]list.List // of *waiter, in order of arrival
+	waiting   int               // in all queues
+	arrived   uint64            // number of the last waiter
+	gathering *gathering        // of the first that waits for all; nil: it has not begun
 }
 
-// waiter is a taker that waits. The repository's lock guards e and err until
+// waiter is a taker that waits. The repository's lock guards e, all and err until
 // ready is closed, then they are the taker's.
 type waiter struct {
 	arrival uint64
 	ready   chan struct{}
 	e       *entry // claimed for it
+	all     *Claim // or this, if it wants all
 	err     error
+}
+
+// gathering is how a taker gets all that the partition held when it began. It keeps what
+// it has, so that it waits for each batch once. There is one at a time in a partition: two
+// would wait for each other.
+type gathering struct {
+	claim   *Claim   // what it has
+	last    uint64   // the largest seq that it wants
+	awaited []*entry // in transit, or in the hands of a call, when it began; some are gone since
 }
 
 func newPartition(number int, nodes *btree.FreeListG[*entry]) *partition {
@@ -132,7 +145,13 @@ func (p *partition) oldestLocked(of ...class) *entry {
 // a state in a moment: until then no younger one is given to takers who want the order.
 func (p *partition) firstLocked(w want) *entry {
 	e := p.oldestLocked(eligible[w&^unordered]...)
-	if e == nil || w&unordered != 0 {
+	switch {
+	case e == nil || w&unordered != 0:
+		return e
+	case w == wantAll:
+		if p.gathering == nil || e.seq > p.gathering.last {
+			return nil
+		}
 		return e
 	}
 	if moving, ok := p.sets[inTransit].Min(); ok && moving.seq < e.seq {
@@ -141,11 +160,7 @@ func (p *partition) firstLocked(w want) *entry {
 	return e
 }
 
-// quietLocked says whether no batch is in transit, or in the hands of a call that may
-// put it back.
-func (p *partition) quietLocked() bool {
-	return p.sets[inTransit].Len() == 0 && p.sets[claimed].Len() == p.held
-}
+func older(a, b *entry) int { return cmp.Compare(a.seq, b.seq) }
 
 // allLocked returns the batches in order of arrival.
 func (p *partition) allLocked() []*batch.Batch {
@@ -155,12 +170,6 @@ func (p *partition) allLocked() []*batch.Batch {
 			entries = append(entries, e)
 			return true
 		})
-	}
-	older := func(a, b *entry) int {
-		if a.seq < b.seq {
-			return -1
-		}
-		return 1
 	}
 	if !slices.IsSortedFunc(entries, older) { // it is when all are in one state
 		slices.SortFunc(entries, older)
@@ -188,6 +197,9 @@ func (p *partition) waitLocked(w want) (*waiter, *list.Element) {
 
 // leaveLocked takes a taker out of its queue.
 func (p *partition) leaveLocked(w want, at *list.Element) *waiter {
+	if w == wantAll && at == p.queues[w].Front() {
+		p.gathering = nil
+	}
 	p.waiting--
 	return p.queues[w].Remove(at).(*waiter)
 }
@@ -215,10 +227,17 @@ func (p *partition) matchLocked(r *Repository, s *signals) {
 			}
 		}
 		if best == nil {
-			break
+			if !p.gatherLocked(r, s) {
+				break
+			}
+			continue
+		}
+		p.moveLocked(best, claimed)
+		if queue == wantAll {
+			p.gathering.claim.addLocked(best)
+			continue
 		}
 		wt := p.leaveLocked(queue, p.queues[queue].Front())
-		p.moveLocked(best, claimed)
 		wt.e = best
 		s.add(wt.ready)
 	}
@@ -229,10 +248,52 @@ func (p *partition) matchLocked(r *Repository, s *signals) {
 			}
 		}
 	}
-	if p.quiet != nil && p.quietLocked() {
-		s.add(p.quiet)
-		p.quiet = nil
+}
+
+// gatherLocked begins or ends the gathering of the first taker that wants all. It says
+// whether that has changed what waiters can have.
+func (p *partition) gatherLocked(r *Repository, s *signals) bool {
+	at, g := p.queues[wantAll].Front(), p.gathering
+	if at == nil {
+		return false
 	}
+	if g == nil {
+		if p.endLocked(r, wantAll) != nil {
+			return false
+		}
+		g = &gathering{claim: &Claim{r: r, part: p}, last: p.last}
+		for _, c := range []class{inTransit, claimed} { // of which none is held
+			p.sets[c].Ascend(func(e *entry) bool {
+				g.awaited = append(g.awaited, e)
+				return true
+			})
+		}
+		p.gathering = g
+		return true
+	}
+	others := func(e *entry) bool { return e.holder != nil && e.holder != g.claim }
+	if p.held > g.claim.Len() && slices.ContainsFunc(g.awaited, others) {
+		wt := p.leaveLocked(wantAll, at)
+		g.claim.giveBackLocked(s)
+		wt.err = p.claimedErrorLocked(r)
+		s.add(wt.ready)
+		return true
+	}
+	for n := len(g.awaited); n > 0; n-- { // only the last is looked at: there may be many
+		if e := g.awaited[n-1]; e.holder != g.claim && r.mu.entries[e.b.ID()] == e {
+			return false
+		}
+		g.awaited = g.awaited[:n-1]
+	}
+	p.gathering = nil
+	g.claim.leaveDroppedLocked(s)
+	if g.claim.Len() > 0 { // else it begins again
+		slices.SortFunc(g.claim.entries, older)
+		wt := p.leaveLocked(wantAll, at)
+		wt.all = g.claim
+		s.add(wt.ready)
+	}
+	return true
 }
 
 // endLocked returns why a taker for whom there is nothing now need not wait; nil if it
@@ -240,8 +301,10 @@ func (p *partition) matchLocked(r *Repository, s *signals) {
 func (p *partition) endLocked(r *Repository, w want) error {
 	w &^= unordered
 	switch n := p.lenLocked(); {
-	case n == 0 && (r.mu.inputClosed || w == wantRest):
+	case n == 0 && (r.mu.inputClosed || w == wantRest || w == wantAll):
 		return io.EOF
+	case p.held > 0 && w == wantAll && p.gathering == nil:
+		return p.claimedErrorLocked(r)
 	case n == p.held && r.mu.inputClosed && w == wantClaim:
 		return p.claimedErrorLocked(r)
 	}
