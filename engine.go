@@ -172,12 +172,17 @@ type observer struct {
 	record *recorded // of what a new batch is made of
 }
 
-var _ batch.Registrar = observer{}
+var (
+	_ batch.Registrar = observer{}
+	_ batch.Knower    = observer{}
+)
 
 func (o observer) BatchChanged(b *batch.Batch) {
 	o.e.monitor.Index().BatchChanged(b)
 	o.keep(b)
 }
+
+func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Index().Knows(b) }
 
 func (o observer) Register(b *batch.Batch) error {
 	if o.record != nil { // before the monitor can move it

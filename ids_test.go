@@ -3,6 +3,7 @@ package spillway_test
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -82,6 +83,50 @@ func TestBatchesOfAProgramAreKept(t *testing.T) {
 			}
 			wantKept(t, dir)
 		})
+	}
+}
+
+// TestBatchesThatTheEngineDoesNotKnow: those are refused, whatever their ids, and stay the
+// caller's. What the engine knows by an observer of the program's is taken.
+func TestBatchesThatTheEngineDoesNotKnow(t *testing.T) {
+	eng, repo := openWith(t, 1<<20, 8<<20)
+	other, _ := openSmall(t, 1<<20, 8<<20)
+	defer closeKeeping(t, other)
+	for name, c := range map[string]struct {
+		observer batch.Observer
+		dropped  bool
+		want     error
+	}{
+		"no observer":      {nil, false, tier.ErrNotSupported},
+		"another engine's": {other.Observer(), false, tier.ErrNotSupported},
+		"the engine's":     {eng.Observer(), false, nil},
+		"hidden":           {hiding{eng.Observer()}, false, nil},
+		"dropped":          {eng.Observer(), true, batch.ErrState},
+	} {
+		p, err := eng.Mover().Ingest(t.Context(), keptRecord(1), reservation.AnyInTier(tier.Host))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := batch.New(batch.Options{ID: 1, Payload: p, Observer: c.observer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.dropped {
+			err = b.Drop()
+		}
+		if err := errors.Join(err, repo.PutBatch(0, b)); c.want == nil && err != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		} else if c.want == tier.ErrNotSupported && !strings.Contains(err.Error(), "Engine.NewBatch") {
+			t.Errorf("%s: %v does not say what to do", name, err)
+		}
+		if n := repo.Len(0); (n == 1) != (c.want == nil) {
+			t.Errorf("%s: the repository has %d batches", name, n)
+		}
+		if !c.dropped {
+			if err := b.Drop(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	}
 }
 

@@ -53,6 +53,15 @@ type Registrar interface {
 	Register(b *Batch) error
 }
 
+// Knower is an Observer that can say what it was told of. The monitor's index and an engine's
+// observer are such.
+type Knower interface {
+	Observer
+	// Knows says whether b was made known to the observer, and has not been dropped. It is
+	// called with no lock held.
+	Knows(b *Batch) bool
+}
+
 // Place says where a batch stands in a plan. The repository that holds it sets
 // it; the monitor orders victims by it.
 type Place struct {

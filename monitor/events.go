@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -154,10 +155,13 @@ func (l *eventList) lost(s Lost) {
 // SlogEvents returns events that are logged. What is normal is at debug level: moves, moves
 // that find no room or a batch in use, crossed marks, and needs that work in progress will
 // meet. What needs an action is at warning level: failed moves, batches that cannot be
-// converted, refusals, and tiers that are too small. A space that is lost is at debug level,
-// and so are the moves that this has ended, because whoever opened the space warns of it.
+// converted, refusals, and tiers that are too small. That a space without a tier below reached
+// its trigger is at warning level once, and then at debug level. A space that is lost is at
+// debug level, and so are the moves that this has ended, because whoever opened the space
+// warns of it.
 func SlogEvents(l *slog.Logger) Events {
 	ctx := context.Background()
+	var full sync.Map // the lowest spaces of which there was a warning
 	return Events{
 		MoveBegun: func(m Move) {
 			l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move begins", m.attrs()...)
@@ -183,7 +187,10 @@ func SlogEvents(l *slog.Logger) Events {
 			level, text := slog.LevelDebug, "spillway: pressure fell to the stop mark"
 			switch {
 			case p.Above && p.Lowest:
-				level, text = slog.LevelWarn, "spillway: pressure rose to the trigger, and there is no tier below"
+				text = "spillway: pressure rose to the trigger, and there is no tier below"
+				if _, again := full.LoadOrStore(p.Space, true); !again {
+					level = slog.LevelWarn
+				}
 			case p.Above:
 				text = "spillway: pressure rose to the trigger"
 			}

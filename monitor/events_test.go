@@ -94,6 +94,8 @@ func TestSlogEvents(t *testing.T) {
 	e.Pressure(Pressure{Space: gpu0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true})
 	e.Pressure(Pressure{Space: disk0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
 	e.Pressure(Pressure{Space: gpu0, Bytes: 6, Capacity: 10, Trigger: 8, Stop: 6})
+	e.Pressure(Pressure{Space: disk0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
+	e.Pressure(Pressure{Space: host0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
 	e.Stuck(Stuck{Space: gpu0, Reason: ReasonDemand, Need: 1, Used: 9, Limit: 9, Capacity: 10, Waiters: 2, Resting: 5, Below: []Room{{host0, 3}, {disk0, 0}}})
 	e.Stuck(Stuck{Space: gpu0, Reason: ReasonTrigger, Need: 1, Used: 9, Limit: 9, Capacity: 10})
 	e.Refused(Refused{Waiters: 2, Spaces: []tier.ID{disk0, gpu0}})
@@ -109,6 +111,8 @@ level=DEBUG msg="spillway: a space is lost" space=gpu:0 error="moving: lost"
 level=DEBUG msg="spillway: pressure rose to the trigger" space=gpu:0 bytes=9 capacity=10 trigger=8 stop=6
 level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=disk:0 bytes=9 capacity=10 trigger=8 stop=6
 level=DEBUG msg="spillway: pressure fell to the stop mark" space=gpu:0 bytes=6 capacity=10 trigger=8 stop=6
+level=DEBUG msg="spillway: pressure rose to the trigger, and there is no tier below" space=disk:0 bytes=8 capacity=10 trigger=8 stop=6
+level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=host:0 bytes=8 capacity=10 trigger=8 stop=6
 level=WARN msg="spillway: room is needed and no batch can be moved down" space=gpu:0 reason=demand need=1 used=9 limit=9 capacity=10 waiters=2 resting=5 below="host:0 has 3, disk:0 has 0"
 level=DEBUG msg="spillway: room is needed that only work in progress can free" space=gpu:0 reason=trigger need=1 used=9 limit=9 capacity=10 waiters=0 resting=0 below=""
 level=WARN msg="spillway: waiters were refused: all room is taken by batches at rest, and no tier below has room" waiters=2 full="disk:0, gpu:0"

@@ -126,6 +126,14 @@ func (x *Index) Register(b *batch.Batch) error {
 	return err
 }
 
+// Knows says whether the index was told of b, which has not been dropped. It implements
+// batch.Knower.
+func (x *Index) Knows(b *batch.Batch) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.mu.entries[b] != nil
+}
+
 // update re-reads b and says whether it has become a victim.
 func (x *Index) update(b *batch.Batch) (gained bool) {
 	gained, _ = x.note(b, false)

@@ -55,7 +55,8 @@ type Config struct {
 	// IDs numbers the batches; nil: the manager has numbers of its own, which batches
 	// that come otherwise (PutBatch) must not have.
 	IDs *batch.IDs
-	// Observer is told of every change of the batches that Put makes; may be nil.
+	// Observer is told of every change of the batches that Put makes; may be nil. If it is a
+	// batch.Knower, PutBatch refuses batches that it does not know.
 	Observer batch.Observer
 	// Clock is what the batches read their last use from; nil for unix
 	// nanoseconds.

@@ -232,8 +232,13 @@ func (r *Repository) placeLocked(seq uint64, partition int) batch.Place {
 // partition; nothing is copied. On an error b stays the caller's: besides those of
 // Put, a batch that is in a repository already matches batch.ErrKept, one that
 // was dropped batch.ErrState, and one whose id the repository has already
-// ErrDuplicateBatch.
+// ErrDuplicateBatch. In a plan of an engine's a batch must be known to the engine, as one
+// that is made by Engine.NewBatch or with Engine.Observer is: another would never be moved or
+// kept, and is tier.ErrNotSupported.
 func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
+	if o, ok := r.m.cfg.Observer.(batch.Knower); ok && !o.Knows(b) && b.State() != batch.Released {
+		return fmt.Errorf("repository %s: the engine does not know batch %d (make it with Engine.NewBatch): %w", r.key, b.ID(), tier.ErrNotSupported)
+	}
 	return r.insert(partition, b, r.nextPlace(partition))
 }
 
