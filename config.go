@@ -59,11 +59,12 @@ type Config struct {
 	// monitor.MinPeriod; 0 means 50 ms.
 	MonitorPeriod time.Duration
 
-	// StuckAfter is how long nothing may change before a wait for room ends with a
-	// reservation.DeadlockError because handles or records that nobody closes keep what it
-	// lacks. Make it longer than the longest work on an open batch. 0 means
-	// reservation.DefaultStuckAfter, below 0 that such waits end with their contexts. Owners
-	// (reservation.Owner, RunTask) need not wait for it: what they hold is known.
+	// StuckAfter is how long nothing may change before a wait for room, as of Put, Acquire or a
+	// Reader, ends with a reservation.DeadlockError, because open handles or records keep so
+	// much that it could not be served whatever else became free. Make it longer than the
+	// longest work on open batches. 0 means reservation.DefaultStuckAfter, 30 s; below 0 such
+	// waits end with their contexts. Owners (reservation.Owner, RunTask) need not wait for
+	// it: what they hold is known.
 	StuckAfter time.Duration
 
 	// Codec is how what goes to disk is compressed. The zero value, convert.CodecAuto,

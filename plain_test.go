@@ -1,6 +1,7 @@
 package spillway_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -39,62 +40,77 @@ func openPlain(t *testing.T, cfg spillway.Config) (*spillway.Engine, *repository
 }
 
 // TestPlainReaderInItsOwnWay: a reader without an owner waits for room that the records
-// keep which it returned before. It is told who keeps it, and its batch stays.
+// keep which it returned before, by their bodies or by their dictionaries. It is told who
+// keeps it, and its batch stays.
 func TestPlainReaderInItsOwnWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const batches = 64
-		_, repo := openPlain(t, spillway.Config{HostMemory: 1 << 20, Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}}})
-		rec := arrowgen.Ints(1, 7000, 1)
-		defer rec.Release()
+	for name, one := range map[string]func() arrow.RecordBatch{
+		"numbers":            func() arrow.RecordBatch { return arrowgen.Ints(1, 7000, 1) },
+		"a dictionary each":  func() arrow.RecordBatch { return arrowgen.Coded(18) },
+		"large dictionaries": func() arrow.RecordBatch { return arrowgen.Coded(30) },
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { readerInItsOwnWay(t, one) }) })
+	}
+}
+
+func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
+	const batches = 40
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
+	defer cancel()
+	eng, repo := openPlain(t, spillway.Config{HostMemory: 1 << 20, Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}}})
+	for i := range batches {
+		rec := one() // with dictionaries of its own
+		if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+			t.Fatal(err)
+		}
+		rec.Release()
+	}
+	repo.CloseInput()
+	var open []arrow.RecordBatch
+	read := func() error {
 		for i := range batches {
-			if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
-				t.Fatal(err)
+			rd, err := repo.Reader(ctx, i)
+			if err != nil {
+				return err
+			}
+			for rd.Next() {
+				rd.RecordBatch().Retain()
+				open = append(open, rd.RecordBatch())
+			}
+			err = rd.Err()
+			rd.Release()
+			if err != nil {
+				return err
 			}
 		}
-		repo.CloseInput()
-		var open []arrow.RecordBatch
-		read := func() error {
-			for i := range batches {
-				rd, err := repo.Reader(t.Context(), i)
-				if err != nil {
-					return err
-				}
-				for rd.Next() {
-					rd.RecordBatch().Retain()
-					open = append(open, rd.RecordBatch())
-				}
-				err = rd.Err()
-				rd.Release()
-				if err != nil {
-					return err
-				}
-			}
-			return nil
+		return nil
+	}
+	begun := time.Now()
+	err := read()
+	var e *reservation.DeadlockError
+	if !errors.As(err, &e) || e.Owner != "" || e.Space.Kind != tier.Host || len(e.Holders)+e.MoreHolders != len(open) || e.Holders[0].Plan != "p" || e.Holders[0].Kind != tier.RecordHold {
+		t.Errorf("with %d records open it ended with %v", len(open), err)
+	}
+	if waited := time.Since(begun); waited < 10*time.Second || waited > 15*time.Second {
+		t.Errorf("it ended after %v", waited)
+	}
+	account, _ := eng.Account(tier.ID{Kind: tier.Host})
+	if len(account.Holders) != 1 || account.Holders[0].Bytes+account.Engine != account.Used {
+		t.Errorf("what keeps the memory is not explained by %+v", account)
+	}
+	first := len(open)
+	for _, r := range open {
+		r.Release()
+	}
+	open = nil
+	left := 0
+	for i := range batches {
+		if _, ok := repo.Peek(i); ok {
+			left++
 		}
-		begun := time.Now()
-		err := read()
-		var e *reservation.DeadlockError
-		if !errors.As(err, &e) || e.Owner != "" || e.Space.Kind != tier.Host || len(e.Holders)+e.MoreHolders != len(open) || e.Holders[0].Plan != "p" || e.Holders[0].Kind != tier.RecordHold {
-			t.Errorf("with %d records open it ended with %v", len(open), err)
-		}
-		if waited := time.Since(begun); waited < 10*time.Second || waited > 15*time.Second {
-			t.Errorf("it ended after %v", waited)
-		}
-		first := len(open)
-		for _, r := range open {
-			r.Release()
-		}
-		open = nil
-		left := 0
-		for i := range batches {
-			if _, ok := repo.Peek(i); ok {
-				left++
-			}
-		}
-		if first == 0 || first+left != batches {
-			t.Errorf("%d records were read and %d batches are left, of %d", first, left, batches)
-		}
-	})
+	}
+	if first == 0 || first+left != batches {
+		t.Errorf("%d records were read and %d batches are left, of %d", first, left, batches)
+	}
 }
 
 // TestPlainHoldAndWaitOnHandles: sixteen goroutines of no owner hold a batch on the GPU each
@@ -143,5 +159,43 @@ func TestPlainHoldAndWaitOnHandles(t *testing.T) {
 		if told != 1 || done != crowdSize-1 {
 			t.Errorf("%d were told and %d finished, want 1 and %d", told, done, crowdSize-1)
 		}
+	})
+}
+
+// TestSlowConsumerIsWaitedFor: who puts waits for a consumer that works on one record for
+// long. The room is full of batches at rest, which it will take; its record alone keeps
+// nobody waiting.
+func TestSlowConsumerIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, repo := openPlain(t, spillway.Config{HostMemory: 1 << 20, GPUs: []spillway.GPU{}, Disks: []spillway.Disk{}})
+		rec := arrowgen.Ints(1, 7000, 1)
+		defer rec.Release()
+		const batches = 40
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			defer repo.CloseInput()
+			for range batches {
+				if err := repo.Put(t.Context(), 0, rec); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		}()
+		rd, err := repo.Reader(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		read := 0
+		for rd.Next() {
+			if read++; read == 3 {
+				time.Sleep(10 * time.Minute)
+			}
+		}
+		if rd.Err() != nil || read != batches {
+			t.Errorf("%d records were read: %v", read, rd.Err())
+		}
+		rd.Release()
+		<-done
 	})
 }

@@ -117,6 +117,9 @@ func (p *Packed) Buffers() []*tier.Buffer {
 // Shared returns the dictionaries, as Image.Shared does.
 func (p *Packed) Shared() []Shared { return p.shared }
 
+// EachShared calls f with the memory of each dictionary.
+func (p *Packed) EachShared(f func(*tier.Buffer)) { eachBuffer(p.shared, f) }
+
 // Release gives the runs and the references to dictionaries up. A second release changes
 // nothing and returns tier.ErrReleased; an invariants build panics.
 func (p *Packed) Release() error {

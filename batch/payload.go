@@ -258,6 +258,17 @@ func (p *Image) Buffer() *tier.Buffer { return p.buf }
 // They stay the image's, and must not be changed.
 func (p *Image) Shared() []Shared { return p.shared }
 
+// EachShared calls f with the memory of each dictionary.
+func (p *Image) EachShared(f func(*tier.Buffer)) { eachBuffer(p.shared, f) }
+
+func eachBuffer(shared []Shared, f func(*tier.Buffer)) {
+	for _, s := range shared {
+		if b := s.Buffer(); b != nil { // not an empty dictionary's
+			f(b)
+		}
+	}
+}
+
 // Leased returns how many readers hold the body's memory beyond the image.
 func (p *Image) Leased() int {
 	if p.buf == nil {

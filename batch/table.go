@@ -145,6 +145,9 @@ func (p *Table) Lent() bool {
 // Shared returns the dictionaries, as Image.Shared does.
 func (p *Table) Shared() []Shared { return p.shared }
 
+// EachShared calls f with the memory of each dictionary.
+func (p *Table) EachShared(f func(*tier.Buffer)) { eachBuffer(p.shared, f) }
+
 // Leased returns how many readers hold memory of the table's beyond itself.
 func (p *Table) Leased() (n int) {
 	for _, b := range p.bufs {

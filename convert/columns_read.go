@@ -55,7 +55,7 @@ func (p *columnPlan) read(ctx context.Context, buf *tier.Buffer, shared []batch.
 	}
 	l := newLease(release)
 	if buf != nil {
-		l.entered(p.chosen.by, buf.Space(), buf, buf.Charge())
+		l.entered(p.chosen.by, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
 	}
 	err = p.fill(ctx, extents)
 	if err == nil {
@@ -271,4 +271,20 @@ func readChunk(ctx context.Context, src imaged, file tier.FileMemory, pool piece
 		}
 	}
 	return nil
+}
+
+// columnsRead is the memory of a record of columns, for the account of who keeps what.
+type columnsRead struct {
+	buf    *tier.Buffer
+	shared []batch.Shared
+}
+
+func (c *columnsRead) Buffers() []*tier.Buffer { return []*tier.Buffer{c.buf} }
+
+func (c *columnsRead) EachShared(f func(*tier.Buffer)) {
+	for _, s := range c.shared {
+		if b := s.Buffer(); b != nil {
+			f(b)
+		}
+	}
 }

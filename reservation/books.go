@@ -15,15 +15,14 @@ type books struct {
 	changes uint64 // reservations that owners have opened and closed so far
 	settled bool   // none while the books were read
 	owners  map[*Owner]*ownerView
-	waits   map[*waiter]*waitView // that may be told, and all heads
+	waits   map[*waiter]*waitView // that are looked at, and all heads
 	plain   []*waitView           // of waits: those without an owner
 	lines   []*lineView           // as Manager.lines
 	steps   int
 
 	certain, still []*waitView // what stuck returns with the most room, and with what there is
 
-	strangers bool          // handles and records of unknown owners are in the way
-	quiet     time.Duration // how long nothing has changed
+	quiet time.Duration // how long nothing has changed, if handles and records of unknown owners are in the way
 }
 
 // ownerView is what an owner holds and waits for.
@@ -50,6 +49,7 @@ type waitView struct {
 	w     *waiter
 	owner *ownerView // nil for nobody's
 	seq   uint64
+	begun time.Duration // since Manager.made
 	slots []slotView
 	ok    bool // it may be served
 }
@@ -64,7 +64,9 @@ type lineView struct {
 	room
 	index   int
 	ever    int64 // what there would be if nobody held anything
-	nobodys int64 // bytes that handles and records of unknown owners keep
+	own     int64 // what the engine has of it for as long as it is open
+	kept    int64 // bytes that handles and records keep
+	nobodys int64 // of these, what those of unknown owners keep
 	shut    bool
 	head    *waitView
 	waits   []lineWait // the smallest need first
@@ -107,7 +109,7 @@ func (m *Manager) observe() *books {
 	}
 	m.mu.Unlock()
 	for _, l := range b.lines {
-		l.used, l.available, l.ever = l.space.Used(), l.space.Available(), l.space.Room()
+		l.used, l.available, l.ever, l.own = l.space.Used(), l.space.Available(), l.space.Room(), l.space.Held()
 		slices.SortFunc(l.waits, func(a, b lineWait) int { return cmp.Compare(a.need, b.need) })
 	}
 	t := &m.progress.owners
@@ -154,21 +156,26 @@ func (m *Manager) observeHolds(b *books) {
 		}
 		kept := make(map[any]*commons, len(views))
 		for i := range views {
-			v := &views[i]
-			b.steps++
-			k := kept[v.Memory]
-			if k == nil {
-				k = &commons{line: l, bytes: v.Bytes}
-				kept[v.Memory] = k
+			var owner *ownerView
+			if o, ok := views[i].Owner.(*Owner); ok && o.maybeOf(m) {
+				owner = b.owner(o)
 			}
-			if o, ok := v.Owner.(*Owner); ok && o.maybeOf(m) {
-				if owner := b.owner(o); !slices.Contains(k.owners, owner) {
+			views[i].Each(func(memory any, bytes int64) {
+				b.steps++
+				k := kept[memory]
+				if k == nil {
+					k = &commons{line: l, bytes: bytes}
+					kept[memory] = k
+					l.kept += bytes
+				}
+				switch {
+				case owner == nil && !k.nobodys:
+					k.nobodys = true
+					l.nobodys += bytes
+				case owner != nil && !slices.Contains(k.owners, owner):
 					k.owners = append(k.owners, owner)
 				}
-			} else if !k.nobodys {
-				k.nobodys = true
-				l.nobodys += v.Bytes
-			}
+			})
 		}
 		for _, k := range kept {
 			for _, o := range k.owners {
@@ -207,7 +214,7 @@ func (b *books) wait(w *waiter) *waitView {
 	if v != nil {
 		return v
 	}
-	v = &waitView{w: w, seq: w.seq}
+	v = &waitView{w: w, seq: w.seq, begun: w.begun}
 	b.waits[w] = v
 	for i := range w.slots {
 		if s := &w.slots[i]; s.pos >= 0 {
@@ -223,8 +230,7 @@ func (b *books) wait(w *waiter) *waitView {
 // over says whether the wait has ended since it was looked at.
 func (v *waitView) over() bool { return v.w.seq != v.seq || v.w.over.Load() }
 
-// stuck returns the waits of the owners that cannot go on, the oldest first, and without
-// gives those that have no owner. An owner can
+// stuck returns the waits of the owners that cannot go on, the oldest first. An owner can
 // go on while one of its goroutines runs, or may be served. With gives set, what it holds
 // may then be given back, and the room is all that owners who are stuck do not hold: what
 // nobody, those who run, and those who are no owners hold may come. Without it the room is
@@ -262,13 +268,6 @@ func (b *books) stuck(gives bool) []*waitView {
 	for _, o := range b.owners {
 		if o.stuck {
 			out = append(out, o.waits...)
-		}
-	}
-	if !gives { // who else holds something may give it back
-		for _, v := range b.plain {
-			if !v.ok {
-				out = append(out, v)
-			}
 		}
 	}
 	slices.SortFunc(out, func(a, b *waitView) int { return cmp.Compare(a.seq, b.seq) })
@@ -366,14 +365,14 @@ func (v *waitView) needs(l *lineView) int64 {
 	return nothing
 }
 
-// allStuck says whether nobody known is left who could do anything.
+// allStuck says whether no owner is left that could do anything.
 func (b *books) allStuck() bool {
 	for _, o := range b.owners {
 		if !o.stuck {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(b.plain, func(v *waitView) bool { return v.ok })
+	return true
 }
 
 // anyMovable says whether something in the way of one of the waits can be moved.
@@ -421,12 +420,15 @@ func (b *books) strangersHold(waits []*waitView) bool {
 	return slices.ContainsFunc(b.waitedFor(waits), func(l *lineView) bool { return l.nobodys > 0 })
 }
 
-// lacksNobodys says whether v could be served if handles and records of unknown owners were
-// closed.
-func (v *waitView) lacksNobodys() bool {
-	return slices.ContainsFunc(v.slots, func(s slotView) bool {
-		return s.line.nobodys > 0 && s.need <= s.line.available+s.line.nobodys
-	})
+// pinned says whether v cannot be served before handles or records of unknown owners are
+// closed, whatever else becomes free.
+func (v *waitView) pinned() bool {
+	return !slices.ContainsFunc(v.slots, func(s slotView) bool { return s.need <= s.line.ever-s.line.own-s.line.nobodys })
+}
+
+// slot returns the place of v where handles and records keep most.
+func (v *waitView) slot() slotView {
+	return slices.MaxFunc(v.slots, func(a, b slotView) int { return cmp.Compare(a.line.kept, b.line.kept) })
 }
 
 // holders returns the waits whose owner could give something back of what is waited
@@ -435,7 +437,7 @@ func (b *books) holders(waits []*waitView) []*waitView {
 	lines := b.waitedFor(waits)
 	var out []*waitView
 	for _, v := range waits {
-		if v.owner != nil && slices.ContainsFunc(lines, v.owner.holdsIn) {
+		if slices.ContainsFunc(lines, v.owner.holdsIn) {
 			out = append(out, v)
 		}
 	}

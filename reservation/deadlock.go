@@ -10,17 +10,11 @@ import (
 
 // tell ends one of the waits, which are stuck: the youngest of an owner whose giving up
 // would help and that has not been told yet to roll back; if all have, the youngest, and
-// then rolling back again would only turn in a circle. Where there are no owners, it is the
-// youngest.
+// then rolling back again would only turn in a circle.
 func (m *Manager) tell(b *books, stuck []*waitView) {
 	among := b.holders(stuck)
 	if len(among) == 0 {
-		among = slices.DeleteFunc(slices.Clone(stuck), func(v *waitView) bool { return v.owner == nil })
-	}
-	if len(among) == 0 {
-		v := stuck[len(stuck)-1]
-		m.tellOne(v, stuck, b.errorOf(v, len(stuck), RollBack))
-		return
+		among = stuck
 	}
 	v, advice := among[len(among)-1], Split
 	t := &m.progress.owners
@@ -36,16 +30,13 @@ func (m *Manager) tell(b *books, stuck []*waitView) {
 }
 
 func (b *books) errorOf(v *waitView, waiters int, advice Advice) *DeadlockError {
-	s := v.slots[0]
+	s := v.slot()
 	e := &DeadlockError{
 		Space: s.line.space.ID(), Requested: s.need, Available: s.line.available,
-		Waiters: waiters, Advice: advice, Hint: s.line.hint, Holders: b.holdersIn(s.line),
+		Waiters: waiters, Advice: advice, Hint: s.line.hint, Still: b.quiet, Holders: b.holdersIn(s.line),
 	}
 	if v.owner != nil {
 		e.Owner, e.Held = v.owner.owner.name, v.owner.total
-	}
-	if b.strangers {
-		e.Still = b.quiet
 	}
 	if among := e.Holders; len(among) > maxHolders {
 		e.Holders, e.MoreHolders = among[:maxHolders], len(among)-maxHolders
@@ -62,7 +53,7 @@ func (b *books) holdersIn(l *lineView) []tier.Holding {
 	var out []tier.Holding
 	for _, v := range l.space.Holds(nil) {
 		o, _ := v.Owner.(*Owner)
-		if known := b.owners[o]; known == nil && b.strangers || known != nil && len(known.waits) > 0 {
+		if known := b.owners[o]; known == nil && b.quiet > 0 || known != nil && len(known.waits) > 0 {
 			out = append(out, v.Describe(l.space.ID()))
 		}
 	}

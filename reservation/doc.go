@@ -64,10 +64,12 @@
 //     (Config.Movable). What they lack is then held by nobody, who may have forgotten it.
 //     Where handles or records of unknown owners keep some of it, Config.StuckAfter passes.
 //
-// A wait without an owner is ended in the second way only, and only if such handles and
-// records keep what it lacks. Which goroutine will close a handle is unknown: it is often
-// handed on to another, and waiting for that is no mistake. Hence the long time. Before that
-// Config.LongWait is told, and an error of the context names the holders as well.
+// A wait without an owner is judged by itself. It ends if handles and records of unknown
+// owners keep so much of each space that it waits for that it could not be served whatever
+// else became free, and for Config.StuckAfter it has waited and nothing has changed in those
+// spaces. Which goroutine will close a handle is unknown: it is often handed on to another, and
+// waiting for that is no mistake. Hence the long time. Before that Config.LongWait is told, and
+// an error of the context names the holders as well.
 //
 // So nobody is told while an owner runs whose bytes would help, nor, as far as bytes
 // are nobody's, while any owner runs. What is full of batches at rest that cannot be moved

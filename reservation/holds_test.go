@@ -29,7 +29,12 @@ func (b batchOf) Describe(h *tier.Holding) {
 // keep draws n bytes that belong to no reservation afterwards, and holds them for o.
 func keep(t *testing.T, m *reservation.Manager, o *reservation.Owner, n int64, batch uint64) *kept {
 	t.Helper()
-	r := mustTry(t, m, onGPU0, n)
+	return keepIn(t, m, onGPU0, o, n, batch)
+}
+
+func keepIn(t *testing.T, m *reservation.Manager, in reservation.Strategy, o *reservation.Owner, n int64, batch uint64) *kept {
+	t.Helper()
+	r := mustTry(t, m, in, n)
 	k := &kept{buf: mustAlloc(t, r, n)}
 	release(t, r)
 	k.enter(o, batch)

@@ -150,13 +150,15 @@ func (m *Manager) Account(id tier.ID) (Account, bool) {
 		if h.Batch == 0 || d.Batch < h.Batch {
 			h.Batch = d.Batch
 		}
-		if !seen[v.Memory][key] {
-			h.Bytes += v.Bytes
-			if seen[v.Memory] == nil {
-				seen[v.Memory] = make(map[Holder]bool)
+		v.Each(func(memory any, bytes int64) {
+			if !seen[memory][key] {
+				h.Bytes += bytes
+				if seen[memory] == nil {
+					seen[memory] = make(map[Holder]bool)
+				}
+				seen[memory][key] = true
 			}
-			seen[v.Memory][key] = true
-		}
+		})
 	}
 	m.ownedIn(l, byKey)
 	for _, h := range byKey {
@@ -195,19 +197,36 @@ func (m *Manager) ownedIn(l *line, to map[Holder]*Holder) {
 }
 
 // ended is the error of a wait that its context ended. After a second it says who holds
-// the room, which is looked up at most once a second.
+// the room.
 func (m *Manager) ended(ctx context.Context, w *waiter, waited time.Duration) error {
 	e := ended(ctx, w.String())
 	if waited < longWaitGap {
 		return e
 	}
-	l := w.first().line
-	if now := time.Since(m.made); l.account.Load() == nil || now-l.account.Load().at >= longWaitGap {
-		a, _ := m.Account(l.space.ID())
-		l.account.Store(&dated{a, now})
+	kept := int64(-1)
+	for i := range w.slots { // of the candidates the one where handles and records keep most
+		d := m.recent(w.slots[i].line)
+		var n int64
+		for _, h := range d.Holders {
+			n += h.Bytes
+		}
+		if n > kept {
+			kept, e.account = n, &d.Account
+		}
 	}
-	e.account = &l.account.Load().Account
 	return e
+}
+
+// recent returns an account of the line's space that is at most a second old.
+func (m *Manager) recent(l *line) *dated {
+	now := time.Since(m.made)
+	if d := l.account.Load(); d != nil && now-d.at < longWaitGap {
+		return d
+	}
+	a, _ := m.Account(l.space.ID())
+	d := &dated{a, now}
+	l.account.Store(d)
+	return d
 }
 
 // dated is an account and when, since Manager.made, it was looked up.

@@ -36,9 +36,9 @@ type Config struct {
 	// Grace is how long nothing may change before owners who all wait are taken for
 	// deadlocked; 0 means DefaultGrace. See the package doc.
 	Grace time.Duration
-	// StuckAfter is how long nothing may change before somebody is told ErrDeadlock who waits
-	// for what handles or records of unknown owners keep. That may be a wait without an owner. 0
-	// means DefaultStuckAfter, below 0 that nobody is told. See the package doc.
+	// StuckAfter is how long nothing may change before somebody, with an owner or without, is
+	// told ErrDeadlock who waits for what handles or records of unknown owners keep. 0 means
+	// DefaultStuckAfter, below 0 that nobody is told. See the package doc.
 	StuckAfter time.Duration
 	// Movable says whether bytes of a space may become free without any owner's doing:
 	// because something is on its way out, or is going to be moved. It is called with no lock

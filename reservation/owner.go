@@ -223,10 +223,15 @@ func (o *Owner) kept() (n int64) {
 	for _, l := range o.manager.Load().lines {
 		seen := make(map[any]bool)
 		for _, v := range l.space.Holds(nil) {
-			if v.Owner == any(o) && !seen[v.Memory] {
-				seen[v.Memory] = true
-				n += v.Bytes
+			if v.Owner != any(o) {
+				continue
 			}
+			v.Each(func(memory any, bytes int64) {
+				if !seen[memory] {
+					seen[memory] = true
+					n += bytes
+				}
+			})
 		}
 	}
 	return n

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,35 +72,27 @@ func TestPlainHoldAndWait(t *testing.T) {
 }
 
 // TestPlainWaitsThatAreLeft: a wait without an owner is left alone as long as somebody may
-// free what it lacks: where something happens, where an owner runs, where more than handles
-// keep is lacking, and where the program says so.
+// free what it lacks, as long as something happens there, and where the program says so.
 func TestPlainWaitsThatAreLeft(t *testing.T) {
 	const long = 10 * time.Minute
 	for name, tt := range map[string]struct {
 		handle, rest int64 // bytes that a handle keeps, and a reservation
 		after        time.Duration
-		owner        bool // the reservation has an owner, who runs
-		during       func(t *testing.T, m *reservation.Manager)
+		busy         bool // other handles on the batch are opened and closed
 	}{
-		"a reservation holds all":      {rest: 100},
-		"the handle's would not do":    {handle: 40, rest: 60},
-		"an owner runs":                {handle: 60, rest: 40, owner: true},
-		"the program wants it":         {handle: 100, after: -1},
-		"not for so long":              {handle: 100, after: 2 * long},
-		"handles are closed elsewhere": {handle: 100, during: func(t *testing.T, m *reservation.Manager) { other(t, m, true) }},
-		"room is taken elsewhere":      {handle: 100, during: func(t *testing.T, m *reservation.Manager) { other(t, m, false) }},
+		"a reservation holds all":   {rest: 100},
+		"the handle's would not do": {handle: 40, rest: 60},
+		"the program wants it":      {handle: 100, after: -1},
+		"not for so long":           {handle: 100, after: 2 * long},
+		"there are other handles":   {handle: 80, busy: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				gpu, elsewhere := spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 1<<20)
 				m := managerOf(t, reservation.Config{Spaces: []*tier.Space{gpu, elsewhere}, StuckAfter: tt.after})
-				k := newTask(t, m, "task")
-				if !tt.owner {
-					k.o = nil
-				}
 				var rest reservation.Reservation
 				if tt.rest > 0 {
-					rest = k.hold(gpu0, tt.rest)
+					rest = mustTry(t, m, onGPU0, tt.rest)
 				}
 				var handle *kept
 				if tt.handle > 0 {
@@ -110,8 +103,10 @@ func TestPlainWaitsThatAreLeft(t *testing.T) {
 				c := start(func() (reservation.Reservation, error) { return m.Reserve(ctx, onGPU0, 50) })
 				c.waiting(t)
 				for end := time.Now().Add(long - time.Second); time.Now().Before(end); time.Sleep(time.Second) {
-					if tt.during != nil {
-						tt.during(t, m)
+					if tt.busy {
+						again := &kept{buf: handle.buf}
+						again.enter(nil, 1)
+						again.hold.End()
 					}
 				}
 				c.waiting(t)
@@ -119,9 +114,9 @@ func TestPlainWaitsThatAreLeft(t *testing.T) {
 				err := c.failed(t, context.DeadlineExceeded)
 				for _, want := range []string{
 					map[bool]string{true: fmt.Sprintf("1 handle of plan \"q\", operator join:0 (batch 1): %d bytes", tt.handle), false: "no open handle or record keeps any"}[tt.handle > 0],
-					"0 of 100 bytes are available",
+					fmt.Sprintf("%d of 100 bytes are available", 100-tt.handle-tt.rest),
 				} {
-					if !tt.owner && !strings.Contains(err.Error(), want) {
+					if !strings.Contains(err.Error(), want) {
 						t.Errorf("%q does not say %q", err, want)
 					}
 				}
@@ -134,20 +129,6 @@ func TestPlainWaitsThatAreLeft(t *testing.T) {
 			})
 		})
 	}
-}
-
-// other does something in host memory that is over, or lasts, a moment later.
-func other(t *testing.T, m *reservation.Manager, handle bool) {
-	if handle {
-		r := mustTry(t, m, reservation.Specific(host), 10)
-		k := &kept{buf: mustAlloc(t, r, 10)}
-		release(t, r)
-		k.enter(nil, 9)
-		k.close(t)
-		return
-	}
-	r := mustTry(t, m, reservation.Specific(host), 1)
-	t.Cleanup(func() { release(t, r) })
 }
 
 // TestPlainWaitsThatKeepComing: others that begin to wait do not put off the news, which
@@ -181,14 +162,13 @@ func TestPlainWaitsThatKeepComing(t *testing.T) {
 }
 
 // TestPlainWaitsBesideOwners: an owner that is in its own way is told at once, also while
-// waits without an owner, which are looked at less often, are under way. Beside one that
-// waits behind the same handles the owner is told.
+// waits without an owner, which are looked at less often, are under way. Both are told of
+// handles of nobody known that stand in their way.
 func TestPlainWaitsBesideOwners(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
 		handle := keep(t, m, nil, 100, 1)
-		ctx, cancel := context.WithCancel(t.Context())
-		plain := startReserve(ctx, m, onGPU0, 10)
+		plain := startReserve(t.Context(), m, onGPU0, 10)
 		time.Sleep(time.Second)
 		k := newTask(t, m, "task")
 		r := k.hold(host, 60)
@@ -201,9 +181,79 @@ func TestPlainWaitsBesideOwners(t *testing.T) {
 		if err := asked.failed(t, reservation.ErrDeadlock); !errors.As(err, &e) || e.Held != 0 || len(e.Holders) != 1 || strings.Contains(err.Error(), "the 0 bytes") {
 			t.Errorf("it was told %v", err)
 		}
-		plain.waiting(t)
-		cancel()
-		plain.failed(t, context.Canceled)
+		plain.failed(t, reservation.ErrDeadlock)
+		handle.close(t)
+	})
+}
+
+// TestPlainWaitsOfSeveralSpaces: a wait with several candidates is left alone as long as one
+// of them may become free. Then it is told of the one where handles keep the room, also while
+// much happens in another space, where an owner runs.
+func TestPlainWaitsOfSeveralSpaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100), spaceOf(t, "disk:0", 100)}})
+		disk := reservation.Specific(tier.ID{Kind: tier.Disk})
+		stop := make(chan struct{})
+		var busy sync.WaitGroup
+		k := newTask(t, m, "runs")
+		busy.Go(func() {
+			for range 600 {
+				release(t, mustTry(t, m, disk, 10, reservation.WithOwner(k.o)))
+				keepIn(t, m, disk, nil, 10, 3).close(t)
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Second):
+				}
+			}
+		})
+		full := mustTry(t, m, reservation.Specific(host), 100)
+		handle := keep(t, m, nil, 60, 9)
+		c := startReserve(t.Context(), m, reservation.AnyInTiers(tier.Host, tier.GPU), 50)
+		time.Sleep(5 * time.Minute)
+		c.waiting(t)
+		more := startReserve(t.Context(), m, onGPU0, 50)
+		if e := more.toldPlain(t); e.Space != gpu0 || len(e.Holders) != 1 || e.Holders[0].Batch != 9 {
+			t.Errorf("it was told %v", e)
+		}
+		c.waiting(t)
+		release(t, full)
+		release(t, c.served(t))
+		second := keepIn(t, m, reservation.Specific(host), nil, 70, 7)
+		if e := startReserve(t.Context(), m, reservation.AnyInTiers(tier.GPU, tier.Host), 50).toldPlain(t); e.Space != (tier.ID{Kind: tier.Host}) || len(e.Holders) != 1 || e.Holders[0].Batch != 7 {
+			t.Errorf("it was told %v", e)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		late := start(func() (reservation.Reservation, error) {
+			return m.Reserve(ctx, reservation.AnyInTiers(tier.GPU, tier.Host), 50)
+		})
+		time.Sleep(11 * time.Second)
+		if err := late.failed(t, context.DeadlineExceeded); !strings.Contains(err.Error(), "70 bytes") {
+			t.Errorf("%q does not name the handle", err)
+		}
+		close(stop)
+		busy.Wait()
+		second.close(t)
+		handle.close(t)
+	})
+}
+
+// TestPlainWaitsBesideRenewedOnes: a wait that is given up and begun anew, again and again,
+// does not put off the news for another.
+func TestPlainWaitsBesideRenewedOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		handle := keep(t, m, nil, 100, 1)
+		c := startReserve(t.Context(), m, onGPU0, 50)
+		for range 14 {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			if _, err := m.Reserve(ctx, onGPU0, 50); !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+			cancel()
+		}
+		c.failed(t, reservation.ErrDeadlock)
 		handle.close(t)
 	})
 }

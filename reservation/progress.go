@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -54,8 +55,9 @@ type progress struct {
 	books   *books    // of the last look
 	mark    mark      // what there was when they were read
 	certain []uint64  // who was deadlocked at the last look, whatever others do
-	still   stillness // what the books were when all waited
+	still   stillness // what the books were when all owners waited
 	since   time.Time // and since when they are so
+	quiet   []quiet   // by line
 	reads   int       // how often the books were read
 	steps   int       // what that has cost
 }
@@ -95,15 +97,15 @@ func (m *Manager) markNow() mark {
 
 type room struct{ used, available int64 }
 
-// lasts says whether nothing has changed but that others wait, too.
-func (s stillness) lasts(now stillness) bool {
-	return s.changes == now.changes && s.holds == now.holds && slices.Equal(s.rooms, now.rooms) &&
-		!slices.ContainsFunc(s.waits, func(seq uint64) bool { return !now.has(seq) })
+func (s stillness) equal(o stillness) bool {
+	return s.changes == o.changes && s.holds == o.holds && slices.Equal(s.waits, o.waits) && slices.Equal(s.rooms, o.rooms)
 }
 
-func (s stillness) has(seq uint64) bool {
-	_, ok := slices.BinarySearch(s.waits, seq)
-	return ok
+// quiet is since when a line's room, handles and records are what they are.
+type quiet struct {
+	room  room
+	holds uint64
+	since time.Time
 }
 
 // waitBegunLocked notes that w has joined its lines.
@@ -169,7 +171,9 @@ func (m *Manager) look() {
 	defer p.looks.Done()
 	lockrank.AssertNone("waiters are looked at")
 	began := time.Now()
-	m.judge(m.read())
+	b := m.read()
+	m.judge(b)
+	m.judgePlain(b)
 	took := time.Since(began)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -177,7 +181,7 @@ func (m *Manager) look() {
 	if len(p.waits) > 0 {
 		m.lookLaterLocked()
 	} else {
-		p.books = nil // which refer to all who waited
+		p.books, p.quiet = nil, nil // the books refer to all who waited
 	}
 }
 
@@ -207,50 +211,77 @@ func (m *Manager) judge(b *books) {
 	stuck := b.certain
 	before := p.certain
 	p.certain = seqs(stuck)
-	b.strangers = false
+	b.quiet = 0
 	if len(stuck) > 0 && slices.Equal(before, p.certain) {
 		m.tell(b, stuck)
 		return
 	}
 	// Or everybody waits, nothing is movable, and nothing happens.
-	stuck, grace := m.silent(b)
-	if len(stuck) == 0 || grace < 0 || !b.allStuck() || !b.settled || m.anyMovable(b, stuck) {
+	stuck = b.still
+	if len(stuck) == 0 || !b.allStuck() || !b.settled || m.anyMovable(b, stuck) {
 		p.still, p.since = stillness{}, time.Time{}
 		return
 	}
 	now := time.Now()
-	if still := b.stillness(stuck); p.since.IsZero() || !p.still.lasts(still) {
+	if still := b.stillness(stuck); p.since.IsZero() || !still.equal(p.still) {
 		p.still, p.since = still, now
 	}
-	if b.quiet = now.Sub(p.since); b.quiet >= grace {
-		// Who came later has not waited as long.
-		stuck = slices.DeleteFunc(stuck, func(v *waitView) bool { return !p.still.has(v.seq) })
+	grace := p.grace
+	switch {
+	case b.strangersHold(stuck):
+		if grace = p.stuck; grace < 0 {
+			return
+		}
+		b.quiet = now.Sub(p.since)
+	case !b.holdsAny(stuck):
+		grace *= helplessGraces
+	}
+	if now.Sub(p.since) >= grace {
 		p.since = time.Time{}
 		m.tell(b, stuck)
 	}
 }
 
-// silent returns the waits that may be told when nothing happens for the time that it
-// returns; below 0 is never. A wait without an owner is told only if handles and records of
-// unknown owners are what it lacks: of nothing else is it known that nobody will free it.
-func (m *Manager) silent(b *books) ([]*waitView, time.Duration) {
-	var owned, all []*waitView
-	for _, v := range b.still {
-		if v.owner != nil {
-			owned = append(owned, v)
-		}
-		if v.owner != nil || v.lacksNobodys() {
-			all = append(all, v)
+// judgePlain tells the youngest of the waits without an owner that handles and records of
+// unknown owners stand in the way of, whatever else becomes free, if for Config.StuckAfter it
+// has waited and nothing has changed in the spaces that it waits for.
+func (m *Manager) judgePlain(b *books) {
+	p := &m.progress
+	if len(b.plain) == 0 {
+		return
+	}
+	now := time.Now()
+	if p.quiet == nil {
+		p.quiet = make([]quiet, len(m.lines))
+	}
+	for i, l := range p.mark.lines {
+		if q := &p.quiet[i]; q.since.IsZero() || q.room != l.room || q.holds != l.holds {
+			*q = quiet{l.room, l.holds, now}
 		}
 	}
-	switch {
-	case b.strangersHold(owned), len(owned) == 0:
-		b.strangers = true
-		return all, m.progress.stuck
-	case b.holdsAny(owned):
-		return owned, m.progress.grace
+	var stuck []*waitView
+	b.quiet = 0
+	for _, v := range b.plain {
+		if !v.pinned() {
+			continue
+		}
+		still := time.Since(m.made) - v.begun
+		for _, s := range v.slots {
+			still = min(still, now.Sub(p.quiet[s.line.index].since))
+		}
+		if still >= p.stuck {
+			stuck, b.quiet = append(stuck, v), max(b.quiet, still)
+		}
 	}
-	return owned, m.progress.grace * helplessGraces
+	if len(stuck) == 0 {
+		return
+	}
+	slices.SortFunc(stuck, func(a, b *waitView) int { return cmp.Compare(a.seq, b.seq) })
+	v := stuck[len(stuck)-1]
+	m.tellOne(v, stuck, b.errorOf(v, len(stuck), RollBack))
+	for _, s := range v.slots { // it has as long to give something back
+		p.quiet[s.line.index].since = now
+	}
 }
 
 // anyMovable says whether something in the way of one of the waits can be moved. Of whom

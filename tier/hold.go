@@ -48,12 +48,26 @@ type Hold struct {
 type HoldView struct {
 	Kind HoldKind
 	// Memory is what is kept. Holds with the same Memory keep the same bytes. It is a
-	// *Buffer, or something with a method Buffers() []*Buffer.
+	// *Buffer, or something with a method Buffers() []*Buffer. If it has EachShared(func(*Buffer)),
+	// the buffers that this calls its function with are kept, too, as dictionaries are.
 	Memory any
-	Bytes  int64 // charged for the memory
+	Bytes  int64 // charged for the memory, without what is shared
 	Owner  any   // the task that holds it, a *reservation.Owner; nil if that is unknown
 	About  About // what the memory belongs to; may be nil
 	Stack  invariants.Trace
+}
+
+// Each calls f with all that is kept and what that is charged: the memory, and what it shares
+// with others.
+func (v *HoldView) Each(f func(memory any, bytes int64)) {
+	f(v.Memory, v.Bytes)
+	v.eachShared(func(b *Buffer) { f(b, b.Charge()) })
+}
+
+func (v *HoldView) eachShared(f func(*Buffer)) {
+	if m, ok := v.Memory.(interface{ EachShared(func(*Buffer)) }); ok {
+		m.EachShared(f)
+	}
 }
 
 // About describes what memory belongs to.
@@ -135,7 +149,7 @@ func (s *Space) HoldChanges() uint64 { return s.holdChanges.Load() }
 type Holding struct {
 	Space     ID
 	Kind      HoldKind
-	Bytes     int64  // charged for the memory
+	Bytes     int64  // charged for all that it keeps, shared or not
 	Batch     uint64 // its id; 0 if it is none
 	Plan      string // the plan's name; "" if it is in none
 	Operator  string
@@ -147,7 +161,8 @@ type Holding struct {
 
 // Describe returns what v says, for people. It must be called with no lock held.
 func (v *HoldView) Describe(id ID) Holding {
-	h := Holding{Space: id, Kind: v.Kind, Bytes: v.Bytes, Stack: v.Stack.String()}
+	h := Holding{Space: id, Kind: v.Kind, Stack: v.Stack.String()}
+	v.Each(func(_ any, bytes int64) { h.Bytes += bytes })
 	if v.About != nil {
 		v.About.Describe(&h)
 	}
@@ -190,6 +205,7 @@ func (s *Space) holdsByBuffer() map[*Buffer][]*Holding {
 				out[b] = append(out[b], &h)
 			}
 		}
+		v.eachShared(func(b *Buffer) { out[b] = append(out[b], &h) })
 	}
 	return out
 }
