@@ -36,6 +36,7 @@ func (e *Engine) openSpaces(ctx context.Context) error {
 			return fmt.Errorf("spillway: disk:%d: %w", i, err)
 		}
 	}
+	e.warnOfMemory()
 	return nil
 }
 
@@ -283,7 +284,6 @@ func (e *Engine) openHost() error {
 		}
 		e.spaces = append(e.spaces, space)
 	}
-	e.warnOfMemory()
 	return nil
 }
 

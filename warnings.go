@@ -192,20 +192,29 @@ const besideShare = 16
 
 // warnOfMemory tells that Go's heap may grow beyond what the engine's spaces leave of the
 // memory that the process's cgroup may have. The engine has touched or locked its part, so
-// the kernel cannot take it back, and would end the process. A heap without a limit of its
+// the kernel cannot take it back, and would end the process. So it is with what is spilled
+// to files in memory. A heap without a limit of its
 // own grows to about twice of what is in use, so it is to have half of the memory at least.
 func (e *Engine) warnOfMemory() {
 	limit, source := e.topo.Limits.MemoryBytes, e.topo.Limits.MemorySource
 	if limit == 0 || !strings.HasPrefix(path.Base(source), "memory.") {
 		return // the machine's own, which has swap and a page cache to give
 	}
+	what, how := "host spaces and simulated GPUs", "locked and ahead of use"
+	inMemory := make(map[tier.ID]bool)
+	for _, w := range e.Warnings() {
+		if w.Cause == tier.CauseMemoryFileSystem {
+			inMemory[w.Space] = true
+			what, how = "host spaces, simulated GPUs and spill directories in memory", "locked, ahead of use or in files"
+		}
+	}
 	var taken int64
 	for _, s := range e.spaces {
-		if s.Kind() == tier.Host || s.Backend() == "sim" {
+		if s.Kind() == tier.Host || s.Backend() == "sim" || inMemory[s.ID()] {
 			taken += s.Capacity()
 		}
 	}
-	heap, left := debug.SetMemoryLimit(-1), limit-taken
+	heap, left := debug.SetMemoryLimit(-1), max(0, limit-taken)
 	room := max(0, left-limit/besideShare)
 	bound := fmt.Sprintf("may grow to %d bytes (GOMEMLIMIT)", heap)
 	if heap == math.MaxInt64 {
@@ -214,8 +223,8 @@ func (e *Engine) warnOfMemory() {
 	if heap <= room || heap == math.MaxInt64 && left >= limit/2 {
 		return
 	}
-	e.warn(tier.CauseMemoryLimit.Warning("host spaces and simulated GPUs take %d of the %d bytes of %s, locked and ahead of use: what is left, %d bytes, is for everything else, and Go's heap, which can have %d of them, %s: the kernel ends the process when all is used up",
-		taken, limit, source, left, room, bound))
+	e.warn(tier.CauseMemoryLimit.Warning("%s take %d of the %d bytes of %s, %s: what is left, %d bytes, is for everything else, and Go's heap, which can have %d of them, %s: the kernel ends the process when all is used up",
+		what, taken, limit, source, how, left, room, bound))
 }
 
 // swapped adds to warnings of memory that is not locked whether that matters today.

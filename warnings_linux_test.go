@@ -229,12 +229,18 @@ func TestHeapBesideTheSpaces(t *testing.T) {
 	const mib = 1 << 20
 	for name, c := range map[string]struct {
 		limit, heap int64 // MiB
+		files       disk.FS
 		says        []string
 	}{
 		// 1 MiB of spaces, and a sixteenth is for the rest.
-		"fits":                   {32, 29, nil},
-		"a byte too large":       {32, 29*mib + 1, []string{"1048576 of the 33554432 bytes", "can have 30408704 of them", "may grow to 30408705 bytes"}},
-		"no limit, much is left": {32, math.MaxInt64, nil},
+		"fits":                   {32, 29, nil, nil},
+		"a byte too large":       {32, 29*mib + 1, nil, []string{"host spaces and simulated GPUs take 1048576 of the 33554432 bytes", "can have 30408704 of them", "may grow to 30408705 bytes"}},
+		"no limit, much is left": {32, math.MaxInt64, nil, nil},
+		// 4 MiB of files besides.
+		"fits beside files": {32, 25, filesInMemory{disk.OS()}, nil},
+		"a byte too large beside files": {32, 25*mib + 1, filesInMemory{disk.OS()},
+			[]string{"spill directories in memory take 5242880 of the 33554432 bytes", "can have 26214400 of them", "may grow to 26214401 bytes"}},
+		"files that are too large": {4, math.MaxInt64, filesInMemory{disk.OS()}, []string{"5242880 of the 4194304 bytes", "what is left, 0 bytes"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.heap < mib {
@@ -246,7 +252,7 @@ func TestHeapBesideTheSpaces(t *testing.T) {
 				t.Fatal(err)
 			}
 			debug.SetMemoryLimit(c.heap)
-			cfg := spillConfig(t.TempDir(), nil, top)
+			cfg := spillConfig(t.TempDir(), c.files, top)
 			cfg.GPUs, cfg.HostMemory = []spillway.GPU{{Memory: mib / 2}}, mib/2
 			cfg.Logger = slog.New(slog.DiscardHandler)
 			eng, err := spillway.Open(t.Context(), cfg)
@@ -263,6 +269,15 @@ func TestHeapBesideTheSpaces(t *testing.T) {
 			}
 		})
 	}
+}
+
+// filesInMemory is a file system of which the volume is told that it is memory.
+type filesInMemory struct{ disk.FS }
+
+func (f filesInMemory) Usage(dir string) (disk.Usage, error) {
+	u, err := f.FS.Usage(dir)
+	u.Memory = true
+	return u, err
 }
 
 // cgroupTree is a machine whose process is in a cgroup, of version 2, with so much memory.

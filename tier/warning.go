@@ -92,7 +92,7 @@ var causeTable = [causes]cause{
 	CauseExcludedNode: {"excluded-node", true,
 		"give the process all nodes (cpuset.mems, --cpuset-mems in containers) if the engine is to have their memory"},
 	CauseMemoryLimit: {"memory-limit", false,
-		"set GOMEMLIMIT to what Go's heap can have; raise the limit (memory.max, MemoryMax= in systemd, --memory or resources.limits.memory in containers), or give the engine less host memory"},
+		"set GOMEMLIMIT to what Go's heap can have; raise the limit (memory.max, MemoryMax= in systemd, --memory or resources.limits.memory in containers), or give the engine less host memory, and spill directories that are on a disk"},
 	CauseMemoryFileSystem: {"memory-file-system", false,
 		"name a directory on a disk"},
 	CauseOverlay: {"overlay", true,

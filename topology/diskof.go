@@ -24,6 +24,14 @@ type Location struct {
 	Warnings   []string `json:"warnings"`
 }
 
+// InMemory says whether the file system keeps its files in memory, so that they count as the
+// process's that writes them.
+func (l Location) InMemory() bool { return inMemory(l.FileSystem) }
+
+func inMemory(fileSystem string) bool {
+	return fileSystem == "tmpfs" || fileSystem == "ramfs" || fileSystem == "devtmpfs"
+}
+
 // DiskOf returns what the directory dir is on. It need not exist: what is
 // missing is taken to be made in what exists. The disks are followed through
 // partitions, LUKS, LVM, RAID, loop devices and the overlays of containers; what
@@ -128,7 +136,7 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 	case levels == 0:
 		t.warnf(m.point, "more than %d file systems stacked on each other", maxStacked)
 		return disks
-	case m.fileSystem == "tmpfs" || m.fileSystem == "ramfs" || m.fileSystem == "devtmpfs":
+	case inMemory(m.fileSystem):
 		t.warnf(m.point, "%s is memory, not a disk", m.fileSystem)
 		return disks
 	case m.fileSystem == "overlay":

@@ -247,7 +247,7 @@ func TestMountsHideEachOther(t *testing.T) {
 	root := tree(t, text)
 	for dir, want := range map[string]string{"/": "ext4", "/data": "tmpfs", "/data/x": "tmpfs", "/data/deep": "xfs", "/data/deep/y": "xfs", "/data/deeper": "tmpfs", "/database": "ext4"} {
 		l, err := topology.DiskOf(t.Context(), dir, topology.Options{Root: root})
-		if err != nil || l.FileSystem != want || l.ReadOnly != (want == "xfs") {
+		if err != nil || l.FileSystem != want || l.ReadOnly != (want == "xfs") || l.InMemory() != (want == "tmpfs") {
 			t.Errorf("%s: %+v, %v; want %s", dir, l, err, want)
 		}
 	}

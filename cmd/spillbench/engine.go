@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -52,14 +53,18 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := e.divide(top, expected(cfg, top)); err != nil { // before anything is taken
+	spilled, err := e.fitDisks(ctx, top, &cfg)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := e.divide(top, expected(cfg, top)+spilled); err != nil { // before anything is taken
 		return nil, err
 	}
 	eng, err := spillway.Open(ctx, cfg)
 	if err != nil {
 		return nil, e.explain(ctx, err)
 	}
-	plan, err := e.divide(top, taken(eng))
+	plan, err := e.divide(top, taken(eng)+spilled)
 	if err != nil {
 		return nil, errors.Join(err, eng.Close())
 	}
@@ -137,6 +142,53 @@ func (e *engineFlags) divide(top *topology.Topology, spaces int64) (headroom.Pla
 		plan.Apply()
 	}
 	return plan, err
+}
+
+// fitDisks finds room in the process's memory for the spill directories whose files are in
+// memory. Those without a size of their own share what is left; one that does not fit is refused.
+// It returns how many bytes they take together at most.
+func (e *engineFlags) fitDisks(ctx context.Context, top *topology.Topology, cfg *spillway.Config) (spilled int64, err error) {
+	for i := range cfg.Disks {
+		d := &cfg.Disks[i]
+		where, err := e.locate(ctx, d.Dir)
+		if err != nil {
+			return 0, err
+		}
+		if !where.InMemory() {
+			continue
+		}
+		plan, err := e.divide(top, expected(*cfg, top)+spilled)
+		if err != nil {
+			return 0, err
+		}
+		left := int64(math.MaxInt64)
+		if plan.Heap > 0 {
+			left = (plan.Heap - headroom.LeastHeap) / tier.Page * tier.Page
+		}
+		refuse := func(what string) error {
+			return &fail.Error{Status: fail.Environment, Fix: "name a directory on a disk with --disk DIR, or give the process more memory",
+				Err: fmt.Errorf("the spill directory %s is in memory (%s), of which %s: the process may have %s (%s)",
+					d.Dir, where.FileSystem, what, size.Approx(top.Limits.MemoryBytes), top.Limits.MemorySource)}
+		}
+		switch {
+		case left < tier.Page:
+			return 0, refuse("nothing is left")
+		case d.Capacity > left:
+			return 0, refuse(fmt.Sprintf("%s are left, and not %s", size.Approx(left), size.Approx(d.Capacity)))
+		case d.Capacity == 0 && where.FreeBytes >= 0:
+			d.Capacity = min(where.FreeBytes/2, left/int64(len(cfg.Disks)-i)) / tier.Page * tier.Page
+		}
+		spilled += d.Capacity
+	}
+	return spilled, nil
+}
+
+// locate returns what a directory is on.
+func (e *engineFlags) locate(ctx context.Context, dir string) (topology.Location, error) {
+	if e.diskOf != nil {
+		return e.diskOf(ctx, dir, topology.Options{})
+	}
+	return topology.DiskOf(ctx, dir, topology.Options{})
 }
 
 // expected is how much of the process's memory the spaces of an engine will take. Where a
@@ -273,11 +325,7 @@ func (e *engineFlags) spillDisk(ctx context.Context, f diskFlag) (d spillway.Dis
 	case err != nil:
 		return d, fail.Usagef("--disk %s: %w (name a directory that you may write to)", f.dir, err)
 	}
-	look := e.diskOf
-	if look == nil {
-		look = topology.DiskOf
-	}
-	where, err := look(ctx, f.dir, topology.Options{})
+	where, err := e.locate(ctx, f.dir)
 	if err != nil {
 		return d, err
 	}

@@ -1,14 +1,17 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"math"
 	"runtime/debug"
+	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -102,5 +105,62 @@ func TestExpected(t *testing.T) {
 	cfg := spillway.Config{HostMemory: 10, GPUs: []spillway.GPU{{Backend: spillway.Sim, Memory: math.MaxInt64}}}
 	if got := expected(cfg, with); got != math.MaxInt64 {
 		t.Errorf("too much to be counted: %d", got)
+	}
+}
+
+// TestSpillDirectoriesInMemory: what is spilled there is the process's memory. So those without
+// a size share what is left of it, and what does not fit is refused.
+func TestSpillDirectoriesInMemory(t *testing.T) {
+	const mib = 1 << 20
+	before := debug.SetMemoryLimit(-1)
+	defer debug.SetMemoryLimit(before)
+	// Of 1 GiB 32 MiB are for code and such, and 56 for the heap at least: 936 are left.
+	for name, c := range map[string]struct {
+		limit, spaces int64
+		free          int64 // of each file system
+		disks         []spillway.Disk
+		want          []int64
+		spilled       int64
+		says          string // of the error
+	}{
+		"on a disk":           {1024, 128, 4096, []spillway.Disk{{Dir: "/disk"}}, []int64{0}, 0, ""},
+		"too large on a disk": {1024, 128, 4096, []spillway.Disk{{Dir: "/disk", Capacity: 4000 * mib}}, []int64{4000}, 0, ""},
+		"half of the free":    {1024, 128, 512, []spillway.Disk{{Dir: "/tmpfs"}}, []int64{256}, 256, ""},
+		"what is left":        {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs"}}, []int64{808}, 808, ""},
+		"two share":           {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs"}, {Dir: "/tmpfs/b"}}, []int64{404, 404}, 808, ""},
+		"one beside a disk":   {1024, 128, 4096, []spillway.Disk{{Dir: "/disk", Capacity: 4000 * mib}, {Dir: "/tmpfs"}}, []int64{4000, 808}, 808, ""},
+		"just fits":           {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs", Capacity: 808 * mib}}, []int64{808}, 808, ""},
+		"a page too large": {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs", Capacity: 808*mib + 4096}}, nil, 0,
+			"the spill directory /tmpfs is in memory (tmpfs), of which 808.0 MiB are left, and not 808.0 MiB: the process may have 1.0 GiB (memory.max)"},
+		"two do not fit": {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs", Capacity: 800 * mib}, {Dir: "/tmpfs/b", Capacity: 9 * mib}}, nil, 0,
+			"the spill directory /tmpfs/b is in memory (tmpfs), of which 8.0 MiB are left, and not 9.0 MiB"},
+		"nothing is left":       {1024, 936, 4096, []spillway.Disk{{Dir: "/tmpfs"}}, nil, 0, "the spill directory /tmpfs is in memory (tmpfs), of which nothing is left"},
+		"the limit is not told": {0, 128, 4096, []spillway.Disk{{Dir: "/tmpfs"}}, []int64{2048}, 2048, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := engineFlags{diskOf: func(_ context.Context, dir string, _ topology.Options) (topology.Location, error) {
+				return topology.Location{FreeBytes: c.free * mib, FileSystem: strings.Split(dir, "/")[1]}, nil
+			}}
+			top := &topology.Topology{Limits: topology.Limits{MemoryBytes: c.limit * mib, MemorySource: "memory.max"}}
+			cfg := spillway.Config{HostMemory: c.spaces * mib, Disks: c.disks}
+			spilled, err := e.fitDisks(t.Context(), top, &cfg)
+			if c.says != "" {
+				if line := fail.Line(err); fail.Status(err) != 3 || !strings.Contains(line, c.says) || !strings.Contains(line, "name a directory on a disk") {
+					t.Errorf("status %d: %s, want %q", fail.Status(err), line, c.says)
+				}
+				return
+			}
+			if err != nil || spilled != c.spilled*mib {
+				t.Fatalf("%d bytes of memory, want %d MiB: %v", spilled, c.spilled, err)
+			}
+			for i, want := range c.want {
+				if got := cfg.Disks[i].Capacity; got != want*mib {
+					t.Errorf("%s has %d bytes, want %d MiB", cfg.Disks[i].Dir, got, want)
+				}
+			}
+			if _, err := e.divide(top, expected(cfg, top)+spilled); err != nil {
+				t.Errorf("there is no room for the heap: %v", err)
+			}
+		})
 	}
 }
