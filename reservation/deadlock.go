@@ -123,8 +123,8 @@ type signal struct {
 
 func (s *signal) set() { s.once.Do(func() { close(s.c) }) }
 
-// signalOfLocked returns what is set when one of the waits is over that are not of told's
-// owner; nil if there are none.
+// signalOfLocked returns what is set when another wait is over that is not of told's owner;
+// nil if there is none.
 func signalOfLocked(stuck []*waitView, told *waitView) *signal {
 	var s *signal
 	for _, v := range stuck {
