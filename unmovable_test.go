@@ -26,10 +26,16 @@ func (f ownForm) Space() *tier.Space    { return f.buf.Space() }
 func (f ownForm) Bytes() int64          { return f.buf.Charge() }
 func (f ownForm) Release() error        { return f.buf.Release() }
 
-// inHost makes a batch of n bytes in host memory: an image, or in the program's own form.
+// inHost is inTier in host memory.
 func inHost(t *testing.T, eng *spillway.Engine, id batch.ID, n int64, own bool) *batch.Batch {
 	t.Helper()
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), n)
+	return inTier(t, eng, tier.Host, id, n, own)
+}
+
+// inTier makes a batch of n bytes: an image, or in the program's own form.
+func inTier(t *testing.T, eng *spillway.Engine, k tier.Kind, id batch.ID, n int64, own bool) *batch.Batch {
+	t.Helper()
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(k), n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,6 +116,47 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 	closeClean(t, eng)
 	if n := strings.Count(log.String(), "a batch cannot be converted"); n != 4 || strings.Contains(log.String(), "a move failed") {
 		t.Errorf("%d lines about two batches, twice:\n%s", n, &log)
+	}
+}
+
+// TestBatchesForTheDiskAlone: batches on a GPU for which the program has a converter to disk, and
+// none to host memory, go to disk.
+func TestBatchesForTheDiskAlone(t *testing.T) {
+	var log bytes.Buffer // read after Close
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs: []spillway.GPU{{Backend: spillway.Sim, Memory: 16 << 20}}, HostMemory: 64 << 20,
+		Disks:         []spillway.Disk{{Dir: t.TempDir(), Capacity: 256 << 20}},
+		MonitorPeriod: time.Millisecond,
+		Logger:        slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := eng.Registry().Register(ownForm{}.Type(), batch.DiskImage, func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		buf, err := r.Alloc(src.Bytes())
+		if err != nil {
+			return nil, err
+		}
+		return batch.NewImage(&batch.Descriptor{Rows: 1, Body: src.Bytes()}, buf, buf.Space()), nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var all []*batch.Batch
+	for i := range 8 {
+		all = append(all, inTier(t, eng, tier.GPU, batch.ID(1000+i), 1<<20, true))
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it takes for ever"))
+	defer cancel()
+	r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.GPU), eng.Spaces()[0].Available()+4<<20)
+	if err != nil {
+		t.Error(err)
+	} else if err := r.Release(); err != nil {
+		t.Error(err)
+	}
+	dropAll(t, all)
+	closeClean(t, eng)
+	if strings.Contains(log.String(), "a batch cannot be converted") {
+		t.Errorf("told of batches that can be moved:\n%s", &log)
 	}
 }
 

@@ -16,7 +16,8 @@ import (
 // at the beginning, too, and never by two calls for one space at the same time.
 //
 // Clear waits for the moves, and for other calls for the same space, but for nobody's release: a
-// batch that is in use, or finds no room in any slower tier, stays. It may be called
+// batch that is in use, or finds no room in any slower tier, stays. So does one that cannot be
+// converted, with the pauses and the one event that it has in Run. Clear may be called
 // beside Run, and without it.
 func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 	i, ok := m.byID[id]
@@ -33,12 +34,13 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 	if enough() {
 		return
 	}
-	c := &clearing{m: m, from: s, targets: s.below(m.cfg.Reservations.Spaces(), nil), failures: make(map[tier.ID]int)}
+	m.putBack(time.Now())
+	c := &clearing{m: m, from: s, place: i, targets: s.below(m.cfg.Reservations.Spaces(), nil), failures: make(map[tier.ID]int)}
 	seen := make(map[*batch.Batch]bool)
 	most := m.index.summary(i).count // batches may come as fast as others leave
 	for fresh := true; fresh && len(seen) < most; {
 		fresh = false
-		for _, v := range m.index.victims(nil, i, math.MaxInt64) {
+		for _, v := range m.index.victims(nil, i, inEach(math.MaxInt64)) {
 			if seen[v.Batch] {
 				continue
 			}
@@ -54,6 +56,7 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 type clearing struct {
 	m        *Monitor
 	from     *space
+	place    int // of from
 	targets  []*tier.Space
 	failures map[tier.ID]int // of moves in a row, by target
 	over     bool            // nothing can be moved any more
@@ -63,9 +66,14 @@ type clearing struct {
 func (c *clearing) move(ctx context.Context, v Victim) bool {
 	m := c.m
 	m.index.setAside(v.Batch, true) // from Run
-	defer m.index.setAside(v.Batch, false)
+	not, aside := v.not, false
+	defer func() {
+		if !aside {
+			m.index.setAside(v.Batch, false)
+		}
+	}()
 	for _, to := range c.targets {
-		if to.Lost() != nil || c.failures[to.ID()] >= giveUp {
+		if not.has(to.Kind()) || to.Lost() != nil || c.failures[to.ID()] >= giveUp {
 			continue
 		}
 		mv := Move{Batch: v.ID, From: c.from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: ReasonDemand}
@@ -80,6 +88,9 @@ func (c *clearing) move(ctx context.Context, v Victim) bool {
 			c.failures[to.ID()] = 0
 			return true
 		case noRoom:
+		case unmovable:
+			r := result{Choice: Choice{Victim: v, From: c.place, To: m.byID[to.ID()]}, err: err}
+			not, aside = m.fault(r, kind, time.Now())
 		case failed:
 			c.failures[to.ID()]++
 			c.over = errors.Is(err, tier.ErrClosed)

@@ -3,6 +3,7 @@ package monitor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -135,4 +136,49 @@ func TestClearOneByOne(t *testing.T) {
 		}
 		w.end(all...)
 	})
+}
+
+// TestClearUnmovable: what cannot be converted for one tier goes to the next, and if there is
+// none it is told once and left alone for a while, with Run and without it.
+func TestClearUnmovable(t *testing.T) {
+	for _, runs := range []bool{false, true} {
+		bubble(t, fmt.Sprintf("Run %v", runs), func(t *testing.T) {
+			told := 0
+			w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, func(c *Config, _ *world) {
+				c.Events.Unmovable = func(Unmovable) { told++ }
+			})
+			tries := unmovableTo(w, tier.Host, 0)
+			all := w.fillSpace(gpu0, 8, 4*kib)
+			if runs {
+				w.start()
+				synctest.Wait()
+			}
+			w.mon.Clear(t.Context(), gpu0, never)
+			if n := len(left(all, disk0)); n != 8 || tries[tier.Host] != 8 || told != 0 {
+				t.Errorf("%d batches are on disk, %v tries, %d events", n, tries, told)
+			}
+			unmovables(w, 0)
+			all = append(all, w.fillSpace(gpu0, 6, 4*kib)...)
+			for range 10 {
+				w.mon.Clear(t.Context(), gpu0, never)
+			}
+			synctest.Wait()
+			if n := w.failures(); n != 8+2*6 || told != 6 {
+				t.Errorf("%d failures, want one of each batch for each tier; %d events", n-8, told)
+			}
+			time.Sleep(3 * DefaultPeriod) // virtual
+			w.mon.Clear(t.Context(), gpu0, never)
+			w.mon.Clear(t.Context(), gpu0, never)
+			if n := w.failures(); n != 8+4*6 || told != 6 {
+				t.Errorf("%d failures after the pause, %d events", n-8, told)
+			}
+			w.mover.heal()
+			time.Sleep(5 * DefaultPeriod)
+			w.mon.Clear(t.Context(), gpu0, never)
+			if n := len(left(all, host0)); n != 6 {
+				t.Errorf("%d batches are in host memory when they can be converted", n)
+			}
+			w.end(all...)
+		})
+	}
 }

@@ -33,8 +33,9 @@
 //
 // A batch that is in use after all, or a target without room, is no error: another
 // is chosen. After any other error the batch stays where it is. If the error is the
-// batch's own (batch.ErrUnmovable), an Unmovable event is sent once, and the batch is set
-// aside for two periods, then four, up to 1024; it is tried at once when it has got another
+// batch's own (batch.ErrUnmovable), the batch is not tried for that tier again for two periods, then
+// four, up to 1024, and goes to the next one. When it can be converted for none, an Unmovable event
+// is sent once, and the batch is set aside. It is tried at once when it has got another
 // form, or when the converters have changed. All others go on. If the error is about the
 // machine, or nobody knows, the batch is set aside as well, up to 64 periods; and from the
 // second such error in a row the way between the two spaces, too. Then another batch is
@@ -59,7 +60,7 @@
 // # Locks
 //
 // One mutex, the Index's, of rank Monitor: the outermost, under which batches are
-// read. Everything else belongs to Run's goroutine or is atomic. Policies, events
+// read. It guards what went wrong with batches, too, which Run and Clear note. Everything else belongs to Run's goroutine or is atomic. Policies, events
 // and the mover are called with no lock held.
 //
 //	[Monitor] → Manager → Repository → Batch → Registry → Reservation → Space → …

@@ -60,12 +60,12 @@ type Refused struct {
 	Spaces  []tier.ID // those that are full for good
 }
 
-// Unmovable says that a batch could not be converted. It is set aside with growing pauses
+// Unmovable says that a batch could not be converted for any of the slower tiers. It is set aside with growing pauses
 // and other batches go instead of it; a batch that gets another form is tried at once, as all
 // are when a converter is added or removed.
 type Unmovable struct {
 	Batch     batch.ID
-	Space, To tier.ID // where it is, and where it should have gone
+	Space, To tier.ID // where it is, and where it should have gone last
 	Form      batch.PayloadType
 	Bytes     int64 // charged in Space
 	Err       error // matches batch.ErrUnmovable
@@ -79,7 +79,7 @@ type Lost struct {
 
 // Events are told what a monitor does; each function may be nil. They are called
 // with no lock held, MoveBegun and MoveEnded on the goroutine that moves and the
-// others on Run's. A slow one slows the monitor down.
+// others on Run's; Unmovable also on those that call Clear. A slow one slows the monitor down.
 type Events struct {
 	MoveBegun func(Move)
 	MoveEnded func(m Move, took time.Duration, err error)
@@ -260,7 +260,7 @@ func kindOf(err error, to tier.ID) outcome {
 		return moved
 	case errors.Is(err, ErrEnding):
 		return cancelled
-	case errors.Is(err, batch.ErrUnmovable) && !errors.Is(err, tier.ErrLost):
+	case ofBatch(err):
 		return unmovable
 	case errors.As(err, &full) && (full.Space == to || !full.Space.Valid()): // a pool does not know its space
 		return noRoom
@@ -268,6 +268,14 @@ func kindOf(err error, to tier.ID) outcome {
 		return busy
 	}
 	return failed
+}
+
+// ofBatch says whether err is about the batch alone. Where a space is lost it is not, unless
+// that is what a converter says of something else.
+func ofBatch(err error) bool {
+	var own *batch.UnmovableError
+	return errors.Is(err, batch.ErrUnmovable) &&
+		(!errors.Is(err, tier.ErrLost) || errors.As(err, &own) && errors.Is(own.Err, tier.ErrLost))
 }
 
 // causeOf returns err if something else than the size of a space is the cause of a

@@ -54,15 +54,24 @@ func (e *edge) state(to int, now time.Time, perEdge int) Edge {
 
 // fault is a batch whose move went wrong.
 type fault struct {
-	form     form  // that the batch had then
-	failures int   // in a row, with that form
-	own      bool  // the last was the batch's own
-	told     bool  // an Unmovable was sent
-	why      error // of the last
-	edge     *edge // of the last; nil if the batch was only busy
-	until    time.Time
+	form     form      // that the batch had then
+	failures int       // in a row, with that form
+	edge     *edge     // of the last; nil if the batch was only busy, or it was the batch's own
+	to       tier.Kind // where edge leads to
+	until    time.Time // when it is to be a victim again
 	forget   time.Time
-	back     bool // it is a victim again, and only its failures are remembered
+	back     bool // it is a victim, and only its failures are remembered
+
+	own  [tier.Disk + 1]refused // conversions, by the tier that they were for
+	not  kinds                  // the tiers of own whose pause is not over
+	why  error                  // of the last of own; nil if there was none
+	told bool                   // an Unmovable was sent
+}
+
+// refused counts the failures in a row of one conversion of a batch.
+type refused struct {
+	failures int
+	until    time.Time
 }
 
 // form is what a batch is in a space. Its failures say nothing about another form.
@@ -77,129 +86,228 @@ func formOf(b *batch.Batch) form {
 	return form{info.Space, b.PayloadType(), info.Bytes}
 }
 
-// hopeful says whether the next try may well succeed, so that it is worth waiting for.
-func (f *fault) hopeful() bool {
-	return f.failures < giveUp && (f.edge == nil || !f.edge.broken())
+// hopeful says whether the next try may well succeed, so that it is worth waiting for. e is what
+// the index knows of the batch.
+func (f *fault) hopeful(e *entry) bool {
+	if e.aside && !f.back && f.failures < giveUp && (f.edge == nil || !f.edge.broken()) {
+		return true
+	}
+	for k, r := range f.own {
+		if e.not.has(tier.Kind(k)) && r.failures < giveUp {
+			return true
+		}
+	}
+	return false
 }
 
-// fault sets the batch of r aside for a while.
-func (m *Monitor) fault(r result, kind outcome, now time.Time) {
-	b, e := r.Victim.Batch, m.spaces[r.From].edges[r.To]
+// refused notes a failed conversion for a tier, of those in lower, and says whether there is
+// none left to convert the batch for.
+func (f *fault) refused(to tier.Kind, lower kinds, now time.Time, period time.Duration, why error) (all bool) {
+	r := &f.own[to]
+	r.failures++
+	r.until = now.Add(period << min(r.failures, unmovableMax))
+	f.why = why
+	if f.not = f.pausing(now); f.not != lower {
+		return false
+	}
+	f.until, f.failures, f.edge = r.until, r.failures, nil
+	for k, r := range f.own {
+		if f.not.has(tier.Kind(k)) && r.until.Before(f.until) {
+			f.until = r.until
+		}
+		if f.not.has(tier.Kind(k)) {
+			f.failures = min(f.failures, r.failures)
+		}
+	}
+	return true
+}
+
+// pausing returns the tiers that the batch is not to be converted for now.
+func (f *fault) pausing(now time.Time) (not kinds) {
+	for k, r := range f.own {
+		if now.Before(r.until) {
+			not = not.with(tier.Kind(k))
+		}
+	}
+	return not
+}
+
+// remember sets until when f is remembered: for a while after its last pause.
+func (f *fault) remember(period time.Duration) {
+	f.forget = f.until
+	for _, r := range f.own {
+		if r.until.After(f.forget) {
+			f.forget = r.until
+		}
+	}
+	f.forget = f.forget.Add(period << (backoffMax + 1))
+}
+
+// due is when f is to be looked at again.
+func (f *fault) due() time.Time {
+	due := f.forget
+	if !f.back && f.until.Before(due) {
+		due = f.until
+	}
+	for k, r := range f.own {
+		if f.not.has(tier.Kind(k)) && r.until.Before(due) {
+			due = r.until
+		}
+	}
+	return due
+}
+
+// fault notes what went wrong with the batch of r. It returns the tiers that the batch is not to
+// be converted for, and whether it was set aside for a while.
+func (m *Monitor) fault(r result, kind outcome, now time.Time) (not kinds, aside bool) {
+	m.index.mu.Lock()
+	f, tell := m.faultLocked(r, kind, now)
+	not, aside = f.not, !f.back
+	is := f.form
+	m.index.mu.Unlock()
+	if tell {
+		m.events.unmovable(Unmovable{Batch: r.Victim.ID, Space: is.space, To: m.spaces[r.To].ID(), Form: is.kind, Bytes: is.bytes, Err: r.err})
+	}
+	return not, aside
+}
+
+func (m *Monitor) faultLocked(r result, kind outcome, now time.Time) (f *fault, tell bool) {
+	b, from, period := r.Victim.Batch, m.spaces[r.From], m.cfg.Period
 	is := formOf(b)
-	f := m.faults[b]
-	if f == nil || f.form != is {
+	if f = m.faults[b]; f == nil || f.form != is {
 		f = &fault{form: is}
 		m.faults[b] = f
 	}
-	period := m.cfg.Period
 	f.back = false
 	switch kind {
 	case busy:
 		f.until = now.Add(period)
 	case failed:
+		e := from.edges[r.To]
 		e.fail(now, period)
 		e.why = r.err
 		f.failures++
-		f.own, f.why, f.edge = false, r.err, e
+		f.edge, f.to = e, m.spaces[r.To].Kind()
 		f.until = now.Add(backoff(period, f.failures))
 	case unmovable:
-		f.failures++
-		f.until = now.Add(period << min(f.failures, unmovableMax))
-		f.own, f.why, f.edge = true, r.err, nil
-		if !f.told {
-			f.told = true
-			m.events.unmovable(Unmovable{Batch: r.Victim.ID, Space: is.space, To: m.spaces[r.To].ID(), Form: is.kind, Bytes: is.bytes, Err: r.err})
-		}
+		f.back = !f.refused(m.spaces[r.To].Kind(), from.lower, now, period, r.err)
+		m.index.excludeLocked(b, f.not)
+		tell = !f.back && !f.told
+		f.told = f.told || tell
 	}
-	f.forget = f.until.Add(period << (backoffMax + 1))
-	m.index.keepAside(b)
-	if m.due.IsZero() || f.until.Before(m.due) {
-		m.due = f.until
+	f.remember(period)
+	if !f.back {
+		m.index.keepAsideLocked(b)
+	}
+	m.lookAtLocked(f.due())
+	return f, tell
+}
+
+// lookAtLocked makes putBack look at the faults at a time, or before.
+func (m *Monitor) lookAtLocked(due time.Time) {
+	if m.due.IsZero() || due.Before(m.due) {
+		m.due = due
 	}
 }
 
-// othersTell says whether the edge on which b failed has failed last, and there is another
+// succeeded notes that b was moved on an edge.
+func (m *Monitor) succeeded(b *batch.Batch, e *edge) {
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
+	e.failures = 0
+	delete(m.faults, b)
+	m.index.allowLocked(b, 0)
+}
+
+// othersTellLocked says whether the edge on which b failed has failed last, and there is another
 // batch to try it with.
-func (m *Monitor) othersTell(b *batch.Batch, f *fault) bool {
+func (m *Monitor) othersTellLocked(b *batch.Batch, f *fault) bool {
 	if f.edge == nil || f.edge.failures == 0 {
 		return false
 	}
-	place, _ := m.index.where(b)
-	return place >= 0 && m.index.summary(place).smallest > 0
+	e := m.index.mu.entries[b]
+	return e != nil && m.index.mu.spaces[e.place].smallest()[f.to] > 0
 }
 
-// putBack makes victims again of what was set aside for long enough. A batch that cannot be
-// converted is remembered until it is dropped, so that it is reported once.
+// putBack makes victims again of what was set aside for long enough, and lets conversions be
+// tried again. A batch that cannot be converted is remembered until it is dropped, so that it is
+// reported once.
 func (m *Monitor) putBack(now time.Time) {
+	changes := uint64(0)
 	if m.cfg.Changes != nil {
-		if c := m.cfg.Changes(); c != m.changes {
-			m.changes = c
-			m.forgive()
-		}
+		changes = m.cfg.Changes()
+	}
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
+	if changes != m.changes {
+		m.changes = changes
+		m.forgiveLocked()
 	}
 	if m.due.IsZero() || now.Before(m.due) {
 		return
 	}
 	m.due = time.Time{}
 	for b, f := range m.faults {
-		if !f.back && !now.Before(f.until) && m.othersTell(b, f) {
+		if not := f.pausing(now); not != f.not {
+			f.not = not
+			m.index.allowLocked(b, not)
+		}
+		if !f.back && !now.Before(f.until) && m.othersTellLocked(b, f) {
 			f.until = now.Add(backoff(m.cfg.Period, f.failures))
-			f.forget = f.until.Add(m.cfg.Period << (backoffMax + 1))
+			f.remember(m.cfg.Period)
 		}
 		if !f.back && !now.Before(f.until) {
 			f.back = true
-			m.index.setAside(b, false)
+			m.index.setAsideLocked(b, false)
 		}
-		due := f.until
-		if f.back {
-			due = f.forget
-			if !now.Before(due) {
-				if place, _ := m.index.where(b); !f.told || place < 0 || formOf(b) != f.form {
-					delete(m.faults, b)
-					continue
-				}
-				f.forget = now.Add(m.cfg.Period << (backoffMax + 1))
-				due = f.forget
+		if !now.Before(f.forget) {
+			if m.index.mu.entries[b] == nil || !f.told || formOf(b) != f.form {
+				delete(m.faults, b)
+				continue
 			}
+			f.forget = now.Add(m.cfg.Period << (backoffMax + 1))
 		}
-		if m.due.IsZero() || due.Before(m.due) {
-			m.due = due
-		}
+		m.lookAtLocked(f.due())
 	}
 }
 
-// forgive makes victims again of all batches that could not be converted.
-func (m *Monitor) forgive() {
+// forgiveLocked makes victims again of all batches that could not be converted.
+func (m *Monitor) forgiveLocked() {
 	for b, f := range m.faults {
-		if !f.told {
+		if f.why == nil {
 			continue
 		}
 		if !f.back { // else it is a victim already, or being moved
-			m.index.setAside(b, false)
+			m.index.setAsideLocked(b, false)
 		}
+		m.index.allowLocked(b, 0)
 		delete(m.faults, b)
 	}
 }
 
-// aside counts, for each space, the victims that were set aside and are worth
-// waiting for.
+// aside counts, for each space, the victims that are kept back from a tier, or from all, and
+// are worth waiting for.
 func (m *Monitor) aside() []int {
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
 	n := make([]int, len(m.spaces))
 	for b, f := range m.faults {
-		if place, aside := m.index.where(b); aside && !f.back && f.hopeful() {
-			n[place]++
+		if e := m.index.mu.entries[b]; e != nil && f.hopeful(e) {
+			n[e.place]++
 		}
 	}
 	return n
 }
 
-// cannotMove says which batches of space i cannot be converted, and why; "" if there are
-// none.
+// cannotMove says which batches of space i cannot be converted for some tier, and why; "" if
+// there are none.
 func (m *Monitor) cannotMove(i int) string {
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
 	var n, bytes int64
 	var why error
 	for b, f := range m.faults {
-		if place, aside := m.index.where(b); f.own && aside && place == i {
+		if e := m.index.mu.entries[b]; e != nil && e.not != 0 && e.place == i {
 			n++
 			bytes += f.form.bytes
 			why = f.why

@@ -1,6 +1,8 @@
 package monitor
 
 import (
+	"slices"
+
 	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
@@ -40,11 +42,29 @@ type entry struct {
 	id    batch.ID
 	made  uint64 // its number: no two entries are equal in a tree
 	facts
-	aside bool // a move of it is under way, or failed a moment ago
-	kept  bool // aside after a failure, until its form is no longer that which failed
-	form  batch.PayloadType
-	keyed bool // it is in byKey
-	sized bool // it is in bySize
+	aside bool              // a move of it is under way, or failed a moment ago
+	kept  bool              // aside after a failure, until its form is no longer that which failed
+	not   kinds             // the tiers that it cannot be converted for in this form
+	form  batch.PayloadType // that failed, where kept or not says so
+	keyed bool              // it is in byKey
+	sized bool              // it is in bySize
+}
+
+// kinds is a set of tiers.
+type kinds uint8
+
+func (s kinds) has(k tier.Kind) bool   { return s&(1<<k) != 0 }
+func (s kinds) with(k tier.Kind) kinds { return s | 1<<k }
+
+// byKind has a number of bytes for each tier.
+type byKind [tier.Disk + 1]int64
+
+// inEach is n bytes for each tier.
+func inEach(n int64) (all byKind) {
+	for k := range all {
+		all[k] = n
+	}
+	return all
 }
 
 // facts are what the trees and sums are made from.
@@ -179,7 +199,7 @@ func (x *Index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 	}
 	if e == nil {
 		e = x.enterLocked(b, info.ID)
-	} else if e.facts == f && !(e.kept && e.form != b.PayloadType()) {
+	} else if e.facts == f && !(e.failed() && e.form != b.PayloadType()) {
 		return false, nil
 	} else if e.place == f.place {
 		// Most changes leave the place and the size as they are, and one tree of
@@ -195,14 +215,17 @@ func (x *Index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 		x.removeLocked(e)
 	}
 	was := e.victim
-	if e.kept && (e.place != f.place || e.bytes != f.bytes || e.form != b.PayloadType()) {
-		e.aside, e.kept, was = false, false, false
+	if e.failed() && (e.place != f.place || e.bytes != f.bytes || e.form != b.PayloadType()) {
+		e.aside, e.kept, e.not, was = e.aside && !e.kept, false, 0, false
 	}
 	e.facts = f
 	x.countLocked(e)
 	x.listLocked(e)
 	return f.victim && !was, nil
 }
+
+// failed says whether something is remembered of e that holds for its form alone.
+func (e *entry) failed() bool { return e.kept || e.not != 0 }
 
 func (x *Index) enterLocked(b *batch.Batch, id batch.ID) *entry {
 	x.mu.made++
@@ -290,20 +313,37 @@ func (x *Index) unsizeLocked(e *entry) {
 func (x *Index) setAside(b *batch.Batch, aside bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.setAsideLocked(b, aside)
+}
+
+func (x *Index) setAsideLocked(b *batch.Batch, aside bool) {
 	if e := x.mu.entries[b]; e != nil {
 		e.aside, e.kept = aside, false
 		x.listLocked(e)
 	}
 }
 
-// keepAside takes b out of the victims until it is put back or has another form, size or
+// keepAsideLocked takes b out of the victims until it is put back or has another form, size or
 // place.
-func (x *Index) keepAside(b *batch.Batch) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+func (x *Index) keepAsideLocked(b *batch.Batch) {
 	if e := x.mu.entries[b]; e != nil {
 		e.aside, e.kept, e.form = true, true, b.PayloadType()
 		x.listLocked(e)
+	}
+}
+
+// excludeLocked keeps b out of some tiers until they are allowed again or it has another form,
+// size or place.
+func (x *Index) excludeLocked(b *batch.Batch, not kinds) {
+	if e := x.mu.entries[b]; e != nil {
+		e.not, e.form = not, b.PayloadType()
+	}
+}
+
+// allowLocked ends the exclusion of b from all tiers but those in not.
+func (x *Index) allowLocked(b *batch.Batch, not kinds) {
+	if e := x.mu.entries[b]; e != nil {
+		e.not &= not
 	}
 }
 
@@ -312,7 +352,7 @@ type summary struct {
 	count    int
 	bytes    int64
 	rest     int64
-	smallest int64 // bytes of the smallest batch that could go down; 0 if there is none
+	smallest byKind // bytes of the smallest batch that could go to a tier; 0 if there is none
 	version  uint64
 }
 
@@ -320,42 +360,47 @@ func (x *Index) summary(place int) summary {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := &x.mu.spaces[place]
-	sum := summary{count: s.count, bytes: s.bytes, rest: s.rest, version: s.version}
-	if e, ok := s.bySize.Min(); ok {
-		sum.smallest = e.bytes
-	}
-	return sum
+	return summary{count: s.count, bytes: s.bytes, rest: s.rest, smallest: s.smallest(), version: s.version}
 }
 
-// where returns the place in which b is, -1 if it is not known, and whether it is set
-// aside there.
-func (x *Index) where(b *batch.Batch) (place int, aside bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if e := x.mu.entries[b]; e != nil {
-		return e.place, e.aside
-	}
-	return -1, false
+// smallest looks past batches that are excluded from a tier: they are few, or all there are.
+func (s *spaceIndex) smallest() (bytes byKind) {
+	left := tier.Kinds()
+	open := left[:]
+	s.bySize.Ascend(func(e *entry) bool {
+		open = slices.DeleteFunc(open, func(k tier.Kind) bool {
+			if !e.not.has(k) {
+				bytes[k] = e.bytes
+			}
+			return !e.not.has(k)
+		})
+		return len(open) > 0
+	})
+	return bytes
 }
 
 // victims appends at most ShortlistMax victims of a space to dst, in the
-// policy's order. If none of the first ones is at most fit bytes, the smallest
+// policy's order. If none of the first ones is at most as large as fit says of a tier, the smallest
 // ones that are follow: a tier below that is nearly full must not be the end
 // while there is a batch that it could take.
-func (x *Index) victims(dst []Victim, place int, fit int64) []Victim {
+func (x *Index) victims(dst []Victim, place int, fit byKind) []Victim {
 	begin := len(dst)
 	fitting, looked := false, 0
+	most := slices.Max(fit[:])
 	x.mu.Lock()
 	s := &x.mu.spaces[place]
 	s.byKey.Ascend(func(e *entry) bool {
 		dst = append(dst, e.asVictim())
-		fitting = fitting || e.bytes <= fit
+		fitting = fitting || e.fits(fit)
 		return len(dst)-begin < ShortlistMax-smallMax
 	})
 	if !fitting {
 		s.bySize.Ascend(func(e *entry) bool {
-			if e.bytes > fit {
+			if e.bytes > most {
 				return false
+			}
+			if !e.fits(fit) { // a tier that has the room is none for it
+				return true
 			}
 			if e.victim {
 				dst = append(dst, e.asVictim())
@@ -380,5 +425,15 @@ func (x *Index) keyOf(info batch.Info) (key Key) {
 const smallMax = 24
 
 func (e *entry) asVictim() Victim {
-	return Victim{Batch: e.batch, ID: e.id, Bytes: e.bytes, Key: e.key}
+	return Victim{Batch: e.batch, ID: e.id, Bytes: e.bytes, Key: e.key, not: e.not}
+}
+
+// fits says whether a tier that e may go to has room for it.
+func (e *entry) fits(room byKind) bool {
+	for _, k := range tier.Kinds() {
+		if e.bytes <= room[k] && !e.not.has(k) {
+			return true
+		}
+	}
+	return false
 }

@@ -15,7 +15,7 @@ func (w *world) index(id tier.ID) summary { return w.mon.index.summary(w.mon.byI
 
 func (w *world) victims(id tier.ID, fit int64) []batch.ID {
 	var ids []batch.ID
-	for _, v := range w.mon.index.victims(nil, w.mon.byID[id], fit) {
+	for _, v := range w.mon.index.victims(nil, w.mon.byID[id], inEach(fit)) {
 		ids = append(ids, v.ID)
 	}
 	return ids
@@ -50,7 +50,7 @@ func TestIndexFollowsABatch(t *testing.T) {
 	}
 	cancel := b.Subscribe()
 	victim("subscribed", false, 30)
-	if s := w.index(gpu0); s.smallest != 10*kib {
+	if s := w.index(gpu0); s.smallest[host0.Kind] != 10*kib {
 		t.Errorf("the smallest is %d", s.smallest)
 	}
 	cancel()
@@ -184,7 +184,7 @@ func TestIndexConverges(t *testing.T) {
 		}
 	}
 	var keys []Key
-	for _, v := range w.mon.index.victims(nil, w.mon.byID[gpu0], 1<<40) {
+	for _, v := range w.mon.index.victims(nil, w.mon.byID[gpu0], inEach(1<<40)) {
 		if want := w.mon.cfg.Policy.Key(v.Batch.Info()); v.Key != want {
 			t.Errorf("batch %d is listed with %v, want %v", v.ID, v.Key, want)
 		}
@@ -220,7 +220,7 @@ func TestIndexDropsWhatIsOutdated(t *testing.T) {
 	b := w.put(gpu0, 4*kib, seq(1))
 	p.meddle = func() { b.SetPlace(seq(3)) }
 	b.SetPlace(seq(2)) // noted after seq(3)
-	v := w.mon.index.victims(nil, w.mon.byID[gpu0], 0)
+	v := w.mon.index.victims(nil, w.mon.byID[gpu0], inEach(0))
 	if len(v) != 1 || v[0].Key != PlanOrder().Key(b.Info()) {
 		t.Errorf("the index has %+v of a batch at %+v", v, b.Info().Place)
 	}

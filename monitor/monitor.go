@@ -81,12 +81,14 @@ type Monitor struct {
 	outlook atomic.Pointer[outlook] // nil until a step has looked at what is needed
 	stats   counters
 
+	// Guarded by the index's mutex, as are the edges' failures.
+	faults  map[*batch.Batch]*fault
+	due     time.Time // when one of the faults is to be looked at; zero if there is none
+	changes uint64    // that Changes returned last
+
 	// The rest belongs to the goroutine of Run.
 	ended     chan result
 	executors sync.WaitGroup
-	faults    map[*batch.Batch]*fault
-	due       time.Time // when one of the faults is to be looked at; zero if there is none
-	changes   uint64    // that Changes returned last
 	last      time.Time // of the last step
 	demand    []reservation.Demand
 	again     []reservation.Demand
@@ -132,6 +134,7 @@ func New(cfg Config) (*Monitor, error) {
 	for _, s := range m.spaces {
 		for _, to := range s.below(cfg.Reservations.Spaces(), nil) {
 			s.edges[m.byID[to.ID()]] = &edge{}
+			s.lower = s.lower.with(to.Kind())
 			edges++
 		}
 	}
@@ -232,8 +235,11 @@ func (m *Monitor) finishAll() {
 	m.drain()
 	m.starved.Store(false)
 	m.outlook.Store(nil)
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
 	for b := range m.faults {
-		m.index.setAside(b, false)
+		m.index.setAsideLocked(b, false)
+		m.index.allowLocked(b, 0)
 	}
 	clear(m.faults)
 	m.due = time.Time{}
@@ -373,17 +379,17 @@ func (m *Monitor) finish(r result) {
 	m.stats.count(kind, r.Victim.Bytes)
 	switch kind {
 	case moved:
-		e.failures = 0
+		m.succeeded(b, e)
 		if r.Victim.Bytes >= to.refusal.bytes {
 			to.refusal = refusal{}
 		}
-		delete(m.faults, b)
 	case noRoom:
 		to.refusal.note(now, m.cfg.Period, r.Victim.Bytes, max(r.usedBefore, to.Used()))
 		to.refusal.why = causeOf(r.err)
 	case busy, failed, unmovable:
-		m.fault(r, kind, now)
-		return
+		if _, aside := m.fault(r, kind, now); aside {
+			return
+		}
 	}
 	m.index.setAside(b, false)
 }

@@ -30,6 +30,8 @@ type Victim struct {
 	ID    batch.ID
 	Bytes int64 // what it is charged where it is, so what a move frees there
 	Key   Key
+
+	not kinds // the tiers that it cannot be converted for
 }
 
 // Policy says which batches go down first. Its methods must be pure: the same

@@ -20,6 +20,7 @@ type space struct {
 	clearing chan struct{}
 
 	edges     map[int]*edge // by the index of the target
+	lower     kinds         // of the targets
 	relieving bool
 	leaving   int64
 	moving    int
@@ -156,17 +157,21 @@ func (m *Monitor) observeBatches(state *State) {
 		sp := &state.Spaces[i]
 		wanted = wanted || sp.Relieving || sp.Waiting > 0 || sp.room() < 0
 		if wanted && len(sp.Down) > 0 {
-			fit := int64(0)
+			var fit byKind
 			for _, e := range sp.Down {
 				to := &state.Spaces[e.To]
-				fit = max(fit, to.room())
+				fit[to.ID.Kind] = max(fit[to.ID.Kind], to.room())
 			}
 			begin := len(m.shortlist)
 			m.shortlist = m.index.victims(m.shortlist, i, fit)
 			sp.Victims = m.shortlist[begin:len(m.shortlist):len(m.shortlist)]
 		}
 		sum := m.index.summary(i)
-		sp.Rest, sp.Smallest = sum.rest, sum.smallest
+		sp.Rest = sum.rest
+		for j := range sp.Down {
+			e := &sp.Down[j]
+			e.Smallest = sum.smallest[state.Spaces[e.To].ID.Kind]
+		}
 		if p := (picture{sp.Withheld, sp.Used, sp.Retired, sp.Rest, sp.Base, sp.Refused, sp.Moving, sp.Aside, sum.version}); p != s.seen {
 			s.seen = p
 			s.fullSince = time.Time{}
@@ -234,10 +239,12 @@ func (m *Monitor) whyRefused(state State, full []tier.ID) string {
 		if !slices.Contains(full, s.ID()) {
 			continue
 		}
-		if cannot := m.cannotMove(i); cannot != "" && state.Spaces[i].Smallest == 0 {
+		cannot := m.cannotMove(i)
+		if cannot != "" && !slices.ContainsFunc(state.Spaces[i].Down, func(e Edge) bool { return e.Smallest > 0 }) {
 			return "all that is left there at rest cannot be moved: " + cannot + ": register a converter, or consume or drop them"
-		} else if cannot != "" {
-			return refuseHint + "; " + cannot
+		}
+		if cannot != "" {
+			cannot = "; " + cannot
 		}
 		for _, e := range state.Spaces[i].Down {
 			why := error(nil)
@@ -247,8 +254,11 @@ func (m *Monitor) whyRefused(state State, full []tier.ID) string {
 				why = m.spaces[e.To].refusal.why
 			}
 			if why != nil {
-				return fmt.Sprintf("batches at rest fill it, and cannot be moved down: %v", why)
+				return fmt.Sprintf("batches at rest fill it, and cannot be moved down: %v%s", why, cannot)
 			}
+		}
+		if cannot != "" {
+			return refuseHint + cannot
 		}
 	}
 	return refuseHint

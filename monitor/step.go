@@ -44,10 +44,9 @@ type SpaceState struct {
 	Victims []Victim // the shortlist, in the policy's order
 
 	// What Full looks at.
-	Rest     int64 // charged for batches that nobody reads, moves or drops now
-	Base     int64 // held by the engine itself, or shared by batches: in no batch's bytes
-	Smallest int64 // bytes of the smallest batch at rest that could go down, also of those that are no victims; 0 if there is none
-	Aside    int   // victims that are left out of the shortlist for a moment after an error
+	Rest  int64 // charged for batches that nobody reads, moves or drops now
+	Base  int64 // held by the engine itself, or shared by batches: in no batch's bytes
+	Aside int   // victims that are kept back from some tier, or all, for a moment after an error
 }
 
 // Edge is a way down from one space to another.
@@ -56,7 +55,8 @@ type Edge struct {
 	UnderWay int // moves on this edge
 	Free     int // how many more may begin
 	Blocked  bool
-	Broken   bool // it failed so often that nobody should wait for it
+	Broken   bool  // it failed so often that nobody should wait for it
+	Smallest int64 // bytes of the smallest batch at rest that could go there, also of those that are no victims; 0 if there is none
 }
 
 // Choice is one move that a step decided on.
@@ -274,7 +274,7 @@ func (p *planner) fit(i, first, end int, v Victim) (edge int, now bool) {
 	for j := first; j < end; j++ {
 		e := p.s.Spaces[i].Down[j]
 		to := &p.s.Spaces[e.To]
-		if e.Blocked || to.charge(v.Bytes) > p.sp[e.To].balance {
+		if e.Blocked || v.not.has(to.ID.Kind) || to.charge(v.Bytes) > p.sp[e.To].balance {
 			continue
 		}
 		free := p.sp[i].free[j] > 0
@@ -313,7 +313,7 @@ func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool
 		need := to.charge(v.Bytes)
 		coming := pl.balance + to.coming() + pl.planned
 		switch {
-		case e.Blocked || len(to.Down) == 0:
+		case e.Blocked || v.not.has(to.ID.Kind) || len(to.Down) == 0:
 			continue
 		case need <= coming && to.coming()+pl.planned > 0:
 			return j, true
@@ -373,8 +373,8 @@ func Full(s State) []bool {
 		sp := &s.Spaces[i]
 		full[i] = sp.Moving == 0 && sp.coming() == 0 && sp.Aside == 0 && sp.Used <= sp.Rest+sp.Base
 		for _, e := range sp.Down {
-			if to := &s.Spaces[e.To]; !e.Broken && sp.Smallest > 0 { // else there is none to go down
-				fits := to.charge(sp.Smallest) <= to.lasting()
+			if to := &s.Spaces[e.To]; !e.Broken && e.Smallest > 0 { // else there is none to go there
+				fits := to.charge(e.Smallest) <= to.lasting()
 				full[i] = full[i] && full[e.To] && !fits
 			}
 		}

@@ -207,7 +207,15 @@ func randomState(r *rand.Rand) State {
 		}
 		shapes = append(shapes, sh)
 	}
-	return build(ids, shapes...)
+	s := build(ids, shapes...)
+	for i := range s.Spaces {
+		for j := range s.Spaces[i].Victims {
+			if r.IntN(8) == 0 {
+				s.Spaces[i].Victims[j].not = kinds(0).with([]tier.Kind{tier.Host, tier.Disk}[r.IntN(2)])
+			}
+		}
+	}
+	return s
 }
 
 func cloneState(s State) State {
@@ -271,6 +279,9 @@ func checkDecision(s State, d Decision) error {
 		at := slices.IndexFunc(from.Down, func(e Edge) bool { return e.To == c.To })
 		if at < 0 || from.Down[at].Blocked {
 			return fmt.Errorf("there is no way from %s to %d", from.ID, c.To)
+		}
+		if c.Victim.not.has(s.Spaces[c.To].ID.Kind) {
+			return fmt.Errorf("batch %d goes to %s, for which it cannot be converted", c.Victim.ID, s.Spaces[c.To].ID)
 		}
 		if used[[2]int{c.From, c.To}]++; used[[2]int{c.From, c.To}] > from.Down[at].Free {
 			return fmt.Errorf("too many moves from %s to %s", from.ID, s.Spaces[c.To].ID)
@@ -406,11 +417,11 @@ func TestFull(t *testing.T) {
 			var s State
 			for i, sp := range []space{tt.gpu, tt.disk} {
 				s.Spaces = append(s.Spaces, SpaceState{
-					ID: []tier.ID{gpu0, disk0}[i], Limit: 100, Used: sp.used, Rest: sp.rest, Base: sp.base, Smallest: sp.smallest,
+					ID: []tier.ID{gpu0, disk0}[i], Limit: 100, Used: sp.used, Rest: sp.rest, Base: sp.base,
 					Retired: sp.retired, Refused: sp.refused, Waiting: sp.waiting, Moving: sp.moving, Aside: sp.aside,
 				})
 			}
-			s.Spaces[0].Down = []Edge{{To: 1, Free: 2, Broken: tt.gpu.broken}}
+			s.Spaces[0].Down = []Edge{{To: 1, Free: 2, Broken: tt.gpu.broken, Smallest: tt.gpu.smallest}}
 			if full := Full(s); full[0] != tt.wantG || full[1] != tt.wantD {
 				t.Errorf("full is %v, want %v %v", full, tt.wantG, tt.wantD)
 			}

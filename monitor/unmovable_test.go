@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -105,7 +106,7 @@ func TestUnmovable(t *testing.T) {
 		release := lockOne(t, all[0])
 		w.start()
 		out := w.reserve(t.Context(), host0, kib)
-		settle(time.Minute)
+		settle(reservation.DefaultStuckAfter / 2)
 		if len(out) != 0 {
 			t.Fatalf("the wait has ended: %v", (<-out).err)
 		}
@@ -229,5 +230,122 @@ func TestEndOfMoves(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		w.end(all...)
+	})
+}
+
+// unmovableTo makes moves of the batches above an id to one tier fail for the batch's own sake,
+// and counts all moves by their target.
+func unmovableTo(w *world, kind tier.Kind, above batch.ID) map[tier.Kind]int {
+	tries := make(map[tier.Kind]int)
+	w.mover.fault = func(b *batch.Batch, _, to tier.ID) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		tries[to.Kind]++
+		if to.Kind == kind && b.ID() > above {
+			return &batch.UnmovableError{Batch: b.ID(), Err: errors.New("no converter")}
+		}
+		return nil
+	}
+	return tries
+}
+
+// TestUnmovableToATier: a batch that cannot be converted for the next tier goes past it.
+func TestUnmovableToATier(t *testing.T) {
+	told := 0
+	count := func(c *Config, _ *world) { told = 0; c.Events.Unmovable = func(Unmovable) { told++ } }
+	bubble(t, "it goes to the one below", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, count)
+		tries := unmovableTo(w, tier.Host, 0)
+		all := w.fillSpace(gpu0, 8, 4*kib)
+		w.start()
+		settle(time.Second)
+		o := <-w.reserve(t.Context(), gpu0, 44*kib)
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		o.r.Release()
+		synctest.Wait()
+		if n := len(left(all, disk0)); n != 3 || tries[tier.Disk] != n || tries[tier.Host] != n || told != 0 {
+			t.Errorf("%d batches are on disk, want 3; tries %v, %d events", n, tries, told)
+		}
+		w.end(all...)
+	})
+	// Full must not take host memory, which has room, for a way out.
+	bubble(t, "that is full", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 256 * kib, disk0: 4 * kib}, count)
+		tries := unmovableTo(w, tier.Host, 0)
+		all := w.fillSpace(gpu0, 12, 4*kib)
+		w.start()
+		o := <-w.reserve(t.Context(), gpu0, 40*kib)
+		var full *tier.NoSpaceError
+		if !errors.As(o.err, &full) || !strings.Contains(full.Error(), "11 batches of 45056 bytes cannot be converted") {
+			t.Errorf("the outcome is %v", o.err)
+		}
+		settle(time.Minute)
+		if n := tries[tier.Host]; n > 12*8 || told != 0 {
+			t.Errorf("%d tries with nobody waiting, %d events", n, told)
+		}
+		out := w.reserve(t.Context(), gpu0, 40*kib)
+		synctest.Wait()
+		w.mover.heal()
+		if o := <-out; o.err != nil {
+			t.Errorf("when they can be converted: %v", o.err)
+		} else {
+			o.r.Release()
+		}
+		w.end(all...)
+	})
+	bubble(t, "nor for that one", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, count)
+		unmovables(w, 0)
+		all := w.fillSpace(gpu0, 8, 8*kib)
+		w.start()
+		o := <-w.reserve(t.Context(), gpu0, kib)
+		var full *tier.NoSpaceError
+		if !errors.As(o.err, &full) || !strings.Contains(full.Error(), "all that is left there at rest cannot be moved: 8 batches") {
+			t.Errorf("the outcome is %v", o.err)
+		}
+		settle(10 * time.Minute)
+		// Each is tried for both tiers after 2, 4, 8 … 1024 periods, and then every 1024.
+		if n := w.failures(); n < 2*8*12 || n > 2*8*25 || told != 8 {
+			t.Errorf("%d tries of 8 batches in ten minutes, %d events", n, told)
+		}
+		w.end(all...)
+	})
+	bubble(t, "more of them than a step looks at", func(t *testing.T) {
+		const many = ShortlistMax + 100
+		w := newWorld(t, sizes{gpu0: 2 * many * kib, host0: 2 * many * kib, disk0: kib}, count)
+		unmovableTo(w, tier.Host, 8)
+		all := w.fillSpace(gpu0, 8, 2*kib) // the last to go
+		all = append(all, w.fillSpace(gpu0, many, kib)...)
+		w.start()
+		o := <-w.reserve(t.Context(), gpu0, w.spaces[gpu0].Available()+12*kib)
+		if o.err != nil {
+			t.Error(o.err)
+		} else {
+			o.r.Release()
+		}
+		w.end(all...)
+	})
+	bubble(t, "in another form it may be", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, nil)
+		tries := unmovableTo(w, tier.Host, 0)
+		b := w.put(gpu0, 4*kib, seq(1))
+		mv := result{Choice: Choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib}, From: w.mon.byID[gpu0], To: w.mon.byID[host0]}, err: batch.ErrUnmovable}
+		if not, aside := w.mon.fault(mv, unmovable, time.Now()); not != kinds(0).with(tier.Host) || aside {
+			t.Errorf("it is not to go to %b; aside %v", not, aside)
+		}
+		if err := w.mover.Move(t.Context(), b, specific(disk0), ReasonDemand); err != nil {
+			t.Fatal(err)
+		}
+		w.mover.heal()
+		if err := w.mover.Move(t.Context(), b, specific(gpu0), ReasonDemand); err != nil {
+			t.Fatal(err)
+		}
+		v := w.mon.index.victims(nil, w.mon.byID[gpu0], inEach(0))
+		if len(v) != 1 || v[0].not != 0 || tries[tier.Disk] != 1 {
+			t.Errorf("the victims are %+v", v)
+		}
+		w.end(b)
 	})
 }

@@ -247,7 +247,7 @@ func (w *world) end(batches ...*batch.Batch) {
 		}
 	}
 	for i := range w.mon.spaces {
-		if s := w.mon.index.summary(i); s.count != 0 || s.bytes != 0 || s.rest != 0 || s.smallest != 0 {
+		if s := w.mon.index.summary(i); s.count != 0 || s.bytes != 0 || s.rest != 0 || s.smallest != (byKind{}) {
 			w.t.Errorf("the index still has %+v of %s", s, w.mon.spaces[i].ID())
 		}
 	}
