@@ -185,7 +185,7 @@ func (g *Registry) lookup(from, to batch.PayloadType) (*entry, error) {
 	defer g.mu.Unlock()
 	e, ok := g.mu.table[pair{from, to}]
 	if !ok {
-		return nil, ofConverter(&NoConverterError{from, to}, true)
+		return nil, &batch.UnmovableError{Err: &NoConverterError{from, to}}
 	}
 	return e, nil
 }
@@ -230,7 +230,7 @@ func (g *Registry) along(ctx context.Context, e *entry, src batch.Payload, to ba
 		return nil, err
 	}
 	if first.via != "" || second.via != "" {
-		return nil, ofConverter(fmt.Errorf("convert: %s to %s by way of %s: both steps must be direct", src.Type(), to, e.via), false)
+		return nil, &batch.UnmovableError{Err: fmt.Errorf("convert: %s to %s by way of %s: both steps must be direct", src.Type(), to, e.via)}
 	}
 	bytes := src.Bytes()
 	if desc := descriptorOf(src); desc != nil {
@@ -273,5 +273,5 @@ func call(ctx context.Context, e *entry, src batch.Payload, to batch.PayloadType
 	if err == nil && out == nil {
 		return nil, &batch.UnmovableError{Err: fmt.Errorf("convert: the converter from %s to %s returned nothing", src.Type(), to)}
 	}
-	return out, ofConverter(err, e.builtin)
+	return out, ofConverter(ctx, err, e.builtin, src.Space(), r.Space())
 }

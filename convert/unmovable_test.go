@@ -34,10 +34,12 @@ func TestWhoseFailure(t *testing.T) {
 			buf, err := r.AllocCuts(d.Body, d.Cuts())
 			return batch.NewImage(&d, buf, r.Space()), err
 		}, true},
-		{"no room", fails(&tier.NoSpaceError{Space: tier.ID{Kind: tier.Disk}}), false},
-		{"the disk", fails(fmt.Errorf("writing: %w", syscall.EIO)), false},
-		{"the GPU", fails(&tier.LostError{}), false},
-		{"the end", fails(tier.ErrClosed), false},
+		{"no room", fails(&tier.NoSpaceError{Space: tier.ID{Kind: tier.Host}}), false},
+		{"no room elsewhere", fails(&tier.NoSpaceError{Space: tier.ID{Kind: tier.Disk}}), true},
+		{"no room in a pool of its own", fails(tier.ErrNoSpace), true},
+		{"a file of its own", fails(fmt.Errorf("writing: %w", syscall.EIO)), true},
+		{"a device of its own is lost", fails(&tier.LostError{}), true},
+		{"a pool of its own is closed", fails(tier.ErrClosed), true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m := newMachine(t, machineConfig{})
