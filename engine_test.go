@@ -214,6 +214,17 @@ func TestPutBesideStaging(t *testing.T) {
 func openWith(t *testing.T, gpu, host int64) (*spillway.Engine, *repository.Repository) {
 	t.Helper()
 	eng, _ := openSmall(t, gpu, host)
+	t.Cleanup(func() {
+		if err := eng.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return eng, scanOf(t, eng)
+}
+
+// scanOf makes a plan with one repository.
+func scanOf(t *testing.T, eng *spillway.Engine) *repository.Repository {
+	t.Helper()
 	plan, err := eng.Plan("p")
 	if err != nil {
 		t.Fatal(err)
@@ -222,12 +233,7 @@ func openWith(t *testing.T, gpu, host int64) (*spillway.Engine, *repository.Repo
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := eng.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return eng, repo
+	return repo
 }
 
 // A Put into a space in pieces waits for batches that can leave, and not for the

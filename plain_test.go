@@ -28,15 +28,7 @@ func openPlain(t *testing.T, cfg spillway.Config) (*spillway.Engine, *repository
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { closeEngine(t, eng) })
-	plan, err := eng.Plan("p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	repo, err := plan.Repository("scan", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return eng, repo
+	return eng, scanOf(t, eng)
 }
 
 // TestPlainReaderInItsOwnWay: a reader without an owner waits for room that the records
