@@ -161,7 +161,8 @@ func TestTwoEnginesShareABudget(t *testing.T) {
 		for w := range 4 {
 			wg.Go(func() {
 				rng := rand.New(rand.NewPCG(seed+uint64(i), uint64(w)))
-				for op := range rounds(120, 40) {
+				// They go on until they met, which a short run may end before.
+				for op := 0; op < rounds(120, 40) || b.Stats().Refused == 0; op++ {
 					err := run.step(ctx, rng)
 					// What the other engine keeps there, this one cannot make room for; and a
 					// limit may fall below what was asked for.
@@ -203,9 +204,6 @@ func TestTwoEnginesShareABudget(t *testing.T) {
 		closeEngine(t, run.eng)
 	}
 	noBytesLeft(t, b)
-	if s := b.Stats(); s.Refused == 0 {
-		t.Errorf("the engines never met: %+v", s)
-	}
 }
 
 // What one engine holds of a shared budget sends the other's batches to the next tier
