@@ -190,42 +190,47 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	if err := o.owner.join(m); err != nil {
 		return Reservation{}, err
 	}
-	var l *line
-	var n int64
-	var w *waiter
-	if only, need := m.usual(s, least, most); only != nil {
+	only, need := m.usual(s, least, most)
+	if only != nil {
 		r := only.record()
 		if need == 0 || only.takeAt(r.at, need) {
 			return r.open(need, o), nil
 		}
 		only.records.Put(r)
-		slots := [...]slot{{line: only, need: need, asked: least, pos: -1}}
-		switch err := exceeded(slots[:]); {
-		case err != nil:
-			return Reservation{}, err
-		case !wait:
-			return Reservation{}, full(slots[:])
-		}
-		w = newWaiter(slots[:], least, most)
-	} else {
-		q := m.scratch.Get().(*scratch)
-		l, n, err = m.ask(q, s, least, most)
-		switch {
-		case l != nil || err != nil:
-		case wait:
-			w = newWaiter(q.slots, least, most)
-		default:
-			err = full(q.slots)
-		}
-		m.scratch.Put(q)
 	}
-	if w != nil {
-		l, n, err = m.waitOf(ctx, w, o.owner)
-	}
+	l, n, err := m.charge(ctx, wait, s, least, most, only, need, o.owner)
 	if err != nil {
 		return Reservation{}, err
 	}
 	return newReservation(l, n, o), nil
+}
+
+// charge charges one of the candidates, waits for that if need be, and says which and how
+// much. only is the single one if that is known, which had no room.
+func (m *Manager) charge(ctx context.Context, wait bool, s Strategy, least, most int64, only *line, need int64, owner *Owner) (*line, int64, error) {
+	q := m.scratch.Get().(*scratch)
+	var l *line
+	var n int64
+	var err error
+	if only != nil {
+		q.slots = append(q.slots[:0], slot{line: only, need: need, asked: least, pos: -1})
+		err = exceeded(q.slots)
+	} else {
+		l, n, err = m.ask(q, s, least, most)
+	}
+	var w *waiter
+	switch {
+	case l != nil || err != nil:
+	case wait:
+		w = newWaiter(q.slots, least, most)
+	default:
+		err = full(q.slots)
+	}
+	m.scratch.Put(q)
+	if w == nil {
+		return l, n, err
+	}
+	return m.waitOf(ctx, w, owner)
 }
 
 // usual returns the line, and what it charges, of a request of a fixed size for which

@@ -208,7 +208,7 @@ func inPieces(err error) bool {
 // allocCleared has others moved out of the way of an allocation that failed with err.
 func (r Reservation) allocCleared(size int64, cuts []int64, a tier.Account, err error) (*tier.Buffer, error) {
 	r.rec.mu.Lock()
-	asIs := r.rec.goneLocked(r.gen) || r.rec.mu.options.asIs
+	asIs := r.rec.goneLocked(r.gen) || r.rec.mu.options.policy.asIs
 	r.rec.mu.Unlock()
 	if asIs {
 		return nil, err
