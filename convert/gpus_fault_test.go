@@ -143,7 +143,7 @@ func (g gpus) eachFails(t *testing.T, many bool, arm func(n int64) (hit func() b
 		var met, failed bool
 		ok := t.Run(fmt.Sprint(n), func(t *testing.T) {
 			m := newMachine(t, machineConfig{gpus: g})
-			b := m.put(t, codedBriefly(n, 6000), tier.GPU)
+			b := m.put(t, codedBriefly(), tier.GPU)
 			hit := arm(n)
 			failed = m.walked(t, b, want...)
 			met = hit == nil && failed || hit != nil && hit()
@@ -182,7 +182,7 @@ func TestLostGPU(t *testing.T) {
 				m := newMachine(t, machineConfig{gpus: g, closing: func(err error) { closing = err }})
 				there := map[tier.Kind]*batch.Batch{}
 				for _, k := range tier.Kinds() {
-					there[k] = m.put(t, codedBriefly(int64(k), 6000), k)
+					there[k] = m.put(t, codedBriefly(), k)
 				}
 				g.emulator.FailWork(0, cuda.ErrIllegalAddress, true)
 				for _, k := range []tier.Kind{tier.Host, tier.Disk, tier.Host} {

@@ -104,17 +104,30 @@ func (g gpus) brief() bool { return g.emulator != nil && (testing.Short() || slo
 // slow says that the build is: tests that try everything one after the other try a part, then.
 const slow = raced || invariants.Enabled
 
-// skips says whether the i-th of many types is left out. Brief tests on emulated GPUs try one of part, and builds with
-// invariants, in which each lock takes as long as a copy, or with the race detector, one of sixteen; of other GPUs
-// the latter try one of three.
-func (g gpus) skips(i, part int) bool {
+// skips says whether the i-th of many types is left out. The simulated GPU tries all. Of what a type consists of
+// the driver sees only buffers, so emulated GPUs try one of five. Slow builds try one of four, and on emulated GPUs
+// one of twenty; in short mode so does each build.
+func (g gpus) skips(i int) bool {
+	brief, part := slow || testing.Short(), 1
 	switch {
-	case g.emulator != nil && slow:
-		return i%16 != 0
-	case raced:
-		return i%3 != 0
+	case g.emulator != nil && brief:
+		part = 20
+	case g.emulator != nil:
+		part = 5
+	case brief:
+		part = 4
 	}
-	return g.brief() && i%part != 0
+	return i%part != 0
+}
+
+// rowsOf returns with how many rows the i-th of many types is tried: none, one, and what takes more than one byte of
+// each bitmap. Where not all is tried, they take turns.
+func (g gpus) rowsOf(i int) []int {
+	rows := []int{0, 1, 70}
+	if g.emulator != nil || slow || testing.Short() {
+		return rows[(i+2)%3:][:1]
+	}
+	return rows
 }
 
 // wanted returns the driver that tests are to use in place of emulated ones, and whether there is one: SPILLWAY_CUDA says "real"

@@ -36,13 +36,10 @@ func everyTypeAlongEveryEdge(t *testing.T, g gpus, outside bool) {
 	m := newMachine(t, machineConfig{gpus: g, outside: outside})
 	gen := arrowgen.New(7)
 	for i, typ := range arrowgen.Types() {
-		if outside && !within(typ, func(dt arrow.DataType) bool { return dt.ID() == arrow.DICTIONARY }) {
-			continue // as before
-		}
-		if g.skips(i, 1) {
+		if outside && !hasDictionary(typ) || g.skips(i) {
 			continue
 		}
-		for _, rows := range []int{0, 1, 67} {
+		for _, rows := range g.rowsOf(i) {
 			rec := gen.Record(arrowgen.Schema(typ), rows)
 			b := m.put(t, rec, tier.GPU)
 			// A walk that takes each of the six edges once.
@@ -429,15 +426,15 @@ var script = []tier.Kind{tier.Host, tier.Disk, tier.GPU, tier.Disk, tier.Host, t
 // was, and the script can go on.
 func TestEveryDeviceOperationFailsOnce(t *testing.T) {
 	t.Parallel()
-	t.Run("plain", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecNone, numbered) })
-	t.Run("dictionary", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecNone, codedBriefly) })
-	t.Run("packed", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecS2, codedBriefly) })
+	t.Run("plain", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecNone, numbered(0, 6000)) })
+	t.Run("dictionary", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecNone, codedBriefly()) })
+	t.Run("packed", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecS2, codedBriefly()) })
 }
 
 // codedBriefly makes records whose body is about as long as their dictionary's.
-func codedBriefly(n int64, rows int) arrow.RecordBatch { return coded(n, rows/4) }
+func codedBriefly() arrow.RecordBatch { return coded(0, 1500) }
 
-func everyDeviceOperationFailsOnce(t *testing.T, codec Codec, record func(int64, int) arrow.RecordBatch) {
+func everyDeviceOperationFailsOnce(t *testing.T, codec Codec, rec arrow.RecordBatch) {
 	injected := errors.New("injected")
 	for _, stage := range []sim.Stage{sim.Submit, sim.Run} {
 		for _, how := range []string{"fail", "cancel"} {
@@ -460,7 +457,7 @@ func everyDeviceOperationFailsOnce(t *testing.T, codec Codec, record func(int64,
 					}
 					return injected
 				}})
-				b := m.put(t, record(n, 6000), tier.GPU)
+				b := m.put(t, rec, tier.GPU)
 				armed.Store(true)
 				m.runScript(ctx, t, b, injected, func() { armed.Store(false) })
 				hit = seen.Load() > n
@@ -485,14 +482,14 @@ func TestEveryFileOperationFailsOnceEncrypted(t *testing.T) {
 }
 
 func everyFileOperation(t *testing.T, encrypt bool) {
-	several := func(n int64, rows int) arrow.RecordBatch { return numbered(n, 12*rows) } // runs
-	t.Run("plain", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecNone, encrypt, numbered) })
-	t.Run("dictionary", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecNone, encrypt, codedBriefly) })
-	t.Run("s2", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecS2, encrypt, several) })
-	t.Run("zstd", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecZstd, encrypt, codedBriefly) })
+	plain, runs, dictionary := numbered(0, 6000), numbered(0, 72_000), codedBriefly()
+	t.Run("plain", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecNone, encrypt, plain) })
+	t.Run("dictionary", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecNone, encrypt, dictionary) })
+	t.Run("s2", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecS2, encrypt, runs) })
+	t.Run("zstd", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecZstd, encrypt, dictionary) })
 }
 
-func everyFileOperationFailsOnce(t *testing.T, codec Codec, encrypt bool, record func(int64, int) arrow.RecordBatch) {
+func everyFileOperationFailsOnce(t *testing.T, codec Codec, encrypt bool, rec arrow.RecordBatch) {
 	for name, c := range map[string]struct {
 		ops    []faultfs.Op
 		effect func(cancel func()) faultfs.Effect
@@ -516,7 +513,7 @@ func everyFileOperationFailsOnce(t *testing.T, codec Codec, encrypt bool, record
 			for n := 0; ; n += step {
 				ctx, cancel := context.WithCancel(t.Context())
 				m := newMachine(t, machineConfig{codec: codec, encrypt: encrypt})
-				b := m.put(t, record(int64(n), 6000), tier.GPU)
+				b := m.put(t, rec, tier.GPU)
 				before := m.files.Hits()
 				remove := m.files.Add(faultfs.Rule{Ops: c.ops, Skip: n, Times: 1, Effect: c.effect(cancel)})
 				hit := false

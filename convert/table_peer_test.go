@@ -106,7 +106,7 @@ func fromGPUToGPU(t *testing.T, g gpus) {
 		})
 		at := [2]reservation.Strategy{reservation.Specific(tier.ID{Kind: tier.GPU}), reservation.Specific(tier.ID{Kind: tier.GPU, Ordinal: 1})}
 		for i, dt := range arrowgen.Types() {
-			if g.skips(i, 1) {
+			if g.skips(i) {
 				continue
 			}
 			rec := arrowgen.New(uint64(i)).Record(arrowgen.Schema(dt), 90)

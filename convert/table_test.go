@@ -53,10 +53,10 @@ func tablesOfEveryType(t *testing.T, gpu gpus) {
 	for _, outside := range []bool{false, true} {
 		m := newMachine(t, machineConfig{gpus: gpu, outside: outside})
 		for i, dt := range arrowgen.Types() {
-			for _, rows := range []int{0, 1, 70} {
-				if (gpu.brief() || raced) && rows != 70 || gpu.skips(i, map[bool]int{true: 3, false: 1}[gpu.unpinned]) {
-					continue
-				}
+			if outside && !hasDictionary(dt) || gpu.skips(i) {
+				continue
+			}
+			for _, rows := range gpu.rowsOf(i) {
 				t.Run(fmt.Sprintf("%v/%d/%d", outside, i, rows), func(t *testing.T) {
 					g := arrowgen.New(uint64(i + rows))
 					rec := g.Record(arrowgen.Schema(dt, dt), rows)
@@ -80,7 +80,7 @@ func TestLargeTables(t *testing.T) { onEachGPUPinnedOrNot(t, largeTables) }
 
 func largeTables(t *testing.T, g gpus) {
 	m := newMachine(t, machineConfig{gpus: g, gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, codec: CodecS2})
-	rec := arrowgen.Strings(1, 600_000, 3)
+	rec := arrowgen.Strings(1, 500_000, 3)
 	defer rec.Release()
 	b := m.laid(t, rec)
 	if b.Descriptor().Body < 2*maxPiece {
@@ -304,9 +304,12 @@ func TestForeignTablesOfEveryType(t *testing.T) {
 func foreignTablesOfEveryType(t *testing.T, g gpus) {
 	m := newMachine(t, machineConfig{gpus: g})
 	for i, dt := range arrowgen.Types() {
-		for _, rows := range []int{0, 1, 70} {
+		if g.skips(i) {
+			continue
+		}
+		for _, rows := range g.rowsOf(i) {
 			for _, told := range []bool{false, true} {
-				if (g.brief() || raced) && (rows != 70 || told == (i%2 == 0)) || g.skips(i, 1) {
+				if (rows != 70 || slow) && told == (i%2 == 0) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%d %s/%d/%v", i, dt.Name(), rows, told), func(t *testing.T) {
@@ -600,7 +603,7 @@ func TestTableMoveIsCancelled(t *testing.T) { onEachGPU(t, 1, tableMoveIsCancell
 func tableMoveIsCancelled(t *testing.T, g gpus) {
 	var dev *faultdev.Device
 	m := newMachine(t, machineConfig{gpus: g, gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
-	rec := arrowgen.Strings(1, 600_000, 3)
+	rec := arrowgen.Strings(1, 500_000, 3)
 	defer rec.Release()
 	b := m.laid(t, rec)
 	defer m.drop(t, b)
