@@ -18,7 +18,6 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // openSmall opens an engine with little memory and a disk in a directory of the
@@ -355,28 +354,6 @@ func TestOpenWithTheLeast(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := eng.Close(); err != nil {
-		t.Error(err)
-	}
-}
-
-// A device that the program brings says how much memory it has.
-func TestDeviceOfTheProgram(t *testing.T) {
-	dev, err := sim.New(sim.Config{Memory: 3 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPU{{Device: dev}}, HostMemory: 1 << 20,
-		Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 1 << 20}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := eng.Stats().Spaces[0].Capacity; n != 3<<20 {
-		t.Errorf("the GPU space has %d bytes", n)
-	}
-	// It is the program's still when the engine is closed.
-	if err := errors.Join(eng.Close(), dev.Close()); err != nil {
 		t.Error(err)
 	}
 }

@@ -153,7 +153,7 @@ func (e *Engine) simulated(i int) bool {
 // openCUDA opens the GPU of a space.
 func (e *Engine) openCUDA(i int, g GPU) (tier.Device, error) {
 	c := e.gpus[i]
-	dev, err := c.driver.Open(cuda.Config{Ordinal: c.gpu.Ordinal, Node: nodeOr(g.Node, e.nodeOfGPU(c.gpu)), Memory: g.Memory})
+	dev, err := c.driver.Open(cuda.Config{Ordinal: c.gpu.Ordinal, Node: e.nodeOfGPU(c.gpu), Memory: g.Memory})
 	if err != nil {
 		return nil, err
 	}

@@ -161,7 +161,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device,
 		dev, err = e.openCUDA(i, g)
 		own = true
 	default:
-		dev, err = sim.New(sim.Config{Memory: e.gpuMemory(g), Node: nodeOr(g.Node, e.nodeOf(i)), Touch: true})
+		dev, err = sim.New(sim.Config{Memory: e.gpuMemory(g), Node: e.nodeOf(i), Touch: true})
 		own = true
 	}
 	if err != nil {

@@ -1,0 +1,89 @@
+package spillway_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
+)
+
+// openOnHost opens an engine with a host space of 2 MiB and one disk.
+func openOnHost(t *testing.T, d spillway.Disk) (*spillway.Engine, *tier.Space) {
+	t.Helper()
+	cfg := plainConfig(t)
+	cfg.GPUs, cfg.Hosts, cfg.Disks, cfg.StuckAfter = []spillway.GPU{}, cfg.Hosts[:1], []spillway.Disk{d}, -1
+	eng, err := spillway.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return eng, spaceAt(eng, tier.Host, 0)
+}
+
+// fillUp puts batches at rest into all the room of a tier.
+func fillUp(t *testing.T, eng *spillway.Engine, k tier.Kind) (all []*batch.Batch) {
+	t.Helper()
+	s := spaceAt(eng, k, 0)
+	for s.Available() >= tier.Page {
+		id := batch.ID(1 + 1000*int(k) + len(all))
+		all = append(all, inTier(t, eng, k, id, min(256<<10, s.Available()/tier.Page*tier.Page), false))
+	}
+	return all
+}
+
+// TestOwnerWaitsForSlowMoves: an owner that holds something and waits for what moves bring is no
+// deadlock, however long they take.
+func TestOwnerWaitsForSlowMoves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		files := faultfs.New(disk.OS(), 1)
+		eng, host := openOnHost(t, spillway.Disk{Dir: t.TempDir(), Capacity: 16 << 20, FS: files})
+		files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Slow(time.Minute)})
+		ctx := reservation.NewOwner("the test").Context(t.Context())
+		held, err := eng.Reserve(ctx, reservation.Specific(host.ID()), tier.Page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := fillUp(t, eng, tier.Host)
+		start := time.Now()
+		more, err := eng.Reserve(ctx, reservation.Specific(host.ID()), 1<<20)
+		if err != nil || time.Since(start) < time.Minute {
+			t.Errorf("after %v: %v", time.Since(start), err)
+		}
+		release(t, held, more)
+		dropAll(t, all)
+		closeClean(t, eng)
+	})
+}
+
+// TestWaitBesideWhatTheEngineKeeps: who waits for what batches at rest fill, and the engine's own bytes beside
+// them, is refused: its chunks for transfers, dictionaries, and what an engine before it has left on the disk.
+func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
+	keepingNeedsLinux(t)
+	synctest.Test(t, func(t *testing.T) {
+		eng, host := openOnHost(t, spillway.Disk{Dir: crashed(t, 3), Capacity: 16 << 20, Keep: true})
+		if n := spaceAt(eng, tier.Disk, 0).Held(); len(eng.Kept()) != 3 || n == 0 || host.Held() == 0 {
+			t.Errorf("%d batches are kept, of %d bytes, and %d bytes are for transfers: the test shows nothing", len(eng.Kept()), n, host.Held())
+		}
+		if err := scanOf(t, eng).Put(t.Context(), 0, numberedRecord(0, 100, commonWords()), in(tier.Host)); err != nil {
+			t.Error(err)
+		}
+		if eng.Mover().DictionaryBytes(host.ID()) == 0 {
+			t.Error("the record has no dictionary of its own: the test shows nothing")
+		}
+		all := append(fillUp(t, eng, tier.Disk), fillUp(t, eng, tier.Host)...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if _, err := eng.Reserve(ctx, reservation.Specific(host.ID()), 1<<20); !errors.Is(err, tier.ErrNoSpace) {
+			t.Errorf("a wait in vain: %v", err)
+		}
+		dropAll(t, all)
+		closeClean(t, eng)
+	})
+}

@@ -1,0 +1,660 @@
+package spillway_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"math/big"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/reservation/permit"
+	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/faultdev"
+	"github.com/spillway-db/spillway/tier/sim"
+)
+
+// setting is one way to set a field of the configuration.
+type setting struct {
+	field string
+	with  func(*testing.T, *spillway.Config) // what the field needs beside it; may be nil
+	// set sets the field, and returns what tells whether an engine heeds it.
+	set     func(*testing.T, *spillway.Config) (heeded func(*spillway.Engine) bool)
+	refused error // if set, the engine that heeds it is not opened, with this error
+}
+
+// plainConfig is what settings are made in: one space of each kind, on a machine with three nodes.
+func plainConfig(t *testing.T) spillway.Config {
+	top := numa([][]int{{10, 30, 20}, {30, 10, 20}, {20, 20, 10}}, []int64{64, 64, 64})
+	return spillway.Config{
+		GPUs:  []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}},
+		Hosts: []spillway.Host{{Memory: 2 << 20}, {Memory: 1 << 20}}, Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 16 << 20}},
+		Codec: convert.CodecNone, Quota: &quota.Settings{}, Topology: top, Logger: slog.New(slog.DiscardHandler),
+	}
+}
+
+// spaceAt returns a space, or nil if there is none.
+func spaceAt(eng *spillway.Engine, k tier.Kind, i int) *tier.Space {
+	s, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: k, Ordinal: i})
+	return s
+}
+
+func deviceOf(eng *spillway.Engine) tier.Device {
+	return spaceAt(eng, tier.GPU, 0).Pool().(*tier.DevicePool).Device()
+}
+
+// capacity heeds a size of a space.
+func capacity(k tier.Kind, i int, want int64) func(*spillway.Engine) bool {
+	return func(eng *spillway.Engine) bool { return spaceAt(eng, k, i).Capacity() == want }
+}
+
+// first heeds what the nearest space is to move down to from the GPU.
+func first(want int) func(*spillway.Engine) bool {
+	return func(eng *spillway.Engine) bool {
+		down := reservation.ToDowngrade(tier.ID{Kind: tier.GPU}, tier.Host)
+		return down.Candidates(eng.Reservations().Spaces(), nil)[0].ID().Ordinal == want
+	}
+}
+
+// putOn puts a record into a tier.
+func putOn(t *testing.T, eng *spillway.Engine, k tier.Kind, rows int) *batch.Batch {
+	t.Helper()
+	plan, err := eng.Plan("settings")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("scan", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := repo.Put(t.Context(), 0, numberedRecord(0, rows, wordList(1, 10)), in(k)); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := repo.Peek(0)
+	return b
+}
+
+// full takes all room of a space; free gives it back.
+func full(t *testing.T, s *tier.Space, eng *spillway.Engine) (free func()) {
+	t.Helper()
+	r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), s.Available()/tier.Page*tier.Page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() { release(t, r) }
+}
+
+// spyFS is a file system that has so much room, and that sees what is written to it.
+type spyFS struct {
+	disk.FS
+	free int64
+	mu   sync.Mutex
+	seen bytes.Buffer
+}
+
+type spyFile struct {
+	disk.File
+	fs *spyFS
+}
+
+func (s *spyFS) Usage(dir string) (disk.Usage, error) {
+	u, err := s.FS.Usage(dir)
+	u.Free = s.free
+	return u, err
+}
+
+func (s *spyFS) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	f, err := s.FS.OpenAnonymous(dir, direct)
+	if err != nil {
+		return nil, err
+	}
+	return spyFile{f, s}, nil
+}
+
+func (f spyFile) WriteAt(p []byte, off int64) (int, error) {
+	f.fs.mu.Lock()
+	f.fs.seen.Write(p)
+	f.fs.mu.Unlock()
+	return f.File.WriteAt(p, off)
+}
+
+// saw returns whether text was written.
+func (s *spyFS) saw(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return bytes.Contains(s.seen.Bytes(), []byte(text))
+}
+
+func spied(_ *testing.T, c *spillway.Config) { c.Disks[0].FS = &spyFS{FS: disk.OS(), free: 64 << 20} }
+
+// withDriver has two GPUs of 64 MiB.
+func withDriver(t *testing.T, c *spillway.Config) {
+	c.CUDALibrary = emulated(t, cudatest.Config{Devices: 2}).Path
+	c.GPUs[0].Backend = spillway.Auto
+}
+
+// lookingPolicy counts the looks at what may be moved.
+type lookingPolicy struct {
+	monitor.Policy
+	looks *int
+}
+
+func (p lookingPolicy) Order(list []monitor.Victim) { *p.looks++; p.Policy.Order(list) }
+
+func watched(_ *testing.T, c *spillway.Config) {
+	c.Policy = lookingPolicy{monitor.PlanOrder(), new(int)}
+}
+
+// pressed keeps the GPU above its trigger for so long, while there is nowhere to go.
+func pressed(t *testing.T, eng *spillway.Engine, took time.Duration) {
+	t.Helper()
+	for _, s := range eng.Spaces()[1:] {
+		defer full(t, s, eng)()
+	}
+	b := putOn(t, eng, tier.GPU, 2000)
+	defer full(t, spaceAt(eng, tier.GPU, 0), eng)()
+	time.Sleep(took)
+	synctest.Wait()
+	if b.Info().Space.Kind != tier.GPU {
+		t.Error("it was moved: the test shows nothing")
+	}
+}
+
+// guessing is an estimator of the test's.
+type guessing struct{ admission.Estimator }
+
+var settings = []setting{
+	{field: "GPUs", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUs = append(c.GPUs, c.GPUs[0])
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 1) != nil }
+	}},
+	{field: "GPUs", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUs = []spillway.GPU{}
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0) == nil }
+	}},
+	{field: "GPUs.Backend", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUs[0].Backend = spillway.Sim
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Backend() == "sim" }
+	}},
+	{field: "GPUs.Backend", with: func(_ *testing.T, c *spillway.Config) {
+		c.CUDALibrary, c.GPUs[0].Backend = "/nowhere/libcuda.so.1", spillway.Auto
+	}, refused: tier.ErrNotSupported, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUs[0].Backend = spillway.CUDA
+		return nil
+	}},
+	{field: "GPUs.ID", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUs[0].ID = "0000:e1:00.0"
+		return func(eng *spillway.Engine) bool { return deviceOf(eng).Info().PCI == "0000:e1:00.0" }
+	}},
+	{field: "GPUs.Memory", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUs[0].Memory = 512 << 10
+		return capacity(tier.GPU, 0, 512<<10)
+	}},
+	{field: "GPUs.Memory", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUs[0].Memory = 512 << 10
+		return capacity(tier.GPU, 0, 512<<10)
+	}},
+	{field: "GPUs.Share", with: func(t *testing.T, c *spillway.Config) {
+		withDriver(t, c)
+		c.GPUs[0].Memory = 0
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUs[0].Share = 0.25
+		return capacity(tier.GPU, 0, 16<<20)
+	}},
+	{field: "GPUs.Node", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		node := 2
+		c.GPUs[0].Node = &node
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Node() == 2 }
+	}},
+	{field: "GPUs.Node", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		node := 2
+		c.GPUs[0].Node = &node
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Node() == 2 }
+	}},
+	{field: "GPUs.Device", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		dev := openSim(t, 3<<20)
+		t.Cleanup(func() { dev.Close() })
+		c.GPUs[0].Device, c.GPUs[0].Memory = dev, 0
+		return func(eng *spillway.Engine) bool {
+			return deviceOf(eng) == dev && spaceAt(eng, tier.GPU, 0).Capacity() == 3<<20
+		}
+	}},
+	{field: "GPUs.Own", with: func(t *testing.T, c *spillway.Config) {
+		dev := openSim(t, 1<<20)
+		t.Cleanup(func() { dev.Close() })
+		c.GPUs[0].Device = dev
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUs[0].Own = true
+		return closesDevice
+	}},
+	{field: "GPUs.Open", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		var dev tier.Device
+		var size int64
+		c.GPUs[0].Open = func(_ context.Context, memory int64) (_ tier.Device, err error) {
+			size = memory
+			dev, err = sim.New(sim.Config{Memory: 2 * memory})
+			return dev, err
+		}
+		return func(eng *spillway.Engine) bool {
+			return dev != nil && deviceOf(eng) == dev && size == c.GPUs[0].Memory && closesDevice(eng)
+		}
+	}},
+	{field: "GPUs.Wrap", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		var wrapped *faultdev.Device
+		c.GPUs[0].Wrap = func(dev tier.Device) (tier.Device, error) {
+			wrapped = faultdev.New(dev, 1)
+			return wrapped, nil
+		}
+		return func(eng *spillway.Engine) bool { return deviceOf(eng) == tier.Device(wrapped) }
+	}},
+	{field: "HostMemory", with: func(_ *testing.T, c *spillway.Config) {
+		c.Hosts, c.HostMemory = nil, 3<<20
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.HostMemory = 6 << 20
+		return capacity(tier.Host, 2, 2<<20)
+	}},
+	{field: "Hosts", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Hosts = c.Hosts[:1]
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Host, 1) == nil }
+	}},
+	{field: "Hosts.Memory", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Hosts[1].Memory = 512 << 10
+		return capacity(tier.Host, 1, 512<<10)
+	}},
+	{field: "Hosts.Node", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Hosts[0].Node = 1
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Host, 0).Node() == 1 }
+	}},
+	{field: "Hosts.Node", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		if runtime.GOOS != "linux" || raced {
+			t.Skip("memory is bound to nodes on Linux alone, and not if it is Go's")
+		}
+		const nowhere = 900 // no machine has so many nodes
+		c.Topology.Nodes[1].ID, c.Topology.Limits.MemoryNodes = nowhere, nil
+		c.Hosts[0].Node = nowhere
+		return func(eng *spillway.Engine) bool {
+			return slices.ContainsFunc(eng.Warnings(), func(w tier.Warning) bool { return strings.Contains(w.What, "bound to NUMA node 900") })
+		}
+	}},
+	{field: "Hosts.GPUs", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Hosts[1].GPUs = []int{0}
+		return first(1)
+	}},
+	{field: "Disks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Disks = []spillway.Disk{}
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Disk, 0) == nil }
+	}},
+	{field: "Disks.Dir", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		dir := t.TempDir()
+		c.Disks[0].Dir = dir
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Disk, 0).Pool().(*disk.Volume).Dir() == dir }
+	}},
+	{field: "Disks.Capacity", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Disks[0].Capacity = 8 << 20
+		return capacity(tier.Disk, 0, 8<<20)
+	}},
+	{field: "Disks.Share", with: func(t *testing.T, c *spillway.Config) {
+		spied(t, c)
+		c.Disks[0].Capacity = 0
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Disks[0].Share = 0.25
+		return capacity(tier.Disk, 0, 16<<20)
+	}},
+	{field: "Disks.Reserve", with: func(t *testing.T, c *spillway.Config) {
+		spied(t, c)
+		c.Disks[0].Capacity = 0
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Disks[0].Reserve = 32 << 20
+		return capacity(tier.Disk, 0, 16<<20)
+	}},
+	{field: "Disks.Reserve", with: spied, refused: tier.ErrNoSpace, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Disks[0].Reserve = 50 << 20
+		return nil
+	}},
+	{field: "Disks.Node", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		node := 1
+		c.Disks[0].Node = &node
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Disk, 0).Node() == 1 }
+	}},
+	{field: "Disks.FS", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		spied(t, c)
+		return func(eng *spillway.Engine) bool {
+			putOn(t, eng, tier.Disk, 1000)
+			return c.Disks[0].FS.(*spyFS).saw("7 of batch 0")
+		}
+	}},
+	{field: "Disks.Encrypt", with: spied, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Disks[0].Encrypt = true
+		return func(eng *spillway.Engine) bool {
+			putOn(t, eng, tier.Disk, 1000)
+			return !spyOf(c).saw("7 of batch 0")
+		}
+	}},
+	{field: "Disks.Key", with: func(t *testing.T, c *spillway.Config) {
+		keepingNeedsLinux(t)
+		c.Disks[0] = spillway.Disk{Dir: crashed(t, 1, sealed), Capacity: 64 << 20, Encrypt: true, Keep: true, Key: make([]byte, 32)}
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Disks[0].Key = keptKey
+		return func(eng *spillway.Engine) bool { return len(eng.Kept()) == 1 }
+	}},
+	{field: "Disks.Keep", with: func(t *testing.T, c *spillway.Config) {
+		keepingNeedsLinux(t)
+		c.Disks[0] = spillway.Disk{Dir: crashed(t, 1), Capacity: 64 << 20}
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Disks[0].Keep = true
+		return func(eng *spillway.Engine) bool { return len(eng.Kept()) == 1 }
+	}},
+	{field: "GPUMarks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUMarks = otherMarks
+		return marked(tier.GPU)
+	}},
+	{field: "HostMarks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.HostMarks = otherMarks
+		return marked(tier.Host)
+	}},
+	{field: "DiskMarks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.DiskMarks = otherMarks
+		return marked(tier.Disk)
+	}},
+	{field: "Policy", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		watched(t, c)
+		return func(eng *spillway.Engine) bool {
+			pressed(t, eng, time.Second)
+			return *c.Policy.(lookingPolicy).looks > 0
+		}
+	}},
+	{field: "MonitorPeriod", with: watched, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.MonitorPeriod = 10 * time.Second
+		return func(eng *spillway.Engine) bool {
+			pressed(t, eng, time.Minute) // in which there are 1200 looks without it
+			looks := *c.Policy.(lookingPolicy).looks
+			return looks >= 6 && looks < 200
+		}
+	}},
+	{field: "StuckAfter", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.StuckAfter = 2 * time.Second
+		return func(eng *spillway.Engine) bool {
+			gpu := spaceAt(eng, tier.GPU, 0)
+			h, err := eng.Mover().Acquire(t.Context(), putOn(t, eng, tier.GPU, 2000), reservation.Specific(gpu.ID()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer h.Close()
+			start := time.Now()
+			_, err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.Room()/tier.Page*tier.Page)
+			return errors.Is(err, reservation.ErrDeadlock) && time.Since(start) < 4*time.Second
+		}
+	}},
+	{field: "Codec", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Codec = convert.CodecS2
+		return func(eng *spillway.Engine) bool {
+			return putOn(t, eng, tier.Disk, 10_000).Payload().Type() == batch.DiskPacked
+		}
+	}},
+	{field: "Permits", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Permits = permit.Config{Slots: permit.Slots(5), Budgets: []permit.Budget{{Name: permit.Host, Bytes: 3 << 20}}}
+		return func(eng *spillway.Engine) bool {
+			return eng.Permits().Slots().Total == 5 && slices.Equal(eng.Permits().Budgets(), c.Permits.Budgets)
+		}
+	}},
+	{field: "PermitPool", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		pool, err := permit.New(permit.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.PermitPool = pool
+		return func(eng *spillway.Engine) bool {
+			closeClean(t, eng)
+			return eng.Permits() == pool && pool.Close() == nil // it is the program's still
+		}
+	}},
+	{field: "Admission", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		mine := guessing{new(admission.Ratios)}
+		c.Admission = admission.Rules{Estimator: mine, Strategy: reservation.AnyInTier(tier.Host)}
+		return func(eng *spillway.Engine) bool {
+			return eng.Admitter().Estimator() == admission.Estimator(mine) && eng.Admitter().Strategy() == c.Admission.Strategy
+		}
+	}},
+	{field: "Quota.Limit", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Quota.Limit = limitOf(t, "512Ki")
+		return func(eng *spillway.Engine) bool { return eng.Quota() != nil && eng.Quota().Limit() == 512<<10 }
+	}},
+	{field: "Quota.Ratio", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Quota.Ratio = big.NewRat(1, 2)
+		return capacity(tier.GPU, 0, 512<<10)
+	}},
+	{field: "Quota.Physical", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Quota.Physical = 256 << 10
+		return capacity(tier.GPU, 0, 256<<10)
+	}},
+	{field: "Quota.Ledger", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Quota.Ledger = t.TempDir()
+		return func(eng *spillway.Engine) bool { return len(holders(t, c)) == 1 && len(eng.Leases()) == 1 }
+	}},
+	{field: "Quota.Group", with: func(t *testing.T, c *spillway.Config) { c.Quota.Ledger = t.TempDir() },
+		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+			c.Quota.Group = "a group"
+			ledger := c.Quota.Ledger
+			return func(*spillway.Engine) bool {
+				all, err := quota.Holders(ledger)
+				return err == nil && len(all) == 1 && all[0].Group == "a group"
+			}
+		}},
+	{field: "Quota.Source", with: func(t *testing.T, c *spillway.Config) { c.Quota.Limit = limitOf(t, "512Ki") },
+		set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+			c.Quota.Source = "the test"
+			return func(eng *spillway.Engine) bool { return eng.Quota().Name() == "the test" }
+		}},
+	{field: "SharedQuota", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		shared, err := quota.New(1 << 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SharedQuota = shared
+		return func(eng *spillway.Engine) bool {
+			defer full(t, spaceAt(eng, tier.GPU, 0), eng)()
+			return eng.Quota() == shared && shared.Stats().Used > 0
+		}
+	}},
+	{field: "QuotaOver", with: func(t *testing.T, c *spillway.Config) { c.Quota.Limit = limitOf(t, "512Ki") },
+		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+			told := 0
+			c.QuotaOver = func(quota.Over) { told++ }
+			return func(eng *spillway.Engine) bool {
+				defer full(t, spaceAt(eng, tier.GPU, 0), eng)()
+				return eng.Quota().SetLimit(4096) == nil && told == 1
+			}
+		}},
+	{field: "CUDALibrary", with: func(_ *testing.T, c *spillway.Config) {
+		c.CUDALibrary, c.GPUs[0].Backend = "/nowhere/libcuda.so.1", spillway.Auto
+	}, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		withDriver(t, c)
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Backend() == "cuda" }
+	}},
+	{field: "Topology", with: func(_ *testing.T, c *spillway.Config) {
+		c.Hosts[0].Node, c.Hosts[1].Node = 1, 2
+		c.Topology = numa([][]int{{10, 12, 20}, {12, 10, 20}, {20, 20, 10}}, []int64{64, 64, 64})
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Topology = numa([][]int{{10, 30, 20}, {30, 10, 20}, {20, 20, 10}}, []int64{64, 64, 64})
+		return func(eng *spillway.Engine) bool { return eng.Topology() == c.Topology && first(1)(eng) }
+	}},
+	{field: "Logger", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		var log syncBuffer
+		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		c.Topology.Warnings = []string{"/proc/x: the test hides it, a cgroup"}
+		return func(*spillway.Engine) bool { return strings.Contains(log.String(), "the test hides it") }
+	}},
+	{field: "MoveEvents", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		told := 0
+		c.MoveEvents.Moved = func(convert.Moved) { told++ }
+		return func(eng *spillway.Engine) bool {
+			b := putOn(t, eng, tier.GPU, 100)
+			err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host), convert.ReasonWork)
+			return err == nil && told == 1
+		}
+	}},
+	{field: "MoveEvents", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		told := 0
+		c.MoveEvents.Oversized = func(int64, reservation.Strategy, tier.ID) { told++ }
+		return func(eng *spillway.Engine) bool {
+			p, err := eng.Mover().Ingest(t.Context(), arrowgen.Ints(1, 1<<18, 1), reservation.AnyInTier(tier.GPU))
+			return err == nil && p.Release() == nil && told == 1
+		}
+	}},
+	{field: "MonitorEvents", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		told := 0
+		c.MonitorEvents.Pressure = func(monitor.Pressure) { told++ }
+		return func(eng *spillway.Engine) bool {
+			pressed(t, eng, time.Second)
+			return told > 0
+		}
+	}},
+	{field: "MonitorEvents", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		told := 0
+		c.MonitorEvents.Lost = func(monitor.Lost) { told++ }
+		var gpu *faultdev.Device
+		c.GPUs[0].Wrap = func(dev tier.Device) (tier.Device, error) {
+			gpu = faultdev.New(dev, 1)
+			return gpu, nil
+		}
+		return func(*spillway.Engine) bool {
+			if gpu == nil {
+				return false
+			}
+			gpu.Lose(errFellOff)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			return told == 1
+		}
+	}},
+}
+
+// otherMarks are no tier's own.
+var otherMarks = tier.Fractions{Limit: 0.75, Trigger: 0.5, Stop: 0.25}
+
+// marked heeds otherMarks.
+func marked(k tier.Kind) func(*spillway.Engine) bool {
+	return func(eng *spillway.Engine) bool {
+		s := spaceAt(eng, k, 0)
+		return s.Limit() == s.Capacity()/4*3 && s.Trigger() == s.Capacity()/2 && s.Stop() == s.Capacity()/4
+	}
+}
+
+// closesDevice closes the engine, and returns whether that has closed its GPU.
+func closesDevice(eng *spillway.Engine) bool {
+	dev := deviceOf(eng)
+	return eng.Close() == nil && errors.Is(dev.Close(), tier.ErrClosed)
+}
+
+func spyOf(c *spillway.Config) *spyFS { return c.Disks[0].FS.(*spyFS) }
+
+func holders(t *testing.T, c *spillway.Config) []quota.Holder {
+	t.Helper()
+	all, err := quota.Holders(c.Quota.Ledger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TestSettings: an engine heeds each field of its configuration, and one where the field is not set does
+// something else.
+func TestSettings(t *testing.T) {
+	for _, s := range settings {
+		t.Run(s.field, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				for _, isSet := range []bool{true, false} {
+					testSetting(t, s, isSet)
+				}
+			})
+		})
+	}
+}
+
+// testSetting opens an engine, and looks whether it heeds the setting, which it should if it has it.
+func testSetting(t *testing.T, s setting, isSet bool) {
+	cfg := plainConfig(t)
+	if s.with != nil {
+		s.with(t, &cfg)
+	}
+	other := cfg
+	other.GPUs, other.Hosts, other.Disks = slices.Clone(cfg.GPUs), slices.Clone(cfg.Hosts), slices.Clone(cfg.Disks)
+	settings, top := *cfg.Quota, *cfg.Topology
+	other.Quota, other.Topology = &settings, &top
+	top.Nodes = slices.Clone(top.Nodes)
+	heeded := s.set(t, &other)
+	if isSet {
+		cfg = other
+	}
+	eng, err := spillway.Open(t.Context(), cfg)
+	switch {
+	case err != nil && isSet:
+		if s.refused == nil || !errors.Is(err, s.refused) {
+			t.Errorf("opening: %v", err)
+		}
+		return
+	case err != nil: // without it there is none
+		return
+	case s.refused != nil:
+		if isSet {
+			t.Error("it was opened")
+		}
+	case heeded(eng) != isSet:
+		t.Errorf("where it is set, %v: it is heeded, %v", isSet, !isSet)
+	}
+	if err := eng.Close(); err != nil && !errors.Is(err, tier.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// TestEverySettingIsTested: a field of the configuration that TestSettings does not know is an error.
+func TestEverySettingIsTested(t *testing.T) {
+	var fields []string
+	var add func(of reflect.Type, path string)
+	add = func(of reflect.Type, path string) {
+		for i := range of.NumField() {
+			f := of.Field(i)
+			at := f.Type
+			for at.Kind() == reflect.Slice || at.Kind() == reflect.Pointer {
+				at = at.Elem()
+			}
+			switch { // those of which the engine reads the fields itself
+			case at == reflect.TypeFor[quota.Settings]():
+				add(at, path+f.Name+".")
+				continue
+			case at.Kind() == reflect.Struct && at.PkgPath() == of.PkgPath() && path == "":
+				add(at, path+f.Name+".")
+			}
+			fields = append(fields, path+f.Name)
+		}
+	}
+	add(reflect.TypeFor[spillway.Config](), "")
+	tested := make(map[string]bool)
+	for _, s := range settings {
+		if tested[s.field] = true; !slices.Contains(fields, s.field) {
+			t.Errorf("there is no field %s", s.field)
+		}
+	}
+	for _, f := range fields {
+		if !tested[f] {
+			t.Errorf("no setting of %s is tested", f)
+		}
+	}
+}
