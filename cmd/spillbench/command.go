@@ -23,7 +23,12 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	return end(ctx, root.ExecuteContext(ctx), stderr)
+}
+
+// end tells how a command ended, and returns its exit status. That data was wrong counts
+// also where it was interrupted.
+func end(ctx context.Context, err error, stderr io.Writer) int {
 	if err == nil {
 		return fail.Fine
 	}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/faultdev"
+	"github.com/spillway-db/spillway/tier/sim"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// TestEngineFlags: each flag reaches the engine's configuration, and what it says is not there without it.
+func TestEngineFlags(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", t.TempDir())
+	top, err := topology.Discover(t.Context(), topology.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	configOf := func(args ...string) (*pflag.FlagSet, spillway.Config) {
+		t.Helper()
+		var e engineFlags
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		e.register(fs, "1MiB")
+		err := errors.Join(fs.Parse(args), e.validate())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := e.engineConfig(t.Context(), top, &notes{})
+		if err == nil {
+			_, err = e.inject(&cfg)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fs, cfg
+	}
+	flags, plain := configOf()
+	tested := make(map[string]bool)
+	for _, c := range []struct {
+		args   string
+		heeded func(c spillway.Config) bool
+	}{
+		{"--gpu=sim", func(c spillway.Config) bool { return c.GPUs[0].Backend == spillway.Sim }},
+		{"--gpu=cuda", func(c spillway.Config) bool { return c.GPUs[0].Backend == spillway.CUDA }},
+		{"--gpu-memory=3MiB", func(c spillway.Config) bool { return c.GPUs[0].Memory == 3<<20 }},
+		{"--gpu-memory=25%", func(c spillway.Config) bool { return c.GPUs[0].Share == 0.25 && c.GPUs[0].Memory == 0 }},
+		{"--host-memory=3MiB", func(c spillway.Config) bool { return c.HostMemory == 3<<20 }},
+		{"--disk=" + dir, func(c spillway.Config) bool { return c.Disks[0].Dir == dir }},
+		{"--disk=" + dir + "=5MiB", func(c spillway.Config) bool { return c.Disks[0].Capacity == 5<<20 }},
+		{"--limit=0.99", func(c spillway.Config) bool { return c.GPUMarks.Limit == 0.99 && c.HostMarks.Limit == 0.99 }},
+		{"--trigger=0.7", func(c spillway.Config) bool { return c.GPUMarks.Trigger == 0.7 && c.HostMarks.Trigger == 0.7 }},
+		{"--stop=0.3", func(c spillway.Config) bool { return c.GPUMarks.Stop == 0.3 && c.HostMarks.Stop == 0.3 }},
+		{"--policy=lru", func(c spillway.Config) bool { return c.Policy.Name() == "lru" }},
+		{"--codec=s2", func(c spillway.Config) bool { return c.Codec == convert.CodecS2 }},
+		{"--encrypt", func(c spillway.Config) bool { return c.Disks[0].Encrypt }},
+		{"--monitor-period=7ms", func(c spillway.Config) bool { return c.MonitorPeriod == 7*time.Millisecond }},
+		{"--disk-throttle=1MiB", func(c spillway.Config) bool { return c.Disks[0].FS != nil }},
+		{"--fault=op=write,kind=eio", func(c spillway.Config) bool { return c.Disks[0].FS != nil }},
+		{"--fault=op=alloc,kind=oom", func(c spillway.Config) bool {
+			dev, err := sim.New(sim.Config{Memory: tier.Page})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dev.Close()
+			wrapped, err := c.GPUs[0].Wrap(dev)
+			_, faulty := wrapped.(*faultdev.Device)
+			return err == nil && faulty
+		}},
+	} {
+		name, _, _ := strings.Cut(strings.TrimPrefix(c.args, "--"), "=")
+		tested[name] = true
+		if c.heeded(plain) {
+			t.Errorf("%s is what there is without it: this shows nothing", c.args)
+		}
+		if _, cfg := configOf(c.args); !c.heeded(cfg) || cfg.Topology != top {
+			t.Errorf("%s is not heeded: %+v", c.args, cfg)
+		}
+	}
+	flags.VisitAll(func(f *pflag.Flag) {
+		if !tested[f.Name] {
+			t.Errorf("--%s is not tested", f.Name)
+		}
+	})
+}
+
+// TestJobOfTheFlags: the job is what the flags of run say.
+func TestJobOfTheFlags(t *testing.T) {
+	f := runFlags{place: "fits", partitions: 3, passes: 4}
+	f.input.repeat, f.input.workers = 5, 6
+	m := &machine{engine: new(spillway.Engine), plan: headroom.Plan{Heap: 1 << 20}}
+	want := job.Config{Engine: m.engine, Repeat: 5, Fits: true, Partitions: 3, Passes: 4, Workers: 6, Held: m.plan.Held()}
+	if got := f.job(m); fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	f.place = "gpu"
+	if f.job(m).Fits {
+		t.Error("it is loaded where there is room, and not into the GPU")
+	}
+}
+
+// TestEnd: a command that was interrupted ends with 130, but where data was wrong that is what counts.
+func TestEnd(t *testing.T) {
+	running := t.Context()
+	interrupted, cancel := context.WithCancel(running)
+	cancel()
+	wrong := fail.Wrongf("1 of 2 digests are wrong")
+	for i, c := range []struct {
+		ctx    context.Context
+		err    error
+		status int
+		says   string
+	}{
+		{running, nil, 0, ""},
+		{interrupted, nil, 0, ""}, // it was done by then
+		{running, wrong, 1, "spillbench: 1 of 2 digests are wrong\n"},
+		{interrupted, wrong, 1, "spillbench: 1 of 2 digests are wrong\n"},
+		{interrupted, errors.Join(context.Canceled, wrong), 1, "spillbench: context canceled 1 of 2 digests are wrong\n"},
+		{interrupted, fmt.Errorf("batch 1: %w", convert.ErrCorrupt), 1, "spillbench: batch 1: " + convert.ErrCorrupt.Error() + "\n"},
+		{interrupted, context.Canceled, 130, "spillbench: interrupted; everything was given back\n"},
+		{interrupted, fail.Usagef("no"), 130, "spillbench: interrupted; everything was given back\n"},
+		{running, fail.Usagef("no"), 2, "spillbench: no\n"},
+		{running, fail.Environmentf("no"), 3, "spillbench: no\n"},
+		{running, context.Canceled, 3, "spillbench: context canceled\n"},
+	} {
+		var stderr strings.Builder
+		if status := end(c.ctx, c.err, &stderr); status != c.status || stderr.String() != c.says {
+			t.Errorf("%d: %v ended with %d, %q; want %d, %q", i, c.err, status, stderr.String(), c.status, c.says)
+		}
+	}
+}
+
+// TestBlame: what a fault may have caused has its status, and names it. Wrong use has not.
+func TestBlame(t *testing.T) {
+	blame := func(ctx context.Context, spec string, err error) error {
+		t.Helper()
+		var specs inject.Specs
+		if err := specs.Set(spec); err != nil {
+			t.Fatal(err)
+		}
+		m := &machine{faults: inject.New(specs, 0, 1)}
+		dev, opening := sim.New(sim.Config{Memory: 1 << 20})
+		if opening != nil {
+			t.Fatal(opening)
+		}
+		defer dev.Close()
+		faulty := m.faults.Device(dev)
+		m.faults.Arm()
+		s, opening := faulty.NewStream()
+		if opening != nil {
+			t.Fatal(opening)
+		}
+		a, failed := faulty.Alloc(s, tier.Page)
+		if failed == nil {
+			faulty.Free(s, a)
+		}
+		return m.blame(ctx, err)
+	}
+	interrupted, cancel := context.WithCancel(t.Context())
+	cancel()
+	machine := fail.Environmentf("no space")
+	for name, c := range map[string]struct {
+		ctx    context.Context
+		spec   string
+		err    error
+		status int
+		named  bool
+	}{
+		"a fault":             {t.Context(), "op=alloc,kind=oom", machine, 1, true},
+		"no error":            {t.Context(), "op=alloc,kind=oom", nil, 0, false},
+		"wrong use":           {t.Context(), "op=alloc,kind=oom", fail.Usagef("no batches"), 2, false},
+		"interrupted":         {interrupted, "op=alloc,kind=oom", machine, 3, false},
+		"a fault to come":     {t.Context(), "op=alloc,kind=oom,at=9", machine, 3, false},
+		"a fault that is not": {t.Context(), "op=alloc,kind=slow:0.1", machine, 3, false},
+	} {
+		err := blame(c.ctx, c.spec, c.err)
+		if fail.Status(err) != c.status || c.err != nil && strings.Contains(fail.Line(err), "--fault "+c.spec+", hits: ") != c.named {
+			t.Errorf("%s: status %d, %v", name, fail.Status(err), err)
+		}
+	}
+}
+
+// TestNotes: a warning is kept once, with how often it came, in one line, in the order of the first times.
+func TestNotes(t *testing.T) {
+	var n notes
+	log := slog.New(&n)
+	log.Info("spillway: not kept")
+	for i := range 3 {
+		log.Warn("spillway: a move failed", "batch", i, "error", "a\nb")
+	}
+	log.Warn("spillway: all is well")
+	for range 2 { // the machine's own
+		log.Warn("spillway: memory is not locked", "space", "host:0", "remedy", "raise the limit")
+		n.once("left out: one")
+	}
+	log.Warn("spillway: memory is not locked", "space", "host:1", "remedy", "raise the limit")
+	want := []string{
+		"a move failed: batch 0, error a b (3 times)", "all is well",
+		tier.Warning{What: "memory is not locked", Remedy: "raise the limit", Space: tier.ID{Kind: tier.Host}}.String(), "left out: one",
+		tier.Warning{What: "memory is not locked", Remedy: "raise the limit", Space: tier.ID{Kind: tier.Host, Ordinal: 1}}.String(),
+	}
+	if got := n.lines(); !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	for i := range 2 * maxNotes {
+		n.add(fmt.Sprint(i), fmt.Sprint(i))
+	}
+	if got := n.lines(); len(got) != maxNotes || !slices.Equal(got[:len(want)], want) {
+		t.Errorf("of very many, %d are kept: %q", len(got), got)
+	}
+}
+
+// TestVerifyTellsTheFirst: of several files the first that comes back wrong is told, before one that could not be read.
+func TestVerifyTellsTheFirst(t *testing.T) {
+	broken := writeFile(t, "broken.arrow", "ARROW1\x00\x00")
+	one, two := writeTable(t, "one.arrow", 1, 200), writeTable(t, "two.arrow", 1, 200)
+	r := command(t, t.Context(), "verify", broken, one, two, "--quiet", "--gpu-memory=1MiB", "--host-memory=1MiB", "--fault=op=copy,kind=bitflip")
+	if r.status != 1 || !strings.Contains(r.stderr, "differences in "+one) || strings.Contains(r.stderr, filepath.Base(two)) {
+		t.Errorf("ended with %d: %s", r.status, r.stderr)
+	}
+	absent := filepath.Join(t.TempDir(), "absent.arrow")
+	if r = command(t, t.Context(), "verify", broken, absent); r.status != 2 || !strings.Contains(r.stderr, broken) || strings.Contains(r.stderr, absent) {
+		t.Errorf("ended with %d: %s", r.status, r.stderr)
+	}
+}
