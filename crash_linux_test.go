@@ -362,16 +362,13 @@ func discover(t *testing.T) *topology.Topology {
 // killsAtOnce is how many processes are under way at a time.
 const killsAtOnce = 4
 
-// TestKilledEngines: engines are killed 200 times, at every moment of their lives: of the
+// TestKilledEngines: engines are killed 120 times, at every moment of their lives: of the
 // first operations right before each, the first of which open the volume, and else at
 // random. The next engine removes what they left, and nothing else.
 func TestKilledEngines(t *testing.T) {
 	tiertest.NoLeaks(t)
 	top := discover(t)
-	kills := 200
-	if hurried() {
-		kills = 40
-	}
+	kills := rounds(120, 40)
 	for _, named := range []bool{false, true} {
 		t.Run(map[bool]string{false: "anonymous", true: "named"}[named], func(t *testing.T) {
 			var lanes sync.WaitGroup
@@ -383,7 +380,7 @@ func TestKilledEngines(t *testing.T) {
 				lanes.Go(func() {
 					for n := lane; n < kills/2; n += killsAtOnce {
 						index := n
-						if n >= kills/5 {
+						if n >= kills/3 {
 							index = -1 - rng.IntN(400)
 						}
 						spillAndDie(t, dir, named, index)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -381,12 +382,14 @@ func numberedRecord(n int64, rows int, words arrow.Array) arrow.RecordBatch {
 	}, nil)
 	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
 	defer b.Release()
+	var text []byte
 	for i := range rows + 1 {
 		b.Field(0).(*array.Int64Builder).Append(n + int64(i))
 		if s := b.Field(1).(*array.StringBuilder); i%7 == 3 {
 			s.AppendNull()
 		} else {
-			s.Append(fmt.Sprintf("%d of batch %d", i, n))
+			text = strconv.AppendInt(append(strconv.AppendInt(text[:0], int64(i), 10), " of batch "...), n, 10)
+			s.BinaryBuilder.Append(text)
 		}
 		b.Field(2).(*array.Float64Builder).Append(float64(n) / float64(i+1))
 		b.Field(3).(*array.Int32Builder).Append(int32((i + int(n)) % words.Len()))
