@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -116,6 +118,46 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 	closeClean(t, eng)
 	if n := strings.Count(log.String(), "a batch cannot be converted"); n != 4 || strings.Contains(log.String(), "a move failed") {
 		t.Errorf("%d lines about two batches, twice:\n%s", n, &log)
+	}
+}
+
+// TestErrnoOfAProgramsConverter: an errno that a converter of the program's returns says nothing
+// of the disk: the batch is set aside, and all others move there.
+func TestErrnoOfAProgramsConverter(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EIO} {
+		var log bytes.Buffer // read after Close
+		eng, err := spillway.Open(t.Context(), spillway.Config{
+			GPUs: []spillway.GPU{}, HostMemory: 16 << 20,
+			Disks:         []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+			MonitorPeriod: time.Millisecond,
+			Logger:        slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := eng.Registry().Register(ownForm{}.Type(), batch.DiskImage, func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
+			return nil, &os.PathError{Op: "write", Path: "index.of-the-program", Err: errno}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		const size, bad = 256 << 10, 6
+		var all []*batch.Batch
+		for i := range 32 {
+			all = append(all, inHost(t, eng, batch.ID(1000+i), size, i >= 32-bad)) // the first to be moved
+		}
+		ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it takes for ever"))
+		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), eng.Spaces()[0].Available()+12*size)
+		cancel()
+		if err != nil {
+			t.Error(err)
+		} else if err := r.Release(); err != nil {
+			t.Error(err)
+		}
+		dropAll(t, all)
+		closeClean(t, eng)
+		if n := strings.Count(log.String(), "a batch cannot be converted"); n != bad || strings.Contains(log.String(), "a move failed") {
+			t.Errorf("%v: %d lines about %d batches:\n%s", errno, n, bad, &log)
+		}
 	}
 }
 

@@ -80,3 +80,55 @@ func TestWhoseFailureInTheDevice(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 }
+
+// losableHeap is a pool of ordinary memory whose device may be lost.
+type losableHeap struct {
+	tier.Pool
+	tier.Loss
+}
+
+// TestWhoseFailureWhenOthersMeetIt: what a converter of the program's returns is not the
+// batch's failure when the conversion was broken off, or when a space of the move is lost.
+func TestWhoseFailureWhenOthersMeetIt(t *testing.T) {
+	ended, end := context.WithCancel(t.Context())
+	end()
+	space := func(id tier.ID) (*tier.Space, *losableHeap) {
+		p := &losableHeap{}
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: id, Capacity: 1 << 20, Pool: p, Fractions: tier.Fractions{Limit: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, p
+	}
+	whole, _ := space(tier.ID{Kind: tier.Host})
+	gone, pool := space(tier.ID{Kind: tier.GPU})
+	pool.Lose(errors.New("fell off its bus"))
+	lost, strange := &tier.LostError{}, errors.New("strange")
+	for _, tt := range []struct {
+		name     string
+		ctx      context.Context
+		err      error
+		from, to *tier.Space
+		own      bool
+	}{
+		{"nothing happened", t.Context(), strange, whole, whole, true},
+		{"the context ended", ended, strange, whole, whole, false},
+		{"somebody else's context ended", t.Context(), context.Canceled, whole, whole, true},
+		{"the source is lost", t.Context(), lost, gone, whole, false},
+		{"the target is lost", t.Context(), lost, whole, gone, false},
+		{"neither is lost", t.Context(), lost, whole, whole, true},
+		{"something else, and the target is lost", t.Context(), strange, whole, gone, true},
+		{"there is no space", t.Context(), lost, nil, nil, true},
+		{"no room, and no space", t.Context(), &tier.NoSpaceError{}, nil, nil, true},
+	} {
+		if err := ofConverter(tt.ctx, tt.err, false, tt.from, tt.to); errors.Is(err, batch.ErrUnmovable) != tt.own || !errors.Is(err, tt.err) {
+			t.Errorf("%s: the error is %v", tt.name, err)
+		}
+	}
+	// A built-in converter's words about the batch are not believed beside those of a device.
+	for _, machine := range []error{tier.ErrNoSpace, tier.ErrLost, tier.ErrClosed, syscall.EIO} {
+		if err := ofConverter(t.Context(), errors.Join(ErrCorrupt, machine), true, whole, whole); errors.Is(err, batch.ErrUnmovable) {
+			t.Errorf("corrupt bytes beside %v: %v", machine, err)
+		}
+	}
+}

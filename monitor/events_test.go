@@ -28,6 +28,7 @@ func TestKindOf(t *testing.T) {
 		{&batch.UnmovableError{Err: errors.New("no converter")}, unmovable},
 		{&batch.UnmovableError{Err: &batch.StateError{}}, unmovable},
 		{errors.Join(tier.ErrLost, &batch.UnmovableError{Err: errors.New("panicked")}), failed},
+		{fmt.Errorf("moving: %w", &batch.UnmovableError{Err: fmt.Errorf("a device of the program's: %w", tier.ErrLost)}), unmovable},
 		{errors.New("input/output error"), failed},
 	} {
 		if got := kindOf(tt.err, host0); got != tt.want {

@@ -192,7 +192,7 @@ func (m *Monitor) faultLocked(r result, kind outcome, now time.Time) (f *fault, 
 	case unmovable:
 		f.back = !f.refused(m.spaces[r.To].Kind(), from.lower, now, period, r.err)
 		m.index.excludeLocked(b, f.not)
-		tell = !f.back && !f.told
+		tell = !f.back && !f.told && is.kind != "" // else it was dropped meanwhile
 		f.told = f.told || tell
 	}
 	f.remember(period)

@@ -150,6 +150,26 @@ func TestUnmovable(t *testing.T) {
 		}
 		w.end(b)
 	})
+	bubble(t, "dropped meanwhile", func(t *testing.T) {
+		var cannot *[]Unmovable
+		w := newWorld(t, sizes{host0: 64 * kib, disk0: 64 * kib}, func(c *Config, _ *world) { cannot = told(c) })
+		for _, dropped := range []bool{false, true} {
+			b := w.put(host0, 4*kib, seq(1))
+			mv := result{Choice: Choice{Victim: Victim{Batch: b, ID: b.ID()}, From: w.mon.byID[host0], To: w.mon.byID[disk0]}, err: batch.ErrUnmovable}
+			if dropped {
+				if err := b.Drop(); err != nil {
+					t.Fatal(err)
+				}
+				w.mon.fault(mv, unmovable, time.Now())
+				continue
+			}
+			w.mon.fault(mv, unmovable, time.Now())
+			defer w.end(b)
+		}
+		if len(*cannot) != 1 {
+			t.Errorf("told of %+v, want the batch that was there alone", *cannot)
+		}
+	})
 	bubble(t, "a new converter is tried at once", func(t *testing.T) {
 		var changes atomic.Uint64
 		w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) { c.Changes = changes.Load })
