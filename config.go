@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -101,7 +102,7 @@ type Config struct {
 
 	// Topology is what the machine has; nil means that Open discovers it.
 	Topology *topology.Topology
-	// Logger gets warnings; nil means slog.Default.
+	// Logger gets warnings; nil means slog.Default. A line is lost when its handler panics.
 	Logger *slog.Logger
 	// MoveEvents and MonitorEvents are told what happens; all may be nil.
 	MoveEvents    convert.Events
@@ -373,8 +374,6 @@ func (c Config) withDefaults() Config {
 			c.Disks[i].Dir = os.TempDir()
 		}
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = guard.Logger(c.Logger) // it is called from everywhere
 	return c
 }

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -562,6 +563,70 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 		t.Error(err)
 	}
 	want()
+	closeKeeping(t, eng)
+	wantNothingIn(t, dir)
+}
+
+// mute is a log's handler that panics.
+type mute struct{ lines *atomic.Int64 }
+
+func (mute) Enabled(context.Context, slog.Level) bool { return true }
+func (h mute) Handle(context.Context, slog.Record) error {
+	h.lines.Add(1)
+	panic("no")
+}
+func (h mute) WithAttrs([]slog.Attr) slog.Handler { return h }
+func (h mute) WithGroup(string) slog.Handler      { return h }
+
+// TestRecordThatCannotBeWritten: the batch keeps the record of its old place, and is recorded
+// with the next. That the log's handler panics at the warning changes nothing.
+func TestRecordThatCannotBeWritten(t *testing.T) {
+	keepingNeedsLinux(t)
+	dir := t.TempDir()
+	files := faultfs.New(disk.OS(), 1)
+	var lines atomic.Int64
+	eng := keepingEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS, c.Logger = files, slog.New(mute{&lines}) })
+	plan, err := eng.Plan("query")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("join", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := putKept(t, eng, repo, 1, false)
+	take := func(partition int) batch.Place {
+		t.Helper()
+		if got, err := repo.TryTake(partition, batch.Idle); err != nil || got != b {
+			t.Fatalf("took %+v, %v", got, err)
+		}
+		return b.Place()
+	}
+	place := take(1)
+	want := func(partition int) {
+		t.Helper()
+		copied := t.TempDir()
+		tiertest.CopyTree(t, copied, dir)
+		next := keepingEngine(t, copied)
+		if all := next.Kept(); len(all) != 1 || all[0].Err != nil || all[0].Partition != partition {
+			t.Errorf("kept: %+v, want the batch in partition %d", all, partition)
+		}
+		closeKeeping(t, next)
+	}
+	files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1, Effect: faultfs.Fail(errors.New("no"))})
+	was := lines.Load()
+	place.Partition = 2
+	b.SetPlace(place)
+	if lines.Load() == was {
+		t.Error("there was no warning")
+	}
+	want(1)
+	place.Partition = 3
+	b.SetPlace(place)
+	want(3)
+	if err := b.Drop(); err != nil {
+		t.Error(err)
+	}
 	closeKeeping(t, eng)
 	wantNothingIn(t, dir)
 }

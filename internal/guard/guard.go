@@ -71,21 +71,11 @@ func (l *Log) Do(what string, f func()) (returned bool) {
 	return true
 }
 
-// write ends a panic of the log's handler without a word: nobody is left to be told.
 func (l *Log) write(e *PanicError) {
-	defer func() {
-		if p := recover(); p != nil {
-			_ = caught(p, "the log's handler")
-		}
-	}()
 	n := l.count.Add(1)
 	if bits.OnesCount64(n) > 1 {
 		return
 	}
-	logger := l.Logger
-	if logger == nil {
-		logger = slog.Default()
-	}
-	logger.LogAttrs(context.Background(), slog.LevelError, "spillway: a function of the program's panicked; it is ignored",
+	Logger(l.Logger).LogAttrs(context.Background(), slog.LevelError, "spillway: a function of the program's panicked; it is ignored",
 		slog.String("function", e.What), slog.Any("panic", e.Value), slog.Uint64("panics", n), slog.String("stack", string(e.Stack)))
 }

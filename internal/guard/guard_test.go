@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
@@ -103,4 +104,61 @@ func TestLogPanics(t *testing.T) {
 		}
 	}()
 	l.Do("a listener", func() { panic("boom") })
+}
+
+// brokenEverywhere panics in each of a handler's methods.
+type brokenEverywhere struct{}
+
+func (brokenEverywhere) Enabled(context.Context, slog.Level) bool  { panic("boom") }
+func (brokenEverywhere) Handle(context.Context, slog.Record) error { panic("boom") }
+func (brokenEverywhere) WithAttrs([]slog.Attr) slog.Handler        { panic("boom") }
+func (brokenEverywhere) WithGroup(string) slog.Handler             { panic("boom") }
+
+// TestLogger: whatever of a handler panics, the calls of the logger return, and what it can
+// write is written.
+func TestLogger(t *testing.T) {
+	l := guard.Logger(slog.New(brokenEverywhere{}))
+	if l.Enabled(t.Context(), slog.LevelError) {
+		t.Error("it is enabled")
+	}
+	if err := l.Handler().Handle(t.Context(), slog.Record{}); err != nil {
+		t.Error(err)
+	}
+	l.With("a", 1).WithGroup("g").Error("lost")
+	if guard.Logger(l) != l {
+		t.Error("it is guarded twice")
+	}
+	calls := 0
+	l = guard.Logger(slog.New(brokenHandler{slog.NewTextHandler(&bytes.Buffer{}, nil), "boom", &calls}))
+	l.Error("lost")
+	if l.Debug("not wanted"); calls != 1 {
+		t.Errorf("the handler was called %d times", calls)
+	}
+	var out bytes.Buffer
+	guard.Logger(slog.New(slog.NewTextHandler(&out, nil))).With("a", 1).WithGroup("g").Error("written", "b", 2)
+	if text := out.String(); !strings.Contains(text, "msg=written a=1 g.b=2") {
+		t.Error(text)
+	}
+	defer func() {
+		if _, ok := recover().(lockrank.Violation); !ok {
+			t.Error("a broken lock order was hidden")
+		}
+	}()
+	guard.Logger(slog.New(brokenHandler{slog.NewTextHandler(&bytes.Buffer{}, nil), lockrank.Violation("broken"), &calls})).Error("lost")
+}
+
+// TestLoggerUnderALock: nothing may be logged with a lock held, whatever the handler.
+func TestLoggerUnderALock(t *testing.T) {
+	if !invariants.Enabled {
+		t.Skip("needs -tags invariants, which checks ranks")
+	}
+	defer func() {
+		if _, ok := recover().(lockrank.Violation); !ok {
+			t.Error("a line was logged with a lock held")
+		}
+	}()
+	var mu lockrank.Mutex[lockrank.Device]
+	mu.Lock()
+	defer mu.Unlock()
+	_ = guard.Logger(slog.New(slog.DiscardHandler)).Handler().Handle(t.Context(), slog.Record{})
 }

@@ -140,9 +140,9 @@ func New(cfg Config) (*Admitter, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	a := &Admitter{reservations: cfg.Reservations, rules: cfg.Rules.withDefaults(), log: cfg.Logger}
-	if a.log == nil {
-		a.log = slog.New(slog.DiscardHandler)
+	a := &Admitter{reservations: cfg.Reservations, rules: cfg.Rules.withDefaults(), log: slog.New(slog.DiscardHandler)}
+	if cfg.Logger != nil {
+		a.log = guard.Logger(cfg.Logger)
 	}
 	a.panics.Logger = a.log
 	a.mu.threshold, a.mu.threads, a.mu.passes = a.rules.Threshold, a.rules.Threads, a.rules.Bypass

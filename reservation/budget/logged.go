@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -38,9 +39,9 @@ const logLevel = slog.LevelDebug
 // What a decorator above it refuses never comes here and is not logged; what one
 // below refuses is logged with its error. No lock of this package is held while a
 // line is written. While the level is disabled, a call costs no more than asking.
-// log must not be nil.
+// log must not be nil; a line is lost when its handler panics.
 func Logged(dev tier.Device, log *slog.Logger) *LoggedDevice {
-	return &LoggedDevice{inner: dev, log: log, name: dev.Info().Name}
+	return &LoggedDevice{inner: dev, log: guard.Logger(log), name: dev.Info().Name}
 }
 
 // Unwrap returns the device whose calls are logged.
