@@ -60,6 +60,7 @@ var namespaceJobs = map[string]func(dir string) error{
 	"no locked memory":    spillUnlocked,
 	"no huge pages":       spillSmallPages,
 	"nothing can be seen": spillUnseen,
+	"over memory":         spillOverMemory,
 }
 
 // TestRealFileSystems: on a file system that is really full, or read-only, and in a directory

@@ -103,6 +103,29 @@ func spillUnlocked(dir string) error {
 		"0 of 524288 bytes are locked", "the limit is 0 bytes", "swapped out", "1073741824 bytes of swap", "ulimit -l", "LimitMEMLOCK=", "--ulimit memlock=", "CAP_IPC_LOCK"))
 }
 
+// spillOverMemory: an overlay that writes to memory is memory.
+func spillOverMemory(dir string) error {
+	if err := mount(dir); err != nil {
+		return err
+	}
+	in := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"lower", "upper", "work", "merged"} {
+		if err := os.Mkdir(in(name), 0o700); err != nil {
+			return err
+		}
+	}
+	how := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", in("lower"), in("upper"), in("work"))
+	if err := unix.Mount("spillway", in("merged"), "overlay", 0, how); err != nil {
+		return fmt.Errorf("%w: %v", errNoMount, err)
+	}
+	top, err := topology.Discover(context.Background(), topology.Options{})
+	if err != nil {
+		return err
+	}
+	all, _, err := withWarnings(in("merged"), nil, top)
+	return errors.Join(err, says(all, tier.CauseMemoryFileSystem, "disk:0", false, in("merged"), "overlayfs", "name a directory on a disk"))
+}
+
 // spillSmallPages: huge pages are switched off, which madvise does not tell.
 func spillSmallPages(dir string) error {
 	if err := mount(dir); err != nil {

@@ -22,11 +22,14 @@ type Location struct {
 	Disks      []Disk   `json:"disks"`       // by name; several below RAID and LVM, none if not known
 	Node       int      `json:"node"`        // of all the disks, or Unknown
 	Warnings   []string `json:"warnings"`
+
+	below bool // what it is stacked on is in memory
 }
 
 // InMemory says whether the file system keeps its files in memory, so that they count as the
-// process's that writes them.
-func (l Location) InMemory() bool { return inMemory(l.FileSystem) }
+// process's that writes them. It follows overlays and loop devices. In a container that does not
+// see the directory that its overlay writes to, nothing tells that it is in memory.
+func (l Location) InMemory() bool { return l.below || inMemory(l.FileSystem) }
 
 func inMemory(fileSystem string) bool {
 	return fileSystem == "tmpfs" || fileSystem == "ramfs" || fileSystem == "devtmpfs"
@@ -61,6 +64,7 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	l, m, known := t.locate(filepath.ToSlash(dir))
 	if known {
 		l.Disks = t.disksOf(w, m, maxStacked)
+		l.below = t.inMemory
 	}
 	l.Node = commonNode(l.Disks)
 	t.measure(o.Statfs, &l)
@@ -137,6 +141,7 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 		t.warnf(m.point, "more than %d file systems stacked on each other", maxStacked)
 		return disks
 	case inMemory(m.fileSystem):
+		t.inMemory = true
 		t.warnf(m.point, "%s is memory, not a disk", m.fileSystem)
 		return disks
 	case m.fileSystem == "overlay":

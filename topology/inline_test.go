@@ -266,7 +266,11 @@ func TestOverlays(t *testing.T) {
 8
 -- proc/self/mountinfo --
 `
+	inMemory := func(name string) bool { return strings.HasPrefix(name, "in memory") }
 	for name, c := range map[string]struct{ mounts, disk string }{
+		"in memory":               {"1 0 8:0 / / rw - ext4 /dev/sda rw\n2 1 0:8 / /ram rw - tmpfs tmpfs rw\n3 1 0:9 / /merged rw - overlay overlay rw,upperdir=/ram/upper\n-- ram/upper/ --\n", ""},
+		"in memory, stacked":      {"1 0 8:0 / / rw - ext4 /dev/sda rw\n2 1 0:8 / /ram rw - tmpfs tmpfs rw\n3 1 0:9 / /lower rw - overlay overlay rw,upperdir=/ram/upper\n4 1 0:10 / /merged rw - overlay overlay rw,upperdir=/lower/upper\n-- ram/upper/ --\n-- lower/upper/ --\n", ""},
+		"read from memory":        {"1 0 8:0 / / rw - ext4 /dev/sda rw\n2 1 0:8 / /ram rw - tmpfs tmpfs rw\n3 1 0:9 / /merged rw - overlay overlay rw,lowerdir=/ram/lower,upperdir=/upper\n-- ram/lower/ --\n-- upper/ --\n", "sda"},
 		"seen from the host":      {"1 0 8:0 / / rw - ext4 /dev/sda rw\n2 1 8:16 / /lib rw - ext4 /dev/sdb rw\n3 1 0:9 / /merged rw - overlay overlay rw,upperdir=/lib/upper\n-- lib/upper/ --\n", "sdb"},
 		"by the nearest sibling":  {"3 1 0:9 / /merged rw - overlay overlay rw,upperdir=/var/lib/docker/overlay2/1/diff\n4 3 8:0 /srv/vol /vol rw - ext4 /dev/sda rw\n5 3 8:16 /var/lib/docker/containers/1/hosts /etc/hosts rw - ext4 /dev/sdb rw\n", "sdb"},
 		"by the only device":      {"3 1 0:9 / /merged rw - overlay overlay rw,upperdir=/var/lib/docker/overlay2/1/diff\n4 3 8:0 /containers/1/hosts /etc/hosts rw - ext4 /dev/sda rw\n", "sda"},
@@ -286,6 +290,9 @@ func TestOverlays(t *testing.T) {
 			}
 			if strings.Join(got, " ") != c.disk {
 				t.Errorf("got %q, want %q; warnings %q", got, c.disk, l.Warnings)
+			}
+			if l.InMemory() != inMemory(name) {
+				t.Errorf("in memory: %v", l.InMemory())
 			}
 			if len(l.Warnings) == 0 {
 				t.Error("a guess without a warning")

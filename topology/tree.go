@@ -54,6 +54,7 @@ type tree struct {
 	hasMount bool
 	below    map[string][]string // what disksBelow returned, by block device
 	followed map[string]bool     // the mounts that disksOf knows: whether it is at them
+	inMemory bool                // it has come to one that is in memory
 }
 
 var (

@@ -174,7 +174,8 @@ func (e *engineFlags) fitDisks(ctx context.Context, top *topology.Topology, cfg 
 		case left < tier.Page:
 			return 0, refuse("nothing is left")
 		case d.Capacity > left:
-			return 0, refuse(fmt.Sprintf("%s are left, and not %s", size.Approx(left), size.Approx(d.Capacity)))
+			have, want := size.Apart(left, d.Capacity)
+			return 0, refuse(fmt.Sprintf("%s are left, and not %s", have, want))
 		case d.Capacity == 0 && where.FreeBytes >= 0:
 			d.Capacity = min(where.FreeBytes/2, left/int64(len(cfg.Disks)-i)) / tier.Page * tier.Page
 		}

@@ -131,7 +131,7 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 		"one beside a disk":   {1024, 128, 4096, []spillway.Disk{{Dir: "/disk", Capacity: 4000 * mib}, {Dir: "/tmpfs"}}, []int64{4000, 808}, 808, ""},
 		"just fits":           {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs", Capacity: 808 * mib}}, []int64{808}, 808, ""},
 		"a page too large": {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs", Capacity: 808*mib + 4096}}, nil, 0,
-			"the spill directory /tmpfs is in memory (tmpfs), of which 808.0 MiB are left, and not 808.0 MiB: the process may have 1.0 GiB (memory.max)"},
+			"the spill directory /tmpfs is in memory (tmpfs), of which 847249408 B are left, and not 847253504 B: the process may have 1.0 GiB (memory.max)"},
 		"two do not fit": {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs", Capacity: 800 * mib}, {Dir: "/tmpfs/b", Capacity: 9 * mib}}, nil, 0,
 			"the spill directory /tmpfs/b is in memory (tmpfs), of which 8.0 MiB are left, and not 9.0 MiB"},
 		"nothing is left":       {1024, 936, 4096, []spillway.Disk{{Dir: "/tmpfs"}}, nil, 0, "the spill directory /tmpfs is in memory (tmpfs), of which nothing is left"},

@@ -238,6 +238,16 @@ func Approx(n int64) string {
 	return approx(uint64(n))
 }
 
+// Apart prints two sizes for people: as Approx does, or in bytes where that would hide that
+// they differ.
+func Apart(a, b int64) (string, string) {
+	x, y := Approx(a), Approx(b)
+	if a != b && x == y {
+		return strconv.FormatInt(a, 10) + " B", strconv.FormatInt(b, 10) + " B"
+	}
+	return x, y
+}
+
 func approx(n uint64) string {
 	if n < 1<<10 {
 		return strconv.FormatUint(n, 10) + " B"

@@ -110,6 +110,21 @@ func TestApprox(t *testing.T) {
 	}
 }
 
+// TestApart: two sizes that differ are printed so that they do.
+func TestApart(t *testing.T) {
+	for _, c := range []struct {
+		a, b int64
+		x, y string
+	}{
+		{808 << 20, 809 << 20, "808.0 MiB", "809.0 MiB"}, {1 << 30, 1 << 30, "1.0 GiB", "1.0 GiB"},
+		{808 << 20, 808<<20 + 4096, "847249408 B", "847253504 B"}, {1<<30 - 1, 1 << 30, "1073741823 B", "1073741824 B"},
+	} {
+		if x, y := size.Apart(c.a, c.b); x != c.x || y != c.y {
+			t.Errorf("Apart(%d, %d) = %q and %q, want %q and %q", c.a, c.b, x, y, c.x, c.y)
+		}
+	}
+}
+
 func TestParseShare(t *testing.T) {
 	for _, c := range []struct {
 		text  string

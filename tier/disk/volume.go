@@ -207,7 +207,7 @@ func (v *Volume) checkRoom() error {
 	}
 	v.system = u.FileSystem
 	switch {
-	case u.Memory:
+	case u.Memory || u.FileSystem == overlay && overMemory(v.dir):
 		v.warn(tier.CauseMemoryFileSystem, "the directory is on %s: what is spilled there stays in memory", u.FileSystem)
 	case u.FileSystem == overlay:
 		v.warnOfOverlay()

@@ -1,10 +1,12 @@
 package disk
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // maxWarnings bounds what a volume remembers; the first ones say most.
@@ -46,6 +48,13 @@ func (v *Volume) warnOfOverlay() {
 		w.What, w.Info = w.What+" together with what is kept", false
 	}
 	v.add(w)
+}
+
+// overMemory says whether a directory is on an overlay that writes to memory, as far as that is
+// seen: see topology.Location.InMemory.
+func overMemory(dir string) bool {
+	l, err := topology.DiskOf(context.Background(), dir, topology.Options{})
+	return err == nil && l.FileSystem == "overlay" && l.InMemory()
 }
 
 // warnOfFiles compares how many files the volume may have open with how many it may.

@@ -218,7 +218,8 @@ func (c Config) lacks(l load) (error, error) {
 		}
 	}
 	if own := l.bytes + 2*l.total(); c.Spare > 0 && own > c.Spare { // the record, and the regions
-		return fmt.Errorf("%s of memory are needed beside the engine's, and %s may be taken", size.Approx(own), size.Approx(c.Spare)), nil
+		need, have := size.Apart(own, c.Spare)
+		return fmt.Errorf("%s of memory are needed beside the engine's, and %s may be taken", need, have), nil
 	}
 	return nil, nil
 }
