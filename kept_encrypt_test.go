@@ -44,6 +44,7 @@ var keptSuite = map[string]func(*testing.T){
 	"TestAdoptedBytesAreTheBatchs":       TestAdoptedBytesAreTheBatchs,
 	"TestBatchesOfAProgramAreKept":       TestBatchesOfAProgramAreKept,
 	"TestBatchWithoutBytesHasOneRecord":  TestBatchWithoutBytesHasOneRecord,
+	"TestRecordThatCannotBeWritten":      TestRecordThatCannotBeWritten,
 	"TestDamagedBytesAreNotAdopted":      TestDamagedBytesAreNotAdopted,
 	"TestDamagedManifestCostsWhatItSaid": TestDamagedManifestCostsWhatItSaid,
 	"TestTwoEnginesKeepApart":            TestTwoEnginesKeepApart,
