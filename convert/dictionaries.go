@@ -71,6 +71,7 @@ type dictionary struct {
 	desc   *batch.Descriptor
 	users  int // references of all copies, and who holds the dictionary itself
 	keys   []weak.Pointer[array.Data]
+	sweep  int         // at how many keys those whose arrays are gone are looked for
 	copies []*dictCopy // one a space
 }
 
@@ -164,15 +165,22 @@ func (d *dictionary) is(l *Layout, parts []*dictionary) bool {
 		slices.Equal(d.parts, parts) && typeDifference(d.valueType, l.valueType) == nil
 }
 
-// nameLocked makes key a name of d, and forgets those whose arrays are gone.
+// leastSweep is how many names of one dictionary there may be before any is looked at.
+const leastSweep = 8
+
+// nameLocked makes key a name of d. When there are twice as many names as were in use the last
+// time, it forgets those whose arrays are gone: so each costs a look or two, however many there are.
 func (s *dictionaries) nameLocked(d *dictionary, key weak.Pointer[array.Data], print []fingerprint) {
-	d.keys = slices.DeleteFunc(d.keys, func(k weak.Pointer[array.Data]) bool {
-		if k.Value() != nil {
-			return false
-		}
-		s.unnameLocked(d, k)
-		return true
-	})
+	if len(d.keys) >= max(d.sweep, leastSweep) {
+		d.keys = slices.DeleteFunc(d.keys, func(k weak.Pointer[array.Data]) bool {
+			if k.Value() != nil {
+				return false
+			}
+			s.unnameLocked(d, k)
+			return true
+		})
+		d.sweep = 2 * len(d.keys)
+	}
 	d.keys = append(d.keys, key)
 	if s.mu.known == nil {
 		s.mu.known = make(map[weak.Pointer[array.Data]]identity)

@@ -34,8 +34,23 @@ type planner struct {
 
 // outside is the dictionaries of a record that are images of their own.
 type outside struct {
-	order []*Layout                 // inner ones first
-	of    map[*array.Data][]*Layout // more than one if the same data is of several types
+	order []*Layout           // inner ones first
+	of    map[typed][]*Layout // more than one if types differ that have one fingerprint
+}
+
+// typed is an array under a type, by its fingerprint and, for an extension, its name. Types that
+// are the same have the same; of those that differ few do.
+type typed struct {
+	data              *array.Data
+	fingerprint, name string
+}
+
+func typedAs(data *array.Data, dt arrow.DataType) typed {
+	name := ""
+	if e, ok := dt.(arrow.ExtensionType); ok {
+		name = e.ExtensionName()
+	}
+	return typed{data, dt.Fingerprint(), name}
 }
 
 // inlineMost is up to how many bytes a dictionary lies in the body of those that
@@ -482,9 +497,10 @@ func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error
 		return nil, nil
 	}
 	if p.outside == nil {
-		p.outside = &outside{of: make(map[*array.Data][]*Layout)}
+		p.outside = &outside{of: make(map[typed][]*Layout)}
 	}
-	for _, l := range p.outside.of[data] {
+	key := typedAs(data, dt)
+	for _, l := range p.outside.of[key] {
 		if typeDifference(l.valueType, dt) == nil {
 			return l, nil
 		}
@@ -499,7 +515,7 @@ func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error
 	schema := arrow.NewSchema([]arrow.Field{{Name: "dictionary", Type: dt, Nullable: true}}, nil)
 	l := sub.layout(schema, int64(d.Len()))
 	l.source, l.valueType, l.number = data, dt, len(p.outside.order)
-	p.outside.of[data] = append(p.outside.of[data], l)
+	p.outside.of[key] = append(p.outside.of[key], l)
 	p.outside.order = append(p.outside.order, l)
 	return l, nil
 }
