@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -147,12 +148,14 @@ var tableSchema = arrow.NewSchema([]arrow.Field{
 func tableRows(first, n int) arrow.RecordBatch {
 	b := array.NewRecordBuilder(memory.DefaultAllocator, tableSchema)
 	defer b.Release()
+	name := []byte("the name of row ")
 	for i := first; i < first+n; i++ {
 		b.Field(0).(*array.Int64Builder).Append(int64(i))
 		if i%7 == 0 {
 			b.Field(1).AppendNull()
 		} else {
-			b.Field(1).(*array.StringBuilder).Append(fmt.Sprintf("the name of row %012d", i))
+			name = strconv.AppendInt(name[:16], 1e12+int64(i), 10)
+			b.Field(1).(*array.StringBuilder).BinaryBuilder.Append(name)
 		}
 	}
 	return b.NewRecordBatch()
