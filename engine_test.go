@@ -140,6 +140,7 @@ func TestOpenRefuses(t *testing.T) {
 		"more host memory than there is": {spillway.Config{HostMemory: 1 << 50, Disks: small}, tier.ErrNoSpace, "host memory"},
 		"more GPU memory than there is":  {spillway.Config{GPUs: []spillway.GPU{{Memory: 1 << 50}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
 		"sizes that overflow together":   {spillway.Config{GPUs: []spillway.GPU{{Memory: 1<<63 - 1}, {Memory: 1<<63 - 1}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
+		"more in spaces than there is":   {spillway.Config{Hosts: []spillway.Host{{Memory: 1 << 49}, {Memory: 1 << 49}}, Disks: small}, tier.ErrNoSpace, "host memory"},
 		"no CUDA":                        {spillway.Config{GPUs: []spillway.GPU{{Backend: spillway.CUDA}}, Disks: small}, tier.ErrNotSupported, "CUDA"},
 		"an unknown backend":             {spillway.Config{GPUs: []spillway.GPU{{Backend: "opencl"}}, Disks: small}, nil, "opencl"},
 		"negative memory":                {spillway.Config{HostMemory: -1, Disks: small}, nil, "negative"},
@@ -151,7 +152,7 @@ func TestOpenRefuses(t *testing.T) {
 		"a directory that is not there":  {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir + "/missing", Capacity: 1 << 20}}}, nil, "missing: the directory does not exist"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if c.cfg.HostMemory == 0 { // the default is much, and of Go's heap if the race detector is on
+			if c.cfg.HostMemory == 0 && c.cfg.Hosts == nil { // the default is much, and of Go's heap if the race detector is on
 				c.cfg.HostMemory = 1 << 20
 			}
 			eng, err := spillway.Open(t.Context(), c.cfg)

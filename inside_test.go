@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -86,4 +87,75 @@ func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
 		dropAll(t, all)
 		closeClean(t, eng)
 	})
+}
+
+// TestIDsIncrease: no batch of an engine has an id that one before it had, whoever made it and whatever has gone.
+func TestIDsIncrease(t *testing.T) {
+	eng, _ := openSmall(t, 1<<20, 1<<20)
+	last := batch.ID(0)
+	next := func(b *batch.Batch, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b.ID() <= last {
+			t.Errorf("batch %d comes after %d", b.ID(), last)
+		}
+		last = b.ID()
+		dropAll(t, []*batch.Batch{b})
+	}
+	for _, name := range []string{"one", "two"} {
+		plan, err := eng.Plan(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		repo, err := plan.Repository("scan", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := repo.Put(t.Context(), 0, numberedRecord(0, 100, wordList(1, 10))); err != nil {
+			t.Fatal(err)
+		}
+		b, err := repo.Take(t.Context(), 0, batch.Idle)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clone, err := eng.Mover().Clone(t.Context(), b, nil)
+		next(b, nil)
+		next(clone, err)
+		p, err := eng.Mover().Ingest(t.Context(), numberedRecord(0, 100, wordList(1, 10)), reservation.AnyInTier(tier.Host))
+		if err != nil {
+			t.Fatal(err)
+		}
+		next(eng.NewBatch(p))
+	}
+	closeClean(t, eng)
+}
+
+// TestErrorNamesTheDisk: of several disks.
+func TestErrorNamesTheDisk(t *testing.T) {
+	files := faultfs.New(disk.OS(), 1)
+	cfg := plainConfig(t)
+	cfg.Disks = append(cfg.Disks, spillway.Disk{Dir: t.TempDir(), Capacity: 16 << 20, FS: files})
+	eng, err := spillway.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := tier.ID{Kind: tier.Disk, Ordinal: 1}
+	p, err := eng.Mover().Ingest(t.Context(), numberedRecord(0, 1000, wordList(1, 10)), reservation.Specific(second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := eng.NewBatch(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.Fail(errors.New("worn out"))})
+	err = eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host), convert.ReasonWork)
+	var failed *disk.IOError
+	if !errors.As(err, &failed) || failed.Space != second {
+		t.Errorf("a move from %s: %v", second, err)
+	}
+	dropAll(t, []*batch.Batch{b})
+	closeClean(t, eng)
 }

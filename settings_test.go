@@ -29,6 +29,7 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/faultdev"
 	"github.com/spillway-db/spillway/tier/sim"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // setting is one way to set a field of the configuration.
@@ -144,6 +145,14 @@ func (s *spyFS) saw(text string) bool {
 
 func spied(_ *testing.T, c *spillway.Config) { c.Disks[0].FS = &spyFS{FS: disk.OS(), free: 64 << 20} }
 
+// overDevice is a decorator that knows whether it was closed.
+type overDevice struct {
+	tier.Device
+	closed bool
+}
+
+func (d *overDevice) Close() error { d.closed = true; return d.Device.Close() }
+
 // withDriver has two GPUs of 64 MiB.
 func withDriver(t *testing.T, c *spillway.Config) {
 	c.CUDALibrary = emulated(t, cudatest.Config{Devices: 2}).Path
@@ -183,7 +192,10 @@ type guessing struct{ admission.Estimator }
 var settings = []setting{
 	{field: "GPUs", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.GPUs = append(c.GPUs, c.GPUs[0])
-		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 1) != nil }
+		return func(eng *spillway.Engine) bool { // simulated ones are spread over the nodes
+			gpu := spaceAt(eng, tier.GPU, 1)
+			return gpu != nil && gpu.Node() == 1
+		}
 	}},
 	{field: "GPUs", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.GPUs = []spillway.GPU{}
@@ -209,7 +221,10 @@ var settings = []setting{
 	}},
 	{field: "GPUs.Memory", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.GPUs[0].Memory = 512 << 10
-		return capacity(tier.GPU, 0, 512<<10)
+		return func(eng *spillway.Engine) bool {
+			_, total := deviceOf(eng).MemInfo() // what the driver gives out is bounded, too
+			return total == 512<<10 && capacity(tier.GPU, 0, 512<<10)(eng)
+		}
 	}},
 	{field: "GPUs.Share", with: func(t *testing.T, c *spillway.Config) {
 		withDriver(t, c)
@@ -257,12 +272,14 @@ var settings = []setting{
 		}
 	}},
 	{field: "GPUs.Wrap", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		var wrapped *faultdev.Device
+		var over *overDevice
 		c.GPUs[0].Wrap = func(dev tier.Device) (tier.Device, error) {
-			wrapped = faultdev.New(dev, 1)
-			return wrapped, nil
+			over = &overDevice{Device: dev}
+			return over, nil
 		}
-		return func(eng *spillway.Engine) bool { return deviceOf(eng) == tier.Device(wrapped) }
+		return func(eng *spillway.Engine) bool {
+			return over != nil && deviceOf(eng) == tier.Device(over) && eng.Close() == nil && over.closed
+		}
 	}},
 	{field: "HostMemory", with: func(_ *testing.T, c *spillway.Config) {
 		c.Hosts, c.HostMemory = nil, 3<<20
@@ -291,6 +308,18 @@ var settings = []setting{
 		c.Hosts[0].Node = nowhere
 		return func(eng *spillway.Engine) bool {
 			return slices.ContainsFunc(eng.Warnings(), func(w tier.Warning) bool { return strings.Contains(w.What, "bound to NUMA node 900") })
+		}
+	}},
+	{field: "Topology", with: func(t *testing.T, c *spillway.Config) {
+		if runtime.GOOS != "linux" || raced {
+			t.Skip("memory is bound to nodes on Linux alone, and not if it is Go's")
+		}
+		c.Topology.Nodes[1].ID, c.Topology.Limits.MemoryNodes = 900, nil
+		c.Hosts[0].Node, c.Hosts[1].Node = 900, 900
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Topology.Nodes = c.Topology.Nodes[1:2] // of one node nothing need be bound to it
+		return func(eng *spillway.Engine) bool {
+			return !slices.ContainsFunc(eng.Warnings(), func(w tier.Warning) bool { return strings.Contains(w.What, "bound to NUMA node") })
 		}
 	}},
 	{field: "Hosts.GPUs", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -444,18 +473,32 @@ var settings = []setting{
 		c.Quota.Physical = 256 << 10
 		return capacity(tier.GPU, 0, 256<<10)
 	}},
+	{field: "Quota.Physical", with: func(_ *testing.T, c *spillway.Config) {
+		c.GPUs[0].Memory, c.Topology.Limits.MemoryBytes = 0, 64<<20
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Quota.Physical = 256 << 10
+		return func(eng *spillway.Engine) bool { // nobody asked for a size, so there is nothing to warn of
+			return capacity(tier.GPU, 0, 256<<10)(eng) && causes(eng.Warnings(), tier.CauseGPUSize) == 0
+		}
+	}},
+	{field: "Quota.Physical", with: func(t *testing.T, c *spillway.Config) { c.Quota.Ledger = t.TempDir() },
+		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+			c.Quota.Physical = 256 << 10
+			return func(*spillway.Engine) bool { return heldOf(t, c).Quota == 256<<10 }
+		}},
+	{field: "Quota.Ratio", with: func(t *testing.T, c *spillway.Config) { c.Quota.Ledger = t.TempDir() },
+		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+			c.Quota.Ratio = big.NewRat(2, 1)
+			return func(*spillway.Engine) bool { return heldOf(t, c).Quota == 2<<20 }
+		}},
 	{field: "Quota.Ledger", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Quota.Ledger = t.TempDir()
-		return func(eng *spillway.Engine) bool { return len(holders(t, c)) == 1 && len(eng.Leases()) == 1 }
+		return func(eng *spillway.Engine) bool { return len(eng.Leases()) == 1 && heldOf(t, c).Device != "" }
 	}},
 	{field: "Quota.Group", with: func(t *testing.T, c *spillway.Config) { c.Quota.Ledger = t.TempDir() },
 		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 			c.Quota.Group = "a group"
-			ledger := c.Quota.Ledger
-			return func(*spillway.Engine) bool {
-				all, err := quota.Holders(ledger)
-				return err == nil && len(all) == 1 && all[0].Group == "a group"
-			}
+			return func(*spillway.Engine) bool { return heldOf(t, c).Group == "a group" }
 		}},
 	{field: "Quota.Source", with: func(t *testing.T, c *spillway.Config) { c.Quota.Limit = limitOf(t, "512Ki") },
 		set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -495,6 +538,19 @@ var settings = []setting{
 		c.Topology = numa([][]int{{10, 30, 20}, {30, 10, 20}, {20, 20, 10}}, []int64{64, 64, 64})
 		return func(eng *spillway.Engine) bool { return eng.Topology() == c.Topology && first(1)(eng) }
 	}},
+	{field: "Topology", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Topology.GPUs = []topology.GPU{{PCIAddress: "0000:e0:00.0", Node: 2}}
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Node() == 2 }
+	}},
+	{field: "Topology", with: func(_ *testing.T, c *spillway.Config) {
+		c.Hosts, c.Topology.Limits.MemoryBytes = nil, 18<<20
+		for i := range c.Topology.Nodes {
+			c.Topology.Nodes[i].MemoryBytes = 6 << 20
+		}
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Topology.Nodes[2].MemoryBytes = 2 << 20 // of which half may be taken, and not a third of a quarter of all
+		return capacity(tier.Host, 0, 1<<20)
+	}},
 	{field: "Logger", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		var log syncBuffer
 		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
@@ -512,10 +568,12 @@ var settings = []setting{
 	}},
 	{field: "MoveEvents", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		told := 0
+		var log syncBuffer
 		c.MoveEvents.Oversized = func(int64, reservation.Strategy, tier.ID) { told++ }
+		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
 		return func(eng *spillway.Engine) bool {
 			p, err := eng.Mover().Ingest(t.Context(), arrowgen.Ints(1, 1<<18, 1), reservation.AnyInTier(tier.GPU))
-			return err == nil && p.Release() == nil && told == 1
+			return err == nil && p.Release() == nil && told == 1 && log.count("larger than the space") == 1
 		}
 	}},
 	{field: "MonitorEvents", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -565,13 +623,14 @@ func closesDevice(eng *spillway.Engine) bool {
 
 func spyOf(c *spillway.Config) *spyFS { return c.Disks[0].FS.(*spyFS) }
 
-func holders(t *testing.T, c *spillway.Config) []quota.Holder {
+// heldOf is what the ledger has of the engine.
+func heldOf(t *testing.T, c *spillway.Config) quota.Holder {
 	t.Helper()
 	all, err := quota.Holders(c.Quota.Ledger)
-	if err != nil {
-		t.Fatal(err)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("the ledger has %+v, %v", all, err)
 	}
-	return all
+	return all[0]
 }
 
 // TestSettings: an engine heeds each field of its configuration, and one where the field is not set does
@@ -603,7 +662,16 @@ func testSetting(t *testing.T, s setting, isSet bool) {
 	if isSet {
 		cfg = other
 	}
+	gpus, disks := slices.Clone(cfg.GPUs), slices.Clone(cfg.Disks)
 	eng, err := spillway.Open(t.Context(), cfg)
+	for i := range gpus {
+		if cfg.GPUs[i].Memory != gpus[i].Memory {
+			t.Error("opening has changed the program's GPUs")
+		}
+	}
+	if !reflect.DeepEqual(cfg.Disks, disks) {
+		t.Error("opening has changed the program's Disks")
+	}
 	switch {
 	case err != nil && isSet:
 		if s.refused == nil || !errors.Is(err, s.refused) {
@@ -657,4 +725,58 @@ func TestEverySettingIsTested(t *testing.T) {
 			t.Errorf("no setting of %s is tested", f)
 		}
 	}
+}
+
+// TestValidate: what cannot be is refused without the machine, by its name.
+func TestValidate(t *testing.T) {
+	wrong := tier.Fractions{Limit: 0.5, Trigger: 0.9, Stop: 0.1}
+	for _, c := range []struct {
+		want string
+		cfg  spillway.Config
+	}{
+		{"gpu:1: memory of -1 bytes", spillway.Config{GPUs: []spillway.GPU{{}, {Memory: -1}}}},
+		{"host memory of 4096 bytes is too little", spillway.Config{HostMemory: 4096}},
+		{"disk:0: capacity and reserve", spillway.Config{Disks: []spillway.Disk{{Capacity: -1}}}},
+		{"disk:1: capacity and reserve", spillway.Config{Disks: []spillway.Disk{{}, {Reserve: -1}}}},
+		{"disk:0: a disk that keeps needs a capacity", spillway.Config{Disks: []spillway.Disk{{Keep: true}}}},
+		{"gpu marks: ", spillway.Config{GPUMarks: wrong}},
+		{"host marks: ", spillway.Config{HostMarks: wrong}},
+		{"disk marks: ", spillway.Config{DiskMarks: wrong}},
+		{"codec", spillway.Config{Codec: 99}},
+	} {
+		if err := c.cfg.Validate(); err == nil || !strings.HasPrefix(err.Error(), "spillway: ") || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+	both := spillway.Config{HostMemory: -1, GPUs: []spillway.GPU{{Memory: -1}}}
+	if err := both.Validate(); err == nil || !strings.Contains(err.Error(), "gpu:0: ") || !strings.Contains(err.Error(), "host memory") {
+		t.Errorf("of two faults it says %v", err)
+	}
+}
+
+// TestHints: who asks for more than a space has is told which setting would help.
+func TestHints(t *testing.T) {
+	cfg := plainConfig(t)
+	told := func(want ...string) {
+		t.Helper()
+		eng, err := spillway.Open(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, k := range []tier.Kind{tier.GPU, tier.Host, tier.Disk} {
+			_, err := eng.Reservations().TryReserve(reservation.Specific(spaceAt(eng, k, 0).ID()), 1<<40)
+			var e *reservation.ExceededError
+			if !errors.As(err, &e) || e.Hint != want[i] {
+				t.Errorf("%v; want the hint %q", err, want[i])
+			}
+		}
+		closeClean(t, eng)
+	}
+	host, onDisk := "more host memory would help", "a larger disk capacity of "+cfg.Disks[0].Dir+" would help"
+	told("a larger GPU memory would help", host, onDisk)
+	cfg.Quota = &quota.Settings{Limit: limitOf(t, "512Ki"), Source: "THE_LIMIT"}
+	told("a larger GPU memory, or a higher limit by THE_LIMIT, would help", host, onDisk)
+	cfg.Quota = &quota.Settings{}
+	cfg.GPUs[0].Wrap = wrapIn(newBudget(t, 512<<10))
+	told("a larger GPU memory, or a higher limit of its budget, would help", host, onDisk)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/faultdev"
@@ -230,12 +232,57 @@ func TestNotes(t *testing.T) {
 func TestVerifyTellsTheFirst(t *testing.T) {
 	broken := writeFile(t, "broken.arrow", "ARROW1\x00\x00")
 	one, two := writeTable(t, "one.arrow", 1, 200), writeTable(t, "two.arrow", 1, 200)
-	r := command(t, t.Context(), "verify", broken, one, two, "--quiet", "--gpu-memory=1MiB", "--host-memory=1MiB", "--fault=op=copy,kind=bitflip")
+	r := command(t, t.Context(), "verify", broken, one, two, "--json=-", "--rows-per-batch=100", "--gpu-memory=1MiB", "--host-memory=1MiB", "--fault=op=copy,kind=bitflip")
 	if r.status != 1 || !strings.Contains(r.stderr, "differences in "+one) || strings.Contains(r.stderr, filepath.Base(two)) {
 		t.Errorf("ended with %d: %s", r.status, r.stderr)
+	}
+	var doc report.Verify
+	decode(t, r.stdout, &doc)
+	if doc.Config.RowsPerBatch != 100 || doc.Config.Faults[0].Hits == 0 || doc.Files[0].Mismatches != 0 || doc.Files[1].Mismatches == 0 || doc.Files[2].Mismatches == 0 {
+		t.Errorf("%+v, %+v", doc.Config, doc.Files)
 	}
 	absent := filepath.Join(t.TempDir(), "absent.arrow")
 	if r = command(t, t.Context(), "verify", broken, absent); r.status != 2 || !strings.Contains(r.stderr, broken) || strings.Contains(r.stderr, absent) {
 		t.Errorf("ended with %d: %s", r.status, r.stderr)
+	}
+}
+
+// TestVerifyInterrupted: no file is begun after the one that was under way.
+func TestVerifyInterrupted(t *testing.T) {
+	var f verifyFlags
+	f.engine.register(pflag.NewFlagSet("test", pflag.ContinueOnError), "1MiB")
+	m, err := f.engine.open(t.Context(), &notes{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.engine.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var doc report.Verify
+	if err := f.verifyAll(ctx, m, &doc, []string{writeTable(t, "a.arrow", 1, 10), writeTable(t, "b.arrow", 1, 10)}); !errors.Is(err, context.Canceled) || len(doc.Files) != 1 {
+		t.Errorf("%d files, %v", len(doc.Files), err)
+	}
+}
+
+// TestConfigIsTold: the document has what the engine was opened with.
+func TestConfigIsTold(t *testing.T) {
+	dir := t.TempDir()
+	r := command(t, t.Context(), "run", "--json=-", "--gpu=sim", "--gpu-memory=1MiB", "--host-memory=2MiB", "--disk="+dir+"=16MiB", "--limit=0.96", "--trigger=0.7", "--stop=0.3",
+		"--policy=lru", "--codec=s2", "--encrypt", "--monitor-period=7ms", "--seed=9", "--repeat=2", "--passes=3", "--partitions=4", "--workers=5", "--place=fits", "--rows-per-batch=2000")
+	if r.status != 0 {
+		t.Fatalf("ended with %d: %s", r.status, r.stderr)
+	}
+	var doc report.Run
+	decode(t, r.stdout, &doc)
+	want := report.RunConfig{
+		Config: report.Config{
+			GPU: "sim", GPUMemoryBytes: 1 << 20, HostMemoryBytes: 2 << 20, Disks: []report.Disk{{Dir: dir, CapacityBytes: 16 << 20}},
+			Limit: 0.96, Trigger: 0.7, Stop: 0.3, Policy: "lru", Codec: "s2", Encrypt: true, MonitorPeriodSeconds: 0.007, Faults: []report.Fault{},
+		},
+		Seed: 9, Repeat: 2, Passes: 3, Partitions: 4, Workers: 5, Place: "fits",
+	}
+	want.RowsPerBatch = 2000
+	if !reflect.DeepEqual(doc.Config, want) {
+		t.Errorf("got  %+v\nwant %+v", doc.Config, want)
 	}
 }

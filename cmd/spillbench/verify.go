@@ -71,8 +71,7 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 	if err := context.Cause(ctx); err != nil {
 		return errors.Join(err, closing)
 	}
-	m.settle()
-	doc.Config.Faults = m.config.Faults
+	m.settle() // whose faults are the document's, too
 	doc.Header = report.NewHeader("verify", m.env, m.warnings())
 	lines := m.notes.lines()
 	// What is wrong with the data goes first: it decides the status.
