@@ -160,3 +160,28 @@ func TestTasksHoldAndWait(t *testing.T) {
 		t.Error("nobody was told: the test shows nothing")
 	}
 }
+
+// TestInputThatIsThereIsTheTasks: the handle of an input that lies where the task needs it already
+// has the task's owner, as one that is brought does.
+func TestInputThatIsThereIsTheTasks(t *testing.T) {
+	eng, repo := openWith(t, 1<<20, 8<<20)
+	rec := arrowgen.Ints(1, 1000, 1)
+	defer rec.Release()
+	if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.GPU))); err != nil {
+		t.Fatal(err)
+	}
+	c, err := repo.Claim(t.Context(), 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := eng.RunTask(t.Context(), spillway.Task{
+		Operator: "join", Inputs: []*repository.Claim{c}, Output: admission.None, Overhead: admission.None,
+	}, func(_ context.Context, g *spillway.Grant, in []*spillway.Handle) error {
+		if o := in[0].Owner(); o == nil || o != g.Owner() {
+			t.Errorf("the input is of %v, want %v", o, g.Owner())
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,69 @@
+package budget_test
+
+import (
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// told is a device whose events behind frees are done when the test says so.
+type told struct {
+	*spy
+	events    []gateEvent
+	afterReap func()
+}
+
+func (d *told) Record(tier.Stream) (tier.Event, error) {
+	e := make(gateEvent)
+	d.events = append(d.events, e)
+	return e, nil
+}
+
+func (d *told) Reap() int64 {
+	n := d.spy.Reap()
+	if d.afterReap != nil {
+		d.afterReap()
+	}
+	return n
+}
+
+// TestReapAsksInOrder: a free is credited when those before it on its stream are done, and when the
+// device has reaped it: an event that is done only afterwards counts the next time.
+func TestReapAsksInOrder(t *testing.T) {
+	b := newBudget(t, 64*kib)
+	inner := &told{spy: &spy{Device: newSim(t, 256*kib)}}
+	d, s := wrap(t, b, inner)
+	first, err := d.Alloc(s, 4*kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := d.Alloc(s, 8*kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := closeGate(t, inner.spy, s) // so that the device works on both
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []tier.Addr{first, second} {
+		if err := d.Free(s, a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(inner.events) != 2 {
+		t.Fatalf("%d events", len(inner.events))
+	}
+	close(inner.events[1])
+	if n := d.Reap(); n != 0 {
+		t.Errorf("credited %d bytes of a free behind one that is not done", n)
+	}
+	inner.afterReap = func() { close(inner.events[0]) }
+	if n := d.Reap(); n != 0 {
+		t.Errorf("credited %d bytes that were done after the device had reaped", n)
+	}
+	inner.afterReap = nil
+	if n := d.Reap(); n != 12*kib {
+		t.Errorf("credited %d bytes, want those of both", n)
+	}
+	held.open()
+}
