@@ -160,10 +160,9 @@ func free(v *disk.Volume, es ...*disk.Extents) {
 // random returns n bytes that start at a page and repeat nothing.
 func random(n int64, seed uint64) []byte {
 	b := aligned(n + 8)
-	r := rand.NewPCG(seed, 1)
-	for i := int64(0); i < n; i += 8 {
-		binary.LittleEndian.PutUint64(b[i:], r.Uint64())
-	}
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	rand.NewChaCha8(key).Read(b) // much faster than words one by one with the race detector
 	return b[:n:n]
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/spillway-db/spillway/tier"
@@ -155,14 +156,13 @@ func onDevice(d tier.Device, f func(s tier.Stream) error) error {
 	return errors.Join(tier.Wait(context.Background(), e), s.Close())
 }
 
-// pattern returns size bytes that differ from each other and from those of
-// other seeds.
+// pattern returns size random bytes, which are others for each seed.
 func pattern(size int64, seed uint64) []byte {
-	b := make([]byte, size+8)
-	for i := int64(0); i < size; i += 8 {
-		binary.LittleEndian.PutUint64(b[i:], (seed<<32|uint64(i)+1)*0x9e3779b97f4a7c15)
-	}
-	return b[:size]
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	b := make([]byte, size)
+	rand.NewChaCha8(key).Read(b)
+	return b
 }
 
 func mustStore(t *testing.T, m tier.Memory, seed uint64) {
