@@ -22,15 +22,15 @@ import (
 
 // ours is our side: batches that an engine of its own spills.
 type ours struct {
-	r    *runner
-	eng  *spillway.Engine
-	plan *spillway.Plan
+	r   *runner
+	eng *spillway.Engine
 
 	repos   []*repository.Repository // by input
 	batches []*batch.Batch           // in the order of putting; what is put and not given up
-	next    int                      // the first that open has not opened
-	window  int                      // the first that is in host memory
-	largest int64                    // what the largest takes in host memory
+	home    map[*batch.Batch]*repository.Repository
+	next    int   // the first that open has not opened
+	window  int   // the first that is in host memory
+	largest int64 // what the largest takes in host memory
 }
 
 // withOurs opens an engine for f and closes it.
@@ -45,7 +45,7 @@ func (r *runner) withOurs(ctx context.Context, f func(*ours) error) (err error) 
 	if err != nil {
 		return err
 	}
-	o := &ours{r: r, eng: eng, plan: plan}
+	o := &ours{r: r, eng: eng, home: make(map[*batch.Batch]*repository.Repository)}
 	for i := range r.cfg.Inputs { // a repository holds batches of one schema
 		repo, err := plan.Repository("compare", i)
 		if err != nil {
@@ -53,7 +53,7 @@ func (r *runner) withOurs(ctx context.Context, f func(*ours) error) (err error) 
 		}
 		o.repos = append(o.repos, repo)
 	}
-	defer func() { err = errors.Join(err, o.drop(context.WithoutCancel(ctx)), plan.Close()) }()
+	defer func() { err = errors.Join(err, o.giveBack()) }()
 	return f(o)
 }
 
@@ -141,7 +141,7 @@ func (o *ours) put(ctx context.Context, input int, rec arrow.RecordBatch, space 
 	if err != nil {
 		return err
 	}
-	o.batches = append(o.batches, b)
+	o.batches, o.home[b] = append(o.batches, b), repo
 	if got := b.Info().Space.Kind; got != tier.Host {
 		return fmt.Errorf("batch %d was put into host memory and is in %s", b.ID(), got)
 	}
@@ -235,14 +235,14 @@ func (o *ours) parallel(ctx context.Context, workers int, batches []*batch.Batch
 	return group.Wait()
 }
 
-// drop gives up all batches that are left.
-func (o *ours) drop(ctx context.Context) error {
+// giveBack puts all batches that are left into their repositories. There the engine drops them when it is closed, which
+// ends what moves them: on a slow disk a move takes longer than an interrupted program may.
+func (o *ours) giveBack() error {
 	var errs []error
 	for _, b := range o.batches {
 		if b.State() != batch.Released {
-			errs = append(errs, b.Discard(ctx))
+			errs = append(errs, o.home[b].PutBatch(0, b))
 		}
 	}
-	o.batches = nil
 	return errors.Join(errs...)
 }
