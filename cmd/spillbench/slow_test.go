@@ -13,10 +13,10 @@ import (
 func TestInterruptedOnASlowDisk(t *testing.T) {
 	table := writeTable(t, "t.arrow", 8, 100_000)
 	for name, args := range map[string][]string{
-		"run":     {"run", "--input", table, "--repeat=4", "--gpu-memory=16MiB", "--host-memory=16MiB"},
-		"verify":  {"verify", table, "--gpu-memory=16MiB", "--host-memory=16MiB"},
+		"run":       {"run", "--input", table, "--repeat=4", "--gpu-memory=16MiB", "--host-memory=16MiB"},
+		"verify":    {"verify", table, "--gpu-memory=16MiB", "--host-memory=16MiB"},
 		"bandwidth": {"bandwidth", "--sizes=4MiB", "--gpu-memory=16MiB", "--host-memory=16MiB"},
-		"compare": {"compare", "--peer=arrow-ipc", "--input", table, "--repeat=4", "--host-memory=32MiB"},
+		"compare":   {"compare", "--peer=arrow-ipc", "--input", table, "--repeat=4", "--host-memory=32MiB"},
 	} {
 		for _, after := range []time.Duration{100 * time.Millisecond, time.Second, 4 * time.Second} {
 			t.Run(name+" after "+after.String(), func(t *testing.T) {

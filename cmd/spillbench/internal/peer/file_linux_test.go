@@ -3,6 +3,7 @@ package peer
 import (
 	"os"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -64,6 +65,14 @@ func TestDropCache(t *testing.T) {
 			t.Fatal(err)
 		}
 		n, err := cached()
+		// A page that somebody else looks at just then, such as the kernel's own lists, stays.
+		for again := 0; c.drop == 0 && err != unix.EAGAIN && again < 100; again++ {
+			time.Sleep(time.Millisecond)
+			if err := dropCache(f, c.drop); err != nil {
+				t.Fatal(err)
+			}
+			n, err = cached()
+		}
 		if c.drop == 0 && err != unix.EAGAIN {
 			t.Errorf("read %d bytes, %v: they are in the cache still", n, err)
 		}
