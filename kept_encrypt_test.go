@@ -70,8 +70,11 @@ func TestKeepingOnEncryptedDisks(t *testing.T) {
 	}
 	sealKept = true
 	defer func() { sealKept = false }()
+	left := rounds(len(keptSuite), 6) // in each run it may be others
 	for name, test := range keptSuite {
-		t.Run(name, test)
+		if left--; left >= 0 {
+			t.Run(name, test)
+		}
 	}
 }
 

@@ -22,6 +22,7 @@ var suite = map[string]func(*testing.T){
 	"TestCancellation":                          TestCancellation,
 	"TestEndedContextBeginsNothing":             TestEndedContextBeginsNothing,
 	"TestErrorsNameThePlace":                    TestErrorsNameThePlace,
+	"TestPanicsOfFiles":                         TestPanicsOfFiles,
 	"TestTransfersThatNeverProgressEnd":         TestTransfersThatNeverProgressEnd,
 	"TestCounters":                              TestCounters,
 	"TestEveryOperationFailsOnce":               TestEveryOperationFailsOnce,
@@ -100,7 +101,10 @@ func runEncrypted(t *testing.T, suite map[string]func(*testing.T), files ...stri
 	}
 	encrypted = true
 	defer func() { encrypted = false }()
+	left := rounds(len(suite), len(suite)/3) // in each run it may be others
 	for name, test := range suite {
-		t.Run(name, test)
+		if left--; left >= 0 {
+			t.Run(name, test)
+		}
 	}
 }

@@ -299,39 +299,37 @@ func TestErrorsNameThePlace(t *testing.T) {
 // TestPanicsOfFiles: a panic of a file's, on whichever goroutine, is an error like any other. What
 // the request held is given back, so that the next ones begin.
 func TestPanicsOfFiles(t *testing.T) {
-	for _, encrypt := range []bool{false, true} {
-		fsys := faultfs.New(disk.OS(), 1)
-		v := open(t, disk.Config{Capacity: 4 * mib, Request: 64 * 1024, FS: fsys, Encrypt: encrypt})
-		e := alloc(t, v, 2*mib)
-		p := aligned(2 * mib)
-		for _, begin := range []struct {
-			op faultfs.Op
-			do func() error
-		}{
-			{faultfs.Write, func() error { return e.WriteAt(t.Context(), p, 0) }},
-			{faultfs.Read, func() error { return e.ReadAt(t.Context(), p, 0) }},
-		} {
-			if err := begin.do(); err != nil {
-				t.Fatal(err)
-			}
-			boom := errors.New("boom")
-			mend := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{begin.op}, Effect: faultfs.Do(func(faultfs.Op, string) { panic(boom) })})
-			for range 3 {
-				var failed *disk.IOError
-				if err := begin.do(); !errors.Is(err, boom) || !encrypt && !errors.As(err, &failed) {
-					t.Errorf("encrypted %v, %v: %v", encrypt, begin.op, err)
-				}
-			}
-			mend()
-			if n := v.UnderWay(); n != 0 {
-				t.Errorf("encrypted %v: %d bytes are under way in the end", encrypt, n)
-			}
-			if err := begin.do(); err != nil {
-				t.Errorf("encrypted %v: afterwards: %v", encrypt, err)
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, disk.Config{Capacity: 4 * mib, Request: 64 * 1024, FS: fsys})
+	e := alloc(t, v, 2*mib)
+	p := aligned(2 * mib)
+	for _, begin := range []struct {
+		op faultfs.Op
+		do func() error
+	}{
+		{faultfs.Write, func() error { return e.WriteAt(t.Context(), p, 0) }},
+		{faultfs.Read, func() error { return e.ReadAt(t.Context(), p, 0) }},
+	} {
+		if err := begin.do(); err != nil {
+			t.Fatal(err)
+		}
+		boom := errors.New("boom")
+		mend := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{begin.op}, Effect: faultfs.Do(func(faultfs.Op, string) { panic(boom) })})
+		for range 3 {
+			var failed *disk.IOError
+			if err := begin.do(); !errors.Is(err, boom) || !encrypted && !errors.As(err, &failed) {
+				t.Errorf("%v: %v", begin.op, err)
 			}
 		}
-		free(v, e)
+		mend()
+		if n := v.UnderWay(); n != 0 {
+			t.Errorf("%d bytes are under way in the end", n)
+		}
+		if err := begin.do(); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
 	}
+	free(v, e)
 }
 
 func TestTransfersThatNeverProgressEnd(t *testing.T) {
