@@ -275,20 +275,18 @@ func (d *dictionary) copyLocked(space *tier.Space) *dictCopy {
 // missing returns what the dictionaries that are not in a space would be charged
 // there. A copy that somebody has announced, or makes just now, is taken to be there.
 func (s *dictionaries) missing(space *tier.Space, dicts []*dictionary) int64 {
-	_, missing, _ := s.look(space, dicts, false, nil)
+	_, missing := s.look(space, dicts, false)
 	return missing
 }
 
 // pin takes a reference to those that are in a space, and returns them and what
 // the others would be charged there.
 func (s *dictionaries) pin(space *tier.Space, dicts []*dictionary) (pins []*dictCopy, missing int64) {
-	pins, missing, _ = s.look(space, dicts, true, nil)
-	return pins, missing
+	return s.look(space, dicts, true)
 }
 
-// look is pin, or missing without it. Each of dicts is there once. It also says whether it counts
-// on a copy that somebody else than what makes, and which may not come to be.
-func (s *dictionaries) look(space *tier.Space, dicts []*dictionary, pin bool, what *takes) (pins []*dictCopy, missing int64, counts bool) {
+// look is pin, or missing without it. Each of dicts is there once.
+func (s *dictionaries) look(space *tier.Space, dicts []*dictionary, pin bool) (pins []*dictCopy, missing int64) {
 	var away []*dictionary
 	s.mu.Lock()
 	for i, d := range dicts {
@@ -301,15 +299,12 @@ func (s *dictionaries) look(space *tier.Space, dicts []*dictionary, pin bool, wh
 			d.users++
 			pins = append(pins, c)
 		}
-		if c := d.copyLocked(space); c != nil && c.buf == nil && (c.maker == nil || c.maker != what) {
-			counts = true
-		}
 	}
 	s.mu.Unlock()
 	for _, d := range away {
 		missing += space.Charge(d.body)
 	}
-	return pins, missing, counts
+	return pins, missing
 }
 
 // errChanged: what an array says is not what it said when it was laid out before.
@@ -389,11 +384,13 @@ func (d *dictionary) removeLocked(c *dictCopy) {
 // acquire returns a reference to the copy of d in a space. If there is none, bring
 // makes it: it returns the body's memory and the descriptor, or an error and has
 // taken nothing. Only one does so at a time; the others wait for it, and one of
-// them tries in its turn if it fails. Who makes a copy waits for nobody else who
+// them tries in its turn if it fails. Room that it does not have, because it counted on another, is
+// errGone. Who makes a copy waits for nobody else who
 // does, and what announced, unless it is nil, is withdrawn before others are waited for, so that this ends.
 // d is held by the caller, or a copy of it is.
 func (s *dictionaries) acquire(ctx context.Context, d *dictionary, space *tier.Space, what *takes,
 	bring func() (*tier.Buffer, *batch.Descriptor, error)) (*dictCopy, error) {
+	waited := false
 	for {
 		s.mu.Lock()
 		c := d.copyLocked(space)
@@ -402,7 +399,11 @@ func (s *dictionaries) acquire(ctx context.Context, d *dictionary, space *tier.S
 			c = newCopy(d, space)
 			d.copies = append(d.copies, c)
 			s.mu.Unlock()
-			return c, s.finish(c, bring)
+			err := s.finish(c, bring)
+			if waited && errors.Is(err, reservation.ErrExceeded) {
+				err = errGone
+			}
+			return c, err
 		case c.maker != nil && c.maker == what:
 			c.maker = nil
 			s.mu.Unlock()
@@ -415,6 +416,7 @@ func (s *dictionaries) acquire(ctx context.Context, d *dictionary, space *tier.S
 		}
 		s.mu.Unlock()
 		s.withdraw(what)
+		waited = true
 		select {
 		case <-c.ended:
 		case <-ctx.Done():

@@ -69,24 +69,18 @@ var errGone = errors.New("convert: a dictionary left the space")
 
 // pinned runs f, which allocates a body and its dictionaries from r, while those
 // dictionaries stay that are in r's space. If r is too small for the others, it is
-// errGone, and everything must begin again; so it is if another's copy, which was counted on, is not
-// made. They are not kept any longer, so that
+// errGone, and everything must begin again. They are not kept any longer, so that
 // who waits for room does not stand in its own way.
 func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (err error) {
 	if len(what.dicts) == 0 {
 		return f()
 	}
-	pins, missing, counts := m.cfg.Builtin.dicts.look(r.Space(), what.dicts, true, what)
+	pins, missing := m.cfg.Builtin.dicts.pin(r.Space(), what.dicts)
 	defer func() { err = errors.Join(err, releaseAll(pins)) }()
 	if r.Unused() < r.Space().Charge(what.bodyIn(r.Space()))+missing {
 		return errGone
 	}
-	if err := f(); counts && errors.Is(err, reservation.ErrExceeded) {
-		return errGone // what was counted on did not come to be
-	} else if err != nil {
-		return err
-	}
-	return nil
+	return f()
 }
 
 // reserver returns what inRoom reserves with.
