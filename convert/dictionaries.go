@@ -14,7 +14,6 @@ import (
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/lookup"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -84,8 +83,7 @@ type dictCopy struct {
 
 	// Guarded by the store's mutex; buf is set once, when the copy is there, and
 	// may be read by whoever has a reference.
-	buf    *tier.Buffer // nil while it is announced or being made
-	maker  *takes       // who has announced it and has not begun; else nil
+	buf    *tier.Buffer // nil while it is being made
 	refs   int
 	opened []openDict // the arrays that records in host memory share, each with a reference and its lease
 }
@@ -273,7 +271,7 @@ func (d *dictionary) copyLocked(space *tier.Space) *dictCopy {
 }
 
 // missing returns what the dictionaries that are not in a space would be charged
-// there. A copy that somebody has announced, or makes just now, is taken to be there.
+// there.
 func (s *dictionaries) missing(space *tier.Space, dicts []*dictionary) int64 {
 	_, missing := s.look(space, dicts, false)
 	return missing
@@ -292,9 +290,9 @@ func (s *dictionaries) look(space *tier.Space, dicts []*dictionary, pin bool) (p
 	for i, d := range dicts {
 		s.yieldLocked(i)
 		switch c := d.copyLocked(space); {
-		case c == nil:
+		case c == nil || c.buf == nil:
 			away = append(away, d)
-		case pin && c.buf != nil:
+		case pin:
 			c.refs++
 			d.users++
 			pins = append(pins, c)
@@ -310,87 +308,13 @@ func (s *dictionaries) look(space *tier.Space, dicts []*dictionary, pin bool) (p
 // errChanged: what an array says is not what it said when it was laid out before.
 var errChanged = errors.New("convert: a dictionary was changed while it was in use")
 
-// announce tells others of the copies that the holder of r is about to make in its space: those
-// that nobody has made or announced, as far as there is room for them beside the body. So whoever
-// reserves for the same dictionaries counts them as there. Bytes of r for what others have
-// announced meanwhile are given back. What is announced is made by acquire, or ends with withdraw.
-//
-// Disks are left out: who makes a copy there waits for a permit, which programs may hold for as
-// long as they like.
-func (s *dictionaries) announce(r reservation.Reservation, what *takes) error {
-	space := r.Space()
-	if space.Kind() == tier.Disk || len(what.dicts) == 0 {
-		return nil
-	}
-	var away []*dictionary
-	s.mu.Lock()
-	for i, d := range what.dicts {
-		s.yieldLocked(i)
-		if d.copyLocked(space) == nil {
-			away = append(away, d)
-		}
-	}
-	s.mu.Unlock()
-	spare := r.Unused() - space.Charge(what.bodyIn(space))
-	fit := 0
-	for _, d := range away {
-		n := space.Charge(d.body)
-		if n > spare {
-			break
-		}
-		spare -= n
-		fit++
-	}
-	s.mu.Lock()
-	for i, d := range away[:fit] {
-		s.yieldLocked(i)
-		if d.copyLocked(space) == nil {
-			c := newCopy(d, space)
-			c.maker = what
-			d.copies = append(d.copies, c)
-			what.announced = append(what.announced, c)
-		}
-	}
-	s.mu.Unlock()
-	if fit < len(away) || spare <= 0 {
-		return nil
-	}
-	return r.Shrink(spare)
-}
-
-// withdraw ends what was announced and not begun. Who has counted on it makes it, or reserves
-// anew.
-func (s *dictionaries) withdraw(what *takes) {
-	if what == nil || len(what.announced) == 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i, c := range what.announced {
-		s.yieldLocked(i)
-		if c.maker != nil {
-			c.maker = nil
-			c.dict.removeLocked(c)
-			close(c.ended)
-		}
-	}
-	what.announced = nil
-}
-
-func (d *dictionary) removeLocked(c *dictCopy) {
-	d.copies = slices.DeleteFunc(d.copies, func(o *dictCopy) bool { return o == c })
-}
-
 // acquire returns a reference to the copy of d in a space. If there is none, bring
 // makes it: it returns the body's memory and the descriptor, or an error and has
 // taken nothing. Only one does so at a time; the others wait for it, and one of
-// them tries in its turn if it fails. Room that it does not have, because it counted on another, is
-// errGone. Who makes a copy waits for nobody else who
-// does, and what announced, unless it is nil, is withdrawn before others are waited for, so that this ends.
-// d is held by the caller, or a copy of it is.
-func (s *dictionaries) acquire(ctx context.Context, d *dictionary, space *tier.Space, what *takes,
+// them tries in its turn if it fails. Who makes a copy waits for nobody else who
+// does, so that this ends. d is held by the caller, or a copy of it is.
+func (s *dictionaries) acquire(ctx context.Context, d *dictionary, space *tier.Space,
 	bring func() (*tier.Buffer, *batch.Descriptor, error)) (*dictCopy, error) {
-	waited := false
 	for {
 		s.mu.Lock()
 		c := d.copyLocked(space)
@@ -398,14 +322,6 @@ func (s *dictionaries) acquire(ctx context.Context, d *dictionary, space *tier.S
 		case c == nil:
 			c = newCopy(d, space)
 			d.copies = append(d.copies, c)
-			s.mu.Unlock()
-			err := s.finish(c, bring)
-			if waited && errors.Is(err, reservation.ErrExceeded) {
-				err = errGone
-			}
-			return c, err
-		case c.maker != nil && c.maker == what:
-			c.maker = nil
 			s.mu.Unlock()
 			return c, s.finish(c, bring)
 		case c.buf != nil:
@@ -415,8 +331,6 @@ func (s *dictionaries) acquire(ctx context.Context, d *dictionary, space *tier.S
 			return c, nil
 		}
 		s.mu.Unlock()
-		s.withdraw(what)
-		waited = true
 		select {
 		case <-c.ended:
 		case <-ctx.Done():
@@ -441,7 +355,7 @@ func (s *dictionaries) finish(c *dictCopy, bring func() (*tier.Buffer, *batch.De
 			err = s.publishLocked(c, buf, desc)
 		}
 		if err != nil {
-			c.dict.removeLocked(c)
+			c.dict.copies = slices.DeleteFunc(c.dict.copies, func(o *dictCopy) bool { return o == c })
 		}
 		s.mu.Unlock()
 		close(c.ended)
@@ -497,7 +411,7 @@ func (c *dictCopy) Release() error {
 	last := false
 	if c.refs--; c.refs == 0 {
 		last = true
-		c.dict.removeLocked(c)
+		c.dict.copies = slices.DeleteFunc(c.dict.copies, func(o *dictCopy) bool { return o == c })
 		s.mu.bytes[c.space.ID()] -= c.buf.Charge()
 		opened, c.opened = c.opened, nil
 	}

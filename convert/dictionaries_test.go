@@ -455,7 +455,7 @@ func TestOneMakesTheCopy(t *testing.T) {
 	broken := errors.New("broken")
 	first := make(chan error)
 	go func() {
-		_, err := store.acquire(t.Context(), dict, space, nil, func() (*tier.Buffer, *batch.Descriptor, error) {
+		_, err := store.acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) {
 			makers.Add(1)
 			close(begun)
 			return nil, nil, <-fail
@@ -465,16 +465,16 @@ func TestOneMakesTheCopy(t *testing.T) {
 	<-begun
 	gone, cancel := context.WithCancelCause(t.Context())
 	cancel(broken)
-	if _, err := store.acquire(gone, dict, space, nil, nil); !errors.Is(err, broken) {
+	if _, err := store.acquire(gone, dict, space, nil); !errors.Is(err, broken) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if n := store.missing(space, []*dictionary{dict}); n != 0 {
+	if n := store.missing(space, []*dictionary{dict}); n != space.Charge(dict.body) {
 		t.Errorf("%d bytes are missing while a copy is made", n)
 	}
 	results := make(chan *dictCopy)
 	for range 5 {
 		go func() {
-			c, err := store.acquire(t.Context(), dict, space, nil, func() (*tier.Buffer, *batch.Descriptor, error) {
+			c, err := store.acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) {
 				makers.Add(1)
 				r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), dict.body)
 				if err != nil {
@@ -512,7 +512,7 @@ func TestOneMakesTheCopy(t *testing.T) {
 				t.Error("the panic was swallowed")
 			}
 		}()
-		_, _ = store.acquire(t.Context(), dict, space, nil, func() (*tier.Buffer, *batch.Descriptor, error) { panic("no") })
+		_, _ = store.acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) { panic("no") })
 	}()
 	if len(dict.copies) != 0 {
 		t.Error("a copy is announced that nobody makes")

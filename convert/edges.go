@@ -160,7 +160,7 @@ func (b *Builtin) share(ctx context.Context, src imaged, r reservation.Reservati
 		if !ok {
 			return nil, errors.Join(fmt.Errorf("convert: sharing %T: %w", s, tier.ErrNotSupported), releaseAll(shared))
 		}
-		c, err := from.dict.store.acquire(ctx, from.dict, r.Space(), nil, func() (*tier.Buffer, *batch.Descriptor, error) {
+		c, err := from.dict.store.acquire(ctx, from.dict, r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
 			desc := from.dict.desc
 			buf, err := r.AllocCuts(desc.Body, desc.Cuts())
 			if err != nil {

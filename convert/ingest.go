@@ -49,14 +49,10 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	defer store.letGo(dicts...)
 	what := takes{body: l.Size(), dicts: distinct(dicts)}
 	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
-		r, err := m.announcing(&what, func() (reservation.Reservation, error) { return m.tryReserve(to, &what) })
-		if err == nil || !wait {
-			return r, err
+		if !wait {
+			return m.tryReserve(to, &what)
 		}
-		if r, err = m.reserveOrSlower(ctx, to, &what); err != nil {
-			return r, err
-		}
-		return m.announcing(&what, func() (reservation.Reservation, error) { return r, nil })
+		return m.reserveOrSlower(ctx, to, &what)
 	}
 	var space *tier.Space
 	var buf *tier.Buffer
@@ -64,14 +60,13 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	packed := false
 	var shared []batch.Shared
 	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
-		defer store.withdraw(&what)
 		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
 			if packed = m.cfg.Builtin.packsOnce(l.Size(), space); packed {
-				shared, runs, err = m.ingestPacked(ctx, l, dicts, r, &what)
+				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
 				return err
 			}
-			buf, shared, err = m.ingestImage(ctx, l, dicts, r, &what)
+			buf, shared, err = m.ingestImage(ctx, l, dicts, r)
 			return err
 		})
 	})
@@ -91,32 +86,14 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	return batch.NewImage(desc, buf, space, shared...), nil
 }
 
-// announcing reserves what a Put takes, and announces the dictionaries that it brings. One does so
-// at a time, so that of several who come at once with a dictionary one has room for it.
-func (m *Mover) announcing(what *takes, reserve func() (reservation.Reservation, error)) (reservation.Reservation, error) {
-	if len(what.dicts) == 0 {
-		return reserve()
-	}
-	m.announces <- struct{}{}
-	defer func() { <-m.announces }()
-	r, err := reserve()
-	if err != nil {
-		return r, err
-	}
-	if err := m.cfg.Builtin.dicts.announce(r, what); err != nil {
-		return reservation.Reservation{}, errors.Join(err, r.Release())
-	}
-	return r, nil
-}
-
 // ingestImage lays a record out as it is. It does so while there is a reservation, because
 // the file system of a volume may turn out to be full only when it is written to.
-func (m *Mover) ingestImage(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation, what *takes) (*tier.Buffer, []batch.Shared, error) {
+func (m *Mover) ingestImage(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
 	buf, err := r.AllocCuts(l.Size(), l.Cuts())
 	if err != nil {
 		return nil, nil, err
 	}
-	shared, err := m.ingestDictionaries(ctx, l, dicts, r, what)
+	shared, err := m.ingestDictionaries(ctx, l, dicts, r)
 	if err == nil && buf != nil {
 		l.rewind() // another space may have had the beginning, and no room for the rest
 		err = m.cfg.Builtin.lay(ctx, l, buf)
@@ -128,7 +105,7 @@ func (m *Mover) ingestImage(ctx context.Context, l *Layout, dicts []*dictionary,
 }
 
 // ingestDictionaries lays dictionaries out, with one permit for all of them.
-func (m *Mover) ingestDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation, what *takes) (shared []batch.Shared, err error) {
+func (m *Mover) ingestDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	largest := int64(0)
 	for _, d := range dicts {
 		largest = max(largest, d.body)
@@ -136,7 +113,7 @@ func (m *Mover) ingestDictionaries(ctx context.Context, l *Layout, dicts []*dict
 	// With the permit in hand before others are made to wait for a copy: the
 	// monitor, which has one always, may be among them.
 	err = m.cfg.Builtin.permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
-		shared, err = m.layDictionaries(ctx, l, dicts, r, what)
+		shared, err = m.layDictionaries(ctx, l, dicts, r)
 		return err
 	})
 	return shared, err
@@ -144,8 +121,8 @@ func (m *Mover) ingestDictionaries(ctx context.Context, l *Layout, dicts []*dict
 
 // ingestPacked lays a record out on disk and compresses it on the way. The reservation is
 // needed to the end, because how much is left shows only then.
-func (m *Mover) ingestPacked(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation, what *takes) (shared []batch.Shared, runs []batch.Run, err error) {
-	if shared, err = m.ingestDictionaries(ctx, l, dicts, r, what); err != nil {
+func (m *Mover) ingestPacked(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, runs []batch.Run, err error) {
+	if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
 		return nil, nil, err
 	}
 	if runs, err = m.cfg.Builtin.layRuns(ctx, l, r); err != nil {
@@ -156,10 +133,10 @@ func (m *Mover) ingestPacked(ctx context.Context, l *Layout, dicts []*dictionary
 
 // layDictionaries returns the dictionaries of l in the space of r, and lays those
 // out that are not there. Their layouts know their descriptors then.
-func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation, what *takes) (shared []batch.Shared, err error) {
+func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	var seen lookup.Table[*dictionary]
 	for i, sub := range l.Dictionaries() {
-		c, err := m.cfg.Builtin.dicts.acquire(ctx, dicts[i], r.Space(), what, func() (*tier.Buffer, *batch.Descriptor, error) {
+		c, err := m.cfg.Builtin.dicts.acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
 			buf, err := r.AllocCuts(sub.Size(), sub.Cuts())
 			if err != nil {
 				return nil, nil, err

@@ -351,7 +351,7 @@ func (b *Builtin) AdoptDictionary(ctx context.Context, d *batch.Descriptor, buf 
 		parts: s.of(d.Dictionaries), users: 1,
 	}
 	defer s.letGo(dict)
-	return s.acquire(ctx, dict, buf.Space(), nil, func() (*tier.Buffer, *batch.Descriptor, error) { return buf, d, nil })
+	return s.acquire(ctx, dict, buf.Space(), func() (*tier.Buffer, *batch.Descriptor, error) { return buf, d, nil })
 }
 
 // Again returns another reference to a dictionary, to which the caller has one.

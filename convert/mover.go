@@ -65,8 +65,6 @@ type Mover struct {
 	// clearing has, for each space, what is held by the one who makes room in one
 	// piece there.
 	clearing map[tier.ID]chan struct{}
-	// announces is held by the Put that reserves room for dictionaries just now.
-	announces chan struct{}
 }
 
 // NewMover returns a mover.
@@ -83,7 +81,7 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	cfg.Builtin.scratch.bind(cfg.Reservations)
 	m := &Mover{
 		cfg: cfg, gate: newGate(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
-		clearing: make(map[tier.ID]chan struct{}), announces: make(chan struct{}, 1),
+		clearing: make(map[tier.ID]chan struct{}),
 	}
 	for _, s := range cfg.Reservations.Spaces().All() {
 		m.clearing[s.ID()] = make(chan struct{}, 1)

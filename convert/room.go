@@ -17,8 +17,6 @@ type takes struct {
 	body  int64
 	table *batch.Descriptor // of a batch that becomes a table, whose buffers are rounded one by one; else nil
 	dicts []*dictionary     // each once
-
-	announced []*dictCopy // copies that others count on; see dictionaries.announce
 }
 
 // takesAs returns what a batch takes in a form, if as an image it takes body.
