@@ -162,7 +162,7 @@ func TestTwoEnginesShareABudget(t *testing.T) {
 			wg.Go(func() {
 				rng := rand.New(rand.NewPCG(seed+uint64(i), uint64(w)))
 				// They go on until they met, which a short run may end before.
-				for op := 0; op < rounds(120, 40) || b.Stats().Refused == 0; op++ {
+				for op := 0; op < rounds(120, 40) || b.Stats().Refused == 0 && ctx.Err() == nil; op++ {
 					err := run.step(ctx, rng)
 					// What the other engine keeps there, this one cannot make room for; and a
 					// limit may fall below what was asked for.
@@ -204,6 +204,9 @@ func TestTwoEnginesShareABudget(t *testing.T) {
 		closeEngine(t, run.eng)
 	}
 	noBytesLeft(t, b)
+	if s := b.Stats(); s.Refused == 0 {
+		t.Errorf("the engines never met: %+v", s)
+	}
 }
 
 // What one engine holds of a shared budget sends the other's batches to the next tier
