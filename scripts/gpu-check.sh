@@ -38,7 +38,7 @@ build() {
 	cd "$(dirname "${BASH_SOURCE[0]}")/.."
 	case $dir in /*) ;; *) dir=$OLDPWD/$dir ;; esac
 	mkdir -p "$dir"
-	local flags=(-trimpath '-ldflags=-s -w')
+	local flags=('-ldflags=-s -w')
 	for p in "${tests[@]}"; do
 		CGO_ENABLED=0 go test -c "${flags[@]}" -o "$dir/$(binary "$p")" "./$p"
 	done
@@ -46,7 +46,7 @@ build() {
 	# NVML needs cgo. Its package has undefined symbols that are never called, so it must be bound lazily.
 	rm -f "$dir"/spillbench-cgo*
 	if command -v "${CC:-gcc}" >/dev/null; then
-		CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" go build "${flags[@]}" -o "$dir/spillbench-cgo" ./cmd/spillbench
+		CGO_ENABLED=1 go build "${flags[@]}" -o "$dir/spillbench-cgo" ./cmd/spillbench
 	else
 		echo "there is no C compiler: without spillbench-cgo, what NVML knows is missing" >&2
 	fi
