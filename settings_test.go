@@ -301,7 +301,7 @@ var settings = []setting{
 	}},
 	{field: "Hosts.Node", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		if runtime.GOOS != "linux" || raced {
-			t.Skip("memory is bound to nodes on Linux alone, and not if it is Go's")
+			t.Skip("needs Linux, and a build without the race detector, whose memory is Go's: only other memory is bound to nodes")
 		}
 		const nowhere = 900 // no machine has so many nodes
 		c.Topology.Nodes[1].ID, c.Topology.Limits.MemoryNodes = nowhere, nil
@@ -312,7 +312,7 @@ var settings = []setting{
 	}},
 	{field: "Topology", with: func(t *testing.T, c *spillway.Config) {
 		if runtime.GOOS != "linux" || raced {
-			t.Skip("memory is bound to nodes on Linux alone, and not if it is Go's")
+			t.Skip("needs Linux, and a build without the race detector, whose memory is Go's: only other memory is bound to nodes")
 		}
 		c.Topology.Nodes[1].ID, c.Topology.Limits.MemoryNodes = 900, nil
 		c.Hosts[0].Node, c.Hosts[1].Node = 900, 900
