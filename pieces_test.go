@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
@@ -197,4 +198,64 @@ func TestPromisedRoomInPieces(t *testing.T) {
 		}
 		p.same(t)
 	})
+}
+
+// TestScratchInPieces: batches are compressed on their way to disk where host memory has room in pieces only.
+// To make one piece of it others would have to be moved, which needs memory to compress in, too: it hung.
+func TestScratchInPieces(t *testing.T) {
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs:          []spillway.GPU{}, // none
+		HostMemory:    16 << 20,
+		Disks:         []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		Codec:         convert.CodecS2,
+		MonitorPeriod: time.Hour,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeClean(t, eng) })
+	plan, err := eng.Plan("pieces")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var repos [2]*repository.Repository
+	for i := range repos {
+		if repos[i], err = plan.Repository("join", i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
+	rec := numberedRecord(0, 5000, wordList(1, 10))
+	n := 0
+	for ; host.Available() > 1<<20; n++ {
+		if err := repos[n%2].Put(t.Context(), 0, rec, in(tier.Host)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := repos[1].Close(t.Context()); err != nil { // half of the memory is free, but in pieces
+		t.Fatal(err)
+	}
+	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 2<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tail, err := r.Alloc(2 << 20) // where nothing has been yet
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release(t, tail, r)
+	moved := 0
+	for b := range repos[0].Batches(0) {
+		if moved == 0 {
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk), convert.ReasonWork); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if b.Info().Space != host.ID() {
+			moved++
+		}
+	}
+	if moved != 1 {
+		t.Errorf("%d of %d batches were moved, not one", moved, n/2)
+	}
 }

@@ -193,10 +193,11 @@ func (h *hostScratch) draw(n int64) (p []byte, free func()) {
 	}
 }
 
-// alloc returns n bytes in one piece, and nil if there are none or their pool fails.
+// alloc returns n bytes in one piece, and nil if there are none or their pool fails. No batch is moved
+// to make one: that move would wait for scratch.
 func (h *hostScratch) alloc(n int64) (buf *tier.Buffer, p []byte) {
 	err := safely(func() error {
-		r, err := h.from.TryReserve(reservation.Specific(h.space.ID()), n)
+		r, err := h.from.TryReserve(reservation.Specific(h.space.ID()), n, reservation.WithoutClearing())
 		if err != nil {
 			return err
 		}
