@@ -349,7 +349,8 @@ func shareOf(n int64, share float64) int64 {
 }
 
 // freeIn returns how many bytes are free where d's files are to lie.
-func freeIn(ctx context.Context, d Disk) (int64, error) {
+func freeIn(ctx context.Context, d Disk) (free int64, err error) {
+	defer guard.Error(&err, "Disk.FS")
 	if d.FS != nil { // what topology knows is the machine's own
 		u, err := d.FS.Usage(d.Dir)
 		return u.Free, err

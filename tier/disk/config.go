@@ -113,6 +113,8 @@ func (c Config) withDefaults() Config {
 	c.Capacity -= c.Capacity % tier.Page
 	if c.FS == nil {
 		c.FS = OS()
+	} else {
+		c.FS = guardedFS{c.FS}
 	}
 	if c.Request == 0 {
 		c.Request = DefaultRequest

@@ -22,7 +22,6 @@ var suite = map[string]func(*testing.T){
 	"TestCancellation":                          TestCancellation,
 	"TestEndedContextBeginsNothing":             TestEndedContextBeginsNothing,
 	"TestErrorsNameThePlace":                    TestErrorsNameThePlace,
-	"TestPanicsOfFiles":                         TestPanicsOfFiles,
 	"TestTransfersThatNeverProgressEnd":         TestTransfersThatNeverProgressEnd,
 	"TestCounters":                              TestCounters,
 	"TestEveryOperationFailsOnce":               TestEveryOperationFailsOnce,

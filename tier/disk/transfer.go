@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -317,10 +316,8 @@ func (e *Extents) do(ctx context.Context, r request, write bool) error {
 }
 
 // transferAll reads or writes all of p. What was done in part is completed, from the
-// last multiple of align; what a signal interrupted is repeated. A panic of the file's is an
-// error: requests run on the volume's goroutines, too.
-func transferAll(f func(p []byte, off int64) (int, error), p []byte, off, align int64) (failed error) {
-	defer guard.Error(&failed, "a file of the volume's")
+// last multiple of align; what a signal interrupted is repeated.
+func transferAll(f func(p []byte, off int64) (int, error), p []byte, off, align int64) error {
 	for idle := 0; len(p) > 0; {
 		n, err := f(p, off)
 		switch {

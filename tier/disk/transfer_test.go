@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -296,42 +297,6 @@ func TestErrorsNameThePlace(t *testing.T) {
 	free(v, e)
 }
 
-// TestPanicsOfFiles: a panic of a file's, on whichever goroutine, is an error like any other. What
-// the request held is given back, so that the next ones begin.
-func TestPanicsOfFiles(t *testing.T) {
-	fsys := faultfs.New(disk.OS(), 1)
-	v := open(t, disk.Config{Capacity: 4 * mib, Request: 64 * 1024, FS: fsys})
-	e := alloc(t, v, 2*mib)
-	p := aligned(2 * mib)
-	for _, begin := range []struct {
-		op faultfs.Op
-		do func() error
-	}{
-		{faultfs.Write, func() error { return e.WriteAt(t.Context(), p, 0) }},
-		{faultfs.Read, func() error { return e.ReadAt(t.Context(), p, 0) }},
-	} {
-		if err := begin.do(); err != nil {
-			t.Fatal(err)
-		}
-		boom := errors.New("boom")
-		mend := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{begin.op}, Effect: faultfs.Do(func(faultfs.Op, string) { panic(boom) })})
-		for range 3 {
-			var failed *disk.IOError
-			if err := begin.do(); !errors.Is(err, boom) || !encrypted && !errors.As(err, &failed) {
-				t.Errorf("%v: %v", begin.op, err)
-			}
-		}
-		mend()
-		if n := v.UnderWay(); n != 0 {
-			t.Errorf("%d bytes are under way in the end", n)
-		}
-		if err := begin.do(); err != nil {
-			t.Errorf("afterwards: %v", err)
-		}
-	}
-	free(v, e)
-}
-
 func TestTransfersThatNeverProgressEnd(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
 	v := open(t, disk.Config{Capacity: mib, FS: fsys})
@@ -362,18 +327,20 @@ func TestCounters(t *testing.T) {
 }
 
 // TestEveryOperationFailsOnce runs a volume's life with each operation of the file
-// system failing in turn. Whatever comes of it, the books are exact, no descriptor is
+// system failing, or panicking, in turn. Whatever comes of it, the books are exact, no descriptor is
 // open, and the next volume in the directory leaves it empty.
 func TestEveryOperationFailsOnce(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		also []faultfs.Rule
-		err  error
+		fail faultfs.Effect
 	}{
-		{"EIO", nil, syscall.EIO},
-		{"ENOSPC", nil, syscall.ENOSPC},
-		{"named EACCES", []faultfs.Rule{noAnonymous}, syscall.EACCES},
-		{"no holes EIO", []faultfs.Rule{noPunch, noAllocate}, syscall.EIO},
+		{"EIO", nil, faultfs.Fail(syscall.EIO)},
+		{"ENOSPC", nil, faultfs.Fail(syscall.ENOSPC)},
+		{"named EACCES", []faultfs.Rule{noAnonymous}, faultfs.Fail(syscall.EACCES)},
+		{"no holes EIO", []faultfs.Rule{noPunch, noAllocate}, faultfs.Fail(syscall.EIO)},
+		{"panic", nil, faultfs.Do(func(faultfs.Op, string) { panic("boom") })},
+		{"named panic", []faultfs.Rule{noAnonymous}, faultfs.Do(func(faultfs.Op, string) { panic("boom") })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			onLinux(t)
@@ -390,10 +357,12 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 			quiet, step := 0, rounds(1, 4)
 			for i := 0; i < total; i += step {
 				fds := descriptors(t)
-				fsys := faultfs.New(disk.OS(), 1, append([]faultfs.Rule{{Skip: i, Times: 1, Effect: faultfs.Fail(c.err)}}, c.also...)...)
+				fsys := faultfs.New(disk.OS(), 1, append([]faultfs.Rule{{Skip: i, Times: 1, Effect: c.fail}}, c.also...)...)
 				failed := life(t, dir, fsys)
 				for _, err := range failed {
-					oneLine(t, err.Error())
+					if p := (*guard.PanicError)(nil); !errors.As(err, &p) {
+						oneLine(t, err.Error())
+					}
 				}
 				if len(failed) == 0 {
 					quiet++

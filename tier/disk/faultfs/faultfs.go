@@ -295,11 +295,12 @@ type lock struct {
 
 // Close unlocks also when it is told to fail: the system closes a descriptor whatever
 // it says.
-func (l *lock) Close() error {
-	e := l.fs.apply(Unlock, l.path, 0)
-	l.fs.opened(-1)
-	if err := l.inner.Close(); err != nil {
-		return err
-	}
-	return e.err
+func (l *lock) Close() (err error) {
+	defer func() { // also if a hook panics
+		l.fs.opened(-1)
+		if failed := l.inner.Close(); failed != nil {
+			err = failed
+		}
+	}()
+	return l.fs.apply(Unlock, l.path, 0).err
 }

@@ -90,11 +90,12 @@ func (f *file) Punch(off, n int64) error {
 
 // Close closes also when it is told to fail: the system closes a descriptor whatever
 // it says.
-func (f *file) Close() error {
-	e := f.fs.apply(Close, f.path, 0)
-	f.fs.opened(-1)
-	if err := f.inner.Close(); err != nil {
-		return err
-	}
-	return e.err
+func (f *file) Close() (err error) {
+	defer func() { // also if a hook panics
+		f.fs.opened(-1)
+		if failed := f.inner.Close(); failed != nil {
+			err = failed
+		}
+	}()
+	return f.fs.apply(Close, f.path, 0).err
 }
