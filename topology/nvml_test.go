@@ -60,7 +60,7 @@ var dgxAddresses = []string{"0000:07:00.0", "0000:0f:00.0", "0000:47:00.0", "000
 
 // TestPublishedMatrix: of a DGX A100 we say what nvidia-smi does, as it is published.
 func TestPublishedMatrix(t *testing.T) {
-	top := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(a100s(dgxAddresses...))})
+	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVML(a100s(dgxAddresses...))})
 	if len(top.Warnings) > 0 {
 		t.Errorf("warnings %q", top.Warnings)
 	}
@@ -108,7 +108,7 @@ func TestPublishedMatrix(t *testing.T) {
 
 func TestNVMLFields(t *testing.T) {
 	lib := a100s("0000:07:00.0")
-	top := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(lib)})
+	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVML(lib)})
 	g := top.GPUs[0]
 	if g.Name != "Mock NVIDIA A100-SXM4-40GB" || g.UUID != "GPU-a0000000-0000-4000-8000-000000000000" || g.PCIAddress != "0000:07:00.0" || g.DeviceID != "10de:20b0" ||
 		g.MemoryBytes != 40*gib || g.FreeBytes != 39*gib || g.PCIeGeneration != 4 || g.PCIeWidth != 16 || g.Node != 3 || g.MemoryNode != 3 || g.Driver != "nvidia" || g.MIGEnabled {
@@ -139,7 +139,7 @@ func TestDirectNVLinks(t *testing.T) {
 		dev.GetNvLinkRemotePciInfoFunc = func(link int) (nvml.PciInfo, nvml.Return) { return busID(ends[link]), nvml.SUCCESS }
 		dev.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) { return nvml.NVLINK_DEVICE_TYPE_GPU, nvml.SUCCESS }
 	}
-	top := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(lib)})
+	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVML(lib)})
 	for _, c := range []struct {
 		a, b string
 		want topology.Path
@@ -199,7 +199,7 @@ func TestNVLinkReports(t *testing.T) {
 					return links[k].kind, nvml.SUCCESS
 				}
 			}
-			top := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(lib)})
+			top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVML(lib)})
 			for i, pair := range [3][2]string{{"GPU0", "GPU1"}, {"GPU0", "GPU2"}, {"GPU1", "GPU2"}} {
 				p, _ := top.Path(pair[0], pair[1])
 				if back, _ := top.Path(pair[1], pair[0]); p != c.want[i] || back != p {
@@ -264,7 +264,7 @@ func TestNodeByAffinity(t *testing.T) {
 			if c.cpus != nil {
 				dev.GetCpuAffinityFunc = func(int) ([]uint, nvml.Return) { return c.cpus, nvml.SUCCESS }
 			}
-			top := discover(t, topology.Options{Root: unpack(t, "numa-unknown"), GPUs: topology.NVML(lib)})
+			top := discover(t, topology.Options{Root: readOnly(t, "numa-unknown"), GPUs: topology.NVML(lib)})
 			g := top.GPUs[0]
 			if g.Node != c.want || g.CPUs.String() != c.near || c.want >= 0 && g.MemoryNode != c.want {
 				t.Errorf("node %d, memory of %d, CPUs %s; want %d, %s", g.Node, g.MemoryNode, g.CPUs, c.want, c.near)
@@ -276,7 +276,7 @@ func TestNodeByAffinity(t *testing.T) {
 	}
 	lib := a100s("0000:07:00.0")
 	lib.Devices[0].(*server.Device).GetMemoryAffinityFunc = func(int, nvml.AffinityScope) ([]uint, nvml.Return) { return []uint{1}, nvml.SUCCESS }
-	if g := discover(t, topology.Options{Root: unpack(t, "dgx-a100"), GPUs: topology.NVML(lib)}).GPUs[0]; g.Node != 3 {
+	if g := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVML(lib)}).GPUs[0]; g.Node != 3 {
 		t.Errorf("the kernel's node 3 became %d", g.Node)
 	}
 }

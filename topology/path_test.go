@@ -24,7 +24,7 @@ func env(value string) func(string) (string, bool) {
 
 func TestMatrices(t *testing.T) {
 	for _, machine := range []string{"workstation", "vm", "pod", "mig", "numa-unknown", "server", "laptop"} {
-		top := discover(t, topology.Options{Root: unpack(t, machine)})
+		top := discover(t, topology.Options{Root: readOnly(t, machine)})
 		m := top.Matrix()
 		golden(t, machine+".matrix", m.String())
 		for i, a := range m.Devices {
@@ -107,7 +107,7 @@ func TestPathOrder(t *testing.T) {
 // TestNICLevels: who meets a stricter level meets the looser ones.
 func TestNICLevels(t *testing.T) {
 	for machine, want := range map[string][3]int{"dgx-a100": {12, 10, 4}, "mig": {1, 1, 1}, "vm": {}, "workstation": {}} {
-		top := discover(t, topology.Options{Root: unpack(t, machine)})
+		top := discover(t, topology.Options{Root: readOnly(t, machine)})
 		var got [3]int
 		var looser []string
 		for i, level := range []topology.NICLevel{topology.NICPresent, topology.NICActive, topology.NICAddressed} {
@@ -280,7 +280,7 @@ func TestVisibleDevices(t *testing.T) {
 		}
 	}
 	// A machine without a GPU has nothing that a value could be checked against.
-	top, err := topology.Discover(t.Context(), topology.Options{Root: unpack(t, "vm"), LookupEnv: env("0,GPU-1")})
+	top, err := topology.Discover(t.Context(), topology.Options{Root: readOnly(t, "vm"), LookupEnv: env("0,GPU-1")})
 	if err != nil || len(top.GPUs) != 0 || len(top.Warnings) != 2 {
 		t.Errorf("got %+v, %v", top, err)
 	}
@@ -350,7 +350,7 @@ func TestVisibleOrder(t *testing.T) {
 }
 
 func TestMemoryNode(t *testing.T) {
-	top := discover(t, topology.Options{Root: unpack(t, "dgx-a100")})
+	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100")})
 	if n := top.MemoryNode(3); n != 3 {
 		t.Errorf("node 3: %d", n)
 	}

@@ -33,7 +33,9 @@ func TestHarmIsTold(t *testing.T) {
 				if free.MatchString(file) {
 					continue
 				}
-				harmed++
+				if harmed++; testing.Short() && harmed%8 != 0 {
+					continue
+				}
 				for name, harm := range harms {
 					path := filepath.Join(root, file)
 					saved := path + ".saved"

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -26,7 +27,42 @@ var machines = []string{"laptop", "vm", "server", "pod", "cgroup-v1", "broken", 
 // unpack makes a recorded machine and returns its root.
 func unpack(t testing.TB, machine string) string {
 	t.Helper()
-	dir := t.TempDir()
+	return unpackTo(t, machine, t.TempDir())
+}
+
+// readOnly returns the files of a machine which no test may change: they are written once.
+func readOnly(t testing.TB, name string) string {
+	t.Helper()
+	unpacked.Lock()
+	defer unpacked.Unlock()
+	dir := filepath.Join(unpacked.dir, name)
+	if err := os.Mkdir(dir, 0o700); errors.Is(err, fs.ErrExist) {
+		return dir
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	return unpackTo(t, name, dir)
+}
+
+var unpacked struct {
+	sync.Mutex
+	dir string
+}
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "machines")
+		if err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(dir)
+		unpacked.dir = dir
+		return m.Run()
+	}())
+}
+
+func unpackTo(t testing.TB, machine, dir string) string {
+	t.Helper()
 	if err := treefile.Unpack(filepath.Join("testdata", machine+".txtar"), dir); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +121,7 @@ func asJSON(t *testing.T, v any) string {
 func TestGolden(t *testing.T) {
 	for _, machine := range machines {
 		t.Run(machine, func(t *testing.T) {
-			top := discover(t, topology.Options{Root: unpack(t, machine)})
+			top := discover(t, topology.Options{Root: readOnly(t, machine)})
 			text := asJSON(t, top)
 			golden(t, machine+".json", text)
 			golden(t, machine+".table", top.String())
@@ -134,7 +170,7 @@ func TestMachines(t *testing.T) {
 			memory: 6 * gib, memorySource: "/sys/fs/cgroup/memory/memory.stat", cpuCount: 2, memoryNodes: "0", cgroup: 1},
 	} {
 		t.Run(machine, func(t *testing.T) {
-			top := discover(t, topology.Options{Root: unpack(t, machine)})
+			top := discover(t, topology.Options{Root: readOnly(t, machine)})
 			var nodes, disks, gpus []string
 			for _, n := range top.Nodes {
 				nodes = append(nodes, fmt.Sprintf("%d:%s", n.ID, n.CPUs))
@@ -399,7 +435,7 @@ func TestConcurrent(t *testing.T) {
 }
 
 func TestLookups(t *testing.T) {
-	top := discover(t, topology.Options{Root: unpack(t, "server")})
+	top := discover(t, topology.Options{Root: readOnly(t, "server")})
 	for _, c := range []struct{ a, b, want int }{{0, 0, 10}, {0, 1, 21}, {1, 0, 21}, {0, 7, 20}, {7, 7, 10}, {-1, -1, 20}, {-1, 0, 20}, {0, -1, 20}} {
 		if got := top.Distance(c.a, c.b); got != c.want {
 			t.Errorf("Distance(%d, %d) = %d, want %d", c.a, c.b, got, c.want)

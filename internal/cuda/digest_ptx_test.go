@@ -86,8 +86,12 @@ func TestKernelComputesTheDigest(t *testing.T) {
 	if testing.Short() {
 		cases = cases[:len(cases)-2]
 	}
-	for _, c := range cases {
-		if err := c.check(k, lots); err != nil {
+	step := 1
+	if testing.Short() {
+		step = 5 // which has no factor in common with the turns of the cases
+	}
+	for i := 0; i < len(cases); i += step {
+		if err := cases[i].check(k, lots); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -95,7 +99,7 @@ func TestKernelComputesTheDigest(t *testing.T) {
 
 // Mistakes in the text are found, so the test above can fail.
 func TestMistakesInTheKernelAreFound(t *testing.T) {
-	text := cuda.DigestPTX()
+	text, tried := cuda.DigestPTX(), 0
 	for name, c := range map[string]struct{ old, new string }{
 		"another rotation":                   {"turned_low, high, low, 31", "turned_low, high, low, 30"},
 		"halves exchanged":                   {"{low, high}, h", "{high, low}, h"},
@@ -122,6 +126,9 @@ func TestMistakesInTheKernelAreFound(t *testing.T) {
 		"a register of no value":             {"mov.u64 sum, 0;", ""},
 		"words of the wrong width":           {"add.u64 end, at, t", "add.u64 end, at, tid"},
 	} {
+		if tried++; testing.Short() && tried > 6 {
+			break // others in the next run: a map has no order
+		}
 		broken := strings.ReplaceAll(text, c.old, c.new)
 		if broken == text {
 			t.Errorf("%s: %q is not in the text", name, c.old)
