@@ -3,6 +3,9 @@ package spillway_test
 import (
 	"bytes"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -50,5 +53,33 @@ func TestLimitLoweredByAnother(t *testing.T) {
 		if s := log.String(); strings.Count(s, "than its quota allows") != 1 || !strings.Contains(s, "used=41943040") || !strings.Contains(s, "limit=10485760") {
 			t.Errorf("the log:\n%s", s)
 		}
+	})
+}
+
+// TestRemovedLedgerIsLogged: that somebody removed the files of a ledger is logged while the
+// engine works, and not only when it is closed. The line names the space.
+func TestRemovedLedgerIsLogged(t *testing.T) {
+	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
+		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ledger := t.TempDir()
+		var log syncBuffer
+		eng, err := spillway.Open(t.Context(), spillway.Config{
+			GPUs: []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}, {Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 1 << 20,
+			Disks: []spillway.Disk{}, Quota: &quota.Settings{Ledger: ledger}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(filepath.Join(ledger, "sim-1")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if eng.Leases()[1].Lost() != 1 || log.count("somebody removed files of the ledger") != 1 || log.count("space=gpu:1") != 1 {
+			t.Errorf("before it is closed the log has:\n%s", log.String())
+		}
+		closeClean(t, eng)
 	})
 }

@@ -3,8 +3,10 @@ package spillway_test
 import (
 	"context"
 	"errors"
+	"log"
 	"log/slog"
 	"math/big"
+	"os"
 	"reflect"
 	"runtime"
 	"slices"
@@ -240,6 +242,16 @@ var settings = []setting{
 		c.Disks = []spillway.Disk{}
 		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Disk, 0) == nil }
 	}},
+	{field: "Disks", with: func(t *testing.T, c *spillway.Config) {
+		c.Disks = []spillway.Disk{}
+		t.Setenv("TMPDIR", t.TempDir())
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Disks = nil
+		return func(eng *spillway.Engine) bool {
+			s := spaceAt(eng, tier.Disk, 0)
+			return s != nil && s.Pool().(*disk.Volume).Dir() == os.TempDir() && spaceAt(eng, tier.Disk, 1) == nil
+		}
+	}},
 	{field: "Disks.Dir", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		dir := t.TempDir()
 		c.Disks[0].Dir = dir
@@ -467,6 +479,13 @@ var settings = []setting{
 		c.Topology.Warnings = []string{"/proc/x: the test hides it, a cgroup"}
 		return func(*spillway.Engine) bool { return strings.Contains(log.String(), "the test hides it") }
 	}},
+	{field: "Logger", with: func(t *testing.T, c *spillway.Config) {
+		c.Topology.Warnings = []string{"/proc/x: the test hides it, a cgroup"}
+	}, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Logger = nil
+		log := defaultLog(t)
+		return func(*spillway.Engine) bool { return strings.Contains(log.String(), "the test hides it") }
+	}},
 	{field: "MoveEvents", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		told := 0
 		c.MoveEvents.Moved = func(convert.Moved) { told++ }
@@ -512,6 +531,19 @@ var settings = []setting{
 			return told == 1
 		}
 	}},
+}
+
+// defaultLog makes the default logger write to what it returns until the test ends.
+func defaultLog(t *testing.T) *syncBuffer {
+	before, writer, flags := slog.Default(), log.Writer(), log.Flags()
+	t.Cleanup(func() {
+		slog.SetDefault(before)
+		log.SetOutput(writer) // which the line above does not put back
+		log.SetFlags(flags)
+	})
+	var b syncBuffer
+	slog.SetDefault(slog.New(slog.NewTextHandler(&b, nil)))
+	return &b
 }
 
 // otherMarks are no tier's own.
