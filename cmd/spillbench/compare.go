@@ -121,10 +121,9 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
 	}
-	res, err := peer.Run(ctx, peer.Config{
-		Open: open, Inputs: inputs, Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
-		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Rate: m.config.DiskThrottleBytesPerS, Batches: batches, Progress: drawn,
-	})
+	cfg := f.both(m)
+	cfg.Open, cfg.Inputs, cfg.Batches, cfg.Progress = open, inputs, batches, drawn
+	res, err := peer.Run(ctx, cfg)
 	drawn.Close()
 	if err != nil {
 		return m.blame(ctx, comparing(err))
@@ -139,6 +138,14 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 		out.warn(lines)
 	}
 	return err
+}
+
+// both is what both sides do, but for the input.
+func (f *compareFlags) both(m *machine) peer.Config {
+	return peer.Config{
+		Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
+		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Rate: m.config.DiskThrottleBytesPerS,
+	}
 }
 
 // comparing gives what ended the comparison its exit status.

@@ -381,7 +381,7 @@ func pathless(err error) error {
 // explain adds to an error of opening which flag would help.
 func (e *engineFlags) explain(ctx context.Context, err error) error {
 	switch {
-	case errors.Is(err, spillway.ErrShareOfSimulated) && e.gpu != "cuda":
+	case errors.Is(err, spillway.ErrShareOfSimulated):
 		return &fail.Error{Status: fail.Usage, Err: fmt.Errorf("--gpu-memory %s: %w", e.gpuMemory.String(), err), Fix: "give a size, such as 512MiB"}
 	case errors.Is(err, tier.ErrNotSupported) && e.gpu == "cuda":
 		return &fail.Error{Status: fail.Environment, Err: err, Fix: "install NVIDIA's driver and start containers with --gpus; or use --gpu sim for the simulated one"}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -35,9 +34,7 @@ func (f *outputFlags) open(stdout, stderr io.Writer) (*output, error) {
 	}
 	info, err := os.Stat(o.target)
 	switch {
-	case err == nil && info.IsDir():
-		return nil, fail.Usagef("--json %s is a directory (name a file in it)", path)
-	case err == nil && !info.Mode().IsRegular():
+	case err == nil && !info.Mode().IsRegular(): // a directory cannot be opened so
 		o.device, err = os.OpenFile(o.target, os.O_WRONLY, 0)
 		o.target = ""
 	default:
@@ -66,7 +63,6 @@ func (o *output) write(document any) error {
 		return o.toStdout(b.Bytes())
 	case o.device != nil:
 		_, err = o.device.Write(b.Bytes())
-		err = errors.Join(err, o.close())
 	default:
 		err = storeFile(o.target, b.Bytes())
 	}
@@ -94,7 +90,7 @@ func (o *output) toStdout(text []byte) error {
 	return nil
 }
 
-// close gives back what write did not use.
+// close closes the device, if there is one.
 func (o *output) close() error {
 	f := o.device
 	o.device = nil

@@ -98,11 +98,10 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 	if err != nil {
 		return err
 	}
-	plan, err := headroom.Divide(top.Limits, 0, 0)
+	plan, err := new(engineFlags).divide(top, 0)
 	if err != nil {
 		return err
 	}
-	plan.Apply()
 	env := report.MachineEnv(ctx, top)
 	env.ProbeDisk(os.TempDir()) // no part of the figures, and of every description of a machine
 	doc := &report.Reserve{
