@@ -228,7 +228,7 @@ func TestBandwidthFaults(t *testing.T) {
 		}
 	}
 	var doc report.Bandwidth
-	decode(t, succeed(t, append(slices.Clone(one), "--quiet", "--fault=op=read,kind=slow:0.1")...).stdout, &doc)
+	decode(t, chanceOfSeed(t, one...).stdout, &doc)
 	if f := doc.Config.Faults; len(f) != 1 || f[0].Hits == 0 {
 		t.Errorf("the faults are told as %+v", f)
 	}

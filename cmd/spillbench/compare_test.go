@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // briefly is compare with little data.
@@ -118,6 +120,64 @@ func TestCompareErrors(t *testing.T) {
 	}
 }
 
+// TestCompareSides: the peer has the directory, the memory and the rate that ours has.
+func TestCompareSides(t *testing.T) {
+	f := compareFlags{rounds: 3}
+	f.input.repeat, f.input.workers = 5, 6
+	m := &machine{config: report.Config{HostMemoryBytes: 7, DiskThrottleBytesPerS: 8, Disks: []report.Disk{{Dir: "/a"}, {Dir: "/b"}}}}
+	want := peer.Config{Repeat: 5, Rounds: 3, Workers: 6, Dir: "/a", Memory: 7, Rate: 8}
+	if got := f.both(m); !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// TestCompareFigures: of rounds whose times are known each figure is what the document says it is.
+func TestCompareFigures(t *testing.T) {
+	const gib, s = 1 << 30, time.Second
+	var f compareFlags
+	m := &machine{warnings: func() []tier.Warning { return nil }}
+	doc := f.document(m, []string{"a"}, peer.Result{
+		Rows: 5, Batches: 3, Bytes: 8 * gib, Verified: 7,
+		Ours:      []peer.Times{{Write: 1 * s, Read: 2 * s}, {Write: 2 * s, Read: 1 * s}, {Write: 4 * s, Read: 4 * s}},
+		Put:       []time.Duration{6 * s, 2 * s, 0},
+		Rewritten: []peer.Times{{Write: 8 * s, Read: 16 * s}},
+		Peer:      []peer.Times{{Write: 4 * s, Read: 4 * s}, {Write: 6 * s, Read: 5 * s}, {Write: 4 * s, Read: 4 * s}},
+		Warm:      []peer.Times{{Write: 32 * s, Read: 64 * s}},
+	})
+	ours := report.OurRates{Rates: report.Rates{WriteGiBPerS: 4, ReadGiBPerS: 4}, Rewritten: report.Rates{WriteGiBPerS: 1, ReadGiBPerS: 0.5}, PutWriteGiBPerS: 2}
+	theirs := report.PeerRates{Rates: report.Rates{WriteGiBPerS: 2, ReadGiBPerS: 2}, Warm: report.Rates{WriteGiBPerS: 0.25, ReadGiBPerS: 0.125}}
+	if doc.Ours != ours || doc.Peer != theirs {
+		t.Errorf("ours %+v, the peer's %+v", doc.Ours, doc.Peer)
+	}
+	if want := (report.Ratios{Write: 3, WriteMin: 1, WriteMax: 4, Read: 2, ReadMin: 1, ReadMax: 5}); doc.Ratio != want {
+		t.Errorf("ratios %+v, want %+v", doc.Ratio, want)
+	}
+	if doc.Verify != (report.Verification{Checked: true, Batches: 7}) || doc.Input.Bytes != 8*gib || doc.Input.Batches != 3 || doc.Input.Rows != 5 {
+		t.Errorf("%+v, %+v", doc.Verify, doc.Input)
+	}
+}
+
+// TestCompareNotes: where the comparison is not what its help promises that is noted, and else nothing is.
+func TestCompareNotes(t *testing.T) {
+	for _, c := range []struct {
+		res   peer.Result
+		env   report.Env
+		disks []report.Disk
+		want  string // "": nothing
+	}{
+		{peer.Result{}, report.Env{DirectIO: true}, []report.Disk{{Dir: "/a"}}, ""},
+		{peer.Result{CacheStays: true}, report.Env{DirectIO: true}, []report.Disk{{Dir: "/a"}}, "the page cache cannot be dropped"},
+		{peer.Result{}, report.Env{}, []report.Disk{{Dir: "/a"}}, "there is no direct I/O"},
+		{peer.Result{}, report.Env{DirectIO: true}, []report.Disk{{Dir: "/a"}, {Dir: "/b"}}, "the peer's file is in /a alone"},
+	} {
+		m := &machine{notes: &notes{}, env: c.env, config: report.Config{Disks: c.disks}}
+		new(compareFlags).note(m, c.res)
+		if got := m.notes.lines(); len(got) != min(1, len(c.want)) || !strings.Contains(strings.Join(got, ""), c.want) {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
 // TestCompareMismatch: other data than was spilled is a failed verification, and one
 // line. That it is found, the tests of package peer show.
 func TestCompareMismatch(t *testing.T) {
@@ -189,8 +249,8 @@ func TestCompareFaults(t *testing.T) {
 		}
 	}
 	var doc report.Compare
-	decode(t, succeed(t, append(slices.Clone(briefly), "--fault=op=read,kind=short", "--quiet", "--json=-")...).stdout, &doc)
-	if f := doc.Config.Faults; len(f) != 1 || f[0].Hits == 0 {
+	decode(t, chanceOfSeed(t, append(slices.Clone(briefly), "--fault=op=read,kind=short")...).stdout, &doc)
+	if f := doc.Config.Faults; len(f) != 2 || f[0].Hits == 0 || f[1].Hits == 0 {
 		t.Errorf("the faults are told as %+v", f)
 	}
 }

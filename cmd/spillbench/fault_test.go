@@ -1,10 +1,13 @@
 package main
 
 import (
+	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
@@ -96,6 +99,56 @@ func TestSeveralFaults(t *testing.T) {
 	f := doc.Config.Faults
 	if len(f) != 3 || f[0].Hits == 0 || f[1].Hits == 0 || f[2] != (report.Fault{Spec: "op=copy,kind=slow:0.1,times=3", Hits: 3}) {
 		t.Errorf("%+v", f)
+	}
+}
+
+// hitsOfChance are how many of n operations a fault of writing hits with a seed.
+func hitsOfChance(t *testing.T, spec string, seed uint64, n int) (hits int64) {
+	t.Helper()
+	var specs inject.Specs
+	if err := specs.Set(spec); err != nil {
+		t.Fatal(err)
+	}
+	faults := inject.New(specs, 0, seed)
+	f, err := faults.Volume().Create(filepath.Join(t.TempDir(), "f"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	faults.Arm()
+	for range n {
+		if _, err := f.WriteAt([]byte("x"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return faults.Hits()[0]
+}
+
+// chanceOfSeed runs a command with a fault that happens by chance, and checks that the chance is
+// that of --seed. The document is on standard output.
+func chanceOfSeed(t *testing.T, args ...string) ran {
+	t.Helper()
+	const spec, seed = "op=write,kind=slow:0.001,p=0.5", 7
+	r := command(t, t.Context(), append(slices.Clone(args), "--json=-", "--fault="+spec, fmt.Sprint("--seed=", seed))...)
+	_, told, _ := strings.Cut(r.stderr, "--fault "+spec+", hits: ")
+	var hits int64
+	var n int
+	if _, err := fmt.Sscanf(told, "%d of %d operations", &hits, &n); r.status != 0 || err != nil || n < 20 {
+		t.Fatalf("%q ended with %d, of %d operations (%v): %s", args, r.status, n, err, r.stderr)
+	}
+	if want := hitsOfChance(t, spec, seed, n); hits != want {
+		t.Errorf("%q: %d of %d operations were hit, and with the seed it is %d", args, hits, n, want)
+	}
+	return r
+}
+
+// TestSeedOfFaults: chance is that of --seed. TestCompareFaults and TestBandwidthFaults show
+// the same of their commands.
+func TestSeedOfFaults(t *testing.T) {
+	var doc report.Run
+	decode(t, chanceOfSeed(t, append([]string{"run", "--rows-per-batch=500"}, small...)...).stdout, &doc)
+	if f := doc.Config.Faults; len(f) != 1 || f[0].Hits == 0 {
+		t.Errorf("the faults are told as %+v", f)
 	}
 }
 

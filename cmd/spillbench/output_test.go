@@ -54,6 +54,25 @@ func TestResultToDevice(t *testing.T) {
 	}
 }
 
+// TestWhereNotesGo: notes are on standard error where no table carries them, but not with --quiet.
+func TestWhereNotesGo(t *testing.T) {
+	for flags, want := range map[outputFlags]string{
+		{}:                       "",
+		{quiet: true}:            "",
+		{json: "-"}:              "spillbench: note: one\nspillbench: note: two\n",
+		{json: "-", quiet: true}: "",
+	} {
+		var stderr strings.Builder
+		o, err := flags.open(io.Discard, &stderr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o.warn([]string{"one", "two"}); stderr.String() != want {
+			t.Errorf("%+v: %q, want %q", flags, stderr.String(), want)
+		}
+	}
+}
+
 // TestResultHasNoOtherName: until a result is written there is nothing where it
 // goes, and then there is only the result: a process killed at any moment leaves
 // no other file.

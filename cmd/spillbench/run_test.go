@@ -2,14 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
@@ -115,6 +118,48 @@ func TestSeed(t *testing.T) {
 	}
 }
 
+// TestSources: what is put, in batches of what size and how many, and how files are read.
+func TestSources(t *testing.T) {
+	const mib = 1 << 20
+	m := &machine{config: report.Config{GPUMemoryBytes: 20 * mib, HostMemoryBytes: 10 * mib}}
+	for _, c := range []struct{ rows, bytes, want int64 }{
+		{0, 1, smallestGenerated / gen.RowBytes},
+		{0, mib, mib / gen.RowBytes},
+		{0, 1 << 40, largestGenerated / gen.RowBytes},
+		{7, mib, 7},
+	} {
+		f := inputFlags{repeat: 2, rowsPerBatch: c.rows, seed: 9}
+		if got, want := f.table(30*mib, c.bytes), (gen.Config{Seed: 9, Rows: 90 * mib / gen.RowBytes, RowsPerBatch: c.want}); got != want {
+			t.Errorf("%+v: %+v, want %+v", c, got, want)
+		}
+		n := int64(0)
+		for put := int64(0); put < 90*mib/gen.RowBytes; put += c.want {
+			n += 2
+		}
+		if inputs, names, batches := f.sources(m, c.bytes); len(inputs) != 1 || len(names) != 1 || batches != n {
+			t.Errorf("%+v: %d inputs, %q, %d batches; want %d", c, len(inputs), names, batches, n)
+		}
+	}
+	table := writeTable(t, "t.parquet", 1, 5000)
+	f := inputFlags{repeat: 1, workers: 1, files: []string{table, table + ".missing"}}
+	if err := f.validate(); fail.Status(err) != fail.Usage || !strings.Contains(fail.Line(err), table+".missing") {
+		t.Errorf("a file that is missing: %v", err)
+	}
+	m.plan.Heap = 1
+	inputs, names, _ := f.sources(m, mib)
+	if len(inputs) != 2 || !slices.Equal(names, f.files) {
+		t.Fatalf("%d inputs, %q", len(inputs), names)
+	}
+	src, err := inputs[0].Open(t.Context())
+	if err == nil {
+		_, err = src.Next(t.Context())
+		err = errors.Join(err, src.Close())
+	}
+	if err == nil {
+		t.Error("a file was read into memory that the process may not have")
+	}
+}
+
 // TestInputs: every format, cut, repeated, in partitions, placed both ways.
 func TestInputs(t *testing.T) {
 	for _, name := range []string{"t.parquet", "t.arrow", "t.arrows", "t.csv"} {
@@ -191,26 +236,31 @@ func TestInterrupted(t *testing.T) {
 		return // what follows sees its spill file in /proc
 	}
 	// Cancelled once its spill file is open, which is before or while it loads.
-	dir := t.TempDir()
-	ctx, cancel = context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer cancel()
-		for ctx.Err() == nil && !holdsFileIn(dir) {
-			runtime.Gosched()
+	for _, args := range [][]string{
+		{"run", "--gpu-memory=64MiB", "--host-memory=64MiB", "--repeat=1000"},
+		append([]string{"verify"}, slices.Repeat([]string{writeTable(t, "t.arrow", 1, 100)}, 1000)...),
+	} {
+		dir := t.TempDir()
+		ctx, cancel = context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			defer cancel()
+			for ctx.Err() == nil && !holdsFileIn(dir) {
+				runtime.Gosched()
+			}
+		}()
+		out := t.TempDir()
+		r := command(t, ctx, append(args, "--disk", dir, "--json", filepath.Join(out, "out.json"))...)
+		cancel()
+		<-done
+		if r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%s, cancelled while it works: %d, %q", args[0], r.status, r.stderr)
 		}
-	}()
-	out := t.TempDir()
-	r := command(t, ctx, "--gpu-memory=64MiB", "--host-memory=64MiB", "--repeat=1000", "--disk", dir, "--json", filepath.Join(out, "out.json"))
-	cancel()
-	<-done
-	if r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
-		t.Errorf("cancelled while loading: %d, %q", r.status, r.stderr)
-	}
-	for _, d := range []string{dir, out} {
-		if left, err := os.ReadDir(d); err != nil || len(left) != 0 {
-			t.Errorf("left %v, %v", left, err)
+		for _, d := range []string{dir, out} {
+			if left, err := os.ReadDir(d); err != nil || len(left) != 0 {
+				t.Errorf("%s left %v, %v", args[0], left, err)
+			}
 		}
 	}
 }

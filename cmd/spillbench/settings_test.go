@@ -198,6 +198,41 @@ func TestBlame(t *testing.T) {
 	}
 }
 
+// TestExplain: an error of opening has the status and the advice of its kind, or stays as it is.
+func TestExplain(t *testing.T) {
+	running := t.Context()
+	interrupted, cancel := context.WithCancel(running)
+	cancel()
+	full := fmt.Errorf("host:0: %w", tier.ErrNoSpace)
+	for i, c := range []struct {
+		ctx    context.Context
+		gpu    string
+		err    error
+		status int
+		says   string
+	}{
+		{running, "auto", fmt.Errorf("gpu:0: %w: %w", spillway.ErrShareOfSimulated, tier.ErrNotSupported), 2, "--gpu-memory 25%: gpu:0: "},
+		{running, "auto", spillway.ErrShareOfSimulated, 2, "(give a size, such as 512MiB)"},
+		{running, "cuda", tier.ErrNotSupported, 3, "(install NVIDIA's driver"},
+		{running, "auto", tier.ErrNotSupported, 3, "(see --gpu-memory, --host-memory and --disk)"}, // it is not the GPU
+		{running, "auto", errors.New("no"), 3, "no (see --gpu-memory, --host-memory and --disk)"},
+		{running, "auto", full, 3, ""},
+		{interrupted, "auto", context.Canceled, 3, ""},
+	} {
+		f := flagsOf(t, "--gpu-memory=25%", "--gpu="+c.gpu)
+		got := f.explain(c.ctx, c.err)
+		if c.says == "" {
+			if got != c.err {
+				t.Errorf("%d: %v became %v", i, c.err, got)
+			}
+			continue
+		}
+		if fail.Status(got) != c.status || !errors.Is(got, c.err) || !strings.Contains(fail.Line(got), c.says) {
+			t.Errorf("%d: status %d, %s", i, fail.Status(got), fail.Line(got))
+		}
+	}
+}
+
 // TestNotes: a warning is kept once, with how often it came, in one line, in the order of the first times.
 func TestNotes(t *testing.T) {
 	var n notes

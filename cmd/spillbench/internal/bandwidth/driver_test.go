@@ -19,14 +19,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// emulated opens an engine on an emulated GPU, with 2 MiB of each memory and no disk. When the test ends it holds
+// emulated opens an engine on an emulated GPU, with 2 MiB of each memory and these disks. When the test ends it holds
 // what it held, and nothing is left in the driver.
-func emulated(t *testing.T) *spillway.Engine {
+func emulated(t *testing.T, disks ...spillway.Disk) *spillway.Engine {
 	t.Helper()
 	emulator := cudatest.New(t, cudatest.Config{Memory: 4 << 20})
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPU{{Backend: spillway.CUDA, Memory: 2 << 20}}, CUDALibrary: emulator.Path, HostMemory: 2 << 20,
-		Disks: []spillway.Disk{}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Disks: append([]spillway.Disk{}, disks...), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -107,6 +107,18 @@ func TestByDriverCancelled(t *testing.T) {
 	}
 }
 
+// TestFitByDriver: what the driver copies takes as much of the memories as the batches do, and
+// nothing of the disk.
+func TestFitByDriver(t *testing.T) {
+	cfg := small(emulated(t, spillway.Disk{Dir: t.TempDir(), Capacity: 768 << 10}))
+	cfg.Sizes, cfg.Threads = []int64{512 << 10, 1 << 20}, []int{1}
+	skipped, err := Fit(cfg)
+	var full *tier.NoSpaceError
+	if err != nil || len(skipped) != 1 || skipped[0].Bytes != 1<<20 || !errors.As(skipped[0], &full) || full.Space.Kind != tier.GPU || full.Requested != 2<<20 {
+		t.Errorf("left out %v, %v", skipped, err)
+	}
+}
+
 // TestLanes: what the driver copies arrives, all of it.
 func TestLanes(t *testing.T) {
 	eng := emulated(t)
@@ -119,6 +131,11 @@ func TestLanes(t *testing.T) {
 	defer func() {
 		if err := all.close(); err != nil {
 			t.Error(err)
+		}
+		for _, l := range all {
+			if err := l.stream.Close(); !errors.Is(err, tier.ErrClosed) {
+				t.Errorf("a stream was left open: %v", err)
+			}
 		}
 	}()
 	memory := func(l *lane) (whole []byte) {

@@ -99,6 +99,13 @@ func TestTransferFails(t *testing.T) {
 				t.Errorf("side %d, part %d: %v", who, what, err)
 			}
 		}
+		var s script
+		l := s.loop(3)
+		one := []*side{&l.ours, &l.raw, &l.again}[who]
+		one.finish = func() error { return broken }
+		if _, err := l.run(t.Context()); !errors.Is(err, broken) {
+			t.Errorf("side %d, what follows a turn: %v", who, err)
+		}
 	}
 }
 

@@ -7,10 +7,14 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -160,6 +164,7 @@ func TestRawFileFails(t *testing.T) {
 		anonymous bool
 	}{
 		{faultfs.Allocate, syscall.ENOSPC, true, true},
+		{faultfs.Allocate, syscall.EDQUOT, true, true},
 		{faultfs.Allocate, syscall.EIO, false, true},
 		{faultfs.Create, syscall.EACCES, false, false},
 		{faultfs.Remove, syscall.EIO, false, false},
@@ -234,6 +239,28 @@ func TestFreshRoom(t *testing.T) {
 	}
 }
 
+// TestKeptRoom: a volume that cannot give its room back is an error, for what it hands out next
+// would not be fresh.
+func TestKeptRoom(t *testing.T) {
+	eng := engineOn(t, faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Punch}, Effect: faultfs.Fail(errors.ErrUnsupported)}), convert.CodecNone)
+	v := eng.Spaces()[2].Pool().(*disk.Volume)
+	var room [2]tier.Memory // of one piece of the file
+	for i := range room {
+		var err error
+		if room[i], err = v.Alloc(64<<10, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v.Free(room[0], func() {})
+	if err := trim(t.Context(), v); err == nil || !strings.Contains(err.Error(), " keeps ") {
+		t.Errorf("with a half in use: %v", err)
+	}
+	v.Free(room[1], func() {})
+	if err := trim(t.Context(), v); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRequestsAreMany: as many are under way as the limit says.
 func TestRequestsAreMany(t *testing.T) {
 	all := make(chan struct{}, rawDepth)
@@ -259,4 +286,24 @@ func TestRequestsAreMany(t *testing.T) {
 	if err := requests(t.Context(), make([]byte, tier.Page), 0, func([]byte, int64) (int, error) { return 0, nil }); !errors.Is(err, io.ErrNoProgress) {
 		t.Errorf("no progress ends with %v", err)
 	}
+}
+
+// TestRequestsEnd: when one has failed, no other is begun.
+func TestRequestsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := errors.New("broken")
+		var begun atomic.Int64
+		err := requests(t.Context(), make([]byte, 16*rawDepth*rawRequest), 0, func(p []byte, off int64) (int, error) {
+			begun.Add(1)
+			if off == 0 {
+				time.Sleep(time.Second) // until all others have begun
+				return 0, broken
+			}
+			time.Sleep(2 * time.Second) // until that one has failed
+			return len(p), nil
+		})
+		if !errors.Is(err, broken) || begun.Load() != rawDepth {
+			t.Errorf("%d requests were begun, %v", begun.Load(), err)
+		}
+	})
 }

@@ -107,6 +107,26 @@ func TestPlace(t *testing.T) {
 	}
 }
 
+// TestWithin: a place is in a piece of the file if all of each batch is.
+func TestWithin(t *testing.T) {
+	for _, c := range []struct {
+		first, n, bytes int64
+		want            bool
+	}{
+		{100, 40, 10, true}, // just
+		{100, 39, 10, false},
+		{101, 40, 10, false},
+		{100, 40, 11, false},
+		{0, 1000, 10, true},
+		{-1, 1000, 10, false}, // it is in pieces
+	} {
+		p := &place{at: []int64{130, 100}}
+		if got := p.within(c.first, c.n, c.bytes); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
 // TestNoPlace: batches that are compressed, and volumes with more files than one, have none; then the
 // limit has files of its own.
 func TestNoPlace(t *testing.T) {

@@ -163,3 +163,46 @@ func TestDevicesFail(t *testing.T) {
 		t.Errorf("hits %v", got)
 	}
 }
+
+// TestChance: the same seed has the same operations hit, and another has others; on disks and
+// on devices.
+func TestChance(t *testing.T) {
+	const n = 64
+	ofDisk := func(seed uint64) string {
+		f := New(parse(t, "op=write,kind=eio,p=0.5"), 0, seed)
+		file := create(t, f.Volume())
+		f.Arm()
+		return pattern(n, func() bool { _, err := file.WriteAt([]byte("x"), 0); return err != nil })
+	}
+	ofDevice := func(seed uint64) string {
+		inner, err := sim.New(sim.Config{Memory: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := New(parse(t, "op=alloc,kind=oom,p=0.5"), 0, seed)
+		dev := f.Device(inner)
+		defer dev.Close()
+		s, err := dev.NewStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Arm()
+		return pattern(n, func() bool { _, err := dev.Alloc(s, 8); return err != nil })
+	}
+	for what, hit := range map[string]func(seed uint64) string{"disk": ofDisk, "device": ofDevice} {
+		if a, b, c := hit(5), hit(5), hit(6); a != b || a == c {
+			t.Errorf("%s: seeds 5, 5 and 6 hit\n%s\n%s\n%s", what, a, b, c)
+		}
+	}
+}
+
+// pattern says which of n operations failed.
+func pattern(n int, failed func() bool) string {
+	out := make([]byte, n)
+	for i := range out {
+		if out[i] = '.'; failed() {
+			out[i] = 'x'
+		}
+	}
+	return string(out)
+}

@@ -424,3 +424,17 @@ func TestCancelled(t *testing.T) {
 		t.Errorf("after a cancelled read: %v, %v", rec, err)
 	}
 }
+
+// TestClosingFails: that a file could not be closed is told.
+func TestClosingFails(t *testing.T) {
+	s, err := Open(t.Context(), write(t, "a", encode(t, asFile(), 10, 10)), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("closing what is closed: %v", err)
+	}
+}

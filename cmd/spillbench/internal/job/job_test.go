@@ -287,6 +287,11 @@ func (f *failing) Close() error {
 	return nil
 }
 
+// unclosed is a source that is read, and fails when it is closed.
+type unclosed struct{ Source }
+
+func (unclosed) Close() error { return errSource }
+
 // TestSourceFails: a source's error ends the job, and the source is closed.
 func TestSourceFails(t *testing.T) {
 	cfg := config(engine(t, spillway.GPU{}))
@@ -296,6 +301,13 @@ func TestSourceFails(t *testing.T) {
 	}})
 	if _, err := Run(t.Context(), cfg); !errors.Is(err, errSource) || !closed {
 		t.Errorf("got %v, closed %v", err, closed)
+	}
+	cfg.Inputs = []Input{{Name: "unclosed", Open: func(context.Context) (Source, error) {
+		src, err := gen.New(gen.Config{Rows: 100, RowsPerBatch: 100})
+		return unclosed{src}, err
+	}}}
+	if _, err := Run(t.Context(), cfg); !errors.Is(err, errSource) {
+		t.Errorf("a source that cannot be closed: %v", err)
 	}
 	cfg.Inputs = []Input{{Name: "worse", Open: func(context.Context) (Source, error) { return nil, io.ErrClosedPipe }}}
 	if _, err := Run(t.Context(), cfg); !errors.Is(err, io.ErrClosedPipe) {

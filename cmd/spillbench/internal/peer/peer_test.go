@@ -321,6 +321,17 @@ func TestFailures(t *testing.T) {
 			t.Errorf("ended with %v", err)
 		}
 	})
+	t.Run("an input that cannot be closed", func(t *testing.T) {
+		in := table(1)
+		open := in.Open
+		in.Open = func(ctx context.Context) (job.Source, error) {
+			src, err := open(ctx)
+			return unclosed{src}, err
+		}
+		if _, err := Run(t.Context(), newRig(t, in).Config); !errors.Is(err, errUnclosed) {
+			t.Errorf("ended with %v", err)
+		}
+	})
 	t.Run("no directory for the peer", func(t *testing.T) {
 		r := newRig(t, table(1))
 		cfg := r.Config
@@ -336,6 +347,13 @@ func TestFailures(t *testing.T) {
 		}
 	})
 }
+
+// unclosed is a source that fails when it is closed.
+type unclosed struct{ job.Source }
+
+var errUnclosed = errors.New("it cannot be closed")
+
+func (unclosed) Close() error { return errUnclosed }
 
 // coded is a batch whose dictionary is these words: a file of arrow-go's has one for
 // all batches.
@@ -354,9 +372,19 @@ func coded(t *testing.T, words ...string) arrow.RecordBatch {
 	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "c", Type: typ}}, nil), []arrow.Array{col}, int64(len(words)))
 }
 
-// TestLimitHeap: the limit is set while it is wanted, and a lower one stays.
+// TestLimitHeap: the limit is set while it is wanted, which is while the peer works, and a lower one stays.
 func TestLimitHeap(t *testing.T) {
 	before := memoryLimit()
+	r := &runner{cfg: Config{Memory: 1 << 30}}
+	err := r.withPeer(func(*ipcFiles) error {
+		if got := memoryLimit(); got < 1<<30 || got >= before {
+			t.Errorf("while the peer works the limit is %d", got)
+		}
+		return nil
+	})
+	if got := memoryLimit(); err != nil || got != before {
+		t.Errorf("the limit is %d, and was %d: %v", got, before, err)
+	}
 	end := limitHeap(1 << 30)
 	if got := memoryLimit(); got < 1<<30 || got >= before {
 		t.Errorf("the limit is %d", got)
