@@ -1,3 +1,8 @@
+// Not with the race detector, under which the memory of an engine with all defaults is made and
+// filled at once, and takes longer than most tests.
+
+//go:build !race
+
 package spillway_test
 
 import (

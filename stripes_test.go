@@ -132,10 +132,12 @@ func (s *striped) written() []int64 {
 func (s *striped) record() arrow.RecordBatch {
 	b := array.NewInt64Builder(memory.DefaultAllocator)
 	defer b.Release()
-	for range batchBytes / 8 {
+	values := make([]int64, batchBytes/8)
+	for i := range values {
 		s.next++
-		b.Append(s.next)
+		values[i] = s.next
 	}
+	b.AppendValues(values, nil)
 	column := b.NewArray()
 	schema := arrow.NewSchema([]arrow.Field{{Name: "n", Type: column.DataType()}}, nil)
 	return array.NewRecordBatch(schema, []arrow.Array{column}, int64(column.Len()))

@@ -1,17 +1,19 @@
 package tiertest
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
-// CopyTree copies what is in the directory src into dst, which need not be there. Where a file
-// has nothing but zeros its copy has holes: files of spill volumes are long, and hold little.
+// CopyTree copies what is in the directory src into dst, which need not be there. The holes of
+// a file are left out: files of spill volumes are long, and hold little.
 func CopyTree(t testing.TB, dst, src string) {
 	t.Helper()
 	err := filepath.WalkDir(src, func(path string, d fs.DirEntry, err error) error {
@@ -48,21 +50,30 @@ func copySparse(dst, src string, perm fs.FileMode) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	const block = 64 << 10
-	p, zeros := make([]byte, block), make([]byte, block)
-	for off := int64(0); ; {
-		n, err := io.ReadFull(in, p)
-		if n > 0 && !bytes.Equal(p[:n], zeros[:n]) {
-			if _, err := out.WriteAt(p[:n], off); err != nil {
-				return err
-			}
-		}
-		off += int64(n)
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return out.Truncate(off)
+	size, err := in.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	for off := int64(0); off < size; {
+		begin, err := in.Seek(off, unix.SEEK_DATA)
+		if errors.Is(err, syscall.ENXIO) { // only a hole is left
+			break
 		}
 		if err != nil {
 			return err
 		}
+		if off, err = in.Seek(begin, unix.SEEK_HOLE); err != nil {
+			return err
+		}
+		if _, err := in.Seek(begin, io.SeekStart); err != nil {
+			return err
+		}
+		if _, err := out.Seek(begin, io.SeekStart); err != nil {
+			return err
+		}
+		if _, err := io.CopyN(out, in, off-begin); err != nil { // by the kernel
+			return err
+		}
 	}
+	return out.Truncate(size)
 }

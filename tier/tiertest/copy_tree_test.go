@@ -2,6 +2,7 @@ package tiertest_test
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -9,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// TestCopyTree: names, modes and bytes are the source's, also of files that end in zeros, or
-// within a block.
+// TestCopyTree: names, modes and bytes are the source's, also of files that end in zeros or
+// in a hole.
 func TestCopyTree(t *testing.T) {
 	src, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
 	files := map[string][]byte{
@@ -26,6 +27,21 @@ func TestCopyTree(t *testing.T) {
 		if err := os.WriteFile(path, p, 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+	files["sparse"] = make([]byte, 3<<20) // holes, data, and both again
+	sparse, err := os.Create(filepath.Join(src, "sparse"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sparse.Close()
+	for _, off := range []int64{1 << 20, 2<<20 + 5} {
+		if _, err := sparse.WriteAt([]byte("data"), off); err != nil {
+			t.Fatal(err)
+		}
+		copy(files["sparse"][off:], "data")
+	}
+	if err := errors.Join(sparse.Truncate(3<<20), sparse.Chmod(0o600)); err != nil {
+		t.Fatal(err)
 	}
 	if err := os.Mkdir(filepath.Join(src, "nothing"), 0o700); err != nil {
 		t.Fatal(err)
