@@ -117,8 +117,9 @@ func split(rng *rand.Rand, d *batch.Descriptor, body []byte) [][]byte {
 // with all of them outside.
 func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
 	t.Helper()
-	for _, inline := range []int64{inlineMost, 0} {
-		checkRoundTripInline(t, rng, rec, inline)
+	checkRoundTripInline(t, rng, rec, inlineMost)
+	if slices.ContainsFunc(rec.Schema().Fields(), func(f arrow.Field) bool { return hasDictionary(f.Type) }) {
+		checkRoundTripInline(t, rng, rec, 0)
 	}
 }
 
@@ -235,13 +236,17 @@ func sliced(rec arrow.RecordBatch, from, to int64) arrow.RecordBatch { return re
 // without nulls, with some and with nothing else, as builders make arrays and as awkward
 // as they can be. Memory is counted.
 func TestRoundTrip(t *testing.T) {
+	first, step := testseed.Share(t, 3)
 	for i, dt := range arrowgen.Types() {
 		t.Run(fmt.Sprintf("%d-%s", i, dt), func(t *testing.T) {
 			t.Parallel()
 			mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
 			rng := rand.New(rand.NewPCG(uint64(i), 1))
 			schema := arrowgen.Schema(dt, arrow.PrimitiveTypes.Int8)
-			for _, nulls := range []float64{0, 0.3, 1} {
+			for n, nulls := range []float64{0, 0.3, 1} {
+				if (i+n)%step != first {
+					continue
+				}
 				for _, plain := range []bool{true, false} {
 					g := arrowgen.New(uint64(i))
 					g.Mem, g.Nulls, g.Plain = mem, nulls, plain

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -436,11 +437,12 @@ func codedBriefly() arrow.RecordBatch { return coded(0, 1500) }
 
 func everyDeviceOperationFailsOnce(t *testing.T, codec Codec, rec arrow.RecordBatch) {
 	injected := errors.New("injected")
+	first, step := testseed.Share(t, 4)
 	for _, stage := range []sim.Stage{sim.Submit, sim.Run} {
 		for _, how := range []string{"fail", "cancel"} {
 			tried := 0
 			for hit := true; hit; tried++ {
-				n := int64(tried)
+				n := int64(first + tried*step)
 				ctx, cancel := context.WithCancelCause(t.Context())
 				var armed atomic.Bool
 				var seen atomic.Int64
@@ -463,8 +465,8 @@ func everyDeviceOperationFailsOnce(t *testing.T, codec Codec, rec arrow.RecordBa
 				hit = seen.Load() > n
 				cancel(nil)
 			}
-			if tried < 10 {
-				t.Errorf("%v %s: only %d operations", stage, how, tried)
+			if tried*step < 10 {
+				t.Errorf("%v %s: only %d operations", stage, how, tried*step)
 			}
 		}
 	}
@@ -506,11 +508,11 @@ func everyFileOperationFailsOnce(t *testing.T, codec Codec, encrypt bool, rec ar
 	} {
 		t.Run(name, func(t *testing.T) {
 			tried := 0
-			step := 1
-			if raced {
+			first, step := testseed.Share(t, 4)
+			if !testing.Short() && raced {
 				step = 3
 			}
-			for n := 0; ; n += step {
+			for n := first; ; n += step {
 				ctx, cancel := context.WithCancel(t.Context())
 				m := newMachine(t, machineConfig{codec: codec, encrypt: encrypt})
 				b := m.put(t, rec, tier.GPU)

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apache/arrow-go/v18/arrow"
+
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/reservation"
@@ -74,11 +76,15 @@ func TestScratchIsInTheLedger(t *testing.T) {
 
 // Many transfers at once share the scratch that there is.
 func TestScratchIsBounded(t *testing.T) {
+	var recs [8]arrow.RecordBatch
+	for i := range recs {
+		recs[i] = arrowgen.Flights(uint64(i), 20_000)
+	}
 	for _, full := range []bool{false, true} { // then the heap is what it is of
 		m := newMachine(t, machineConfig{gpu: 24 << 20, host: 16 << 20, codec: CodecZstd, disk: 48 << 20})
 		var batches []*batch.Batch
-		for i := range 8 {
-			batches = append(batches, m.put(t, arrowgen.Flights(uint64(i), 20_000), tier.GPU))
+		for _, rec := range recs {
+			batches = append(batches, m.put(t, rec, tier.GPU))
 		}
 		var all reservation.Reservation
 		if full {

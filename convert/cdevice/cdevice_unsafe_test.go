@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -50,11 +51,15 @@ func TestRoundTripOfEveryType(t *testing.T) {
 		}
 		defer func() { _ = arrow.UnregisterExtensionType(name) }()
 	}
+	first, step := testseed.Share(t, 4)
 	for i, dt := range arrowgen.Types() {
 		if nestedExtension(dt) {
 			continue
 		}
-		for _, rows := range []int{0, 1, 70, 3000} {
+		for k, rows := range []int{0, 1, 70, 3000} {
+			if (i+k)%step != first {
+				continue
+			}
 			for _, form := range []batch.PayloadType{batch.GPUImage, batch.GPUTable} {
 				t.Run(fmt.Sprintf("%d %s/%d/%s", i, dt.Name(), rows, form), func(t *testing.T) {
 					rec := arrowgen.New(uint64(i)).Record(arrowgen.Schema(dt, arrow.PrimitiveTypes.Int32), rows)

@@ -35,13 +35,17 @@ var cuts = [][2]int{{0, 100}, {3, 97}, {8, 100}, {13, 14}, {64, 71}, {99, 100}, 
 func TestSlicesOfEveryType(t *testing.T) {
 	lib := buildConsumer(t)
 	r := newRig(t, nil)
+	first, step := testseed.Share(t, 3)
 	for i, dt := range arrowgen.Types() {
 		if nestedExtension(dt) || hasExtension(dt) {
 			continue
 		}
 		rec := arrowgen.New(uint64(i)).Record(arrowgen.Schema(dt, arrow.PrimitiveTypes.Int32), 100)
 		b := r.put(t, rec, batch.GPUImage)
-		for _, cut := range cuts {
+		for k, cut := range cuts {
+			if (i+k)%step != first {
+				continue
+			}
 			t.Run(fmt.Sprintf("%d %s/%d", i, dt.Name(), cut), func(t *testing.T) {
 				c := r.slice(t, b, cut[0], cut[1])
 				want := rec.NewSlice(int64(cut[0]), int64(cut[1]))

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -251,17 +252,18 @@ func (g *Gen) fixed(t arrow.FixedWidthDataType, n int) []byte {
 
 var specials = [...]float64{0, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), math.NaN(), 1.5}
 
-// text returns up to 40 bytes of UTF-8, mostly few.
-func (g *Gen) text() string {
+// runes are what texts consist of.
+var runes = strings.Split("abcdefghij ÄöКЖ中文😀\x00'\"\\", "")
+
+// text returns up to 40 characters of UTF-8, mostly few.
+func (g *Gen) text() []byte {
 	n := g.Rng.IntN(14)
 	if g.Rng.IntN(8) == 0 {
 		n = g.Rng.IntN(40)
 	}
-	const letters = "abcdefghij ÄöКЖ中文😀\x00'\"\\"
-	runes := []rune(letters)
-	s := ""
+	s := make([]byte, 0, 4*n)
 	for range n {
-		s += string(runes[g.Rng.IntN(len(runes))])
+		s = append(s, runes[g.Rng.IntN(len(runes))]...)
 	}
 	return s
 }

@@ -88,6 +88,17 @@ func One(t testing.TB) uint64 {
 	return seed
 }
 
+// Share returns which of many things, counted from 0, t tries: the first and then every
+// step-th. That is all, and in short mode one of part, which a seed of One chooses: after
+// several runs all have been tried.
+func Share(t testing.TB, part int) (first, step int) {
+	t.Helper()
+	if !testing.Short() {
+		return 0, 1
+	}
+	return int(One(t) % uint64(part)), part
+}
+
 func hint(t testing.TB, seed uint64) string {
 	name, _, _ := strings.Cut(t.Name(), "/")
 	return fmt.Sprintf("the seed was %d; to repeat: %s=%d go test -run '^%s$' in this package", seed, Variable, seed, name)

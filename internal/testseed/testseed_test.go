@@ -1,7 +1,9 @@
 package testseed
 
 import (
+	"flag"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -98,5 +100,29 @@ func TestFailuresNameTheSeed(t *testing.T) {
 	r.end()
 	if len(r.logged) != 1 {
 		t.Errorf("with one: %q", r.logged)
+	}
+}
+
+// TestShare: all is tried, or one of some; and with several seeds each of them is.
+func TestShare(t *testing.T) {
+	was := flag.Lookup("test.short").Value.String()
+	defer func() { _ = flag.Set("test.short", was) }()
+	for _, short := range []string{"false", "true"} {
+		if err := flag.Set("test.short", short); err != nil {
+			t.Fatal(err)
+		}
+		seen := make(map[[2]int]bool)
+		for seed := range 8 {
+			t.Setenv(Variable, fmt.Sprint(seed))
+			first, step := Share(&recorder{}, 4)
+			seen[[2]int{first, step}] = true
+		}
+		want := map[[2]int]bool{{0, 1}: true}
+		if short == "true" {
+			want = map[[2]int]bool{{0, 4}: true, {1, 4}: true, {2, 4}: true, {3, 4}: true}
+		}
+		if !maps.Equal(seen, want) {
+			t.Errorf("short=%s: the shares are %v", short, seen)
+		}
 	}
 }
