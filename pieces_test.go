@@ -3,6 +3,7 @@ package spillway_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -200,8 +202,8 @@ func TestPromisedRoomInPieces(t *testing.T) {
 	})
 }
 
-// TestScratchInPieces: batches are compressed on their way to disk where host memory has room in pieces only.
-// To make one piece of it others would have to be moved, which needs memory to compress in, too: it hung.
+// TestScratchInPieces: batches are compressed on their way to disk where host memory has room in
+// pieces only. To make one piece of it others would be moved, which needs memory to compress in, too.
 func TestScratchInPieces(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs:          []spillway.GPU{}, // none
@@ -227,10 +229,12 @@ func TestScratchInPieces(t *testing.T) {
 	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
 	rec := numberedRecord(0, 5000, wordList(1, 10))
 	n := 0
-	for ; host.Available() > 1<<20; n++ {
+	for size := int64(0); host.Used()+2*size < host.Trigger(); n++ {
+		before := host.Used()
 		if err := repos[n%2].Put(t.Context(), 0, rec, in(tier.Host)); err != nil {
 			t.Fatal(err)
 		}
+		size = host.Used() - before
 	}
 	if err := repos[1].Close(t.Context()); err != nil { // half of the memory is free, but in pieces
 		t.Fatal(err)
@@ -258,4 +262,102 @@ func TestScratchInPieces(t *testing.T) {
 	if moved != 1 {
 		t.Errorf("%d of %d batches were moved, not one", moved, n/2)
 	}
+}
+
+// TestComposedMoveClearsNothing: a move by way of a third form needs room for that. Where the room
+// lies in pieces, a move that is made to clear a space fails: it waited for its own end.
+func TestComposedMoveClearsNothing(t *testing.T) {
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs:          []spillway.GPU{}, // none
+		HostMemory:    16 << 20,
+		Disks:         []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		MonitorPeriod: time.Hour,
+		Logger:        slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := eng.Plan("pieces")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("join", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
+	take := func(n int64) *tier.Buffer {
+		r, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), n, reservation.WithoutClearing())
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf, err := r.Alloc(n)
+		if err := errors.Join(err, r.Release()); err != nil {
+			t.Fatal(err)
+		}
+		return buf
+	}
+	reg := eng.Registry()
+	calls := 0
+	err = errors.Join(
+		reg.Register("as-is", batch.HostImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			return imageOf(ctx, &src.(*asIsSmall).asIs, r)
+		}),
+		reg.Compose("as-is", batch.HostImage, batch.DiskImage, func(_ context.Context, n int64) (reservation.Reservation, error) {
+			calls++
+			return eng.Reservations().TryReserve(reservation.Specific(host.ID()), n)
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size, gap = 256 << 10, 128 << 10
+	rec := numberedRecord(0, 56_000, wordList(1, 10)) // as an image it is larger than what lies beyond the limit
+	desc := descriptorOf(t, rec)
+	var gaps []*tier.Buffer
+	for host.Available() > 2*(size+gap) {
+		b, err := eng.NewBatch(&asIsSmall{asIs{rec, take(size)}, desc})
+		if err := errors.Join(err, repo.PutBatch(0, b)); err != nil {
+			t.Fatal(err)
+		}
+		gaps = append(gaps, take(gap))
+	}
+	tail := take(host.Available() / tier.Page * tier.Page)
+	for _, g := range gaps {
+		release(t, g)
+	}
+	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 7*size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := r.Alloc(7 * size) // more than lies beyond the limit
+	if !errors.Is(err, tier.ErrNoSpace) || calls == 0 {
+		t.Errorf("%d moves were tried: %v", calls, err)
+	}
+	release(t, buf, r, tail)
+	closeClean(t, eng)
+}
+
+// asIsSmall is asIs in less memory than its image needs.
+type asIsSmall struct {
+	asIs
+	desc *batch.Descriptor
+}
+
+func (p *asIsSmall) Descriptor() *batch.Descriptor { return p.desc }
+
+func descriptorOf(t *testing.T, rec arrow.RecordBatch) *batch.Descriptor {
+	t.Helper()
+	l, err := convert.NewLayout(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := l.WriteTo([][]byte{make([]byte, l.Size())}); err != nil {
+		t.Fatal(err)
+	}
+	desc, err := l.Descriptor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return desc
 }

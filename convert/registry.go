@@ -20,7 +20,8 @@ import (
 // has released all that it drew, and no device or disk works on it any more.
 type Func func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error)
 
-// Reserve promises bytes for the intermediate payload of a composed edge.
+// Reserve promises bytes for the intermediate payload of a composed edge. The monitor's moves call it, too:
+// while it waits for room, the monitor does not make any by that edge.
 type Reserve func(ctx context.Context, bytes int64) (reservation.Reservation, error)
 
 // Edge is a pair of payload types for which the registry knows a way.
@@ -244,6 +245,9 @@ func (g *Registry) along(ctx context.Context, e *entry, src batch.Payload, to ba
 	room, err := e.reserve(ctx, bytes)
 	if err != nil {
 		return nil, fmt.Errorf("convert: room for %s between %s and %s: %w", e.via, src.Type(), to, err)
+	}
+	if d, _ := ctx.Value(dutyKey{}).(duty); d.monitor { // it may be moving batches to make one piece of room already
+		room.StopClearing()
 	}
 	between, err := call(ctx, first, src, e.via, room)
 	if err != nil {

@@ -224,6 +224,19 @@ func (r Reservation) allocCleared(size int64, cuts []int64, a tier.Account, err 
 	return b, err
 }
 
+// StopClearing does for r from now on what WithoutClearing does for a new reservation. After Release
+// it does nothing.
+func (r Reservation) StopClearing() {
+	if r.rec == nil {
+		return
+	}
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	if !r.rec.goneLocked(r.gen) {
+		r.rec.mu.options.policy.asIs = true
+	}
+}
+
 // memoryHook returns r's out-of-memory hook, nil if it has none or was released.
 func (r Reservation) memoryHook() *memoryHook {
 	r.rec.mu.Lock()
