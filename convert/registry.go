@@ -20,8 +20,8 @@ import (
 // has released all that it drew, and no device or disk works on it any more.
 type Func func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error)
 
-// Reserve promises bytes for the intermediate payload of a composed edge. The monitor's moves call it, too:
-// while it waits for room, the monitor does not make any by that edge.
+// Reserve promises bytes for the intermediate payload of a composed edge. The monitor's moves call it,
+// too: while it waits for room, the monitor makes none by that edge.
 type Reserve func(ctx context.Context, bytes int64) (reservation.Reservation, error)
 
 // Edge is a pair of payload types for which the registry knows a way.

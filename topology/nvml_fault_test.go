@@ -10,6 +10,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -81,11 +82,8 @@ func TestNVMLFailsAtEachCall(t *testing.T) {
 	whole := discover(t, topology.Options{Root: root, GPUs: topology.NVML(migs())})
 	for _, ret := range []nvml.Return{nvml.ERROR_GPU_IS_LOST, nvml.ERROR_UNKNOWN, nvml.ERROR_NOT_SUPPORTED} {
 		calls := 0
-		step := 1
-		if testing.Short() {
-			step = 5
-		}
-		for at := 0; at <= calls; at += step { // the first time none fails
+		first, step := testseed.Share(t, 5)
+		for at, turn := 0, 0; at <= calls; at, turn = first+turn*step+1, turn+1 { // the first time none fails
 			lib, f := migs(), &faults{at: at, ret: ret}
 			init := lib.InitFunc
 			lib.InitFunc = func() nvml.Return {

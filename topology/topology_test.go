@@ -41,6 +41,11 @@ func readOnly(t testing.TB, name string) string {
 	} else if err != nil {
 		t.Fatal(err)
 	}
+	defer func() {
+		if t.Failed() {
+			_ = os.RemoveAll(dir) // it is not whole
+		}
+	}()
 	return unpackTo(t, name, dir)
 }
 

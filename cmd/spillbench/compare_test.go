@@ -157,7 +157,7 @@ func TestCompareFigures(t *testing.T) {
 	}
 }
 
-// TestCompareNotes: where the comparison is not what its help promises that is noted, and else nothing is.
+// TestCompareNotes: where the comparison is not what its help promises, a note says so.
 func TestCompareNotes(t *testing.T) {
 	for _, c := range []struct {
 		res   peer.Result

@@ -49,9 +49,10 @@ func spoil(a *Array, rng *rand.Rand) {
 // Structs in which a number is wrong, or a buffer missing, are refused, or shown as far as there is memory: nobody reads what is not there.
 func TestImportOfSpoiltStructs(t *testing.T) {
 	r := newRig(t, nil)
-	refused, taken := 0, 0
+	runs, refused, taken := 0, 0, 0
 	all := rounds(3000, 750)
 	for seed := range testseed.Each(t, all) {
+		runs++
 		rng := rand.New(rand.NewPCG(seed, 7))
 		rec := randomColumn(seed, rng)
 		if rec == nil {
@@ -95,7 +96,7 @@ func TestImportOfSpoiltStructs(t *testing.T) {
 		r.drop(t, b)
 		rec.Release()
 	}
-	if refused < all/6 || taken < all/6 {
+	if runs > 1 && (refused < all/6 || taken < all/6) {
 		t.Errorf("%d were refused, %d taken", refused, taken)
 	}
 }

@@ -25,6 +25,7 @@ var suite = map[string]func(*testing.T){
 	"TestTransfersThatNeverProgressEnd":         TestTransfersThatNeverProgressEnd,
 	"TestCounters":                              TestCounters,
 	"TestEveryOperationFailsOnce":               TestEveryOperationFailsOnce,
+	"TestFileThatPanicsAtOnce":                  TestFileThatPanicsAtOnce,
 	"TestVolumeKeepsThePoolContract":            TestVolumeKeepsThePoolContract,
 	"TestConfigIsChecked":                       TestConfigIsChecked,
 	"TestOpenErrorsAreClear":                    TestOpenErrorsAreClear,

@@ -7,8 +7,8 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 )
 
-// guardedFS is a program's file system, whose panics are errors. A volume calls it on goroutines of its
-// own, too, and with tokens that must come back.
+// guardedFS is a program's file system, whose panics are errors. A volume calls it on goroutines
+// of its own, too, and with tokens that must come back.
 type guardedFS struct{ fs FS }
 
 // filesOf is how a file system that panicked is named.

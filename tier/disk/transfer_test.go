@@ -330,17 +330,19 @@ func TestCounters(t *testing.T) {
 // system failing, or panicking, in turn. Whatever comes of it, the books are exact, no descriptor is
 // open, and the next volume in the directory leaves it empty.
 func TestEveryOperationFailsOnce(t *testing.T) {
+	boom := faultfs.Do(func(faultfs.Op, string) { panic("boom") })
 	for _, c := range []struct {
-		name string
-		also []faultfs.Rule
-		fail faultfs.Effect
+		name   string
+		also   []faultfs.Rule
+		fail   faultfs.Effect
+		panics bool
 	}{
-		{"EIO", nil, faultfs.Fail(syscall.EIO)},
-		{"ENOSPC", nil, faultfs.Fail(syscall.ENOSPC)},
-		{"named EACCES", []faultfs.Rule{noAnonymous}, faultfs.Fail(syscall.EACCES)},
-		{"no holes EIO", []faultfs.Rule{noPunch, noAllocate}, faultfs.Fail(syscall.EIO)},
-		{"panic", nil, faultfs.Do(func(faultfs.Op, string) { panic("boom") })},
-		{"named panic", []faultfs.Rule{noAnonymous}, faultfs.Do(func(faultfs.Op, string) { panic("boom") })},
+		{"EIO", nil, faultfs.Fail(syscall.EIO), false},
+		{"ENOSPC", nil, faultfs.Fail(syscall.ENOSPC), false},
+		{"named EACCES", []faultfs.Rule{noAnonymous}, faultfs.Fail(syscall.EACCES), false},
+		{"no holes EIO", []faultfs.Rule{noPunch, noAllocate}, faultfs.Fail(syscall.EIO), false},
+		{"panic", nil, boom, true},
+		{"named panic", []faultfs.Rule{noAnonymous}, boom, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			onLinux(t)
@@ -359,12 +361,19 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 				fds := descriptors(t)
 				fsys := faultfs.New(disk.OS(), 1, append([]faultfs.Rule{{Skip: i, Times: 1, Effect: c.fail}}, c.also...)...)
 				failed := life(t, dir, fsys)
+				told := 0
 				for _, err := range failed {
-					if p := (*guard.PanicError)(nil); !errors.As(err, &p) {
+					var p *guard.PanicError
+					switch {
+					case errors.As(err, &p):
+						told++
+					case c.panics: // what came of it elsewhere
+					default:
+						told++
 						oneLine(t, err.Error())
 					}
 				}
-				if len(failed) == 0 {
+				if told == 0 {
 					quiet++
 				}
 				if fsys.Open() != 0 || descriptors(t) != fds {
@@ -447,8 +456,60 @@ func life(t *testing.T, dir string, fsys *faultfs.FS) (failed []error) {
 		t.Errorf("in the end the space has %+v", u)
 	}
 	note(space.Close())
-	if s := v.Stats(); s.Used != 0 || s.Backed != 0 || s.Segments != 0 {
-		t.Errorf("in the end: %+v", s)
+	if s := v.Stats(); s.Used != 0 || s.Backed != 0 || s.Segments != 0 || v.UnderWay() != 0 {
+		t.Errorf("in the end: %+v, %d bytes under way", s, v.UnderWay())
 	}
 	return failed
+}
+
+// crookedFS has no anonymous files, and one of its files panics when it is asked what it is like.
+type crookedFS struct {
+	disk.FS
+	made, bad int
+}
+
+func (f *crookedFS) OpenAnonymous(string, bool) (disk.File, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (f *crookedFS) Create(path string, direct bool) (disk.File, error) {
+	file, err := f.FS.Create(path, direct)
+	if f.made++; err == nil && f.made == f.bad {
+		return crookedFile{file}, nil
+	}
+	return file, err
+}
+
+type crookedFile struct{ disk.File }
+
+func (crookedFile) Alignment() (int, int) { panic("boom") }
+
+// TestFileThatPanicsAtOnce: a file that was made and cannot be used leaves nothing behind.
+func TestFileThatPanicsAtOnce(t *testing.T) {
+	for bad := 1; bad <= 3; bad++ {
+		dir := t.TempDir()
+		v, err := openVolume(disk.Config{Dir: dir, Capacity: mib, SegmentSize: mib / 4, FS: &crookedFS{FS: disk.OS(), bad: bad}})
+		var there []tier.Memory
+		for range 3 {
+			if err != nil {
+				break
+			}
+			var m tier.Memory
+			if m, err = v.Alloc(mib/4, nil); err == nil {
+				there = append(there, m)
+			}
+		}
+		if p := (*guard.PanicError)(nil); !errors.As(err, &p) {
+			t.Errorf("file %d: %v", bad, err)
+		}
+		for _, m := range there {
+			v.Free(m, func() {})
+		}
+		if v != nil {
+			if err := v.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		wantEmpty(t, dir)
+	}
 }

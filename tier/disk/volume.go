@@ -300,14 +300,16 @@ func (v *Volume) openSegment(name string, direct bool) (File, error) {
 	}
 	path := filepath.Join(v.own.path, name)
 	f, err := v.cfg.FS.Create(path, direct)
-	if !errors.Is(err, fs.ErrExist) {
-		return f, err
+	if errors.Is(err, fs.ErrExist) { // we made it, for the directory is ours alone, and could not remove it
+		if err := v.own.removeSegment(name); err != nil {
+			return nil, err
+		}
+		f, err = v.cfg.FS.Create(path, direct)
 	}
-	// We made it, for the directory is ours alone, and could not remove it.
-	if err := v.own.removeSegment(name); err != nil {
-		return nil, err
+	if err != nil { // it may have been made nevertheless
+		return nil, also(err, v.own.removeSegment(name))
 	}
-	return v.cfg.FS.Create(path, direct)
+	return f, nil
 }
 
 // closeSegment closes a file and removes its name.

@@ -19,8 +19,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// emulated opens an engine on an emulated GPU, with 2 MiB of each memory and these disks. When the test ends it holds
-// what it held, and nothing is left in the driver.
+// emulated opens an engine on an emulated GPU, with 2 MiB of each memory and these disks. When the
+// test ends it holds what it held, and nothing is left in the driver.
 func emulated(t *testing.T, disks ...spillway.Disk) *spillway.Engine {
 	t.Helper()
 	emulator := cudatest.New(t, cudatest.Config{Memory: 4 << 20})

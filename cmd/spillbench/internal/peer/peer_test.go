@@ -372,7 +372,7 @@ func coded(t *testing.T, words ...string) arrow.RecordBatch {
 	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "c", Type: typ}}, nil), []arrow.Array{col}, int64(len(words)))
 }
 
-// TestLimitHeap: the limit is set while it is wanted, which is while the peer works, and a lower one stays.
+// TestLimitHeap: the limit is set while the peer works, and a lower one stays.
 func TestLimitHeap(t *testing.T) {
 	before := memoryLimit()
 	r := &runner{cfg: Config{Memory: 1 << 30}}
