@@ -38,7 +38,8 @@ func openOver(t *testing.T, g spillway.GPU) (*spillway.Engine, *tier.Space) {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPU{g}, HostMemory: 64 << 20, Disks: []spillway.Disk{}, Logger: slog.New(slog.DiscardHandler),
-		GPUMarks: tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6},
+		GPUMarks:  tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6},
+		Admission: admission.Rules{Threads: 2}, // also on a machine with one processor
 	})
 	if err != nil {
 		t.Fatal(err)
