@@ -128,6 +128,18 @@ func testEvents(t *testing.T, open OpenFunc) {
 	for i, b := range out {
 		equal(t, b, framed(nil, 0, size, byte(i)), fmt.Sprintf("round %d", i))
 	}
+	if err := d.WaitEvent(streams[0], gate{closedChannel()}); err == nil { // or chance alone shows it
+		unblock := d.block(streams[0])
+		d.ok(d.WaitEvent(streams[1], d.record(streams[0])))
+		e := d.record(streams[1])
+		for range 20 { // time enough for the others, also on one processor
+			d.works(streams[2])
+		}
+		if isDone(e) {
+			t.Error("a stream does not wait for another's event")
+		}
+		unblock()
+	}
 	for _, s := range streams {
 		d.ok(s.Close())
 	}
