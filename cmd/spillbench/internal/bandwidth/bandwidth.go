@@ -208,7 +208,11 @@ func (c Config) lacks(l load) (error, error) {
 		if !ok {
 			continue
 		}
-		u, err := disk.OS().Usage(v.Dir())
+		files := disk.OS()
+		if w := c.Watched[s.ID()]; w != nil {
+			files = w
+		}
+		u, err := files.Usage(v.Dir())
 		switch {
 		case errors.Is(err, errors.ErrUnsupported): // then it is noticed when it is taken
 		case err != nil:

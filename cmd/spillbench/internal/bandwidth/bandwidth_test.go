@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // TestMain fails when a measurement leaves a goroutine behind.
@@ -91,6 +93,18 @@ func small(eng *spillway.Engine) Config {
 	return Config{Engine: eng, Sizes: []int64{64 << 10, 256 << 10}, Threads: []int{1, 2}, Pairs: 3, Seed: 1}
 }
 
+// counted counts the limit's files. There must be some, and none open when the test ends.
+func counted(t *testing.T, cfg Config) Config {
+	fs := faultfs.New(disk.OS(), 1)
+	cfg.Files = func() disk.FS { return fs }
+	t.Cleanup(func() {
+		if made := fs.Count(faultfs.OpenAnonymous, faultfs.Create); made == 0 || fs.Open() != 0 {
+			t.Errorf("of %d files %d are open", made, fs.Open())
+		}
+	})
+	return cfg
+}
+
 // TestRun: each load has a row for each edge and state, all figures are there, and our
 // side went through the engine's own converters as often as it must.
 func TestRun(t *testing.T) {
@@ -100,7 +114,7 @@ func TestRun(t *testing.T) {
 		cfg.Watched = map[tier.ID]*Watch{{Kind: tier.Disk}: w}
 		testRun(t, cfg)
 	})
-	t.Run("on files", func(t *testing.T) { testRun(t, small(engine(t))) })
+	t.Run("on files", func(t *testing.T) { testRun(t, counted(t, small(engine(t)))) })
 }
 
 func testRun(t *testing.T, cfg Config) {
@@ -181,7 +195,7 @@ func TestNoConverter(t *testing.T) {
 			if err := eng.Registry().Unregister(types[c.from], types[c.to]); err != nil {
 				t.Fatal(err)
 			}
-			cfg := small(eng)
+			cfg := counted(t, small(eng))
 			cfg.Sizes, cfg.Threads = cfg.Sizes[:1], []int{2}
 			rows, _, err := Run(t.Context(), cfg)
 			if err != nil {
@@ -210,6 +224,7 @@ func TestFit(t *testing.T) {
 	eng := engine(t)
 	cfg := small(eng)
 	cfg.Sizes, cfg.Threads = []int64{64 << 10, 512 << 10, 2 << 20}, []int{1, 2}
+	cfg.Files = func() disk.FS { return nil } // the machine's own
 	rows, skipped, err := Run(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -230,10 +245,56 @@ func TestFit(t *testing.T) {
 		t.Errorf("left out %q; want %q", lacks, want)
 	}
 
+	cfg.Sizes, cfg.Threads = []int64{64 << 10}, []int{1 << 60} // 0 bytes, of 64 bits
+	if rows, skipped, err = Run(t.Context(), cfg); err != nil || len(rows) != 0 || len(skipped) != 1 {
+		t.Errorf("of nothing that fits: %d rows, left out %v, %v", len(rows), skipped, err)
+	}
+
 	cfg.Sizes, cfg.Threads, cfg.Spare = []int64{64 << 10}, []int{1, 2}, 3*64<<10
 	skipped, err = Fit(cfg)
 	if err != nil || len(skipped) != 1 || skipped[0].Threads != 2 || !strings.Contains(skipped[0].Error(), "192.0 KiB may be taken") {
 		t.Errorf("left out %v, %v", skipped, err)
+	}
+}
+
+// roomy is a file system that says how much room it has.
+type roomy struct {
+	disk.FS
+	free int64
+	err  error
+}
+
+func (r roomy) Usage(string) (disk.Usage, error) { return disk.Usage{Free: r.free}, r.err }
+
+// TestFitOnDisk: the file system must have room for the engine's file and two of raw's.
+func TestFitOnDisk(t *testing.T) {
+	cfg := small(engine(t))
+	cfg.Sizes, cfg.Threads = cfg.Sizes[:1], []int{1, 2}
+	need := 3 * load{cfg.Sizes[0], 2}.total()
+	for _, c := range []struct {
+		free    int64
+		err     error
+		skipped int
+	}{
+		{need, nil, 0},
+		{need - 1, nil, 1},
+		{0, nil, 2},
+		{0, errors.ErrUnsupported, 0},
+		{need, syscall.EIO, 0},
+	} {
+		w := NewWatch()
+		w.FS = roomy{w.FS, c.free, c.err}
+		cfg.Watched = map[tier.ID]*Watch{{Kind: tier.Disk}: w}
+		skipped, err := Fit(cfg)
+		if len(skipped) != c.skipped || (err != nil) != (c.err == syscall.EIO) {
+			t.Errorf("%+v: left out %v, %v", c, skipped, err)
+		}
+		for _, s := range skipped {
+			var full *tier.NoSpaceError
+			if !errors.As(s, &full) || full.Space.Kind != tier.Disk || full.Available != c.free {
+				t.Errorf("%+v: left out %v", c, s)
+			}
+		}
 	}
 }
 
@@ -290,42 +351,38 @@ func TestRecord(t *testing.T) {
 
 // TestDropWaits: a batch that is being moved is dropped when that has ended.
 func TestDropWaits(t *testing.T) {
-	eng := engine(t)
-	plan, err := eng.Plan("test")
-	if err != nil {
-		t.Fatal(err)
+	b, _, _ := benchOn(t, NewWatch(), convert.CodecNone)
+	if n := b.batches[0].Subscribers(); n != 1 { // or the monitor may move it
+		t.Errorf("there are %d subscribers", n)
 	}
-	defer plan.Close()
-	repo, err := plan.Repository("test", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec, err := record(t.Context(), 1, SmallestBatch)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rec.Release()
-	if err := repo.Put(t.Context(), 0, rec); err != nil {
-		t.Fatal(err)
-	}
-	x, err := repo.Take(t.Context(), 0, batch.Idle)
-	if err != nil {
-		t.Fatal(err)
-	}
-	moving, err := x.TryTransit()
+	moving, err := b.batches[0].TryTransit()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if err := drop(ctx, x); !errors.Is(err, cause) {
-		t.Errorf("while it moves, dropping ends with %v", err)
+	if err := b.drop(ctx); !errors.Is(err, cause) || b.batches[1].State() != batch.Released {
+		t.Errorf("while one moves, dropping ends with %v; the other is %v", err, b.batches[1].State())
 	}
 	if err := moving.Abort(); err != nil {
 		t.Fatal(err)
 	}
-	if err := drop(t.Context(), x); err != nil || x.State() != batch.Released {
-		t.Errorf("%v; it is %v", err, x.State())
+	b.batches = b.batches[:1] // which is dropped when the test ends
+}
+
+// TestNoBatches: where batches cannot be made nothing is measured of them.
+func TestNoBatches(t *testing.T) {
+	cfg := small(engine(t))
+	rec, err := record(t.Context(), cfg.Seed, cfg.Sizes[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Release()
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	if _, err := cfg.byLoad(ctx, load{cfg.Sizes[0], 1}, rec, nil, nil); !errors.Is(err, cause) {
+		t.Errorf("it ends with %v", err)
 	}
 }

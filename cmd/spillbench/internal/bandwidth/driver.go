@@ -3,7 +3,6 @@ package bandwidth
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/spillway-db/spillway"
@@ -60,10 +59,10 @@ func (b *bench) newLanes(ctx context.Context, gpu, host *tier.Space) (all lanes,
 	for range b.load.threads {
 		l := &lane{device: deviceOf(gpu)}
 		all = append(all, l)
-		if l.gpu, err = b.beside(ctx, gpu); err != nil {
+		if l.gpu, err = b.beside(ctx, gpu, b.load.bytes); err != nil {
 			return all, err
 		}
-		if l.host, err = b.beside(ctx, host); err != nil {
+		if l.host, err = b.beside(ctx, host, b.load.bytes); err != nil {
 			return all, err
 		}
 		if l.stream, err = l.device.NewStream(); err != nil {
@@ -76,17 +75,14 @@ func (b *bench) newLanes(ctx context.Context, gpu, host *tier.Space) (all lanes,
 	return all, nil
 }
 
-// beside takes room for one batch more.
-func (b *bench) beside(ctx context.Context, s *tier.Space) (*tier.Buffer, error) {
-	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), s.Charge(b.load.bytes))
+// beside takes so much room beside that of the batches, which the caller must release.
+func (b *bench) beside(ctx context.Context, s *tier.Space, bytes int64) (*tier.Buffer, error) {
+	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), s.Charge(bytes))
 	if err != nil {
 		return nil, err
 	}
-	buf, err := r.Alloc(b.load.bytes)
-	if err := errors.Join(err, r.Release()); err != nil {
-		return nil, errors.Join(err, buf.Release())
-	}
-	return buf, nil
+	buf, err := r.Alloc(bytes)
+	return buf, errors.Join(err, r.Release())
 }
 
 func (all lanes) close() error {
@@ -100,15 +96,11 @@ func (all lanes) close() error {
 	return errors.Join(errs...)
 }
 
-// copy has the driver copy all bytes, in one piece unless the arena's are in several, and waits for that.
+// copy has the driver copy all bytes, in one piece unless the arena's are in several, and waits for that. After
+// an error some may be under way until the lane's stream is closed.
 func (l *lane) copy(ctx context.Context, toHost bool) error {
-	gpu, ok := l.gpu.Memory().(tier.DeviceMemory)
-	host, fine := l.host.Memory().(tier.HostMemory)
-	if !ok || !fine {
-		return fmt.Errorf("bandwidth: memory of %T and %T is not copied by a driver", l.gpu.Memory(), l.host.Memory())
-	}
-	at := gpu.Addr()
-	for _, piece := range host.Extents() {
+	at := l.gpu.Memory().(tier.DeviceMemory).Addr()
+	for _, piece := range l.host.Memory().(tier.HostMemory).Extents() {
 		var err error
 		if toHost {
 			err = l.device.CopyToHost(l.stream, piece, at)
@@ -116,13 +108,13 @@ func (l *lane) copy(ctx context.Context, toHost bool) error {
 			err = l.device.CopyToDevice(l.stream, at, piece)
 		}
 		if err != nil {
-			return errors.Join(err, l.stream.Sync())
+			return err
 		}
 		at += tier.Addr(len(piece))
 	}
 	e, err := l.device.Record(l.stream)
 	if err != nil {
-		return errors.Join(err, l.stream.Sync())
+		return err
 	}
 	return tier.Wait(ctx, e)
 }

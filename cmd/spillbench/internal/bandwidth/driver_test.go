@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -23,7 +24,11 @@ import (
 // test ends it holds what it held, and nothing is left in the driver.
 func emulated(t *testing.T, disks ...spillway.Disk) *spillway.Engine {
 	t.Helper()
-	emulator := cudatest.New(t, cudatest.Config{Memory: 4 << 20})
+	return emulatedBy(t, cudatest.New(t, cudatest.Config{Memory: 4 << 20}), disks...)
+}
+
+func emulatedBy(t *testing.T, emulator *cudatest.Emulator, disks ...spillway.Disk) *spillway.Engine {
+	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPU{{Backend: spillway.CUDA, Memory: 2 << 20}}, CUDALibrary: emulator.Path, HostMemory: 2 << 20,
 		Disks: append([]spillway.Disk{}, disks...), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
@@ -33,13 +38,7 @@ func emulated(t *testing.T, disks ...spillway.Disk) *spillway.Engine {
 	}
 	held := used(eng)
 	t.Cleanup(func() {
-		// What was freed comes back when the device is done with it.
-		for deadline := time.Now().Add(10 * time.Second); !slices.Equal(used(eng), held) && time.Now().Before(deadline); {
-			runtime.Gosched()
-		}
-		if now := used(eng); !slices.Equal(now, held) {
-			t.Errorf("the spaces hold %d bytes; before it was %d", now, held)
-		}
+		givenBack(t, eng, held)
 		if err := eng.Close(); err != nil {
 			t.Errorf("closing the engine: %v", err)
 		}
@@ -48,6 +47,18 @@ func emulated(t *testing.T, disks ...spillway.Disk) *spillway.Engine {
 		}
 	})
 	return eng
+}
+
+// givenBack waits until the spaces hold what they held: what was freed comes back when the device is
+// done with it.
+func givenBack(t *testing.T, eng *spillway.Engine, held []int64) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !slices.Equal(used(eng), held) && time.Now().Before(deadline); {
+		runtime.Gosched()
+	}
+	if now := used(eng); !slices.Equal(now, held) {
+		t.Errorf("the spaces hold %d bytes; before it was %d", now, held)
+	}
 }
 
 // TestByDriver: with a GPU that a driver serves the limit is the driver's copy, and an even number of moves is measured in both directions at
@@ -170,6 +181,26 @@ func TestLanes(t *testing.T) {
 	}
 }
 
+// TestLanesRefused: where the driver refuses what lanes are made of, what they had is given back.
+func TestLanesRefused(t *testing.T) {
+	emulator := cudatest.New(t, cudatest.Config{Memory: 4 << 20})
+	eng := emulatedBy(t, emulator)
+	b := bench{cfg: small(eng), load: load{64 << 10, 2}}
+	held, streams := used(eng), emulator.Live("streams")
+	for _, call := range []string{"cuMemAllocFromPoolAsync", "cuStreamCreate", "cuMemcpyHtoDAsync_v2"} {
+		for lane := range int64(b.load.threads) {
+			emulator.Fail(call, lane, cuda.ErrInvalidValue, 1)
+			if _, err := b.newLanes(t.Context(), eng.Spaces()[0], eng.Spaces()[1]); !errors.Is(err, cuda.ErrInvalidValue) {
+				t.Fatalf("%s refused to lane %d: %v", call, lane, err)
+			}
+			givenBack(t, eng, held)
+			if now := emulator.Live("streams"); now != streams || t.Failed() {
+				t.Fatalf("%s refused to lane %d: %d streams are open; before it was %d", call, lane, now, streams)
+			}
+		}
+	}
+}
+
 // TestExchange: both go at once, and come back one after the other, in each turn.
 func TestExchange(t *testing.T) {
 	var mu sync.Mutex
@@ -215,4 +246,18 @@ func TestBetween(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
+
+	// Where there are none nothing is made ready.
+	cfg.Between, cfg.Progress = cfg.Between[:1], beginning{f: func(phase string) { t.Errorf("it begins with %s", phase) }}
+	if rows, _, err := Run(t.Context(), cfg); err != nil || len(rows) != 0 {
+		t.Errorf("between one kind: %d rows, %v", len(rows), err)
+	}
 }
+
+// beginning calls f at the beginning of each phase.
+type beginning struct {
+	silent
+	f func(phase string)
+}
+
+func (b beginning) Begin(phase string, _ int64) { b.f(phase) }

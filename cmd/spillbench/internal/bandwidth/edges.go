@@ -13,7 +13,6 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/repository"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -85,9 +84,6 @@ type bench struct {
 	load    load
 	room    *regions
 	batches []*batch.Batch
-	// subscriptions end after the batches, so that the monitor never begins to move one that
-	// is about to be dropped.
-	subscriptions []func()
 }
 
 // byLoad measures one load along all links.
@@ -128,7 +124,7 @@ func (b *bench) put(ctx context.Context, repo *repository.Repository, rec arrow.
 			return err
 		}
 		b.batches = append(b.batches, x)
-		b.subscriptions = append(b.subscriptions, x.Subscribe()) // the monitor leaves it alone
+		x.Subscribe() // until it is dropped: the monitor leaves it alone
 	}
 	return nil
 }
@@ -138,28 +134,9 @@ func (b *bench) put(ctx context.Context, repo *repository.Repository, rec arrow.
 func (b *bench) drop(ctx context.Context) error {
 	var errs []error
 	for _, x := range b.batches {
-		errs = append(errs, drop(ctx, x))
-	}
-	for _, end := range b.subscriptions {
-		end()
+		errs = append(errs, x.Discard(ctx))
 	}
 	return errors.Join(errs...)
-}
-
-func drop(ctx context.Context, x *batch.Batch) error {
-	for {
-		changed := x.Changed()
-		err := x.Drop()
-		var s *batch.StateError
-		if !errors.As(err, &s) || s.State != batch.InTransit {
-			return err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }
 
 // link measures both ways between two spaces.
@@ -293,10 +270,6 @@ func (b *bench) inPlace(ctx context.Context, k link, v *disk.Volume, w *Watch) (
 	b.cfg.Progress.Begin(b.name(k), 2*int64(b.cfg.Pairs))
 	var at *place
 	var held *tier.Buffer // the room that at is in, while raw is at work
-	hold := func(ctx context.Context) (first int64, err error) {
-		held, first, err = b.take(ctx, k.to)
-		return first, err
-	}
 	raw := func(half int) side {
 		memory := func(i int) []byte {
 			here, there := b.room.pair(b.load, i)
@@ -305,18 +278,12 @@ func (b *bench) inPlace(ctx context.Context, k link, v *disk.Volume, w *Watch) (
 		return side{
 			there: func(ctx context.Context) error { return at.write(ctx, b.load, memory) },
 			back:  func(ctx context.Context) error { return at.read(ctx, b.load, memory) },
-			prepare: func(ctx context.Context) error {
-				before := v.Stats().Fresh
-				first, err := hold(ctx)
-				if err == nil && (v.Stats().Fresh != before || !at.within(first, held.Size(), b.load.bytes)) {
-					err = errPlace
-				}
+			prepare: func(ctx context.Context) (err error) {
+				held, err = b.hold(ctx, k.to, v, at)
 				return err
 			},
 			finish: func() (err error) {
-				if held != nil {
-					err, held = held.Release(), nil
-				}
+				err, held = held.Release(), nil
 				return err
 			},
 		}
@@ -329,12 +296,12 @@ func (b *bench) inPlace(ctx context.Context, k link, v *disk.Volume, w *Watch) (
 	anew.ours.prepare = func(ctx context.Context) error { _, err := b.renew(ctx, k.to, v); return err }
 	for _, s := range []*side{&anew.raw, &anew.again} {
 		s.back = nil
-		s.prepare = func(ctx context.Context) error {
+		s.prepare = func(ctx context.Context) (err error) {
 			if err := trim(ctx, v); err != nil {
 				return err
 			}
-			first, err := hold(ctx)
-			if err != nil {
+			var first int64
+			if held, first, err = b.take(ctx, k.to); err != nil {
 				return err
 			}
 			if at = b.laid(w, first, k.to.Charge(b.load.bytes)); at == nil {
@@ -455,21 +422,26 @@ func trim(ctx context.Context, v *disk.Volume) error {
 // take takes as much room as the load needs, which the caller must release. It returns where in the
 // volume's file that begins; -1 if it is in pieces.
 func (b *bench) take(ctx context.Context, s *tier.Space) (buf *tier.Buffer, at int64, err error) {
-	charge := s.Charge(b.load.bytes) * int64(b.load.threads)
-	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), charge)
+	buf, err = b.beside(ctx, s, s.Charge(b.load.bytes)*int64(b.load.threads))
 	if err != nil {
 		return nil, 0, err
 	}
-	buf, err = r.Alloc(charge)
-	if err := errors.Join(err, r.Release()); err != nil {
-		return nil, 0, errors.Join(err, buf.Release())
-	}
-	if f, ok := buf.Memory().(tier.FileMemory); ok {
-		if _, begin, whole := whereIs(f); whole {
-			return buf, begin, nil
-		}
+	f, _ := buf.Memory().(tier.FileMemory)
+	if at, whole := whereIs(f); whole {
+		return buf, at, nil
 	}
 	return buf, -1, nil
+}
+
+// hold takes room as take does. It must be what was written before and hold the place; else
+// the error is errPlace.
+func (b *bench) hold(ctx context.Context, s *tier.Space, v *disk.Volume, at *place) (*tier.Buffer, error) {
+	before := v.Stats().Fresh
+	buf, first, err := b.take(ctx, s)
+	if err == nil && (v.Stats().Fresh != before || !at.within(first, buf.Size(), b.load.bytes)) {
+		err = errPlace
+	}
+	return buf, err // with errPlace, too: the caller must release it
 }
 
 func (b *bench) begin(k link) { b.cfg.Progress.Begin(b.name(k), int64(b.cfg.Pairs)) }

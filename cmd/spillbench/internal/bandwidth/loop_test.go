@@ -73,9 +73,28 @@ func TestUnsteady(t *testing.T) {
 	if asked != 5 || len(out[0].ours) != 3 {
 		t.Errorf("%d rounds, %d kept", asked, len(out[0].ours))
 	}
-	l.steady = func() bool { return false }
-	if _, err := l.run(t.Context()); err == nil || !strings.Contains(err.Error(), "0 times") {
+	asked = 0
+	l.steady = func() bool { asked++; return false }
+	if _, err := l.run(t.Context()); err == nil || !strings.Contains(err.Error(), "0 times") || asked != 2*(1+3) {
+		t.Errorf("after %d rounds it ends with %v", asked, err)
+	}
+}
+
+// TestTurnsEnd: no turn begins after the context has ended.
+func TestTurnsEnd(t *testing.T) {
+	var s script
+	l := s.loop(3)
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	l.raw.back = func(context.Context) error {
+		cancel(cause)
+		return nil
+	}
+	if _, err := l.run(ctx); !errors.Is(err, cause) {
 		t.Errorf("it ends with %v", err)
+	}
+	if want := []string{"o=", "o>", "o<", "o>", "o<", "r=", "r>", "r>"}; !slices.Equal(s.did, want) {
+		t.Errorf("it did %q", s.did)
 	}
 }
 

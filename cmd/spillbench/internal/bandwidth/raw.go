@@ -39,12 +39,11 @@ func together(n int, f func(i int) error) error {
 // rawMemory copies between regions, a thread each.
 func rawMemory(room *regions, l load) side {
 	one := func(move func(here, there []byte)) transfer {
-		return func(ctx context.Context) error {
-			_ = together(l.threads, func(i int) error {
+		return func(context.Context) error {
+			return together(l.threads, func(i int) error {
 				move(room.pair(l, i))
 				return nil
 			})
-			return context.Cause(ctx)
 		}
 	}
 	return side{

@@ -84,6 +84,9 @@ func rawFileOf(t *testing.T, anonymous bool, l load, room *regions, rules ...fau
 		if err := r.close(); err != nil {
 			t.Error(err)
 		}
+		if n := fs.Open(); n != 0 {
+			t.Errorf("%d files are open", n)
+		}
 	})
 	return r
 }
@@ -184,6 +187,27 @@ func TestRawFileFails(t *testing.T) {
 		if left := names(t, r.dir); len(left) > 0 && c.op != faultfs.Remove { // then the name is what could not be removed
 			t.Errorf("%s: there are %q", c.op, left)
 		}
+	}
+}
+
+// TestRawFileSparse: where no room can be set aside files do without.
+func TestRawFileSparse(t *testing.T) {
+	l := load{64 << 10, 1}
+	r := rawFileOf(t, true, l, newRegionsOf(t, l.total()), faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(errors.ErrUnsupported)})
+	if err := errors.Join(r.renew(t.Context()), r.write(t.Context()), r.read(t.Context())); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWhole: what was done in part goes on at the page where it ended.
+func TestWhole(t *testing.T) {
+	var at []int64
+	err := whole(make([]byte, 3*tier.Page), tier.Page, func(p []byte, off int64) (int, error) {
+		at = append(at, off)
+		return min(len(p), tier.Page+tier.Page/2), nil
+	})
+	if want := []int64{tier.Page, 2 * tier.Page, 3 * tier.Page}; err != nil || !slices.Equal(at, want) {
+		t.Errorf("requests at %d, %v; want %d", at, err, want)
 	}
 }
 

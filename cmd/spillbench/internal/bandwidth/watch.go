@@ -99,14 +99,14 @@ func (p *place) read(ctx context.Context, l load, memory func(i int) []byte) err
 	return together(l.threads, func(i int) error { return requests(ctx, memory(i), p.at[i], p.file.ReadAt) })
 }
 
-// whereIs tells in which file memory lies and where in it; false if it is in pieces.
-func whereIs(f tier.FileMemory) (file string, at int64, ok bool) {
+// whereIs tells where in its file memory lies; false if it is in pieces.
+func whereIs(f tier.FileMemory) (at int64, ok bool) {
 	if f == nil || f.Size() == 0 {
-		return "", 0, false
+		return 0, false
 	}
-	_, file, at = f.Locate(0)
+	_, file, at := f.Locate(0)
 	_, last, end := f.Locate(f.Size() - 1)
-	return file, at, file == last && end-at == f.Size()-1
+	return at, file == last && end-at == f.Size()-1
 }
 
 // bodyOf returns where a batch lies that is on disk and not compressed; else nil.
@@ -122,17 +122,15 @@ func bodyOf(t *batch.Transit) tier.FileMemory {
 // in pieces, or compressed, or there are several files.
 func (b *bench) spot(w *Watch) *place {
 	p := &place{file: w.only()}
-	in := ""
 	for _, x := range b.batches {
 		t, err := x.TryTransit()
 		if err != nil {
 			return nil
 		}
-		file, at, ok := whereIs(bodyOf(t))
-		if err := t.Abort(); err != nil || !ok || in != "" && in != file {
+		at, ok := whereIs(bodyOf(t))
+		if err := t.Abort(); err != nil || !ok {
 			return nil
 		}
-		in = file
 		p.at = append(p.at, at)
 	}
 	if p.file == nil {

@@ -3,6 +3,8 @@ package bandwidth
 import (
 	"bytes"
 	"context"
+	"errors"
+	"path/filepath"
 	"testing"
 
 	"github.com/spillway-db/spillway/convert"
@@ -107,6 +109,61 @@ func TestPlace(t *testing.T) {
 	}
 }
 
+// TestHold: what raw holds is the room of the place, as it was written; else it is told that it is not.
+func TestHold(t *testing.T) {
+	w := NewWatch()
+	b, k, v := benchOn(t, w, convert.CodecNone)
+	at, err := b.settled(t.Context(), k, v, w)
+	if err != nil || at == nil {
+		t.Fatal(at, err)
+	}
+	hold := func(at *place) error {
+		held, err := b.hold(t.Context(), k.to, v, at)
+		return errors.Join(err, held.Release())
+	}
+	if err := hold(at); err != nil {
+		t.Errorf("the room of the place: %v", err)
+	}
+	beyond := &place{file: at.file, at: []int64{at.at[0], at.at[1] + b.load.total()}}
+	if err := hold(beyond); !errors.Is(err, errPlace) {
+		t.Errorf("room elsewhere: %v", err)
+	}
+	if err := trim(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	if err := hold(at); !errors.Is(err, errPlace) {
+		t.Errorf("the same room, taken anew: %v", err)
+	}
+}
+
+// TestFreshForAll: where fresh room is measured each side has taken it anew.
+func TestFreshForAll(t *testing.T) {
+	w := NewWatch()
+	b, k, v := benchOn(t, w, convert.CodecNone)
+	b.cfg.Watched = map[tier.ID]*Watch{k.to.ID(): w}
+	if err := b.bring(t.Context(), k.from); err != nil {
+		t.Fatal(err)
+	}
+	before := v.Stats().Fresh
+	if _, err := b.renew(t.Context(), k.to, v); err != nil {
+		t.Fatal(err)
+	}
+	begun := v.Stats().Fresh
+	once, steps, taken := begun-before, 0, int64(0)
+	b.cfg.Progress = stepping{f: func() {
+		if steps++; steps == b.cfg.Pairs {
+			taken = v.Stats().Fresh - begun
+		}
+	}}
+	if _, err := b.withDisk(t.Context(), k, v); err != nil {
+		t.Fatal(err)
+	}
+	// By all three in each round, of which one warms up; before that it was seen where batches lie.
+	if want := int64(1 + 3*(1+b.cfg.Pairs)); taken != want*once {
+		t.Errorf("room was taken anew %d times, want %d", taken/once, want)
+	}
+}
+
 // TestWithin: a place is in a piece of the file if all of each batch is.
 func TestWithin(t *testing.T) {
 	for _, c := range []struct {
@@ -137,6 +194,12 @@ func TestNoPlace(t *testing.T) {
 	}
 	if w.only() == nil {
 		t.Error("there is no file")
+	}
+	if b.laid(w, -1, b.load.bytes) != nil {
+		t.Error("room in pieces is a place")
+	}
+	if _, err := w.OpenAnonymous(filepath.Join(t.TempDir(), "none"), false); err == nil || w.only() == nil {
+		t.Errorf("%v; a file that could not be opened is there", err)
 	}
 	f, err := w.OpenAnonymous(t.TempDir(), false)
 	if err != nil {
