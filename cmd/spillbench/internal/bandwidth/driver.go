@@ -96,8 +96,8 @@ func (all lanes) close() error {
 	return errors.Join(errs...)
 }
 
-// copy has the driver copy all bytes, in one piece unless the arena's are in several, and waits for that. After
-// an error some may be under way until the lane's stream is closed.
+// copy has the driver copy all bytes, in one piece unless the arena's are in several, and waits for
+// that. After an error some may be under way until the lane's stream is closed.
 func (l *lane) copy(ctx context.Context, toHost bool) error {
 	at := l.gpu.Memory().(tier.DeviceMemory).Addr()
 	for _, piece := range l.host.Memory().(tier.HostMemory).Extents() {

@@ -49,8 +49,8 @@ func emulatedBy(t *testing.T, emulator *cudatest.Emulator, disks ...spillway.Dis
 	return eng
 }
 
-// givenBack waits until the spaces hold what they held: what was freed comes back when the device is
-// done with it.
+// givenBack waits until the spaces hold what they held: what was freed comes back when the device
+// is done with it.
 func givenBack(t *testing.T, eng *spillway.Engine, held []int64) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !slices.Equal(used(eng), held) && time.Now().Before(deadline); {

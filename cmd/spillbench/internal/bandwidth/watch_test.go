@@ -109,7 +109,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// TestHold: what raw holds is the room of the place, as it was written; else it is told that it is not.
+// TestHold: what raw holds is the room of the place, as it was written, or there is an error.
 func TestHold(t *testing.T) {
 	w := NewWatch()
 	b, k, v := benchOn(t, w, convert.CodecNone)
