@@ -17,11 +17,11 @@ import (
 // own form that has no converter to itself it is an image in b's space, or if there is no
 // converter to that either, in host memory. Without any of them it is a *NoConverterError.
 func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observer) (*batch.Batch, error) {
-	ctx, leave, err := m.gate.enter(ctx)
+	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer end()
 	for {
 		p, err := m.clone(ctx, b, b.Info().Space)
 		if errors.Is(err, errMoved) || errors.Is(err, errGone) {

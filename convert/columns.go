@@ -37,11 +37,11 @@ import (
 // whole batch. From a GPU, and from a program's own form, a whole image is first made in
 // host memory, as for Record.
 func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_ arrow.RecordBatch, err error) {
-	ctx, leave, err := m.gate.enter(ctx)
+	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer end()
 	defer recovered(&err, "opening columns")
 	payload := h.Payload()
 	if payload == nil {

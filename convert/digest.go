@@ -16,11 +16,11 @@ import (
 // own count as if they followed the body, in the order of AllDictionaries. Two images
 // of the same record have the same.
 func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onDevice bool, err error) {
-	ctx, leave, err := m.gate.enter(ctx)
+	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return d, false, err
 	}
-	defer leave()
+	defer end()
 	payload := h.Payload()
 	if payload == nil {
 		return d, false, fmt.Errorf("convert: the digest of a closed handle: %w", tier.ErrReleased)

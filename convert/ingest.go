@@ -21,11 +21,11 @@ import (
 // it is recognised if it is the same arrow-go array as before, or that of a record
 // which Record returned. As Arrow demands, it must not have been changed since.
 func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (_ batch.Payload, err error) {
-	ctx, leave, err := m.gate.enter(ctx)
+	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer end()
 	l, err := m.cfg.Builtin.layout(rec)
 	if err != nil {
 		return nil, err

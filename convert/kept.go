@@ -395,11 +395,11 @@ func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
 
 // verify runs f with a permit to read from a disk.
 func (m *Mover) verify(ctx context.Context, at *tier.Space, f func(context.Context) error) error {
-	ctx, leave, err := m.gate.enter(ctx)
+	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer end()
 	pinned, err := m.cfg.Builtin.stagedAtOnce(at.Node())
 	if err != nil {
 		return err

@@ -57,11 +57,11 @@ type Moved struct {
 // Mover moves batches between spaces. It is the only one that does: everybody
 // who wants a batch elsewhere calls it. It is safe for concurrent use.
 type Mover struct {
-	cfg    MoverConfig
-	stats  stats
-	gate   *gate
-	losses *losses
-	panics guard.Log // of events: the move has ended
+	cfg        MoverConfig
+	stats      stats
+	operations *operations
+	losses     *losses
+	panics     guard.Log // of events: the move has ended
 	// clearing has, for each space, what is held by the one who makes room in one
 	// piece there.
 	clearing map[tier.ID]chan struct{}
@@ -80,7 +80,7 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	}
 	cfg.Builtin.scratch.bind(cfg.Reservations)
 	m := &Mover{
-		cfg: cfg, gate: newGate(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
+		cfg: cfg, operations: newOperations(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
 		clearing: make(map[tier.ID]chan struct{}),
 	}
 	for _, s := range cfg.Reservations.Spaces().All() {
@@ -92,7 +92,7 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 // Close ends the mover: operations under way are cancelled, with tier.ErrClosed as
 // the cause, and waited for; those that come later are refused with it.
 func (m *Mover) Close() error {
-	if !m.gate.close() {
+	if !m.operations.close() {
 		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	m.losses.close()
@@ -124,11 +124,11 @@ func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.dict
 // Where a space is lost in the middle the others of the strategy are tried. A batch that lies in a lost space is a
 // *tier.LostError, from Acquire and Record, too; it can be dropped.
 func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error {
-	ctx, leave, err := m.gate.enter(ctx)
+	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer end()
 	return m.bring(ctx, b, aim{to: to}, reason, reservation.Reservation{}, func() {})
 }
 
@@ -137,11 +137,11 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 // another form is converted there, and needs room for both forms at a time. The next Move
 // chooses itself again.
 func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strategy, form batch.PayloadType, reason string) error {
-	ctx, leave, err := m.gate.enter(ctx)
+	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer end()
 	if form == "" {
 		return errors.New("convert: moving to a form needs one")
 	}
@@ -287,11 +287,11 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 
 // acquire is Acquire; the room is drawn from given, unless that is nil.
 func (m *Mover) acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy, given reservation.Reservation) (_ *batch.Handle, err error) {
-	ctx, leave, err := m.gate.enter(ctx)
+	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer end()
 	unsubscribe := func() {}
 	defer func() { unsubscribe() }()
 	subscribe := func() {

@@ -20,11 +20,11 @@ import (
 // So a program's own form opens like the built-in ones. Without a converter it is a
 // *NoConverterError.
 func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error) {
-	ctx, leave, err := m.gate.enter(ctx)
+	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer end()
 	payload := h.Payload()
 	if payload == nil {
 		return nil, fmt.Errorf("convert: opening the record of a closed handle: %w", tier.ErrReleased)

@@ -64,11 +64,11 @@ type DeviceTable struct {
 // counted. An array whose parts do not fit together is an *InvalidError; addresses outside of the device's
 // memory are found by devices that know (tier.Borrower), or when they are read. On an error the memory stays the caller's.
 func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, err error) {
-	ctx, leave, err := m.gate.enter(ctx)
+	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer end()
 	defer recovered(&err, "adopting a table")
 	switch {
 	case t.Space == nil || t.Space.Kind() != tier.GPU:

@@ -92,10 +92,10 @@ func (d *Device) Borrow(addr tier.Addr, size int64) (giveBack func(), err error)
 	if size <= 0 {
 		return nil, fmt.Errorf("cuda: borrowing %d bytes", size)
 	}
-	if !d.gate.enter() {
+	if !d.gate.Enter() {
 		return nil, tier.ErrClosed
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	if d.owns(addr, size) {
 		return func() {}, nil
 	}

@@ -94,7 +94,7 @@ func (d *Device) CopyToDevice(ts tier.Stream, dst tier.Addr, src []byte) error {
 	if err != nil {
 		return err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	n := int64(len(src))
 	if err := d.at(dst, n); err != nil || n == 0 {
 		return err
@@ -113,7 +113,7 @@ func (d *Device) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
 	if err != nil {
 		return err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	n := int64(len(dst))
 	if err := d.at(src, n); err != nil || n == 0 {
 		return err
@@ -132,7 +132,7 @@ func (d *Device) CopyOnDevice(ts tier.Stream, dst, src tier.Addr, size int64) er
 	if err != nil {
 		return err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	if err := d.within(dst, src, size); err != nil || size == 0 {
 		return err
 	}
@@ -156,7 +156,7 @@ func (d *Device) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) err
 	if err != nil {
 		return err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	if err := d.at(dst, size); err != nil || size == 0 {
 		return err
 	}
@@ -170,7 +170,7 @@ func (d *Device) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 	if err != nil {
 		return err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	for i, r := range regions {
 		if err := d.checkRegion(r); err != nil {
 			return fmt.Errorf("cuda: region %d of %d: %w", i, len(regions), err)

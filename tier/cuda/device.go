@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -21,7 +22,7 @@ type Device struct {
 	driver *Driver
 	dev    *cuda.Device
 	source source
-	gate   gate
+	gate   gate.Gate
 	bounce staging
 	waits  sync.WaitGroup // goroutines that wait for events
 	given  chan struct{}  // closed when Close has given up all that is not a stream
@@ -160,10 +161,10 @@ func (d *Device) MemInfo() (free, total int64) {
 
 // FreeBytes implements tier.FreeTeller.
 func (d *Device) FreeBytes() (int64, error) {
-	if !d.gate.enter() {
+	if !d.gate.Enter() {
 		return 0, tier.ErrClosed
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	there, err := d.source.available()
 	if err != nil {
 		return 0, err
@@ -183,10 +184,10 @@ func (d *Device) Outstanding() int64 {
 // Reap implements tier.Device. The device takes back by itself what an event has told it of; here
 // it sees to it that there is an event behind each free. It returns 0.
 func (d *Device) Reap() int64 {
-	if !d.gate.enter() {
+	if !d.gate.Enter() {
 		return 0
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	for _, s := range d.streams(func(s *stream) bool { return len(s.due.frees) > 0 }) {
 		s.recordForOthers()
 	}
@@ -208,7 +209,7 @@ func (d *Device) streams(f func(*stream) bool) (found []*stream) {
 // Close implements tier.Device. It waits for the work on all streams, and with them for the events that they
 // wait for.
 func (d *Device) Close() error {
-	if !d.gate.close() {
+	if !d.gate.Close() {
 		return tier.ErrClosed
 	}
 	var errs []error
@@ -289,11 +290,11 @@ func (d *Device) own(s tier.Stream) (*stream, error) {
 	if !ok || mine == nil || mine.dev != d {
 		return nil, fmt.Errorf("cuda: a stream of type %T is not one of this device", s)
 	}
-	if !d.gate.enter() {
+	if !d.gate.Enter() {
 		return nil, tier.ErrClosed
 	}
 	if mine.isClosed() {
-		d.gate.leave()
+		d.gate.Leave()
 		return nil, fmt.Errorf("cuda: the stream is %w", tier.ErrClosed)
 	}
 	return mine, nil

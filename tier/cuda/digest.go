@@ -30,7 +30,7 @@ func (d *Device) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *t
 	if err != nil {
 		return err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	switch {
 	case src%8 != 0:
 		return fmt.Errorf("cuda: a digest from address %#x, which is not a multiple of 8", uint64(src))

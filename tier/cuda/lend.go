@@ -10,10 +10,10 @@ import (
 // Lend implements tier.Lender. After Close the context stays, too, without a thread: who calls the last back gives it up, on the thread
 // that it is called by. A context of the program's (Config.Context) must be there until then.
 func (d *Device) Lend() (back func() error, err error) {
-	if !d.gate.enter() {
+	if !d.gate.Enter() {
 		return nil, tier.ErrClosed
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mu.lent++

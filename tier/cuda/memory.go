@@ -73,7 +73,7 @@ func (d *Device) Alloc(ts tier.Stream, size int64) (tier.Addr, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	charge := d.Charge(size)
 	if err := d.promise(size, charge); err != nil {
 		return 0, err
@@ -126,7 +126,7 @@ func (d *Device) Free(ts tier.Stream, addr tier.Addr) error {
 	if err != nil {
 		return err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	a, err := d.retire(addr)
 	if err != nil {
 		return err

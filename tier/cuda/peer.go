@@ -32,11 +32,11 @@ func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, 
 	if err != nil {
 		return err
 	}
-	defer d.gate.leave()
-	if !peer.gate.enter() {
+	defer d.gate.Leave()
+	if !peer.gate.Enter() {
 		return fmt.Errorf("cuda: the peer is %w", tier.ErrClosed)
 	}
-	defer peer.gate.leave()
+	defer peer.gate.Leave()
 	if err := errors.Join(peer.at(dst, size), d.at(src, size)); err != nil {
 		return err
 	}

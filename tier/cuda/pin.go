@@ -17,10 +17,10 @@ func (d *Device) Pin(mem []byte) error {
 	if len(mem) == 0 {
 		return errors.New("cuda: no memory to pin")
 	}
-	if !d.gate.enter() {
+	if !d.gate.Enter() {
 		return tier.ErrClosed
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	x := share{at: cuda.AddressOf(mem), n: int64(len(mem))}
 	if d.shares(x) {
 		return nil
@@ -71,11 +71,11 @@ func (d *Device) addShare(x share) bool {
 // Unpin implements tier.Pinner. No copy of the device may be using mem. While the device is
 // being closed it waits until that has unpinned mem: whoever calls it of each device that has pinned mem may go on to unmap it.
 func (d *Device) Unpin(mem []byte) error {
-	if !d.gate.enter() {
+	if !d.gate.Enter() {
 		<-d.given
 		return tier.ErrClosed
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	at := cuda.AddressOf(mem)
 	d.mu.Lock()
 	var x share

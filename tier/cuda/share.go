@@ -15,7 +15,7 @@ func (d *Device) ShareEvent(ts tier.Stream) (event uintptr, end func() error, er
 	if err != nil {
 		return 0, nil, err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	if err := s.Err(); err != nil {
 		return 0, nil, fmt.Errorf("cuda: an event behind work that failed: %w", err)
 	}
@@ -39,7 +39,7 @@ func (d *Device) ShareEvent(ts tier.Stream) (event uintptr, end func() error, er
 }
 
 func (d *Device) endShared(e cuda.Event) error {
-	if !d.gate.enter() {
+	if !d.gate.Enter() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		if _, there := d.mu.shared[e]; there && d.mu.lent > 0 {
@@ -47,7 +47,7 @@ func (d *Device) endShared(e cuda.Event) error {
 		}
 		return tier.ErrClosed // which has ended it
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	d.mu.Lock()
 	_, there := d.mu.shared[e]
 	delete(d.mu.shared, e)
@@ -65,10 +65,10 @@ func (d *Device) AwaitShared(ctx context.Context, event uintptr) error {
 	if err != nil {
 		return err
 	}
-	if !d.gate.enter() {
+	if !d.gate.Enter() {
 		return tier.ErrClosed // which has closed the stream
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	s := ts.(*stream)
 	done, err := s.behind(cuda.Event(event))
 	if err == nil {

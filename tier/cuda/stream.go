@@ -57,10 +57,10 @@ func (d *due) before(earlier due) {
 
 // NewStream implements tier.Device.
 func (d *Device) NewStream() (tier.Stream, error) {
-	if !d.gate.enter() {
+	if !d.gate.Enter() {
 		return nil, tier.ErrClosed
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	s := &stream{dev: d, turn: make(chan struct{}, 1)}
 	if err := d.dev.Here(func(c *cuda.Calls) (err error) { s.handle, err = c.NewStream(); return err }); err != nil {
 		d.suspect(err)
@@ -96,10 +96,10 @@ func (s *stream) fail(err error) {
 
 // Sync implements tier.Stream.
 func (s *stream) Sync() error {
-	if !s.dev.gate.enter() {
+	if !s.dev.gate.Enter() {
 		return s.Err()
 	}
-	defer s.dev.gate.leave()
+	defer s.dev.gate.Leave()
 	if s.isClosed() {
 		return s.Err()
 	}
@@ -118,10 +118,10 @@ func (s *stream) sync() error {
 
 // Close implements tier.Stream.
 func (s *stream) Close() error {
-	if !s.dev.gate.enter() {
+	if !s.dev.gate.Enter() {
 		return tier.ErrClosed
 	}
-	defer s.dev.gate.leave()
+	defer s.dev.gate.Leave()
 	if !s.shut() {
 		return tier.ErrClosed
 	}
@@ -201,7 +201,7 @@ func (d *Device) Record(ts tier.Stream) (tier.Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	return s.record()
 }
 
@@ -448,7 +448,7 @@ func (d *Device) WaitEvent(ts tier.Stream, e tier.Event) error {
 	if err != nil {
 		return err
 	}
-	defer d.gate.leave()
+	defer d.gate.Leave()
 	if e == nil {
 		return errors.New("cuda: no event to wait for")
 	}

@@ -283,11 +283,11 @@ func (s *stream) move(w *work) error {
 		}
 		sumcopy.Gather(copies)
 	case OpCopyPeer:
-		if !w.peer.enter() {
+		if !w.peer.guests.Enter() {
 			return fmt.Errorf("the peer is %w", tier.ErrClosed)
 		}
 		sumcopy.Spread(w.dst.b, w.src.b)
-		w.peer.leave()
+		w.peer.guests.Leave()
 	case OpFill:
 		fill(w.dst.b, w.value)
 	case OpDigest:

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/ahead"
 	"github.com/spillway-db/spillway/internal/extent"
+	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
@@ -82,21 +83,21 @@ type Device struct {
 	stopTouching chan struct{}
 	touching     sync.WaitGroup
 
+	guests gate.Gate // who writes to the memory, or reads it, beside the streams: copies of other devices
+
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		line      *extent.Allocator
-		allocs    *btree.BTreeG[*allocation] // the live ones, by offset
-		pivot     allocation                 // what searches compare with
-		found     *allocation                // what catch was given last
-		catch     btree.ItemIteratorG[*allocation]
-		live      int64
-		retired   int64
-		streams   map[*stream]struct{}
-		guests    int           // copies of other devices that are writing here
-		closed    bool          // no calls any more
-		guestless chan struct{} // closed when closed and guests is 0
-		foreign   int64         // bytes that others hold
-		lent      int           // how many need the arena; one of them is the device, until Close has ended all else
+		line    *extent.Allocator
+		allocs  *btree.BTreeG[*allocation] // the live ones, by offset
+		pivot   allocation                 // what searches compare with
+		found   *allocation                // what catch was given last
+		catch   btree.ItemIteratorG[*allocation]
+		live    int64
+		retired int64
+		streams map[*stream]struct{}
+		closed  bool  // no calls any more
+		foreign int64 // bytes that others hold
+		lent    int   // how many need the arena; one of them is the device, until Close has ended all else
 	}
 }
 
@@ -143,7 +144,6 @@ func New(cfg Config) (*Device, error) {
 	d.mu.allocs = btree.NewG(32, func(a, b *allocation) bool { return a.off < b.off })
 	d.mu.catch = func(a *allocation) bool { d.mu.found = a; return false }
 	d.mu.streams = make(map[*stream]struct{})
-	d.mu.guestless = make(chan struct{})
 	d.mu.lent = 1
 	if cfg.Touch {
 		d.touching.Go(func() { a.touch(d.window, d.stopTouching) })
@@ -272,9 +272,9 @@ const poisonLimit = 1 << 20
 // reclaim gives a retired allocation back to the arena.
 func (d *Device) reclaim(a *allocation) {
 	a.gone.Store(true)
-	if invariants.Enabled && d.enter() { // the arena must not go meanwhile
+	if invariants.Enabled && d.guests.Enter() { // the arena must not go meanwhile
 		fill(d.bytes(a.off, min(a.charge, poisonLimit)), 0xdb)
-		d.leave()
+		d.guests.Leave()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -379,28 +379,6 @@ func (d *Device) Outstanding() int64 {
 // so there is never anything to do.
 func (d *Device) Reap() int64 { return 0 }
 
-// enter keeps the memory in place for who writes to it beside this device's
-// streams: another device's copy. leave ends that.
-func (d *Device) enter() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.mu.closed {
-		return false
-	}
-	d.mu.guests++
-	return true
-}
-
-func (d *Device) leave() {
-	d.mu.Lock()
-	d.mu.guests--
-	last := d.mu.closed && d.mu.guests == 0
-	d.mu.Unlock()
-	if last {
-		close(d.mu.guestless)
-	}
-}
-
 // Close implements tier.Device. It waits for the work on all streams, and with
 // them for the events that they wait for.
 func (d *Device) Close() error {
@@ -412,16 +390,14 @@ func (d *Device) Close() error {
 	d.mu.closed = true
 	streams := d.mu.streams
 	d.mu.streams = nil
-	guests := d.mu.guests
 	d.mu.Unlock()
+	d.guests.Shut()
 
 	for s := range streams {
 		s.shut()
 		s.drain()
 	}
-	if guests > 0 {
-		<-d.mu.guestless
-	}
+	d.guests.Wait()
 	close(d.stopTouching)
 	d.touching.Wait()
 	return d.takeBack()
