@@ -19,6 +19,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -42,7 +43,7 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 				t.Fatal(err)
 			}
 			harmed := 0
-			for at := 0; at < len(sound); at += rounds(23003, 46006) {
+			for at := 0; at < len(sound); at += testseed.Rounds(23003, 46006) {
 				if slices.Max(sound[at&^4095:min(len(sound), at&^4095+4096)]) == 0 {
 					continue // nothing was written there
 				}
@@ -50,7 +51,7 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 				harmed += adoptDamaged(t, dir)
 				setByte(t, segments[0], at, sound[at])
 			}
-			if harmed < rounds(5, 3) {
+			if harmed < testseed.Rounds(5, 3) {
 				t.Errorf("only %d batches were harmed", harmed)
 			}
 			eng := keepingEngine(t, dir)
@@ -134,7 +135,7 @@ func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	rng := rand.New(rand.NewPCG(3, 3))
-	for range rounds(20, 5) {
+	for range testseed.Rounds(20, 5) {
 		at := 96 + rng.IntN(len(sound)-96) // behind the header, which leaves the directory alone
 		bad := slices.Clone(sound)
 		bad[at] ^= 1 << (at % 8)
@@ -314,7 +315,7 @@ func TestAdoptBesideEachOther(t *testing.T) {
 func TestAdoptingSurvivesEveryFault(t *testing.T) {
 	keepingNeedsLinux(t)
 	dir := crashed(t, 3)
-	for i := 0; ; i += rounds(1, 4) {
+	for i := 0; ; i += testseed.Rounds(1, 4) {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, dir)
 		at := ""

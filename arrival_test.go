@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -212,7 +213,7 @@ func TestRowsComeInOrder(t *testing.T) {
 			go func() { done <- consume(t.Context(), s, add) }()
 			s.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Slow(time.Millisecond)})
 			s.release()
-			for range rounds(40, 12) {
+			for range testseed.Rounds(40, 12) {
 				s.put(n)
 				n++
 			}

@@ -162,7 +162,7 @@ func TestTwoEnginesShareABudget(t *testing.T) {
 			wg.Go(func() {
 				rng := rand.New(rand.NewPCG(seed+uint64(i), uint64(w)))
 				// They go on until they met, which a short run may end before.
-				for op := 0; op < rounds(120, 40) || b.Stats().Refused == 0 && ctx.Err() == nil; op++ {
+				for op := 0; op < testseed.Rounds(120, 40) || b.Stats().Refused == 0 && ctx.Err() == nil; op++ {
 					err := run.step(ctx, rng)
 					// What the other engine keeps there, this one cannot make room for; and a
 					// limit may fall below what was asked for.

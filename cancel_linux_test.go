@@ -16,6 +16,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -105,7 +106,7 @@ func TestCancelledMoveEnds(t *testing.T) {
 	defer rec.Release()
 	for i, codec := range []convert.Codec{convert.CodecNone, convert.CodecS2} {
 		for j, edge := range [][2]tier.Kind{{tier.Host, tier.Disk}, {tier.GPU, tier.Disk}, {tier.Disk, tier.Host}, {tier.Disk, tier.GPU}} {
-			if hurried() && j%3 != i {
+			if testseed.Hurried() && j%3 != i {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s %s to %s", codec, edge[0], edge[1]), func(t *testing.T) {

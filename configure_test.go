@@ -18,6 +18,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/treefile"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -367,7 +368,7 @@ func TestConfigurePlacesErrors(t *testing.T) {
 func TestConfiguredEngines(t *testing.T) {
 	for i, machine := range recorded {
 		for _, per := range []spillway.HostPer{spillway.HostPerNode, spillway.HostPerGPU} {
-			if hurried() && i%2 != int(per)%2 {
+			if testseed.Hurried() && i%2 != int(per)%2 {
 				continue // the other way of this machine
 			}
 			t.Run(fmt.Sprintf("%s/%d", machine, per), func(t *testing.T) { configuredEngine(t, recordedMachine(t, machine), per) })

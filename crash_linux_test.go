@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	if job := os.Getenv(childEnv); job != "" {
 		os.Exit(childMain(job, os.Args[1:]))
 	}
-	if raced { // arenas are of Go's heap then, which would otherwise grow to twice the largest ones
+	if testseed.Raced { // arenas are of Go's heap then, which would otherwise grow to twice the largest ones
 		debug.SetMemoryLimit(1 << 30)
 	}
 	os.Exit(m.Run())
@@ -368,7 +368,7 @@ const killsAtOnce = 4
 func TestKilledEngines(t *testing.T) {
 	tiertest.NoLeaks(t)
 	top := discover(t)
-	kills := rounds(120, 40)
+	kills := testseed.Rounds(120, 40)
 	for _, named := range []bool{false, true} {
 		t.Run(map[bool]string{false: "anonymous", true: "named"}[named], func(t *testing.T) {
 			var lanes sync.WaitGroup
@@ -490,7 +490,7 @@ func TestEnginesInOneDirectory(t *testing.T) {
 	seed := testseed.One(t)
 	tiertest.NoLeaks(t)
 	top := discover(t)
-	lives, kills := rounds(12, 3), rounds(12, 4)
+	lives, kills := testseed.Rounds(12, 3), testseed.Rounds(12, 4)
 	for _, kinds := range [][2]bool{{true, true}, {false, true}} { // of files: named or not
 		t.Run(fmt.Sprintf("named=%v,%v", kinds[0], kinds[1]), func(t *testing.T) {
 			dir := t.TempDir()

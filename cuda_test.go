@@ -142,7 +142,7 @@ func TestRandomOperationsOnCUDA(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			runRandomOperations(t, seed, spillway.Config{CUDALibrary: emulated(t, cfg).Path, GPUs: []spillway.GPU{{Backend: spillway.CUDA}}})
 		})
-		if hurried() {
+		if testseed.Hurried() {
 			return // after one, which in each run may be another
 		}
 	}
@@ -161,7 +161,7 @@ func TestEveryCallOfTheDriverOfAnEngineFailsOnce(t *testing.T) {
 		e.Fail("", int64(n), codes[(uint64(n)+seed)%2], 1)
 		return func() int { return int(max(0, e.Calls("")-before-int64(n))) }
 	}, codes[0], codes[1], tier.ErrNotSupported, tier.ErrNoSpace)
-	if least := rounds(60, 8); tried < least || told < tried/4 {
+	if least := testseed.Rounds(60, 8); tried < least || told < tried/4 {
 		t.Errorf("%d calls, of which %d were told of: want at least %d, and a quarter of them", tried, told, least)
 	}
 }

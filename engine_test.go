@@ -42,7 +42,7 @@ func openSmall(t *testing.T, gpu, host int64) (*spillway.Engine, string) {
 // it: they are told that it is closed, nothing crashes or hangs, and when they have
 // let go of what they held every byte is back.
 func TestCloseUnderLoad(t *testing.T) {
-	for seed := range testseed.Each(t, rounds(6, 2)) {
+	for seed := range testseed.Each(t, testseed.Rounds(6, 2)) {
 		eng, dir := openSmall(t, 1<<20, 1<<20)
 		plan, err := eng.Plan("load")
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -136,7 +137,7 @@ func TestPoorFileSystems(t *testing.T) {
 		}, []string{"free space", "no anonymous files", "no direct I/O"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, codec := range []convert.Codec{convert.CodecS2, convert.CodecNone}[:rounds(2, 1)] {
+			for _, codec := range []convert.Codec{convert.CodecS2, convert.CodecNone}[:testseed.Rounds(2, 1)] {
 				dir := t.TempDir()
 				leavesNothing(t, dir)
 				var log bytes.Buffer

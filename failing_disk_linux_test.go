@@ -219,7 +219,7 @@ func (s *spill) drop() {
 // is told where.
 func TestDiskThatDies(t *testing.T) {
 	top := discover(t)
-	step, first := rounds(7, 41), int(testseed.One(t)%7)
+	step, first := testseed.Rounds(7, 41), int(testseed.One(t)%7)
 	takesRoom := []faultfs.Op{faultfs.OpenAnonymous, faultfs.Create, faultfs.Mkdir, faultfs.Lock, faultfs.Allocate, faultfs.Write}
 	for name, c := range map[string]struct {
 		err   error

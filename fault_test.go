@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -258,7 +259,7 @@ func faultLives(t *testing.T, index func(l *life, n int, cancel func()) (hits fu
 	if err != nil {
 		t.Fatal(err)
 	}
-	step := rounds(1, 7)
+	step := testseed.Rounds(1, 7)
 	records := []arrow.RecordBatch{numberedRecord(1, 5000, wordList(1, 20)), numberedRecord(2, 700, wordList(1, 20))}
 	dir := t.TempDir()
 	for n := 0; ; n += step {
@@ -348,7 +349,7 @@ func TestEveryDeviceOperationOfAnEngineFailsOnce(t *testing.T) {
 // enough checks that faults were tried, and most of them told of, or none.
 func enough(t *testing.T, tried, told, least int, want bool) {
 	t.Helper()
-	least = rounds(least, 1)
+	least = testseed.Rounds(least, 1)
 	if tried < least || want && told < tried/3 || !want && told > 0 {
 		t.Errorf("%d operations were tried, and %d told that they failed", tried, told)
 	}

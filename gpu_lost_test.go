@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -62,7 +63,7 @@ func TestGPUIsLostUnderLoad(t *testing.T) {
 				workers.Go(func() {
 					rng := rand.New(rand.NewPCG(1, uint64(w+1)))
 					// On, until the loss has come, however little of this was work of the GPU's.
-					for op := 0; op < rounds(100, 40) || lost.Load() == 0 && op < 2000; op++ {
+					for op := 0; op < testseed.Rounds(100, 40) || lost.Load() == 0 && op < 2000; op++ {
 						if errors.Is(run.step(t.Context(), rng), cuda.ErrIllegalAddress) {
 							lost.Add(1)
 						}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -70,7 +71,7 @@ func TestKeepingOnEncryptedDisks(t *testing.T) {
 	}
 	sealKept = true
 	defer func() { sealKept = false }()
-	left := rounds(len(keptSuite), 6) // in each run it may be others
+	left := testseed.Rounds(len(keptSuite), 6) // in each run it may be others
 	for name, test := range keptSuite {
 		if left--; left >= 0 {
 			t.Run(name, test)

@@ -27,6 +27,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -331,7 +332,7 @@ func keepingNeedsLinux(t testing.TB) {
 // has all that were on disk, whole and nothing else; in the end nothing is left.
 func TestKilledProcessIsAdopted(t *testing.T) {
 	keepingNeedsLinux(t)
-	lives := rounds(30, 4)
+	lives := testseed.Rounds(30, 4)
 	rng := rand.New(rand.NewPCG(7, 7))
 	dir := t.TempDir()
 	found, forms := 0, make(map[string]int)

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -400,7 +401,7 @@ func TestOneOfTwoGPUsIsLost(t *testing.T) {
 // the one under way; and the monitor, which is moving batches down, leaves it at that.
 func TestGPUIsLostUnderPuts(t *testing.T) {
 	const putters, each = 4, 12
-	for _, at := range []int{0, 2, 13, 55, 1, 3, 5, 8, 21, 34, 89}[:rounds(11, 4)] {
+	for _, at := range []int{0, 2, 13, 55, 1, 3, 5, 8, 21, 34, 89}[:testseed.Rounds(11, 4)] {
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
 			var l *losable
 			l = openLosable(t, 1, 512<<10, faultdev.Rule{Skip: at, Times: 1, Effect: faultdev.Do(func(faultdev.Op, int64) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -19,7 +20,7 @@ import (
 // TestReleaseAmongManyRecords: with many open records, each on a batch that stays, who waits
 // for the room of one has it once that is released: before the monitor's next period begins.
 func TestReleaseAmongManyRecords(t *testing.T) {
-	records := rounds(10000, 1000)
+	records := testseed.Rounds(10000, 1000)
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo := openPlain(t, spillway.Config{HostMemory: 128 << 20, Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}}})
 		rec := arrowgen.Ints(1, 10, 1)

@@ -332,7 +332,7 @@ func TestEnginesShareALimit(t *testing.T) {
 				for w := range 4 {
 					wg.Go(func() {
 						rng := rand.New(rand.NewPCG(seed+uint64(i), uint64(w)))
-						for op := range rounds(100, 30) {
+						for op := range testseed.Rounds(100, 30) {
 							err := run.step(ctx, rng)
 							// What the other engine keeps there, this one cannot make room for.
 							if err != nil && !errors.Is(err, tier.ErrNoSpace) {

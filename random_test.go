@@ -34,7 +34,7 @@ import (
 // budgets and cancellations, while the books are checked all the time. At the
 // end every batch that was put and not consumed must be there, with its bytes.
 func TestRandomOperations(t *testing.T) {
-	for seed := range testseed.Each(t, rounds(6, 2)) {
+	for seed := range testseed.Each(t, testseed.Rounds(6, 2)) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			runRandomOperations(t, seed, spillway.Config{GPUs: []spillway.GPU{{Backend: spillway.Sim}}})
 		})

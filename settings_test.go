@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -212,7 +213,7 @@ var settings = []setting{
 		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Host, 0).Node() == 1 }
 	}},
 	{field: "Hosts.Node", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		if runtime.GOOS != "linux" || raced {
+		if runtime.GOOS != "linux" || testseed.Raced {
 			t.Skip("needs Linux, and a build without the race detector, whose memory is Go's: only other memory is bound to nodes")
 		}
 		const nowhere = 900 // no machine has so many nodes
@@ -223,7 +224,7 @@ var settings = []setting{
 		}
 	}},
 	{field: "Topology", with: func(t *testing.T, c *spillway.Config) {
-		if runtime.GOOS != "linux" || raced {
+		if runtime.GOOS != "linux" || testseed.Raced {
 			t.Skip("needs Linux, and a build without the race detector, whose memory is Go's: only other memory is bound to nodes")
 		}
 		c.Topology.Nodes[1].ID, c.Topology.Limits.MemoryNodes = 900, nil

@@ -219,7 +219,7 @@ func TestStripedByBandwidth(t *testing.T) {
 		{"any of some tiers", [2]int64{480, 160}, 3, reservation.AnyInTiers(tier.Disk)},
 		{"preferring one that is not there", [2]int64{480, 160}, 3, reservation.AnyInTierPreferring(tier.Disk, 9)},
 	} {
-		if hurried() && i%4 > 0 {
+		if testseed.Hurried() && i%4 > 0 {
 			continue
 		}
 		t.Run(test.name, func(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -96,7 +97,7 @@ func spillUnlocked(dir string) error {
 	if !strings.Contains(log, "level=WARN") {
 		err = errors.Join(err, fmt.Errorf("nothing is logged: %s", log))
 	}
-	if raced { // memory of the heap is never locked
+	if testseed.Raced { // memory of the heap is never locked
 		return errors.Join(err, says(all, tier.CauseSystem, "host:0", true))
 	}
 	return errors.Join(err, says(all, tier.CauseLockLimit, "host:0", false,
@@ -144,7 +145,7 @@ func spillSmallPages(dir string) error {
 		return err
 	}
 	all, _, err := withWarnings(dir, nil, top)
-	if !raced {
+	if !testseed.Raced {
 		err = errors.Join(err, says(all, tier.CauseHugePagesOff, "host:0", false, "slower", "echo madvise > "+setting))
 	}
 	return err
@@ -333,7 +334,7 @@ func cgroupTree(t *testing.T, limit int64) string {
 
 // TestNodesThatAreNotThere: an arena that cannot be bound works, and says so with its space.
 func TestNodesThatAreNotThere(t *testing.T) {
-	if raced {
+	if testseed.Raced {
 		t.Skip("needs a build without the race detector, in which arenas are memory of the heap and bound to no node")
 	}
 	top := discover(t)

@@ -362,7 +362,7 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 	src := h.Payload().(*batch.Image)
 	rng := rand.New(rand.NewPCG(seed, 9))
 	wrong := 0
-	for range rounds(2000, 300) {
+	for range testseed.Rounds(2000, 300) {
 		d := *src.Descriptor()
 		d.Nodes, d.Buffers = slices.Clone(d.Nodes), slices.Clone(d.Buffers)
 		odd := []int64{-1, 0, 1, 63, 64, mixedRows - 1, d.Body, d.Body - 64, 1 << 40, 1<<63 - 1, -1 << 63}[rng.IntN(11)]

@@ -203,7 +203,7 @@ func columnsOfEveryType(t *testing.T, g gpus, outside bool) {
 func TestColumnsOfRandomRecords(t *testing.T) {
 	m := newMachine(t, machineConfig{codec: CodecZstd, gpu: 32 << 20, host: 32 << 20, disk: 32 << 20})
 	gen := arrowgen.New(11)
-	for i := range rounds(60, 12) {
+	for i := range testseed.Rounds(60, 12) {
 		rec := gen.RandomRecord(6, 20_000, 2)
 		if rec.NumCols() == 0 {
 			rec.Release()
@@ -263,7 +263,7 @@ func TestColumnsReadTheStringsOfARange(t *testing.T) {
 				for _, r := range [][2]int64{{0, 1}, {rows - 1, rows}, {0, rows}, {1, rows - 1}, {rows / 2, rows/2 + 600}} {
 					m.picked(t, b, []int{1}, r[0], r[1])
 				}
-				for range rounds(20, 3) {
+				for range testseed.Rounds(20, 3) {
 					n := 1 + rng.Int64N(rows/10)
 					from := rng.Int64N(rows - n)
 					read := m.reading(func() { m.picked(t, b, []int{1}, from, from+n) })

@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -77,11 +78,11 @@ var drivers = map[string]struct {
 func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
 	t.Parallel()
 	for name, d := range drivers {
-		if slow && name != newest {
+		if testseed.Hurried() && name != newest {
 			continue // in which the walks take long
 		}
 		for _, code := range []cuda.Code{cuda.ErrInvalidValue, cuda.ErrOutOfMemory} {
-			if slow && code != cuda.ErrInvalidValue {
+			if testseed.Hurried() && code != cuda.ErrInvalidValue {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/%d", name, code), func(t *testing.T) {
@@ -105,7 +106,7 @@ func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
 func TestEveryWorkOfTheGPUFailsOnce(t *testing.T) {
 	t.Parallel()
 	for name, d := range drivers {
-		if slow && name != newest {
+		if testseed.Hurried() && name != newest {
 			continue // in which the walks take long
 		}
 		t.Run(name, func(t *testing.T) {
@@ -130,7 +131,7 @@ func (g gpus) eachFails(t *testing.T, many bool, arm func(n int64) (hit func() b
 	t.Helper()
 	step := int64(1)
 	if g.brief() && many {
-		if step = 7; slow {
+		if step = 7; testseed.Hurried() {
 			step = 37
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
-	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/host"
@@ -89,26 +89,15 @@ func withDriver(t testing.TB, cfg cudatest.Config) gpus {
 	return gpus{driver: driver, emulator: e}
 }
 
-// rounds returns how often a test does something: few times in short mode.
-func rounds(full, few int) int {
-	if testing.Short() {
-		return few
-	}
-	return full
-}
-
 // brief says whether tests are to try a part only, for what they are about is not the GPU, and they take
 // long: emulated ones copy in threads, which cost more than short copies do.
-func (g gpus) brief() bool { return g.emulator != nil && (testing.Short() || slow) }
-
-// slow says that the build is: tests that try everything one after the other try a part, then.
-const slow = raced || invariants.Enabled
+func (g gpus) brief() bool { return g.emulator != nil && testseed.Hurried() }
 
 // skips says whether the i-th of many types is left out. The simulated GPU tries all. Of what a type consists of
-// the driver sees only buffers, so emulated GPUs try one of five. Slow builds try one of four, and on emulated GPUs
-// one of twenty; in short mode so does each build.
+// the driver sees only buffers, so emulated GPUs try one of five. Hurried tests try one of four, and on emulated GPUs
+// one of twenty.
 func (g gpus) skips(i int) bool {
-	brief, part := slow || testing.Short(), 1
+	brief, part := testseed.Hurried(), 1
 	switch {
 	case g.emulator != nil && brief:
 		part = 20
@@ -124,7 +113,7 @@ func (g gpus) skips(i int) bool {
 // each bitmap. Where not all is tried, they take turns.
 func (g gpus) rowsOf(i int) []int {
 	rows := []int{0, 1, 70}
-	if g.emulator != nil || slow || testing.Short() {
+	if g.emulator != nil || testseed.Hurried() {
 		return rows[(i+2)%3:][:1]
 	}
 	return rows
@@ -173,7 +162,7 @@ func onEachGPU(t *testing.T, n int, test func(t *testing.T, g gpus)) {
 // of pinned memory of the device's.
 func onEachGPUPinnedOrNot(t *testing.T, test func(t *testing.T, g gpus)) {
 	onEachGPU(t, 1, test)
-	if slow {
+	if testseed.Hurried() {
 		return // it takes long; what is pinned makes no difference to the locks, and the race detector's memory is not
 	}
 	t.Run("cuda, not pinned", func(t *testing.T) {

@@ -252,7 +252,7 @@ func TestEveryTypeBetweenHostSpaces(t *testing.T) {
 // Bodies of many pieces, and of sizes that are no multiple of one, go from one host space to
 // the other in each form with every byte at its place.
 func TestSizesBetweenHostSpaces(t *testing.T) {
-	for _, size := range []int64{tier.Page, batch.SumChunk - tier.Page, batch.RunSize + tier.Page, maxPiece, maxPiece + tier.Page, 3*maxPiece + 5*tier.Page}[:rounds(6, 3)] {
+	for _, size := range []int64{tier.Page, batch.SumChunk - tier.Page, batch.RunSize + tier.Page, maxPiece, maxPiece + tier.Page, 3*maxPiece + 5*tier.Page}[:testseed.Rounds(6, 3)] {
 		for _, from := range hostForms {
 			for _, to := range hostForms {
 				h := newHosts(t, CodecS2, [2]int64{2*size + 8<<20, 2*size + 8<<20})
@@ -360,7 +360,7 @@ func TestHostToHostAnyPieces(t *testing.T) {
 	seed := testseed.One(t)
 	rng := rand.New(rand.NewPCG(seed, 2))
 	for _, size := range []int{1, 4097, 1<<20 + 1, maxPiece, 3*maxPiece + 12345} {
-		for range rounds(4, 1) {
+		for range testseed.Rounds(4, 1) {
 			src, dst := make([]byte, size), make([]byte, size)
 			for i := range src {
 				src[i] = byte(i>>16) ^ byte(i>>8) ^ byte(i)

@@ -422,7 +422,7 @@ func TestNextIsWriteTo(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for round := range rounds(4, 1) {
+			for round := range testseed.Rounds(4, 1) {
 				extents := split(rng, d, bytes.Repeat([]byte{0x55}, len(body)))
 				if err := l.WriteTo(extents); err != nil {
 					t.Fatal(err)

@@ -509,9 +509,6 @@ func everyFileOperationFailsOnce(t *testing.T, codec Codec, encrypt bool, rec ar
 		t.Run(name, func(t *testing.T) {
 			tried := 0
 			first, step := testseed.Share(t, 4)
-			if !testing.Short() && raced {
-				step = 3
-			}
 			for n := first; ; n += step {
 				ctx, cancel := context.WithCancel(t.Context())
 				m := newMachine(t, machineConfig{codec: codec, encrypt: encrypt})

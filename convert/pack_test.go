@@ -199,7 +199,7 @@ func TestEveryReadFlipped(t *testing.T) { everyReadFlipped(t, false) }
 func TestEveryReadFlippedEncrypted(t *testing.T) { everyReadFlipped(t, true) }
 
 func everyReadFlipped(t *testing.T, encrypt bool) {
-	for _, codec := range []Codec{CodecS2, CodecNone, CodecZstd, CodecBitpack}[:rounds(4, 2)] {
+	for _, codec := range []Codec{CodecS2, CodecNone, CodecZstd, CodecBitpack}[:testseed.Rounds(4, 2)] {
 		for _, k := range []tier.Kind{tier.Host, tier.GPU} {
 			m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: codec, encrypt: encrypt})
 			b := m.put(t, arrowgen.Flights(1, 100_000), k)

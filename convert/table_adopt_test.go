@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/faultdev"
@@ -137,7 +138,7 @@ func foreignTablesOfEveryType(t *testing.T, g gpus) {
 		}
 		for _, rows := range g.rowsOf(i) {
 			for _, told := range []bool{false, true} {
-				if (rows != 70 || slow) && told == (i/4%2 == 0) {
+				if (rows != 70 || testseed.Hurried()) && told == (i/4%2 == 0) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%d %s/%d/%v", i, dt.Name(), rows, told), func(t *testing.T) {
@@ -362,7 +363,7 @@ func shapeOfLongArrays(t *testing.T, g gpus) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := after.TotalAlloc - before.TotalAlloc; !raced && !invariants.Enabled && n > bytes { // which allocate, too
+	if n := after.TotalAlloc - before.TotalAlloc; !testseed.Raced && !invariants.Enabled && n > bytes { // which allocate, too
 		t.Errorf("%d bytes were allocated to look at %d columns of %d", n, columns, bytes)
 	}
 	nodes := p.Descriptor().Nodes

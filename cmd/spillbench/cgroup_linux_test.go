@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -64,7 +65,7 @@ func joinCgroup(dir string) error {
 // TestMemoryOfContainers: in a memory cgroup a command does its work, or says in one line
 // why it cannot. The kernel never ends it.
 func TestMemoryOfContainers(t *testing.T) {
-	if raced {
+	if testseed.Raced {
 		t.Skip("needs a build without the race detector, which takes many times the memory")
 	}
 	table := writeTable(t, "t.parquet", 4, 300_000) // some 12 MiB each

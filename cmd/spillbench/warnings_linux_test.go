@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/testseed"
 )
 
 // TestWarnings: a run on a machine that allows no locked memory, with a spill directory in memory,
@@ -45,11 +46,11 @@ func TestWarnings(t *testing.T) {
 		t.Fatal(err)
 	}
 	locked := "lock-limit"
-	if raced { // memory of the heap is never locked
+	if testseed.Raced { // memory of the heap is never locked
 		locked = "system"
 	}
 	for cause, want := range map[string]report.Warning{
-		locked:               {Space: "host:0", What: "0 of 524288 bytes are locked", Remedy: "ulimit -l", Info: raced},
+		locked:               {Space: "host:0", What: "0 of 524288 bytes are locked", Remedy: "ulimit -l", Info: testseed.Raced},
 		"memory-file-system": {Space: "disk:0", What: "tmpfs", Remedy: "name a directory on a disk"},
 	} {
 		i := slices.IndexFunc(doc.Warnings, func(w report.Warning) bool { return w.Cause == cause })

@@ -30,14 +30,6 @@ type rig struct {
 	close     func() error // once; the test's end does it, too
 }
 
-// rounds returns how often a test does something: few times in short mode.
-func rounds(full, few int) int {
-	if testing.Short() {
-		return few
-	}
-	return full
-}
-
 const rigMemory = 16 << 20
 
 func newRig(t testing.TB, wrap func(tier.Device) tier.Device) *rig {

@@ -20,14 +20,6 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// rounds returns how often a test does something: few times in short mode.
-func rounds(full, few int) int {
-	if testing.Short() {
-		return few
-	}
-	return full
-}
-
 // keptFiles returns the files in the only kept directory.
 func keptFiles(t testing.TB, dir, kind string) []string {
 	t.Helper()
@@ -59,7 +51,7 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 	}
 	pristine := t.TempDir()
 	tiertest.CopyTree(t, pristine, dir)
-	step := rounds(3, 5) // each meets all bits, and all fields; runs begin at different bytes
+	step := testseed.Rounds(3, 5) // each meets all bits, and all fields; runs begin at different bytes
 	for at := int(testseed.One(t) % uint64(step)); at < len(sound); at += step {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, pristine)
@@ -109,7 +101,7 @@ func TestCutManifestIsRead(t *testing.T) {
 	leave(t, v, all...)
 	pristine := t.TempDir()
 	tiertest.CopyTree(t, pristine, dir)
-	for cut := int64(0); cut <= ends[2]; cut += int64(rounds(3, 13)) { // not divisors of anything
+	for cut := int64(0); cut <= ends[2]; cut += int64(testseed.Rounds(3, 13)) { // not divisors of anything
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, pristine)
 		if err := os.Truncate(keptFiles(t, work, "manifest-*")[0], cut); err != nil {
@@ -267,7 +259,7 @@ func TestManifestIsWrittenAnew(t *testing.T) {
 // opening to closing, nothing that is found afterwards is wrong, and Keep's word holds: what
 // it recorded is there, unless the reading failed.
 func TestKeepingSurvivesEveryFault(t *testing.T) {
-	for i := 0; ; i += rounds(1, 3) {
+	for i := 0; ; i += testseed.Rounds(1, 3) {
 		dir := t.TempDir()
 		v := openKeeping(t, dir)
 		_, es := keep(t, v, 1, mib)
@@ -355,7 +347,7 @@ func TestRandomKeeping(t *testing.T) {
 		closeVolume(t, v)
 		wantEmpty(t, work)
 	}
-	for step := range uint64(rounds(400, 100)) {
+	for step := range uint64(testseed.Rounds(400, 100)) {
 		switch k := r.IntN(10); {
 		case k < 5 && v.Stats().Used < 8*mib:
 			sizes := []int64{page * (1 + r.Int64N(64))}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -356,7 +357,7 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 				t.Fatalf("a life has only %d operations", total)
 			}
 			t.Logf("%d operations", total)
-			quiet, step := 0, rounds(1, 4)
+			quiet, step := 0, testseed.Rounds(1, 4)
 			for i := 0; i < total; i += step {
 				fds := descriptors(t)
 				fsys := faultfs.New(disk.OS(), 1, append([]faultfs.Rule{{Skip: i, Times: 1, Effect: c.fail}}, c.also...)...)

@@ -1,6 +1,0 @@
-//go:build race
-
-package convert
-
-// raced says that the race detector is on, under which all takes ten times as long, and host memory cannot be pinned.
-const raced = true
