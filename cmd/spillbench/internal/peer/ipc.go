@@ -21,14 +21,14 @@ const writeBuffer = 64 << 10
 // ipcFiles is the peer's side: a file for each input, as a file has one schema.
 type ipcFiles struct {
 	r     *runner
-	files []*os.File // by input; nil if that had no batches
+	files []file // by input; nil if that had no batches
 }
 
 // withPeer gives f the peer's side with as much memory as ours has, and closes its files.
 func (r *runner) withPeer(f func(*ipcFiles) error) (err error) {
 	debug.FreeOSMemory() // what the other side has left
 	defer limitHeap(r.cfg.Memory)()
-	p := &ipcFiles{r: r, files: make([]*os.File, len(r.cfg.Inputs))}
+	p := &ipcFiles{r: r, files: make([]file, len(r.cfg.Inputs))}
 	defer func() { err = errors.Join(err, p.close()) }()
 	return f(p)
 }
@@ -88,7 +88,7 @@ func (p *ipcFiles) write(ctx context.Context) (took time.Duration, err error) {
 	var buffer *bufio.Writer
 	err = p.r.each(ctx, func(input int, rec arrow.RecordBatch) (err error) {
 		if w == nil {
-			if p.files[input], err = anonymousFile(p.r.cfg.Dir); err != nil {
+			if p.files[input], err = p.r.newFile(p.r.cfg.Dir); err != nil {
 				return p.failed("making", err)
 			}
 			buffer = bufio.NewWriterSize(p.files[input], writeBuffer)
@@ -161,11 +161,11 @@ func (p *ipcFiles) passed(ctx context.Context, start time.Time, n int64) error {
 }
 
 // drop drops the first n bytes of a file from the page cache; 0 is all of it.
-func (p *ipcFiles) drop(f *os.File, n int64) error {
+func (p *ipcFiles) drop(f file, n int64) error {
 	if f == nil {
 		return nil
 	}
-	err := dropCache(f, n)
+	err := f.drop(n)
 	if errors.Is(err, errors.ErrUnsupported) {
 		p.r.res.CacheStays = true
 		return nil
@@ -204,7 +204,7 @@ func (p *ipcFiles) read(ctx context.Context, digest uint64, cold bool) (took tim
 		}
 		p.r.cfg.Progress.Step()
 		if cold {
-			if err := p.drop(in.files[0].at.File, in.files[0].at.end); err != nil {
+			if err := p.drop(in.files[0].at.file, in.files[0].at.end); err != nil {
 				return 0, err
 			}
 		}
@@ -215,13 +215,13 @@ func (p *ipcFiles) read(ctx context.Context, digest uint64, cold bool) (took tim
 
 // position is a file that knows where the last read in it ended, and counts what is read.
 type position struct {
-	*os.File
+	file
 	end  int64
 	read *int64
 }
 
 func (p *position) ReadAt(b []byte, off int64) (int, error) {
-	n, err := p.File.ReadAt(b, off)
+	n, err := p.file.ReadAt(b, off)
 	p.end = off + int64(n)
 	*p.read += int64(n)
 	return n, err
@@ -235,8 +235,9 @@ func (p *ipcFiles) reader() (*ipcReader, error) {
 			continue
 		}
 		err := guard(func() error {
-			at := &position{File: f, read: &in.read}
-			r, err := ipc.NewFileReader(at, ipc.WithBodySizeLimit(0)) // the files are our own, and may hold large batches
+			at := &position{file: f, read: &in.read}
+			// The files are our own, and may hold large batches.
+			r, err := ipc.NewFileReader(at, ipc.WithBodySizeLimit(0), ipc.WithAllocator(p.r.mem))
 			if err == nil {
 				in.files = append(in.files, openFile{r, at})
 			}

@@ -26,11 +26,16 @@ type ours struct {
 	eng *spillway.Engine
 
 	repos   []*repository.Repository // by input
-	batches []*batch.Batch           // in the order of putting; what is put and not given up
-	home    map[*batch.Batch]*repository.Repository
-	next    int   // the first that open has not opened
-	window  int   // the first that is in host memory
-	largest int64 // what the largest takes in host memory
+	batches []placed                 // in the order of putting; what is put and not given up
+	next    int                      // the first that open has not opened
+	window  int                      // the first that is in host memory
+	largest int64                    // what the largest takes in host memory
+}
+
+// placed is a batch and the repository that it was put into.
+type placed struct {
+	*batch.Batch
+	home *repository.Repository
 }
 
 // withOurs opens an engine for f and closes it.
@@ -45,7 +50,7 @@ func (r *runner) withOurs(ctx context.Context, f func(*ours) error) (err error) 
 	if err != nil {
 		return err
 	}
-	o := &ours{r: r, eng: eng, home: make(map[*batch.Batch]*repository.Repository)}
+	o := &ours{r: r, eng: eng}
 	for i := range r.cfg.Inputs { // a repository holds batches of one schema
 		repo, err := plan.Repository("compare", i)
 		if err != nil {
@@ -141,17 +146,20 @@ func (o *ours) put(ctx context.Context, input int, rec arrow.RecordBatch, space 
 	if err != nil {
 		return err
 	}
-	o.batches, o.home[b] = append(o.batches, b), repo
-	if got := b.Info().Space.Kind; got != tier.Host {
-		return fmt.Errorf("batch %d was put into host memory and is in %s", b.ID(), got)
-	}
+	o.batches = append(o.batches, placed{b, repo})
 	return nil
 }
 
-// spill moves the window to disk.
+// spill moves the window to disk. All of it must be in host memory still: what the monitor
+// has moved would not be timed.
 func (o *ours) spill(ctx context.Context) (time.Duration, error) {
 	window := o.batches[o.window:]
 	o.window = len(o.batches)
+	for _, b := range window {
+		if got := b.Info().Space.Kind; got != tier.Host {
+			return 0, fmt.Errorf("batch %d was put into host memory and is in %s", b.ID(), got)
+		}
+	}
 	start := time.Now()
 	err := o.parallel(ctx, o.r.cfg.Workers, window, func(ctx context.Context, b *batch.Batch) error {
 		return o.eng.Mover().Move(ctx, b, reservation.AnyInTier(tier.Disk), convert.ReasonWork)
@@ -179,7 +187,7 @@ func (o *ours) read(ctx context.Context) (digest uint64, took time.Duration, err
 	})
 	took = time.Since(start)
 	if err == nil {
-		o.batches, o.window, o.next = o.batches[:0], 0, 0
+		o.batches, o.window, o.next = nil, 0, 0
 	}
 	return sum.Load(), took, err
 }
@@ -189,7 +197,7 @@ func (o *ours) open(ctx context.Context) (arrow.RecordBatch, func() error, error
 	if o.next == len(o.batches) {
 		return nil, nil, io.EOF
 	}
-	b := o.batches[o.next]
+	b := o.batches[o.next].Batch
 	o.next++
 	return o.bring(ctx, b)
 }
@@ -212,7 +220,7 @@ func (o *ours) bring(ctx context.Context, b *batch.Batch) (_ arrow.RecordBatch, 
 }
 
 // parallel calls f with each of batches, by so many goroutines.
-func (o *ours) parallel(ctx context.Context, workers int, batches []*batch.Batch, f func(context.Context, *batch.Batch) error) error {
+func (o *ours) parallel(ctx context.Context, workers int, batches []placed, f func(context.Context, *batch.Batch) error) error {
 	var next atomic.Int64
 	group, ctx := errgroup.WithContext(ctx)
 	for range min(workers, len(batches)) {
@@ -225,7 +233,7 @@ func (o *ours) parallel(ctx context.Context, workers int, batches []*batch.Batch
 				if err := context.Cause(ctx); err != nil {
 					return err
 				}
-				if err := f(ctx, batches[i]); err != nil {
+				if err := f(ctx, batches[i].Batch); err != nil {
 					return err
 				}
 				o.r.cfg.Progress.Step()
@@ -241,7 +249,7 @@ func (o *ours) giveBack() error {
 	var errs []error
 	for _, b := range o.batches {
 		if b.State() != batch.Released {
-			errs = append(errs, o.home[b].PutBatch(0, b))
+			errs = append(errs, b.home.PutBatch(0, b.Batch))
 		}
 	}
 	return errors.Join(errs...)

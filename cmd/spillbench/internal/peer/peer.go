@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
@@ -78,14 +79,21 @@ var ErrNoBatches = errors.New("the input holds no batches")
 // Run verifies both sides and then measures them. What they give back that is not
 // what they were given is a *MismatchError. It ends soon after ctx does.
 func Run(ctx context.Context, cfg Config) (Result, error) {
+	return newRunner(cfg).run(ctx)
+}
+
+func newRunner(cfg Config) *runner {
 	if cfg.Progress == nil {
 		cfg.Progress = silent{}
 	}
-	r := &runner{cfg: cfg}
+	return &runner{cfg: cfg, newFile: newFile, mem: memory.NewGoAllocator()}
+}
+
+func (r *runner) run(ctx context.Context) (Result, error) {
 	if err := r.verify(ctx); err != nil {
 		return r.res, err
 	}
-	for i := range cfg.Rounds {
+	for i := range r.cfg.Rounds {
 		if err := r.round(ctx, i+1); err != nil {
 			return r.res, err
 		}
@@ -97,6 +105,10 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 type runner struct {
 	cfg Config
 	res Result
+
+	// What the peer works on. Tests have others, to see what it does with them.
+	newFile func(dir string) (file, error)
+	mem     memory.Allocator // what it reads into
 
 	// What touching all batches of a side must come to: what it came to when they were
 	// compared with the source.

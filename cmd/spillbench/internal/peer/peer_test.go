@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -31,17 +32,18 @@ import (
 // hostMemory is less than the inputs of the tests, so that they go through it in several windows.
 const hostMemory = 1 << 20
 
-// rig is a configuration whose engines must hold nothing when they are closed, and
-// whose directory must stay empty.
+// rig is a configuration whose engines must hold nothing when they are closed, whose
+// directory must stay empty, and whose peer must release what it reads.
 type rig struct {
 	Config
 	engines []*spillway.Engine
+	mem     memory.Allocator
 }
 
 func newRig(t *testing.T, inputs ...job.Input) *rig {
 	t.Helper()
 	dir := t.TempDir()
-	r := &rig{Config: Config{Inputs: inputs, Repeat: 1, Rounds: 1, Workers: 3, Dir: dir, Memory: hostMemory}}
+	r := &rig{mem: checked(t), Config: Config{Inputs: inputs, Repeat: 1, Rounds: 1, Workers: 3, Dir: dir, Memory: hostMemory}}
 	r.Open = func(ctx context.Context) (*spillway.Engine, error) { return r.open(ctx, 64<<20) }
 	fds := openFiles(t)
 	t.Cleanup(func() {
@@ -64,6 +66,21 @@ func newRig(t *testing.T, inputs ...job.Input) *rig {
 		}
 	})
 	return r
+}
+
+func (r *rig) runner() *runner {
+	out := newRunner(r.Config)
+	out.mem = r.mem
+	return out
+}
+
+func (r *rig) run(ctx context.Context) (Result, error) { return r.runner().run(ctx) }
+
+// checked is memory of which all must be released when the test ends.
+func checked(t *testing.T) memory.Allocator {
+	mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
+	t.Cleanup(func() { mem.AssertSize(t, 0) })
+	return mem
 }
 
 func (r *rig) open(ctx context.Context, disk int64) (*spillway.Engine, error) {
@@ -124,7 +141,13 @@ func (r *records) Next(ctx context.Context) (arrow.RecordBatch, error) {
 	return rec, nil
 }
 
+// recordsOf is an input of these, which are released when the test ends.
 func recordsOf(t *testing.T, recs ...arrow.RecordBatch) job.Input {
+	t.Cleanup(func() {
+		for _, rec := range recs {
+			rec.Release()
+		}
+	})
 	end, err := gen.New(gen.Config{RowsPerBatch: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +191,7 @@ func TestRun(t *testing.T) {
 	r.Repeat, r.Rounds, r.Batches = 2, 3, 2*16
 	var p phases
 	r.Progress = &p
-	res, err := Run(t.Context(), r.Config)
+	res, err := r.run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +230,7 @@ func TestRun(t *testing.T) {
 
 // oneColumn is an input of one batch that is the middle of a larger one.
 func oneColumn(t *testing.T) job.Input {
-	b := array.NewStringBuilder(memory.DefaultAllocator)
+	b := array.NewStringBuilder(checked(t))
 	defer b.Release()
 	b.AppendValues([]string{"a", "bc", "def", "g", ""}, []bool{true, true, false, true, true})
 	col := b.NewArray()
@@ -252,7 +275,7 @@ func TestOtherDataIsFound(t *testing.T) {
 					}
 					return small(1)
 				}))
-				_, err := Run(t.Context(), r.Config)
+				_, err := r.run(t.Context())
 				var m *MismatchError
 				if !errors.As(err, &m) || m.Side != side[other] {
 					t.Errorf("ended with %v", err)
@@ -262,7 +285,7 @@ func TestOtherDataIsFound(t *testing.T) {
 	}
 	var times int
 	r := newRig(t, tableOf(func(n int) gen.Config { times = n; return small(1) }))
-	if _, err := Run(t.Context(), r.Config); err != nil || times != opened {
+	if _, err := r.run(t.Context()); err != nil || times != opened {
 		t.Errorf("the source was read %d times, and %d are tested: %v", times, opened, err)
 	}
 }
@@ -273,7 +296,7 @@ func TestCancelled(t *testing.T) {
 	var all phases
 	r := newRig(t, table(1))
 	r.Progress = &all
-	if _, err := Run(t.Context(), r.Config); err != nil {
+	if _, err := r.run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	cause := errors.New("enough")
@@ -290,7 +313,7 @@ func TestCancelled(t *testing.T) {
 					cancel(cause)
 				}
 			}}
-			if _, err := Run(ctx, r.Config); !errors.Is(err, cause) {
+			if _, err := r.run(ctx); !errors.Is(err, cause) {
 				t.Errorf("ended with %v", err)
 			}
 		})
@@ -300,13 +323,13 @@ func TestCancelled(t *testing.T) {
 // TestFailures: errors say whose they are, and nothing is left.
 func TestFailures(t *testing.T) {
 	t.Run("no batches", func(t *testing.T) {
-		if _, err := Run(t.Context(), newRig(t, recordsOf(t)).Config); err != ErrNoBatches {
+		if _, err := newRig(t, recordsOf(t)).run(t.Context()); err != ErrNoBatches {
 			t.Errorf("ended with %v", err)
 		}
 	})
 	t.Run("a batch larger than host memory", func(t *testing.T) {
 		r := newRig(t, tableOf(func(int) gen.Config { return gen.Config{Rows: 12_000, RowsPerBatch: 12_000} }))
-		_, err := Run(t.Context(), r.Config)
+		_, err := r.run(t.Context())
 		var e *reservation.ExceededError
 		if !errors.As(err, &e) || e.Requested < hostMemory || e.Space.Kind != tier.Host || !strings.Contains(err.Error(), "table, batch 1") {
 			t.Errorf("ended with %v", err)
@@ -315,14 +338,14 @@ func TestFailures(t *testing.T) {
 	t.Run("disk full", func(t *testing.T) {
 		r := newRig(t, table(1))
 		r.Config.Open = func(ctx context.Context) (*spillway.Engine, error) { return r.open(ctx, 1<<20) }
-		if _, err := Run(t.Context(), r.Config); !errors.Is(err, tier.ErrNoSpace) {
+		if _, err := r.run(t.Context()); !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("ended with %v", err)
 		}
 	})
 	t.Run("no engine", func(t *testing.T) {
 		r, broken := newRig(t, table(1)), errors.New("broken")
 		r.Config.Open = func(context.Context) (*spillway.Engine, error) { return nil, broken }
-		if _, err := Run(t.Context(), r.Config); err != broken {
+		if _, err := r.run(t.Context()); err != broken {
 			t.Errorf("ended with %v", err)
 		}
 	})
@@ -333,21 +356,21 @@ func TestFailures(t *testing.T) {
 			src, err := open(ctx)
 			return unclosed{src}, err
 		}
-		if _, err := Run(t.Context(), newRig(t, in).Config); !errors.Is(err, errUnclosed) {
+		if _, err := newRig(t, in).run(t.Context()); !errors.Is(err, errUnclosed) {
 			t.Errorf("ended with %v", err)
 		}
 	})
 	t.Run("no directory for the peer", func(t *testing.T) {
 		r := newRig(t, table(1))
-		cfg := r.Config
-		cfg.Dir = filepath.Join(r.Dir, "absent")
-		if _, err := Run(t.Context(), cfg); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), ArrowIPC+": making a file in "+cfg.Dir) {
+		run := r.runner()
+		run.cfg.Dir = filepath.Join(r.Dir, "absent")
+		if _, err := run.run(t.Context()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), ArrowIPC+": making a file in "+run.cfg.Dir) {
 			t.Errorf("ended with %v", err)
 		}
 	})
 	t.Run("what the peer cannot write", func(t *testing.T) {
 		r := newRig(t, recordsOf(t, coded(t, "a", "b"), coded(t, "c", "d")))
-		if _, err := Run(t.Context(), r.Config); err == nil || !strings.Contains(err.Error(), ArrowIPC) {
+		if _, err := r.run(t.Context()); err == nil || !strings.Contains(err.Error(), ArrowIPC) {
 			t.Errorf("ended with %v", err)
 		}
 	})
@@ -399,9 +422,22 @@ func TestLimitHeap(t *testing.T) {
 		t.Errorf("the limit was raised to %d", got)
 	}
 	inner()
+	most := limitHeap(math.MaxInt64)
+	if got := memoryLimit(); got < 1<<30 {
+		t.Errorf("with as much more as may be the limit is %d", got)
+	}
+	most()
 	end()
 	if got := memoryLimit(); got != before {
 		t.Errorf("the limit is %d, and was %d", got, before)
+	}
+}
+
+// TestBatchesWithoutBytes are put, moved and read as any others are.
+func TestBatchesWithoutBytes(t *testing.T) {
+	r := newRig(t, recordsOf(t, array.NewRecordBatch(arrow.NewSchema(nil, nil), nil, 3)))
+	if res, err := r.run(t.Context()); err != nil || res.Rows != 3 || res.Bytes != 0 || res.Verified != 2 {
+		t.Errorf("%+v, %v", res, err)
 	}
 }
 
@@ -480,7 +516,7 @@ func TestMain(m *testing.M) {
 func TestPeerHasTheRate(t *testing.T) {
 	r := newRig(t, table(1), table(2))
 	r.Rate = 32 << 20
-	res, err := Run(t.Context(), r.Config)
+	res, err := r.run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
