@@ -148,7 +148,8 @@ func (l *losable) same(b *batch.Batch, want arrow.RecordBatch) {
 func (l *losable) end(partitions int) {
 	l.t.Helper()
 	for i := range partitions {
-		for b, err := l.repo.TryTake(i, batch.Idle); b != nil || err != nil; b, err = l.repo.TryTake(i, batch.Idle) {
+		for l.repo.Len(i) > 0 {
+			b, err := l.repo.Take(l.t.Context(), i, batch.Idle) // the monitor may be moving it
 			if err == nil {
 				err = b.Discard(l.t.Context())
 			}
