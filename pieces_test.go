@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -298,13 +299,13 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 		return buf
 	}
 	reg := eng.Registry()
-	calls := 0
+	var calls atomic.Int64 // by the monitor, and by who allocates
 	err = errors.Join(
 		reg.Register("as-is", batch.HostImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			return imageOf(ctx, &src.(*asIsSmall).asIs, r)
 		}),
 		reg.Compose("as-is", batch.HostImage, batch.DiskImage, func(_ context.Context, n int64) (reservation.Reservation, error) {
-			calls++
+			calls.Add(1)
 			return eng.Reservations().TryReserve(reservation.Specific(host.ID()), n)
 		}))
 	if err != nil {
@@ -330,8 +331,8 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	buf, err := r.Alloc(7 * size) // more than lies beyond the limit
-	if !errors.Is(err, tier.ErrNoSpace) || calls == 0 {
-		t.Errorf("%d moves were tried: %v", calls, err)
+	if !errors.Is(err, tier.ErrNoSpace) || calls.Load() == 0 {
+		t.Errorf("%d moves were tried: %v", calls.Load(), err)
 	}
 	release(t, buf, r, tail)
 	closeClean(t, eng)

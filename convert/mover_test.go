@@ -465,8 +465,8 @@ func everyDeviceOperationFailsOnce(t *testing.T, codec Codec, rec arrow.RecordBa
 				hit = seen.Load() > n
 				cancel(nil)
 			}
-			if tried*step < 10 {
-				t.Errorf("%v %s: only %d operations", stage, how, tried*step)
+			if n := first + tried*step; n < 10 {
+				t.Errorf("%v %s: only %d operations", stage, how, n)
 			}
 		}
 	}
@@ -529,8 +529,8 @@ func everyFileOperationFailsOnce(t *testing.T, codec Codec, encrypt bool, rec ar
 				}
 				tried++
 			}
-			if tried*step < 4 {
-				t.Errorf("only %d operations were tried", tried)
+			if n := first + tried*step; n < 4 {
+				t.Errorf("there are only %d operations", n)
 			}
 		})
 	}
