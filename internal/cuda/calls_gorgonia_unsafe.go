@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"gorgonia.org/cu"
+
+	"github.com/spillway-db/spillway/internal/dynlib"
 )
 
 // What gorgonia.org/cu has a name for is called by it; what the methods do is told at those of
@@ -45,12 +47,12 @@ func hostPointer(addr uintptr) unsafe.Pointer { return as[unsafe.Pointer](addr) 
 
 // linked refuses a library that is not the one that cu calls.
 func (l *Library) linked() error {
-	from, err := openLibrary(DefaultPath)
+	from, err := dynlib.Open(DefaultPath)
 	if err != nil {
 		return &LoadError{Path: l.path, Reason: ErrNotLinked, Cause: err}
 	}
-	defer from.close() // it stays loaded: the program needs it
-	if from.find(l.sym.init.name) != l.sym.init.fn {
+	defer from.Close() // it stays loaded: the program needs it
+	if from.Find(l.sym.init.name) != l.sym.init.fn {
 		return &LoadError{Path: l.path, Reason: ErrNotLinked, Detail: fmt.Sprintf("built with the tag gorgonia, it uses %s", DefaultPath)}
 	}
 	return nil

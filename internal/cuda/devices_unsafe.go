@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/spillway-db/spillway/internal/dynlib"
 	"github.com/spillway-db/spillway/internal/gpuid"
 )
 
@@ -87,7 +88,7 @@ func (l *Library) deviceText(e *entry, dev int32, n int) (string, error) {
 	if err := l.call(e, uintptr(unsafe.Pointer(&b[0])), uintptr(n), uintptr(dev)); err != nil {
 		return "", err
 	}
-	return cString(b), nil
+	return dynlib.Text(b), nil
 }
 
 func (l *Library) deviceUUID(dev int32) (string, error) {

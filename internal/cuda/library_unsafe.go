@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"unsafe"
+
+	"github.com/spillway-db/spillway/internal/dynlib"
 )
 
 // DefaultPath is what the dynamic linker finds the driver by.
@@ -28,7 +30,7 @@ func Load(path string) (*Library, error) {
 	if path == "" {
 		path = DefaultPath
 	}
-	from, err := openLibrary(path)
+	from, err := dynlib.Open(path)
 	if err != nil {
 		return nil, &LoadError{Path: path, Reason: ErrNoLibrary, Cause: err}
 	}
@@ -38,17 +40,17 @@ func Load(path string) (*Library, error) {
 		err = l.linked()
 	}
 	if err != nil {
-		from.close()
+		from.Close()
 		return nil, err
 	}
 	return l, l.start()
 }
 
 // bind looks up all functions.
-func (l *Library) bind(from loader) error {
+func (l *Library) bind(from dynlib.Library) error {
 	var missing []string
 	for _, s := range l.sym.table() {
-		*s.at = entry{s.name, from.find(s.name)}
+		*s.at = entry{s.name, from.Find(s.name)}
 		if s.required && s.at.fn == 0 {
 			missing = append(missing, s.name)
 		}
@@ -127,6 +129,9 @@ func (l *Library) Batch() string {
 	return ""
 }
 
+// invoke calls fn and returns its int.
+func invoke(fn uintptr, args []uintptr) Code { return Code(int32(dynlib.Call(fn, args))) }
+
 // call calls e. Arguments that were pointers are kept where they are, and alive,
 // until it returns.
 //
@@ -161,15 +166,5 @@ func (l *Library) describe(e *entry, code Code) string {
 	if raw(e, uintptr(code), uintptr(unsafe.Pointer(&text))) != 0 || text == nil {
 		return ""
 	}
-	return cString(unsafe.Slice(text, 200))
-}
-
-// cString returns the text before the first zero byte, looking at no byte behind it.
-func cString(b []byte) string {
-	for i := range b {
-		if b[i] == 0 {
-			return string(b[:i])
-		}
-	}
-	return string(b)
+	return dynlib.Text(unsafe.Slice(text, 200))
 }

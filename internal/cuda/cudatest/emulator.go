@@ -3,15 +3,20 @@
 package cudatest
 
 import (
-	"errors"
+	"embed"
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/ebitengine/purego"
+
+	"github.com/spillway-db/spillway/internal/cfake"
 	"github.com/spillway-db/spillway/internal/cuda"
 )
+
+//go:embed testdata/emulator
+var sources embed.FS
+
+var emulator = cfake.Source{Name: "libcuda.so.1", Files: sources, Dir: "testdata/emulator"}
 
 // Emulator is one library. It is safe for concurrent use.
 type Emulator struct {
@@ -38,7 +43,7 @@ func New(t testing.TB, cfg Config) *Emulator {
 	if shared {
 		e.Path = cuda.DefaultPath
 	} else {
-		e.Path = write(t, cfg.Without)
+		e.Path = emulator.Write(t, cfg.Without...)
 	}
 	handle, err := purego.Dlopen(e.Path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
@@ -59,28 +64,6 @@ func New(t testing.TB, cfg Config) *Emulator {
 	}
 	cfg.set(e.Set)
 	return e
-}
-
-// write compiles a library for the test and returns its path.
-func write(t testing.TB, missing []string) (path string) {
-	t.Helper()
-	lib, err := compiled()
-	if errors.Is(err, errNoCompiler) {
-		t.Skip("needs a C compiler for the CUDA emulator: ", err)
-	}
-	for _, name := range missing {
-		if err == nil {
-			lib, err = without(lib, name)
-		}
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	path = filepath.Join(t.TempDir(), "libcuda.so.1")
-	if err := os.WriteFile(path, lib, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // Set changes a setting: delay_ns, bytes_per_second, peer, lying_peer, register_limit or capturing (which is that another

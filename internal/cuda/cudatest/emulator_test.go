@@ -82,39 +82,3 @@ func TestStateOfItsOwn(t *testing.T) {
 		t.Error("calls were counted in the wrong library")
 	}
 }
-
-// What is compiled and loaded leaves no files.
-func TestLeavesNothing(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("TMPDIR", dir)
-	t.Run("emulator", func(t *testing.T) {
-		New(t, Config{})
-		if _, err := compile(); err != nil { // once more, for it may have been compiled before
-			t.Error(err)
-		}
-	})
-	left, err := os.ReadDir(dir)
-	if err != nil || len(left) != 0 {
-		t.Errorf("left are %v (%v)", left, err)
-	}
-}
-
-// Only a function that is there can be left out.
-func TestWithout(t *testing.T) {
-	lib := []byte("..\x00cuInit\x00cuInit_v2\x00")
-	got, err := without(lib, "cuInit")
-	if err != nil || string(got) != "..\x00xuInit\x00cuInit_v2\x00" {
-		t.Errorf("without gave %q, %v", got, err)
-	}
-	if _, err := without(lib, "cuNone"); err == nil {
-		t.Error("a function was left out that is not there")
-	}
-}
-
-// Where there is no compiler the tests say what they need.
-func TestNoCompiler(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	if _, err := compile(); err == nil || !strings.Contains(err.Error(), "gcc") {
-		t.Errorf("compiling without a compiler: %v", err)
-	}
-}

@@ -1,0 +1,140 @@
+// Package cfake is for tests of what calls a library in C that a machine may not have: it
+// compiles another that takes its place.
+//
+//	Source{Name, Files, Dir} ── Write(t, without...) ──▶ path of a library of the test's own
+//
+// A library that is loaded by another path has another state, so tests may run side by side.
+// One compilation serves for all of them, also for those whose library lacks functions. The
+// files are in the test's temporary directory. Where there is no C compiler a test is skipped
+// that needs one. All functions may be called at the same time.
+package cfake
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// Source is what a library is made of. It must not be copied once it is in use.
+type Source struct {
+	Name  string // of the library's file, such as libcuda.so.1
+	Files fs.FS
+	Dir   string // the sources' in Files, and their headers'
+
+	once sync.Once
+	lib  []byte
+	err  error
+}
+
+// errNoCompiler is why tests are skipped.
+var errNoCompiler = errors.New("gcc, cc or clang, and the C library's headers, are not there")
+
+// Write writes the library to a directory of the test and returns its path. The dynamic linker
+// finds the functions named in it no more: as in a library that is older. Where there is no
+// compiler the test is skipped.
+func (s *Source) Write(t testing.TB, without ...string) (path string) {
+	t.Helper()
+	s.once.Do(func() { s.lib, s.err = s.Compile() })
+	lib, err := s.lib, s.err
+	if errors.Is(err, errNoCompiler) {
+		t.Skip("needs a C compiler: ", err)
+	}
+	for _, name := range without {
+		if err == nil {
+			lib, err = hide(lib, name)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(t.TempDir(), s.Name)
+	if err := os.WriteFile(path, lib, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Compile compiles the library, with flags besides its own, and returns its bytes.
+func (s *Source) Compile(flags ...string) (_ []byte, err error) {
+	compiler, err := findCompiler()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "spillway-cfake-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	files, err := s.unpack(dir)
+	if err != nil {
+		return nil, err
+	}
+	out := filepath.Join(dir, s.Name)
+	flags = append([]string{"-shared", "-fPIC", "-O2", "-Wall", "-pthread", "-fvisibility=hidden", "-o", out}, flags...)
+	if text, err := exec.Command(compiler, append(flags, files...)...).CombinedOutput(); err != nil {
+		if s.lacksHeaders(text) {
+			line, _, _ := strings.Cut(string(text), "\n")
+			return nil, fmt.Errorf("%w: %s", errNoCompiler, line)
+		}
+		return nil, fmt.Errorf("compiling %s: %w\n%s", s.Name, err, text)
+	}
+	return os.ReadFile(out)
+}
+
+func findCompiler() (string, error) {
+	for _, name := range []string{"gcc", "cc", "clang"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", errNoCompiler
+}
+
+// unpack writes the sources to dir and returns those to compile.
+func (s *Source) unpack(dir string) (files []string, err error) {
+	entries, err := fs.ReadDir(s.Files, s.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		text, err := fs.ReadFile(s.Files, s.Dir+"/"+e.Name())
+		if err != nil {
+			return nil, err
+		}
+		path := filepath.Join(dir, e.Name())
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			return nil, err
+		}
+		if filepath.Ext(path) == ".c" {
+			files = append(files, path)
+		}
+	}
+	return files, nil
+}
+
+// lacksHeaders says whether it was the system's headers that the compiler did not find.
+func (s *Source) lacksHeaders(text []byte) bool {
+	own, _ := fs.ReadDir(s.Files, s.Dir)
+	for _, e := range own {
+		if bytes.Contains(text, []byte(e.Name()+": No such file")) {
+			return false
+		}
+	}
+	return bytes.Contains(text, []byte(".h: No such file"))
+}
+
+// hide takes a function's name out of a library, so that the dynamic linker does not find it.
+func hide(lib []byte, name string) ([]byte, error) {
+	old := []byte("\x00" + name + "\x00")
+	if !bytes.Contains(lib, old) {
+		return nil, fmt.Errorf("the library has no function %s", name)
+	}
+	return bytes.ReplaceAll(lib, old, append([]byte{0, 'x'}, old[2:]...)), nil
+}
