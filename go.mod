@@ -3,7 +3,7 @@ module github.com/spillway-db/spillway
 go 1.26.0
 
 require (
-	github.com/NVIDIA/go-nvml v0.13.4-0
+	github.com/NVIDIA/go-nvml v0.13.0-1
 	github.com/apache/arrow-go/v18 v18.8.0
 	github.com/ebitengine/purego v0.11.3
 	github.com/google/btree v1.1.3

@@ -43,17 +43,8 @@ build() {
 		CGO_ENABLED=0 go test -c "${flags[@]}" -o "$dir/$(binary "$p")" "./$p"
 	done
 	CGO_ENABLED=0 go build "${flags[@]}" -o "$dir/spillbench" ./cmd/spillbench
-	# NVML needs cgo. Its package has undefined symbols that are never called, so it must be bound lazily.
-	rm -f "$dir"/spillbench-cgo*
-	if command -v "${CC:-gcc}" >/dev/null; then
-		CGO_ENABLED=1 go build "${flags[@]}" -o "$dir/spillbench-cgo" ./cmd/spillbench
-	else
-		echo "there is no C compiler: without spillbench-cgo, what NVML knows is missing" >&2
-	fi
 	if [ -z "${GPU_CHECK_PLAIN:-}" ]; then
-		for p in "$dir"/*.test "$dir"/spillbench "$dir"/spillbench-cgo; do
-			[ ! -f "$p" ] || gzip -f -5 "$p"
-		done
+		gzip -f -5 "$dir"/*.test "$dir"/spillbench
 	fi
 	cp "scripts/gpu-check.sh" "$dir/"
 	local commit
@@ -242,7 +233,7 @@ run() {
 	trap 'exit 130' INT
 	trap 'exit 143' TERM
 	exec {idle}<> <(:) # from which nothing ever comes
-	unset LD_BIND_NOW SPILLWAY_GPU_MEMORY_LIMIT SPILLWAY_GPU_QUOTA_DIR
+	unset SPILLWAY_GPU_MEMORY_LIMIT SPILLWAY_GPU_QUOTA_DIR
 
 	# What nothing is known of is no GPU: a run that takes no time says so.
 	status=0
@@ -271,9 +262,7 @@ run() {
 	export SPILLWAY_CUDA=real
 	[ -z "${GPU_CHECK_DISK:-}" ] || disk=(--disk "$GPU_CHECK_DISK")
 
-	local topology=spillbench-cgo
-	program spillbench-cgo || topology=spillbench
-	step topo json 30 $topology topo --quiet --json @JSON
+	step topo json 30 spillbench topo --quiet --json @JSON
 	topo=$document
 	if [ -n "${GPU_CHECK_SMALL:-}" ]; then
 		step tier-cuda test 60 tier-cuda.test '-test.run=^TestReal' -test.short

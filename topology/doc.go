@@ -22,12 +22,10 @@
 //	DiskOf(ctx, dir, Options) ─▶ Location   the file system and the disks below dir
 //
 // GPUs are those that the process sees: CUDA_VISIBLE_DEVICES is honoured. Those that another driver
-// has come last, as CUDA does not count them. NVML is
-// opened when it is asked, and closed again. It needs cgo; builds without, and machines without
-// NVIDIA's driver, know of GPUs what the PCI bus tells, which a warning says. A program
-// that links go-nvml leaves its symbols to be found when they are called, so it does not start
-// where the loader must find all at once (LD_BIND_NOW, or linked with -z now): build such
-// a program with the tag nonvml.
+// has come last, as CUDA does not count them. NVML is bound at run time, on Linux on amd64 and
+// arm64, with cgo or without. It is opened when it is asked, and closed again. Where there is none (no
+// driver of NVIDIA's is installed, or the system is another) GPUs are known as the PCI bus tells,
+// which a warning says.
 //
 // Everything is read from the /proc and /sys of Linux below [Options].Root, so
 // that a recorded tree stands for a whole machine; elsewhere the same calls

@@ -1,5 +1,3 @@
-//go:build cgo && linux && !nonvml
-
 package topology
 
 import (
@@ -8,75 +6,84 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"strings"
-
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/spillway-db/spillway/internal/gpuid"
+	"github.com/spillway-db/spillway/internal/nvml"
 )
 
-// NVMLLibrary is what is asked of NVIDIA's library: a part of nvml.Interface of
-// github.com/NVIDIA/go-nvml, which its mocks have too.
-type NVMLLibrary interface {
-	Init() nvml.Return
-	Shutdown() nvml.Return
-	Extensions() nvml.ExtendedInterface
-	DeviceGetCount() (int, nvml.Return)
-	DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return)
+// nvmlLibrary is what is asked of NVIDIA's library: nvml.Library, or one of the tests.
+type nvmlLibrary interface {
+	Count() (int, error)
+	Device(index int) (nvml.Device, error)
+	Name(nvml.Device) (string, error)
+	UUID(nvml.Device) (string, error)
+	PCI(nvml.Device) (nvml.PCI, error)
+	Memory(nvml.Device) (nvml.Memory, error)
+	PCIeGeneration(nvml.Device) (int, error)
+	PCIeWidth(nvml.Device) (int, error)
+	Node(nvml.Device) (int, error)
+	NodeAffinity(nvml.Device) ([]uint64, error)
+	CPUAffinity(nvml.Device) ([]uint64, error)
+	LinkUp(d nvml.Device, link int) (bool, error)
+	LinkRemote(d nvml.Device, link int) (nvml.PCI, error)
+	LinkKind(d nvml.Device, link int) (nvml.LinkKind, error)
+	MIG(nvml.Device) (bool, error)
+	MaxInstances(nvml.Device) (int, error)
+	Instance(d nvml.Device, k int) (nvml.Device, error)
+	GPUInstance(nvml.Device) (int, error)
+	ComputeInstance(nvml.Device) (int, error)
+	Close()
 }
 
-// NVML returns the source that asks lib, which it initializes and shuts down at each
-// call. It may be used by several goroutines at a time if lib may.
-func NVML(lib NVMLLibrary) GPUSource { return nvmlSource{lib} }
-
 // SystemGPUs returns the source that asks NVIDIA's library (NVML), which is looked for
-// when it is asked: there is an error if the driver is not installed.
-func SystemGPUs() GPUSource { return nvmlSource{systemNVML{}} }
+// when it is asked: there is an error if the driver is not installed. The library is
+// initialized and shut down at each call. Several goroutines may use the source at a time.
+func SystemGPUs() GPUSource { return nvmlAt(nvml.DefaultPath) }
 
-// systemNVML is go-nvml's own library object. Others that nvml.New makes would each
-// write the package's variables under a lock of their own.
-type systemNVML struct{}
-
-func (systemNVML) Init() nvml.Return                  { return nvml.Init() }
-func (systemNVML) Shutdown() nvml.Return              { return nvml.Shutdown() }
-func (systemNVML) Extensions() nvml.ExtendedInterface { return nvml.Extensions() }
-func (systemNVML) DeviceGetCount() (int, nvml.Return) { return nvml.DeviceGetCount() }
-func (systemNVML) DeviceGetHandleByIndex(i int) (nvml.Device, nvml.Return) {
-	return nvml.DeviceGetHandleByIndex(i)
+// nvmlAt returns the source that asks the library at path.
+func nvmlAt(path string) GPUSource {
+	return nvmlSource(func() (nvmlLibrary, error) { return nvml.Open(path) })
 }
 
 // maxGPUs bounds what a library that lies can make us ask; the driver's own limit
 // is 64.
 const maxGPUs = 256
 
-type nvmlSource struct{ lib NVMLLibrary }
+// nvmlSource opens a library to list its GPUs.
+type nvmlSource func() (nvmlLibrary, error)
 
 // GPUs lists the GPUs of the library.
-func (s nvmlSource) GPUs(ctx context.Context) (gpus []GPU, err error) {
-	switch ret := s.lib.Init(); ret {
-	case nvml.SUCCESS:
-	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return nil, errors.New("NVIDIA's library libnvidia-ml.so.1 is not there (it comes with the driver): names, memory, MIG instances and NVLinks of the GPUs are not known")
-	case nvml.ERROR_DRIVER_NOT_LOADED:
+func (open nvmlSource) GPUs(ctx context.Context) (gpus []GPU, err error) {
+	lib, err := open()
+	switch {
+	case errors.Is(err, nvml.ErrNoLibrary):
+		return nil, fmt.Errorf("NVIDIA's library libnvidia-ml.so.1 is not there (it comes with the driver): names, memory, MIG instances and NVLinks of the GPUs are not known: %w", err)
+	case errors.Is(err, nvml.ErrDriverNotLoaded):
 		return nil, errors.New("NVIDIA's library is there, but its kernel driver is not loaded (modprobe nvidia; in a container, run it with the GPUs)")
-	default:
-		return nil, fmt.Errorf("NVIDIA's library cannot be initialized: %w", ret)
+	case err != nil:
+		return nil, fmt.Errorf("NVIDIA's library cannot be initialized: %w", err)
 	}
-	defer s.lib.Shutdown()
+	defer lib.Close()
 
-	count, ret := s.lib.DeviceGetCount()
-	if ret != nvml.SUCCESS || count < 0 || count > maxGPUs {
-		return nil, fmt.Errorf("NVIDIA's library does not say how many GPUs there are: %d, %w", count, ret)
+	count, err := lib.Count()
+	if err == nil && (count < 0 || count > maxGPUs) {
+		err = fmt.Errorf("%d", count)
 	}
-	r := nvmlReader{lib: s.lib, has: map[string]bool{}}
+	if err != nil {
+		return nil, fmt.Errorf("NVIDIA's library does not say how many GPUs there are: %w", err)
+	}
+	r := nvmlReader{lib: lib}
 	gpus = make([]GPU, 0, count)
 	for i := range count {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		dev, ret := s.lib.DeviceGetHandleByIndex(i)
-		if ret != nvml.SUCCESS || dev == nil {
-			r.problems = append(r.problems, fmt.Errorf("GPU %d %w: %w", i, errNotListed, ret))
+		dev, err := lib.Device(i)
+		if err == nil && dev == 0 {
+			err = nvml.ErrNotFound
+		}
+		if err != nil {
+			r.problems = append(r.problems, fmt.Errorf("GPU %d %w: %w", i, errNotListed, err))
 			continue
 		}
 		gpus = append(gpus, r.gpu(i, dev))
@@ -89,123 +96,110 @@ func (s nvmlSource) GPUs(ctx context.Context) (gpus []GPU, err error) {
 
 // nvmlReader reads GPUs and collects what cannot be read.
 type nvmlReader struct {
-	lib      NVMLLibrary
-	has      map[string]bool
+	lib      nvmlLibrary
+	index    int // of the GPU
 	problems []error
 }
 
-// try calls one function of the library for GPU i, if the library has it: one that a
-// driver is too old for would end the process. That the GPU does not have the thing is no
-// problem.
-func (r *nvmlReader) try(i int, symbol string, call func() nvml.Return) (ok bool) {
-	there, known := r.has[symbol]
-	if !known {
-		there = r.lib.Extensions().LookupSymbol(symbol) == nil
-		r.has[symbol] = there
-	}
-	if !there {
-		return false
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			r.problems = append(r.problems, fmt.Errorf("GPU %d: %s panicked: %v", i, symbol, p))
-			ok = false
-		}
-	}()
-	switch ret := call(); ret {
-	case nvml.SUCCESS:
+// told says whether a call of the library told something. That the GPU does not have the
+// thing, or a driver is too old to know the question, is no problem.
+func (r *nvmlReader) told(err error) bool {
+	if err == nil {
 		return true
-	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_NOT_FOUND, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_FUNCTION_NOT_FOUND:
-		return false
-	default:
-		r.problems = append(r.problems, fmt.Errorf("GPU %d: %s: %w", i, symbol, ret))
+	}
+	for _, none := range []error{nvml.ErrNotSupported, nvml.ErrNotFound, nvml.ErrInvalidArgument, nvml.ErrFunctionNotFound} {
+		if errors.Is(err, none) {
+			return false
+		}
+	}
+	r.problems = append(r.problems, fmt.Errorf("GPU %d: %w", r.index, err))
+	return false
+}
+
+// read calls a function of the library and stores what it tells, if it tells something.
+func read[T any](r *nvmlReader, to *T, call func(nvml.Device) (T, error), dev nvml.Device) bool {
+	value, err := call(dev)
+	if !r.told(err) {
 		return false
 	}
+	*to = value
+	return true
+}
+
+// readAt does so for one of several things of a device.
+func readAt[T any](r *nvmlReader, to *T, call func(nvml.Device, int) (T, error), dev nvml.Device, k int) bool {
+	return read(r, to, func(dev nvml.Device) (T, error) { return call(dev, k) }, dev)
 }
 
 func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
+	r.index = i
 	g := GPU{Index: i}
-	r.try(i, "nvmlDeviceGetName", func() (ret nvml.Return) { g.Name, ret = dev.GetName(); return ret })
-	r.try(i, "nvmlDeviceGetUUID", func() (ret nvml.Return) { g.UUID, ret = dev.GetUUID(); return ret })
-	var info nvml.PciInfo
-	// go-nvml takes the newest version that the library has.
-	if r.try(i, "nvmlDeviceGetPciInfo", func() (ret nvml.Return) { info, ret = dev.GetPciInfo(); return ret }) {
+	read(r, &g.Name, r.lib.Name, dev)
+	read(r, &g.UUID, r.lib.UUID, dev)
+	var info nvml.PCI
+	if read(r, &info, r.lib.PCI, dev) {
 		g.PCIAddress = addressOf(info)
-		if id := info.PciDeviceId; id != 0 {
+		if id := info.DeviceID; id != 0 {
 			g.DeviceID = fmt.Sprintf("%04x:%04x", id&0xffff, id>>16)
 		}
 	}
-	var memory nvml.Memory
-	if r.try(i, "nvmlDeviceGetMemoryInfo", func() (ret nvml.Return) { memory, ret = dev.GetMemoryInfo(); return ret }) {
-		g.MemoryBytes, g.FreeBytes = bytesFrom(memory.Total), bytesFrom(memory.Free)
-	}
-	r.try(i, "nvmlDeviceGetMaxPcieLinkGeneration", func() (ret nvml.Return) { g.PCIeGeneration, ret = dev.GetMaxPcieLinkGeneration(); return ret })
-	r.try(i, "nvmlDeviceGetCurrPcieLinkWidth", func() (ret nvml.Return) { g.PCIeWidth, ret = dev.GetCurrPcieLinkWidth(); return ret })
+	r.memory(&g.MemoryBytes, &g.FreeBytes, dev)
+	read(r, &g.PCIeGeneration, r.lib.PCIeGeneration, dev)
+	read(r, &g.PCIeWidth, r.lib.PCIeWidth, dev)
 	var own int
-	if r.try(i, "nvmlDeviceGetNumaNodeId", func() (ret nvml.Return) { own, ret = dev.GetNumaNodeId(); return ret }) {
+	if read(r, &own, r.lib.Node, dev) {
 		g.OwnNodes = Set{own}
 	}
-	r.affinity(i, dev, &g)
-	r.links(i, dev, &g)
-	r.instances(i, dev, &g)
+	var near []uint64
+	if read(r, &near, r.lib.NodeAffinity, dev) {
+		g.NodeAffinity = setOf(near)
+	}
+	if read(r, &near, r.lib.CPUAffinity, dev) {
+		g.CPUAffinity = setOf(near)
+	}
+	r.links(dev, &g)
+	r.instances(dev, &g)
 	return g
 }
 
-// How many nodes and CPUs the driver is asked about: as many as Linux can have.
-const (
-	askedNodes = 1024
-	askedCPUs  = 8192
-)
-
-// affinity asks for the nodes and CPUs that are the nearest.
-func (r *nvmlReader) affinity(i int, dev nvml.Device, g *GPU) {
-	var words []uint
-	if r.try(i, "nvmlDeviceGetMemoryAffinity", func() (ret nvml.Return) {
-		words, ret = dev.GetMemoryAffinity(askedNodes, nvml.AFFINITY_SCOPE_NODE)
-		return ret
-	}) {
-		g.NodeAffinity = setOf(words)
-	}
-	if r.try(i, "nvmlDeviceGetCpuAffinity", func() (ret nvml.Return) { words, ret = dev.GetCpuAffinity(askedCPUs); return ret }) {
-		g.CPUAffinity = setOf(words)
+func (r *nvmlReader) memory(total, free *int64, dev nvml.Device) {
+	var m nvml.Memory
+	if read(r, &m, r.lib.Memory, dev) {
+		*total, *free = bytesFrom(m.Total), bytesFrom(m.Free)
 	}
 }
 
-// setOf returns the bits that are set, of words as C has them.
-func setOf(words []uint) Set {
+// setOf returns the bits that are set.
+func setOf(words []uint64) Set {
 	set := Set{}
 	for i, w := range words {
 		for ; w != 0; w &= w - 1 {
-			set = append(set, i*bits.UintSize+bits.TrailingZeros(w))
+			set = append(set, i*64+bits.TrailingZeros64(w))
 		}
 	}
 	return set
 }
 
-// unknownKind is NVML_NVLINK_DEVICE_TYPE_UNKNOWN.
-const unknownKind = nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_UNKNOWN)
-
 // links adds up the NVLinks that are up, by what is at their other end.
-func (r *nvmlReader) links(i int, dev nvml.Device, g *GPU) {
-	for link := range nvml.NVLINK_MAX_LINKS {
-		var state nvml.EnableState
-		if !r.try(i, "nvmlDeviceGetNvLinkState", func() (ret nvml.Return) { state, ret = dev.GetNvLinkState(link); return ret }) || state != nvml.FEATURE_ENABLED {
+func (r *nvmlReader) links(dev nvml.Device, g *GPU) {
+	for link := range nvml.MaxLinks {
+		var up bool
+		if !readAt(r, &up, r.lib.LinkUp, dev, link) || !up {
 			continue // one that fails does not hide those behind it
 		}
 		l := Link{Count: 1}
-		var remote nvml.PciInfo
-		if r.try(i, "nvmlDeviceGetNvLinkRemotePciInfo_v2", func() (ret nvml.Return) { remote, ret = dev.GetNvLinkRemotePciInfo(link); return ret }) {
+		var remote nvml.PCI
+		if readAt(r, &remote, r.lib.LinkRemote, dev, link) {
 			l.Remote = addressOf(remote)
 		}
-		var kind nvml.IntNvLinkDeviceType
-		if !r.try(i, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (ret nvml.Return) { kind, ret = dev.GetNvLinkRemoteDeviceType(link); return ret }) {
-			kind = unknownKind
+		kind := nvml.LinkUnknown
+		readAt(r, &kind, r.lib.LinkKind, dev, link)
+		if kind == nvml.LinkToProcessor {
+			continue
 		}
-		if kind == nvml.NVLINK_DEVICE_TYPE_IBMNPU {
-			continue // to a processor
-		}
-		// A virtual machine is not shown the switches. NCCL takes what is linked and not to be seen for one, too.
-		l.Switch = kind == nvml.NVLINK_DEVICE_TYPE_SWITCH || kind == unknownKind && l.Remote == ""
+		// A virtual machine is not shown the switches. NCCL takes what is linked and not to be seen
+		// for one, too.
+		l.Switch = kind == nvml.LinkToSwitch || kind == nvml.LinkUnknown && l.Remote == ""
 		g.Links = addLink(g.Links, l)
 	}
 }
@@ -221,46 +215,33 @@ func addLink(links []Link, l Link) []Link {
 }
 
 // instances lists the MIG instances.
-func (r *nvmlReader) instances(i int, dev nvml.Device, g *GPU) {
-	var mode, most int
-	if !r.try(i, "nvmlDeviceGetMigMode", func() (ret nvml.Return) { mode, _, ret = dev.GetMigMode(); return ret }) || mode != nvml.DEVICE_MIG_ENABLE {
-		return
-	}
-	g.MIGEnabled = true
-	if !r.try(i, "nvmlDeviceGetMaxMigDeviceCount", func() (ret nvml.Return) { most, ret = dev.GetMaxMigDeviceCount(); return ret }) {
+func (r *nvmlReader) instances(dev nvml.Device, g *GPU) {
+	var most int
+	if !read(r, &g.MIGEnabled, r.lib.MIG, dev) || !g.MIGEnabled || !read(r, &most, r.lib.MaxInstances, dev) {
 		return
 	}
 	for k := range min(most, maxGPUs) {
 		var part nvml.Device
-		if !r.try(i, "nvmlDeviceGetMigDeviceHandleByIndex", func() (ret nvml.Return) { part, ret = dev.GetMigDeviceHandleByIndex(k); return ret }) || part == nil {
+		if !readAt(r, &part, r.lib.Instance, dev, k) || part == 0 {
 			continue // places that no instance is in
 		}
 		m := MIGInstance{}
-		r.try(i, "nvmlDeviceGetUUID", func() (ret nvml.Return) { m.UUID, ret = part.GetUUID(); return ret })
-		r.try(i, "nvmlDeviceGetName", func() (ret nvml.Return) { m.Name, ret = part.GetName(); return ret })
-		r.try(i, "nvmlDeviceGetGpuInstanceId", func() (ret nvml.Return) { m.GPUInstance, ret = part.GetGpuInstanceId(); return ret })
-		r.try(i, "nvmlDeviceGetComputeInstanceId", func() (ret nvml.Return) { m.ComputeInstance, ret = part.GetComputeInstanceId(); return ret })
-		var memory nvml.Memory
-		if r.try(i, "nvmlDeviceGetMemoryInfo", func() (ret nvml.Return) { memory, ret = part.GetMemoryInfo(); return ret }) {
-			m.MemoryBytes, m.FreeBytes = bytesFrom(memory.Total), bytesFrom(memory.Free)
-		}
+		read(r, &m.UUID, r.lib.UUID, part)
+		read(r, &m.Name, r.lib.Name, part)
+		read(r, &m.GPUInstance, r.lib.GPUInstance, part)
+		read(r, &m.ComputeInstance, r.lib.ComputeInstance, part)
+		r.memory(&m.MemoryBytes, &m.FreeBytes, part)
 		g.MIG = append(g.MIG, m)
 	}
 }
 
-// addressOf returns the PCI address of a device; empty if it is not told, or of one that is not to be seen.
-func addressOf(info nvml.PciInfo) string {
+// addressOf returns the PCI address of a device; empty if it is not told, or of one that is not to
+// be seen.
+func addressOf(info nvml.PCI) string {
 	if info.Domain == math.MaxUint32 {
 		return ""
 	}
-	var b strings.Builder
-	for _, c := range info.BusId {
-		if c == 0 {
-			break
-		}
-		b.WriteByte(byte(c))
-	}
-	if s := gpuid.Address(b.String()); s != "" || info.Domain == 0 && info.Bus == 0 && info.Device == 0 {
+	if s := gpuid.Address(info.Address); s != "" || info.Domain == 0 && info.Bus == 0 && info.Device == 0 {
 		return s
 	}
 	return gpuid.Address(fmt.Sprintf("%08x:%02x:%02x.0", info.Domain, info.Bus, info.Device))

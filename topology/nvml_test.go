@@ -1,5 +1,3 @@
-//go:build cgo && linux && !nonvml
-
 package topology_test
 
 import (
@@ -9,58 +7,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
-	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
-
+	"github.com/spillway-db/spillway/internal/nvml"
 	"github.com/spillway-db/spillway/topology"
 )
-
-// busID is a PCI address as NVML tells it.
-func busID(address string) (info nvml.PciInfo) {
-	for i, c := range []byte("0000" + strings.ToUpper(address)) {
-		info.BusId[i] = int8(c)
-	}
-	info.PciDeviceId = 0x20b010de
-	return info
-}
-
-// a100s is the mock of a DGX A100 with what it leaves out: the GPUs are at the
-// given addresses, and have twelve NVLinks, two to each of six switches.
-func a100s(addresses ...string) *server.Server {
-	lib := dgxa100.New()
-	lib.Devices = lib.Devices[:len(addresses)]
-	for i, d := range lib.Devices {
-		dev := d.(*server.Device)
-		dev.UUID = fmt.Sprintf("GPU-%08x-0000-4000-8000-00000000000%d", 0xa0000000+i/2, i)
-		dev.MemoryInfo.Free = dev.MemoryInfo.Total - 1<<30
-		dev.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) { return busID(addresses[i]), nvml.SUCCESS }
-		dev.GetMemoryAffinityFunc = func(int, nvml.AffinityScope) ([]uint, nvml.Return) { return nil, nvml.ERROR_NOT_SUPPORTED }
-		dev.GetCpuAffinityFunc = func(int) ([]uint, nvml.Return) { return nil, nvml.ERROR_NOT_SUPPORTED }
-		dev.GetNumaNodeIdFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
-		dev.GetMaxPcieLinkGenerationFunc = func() (int, nvml.Return) { return 4, nvml.SUCCESS }
-		dev.GetCurrPcieLinkWidthFunc = func() (int, nvml.Return) { return 16, nvml.SUCCESS }
-		dev.GetNvLinkStateFunc = func(link int) (nvml.EnableState, nvml.Return) {
-			if link >= 12 {
-				return 0, nvml.ERROR_INVALID_ARGUMENT
-			}
-			return nvml.FEATURE_ENABLED, nvml.SUCCESS
-		}
-		dev.GetNvLinkRemotePciInfoFunc = func(link int) (nvml.PciInfo, nvml.Return) {
-			return busID(fmt.Sprintf("0000:%02x:00.0", 0xc4+link/2)), nvml.SUCCESS
-		}
-		dev.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
-			return nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS
-		}
-	}
-	return lib
-}
 
 var dgxAddresses = []string{"0000:07:00.0", "0000:0f:00.0", "0000:47:00.0", "0000:4e:00.0", "0000:87:00.0", "0000:90:00.0", "0000:b7:00.0", "0000:bd:00.0"}
 
 // TestPublishedMatrix: of a DGX A100 we say what nvidia-smi does, as it is published.
 func TestPublishedMatrix(t *testing.T) {
-	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVML(a100s(dgxAddresses...))})
+	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: a100s(dgxAddresses...).source()})
 	if len(top.Warnings) > 0 {
 		t.Errorf("warnings %q", top.Warnings)
 	}
@@ -108,7 +63,7 @@ func TestPublishedMatrix(t *testing.T) {
 
 func TestNVMLFields(t *testing.T) {
 	lib := a100s("0000:07:00.0")
-	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVML(lib)})
+	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: lib.source()})
 	g := top.GPUs[0]
 	if g.Name != "Mock NVIDIA A100-SXM4-40GB" || g.UUID != "GPU-a0000000-0000-4000-8000-000000000000" || g.PCIAddress != "0000:07:00.0" || g.DeviceID != "10de:20b0" ||
 		g.MemoryBytes != 40*gib || g.FreeBytes != 39*gib || g.PCIeGeneration != 4 || g.PCIeWidth != 16 || g.Node != 3 || g.MemoryNode != 3 || g.Driver != "nvidia" || g.MIGEnabled {
@@ -124,22 +79,18 @@ func TestNVMLFields(t *testing.T) {
 func TestDirectNVLinks(t *testing.T) {
 	addresses := []string{"0000:07:00.0", "0000:0f:00.0", "0000:47:00.0"}
 	lib := a100s(addresses...)
-	for i, d := range lib.Devices { // 0 and 1 have two links, 1 and 2 one, and one of 0 is down
-		dev := d.(*server.Device)
+	for i, dev := range lib.gpus { // 0 and 1 have two links, 1 and 2 one, and one of 0 is down
 		ends := [][]string{{addresses[1], addresses[1], addresses[2]}, {addresses[0], addresses[0], addresses[2]}, {addresses[1]}}[i]
-		dev.GetNvLinkStateFunc = func(link int) (nvml.EnableState, nvml.Return) {
-			switch {
-			case link >= len(ends):
-				return 0, nvml.ERROR_INVALID_ARGUMENT
-			case i == 0 && link == 2:
-				return nvml.FEATURE_DISABLED, nvml.SUCCESS
+		dev.up = func(link int) (bool, error) {
+			if link >= len(ends) {
+				return false, nvml.ErrInvalidArgument
 			}
-			return nvml.FEATURE_ENABLED, nvml.SUCCESS
+			return i != 0 || link != 2, nil
 		}
-		dev.GetNvLinkRemotePciInfoFunc = func(link int) (nvml.PciInfo, nvml.Return) { return busID(ends[link]), nvml.SUCCESS }
-		dev.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) { return nvml.NVLINK_DEVICE_TYPE_GPU, nvml.SUCCESS }
+		dev.remote = func(link int) (nvml.PCI, error) { return busID(ends[link]), nil }
+		dev.kind = func(int) (nvml.LinkKind, error) { return nvml.LinkToGPU, nil }
 	}
-	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVML(lib)})
+	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: lib.source()})
 	for _, c := range []struct {
 		a, b string
 		want topology.Path
@@ -156,50 +107,48 @@ func TestNVLinkReports(t *testing.T) {
 	addresses := []string{"0000:07:00.0", "0000:0f:00.0", "0000:47:00.0"}
 	type link struct {
 		to   string
-		kind nvml.IntNvLinkDeviceType
-		ret  nvml.Return
+		kind nvml.LinkKind
+		err  error
 	}
-	const unknown, hidden = nvml.IntNvLinkDeviceType(255), "hidden"
-	gpu, npu := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_GPU), nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_IBMNPU)
-	ok := nvml.SUCCESS
+	const unknown, hidden, gpu, npu = nvml.LinkUnknown, "hidden", nvml.LinkToGPU, nvml.LinkToProcessor
 	for name, c := range map[string]struct {
 		links [3][]link
 		want  [3]topology.Path // 0-1, 0-2, 1-2
 		warns string
 	}{
-		"one end alone":      {[3][]link{{{addresses[1], gpu, ok}, {addresses[1], gpu, ok}}, {{"", gpu, nvml.ERROR_UNKNOWN}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, "GPU 1: nvmlDeviceGetNvLinkState"},
-		"the ends differ":    {[3][]link{{{addresses[1], gpu, ok}}, {{addresses[0], gpu, ok}, {addresses[0], gpu, ok}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, ""},
-		"one fails":          {[3][]link{{{"", gpu, nvml.ERROR_UNKNOWN}, {addresses[2], gpu, ok}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, "GPU 0: nvmlDeviceGetNvLinkState"},
-		"one is not there":   {[3][]link{{{"", gpu, nvml.ERROR_NOT_SUPPORTED}, {addresses[2], gpu, ok}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, ""},
-		"of an unknown kind": {[3][]link{{{addresses[1], unknown, ok}}}, [3]topology.Path{"NV1", topology.SYS, topology.SYS}, ""},
-		"to switches that are not shown": {[3][]link{{{"", unknown, ok}, {hidden, unknown, ok}}, {{hidden, unknown, ok}, {"", unknown, ok}}, {{"", gpu, ok}}},
+		"one end alone":      {[3][]link{{{addresses[1], gpu, nil}, {addresses[1], gpu, nil}}, {{"", gpu, errUnknown}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, "GPU 1: nvmlDeviceGetNvLinkState"},
+		"the ends differ":    {[3][]link{{{addresses[1], gpu, nil}}, {{addresses[0], gpu, nil}, {addresses[0], gpu, nil}}}, [3]topology.Path{"NV2", topology.SYS, topology.SYS}, ""},
+		"one fails":          {[3][]link{{{"", gpu, errUnknown}, {addresses[2], gpu, nil}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, "GPU 0: nvmlDeviceGetNvLinkState"},
+		"one is not there":   {[3][]link{{{"", gpu, nvml.ErrNotSupported}, {addresses[2], gpu, nil}}}, [3]topology.Path{topology.PXB, "NV1", topology.SYS}, ""},
+		"of an unknown kind": {[3][]link{{{addresses[1], unknown, nil}}}, [3]topology.Path{"NV1", topology.SYS, topology.SYS}, ""},
+		"to switches that are not shown": {[3][]link{{{"", unknown, nil}, {hidden, unknown, nil}}, {{hidden, unknown, nil}, {"", unknown, nil}}, {{"", gpu, nil}}},
 			[3]topology.Path{"NV2", topology.SYS, topology.SYS}, ""},
-		"to processors alone": {[3][]link{{{"0004:00:00.0", npu, ok}}, {{"0004:00:00.0", npu, ok}}}, [3]topology.Path{topology.PXB, topology.SYS, topology.SYS}, ""},
+		"to processors alone": {[3][]link{{{"0004:00:00.0", npu, nil}}, {{"0004:00:00.0", npu, nil}}}, [3]topology.Path{topology.PXB, topology.SYS, topology.SYS}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lib := a100s(addresses...)
-			for i, d := range lib.Devices {
-				dev, links := d.(*server.Device), c.links[i]
-				dev.GetNvLinkStateFunc = func(k int) (nvml.EnableState, nvml.Return) {
+			for i, dev := range lib.gpus {
+				links := c.links[i]
+				dev.up = func(k int) (bool, error) {
 					if k >= len(links) {
-						return 0, nvml.ERROR_INVALID_ARGUMENT
+						return false, nvml.ErrInvalidArgument
 					}
-					return nvml.FEATURE_ENABLED, links[k].ret
+					return true, links[k].err
 				}
-				dev.GetNvLinkRemotePciInfoFunc = func(k int) (nvml.PciInfo, nvml.Return) {
+				dev.remote = func(k int) (nvml.PCI, error) {
 					if links[k].to == hidden {
-						return nvml.PciInfo{Domain: 0xffffffff, Bus: 0xff, Device: 0xff}, nvml.SUCCESS
+						return nvml.PCI{Domain: 0xffffffff, Bus: 0xff, Device: 0xff}, nil
 					}
-					return busID(links[k].to), nvml.SUCCESS
+					return busID(links[k].to), nil
 				}
-				dev.GetNvLinkRemoteDeviceTypeFunc = func(k int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+				dev.kind = func(k int) (nvml.LinkKind, error) {
 					if links[k].kind == unknown && k == 1 {
-						return 0, nvml.ERROR_NOT_SUPPORTED
+						return 0, nvml.ErrNotSupported
 					}
-					return links[k].kind, nvml.SUCCESS
+					return links[k].kind, nil
 				}
 			}
-			top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVML(lib)})
+			top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: lib.source()})
 			for i, pair := range [3][2]string{{"GPU0", "GPU1"}, {"GPU0", "GPU2"}, {"GPU1", "GPU2"}} {
 				p, _ := top.Path(pair[0], pair[1])
 				if back, _ := top.Path(pair[1], pair[0]); p != c.want[i] || back != p {
@@ -222,8 +171,8 @@ func TestOwnNodes(t *testing.T) {
 	root := tree(t, base+busGPU("0009:01:00.0", "nvidia")+"-- sys/devices/pci0000:00/0009:01:00.0/numa_node --\n0\n-- proc/self/cgroup --\n-- proc/self/mountinfo --\n-- sys/devices/system/node/online --\n0,8\n"+node(0, "0-7", 12)+node(8, "", 4))
 	for own, want := range map[int]string{8: "8 of 0 with 12", 0: " of 0,8 with 16", 5: " of 0,8 with 16", 1<<32 - 1: " of 0,8 with 16"} {
 		lib := a100s("0009:01:00.0")
-		lib.Devices[0].(*server.Device).GetNumaNodeIdFunc = func() (int, nvml.Return) { return own, nvml.SUCCESS }
-		top := discover(t, topology.Options{Root: root, GPUs: topology.NVML(lib)})
+		lib.gpus[0].node = func() (int, error) { return own, nil }
+		top := discover(t, topology.Options{Root: root, GPUs: lib.source()})
 		got := fmt.Sprintf("%s of %s with %d", top.GPUs[0].OwnNodes, top.Limits.MemoryNodes, top.Limits.MemoryBytes/gib)
 		if got != want || top.GPUs[0].MemoryNode != 0 || len(top.Warnings) > 0 {
 			t.Errorf("node %d: %q, memory of %d, warnings %q; want %q", own, got, top.GPUs[0].MemoryNode, top.Warnings, want)
@@ -235,36 +184,30 @@ func TestOwnNodes(t *testing.T) {
 // tells it, if that is one node; what the kernel knows is not asked twice.
 func TestNodeByAffinity(t *testing.T) {
 	for name, c := range map[string]struct {
-		nodes, cpus []uint // as the driver tells them; nil: not supported
+		nodes, cpus []uint64 // as the driver tells them; nil: not supported
 		want        int
 		near        string // CPUs
 	}{
-		"memory":                      {nodes: []uint{2}, want: 1, near: "14-27,42-55"},
-		"memory before CPUs":          {nodes: []uint{1}, cpus: []uint{1 << 14}, want: 0, near: "0-13,28-41"},
-		"CPUs":                        {cpus: []uint{0x3ffc<<40 | 0xfffc000}, want: 1, near: "14-27,42-55"},
-		"CPUs, memory of both":        {nodes: []uint{3}, cpus: []uint{0x3fff}, want: 0, near: "0-13,28-41"},
-		"both of both":                {nodes: []uint{3}, cpus: []uint{1<<56 - 1}, want: topology.Unknown, near: "0-55"},
-		"nothing":                     {nodes: []uint{0, 0}, cpus: []uint{0}, want: topology.Unknown, near: "0-55"},
-		"no such node":                {nodes: []uint{0, 1}, want: topology.Unknown, near: "0-55"},
-		"one such node":               {nodes: []uint{2, 1}, want: topology.Unknown, near: "0-55"},
-		"CPUs of none":                {cpus: []uint{0, 1}, want: topology.Unknown, near: "0-55"},
+		"memory":                      {nodes: []uint64{2}, want: 1, near: "14-27,42-55"},
+		"memory before CPUs":          {nodes: []uint64{1}, cpus: []uint64{1 << 14}, want: 0, near: "0-13,28-41"},
+		"CPUs":                        {cpus: []uint64{0x3ffc<<40 | 0xfffc000}, want: 1, near: "14-27,42-55"},
+		"CPUs, memory of both":        {nodes: []uint64{3}, cpus: []uint64{0x3fff}, want: 0, near: "0-13,28-41"},
+		"both of both":                {nodes: []uint64{3}, cpus: []uint64{1<<56 - 1}, want: topology.Unknown, near: "0-55"},
+		"nothing":                     {nodes: []uint64{0, 0}, cpus: []uint64{0}, want: topology.Unknown, near: "0-55"},
+		"no such node":                {nodes: []uint64{0, 1}, want: topology.Unknown, near: "0-55"},
+		"one such node":               {nodes: []uint64{2, 1}, want: topology.Unknown, near: "0-55"},
+		"CPUs of none":                {cpus: []uint64{0, 1}, want: topology.Unknown, near: "0-55"},
 		"not supported by the driver": {want: topology.Unknown, near: "0-55"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lib := a100s("0000:04:00.0")
-			dev := lib.Devices[0].(*server.Device)
 			if c.nodes != nil {
-				dev.GetMemoryAffinityFunc = func(n int, scope nvml.AffinityScope) ([]uint, nvml.Return) {
-					if n != 1024 || scope != nvml.AFFINITY_SCOPE_NODE {
-						return nil, nvml.ERROR_INVALID_ARGUMENT
-					}
-					return c.nodes, nvml.SUCCESS
-				}
+				lib.gpus[0].nodes = func() ([]uint64, error) { return c.nodes, nil }
 			}
 			if c.cpus != nil {
-				dev.GetCpuAffinityFunc = func(int) ([]uint, nvml.Return) { return c.cpus, nvml.SUCCESS }
+				lib.gpus[0].cpus = func() ([]uint64, error) { return c.cpus, nil }
 			}
-			top := discover(t, topology.Options{Root: readOnly(t, "numa-unknown"), GPUs: topology.NVML(lib)})
+			top := discover(t, topology.Options{Root: readOnly(t, "numa-unknown"), GPUs: lib.source()})
 			g := top.GPUs[0]
 			if g.Node != c.want || g.CPUs.String() != c.near || c.want >= 0 && g.MemoryNode != c.want {
 				t.Errorf("node %d, memory of %d, CPUs %s; want %d, %s", g.Node, g.MemoryNode, g.CPUs, c.want, c.near)
@@ -275,37 +218,15 @@ func TestNodeByAffinity(t *testing.T) {
 		})
 	}
 	lib := a100s("0000:07:00.0")
-	lib.Devices[0].(*server.Device).GetMemoryAffinityFunc = func(int, nvml.AffinityScope) ([]uint, nvml.Return) { return []uint{1}, nvml.SUCCESS }
-	if g := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVML(lib)}).GPUs[0]; g.Node != 3 {
+	lib.gpus[0].nodes = func() ([]uint64, error) { return []uint64{1}, nil }
+	if g := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: lib.source()}).GPUs[0]; g.Node != 3 {
 		t.Errorf("the kernel's node 3 became %d", g.Node)
 	}
 }
 
-// migs is the mock of two GPUs of which the first is divided in three, with a
-// place left empty.
-func migs() *server.Server {
-	lib := a100s("0000:19:00.0", "0000:1a:00.0")
-	dev := lib.Devices[0].(*server.Device)
-	dev.MigMode = nvml.DEVICE_MIG_ENABLE
-	dev.GetMaxMigDeviceCountFunc = func() (int, nvml.Return) { return 7, nvml.SUCCESS }
-	dev.GetMigDeviceHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
-		if i == 1 || i > 3 {
-			return nil, nvml.ERROR_NOT_FOUND
-		}
-		part := dgxa100.NewDevice(i)
-		part.UUID = fmt.Sprintf("MIG-b%d000000-0000-5000-8000-000000000000", i)
-		part.MemoryInfo = nvml.Memory{Total: uint64(i+1) * gib, Free: 1 << 20}
-		part.GetNameFunc = func() (string, nvml.Return) { return fmt.Sprintf("A100 MIG %dg", i+1), nvml.SUCCESS }
-		part.GetGpuInstanceIdFunc = func() (int, nvml.Return) { return i + 1, nvml.SUCCESS }
-		part.GetComputeInstanceIdFunc = func() (int, nvml.Return) { return 0, nvml.SUCCESS }
-		return part, nvml.SUCCESS
-	}
-	return lib
-}
-
 func TestMIG(t *testing.T) {
 	root := unpack(t, "mig")
-	top := discover(t, topology.Options{Root: root, GPUs: topology.NVML(migs())})
+	top := discover(t, topology.Options{Root: root, GPUs: migs().source()})
 	golden(t, "mig.nvml.json", asJSON(t, top))
 	golden(t, "mig.nvml.table", top.String())
 	if g := top.GPUs[0]; !g.MIGEnabled || len(g.MIG) != 3 || g.MIG[1].GPUInstance != 3 || g.MIG[1].MemoryBytes != 3*gib {
@@ -323,46 +244,46 @@ func TestMIG(t *testing.T) {
 // what is known.
 func TestNVMLFails(t *testing.T) {
 	root := unpack(t, "mig")
+	refuses := func(code nvml.Code) func(*fakeLibrary) {
+		return func(l *fakeLibrary) {
+			l.open = &nvml.Error{Call: "nvmlInit_v2", Code: code, Text: "told by the library"}
+		}
+	}
+	counts := func(n int, err error) func(*fakeLibrary) {
+		return func(l *fakeLibrary) { l.count = func() (int, error) { return n, err } }
+	}
 	for name, c := range map[string]struct {
-		harm  func(*server.Server)
+		harm  func(*fakeLibrary)
 		gpus  int
 		warns string
 	}{
-		"no library":      {func(s *server.Server) { s.InitFunc = returns(nvml.ERROR_LIBRARY_NOT_FOUND) }, 2, "libnvidia-ml.so.1 is not there"},
-		"no driver":       {func(s *server.Server) { s.InitFunc = returns(nvml.ERROR_DRIVER_NOT_LOADED) }, 2, "modprobe nvidia"},
-		"versions differ": {func(s *server.Server) { s.InitFunc = returns(nvml.ERROR_LIB_RM_VERSION_MISMATCH) }, 2, "cannot be initialized"},
-		"no count": {func(s *server.Server) {
-			s.DeviceGetCountFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_UNKNOWN }
-		}, 2, "how many GPUs"},
-		"a negative count": {func(s *server.Server) { s.DeviceGetCountFunc = func() (int, nvml.Return) { return -1, nvml.SUCCESS } }, 2, "how many GPUs"},
-		"a huge count": {func(s *server.Server) {
-			s.DeviceGetCountFunc = func() (int, nvml.Return) { return 1 << 40, nvml.SUCCESS }
-		}, 2, "how many GPUs"},
-		"it panics": {func(s *server.Server) { s.DeviceGetCountFunc = nil }, 2, "panicked"},
-		"one is lost": {func(s *server.Server) {
-			get := s.DeviceGetHandleByIndexFunc
-			s.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
-				if i == 0 {
-					return nil, nvml.ERROR_GPU_IS_LOST
-				}
-				return get(i)
-			}
-		}, 1, "GPU 0 cannot be asked"},
-		"no memory": {func(s *server.Server) {
-			s.Devices[1].(*server.Device).GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{}, nvml.ERROR_UNKNOWN }
+		"no library":       {func(l *fakeLibrary) { l.open = nvml.ErrNoLibrary }, 2, "libnvidia-ml.so.1 is not there"},
+		"no driver":        {refuses(nvml.ErrDriverNotLoaded), 2, "modprobe nvidia"},
+		"versions differ":  {refuses(errMismatch), 2, "cannot be initialized: nvmlInit_v2: told by the library (18)"},
+		"no count":         {counts(0, errUnknown), 2, "how many GPUs"},
+		"a negative count": {counts(-1, nil), 2, "how many GPUs"},
+		"a huge count":     {counts(1<<31-1, nil), 2, "how many GPUs"},
+		"it panics":        {func(l *fakeLibrary) { l.count = nil }, 2, "panicked"},
+		"one is lost":      {func(l *fakeLibrary) { l.lost = map[int]bool{0: true} }, 1, "GPU 0 cannot be asked"},
+		"no memory": {func(l *fakeLibrary) {
+			l.gpus[1].memory = func() (nvml.Memory, error) { return nvml.Memory{}, errUnknown }
 		}, 2, "GPU 1: nvmlDeviceGetMemoryInfo"},
-		"a function panics": {func(s *server.Server) { s.Devices[1].(*server.Device).GetNvLinkStateFunc = nil }, 2, "nvmlDeviceGetNvLinkState panicked"},
-		"more free than there is": {func(s *server.Server) {
-			s.Devices[1].(*server.Device).MemoryInfo = nvml.Memory{Total: 1, Free: 1 << 63}
-		}, 2, "free memory is"},
-		"an old driver": {func(s *server.Server) {
-			s.LookupSymbolFunc = func(string) error { return fmt.Errorf("undefined symbol") }
+		"a function panics":       {func(l *fakeLibrary) { l.gpus[1].up = nil }, 2, "panicked"},
+		"more free than there is": {func(l *fakeLibrary) { l.gpus[1].memory = memory(1, 1<<63) }, 2, "free memory is"},
+		"an old driver": {func(l *fakeLibrary) {
+			l.before = func(call string) error {
+				switch call {
+				case "nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2":
+					return nil
+				}
+				return nvml.ErrFunctionNotFound
+			}
 		}, 2, "is not on the PCI bus"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lib := migs()
 			c.harm(lib)
-			top := discover(t, topology.Options{Root: root, GPUs: topology.NVML(lib)})
+			top := discover(t, topology.Options{Root: root, GPUs: lib.source()})
 			if len(top.GPUs) != c.gpus || !strings.Contains(strings.Join(top.Warnings, "\n"), c.warns) {
 				t.Errorf("%d GPUs, warnings %q", len(top.GPUs), top.Warnings)
 			}
@@ -371,18 +292,12 @@ func TestNVMLFails(t *testing.T) {
 					t.Errorf("got %+v", g)
 				}
 			}
-			want := 0
-			if lib.InitFunc() == nvml.SUCCESS {
-				want = 1
-			}
-			if n := len(lib.ShutdownCalls()); n != want {
-				t.Errorf("shut down %d times, want %d", n, want)
+			if lib.closed != lib.opened || (lib.open == nil) != (lib.opened == 1) {
+				t.Errorf("opened %d times, closed %d times", lib.opened, lib.closed)
 			}
 		})
 	}
 }
-
-func returns(r nvml.Return) func() nvml.Return { return func() nvml.Return { return r } }
 
 func TestVisibleInstances(t *testing.T) {
 	root := unpack(t, "mig")
@@ -405,7 +320,7 @@ func TestVisibleInstances(t *testing.T) {
 		"GPU-a0000000-0000-4000-8000-000000000001-and-more": "error: is no GPU's UUID",
 	} {
 		t.Run(value, func(t *testing.T) {
-			top, err := topology.Discover(t.Context(), topology.Options{Root: root, GPUs: topology.NVML(migs()), LookupEnv: env(value)})
+			top, err := topology.Discover(t.Context(), topology.Options{Root: root, GPUs: migs().source(), LookupEnv: env(value)})
 			got := ""
 			if err != nil {
 				got = "error: " + err.Error()
@@ -442,14 +357,8 @@ func TestVisibleBesideLost(t *testing.T) {
 		{-1, "2", "error"}, {-1, "GPU-c", "error"}, {-1, "MIG-c", "error"},
 	} {
 		lib := migs()
-		get := lib.DeviceGetHandleByIndexFunc
-		lib.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
-			if i == c.lost {
-				return nil, nvml.ERROR_GPU_IS_LOST
-			}
-			return get(i)
-		}
-		top, err := topology.Discover(t.Context(), topology.Options{Root: root, GPUs: topology.NVML(lib), LookupEnv: env(c.value)})
+		lib.lost = map[int]bool{c.lost: true}
+		top, err := topology.Discover(t.Context(), topology.Options{Root: root, GPUs: lib.source(), LookupEnv: env(c.value)})
 		var got []string
 		if err != nil {
 			got = []string{"error"}

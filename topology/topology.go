@@ -19,9 +19,8 @@ type Options struct {
 	// it that lead outside of it are not followed.
 	Root string
 
-	// GPUs lists the GPUs that a driver knows; NVML makes one of NVIDIA's library.
-	// Nil means SystemGPUs if Root is "/", and those that are found on the PCI bus, with
-	// what the bus knows of them, otherwise.
+	// GPUs lists the GPUs that a driver knows. Nil means SystemGPUs if Root is "/", and
+	// those that are found on the PCI bus, with what the bus knows of them, otherwise.
 	GPUs GPUSource
 
 	// LookupEnv tells environment variables: CUDA_VISIBLE_DEVICES and
@@ -42,8 +41,8 @@ type Options struct {
 	Statfs func(path string) (total, free int64, err error)
 }
 
-// GPUSource lists GPUs. It is how a driver's library is asked: NVML and SystemGPUs
-// make sources of NVIDIA's, and a program may have one of its own.
+// GPUSource lists GPUs. It is how a driver's library is asked: SystemGPUs
+// is the source of NVIDIA's, and a program may have one of its own.
 type GPUSource interface {
 	// GPUs returns the GPUs in the driver's order. Node, Driver, CPUs and the
 	// PCIe fields that are zero are filled in from the PCI bus. An error beside some

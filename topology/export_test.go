@@ -1,0 +1,10 @@
+package topology
+
+// Library is what is asked of NVIDIA's library.
+type Library = nvmlLibrary
+
+// NVML returns the source that opens a library of the tests.
+func NVML(open func() (Library, error)) GPUSource { return nvmlSource(open) }
+
+// NVMLAt returns the source that asks the library at path.
+func NVMLAt(path string) GPUSource { return nvmlAt(path) }
