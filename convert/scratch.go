@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -44,7 +44,7 @@ type scratch struct {
 	mu    sync.Mutex // a leaf: nothing is called under it
 	most  int64      // bytes
 	lent  int64
-	waits []*scratchWait
+	waits waitline.Queue[int64, struct{}] // for so many bytes
 	hosts []*hostScratch
 
 	heap sync.Pool // *[]byte of layingSize; what is idle is the collector's
@@ -55,12 +55,6 @@ type hostScratch struct {
 	space *tier.Space
 	from  *reservation.Manager
 	drawn atomic.Int64
-}
-
-// scratchWait is somebody who waits for n bytes; granted is closed when they are lent.
-type scratchWait struct {
-	n       int64
-	granted chan struct{}
 }
 
 // block is lent memory in one piece, which begins on a page.
@@ -85,39 +79,31 @@ func (s *scratch) bind(m *reservation.Manager) {
 // borrow waits for n bytes near a NUMA node. The caller must give them back.
 func (s *scratch) borrow(ctx context.Context, node int, n int64) (*block, error) {
 	s.mu.Lock()
-	if len(s.waits) == 0 && s.fitsLocked(n) {
-		s.lent += n
+	if s.tryLocked(n) {
 		s.mu.Unlock()
 		return s.draw(node, n), nil
 	}
-	w := &scratchWait{n: n, granted: make(chan struct{})}
-	s.waits = append(s.waits, w)
+	turn := s.waits.Join(n)
 	s.mu.Unlock()
-	select {
-	case <-w.granted:
-		return s.draw(node, n), nil
-	case <-ctx.Done():
+	if _, err := s.waits.Wait(ctx, &s.mu, turn, s.grantLocked); err != nil { // those behind it may need less
+		return nil, err
 	}
-	s.mu.Lock()
-	at := slices.Index(s.waits, w)
-	if at >= 0 {
-		s.waits = slices.Delete(s.waits, at, at+1)
-		s.grantLocked() // to those behind it, who may need less
+	return s.draw(node, n), nil
+}
+
+// tryLocked lends n bytes if they are there and nobody waits.
+func (s *scratch) tryLocked(n int64) bool {
+	ok := s.waits.Len() == 0 && s.fitsLocked(n)
+	if ok {
+		s.lent += n
 	}
-	s.mu.Unlock()
-	if at < 0 { // it was granted at the same moment
-		s.giveBack(n)
-	}
-	return nil, context.Cause(ctx)
+	return ok
 }
 
 // tryBorrow is borrow for who does not wait, nor pass those who do.
 func (s *scratch) tryBorrow(node int, n int64) (*block, bool) {
 	s.mu.Lock()
-	ok := len(s.waits) == 0 && s.fitsLocked(n)
-	if ok {
-		s.lent += n
-	}
+	ok := s.tryLocked(n)
 	s.mu.Unlock()
 	if !ok {
 		return nil, false
@@ -129,7 +115,7 @@ func (s *scratch) tryBorrow(node int, n int64) (*block, bool) {
 func (s *scratch) wanted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.waits) > 0
+	return s.waits.Len() > 0
 }
 
 func (s *scratch) fitsLocked(n int64) bool {
@@ -137,11 +123,9 @@ func (s *scratch) fitsLocked(n int64) bool {
 }
 
 func (s *scratch) grantLocked() {
-	for len(s.waits) > 0 && s.fitsLocked(s.waits[0].n) {
-		w := s.waits[0]
-		s.waits = s.waits[1:]
-		s.lent += w.n
-		close(w.granted)
+	for turn := s.waits.First(); turn != nil && s.fitsLocked(turn.Ask); turn = s.waits.First() {
+		s.lent += turn.Ask
+		s.waits.HandOver(struct{}{}, nil)
 	}
 }
 

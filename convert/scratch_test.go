@@ -350,8 +350,8 @@ func TestLanesShareScratch(t *testing.T) {
 			goOn <- struct{}{}
 			goOn <- struct{}{}
 			synctest.Wait()
-			if len(others) != 2 || running.Load() != want || len(b.scratch.waits) != 1 {
-				t.Fatalf("%d of 2 who waited have scratch, %d runs have begun, and %d lanes wait", len(others), running.Load(), len(b.scratch.waits))
+			if len(others) != 2 || running.Load() != want || b.scratch.waits.Len() != 1 {
+				t.Fatalf("%d of 2 who waited have scratch, %d runs have begun, and %d lanes wait", len(others), running.Load(), b.scratch.waits.Len())
 			}
 			(<-others).back()
 			goOn <- struct{}{} // of the last run, for which one block is enough

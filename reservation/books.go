@@ -103,8 +103,8 @@ func (m *Manager) observe() *books {
 	}
 	for _, l := range b.lines {
 		l.shut = l.line.shut()
-		if head := l.queue.head(); head != nil {
-			l.head = b.wait(head.w)
+		if head := l.line.waits.Head(); head != nil {
+			l.head = b.wait(head.Of.w)
 		}
 	}
 	m.mu.Unlock()
@@ -217,7 +217,7 @@ func (b *books) wait(w *waiter) *waitView {
 	v = &waitView{w: w, seq: w.seq, begun: w.begun}
 	b.waits[w] = v
 	for i := range w.slots {
-		if s := &w.slots[i]; s.pos >= 0 {
+		if s := &w.slots[i]; s.in() {
 			b.steps++
 			l := b.lines[s.line.index]
 			v.slots = append(v.slots, slotView{l, s.need})

@@ -105,7 +105,7 @@ func (v *ownerView) tell(m *Manager, err *DeadlockError) (takeBack func()) {
 func (w *waiter) fitsLocked() bool {
 	for i := range w.slots {
 		s := &w.slots[i]
-		if s.pos >= 0 && s.line.space.Available() >= s.need && (!s.line.shut() || s.line.queue.head() == s) {
+		if s.in() && s.line.space.Available() >= s.need && (!s.line.shut() || s.line.waits.Head() == &s.place) {
 			return true
 		}
 	}
@@ -113,7 +113,7 @@ func (w *waiter) fitsLocked() bool {
 }
 
 // shut says whether only the head may be served.
-func (l *line) shut() bool { return uint32(l.door.Load()) == 0 }
+func (l *line) shut() bool { return l.waits.Door().Shut() }
 
 // signal is set once.
 type signal struct {

@@ -23,8 +23,8 @@ func (m *Manager) Demand(dst []Demand) []Demand {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, l := range m.lines {
-		if q := &l.queue; q.live > 0 {
-			dst = append(dst, Demand{Space: l.space.ID(), Bytes: q.sum.bytes(), Smallest: q.least(), Waiters: q.live})
+		if q := &l.waits; q.Len() > 0 {
+			dst = append(dst, Demand{Space: l.space.ID(), Bytes: q.Sum(), Smallest: q.Least(), Waiters: q.Len()})
 		}
 	}
 	return dst
@@ -84,7 +84,7 @@ func (m *Manager) Refuse(full func(tier.ID) bool, hint string) int {
 	m.mu.Lock()
 	newest := m.mu.seq
 	for i, l := range m.lines {
-		waited[i] = l.queue.live > 0
+		waited[i] = l.waits.Len() > 0
 	}
 	m.mu.Unlock()
 	lockrank.AssertNone("full is asked")
@@ -119,7 +119,7 @@ func (m *Manager) Refuse(full func(tier.ID) bool, hint string) int {
 func (w *waiter) stuckLocked(full map[*line]bool) bool {
 	for i := range w.slots {
 		s := &w.slots[i]
-		if s.pos >= 0 && (!full[s.line] || s.line.space.Available() >= s.need) {
+		if s.in() && (!full[s.line] || s.line.space.Available() >= s.need) {
 			return false
 		}
 	}
@@ -129,7 +129,7 @@ func (w *waiter) stuckLocked(full map[*line]bool) bool {
 // refusalLocked is about the first line that w stands in.
 func (w *waiter) refusalLocked(hint string) error {
 	for i := range w.slots {
-		if s := &w.slots[i]; s.pos >= 0 {
+		if s := &w.slots[i]; s.in() {
 			e := &tier.NoSpaceError{Space: s.line.space.ID(), Requested: s.need, Available: s.line.space.Available(), Hint: hint}
 			if hint == "" {
 				e.Hint = s.line.hint

@@ -14,7 +14,7 @@ func (m *Manager) Runnable() []string {
 	defer m.mu.Unlock()
 	var out []string
 	for _, l := range m.lines {
-		limit, room, door := l.space.Limit(), l.space.Available(), l.door.Load()
+		limit, room, door := l.space.Limit(), l.space.Available(), l.waits.Door()
 		head := true
 		for w := m.mu.oldest; w != nil; w = w.next {
 			for i := range w.slots {
@@ -22,17 +22,17 @@ func (m *Manager) Runnable() []string {
 				if s.line != l || !s.fits(limit) {
 					continue
 				}
-				if s.need <= room && (head || uint32(door) > 0) {
-					out = append(out, fmt.Sprintf("%s: a waiter for %d of %d bytes (head %v, %d passes)", l.space.ID(), s.need, room, head, uint32(door)))
+				if s.need <= room && (head || !door.Shut()) {
+					out = append(out, fmt.Sprintf("%s: a waiter for %d of %d bytes (head %v, %d passes)", l.space.ID(), s.need, room, head, door.Passes()))
 				}
 				head = false
 			}
 		}
-		if head != (door == doorOpen) && limit == l.limit.Load() {
+		if head != door.Open() && limit == l.limit.Load() {
 			out = append(out, fmt.Sprintf("%s: the door is %x; nobody waits: %v", l.space.ID(), door, head))
 		}
-		if uint32(door) > m.bypass && door != doorOpen {
-			out = append(out, fmt.Sprintf("%s: %d passes were left of %d", l.space.ID(), uint32(door), m.bypass))
+		if door.Passes() > m.bypass {
+			out = append(out, fmt.Sprintf("%s: %d passes were left of %d", l.space.ID(), door.Passes(), m.bypass))
 		}
 	}
 	return out
@@ -42,7 +42,10 @@ func (m *Manager) Runnable() []string {
 // returns what gives it back unused.
 func (m *Manager) TakePass(id tier.ID) (giveBack func()) {
 	l := m.lines[m.spaces.index(id)]
-	door := l.door.Add(^uint64(0)) + 1
+	door := l.waits.Door()
+	for !l.waits.Pass(door) {
+		door = l.waits.Door()
+	}
 	return func() { l.unpass(door) }
 }
 
@@ -62,9 +65,3 @@ func (m *Manager) Stall() (resume func()) {
 		m.serve()
 	}
 }
-
-// LastHead makes n the number of the last head of a space's line.
-func (m *Manager) LastHead(id tier.ID, n uint32) { m.lines[m.spaces.index(id)].heads = n }
-
-// PassOpen gives back a pass of an open door, of which there are none.
-func (m *Manager) PassOpen(id tier.ID) { m.lines[m.spaces.index(id)].unpass(doorOpen) }

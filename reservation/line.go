@@ -2,19 +2,14 @@ package reservation
 
 import (
 	"errors"
-	"math"
 	"sync"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// line is a space and those who wait for it, in the order in which they came.
-//
-// The oldest waiter is the head. While it does not fit, others that do may be
-// served before it, but only Config.Bypass of them: each takes a pass from the
-// door, and when none is left the door is shut, so that what is freed from then
-// on adds up until the head fits. A new head brings new passes.
+// line is a space and those who wait for it.
 //
 // Freed bytes are not handed to the head; its bell is rung, and when it runs it
 // takes them, or gives them to others that fit. Until then a goroutine that is
@@ -30,36 +25,26 @@ type line struct {
 	records sync.Pool     // of *record, none of which is in use
 	made    atomic.Uint32 // records so far
 
-	// door is doorOpen while nobody waits; else the head's number, in the upper
-	// half, over the passes that are left. It is an atomic so that who passes by
-	// need not lock; heads change under Manager.mu.
-	door atomic.Uint64
+	// waits are those who wait. Manager.mu guards it, but for what takes no lock.
+	waits waitline.Line[*slot]
 	// dirty is set when there may be room for a waiter. Whoever sets it calls
 	// Manager.serve then, or leaves that to the head by ringing its bell.
 	dirty atomic.Bool
-	// What changed has to know without a lock; written under Manager.mu.
-	head     atomic.Pointer[waiter]
-	headNeed atomic.Int64
-	least    atomic.Int64 // smallest need in the queue
-	limit    atomic.Int64 // the space's limit when the queue was last built
+	limit atomic.Int64 // the space's limit when the line was last filled; written under Manager.mu
 
 	account atomic.Pointer[dated] // the last that an error names
 
-	// Guarded by Manager.mu.
-	queue     queue
-	heads     uint32 // number of the last head
-	attending bool   // somebody waits, and the space knows
+	attending bool // somebody waits, and the space knows; guarded by Manager.mu
 }
 
-const (
-	doorOpen  = math.MaxUint64
-	maxBypass = 1 << 20
-)
+const maxBypass = 1 << 20
+
+// nothing is a charge that never fits.
+const nothing = waitline.Nothing
 
 func newLine(m *Manager, sp *tier.Space) *line {
 	l := &line{m: m, space: sp, hint: sp.Hint()}
-	l.door.Store(doorOpen)
-	l.least.Store(nothing)
+	l.waits.Bypass = m.bypass
 	l.limit.Store(sp.Room())
 	return l
 }
@@ -89,7 +74,7 @@ func (l *line) take(need, least, most int64) (n int64, ok bool) {
 
 // takeAt is take of a fixed size, for a record that parks there; need is above 0.
 func (l *line) takeAt(at uint32, need int64) bool {
-	if l.door.Load() == doorOpen {
+	if l.waits.Door().Open() {
 		return l.space.TryReserveAt(at, need)
 	}
 	return l.throughDoor(need, func() bool { return l.space.TryReserveAt(at, need) })
@@ -99,14 +84,14 @@ func (l *line) takeAt(at uint32, need int64) bool {
 // there is no room.
 func (l *line) throughDoor(need int64, charge func() bool) bool {
 	for {
-		door := l.door.Load()
-		if door == doorOpen {
+		door := l.waits.Door()
+		if door.Open() {
 			return charge()
 		}
-		if uint32(door) == 0 || l.space.Available() < max(1, need) {
+		if door.Shut() || l.space.Available() < max(1, need) {
 			return false
 		}
-		if !l.door.CompareAndSwap(door, door-1) {
+		if !l.waits.Pass(door) {
 			continue
 		}
 		ok := charge()
@@ -119,19 +104,10 @@ func (l *line) throughDoor(need int64, charge func() bool) bool {
 
 // unpass gives back a pass that was taken from door. While it was out, the door
 // may have looked shut to a waiter that could have run.
-func (l *line) unpass(door uint64) {
-	for {
-		now := l.door.Load()
-		if now == doorOpen || now>>32 != door>>32 {
-			return
-		}
-		if l.door.CompareAndSwap(now, now+1) {
-			if uint32(now) == 0 {
-				l.dirty.Store(true)
-				l.m.serve()
-			}
-			return
-		}
+func (l *line) unpass(door waitline.Door) {
+	if l.waits.GiveBack(door) {
+		l.dirty.Store(true)
+		l.m.serve()
 	}
 }
 
@@ -193,15 +169,15 @@ func (l *line) changed(_ *tier.Space, c tier.Change) {
 		l.m.serve()
 		return
 	}
-	door := l.door.Load()
-	if door == doorOpen {
+	door := l.waits.Door()
+	if door.Open() {
 		return
 	}
-	need := &l.least
-	if uint32(door) == 0 {
-		need = &l.headNeed
+	need := l.waits.Least()
+	if door.Shut() {
+		need = l.waits.HeadNeed()
 	}
-	if l.space.Available() < need.Load() {
+	if l.space.Available() < need {
 		return
 	}
 	// The order matters: whoever takes the head out of the line serves those behind
@@ -210,57 +186,46 @@ func (l *line) changed(_ *tier.Space, c tier.Change) {
 	if l.dirty.Load() || l.dirty.Swap(true) {
 		return // somebody was told and has not looked yet
 	}
-	if w := l.head.Load(); w != nil {
-		w.ring()
+	if head := l.waits.Head(); head != nil {
+		head.Of.w.ring()
 	}
 }
 
-// updateLocked makes door and least agree with the queue, after each change.
-func (l *line) updateLocked() {
-	l.least.Store(l.queue.least())
-	head := l.queue.head()
-	switch {
-	case head == nil:
-		l.head.Store(nil)
-		l.door.Store(doorOpen)
-		if l.attending {
-			l.attending = false
-			l.space.EndAttend()
-		}
-	case head.w != l.head.Load():
-		l.headNeed.Store(head.need)
-		l.head.Store(head.w)
-		if l.heads++; l.heads == math.MaxUint32 { // doorOpen has that number
-			l.heads = 0
-		}
-		l.door.Store(uint64(l.heads)<<32 | uint64(l.m.bypass))
-		if !l.attending {
-			l.attending = true
-			l.space.Attend()
-		}
+// attendLocked has the space tell of every release while somebody waits. It follows each change
+// of who waits.
+func (l *line) attendLocked() {
+	switch waits := l.waits.Len() > 0; {
+	case waits && !l.attending:
+		l.space.Attend()
+	case !waits && l.attending:
+		l.space.EndAttend()
 	}
+	l.attending = l.waits.Len() > 0
 }
 
 // pickLocked returns who is to be served from the room that there is: the head,
 // or else the oldest that fits, while the door is open. For the latter it takes
-// a pass, and returns the door that it is from, else doorOpen.
-func (l *line) pickLocked() (s *slot, door uint64) {
+// a pass, and returns the door that it is from.
+func (l *line) pickLocked() (s *slot, door waitline.Door) {
 	room := l.space.Available()
-	head := l.queue.head()
-	if head == nil || head.need <= room {
-		return head, doorOpen
+	head := l.waits.Head()
+	if head == nil {
+		return nil, 0
 	}
-	s = l.queue.oldest(room)
-	if s == nil {
-		return nil, doorOpen
+	if head.Need() <= room {
+		return head.Of, 0
+	}
+	oldest := l.waits.Oldest(room)
+	if oldest == nil {
+		return nil, 0
 	}
 	for {
-		door = l.door.Load()
-		if uint32(door) == 0 {
-			return nil, doorOpen
+		door = l.waits.Door()
+		if door.Shut() {
+			return nil, 0
 		}
-		if l.door.CompareAndSwap(door, door-1) {
-			return s, door
+		if l.waits.Pass(door) {
+			return oldest.Of, door
 		}
 	}
 }
@@ -278,7 +243,7 @@ func (l *line) exceeded(bytes int64) error {
 // full is the error of a request that does not fit now.
 func (l *line) full(need int64) error {
 	e := &tier.NoSpaceError{Space: l.space.ID(), Requested: need, Available: l.space.Available(), Hint: l.hint}
-	if e.Available >= need && uint32(l.door.Load()) == 0 {
+	if e.Available >= need && l.waits.Door().Shut() {
 		e.Cause = errKept
 	}
 	return e

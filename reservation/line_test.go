@@ -2,7 +2,6 @@ package reservation
 
 import (
 	"errors"
-	"math"
 	"strings"
 	"testing"
 
@@ -31,7 +30,7 @@ func lineOf(t *testing.T, bypass int) (*Manager, *line) {
 // inLine puts a request in line.
 func inLine(t *testing.T, m *Manager, l *line, need int64) *waiter {
 	t.Helper()
-	w := newWaiter([]slot{{line: l, need: need, asked: need, pos: -1}}, need, need)
+	w := newWaiter([]slot{{line: l, need: need, asked: need}}, need, need)
 	w.bell = make(chan struct{}, 1)
 	if err := m.enqueue(w); err != nil {
 		t.Fatal(err)
@@ -84,7 +83,7 @@ func TestWithdrawnBeforeItWaits(t *testing.T) {
 	}
 	stays := inLine(t, m, l, 50)
 	why := errors.New("not any more")
-	w := newWaiter([]slot{{line: l, need: 50, asked: 50, pos: -1}}, 50, 50)
+	w := newWaiter([]slot{{line: l, need: 50, asked: 50}}, 50, 50)
 	if !m.withdraw(w, why) || m.withdraw(w, errKept) {
 		t.Error("want it withdrawn once")
 	}
@@ -102,7 +101,7 @@ func TestWithdrawnBeforeItWaits(t *testing.T) {
 func TestEntersNoLine(t *testing.T) {
 	m, l := lineOf(t, 0)
 	entering := func() error {
-		return m.enqueue(newWaiter([]slot{{line: l, need: 90, asked: 90, pos: -1}}, 90, 90))
+		return m.enqueue(newWaiter([]slot{{line: l, need: 90, asked: 90}}, 90, 90))
 	}
 	if err := l.space.SetLimit(80); err != nil {
 		t.Fatal(err)
@@ -119,18 +118,5 @@ func TestEntersNoLine(t *testing.T) {
 	}
 	if err := entering(); !errors.Is(err, tier.ErrClosed) || m.mu.oldest != nil {
 		t.Errorf("a manager that is closed: %v", err)
-	}
-}
-
-// TestNoRoomIsLargeEnoughForAnEmptyPlace: however much room there is, a place that nobody has is
-// not found.
-func TestNoRoomIsLargeEnoughForAnEmptyPlace(t *testing.T) {
-	var q queue
-	first, second := &slot{need: 1}, &slot{need: 2}
-	q.push(first)
-	q.push(second)
-	q.remove(first)
-	if got := q.oldest(math.MaxInt64); got != second {
-		t.Errorf("found %+v", got)
 	}
 }

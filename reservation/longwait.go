@@ -279,14 +279,14 @@ func (m *Manager) reportLong() {
 	m.mu.Lock()
 	now := time.Since(m.made)
 	for _, l := range m.lines {
-		head := l.queue.head()
+		head := l.waits.Head()
 		if head == nil {
 			continue
 		}
-		w := head.w
+		w := head.Of.w
 		if waited := now - w.begun; waited >= w.due {
 			w.due = 2 * waited // a wait in several lines is reported once
-			one := LongWait{Space: l.space.ID(), Requested: head.need, Waited: waited, Waiters: l.queue.live, Waiting: l.queue.sum.bytes()}
+			one := LongWait{Space: l.space.ID(), Requested: head.Need(), Waited: waited, Waiters: l.waits.Len(), Waiting: l.waits.Sum()}
 			if w.owner != nil {
 				one.Owner = w.owner.name
 			}
@@ -306,8 +306,8 @@ func (m *Manager) reportLong() {
 	}
 	next, now := time.Duration(1<<62), time.Since(m.made)
 	for _, l := range m.lines {
-		if head := l.queue.head(); head != nil {
-			next = min(next, head.w.begun+head.w.due-now)
+		if head := l.waits.Head(); head != nil {
+			next = min(next, head.Of.w.begun+head.Of.w.due-now)
 		}
 	}
 	m.reportLaterLocked(max(longWaitGap, min(next, LongWaitAfter)))

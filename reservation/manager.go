@@ -213,7 +213,7 @@ func (m *Manager) charge(ctx context.Context, wait bool, s Strategy, least, most
 	var n int64
 	var err error
 	if only != nil {
-		q.slots = append(q.slots[:0], slot{line: only, need: need, asked: least, pos: -1})
+		q.slots = append(q.slots[:0], slot{line: only, need: need, asked: least})
 		err = exceeded(q.slots)
 	} else {
 		l, n, err = m.ask(q, s, least, most)
@@ -319,7 +319,7 @@ func (m *Manager) candidates(q *scratch, s Strategy, bytes int64) (err error) {
 				return fmt.Errorf("reservation: %s: cannot reserve %d bytes in %s", s, n, sp.ID())
 			}
 		}
-		q.slots = append(q.slots, slot{line: l, need: l.charge(n), asked: n, pos: -1})
+		q.slots = append(q.slots, slot{line: l, need: l.charge(n), asked: n})
 	}
 	if len(q.slots) == 0 {
 		return fmt.Errorf("reservation: %s: %w", s, ErrNoCandidate)

@@ -89,7 +89,7 @@ func (m *Manager) markNow() mark {
 	k := mark{changes: m.progress.changes.Load(), lines: make([]lineMark, len(m.lines))}
 	for i, l := range m.lines {
 		k.lines[i] = lineMark{
-			room{l.space.Used(), l.space.Available()}, l.space.Room(), int64(l.door.Load()), l.space.HoldChanges(),
+			room{l.space.Used(), l.space.Available()}, l.space.Room(), int64(l.waits.Door()), l.space.HoldChanges(),
 		}
 	}
 	return k

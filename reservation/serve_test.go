@@ -1,7 +1,6 @@
 package reservation_test
 
 import (
-	"math"
 	"testing"
 	"testing/synctest"
 
@@ -75,28 +74,6 @@ func TestPanicWhileServing(t *testing.T) {
 		}
 		release(t, others)
 		release(t, c.served(t))
-	})
-}
-
-// The number of a head is never that of an open door, however many there have been.
-func TestNumbersOfHeadsComeAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, _ := one(t, 100, -1)
-		m.LastHead(gpu0, math.MaxUint32-1)
-		all := mustTry(t, m, onGPU0, 100)
-		head := startReserve(t.Context(), m, onGPU0, 60)
-		head.waiting(t)
-		m.PassOpen(gpu0)
-		if err := all.Shrink(50); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		if r, err := m.TryReserve(onGPU0, 10); err == nil {
-			t.Error("somebody passes a shut door")
-			release(t, r)
-		}
-		release(t, all)
-		release(t, head.served(t))
 	})
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/spillway-db/spillway/internal/waitline"
 )
 
 // waiter is a request that waits in the line of each of its candidates.
@@ -34,7 +36,16 @@ type slot struct {
 	need  int64 // bytes that the space charges
 	asked int64 // bytes asked for here
 	held  int64 // bytes that the request already has and keeps: Grow; guarded by Manager.mu
-	pos   int   // in line.queue; -1 if it is not in it
+	place waitline.Place[*slot]
+}
+
+// in says whether the slot is in its line; under Manager.mu.
+func (s *slot) in() bool { return s.place.In() }
+
+// pushLocked puts s at the end of its line.
+func (s *slot) pushLocked() {
+	s.line.waits.Push(&s.place, s.need)
+	s.line.attendLocked()
 }
 
 // fits says whether the request could be served under a limit, were the space
@@ -72,9 +83,12 @@ func newWaiter(slots []slot, least, most int64) *waiter {
 	w.slots = w.single[:0]
 	for _, s := range slots {
 		if s.need <= s.line.space.Capacity() { // a limit may rise, a capacity never does
-			s.w, s.pos = w, -1
+			s.w = w
 			w.slots = append(w.slots, s)
 		}
+	}
+	for i := range w.slots {
+		w.slots[i].place.Of = &w.slots[i]
 	}
 	return w
 }
@@ -150,8 +164,7 @@ func (m *Manager) enqueue(w *waiter) error {
 	for i := range w.slots {
 		s := &w.slots[i]
 		if s.fits(s.line.limit.Load()) {
-			s.line.queue.push(s)
-			s.line.updateLocked()
+			s.pushLocked()
 			s.line.dirty.Store(true)
 		}
 	}
@@ -177,9 +190,9 @@ func (m *Manager) leaveLocked(w *waiter, done *over) {
 	w.prev, w.next = nil, nil
 	for i := range w.slots {
 		s := &w.slots[i]
-		if s.pos >= 0 {
-			s.line.queue.remove(s)
-			s.line.updateLocked()
+		if s.in() {
+			s.line.waits.Remove(&s.place)
+			s.line.attendLocked()
 			s.line.dirty.Store(true)
 		}
 	}
@@ -299,15 +312,16 @@ func (m *Manager) refreshLocked(l *line, done *over) {
 		return
 	}
 	l.limit.Store(limit)
-	l.queue.clear()
-	for w := m.mu.oldest; w != nil; w = w.next {
-		for i := range w.slots {
-			if s := &w.slots[i]; s.line == l && s.fits(limit) {
-				l.queue.push(s)
+	l.waits.Refill(func(push func(*waitline.Place[*slot], int64)) {
+		for w := m.mu.oldest; w != nil; w = w.next {
+			for i := range w.slots {
+				if s := &w.slots[i]; s.line == l && s.fits(limit) {
+					push(&s.place, s.need)
+				}
 			}
 		}
-	}
-	l.updateLocked()
+	})
+	l.attendLocked()
 	for w := m.mu.oldest; w != nil; {
 		next := w.next
 		if !w.standsLocked() {
@@ -320,7 +334,7 @@ func (m *Manager) refreshLocked(l *line, done *over) {
 // standsLocked says whether w is in any line.
 func (w *waiter) standsLocked() bool {
 	for i := range w.slots {
-		if w.slots[i].pos >= 0 {
+		if w.slots[i].in() {
 			return true
 		}
 	}
@@ -349,7 +363,7 @@ func (m *Manager) setHeld(growing []*waiter, held int64) {
 		}
 		s := w.first()
 		s.held = held
-		if s.pos >= 0 && !s.fits(s.line.limit.Load()) {
+		if s.in() && !s.fits(s.line.limit.Load()) {
 			m.failLocked(w, s.exceeded(), &done)
 		}
 	}

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/waitline"
 )
 
 // StreamPool lends a device's streams, each to one borrower at a time. It is
@@ -24,14 +24,9 @@ type StreamPool struct {
 		open    int                 // how many there are or are being opened
 		idle    []Stream            // the last returned is lent first
 		lent    map[Stream]struct{} // who is in neither is not ours
-		waiters []chan loan         // first come, first served; each has room for one
+		waiters waitline.Queue[struct{}, Stream]
 		closed  bool
 	}
-}
-
-type loan struct {
-	stream Stream
-	err    error
 }
 
 // NewStreamPool opens size > 0 streams on dev.
@@ -64,25 +59,14 @@ func (p *StreamPool) Size() int {
 }
 
 // Borrow lends a stream, and waits for one if it must. The caller must Return it
-// once, with all its work done. It returns ctx's cause if that ends first, and
-// ErrClosed when the pool is closed.
+// once, with all its work done, also if ctx has ended meanwhile. It returns ctx's cause if
+// that ends first, and ErrClosed when the pool is closed.
 func (p *StreamPool) Borrow(ctx context.Context) (Stream, error) {
-	s, wait, err := p.take(false)
-	if wait == nil {
+	s, turn, err := p.take(false)
+	if turn == nil {
 		return s, err
 	}
-	select {
-	case l := <-wait:
-		return l.stream, l.err
-	case <-ctx.Done():
-	}
-	if p.leave(wait) {
-		return nil, context.Cause(ctx)
-	}
-	if l := <-wait; l.err == nil { // served at the same moment
-		p.Return(l.stream)
-	}
-	return nil, context.Cause(ctx)
+	return p.mu.waiters.Wait(ctx, &p.mu, turn, nil)
 }
 
 // BorrowNow lends a stream, and makes the pool larger by one if all are lent.
@@ -93,7 +77,7 @@ func (p *StreamPool) BorrowNow() (Stream, error) {
 
 // take lends an idle stream, or opens one that is missing, or with grow one
 // more, or joins the queue.
-func (p *StreamPool) take(grow bool) (Stream, chan loan, error) {
+func (p *StreamPool) take(grow bool) (Stream, *waitline.Turn[struct{}, Stream], error) {
 	p.mu.Lock()
 	if p.mu.closed {
 		p.mu.Unlock()
@@ -107,10 +91,9 @@ func (p *StreamPool) take(grow bool) (Stream, chan loan, error) {
 		return s, nil, nil
 	}
 	if p.mu.open >= p.mu.size && !grow {
-		w := make(chan loan, 1)
-		p.mu.waiters = append(p.mu.waiters, w)
+		turn := p.mu.waiters.Join(struct{}{})
 		p.mu.Unlock()
-		return nil, w, nil
+		return nil, turn, nil
 	}
 	p.mu.open++
 	p.mu.Unlock()
@@ -135,30 +118,23 @@ func (p *StreamPool) openStream(placeLocked func(Stream)) error {
 		return nil
 	}
 	p.mu.open--
-	var told []chan loan
-	if p.mu.open == 0 {
-		told, p.mu.waiters = p.mu.waiters, nil
-	}
-	p.mu.Unlock()
 	if err == nil { // closed meanwhile; Close has woken who waited
+		p.mu.Unlock()
 		return errors.Join(ErrClosed, s.Close())
 	}
 	err = fmt.Errorf("tier: opening a stream: %w", err)
-	for _, w := range told {
-		w <- loan{err: err}
+	if p.mu.open == 0 {
+		p.refuseLocked(err)
 	}
+	p.mu.Unlock()
 	return err
 }
 
-// leave takes w out of the queue, and says whether it was there.
-func (p *StreamPool) leave(w chan loan) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i := slices.Index(p.mu.waiters, w)
-	if i >= 0 {
-		p.mu.waiters = slices.Delete(p.mu.waiters, i, i+1)
+// refuseLocked ends all waits with an error.
+func (p *StreamPool) refuseLocked(err error) {
+	for p.mu.waiters.Len() > 0 {
+		p.mu.waiters.HandOver(nil, err)
 	}
-	return i >= 0
 }
 
 // Return gives a borrowed stream back. It panics if s is not borrowed: two
@@ -172,11 +148,8 @@ func (p *StreamPool) Return(s Stream) {
 	}
 	delete(p.mu.lent, s)
 	if !failed && !p.mu.closed {
-		w := p.lendLocked(s)
+		p.lendLocked(s)
 		p.mu.Unlock()
-		if w != nil {
-			w <- loan{stream: s}
-		}
 		return
 	}
 	p.mu.open--
@@ -189,31 +162,23 @@ func (p *StreamPool) Return(s Stream) {
 // otherwise who borrows next does.
 func (p *StreamPool) replace() {
 	p.mu.Lock()
-	if len(p.mu.waiters) == 0 || p.mu.open >= p.mu.size { // nobody waits for a pool that is closed
+	if p.mu.waiters.Len() == 0 || p.mu.open >= p.mu.size { // nobody waits for a pool that is closed
 		p.mu.Unlock()
 		return
 	}
 	p.mu.open++
 	p.mu.Unlock()
-	var w chan loan
-	var s Stream
-	err := p.openStream(func(opened Stream) { s = opened; w = p.lendLocked(s) })
-	if err == nil && w != nil {
-		w <- loan{stream: s}
-	}
+	_ = p.openStream(p.lendLocked) // who waits is told
 }
 
-// lendLocked gives s to who has waited longest, and returns where to send it; or
-// puts it with the idle ones.
-func (p *StreamPool) lendLocked(s Stream) chan loan {
-	if len(p.mu.waiters) == 0 {
+// lendLocked gives s to who has waited longest, or puts it with the idle ones.
+func (p *StreamPool) lendLocked(s Stream) {
+	if p.mu.waiters.Len() == 0 {
 		p.mu.idle = append(p.mu.idle, s)
-		return nil
+		return
 	}
-	w := p.mu.waiters[0]
-	p.mu.waiters = slices.Delete(p.mu.waiters, 0, 1)
 	p.mu.lent[s] = struct{}{}
-	return w
+	p.mu.waiters.HandOver(s, nil)
 }
 
 // Close closes the streams and wakes who waits for one. Streams that are still
@@ -225,13 +190,11 @@ func (p *StreamPool) Close() error {
 		return ErrClosed
 	}
 	p.mu.closed = true
-	idle, waiters := p.mu.idle, p.mu.waiters
+	idle := p.mu.idle
 	lent, open := len(p.mu.lent), p.mu.open
-	p.mu.idle, p.mu.waiters = nil, nil
+	p.mu.idle = nil
+	p.refuseLocked(ErrClosed)
 	p.mu.Unlock()
-	for _, w := range waiters {
-		w <- loan{err: ErrClosed}
-	}
 	var errs []error
 	for _, s := range idle {
 		errs = append(errs, s.Close())

@@ -1,16 +1,17 @@
 package admission
 
 import (
-	"container/list"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -125,8 +126,7 @@ type Admitter struct {
 		lockrank.Mutex[lockrank.Reservation]
 		threshold float64
 		threads   int
-		queue     list.List // of *waiter, in order of arrival
-		passes    int       // that are left for the present head
+		line      waitline.Line[*waiter]
 		running   int
 		admitted  int64
 		alone     int64
@@ -145,7 +145,8 @@ func New(cfg Config) (*Admitter, error) {
 		a.log = guard.Logger(cfg.Logger)
 	}
 	a.panics.Logger = a.log
-	a.mu.threshold, a.mu.threads, a.mu.passes = a.rules.Threshold, a.rules.Threads, a.rules.Bypass
+	a.mu.threshold, a.mu.threads = a.rules.Threshold, a.rules.Threads
+	a.mu.line.Bypass = uint32(min(a.rules.Bypass, math.MaxInt32))
 	for _, s := range cfg.Reservations.Spaces().All() {
 		a.cancels = append(a.cancels, s.Subscribe(a.changed))
 	}
@@ -191,8 +192,8 @@ func (a *Admitter) Close() error {
 	}
 	a.mu.closed = true
 	var all wakes
-	for e := a.mu.queue.Front(); e != nil; e = e.Next() {
-		all.interruptLocked(e.Value.(*waiter))
+	for at := a.mu.line.Head(); at != nil; at = a.mu.line.Next(at) {
+		all.interruptLocked(at.Of)
 	}
 	cancels := a.cancels
 	a.cancels = nil
@@ -221,7 +222,7 @@ func (a *Admitter) Stats() Stats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return Stats{
-		Running: a.mu.running, Waiting: a.mu.queue.Len(),
+		Running: a.mu.running, Waiting: a.mu.line.Len(),
 		Admitted: a.mu.admitted, Alone: a.mu.alone, Passed: a.mu.passed, Retried: a.retries.Load(),
 	}
 }

@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -17,7 +17,7 @@ import (
 // waiter is a task that waits in a call of Admit, which does all the work for it; who
 // changes something only wakes it.
 type waiter struct {
-	at   *list.Element
+	at   waitline.Place[*waiter]
 	bell chan struct{} // rung, without locks, when it may be able to start
 
 	// Guarded by the Admitter's mutex.
@@ -231,13 +231,14 @@ func (a *Admitter) enqueue(w *waiter) error {
 	if a.mu.closed {
 		return closedError()
 	}
-	w.at = a.mu.queue.PushBack(w)
-	if a.mu.queue.Len() == 1 {
+	w.at.Of = w
+	a.mu.line.Push(&w.at, 0) // what it needs depends on the space, and changes
+	if a.mu.line.Len() == 1 {
 		a.seen.Store(a.foreign())
 	}
-	a.waiting.Store(int64(a.mu.queue.Len()))
+	a.waiting.Store(int64(a.mu.line.Len()))
 	a.least.Store(0)
-	if a.mu.queue.Len() == 1 { // from now on releases matter that nobody may wait for in a line
+	if a.mu.line.Len() == 1 { // from now on releases matter that nobody may wait for in a line
 		for _, s := range a.reservations.Spaces().All() {
 			s.Attend()
 		}
@@ -248,7 +249,7 @@ func (a *Admitter) enqueue(w *waiter) error {
 // leave takes w out of the queue, if it is in it.
 func (a *Admitter) leave(w *waiter) {
 	a.mu.Lock()
-	if w.at == nil {
+	if !w.at.In() {
 		a.mu.Unlock()
 		return
 	}
@@ -259,13 +260,9 @@ func (a *Admitter) leave(w *waiter) {
 }
 
 func (a *Admitter) removeLocked(w *waiter) {
-	if a.mu.queue.Front() == w.at {
-		a.mu.passes = a.rules.Bypass // for the next one
-	}
-	a.mu.queue.Remove(w.at)
-	w.at = nil
-	a.waiting.Store(int64(a.mu.queue.Len()))
-	if a.mu.queue.Len() == 0 {
+	a.mu.line.Remove(&w.at)
+	a.waiting.Store(int64(a.mu.line.Len()))
+	if a.mu.line.Len() == 0 {
 		for _, s := range a.reservations.Spaces().All() {
 			s.EndAttend()
 		}
@@ -280,7 +277,7 @@ func (a *Admitter) look(w *waiter) (turn, error) {
 	switch {
 	case a.mu.closed:
 		return turn{}, closedError()
-	case a.mu.running >= a.mu.threads || !t.head && (a.mu.passes == 0 || !a.headLocked().settledLocked()):
+	case a.mu.running >= a.mu.threads || !t.head && (a.mu.line.Door().Shut() || !a.headLocked().settledLocked()):
 		return turn{}, errWait
 	}
 	w.cannot = false
@@ -288,10 +285,10 @@ func (a *Admitter) look(w *waiter) (turn, error) {
 }
 
 // headLocked returns the oldest waiter; there is one.
-func (a *Admitter) headLocked() *waiter { return a.mu.queue.Front().Value.(*waiter) }
+func (a *Admitter) headLocked() *waiter { return a.mu.line.Head().Of }
 
 func (a *Admitter) turnLocked(w *waiter) turn {
-	head := a.mu.queue.Front() == w.at
+	head := a.mu.line.Head() == &w.at
 	return turn{head: head, alone: head && a.mu.running == 0, threshold: a.mu.threshold, foreign: a.foreign()}
 }
 
@@ -324,7 +321,7 @@ func (a *Admitter) begin(w *waiter, t *turn) bool {
 	ok := a.holdsLocked(w, t)
 	if ok {
 		w.reserving = t
-		a.ringPasserLocked(w.at, &s)
+		a.ringPasserLocked(&w.at, &s)
 	}
 	a.mu.Unlock()
 	s.fire()
@@ -345,7 +342,7 @@ func (a *Admitter) sleep(w *waiter, t turn) bool {
 	if ok {
 		w.cannot = true
 		a.least.Store(0)
-		a.ringPasserLocked(w.at, &s)
+		a.ringPasserLocked(&w.at, &s)
 	}
 	a.mu.Unlock()
 	s.fire()
@@ -357,17 +354,17 @@ func (a *Admitter) sleep(w *waiter, t turn) bool {
 // still be right about that; so two of them cannot both be.
 func (a *Admitter) commit(w *waiter, alone bool) error {
 	a.mu.Lock()
-	head := a.mu.queue.Front() == w.at
+	head := a.mu.line.Head() == &w.at
 	switch {
 	case a.mu.closed:
 		a.mu.Unlock()
 		return closedError()
-	case a.mu.running >= a.mu.threads, alone && !(head && a.mu.running == 0), !head && a.mu.passes == 0:
+	case a.mu.running >= a.mu.threads, alone && !(head && a.mu.running == 0), !head && a.mu.line.Door().Shut():
 		a.mu.Unlock()
 		return errInterrupted
 	}
 	if !head {
-		a.mu.passes--
+		a.mu.line.Pass(a.mu.line.Door())
 		a.mu.passed++
 	}
 	if alone {
@@ -386,11 +383,11 @@ func (a *Admitter) commit(w *waiter, alone bool) error {
 // what runs, or of the rules: the head, and, if that has nothing to look for, the oldest
 // that may pass it. Who of those starts, or does not, hands on to the next.
 func (a *Admitter) updateLocked() (s wakes) {
-	first := a.mu.queue.Front()
+	first := a.mu.line.Head()
 	if first == nil {
 		return s
 	}
-	head := first.Value.(*waiter)
+	head := first.Of
 	switch {
 	case head.reserving == nil:
 		head.cannot = false // it will see
@@ -402,16 +399,16 @@ func (a *Admitter) updateLocked() (s wakes) {
 	return s
 }
 
-// ringPasserLocked wakes the oldest behind e that could start now, unless the head can:
+// ringPasserLocked wakes the oldest behind a place that could start now, unless the head can:
 // it hears of that by itself.
-func (a *Admitter) ringPasserLocked(e *list.Element, s *wakes) {
+func (a *Admitter) ringPasserLocked(at *waitline.Place[*waiter], s *wakes) {
 	head := a.headLocked()
-	if a.mu.running >= a.mu.threads || a.mu.passes == 0 || !head.settledLocked() || head.reserving != nil && head.fitsLocked(a.mu.threshold) {
+	if a.mu.running >= a.mu.threads || a.mu.line.Door().Shut() || !head.settledLocked() || head.reserving != nil && head.fitsLocked(a.mu.threshold) {
 		return
 	}
 	least := int64(math.MaxInt64)
-	for e = e.Next(); e != nil; e = e.Next() {
-		w := e.Value.(*waiter)
+	for at = a.mu.line.Next(at); at != nil; at = a.mu.line.Next(at) {
+		w := at.Of
 		if w.plans == nil { // nobody knows what it needs
 			a.least.Store(0)
 			s.ringLocked(w)
@@ -446,8 +443,8 @@ func (w *waiter) fitsLocked(threshold float64) bool {
 func (a *Admitter) handOn(w *waiter) {
 	var s wakes
 	a.mu.Lock()
-	if w.at != nil && a.mu.queue.Front() != w.at {
-		a.ringPasserLocked(w.at, &s)
+	if w.at.In() && a.mu.line.Head() != &w.at {
+		a.ringPasserLocked(&w.at, &s)
 		a.least.Store(0) // only those behind w were looked at
 	}
 	a.mu.Unlock()
@@ -473,7 +470,7 @@ func (a *Admitter) changed(space *tier.Space, c tier.Change) {
 	}
 	var s wakes
 	a.mu.Lock()
-	if first := a.mu.queue.Front(); first != nil {
+	if first := a.mu.line.Head(); first != nil {
 		if head := a.headLocked(); head.cannot && len(asks(head.plans, a.mu.threshold, false)) > 0 {
 			head.cannot = false
 			s.ringLocked(head) // a limit was raised

@@ -272,8 +272,8 @@ func (p *Pool) Close() error {
 	}
 	p.mu.closed = true
 	for i := range p.mu.lines {
-		for at := p.mu.lines[i].oldest; at != nil; at = p.mu.lines[i].oldest {
-			p.failLocked(at.w, closedError(), &done)
+		for at := p.mu.lines[i].Head(); at != nil; at = p.mu.lines[i].Head() {
+			p.failLocked(at.Of, closedError(), &done)
 		}
 	}
 	p.mu.Unlock()

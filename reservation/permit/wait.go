@@ -2,27 +2,21 @@ package permit
 
 import (
 	"context"
+	"slices"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/waitline"
 )
 
-// line is those who wait for one resource, in the order in which they came. dirty says
-// that somebody in it might be granted.
+// line is those who wait for one resource. dirty says that somebody in it might be granted.
 //
-// The oldest is its head. Whoever takes some of the resource before it passes it;
-// when it has been passed as often as it may, the door is shut: nobody but the head
-// takes of this resource. Who is the oldest of all is the head of all its lines, so
-// what it needs is kept in the end, and every other waiter becomes the oldest.
+// Whoever takes some of the resource before its head passes that; when the head has been passed
+// as often as it may, in all its lines together, nobody else takes of this resource. Who is the
+// oldest of all is the head of all its lines, so what it needs is kept in the end, and every other
+// waiter becomes the oldest.
 type line struct {
-	oldest, newest *place
-	dirty          bool
-}
-
-// place is a waiter's place in one line.
-type place struct {
-	w          *waiter
-	prev, next *place
-	in         bool
+	waitline.Line[*waiter]
+	dirty bool
 }
 
 // lookAhead is how many of a line are looked at when some of its resource is
@@ -35,7 +29,7 @@ type waiter struct {
 	done chan struct{} // closed, without the lock, when the wait is over
 
 	// Guarded by Pool.mu; the outcome may be read when done is closed.
-	places [maxLines]place
+	places [maxLines]waitline.Place[*waiter]
 	passes int // how often it may still be passed as a head
 	over   bool
 	got    Permit
@@ -85,45 +79,33 @@ func (p *Pool) enqueueLocked(a *ask) *waiter {
 	p.mu.waiting++
 	for r := range p.slots + 1 {
 		if a.needs[r] > 0 {
-			p.mu.lines[r].push(&w.places[r], w)
+			p.pushLocked(r, w)
 		}
 	}
 	if a.needs[p.slots] > 0 && a.monitor {
-		p.mu.lines[p.ownLine()].push(&w.places[p.ownLine()], w)
+		p.pushLocked(p.ownLine(), w)
 	}
 	return w
 }
 
-func (l *line) push(at *place, w *waiter) {
-	at.w, at.in, at.prev = w, true, l.newest
-	if l.newest != nil {
-		l.newest.next = at
-	} else {
-		l.oldest = at
-	}
-	l.newest = at
+func (p *Pool) pushLocked(line int, w *waiter) {
+	at := &w.places[line]
+	at.Of = w
+	p.mu.lines[line].Push(at, 0)
 }
 
 // remove takes a place out. A new head means that the door is open again.
-func (l *line) remove(at *place) {
-	if at.prev != nil {
-		at.prev.next = at.next
-	} else {
-		l.oldest = at.next
+func (l *line) remove(at *waitline.Place[*waiter]) {
+	if l.Head() == at {
 		l.dirty = true
 	}
-	if at.next != nil {
-		at.next.prev = at.prev
-	} else {
-		l.newest = at.prev
-	}
-	at.in = false // next stays, for serveLocked, which is there
+	l.Remove(at)
 }
 
 // leaveLocked takes w, whose wait is over, out of its lines.
 func (p *Pool) leaveLocked(w *waiter, done *over) {
 	for i := range w.places {
-		if at := &w.places[i]; at.in {
+		if at := &w.places[i]; at.In() {
 			p.mu.lines[i].remove(at)
 		}
 	}
@@ -140,11 +122,11 @@ func (p *Pool) failLocked(w *waiter, err error, done *over) {
 // headLocked returns who would be passed by a in the line of a resource; nil if
 // nobody would. Nobody waits for the monitor's own slot but the monitor.
 func (p *Pool) headLocked(a *ask, r int, w *waiter) *waiter {
-	head := p.mu.lines[r].oldest
-	if head == nil || head.w == w || r == p.slots && p.ownSlotLocked(a) {
+	head := p.mu.lines[r].Head()
+	if head == nil || head.Of == w || r == p.slots && p.ownSlotLocked(a) {
 		return nil
 	}
-	return head.w
+	return head.Of
 }
 
 // shutLocked says whether what there is of a resource is kept for somebody older.
@@ -158,23 +140,15 @@ func (p *Pool) shutLocked(a *ask, r int, w *waiter) bool {
 func (p *Pool) passLocked(a *ask, w *waiter) {
 	var passed [maxResources]*waiter
 	n := 0
-next:
 	for r := range p.slots + 1 {
 		if p.needLocked(a, r) == 0 {
 			continue
 		}
-		head := p.headLocked(a, r, w)
-		if head == nil {
-			continue
+		if head := p.headLocked(a, r, w); head != nil && !slices.Contains(passed[:n], head) {
+			passed[n] = head
+			n++
+			head.passes--
 		}
-		for _, other := range passed[:n] {
-			if other == head {
-				continue next
-			}
-		}
-		passed[n] = head
-		n++
-		head.passes--
 	}
 }
 
@@ -194,10 +168,10 @@ func (p *Pool) serveLocked(done *over) {
 }
 
 func (p *Pool) serveLineLocked(i int, done *over) {
-	looked := 0
-	for at := p.mu.lines[i].oldest; at != nil && looked < lookAhead && !p.usedUpLocked(i); at = at.next {
-		looked++
-		w := at.w
+	l, looked := &p.mu.lines[i], 0
+	for at := l.Head(); at != nil && looked < lookAhead && !p.usedUpLocked(i); looked++ {
+		w := at.Of
+		at = l.Next(at) // w may leave
 		if got, ok := p.takeLocked(&w.ask, w); ok {
 			w.got = got
 			p.leaveLocked(w, done)
@@ -225,9 +199,11 @@ func (p *Pool) change(r int, set func() error) error {
 		p.mu.Unlock()
 		return err
 	}
-	for at := p.mu.lines[r].oldest; at != nil; at = at.next {
-		if l, never := p.neverLocked(&at.w.ask); never {
-			p.failLocked(at.w, p.lackError(l, at.w.monitor), &done)
+	for at := p.mu.lines[r].Head(); at != nil; {
+		w := at.Of
+		at = p.mu.lines[r].Next(at)
+		if l, never := p.neverLocked(&w.ask); never {
+			p.failLocked(w, p.lackError(l, w.monitor), &done)
 		}
 	}
 	p.mu.lines[r].dirty = true

@@ -3,10 +3,10 @@ package disk
 import (
 	"context"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/waitline"
 )
 
 const (
@@ -40,15 +40,14 @@ type window struct {
 		since  time.Time // up to when time is counted, while there are some
 		reads  speed     // which may be much faster than writes
 		writes speed
-		line   []*waiting
+		line   waitline.Queue[entering, struct{}]
 	}
 }
 
-// waiting is a request that is not let in yet.
-type waiting struct {
+// entering is a read or a write that asks to be let in.
+type entering struct {
 	bytes int64
 	write bool
-	in    chan struct{} // closed when it is
 }
 
 func (w *window) speedLocked(write bool) *speed {
@@ -80,28 +79,15 @@ func (w *window) length(write bool) int64 {
 // first, enter returns its cause, and the request must not begin.
 func (w *window) enter(ctx context.Context, n int64, write bool) error {
 	w.mu.Lock()
-	if len(w.mu.line) == 0 && w.fitsLocked(n, write) {
+	if w.mu.line.Len() == 0 && w.fitsLocked(n, write) {
 		w.beginLocked(n)
 		w.mu.Unlock()
 		return nil
 	}
-	me := &waiting{n, write, make(chan struct{})}
-	w.mu.line = append(w.mu.line, me)
+	turn := w.mu.line.Join(entering{n, write})
 	w.mu.Unlock()
-	select {
-	case <-me.in:
-		return nil
-	case <-ctx.Done():
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if i := slices.Index(w.mu.line, me); i >= 0 {
-		w.mu.line = slices.Delete(w.mu.line, i, i+1)
-	} else { // it was let in at the same moment
-		w.endLocked(n, write, false)
-	}
-	w.admitLocked() // those behind it may be smaller
-	return context.Cause(ctx)
+	_, err := w.mu.line.Wait(ctx, &w.mu, turn, w.admitLocked) // those behind it may be smaller
+	return err
 }
 
 // leave ends what enter began. ok says that the bytes were transferred: the time of a
@@ -137,14 +123,9 @@ func (w *window) endLocked(n int64, write, ok bool) {
 
 // admitLocked lets those in front in, as far as they fit.
 func (w *window) admitLocked() {
-	for len(w.mu.line) > 0 {
-		first := w.mu.line[0]
-		if !w.fitsLocked(first.bytes, first.write) {
-			return
-		}
-		w.mu.line = w.mu.line[1:]
-		w.beginLocked(first.bytes)
-		close(first.in)
+	for turn := w.mu.line.First(); turn != nil && w.fitsLocked(turn.Ask.bytes, turn.Ask.write); turn = w.mu.line.First() {
+		w.beginLocked(turn.Ask.bytes)
+		w.mu.line.HandOver(struct{}{}, nil)
 	}
 }
 
