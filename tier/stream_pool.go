@@ -168,7 +168,7 @@ func (p *StreamPool) replace() {
 	}
 	p.mu.open++
 	p.mu.Unlock()
-	_ = p.openStream(p.lendLocked) // who waits is told
+	_ = p.openStream(p.lendLocked) // those who wait are told if there is no other stream
 }
 
 // lendLocked gives s to who has waited longest, or puts it with the idle ones.

@@ -89,15 +89,21 @@ func (l *Line[W]) Oldest(room int64) *Place[W] {
 
 // Next returns the place behind p, which is in the line, or nil.
 func (l *Line[W]) Next(p *Place[W]) *Place[W] {
-	for at := p.at; at < l.next; at++ {
-		if l.place[at] != nil {
-			return l.place[at]
+	for i := l.size + p.at - 1; i > 1; i /= 2 {
+		if i%2 == 1 || l.need[i+1] == Nothing {
+			continue // nobody is behind it in this part of the tree
 		}
+		for i++; i < l.size; {
+			if i *= 2; l.need[i] == Nothing {
+				i++
+			}
+		}
+		return l.place[i-l.size]
 	}
 	return nil
 }
 
-// Push adds p, which is in no line, at the end.
+// Push adds p, which is in no line, at the end. need is below Nothing.
 func (l *Line[W]) Push(p *Place[W], need int64) {
 	l.push(p, need)
 	l.update()
