@@ -226,6 +226,30 @@ func tableMoveIsCancelled(t *testing.T, g gpus) {
 	}
 }
 
+// A table whose dictionary cannot be copied stays where it is, and keeps no room elsewhere.
+func TestTableWhoseDictionaryCannotBeCopied(t *testing.T) {
+	injected := errors.New("injected")
+	for _, to := range []struct {
+		form batch.PayloadType
+		at   tier.Kind
+	}{{batch.HostImage, tier.Host}, {batch.DiskImage, tier.Disk}} {
+		var dev *faultdev.Device
+		m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
+		rec := coded(1, 2_000)
+		defer rec.Release()
+		b := m.put(t, rec, tier.GPU)
+		m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+		remove := dev.Add(faultdev.Rule{Times: 1, Effect: faultdev.Fail(injected)})
+		err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(to.at), to.form, ReasonWork)
+		remove()
+		if !errors.Is(err, injected) {
+			t.Errorf("to %s: %v", to.form, err)
+		}
+		m.rests(t, b, tier.GPU)
+		m.as(t, b, reservation.AnyInTier(to.at), to.form, to.at)
+	}
+}
+
 // A fault at each operation of the device leaves the batch where it was, and nothing is
 // lost: the same move succeeds afterwards.
 func TestTableFaults(t *testing.T) {
