@@ -43,7 +43,7 @@ type Stuck struct {
 	Limit    int64
 	Capacity int64
 	Waiters  int
-	Resting  int64 // in batches that nobody uses; if this is 0 there is nothing to move until work in progress ends
+	Resting  int64 // in batches that nobody uses or has subscribed to; if this is 0 there is nothing to move until work in progress ends
 	Below    []Room
 }
 

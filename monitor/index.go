@@ -73,6 +73,7 @@ type facts struct {
 	key    Key
 	bytes  int64
 	rest   bool // nobody reads, moves or drops it now
+	idle   bool // and nobody has subscribed to it
 	leased bool // but readers hold its memory
 	victim bool // it could go down if it is not aside
 }
@@ -85,6 +86,7 @@ type spaceIndex struct {
 	count   int
 	bytes   int64
 	rest    int64  // bytes at rest
+	idle    int64  // of them, those that nobody has subscribed to
 	version uint64 // rises with every change
 }
 
@@ -192,9 +194,9 @@ func (x *Index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 	if isNew && x.mu.ids[info.ID] != nil {
 		return false, batch.ErrDuplicateID
 	}
+	rest := (info.State == batch.Idle || info.State == batch.TaskCreated) && !leased
 	f := facts{
-		place: place, key: key, bytes: info.Bytes, leased: leased,
-		rest:   (info.State == batch.Idle || info.State == batch.TaskCreated) && !leased,
+		place: place, key: key, bytes: info.Bytes, leased: leased, rest: rest, idle: rest && info.Subscribers == 0,
 		victim: x.victim(info) && !leased && !x.mu.spaces[place].lowest,
 	}
 	if e == nil {
@@ -258,12 +260,18 @@ func (x *Index) countLocked(e *entry) {
 	if e.rest {
 		s.rest += e.bytes
 	}
+	if e.idle {
+		s.idle += e.bytes
+	}
 }
 
 func (x *Index) uncountLocked(e *entry) {
 	s := &x.mu.spaces[e.place]
 	if e.rest {
 		s.rest -= e.bytes
+	}
+	if e.idle {
+		s.idle -= e.bytes
 	}
 	s.bytes -= e.bytes
 	s.count--
@@ -352,6 +360,7 @@ type summary struct {
 	count    int
 	bytes    int64
 	rest     int64
+	idle     int64
 	smallest byKind // bytes of the smallest batch that could go to a tier; 0 if there is none
 	version  uint64
 }
@@ -360,7 +369,7 @@ func (x *Index) summary(place int) summary {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := &x.mu.spaces[place]
-	return summary{count: s.count, bytes: s.bytes, rest: s.rest, smallest: s.smallest(), version: s.version}
+	return summary{count: s.count, bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: s.smallest(), version: s.version}
 }
 
 // smallest looks past batches that are excluded from a tier: they are few, or all there are.

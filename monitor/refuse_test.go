@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -353,6 +354,33 @@ func TestStuckIsToldOnce(t *testing.T) {
 		cancel()
 		if o := <-out; !errors.Is(o.err, context.Canceled) {
 			t.Errorf("the outcome is %v", o.err)
+		}
+		release()
+		w.end(all...)
+	})
+	bubble(t, "all at rest is wanted by somebody", func(t *testing.T) {
+		log := new(bytes.Buffer)
+		w, all := fullWorld(t, func(c *Config, _ *world) {
+			c.Logger = slog.New(slog.NewTextHandler(log, nil))
+		})
+		var cancel []func()
+		for _, b := range all {
+			if b.Info().Space == gpu0 {
+				cancel = append(cancel, b.Subscribe())
+			}
+		}
+		release := lockOne(t, all[0])
+		ctx, stop := context.WithCancel(t.Context())
+		out := w.reserve(ctx, gpu0, 8*kib)
+		settle(time.Minute)
+		i := slices.IndexFunc(w.stuck, func(s Stuck) bool { return s.Space == gpu0 && s.Reason == ReasonDemand })
+		if i < 0 || w.stuck[i].Resting != 0 || strings.Contains(log.String(), "need=8192") {
+			t.Errorf("stuck: %+v\n%s", w.stuck, log)
+		}
+		stop()
+		<-out
+		for _, c := range cancel {
+			c()
 		}
 		release()
 		w.end(all...)

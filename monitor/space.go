@@ -214,7 +214,7 @@ func (m *Monitor) reportStuck(now time.Time, state State, stuck []Want) {
 		s.stuckFor = w.Reason
 		sp := &state.Spaces[i]
 		ev := Stuck{
-			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(), Resting: sp.Rest,
+			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(), Resting: m.index.summary(i).idle,
 		}
 		for _, d := range m.again {
 			if d.Space == sp.ID {
