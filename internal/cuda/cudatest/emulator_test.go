@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -80,5 +81,59 @@ func TestStateOfItsOwn(t *testing.T) {
 	}
 	if a.Calls("cuDeviceGetName") != 2 || b.Calls("cuDeviceGetName") != 1 {
 		t.Error("calls were counted in the wrong library")
+	}
+}
+
+// A context that ends takes its own pools with it, and not those of the context that has followed on it.
+func TestContextEndsWithItsPools(t *testing.T) {
+	e := New(t, Config{Delay: 50 * time.Millisecond})
+	lib, err := cuda.Load(e.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() (*cuda.Device, cuda.Pool) {
+		t.Helper()
+		d, err := lib.Open(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p cuda.Pool
+		if err := d.Do(func(c *cuda.Calls) (err error) { p, err = c.NewPool(0); return err }); err != nil {
+			t.Fatal(err)
+		}
+		return d, p
+	}
+	first, _ := open()
+	err = first.Do(func(c *cuda.Calls) error {
+		s, err := c.NewStream()
+		if err != nil {
+			return err
+		}
+		at, err := c.Alloc(1)
+		if err != nil {
+			return err
+		}
+		return c.Fill(s, at, 1, 1) // the context does not end before
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- first.Close() }()
+	for e.Calls("cuDevicePrimaryCtxRelease_v2") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	second, p := open()
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if err := second.Do(func(c *cuda.Calls) error { return c.DestroyPool(p) }); err != nil {
+		t.Errorf("the pool of the second context: %v", err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+	if want := "1 pools given up with their context"; !slices.Contains(e.Leaks(), want) {
+		t.Errorf("not among %q: %s", e.Leaks(), want)
 	}
 }

@@ -49,6 +49,7 @@ enum { MAX_DEVICES = 16, MAX_STACK = 4096, MAX_FAILURES = 64, GRANULE = 512 };
 
 typedef struct pool {
 	handle id;
+	struct context *ctx; // that it goes with: the current one when it was made, or else the device's
 	int device;
 	size_t max_size;
 	uint64_t threshold; // reserved bytes above this are given back at a synchronization

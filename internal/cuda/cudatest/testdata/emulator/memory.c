@@ -161,6 +161,7 @@ void block_free(int dev, block *b)
 	if (b->turn)
 		event_unref(b->turn);
 	free(b);
+	pthread_cond_broadcast(&emu.changed);
 }
 
 EXPORT int cuMemAlloc_v2(uint64_t *addr, size_t n)
@@ -290,6 +291,7 @@ EXPORT int cuMemPoolCreate(handle *out, const struct pool_props *props)
 	REQUIRE(emu.initialized && props->location_id >= 0 && props->location_id < emu.devices, INVALID_DEVICE);
 	pool *p = calloc(1, sizeof *p);
 	p->device = props->location_id;
+	p->ctx = depth && stack[depth - 1]->device == p->device ? stack[depth - 1] : emu.dev[p->device].primary;
 	p->max_size = props->max_size;
 	for (int a = 1; a <= REUSE_ALLOW_INTERNAL_DEPENDENCIES; a++)
 		p->reuse[a] = 1;
@@ -304,12 +306,13 @@ EXPORT int cuMemPoolDestroy(handle h)
 	REQUIRE(p && p != emu.dev[p->device].default_pool, INVALID_VALUE);
 	// A driver keeps a pool with live allocations until they are freed. Nobody of
 	// ours should do that, so here it is a mistake; retired ones are waited for.
-	while (p->used) {
+	while (object(POOL, h) == p && p->used) {
 		device *d = &emu.dev[p->device];
 		for (size_t i = 0; i < d->nblocks; i++)
 			REQUIRE(d->blocks[i]->pool != p || d->blocks[i]->freed, INVALID_VALUE);
 		pthread_cond_wait(&emu.changed, &emu.lock);
 	}
+	REQUIRE(object(POOL, h) == p, INVALID_VALUE); // its context ended meanwhile
 	object_end(POOL, h);
 	free(p);
 	return leave(told);
@@ -424,8 +427,7 @@ static void abandon_module(void *o, void *arg)
 static void abandon_pool(void *o, void *arg)
 {
 	pool *p = o;
-	context *c = arg;
-	if (p->device != c->device || p == emu.dev[p->device].default_pool)
+	if (p->ctx != arg) // also the device's own, which has none
 		return;
 	emu.abandoned[POOL]++;
 	object_end(POOL, p->id);
@@ -461,5 +463,6 @@ void context_clear(context *c)
 		}
 	}
 	each_object(POOL, abandon_pool, c);
+	pthread_cond_broadcast(&emu.changed);
 	pool_trim(d->default_pool, 0);
 }
