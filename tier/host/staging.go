@@ -3,9 +3,9 @@ package host
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -18,13 +18,12 @@ type Staging struct {
 	buf   *tier.Buffer
 	chunk int64
 	count int
-	done  chan struct{} // closed by Close
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		free   [][]byte
-		waits  []chan []byte  // each of room for one; none while there is something free
-		lent   map[*byte]bool // by first byte; false: here
+		waits  waitline.Queue[struct{}, []byte] // empty while there is something free
+		lent   map[*byte]bool                   // by first byte; false: here
 		out    int
 		closed bool
 	}
@@ -40,7 +39,7 @@ func NewStaging(buf *tier.Buffer, chunk int64) *Staging {
 	if chunk <= 0 || chunk%tier.Page != 0 {
 		panic(fmt.Sprintf("host: staging chunks of %d bytes: want a multiple of %d", chunk, tier.Page))
 	}
-	s := &Staging{buf: buf, chunk: chunk, done: make(chan struct{})}
+	s := &Staging{buf: buf, chunk: chunk}
 	s.mu.lent = make(map[*byte]bool)
 	if buf != nil { // a buffer of 0 bytes is nil
 		for _, e := range buf.Memory().(tier.HostMemory).Extents() {
@@ -67,22 +66,11 @@ func (s *Staging) Borrow(ctx context.Context) ([]byte, error) {
 	if s.count == 0 {
 		return nil, &tier.NoSpaceError{Space: s.space(), Requested: s.chunk, Available: s.buf.Size(), Hint: "a larger staging buffer"}
 	}
-	c, wait, err := s.take(true)
-	if wait == nil {
+	c, turn, err := s.take(true)
+	if turn == nil {
 		return c, err
 	}
-	select {
-	case c := <-wait:
-		return c, nil
-	case <-s.done:
-		err = tier.ErrClosed
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
-	if !s.giveUp(wait) {
-		s.Return(<-wait) // it was given one at the same moment
-	}
-	return nil, err
+	return s.mu.waits.Wait(ctx, &s.mu, turn, nil)
 }
 
 // TryBorrow lends a chunk if one is here now, under the same terms.
@@ -91,8 +79,8 @@ func (s *Staging) TryBorrow() ([]byte, bool) {
 	return c, c != nil && err == nil
 }
 
-// take lends a chunk, or, if none is here and wait is set, returns where one will come.
-func (s *Staging) take(wait bool) (c []byte, waits chan []byte, err error) {
+// take lends a chunk, or, if none is here and wait is set, joins the queue.
+func (s *Staging) take(wait bool) (c []byte, turn *waitline.Turn[struct{}, []byte], err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
@@ -106,22 +94,9 @@ func (s *Staging) take(wait bool) (c []byte, waits chan []byte, err error) {
 		return c, nil, nil
 	}
 	if wait {
-		waits = make(chan []byte, 1)
-		s.mu.waits = append(s.mu.waits, waits)
+		turn = s.mu.waits.Join(struct{}{})
 	}
-	return nil, waits, nil
-}
-
-// giveUp ends a wait; false if a chunk was sent already.
-func (s *Staging) giveUp(wait chan []byte) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at := slices.Index(s.mu.waits, wait)
-	if at < 0 {
-		return false
-	}
-	s.mu.waits = slices.Delete(s.mu.waits, at, at+1)
-	return true
+	return nil, turn, nil
 }
 
 func (s *Staging) space() tier.ID {
@@ -148,9 +123,8 @@ func (s *Staging) takeBack(c []byte) (last bool) {
 		panic("host: a chunk was returned that is not borrowed")
 	}
 	c = c[:s.chunk:s.chunk]
-	if len(s.mu.waits) > 0 && !s.mu.closed {
-		s.mu.waits[0] <- c // never blocks
-		s.mu.waits = slices.Delete(s.mu.waits, 0, 1)
+	if s.mu.waits.Len() > 0 { // not after Close
+		s.mu.waits.HandOver(c, nil)
 		return false
 	}
 	s.mu.lent[&c[0]] = false
@@ -169,9 +143,11 @@ func (s *Staging) Close() error {
 		return tier.ErrClosed
 	}
 	s.mu.closed = true
+	for s.mu.waits.Len() > 0 {
+		s.mu.waits.HandOver(nil, tier.ErrClosed)
+	}
 	out := s.mu.out
 	s.mu.Unlock()
-	close(s.done)
 	if out > 0 {
 		return fmt.Errorf("host: staging closed while %d of %d chunks are borrowed", out, s.count)
 	}
