@@ -1,6 +1,7 @@
 package testseed
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"maps"
@@ -127,6 +128,27 @@ func TestShare(t *testing.T) {
 		}
 		if !maps.Equal(seen, want) {
 			t.Errorf("short=%s: the shares are %v", short, seen)
+		}
+	}
+}
+
+// Bytes depend on the seed alone, and no place has the same ones with two seeds.
+func TestFill(t *testing.T) {
+	all := make([][]byte, 20)
+	for seed := range all {
+		again := make([]byte, 200_000)
+		all[seed] = make([]byte, len(again))
+		Fill(all[seed], uint64(seed))
+		Fill(again, uint64(seed))
+		if !bytes.Equal(all[seed], again) {
+			t.Errorf("seed %d gives other bytes the second time", seed)
+		}
+		for _, other := range all[:seed] {
+			for at := 0; at < len(again); at += 1000 {
+				if bytes.Equal(all[seed][at:at+16], other[at:at+16]) {
+					t.Fatalf("two seeds give the same bytes at %d", at)
+				}
+			}
 		}
 	}
 }

@@ -2,9 +2,7 @@ package disk_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -13,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -159,11 +158,9 @@ func free(v *disk.Volume, es ...*disk.Extents) {
 
 // random returns n bytes that start at a page and repeat nothing.
 func random(n int64, seed uint64) []byte {
-	b := aligned(n + 8)
-	var key [32]byte
-	binary.LittleEndian.PutUint64(key[:], seed)
-	rand.NewChaCha8(key).Read(b) // much faster than words one by one with the race detector
-	return b[:n:n]
+	b := aligned(n)
+	testseed.Fill(b, seed)
+	return b
 }
 
 func write(t testing.TB, e *disk.Extents, p []byte, off int64) {

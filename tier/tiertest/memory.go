@@ -3,11 +3,10 @@ package tiertest
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
-	"math/rand/v2"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -158,10 +157,8 @@ func onDevice(d tier.Device, f func(s tier.Stream) error) error {
 
 // pattern returns size random bytes, which are others for each seed.
 func pattern(size int64, seed uint64) []byte {
-	var key [32]byte
-	binary.LittleEndian.PutUint64(key[:], seed)
 	b := make([]byte, size)
-	rand.NewChaCha8(key).Read(b)
+	testseed.Fill(b, seed)
 	return b
 }
 
