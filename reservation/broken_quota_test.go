@@ -16,10 +16,14 @@ var errLedger = errors.New("the ledger cannot be read")
 type brokenQuota struct {
 	room   int64
 	broken bool
+	panics bool
 	told   func()
 }
 
 func (q *brokenQuota) Charge(n int64) error {
+	if q.panics {
+		panic(errLedger)
+	}
 	if q.broken {
 		return errLedger
 	}
@@ -98,5 +102,32 @@ func TestBrokenQuotaEndsWaits(t *testing.T) {
 		release(t, all)
 		first.failed(t, errLedger)
 		second.failed(t, errLedger)
+	})
+}
+
+// A charge that panics passes nobody by: afterwards as many may pass as if there had been none.
+func TestPanickingQuotaKeepsNoPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, q := brokenSpace(t)
+		held := mustTry(t, m, onGPU0, 50)
+		large := startReserve(t.Context(), m, onGPU0, 60)
+		large.waiting(t)
+		q.panics = true
+		for range 2 * reservation.DefaultBypass {
+			func() {
+				defer func() {
+					if p := recover(); p != errLedger {
+						t.Errorf("the panic is %v", p)
+					}
+				}()
+				m.TryReserve(onGPU0, 10)
+			}()
+		}
+		q.panics = false
+		if n := passes(t, m, 100); n != reservation.DefaultBypass {
+			t.Errorf("%d passed by; want %d", n, reservation.DefaultBypass)
+		}
+		release(t, held)
+		release(t, large.served(t))
 	})
 }

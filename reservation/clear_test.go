@@ -110,3 +110,22 @@ func TestClear(t *testing.T) {
 	}
 	release(t, b, r)
 }
+
+// TestStopClearing: nothing is moved for a reservation that has stopped clearing. The one that comes after it has room
+// cleared again.
+func TestStopClearing(t *testing.T) {
+	c := newClearer(t, 1)
+	r := mustTry(t, c.Manager, onGPU0, 100)
+	r.StopClearing()
+	if _, err := r.Alloc(100); !errors.Is(err, tier.ErrNoSpace) || c.calls != 0 {
+		t.Errorf("cleared %d times: %v", c.calls, err)
+	}
+	release(t, r)
+	r.StopClearing()
+	r = mustTry(t, c.Manager, onGPU0, 100)
+	b, err := r.Alloc(100)
+	if err != nil || c.calls != 1 {
+		t.Errorf("afterwards cleared %d times: %v", c.calls, err)
+	}
+	release(t, b, r)
+}

@@ -94,10 +94,13 @@ func (l *line) throughDoor(need int64, charge func() bool) bool {
 		if !l.waits.Pass(door) {
 			continue
 		}
-		ok := charge()
-		if !ok {
-			l.unpass(door)
-		}
+		ok := false
+		defer func() {
+			if !ok { // or a pool or a quota panicked
+				l.unpass(door)
+			}
+		}()
+		ok = charge()
 		return ok
 	}
 }

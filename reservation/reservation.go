@@ -233,7 +233,7 @@ func (r Reservation) StopClearing() {
 	r.rec.mu.Lock()
 	defer r.rec.mu.Unlock()
 	if !r.rec.goneLocked(r.gen) {
-		r.rec.mu.options.policy.asIs = true
+		r.rec.mu.optioned, r.rec.mu.options.policy.asIs = true, true
 	}
 }
 

@@ -268,27 +268,31 @@ func (m *Manager) serveLine(l *line) {
 		if s == nil {
 			return
 		}
-		if !m.serveOne(s) {
-			l.unpass(door)
-		}
+		m.serveOne(s, door)
 	}
 }
 
-// serveOne charges s's space for it and says whether it was served. Otherwise
-// somebody who did not wait was faster, or s's wait has ended just now: also by an
+// serveOne charges s's space for it, which has a pass of door's, and gives that back if it cannot
+// be served: somebody who did not wait was faster, or s's wait has ended just now, also by an
 // error of the space's quota, which it is better told of than kept waiting for.
-func (m *Manager) serveOne(s *slot) bool {
+func (m *Manager) serveOne(s *slot, door waitline.Door) {
 	w, l := s.w, s.line
+	served := false
+	defer func() {
+		if !served { // or a quota panicked
+			l.unpass(door)
+		}
+	}()
 	n, ok, err := l.fill(s.need, w.least, w.most)
 	if err != nil {
 		m.withdraw(w, err)
 	}
 	if !ok {
-		return false
+		return
 	}
 	var done over
 	m.mu.Lock()
-	served := !w.over.Load()
+	served = !w.over.Load()
 	if served {
 		w.from, w.charged = l, n
 		m.leaveLocked(w, &done)
@@ -296,11 +300,10 @@ func (m *Manager) serveOne(s *slot) bool {
 	m.mu.Unlock()
 	if !served {
 		l.space.Unreserve(n)
-		return false
+		return
 	}
 	done.wake()
 	m.serve() // leaves a note: w has left its other lines
-	return true
 }
 
 // refreshLocked rebuilds l's queue if the space's limit has changed: those who
