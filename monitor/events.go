@@ -84,7 +84,7 @@ type Events struct {
 	MoveBegun func(Move)
 	MoveEnded func(m Move, took time.Duration, err error)
 	Pressure  func(Pressure)
-	Stuck     func(Stuck) // once, until the space has got what it needs or moves again
+	Stuck     func(Stuck) // once, until the space has got what it needs or moves again; and once when Resting has risen from 0
 	Refused   func(Refused)
 	Unmovable func(Unmovable) // once for each batch and form
 	Lost      func(Lost)      // once for each space

@@ -377,11 +377,15 @@ func TestStuckIsToldOnce(t *testing.T) {
 		if i < 0 || w.stuck[i].Resting != 0 || strings.Contains(log.String(), "need=8192") {
 			t.Errorf("stuck: %+v\n%s", w.stuck, log)
 		}
-		stop()
-		<-out
 		for _, c := range cancel {
 			c()
 		}
+		settle(time.Minute)
+		if n := strings.Count(log.String(), "need=8192"); n != 1 {
+			t.Errorf("%d warnings when nobody waits for them any more:\n%s", n, log)
+		}
+		stop()
+		<-out
 		release()
 		w.end(all...)
 	})

@@ -31,6 +31,7 @@ type space struct {
 	fullSince  time.Time // since when it is full and nothing has changed; zero if it is not
 	stuckSince time.Time
 	stuckFor   string // the reason that was reported; "" if none was
+	stuckIdle  bool   // and with it batches that could have been moved
 }
 
 // below appends the spaces in slower tiers: next tier first, within a tier the
@@ -196,25 +197,28 @@ func (m *Monitor) tellPressure(i int, above bool) {
 }
 
 // reportStuck says once that a space is stuck, when it has been so for a
-// period: what lasts less is only two steps that followed each other closely.
+// period: what lasts less is only two steps that followed each other closely. It says so again if
+// work in progress was to free room then, and what is at rest now is nobody's.
 func (m *Monitor) reportStuck(now time.Time, state State, stuck []Want) {
 	for i, s := range m.spaces {
 		at := slices.IndexFunc(stuck, func(w Want) bool { return w.Space == i })
 		if at < 0 {
-			s.stuckSince, s.stuckFor = time.Time{}, ""
+			s.stuckSince, s.stuckFor, s.stuckIdle = time.Time{}, "", false
 			continue
 		}
 		w := stuck[at]
 		if s.stuckSince.IsZero() {
 			s.stuckSince = now
 		}
-		if s.stuckFor == w.Reason || s.stuckFor == ReasonDemand || now.Sub(s.stuckSince) < m.cfg.Period {
+		resting := m.index.summary(i).idle
+		told := (s.stuckFor == w.Reason || s.stuckFor == ReasonDemand) && (s.stuckIdle || resting == 0)
+		if told || now.Sub(s.stuckSince) < m.cfg.Period {
 			continue
 		}
-		s.stuckFor = w.Reason
+		s.stuckFor, s.stuckIdle = w.Reason, resting > 0
 		sp := &state.Spaces[i]
 		ev := Stuck{
-			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(), Resting: m.index.summary(i).idle,
+			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(), Resting: resting,
 		}
 		for _, d := range m.again {
 			if d.Space == sp.ID {
