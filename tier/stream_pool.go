@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/waitline"
 )
@@ -37,9 +38,9 @@ func NewStreamPool(dev Device, size int) (*StreamPool, error) {
 	p := &StreamPool{dev: dev}
 	p.mu.lent = make(map[Stream]struct{}, size)
 	for range size {
-		s, err := dev.NewStream()
+		s, err := p.newStream()
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("tier: opening a stream: %w", err), p.Close())
+			return nil, errors.Join(err, p.Close())
 		}
 		p.mu.idle = append(p.mu.idle, s)
 		p.mu.open++
@@ -110,7 +111,7 @@ func (p *StreamPool) take(grow bool) (Stream, *waitline.Turn[struct{}, Stream], 
 // placeLocked. If that cannot be done and there is no other, those who wait are
 // told: nothing would come.
 func (p *StreamPool) openStream(placeLocked func(Stream)) error {
-	s, err := p.dev.NewStream()
+	s, err := p.newStream()
 	p.mu.Lock()
 	if err == nil && !p.mu.closed {
 		placeLocked(s)
@@ -122,12 +123,21 @@ func (p *StreamPool) openStream(placeLocked func(Stream)) error {
 		p.mu.Unlock()
 		return errors.Join(ErrClosed, s.Close())
 	}
-	err = fmt.Errorf("tier: opening a stream: %w", err)
 	if p.mu.open == 0 {
 		p.refuseLocked(err)
 	}
 	p.mu.Unlock()
 	return err
+}
+
+func (p *StreamPool) newStream() (s Stream, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("tier: opening a stream: %w", err)
+		}
+	}()
+	defer guard.Error(&err, "the device's NewStream")
+	return p.dev.NewStream()
 }
 
 // refuseLocked ends all waits with an error.

@@ -200,3 +200,21 @@ func TestStreamPoolKeepsThoseWhoMayBeServed(t *testing.T) {
 		ok(t, d.Close())
 	})
 }
+
+// A device that panics has opened no stream: who borrows is told, and the next one gets one.
+func TestStreamPoolOfADeviceThatPanics(t *testing.T) {
+	o := &opener{Device: openDevice(t, sim.Config{Memory: 1 << 20}), failed: func() {}}
+	p := newStreamPool(t, o, 1)
+	p.Return(borrow(t, p)) // it has failed, and nobody waits for another
+	o.before = func() error { panic(errFault) }
+	for range 3 {
+		if _, err := p.Borrow(t.Context()); !errors.Is(err, errFault) {
+			t.Errorf("borrowing: %v", err)
+		}
+	}
+	o.before = nil
+	p.Return(borrow(t, p))
+	if n := p.Size(); n != 1 {
+		t.Errorf("the pool has %d streams", n)
+	}
+}
