@@ -41,12 +41,15 @@ func readOnly(t testing.TB, name string) string {
 	} else if err != nil {
 		t.Fatal(err)
 	}
+	whole := false
 	defer func() {
-		if t.Failed() {
-			_ = os.RemoveAll(dir) // it is not whole
+		if !whole {
+			_ = os.RemoveAll(dir)
 		}
 	}()
-	return unpackTo(t, name, dir)
+	unpackTo(t, name, dir)
+	whole = true
+	return dir
 }
 
 var unpacked struct {

@@ -10,12 +10,13 @@
 // marked go:uintptrescapes does that for conversions in its argument list.
 package dynlib
 
-import "bytes"
-
-// Text returns the text before the first zero byte, looking at no byte behind it.
+// Text returns the text before the first zero byte, looking at no byte behind it: what b is
+// made of may not all be there. So it goes byte by byte; bytes.IndexByte reads many at once.
 func Text(b []byte) string {
-	if i := bytes.IndexByte(b, 0); i >= 0 {
-		b = b[:i]
+	for i := range b {
+		if b[i] == 0 {
+			return string(b[:i])
+		}
 	}
 	return string(b)
 }

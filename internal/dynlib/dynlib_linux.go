@@ -2,7 +2,11 @@
 
 package dynlib
 
-import "github.com/ebitengine/purego"
+import (
+	"runtime"
+
+	"github.com/ebitengine/purego"
+)
 
 // Library is a library that is open.
 type Library struct{ handle uintptr }
@@ -11,6 +15,8 @@ type Library struct{ handle uintptr }
 // needs. Its symbols are no other library's to find. purego does that without cgo; other
 // packages that could have been used need a C compiler for each target.
 func Open(path string) (Library, error) {
+	runtime.LockOSThread() // the linker keeps for each thread what went wrong
+	defer runtime.UnlockOSThread()
 	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	return Library{h}, err
 }

@@ -58,10 +58,3 @@ func (g *Gate) Wait() {
 	g.mu.Unlock()
 	<-empty
 }
-
-// Close shuts the gate and waits. It returns whether it was the first to shut it.
-func (g *Gate) Close() bool {
-	first := g.Shut()
-	g.Wait()
-	return first
-}

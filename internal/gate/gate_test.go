@@ -24,12 +24,12 @@ func TestGate(t *testing.T) {
 		}
 		closed := make(chan bool)
 		for range 2 {
-			go func() { closed <- g.Close() }()
+			go func() { closed <- shut(&g) }()
 		}
 		synctest.Wait()
 		select {
 		case <-closed:
-			t.Error("Close does not wait for who is inside")
+			t.Error("Wait does not wait for who is inside")
 		default:
 		}
 		g.Leave()
@@ -44,9 +44,16 @@ func TestGate(t *testing.T) {
 	})
 }
 
+// shut closes the gate as its users do.
+func shut(g *Gate) (first bool) {
+	first = g.Shut()
+	g.Wait()
+	return first
+}
+
 func TestGateNobodyEntered(t *testing.T) {
 	var g Gate
-	if !g.Close() {
+	if !shut(&g) {
 		t.Error("the first Close is not the first")
 	}
 }
@@ -71,7 +78,7 @@ func TestGateUnderRaces(t *testing.T) {
 			wg.Go(func() {
 				for range 20 {
 					if i%4 == 3 {
-						if g.Close() {
+						if shut(&g) {
 							firsts.Add(1)
 						}
 						if n := inside.Load(); n != 0 {

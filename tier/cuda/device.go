@@ -209,9 +209,10 @@ func (d *Device) streams(f func(*stream) bool) (found []*stream) {
 // Close implements tier.Device. It waits for the work on all streams, and with them for the events that they
 // wait for.
 func (d *Device) Close() error {
-	if !d.gate.Close() {
+	if !d.gate.Shut() {
 		return tier.ErrClosed
 	}
+	d.gate.Wait()
 	var errs []error
 	for _, s := range d.streams(func(*stream) bool { return true }) {
 		s.shut()

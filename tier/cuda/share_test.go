@@ -3,6 +3,7 @@ package cuda_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 
 	driver "github.com/spillway-db/spillway/internal/cuda"
@@ -64,6 +65,38 @@ func TestSharedEvent(t *testing.T) {
 	}
 	if err := b.AwaitShared(t.Context(), event); !errors.Is(err, driver.ErrInvalidHandle) {
 		t.Errorf("waiting for an event that is gone: %v", err)
+	}
+}
+
+// Closing a device waits for those that work with it. Closing it once more does not.
+func TestSecondCloseDoesNotWait(t *testing.T) {
+	r := load(t, cudatest.Config{Devices: 2})
+	a, b := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, Ordinal: 1})
+	s, err := a.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pull := plug(t, a, s)
+	event, end, err := a.ShareEvent(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited, closed := make(chan error, 1), make(chan error, 1)
+	go func() { waited <- b.AwaitShared(t.Context(), event) }()
+	for r.Calls("cuStreamWaitEvent") == 0 && len(waited) == 0 {
+		runtime.Gosched()
+	}
+	go func() { closed <- b.Close() }()
+	for err := error(nil); !errors.Is(err, tier.ErrClosed); {
+		runtime.Gosched()
+		_, err = b.NewStream()
+	}
+	if err := b.Close(); !errors.Is(err, tier.ErrClosed) || len(closed) > 0 {
+		t.Errorf("the second Close: %v; the first one has ended: %v", err, len(closed) > 0)
+	}
+	pull()
+	if err := errors.Join(<-waited, <-closed, end(), s.Close()); err != nil {
+		t.Error(err)
 	}
 }
 
