@@ -19,7 +19,7 @@ func small() *Source {
 	}}
 }
 
-// Libraries are compiled once, have what was not hidden, and leave no files.
+// Libraries have what was not hidden, and leave no files.
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)

@@ -424,7 +424,7 @@ func trim(ctx context.Context, v *disk.Volume) error {
 func (b *bench) take(ctx context.Context, s *tier.Space) (buf *tier.Buffer, at int64, err error) {
 	buf, err = b.beside(ctx, s, s.Charge(b.load.bytes)*int64(b.load.threads))
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, errors.Join(err, buf.Release())
 	}
 	f, _ := buf.Memory().(tier.FileMemory)
 	if at, whole := whereIs(f); whole {

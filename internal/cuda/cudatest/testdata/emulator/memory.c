@@ -291,7 +291,7 @@ EXPORT int cuMemPoolCreate(handle *out, const struct pool_props *props)
 	REQUIRE(emu.initialized && props->location_id >= 0 && props->location_id < emu.devices, INVALID_DEVICE);
 	pool *p = calloc(1, sizeof *p);
 	p->device = props->location_id;
-	p->ctx = depth && stack[depth - 1]->device == p->device ? stack[depth - 1] : emu.dev[p->device].primary;
+	p->ctx = depth && stack[depth - 1]->id && stack[depth - 1]->device == p->device ? stack[depth - 1] : emu.dev[p->device].primary;
 	p->max_size = props->max_size;
 	for (int a = 1; a <= REUSE_ALLOW_INTERNAL_DEPENDENCIES; a++)
 		p->reuse[a] = 1;
