@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"math"
 	"math/bits"
+
+	"github.com/spillway-db/spillway/internal/racemark"
 )
 
 // The multipliers are the odd 64-bit constants of the golden ratio and of
@@ -22,7 +24,7 @@ const (
 //
 //go:norace
 func DigestBytes(b []byte, first int64) Digest {
-	read(b)
+	racemark.Read(b)
 	var d Digest
 	salt := uint64(first) * digestStep
 	for len(b) >= 32 { // four at a time: 1.6 times as fast

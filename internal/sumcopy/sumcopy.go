@@ -11,8 +11,7 @@
 // cannot do it: below 1 MiB memmove stores through the cache, which alone is
 // 0.80.
 //
-// On amd64 with AVX2 the loop is assembly; elsewhere, and in race builds, where
-// the detector must see the accesses, Sum copies and then hashes.
+// On amd64 with AVX2 the loop is assembly; elsewhere Sum copies and then hashes.
 package sumcopy
 
 import (
@@ -23,6 +22,8 @@ import (
 	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/spillway-db/spillway/internal/racemark"
 )
 
 // Block is the granule of Copy, in bytes: XXH3 mixes its state once a block.
@@ -43,8 +44,13 @@ type Sum struct {
 func Fused() bool { return fused }
 
 // bytesLeast is from where on Bytes takes the loop: below it memmove writes through
-// the cache, which is what short copies want.
-const bytesLeast = 1 << 20
+// the cache, which is what short copies want. The race detector looks at each byte of memmove's.
+var bytesLeast = func() int {
+	if racemark.Enabled {
+		return 16 << 10
+	}
+	return 1 << 20
+}()
 
 // Bytes copies src to dst, which must not overlap, and returns how many bytes, as
 // the built-in copy does. Much memory goes through the loop of Sum, without a use for
@@ -181,6 +187,8 @@ func (s *Sum) Copy(dst, src []byte) {
 		return
 	}
 	if len(src) > 0 {
+		racemark.Read(src)
+		racemark.Write(dst)
 		copyBlocks(&s.acc, &dst[0], &src[0], blocks, last)
 	}
 }
@@ -195,6 +203,8 @@ func (s *Sum) CopySub32(dst, src []byte, base uint32) {
 		return
 	}
 	if len(src) > 0 {
+		racemark.Read(src)
+		racemark.Write(dst)
 		copyBlocksSub32(&s.acc, &dst[0], &src[0], blocks, last, base)
 	}
 }
@@ -209,6 +219,8 @@ func (s *Sum) CopySub64(dst, src []byte, base uint64) {
 		return
 	}
 	if len(src) > 0 {
+		racemark.Read(src)
+		racemark.Write(dst)
 		copyBlocksSub64(&s.acc, &dst[0], &src[0], blocks, last, base)
 	}
 }

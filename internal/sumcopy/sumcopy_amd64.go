@@ -1,5 +1,3 @@
-//go:build amd64 && !race
-
 package sumcopy
 
 import "golang.org/x/sys/cpu"

@@ -1,5 +1,3 @@
-//go:build !race
-
 #include "textflag.h"
 
 // The first 192 bytes of XXH3's default secret.

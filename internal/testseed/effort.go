@@ -4,7 +4,12 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/racemark"
 )
+
+// Raced says that the race detector is on, under which all takes ten times as long, and
+// memory is Go's.
+const Raced = racemark.Enabled
 
 // Hurried says that tests are to try less: they run in short mode, or in a build in which
 // each try takes long.

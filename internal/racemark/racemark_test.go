@@ -1,0 +1,39 @@
+package racemark
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// child names the variable that makes this test do what its parent wants to see found.
+const child = "SPILLWAY_RACEMARK_CHILD"
+
+// Who writes to memory that somebody else reads is found if they have a page in common, and only then.
+func TestRacesAreFound(t *testing.T) {
+	if !Enabled {
+		t.Skip("needs a build for the race detector")
+	}
+	if which := os.Getenv(child); which != "" {
+		b := make([]byte, 10*page)
+		written := b[:5*page]
+		if which == "apart" {
+			written = b[5*page:]
+		}
+		var both sync.WaitGroup
+		both.Go(func() { Read(b[:5*page]) })
+		both.Go(func() { Write(written) })
+		both.Wait()
+		return
+	}
+	for which, found := range map[string]bool{"same": true, "apart": false} {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestRacesAreFound$")
+		cmd.Env = append(os.Environ(), child+"="+which)
+		out, err := cmd.CombinedOutput()
+		if got := strings.Contains(string(out), "DATA RACE"); got != found || (err != nil) != found {
+			t.Errorf("%s: found: %v (%v), want %v\n%s", which, got, err, found, out)
+		}
+	}
+}

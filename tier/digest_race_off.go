@@ -1,5 +1,0 @@
-//go:build !race
-
-package tier
-
-func read([]byte) {}
