@@ -91,18 +91,20 @@ func (l *line) throughDoor(need int64, charge func() bool) bool {
 		if door.Shut() || l.space.Available() < max(1, need) {
 			return false
 		}
-		if !l.waits.Pass(door) {
-			continue
+		if l.waits.Pass(door) {
+			return l.passing(door, charge)
 		}
-		ok := false
-		defer func() {
-			if !ok { // or a pool or a quota panicked
-				l.unpass(door)
-			}
-		}()
-		ok = charge()
-		return ok
 	}
+}
+
+// passing calls charge with a pass of door's, which it gives back unless that has room.
+func (l *line) passing(door waitline.Door, charge func() bool) (ok bool) {
+	defer func() {
+		if !ok { // or a pool or a quota panicked
+			l.unpass(door)
+		}
+	}()
+	return charge()
 }
 
 // unpass gives back a pass that was taken from door. While it was out, the door
