@@ -111,8 +111,8 @@ func TestClear(t *testing.T) {
 	release(t, b, r)
 }
 
-// TestStopClearing: nothing is moved for a reservation that has stopped clearing. The one that comes after it has room
-// cleared again.
+// TestStopClearing: nothing is moved for a reservation that has stopped clearing. The one that
+// comes after it has room cleared again.
 func TestStopClearing(t *testing.T) {
 	c := newClearer(t, 1)
 	r := mustTry(t, c.Manager, onGPU0, 100)

@@ -11,7 +11,7 @@ import (
 // child names the variable that makes this test do what its parent wants to see found.
 const child = "SPILLWAY_RACEMARK_CHILD"
 
-// Who writes to memory that somebody else reads is found if they have a page in common, and only then.
+// Who writes to memory that is read at the same time is found if both use a page, and only then.
 func TestRacesAreFound(t *testing.T) {
 	if !Enabled {
 		t.Skip("needs a build for the race detector")

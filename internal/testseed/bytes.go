@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// noise is what Fill copies from: making as many random bytes anew takes longer than what many tests do with them.
+// noise is what Fill copies from. To make as many random bytes anew takes longer than what many
+// tests do with them.
 var noise = sync.OnceValue(func() []byte {
 	b := make([]byte, 1<<20)
 	rand.NewChaCha8([32]byte{}).Read(b)

@@ -22,21 +22,34 @@ func plug(t *testing.T, d *cuda.Device, s tier.Stream) (pull func()) {
 	return func() { close(c) }
 }
 
+// shared is an event that one device shares with another, and that does not happen before it is pulled.
+type shared struct {
+	from, to *cuda.Device
+	stream   tier.Stream
+	event    uintptr
+	end      func() error
+	pull     func()
+}
+
+func share(t *testing.T, r *rig) (s shared) {
+	t.Helper()
+	s.from, s.to = r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, Ordinal: 1})
+	var err error
+	s.stream, err = s.from.NewStream()
+	must(t, err)
+	s.pull = plug(t, s.from, s.stream)
+	s.event, s.end, err = s.from.ShareEvent(s.stream)
+	must(t, err)
+	return s
+}
+
 // An event that one device shares is one that another of the same process waits for, until it has happened.
 func TestSharedEvent(t *testing.T) {
 	r := load(t, cudatest.Config{Devices: 2})
-	a, b := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, Ordinal: 1})
-	if a.Ordinal() != 0 || b.Ordinal() != 1 {
-		t.Errorf("the devices are numbers %d and %d", a.Ordinal(), b.Ordinal())
-	}
-	s, err := a.NewStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	pull := plug(t, a, s)
-	event, end, err := a.ShareEvent(s)
-	if err != nil {
-		t.Fatal(err)
+	sh := share(t, r)
+	s, event, end, pull, b := sh.stream, sh.event, sh.end, sh.pull, sh.to
+	if n, m := sh.from.Ordinal(), b.Ordinal(); n != 0 || m != 1 {
+		t.Errorf("the devices are numbers %d and %d", n, m)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("why")
@@ -71,16 +84,8 @@ func TestSharedEvent(t *testing.T) {
 // Closing a device waits for those that work with it. Closing it once more does not.
 func TestSecondCloseDoesNotWait(t *testing.T) {
 	r := load(t, cudatest.Config{Devices: 2})
-	a, b := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, Ordinal: 1})
-	s, err := a.NewStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	pull := plug(t, a, s)
-	event, end, err := a.ShareEvent(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sh := share(t, r)
+	s, event, end, pull, b := sh.stream, sh.event, sh.end, sh.pull, sh.to
 	waited, closed := make(chan error, 1), make(chan error, 1)
 	go func() { waited <- b.AwaitShared(t.Context(), event) }()
 	for r.Calls("cuStreamWaitEvent") == 0 && len(waited) == 0 {

@@ -3,9 +3,11 @@
 package cudatest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -84,56 +86,61 @@ func TestStateOfItsOwn(t *testing.T) {
 	}
 }
 
-// A context that ends takes its own pools with it, and not those of the context that has followed on it.
+// A context that ends takes its own pools with it, and not those of the one that has followed on it.
 func TestContextEndsWithItsPools(t *testing.T) {
-	e := New(t, Config{Delay: 50 * time.Millisecond})
+	e := New(t, Config{Devices: 2})
 	lib, err := cuda.Load(e.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	open := func() (*cuda.Device, cuda.Pool) {
+	ok := func(err error) {
 		t.Helper()
-		d, err := lib.Open(0)
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+	ok(err)
+	open := func(ordinal int) (*cuda.Device, cuda.Pool) {
+		t.Helper()
+		d, err := lib.Open(ordinal)
+		ok(err)
 		var p cuda.Pool
-		if err := d.Do(func(c *cuda.Calls) (err error) { p, err = c.NewPool(0); return err }); err != nil {
-			t.Fatal(err)
-		}
+		ok(d.Do(func(c *cuda.Calls) (err error) { p, err = c.NewPool(0); return err }))
 		return d, p
 	}
-	first, _ := open()
-	err = first.Do(func(c *cuda.Calls) error {
+	// A stream of another device's waits for a word, and one of the first context for that stream: so the
+	// context does not end before the word is written.
+	other, _ := open(1)
+	var word uintptr
+	var event cuda.Event
+	ok(other.Do(func(c *cuda.Calls) error {
 		s, err := c.NewStream()
-		if err != nil {
-			return err
-		}
-		at, err := c.Alloc(1)
-		if err != nil {
-			return err
-		}
-		return c.Fill(s, at, 1, 1) // the context does not end before
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+		ok(err)
+		word, err = c.AllocHost(4)
+		ok(err)
+		at, err := c.HostDevicePtr(word)
+		ok(err)
+		event, err = c.NewEvent()
+		ok(err)
+		return errors.Join(c.WaitValue(s, at, 1), c.Record(event, s))
+	}))
+	first, _ := open(0)
+	ok(first.Do(func(c *cuda.Calls) error {
+		s, err := c.NewStream()
+		ok(err)
+		return c.WaitEvent(s, event)
+	}))
 	closed := make(chan error, 1)
 	go func() { closed <- first.Close() }()
 	for e.Calls("cuDevicePrimaryCtxRelease_v2") == 0 {
-		time.Sleep(time.Millisecond)
+		runtime.Gosched()
 	}
-	second, p := open()
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	second, p := open(0)
+	cuda.StoreWord(word, 1)
+	ok(<-closed)
 	if err := second.Do(func(c *cuda.Calls) error { return c.DestroyPool(p) }); err != nil {
 		t.Errorf("the pool of the second context: %v", err)
 	}
-	if err := second.Close(); err != nil {
-		t.Error(err)
-	}
-	if want := "1 pools given up with their context"; !slices.Contains(e.Leaks(), want) {
+	ok(other.Do(func(c *cuda.Calls) error { return c.FreeHost(word) }))
+	ok(errors.Join(second.Close(), other.Close()))
+	if want := "2 pools given up with their context"; !slices.Contains(e.Leaks(), want) {
 		t.Errorf("not among %q: %s", e.Leaks(), want)
 	}
 }
