@@ -40,12 +40,28 @@ type staging struct {
 type block struct {
 	mem  []byte
 	k    int // the logarithm of that
+	cut  int // how much of mem was made into chunks so far
 	idle [][]byte
 	out  int
 	gone bool // to be given back
 }
 
 func (b *block) addr() uintptr { return cuda.AddressOf(b.mem) }
+
+// full says that somebody has each of the block's chunks.
+func (b *block) full() bool { return len(b.idle) == 0 && b.cut == len(b.mem) }
+
+// take returns a chunk of a block that is not full.
+func (b *block) take() []byte {
+	if n := len(b.idle); n > 0 {
+		chunk := b.idle[n-1]
+		b.idle = b.idle[:n-1]
+		return chunk
+	}
+	begin := b.cut
+	b.cut += 1 << b.k
+	return b.mem[begin:b.cut:b.cut]
+}
 
 // class returns the logarithm of the length of chunks for n bytes.
 func class(n int64) int { return bits.Len64(uint64(max(n, smallestChunk) - 1)) }
@@ -63,9 +79,6 @@ func (g *staging) get(n int64) ([]byte, error) {
 		return nil, fmt.Errorf("cuda: pinning %d bytes for copies of memory that is not pinned: %w: %w", size, tier.ErrNoSpace, err)
 	}
 	b := &block{mem: cuda.HostBytes(at, size), k: k}
-	for off := int64(0); off < size; off += 1 << k {
-		b.idle = append(b.idle, b.mem[off:off+1<<k:off+1<<k])
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	i, _ := g.placeLocked(at)
@@ -93,8 +106,8 @@ func (g *staging) takeLocked(k int) []byte {
 		return nil
 	}
 	b := room[len(room)-1]
-	chunk := b.idle[len(b.idle)-1]
-	if b.idle = b.idle[:len(b.idle)-1]; len(b.idle) == 0 {
+	chunk := b.take()
+	if b.full() {
 		g.mu.rooms[k] = room[:len(room)-1]
 	}
 	b.out++
@@ -129,7 +142,7 @@ func (g *staging) put(chunk []byte) {
 		i--
 	}
 	b := g.mu.blocks[i]
-	if len(b.idle) == 0 {
+	if b.full() {
 		g.mu.rooms[b.k] = append(g.mu.rooms[b.k], b)
 	}
 	b.idle = append(b.idle, chunk[:cap(chunk)])
