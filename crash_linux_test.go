@@ -490,7 +490,7 @@ func TestEnginesInOneDirectory(t *testing.T) {
 	seed := testseed.One(t)
 	tiertest.NoLeaks(t)
 	top := discover(t)
-	lives, kills := testseed.Rounds(12, 3), testseed.Rounds(12, 4)
+	lives, kills := testseed.Rounds(12, 2), testseed.Rounds(12, 3)
 	for _, kinds := range [][2]bool{{true, true}, {false, true}} { // of files: named or not
 		t.Run(fmt.Sprintf("named=%v,%v", kinds[0], kinds[1]), func(t *testing.T) {
 			dir := t.TempDir()

@@ -161,7 +161,8 @@ func TestEveryCallOfTheDriverOfAnEngineFailsOnce(t *testing.T) {
 		e.Fail("", int64(n), codes[(uint64(n)+seed)%2], 1)
 		return func() int { return int(max(0, e.Calls("")-before-int64(n))) }
 	}, codes[0], codes[1], tier.ErrNotSupported, tier.ErrNoSpace)
-	if least := testseed.Rounds(60, 8); tried < least || told < tried/4 {
+	least := testseed.Rounds(60, 8)
+	if tried < least || !testseed.Hurried() && told < tried/4 { // a quarter of few is chance
 		t.Errorf("%d calls, of which %d were told of: want at least %d, and a quarter of them", tried, told, least)
 	}
 }

@@ -71,7 +71,7 @@ func TestKeepingOnEncryptedDisks(t *testing.T) {
 	}
 	sealKept = true
 	defer func() { sealKept = false }()
-	left := testseed.Rounds(len(keptSuite), 6) // in each run it may be others
+	left := testseed.Rounds(len(keptSuite), 4) // in each run it may be others
 	for name, test := range keptSuite {
 		if left--; left >= 0 {
 			t.Run(name, test)

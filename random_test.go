@@ -34,7 +34,7 @@ import (
 // budgets and cancellations, while the books are checked all the time. At the
 // end every batch that was put and not consumed must be there, with its bytes.
 func TestRandomOperations(t *testing.T) {
-	for seed := range testseed.Each(t, testseed.Rounds(6, 2)) {
+	for seed := range testseed.Each(t, testseed.Rounds(6, 1)) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			runRandomOperations(t, seed, spillway.Config{GPUs: []spillway.GPU{{Backend: spillway.Sim}}})
 		})
@@ -43,7 +43,6 @@ func TestRandomOperations(t *testing.T) {
 
 const (
 	randomWorkers    = 8
-	randomOperations = 150 // by each worker
 	randomPartitions = 3
 )
 
@@ -110,7 +109,7 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	for w := range randomWorkers {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(seed, uint64(w+1)))
-			for op := range randomOperations {
+			for op := range testseed.Rounds(150, 80) { // by each worker
 				if err := run.step(ctx, rng); err != nil {
 					t.Errorf("worker %d, operation %d: %v", w, op, err)
 					cancel()

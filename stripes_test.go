@@ -482,7 +482,7 @@ func TestStripedMonitorGoesPastAFailingVolume(t *testing.T) {
 // Random operations on volumes that fail now and then, of which one is small: what is read
 // is what was put, and in the end nothing is handed out or expected to be written.
 func TestStripedRandomOperationsUnderFaults(t *testing.T) {
-	for seed := range testseed.Each(t, 2) {
+	for seed := range testseed.Each(t, testseed.Rounds(2, 1)) {
 		fail := faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 4, Probability: 0.05, Effect: faultfs.Fail(syscall.EIO)}
 		full := faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Skip: 1, Probability: 0.5, Effect: faultfs.Fail(syscall.ENOSPC)}
 		s := openStriped(t, spillway.Config{HostMemory: 1 << 20, MonitorPeriod: time.Millisecond, Disks: []spillway.Disk{{Capacity: 2 << 20}}},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -76,7 +77,7 @@ func TestScratchIsInTheLedger(t *testing.T) {
 
 // Many transfers at once share the scratch that there is.
 func TestScratchIsBounded(t *testing.T) {
-	var recs [8]arrow.RecordBatch
+	recs := make([]arrow.RecordBatch, testseed.Rounds(8, 4))
 	for i := range recs {
 		recs[i] = arrowgen.Flights(uint64(i), 20_000)
 	}
@@ -273,7 +274,7 @@ func TestScratchAndChunksInOneOrder(t *testing.T) {
 	var wg sync.WaitGroup
 	for _, b := range moved {
 		wg.Go(func() {
-			for range 4 {
+			for range testseed.Rounds(4, 2) {
 				for _, k := range []tier.Kind{tier.Disk, tier.GPU} {
 					if err := m.mover.Move(ctx, b, reservation.AnyInTier(k), ReasonWork); err != nil {
 						t.Error(err)
@@ -286,7 +287,7 @@ func TestScratchAndChunksInOneOrder(t *testing.T) {
 	for _, c := range read {
 		for i := range 8 {
 			wg.Go(func() {
-				for n := range 6 {
+				for n := range testseed.Rounds(6, 3) {
 					from := int64(i*3000 + n*100)
 					if err := m.columnsOf(ctx, c, Selection{From: from, To: from + 20_000}); err != nil {
 						t.Error(err)

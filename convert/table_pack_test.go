@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -67,7 +68,7 @@ func largeTableIsPacked(t *testing.T, g gpus) {
 	for _, chunk := range []int64{16 << 10, 512 << 10} {
 		for _, auto := range []bool{false, true} {
 			m := newMachine(t, machineConfig{gpus: g, gpu: 24 << 20, host: 24 << 20, codec: CodecS2, chunk: chunk})
-			rec := arrowgen.Flights(1, 90_000)
+			rec := arrowgen.Flights(1, testseed.Rounds(90_000, 40_000))
 			b := m.put(t, rec, tier.GPU)
 			if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable, ReasonWork); err != nil {
 				t.Fatal(err)

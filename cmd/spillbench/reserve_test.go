@@ -17,10 +17,22 @@ import (
 // quickly is reserve in as little time as it lets itself be told.
 var quickly = []string{"reserve", "--duration=1ms", "--goroutines=4"}
 
-// TestReserve: every figure of the document is there, and a number above 0.
+// TestReserve: a table names the scenarios and both sides; every figure of the document in a file
+// beside it is there, and a number above 0.
 func TestReserve(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "r.json")
+	r := succeed(t, append(slices.Clone(quickly), "--json", path)...)
+	for _, want := range []string{"manager", "semaphore", "fits", "8-slots", "1-slot", fmt.Sprint(contend.LargestCrowd), "11 pairs of rounds of 1ms"} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s", want, r.stdout)
+		}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var doc report.Reserve
-	decode(t, succeed(t, append(slices.Clone(quickly), "--json=-")...).stdout, &doc)
+	decode(t, string(text), &doc)
 	if doc.Schema != report.Schema || doc.Command != "reserve" || doc.Env.Cores < 1 || doc.Config.Rounds != 11 || doc.Config.RoundSeconds != 0.001 {
 		t.Errorf("%+v", doc)
 	}
@@ -50,23 +62,6 @@ func TestReserve(t *testing.T) {
 	if doc.AllocsPerOp < 0 || doc.AllocsPerOp > 100 {
 		t.Errorf("%v allocations", doc.AllocsPerOp)
 	}
-}
-
-// TestReserveForPeople: a table that names the scenarios and both sides, and the
-// document in a file beside it.
-func TestReserveForPeople(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "r.json")
-	r := succeed(t, append(slices.Clone(quickly), "--json", path)...)
-	for _, want := range []string{"manager", "semaphore", "fits", "8-slots", "1-slot", fmt.Sprint(contend.LargestCrowd), "11 pairs of rounds of 1ms"} {
-		if !strings.Contains(r.stdout, want) {
-			t.Errorf("no %q in\n%s", want, r.stdout)
-		}
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	decode(t, string(text), new(report.Reserve))
 }
 
 // TestReserveInterrupted: it ends with 130 and writes nothing.

@@ -89,12 +89,15 @@ func One(t testing.TB) uint64 {
 }
 
 // Share returns which of many things, counted from 0, t tries: the first and then every
-// step-th. That is all, and if tests are Hurried one of part, which a seed of One chooses:
-// after several runs all have been tried.
+// step-th. That is all, and if tests are Hurried one of part, of twice that many if they are
+// Raced, which a seed of One chooses: after several runs all have been tried.
 func Share(t testing.TB, part int) (first, step int) {
 	t.Helper()
 	if !Hurried() {
 		return 0, 1
+	}
+	if Raced {
+		part *= 2
 	}
 	return int(One(t) % uint64(part)), part
 }

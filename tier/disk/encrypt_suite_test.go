@@ -102,7 +102,7 @@ func runEncrypted(t *testing.T, suite map[string]func(*testing.T), files ...stri
 	}
 	encrypted = true
 	defer func() { encrypted = false }()
-	left := testseed.Rounds(len(suite), len(suite)/3) // in each run it may be others
+	left := testseed.Rounds(len(suite), len(suite)/5) // in each run it may be others
 	for name, test := range suite {
 		if left--; left >= 0 {
 			t.Run(name, test)
