@@ -41,10 +41,12 @@ func TestRandomPressure(t *testing.T) {
 			}
 			faults := r.IntN(2) == 0
 			var fr sync.Mutex
-			w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error {
+			failed := make(map[[2]tier.ID]bool) // not twice in a row: who waits for an edge that goes on failing is refused
+			w.mover.fault = func(_ *batch.Batch, from, to tier.ID) error {
 				fr.Lock()
 				defer fr.Unlock()
-				if faults && r.IntN(20) == 0 {
+				edge := [2]tier.ID{from, to}
+				if failed[edge] = faults && !failed[edge] && r.IntN(20) == 0; failed[edge] {
 					return errors.New("now and then")
 				}
 				return nil
