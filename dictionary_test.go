@@ -3,7 +3,6 @@ package spillway_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -13,8 +12,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/memory"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
@@ -126,24 +123,6 @@ func TestSharedDictionaryFillsTheGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rec := heavyWords()
-	for range batches {
-		if err := repo.Put(t.Context(), 0, rec); err != nil {
-			t.Fatal(err)
-		}
-	}
-	gpu := gpuOf(t, eng)
-	// The monitor may be at work between the marks.
-	if least := gpu.Stop() - 2<<20; gpu.Used() < least {
-		t.Errorf("%d bytes of the GPU are in use, want %d or more of %d", gpu.Used(), least, gpu.Capacity())
-	}
-	if n := eng.Mover().DictionaryBytes(gpu.ID()); n > 31<<20 {
-		t.Errorf("%d bytes of dictionaries are in the GPU", n)
-	}
-}
-
-// heavyWords returns a record of 1 MiB with a dictionary of 30 MiB.
-func heavyWords() arrow.RecordBatch {
 	words := array.NewStringBuilder(memory.DefaultAllocator)
 	defer words.Release()
 	for n := range 30 {
@@ -158,84 +137,18 @@ func heavyWords() arrow.RecordBatch {
 	coded := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 	column := array.NewDictionaryArray(coded, indices.NewArray(), dict)
 	schema := arrow.NewSchema([]arrow.Field{{Name: "word", Type: coded}}, nil)
-	return array.NewRecordBatch(schema, []arrow.Array{column}, 1<<18)
-}
-
-// TestConcurrentPutsOfANewDictionary: only one of those who bring a dictionary at the same time
-// reserves room for it, so that all of them fit.
-func TestConcurrentPutsOfANewDictionary(t *testing.T) {
-	const batches = 8
-	eng, _ := openSmall(t, 64<<20, 128<<20)
-	defer closeClean(t, eng)
-	plan, err := eng.Plan("new")
-	if err != nil {
-		t.Fatal(err)
-	}
-	repo, err := plan.Repository("scan", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := make(map[tier.ID]int64) // staging lies in host memory
-	for _, s := range eng.Stats().Spaces {
-		before[s.ID] = s.Used()
-	}
-	rec := heavyWords()
-	var puts errgroup.Group
+	rec := array.NewRecordBatch(schema, []arrow.Array{column}, 1<<18)
 	for range batches {
-		puts.Go(func() error {
-			return repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTiers(tier.GPU, tier.Host)))
-		})
-	}
-	if err := puts.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range eng.Stats().Spaces {
-		if s.ID.Kind != tier.GPU && s.Used() != before[s.ID] {
-			t.Errorf("%d bytes came to %s, though the GPU has room for all", s.Used()-before[s.ID], s.ID)
+		if err := repo.Put(t.Context(), 0, rec); err != nil {
+			t.Fatal(err)
 		}
 	}
-}
-
-// TestNewDictionaryBehindOneThatWaits: who waits for room, or has given up, holds up nobody else
-// who brings the same dictionary.
-func TestNewDictionaryBehindOneThatWaits(t *testing.T) {
-	eng, _ := openSmall(t, 64<<20, 128<<20)
-	defer closeClean(t, eng)
-	plan, err := eng.Plan("new")
-	if err != nil {
-		t.Fatal(err)
+	gpu := gpuOf(t, eng)
+	// The monitor may be at work between the marks.
+	if least := gpu.Stop() - 2<<20; gpu.Used() < least {
+		t.Errorf("%d bytes of the GPU are in use, want %d or more of %d", gpu.Used(), least, gpu.Capacity())
 	}
-	repo, err := plan.Repository("scan", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec, gpu := heavyWords(), gpuOf(t, eng)
-	all, err := eng.Reservations().Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.Available()/tier.Page*tier.Page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	var waits errgroup.Group
-	gone := errors.New("gone")
-	for range 3 {
-		waits.Go(func() error {
-			if err := repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.Specific(gpu.ID()))); !errors.Is(err, gone) {
-				return fmt.Errorf("Put into a full GPU: %w", err)
-			}
-			return nil
-		})
-	}
-	for d := eng.Reservations().Demand(nil); len(d) == 0 || d[0].Waiters < 3; d = eng.Reservations().Demand(nil) {
-		time.Sleep(time.Millisecond)
-	}
-	if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
-		t.Error(err)
-	}
-	cancel(gone)
-	if err := errors.Join(waits.Wait(), all.Release()); err != nil {
-		t.Error(err)
-	}
-	if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.Specific(gpu.ID()))); err != nil {
-		t.Error(err)
+	if n := eng.Mover().DictionaryBytes(gpu.ID()); n > 31<<20 {
+		t.Errorf("%d bytes of dictionaries are in the GPU", n)
 	}
 }

@@ -1,7 +1,6 @@
 package convert
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -71,9 +70,8 @@ type dictionary struct {
 	desc   *batch.Descriptor
 	users  int // references of all copies, and who holds the dictionary itself
 	keys   []weak.Pointer[array.Data]
-	sweep  int           // at how many keys those whose arrays are gone are looked for
-	copies []*dictCopy   // one a space
-	first  chan struct{} // while there is no copy and one caller goes ahead; closed when that ends
+	sweep  int         // at how many keys those whose arrays are gone are looked for
+	copies []*dictCopy // one a space
 }
 
 // dictCopy is a dictionary's body in one space. It is the batch.Shared of the
@@ -335,46 +333,6 @@ func (s *dictionaries) acquire(ctx context.Context, d *dictionary, space *tier.S
 		s.mu.Unlock()
 		select {
 		case <-c.ended:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// goAhead lets one caller at a time lay a dictionary out of which there is no copy. The others
-// wait until that one calls end, so that they do not reserve room for the dictionary, too. end is
-// nil if there is a copy. The caller must hold nothing that others wait for. dicts are those of
-// one batch; the largest counts.
-func (s *dictionaries) goAhead(ctx context.Context, dicts []*dictionary) (end func(), err error) {
-	if len(dicts) == 0 {
-		return nil, nil
-	}
-	d := slices.MaxFunc(dicts, func(a, b *dictionary) int { return cmp.Compare(a.body, b.body) })
-	for {
-		s.mu.Lock()
-		var over <-chan struct{}
-		switch {
-		case d.first != nil:
-			over = d.first
-		case len(d.copies) == 0:
-			first := make(chan struct{})
-			d.first = first
-			s.mu.Unlock()
-			return func() {
-				s.mu.Lock()
-				d.first = nil
-				s.mu.Unlock()
-				close(first)
-			}, nil
-		case !slices.ContainsFunc(d.copies, func(c *dictCopy) bool { return c.buf != nil }):
-			over = d.copies[0].ended
-		}
-		s.mu.Unlock()
-		if over == nil {
-			return nil, nil
-		}
-		select {
-		case <-over:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}

@@ -48,19 +48,9 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	dicts := store.resolve(l.Dictionaries(), afresh)
 	defer store.letGo(dicts...)
 	what := takes{body: l.Size(), dicts: distinct(dicts)}
-	none := func() {}
-	ended := none // ends the going ahead with a new dictionary
-	reserve := func(to reservation.Strategy, wait bool) (r reservation.Reservation, err error) {
+	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait {
 			return m.tryReserve(to, &what)
-		}
-		r, ahead, err := m.reserveAhead(ctx, to, &what)
-		if ahead != nil {
-			ended = ahead
-			return r, nil
-		}
-		if err != nil {
-			return r, err
 		}
 		return m.reserveOrSlower(ctx, to, &what)
 	}
@@ -70,7 +60,6 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 	packed := false
 	var shared []batch.Shared
 	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
-		defer func() { ended(); ended = none }()
 		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
 			if packed = m.cfg.Builtin.packsOnce(l.Size(), space); packed {
@@ -95,25 +84,6 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 		return batch.NewPacked(desc, runs, space, shared...), nil
 	}
 	return batch.NewImage(desc, buf, space, shared...), nil
-}
-
-// reserveAhead reserves for a batch with a dictionary that has no copy yet, if there is room
-// without waiting. The others who bring that dictionary wait until ahead is called. ahead is nil
-// if nothing was reserved.
-func (m *Mover) reserveAhead(ctx context.Context, to reservation.Strategy, what *takes) (r reservation.Reservation, ahead func(), err error) {
-	end, err := m.cfg.Builtin.dicts.goAhead(ctx, what.dicts)
-	if end == nil {
-		return r, nil, err
-	}
-	defer func() {
-		if ahead == nil {
-			end()
-		}
-	}()
-	if r, err = m.tryReserve(to, what); err != nil {
-		return r, nil, nil // there is another way, or that says why not
-	}
-	return r, end, nil
 }
 
 // ingestImage lays a record out as it is. It does so while there is a reservation, because
