@@ -389,6 +389,38 @@ func TestStuckIsToldOnce(t *testing.T) {
 		release()
 		w.end(all...)
 	})
+	bubble(t, "who waits comes and goes", func(t *testing.T) {
+		w, all := fullWorld(t, nil)
+		release := lockOne(t, all[0])
+		for range 4 {
+			var cancel []func()
+			for _, b := range all {
+				if b.Info().Space == gpu0 {
+					cancel = append(cancel, b.Subscribe())
+				}
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			out := w.reserve(ctx, gpu0, 8*kib)
+			settle(time.Minute)
+			stop()
+			<-out
+			for _, c := range cancel {
+				c()
+			}
+			settle(time.Minute)
+		}
+		told := 0
+		for _, s := range w.stuck {
+			if s.Space == gpu0 {
+				told++
+			}
+		}
+		if told == 0 || told > 2 {
+			t.Errorf("it was told of %d times: %+v", told, w.stuck)
+		}
+		release()
+		w.end(all...)
+	})
 	bubble(t, "a change is not news if it does not help", func(t *testing.T) {
 		w, all := fullWorld(t, nil)
 		release := lockOne(t, all[0])

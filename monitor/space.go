@@ -215,7 +215,10 @@ func (m *Monitor) reportStuck(now time.Time, state State, stuck []Want) {
 		if told || now.Sub(s.stuckSince) < m.cfg.Period {
 			continue
 		}
-		s.stuckFor, s.stuckIdle = w.Reason, resting > 0
+		if s.stuckFor != ReasonDemand {
+			s.stuckFor = w.Reason
+		}
+		s.stuckIdle = s.stuckIdle || resting > 0
 		sp := &state.Spaces[i]
 		ev := Stuck{
 			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(), Resting: resting,

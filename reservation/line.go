@@ -98,13 +98,31 @@ func (l *line) throughDoor(need int64, charge func() bool) bool {
 }
 
 // passing calls charge with a pass of door's, which it gives back unless that has room.
-func (l *line) passing(door waitline.Door, charge func() bool) (ok bool) {
-	defer func() {
-		if !ok { // or a pool or a quota panicked
-			l.unpass(door)
-		}
-	}()
-	return charge()
+func (l *line) passing(door waitline.Door, charge func() bool) bool {
+	returned := false
+	defer l.keepNone(door, &returned)
+	ok := charge()
+	if returned = true; !ok {
+		l.unpass(door)
+	}
+	return ok
+}
+
+// fillPassing is fill with a pass of door's, which the caller gives back if there is no room.
+func (l *line) fillPassing(door waitline.Door, need, least, most int64) (n int64, ok bool, err error) {
+	returned := false
+	defer l.keepNone(door, &returned)
+	n, ok, err = l.fill(need, least, most)
+	returned = true
+	return n, ok, err
+}
+
+// keepNone is deferred, and gives a pass back if a pool or a quota panicked. Nobody is served
+// then: who serves may be the one that panics, and would take note of nothing any more.
+func (l *line) keepNone(door waitline.Door, returned *bool) {
+	if !*returned {
+		l.waits.GiveBack(door)
+	}
 }
 
 // unpass gives back a pass that was taken from door. While it was out, the door

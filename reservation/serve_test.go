@@ -114,3 +114,38 @@ func TestNobodyAttendsInTheEnd(t *testing.T) {
 		}
 	})
 }
+
+// TestNobodyIsForgottenAfterAPanic: a charge that panics while it passes others by, and again while
+// those are served, leaves them to the next release.
+func TestNobodyIsForgottenAfterAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &hookedQuota{brokenQuota: brokenQuota{room: 100}}
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: q})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}, Bypass: 1})
+		held := mustTry(t, m, onGPU0, 50)
+		large := startReserve(t.Context(), m, onGPU0, 60)
+		large.waiting(t)
+		var small *call
+		boom := func() { panic("boom") }
+		q.onCharge = func() {
+			small = startReserve(t.Context(), m, onGPU0, 10)
+			small.waiting(t)
+			q.onCharge = boom
+			boom()
+		}
+		func() {
+			defer func() {
+				if p := recover(); p != "boom" {
+					t.Errorf("the panic is %v", p)
+				}
+			}()
+			_, _ = m.TryReserve(onGPU0, 10)
+		}()
+		q.onCharge = nil
+		release(t, held)
+		release(t, large.served(t), small.served(t))
+	})
+}

@@ -277,22 +277,17 @@ func (m *Manager) serveLine(l *line) {
 // error of the space's quota, which it is better told of than kept waiting for.
 func (m *Manager) serveOne(s *slot, door waitline.Door) {
 	w, l := s.w, s.line
-	served := false
-	defer func() {
-		if !served { // or a quota panicked
-			l.unpass(door)
-		}
-	}()
-	n, ok, err := l.fill(s.need, w.least, w.most)
+	n, ok, err := l.fillPassing(door, s.need, w.least, w.most)
 	if err != nil {
 		m.withdraw(w, err)
 	}
 	if !ok {
+		l.unpass(door)
 		return
 	}
 	var done over
 	m.mu.Lock()
-	served = !w.over.Load()
+	served := !w.over.Load()
 	if served {
 		w.from, w.charged = l, n
 		m.leaveLocked(w, &done)
@@ -300,6 +295,7 @@ func (m *Manager) serveOne(s *slot, door waitline.Door) {
 	m.mu.Unlock()
 	if !served {
 		l.space.Unreserve(n)
+		l.unpass(door)
 		return
 	}
 	done.wake()

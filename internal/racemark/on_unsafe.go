@@ -14,7 +14,7 @@ const Enabled = true
 func Read(b []byte) {
 	for len(b) > 0 {
 		runtime.RaceReadRange(unsafe.Pointer(unsafe.SliceData(b)), min(mark, len(b)))
-		b = b[min(page, len(b)):]
+		b = behindPage(b)
 	}
 }
 
@@ -22,6 +22,13 @@ func Read(b []byte) {
 func Write(b []byte) {
 	for len(b) > 0 {
 		runtime.RaceWriteRange(unsafe.Pointer(unsafe.SliceData(b)), min(mark, len(b)))
-		b = b[min(page, len(b)):]
+		b = behindPage(b)
 	}
+}
+
+// behindPage returns the part of b that is behind the page in which b begins. So marks lie where
+// pages begin, and do not depend on where b does.
+func behindPage(b []byte) []byte {
+	in := int(uintptr(unsafe.Pointer(unsafe.SliceData(b))) % page)
+	return b[min(page-in, len(b)):]
 }

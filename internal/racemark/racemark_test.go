@@ -19,8 +19,11 @@ func TestRacesAreFound(t *testing.T) {
 	if which := os.Getenv(child); which != "" {
 		b := make([]byte, 10*page)
 		written := b[:5*page]
-		if which == "apart" {
+		switch which {
+		case "apart":
 			written = b[5*page:]
+		case "shifted":
+			written = b[1000 : 5*page]
 		}
 		var both sync.WaitGroup
 		both.Go(func() { Read(b[:5*page]) })
@@ -28,7 +31,7 @@ func TestRacesAreFound(t *testing.T) {
 		both.Wait()
 		return
 	}
-	for which, found := range map[string]bool{"same": true, "apart": false} {
+	for which, found := range map[string]bool{"same": true, "shifted": true, "apart": false} {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestRacesAreFound$")
 		cmd.Env = append(os.Environ(), child+"="+which)
 		out, err := cmd.CombinedOutput()

@@ -29,7 +29,7 @@ type staging struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		blocks []*block     // by address
-		rooms  [64][]*block // those with idle chunks, by the logarithm of a chunk's length
+		rooms  [64][]*block // those that are not full, by the logarithm of a chunk's length
 		bytes  int64        // of all blocks
 		out    int          // chunks that somebody has
 		words  int          // of these, those that streams have for as long as they are open
