@@ -9,9 +9,9 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/bitutil"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -70,12 +70,12 @@ func (p *columnPlan) read(ctx context.Context, buf *tier.Buffer, shared []batch.
 
 // fill reads and verifies all runs. Nothing is under way when it returns.
 func (p *columnPlan) fill(ctx context.Context, extents [][]byte) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(columnsUnderWay)
-	for _, pieces := range p.requests() {
-		g.Go(func() error { return safely(func() error { return p.readPieces(ctx, pieces, extents) }) })
-	}
-	return g.Wait()
+	requests := p.requests()
+	return run(ctx, pump.Job[struct{}]{
+		Pieces: len(requests),
+		Lanes:  columnsUnderWay,
+		End:    func(ctx context.Context, _ struct{}, i int) error { return p.readPieces(ctx, requests[i], extents) },
+	})
 }
 
 // requests returns what is read one after the other: a request each, or of a packed
@@ -222,12 +222,11 @@ func (b *Builtin) readBounds(ctx context.Context, src imaged, file tier.FileMemo
 	}
 	lanes := min(len(chunks), stagedUnderWay)
 	read := func(ctx context.Context) error {
-		g, ctx := errgroup.WithContext(ctx)
-		g.SetLimit(lanes)
-		for _, c := range chunks {
-			g.Go(func() error { return safely(func() error { return readChunk(ctx, src, file, pool, c) }) })
-		}
-		return g.Wait()
+		return run(ctx, pump.Job[struct{}]{
+			Pieces: len(chunks),
+			Lanes:  lanes,
+			End:    func(ctx context.Context, _ struct{}, i int) error { return readChunk(ctx, src, file, pool, chunks[i]) },
+		})
 	}
 	if src.Space().Kind() != tier.Disk {
 		return read(ctx)
@@ -236,7 +235,7 @@ func (b *Builtin) readBounds(ctx context.Context, src imaged, file tier.FileMemo
 }
 
 // readChunk looks up the offsets in one chunk.
-func readChunk(ctx context.Context, src imaged, file tier.FileMemory, pool pieces, bounds []bound) error {
+func readChunk(ctx context.Context, src imaged, file tier.FileMemory, pool Staging, bounds []bound) error {
 	if f, ok := file.(*packedFile); ok { // scratch first, then a chunk
 		r, err := f.reader(ctx)
 		if err != nil {

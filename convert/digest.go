@@ -60,7 +60,6 @@ func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descr
 		d = d.Add(tier.DigestBytes(p, (base+off)/8))
 		return nil
 	}
-	discard := func([]byte, int64) error { return nil }
 	size, node := desc.Body, space.Node()
 	switch src := buf.Memory().(type) {
 	case tier.HostMemory:
@@ -80,22 +79,17 @@ func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descr
 		err = b.onStream(ctx, space, func(dev tier.Device, s tier.Stream) error {
 			c, ok := dev.(tier.Computer)
 			if !ok {
-				return b.staged(ctx, node, size, fetchDevice(dev, s, src), discard, add, true)
+				return b.staged(ctx, node, size, fetchDevice(dev, s, src), nil, add, true)
 			}
 			err := c.Digest(s, src.Addr(), size, base/8, &d)
 			if errors.Is(err, tier.ErrNotSupported) { // a decorator's device does not compute
-				return b.staged(ctx, node, size, fetchDevice(dev, s, src), discard, add, true)
+				return b.staged(ctx, node, size, fetchDevice(dev, s, src), nil, add, true)
 			}
 			if err != nil {
 				return err
 			}
 			onDevice = true
-			e, err := record(dev, s)
-			if err != nil {
-				return err
-			}
-			<-e.Done() // d is ours again only then
-			return e.Err()
+			return await(record(dev, s)) // d is ours again only then
 		})
 		return d, onDevice, err
 	case tier.FileMemory:
@@ -106,7 +100,7 @@ func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descr
 		src = checked(src)
 		v := newVerifier(desc, src)
 		err = b.OnDisk(ctx, min(size, pinned), false, func(ctx context.Context) error {
-			return b.staged(ctx, node, size, fetchFile(ctx, src), discard, func(p []byte, off int64) error {
+			return b.staged(ctx, node, size, fetchFile(ctx, src), nil, func(p []byte, off int64) error {
 				if err := v.check(p, off); err != nil {
 					return err
 				}

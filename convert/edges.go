@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 
 	"github.com/apache/arrow-go/v18/arrow"
-	"golang.org/x/sync/errgroup"
-
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -22,7 +19,7 @@ const (
 	// ends within one piece.
 	maxPiece = 8 << 20
 	// copiesUnderWay is how many device copies a move keeps queued at most; see
-	// window. Measured from the simulated GPU to host memory, 64 MiB: two are a tenth
+	// copies. Measured from the simulated GPU to host memory, 64 MiB: two are a tenth
 	// slower than four, eight are a hundredth faster.
 	copiesUnderWay = 8
 	// stagedUnderWay is how many staged chunks a transfer between device and disk keeps
@@ -62,9 +59,6 @@ func (b *Builtin) layout(rec arrow.RecordBatch) (*Layout, error) {
 	}
 	return NewLayout(rec)
 }
-
-// Staging is a pool of equal pinned chunks.
-type Staging = pieces
 
 // Register adds all built-in converters to g: every pair of images, compressed or not, and
 // those between images and tables.
@@ -221,92 +215,26 @@ func (b *Builtin) copyBody(ctx context.Context, desc *batch.Descriptor, dst, src
 // device.
 func (b *Builtin) hostDevice(ctx context.Context, gpu *tier.Space, d tier.DeviceMemory, h tier.HostMemory, up bool) error {
 	return b.onStream(ctx, gpu, func(dev tier.Device, s tier.Stream) error {
-		w := window{most: copiesUnderWay}
-		err := safely(func() error {
-			addr := d.Addr()
-			for _, extent := range h.Extents() {
-				for len(extent) > 0 {
-					if err := context.Cause(ctx); err != nil {
-						return err
-					}
-					piece := extent[:min(len(extent), maxPiece)]
-					var err error
-					if up {
-						err = dev.CopyToDevice(s, addr, piece)
-					} else {
-						err = dev.CopyToHost(s, piece, addr)
-					}
-					if err != nil {
-						return err
-					}
-					e, err := record(dev, s)
-					if err != nil {
-						return err
-					}
-					if err := w.add(e); err != nil {
-						return err
-					}
-					extent = extent[len(piece):]
-					addr += tier.Addr(len(piece))
-				}
+		pieces := piecesOf(h, maxPiece)
+		return copies(ctx, len(pieces), func(i int) (tier.Event, error) {
+			p, addr := pieces[i].p, d.Addr()+tier.Addr(pieces[i].off)
+			if up {
+				return recorded(dev, s, dev.CopyToDevice(s, addr, p))
 			}
-			return nil
-		})
-		return errors.Join(err, w.wait())
+			return recorded(dev, s, dev.CopyToHost(s, p, addr))
+		}, nil)
 	})
 }
 
 // deviceToDevice copies within one device, or between two that can reach each
 // other, or else through pinned chunks.
 func (b *Builtin) deviceToDevice(ctx context.Context, dst, src *tier.Space, d, s tier.DeviceMemory) error {
-	same := d.Device() == s.Device()
-	err := b.onStream(ctx, src, func(dev tier.Device, stream tier.Stream) error {
-		w := window{most: copiesUnderWay}
-		err := safely(func() error {
-			for off := int64(0); off < s.Size(); off += maxPiece {
-				if err := context.Cause(ctx); err != nil {
-					return err
-				}
-				n := min(s.Size()-off, maxPiece)
-				var err error
-				if same {
-					err = dev.CopyOnDevice(stream, d.Addr()+tier.Addr(off), s.Addr()+tier.Addr(off), n)
-				} else {
-					err = dev.CopyPeer(stream, d.Addr()+tier.Addr(off), d.Device(), s.Addr()+tier.Addr(off), n)
-				}
-				if err != nil {
-					return err
-				}
-				e, err := record(dev, stream)
-				if err != nil {
-					return err
-				}
-				if err := w.add(e); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		return errors.Join(err, w.wait())
-	})
-	if same || !errors.Is(err, tier.ErrNotSupported) {
+	err := b.copyOnDevices(ctx, dst, src, []deviceCopy{{d.Addr(), s.Addr(), s.Size()}})
+	if !errors.Is(err, tier.ErrNotSupported) {
 		return err
 	}
-	// Streams are borrowed in the order of the spaces: two moves in opposite
-	// directions would else each hold what the other needs.
-	low, high := src, dst
-	if dst.ID().Ordinal < src.ID().Ordinal {
-		low, high = dst, src
-	}
-	return b.onStream(ctx, low, func(_ tier.Device, one tier.Stream) error {
-		return b.onStream(ctx, high, func(_ tier.Device, other tier.Stream) error {
-			out, in := one, other
-			if low == dst {
-				out, in = other, one
-			}
-			return b.staged(ctx, src.Node(), s.Size(),
-				fetchDevice(s.Device(), out, s), drainDevice(d.Device(), in, d), nil, false)
-		})
+	return b.onStreams(ctx, dst, src, func(to tier.Device, in tier.Stream, from tier.Device, out tier.Stream) error {
+		return b.staged(ctx, src.Node(), s.Size(), fetchDevice(from, out, s), drainDevice(to, in, d), nil, false)
 	})
 }
 
@@ -352,48 +280,28 @@ func hostToDisk(ctx context.Context, d tier.FileMemory, s tier.HostMemory) error
 // are read and verified at the same time. What a checksum covers may lie in two extents: that is
 // verified at the end.
 func diskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, s tier.FileMemory) error {
-	extents := d.Extents()
-	var pieces []hostPiece
+	pieces := piecesOf(d, hostRead)
 	var split []int64 // where chunks begin that lie in several pieces
-	off := int64(0)
-	for _, extent := range extents {
-		for len(extent) > 0 {
-			p := hostPiece{extent[:min(int64(len(extent)), hostRead-off%hostRead)], off}
-			pieces = append(pieces, p)
-			extent = extent[len(p.p):]
-			if off += int64(len(p.p)); off%batch.SumChunk != 0 && off < desc.Body {
-				if at := off - off%batch.SumChunk; len(split) == 0 || split[len(split)-1] != at {
-					split = append(split, at)
-				}
+	for _, p := range pieces {
+		if end := p.off + int64(len(p.p)); end%batch.SumChunk != 0 && end < desc.Body {
+			if at := end - end%batch.SumChunk; len(split) == 0 || split[len(split)-1] != at {
+				split = append(split, at)
 			}
 		}
 	}
-	g, inside := errgroup.WithContext(ctx)
-	var next atomic.Int64
-	for range min(len(pieces), readsAhead*maxPiece/hostRead) {
-		g.Go(func() error {
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= len(pieces) {
-					return nil
-				}
-				if err := context.Cause(inside); err != nil {
-					return err
-				}
-				if err := safely(func() error { return pieces[i].read(inside, desc, s) }); err != nil {
-					return err
-				}
-			}
-		})
-	}
-	if err := g.Wait(); err != nil {
+	err := run(ctx, pump.Job[struct{}]{
+		Pieces: len(pieces),
+		Lanes:  readsAhead * maxPiece / hostRead,
+		End:    func(ctx context.Context, _ struct{}, i int) error { return pieces[i].read(ctx, desc, s) },
+	})
+	if err != nil {
 		return err
 	}
 	for _, at := range split {
 		v := newVerifier(desc, s)
 		begin := at
 		var wrong error
-		err := across(extents, at, min(desc.Body-at, batch.SumChunk), func(p []byte) {
+		err := across(d.Extents(), at, min(desc.Body-at, batch.SumChunk), func(p []byte) {
 			if wrong == nil {
 				wrong = v.check(p, begin)
 			}
@@ -404,12 +312,6 @@ func diskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, 
 		}
 	}
 	return nil
-}
-
-// hostPiece is a part of host memory that is read from disk with one request.
-type hostPiece struct {
-	p   []byte
-	off int64 // in the body
 }
 
 // read fills the piece and verifies the chunks that lie in it whole.
@@ -462,84 +364,4 @@ func (b *Builtin) onStream(ctx context.Context, gpu *tier.Space, f func(tier.Dev
 	}
 	defer pool.Return(s)
 	return f(pool.Device(), s)
-}
-
-// staged passes size bytes through the pinned chunks nearest to a node. check may be nil;
-// ordered says that it must see the bytes in order.
-func (b *Builtin) staged(ctx context.Context, node int, size int64, fetch fetch, drain drain, check func([]byte, int64) error, ordered bool) error {
-	pool, err := b.Staging(node)
-	if err != nil {
-		return err
-	}
-	p := pipeline{ctx: ctx, pool: pool, size: size, lanes: stagedUnderWay, fetch: fetch, drain: drain, check: check, ordered: ordered}
-	return p.run()
-}
-
-// verified is staged, and what comes by is compared with the checksums of desc.
-func (b *Builtin) verified(ctx context.Context, node int, desc *batch.Descriptor, src tier.FileMemory, drain drain) error {
-	pool, err := b.Staging(node)
-	if err != nil {
-		return err
-	}
-	v := newVerifier(desc, src)
-	return b.staged(ctx, node, src.Size(), fetchFile(ctx, src), drain, v.check, pool.Chunk()%batch.SumChunk != 0)
-}
-
-func fetchDevice(dev tier.Device, s tier.Stream, src tier.DeviceMemory) fetch {
-	return func(p []byte, off int64) (func() error, error) {
-		if err := dev.CopyToHost(s, p, src.Addr()+tier.Addr(off)); err != nil {
-			return nil, err
-		}
-		e, err := record(dev, s)
-		if err != nil {
-			return nil, err
-		}
-		return func() error { return await(e) }, nil
-	}
-}
-
-// drainDevice copies to the device. Lanes share the stream and use it one at a time.
-func drainDevice(dev tier.Device, s tier.Stream, dst tier.DeviceMemory) drain {
-	var mu sync.Mutex
-	start := func(p []byte, off int64) (tier.Event, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if err := dev.CopyToDevice(s, dst.Addr()+tier.Addr(off), p); err != nil {
-			return nil, err
-		}
-		return record(dev, s)
-	}
-	return func(p []byte, off int64) error {
-		e, err := start(p, off)
-		if err != nil {
-			return err
-		}
-		return await(e)
-	}
-}
-
-// record returns the event after a copy that is already on the stream. Where
-// the device cannot give one, it waits for the stream instead, so that no copy is under way in
-// memory that the caller takes back.
-func record(dev tier.Device, s tier.Stream) (tier.Event, error) {
-	e, err := dev.Record(s)
-	if err != nil {
-		return nil, errors.Join(err, s.Sync())
-	}
-	return e, nil
-}
-
-func await(e stage) error {
-	<-e.Done()
-	return e.Err()
-}
-
-func fetchFile(ctx context.Context, src tier.FileMemory) fetch {
-	return func(p []byte, off int64) (func() error, error) {
-		return func() error { return src.ReadAt(ctx, p, off) }, nil
-	}
-}
-
-func drainFile(ctx context.Context, dst tier.FileMemory) drain {
-	return func(p []byte, off int64) error { return dst.WriteAt(ctx, p, off) }
 }

@@ -415,8 +415,7 @@ func (b *Builtin) verifyBody(ctx context.Context, d *batch.Descriptor, buf *tier
 	if !ok {
 		return fmt.Errorf("convert: verifying %T: %w", buf.Memory(), tier.ErrNotSupported)
 	}
-	nothing := func([]byte, int64) error { return nil }
-	return b.verified(ctx, buf.Space().Node(), d, b.metered(buf.Space(), file), nothing)
+	return b.verified(ctx, buf.Space().Node(), d, b.metered(buf.Space(), file), nil)
 }
 
 // KeptOf describes a batch's form on disk, with the keys under which its dictionaries

@@ -283,34 +283,24 @@ func (b *Builtin) layRuns(ctx context.Context, l *Layout, r reservation.Reservat
 		}
 	}()
 	t := b.choose.begin(b.Codec, r.Space())
-	turns := make([]chan struct{}, len(runs)+1) // closed when all before is laid out
-	for i := range turns {
-		turns[i] = make(chan struct{})
-	}
-	close(turns[0])
+	raw := func(w *lane, i int) []byte { return w.run()[:min(batch.RunSize, body-int64(i)*batch.RunSize)] }
 	l.rewind()
 	lanes := func(ctx context.Context, at, n int) error {
-		return b.inLanesOf(ctx, layingSize, r.Space().Node(), n, func(ctx context.Context, w *lane, i int) error {
-			i += at
-			select {
-			case <-turns[i]:
-			case <-ctx.Done():
-				return context.Cause(ctx)
+		return b.inLanesOf(ctx, layingSize, r.Space().Node(), n, func(w *lane, i int) error {
+			p := raw(w, at+i)
+			if n, err := l.Next(p); err != nil || n != len(p) {
+				return errors.Join(err, fmt.Errorf("convert: a layout gave %d of %d bytes", n, len(p)))
 			}
-			begin := int64(i) * batch.RunSize
-			raw := w.run()[:min(batch.RunSize, body-begin)]
-			if n, err := l.Next(raw); err != nil || n != len(raw) {
-				return errors.Join(err, fmt.Errorf("convert: a layout gave %d of %d bytes", n, len(raw)))
-			}
-			close(turns[i+1])
-			there := func(off, n int64) []byte { return raw[off-begin:][:n:n] }
+			return nil
+		}, func(ctx context.Context, w *lane, i int) error {
+			p, begin, codec := raw(w, at+i), int64(at+i)*batch.RunSize, t.codec()
+			there := func(off, n int64) []byte { return p[off-begin:][:n:n] }
 			from := frames{there: there, read: func(_ context.Context, _ *lane, off, n int64) ([]byte, error) { return there(off, n), nil }}
-			codec := t.codec()
-			err := b.timed(r.Space(), codec, true, int64(len(raw)), func() error { return b.packRun(ctx, w, &runs[i], codec, body, begin, from, r) })
+			err := b.timed(r.Space(), codec, true, int64(len(p)), func() error { return b.packRun(ctx, w, &runs[at+i], codec, body, begin, from, r) })
 			if err != nil || t.fixed != CodecAuto {
 				return err
 			}
-			return b.choose.sampleRun(&b.coders, t.g, raw, w.spare()) // behind the first run, which goes alone, all others know of it
+			return b.choose.sampleRun(&b.coders, t.g, p, w.spare()) // behind the first run, which goes alone, all others know of it
 		})
 	}
 	err = b.permitted(ctx, r.Space(), nil, body, func(ctx context.Context) error {

@@ -7,9 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -198,12 +197,12 @@ func (h *hostScratch) alloc(n int64) (buf *tier.Buffer, p []byte) {
 	return buf, p
 }
 
-// lane is one of several goroutines of a transfer, and what it works with. It has its block
+// lane is what one of several goroutines of a transfer works with. It has its block
 // from the beginning to the end, and waits for at most one chunk of the pinned ones with it: so
 // lanes of several transfers do not hold each other up for ever.
 type lane struct {
 	b     *Builtin
-	pool  pieces
+	pool  Staging
 	chunk []byte // pinned; nil until it is needed
 	block *block
 }
@@ -211,12 +210,13 @@ type lane struct {
 // inLanes calls f for each of n runs, in as many lanes as there is scratch for, and one at
 // least.
 func (b *Builtin) inLanes(ctx context.Context, node, n int, f func(ctx context.Context, l *lane, run int) error) error {
-	return b.inLanesOf(ctx, blockSize, node, n, f)
+	return b.inLanesOf(ctx, blockSize, node, n, nil, f)
 }
 
-// inLanesOf is inLanes for lanes with so many bytes of scratch. A lane that has a run has its
-// scratch, so that it can wait for lanes that took theirs before.
-func (b *Builtin) inLanesOf(ctx context.Context, size int64, node, n int, f func(ctx context.Context, l *lane, run int) error) error {
+// inLanesOf is inLanes for lanes with so many bytes of scratch. begin, which may be nil, is called
+// before f, in the order of the runs and one at a time.
+func (b *Builtin) inLanesOf(ctx context.Context, size int64, node, n int, begin func(l *lane, run int) error,
+	f func(ctx context.Context, l *lane, run int) error) error {
 	if n == 0 {
 		return nil
 	}
@@ -224,56 +224,41 @@ func (b *Builtin) inLanesOf(ctx context.Context, size int64, node, n int, f func
 	if err != nil {
 		return err
 	}
-	first, err := b.scratch.borrow(ctx, node, size)
-	if err != nil {
-		return err
+	job := pump.Job[*lane]{Pieces: n, Lanes: stagedUnderWay, Pool: &lanes{b, pool, node, size}, End: f}
+	if begin != nil {
+		job.Begin = func(_ context.Context, l *lane, run int) (func() error, error) { return nil, begin(l, run) }
 	}
-	var next, lanes atomic.Int64
-	g, ctx := errgroup.WithContext(ctx)
-	var run func(l *lane, first bool) error
-	invite := func() { // lanes for the scratch that is there, as long as there is work for them
-		for lanes.Load() < stagedUnderWay && next.Load()+lanes.Load() < int64(n) {
-			block, ok := b.scratch.tryBorrow(node, size)
-			if !ok {
-				return
-			}
-			lanes.Add(1)
-			g.Go(func() error { return run(&lane{b: b, pool: pool, block: block}, false) })
-		}
-	}
-	run = func(l *lane, first bool) error {
-		defer func() { lanes.Add(-1); l.close() }()
-		for {
-			if first {
-				invite()
-			}
-			i := int(next.Add(1)) - 1
-			if i >= n {
-				return nil
-			}
-			if err := context.Cause(ctx); err != nil {
-				return err
-			}
-			if err := safely(func() error { return f(ctx, l, i) }); err != nil {
-				return err
-			}
-			if !b.scratch.wanted() {
-				continue
-			}
-			l.close()
-			if !first {
-				return nil // what is left is for the first
-			}
-			var err error
-			if l.block, err = b.scratch.borrow(ctx, node, size); err != nil {
-				return err
-			}
-		}
-	}
-	lanes.Add(1)
-	g.Go(func() error { return run(&lane{b: b, pool: pool, block: first}, true) })
-	return g.Wait()
+	return run(ctx, job)
 }
+
+// lanes is a pump.Pool of scratch. A lane that has a run has its scratch, so that it can wait for
+// lanes that took theirs before.
+type lanes struct {
+	b    *Builtin
+	pool Staging
+	node int
+	size int64
+}
+
+func (p *lanes) Borrow(ctx context.Context) (*lane, error) {
+	block, err := p.b.scratch.borrow(ctx, p.node, p.size)
+	return &lane{b: p.b, pool: p.pool, block: block}, err
+}
+
+func (p *lanes) TryBorrow() (*lane, bool) {
+	block, ok := p.b.scratch.tryBorrow(p.node, p.size)
+	return &lane{b: p.b, pool: p.pool, block: block}, ok
+}
+
+func (p *lanes) Yield(l *lane) (*lane, bool) {
+	if !p.b.scratch.wanted() {
+		return l, true
+	}
+	l.close()
+	return nil, false
+}
+
+func (p *lanes) Return(l *lane) { l.close() }
 
 // close gives back what the lane has.
 func (l *lane) close() {

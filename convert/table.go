@@ -100,7 +100,7 @@ func (b *Builtin) reader(ctx context.Context, t *batch.Table) (*tableReader, err
 	return r, nil
 }
 
-// finish takes bytes that have been copied to the host, as a pipeline's check does.
+// finish takes bytes that have been copied to the host, as staged's check does.
 func (r *tableReader) finish(p []byte, off int64) error {
 	r.adjusted.apply(p, off)
 	if r.sums != nil {
@@ -127,11 +127,7 @@ func (r *tableReader) fetch(dev tier.Device, s tier.Stream) fetch {
 	var regions []tier.Region // fetches are started one at a time
 	return func(p []byte, off int64) (func() error, error) {
 		regions = r.parts.gather(regions[:0], p, off)
-		e, err := copyRegions(dev, s, regions)
-		if err != nil || e == nil {
-			return nil, err
-		}
-		return func() error { return await(e) }, nil
+		return wait(copyRegions(dev, s, regions))
 	}
 }
 
@@ -184,64 +180,14 @@ func (b *Builtin) tableThrough(ctx context.Context, r *tableReader, node int, dr
 	})
 }
 
-// then is a copy under way, and what is done on the host when it is there.
-type then struct {
-	event tier.Event // nil if nothing had to be copied
-	do    func() error
-}
-
-// Done implements stage.
-func (t then) Done() <-chan struct{} {
-	if t.event == nil {
-		return closed
-	}
-	return t.event.Done()
-}
-
-// Err implements stage; a window asks for it once.
-func (t then) Err() error {
-	if t.event != nil {
-		if err := t.event.Err(); err != nil {
-			return err
-		}
-	}
-	return t.do()
-}
-
 // toHost copies straight to the places of the image.
 func (r *tableReader) toHost(ctx context.Context, dev tier.Device, s tier.Stream, h tier.HostMemory) error {
-	w := window{most: copiesUnderWay}
-	err := safely(func() error {
-		var regions []tier.Region
-		return eachPiece(ctx, h, func(p []byte, off int64) error {
-			regions = r.parts.gather(regions[:0], p, off)
-			e, err := copyRegions(dev, s, regions)
-			if err != nil {
-				return err
-			}
-			return w.add(then{e, func() error { return r.finish(p, off) }})
-		})
-	})
-	return errors.Join(err, w.wait())
-}
-
-// eachPiece calls f for pieces of at most maxPiece, which end at multiples of it or where an
-// extent does.
-func eachPiece(ctx context.Context, h tier.HostMemory, f func(p []byte, off int64) error) error {
-	off := int64(0)
-	for _, extent := range h.Extents() {
-		for len(extent) > 0 {
-			if err := context.Cause(ctx); err != nil {
-				return err
-			}
-			p := extent[:min(int64(len(extent)), maxPiece-off%maxPiece)]
-			if err := f(p, off); err != nil {
-				return err
-			}
-			extent, off = extent[len(p):], off+int64(len(p))
-		}
-	}
-	return nil
+	pieces := piecesOf(h, maxPiece)
+	var regions []tier.Region
+	return copies(ctx, len(pieces), func(i int) (tier.Event, error) {
+		regions = r.parts.gather(regions[:0], pieces[i].p, pieces[i].off)
+		return copyRegions(dev, s, regions)
+	}, func(i int) error { return r.finish(pieces[i].p, pieces[i].off) })
 }
 
 // deviceCopy is a copy from device memory to device memory.
@@ -280,14 +226,7 @@ func (b *Builtin) tableToDevice(ctx context.Context, r *tableReader, dst *tier.B
 // zero clears device memory: what an image has between its buffers.
 func (b *Builtin) zero(ctx context.Context, space *tier.Space, m tier.DeviceMemory) error {
 	return b.onStream(ctx, space, func(dev tier.Device, s tier.Stream) error {
-		if err := dev.Fill(s, m.Addr(), 0, m.Size()); err != nil {
-			return err
-		}
-		e, err := record(dev, s)
-		if err != nil {
-			return err
-		}
-		return await(e)
+		return await(recorded(dev, s, dev.Fill(s, m.Addr(), 0, m.Size())))
 	})
 }
 
@@ -309,7 +248,11 @@ func (b *Builtin) onStreams(ctx context.Context, one, other *tier.Space, f func(
 
 // copyOnDevices copies within a device, in batches, or to its peer. Devices that cannot reach
 // each other are tier.ErrNotSupported.
-func (b *Builtin) copyOnDevices(ctx context.Context, dst, src *tier.Space, copies []deviceCopy) error {
+func (b *Builtin) copyOnDevices(ctx context.Context, dst, src *tier.Space, rest []deviceCopy) error {
+	size := int64(0)
+	for _, c := range rest {
+		size += c.n
+	}
 	var peer tier.Device
 	if dst != src {
 		pool, err := b.Streams(dst.ID())
@@ -319,25 +262,11 @@ func (b *Builtin) copyOnDevices(ctx context.Context, dst, src *tier.Space, copie
 		peer = pool.Device()
 	}
 	return b.onStream(ctx, src, func(dev tier.Device, s tier.Stream) error {
-		w := window{most: copiesUnderWay}
-		err := safely(func() error {
-			var regions []tier.Region
-			for len(copies) > 0 {
-				if err := context.Cause(ctx); err != nil {
-					return err
-				}
-				regions, copies = onePiece(regions[:0], copies)
-				e, err := copyPiece(dev, s, peer, regions)
-				if err != nil {
-					return err
-				}
-				if err := w.add(e); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		return errors.Join(err, w.wait())
+		var regions []tier.Region
+		return copies(ctx, int((size+maxPiece-1)/maxPiece), func(int) (tier.Event, error) {
+			regions, rest = onePiece(regions[:0], rest)
+			return copyPiece(dev, s, peer, regions)
+		}, nil)
 	})
 }
 
@@ -447,19 +376,12 @@ func (b *Builtin) fillTable(ctx context.Context, t *batch.TableParts, from image
 
 // hostToTable is the way back of toHost.
 func hostToTable(ctx context.Context, dev tier.Device, s tier.Stream, parts tableParts, h tier.HostMemory) error {
-	w := window{most: copiesUnderWay}
-	err := safely(func() error {
-		var regions []tier.Region
-		return eachPiece(ctx, h, func(p []byte, off int64) error {
-			regions = parts.scatter(regions[:0], p, off)
-			e, err := copyRegions(dev, s, regions)
-			if err != nil || e == nil {
-				return err
-			}
-			return w.add(e)
-		})
-	})
-	return errors.Join(err, w.wait())
+	pieces := piecesOf(h, maxPiece)
+	var regions []tier.Region
+	return copies(ctx, len(pieces), func(i int) (tier.Event, error) {
+		regions = parts.scatter(regions[:0], pieces[i].p, pieces[i].off)
+		return copyRegions(dev, s, regions)
+	}, nil)
 }
 
 // deviceToTable takes an image on a device apart.
@@ -515,11 +437,7 @@ func drainTable(dev tier.Device, s tier.Stream, parts tableParts) drain {
 		return copyRegions(dev, s, regions)
 	}
 	return func(p []byte, off int64) error {
-		e, err := start(p, off)
-		if err != nil || e == nil {
-			return err
-		}
-		return await(e)
+		return await(start(p, off))
 	}
 }
 
@@ -561,7 +479,7 @@ func (m *Mover) digestTable(ctx context.Context, t *batch.Table) (d tier.Digest,
 	r.sums = nil
 	node := t.Space().Node()
 	err = b.onStream(ctx, t.Space(), func(dev tier.Device, s tier.Stream) error {
-		return b.staged(ctx, node, t.Descriptor().Body, r.fetch(dev, s), func([]byte, int64) error { return nil },
+		return b.staged(ctx, node, t.Descriptor().Body, r.fetch(dev, s), nil,
 			func(p []byte, off int64) error {
 				r.adjusted.apply(p, off)
 				d = d.Add(tier.DigestBytes(p, off/8))

@@ -248,11 +248,7 @@ func (b *Builtin) peek(ctx context.Context, space *tier.Space, reads []peek) err
 					reads, off = reads[1:], 0
 				}
 			}
-			e, err := copyRegions(dev, s, regions)
-			if err != nil || e == nil {
-				return err
-			}
-			if err := await(e); err != nil {
+			if err := await(copyRegions(dev, s, regions)); err != nil {
 				return fmt.Errorf("convert: reading the shape of a table: %w", err)
 			}
 			for _, take := range then {

@@ -1,0 +1,178 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/pump"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Staging is a pool of equal pinned chunks.
+type Staging interface {
+	Borrow(ctx context.Context) ([]byte, error)
+	TryBorrow() ([]byte, bool) // neither waits nor passes those who do
+	Return([]byte)
+	Chunk() int64
+}
+
+// chunks is Staging that a job draws from.
+type chunks struct{ Staging }
+
+// Yield implements pump.Pool.
+func (c chunks) Yield(p []byte) ([]byte, bool) {
+	c.Return(p)
+	return c.TryBorrow()
+}
+
+// run runs a job. A panic is the batch's failure, as in safely.
+func run[R any](ctx context.Context, j pump.Job[R]) error {
+	err := j.Run(ctx)
+	var p *guard.PanicError
+	if errors.As(err, &p) {
+		return panicked(p.Value)
+	}
+	return err
+}
+
+// fetch starts to fill p with the bytes at off, and returns what waits for that; nil if
+// it is done already. drain empties p.
+type (
+	fetch func(p []byte, off int64) (wait func() error, err error)
+	drain func(p []byte, off int64) error
+)
+
+// staged passes size bytes through the pinned chunks nearest to a node, so that fetching and
+// draining overlap. fetch is called in order, for one chunk at a time. drain and check may be nil;
+// ordered says that check must see the bytes in order.
+func (b *Builtin) staged(ctx context.Context, node int, size int64, fetch fetch, drain drain, check func([]byte, int64) error, ordered bool) error {
+	pool, err := b.Staging(node)
+	if err != nil {
+		return err
+	}
+	n := pool.Chunk()
+	job := pump.Job[[]byte]{Pieces: int((size + n - 1) / n), Lanes: stagedUnderWay, Pool: chunks{pool}, Ordered: ordered}
+	part := func(chunk []byte, i int) ([]byte, int64) { return chunk[:min(n, size-int64(i)*n)], int64(i) * n }
+	job.Begin = func(_ context.Context, chunk []byte, i int) (func() error, error) { return fetch(part(chunk, i)) }
+	if check != nil {
+		job.Check = func(chunk []byte, i int) error { return check(part(chunk, i)) }
+	}
+	if drain != nil {
+		job.End = func(_ context.Context, chunk []byte, i int) error { return drain(part(chunk, i)) }
+	}
+	return run(ctx, job)
+}
+
+// verified is staged, and what comes by is compared with the checksums of desc.
+func (b *Builtin) verified(ctx context.Context, node int, desc *batch.Descriptor, src tier.FileMemory, drain drain) error {
+	pool, err := b.Staging(node)
+	if err != nil {
+		return err
+	}
+	v := newVerifier(desc, src)
+	return b.staged(ctx, node, src.Size(), fetchFile(ctx, src), drain, v.check, pool.Chunk()%batch.SumChunk != 0)
+}
+
+// quickCopy is how long a copy may take on a device that has copiesUnderWay of them. One that is
+// fast would be held up by waking the goroutine that feeds it.
+const quickCopy = 5 * time.Millisecond
+
+// copies makes n copies of one stream, which need no chunks. start, which is called in order, puts
+// a copy on the stream; its event is nil if there is nothing to copy. check, which may be nil, sees
+// them in order when they are there.
+func copies(ctx context.Context, n int, start func(i int) (tier.Event, error), check func(i int) error) error {
+	job := pump.Job[struct{}]{Pieces: n, Lanes: copiesUnderWay, Quick: quickCopy}
+	job.Begin = func(_ context.Context, _ struct{}, i int) (func() error, error) { return wait(start(i)) }
+	if check != nil {
+		job.Ordered = true
+		job.Check = func(_ struct{}, i int) error { return check(i) }
+	}
+	return run(ctx, job)
+}
+
+// hostPiece is a part of host memory that is filled or read at once.
+type hostPiece struct {
+	p   []byte
+	off int64 // in the body
+}
+
+// piecesOf cuts host memory into pieces of at most so many bytes, which end at multiples of that
+// or where an extent does.
+func piecesOf(h tier.HostMemory, most int64) (pieces []hostPiece) {
+	off := int64(0)
+	for _, extent := range h.Extents() {
+		for len(extent) > 0 {
+			p := extent[:min(int64(len(extent)), most-off%most)]
+			pieces = append(pieces, hostPiece{p, off})
+			extent, off = extent[len(p):], off+int64(len(p))
+		}
+	}
+	return pieces
+}
+
+// wait returns what waits for a copy; nil if there is none.
+func wait(e tier.Event, err error) (func() error, error) {
+	if e == nil || err != nil {
+		return nil, err
+	}
+	return func() error { return await(e, nil) }, nil
+}
+
+// await waits for a copy, if there is one.
+func await(e tier.Event, err error) error {
+	if e == nil || err != nil {
+		return err
+	}
+	<-e.Done()
+	return e.Err()
+}
+
+// recorded returns the event after a copy that is on the stream, unless err says that it is not.
+func recorded(dev tier.Device, s tier.Stream, err error) (tier.Event, error) {
+	if err != nil {
+		return nil, err
+	}
+	return record(dev, s)
+}
+
+func fetchDevice(dev tier.Device, s tier.Stream, src tier.DeviceMemory) fetch {
+	return func(p []byte, off int64) (func() error, error) {
+		return wait(recorded(dev, s, dev.CopyToHost(s, p, src.Addr()+tier.Addr(off))))
+	}
+}
+
+// drainDevice copies to the device. Lanes share the stream and use it one at a time.
+func drainDevice(dev tier.Device, s tier.Stream, dst tier.DeviceMemory) drain {
+	var mu sync.Mutex
+	start := func(p []byte, off int64) (tier.Event, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return recorded(dev, s, dev.CopyToDevice(s, dst.Addr()+tier.Addr(off), p))
+	}
+	return func(p []byte, off int64) error { return await(start(p, off)) }
+}
+
+// record returns the event after a copy that is already on the stream. Where
+// the device cannot give one, it waits for the stream instead, so that no copy is under way in
+// memory that the caller takes back.
+func record(dev tier.Device, s tier.Stream) (tier.Event, error) {
+	e, err := dev.Record(s)
+	if err != nil {
+		return nil, errors.Join(err, s.Sync())
+	}
+	return e, nil
+}
+
+func fetchFile(ctx context.Context, src tier.FileMemory) fetch {
+	return func(p []byte, off int64) (func() error, error) {
+		return func() error { return src.ReadAt(ctx, p, off) }, nil
+	}
+}
+
+func drainFile(ctx context.Context, dst tier.FileMemory) drain {
+	return func(p []byte, off int64) error { return dst.WriteAt(ctx, p, off) }
+}

@@ -1,0 +1,288 @@
+// Package pump moves what there is much of piece by piece, with several pieces under way: while
+// one is fetched another is put in its place. It is the one loop that does so. What brings a
+// piece, and where to, is its callers' business.
+//
+//	Begin ──▶ wait ──▶ Check ──▶ End    of each piece, by one of the lanes
+//	  └─ in order, one at a time
+//
+// A lane is a goroutine with something of its own to work in: a pinned chunk, scratch memory, or
+// nothing. The caller is the first lane, so that a single piece starts no goroutine.
+package pump
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/guard"
+)
+
+// Pool lends what lanes work in.
+type Pool[R any] interface {
+	// Borrow waits for an R.
+	Borrow(ctx context.Context) (R, error)
+	// TryBorrow is Borrow for those who do not wait, nor pass those who do.
+	TryBorrow() (R, bool)
+	// Yield gives r to those who wait, if there are any: then it returns false, unless there is
+	// another for the caller.
+	Yield(r R) (R, bool)
+	// Return takes r back.
+	Return(r R)
+}
+
+// Job is what is to be moved: pieces that are numbered from 0. Each function but one may be nil.
+// They are called with a context that ends when ctx ends or any of them fails.
+type Job[R any] struct {
+	Pieces int
+	Lanes  int     // how many pieces are under way at most
+	Pool   Pool[R] // nil if lanes need nothing
+
+	// Begin begins to fetch a piece into r, and returns what waits for it; nil if it is there. It is
+	// called for one piece at a time, in order.
+	Begin func(ctx context.Context, r R, piece int) (wait func() error, err error)
+	// Check sees what was fetched. If Ordered is set, it sees one piece after the other.
+	Check   func(r R, piece int) error
+	Ordered bool
+	// End puts a piece in its place, and returns when it is there.
+	End func(ctx context.Context, r R, piece int) error
+
+	// Quick, unless it is 0, is how long a piece may take on a device that deserves all lanes. Two
+	// work at first; they become more while pieces are quick, and two again when they are not. So
+	// little is under way on a slow device, and a job that is cancelled ends soon.
+	Quick time.Duration
+}
+
+// Run moves all pieces. It returns the first error, or the cause of ctx's end if pieces were left;
+// a panic is a *guard.PanicError. Nothing is under way when it returns. It needs one R to go on,
+// and waits only for that one, so that jobs which share a pool do not wait for each other in a
+// circle. After each piece a lane yields its R.
+func (j *Job[R]) Run(ctx context.Context) error {
+	if j.Pieces <= 0 {
+		return nil
+	}
+	r := &run[R]{Job: j, ctx: ctx, turn: make(chan struct{}, 1), checked: closed}
+	r.mu.lanes, r.mu.most = 1, j.Lanes
+	if j.Quick > 0 {
+		r.mu.most, r.mu.since = min(2, j.Lanes), time.Now()
+	}
+	if j.Pieces > 1 && j.Lanes > 1 {
+		var cancel context.CancelCauseFunc
+		r.ctx, cancel = context.WithCancelCause(ctx)
+		r.cancel = cancel
+		defer cancel(nil)
+	}
+	r.lane(r.borrow, true)
+	r.others.Wait()
+	return r.failed()
+}
+
+var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// run is a Job under way.
+type run[R any] struct {
+	*Job[R]
+	ctx    context.Context
+	cancel context.CancelCauseFunc // nil if there is one lane only
+	others sync.WaitGroup
+
+	turn    chan struct{} // holds one while a piece is begun
+	checked chan struct{} // closed when the piece before the next one is checked; guarded by turn
+
+	mu struct {
+		sync.Mutex
+		next  int // piece
+		lanes int // that work
+		most  int // that may
+		ended int // pieces, since the pace was measured the last time
+		since time.Time
+		err   error
+	}
+}
+
+// lane moves pieces until none is left. The first stays to the end.
+func (l *run[R]) lane(borrow func() (R, error), first bool) {
+	r, err := borrow()
+	for err == nil {
+		if first {
+			l.invite()
+		}
+		if !l.piece(r) {
+			break
+		}
+		if !first && l.surplus() {
+			break
+		}
+		if l.Pool == nil {
+			continue
+		}
+		var ok bool
+		if r, ok = l.Pool.Yield(r); ok {
+			continue
+		}
+		if !first {
+			l.leave()
+			return
+		}
+		r, err = l.borrow()
+	}
+	if err != nil {
+		l.fail(err)
+	} else if l.Pool != nil {
+		l.Pool.Return(r)
+	}
+	l.leave()
+}
+
+func (l *run[R]) borrow() (r R, err error) {
+	if l.Pool == nil {
+		return r, nil
+	}
+	defer guard.Error(&err, "a pool")
+	return l.Pool.Borrow(l.ctx)
+}
+
+func (l *run[R]) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.lanes--
+}
+
+// invite starts lanes, as long as there is work for them and the pool has something to work in.
+func (l *run[R]) invite() {
+	for {
+		l.mu.Lock()
+		short := l.mu.lanes < l.mu.most && l.mu.next+l.mu.lanes < l.Pieces
+		l.mu.Unlock()
+		if !short {
+			return
+		}
+		var r R
+		if l.Pool != nil {
+			var ok bool
+			if r, ok = l.Pool.TryBorrow(); !ok {
+				return
+			}
+		}
+		l.mu.Lock()
+		l.mu.lanes++
+		l.mu.Unlock()
+		l.others.Go(func() { l.lane(func() (R, error) { return r, nil }, false) })
+	}
+}
+
+// surplus says whether there are more lanes than may work.
+func (l *run[R]) surplus() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mu.lanes > l.mu.most
+}
+
+// piece moves the next piece. It returns false if there is none behind it, or something failed.
+func (l *run[R]) piece(r R) bool {
+	l.turn <- struct{}{}
+	i, ok := l.take()
+	if !ok {
+		<-l.turn
+		return false
+	}
+	var before, mine chan struct{}
+	if l.Ordered {
+		before, mine = l.checked, make(chan struct{})
+		l.checked = mine
+	}
+	var wait func() error
+	var err error
+	if l.Begin != nil {
+		err = guarded(func() (err error) { wait, err = l.Begin(l.ctx, r, i); return err })
+	}
+	<-l.turn
+
+	if err == nil && wait != nil {
+		err = guarded(wait)
+	}
+	if l.Ordered {
+		<-before
+	}
+	if err == nil && l.Check != nil && l.failed() == nil {
+		err = guarded(func() error { return l.Check(r, i) })
+	}
+	l.fail(err) // before the next piece is checked
+	if l.Ordered {
+		close(mine)
+	}
+	if l.End != nil && l.failed() == nil {
+		l.fail(guarded(func() error { return l.End(l.ctx, r, i) }))
+	}
+	l.paced()
+	return l.more()
+}
+
+// more says whether there may be a next piece.
+func (l *run[R]) more() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mu.err == nil && l.mu.next < l.Pieces
+}
+
+// take returns the next piece. The end of the context is a failure while there is one.
+func (l *run[R]) take() (piece int, ok bool) {
+	over := context.Cause(l.ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.next >= l.Pieces || l.mu.err != nil {
+		return 0, false
+	}
+	if over != nil {
+		l.mu.err = over
+		return 0, false
+	}
+	l.mu.next++
+	return l.mu.next - 1, true
+}
+
+// paced counts a piece that has ended, and lets more lanes work or fewer: as many pieces are
+// looked at together as may be under way.
+func (l *run[R]) paced() {
+	if l.Quick == 0 {
+		return
+	}
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.ended++; l.mu.ended < l.mu.most {
+		return
+	}
+	if now.Sub(l.mu.since) < time.Duration(l.mu.most)*l.Quick {
+		l.mu.most = min(2*l.mu.most, l.Lanes)
+	} else {
+		l.mu.most = min(2, l.Lanes)
+	}
+	l.mu.ended, l.mu.since = 0, now
+}
+
+// fail keeps the first error, and ends what is under way.
+func (l *run[R]) fail(err error) {
+	if err == nil {
+		return
+	}
+	l.mu.Lock()
+	first := l.mu.err == nil
+	if first {
+		l.mu.err = err
+	}
+	l.mu.Unlock()
+	if first && l.cancel != nil {
+		l.cancel(err)
+	}
+}
+
+func (l *run[R]) failed() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mu.err
+}
+
+func guarded(f func() error) (err error) {
+	defer guard.Error(&err, "a transfer")
+	return f()
+}
