@@ -29,11 +29,11 @@ func (c chunks) Yield(p []byte) ([]byte, bool) {
 	return c.TryBorrow()
 }
 
-// run runs a job. A panic is the batch's failure, as in safely.
+// run runs a job. A panic of its functions is the batch's failure, as in safely; one that a file
+// system had, and that is an error already, is not.
 func run[R any](ctx context.Context, j pump.Job[R]) error {
 	err := j.Run(ctx)
-	var p *guard.PanicError
-	if errors.As(err, &p) {
+	if p, ok := err.(*guard.PanicError); ok && p.What == pump.Panicked {
 		return panicked(p.Value)
 	}
 	return err

@@ -17,6 +17,10 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 )
 
+// Panicked is the What of a guard.PanicError that Run returns because a function of a job panicked.
+// A function may also return one of its own.
+const Panicked = "a transfer"
+
 // Pool lends what lanes work in.
 type Pool[R any] interface {
 	// Borrow waits for an R.
@@ -37,8 +41,8 @@ type Job[R any] struct {
 	Lanes  int     // how many pieces are under way at most
 	Pool   Pool[R] // nil if lanes need nothing
 
-	// Begin begins to fetch a piece into r, and returns what waits for it; nil if it is there. It is
-	// called for one piece at a time, in order.
+	// Begin begins to fetch a piece into r, and returns what waits for it; nil if it is there, or if
+	// that fails. It is called for one piece at a time, in order, and not after it has failed.
 	Begin func(ctx context.Context, r R, piece int) (wait func() error, err error)
 	// Check sees what was fetched. If Ordered is set, it sees one piece after the other.
 	Check   func(r R, piece int) error
@@ -53,7 +57,7 @@ type Job[R any] struct {
 }
 
 // Run moves all pieces. It returns the first error, or the cause of ctx's end if pieces were left;
-// a panic is a *guard.PanicError. Nothing is under way when it returns. It needs one R to go on,
+// a panic is a *guard.PanicError whose What is Panicked. Nothing is under way when it returns. It needs one R to go on,
 // and waits only for that one, so that jobs which share a pool do not wait for each other in a
 // circle. After each piece a lane yields its R.
 func (j *Job[R]) Run(ctx context.Context) error {
@@ -137,7 +141,7 @@ func (l *run[R]) borrow() (r R, err error) {
 	if l.Pool == nil {
 		return r, nil
 	}
-	defer guard.Error(&err, "a pool")
+	defer guard.Error(&err, Panicked)
 	return l.Pool.Borrow(l.ctx)
 }
 
@@ -195,6 +199,9 @@ func (l *run[R]) piece(r R) bool {
 	if l.Begin != nil {
 		err = guarded(func() (err error) { wait, err = l.Begin(l.ctx, r, i); return err })
 	}
+	if err != nil {
+		l.stop(err)
+	}
 	<-l.turn
 
 	if err == nil && wait != nil {
@@ -215,6 +222,17 @@ func (l *run[R]) piece(r R) bool {
 	}
 	l.paced()
 	return l.more()
+}
+
+// stop is called when a piece could not be begun: no other is. Where checks are in order, an
+// earlier piece may still have the first error.
+func (l *run[R]) stop(err error) {
+	l.mu.Lock()
+	l.mu.next = l.Pieces
+	l.mu.Unlock()
+	if !l.Ordered {
+		l.fail(err)
+	}
 }
 
 // more says whether there may be a next piece.
@@ -283,6 +301,6 @@ func (l *run[R]) failed() error {
 }
 
 func guarded(f func() error) (err error) {
-	defer guard.Error(&err, "a transfer")
+	defer guard.Error(&err, Panicked)
 	return f()
 }

@@ -318,6 +318,25 @@ func TestFailedCheckIsTheLast(t *testing.T) {
 	})
 }
 
+// TestNoPieceIsBegunAfterOneThatCouldNotBe, also while earlier ones are waited for.
+func TestNoPieceIsBegunAfterOneThatCouldNotBe(t *testing.T) {
+	for _, ordered := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			begun := 0
+			j := pump.Job[struct{}]{Pieces: 20, Lanes: 8, Ordered: ordered}
+			j.Begin = func(_ context.Context, _ struct{}, i int) (func() error, error) {
+				if begun++; i == 1 {
+					return nil, errFails
+				}
+				return func() error { time.Sleep(time.Second); return nil }, nil
+			}
+			if err := j.Run(t.Context()); err != errFails || begun != 2 {
+				t.Errorf("ordered %v: %d were begun: %v", ordered, begun, err)
+			}
+		})
+	}
+}
+
 // TestCancelled: what is under way ends, and no other piece is begun.
 func TestCancelled(t *testing.T) {
 	gone := errors.New("gone")
