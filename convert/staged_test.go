@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-db/spillway/internal/pump"
 )
 
-// TestWhosePanic: a panic of a transfer is the batch's failure. That of a program's file system, which
-// comes as an error, is the volume's, and what it says is kept.
+// TestWhosePanic: a panic of a transfer is the batch's failure. That of a program's file system,
+// which comes as an error, is the volume's, and what it says is kept.
 func TestWhosePanic(t *testing.T) {
 	ofDisk := &guard.PanicError{What: "the file system's ReadAt", Value: syscall.EIO}
 	for name, c := range map[string]struct {

@@ -57,9 +57,9 @@ type Job[R any] struct {
 }
 
 // Run moves all pieces. It returns the first error, or the cause of ctx's end if pieces were left;
-// a panic is a *guard.PanicError whose What is Panicked. Nothing is under way when it returns. It needs one R to go on,
-// and waits only for that one, so that jobs which share a pool do not wait for each other in a
-// circle. After each piece a lane yields its R.
+// a panic is a *guard.PanicError whose What is Panicked. Nothing is under way when it returns. It
+// needs one R to go on, and waits only for that one, so that jobs which share a pool do not wait for
+// each other in a circle. After each piece a lane yields its R.
 func (j *Job[R]) Run(ctx context.Context) error {
 	if j.Pieces <= 0 {
 		return nil

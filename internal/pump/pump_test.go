@@ -275,8 +275,8 @@ func TestOnePieceStartsNoGoroutine(t *testing.T) {
 	}
 }
 
-// TestFailureEndsWhatIsUnderWay: the others' context ends with the first error, and that is what Run
-// returns. No piece is begun after it.
+// TestFailureEndsWhatIsUnderWay: the others' context ends with the first error, and that is what
+// Run returns. No piece is begun after it.
 func TestFailureEndsWhatIsUnderWay(t *testing.T) {
 	var ended atomic.Int64
 	j := pump.Job[struct{}]{Pieces: 9, Lanes: 2, End: func(ctx context.Context, _ struct{}, i int) error {
