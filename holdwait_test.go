@@ -7,9 +7,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -183,5 +185,89 @@ func TestInputThatIsThereIsTheTasks(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestTasksAndGrantsHoldAndWait: two tasks of RunTask and two of Admit hold most of the GPU
+// together, and each wants more than is left. None of them names an owner. One is told of the
+// deadlock at once, long before StuckAfter, and all of them finish.
+func TestTasksAndGrantsHoldAndWait(t *testing.T) { synctest.Test(t, testTasksAndGrantsHoldAndWait) }
+
+func testTasksAndGrantsHoldAndWait(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	eng, repo := openWith(t, 1<<20, 8<<20)
+	const tasks, each = 4, 200_000 // and 226,000 bytes are left
+	if err := errors.Join(eng.Admitter().SetThreads(tasks), eng.Admitter().SetThreshold(1)); err != nil {
+		t.Fatal(err)
+	}
+	rec := arrowgen.Ints(1, 20000, 1)
+	defer rec.Release()
+	for i := range tasks {
+		if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begun := time.Now()
+	var told atomic.Int64
+	var holding, all sync.WaitGroup
+	holding.Add(tasks)
+	var once [tasks]sync.Once
+	// work is what each of them does with its grant.
+	work := func(ctx context.Context, i int, g *spillway.Grant) error {
+		once[i].Do(holding.Done)
+		holding.Wait()
+		err := g.Reservation().Grow(ctx, 2*each)
+		if errors.Is(err, reservation.ErrDeadlock) && told.Add(1) == 1 && time.Since(begun) > time.Second {
+			t.Errorf("the first is told after %v", time.Since(begun))
+		}
+		return err
+	}
+	for i := range 2 {
+		all.Go(func() {
+			if err := eng.RunTask(ctx, spillway.Task{Operator: "run", Output: each, Overhead: admission.None},
+				func(ctx context.Context, g *spillway.Grant, _ []*spillway.Handle) error { return work(ctx, i, g) }); err != nil {
+				t.Errorf("task %d: %v", i, err)
+			}
+		})
+	}
+	// A task that is admitted brings its input with the grant's reservation, as RunTask does.
+	admitted := func(i int, in *batch.Batch) error {
+		g, err := eng.Admit(ctx, spillway.Estimate{Operator: "admit", Input: in.Info().Bytes, Output: each - in.Info().Bytes, Overhead: admission.None})
+		if err != nil {
+			return err
+		}
+		h, err := eng.Mover().AcquireIn(ctx, in, g.Reservation())
+		if err == nil {
+			if h.Owner() != g.Owner() {
+				t.Errorf("the input is of %v, want %v", h.Owner(), g.Owner())
+			}
+			err = work(ctx, i, g)
+			err = errors.Join(err, h.Close())
+		}
+		return errors.Join(err, g.Release())
+	}
+	for i := 2; i < tasks; i++ {
+		in, _ := repo.Peek(i)
+		all.Go(func() {
+			for {
+				err := admitted(i, in)
+				var e *reservation.DeadlockError
+				if !errors.As(err, &e) {
+					if err != nil {
+						t.Errorf("grant %d: %v", i, err)
+					}
+					return
+				}
+				if err := e.Wait(ctx); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if told.Load() == 0 {
+		t.Error("nobody was told: the test shows nothing")
 	}
 }

@@ -18,7 +18,11 @@ import (
 // Too little in r is a *reservation.ExceededError (unless r's policy helps). Room that is not in one
 // piece, also when reservation.Config.Clear has moved others away, is a *tier.NoSpaceError: more is not
 // waited for while r is held, for others may wait for that. r must stay unreleased until AcquireIn returns.
+// If ctx names no owner, the handle is that of r's owner.
 func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
+	if o := r.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
+		ctx = o.Context(ctx)
+	}
 	return m.acquire(ctx, b, reservation.Specific(r.Space().ID()), r)
 }
 

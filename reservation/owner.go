@@ -141,6 +141,19 @@ func (r Reservation) SetOwner(o *Owner) error {
 	return nil
 }
 
+// Owner returns whose the reservation is; nil if it is nobody's, or was released.
+func (r Reservation) Owner() *Owner {
+	if r.rec == nil {
+		return nil
+	}
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	if r.rec.goneLocked(r.gen) {
+		return nil
+	}
+	return r.rec.mu.options.owner
+}
+
 // owners is the manager's table of those who have open reservations.
 type owners struct {
 	lockrank.Mutex[lockrank.Reservation] // never held with another of this rank

@@ -443,13 +443,7 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 // changed notes that the promise is another: for its owner, and for the Grow calls that
 // wait.
 func (r Reservation) changed() {
-	r.rec.mu.Lock()
-	var owner *Owner
-	if !r.rec.goneLocked(r.gen) {
-		owner = r.rec.mu.options.owner
-	}
-	r.rec.mu.Unlock()
-	owner.changed()
+	r.Owner().changed()
 	r.tellGrowing()
 }
 
