@@ -42,8 +42,8 @@ func openPermits(t *testing.T, cfg spillway.Config) *spillway.Engine {
 func takeAll(t *testing.T, p *permit.Pool) (release func()) {
 	t.Helper()
 	var held []permit.Permit
-	for _, b := range p.Budgets() {
-		r, err := permit.Bytes(b.Name, b.Bytes)
+	for _, b := range p.Stats().Budgets {
+		r, err := permit.Bytes(b.Name, b.Total)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +73,7 @@ func takeAll(t *testing.T, p *permit.Pool) (release func()) {
 // is an error.
 func untilWaiting(t *testing.T, p *permit.Pool, n int, ended <-chan error) {
 	t.Helper()
-	for p.Waiting() < n {
+	for p.Stats().Waiting < n {
 		select {
 		case err := <-ended:
 			t.Fatalf("it did not wait: %v", err)

@@ -363,7 +363,9 @@ var settings = []setting{
 	{field: "Permits", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Permits = permit.Config{Slots: permit.Slots(5), Budgets: []permit.Budget{{Name: permit.Host, Bytes: 3 << 20}}}
 		return func(eng *spillway.Engine) bool {
-			return eng.Permits().Slots().Total == 5 && slices.Equal(eng.Permits().Budgets(), c.Permits.Budgets)
+			want := []permit.BudgetStats{{Name: permit.Host, Total: 3 << 20}}
+			s := eng.Permits().Stats()
+			return s.Slots.Total == 5 && slices.Equal(s.Budgets, want)
 		}
 	}},
 	{field: "PermitPool", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {

@@ -3,23 +3,32 @@ package spillway
 import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/host"
 )
 
 // Handle holds a batch in place while it is worked on.
 type Handle = batch.Handle
 
-// Stats is what the engine has done and holds. Sizes are in bytes.
+// Stats is what the engine has done and holds. Sizes are in bytes. Each part is consistent in
+// itself; the parts are read one after the other.
 type Stats struct {
-	Spaces []SpaceStats
-	Edges  []convert.EdgeStats // what was moved, a pair of spaces each
-	Waits  reservation.WaitStats
-	Quota  *quota.Stats // nil without a limit of GPU memory
+	Spaces    []SpaceStats
+	Edges     []convert.EdgeStats   // what was moved, a pair of spaces each
+	Waits     reservation.WaitStats // for room
+	Monitor   monitor.Stats
+	Admission admission.Stats
+	Permits   permit.Stats // also of a pool that engines share
+	Quota     *quota.Stats // nil without a limit of GPU memory
 }
 
-// SpaceStats is one space's books.
+// SpaceStats describes one space.
 type SpaceStats struct {
 	ID       tier.ID
 	Backend  string
@@ -27,17 +36,38 @@ type SpaceStats struct {
 	Foreign  int64 // what others hold of it on the device, sampled each second; part of the pressure
 	Lost     bool  // its device is lost, with what is in use here; see tier.Space.Lost
 	tier.Usage
+	Host *host.Stats // of host memory; else nil
+	Disk *disk.Stats // of a spill volume; else nil
 }
 
-// Stats returns a picture; each space's numbers are a consistent cut.
+// Stats returns the present numbers. It may be called at any time, also after Close.
 func (e *Engine) Stats() Stats {
-	s := Stats{Edges: e.mover.Stats(), Waits: e.reservations.Waits()}
+	s := Stats{
+		Edges: e.mover.Stats(), Waits: e.reservations.Waits(), Monitor: e.monitor.Stats(),
+		Admission: e.admitter.Stats(), Permits: e.permits.Stats(),
+	}
 	if e.limits.quota != nil {
 		q := e.limits.quota.Stats()
 		s.Quota = &q
 	}
 	for _, space := range e.spaces {
-		s.Spaces = append(s.Spaces, SpaceStats{ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(), Foreign: space.Foreign(), Lost: space.Lost() != nil, Usage: space.Usage()})
+		s.Spaces = append(s.Spaces, statsOf(space))
+	}
+	return s
+}
+
+func statsOf(space *tier.Space) SpaceStats {
+	s := SpaceStats{
+		ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(),
+		Foreign: space.Foreign(), Lost: space.Lost() != nil, Usage: space.Usage(),
+	}
+	switch pool := space.Pool().(type) {
+	case *host.Arena:
+		arena := pool.Stats()
+		s.Host = &arena
+	case *disk.Volume:
+		volume := pool.Stats()
+		s.Disk = &volume
 	}
 	return s
 }

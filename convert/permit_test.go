@@ -60,7 +60,7 @@ func (m *machine) start(t *testing.T, f func(context.Context) error) *underWay {
 // waits returns when so many wait for a permit, of whom u is one.
 func (u *underWay) waits(t *testing.T, m *machine, n int) {
 	t.Helper()
-	for m.permits.Waiting() < n {
+	for m.permits.Stats().Waiting < n {
 		select {
 		case <-u.done:
 			t.Fatalf("it did not wait for a permit: %v", u.err)
@@ -400,7 +400,7 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	for range slots { // each writes its body with one request
 		<-files.arrived
 	}
-	for m.permits.Waiting() < moves-slots {
+	for m.permits.Stats().Waiting < moves-slots {
 		runtime.Gosched()
 	}
 	if s := m.permits.Slots(); s.Held != slots || s.Available != 0 {

@@ -36,15 +36,15 @@ func abc(slots permit.SlotLimit) permit.Config {
 // full checks that nobody holds anything of p.
 func full(t testing.TB, p *permit.Pool) {
 	t.Helper()
-	for _, b := range p.Budgets() {
-		if n, ok := p.Available(b.Name); !ok || n != b.Bytes {
-			t.Errorf("%d of %d bytes of %s are available", n, b.Bytes, b.Name)
+	for _, b := range p.Stats().Budgets {
+		if n, ok := p.Available(b.Name); !ok || n != b.Total || b.Held != 0 {
+			t.Errorf("%d of %d bytes of %s are available", n, b.Total, b.Name)
 		}
 	}
 	if s := p.Slots(); s.Held != 0 || s.Monitor != 0 {
 		t.Errorf("slots are held: %+v", s)
 	}
-	if n := p.Waiting(); n != 0 {
+	if n := p.Stats().Waiting; n != 0 {
 		t.Errorf("%d wait", n)
 	}
 }

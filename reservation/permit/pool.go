@@ -41,6 +41,20 @@ type Pool struct {
 	}
 }
 
+// Stats are a pool's numbers at one moment.
+type Stats struct {
+	Budgets []BudgetStats // in the pool's order
+	Slots   SlotStats
+	Waiting int // requests
+}
+
+// BudgetStats are one budget's bytes. Held is more than Total after the budget was made smaller
+// than what permits have of it.
+type BudgetStats struct {
+	Name        string
+	Total, Held int64
+}
+
 // SlotStats are a pool's slots at one moment. Total and Available are 0 if they are
 // not limited.
 type SlotStats struct {
@@ -141,18 +155,6 @@ func (p *Pool) With(ctx context.Context, r Request, f func(context.Context, Perm
 	return f(ctx, got)
 }
 
-// Budgets returns the names of the pool's budgets, in their order, and the bytes that
-// each has in all.
-func (p *Pool) Budgets() []Budget {
-	out := make([]Budget, len(p.names))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i, name := range p.names {
-		out[i] = Budget{name, p.mu.total[i]}
-	}
-	return out
-}
-
 // Total returns the bytes that a budget has in all, and false if there is none of
 // that name.
 func (p *Pool) Total(name string) (bytes int64, ok bool) {
@@ -178,23 +180,31 @@ func (p *Pool) Available(name string) (bytes int64, ok bool) {
 	return p.mu.total[i] - p.mu.used[i], true
 }
 
-// Slots returns the books of the slots.
+// Slots returns how many slots there are and who has them.
 func (p *Pool) Slots() SlotStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.slotsLocked()
+}
+
+// Stats returns a consistent picture of the pool.
+func (p *Pool) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := Stats{Budgets: make([]BudgetStats, len(p.names)), Slots: p.slotsLocked(), Waiting: p.mu.waiting}
+	for i, name := range p.names {
+		s.Budgets[i] = BudgetStats{Name: name, Total: p.mu.total[i], Held: p.mu.used[i]}
+	}
+	return s
+}
+
+func (p *Pool) slotsLocked() SlotStats {
 	s := SlotStats{Limited: !p.mu.unlimited, Held: int(p.mu.used[p.slots]), Monitor: int(p.mu.monitors)}
 	if s.Limited {
 		s.Total = int(p.mu.total[p.slots])
 		s.Available = int(max(0, p.availableLocked(p.slots, false)))
 	}
 	return s
-}
-
-// Waiting returns how many requests wait.
-func (p *Pool) Waiting() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.mu.waiting
 }
 
 // SetTotal changes how many bytes a budget has, while it is in use. Permits keep

@@ -56,8 +56,8 @@ func TestDefaults(t *testing.T) {
 		p := newPool(t, cfg)
 		device, _ := p.Total(permit.Device)
 		host, _ := p.Total(permit.Host)
-		if s := p.Slots(); device != 256<<20 || host != 512<<20 || s.Total != 16 || !s.Limited || s.Available != 15 || len(p.Budgets()) != 2 {
-			t.Errorf("%+v makes %+v and %+v", cfg, p.Budgets(), s)
+		if s := p.Slots(); device != 256<<20 || host != 512<<20 || s.Total != 16 || !s.Limited || s.Available != 15 || len(p.Stats().Budgets) != 2 {
+			t.Errorf("%+v makes %+v and %+v", cfg, p.Stats().Budgets, s)
 		}
 	}
 	if !(permit.Config{}).IsZero() || permit.DefaultConfig().IsZero() {
@@ -180,7 +180,7 @@ func TestRequestsAreValues(t *testing.T) {
 		want [5]int64
 	}{{base, [5]int64{1, 1, 1, 0, 0}}, {x, [5]int64{1, 1, 1, 1, 0}}, {y, [5]int64{1, 1, 1, 0, 1}}, {z, [5]int64{1, 1, 2, 0, 0}}} {
 		got := try(t, p, c.r)
-		for i, b := range p.Budgets() {
+		for i, b := range p.Stats().Budgets {
 			if n := got.Bytes(b.Name); n != c.want[i] {
 				t.Errorf("%d of %s, want %d", n, b.Name, c.want[i])
 			}
@@ -230,11 +230,7 @@ func TestAllOrNothing(t *testing.T) {
 		} else {
 			hold = try(t, p, of(t, name, 60))
 		}
-		before := p.Budgets()
-		for i := range before {
-			before[i].Bytes, _ = p.Available(before[i].Name)
-		}
-		slots := p.Slots()
+		before := p.Stats()
 		_, err := p.TryAcquire(of(t, "a", 41, "b", 41, "c", 41).Spill())
 		if !errors.Is(err, tier.ErrOutOfBudget) {
 			t.Fatalf("at %d: %v", n, err)
@@ -244,13 +240,8 @@ func TestAllOrNothing(t *testing.T) {
 			out.Requested != 41 || out.Remaining != 40 || out.Current != 60 || out.Limit != 100) {
 			t.Errorf("at %d: %v", n, err)
 		}
-		for _, b := range before {
-			if now, _ := p.Available(b.Name); now != b.Bytes {
-				t.Errorf("at %d: %d of %s are available, want %d", n, now, b.Name, b.Bytes)
-			}
-		}
-		if p.Slots() != slots {
-			t.Errorf("at %d: the slots are %+v, were %+v", n, p.Slots(), slots)
+		if now := p.Stats(); !reflect.DeepEqual(now, before) {
+			t.Errorf("at %d: %+v, was %+v", n, now, before)
 		}
 		release(t, hold)
 	}
@@ -276,7 +267,7 @@ func TestFailuresAreInvisible(t *testing.T) {
 		}
 		looking.Go(func() {
 			for {
-				for _, b := range p.Budgets() {
+				for _, b := range p.Stats().Budgets {
 					want := int64(100)
 					if b.Name == name {
 						want = 40
@@ -347,7 +338,7 @@ func TestTenGoroutinesLeaveItFull(t *testing.T) {
 					}
 					continue
 				}
-				for _, b := range p.Budgets() {
+				for _, b := range p.Stats().Budgets {
 					if n, _ := p.Available(b.Name); n < 0 {
 						t.Errorf("%d of %s are available", n, b.Name)
 					}

@@ -184,8 +184,8 @@ func TestCancelledWait(t *testing.T) {
 		late.waiting(t)
 		time.Sleep(time.Hour) // of the bubble's clock
 		late.failed(t, context.DeadlineExceeded)
-		if p.Waiting() != 0 {
-			t.Errorf("%d wait", p.Waiting())
+		if p.Stats().Waiting != 0 {
+			t.Errorf("%d wait", p.Stats().Waiting)
 		}
 		if got, err := p.Acquire(ctx, permit.Request{}); !errors.Is(err, cause) || !got.IsZero() {
 			t.Errorf("with an ended context: %v", err)
