@@ -64,24 +64,23 @@ func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want Se
 	if err != nil {
 		return nil, err
 	}
-	c.by = who
 	if c.from == c.to {
 		return c.noRows(of)
 	}
 	switch src := payload.(type) {
 	case *batch.Image:
 		if src.Space().Kind() == tier.Host {
-			return c.inPlace(src)
+			return openInPlace(c, who, src)
 		}
 		file, ok := src.Buffer().Memory().(tier.FileMemory)
 		if src.Space().Kind() == tier.Disk && (ok || src.Descriptor().Body == 0) {
 			if ok {
 				file = checked(file)
 			}
-			return m.readColumns(ctx, src, file, c)
+			return m.readColumns(ctx, columnReader{src: src, file: file, who: who}, c)
 		}
 	case *batch.Packed:
-		return m.readColumns(ctx, src, &packedFile{m.cfg.Builtin, src}, c)
+		return m.readColumns(ctx, columnReader{src: src, file: &packedFile{m.cfg.Builtin, src}, who: who}, c)
 	}
 	return m.openCopy(ctx, who, payload, want)
 }
@@ -97,11 +96,10 @@ func (m *Mover) openCopy(ctx context.Context, who by, payload batch.Payload, wan
 		if err != nil {
 			return nil, err
 		}
-		c.by = who
 		if c.from == c.to {
 			return c.noRows(img.Descriptor())
 		}
-		return c.inPlace(img)
+		return openInPlace(c, who, img)
 	}()
 	return released(rec, errors.Join(err, img.Release()))
 }
@@ -115,69 +113,46 @@ func released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 	return rec, err
 }
 
-// noRows makes a record without rows, for which no memory is needed.
-func (c *chosen) noRows(of *batch.Descriptor) (arrow.RecordBatch, error) {
-	var p planner
-	for _, f := range c.schema.Fields() {
-		p.empty(f.Type)
-	}
-	d := &batch.Descriptor{Schema: c.schema, Nodes: p.nodes, Buffers: p.spans, Metadata: of.Metadata}
-	return openRecord(d, nil, newLease(nil), nil)
-}
-
-// inPlace opens what was chosen of a host image, whose memory is leased until the
+// openInPlace opens what was chosen of a host image, whose memory is leased until the
 // record is released.
-func (c *chosen) inPlace(img *batch.Image) (_ arrow.RecordBatch, err error) {
+func openInPlace(c *chosen, who by, img *batch.Image) (_ arrow.RecordBatch, err error) {
 	defer recovered(&err, "opening columns") // img may be the caller's to release
-	of := img.Descriptor()
-	columns, err := columnsOf(of, c)
+	d, skip, err := c.within(img.Descriptor())
 	if err != nil {
 		return nil, err
-	}
-	d := &batch.Descriptor{
-		Schema: c.schema, Rows: c.to - c.from, Body: of.Body,
-		Dictionaries: of.Dictionaries, Metadata: of.Metadata,
-	}
-	skip := make([]int64, len(columns))
-	for i := range columns {
-		skip[i] = c.from
-		for _, n := range columns[i].nodes {
-			d.Nodes = append(d.Nodes, n.Node)
-		}
-		for _, p := range columns[i].parts {
-			d.Buffers = append(d.Buffers, p.span)
-		}
 	}
 	extents, release, err := inPlace(img.Buffer())
 	if err != nil {
 		return nil, err
 	}
-	l := newLease(release).entered(c.by, img.Space(), img, img.Bytes())
+	l := newLease(release)
+	who.enter(l, img.Space(), img, img.Bytes())
 	return openRows(d, skip, extents, l, finderOf(img.Shared()))
 }
 
 // readColumns reads what was chosen of a disk image into host memory, and waits for
-// room in one piece there. file is nil if the image has no bytes.
-func (m *Mover) readColumns(ctx context.Context, src imaged, file tier.FileMemory, c *chosen) (arrow.RecordBatch, error) {
-	p := &columnPlan{src: src, file: file, chosen: c}
-	if err := p.make(ctx, m.cfg.Builtin); err != nil {
+// room in one piece there. The file of r is nil if the image has no bytes.
+func (m *Mover) readColumns(ctx context.Context, r columnReader, c *chosen) (_ arrow.RecordBatch, err error) {
+	find := func(bounds []bound) error { return m.cfg.Builtin.readBounds(ctx, r.src, r.file, bounds) }
+	if r.plan, err = c.plan(r.src.Descriptor(), r.src.Shared(), find); err != nil {
 		return nil, err
 	}
-	if p.desc.Body == 0 && len(p.shared) == 0 {
-		return openRows(p.desc, p.skip, nil, newLease(nil), nil)
+	if r.plan.desc.Body == 0 && len(r.plan.shared) == 0 {
+		return openRows(r.plan.desc, r.plan.skip, nil, newLease(nil), nil)
 	}
-	rec, err := m.readPlanned(ctx, p)
+	rec, err := m.readPlanned(ctx, &r)
 	for errors.Is(err, errGone) {
-		rec, err = m.readPlanned(ctx, p)
+		rec, err = m.readPlanned(ctx, &r)
 	}
 	return rec, err
 }
 
-func (m *Mover) readPlanned(ctx context.Context, p *columnPlan) (rec arrow.RecordBatch, err error) {
-	what := takes{body: p.desc.Body, dicts: m.cfg.Builtin.dicts.of(p.desc.AllDictionaries())}
+func (m *Mover) readPlanned(ctx context.Context, c *columnReader) (rec arrow.RecordBatch, err error) {
+	desc := c.plan.desc
+	what := takes{body: desc.Body, dicts: m.cfg.Builtin.dicts.of(desc.AllDictionaries())}
 	err = m.inRoom(ctx, true, reservation.AnyInTier(tier.Host), m.reserver(ctx, &what), func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
-			rec, err = m.cfg.Builtin.readColumns(ctx, p, r)
+			rec, err = m.cfg.Builtin.readColumns(ctx, c, r)
 			return err
 		})
 	})

@@ -457,12 +457,10 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &columnPlan{src: src, file: src.Buffer().Memory().(tier.FileMemory), chosen: c}
-		if err := p.make(t.Context(), m.mover.cfg.Builtin); err != nil {
-			t.Fatal(err)
-		}
+		r := m.reader(t, src, c)
+		p := r.plan
 		extents := split(rng, p.desc, make([]byte, p.desc.Body))
-		if err := errors.Join(p.fill(t.Context(), extents), p.mend(extents)); err != nil {
+		if err := errors.Join(r.fill(t.Context(), extents), p.mend(extents)); err != nil {
 			t.Fatal(err)
 		}
 		got, err := openRows(p.desc, p.skip, extents, newLease(nil), nil)

@@ -2,13 +2,15 @@ package convert
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"sort"
 
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
+
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/lookup"
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
 // columnPlan says what of a disk image is read, where in memory it comes to lie, and
@@ -19,19 +21,28 @@ import (
 //	memory  │chunk│chunk│      │chunk│chunk│      │chunk│      in one piece
 //	           a a a a a             b b b           c
 type columnPlan struct {
-	src    imaged
-	file   tier.FileMemory
-	chosen *chosen
+	desc   *batch.Descriptor // of the memory; mend counts the nulls of what is cut
+	skip   []int64           // rows of each column before those that are wanted
+	runs   []chunkRun        // what is read
+	shared []batch.Shared    // the dictionaries that desc needs, where the image is
 
+	of      *batch.Descriptor // of the image
+	chosen  *chosen
 	columns []cutColumn
-	runs    []chunkRun
 	numbers lookup.Table[*batch.Descriptor] // of desc's dictionaries
-	desc    *batch.Descriptor               // of the memory; the numbers of nulls of what is cut are not known before it is read
-	shared  []batch.Shared                  // the dictionaries that desc needs, where the image is
-	skip    []int64                         // rows of each column before those that are wanted
 	bitmaps []bitmapAt
 	offsets []offsetsAt
 }
+
+// bound is an offset that must be known to plan. It lies in one chunk of the image.
+type bound struct {
+	at    int64 // in the image
+	width int64 // 4 or 8 bytes
+	to    *int64
+}
+
+// set takes the bytes of the offset.
+func (b *bound) set(p []byte) { *b.to = offsetAt(p, b.width, 0) }
 
 // cutColumn is a column and its rows that are read.
 type cutColumn struct {
@@ -63,29 +74,63 @@ type offsetsAt struct {
 	width, base int64
 }
 
-// make plans. Where the wanted strings lie is read from the disk.
-func (p *columnPlan) make(ctx context.Context, b *Builtin) error {
-	columns, err := columnsOf(p.src.Descriptor(), p.chosen)
+// plan plans the reading of the columns from the image of d, whose dictionaries are shared. find
+// sets the offsets that say where the wanted strings lie.
+func (c *chosen) plan(of *batch.Descriptor, shared []batch.Shared, find func([]bound) error) (*columnPlan, error) {
+	columns, err := columnsOf(of, c)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	p.columns = make([]cutColumn, len(columns))
+	p := &columnPlan{of: of, chosen: c, columns: make([]cutColumn, len(columns))}
 	var bounds []bound
-	for i, c := range columns {
-		p.columns[i].imageColumn = c
-		if err := c.inBody(p.src.Descriptor().Body); err != nil {
-			return err
+	for i, column := range columns {
+		p.columns[i].imageColumn = column
+		if err := column.inBody(of.Body); err != nil {
+			return nil, err
 		}
-		found, err := p.columns[i].choose(p.chosen, p.src.Descriptor().Rows)
+		found, err := p.columns[i].choose(c, of.Rows)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		bounds = append(bounds, found...)
 	}
-	if err := b.readBounds(ctx, p.src, p.file, bounds); err != nil {
-		return err
+	if err := find(bounds); err != nil {
+		return nil, err
 	}
-	return p.describe()
+	return p, p.describe(shared)
+}
+
+// noRows makes a record without rows, for which no memory is needed.
+func (c *chosen) noRows(of *batch.Descriptor) (arrow.RecordBatch, error) {
+	var p planner
+	for _, f := range c.schema.Fields() {
+		p.empty(f.Type)
+	}
+	d := &batch.Descriptor{Schema: c.schema, Nodes: p.nodes, Buffers: p.spans, Metadata: of.Metadata}
+	return openRecord(d, nil, newLease(nil), nil)
+}
+
+// within describes the columns where they are, in an image that has all of its bytes. skip is how
+// many rows each has before those that were chosen.
+func (c *chosen) within(of *batch.Descriptor) (d *batch.Descriptor, skip []int64, err error) {
+	columns, err := columnsOf(of, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	d = &batch.Descriptor{
+		Schema: c.schema, Rows: c.to - c.from, Body: of.Body,
+		Dictionaries: of.Dictionaries, Metadata: of.Metadata,
+	}
+	for i := range columns {
+		skip = append(skip, c.from)
+		for _, n := range columns[i].nodes {
+			d.Nodes = append(d.Nodes, n.Node)
+		}
+		for _, p := range columns[i].parts {
+			d.Buffers = append(d.Buffers, p.span)
+		}
+	}
+	return d, skip, nil
 }
 
 // inBody refuses parts that are not in the body: before any is read.
@@ -168,8 +213,8 @@ func (c *cutColumn) needed(i int) (batch.Span, error) {
 }
 
 // describe makes what follows from the columns and their rows.
-func (p *columnPlan) describe() error {
-	of := p.src.Descriptor()
+func (p *columnPlan) describe(shared []batch.Shared) error {
+	of := p.of
 	p.desc = &batch.Descriptor{Schema: p.chosen.schema, Rows: p.chosen.to - p.chosen.from, Metadata: of.Metadata}
 	for i := range p.columns {
 		c := &p.columns[i]
@@ -199,7 +244,6 @@ func (p *columnPlan) describe() error {
 	}
 	p.lay(of.Body)
 	var at lookup.Table[*batch.Descriptor]
-	shared := p.src.Shared()
 	for _, d := range p.desc.AllDictionaries() {
 		i := at.Find(len(shared), func(i int) *batch.Descriptor { return shared[i].Descriptor() }, d)
 		p.shared = append(p.shared, shared[i])
@@ -210,7 +254,7 @@ func (p *columnPlan) describe() error {
 // addNodes adds the arrays of c. What they have of the batch's dictionaries is
 // numbered anew.
 func (p *columnPlan) addNodes(c *cutColumn) error {
-	dicts := p.src.Descriptor().Dictionaries
+	dicts := p.of.Dictionaries
 	for _, n := range c.nodes {
 		switch {
 		case n.Nulls == batch.Outside:
@@ -263,4 +307,39 @@ func (p *columnPlan) lay(body int64) {
 			p.desc.Buffers[i].Offset = r.at + s.Offset - r.off
 		}
 	}
+}
+
+// mend makes what was cut out into arrays of their own: the nulls are counted and offsets are
+// moved. extents is the memory, which nobody else has yet.
+func (p *columnPlan) mend(extents [][]byte) error {
+	for _, b := range p.bitmaps {
+		bits, err := p.buffer(extents, b.span)
+		if err != nil {
+			return err
+		}
+		n := &p.desc.Nodes[b.node]
+		n.Nulls = n.Length - int64(bitutil.CountSetBits(bits, 0, int(n.Length)))
+	}
+	for _, o := range p.offsets {
+		b, err := p.buffer(extents, o.span)
+		if err != nil {
+			return err
+		}
+		if o.width == 4 {
+			sumcopy.Sub32(b, b, uint32(o.base))
+		} else {
+			sumcopy.Sub64(b, b, uint64(o.base))
+		}
+	}
+	return nil
+}
+
+// buffer returns the bytes of a span, which lies in one extent.
+func (p *columnPlan) buffer(extents [][]byte, span int) ([]byte, error) {
+	s := p.desc.Buffers[span]
+	b := stretch(extents, s.Offset, s.Length)
+	if int64(len(b)) != s.Length {
+		return nil, path(nil).invalid("a buffer of %d bytes at %d lies in several extents", s.Length, s.Offset)
+	}
+	return b, nil
 }

@@ -8,11 +8,9 @@ import (
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
-	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/pump"
-	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -26,20 +24,29 @@ const (
 	columnsUnderWay = readsAhead * maxPiece / columnRequest
 )
 
+// columnReader reads what was planned of a disk image.
+type columnReader struct {
+	plan *columnPlan
+	src  imaged
+	file tier.FileMemory
+	who  by
+}
+
 // readColumns reads what was planned into memory drawn from r, with one permit, and
 // opens it there.
-func (b *Builtin) readColumns(ctx context.Context, p *columnPlan, r reservation.Reservation) (rec arrow.RecordBatch, err error) {
+func (b *Builtin) readColumns(ctx context.Context, c *columnReader, r reservation.Reservation) (rec arrow.RecordBatch, err error) {
+	p := c.plan
 	// An image of those dictionaries alone. It is never released: its references are src's.
-	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.desc.Dictionaries}, nil, p.src.Space(), p.shared...)
+	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.desc.Dictionaries}, nil, c.src.Space(), p.shared...)
 	largest := max(p.desc.Body, largestShared(dicts))
-	err = b.permitted(ctx, r.Space(), p.src.Space(), largest, func(ctx context.Context) error {
+	err = b.permitted(ctx, r.Space(), c.src.Space(), largest, func(ctx context.Context) error {
 		buf, err := r.AllocCuts(p.desc.Body, p.desc.Cuts())
 		if err != nil {
 			return err
 		}
 		shared, err := b.share(ctx, dicts, r)
 		if err == nil {
-			rec, err = p.read(ctx, buf, shared)
+			rec, err = c.read(ctx, buf, shared)
 		}
 		// The record has a lease, and arrays of dictionaries have theirs.
 		return errors.Join(err, releaseAll(shared), buf.Release())
@@ -48,42 +55,42 @@ func (b *Builtin) readColumns(ctx context.Context, p *columnPlan, r reservation.
 }
 
 // read fills buf and opens it.
-func (p *columnPlan) read(ctx context.Context, buf *tier.Buffer, shared []batch.Shared) (arrow.RecordBatch, error) {
+func (c *columnReader) read(ctx context.Context, buf *tier.Buffer, shared []batch.Shared) (arrow.RecordBatch, error) {
 	extents, release, err := inPlace(buf)
 	if err != nil {
 		return nil, err
 	}
 	l := newLease(release)
 	if buf != nil {
-		l.entered(p.chosen.by, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
+		c.who.enter(l, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
 	}
-	err = p.fill(ctx, extents)
+	err = c.fill(ctx, extents)
 	if err == nil {
-		err = safely(func() error { return p.mend(extents) })
+		err = safely(func() error { return c.plan.mend(extents) })
 	}
 	if err != nil {
 		l.end()
 		return nil, err
 	}
-	return openRows(p.desc, p.skip, extents, l, finderOf(shared))
+	return openRows(c.plan.desc, c.plan.skip, extents, l, finderOf(shared))
 }
 
 // fill reads and verifies all runs. Nothing is under way when it returns.
-func (p *columnPlan) fill(ctx context.Context, extents [][]byte) error {
-	requests := p.requests()
+func (c *columnReader) fill(ctx context.Context, extents [][]byte) error {
+	requests := c.requests()
 	return run(ctx, pump.Job[struct{}]{
 		Pieces: len(requests),
 		Lanes:  columnsUnderWay,
-		End:    func(ctx context.Context, _ struct{}, i int) error { return p.readPieces(ctx, requests[i], extents) },
+		End:    func(ctx context.Context, _ struct{}, i int) error { return c.readPieces(ctx, requests[i], extents) },
 	})
 }
 
 // requests returns what is read one after the other: a request each, or of a packed
 // image all that is wanted of a run, which is read and uncompressed as a whole.
-func (p *columnPlan) requests() (all [][]chunkRun) {
-	_, packed := p.file.(*packedFile)
+func (c *columnReader) requests() (all [][]chunkRun) {
+	_, packed := c.file.(*packedFile)
 	last := int64(-1)
-	for _, r := range p.runs {
+	for _, r := range c.plan.runs {
 		for done := int64(0); done < r.n; {
 			off, most := r.off+done, int64(columnRequest)
 			if packed {
@@ -102,8 +109,8 @@ func (p *columnPlan) requests() (all [][]chunkRun) {
 }
 
 // readPieces reads whole chunks, one piece after the other.
-func (p *columnPlan) readPieces(ctx context.Context, pieces []chunkRun, extents [][]byte) error {
-	file := p.file
+func (c *columnReader) readPieces(ctx context.Context, pieces []chunkRun, extents [][]byte) error {
+	file := c.file
 	if f, ok := file.(*packedFile); ok {
 		r, err := f.reader(ctx)
 		if err != nil {
@@ -113,7 +120,7 @@ func (p *columnPlan) readPieces(ctx context.Context, pieces []chunkRun, extents 
 		file = r
 	}
 	for _, piece := range pieces {
-		if err := p.readPiece(ctx, file, piece, extents); err != nil {
+		if err := c.readPiece(ctx, file, piece, extents); err != nil {
 			return err
 		}
 	}
@@ -121,84 +128,20 @@ func (p *columnPlan) readPieces(ctx context.Context, pieces []chunkRun, extents 
 }
 
 // readPiece reads whole chunks, which may come to lie in several extents.
-func (p *columnPlan) readPiece(ctx context.Context, file tier.FileMemory, r chunkRun, extents [][]byte) error {
+func (c *columnReader) readPiece(ctx context.Context, file tier.FileMemory, r chunkRun, extents [][]byte) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	v := newVerifier(p.src.Descriptor(), file)
-	parts := partsOf(extents, r.at, r.n)
 	off := r.off
-	for _, part := range parts {
-		if err := file.ReadAt(ctx, part, off); err != nil {
-			return err
-		}
-		off += int64(len(part))
+	err := across(extents, r.at, r.n, func(p []byte) error {
+		err := file.ReadAt(ctx, p, off)
+		off += int64(len(p))
+		return err
+	})
+	if err != nil {
+		return err
 	}
-	off = r.off
-	for _, part := range parts {
-		if err := v.check(part, off); err != nil {
-			return err
-		}
-		off += int64(len(part))
-	}
-	return nil
-}
-
-// partsOf returns the n bytes at off in memory of several extents.
-func partsOf(extents [][]byte, off, n int64) (parts [][]byte) {
-	for _, e := range extents {
-		if size := int64(len(e)); off >= size {
-			off -= size
-			continue
-		}
-		e = e[off:]
-		e = e[:min(int64(len(e)), n)]
-		off, n = 0, n-int64(len(e))
-		if len(e) > 0 {
-			parts = append(parts, e)
-		}
-	}
-	return parts
-}
-
-// mend makes what was cut out into arrays of their own: the nulls are counted and
-// offsets are moved. The memory is nobody else's yet.
-func (p *columnPlan) mend(extents [][]byte) error {
-	bytesAt := func(span int) ([]byte, error) {
-		s := p.desc.Buffers[span]
-		parts := partsOf(extents, s.Offset, s.Length)
-		if len(parts) != 1 {
-			return nil, path(nil).invalid("a buffer of %d bytes at %d lies in %d extents", s.Length, s.Offset, len(parts))
-		}
-		return parts[0], nil
-	}
-	for _, b := range p.bitmaps {
-		bits, err := bytesAt(b.span)
-		if err != nil {
-			return err
-		}
-		n := &p.desc.Nodes[b.node]
-		n.Nulls = n.Length - int64(bitutil.CountSetBits(bits, 0, int(n.Length)))
-	}
-	for _, o := range p.offsets {
-		b, err := bytesAt(o.span)
-		if err != nil {
-			return err
-		}
-		if o.width == 4 {
-			sumcopy.Sub32(b, b, uint32(o.base))
-		} else {
-			sumcopy.Sub64(b, b, uint64(o.base))
-		}
-	}
-	return nil
-}
-
-// bound is an offset that is to be looked up.
-type bound struct {
-	at    int64 // in the image
-	width int64
-	to    *int64
+	return newVerifier(c.src.Descriptor(), file).checkIn(extents, r.at, r.n, r.off)
 }
 
 // readBounds looks offsets up. Each chunk that has some of them passes once through a
@@ -265,7 +208,7 @@ func readChunk(ctx context.Context, src imaged, file tier.FileMemory, pool Stagi
 		}
 		for _, o := range bounds {
 			if o.at >= off && o.at < off+int64(len(p)) {
-				*o.to = offsetAt(p[o.at-off:], o.width, 0)
+				o.set(p[o.at-off:])
 			}
 		}
 	}

@@ -113,6 +113,20 @@ func (m *machine) reading(f func()) int64 {
 	return m.volume().Stats().Read - before
 }
 
+// reader plans the reading of c from an image on disk.
+func (m *machine) reader(t *testing.T, img *batch.Image, c *chosen) *columnReader {
+	t.Helper()
+	r := &columnReader{src: img, file: img.Buffer().Memory().(tier.FileMemory)}
+	var err error
+	r.plan, err = c.plan(img.Descriptor(), img.Shared(), func(bounds []bound) error {
+		return m.mover.cfg.Builtin.readBounds(t.Context(), r.src, r.file, bounds)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 // requests says how many reads a selection of a batch on disk takes. The volume may divide
 // them, by how fast it has found the disk.
 func (m *machine) requests(t *testing.T, b *batch.Batch, want Selection) int {
@@ -127,11 +141,8 @@ func (m *machine) requests(t *testing.T, b *batch.Batch, want Selection) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &columnPlan{src: img, file: img.Buffer().Memory().(tier.FileMemory), chosen: c}
-	if err := p.make(t.Context(), m.mover.cfg.Builtin); err != nil {
-		t.Fatal(err)
-	}
-	return len(p.requests())
+	r := m.reader(t, img, c)
+	return len(r.requests())
 }
 
 // TestColumnsOfEveryType takes columns and rows of each type out of each tier, and

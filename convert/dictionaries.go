@@ -85,7 +85,13 @@ type dictCopy struct {
 	// may be read by whoever has a reference.
 	buf    *tier.Buffer // nil while it is being made
 	refs   int
-	opened []openDict // the arrays that records in host memory share, each with a reference and its lease
+	opened []typedArray // the arrays that records in host memory share, each with a reference and its lease
+}
+
+// typedArray is an array as one of the types that a dictionary is used as.
+type typedArray struct {
+	dt   arrow.DataType
+	data *array.Data
 }
 
 // charged returns what the copies in a space are charged.
@@ -123,9 +129,9 @@ func (s *dictionaries) resolve(layouts []*Layout, afresh bool) []*dictionary {
 	}
 	out := make([]*dictionary, len(layouts))
 	for i, l := range layouts {
-		parts := make([]*dictionary, len(l.uses))
-		for j, u := range l.uses {
-			parts[j] = out[u.number]
+		var parts []*dictionary
+		for _, number := range l.used() {
+			parts = append(parts, out[number])
 		}
 		out[i] = s.hold(l, parts, afresh)
 	}
@@ -133,15 +139,17 @@ func (s *dictionaries) resolve(layouts []*Layout, afresh bool) []*dictionary {
 }
 
 func (s *dictionaries) hold(l *Layout, parts []*dictionary, afresh bool) *dictionary {
-	key, print := weak.Make(l.source), fingerprints(l.source, nil)
+	source, valueType := l.dictionary()
+	plan := l.plan()
+	key, print := weak.Make(source), fingerprints(source, nil)
 	var other *dictionary // what the array was, and is not any more
 	for {
 		s.mu.Lock()
 		id, ok := s.mu.known[key]
 		if !ok || id.dict == other {
 			d := &dictionary{
-				store: s, valueType: l.valueType, nodes: l.desc.Nodes, spans: l.desc.Buffers, body: l.desc.Body,
-				parts: parts, users: 1,
+				store: s, valueType: valueType, parts: parts, users: 1,
+				nodes: plan.Nodes, spans: plan.Buffers, body: plan.Body,
 			}
 			s.nameLocked(d, key, print)
 			s.mu.Unlock()
@@ -149,7 +157,7 @@ func (s *dictionaries) hold(l *Layout, parts []*dictionary, afresh bool) *dictio
 		}
 		id.dict.users++
 		s.mu.Unlock()
-		if !afresh && slices.Equal(id.print, print) && id.dict.is(l, parts) {
+		if !afresh && slices.Equal(id.print, print) && id.dict.is(l, valueType, parts) {
 			return id.dict
 		}
 		other = id.dict
@@ -158,9 +166,10 @@ func (s *dictionaries) hold(l *Layout, parts []*dictionary, afresh bool) *dictio
 }
 
 // is says whether l is the plan of d.
-func (d *dictionary) is(l *Layout, parts []*dictionary) bool {
-	return d.body == l.desc.Body && slices.Equal(d.nodes, l.desc.Nodes) && slices.Equal(d.spans, l.desc.Buffers) &&
-		slices.Equal(d.parts, parts) && typeDifference(d.valueType, l.valueType) == nil
+func (d *dictionary) is(l *Layout, valueType arrow.DataType, parts []*dictionary) bool {
+	plan := l.plan()
+	return d.body == plan.Body && slices.Equal(d.nodes, plan.Nodes) && slices.Equal(d.spans, plan.Buffers) &&
+		slices.Equal(d.parts, parts) && typeDifference(d.valueType, valueType) == nil
 }
 
 // leastSweep is how many names of one dictionary there may be before any is looked at.
@@ -407,7 +416,7 @@ func (c *dictCopy) Release() error {
 		}
 		return tier.ErrReleased
 	}
-	var opened []openDict
+	var opened []typedArray
 	last := false
 	if c.refs--; c.refs == 0 {
 		last = true
@@ -465,7 +474,7 @@ func (c *dictCopy) open(dt arrow.DataType, find finder) (*array.Data, error) {
 		s.mu.Lock()
 		if len(c.opened) == len(opened) {
 			data.Retain()
-			c.opened = append(c.opened, openDict{dt: dt, data: data})
+			c.opened = append(c.opened, typedArray{dt, data})
 			s.nameLocked(c.dict, weak.Make(data), print)
 			s.mu.Unlock()
 			return data, nil

@@ -298,16 +298,7 @@ func diskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, 
 		return err
 	}
 	for _, at := range split {
-		v := newVerifier(desc, s)
-		begin := at
-		var wrong error
-		err := across(d.Extents(), at, min(desc.Body-at, batch.SumChunk), func(p []byte) {
-			if wrong == nil {
-				wrong = v.check(p, begin)
-			}
-			begin += int64(len(p))
-		})
-		if err := errors.Join(wrong, err); err != nil {
+		if err := newVerifier(desc, s).checkIn(d.Extents(), at, min(desc.Body-at, batch.SumChunk), at); err != nil {
 			return err
 		}
 	}

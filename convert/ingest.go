@@ -154,7 +154,7 @@ func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*diction
 		if err != nil {
 			return nil, errors.Join(err, releaseAll(shared))
 		}
-		sub.made = c.Descriptor()
+		sub.is(c.Descriptor())
 		if seen.Of(dicts, dicts[i]) < i { // two arrays that were one before
 			if err := c.Release(); err != nil {
 				return nil, errors.Join(err, releaseAll(shared))

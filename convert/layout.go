@@ -181,6 +181,27 @@ func (l *Layout) Cuts() []int64 { return l.desc.Cuts() }
 // memory of its own; they are closed with l.
 func (l *Layout) Dictionaries() []*Layout { return l.all }
 
+// dictionary returns the array that the layout of a dictionary was made of, and its type there.
+func (l *Layout) dictionary() (source *array.Data, dt arrow.DataType) { return l.source, l.valueType }
+
+// used returns which of the record's Dictionaries the nodes outside refer to, in their order.
+func (l *Layout) used() []int {
+	numbers := make([]int, len(l.uses))
+	for i, u := range l.uses {
+		numbers[i] = u.number
+	}
+	return numbers
+}
+
+// plan returns what of the descriptor is known before anything is laid out: nodes, buffers and
+// the length of the body.
+func (l *Layout) plan() *batch.Descriptor {
+	return &batch.Descriptor{Nodes: l.desc.Nodes, Buffers: l.desc.Buffers, Body: l.desc.Body}
+}
+
+// is says that d describes the dictionary that l has laid out.
+func (l *Layout) is(d *batch.Descriptor) { l.made = d }
+
 // Close releases the record, and closes the layouts of the dictionaries. A
 // second call does nothing.
 func (l *Layout) Close() {

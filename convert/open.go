@@ -1,7 +1,6 @@
 package convert
 
 import (
-	"context"
 	"errors"
 	"sort"
 	"sync/atomic"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/lookup"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -181,36 +179,7 @@ type lease struct {
 	buffers atomic.Int64
 	ended   atomic.Bool
 	release func()
-	hold    tier.Hold
-}
-
-// by is the handle that a record is opened from, and whose the record is: the owner of the
-// context, or else that of the handle.
-type by struct {
-	handle *batch.Handle
-	owner  *reservation.Owner
-}
-
-func openedBy(ctx context.Context, h *batch.Handle) by {
-	o := reservation.OwnerOf(ctx)
-	if o == nil {
-		o = h.Owner()
-	}
-	return by{h, o}
-}
-
-// entered enters the record into the account of the space in which its memory lies: an
-// image or a buffer.
-func (l *lease) entered(who by, s *tier.Space, memory any, bytes int64) *lease {
-	if who.handle == nil { // an image that is no batch's
-		return l
-	}
-	v := tier.HoldView{Kind: tier.RecordHold, Memory: memory, Bytes: bytes, About: who.handle.Batch()}
-	if who.owner != nil {
-		v.Owner = who.owner
-	}
-	l.hold.Begin(s, v)
-	return l
+	hold    tier.Hold // of the memory, if somebody began it
 }
 
 // newLease returns a lease with one buffer counted, which is the opener's own.

@@ -51,50 +51,6 @@ func hostFrames(m tier.HostMemory) frames {
 	}}
 }
 
-// stretch returns n bytes at off of extents, if they lie in one; else nil.
-func stretch(extents [][]byte, off, n int64) []byte {
-	for _, e := range extents {
-		if off < int64(len(e)) {
-			if off+n > int64(len(e)) {
-				return nil
-			}
-			return e[off : off+n : off+n]
-		}
-		off -= int64(len(e))
-	}
-	return nil
-}
-
-// gather copies the bytes at off of extents.
-func gather(dst []byte, extents [][]byte, off int64) error {
-	return across(extents, off, int64(len(dst)), func(p []byte) { dst = dst[copy(dst, p):] })
-}
-
-// scatter copies src to off of extents.
-func scatter(extents [][]byte, off int64, src []byte) error {
-	return across(extents, off, int64(len(src)), func(p []byte) { src = src[copy(p, src):] })
-}
-
-// across calls f for each part of the n bytes at off of extents.
-func across(extents [][]byte, off, n int64, f func([]byte)) error {
-	for _, e := range extents {
-		if off >= int64(len(e)) {
-			off -= int64(len(e))
-			continue
-		}
-		p := e[off:min(int64(len(e)), off+n)]
-		f(p)
-		off, n = 0, n-int64(len(p))
-		if n == 0 {
-			return nil
-		}
-	}
-	if n > 0 {
-		return fmt.Errorf("convert: memory ends %d bytes before what it should hold", n)
-	}
-	return nil
-}
-
 // deviceFrames reads device memory through pinned chunks. The lanes share the stream.
 func deviceFrames(dev tier.Device, s tier.Stream, m tier.DeviceMemory) frames {
 	return chunkFrames(fetchDevice(dev, s, m), func([]byte, int64) error { return nil })

@@ -77,6 +77,34 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 	return out, ofLost(err, src.Space())
 }
 
+// by is the handle that a record is opened from, and whose the record is: the owner of the
+// context, or else that of the handle.
+type by struct {
+	handle *batch.Handle
+	owner  *reservation.Owner
+}
+
+func openedBy(ctx context.Context, h *batch.Handle) by {
+	o := reservation.OwnerOf(ctx)
+	if o == nil {
+		o = h.Owner()
+	}
+	return by{h, o}
+}
+
+// enter enters the record into the account of the space in which its memory lies: an
+// image or a buffer.
+func (who by) enter(l *lease, s *tier.Space, memory any, bytes int64) {
+	if who.handle == nil { // an image that is no batch's
+		return
+	}
+	v := tier.HoldView{Kind: tier.RecordHold, Memory: memory, Bytes: bytes, About: who.handle.Batch()}
+	if who.owner != nil {
+		v.Owner = who.owner
+	}
+	l.hold.Begin(s, v)
+}
+
 // descriptorOf returns what a payload tells of its image; nil for a form that does not.
 func descriptorOf(p batch.Payload) *batch.Descriptor {
 	if d, ok := p.(interface{ Descriptor() *batch.Descriptor }); ok {
@@ -93,7 +121,8 @@ func openImage(who by, img, owned *batch.Image) (arrow.RecordBatch, error) {
 		if err != nil {
 			return nil, err
 		}
-		l := newLease(release).entered(who, img.Space(), img, img.Bytes())
+		l := newLease(release)
+		who.enter(l, img.Space(), img, img.Bytes())
 		return openRecord(img.Descriptor(), extents, l, finderOf(img.Shared()))
 	}()
 	if owned != nil {

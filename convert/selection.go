@@ -57,7 +57,6 @@ type chosen struct {
 	schema   *arrow.Schema // of the chosen columns; metadata and byte order are the batch's
 	fields   []int         // their places in the batch's schema
 	from, to int64         // rows
-	by       by            // whose the record is
 }
 
 // of looks up what is wanted.

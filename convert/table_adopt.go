@@ -7,45 +7,11 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/endian"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/tier"
 )
-
-// Unknown is a number that whoever made an array does not tell.
-const Unknown = -1
-
-// DeviceArray is an Arrow array whose buffers lie in a device's memory, as the Arrow C data
-// interface has it: the buffers in the order of the columnar format, beginning with the
-// validity unless the type has none (null, run-end encoded, unions); children in the order
-// of the type's fields.
-type DeviceArray struct {
-	Length int64 // rows
-	Offset int64 // rows that the buffers and the children have before the first
-	Nulls  int64 // of the rows; Unknown has them counted
-
-	// Buffers have an Addr of 0 where they are absent: a validity without nulls, and what has no bytes, as without rows. Length
-	// is in bytes, and may be Unknown, but for the data buffers of views.
-	Buffers    []batch.DeviceRange
-	Children   []*DeviceArray
-	Dictionary *DeviceArray
-}
-
-// DeviceTable is a table that somebody else has made in a device's memory.
-type DeviceTable struct {
-	Space    *tier.Space // of the device
-	Schema   *arrow.Schema
-	Rows     int64
-	Columns  []*DeviceArray
-	Metadata *arrow.Metadata // the record's own; nil if it has none
-	// Charged is memory of the space, whatever else there may be in it, that somebody is charged for until Release is called.
-	Charged []batch.DeviceRange
-	// Release is called once, when the memory is not needed any more; never, if the table is
-	// not adopted. It may be nil.
-	Release func()
-}
 
 // AdoptTable makes a payload of memory that lies on a device already, without copying it. The
 // caller must have waited for all work that writes it; it must not change until Release is
@@ -78,16 +44,13 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 	case t.Schema.Endianness() != endian.LittleEndian:
 		return nil, &EndianError{Endianness: t.Schema.Endianness()}
 	}
-	p, err := m.cfg.Builtin.planTable(ctx, t)
+	p, err := planTable(t, func(reads []peek) error { return m.cfg.Builtin.peek(ctx, t.Space, reads) })
 	if err = ofLost(err, t.Space); err != nil {
 		return nil, err
 	}
 	parts := batch.TableParts{
-		Descriptor: &batch.Descriptor{
-			Schema: t.Schema, Rows: t.Rows, Nodes: p.nodes, Buffers: p.spans,
-			Body: roundUp(p.at, tier.Page), Metadata: t.Metadata,
-		},
-		Ranges: p.ranges, Adjustments: p.adjust, Space: t.Space,
+		Descriptor: p.descriptor(t),
+		Ranges:     p.ranges, Adjustments: p.adjust, Space: t.Space,
 	}
 	before := covered(t.Charged)
 	mem := &lentMemory{release: t.Release, size: covered(p.ranges, t.Charged) - before}
@@ -194,18 +157,6 @@ func borrowed(dev tier.Device, reads []peek) (end func(), err error) {
 		loans = append(loans, e)
 	}
 	return end, nil
-}
-
-// peek is bytes of a device that the host has to know something of.
-type peek struct {
-	addr tier.Addr
-	n    int64
-	take func(p []byte, off int64) // is given them in pieces, ascending and of multiples of 8 but for the last, which it does not keep
-}
-
-// peekInto keeps the bytes.
-func peekInto(addr tier.Addr, dst []byte) peek {
-	return peek{addr, int64(len(dst)), func(p []byte, off int64) { copy(dst[off:], p) }}
 }
 
 // peek reads from a device, many places at once, through one pinned chunk.

@@ -1,10 +1,10 @@
 package convert
 
 import (
-	"context"
 	"maps"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/tier"
@@ -29,9 +29,42 @@ type tableFacts struct {
 	counts map[census]*tally
 }
 
-// planTable reads what it must. That takes no memory to speak of, however long arrays say they are: bitmaps and run ends
-// are counted as they come by.
-func (b *Builtin) planTable(ctx context.Context, t DeviceTable) (*tablePlanner, error) {
+// Unknown is a number that whoever made an array does not tell.
+const Unknown = -1
+
+// DeviceArray is an Arrow array whose buffers lie in a device's memory, as the Arrow C data
+// interface has it: the buffers in the order of the columnar format, beginning with the
+// validity unless the type has none (null, run-end encoded, unions); children in the order
+// of the type's fields.
+type DeviceArray struct {
+	Length int64 // rows
+	Offset int64 // rows that the buffers and the children have before the first
+	Nulls  int64 // of the rows; Unknown has them counted
+
+	// Buffers have an Addr of 0 where they are absent: a validity without nulls, and what has no bytes, as without rows. Length
+	// is in bytes, and may be Unknown, but for the data buffers of views.
+	Buffers    []batch.DeviceRange
+	Children   []*DeviceArray
+	Dictionary *DeviceArray
+}
+
+// DeviceTable is a table that somebody else has made in a device's memory.
+type DeviceTable struct {
+	Space    *tier.Space // of the device
+	Schema   *arrow.Schema
+	Rows     int64
+	Columns  []*DeviceArray
+	Metadata *arrow.Metadata // the record's own; nil if it has none
+	// Charged is memory of the space, whatever else there may be in it, that somebody is charged for until Release is called.
+	Charged []batch.DeviceRange
+	// Release is called once, when the memory is not needed any more; never, if the table is
+	// not adopted. It may be nil.
+	Release func()
+}
+
+// planTable plans the image of t. fetch reads what must be known of it. That takes no memory to
+// speak of, however long arrays say they are: bitmaps and run ends are counted as they come by.
+func planTable(t DeviceTable, fetch func([]peek) error) (*tablePlanner, error) {
 	known, counted := make(map[batch.DeviceRange][]byte), make(map[census]*tally)
 	for {
 		p := &tablePlanner{known: known, counted: counted}
@@ -52,11 +85,31 @@ func (b *Builtin) planTable(ctx context.Context, t DeviceTable) (*tablePlanner, 
 			}
 			return p, nil
 		}
-		if err := b.peek(ctx, t.Space, reads); err != nil {
+		if err := fetch(reads); err != nil {
 			return nil, err
 		}
 		maps.Copy(known, p.missing.values)
 		maps.Copy(counted, p.missing.counts)
+	}
+}
+
+// peek is bytes of a device that the host has to know something of.
+type peek struct {
+	addr tier.Addr
+	n    int64
+	take func(p []byte, off int64) // gets them in ascending pieces of 8n bytes, but for the last, and does not keep those
+}
+
+// peekInto keeps the bytes.
+func peekInto(addr tier.Addr, dst []byte) peek {
+	return peek{addr, int64(len(dst)), func(p []byte, off int64) { copy(dst[off:], p) }}
+}
+
+// descriptor says what the image of t is, whose checksums are not known.
+func (p *tablePlanner) descriptor(t DeviceTable) *batch.Descriptor {
+	return &batch.Descriptor{
+		Schema: t.Schema, Rows: t.Rows, Nodes: p.nodes, Buffers: p.spans,
+		Body: roundUp(p.at, tier.Page), Metadata: t.Metadata,
 	}
 }
 
@@ -480,4 +533,43 @@ func (p *tablePlanner) runs(t *arrow.RunEndEncodedType, s deviceRows) error {
 		return err
 	}
 	return p.child("values", t.Encoded(), s.Children[1], first, last-first)
+}
+
+// count returns what c counts, or false if it has to be counted first.
+func (p *tablePlanner) count(c census) (tally, bool) {
+	if got, ok := p.counted[c]; ok {
+		return *got, true
+	}
+	p.missing.counts[c] = new(tally)
+	return tally{}, false
+}
+
+// census is a question about bytes of the device's that may be too many to be kept. Without a width it is how many of
+// the n bits from bit from on are set; else how many of the signed values are at most from, and how many below from + n.
+type census struct {
+	of             batch.DeviceRange
+	width, from, n int64
+}
+
+// tally is the answer to a census: one number, or two.
+type tally [2]int64
+
+// add counts the bytes p, from off on.
+func (c census) add(t *tally, p []byte, off int64) {
+	if c.width == 0 {
+		begin, end := max(0, c.from-8*off), min(8*int64(len(p)), c.from+c.n-8*off)
+		if begin < end {
+			t[0] += int64(bitutil.CountSetBits(p, int(begin), int(end-begin)))
+		}
+		return
+	}
+	for i := range int64(len(p)) / c.width {
+		switch v := signed(p, c.width, i); {
+		case v <= c.from:
+			t[0]++
+			t[1]++
+		case v < c.from+c.n:
+			t[1]++
+		}
+	}
 }

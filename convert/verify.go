@@ -54,6 +54,15 @@ func (v *verifier) check(p []byte, off int64) error {
 	return nil
 }
 
+// checkIn checks the n bytes at in extents, which are those at off of the body.
+func (v *verifier) checkIn(extents [][]byte, at, n, off int64) error {
+	return across(extents, at, n, func(p []byte) error {
+		err := v.check(p, off)
+		off += int64(len(p))
+		return err
+	})
+}
+
 // locate adds where on disk the corrupt chunk begins.
 func (v *verifier) locate(err error, off int64) error {
 	var c *CorruptError
