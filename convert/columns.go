@@ -8,6 +8,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -42,7 +43,7 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_
 		return nil, err
 	}
 	defer end()
-	defer recovered(&err, "opening columns")
+	defer guard.Error(&err, "convert: opening columns")
 	payload := h.Payload()
 	if payload == nil {
 		return nil, fmt.Errorf("convert: opening columns of a closed handle: %w", tier.ErrReleased)
@@ -116,7 +117,7 @@ func released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 // openInPlace opens what was chosen of a host image, whose memory is leased until the
 // record is released.
 func openInPlace(c *chosen, who by, img *batch.Image) (_ arrow.RecordBatch, err error) {
-	defer recovered(&err, "opening columns") // img may be the caller's to release
+	defer guard.Error(&err, "convert: opening columns") // img may be the caller's to release
 	d, skip, err := c.within(img.Descriptor())
 	if err != nil {
 		return nil, err

@@ -459,7 +459,7 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 		}
 		r := m.reader(t, src, c)
 		p := r.plan
-		extents := split(rng, p.desc, make([]byte, p.desc.Body))
+		extents := arrowgen.Split(rng, p.desc.Cuts(), make([]byte, p.desc.Body))
 		if err := errors.Join(r.fill(t.Context(), extents), p.mend(extents)); err != nil {
 			t.Fatal(err)
 		}

@@ -65,7 +65,7 @@ func compact(rec arrow.RecordBatch) arrow.RecordBatch {
 	cols := make([]arrow.Array, rec.NumCols())
 	for i, c := range rec.Columns() {
 		var err error
-		crooked := within(c.DataType(), func(dt arrow.DataType) bool {
+		crooked := arrowgen.Within(c.DataType(), func(dt arrow.DataType) bool {
 			switch dt.ID() {
 			case arrow.RUN_END_ENCODED, arrow.SPARSE_UNION, arrow.DENSE_UNION, arrow.LIST_VIEW, arrow.LARGE_LIST_VIEW:
 				return true
@@ -155,18 +155,13 @@ func TestColumnsOfEveryType(t *testing.T) {
 	})
 }
 
-// hasDictionary says whether there is a dictionary in a type: others are the same where dictionaries are kept apart.
-func hasDictionary(dt arrow.DataType) bool {
-	return within(dt, func(dt arrow.DataType) bool { return dt.ID() == arrow.DICTIONARY })
-}
-
 func columnsOfEveryType(t *testing.T, g gpus, outside bool) {
 	m := newMachine(t, machineConfig{gpus: g, codec: CodecS2, outside: outside, gpu: 32 << 20, host: 32 << 20, disk: 32 << 20})
 	gen := arrowgen.New(3)
 	rowMeta := arrow.NewMetadata([]string{"of the batch"}, []string{"yes"})
 	tried := testseed.One(t) % 4 // in each run a type is tried in another way
 	for i, typ := range arrowgen.Types() {
-		if outside && !hasDictionary(typ) || g.skips(i) {
+		if outside && !arrowgen.HasDictionary(typ) || g.skips(i) {
 			continue
 		}
 		gen.Plain = tried%2 == 0

@@ -169,7 +169,7 @@ func (s *dictionaries) hold(l *Layout, parts []*dictionary, afresh bool) *dictio
 func (d *dictionary) is(l *Layout, valueType arrow.DataType, parts []*dictionary) bool {
 	plan := l.plan()
 	return d.body == plan.Body && slices.Equal(d.nodes, plan.Nodes) && slices.Equal(d.spans, plan.Buffers) &&
-		slices.Equal(d.parts, parts) && typeDifference(d.valueType, valueType) == nil
+		slices.Equal(d.parts, parts) && sameType(d.valueType, valueType)
 }
 
 // leastSweep is how many names of one dictionary there may be before any is looked at.
@@ -454,7 +454,7 @@ func (c *dictCopy) open(dt arrow.DataType, find finder) (*array.Data, error) {
 		opened := c.opened // only ever appended to while there is a reference
 		s.mu.Unlock()
 		for _, o := range opened {
-			if typeDifference(o.dt, dt) == nil {
+			if sameType(o.dt, dt) {
 				o.data.Retain()
 				return o.data, nil
 			}

@@ -8,6 +8,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/bitutil"
+
+	"github.com/spillway-db/spillway/internal/guard"
 )
 
 // DifferenceError is where two records differ first.
@@ -41,7 +43,7 @@ func (e *DifferenceError) Error() string {
 // The Dictionary method of arrow-go's arrays writes when it is called first: who
 // compares one record in several goroutines must call it before.
 func Equal(a, b arrow.RecordBatch) (err error) {
-	defer recovered(&err, "comparing records")
+	defer guard.Error(&err, "convert: comparing records")
 	if d := schemaDifference(a.Schema(), b.Schema()); d != nil {
 		return d
 	}
@@ -191,6 +193,9 @@ func fieldDifference(a, b arrow.Field, named bool) *difference {
 	}
 	return typeDifference(a.Type, b.Type)
 }
+
+// sameType says whether two types are the same, with all that Equal compares of them.
+func sameType(a, b arrow.DataType) bool { return typeDifference(a, b) == nil }
 
 // typeDifference compares also what arrow.TypeEqual passes over: nested
 // metadata of some types, the storage of extensions.

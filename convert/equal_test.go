@@ -2,6 +2,7 @@ package convert
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -11,22 +12,9 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 )
-
-// rows prints every row of a column by arrow-go's means; ok is false for types
-// that cannot be printed.
-func rows(a arrow.Array) (out []string, ok bool) {
-	defer func() {
-		if recover() != nil {
-			ok = false
-		}
-	}()
-	for i := range a.Len() {
-		out = append(out, a.ValueStr(i))
-	}
-	return out, true
-}
 
 // TestEqualFindsMutations flips bits in every buffer of an image. Where a row
 // then prints differently, Equal must say that it differs there or before.
@@ -34,8 +22,8 @@ func TestEqualFindsMutations(t *testing.T) {
 	for _, dt := range append(arrowgen.Flat(), arrowgen.Nested(arrow.BinaryTypes.String)...) {
 		g := arrowgen.New(11)
 		rec := g.Record(arrowgen.Schema(dt), 9)
-		d, body, _ := laidOut(t, rec)
-		want, ok := rows(rec.Column(0))
+		d, body := laidOutWhole(t, rec)
+		want, ok := arrowgen.Values(rec.Column(0))
 		found := 0
 		for _, s := range d.Buffers {
 			for at := max(0, s.Offset); at < s.Offset+s.Length; at++ {
@@ -47,7 +35,7 @@ func TestEqualFindsMutations(t *testing.T) {
 					if errors.As(err, &diff) {
 						found++
 					}
-					if got, printed := rows(back.Column(0)); ok && printed && !slices.Equal(got, want) {
+					if got, printed := arrowgen.Values(back.Column(0)); ok && printed && !slices.Equal(got, want) {
 						first := 0
 						for want[first] == got[first] {
 							first++
@@ -226,7 +214,7 @@ func TestEqualByValue(t *testing.T) {
 
 // TestEqualOfTwoPartsOfOneRecord: they share all buffers, and say something else.
 func TestEqualOfTwoPartsOfOneRecord(t *testing.T) {
-	rec := numbered(1, 20)
+	rec := numbers(20)
 	for from := range int64(9) {
 		a, b := rec.NewSlice(from, from+5), rec.NewSlice(from+5, from+10) // in both the same rows are null
 		if err := Equal(a, b); err == nil {
@@ -239,4 +227,41 @@ func TestEqualOfTwoPartsOfOneRecord(t *testing.T) {
 			t.Errorf("names from %d and from %d are equal", from, from+5)
 		}
 	}
+}
+
+// numbers is a record of numbers and of names, every fifth of which is null.
+func numbers(rows int) arrow.RecordBatch {
+	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
+		{Name: "n", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "s", Type: arrow.BinaryTypes.String, Nullable: true},
+	}, nil))
+	defer b.Release()
+	for i := range rows {
+		b.Field(0).(*array.Int64Builder).Append(int64(i))
+		if s := b.Field(1).(*array.StringBuilder); i%5 == 2 {
+			s.AppendNull()
+		} else {
+			s.Append(fmt.Sprint("number ", i))
+		}
+	}
+	return b.NewRecordBatch()
+}
+
+// laidOutWhole lays a record out that has no dictionaries of their own.
+func laidOutWhole(t *testing.T, rec arrow.RecordBatch) (*batch.Descriptor, []byte) {
+	t.Helper()
+	l, err := NewLayout(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	body := make([]byte, l.Size())
+	if err := l.WriteTo([][]byte{body}); err != nil {
+		t.Fatal(err)
+	}
+	d, err := l.Descriptor()
+	if err != nil || len(d.Dictionaries) > 0 {
+		t.Fatal(err, len(d.Dictionaries))
+	}
+	return d, body
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -63,7 +64,7 @@ func EncodeSchema(s *arrow.Schema) (_ []byte, err error) {
 			err = fmt.Errorf("%w: %w", ErrNotKept, err)
 		}
 	}()
-	defer recovered(&err, "writing a schema")
+	defer guard.Error(&err, "convert: writing a schema")
 	var b bytes.Buffer
 	if err := ipc.NewWriter(&b, ipc.WithSchema(s)).Close(); err != nil {
 		return nil, err
@@ -77,7 +78,7 @@ func EncodeSchema(s *arrow.Schema) (_ []byte, err error) {
 
 // DecodeSchema reads what EncodeSchema has written.
 func DecodeSchema(p []byte) (_ *arrow.Schema, err error) {
-	defer recovered(&err, "reading a schema")
+	defer guard.Error(&err, "convert: reading a schema")
 	// A schema has no body, and its message is no longer than what is there.
 	r, err := ipc.NewReader(bytes.NewReader(p), ipc.WithMetadataSizeLimit(int64(len(p))+1), ipc.WithBodySizeLimit(1))
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -112,7 +113,7 @@ func newLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 	if rec == nil {
 		return nil, errors.New("convert: no record to lay out")
 	}
-	defer recovered(&err, "planning a layout")
+	defer guard.Error(&err, "convert: planning a layout")
 	schema := rec.Schema()
 	if schema == nil {
 		return nil, errors.New("convert: a record without a schema")
@@ -153,17 +154,6 @@ func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
 }
 
 func roundUp(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
-
-// recovered makes a panic of arrow-go, or of a foreign record, an error.
-func recovered(err *error, doing string) {
-	if p := recover(); p != nil {
-		if e, ok := p.(error); ok {
-			*err = fmt.Errorf("convert: %s panicked: %w", doing, e)
-			return
-		}
-		*err = fmt.Errorf("convert: %s panicked: %v", doing, p)
-	}
-}
 
 // Size returns the length of the body in bytes, a multiple of 4096; 0 if no
 // array has a byte.
@@ -256,7 +246,7 @@ func (l *Layout) Next(dst []byte) (n int, err error) {
 	case len(dst) < tier.Page:
 		return 0, io.ErrShortBuffer
 	}
-	defer recovered(&err, "laying out")
+	defer guard.Error(&err, "convert: laying out")
 	dst = dst[:min(int64(len(dst))&^(tier.Page-1), l.desc.Body-l.pos)]
 	l.emit(dst)
 	return len(dst), nil
@@ -279,7 +269,7 @@ func (l *Layout) WriteTo(extents [][]byte) (err error) {
 	if total != l.desc.Body {
 		return fmt.Errorf("convert: extents of %d bytes for a body of %d", total, l.desc.Body)
 	}
-	defer recovered(&err, "laying out")
+	defer guard.Error(&err, "convert: laying out")
 	l.pos = 0
 	for _, e := range extents {
 		l.emit(e)

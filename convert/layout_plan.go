@@ -454,7 +454,7 @@ func (p *planner) dictionary(t *arrow.DictionaryType, s slice) error {
 		p.empty(t.ValueType)
 		return nil
 	}
-	if laid, ok := p.dicts[d]; ok && typeDifference(laid.dt, t.ValueType) == nil {
+	if laid, ok := p.dicts[d]; ok && sameType(laid.dt, t.ValueType) {
 		p.nodes = append(p.nodes, p.nodes[laid.nodes[0]:laid.nodes[1]]...)
 		p.spans = append(p.spans, p.spans[laid.spans[0]:laid.spans[1]]...)
 		return nil
@@ -501,7 +501,7 @@ func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error
 	}
 	key := typedAs(data, dt)
 	for _, l := range p.outside.of[key] {
-		if typeDifference(l.valueType, dt) == nil {
+		if sameType(l.valueType, dt) {
 			return l, nil
 		}
 	}

@@ -91,25 +91,13 @@ func opened(t testing.TB, rng *rand.Rand, d *batch.Descriptor, body []byte, dict
 	n := 0
 	extents := make([][][]byte, len(dicts))
 	for i, dict := range d.AllDictionaries() {
-		extents[i] = split(rng, dict, dicts[i])
+		extents[i] = arrowgen.Split(rng, dict.Cuts(), dicts[i])
 	}
-	rec, err := Open(d, split(rng, d, body), func() { n++ }, extents...)
+	rec, err := Open(d, arrowgen.Split(rng, d.Cuts(), body), func() { n++ }, extents...)
 	if err != nil {
 		t.Fatalf("%v: %v", d.Schema, err)
 	}
 	return rec, func() int { return n }
-}
-
-func split(rng *rand.Rand, d *batch.Descriptor, body []byte) [][]byte {
-	var extents [][]byte
-	at := int64(0)
-	for _, cut := range d.Cuts() {
-		if rng.IntN(2) == 0 {
-			extents = append(extents, slices.Clone(body[at:cut]))
-			at = cut
-		}
-	}
-	return append(extents, slices.Clone(body[at:]))
 }
 
 // checkRoundTrip lays rec out, opens it, compares, and lays out what was opened:
@@ -118,7 +106,7 @@ func split(rng *rand.Rand, d *batch.Descriptor, body []byte) [][]byte {
 func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
 	t.Helper()
 	checkRoundTripInline(t, rng, rec, inlineMost)
-	if slices.ContainsFunc(rec.Schema().Fields(), func(f arrow.Field) bool { return hasDictionary(f.Type) }) {
+	if slices.ContainsFunc(rec.Schema().Fields(), func(f arrow.Field) bool { return arrowgen.HasDictionary(f.Type) }) {
 		checkRoundTripInline(t, rng, rec, 0)
 	}
 }
@@ -168,7 +156,7 @@ func sameImage(a, b *batch.Descriptor) bool {
 // over dictionaries, unions and nulls, and dense unions whose offsets do not rise.
 func validate(a arrow.Array) error {
 	switch {
-	case within(a.DataType(), func(dt arrow.DataType) bool {
+	case arrowgen.Within(a.DataType(), func(dt arrow.DataType) bool {
 		e, ok := dt.(arrow.ExtensionType)
 		if !ok {
 			return false
@@ -177,26 +165,10 @@ func validate(a arrow.Array) error {
 		return id == arrow.DICTIONARY || id == arrow.NULL || arrow.IsUnion(id)
 	}):
 		return nil
-	case within(a.DataType(), func(dt arrow.DataType) bool { return dt.ID() == arrow.DENSE_UNION }):
+	case arrowgen.Within(a.DataType(), func(dt arrow.DataType) bool { return dt.ID() == arrow.DENSE_UNION }):
 		return array.Validate(a)
 	}
 	return array.ValidateFull(a)
-}
-
-// within says whether is holds for dt or a type within it.
-func within(dt arrow.DataType, is func(arrow.DataType) bool) bool {
-	if is(dt) {
-		return true
-	}
-	switch t := dt.(type) {
-	case arrow.ExtensionType:
-		return within(t.StorageType(), is)
-	case *arrow.DictionaryType:
-		return within(t.ValueType, is)
-	case arrow.NestedType:
-		return slices.ContainsFunc(t.Fields(), func(f arrow.Field) bool { return within(f.Type, is) })
-	}
-	return false
 }
 
 // checkNulls says that the null counts are exact all the way down, and every
@@ -423,7 +395,7 @@ func TestNextIsWriteTo(t *testing.T) {
 				t.Fatal(err)
 			}
 			for round := range testseed.Rounds(4, 1) {
-				extents := split(rng, d, bytes.Repeat([]byte{0x55}, len(body)))
+				extents := arrowgen.Split(rng, d.Cuts(), bytes.Repeat([]byte{0x55}, len(body)))
 				if err := l.WriteTo(extents); err != nil {
 					t.Fatal(err)
 				}

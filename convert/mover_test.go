@@ -37,7 +37,7 @@ func everyTypeAlongEveryEdge(t *testing.T, g gpus, outside bool) {
 	m := newMachine(t, machineConfig{gpus: g, outside: outside})
 	gen := arrowgen.New(7)
 	for i, typ := range arrowgen.Types() {
-		if outside && !hasDictionary(typ) || g.skips(i) {
+		if outside && !arrowgen.HasDictionary(typ) || g.skips(i) {
 			continue
 		}
 		for _, rows := range g.rowsOf(i) {

@@ -11,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -57,7 +58,7 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 	find = func(dict *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
 		i := at.Of(all, dict)
 		e := &opened[i]
-		if e.data != nil && typeDifference(e.dt, dt) == nil {
+		if e.data != nil && sameType(e.dt, dt) {
 			e.data.Retain()
 			return e.data, nil
 		}
@@ -96,7 +97,7 @@ func openRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *lease, fin
 			l.end()
 		}
 	}()
-	defer recovered(&err, "opening an image")
+	defer guard.Error(&err, "convert: opening an image")
 	if err := o.begin(extents); err != nil {
 		return nil, err
 	}

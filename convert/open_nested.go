@@ -208,5 +208,5 @@ func (o *opener) sharedDict(dt arrow.DataType) (*array.Data, error) {
 func (o *opener) isNext(e *openDict, dt arrow.DataType) bool {
 	return len(e.nodes) <= len(o.nodes) && len(e.spans) <= len(o.spans) &&
 		slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) && slices.Equal(e.spans, o.spans[:len(e.spans)]) &&
-		typeDifference(e.dt, dt) == nil
+		sameType(e.dt, dt)
 }

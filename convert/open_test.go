@@ -502,7 +502,7 @@ func openSpoiled(t *testing.T, seed uint64) {
 	back, err := openRecord(&spoiled, [][]byte{body}, newLease(func() { released++ }), find)
 	if err == nil {
 		for _, c := range back.Columns() {
-			rows(c) // may fail on the values, and is caught
+			arrowgen.Values(c) // may fail on the values, and is caught
 		}
 		back.Release()
 	}

@@ -11,11 +11,13 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 
 	"github.com/spillway-db/spillway/internal/arrowgen"
+
+	"github.com/spillway-db/spillway/internal/guard"
 )
 
 // throughIPC writes rec as an Arrow IPC stream and reads it back.
 func throughIPC(rec arrow.RecordBatch) (_ arrow.RecordBatch, err error) {
-	defer recovered(&err, "IPC")
+	defer guard.Error(&err, "convert: IPC")
 	var b bytes.Buffer
 	w := ipc.NewWriter(&b, ipc.WithSchema(rec.Schema()))
 	if err := w.Write(rec); err != nil {
@@ -40,7 +42,7 @@ func throughIPC(rec arrow.RecordBatch) (_ arrow.RecordBatch, err error) {
 // lostByIPC says what arrow-go's ipc package cannot do with a type, as of
 // 18.8, or with arrays of it that are sliced; "" where it can be asked.
 func lostByIPC(dt arrow.DataType, slices bool) string {
-	has := func(is func(arrow.DataType) bool) bool { return within(dt, is) }
+	has := func(is func(arrow.DataType) bool) bool { return arrowgen.Within(dt, is) }
 	id := func(ids ...arrow.Type) func(arrow.DataType) bool {
 		return func(dt arrow.DataType) bool {
 			for _, i := range ids {
@@ -56,12 +58,12 @@ func lostByIPC(dt arrow.DataType, slices bool) string {
 		return "an extension that is not registered comes back as its storage"
 	case has(func(dt arrow.DataType) bool {
 		d, ok := dt.(*arrow.DictionaryType)
-		return ok && within(d.ValueType, id(arrow.DICTIONARY, arrow.SPARSE_UNION, arrow.DENSE_UNION))
+		return ok && arrowgen.Within(d.ValueType, id(arrow.DICTIONARY, arrow.SPARSE_UNION, arrow.DENSE_UNION))
 	}):
 		return "dictionaries of dictionaries and of unions are not written"
 	case has(func(dt arrow.DataType) bool {
 		d, ok := dt.(*arrow.DictionaryType)
-		return ok && within(d.ValueType, id(arrow.RUN_END_ENCODED))
+		return ok && arrowgen.Within(d.ValueType, id(arrow.RUN_END_ENCODED))
 	}):
 		return "dictionaries of run-end encoded arrays are written and cannot be read"
 	case has(func(dt arrow.DataType) bool {

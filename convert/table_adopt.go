@@ -10,6 +10,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/endian"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -35,7 +36,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 		return nil, err
 	}
 	defer end()
-	defer recovered(&err, "adopting a table")
+	defer guard.Error(&err, "convert: adopting a table")
 	switch {
 	case t.Space == nil || t.Space.Kind() != tier.GPU:
 		return nil, errors.New("convert: a table to adopt lies in the space of a GPU")

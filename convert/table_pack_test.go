@@ -28,7 +28,7 @@ func tablesOfEveryTypeArePacked(t *testing.T, g gpus) {
 	for _, outside := range []bool{false, true} {
 		m := newMachine(t, machineConfig{gpus: g, codec: CodecZstd, outside: outside})
 		for i, dt := range arrowgen.Types() {
-			if outside && !hasDictionary(dt) || g.skips(i) {
+			if outside && !arrowgen.HasDictionary(dt) || g.skips(i) {
 				continue
 			}
 			for form, to := range packedForms {

@@ -50,7 +50,7 @@ func tablesOfEveryType(t *testing.T, gpu gpus) {
 	for _, outside := range []bool{false, true} {
 		m := newMachine(t, machineConfig{gpus: gpu, outside: outside})
 		for i, dt := range arrowgen.Types() {
-			if outside && !hasDictionary(dt) || gpu.skips(i) {
+			if outside && !arrowgen.HasDictionary(dt) || gpu.skips(i) {
 				continue
 			}
 			for _, rows := range gpu.rowsOf(i) {

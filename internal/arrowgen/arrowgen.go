@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -273,4 +274,51 @@ func putOffset(b []byte, wide bool, v int64) []byte {
 		return binary.LittleEndian.AppendUint64(b, uint64(v))
 	}
 	return binary.LittleEndian.AppendUint32(b, uint32(v))
+}
+
+// Values prints every row of a column by arrow-go's means. ok is false for types that cannot be
+// printed.
+func Values(a arrow.Array) (out []string, ok bool) {
+	defer func() {
+		if recover() != nil {
+			ok = false
+		}
+	}()
+	for i := range a.Len() {
+		out = append(out, a.ValueStr(i))
+	}
+	return out, true
+}
+
+// Within says whether is holds for dt or a type within it.
+func Within(dt arrow.DataType, is func(arrow.DataType) bool) bool {
+	if is(dt) {
+		return true
+	}
+	switch t := dt.(type) {
+	case arrow.ExtensionType:
+		return Within(t.StorageType(), is)
+	case *arrow.DictionaryType:
+		return Within(t.ValueType, is)
+	case arrow.NestedType:
+		return slices.ContainsFunc(t.Fields(), func(f arrow.Field) bool { return Within(f.Type, is) })
+	}
+	return false
+}
+
+// HasDictionary says whether there is a dictionary in a type.
+func HasDictionary(dt arrow.DataType) bool {
+	return Within(dt, func(dt arrow.DataType) bool { return dt.ID() == arrow.DICTIONARY })
+}
+
+// Split copies body into pieces that end at some of the places where it may be cut.
+func Split(rng *rand.Rand, cuts []int64, body []byte) (pieces [][]byte) {
+	at := int64(0)
+	for _, cut := range cuts {
+		if rng.IntN(2) == 0 {
+			pieces = append(pieces, slices.Clone(body[at:cut]))
+			at = cut
+		}
+	}
+	return append(pieces, slices.Clone(body[at:]))
 }
