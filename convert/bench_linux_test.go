@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -52,7 +53,7 @@ func (f *lastFile) OpenAnonymous(dir string, direct bool) (disk.File, error) {
 func benchMove(b *testing.B, from, to tier.Kind, rows int) {
 	rec := arrowgen.Flights(1, rows)
 	defer rec.Release()
-	l, err := NewLayout(rec)
+	l, err := image.NewLayout(rec)
 	if err != nil {
 		b.Fatal(err)
 	}

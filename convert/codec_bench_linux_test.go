@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -43,7 +44,7 @@ func benchCodec(b *testing.B, rec arrow.RecordBatch, throttle int64) {
 		cycles = 1
 	}
 	defer rec.Release()
-	l, err := NewLayout(rec)
+	l, err := image.NewLayout(rec)
 	if err != nil {
 		b.Fatal(err)
 	}

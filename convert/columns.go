@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -37,7 +38,7 @@ import (
 // From host memory the record is opened in place, as Record does it, and leases the
 // whole batch. From a GPU, and from a program's own form, a whole image is first made in
 // host memory, as for Record.
-func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_ arrow.RecordBatch, err error) {
+func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want image.Selection) (_ arrow.RecordBatch, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -56,17 +57,17 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want Selection) (_
 }
 
 // open opens what is wanted of a payload, wherever that lies.
-func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want Selection) (arrow.RecordBatch, error) {
+func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want image.Selection) (arrow.RecordBatch, error) {
 	of := descriptorOf(payload)
 	if of == nil { // what is wrong with the selection shows when there is an image
 		return m.openCopy(ctx, who, payload, want)
 	}
-	c, err := want.of(of.Schema, of.Rows)
+	c, err := want.Of(of.Schema, of.Rows)
 	if err != nil {
 		return nil, err
 	}
-	if c.from == c.to {
-		return c.noRows(of)
+	if c.From == c.To {
+		return c.NoRows(of)
 	}
 	switch src := payload.(type) {
 	case *batch.Image:
@@ -87,18 +88,18 @@ func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want Se
 }
 
 // openCopy opens what is wanted of a host image that it makes.
-func (m *Mover) openCopy(ctx context.Context, who by, payload batch.Payload, want Selection) (arrow.RecordBatch, error) {
+func (m *Mover) openCopy(ctx context.Context, who by, payload batch.Payload, want image.Selection) (arrow.RecordBatch, error) {
 	img, err := m.hostImage(ctx, payload)
 	if err != nil {
 		return nil, err
 	}
 	rec, err := func() (arrow.RecordBatch, error) {
-		c, err := want.of(img.Descriptor().Schema, img.Descriptor().Rows)
+		c, err := want.Of(img.Descriptor().Schema, img.Descriptor().Rows)
 		if err != nil {
 			return nil, err
 		}
-		if c.from == c.to {
-			return c.noRows(img.Descriptor())
+		if c.From == c.To {
+			return c.NoRows(img.Descriptor())
 		}
 		return openInPlace(c, who, img)
 	}()
@@ -116,9 +117,9 @@ func released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 
 // openInPlace opens what was chosen of a host image, whose memory is leased until the
 // record is released.
-func openInPlace(c *chosen, who by, img *batch.Image) (_ arrow.RecordBatch, err error) {
+func openInPlace(c *image.Columns, who by, img *batch.Image) (_ arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "convert: opening columns") // img may be the caller's to release
-	d, skip, err := c.within(img.Descriptor())
+	d, skip, err := c.Within(img.Descriptor())
 	if err != nil {
 		return nil, err
 	}
@@ -126,20 +127,20 @@ func openInPlace(c *chosen, who by, img *batch.Image) (_ arrow.RecordBatch, err 
 	if err != nil {
 		return nil, err
 	}
-	l := newLease(release)
+	l := image.NewLease(release)
 	who.enter(l, img.Space(), img, img.Bytes())
-	return openRows(d, skip, extents, l, finderOf(img.Shared()))
+	return image.OpenRows(d, skip, extents, l, finderOf(img.Shared()))
 }
 
 // readColumns reads what was chosen of a disk image into host memory, and waits for
 // room in one piece there. The file of r is nil if the image has no bytes.
-func (m *Mover) readColumns(ctx context.Context, r columnReader, c *chosen) (_ arrow.RecordBatch, err error) {
-	find := func(bounds []bound) error { return m.cfg.Builtin.readBounds(ctx, r.src, r.file, bounds) }
-	if r.plan, err = c.plan(r.src.Descriptor(), r.src.Shared(), find); err != nil {
+func (m *Mover) readColumns(ctx context.Context, r columnReader, c *image.Columns) (_ arrow.RecordBatch, err error) {
+	find := func(bounds []image.Bound) error { return m.cfg.Builtin.readBounds(ctx, r.src, r.file, bounds) }
+	if r.plan, err = c.Plan(r.src.Descriptor(), r.src.Shared(), find); err != nil {
 		return nil, err
 	}
-	if r.plan.desc.Body == 0 && len(r.plan.shared) == 0 {
-		return openRows(r.plan.desc, r.plan.skip, nil, newLease(nil), nil)
+	if r.plan.Desc.Body == 0 && len(r.plan.Shared) == 0 {
+		return image.OpenRows(r.plan.Desc, r.plan.Skip, nil, image.NewLease(nil), nil)
 	}
 	rec, err := m.readPlanned(ctx, &r)
 	for errors.Is(err, errGone) {
@@ -149,7 +150,7 @@ func (m *Mover) readColumns(ctx context.Context, r columnReader, c *chosen) (_ a
 }
 
 func (m *Mover) readPlanned(ctx context.Context, c *columnReader) (rec arrow.RecordBatch, err error) {
-	desc := c.plan.desc
+	desc := c.plan.Desc
 	what := takes{body: desc.Body, dicts: m.cfg.Builtin.dicts.of(desc.AllDictionaries())}
 	err = m.inRoom(ctx, true, reservation.AnyInTier(tier.Host), m.reserver(ctx, &what), func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {

@@ -17,6 +17,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -24,7 +26,7 @@ import (
 )
 
 // columnsOf reads some columns of b where it is, and compares them.
-func (m *machine) columnsOf(ctx context.Context, b *batch.Batch, want Selection) error {
+func (m *machine) columnsOf(ctx context.Context, b *batch.Batch, want image.Selection) error {
 	h, err := openAny(ctx, b)
 	if err != nil {
 		return err
@@ -35,11 +37,11 @@ func (m *machine) columnsOf(ctx context.Context, b *batch.Batch, want Selection)
 	}
 	defer got.Release()
 	rec := m.records[b.ID()]
-	c, err := want.of(rec.Schema(), rec.NumRows())
+	c, err := want.Of(rec.Schema(), rec.NumRows())
 	if err != nil {
 		return err
 	}
-	expected := pick(rec, c.fields, c.from, c.to)
+	expected := pick(rec, c.Fields, c.From, c.To)
 	defer expected.Release()
 	return equalParts(expected, got)
 }
@@ -89,22 +91,22 @@ func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		at   int64
-		want Selection
+		want image.Selection
 		seen bool
 	}{
-		{"a number", numbers.Offset + 8*20_000, Selection{Columns: []string{"n"}}, true},
-		{"a number that is one of the rows", numbers.Offset + 8*20_000, Selection{Columns: []string{"n"}, From: 19_999, To: 20_001}, true},
-		{"a number that is not", numbers.Offset + 8*20_000, Selection{Columns: []string{"n"}, From: 30_000, To: 40_000}, false},
-		{"a number of another column", numbers.Offset + 8*20_000, Selection{Columns: []string{"text", "code"}}, false},
-		{"text", text.Offset + 200_000, Selection{Columns: []string{"text"}}, true},
-		{"text of other rows", text.Offset + 100_000, Selection{Columns: []string{"text"}, From: mixedRows - 10}, false},
-		{"an offset that is looked up", offsets.Offset + 4*20_000, Selection{Columns: []string{"text"}, From: 20_000, To: 39_000}, true},
-		{"an offset between two", offsets.Offset + 4*20_000, Selection{Columns: []string{"text"}, From: 1000, To: 39_000}, true},
-		{"an offset of other rows", offsets.Offset + 4*20_000, Selection{Columns: []string{"text"}, From: 39_000}, false},
+		{"a number", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"n"}}, true},
+		{"a number that is one of the rows", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"n"}, From: 19_999, To: 20_001}, true},
+		{"a number that is not", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"n"}, From: 30_000, To: 40_000}, false},
+		{"a number of another column", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"text", "code"}}, false},
+		{"text", text.Offset + 200_000, image.Selection{Columns: []string{"text"}}, true},
+		{"text of other rows", text.Offset + 100_000, image.Selection{Columns: []string{"text"}, From: mixedRows - 10}, false},
+		{"an offset that is looked up", offsets.Offset + 4*20_000, image.Selection{Columns: []string{"text"}, From: 20_000, To: 39_000}, true},
+		{"an offset between two", offsets.Offset + 4*20_000, image.Selection{Columns: []string{"text"}, From: 1000, To: 39_000}, true},
+		{"an offset of other rows", offsets.Offset + 4*20_000, image.Selection{Columns: []string{"text"}, From: 39_000}, false},
 	} {
 		flip(t, b, c.at)
 		err := m.columnsOf(t.Context(), b, c.want)
-		var corrupt *CorruptError
+		var corrupt *image.CorruptError
 		switch {
 		case !c.seen && err != nil:
 			t.Errorf("%s: %v", c.name, err)
@@ -116,7 +118,7 @@ func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
 				t.Fatal(err)
 			}
 			volume, file, at := h.Payload().(*batch.Image).Buffer().Memory().(tier.FileMemory).Locate(c.at / batch.SumChunk * batch.SumChunk)
-			want := &CorruptError{Batch: b.ID(), Volume: volume + " " + file, Offset: at, Want: corrupt.Want, Got: corrupt.Got}
+			want := &image.CorruptError{Batch: b.ID(), Volume: volume + " " + file, Offset: at, Want: corrupt.Want, Got: corrupt.Got}
 			if *corrupt != *want || corrupt.Want == corrupt.Got {
 				t.Errorf("%s: told as %+v, want %+v", c.name, corrupt, want)
 			}
@@ -145,13 +147,13 @@ func everyReadOfColumnsFailsOnce(t *testing.T, encrypt bool) {
 	}{
 		"EIO":    {func(func()) faultfs.Effect { return faultfs.Fail(syscall.EIO) }, syscall.EIO, false},
 		"short":  {func(func()) faultfs.Effect { return faultfs.Short() }, nil, true},
-		"flip":   {func(func()) faultfs.Effect { return faultfs.BitFlip() }, ErrCorrupt, false},
+		"flip":   {func(func()) faultfs.Effect { return faultfs.BitFlip() }, image.ErrCorrupt, false},
 		"cancel": {func(cancel func()) faultfs.Effect { return faultfs.Do(func(faultfs.Op, string) { cancel() }) }, context.Canceled, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, machineConfig{encrypt: encrypt})
 			b := m.put(t, mixed(2, mixedRows), tier.Disk)
-			for _, s := range []Selection{{Columns: []string{"list", "code"}}, {Columns: []string{"text", "code"}, From: 10_000, To: 30_000}} {
+			for _, s := range []image.Selection{{Columns: []string{"list", "code"}}, {Columns: []string{"text", "code"}, From: 10_000, To: 30_000}} {
 				tried, failed := 0, 0
 				for hit := true; hit; tried++ {
 					ctx, cancel := context.WithCancel(t.Context())
@@ -185,7 +187,7 @@ func everyReadOfColumnsFailsOnce(t *testing.T, encrypt bool) {
 func TestColumnsWaitForRoom(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, mixed(3, mixedRows), tier.Disk)
-	s := Selection{Columns: []string{"text"}, From: 10_000, To: 30_000}
+	s := image.Selection{Columns: []string{"text"}, From: 10_000, To: 30_000}
 	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available())
 	if err != nil {
 		t.Fatal(err)
@@ -223,7 +225,7 @@ func TestColumnsBringTheirDictionariesOnly(t *testing.T) {
 		fields []int
 		dicts  []*batch.Descriptor
 	}{{[]int{1}, nil}, {[]int{3, 2}, b.Descriptor().Dictionaries[1:]}, {[]int{0, 3}, b.Descriptor().Dictionaries}} {
-		got, err := m.columns(t, b, Selection{Fields: s.fields, From: 100, To: 2000})
+		got, err := m.columns(t, b, image.Selection{Fields: s.fields, From: 100, To: 2000})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +254,7 @@ func TestColumnsOutliveTheirBatch(t *testing.T) {
 	rec := mixed(5, mixedRows)
 	for _, k := range tier.Kinds() {
 		b := m.make(t, rec, k)
-		got, err := m.columns(t, b, Selection{Columns: []string{"text", "code", "list"}, From: 5000, To: 25_000})
+		got, err := m.columns(t, b, image.Selection{Columns: []string{"text", "code", "list"}, From: 5000, To: 25_000})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -260,7 +262,7 @@ func TestColumnsOutliveTheirBatch(t *testing.T) {
 		code.Retain()
 		drop(t, b)
 		want := pick(rec, []int{0, 1, 3}, 5000, 25_000)
-		if err := Equal(want, got); err != nil {
+		if err := equal.Records(want, got); err != nil {
 			t.Error(err)
 		}
 		got.Release()
@@ -279,20 +281,20 @@ func TestColumnsOfWhatIsClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var se *SelectionError
-	if _, err := m.mover.Columns(t.Context(), h, Selection{Columns: []string{"n", "none"}}); !errors.As(err, &se) || se.Column != "none" || se.Columns != 2 || se.Rows != 100 {
+	var se *image.SelectionError
+	if _, err := m.mover.Columns(t.Context(), h, image.Selection{Columns: []string{"n", "none"}}); !errors.As(err, &se) || se.Column != "none" || se.Columns != 2 || se.Rows != 100 {
 		t.Errorf("a column that is not there: %v", err)
 	}
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.mover.Columns(t.Context(), h, Selection{}); !errors.Is(err, tier.ErrReleased) {
+	if _, err := m.mover.Columns(t.Context(), h, image.Selection{}); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("a closed handle: %v", err)
 	}
 	if err := m.mover.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.mover.Columns(t.Context(), h, Selection{}); !errors.Is(err, tier.ErrClosed) {
+	if _, err := m.mover.Columns(t.Context(), h, image.Selection{}); !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("a closed mover: %v", err)
 	}
 }
@@ -311,7 +313,7 @@ func TestColumnsAndMovesAtTheSameTime(t *testing.T) {
 			for range 40 {
 				n := 1 + rng.Int64N(mixedRows-1)
 				from := rng.Int64N(mixedRows - n)
-				s := Selection{Fields: rng.Perm(4)[:1+rng.IntN(4)], From: from, To: from + n}
+				s := image.Selection{Fields: rng.Perm(4)[:1+rng.IntN(4)], From: from, To: from + n}
 				if err := m.columnsOf(t.Context(), b, s); err != nil {
 					t.Errorf("%+v: %v", s, err)
 					return
@@ -380,13 +382,13 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 		case 5:
 			d.Nodes = d.Nodes[:rng.IntN(len(d.Nodes))]
 		}
-		s := Selection{Fields: rng.Perm(4)[:1+rng.IntN(4)], From: rng.Int64N(mixedRows), To: mixedRows - 1}
+		s := image.Selection{Fields: rng.Perm(4)[:1+rng.IntN(4)], From: rng.Int64N(mixedRows), To: mixedRows - 1}
 		if rng.IntN(2) == 0 {
 			s.From, s.To = 0, 0
 		} else if s.From > s.To {
 			continue
 		}
-		if _, err := s.of(d.Schema, d.Rows); err != nil {
+		if _, err := s.Of(d.Schema, d.Rows); err != nil {
 			t.Fatal(err)
 		}
 		// Never released: its bytes are those of src.
@@ -395,7 +397,7 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 			rec.Release()
 			continue
 		}
-		if wrong++; !errors.Is(err, ErrInvalid) {
+		if wrong++; !errors.Is(err, image.ErrInvalid) {
 			t.Fatalf("%v %v: %v", d.Nodes, d.Buffers, err)
 		}
 	}
@@ -416,8 +418,8 @@ func TestColumnsOutsideOfTheBody(t *testing.T) {
 		t.Fatal(err)
 	}
 	src := h.Payload().(*batch.Image)
-	s := Selection{Fields: []int{0, 1, 2, 3}, From: mixedRows / 2, To: mixedRows - 1}
-	if _, err := s.of(src.Descriptor().Schema, src.Descriptor().Rows); err != nil {
+	s := image.Selection{Fields: []int{0, 1, 2, 3}, From: mixedRows / 2, To: mixedRows - 1}
+	if _, err := s.Of(src.Descriptor().Schema, src.Descriptor().Rows); err != nil {
 		t.Fatal(err)
 	}
 	for i, span := range src.Descriptor().Buffers {
@@ -429,7 +431,7 @@ func TestColumnsOutsideOfTheBody(t *testing.T) {
 			if err == nil {
 				rec.Release()
 			}
-			if !errors.Is(err, ErrInvalid) && (err != nil || span.Length > 0) {
+			if !errors.Is(err, image.ErrInvalid) && (err != nil || span.Length > 0) {
 				t.Errorf("buffer %d at %d: %v", i, odd, err)
 			}
 		}
@@ -452,22 +454,22 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 	src := h.Payload().(*batch.Image)
 	rng := rand.New(rand.NewPCG(seed, 7))
 	for i := range 50 {
-		s := Selection{Fields: rng.Perm(5)[:1+rng.IntN(5)], From: rng.Int64N(mixedRows / 2), To: mixedRows/2 + 1 + rng.Int64N(mixedRows/2)}
-		c, err := s.of(src.Descriptor().Schema, src.Descriptor().Rows)
+		s := image.Selection{Fields: rng.Perm(5)[:1+rng.IntN(5)], From: rng.Int64N(mixedRows / 2), To: mixedRows/2 + 1 + rng.Int64N(mixedRows/2)}
+		c, err := s.Of(src.Descriptor().Schema, src.Descriptor().Rows)
 		if err != nil {
 			t.Fatal(err)
 		}
 		r := m.reader(t, src, c)
 		p := r.plan
-		extents := arrowgen.Split(rng, p.desc.Cuts(), make([]byte, p.desc.Body))
-		if err := errors.Join(r.fill(t.Context(), extents), p.mend(extents)); err != nil {
+		extents := arrowgen.Split(rng, p.Desc.Cuts(), make([]byte, p.Desc.Body))
+		if err := errors.Join(r.fill(t.Context(), extents), p.Mend(extents)); err != nil {
 			t.Fatal(err)
 		}
-		got, err := openRows(p.desc, p.skip, extents, newLease(nil), nil)
+		got, err := image.OpenRows(p.Desc, p.Skip, extents, image.NewLease(nil), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Equal(pick(m.records[b.ID()], c.fields, c.from, c.to), got); err != nil {
+		if err := equal.Records(pick(m.records[b.ID()], c.Fields, c.From, c.To), got); err != nil {
 			t.Fatal(fmt.Errorf("%d: %+v in %d extents: %w", i, s, len(extents), err))
 		}
 		got.Release()
@@ -490,7 +492,7 @@ func TestColumnsHaveSeveralRequestsUnderWay(t *testing.T) {
 		}
 		<-four
 	})})()
-	if err := m.columnsOf(t.Context(), b, Selection{}); err != nil {
+	if err := m.columnsOf(t.Context(), b, image.Selection{}); err != nil {
 		t.Fatal(err)
 	}
 	if n := reads.Load(); n != 4 {

@@ -10,6 +10,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -26,7 +27,7 @@ const (
 
 // columnReader reads what was planned of a disk image.
 type columnReader struct {
-	plan *columnPlan
+	plan *image.ColumnPlan
 	src  imaged
 	file tier.FileMemory
 	who  by
@@ -37,10 +38,10 @@ type columnReader struct {
 func (b *Builtin) readColumns(ctx context.Context, c *columnReader, r reservation.Reservation) (rec arrow.RecordBatch, err error) {
 	p := c.plan
 	// An image of those dictionaries alone. It is never released: its references are src's.
-	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.desc.Dictionaries}, nil, c.src.Space(), p.shared...)
-	largest := max(p.desc.Body, largestShared(dicts))
+	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.Desc.Dictionaries}, nil, c.src.Space(), p.Shared...)
+	largest := max(p.Desc.Body, largestShared(dicts))
 	err = b.permitted(ctx, r.Space(), c.src.Space(), largest, func(ctx context.Context) error {
-		buf, err := r.AllocCuts(p.desc.Body, p.desc.Cuts())
+		buf, err := r.AllocCuts(p.Desc.Body, p.Desc.Cuts())
 		if err != nil {
 			return err
 		}
@@ -60,19 +61,19 @@ func (c *columnReader) read(ctx context.Context, buf *tier.Buffer, shared []batc
 	if err != nil {
 		return nil, err
 	}
-	l := newLease(release)
+	l := image.NewLease(release)
 	if buf != nil {
 		c.who.enter(l, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
 	}
 	err = c.fill(ctx, extents)
 	if err == nil {
-		err = safely(func() error { return c.plan.mend(extents) })
+		err = safely(func() error { return c.plan.Mend(extents) })
 	}
 	if err != nil {
-		l.end()
+		l.End()
 		return nil, err
 	}
-	return openRows(c.plan.desc, c.plan.skip, extents, l, finderOf(shared))
+	return image.OpenRows(c.plan.Desc, c.plan.Skip, extents, l, finderOf(shared))
 }
 
 // fill reads and verifies all runs. Nothing is under way when it returns.
@@ -87,21 +88,21 @@ func (c *columnReader) fill(ctx context.Context, extents [][]byte) error {
 
 // requests returns what is read one after the other: a request each, or of a packed
 // image all that is wanted of a run, which is read and uncompressed as a whole.
-func (c *columnReader) requests() (all [][]chunkRun) {
+func (c *columnReader) requests() (all [][]image.ChunkRun) {
 	_, packed := c.file.(*packedFile)
 	last := int64(-1)
-	for _, r := range c.plan.runs {
-		for done := int64(0); done < r.n; {
-			off, most := r.off+done, int64(columnRequest)
+	for _, r := range c.plan.Runs {
+		for done := int64(0); done < r.N; {
+			off, most := r.Off+done, int64(columnRequest)
 			if packed {
 				most = batch.RunSize - off%batch.RunSize
 			}
-			piece := chunkRun{off: off, n: min(r.n-done, most), at: r.at + done}
-			done += piece.n
+			piece := image.ChunkRun{Off: off, N: min(r.N-done, most), At: r.At + done}
+			done += piece.N
 			if run := off / batch.RunSize; packed && run == last {
 				all[len(all)-1] = append(all[len(all)-1], piece)
 			} else {
-				last, all = run, append(all, []chunkRun{piece})
+				last, all = run, append(all, []image.ChunkRun{piece})
 			}
 		}
 	}
@@ -109,7 +110,7 @@ func (c *columnReader) requests() (all [][]chunkRun) {
 }
 
 // readPieces reads whole chunks, one piece after the other.
-func (c *columnReader) readPieces(ctx context.Context, pieces []chunkRun, extents [][]byte) error {
+func (c *columnReader) readPieces(ctx context.Context, pieces []image.ChunkRun, extents [][]byte) error {
 	file := c.file
 	if f, ok := file.(*packedFile); ok {
 		r, err := f.reader(ctx)
@@ -128,12 +129,12 @@ func (c *columnReader) readPieces(ctx context.Context, pieces []chunkRun, extent
 }
 
 // readPiece reads whole chunks, which may come to lie in several extents.
-func (c *columnReader) readPiece(ctx context.Context, file tier.FileMemory, r chunkRun, extents [][]byte) error {
+func (c *columnReader) readPiece(ctx context.Context, file tier.FileMemory, r image.ChunkRun, extents [][]byte) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	off := r.off
-	err := across(extents, r.at, r.n, func(p []byte) error {
+	off := r.Off
+	err := image.Across(extents, r.At, r.N, func(p []byte) error {
 		err := file.ReadAt(ctx, p, off)
 		off += int64(len(p))
 		return err
@@ -141,19 +142,19 @@ func (c *columnReader) readPiece(ctx context.Context, file tier.FileMemory, r ch
 	if err != nil {
 		return err
 	}
-	return newVerifier(c.src.Descriptor(), file).checkIn(extents, r.at, r.n, r.off)
+	return newVerifier(c.src.Descriptor(), file).checkIn(extents, r.At, r.N, r.Off)
 }
 
 // readBounds looks offsets up. Each chunk that has some of them passes once through a
 // pinned chunk, so that no room is needed, and is verified.
-func (b *Builtin) readBounds(ctx context.Context, src imaged, file tier.FileMemory, bounds []bound) error {
+func (b *Builtin) readBounds(ctx context.Context, src imaged, file tier.FileMemory, bounds []image.Bound) error {
 	if len(bounds) == 0 {
 		return nil
 	}
-	slices.SortFunc(bounds, func(a, b bound) int { return cmp.Compare(a.at, b.at) })
-	var chunks [][]bound
+	slices.SortFunc(bounds, func(a, b image.Bound) int { return cmp.Compare(a.At, b.At) })
+	var chunks [][]image.Bound
 	for i, o := range bounds {
-		if i == 0 || o.at/batch.SumChunk != bounds[i-1].at/batch.SumChunk {
+		if i == 0 || o.At/batch.SumChunk != bounds[i-1].At/batch.SumChunk {
 			chunks = append(chunks, nil)
 		}
 		last := len(chunks) - 1
@@ -178,7 +179,7 @@ func (b *Builtin) readBounds(ctx context.Context, src imaged, file tier.FileMemo
 }
 
 // readChunk looks up the offsets in one chunk.
-func readChunk(ctx context.Context, src imaged, file tier.FileMemory, pool Staging, bounds []bound) error {
+func readChunk(ctx context.Context, src imaged, file tier.FileMemory, pool Staging, bounds []image.Bound) error {
 	if f, ok := file.(*packedFile); ok { // scratch first, then a chunk
 		r, err := f.reader(ctx)
 		if err != nil {
@@ -197,7 +198,7 @@ func readChunk(ctx context.Context, src imaged, file tier.FileMemory, pool Stagi
 	}
 	desc := src.Descriptor()
 	v := newVerifier(desc, file)
-	off := bounds[0].at / batch.SumChunk * batch.SumChunk
+	off := bounds[0].At / batch.SumChunk * batch.SumChunk
 	for end := min(off+batch.SumChunk, desc.Body); off < end; off += int64(len(p)) {
 		p = p[:min(int64(len(p)), end-off)]
 		if err := file.ReadAt(ctx, p, off); err != nil {
@@ -207,8 +208,8 @@ func readChunk(ctx context.Context, src imaged, file tier.FileMemory, pool Stagi
 			return err
 		}
 		for _, o := range bounds {
-			if o.at >= off && o.at < off+int64(len(p)) {
-				o.set(p[o.at-off:])
+			if o.At >= off && o.At < off+int64(len(p)) {
+				o.Set(p[o.At-off:])
 			}
 		}
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -21,7 +23,7 @@ import (
 )
 
 // columns reads from b where it is.
-func (m *machine) columns(t testing.TB, b *batch.Batch, want Selection) (arrow.RecordBatch, error) {
+func (m *machine) columns(t testing.TB, b *batch.Batch, want image.Selection) (arrow.RecordBatch, error) {
 	t.Helper()
 	h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(b.Info().Space))
 	if err != nil {
@@ -43,7 +45,7 @@ func pick(rec arrow.RecordBatch, fields []int, from, to int64) arrow.RecordBatch
 		cols = append(cols, array.NewSlice(rec.Column(i), from, to))
 	}
 	meta := rec.Schema().Metadata()
-	return array.NewRecordBatchWithMetadata(arrow.NewSchema(of, &meta), cols, to-from, recordMetadata(rec))
+	return array.NewRecordBatchWithMetadata(arrow.NewSchema(of, &meta), cols, to-from, equal.Metadata(rec))
 }
 
 // equalParts is Equal of records of which one is a slice. Of many rows it compares copies that begin
@@ -51,12 +53,12 @@ func pick(rec arrow.RecordBatch, fields []int, from, to int64) arrow.RecordBatch
 func equalParts(a, b arrow.RecordBatch) error {
 	const many = 256
 	if a.NumRows() < many || a.NumRows() != b.NumRows() {
-		return Equal(a, b)
+		return equal.Records(a, b)
 	}
 	x, y := compact(a), compact(b)
 	defer x.Release()
 	defer y.Release()
-	return Equal(x, y)
+	return equal.Records(x, y)
 }
 
 // compact copies a record's columns, but for types whose slices arrow-go's Concatenate does not copy,
@@ -81,13 +83,13 @@ func compact(rec arrow.RecordBatch) arrow.RecordBatch {
 		}
 		defer cols[i].Release()
 	}
-	return array.NewRecordBatchWithMetadata(rec.Schema(), cols, rec.NumRows(), recordMetadata(rec))
+	return array.NewRecordBatchWithMetadata(rec.Schema(), cols, rec.NumRows(), equal.Metadata(rec))
 }
 
 // picked reads some columns and compares them.
 func (m *machine) picked(t testing.TB, b *batch.Batch, fields []int, from, to int64) {
 	t.Helper()
-	got, err := m.columns(t, b, Selection{Fields: fields, From: from, To: to})
+	got, err := m.columns(t, b, image.Selection{Fields: fields, From: from, To: to})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,11 +116,11 @@ func (m *machine) reading(f func()) int64 {
 }
 
 // reader plans the reading of c from an image on disk.
-func (m *machine) reader(t *testing.T, img *batch.Image, c *chosen) *columnReader {
+func (m *machine) reader(t *testing.T, img *batch.Image, c *image.Columns) *columnReader {
 	t.Helper()
 	r := &columnReader{src: img, file: img.Buffer().Memory().(tier.FileMemory)}
 	var err error
-	r.plan, err = c.plan(img.Descriptor(), img.Shared(), func(bounds []bound) error {
+	r.plan, err = c.Plan(img.Descriptor(), img.Shared(), func(bounds []image.Bound) error {
 		return m.mover.cfg.Builtin.readBounds(t.Context(), r.src, r.file, bounds)
 	})
 	if err != nil {
@@ -129,7 +131,7 @@ func (m *machine) reader(t *testing.T, img *batch.Image, c *chosen) *columnReade
 
 // requests says how many reads a selection of a batch on disk takes. The volume may divide
 // them, by how fast it has found the disk.
-func (m *machine) requests(t *testing.T, b *batch.Batch, want Selection) int {
+func (m *machine) requests(t *testing.T, b *batch.Batch, want image.Selection) int {
 	t.Helper()
 	h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(tier.Disk))
 	if err != nil {
@@ -137,7 +139,7 @@ func (m *machine) requests(t *testing.T, b *batch.Batch, want Selection) int {
 	}
 	defer h.Close()
 	img := h.Payload().(*batch.Image)
-	c, err := want.of(img.Descriptor().Schema, img.Descriptor().Rows)
+	c, err := want.Of(img.Descriptor().Schema, img.Descriptor().Rows)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +265,7 @@ func TestColumnsReadTheStringsOfARange(t *testing.T) {
 				gen.Nulls = nulls
 				b := m.put(t, gen.Record(arrowgen.Schema(typ, typ), rows), tier.Disk)
 				body := b.Descriptor().Body
-				if body < 2*4*fewText {
+				if body < 2*4*image.FewText {
 					t.Fatalf("a body of %d bytes is too short", body)
 				}
 				for _, r := range [][2]int64{{0, 1}, {rows - 1, rows}, {0, rows}, {1, rows - 1}, {rows / 2, rows/2 + 600}} {
@@ -293,7 +295,7 @@ func TestColumnsReadOnlyTheirShare(t *testing.T) {
 	body := b.Descriptor().Body
 	for _, fields := range [][]int{{1, 3}, {4, 0}, {2, 3}} {
 		read := m.reading(func() { m.picked(t, b, fields, 0, rows) })
-		requests := m.requests(t, b, Selection{Fields: fields})
+		requests := m.requests(t, b, image.Selection{Fields: fields})
 		t.Logf("columns %v: %d of %d bytes (%.4f) in %d requests", fields, read, body, float64(read)/float64(body), requests)
 		if most := body * 2 / 5 * 105 / 100; read > most {
 			t.Errorf("columns %v: %d bytes of %d were read, want %d at most", fields, read, body, most)
@@ -330,7 +332,7 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 			for _, f := range c.fields {
 				// No column has nulls: each is one buffer beside an empty one.
 				if s := b.Descriptor().Buffers[2*f+1]; s.Offset < int64(i+1)*batch.RunSize && s.Offset+s.Length > int64(i)*batch.RunSize {
-					want += roundUp(runs[i].Stored(), tier.Page)
+					want += image.RoundUp(runs[i].Stored(), tier.Page)
 					break
 				}
 			}
@@ -372,36 +374,36 @@ func TestSelection(t *testing.T) {
 		{Name: "a", Type: arrow.PrimitiveTypes.Int16}, {Name: "c", Type: arrow.PrimitiveTypes.Int8},
 	}, nil)
 	for _, c := range []struct {
-		s    Selection
+		s    image.Selection
 		want string // or the error
 	}{
-		{Selection{}, "[0 1 2 3] 0 10"},
-		{Selection{Columns: []string{}}, "[] 0 10"},
-		{Selection{Fields: []int{}, From: 10}, "[] 10 10"},
-		{Selection{Columns: []string{"c", "b"}, From: 3}, "[3 1] 3 10"},
-		{Selection{Fields: []int{2, 0}, From: 3, To: 3}, "[2 0] 3 3"},
-		{Selection{Columns: []string{"d"}}, `selecting the column "d", rows 0 to 0, of 4 columns and 10 rows: there is no column "d"`},
-		{Selection{Columns: []string{""}}, `there is no column ""`},
-		{Selection{Columns: []string{"a"}}, "columns [0 2] have that name: give the place of the one that is wanted"},
-		{Selection{Columns: []string{"b", "c", "b"}}, `selecting the column "b", rows 0 to 0, of 4 columns and 10 rows: it is given twice`},
-		{Selection{Fields: []int{1, 1}}, "selecting column 1, rows 0 to 0, of 4 columns and 10 rows: it is given twice"},
-		{Selection{Fields: []int{4}}, "there is no column 4"},
-		{Selection{Fields: []int{-1}}, "there is no column -1"},
-		{Selection{Columns: []string{"b"}, Fields: []int{1}}, "both names and places of columns are given"},
-		{Selection{From: -1}, "a row is negative"},
-		{Selection{To: -1}, "a row is negative"},
-		{Selection{To: 11}, "rows 0 to 11, of 4 columns and 10 rows: the rows end before"},
-		{Selection{From: 11}, "the rows end before"},
-		{Selection{From: 5, To: 4}, "the first row is behind the last"},
+		{image.Selection{}, "[0 1 2 3] 0 10"},
+		{image.Selection{Columns: []string{}}, "[] 0 10"},
+		{image.Selection{Fields: []int{}, From: 10}, "[] 10 10"},
+		{image.Selection{Columns: []string{"c", "b"}, From: 3}, "[3 1] 3 10"},
+		{image.Selection{Fields: []int{2, 0}, From: 3, To: 3}, "[2 0] 3 3"},
+		{image.Selection{Columns: []string{"d"}}, `selecting the column "d", rows 0 to 0, of 4 columns and 10 rows: there is no column "d"`},
+		{image.Selection{Columns: []string{""}}, `there is no column ""`},
+		{image.Selection{Columns: []string{"a"}}, "columns [0 2] have that name: give the place of the one that is wanted"},
+		{image.Selection{Columns: []string{"b", "c", "b"}}, `selecting the column "b", rows 0 to 0, of 4 columns and 10 rows: it is given twice`},
+		{image.Selection{Fields: []int{1, 1}}, "selecting column 1, rows 0 to 0, of 4 columns and 10 rows: it is given twice"},
+		{image.Selection{Fields: []int{4}}, "there is no column 4"},
+		{image.Selection{Fields: []int{-1}}, "there is no column -1"},
+		{image.Selection{Columns: []string{"b"}, Fields: []int{1}}, "both names and places of columns are given"},
+		{image.Selection{From: -1}, "a row is negative"},
+		{image.Selection{To: -1}, "a row is negative"},
+		{image.Selection{To: 11}, "rows 0 to 11, of 4 columns and 10 rows: the rows end before"},
+		{image.Selection{From: 11}, "the rows end before"},
+		{image.Selection{From: 5, To: 4}, "the first row is behind the last"},
 	} {
-		got, err := c.s.of(schema, 10)
+		got, err := c.s.Of(schema, 10)
 		said := fmt.Sprint(err)
 		if err == nil {
-			said = fmt.Sprint(got.fields, got.from, got.to)
-			if n := got.schema.NumFields(); n != len(got.fields) {
+			said = fmt.Sprint(got.Fields, got.From, got.To)
+			if n := got.Schema.NumFields(); n != len(got.Fields) {
 				t.Errorf("%+v: a schema of %d fields", c.s, n)
 			}
-		} else if !errors.Is(err, ErrSelection) {
+		} else if !errors.Is(err, image.ErrSelection) {
 			t.Errorf("%+v: %v is no ErrSelection", c.s, err)
 		}
 		if len(said) < len(c.want) || said[len(said)-len(c.want):] != c.want {
@@ -449,20 +451,20 @@ func BenchmarkColumns(b *testing.B) {
 	defer h.Close()
 	for _, c := range []struct {
 		name string
-		want Selection
+		want image.Selection
 		size int64
-		open func(Selection) (arrow.RecordBatch, error)
+		open func(image.Selection) (arrow.RecordBatch, error)
 	}{
-		{"whole record", Selection{}, 5 * 8 * rows, func(Selection) (arrow.RecordBatch, error) { return m.mover.Record(b.Context(), h) }},
-		{"5 of 5", Selection{}, 5 * 8 * rows, nil},
-		{"2 of 5", Selection{Fields: []int{1, 3}}, 2 * 8 * rows, nil},
-		{"1 of 5", Selection{Fields: []int{2}}, 8 * rows, nil},
-		{"1 % of the rows of 1", Selection{Fields: []int{2}, From: rows / 2, To: rows/2 + rows/100}, 8 * (rows / 100), nil},
+		{"whole record", image.Selection{}, 5 * 8 * rows, func(image.Selection) (arrow.RecordBatch, error) { return m.mover.Record(b.Context(), h) }},
+		{"5 of 5", image.Selection{}, 5 * 8 * rows, nil},
+		{"2 of 5", image.Selection{Fields: []int{1, 3}}, 2 * 8 * rows, nil},
+		{"1 of 5", image.Selection{Fields: []int{2}}, 8 * rows, nil},
+		{"1 % of the rows of 1", image.Selection{Fields: []int{2}, From: rows / 2, To: rows/2 + rows/100}, 8 * (rows / 100), nil},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			open := c.open
 			if open == nil {
-				open = func(s Selection) (arrow.RecordBatch, error) { return m.mover.Columns(b.Context(), h, s) }
+				open = func(s image.Selection) (arrow.RecordBatch, error) { return m.mover.Columns(b.Context(), h, s) }
 			}
 			b.SetBytes(c.size)
 			b.ReportAllocs()

@@ -11,6 +11,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/lookup"
@@ -123,14 +125,14 @@ func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
 // resolve finds or makes the dictionary of each of the layouts, which are in the
 // order of Layout.Dictionaries. afresh makes new ones of those that are known. All
 // are held, until letGo.
-func (s *dictionaries) resolve(layouts []*Layout, afresh bool) []*dictionary {
+func (s *dictionaries) resolve(layouts []*image.Layout, afresh bool) []*dictionary {
 	if len(layouts) == 0 {
 		return nil
 	}
 	out := make([]*dictionary, len(layouts))
 	for i, l := range layouts {
 		var parts []*dictionary
-		for _, number := range l.used() {
+		for _, number := range l.Used() {
 			parts = append(parts, out[number])
 		}
 		out[i] = s.hold(l, parts, afresh)
@@ -138,9 +140,9 @@ func (s *dictionaries) resolve(layouts []*Layout, afresh bool) []*dictionary {
 	return out
 }
 
-func (s *dictionaries) hold(l *Layout, parts []*dictionary, afresh bool) *dictionary {
-	source, valueType := l.dictionary()
-	plan := l.plan()
+func (s *dictionaries) hold(l *image.Layout, parts []*dictionary, afresh bool) *dictionary {
+	source, valueType := l.Dictionary()
+	plan := l.Plan()
 	key, print := weak.Make(source), fingerprints(source, nil)
 	var other *dictionary // what the array was, and is not any more
 	for {
@@ -166,10 +168,10 @@ func (s *dictionaries) hold(l *Layout, parts []*dictionary, afresh bool) *dictio
 }
 
 // is says whether l is the plan of d.
-func (d *dictionary) is(l *Layout, valueType arrow.DataType, parts []*dictionary) bool {
-	plan := l.plan()
+func (d *dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*dictionary) bool {
+	plan := l.Plan()
 	return d.body == plan.Body && slices.Equal(d.nodes, plan.Nodes) && slices.Equal(d.spans, plan.Buffers) &&
-		slices.Equal(d.parts, parts) && sameType(d.valueType, valueType)
+		slices.Equal(d.parts, parts) && equal.Types(d.valueType, valueType)
 }
 
 // leastSweep is how many names of one dictionary there may be before any is looked at.
@@ -447,14 +449,14 @@ func releaseAll[S batch.Shared](shared []S) error {
 // open returns the array of a copy in host memory, and a reference to it. All who
 // open it as the same type get the same array, so that it is recognised when it
 // comes back. The caller has a reference to the copy.
-func (c *dictCopy) open(dt arrow.DataType, find finder) (*array.Data, error) {
+func (c *dictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, error) {
 	s := c.dict.store
 	for {
 		s.mu.Lock()
 		opened := c.opened // only ever appended to while there is a reference
 		s.mu.Unlock()
 		for _, o := range opened {
-			if sameType(o.dt, dt) {
+			if equal.Types(o.dt, dt) {
 				o.data.Retain()
 				return o.data, nil
 			}
@@ -463,10 +465,10 @@ func (c *dictCopy) open(dt arrow.DataType, find finder) (*array.Data, error) {
 		if err != nil {
 			return nil, err
 		}
-		l := newLease(release)
-		data, err := openDictionary(c.dict.desc, dt, extents, l, find)
+		l := image.NewLease(release)
+		data, err := image.OpenDictionary(c.dict.desc, dt, extents, l, find)
 		if err != nil {
-			l.end()
+			l.End()
 			return nil, err
 		}
 		l.Free(nil)
@@ -485,12 +487,12 @@ func (c *dictCopy) open(dt arrow.DataType, find finder) (*array.Data, error) {
 }
 
 // finderOf looks for opened dictionaries among the shared ones of an image.
-func finderOf(shared []batch.Shared) finder {
+func finderOf(shared []batch.Shared) image.Finder {
 	if len(shared) == 0 {
 		return nil
 	}
 	var s struct { // one piece of memory for both
-		find finder
+		find image.Finder
 		at   lookup.Table[*batch.Descriptor]
 	}
 	s.find = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {

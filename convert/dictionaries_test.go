@@ -19,6 +19,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -204,11 +206,11 @@ func TestOpenedDictionary(t *testing.T) {
 	}
 	other.Release()
 	drop(t, b, back)
-	if err := Equal(slice, codedBy(dict, 2, 300).NewSlice(10, 90)); err != nil {
+	if err := equal.Records(slice, codedBy(dict, 2, 300).NewSlice(10, 90)); err != nil {
 		t.Error(err)
 	}
 	slice.Release()
-	if err := Equal(first, codedBy(dict, 1, 300)); err != nil {
+	if err := equal.Records(first, codedBy(dict, 1, 300)); err != nil {
 		t.Error(err)
 	}
 	column := first.Column(0).(*array.Dictionary)
@@ -437,7 +439,7 @@ func TestSharedDictionaryConcurrently(t *testing.T) {
 func TestOneMakesTheCopy(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	space := m.spaces[tier.Host]
-	l, err := NewLayout(coded(1, 10))
+	l, err := image.NewLayout(coded(1, 10))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -482,8 +484,8 @@ func TestOneMakesTheCopy(t *testing.T) {
 				}
 				buf, err := r.Alloc(dict.body)
 				sub := l.Dictionaries()[0]
-				sub.rewind()
-				desc := sub.desc
+				sub.Rewind()
+				desc := sub.Desc
 				return buf, &desc, errors.Join(err, r.Release())
 			})
 			if err != nil {
@@ -577,7 +579,7 @@ func TestCorruptDictionary(t *testing.T) {
 	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
 		for _, x := range []*batch.Batch{a, b} {
 			err := m.mover.Move(t.Context(), x, reservation.AnyInTier(k), ReasonWork)
-			var c *CorruptError
+			var c *image.CorruptError
 			if !errors.As(err, &c) || c.Batch != x.ID() || c.Volume != volume+" "+name || c.Offset != at {
 				t.Errorf("%v, want corruption of batch %d on %s %s at %d", err, x.ID(), volume, name, at)
 			}
@@ -588,10 +590,10 @@ func TestCorruptDictionary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.mover.Record(t.Context(), h); !errors.Is(err, ErrCorrupt) {
+	if _, err := m.mover.Record(t.Context(), h); !errors.Is(err, image.ErrCorrupt) {
 		t.Errorf("opened: %v", err)
 	}
-	if _, _, err := m.mover.Digest(t.Context(), h); !errors.Is(err, ErrCorrupt) {
+	if _, _, err := m.mover.Digest(t.Context(), h); !errors.Is(err, image.ErrCorrupt) {
 		t.Errorf("digest: %v", err)
 	}
 	if err := h.Close(); err != nil {
@@ -683,13 +685,13 @@ func TestRecordMetadata(t *testing.T) {
 	b := m.put(t, rec, tier.Disk)
 	back := m.record(t, b)
 	defer back.Release()
-	if err := Equal(rec, back); err != nil {
+	if err := equal.Records(rec, back); err != nil {
 		t.Error(err)
 	}
 	if v, ok := back.(arrow.RecordBatchWithMetadata).Metadata().GetValue("part"); !ok || v != "7" {
 		t.Errorf("metadata %v", back.(arrow.RecordBatchWithMetadata).Metadata())
 	}
-	if err := Equal(plain, back); err == nil {
+	if err := equal.Records(plain, back); err == nil {
 		t.Error("metadata does not count")
 	}
 	if d := m.put(t, plain, tier.Host).Descriptor(); d.Metadata != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/reservation"
@@ -53,11 +54,11 @@ type Builtin struct {
 }
 
 // layout plans the image of a record.
-func (b *Builtin) layout(rec arrow.RecordBatch) (*Layout, error) {
+func (b *Builtin) layout(rec arrow.RecordBatch) (*image.Layout, error) {
 	if b.outside {
-		return newLayout(rec, 0)
+		return image.NewLayoutInline(rec, 0)
 	}
-	return NewLayout(rec)
+	return image.NewLayout(rec)
 }
 
 // Register adds all built-in converters to g: every pair of images, compressed or not, and
@@ -310,7 +311,7 @@ func (h hostPiece) read(ctx context.Context, desc *batch.Descriptor, s tier.File
 	if err := s.ReadAt(ctx, h.p, h.off); err != nil {
 		return err
 	}
-	begin, end := roundUp(h.off, batch.SumChunk), h.off+int64(len(h.p))
+	begin, end := image.RoundUp(h.off, batch.SumChunk), h.off+int64(len(h.p))
 	if end < desc.Body {
 		end -= end % batch.SumChunk
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -32,7 +33,7 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 					return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked, ReasonWork)
 				},
 				"columns": func() error {
-					return m.columnsOf(t.Context(), b, Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})
+					return m.columnsOf(t.Context(), b, image.Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})
 				},
 				"digest": func() error {
 					h, err := openAny(t.Context(), b)
@@ -47,9 +48,9 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 				remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.BitFlip()})
 				err := read()
 				remove()
-				var c *CorruptError
+				var c *image.CorruptError
 				var a *tier.AlteredError
-				if !errors.Is(err, ErrCorrupt) || !errors.As(err, &c) || !errors.As(err, &a) {
+				if !errors.Is(err, image.ErrCorrupt) || !errors.As(err, &c) || !errors.As(err, &a) {
 					t.Errorf("%s: %v", name, err)
 					continue
 				}
@@ -89,7 +90,7 @@ func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
 		"reading":        func() error { return file.ReadAt(t.Context(), make([]byte, 100), 70_000) },
 		"writing a part": func() error { return file.WriteAt(t.Context(), make([]byte, 100), 70_000) },
 	} {
-		var c *CorruptError
+		var c *image.CorruptError
 		_, _, at := file.Locate(64 << 10)
 		if err := do(); !errors.As(err, &c) || c.Offset != at {
 			t.Errorf("%s: %v", name, err)

@@ -10,6 +10,9 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/imagetest"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -42,7 +45,7 @@ func scramble(p []byte) {
 // scrambled makes a batch of rec in that form.
 func (m *machine) scrambled(t *testing.T, rec arrow.RecordBatch, k tier.Kind, tells bool) *batch.Batch {
 	t.Helper()
-	d, body, _ := laidOutInline(t, rec, 1<<30)
+	d, body := imagetest.LaidOut(t, rec)
 	scramble(body)
 	r, err := m.reservations.TryReserve(reservation.AnyInTier(k), d.Body)
 	if err != nil {
@@ -54,7 +57,7 @@ func (m *machine) scrambled(t *testing.T, rec arrow.RecordBatch, k tier.Kind, te
 	}
 	switch mem := buf.Memory().(type) {
 	case tier.HostMemory:
-		err = scatter(mem.Extents(), 0, body)
+		err = image.Scatter(mem.Extents(), 0, body)
 	case tier.FileMemory:
 		err = mem.WriteAt(t.Context(), body, 0)
 	}
@@ -80,7 +83,7 @@ func unscramble(calls *atomic.Int64) Func {
 		var err error
 		switch mem := s.buf.Memory().(type) {
 		case tier.HostMemory:
-			err = gather(body, mem.Extents(), 0)
+			err = image.Gather(body, mem.Extents(), 0)
 		case tier.FileMemory:
 			err = mem.ReadAt(ctx, body, 0)
 		}
@@ -94,7 +97,7 @@ func unscramble(calls *atomic.Int64) Func {
 		}
 		switch mem := buf.Memory().(type) {
 		case tier.HostMemory:
-			err = scatter(mem.Extents(), 0, body)
+			err = image.Scatter(mem.Extents(), 0, body)
 		case tier.FileMemory:
 			err = mem.WriteAt(ctx, body, 0)
 		}
@@ -124,7 +127,7 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 					return err
 				}
 				defer got.Release()
-				return Equal(rec, got)
+				return equal.Records(rec, got)
 			}
 			missing := func(what string, err error, to batch.PayloadType) {
 				t.Helper()
@@ -134,7 +137,7 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 				}
 			}
 			missing("a record", read(), batch.HostImage)
-			_, err := m.columns(t, b, Selection{Columns: []string{"s"}, From: 100, To: 300})
+			_, err := m.columns(t, b, image.Selection{Columns: []string{"s"}, From: 100, To: 300})
 			missing("columns", err, batch.HostImage)
 			_, err = m.mover.Clone(t.Context(), b, nil)
 			missing("a clone", err, batch.HostImage)

@@ -14,6 +14,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -195,7 +197,7 @@ func (h *hosts) same(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch)
 		return err
 	}
 	defer got.Release()
-	return Equal(rec, got)
+	return equal.Records(rec, got)
 }
 
 // nowhere is the file of bytes that lie in none.
@@ -206,7 +208,7 @@ func (nowhere) Locate(off int64) (string, string, int64) { return "", "", off }
 // long makes a record whose image has at least so many bytes, in a few columns.
 func long(size int64) arrow.RecordBatch {
 	rec := arrowgen.Flights(3, 1000)
-	d, err := NewLayout(rec)
+	d, err := image.NewLayout(rec)
 	if err != nil {
 		panic(err)
 	}

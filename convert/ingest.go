@@ -7,6 +7,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -43,7 +44,7 @@ func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservatio
 	}
 }
 
-func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, afresh bool) (_ batch.Payload, err error) {
+func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Strategy, afresh bool) (_ batch.Payload, err error) {
 	store := &m.cfg.Builtin.dicts
 	dicts := store.resolve(l.Dictionaries(), afresh)
 	defer store.letGo(dicts...)
@@ -88,14 +89,14 @@ func (m *Mover) ingest(ctx context.Context, l *Layout, to reservation.Strategy, 
 
 // ingestImage lays a record out as it is. It does so while there is a reservation, because
 // the file system of a volume may turn out to be full only when it is written to.
-func (m *Mover) ingestImage(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
+func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
 	buf, err := r.AllocCuts(l.Size(), l.Cuts())
 	if err != nil {
 		return nil, nil, err
 	}
 	shared, err := m.ingestDictionaries(ctx, l, dicts, r)
 	if err == nil && buf != nil {
-		l.rewind() // another space may have had the beginning, and no room for the rest
+		l.Rewind() // another space may have had the beginning, and no room for the rest
 		err = m.cfg.Builtin.lay(ctx, l, buf)
 	}
 	if err != nil {
@@ -105,7 +106,7 @@ func (m *Mover) ingestImage(ctx context.Context, l *Layout, dicts []*dictionary,
 }
 
 // ingestDictionaries lays dictionaries out, with one permit for all of them.
-func (m *Mover) ingestDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
+func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	largest := int64(0)
 	for _, d := range dicts {
 		largest = max(largest, d.body)
@@ -121,7 +122,7 @@ func (m *Mover) ingestDictionaries(ctx context.Context, l *Layout, dicts []*dict
 
 // ingestPacked lays a record out on disk and compresses it on the way. The reservation is
 // needed to the end, because how much is left shows only then.
-func (m *Mover) ingestPacked(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, runs []batch.Run, err error) {
+func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, runs []batch.Run, err error) {
 	if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
 		return nil, nil, err
 	}
@@ -133,7 +134,7 @@ func (m *Mover) ingestPacked(ctx context.Context, l *Layout, dicts []*dictionary
 
 // layDictionaries returns the dictionaries of l in the space of r, and lays those
 // out that are not there. Their layouts know their descriptors then.
-func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
+func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	var seen lookup.Table[*dictionary]
 	for i, sub := range l.Dictionaries() {
 		c, err := m.cfg.Builtin.dicts.acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
@@ -141,7 +142,7 @@ func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*diction
 			if err != nil {
 				return nil, nil, err
 			}
-			sub.rewind()
+			sub.Rewind()
 			if err := m.cfg.Builtin.lay(ctx, sub, buf); err != nil {
 				return nil, nil, errors.Join(err, buf.Release())
 			}
@@ -154,7 +155,7 @@ func (m *Mover) layDictionaries(ctx context.Context, l *Layout, dicts []*diction
 		if err != nil {
 			return nil, errors.Join(err, releaseAll(shared))
 		}
-		sub.is(c.Descriptor())
+		sub.Is(c.Descriptor())
 		if seen.Of(dicts, dicts[i]) < i { // two arrays that were one before
 			if err := c.Release(); err != nil {
 				return nil, errors.Join(err, releaseAll(shared))
@@ -197,7 +198,7 @@ func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, wh
 }
 
 // lay puts the layout's bytes into a buffer of any tier.
-func (b *Builtin) lay(ctx context.Context, l *Layout, buf *tier.Buffer) error {
+func (b *Builtin) lay(ctx context.Context, l *image.Layout, buf *tier.Buffer) error {
 	switch d := buf.Memory().(type) {
 	case tier.HostMemory:
 		return l.WriteTo(d.Extents())
@@ -215,7 +216,7 @@ func (b *Builtin) lay(ctx context.Context, l *Layout, buf *tier.Buffer) error {
 
 // fetchLayout lays the next bytes out on the calling goroutine: fetches are
 // started in order, which is the order that a layout needs.
-func fetchLayout(l *Layout) fetch {
+func fetchLayout(l *image.Layout) fetch {
 	return func(p []byte, _ int64) (func() error, error) {
 		n, err := l.Next(p)
 		if err == nil && n != len(p) {

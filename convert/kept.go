@@ -13,6 +13,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -73,7 +74,7 @@ func EncodeSchema(s *arrow.Schema) (_ []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.Bytes(), schemaDifference(s, back)
+	return b.Bytes(), equal.Schemas(s, back)
 }
 
 // DecodeSchema reads what EncodeSchema has written.

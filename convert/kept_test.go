@@ -13,6 +13,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -20,7 +22,7 @@ import (
 // keptOf describes the image of a record.
 func keptOf(t testing.TB, rec arrow.RecordBatch) (*Kept, []byte) {
 	t.Helper()
-	l, err := NewLayout(rec)
+	l, err := image.NewLayout(rec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +75,7 @@ func TestKeptIsReadAsItWasWritten(t *testing.T) {
 			t.Errorf("%v: %v", dt, err)
 			continue
 		}
-		if err := schemaDifference(k.Descriptor.Schema, back.Descriptor.Schema); err != nil {
+		if err := equal.Schemas(k.Descriptor.Schema, back.Descriptor.Schema); err != nil {
 			t.Errorf("%v: %v", dt, err)
 		}
 		got, want := *back, *k
@@ -210,7 +212,7 @@ func FuzzKept(f *testing.F) {
 			return
 		}
 		d.Cuts()
-		rec, err := Open(d, [][]byte{make([]byte, d.Body)}, func() {})
+		rec, err := image.Open(d, [][]byte{make([]byte, d.Body)}, func() {})
 		if err == nil {
 			rec.Release()
 		}
@@ -254,7 +256,7 @@ func TestVerifyFindsEveryChunk(t *testing.T) {
 				if err := file.WriteAt(t.Context(), []byte{was[0] ^ 4}, off); err != nil {
 					t.Fatal(err)
 				}
-				if err := m.mover.Verify(t.Context(), b.Payload()); !errors.Is(err, ErrCorrupt) {
+				if err := m.mover.Verify(t.Context(), b.Payload()); !errors.Is(err, image.ErrCorrupt) {
 					t.Errorf("%s, byte %d: %v", codec, off, err)
 				}
 				found++

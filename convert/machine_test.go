@@ -10,6 +10,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
@@ -239,7 +241,7 @@ func (m *machine) whole(t *testing.T, b *batch.Batch, k tier.Kind) {
 		t.Fatal(err)
 	}
 	defer rec.Release()
-	if err := Equal(m.records[b.ID()], rec); err != nil {
+	if err := equal.Records(m.records[b.ID()], rec); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -247,14 +249,14 @@ func (m *machine) whole(t *testing.T, b *batch.Batch, k tier.Kind) {
 // heapDigest is the digest of rec's image, laid out on the heap.
 func heapDigest(t *testing.T, rec arrow.RecordBatch) tier.Digest {
 	t.Helper()
-	l, err := NewLayout(rec)
+	l, err := image.NewLayout(rec)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	var d tier.Digest
 	at := int64(0)
-	for _, part := range append([]*Layout{l}, l.Dictionaries()...) {
+	for _, part := range append([]*image.Layout{l}, l.Dictionaries()...) {
 		body := make([]byte, part.Size())
 		if len(body) > 0 {
 			if err := part.WriteTo([][]byte{body}); err != nil {

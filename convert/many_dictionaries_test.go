@@ -12,6 +12,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -75,7 +77,7 @@ func manyCoded(shape string, n int) arrow.RecordBatch {
 }
 
 // openedOnHeap opens a layout's image, which it lays out on the heap.
-func openedOnHeap(t *testing.T, l *Layout) arrow.RecordBatch {
+func openedOnHeap(t *testing.T, l *image.Layout) arrow.RecordBatch {
 	t.Helper()
 	var bodies [][][]byte
 	for _, part := range append(l.Dictionaries(), l) {
@@ -90,7 +92,7 @@ func openedOnHeap(t *testing.T, l *Layout) arrow.RecordBatch {
 		t.Fatal(err)
 	}
 	last := len(bodies) - 1
-	rec, err := Open(desc, bodies[last], func() {}, bodies[:last]...)
+	rec, err := image.Open(desc, bodies[last], func() {}, bodies[:last]...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +114,7 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Equal(rec, got); err != nil {
+		if err := equal.Records(rec, got); err != nil {
 			t.Error(err)
 		}
 		for i := range n {
@@ -163,7 +165,7 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 	counted("move", func() { m.move(t, one, tier.Host) })
 	counted("record", func() { same(m.record(t, one), nil) })
 	m.move(t, one, tier.Disk)
-	counted("columns", func() { same(m.columns(t, one, Selection{})) })
+	counted("columns", func() { same(m.columns(t, one, image.Selection{})) })
 	m.rests(t, one, tier.Disk)
 	drop(t, one)
 	l, err := m.mover.cfg.Builtin.layout(rec)
@@ -230,12 +232,12 @@ func TestSearchesAmongDictionariesAreLinear(t *testing.T) {
 // TestPartsAreFoundByNumber: resolve does not search the dictionaries that a dictionary uses.
 func TestPartsAreFoundByNumber(t *testing.T) {
 	var store dictionaries
-	l, err := newLayout(manyCoded("of one", 20), 0)
+	l, err := image.NewLayoutInline(manyCoded("of one", 20), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	var layouts []*Layout // which nobody finds who looks for those that are used
+	var layouts []*image.Layout // which nobody finds who looks for those that are used
 	for _, sub := range l.Dictionaries() {
 		other := *sub
 		layouts = append(layouts, &other)
@@ -297,7 +299,7 @@ func TestManyDictionariesHoldNobodyUp(t *testing.T) {
 	if err := releaseAll(pins); err != nil {
 		t.Fatal(err)
 	}
-	l, err := newLayout(m.records[b.ID()], 0)
+	l, err := image.NewLayoutInline(m.records[b.ID()], 0)
 	if err != nil {
 		t.Fatal(err)
 	}

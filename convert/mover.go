@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -260,7 +261,7 @@ func (m *Mover) sizes(b *batch.Batch) (int64, []*dictionary) {
 
 // ofBatch adds to an error about corrupt bytes whose they are.
 func ofBatch(err error, id batch.ID) error {
-	var c *CorruptError
+	var c *image.CorruptError
 	if errors.As(err, &c) {
 		c.Batch = id
 	}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -67,7 +69,7 @@ func (m *machine) same(ctx context.Context, b *batch.Batch) error {
 		return errors.Join(err, h.Close())
 	}
 	defer rec.Release()
-	return errors.Join(Equal(m.records[b.ID()], rec), h.Close())
+	return errors.Join(equal.Records(m.records[b.ID()], rec), h.Close())
 }
 
 func TestIngestIntoEveryTier(t *testing.T) { onEachGPUPinnedOrNot(t, ingestIntoEveryTier) }
@@ -313,7 +315,7 @@ func TestRecordOutlivesItsBatch(t *testing.T) {
 	}
 	column := rec.Column(1)
 	column.Retain()
-	if err := errors.Join(h.Close(), b.Drop(), Equal(source, rec)); err != nil {
+	if err := errors.Join(h.Close(), b.Drop(), equal.Records(source, rec)); err != nil {
 		t.Fatal(err)
 	}
 	rec.Release()
@@ -501,7 +503,7 @@ func everyFileOperationFailsOnce(t *testing.T, codec Codec, encrypt bool, rec ar
 		"EIO":    {[]faultfs.Op{faultfs.Read, faultfs.Write}, func(func()) faultfs.Effect { return faultfs.Fail(syscall.EIO) }, syscall.EIO, false},
 		"ENOSPC": {[]faultfs.Op{faultfs.Write}, func(func()) faultfs.Effect { return faultfs.Fail(syscall.ENOSPC) }, tier.ErrNoSpace, false},
 		"short":  {[]faultfs.Op{faultfs.Read, faultfs.Write}, func(func()) faultfs.Effect { return faultfs.Short() }, nil, true},
-		"flip":   {[]faultfs.Op{faultfs.Read}, func(func()) faultfs.Effect { return faultfs.BitFlip() }, ErrCorrupt, false},
+		"flip":   {[]faultfs.Op{faultfs.Read}, func(func()) faultfs.Effect { return faultfs.BitFlip() }, image.ErrCorrupt, false},
 		"cancel": {[]faultfs.Op{faultfs.Read, faultfs.Write}, func(cancel func()) faultfs.Effect {
 			return faultfs.Do(func(faultfs.Op, string) { cancel() })
 		}, context.Canceled, true},
@@ -548,7 +550,7 @@ func (m *machine) runScript(ctx context.Context, t *testing.T, b *batch.Batch, w
 			if failed || !errors.Is(err, want) {
 				t.Fatalf("%s to %s: %v, want %v", from, k, err, want)
 			}
-			var c *CorruptError
+			var c *image.CorruptError
 			if errors.As(err, &c) && (c.Batch != b.ID() || c.Volume == "" || c.Want == c.Got && c.Cause == nil) {
 				t.Errorf("corruption is told as %+v", c)
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -41,13 +42,13 @@ type frames struct {
 // hostFrames reads host memory, where it is as a rule.
 func hostFrames(m tier.HostMemory) frames {
 	extents := m.Extents()
-	there := func(off, n int64) []byte { return stretch(extents, off, n) }
+	there := func(off, n int64) []byte { return image.Stretch(extents, off, n) }
 	return frames{there: there, read: func(_ context.Context, l *lane, off, n int64) ([]byte, error) {
 		if p := there(off, n); p != nil {
 			return p, nil
 		}
 		_, frame := l.memory()
-		return frame[:n], gather(frame[:n], extents, off)
+		return frame[:n], image.Gather(frame[:n], extents, off)
 	}}
 }
 
@@ -228,7 +229,7 @@ func (b *Builtin) look(ctx context.Context, to *tier.Space, body int64, node int
 
 // layRuns lays a body out as the runs of a packed image. The layout is made in order, by one lane at a
 // time; while one lays out others compress and write.
-func (b *Builtin) layRuns(ctx context.Context, l *Layout, r reservation.Reservation) (runs []batch.Run, err error) {
+func (b *Builtin) layRuns(ctx context.Context, l *image.Layout, r reservation.Reservation) (runs []batch.Run, err error) {
 	body := l.Size()
 	runs = make([]batch.Run, (body+batch.RunSize-1)/batch.RunSize)
 	defer func() {
@@ -240,7 +241,7 @@ func (b *Builtin) layRuns(ctx context.Context, l *Layout, r reservation.Reservat
 	}()
 	t := b.choose.begin(b.Codec, r.Space())
 	raw := func(w *lane, i int) []byte { return w.run()[:min(batch.RunSize, body-int64(i)*batch.RunSize)] }
-	l.rewind()
+	l.Rewind()
 	lanes := func(ctx context.Context, at, n int) error {
 		return b.inLanesOf(ctx, layingSize, r.Space().Node(), n, func(w *lane, i int) error {
 			p := raw(w, at+i)
@@ -318,14 +319,14 @@ func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, codec Co
 // them, into a buffer drawn from r.
 func (b *Builtin) store(ctx context.Context, run *batch.Run, stored []byte, r reservation.Reservation) (err error) {
 	n := len(stored)
-	stored = stored[:roundUp(int64(n), tier.Page)]
+	stored = stored[:image.RoundUp(int64(n), tier.Page)]
 	clear(stored[n:])
 	if run.Buffer, err = r.AllocCuts(int64(len(stored)), pages(int64(len(stored)))); err != nil {
 		return err
 	}
 	switch m := run.Buffer.Memory().(type) {
 	case tier.HostMemory:
-		return scatter(m.Extents(), 0, stored)
+		return image.Scatter(m.Extents(), 0, stored)
 	case tier.FileMemory:
 		return checked(m).WriteAt(ctx, stored, 0)
 	}
@@ -357,30 +358,30 @@ func (b *Builtin) stored(ctx context.Context, l *lane, run *batch.Run) ([]byte, 
 	var p []byte
 	switch m := run.Buffer.Memory().(type) {
 	case tier.HostMemory:
-		if p = stretch(m.Extents(), 0, n); p == nil {
+		if p = image.Stretch(m.Extents(), 0, n); p == nil {
 			block, _ := l.memory()
 			p = block[:n]
-			if err := gather(p, m.Extents(), 0); err != nil {
+			if err := image.Gather(p, m.Extents(), 0); err != nil {
 				return nil, err
 			}
 		}
 	case tier.FileMemory:
 		block, _ := l.memory()
 		p = block[:n]
-		if err := checked(m).ReadAt(ctx, block[:roundUp(n, tier.Page)], 0); err != nil {
+		if err := checked(m).ReadAt(ctx, block[:image.RoundUp(n, tier.Page)], 0); err != nil {
 			return nil, err
 		}
 	default:
 		return nil, fmt.Errorf("convert: a packed image in %s: %w", run.Buffer.Space().ID(), tier.ErrNotSupported)
 	}
 	if got := xxh3.Hash(p); got != run.Sum {
-		return nil, corruptRun(run, 0, &CorruptError{Want: run.Sum, Got: got})
+		return nil, corruptRun(run, 0, &image.CorruptError{Want: run.Sum, Got: got})
 	}
 	return p, nil
 }
 
 // corruptRun adds where the corrupt bytes lie, at off of a run.
-func corruptRun(run *batch.Run, off int64, c *CorruptError) *CorruptError {
+func corruptRun(run *batch.Run, off int64, c *image.CorruptError) *image.CorruptError {
 	c.Offset = off
 	if m, ok := run.Buffer.Memory().(tier.FileMemory); ok {
 		volume, file, at := m.Locate(off)
@@ -401,19 +402,19 @@ type target struct {
 func hostTarget(m tier.HostMemory) target {
 	extents := m.Extents()
 	return target{
-		there: func(off, n int64) []byte { return stretch(extents, off, n) },
+		there: func(off, n int64) []byte { return image.Stretch(extents, off, n) },
 		room: func(_ context.Context, l *lane, off, n int64) ([]byte, error) {
-			if p := stretch(extents, off, n); p != nil {
+			if p := image.Stretch(extents, off, n); p != nil {
 				return p, nil
 			}
 			_, frame := l.memory()
 			return frame[:n], nil
 		},
 		put: func(_ context.Context, _ *lane, p []byte, off int64) error {
-			if q := stretch(extents, off, int64(len(p))); q != nil && addressOf(q) == addressOf(p) {
+			if q := image.Stretch(extents, off, int64(len(p))); q != nil && addressOf(q) == addressOf(p) {
 				return nil
 			}
-			return scatter(extents, off, p)
+			return image.Scatter(extents, off, p)
 		},
 	}
 }
@@ -504,7 +505,7 @@ func (b *Builtin) unpackRun(ctx context.Context, l *lane, from *batch.Packed, i 
 			return err
 		}
 		if err := b.coders.decode(Codec(run.Codec), p, stored[at:at+int64(run.Frames[f])]); err != nil {
-			return corruptRun(run, at, &CorruptError{Cause: err})
+			return corruptRun(run, at, &image.CorruptError{Cause: err})
 		}
 		if err := verifyFrame(from.Descriptor(), run, p, off, at); err != nil {
 			return err
@@ -545,8 +546,8 @@ func (b *Builtin) readRaw(ctx context.Context, from *batch.Packed, i int, t targ
 // stored in the run.
 func verifyFrame(desc *batch.Descriptor, run *batch.Run, p []byte, off, at int64) error {
 	for part := range slices.Chunk(p, batch.SumChunk) {
-		err := Verify(desc, int(off/batch.SumChunk), part)
-		var c *CorruptError
+		err := image.Verify(desc, int(off/batch.SumChunk), part)
+		var c *image.CorruptError
 		if errors.As(err, &c) {
 			return corruptRun(run, at, c)
 		}

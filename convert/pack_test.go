@@ -17,6 +17,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -219,7 +220,7 @@ func everyReadFlipped(t *testing.T, encrypt bool) {
 					}
 					break
 				}
-				var c *CorruptError
+				var c *image.CorruptError
 				if !errors.As(err, &c) || c.Batch != b.ID() || c.Volume == "" {
 					t.Fatalf("%s to %s, read %d: %v", codec, k, found, err)
 				}
@@ -258,7 +259,7 @@ func TestPlaceOfWhatIsWrong(t *testing.T) {
 	}
 	_, _, want := f.Locate(2 * batch.FrameSize)
 	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
-		var c *CorruptError
+		var c *image.CorruptError
 		err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork)
 		if !errors.As(err, &c) || k == tier.Host && c.Offset != want {
 			t.Errorf("to %s: %v, want one at %d", k, err, want)
@@ -286,7 +287,7 @@ func TestPackedFlippedInMemory(t *testing.T) {
 	for _, at := range []int{0, 17, 4000} {
 		p[at] ^= 8
 		for _, k := range []tier.Kind{tier.GPU, tier.Disk} {
-			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); !errors.Is(err, ErrCorrupt) {
+			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); !errors.Is(err, image.ErrCorrupt) {
 				t.Errorf("byte %d, to %s: %v", at, k, err)
 			}
 		}
@@ -306,7 +307,7 @@ func TestFlippedBeforeItWasPacked(t *testing.T) {
 		t.Fatalf("a %s", got)
 	}
 	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
-		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); !errors.Is(err, ErrCorrupt) {
+		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); !errors.Is(err, image.ErrCorrupt) {
 			t.Errorf("to %s: %v", k, err)
 		}
 		m.rests(t, b, tier.Disk)

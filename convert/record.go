@@ -8,6 +8,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -94,7 +95,7 @@ func openedBy(ctx context.Context, h *batch.Handle) by {
 
 // enter enters the record into the account of the space in which its memory lies: an
 // image or a buffer.
-func (who by) enter(l *lease, s *tier.Space, memory any, bytes int64) {
+func (who by) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
 	if who.handle == nil { // an image that is no batch's
 		return
 	}
@@ -102,7 +103,7 @@ func (who by) enter(l *lease, s *tier.Space, memory any, bytes int64) {
 	if who.owner != nil {
 		v.Owner = who.owner
 	}
-	l.hold.Begin(s, v)
+	l.Hold.Begin(s, v)
 }
 
 // descriptorOf returns what a payload tells of its image; nil for a form that does not.
@@ -121,9 +122,9 @@ func openImage(who by, img, owned *batch.Image) (arrow.RecordBatch, error) {
 		if err != nil {
 			return nil, err
 		}
-		l := newLease(release)
+		l := image.NewLease(release)
 		who.enter(l, img.Space(), img, img.Bytes())
-		return openRecord(img.Descriptor(), extents, l, finderOf(img.Shared()))
+		return image.OpenRecord(img.Descriptor(), extents, l, finderOf(img.Shared()))
 	}()
 	if owned != nil {
 		err = errors.Join(err, owned.Release())

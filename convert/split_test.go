@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -76,7 +77,7 @@ func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
 			}
 			err := diskToHost(t.Context(), desc, cutAt(desc.Body, cuts...), file)
 			volume, name, offset := file.Locate(at / chunk * chunk)
-			var c *CorruptError
+			var c *image.CorruptError
 			if !errors.As(err, &c) || c.Offset != offset || c.Volume != volume+" "+name || c.Want != desc.Sums[at/chunk] {
 				t.Errorf("cut at %v, byte %d changed: %v", cuts, at, err)
 			}
@@ -133,7 +134,7 @@ func TestSplitChunksOfABatchAreVerified(t *testing.T) {
 	}
 	for _, off := range []int64{at - 1, at} {
 		flip(t, b, off)
-		if err := move(tier.Host); !errors.Is(err, ErrCorrupt) {
+		if err := move(tier.Host); !errors.Is(err, image.ErrCorrupt) {
 			t.Errorf("byte %d of the body was changed: %v", off, err)
 		}
 		flip(t, b, off)

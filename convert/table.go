@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -67,26 +68,26 @@ func (b *Builtin) imageOfTable(ctx context.Context, from *batch.Table, r reserva
 // tableReader makes a table's bytes those of its image, wherever they go.
 type tableReader struct {
 	table    *batch.Table
-	parts    tableParts
-	adjusted tableParts
-	sums     *summer // nil if the sums are known
+	parts    image.Parts
+	adjusted image.Parts
+	sums     *image.Summer // nil if the sums are known
 }
 
 // reader prepares the reading of a table: bits that do not begin with a byte are moved
 // here, because no copy of the device's can.
 func (b *Builtin) reader(ctx context.Context, t *batch.Table) (*tableReader, error) {
 	d := t.Descriptor()
-	r := &tableReader{table: t, parts: scatteredParts(d, t.Ranges(), t.Adjustments())}
+	r := &tableReader{table: t, parts: image.PartsOf(d, t.Ranges(), t.Adjustments())}
 	if d.Sums == nil {
-		r.sums = newSummer(d.Body)
+		r.sums = image.NewSummer(d.Body)
 	}
-	var reads []peek
-	var crooked []*tablePart
+	var reads []image.Peek
+	var crooked []*image.Part
 	var bytes [][]byte
 	for i := range r.parts {
-		if p := &r.parts[i]; p.adj != nil && p.adj.How == batch.Bits && p.adj.Base != 0 {
-			buf := make([]byte, (p.adj.Base+p.adj.Count+7)/8)
-			reads = append(reads, peekInto(p.addr, buf))
+		if p := &r.parts[i]; p.Adj != nil && p.Adj.How == batch.Bits && p.Adj.Base != 0 {
+			buf := make([]byte, (p.Adj.Base+p.Adj.Count+7)/8)
+			reads = append(reads, image.PeekInto(p.Addr, buf))
 			bytes, crooked = append(bytes, buf), append(crooked, p)
 		}
 	}
@@ -94,17 +95,17 @@ func (b *Builtin) reader(ctx context.Context, t *batch.Table) (*tableReader, err
 		return nil, err
 	}
 	for i, p := range crooked {
-		p.made = madeBits(p.adj, bytes[i])
+		p.Made = image.MadeBits(p.Adj, bytes[i])
 	}
-	r.adjusted = r.parts.adjusted()
+	r.adjusted = r.parts.Adjusted()
 	return r, nil
 }
 
 // finish takes bytes that have been copied to the host, as staged's check does.
 func (r *tableReader) finish(p []byte, off int64) error {
-	r.adjusted.apply(p, off)
+	r.adjusted.Apply(p, off)
 	if r.sums != nil {
-		r.sums.add(p, off)
+		r.sums.Add(p, off)
 	}
 	return nil
 }
@@ -118,7 +119,7 @@ func (r *tableReader) descriptor() *batch.Descriptor {
 		return r.table.Descriptor()
 	}
 	d := *r.table.Descriptor()
-	d.Sums = r.sums.sums
+	d.Sums = r.sums.Sums
 	return &d
 }
 
@@ -126,7 +127,7 @@ func (r *tableReader) descriptor() *batch.Descriptor {
 func (r *tableReader) fetch(dev tier.Device, s tier.Stream) fetch {
 	var regions []tier.Region // fetches are started one at a time
 	return func(p []byte, off int64) (func() error, error) {
-		regions = r.parts.gather(regions[:0], p, off)
+		regions = r.parts.Gather(regions[:0], p, off)
 		return wait(copyRegions(dev, s, regions))
 	}
 }
@@ -185,7 +186,7 @@ func (r *tableReader) toHost(ctx context.Context, dev tier.Device, s tier.Stream
 	pieces := piecesOf(h, maxPiece)
 	var regions []tier.Region
 	return copies(ctx, len(pieces), func(i int) (tier.Event, error) {
-		regions = r.parts.gather(regions[:0], pieces[i].p, pieces[i].off)
+		regions = r.parts.Gather(regions[:0], pieces[i].p, pieces[i].off)
 		return copyRegions(dev, s, regions)
 	}, func(i int) error { return r.finish(pieces[i].p, pieces[i].off) })
 }
@@ -203,7 +204,7 @@ func (b *Builtin) tableToDevice(ctx context.Context, r *tableReader, dst *tier.B
 	if r.straight() {
 		copies := make([]deviceCopy, len(r.parts))
 		for i, p := range r.parts {
-			copies[i] = deviceCopy{m.Addr() + tier.Addr(p.off), p.addr, p.n}
+			copies[i] = deviceCopy{m.Addr() + tier.Addr(p.Off), p.Addr, p.N}
 		}
 		if err = b.zero(ctx, dst.Space(), m); err == nil {
 			err = b.copyOnDevices(ctx, dst.Space(), r.table.Space(), copies)
@@ -351,7 +352,7 @@ func (b *Builtin) fillTable(ctx context.Context, t *batch.TableParts, from image
 	if old != nil {
 		return b.tableToTable(ctx, t, old)
 	}
-	parts := scatteredParts(t.Descriptor, t.Ranges, nil)
+	parts := image.PartsOf(t.Descriptor, t.Ranges, nil)
 	if packed, ok := from.(*batch.Packed); ok {
 		return b.onStream(ctx, t.Space, func(dev tier.Device, s tier.Stream) error {
 			return b.unpack(ctx, t.Space, packed, drainTarget(drainTable(dev, s, parts)))
@@ -375,20 +376,20 @@ func (b *Builtin) fillTable(ctx context.Context, t *batch.TableParts, from image
 }
 
 // hostToTable is the way back of toHost.
-func hostToTable(ctx context.Context, dev tier.Device, s tier.Stream, parts tableParts, h tier.HostMemory) error {
+func hostToTable(ctx context.Context, dev tier.Device, s tier.Stream, parts image.Parts, h tier.HostMemory) error {
 	pieces := piecesOf(h, maxPiece)
 	var regions []tier.Region
 	return copies(ctx, len(pieces), func(i int) (tier.Event, error) {
-		regions = parts.scatter(regions[:0], pieces[i].p, pieces[i].off)
+		regions = parts.Scatter(regions[:0], pieces[i].p, pieces[i].off)
 		return copyRegions(dev, s, regions)
 	}, nil)
 }
 
 // deviceToTable takes an image on a device apart.
-func (b *Builtin) deviceToTable(ctx context.Context, dst *tier.Space, parts tableParts, src *tier.Space, m tier.DeviceMemory) error {
+func (b *Builtin) deviceToTable(ctx context.Context, dst *tier.Space, parts image.Parts, src *tier.Space, m tier.DeviceMemory) error {
 	copies := make([]deviceCopy, len(parts))
 	for i, p := range parts {
-		copies[i] = deviceCopy{p.addr, m.Addr() + tier.Addr(p.off), p.n}
+		copies[i] = deviceCopy{p.Addr, m.Addr() + tier.Addr(p.Off), p.N}
 	}
 	err := b.copyOnDevices(ctx, dst, src, copies)
 	if !errors.Is(err, tier.ErrNotSupported) {
@@ -402,7 +403,7 @@ func (b *Builtin) deviceToTable(ctx context.Context, dst *tier.Space, parts tabl
 // tableToTable copies buffer by buffer, as they are.
 func (b *Builtin) tableToTable(ctx context.Context, t *batch.TableParts, old *batch.Table) error {
 	var copies []deviceCopy
-	var in, out tableParts // the buffers one after the other, in place of a body
+	var in, out image.Parts // the buffers one after the other, in place of a body
 	size := int64(0)
 	known := make(map[tier.Addr]bool)
 	for i, to := range t.Ranges {
@@ -412,8 +413,8 @@ func (b *Builtin) tableToTable(ctx context.Context, t *batch.TableParts, old *ba
 		known[to.Addr] = true
 		from := old.Ranges()[i]
 		copies = append(copies, deviceCopy{to.Addr, from.Addr, from.Length})
-		in = append(in, tablePart{off: size, n: from.Length, addr: from.Addr})
-		out = append(out, tablePart{off: size, n: from.Length, addr: to.Addr})
+		in = append(in, image.Part{Off: size, N: from.Length, Addr: from.Addr})
+		out = append(out, image.Part{Off: size, N: from.Length, Addr: to.Addr})
 		size += from.Length
 	}
 	err := b.copyOnDevices(ctx, t.Space, old.Space(), copies)
@@ -427,13 +428,13 @@ func (b *Builtin) tableToTable(ctx context.Context, t *batch.TableParts, old *ba
 }
 
 // drainTable scatters chunks. Lanes share the stream and use it one at a time.
-func drainTable(dev tier.Device, s tier.Stream, parts tableParts) drain {
+func drainTable(dev tier.Device, s tier.Stream, parts image.Parts) drain {
 	var mu sync.Mutex
 	var regions []tier.Region
 	start := func(p []byte, off int64) (tier.Event, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		regions = parts.scatter(regions[:0], p, off)
+		regions = parts.Scatter(regions[:0], p, off)
 		return copyRegions(dev, s, regions)
 	}
 	return func(p []byte, off int64) error {
@@ -481,7 +482,7 @@ func (m *Mover) digestTable(ctx context.Context, t *batch.Table) (d tier.Digest,
 	err = b.onStream(ctx, t.Space(), func(dev tier.Device, s tier.Stream) error {
 		return b.staged(ctx, node, t.Descriptor().Body, r.fetch(dev, s), nil,
 			func(p []byte, off int64) error {
-				r.adjusted.apply(p, off)
+				r.adjusted.Apply(p, off)
 				d = d.Add(tier.DigestBytes(p, off/8))
 				return nil
 			}, true)

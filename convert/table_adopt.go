@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -30,7 +31,7 @@ import (
 // and last offset of lists and strings, the run ends of slices, validity where nulls must be
 // counted. An array whose parts do not fit together is an *InvalidError; addresses outside of the device's
 // memory are found by devices that know (tier.Borrower), or when they are read. On an error the memory stays the caller's.
-func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, err error) {
+func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ *batch.Table, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -43,24 +44,24 @@ func (m *Mover) AdoptTable(ctx context.Context, t DeviceTable) (_ *batch.Table, 
 	case t.Schema == nil:
 		return nil, errors.New("convert: a table without a schema")
 	case t.Schema.Endianness() != endian.LittleEndian:
-		return nil, &EndianError{Endianness: t.Schema.Endianness()}
+		return nil, &image.EndianError{Endianness: t.Schema.Endianness()}
 	}
-	p, err := planTable(t, func(reads []peek) error { return m.cfg.Builtin.peek(ctx, t.Space, reads) })
+	p, err := image.PlanTable(t, func(reads []image.Peek) error { return m.cfg.Builtin.peek(ctx, t.Space, reads) })
 	if err = ofLost(err, t.Space); err != nil {
 		return nil, err
 	}
 	parts := batch.TableParts{
-		Descriptor: p.descriptor(t),
-		Ranges:     p.ranges, Adjustments: p.adjust, Space: t.Space,
+		Descriptor: p.Descriptor(t),
+		Ranges:     p.Ranges, Adjustments: p.Adjust, Space: t.Space,
 	}
 	before := covered(t.Charged)
-	mem := &lentMemory{release: t.Release, size: covered(p.ranges, t.Charged) - before}
-	parts.Kept = covered(p.ranges) - mem.size
+	mem := &lentMemory{release: t.Release, size: covered(p.Ranges, t.Charged) - before}
+	parts.Kept = covered(p.Ranges) - mem.size
 	charge := t.Space.Charge(mem.size)
 	if err := t.Space.Occupy(charge); err != nil {
 		return nil, err
 	}
-	if err := mem.borrow(t.Space, p.ranges); err != nil {
+	if err := mem.borrow(t.Space, p.Ranges); err != nil {
 		t.Space.Unreserve(charge)
 		return nil, ofLost(err, t.Space)
 	}
@@ -135,7 +136,7 @@ func (m *lentMemory) giveBack() {
 }
 
 // borrowed lets dev read what is to be read. Bytes of a table that is not adopted yet are nobody's that it knows.
-func borrowed(dev tier.Device, reads []peek) (end func(), err error) {
+func borrowed(dev tier.Device, reads []image.Peek) (end func(), err error) {
 	b, ok := tier.BorrowerOf(dev)
 	if !ok {
 		return func() {}, nil
@@ -147,10 +148,10 @@ func borrowed(dev tier.Device, reads []peek) (end func(), err error) {
 		}
 	}
 	for _, r := range reads {
-		if r.n == 0 {
+		if r.N == 0 {
 			continue
 		}
-		e, err := b.Borrow(r.addr, r.n)
+		e, err := b.Borrow(r.Addr, r.N)
 		if err != nil {
 			end()
 			return nil, fmt.Errorf("convert: reading the shape of a table: %w", err)
@@ -161,7 +162,7 @@ func borrowed(dev tier.Device, reads []peek) (end func(), err error) {
 }
 
 // peek reads from a device, many places at once, through one pinned chunk.
-func (b *Builtin) peek(ctx context.Context, space *tier.Space, reads []peek) error {
+func (b *Builtin) peek(ctx context.Context, space *tier.Space, reads []image.Peek) error {
 	if len(reads) == 0 {
 		return nil
 	}
@@ -190,13 +191,13 @@ func (b *Builtin) peek(ctx context.Context, space *tier.Space, reads []peek) err
 			regions, then = regions[:0], then[:0]
 			for at := 0; at < len(room) && len(reads) > 0; {
 				r, from := reads[0], off
-				p := room[at:min(len(room), at+int(min(r.n-off, int64(len(room)))))]
+				p := room[at:min(len(room), at+int(min(r.N-off, int64(len(room)))))]
 				if len(p) > 0 {
-					regions = append(regions, tier.Region{HostDst: p[:len(p):len(p)], Src: r.addr + tier.Addr(off)})
-					then = append(then, func() { r.take(p, from) })
+					regions = append(regions, tier.Region{HostDst: p[:len(p):len(p)], Src: r.Addr + tier.Addr(off)})
+					then = append(then, func() { r.Take(p, from) })
 				}
-				at += int(roundUp(int64(len(p)), 8))
-				if off += int64(len(p)); off == r.n {
+				at += int(image.RoundUp(int64(len(p)), 8))
+				if off += int64(len(p)); off == r.N {
 					reads, off = reads[1:], 0
 				}
 			}

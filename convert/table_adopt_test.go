@@ -13,6 +13,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/imagetest"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
@@ -65,18 +67,18 @@ func (f *foreigner) buffer(b []byte, lengths bool) batch.DeviceRange {
 	}
 	f.addrs = append(f.addrs, a)
 	if !lengths {
-		return batch.DeviceRange{Addr: a, Length: Unknown}
+		return batch.DeviceRange{Addr: a, Length: image.Unknown}
 	}
 	return batch.DeviceRange{Addr: a, Length: int64(len(b))}
 }
 
-func (f *foreigner) array(d arrow.ArrayData) *DeviceArray {
-	out := &DeviceArray{Length: int64(d.Len()), Offset: int64(d.Offset()), Nulls: Unknown}
+func (f *foreigner) array(d arrow.ArrayData) *image.DeviceArray {
+	out := &image.DeviceArray{Length: int64(d.Len()), Offset: int64(d.Offset()), Nulls: image.Unknown}
 	if f.nulls {
 		out.Nulls = int64(d.NullN())
 	}
 	bufs := d.Buffers()
-	dt := storage(d.DataType())
+	dt := image.Storage(d.DataType())
 	switch dt.ID() {
 	case arrow.NULL, arrow.RUN_END_ENCODED:
 		bufs, out.Nulls = nil, 0
@@ -103,8 +105,8 @@ func (f *foreigner) array(d arrow.ArrayData) *DeviceArray {
 	return out
 }
 
-func (f *foreigner) table(rec arrow.RecordBatch, space *tier.Space) DeviceTable {
-	t := DeviceTable{Space: space, Schema: rec.Schema(), Rows: rec.NumRows(), Release: f.release}
+func (f *foreigner) table(rec arrow.RecordBatch, space *tier.Space) image.DeviceTable {
+	t := image.DeviceTable{Space: space, Schema: rec.Schema(), Rows: rec.NumRows(), Release: f.release}
 	for _, c := range rec.Columns() {
 		t.Columns = append(t.Columns, f.array(c.Data()))
 	}
@@ -204,7 +206,7 @@ func foreignTableBecomesTheSameImage(t *testing.T, gpu gpus) {
 	b := m.adoptForeign(t, newForeign(t, m), part)
 	m.as(t, b, toHost, batch.HostImage, tier.Host)
 	defer m.drop(t, b)
-	laid, _, _ := laidOut(t, part)
+	laid, _ := imagetest.LaidOut(t, part)
 	if got := b.Descriptor(); fmt.Sprint(got.Nodes, got.Buffers, got.Sums) != fmt.Sprint(laid.Nodes, laid.Buffers, laid.Sums) {
 		t.Errorf("the image is %v, laid out %v", got, laid)
 	}
@@ -222,20 +224,20 @@ func adoptTableRefusesNonsense(t *testing.T, g gpus) {
 	data := f.buffer([]byte("data"), true)
 	short := f.buffer([]byte{0, 0, 0, 0, 4, 0, 0, 0}, true)
 	for name, c := range map[string]struct {
-		a    DeviceArray
+		a    image.DeviceArray
 		want error
 	}{
-		"negative length":       {DeviceArray{Length: -1, Buffers: make([]batch.DeviceRange, 3)}, ErrInvalid},
-		"no buffers":            {DeviceArray{Length: 1}, ErrInvalid},
-		"no offsets":            {DeviceArray{Length: 1, Buffers: make([]batch.DeviceRange, 3)}, ErrInvalid},
-		"too short":             {DeviceArray{Length: 1, Offset: 5, Buffers: []batch.DeviceRange{{}, short, data}}, ErrInvalid},
-		"falling offsets":       {DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, down, data}}, ErrInvalid},
-		"huge":                  {DeviceArray{Length: 1 << 62, Buffers: []batch.DeviceRange{{}, short, data}}, ErrInvalid},
-		"nulls and no validity": {DeviceArray{Length: 1, Nulls: 1, Buffers: []batch.DeviceRange{{}, short, data}}, ErrInvalid},
-		"a child":               {DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, short, data}, Children: []*DeviceArray{nil}}, ErrInvalid},
-		"elsewhere":             {DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, {Addr: 1, Length: Unknown}, data}}, nil},
+		"negative length":       {image.DeviceArray{Length: -1, Buffers: make([]batch.DeviceRange, 3)}, image.ErrInvalid},
+		"no buffers":            {image.DeviceArray{Length: 1}, image.ErrInvalid},
+		"no offsets":            {image.DeviceArray{Length: 1, Buffers: make([]batch.DeviceRange, 3)}, image.ErrInvalid},
+		"too short":             {image.DeviceArray{Length: 1, Offset: 5, Buffers: []batch.DeviceRange{{}, short, data}}, image.ErrInvalid},
+		"falling offsets":       {image.DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, down, data}}, image.ErrInvalid},
+		"huge":                  {image.DeviceArray{Length: 1 << 62, Buffers: []batch.DeviceRange{{}, short, data}}, image.ErrInvalid},
+		"nulls and no validity": {image.DeviceArray{Length: 1, Nulls: 1, Buffers: []batch.DeviceRange{{}, short, data}}, image.ErrInvalid},
+		"a child":               {image.DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, short, data}, Children: []*image.DeviceArray{nil}}, image.ErrInvalid},
+		"elsewhere":             {image.DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, {Addr: 1, Length: image.Unknown}, data}}, nil},
 	} {
-		p, err := m.mover.AdoptTable(t.Context(), DeviceTable{Space: gpu, Schema: str, Rows: max(0, min(c.a.Length, 1)), Columns: []*DeviceArray{&c.a},
+		p, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{Space: gpu, Schema: str, Rows: max(0, min(c.a.Length, 1)), Columns: []*image.DeviceArray{&c.a},
 			Release: func() { t.Errorf("%s: released", name) }})
 		if err == nil {
 			t.Errorf("%s: adopted as %v", name, p)
@@ -243,17 +245,17 @@ func adoptTableRefusesNonsense(t *testing.T, g gpus) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := m.mover.AdoptTable(t.Context(), DeviceTable{Space: gpu, Schema: arrowgen.Schema(arrow.PrimitiveTypes.Int64), Rows: 1 << 40,
-		Columns: []*DeviceArray{{Length: 1 << 40, Buffers: []batch.DeviceRange{{}, {Addr: 1 << 50, Length: Unknown}}}}}); !errors.Is(err, tier.ErrNoSpace) {
+	if _, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{Space: gpu, Schema: arrowgen.Schema(arrow.PrimitiveTypes.Int64), Rows: 1 << 40,
+		Columns: []*image.DeviceArray{{Length: 1 << 40, Buffers: []batch.DeviceRange{{}, {Addr: 1 << 50, Length: image.Unknown}}}}}); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("more than the device has: %v", err)
 	}
 	// Sums of lengths that begin again at 0 would be little.
 	wide := &arrow.FixedSizeBinaryType{ByteWidth: 1 << 30}
 	for _, n := range []int{2, 4} {
-		columns := slices.Repeat([]*DeviceArray{{Length: 1 << 32, Buffers: []batch.DeviceRange{{}, {Addr: 1, Length: Unknown}}}}, n)
-		p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
+		columns := slices.Repeat([]*image.DeviceArray{{Length: 1 << 32, Buffers: []batch.DeviceRange{{}, {Addr: 1, Length: image.Unknown}}}}, n)
+		p, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{
 			Space: gpu, Schema: arrowgen.Schema(slices.Repeat([]arrow.DataType{wide}, n)...), Rows: 1 << 32, Columns: columns})
-		if !errors.Is(err, ErrInvalid) {
+		if !errors.Is(err, image.ErrInvalid) {
 			t.Errorf("%d columns of 2^62 bytes: adopted as %v, %v", n, p, err)
 		}
 	}
@@ -270,16 +272,16 @@ func foreignTableLacks(t *testing.T, gpu gpus) {
 	for _, dt := range []arrow.DataType{arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.String, arrow.FixedWidthTypes.Boolean,
 		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}} {
 		for _, rows := range []int64{0, 11} {
-			for _, nulls := range []int64{Unknown, rows} {
+			for _, nulls := range []int64{image.Unknown, rows} {
 				f := newForeign(t, m)
-				a := &DeviceArray{Length: rows, Nulls: nulls, Buffers: []batch.DeviceRange{f.buffer(make([]byte, 2), true), {}}}
+				a := &image.DeviceArray{Length: rows, Nulls: nulls, Buffers: []batch.DeviceRange{f.buffer(make([]byte, 2), true), {}}}
 				if dt.ID() == arrow.STRING {
 					a.Buffers = append(a.Buffers, batch.DeviceRange{})
 				}
-				p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
-					Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(dt), Rows: rows, Columns: []*DeviceArray{a}, Release: f.release})
+				p, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{
+					Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(dt), Rows: rows, Columns: []*image.DeviceArray{a}, Release: f.release})
 				if rows > 0 {
-					if !errors.Is(err, ErrInvalid) {
+					if !errors.Is(err, image.ErrInvalid) {
 						t.Errorf("%d rows of %s, %d nulls, without values: %v", rows, dt, nulls, err)
 					}
 					f.release()
@@ -306,13 +308,13 @@ func sharedMemory(t *testing.T, g gpus) {
 	for _, charged := range []int64{0, 3000, 8 * rows} {
 		f := newForeign(t, m)
 		values := f.buffer(make([]byte, 8*rows), true)
-		column := func(from, n int64) *DeviceArray {
-			return &DeviceArray{Length: n, Offset: from, Buffers: []batch.DeviceRange{{}, {Addr: values.Addr, Length: Unknown}}}
+		column := func(from, n int64) *image.DeviceArray {
+			return &image.DeviceArray{Length: n, Offset: from, Buffers: []batch.DeviceRange{{}, {Addr: values.Addr, Length: image.Unknown}}}
 		}
 		// Twice the same, and parts that lie in each other and in a row.
-		columns := []*DeviceArray{column(0, rows/2), column(0, rows/2), column(10, rows/2), column(rows/2, rows/2)}
+		columns := []*image.DeviceArray{column(0, rows/2), column(0, rows/2), column(10, rows/2), column(rows/2, rows/2)}
 		before := gpu.Used()
-		p, err := m.mover.AdoptTable(t.Context(), DeviceTable{
+		p, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{
 			Space: gpu, Schema: arrowgen.Schema(slices.Repeat([]arrow.DataType{arrow.PrimitiveTypes.Int64}, 4)...), Rows: rows / 2, Columns: columns,
 			Charged: []batch.DeviceRange{{Addr: values.Addr - 100, Length: 100 + charged}, {Addr: values.Addr, Length: min(charged, 16)}}, Release: f.release})
 		if err != nil {
@@ -347,15 +349,15 @@ func shapeOfLongArrays(t *testing.T, g gpus) {
 	}
 	valid, runs := f.buffer(bitmap, true), f.buffer(ends, true)
 	const rows = 3*bytes/8 - 100
-	var cols []*DeviceArray
+	var cols []*image.DeviceArray
 	var types []arrow.DataType
 	for i := range int64(columns) { // each begins elsewhere, so that nothing that was read for one is known of others
-		cols = append(cols, &DeviceArray{Length: rows, Offset: 9 * i, Nulls: Unknown, Buffers: []batch.DeviceRange{valid, valid}},
-			&DeviceArray{Length: rows, Offset: 7 + i, Children: []*DeviceArray{
+		cols = append(cols, &image.DeviceArray{Length: rows, Offset: 9 * i, Nulls: image.Unknown, Buffers: []batch.DeviceRange{valid, valid}},
+			&image.DeviceArray{Length: rows, Offset: 7 + i, Children: []*image.DeviceArray{
 				{Length: bytes/8 - i, Offset: i, Buffers: []batch.DeviceRange{{}, runs}}, {Length: bytes / 8, Buffers: []batch.DeviceRange{{}, valid}}}})
 		types = append(types, arrow.FixedWidthTypes.Boolean, arrow.RunEndEncodedOf(arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Int8))
 	}
-	table := DeviceTable{Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(types...), Rows: rows, Columns: cols, Release: f.release}
+	table := image.DeviceTable{Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(types...), Rows: rows, Columns: cols, Release: f.release}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	p, err := m.mover.AdoptTable(t.Context(), table)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/image/imagetest"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -174,7 +175,7 @@ func TestPackedTableHasTheSumsOfTheImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.drop(t, b)
-	laid, _, _ := laidOut(t, part)
+	laid, _ := imagetest.LaidOut(t, part)
 	if got := b.Descriptor(); len(got.Sums) < 2 || fmt.Sprint(got.Sums) != fmt.Sprint(laid.Sums) {
 		t.Errorf("the sums are %x, laid out %x", got.Sums, laid.Sums)
 	}

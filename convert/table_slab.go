@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -72,7 +73,7 @@ func (s *slab) add(i int) error {
 		s.of, s.bytes, s.alone = s.of[:0], 0, 0
 	}
 	s.of = append(s.of, i)
-	s.bytes += roundUp(n, slabAlign)
+	s.bytes += image.RoundUp(n, slabAlign)
 	s.alone += space.Charge(n)
 	return nil
 }
@@ -86,7 +87,7 @@ func (s *slab) take(of []int) error {
 	end, n := int64(0), int64(0)
 	for _, i := range of {
 		n = end + s.table.Ranges[i].Length
-		end += roundUp(s.table.Ranges[i].Length, slabAlign)
+		end += image.RoundUp(s.table.Ranges[i].Length, slabAlign)
 	}
 	buf, err := s.r.Alloc(n)
 	if half := len(of) / 2; half > 0 && errors.Is(err, tier.ErrNoSpace) {
@@ -106,7 +107,7 @@ func (s *slab) take(of []int) error {
 	at := m.Addr()
 	for _, i := range of {
 		s.table.Ranges[i].Addr = at
-		at += tier.Addr(roundUp(s.table.Ranges[i].Length, slabAlign))
+		at += tier.Addr(image.RoundUp(s.table.Ranges[i].Length, slabAlign))
 	}
 	return nil
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -76,7 +78,7 @@ func tablesOfEveryType(t *testing.T, gpu gpus) {
 func longStrings(t *testing.T) arrow.RecordBatch {
 	t.Helper()
 	rec := threePieces()
-	if l, err := NewLayout(rec); err != nil || l.Size() < 2*maxPiece {
+	if l, err := image.NewLayout(rec); err != nil || l.Size() < 2*maxPiece {
 		t.Fatalf("too little for this test, or %v", err)
 	} else {
 		l.Close()
@@ -156,7 +158,7 @@ func (m *machine) says(t *testing.T, b *batch.Batch, rec arrow.RecordBatch, k ti
 		t.Fatal(err)
 	}
 	defer got.Release()
-	if err := Equal(rec, got); err != nil {
+	if err := equal.Records(rec, got); err != nil {
 		t.Fatalf("in %s: %v", k, err)
 	}
 }

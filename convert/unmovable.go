@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -36,7 +37,7 @@ func ofConverter(ctx context.Context, err error, builtin bool, from, to *tier.Sp
 		return err
 	}
 	own := !builtin && !meets(ctx, err, from, to)
-	for _, known := range [...]error{ErrNoConverter, ErrCorrupt, ErrInvalid, tier.ErrNotSupported} {
+	for _, known := range [...]error{ErrNoConverter, image.ErrCorrupt, image.ErrInvalid, tier.ErrNotSupported} {
 		own = own || builtin && !ofMachine(err) && errors.Is(err, known)
 	}
 	if own {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -26,7 +27,7 @@ func TestWhoseFailure(t *testing.T) {
 		{"no converter", nil, true},
 		{"it returns an error", fails(errors.New("I do not like it")), true},
 		{"it returns nothing", fails(nil), true},
-		{"corrupt bytes", fails(&CorruptError{}), true},
+		{"corrupt bytes", fails(&image.CorruptError{}), true},
 		{"it panics", func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) { panic("no") }, true},
 		{"a batch of other rows", func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			d := *src.(*batch.Image).Descriptor()
@@ -127,7 +128,7 @@ func TestWhoseFailureWhenOthersMeetIt(t *testing.T) {
 	}
 	// A built-in converter's words about the batch are not believed beside those of a device.
 	for _, machine := range []error{tier.ErrNoSpace, tier.ErrLost, tier.ErrClosed, syscall.EIO} {
-		if err := ofConverter(t.Context(), errors.Join(ErrCorrupt, machine), true, whole, whole); errors.Is(err, batch.ErrUnmovable) {
+		if err := ofConverter(t.Context(), errors.Join(image.ErrCorrupt, machine), true, whole, whole); errors.Is(err, batch.ErrUnmovable) {
 			t.Errorf("corrupt bytes beside %v: %v", machine, err)
 		}
 	}

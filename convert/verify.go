@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/zeebo/xxh3"
 )
@@ -29,7 +30,7 @@ func (v *verifier) check(p []byte, off int64) error {
 		start := chunk * batch.SumChunk
 		size := min(v.desc.Body-start, batch.SumChunk)
 		if v.part == 0 && int64(len(p)) >= size { // the usual case: a whole chunk
-			if err := Verify(v.desc, int(chunk), p[:size]); err != nil {
+			if err := image.Verify(v.desc, int(chunk), p[:size]); err != nil {
 				return v.locate(err, start)
 			}
 			p, off = p[size:], off+size
@@ -47,7 +48,7 @@ func (v *verifier) check(p []byte, off int64) error {
 			v.hash.Reset()
 			v.part = 0
 			if want := v.desc.Sums[chunk]; got != want {
-				return v.locate(&CorruptError{Want: want, Got: got}, start)
+				return v.locate(&image.CorruptError{Want: want, Got: got}, start)
 			}
 		}
 	}
@@ -56,7 +57,7 @@ func (v *verifier) check(p []byte, off int64) error {
 
 // checkIn checks the n bytes at in extents, which are those at off of the body.
 func (v *verifier) checkIn(extents [][]byte, at, n, off int64) error {
-	return across(extents, at, n, func(p []byte) error {
+	return image.Across(extents, at, n, func(p []byte) error {
 		err := v.check(p, off)
 		off += int64(len(p))
 		return err
@@ -65,7 +66,7 @@ func (v *verifier) checkIn(extents [][]byte, at, n, off int64) error {
 
 // locate adds where on disk the corrupt chunk begins.
 func (v *verifier) locate(err error, off int64) error {
-	var c *CorruptError
+	var c *image.CorruptError
 	if errors.As(err, &c) {
 		volume, file, at := v.file.Locate(off)
 		c.Volume, c.Offset = volume+" "+file, at
@@ -94,5 +95,5 @@ func corruptFile(err error) error {
 	if !errors.As(err, &a) {
 		return err
 	}
-	return &CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
+	return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
 }

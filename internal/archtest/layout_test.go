@@ -8,9 +8,9 @@ import (
 
 const module = "github.com/spillway-db/spillway"
 
-// layout lists the public packages. A package may import those above it, and
-// whatever is in internal; a new one must be given its place here. The root
-// package is ".".
+// layout lists the public packages, and those of internal that import any of them. A package
+// may import those above it, and what else is in internal; a new one must be given its place
+// here. The root package is ".".
 var layout = []string{
 	"topology",
 	"tier",
@@ -27,6 +27,8 @@ var layout = []string{
 	"reservation/budget",
 	"reservation/quota",
 	"batch",
+	"internal/image",
+	"internal/image/imagetest",
 	"convert",
 	"convert/cdevice",
 	"repository",
@@ -38,12 +40,8 @@ var layout = []string{
 // backends are held to, and the backends to test with.
 var testRigs = []string{"tier/tiertest", "tier/sim", "tier/cuda", "tier/host", "tier/disk", "tier/disk/faultfs", "tier/faultdev"}
 
-// testOnly are the public packages that only tests may import.
-var testOnly = []string{"tier/tiertest"}
-
-// internalMay lists the public packages that a package of internal may import
-// outside of its tests: those whose interface it implements or wraps.
-var internalMay = map[string][]string{}
+// testOnly are the packages of the layout that only tests may import.
+var testOnly = []string{"tier/tiertest", "internal/image/imagetest"}
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.
@@ -56,10 +54,10 @@ var examplesMay = []string{"topology", "tier", "reservation", "reservation/admis
 // checkImport returns why the package from (its directory below the root of the
 // module) may not import the package to; empty if it may.
 func checkImport(from, to string, inTest bool) string {
-	if from == to || isInternal(to) || isInternal(from) && inTest {
+	place := slices.Index(layout, to)
+	if from == to || isInternal(to) && place < 0 || isInternal(from) && inTest {
 		return "" // that internal packages do not import each other in a circle, the compiler sees to
 	}
-	place := slices.Index(layout, to)
 	if place < 0 {
 		return fmt.Sprintf("%s is not a package of the layout that others may import", to)
 	}
@@ -72,10 +70,10 @@ func checkImport(from, to string, inTest bool) string {
 
 	top, _, _ := strings.Cut(from, "/")
 	switch {
-	case isInternal(from) && top == "internal":
-		if !slices.Contains(internalMay[from], to) {
-			return fmt.Sprintf("%s is internal and may not import %s", from, to)
-		}
+	case isInternal(from) && top == "internal" && !slices.Contains(layout, from):
+		return fmt.Sprintf("%s is internal, has no place in the layout and may not import %s", from, to)
+	case isInternal(to) && (top == "cmd" || top == "examples"):
+		return "" // as with any other of internal
 	case top == "cmd":
 		if !slices.Contains(programsMay, to) {
 			return fmt.Sprintf("a command may not import %s: the root package does", to)

@@ -68,6 +68,10 @@ func TestRulesCanFail(t *testing.T) {
 		"to the root":                   {"imports", "monitor/a.go", file("monitor", own(".")), true},
 		"internal":                      {"imports", "topology/a.go", file("topology", own("internal/size")), false},
 		"internal to public":            {"imports", "internal/size/a.go", file("size", own("tier")), true},
+		"internal with a place, up":     {"imports", "internal/image/a.go", file("image", own("batch")), false},
+		"internal with a place, down":   {"imports", "internal/image/a.go", file("image", own("convert")), true},
+		"to internal with a place":      {"imports", "convert/a.go", file("convert", own("internal/image")), false},
+		"down to internal":              {"imports", "tier/a.go", file("tier", own("internal/image")), true},
 		"internal to public, in a test": {"imports", "internal/size/a_test.go", file("size", own("tier")), false},
 		"a command":                     {"imports", "cmd/spillbench/a.go", file("main", own("."), own("tier")), false},
 		"a command's internal":          {"imports", "cmd/spillbench/internal/job/a.go", file("job", own("."), own("tier")), false},
@@ -128,9 +132,6 @@ func TestDoesNotParse(t *testing.T) {
 // The lists of the layout agree with each other.
 func TestLists(t *testing.T) {
 	lists := map[string][]string{"testRigs": testRigs, "testOnly": testOnly, "programsMay": programsMay, "examplesMay": examplesMay}
-	for from, list := range internalMay {
-		lists["internalMay of "+from] = list
-	}
 	for name, list := range lists {
 		for _, p := range list {
 			if !slices.Contains(layout, p) {

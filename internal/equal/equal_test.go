@@ -1,4 +1,4 @@
-package convert
+package equal_test
 
 import (
 	"errors"
@@ -12,8 +12,10 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/imagetest"
 )
 
 // TestEqualFindsMutations flips bits in every buffer of an image. Where a row
@@ -22,16 +24,16 @@ func TestEqualFindsMutations(t *testing.T) {
 	for _, dt := range append(arrowgen.Flat(), arrowgen.Nested(arrow.BinaryTypes.String)...) {
 		g := arrowgen.New(11)
 		rec := g.Record(arrowgen.Schema(dt), 9)
-		d, body := laidOutWhole(t, rec)
+		d, body := imagetest.LaidOut(t, rec)
 		want, ok := arrowgen.Values(rec.Column(0))
 		found := 0
 		for _, s := range d.Buffers {
 			for at := max(0, s.Offset); at < s.Offset+s.Length; at++ {
 				body[at] ^= 1 << (at % 8)
-				back, err := Open(d, [][]byte{body}, nil)
+				back, err := image.Open(d, [][]byte{body}, nil)
 				if err == nil { // not a change that Open sees
-					err = Equal(rec, back)
-					var diff *DifferenceError
+					err = equal.Records(rec, back)
+					var diff *equal.DifferenceError
 					if errors.As(err, &diff) {
 						found++
 					}
@@ -90,7 +92,7 @@ func TestEqualSays(t *testing.T) {
 	} {
 		a, b := column(t, c.dt, c.a), column(t, c.dt, c.b)
 		got := ""
-		if err := Equal(a, b); err != nil {
+		if err := equal.Records(a, b); err != nil {
 			got = err.Error()
 		}
 		if got != c.want {
@@ -142,7 +144,7 @@ func TestEqualSchemas(t *testing.T) {
 			c.b, c.want = field("a", sorted, true, one), "the type"
 		}
 		a, b := array.NewRecordBatch(c.a, emptyColumns(c.a), 0), array.NewRecordBatch(c.b, emptyColumns(c.b), 0)
-		err := Equal(a, b)
+		err := equal.Records(a, b)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -168,13 +170,13 @@ func TestEqualBits(t *testing.T) {
 		defer a.Release()
 		return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "f", Type: arrow.PrimitiveTypes.Float64}}, nil), []arrow.Array{a}, int64(len(v)))
 	}
-	if err := Equal(floats(1, quiet, math.Copysign(0, -1)), floats(1, quiet, math.Copysign(0, -1))); err != nil {
+	if err := equal.Records(floats(1, quiet, math.Copysign(0, -1)), floats(1, quiet, math.Copysign(0, -1))); err != nil {
 		t.Error(err)
 	}
-	if err := Equal(floats(quiet), floats(other)); err == nil || !strings.Contains(err.Error(), "NaN (010000000000f87f) and NaN (020000000000f87f)") {
+	if err := equal.Records(floats(quiet), floats(other)); err == nil || !strings.Contains(err.Error(), "NaN (010000000000f87f) and NaN (020000000000f87f)") {
 		t.Error(err)
 	}
-	if err := Equal(floats(0), floats(math.Copysign(0, -1))); err == nil {
+	if err := equal.Records(floats(0), floats(math.Copysign(0, -1))); err == nil {
 		t.Error("0 is -0")
 	}
 }
@@ -191,11 +193,11 @@ func TestEqualByValue(t *testing.T) {
 	}
 	one := dict(`[0,1,0,null]`, `["x","y"]`)
 	for _, same := range []arrow.RecordBatch{dict(`[1,0,1,null]`, `["y","x"]`), dict(`[3,1,0,2]`, `["x","y",null,"x"]`)} {
-		if err := Equal(one, same); err != nil {
+		if err := equal.Records(one, same); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := Equal(one, dict(`[0,0,0,null]`, `["x","y"]`)); err == nil || err.Error() != "convert: the records differ in d, row 1: y and x" {
+	if err := equal.Records(one, dict(`[0,0,0,null]`, `["x","y"]`)); err == nil || err.Error() != "convert: the records differ in d, row 1: y and x" {
 		t.Error(err)
 	}
 
@@ -204,10 +206,10 @@ func TestEqualByValue(t *testing.T) {
 		return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "r", Type: a.DataType(), Nullable: true}}, nil), []arrow.Array{a}, int64(n))
 	}
 	ree := runs(5, `[2,4,5]`, `["x",null,"y"]`)
-	if err := Equal(ree, runs(5, `[1,2,3,9,10]`, `["x","x",null,null,"y"]`)); err == nil || !strings.Contains(err.Error(), "row 4: y and null") {
+	if err := equal.Records(ree, runs(5, `[1,2,3,9,10]`, `["x","x",null,null,"y"]`)); err == nil || !strings.Contains(err.Error(), "row 4: y and null") {
 		t.Error(err)
 	}
-	if err := Equal(ree, runs(5, `[1,2,3,4,10]`, `["x","x",null,null,"y"]`)); err != nil {
+	if err := equal.Records(ree, runs(5, `[1,2,3,4,10]`, `["x","x",null,null,"y"]`)); err != nil {
 		t.Error(err)
 	}
 }
@@ -217,13 +219,13 @@ func TestEqualOfTwoPartsOfOneRecord(t *testing.T) {
 	rec := numbers(20)
 	for from := range int64(9) {
 		a, b := rec.NewSlice(from, from+5), rec.NewSlice(from+5, from+10) // in both the same rows are null
-		if err := Equal(a, b); err == nil {
+		if err := equal.Records(a, b); err == nil {
 			t.Errorf("rows from %d and from %d are equal", from, from+5)
 		}
 		names := func(r arrow.RecordBatch) arrow.RecordBatch {
 			return array.NewRecordBatch(arrow.NewSchema(r.Schema().Fields()[1:], nil), r.Columns()[1:], r.NumRows())
 		}
-		if err := Equal(names(a), names(b)); err == nil {
+		if err := equal.Records(names(a), names(b)); err == nil {
 			t.Errorf("names from %d and from %d are equal", from, from+5)
 		}
 	}
@@ -245,23 +247,4 @@ func numbers(rows int) arrow.RecordBatch {
 		}
 	}
 	return b.NewRecordBatch()
-}
-
-// laidOutWhole lays a record out that has no dictionaries of their own.
-func laidOutWhole(t *testing.T, rec arrow.RecordBatch) (*batch.Descriptor, []byte) {
-	t.Helper()
-	l, err := NewLayout(rec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	body := make([]byte, l.Size())
-	if err := l.WriteTo([][]byte{body}); err != nil {
-		t.Fatal(err)
-	}
-	d, err := l.Descriptor()
-	if err != nil || len(d.Dictionaries) > 0 {
-		t.Fatal(err, len(d.Dictionaries))
-	}
-	return d, body
 }

@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"fmt"
@@ -94,7 +94,7 @@ func BenchmarkLayout(b *testing.B) {
 						err = l.WriteTo([][]byte{arena})
 					case "no-sums":
 						l.fill(arena, 0)
-						l.pos = l.desc.Body
+						l.pos = l.Desc.Body
 					case "pieces":
 						for at := int64(0); at < size && err == nil; {
 							n := 0
@@ -121,7 +121,7 @@ func BenchmarkLayout(b *testing.B) {
 func BenchmarkOpen(b *testing.B) {
 	for _, cols := range []int{1, 20} {
 		rec := arrowgen.Strings(1, 1000, cols)
-		d, body, _ := laidOut(b, rec)
+		d, body, _ := LaidOut(b, rec)
 		b.Run(fmt.Sprintf("strings%d", cols), func(b *testing.B) {
 			b.ReportAllocs()
 			extents := [][]byte{body}

@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"github.com/apache/arrow-go/v18/arrow"
@@ -50,12 +50,12 @@ const (
 const dependent = -1
 
 // columnsOf finds the columns of c in an image, in the order of c.
-func columnsOf(d *batch.Descriptor, c *chosen) ([]imageColumn, error) {
+func columnsOf(d *batch.Descriptor, c *Columns) ([]imageColumn, error) {
 	place := make([]int, d.Schema.NumFields()) // in c, from 1 on
-	for i, f := range c.fields {
+	for i, f := range c.Fields {
 		place[f] = i + 1
 	}
-	columns := make([]imageColumn, len(c.fields))
+	columns := make([]imageColumn, len(c.Fields))
 	w := columnWalk{nodes: d.Nodes, spans: d.Buffers}
 	var passed imageColumn // one for all that are not wanted
 	for i, at := range place {
@@ -123,7 +123,7 @@ func (w *columnWalk) parts(n int64, p columnPart) error {
 // array takes what an array of type dt has. It has scale values for each of the
 // column's rows.
 func (w *columnWalk) array(dt arrow.DataType, scale, rows int64) error {
-	dt = storage(dt)
+	dt = Storage(dt)
 	at := len(w.column.nodes)
 	n, err := w.node(columnNode{scale: scale, onlyNull: dt.ID() == arrow.NULL})
 	if err != nil {

@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/equal"
 
 	"github.com/spillway-db/spillway/internal/guard"
 )
@@ -89,7 +90,7 @@ func TestOracle(t *testing.T) {
 			whole := g.Record(arrowgen.Schema(dt), 70)
 			for _, s := range [][2]int64{{0, 70}, {13, 60}, {5, 5}} {
 				rec := whole.NewSlice(s[0], s[1])
-				d, body, _ := laidOut(t, rec)
+				d, body, _ := LaidOut(t, rec)
 				back, _ := opened(t, g.Rng, d, body)
 				// The oracle is asked twice: with the source, and with what was
 				// opened, where nothing is sliced any more.
@@ -101,7 +102,7 @@ func TestOracle(t *testing.T) {
 					asked++
 					want, err := throughIPC(r)
 					if err == nil {
-						err = errors.Join(Equal(rec, want), Equal(want, back))
+						err = errors.Join(equal.Records(rec, want), equal.Records(want, back))
 					}
 					if err != nil {
 						t.Errorf("%s [%d:%d] plain %v, %s: %v", dt, s[0], s[1], plain, name, err)

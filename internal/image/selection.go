@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"errors"
@@ -52,38 +52,38 @@ func (e *SelectionError) Error() string {
 // Is matches ErrSelection.
 func (e *SelectionError) Is(target error) bool { return target == ErrSelection }
 
-// chosen is what a Selection comes to for one schema and number of rows.
-type chosen struct {
-	schema   *arrow.Schema // of the chosen columns; metadata and byte order are the batch's
-	fields   []int         // their places in the batch's schema
-	from, to int64         // rows
+// Columns is what a Selection comes to for one schema and number of rows.
+type Columns struct {
+	Schema   *arrow.Schema // of the chosen columns; metadata and byte order are the batch's
+	Fields   []int         // their places in the batch's schema
+	From, To int64         // rows
 }
 
 // of looks up what is wanted.
-func (s Selection) of(schema *arrow.Schema, rows int64) (*chosen, error) {
+func (s Selection) Of(schema *arrow.Schema, rows int64) (*Columns, error) {
 	wrong := func(column string, field int, format string, args ...any) error {
 		return &SelectionError{
 			Column: column, Field: field, Columns: schema.NumFields(),
 			From: s.From, To: s.To, Rows: rows, Problem: fmt.Sprintf(format, args...),
 		}
 	}
-	c := &chosen{from: s.From, to: s.To}
+	c := &Columns{From: s.From, To: s.To}
 	if s.To == 0 {
-		c.to = rows
+		c.To = rows
 	}
 	switch {
 	case s.From < 0 || s.To < 0:
 		return nil, wrong("", -1, "a row is negative")
-	case c.to > rows || c.from > rows:
+	case c.To > rows || c.From > rows:
 		return nil, wrong("", -1, "the rows end before")
-	case c.from > c.to:
+	case c.From > c.To:
 		return nil, wrong("", -1, "the first row is behind the last")
 	case s.Columns != nil && s.Fields != nil:
 		return nil, wrong("", -1, "both names and places of columns are given")
 	case s.Columns == nil && s.Fields == nil:
-		c.schema = schema
+		c.Schema = schema
 		for i := range schema.NumFields() {
-			c.fields = append(c.fields, i)
+			c.Fields = append(c.Fields, i)
 		}
 		return c, nil
 	}
@@ -96,7 +96,7 @@ func (s Selection) of(schema *arrow.Schema, rows int64) (*chosen, error) {
 			return nil, wrong("", i, "it is given twice")
 		}
 		taken[i] = true
-		c.fields = append(c.fields, i)
+		c.Fields = append(c.Fields, i)
 	}
 	for _, name := range s.Columns {
 		at := schema.FieldIndices(name)
@@ -109,13 +109,13 @@ func (s Selection) of(schema *arrow.Schema, rows int64) (*chosen, error) {
 			return nil, wrong(name, -1, "it is given twice")
 		}
 		taken[at[0]] = true
-		c.fields = append(c.fields, at[0])
+		c.Fields = append(c.Fields, at[0])
 	}
-	fields := make([]arrow.Field, len(c.fields))
-	for i, at := range c.fields {
+	fields := make([]arrow.Field, len(c.Fields))
+	for i, at := range c.Fields {
 		fields[i] = schema.Field(at)
 	}
 	meta := schema.Metadata()
-	c.schema = arrow.NewSchemaWithEndian(fields, &meta, schema.Endianness())
+	c.Schema = arrow.NewSchemaWithEndian(fields, &meta, schema.Endianness())
 	return c, nil
 }

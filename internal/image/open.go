@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
@@ -32,18 +33,18 @@ import (
 // an *InvalidError. Values are not looked at: Verify tells whether the bytes are
 // those that were laid out, and array.ValidateFull whether those make sense.
 func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ...[][]byte) (arrow.RecordBatch, error) {
-	l := newLease(release)
+	l := NewLease(release)
 	if d == nil {
-		l.end()
+		l.End()
 		return nil, errors.New("convert: no descriptor")
 	}
 	all := d.AllDictionaries()
 	if len(all) != len(dictionaries) {
-		l.end()
+		l.End()
 		return nil, path(nil).invalid("%d dictionaries, want %d", len(dictionaries), len(all))
 	}
 	if len(all) == 0 {
-		return openRecord(d, extents, l, nil)
+		return OpenRecord(d, extents, l, nil)
 	}
 	opened := make([]openDict, len(all))
 	defer func() {
@@ -54,36 +55,36 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 		}
 	}()
 	var at lookup.Table[*batch.Descriptor]
-	var find finder
+	var find Finder
 	find = func(dict *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
 		i := at.Of(all, dict)
 		e := &opened[i]
-		if e.data != nil && sameType(e.dt, dt) {
+		if e.data != nil && equal.Types(e.dt, dt) {
 			e.data.Retain()
 			return e.data, nil
 		}
-		data, err := openDictionary(dict, dt, dictionaries[i], l, find)
+		data, err := OpenDictionary(dict, dt, dictionaries[i], l, find)
 		if err == nil && e.data == nil {
 			data.Retain()
 			e.dt, e.data = dt, data
 		}
 		return data, err
 	}
-	return openRecord(d, extents, l, find)
+	return OpenRecord(d, extents, l, find)
 }
 
-// finder returns the opened array of a dictionary that is an image of its own, as
+// Finder returns the opened array of a dictionary that is an image of its own, as
 // the type that it has where it is used, and a reference to it.
-type finder func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error)
+type Finder func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error)
 
-// openRecord opens d with a new lease, which it ends on an error.
-func openRecord(d *batch.Descriptor, extents [][]byte, l *lease, find finder) (arrow.RecordBatch, error) {
-	return openRows(d, nil, extents, l, find)
+// OpenRecord opens d with a new lease, which it ends on an error.
+func OpenRecord(d *batch.Descriptor, extents [][]byte, l *Lease, find Finder) (arrow.RecordBatch, error) {
+	return OpenRows(d, nil, extents, l, find)
 }
 
-// openRows is openRecord for columns that may have more rows than the record: each is
+// OpenRows is openRecord for columns that may have more rows than the record: each is
 // sliced, from the row on that skip has for it. Without skip they have d.Rows.
-func openRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *lease, find finder) (_ arrow.RecordBatch, err error) {
+func OpenRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *Lease, find Finder) (_ arrow.RecordBatch, err error) {
 	o := opener{desc: d, lease: l, find: find}
 	var cols []arrow.Array
 	defer func() {
@@ -94,7 +95,7 @@ func openRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *lease, fin
 			for _, c := range cols {
 				c.Release()
 			}
-			l.end()
+			l.End()
 		}
 	}()
 	defer guard.Error(&err, "convert: opening an image")
@@ -151,9 +152,9 @@ func (o *opener) column(data *array.Data, skip []int64, i int) (arrow.Array, err
 	return array.NewSlice(col, from, from+o.desc.Rows), nil
 }
 
-// openDictionary opens the array of a dictionary's image. The lease stays the
+// OpenDictionary opens the array of a dictionary's image. The lease stays the
 // caller's.
-func openDictionary(d *batch.Descriptor, dt arrow.DataType, extents [][]byte, l *lease, find finder) (_ *array.Data, err error) {
+func OpenDictionary(d *batch.Descriptor, dt arrow.DataType, extents [][]byte, l *Lease, find Finder) (_ *array.Data, err error) {
 	o := opener{desc: d, lease: l, find: find}
 	defer func() {
 		if err != nil {
@@ -174,44 +175,44 @@ func openDictionary(d *batch.Descriptor, dt arrow.DataType, extents [][]byte, l 
 	return data, nil
 }
 
-// lease gives the extents back when no buffer needs them. It is the allocator
+// Lease gives the extents back when no buffer needs them. It is the allocator
 // of the buffers, whose Free arrow-go calls when the last reference to one ends.
-type lease struct {
+type Lease struct {
 	buffers atomic.Int64
 	ended   atomic.Bool
 	release func()
-	hold    tier.Hold // of the memory, if somebody began it
+	Hold    tier.Hold // of the memory, if somebody began it
 }
 
-// newLease returns a lease with one buffer counted, which is the opener's own.
-func newLease(release func()) *lease {
-	l := &lease{release: release}
+// NewLease returns a lease with one buffer counted, which is the opener's own.
+func NewLease(release func()) *Lease {
+	l := &Lease{release: release}
 	l.buffers.Store(1)
 	return l
 }
 
 // Free counts a buffer as released.
-func (l *lease) Free([]byte) {
+func (l *Lease) Free([]byte) {
 	if l.buffers.Add(-1) == 0 {
-		l.end()
+		l.End()
 	}
 }
 
-func (l *lease) end() {
+func (l *Lease) End() {
 	if !l.ended.CompareAndSwap(false, true) {
 		return
 	}
-	l.hold.End() // first, so that nobody holds more than is used
+	l.Hold.End() // first, so that nobody holds more than is used
 	if l.release != nil {
 		l.release()
 	}
 }
 
 // Allocate panics: the buffers are parts of an image and cannot grow.
-func (l *lease) Allocate(int) []byte { panic("convert: a buffer of an image is read-only") }
+func (l *Lease) Allocate(int) []byte { panic("convert: a buffer of an image is read-only") }
 
 // Reallocate panics: the buffers are parts of an image and cannot grow.
-func (l *lease) Reallocate(int, []byte) []byte { panic("convert: a buffer of an image is read-only") }
+func (l *Lease) Reallocate(int, []byte) []byte { panic("convert: a buffer of an image is read-only") }
 
 // opener walks a schema beside a descriptor's nodes and spans.
 type opener struct {
@@ -221,8 +222,8 @@ type opener struct {
 	spans   []batch.Span
 	extents [][]byte
 	begins  []int64 // of the extents; nil for one
-	lease   *lease
-	find    finder
+	lease   *Lease
+	find    Finder
 	dicts   []openDict // inside, with bytes
 	at      lookup.Table[firstByte]
 	filled  int           // of desc.Buffers: the first not yet taken that has a byte is not before it
@@ -270,7 +271,7 @@ func (o *opener) begin(extents [][]byte) error {
 	return o.memory(extents)
 }
 
-// end checks that everything was taken.
+// End checks that everything was taken.
 func (o *opener) end() error {
 	if len(o.nodes) > 0 || len(o.spans) > 0 {
 		return o.path.invalid("%d nodes and %d buffers more than the schema has", len(o.nodes), len(o.spans))
@@ -399,7 +400,7 @@ func (o *opener) array(dt arrow.DataType) (*array.Data, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch t := storage(dt).(type) {
+	switch t := Storage(dt).(type) {
 	case *arrow.NullType:
 		if n.Nulls != n.Length {
 			return nil, o.path.invalid("%d of %d nulls", n.Nulls, n.Length)
@@ -414,7 +415,7 @@ func (o *opener) array(dt arrow.DataType) (*array.Data, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch t := storage(dt).(type) {
+	switch t := Storage(dt).(type) {
 	case *arrow.BooleanType:
 		return o.flat(dt, n, valid, (n.Length+7)/8)
 	case arrow.BinaryViewDataType:

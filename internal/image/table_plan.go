@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"maps"
@@ -10,14 +10,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// tablePlanner walks the arrays of a foreign table, as planner does those of a record. What
+// TablePlan walks the arrays of a foreign table, as planner does those of a record. What
 // it has to know of the device's memory may be missing at first: then it goes on as if there
 // were no rows, and walks again when everything that was missing has been read at once. Each
 // walk gets at least one level deeper.
-type tablePlanner struct {
+type TablePlan struct {
 	planner
-	ranges  []batch.DeviceRange // by span; filled up behind the last that has bytes
-	adjust  []batch.Adjustment
+	Ranges  []batch.DeviceRange // by span; filled up behind the last that has bytes
+	Adjust  []batch.Adjustment
 	known   map[batch.DeviceRange][]byte // a value each
 	counted map[census]*tally
 	missing tableFacts // to be read
@@ -62,26 +62,26 @@ type DeviceTable struct {
 	Release func()
 }
 
-// planTable plans the image of t. fetch reads what must be known of it. That takes no memory to
+// PlanTable plans the image of t. fetch reads what must be known of it. That takes no memory to
 // speak of, however long arrays say they are: bitmaps and run ends are counted as they come by.
-func planTable(t DeviceTable, fetch func([]peek) error) (*tablePlanner, error) {
+func PlanTable(t DeviceTable, fetch func([]Peek) error) (*TablePlan, error) {
 	known, counted := make(map[batch.DeviceRange][]byte), make(map[census]*tally)
 	for {
-		p := &tablePlanner{known: known, counted: counted}
+		p := &TablePlan{known: known, counted: counted}
 		p.missing = tableFacts{make(map[batch.DeviceRange][]byte), make(map[census]*tally)}
 		if err := p.table(t); err != nil {
 			return nil, err
 		}
-		var reads []peek
+		var reads []Peek
 		for r, dst := range p.missing.values {
-			reads = append(reads, peekInto(r.Addr, dst))
+			reads = append(reads, PeekInto(r.Addr, dst))
 		}
 		for c, sum := range p.missing.counts {
-			reads = append(reads, peek{c.of.Addr, c.of.Length, func(p []byte, off int64) { c.add(sum, p, off) }})
+			reads = append(reads, Peek{c.of.Addr, c.of.Length, func(p []byte, off int64) { c.add(sum, p, off) }})
 		}
 		if len(reads) == 0 {
-			for len(p.ranges) < len(p.spans) {
-				p.ranges = append(p.ranges, batch.DeviceRange{})
+			for len(p.Ranges) < len(p.spans) {
+				p.Ranges = append(p.Ranges, batch.DeviceRange{})
 			}
 			return p, nil
 		}
@@ -93,27 +93,27 @@ func planTable(t DeviceTable, fetch func([]peek) error) (*tablePlanner, error) {
 	}
 }
 
-// peek is bytes of a device that the host has to know something of.
-type peek struct {
-	addr tier.Addr
-	n    int64
-	take func(p []byte, off int64) // gets them in ascending pieces of 8n bytes, but for the last, and does not keep those
+// Peek is bytes of a device that the host has to know something of.
+type Peek struct {
+	Addr tier.Addr
+	N    int64
+	Take func(p []byte, off int64) // gets them in ascending pieces of 8n bytes, but for the last, and does not keep those
 }
 
-// peekInto keeps the bytes.
-func peekInto(addr tier.Addr, dst []byte) peek {
-	return peek{addr, int64(len(dst)), func(p []byte, off int64) { copy(dst[off:], p) }}
+// PeekInto keeps the bytes.
+func PeekInto(addr tier.Addr, dst []byte) Peek {
+	return Peek{addr, int64(len(dst)), func(p []byte, off int64) { copy(dst[off:], p) }}
 }
 
-// descriptor says what the image of t is, whose checksums are not known.
-func (p *tablePlanner) descriptor(t DeviceTable) *batch.Descriptor {
+// Descriptor says what the image of t is, whose checksums are not known.
+func (p *TablePlan) Descriptor(t DeviceTable) *batch.Descriptor {
 	return &batch.Descriptor{
 		Schema: t.Schema, Rows: t.Rows, Nodes: p.nodes, Buffers: p.spans,
-		Body: roundUp(p.at, tier.Page), Metadata: t.Metadata,
+		Body: RoundUp(p.at, tier.Page), Metadata: t.Metadata,
 	}
 }
 
-func (p *tablePlanner) table(t DeviceTable) error {
+func (p *TablePlan) table(t DeviceTable) error {
 	switch {
 	case t.Rows < 0 || t.Rows > maxRows:
 		return p.path.invalid("%d rows", t.Rows)
@@ -129,7 +129,7 @@ func (p *tablePlanner) table(t DeviceTable) error {
 	return nil
 }
 
-func (p *tablePlanner) child(name string, dt arrow.DataType, a *DeviceArray, from, n int64) error {
+func (p *TablePlan) child(name string, dt arrow.DataType, a *DeviceArray, from, n int64) error {
 	p.path.push(name)
 	err := p.array(dt, a, from, n)
 	p.path.pop()
@@ -145,8 +145,8 @@ type deviceRows struct {
 }
 
 // array plans the n rows of a from the row from on.
-func (p *tablePlanner) array(dt arrow.DataType, a *DeviceArray, from, n int64) error {
-	dt = storage(dt)
+func (p *TablePlan) array(dt arrow.DataType, a *DeviceArray, from, n int64) error {
+	dt = Storage(dt)
 	switch {
 	case a == nil:
 		return p.path.invalid("no data")
@@ -247,7 +247,7 @@ func shapeOf(dt arrow.DataType) (buffers, children int) {
 }
 
 // whole plans a child with everything that it has.
-func (p *tablePlanner) whole(name string, dt arrow.DataType, a *DeviceArray) error {
+func (p *TablePlan) whole(name string, dt arrow.DataType, a *DeviceArray) error {
 	n := int64(0)
 	if a != nil {
 		n = a.Length
@@ -260,7 +260,7 @@ const bodyMost = 1 << 62
 
 // lies gives a place to the n bytes of a buffer from at on, of which the device has more if
 // more is not 0.
-func (p *tablePlanner) lies(b batch.DeviceRange, at, n, more int64) error {
+func (p *TablePlan) lies(b batch.DeviceRange, at, n, more int64) error {
 	if b.Length < Unknown || b.Length != Unknown && (at+n+more > b.Length || at+n+more < 0) {
 		return p.path.invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n+more, at)
 	}
@@ -271,22 +271,22 @@ func (p *tablePlanner) lies(b batch.DeviceRange, at, n, more int64) error {
 		return p.path.invalid("%d bytes behind %d others: more than there can be", n, p.at)
 	}
 	if p.place(n) {
-		for len(p.ranges) < len(p.spans)-1 {
-			p.ranges = append(p.ranges, batch.DeviceRange{})
+		for len(p.Ranges) < len(p.spans)-1 {
+			p.Ranges = append(p.Ranges, batch.DeviceRange{})
 		}
-		p.ranges = append(p.ranges, batch.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n + more})
+		p.Ranges = append(p.Ranges, batch.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n + more})
 	}
 	return nil
 }
 
 // adjusted says how the buffer that was placed last is put right.
-func (p *tablePlanner) adjusted(a batch.Adjustment) {
+func (p *TablePlan) adjusted(a batch.Adjustment) {
 	a.Buffer = len(p.spans) - 1
-	p.adjust = append(p.adjust, a)
+	p.Adjust = append(p.Adjust, a)
 }
 
 // read returns a value of the device's, or false if it has to be fetched first.
-func (p *tablePlanner) read(b batch.DeviceRange, at, width int64) ([]byte, bool, error) {
+func (p *TablePlan) read(b batch.DeviceRange, at, width int64) ([]byte, bool, error) {
 	key, err := p.within(b, at, width)
 	if err != nil {
 		return nil, false, err
@@ -299,7 +299,7 @@ func (p *tablePlanner) read(b batch.DeviceRange, at, width int64) ([]byte, bool,
 }
 
 // within returns where n bytes of a buffer are, from at on.
-func (p *tablePlanner) within(b batch.DeviceRange, at, n int64) (batch.DeviceRange, error) {
+func (p *TablePlan) within(b batch.DeviceRange, at, n int64) (batch.DeviceRange, error) {
 	if b.Length != Unknown && at+n > b.Length {
 		return b, p.path.invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n, at)
 	}
@@ -307,7 +307,7 @@ func (p *tablePlanner) within(b batch.DeviceRange, at, n int64) (batch.DeviceRan
 }
 
 // validity plans the bitmap of s and counts its nulls, where they are not told for these rows.
-func (p *tablePlanner) validity(s *deviceRows, from int64) error {
+func (p *TablePlan) validity(s *deviceRows, from int64) error {
 	b := s.Buffers[0]
 	told := s.Nulls
 	if told > 0 && (from != 0 || s.n != s.Length) {
@@ -337,7 +337,7 @@ func (p *tablePlanner) validity(s *deviceRows, from int64) error {
 }
 
 // bitmap plans the n bits from at on.
-func (p *tablePlanner) bitmap(b batch.DeviceRange, at, n int64) error {
+func (p *TablePlan) bitmap(b batch.DeviceRange, at, n int64) error {
 	shift, size := at%8, (n+7)/8
 	if err := p.lies(b, at/8, size, (shift+n+7)/8-size); err != nil {
 		return err
@@ -350,7 +350,7 @@ func (p *tablePlanner) bitmap(b batch.DeviceRange, at, n int64) error {
 
 // lacks handles a buffer that is absent, which it may be without rows only: that all of them are null is what somebody says who
 // may be wrong, and who reads the batch relies on.
-func (p *tablePlanner) lacks(s deviceRows, i int) (bool, error) {
+func (p *TablePlan) lacks(s deviceRows, i int) (bool, error) {
 	switch {
 	case s.n > 0 && s.Buffers[i].Addr == 0:
 		return true, p.path.invalid("buffer %d is missing, of %d rows", i, s.n)
@@ -364,14 +364,14 @@ func (p *tablePlanner) lacks(s deviceRows, i int) (bool, error) {
 	return true, nil
 }
 
-func (p *tablePlanner) booleans(s deviceRows) error {
+func (p *TablePlan) booleans(s deviceRows) error {
 	if lacks, err := p.lacks(s, 1); lacks {
 		return err
 	}
 	return p.bitmap(s.Buffers[1], s.at, s.n)
 }
 
-func (p *tablePlanner) fixed(s deviceRows, i int, width int64) error {
+func (p *TablePlan) fixed(s deviceRows, i int, width int64) error {
 	if width < 0 || width > 0 && s.at+s.n > (1<<62)/width {
 		return p.path.invalid("%d values of %d bytes", s.n, width)
 	}
@@ -386,7 +386,7 @@ func (p *tablePlanner) fixed(s deviceRows, i int, width int64) error {
 }
 
 // offsets plans buffer 1 and returns which bytes or values its offsets span.
-func (p *tablePlanner) offsets(s deviceRows, width int64) (first, last int64, err error) {
+func (p *TablePlan) offsets(s deviceRows, width int64) (first, last int64, err error) {
 	if lacks, err := p.lacks(s, 1); lacks {
 		return 0, 0, err
 	}
@@ -414,7 +414,7 @@ func (p *tablePlanner) offsets(s deviceRows, width int64) (first, last int64, er
 	return first, last, nil
 }
 
-func (p *tablePlanner) binary(s deviceRows, width int64) error {
+func (p *TablePlan) binary(s deviceRows, width int64) error {
 	first, last, err := p.offsets(s, width)
 	if err != nil {
 		return err
@@ -430,7 +430,7 @@ func (p *tablePlanner) binary(s deviceRows, width int64) error {
 	return p.lies(b, first, last-first, 0)
 }
 
-func (p *tablePlanner) views(s deviceRows) error {
+func (p *TablePlan) views(s deviceRows) error {
 	if err := p.fixed(s, 1, viewWidth); err != nil {
 		return err
 	}
@@ -450,7 +450,7 @@ func (p *tablePlanner) views(s deviceRows) error {
 	return nil
 }
 
-func (p *tablePlanner) union(t arrow.UnionType, s deviceRows) error {
+func (p *TablePlan) union(t arrow.UnionType, s deviceRows) error {
 	if err := p.fixed(s, 0, 1); err != nil {
 		return err
 	}
@@ -474,7 +474,7 @@ func (p *tablePlanner) union(t arrow.UnionType, s deviceRows) error {
 	return nil
 }
 
-func (p *tablePlanner) dictionary(t *arrow.DictionaryType, s deviceRows) error {
+func (p *TablePlan) dictionary(t *arrow.DictionaryType, s deviceRows) error {
 	index, ok := t.IndexType.(arrow.FixedWidthDataType)
 	if !ok {
 		return p.path.invalid("indices of type %s", t.IndexType)
@@ -494,7 +494,7 @@ func (p *tablePlanner) dictionary(t *arrow.DictionaryType, s deviceRows) error {
 
 // runs plans the runs that s shows. Those of a slice are found among the run ends, which are
 // read for that.
-func (p *tablePlanner) runs(t *arrow.RunEndEncodedType, s deviceRows) error {
+func (p *TablePlan) runs(t *arrow.RunEndEncodedType, s deviceRows) error {
 	index, ok := t.RunEnds().(arrow.FixedWidthDataType)
 	ends := s.Children[0]
 	switch {
@@ -536,7 +536,7 @@ func (p *tablePlanner) runs(t *arrow.RunEndEncodedType, s deviceRows) error {
 }
 
 // count returns what c counts, or false if it has to be counted first.
-func (p *tablePlanner) count(c census) (tally, bool) {
+func (p *TablePlan) count(c census) (tally, bool) {
 	if got, ok := p.counted[c]; ok {
 		return *got, true
 	}

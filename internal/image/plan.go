@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"encoding/binary"
@@ -11,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -73,8 +74,8 @@ func (p path) invalid(format string, args ...any) error {
 	return &InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
 }
 
-// storage returns the type under all extensions.
-func storage(dt arrow.DataType) arrow.DataType {
+// Storage returns the type under all extensions.
+func Storage(dt arrow.DataType) arrow.DataType {
 	for {
 		e, ok := dt.(arrow.ExtensionType)
 		if !ok {
@@ -122,14 +123,14 @@ func (p *planner) array(dt arrow.DataType, d arrow.ArrayData, from, n int64) err
 	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
 		return p.path.invalid("no data")
 	}
-	dt = storage(dt)
+	dt = Storage(dt)
 	off, length := int64(d.Offset()), int64(d.Len())
 	switch {
 	case off < 0 || length < 0 || off > math.MaxInt64-length:
 		return p.path.invalid("offset %d, length %d", off, length)
 	case from < 0 || n < 0 || n > length || from > length-n:
 		return p.path.invalid("%d rows from %d on of an array of %d", n, from, length)
-	case storage(d.DataType()).ID() != dt.ID():
+	case Storage(d.DataType()).ID() != dt.ID():
 		return p.path.invalid("the data is of type %s, the field of type %s", d.DataType(), dt)
 	}
 	s := slice{d: d, at: off + from, n: n}
@@ -254,7 +255,7 @@ func (p *planner) place(n int64) bool {
 	if n >= large {
 		align = alignLarge
 	}
-	off := roundUp(p.at, align)
+	off := RoundUp(p.at, align)
 	p.spans = append(p.spans, batch.Span{Offset: off, Length: n})
 	p.at = off + n
 	p.bytes += n
@@ -454,7 +455,7 @@ func (p *planner) dictionary(t *arrow.DictionaryType, s slice) error {
 		p.empty(t.ValueType)
 		return nil
 	}
-	if laid, ok := p.dicts[d]; ok && sameType(laid.dt, t.ValueType) {
+	if laid, ok := p.dicts[d]; ok && equal.Types(laid.dt, t.ValueType) {
 		p.nodes = append(p.nodes, p.nodes[laid.nodes[0]:laid.nodes[1]]...)
 		p.spans = append(p.spans, p.spans[laid.spans[0]:laid.spans[1]]...)
 		return nil
@@ -501,7 +502,7 @@ func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error
 	}
 	key := typedAs(data, dt)
 	for _, l := range p.outside.of[key] {
-		if sameType(l.valueType, dt) {
+		if equal.Types(l.valueType, dt) {
 			return l, nil
 		}
 	}
@@ -522,7 +523,7 @@ func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error
 
 // empty lays out an array without rows and buffers, where the source has none.
 func (p *planner) empty(dt arrow.DataType) {
-	dt = storage(dt)
+	dt = Storage(dt)
 	p.node(0, 0)
 	switch t := dt.(type) {
 	case *arrow.NullType:

@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"cmp"
@@ -13,36 +13,36 @@ import (
 	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
-// columnPlan says what of a disk image is read, where in memory it comes to lie, and
+// ColumnPlan says what of a disk image is read, where in memory it comes to lie, and
 // what it means there.
 //
 //	image   │chunk│chunk│chunk│chunk│chunk│chunk│chunk│chunk│
 //	           a a a a a             b b b           c
 //	memory  │chunk│chunk│      │chunk│chunk│      │chunk│      in one piece
 //	           a a a a a             b b b           c
-type columnPlan struct {
-	desc   *batch.Descriptor // of the memory; mend counts the nulls of what is cut
-	skip   []int64           // rows of each column before those that are wanted
-	runs   []chunkRun        // what is read
-	shared []batch.Shared    // the dictionaries that desc needs, where the image is
+type ColumnPlan struct {
+	Desc   *batch.Descriptor // of the memory; mend counts the nulls of what is cut
+	Skip   []int64           // rows of each column before those that are wanted
+	Runs   []ChunkRun        // what is read
+	Shared []batch.Shared    // the dictionaries that desc needs, where the image is
 
 	of      *batch.Descriptor // of the image
-	chosen  *chosen
+	chosen  *Columns
 	columns []cutColumn
 	numbers lookup.Table[*batch.Descriptor] // of desc's dictionaries
 	bitmaps []bitmapAt
 	offsets []offsetsAt
 }
 
-// bound is an offset that must be known to plan. It lies in one chunk of the image.
-type bound struct {
-	at    int64 // in the image
+// Bound is an offset that must be known to plan. It lies in one chunk of the image.
+type Bound struct {
+	At    int64 // in the image
 	width int64 // 4 or 8 bytes
 	to    *int64
 }
 
-// set takes the bytes of the offset.
-func (b *bound) set(p []byte) { *b.to = offsetAt(p, b.width, 0) }
+// Set takes the bytes of the offset.
+func (b *Bound) Set(p []byte) { *b.to = offsetAt(p, b.width, 0) }
 
 // cutColumn is a column and its rows that are read.
 type cutColumn struct {
@@ -58,11 +58,11 @@ type textRows struct{ first, last int64 }
 // base is from where on the text is read: a multiple of alignSmall.
 func (t textRows) base() int64 { return t.first / alignSmall * alignSmall }
 
-// chunkRun is chunks that follow each other in the image and in memory.
-type chunkRun struct {
-	off int64 // in the image
-	n   int64 // bytes
-	at  int64 // in memory
+// ChunkRun is chunks that follow each other in the image and in memory.
+type ChunkRun struct {
+	Off int64 // in the image
+	N   int64 // bytes
+	At  int64 // in memory
 }
 
 // bitmapAt is a bitmap that was cut, whose nulls are to be counted.
@@ -74,15 +74,15 @@ type offsetsAt struct {
 	width, base int64
 }
 
-// plan plans the reading of the columns from the image of d, whose dictionaries are shared. find
+// Plan plans the reading of the columns from the image of d, whose dictionaries are shared. find
 // sets the offsets that say where the wanted strings lie.
-func (c *chosen) plan(of *batch.Descriptor, shared []batch.Shared, find func([]bound) error) (*columnPlan, error) {
+func (c *Columns) Plan(of *batch.Descriptor, shared []batch.Shared, find func([]Bound) error) (*ColumnPlan, error) {
 	columns, err := columnsOf(of, c)
 	if err != nil {
 		return nil, err
 	}
-	p := &columnPlan{of: of, chosen: c, columns: make([]cutColumn, len(columns))}
-	var bounds []bound
+	p := &ColumnPlan{of: of, chosen: c, columns: make([]cutColumn, len(columns))}
+	var bounds []Bound
 	for i, column := range columns {
 		p.columns[i].imageColumn = column
 		if err := column.inBody(of.Body); err != nil {
@@ -100,29 +100,29 @@ func (c *chosen) plan(of *batch.Descriptor, shared []batch.Shared, find func([]b
 	return p, p.describe(shared)
 }
 
-// noRows makes a record without rows, for which no memory is needed.
-func (c *chosen) noRows(of *batch.Descriptor) (arrow.RecordBatch, error) {
+// NoRows makes a record without rows, for which no memory is needed.
+func (c *Columns) NoRows(of *batch.Descriptor) (arrow.RecordBatch, error) {
 	var p planner
-	for _, f := range c.schema.Fields() {
+	for _, f := range c.Schema.Fields() {
 		p.empty(f.Type)
 	}
-	d := &batch.Descriptor{Schema: c.schema, Nodes: p.nodes, Buffers: p.spans, Metadata: of.Metadata}
-	return openRecord(d, nil, newLease(nil), nil)
+	d := &batch.Descriptor{Schema: c.Schema, Nodes: p.nodes, Buffers: p.spans, Metadata: of.Metadata}
+	return OpenRecord(d, nil, NewLease(nil), nil)
 }
 
-// within describes the columns where they are, in an image that has all of its bytes. skip is how
+// Within describes the columns where they are, in an image that has all of its bytes. skip is how
 // many rows each has before those that were chosen.
-func (c *chosen) within(of *batch.Descriptor) (d *batch.Descriptor, skip []int64, err error) {
+func (c *Columns) Within(of *batch.Descriptor) (d *batch.Descriptor, skip []int64, err error) {
 	columns, err := columnsOf(of, c)
 	if err != nil {
 		return nil, nil, err
 	}
 	d = &batch.Descriptor{
-		Schema: c.schema, Rows: c.to - c.from, Body: of.Body,
+		Schema: c.Schema, Rows: c.To - c.From, Body: of.Body,
 		Dictionaries: of.Dictionaries, Metadata: of.Metadata,
 	}
 	for i := range columns {
-		skip = append(skip, c.from)
+		skip = append(skip, c.From)
 		for _, n := range columns[i].nodes {
 			d.Nodes = append(d.Nodes, n.Node)
 		}
@@ -145,16 +145,16 @@ func (c *imageColumn) inBody(body int64) error {
 
 // choose decides which rows are read, and returns the offsets that must be known to
 // say which bytes those have.
-func (c *cutColumn) choose(of *chosen, rows int64) ([]bound, error) {
+func (c *cutColumn) choose(of *Columns, rows int64) ([]Bound, error) {
 	c.end = rows
 	if !c.byRows {
 		return nil, nil
 	}
-	c.begin, c.end = of.from/c.granule*c.granule, of.to
+	c.begin, c.end = of.From/c.granule*c.granule, of.To
 	if c.cut = c.begin > 0 || c.end < rows; !c.cut {
 		return nil, nil
 	}
-	var bounds []bound
+	var bounds []Bound
 	c.text = make([]textRows, len(c.parts))
 	for i, p := range c.parts {
 		if p.role != textPart || p.scale < 0 {
@@ -163,7 +163,7 @@ func (c *cutColumn) choose(of *chosen, rows int64) ([]bound, error) {
 		t := &c.text[i]
 		t.last = p.span.Length
 		offsets := c.parts[i-1]
-		if offsets.span.Length <= 0 || p.span.Length <= fewText {
+		if offsets.span.Length <= 0 || p.span.Length <= FewText {
 			continue // it is as quickly read as its bounds are
 		}
 		for row, to := range map[int64]*int64{c.begin: &t.first, c.end: &t.last} {
@@ -174,15 +174,15 @@ func (c *cutColumn) choose(of *chosen, rows int64) ([]bound, error) {
 			if at > offsets.span.Length-offsets.width {
 				return nil, path(nil).invalid("offsets of %d bytes end before row %d", offsets.span.Length, row)
 			}
-			bounds = append(bounds, bound{at: offsets.span.Offset + at, width: offsets.width, to: to})
+			bounds = append(bounds, Bound{At: offsets.span.Offset + at, width: offsets.width, to: to})
 		}
 	}
 	return bounds, nil
 }
 
-// fewText is up to how many bytes of text are read whole: as many as it takes to look
+// FewText is up to how many bytes of text are read whole: as many as it takes to look
 // up which of them are needed.
-const fewText = 2 * batch.SumChunk
+const FewText = 2 * batch.SumChunk
 
 // needed returns where in the image those bytes of part i are that are read.
 func (c *cutColumn) needed(i int) (batch.Span, error) {
@@ -213,13 +213,13 @@ func (c *cutColumn) needed(i int) (batch.Span, error) {
 }
 
 // describe makes what follows from the columns and their rows.
-func (p *columnPlan) describe(shared []batch.Shared) error {
+func (p *ColumnPlan) describe(shared []batch.Shared) error {
 	of := p.of
-	p.desc = &batch.Descriptor{Schema: p.chosen.schema, Rows: p.chosen.to - p.chosen.from, Metadata: of.Metadata}
+	p.Desc = &batch.Descriptor{Schema: p.chosen.Schema, Rows: p.chosen.To - p.chosen.From, Metadata: of.Metadata}
 	for i := range p.columns {
 		c := &p.columns[i]
-		p.skip = append(p.skip, p.chosen.from-c.begin)
-		nodes, spans := len(p.desc.Nodes), len(p.desc.Buffers)
+		p.Skip = append(p.Skip, p.chosen.From-c.begin)
+		nodes, spans := len(p.Desc.Nodes), len(p.Desc.Buffers)
 		if err := p.addNodes(c); err != nil {
 			return err
 		}
@@ -228,7 +228,7 @@ func (p *columnPlan) describe(shared []batch.Shared) error {
 			if err != nil {
 				return err
 			}
-			p.desc.Buffers = append(p.desc.Buffers, s)
+			p.Desc.Buffers = append(p.Desc.Buffers, s)
 			if !c.cut || part.scale < 0 || s.Length <= 0 {
 				continue
 			}
@@ -244,16 +244,16 @@ func (p *columnPlan) describe(shared []batch.Shared) error {
 	}
 	p.lay(of.Body)
 	var at lookup.Table[*batch.Descriptor]
-	for _, d := range p.desc.AllDictionaries() {
+	for _, d := range p.Desc.AllDictionaries() {
 		i := at.Find(len(shared), func(i int) *batch.Descriptor { return shared[i].Descriptor() }, d)
-		p.shared = append(p.shared, shared[i])
+		p.Shared = append(p.Shared, shared[i])
 	}
 	return nil
 }
 
 // addNodes adds the arrays of c. What they have of the batch's dictionaries is
 // numbered anew.
-func (p *columnPlan) addNodes(c *cutColumn) error {
+func (p *ColumnPlan) addNodes(c *cutColumn) error {
 	dicts := p.of.Dictionaries
 	for _, n := range c.nodes {
 		switch {
@@ -261,10 +261,10 @@ func (p *columnPlan) addNodes(c *cutColumn) error {
 			if n.Length < 0 || n.Length >= int64(len(dicts)) {
 				return path(nil).invalid("dictionary %d of %d", n.Length, len(dicts))
 			}
-			at := p.numbers.Of(p.desc.Dictionaries, dicts[n.Length])
+			at := p.numbers.Of(p.Desc.Dictionaries, dicts[n.Length])
 			if at < 0 {
-				at = len(p.desc.Dictionaries)
-				p.desc.Dictionaries = append(p.desc.Dictionaries, dicts[n.Length])
+				at = len(p.Desc.Dictionaries)
+				p.Desc.Dictionaries = append(p.Desc.Dictionaries, dicts[n.Length])
 			}
 			n.Length = int64(at)
 		case c.cut && n.scale >= 0:
@@ -273,51 +273,51 @@ func (p *columnPlan) addNodes(c *cutColumn) error {
 				n.Nulls = n.Length
 			}
 		}
-		p.desc.Nodes = append(p.desc.Nodes, n.Node)
+		p.Desc.Nodes = append(p.Desc.Nodes, n.Node)
 	}
 	return nil
 }
 
 // lay gives the chunks that have something of the buffers their places in memory, and
 // says where the buffers are there. A buffer that two columns have stays one.
-func (p *columnPlan) lay(body int64) {
-	for _, s := range p.desc.Buffers {
+func (p *ColumnPlan) lay(body int64) {
+	for _, s := range p.Desc.Buffers {
 		if s.Length > 0 {
 			first := s.Offset / batch.SumChunk * batch.SumChunk
-			p.runs = append(p.runs, chunkRun{off: first, n: min(roundUp(s.Offset+s.Length, batch.SumChunk), body) - first})
+			p.Runs = append(p.Runs, ChunkRun{Off: first, N: min(RoundUp(s.Offset+s.Length, batch.SumChunk), body) - first})
 		}
 	}
-	slices.SortFunc(p.runs, func(a, b chunkRun) int { return cmp.Compare(a.off, b.off) })
-	runs := p.runs[:0]
-	for _, r := range p.runs {
-		if last := len(runs) - 1; last >= 0 && r.off <= runs[last].off+runs[last].n {
-			runs[last].n = max(runs[last].n, r.off+r.n-runs[last].off)
+	slices.SortFunc(p.Runs, func(a, b ChunkRun) int { return cmp.Compare(a.Off, b.Off) })
+	runs := p.Runs[:0]
+	for _, r := range p.Runs {
+		if last := len(runs) - 1; last >= 0 && r.Off <= runs[last].Off+runs[last].N {
+			runs[last].N = max(runs[last].N, r.Off+r.N-runs[last].Off)
 			continue
 		}
 		runs = append(runs, r)
 	}
-	p.runs = runs
+	p.Runs = runs
 	for i := range runs {
-		runs[i].at = p.desc.Body
-		p.desc.Body += runs[i].n
+		runs[i].At = p.Desc.Body
+		p.Desc.Body += runs[i].N
 	}
-	for i, s := range p.desc.Buffers {
+	for i, s := range p.Desc.Buffers {
 		if s.Length > 0 {
-			r := runs[sort.Search(len(runs), func(i int) bool { return runs[i].off > s.Offset })-1]
-			p.desc.Buffers[i].Offset = r.at + s.Offset - r.off
+			r := runs[sort.Search(len(runs), func(i int) bool { return runs[i].Off > s.Offset })-1]
+			p.Desc.Buffers[i].Offset = r.At + s.Offset - r.Off
 		}
 	}
 }
 
-// mend makes what was cut out into arrays of their own: the nulls are counted and offsets are
+// Mend makes what was cut out into arrays of their own: the nulls are counted and offsets are
 // moved. extents is the memory, which nobody else has yet.
-func (p *columnPlan) mend(extents [][]byte) error {
+func (p *ColumnPlan) Mend(extents [][]byte) error {
 	for _, b := range p.bitmaps {
 		bits, err := p.buffer(extents, b.span)
 		if err != nil {
 			return err
 		}
-		n := &p.desc.Nodes[b.node]
+		n := &p.Desc.Nodes[b.node]
 		n.Nulls = n.Length - int64(bitutil.CountSetBits(bits, 0, int(n.Length)))
 	}
 	for _, o := range p.offsets {
@@ -335,9 +335,9 @@ func (p *columnPlan) mend(extents [][]byte) error {
 }
 
 // buffer returns the bytes of a span, which lies in one extent.
-func (p *columnPlan) buffer(extents [][]byte, span int) ([]byte, error) {
-	s := p.desc.Buffers[span]
-	b := stretch(extents, s.Offset, s.Length)
+func (p *ColumnPlan) buffer(extents [][]byte, span int) ([]byte, error) {
+	s := p.Desc.Buffers[span]
+	b := Stretch(extents, s.Offset, s.Length)
 	if int64(len(b)) != s.Length {
 		return nil, path(nil).invalid("a buffer of %d bytes at %d lies in several extents", s.Length, s.Offset)
 	}

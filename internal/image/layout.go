@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
@@ -68,7 +69,7 @@ const (
 // use.
 type Layout struct {
 	rec    arrow.RecordBatch
-	desc   batch.Descriptor // Sums are filled as bytes go by
+	Desc   batch.Descriptor // Sums are filled as bytes go by
 	pieces []piece          // the buffers, ascending by offset
 	bytes  int64            // in buffers
 	pos    int64            // how much of the body is laid out
@@ -106,10 +107,10 @@ type source interface {
 // NewLayout plans the image of rec, and retains rec until Close. A schema that
 // is not little-endian is an *EndianError, an array whose parts do not fit
 // together an *InvalidError.
-func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return newLayout(rec, inlineMost) }
+func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return NewLayoutInline(rec, inlineMost) }
 
-// newLayout is NewLayout with dictionaries of up to inline bytes in the body.
-func newLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
+// NewLayoutInline is NewLayout with dictionaries of up to inline bytes in the body.
+func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 	if rec == nil {
 		return nil, errors.New("convert: no record to lay out")
 	}
@@ -126,8 +127,8 @@ func newLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 		return nil, err
 	}
 	l := p.layout(schema, rec.NumRows())
-	if meta := recordMetadata(rec); meta.Len() > 0 {
-		l.desc.Metadata = &meta
+	if meta := equal.Metadata(rec); meta.Len() > 0 {
+		l.Desc.Metadata = &meta
 	}
 	l.rec = rec
 	rec.Retain()
@@ -143,27 +144,27 @@ func newLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 
 // layout makes the layout of what p has planned, but for its record.
 func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
-	body := roundUp(p.at, tier.Page)
+	body := RoundUp(p.at, tier.Page)
 	return &Layout{
 		pieces: p.pieces, bytes: p.bytes, uses: p.uses,
-		desc: batch.Descriptor{
+		Desc: batch.Descriptor{
 			Schema: schema, Rows: rows, Nodes: p.nodes, Buffers: p.spans, Body: body,
 			Sums: make([]uint64, (body+batch.SumChunk-1)/batch.SumChunk),
 		},
 	}
 }
 
-func roundUp(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
+func RoundUp(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
 
 // Size returns the length of the body in bytes, a multiple of 4096; 0 if no
 // array has a byte.
-func (l *Layout) Size() int64 { return l.desc.Body }
+func (l *Layout) Size() int64 { return l.Desc.Body }
 
 // Rows returns the number of rows.
-func (l *Layout) Rows() int64 { return l.desc.Rows }
+func (l *Layout) Rows() int64 { return l.Desc.Rows }
 
 // Cuts returns where the body may be split; see batch.Descriptor.Cuts.
-func (l *Layout) Cuts() []int64 { return l.desc.Cuts() }
+func (l *Layout) Cuts() []int64 { return l.Desc.Cuts() }
 
 // Dictionaries returns the layouts of the dictionaries that are images of their
 // own, each once and after those that it uses itself: what batch.Descriptor's
@@ -171,11 +172,11 @@ func (l *Layout) Cuts() []int64 { return l.desc.Cuts() }
 // memory of its own; they are closed with l.
 func (l *Layout) Dictionaries() []*Layout { return l.all }
 
-// dictionary returns the array that the layout of a dictionary was made of, and its type there.
-func (l *Layout) dictionary() (source *array.Data, dt arrow.DataType) { return l.source, l.valueType }
+// Dictionary returns the array that the layout of a dictionary was made of, and its type there.
+func (l *Layout) Dictionary() (source *array.Data, dt arrow.DataType) { return l.source, l.valueType }
 
-// used returns which of the record's Dictionaries the nodes outside refer to, in their order.
-func (l *Layout) used() []int {
+// Used returns which of the record's Dictionaries the nodes outside refer to, in their order.
+func (l *Layout) Used() []int {
 	numbers := make([]int, len(l.uses))
 	for i, u := range l.uses {
 		numbers[i] = u.number
@@ -183,14 +184,14 @@ func (l *Layout) used() []int {
 	return numbers
 }
 
-// plan returns what of the descriptor is known before anything is laid out: nodes, buffers and
+// Plan returns what of the descriptor is known before anything is laid out: nodes, buffers and
 // the length of the body.
-func (l *Layout) plan() *batch.Descriptor {
-	return &batch.Descriptor{Nodes: l.desc.Nodes, Buffers: l.desc.Buffers, Body: l.desc.Body}
+func (l *Layout) Plan() *batch.Descriptor {
+	return &batch.Descriptor{Nodes: l.Desc.Nodes, Buffers: l.Desc.Buffers, Body: l.Desc.Body}
 }
 
 // is says that d describes the dictionary that l has laid out.
-func (l *Layout) is(d *batch.Descriptor) { l.made = d }
+func (l *Layout) Is(d *batch.Descriptor) { l.made = d }
 
 // Close releases the record, and closes the layouts of the dictionaries. A
 // second call does nothing.
@@ -211,10 +212,10 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 	if l.made != nil {
 		return l.made, nil
 	}
-	if l.pos != l.desc.Body {
-		return nil, fmt.Errorf("convert: the descriptor of a layout of which %d of %d bytes are laid out", l.pos, l.desc.Body)
+	if l.pos != l.Desc.Body {
+		return nil, fmt.Errorf("convert: the descriptor of a layout of which %d of %d bytes are laid out", l.pos, l.Desc.Body)
 	}
-	d := l.desc
+	d := l.Desc
 	for _, u := range l.uses {
 		dict, err := u.Descriptor()
 		if err != nil {
@@ -226,11 +227,11 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 	return l.made, nil
 }
 
-// rewind lets the body be laid out again from its beginning, into other memory. A
+// Rewind lets the body be laid out again from its beginning, into other memory. A
 // descriptor that was made before stays as it is.
-func (l *Layout) rewind() {
+func (l *Layout) Rewind() {
 	l.pos, l.made = 0, nil
-	l.desc.Sums = make([]uint64, len(l.desc.Sums))
+	l.Desc.Sums = make([]uint64, len(l.Desc.Sums))
 }
 
 // Next lays out the next len(dst) bytes of the body, rounded down to a multiple
@@ -239,7 +240,7 @@ func (l *Layout) rewind() {
 // multiple of 1 MiB at addresses that are multiples of 32 are fastest.
 func (l *Layout) Next(dst []byte) (n int, err error) {
 	switch {
-	case l.pos == l.desc.Body:
+	case l.pos == l.Desc.Body:
 		return 0, io.EOF
 	case l.rec == nil:
 		return 0, fmt.Errorf("convert: a layout that is %w", tier.ErrClosed)
@@ -247,7 +248,7 @@ func (l *Layout) Next(dst []byte) (n int, err error) {
 		return 0, io.ErrShortBuffer
 	}
 	defer guard.Error(&err, "convert: laying out")
-	dst = dst[:min(int64(len(dst))&^(tier.Page-1), l.desc.Body-l.pos)]
+	dst = dst[:min(int64(len(dst))&^(tier.Page-1), l.Desc.Body-l.pos)]
 	l.emit(dst)
 	return len(dst), nil
 }
@@ -266,8 +267,8 @@ func (l *Layout) WriteTo(extents [][]byte) (err error) {
 		}
 		total += int64(len(e))
 	}
-	if total != l.desc.Body {
-		return fmt.Errorf("convert: extents of %d bytes for a body of %d", total, l.desc.Body)
+	if total != l.Desc.Body {
+		return fmt.Errorf("convert: extents of %d bytes for a body of %d", total, l.Desc.Body)
 	}
 	defer guard.Error(&err, "convert: laying out")
 	l.pos = 0
@@ -282,9 +283,9 @@ func (l *Layout) emit(dst []byte) {
 	for len(dst) > 0 {
 		chunk := l.pos / batch.SumChunk
 		begin := chunk * batch.SumChunk
-		end := min(begin+batch.SumChunk, l.desc.Body)
+		end := min(begin+batch.SumChunk, l.Desc.Body)
 		n := min(int64(len(dst)), end-l.pos)
-		if l.desc.Body < batch.SumChunk {
+		if l.Desc.Body < batch.SumChunk {
 			l.emitSmall(dst[:n])
 		} else {
 			if l.pos == begin {
@@ -292,7 +293,7 @@ func (l *Layout) emit(dst []byte) {
 			}
 			l.emitLarge(dst[:n])
 			if l.pos+n == end {
-				l.desc.Sums[chunk] = l.sum.Sum64()
+				l.Desc.Sums[chunk] = l.sum.Sum64()
 			}
 		}
 		l.pos += n
@@ -305,8 +306,8 @@ func (l *Layout) emit(dst []byte) {
 // bytes are hashed where they were written.
 func (l *Layout) emitSmall(dst []byte) {
 	l.fill(dst, l.pos)
-	if int64(len(dst)) == l.desc.Body {
-		l.desc.Sums[0] = xxh3.Hash(dst)
+	if int64(len(dst)) == l.Desc.Body {
+		l.Desc.Sums[0] = xxh3.Hash(dst)
 		return
 	}
 	if l.hash == nil {
@@ -316,8 +317,8 @@ func (l *Layout) emitSmall(dst []byte) {
 		l.hash.Reset()
 	}
 	l.hash.Write(dst) // never fails
-	if l.pos+int64(len(dst)) == l.desc.Body {
-		l.desc.Sums[0] = l.hash.Sum64()
+	if l.pos+int64(len(dst)) == l.Desc.Body {
+		l.Desc.Sums[0] = l.hash.Sum64()
 	}
 }
 
@@ -384,7 +385,7 @@ func (l *Layout) copyStraight(p *piece, dst []byte, pos int64) {
 func (l *Layout) crooked(i int, pos int64) int64 {
 	for ; i < len(l.pieces) && l.pieces[i].off < pos+scratchSize; i++ {
 		if p := &l.pieces[i]; p.off > pos && p.n >= scratchSize && p.isStraight() {
-			return min(scratchSize, roundUp(p.off-pos, sumcopy.Block))
+			return min(scratchSize, RoundUp(p.off-pos, sumcopy.Block))
 		}
 	}
 	return scratchSize

@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"encoding/binary"
@@ -50,7 +50,7 @@ func TestLease(t *testing.T) {
 			return b
 		},
 	} {
-		d, body, _ := laidOut(t, rec)
+		d, body, _ := LaidOut(t, rec)
 		back, released := opened(t, g.Rng, d, body)
 		taken := take(back)
 		back.Release()
@@ -70,7 +70,7 @@ func TestLease(t *testing.T) {
 func TestInPlace(t *testing.T) {
 	rec := arrowgen.Ints(1, 10, 1)
 	defer rec.Release()
-	d, body, _ := laidOut(t, rec)
+	d, body, _ := LaidOut(t, rec)
 	back, err := Open(d, [][]byte{body}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestOpenRefuses(t *testing.T) {
 			rows = 0
 		}
 		rec := g.Record(arrowgen.Schema(c.dt), rows)
-		d, body, _ := laidOut(t, rec)
+		d, body, _ := LaidOut(t, rec)
 		c.spoil(d, body)
 		released := 0
 		back, err := Open(d, [][]byte{body}, func() { released++ })
@@ -178,7 +178,7 @@ func TestOpenRefuses(t *testing.T) {
 func TestStraddle(t *testing.T) {
 	rec := arrowgen.Ints(1, 1024, 2) // two buffers of 8 KiB
 	defer rec.Release()
-	d, body, _ := laidOut(t, rec)
+	d, body, _ := LaidOut(t, rec)
 	if !slices.Equal(d.Cuts(), []int64{8192}) {
 		t.Fatalf("cuts at %v", d.Cuts())
 	}
@@ -364,7 +364,7 @@ func layDamaged(t *testing.T, seed uint64) {
 	if g.Rng.IntN(3) == 0 {
 		d = damage(g.Rng, d)
 	}
-	l, err := newLayout(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*inlineMost)
+	l, err := NewLayoutInline(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*inlineMost)
 	if err != nil {
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) {
@@ -472,10 +472,10 @@ func openSpoiled(t *testing.T, seed uint64) {
 	g := arrowgen.New(seed)
 	rec := g.RandomRecord(3, 80, 3)
 	defer rec.Release()
-	d, body, bodies := laidOutInline(t, rec, int64(seed%2)*inlineMost)
+	d, body, bodies := LaidOutInline(t, rec, int64(seed%2)*inlineMost)
 	dicts := make(map[*batch.Descriptor]*array.Data)
 	ended := 0
-	var find finder = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
+	var find Finder = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
 		if dicts[d] == nil || seed%7 == 0 {
 			return nil, errors.New("no such dictionary")
 		}
@@ -483,8 +483,8 @@ func openSpoiled(t *testing.T, seed uint64) {
 		return dicts[d], nil
 	}
 	for i, dict := range d.AllDictionaries() {
-		l := newLease(func() { ended++ })
-		data, err := openDictionary(dict, dict.Schema.Field(0).Type, [][]byte{bodies[i]}, l,
+		l := NewLease(func() { ended++ })
+		data, err := OpenDictionary(dict, dict.Schema.Field(0).Type, [][]byte{bodies[i]}, l,
 			func(d *batch.Descriptor, _ arrow.DataType) (*array.Data, error) {
 				dicts[d].Retain()
 				return dicts[d], nil
@@ -499,7 +499,7 @@ func openSpoiled(t *testing.T, seed uint64) {
 	spoiled.Nodes, spoiled.Buffers = slices.Clone(d.Nodes), slices.Clone(d.Buffers)
 	body = spoil(g.Rng, &spoiled, body)
 	released := 0
-	back, err := openRecord(&spoiled, [][]byte{body}, newLease(func() { released++ }), find)
+	back, err := OpenRecord(&spoiled, [][]byte{body}, NewLease(func() { released++ }), find)
 	if err == nil {
 		for _, c := range back.Columns() {
 			arrowgen.Values(c) // may fail on the values, and is caught

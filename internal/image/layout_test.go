@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"bytes"
@@ -16,20 +16,21 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// laidOut lays rec out in memory that was full of other bytes, in one extent, and
+// LaidOut lays rec out in memory that was full of other bytes, in one extent, and
 // each of its dictionaries that are images of their own.
-func laidOut(t testing.TB, rec arrow.RecordBatch) (d *batch.Descriptor, body []byte, dicts [][]byte) {
+func LaidOut(t testing.TB, rec arrow.RecordBatch) (d *batch.Descriptor, body []byte, dicts [][]byte) {
 	t.Helper()
-	return laidOutInline(t, rec, inlineMost)
+	return LaidOutInline(t, rec, inlineMost)
 }
 
-func laidOutInline(t testing.TB, rec arrow.RecordBatch, inline int64) (d *batch.Descriptor, body []byte, dicts [][]byte) {
+func LaidOutInline(t testing.TB, rec arrow.RecordBatch, inline int64) (d *batch.Descriptor, body []byte, dicts [][]byte) {
 	t.Helper()
-	l, err := newLayout(rec, inline)
+	l, err := NewLayoutInline(rec, inline)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,13 +114,13 @@ func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
 
 func checkRoundTripInline(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch, inline int64) {
 	t.Helper()
-	d, body, dicts := laidOutInline(t, rec, inline)
+	d, body, dicts := LaidOutInline(t, rec, inline)
 	checkImage(t, d, body)
 	for i, dict := range d.AllDictionaries() {
 		checkImage(t, dict, dicts[i])
 	}
 	back, released := opened(t, rng, d, body, dicts...)
-	if err := Equal(rec, back); err != nil {
+	if err := equal.Records(rec, back); err != nil {
 		t.Errorf("%v: %v", rec.Schema(), err)
 	}
 	if back.Schema() != rec.Schema() {
@@ -131,7 +132,7 @@ func checkRoundTripInline(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch, i
 			t.Errorf("%v: %v", rec.Schema().Field(i), err)
 		}
 	}
-	again, bodyAgain, dictsAgain := laidOutInline(t, back, inline)
+	again, bodyAgain, dictsAgain := LaidOutInline(t, back, inline)
 	if !bytes.Equal(body, bodyAgain) || !slices.EqualFunc(dicts, dictsAgain, bytes.Equal) {
 		t.Errorf("%v: laid out again, the bytes differ", rec.Schema())
 	}
@@ -180,7 +181,7 @@ func checkNulls(t *testing.T, d arrow.ArrayData) {
 	}
 	nulls := 0
 	switch b := d.Buffers(); {
-	case storage(d.DataType()).ID() == arrow.NULL:
+	case Storage(d.DataType()).ID() == arrow.NULL:
 		nulls = d.Len()
 	case b[0] != nil:
 		for i := range d.Len() {
@@ -256,7 +257,7 @@ func TestRandomRecords(t *testing.T) {
 // TestNoColumns: rows are kept where there is nothing else.
 func TestNoColumns(t *testing.T) {
 	rec := array.NewRecordBatch(arrow.NewSchema(nil, nil), nil, 1234)
-	d, body, _ := laidOut(t, rec)
+	d, body, _ := LaidOut(t, rec)
 	if d.Rows != 1234 || d.Body != 0 || len(body) != 0 {
 		t.Errorf("%+v", d)
 	}
@@ -282,7 +283,7 @@ func TestNoColumns(t *testing.T) {
 func TestColumnlessWithSchema(t *testing.T) {
 	for _, dt := range arrowgen.Types() {
 		rec := array.NewRecordBatch(arrowgen.Schema(dt), nil, 0)
-		d, body, _ := laidOut(t, rec)
+		d, body, _ := LaidOut(t, rec)
 		back, err := Open(d, [][]byte{body}, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", dt, err)
@@ -290,7 +291,7 @@ func TestColumnlessWithSchema(t *testing.T) {
 		if back.NumCols() != 1 || back.Column(0).Len() != 0 {
 			t.Errorf("%s: %v", dt, back)
 		}
-		if err := Equal(rec, back); err != nil {
+		if err := equal.Records(rec, back); err != nil {
 			t.Error(err)
 		}
 		back.Release()
@@ -339,14 +340,14 @@ func TestSharedDictionary(t *testing.T) {
 		three := array.NewSlice(one, 5, 45)
 		other := g.Array(dt, 40)
 		rec := array.NewRecordBatch(arrowgen.Schema(dt, dt, dt), []arrow.Array{two, other, three}, 40)
-		d, body, dicts := laidOut(t, rec)
+		d, body, dicts := LaidOut(t, rec)
 		checkImage(t, d, body)
 		back, released := opened(t, g.Rng, d, body, dicts...)
 		dict := func(r arrow.RecordBatch, i int) arrow.ArrayData { return r.Column(i).Data().Dictionary() }
 		if dict(back, 0) != dict(back, 2) || dict(back, 0) == dict(back, 1) {
 			t.Error("the dictionaries are not shared as they were")
 		}
-		if err := Equal(rec, back); err != nil {
+		if err := equal.Records(rec, back); err != nil {
 			t.Error(err)
 		}
 		size := func(cols ...arrow.Array) int64 {
@@ -385,7 +386,7 @@ func TestNextIsWriteTo(t *testing.T) {
 	for name, whole := range tables {
 		rng := rand.New(rand.NewPCG(4, 4))
 		for _, rec := range []arrow.RecordBatch{whole, whole.NewSlice(3, whole.NumRows()-2)} {
-			d, body, _ := laidOut(t, rec)
+			d, body, _ := LaidOut(t, rec)
 			checkImage(t, d, body)
 			if name != "small" && len(d.Sums) < 2 {
 				t.Fatalf("%s has only %d chunks", name, len(d.Sums))
@@ -460,8 +461,8 @@ func TestManyViewBuffers(t *testing.T) {
 		if err := p.record(rec, rec.Schema()); err != nil {
 			t.Fatal(err)
 		}
-		l := &Layout{rec: rec, pieces: p.pieces, desc: batch.Descriptor{
-			Schema: rec.Schema(), Rows: rec.NumRows(), Nodes: p.nodes, Buffers: p.spans, Body: roundUp(p.at, tier.Page), Sums: make([]uint64, 1),
+		l := &Layout{rec: rec, pieces: p.pieces, Desc: batch.Descriptor{
+			Schema: rec.Schema(), Rows: rec.NumRows(), Nodes: p.nodes, Buffers: p.spans, Body: RoundUp(p.at, tier.Page), Sums: make([]uint64, 1),
 		}}
 		body := bytes.Repeat([]byte{0xaa}, int(l.Size()))
 		for at := 0; at < len(body); at += 4096 { // each by itself: every read begins anew
@@ -475,11 +476,11 @@ func TestManyViewBuffers(t *testing.T) {
 				t.Errorf("a buffer of %d bytes, at most %d are allowed", s.Length, most)
 			}
 		}
-		back, err := Open(&l.desc, [][]byte{body}, nil)
+		back, err := Open(&l.Desc, [][]byte{body}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Equal(rec, back); err != nil {
+		if err := equal.Records(rec, back); err != nil {
 			t.Error(err)
 		}
 		back.Release()
@@ -547,7 +548,7 @@ func TestLayoutMisuse(t *testing.T) {
 func TestVerify(t *testing.T) {
 	rec := arrowgen.Flights(2, 50_000)
 	defer rec.Release()
-	d, body, _ := laidOut(t, rec)
+	d, body, _ := LaidOut(t, rec)
 	body[batch.SumChunk+77] ^= 4
 	err := Verify(d, 1, body[batch.SumChunk:2*batch.SumChunk])
 	var c *CorruptError

@@ -1,4 +1,4 @@
-package convert
+package image
 
 import (
 	"math"
@@ -9,6 +9,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
 )
 
 // child opens a child under its name. It must have at least n rows.
@@ -208,5 +209,5 @@ func (o *opener) sharedDict(dt arrow.DataType) (*array.Data, error) {
 func (o *opener) isNext(e *openDict, dt arrow.DataType) bool {
 	return len(e.nodes) <= len(o.nodes) && len(e.spans) <= len(o.spans) &&
 		slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) && slices.Equal(e.spans, o.spans[:len(e.spans)]) &&
-		sameType(e.dt, dt)
+		equal.Types(e.dt, dt)
 }

@@ -1,4 +1,6 @@
-package convert
+// Package equal compares records, schemas and types by what they say. It reads through arrow-go's
+// arrays alone, so that it finds mistakes of the code that lays records out and opens them.
+package equal
 
 import (
 	"bytes"
@@ -30,7 +32,7 @@ func (e *DifferenceError) Error() string {
 	return fmt.Sprintf("%s: %s and %s", s, e.A, e.B)
 }
 
-// Equal compares what two records say and returns nil, or a *DifferenceError
+// Records compares what two records say and returns nil, or a *DifferenceError
 // with the first column and row that differ.
 //
 // Metadata is compared: the records', the schemas' and that of all fields; the names of
@@ -42,12 +44,12 @@ func (e *DifferenceError) Error() string {
 //
 // The Dictionary method of arrow-go's arrays writes when it is called first: who
 // compares one record in several goroutines must call it before.
-func Equal(a, b arrow.RecordBatch) (err error) {
+func Records(a, b arrow.RecordBatch) (err error) {
 	defer guard.Error(&err, "convert: comparing records")
-	if d := schemaDifference(a.Schema(), b.Schema()); d != nil {
+	if d := Schemas(a.Schema(), b.Schema()); d != nil {
 		return d
 	}
-	if x, y := recordMetadata(a), recordMetadata(b); !x.Equal(y) {
+	if x, y := Metadata(a), Metadata(b); !x.Equal(y) {
 		return &DifferenceError{Row: -1, A: fmt.Sprintf("metadata %v", x), B: fmt.Sprint(y)}
 	}
 	if a.NumRows() != b.NumRows() {
@@ -67,8 +69,8 @@ func Equal(a, b arrow.RecordBatch) (err error) {
 	return nil
 }
 
-// recordMetadata returns the metadata that a record has beside its schema's.
-func recordMetadata(r arrow.RecordBatch) arrow.Metadata {
+// Metadata returns the metadata that a record has beside its schema's.
+func Metadata(r arrow.RecordBatch) arrow.Metadata {
 	if m, ok := r.(arrow.RecordBatchWithMetadata); ok {
 		return m.Metadata()
 	}
@@ -156,7 +158,7 @@ func fixedBytes(a arrow.Array) ([]byte, bool) {
 	return nil, false
 }
 
-func schemaDifference(a, b *arrow.Schema) error {
+func Schemas(a, b *arrow.Schema) error {
 	if a == b {
 		return nil
 	}
@@ -194,8 +196,8 @@ func fieldDifference(a, b arrow.Field, named bool) *difference {
 	return typeDifference(a.Type, b.Type)
 }
 
-// sameType says whether two types are the same, with all that Equal compares of them.
-func sameType(a, b arrow.DataType) bool { return typeDifference(a, b) == nil }
+// Types says whether two types are the same, with all that Records compares of them.
+func Types(a, b arrow.DataType) bool { return typeDifference(a, b) == nil }
 
 // typeDifference compares also what arrow.TypeEqual passes over: nested
 // metadata of some types, the storage of extensions.

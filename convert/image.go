@@ -1,0 +1,79 @@
+package convert
+
+import (
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
+)
+
+// What a converter of a program's own needs to make and to read images.
+type (
+	// Layout is the plan of one record batch's image, and the writer of its bytes.
+	Layout = image.Layout
+	// InvalidError says that the parts of an array do not fit together.
+	InvalidError = image.InvalidError
+	// EndianError says that a schema is not little-endian. It matches tier.ErrNotSupported.
+	EndianError = image.EndianError
+	// CorruptError says that the bytes of an image are not those that were laid out.
+	CorruptError = image.CorruptError
+)
+
+// Which columns and rows of a batch Mover.Columns opens.
+type (
+	// Selection says which columns and which rows of a batch are wanted.
+	Selection = image.Selection
+	// SelectionError says what a batch does not have that a Selection wants.
+	SelectionError = image.SelectionError
+)
+
+// What Mover.AdoptTable takes.
+type (
+	// DeviceTable is a table that somebody else has made in a device's memory.
+	DeviceTable = image.DeviceTable
+	// DeviceArray is an Arrow array whose buffers lie in a device's memory.
+	DeviceArray = image.DeviceArray
+)
+
+// Unknown is a number that whoever made an array does not tell.
+const Unknown = image.Unknown
+
+// Errors to compare with errors.Is.
+var (
+	ErrInvalid   = image.ErrInvalid   // matches every *InvalidError
+	ErrCorrupt   = image.ErrCorrupt   // matches every *CorruptError
+	ErrSelection = image.ErrSelection // matches every *SelectionError
+)
+
+// NewLayout plans the image of rec, and retains rec until Close. A schema that is not
+// little-endian is an *EndianError, an array whose parts do not fit together an *InvalidError.
+func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return image.NewLayout(rec) }
+
+// LogicalBytes returns how many bytes the buffers of rec have in an image, without the
+// alignment between them: slices count what they show, and a dictionary that columns share
+// counts once. It is 0 for a record that cannot be laid out.
+func LogicalBytes(rec arrow.RecordBatch) int64 { return image.LogicalBytes(rec) }
+
+// Open returns the record whose image lies in extents, in place. release is called once, when the
+// last buffer is released. dictionaries are the extents of d.AllDictionaries, in that order. All must
+// stay as they are until then. What does not fit together is an *InvalidError.
+func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ...[][]byte) (arrow.RecordBatch, error) {
+	return image.Open(d, extents, release, dictionaries...)
+}
+
+// Verify checks that b is the chunk-th run of batch.SumChunk bytes of the body that d describes.
+// Other bytes are a *CorruptError with the chunk's offset in the body.
+func Verify(d *batch.Descriptor, chunk int, b []byte) error { return image.Verify(d, chunk, b) }
+
+// DifferenceError is where two records differ first.
+type DifferenceError = equal.DifferenceError
+
+// Equal compares what two records say and returns nil, or a *DifferenceError with the first
+// column and row that differ. Metadata is compared, too. What lies under a null does not count, nor
+// how a value is reached: a dictionary equals its values. Floating-point numbers are compared by
+// their bits.
+//
+// The Dictionary method of arrow-go's arrays writes when it is called first: who compares one
+// record in several goroutines must call it before.
+func Equal(a, b arrow.RecordBatch) error { return equal.Records(a, b) }

@@ -1,0 +1,172 @@
+package image
+
+import (
+	"slices"
+	"sort"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Part is one Arrow buffer of a table, and where it is in the body of the image.
+type Part struct {
+	Off, N int64
+	Addr   tier.Addr
+	Adj    *batch.Adjustment
+	Made   []byte // the bytes, where they had to be made on the host; else nil
+}
+
+// Parts are the buffers that have bytes, ascending by their places in a body. Between
+// them the body is zero.
+type Parts []Part
+
+// PartsOf lists the buffers of a table. Columns that share what lies in the body have the
+// same spans; it is one part.
+func PartsOf(d *batch.Descriptor, ranges []batch.DeviceRange, adjust []batch.Adjustment) Parts {
+	parts := make(Parts, 0, len(d.Buffers))
+	for i, s := range d.Buffers {
+		var adj *batch.Adjustment
+		if len(adjust) > 0 && adjust[0].Buffer == i {
+			adj, adjust = &adjust[0], adjust[1:]
+		}
+		if s.Length > 0 {
+			parts = append(parts, Part{Off: s.Offset, N: s.Length, Addr: ranges[i].Addr, Adj: adj})
+		}
+	}
+	slices.SortStableFunc(parts, func(a, b Part) int { return int(min(1, max(-1, a.Off-b.Off))) })
+	return slices.CompactFunc(parts, func(a, b Part) bool { return a.Off == b.Off })
+}
+
+// from returns the parts that end behind off.
+func (t Parts) from(off int64) Parts {
+	return t[sort.Search(len(t), func(i int) bool { return t[i].Off+t[i].N > off }):]
+}
+
+// overlap returns which bytes of a part are among the n at off, and where they are in those.
+func (t *Part) overlap(off, n int64) (at, in, size int64) {
+	begin, end := max(t.Off, off), min(t.Off+t.N, off+n)
+	return begin - t.Off, begin - off, end - begin
+}
+
+// Gather appends the copies that fill p, the bytes of the body at off, from the device. What
+// no copy writes is written at once: zeros between buffers, and what was made.
+func (t Parts) Gather(to []tier.Region, p []byte, off int64) []tier.Region {
+	n, done := int64(len(p)), int64(0)
+	rest := t.from(off)
+	for i := range rest {
+		part := &rest[i]
+		if part.Off >= off+n {
+			break
+		}
+		at, in, size := part.overlap(off, n)
+		clear(p[done:in])
+		if part.Made != nil {
+			copy(p[in:], part.Made[at:at+size])
+		} else {
+			to = append(to, tier.Region{HostDst: p[in : in+size : in+size], Src: part.Addr + tier.Addr(at)})
+		}
+		done = in + size
+	}
+	clear(p[done:])
+	return to
+}
+
+// Scatter appends the copies that bring p, the bytes of a body at off, to the device.
+func (t Parts) Scatter(to []tier.Region, p []byte, off int64) []tier.Region {
+	n := int64(len(p))
+	rest := t.from(off)
+	for i := range rest {
+		if rest[i].Off >= off+n {
+			break
+		}
+		at, in, size := rest[i].overlap(off, n)
+		to = append(to, tier.Region{Dst: rest[i].Addr + tier.Addr(at), HostSrc: p[in : in+size : in+size]})
+	}
+	return to
+}
+
+// Adjusted returns the parts that are not yet as in an image when they have been copied.
+func (t Parts) Adjusted() (out Parts) {
+	for _, p := range t {
+		if p.Adj != nil && p.Made == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// Apply makes p, the bytes of the body at off, those of an image. off is a multiple of 64, so
+// that no value lies on both sides of it.
+func (t Parts) Apply(p []byte, off int64) {
+	n := int64(len(p))
+	rest := t.from(off)
+	for i := range rest {
+		part := &rest[i]
+		if part.Off >= off+n {
+			return
+		}
+		at, in, size := part.overlap(off, n)
+		applyAdjustment(part.Adj, p[in:in+size], at)
+	}
+}
+
+// applyAdjustment changes the bytes of a buffer from at on.
+func applyAdjustment(a *batch.Adjustment, p []byte, at int64) {
+	switch a.How {
+	case batch.Bits: // those that begin within a byte were made
+		if end := (a.Count + 7) / 8; at+int64(len(p)) == end && a.Count%8 != 0 {
+			p[len(p)-1] &= 1<<(a.Count%8) - 1
+		}
+	case batch.Lower:
+		for i := int64(0); i < int64(len(p)); i += a.Width {
+			putOffset(p[i:], a.Width, offsetAt(p[i:], a.Width, 0)-a.Base)
+		}
+	case batch.Ends:
+		for i := int64(0); i < int64(len(p)); i += a.Width {
+			putOffset(p[i:], a.Width, min(signed(p[i:], a.Width, 0)-a.Base, a.Count))
+		}
+	}
+}
+
+// Summer makes the checksums of a body that comes by in pieces: in order, or, if each piece is
+// a whole number of chunks, as it comes.
+type Summer struct {
+	body int64
+	Sums []uint64
+	hash *xxh3.Hasher
+}
+
+func NewSummer(body int64) *Summer {
+	return &Summer{body: body, Sums: make([]uint64, (body+batch.SumChunk-1)/batch.SumChunk)}
+}
+
+func (s *Summer) Add(p []byte, off int64) {
+	for len(p) > 0 {
+		chunk := off / batch.SumChunk
+		begin, end := chunk*batch.SumChunk, min((chunk+1)*batch.SumChunk, s.body)
+		n := min(int64(len(p)), end-off)
+		if off == begin && off+n == end {
+			s.Sums[chunk] = xxh3.Hash(p[:n])
+		} else {
+			if s.hash == nil {
+				s.hash = xxh3.New()
+			}
+			s.hash.Write(p[:n]) // never fails
+			if off+n == end {
+				s.Sums[chunk] = s.hash.Sum64()
+				s.hash.Reset()
+			}
+		}
+		p, off = p[n:], off+n
+	}
+}
+
+// MadeBits returns the bits of an adjustment out of the bytes that hold them.
+func MadeBits(a *batch.Adjustment, src []byte) []byte {
+	b := newBits(src, a.Base, a.Count)
+	out := make([]byte, (a.Count+7)/8)
+	b.read(out, 0)
+	return out
+}
