@@ -83,7 +83,11 @@ func checkImport(from, to string, inTest bool) string {
 			return fmt.Sprintf("an example may not import %s", to)
 		}
 	default:
-		own := slices.Index(layout, from)
+		outside, _, inside := strings.Cut(from, "/internal/")
+		own := slices.Index(layout, outside)
+		if inside { // what it stands on is what its package stands on, without that one
+			own--
+		}
 		if own < 0 {
 			return fmt.Sprintf("%s has no place in the layout", from)
 		}

@@ -8,8 +8,10 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
 
 // growStep is how much room is asked of the file system at a time, if less is
@@ -24,7 +26,7 @@ type Extents struct {
 	v      *Volume
 	size   int64
 	pieces []piece
-	seals  *seals // nil if the volume does not encrypt
+	units  *seal.Units // nil if the volume does not encrypt
 
 	unwritten atomic.Int64 // bytes of it in the volume's backlog
 
@@ -75,6 +77,15 @@ func (e *Extents) pieceAt(off int64) int {
 		i--
 	}
 	return max(0, i)
+}
+
+// stretches returns where pieces are in their memory.
+func stretches(pieces []piece) []seal.Stretch {
+	all := make([]seal.Stretch, len(pieces))
+	for i, p := range pieces {
+		all[i] = seal.Stretch{Off: p.Off, Len: p.Len}
+	}
+	return all
 }
 
 // round returns n rounded up to a multiple of 4096.
@@ -131,7 +142,7 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		return nil, err
 	}
 	if v.sealer != nil {
-		e.seals = newSeals(v.sealer.own, v.sealer.memory.Add(1), e.pieces)
+		e.units = v.sealer.NewUnits(stretches(e.pieces))
 	}
 	e.unwritten.Store(size)
 	v.pacer.takeOn(size)
@@ -331,7 +342,7 @@ func (v *Volume) back(s *segment, off, n int64) error {
 		// A part of the room may have been taken.
 		_ = f.Punch(off, n)
 		if s.file == nil {
-			err = also(err, bare(v.closeSegment(s.name, f)))
+			err = oneline.Join(err, bare(v.closeSegment(s.name, f)))
 		}
 		return fmt.Errorf("taking %d bytes for %s: %w", n, s.name, err)
 	}
@@ -407,7 +418,7 @@ func (e *Extents) unref() {
 	}
 	v := e.v
 	v.pacer.settle(e.unwritten.Swap(0))
-	v.endOf(e)
+	v.endRecordOf(e)
 	v.mu.Lock()
 	if !e.disowned {
 		for _, p := range e.pieces {

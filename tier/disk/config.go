@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
 
 // Defaults of Config.
@@ -120,7 +121,7 @@ func (c Config) withDefaults() Config {
 		c.Request = DefaultRequest
 	}
 	if c.Encrypt {
-		c.Request = max(unit, c.Request/unit*unit)
+		c.Request = max(seal.Unit, c.Request/seal.Unit*seal.Unit)
 	}
 	if c.Depth == 0 {
 		c.Depth = DefaultDepth
@@ -167,4 +168,21 @@ type Stats struct {
 	Ailing    bool          // a write failed, or the file system had no room, a moment ago: other volumes come first
 
 	Warnings []tier.Warning // what was asked for and could not be had
+}
+
+// CheckKey says what is wrong with a Config's Encrypt and Key, or with both and its Keep.
+func CheckKey(encrypt bool, key []byte, keep bool) error {
+	switch {
+	case key == nil && encrypt && keep:
+		return errors.New("Keep with Encrypt needs a Key: one that the volume makes is gone with the process, and what was kept with it")
+	case key == nil:
+		return nil
+	case !encrypt:
+		return errors.New("there is a key, and Encrypt is not set")
+	}
+	switch len(key) {
+	case 16, 24, 32:
+		return nil
+	}
+	return fmt.Errorf("the key has %d bytes, and must have 16, 24 or 32 (none at all: one is made)", len(key))
 }

@@ -1,12 +1,13 @@
 package disk_test
 
 import (
-	"github.com/spillway-db/spillway/internal/testseed"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"strings"
 	"testing"
+
+	"github.com/spillway-db/spillway/internal/testseed"
 )
 
 // suite is what holds for every volume, whether it encrypts or not.
@@ -74,11 +75,11 @@ var keepSuite = map[string]func(*testing.T){
 }
 
 // others are tests in the same files that a key makes no difference to.
-var others = map[string]bool{"TestMain": true, "TestMemoryFileSystemIsWarnedOf": true, "TestOpeningComparesFewSpans": true}
+var others = map[string]bool{"TestMain": true, "TestMemoryFileSystemIsWarnedOf": true}
 
 // TestTheSuiteOnEncryptedVolumes runs the tests of volumes once more.
 func TestTheSuiteOnEncryptedVolumes(t *testing.T) {
-	runEncrypted(t, suite, "keep_test.go", "main_test.go", "transfer_test.go", "volume_test.go")
+	runEncrypted(t, suite, "trim_test.go", "main_test.go", "transfer_test.go", "volume_test.go")
 }
 
 // TestTheKeepSuiteOnEncryptedVolumes runs the tests of volumes that keep once more.

@@ -11,30 +11,21 @@ func (v *Volume) Secrets() (all [][]byte) {
 	if v.cfg.Key != nil {
 		all = append(all, v.cfg.Key)
 	}
-	if v.sealer.users != nil {
-		all = append(all, v.sealer.users)
+	bytes := func(s reflect.Value) []byte { return unsafe.Slice((*byte)(s.UnsafePointer()), s.Len()) }
+	sealer := reflect.ValueOf(v.sealer).Elem()
+	if users := sealer.FieldByName("users"); !users.IsNil() {
+		all = append(all, bytes(users))
 	}
-	keys := []*volumeKey{v.sealer.own}
-	for _, k := range v.sealer.old {
-		keys = append(keys, k)
+	keys := []reflect.Value{sealer.FieldByName("own")}
+	for old := sealer.FieldByName("old").MapRange(); old.Next(); {
+		keys = append(keys, old.Value())
 	}
 	for _, k := range keys {
-		all = append(all, k.key)
-		for _, x := range []any{k.block, k.aead} {
-			p := reflect.ValueOf(x)
+		all = append(all, bytes(k.Elem().FieldByName("key")))
+		for _, cipher := range []string{"block", "aead"} {
+			p := k.Elem().FieldByName(cipher).Elem()
 			all = append(all, unsafe.Slice((*byte)(p.UnsafePointer()), p.Type().Elem().Size()))
 		}
 	}
 	return all
-}
-
-// Mapped returns how many bytes of memory a volume has mapped for what it seals.
-func (v *Volume) Mapped() (n int64) {
-	b := &v.sealer.buffers
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, s := range b.mu.slabs {
-		n += int64(len(s))
-	}
-	return n
 }

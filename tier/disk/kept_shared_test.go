@@ -182,17 +182,6 @@ func TestLostSharedMetaCostsWhoNeedsIt(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestOpeningComparesFewSpans: how many pieces of room are compared when what is kept is found
-// grows with their number, and a little more, in whatever order they were kept.
-func TestOpeningComparesFewSpans(t *testing.T) {
-	for _, order := range []string{"up", "down", "mixed"} {
-		few, many := disk.SpansCompared(1000, order), disk.SpansCompared(32000, order)
-		if many > 2*32*few || few < 1000 {
-			t.Errorf("%s: %d comparisons for 1000 records, %d for 32 times as many", order, few, many)
-		}
-	}
-}
-
 // TestSharedMetaThatNobodyHasIsDead: with the last record that has it, it counts as dead, so that
 // a manifest of which it is the most is written anew; while somebody has it, it counts as alive.
 func TestSharedMetaThatNobodyHasIsDead(t *testing.T) {

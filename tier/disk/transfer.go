@@ -9,7 +9,9 @@ import (
 	"syscall"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
 
 // maxIdleIO bounds how often a request is repeated that makes no progress: because a
@@ -30,7 +32,7 @@ const maxIdleIO = 100
 // goes for units of 64 KiB in place of pages, and what is read first may be a
 // *tier.AlteredError; memory that an earlier volume has kept cannot be written then.
 func (e *Extents) WriteAt(ctx context.Context, p []byte, off int64) error {
-	if e.seals != nil && e.seals.key != e.v.sealer.own {
+	if e.units != nil && e.units.ReadOnly() {
 		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w", e.v.cfg.Dir, tier.ErrNotSupported)
 	}
 	return e.transfer(ctx, p, off, true)
@@ -157,8 +159,8 @@ func (t *transfer) next() (request, bool) {
 	piece := &t.e.pieces[t.mu.piece]
 	skip := t.mu.off - piece.Off
 	most := length
-	if t.e.seals != nil { // end with a unit, so that no two requests have parts of one
-		most -= t.mu.off % unit
+	if t.e.units != nil { // end with a unit, so that no two requests have parts of one
+		most -= t.mu.off % seal.Unit
 	}
 	n := min(int64(len(t.mu.p)), most, piece.Len-skip)
 	off := piece.At.off + skip
@@ -277,18 +279,18 @@ func (e *Extents) do(ctx context.Context, r request, write bool) error {
 	count := &v.read
 	var err error
 	switch {
-	case e.seals != nil:
-		first, end := e.unitsOf(r.piece, r.from, n)
-		h, gone := e.seals.hold(ctx, first, end, write)
+	case e.units != nil:
+		h, gone := e.units.Hold(ctx, r.piece, r.from, n, write)
 		if gone != nil {
 			return gone
 		}
+		sealed := seal.Request{Stretch: r.piece, Off: r.from, P: r.p, File: wholeFile{r.at.file, v.offset}, At: r.off}
 		if write {
-			err = e.writeSealed(r, first, end)
+			err = h.Write(sealed, &v.sealed)
 		} else {
-			err = e.readSealed(r, first, end)
+			err = h.Read(sealed, &v.sealed)
 		}
-		e.seals.release(h)
+		h.Release()
 	case write && direct:
 		err = transferAll(r.at.file.WriteAt, r.p, r.off, v.offset)
 	case write:
@@ -305,8 +307,9 @@ func (e *Extents) do(ctx context.Context, r request, write bool) error {
 		count.Add(n)
 		return nil
 	}
-	if errors.Is(err, tier.ErrAltered) {
-		return err // says where
+	if a := (*tier.AlteredError)(nil); errors.As(err, &a) {
+		a.Volume, a.File = v.cfg.Dir, r.at.seg.name
+		return a
 	}
 	err = &IOError{Space: v.cfg.Space, Dir: v.cfg.Dir, File: r.at.seg.name, Offset: r.off, Bytes: n, Write: write, Err: bare(err)}
 	if outOfRoom(err) {
@@ -335,11 +338,32 @@ func transferAll(f func(p []byte, off int64) (int, error), p []byte, off, align 
 			idle = 0
 		}
 		if idle > maxIdleIO {
-			return also(io.ErrNoProgress, err)
+			return oneline.Join(io.ErrNoProgress, err)
 		}
 		p, off = p[done:], off+done
 	}
 	return nil
+}
+
+// all is transferAll as package io has it.
+func all(f func(p []byte, off int64) (int, error), p []byte, off, align int64) (int, error) {
+	if err := transferAll(f, p, off, align); err != nil {
+		return 0, bare(err)
+	}
+	return len(p), nil
+}
+
+// wholeFile is a file whose reads and writes do all or fail.
+type wholeFile struct {
+	file  File
+	align int64
+}
+
+func (f wholeFile) ReadAt(p []byte, off int64) (int, error) {
+	return all(f.file.ReadAt, p, off, f.align)
+}
+func (f wholeFile) WriteAt(p []byte, off int64) (int, error) {
+	return all(f.file.WriteAt, p, off, f.align)
 }
 
 // bounceSize is the length of a buffer that any request fits in with the rest of its

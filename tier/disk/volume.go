@@ -14,7 +14,10 @@ import (
 
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk/internal/journal"
+	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
 
 // workersPerDepth bounds the goroutines of a volume: so many transfers have their
@@ -29,11 +32,15 @@ type Volume struct {
 	system    string // the kind of file system
 	direct    bool
 	anonymous bool
-	own       *ownDir  // of named files; nil for anonymous ones
-	kept      *keptDir // with Config.Keep
-	address   uintptr  // what transfers must be aligned to; 1 for any
+	own       *ownDir // of named files; nil for anonymous ones
+	address   uintptr // what transfers must be aligned to; 1 for any
 	offset    int64
-	sealer    *sealer // nil if nothing is encrypted
+
+	sealer *seal.Sealer // nil if nothing is encrypted
+	sealed seal.Buffers
+
+	journal     *journal.Journal // with Config.Keep
+	journalTurn chan struct{}    // a token: one uses the journal at a time
 
 	pacer  pacer
 	window window
@@ -87,9 +94,8 @@ type segment struct {
 	used   int64
 	stays  int64 // of used; see Volume.Kept
 
-	// While the volume is being opened: how long the file is, and what is free in it.
-	length int64
-	gaps   []span
+	// While the volume is being opened: what was found there.
+	found *journal.Segment
 }
 
 var _ tier.Pool = (*Volume)(nil)
@@ -107,6 +113,8 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		freed:  make(chan struct{}, 1),
 		patch:  make(chan struct{}, 1),
 		change: make(chan struct{}, 1),
+
+		journalTurn: make(chan struct{}, 1),
 	}
 	v.window.request, v.window.depth = v.cfg.Request, int64(v.cfg.Depth)
 	if v.pacer.stripe = cfg.Stripe; v.pacer.stripe == nil {
@@ -117,22 +125,21 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		b := alignedBytes(v.bounceSize())
 		return &b
 	}
+	v.sealed.Request, v.sealed.Slab, v.sealed.Slabs, v.sealed.Heap = v.cfg.Request, v.cfg.Depth, workersPerDepth, &v.bounces
 	v.mu.entries = make(map[uint64]*entry)
 	v.cfg.Key = nil // the caller's, and not to be kept
 	var err error
 	if cfg.Encrypt {
-		v.sealer, err = newSealer(v, cfg.Key)
+		v.sealer, err = seal.NewSealer(cfg.Key)
 	}
 	if err == nil {
 		err = v.open()
 	}
 	if err != nil {
 		v.endLife()
-		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, also(advised(err), v.sealer.forget()))
+		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, oneline.Join(advised(err), v.forgetKeys()))
 	}
-	if v.sealer != nil {
-		v.sealer.users = nil // the caller's again
-	}
+	v.sealer.Opened()
 	off := int64(0)
 	for _, s := range v.mu.segments { // of what was kept
 		off += s.size
@@ -181,13 +188,13 @@ func (v *Volume) open() error {
 		v.warn(tier.CauseAbandoned, "removed what killed processes left: %v", removed)
 	}
 	if v.cfg.Keep {
-		if err := v.openKept(); err != nil {
+		if err := v.openJournal(); err != nil {
 			return err
 		}
 	}
-	for _, step := range []func() error{v.clearKept, v.checkRoom, v.probe, v.reopenKept} {
-		if err := step(); err != nil && v.kept != nil {
-			return also(err, v.abandonKept())
+	for _, step := range []func() error{v.clearGaps, v.checkRoom, v.probe, v.reopenSegments} {
+		if err := step(); err != nil && v.journal != nil {
+			return oneline.Join(err, v.abandonJournal())
 		} else if err != nil {
 			return err
 		}
@@ -223,7 +230,7 @@ func (v *Volume) checkRoom() error {
 // probe finds the best kind of file that the file system can: anonymous before
 // named, direct before buffered.
 func (v *Volume) probe() error {
-	if v.kept != nil {
+	if v.journal != nil {
 		return v.probeNamed(false)
 	}
 	err := v.probeNamed(true)
@@ -235,7 +242,7 @@ func (v *Volume) probe() error {
 	}
 	v.warn(tier.CauseNamedFiles, "no anonymous files on %s: spill files have names, in %s; a killed process leaves them to the next", v.system, v.own.path)
 	if err := v.probeNamed(false); err != nil {
-		return also(err, v.own.remove())
+		return oneline.Join(err, v.own.remove())
 	}
 	return nil
 }
@@ -293,6 +300,12 @@ func (v *Volume) probeFile(direct bool) (err error) {
 	return nil
 }
 
+// forgetKeys ends all use of keys, and of the memory that sealed requests pass through.
+func (v *Volume) forgetKeys() error {
+	v.sealer.Forget()
+	return v.sealed.Unmap()
+}
+
 // openSegment opens a new, empty file.
 func (v *Volume) openSegment(name string, direct bool) (File, error) {
 	if v.anonymous {
@@ -301,13 +314,13 @@ func (v *Volume) openSegment(name string, direct bool) (File, error) {
 	path := filepath.Join(v.own.path, name)
 	f, err := v.cfg.FS.Create(path, direct)
 	if errors.Is(err, fs.ErrExist) { // we made it, for the directory is ours alone, and could not remove it
-		if err := v.own.removeSegment(name); err != nil {
+		if err := v.own.removeFile(name); err != nil {
 			return nil, err
 		}
 		f, err = v.cfg.FS.Create(path, direct)
 	}
 	if err != nil { // it may have been made nevertheless
-		return nil, also(err, v.own.removeSegment(name))
+		return nil, oneline.Join(err, v.own.removeFile(name))
 	}
 	return f, nil
 }
@@ -316,7 +329,7 @@ func (v *Volume) openSegment(name string, direct bool) (File, error) {
 func (v *Volume) closeSegment(name string, f File) error {
 	err := bare(f.Close())
 	if !v.anonymous {
-		err = also(err, v.own.removeSegment(name))
+		err = oneline.Join(err, v.own.removeFile(name))
 	}
 	return err
 }
@@ -328,17 +341,6 @@ func bare(err error) error {
 		return p.Err
 	}
 	return err
-}
-
-// also returns both errors as one, on one line.
-func also(err, next error) error {
-	switch {
-	case err == nil:
-		return next
-	case next == nil:
-		return err
-	}
-	return fmt.Errorf("%w; then %w", err, next)
 }
 
 // Dir returns the directory as it was configured.
@@ -425,19 +427,19 @@ func (v *Volume) end() error {
 	var err error
 	for _, f := range files {
 		if f.stays {
-			err = also(err, bare(f.file.Close()))
+			err = oneline.Join(err, bare(f.file.Close()))
 		} else {
-			err = also(err, v.closeSegment(f.name, f.file))
+			err = oneline.Join(err, v.closeSegment(f.name, f.file))
 		}
 	}
 	switch {
-	case last && v.kept != nil:
-		err = also(err, v.leaveKept())
+	case last && v.journal != nil:
+		err = oneline.Join(err, v.leaveJournal())
 	case last && v.own != nil:
-		err = also(err, v.own.remove())
+		err = oneline.Join(err, v.own.remove())
 	}
 	if last { // and nobody seals a record any more
-		err = also(err, v.sealer.forget())
+		err = oneline.Join(err, v.forgetKeys())
 	}
 	if err != nil {
 		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, advised(err))

@@ -1,4 +1,4 @@
-package disk
+package seal
 
 import (
 	"reflect"
@@ -32,3 +32,5 @@ func plain(t reflect.Type) bool {
 	}
 	return t.Kind() >= reflect.Bool && t.Kind() <= reflect.Complex128
 }
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

@@ -12,6 +12,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/spillway-db/spillway/internal/oneline"
+	"github.com/spillway-db/spillway/tier/disk/internal/journal"
 )
 
 // Where a file system has no anonymous files, a volume keeps named ones in a
@@ -75,14 +78,9 @@ func makeOwnDir(fsys FS, dir, prefix string) (*ownDir, error) {
 	return nil, fmt.Errorf("locking a directory for spill files: %w", last)
 }
 
-// removeSegment removes a segment's name.
-func (d *ownDir) removeSegment(name string) error {
-	return d.removeFile(filepath.Join(d.path, name))
-}
-
-// removeFile removes a file of ours.
-func (d *ownDir) removeFile(path string) error {
-	err := ignoreMissing(d.fs.Remove(path))
+// removeFile removes a file of ours, which may be gone.
+func (d *ownDir) removeFile(name string) error {
+	err := bare(ignoreMissing(d.fs.Remove(filepath.Join(d.path, name))))
 	if err != nil {
 		d.dirty.Store(true)
 	}
@@ -100,7 +98,7 @@ func (d *ownDir) removeSegments() (foreign bool, err error) {
 		switch name := e.Name(); {
 		case name == lockName, hiddenFile(name) && !e.IsDir():
 		case segmentName.MatchString(name) && !e.IsDir():
-			err = also(err, d.removeSegment(name))
+			err = oneline.Join(err, d.removeFile(name))
 		default:
 			foreign = true
 		}
@@ -119,7 +117,7 @@ func (d *ownDir) removeSegments() (foreign bool, err error) {
 func (d *ownDir) remove() error {
 	if d.dirty.Load() {
 		if more, err := d.removeSegments(); err != nil || more { // such as a manifest
-			return also(err, d.lock.Close())
+			return oneline.Join(err, d.lock.Close())
 		}
 	}
 	err := ignoreMissing(d.fs.Remove(filepath.Join(d.path, lockName)))
@@ -127,8 +125,39 @@ func (d *ownDir) remove() error {
 	if err == nil {
 		err = removeDir(d.fs, d.path)
 	}
-	return also(err, closed)
+	return oneline.Join(err, closed)
 }
+
+// manifestFile is a manifest, which a journal reads and writes.
+type manifestFile struct {
+	wholeFile
+}
+
+func (f manifestFile) Close() error { return bare(f.file.Close()) }
+
+// Create, Open and Remove implement journal.Dir.
+func (d *ownDir) Create(name string) (journal.File, error) {
+	f, err := d.fs.Create(filepath.Join(d.path, name), false)
+	if err != nil {
+		return nil, bare(err)
+	}
+	return manifestFile{wholeFile{f, 1}}, nil
+}
+
+func (d *ownDir) Open(name string) (journal.File, int64, error) {
+	path := filepath.Join(d.path, name)
+	info, err := d.fs.Stat(path)
+	if err != nil {
+		return nil, 0, bare(err)
+	}
+	f, err := d.fs.Reopen(path, false)
+	if err != nil {
+		return nil, 0, bare(err)
+	}
+	return manifestFile{wholeFile{f, 1}}, info.Size(), nil
+}
+
+func (d *ownDir) Remove(name string) error { return d.removeFile(name) }
 
 // hiddenFile says whether a file is one that was removed while it was open: FUSE, NFS and
 // SMB give it another name until it is closed. A server that died may leave it for good.
@@ -185,7 +214,7 @@ func removeAbandoned(fsys FS, dir string) (removed []string, err error) {
 		if gone {
 			removed = append(removed, e.Name())
 		}
-		err = also(err, failed)
+		err = oneline.Join(err, failed)
 	}
 	return removed, err
 }
@@ -206,7 +235,7 @@ func removeIfAbandoned(fsys FS, path string) (gone bool, err error) {
 	d := &ownDir{fs: fsys, path: path, lock: lock}
 	foreign, err := d.removeSegments()
 	if err != nil || foreign {
-		return false, also(err, lock.Close())
+		return false, oneline.Join(err, lock.Close())
 	}
 	err = d.remove()
 	return err == nil, err

@@ -1,6 +1,6 @@
 //go:build !race
 
-package disk
+package seal
 
 import "golang.org/x/sys/unix"
 

@@ -1,0 +1,207 @@
+// Package seal encrypts and authenticates what a spill volume writes (AES-GCM).
+//
+//	Sealer   one a volume: its key, its nonces, the keys of volumes before it
+//	└─ Units   one a memory: 64 KiB each, sealed as a whole, with a tag and a nonce in memory
+//	   └─ Hold   a request's right to some units, with which it reads and writes them
+//
+// A unit is sealed anew, with a nonce of its own, whenever a byte of it changes. So what a file
+// gives back is what was written last there, or is noticed: another unit's bytes, older ones and
+// changed ones do not fit the tag.
+//
+// What an earlier volume has left is opened with that volume's key, which is derived again from
+// the user's key and a salt. Nothing is sealed with it again, for nobody knows which nonces that
+// volume has used.
+//
+// The package knows files by offsets, and nothing of volumes. Its mutexes have rank Device.
+package seal
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"sync/atomic"
+)
+
+const (
+	// TagSize is what GCM adds to what it seals.
+	TagSize = 16
+	// SaltSize is the length of what makes a derived key another than all others.
+	SaltSize = sha256.Size
+	// madeKey is the length of a key that is made, and not derived: AES-256.
+	madeKey = 32
+)
+
+// Salt is what a key was derived with, beside the user's.
+type Salt = [SaltSize]byte
+
+// Seal is what opens sealed bytes beside the key and the bytes themselves.
+type Seal struct {
+	Nonce uint64
+	Tag   [TagSize]byte
+}
+
+// Mark says with which key of the user's something was sealed. Proof is derived from that key
+// and the salt, and tells nothing of it nor of the keys that seal. So another key is known
+// before anything is opened with it, or taken for damaged.
+type Mark struct {
+	Sealed bool
+	Salt   Salt
+	Proof  [SaltSize]byte
+}
+
+// Sealer has the keys of a volume. It is safe for concurrent use, but for KeyOf, Opened and
+// Forget.
+type Sealer struct {
+	own      *Key
+	nonces   atomic.Uint64 // used so far with own, from 1 on
+	memories atomic.Uint64 // numbers given to memories so far
+	mark     Mark
+
+	// While the volume is being opened.
+	users []byte
+	old   map[Salt]*Key
+}
+
+// Key is what one volume seals with.
+type Key struct {
+	salt  Salt // zeros if the key was made
+	key   []byte
+	block cipher.Block
+	aead  cipher.AEAD
+}
+
+// NewSealer makes a key, or derives one from the user's. That one may be in use for other
+// volumes, whose nonces are counted from 1 as well. So no volume works with it, but each with a
+// key of its own, which a random salt makes. users stays the caller's; see Opened.
+func NewSealer(users []byte) (*Sealer, error) {
+	s := &Sealer{users: users, old: make(map[Salt]*Key)}
+	if len(users) == 0 {
+		s.own = &Key{key: make([]byte, madeKey)}
+		rand.Read(s.own.key) // never fails
+		return s, s.own.expand()
+	}
+	s.mark.Sealed = true
+	rand.Read(s.mark.Salt[:])
+	var err error
+	if s.mark.Proof, err = proofOf(users, s.mark.Salt); err != nil {
+		return nil, err
+	}
+	s.own, err = deriveKey(users, s.mark.Salt)
+	return s, err
+}
+
+func deriveKey(users []byte, salt Salt) (*Key, error) {
+	k := &Key{salt: salt}
+	var err error
+	if k.key, err = hkdf.Key(sha256.New, users, salt[:], "spillway spill volume", len(users)); err != nil {
+		return nil, err
+	}
+	return k, k.expand()
+}
+
+func proofOf(users []byte, salt Salt) (proof [SaltSize]byte, err error) {
+	p, err := hkdf.Key(sha256.New, users, salt[:], "spillway spill volume: which key it is", SaltSize)
+	copy(proof[:], p)
+	return proof, err
+}
+
+func (k *Key) expand() (err error) {
+	if k.block, err = aes.NewCipher(k.key); err == nil {
+		k.aead, err = cipher.NewGCM(k.block)
+	}
+	return err
+}
+
+// Salt returns what the key was derived with.
+func (k *Key) Salt() Salt { return k.salt }
+
+// Mark tells which key of the user's this is. No sealer is the mark of what is not sealed.
+func (s *Sealer) Mark() Mark {
+	if s == nil {
+		return Mark{}
+	}
+	return s.mark
+}
+
+// Opens says whether what has a mark was sealed with this key of the user's, or if s is nil,
+// not at all.
+func (s *Sealer) Opens(m Mark) (bool, error) {
+	if s == nil || !m.Sealed {
+		return s == nil && !m.Sealed, nil
+	}
+	proof, err := proofOf(s.users, m.Salt)
+	return err == nil && proof == m.Proof, err
+}
+
+// Own returns the key that the sealer seals with.
+func (s *Sealer) Own() *Key { return s.own }
+
+// KeyOf returns the key of an earlier volume.
+func (s *Sealer) KeyOf(salt Salt) (*Key, error) {
+	if k := s.old[salt]; k != nil {
+		return k, nil
+	}
+	k, err := deriveKey(s.users, salt)
+	if err == nil {
+		s.old[salt] = k
+	}
+	return k, err
+}
+
+// Opened ends the use of the user's key: the volume has found all that earlier ones have left.
+func (s *Sealer) Opened() {
+	if s != nil {
+		s.users = nil
+	}
+}
+
+// Forget overwrites the keys and what they were expanded to. Nothing can be sealed or opened
+// any more.
+func (s *Sealer) Forget() {
+	if s == nil {
+		return
+	}
+	s.users = nil
+	s.own.wipe()
+	for _, k := range s.old {
+		k.wipe()
+	}
+}
+
+func (k *Key) wipe() {
+	clear(k.key)
+	wipe(k.block)
+	wipe(k.aead)
+}
+
+func nonceOf(n uint64) (nonce [12]byte) {
+	binary.BigEndian.PutUint64(nonce[4:], n)
+	return nonce
+}
+
+// SealText appends text, sealed, to p; extra is authenticated with it.
+func (s *Sealer) SealText(p, text, extra []byte) ([]byte, Seal) {
+	made := Seal{Nonce: s.nonces.Add(1)}
+	nonce := nonceOf(made.Nonce)
+	p = s.own.aead.Seal(p, nonce[:], text, extra)
+	end := len(p) - TagSize
+	made.Tag = [TagSize]byte(p[end:])
+	return p[:end], made
+}
+
+var errAltered = errors.New("it is not what was sealed")
+
+// OpenText returns what SealText sealed.
+func (k *Key) OpenText(sealed, extra []byte, known Seal) ([]byte, error) {
+	nonce := nonceOf(known.Nonce)
+	text := append(append(make([]byte, 0, len(sealed)+TagSize), sealed...), known.Tag[:]...)
+	text, err := k.aead.Open(text[:0], nonce[:], text, extra)
+	if err != nil {
+		return nil, errAltered
+	}
+	return text, nil
+}
