@@ -59,16 +59,24 @@ func (l *line) charge(bytes int64) int64 {
 	return l.space.Charge(bytes)
 }
 
-// take charges the space for someone who did not wait: what least bytes need, or
-// more, up to most, if there is more. It says how much it charged.
+// take charges the space for a request that has not waited: what least bytes need, or more, up
+// to most, if there is more. It returns how much it charged.
 func (l *line) take(need, least, most int64) (n int64, ok bool) {
 	if most == 0 && need == 0 {
 		return 0, true
 	}
-	l.throughDoor(need, func() bool {
-		n, ok, _ = l.fill(need, least, most) // who waits is told of a broken quota
-		return ok && n > 0                   // who is content with nothing has passed nobody
-	})
+	door, ok := l.enter(need)
+	switch {
+	case !ok:
+		return 0, false
+	case door.Open():
+		n, ok, _ = l.fill(need, least, most) // waiters get the error of a broken quota
+		return n, ok
+	}
+	n, ok, _ = l.fillPassing(door, need, least, most)
+	if n == 0 { // a request that took nothing has passed nobody
+		l.unpass(door)
+	}
 	return n, ok
 }
 
@@ -77,35 +85,25 @@ func (l *line) takeAt(at uint32, need int64) bool {
 	if l.waits.Door().Open() {
 		return l.space.TryReserveAt(at, need)
 	}
-	return l.throughDoor(need, func() bool { return l.space.TryReserveAt(at, need) })
-}
-
-// throughDoor calls charge, for a pass if somebody waits; false if the door is shut or
-// there is no room.
-func (l *line) throughDoor(need int64, charge func() bool) bool {
-	for {
-		door := l.waits.Door()
-		if door.Open() {
-			return charge()
-		}
-		if door.Shut() || l.space.Available() < max(1, need) {
-			return false
-		}
-		if l.waits.Pass(door) {
-			return l.passing(door, charge)
-		}
-	}
-}
-
-// passing calls charge with a pass of door's, which it gives back unless that has room.
-func (l *line) passing(door waitline.Door, charge func() bool) bool {
-	returned := false
-	defer l.keepNone(door, &returned)
-	ok := charge()
-	if returned = true; !ok {
-		l.unpass(door)
-	}
+	_, ok := l.take(need, need, need)
 	return ok
+}
+
+// enter lets a request in that has not waited: freely if the line is empty, else with a pass of
+// the door's, which the caller uses or gives back. It is false if the door is shut or there is
+// too little room.
+func (l *line) enter(need int64) (door waitline.Door, ok bool) {
+	for {
+		door = l.waits.Door()
+		switch {
+		case door.Open():
+			return door, true
+		case door.Shut() || l.space.Available() < max(1, need):
+			return door, false
+		case l.waits.Pass(door):
+			return door, true
+		}
+	}
 }
 
 // fillPassing is fill with a pass of door's, which the caller gives back if there is no room.

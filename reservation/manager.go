@@ -190,7 +190,7 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	if err := o.owner.join(m); err != nil {
 		return Reservation{}, err
 	}
-	only, need := m.usual(s, least, most)
+	only, need := m.single(s, least, most)
 	if only != nil {
 		r := only.record()
 		if need == 0 || only.takeAt(r.at, need) {
@@ -198,45 +198,29 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 		}
 		only.records.Put(r)
 	}
-	l, n, err := m.charge(ctx, wait, s, least, most, only, need, o.owner)
+	q := m.scratch.Get().(*scratch)
+	if only != nil {
+		q.slots = append(q.slots[:0], slot{line: only, need: need, asked: least})
+	} else {
+		err = m.candidates(q, s, least)
+	}
+	var at placed
+	if err == nil {
+		at, err = q.place(wait, least, most)
+	}
+	m.scratch.Put(q)
+	if at.waiter != nil {
+		at.line, at.bytes, err = m.waitOf(ctx, at.waiter, o.owner)
+	}
 	if err != nil {
 		return Reservation{}, err
 	}
-	return newReservation(l, n, o), nil
+	return newReservation(at.line, at.bytes, o), nil
 }
 
-// charge charges one of the candidates, waits for that if need be, and says which and how
-// much. only is the single one if that is known, which had no room.
-func (m *Manager) charge(ctx context.Context, wait bool, s Strategy, least, most int64, only *line, need int64, owner *Owner) (*line, int64, error) {
-	q := m.scratch.Get().(*scratch)
-	var l *line
-	var n int64
-	var err error
-	if only != nil {
-		q.slots = append(q.slots[:0], slot{line: only, need: need, asked: least})
-		err = exceeded(q.slots)
-	} else {
-		l, n, err = m.ask(q, s, least, most)
-	}
-	var w *waiter
-	switch {
-	case l != nil || err != nil:
-	case wait:
-		w = newWaiter(q.slots, least, most)
-	default:
-		err = full(q.slots)
-	}
-	m.scratch.Put(q)
-	if w == nil {
-		return l, n, err
-	}
-	return m.waitOf(ctx, w, owner)
-}
-
-// usual returns the line, and what it charges, of a request of a fixed size for which
-// there is only one space. For whatever else, and what never fits, it is nil: ask finds
-// out.
-func (m *Manager) usual(s Strategy, least, most int64) (*line, int64) {
+// single returns the line of a request that can only be for one space and has a fixed size, and
+// what it charges. It is nil for all other requests and for those that never fit.
+func (m *Manager) single(s Strategy, least, most int64) (*line, int64) {
 	if least != most {
 		return nil, 0
 	}
@@ -260,39 +244,38 @@ func (m *Manager) usual(s Strategy, least, most int64) (*line, int64) {
 	return l, need
 }
 
-// ask charges the first candidate that has room, and says which and how much;
-// nil if none has.
-func (m *Manager) ask(q *scratch, s Strategy, least, most int64) (*line, int64, error) {
-	if err := m.candidates(q, s, least); err != nil {
-		return nil, 0, err
-	}
+// placed is where a request has its bytes, or who waits for them.
+type placed struct {
+	line   *line
+	bytes  int64 // as charged
+	waiter *waiter
+}
+
+// place charges the first candidate that has room. If none has, a request that could fit becomes
+// a waiter, or is refused if it does not wait.
+func (q *scratch) place(wait bool, least, most int64) (placed, error) {
+	var fits *slot // the first in which the request would fit if it were empty
 	for i := range q.slots {
 		c := &q.slots[i]
 		if !c.fits(c.line.space.Room()) {
 			continue
 		}
 		if n, ok := c.line.take(c.need, least, most); ok {
-			return c.line, n, nil
+			return placed{line: c.line, bytes: n}, nil
+		}
+		if fits == nil {
+			fits = c
 		}
 	}
-	if err := exceeded(q.slots); err != nil {
-		return nil, 0, err
+	switch {
+	case fits == nil:
+		return placed{}, exceeded(q.slots)
+	case fits.need == 0: // nothing was asked for at least, and there is nothing
+		return placed{line: fits.line}, nil
+	case !wait:
+		return placed{}, fits.line.full(fits.need)
 	}
-	if c := fitting(q.slots); c.need == 0 { // what there is, is nothing
-		return c.line, 0, nil
-	}
-	return nil, 0, nil
-}
-
-// fitting returns the first candidate in which the request would fit if it were empty; if a limit was lowered just now, so
-// that there is none, the first.
-func fitting(slots []slot) *slot {
-	for i := range slots {
-		if c := &slots[i]; c.fits(c.line.space.Room()) {
-			return c
-		}
-	}
-	return &slots[0]
+	return placed{waiter: newWaiter(q.slots, least, most)}, nil
 }
 
 // candidates asks s and puts into q.slots what the request needs in each space.
@@ -341,16 +324,12 @@ func hasLine(slots []slot, l *line) bool {
 	return false
 }
 
-// exceeded returns an ExceededError, about the candidate with the highest
-// limit, if the request fits none even when empty.
+// exceeded is the error of a request that fits no candidate even when empty. It is about the one
+// with the highest limit.
 func exceeded(slots []slot) error {
 	best := &slots[0]
 	for i := range slots {
-		c := &slots[i]
-		if c.fits(c.line.space.Room()) {
-			return nil
-		}
-		if c.line.space.Room() > best.line.space.Room() {
+		if c := &slots[i]; c.line.space.Room() > best.line.space.Room() {
 			best = c
 		}
 	}
@@ -358,12 +337,6 @@ func exceeded(slots []slot) error {
 		return best.line.exceeded(best.asked)
 	}
 	return best.line.exceeded(best.need)
-}
-
-// full returns the NoSpaceError about the candidate that fits.
-func full(slots []slot) error {
-	c := fitting(slots)
-	return c.line.full(c.need)
 }
 
 // Waits tells how long finished waits took.
