@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/imagetest"
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -78,7 +79,7 @@ func (f *foreigner) array(d arrow.ArrayData) *image.DeviceArray {
 		out.Nulls = int64(d.NullN())
 	}
 	bufs := d.Buffers()
-	dt := image.Storage(d.DataType())
+	dt := shape.Storage(d.DataType())
 	switch dt.ID() {
 	case arrow.NULL, arrow.RUN_END_ENCODED:
 		bufs, out.Nulls = nil, 0

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -142,7 +143,8 @@ func (w *arrayWriter) record(out *Array, d *batch.Descriptor) error {
 	if err := w.buffers(out, []pointer{{}}); err != nil {
 		return err
 	}
-	return w.children(out, d.Schema.Fields(), 0)
+	sh := shape.Record(d.Schema)
+	return w.children(out, &sh, 0)
 }
 
 // header fills in what is the same in all structs.
@@ -172,19 +174,23 @@ func (w *arrayWriter) buffers(out *Array, p []pointer) error {
 	return nil
 }
 
-// children fills in the arrays of the fields, each with front rows before the batch's.
-func (w *arrayWriter) children(out *Array, fields []arrow.Field, front int64) (err error) {
-	at, structs, err := place[Array](w.mem, len(fields))
+// children fills in the arrays of the children, each with front rows before the batch's.
+func (w *arrayWriter) children(out *Array, sh *shape.Shape, front int64) (err error) {
+	if sh.NumChildren() == 0 {
+		return nil
+	}
+	at, structs, err := place[Array](w.mem, sh.NumChildren())
 	if err != nil {
 		return err
 	}
-	if out.Children, err = pointers(w.mem, at, len(fields), arraySize); err != nil {
+	if out.Children, err = pointers(w.mem, at, len(structs), arraySize); err != nil {
 		return err
 	}
-	out.NChildren = int64(len(fields))
-	for i, f := range fields {
-		w.path.push(f.Name)
-		if err := w.array(&structs[i], f.Type, front); err != nil {
+	out.NChildren = int64(len(structs))
+	for i := range structs {
+		name, dt := sh.Child(i)
+		w.path.push(name)
+		if err := w.array(&structs[i], dt, front); err != nil {
 			return err
 		}
 		w.path.pop()
@@ -208,8 +214,9 @@ func (w *arrayWriter) node() (n batch.Node, err error) {
 //
 // Buffers begin back rows before the batch's first: front, and what makes bitmaps begin with a byte.
 func (w *arrayWriter) array(out *Array, dt arrow.DataType, front int64) error {
-	if e, ok := dt.(arrow.ExtensionType); ok {
-		dt = e.StorageType()
+	sh, ok := shape.Of(dt)
+	if !ok {
+		return w.path.unsupported("the type %s", dt)
 	}
 	n, err := w.node()
 	if err != nil {
@@ -217,42 +224,41 @@ func (w *arrayWriter) array(out *Array, dt arrow.DataType, front int64) error {
 	}
 	w.header(out, n)
 	out.Length += front
-	switch t := dt.(type) {
-	case *arrow.NullType:
+	switch {
+	case sh.Null:
 		out.NullCount = out.Length
 		return nil
-	case *arrow.RunEndEncodedType:
+	case sh.Rows == shape.Runs:
 		out.Offset = w.body.base(w.body.next()+1, batch.Ends) - front // the run ends' second buffer; they come first
 		if out.Offset < 0 {
 			return w.path.invalid("%d rows before the first", front)
 		}
-		return w.children(out, t.Fields(), 0)
+		return w.children(out, &sh, 0)
 	}
 	r := rows{n: n.Length, front: front, nulls: n.Nulls}
-	bufs, err := w.spans(&r, kindsOf(dt))
+	bufs, err := w.spans(&r, sh.Buffers)
 	if err != nil {
 		return err
 	}
 	if out.Offset = r.back - front; front > 0 && bufs[0].at != 0 && n.Nulls > 0 {
 		out.NullCount = -1 // those before the first are not counted
 	}
-	if _, ok := dt.(arrow.BinaryViewDataType); ok {
+	if sh.Views {
 		return w.views(out, bufs)
 	}
 	if err := w.buffers(out, bufs); err != nil {
 		return err
 	}
-	switch t := dt.(type) {
-	case *arrow.DictionaryType:
-		return w.dictionary(out, t)
-	case *arrow.StructType, *arrow.SparseUnionType:
-		return w.children(out, t.(arrow.NestedType).Fields(), r.back)
-	case *arrow.FixedSizeListType:
-		return w.children(out, t.Fields(), r.back*int64(t.Len()))
-	case arrow.NestedType:
-		return w.children(out, t.Fields(), r.first)
+	if sh.Values != nil {
+		return w.dictionary(out, sh.Values)
 	}
-	return nil
+	switch front = r.first; sh.Rows {
+	case shape.Same:
+		front = r.back
+	case shape.Times:
+		front = r.back * sh.Size
+	}
+	return w.children(out, &sh, front)
 }
 
 // views appends the lengths of the data buffers, as one more buffer.
@@ -279,7 +285,7 @@ func (w *arrayWriter) views(out *Array, bufs []pointer) error {
 	return w.buffers(out, append(bufs, pointer{at: at}))
 }
 
-func (w *arrayWriter) dictionary(out *Array, t *arrow.DictionaryType) error {
+func (w *arrayWriter) dictionary(out *Array, dt arrow.DataType) error {
 	at, dict, err := place[Array](w.mem, 1)
 	if err != nil {
 		return err
@@ -288,7 +294,7 @@ func (w *arrayWriter) dictionary(out *Array, t *arrow.DictionaryType) error {
 	w.path.push("dictionary")
 	defer w.path.pop()
 	if len(w.body.nodes) == 0 || w.body.nodes[0].Nulls != batch.Outside {
-		return w.array(&dict[0], t.ValueType, 0)
+		return w.array(&dict[0], dt, 0)
 	}
 	n, _ := w.node()
 	if n.Length < 0 || n.Length >= int64(len(w.body.desc.Dictionaries)) {
@@ -303,7 +309,7 @@ func (w *arrayWriter) dictionary(out *Array, t *arrow.DictionaryType) error {
 	if w.body, err = inBody(desc, w.shared[i].Buffer()); err != nil {
 		return err
 	}
-	err = w.array(&dict[0], t.ValueType, 0)
+	err = w.array(&dict[0], dt, 0)
 	w.body = outer
 	return err
 }

@@ -1,69 +1,10 @@
 package cdevice
 
 import (
-	"github.com/apache/arrow-go/v18/arrow"
-
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
-
-// kind says what is in a buffer.
-type kind struct {
-	what  content
-	width int64 // of a value in bytes
-}
-
-type content uint8
-
-const (
-	validity content = iota
-	bits
-	values
-	offsets // one more than there are rows
-	spanned // bytes of which offsets tell
-)
-
-// kindsOf returns what is in the buffers of a type, but for the data of views.
-func kindsOf(dt arrow.DataType) []kind {
-	valid := kind{what: validity}
-	offset := kind{offsets, offsetWidth(dt.ID())}
-	switch t := dt.(type) {
-	case *arrow.SparseUnionType:
-		return []kind{{values, 1}}
-	case *arrow.DenseUnionType:
-		return []kind{{values, 1}, {values, 4}}
-	case *arrow.StructType, *arrow.FixedSizeListType:
-		return []kind{valid}
-	case *arrow.BooleanType:
-		return []kind{valid, {what: bits}}
-	case *arrow.ListViewType, *arrow.LargeListViewType:
-		return []kind{valid, {values, offset.width}, {values, offset.width}}
-	case arrow.NestedType:
-		return []kind{valid, offset}
-	case arrow.BinaryViewDataType:
-		return []kind{valid, {values, int64(arrow.ViewHeaderSizeBytes)}}
-	case arrow.BinaryDataType:
-		return []kind{valid, offset, {what: spanned}}
-	case *arrow.DictionaryType:
-		return []kind{valid, {values, widthOf(t.IndexType)}}
-	}
-	return []kind{valid, {values, widthOf(dt)}}
-}
-
-func offsetWidth(id arrow.Type) int64 {
-	switch id {
-	case arrow.LARGE_STRING, arrow.LARGE_BINARY, arrow.LARGE_LIST, arrow.LARGE_LIST_VIEW:
-		return 8
-	}
-	return 4
-}
-
-func widthOf(dt arrow.DataType) int64 {
-	if f, ok := dt.(arrow.FixedWidthDataType); ok {
-		return int64(f.Bytes())
-	}
-	return 0
-}
 
 // rows are those of an array that is exported.
 type rows struct {
@@ -73,41 +14,41 @@ type rows struct {
 	first    int64 // what their offsets begin with
 }
 
-// spans takes the next buffers, which are of these kinds, and finds out where they begin.
-func (w *arrayWriter) spans(r *rows, kinds []kind) (out []pointer, err error) {
+// spans takes the next buffers and finds out where they begin.
+func (w *arrayWriter) spans(r *rows, kinds []shape.Buffer) (out []pointer, err error) {
 	b := w.body
 	if len(kinds) > len(b.spans) {
 		return nil, w.path.invalid("the descriptor has no buffers for it")
 	}
 	r.back = r.front
 	for i, k := range kinds {
-		if k.what <= bits && b.spans[i].Length > 0 { // all bitmaps begin at the same bit
+		if (k.Role == shape.Validity || k.Role == shape.Bits) && b.spans[i].Length > 0 { // all bitmaps begin at the same bit
 			r.back += (b.base(b.next()+i, batch.Bits) - r.front) & 7
 			break
 		}
 	}
 	for i, k := range kinds {
-		before, need := int64(0), (r.n+r.back)*k.width
-		switch k.what {
-		case validity, bits:
+		before, need := int64(0), (r.n+r.back)*k.Width
+		switch k.Role {
+		case shape.Validity, shape.Bits:
 			before, need = (r.back-b.base(b.next(), batch.Bits))/8, (r.n+r.back+7)/8
-			if k.what == validity && r.nulls == 0 {
+			if k.Role == shape.Validity && r.nulls == 0 {
 				need = 0
-			} else if k.what == validity && b.spans[0].Length <= 0 && r.nulls < r.n {
+			} else if k.Role == shape.Validity && b.spans[0].Length <= 0 && r.nulls < r.n {
 				return nil, w.path.invalid("%d nulls and no validity", r.nulls)
 			}
-		case values:
-			before = r.back * k.width
-		case offsets:
-			before, need = r.back*k.width, need+k.width
+		case shape.Offsets: // one more than there are rows
+			before, need = r.back*k.Width, need+k.Width
 			r.first = b.base(b.next(), batch.Lower)
 			if r.first > 0 && b.nothing(kinds[i+1:]) { // and nobody knows where that would be: zeros say the same
 				r.first, b.spans = 0, b.spans[1:]
 				out = append(out, pointer{zeros: need})
 				continue
 			}
-		case spanned:
+		case shape.Data:
 			before, need = r.first, 0
+		default:
+			before = r.back * k.Width
 		}
 		p, err := w.span(before, need)
 		if err != nil {
@@ -119,7 +60,7 @@ func (w *arrayWriter) spans(r *rows, kinds []kind) (out []pointer, err error) {
 }
 
 // nothing says whether the offsets in the next buffer show no bytes, if these are behind it, or no rows of the next array.
-func (p *places) nothing(behind []kind) bool {
+func (p *places) nothing(behind []shape.Buffer) bool {
 	if len(behind) > 0 {
 		return p.spans[1].Length <= 0
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -171,32 +172,31 @@ func (r *arrayReader) array(a *Array, dt arrow.DataType) (*convert.DeviceArray, 
 	if err := r.check(a, len(r.path)+1); err != nil {
 		return nil, err
 	}
-	for e, ok := dt.(arrow.ExtensionType); ok; e, ok = dt.(arrow.ExtensionType) {
-		dt = e.StorageType()
+	sh, ok := shape.Of(dt)
+	if !ok {
+		return nil, r.path.unsupported("the type %s", dt)
 	}
 	out := &convert.DeviceArray{Length: a.Length, Offset: a.Offset, Nulls: a.NullCount}
-	_, views := dt.(arrow.BinaryViewDataType)
-	if err := r.buffers(a, out, views); err != nil {
+	if err := r.buffers(a, out, sh.Views); err != nil {
 		return nil, err
 	}
 	if len(out.Buffers) > 0 && out.Buffers[0].Addr == 0 && out.Nulls == convert.Unknown {
 		out.Nulls = 0
 	}
 	var fields []arrow.Field
-	if n, ok := dt.(arrow.NestedType); ok {
+	if n, ok := sh.Type.(arrow.NestedType); ok {
 		fields = n.Fields()
 	}
 	var err error
 	if out.Children, err = r.children(a, fields); err != nil {
 		return nil, err
 	}
-	t, ok := dt.(*arrow.DictionaryType)
 	switch {
-	case ok != (a.Dictionary != 0):
+	case (sh.Values != nil) != (a.Dictionary != 0):
 		return nil, r.path.invalid("a dictionary is there: %v", a.Dictionary != 0)
-	case ok:
+	case sh.Values != nil:
 		r.path.push("dictionary")
-		out.Dictionary, err = r.array(at[Array](a.Dictionary), t.ValueType)
+		out.Dictionary, err = r.array(at[Array](a.Dictionary), sh.Values)
 		r.path.pop()
 	}
 	return out, err

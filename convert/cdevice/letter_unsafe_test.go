@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -191,28 +192,25 @@ func (l *letter) read(a *Array, dt arrow.DataType) *array.Data {
 	if a.Release == 0 || a.Length < 0 || a.Offset < 0 {
 		l.bad("%s: %+v", dt, *a)
 	}
-	kinds, views := kindsOf(dt), false
+	sh, _ := shape.Of(dt)
+	kinds, views := sh.Buffers, sh.Views
 	rows := a.Offset + a.Length
 	p := several[uintptr](a.Buffers, a.NBuffers)
 	var bufs []*arrowmemory.Buffer
 	nulls := 0
-	switch dt.(type) {
-	case *arrow.NullType:
-		kinds, bufs, nulls = nil, append(bufs, nil), int(a.Length)
-	case *arrow.RunEndEncodedType:
-		kinds, bufs = nil, append(bufs, nil)
-	case arrow.UnionType:
+	if !sh.HasValidity() { // for which arrow-go's arrays have room
 		bufs = append(bufs, nil)
-	case arrow.BinaryViewDataType:
-		views = true
+	}
+	if sh.Null {
+		nulls = int(a.Length)
 	}
 	if want := len(kinds); !views && len(p) != want || views && len(p) < want+1 {
 		l.bad("%s: %d buffers, want %d", dt, len(p), want)
 		return nil
 	}
 	for i, k := range kinds {
-		switch k.what {
-		case validity:
+		switch k.Role {
+		case shape.Validity:
 			if p[i] == 0 {
 				if a.NullCount > 0 {
 					l.bad("%s: %d nulls and no validity", dt, a.NullCount)
@@ -225,19 +223,19 @@ func (l *letter) read(a *Array, dt arrow.DataType) *array.Data {
 				l.bad("%s: %d nulls are told, %d are there", dt, a.NullCount, nulls)
 			}
 			bufs = append(bufs, b)
-		case bits:
+		case shape.Bits:
 			bufs = append(bufs, l.bytes(p[i], (rows+7)/8))
-		case values:
-			bufs = append(bufs, l.bytes(p[i], rows*k.width))
-		case offsets:
-			bufs = append(bufs, l.bytes(p[i], (rows+1)*k.width))
-		case spanned:
+		case shape.Offsets:
+			bufs = append(bufs, l.bytes(p[i], (rows+1)*k.Width))
+		case shape.Data:
 			b := bufs[1].Bytes()
 			last := int64(0)
 			if len(b) > 0 {
-				last = offsetOf(b, offsetWidth(dt.ID()))
+				last = offsetOf(b, kinds[i-1].Width)
 			}
 			bufs = append(bufs, l.bytes(p[i], last))
+		default:
+			bufs = append(bufs, l.bytes(p[i], rows*k.Width))
 		}
 	}
 	if views {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
@@ -52,7 +53,7 @@ type cutColumn struct {
 	text       []textRows // for each of parts
 }
 
-// textRows is which bytes of a textPart the rows have.
+// textRows is which bytes of a shape.Data the rows have.
 type textRows struct{ first, last int64 }
 
 // base is from where on the text is read: a multiple of alignSmall.
@@ -157,7 +158,7 @@ func (c *cutColumn) choose(of *Columns, rows int64) ([]Bound, error) {
 	var bounds []Bound
 	c.text = make([]textRows, len(c.parts))
 	for i, p := range c.parts {
-		if p.role != textPart || p.scale < 0 {
+		if p.Role != shape.Data || p.scale < 0 {
 			continue
 		}
 		t := &c.text[i]
@@ -170,11 +171,11 @@ func (c *cutColumn) choose(of *Columns, rows int64) ([]Bound, error) {
 			if row == 0 || row == rows {
 				continue
 			}
-			at := row * p.scale * offsets.width
-			if at > offsets.span.Length-offsets.width {
+			at := row * p.scale * offsets.Width
+			if at > offsets.span.Length-offsets.Width {
 				return nil, path(nil).invalid("offsets of %d bytes end before row %d", offsets.span.Length, row)
 			}
-			bounds = append(bounds, Bound{At: offsets.span.Offset + at, width: offsets.width, to: to})
+			bounds = append(bounds, Bound{At: offsets.span.Offset + at, width: offsets.Width, to: to})
 		}
 	}
 	return bounds, nil
@@ -192,14 +193,14 @@ func (c *cutColumn) needed(i int) (batch.Span, error) {
 	}
 	at, n := c.begin*p.scale, (c.end-c.begin)*p.scale
 	var off, length int64
-	switch p.role {
-	case nullBits, bitValues:
+	switch p.Role {
+	case shape.Validity, shape.Bits:
 		off, length = at/8, (n+7)/8
-	case fixedValues:
-		off, length = at*p.width, n*p.width
-	case offsetsPart:
-		off, length = at*p.width, (n+1)*p.width
-	case textPart:
+	case shape.Values:
+		off, length = at*p.Width, n*p.Width
+	case shape.Offsets:
+		off, length = at*p.Width, (n+1)*p.Width
+	case shape.Data:
 		off = c.text[i].base()
 		length = c.text[i].last - off
 	}
@@ -232,12 +233,12 @@ func (p *ColumnPlan) describe(shared []batch.Shared) error {
 			if !c.cut || part.scale < 0 || s.Length <= 0 {
 				continue
 			}
-			switch part.role {
-			case nullBits:
+			switch part.Role {
+			case shape.Validity:
 				p.bitmaps = append(p.bitmaps, bitmapAt{nodes + part.node, spans + j})
-			case offsetsPart:
+			case shape.Offsets:
 				if base := c.text[j+1].base(); base > 0 {
-					p.offsets = append(p.offsets, offsetsAt{spans + j, part.width, base})
+					p.offsets = append(p.offsets, offsetsAt{spans + j, part.Width, base})
 				}
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/shape"
 )
 
 // imageColumn is one column of an image: its arrays and buffers, depth first.
@@ -27,24 +28,11 @@ type columnNode struct {
 
 // columnPart is one buffer.
 type columnPart struct {
+	shape.Buffer
 	span  batch.Span // in the image
 	node  int        // of the column: the array that has it
-	role  role
-	width int64 // of a value or an offset, bytes
-	scale int64
+	scale int64      // that of the array; dependent if the buffer cannot be cut
 }
-
-// role is what a buffer has for each value.
-type role int
-
-const (
-	wholePart   role = iota // whatever it has, it cannot be cut
-	nullBits                // a bit that says whether it is null
-	bitValues               // a bit
-	fixedValues             // width bytes
-	offsetsPart             // an offset of width bytes, and one more at the end
-	textPart                // the bytes between two offsets of the part before
-)
 
 // dependent is the scale of an array whose length is not a multiple of the rows.
 const dependent = -1
@@ -91,11 +79,6 @@ func (w *columnWalk) child(name string, dt arrow.DataType, scale, rows int64) er
 	return err
 }
 
-// inside walks children of which the rows say nothing.
-func (w *columnWalk) inside(name string, dt arrow.DataType) error {
-	return w.child(name, dt, dependent, 0)
-}
-
 // node takes the next node.
 func (w *columnWalk) node(n columnNode) (batch.Node, error) {
 	if len(w.nodes) == 0 {
@@ -107,88 +90,111 @@ func (w *columnWalk) node(n columnNode) (batch.Node, error) {
 	return n.Node, nil
 }
 
-// parts takes the next spans, which have one role.
-func (w *columnWalk) parts(n int64, p columnPart) error {
-	if n > int64(len(w.spans)) || n < 0 {
-		return w.path.invalid("the descriptor has no buffer for it")
-	}
-	for _, s := range w.spans[:n] {
-		p.span = s
-		w.column.parts = append(w.column.parts, p)
-	}
-	w.spans = w.spans[n:]
-	return nil
-}
-
 // array takes what an array of type dt has. It has scale values for each of the
 // column's rows.
 func (w *columnWalk) array(dt arrow.DataType, scale, rows int64) error {
-	dt = Storage(dt)
+	sh, ok := shape.Of(dt)
+	if !ok {
+		return w.path.invalid("no image of the type %s", dt)
+	}
 	at := len(w.column.nodes)
-	n, err := w.node(columnNode{scale: scale, onlyNull: dt.ID() == arrow.NULL})
+	n, err := w.node(columnNode{scale: scale, onlyNull: sh.Null})
 	if err != nil {
 		return err
 	}
 	if scale >= 0 && !hasRows(n, scale, rows) {
 		w.column.byRows, scale = false, dependent
 	}
-	part := columnPart{node: at, scale: scale}
-	switch t := dt.(type) {
-	case *arrow.NullType:
-		return nil
-	case *arrow.RunEndEncodedType:
+	if sh.Rows == shape.Runs {
 		w.column.byRows = w.column.byRows && scale < 0
-		if err := w.inside("run_ends", t.RunEnds()); err != nil {
+	}
+	for _, b := range sh.Buffers {
+		if err := w.part(&sh, columnPart{Buffer: b, node: at, scale: scale}); err != nil {
 			return err
 		}
-		return w.inside("values", t.Encoded())
-	case arrow.UnionType:
-		return w.union(t, part)
 	}
-	if err := w.aligned(1, part, nullBits, 0, 8*alignSmall); err != nil {
+	if sh.Views {
+		if err := w.viewed(columnPart{node: at}); err != nil {
+			return err
+		}
+	}
+	switch sh.Rows {
+	case shape.Times:
+		scale = w.times(scale, sh.Size)
+	case shape.Between, shape.Shown, shape.Runs:
+		scale, rows = dependent, 0 // of which the rows say nothing
+	}
+	for i := range sh.NumChildren() {
+		name, dt := sh.Child(i)
+		if err := w.child(name, dt, scale, rows); err != nil {
+			return err
+		}
+	}
+	if sh.Values != nil {
+		return w.dictionary(sh.Values)
+	}
+	return nil
+}
+
+// part takes the next span, and says at which rows it can be cut.
+func (w *columnWalk) part(sh *shape.Shape, p columnPart) error {
+	if len(w.spans) == 0 {
+		return w.path.invalid("the descriptor has no buffer for it")
+	}
+	if p.Width < 0 {
+		return w.path.invalid("values of %d bytes", p.Width)
+	}
+	p.span, w.spans = w.spans[0], w.spans[1:]
+	granule := int64(1) // rows at whose multiples it can be cut; 0 for none
+	switch p.Role {
+	case shape.Validity, shape.Bits:
+		granule = 8 * alignSmall
+	case shape.Values:
+		for granule = alignSmall; granule > 1 && (granule/2*p.Width)%alignSmall == 0; granule /= 2 {
+		}
+	case shape.Offsets:
+		granule = alignSmall / p.Width
+		if sh.Rows == shape.Between {
+			granule = 0
+		}
+	case shape.Data:
+	default:
+		granule = 0
+	}
+	if granule == 0 {
+		w.column.byRows = w.column.byRows && p.scale < 0
+		p.scale = dependent
+	} else if p.scale >= 0 && p.span.Length > 0 {
+		w.column.granule = max(w.column.granule, granule) // powers of two
+	}
+	w.column.parts = append(w.column.parts, p)
+	return nil
+}
+
+// viewed takes as many data buffers as the node behind the views says.
+func (w *columnWalk) viewed(p columnPart) error {
+	data, err := w.node(columnNode{scale: dependent})
+	if err != nil {
 		return err
 	}
-	switch t := dt.(type) {
-	case *arrow.BooleanType:
-		return w.aligned(1, part, bitValues, 0, 8*alignSmall)
-	case arrow.BinaryViewDataType:
-		return w.views(part)
-	case arrow.BinaryDataType:
-		width := offsetWidth(dt.ID())
-		if err := w.aligned(1, part, offsetsPart, width, alignSmall/width); err != nil {
-			return err
-		}
-		return w.aligned(1, part, textPart, 0, 1)
-	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
-		return w.lists(1, part, t.(arrow.ListLikeType).Elem())
-	case *arrow.ListViewType, *arrow.LargeListViewType:
-		return w.lists(2, part, t.(arrow.ListLikeType).Elem())
-	case *arrow.FixedSizeListType:
-		return w.child("[]", t.Elem(), w.times(scale, int64(t.Len())), rows)
-	case *arrow.StructType:
-		for i := range t.NumFields() {
-			if err := w.child(t.Field(i).Name, t.Field(i).Type, scale, rows); err != nil {
-				return err
-			}
-		}
-		return nil
-	case *arrow.DictionaryType:
-		index, ok := t.IndexType.(arrow.FixedWidthDataType)
-		if !ok {
-			return w.path.invalid("indices of type %s", t.IndexType)
-		}
-		if err := w.fixed(part, int64(index.Bytes())); err != nil {
-			return err
-		}
-		if len(w.nodes) > 0 && w.nodes[0].Nulls == batch.Outside {
-			_, err := w.node(columnNode{scale: dependent})
-			return err
-		}
-		return w.inside("dictionary", t.ValueType)
-	case arrow.FixedWidthDataType:
-		return w.fixed(part, int64(t.Bytes()))
+	if data.Length < 0 || data.Length > int64(len(w.spans)) {
+		return w.path.invalid("the descriptor has no buffer for it")
 	}
-	return w.path.invalid("no image of the type %s", dt)
+	p.scale = dependent
+	for _, p.span = range w.spans[:data.Length] {
+		w.column.parts = append(w.column.parts, p)
+	}
+	w.spans = w.spans[data.Length:]
+	return nil
+}
+
+// dictionary takes a dictionary, of which the rows say nothing.
+func (w *columnWalk) dictionary(dt arrow.DataType) error {
+	if len(w.nodes) > 0 && w.nodes[0].Nulls == batch.Outside {
+		_, err := w.node(columnNode{scale: dependent})
+		return err
+	}
+	return w.child("dictionary", dt, dependent, 0)
 }
 
 // hasRows says whether an array has scale values for each row.
@@ -209,71 +215,4 @@ func (w *columnWalk) times(scale, size int64) int64 {
 		return dependent
 	}
 	return scale * size
-}
-
-// aligned takes n spans that are cut at multiples of granule values only.
-func (w *columnWalk) aligned(n int64, p columnPart, r role, width, granule int64) error {
-	p.role, p.width = r, width
-	first := len(w.column.parts)
-	if err := w.parts(n, p); err != nil {
-		return err
-	}
-	for _, p := range w.column.parts[first:] {
-		if p.scale >= 0 && p.span.Length > 0 {
-			w.column.granule = max(w.column.granule, granule) // powers of two
-		}
-	}
-	return nil
-}
-
-func (w *columnWalk) fixed(p columnPart, width int64) error {
-	if width < 0 {
-		return w.path.invalid("values of %d bytes", width)
-	}
-	granule := int64(alignSmall)
-	for ; granule > 1 && (granule/2*width)%alignSmall == 0; granule /= 2 {
-	}
-	return w.aligned(1, p, fixedValues, width, granule)
-}
-
-// uncut takes n spans of an array that cannot be cut by rows.
-func (w *columnWalk) uncut(n int64, p columnPart) error {
-	w.column.byRows = w.column.byRows && p.scale < 0
-	p.role, p.scale = wholePart, dependent
-	return w.parts(n, p)
-}
-
-func (w *columnWalk) lists(n int64, p columnPart, elem arrow.DataType) error {
-	if err := w.uncut(n, p); err != nil {
-		return err
-	}
-	return w.inside("[]", elem)
-}
-
-// views takes the views and as many data buffers as the node behind them says.
-func (w *columnWalk) views(p columnPart) error {
-	if err := w.uncut(1, p); err != nil {
-		return err
-	}
-	data, err := w.node(columnNode{scale: dependent})
-	if err != nil {
-		return err
-	}
-	return w.uncut(data.Length, p)
-}
-
-func (w *columnWalk) union(t arrow.UnionType, p columnPart) error {
-	n := int64(1)
-	if t.Mode() == arrow.DenseMode {
-		n = 2
-	}
-	if err := w.uncut(n, p); err != nil {
-		return err
-	}
-	for _, f := range t.Fields() {
-		if err := w.inside(f.Name, f.Type); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -181,7 +182,7 @@ func checkNulls(t *testing.T, d arrow.ArrayData) {
 	}
 	nulls := 0
 	switch b := d.Buffers(); {
-	case Storage(d.DataType()).ID() == arrow.NULL:
+	case shape.Storage(d.DataType()).ID() == arrow.NULL:
 		nulls = d.Len()
 	case b[0] != nil:
 		for i := range d.Len() {

@@ -2,6 +2,8 @@ package image
 
 import (
 	"errors"
+	"math"
+	"slices"
 	"sort"
 	"sync/atomic"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -380,9 +383,43 @@ func (o *opener) validity(n batch.Node) (*memory.Buffer, error) {
 	return b, err
 }
 
-// newData makes the data and gives up the references to what it is made of.
-func newData(dt arrow.DataType, n batch.Node, bufs []*memory.Buffer, children ...arrow.ArrayData) *array.Data {
-	d := array.NewData(dt, int(n.Length), bufs, children, int(n.Nulls), 0)
+// array opens the next array, of type dt. Whoever gets the data releases it.
+func (o *opener) array(dt arrow.DataType) (*array.Data, error) {
+	n, err := o.node()
+	if err != nil {
+		return nil, err
+	}
+	sh, ok := shape.Of(dt)
+	switch {
+	case !ok:
+		return nil, o.path.invalid("no image of the type %s", dt)
+	case sh.Null && n.Nulls != n.Length:
+		return nil, o.path.invalid("%d of %d nulls", n.Nulls, n.Length)
+	case !sh.Null && !sh.HasValidity() && n.Nulls != 0:
+		return nil, o.path.invalid("%d nulls of a %s, which has none of its own", n.Nulls, sh.Type.Name())
+	}
+	bufs, last, err := o.buffers(&sh, n)
+	if err != nil {
+		return nil, err
+	}
+	children, err := o.children(&sh, n, last)
+	if err != nil {
+		return nil, err
+	}
+	var d *array.Data
+	if sh.Values == nil {
+		d = array.NewData(dt, int(n.Length), bufs, children, int(n.Nulls), 0)
+	} else {
+		dict, outside, err := o.dictionary(sh.Values)
+		if err != nil {
+			return nil, err
+		}
+		d = array.NewDataWithDictionary(dt, int(n.Length), bufs, int(n.Nulls), 0, dict)
+		dict.Release()
+		if outside {
+			o.holders = append(o.holders, d)
+		}
+	}
 	for _, b := range bufs {
 		if b != nil {
 			b.Release()
@@ -391,63 +428,104 @@ func newData(dt arrow.DataType, n batch.Node, bufs []*memory.Buffer, children ..
 	for _, c := range children {
 		c.Release()
 	}
-	return d
+	return d, nil
 }
 
-// array opens the next array, of type dt. Whoever gets the data releases it.
-func (o *opener) array(dt arrow.DataType) (*array.Data, error) {
-	n, err := o.node()
-	if err != nil {
-		return nil, err
+// buffers takes the buffers of an array, and returns the last of its offsets. arrow-go wants room
+// for a validity where there is none.
+func (o *opener) buffers(sh *shape.Shape, n batch.Node) (bufs []*memory.Buffer, last int64, err error) {
+	bufs = make([]*memory.Buffer, 0, 3)
+	if !sh.HasValidity() {
+		bufs = append(bufs, nil)
 	}
-	switch t := Storage(dt).(type) {
-	case *arrow.NullType:
-		if n.Nulls != n.Length {
-			return nil, o.path.invalid("%d of %d nulls", n.Nulls, n.Length)
+	for _, b := range sh.Buffers {
+		var buf *memory.Buffer
+		switch b.Role {
+		case shape.Validity:
+			buf, err = o.validity(n)
+		case shape.Bits:
+			buf, err = o.must(n, (n.Length+7)/8)
+		case shape.Offsets:
+			buf, last, err = o.offsets(n, b.Width)
+		case shape.Data:
+			if buf, err = o.buffer(last); err == nil && buf == nil && last > 0 {
+				err = o.path.invalid("the values are missing")
+			}
+		default:
+			if b.Width < 0 || b.Width > 0 && n.Length > (1<<62)/b.Width {
+				return nil, 0, o.path.invalid("%d values of %d bytes", n.Length, b.Width)
+			}
+			buf, err = o.must(n, n.Length*b.Width)
 		}
-		return newData(dt, n, []*memory.Buffer{nil}), nil
-	case *arrow.RunEndEncodedType:
-		return o.runs(dt, t, n)
-	case arrow.UnionType:
-		return o.union(dt, t, n)
-	}
-	valid, err := o.validity(n)
-	if err != nil {
-		return nil, err
-	}
-	switch t := Storage(dt).(type) {
-	case *arrow.BooleanType:
-		return o.flat(dt, n, valid, (n.Length+7)/8)
-	case arrow.BinaryViewDataType:
-		return o.views(dt, n, valid)
-	case arrow.BinaryDataType:
-		return o.binary(dt, n, valid, offsetWidth(t.ID()))
-	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
-		return o.list(dt, t.(arrow.ListLikeType), n, valid)
-	case *arrow.ListViewType, *arrow.LargeListViewType:
-		return o.listView(dt, t.(arrow.ListLikeType), n, valid)
-	case *arrow.FixedSizeListType:
-		return o.fixedSizeList(dt, t, n, valid)
-	case *arrow.StructType:
-		return o.fields(dt, t, n, valid)
-	case *arrow.DictionaryType:
-		return o.dictionary(dt, t, n, valid)
-	case arrow.FixedWidthDataType:
-		width := int64(t.Bytes())
-		if width < 0 || width > 0 && n.Length > (1<<62)/width {
-			return nil, o.path.invalid("%d values of %d bytes", n.Length, width)
+		if err != nil {
+			return nil, 0, err
 		}
-		return o.flat(dt, n, valid, n.Length*width)
+		bufs = append(bufs, buf)
 	}
-	return nil, o.path.invalid("no image of the type %s", dt)
+	if sh.Views {
+		bufs, err = o.viewed(bufs)
+	}
+	return bufs, last, err
 }
 
-func (o *opener) flat(dt arrow.DataType, n batch.Node, valid *memory.Buffer, need int64) (*array.Data, error) {
-	values, err := o.must(n, need)
+// viewed takes as many data buffers as the node behind the views says.
+func (o *opener) viewed(bufs []*memory.Buffer) ([]*memory.Buffer, error) {
+	data, err := o.node()
 	if err != nil {
 		return nil, err
 	}
-	return newData(dt, n, []*memory.Buffer{valid, values}), nil
+	if data.Nulls != 0 || data.Length > int64(len(o.spans)) {
+		return nil, o.path.invalid("%d data buffers of which the descriptor has %d", data.Length, len(o.spans))
+	}
+	for range data.Length {
+		b, err := o.buffer(0)
+		if err != nil {
+			return nil, err
+		}
+		if b == nil {
+			return nil, o.path.invalid("a data buffer is missing")
+		}
+		bufs = append(bufs, b)
+	}
+	return bufs, nil
+}
+
+// children opens the children, each of which must have the rows that the array shows of it. last
+// is the last offset.
+func (o *opener) children(sh *shape.Shape, n batch.Node, last int64) ([]arrow.ArrayData, error) {
+	if sh.NumChildren() == 0 {
+		return nil, nil
+	}
+	rows := n.Length
+	switch sh.Rows {
+	case shape.Times:
+		if sh.Size < 0 || sh.Size > 0 && n.Length > math.MaxInt64/sh.Size {
+			return nil, o.path.invalid("%d lists of %d", n.Length, sh.Size)
+		}
+		rows *= sh.Size
+	case shape.Between:
+		rows = last
+	case shape.Shown:
+		rows = 0
+	case shape.Runs:
+		rows = min(n.Length, 1)
+	}
+	children := make([]arrow.ArrayData, sh.NumChildren())
+	for i := range children {
+		name, dt := sh.Child(i)
+		c, err := o.child(name, dt, rows)
+		if err != nil {
+			return nil, err
+		}
+		children[i] = c
+		if sh.Rows == shape.Runs && i == 0 {
+			if err := o.runEnds(sh.Type.(*arrow.RunEndEncodedType), c, n.Length); err != nil {
+				return nil, err
+			}
+			rows = int64(c.Len())
+		}
+	}
+	return children, nil
 }
 
 // offsets takes the offsets of n lists and returns the last. Without lists
@@ -468,45 +546,79 @@ func (o *opener) offsets(n batch.Node, width int64) (b *memory.Buffer, last int6
 	return b, last, err
 }
 
-func (o *opener) binary(dt arrow.DataType, n batch.Node, valid *memory.Buffer, width int64) (*array.Data, error) {
-	offsets, last, err := o.offsets(n, width)
-	if err != nil {
-		return nil, err
+// child opens a child under its name. It must have at least n rows.
+func (o *opener) child(name string, dt arrow.DataType, n int64) (*array.Data, error) {
+	o.path.push(name)
+	d, err := o.array(dt)
+	if err == nil && int64(d.Len()) < n {
+		err = o.path.invalid("%d values where %d are needed", d.Len(), n)
 	}
-	values, err := o.buffer(last)
-	if err != nil {
-		return nil, err
-	}
-	if values == nil && last > 0 {
-		return nil, o.path.invalid("the values are missing")
-	}
-	return newData(dt, n, []*memory.Buffer{valid, offsets, values}), nil
+	o.path.pop()
+	return d, err
 }
 
-// views takes the views and as many data buffers as the node behind them says.
-func (o *opener) views(dt arrow.DataType, n batch.Node, valid *memory.Buffer) (*array.Data, error) {
-	v, err := o.must(n, n.Length*viewWidth)
+// runEnds checks that the run ends reach to the last row.
+func (o *opener) runEnds(t *arrow.RunEndEncodedType, ends *array.Data, rows int64) error {
+	if !t.ValidRunEndsType(t.RunEnds()) {
+		return o.path.invalid("run ends of type %s", t.RunEnds())
+	}
+	if rows == 0 {
+		return nil
+	}
+	b := ends.Buffers()[1]
+	width := int64(t.RunEnds().(arrow.FixedWidthDataType).Bytes())
+	if b == nil || ends.NullN() != 0 || signed(b.Bytes(), width, int64(ends.Len())-1) < rows {
+		return o.path.invalid("the runs end before row %d", rows)
+	}
+	return nil
+}
+
+// dictionary takes a dictionary, and says whether it is an image of its own. One that lies where
+// one before it does becomes the same array, as it was when it was laid out.
+func (o *opener) dictionary(dt arrow.DataType) (_ *array.Data, outside bool, err error) {
+	if len(o.nodes) == 0 || o.nodes[0].Nulls != batch.Outside {
+		d, err := o.sharedDict(dt)
+		return d, false, err
+	}
+	i := o.nodes[0].Length
+	o.nodes = o.nodes[1:]
+	if i < 0 || i >= int64(len(o.desc.Dictionaries)) || o.find == nil {
+		return nil, false, o.path.invalid("dictionary %d of %d", i, len(o.desc.Dictionaries))
+	}
+	d, err := o.find(o.desc.Dictionaries[i], dt)
+	return d, true, err
+}
+
+func (o *opener) sharedDict(dt arrow.DataType) (*array.Data, error) {
+	all, begin := o.desc.Buffers, len(o.desc.Buffers)-len(o.spans)
+	o.filled = max(o.filled, begin)
+	first := firstByteOf(all[o.filled:])
+	o.filled += first.i
+	first.i = o.filled - begin
+	if i := o.at.Find(len(o.dicts), func(i int) firstByte { return firstByteOf(o.dicts[i].spans) }, first); i >= 0 && o.isNext(&o.dicts[i], dt) {
+		e := &o.dicts[i]
+		o.nodes, o.spans = o.nodes[len(e.nodes):], o.spans[len(e.spans):]
+		e.data.Retain()
+		o.holders = append(o.holders, e.data) // it may have a dictionary outside
+		return e.data, nil
+	}
+	e := openDict{dt: dt, nodes: o.nodes, spans: o.spans}
+	d, err := o.child("dictionary", dt, 0)
 	if err != nil {
 		return nil, err
 	}
-	data, err := o.node()
-	if err != nil {
-		return nil, err
+	e.data = d
+	e.nodes = e.nodes[:len(e.nodes)-len(o.nodes)]
+	e.spans = e.spans[:len(e.spans)-len(o.spans)]
+	if first.i < len(e.spans) { // else nothing says that another is the same
+		o.dicts = append(o.dicts, e)
 	}
-	if data.Nulls != 0 || data.Length > int64(len(o.spans)) {
-		return nil, o.path.invalid("%d data buffers of which the descriptor has %d", data.Length, len(o.spans))
-	}
-	bufs := make([]*memory.Buffer, 2, 2+data.Length)
-	bufs[0], bufs[1] = valid, v
-	for range data.Length {
-		b, err := o.buffer(0)
-		if err != nil {
-			return nil, err
-		}
-		if b == nil {
-			return nil, o.path.invalid("a data buffer is missing")
-		}
-		bufs = append(bufs, b)
-	}
-	return newData(dt, n, bufs), nil
+	return d, nil
+}
+
+// isNext says whether the next dictionary is e, of type dt.
+func (o *opener) isNext(e *openDict, dt arrow.DataType) bool {
+	return len(e.nodes) <= len(o.nodes) && len(e.spans) <= len(o.spans) &&
+		slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) && slices.Equal(e.spans, o.spans[:len(e.spans)]) &&
+		equal.Types(e.dt, dt)
 }

@@ -135,7 +135,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"huge fixed-size list", arrow.FixedSizeListOf(1<<30, i32), -1, func(d desc, _ []byte) { d.Rows, d.Nodes[0].Length = 1<<40, 1<<40 }, "1099511627776 lists of 1073741824"},
 		{"short field", arrow.StructOf(arrow.Field{Name: "x", Type: i32}), 0, func(d desc, _ []byte) { d.Nodes[1].Length-- }, "c0.x: 99 values where 100"},
 		{"short union", arrow.SparseUnionOf([]arrow.Field{{Name: "x", Type: i32}}, []int8{0}), 0, func(d desc, _ []byte) { d.Nodes[1].Length-- }, "c0.x: 99"},
-		{"a union's nulls", arrow.SparseUnionOf([]arrow.Field{{Name: "x", Type: i32}}, []int8{0}), 0, func(d desc, _ []byte) { d.Nodes[0].Nulls = 1 }, "a union with 1 nulls"},
+		{"a union's nulls", arrow.SparseUnionOf([]arrow.Field{{Name: "x", Type: i32}}, []int8{0}), 0, func(d desc, _ []byte) { d.Nodes[0].Nulls = 1 }, "1 nulls of a sparse_union"},
 		{"no dense offsets", arrow.DenseUnionOf([]arrow.Field{{Name: "x", Type: i32}}, []int8{0}), 0, func(d desc, _ []byte) { d.Buffers[1] = batch.Absent }, "missing"},
 		{"early end", arrow.RunEndEncodedOf(i32, i32), 0, func(d desc, _ []byte) { d.Nodes[1].Length--; d.Nodes[2].Length-- }, "the runs end before row 100"},
 		{"no runs", arrow.RunEndEncodedOf(i32, i32), 0, func(d desc, _ []byte) { d.Nodes[1].Length = 0 }, "0 values where 1"},

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -31,6 +32,7 @@ type planner struct {
 	outside *outside              // nil until a dictionary is an image of its own
 	uses    []*Layout             // those that nodes here refer to
 	numbers lookup.Table[*Layout] // of uses
+	spanned [1]extent             // what buffers returns for offsets
 }
 
 // outside is the dictionaries of a record that are images of their own.
@@ -74,17 +76,6 @@ func (p path) invalid(format string, args ...any) error {
 	return &InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
 }
 
-// Storage returns the type under all extensions.
-func Storage(dt arrow.DataType) arrow.DataType {
-	for {
-		e, ok := dt.(arrow.ExtensionType)
-		if !ok {
-			return dt
-		}
-		dt = e.StorageType()
-	}
-}
-
 func (p *planner) record(rec arrow.RecordBatch, schema *arrow.Schema) error {
 	rows, cols := rec.NumRows(), int(rec.NumCols())
 	if rows < 0 {
@@ -123,63 +114,96 @@ func (p *planner) array(dt arrow.DataType, d arrow.ArrayData, from, n int64) err
 	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
 		return p.path.invalid("no data")
 	}
-	dt = Storage(dt)
+	sh, ok := shape.Of(dt)
 	off, length := int64(d.Offset()), int64(d.Len())
 	switch {
+	case !ok:
+		return p.path.invalid("no layout for the type %s", dt)
 	case off < 0 || length < 0 || off > math.MaxInt64-length:
 		return p.path.invalid("offset %d, length %d", off, length)
 	case from < 0 || n < 0 || n > length || from > length-n:
 		return p.path.invalid("%d rows from %d on of an array of %d", n, from, length)
-	case Storage(d.DataType()).ID() != dt.ID():
-		return p.path.invalid("the data is of type %s, the field of type %s", d.DataType(), dt)
+	case shape.Storage(d.DataType()).ID() != sh.Type.ID():
+		return p.path.invalid("the data is of type %s, the field of type %s", d.DataType(), sh.Type)
+	case sh.NumChildren() > 0 && len(d.Children()) != sh.NumChildren():
+		return p.path.invalid("%d children, want %d", len(d.Children()), sh.NumChildren())
 	}
 	s := slice{d: d, at: off + from, n: n}
-	switch dt.ID() {
-	case arrow.NULL:
+	switch {
+	case sh.Null:
 		p.node(n, n)
 		return nil
-	case arrow.RUN_END_ENCODED:
+	case sh.HasValidity():
+		var err error
+		if s.nulls, err = p.validity(s); err != nil {
+			return err
+		}
+	default:
 		p.node(n, 0)
-		return p.runs(dt.(*arrow.RunEndEncodedType), s)
-	case arrow.SPARSE_UNION, arrow.DENSE_UNION:
-		p.node(n, 0)
-		return p.union(dt.(arrow.UnionType), s)
 	}
-	nulls, err := p.validity(s)
+	if sh.Rows == shape.Runs {
+		return p.runs(sh.Type.(*arrow.RunEndEncodedType), s)
+	}
+	shown, err := p.buffers(&sh, s)
 	if err != nil {
 		return err
 	}
-	s.nulls = nulls
-	switch t := dt.(type) {
-	case *arrow.BooleanType:
-		return p.booleans(s)
-	case arrow.BinaryViewDataType:
-		return p.views(s)
-	case arrow.BinaryDataType:
-		return p.binary(s, offsetWidth(dt.ID()))
-	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
-		return p.list(t.(arrow.ListLikeType), s)
-	case *arrow.ListViewType, *arrow.LargeListViewType:
-		return p.listView(t.(arrow.ListLikeType), s)
-	case *arrow.FixedSizeListType:
-		return p.fixedSizeList(t, s)
-	case *arrow.StructType:
-		return p.fields(t, s)
-	case *arrow.DictionaryType:
-		return p.dictionary(t, s)
-	case arrow.FixedWidthDataType:
-		return p.fixed(s, 1, int64(t.Bytes()))
+	for i, c := range d.Children()[:sh.NumChildren()] {
+		name, dt := sh.Child(i)
+		var e extent
+		switch sh.Rows {
+		case shape.Same:
+			e = extent{s.at, s.at + n}
+		case shape.Times:
+			if sh.Size < 0 || sh.Size > 0 && s.at > math.MaxInt64/sh.Size-n {
+				return p.path.invalid("%d lists of %d", n, sh.Size)
+			}
+			e = extent{s.at * sh.Size, (s.at + n) * sh.Size}
+		case shape.Between:
+			e = shown[0]
+		case shape.Shown:
+			e = shown[i]
+		}
+		if err := p.child(name, dt, c, e.from, e.to-e.from); err != nil {
+			return err
+		}
 	}
-	return p.path.invalid("no layout for the type %s", dt)
+	if sh.Values != nil {
+		return p.dictionary(sh.Values, s)
+	}
+	return nil
 }
 
-// offsetWidth returns how many bytes an offset of a list or string has.
-func offsetWidth(id arrow.Type) int64 {
-	switch id {
-	case arrow.LARGE_STRING, arrow.LARGE_BINARY, arrow.LARGE_LIST, arrow.LARGE_LIST_VIEW:
-		return 8
+// buffers lays out the buffers of s but for its validity. It returns which values of each child
+// they show, if they say that.
+func (p *planner) buffers(sh *shape.Shape, s slice) (shown []extent, err error) {
+	first := 0 // where arrow-go has them: it leaves room for a validity
+	if !sh.HasValidity() {
+		first = 1
 	}
-	return 4
+	for i, b := range sh.Buffers {
+		switch b.Role {
+		case shape.Bits:
+			err = p.booleans(s)
+		case shape.Values, shape.Codes:
+			err = p.fixed(s, first+i, b.Width)
+		case shape.Offsets:
+			p.spanned[0], err = p.offsets(s, b.Width)
+			shown = p.spanned[:]
+		case shape.Data:
+			err = p.data(s, shown[0])
+		case shape.Views:
+			err = p.views(s)
+		case shape.Starts: // with the sizes
+			shown, err = p.listView(s, b.Width)
+		case shape.Places:
+			shown, err = p.denseOffsets(sh.Type.(arrow.UnionType), s)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return shown, nil
 }
 
 // slice is a run of rows of an array.
@@ -336,27 +360,27 @@ func (p *planner) fixed(s slice, i int, width int64) error {
 
 // offsets adds buffer 1, n+1 offsets, so that the first is 0, and returns which
 // bytes or values they span.
-func (p *planner) offsets(s slice, width int64) (first, last int64, err error) {
+func (p *planner) offsets(s slice, width int64) (e extent, err error) {
 	b, has, all, err := p.need(s, 1, width, 1)
 	switch {
 	case err != nil:
-		return 0, 0, err
+		return e, err
 	case !has:
 		p.absent()
-		return 0, 0, nil
+		return e, nil
 	case !all:
 		p.raw(nil)
-		return 0, 0, nil
+		return e, nil
 	}
 	b = b[s.at*width:][:(s.n+1)*width]
-	first, last = offsetAt(b, width, 0), offsetAt(b, width, s.n)
+	first, last := offsetAt(b, width, 0), offsetAt(b, width, s.n)
 	if first < 0 || last < first {
-		return 0, 0, p.path.invalid("offsets from %d to %d", first, last)
+		return e, p.path.invalid("offsets from %d to %d", first, last)
 	}
 	switch {
 	case s.n == 0:
 		p.raw(zeros[:width])
-		return 0, 0, nil
+		return e, nil
 	case first == 0:
 		p.raw(b)
 	case width == 4:
@@ -364,7 +388,7 @@ func (p *planner) offsets(s slice, width int64) (first, last int64, err error) {
 	default:
 		p.made(int64(len(b)), &lower64{b, uint64(first)})
 	}
-	return first, last, nil
+	return extent{first, last}, nil
 }
 
 var zeros [8]byte
@@ -376,91 +400,36 @@ func offsetAt(b []byte, width, i int64) int64 {
 	return int64(binary.LittleEndian.Uint64(b[8*i:]))
 }
 
-func (p *planner) binary(s slice, width int64) error {
-	first, last, err := p.offsets(s, width)
-	if err != nil {
-		return err
-	}
+// data adds buffer 2, the bytes that the offsets span.
+func (p *planner) data(s slice, e extent) error {
 	b, has := s.buffer(2)
 	switch {
-	case last > int64(len(b)):
-		return p.path.invalid("offsets reach to byte %d of %d", last, len(b))
+	case e.to > int64(len(b)):
+		return p.path.invalid("offsets reach to byte %d of %d", e.to, len(b))
 	case !has:
 		p.absent()
 	default:
-		p.raw(b[first:last])
+		p.raw(b[e.from:e.to])
 	}
 	return nil
 }
 
-func (p *planner) list(t arrow.ListLikeType, s slice) error {
-	children, err := p.children(s, 1)
-	if err != nil {
-		return err
-	}
-	first, last, err := p.offsets(s, offsetWidth(t.ID()))
-	if err != nil {
-		return err
-	}
-	return p.child("[]", t.Elem(), children[0], first, last-first)
-}
-
-func (p *planner) children(s slice, n int) ([]arrow.ArrayData, error) {
-	c := s.d.Children()
-	if len(c) != n {
-		return nil, p.path.invalid("%d children, want %d", len(c), n)
-	}
-	return c, nil
-}
-
-func (p *planner) fixedSizeList(t *arrow.FixedSizeListType, s slice) error {
-	children, err := p.children(s, 1)
-	if err != nil {
-		return err
-	}
-	size := int64(t.Len())
-	if size < 0 || size > 0 && s.at > math.MaxInt64/size-s.n {
-		return p.path.invalid("%d lists of %d", s.n, size)
-	}
-	return p.child("[]", t.Elem(), children[0], s.at*size, s.n*size)
-}
-
-func (p *planner) fields(t *arrow.StructType, s slice) error {
-	children, err := p.children(s, t.NumFields())
-	if err != nil {
-		return err
-	}
-	for i, c := range children {
-		f := t.Field(i)
-		if err := p.child(f.Name, f.Type, c, s.at, s.n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (p *planner) dictionary(t *arrow.DictionaryType, s slice) error {
-	index, ok := t.IndexType.(arrow.FixedWidthDataType)
-	if !ok {
-		return p.path.invalid("indices of type %s", t.IndexType)
-	}
-	if err := p.fixed(s, 1, int64(index.Bytes())); err != nil {
-		return err
-	}
+// dictionary lays out the dictionary of s, unless it is there already.
+func (p *planner) dictionary(dt arrow.DataType, s slice) error {
 	d := s.d.Dictionary()
 	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
 		if s.n > s.nulls {
 			return p.path.invalid("no dictionary")
 		}
-		p.empty(t.ValueType)
+		p.empty(dt)
 		return nil
 	}
-	if laid, ok := p.dicts[d]; ok && equal.Types(laid.dt, t.ValueType) {
+	if laid, ok := p.dicts[d]; ok && equal.Types(laid.dt, dt) {
 		p.nodes = append(p.nodes, p.nodes[laid.nodes[0]:laid.nodes[1]]...)
 		p.spans = append(p.spans, p.spans[laid.spans[0]:laid.spans[1]]...)
 		return nil
 	}
-	l, err := p.outsider(t.ValueType, d)
+	l, err := p.outsider(dt, d)
 	if err != nil {
 		return err
 	}
@@ -469,13 +438,13 @@ func (p *planner) dictionary(t *arrow.DictionaryType, s slice) error {
 		return nil
 	}
 	nodes, spans := len(p.nodes), len(p.spans)
-	if err := p.child("dictionary", t.ValueType, d, 0, int64(d.Len())); err != nil {
+	if err := p.child("dictionary", dt, d, 0, int64(d.Len())); err != nil {
 		return err
 	}
 	if p.dicts == nil {
 		p.dicts = make(map[arrow.ArrayData]laidDict)
 	}
-	p.dicts[d] = laidDict{t.ValueType, [2]int{nodes, len(p.nodes)}, [2]int{spans, len(p.spans)}}
+	p.dicts[d] = laidDict{dt, [2]int{nodes, len(p.nodes)}, [2]int{spans, len(p.spans)}}
 	return nil
 }
 
@@ -521,50 +490,22 @@ func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error
 	return l, nil
 }
 
-// empty lays out an array without rows and buffers, where the source has none.
+// empty lays out an array without rows and buffers, where the source has none. A type without a
+// shape has one that nobody can open.
 func (p *planner) empty(dt arrow.DataType) {
-	dt = Storage(dt)
+	sh, _ := shape.Of(dt)
 	p.node(0, 0)
-	switch t := dt.(type) {
-	case *arrow.NullType:
-		return
-	case *arrow.RunEndEncodedType:
-		p.empty(t.RunEnds())
-		p.empty(t.Encoded())
-		return
-	case arrow.UnionType:
-		p.absent()
-		if t.Mode() == arrow.DenseMode {
-			p.absent()
-		}
-	case arrow.BinaryViewDataType:
-		p.absent()
-		p.absent()
-		p.node(0, 0)
-		return
-	case arrow.BinaryDataType:
-		p.absent()
-		p.absent()
-		p.absent()
-		return
-	case *arrow.StructType, *arrow.FixedSizeListType:
-		p.absent()
-	case *arrow.ListViewType, *arrow.LargeListViewType:
-		p.absent()
-		p.absent()
-		p.absent()
-	case *arrow.DictionaryType:
-		p.absent()
-		p.absent()
-		p.empty(t.ValueType)
-		return
-	default: // fixed width, bits and lists
-		p.absent()
+	for range sh.Buffers {
 		p.absent()
 	}
-	if t, ok := dt.(arrow.NestedType); ok {
-		for _, f := range t.Fields() {
-			p.empty(f.Type)
-		}
+	if sh.Views {
+		p.node(0, 0)
+	}
+	for i := range sh.NumChildren() {
+		_, child := sh.Child(i)
+		p.empty(child)
+	}
+	if sh.Values != nil {
+		p.empty(sh.Values)
 	}
 }

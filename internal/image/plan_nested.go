@@ -10,10 +10,7 @@ import (
 
 // runs lays out the runs that s shows, with the ends counted from its first row.
 func (p *planner) runs(t *arrow.RunEndEncodedType, s slice) error {
-	children, err := p.children(s, 2)
-	if err != nil {
-		return err
-	}
+	children := s.d.Children()
 	index, ok := t.RunEnds().(arrow.FixedWidthDataType)
 	ends := children[0]
 	switch {
@@ -73,41 +70,13 @@ func signed(b []byte, width, i int64) int64 {
 	return int64(binary.LittleEndian.Uint64(b[8*i:]))
 }
 
-func (p *planner) union(t arrow.UnionType, s slice) error {
-	fields := t.Fields()
-	children, err := p.children(s, len(fields))
-	if err != nil {
-		return err
-	}
-	if err := p.fixed(s, 1, 1); err != nil {
-		return err
-	}
-	if t.Mode() == arrow.SparseMode {
-		for i, f := range fields {
-			if err := p.child(f.Name, f.Type, children[i], s.at, s.n); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	shown, err := p.denseOffsets(t, s, len(fields))
-	if err != nil {
-		return err
-	}
-	for i, f := range fields {
-		if err := p.child(f.Name, f.Type, children[i], shown[i].from, shown[i].to-shown[i].from); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // extent is the values of a child from from up to, and without, to.
 type extent struct{ from, to int64 }
 
 // denseOffsets adds the offsets of a dense union and returns which values of
 // each child they show.
-func (p *planner) denseOffsets(t arrow.UnionType, s slice, fields int) ([]extent, error) {
+func (p *planner) denseOffsets(t arrow.UnionType, s slice) ([]extent, error) {
+	fields := t.NumFields()
 	shown := make([]extent, fields)
 	b, has, all, err := p.need(s, 2, 4, 0)
 	switch {
@@ -159,21 +128,16 @@ func (p *planner) denseOffsets(t arrow.UnionType, s slice, fields int) ([]extent
 	return shown, nil
 }
 
-// listView lays out the values between the first and the last that a list
-// shows, and list views into them. Null lists are empty and begin at 0.
-func (p *planner) listView(t arrow.ListLikeType, s slice) error {
-	children, err := p.children(s, 1)
-	if err != nil {
-		return err
-	}
-	width := offsetWidth(t.ID())
+// listView adds list views, and returns the values between the first and the last that a list
+// shows, into which they are. Null lists are empty and begin at 0.
+func (p *planner) listView(s slice, width int64) ([]extent, error) {
 	offsets, has1, all1, err := p.need(s, 1, width, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	sizes, has2, all2, err := p.need(s, 2, width, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var shown extent
 	if s.n > 0 && all1 && all2 {
@@ -183,7 +147,7 @@ func (p *planner) listView(t arrow.ListLikeType, s slice) error {
 		}
 		l := listViews{offsets: offsets[s.at*width:][:s.n*width], sizes: sizes[s.at*width:][:s.n*width], valid: valid, at: s.at, width: width}
 		if shown, err = p.shown(&l, s.n); err != nil {
-			return err
+			return nil, err
 		}
 		if l.base = shown.from; l.base == 0 && valid == nil {
 			p.raw(l.offsets)
@@ -204,7 +168,7 @@ func (p *planner) listView(t arrow.ListLikeType, s slice) error {
 			}
 		}
 	}
-	return p.child("[]", t.Elem(), children[0], shown.from, shown.to-shown.from)
+	return []extent{shown}, nil
 }
 
 // shown returns which values the lists show.

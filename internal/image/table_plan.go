@@ -7,6 +7,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -146,104 +147,86 @@ type deviceRows struct {
 
 // array plans the n rows of a from the row from on.
 func (p *TablePlan) array(dt arrow.DataType, a *DeviceArray, from, n int64) error {
-	dt = Storage(dt)
+	sh, ok := shape.Of(dt)
 	switch {
+	case !ok:
+		return p.path.invalid("no layout for the type %s", dt)
 	case a == nil:
 		return p.path.invalid("no data")
 	case a.Offset < 0 || a.Length < 0 || a.Offset > maxRows || a.Length > maxRows || a.Nulls < Unknown || a.Nulls > a.Length:
 		return p.path.invalid("offset %d, length %d, %d nulls", a.Offset, a.Length, a.Nulls)
 	case from < 0 || n < 0 || n > a.Length || from > a.Length-n:
 		return p.path.invalid("%d rows from %d on of an array of %d", n, from, a.Length)
+	case len(a.Buffers) < len(sh.Buffers) || len(a.Buffers) > len(sh.Buffers) && !sh.Views:
+		return p.path.invalid("%d buffers of %s, want %d", len(a.Buffers), sh.Type, len(sh.Buffers))
+	case len(a.Children) != sh.NumChildren():
+		return p.path.invalid("%d children of %s, want %d", len(a.Children), sh.Type, sh.NumChildren())
 	}
 	s := deviceRows{DeviceArray: a, at: a.Offset + from, n: n}
-	buffers, children := shapeOf(dt)
-	_, views := dt.(arrow.BinaryViewDataType)
 	switch {
-	case len(a.Buffers) < buffers || len(a.Buffers) > buffers && !views:
-		return p.path.invalid("%d buffers of %s, want %d", len(a.Buffers), dt, buffers)
-	case len(a.Children) != children:
-		return p.path.invalid("%d children of %s, want %d", len(a.Children), dt, children)
-	}
-	switch t := dt.(type) {
-	case *arrow.NullType:
+	case sh.Null:
 		p.node(n, n)
-		return nil
-	case *arrow.RunEndEncodedType:
+	case sh.HasValidity():
+		if err := p.validity(&s, from); err != nil {
+			return err
+		}
+	default:
 		p.node(n, 0)
-		return p.runs(t, s)
-	case arrow.UnionType:
-		p.node(n, 0)
-		return p.union(t, s)
 	}
-	if err := p.validity(&s, from); err != nil {
+	if sh.Rows == shape.Runs {
+		return p.runs(sh.Type.(*arrow.RunEndEncodedType), s)
+	}
+	spanned, err := p.buffers(&sh, s)
+	if err != nil {
 		return err
 	}
-	switch t := dt.(type) {
-	case *arrow.BooleanType:
-		return p.booleans(s)
-	case arrow.BinaryViewDataType:
-		return p.views(s)
-	case arrow.BinaryDataType:
-		return p.binary(s, offsetWidth(dt.ID()))
-	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
-		first, last, err := p.offsets(s, offsetWidth(dt.ID()))
+	for i, c := range a.Children {
+		name, dt := sh.Child(i)
+		switch sh.Rows {
+		case shape.Same:
+			err = p.child(name, dt, c, s.at, n)
+		case shape.Times:
+			if sh.Size < 0 || sh.Size > 0 && s.at+n > maxRows/sh.Size {
+				return p.path.invalid("%d lists of %d", n, sh.Size)
+			}
+			err = p.child(name, dt, c, s.at*sh.Size, n*sh.Size)
+		case shape.Between:
+			err = p.child(name, dt, c, spanned.from, spanned.to-spanned.from)
+		case shape.Shown:
+			err = p.whole(name, dt, c)
+		}
 		if err != nil {
 			return err
 		}
-		return p.child("[]", t.(arrow.ListLikeType).Elem(), a.Children[0], first, last-first)
-	case *arrow.ListViewType, *arrow.LargeListViewType:
-		for i := 1; i <= 2; i++ {
-			if err := p.fixed(s, i, offsetWidth(dt.ID())); err != nil {
-				return err
-			}
-		}
-		return p.whole("[]", t.(arrow.ListLikeType).Elem(), a.Children[0])
-	case *arrow.FixedSizeListType:
-		size := int64(t.Len())
-		if size < 0 || size > 0 && s.at+n > maxRows/size {
-			return p.path.invalid("%d lists of %d", n, size)
-		}
-		return p.child("[]", t.Elem(), a.Children[0], s.at*size, n*size)
-	case *arrow.StructType:
-		for i, c := range a.Children {
-			if err := p.child(t.Field(i).Name, t.Field(i).Type, c, s.at, n); err != nil {
-				return err
-			}
-		}
-		return nil
-	case *arrow.DictionaryType:
-		return p.dictionary(t, s)
-	case arrow.FixedWidthDataType:
-		return p.fixed(s, 1, int64(t.Bytes()))
 	}
-	return p.path.invalid("no layout for the type %s", dt)
+	if sh.Values != nil {
+		return p.dictionary(sh.Values, s)
+	}
+	return nil
 }
 
-// shapeOf returns how many buffers and children an array of a type has; views have more buffers.
-func shapeOf(dt arrow.DataType) (buffers, children int) {
-	switch t := dt.(type) {
-	case *arrow.NullType:
-		return 0, 0
-	case *arrow.RunEndEncodedType:
-		return 0, 2
-	case *arrow.SparseUnionType:
-		return 1, t.NumFields()
-	case *arrow.DenseUnionType:
-		return 2, t.NumFields()
-	case *arrow.StructType:
-		return 1, t.NumFields()
-	case *arrow.FixedSizeListType:
-		return 1, 1
-	case *arrow.ListViewType, *arrow.LargeListViewType:
-		return 3, 1
-	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
-		return 2, 1
-	case arrow.BinaryViewDataType:
-		return 2, 0
-	case arrow.BinaryDataType:
-		return 3, 0
+// buffers plans the buffers of s but for its validity, and returns what its offsets span.
+func (p *TablePlan) buffers(sh *shape.Shape, s deviceRows) (spanned extent, err error) {
+	for i, b := range sh.Buffers {
+		switch b.Role {
+		case shape.Validity:
+		case shape.Bits:
+			err = p.booleans(s)
+		case shape.Offsets:
+			spanned, err = p.offsets(s, b.Width)
+		case shape.Data:
+			err = p.data(s, spanned)
+		default:
+			err = p.fixed(s, i, b.Width)
+		}
+		if err != nil {
+			return spanned, err
+		}
 	}
-	return 2, 0
+	if sh.Views {
+		err = p.viewed(s)
+	}
+	return spanned, err
 }
 
 // whole plans a child with everything that it has.
@@ -386,54 +369,49 @@ func (p *TablePlan) fixed(s deviceRows, i int, width int64) error {
 }
 
 // offsets plans buffer 1 and returns which bytes or values its offsets span.
-func (p *TablePlan) offsets(s deviceRows, width int64) (first, last int64, err error) {
+func (p *TablePlan) offsets(s deviceRows, width int64) (e extent, err error) {
 	if lacks, err := p.lacks(s, 1); lacks {
-		return 0, 0, err
+		return e, err
 	}
 	b := s.Buffers[1]
 	one, ok1, err := p.read(b, s.at*width, width)
 	if err != nil {
-		return 0, 0, err
+		return e, err
 	}
 	end, ok2, err := p.read(b, (s.at+s.n)*width, width)
 	if err != nil {
-		return 0, 0, err
+		return e, err
 	}
 	if ok1 && ok2 {
-		first, last = offsetAt(one, width, 0), offsetAt(end, width, 0)
+		e = extent{offsetAt(one, width, 0), offsetAt(end, width, 0)}
 	}
-	if first < 0 || last < first || last > maxRows {
-		return 0, 0, p.path.invalid("offsets from %d to %d", first, last)
+	if e.from < 0 || e.to < e.from || e.to > maxRows {
+		return e, p.path.invalid("offsets from %d to %d", e.from, e.to)
 	}
 	if err := p.lies(b, s.at*width, (s.n+1)*width, 0); err != nil {
-		return 0, 0, err
+		return e, err
 	}
-	if first != 0 {
-		p.adjusted(batch.Adjustment{How: batch.Lower, Width: width, Base: first})
+	if e.from != 0 {
+		p.adjusted(batch.Adjustment{How: batch.Lower, Width: width, Base: e.from})
 	}
-	return first, last, nil
+	return e, nil
 }
 
-func (p *TablePlan) binary(s deviceRows, width int64) error {
-	first, last, err := p.offsets(s, width)
-	if err != nil {
-		return err
-	}
+// data plans buffer 2, the bytes that the offsets span.
+func (p *TablePlan) data(s deviceRows, e extent) error {
 	b := s.Buffers[2]
 	switch {
-	case b.Addr == 0 && last > first:
-		return p.path.invalid("offsets reach to byte %d of none", last)
+	case b.Addr == 0 && e.to > e.from:
+		return p.path.invalid("offsets reach to byte %d of none", e.to)
 	case b.Addr == 0:
 		p.absent()
 		return nil
 	}
-	return p.lies(b, first, last-first, 0)
+	return p.lies(b, e.from, e.to-e.from, 0)
 }
 
-func (p *TablePlan) views(s deviceRows) error {
-	if err := p.fixed(s, 1, viewWidth); err != nil {
-		return err
-	}
+// viewed plans the data buffers of views, whole.
+func (p *TablePlan) viewed(s deviceRows) error {
 	data := s.Buffers[2:]
 	if s.n == 0 {
 		data = nil
@@ -450,46 +428,16 @@ func (p *TablePlan) views(s deviceRows) error {
 	return nil
 }
 
-func (p *TablePlan) union(t arrow.UnionType, s deviceRows) error {
-	if err := p.fixed(s, 0, 1); err != nil {
-		return err
-	}
-	dense := t.Mode() == arrow.DenseMode
-	if dense {
-		if err := p.fixed(s, 1, 4); err != nil {
-			return err
-		}
-	}
-	for i, f := range t.Fields() {
-		var err error
-		if dense {
-			err = p.whole(f.Name, f.Type, s.Children[i])
-		} else {
-			err = p.child(f.Name, f.Type, s.Children[i], s.at, s.n)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (p *TablePlan) dictionary(t *arrow.DictionaryType, s deviceRows) error {
-	index, ok := t.IndexType.(arrow.FixedWidthDataType)
-	if !ok {
-		return p.path.invalid("indices of type %s", t.IndexType)
-	}
-	if err := p.fixed(s, 1, int64(index.Bytes())); err != nil {
-		return err
-	}
+// dictionary plans the dictionary of s, whole.
+func (p *TablePlan) dictionary(dt arrow.DataType, s deviceRows) error {
 	if s.Dictionary == nil {
 		if s.n > s.nulls {
 			return p.path.invalid("no dictionary")
 		}
-		p.empty(t.ValueType)
+		p.empty(dt)
 		return nil
 	}
-	return p.whole("dictionary", t.ValueType, s.Dictionary)
+	return p.whole("dictionary", dt, s.Dictionary)
 }
 
 // runs plans the runs that s shows. Those of a slice are found among the run ends, which are

@@ -1,0 +1,173 @@
+// Package shape says what the arrays of each Arrow type consist of: their buffers in the order of
+// the columnar format, what each has for a value, and their children. Whoever walks arrays,
+// images or C structs goes by this table, so that a new type is one row of it.
+//
+// arrow-go's DataType.Layout does not tell offsets from values, or starts from sizes, and
+// allocates; the tests compare the two.
+package shape
+
+import (
+	"github.com/apache/arrow-go/v18/arrow"
+)
+
+// Role is what a buffer has for each value of its array.
+type Role uint8
+
+const (
+	Validity Role = iota // a bit: 0 for a null
+	Bits                 // a bit
+	Values               // Width bytes; of a dictionary array the index
+	Offsets              // Width bytes, and one more at the end: where the value begins in Data, or in the child
+	Data                 // the bytes between two of the offsets before it
+	Views                // Width bytes, which refer to the data buffers behind
+	Starts               // Width bytes: where the list begins in the child
+	Sizes                // Width bytes: how many values of the child the list has
+	Codes                // Width bytes: which child has the value
+	Places               // Width bytes: where that child has it
+)
+
+// Buffer is one buffer of an array.
+type Buffer struct {
+	Role  Role
+	Width int64 // bytes; 0 for bits and for Data. As wrong as the type's own.
+}
+
+// Rows is which values of its children an array shows.
+type Rows uint8
+
+const (
+	Same    Rows = iota // its own rows
+	Times               // Size for each row
+	Between             // those from the first to the last of the Offsets
+	Shown               // what Starts and Sizes, or Codes and Places, say
+	Runs                // the run ends and the values of its runs
+)
+
+// Shape is what the arrays of a type consist of.
+type Shape struct {
+	Type    arrow.DataType // below all extensions
+	Null    bool           // all values are null
+	Buffers []Buffer       // shared: not to be changed
+	Views   bool           // as many data buffers as the array likes follow
+	Rows    Rows           // of the children
+	Size    int64          // of fixed-size lists
+	Values  arrow.DataType // of the dictionary; nil without one
+
+	nested int
+	fields []arrow.Field // of a union or a record
+}
+
+// Storage returns the type below all extensions.
+func Storage(dt arrow.DataType) arrow.DataType {
+	for {
+		e, ok := dt.(arrow.ExtensionType)
+		if !ok {
+			return dt
+		}
+		dt = e.StorageType()
+	}
+}
+
+// The buffers of the types, by the width of their values or offsets.
+var (
+	valid      = []Buffer{{Validity, 0}}
+	bits       = []Buffer{{Validity, 0}, {Bits, 0}}
+	views      = []Buffer{{Validity, 0}, {Views, int64(arrow.ViewHeaderSizeBytes)}}
+	binary     = each(func(w int64) []Buffer { return []Buffer{{Validity, 0}, {Offsets, w}, {Data, 0}} })
+	lists      = each(func(w int64) []Buffer { return []Buffer{{Validity, 0}, {Offsets, w}} })
+	listViews  = each(func(w int64) []Buffer { return []Buffer{{Validity, 0}, {Starts, w}, {Sizes, w}} })
+	fixed      = each(func(w int64) []Buffer { return []Buffer{{Validity, 0}, {Values, w}} })
+	denseUnion = []Buffer{{Codes, 1}, {Places, 4}}
+)
+
+// each makes the buffers for each width that is common.
+func each(make func(width int64) []Buffer) (all [33][]Buffer) {
+	for w := range all {
+		all[w] = make(int64(w))
+	}
+	return all
+}
+
+// Of returns the shape of a type; false if there is none for it.
+func Of(dt arrow.DataType) (s Shape, ok bool) {
+	s.Type = Storage(dt)
+	switch t := s.Type.(type) {
+	case *arrow.NullType:
+		s.Null = true
+	case *arrow.BooleanType:
+		s.Buffers = bits
+	case arrow.BinaryViewDataType:
+		s.Buffers, s.Views = views, true
+	case arrow.BinaryDataType:
+		s.Buffers = binary[offset(t)]
+	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
+		s.Buffers, s.Rows, s.nested = lists[offset(t)], Between, 1
+	case *arrow.ListViewType, *arrow.LargeListViewType:
+		s.Buffers, s.Rows, s.nested = listViews[offset(t)], Shown, 1
+	case *arrow.FixedSizeListType:
+		s.Buffers, s.Rows, s.Size, s.nested = valid, Times, int64(t.Len()), 1
+	case *arrow.StructType:
+		s.Buffers, s.nested = valid, t.NumFields()
+	case *arrow.SparseUnionType:
+		s.Buffers, s.fields = denseUnion[:1], t.Fields()
+	case *arrow.DenseUnionType:
+		s.Buffers, s.Rows, s.fields = denseUnion, Shown, t.Fields()
+	case *arrow.RunEndEncodedType:
+		s.Rows, s.nested = Runs, 2
+	case *arrow.DictionaryType:
+		index, ok := t.IndexType.(arrow.FixedWidthDataType)
+		if !ok {
+			return s, false
+		}
+		s.Buffers, s.Values = values(index), t.ValueType
+	case arrow.FixedWidthDataType:
+		s.Buffers = values(t)
+	default:
+		return s, false
+	}
+	s.nested += len(s.fields)
+	return s, true
+}
+
+// Record returns the shape of a record as an array: a struct of its columns.
+func Record(schema *arrow.Schema) Shape {
+	return Shape{Buffers: valid, fields: schema.Fields(), nested: schema.NumFields()}
+}
+
+func values(t arrow.FixedWidthDataType) []Buffer {
+	if w := t.Bytes(); w >= 0 && w < len(fixed) {
+		return fixed[w]
+	}
+	return []Buffer{{Validity, 0}, {Values, int64(t.Bytes())}}
+}
+
+// offset returns how many bytes an offset has.
+func offset(dt arrow.DataType) int {
+	switch dt.ID() {
+	case arrow.LARGE_STRING, arrow.LARGE_BINARY, arrow.LARGE_LIST, arrow.LARGE_LIST_VIEW:
+		return 8
+	}
+	return 4
+}
+
+// HasValidity says whether the first buffer is a Validity. Without one no value is null by itself.
+func (s *Shape) HasValidity() bool { return len(s.Buffers) > 0 && s.Buffers[0].Role == Validity }
+
+// NumChildren returns how many children an array has.
+func (s *Shape) NumChildren() int { return s.nested }
+
+// Child returns the type of the i-th child, and its name in messages.
+func (s *Shape) Child(i int) (name string, dt arrow.DataType) {
+	switch t := s.Type.(type) {
+	case *arrow.StructType:
+		return t.Field(i).Name, t.Field(i).Type
+	case arrow.ListLikeType:
+		return "[]", t.Elem()
+	case *arrow.RunEndEncodedType:
+		if i == 0 {
+			return "run_ends", t.RunEnds()
+		}
+		return "values", t.Encoded()
+	}
+	return s.fields[i].Name, s.fields[i].Type
+}
