@@ -14,6 +14,8 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -181,8 +183,8 @@ func TestHostMemoryThatCannotBePinned(t *testing.T) {
 	}
 	defer eng.Close()
 	space, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Host})
-	told := slices.ContainsFunc(eng.Warnings(), func(w tier.Warning) bool {
-		return w.Space == space.ID() && strings.Contains(w.What, "bytes are locked")
+	told := slices.ContainsFunc(eng.Warnings(), func(w diag.Warning) bool {
+		return w.Space == space.ID().String() && strings.Contains(w.What, "bytes are locked")
 	})
 	if s := space.Pool().(*host.Arena).Stats(); s.Locked != s.Capacity && !told {
 		t.Errorf("%d of %d bytes are locked, which nobody is told: %v", s.Locked, s.Capacity, eng.Warnings())
@@ -208,7 +210,7 @@ func TestRealHostMemoryIsPinned(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, w := range eng.Warnings() {
-		if w.Cause == tier.CauseNotPinned {
+		if w.Cause == causes.NotPinned {
 			t.Error(w)
 		}
 	}
@@ -281,7 +283,7 @@ func TestLyingPeers(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer closeEngine(t, eng)
-			if n := causes(eng.Warnings(), tier.CausePeerAccess); n != want {
+			if n := warningsOf(eng.Warnings(), causes.PeerAccess); n != want {
 				t.Errorf("%d warnings of peers: %v", n, eng.Warnings())
 			}
 			plan, err := eng.Plan("p")

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -114,7 +115,7 @@ func isPassedBy(t *testing.T, eng *spillway.Engine, repo *repository.Repository)
 	if !errors.As(err, &lost) || lost.Space != lostGPU || !errors.Is(err, cuda.ErrIllegalAddress) || errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("putting there: %v", err)
 	}
-	if n := causes(eng.Warnings(), tier.CauseGPULost); n != 1 {
+	if n := warningsOf(eng.Warnings(), causes.GPULost); n != 1 {
 		t.Errorf("there are %d warnings of it: %v", n, eng.Warnings())
 	}
 }

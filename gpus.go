@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
@@ -13,14 +14,15 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// ErrShareOfSimulated: a GPU space whose size is a share of a card's memory would be served by a simulated GPU, which has as
-// much as it is given.
+// ErrShareOfSimulated: a GPU space whose size is a share of a card's memory would be served by a
+// simulated GPU, which has as much as it is given.
 var ErrShareOfSimulated = errors.New("a simulated GPU has no memory to take a share of")
 
 // ErrAmbiguousGPU is what an AmbiguousGPUError matches.
 var ErrAmbiguousGPU = errors.New("the ID of a GPU space is the beginning of several GPUs' UUIDs")
 
-// AmbiguousGPUError says which GPUs the ID of a GPU space may mean. No other GPU, nor a simulated one, stands in then.
+// AmbiguousGPUError says which GPUs the ID of a GPU space may mean. No other GPU, nor a simulated
+// one, stands in then.
 type AmbiguousGPUError struct {
 	ID    string
 	UUIDs []string // that begin with it
@@ -33,14 +35,15 @@ func (e *AmbiguousGPUError) Error() string {
 // Is makes the error match ErrAmbiguousGPU.
 func (e *AmbiguousGPUError) Is(target error) bool { return target == ErrAmbiguousGPU }
 
-// chosen is what serves a GPU space: a GPU of driver, or what the configuration has, or a simulated one.
+// chosen is what serves a GPU space: a GPU of driver, or what the configuration has, or a simulated
+// one.
 type chosen struct {
 	driver *cuda.Driver // nil: none
 	gpu    cuda.DeviceInfo
 }
 
-// chooseGPUs decides that for each space, before anything is opened. Those with an ID come first: the others have what
-// is left, the least loaded first.
+// chooseGPUs decides that for each space, before anything is opened. Those with an ID come first:
+// the others have what is left, the least loaded first.
 func (e *Engine) chooseGPUs() error {
 	e.gpus = make([]chosen, len(e.cfg.GPUs))
 	e.cfg.GPUs = slices.Clone(e.cfg.GPUs) // the program's, in which shares become bytes
@@ -90,8 +93,8 @@ func (e *Engine) standIn(space tier.ID, g GPU, why error) error {
 	case g.Share != 0:
 		return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, why)
 	case g.Backend == Auto:
-		w := tier.CauseSimulated.Warning("a simulated GPU stands in for a real one: %v", why)
-		w.Space = space
+		w := causes.Warn(causes.Simulated, "a simulated GPU stands in for a real one: %v", why)
+		w.Space = space.String()
 		e.warn(w)
 	}
 	return nil
@@ -106,7 +109,8 @@ func loadCUDA(path string) (*cuda.Driver, []cuda.DeviceInfo, error) {
 	return driver, found, err
 }
 
-// pick returns which of the GPUs that are left has an ID, of all that there are; the first, without one.
+// pick returns which of the GPUs that are left has an ID, of all that there are; the first, without
+// one.
 func pick(all, left []cuda.DeviceInfo, id string) (int, error) {
 	if id == "" {
 		if len(left) == 0 {
@@ -126,7 +130,8 @@ func pick(all, left []cuda.DeviceInfo, id string) (int, error) {
 	return 0, fmt.Errorf("the CUDA driver shows no GPU %s, or it is another space's: %w", id, tier.ErrNotSupported)
 }
 
-// find returns the GPU that id names: by its UUID, its PCI address, or the beginning of one UUID only. Nil: there is none.
+// find returns the GPU that id names: by its UUID, its PCI address, or the beginning of one UUID
+// only. Nil: there is none.
 func find(all []cuda.DeviceInfo, id string) (*cuda.DeviceInfo, error) {
 	var begin []string
 	var found *cuda.DeviceInfo
@@ -181,7 +186,7 @@ func (e *Engine) checkPeers() {
 		if w.Cause != nil {
 			why = fmt.Sprintf("a copy failed (%v)", w.Cause)
 		}
-		e.warn(tier.CausePeerAccess.Warning("the driver promises that gpu:%d and gpu:%d reach each other, but %s: copies between them go through pinned host memory, which is slower", w.From, w.To, why))
+		e.warn(causes.Warn(causes.PeerAccess, "the driver promises that gpu:%d and gpu:%d reach each other, but %s: copies between them go through pinned host memory, which is slower", w.From, w.To, why))
 	}
 }
 
@@ -196,8 +201,8 @@ func (e *Engine) pinners() (list []tier.Pinner) {
 	return list
 }
 
-// pin has the GPUs' drivers pin the memory of a host space. Without that everything works, but slowly, and the memory
-// is locked as it is where there is no GPU.
+// pin has the GPUs' drivers pin the memory of a host space. Without that everything works, but
+// slowly, and the memory is locked as it is where there is no GPU.
 func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
 	pinned := false
 	for _, p := range pinners {
@@ -206,12 +211,12 @@ func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
 			pinned = true
 			continue
 		}
-		cause := tier.CauseNotPinned
+		cause := causes.NotPinned
 		if errors.Is(err, tier.ErrNotSupported) {
-			cause = tier.CauseSystem
+			cause = causes.System
 		}
-		w := cause.Warning("the driver does not pin the %d bytes of host memory: %v: what GPUs copy goes by way of other memory, which is slower", arena.Stats().Capacity, err)
-		w.Space = id
+		w := causes.Warn(cause, "the driver does not pin the %d bytes of host memory: %v: what GPUs copy goes by way of other memory, which is slower", arena.Stats().Capacity, err)
+		w.Space = id.String()
 		e.warn(w)
 	}
 	if len(pinners) > 0 && !pinned {

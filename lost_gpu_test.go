@@ -16,6 +16,8 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
@@ -184,7 +186,7 @@ func TestLostGPUIsPassedBy(t *testing.T) {
 		records = append(records, numberedRecord(int64(i), 1000, words))
 		batches = append(batches, l.put(i, records[i], in(k)))
 	}
-	if all := l.eng.Warnings(); causes(all, tier.CauseGPULost) != 0 {
+	if all := l.eng.Warnings(); warningsOf(all, causes.GPULost) != 0 {
 		t.Errorf("before there is a warning: %v", all)
 	}
 	l.gpus[0].Lose(errFellOff)
@@ -226,11 +228,11 @@ func TestLostGPUIsPassedBy(t *testing.T) {
 		t.Errorf("when it is told, the log has %d lines of it", n)
 	}
 	all := l.eng.Warnings()
-	if n := causes(all, tier.CauseGPULost); n != 1 {
+	if n := warningsOf(all, causes.GPULost); n != 1 {
 		t.Errorf("there are %d warnings of it: %v", n, all)
 	}
 	for _, w := range all {
-		if w.Cause == tier.CauseGPULost && (w.Space != lostGPU || w.Info || w.Remedy == "" || !strings.Contains(w.What, errFellOff.Error())) {
+		if w.Cause == causes.GPULost && (w.Space != lostGPU.String() || w.Info || w.Remedy == "" || !strings.Contains(w.What, errFellOff.Error())) {
 			t.Errorf("the warning is %+v", w)
 		}
 	}
@@ -248,7 +250,7 @@ func TestLostGPUIsPassedBy(t *testing.T) {
 	}
 }
 
-func causes(all []tier.Warning, c tier.Cause) (n int) {
+func warningsOf(all []diag.Warning, c diag.Cause) (n int) {
 	for _, w := range all {
 		if w.Cause == c {
 			n++

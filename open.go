@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -135,7 +137,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPU) error {
 		return errors.Join(err, pool.Close())
 	}
 	e.spaces = append(e.spaces, space)
-	e.warnFor(id, func() []tier.Warning { return lossOf(space) })
+	e.warnFor(id, func() []diag.Warning { return lossOf(space) })
 	streams, err := tier.NewStreamPool(dev, defaultStreams)
 	if err != nil {
 		return err
@@ -213,8 +215,8 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPU) (int64, erro
 		size = min(free, total)
 	}
 	if size > total {
-		w := tier.CauseGPUSize.Warning("%d bytes were asked for, more than its device, its budget or its quota has: the space has %d bytes", size, total)
-		w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}
+		w := causes.Warn(causes.GPUSize, "%d bytes were asked for, more than its device, its budget or its quota has: the space has %d bytes", size, total)
+		w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}.String()
 		e.warn(w)
 		size = total
 	}
@@ -274,7 +276,7 @@ func (e *Engine) openHost() error {
 		}
 		id := tier.ID{Kind: tier.Host, Ordinal: i}
 		e.pin(id, arena, pinners)
-		e.warnFor(id, func() []tier.Warning { return e.swapped(arena.Warnings()) })
+		e.warnFor(id, func() []diag.Warning { return e.swapped(arena.Warnings()) })
 		space, err := tier.NewSpace(tier.SpaceConfig{
 			ID: id, Capacity: capacity, Fractions: e.cfg.HostMarks, Node: h.Node,
 			Backend: "host", Pool: arena, Hint: "more host memory would help", Logger: e.cfg.Logger,

@@ -113,7 +113,7 @@ func (e *Engine) join(dev tier.Device, i int) (*quota.Lease, error) {
 		Dir: s.Ledger, Device: deviceName(dev, i), Group: s.Group, Physical: e.limits.physical(dev),
 		OnBroken: func(b *quota.BrokenError) {
 			w := b.Warning()
-			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}
+			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}.String()
 			e.logWarning(w)
 		},
 		OnOver: e.limits.over,

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
@@ -132,7 +134,7 @@ func TestSizeUnderQuotas(t *testing.T) {
 			if limit != c.limit {
 				t.Errorf("the limit is %d; want %d", limit, c.limit)
 			}
-			cut := slices.ContainsFunc(eng.Warnings(), func(w tier.Warning) bool { return w.Cause == tier.CauseGPUSize })
+			cut := slices.ContainsFunc(eng.Warnings(), func(w diag.Warning) bool { return w.Cause == causes.GPUSize })
 			if want := c.size < 8*mib; cut != want {
 				t.Errorf("a warning of the size is %v; want %v", cut, want)
 			}
@@ -282,8 +284,8 @@ func TestRemovedLedgerIsTold(t *testing.T) {
 			}
 		}
 	}
-	ledger := func(w tier.Warning) bool { return w.Cause == tier.CauseLedger && w.Space.Kind == tier.GPU }
-	if w := run.eng.Warnings(); len(slices.DeleteFunc(w, func(w tier.Warning) bool { return !ledger(w) })) != 1 {
+	ledger := func(w diag.Warning) bool { return w.Cause == causes.Ledger && strings.HasPrefix(w.Space, "gpu:") }
+	if w := run.eng.Warnings(); len(slices.DeleteFunc(w, func(w diag.Warning) bool { return !ledger(w) })) != 1 {
 		t.Errorf("warnings: %v", run.eng.Warnings())
 	}
 	drainAll(t.Context(), t, run, tier.GPU)

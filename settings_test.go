@@ -18,7 +18,9 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
@@ -220,7 +222,7 @@ var settings = []setting{
 		c.Topology.Nodes[1].ID, c.Topology.Limits.MemoryNodes = nowhere, nil
 		c.Hosts[0].Node = nowhere
 		return func(eng *spillway.Engine) bool {
-			return slices.ContainsFunc(eng.Warnings(), func(w tier.Warning) bool { return strings.Contains(w.What, "bound to NUMA node 900") })
+			return slices.ContainsFunc(eng.Warnings(), func(w diag.Warning) bool { return strings.Contains(w.What, "bound to NUMA node 900") })
 		}
 	}},
 	{field: "Topology", with: func(t *testing.T, c *spillway.Config) {
@@ -232,7 +234,7 @@ var settings = []setting{
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Topology.Nodes = c.Topology.Nodes[1:2] // of one node nothing need be bound to it
 		return func(eng *spillway.Engine) bool {
-			return !slices.ContainsFunc(eng.Warnings(), func(w tier.Warning) bool { return strings.Contains(w.What, "bound to NUMA node") })
+			return !slices.ContainsFunc(eng.Warnings(), func(w diag.Warning) bool { return strings.Contains(w.What, "bound to NUMA node") })
 		}
 	}},
 	{field: "Hosts.GPUs", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -403,7 +405,7 @@ var settings = []setting{
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Quota.Physical = 256 << 10
 		return func(eng *spillway.Engine) bool { // nobody asked for a size, so there is nothing to warn of
-			return capacity(tier.GPU, 0, 256<<10)(eng) && causes(eng.Warnings(), tier.CauseGPUSize) == 0
+			return capacity(tier.GPU, 0, 256<<10)(eng) && warningsOf(eng.Warnings(), causes.GPUSize) == 0
 		}
 	}},
 	{field: "Quota.Physical", with: func(t *testing.T, c *spillway.Config) { c.Quota.Ledger = t.TempDir() },
@@ -479,11 +481,11 @@ var settings = []setting{
 	{field: "Logger", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		var log syncBuffer
 		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
-		c.Topology.Warnings = []string{"/proc/x: the test hides it, a cgroup"}
+		c.Topology.Warnings = []diag.Warning{causes.Warn(causes.UnknownLimits, "the test hides it")}
 		return func(*spillway.Engine) bool { return strings.Contains(log.String(), "the test hides it") }
 	}},
 	{field: "Logger", with: func(t *testing.T, c *spillway.Config) {
-		c.Topology.Warnings = []string{"/proc/x: the test hides it, a cgroup"}
+		c.Topology.Warnings = []diag.Warning{causes.Warn(causes.UnknownLimits, "the test hides it")}
 	}, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Logger = nil
 		log := defaultLog(t)

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -22,11 +24,13 @@ import (
 // opened or, for those that come later, closed, and of a GPU when it is lost; at warning level if it
 // needs an action, and at information or debug level otherwise.
 // It is safe for concurrent use, and works after Close. docs/machine.md has all causes.
-func (e *Engine) Warnings() []tier.Warning {
+func (e *Engine) Warnings() []diag.Warning {
 	all := slices.Clone(e.warned.machine)
 	for _, s := range e.warned.sources {
 		for _, w := range s.list() {
-			w.Space = s.space
+			if s.space.Valid() {
+				w.Space = s.space.String()
+			}
 			all = append(all, w)
 		}
 	}
@@ -36,22 +40,22 @@ func (e *Engine) Warnings() []tier.Warning {
 // warned is what an engine has to warn of. But for logged it does not change once the
 // engine is open.
 type warned struct {
-	machine []tier.Warning
+	machine []diag.Warning
 	sources []warner
 
 	// mu is never held while anything else is called.
 	mu     sync.Mutex
-	logged map[tier.Warning]bool
+	logged map[diag.Warning]bool
 }
 
 // warner is what a space's memory warns of.
 type warner struct {
 	space tier.ID
-	list  func() []tier.Warning
+	list  func() []diag.Warning
 }
 
 // warn adds a warning that does not come from a space's memory; Open alone calls it.
-func (e *Engine) warn(w tier.Warning) {
+func (e *Engine) warn(w diag.Warning) {
 	if !slices.Contains(e.warned.machine, w) {
 		e.warned.machine = append(e.warned.machine, w)
 		e.logWarnings()
@@ -59,7 +63,7 @@ func (e *Engine) warn(w tier.Warning) {
 }
 
 // warnFor adds what a space's memory warns of, now and later; Open alone calls it.
-func (e *Engine) warnFor(space tier.ID, list func() []tier.Warning) {
+func (e *Engine) warnFor(space tier.ID, list func() []diag.Warning) {
 	e.warned.sources = append(e.warned.sources, warner{space, list})
 	e.logWarnings()
 }
@@ -72,13 +76,13 @@ func (e *Engine) logWarnings() {
 }
 
 // logWarning logs w, unless it was. It may be called while the engine is opened, too.
-func (e *Engine) logWarning(w tier.Warning) {
+func (e *Engine) logWarning(w diag.Warning) {
 	if !e.warned.first(w) {
 		return
 	}
 	var attrs []any
-	if w.Space.Valid() {
-		attrs = append(attrs, "space", w.Space.String())
+	if w.Space != "" {
+		attrs = append(attrs, "space", w.Space)
 	}
 	if w.Remedy != "" {
 		attrs = append(attrs, "remedy", w.Remedy)
@@ -91,70 +95,62 @@ func (e *Engine) logWarning(w tier.Warning) {
 // levelOf says how loud a warning is. What needs an action is a warning, and what a person
 // should know once is information. What every start on such a machine meets, and costs
 // nothing that could be had otherwise, is for debugging.
-func levelOf(w tier.Warning) slog.Level {
+func levelOf(w diag.Warning) slog.Level {
 	if !w.Info {
 		return slog.LevelWarn
 	}
 	switch w.Cause {
-	case tier.CauseExcludedNode, tier.CauseHiddenProc, tier.CauseHiddenSys, tier.CauseUnknownPlace, tier.CauseSystem:
+	case causes.ExcludedNode, causes.HiddenProc, causes.HiddenSys, causes.UnknownPlace, causes.System:
 		return slog.LevelDebug
 	}
 	return slog.LevelInfo
 }
 
 // first says whether w was not logged yet, and notes that it is.
-func (w *warned) first(one tier.Warning) bool {
+func (w *warned) first(one diag.Warning) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.logged[one] {
 		return false
 	}
 	if w.logged == nil {
-		w.logged = make(map[tier.Warning]bool)
+		w.logged = make(map[diag.Warning]bool)
 	}
 	w.logged[one] = true
 	return true
 }
 
 // lossOf warns of a space that is lost with its device.
-func lossOf(space *tier.Space) []tier.Warning {
+func lossOf(space *tier.Space) []diag.Warning {
 	var lost *tier.LostError
 	if !errors.As(space.Lost(), &lost) {
 		return nil
 	}
-	return []tier.Warning{tier.CauseGPULost.Warning("the GPU is lost, with %d bytes in use there: %v: what has no other place is gone, and other spaces are used", lost.Bytes, lost.Cause)}
+	return []diag.Warning{causes.Warn(causes.GPULost, "the GPU is lost, with %d bytes in use there: %v: what has no other place is gone, and other spaces are used", lost.Bytes, lost.Cause)}
 }
 
 // warnOfMachine tells what the topology does not know, and what it keeps from the engine.
 func (e *Engine) warnOfMachine() {
-	for _, line := range e.topo.Warnings {
-		e.warn(unknown(line))
+	for _, w := range e.topo.Warnings {
+		w.What = fmt.Sprintf("the machine does not tell all of itself: %s: %s", w.What, costOf(w.Cause))
+		e.warn(w)
 	}
 	e.warnOfNodes()
 }
 
-// unknown makes a warning of a line of topology's, which begins with the file, or the
-// subject, that it is about.
-func unknown(line string) tier.Warning {
-	about, _, _ := strings.Cut(line, ":")
-	below := func(dir string) bool { return strings.HasPrefix(about, dir+"/") }
-	cause, cost := tier.CauseHiddenSys, "the defaults may be worse for it"
-	switch {
-	case strings.Contains(line, "cgroup"):
-		cause, cost = tier.CauseUnknownLimits, "the engine may take more memory than the process may have, and the kernel then ends the process"
-	case below("/sys/class/infiniband") && strings.Contains(line, "/dev/infiniband"):
-		cost = "the card is left out"
-	case below("/sys/devices/system"):
-	case below("/sys/devices"), below("/sys/class/infiniband"), below("/sys/bus/pci/devices"), below("/sys/block"):
-		cause, cost = tier.CauseUnknownPlace, "spaces may be bound to a node that is further away"
-	case below("/proc"):
-		cause = tier.CauseHiddenProc
-	case about == "gpus":
-		cause, cost = tier.CauseDriver, "GPUs may be left out, or their defaults be worse for it"
-	case about == "CUDA_VISIBLE_DEVICES":
-		cause, cost = tier.CauseVisibleDevices, "GPUs may be left out"
+// costOf says what an engine loses by something that the topology does not know.
+func costOf(c diag.Cause) string {
+	switch c {
+	case causes.UnknownLimits:
+		return "the engine may take more memory than the process may have, and the kernel then ends the process"
+	case causes.UnknownPlace:
+		return "spaces may be bound to a node that is further away"
+	case causes.Driver:
+		return "GPUs may be left out, or their defaults be worse for it"
+	case causes.VisibleDevices:
+		return "GPUs may be left out"
 	}
-	return cause.Warning("the machine does not tell all of itself: %s: %s", line, cost)
+	return "the defaults may be worse for it"
 }
 
 // warnOfNodes tells of memory that the process may not take. That is as somebody
@@ -175,7 +171,7 @@ func (e *Engine) warnOfNodes() {
 	if len(excluded) == 0 {
 		return
 	}
-	w := tier.CauseExcludedNode.Warning("the process may not take the memory of NUMA nodes %s, %d bytes: host spaces are on others", excluded, lost)
+	w := causes.Warn(causes.ExcludedNode, "the process may not take the memory of NUMA nodes %s, %d bytes: host spaces are on others", excluded, lost)
 	for _, g := range e.topo.GPUs {
 		if excluded.Contains(g.Node) {
 			w.Info = false
@@ -201,16 +197,16 @@ func (e *Engine) warnOfMemory() {
 		return // the machine's own, which has swap and a page cache to give
 	}
 	what, how := "host spaces and simulated GPUs", "locked and ahead of use"
-	inMemory := make(map[tier.ID]bool)
+	inMemory := make(map[string]bool)
 	for _, w := range e.Warnings() {
-		if w.Cause == tier.CauseMemoryFileSystem {
+		if w.Cause == causes.MemoryFileSystem {
 			inMemory[w.Space] = true
 			what, how = "host spaces, simulated GPUs and spill directories in memory", "locked, ahead of use or in files"
 		}
 	}
 	var taken int64
 	for _, s := range e.spaces {
-		if s.Kind() == tier.Host || s.Backend() == "sim" || inMemory[s.ID()] {
+		if s.Kind() == tier.Host || s.Backend() == "sim" || inMemory[s.ID().String()] {
 			taken += s.Capacity()
 		}
 	}
@@ -223,16 +219,16 @@ func (e *Engine) warnOfMemory() {
 	if heap <= room || heap == math.MaxInt64 && left >= limit/2 {
 		return
 	}
-	e.warn(tier.CauseMemoryLimit.Warning("%s take %d of the %d bytes of %s, %s: what is left, %d bytes, is for everything else, and Go's heap, which can have %d of them, %s: the kernel ends the process when all is used up",
+	e.warn(causes.Warn(causes.MemoryLimit, "%s take %d of the %d bytes of %s, %s: what is left, %d bytes, is for everything else, and Go's heap, which can have %d of them, %s: the kernel ends the process when all is used up",
 		what, taken, limit, source, how, left, room, bound))
 }
 
 // swapped adds to warnings of memory that is not locked whether that matters today.
-func (e *Engine) swapped(list []tier.Warning) []tier.Warning {
+func (e *Engine) swapped(list []diag.Warning) []diag.Warning {
 	m := e.topo.Memory
 	for i, w := range list {
 		switch {
-		case w.Cause != tier.CauseLockLimit || m.TotalBytes == 0:
+		case w.Cause != causes.LockLimit || m.TotalBytes == 0:
 		case m.SwapBytes == 0:
 			list[i].What += "; the machine has no swap now"
 		default:

@@ -18,27 +18,28 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/testseed"
-	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 	"github.com/spillway-db/spillway/topology"
 )
 
 // warning returns the first of a cause.
-func warning(all []tier.Warning, c tier.Cause) (tier.Warning, bool) {
-	i := slices.IndexFunc(all, func(w tier.Warning) bool { return w.Cause == c })
+func warning(all []diag.Warning, c diag.Cause) (diag.Warning, bool) {
+	i := slices.IndexFunc(all, func(w diag.Warning) bool { return w.Cause == c })
 	if i < 0 {
-		return tier.Warning{}, false
+		return diag.Warning{}, false
 	}
 	return all[i], true
 }
 
 // helps checks that each warning says what to do, or is information.
-func helps(all []tier.Warning) error {
+func helps(all []diag.Warning) error {
 	var errs []error
 	for _, w := range all {
-		if !w.Cause.Valid() || w.What == "" || w.Remedy == "" && !w.Info || strings.Contains(w.String(), "\n") {
+		if w.Cause == "" || w.What == "" || w.Remedy == "" && !w.Info || strings.Contains(w.String(), "\n") {
 			errs = append(errs, fmt.Errorf("%+v", w))
 		}
 	}
@@ -46,7 +47,7 @@ func helps(all []tier.Warning) error {
 }
 
 // withWarnings opens an engine in dir on a machine, spills, and returns what it warned of.
-func withWarnings(dir string, files disk.FS, top *topology.Topology) (all []tier.Warning, log string, err error) {
+func withWarnings(dir string, files disk.FS, top *topology.Topology) (all []diag.Warning, log string, err error) {
 	ctx := context.Background()
 	var text bytes.Buffer
 	cfg := spillConfig(dir, files, top)
@@ -61,12 +62,12 @@ func withWarnings(dir string, files disk.FS, top *topology.Topology) (all []tier
 }
 
 // says checks that there is a warning of a cause, for a space, that says all that it should.
-func says(all []tier.Warning, c tier.Cause, space string, info bool, want ...string) error {
+func says(all []diag.Warning, c diag.Cause, space string, info bool, want ...string) error {
 	w, ok := warning(all, c)
 	if !ok {
 		return fmt.Errorf("no warning of %s in %v", c, all)
 	}
-	if w.Info != info || (w.Space.Valid() || space != "") && w.Space.String() != space {
+	if w.Info != info || w.Space != space {
 		return fmt.Errorf("%+v: want information %v, space %q", w, info, space)
 	}
 	for _, s := range want {
@@ -93,14 +94,14 @@ func spillUnlocked(dir string) error {
 	}
 	top.Memory.SwapBytes = 1 << 30
 	all, log, err := withWarnings(dir, nil, top)
-	err = errors.Join(err, says(all, tier.CauseMemoryFileSystem, "disk:0", false, dir, "tmpfs", "name a directory on a disk"))
+	err = errors.Join(err, says(all, causes.MemoryFileSystem, "disk:0", false, dir, "tmpfs", "name a directory on a disk"))
 	if !strings.Contains(log, "level=WARN") {
 		err = errors.Join(err, fmt.Errorf("nothing is logged: %s", log))
 	}
 	if testseed.Raced { // memory of the heap is never locked
-		return errors.Join(err, says(all, tier.CauseSystem, "host:0", true))
+		return errors.Join(err, says(all, causes.System, "host:0", true))
 	}
-	return errors.Join(err, says(all, tier.CauseLockLimit, "host:0", false,
+	return errors.Join(err, says(all, causes.LockLimit, "host:0", false,
 		"0 of 524288 bytes are locked", "the limit is 0 bytes", "swapped out", "1073741824 bytes of swap", "ulimit -l", "LimitMEMLOCK=", "--ulimit memlock=", "CAP_IPC_LOCK"))
 }
 
@@ -124,7 +125,7 @@ func spillOverMemory(dir string) error {
 		return err
 	}
 	all, _, err := withWarnings(in("merged"), nil, top)
-	return errors.Join(err, says(all, tier.CauseMemoryFileSystem, "disk:0", false, in("merged"), "overlayfs", "name a directory on a disk"))
+	return errors.Join(err, says(all, causes.MemoryFileSystem, "disk:0", false, in("merged"), "overlayfs", "name a directory on a disk"))
 }
 
 // spillSmallPages: huge pages are switched off, which madvise does not tell.
@@ -146,7 +147,7 @@ func spillSmallPages(dir string) error {
 	}
 	all, _, err := withWarnings(dir, nil, top)
 	if !testseed.Raced {
-		err = errors.Join(err, says(all, tier.CauseHugePagesOff, "host:0", false, "slower", "echo madvise > "+setting))
+		err = errors.Join(err, says(all, causes.HugePagesOff, "host:0", false, "slower", "echo madvise > "+setting))
 	}
 	return err
 }
@@ -167,9 +168,9 @@ func spillUnseen(dir string) error {
 	}
 	all, _, err := withWarnings(dir, nil, top)
 	return errors.Join(err,
-		says(all, tier.CauseHiddenProc, "", true, "/proc/", "mount /proc"),
-		says(all, tier.CauseHiddenSys, "", true, "/sys/", "mount /sys"),
-		says(all, tier.CauseUnknownLimits, "", false, "cgroup", "in bytes"))
+		says(all, causes.HiddenProc, "", true, "/proc/", "mount /proc"),
+		says(all, causes.HiddenSys, "", true, "/sys/", "mount /sys"),
+		says(all, causes.UnknownLimits, "", false, "cgroup", "in bytes"))
 }
 
 // TestWarningsOfTheTopology: what a machine does not tell has its cause, and a machine that
@@ -180,34 +181,36 @@ func TestWarningsOfTheTopology(t *testing.T) {
 	two := []topology.Node{{ID: 0, MemoryBytes: 8 * gib, Distances: []int{10, 20}}, {ID: 1, MemoryBytes: 8 * gib, Distances: []int{20, 10}}}
 	for name, c := range map[string]struct {
 		change func(top *topology.Topology)
-		cause  tier.Cause // none: no warning
+		cause  diag.Cause // none: no warning
 		space  string
 		info   bool
 		says   []string
 	}{
 		"nothing": {change: func(*topology.Topology) {}},
 		"no driver": {func(top *topology.Topology) {
-			top.Warnings = []string{"gpus: the driver's list: no driver: those on the PCI bus are told"}
-		}, tier.CauseDriver, "", true, []string{"no driver", "--gpus"}},
+			top.Warnings = []diag.Warning{causes.Warn(causes.Driver, "gpus: no driver")}
+		}, causes.Driver, "", true, []string{"no driver", "--gpus"}},
 		"a device nowhere": {func(top *topology.Topology) {
-			top.Warnings = []string{"/sys/bus/pci/devices/0000:04:00.0/numa_node: the firmware does not say which of 2 nodes the device is on"}
-		}, tier.CauseUnknownPlace, "", true, []string{"0000:04:00.0", "configuration"}},
-		"visible devices": {func(top *topology.Topology) { top.Warnings = []string{"CUDA_VISIBLE_DEVICES: hides all"} },
-			tier.CauseVisibleDevices, "", false, []string{"hides all", "unset"}},
+			top.Warnings = []diag.Warning{causes.Warn(causes.UnknownPlace, "0000:04:00.0 is nowhere")}
+		}, causes.UnknownPlace, "", true, []string{"0000:04:00.0", "configuration"}},
+		"visible devices": {func(top *topology.Topology) {
+			top.Warnings = []diag.Warning{causes.Warn(causes.VisibleDevices, "hides all")}
+		},
+			causes.VisibleDevices, "", false, []string{"hides all", "unset"}},
 		"cgroup": {func(top *topology.Topology) {
-			top.Warnings = []string{"/proc/self/mountinfo: cgroup2 for memory is not mounted: its limits are not known"}
-		}, tier.CauseUnknownLimits, "", false, []string{"ends the process", "mount the cgroup file system"}},
+			top.Warnings = []diag.Warning{causes.Warn(causes.UnknownLimits, "no cgroup")}
+		}, causes.UnknownLimits, "", false, []string{"ends the process", "mount the cgroup file system"}},
 		"a node that is not allowed": {func(top *topology.Topology) { top.Nodes, top.Limits.MemoryNodes = two, topology.Set{0} },
-			tier.CauseExcludedNode, "", true, []string{"nodes 1", "8589934592 bytes", "cpuset.mems"}},
+			causes.ExcludedNode, "", true, []string{"nodes 1", "8589934592 bytes", "cpuset.mems"}},
 		"with a GPU": {func(top *topology.Topology) {
 			top.Nodes, top.Limits.MemoryNodes, top.GPUs = two, topology.Set{0}, []topology.GPU{{Index: 3, Node: 1}}
-		}, tier.CauseExcludedNode, "", false, []string{"GPU 3 on node 1", "slower"}},
+		}, causes.ExcludedNode, "", false, []string{"GPU 3 on node 1", "slower"}},
 		"a container that is too small": {func(top *topology.Topology) {
 			top.Limits.MemoryBytes, top.Limits.MemorySource = 800<<10, "/sys/fs/cgroup/memory.max"
-		}, tier.CauseMemoryLimit, "", false, []string{"786432 of the 819200 bytes of /sys/fs/cgroup/memory.max", "32768 bytes", "can have 0 of them", "has no limit (GOMEMLIMIT)", "--memory"}},
+		}, causes.MemoryLimit, "", false, []string{"786432 of the 819200 bytes of /sys/fs/cgroup/memory.max", "32768 bytes", "can have 0 of them", "has no limit (GOMEMLIMIT)", "--memory"}},
 		"a container in which the heap may not double": {func(top *topology.Topology) {
 			top.Limits.MemoryBytes, top.Limits.MemorySource = 1500<<10, "/sys/fs/cgroup/memory.max"
-		}, tier.CauseMemoryLimit, "", false, []string{"786432 of the 1536000 bytes", "749568 bytes", "can have 653568 of them", "set GOMEMLIMIT"}},
+		}, causes.MemoryLimit, "", false, []string{"786432 of the 1536000 bytes", "749568 bytes", "can have 653568 of them", "set GOMEMLIMIT"}},
 		"a container that is large enough": {change: func(top *topology.Topology) {
 			top.Limits.MemoryBytes, top.Limits.MemorySource = 1536<<10, "/sys/fs/cgroup/memory.max"
 		}},
@@ -225,9 +228,9 @@ func TestWarningsOfTheTopology(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if c.cause == 0 {
+			if c.cause == "" {
 				for _, w := range all {
-					if !w.Space.Valid() || w.Cause == tier.CauseMemoryNode || w.Cause == tier.CauseMemoryPolicy {
+					if w.Space == "" || w.Cause == causes.MemoryNode || w.Cause == causes.MemoryPolicy {
 						t.Errorf("unasked: %s", w)
 					}
 				}
@@ -237,7 +240,7 @@ func TestWarningsOfTheTopology(t *testing.T) {
 				t.Error(err)
 			}
 			level := map[bool]string{false: "level=WARN", true: "level=DEBUG"}[c.info]
-			if c.cause == tier.CauseDriver {
+			if c.cause == causes.Driver {
 				level = "level=INFO"
 			}
 			if !strings.Contains(log, level) || !strings.Contains(log, "remedy=") {
@@ -284,10 +287,10 @@ func TestHeapBesideTheSpaces(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer eng.Close()
-			if w, ok := warning(eng.Warnings(), tier.CauseMemoryLimit); ok != (c.says != nil) {
+			if w, ok := warning(eng.Warnings(), causes.MemoryLimit); ok != (c.says != nil) {
 				t.Errorf("warned: %v %s", ok, w)
 			} else if ok {
-				if err := says(eng.Warnings(), tier.CauseMemoryLimit, "", false, c.says...); err != nil {
+				if err := says(eng.Warnings(), causes.MemoryLimit, "", false, c.says...); err != nil {
 					t.Error(err)
 				}
 			}
@@ -341,7 +344,7 @@ func TestNodesThatAreNotThere(t *testing.T) {
 	top.Nodes = []topology.Node{{ID: 0, MemoryBytes: 1 << 33, Distances: []int{10, 20}}, {ID: 999, MemoryBytes: 1 << 33, Distances: []int{20, 10}}}
 	top.Limits.MemoryNodes = nil
 	all, _, err := withWarnings(t.TempDir(), nil, top)
-	if err := errors.Join(err, says(all, tier.CauseMemoryNode, "host:1", false, "NUMA node 999", "slower", "cpuset")); err != nil {
+	if err := errors.Join(err, says(all, causes.MemoryNode, "host:1", false, "NUMA node 999", "slower", "cpuset")); err != nil {
 		t.Error(err)
 	}
 }
@@ -350,7 +353,7 @@ func TestNodesThatAreNotThere(t *testing.T) {
 // is closed, and none again.
 func TestWarningsAreLoggedOnce(t *testing.T) {
 	top := discover(t)
-	top.Warnings = []string{"gpus: no driver"}
+	top.Warnings = []diag.Warning{causes.Warn(causes.Driver, "gpus: no driver")}
 	files := faultfs.New(buffered{disk.OS(), ""}, 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)})
 	var log bytes.Buffer
 	cfg := spillConfig(t.TempDir(), files, top)
@@ -364,7 +367,7 @@ func TestWarningsAreLoggedOnce(t *testing.T) {
 	s.putAndMove(t.Context())
 	all := s.eng.Warnings()
 	s.close()
-	if err := errors.Join(helps(all), says(all, tier.CauseSparse, "disk:0", true, "set room aside")); err != nil {
+	if err := errors.Join(helps(all), says(all, causes.Sparse, "disk:0", true, "set room aside")); err != nil {
 		t.Error(err)
 	}
 	for _, w := range all {

@@ -3,6 +3,8 @@ package tier
 import (
 	"errors"
 	"fmt"
+
+	"github.com/spillway-db/spillway/internal/causes"
 )
 
 // Sentinels, to be matched with errors.Is.
@@ -78,8 +80,9 @@ func (e *OutOfBudgetError) Is(target error) bool {
 	return target == ErrOutOfBudget || target == ErrNoSpace
 }
 
-// LostError says that a space's device is lost: nothing can be put there any more, and what was there cannot be
-// read. It matches ErrLost, and what its cause matches. It is no NoSpaceError: no larger space would help.
+// LostError says that a space's device is lost: nothing can be put there any more, and what was
+// there cannot be read. It matches ErrLost, and what its cause matches. It is no NoSpaceError: no
+// larger space would help.
 type LostError struct {
 	Space ID
 	Bytes int64 // in use there at that moment, which are lost
@@ -87,7 +90,7 @@ type LostError struct {
 }
 
 func (e *LostError) Error() string {
-	return fmt.Sprintf("%s is lost, with the %d bytes in use there: %v (%s)", e.Space, e.Bytes, e.Cause, CauseGPULost.Remedy())
+	return fmt.Sprintf("%s is lost, with the %d bytes in use there: %v (%s)", e.Space, e.Bytes, e.Cause, causes.Remedy(causes.GPULost))
 }
 
 // Is matches ErrLost.

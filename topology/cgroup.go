@@ -5,6 +5,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/causes"
 )
 
 // bounds is what the process's cgroups allow.
@@ -82,7 +84,7 @@ func (t *tree) hierarchy(controller string, groups []group) hierarchy {
 			quote(group), quote(outside.root), quote(outside.point))
 		return hierarchy{version: version, dirs: t.upwards(outside.point, "/")}
 	}
-	t.warnf(selfMounts, "%s for %s is not mounted: its limits are not known", fileSystem, controller)
+	t.warnOf(causes.UnknownLimits, selfMounts, "%s for %s is not mounted: its limits are not known", fileSystem, controller)
 	return hierarchy{}
 }
 
@@ -100,7 +102,7 @@ func (t *tree) upwards(top, below string) []string {
 		}
 	}
 	if !t.isDir(dirs[0]) {
-		t.warnf(dirs[0], "the process's cgroup is not there: limits of those above it are used")
+		t.warnOf(causes.UnknownLimits, dirs[0], "the process's cgroup is not there: limits of those above it are used")
 	}
 	return dirs
 }

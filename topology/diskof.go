@@ -8,20 +8,22 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/spillway-db/spillway/diag"
 )
 
 // Location is where a directory is. The slices are never nil.
 type Location struct {
-	Dir        string   `json:"dir"`         // absolute, below Options.Root, without links
-	Mount      string   `json:"mount"`       // where its file system is mounted; empty: not known
-	FileSystem string   `json:"file_system"` // its type, as ext4; empty: not known
-	Source     string   `json:"source"`      // what was mounted, as /dev/nvme0n1p2
-	ReadOnly   bool     `json:"read_only"`
-	TotalBytes int64    `json:"total_bytes"` // of the file system; -1: not known
-	FreeBytes  int64    `json:"free_bytes"`  // that an unprivileged process can take; -1: not known
-	Disks      []Disk   `json:"disks"`       // by name; several below RAID and LVM, none if not known
-	Node       int      `json:"node"`        // of all the disks, or Unknown
-	Warnings   []string `json:"warnings"`
+	Dir        string         `json:"dir"`         // absolute, below Options.Root, without links
+	Mount      string         `json:"mount"`       // where its file system is mounted; empty: not known
+	FileSystem string         `json:"file_system"` // its type, as ext4; empty: not known
+	Source     string         `json:"source"`      // what was mounted, as /dev/nvme0n1p2
+	ReadOnly   bool           `json:"read_only"`
+	TotalBytes int64          `json:"total_bytes"` // of the file system; -1: not known
+	FreeBytes  int64          `json:"free_bytes"`  // that an unprivileged process can take; -1: not known
+	Disks      []Disk         `json:"disks"`       // by name; several below RAID and LVM, none if not known
+	Node       int            `json:"node"`        // of all the disks, or Unknown
+	Warnings   []diag.Warning `json:"warnings"`
 
 	below bool // what it is stacked on is in memory
 }
@@ -123,8 +125,8 @@ func mountOf(mounts []mount, dir string) (mount, bool) {
 	return mounts[best], true
 }
 
-// disksOf returns the disks that m is on, or none if they were told before: a file system on many loop
-// devices whose files are on itself is followed once.
+// disksOf returns the disks that m is on, or none if they were told before: a file system on many
+// loop devices whose files are on itself is followed once.
 func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 	disks := []Disk{}
 	key := m.device + " " + m.point

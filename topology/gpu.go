@@ -47,12 +47,12 @@ func (t *tree) gpus(w placing, source GPUSource) listing {
 	if err != nil && len(gpus) == 0 {
 		gpus = t.busGPUs(w)
 		if given || len(gpus) > 0 { // a machine without a GPU needs no driver
-			t.warnf("gpus", "the driver's list: %v: those on the PCI bus are told", err)
+			t.warnf(theDriver, "the driver's list: %v: those on the PCI bus are told", err)
 		}
 		return listing{gpus: gpus}
 	}
 	for _, one := range joined(err) {
-		t.warnf("gpus", "%v", one)
+		t.warnf(theDriver, "%v", one)
 	}
 	gpus = append([]GPU{}, gpus...)
 	for i := range gpus {
@@ -115,8 +115,8 @@ func (t *tree) busGPUs(w placing) []GPU {
 	return gpus
 }
 
-// foreign is 1 for a GPU that another driver than NVIDIA's has, such as that which gives it to virtual
-// machines. No driver is none that is known: a container may be shown none.
+// foreign is 1 for a GPU that another driver than NVIDIA's has, such as that which gives it to
+// virtual machines. No driver is none that is known: a container may be shown none.
 func foreign(g GPU) int {
 	if g.Driver == "" || g.Driver == "nvidia" {
 		return 0
@@ -178,7 +178,7 @@ func (t *tree) links(g *GPU) []Link {
 	links := []Link{}
 	for _, l := range g.Links {
 		if l.Count <= 0 {
-			t.warnf("gpus", "GPU %d has %d NVLinks to %s", g.Index, l.Count, quote(l.Remote))
+			t.warnf(theDriver, "GPU %d has %d NVLinks to %s", g.Index, l.Count, quote(l.Remote))
 			continue
 		}
 		l.Remote = gpuid.Address(l.Remote)
@@ -193,7 +193,7 @@ func (t *tree) instances(g *GPU) []MIGInstance {
 	for _, m := range g.MIG {
 		m.UUID, m.Name = label(m.UUID), label(m.Name)
 		if m.MemoryBytes < 0 || m.FreeBytes < 0 || m.FreeBytes > m.MemoryBytes {
-			t.warnf("gpus", "MIG instance %s has %d bytes of memory, %d free", m.UUID, m.MemoryBytes, m.FreeBytes)
+			t.warnf(theDriver, "MIG instance %s has %d bytes of memory, %d free", m.UUID, m.MemoryBytes, m.FreeBytes)
 			m.MemoryBytes = max(m.MemoryBytes, 0)
 			m.FreeBytes = min(max(m.FreeBytes, 0), m.MemoryBytes)
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -72,7 +73,7 @@ func TestLimits(t *testing.T) {
 			if l.MemoryBytes != c.memory || l.CPUs != c.cpus || l.MemorySource != c.source || l.CgroupVersion != c.version {
 				t.Errorf("got %+v", l)
 			}
-			warned := slices.ContainsFunc(top.Warnings, func(w string) bool { return strings.Contains(w, "limits") })
+			warned := slices.ContainsFunc(top.Warnings, func(w diag.Warning) bool { return strings.Contains(w.What, "limits") })
 			if warned != c.warnsCgroup {
 				t.Errorf("warnings %q", top.Warnings)
 			}
@@ -110,7 +111,7 @@ func TestNodes(t *testing.T) {
 			if strings.Join(got, " ") != c.nodes || top.Limits.MemoryBytes != c.memory {
 				t.Errorf("got %q, %+v", got, top.Limits)
 			}
-			if all := strings.Join(top.Warnings, "\n"); !strings.Contains(all, c.warns) || c.warns == "" && strings.Contains(all, "node") {
+			if all := said(top.Warnings); !strings.Contains(all, c.warns) || c.warns == "" && strings.Contains(all, "node") {
 				t.Errorf("warnings %q", top.Warnings)
 			}
 		})

@@ -34,7 +34,7 @@ func TestThisMachine(t *testing.T) {
 	}
 	// Some containers are shown CPUs that they do not have; that ends in a
 	// warning. Else all agree.
-	if !strings.Contains(strings.Join(top.Warnings, "\n"), "CPUs") {
+	if !strings.Contains(said(top.Warnings), "CPUs") {
 		if len(top.CPU.Allowed) != runtime.NumCPU() {
 			t.Errorf("%s is allowed, want %d CPUs", top.CPU.Allowed, runtime.NumCPU())
 		}

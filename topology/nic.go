@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/causes"
 )
 
 const (
@@ -47,7 +49,7 @@ func (t *tree) nics(w placing, addresses func(string) ([]netip.Addr, error)) []N
 			t.warnf(file, "the card is not on the PCI bus: its node is not known")
 		}
 		if n.Device = verbs[name]; n.Device == "" {
-			t.warnf(file, "there is no device in /dev/infiniband by which this process may use the card: it does not count")
+			t.warnOf(causes.HiddenSys, file, "there is no device in /dev/infiniband by which this process may use the card: it does not count")
 		}
 		n.Ports = t.ports(dir, bus, addresses)
 		nics = append(nics, n)
@@ -144,8 +146,8 @@ func (t *tree) addInterfaces(ports []Port, dir string, addresses func(string) ([
 	}
 }
 
-// stackedOn returns the network interface in dir and those made of it, each once: of a card that is bonded, or has
-// VLANs, these have the addresses.
+// stackedOn returns the network interface in dir and those made of it, each once: of a card that is
+// bonded, or has VLANs, these have the addresses.
 func (t *tree) stackedOn(dir string, seen map[string]bool) []string {
 	name := path.Base(dir)
 	if seen[name] {

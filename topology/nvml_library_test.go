@@ -92,7 +92,7 @@ func TestSystemLibrary(t *testing.T) {
 func TestNoLibrary(t *testing.T) {
 	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVMLAt(filepath.Join(t.TempDir(), "none.so"))})
 	if len(top.GPUs) != 8 || top.GPUs[0].PCIAddress != "0000:07:00.0" || len(top.Warnings) != 1 ||
-		!strings.Contains(top.Warnings[0], "libnvidia-ml.so.1 is not there") || !strings.Contains(top.Warnings[0], "NVLinks") {
+		!strings.Contains(top.Warnings[0].What, "libnvidia-ml.so.1 is not there") || !strings.Contains(top.Warnings[0].What, "NVLinks") {
 		t.Errorf("%d GPUs, warnings %q", len(top.GPUs), top.Warnings)
 	}
 }

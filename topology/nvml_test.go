@@ -155,7 +155,7 @@ func TestNVLinkReports(t *testing.T) {
 					t.Errorf("%s to %s: %q, back %q, want %q", pair[0], pair[1], p, back, c.want[i])
 				}
 			}
-			if all := strings.Join(top.Warnings, "\n"); !strings.Contains(all, c.warns) || c.warns == "" && all != "" {
+			if all := said(top.Warnings); !strings.Contains(all, c.warns) || c.warns == "" && all != "" {
 				t.Errorf("warnings %q", top.Warnings)
 			}
 		})
@@ -212,7 +212,7 @@ func TestNodeByAffinity(t *testing.T) {
 			if g.Node != c.want || g.CPUs.String() != c.near || c.want >= 0 && g.MemoryNode != c.want {
 				t.Errorf("node %d, memory of %d, CPUs %s; want %d, %s", g.Node, g.MemoryNode, g.CPUs, c.want, c.near)
 			}
-			if told := strings.Contains(strings.Join(top.Warnings, "\n"), "0000:04:00.0/numa_node"); told != (c.want == topology.Unknown) {
+			if told := strings.Contains(said(top.Warnings), "0000:04:00.0/numa_node"); told != (c.want == topology.Unknown) {
 				t.Errorf("warnings %q", top.Warnings)
 			}
 		})
@@ -284,7 +284,7 @@ func TestNVMLFails(t *testing.T) {
 			lib := migs()
 			c.harm(lib)
 			top := discover(t, topology.Options{Root: root, GPUs: lib.source()})
-			if len(top.GPUs) != c.gpus || !strings.Contains(strings.Join(top.Warnings, "\n"), c.warns) {
+			if len(top.GPUs) != c.gpus || !strings.Contains(said(top.Warnings), c.warns) {
 				t.Errorf("%d GPUs, warnings %q", len(top.GPUs), top.Warnings)
 			}
 			for _, g := range top.GPUs {
@@ -366,7 +366,7 @@ func TestVisibleBesideLost(t *testing.T) {
 			for _, g := range top.GPUs {
 				got = append(got, fmt.Sprint(g.Index))
 			}
-			if strings.Contains(strings.Join(top.Warnings, "\n"), "left out") {
+			if strings.Contains(said(top.Warnings), "left out") {
 				got = append(got, "left out")
 			}
 		}

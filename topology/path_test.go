@@ -81,7 +81,7 @@ func TestPathsByTree(t *testing.T) {
 			if !ok || p != c.want || back != c.want {
 				t.Errorf("%q, back %q, %v; want %q; warnings %q", p, back, ok, c.want, top.Warnings)
 			}
-			if c.want == topology.UnknownPath && !strings.Contains(strings.Join(top.Warnings, "\n"), "below no host bridge") {
+			if c.want == topology.UnknownPath && !strings.Contains(said(top.Warnings), "below no host bridge") {
 				t.Errorf("warnings %q", top.Warnings)
 			}
 		})
@@ -172,7 +172,7 @@ func TestNICsThatMayNotBeUsed(t *testing.T) {
 			if want := 3; c.want == "" && counts != 0 || c.want != "" && counts != want {
 				t.Errorf("it counts at %d levels", counts)
 			}
-			if told := len(top.Warnings) == 1 && strings.Contains(top.Warnings[0], "it does not count"); told != (c.want == "") || !told && len(top.Warnings) > 0 {
+			if told := len(top.Warnings) == 1 && strings.Contains(top.Warnings[0].What, "it does not count"); told != (c.want == "") || !told && len(top.Warnings) > 0 {
 				t.Errorf("warnings %q", top.Warnings)
 			}
 		})
@@ -201,7 +201,7 @@ func TestNICAddresses(t *testing.T) {
 			if len(top.NICs) != 1 || top.NICs[0].Level() != c.want || top.NICs[0].PCIAddress != "0000:01:00.0" {
 				t.Errorf("got %+v, want level %d", top.NICs, c.want)
 			}
-			if c.warns == "" && len(top.Warnings) > 0 || !strings.Contains(strings.Join(top.Warnings, "\n"), c.warns) {
+			if c.warns == "" && len(top.Warnings) > 0 || !strings.Contains(said(top.Warnings), c.warns) {
 				t.Errorf("warnings %q", top.Warnings)
 			}
 		})
@@ -242,7 +242,7 @@ func TestStackedInterfaces(t *testing.T) {
 			if want := c.addresses != ""; (top.NICs[0].Level() == topology.NICAddressed) != want {
 				t.Errorf("level %d", top.NICs[0].Level())
 			}
-			if all := strings.Join(top.Warnings, "\n"); !strings.Contains(all, c.warns) || c.warns == "" && all != "" {
+			if all := said(top.Warnings); !strings.Contains(all, c.warns) || c.warns == "" && all != "" {
 				t.Errorf("warnings %q", top.Warnings)
 			}
 		})
@@ -328,7 +328,7 @@ func TestForeignGPUsAreNotCounted(t *testing.T) {
 	}
 	// With none of NVIDIA's driver it is as if there was no GPU.
 	top, err := topology.Discover(t.Context(), topology.Options{Root: tree(t, base+busGPU("0000:00:01.0", "vfio-pci")), LookupEnv: env("0")})
-	if err != nil || len(top.GPUs) != 0 || top.Limits.HiddenGPUs != 1 || !strings.Contains(strings.Join(top.Warnings, "\n"), "none that is known") {
+	if err != nil || len(top.GPUs) != 0 || top.Limits.HiddenGPUs != 1 || !strings.Contains(said(top.Warnings), "none that is known") {
 		t.Errorf("got %+v, %v", top, err)
 	}
 }
@@ -338,13 +338,13 @@ func TestVisibleOrder(t *testing.T) {
 	two := busGPU("0000:00:01.0", "nvidia") + strings.Replace(busGPU("0000:00:02.0", "nvidia"), "0x2330", "0x1db6", 1)
 	root := tree(t, base+two)
 	top := discover(t, topology.Options{Root: root, LookupEnv: env("1")})
-	if !strings.Contains(strings.Join(top.Warnings, "\n"), "CUDA_DEVICE_ORDER") {
+	if !strings.Contains(said(top.Warnings), "CUDA_DEVICE_ORDER") {
 		t.Errorf("warnings %q", top.Warnings)
 	}
 	top = discover(t, topology.Options{Root: root, LookupEnv: func(name string) (string, bool) {
 		return map[string]string{"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}[name], true
 	}})
-	if strings.Contains(strings.Join(top.Warnings, "\n"), "CUDA_DEVICE_ORDER") || top.GPUs[0].PCIAddress != "0000:00:02.0" {
+	if strings.Contains(said(top.Warnings), "CUDA_DEVICE_ORDER") || top.GPUs[0].PCIAddress != "0000:00:02.0" {
 		t.Errorf("got %+v, warnings %q", top.GPUs, top.Warnings)
 	}
 }

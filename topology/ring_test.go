@@ -44,12 +44,12 @@ func TestRings(t *testing.T) {
 	few := func() *looks { return &looks{t.Context(), 20_000} }
 
 	top, err := topology.Discover(few(), topology.Options{Root: root})
-	if err != nil || len(top.Disks) != 1 || len(top.Disks[0].Mounts) != 1 || !strings.Contains(strings.Join(top.Warnings, "\n"), "stacked on itself") {
+	if err != nil || len(top.Disks) != 1 || len(top.Disks[0].Mounts) != 1 || !strings.Contains(said(top.Warnings), "stacked on itself") {
 		t.Fatalf("got %+v, %v", top, err)
 	}
 	for dir, disks := range map[string]int{"/x": 1, "/ring": 0} {
 		l, err := topology.DiskOf(few(), dir, topology.Options{Root: root})
-		if err != nil || len(l.Disks) != disks || !strings.Contains(strings.Join(l.Warnings, "\n"), "stacked on itself") {
+		if err != nil || len(l.Disks) != disks || !strings.Contains(said(l.Warnings), "stacked on itself") {
 			t.Errorf("%s: %+v, %v", dir, l, err)
 		}
 	}
@@ -77,12 +77,12 @@ func TestLarge(t *testing.T) {
 		root := tree(t, c.text)
 		top := discover(t, topology.Options{Root: root})
 		l, err := topology.DiskOf(t.Context(), "/", topology.Options{Root: root})
-		if all := strings.Join(append(top.Warnings, l.Warnings...), "\n"); err != nil || !strings.Contains(all, c.warns) {
+		if all := said(append(top.Warnings, l.Warnings...)); err != nil || !strings.Contains(all, c.warns) {
 			t.Errorf("%s: warnings %.600q, %v; want %q", name, all, err, c.warns)
 		}
 		for _, w := range append(top.Warnings, l.Warnings...) {
-			if len(w) > 1100 || strings.HasPrefix(w, ":") {
-				t.Errorf("%s: a warning of %d bytes: %.40q", name, len(w), w)
+			if len(w.What) > 1100 || strings.HasPrefix(w.What, ":") {
+				t.Errorf("%s: a warning of %d bytes: %.40q", name, len(w.What), w.What)
 			}
 		}
 		if top.Limits.MemoryBytes != 16*gib {

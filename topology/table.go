@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
@@ -155,13 +156,13 @@ func (t *Topology) writeLimits(w io.Writer) {
 	})
 }
 
-func writeWarnings(w io.Writer, warnings []string) {
+func writeWarnings(w io.Writer, warnings []diag.Warning) {
 	if len(warnings) == 0 {
 		return
 	}
 	fmt.Fprintf(w, "\nWarnings\n")
-	for _, line := range warnings {
-		fmt.Fprintf(w, "  %s\n", printable(line))
+	for _, one := range warnings {
+		fmt.Fprintf(w, "  %s\n", printable(one.What))
 	}
 }
 
@@ -179,8 +180,8 @@ func (l Location) String() string {
 	for _, d := range l.Disks {
 		fmt.Fprintf(&b, "  %s, %s, node %s, %s\n", d.Name, d.Kind, orElse(nodeName(d.Node), "unknown"), orElse(shorten(d.Model), "model unknown"))
 	}
-	for _, line := range l.Warnings {
-		fmt.Fprintf(&b, "  warning: %s\n", printable(line))
+	for _, w := range l.Warnings {
+		fmt.Fprintf(&b, "  warning: %s\n", printable(w.What))
 	}
 	return b.String()
 }

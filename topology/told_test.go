@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -45,7 +46,7 @@ func TestHarmIsTold(t *testing.T) {
 						t.Fatal(err)
 					}
 					top := discover(t, topology.Options{Root: root})
-					more := slices.ContainsFunc(top.Warnings, func(w string) bool { return !slices.Contains(whole.Warnings, w) })
+					more := slices.ContainsFunc(top.Warnings, func(w diag.Warning) bool { return !slices.Contains(whole.Warnings, w) })
 					top.Warnings = whole.Warnings
 					if !more && !reflect.DeepEqual(top, whole) {
 						t.Errorf("%s: %s: something else is told, and no warning", file, name)

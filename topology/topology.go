@@ -7,6 +7,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/spillway-db/spillway/diag"
 )
 
 // Unknown is the number of a NUMA node that is not known: the firmware did not
@@ -60,11 +62,13 @@ type Topology struct {
 	GPUs   []GPU  `json:"gpus"`  // that this process sees, in CUDA's order: see Limits.VisibleDevices
 	NICs   []NIC  `json:"nics"`  // by name
 	Disks  []Disk `json:"disks"` // by name
-	// OtherMounts are directories that hold files and are on none of Disks: in memory (tmpfs), over a network,
-	// overlays. They are in the kernel's order.
-	OtherMounts []Mount  `json:"other_mounts"`
-	Limits      Limits   `json:"limits"`
-	Warnings    []string `json:"warnings"` // each once; at most maxWarnings and a last one that counts the rest
+	// OtherMounts are directories that hold files and are on none of Disks: in memory (tmpfs), over
+	// a network, overlays. They are in the kernel's order.
+	OtherMounts []Mount `json:"other_mounts"`
+	Limits      Limits  `json:"limits"`
+	// Warnings has each once: at most maxWarnings, and a last one that counts the rest. What begins
+	// with the file that it is about.
+	Warnings []diag.Warning `json:"warnings"`
 }
 
 // CPU is what is known of the processors.
@@ -363,8 +367,8 @@ func (t *Topology) NodeOfDir(dir string) int {
 	return commonNode(on)
 }
 
-// holds says whether dir is at or below the mount, as far as names tell, and how long the mount's own name is: the
-// longest is the one that dir is on.
+// holds says whether dir is at or below the mount, as far as names tell, and how long the mount's
+// own name is: the longest is the one that dir is on.
 func (m Mount) holds(dir string) (depth int, ok bool) {
 	point := strings.TrimSuffix(m.Point, "/")
 	rest, below := strings.CutPrefix(dir, point)

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/treefile"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -253,7 +255,7 @@ func TestDiskOf(t *testing.T) {
 			if l.Dir != c.real || l.Mount != c.mount || strings.Join(disks, " ") != c.disks || l.Node != c.node || l.FreeBytes != c.free {
 				t.Errorf("got  %s", asJSON(t, l))
 			}
-			if c.warns == "" && len(l.Warnings) > 0 || !strings.Contains(strings.Join(l.Warnings, "\n"), c.warns) {
+			if c.warns == "" && len(l.Warnings) > 0 || !strings.Contains(said(l.Warnings), c.warns) {
 				t.Errorf("warnings %q, want one with %q", l.Warnings, c.warns)
 			}
 			if text := l.String(); !strings.Contains(text, c.real) || !strings.HasSuffix(text, "\n") {
@@ -311,7 +313,7 @@ func TestEmptyRoot(t *testing.T) {
 		t.Errorf("got %s", asJSON(t, top))
 	}
 	for _, file := range []string{"/proc/meminfo", "/proc/cpuinfo", "/proc/self/status", "/proc/self/cgroup", "/sys/block", "/sys/devices/system/cpu/online"} {
-		if !slices.ContainsFunc(top.Warnings, func(w string) bool { return strings.HasPrefix(w, file+": ") }) {
+		if !slices.ContainsFunc(top.Warnings, func(w diag.Warning) bool { return strings.HasPrefix(w.What, file+": ") }) {
 			t.Errorf("no warning for %s in %q", file, top.Warnings)
 		}
 	}
@@ -334,7 +336,7 @@ func TestStaysBelowRoot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := tree(t, "-- proc/meminfo -> "+target+" --\n")
 			top := discover(t, topology.Options{Root: root})
-			if top.Memory.TotalBytes != 0 || !strings.Contains(strings.Join(top.Warnings, "\n"), "/proc/meminfo: ") {
+			if top.Memory.TotalBytes != 0 || !strings.Contains(said(top.Warnings), "/proc/meminfo: ") {
 				t.Errorf("got %+v, warnings %q", top.Memory, top.Warnings)
 			}
 		})
@@ -351,7 +353,7 @@ func TestPipeDoesNotBlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	top := discover(t, topology.Options{Root: root})
-	if !slices.Contains(top.Warnings, "/proc/meminfo: not a regular file") {
+	if w := causes.Warn(causes.HiddenProc, "/proc/meminfo: not a regular file"); !slices.Contains(top.Warnings, w) {
 		t.Errorf("warnings %q", top.Warnings)
 	}
 }
@@ -410,6 +412,44 @@ func TestEveryFileBroken(t *testing.T) {
 	}
 }
 
+// TestCauses: a warning's cause says what the file is for.
+func TestCauses(t *testing.T) {
+	const nowhere = "-- sys/bus/pci/devices/0000:04:00.0/class --\n0x030200\n-- sys/bus/pci/devices/0000:04:00.0/vendor --\n0x10de\n-- sys/devices/system/node/online --\n0-1\n"
+	for about, c := range map[string]struct {
+		tree  string
+		o     topology.Options
+		cause diag.Cause
+	}{
+		"/proc/meminfo: no MemTotal":              {"-- proc/meminfo --\n", topology.Options{}, causes.HiddenProc},
+		"/sys/devices/system/cpu/online: ":        {"", topology.Options{}, causes.HiddenSys},
+		"/sys/block: ":                            {"", topology.Options{}, causes.HiddenSys},
+		"/sys/bus/pci/devices/0000:04:00.0/":      {nowhere, topology.Options{}, causes.UnknownPlace},
+		"/proc/self/cgroup: ":                     {"", topology.Options{}, causes.UnknownLimits},
+		"/proc/self/mountinfo: cgroup for memory": {"-- proc/self/mountinfo --\n-- proc/self/cgroup --\n3:memory:/x\n", topology.Options{}, causes.UnknownLimits},
+		"/proc/self/mountinfo: ":                  {"-- proc/self/cgroup --\n3:memory:/x\n", topology.Options{}, causes.HiddenProc},
+		"gpus: the driver's list: no driver":      {"", topology.Options{GPUs: gpuSource(func(context.Context) ([]topology.GPU, error) { return nil, errors.New("no driver") })}, causes.Driver},
+		"CUDA_VISIBLE_DEVICES: ":                  {"", topology.Options{LookupEnv: func(string) (string, bool) { return "0", true }}, causes.VisibleDevices},
+	} {
+		t.Run(about, func(t *testing.T) {
+			c.o.Root = tree(t, c.tree)
+			top := discover(t, c.o)
+			i := slices.IndexFunc(top.Warnings, func(w diag.Warning) bool { return strings.HasPrefix(w.What, about) })
+			if i < 0 || top.Warnings[i].Cause != c.cause || top.Warnings[i].Remedy != causes.Remedy(c.cause) {
+				t.Errorf("warning %d of %+v, want %s", i, top.Warnings, c.cause)
+			}
+		})
+	}
+}
+
+// said returns the texts of the warnings, a line each.
+func said(all []diag.Warning) string {
+	var b strings.Builder
+	for _, w := range all {
+		b.WriteString(w.What + "\n")
+	}
+	return b.String()
+}
+
 func TestManyWarnings(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("-- proc/self/cgroup --\n0::/\n-- proc/self/mountinfo --\n")
@@ -417,7 +457,7 @@ func TestManyWarnings(t *testing.T) {
 		fmt.Fprintf(&b, "no mount %d\n", i)
 	}
 	top := discover(t, topology.Options{Root: tree(t, b.String())})
-	if n := len(top.Warnings); n != 201 || !strings.HasPrefix(top.Warnings[n-1], "and ") {
+	if n := len(top.Warnings); n != 201 || !strings.HasPrefix(top.Warnings[n-1].What, "and ") {
 		t.Errorf("%d warnings, the last %q", n, top.Warnings[n-1])
 	}
 }
@@ -530,7 +570,7 @@ func TestGPUSource(t *testing.T) {
 
 	source = func(context.Context) ([]topology.GPU, error) { return nil, errors.New("no driver") }
 	top = discover(t, topology.Options{Root: root, GPUs: source})
-	if len(top.GPUs) != 3 || !strings.Contains(strings.Join(top.Warnings, "\n"), "no driver") {
+	if len(top.GPUs) != 3 || !strings.Contains(said(top.Warnings), "no driver") {
 		t.Errorf("without a driver: %+v, warnings %q", top.GPUs, top.Warnings)
 	}
 }

@@ -14,6 +14,9 @@ import (
 	"strings"
 	"syscall"
 	"unicode"
+
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 )
 
 // Where Linux says what it has.
@@ -28,6 +31,9 @@ const (
 	blockDevices = "/sys/block"
 	pciDevices   = "/sys/bus/pci/devices"
 )
+
+// theDriver is the subject of warnings about what the GPUs' driver says.
+const theDriver = "gpus"
 
 // A limit on everything that a broken tree could make large.
 const (
@@ -47,7 +53,7 @@ type tree struct {
 	ctx      context.Context
 	root     *os.Root
 	live     bool // the root is this machine's own
-	warned   []string
+	warned   []diag.Warning
 	unlisted int // warnings beyond the limit
 
 	mounted  []mount // what mounts returned, once it did
@@ -86,8 +92,11 @@ func openTree(ctx context.Context, root string) (*tree, error) {
 
 func (t *tree) close() { _ = t.root.Close() } // only ever read from
 
-// warnf adds one line about the file p.
-func (t *tree) warnf(p, format string, args ...any) {
+// warnf adds a warning about the file p, or another subject, with the cause that goes with it.
+func (t *tree) warnf(p, format string, args ...any) { t.warnOf(causeOf(p), p, format, args...) }
+
+// warnOf adds a warning of a cause about the file p.
+func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
 	if t.ctx.Err() != nil {
 		return // what follows is the fault of the context, which is the error
 	}
@@ -95,17 +104,35 @@ func (t *tree) warnf(p, format string, args ...any) {
 	if len(line) > maxLineBytes {
 		line = strings.ToValidUTF8(line[:maxLineBytes], "") + "…"
 	}
-	switch {
-	case slices.Contains(t.warned, line):
+	switch w := causes.Warn(c, "%s", line); {
+	case slices.Contains(t.warned, w):
 	case len(t.warned) == maxWarnings:
 		t.unlisted++
 	default:
-		t.warned = append(t.warned, line)
+		t.warned = append(t.warned, w)
 	}
 }
 
-// warn adds one line about the file p. Only the innermost error is told: the
-// others repeat the path.
+// causeOf returns what it means that the file p, or another subject, does not tell all.
+func causeOf(p string) diag.Cause {
+	below := func(dir string) bool { return strings.HasPrefix(p, dir+"/") }
+	switch {
+	case p == theDriver:
+		return causes.Driver
+	case p == visibleDevices:
+		return causes.VisibleDevices
+	case strings.Contains(p, "cgroup"):
+		return causes.UnknownLimits
+	case below("/proc"):
+		return causes.HiddenProc
+	case below("/sys") && !below(blockDevices) && !below(pciDevices) && !below(rdmaDevices) && (!below("/sys/devices") || below("/sys/devices/system")):
+		return causes.HiddenSys
+	}
+	return causes.UnknownPlace
+}
+
+// warn adds a warning about the file p. It has only the innermost error: the others repeat the
+// path.
 func (t *tree) warn(p string, err error) {
 	var inner *fs.PathError
 	if errors.As(err, &inner) {
@@ -114,10 +141,10 @@ func (t *tree) warn(p string, err error) {
 	t.warnf(p, "%v", err)
 }
 
-func (t *tree) warnings() []string {
-	warned := append([]string{}, t.warned...)
+func (t *tree) warnings() []diag.Warning {
+	warned := append([]diag.Warning{}, t.warned...)
 	if t.unlisted > 0 {
-		warned = append(warned, fmt.Sprintf("and %d more", t.unlisted))
+		warned = append(warned, causes.Warn(causes.HiddenSys, "and %d more", t.unlisted))
 	}
 	return warned
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/diag"
 )
 
 // briefly is compare with little data.
@@ -135,7 +135,7 @@ func TestCompareSides(t *testing.T) {
 func TestCompareFigures(t *testing.T) {
 	const gib, s = 1 << 30, time.Second
 	var f compareFlags
-	m := &machine{warnings: func() []tier.Warning { return nil }}
+	m := &machine{warnings: func() []diag.Warning { return nil }}
 	doc := f.document(m, []string{"a"}, peer.Result{
 		Rows: 5, Batches: 3, Bytes: 8 * gib, Verified: 7,
 		Ours:      []peer.Times{{Write: 1 * s, Read: 2 * s}, {Write: 2 * s, Read: 1 * s}, {Write: 4 * s, Read: 4 * s}},

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 )
@@ -95,7 +97,7 @@ func TestRunOnCUDA(t *testing.T) {
 				t.Errorf("verified %+v of %d", doc.Verify, doc.Input.Batches)
 			}
 			for _, w := range doc.Warnings {
-				if w.Cause == "simulated" {
+				if w.Cause == causes.Simulated {
 					t.Errorf("%+v", w)
 				}
 			}
@@ -171,7 +173,7 @@ func noCUDA(t *testing.T, dir string, env []string, says string) {
 	r = withLibrary(t, dir, env, append(args, "--json=-")...)
 	var doc report.Run
 	decode(t, r.stdout, &doc)
-	i := slices.IndexFunc(doc.Warnings, func(w report.Warning) bool { return w.Cause == "simulated" })
+	i := slices.IndexFunc(doc.Warnings, func(w diag.Warning) bool { return w.Cause == causes.Simulated })
 	if r.status != 0 || doc.Env.GPU != "sim" || doc.Env.Driver != "" || i < 0 {
 		t.Fatalf("with auto ended with %d: %+v, %+v", r.status, doc.Env, doc.Warnings)
 	}

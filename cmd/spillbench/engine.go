@@ -16,6 +16,8 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
@@ -30,7 +32,7 @@ type machine struct {
 	env      report.Env
 	config   report.Config
 	notes    *notes
-	warnings func() []tier.Warning // also when the engine is closed
+	warnings func() []diag.Warning // also when the engine is closed
 	faults   *inject.Faults
 	plan     headroom.Plan // of the process's memory
 }
@@ -70,7 +72,7 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 	}
 	faults.Arm()
 	for _, w := range eng.Warnings() {
-		if w.Cause == tier.CauseSimulated { // which is information, but nobody is to take its figures for a GPU's
+		if w.Cause == causes.Simulated { // which is information, but nobody is to take its figures for a GPU's
 			log.once(w.String())
 		}
 	}

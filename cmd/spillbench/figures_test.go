@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/diag"
 )
 
 // TestRunWithoutPasses: what was not checked is not said to be, and a peak is what was in
@@ -25,7 +25,7 @@ func TestRunWithoutPasses(t *testing.T) {
 // TestRatios: writing is compared with writing, and reading with reading.
 func TestRatios(t *testing.T) {
 	var f compareFlags
-	m := &machine{warnings: func() []tier.Warning { return nil }}
+	m := &machine{warnings: func() []diag.Warning { return nil }}
 	doc := f.document(m, nil, peer.Result{
 		Bytes:     1 << 30,
 		Ours:      []peer.Times{{Write: 1 * time.Second, Read: 2 * time.Second}},

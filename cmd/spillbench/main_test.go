@@ -21,8 +21,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"github.com/apache/arrow-go/v18/parquet"
 	"github.com/apache/arrow-go/v18/parquet/pqarrow"
-
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 )
 
 // TestMain checks that nothing that a command started outlives it.
@@ -118,10 +118,10 @@ func succeed(t *testing.T, args ...string) ran {
 func besidesTheMachine(text string) string {
 	var rest strings.Builder
 	for line := range strings.Lines(text) {
-		ofMachine := func(c tier.Cause) bool {
-			return strings.HasPrefix(line, "spillbench: note: ") && c.Remedy() != "" && strings.HasSuffix(line, " ("+c.Remedy()+")\n")
+		ofMachine := func(c diag.Cause) bool {
+			return strings.HasPrefix(line, "spillbench: note: ") && causes.Remedy(c) != "" && strings.HasSuffix(line, " ("+causes.Remedy(c)+")\n")
 		}
-		if !slices.ContainsFunc(tier.Causes(), ofMachine) {
+		if !slices.ContainsFunc(causes.All(), ofMachine) {
 			rest.WriteString(line)
 		}
 	}

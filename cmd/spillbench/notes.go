@@ -7,7 +7,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/diag"
 )
 
 // maxNotes bounds how many different warnings are kept.
@@ -33,20 +33,18 @@ func (n *notes) Enabled(_ context.Context, l slog.Level) bool { return l >= slog
 // Handle keeps a record.
 func (n *notes) Handle(_ context.Context, r slog.Record) error {
 	var attrs []string
-	w := tier.Warning{What: strings.TrimPrefix(r.Message, "spillway: ")}
-	space := ""
+	w := diag.Warning{What: strings.TrimPrefix(r.Message, "spillway: ")}
 	r.Attrs(func(a slog.Attr) bool {
 		switch a.Key {
 		case "remedy":
 			w.Remedy = a.Value.String()
 		case "space":
-			space = a.Value.String()
+			w.Space = a.Value.String()
 		}
 		attrs = append(attrs, fmt.Sprintf("%s %v", a.Key, a.Value))
 		return true
 	})
 	if w.Remedy != "" { // the machine's: once for each space, however often an engine is opened
-		w.Space, _ = tier.ParseID(space)
 		n.once(w.String())
 		return nil
 	}

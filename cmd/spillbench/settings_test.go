@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/faultdev"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -249,8 +250,8 @@ func TestNotes(t *testing.T) {
 	log.Warn("spillway: memory is not locked", "space", "host:1", "remedy", "raise the limit")
 	want := []string{
 		"a move failed: batch 0, error a b (3 times)", "all is well",
-		tier.Warning{What: "memory is not locked", Remedy: "raise the limit", Space: tier.ID{Kind: tier.Host}}.String(), "left out: one",
-		tier.Warning{What: "memory is not locked", Remedy: "raise the limit", Space: tier.ID{Kind: tier.Host, Ordinal: 1}}.String(),
+		diag.Warning{What: "memory is not locked", Remedy: "raise the limit", Space: "host:0"}.String(), "left out: one",
+		diag.Warning{What: "memory is not locked", Remedy: "raise the limit", Space: "host:1"}.String(),
 	}
 	if got := n.lines(); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)

@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/testseed"
 )
 
@@ -45,15 +47,15 @@ func TestWarnings(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.stdout), &doc); err != nil {
 		t.Fatal(err)
 	}
-	locked := "lock-limit"
+	locked := causes.LockLimit
 	if testseed.Raced { // memory of the heap is never locked
-		locked = "system"
+		locked = causes.System
 	}
-	for cause, want := range map[string]report.Warning{
-		locked:               {Space: "host:0", What: "0 of 524288 bytes are locked", Remedy: "ulimit -l", Info: testseed.Raced},
-		"memory-file-system": {Space: "disk:0", What: "tmpfs", Remedy: "name a directory on a disk"},
+	for cause, want := range map[diag.Cause]diag.Warning{
+		locked:                  {Space: "host:0", What: "0 of 524288 bytes are locked", Remedy: "ulimit -l", Info: testseed.Raced},
+		causes.MemoryFileSystem: {Space: "disk:0", What: "tmpfs", Remedy: "name a directory on a disk"},
 	} {
-		i := slices.IndexFunc(doc.Warnings, func(w report.Warning) bool { return w.Cause == cause })
+		i := slices.IndexFunc(doc.Warnings, func(w diag.Warning) bool { return w.Cause == cause })
 		if i < 0 {
 			t.Errorf("no %s in %+v", cause, doc.Warnings)
 			continue

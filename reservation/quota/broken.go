@@ -4,7 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 )
 
 // ErrBroken is what a BrokenError matches.
@@ -38,13 +39,13 @@ func (e *BrokenError) Unwrap() error { return e.Cause }
 
 // Warnings lists what the lease has to warn of: that its files were removed. Later calls
 // may say more.
-func (l *Lease) Warnings() []tier.Warning {
+func (l *Lease) Warnings() []diag.Warning {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.mu.lost == 0 {
 		return nil
 	}
-	return []tier.Warning{(&BrokenError{Ledger: l.terms.Dir, Device: l.terms.Device}).Warning()}
+	return []diag.Warning{(&BrokenError{Ledger: l.terms.Dir, Device: l.terms.Device}).Warning()}
 }
 
 // Lost returns how often somebody removed files of the ledger that this process used.
@@ -56,8 +57,8 @@ func (l *Lease) Lost() int64 {
 
 // Warning makes a warning of it, whose text is the same each time that it happens to a
 // lease.
-func (e *BrokenError) Warning() tier.Warning {
-	return tier.CauseLedger.Warning("somebody removed files of the ledger in %s while processes use it: for a moment they did not see each other, and may hold more of %s than they should",
+func (e *BrokenError) Warning() diag.Warning {
+	return causes.Warn(causes.Ledger, "somebody removed files of the ledger in %s while processes use it: for a moment they did not see each other, and may hold more of %s than they should",
 		e.Ledger, e.Device)
 }
 

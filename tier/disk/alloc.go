@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
@@ -307,7 +308,7 @@ func (v *Volume) putHole(s *segment, off, n int64) {
 	v.mu.Unlock()
 	if f != nil {
 		if err := v.closeSegment(s.name, f); err != nil {
-			v.warn(tier.CauseDiskFails, "closing %s: %v", s.name, bare(err))
+			v.warn(causes.DiskFails, "closing %s: %v", s.name, bare(err))
 		}
 	}
 }
@@ -378,7 +379,7 @@ func (v *Volume) allocate(f File, off, n int64) error {
 	err := f.Allocate(off, n)
 	if errors.Is(err, errors.ErrUnsupported) {
 		v.noAllocate.Store(true)
-		v.warn(tier.CauseSparse, "%s cannot set room aside: files are sparse, and a full disk is noticed when it is written", v.system)
+		v.warn(causes.Sparse, "%s cannot set room aside: files are sparse, and a full disk is noticed when it is written", v.system)
 		return nil
 	}
 	return bare(err)
@@ -429,7 +430,7 @@ func (e *Extents) unref() {
 	v.mu.Unlock()
 	if last {
 		if err := v.end(); err != nil {
-			v.warn(tier.CauseDiskFails, "%v", err)
+			v.warn(causes.DiskFails, "%v", err)
 		}
 	} else {
 		select {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
@@ -167,7 +168,7 @@ type Stats struct {
 	Writing   time.Duration // in which at least one write was under way, since the volume was opened
 	Ailing    bool          // a write failed, or the file system had no room, a moment ago: other volumes come first
 
-	Warnings []tier.Warning // what was asked for and could not be had
+	Warnings []diag.Warning // what was asked for and could not be had
 }
 
 // CheckKey says what is wrong with a Config's Encrypt and Key, or with both and its Keep.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/tier"
@@ -54,7 +55,7 @@ func (v *Volume) openJournal() error {
 			other = err
 		}
 		if err != nil {
-			v.warn(tier.CauseKeptLeft, "%s was kept and is left as it is: %v", e.Name(), bare(err))
+			v.warn(causes.KeptLeft, "%s was kept and is left as it is: %v", e.Name(), bare(err))
 		}
 		if took {
 			return nil
@@ -79,11 +80,11 @@ func (v *Volume) openJournal() error {
 	return err
 }
 
-func (v *Volume) warnOfJournal(err error) { v.warn(tier.CauseManifest, "%v", err) }
+func (v *Volume) warnOfJournal(err error) { v.warn(causes.Manifest, "%v", err) }
 
 func (v *Volume) warnOfLost(path string, found *journal.Found) {
 	for _, err := range found.Lost {
-		v.warn(tier.CauseKeptDamaged, "%s: %v", filepath.Base(path), err)
+		v.warn(causes.KeptDamaged, "%s: %v", filepath.Base(path), err)
 	}
 }
 
@@ -205,7 +206,7 @@ func (v *Volume) takeOver(path string) (took bool, err error) {
 	v.own, v.journal, v.firstSegment = own, j, l.firstSegment
 	v.adopt(found)
 	if err := oneline.Join(found.RemoveOld(v.journal), own.removeSpare(l, found)); err != nil {
-		v.warn(tier.CauseNotRemoved, "removing what is dead in %s: %v", filepath.Base(path), err)
+		v.warn(causes.NotRemoved, "removing what is dead in %s: %v", filepath.Base(path), err)
 	}
 	return true, nil
 }
@@ -323,7 +324,7 @@ func (v *Volume) clearGap(s *segment, f File, g journal.Span) {
 		return
 	}
 	if !errors.Is(err, errors.ErrUnsupported) {
-		v.warn(tier.CauseDiskFails, "giving %d bytes at %d of %s back: %v", g.Len, g.Off, s.name, bare(err))
+		v.warn(causes.DiskFails, "giving %d bytes at %d of %s back: %v", g.Len, g.Off, s.name, bare(err))
 	}
 	s.backed.Free(g.Off, g.Len)
 	v.mu.free += g.Len

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/internal/causes"
 )
 
 // punchStep is how much is given back at a time: it takes a millisecond or two, for
@@ -35,7 +35,7 @@ func (v *Volume) keep() {
 				return
 			}
 			if _, err := v.giveBack(ctx, v.surplus()); err != nil && ctx.Err() == nil {
-				v.warn(tier.CauseDiskFails, "giving room back: %v", err)
+				v.warn(causes.DiskFails, "giving room back: %v", err)
 				break // tried again when more is freed
 			}
 		}

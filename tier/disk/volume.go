@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/oneline"
@@ -78,7 +80,7 @@ type Volume struct {
 		closed   bool
 		quiet    bool // after closed: no goroutine and no Alloc of ours works on files
 		ended    bool // all files are closed, or someone is about to close them
-		warnings []tier.Warning
+		warnings []diag.Warning
 	}
 }
 
@@ -182,10 +184,10 @@ func (v *Volume) open() error {
 	}
 	removed, err := removeAbandoned(v.cfg.FS, dir)
 	if err != nil {
-		v.warn(tier.CauseNotRemoved, "removing what killed processes left: %v", bare(err))
+		v.warn(causes.NotRemoved, "removing what killed processes left: %v", bare(err))
 	}
 	if len(removed) > 0 {
-		v.warn(tier.CauseAbandoned, "removed what killed processes left: %v", removed)
+		v.warn(causes.Abandoned, "removed what killed processes left: %v", removed)
 	}
 	if v.cfg.Keep {
 		if err := v.openJournal(); err != nil {
@@ -206,7 +208,7 @@ func (v *Volume) open() error {
 func (v *Volume) checkRoom() error {
 	u, err := v.cfg.FS.Usage(v.dir)
 	if errors.Is(err, errors.ErrUnsupported) {
-		v.warn(tier.CauseSystem, "the free space of the file system cannot be told here: a full disk is noticed when it is written")
+		v.warn(causes.System, "the free space of the file system cannot be told here: a full disk is noticed when it is written")
 		return nil
 	}
 	if err != nil {
@@ -215,7 +217,7 @@ func (v *Volume) checkRoom() error {
 	v.system = u.FileSystem
 	switch {
 	case u.Memory || u.FileSystem == overlay && overMemory(v.dir):
-		v.warn(tier.CauseMemoryFileSystem, "the directory is on %s: what is spilled there stays in memory", u.FileSystem)
+		v.warn(causes.MemoryFileSystem, "the directory is on %s: what is spilled there stays in memory", u.FileSystem)
 	case u.FileSystem == overlay:
 		v.warnOfOverlay()
 	}
@@ -240,7 +242,7 @@ func (v *Volume) probe() error {
 	if v.own, err = makeOwnDir(v.cfg.FS, v.dir, ownPrefix()); err != nil {
 		return bare(err)
 	}
-	v.warn(tier.CauseNamedFiles, "no anonymous files on %s: spill files have names, in %s; a killed process leaves them to the next", v.system, v.own.path)
+	v.warn(causes.NamedFiles, "no anonymous files on %s: spill files have names, in %s; a killed process leaves them to the next", v.system, v.own.path)
 	if err := v.probeNamed(false); err != nil {
 		return oneline.Join(err, v.own.remove())
 	}
@@ -253,7 +255,7 @@ func (v *Volume) probeNamed(anonymous bool) error {
 	err := v.probeFile(true)
 	if errors.Is(err, syscall.EINVAL) {
 		if err = v.probeFile(false); err == nil {
-			v.warn(tier.CauseDirectIO, "no direct I/O on %s: transfers go through the page cache, which is slower and takes memory", v.system)
+			v.warn(causes.DirectIO, "no direct I/O on %s: transfers go through the page cache, which is slower and takes memory", v.system)
 		}
 	}
 	return err

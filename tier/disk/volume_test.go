@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -528,7 +530,7 @@ func TestTwoVolumesInOneDirectory(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if w := second.Stats().Warnings; slices.ContainsFunc(w, func(w tier.Warning) bool { return w.Cause == tier.CauseAbandoned }) {
+			if w := second.Stats().Warnings; slices.ContainsFunc(w, func(w diag.Warning) bool { return w.Cause == causes.Abandoned }) {
 				t.Errorf("the second took the first for dead: %q", w)
 			}
 			b := alloc(t, second, 10*mib)

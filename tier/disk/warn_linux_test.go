@@ -5,6 +5,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -27,7 +29,7 @@ func TestFewOpenFilesAreTold(t *testing.T) {
 	for segments, want := range map[int64]bool{256 - 64: false, 256 - 63: true} {
 		v := open(t, disk.Config{Capacity: segments * tier.Page, SegmentSize: tier.Page})
 		w := v.Warnings()
-		if told := slices.ContainsFunc(w, func(w tier.Warning) bool { return w.Cause == tier.CauseFileLimit && !w.Info }); told != want {
+		if told := slices.ContainsFunc(w, func(w diag.Warning) bool { return w.Cause == causes.FileLimit && !w.Info }); told != want {
 			t.Errorf("%d files: %s", segments, warned(w))
 		}
 		if want {

@@ -4,12 +4,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // warned is the text of warnings.
-func warned(ws []tier.Warning) string {
+func warned(ws []diag.Warning) string {
 	said := make([]string, len(ws))
 	for i, w := range ws {
 		said[i] = w.String()
@@ -36,7 +37,7 @@ func TestOverlayIsTold(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		v := open(t, disk.Config{Capacity: mib, Keep: keep, FS: on{disk.OS(), "overlayfs"}})
 		w := v.Warnings()
-		if len(w) != 1 || w[0].Cause != tier.CauseOverlay || w[0].Info == keep || w[0].Remedy == "" || w[0].Space != (tier.ID{Kind: tier.Disk}) {
+		if len(w) != 1 || w[0].Cause != causes.Overlay || w[0].Info == keep || w[0].Remedy == "" || w[0].Space != "disk:0" {
 			t.Errorf("keep %v: %+v", keep, w)
 			continue
 		}

@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -20,12 +21,12 @@ const overlay = "overlayfs"
 const spareFiles = 64
 
 // warn notes a warning once.
-func (v *Volume) warn(c tier.Cause, format string, args ...any) {
-	v.add(c.Warning(format, args...))
+func (v *Volume) warn(c diag.Cause, format string, args ...any) {
+	v.add(causes.Warn(c, format, args...))
 }
 
-func (v *Volume) add(w tier.Warning) {
-	w.Space, w.What = v.cfg.Space, fmt.Sprintf("volume %s: %s", v.cfg.Dir, w.What)
+func (v *Volume) add(w diag.Warning) {
+	w.Space, w.What = v.cfg.Space.String(), fmt.Sprintf("volume %s: %s", v.cfg.Dir, w.What)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.mu.warnings) < maxWarnings && !slices.Contains(v.mu.warnings, w) {
@@ -34,7 +35,7 @@ func (v *Volume) add(w tier.Warning) {
 }
 
 // Warnings lists what was asked for and could not be had.
-func (v *Volume) Warnings() []tier.Warning {
+func (v *Volume) Warnings() []diag.Warning {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return slices.Clone(v.mu.warnings)
@@ -43,7 +44,7 @@ func (v *Volume) Warnings() []tier.Warning {
 // warnOfOverlay tells of a directory that ends with its container: that is of no
 // consequence but for what is to be kept.
 func (v *Volume) warnOfOverlay() {
-	w := tier.CauseOverlay.Warning("the directory is on %s, a container's own layer: it shares its room, and goes with the container", overlay)
+	w := causes.Warn(causes.Overlay, "the directory is on %s, a container's own layer: it shares its room, and goes with the container", overlay)
 	if v.cfg.Keep {
 		w.What, w.Info = w.What+" together with what is kept", false
 	}
@@ -61,7 +62,7 @@ func overMemory(dir string) bool {
 func (v *Volume) warnOfFiles() {
 	files := (v.cfg.Capacity-1)/v.cfg.SegmentSize + 1
 	if limit := fileLimit(); files > limit-spareFiles {
-		v.warn(tier.CauseFileLimit, "of %d bytes in files of %d each the volume has up to %d open, and the process may have %d in all: when there are no more, there is no room for what is to be spilled",
+		v.warn(causes.FileLimit, "of %d bytes in files of %d each the volume has up to %d open, and the process may have %d in all: when there are no more, there is no room for what is to be spilled",
 			v.cfg.Capacity, v.cfg.SegmentSize, files, limit)
 	}
 }

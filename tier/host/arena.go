@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/ahead"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/invariants"
@@ -58,7 +59,7 @@ type Stats struct {
 	Touched     int64          // of these, touched ahead of use
 	Locked      int64          // cannot be swapped out
 	LargestFree int64          // the longest free range
-	Warnings    []tier.Warning // what was asked for and could not be had; Space is not set
+	Warnings    []diag.Warning // what was asked for and could not be had; Space is not set
 }
 
 // Arena hands out memory from one contiguous range. It implements tier.Pool and
@@ -91,7 +92,7 @@ type Arena struct {
 		quiet     bool // after closed: no toucher and no Trim is under way
 		unmapping bool // or unmapped
 		pinners   []tier.Pinner
-		warnings  []tier.Warning
+		warnings  []diag.Warning
 	}
 }
 

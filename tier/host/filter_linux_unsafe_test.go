@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -94,7 +95,7 @@ func underFilter() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.Close()) }()
-	if w := a.Warnings(); len(w) != 1 || w[0].Cause != tier.CauseSystem || !w[0].Info {
+	if w := a.Warnings(); len(w) != 1 || w[0].Cause != causes.System || !w[0].Info {
 		return fmt.Errorf("warnings: %v", w)
 	}
 	return nil

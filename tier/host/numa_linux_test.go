@@ -9,9 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/causes"
 	"golang.org/x/sys/unix"
-
-	"github.com/spillway-db/spillway/tier"
 )
 
 func TestParseNodes(t *testing.T) {
@@ -91,7 +90,7 @@ func TestLockWithoutPrivilege(t *testing.T) {
 	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit)
 
 	a := open(t, Config{Capacity: 64 << 20, Node: -1, Lock: true})
-	if s := a.Stats(); s.Locked != allowed || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0].What, "the limit is 1048576 bytes") || s.Warnings[0].Cause != tier.CauseLockLimit {
+	if s := a.Stats(); s.Locked != allowed || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0].What, "the limit is 1048576 bytes") || s.Warnings[0].Cause != causes.LockLimit {
 		t.Errorf("locked %d of %d allowed, warnings %q", s.Locked, allowed, s.Warnings)
 	}
 }

@@ -3,6 +3,7 @@ package host
 import (
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -18,7 +19,7 @@ func (a *Arena) touchAhead() {
 		n := a.stepLen(i)
 		err := a.space.touch(a.mem[i*step : i*step+n])
 		if err != nil && !poison { // poisoned pages refuse to be touched
-			a.warn(tier.CauseTouch, "only %d of %d bytes were made present ahead of use (%v): the rest is slower when it is used first, or cannot be had",
+			a.warn(causes.Touch, "only %d of %d bytes were made present ahead of use (%v): the rest is slower when it is used first, or cannot be had",
 				a.touched.Load(), a.cfg.Capacity, err)
 			return
 		}
@@ -41,10 +42,11 @@ func (a *Arena) endTouching() {
 	<-a.touchDone
 }
 
-// Pin has p pin the whole range, in one piece, so that no memory lies across the end of what is pinned. All pages
-// become present, and Trim gives none back from then on: a device would go on using those that were there. The
-// range is unpinned before it is unmapped, or when p is closed. An arena on Go's heap, as a build with the
-// race detector has, cannot be pinned: tier.ErrNotSupported.
+// Pin has p pin the whole range, in one piece, so that no memory lies across the end of what is
+// pinned. All pages become present, and Trim gives none back from then on: a device would go on
+// using those that were there. The range is unpinned before it is unmapped, or when p is closed. An
+// arena on Go's heap, as a build with the race detector has, cannot be pinned:
+// tier.ErrNotSupported.
 func (a *Arena) Pin(p tier.Pinner) error {
 	if onHeap {
 		return fmt.Errorf("host: an arena on Go's heap cannot be pinned: %w", tier.ErrNotSupported)
@@ -67,7 +69,8 @@ func (a *Arena) Pin(p tier.Pinner) error {
 	return nil
 }
 
-// Lock does what Config.Lock does, for an arena that was to be pinned and is not. It does nothing to one that is closed.
+// Lock does what Config.Lock does, for an arena that was to be pinned and is not. It does nothing
+// to one that is closed.
 func (a *Arena) Lock() {
 	a.trimming <- struct{}{}
 	defer func() { <-a.trimming }()
@@ -166,7 +169,7 @@ func (a *Arena) discard(off, end int64) (given int64) {
 		}
 		lo, hi := from*step, min(i*step, a.cfg.Capacity)
 		if err := a.space.discard(a.mem[lo:hi]); err != nil {
-			a.warn(tier.CauseGiveBack, "%d free bytes could not be given back to the system (%v): the process stays as large as it was", hi-lo, err)
+			a.warn(causes.GiveBack, "%d free bytes could not be given back to the system (%v): the process stays as large as it was", hi-lo, err)
 			continue
 		}
 		for j := from; j < i; j++ {

@@ -7,7 +7,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 )
 
 // TestRefusalsHaveTheirCause: each way in which the kernel refuses has its remedy, and
@@ -21,20 +22,20 @@ func TestRefusalsHaveTheirCause(t *testing.T) {
 		huge      bool
 		node      int
 		lock      bool
-		cause     tier.Cause
+		cause     diag.Cause
 		info      bool
 		says      []string
 		linuxOnly bool
 	}{
-		"huge pages are off":            {f: &faulty{onHuge: errHugeOff}, huge: true, cause: tier.CauseHugePagesOff, says: []string{"switched off", "slower", "transparent_hugepage"}},
-		"no huge pages in the kernel":   {f: &faulty{onHuge: syscall.EINVAL}, huge: true, cause: tier.CauseHugePagesMissing, says: []string{"invalid argument", "CONFIG_TRANSPARENT_HUGEPAGE"}},
-		"no huge pages on this system":  {f: &faulty{onHuge: errors.ErrUnsupported}, huge: true, cause: tier.CauseSystem, info: true},
-		"mbind is filtered":             {f: &faulty{onBind: fmt.Errorf("mbind: %w", syscall.EPERM)}, node: 2, cause: tier.CauseMemoryPolicy, says: []string{"node 2", "operation not permitted", "SYS_NICE"}, linuxOnly: true},
-		"mbind is not known":            {f: &faulty{onBind: fmt.Errorf("mbind: %w", syscall.ENOSYS)}, node: 2, cause: tier.CauseMemoryPolicy, says: []string{"node 2", "seccomp"}, linuxOnly: true},
-		"the node is not in the cpuset": {f: &faulty{onBind: fmt.Errorf("mbind: %w", syscall.EINVAL)}, node: 2, cause: tier.CauseMemoryNode, says: []string{"node 2", "cpuset"}},
-		"the limit is 0":                {f: locked(syscall.EPERM), lock: true, cause: tier.CauseLockLimit, says: []string{"0 of 1048576 bytes", "swapped out", "ulimit -l", "LimitMEMLOCK=", "--ulimit memlock=", "CAP_IPC_LOCK"}},
-		"the limit is low":              {f: locked(syscall.ENOMEM), lock: true, cause: tier.CauseLockLimit, says: []string{"cannot allocate memory"}},
-		"mlock2 is not known":           {f: locked(syscall.ENOSYS), lock: true, cause: tier.CauseSystem, info: true},
+		"huge pages are off":            {f: &faulty{onHuge: errHugeOff}, huge: true, cause: causes.HugePagesOff, says: []string{"switched off", "slower", "transparent_hugepage"}},
+		"no huge pages in the kernel":   {f: &faulty{onHuge: syscall.EINVAL}, huge: true, cause: causes.HugePagesMissing, says: []string{"invalid argument", "CONFIG_TRANSPARENT_HUGEPAGE"}},
+		"no huge pages on this system":  {f: &faulty{onHuge: errors.ErrUnsupported}, huge: true, cause: causes.System, info: true},
+		"mbind is filtered":             {f: &faulty{onBind: fmt.Errorf("mbind: %w", syscall.EPERM)}, node: 2, cause: causes.MemoryPolicy, says: []string{"node 2", "operation not permitted", "SYS_NICE"}, linuxOnly: true},
+		"mbind is not known":            {f: &faulty{onBind: fmt.Errorf("mbind: %w", syscall.ENOSYS)}, node: 2, cause: causes.MemoryPolicy, says: []string{"node 2", "seccomp"}, linuxOnly: true},
+		"the node is not in the cpuset": {f: &faulty{onBind: fmt.Errorf("mbind: %w", syscall.EINVAL)}, node: 2, cause: causes.MemoryNode, says: []string{"node 2", "cpuset"}},
+		"the limit is 0":                {f: locked(syscall.EPERM), lock: true, cause: causes.LockLimit, says: []string{"0 of 1048576 bytes", "swapped out", "ulimit -l", "LimitMEMLOCK=", "--ulimit memlock=", "CAP_IPC_LOCK"}},
+		"the limit is low":              {f: locked(syscall.ENOMEM), lock: true, cause: causes.LockLimit, says: []string{"cannot allocate memory"}},
+		"mlock2 is not known":           {f: locked(syscall.ENOSYS), lock: true, cause: causes.System, info: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.linuxOnly && !mayNotBind(syscall.EPERM) {

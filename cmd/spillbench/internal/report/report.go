@@ -13,7 +13,7 @@ import (
 	"encoding/json"
 	"io"
 
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -25,30 +25,14 @@ type Header struct {
 	Schema  string `json:"schema"`
 	Command string `json:"command"`
 	Env     Env    `json:"env"`
-	// Warnings are the engine's: what the machine refused or does not tell. Commands that open none have none.
-	Warnings []Warning `json:"warnings"`
-}
-
-// Warning is something that the engine does without.
-type Warning struct {
-	Cause  string `json:"cause"`  // as docs/machine.md has it
-	Space  string `json:"space"`  // that it is about; empty: the machine
-	What   string `json:"what"`   // what came of it, and what that costs
-	Remedy string `json:"remedy"` // what to do; empty: nothing
-	Info   bool   `json:"info"`   // it costs nothing, or is meant to be so
+	// Warnings are the engine's: what the machine refused or does not tell. Commands that open none
+	// have none.
+	Warnings []diag.Warning `json:"warnings"`
 }
 
 // NewHeader returns the header of a command's document.
-func NewHeader(command string, env Env, warnings []tier.Warning) Header {
-	h := Header{Schema: Schema, Command: command, Env: env, Warnings: []Warning{}}
-	for _, w := range warnings {
-		one := Warning{Cause: w.Cause.String(), What: w.What, Remedy: w.Remedy, Info: w.Info}
-		if w.Space.Valid() {
-			one.Space = w.Space.String()
-		}
-		h.Warnings = append(h.Warnings, one)
-	}
-	return h
+func NewHeader(command string, env Env, warnings []diag.Warning) Header {
+	return Header{Schema: Schema, Command: command, Env: env, Warnings: append([]diag.Warning{}, warnings...)}
 }
 
 // Env describes the machine that figures were measured on. What is not known is

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/reservation/quota"
-	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -49,7 +49,7 @@ func TestKeys(t *testing.T) {
 	header := []string{"command", "schema",
 		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.gpu", "env.kernel", "env.memory", "env.pcie_link",
 		"warnings[].cause", "warnings[].space", "warnings[].what", "warnings[].remedy", "warnings[].info"}
-	warned := NewHeader("x", Env{}, []tier.Warning{{}})
+	warned := NewHeader("x", Env{}, []diag.Warning{{}})
 	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
 		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.trigger",
 		"config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
