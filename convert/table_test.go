@@ -129,12 +129,12 @@ func tableIsOneCopy(t *testing.T, g gpus) {
 		func() { m.as(t, b, toHost, batch.HostImage, tier.Host) },
 	} {
 		before := dev.Count(faultdev.CopyRegions)
-		others := dev.Count(faultdev.CopyToDevice, faultdev.CopyToHost, faultdev.CopyOnDevice, faultdev.Fill, faultdev.Alloc)
+		others := dev.Count(faultdev.CopyToDevice, faultdev.CopyToHost, faultdev.Fill, faultdev.Alloc)
 		if step(); b.Info().Space.Kind == tier.Host {
 			if n := dev.Count(faultdev.CopyRegions) - before; n != 1 {
 				t.Errorf("%d batched copies, want 1", n)
 			}
-			if n := dev.Count(faultdev.CopyToDevice, faultdev.CopyToHost, faultdev.CopyOnDevice, faultdev.Fill, faultdev.Alloc) - others; n != 0 {
+			if n := dev.Count(faultdev.CopyToDevice, faultdev.CopyToHost, faultdev.Fill, faultdev.Alloc) - others; n != 0 {
 				t.Errorf("%d other operations", n)
 			}
 		}

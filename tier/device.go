@@ -53,8 +53,6 @@ type Device interface {
 
 	CopyToDevice(s Stream, dst Addr, src []byte) error
 	CopyToHost(s Stream, dst []byte, src Addr) error
-	// CopyOnDevice copies between ranges that do not overlap.
-	CopyOnDevice(s Stream, dst, src Addr, size int64) error
 	// CopyPeer copies from src on this device to dst on another; the stream is
 	// this device's. ErrNotSupported where the devices cannot reach each other.
 	CopyPeer(s Stream, dst Addr, dstDevice Device, src Addr, size int64) error

@@ -108,7 +108,7 @@ func (r *cudaRig) busy(t *testing.T, b *batch.Batch) tier.Stream {
 		t.Fatal(err)
 	}
 	at := base + tier.Addr(span.Offset)
-	if err := errors.Join(r.device.CopyOnDevice(s, room, at, span.Length), s.Sync(), r.device.Fill(s, at, 0xee, span.Length)); err != nil {
+	if err := errors.Join(r.device.CopyRegions(s, []tier.Region{{Dst: room, Src: at, Size: span.Length}}), s.Sync(), r.device.Fill(s, at, 0xee, span.Length)); err != nil {
 		t.Fatal(err)
 	}
 	if r.emulator != nil {
@@ -119,7 +119,7 @@ func (r *cudaRig) busy(t *testing.T, b *batch.Batch) tier.Stream {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(r.device.CopyOnDevice(s, at, room, span.Length), r.device.Free(s, room)); err != nil {
+	if err := errors.Join(r.device.CopyRegions(s, []tier.Region{{Dst: at, Src: room, Size: span.Length}}), r.device.Free(s, room)); err != nil {
 		t.Fatal(err)
 	}
 	if r.emulator != nil {

@@ -247,11 +247,6 @@ func (d *Device) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
 	return d.inner.CopyToHost(s, dst, src)
 }
 
-// CopyOnDevice implements tier.Device.
-func (d *Device) CopyOnDevice(s tier.Stream, dst, src tier.Addr, size int64) error {
-	return d.inner.CopyOnDevice(s, dst, src, size)
-}
-
 // CopyPeer implements tier.Device. The peer is handed on as it is: the device that
 // copies unwraps it.
 func (d *Device) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {

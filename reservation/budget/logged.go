@@ -130,14 +130,6 @@ func (d *LoggedDevice) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) erro
 	return d.do(call{"copy to host", s, int64(len(dst)), src}, func() error { return d.inner.CopyToHost(s, dst, src) })
 }
 
-// CopyOnDevice implements tier.Device.
-func (d *LoggedDevice) CopyOnDevice(s tier.Stream, dst, src tier.Addr, size int64) error {
-	if !d.enabled() {
-		return d.inner.CopyOnDevice(s, dst, src, size)
-	}
-	return d.do(call{"copy on device", s, size, dst}, func() error { return d.inner.CopyOnDevice(s, dst, src, size) })
-}
-
 // CopyPeer implements tier.Device. The peer is handed on as it is: the device that
 // copies unwraps it.
 func (d *LoggedDevice) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {

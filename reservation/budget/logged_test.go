@@ -166,7 +166,7 @@ func TestEveryCallIsLogged(t *testing.T) {
 	var digest tier.Digest
 	e, err := d.Record(s)
 	if err := errors.Join(err,
-		d.Fill(s, a, 7, kib), d.CopyToDevice(s, a, in), d.CopyOnDevice(s, a+512, a, 8), d.CopyRegions(s, []tier.Region{{HostDst: out, Src: a + 512}}),
+		d.Fill(s, a, 7, kib), d.CopyToDevice(s, a, in), d.CopyRegions(s, []tier.Region{{Dst: a + 512, Src: a, Size: 8}, {HostDst: out, Src: a}}),
 		d.CopyPeer(s, b, budget.Logged(peer, log), a, 8), d.Digest(s, a, 8, 0, &digest), d.CopyToHost(s, make([]byte, 4), a),
 		d.WaitEvent(s, e), d.Free(s, a), s.Sync(), d.Close(), peer.Close(),
 	); err != nil {
@@ -176,7 +176,7 @@ func TestEveryCallIsLogged(t *testing.T) {
 		t.Errorf("%q came back", out)
 	}
 	for op, size := range map[string]any{
-		"new stream": nil, "alloc": 1024., "record": nil, "fill": 1024., "copy to device": 8., "copy on device": 8., "copy regions": 8.,
+		"new stream": nil, "alloc": 1024., "record": nil, "fill": 1024., "copy to device": 8., "copy regions": 16.,
 		"copy to peer": 8., "digest": 8., "copy to host": 4., "wait event": nil, "free": nil, "close": nil,
 	} {
 		got := l.of(t, op)

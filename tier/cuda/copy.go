@@ -126,19 +126,6 @@ func (d *Device) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
 	return s.put(work, func(c *cuda.Calls) error { return c.CopyToHost(s.handle, to, cuda.Ptr(src), n) })
 }
 
-// CopyOnDevice implements tier.Device.
-func (d *Device) CopyOnDevice(ts tier.Stream, dst, src tier.Addr, size int64) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
-	defer d.gate.Leave()
-	if err := d.within(dst, src, size); err != nil || size == 0 {
-		return err
-	}
-	return s.put(due{}, func(c *cuda.Calls) error { return c.CopyOnDevice(s.handle, cuda.Ptr(dst), cuda.Ptr(src), size) })
-}
-
 // within checks both sides of a copy on the device.
 func (d *Device) within(dst, src tier.Addr, size int64) error {
 	if err := errors.Join(d.at(dst, size), d.at(src, size)); err != nil {

@@ -113,10 +113,6 @@ func (d *faulty) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
 	return d.do(true, func() error { return d.Device.CopyToHost(inner(s), dst, src) })
 }
 
-func (d *faulty) CopyOnDevice(s tier.Stream, dst, src tier.Addr, size int64) error {
-	return d.do(true, func() error { return d.Device.CopyOnDevice(inner(s), dst, src, size) })
-}
-
 func (d *faulty) CopyRegions(s tier.Stream, regions []tier.Region) error {
 	return d.do(true, func() error { return d.Device.CopyRegions(inner(s), regions) })
 }

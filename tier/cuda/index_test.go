@@ -47,7 +47,7 @@ func journey(t *testing.T, r *rig, cfg cuda.Config, pinned []byte) {
 	again(t, func() (err error) { a, err = d.Alloc(s, n); return err })
 	again(t, func() (err error) { b, err = d.Alloc(s, n); return err })
 	again(t, func() error { return d.CopyToDevice(s, a, want) })
-	again(t, func() error { return d.CopyOnDevice(s, b, a, n) })
+	again(t, func() error { return d.CopyRegions(s, []tier.Region{{Dst: b, Src: a, Size: n}}) })
 	wait := func(s tier.Stream) {
 		t.Helper()
 		var e tier.Event

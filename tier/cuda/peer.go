@@ -26,7 +26,7 @@ func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, 
 		return err
 	}
 	if peer == d {
-		return d.CopyOnDevice(ts, dst, src, size)
+		return d.CopyRegions(ts, []tier.Region{{Dst: dst, Src: src, Size: size}})
 	}
 	s, err := d.own(ts)
 	if err != nil {

@@ -85,7 +85,6 @@ func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[faultdev.Op]fu
 		faultdev.Free:         func() error { return d.Free(s, a) },
 		faultdev.CopyToDevice: func() error { return d.CopyToDevice(s, a, buf) },
 		faultdev.CopyToHost:   func() error { return d.CopyToHost(s, buf, a) },
-		faultdev.CopyOnDevice: func() error { return d.CopyOnDevice(s, b, a, 64) },
 		faultdev.CopyPeer:     func() error { return d.CopyPeer(s, b, d, a, 64) },
 		faultdev.CopyRegions:  func() error { return d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: buf}}) },
 		faultdev.Fill:         func() error { return d.Fill(s, a, 1, 64) },
@@ -214,8 +213,6 @@ func TestBitFlip(t *testing.T) {
 			ok(t, errors.Join(d.CopyToDevice(s, b, given), d.CopyToHost(s, got, b), s.Sync()))
 		case faultdev.CopyToHost:
 			ok(t, errors.Join(d.CopyToHost(s, got, a), s.Sync()))
-		case faultdev.CopyOnDevice:
-			ok(t, errors.Join(d.CopyOnDevice(s, b, a, n), d.CopyToHost(s, got, b), s.Sync()))
 		case faultdev.CopyPeer:
 			ok(t, errors.Join(d.CopyPeer(s, far, peer, a, n), s.Sync(), peer.CopyToHost(there, got, far), there.Sync()))
 		case faultdev.CopyRegions:

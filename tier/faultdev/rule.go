@@ -18,7 +18,6 @@ const (
 	Free         Op = "free"
 	CopyToDevice Op = "copy-to-device"
 	CopyToHost   Op = "copy-to-host"
-	CopyOnDevice Op = "copy-on-device"
 	CopyPeer     Op = "copy-to-peer"
 	CopyRegions  Op = "copy-regions"
 	Fill         Op = "fill"
@@ -29,7 +28,7 @@ const (
 )
 
 // Copies returns the operations that move bytes from one place to another.
-func Copies() []Op { return []Op{CopyToDevice, CopyToHost, CopyOnDevice, CopyPeer, CopyRegions} }
+func Copies() []Op { return []Op{CopyToDevice, CopyToHost, CopyPeer, CopyRegions} }
 
 // Rule says which operations something happens to. Zero fields choose all.
 type Rule struct {

@@ -64,19 +64,6 @@ func (d *Device) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
 	return d.submit(s, work{kind: OpCopyToHost, bytes: n, dst: allocated{b: dst}, src: from, outward: n})
 }
 
-// CopyOnDevice implements tier.Device.
-func (d *Device) CopyOnDevice(ts tier.Stream, dst, src tier.Addr, size int64) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
-	p, err := d.within(dst, src, size)
-	if err != nil {
-		return err
-	}
-	return d.submit(s, work{kind: OpCopyOnDevice, bytes: size, dst: p.dst, src: p.src})
-}
-
 // within returns the two sides of a copy on the device.
 func (d *Device) within(dst, src tier.Addr, size int64) (pair, error) {
 	to, err := d.at(dst, size)
@@ -101,7 +88,7 @@ func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, 
 		return err
 	}
 	if peer == d {
-		return d.CopyOnDevice(ts, dst, src, size)
+		return d.CopyRegions(ts, []tier.Region{{Dst: dst, Src: src, Size: size}})
 	}
 	s, err := d.own(ts)
 	if err != nil {

@@ -9,7 +9,6 @@ const (
 	OpFree
 	OpCopyToDevice
 	OpCopyToHost
-	OpCopyOnDevice
 	OpCopyPeer
 	OpCopyRegions
 	OpFill
@@ -24,7 +23,6 @@ var opNames = [...]string{
 	OpFree:         "free",
 	OpCopyToDevice: "copy to device",
 	OpCopyToHost:   "copy to host",
-	OpCopyOnDevice: "copy on device",
 	OpCopyPeer:     "copy to peer",
 	OpCopyRegions:  "copy regions",
 	OpFill:         "fill",

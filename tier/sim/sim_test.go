@@ -114,7 +114,9 @@ func TestModelledLink(t *testing.T) {
 	type move func(d *sim.Device, s tier.Stream, a tier.Addr) error
 	in := func(d *sim.Device, s tier.Stream, a tier.Addr) error { return d.CopyToDevice(s, a, make([]byte, n)) }
 	out := func(d *sim.Device, s tier.Stream, a tier.Addr) error { return d.CopyToHost(s, make([]byte, n), a) }
-	on := func(d *sim.Device, s tier.Stream, a tier.Addr) error { return d.CopyOnDevice(s, a+n, a, n) }
+	on := func(d *sim.Device, s tier.Stream, a tier.Addr) error {
+		return d.CopyRegions(s, []tier.Region{{Dst: a + n, Src: a, Size: n}})
+	}
 	both := func(d *sim.Device, s tier.Stream, a tier.Addr) error {
 		return d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: make([]byte, n)}, {HostDst: make([]byte, n/4), Src: a + n}})
 	}
@@ -215,7 +217,7 @@ func TestFaultHookIsAsked(t *testing.T) {
 		d.Fill(s, a, 1, 1000), s.Sync(),
 		d.CopyToDevice(s, a, make([]byte, 10)), s.Sync(),
 		d.CopyToHost(s, make([]byte, 20), a), s.Sync(),
-		d.CopyOnDevice(s, a, a+500, 30), s.Sync(),
+		d.CopyRegions(s, []tier.Region{{Dst: a, Src: a + 500, Size: 30}}), s.Sync(),
 		d.CopyPeer(s, a, d, a+500, 40), s.Sync(),
 		d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: make([]byte, 2)}, {Dst: a + 10, Src: a, Size: 3}}), s.Sync(),
 		d.Digest(s, a, 16, 0, new(tier.Digest)), s.Sync(),
@@ -234,8 +236,8 @@ func TestFaultHookIsAsked(t *testing.T) {
 		"2 submit fill 1000", "2 run fill 1000",
 		"3 submit copy to device 10", "3 run copy to device 10",
 		"4 submit copy to host 20", "4 run copy to host 20",
-		"5 submit copy on device 30", "5 run copy on device 30",
-		"6 submit copy on device 40", "6 run copy on device 40", // to itself
+		"5 submit copy regions 30", "5 run copy regions 30",
+		"6 submit copy regions 40", "6 run copy regions 40", // to itself
 		"7 submit copy regions 5", "7 run copy regions 5",
 		"8 submit digest 16", "8 run digest 16",
 		"9 submit copy to device 0",

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -210,13 +211,6 @@ func (d *flawedDevice) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) erro
 	return d.Device.CopyToHost(s, dst, src)
 }
 
-func (d *flawedDevice) CopyOnDevice(s tier.Stream, dst, src tier.Addr, size int64) error {
-	if d.flaw == "copies a byte less" && size > 0 {
-		size--
-	}
-	return d.Device.CopyOnDevice(s, dst, src, size)
-}
-
 func (d *flawedDevice) CopyPeer(s tier.Stream, dst tier.Addr, dev tier.Device, src tier.Addr, size int64) error {
 	if d.flaw == "copies to a peer at any time" {
 		return nil
@@ -225,7 +219,15 @@ func (d *flawedDevice) CopyPeer(s tier.Stream, dst tier.Addr, dev tier.Device, s
 }
 
 func (d *flawedDevice) CopyRegions(s tier.Stream, regions []tier.Region) error {
-	if d.flaw != "does regions one by one" {
+	switch d.flaw {
+	case "copies a byte less":
+		regions = slices.Clone(regions)
+		for i := range regions {
+			regions[i].Size = max(0, regions[i].Size-1)
+		}
+		return d.Device.CopyRegions(s, regions)
+	case "does regions one by one":
+	default:
 		return d.Device.CopyRegions(s, regions)
 	}
 	for i := range regions {

@@ -86,7 +86,7 @@ func (c *script) run() {
 	c.step("alloc", func() (err error) { c.b, err = d.Alloc(c.s, scriptSize); return err })
 	c.step("fill", func() error { return d.Fill(c.s, c.b, 3, scriptSize) })
 	c.step("copy to device", func() error { return d.CopyToDevice(c.s, c.a, in) })
-	c.step("copy on device", func() error { return d.CopyOnDevice(c.s, c.b, c.a, scriptSize/2) })
+	c.step("copy on device", func() error { return copyOnDevice(d, c.s, c.b, c.a, scriptSize/2) })
 	c.step("record", func() (err error) { e, err = d.Record(c.s); return err })
 	c.step("wait event", func() error { return d.WaitEvent(c.other, e) })
 	c.step("regions", func() error {

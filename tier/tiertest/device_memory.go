@@ -122,7 +122,7 @@ func (d *device) works2(s tier.Stream, a, b tier.Addr) {
 	d.t.Helper()
 	want := pattern(5000, 7)
 	d.write(s, a, want)
-	d.ok(d.CopyOnDevice(s, b, a, 5000))
+	d.ok(copyOnDevice(d, s, b, a, 5000))
 	equal(d.t, d.read(s, b, 5000), want, "after a copy on a full device")
 }
 
@@ -172,7 +172,7 @@ func testAlignments(t *testing.T, open OpenFunc) {
 				d.ok(d.Fill(s, a, 0xaa, window))
 				d.ok(d.Fill(s, b, 0xbb, window))
 				d.ok(d.CopyToDevice(s, a+tier.Addr(devOff), host[hostOff:hostOff+size]))
-				d.ok(d.CopyOnDevice(s, b+tier.Addr(hostOff), a+tier.Addr(devOff), size))
+				d.ok(copyOnDevice(d, s, b+tier.Addr(hostOff), a+tier.Addr(devOff), size))
 				inA, inB := make([]byte, window), make([]byte, window)
 				back := make([]byte, hostOff+size+1)
 				d.ok(d.CopyToHost(s, inA, a))
@@ -372,11 +372,11 @@ func testMistakes(t *testing.T, open OpenFunc) {
 		"copy from what is freed":             func() error { return d.CopyToHost(s, one, gone) },
 		"copy to the host, too long":          func() error { return d.CopyToHost(s, more, a) },
 		"copy to the host, another's stream":  func() error { return d.CopyToHost(os, one, a) },
-		"copy on the device from 0":           func() error { return d.CopyOnDevice(s, a, 0, 1) },
-		"copy on the device to 0":             func() error { return d.CopyOnDevice(s, 0, a, 1) },
-		"copy on the device over the end":     func() error { return d.CopyOnDevice(s, a+n-4, a, 5) },
-		"copy on the device from over it":     func() error { return d.CopyOnDevice(s, a, a+n-4, 5) },
-		"copy on the device of negative size": func() error { return d.CopyOnDevice(s, a, a+8, -1) },
+		"copy on the device from 0":           func() error { return copyOnDevice(d, s, a, 0, 1) },
+		"copy on the device to 0":             func() error { return copyOnDevice(d, s, 0, a, 1) },
+		"copy on the device over the end":     func() error { return copyOnDevice(d, s, a+n-4, a, 5) },
+		"copy on the device from over it":     func() error { return copyOnDevice(d, s, a, a+n-4, 5) },
+		"copy on the device of negative size": func() error { return copyOnDevice(d, s, a, a+8, -1) },
 		"fill of address 0":                   func() error { return d.Fill(s, 0, 1, 1) },
 		"fill over the end":                   func() error { return d.Fill(s, a+1, 1, n) },
 		"fill of negative size":               func() error { return d.Fill(s, a, 1, -1) },

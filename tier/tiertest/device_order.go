@@ -49,7 +49,7 @@ func testOrderOnStream(t *testing.T, open OpenFunc) {
 			if from < off+n && off < from+n {
 				continue // overlaps
 			}
-			d.ok(d.CopyOnDevice(s, at, a+tier.Addr(from), n))
+			d.ok(copyOnDevice(d, s, at, a+tier.Addr(from), n))
 			copy(model[off:off+n], model[from:])
 		case 4:
 			got := make([]byte, n/2)
@@ -62,9 +62,9 @@ func testOrderOnStream(t *testing.T, open OpenFunc) {
 			if err != nil {
 				continue
 			}
-			d.ok(d.CopyOnDevice(s, tmp, at, n))
+			d.ok(copyOnDevice(d, s, tmp, at, n))
 			d.ok(d.Fill(s, at, 0, n))
-			d.ok(d.CopyOnDevice(s, at, tmp, n))
+			d.ok(copyOnDevice(d, s, at, tmp, n))
 			d.ok(d.Free(s, tmp))
 		}
 	}
@@ -237,7 +237,7 @@ func testClose(t *testing.T, open OpenFunc) {
 		"Free":         d.Free(s, a),
 		"CopyToDevice": d.CopyToDevice(s, a, want),
 		"CopyToHost":   d.CopyToHost(s, got, a),
-		"CopyOnDevice": d.CopyOnDevice(s, a, a+8, 8),
+		"CopyRegions":  copyOnDevice(d, s, a, a+8, 8),
 		"Fill":         d.Fill(s, a, 1, 1),
 		"Record":       func() error { _, err := d.Record(s); return err }(),
 		"WaitEvent":    d.WaitEvent(s, e),

@@ -155,6 +155,11 @@ func onDevice(d tier.Device, f func(s tier.Stream) error) error {
 	return errors.Join(tier.Wait(context.Background(), e), s.Close())
 }
 
+// copyOnDevice copies between ranges of a device.
+func copyOnDevice(d tier.Device, s tier.Stream, dst, src tier.Addr, size int64) error {
+	return d.CopyRegions(s, []tier.Region{{Dst: dst, Src: src, Size: size}})
+}
+
 // pattern returns size random bytes, which are others for each seed.
 func pattern(size int64, seed uint64) []byte {
 	b := make([]byte, size)
