@@ -7,6 +7,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/sumcopy"
@@ -44,11 +45,11 @@ type Builtin struct {
 	Permits *permit.Pool
 	// Codec is how what goes to disk is compressed. Not part of it are dictionaries that
 	// are images of their own.
-	Codec Codec
+	Codec codec.Codec
 
 	dicts   dictionaries
-	choose  chooser
-	coders  coders
+	choose  codec.Chooser
+	coders  codec.Coders
 	scratch scratch
 	outside bool // tests have no dictionary in a batch's body, however small
 }
@@ -59,6 +60,27 @@ func (b *Builtin) layout(rec arrow.RecordBatch) (*image.Layout, error) {
 		return image.NewLayoutInline(rec, 0)
 	}
 	return image.NewLayout(rec)
+}
+
+// form returns what a payload becomes in a space.
+func (b *Builtin) form(g *Registry, src batch.Payload, to *tier.Space) batch.PayloadType {
+	plain := batch.ImageType(to.Kind())
+	from, ok := src.(imaged)
+	if !ok || to.Kind() != tier.Disk {
+		return plain
+	}
+	packed := false
+	switch {
+	case src.Type() == batch.HostPacked || src.Type() == batch.DiskPacked:
+		packed = true // it is shorter so, and nothing is left to do
+	case src.Type() == batch.DiskImage:
+	default:
+		packed = b.choose.Packs(b.Codec, from.Descriptor().Body, to.ID())
+	}
+	if _, err := g.lookup(src.Type(), batch.DiskPacked); !packed || err != nil {
+		return plain
+	}
+	return batch.DiskPacked
 }
 
 // Register adds all built-in converters to g: every pair of images, compressed or not, and

@@ -63,7 +63,7 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
-			if packed = m.cfg.Builtin.packsOnce(l.Size(), space); packed {
+			if packed = m.cfg.Builtin.choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
 				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
 				return err
 			}

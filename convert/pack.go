@@ -10,6 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -191,17 +192,17 @@ func nodeOf(spaces ...*tier.Space) int {
 // packRuns fills runs. Where nothing is known to choose the codec by, one run goes first, to
 // show what the disk is like.
 func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, node int, from frames, r reservation.Reservation) error {
-	t := b.choose.begin(b.Codec, r.Space())
+	t := b.choose.Begin(b.Codec, r.Space().ID())
 	lanes := func(at, n int) error {
 		return b.inLanes(ctx, node, n, func(ctx context.Context, l *lane, i int) error {
-			codec, off := t.codec(), int64(at+i)*batch.RunSize
-			return b.timed(r.Space(), codec, true, min(batch.RunSize, body-off), func() error {
-				return b.packRun(ctx, l, &runs[at+i], codec, body, off, from, r)
+			with, off := t.Codec(), int64(at+i)*batch.RunSize
+			return b.choose.Timed(b.Codec, r.Space().ID(), with, true, min(batch.RunSize, body-off), func() error {
+				return b.packRun(ctx, l, &runs[at+i], with, body, off, from, r)
 			})
 		})
 	}
 	first := 0
-	if t.blind() {
+	if t.Blind() {
 		first = 1
 		if err := lanes(0, 1); err != nil {
 			return err
@@ -215,15 +216,15 @@ func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, no
 
 // look takes a sample of a body that comes to a space, if one is due.
 func (b *Builtin) look(ctx context.Context, to *tier.Space, body int64, node int, from frames) error {
-	if b.Codec != CodecAuto || to.Kind() != tier.Disk || body < batch.FrameSize {
+	if b.Codec != codec.Auto || to.Kind() != tier.Disk || body < batch.FrameSize {
 		return nil
 	}
-	g := b.choose.disk(to.ID())
-	if !b.choose.due(g) {
+	g := b.choose.Disk(to.ID())
+	if !b.choose.Due(g) {
 		return nil
 	}
 	return b.inLanes(ctx, node, 1, func(ctx context.Context, l *lane, _ int) error {
-		return b.choose.sample(&b.coders, g, body, l.spare(), func(off, n int64) ([]byte, error) { return from.read(ctx, l, off, n) })
+		return b.choose.Sample(&b.coders, g, body, l.spare(), func(off, n int64) ([]byte, error) { return from.read(ctx, l, off, n) })
 	})
 }
 
@@ -239,7 +240,7 @@ func (b *Builtin) layRuns(ctx context.Context, l *image.Layout, r reservation.Re
 			}
 		}
 	}()
-	t := b.choose.begin(b.Codec, r.Space())
+	t := b.choose.Begin(b.Codec, r.Space().ID())
 	raw := func(w *lane, i int) []byte { return w.run()[:min(batch.RunSize, body-int64(i)*batch.RunSize)] }
 	l.Rewind()
 	lanes := func(ctx context.Context, at, n int) error {
@@ -250,19 +251,19 @@ func (b *Builtin) layRuns(ctx context.Context, l *image.Layout, r reservation.Re
 			}
 			return nil
 		}, func(ctx context.Context, w *lane, i int) error {
-			p, begin, codec := raw(w, at+i), int64(at+i)*batch.RunSize, t.codec()
+			p, begin, with := raw(w, at+i), int64(at+i)*batch.RunSize, t.Codec()
 			there := func(off, n int64) []byte { return p[off-begin:][:n:n] }
 			from := frames{there: there, read: func(_ context.Context, _ *lane, off, n int64) ([]byte, error) { return there(off, n), nil }}
-			err := b.timed(r.Space(), codec, true, int64(len(p)), func() error { return b.packRun(ctx, w, &runs[at+i], codec, body, begin, from, r) })
-			if err != nil || t.fixed != CodecAuto {
+			err := b.choose.Timed(b.Codec, r.Space().ID(), with, true, int64(len(p)), func() error { return b.packRun(ctx, w, &runs[at+i], with, body, begin, from, r) })
+			if err != nil || t.Fixed != codec.Auto {
 				return err
 			}
-			return b.choose.sampleRun(&b.coders, t.g, p, w.spare()) // behind the first run, which goes alone, all others know of it
+			return b.choose.SampleRun(&b.coders, t.G, p, w.spare()) // behind the first run, which goes alone, all others know of it
 		})
 	}
 	err = b.permitted(ctx, r.Space(), nil, body, func(ctx context.Context) error {
 		first := 0
-		if t.blind() {
+		if t.Blind() {
 			first = 1
 			if err := lanes(ctx, 0, 1); err != nil {
 				return err
@@ -274,9 +275,9 @@ func (b *Builtin) layRuns(ctx context.Context, l *image.Layout, r reservation.Re
 }
 
 // packRun compresses and stores one run.
-func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, codec Codec, body, off int64, from frames, r reservation.Reservation) error {
-	run.Codec = uint8(codec)
-	if n := min(batch.RunSize, body-off); codec == CodecNone && from.there != nil {
+func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, with codec.Codec, body, off int64, from frames, r reservation.Reservation) error {
+	run.Codec = uint8(with)
+	if n := min(batch.RunSize, body-off); with == codec.None && from.there != nil {
 		if raw := from.there(off, n); raw != nil {
 			for i, part := 0, raw; len(part) > 0; i++ {
 				run.Frames[i] = uint32(min(batch.FrameSize, len(part)))
@@ -298,7 +299,7 @@ func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, codec Co
 			return err
 		}
 		before := len(stored)
-		if stored, err = b.coders.encode(codec, stored, raw); err != nil {
+		if stored, err = b.coders.Encode(with, stored, raw); err != nil {
 			return err
 		}
 		run.Frames[i] = uint32(len(stored) - before)
@@ -481,7 +482,7 @@ func (b *Builtin) unpack(ctx context.Context, to *tier.Space, from *batch.Packed
 	runs, body := from.Runs(), from.Descriptor().Body
 	return b.inLanes(ctx, nodeOf(to, from.Space()), len(runs), func(ctx context.Context, l *lane, i int) error {
 		off := int64(i) * batch.RunSize
-		return b.timed(from.Space(), Codec(runs[i].Codec), false, min(batch.RunSize, body-off), func() error {
+		return b.choose.Timed(b.Codec, from.Space().ID(), codec.Codec(runs[i].Codec), false, min(batch.RunSize, body-off), func() error {
 			return b.unpackRun(ctx, l, from, i, t)
 		})
 	})
@@ -504,7 +505,7 @@ func (b *Builtin) unpackRun(ctx context.Context, l *lane, from *batch.Packed, i 
 		if err != nil {
 			return err
 		}
-		if err := b.coders.decode(Codec(run.Codec), p, stored[at:at+int64(run.Frames[f])]); err != nil {
+		if err := b.coders.Decode(codec.Codec(run.Codec), p, stored[at:at+int64(run.Frames[f])]); err != nil {
 			return corruptRun(run, at, &image.CorruptError{Cause: err})
 		}
 		if err := verifyFrame(from.Descriptor(), run, p, off, at); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -99,7 +100,7 @@ func (r *packedReader) readRun(ctx context.Context, p []byte, off int64) (done i
 			_, raw := r.lane.memory()
 			if r.frame != i {
 				r.frame = -1
-				if err := r.b.coders.decode(Codec(run.Codec), raw[:size], frame); err != nil {
+				if err := r.b.coders.Decode(codec.Codec(run.Codec), raw[:size], frame); err != nil {
 					return 0, corruptRun(run, 0, &image.CorruptError{Cause: err})
 				}
 				r.frame = i

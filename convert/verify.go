@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/zeebo/xxh3"
@@ -96,4 +97,14 @@ func corruptFile(err error) error {
 		return err
 	}
 	return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
+}
+
+// metered returns the memory of a disk's space as checked does, so that what is done with it is
+// timed if codecs are chosen by that.
+func (b *Builtin) metered(space *tier.Space, m tier.FileMemory) tier.FileMemory {
+	m = checked(m)
+	if b.Codec != codec.Auto {
+		return m
+	}
+	return b.choose.Metered(space.ID(), m)
 }

@@ -29,6 +29,7 @@ var layout = []string{
 	"reservation/budget",
 	"reservation/quota",
 	"batch",
+	"internal/codec",
 	"internal/image",
 	"internal/image/imagetest",
 	"convert",

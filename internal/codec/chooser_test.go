@@ -1,4 +1,4 @@
-package convert
+package codec
 
 import (
 	"context"
@@ -11,17 +11,15 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 const perMiB = 1.0 / (1 << 20)
 
 // known is a chooser that has seen S2 and Zstandard; the rates are in MiB a second.
-func known(s2, zstd rates) *chooser {
-	c := new(chooser)
-	for k, r := range map[Codec]rates{CodecS2: s2, CodecZstd: zstd} {
+func known(s2, zstd rates) *Chooser {
+	c := new(Chooser)
+	for k, r := range map[Codec]rates{S2: s2, Zstd: zstd} {
 		c.of[k] = rates{ratio: r.ratio, encode: perMiB / r.encode, decode: perMiB / r.decode, pieces: 1}
 	}
 	return c
@@ -32,7 +30,7 @@ func written(write, read float64) *gauges {
 	g := new(gauges)
 	set := func(m *[codecs]meter, rate float64) {
 		if rate > 0 {
-			m[CodecNone].windows[0] = perMiB / rate
+			m[None].windows[0] = perMiB / rate
 		}
 	}
 	set(&g.write, write)
@@ -47,25 +45,25 @@ func TestPromises(t *testing.T) {
 	busy, idle := power{processors: 1, busy: 1}, power{processors: 1}
 	for _, c := range []struct {
 		name        string
-		c           *chooser
+		c           *Chooser
 		write, read float64
 		power       power
 		want        Codec
 	}{
-		{"nothing is known of the disk", text, 0, 0, busy, CodecNone},
-		{"nothing is known of the codecs", new(chooser), 50, 50, busy, CodecNone},
-		{"a fast disk", text, 4500, 2800, busy, CodecNone},
-		{"a slow disk", text, 50, 50, busy, CodecZstd},
-		{"one not as slow", text, 150, 150, busy, CodecZstd},
-		{"only writing is slow", text, 50, 3000, busy, CodecZstd},
-		{"S2 is quicker where the other saves less than it costs", text, 300, 300, busy, CodecS2},
-		{"neither saves what it costs", text, 900, 900, busy, CodecNone},
-		{"reading is not known yet", text, 50, 0, busy, CodecZstd},
-		{"noise on a slow disk", noise, 50, 50, busy, CodecNone},
-		{"processors that nobody else has use for", text, 900, 900, idle, CodecS2},
-		{"processors that are slower than the disk all the same", text, 4500, 2800, idle, CodecNone},
+		{"nothing is known of the disk", text, 0, 0, busy, None},
+		{"nothing is known of the codecs", new(Chooser), 50, 50, busy, None},
+		{"a fast disk", text, 4500, 2800, busy, None},
+		{"a slow disk", text, 50, 50, busy, Zstd},
+		{"one not as slow", text, 150, 150, busy, Zstd},
+		{"only writing is slow", text, 50, 3000, busy, Zstd},
+		{"S2 is quicker where the other saves less than it costs", text, 300, 300, busy, S2},
+		{"neither saves what it costs", text, 900, 900, busy, None},
+		{"reading is not known yet", text, 50, 0, busy, Zstd},
+		{"noise on a slow disk", noise, 50, 50, busy, None},
+		{"processors that nobody else has use for", text, 900, 900, idle, S2},
+		{"processors that are slower than the disk all the same", text, 4500, 2800, idle, None},
 	} {
-		got := CodecNone
+		got := None
 		if write, read := written(c.write, c.read).plain(); write > 0 {
 			got, _ = c.c.promises(write, read, c.power)
 		}
@@ -137,7 +135,7 @@ func TestTrial(t *testing.T) {
 	c := known(rates{ratio: 1, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
 	move := func(g *gauges, came float64, bytes int64) (compressed int64) {
 		for ; bytes > 0; bytes -= 1 << 20 {
-			if k := c.best(g, 1<<20, power{processors: 1, busy: 1}); k != CodecNone {
+			if k := c.best(g, 1<<20, power{processors: 1, busy: 1}); k != None {
 				compressed += 1 << 20
 				m := &g.write[k]
 				if m.bytes += 1 << 20; m.bytes >= meterWindow {
@@ -168,8 +166,8 @@ func TestTrial(t *testing.T) {
 		t.Errorf("%d bytes of 8 GiB were compressed, though it was better", n)
 	}
 	// The disk becomes fast.
-	for i := range g.write[CodecNone].windows {
-		g.write[CodecNone].windows[i], g.read[CodecNone].windows[i] = perMiB/4000, perMiB/4000
+	for i := range g.write[None].windows {
+		g.write[None].windows[i], g.read[None].windows[i] = perMiB/4000, perMiB/4000
 	}
 	if n := move(g, 110, 1<<30); n > 64<<20 {
 		t.Errorf("%d bytes of 1 GiB were compressed for a disk that became fast", n)
@@ -181,12 +179,12 @@ func TestTrial(t *testing.T) {
 func TestTrialForgetsReading(t *testing.T) {
 	c := known(rates{ratio: 1, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
 	g := written(50, 50)
-	for i := range g.read[CodecZstd].windows {
-		g.read[CodecZstd].windows[i] = perMiB
+	for i := range g.read[Zstd].windows {
+		g.read[Zstd].windows[i] = perMiB
 	}
 	compressed := 0
 	for range 1 << 10 {
-		if k := c.best(g, 1<<20, power{processors: 1, busy: 1}); k != CodecNone {
+		if k := c.best(g, 1<<20, power{processors: 1, busy: 1}); k != None {
 			compressed++
 			g.write[k].begin(time.Now())
 			g.write[k].end(time.Now(), 1<<20)
@@ -196,49 +194,21 @@ func TestTrialForgetsReading(t *testing.T) {
 	if compressed < 1000 {
 		t.Errorf("%d of 1024 MiB were compressed, though it was better", compressed)
 	}
-	g.read[CodecZstd].begin(time.Now())
-	g.read[CodecZstd].end(time.Now(), 1<<30)
-	g.read[CodecZstd].windows[0] = perMiB // it is as slow as it was
-	if k := c.best(g, 1<<20, power{processors: 1, busy: 1}); k != CodecNone {
+	g.read[Zstd].begin(time.Now())
+	g.read[Zstd].end(time.Now(), 1<<30)
+	g.read[Zstd].windows[0] = perMiB // it is as slow as it was
+	if k := c.best(g, 1<<20, power{processors: 1, busy: 1}); k != None {
 		t.Errorf("%s is kept to, though it is read more slowly than what is not compressed", k)
 	}
-}
-
-// TestAutoCompresses: on a disk that is slow all but the first run of a batch is
-// compressed, and it comes back; on one that is not, batches stay as they are.
-func TestAutoCompresses(t *testing.T) {
-	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 24 << 20, disk: 24 << 20, auto: true,
-		rules: []faultfs.Rule{{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(20 << 20)}}})
-	b := m.put(t, arrowgen.Flights(1, 90_000), tier.GPU)
-	m.move(t, b, tier.Disk)
-	tr, err := b.TryTransit()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, ok := tr.Payload().(*batch.Packed)
-	if !ok {
-		t.Fatalf("it is a %s", tr.Payload().Type())
-	}
-	for i, r := range p.Runs() {
-		if (Codec(r.Codec) == CodecNone) != (i == 0) {
-			t.Errorf("run %d of %d: %s", i, len(p.Runs()), Codec(r.Codec))
-		}
-	}
-	if err := tr.Abort(); err != nil {
-		t.Fatal(err)
-	}
-	m.whole(t, b, tier.Disk)
-	m.move(t, b, tier.GPU)
-	m.whole(t, b, tier.GPU)
 }
 
 // TestSamplesAreFew: a sample is taken at the beginning, and then for a hundredth of the
 // disks' time, one at a time.
 func TestSamplesAreFew(t *testing.T) {
-	var c chooser
-	var k coders
+	var c Chooser
+	var k Coders
 	slow, fast := written(50, 50), written(1<<20, 1<<20)
-	if c.due(fast) || c.due(new(gauges)) || !c.due(slow) {
+	if c.Due(fast) || c.Due(new(gauges)) || !c.Due(slow) {
 		t.Error("a first sample is due for a disk that is faster than any codec or not known, or is not for a slow one")
 	}
 	body := make([]byte, 8*batch.FrameSize)
@@ -247,16 +217,16 @@ func TestSamplesAreFew(t *testing.T) {
 	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }
 	sample := func() {
 		t.Helper()
-		if err := c.sample(&k, slow, int64(len(body)), make([]byte, trialRoom), read); err != nil {
+		if err := c.Sample(&k, slow, int64(len(body)), make([]byte, trialRoom), read); err != nil {
 			t.Fatal(err)
 		}
 	}
 	sample()
-	if c.samples.Load() != firstPieces || c.of[CodecS2].pieces != firstPieces || c.of[CodecZstd].pieces != firstPieces || c.of[CodecZstd].ratio < 1 {
+	if c.samples.Load() != firstPieces || c.of[S2].pieces != firstPieces || c.of[Zstd].pieces != firstPieces || c.of[Zstd].ratio < 1 {
 		t.Errorf("%d pieces, %+v", c.samples.Load(), c.of)
 	}
 	sample()
-	if c.samples.Load() != firstPieces || c.due(slow) {
+	if c.samples.Load() != firstPieces || c.Due(slow) {
 		t.Error("there was a sample for no time of the disk's")
 	}
 	c.busy.Store(sampleShare * (c.sampled.Load() + 1))
@@ -277,18 +247,18 @@ func TestSamplesAreFew(t *testing.T) {
 func TestWorth(t *testing.T) {
 	n := float64(runtime.GOMAXPROCS(0))
 	idle := power{processors: n}
-	var c chooser
-	for _, k := range []Codec{CodecS2, CodecZstd, CodecBitpack} {
+	var c Chooser
+	for _, k := range []Codec{S2, Zstd, Bitpack} {
 		if !c.worth(k, quick[k]/n, quick[k]/n, idle) {
 			t.Errorf("%s is not worth it where a byte takes twice as long as at best with it", k)
 		}
-		if c.worth(k, quick[k]/n/4, quick[k]/n/4, idle) != (k == CodecBitpack) {
+		if c.worth(k, quick[k]/n/4, quick[k]/n/4, idle) != (k == Bitpack) {
 			t.Errorf("%s for a disk that is twice as quick as it can be", k)
 		}
 	}
-	c.of[CodecBitpack] = rates{pieces: 1} // nothing is left of anything, at once
-	slow := handling + quick[CodecS2]
-	if c.worth(CodecS2, slow, slow, power{processors: n * 10}) {
+	c.of[Bitpack] = rates{pieces: 1} // nothing is left of anything, at once
+	slow := handling + quick[S2]
+	if c.worth(S2, slow, slow, power{processors: n * 10}) {
 		t.Error("S2 is worth it where another is quicker than it can be")
 	}
 }
@@ -296,11 +266,11 @@ func TestWorth(t *testing.T) {
 // TestPromiseIsForgotten: a codec that did wonders with the bytes of another time is tried on those
 // of now, and does not hide the others behind what it promised then.
 func TestPromiseIsForgotten(t *testing.T) {
-	var c chooser
-	var k coders
+	var c Chooser
+	var k Coders
 	slow := written(50, 50)
 	n := float64(runtime.GOMAXPROCS(0))
-	for _, codec := range []Codec{CodecZstd, CodecS2} {
+	for _, codec := range []Codec{Zstd, S2} {
 		c.of[codec] = rates{ratio: 0.001, encode: 0.01e-9 * n, decode: 0.01e-9 * n, pieces: memoryPieces}
 	}
 	c.usage.next.Store(math.MaxInt64) // nobody else has use for the processors
@@ -310,7 +280,7 @@ func TestPromiseIsForgotten(t *testing.T) {
 	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }
 	for range 8 * memoryPieces / laterPieces {
 		c.sampled.Store(0)
-		if err := c.sample(&k, slow, int64(len(body)), make([]byte, trialRoom), read); err != nil {
+		if err := c.Sample(&k, slow, int64(len(body)), make([]byte, trialRoom), read); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -351,49 +321,20 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestFailuresAreNoWork: what failed, perhaps at once, is not taken for time that processors worked on
-// its bytes: the program would look as if it had no use for them.
-func TestFailuresAreNoWork(t *testing.T) {
-	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, auto: true})
-	b := m.mover.cfg.Builtin
-	b.choose.of[CodecZstd] = rates{ratio: 0.5, encode: 1e-9, decode: 1e-9, pieces: 1}
-	for _, s := range m.spaces {
-		if s.Kind() != tier.Disk {
-			continue
-		}
-		for _, writes := range []bool{true, false} {
-			if err := b.timed(s, CodecZstd, writes, 1<<30, func() error { return context.Canceled }); err == nil {
-				t.Fatal("it went well")
-			}
-			if own := b.choose.usage.own.Load(); own != 0 {
-				t.Errorf("writing: %v; it counts as %v of work", writes, time.Duration(own))
-			}
-			b.choose.usage.own.Store(0)
-		}
-	}
-	for range 2 {
-		for _, s := range m.spaces {
-			_ = b.timed(s, CodecZstd, true, 1<<20, func() error { return nil })
-		}
-	}
-	if b.choose.usage.own.Load() == 0 {
-		t.Error("what went well counts as none")
-	}
-}
-
 // TestMeterOfWhatFails: what was cancelled or panicked tells nothing about a disk, and pauses
 // after it count no time.
 func TestMeterOfWhatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var c chooser
+		var c Chooser
 		var m meter
 		move := func(bytes int, took time.Duration, fails func() error) {
-			_ = safely(func() error {
-				return c.measured(&m, bytes, func() error {
+			func() {
+				defer func() { _ = recover() }()
+				_ = c.measured(&m, bytes, func() error {
 					time.Sleep(took)
 					return fails()
 				})
-			})
+			}()
 			time.Sleep(time.Minute)
 		}
 		well := func() error { return nil }
@@ -411,22 +352,24 @@ func TestMeterOfWhatFails(t *testing.T) {
 	})
 }
 
-// TestLookingIsNotPacking: where a sample shows that nothing is gained a batch stays as it is, and
-// is written so.
-func TestLookingIsNotPacking(t *testing.T) {
-	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
-		m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, auto: true})
-		b := m.put(t, random(200_000), k)
-		c := &m.mover.cfg.Builtin.choose
-		for _, s := range m.spaces {
-			if s.Kind() == tier.Disk {
-				c.disk(s.ID()).write[CodecNone].windows[0] = perMiB / 500
-			}
+// TestFailuresAreNoWork: what failed, perhaps at once, is not taken for time that processors worked on
+// its bytes: the program would look as if it had no use for them. Nor does memory count, only disks.
+func TestFailuresAreNoWork(t *testing.T) {
+	var c Chooser
+	c.of[Zstd] = rates{ratio: 0.5, encode: 1e-9, decode: 1e-9, pieces: 1}
+	disk := tier.ID{Kind: tier.Disk}
+	well := func() error { return nil }
+	for _, writes := range []bool{true, false} {
+		if err := c.Timed(Auto, disk, Zstd, writes, 1<<30, func() error { return context.Canceled }); err == nil {
+			t.Fatal("it went well")
 		}
-		m.move(t, b, tier.Disk)
-		if got := m.form(t, b); got != batch.DiskImage || c.samples.Load() != firstPieces {
-			t.Errorf("from %s: it is a %s after %d samples", k, got, c.samples.Load())
+		_ = c.Timed(Auto, tier.ID{Kind: tier.Host}, Zstd, writes, 1<<30, well)
+		if own := c.usage.own.Load(); own != 0 {
+			t.Errorf("writing: %v; it counts as %v of work", writes, time.Duration(own))
 		}
-		m.whole(t, b, tier.Disk)
+	}
+	_ = c.Timed(Auto, disk, Zstd, true, 1<<20, well)
+	if c.usage.own.Load() == 0 {
+		t.Error("what went well counts as none")
 	}
 }

@@ -1,4 +1,4 @@
-package convert
+package codec
 
 import (
 	"context"
@@ -134,49 +134,45 @@ func (u *usage) measure(now time.Time, processors float64) {
 	u.next.Store(now.Add(wait).UnixNano())
 }
 
-// metered returns the memory of a disk's space so that what is done with it is timed, if
-// anybody wants to know, and as checked returns it.
-func (b *Builtin) metered(space *tier.Space, m tier.FileMemory) tier.FileMemory {
-	m = checked(m)
-	if b.Codec != CodecAuto {
-		return m
-	}
-	return timedFile{FileMemory: m, c: &b.choose, g: b.choose.disk(space.ID())}
+// Metered returns the memory of a disk's space so that what is done with it is timed.
+func (c *Chooser) Metered(space tier.ID, m tier.FileMemory) tier.FileMemory {
+	return timedFile{FileMemory: m, c: c, g: c.Disk(space)}
 }
 
 type timedFile struct {
 	tier.FileMemory
-	c *chooser
+	c *Chooser
 	g *gauges
 }
 
 func (f timedFile) WriteAt(ctx context.Context, p []byte, off int64) error {
-	return f.c.measured(&f.g.write[CodecNone], len(p), func() error { return f.FileMemory.WriteAt(ctx, p, off) })
+	return f.c.measured(&f.g.write[None], len(p), func() error { return f.FileMemory.WriteAt(ctx, p, off) })
 }
 
 func (f timedFile) ReadAt(ctx context.Context, p []byte, off int64) error {
-	return f.c.measured(&f.g.read[CodecNone], len(p), func() error { return f.FileMemory.ReadAt(ctx, p, off) })
+	return f.c.measured(&f.g.read[None], len(p), func() error { return f.FileMemory.ReadAt(ctx, p, off) })
 }
 
-// timed runs f, which moves so many bytes of a body from or to a disk with a codec.
-func (b *Builtin) timed(space *tier.Space, k Codec, writes bool, bytes int64, f func() error) error {
-	if b.Codec != CodecAuto || space.Kind() != tier.Disk || k >= codecs {
+// Timed runs f, which moves so many bytes of a body from or to a disk with a codec, and measures
+// it if codecs are chosen by that.
+func (c *Chooser) Timed(configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error) error {
+	if configured != Auto || space.Kind != tier.Disk || k >= codecs {
 		return f()
 	}
-	g := b.choose.disk(space.ID())
+	g := c.Disk(space)
 	m := &g.read[k]
 	if writes {
 		m = &g.write[k]
 	}
-	err := b.choose.measured(m, int(bytes), f)
+	err := c.measured(m, int(bytes), f)
 	if err == nil { // else nobody knows for how long it was worked on
-		b.choose.worked(k, writes, bytes)
+		c.worked(k, writes, bytes)
 	}
 	return err
 }
 
 // worked counts the time that processors worked on so many bytes.
-func (c *chooser) worked(k Codec, writes bool, bytes int64) {
+func (c *Chooser) worked(k Codec, writes bool, bytes int64) {
 	c.mu.Lock()
 	r := c.of[k]
 	c.mu.Unlock()
@@ -191,7 +187,7 @@ func (c *chooser) worked(k Codec, writes bool, bytes int64) {
 
 // measured runs f, which moves so many bytes unless it fails or panics. A cancelled move of
 // much memory must not make a slow disk look fast.
-func (c *chooser) measured(m *meter, bytes int, f func() error) (err error) {
+func (c *Chooser) measured(m *meter, bytes int, f func() error) (err error) {
 	whole := false
 	m.begin(time.Now())
 	defer func() {

@@ -1,4 +1,9 @@
-package convert
+// Package codec compresses what goes to disk, and chooses with what: by the measured speed of the
+// disk, and by samples of what is written.
+//
+// It measures alone, and moves nothing: package convert runs its transfers through Chooser.Timed
+// and Chooser.Metered.
+package codec
 
 import (
 	"errors"
@@ -19,11 +24,11 @@ type Codec uint8
 // The codecs. A batch that is not compressed is written as it is, straight from where it
 // lies; one that is compressed is batch.Packed.
 const (
-	CodecAuto Codec = iota // whichever moves most, as measured; see chooser
-	CodecNone
-	CodecS2      // github.com/klauspost/compress/s2, a faster Snappy
-	CodecZstd    // Zstandard, at its fastest
-	CodecBitpack // numbers in as few bits as they need; see internal/bitpack
+	Auto Codec = iota // whichever moves most, as measured; see chooser
+	None
+	S2      // github.com/klauspost/compress/s2, a faster Snappy
+	Zstd    // Zstandard, at its fastest
+	Bitpack // numbers in as few bits as they need; see internal/bitpack
 	codecs
 )
 
@@ -36,8 +41,8 @@ func (c Codec) String() string {
 	return fmt.Sprintf("Codec(%d)", uint8(c))
 }
 
-// ParseCodec reads what String writes.
-func ParseCodec(s string) (Codec, error) {
+// Parse reads what String writes.
+func Parse(s string) (Codec, error) {
 	for i, name := range codecNames {
 		if s == name {
 			return Codec(i), nil
@@ -54,15 +59,15 @@ func (c Codec) Validate() error {
 	return nil
 }
 
-// coders holds the coders of Zstandard that are idle, for the garbage collector to take; those of
+// Coders holds the coders of Zstandard that are idle, for the garbage collector to take; those of
 // S2 and bitpack have none. There are never more of them at work than lanes have scratch. The zero
 // value is ready, and safe for concurrent use.
-type coders struct{ encoders, decoders sync.Pool }
+type Coders struct{ encoders, decoders sync.Pool }
 
 // encoder returns an encoder for frames, which is given back to k.encoders. It has a table of
 // 256 KiB, and as many bytes as its window is long and a block (128 KiB). A frame is no longer than
 // the window, which with 4 MiB, as it is otherwise, would find no more.
-func (k *coders) encoder() (*zstd.Encoder, error) {
+func (k *Coders) encoder() (*zstd.Encoder, error) {
 	if e, ok := k.encoders.Get().(*zstd.Encoder); ok {
 		return e, nil
 	}
@@ -71,7 +76,7 @@ func (k *coders) encoder() (*zstd.Encoder, error) {
 }
 
 // decoder returns a decoder, which is given back to k.decoders.
-func (k *coders) decoder() (*zstd.Decoder, error) {
+func (k *Coders) decoder() (*zstd.Decoder, error) {
 	if d, ok := k.decoders.Get().(*zstd.Decoder); ok {
 		return d, nil
 	}
@@ -82,22 +87,22 @@ func (k *coders) decoder() (*zstd.Decoder, error) {
 // time to read it.
 const gain = 32
 
-// encode appends src to dst, compressed, or as it is if that is hardly longer. dst has
+// Encode appends src to dst, compressed, or as it is if that is hardly longer. dst has
 // room for twice of src.
-func (k *coders) encode(c Codec, dst, src []byte) (out []byte, err error) {
+func (k *Coders) Encode(c Codec, dst, src []byte) (out []byte, err error) {
 	at := len(dst)
 	switch c {
-	case CodecS2:
+	case S2:
 		n := len(s2.Encode(dst[at:cap(dst)], src))
 		out = dst[:at+n]
-	case CodecZstd:
+	case Zstd:
 		e, err := k.encoder()
 		if err != nil {
 			return nil, err
 		}
 		out = dst[:at+copy(dst[at:cap(dst)], e.EncodeAll(src, dst)[at:])] // where it is, if the room was enough
 		k.encoders.Put(e)
-	case CodecBitpack:
+	case Bitpack:
 		out = bitpack.Encode(dst, src)
 	default:
 		return append(dst, src...), nil
@@ -110,8 +115,8 @@ func (k *coders) encode(c Codec, dst, src []byte) (out []byte, err error) {
 
 var errLength = errors.New("another length than what was compressed")
 
-// decode fills dst with what src was made of.
-func (k *coders) decode(c Codec, dst, src []byte) error {
+// Decode fills dst with what src was made of.
+func (k *Coders) Decode(c Codec, dst, src []byte) error {
 	if len(src) == len(dst) {
 		copy(dst, src)
 		return nil
@@ -119,20 +124,20 @@ func (k *coders) decode(c Codec, dst, src []byte) error {
 	var out []byte
 	var err error
 	switch c {
-	case CodecS2:
+	case S2:
 		n, e := s2.DecodedLen(src)
 		if e != nil || n != len(dst) {
 			return errors.Join(e, errLength)
 		}
 		out, err = s2.Decode(dst, src)
-	case CodecZstd:
+	case Zstd:
 		d, e := k.decoder()
 		if e != nil {
 			return e
 		}
 		out, err = d.DecodeAll(src, dst[:0:len(dst)])
 		k.decoders.Put(d)
-	case CodecBitpack:
+	case Bitpack:
 		return bitpack.Decode(dst, src)
 	default:
 		return errLength

@@ -1,4 +1,4 @@
-package convert
+package codec
 
 import (
 	"math"
@@ -14,25 +14,25 @@ func hopeful(k Codec, cost float64) bool {
 }
 
 // worth says whether a codec could be quicker than the disk, and than those that are known.
-func (c *chooser) worth(k Codec, write, read float64, w power) bool {
+func (c *Chooser) worth(k Codec, write, read float64, w power) bool {
 	best, cost := c.promises(write, read, w)
-	return k == CodecBitpack || k == best || hopeful(k, cost)
+	return k == Bitpack || k == best || hopeful(k, cost)
 }
 
-// due says whether a sample may be taken: at first, and then when it is nothing beside what was
+// Due says whether a sample may be taken: at first, and then when it is nothing beside what was
 // moved. Where no codec is quick enough there is nothing to find out.
-func (c *chooser) due(g *gauges) bool {
+func (c *Chooser) Due(g *gauges) bool {
 	write, read := g.plain()
-	if c.sampling.Load() || write == 0 || !hopeful(CodecBitpack, write+read) {
+	if c.sampling.Load() || write == 0 || !hopeful(Bitpack, write+read) {
 		return false
 	}
 	return c.samples.Load() < firstPieces || c.sampled.Load() <= c.busy.Load()/sampleShare
 }
 
-// sample tries the codecs on pieces of a body, if that is due, which read reads. room is what they
+// Sample tries the codecs on pieces of a body, if that is due, which read reads. room is what they
 // may work in, of trialRoom bytes.
-func (c *chooser) sample(k *coders, g *gauges, body int64, room []byte, read func(off, n int64) ([]byte, error)) error {
-	if body < batch.FrameSize || !c.due(g) || !c.sampling.CompareAndSwap(false, true) {
+func (c *Chooser) Sample(k *Coders, g *gauges, body int64, room []byte, read func(off, n int64) ([]byte, error)) error {
+	if body < batch.FrameSize || !c.Due(g) || !c.sampling.CompareAndSwap(false, true) {
 		return nil
 	}
 	defer c.sampling.Store(false)
@@ -52,15 +52,15 @@ func (c *chooser) sample(k *coders, g *gauges, body int64, room []byte, read fun
 
 // place says where the next piece of a body is taken from: evenly from everywhere, however
 // many pieces there are.
-func (c *chooser) place(body int64) int64 {
+func (c *Chooser) place(body int64) int64 {
 	at := math.Mod(float64(c.samples.Add(1))*(math.Sqrt(5)-1)/2, 1)
 	return min(int64(at*float64(body)), body-samplePiece) / batch.SumChunk * batch.SumChunk
 }
 
-// sampleRun is sample for a body that comes by once, of which there is one run: it takes one
+// SampleRun is sample for a body that comes by once, of which there is one run: it takes one
 // piece of it.
-func (c *chooser) sampleRun(k *coders, g *gauges, raw, room []byte) error {
-	if len(raw) < samplePiece || !c.due(g) || !c.sampling.CompareAndSwap(false, true) {
+func (c *Chooser) SampleRun(k *Coders, g *gauges, raw, room []byte) error {
+	if len(raw) < samplePiece || !c.Due(g) || !c.sampling.CompareAndSwap(false, true) {
 		return nil
 	}
 	defer c.sampling.Store(false)
@@ -76,30 +76,30 @@ const trialRoom = 3 * samplePiece
 // try compresses a piece with each codec that could be quicker than the disk, and than those that are
 // known, and uncompresses it. What promises most is tried in any case: it may be known from other
 // bytes than those of now, and its promise must not keep what is true from being found out.
-func (c *chooser) try(k *coders, g *gauges, raw, room []byte) error {
+func (c *Chooser) try(k *Coders, g *gauges, raw, room []byte) error {
 	write, read := g.plain()
 	out, back := room[:0:2*len(raw)], room[2*len(raw) : trialRoom][:len(raw)]
 	part := len(raw) / 8
-	for codec := codecs - 1; codec >= CodecS2; codec-- { // the quickest first, for then others may not be hopeful
+	for codec := codecs - 1; codec >= S2; codec-- { // the quickest first, for then others may not be hopeful
 		if !c.worth(codec, write, read, c.power()) {
 			continue
 		}
 		// The first time is not like the others: tables are made, memory is touched.
-		stored, err := k.encode(codec, out, raw[:part])
+		stored, err := k.Encode(codec, out, raw[:part])
 		if err == nil {
-			err = k.decode(codec, back[:part], stored)
+			err = k.Decode(codec, back[:part], stored)
 		}
 		if err != nil {
 			return err
 		}
 		watch := start()
-		stored, err = k.encode(codec, out, raw)
+		stored, err = k.Encode(codec, out, raw)
 		encode := watch.stop()
 		if err != nil {
 			return err
 		}
 		watch = start()
-		err = k.decode(codec, back, stored)
+		err = k.Decode(codec, back, stored)
 		decode := watch.stop()
 		if err != nil {
 			return err
@@ -114,7 +114,7 @@ func (c *chooser) try(k *coders, g *gauges, raw, room []byte) error {
 }
 
 // learn mixes what a piece showed into what is known.
-func (c *chooser) learn(k Codec, piece rates) {
+func (c *Chooser) learn(k Codec, piece rates) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := &c.of[k]

@@ -4,6 +4,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 )
@@ -35,6 +36,22 @@ type (
 	// DeviceArray is an Arrow array whose buffers lie in a device's memory.
 	DeviceArray = image.DeviceArray
 )
+
+// Codec says how what is written to disk is compressed. The zero value is CodecAuto.
+type Codec = codec.Codec
+
+// The codecs. A batch that is not compressed is written as it is, straight from where it
+// lies; one that is compressed is batch.Packed.
+const (
+	CodecAuto    = codec.Auto // whichever moves most, as measured
+	CodecNone    = codec.None
+	CodecS2      = codec.S2      // github.com/klauspost/compress/s2, a faster Snappy
+	CodecZstd    = codec.Zstd    // Zstandard, at its fastest
+	CodecBitpack = codec.Bitpack // numbers in as few bits as they need
+)
+
+// ParseCodec reads what Codec.String writes.
+func ParseCodec(s string) (Codec, error) { return codec.Parse(s) }
 
 // Unknown is a number that whoever made an array does not tell.
 const Unknown = image.Unknown

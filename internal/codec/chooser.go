@@ -1,4 +1,4 @@
-package convert
+package codec
 
 import (
 	"runtime"
@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// chooser decides what CodecAuto compresses with. What it knows:
+// Chooser decides what CodecAuto compresses with. What it knows:
 //
 //   - of each disk how many bytes a second it writes and reads while it is asked to
 //     (gauge), from what is moved as it is;
@@ -34,7 +34,7 @@ import (
 // that the first batch already profits from what its first run showed.
 //
 // The zero value knows nothing. It is safe for concurrent use.
-type chooser struct {
+type Chooser struct {
 	mu    sync.Mutex // guards what follows; nothing is done while it is held
 	disks map[tier.ID]*gauges
 	of    [codecs]rates
@@ -68,7 +68,7 @@ const (
 
 // quick is how many seconds a byte takes to be compressed and uncompressed by one processor, if
 // all goes well. For a disk to which and back it takes less no more need be known of a codec.
-var quick = [codecs]float64{CodecS2: 0.7e-9, CodecZstd: 2.5e-9, CodecBitpack: 0.1e-9}
+var quick = [codecs]float64{S2: 0.7e-9, Zstd: 2.5e-9, Bitpack: 0.1e-9}
 
 // rates is what is known of a codec: seconds a byte that goes in, and what is left of it.
 type rates struct {
@@ -98,8 +98,8 @@ const (
 	mostPatience  = 1 << 30
 )
 
-// disk returns the gauges of a space.
-func (c *chooser) disk(id tier.ID) *gauges {
+// Disk returns the gauges of a space.
+func (c *Chooser) Disk(id tier.ID) *gauges {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	g := c.disks[id]
@@ -118,7 +118,7 @@ func (c *chooser) disk(id tier.ID) *gauges {
 type power struct{ processors, busy float64 }
 
 // power returns what there is now.
-func (c *chooser) power() power {
+func (c *Chooser) power() power {
 	n := float64(runtime.GOMAXPROCS(0))
 	return power{processors: n, busy: c.usage.share(n)}
 }
@@ -129,7 +129,7 @@ func (w power) spent(work float64) float64 { return w.busy * work / max(1, w.pro
 
 // plain returns what a byte costs as it is, to the disk and back; 0 if that is not known.
 func (g *gauges) plain() (write, read float64) {
-	write, read = g.write[CodecNone].perByte(), g.read[CodecNone].perByte()
+	write, read = g.write[None].perByte(), g.read[None].perByte()
 	if read == 0 {
 		read = write
 	}
@@ -137,11 +137,11 @@ func (g *gauges) plain() (write, read float64) {
 }
 
 // promises returns the codec that promises most for a disk, and what a byte costs with it.
-func (c *chooser) promises(write, read float64, w power) (Codec, float64) {
-	choice, least := CodecNone, write+read
+func (c *Chooser) promises(write, read float64, w power) (Codec, float64) {
+	choice, least := None, write+read
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for k := CodecS2; k < codecs; k++ {
+	for k := S2; k < codecs; k++ {
 		r := &c.of[k]
 		if r.pieces == 0 {
 			continue
@@ -156,10 +156,10 @@ func (c *chooser) promises(write, read float64, w power) (Codec, float64) {
 }
 
 // best returns the codec for the next bytes that are written to a disk.
-func (c *chooser) best(g *gauges, bytes int64, w power) Codec {
+func (c *Chooser) best(g *gauges, bytes int64, w power) Codec {
 	write, read := g.plain()
 	if write == 0 {
-		return CodecNone
+		return None
 	}
 	promised, cost := c.promises(write, read, w)
 	g.mu.Lock()
@@ -167,8 +167,8 @@ func (c *chooser) best(g *gauges, bytes int64, w power) Codec {
 	t := &g.trial
 	t.moved += bytes
 	switch {
-	case t.codec == CodecAuto || t.codec == CodecNone:
-		t.codec = CodecNone
+	case t.codec == Auto || t.codec == None:
+		t.codec = None
 		if cost < slack*(write+read) && t.moved >= t.patience {
 			*t = trial{codec: promised, next: max(t.next, leastPatience)}
 			g.write[promised].restart()
@@ -177,9 +177,9 @@ func (c *chooser) best(g *gauges, bytes int64, w power) Codec {
 	case g.write[t.codec].full():
 		came := c.outcome(g, t.codec, read, w)
 		if came >= slack*(write+read) {
-			*t = trial{codec: CodecNone, patience: t.next, next: min(2*t.next, mostPatience)}
+			*t = trial{codec: None, patience: t.next, next: min(2*t.next, mostPatience)}
 		} else if float64(t.moved)*came >= lookShare*meterWindow*(write+read-came) { // it is better; to see if it still is
-			*t = trial{codec: CodecNone, patience: meterWindow, next: leastPatience}
+			*t = trial{codec: None, patience: meterWindow, next: leastPatience}
 		}
 	}
 	return t.codec
@@ -187,7 +187,7 @@ func (c *chooser) best(g *gauges, bytes int64, w power) Codec {
 
 // outcome returns what a byte came to with a codec, to the disk and, as far as that is known,
 // back; and what it took of the processors, which the program did not have meanwhile.
-func (c *chooser) outcome(g *gauges, k Codec, read float64, w power) float64 {
+func (c *Chooser) outcome(g *gauges, k Codec, read float64, w power) float64 {
 	c.mu.Lock()
 	r := c.of[k]
 	c.mu.Unlock()
@@ -203,75 +203,54 @@ func (r *rates) work() float64 { return r.encode + r.decode + handling }
 
 // turn is one transfer's view.
 type turn struct {
-	c     *chooser
-	fixed Codec // or CodecAuto
-	g     *gauges
+	c     *Chooser
+	Fixed Codec // or CodecAuto
+	G     *gauges
 }
 
-// begin begins a transfer that packs into a space, or unpacks from one.
-func (c *chooser) begin(configured Codec, space *tier.Space) *turn {
-	t := &turn{c: c, fixed: configured}
-	if space.Kind() == tier.Disk {
-		t.g = c.disk(space.ID())
-	} else if configured == CodecAuto || configured == CodecNone {
-		t.fixed = CodecS2 // in memory only the length counts, and time
+// Begin begins a transfer that packs into a space, or unpacks from one.
+func (c *Chooser) Begin(configured Codec, space tier.ID) *turn {
+	t := &turn{c: c, Fixed: configured}
+	if space.Kind == tier.Disk {
+		t.G = c.Disk(space)
+	} else if configured == Auto || configured == None {
+		t.Fixed = S2 // in memory only the length counts, and time
 	}
 	return t
 }
 
-// blind says that nothing is known to choose by.
-func (t *turn) blind() bool {
-	if t.fixed != CodecAuto {
+// Blind says that nothing is known to choose by.
+func (t *turn) Blind() bool {
+	if t.Fixed != Auto {
 		return false
 	}
-	write, _ := t.g.plain()
+	write, _ := t.G.plain()
 	return write == 0
 }
 
-// codec is asked for each run.
-func (t *turn) codec() Codec {
-	if t.fixed != CodecAuto {
-		return t.fixed
+// Codec is asked for each run.
+func (t *turn) Codec() Codec {
+	if t.Fixed != Auto {
+		return t.Fixed
 	}
-	return t.c.best(t.g, batch.RunSize, t.c.power())
+	return t.c.best(t.G, batch.RunSize, t.c.power())
 }
 
-// form returns what a payload becomes in a space.
-func (b *Builtin) form(g *Registry, src batch.Payload, to *tier.Space) batch.PayloadType {
-	plain := batch.ImageType(to.Kind())
-	from, ok := src.(imaged)
-	if !ok || to.Kind() != tier.Disk {
-		return plain
-	}
-	packed := false
+// Packs says whether a body is compressed when it comes to a space, or at least looked at
+// run by run: while nothing is known of a disk. configured is what the program asks for.
+func (c *Chooser) Packs(configured Codec, body int64, to tier.ID) bool {
 	switch {
-	case src.Type() == batch.HostPacked || src.Type() == batch.DiskPacked:
-		packed = true // it is shorter so, and nothing is left to do
-	case src.Type() == batch.DiskImage:
-	default:
-		packed = b.packs(from.Descriptor().Body, to)
-	}
-	if _, err := g.lookup(src.Type(), batch.DiskPacked); !packed || err != nil {
-		return plain
-	}
-	return batch.DiskPacked
-}
-
-// packs says whether a body is compressed when it comes to a space, or at least looked at
-// run by run: while nothing is known of a disk.
-func (b *Builtin) packs(body int64, to *tier.Space) bool {
-	switch {
-	case to.Kind() != tier.Disk || body == 0 || b.Codec == CodecNone:
+	case to.Kind != tier.Disk || body == 0 || configured == None:
 		return false
-	case b.Codec != CodecAuto:
+	case configured != Auto:
 		return true
 	}
-	g := b.choose.disk(to.ID())
+	g := c.Disk(to)
 	if body < batch.FrameSize { // not worth a thought
 		return false
 	}
 	write, _ := g.plain()
-	if write == 0 || b.choose.best(g, 0, b.choose.power()) != CodecNone {
+	if write == 0 || c.best(g, 0, c.power()) != None {
 		return true // each run is counted when it is asked for
 	}
 	g.mu.Lock()
@@ -280,8 +259,8 @@ func (b *Builtin) packs(body int64, to *tier.Space) bool {
 	return false
 }
 
-// packsOnce is packs for a body that is laid out, so that a sample can be taken only as it comes by.
-func (b *Builtin) packsOnce(body int64, to *tier.Space) bool {
-	return b.packs(body, to) ||
-		b.Codec == CodecAuto && to.Kind() == tier.Disk && body >= batch.FrameSize && b.choose.due(b.choose.disk(to.ID()))
+// PacksOnce is packs for a body that is laid out, so that a sample can be taken only as it comes by.
+func (c *Chooser) PacksOnce(configured Codec, body int64, to tier.ID) bool {
+	return c.Packs(configured, body, to) ||
+		configured == Auto && to.Kind == tier.Disk && body >= batch.FrameSize && c.Due(c.Disk(to))
 }
