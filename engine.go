@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -202,8 +203,8 @@ func (o observer) keep(b *batch.Batch) {
 	}
 }
 
-// clear moves batches out of a space for an allocation that needs room in one piece. The end of the mover
-// ends it.
+// clear moves batches out of a space for an allocation that needs room in one piece. The end of the
+// mover ends it.
 func (e *Engine) clear(id tier.ID, enough func() bool) {
 	if e.monitor != nil { // there are no batches before
 		e.monitor.Clear(context.Background(), id, enough)
@@ -318,6 +319,29 @@ func (e *Engine) Registry() *convert.Registry { return &e.registry }
 // Topology returns what the engine knows of the machine.
 func (e *Engine) Topology() *topology.Topology { return e.topo }
 
+// Trim gives the room that nothing uses back to the system: free pages of the host spaces, unless a
+// GPU's driver has pinned them, and free room of the spill volumes. It returns how many bytes that
+// were. The spaces are as large as before, and take the room again when they need it, which then
+// costs more time. Nobody has to call Trim. It is for a program that keeps an idle engine open. It
+// ends early with ctx's error; a volume that fails does not keep the others from being trimmed.
+func (e *Engine) Trim(ctx context.Context) (bytes int64, err error) {
+	e.mu.Lock()
+	closed := e.closed
+	e.mu.Unlock()
+	if closed {
+		return 0, fmt.Errorf("spillway: %w", tier.ErrClosed)
+	}
+	for _, s := range e.spaces {
+		if pool, ok := s.Pool().(interface {
+			Trim(context.Context) (int64, error)
+		}); ok && ctx.Err() == nil {
+			n, failed := pool.Trim(ctx)
+			bytes, err = bytes+n, errors.Join(err, failed)
+		}
+	}
+	return bytes, cmp.Or(err, context.Cause(ctx))
+}
+
 func sortedIDs[V any](m map[tier.ID]V) []tier.ID {
 	ids := make([]tier.ID, 0, len(m))
 	for id := range m {
@@ -334,13 +358,13 @@ func compareIDs(a, b tier.ID) int {
 	return a.Ordinal - b.Ordinal
 }
 
-// Close ends the monitor, wakes everybody who waits with tier.ErrClosed, drops
-// all batches, and closes devices, arenas and volumes; no goroutine and no file
-// of the engine is left. Buffers that are still held, by handles, reservations
-// or records opened in place, are reported as a *LeakError; their memory stays until
-// they are released. A GPU's goes with the device, unless batches there are exported (package convert/cdevice): then all of
-// it that is held stays until the last of those is released. Permits of the engine's own pool that are held are a *permit.LeakError. A
-// second Close returns tier.ErrClosed. Stats still works.
+// Close ends the monitor, wakes everybody who waits with tier.ErrClosed, drops all batches, and
+// closes devices, arenas and volumes; no goroutine and no file of the engine is left. Buffers that
+// are still held, by handles, reservations or records opened in place, are reported as a
+// *LeakError; their memory stays until they are released. A GPU's goes with the device, unless
+// batches there are exported (package convert/cdevice): then all of it that is held stays until the
+// last of those is released. Permits of the engine's own pool that are held are a
+// *permit.LeakError. A second Close returns tier.ErrClosed. Stats still works.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	if e.closed {

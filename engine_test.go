@@ -61,6 +61,9 @@ func TestCloseUnderLoad(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, uint64(w+1)))
 				for op := 0; ; op++ {
 					err := run.step(t.Context(), rng)
+					if w == 0 && op%32 == 31 && err == nil {
+						_, err = eng.Trim(t.Context())
+					}
 					if op == 10 || err != nil && op < 10 {
 						begun.Done()
 					}
@@ -94,6 +97,84 @@ func TestCloseUnderLoad(t *testing.T) {
 		if err := eng.Close(); !errors.Is(err, tier.ErrClosed) {
 			t.Errorf("a second close: %v", err)
 		}
+	}
+}
+
+// TestTrim: what was used and is free goes back to the system, what is in use stays, and
+// the spaces can be used as before.
+func TestTrim(t *testing.T) {
+	const n = 32 << 20
+	eng, _ := openSmall(t, 1<<20, 2*n)
+	defer eng.Close()
+	taken := func(size int64, where tier.Kind) *tier.Buffer {
+		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(where), size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf, err := r.Alloc(size)
+		if err := errors.Join(err, r.Release()); err != nil {
+			t.Fatal(err)
+		}
+		switch m := buf.Memory().(type) {
+		case tier.HostMemory:
+			for _, b := range m.Extents() {
+				for i := range b {
+					b[i] = byte(i + 1)
+				}
+			}
+		case tier.FileMemory:
+			if err := m.WriteAt(t.Context(), make([]byte, size), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return buf
+	}
+	holds := func() (host, disk int64) {
+		for _, s := range eng.Stats().Spaces {
+			switch {
+			case s.Host != nil:
+				host += s.Host.Committed
+			case s.Disk != nil:
+				disk += s.Disk.Backed
+			}
+		}
+		return host, disk
+	}
+	kept := taken(1<<20, tier.Host)
+	for range 2 {
+		if err := errors.Join(taken(n, tier.Host).Release(), taken(n, tier.Disk).Release()); err != nil {
+			t.Fatal(err)
+		}
+		host, disk := holds()
+		if host < n || disk < n {
+			t.Fatalf("%d bytes of memory and %d of disk after they were used", host, disk)
+		}
+		given, err := eng.Trim(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		left, leftOnDisk := holds()
+		if given < n+n/2 || host-left < n/2 || leftOnDisk != 0 || given < host-left+disk {
+			t.Errorf("%d bytes were given back; memory had %d and has %d, disk had %d and has %d", given, host, left, disk, leftOnDisk)
+		}
+	}
+	for _, b := range kept.Memory().(tier.HostMemory).Extents() {
+		for i := range b {
+			if b[i] != byte(i+1) {
+				t.Fatalf("byte %d of memory in use is %d", i, b[i])
+			}
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if n, err := eng.Trim(ctx); n != 0 || !errors.Is(err, context.Canceled) {
+		t.Errorf("a Trim that was ended: %d, %v", n, err)
+	}
+	if err := errors.Join(kept.Release(), eng.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := eng.Trim(t.Context()); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("of a closed engine: %v", err)
 	}
 }
 

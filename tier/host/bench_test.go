@@ -109,6 +109,6 @@ func BenchmarkTrim(b *testing.B) {
 		}
 		free(a, m)
 		b.StartTimer()
-		a.Trim()
+		trim(a)
 	}
 }

@@ -68,7 +68,7 @@ func TestLockedIsWhatTheKernelSays(t *testing.T) {
 	m := alloc(t, a, 6<<20)
 	fill(m, 1)
 	free(a, m)
-	a.Trim()
+	trim(a)
 	if got := vmLocked(t) - before; got != a.Stats().Locked {
 		t.Errorf("after Trim the kernel locked %d bytes, the arena says %d (%q)", got, a.Stats().Locked, a.Warnings())
 	}

@@ -69,7 +69,7 @@ func TestPinnedUntilTheLastIsFreed(t *testing.T) {
 	if n := a.Stats().Committed; n != capacity {
 		t.Errorf("%d bytes may be present, want all %d, which are pinned", n, capacity)
 	}
-	if n := a.Trim(); n != 0 || a.Stats().Committed != capacity {
+	if n := trim(a); n != 0 || a.Stats().Committed != capacity {
 		t.Errorf("%d bytes of a pinned arena were given back", n)
 	}
 	m := alloc(t, a, 100)

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spillway-db/spillway/internal/causes"
@@ -97,28 +98,29 @@ const trimStride = 256 << 20
 // bytes that were at most, in whole steps of 2 MiB. It also ends touching ahead,
 // which would bring them back. The ranges can be allocated as before; their pages
 // come again at first use. An allocation that needs what Trim works on waits for
-// that piece. Of an arena that is pinned it gives nothing back.
-func (a *Arena) Trim() int64 {
+// that piece. Of an arena that is pinned it gives nothing back. It ends early, with ctx's error,
+// between two pieces of 256 MiB.
+func (a *Arena) Trim(ctx context.Context) (given int64, err error) {
 	a.endTouching()
 	a.trimming <- struct{}{}
 	defer func() { <-a.trimming }()
 	if a.pinned() {
-		return 0
+		return 0, nil
 	}
 
 	// The allocator knows no way to take a given range, so all ranges of a step
 	// or more are taken at once and put back one by one.
-	held := a.withhold()
-	var given int64
-	for _, r := range held {
+	for _, r := range a.withhold() {
 		for off := r.off; off < r.end; {
 			end := min(r.end, off+trimStride)
-			given += a.discard(off, end)
+			if err = context.Cause(ctx); err == nil {
+				given += a.discard(off, end)
+			}
 			a.replace(off, end-off)
 			off = end
 		}
 	}
-	return given
+	return given, err
 }
 
 type span struct{ off, end int64 }

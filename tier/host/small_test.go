@@ -174,7 +174,7 @@ func TestKeptSlabsAreInNobodysWay(t *testing.T) {
 	keep()
 	free(a, alloc(t, a, 7000), alloc(t, a, 5000)) // 7 pages and then 5
 	keep()
-	a.Trim()
+	trim(a)
 	if s := a.Stats(); s.Slabs != 0 || s.LargestFree != 8*tier.Page {
 		t.Errorf("after Trim: %+v", s)
 	}
@@ -249,7 +249,7 @@ func TestSmallAndLargeAtOnce(t *testing.T) {
 				fill(b.Memory().(tier.HostMemory), byte(g))
 				held = append(held, b)
 				if i%500 == 0 {
-					a.Trim()
+					trim(a)
 				}
 			}
 			for _, b := range held {

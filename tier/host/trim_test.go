@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -15,6 +16,34 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
+// trim is Trim where nothing ends it early.
+func trim(a *Arena) int64 {
+	n, err := a.Trim(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// A Trim that is ended gives nothing back, and leaves all of the arena free.
+func TestTrimEnds(t *testing.T) {
+	const capacity = 4 * step
+	a := openFaulty(t, Config{Capacity: capacity, Node: -1}, &faulty{})
+	m := alloc(t, a, capacity)
+	fill(m, 1)
+	free(a, m)
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	if n, err := a.Trim(ctx); n != 0 || !errors.Is(err, why) {
+		t.Errorf("Trim gave %d bytes back: %v", n, err)
+	}
+	if s := a.Stats(); s.Committed != capacity || s.LargestFree != capacity {
+		t.Errorf("after a Trim that was ended: %+v", s)
+	}
+	free(a, alloc(t, a, capacity))
+}
+
 func TestTrimGivesFreeStepsBack(t *testing.T) {
 	const capacity = 8*step + 5*tier.Page
 	var discarded atomic.Int64
@@ -28,7 +57,7 @@ func TestTrimGivesFreeStepsBack(t *testing.T) {
 	free(a, low, high)
 	// high begins one page into step 3, so that step stays; the end does not.
 	want := int64(2*step + 4*step + 5*tier.Page)
-	if got := a.Trim(); got != want || discarded.Load() != want {
+	if got := trim(a); got != want || discarded.Load() != want {
 		t.Errorf("Trim gave %d bytes back, discarded %d, want %d", got, discarded.Load(), want)
 	}
 	if !holds(mid, 2) {
@@ -37,7 +66,7 @@ func TestTrimGivesFreeStepsBack(t *testing.T) {
 	if s := a.Stats(); s.Committed != capacity-want || s.LargestFree != 5*step+4*tier.Page {
 		t.Errorf("after Trim: %+v", s)
 	}
-	if got := a.Trim(); got != 0 {
+	if got := trim(a); got != 0 {
 		t.Errorf("a second Trim gave %d bytes back", got)
 	}
 	again := alloc(t, a, 2*step)
@@ -84,7 +113,7 @@ func TestPagesComeAndGo(t *testing.T) {
 	fill(m, 1)
 	full := present(t, a.mem)
 	free(a, m)
-	a.Trim()
+	trim(a)
 	if trimmed := present(t, a.mem); empty != 0 || full != capacity || trimmed != 0 {
 		t.Errorf("present: %d bytes when new, %d of %d when written, %d when trimmed", empty, full, capacity, trimmed)
 	}
@@ -95,7 +124,7 @@ func TestFailedTrimIsWarnedOfAndLosesNothing(t *testing.T) {
 		onDiscard: func([]byte) error { return errors.New("invalid argument") },
 	})
 	free(a, alloc(t, a, 4*step))
-	if n := a.Trim(); n != 0 {
+	if n := trim(a); n != 0 {
 		t.Errorf("gave %d bytes back", n)
 	}
 	if s := a.Stats(); s.LargestFree != 4*step || len(s.Warnings) != 1 {
@@ -113,7 +142,7 @@ func TestAllocWaitsForTrim(t *testing.T) {
 		})
 		free(a, alloc(t, a, 4*step))
 		trimmed, got := make(chan int64, 1), make(chan error, 1)
-		go func() { trimmed <- a.Trim() }()
+		go func() { trimmed <- trim(a) }()
 		synctest.Wait()
 		go func() {
 			m, err := a.Alloc(4*step, nil)
@@ -172,11 +201,11 @@ func TestConcurrentTrim(t *testing.T) {
 	done := make(chan struct{})
 	go func() { owners.Wait(); close(done) }()
 	for {
-		a.Trim()
+		trim(a)
 		runtime.Gosched() // or who waits for what Trim had finds that the next one has it
 		select {
 		case <-done:
-			a.Trim() // which gives back slabs that are kept
+			trim(a) // which gives back slabs that are kept
 			if s := a.Stats(); s.Used != 0 || s.LargestFree != capacity {
 				t.Errorf("%+v", s)
 			}

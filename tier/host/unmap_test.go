@@ -21,7 +21,7 @@ func TestMappingStaysUntilTheLastFree(t *testing.T) {
 	if !holds(x, 1) || !holds(y, 2) {
 		t.Error("Close changed memory that is handed out")
 	}
-	if n := a.Trim(); n != 0 {
+	if n := trim(a); n != 0 {
 		t.Errorf("Trim gave %d bytes of a closed arena back", n)
 	}
 	free(a, x)
