@@ -9,8 +9,7 @@
 //	                                ▼                        ▼
 //	                            tier.Space ◀─────────────────┘
 //
-// Over a reservation in host memory an Allocator lets arrow-go build its arrays
-// inside the promise; Guard turns the panics that it refuses with into errors.
+// Package arrowmem lets arrow-go build its arrays inside such a promise.
 //
 // # Ownership
 //
@@ -93,9 +92,9 @@
 //
 // # Locks
 //
-// Five kinds of mutex are of this package's rank and are never held together: the
+// Four kinds of mutex are of this package's rank and are never held together: the
 // Manager's guards the lines, that of its table of owners the owners, a Reservation's its
-// books, an Allocator's its blocks, and that of Streams its counts. Under them only the
+// books, and that of Streams its counts. Under them only the
 // ledger of a space is locked (that is below), never a Space, which calls its
 // listeners when it is charged:
 //

@@ -49,9 +49,6 @@ func (m *Manager) TakePass(id tier.ID) (giveBack func()) {
 	return func() { l.unpass(door) }
 }
 
-// Address is where b starts.
-func Address(b []byte) uintptr { return address(b) }
-
 // Looks says how often the books were read so far, and how many steps that took. The
 // caller is in a synctest bubble, and has waited.
 func (m *Manager) Looks() (reads, steps int) { return m.progress.reads, m.progress.steps }

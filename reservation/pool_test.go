@@ -6,6 +6,7 @@ import (
 
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	arena "github.com/spillway-db/spillway/tier/host"
 )
 
 // heapPool is a tier.Pool over the Go heap. It rounds up to granule, counts what
@@ -117,6 +118,32 @@ func managerOf(t testing.TB, cfg reservation.Config) *reservation.Manager {
 		}
 	})
 	return m
+}
+
+// arenaOf returns a manager of one host arena without a limit below its capacity.
+// In the end the arena must be empty.
+func arenaOf(t testing.TB, capacity int64) (*reservation.Manager, *tier.Space) {
+	t.Helper()
+	a, err := arena.NewArena(arena.Config{Capacity: capacity, Node: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Node: -1, Backend: "host", Pool: a,
+		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if used := a.Stats().Used; used != 0 {
+			t.Errorf("in the end the arena has handed out %d bytes", used)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return managerOf(t, reservation.Config{Spaces: []*tier.Space{s}}), s
 }
 
 // one returns a manager of one GPU space.

@@ -1,4 +1,4 @@
-package reservation_test
+package arrowmem_test
 
 import (
 	"errors"
@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/tier"
 )
 
 func TestGuardLetsOthersPass(t *testing.T) {
 	boom := errors.New("boom")
-	if err := reservation.Guard(func() error { return boom }); err != boom {
+	if err := arrowmem.Guard(func() error { return boom }); err != boom {
 		t.Errorf("an error of the function: %v", err)
 	}
 	for _, value := range []any{boom, "boom", &reservation.ExceededError{}, error(&tier.NoSpaceError{}), 7} {
@@ -22,7 +23,7 @@ func TestGuardLetsOthersPass(t *testing.T) {
 					t.Errorf("panic(%v) came as %v", value, p)
 				}
 			}()
-			_ = reservation.Guard(func() error { panic(value) })
+			_ = arrowmem.Guard(func() error { panic(value) })
 			t.Errorf("panic(%v) was swallowed", value)
 		}()
 	}
@@ -32,13 +33,13 @@ func TestGuardLetsOthersPass(t *testing.T) {
 				t.Error("panic(nil) was swallowed")
 			}
 		}()
-		_ = reservation.Guard(func() error { panic(nil) })
+		_ = arrowmem.Guard(func() error { panic(nil) })
 	}()
 	ended := make(chan bool)
 	go func() {
 		after := false
 		defer func() { ended <- after }()
-		_ = reservation.Guard(func() error { runtime.Goexit(); return nil })
+		_ = arrowmem.Guard(func() error { runtime.Goexit(); return nil })
 		after = true
 	}()
 	if <-ended {
@@ -48,7 +49,7 @@ func TestGuardLetsOthersPass(t *testing.T) {
 
 func TestGuardNestedAndWrapped(t *testing.T) {
 	a := allocatorOf(t, 1<<20, 0)
-	outer := reservation.Guard(func() error {
+	outer := arrowmem.Guard(func() error {
 		inner := guarded(func() { a.Allocate(1) })
 		if !errors.Is(inner, reservation.ErrExceeded) {
 			t.Errorf("the inner one: %v", inner)

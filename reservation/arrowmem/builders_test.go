@@ -1,4 +1,4 @@
-package reservation_test
+package arrowmem_test
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -86,7 +87,7 @@ func TestBuildersOfAllTypes(t *testing.T) {
 
 // refuser refuses the nth allocation for good.
 type refuser struct {
-	*reservation.Allocator
+	*arrowmem.Allocator
 	left int
 	full func() // panics as a full reservation does
 }
@@ -117,7 +118,7 @@ func TestRefusalAtEveryAllocation(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a, err := reservation.NewAllocator(r)
+			a, err := arrowmem.New(r)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -139,7 +140,7 @@ func TestRefusalAtEveryAllocation(t *testing.T) {
 			if a.Allocated() > 0 {
 				lost[rows.DataType().Name()]++
 			}
-			if err := a.Close(); err != nil && !errors.Is(err, reservation.ErrUnfreed) {
+			if err := a.Close(); err != nil && !errors.Is(err, arrowmem.ErrUnfreed) {
 				t.Error(err)
 			}
 			release(t, r)
@@ -162,7 +163,7 @@ func TestConcatenateWrapsRefusals(t *testing.T) {
 	rows := g.Array(arrow.BinaryTypes.String, 1000)
 	defer rows.Release()
 	a := allocatorOf(t, 1<<20, 1000)
-	err := reservation.Guard(func() error {
+	err := arrowmem.Guard(func() error {
 		both, err := array.Concatenate([]arrow.Array{rows, rows}, a)
 		if err == nil {
 			both.Release()
@@ -174,7 +175,7 @@ func TestConcatenateWrapsRefusals(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if n := a.Allocated(); n > 0 {
-		if err := a.Close(); !errors.Is(err, reservation.ErrUnfreed) {
+		if err := a.Close(); !errors.Is(err, arrowmem.ErrUnfreed) {
 			t.Error(err)
 		}
 	}
@@ -189,7 +190,7 @@ func TestAllocatorConcurrently(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := reservation.NewAllocator(r)
+		a, err := arrowmem.New(r)
 		if err != nil {
 			t.Fatal(err)
 		}

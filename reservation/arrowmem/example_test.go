@@ -1,4 +1,4 @@
-package reservation_test
+package arrowmem_test
 
 import (
 	"errors"
@@ -9,20 +9,39 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/tier"
+	arena "github.com/spillway-db/spillway/tier/host"
 )
+
+// newExample returns a manager of one arena. An engine has one of all its spaces.
+func newExample() *reservation.Manager {
+	a, err := arena.NewArena(arena.Config{Capacity: 1 << 20, Node: -1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host}, Capacity: 1 << 20, Pool: a})
+	if err != nil {
+		log.Fatal(err)
+	}
+	m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{s}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return m
+}
 
 // Arrow arrays are built inside a promise, and a promise that is too small is an
 // error, though arrow-go's builders know none.
 func ExampleAllocator() {
-	m := newExample() // of a GPU and a host arena of 1000 bytes each
+	m := newExample() // of an arena of 1 MiB
 	defer m.Close()
 	r, err := m.TryReserve(reservation.AnyInTier(tier.Host), 600)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer r.Release()
-	a, err := reservation.NewAllocator(r)
+	a, err := arrowmem.New(r)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -31,7 +50,7 @@ func ExampleAllocator() {
 	numbers := func(n int) (rows arrow.Array, err error) {
 		b := array.NewInt32Builder(a)
 		defer b.Release() // also what it had when it was refused
-		err = reservation.Guard(func() error {
+		err = arrowmem.Guard(func() error {
 			for i := range n {
 				b.Append(int32(i))
 			}
@@ -50,6 +69,6 @@ func ExampleAllocator() {
 	_, err = numbers(1000)
 	fmt.Println(errors.Is(err, reservation.ErrExceeded), a.Allocated())
 	// Output:
-	// [0 1 2 3 4] in 128 bytes; 472 unused
+	// [0 1 2 3 4] in 128 bytes; 512 unused
 	// true 0
 }

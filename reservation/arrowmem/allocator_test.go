@@ -1,4 +1,4 @@
-package reservation_test
+package arrowmem_test
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/tier"
 	arena "github.com/spillway-db/spillway/tier/host"
 )
@@ -34,19 +35,31 @@ func arenaOf(t testing.TB, capacity int64) (*reservation.Manager, *tier.Space) {
 			t.Error(err)
 		}
 	})
-	return managerOf(t, reservation.Config{Spaces: []*tier.Space{s}}), s
+	m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{s}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		if u := s.Usage(); u.Used() != 0 {
+			t.Errorf("the space is not empty at the end: %+v", u)
+		}
+	})
+	return m, s
 }
 
 // allocatorOf returns an allocator over a reservation of bytes, which is released in
 // the end with nothing left in it.
-func allocatorOf(t testing.TB, capacity, bytes int64, opts ...reservation.Option) *reservation.Allocator {
+func allocatorOf(t testing.TB, capacity, bytes int64, opts ...reservation.Option) *arrowmem.Allocator {
 	t.Helper()
 	m, _ := arenaOf(t, capacity)
 	r, err := m.TryReserve(reservation.AnyInTier(tier.Host), bytes, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := reservation.NewAllocator(r)
+	a, err := arrowmem.New(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,18 +74,29 @@ func allocatorOf(t testing.TB, capacity, bytes int64, opts ...reservation.Option
 
 // guarded returns what an allocation came to.
 func guarded(f func()) error {
-	return reservation.Guard(func() error { f(); return nil })
+	return arrowmem.Guard(func() error { f(); return nil })
 }
 
 func TestAllocatorOnlyOverHostMemory(t *testing.T) {
-	m, _ := one(t, 1000, 0)
-	r, err := m.TryReserve(onGPU0, 100)
+	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Disk}, Capacity: 1 << 20, Pool: noPool{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{s}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	r, err := m.TryReserve(reservation.AnyInTier(tier.Disk), 100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer release(t, r)
-	if _, err := reservation.NewAllocator(r); !errors.Is(err, tier.ErrNotSupported) {
-		t.Errorf("over a GPU: %v", err)
+	if _, err := arrowmem.New(r); !errors.Is(err, tier.ErrNotSupported) {
+		t.Errorf("over a disk: %v", err)
+	}
+	if _, err := arrowmem.New(reservation.Reservation{}); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("over no reservation: %v", err)
 	}
 }
 
@@ -82,8 +106,8 @@ func TestAllocatorGivesZeroedAlignedMemory(t *testing.T) {
 		var all [][]byte
 		for _, size := range []int{1, 63, 64, 65, 1000, 4000, 4096, 5000, 8192, 8193, 100000} {
 			b := a.Allocate(size)
-			if len(b) != size || cap(b) != size || reservation.Address(b)%64 != 0 {
-				t.Fatalf("%d bytes: %d with room for %d at %#x", size, len(b), cap(b), reservation.Address(b))
+			if len(b) != size || cap(b) != size || addressOf(b)%64 != 0 {
+				t.Fatalf("%d bytes: %d with room for %d at %#x", size, len(b), cap(b), addressOf(b))
 			}
 			for i := range b {
 				if b[i] != 0 {
@@ -139,7 +163,7 @@ func TestAllocatorRefusalsCarryTheirError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := reservation.NewAllocator(r)
+	a, err := arrowmem.New(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,8 +342,8 @@ func TestForeignMemory(t *testing.T) {
 		if err == nil {
 			err = a.Err()
 		}
-		var foreign *reservation.ForeignError
-		if !errors.As(err, &foreign) || !errors.Is(err, reservation.ErrForeign) {
+		var foreign *arrowmem.ForeignError
+		if !errors.As(err, &foreign) || !errors.Is(err, arrowmem.ErrForeign) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -327,7 +351,7 @@ func TestForeignMemory(t *testing.T) {
 		t.Errorf("%d bytes are allocated", a.Allocated())
 	}
 	a.Free(c)
-	if err := a.Close(); !invariants.Enabled && !errors.Is(err, reservation.ErrForeign) {
+	if err := a.Close(); !invariants.Enabled && !errors.Is(err, arrowmem.ErrForeign) {
 		t.Errorf("Close: %v", err)
 	}
 }
@@ -340,8 +364,8 @@ func TestCloseReportsAndFreesWhatIsLeft(t *testing.T) {
 		t.Errorf("leaks: %+v", l)
 	}
 	err := a.Close()
-	var left *reservation.UnfreedError
-	if !errors.As(err, &left) || left.Bytes != 10100 || len(left.Left) != 2 || !errors.Is(err, reservation.ErrUnfreed) {
+	var left *arrowmem.UnfreedError
+	if !errors.As(err, &left) || left.Bytes != 10100 || len(left.Left) != 2 || !errors.Is(err, arrowmem.ErrUnfreed) {
 		t.Errorf("Close: %v", err)
 	}
 	if err := guarded(func() { a.Allocate(1) }); !errors.Is(err, tier.ErrClosed) {

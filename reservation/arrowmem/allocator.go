@@ -1,4 +1,14 @@
-package reservation
+// Package arrowmem lets arrow-go build its arrays in the bytes of a reservation: an Allocator is
+// Arrow's memory.Allocator over a reservation in host memory.
+//
+//	reservation.Reservation ── draws ──▶ Allocator ──▶ builders, readers, kernels of arrow-go
+//	                                     │ panics, for Arrow's interface has no errors
+//	                                     ▼
+//	                                     Guard ──▶ error
+//
+// The mutex of an Allocator has the rank Reservation and is not held while anything is drawn,
+// released or called.
+package arrowmem
 
 import (
 	"cmp"
@@ -10,6 +20,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -19,7 +30,7 @@ import (
 //
 // Arrow's interface knows no errors, so Allocate and Reallocate panic when there is
 // no memory, and Guard makes these panics errors again. The panic's value is an error
-// that wraps what Reservation.Alloc returned.
+// that wraps what reservation.Reservation.Alloc returned.
 //
 // Memory belongs to whom Allocate gave it, until Free. It may outlive the
 // reservation: Release returns what is unused at once, and what is allocated when it
@@ -32,11 +43,11 @@ import (
 // An Allocator is safe for concurrent use: builders in several goroutines may share
 // one. It has no goroutine of its own.
 type Allocator struct {
-	r Reservation
+	r reservation.Reservation
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation] // not held while anything is drawn or released
-		blocks                               map[uintptr]block
+		blocks                               map[*byte]block
 		bytes                                int64 // of all blocks, as asked for
 		misused                              error // the first time
 		closed                               bool
@@ -70,7 +81,7 @@ type ForeignError struct {
 }
 
 func (e *ForeignError) Error() string {
-	return fmt.Sprintf("reservation: %s: cannot %s %d bytes: they were not allocated here, or freed before", e.Space, e.Op, e.Bytes)
+	return fmt.Sprintf("arrowmem: %s: cannot %s %d bytes: they were not allocated here, or freed before", e.Space, e.Op, e.Bytes)
 }
 
 // Is matches ErrForeign.
@@ -85,7 +96,7 @@ type UnfreedError struct {
 }
 
 func (e *UnfreedError) Error() string {
-	s := fmt.Sprintf("reservation: %s: %d bytes of %d allocations were not freed", e.Space, e.Bytes, len(e.Left))
+	s := fmt.Sprintf("arrowmem: %s: %d bytes of %d allocations were not freed", e.Space, e.Bytes, len(e.Left))
 	if len(e.Left) > 0 && e.Left[0].Stack != "" {
 		s += "; the largest was allocated at\n" + e.Left[0].Stack
 	}
@@ -95,19 +106,19 @@ func (e *UnfreedError) Error() string {
 // Is matches ErrUnfreed.
 func (e *UnfreedError) Is(target error) bool { return target == ErrUnfreed }
 
-// NewAllocator returns an allocator of the bytes that r promises; r stays the
+// New returns an allocator of the bytes that r promises; r stays the
 // caller's. Only host memory can be allocated from: for other spaces it is
 // tier.ErrNotSupported.
-func NewAllocator(r Reservation) (*Allocator, error) {
+func New(r reservation.Reservation) (*Allocator, error) {
 	if r.IsZero() {
-		return nil, errReleased("making an allocator")
+		return nil, fmt.Errorf("arrowmem: %w", tier.ErrReleased)
 	}
 	if r.Space().Kind() != tier.Host {
-		return nil, fmt.Errorf("reservation: an Arrow allocator in %s: %w: only host memory has addresses that arrays can use",
+		return nil, fmt.Errorf("arrowmem: an Arrow allocator in %s: %w: only host memory has addresses that arrays can use",
 			r.Space().ID(), tier.ErrNotSupported)
 	}
 	a := &Allocator{r: r}
-	a.mu.blocks = make(map[uintptr]block)
+	a.mu.blocks = make(map[*byte]block)
 	return a, nil
 }
 
@@ -115,7 +126,7 @@ func NewAllocator(r Reservation) (*Allocator, error) {
 // for Guard, if the reservation has no room for them.
 func (a *Allocator) Allocate(size int) []byte {
 	if size < 0 {
-		panic(fmt.Sprintf("reservation: cannot allocate %d bytes", size))
+		panic(fmt.Sprintf("arrowmem: cannot allocate %d bytes", size))
 	}
 	if size == 0 {
 		return nil
@@ -140,7 +151,7 @@ func (a *Allocator) draw(size int) (block, error) {
 	}
 	mem, ok := buf.Memory().(tier.HostMemory)
 	if !ok || len(mem.Extents()) != 1 {
-		return block{}, errors.Join(fmt.Errorf("reservation: %s has no memory in one piece for arrays: %w", space.ID(), tier.ErrNotSupported), buf.Release())
+		return block{}, errors.Join(fmt.Errorf("arrowmem: %s has no memory in one piece for arrays: %w", space.ID(), tier.ErrNotSupported), buf.Release())
 	}
 	return block{buf: buf, bytes: mem.Extents()[0], size: size, stack: invariants.Stack()}, nil
 }
@@ -164,7 +175,7 @@ func (a *Allocator) keep(b block) error {
 	}
 	a.mu.Unlock()
 	if closed {
-		return errors.Join(fmt.Errorf("reservation: allocate: %w", tier.ErrClosed), b.buf.Release())
+		return errors.Join(fmt.Errorf("arrowmem: allocate: %w", tier.ErrClosed), b.buf.Release())
 	}
 	return nil
 }
@@ -177,7 +188,7 @@ func (a *Allocator) keep(b block) error {
 func (a *Allocator) Reallocate(size int, b []byte) []byte {
 	switch {
 	case size < 0:
-		panic(fmt.Sprintf("reservation: cannot allocate %d bytes", size))
+		panic(fmt.Sprintf("arrowmem: cannot allocate %d bytes", size))
 	case cap(b) == 0:
 		return a.Allocate(size)
 	case size == 0:
@@ -227,6 +238,9 @@ func (a *Allocator) resize(size int, b []byte) (block, bool) {
 	}
 	return a.setSizeLocked(old, size), true
 }
+
+// address is where b starts, which names its block; b has room for at least one byte.
+func address(b []byte) *byte { return &b[:1][0] }
 
 func (a *Allocator) setSizeLocked(b block, size int) block {
 	a.mu.bytes += int64(size - b.size)
@@ -302,7 +316,7 @@ func (a *Allocator) Leaks() []tier.Leak {
 	return leaksOf(a.r.Space().ID(), a.mu.blocks)
 }
 
-func leaksOf(id tier.ID, blocks map[uintptr]block) []tier.Leak {
+func leaksOf(id tier.ID, blocks map[*byte]block) []tier.Leak {
 	var out []tier.Leak
 	for _, b := range blocks {
 		out = append(out, tier.Leak{Space: id, Bytes: int64(b.size), Stack: b.stack.String()})
@@ -335,4 +349,47 @@ func (a *Allocator) Close() error {
 		errs = append(errs, b.buf.Release())
 	}
 	return errors.Join(errs...)
+}
+
+// refusal is what an Allocator panics with, so that Guard can tell its panics from
+// all others.
+type refusal struct{ error }
+
+func (r *refusal) Unwrap() error { return r.error }
+
+// Guard calls f and returns its error. If f panics because an Allocator could not
+// give it memory, Guard returns that as an error: a *reservation.ExceededError, a
+// *tier.NoSpaceError, or one that matches tier.ErrReleased or tier.ErrClosed. Every
+// other panic goes on, and so does runtime.Goexit.
+//
+//	err := arrowmem.Guard(func() error {
+//		rec = build(allocator) // arrow-go, which knows no errors here
+//		return nil
+//	})
+//
+// Where arrow-go itself makes a panic an error, as in array.Concatenate and in its
+// readers and writers, that error wraps the same ones and is f's to return. A panic
+// that is wrapped in an error on its way is found too, and returned as it is.
+//
+// Guards may be nested; the innermost has it. Only the goroutine that calls Guard is
+// guarded: who starts others in f must guard those too, or the program ends.
+//
+// What f had built is not freed: builders keep the memory that they had before. See
+// Allocator.
+func Guard(f func() error) (err error) {
+	defer func() {
+		p := recover() // nil for Goexit, which goes on by itself
+		if p == nil {
+			return
+		}
+		e, ok := p.(error)
+		var r *refusal
+		if !ok || !errors.As(e, &r) {
+			panic(p)
+		}
+		if err = e; e == error(r) {
+			err = r.error
+		}
+	}()
+	return f()
 }
