@@ -126,7 +126,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
 			m.withdraw(w, m.ended(ctx, w, time.Since(m.made)-begun))
 		}
 	}
-	m.waits.record(time.Since(m.made) - begun)
+	m.waits.Record(time.Since(m.made) - begun)
 	m.bells.Put(w.bell) // who rings it late wakes another waiter, which looks and waits on
 	return w.from, w.charged, w.err
 }

@@ -1,4 +1,4 @@
-package reservation
+package histogram
 
 import (
 	"math"
@@ -23,24 +23,24 @@ func TestBucketsCoverEverything(t *testing.T) {
 			t.Errorf("%d is in bucket %d though the one before ends at %d", v, i, upperOf(i-1))
 		}
 	}
-	if n := len(histogram{}.buckets); bucketOf(math.MaxInt64) != n-1 {
+	if n := len(Durations{}.buckets); bucketOf(math.MaxInt64) != n-1 {
 		t.Errorf("the last of %d buckets is never used", n)
 	}
 }
 
 func TestPercentiles(t *testing.T) {
-	var h histogram
+	var h Durations
 	rng := rand.New(rand.NewPCG(3, 4))
 	var all []time.Duration
 	for range 5000 {
 		d := time.Duration(math.Exp(rng.Float64() * 25))
 		all = append(all, d)
-		h.record(d)
+		h.Record(d)
 	}
-	h.record(-1) // a clock that was set back
+	h.Record(-1) // a clock that was set back
 	all = append(all, 0)
 	slices.Sort(all)
-	s := h.stats()
+	s := h.Summary()
 	if s.Count != 5001 || s.Max != all[5000] {
 		t.Errorf("%+v; want 5001 up to %v", s, all[5000])
 	}
@@ -52,9 +52,9 @@ func TestPercentiles(t *testing.T) {
 }
 
 func TestOnePercentile(t *testing.T) {
-	var h histogram
-	h.record(time.Second)
-	if s := h.stats(); s != (WaitStats{1, time.Second, time.Second, time.Second}) {
+	var h Durations
+	h.Record(time.Second)
+	if s := h.Summary(); s != (Summary{1, time.Second, time.Second, time.Second}) {
 		t.Errorf("%+v", s)
 	}
 }

@@ -1,4 +1,5 @@
-package reservation
+// Package histogram counts durations without a lock.
+package histogram
 
 import (
 	"math/bits"
@@ -6,18 +7,17 @@ import (
 	"time"
 )
 
-// WaitStats says how long finished waits took, however they ended. Requests
-// that did not have to wait are not counted.
-type WaitStats struct {
+// Summary says how long what was recorded took.
+type Summary struct {
 	Count         int64
 	P50, P99, Max time.Duration // percentiles are at most 1/16 too high
 }
 
-// histogram counts durations in buckets whose width is 1/16 of the power of two
+// Durations counts durations in buckets whose width is 1/16 of the power of two
 // below them, so that a percentile is at most 1/16 too high and the memory is
 // the same for any number of samples. It is written here because the libraries
 // that do this lock or need to be locked. It is safe for concurrent use.
-type histogram struct {
+type Durations struct {
 	max     atomic.Int64
 	buckets [(64 - subBits) << subBits]atomic.Int64 // 7.5 KiB
 }
@@ -43,7 +43,8 @@ func upperOf(i int) int64 {
 	return int64((uint64(i)&(1<<subBits-1)|1<<subBits)<<shift + 1<<shift - 1)
 }
 
-func (h *histogram) record(d time.Duration) {
+// Record counts d; below 0 it is 0.
+func (h *Durations) Record(d time.Duration) {
 	d = max(0, d)
 	for {
 		old := h.max.Load()
@@ -54,9 +55,10 @@ func (h *histogram) record(d time.Duration) {
 	h.buckets[bucketOf(uint64(d))].Add(1)
 }
 
-func (h *histogram) stats() WaitStats {
+// Summary returns what was recorded so far.
+func (h *Durations) Summary() Summary {
 	var counts [len(h.buckets)]int64
-	var s WaitStats
+	var s Summary
 	for i := range counts {
 		counts[i] = h.buckets[i].Load()
 		s.Count += counts[i]
