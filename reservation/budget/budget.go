@@ -31,7 +31,7 @@ type Budget struct {
 		reclaimed int64
 		refused   int64
 		retries   int64
-		devices   []*Device // not closed
+		devices   []*device // not closed
 		next      int       // number of the next subscriber
 	}
 }
@@ -102,7 +102,7 @@ type Stats struct {
 	Live      int64 // in allocations that are in use
 	Retired   int64 // freed, and not known to be finished with
 	Pending   int64 // in calls of Alloc that have not returned
-	Promised  int64 // by spaces; see Device.Quota
+	Promised  int64 // by spaces
 	Peak      int64 // largest Reserved so far
 	Admitted  int64 // allocated so far, and found when a device was wrapped; never falls
 	Reclaimed int64 // come back so far; never falls
@@ -143,15 +143,17 @@ func (b *Budget) Reap() int64 {
 // Wrap returns dev behind the budget. Everything that is to count must go through
 // what Wrap returns, which is the one to be closed; dev must not be used for
 // allocations beside it. If the budget has dev already, the device that it has is
-// returned: who shares a device shares its budget.
+// returned: who shares a device shares its budget. The device that is returned has a method
+// Unwrap, implements tier.Computer, has a tier.Quota for spaces, and is safe for
+// concurrent use.
 //
 // What is outstanding on dev at that moment is charged as live; if there is no room
 // for it, that is an OutOfBudgetError.
-func (b *Budget) Wrap(dev tier.Device) (*Device, error) {
+func (b *Budget) Wrap(dev tier.Device) (tier.Device, error) {
 	if dev == nil {
 		return nil, errors.New("budget: there is no device to wrap")
 	}
-	d := &Device{inner: dev, budget: b, root: innermost(dev)}
+	d := &device{inner: dev, budget: b, root: innermost(dev)}
 	name, older := dev.Info().Name, max(0, dev.Outstanding())
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -200,7 +202,7 @@ type request struct {
 
 // admit charges a request of d's, or refuses it. If it does not fit, but would if
 // everything were reaped that is retired, it reaps and tries once more.
-func (b *Budget) admit(d *Device, r request) error {
+func (b *Budget) admit(d *device, r request) error {
 	could, err := b.tryAdmit(d, r, true)
 	if err == nil || !could {
 		return err
@@ -213,7 +215,7 @@ func (b *Budget) admit(d *Device, r request) error {
 
 // tryAdmit checks and charges in one step, and says of what it refuses whether
 // reaping could help. What may be tried again does not count as refused yet.
-func (b *Budget) tryAdmit(d *Device, r request, first bool) (could bool, err error) {
+func (b *Budget) tryAdmit(d *device, r request, first bool) (could bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if d.books.closed {
@@ -266,7 +268,7 @@ func (b *Budget) title() string {
 
 // update changes d's books by f, in which no more is charged than before, and tells
 // the subscribers if that made room.
-func (b *Budget) update(d *Device, f func()) {
+func (b *Budget) update(d *device, f func()) {
 	if b.change(d, f) > 0 {
 		b.notify()
 	}
@@ -274,7 +276,7 @@ func (b *Budget) update(d *Device, f func()) {
 
 // change is update, but for telling the subscribers. It returns how much less is
 // charged.
-func (b *Budget) change(d *Device, f func()) (less int64) {
+func (b *Budget) change(d *device, f func()) (less int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before := d.books.charged()
@@ -321,6 +323,6 @@ func (b *Budget) notify() {
 }
 
 // leaveLocked takes a closed device off the list.
-func (b *Budget) leaveLocked(d *Device) {
-	b.mu.devices = slices.DeleteFunc(b.mu.devices, func(o *Device) bool { return o == d })
+func (b *Budget) leaveLocked(d *device) {
+	b.mu.devices = slices.DeleteFunc(b.mu.devices, func(o *device) bool { return o == d })
 }

@@ -255,7 +255,7 @@ func TestFreedBehindTheBudgetsBack(t *testing.T) {
 func TestSubscribersAreToldOfRoom(t *testing.T) {
 	r := newRig(t, 64*kib)
 	told := 0
-	cancel := r.dev.Quota().Subscribe(func() { told++ })
+	cancel := tier.QuotaOf(r.dev).Subscribe(func() { told++ })
 	want := func(what string, more bool) {
 		t.Helper()
 		if (told > 0) != more {
@@ -390,17 +390,17 @@ func TestComputer(t *testing.T) {
 	d, s := wrap(t, b, newSim(t, 64*kib))
 	a, err := d.Alloc(s, 8)
 	var got tier.Digest
-	if err := errors.Join(err, d.CopyToDevice(s, a, []byte("12345678")), d.Digest(s, a, 8, 0, &got), s.Sync()); err != nil {
+	if err := errors.Join(err, d.CopyToDevice(s, a, []byte("12345678")), d.(tier.Computer).Digest(s, a, 8, 0, &got), s.Sync()); err != nil {
 		t.Fatal(err)
 	}
 	if got != tier.DigestBytes([]byte("12345678"), 0) {
 		t.Errorf("the digest is %v", got)
 	}
 	dull, ds := wrap(t, b, struct{ tier.Device }{newSim(t, 64*kib)})
-	if err := dull.Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
+	if err := dull.(tier.Computer).Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("%v", err)
 	}
-	if err := budget.Logged(dull, discard).Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
+	if err := budget.Logged(dull, discard).(tier.Computer).Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("%v", err)
 	}
 }

@@ -8,43 +8,36 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Device is a device behind a budget; Budget.Wrap makes it. It implements
-// tier.Device and tier.Computer and hands everything on to the device that it wraps,
-// with streams, events and peers as they are. It is safe for concurrent use.
+// device is a device behind a budget. It passes everything on to the device that it wraps, with
+// streams, events and peers as they are: a device that copies to a peer unwraps it itself.
 //
 // A panic of the wrapped device goes on to the caller, with the books as they would
 // be after an error: who calls devices makes panics errors where the stack has been
 // looked at, as tier.Space does, and a decorator should not be what hides it.
-type Device struct {
-	inner  tier.Device
+type device struct {
+	inner
 	root   tier.Device // what inner is at the bottom
 	budget *Budget
 	books  books // guarded by budget.mu
 }
 
+// inner is embedded for what is passed on as it is.
+type inner = tier.Device
+
 var (
-	_ tier.Device   = (*Device)(nil)
-	_ tier.Computer = (*Device)(nil)
+	_ tier.Device   = (*device)(nil)
+	_ tier.Computer = (*device)(nil)
 )
 
 // Unwrap returns the device behind the budget.
-func (d *Device) Unwrap() tier.Device { return d.inner }
-
-// Budget returns the budget.
-func (d *Device) Budget() *Budget { return d.budget }
-
-// Info implements tier.Device.
-func (d *Device) Info() tier.DeviceInfo { return d.inner.Info() }
-
-// Charge implements tier.Device.
-func (d *Device) Charge(size int64) int64 { return d.inner.Charge(size) }
+func (d *device) Unwrap() tier.Device { return d.inner }
 
 const hint = "a higher limit of the budget would help"
 
 // Alloc implements tier.Device. Over the limit it is a tier.NoSpaceError, as of any
 // device without room, whose cause is a tier.OutOfBudgetError; the wrapped device is
 // not called then.
-func (d *Device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
+func (d *device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
 	if size <= 0 {
 		return 0, fmt.Errorf("budget: cannot allocate %d bytes", size)
 	}
@@ -75,7 +68,7 @@ func (d *Device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
 
 // allocated notes an allocation, and says whether there are frees that only
 // Outstanding tells about.
-func (d *Device) allocated(a tier.Addr, charge int64) (vague bool) {
+func (d *device) allocated(a tier.Addr, charge int64) (vague bool) {
 	d.budget.update(d, func() {
 		b := &d.books
 		b.pending -= charge
@@ -108,7 +101,7 @@ func (d *Device) allocated(a tier.Addr, charge int64) (vague bool) {
 // A free that the device refuses, also because its stream is closed, changes
 // nothing. If the device was closed behind the budget's back its bytes stay charged
 // until this Device is closed too.
-func (d *Device) Free(s tier.Stream, a tier.Addr) error {
+func (d *device) Free(s tier.Stream, a tier.Addr) error {
 	lockrank.AssertNone("a device frees")
 	f, err := d.beginFree(a)
 	if err != nil {
@@ -122,7 +115,7 @@ func (d *Device) Free(s tier.Stream, a tier.Addr) error {
 }
 
 // beginFree finds what is to be freed: nil if it is older than the budget.
-func (d *Device) beginFree(a tier.Addr) (*allocation, error) {
+func (d *device) beginFree(a tier.Addr) (*allocation, error) {
 	b := d.budget
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,7 +134,7 @@ func (d *Device) beginFree(a tier.Addr) (*allocation, error) {
 }
 
 // free frees and records an event behind it.
-func (d *Device) free(s tier.Stream, a tier.Addr, f *allocation) error {
+func (d *device) free(s tier.Stream, a tier.Addr, f *allocation) error {
 	var freed bool
 	var e tier.Event
 	if f != nil {
@@ -160,7 +153,7 @@ func (d *Device) free(s tier.Stream, a tier.Addr, f *allocation) error {
 }
 
 // endFree makes what was freed retired, or leaves it live.
-func (d *Device) endFree(s tier.Stream, a tier.Addr, f *allocation, freed bool, e tier.Event) {
+func (d *device) endFree(s tier.Stream, a tier.Addr, f *allocation, freed bool, e tier.Event) {
 	d.budget.update(d, func() {
 		b := &d.books
 		f.freeing = false
@@ -185,9 +178,9 @@ func (d *Device) endFree(s tier.Stream, a tier.Addr, f *allocation, freed bool, 
 	})
 }
 
-// Reap implements tier.Device. It returns the bytes that were credited to the
-// budget.
-func (d *Device) Reap() int64 {
+// Reap implements tier.Device. It returns the bytes that were credited to the budget. The device
+// may have finished with more: its Outstanding is passed on as it is.
+func (d *device) Reap() int64 {
 	b := d.budget
 	b.mu.Lock()
 	s := d.books.look()
@@ -207,13 +200,9 @@ func (d *Device) Reap() int64 {
 	return credit
 }
 
-// Outstanding implements tier.Device: it is what the wrapped device says, which may
-// have finished with more than was credited so far.
-func (d *Device) Outstanding() int64 { return d.inner.Outstanding() }
-
 // MemInfo implements tier.Device. The total is the limit if that is less than the
 // device has, and what is free is no more than remains of the budget.
-func (d *Device) MemInfo() (free, total int64) {
+func (d *device) MemInfo() (free, total int64) {
 	free, total = d.inner.MemInfo()
 	b := d.budget
 	b.mu.Lock()
@@ -225,7 +214,7 @@ func (d *Device) MemInfo() (free, total int64) {
 // it is credited, for its memory is gone, and it leaves the budget. That is so too if
 // the device says that it was closed before, or that something went wrong, and if some
 // of the memory stays because it is lent (tier.Lender): the budget knows nothing of what others have.
-func (d *Device) Close() error {
+func (d *device) Close() error {
 	lockrank.AssertNone("a device is closed")
 	err := d.inner.Close()
 	b := d.budget
@@ -237,44 +226,9 @@ func (d *Device) Close() error {
 	return err
 }
 
-// CopyToDevice implements tier.Device.
-func (d *Device) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
-	return d.inner.CopyToDevice(s, dst, src)
-}
-
-// CopyToHost implements tier.Device.
-func (d *Device) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
-	return d.inner.CopyToHost(s, dst, src)
-}
-
-// CopyPeer implements tier.Device. The peer is handed on as it is: the device that
-// copies unwraps it.
-func (d *Device) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
-	return d.inner.CopyPeer(s, dst, dstDevice, src, size)
-}
-
-// CopyRegions implements tier.Device.
-func (d *Device) CopyRegions(s tier.Stream, regions []tier.Region) error {
-	return d.inner.CopyRegions(s, regions)
-}
-
-// Fill implements tier.Device.
-func (d *Device) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) error {
-	return d.inner.Fill(s, dst, value, size)
-}
-
-// NewStream implements tier.Device.
-func (d *Device) NewStream() (tier.Stream, error) { return d.inner.NewStream() }
-
-// Record implements tier.Device.
-func (d *Device) Record(s tier.Stream) (tier.Event, error) { return d.inner.Record(s) }
-
-// WaitEvent implements tier.Device.
-func (d *Device) WaitEvent(s tier.Stream, e tier.Event) error { return d.inner.WaitEvent(s, e) }
-
 // Digest implements tier.Computer: ErrNotSupported if the wrapped device does not
 // compute.
-func (d *Device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+func (d *device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
 	return digest(d.inner, s, src, size, first, out)
 }
 
@@ -285,3 +239,44 @@ func digest(inner tier.Device, s tier.Stream, src tier.Addr, size, first int64, 
 	}
 	return c.Digest(s, src, size, first, out)
 }
+
+// Quota returns what a tier.Space over the device charges for its reservations.
+func (d *device) Quota() tier.Quota { return quota{d} }
+
+type quota struct{ d *device }
+
+func (q quota) Charge(n int64) error { return q.d.budget.admit(q.d, request{promise: n}) }
+
+func (q quota) Credit(n int64) {
+	if q.retired() {
+		// The device was done with the bytes before the space knew; without this they
+		// might stay charged.
+		q.d.Reap()
+	}
+	q.d.budget.change(q.d, func() { q.d.books.promised -= n })
+	// Also if no less is charged, because more is allocated than promised: the space
+	// has room again, and those who wait for that hear of it from nobody else.
+	q.d.budget.notify()
+}
+
+func (q quota) retired() bool {
+	q.d.budget.mu.Lock()
+	defer q.d.budget.mu.Unlock()
+	return q.d.books.retired() > 0
+}
+
+// Remaining is nothing once the device is closed: what can be charged must be told
+// apart from what cannot, or a space would try for ever.
+func (q quota) Remaining() int64 {
+	b := q.d.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if q.d.books.closed {
+		return 0
+	}
+	return tier.Left(b.mu.limit, b.mu.reserved, q.d.books.charged())
+}
+
+func (q quota) Limit() int64 { return q.d.budget.Limit() }
+
+func (q quota) Subscribe(f func()) (cancel func()) { return q.d.budget.subscribe(f) }

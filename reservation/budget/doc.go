@@ -4,7 +4,7 @@
 //	engine ─▶ Device ──┐                        ┌── Device ◀─ another engine, a program
 //	          │ inner  └─▶ Budget: limit,     ◀─┘    │ inner
 //	          ▼            reserved, totals          ▼
-//	          LoggedDevice                           a backend's device
+//	          Logged device                          a backend's device
 //	          │ inner
 //	          ▼
 //	          a backend's device
@@ -24,9 +24,7 @@
 // where what was freed is retired until the device is known to be done with it: a
 // budget over a device that frees asynchronously keeps the bytes as long as the
 // device does. A request that does not fit, but would without what is retired, has
-// the devices reaped once and is tried once more. (Where a tier.Space promises
-// bytes of the device before they are allocated, the promise is reserved already;
-// see Device.Quota.)
+// the devices reaped once and is tried once more.
 //
 // How it is known that a free is over: an event is recorded behind it on its
 // stream. Its being done is looked at first, and then the device is told to reap, so
@@ -38,6 +36,16 @@
 // older than the budget, whose sizes nobody has told it. It never credits too early;
 // while other allocations are being made it may be late, and is exact when they are
 // done.
+//
+// # Spaces over a device
+//
+// A tier.Space over the device charges its promises to the budget (tier.QuotaOf). So who shares
+// the budget cannot take away what is promised, and who waits in the space is woken when others
+// give something back. What a space has promised is charged once: the device takes the larger of
+// what is promised and what is allocated through it. A program that allocates beside a space does
+// so out of its promises, and they are refused when they come to draw. It should use a device of
+// its own, or reserve in the space. What others free asynchronously on devices without a space is
+// seen when they reap, free again or allocate: a budget has no goroutine that would look.
 //
 // # Ownership
 //

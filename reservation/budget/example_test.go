@@ -16,7 +16,7 @@ func ExampleBudget_Wrap() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	var devices []*budget.Device
+	var devices []tier.Device
 	var streams []tier.Stream
 	for range 2 {
 		raw, err := sim.New(sim.Config{Memory: 16 << 20})

@@ -110,7 +110,7 @@ type rig struct {
 	*testing.T
 	b   *budget.Budget
 	spy *spy
-	dev *budget.Device
+	dev tier.Device
 	s   tier.Stream
 }
 
@@ -133,7 +133,7 @@ func newBudget(t testing.TB, limit int64, opts ...budget.Option) *budget.Budget 
 }
 
 // wrap wraps dev, which is closed with the test, and opens a stream.
-func wrap(t testing.TB, b *budget.Budget, dev tier.Device) (*budget.Device, tier.Stream) {
+func wrap(t testing.TB, b *budget.Budget, dev tier.Device) (tier.Device, tier.Stream) {
 	t.Helper()
 	d, err := b.Wrap(dev)
 	if err != nil {

@@ -12,18 +12,17 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// LoggedDevice logs the calls that reach a device; Logged makes it. It implements
-// tier.Device and tier.Computer, hands streams, events and peers on as they are, and
-// is safe for concurrent use.
-type LoggedDevice struct {
-	inner tier.Device
-	log   *slog.Logger
-	name  string
+// loggedDevice logs the calls that reach a device, and passes streams, events and peers on as
+// they are.
+type loggedDevice struct {
+	inner
+	log  *slog.Logger
+	name string
 }
 
 var (
-	_ tier.Device   = (*LoggedDevice)(nil)
-	_ tier.Computer = (*LoggedDevice)(nil)
+	_ tier.Device   = (*loggedDevice)(nil)
+	_ tier.Computer = (*loggedDevice)(nil)
 )
 
 // logLevel is that of every line: a refused allocation is no mishap but how a budget
@@ -39,15 +38,16 @@ const logLevel = slog.LevelDebug
 // What a decorator above it refuses never comes here and is not logged; what one
 // below refuses is logged with its error. No lock of this package is held while a
 // line is written. While the level is disabled, a call costs no more than asking.
-// log must not be nil; a line is lost when its handler panics.
-func Logged(dev tier.Device, log *slog.Logger) *LoggedDevice {
-	return &LoggedDevice{inner: dev, log: guard.Logger(log), name: dev.Info().Name}
+// log must not be nil; a line is lost when its handler panics. The device that is returned has
+// a method Unwrap, implements tier.Computer, and is safe for concurrent use.
+func Logged(dev tier.Device, log *slog.Logger) tier.Device {
+	return &loggedDevice{inner: dev, log: guard.Logger(log), name: dev.Info().Name}
 }
 
 // Unwrap returns the device whose calls are logged.
-func (d *LoggedDevice) Unwrap() tier.Device { return d.inner }
+func (d *loggedDevice) Unwrap() tier.Device { return d.inner }
 
-func (d *LoggedDevice) enabled() bool { return d.log.Enabled(context.Background(), logLevel) }
+func (d *loggedDevice) enabled() bool { return d.log.Enabled(context.Background(), logLevel) }
 
 // call describes a call for its line.
 type call struct {
@@ -60,7 +60,7 @@ type call struct {
 var errPanicked = errors.New("it panicked")
 
 // do makes a call and logs it, also if it panics. Only the enabled come here.
-func (d *LoggedDevice) do(c call, f func() error) (err error) {
+func (d *loggedDevice) do(c call, f func() error) (err error) {
 	begin := time.Now()
 	err = errPanicked
 	defer func() { d.line(c, time.Since(begin), err) }()
@@ -68,7 +68,7 @@ func (d *LoggedDevice) do(c call, f func() error) (err error) {
 	return err
 }
 
-func (d *LoggedDevice) line(c call, took time.Duration, err error) {
+func (d *loggedDevice) line(c call, took time.Duration, err error) {
 	lockrank.AssertNone("a device's call is logged")
 	attrs := make([]slog.Attr, 0, 7)
 	attrs = append(attrs, slog.String("device", d.name), slog.String("op", c.op))
@@ -88,14 +88,8 @@ func (d *LoggedDevice) line(c call, took time.Duration, err error) {
 	d.log.LogAttrs(context.Background(), logLevel, "device call", attrs...)
 }
 
-// Info implements tier.Device.
-func (d *LoggedDevice) Info() tier.DeviceInfo { return d.inner.Info() }
-
-// Charge implements tier.Device.
-func (d *LoggedDevice) Charge(size int64) int64 { return d.inner.Charge(size) }
-
 // Alloc implements tier.Device.
-func (d *LoggedDevice) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
+func (d *loggedDevice) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
 	if !d.enabled() {
 		return d.inner.Alloc(s, size)
 	}
@@ -107,7 +101,7 @@ func (d *LoggedDevice) Alloc(s tier.Stream, size int64) (a tier.Addr, err error)
 }
 
 // Free implements tier.Device.
-func (d *LoggedDevice) Free(s tier.Stream, a tier.Addr) error {
+func (d *loggedDevice) Free(s tier.Stream, a tier.Addr) error {
 	if !d.enabled() {
 		return d.inner.Free(s, a)
 	}
@@ -115,7 +109,7 @@ func (d *LoggedDevice) Free(s tier.Stream, a tier.Addr) error {
 }
 
 // CopyToDevice implements tier.Device.
-func (d *LoggedDevice) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
+func (d *loggedDevice) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
 	if !d.enabled() {
 		return d.inner.CopyToDevice(s, dst, src)
 	}
@@ -123,7 +117,7 @@ func (d *LoggedDevice) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) er
 }
 
 // CopyToHost implements tier.Device.
-func (d *LoggedDevice) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
+func (d *loggedDevice) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
 	if !d.enabled() {
 		return d.inner.CopyToHost(s, dst, src)
 	}
@@ -132,7 +126,7 @@ func (d *LoggedDevice) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) erro
 
 // CopyPeer implements tier.Device. The peer is handed on as it is: the device that
 // copies unwraps it.
-func (d *LoggedDevice) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
+func (d *loggedDevice) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
 	if !d.enabled() {
 		return d.inner.CopyPeer(s, dst, dstDevice, src, size)
 	}
@@ -140,7 +134,7 @@ func (d *LoggedDevice) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Dev
 }
 
 // CopyRegions implements tier.Device.
-func (d *LoggedDevice) CopyRegions(s tier.Stream, regions []tier.Region) error {
+func (d *loggedDevice) CopyRegions(s tier.Stream, regions []tier.Region) error {
 	if !d.enabled() {
 		return d.inner.CopyRegions(s, regions)
 	}
@@ -152,7 +146,7 @@ func (d *LoggedDevice) CopyRegions(s tier.Stream, regions []tier.Region) error {
 }
 
 // Fill implements tier.Device.
-func (d *LoggedDevice) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) error {
+func (d *loggedDevice) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) error {
 	if !d.enabled() {
 		return d.inner.Fill(s, dst, value, size)
 	}
@@ -161,7 +155,7 @@ func (d *LoggedDevice) Fill(s tier.Stream, dst tier.Addr, value byte, size int64
 
 // Digest implements tier.Computer: ErrNotSupported if the wrapped device does not
 // compute.
-func (d *LoggedDevice) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+func (d *loggedDevice) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
 	if !d.enabled() {
 		return digest(d.inner, s, src, size, first, out)
 	}
@@ -169,7 +163,7 @@ func (d *LoggedDevice) Digest(s tier.Stream, src tier.Addr, size, first int64, o
 }
 
 // NewStream implements tier.Device.
-func (d *LoggedDevice) NewStream() (s tier.Stream, err error) {
+func (d *loggedDevice) NewStream() (s tier.Stream, err error) {
 	if !d.enabled() {
 		return d.inner.NewStream()
 	}
@@ -181,7 +175,7 @@ func (d *LoggedDevice) NewStream() (s tier.Stream, err error) {
 }
 
 // Record implements tier.Device.
-func (d *LoggedDevice) Record(s tier.Stream) (e tier.Event, err error) {
+func (d *loggedDevice) Record(s tier.Stream) (e tier.Event, err error) {
 	if !d.enabled() {
 		return d.inner.Record(s)
 	}
@@ -190,21 +184,15 @@ func (d *LoggedDevice) Record(s tier.Stream) (e tier.Event, err error) {
 }
 
 // WaitEvent implements tier.Device.
-func (d *LoggedDevice) WaitEvent(s tier.Stream, e tier.Event) error {
+func (d *loggedDevice) WaitEvent(s tier.Stream, e tier.Event) error {
 	if !d.enabled() {
 		return d.inner.WaitEvent(s, e)
 	}
 	return d.do(call{op: "wait event", stream: s}, func() error { return d.inner.WaitEvent(s, e) })
 }
 
-// MemInfo implements tier.Device.
-func (d *LoggedDevice) MemInfo() (free, total int64) { return d.inner.MemInfo() }
-
-// Outstanding implements tier.Device.
-func (d *LoggedDevice) Outstanding() int64 { return d.inner.Outstanding() }
-
 // Reap implements tier.Device.
-func (d *LoggedDevice) Reap() int64 {
+func (d *loggedDevice) Reap() int64 {
 	begin := time.Now()
 	n := d.inner.Reap()
 	if n != 0 && d.enabled() {
@@ -214,7 +202,7 @@ func (d *LoggedDevice) Reap() int64 {
 }
 
 // Close implements tier.Device.
-func (d *LoggedDevice) Close() error {
+func (d *loggedDevice) Close() error {
 	if !d.enabled() {
 		return d.inner.Close()
 	}

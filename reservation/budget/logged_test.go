@@ -167,7 +167,7 @@ func TestEveryCallIsLogged(t *testing.T) {
 	e, err := d.Record(s)
 	if err := errors.Join(err,
 		d.Fill(s, a, 7, kib), d.CopyToDevice(s, a, in), d.CopyRegions(s, []tier.Region{{Dst: a + 512, Src: a, Size: 8}, {HostDst: out, Src: a}}),
-		d.CopyPeer(s, b, budget.Logged(peer, log), a, 8), d.Digest(s, a, 8, 0, &digest), d.CopyToHost(s, make([]byte, 4), a),
+		d.CopyPeer(s, b, budget.Logged(peer, log), a, 8), d.(tier.Computer).Digest(s, a, 8, 0, &digest), d.CopyToHost(s, make([]byte, 4), a),
 		d.WaitEvent(s, e), d.Free(s, a), s.Sync(), d.Close(), peer.Close(),
 	); err != nil {
 		t.Fatal(err)

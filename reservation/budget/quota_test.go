@@ -134,8 +134,9 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 
 // A closed device has nothing left, which a space must see before it asks.
 func TestQuotaOfAClosedDevice(t *testing.T) {
-	d, _ := wrap(t, newBudget(t, 64*kib), newSim(t, 64*kib))
-	q := d.Quota()
+	b := newBudget(t, 64*kib)
+	d, _ := wrap(t, b, newSim(t, 64*kib))
+	q := tier.QuotaOf(d)
 	if err := errors.Join(q.Charge(kib), d.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -146,8 +147,8 @@ func TestQuotaOfAClosedDevice(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	q.Credit(kib)
-	checkBooks(t, d.Budget().Stats())
-	if st := d.Budget().Stats(); st.Reserved != 0 {
+	checkBooks(t, b.Stats())
+	if st := b.Stats(); st.Reserved != 0 {
 		t.Errorf("%+v", st)
 	}
 }
