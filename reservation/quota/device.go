@@ -7,38 +7,34 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Device is a device under quotas; Quota.Wrap and Under make it. A tier.Space over it
-// charges the quotas for what it promises, before it allocates. MemInfo shows the least
-// of what the quotas allow and of what the device has. All else is the device's own.
-//
-// It counts nothing by itself: who allocates through it without a space is not limited.
-type Device struct {
+// device is a device under quotas.
+type device struct {
 	tier.Device
 	quota tier.Quota
 }
 
 var (
-	_ tier.Device   = (*Device)(nil)
-	_ tier.Computer = (*Device)(nil)
-	_ tier.Limited  = (*Device)(nil)
+	_ tier.Device   = (*device)(nil)
+	_ tier.Computer = (*device)(nil)
+	_ tier.Limited  = (*device)(nil)
 )
 
-// Wrap returns dev under the quota.
-func (q *Quota) Wrap(dev tier.Device) *Device { return Under(dev, q.Member()) }
-
-// Under returns dev under all of those quotas.
-func Under(dev tier.Device, quotas ...tier.Quota) *Device {
-	return &Device{Device: dev, quota: tier.Quotas(quotas...)}
+// Under returns dev under all of those quotas. A tier.Space over it charges them for what it
+// promises, before it allocates. MemInfo shows the least of what the quotas allow and of what the
+// device has. All else is the device's own. It counts nothing by itself: allocations that are made
+// through it without a space are not limited.
+func Under(dev tier.Device, quotas ...tier.Quota) tier.Device {
+	return &device{Device: dev, quota: tier.Quotas(quotas...)}
 }
 
 // Unwrap returns the device that is under the quotas.
-func (d *Device) Unwrap() tier.Device { return d.Device }
+func (d *device) Unwrap() tier.Device { return d.Device }
 
 // Quota implements tier.Limited.
-func (d *Device) Quota() tier.Quota { return d.quota }
+func (d *device) Quota() tier.Quota { return d.quota }
 
 // MemInfo implements tier.Device.
-func (d *Device) MemInfo() (free, total int64) {
+func (d *device) MemInfo() (free, total int64) {
 	free, total = d.Device.MemInfo()
 	if d.quota == nil {
 		return free, total
@@ -47,7 +43,7 @@ func (d *Device) MemInfo() (free, total int64) {
 }
 
 // Digest implements tier.Computer: ErrNotSupported if the device does not compute.
-func (d *Device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+func (d *device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
 	c, ok := d.Device.(tier.Computer)
 	if !ok {
 		return fmt.Errorf("quota: %s does not compute: %w", d.Info().Name, tier.ErrNotSupported)
@@ -66,7 +62,7 @@ type member struct {
 }
 
 func (m *member) Charge(n int64) error {
-	err := m.quota.Charge(n)
+	err := m.quota.charge(n)
 	if err == nil {
 		m.used.Add(n)
 	}
@@ -75,7 +71,7 @@ func (m *member) Charge(n int64) error {
 
 func (m *member) Credit(n int64) {
 	m.used.Add(-n)
-	m.quota.Credit(n)
+	m.quota.credit(n)
 }
 
 func (m *member) Remaining() int64 {
@@ -84,4 +80,4 @@ func (m *member) Remaining() int64 {
 
 func (m *member) Limit() int64 { return m.quota.Limit() }
 
-func (m *member) Subscribe(f func()) (cancel func()) { return m.quota.Subscribe(f) }
+func (m *member) Subscribe(f func()) (cancel func()) { return m.quota.subscribers.add(f) }

@@ -11,21 +11,16 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// The variables that FromEnv reads. Each of the first three is also looked for under
-// the name with NVSHARE_ in the place of SPILLWAY_, if that is not set. The ratio has a
-// second name, SPILLWAY_GPU_OVERSUB_RATIO, which is read if the first is not set.
+// The variables that FromEnv reads.
 const (
-	LimitVar    = "SPILLWAY_GPU_MEMORY_LIMIT"         // a size, or a share of the memory of the GPUs: 4GiB, 25%
-	RatioVar    = "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO" // how much of the memory quotas may promise: 1.5
-	PhysicalVar = "SPILLWAY_GPU_PHYSICAL_MEMORY_MB"   // how many MiB each GPU counts as having
-	LedgerVar   = "SPILLWAY_GPU_QUOTA_DIR"            // the directory of the node's ledger; see Join
-	GroupVar    = "SPILLWAY_GPU_QUOTA_GROUP"          // whose share of the ledger it is; see Terms.Group
-)
-
-const (
-	ours, nvshare = "SPILLWAY_", "NVSHARE_"
-
+	limitVar      = "SPILLWAY_GPU_MEMORY_LIMIT"
+	ratioVar      = "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO"
+	physicalVar   = "SPILLWAY_GPU_PHYSICAL_MEMORY_MB"
+	ledgerVar     = "SPILLWAY_GPU_QUOTA_DIR"
+	groupVar      = "SPILLWAY_GPU_QUOTA_GROUP"
 	shortRatioVar = "SPILLWAY_GPU_OVERSUB_RATIO" // the ratio's second name
+
+	ours, nvshare = "SPILLWAY_", "NVSHARE_"
 )
 
 // Settings are what somebody wants of a quota, from the environment or from a
@@ -83,8 +78,17 @@ func (l *Limit) Of(total int64) (int64, error) { return l.amount.Of(total) }
 // String prints the limit as ParseLimit reads it.
 func (l *Limit) String() string { return l.amount.String() }
 
-// FromEnv reads the settings from the variables that lookup, such as os.LookupEnv,
-// finds. A variable that is set and says nothing sensible, or nothing at all, is an
+// FromEnv reads the settings from the variables that lookup, such as os.LookupEnv, finds:
+//
+//	SPILLWAY_GPU_MEMORY_LIMIT          a size, or a share of the memory of the GPUs: 4GiB, 25%
+//	SPILLWAY_GPU_MEMORY_OVERSUB_RATIO  how much of the memory quotas may promise: 1.5
+//	SPILLWAY_GPU_PHYSICAL_MEMORY_MB    how many MiB each GPU counts as having
+//	SPILLWAY_GPU_QUOTA_DIR             the directory of the node's ledger; see Join
+//	SPILLWAY_GPU_QUOTA_GROUP           whose share of the ledger it is; see Terms.Group
+//
+// Each of the first three is also looked for under the name with NVSHARE_ in the place of
+// SPILLWAY_, if that is not set. The ratio has a second name, SPILLWAY_GPU_OVERSUB_RATIO, which is
+// read if the first is not set. A variable that is set and says nothing sensible, or nothing at all, is an
 // error that names it and quotes what it says: never "no limit".
 func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 	var s Settings
@@ -102,13 +106,13 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 		}
 		return ""
 	}
-	s.Source = read(func(text string) (err error) { s.Limit, err = ParseLimit(text); return err }, LimitVar)
-	read(func(text string) (err error) { s.Ratio, err = ParseRatio(text); return err }, RatioVar, shortRatioVar)
-	read(func(text string) (err error) { s.Physical, err = parseMiB(text); return err }, PhysicalVar)
+	s.Source = read(func(text string) (err error) { s.Limit, err = ParseLimit(text); return err }, limitVar)
+	read(func(text string) (err error) { s.Ratio, err = parseRatio(text); return err }, ratioVar, shortRatioVar)
+	read(func(text string) (err error) { s.Physical, err = parseMiB(text); return err }, physicalVar)
 	for _, v := range []struct {
 		name string
 		to   *string
-	}{{LedgerVar, &s.Ledger}, {GroupVar, &s.Group}} {
+	}{{ledgerVar, &s.Ledger}, {groupVar, &s.Group}} {
 		text, ok := lookup(v.name)
 		if ok && text == "" {
 			errs = append(errs, fmt.Errorf("%s: it is set to nothing: unset it, or give it a value", v.name))
@@ -116,10 +120,10 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 		*v.to = text
 	}
 	if err := checkGroup(s.Group); err != nil {
-		errs = append(errs, fmt.Errorf("%s: %w", GroupVar, err))
+		errs = append(errs, fmt.Errorf("%s: %w", groupVar, err))
 	}
 	if s.Group != "" && s.Ledger == "" {
-		errs = append(errs, fmt.Errorf("%s: there is no ledger to share in: set %s too", GroupVar, LedgerVar))
+		errs = append(errs, fmt.Errorf("%s: there is no ledger to share in: set %s too", groupVar, ledgerVar))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return Settings{}, fmt.Errorf("quota: %w", err)
@@ -137,8 +141,8 @@ func namesOf(names []string) []string {
 	return all
 }
 
-// ParseRatio reads an oversubscription ratio: a decimal number above 0, exactly.
-func ParseRatio(s string) (*big.Rat, error) {
+// parseRatio reads an oversubscription ratio: a decimal number above 0, exactly.
+func parseRatio(s string) (*big.Rat, error) {
 	plain := strings.Trim(s, "0123456789.eE+-") == "" // big.Rat reads fractions and other bases too
 	f, err := strconv.ParseFloat(s, 64)               // which also bounds the exponent
 	if !plain || err != nil || f <= 0 {

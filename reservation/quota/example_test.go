@@ -8,7 +8,7 @@ import (
 
 func Example() {
 	settings, err := quota.FromEnv(func(name string) (string, bool) {
-		return "1.5GiB", name == quota.LimitVar
+		return "1.5GiB", name == "SPILLWAY_GPU_MEMORY_LIMIT"
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -24,8 +24,9 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(q.Charge(1 << 30))
-	fmt.Println(q.Charge(1 << 30))
+	m := q.Member() // each space has one
+	fmt.Println(m.Charge(1 << 30))
+	fmt.Println(m.Charge(1 << 30))
 	// Output:
 	// <nil>
 	// SPILLWAY_GPU_MEMORY_LIMIT has no room for 1073741824 bytes: 1073741824 of 1610612736 are in use, 536870912 remain

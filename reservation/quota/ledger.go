@@ -266,6 +266,24 @@ func holders(dir, device string) (out []Holder, err error) {
 	return out, errors.Join(errs...)
 }
 
+// Load is how much one GPU has to carry.
+type Load struct {
+	UUID  string
+	Bytes int64 // promised on it
+	Count int   // holders on it
+}
+
+// LeastLoaded returns the loads ordered by who should be chosen first: fewest bytes,
+// then fewest holders, then by UUID, so that all who look at the same loads choose
+// alike. It is a pure function: loads stays as it is.
+func LeastLoaded(loads []Load) []Load {
+	out := slices.Clone(loads)
+	slices.SortStableFunc(out, func(a, b Load) int {
+		return cmp.Or(cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.Count, b.Count), cmp.Compare(a.UUID, b.UUID))
+	})
+	return out
+}
+
 // Loads returns, for each of the GPUs that are named, how much the ledger says it
 // carries, to be ordered by LeastLoaded. It changes nothing.
 func Loads(dir string, devices []string) ([]Load, error) {

@@ -11,7 +11,7 @@ import (
 )
 
 // Quota is one limit over the GPU memory of a process: over all spaces whose devices
-// it wraps. It is a tier.Quota too. It is safe for concurrent use, has no goroutine,
+// have a Member of it. It is safe for concurrent use, has no goroutine,
 // and need not be closed.
 type Quota struct {
 	name   string
@@ -62,8 +62,8 @@ func New(limit int64, opts ...Option) (*Quota, error) {
 // Name is what errors call the quota.
 func (q *Quota) Name() string { return q.name }
 
-// Charge implements tier.Quota: the check and the charge are one compare and swap.
-func (q *Quota) Charge(n int64) error {
+// charge checks and charges in one compare and swap.
+func (q *Quota) charge(n int64) error {
 	if n <= 0 {
 		return fmt.Errorf("quota: cannot charge %d bytes", n)
 	}
@@ -82,8 +82,7 @@ func (q *Quota) Charge(n int64) error {
 	}
 }
 
-// Credit implements tier.Quota.
-func (q *Quota) Credit(n int64) {
+func (q *Quota) credit(n int64) {
 	if q.used.Add(-n) < 0 {
 		panic(fmt.Sprintf("quota: %d bytes were credited to %s that nobody had charged", n, q.name))
 	}
@@ -91,11 +90,7 @@ func (q *Quota) Credit(n int64) {
 	q.subscribers.notify()
 }
 
-// Remaining implements tier.Quota. It is below 0 while more is in use than a lowered
-// limit allows.
-func (q *Quota) Remaining() int64 { return q.limit.Load() - q.used.Load() }
-
-// Limit implements tier.Quota.
+// Limit returns how many bytes may be charged.
 func (q *Quota) Limit() int64 { return q.limit.Load() }
 
 // SetLimit changes the limit to n > 0 bytes. It revokes nothing: a limit below what is
@@ -126,9 +121,6 @@ func (q *Quota) look() {
 		q.onOver(Over{Quota: q.name, Used: used, Limit: limit})
 	}
 }
-
-// Subscribe implements tier.Quota.
-func (q *Quota) Subscribe(f func()) (cancel func()) { return q.subscribers.add(f) }
 
 // Stats are a quota's numbers, in bytes.
 type Stats struct {

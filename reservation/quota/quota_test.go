@@ -57,7 +57,7 @@ func spaceUnder(t *testing.T, ordinal int, memory int64, q *quota.Quota) (*tier.
 		t.Fatal(err)
 	}
 	c := &counting{Device: gpu}
-	dev := q.Wrap(c)
+	dev := quota.Under(c, q.Member())
 	pool, err := tier.NewDevicePool(dev)
 	if err != nil {
 		t.Fatal(err)
@@ -81,24 +81,24 @@ func spaceUnder(t *testing.T, ordinal int, memory int64, q *quota.Quota) (*tier.
 // the refusal names the quota and its numbers.
 func TestEqualIsFine(t *testing.T) {
 	q := newQuota(t, 1000, quota.Named("SPILLWAY_GPU_MEMORY_LIMIT"))
-	if err := q.Charge(600); err != nil {
+	if err := q.Member().Charge(600); err != nil {
 		t.Fatal(err)
 	}
-	if err := q.Charge(400); err != nil {
+	if err := q.Member().Charge(400); err != nil {
 		t.Fatal(err)
 	}
-	e := wantRefusal(t, q.Charge(1), 1, 0, 1000, 1000)
+	e := wantRefusal(t, q.Member().Charge(1), 1, 0, 1000, 1000)
 	if e.Budget != "SPILLWAY_GPU_MEMORY_LIMIT" {
 		t.Errorf("%q does not name the quota", e.Budget)
 	}
-	q.Credit(1)
-	wantRefusal(t, q.Charge(2), 2, 1, 999, 1000)
-	wantRefusal(t, q.Charge(math.MaxInt64), math.MaxInt64, 1, 999, 1000)
+	q.Member().Credit(1)
+	wantRefusal(t, q.Member().Charge(2), 2, 1, 999, 1000)
+	wantRefusal(t, q.Member().Charge(math.MaxInt64), math.MaxInt64, 1, 999, 1000)
 	if s := q.Stats(); s.Used != 999 || s.Peak != 1000 || s.Limit != 1000 {
 		t.Errorf("%+v", s)
 	}
 	for _, n := range []int64{0, -1, math.MinInt64} {
-		if q.Charge(n) == nil {
+		if q.Member().Charge(n) == nil {
 			t.Errorf("Charge(%d): want an error", n)
 		}
 	}
@@ -156,11 +156,11 @@ func TestMemInfo(t *testing.T) {
 	} {
 		q := newQuota(t, c.limit)
 		if c.charged > 0 {
-			if err := q.Charge(c.charged); err != nil {
+			if err := q.Member().Charge(c.charged); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if free, total := q.Wrap(gpu).MemInfo(); free != c.free || total != c.total {
+		if free, total := quota.Under(gpu, q.Member()).MemInfo(); free != c.free || total != c.total {
 			t.Errorf("%+v: free %d of %d", c, free, total)
 		}
 	}
@@ -168,13 +168,13 @@ func TestMemInfo(t *testing.T) {
 		t.Errorf("under no quota: free %d of %d", free, total)
 	}
 	q := newQuota(t, 1<<18)
-	if err := q.Charge(1 << 18); err != nil {
+	if err := q.Member().Charge(1 << 18); err != nil {
 		t.Fatal(err)
 	}
 	if err := q.SetLimit(1); err != nil {
 		t.Fatal(err)
 	}
-	if free, total := q.Wrap(gpu).MemInfo(); free != 0 || total != 1 {
+	if free, total := quota.Under(gpu, q.Member()).MemInfo(); free != 0 || total != 1 {
 		t.Errorf("above a lowered limit: free %d of %d", free, total)
 	}
 }
@@ -189,7 +189,7 @@ func TestLoweredLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := 0
-	defer q.Subscribe(func() { told++ })()
+	defer q.Member().Subscribe(func() { told++ })()
 	if err := q.SetLimit(40 << 10); err != nil {
 		t.Fatal(err)
 	}
@@ -206,8 +206,8 @@ func TestLoweredLimit(t *testing.T) {
 	if got := b.Ceiling(); got != 10<<10 {
 		t.Errorf("the second should come down to %d, not %d", 10<<10, got)
 	}
-	if q.Remaining() != -(40<<10) || a.Available() != 0 {
-		t.Errorf("remaining %d, available %d", q.Remaining(), a.Available())
+	if q.Limit()-q.Stats().Used != -(40<<10) || a.Available() != 0 {
+		t.Errorf("remaining %d, available %d", q.Limit()-q.Stats().Used, a.Available())
 	}
 	a.Unreserve(60 << 10)
 	if err := a.Reserve(20 << 10); err != nil {
@@ -226,7 +226,7 @@ func TestOverIsToldOnce(t *testing.T) {
 		_ = q.Stats() // no lock is held
 		events = append(events, o)
 	}))
-	if err := q.Charge(900); err != nil {
+	if err := q.Member().Charge(900); err != nil {
 		t.Fatal(err)
 	}
 	want := func(n int, last quota.Over) {
@@ -247,7 +247,7 @@ func TestOverIsToldOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 		} else {
-			q.Credit(step.credit)
+			q.Member().Credit(step.credit)
 		}
 		last := quota.Over{}
 		if step.events > 0 {
@@ -269,7 +269,7 @@ func TestOverIsToldOfARacingCharge(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		err := q.Charge(800)
+		err := q.Member().Charge(800)
 		wg.Wait()
 		want := int64(0)
 		if err == nil {
@@ -301,7 +301,7 @@ func TestQuotaUnderRaces(t *testing.T) {
 			var mine []int64
 			for range 20000 {
 				if n := rng.Int64N(300) + 1; rng.IntN(2) == 0 {
-					if q.Charge(n) == nil {
+					if q.Member().Charge(n) == nil {
 						if held.Add(n) > limit {
 							t.Error("more is held than the limit")
 						}
@@ -309,7 +309,7 @@ func TestQuotaUnderRaces(t *testing.T) {
 					}
 				} else if len(mine) > 0 {
 					held.Add(-mine[0])
-					q.Credit(mine[0])
+					q.Member().Credit(mine[0])
 					mine = mine[1:]
 				}
 				if g == 0 && rng.IntN(16) == 0 {
@@ -318,7 +318,7 @@ func TestQuotaUnderRaces(t *testing.T) {
 			}
 			for _, n := range mine {
 				held.Add(-n)
-				q.Credit(n)
+				q.Member().Credit(n)
 			}
 		})
 	}
@@ -338,7 +338,7 @@ func TestDigestUnderAQuota(t *testing.T) {
 	}
 	defer gpu.Close()
 	var d tier.Digest
-	if err := newQuota(t, 1).Wrap(&counting{Device: gpu}).Digest(nil, 0, 0, 0, &d); !errors.Is(err, tier.ErrNotSupported) {
+	if err := quota.Under(&counting{Device: gpu}, newQuota(t, 1).Member()).(tier.Computer).Digest(nil, 0, 0, 0, &d); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("over a device that does not compute: %v", err)
 	}
 }

@@ -1,0 +1,4 @@
+package quota
+
+// ParseRatio reads an oversubscription ratio.
+var ParseRatio = parseRatio
