@@ -179,17 +179,17 @@ var (
 )
 
 func (o observer) BatchChanged(b *batch.Batch) {
-	o.e.monitor.Index().BatchChanged(b)
+	o.e.monitor.BatchChanged(b)
 	o.keep(b)
 }
 
-func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Index().Knows(b) }
+func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Knows(b) }
 
 func (o observer) Register(b *batch.Batch) error {
 	if o.record != nil { // before the monitor can move it
 		o.e.keeper.knows(b, o.record)
 	}
-	if err := o.e.monitor.Index().Register(b); err != nil {
+	if err := o.e.monitor.Register(b); err != nil {
 		o.e.keeper.knows(b, nil)
 		return err
 	}

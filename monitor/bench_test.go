@@ -59,7 +59,7 @@ func BenchmarkStepUnderPressure(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				s := w.mon.observe(w.mon.last)
-				if d := Step(s); len(d.Moves) > 0 {
+				if d := decide(s); len(d.Moves) > 0 {
 					b.Fatal("there should be nothing to do")
 				}
 			}

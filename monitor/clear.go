@@ -76,10 +76,10 @@ func (c *clearing) move(ctx context.Context, v Victim) bool {
 		if not.has(to.Kind()) || to.Lost() != nil || c.failures[to.ID()] >= giveUp {
 			continue
 		}
-		mv := Move{Batch: v.ID, From: c.from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: ReasonDemand}
+		mv := Move{Batch: v.ID, From: c.from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: reasonDemand}
 		m.events.moveBegun(mv)
 		start := time.Now()
-		err := m.move(ctx, v.Batch, to.ID(), ReasonDemand)
+		err := m.move(ctx, v.Batch, to.ID(), reasonDemand)
 		m.events.moveEnded(mv, time.Since(start), err)
 		kind := kindOf(err, to.ID())
 		m.stats.count(kind, v.Bytes)
@@ -89,7 +89,7 @@ func (c *clearing) move(ctx context.Context, v Victim) bool {
 			return true
 		case noRoom:
 		case unmovable:
-			r := result{Choice: Choice{Victim: v, From: c.place, To: m.byID[to.ID()]}, err: err}
+			r := result{choice: choice{Victim: v, From: c.place, To: m.byID[to.ID()]}, err: err}
 			not, aside = m.fault(r, kind, time.Now())
 		case failed:
 			c.failures[to.ID()]++

@@ -2,14 +2,14 @@
 // space when its pressure reaches the trigger, and when somebody waits for room
 // in it.
 //
-//	tier.Space ──Pressed──▶ ┌─────────┐              ┌──────┐
-//	reservation ──demand──▶ │ Monitor │ ──State────▶ │ Step │   pure
-//	50 ms, end of a move ─▶ │   Run   │ ◀──Choices── └──────┘
+//	tier.Space ──Pressed──▶ ┌─────────┐               ┌────────┐
+//	reservation ──demand──▶ │ Monitor │ ──snapshot──▶ │ decide │   pure
+//	50 ms, end of a move ─▶ │   Run   │ ◀──choices─── └────────┘
 //	batch.Batch             └─────────┘
 //	     │ BatchChanged       ▲     │ at most 2 at once
 //	     ▼                    │     ▼ from one space to one other
 //	┌─────────┐  shortlists   │   Mover ──▶ Events
-//	│  Index  │ ──────────────┘
+//	│  index  │ ──────────────┘
 //	└─────────┘ ordered by the Policy's keys
 //
 // # What moves
@@ -54,12 +54,12 @@
 //
 // A Monitor owns no memory. The goroutines that move batches are Run's: they
 // bear pprof labels, there are at most Config.MovesPerEdge for each pair of spaces, and
-// when Run has returned all of them have ended. The Index keeps a pointer to each
+// when Run has returned all of them have ended. The index keeps a pointer to each
 // batch from its making until it is dropped.
 //
 // # Locks
 //
-// One mutex, the Index's, of rank Monitor: the outermost, under which batches are
+// One mutex, the index's, of rank Monitor: the outermost, under which batches are
 // read. It guards what went wrong with batches, too, which Run and Clear note. Everything else belongs to Run's goroutine or is atomic. Policies, events
 // and the mover are called with no lock held.
 //

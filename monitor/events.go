@@ -18,8 +18,8 @@ import (
 type Move struct {
 	Batch    batch.ID
 	From, To tier.ID
-	Bytes    int64 // charged in From
-	Reason   string
+	Bytes    int64  // charged in From
+	Reason   string // "trigger" or "demand"; see Stuck
 }
 
 // Pressure says that a space's pressure crossed one of its marks. All sizes are
@@ -37,7 +37,7 @@ type Pressure struct {
 // are bytes.
 type Stuck struct {
 	Space    tier.ID
-	Reason   string // ReasonDemand: somebody waits; ReasonTrigger: only the pressure is too high
+	Reason   string // "demand": a request waits; "trigger": only the pressure is too high
 	Need     int64
 	Used     int64
 	Limit    int64
@@ -152,14 +152,14 @@ func (l *eventList) lost(s Lost) {
 	}
 }
 
-// SlogEvents returns events that are logged. What is normal is at debug level: moves, moves
+// slogEvents returns events that are logged. What is normal is at debug level: moves, moves
 // that find no room or a batch in use, crossed marks, and needs that work in progress will
 // meet. What needs an action is at warning level: failed moves, batches that cannot be
 // converted, refusals, and tiers that are too small. That a space without a tier below reached
 // its trigger is at warning level once, and then at debug level. A space that is lost is at
 // debug level, and so are the moves that this has ended, because whoever opened the space
 // warns of it.
-func SlogEvents(l *slog.Logger) Events {
+func slogEvents(l *slog.Logger) Events {
 	ctx := context.Background()
 	var full sync.Map // the lowest spaces of which there was a warning
 	return Events{

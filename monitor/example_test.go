@@ -40,7 +40,7 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	b, err := batch.New(batch.Options{ID: 1, Payload: image(r, 60), Observer: m.Index()})
+	b, err := batch.New(batch.Options{ID: 1, Payload: image(r, 60), Observer: m})
 	if err != nil {
 		panic(err)
 	}

@@ -42,11 +42,11 @@ func (e *edge) fail(now time.Time, period time.Duration) {
 
 func (e *edge) broken() bool { return e.failures >= giveUp }
 
-func (e *edge) state(to int, now time.Time, perEdge int) Edge {
+func (e *edge) state(to int, now time.Time, perEdge int) edgeState {
 	if e.failures > 0 {
 		perEdge = 1 // one try tells whether it works again
 	}
-	return Edge{
+	return edgeState{
 		To: to, UnderWay: e.underWay, Free: max(0, perEdge-e.underWay),
 		Blocked: now.Before(e.until), Broken: e.broken(),
 	}

@@ -17,7 +17,7 @@ func TestRefusalEnds(t *testing.T) {
 	to.refusal.note(now, time.Hour, 8*kib, 0)
 	for _, size := range []int64{4 * kib, 8 * kib} {
 		from.leaving, from.moving, to.moving, from.edges[1].underWay = size, 1, 1, 1
-		w.mon.finish(result{Choice: Choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: size}, From: 0, To: 1}})
+		w.mon.finish(result{choice: choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: size}, From: 0, To: 1}})
 		if refused := to.refusal.bound(now, 0) > 0; refused != (size < 8*kib) {
 			t.Errorf("after a move of %d bytes larger ones are refused: %v", size, refused)
 		}

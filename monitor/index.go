@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Index knows where all batches are and which of them could be moved down, in
+// index knows where all batches are and which of them could be moved down, in
 // the policy's order. It is the batch.Observer that an engine gives to its batches:
 // each change costs a look at that one batch and, if it became a victim or
 // ceased to be one, two steps in ordered trees. No part of it is ever scanned.
@@ -20,8 +20,8 @@ import (
 // reader holds its memory, it is not empty, and there is a slower tier. Batches in
 // the slowest tier are only counted.
 //
-// An Index is safe for concurrent use.
-type Index struct {
+// An index is safe for concurrent use.
+type index struct {
 	policy Policy
 	panics guard.Log       // of the policy
 	places map[tier.ID]int // immutable
@@ -78,7 +78,7 @@ type facts struct {
 	victim bool // it could go down if it is not aside
 }
 
-// spaceIndex is the part of an Index that belongs to one space.
+// spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
 	lowest  bool                  // nothing below: nothing is listed, only counted
 	byKey   *btree.BTreeG[*entry] // the victims
@@ -94,7 +94,7 @@ type spaceIndex struct {
 const treeDegree = 64
 
 func lessByKey(a, b *entry) bool {
-	if c := a.key.Compare(b.key); c != 0 {
+	if c := a.key.compare(b.key); c != 0 {
 		return c < 0
 	}
 	return earlier(a, b)
@@ -115,8 +115,8 @@ func lessBySize(a, b *entry) bool {
 	return earlier(a, b)
 }
 
-func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func()) *Index {
-	x := &Index{policy: policy, places: make(map[tier.ID]int), gained: gained}
+func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func()) *index {
+	x := &index{policy: policy, places: make(map[tier.ID]int), gained: gained}
 	x.mu.entries = make(map[*batch.Batch]*entry)
 	x.mu.ids = make(map[batch.ID]*batch.Batch)
 	x.mu.spaces = make([]spaceIndex, len(ids))
@@ -132,7 +132,7 @@ func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func
 }
 
 // BatchChanged notes what b is like now. It implements batch.Observer.
-func (x *Index) BatchChanged(b *batch.Batch) {
+func (x *index) BatchChanged(b *batch.Batch) {
 	if x.update(b) {
 		x.gained()
 	}
@@ -140,7 +140,7 @@ func (x *Index) BatchChanged(b *batch.Batch) {
 
 // Register notes a new batch. A second one of an id is batch.ErrDuplicateID. It implements
 // batch.Registrar.
-func (x *Index) Register(b *batch.Batch) error {
+func (x *index) Register(b *batch.Batch) error {
 	gained, err := x.note(b, true)
 	if gained {
 		x.gained()
@@ -150,14 +150,14 @@ func (x *Index) Register(b *batch.Batch) error {
 
 // Knows says whether the index was told of b, which has not been dropped. It implements
 // batch.Knower.
-func (x *Index) Knows(b *batch.Batch) bool {
+func (x *index) Knows(b *batch.Batch) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.mu.entries[b] != nil
 }
 
 // update re-reads b and says whether it has become a victim.
-func (x *Index) update(b *batch.Batch) (gained bool) {
+func (x *index) update(b *batch.Batch) (gained bool) {
 	gained, _ = x.note(b, false)
 	return gained
 }
@@ -168,7 +168,7 @@ func (x *Index) update(b *batch.Batch) (gained bool) {
 // the lock is there. It is then thrown away: whoever changed the batch since
 // has yet to announce that, and the last to do so finds nothing changed. Updates
 // that come at once or out of order so end with the batch as it is.
-func (x *Index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
+func (x *index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 	info := b.Info()
 	var key Key
 	if x.victim(info) {
@@ -229,7 +229,7 @@ func (x *Index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 // failed says whether something is remembered of e that holds for its form alone.
 func (e *entry) failed() bool { return e.kept || e.not != 0 }
 
-func (x *Index) enterLocked(b *batch.Batch, id batch.ID) *entry {
+func (x *index) enterLocked(b *batch.Batch, id batch.ID) *entry {
 	x.mu.made++
 	e := &entry{batch: b, id: id, made: x.mu.made}
 	x.mu.entries[b] = e
@@ -239,7 +239,7 @@ func (x *Index) enterLocked(b *batch.Batch, id batch.ID) *entry {
 	return e
 }
 
-func (x *Index) forgetLocked(e *entry) {
+func (x *index) forgetLocked(e *entry) {
 	delete(x.mu.entries, e.batch)
 	if x.mu.ids[e.id] == e.batch {
 		delete(x.mu.ids, e.id)
@@ -247,12 +247,12 @@ func (x *Index) forgetLocked(e *entry) {
 }
 
 // victim says whether a batch could be moved as far as its own state goes.
-func (x *Index) victim(info batch.Info) bool {
+func (x *index) victim(info batch.Info) bool {
 	return (info.State == batch.Idle || info.State == batch.TaskCreated) &&
 		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
 }
 
-func (x *Index) countLocked(e *entry) {
+func (x *index) countLocked(e *entry) {
 	s := &x.mu.spaces[e.place]
 	s.version++
 	s.count++
@@ -265,7 +265,7 @@ func (x *Index) countLocked(e *entry) {
 	}
 }
 
-func (x *Index) uncountLocked(e *entry) {
+func (x *index) uncountLocked(e *entry) {
 	s := &x.mu.spaces[e.place]
 	if e.rest {
 		s.rest -= e.bytes
@@ -278,7 +278,7 @@ func (x *Index) uncountLocked(e *entry) {
 	s.version++
 }
 
-func (x *Index) removeLocked(e *entry) {
+func (x *index) removeLocked(e *entry) {
 	x.unkeyLocked(e)
 	x.unsizeLocked(e)
 	x.uncountLocked(e)
@@ -286,7 +286,7 @@ func (x *Index) removeLocked(e *entry) {
 
 // listLocked puts e into the trees that it belongs in and takes it out of the
 // others.
-func (x *Index) listLocked(e *entry) {
+func (x *index) listLocked(e *entry) {
 	s := &x.mu.spaces[e.place]
 	listed := !e.aside && !s.lowest
 	if !listed || !e.victim {
@@ -303,14 +303,14 @@ func (x *Index) listLocked(e *entry) {
 	}
 }
 
-func (x *Index) unkeyLocked(e *entry) {
+func (x *index) unkeyLocked(e *entry) {
 	if e.keyed {
 		e.keyed = false
 		x.mu.spaces[e.place].byKey.Delete(e)
 	}
 }
 
-func (x *Index) unsizeLocked(e *entry) {
+func (x *index) unsizeLocked(e *entry) {
 	if e.sized {
 		e.sized = false
 		x.mu.spaces[e.place].bySize.Delete(e)
@@ -318,13 +318,13 @@ func (x *Index) unsizeLocked(e *entry) {
 }
 
 // setAside takes b out of the victims until it is put back.
-func (x *Index) setAside(b *batch.Batch, aside bool) {
+func (x *index) setAside(b *batch.Batch, aside bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.setAsideLocked(b, aside)
 }
 
-func (x *Index) setAsideLocked(b *batch.Batch, aside bool) {
+func (x *index) setAsideLocked(b *batch.Batch, aside bool) {
 	if e := x.mu.entries[b]; e != nil {
 		e.aside, e.kept = aside, false
 		x.listLocked(e)
@@ -333,7 +333,7 @@ func (x *Index) setAsideLocked(b *batch.Batch, aside bool) {
 
 // keepAsideLocked takes b out of the victims until it is put back or has another form, size or
 // place.
-func (x *Index) keepAsideLocked(b *batch.Batch) {
+func (x *index) keepAsideLocked(b *batch.Batch) {
 	if e := x.mu.entries[b]; e != nil {
 		e.aside, e.kept, e.form = true, true, b.PayloadType()
 		x.listLocked(e)
@@ -342,14 +342,14 @@ func (x *Index) keepAsideLocked(b *batch.Batch) {
 
 // excludeLocked keeps b out of some tiers until they are allowed again or it has another form,
 // size or place.
-func (x *Index) excludeLocked(b *batch.Batch, not kinds) {
+func (x *index) excludeLocked(b *batch.Batch, not kinds) {
 	if e := x.mu.entries[b]; e != nil {
 		e.not, e.form = not, b.PayloadType()
 	}
 }
 
 // allowLocked ends the exclusion of b from all tiers but those in not.
-func (x *Index) allowLocked(b *batch.Batch, not kinds) {
+func (x *index) allowLocked(b *batch.Batch, not kinds) {
 	if e := x.mu.entries[b]; e != nil {
 		e.not &= not
 	}
@@ -365,7 +365,7 @@ type summary struct {
 	version  uint64
 }
 
-func (x *Index) summary(place int) summary {
+func (x *index) summary(place int) summary {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := &x.mu.spaces[place]
@@ -388,11 +388,11 @@ func (s *spaceIndex) smallest() (bytes byKind) {
 	return bytes
 }
 
-// victims appends at most ShortlistMax victims of a space to dst, in the
+// victims appends at most shortlistMax victims of a space to dst, in the
 // policy's order. If none of the first ones is at most as large as fit says of a tier, the smallest
 // ones that are follow: a tier below that is nearly full must not be the end
 // while there is a batch that it could take.
-func (x *Index) victims(dst []Victim, place int, fit byKind) []Victim {
+func (x *index) victims(dst []Victim, place int, fit byKind) []Victim {
 	begin := len(dst)
 	fitting, looked := false, 0
 	most := slices.Max(fit[:])
@@ -401,7 +401,7 @@ func (x *Index) victims(dst []Victim, place int, fit byKind) []Victim {
 	s.byKey.Ascend(func(e *entry) bool {
 		dst = append(dst, e.asVictim())
 		fitting = fitting || e.fits(fit)
-		return len(dst)-begin < ShortlistMax-smallMax
+		return len(dst)-begin < shortlistMax-smallMax
 	})
 	if !fitting {
 		s.bySize.Ascend(func(e *entry) bool {
@@ -415,7 +415,7 @@ func (x *Index) victims(dst []Victim, place int, fit byKind) []Victim {
 				dst = append(dst, e.asVictim())
 			}
 			looked++
-			return looked < ShortlistMax && len(dst)-begin < ShortlistMax
+			return looked < shortlistMax && len(dst)-begin < shortlistMax
 		})
 	}
 	x.mu.Unlock()
@@ -424,7 +424,7 @@ func (x *Index) victims(dst []Victim, place int, fit byKind) []Victim {
 }
 
 // keyOf asks the policy. A batch whose key it cannot tell has the zero key.
-func (x *Index) keyOf(info batch.Info) (key Key) {
+func (x *index) keyOf(info batch.Info) (key Key) {
 	defer x.panics.Recover("Policy.Key")
 	return x.policy.Key(info)
 }

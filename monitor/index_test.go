@@ -123,7 +123,7 @@ func TestIndexShortlist(t *testing.T) {
 	}
 	cancel := all[0].Subscribe()
 	got := w.victims(gpu0, 5*kib)
-	if len(got) > ShortlistMax {
+	if len(got) > shortlistMax {
 		t.Fatalf("%d victims are listed", len(got))
 	}
 	if got[0] != all[n-1].ID() || got[1] != all[n-2].ID() {
@@ -190,7 +190,7 @@ func TestIndexConverges(t *testing.T) {
 		}
 		keys = append(keys, v.Key)
 	}
-	if len(keys) != len(all) || !slices.IsSortedFunc(keys, Key.Compare) {
+	if len(keys) != len(all) || !slices.IsSortedFunc(keys, Key.compare) {
 		t.Errorf("the index lists %v", keys)
 	}
 	if s := w.index(gpu0); s.rest != 32*kib || s.bytes != 32*kib || s.count != 8 {
@@ -254,13 +254,13 @@ func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 		}
 		return b, err
 	}
-	if _, err := same(w.mon.Index()); !errors.Is(err, batch.ErrDuplicateID) {
+	if _, err := same(w.mon); !errors.Is(err, batch.ErrDuplicateID) {
 		t.Errorf("a second batch of id %d: %v", first.ID(), err)
 	}
 	if s := w.index(gpu0); s.count != 1 || s.rest != 10*kib {
 		t.Errorf("with the refused one there is %+v", s)
 	}
-	second, err := same(hiding{w.mon.Index()})
+	second, err := same(hiding{w.mon})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,13 +272,13 @@ func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 	if err := second.Drop(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := same(w.mon.Index()); !errors.Is(err, batch.ErrDuplicateID) {
+	if _, err := same(w.mon); !errors.Is(err, batch.ErrDuplicateID) {
 		t.Errorf("another one of id %d: %v", first.ID(), err)
 	}
 	if err := first.Drop(); err != nil {
 		t.Fatal(err)
 	}
-	third, err := same(w.mon.Index())
+	third, err := same(w.mon)
 	if err != nil {
 		t.Errorf("when the first is gone: %v", err)
 	}

@@ -22,8 +22,8 @@ const (
 	// MinPeriod is the shortest period. A look takes about a microsecond for each space, so
 	// with a shorter one an idle engine would take more than a few hundredths of a core.
 	MinPeriod = 100 * time.Microsecond
-	// DefaultMovesPerEdge lets one move read while the other writes.
-	DefaultMovesPerEdge = 2
+	// defaultMovesPerEdge lets one move read while the other writes.
+	defaultMovesPerEdge = 2
 )
 
 // Mover moves one batch. convert.Mover is one.
@@ -42,15 +42,14 @@ type Config struct {
 	Mover        Mover
 	Policy       Policy              // which batches go first; nil: PlanOrder
 	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: DefaultPeriod
-	MovesPerEdge int                 // moves at once from one space to one other; 0: DefaultMovesPerEdge
-	Logger       *slog.Logger        // gets what SlogEvents writes; nil: nothing is logged
+	MovesPerEdge int                 // moves at once from one space to one other; 0: 2
+	Logger       *slog.Logger        // gets all events, normal ones at debug level; nil: nothing is logged
 	Events       Events              // beside the Logger
 	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
 	Changes      func() uint64       // another number means that what could not be converted may be convertible now; nil: never
 }
 
-// Validate says what New would refuse.
-func (c Config) Validate() error {
+func (c Config) validate() error {
 	switch {
 	case c.Reservations == nil:
 		return errors.New("monitor: a reservation manager is required")
@@ -65,12 +64,13 @@ func (c Config) Validate() error {
 }
 
 // Monitor keeps spaces below their marks, and makes room for those who wait, by
-// moving batches down. One serves all plans of an engine. It is safe for
+// moving batches down. One serves all plans of an engine. It knows of the batches that are made
+// with it as their batch.Observer; it is a batch.Registrar and batch.Knower too. It is safe for
 // concurrent use; it does nothing until Run is called.
 type Monitor struct {
 	cfg    Config
 	events eventList
-	index  *Index
+	*index // is embedded for BatchChanged, Register and Knows
 	spaces []*space
 	byID   map[tier.ID]int
 
@@ -98,7 +98,7 @@ type Monitor struct {
 
 // New returns a monitor of the manager's spaces.
 func New(cfg Config) (*Monitor, error) {
-	if err := cfg.Validate(); err != nil {
+	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
 	if cfg.Policy == nil {
@@ -108,7 +108,7 @@ func New(cfg Config) (*Monitor, error) {
 		cfg.Period = DefaultPeriod
 	}
 	if cfg.MovesPerEdge == 0 {
-		cfg.MovesPerEdge = DefaultMovesPerEdge
+		cfg.MovesPerEdge = defaultMovesPerEdge
 	}
 	if cfg.Base == nil {
 		cfg.Base = func(tier.ID) int64 { return 0 }
@@ -122,7 +122,7 @@ func New(cfg Config) (*Monitor, error) {
 		faults: make(map[*batch.Batch]*fault),
 	}
 	if cfg.Logger != nil {
-		m.events.all = append(m.events.all, SlogEvents(cfg.Logger))
+		m.events.all = append(m.events.all, slogEvents(cfg.Logger))
 	}
 	var ids []tier.ID
 	for i, s := range cfg.Reservations.Spaces().All() {
@@ -145,12 +145,8 @@ func New(cfg Config) (*Monitor, error) {
 	return m, nil
 }
 
-// Index returns the observer that batches must be made with for the monitor to
-// know of them.
-func (m *Monitor) Index() *Index { return m.index }
-
-// Wake makes the monitor look at once. It never blocks.
-func (m *Monitor) Wake() { poke(m.wake) }
+// wakeUp makes the monitor look at once. It never blocks.
+func (m *Monitor) wakeUp() { poke(m.wake) }
 
 // help makes the monitor look soon if a space is stuck.
 func (m *Monitor) help() {
@@ -187,7 +183,7 @@ func (m *Monitor) watch(ctx context.Context) {
 	for _, s := range m.spaces {
 		defer s.Subscribe(m.changed)()
 	}
-	defer m.cfg.Reservations.OnDemand(m.Wake)()
+	defer m.cfg.Reservations.OnDemand(m.wakeUp)()
 	period := time.NewTicker(m.cfg.Period)
 	defer period.Stop()
 	gap := m.cfg.Period / hintsPerPeriod
@@ -251,11 +247,11 @@ func (m *Monitor) changed(s *tier.Space, c tier.Change) {
 	case tier.Pressed:
 		// Above the trigger every reservation says so; the first is enough.
 		if sp := m.spaces[m.byID[s.ID()]]; !sp.pressed.Swap(true) {
-			m.Wake()
+			m.wakeUp()
 		}
 	case tier.Released:
 		if s.Lost() != nil && !m.spaces[m.byID[s.ID()]].gone.Load() {
-			m.Wake()
+			m.wakeUp()
 		}
 		m.help()
 	}
@@ -288,7 +284,7 @@ func (m *Monitor) step(ctx context.Context) {
 	m.stats.steps.Add(1)
 	for try := 0; ; try++ {
 		state := m.observe(now)
-		d := Step(state)
+		d := decide(state)
 		if m.begin(ctx, d.Moves) && try < 3 {
 			continue // a batch was not what the index took it for, and now it is
 		}
@@ -310,7 +306,7 @@ func (m *Monitor) rest() {
 }
 
 // begin starts moves. It returns whether one was not possible any more.
-func (m *Monitor) begin(ctx context.Context, moves []Choice) (outdated bool) {
+func (m *Monitor) begin(ctx context.Context, moves []choice) (outdated bool) {
 	for _, c := range moves {
 		b := c.Victim.Batch
 		from, to := m.spaces[c.From], m.spaces[c.To]
@@ -332,16 +328,16 @@ func (m *Monitor) begin(ctx context.Context, moves []Choice) (outdated bool) {
 
 // result is the end of a move.
 type result struct {
-	Choice
+	choice
 	usedBefore int64 // in the target, when the move began
 	err        error
 }
 
 // execute moves one batch. It runs on a goroutine of its own.
-func (m *Monitor) execute(ctx context.Context, c Choice) {
+func (m *Monitor) execute(ctx context.Context, c choice) {
 	defer m.executors.Done()
 	from, to := m.spaces[c.From].ID(), m.spaces[c.To].ID()
-	r := result{Choice: c, usedBefore: m.spaces[c.To].Used()}
+	r := result{choice: c, usedBefore: m.spaces[c.To].Used()}
 	labels := pprof.Labels("spillway", "move", "edge", from.String()+"→"+to.String(), "reason", c.Reason)
 	pprof.Do(ctx, labels, func(ctx context.Context) {
 		mv := Move{Batch: c.Victim.ID, From: from, To: to, Bytes: c.Victim.Bytes, Reason: c.Reason}

@@ -80,7 +80,7 @@ func TestTrigger(t *testing.T) {
 				t.Errorf("pressure: %+v", w.press)
 			}
 			for _, m := range w.ended {
-				if m.Reason != ReasonTrigger || m.From != gpu0 || m.To != host0 {
+				if m.Reason != reasonTrigger || m.From != gpu0 || m.To != host0 {
 					t.Errorf("a move %+v", m)
 				}
 			}
@@ -173,7 +173,7 @@ func TestDemand(t *testing.T) {
 			t.Errorf("%d bytes were moved, want %d", got, 15*kib)
 		}
 		for _, m := range w.ended {
-			if m.Reason != ReasonDemand {
+			if m.Reason != reasonDemand {
 				t.Errorf("a move %+v", m)
 			}
 		}
@@ -375,7 +375,7 @@ func TestConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.cfg.Period != DefaultPeriod || m.cfg.MovesPerEdge != DefaultMovesPerEdge || m.cfg.Policy.Name() != "plan-order" {
+	if m.cfg.Period != DefaultPeriod || m.cfg.MovesPerEdge != defaultMovesPerEdge || m.cfg.Policy.Name() != "plan-order" {
 		t.Errorf("the defaults are %+v", m.cfg)
 	}
 	w.end()

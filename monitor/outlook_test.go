@@ -16,18 +16,18 @@ func TestNewOutlook(t *testing.T) {
 	victims := []int64{10}
 	for _, tt := range []struct {
 		name string
-		sp   SpaceState
-		d    Decision
+		sp   spaceState
+		d    decision
 		want []bool
 	}{
-		{"nothing", SpaceState{}, Decision{}, []bool{false, false}},
-		{"a move was chosen", SpaceState{}, Decision{Moves: []Choice{{From: 0, To: 1}}}, []bool{true, false}},
-		{"a move is under way", SpaceState{Moving: 1}, Decision{}, []bool{true, false}},
-		{"a batch is leaving", SpaceState{Leaving: 1}, Decision{}, []bool{true, false}},
-		{"the device holds some", SpaceState{Retired: 1}, Decision{}, []bool{true, false}},
-		{"a batch was set aside", SpaceState{Aside: 1}, Decision{}, []bool{true, false}},
-		{"held back, and nothing moves", SpaceState{}, Decision{Held: true}, []bool{false, false}},
-		{"held back until something has moved", SpaceState{}, Decision{Held: true, Moves: []Choice{{From: 1}}}, []bool{true, true}},
+		{"nothing", spaceState{}, decision{}, []bool{false, false}},
+		{"a move was chosen", spaceState{}, decision{Moves: []choice{{From: 0, To: 1}}}, []bool{true, false}},
+		{"a move is under way", spaceState{Moving: 1}, decision{}, []bool{true, false}},
+		{"a batch is leaving", spaceState{Leaving: 1}, decision{}, []bool{true, false}},
+		{"the device holds some", spaceState{Retired: 1}, decision{}, []bool{true, false}},
+		{"a batch was set aside", spaceState{Aside: 1}, decision{}, []bool{true, false}},
+		{"held back, and nothing moves", spaceState{}, decision{Held: true}, []bool{false, false}},
+		{"held back until something has moved", spaceState{}, decision{Held: true, Moves: []choice{{From: 1}}}, []bool{true, true}},
 	} {
 		s := build(two, shape{victims: victims}, shape{})
 		tt.sp.Victims = s.Spaces[0].Victims

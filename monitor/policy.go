@@ -13,9 +13,9 @@ import (
 // the smallest goes down first.
 type Key [4]uint64
 
-// Compare returns a negative number if k goes down before other, a positive one
+// compare returns a negative number if k goes down before other, a positive one
 // if after, and 0 if it is all the same.
-func (k Key) Compare(other Key) int {
+func (k Key) compare(other Key) int {
 	for i, w := range k {
 		if c := cmp.Compare(w, other[i]); c != 0 {
 			return c
@@ -44,13 +44,13 @@ type Policy interface {
 	// that an index can be kept and no scan is needed.
 	Key(info batch.Info) Key
 	// Order may rearrange the batches with the smallest keys of one space, at
-	// most ShortlistMax, which come ordered by key. It is for what a key cannot say.
+	// most 1,024, which come ordered by key. It is for what a key cannot say.
 	Order(shortlist []Victim)
 }
 
-// ShortlistMax is how many victims of a space are looked at in one step at most,
+// shortlistMax is how many victims of a space are looked at in one step at most,
 // however many batches there are.
-const ShortlistMax = 1024
+const shortlistMax = 1024
 
 // ordered is a policy that a key says all about.
 type ordered struct {

@@ -34,7 +34,7 @@ func TestPolicyOrder(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for i, a := range tt.want {
 				for j, b := range tt.want {
-					if got, want := sign(tt.policy.Key(a).Compare(tt.policy.Key(b))), cmp.Compare(i, j); got != want {
+					if got, want := sign(tt.policy.Key(a).compare(tt.policy.Key(b))), cmp.Compare(i, j); got != want {
 						t.Errorf("%d against %d: %d, want %d", i, j, got, want)
 					}
 				}

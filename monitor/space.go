@@ -115,17 +115,17 @@ func (m *Monitor) isLost(s *space) bool {
 // observe makes a cut through everything that a step looks at. The books are
 // read between two looks at the demand, and the smaller demand counts: who was
 // served in between is then not counted both as waiting and as using.
-func (m *Monitor) observe(now time.Time) State {
-	state := State{Spaces: make([]SpaceState, len(m.spaces))}
+func (m *Monitor) observe(now time.Time) snapshot {
+	state := snapshot{Spaces: make([]spaceState, len(m.spaces))}
 	aside := m.aside()
 	for i, s := range m.spaces {
 		u := s.Usage()
 		sp := &state.Spaces[i]
 		if m.isLost(s) { // no room, no need, and no way down
-			*sp = SpaceState{ID: s.ID(), Moving: s.moving}
+			*sp = spaceState{ID: s.ID(), Moving: s.moving}
 			continue
 		}
-		*sp = SpaceState{
+		*sp = spaceState{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
 			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Ceiling(),
 			Relieving: s.relieving, Leaving: s.leaving, Moving: s.moving,
@@ -151,7 +151,7 @@ func (m *Monitor) observe(now time.Time) State {
 
 // observeBatches adds what the index knows. Shortlists are only made if somebody
 // could want something of the space: it needs room, or a faster space does.
-func (m *Monitor) observeBatches(state *State) {
+func (m *Monitor) observeBatches(state *snapshot) {
 	m.shortlist = m.shortlist[:0]
 	wanted := false
 	for i, s := range m.spaces {
@@ -199,9 +199,9 @@ func (m *Monitor) tellPressure(i int, above bool) {
 // reportStuck says once that a space is stuck, when it has been so for a
 // period: what lasts less is only two steps that followed each other closely. It says so again if
 // work in progress was to free room then, and what is at rest now is nobody's.
-func (m *Monitor) reportStuck(now time.Time, state State, stuck []Want) {
+func (m *Monitor) reportStuck(now time.Time, state snapshot, stuck []shortage) {
 	for i, s := range m.spaces {
-		at := slices.IndexFunc(stuck, func(w Want) bool { return w.Space == i })
+		at := slices.IndexFunc(stuck, func(w shortage) bool { return w.Space == i })
 		if at < 0 {
 			s.stuckSince, s.stuckFor, s.stuckIdle = time.Time{}, "", false
 			continue
@@ -211,11 +211,11 @@ func (m *Monitor) reportStuck(now time.Time, state State, stuck []Want) {
 			s.stuckSince = now
 		}
 		resting := m.index.summary(i).idle
-		told := (s.stuckFor == w.Reason || s.stuckFor == ReasonDemand) && (s.stuckIdle || resting == 0)
+		told := (s.stuckFor == w.Reason || s.stuckFor == reasonDemand) && (s.stuckIdle || resting == 0)
 		if told || now.Sub(s.stuckSince) < m.cfg.Period {
 			continue
 		}
-		if s.stuckFor != ReasonDemand {
+		if s.stuckFor != reasonDemand {
 			s.stuckFor = w.Reason
 		}
 		s.stuckIdle = s.stuckIdle || resting > 0
@@ -241,13 +241,13 @@ const refuseHint = "batches at rest fill it, and no slower tier has room for the
 
 // whyRefused returns refuseHint, or, where moves out of the full spaces fail, why: then
 // larger tiers would not help, and what is wrong is known here alone.
-func (m *Monitor) whyRefused(state State, full []tier.ID) string {
+func (m *Monitor) whyRefused(state snapshot, full []tier.ID) string {
 	for i, s := range m.spaces {
 		if !slices.Contains(full, s.ID()) {
 			continue
 		}
 		cannot := m.cannotMove(i)
-		if cannot != "" && !slices.ContainsFunc(state.Spaces[i].Down, func(e Edge) bool { return e.Smallest > 0 }) {
+		if cannot != "" && !slices.ContainsFunc(state.Spaces[i].Down, func(e edgeState) bool { return e.Smallest > 0 }) {
 			return "all that is left there at rest cannot be moved: " + cannot + ": register a converter, or consume or drop them"
 		}
 		if cannot != "" {
@@ -274,14 +274,14 @@ func (m *Monitor) whyRefused(state State, full []tier.ID) string {
 // refuse sends those away who wait in vain. A space must be full in two steps, at
 // least a period apart, with nothing changed in it or below it in between: who was
 // just about to begin or to release something has then been given time.
-func (m *Monitor) refuse(now time.Time, state State, stuck []Want) {
-	if !slices.ContainsFunc(stuck, func(w Want) bool { return w.Reason == ReasonDemand }) {
+func (m *Monitor) refuse(now time.Time, state snapshot, stuck []shortage) {
+	if !slices.ContainsFunc(stuck, func(w shortage) bool { return w.Reason == reasonDemand }) {
 		for _, s := range m.spaces {
 			s.fullSince = time.Time{}
 		}
 		return
 	}
-	full := Full(state)
+	full := fullForGood(state)
 	var forGood []tier.ID
 	for i := len(m.spaces) - 1; i >= 0; i-- { // slower spaces first
 		s := m.spaces[i]
@@ -310,4 +310,57 @@ func (m *Monitor) refuse(now time.Time, state State, stuck []Want) {
 		m.stats.refused.Add(int64(n))
 		m.events.refused(Refused{Waiters: n, Spaces: forGood})
 	}
+}
+
+// outlook is what the last step, in which something was needed, knew of each space:
+// published for those who must know whether waiting can help.
+type outlook []prospect
+
+// prospect is one space's part of an outlook.
+type prospect struct {
+	relief  bool   // bytes are on their way out, or will be when something else has moved
+	version uint64 // of the index
+}
+
+// newOutlook says of each space whether bytes may leave it without anybody's doing:
+// they are on their way already, a move was chosen, or a batch was set aside and will be
+// tried again. A batch that is held back until a slower space is relieved counts while
+// anything moves at all.
+func newOutlook(s snapshot, d decision) outlook {
+	o := make(outlook, len(s.Spaces))
+	for _, c := range d.Moves {
+		o[c.From].relief = true
+	}
+	busy := len(d.Moves) > 0
+	for i := range s.Spaces {
+		sp := &s.Spaces[i]
+		o[i].relief = o[i].relief || sp.Moving > 0 || sp.coming() > 0 || sp.Aside > 0
+		busy = busy || o[i].relief
+	}
+	for i := range o {
+		o[i].relief = o[i].relief || d.Held && busy && len(s.Spaces[i].Victims) > 0
+	}
+	return o
+}
+
+// Movable says whether bytes of a space for which somebody waits may become free
+// because batches move: it is what a reservation.Config wants to know. It is false only if
+// the last step found nothing, and no batch there has changed since. Unknown spaces, lost ones, and
+// all while Run is not running, have nothing that moves. It must be called with no lock held.
+func (m *Monitor) Movable(id tier.ID) bool {
+	i, known := m.byID[id]
+	if !known || !m.running.Load() || m.spaces[i].Lost() != nil {
+		return false
+	}
+	o := m.outlook.Load()
+	return o == nil || (*o)[i].relief || m.index.summary(i).version != (*o)[i].version
+}
+
+// publish makes the step's result the outlook.
+func (m *Monitor) publish(s snapshot, d decision) {
+	o := newOutlook(s, d)
+	for i, sp := range m.spaces {
+		o[i].version = sp.seen.version
+	}
+	m.outlook.Store(&o)
 }

@@ -35,7 +35,7 @@ func TestStepStripesVolumes(t *testing.T) {
 				s.Spaces[1+i].Pace = tt.paces[i]
 			}
 			var got [2]int
-			for _, c := range Step(s).Moves {
+			for _, c := range decide(s).Moves {
 				got[c.To-1]++
 			}
 			if got != tt.want {

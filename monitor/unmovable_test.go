@@ -155,7 +155,7 @@ func TestUnmovable(t *testing.T) {
 		w := newWorld(t, sizes{host0: 64 * kib, disk0: 64 * kib}, func(c *Config, _ *world) { cannot = told(c) })
 		for _, dropped := range []bool{false, true} {
 			b := w.put(host0, 4*kib, seq(1))
-			mv := result{Choice: Choice{Victim: Victim{Batch: b, ID: b.ID()}, From: w.mon.byID[host0], To: w.mon.byID[disk0]}, err: batch.ErrUnmovable}
+			mv := result{choice: choice{Victim: Victim{Batch: b, ID: b.ID()}, From: w.mon.byID[host0], To: w.mon.byID[disk0]}, err: batch.ErrUnmovable}
 			if dropped {
 				if err := b.Drop(); err != nil {
 					t.Fatal(err)
@@ -333,7 +333,7 @@ func TestUnmovableToATier(t *testing.T) {
 		w.end(all...)
 	})
 	bubble(t, "more of them than a step looks at", func(t *testing.T) {
-		const many = ShortlistMax + 100
+		const many = shortlistMax + 100
 		w := newWorld(t, sizes{gpu0: 2 * many * kib, host0: 2 * many * kib, disk0: kib}, count)
 		unmovableTo(w, tier.Host, 8)
 		all := w.fillSpace(gpu0, 8, 2*kib) // the last to go
@@ -351,15 +351,15 @@ func TestUnmovableToATier(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, nil)
 		tries := unmovableTo(w, tier.Host, 0)
 		b := w.put(gpu0, 4*kib, seq(1))
-		mv := result{Choice: Choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib}, From: w.mon.byID[gpu0], To: w.mon.byID[host0]}, err: batch.ErrUnmovable}
+		mv := result{choice: choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib}, From: w.mon.byID[gpu0], To: w.mon.byID[host0]}, err: batch.ErrUnmovable}
 		if not, aside := w.mon.fault(mv, unmovable, time.Now()); not != kinds(0).with(tier.Host) || aside {
 			t.Errorf("it is not to go to %b; aside %v", not, aside)
 		}
-		if err := w.mover.Move(t.Context(), b, specific(disk0), ReasonDemand); err != nil {
+		if err := w.mover.Move(t.Context(), b, specific(disk0), reasonDemand); err != nil {
 			t.Fatal(err)
 		}
 		w.mover.heal()
-		if err := w.mover.Move(t.Context(), b, specific(gpu0), ReasonDemand); err != nil {
+		if err := w.mover.Move(t.Context(), b, specific(gpu0), reasonDemand); err != nil {
 			t.Fatal(err)
 		}
 		v := w.mon.index.victims(nil, w.mon.byID[gpu0], inEach(0))

@@ -105,7 +105,7 @@ func (m *slowMover) heal() {
 }
 
 func (m *slowMover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) (err error) {
-	if reason != ReasonTrigger && reason != ReasonDemand {
+	if reason != reasonTrigger && reason != reasonDemand {
 		return fmt.Errorf("the reason %q is unknown", reason)
 	}
 	info := b.Info()
@@ -278,7 +278,7 @@ func (w *world) fill(r reservation.Reservation, place batch.Place) *batch.Batch 
 	}
 	d := &batch.Descriptor{Rows: 1, Body: n}
 	b, err := batch.New(batch.Options{
-		ID: w.ids.Next(), Payload: batch.NewImage(d, buf, r.Space()), Observer: w.mon.Index(), Place: place,
+		ID: w.ids.Next(), Payload: batch.NewImage(d, buf, r.Space()), Observer: w.mon, Place: place,
 	})
 	if err != nil {
 		w.t.Fatal(err)

@@ -27,11 +27,11 @@ type shape struct {
 	withheld                                 int64
 }
 
-func build(ids []tier.ID, shapes ...shape) State {
-	var s State
+func build(ids []tier.ID, shapes ...shape) snapshot {
+	var s snapshot
 	next := batch.ID(0)
 	for i, sh := range shapes {
-		sp := SpaceState{
+		sp := spaceState{
 			ID: ids[i], Limit: 100, Trigger: 80, Stop: 60, Used: sh.used, Waiting: sh.waiting, Retired: sh.retired,
 			Leaving: sh.leaving, Foreign: sh.foreign, Relieving: sh.relieving, Refused: sh.refused,
 			Withheld: sh.withheld,
@@ -43,7 +43,7 @@ func build(ids []tier.ID, shapes ...shape) State {
 			if ids[j].Kind <= ids[i].Kind {
 				continue
 			}
-			e := Edge{To: j, Free: 2}
+			e := edgeState{To: j, Free: 2}
 			if n := len(sp.Down); n < len(sh.underWay) {
 				e.UnderWay, e.Free = sh.underWay[n], 2-sh.underWay[n]
 			}
@@ -61,7 +61,7 @@ func build(ids []tier.ID, shapes ...shape) State {
 	return s
 }
 
-func (d Decision) text(s State) string {
+func (d decision) text(s snapshot) string {
 	var out []string
 	for _, c := range d.Moves {
 		out = append(out, fmt.Sprintf("%d:%s>%s %s", c.Victim.ID, s.Spaces[c.From].ID, s.Spaces[c.To].ID, c.Reason))
@@ -150,7 +150,7 @@ func TestStep(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := build(tt.ids, tt.state...)
-			got := Step(s).text(s)
+			got := decide(s).text(s)
 			want := strings.TrimSuffix(tt.want, ", stuck")
 			if got != want {
 				t.Errorf("\n got %s\nwant %s", got, want)
@@ -160,7 +160,7 @@ func TestStep(t *testing.T) {
 }
 
 // randomState makes a state that could be, with room for everything strange.
-func randomState(r *rand.Rand) State {
+func randomState(r *rand.Rand) snapshot {
 	all := []tier.ID{gpu0, {Kind: tier.GPU, Ordinal: 1}, host0, {Kind: tier.Host, Ordinal: 1}, disk0, disk1}
 	var ids []tier.ID
 	for _, id := range all {
@@ -218,7 +218,7 @@ func randomState(r *rand.Rand) State {
 	return s
 }
 
-func cloneState(s State) State {
+func cloneState(s snapshot) snapshot {
 	s.Spaces = slices.Clone(s.Spaces)
 	for i := range s.Spaces {
 		s.Spaces[i].Down = slices.Clone(s.Spaces[i].Down)
@@ -228,7 +228,7 @@ func cloneState(s State) State {
 }
 
 // ownNeed is what a space needs, worked out another way than Step does.
-func ownNeed(sp *SpaceState) int64 {
+func ownNeed(sp *spaceState) int64 {
 	need := int64(0)
 	going := sp.Leaving + sp.Retired
 	if limit := sp.Limit - sp.Withheld; sp.Waiting > 0 || sp.Used > limit && len(sp.Down) > 0 {
@@ -246,11 +246,11 @@ func TestStepProperties(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		s := randomState(r)
 		before := cloneState(s)
-		d := Step(s)
+		d := decide(s)
 		if !reflect.DeepEqual(s, before) {
 			t.Fatalf("seed %d: the state was changed", seed)
 		}
-		if again := Step(s); !reflect.DeepEqual(d, again) {
+		if again := decide(s); !reflect.DeepEqual(d, again) {
 			t.Fatalf("seed %d: another outcome the second time", seed)
 		}
 		if err := checkDecision(s, d); err != nil {
@@ -266,7 +266,7 @@ func TestStepProperties(t *testing.T) {
 	}
 }
 
-func checkDecision(s State, d Decision) error {
+func checkDecision(s snapshot, d decision) error {
 	out, in, last := make([]int64, len(s.Spaces)), make([]int64, len(s.Spaces)), make([]int64, len(s.Spaces))
 	used := make(map[[2]int]int)
 	seen := make(map[batch.ID]bool)
@@ -276,7 +276,7 @@ func checkDecision(s State, d Decision) error {
 			return fmt.Errorf("batch %d is no victim of %s, or twice", c.Victim.ID, from.ID)
 		}
 		seen[c.Victim.ID] = true
-		at := slices.IndexFunc(from.Down, func(e Edge) bool { return e.To == c.To })
+		at := slices.IndexFunc(from.Down, func(e edgeState) bool { return e.To == c.To })
 		if at < 0 || from.Down[at].Blocked {
 			return fmt.Errorf("there is no way from %s to %d", from.ID, c.To)
 		}
@@ -314,7 +314,7 @@ func checkDecision(s State, d Decision) error {
 			}
 			upstream += need + largest
 			// Everything that is needed is done, on its way, waited for, or told.
-			told := slices.ContainsFunc(d.Stuck, func(w Want) bool { return w.Space == i })
+			told := slices.ContainsFunc(d.Stuck, func(w shortage) bool { return w.Space == i })
 			idle := out[i] == 0 && sp.Leaving == 0 && sp.Retired == 0
 			urgent := sp.Waiting > 0 && need == min(sp.Waiting, sp.Limit)-(sp.Limit-sp.Withheld-sp.Used) || sp.Used+sp.Foreign >= sp.Trigger
 			if idle && urgent && !told && !d.Held && !busyBelow(sp) {
@@ -328,8 +328,8 @@ func checkDecision(s State, d Decision) error {
 	return nil
 }
 
-func busyBelow(sp *SpaceState) bool {
-	return slices.ContainsFunc(sp.Down, func(e Edge) bool { return e.Free == 0 })
+func busyBelow(sp *spaceState) bool {
+	return slices.ContainsFunc(sp.Down, func(e edgeState) bool { return e.Free == 0 })
 }
 
 // Carrying out what Step says must come to an end, with every need met or told:
@@ -343,18 +343,18 @@ func TestStepEnds(t *testing.T) {
 			sp.Used -= sp.Leaving + sp.Retired
 			sp.Leaving, sp.Retired, sp.Refused = 0, 0, 0
 			for j := range sp.Down {
-				sp.Down[j] = Edge{To: sp.Down[j].To, Free: 2}
+				sp.Down[j] = edgeState{To: sp.Down[j].To, Free: 2}
 			}
 		}
 		for step := 0; ; step++ {
-			d := Step(s)
+			d := decide(s)
 			if len(d.Moves) == 0 {
 				if d.Held {
 					t.Fatalf("seed %d: something is held back and nothing moves\n%+v", seed, s)
 				}
 				for i := range s.Spaces {
 					sp := &s.Spaces[i]
-					told := slices.ContainsFunc(d.Stuck, func(w Want) bool { return w.Space == i })
+					told := slices.ContainsFunc(d.Stuck, func(w shortage) bool { return w.Space == i })
 					if need := ownNeed(sp); sp.Waiting > 0 && sp.Used+min(sp.Waiting, sp.Limit) > sp.Limit && !told {
 						t.Fatalf("seed %d: %s needs %d in the end and nobody says so\n%+v", seed, sp.ID, need, s)
 					}
@@ -371,7 +371,7 @@ func TestStepEnds(t *testing.T) {
 				to.Used += c.Victim.Bytes
 				if len(to.Down) > 0 {
 					to.Victims = append(slices.Clone(to.Victims), c.Victim)
-					slices.SortFunc(to.Victims, func(a, b Victim) int { return a.Key.Compare(b.Key) })
+					slices.SortFunc(to.Victims, func(a, b Victim) int { return a.Key.compare(b.Key) })
 				}
 			}
 			for i := range s.Spaces {
@@ -414,15 +414,15 @@ func TestFull(t *testing.T) {
 		{"no batch is larger than nothing", space{used: 100, rest: 100}, at(50), true, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var s State
+			var s snapshot
 			for i, sp := range []space{tt.gpu, tt.disk} {
-				s.Spaces = append(s.Spaces, SpaceState{
+				s.Spaces = append(s.Spaces, spaceState{
 					ID: []tier.ID{gpu0, disk0}[i], Limit: 100, Used: sp.used, Rest: sp.rest, Base: sp.base,
 					Retired: sp.retired, Refused: sp.refused, Waiting: sp.waiting, Moving: sp.moving, Aside: sp.aside,
 				})
 			}
-			s.Spaces[0].Down = []Edge{{To: 1, Free: 2, Broken: tt.gpu.broken, Smallest: tt.gpu.smallest}}
-			if full := Full(s); full[0] != tt.wantG || full[1] != tt.wantD {
+			s.Spaces[0].Down = []edgeState{{To: 1, Free: 2, Broken: tt.gpu.broken, Smallest: tt.gpu.smallest}}
+			if full := fullForGood(s); full[0] != tt.wantG || full[1] != tt.wantD {
 				t.Errorf("full is %v, want %v %v", full, tt.wantG, tt.wantD)
 			}
 		})

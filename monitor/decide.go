@@ -4,19 +4,19 @@ import "github.com/spillway-db/spillway/tier"
 
 // Why a batch is moved: what Mover.Move is told and events say.
 const (
-	ReasonTrigger = "trigger" // its space is at the trigger, or on its way from there to the stop mark; or above a limit that was lowered
-	ReasonDemand  = "demand"  // somebody waits for room in its space, or a faster space needs room there
+	reasonTrigger = "trigger" // its space is at the trigger, or on its way from there to the stop mark; or above a limit that was lowered
+	reasonDemand  = "demand"  // somebody waits for room in its space, or a faster space needs room there
 )
 
-// State is all that a step looks at: one cut through the spaces, what waits and
+// snapshot is all that a step looks at: one cut through the spaces, what waits and
 // what is under way. It holds no clock; what depends on time, such as backing off
 // after an error, is in it as a fact.
-type State struct {
-	Spaces []SpaceState // fastest tier first; edges name spaces by their place here
+type snapshot struct {
+	Spaces []spaceState // fastest tier first; edges name spaces by their place here
 }
 
-// SpaceState is one space's part of a State. All sizes are bytes.
-type SpaceState struct {
+// spaceState is one space's part of a snapshot. All sizes are bytes.
+type spaceState struct {
 	ID      tier.ID
 	Limit   int64
 	Trigger int64
@@ -40,8 +40,8 @@ type SpaceState struct {
 	// Charge returns what a body that is charged so much elsewhere would be
 	// charged here; nil for the same.
 	Charge  func(int64) int64
-	Down    []Edge   // to where its batches may go: next tier first, nearest space first within a tier
-	Victims []Victim // the shortlist, in the policy's order
+	Down    []edgeState // to where its batches may go: next tier first, nearest space first within a tier
+	Victims []Victim    // the shortlist, in the policy's order
 
 	// What Full looks at.
 	Rest  int64 // charged for batches that nobody reads, moves or drops now
@@ -49,9 +49,9 @@ type SpaceState struct {
 	Aside int   // victims that are kept back from some tier, or all, for a moment after an error
 }
 
-// Edge is a way down from one space to another.
-type Edge struct {
-	To       int // index in State.Spaces
+// edgeState is a way down from one space to another.
+type edgeState struct {
+	To       int // index in snapshot.Spaces
 	UnderWay int // moves on this edge
 	Free     int // how many more may begin
 	Blocked  bool
@@ -59,26 +59,26 @@ type Edge struct {
 	Smallest int64 // bytes of the smallest batch at rest that could go there, also of those that are no victims; 0 if there is none
 }
 
-// Choice is one move that a step decided on.
-type Choice struct {
+// choice is one move that a step decided on.
+type choice struct {
 	Victim Victim
-	From   int // index in State.Spaces
+	From   int // index in snapshot.Spaces
 	To     int
 	Reason string
 }
 
-// Want is what a space still needs and gets no nearer to: nothing is on its way
+// shortage is what a space still needs and gets no nearer to: nothing is on its way
 // out and nothing can be moved.
-type Want struct {
-	Space  int // index in State.Spaces
+type shortage struct {
+	Space  int // index in snapshot.Spaces
 	Bytes  int64
 	Reason string
 }
 
-// Decision is the outcome of a step.
-type Decision struct {
-	Moves []Choice
-	Stuck []Want
+// decision is the outcome of a step.
+type decision struct {
+	Moves []choice
+	Stuck []shortage
 	// Held says that a batch is kept back until the space that it should go to
 	// has been relieved.
 	Held bool
@@ -98,15 +98,15 @@ type Decision struct {
 // A victim goes to the next tier if that has room which nobody waits for. If not,
 // and that tier holds a batch that should go before this one, that batch goes down to
 // make room; otherwise the victim passes the tier by.
-func Step(s State) Decision {
+func decide(s snapshot) decision {
 	p := newPlanner(s)
 	for i := range s.Spaces {
 		p.relieve(i, p.lack(i), p.lackReason(i))
-		p.relieve(i, p.above(i, true), ReasonTrigger)
+		p.relieve(i, p.above(i, true), reasonTrigger)
 	}
 	for i := range s.Spaces {
 		p.relieve(i, p.lack(i), p.lackReason(i)) // what the stop marks of faster spaces ask of this one
-		p.relieve(i, p.above(i, false), ReasonTrigger)
+		p.relieve(i, p.above(i, false), reasonTrigger)
 	}
 	for i := range s.Spaces {
 		p.stuck(i)
@@ -116,8 +116,8 @@ func Step(s State) Decision {
 
 // planner holds what changes while a step is worked out.
 type planner struct {
-	s   State
-	out Decision
+	s   snapshot
+	out decision
 	sp  []plan
 }
 
@@ -137,7 +137,7 @@ type plan struct {
 	pace    tier.Pace
 }
 
-func newPlanner(s State) *planner {
+func newPlanner(s snapshot) *planner {
 	p := &planner{s: s, sp: make([]plan, len(s.Spaces))}
 	for i := range s.Spaces {
 		sp := &s.Spaces[i]
@@ -158,7 +158,7 @@ func newPlanner(s State) *planner {
 	return p
 }
 
-func (s *SpaceState) charge(n int64) int64 {
+func (s *spaceState) charge(n int64) int64 {
 	if s.Charge == nil {
 		return n
 	}
@@ -166,12 +166,12 @@ func (s *SpaceState) charge(n int64) int64 {
 }
 
 // room is what could be promised now.
-func (s *SpaceState) room() int64 { return s.Limit - s.Withheld - s.Used }
+func (s *spaceState) room() int64 { return s.Limit - s.Withheld - s.Used }
 
-func (s *SpaceState) pressure() int64 { return s.Used + s.Foreign }
+func (s *spaceState) pressure() int64 { return s.Used + s.Foreign }
 
 // coming is what will be free without any more moves.
-func (s *SpaceState) coming() int64 { return s.Retired + s.Leaving }
+func (s *spaceState) coming() int64 { return s.Retired + s.Leaving }
 
 // lack returns how many more bytes must leave space i for its waiters, for the
 // batches that faster spaces hold back for it, and for it to be within its limit.
@@ -185,9 +185,9 @@ func (p *planner) lack(i int) int64 {
 
 func (p *planner) lackReason(i int) string {
 	if p.s.Spaces[i].Waiting > 0 || p.sp[i].urgent {
-		return ReasonDemand
+		return reasonDemand
 	}
-	return ReasonTrigger
+	return reasonTrigger
 }
 
 // above returns how many more bytes must leave for the pressure to be under the
@@ -227,7 +227,7 @@ func (p *planner) relieve(i int, need int64, reason string) {
 		if now {
 			pl.free[edge]--
 			p.sp[to].busy++
-			p.out.Moves = append(p.out.Moves, Choice{Victim: v, From: i, To: to, Reason: reason})
+			p.out.Moves = append(p.out.Moves, choice{Victim: v, From: i, To: to, Reason: reason})
 		}
 	}
 }
@@ -319,7 +319,7 @@ func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool
 			return j, true
 		case need > coming+pl.rest || !p.sheds(e.To): // it could never fit there, or not now
 			continue
-		case to.Victims[pl.next].Key.Compare(v.Key) <= 0:
+		case to.Victims[pl.next].Key.compare(v.Key) <= 0:
 			return j, true
 		case edge < 0:
 			edge = j
@@ -344,7 +344,7 @@ func (p *planner) sheds(i int) bool {
 func (p *planner) hold(i, edge int, reason string) {
 	to := &p.sp[p.s.Spaces[i].Down[edge].To]
 	to.asked = true
-	to.urgent = to.urgent || reason == ReasonDemand
+	to.urgent = to.urgent || reason == reasonDemand
 	p.sp[i].held = true
 	p.out.Held = true
 }
@@ -356,9 +356,9 @@ func (p *planner) stuck(i int) {
 		return
 	}
 	if need := p.lack(i); need > 0 && sp.Waiting > 0 {
-		p.out.Stuck = append(p.out.Stuck, Want{Space: i, Bytes: need, Reason: ReasonDemand})
+		p.out.Stuck = append(p.out.Stuck, shortage{Space: i, Bytes: need, Reason: reasonDemand})
 	} else if need := p.above(i, true); need > 0 {
-		p.out.Stuck = append(p.out.Stuck, Want{Space: i, Bytes: need, Reason: ReasonTrigger})
+		p.out.Stuck = append(p.out.Stuck, shortage{Space: i, Bytes: need, Reason: reasonTrigger})
 	}
 }
 
@@ -367,7 +367,7 @@ func (p *planner) stuck(i int) {
 // its way out; and none of the batches can go down, because each slower space
 // is full too and has no room for even the smallest of them. Then there is nobody whose
 // release could help. It is a pure function.
-func Full(s State) []bool {
+func fullForGood(s snapshot) []bool {
 	full := make([]bool, len(s.Spaces))
 	for i := len(s.Spaces) - 1; i >= 0; i-- { // slower spaces first
 		sp := &s.Spaces[i]
@@ -384,7 +384,7 @@ func Full(s State) []bool {
 
 // lasting is the room that would be there if nobody waited. A refusal counts
 // only if it was not for the sake of waiters.
-func (s *SpaceState) lasting() int64 {
+func (s *spaceState) lasting() int64 {
 	room := s.room()
 	if s.Refused > 0 && s.Waiting == 0 {
 		room = min(room, s.Refused-1)
