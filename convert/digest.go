@@ -29,105 +29,87 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 	if !ok {
 		return d, false, fmt.Errorf("convert: %s has no digest", payload.Type())
 	}
-	switch p := img.(type) {
-	case *batch.Image:
-		d, onDevice, err = m.digest(ctx, p.Space(), p.Descriptor(), p.Buffer(), 0)
-	case *batch.Packed:
-		d, err = m.digestPacked(ctx, p)
-	case *batch.Table:
-		d, err = m.digestTable(ctx, p)
+	b := m.cfg.Builtin
+	src, err := b.from(ctx, img)
+	if err != nil {
+		return d, false, ofLost(err, img.Space())
 	}
-	at := img.Descriptor().Body
+	if src.table != nil {
+		src.table.sums = nil // the digest is all that is wanted
+	}
+	if d, onDevice, err = b.digest(ctx, src, 0); err != nil {
+		return d, onDevice, ofLost(err, img.Space())
+	}
+	at := src.size
 	for _, s := range img.Shared() {
+		src, err := b.fromBuffer(s.Descriptor(), s.Buffer(), img.Space())
 		if err != nil {
-			break
+			return d, onDevice, err
 		}
-		var dict tier.Digest
-		dict, _, err = m.digest(ctx, img.Space(), s.Descriptor(), s.Buffer(), at)
+		dict, _, err := b.digest(ctx, src, at)
+		if err != nil {
+			return d, onDevice, ofLost(err, img.Space())
+		}
 		d = d.Add(dict)
-		at += s.Descriptor().Body
+		at += src.size
 	}
-	return d, onDevice, ofLost(err, img.Space())
+	return d, onDevice, nil
 }
 
-// digest is Digest for the body in buf, counted from byte base on.
-func (m *Mover) digest(ctx context.Context, space *tier.Space, desc *batch.Descriptor, buf *tier.Buffer, base int64) (d tier.Digest, onDevice bool, err error) {
-	if buf == nil {
-		return d, false, nil
-	}
-	b := m.cfg.Builtin
-	add := func(p []byte, off int64) error {
-		d = d.Add(tier.DigestBytes(p, (base+off)/8))
-		return nil
-	}
-	size, node := desc.Body, space.Node()
-	switch src := buf.Memory().(type) {
-	case tier.HostMemory:
-		off := int64(0)
-		for _, p := range src.Extents() {
-			for len(p) > 0 {
-				if err := context.Cause(ctx); err != nil {
-					return d, false, err
-				}
-				n := min(len(p), maxPiece)
-				d = d.Add(tier.DigestBytes(p[:n], (base+off)/8))
-				p, off = p[n:], off+int64(n)
-			}
-		}
-		return d, false, nil
-	case tier.DeviceMemory:
-		err = b.onStream(ctx, space, func(dev tier.Device, s tier.Stream) error {
+// digest is Digest for a body, counted from byte base on.
+func (b *Builtin) digest(ctx context.Context, src *source, base int64) (d tier.Digest, onDevice bool, err error) {
+	if len(src.device) == 1 && src.table == nil {
+		err := b.onStream(ctx, src.space, func(dev tier.Device, s tier.Stream) error {
 			c, ok := dev.(tier.Computer)
 			if !ok {
-				return b.staged(ctx, node, size, fetchDevice(dev, s, src), nil, add, true)
+				return tier.ErrNotSupported
 			}
-			err := c.Digest(s, src.Addr(), size, base/8, &d)
-			if errors.Is(err, tier.ErrNotSupported) { // a decorator's device does not compute
-				return b.staged(ctx, node, size, fetchDevice(dev, s, src), nil, add, true)
-			}
-			if err != nil {
+			if err := c.Digest(s, src.device[0].Addr, src.size, base/8, &d); err != nil {
 				return err
 			}
-			onDevice = true
 			return await(record(dev, s)) // d is ours again only then
 		})
-		return d, onDevice, err
-	case tier.FileMemory:
-		pinned, err := b.stagedAtOnce(node)
-		if err != nil {
-			return d, false, err
+		if !errors.Is(err, tier.ErrNotSupported) { // as a decorator's device may say
+			return d, err == nil, err
 		}
-		src = checked(src)
-		v := newVerifier(desc, src)
-		err = b.OnDisk(ctx, min(size, pinned), false, func(ctx context.Context) error {
-			return b.staged(ctx, node, size, fetchFile(ctx, src), nil, func(p []byte, off int64) error {
-				if err := v.check(p, off); err != nil {
-					return err
-				}
-				return add(p, off)
-			}, true)
-		})
-		return d, false, err
+		d = tier.Digest{}
 	}
-	return d, false, fmt.Errorf("convert: the digest of %T: %w", buf.Memory(), tier.ErrNotSupported)
-}
-
-// digestPacked uncompresses the body and drops what it has looked at.
-func (m *Mover) digestPacked(ctx context.Context, p *batch.Packed) (d tier.Digest, err error) {
-	b := m.cfg.Builtin
 	var mu sync.Mutex
-	add := laneTarget(func(_ context.Context, _ *lane, p []byte, off int64) error {
-		part := tier.DigestBytes(p, off/8)
+	src.see(func(p []byte, off int64) {
+		part := tier.DigestBytes(p, (base+off)/8)
 		mu.Lock()
 		defer mu.Unlock()
 		d = d.Add(part)
-		return nil
 	})
-	unpack := func(ctx context.Context) error { return b.unpack(ctx, p.Space(), p, add) }
-	if p.Space().Kind() == tier.Disk {
-		err = b.OnDisk(ctx, min(p.Descriptor().Body, diskUnderWay), false, unpack)
-	} else {
-		err = unpack(ctx)
+	return d, false, b.look(ctx, src)
+}
+
+// see has f see all bytes, too, after the source's own check.
+func (s *source) see(f func(p []byte, off int64)) {
+	own := s.check
+	s.check = func(p []byte, off int64) error {
+		if own != nil {
+			if err := own(p, off); err != nil {
+				return err
+			}
+		}
+		f(p, off)
+		return nil
 	}
-	return d, err
+}
+
+// look brings the bytes of src to host memory for its check, with a permit if that reads a disk.
+func (b *Builtin) look(ctx context.Context, src *source) error {
+	read := func(ctx context.Context) error { return b.transfer(ctx, nil, src) }
+	if src.space.Kind() != tier.Disk || src.size == 0 {
+		return read(ctx)
+	}
+	pinned := int64(diskUnderWay)
+	if src.packed == nil {
+		var err error
+		if pinned, err = b.stagedAtOnce(src.space.Node()); err != nil {
+			return err
+		}
+	}
+	return b.OnDisk(ctx, min(src.size, pinned), false, read)
 }

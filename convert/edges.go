@@ -106,10 +106,10 @@ func (b *Builtin) Register(g *Registry) error {
 	return b.registerTables(g)
 }
 
-// image copies an image's body, byte for byte, to the space of r, and the
-// dictionaries that are not there yet. The descriptor is shared: nothing is encoded,
-// and no row is looked at; what is compressed is uncompressed. One permit is for the body and the
-// dictionaries.
+// image copies the body of an image, or a table's, byte for byte to the space of r, and the
+// dictionaries that are not there yet. Nothing is encoded, and no row is looked at; what is
+// compressed is uncompressed. The descriptor is shared, but that of a table whose checksums are
+// known only when all bytes have come by. One permit is for the body and the dictionaries.
 func (b *Builtin) image(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
 	from, ok := src.(imaged)
 	if !ok {
@@ -133,22 +133,21 @@ func (b *Builtin) copyImage(ctx context.Context, from imaged, r reservation.Rese
 	if err != nil {
 		return nil, errors.Join(err, buf.Release())
 	}
-	if desc.Body > 0 {
-		if err := safely(func() error { return b.copyFrom(ctx, buf, from) }); err != nil {
-			return nil, errors.Join(err, releaseAll(shared), buf.Release())
+	err = safely(func() error {
+		src, err := b.from(ctx, from)
+		if err != nil {
+			return err
 		}
+		if err := b.fill(ctx, buf, src); err != nil {
+			return err
+		}
+		desc = src.descriptor()
+		return nil
+	})
+	if err != nil {
+		return nil, errors.Join(err, releaseAll(shared), buf.Release())
 	}
 	return batch.NewImage(desc, buf, r.Space(), shared...), nil
-}
-
-func (b *Builtin) copyFrom(ctx context.Context, buf *tier.Buffer, from imaged) error {
-	switch from := from.(type) {
-	case *batch.Image:
-		return b.copyBody(ctx, from.Descriptor(), buf, from.Buffer())
-	case *batch.Packed:
-		return b.unpackBody(ctx, buf, from)
-	}
-	return fmt.Errorf("convert: copying %T: %w", from, tier.ErrNotSupported)
 }
 
 // Share returns the dictionaries of src in the space of r, for an image of the
@@ -183,7 +182,7 @@ func (b *Builtin) share(ctx context.Context, src imaged, r reservation.Reservati
 			if err != nil {
 				return nil, nil, err
 			}
-			if err := safely(func() error { return b.copyBody(ctx, desc, buf, from.buf) }); err != nil {
+			if err := safely(func() error { return b.copyBody(ctx, buf, desc, from.buf) }); err != nil {
 				return nil, nil, errors.Join(err, buf.Release())
 			}
 			return buf, desc, nil
@@ -196,94 +195,13 @@ func (b *Builtin) share(ctx context.Context, src imaged, r reservation.Reservati
 	return shared, nil
 }
 
-// copyBody picks the way from one kind of memory to another.
-func (b *Builtin) copyBody(ctx context.Context, desc *batch.Descriptor, dst, src *tier.Buffer) error {
-	switch s := src.Memory().(type) {
-	case tier.HostMemory:
-		switch d := dst.Memory().(type) {
-		case tier.HostMemory:
-			return hostToHost(ctx, d, s)
-		case tier.DeviceMemory:
-			return b.hostDevice(ctx, dst.Space(), d, s, true)
-		case tier.FileMemory:
-			if err := b.look(ctx, dst.Space(), desc.Body, src.Space().Node(), hostFrames(s)); err != nil {
-				return err
-			}
-			return hostToDisk(ctx, b.metered(dst.Space(), d), s)
-		}
-	case tier.DeviceMemory:
-		switch d := dst.Memory().(type) {
-		case tier.HostMemory:
-			return b.hostDevice(ctx, src.Space(), s, d, false)
-		case tier.DeviceMemory:
-			return b.deviceToDevice(ctx, dst.Space(), src.Space(), d, s)
-		case tier.FileMemory:
-			return b.deviceToDisk(ctx, desc, src.Space(), dst.Space(), b.metered(dst.Space(), d), s)
-		}
-	case tier.FileMemory:
-		s = b.metered(src.Space(), s)
-		switch d := dst.Memory().(type) {
-		case tier.HostMemory:
-			return diskToHost(ctx, desc, d, s)
-		case tier.DeviceMemory:
-			return b.diskToDevice(ctx, desc, dst.Space(), d, s)
-		case tier.FileMemory:
-			return b.diskToDisk(ctx, desc, dst.Space(), b.metered(dst.Space(), d), s)
-		}
-	}
-	return fmt.Errorf("convert: %T to %T: %w", src.Memory(), dst.Memory(), tier.ErrNotSupported)
-}
-
-// hostDevice copies between host extents and device memory; up says towards the
-// device.
-func (b *Builtin) hostDevice(ctx context.Context, gpu *tier.Space, d tier.DeviceMemory, h tier.HostMemory, up bool) error {
-	return b.onStream(ctx, gpu, func(dev tier.Device, s tier.Stream) error {
-		pieces := piecesOf(h, maxPiece)
-		return copies(ctx, len(pieces), func(i int) (tier.Event, error) {
-			p, addr := pieces[i].p, d.Addr()+tier.Addr(pieces[i].off)
-			if up {
-				return recorded(dev, s, dev.CopyToDevice(s, addr, p))
-			}
-			return recorded(dev, s, dev.CopyToHost(s, p, addr))
-		}, nil)
-	})
-}
-
-// deviceToDevice copies within one device, or between two that can reach each
-// other, or else through pinned chunks.
-func (b *Builtin) deviceToDevice(ctx context.Context, dst, src *tier.Space, d, s tier.DeviceMemory) error {
-	err := b.copyOnDevices(ctx, dst, src, []deviceCopy{{d.Addr(), s.Addr(), s.Size()}})
-	if !errors.Is(err, tier.ErrNotSupported) {
+// copyBody copies the image of a dictionary.
+func (b *Builtin) copyBody(ctx context.Context, dst *tier.Buffer, desc *batch.Descriptor, src *tier.Buffer) error {
+	from, err := b.fromBuffer(desc, src, src.Space())
+	if err != nil {
 		return err
 	}
-	return b.onStreams(ctx, dst, src, func(to tier.Device, in tier.Stream, from tier.Device, out tier.Stream) error {
-		return b.staged(ctx, src.Node(), s.Size(), fetchDevice(from, out, s), drainDevice(to, in, d), nil, false)
-	})
-}
-
-// deviceToDisk overlaps the device's copies with the disk's requests; only a
-// few chunks of pinned memory are in use.
-func (b *Builtin) deviceToDisk(ctx context.Context, desc *batch.Descriptor, gpu, disk *tier.Space, d tier.FileMemory, s tier.DeviceMemory) error {
-	return b.onStream(ctx, gpu, func(dev tier.Device, stream tier.Stream) error {
-		if err := b.look(ctx, disk, desc.Body, gpu.Node(), deviceFrames(dev, stream, s)); err != nil {
-			return err
-		}
-		return b.staged(ctx, gpu.Node(), s.Size(), fetchDevice(dev, stream, s), drainFile(ctx, d), nil, false)
-	})
-}
-
-// diskToDevice is the way back; what the disk gave is verified before the
-// device gets it.
-func (b *Builtin) diskToDevice(ctx context.Context, desc *batch.Descriptor, gpu *tier.Space, d tier.DeviceMemory, s tier.FileMemory) error {
-	return b.onStream(ctx, gpu, func(dev tier.Device, stream tier.Stream) error {
-		return b.verified(ctx, gpu.Node(), desc, s, drainDevice(dev, stream, d))
-	})
-}
-
-// diskToDisk copies from one volume to another, or within one, through pinned
-// chunks.
-func (b *Builtin) diskToDisk(ctx context.Context, desc *batch.Descriptor, disk *tier.Space, d, s tier.FileMemory) error {
-	return b.verified(ctx, disk.Node(), desc, s, drainFile(ctx, d))
+	return b.fill(ctx, dst, from)
 }
 
 // hostToDisk writes straight from the arena. The volume splits each extent into

@@ -3,7 +3,6 @@ package convert
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
@@ -197,31 +196,17 @@ func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, wh
 	return reservation.Reservation{}, err
 }
 
-// lay puts the layout's bytes into a buffer of any tier.
+// lay puts the layout's bytes into a buffer of any tier. How long a disk takes is not measured: it
+// waits for the layout, too.
 func (b *Builtin) lay(ctx context.Context, l *image.Layout, buf *tier.Buffer) error {
-	switch d := buf.Memory().(type) {
-	case tier.HostMemory:
-		return l.WriteTo(d.Extents())
-	case tier.DeviceMemory:
-		return b.onStream(ctx, buf.Space(), func(dev tier.Device, s tier.Stream) error {
-			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainDevice(dev, s, d), nil, false)
-		})
-	case tier.FileMemory:
-		return b.permitted(ctx, buf.Space(), nil, l.Size(), func(ctx context.Context) error {
-			return b.staged(ctx, buf.Space().Node(), l.Size(), fetchLayout(l), drainFile(ctx, checked(d)), nil, false)
-		})
+	dst, err := b.into(buf)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("convert: laying out into %T: %w", buf.Memory(), tier.ErrNotSupported)
-}
-
-// fetchLayout lays the next bytes out on the calling goroutine: fetches are
-// started in order, which is the order that a layout needs.
-func fetchLayout(l *image.Layout) fetch {
-	return func(p []byte, _ int64) (func() error, error) {
-		n, err := l.Next(p)
-		if err == nil && n != len(p) {
-			err = fmt.Errorf("convert: a layout ended after %d of %d bytes", n, len(p))
-		}
-		return nil, err
+	if m, ok := buf.Memory().(tier.FileMemory); ok {
+		dst.file = checked(m)
 	}
+	return b.permitted(ctx, buf.Space(), nil, l.Size(), func(ctx context.Context) error {
+		return b.transfer(ctx, dst, &source{size: l.Size(), layout: l})
+	})
 }

@@ -410,14 +410,11 @@ func (m *Mover) verify(ctx context.Context, at *tier.Space, f func(context.Conte
 }
 
 func (b *Builtin) verifyBody(ctx context.Context, d *batch.Descriptor, buf *tier.Buffer) error {
-	if buf == nil {
-		return nil
+	src, err := b.fromBuffer(d, buf, buf.Space())
+	if err != nil {
+		return err
 	}
-	file, ok := buf.Memory().(tier.FileMemory)
-	if !ok {
-		return fmt.Errorf("convert: verifying %T: %w", buf.Memory(), tier.ErrNotSupported)
-	}
-	return b.verified(ctx, buf.Space().Node(), d, b.metered(buf.Space(), file), nil)
+	return b.transfer(ctx, nil, src)
 }
 
 // KeptOf describes a batch's form on disk, with the keys under which its dictionaries

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/zeebo/xxh3"
 
@@ -53,23 +52,19 @@ func hostFrames(m tier.HostMemory) frames {
 	}}
 }
 
-// deviceFrames reads device memory through pinned chunks. The lanes share the stream.
-func deviceFrames(dev tier.Device, s tier.Stream, m tier.DeviceMemory) frames {
-	return chunkFrames(fetchDevice(dev, s, m), func([]byte, int64) error { return nil })
-}
-
-// chunkFrames reads through pinned chunks. fetch is called by one lane at a time; finish sees each
-// frame as a whole when it is there.
-func chunkFrames(fetch fetch, finish func(p []byte, off int64) error) frames {
-	var mu sync.Mutex
-	read := func(p []byte, off int64) error {
-		mu.Lock()
-		wait, err := fetch(p, off)
-		mu.Unlock()
+// chunkFrames reads a device through pinned chunks. The source's check sees each frame as a whole
+// when it is there.
+func chunkFrames(s *source) frames {
+	read := func(ctx context.Context, p []byte, off int64) error {
+		wait, err := s.fetch(ctx, p, off)
 		if err != nil || wait == nil {
 			return err
 		}
 		return wait()
+	}
+	finish := s.check
+	if finish == nil {
+		finish = func([]byte, int64) error { return nil }
 	}
 	return frames{read: func(ctx context.Context, l *lane, off, n int64) ([]byte, error) {
 		chunk, err := l.pinned(ctx)
@@ -77,7 +72,7 @@ func chunkFrames(fetch fetch, finish func(p []byte, off int64) error) frames {
 			return nil, err
 		}
 		if int64(len(chunk)) >= n {
-			if err := read(chunk[:n], off); err != nil {
+			if err := read(ctx, chunk[:n], off); err != nil {
 				return nil, err
 			}
 			return chunk[:n], finish(chunk[:n], off)
@@ -85,7 +80,7 @@ func chunkFrames(fetch fetch, finish func(p []byte, off int64) error) frames {
 		_, frame := l.memory() // a small host tier has small chunks
 		for at := int64(0); at < n; {
 			p := chunk[:min(int64(len(chunk)), n-at)]
-			if err := read(p, off+at); err != nil {
+			if err := read(ctx, p, off+at); err != nil {
 				return nil, err
 			}
 			copy(frame[at:], p)
@@ -106,6 +101,17 @@ func fileFrames(desc *batch.Descriptor, m tier.FileMemory) frames {
 	}}
 }
 
+// frames returns how lanes read the source.
+func (s *source) frames() frames {
+	switch {
+	case s.host != nil:
+		return hostFrames(s.host)
+	case s.file != nil:
+		return fileFrames(s.desc, s.file)
+	}
+	return chunkFrames(s)
+}
+
 // pack makes the compressed form of an image, or of a table's, in the space of r; or a copy of
 // one that is compressed already.
 func (b *Builtin) pack(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
@@ -113,35 +119,29 @@ func (b *Builtin) pack(ctx context.Context, src batch.Payload, r reservation.Res
 	if !ok {
 		return nil, fmt.Errorf("convert: %s is not an image", src.Type())
 	}
-	desc := from.Descriptor()
-	err = b.permitted(ctx, r.Space(), from.Space(), max(desc.Body, largestShared(from)), func(ctx context.Context) error {
-		var table *tableReader
-		if t, ok := from.(*batch.Table); ok {
-			if table, err = b.reader(ctx, t); err != nil {
-				return err
-			}
+	largest := max(from.Descriptor().Body, largestShared(from))
+	err = b.permitted(ctx, r.Space(), from.Space(), largest, func(ctx context.Context) error {
+		src, err := b.from(ctx, from)
+		if err != nil {
+			return err
 		}
 		shared, err := b.share(ctx, from, r)
 		if err != nil {
 			return err
 		}
-		runs, err := b.runs(ctx, from, table, r)
+		runs, err := b.runs(ctx, src, r)
 		if err != nil {
 			return errors.Join(err, releaseAll(shared))
 		}
-		if table != nil {
-			desc = table.descriptor()
-		}
-		out = batch.NewPacked(desc, runs, r.Space(), shared...)
+		out = batch.NewPacked(src.descriptor(), runs, r.Space(), shared...)
 		return nil
 	})
 	return out, err
 }
 
-// runs makes the runs of a packed image; table reads from, if that is a table.
-func (b *Builtin) runs(ctx context.Context, from imaged, table *tableReader, r reservation.Reservation) (runs []batch.Run, err error) {
-	desc := from.Descriptor()
-	runs = make([]batch.Run, (desc.Body+batch.RunSize-1)/batch.RunSize)
+// runs makes the runs of a packed image.
+func (b *Builtin) runs(ctx context.Context, src *source, r reservation.Reservation) (runs []batch.Run, err error) {
+	runs = make([]batch.Run, (src.size+batch.RunSize-1)/batch.RunSize)
 	defer func() {
 		if err != nil {
 			for i := range runs {
@@ -153,36 +153,21 @@ func (b *Builtin) runs(ctx context.Context, from imaged, table *tableReader, r r
 	if len(runs) == 0 {
 		return nil, nil
 	}
-	pack := func(f frames) error { return b.packRuns(ctx, runs, desc.Body, nodeOf(from.Space(), r.Space()), f, r) }
-	switch src := from.(type) {
-	case *batch.Packed:
-		return runs, b.inLanes(ctx, nodeOf(r.Space(), src.Space()), len(runs), func(ctx context.Context, l *lane, i int) error {
-			return b.copyRun(ctx, l, &runs[i], &src.Runs()[i], r)
+	if src.packed != nil {
+		return runs, b.inLanes(ctx, nodeOf(r.Space(), src.space), len(runs), func(ctx context.Context, l *lane, i int) error {
+			return b.copyRun(ctx, l, &runs[i], &src.packed.Runs()[i], r)
 		})
-	case *batch.Table:
-		return runs, b.onStream(ctx, src.Space(), func(dev tier.Device, s tier.Stream) error {
-			return pack(chunkFrames(table.fetch(dev, s), table.finish))
-		})
-	case *batch.Image:
-		switch m := src.Buffer().Memory().(type) {
-		case tier.HostMemory:
-			return runs, pack(hostFrames(m))
-		case tier.DeviceMemory:
-			return runs, b.onStream(ctx, src.Space(), func(dev tier.Device, s tier.Stream) error {
-				return pack(deviceFrames(dev, s, m))
-			})
-		case tier.FileMemory:
-			return runs, pack(fileFrames(desc, b.metered(src.Space(), m)))
-		}
 	}
-	return runs, fmt.Errorf("convert: packing %T: %w", from, tier.ErrNotSupported)
+	return runs, b.onStreams(ctx, new(sink), src, func() error {
+		return b.packRuns(ctx, runs, src.size, nodeOf(src.space, r.Space()), src.frames(), r)
+	})
 }
 
 // nodeOf returns the NUMA node whose chunks a transfer passes through: that of the first
 // space that has one.
 func nodeOf(spaces ...*tier.Space) int {
 	for _, s := range spaces {
-		if s.Node() >= 0 {
+		if s != nil && s.Node() >= 0 {
 			return s.Node()
 		}
 	}
@@ -208,14 +193,14 @@ func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, no
 			return err
 		}
 	}
-	if err := b.look(ctx, r.Space(), body, node, from); err != nil {
+	if err := b.sample(ctx, r.Space(), body, node, from); err != nil {
 		return err
 	}
 	return lanes(first, len(runs)-first)
 }
 
-// look takes a sample of a body that comes to a space, if one is due.
-func (b *Builtin) look(ctx context.Context, to *tier.Space, body int64, node int, from frames) error {
+// sample takes a sample of a body that comes to a space, if one is due.
+func (b *Builtin) sample(ctx context.Context, to *tier.Space, body int64, node int, from frames) error {
 	if b.Codec != codec.Auto || to.Kind() != tier.Disk || body < batch.FrameSize {
 		return nil
 	}
@@ -421,19 +406,18 @@ func hostTarget(m tier.HostMemory) target {
 }
 
 // laneTarget gives memory of the lane's, and put brings it where it belongs.
-func laneTarget(put func(ctx context.Context, l *lane, p []byte, off int64) error) target {
+func laneTarget(put func(ctx context.Context, p []byte, off int64) error) target {
 	return target{
 		room: func(_ context.Context, l *lane, _, n int64) ([]byte, error) {
 			_, frame := l.memory()
 			return frame[:n], nil
 		},
-		put: put,
+		put: func(ctx context.Context, _ *lane, p []byte, off int64) error { return put(ctx, p, off) },
 	}
 }
 
-// deviceTarget passes pinned chunks to the device.
-func deviceTarget(dev tier.Device, s tier.Stream, m tier.DeviceMemory) target {
-	drain := drainDevice(dev, s, m)
+// chunkTarget passes pinned chunks to drain.
+func chunkTarget(drain func(ctx context.Context, p []byte, off int64) error) target {
 	return target{
 		room: func(ctx context.Context, l *lane, _, n int64) ([]byte, error) {
 			chunk, err := l.pinned(ctx)
@@ -446,12 +430,12 @@ func deviceTarget(dev tier.Device, s tier.Stream, m tier.DeviceMemory) target {
 			_, frame := l.memory() // a small host tier has small chunks
 			return frame[:n], nil
 		},
-		put: func(_ context.Context, l *lane, p []byte, off int64) error {
+		put: func(ctx context.Context, l *lane, p []byte, off int64) error {
 			if len(p) <= len(l.chunk) {
-				return drain(p, off)
+				return drain(ctx, p, off)
 			}
 			for part := range slices.Chunk(p, len(l.chunk)) {
-				if err := drain(l.chunk[:copy(l.chunk, part)], off); err != nil {
+				if err := drain(ctx, l.chunk[:copy(l.chunk, part)], off); err != nil {
 					return err
 				}
 				off += int64(len(part))
@@ -461,20 +445,17 @@ func deviceTarget(dev tier.Device, s tier.Stream, m tier.DeviceMemory) target {
 	}
 }
 
-// unpackBody puts the bytes that a packed image was made of into a buffer.
-func (b *Builtin) unpackBody(ctx context.Context, dst *tier.Buffer, from *batch.Packed) error {
-	switch m := dst.Memory().(type) {
-	case tier.HostMemory:
-		return b.unpack(ctx, dst.Space(), from, hostTarget(m))
-	case tier.DeviceMemory:
-		return b.onStream(ctx, dst.Space(), func(dev tier.Device, s tier.Stream) error {
-			return b.unpack(ctx, dst.Space(), from, deviceTarget(dev, s, m))
-		})
-	case tier.FileMemory:
-		file := b.metered(dst.Space(), m)
-		return b.unpack(ctx, dst.Space(), from, laneTarget(func(ctx context.Context, _ *lane, p []byte, off int64) error { return file.WriteAt(ctx, p, off) }))
+// target returns how lanes write to the sink; check sees what has none.
+func (s *sink) target(check func(p []byte, off int64) error) target {
+	switch {
+	case s.host != nil:
+		return hostTarget(s.host)
+	case s.device != nil:
+		return chunkTarget(s.drain)
+	case s.file != nil:
+		return laneTarget(s.drain)
 	}
-	return fmt.Errorf("convert: unpacking into %T: %w", dst.Memory(), tier.ErrNotSupported)
+	return laneTarget(func(_ context.Context, p []byte, off int64) error { return check(p, off) })
 }
 
 // unpack brings a packed body to a target, each frame verified.

@@ -3,7 +3,6 @@ package convert
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -39,42 +38,35 @@ func run[R any](ctx context.Context, j pump.Job[R]) error {
 	return err
 }
 
-// fetch starts to fill p with the bytes at off, and returns what waits for that; nil if
-// it is done already. drain empties p.
-type (
-	fetch func(p []byte, off int64) (wait func() error, err error)
-	drain func(p []byte, off int64) error
-)
-
-// staged passes size bytes through the pinned chunks nearest to a node, so that fetching and
-// draining overlap. fetch is called in order, for one chunk at a time. drain and check may be nil;
-// ordered says that check must see the bytes in order.
-func (b *Builtin) staged(ctx context.Context, node int, size int64, fetch fetch, drain drain, check func([]byte, int64) error, ordered bool) error {
+// staged passes the bytes of src through the pinned chunks nearest to a node, so that fetching and
+// draining overlap.
+func (b *Builtin) staged(ctx context.Context, dst *sink, src *source) error {
+	node := nodeOf(dst.space, src.space)
+	if src.device != nil {
+		node = src.space.Node()
+	}
 	pool, err := b.Staging(node)
 	if err != nil {
 		return err
 	}
 	n := pool.Chunk()
-	job := pump.Job[[]byte]{Pieces: int((size + n - 1) / n), Lanes: stagedUnderWay, Pool: chunks{pool}, Ordered: ordered}
-	part := func(chunk []byte, i int) ([]byte, int64) { return chunk[:min(n, size-int64(i)*n)], int64(i) * n }
-	job.Begin = func(_ context.Context, chunk []byte, i int) (func() error, error) { return fetch(part(chunk, i)) }
-	if check != nil {
-		job.Check = func(chunk []byte, i int) error { return check(part(chunk, i)) }
+	job := pump.Job[[]byte]{Pieces: int((src.size + n - 1) / n), Lanes: stagedUnderWay, Pool: chunks{pool}}
+	part := func(chunk []byte, i int) ([]byte, int64) { return chunk[:min(n, src.size-int64(i)*n)], int64(i) * n }
+	job.Begin = func(ctx context.Context, chunk []byte, i int) (func() error, error) {
+		p, off := part(chunk, i)
+		return src.fetch(ctx, p, off)
 	}
-	if drain != nil {
-		job.End = func(_ context.Context, chunk []byte, i int) error { return drain(part(chunk, i)) }
+	if src.check != nil {
+		job.Ordered = src.ordered && n%batch.SumChunk != 0 // else each chunk has checksums of its own
+		job.Check = func(chunk []byte, i int) error { return src.check(part(chunk, i)) }
+	}
+	if dst.space != nil {
+		job.End = func(ctx context.Context, chunk []byte, i int) error {
+			p, off := part(chunk, i)
+			return dst.drain(ctx, p, off)
+		}
 	}
 	return run(ctx, job)
-}
-
-// verified is staged, and what comes by is compared with the checksums of desc.
-func (b *Builtin) verified(ctx context.Context, node int, desc *batch.Descriptor, src tier.FileMemory, drain drain) error {
-	pool, err := b.Staging(node)
-	if err != nil {
-		return err
-	}
-	v := newVerifier(desc, src)
-	return b.staged(ctx, node, src.Size(), fetchFile(ctx, src), drain, v.check, pool.Chunk()%batch.SumChunk != 0)
 }
 
 // quickCopy is how long a copy may take on a device that has copiesUnderWay of them. One that is
@@ -86,7 +78,7 @@ const quickCopy = 5 * time.Millisecond
 // them in order when they are there.
 func copies(ctx context.Context, n int, start func(i int) (tier.Event, error), check func(i int) error) error {
 	job := pump.Job[struct{}]{Pieces: n, Lanes: copiesUnderWay, Quick: quickCopy}
-	job.Begin = func(_ context.Context, _ struct{}, i int) (func() error, error) { return wait(start(i)) }
+	job.Begin = func(_ context.Context, _ struct{}, i int) (func() error, error) { return waitFor(start(i)) }
 	if check != nil {
 		job.Ordered = true
 		job.Check = func(_ struct{}, i int) error { return check(i) }
@@ -114,8 +106,8 @@ func piecesOf(h tier.HostMemory, most int64) (pieces []hostPiece) {
 	return pieces
 }
 
-// wait returns what waits for a copy; nil if there is none.
-func wait(e tier.Event, err error) (func() error, error) {
+// waitFor returns what waits for a copy; nil if there is none.
+func waitFor(e tier.Event, err error) (func() error, error) {
 	if e == nil || err != nil {
 		return nil, err
 	}
@@ -139,23 +131,6 @@ func recorded(dev tier.Device, s tier.Stream, err error) (tier.Event, error) {
 	return record(dev, s)
 }
 
-func fetchDevice(dev tier.Device, s tier.Stream, src tier.DeviceMemory) fetch {
-	return func(p []byte, off int64) (func() error, error) {
-		return wait(recorded(dev, s, dev.CopyToHost(s, p, src.Addr()+tier.Addr(off))))
-	}
-}
-
-// drainDevice copies to the device. Lanes share the stream and use it one at a time.
-func drainDevice(dev tier.Device, s tier.Stream, dst tier.DeviceMemory) drain {
-	var mu sync.Mutex
-	start := func(p []byte, off int64) (tier.Event, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		return recorded(dev, s, dev.CopyToDevice(s, dst.Addr()+tier.Addr(off), p))
-	}
-	return func(p []byte, off int64) error { return await(start(p, off)) }
-}
-
 // record returns the event after a copy that is already on the stream. Where
 // the device cannot give one, it waits for the stream instead, so that no copy is under way in
 // memory that the caller takes back.
@@ -165,14 +140,4 @@ func record(dev tier.Device, s tier.Stream) (tier.Event, error) {
 		return nil, errors.Join(err, s.Sync())
 	}
 	return e, nil
-}
-
-func fetchFile(ctx context.Context, src tier.FileMemory) fetch {
-	return func(p []byte, off int64) (func() error, error) {
-		return func() error { return src.ReadAt(ctx, p, off) }, nil
-	}
-}
-
-func drainFile(ctx context.Context, dst tier.FileMemory) drain {
-	return func(p []byte, off int64) error { return dst.WriteAt(ctx, p, off) }
 }

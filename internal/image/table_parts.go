@@ -39,6 +39,29 @@ func PartsOf(d *batch.Descriptor, ranges []batch.DeviceRange, adjust []batch.Adj
 	return slices.CompactFunc(parts, func(a, b Part) bool { return a.Off == b.Off })
 }
 
+// WholeOf is a body that lies in one piece.
+func WholeOf(addr tier.Addr, n int64) Parts { return Parts{{N: n, Addr: addr}} }
+
+// Between returns the copies within devices that bring the bytes of src to dst, and how many bytes
+// those are.
+func Between(dst, src Parts) (copies []tier.Region, bytes int64) {
+	for len(dst) > 0 && len(src) > 0 {
+		d, s := &dst[0], &src[0]
+		begin, end := max(d.Off, s.Off), min(d.Off+d.N, s.Off+s.N)
+		if n := end - begin; n > 0 {
+			copies = append(copies, tier.Region{Dst: d.Addr + tier.Addr(begin-d.Off), Src: s.Addr + tier.Addr(begin-s.Off), Size: n})
+			bytes += n
+		}
+		if d.Off+d.N <= end {
+			dst = dst[1:]
+		}
+		if s.Off+s.N <= end {
+			src = src[1:]
+		}
+	}
+	return copies, bytes
+}
+
 // from returns the parts that end behind off.
 func (t Parts) from(off int64) Parts {
 	return t[sort.Search(len(t), func(i int) bool { return t[i].Off+t[i].N > off }):]
