@@ -63,7 +63,7 @@ type Config struct {
 	// StuckAfter is how long nothing may change before a wait for room, as of Put, Acquire or a
 	// Reader, ends with a reservation.DeadlockError, because open handles or records keep so
 	// much that it could not be served whatever else became free. Make it longer than the
-	// longest work on open batches. 0 means reservation.DefaultStuckAfter, 30 s; below 0 such
+	// longest work on open batches. 0 means 30 s; below 0 such
 	// waits end with their contexts. Owners (reservation.Owner, RunTask) need not wait for
 	// it: what they hold is known.
 	StuckAfter time.Duration
@@ -72,7 +72,7 @@ type Config struct {
 	// compresses where that is faster than writing what is there, as measured.
 	Codec convert.Codec
 	// Permits limits what transfers with disks have under way: bytes of host memory, and
-	// spill slots. The zero value means permit.DefaultConfig. It needs a budget
+	// spill slots. The zero value is that of permit.Config. It needs a budget
 	// permit.Host, and at least two slots, of which one is the monitor's.
 	Permits permit.Config
 	// PermitPool, if set, is used instead of a pool of the engine's own, under the same

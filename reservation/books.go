@@ -254,7 +254,7 @@ func (b *books) stuck(gives bool) []*waitView {
 	}
 	for _, o := range b.owners {
 		b.steps++
-		if o.stuck = len(o.waits) >= o.owner.Workers(); o.stuck && gives {
+		if o.stuck = len(o.waits) >= o.owner.goroutines(); o.stuck && gives {
 			r.take(o)
 		}
 	}

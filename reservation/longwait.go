@@ -13,10 +13,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// LongWaitAfter is how long a wait takes before it is reported. The moves that make room
+// longWaitAfter is how long a wait takes before it is reported. The moves that make room
 // are over by then: 64 MiB at 20 MB/s, a slow disk, take 3 s. It is reported again after
 // twice that time, then four times, and so on.
-const LongWaitAfter = 5 * time.Second
+const longWaitAfter = 5 * time.Second
 
 // longWaitGap is the least time between two reports, or looks at who holds a space.
 const longWaitGap = time.Second
@@ -246,9 +246,9 @@ type patience struct {
 // expectLocked arranges that a wait that begins now is reported when it has taken long.
 func (m *Manager) expectLocked(w *waiter) {
 	w.begun = time.Since(m.made)
-	w.due = LongWaitAfter
+	w.due = longWaitAfter
 	if p := &m.patience; p.tell != nil && !p.armed {
-		m.reportLaterLocked(LongWaitAfter)
+		m.reportLaterLocked(longWaitAfter)
 	}
 }
 
@@ -310,5 +310,5 @@ func (m *Manager) reportLong() {
 			next = min(next, head.Of.w.begun+head.Of.w.due-now)
 		}
 	}
-	m.reportLaterLocked(max(longWaitGap, min(next, LongWaitAfter)))
+	m.reportLaterLocked(max(longWaitGap, min(next, longWaitAfter)))
 }

@@ -58,8 +58,8 @@ func (o *Owner) changed() {
 	}
 }
 
-// Workers returns how many goroutines work for the owner.
-func (o *Owner) Workers() int { return int(max(1, o.workers.Load())) }
+// goroutines returns how many goroutines work for the owner.
+func (o *Owner) goroutines() int { return int(max(1, o.workers.Load())) }
 
 // Context returns a context whose waits are the owner's: those of requests made
 // with it that name no owner themselves, such as what a mover reserves to bring a

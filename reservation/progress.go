@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// DefaultGrace is how long nothing may change before waiters are taken for
+// defaultGrace is how long nothing may change before waiters are taken for
 // deadlocked that others could have helped.
-const DefaultGrace = 100 * time.Millisecond
+const defaultGrace = 100 * time.Millisecond
 
 const (
 	// looksPerGrace is how often the books are looked at within a grace.
@@ -24,10 +24,10 @@ const (
 	helplessGraces = 4
 )
 
-// DefaultStuckAfter is how long nothing may change where handles or records of unknown
+// defaultStuckAfter is how long nothing may change where handles or records of unknown
 // owners keep something of what is waited for. Somebody may work on them, which takes
 // longer than moves do, and the waiters would be told for nothing.
-const DefaultStuckAfter = 30 * time.Second
+const defaultStuckAfter = 30 * time.Second
 
 // lookShare bounds what looks cost: at most one part in lookShare of a processor.
 const lookShare = 20
