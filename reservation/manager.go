@@ -1,7 +1,6 @@
 package reservation
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,8 +123,7 @@ func NewManager(cfg Config) (*Manager, error) {
 	if cfg.Bypass == 0 {
 		m.bypass = defaultBypass
 	}
-	m.progress.movable, m.progress.grace = cfg.Movable, cmp.Or(cfg.Grace, defaultGrace)
-	m.progress.stuck = cmp.Or(cfg.StuckAfter, defaultStuckAfter)
+	m.progress.configure(m, cfg)
 	m.patience.tell, m.panics.Logger = cfg.LongWait, cfg.Logger
 	m.scratch.New = func() any { return new(scratch) }
 	for _, sp := range spaces.all {
