@@ -24,7 +24,7 @@ type hiding struct{ batch.Observer }
 // itself, with an id that it picked or with the engine's. After a kill both are there, or the one
 // that was not dropped.
 func TestBatchesOfAProgramAreKept(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	for name, make := range map[string]struct {
 		observer func(*spillway.Engine) batch.Observer // nil: the engine makes the batch
 		madeLast bool
@@ -38,7 +38,7 @@ func TestBatchesOfAProgramAreKept(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			eng := keepingEngine(t, dir)
+			eng := persistentEngine(t, dir)
 			defer closeKeeping(t, eng)
 			plan, err := eng.Plan("query")
 			if err != nil {
@@ -136,9 +136,9 @@ func wantKept(t *testing.T, dir string, want ...int64) {
 	t.Helper()
 	copied := t.TempDir()
 	tiertest.CopyTree(t, copied, dir)
-	eng := keepingEngine(t, copied)
+	eng := persistentEngine(t, copied)
 	var got []int64
-	for _, k := range eng.Kept() {
+	for _, k := range eng.Persisted() {
 		b, err := eng.Adopt(t.Context(), k)
 		if err != nil {
 			t.Fatal(err)

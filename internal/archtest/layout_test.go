@@ -34,6 +34,7 @@ var layout = []string{
 	"internal/codec",
 	"internal/image",
 	"internal/image/imagetest",
+	"internal/persist",
 	"convert",
 	"convert/cdevice",
 	"repository",

@@ -36,7 +36,7 @@ type Extents struct {
 	reclaimed func()       // set before the owner's reference goes
 
 	// Guarded by the volume's mutex.
-	entry    *entry // the record of what is kept that the memory is in; nil: none
+	entry    *entry // the record that the memory is in; nil: none
 	disowned bool   // the room is another's by now; see PutBack
 }
 

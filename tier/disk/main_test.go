@@ -42,7 +42,7 @@ var usersKey = []byte("a key of 32 bytes, for the tests")
 
 // openVolume is disk.OpenVolume, on an encrypted volume where the suite wants that.
 func openVolume(cfg disk.Config) (*disk.Volume, error) {
-	if cfg.Encrypt = cfg.Encrypt || encrypted; cfg.Encrypt && cfg.Keep && cfg.Key == nil {
+	if cfg.Encrypt = cfg.Encrypt || encrypted; cfg.Encrypt && cfg.Persist && cfg.Key == nil {
 		cfg.Key = usersKey
 	}
 	return disk.OpenVolume(cfg)

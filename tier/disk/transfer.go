@@ -30,7 +30,7 @@ const maxIdleIO = 100
 // slower. Writes at the same time of parts of one page are kept apart; other writes
 // and reads that overlap are the caller's to order. Where the volume encrypts, the same
 // goes for units of 64 KiB in place of pages, and what is read first may be a
-// *tier.AlteredError; memory that an earlier volume has kept cannot be written then.
+// *tier.AlteredError; memory of an earlier volume cannot be written then.
 func (e *Extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	if e.units != nil && e.units.ReadOnly() {
 		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w", e.v.cfg.Dir, tier.ErrNotSupported)

@@ -26,7 +26,7 @@ import (
 // full depth at the same time, and further ones share.
 const workersPerDepth = 4
 
-// Volume keeps memory in files in one directory. It implements tier.Pool and is safe
+// Volume holds memory in files in one directory. It implements tier.Pool and is safe
 // for concurrent use.
 type Volume struct {
 	cfg       Config
@@ -41,7 +41,7 @@ type Volume struct {
 	sealer *seal.Sealer // nil if nothing is encrypted
 	sealed seal.Buffers
 
-	journal     *journal.Journal // with Config.Keep
+	journal     *journal.Journal // with Config.Persist
 	journalTurn chan struct{}    // a token: one uses the journal at a time
 
 	pacer  pacer
@@ -53,8 +53,8 @@ type Volume struct {
 	jobs    chan *transfer  // to workers that wait; never buffered
 	life    context.Context // until Close
 	endLife context.CancelFunc
-	freed   chan struct{}  // wakes the keeper; one at most
-	workers sync.WaitGroup // and the keeper
+	freed   chan struct{}  // wakes trimIdle; one at most
+	workers sync.WaitGroup // and trimIdle
 	bounces sync.Pool      // *[]byte of bounceSize
 	patch   chan struct{}  // a token: one write of parts of pages at a time
 
@@ -71,10 +71,10 @@ type Volume struct {
 		segments []*segment
 		used     int64 // handed out
 		free     int64 // backed, and not handed out
-		idle     int64 // the least that free was since the keeper looked
+		idle     int64 // the least that free was since trimIdle looked
 		workers  int
-		entries  map[uint64]*entry // what is recorded as kept
-		stays    int64             // of used, what was kept by others and nobody has taken
+		entries  map[uint64]*entry // what is recorded
+		stays    int64             // of used, what was found and nobody has taken
 		retiring int               // freed, and transfers have not ended
 		settled  chan struct{}     // closed when retiring is 0 after Close
 		closed   bool
@@ -94,7 +94,7 @@ type segment struct {
 	backed *extent.Allocator
 	holes  *extent.Allocator
 	used   int64
-	stays  int64 // of used; see Volume.Kept
+	stays  int64 // of used; see Volume.Persisted
 
 	// While the volume is being opened: what was found there.
 	found *journal.Segment
@@ -143,7 +143,7 @@ func OpenVolume(cfg Config) (*Volume, error) {
 	}
 	v.sealer.Opened()
 	off := int64(0)
-	for _, s := range v.mu.segments { // of what was kept
+	for _, s := range v.mu.segments { // of what was found
 		off += s.size
 	}
 	for index := v.firstSegment; off < v.cfg.Capacity; index++ {
@@ -154,7 +154,7 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		v.mu.segments = append(v.mu.segments, s)
 	}
 	if v.cfg.Idle > 0 {
-		v.workers.Go(v.keep)
+		v.workers.Go(v.trimIdle)
 	}
 	return v, nil
 }
@@ -189,7 +189,7 @@ func (v *Volume) open() error {
 	if len(removed) > 0 {
 		v.warn(causes.Abandoned, "removed what killed processes left: %v", removed)
 	}
-	if v.cfg.Keep {
+	if v.cfg.Persist {
 		if err := v.openJournal(); err != nil {
 			return err
 		}

@@ -99,7 +99,7 @@ func filesIn(t testing.TB, dir string) map[string][]byte {
 // TestKeptNeedsItsKey: an engine with another key, or none, is not opened and says why; a disk
 // beside keeps what it has, and the key adopts all.
 func TestKeptNeedsItsKey(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	for name, c := range map[string]struct {
 		kept, opened func(*spillway.Config)
 	}{
@@ -111,7 +111,7 @@ func TestKeptNeedsItsKey(t *testing.T) {
 			dir, beside := crashed(t, 4, c.kept), crashed(t, 2)
 			before := filesIn(t, dir)
 			_, err := openKeeping(t.Context(), dir, c.opened, func(cfg *spillway.Config) {
-				cfg.Disks = []spillway.Disk{{Dir: beside, Capacity: 64 << 20, Keep: true}, cfg.Disks[0]}
+				cfg.Disks = []spillway.Disk{{Dir: beside, Capacity: 64 << 20, Persist: true}, cfg.Disks[0]}
 			})
 			var e *disk.KeyError
 			if !errors.Is(err, disk.ErrKey) || !errors.As(err, &e) || !strings.Contains(err.Error(), dir) || strings.Contains(err.Error(), "\n") {
@@ -128,11 +128,11 @@ func TestKeptNeedsItsKey(t *testing.T) {
 				if dir == beside {
 					change = func(*spillway.Config) {}
 				}
-				eng := keepingEngine(t, dir, change)
-				if got := len(eng.Kept()); got != n {
+				eng := persistentEngine(t, dir, change)
+				if got := len(eng.Persisted()); got != n {
 					t.Errorf("%d are kept, want %d", got, n)
 				}
-				for _, k := range eng.Kept() {
+				for _, k := range eng.Persisted() {
 					checkAdopted(t, eng, k)
 				}
 				closeKeeping(t, eng)
@@ -146,7 +146,7 @@ func TestKeptNeedsItsKey(t *testing.T) {
 // and operators nothing is in any file, compressed or not; and adopted batches have them. Without
 // encryption they are found.
 func TestNothingPlainIsKept(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	secrets := []string{"the salary of nobody else", "a word of a dictionary", "salaries", "quarterly-plan", "sum-of-salaries"}
 	for name, c := range map[string]struct {
 		codec convert.Codec
@@ -160,7 +160,7 @@ func TestNothingPlainIsKept(t *testing.T) {
 			}
 			rec := secretRecord(secrets[0], secrets[1], secrets[2])
 			dir, copied := t.TempDir(), t.TempDir()
-			eng := keepingEngine(t, dir, change)
+			eng := persistentEngine(t, dir, change)
 			plan, err := eng.Plan(secrets[3])
 			if err != nil {
 				t.Fatal(err)
@@ -192,9 +192,9 @@ func TestNothingPlainIsKept(t *testing.T) {
 				}
 			}
 			look()
-			eng = keepingEngine(t, copied, change) // with a manifest that is written anew
+			eng = persistentEngine(t, copied, change) // with a manifest that is written anew
 			look()
-			kept := eng.Kept()
+			kept := eng.Persisted()
 			if len(kept) != 1 || kept[0].Plan != secrets[3] || kept[0].Operator != secrets[4] {
 				t.Fatalf("kept: %+v", kept)
 			}

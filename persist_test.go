@@ -27,6 +27,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -44,8 +45,8 @@ const (
 	keepSealEnv  = "SPILLWAY_TEST_KEEP_SEAL" // "true": it is encrypted
 )
 
-// keepingEngine is an engine with one disk that keeps.
-func keepingEngine(t testing.TB, dir string, change ...func(*spillway.Config)) *spillway.Engine {
+// persistentEngine is an engine with one disk that keeps.
+func persistentEngine(t testing.TB, dir string, change ...func(*spillway.Config)) *spillway.Engine {
 	t.Helper()
 	eng, err := openKeeping(t.Context(), dir, change...)
 	if err != nil {
@@ -58,7 +59,7 @@ func openKeeping(ctx context.Context, dir string, change ...func(*spillway.Confi
 	cfg := spillway.Config{
 		GPUs:       []spillway.GPU{},
 		HostMemory: 24 << 20,
-		Disks:      []spillway.Disk{{Dir: dir, Capacity: 64 << 20, Keep: true}},
+		Disks:      []spillway.Disk{{Dir: dir, Capacity: 64 << 20, Persist: true}},
 		Codec:      convert.CodecNone,
 		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
@@ -74,7 +75,7 @@ func openKeeping(ctx context.Context, dir string, change ...func(*spillway.Confi
 // keptTypes are the types of the records that are kept: all whose schema Arrow IPC can say.
 var keptTypes = sync.OnceValue(func() (types []arrow.DataType) {
 	for _, dt := range arrowgen.Types() {
-		if _, err := convert.EncodeSchema(arrowgen.Schema(dt)); err == nil {
+		if _, err := persist.EncodeSchema(arrowgen.Schema(dt)); err == nil {
 			types = append(types, dt)
 		}
 	}
@@ -135,7 +136,7 @@ func TestKeepChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eng := keepingEngine(t, dir, func(c *spillway.Config) {
+	eng := persistentEngine(t, dir, func(c *spillway.Config) {
 		if c.Codec = codec; os.Getenv(keepSealEnv) == "true" {
 			sealed(c)
 		}
@@ -235,14 +236,14 @@ func killed(t *testing.T, dir string, codec convert.Codec, lines int) (sure, may
 
 // checkAdopted adopts a kept batch, compares it with what was put, and drops it. It returns
 // its number.
-func checkAdopted(t testing.TB, eng *spillway.Engine, k spillway.Kept) int64 {
+func checkAdopted(t testing.TB, eng *spillway.Engine, k spillway.Persisted) int64 {
 	t.Helper()
 	n, _ := checkForm(t, eng, k)
 	return n
 }
 
 // checkForm is checkAdopted, and returns the form, too.
-func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Kept) (int64, string) {
+func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Persisted) (int64, string) {
 	t.Helper()
 	if k.Err != nil {
 		t.Fatalf("batch %d: %v", k.ID, k.Err)
@@ -321,7 +322,7 @@ func wantNothingIn(t testing.TB, dir string) {
 	}
 }
 
-func keepingNeedsLinux(t testing.TB) {
+func persistNeedsLinux(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs Linux, for locks that end with their process")
@@ -331,7 +332,7 @@ func keepingNeedsLinux(t testing.TB) {
 // TestKilledProcessIsAdopted kills a process that spills, at random moments. The next engine
 // has all that were on disk, whole and nothing else; in the end nothing is left.
 func TestKilledProcessIsAdopted(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	lives := testseed.Rounds(30, 4)
 	rng := rand.New(rand.NewPCG(7, 7))
 	dir := t.TempDir()
@@ -339,16 +340,16 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 	for round := range lives {
 		codec := []convert.Codec{convert.CodecNone, convert.CodecS2, convert.CodecZstd}[round%3]
 		sure, maybe := killed(t, dir, codec, rng.IntN(40))
-		eng := keepingEngine(t, dir)
-		kept := eng.Kept()
+		eng := persistentEngine(t, dir)
+		kept := eng.Persisted()
 		if round%4 == 0 { // it stays for the next
 			held := onDisk(eng)
 			closeKeeping(t, eng)
-			eng = keepingEngine(t, dir)
-			if again := eng.Kept(); len(again) != len(kept) || onDisk(eng) != held {
+			eng = persistentEngine(t, dir)
+			if again := eng.Persisted(); len(again) != len(kept) || onDisk(eng) != held {
 				t.Fatalf("round %d: %d batches and %d bytes became %d and %d", round, len(kept), held, len(again), onDisk(eng))
 			}
-			kept = eng.Kept()
+			kept = eng.Persisted()
 		}
 		last := int64(0)
 		for n := range sure {
@@ -388,7 +389,7 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
 	t.Helper()
 	dir, copied := t.TempDir(), t.TempDir()
-	eng := keepingEngine(t, dir, change...)
+	eng := persistentEngine(t, dir, change...)
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -409,19 +410,19 @@ func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
 // TestKeptBatchesStayUntilAdopted: what is neither adopted nor forgotten is there again, and
 // an adopted batch that is put somewhere is kept under its new place.
 func TestKeptBatchesStayUntilAdopted(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := crashed(t, 6)
-	eng := keepingEngine(t, dir)
-	all := eng.Kept()
+	eng := persistentEngine(t, dir)
+	all := eng.Persisted()
 	if len(all) != 6 {
 		t.Fatalf("%d are kept", len(all))
 	}
 	held := onDisk(eng)
 	// Records 3 and 6 share a dictionary; so it stays when one of them goes.
-	if err := eng.ForgetKept(all[2]); err != nil {
+	if err := eng.ForgetPersisted(all[2]); err != nil {
 		t.Fatal(err)
 	}
-	if err := eng.ForgetKept(all[2]); !errors.Is(err, tier.ErrReleased) {
+	if err := eng.ForgetPersisted(all[2]); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("forgotten twice: %v", err)
 	}
 	if now := onDisk(eng); now != held-all[2].Bytes {
@@ -449,19 +450,19 @@ func TestKeptBatchesStayUntilAdopted(t *testing.T) {
 	tiertest.CopyTree(t, copied, dir)
 	closeKeeping(t, eng)
 
-	eng = keepingEngine(t, copied) // as after another crash
-	kept := eng.Kept()
+	eng = persistentEngine(t, copied) // as after another crash
+	kept := eng.Persisted()
 	if len(kept) != 4 {
 		t.Fatalf("%d are kept: %+v", len(kept), kept)
 	}
-	moved := slices.IndexFunc(kept, func(k spillway.Kept) bool { return k.Plan == "another" })
+	moved := slices.IndexFunc(kept, func(k spillway.Persisted) bool { return k.Plan == "another" })
 	if moved < 0 || kept[moved].Operator != "sort" || kept[moved].Port != 4 || kept[moved].Partition != 9 || kept[moved].ID != b.ID() {
 		t.Errorf("kept: %+v", kept)
 	}
 	closeKeeping(t, eng)
 
-	eng = keepingEngine(t, dir) // as it was closed
-	kept = eng.Kept()
+	eng = persistentEngine(t, dir) // as it was closed
+	kept = eng.Persisted()
 	var numbers []int64
 	for _, k := range kept {
 		numbers = append(numbers, checkAdopted(t, eng, k))
@@ -476,11 +477,11 @@ func TestKeptBatchesStayUntilAdopted(t *testing.T) {
 // TestAdoptedBatchKeepsItsRecord until it is put somewhere: after the next kill it is found where it
 // stood.
 func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := crashed(t, 2)
-	eng := keepingEngine(t, dir)
+	eng := persistentEngine(t, dir)
 	var adopted []*batch.Batch
-	for _, k := range eng.Kept() {
+	for _, k := range eng.Persisted() {
 		b, err := eng.Adopt(t.Context(), k)
 		if err != nil {
 			t.Fatal(err)
@@ -495,11 +496,11 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 		}
 	}
 	closeKeeping(t, eng)
-	eng = keepingEngine(t, copied)
-	if n := len(eng.Kept()); n != 2 {
+	eng = persistentEngine(t, copied)
+	if n := len(eng.Persisted()); n != 2 {
 		t.Errorf("%d are kept, want 2", n)
 	}
-	for _, k := range eng.Kept() {
+	for _, k := range eng.Persisted() {
 		checkAdopted(t, eng, k)
 	}
 	closeKeeping(t, eng)
@@ -509,10 +510,10 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 // does, when the batch gets another place and when it is dropped. A place that changes while the
 // record is written is written, too.
 func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := t.TempDir()
 	files := faultfs.New(disk.OS(), 1)
-	eng := keepingEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS = files })
+	eng := persistentEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS = files })
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -525,11 +526,11 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 		t.Helper()
 		copied := t.TempDir()
 		tiertest.CopyTree(t, copied, dir)
-		next := keepingEngine(t, copied)
+		next := persistentEngine(t, copied)
 		var got []int
-		for _, k := range next.Kept() {
+		for _, k := range next.Persisted() {
 			got = append(got, k.Partition)
-			if err := next.ForgetKept(k); err != nil {
+			if err := next.ForgetPersisted(k); err != nil {
 				t.Error(err)
 			}
 		}
@@ -582,11 +583,11 @@ func (h mute) WithGroup(string) slog.Handler      { return h }
 // TestRecordThatCannotBeWritten: the batch keeps the record of its old place, and is recorded
 // with the next. That the log's handler panics at the warning changes nothing.
 func TestRecordThatCannotBeWritten(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := t.TempDir()
 	files := faultfs.New(disk.OS(), 1)
 	var lines atomic.Int64
-	eng := keepingEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS, c.Logger = files, slog.New(mute{&lines}) })
+	eng := persistentEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS, c.Logger = files, slog.New(mute{&lines}) })
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -608,8 +609,8 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 		t.Helper()
 		copied := t.TempDir()
 		tiertest.CopyTree(t, copied, dir)
-		next := keepingEngine(t, copied)
-		if all := next.Kept(); len(all) != 1 || all[0].Err != nil || all[0].Partition != partition {
+		next := persistentEngine(t, copied)
+		if all := next.Persisted(); len(all) != 1 || all[0].Err != nil || all[0].Partition != partition {
 			t.Errorf("kept: %+v, want the batch in partition %d", all, partition)
 		}
 		closeKeeping(t, next)
@@ -635,14 +636,14 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 // TestAdoptedBytesAreTheBatchs: what is kept takes of a disk's room for as long as nobody has adopted
 // it; then it is a batch's, which can be dropped.
 func TestAdoptedBytesAreTheBatchs(t *testing.T) {
-	keepingNeedsLinux(t)
-	eng := keepingEngine(t, crashed(t, 3))
+	persistNeedsLinux(t)
+	eng := persistentEngine(t, crashed(t, 3))
 	space := eng.Reservations().Spaces().InTier(tier.Disk)[0]
 	if room, held := space.Room(), onDisk(eng); held == 0 || room != space.Limit()-held {
 		t.Errorf("of %d bytes there is room for %d beside %d that are kept", space.Limit(), room, held)
 	}
 	var adopted []*batch.Batch
-	for _, k := range eng.Kept() {
+	for _, k := range eng.Persisted() {
 		b, err := eng.Adopt(t.Context(), k)
 		if err != nil {
 			t.Fatal(err)
@@ -663,7 +664,7 @@ func TestAdoptedBytesAreTheBatchs(t *testing.T) {
 // TestFailedOpenLeavesWhatIsKept: an engine that finds kept batches and then cannot be opened says
 // why, and nothing of buffers that nobody held; the next engine finds them.
 func TestFailedOpenLeavesWhatIsKept(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := crashed(t, 3)
 	_, err := openKeeping(t.Context(), dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
 		c.HostMemory, c.HostMarks = 64*tier.Page, tier.Fractions{Limit: 0.01, Trigger: 0.008, Stop: 0.005}
@@ -672,11 +673,11 @@ func TestFailedOpenLeavesWhatIsKept(t *testing.T) {
 	if err == nil || errors.As(err, &leak) {
 		t.Errorf("opened without host memory: %v", err)
 	}
-	eng := keepingEngine(t, dir)
-	if n := len(eng.Kept()); n != 3 {
+	eng := persistentEngine(t, dir)
+	if n := len(eng.Persisted()); n != 3 {
 		t.Errorf("%d are kept, want 3", n)
 	}
-	for _, k := range eng.Kept() {
+	for _, k := range eng.Persisted() {
 		checkAdopted(t, eng, k)
 	}
 	closeKeeping(t, eng)
