@@ -58,7 +58,7 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 			for _, k := range eng.Persisted() {
 				checkAdopted(t, eng, k)
 			}
-			closeKeeping(t, eng)
+			closePersistent(t, eng)
 			wantNothingIn(t, dir)
 		})
 	}
@@ -89,7 +89,7 @@ func adoptDamaged(t *testing.T, dir string) (refused int) {
 		b, err := eng.Adopt(t.Context(), k)
 		if err == nil {
 			rec := recordOf(t, eng, b)
-			if err := convert.Equal(keptRecord(rec.Column(0).(*array.Int64).Value(0)), rec); err != nil {
+			if err := convert.Equal(persistedRecord(rec.Column(0).(*array.Int64).Value(0)), rec); err != nil {
 				t.Errorf("adopted, and %v", err)
 			}
 			rec.Release()
@@ -116,7 +116,7 @@ func adoptDamaged(t *testing.T, dir string) (refused int) {
 			t.Error(err)
 		}
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, work)
 	return refused
 }
@@ -168,14 +168,14 @@ func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
 		if whole < 4 && !strings.Contains(log.String(), "manifest") {
 			t.Errorf("byte %d: %d of 4, and the log says %q", at, whole, log.String())
 		}
-		closeKeeping(t, eng)
+		closePersistent(t, eng)
 		wantNothingIn(t, work)
 	}
 }
 
-// TestTwoEnginesKeepApart: two engines with one directory have each its own, and adopt only
+// TestTwoEnginesPersistApart: two engines with one directory have each its own, and adopt only
 // what nobody uses.
-func TestTwoEnginesKeepApart(t *testing.T) {
+func TestTwoEnginesPersistApart(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 2)
 	one := persistentEngine(t, dir)
@@ -186,14 +186,14 @@ func TestTwoEnginesKeepApart(t *testing.T) {
 	for _, k := range one.Persisted() {
 		checkAdopted(t, one, k)
 	}
-	closeKeeping(t, one)
-	closeKeeping(t, two)
+	closePersistent(t, one)
+	closePersistent(t, two)
 	wantNothingIn(t, dir)
 }
 
-// TestKeepingIsOffByDefault: without Keep there is nothing to find, and nobody's kept
+// TestPersistingIsOffByDefault: without Persist there is nothing to find, and nobody's kept
 // directory is touched. With it a capacity is needed.
-func TestKeepingIsOffByDefault(t *testing.T) {
+func TestPersistingIsOffByDefault(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 2)
 	off := func(c *spillway.Config) { c.Disks[0].Persist = false }
@@ -206,21 +206,21 @@ func TestKeepingIsOffByDefault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	putKept(t, eng, repo, 1, false)
+	putPersisted(t, eng, repo, 1, false)
 	if n := len(eng.Persisted()); n != 0 {
 		t.Errorf("%d are kept", n)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 		t.Errorf("%v, %v", entries, err)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	eng = persistentEngine(t, dir)
 	for _, k := range eng.Persisted() {
 		checkAdopted(t, eng, k)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
-	if _, err := openKeeping(t.Context(), dir, func(c *spillway.Config) { c.Disks[0].Capacity = 0 }); err == nil || !strings.Contains(err.Error(), "capacity") {
+	if _, err := openPersistent(t.Context(), dir, func(c *spillway.Config) { c.Disks[0].Capacity = 0 }); err == nil || !strings.Contains(err.Error(), "capacity") {
 		t.Errorf("without a capacity: %v", err)
 	}
 }
@@ -271,7 +271,7 @@ func TestAdoptBesideEachOther(t *testing.T) {
 					if h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host)); err == nil {
 						rec, err := eng.Mover().Record(t.Context(), h)
 						if err == nil {
-							if err := convert.Equal(keptRecord(int64(k.Port)), rec); err != nil {
+							if err := convert.Equal(persistedRecord(int64(k.Port)), rec); err != nil {
 								t.Error(err)
 							}
 							rec.Release()
@@ -306,7 +306,7 @@ func TestAdoptBesideEachOther(t *testing.T) {
 		}
 	}
 	eng := persistentEngine(t, dir)
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }
 
@@ -320,7 +320,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 		tiertest.CopyTree(t, work, dir)
 		at := ""
 		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO), Hit: func(op faultfs.Op, path string) { at = fmt.Sprint(op, " ", filepath.Base(path)) }})
-		eng, err := openKeeping(t.Context(), work, func(c *spillway.Config) { c.Disks[0].FS = files })
+		eng, err := openPersistent(t.Context(), work, func(c *spillway.Config) { c.Disks[0].FS = files })
 		adopted := make(map[int64]bool)
 		if err == nil {
 			for _, k := range eng.Persisted() {
@@ -333,7 +333,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 				if h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host)); err == nil {
 					rec, err := eng.Mover().Record(t.Context(), h)
 					if err == nil {
-						if err := convert.Equal(keptRecord(n), rec); err != nil {
+						if err := convert.Equal(persistedRecord(n), rec); err != nil {
 							t.Errorf("fault %d: %v", i, err)
 						}
 						rec.Release()
@@ -363,7 +363,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 		if len(adopted) != 3 {
 			t.Errorf("fault %d: records %v are left of 3", i, adopted)
 		}
-		closeKeeping(t, eng)
+		closePersistent(t, eng)
 		wantNothingIn(t, work)
 		if t.Failed() {
 			t.Fatalf("the fault was in: %s; the engine said %v", at, err)

@@ -38,10 +38,10 @@ func TestEngineWhereRemovedFilesStay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		putKept(t, eng, repo, n, false)
+		putPersisted(t, eng, repo, n, false)
 	}
 	tiertest.CopyTree(t, kept, dir)
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 
 	eng = persistentEngine(t, kept, onFiles)
@@ -50,7 +50,7 @@ func TestEngineWhereRemovedFilesStay(t *testing.T) {
 		t.Fatalf("%d are kept", len(all))
 	}
 	checkAdopted(t, eng, all[0])
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	eng = persistentEngine(t, kept, onFiles)
 	err = nil
 	for _, k := range eng.Persisted() {
@@ -59,7 +59,7 @@ func TestEngineWhereRemovedFilesStay(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, kept)
 	if files.Hidden() == 0 {
 		t.Error("nothing was removed while it was open: this tests nothing")

@@ -12,9 +12,9 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// TestKeptBatchOfManyDictionaries: to find what a kept batch needs takes about four times as many steps if
+// TestPersistedBatchOfManyDictionaries: to find what a kept batch needs takes about four times as many steps if
 // it has four times as many dictionaries, and it comes back whole.
-func TestKeptBatchOfManyDictionaries(t *testing.T) {
+func TestPersistedBatchOfManyDictionaries(t *testing.T) {
 	persistNeedsLinux(t)
 	found := func(n int) int64 {
 		rec := arrowgen.Coded(n)
@@ -33,7 +33,7 @@ func TestKeptBatchOfManyDictionaries(t *testing.T) {
 			t.Fatal(err)
 		}
 		tiertest.CopyTree(t, copied, dir)
-		closeKeeping(t, eng)
+		closePersistent(t, eng)
 		before := lookup.Steps()
 		eng = persistentEngine(t, copied)
 		steps := lookup.Steps() - before
@@ -52,7 +52,7 @@ func TestKeptBatchOfManyDictionaries(t *testing.T) {
 		if err := b.Drop(); err != nil {
 			t.Error(err)
 		}
-		closeKeeping(t, eng)
+		closePersistent(t, eng)
 		wantNothingIn(t, copied)
 		return steps
 	}

@@ -33,9 +33,9 @@ func wideRecord(first int64) arrow.RecordBatch {
 	return array.NewRecordBatch(arrow.NewSchema(fields, &meta), columns, 1)
 }
 
-// TestSchemaIsKeptOnce: for all batches that have it, also where each has an equal one of its
+// TestSchemaIsRecordedOnce: for all batches that have it, also where each has an equal one of its
 // own, and also in the manifest of the engine that finds them. There they are one schema again.
-func TestSchemaIsKeptOnce(t *testing.T) {
+func TestSchemaIsRecordedOnce(t *testing.T) {
 	persistNeedsLinux(t)
 	const batches = 30
 	dir, copied := t.TempDir(), t.TempDir()
@@ -62,7 +62,7 @@ func TestSchemaIsKeptOnce(t *testing.T) {
 		}
 	}
 	tiertest.CopyTree(t, copied, dir)
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 
 	schema, err := persist.EncodeSchema(wideRecord(0).Schema())
@@ -109,6 +109,6 @@ func TestSchemaIsKeptOnce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, copied)
 }

@@ -48,14 +48,14 @@ const (
 // persistentEngine is an engine with one disk that keeps.
 func persistentEngine(t testing.TB, dir string, change ...func(*spillway.Config)) *spillway.Engine {
 	t.Helper()
-	eng, err := openKeeping(t.Context(), dir, change...)
+	eng, err := openPersistent(t.Context(), dir, change...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return eng
 }
 
-func openKeeping(ctx context.Context, dir string, change ...func(*spillway.Config)) (*spillway.Engine, error) {
+func openPersistent(ctx context.Context, dir string, change ...func(*spillway.Config)) (*spillway.Engine, error) {
 	cfg := spillway.Config{
 		GPUs:       []spillway.GPU{},
 		HostMemory: 24 << 20,
@@ -63,7 +63,7 @@ func openKeeping(ctx context.Context, dir string, change ...func(*spillway.Confi
 		Codec:      convert.CodecNone,
 		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
-	if sealKept {
+	if sealPersisted {
 		sealed(&cfg)
 	}
 	for _, c := range change {
@@ -72,8 +72,8 @@ func openKeeping(ctx context.Context, dir string, change ...func(*spillway.Confi
 	return spillway.Open(ctx, cfg)
 }
 
-// keptTypes are the types of the records that are kept: all whose schema Arrow IPC can say.
-var keptTypes = sync.OnceValue(func() (types []arrow.DataType) {
+// persistTypes are the types of the records that are kept: all whose schema Arrow IPC can say.
+var persistTypes = sync.OnceValue(func() (types []arrow.DataType) {
 	for _, dt := range arrowgen.Types() {
 		if _, err := persist.EncodeSchema(arrowgen.Schema(dt)); err == nil {
 			types = append(types, dt)
@@ -85,9 +85,9 @@ var keptTypes = sync.OnceValue(func() (types []arrow.DataType) {
 // commonWords is a dictionary that many records share.
 var commonWords = sync.OnceValue(func() arrow.Array { return wordList(1, 1500) })
 
-// keptRecord makes the n-th record: its number is in the first column, a column of some type, and
+// persistedRecord makes the n-th record: its number is in the first column, a column of some type, and
 // in two of three a dictionary that is an image of its own, shared or not.
-func keptRecord(n int64) arrow.RecordBatch {
+func persistedRecord(n int64) arrow.RecordBatch {
 	g := arrowgen.New(uint64(n))
 	rows := 50 + int(n%7)*10
 	if n%5 == 0 {
@@ -100,7 +100,7 @@ func keptRecord(n int64) arrow.RecordBatch {
 	case 1:
 		words = wordList(uint64(n), 900)
 	}
-	return withWords(n, g.Array(keptTypes()[int(n)%len(keptTypes())], rows), words)
+	return withWords(n, g.Array(persistTypes()[int(n)%len(persistTypes())], rows), words)
 }
 
 // withWords makes a record of rows that number from n on, of col, and of words.
@@ -125,9 +125,9 @@ func withWords(n int64, col, words arrow.Array) arrow.RecordBatch {
 	return array.NewRecordBatchWithMetadata(arrow.NewSchema(fields, &meta), cols, int64(rows), arrow.NewMetadata([]string{"n"}, []string{strconv.FormatInt(n, 10)}))
 }
 
-// TestKeepChild is no test but the process that TestKilledProcessIsAdopted kills. It says
+// TestPersistChild is no test but the process that TestKilledProcessIsAdopted kills. It says
 // "+ n" when record n is on disk, and "- n" before it drops it.
-func TestKeepChild(t *testing.T) {
+func TestPersistChild(t *testing.T) {
 	dir := os.Getenv(keepChildEnv)
 	if dir == "" {
 		t.Skip("needs the directory that TestKilledProcessIsAdopted, which runs it as a process of its own, gives it")
@@ -152,7 +152,7 @@ func TestKeepChild(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := putKept(t, eng, repo, n, n%4 != 0)
+		b := putPersisted(t, eng, repo, n, n%4 != 0)
 		fmt.Println("+", n)
 		there, numbers = append(there, b), append(numbers, n)
 		if len(there) > 12 {
@@ -165,15 +165,15 @@ func TestKeepChild(t *testing.T) {
 	}
 }
 
-// putKept puts record n into a repository, on disk, through host memory or at once.
-func putKept(t testing.TB, eng *spillway.Engine, repo *repository.Repository, n int64, throughHost bool) *batch.Batch {
+// putPersisted puts record n into a repository, on disk, through host memory or at once.
+func putPersisted(t testing.TB, eng *spillway.Engine, repo *repository.Repository, n int64, throughHost bool) *batch.Batch {
 	t.Helper()
 	first := tier.Disk
 	if throughHost {
 		first = tier.Host
 	}
 	before := slices.Collect(repo.Batches(int(n % 3)))
-	if err := repo.Put(t.Context(), int(n%3), keptRecord(n), repository.WithPlacement(reservation.AnyInTier(first))); err != nil {
+	if err := repo.Put(t.Context(), int(n%3), persistedRecord(n), repository.WithPlacement(reservation.AnyInTier(first))); err != nil {
 		t.Fatal(err)
 	}
 	for b := range repo.Batches(int(n % 3)) {
@@ -197,8 +197,8 @@ func killed(t *testing.T, dir string, codec convert.Codec, lines int) (sure, may
 	if err != nil {
 		t.Fatal(err)
 	}
-	child := exec.Command(exe, "-test.run=^TestKeepChild$")
-	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String(), keepSealEnv+"="+strconv.FormatBool(sealKept))
+	child := exec.Command(exe, "-test.run=^TestPersistChild$")
+	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String(), keepSealEnv+"="+strconv.FormatBool(sealPersisted))
 	var failed bytes.Buffer
 	child.Stderr = &failed
 	stdout, err := child.StdoutPipe()
@@ -261,11 +261,11 @@ func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Persisted) (int64,
 	}
 	rec := recordOf(t, eng, b)
 	n := rec.Column(0).(*array.Int64).Value(0)
-	if err := convert.Equal(keptRecord(n), rec); err != nil {
+	if err := convert.Equal(persistedRecord(n), rec); err != nil {
 		t.Errorf("record %d: %v", n, err)
 	}
 	rec.Release()
-	if !k.Schema.Equal(keptRecord(n).Schema()) || k.Plan != "query" || k.Operator != "join" || k.Port != int(n) || k.Partition != int(n%3) {
+	if !k.Schema.Equal(persistedRecord(n).Schema()) || k.Plan != "query" || k.Operator != "join" || k.Port != int(n) || k.Partition != int(n%3) {
 		t.Errorf("record %d was kept as %+v", n, k)
 	}
 	if err := b.Drop(); err != nil {
@@ -288,8 +288,8 @@ func recordOf(t testing.TB, eng *spillway.Engine, b *batch.Batch) arrow.RecordBa
 	return rec
 }
 
-// closeKeeping closes an engine, whose books must be at zero then.
-func closeKeeping(t testing.TB, eng *spillway.Engine) {
+// closePersistent closes an engine, whose books must be at zero then.
+func closePersistent(t testing.TB, eng *spillway.Engine) {
 	t.Helper()
 	if err := eng.Close(); err != nil {
 		t.Error(err)
@@ -344,7 +344,7 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 		kept := eng.Persisted()
 		if round%4 == 0 { // it stays for the next
 			held := onDisk(eng)
-			closeKeeping(t, eng)
+			closePersistent(t, eng)
 			eng = persistentEngine(t, dir)
 			if again := eng.Persisted(); len(again) != len(kept) || onDisk(eng) != held {
 				t.Fatalf("round %d: %d batches and %d bytes became %d and %d", round, len(kept), held, len(again), onDisk(eng))
@@ -373,7 +373,7 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 			t.Errorf("round %d: records %v are lost", round, sure)
 		}
 		found += len(kept)
-		closeKeeping(t, eng)
+		closePersistent(t, eng)
 		wantNothingIn(t, dir)
 	}
 	for _, form := range []batch.PayloadType{batch.DiskImage, batch.DiskPacked} {
@@ -399,17 +399,17 @@ func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		putKept(t, eng, repo, i+1, i%2 == 0)
+		putPersisted(t, eng, repo, i+1, i%2 == 0)
 	}
 	tiertest.CopyTree(t, copied, dir)
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 	return copied
 }
 
-// TestKeptBatchesStayUntilAdopted: what is neither adopted nor forgotten is there again, and
+// TestPersistedBatchesStayUntilAdopted: what is neither adopted nor forgotten is there again, and
 // an adopted batch that is put somewhere is kept under its new place.
-func TestKeptBatchesStayUntilAdopted(t *testing.T) {
+func TestPersistedBatchesStayUntilAdopted(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 6)
 	eng := persistentEngine(t, dir)
@@ -448,7 +448,7 @@ func TestKeptBatchesStayUntilAdopted(t *testing.T) {
 	}
 	copied := t.TempDir()
 	tiertest.CopyTree(t, copied, dir)
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 
 	eng = persistentEngine(t, copied) // as after another crash
 	kept := eng.Persisted()
@@ -459,7 +459,7 @@ func TestKeptBatchesStayUntilAdopted(t *testing.T) {
 	if moved < 0 || kept[moved].Operator != "sort" || kept[moved].Port != 4 || kept[moved].Partition != 9 || kept[moved].ID != b.ID() {
 		t.Errorf("kept: %+v", kept)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 
 	eng = persistentEngine(t, dir) // as it was closed
 	kept = eng.Persisted()
@@ -470,7 +470,7 @@ func TestKeptBatchesStayUntilAdopted(t *testing.T) {
 	if !slices.Equal(numbers, []int64{4, 5, 6}) {
 		t.Errorf("records %v were kept", numbers)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }
 
@@ -495,7 +495,7 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	eng = persistentEngine(t, copied)
 	if n := len(eng.Persisted()); n != 2 {
 		t.Errorf("%d are kept, want 2", n)
@@ -503,7 +503,7 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 	for _, k := range eng.Persisted() {
 		checkAdopted(t, eng, k)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 }
 
 // TestBatchWithoutBytesHasOneRecord: no memory of such a batch ends its record, so that the engine
@@ -537,9 +537,9 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 		if !slices.Equal(got, partitions) {
 			t.Errorf("kept in partitions %v, want %v", got, partitions)
 		}
-		closeKeeping(t, next)
+		closePersistent(t, next)
 	}
-	rec := keptRecord(1).NewSlice(0, 0)
+	rec := persistedRecord(1).NewSlice(0, 0)
 	if err := repo.Put(t.Context(), 2, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
 		t.Fatal(err)
 	}
@@ -565,7 +565,7 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 		t.Error(err)
 	}
 	want()
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }
 
@@ -596,7 +596,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := putKept(t, eng, repo, 1, false)
+	b := putPersisted(t, eng, repo, 1, false)
 	take := func(partition int) batch.Place {
 		t.Helper()
 		if got, err := repo.TryTake(partition, batch.Idle); err != nil || got != b {
@@ -613,7 +613,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 		if all := next.Persisted(); len(all) != 1 || all[0].Err != nil || all[0].Partition != partition {
 			t.Errorf("kept: %+v, want the batch in partition %d", all, partition)
 		}
-		closeKeeping(t, next)
+		closePersistent(t, next)
 	}
 	files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1, Effect: faultfs.Fail(errors.New("no"))})
 	was := lines.Load()
@@ -629,7 +629,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	if err := b.Drop(); err != nil {
 		t.Error(err)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }
 
@@ -658,15 +658,15 @@ func TestAdoptedBytesAreTheBatchs(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 }
 
-// TestFailedOpenLeavesWhatIsKept: an engine that finds kept batches and then cannot be opened says
+// TestFailedOpenLeavesWhatPersists: an engine that finds kept batches and then cannot be opened says
 // why, and nothing of buffers that nobody held; the next engine finds them.
-func TestFailedOpenLeavesWhatIsKept(t *testing.T) {
+func TestFailedOpenLeavesWhatPersists(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 3)
-	_, err := openKeeping(t.Context(), dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
+	_, err := openPersistent(t.Context(), dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
 		c.HostMemory, c.HostMarks = 64*tier.Page, tier.Fractions{Limit: 0.01, Trigger: 0.008, Stop: 0.005}
 	})
 	var leak *spillway.LeakError
@@ -680,6 +680,6 @@ func TestFailedOpenLeavesWhatIsKept(t *testing.T) {
 	for _, k := range eng.Persisted() {
 		checkAdopted(t, eng, k)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }

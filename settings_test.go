@@ -305,7 +305,7 @@ var settings = []setting{
 		persistNeedsLinux(t)
 		c.Disks[0] = spillway.Disk{Dir: crashed(t, 1, sealed), Capacity: 64 << 20, Encrypt: true, Persist: true, Key: make([]byte, 32)}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Disks[0].Key = keptKey
+		c.Disks[0].Key = persistKey
 		return func(eng *spillway.Engine) bool { return len(eng.Persisted()) == 1 }
 	}},
 	{field: "Disks.Persist", with: func(t *testing.T, c *spillway.Config) {

@@ -15,10 +15,10 @@ import (
 )
 
 // childMain is the process that is killed: mode is "anonymous" or "named", or "keep" for
-// keepChild, and the directory is its first argument. It tells the parent when it has written.
+// persistChild, and the directory is its first argument. It tells the parent when it has written.
 func childMain(mode string) {
 	if mode == "keep" {
-		keepChild()
+		persistChild()
 	}
 	cfg := disk.Config{Dir: os.Args[1], Capacity: 64 * mib}
 	if mode == "named" {

@@ -14,8 +14,8 @@ import (
 var suite = map[string]func(*testing.T){
 	"TestTrimGivesRoomBack":                     TestTrimGivesRoomBack,
 	"TestTrimEndsWithItsContext":                TestTrimEndsWithItsContext,
-	"TestKeeperGivesBackWhatNothingNeeds":       TestKeeperGivesBackWhatNothingNeeds,
-	"TestKeeperMindsTheReserve":                 TestKeeperMindsTheReserve,
+	"TestTrimIdleGivesBackWhatNothingNeeds":     TestTrimIdleGivesBackWhatNothingNeeds,
+	"TestTrimIdleMindsTheReserve":               TestTrimIdleMindsTheReserve,
 	"TestNegativeIdleKeepsAll":                  TestNegativeIdleKeepsAll,
 	"TestFailedPunchIsWarnedOfAndLosesNothing":  TestFailedPunchIsWarnedOfAndLosesNothing,
 	"TestAnyAlignment":                          TestAnyAlignment,

@@ -14,9 +14,9 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// keepChild is the process that TestKilledProcessIsTakenOver kills: it keeps and frees, and says
+// persistChild is the process that TestKilledProcessIsTakenOver kills: it keeps and frees, and says
 // what it has kept, and what it is about to free.
-func keepChild() {
+func persistChild() {
 	fail := func(err error) {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -67,8 +67,8 @@ func TestTrimEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestKeeperGivesBackWhatNothingNeeds: in fake time.
-func TestKeeperGivesBackWhatNothingNeeds(t *testing.T) {
+// TestTrimIdleGivesBackWhatNothingNeeds: in fake time.
+func TestTrimIdleGivesBackWhatNothingNeeds(t *testing.T) {
 	onLinux(t)
 	synctest.Test(t, func(t *testing.T) {
 		v := open(t, disk.Config{Capacity: 256 * mib, SegmentSize: 64 * mib, Idle: time.Minute})
@@ -98,7 +98,7 @@ func TestKeeperGivesBackWhatNothingNeeds(t *testing.T) {
 	})
 }
 
-func TestKeeperMindsTheReserve(t *testing.T) {
+func TestTrimIdleMindsTheReserve(t *testing.T) {
 	onLinux(t)
 	synctest.Test(t, func(t *testing.T) {
 		fsys := &room{FS: disk.OS()}

@@ -42,7 +42,7 @@ func TestOverlayIsTold(t *testing.T) {
 			continue
 		}
 		oneLine(t, w[0].String(), v.Dir(), "overlayfs", "mount a volume")
-		if strings.Contains(w[0].What, "kept") != keep {
+		if strings.Contains(w[0].What, "persists") != keep {
 			t.Errorf("keep %v: %s", keep, w[0])
 		}
 	}
