@@ -146,7 +146,7 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		e.units = v.sealer.NewUnits(stretches(e.pieces))
 	}
 	e.unwritten.Store(size)
-	v.pacer.takeOn(size)
+	v.pacer.TakeOn(size)
 	return e, nil
 }
 
@@ -179,7 +179,7 @@ func (v *Volume) take(size int64, cuts []int64) (*Extents, error) {
 			return e, err
 		}
 		if cause != nil {
-			v.pacer.fail()
+			v.pacer.Fail()
 		}
 		if cause != nil && !outOfRoom(cause) {
 			return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, advised(cause))
@@ -418,7 +418,7 @@ func (e *Extents) unref() {
 		return
 	}
 	v := e.v
-	v.pacer.settle(e.unwritten.Swap(0))
+	v.pacer.Settle(e.unwritten.Swap(0))
 	v.endRecordOf(e)
 	v.mu.Lock()
 	if !e.disowned {

@@ -14,9 +14,9 @@
 //	directory.go     directories of named files, and what killed processes left in them
 //	alloc.go         takes room and hands it out
 //	trim.go          gives room back
-//	transfer.go      reads and writes; inflight.go bounds what is under way
-//	pace.go          how fast the volume is written, and whose turn it is
+//	transfer.go      reads and writes
 //	persist.go       what outlives the process; takeover.go finds it again
+//	internal/pace    how fast the volume is: whose turn it is, and how much may be under way
 //	internal/seal    encryption
 //	internal/journal what a directory says of memory that persists
 //

@@ -115,23 +115,23 @@ func (t *transfer) work(before func() bool) {
 // do does one request, and tells the pacer if it is a write.
 func (t *transfer) do(r request) error {
 	v, n := t.e.v, int64(len(r.p))
-	if err := v.window.enter(t.ctx, n, t.write); err != nil {
+	if err := v.window.Enter(t.ctx, n, t.write); err != nil {
 		return err
 	}
 	if !t.write {
 		err := t.e.do(t.ctx, r, false)
-		v.window.leave(n, false, err == nil)
+		v.window.Leave(n, false, err == nil)
 		return err
 	}
-	v.pacer.begin()
+	v.pacer.Begin()
 	err := t.e.do(t.ctx, r, true)
-	v.window.leave(n, true, err == nil)
+	v.window.Leave(n, true, err == nil)
 	if err != nil {
 		n = 0
 	}
 	// Who gives up waiting for another's turn has found no fault with the volume.
 	failed := err != nil && !errors.Is(err, context.Cause(t.ctx))
-	v.pacer.end(n, t.e.wrote(n), failed)
+	v.pacer.End(n, t.e.wrote(n), failed)
 	return err
 }
 
@@ -150,7 +150,7 @@ func (e *Extents) wrote(n int64) int64 {
 
 // next takes a request off the front.
 func (t *transfer) next() (request, bool) {
-	length := t.e.v.window.length(t.write)
+	length := t.e.v.window.Length(t.write)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.err != nil || len(t.mu.p) == 0 {
@@ -222,7 +222,7 @@ func (t *transfer) callHelp() bool {
 
 // invite counts one more helper, if there is work for it.
 func (t *transfer) invite() bool {
-	request := t.e.v.window.length(t.write)
+	request := t.e.v.window.Length(t.write)
 	wanted := int(min((t.rest.Load()+request-1)/request, int64(t.e.v.cfg.Depth))) - 1
 	t.mu.Lock()
 	defer t.mu.Unlock()

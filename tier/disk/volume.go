@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/internal/journal"
+	"github.com/spillway-db/spillway/tier/disk/internal/pace"
 	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
 
@@ -44,8 +45,8 @@ type Volume struct {
 	journal     *journal.Journal // with Config.Persist
 	journalTurn chan struct{}    // a token: one uses the journal at a time
 
-	pacer  pacer
-	window window
+	pacer  *pace.Pacer
+	window pace.Window
 
 	written, read, fresh, given atomic.Int64
 	noAllocate, noPunch         atomic.Bool // the file system cannot
@@ -100,7 +101,18 @@ type segment struct {
 	found *journal.Segment
 }
 
-var _ tier.Pool = (*Volume)(nil)
+var (
+	_ tier.Pool  = (*Volume)(nil)
+	_ tier.Paced = (*Volume)(nil)
+)
+
+// Stripe is what volumes have in common that are used side by side; see Config.Stripe. The zero
+// value is ready, and not to be copied. It is safe for concurrent use.
+type Stripe = pace.Stripe
+
+// Pace and Promised implement tier.Paced.
+func (v *Volume) Pace() tier.Pace  { return v.pacer.Pace() }
+func (v *Volume) Promised(n int64) { v.pacer.Promised(n) }
 
 // OpenVolume opens a volume, after it has removed what killed processes left in the
 // directory and has written and read a page there. What the file system cannot do,
@@ -118,10 +130,8 @@ func OpenVolume(cfg Config) (*Volume, error) {
 
 		journalTurn: make(chan struct{}, 1),
 	}
-	v.window.request, v.window.depth = v.cfg.Request, int64(v.cfg.Depth)
-	if v.pacer.stripe = cfg.Stripe; v.pacer.stripe == nil {
-		v.pacer.stripe = new(Stripe)
-	}
+	v.window.Request, v.window.Depth = v.cfg.Request, int64(v.cfg.Depth)
+	v.pacer = pace.NewPacer(cfg.Stripe)
 	v.life, v.endLife = context.WithCancel(context.Background())
 	v.bounces.New = func() any {
 		b := alignedBytes(v.bounceSize())
@@ -356,7 +366,8 @@ func (v *Volume) Stats() Stats {
 		Request: v.cfg.Request, Depth: v.cfg.Depth, Capacity: v.cfg.Capacity,
 		Written: v.written.Load(), Read: v.read.Load(), Fresh: v.fresh.Load(), Given: v.given.Load(),
 	}
-	v.pacer.stats(&s)
+	p := v.pacer.Stats()
+	s.Bandwidth, s.Backlog, s.Writing, s.Ailing = p.Bandwidth, p.Backlog, p.Writing, p.Ailing
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	s.Used = v.mu.used
