@@ -23,9 +23,9 @@ import (
 	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
 
-// workersPerDepth bounds the goroutines of a volume: so many transfers have their
-// full depth at the same time, and further ones share.
-const workersPerDepth = 4
+// helpersPerDepth bounds the helpers of a volume: so many transfers have their full depth at the
+// same time, and further ones share.
+const helpersPerDepth = 4
 
 // Volume holds memory in files in one directory. It implements tier.Pool and is safe
 // for concurrent use.
@@ -51,13 +51,13 @@ type Volume struct {
 	written, read, fresh, given atomic.Int64
 	noAllocate, noPunch         atomic.Bool // the file system cannot
 
-	jobs    chan *transfer  // to workers that wait; never buffered
 	life    context.Context // until Close
 	endLife context.CancelFunc
-	freed   chan struct{}  // wakes trimIdle; one at most
-	workers sync.WaitGroup // and trimIdle
-	bounces sync.Pool      // *[]byte of bounceSize
-	patch   chan struct{}  // a token: one write of parts of pages at a time
+	freed   chan struct{} // wakes trimIdle; one at most
+	trimmer sync.WaitGroup
+	helpers helpers
+	bounces sync.Pool     // *[]byte of bounceSize
+	patch   chan struct{} // a token: one write of parts of pages at a time
 
 	// change is a token, held while room is being added or given back: while bytes
 	// are neither free nor handed out. Whoever finds no room and holds it knows
@@ -70,10 +70,9 @@ type Volume struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		segments []*segment
-		used     int64 // handed out
-		free     int64 // backed, and not handed out
-		idle     int64 // the least that free was since trimIdle looked
-		workers  int
+		used     int64             // handed out
+		free     int64             // backed, and not handed out
+		idle     int64             // the least that free was since trimIdle looked
 		entries  map[uint64]*entry // what is recorded
 		stays    int64             // of used, what was found and nobody has taken
 		retiring int               // freed, and transfers have not ended
@@ -123,13 +122,13 @@ func OpenVolume(cfg Config) (*Volume, error) {
 	}
 	v := &Volume{
 		cfg:    cfg.withDefaults(),
-		jobs:   make(chan *transfer),
 		freed:  make(chan struct{}, 1),
 		patch:  make(chan struct{}, 1),
 		change: make(chan struct{}, 1),
 
 		journalTurn: make(chan struct{}, 1),
 	}
+	v.helpers.most.Store(helpersPerDepth * int64(v.cfg.Depth))
 	v.window.Request, v.window.Depth = v.cfg.Request, int64(v.cfg.Depth)
 	v.pacer = pace.NewPacer(cfg.Stripe)
 	v.life, v.endLife = context.WithCancel(context.Background())
@@ -137,7 +136,7 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		b := alignedBytes(v.bounceSize())
 		return &b
 	}
-	v.sealed.Request, v.sealed.Slab, v.sealed.Slabs, v.sealed.Heap = v.cfg.Request, v.cfg.Depth, workersPerDepth, &v.bounces
+	v.sealed.Request, v.sealed.Slab, v.sealed.Slabs, v.sealed.Heap = v.cfg.Request, v.cfg.Depth, helpersPerDepth, &v.bounces
 	v.mu.entries = make(map[uint64]*entry)
 	v.cfg.Key = nil // the caller's, and not to be kept
 	var err error
@@ -164,7 +163,7 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		v.mu.segments = append(v.mu.segments, s)
 	}
 	if v.cfg.Idle > 0 {
-		v.workers.Go(v.trimIdle)
+		v.trimmer.Go(v.trimIdle)
 	}
 	return v, nil
 }
@@ -400,7 +399,8 @@ func (v *Volume) Close() error {
 	}
 	v.mu.Unlock()
 	v.endLife()
-	v.workers.Wait()
+	v.helpers.most.Store(0)
+	v.trimmer.Wait()
 	<-settled
 	v.change <- struct{}{} // an Alloc or Trim under way ends; the next finds it closed
 	v.mu.Lock()
