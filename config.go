@@ -166,7 +166,7 @@ type Host struct {
 // Disk configures one spill volume.
 type Disk struct {
 	// Dir is the directory; empty means os.TempDir. Nothing but the engine's own
-	// files in it is touched, and none stays, but with Keep.
+	// files in it is touched, and none stays, but with Persist.
 	Dir string
 	// Capacity is the most that may lie there, in bytes. 0 means half of what the
 	// file system has free, or Share of it.
