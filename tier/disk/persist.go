@@ -15,7 +15,7 @@ import (
 type entry struct {
 	key          uint64
 	shared, meta []byte // of one that was found when the volume was opened
-	memories     []*Extents
+	memories     []*extents
 	gone         bool
 	stays        bool // nobody has taken it: it stays when the volume is closed
 }
@@ -47,14 +47,14 @@ func (v *Volume) Persist(shared, meta []byte, memories ...tier.Memory) (key uint
 	if v.journal == nil {
 		return 0, errNotPersistent
 	}
-	es := make([]*Extents, 0, len(memories))
+	es := make([]*extents, 0, len(memories))
 	defer func() {
 		for _, e := range es { // with the journal given back: this may free them
 			e.unref()
 		}
 	}()
 	for _, m := range memories {
-		e, ok := m.(*Extents)
+		e, ok := m.(*extents)
 		if !ok || e.v != v {
 			return 0, fmt.Errorf("disk: volume %s: persisting memory that is not its own", v.cfg.Dir)
 		}
@@ -74,7 +74,7 @@ func (v *Volume) Persist(shared, meta []byte, memories ...tier.Memory) (key uint
 }
 
 // describe says where memories lie, and how they are sealed. Writes under way end first.
-func (v *Volume) describe(es []*Extents) (*journal.Record, error) {
+func (v *Volume) describe(es []*extents) (*journal.Record, error) {
 	rec := journal.NewRecord(v.sealer)
 	rec.Memories = make([]journal.Memory, len(es))
 	for i, e := range es {
@@ -101,7 +101,7 @@ func (v *Volume) describe(es []*Extents) (*journal.Record, error) {
 var errMixed = errors.New("memories that persist already, with others")
 
 // record writes the record of memories that are held.
-func (v *Volume) record(rec *journal.Record, shared, meta []byte, es []*Extents) (uint64, error) {
+func (v *Volume) record(rec *journal.Record, shared, meta []byte, es []*extents) (uint64, error) {
 	v.journalTurn <- struct{}{}
 	defer func() { <-v.journalTurn }()
 	v.mu.Lock()
@@ -110,7 +110,7 @@ func (v *Volume) record(rec *journal.Record, shared, meta []byte, es []*Extents)
 		old = es[0].entry
 	}
 	closed := v.mu.closed
-	mixed := slices.ContainsFunc(es, func(e *Extents) bool { return e.entry != old }) ||
+	mixed := slices.ContainsFunc(es, func(e *extents) bool { return e.entry != old }) ||
 		old != nil && !slices.Equal(old.memories, es)
 	v.mu.Unlock()
 	switch {
@@ -141,7 +141,7 @@ func (v *Volume) record(rec *journal.Record, shared, meta []byte, es []*Extents)
 
 // KeyOf returns the key of the record that a memory is in; false if there is none.
 func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
-	e, ok := m.(*Extents)
+	e, ok := m.(*extents)
 	if !ok || e.v != v {
 		return 0, false
 	}
@@ -226,7 +226,7 @@ func (v *Volume) PutBack(key uint64) error {
 	}
 	for i, e := range ent.memories {
 		e.entry, e.disowned = nil, true
-		ent.memories[i] = &Extents{v: v, size: e.size, pieces: e.pieces, units: e.units, entry: ent}
+		ent.memories[i] = &extents{v: v, size: e.size, pieces: e.pieces, units: e.units, entry: ent}
 		ent.memories[i].refs.Store(1)
 	}
 	v.stayLocked(ent, true)
@@ -278,7 +278,7 @@ func (v *Volume) endInTurn(ent *entry) {
 }
 
 // endRecordOf ends the record that a memory is in, before its room is free.
-func (v *Volume) endRecordOf(e *Extents) {
+func (v *Volume) endRecordOf(e *extents) {
 	if v.journal == nil {
 		return
 	}

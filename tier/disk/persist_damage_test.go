@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 	"github.com/spillway-db/spillway/tier/tiertest"
@@ -36,7 +37,7 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 	small := func(c *disk.Config) { c.Capacity, c.SegmentSize = 16*page, 16*page }
 	dir := t.TempDir()
 	v := openPersistent(t, dir, small)
-	var all []*disk.Extents
+	var all []tier.FileMemory
 	for i := range uint64(4) {
 		_, es := persist(t, v, 10*i, page, page)
 		all = append(all, es...)
@@ -87,7 +88,7 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 func TestCutManifestIsRead(t *testing.T) {
 	dir := t.TempDir()
 	v := openPersistent(t, dir)
-	var all []*disk.Extents
+	var all []tier.FileMemory
 	var ends []int64
 	for i := range uint64(3) {
 		_, es := persist(t, v, 10*i, page)
@@ -227,7 +228,7 @@ func TestManifestIsWrittenAnew(t *testing.T) {
 	_, stays := persist(t, v, 1, page)
 	first := persistedFiles(t, dir, "manifest-*")[0]
 	meta := bytes.Repeat([]byte{7}, 100<<10)
-	var last *disk.Extents
+	var last tier.FileMemory
 	for range 64 {
 		e := alloc(t, v, page)
 		if _, err := v.Persist(nil, meta, e); err != nil {
@@ -271,7 +272,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 			found := len(v.Persisted()) == 1
 			e, failed := v.Alloc(mib, nil)
 			if failed == nil {
-				failed = e.(*disk.Extents).WriteAt(t.Context(), random(mib, 5), 0)
+				failed = e.(tier.FileMemory).WriteAt(t.Context(), random(mib, 5), 0)
 			}
 			if failed == nil {
 				_, failed = v.Persist(sharedOf(5), metaOf(5), e)
@@ -326,11 +327,11 @@ func TestRandomPersisting(t *testing.T) {
 	dir := t.TempDir()
 	v := openPersistent(t, dir)
 	type held struct {
-		es    []*disk.Extents
+		es    []tier.FileMemory
 		sizes []int64
 	}
 	live := make(map[uint64]held) // by seed
-	var loose []*disk.Extents
+	var loose []tier.FileMemory
 	look := func() {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, dir)

@@ -83,7 +83,7 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 				}
 			}
 			meta := bytes.Repeat(column, 5000)
-			fill := func(v *disk.Volume, n int64) *disk.Extents {
+			fill := func(v *disk.Volume, n int64) tier.FileMemory {
 				t.Helper()
 				e := alloc(t, v, n)
 				p := aligned(n)
@@ -98,7 +98,7 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 				return e
 			}
 			v := openPersistent(t, dir, c.change)
-			es := []*disk.Extents{fill(v, 2*unit+page), fill(v, 3*mib), fill(v, 100)}
+			es := []tier.FileMemory{fill(v, 2*unit+page), fill(v, 3*mib), fill(v, 100)}
 			leave(t, v, es...)
 			for range 3 {
 				v = openPersistent(t, dir, c.change)
@@ -112,13 +112,13 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 					t.Fatal(err)
 				}
 				look()
-				var more []*disk.Extents
+				var more []tier.FileMemory
 				for range 20 { // until the manifest is written anew
 					more = append(more, fill(v, page))
 					free(v, more[0])
 					more = more[1:]
 				}
-				leave(t, v, taken[0].(*disk.Extents))
+				leave(t, v, taken[0].(tier.FileMemory))
 			}
 			v = openPersistent(t, dir, c.change)
 			for _, k := range v.Persisted() {
@@ -201,13 +201,13 @@ func TestNoNonceIsUsedTwiceByRestarts(t *testing.T) {
 		fsys := &segmentWrites{FS: disk.OS()}
 		v := openPersistent(t, dir, sealed, func(c *disk.Config) { c.FS = fsys })
 		fsys.listen = true
-		var held []*disk.Extents
+		var held []tier.FileMemory
 		for _, k := range v.Persisted() {
 			taken, err := v.Take(k.Key)
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := taken[0].(*disk.Extents)
+			e := taken[0].(tier.FileMemory)
 			if bytes.Count(read(t, e, e.Size(), 0), []byte{0}) != int(e.Size()) {
 				t.Fatal("other bytes were kept")
 			}
@@ -354,7 +354,7 @@ func TestChangedBytesOfWhatPersistsAreFound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, other := taken[0].(*disk.Extents), taken[1].(*disk.Extents)
+		e, other := taken[0].(tier.FileMemory), taken[1].(tier.FileMemory)
 		_, name, at := e.Locate(0)
 		err = e.ReadAt(t.Context(), aligned(size), 0)
 		var a *tier.AlteredError
@@ -468,10 +468,10 @@ func TestWhatWasLostDoesNotPersist(t *testing.T) {
 		t.Fatal(err)
 	}
 	clear(data[2*unit:])
-	if !bytes.Equal(read(t, taken[0].(*disk.Extents), 3*unit, 0), data) {
+	if !bytes.Equal(read(t, taken[0].(tier.FileMemory), 3*unit, 0), data) {
 		t.Error("it reads differently")
 	}
-	free(v, taken[0].(*disk.Extents))
+	free(v, taken[0].(tier.FileMemory))
 	closeVolume(t, v)
 	wantEmpty(t, dir)
 }

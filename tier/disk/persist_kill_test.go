@@ -31,7 +31,7 @@ func persistChild() {
 		n := sizeOf(seed)
 		m, err := v.Alloc(n, nil)
 		fail(err)
-		fail(m.(*disk.Extents).WriteAt(context.Background(), random(n, seed), 0))
+		fail(m.(tier.FileMemory).WriteAt(context.Background(), random(n, seed), 0))
 		_, err = v.Persist(sharedOf(seed), metaOf(seed), m)
 		fail(err)
 		fmt.Println("+", seed)

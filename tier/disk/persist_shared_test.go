@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
@@ -32,7 +33,7 @@ func TestSharedMetaIsWrittenOnce(t *testing.T) {
 	dir := t.TempDir()
 	v := openPersistent(t, dir)
 	one, other := common(1, long), common(2, long)
-	var es []*disk.Extents
+	var es []tier.FileMemory
 	keep := func(shared []byte) {
 		t.Helper()
 		e := alloc(t, v, page)
@@ -111,7 +112,7 @@ func TestSharedMetaIsWrittenOnce(t *testing.T) {
 func TestSharedMetaStandsBeforeWhoNeedsIt(t *testing.T) {
 	dir := t.TempDir()
 	v := openPersistent(t, dir)
-	var es []*disk.Extents
+	var es []tier.FileMemory
 	for i := range uint64(9) {
 		_, e := persist(t, v, 10*i, page)
 		es = append(es, e...)
@@ -151,7 +152,7 @@ func TestSharedMetaStandsBeforeWhoNeedsIt(t *testing.T) {
 func TestLostSharedMetaCostsWhoNeedsIt(t *testing.T) {
 	dir := t.TempDir()
 	v := openPersistent(t, dir)
-	var es []*disk.Extents
+	var es []tier.FileMemory
 	for _, seed := range []uint64{10, 14, 20, 21, 23, 25} { // of which all but 10, 14 share something else, or nothing
 		_, e := persist(t, v, seed, page)
 		es = append(es, e...)

@@ -39,9 +39,9 @@ func closeVolume(t testing.TB, v *disk.Volume) {
 }
 
 // keep allocates, fills and keeps memories of the sizes; what they hold is made of seed.
-func persist(t testing.TB, v *disk.Volume, seed uint64, sizes ...int64) (uint64, []*disk.Extents) {
+func persist(t testing.TB, v *disk.Volume, seed uint64, sizes ...int64) (uint64, []tier.FileMemory) {
 	t.Helper()
-	var es []*disk.Extents
+	var es []tier.FileMemory
 	var ms []tier.Memory
 	for i, n := range sizes {
 		e := alloc(t, v, n)
@@ -67,7 +67,7 @@ func sharedOf(seed uint64) []byte {
 
 // leave closes a volume so that its directory looks as if the process had been killed:
 // what it keeps is copied, and put back afterwards.
-func leave(t testing.TB, v *disk.Volume, es ...*disk.Extents) {
+func leave(t testing.TB, v *disk.Volume, es ...tier.FileMemory) {
 	t.Helper()
 	saved := t.TempDir()
 	tiertest.CopyTree(t, saved, v.Dir())
@@ -80,7 +80,7 @@ func leave(t testing.TB, v *disk.Volume, es ...*disk.Extents) {
 }
 
 // wantPersisted takes what was kept with seed and compares it.
-func wantPersisted(t testing.TB, v *disk.Volume, k disk.Persisted, seed uint64, sizes ...int64) []*disk.Extents {
+func wantPersisted(t testing.TB, v *disk.Volume, k disk.Persisted, seed uint64, sizes ...int64) []tier.FileMemory {
 	t.Helper()
 	if !bytes.Equal(k.Meta, metaOf(seed)) || !slices.Equal(k.Sizes, sizes) || !bytes.Equal(k.Shared, sharedOf(seed)) {
 		t.Errorf("kept: %q, %q of %v, want %q, %q of %v", k.Shared, k.Meta, k.Sizes, sharedOf(seed), metaOf(seed), sizes)
@@ -89,9 +89,9 @@ func wantPersisted(t testing.TB, v *disk.Volume, k disk.Persisted, seed uint64, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	var es []*disk.Extents
+	var es []tier.FileMemory
 	for i, m := range ms {
-		e := m.(*disk.Extents)
+		e := m.(tier.FileMemory)
 		es = append(es, e)
 		if !bytes.Equal(read(t, e, sizes[i], 0), random(sizes[i], seed+uint64(i))) {
 			t.Errorf("memory %d of %q has other bytes", i, k.Meta)
@@ -113,7 +113,7 @@ func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 	free(v, gone...)
 	again := alloc(t, v, 3*mib) // where that was
 	write(t, again, random(3*mib, 10), 0)
-	leave(t, v, slices.Concat(a, b, []*disk.Extents{loose, again})...)
+	leave(t, v, slices.Concat(a, b, []tier.FileMemory{loose, again})...)
 
 	v = openPersistent(t, dir)
 	if w := v.Stats().Warnings; len(w) != 0 {
@@ -324,9 +324,9 @@ func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
 // TestRoomWaitsForTheEndOfItsRecord: memory that is freed while its record is being ended,
 // or another memory of that record is freed, is no room before the end is written.
 func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
-	for name, end := range map[string]func(*disk.Volume, uint64, *disk.Extents){
-		"forgotten": func(v *disk.Volume, key uint64, _ *disk.Extents) { v.Forget(key) },
-		"freed":     func(v *disk.Volume, _ uint64, first *disk.Extents) { free(v, first) },
+	for name, end := range map[string]func(*disk.Volume, uint64, tier.FileMemory){
+		"forgotten": func(v *disk.Volume, key uint64, _ tier.FileMemory) { v.Forget(key) },
+		"freed":     func(v *disk.Volume, _ uint64, first tier.FileMemory) { free(v, first) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

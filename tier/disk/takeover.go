@@ -269,8 +269,8 @@ func (v *Volume) adopt(found *journal.Found) {
 	}
 }
 
-func (v *Volume) adoptMemory(ent *entry, m journal.Memory, keys []*seal.Key, segments map[int]*segment) *Extents {
-	e := &Extents{v: v, size: m.Size, entry: ent}
+func (v *Volume) adoptMemory(ent *entry, m journal.Memory, keys []*seal.Key, segments map[int]*segment) *extents {
+	e := &extents{v: v, size: m.Size, entry: ent}
 	e.refs.Store(1)
 	off := int64(0)
 	for _, p := range m.Pieces {

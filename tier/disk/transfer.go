@@ -32,7 +32,7 @@ const maxIdleIO = 100
 // and reads that overlap are the caller's to order. Where the volume encrypts, the same
 // goes for units of 64 KiB in place of pages, and what is read first may be a
 // *tier.AlteredError; memory of an earlier volume cannot be written then.
-func (e *Extents) WriteAt(ctx context.Context, p []byte, off int64) error {
+func (e *extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	if e.units != nil && e.units.ReadOnly() {
 		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w", e.v.cfg.Dir, tier.ErrNotSupported)
 	}
@@ -41,7 +41,7 @@ func (e *Extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 
 // ReadAt fills p from off, as WriteAt writes it. Where the volume encrypts, bytes that are
 // not what was written are a *tier.AlteredError, and p holds nothing of their unit.
-func (e *Extents) ReadAt(ctx context.Context, p []byte, off int64) error {
+func (e *extents) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, false)
 }
 
@@ -80,7 +80,7 @@ func (h *helpers) Return(helper bool) {
 
 // transfer moves p: in pieces that end at multiples of Config.Request, of which Depth are under
 // way, each in requests that may be shorter.
-func (e *Extents) transfer(ctx context.Context, p []byte, off int64, write bool) error {
+func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool) error {
 	if off < 0 || off > e.size || int64(len(p)) > e.size-off {
 		return fmt.Errorf("disk: %d bytes at %d are outside a memory of %d bytes", len(p), off, e.size)
 	}
@@ -94,6 +94,9 @@ func (e *Extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 	lockrank.AssertNone("a transfer begins")
 	step, end := e.v.cfg.Request, off+int64(len(p))
 	first := off / step
+	if (end-1)/step == first {
+		return e.move(ctx, p, off, write)
+	}
 	job := pump.Job[bool]{
 		Pieces: int((end-1)/step - first + 1), Lanes: e.v.cfg.Depth, Pool: &e.v.helpers,
 		End: func(ctx context.Context, _ bool, i int) error {
@@ -106,7 +109,7 @@ func (e *Extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 }
 
 // move does requests, one after the other, until all of p is moved.
-func (e *Extents) move(ctx context.Context, p []byte, off int64, write bool) error {
+func (e *extents) move(ctx context.Context, p []byte, off int64, write bool) error {
 	for piece := e.pieceAt(off); len(p) > 0; piece = e.pieceAt(off) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -121,7 +124,7 @@ func (e *Extents) move(ctx context.Context, p []byte, off int64, write bool) err
 }
 
 // request returns the request for the front of p, of at most so many bytes.
-func (e *Extents) request(piece int, p []byte, off, most int64) request {
+func (e *extents) request(piece int, p []byte, off, most int64) request {
 	if e.units != nil { // end with a unit, so that no two requests have parts of one
 		most -= off % seal.Unit
 	}
@@ -136,7 +139,7 @@ func (e *Extents) request(piece int, p []byte, off, most int64) request {
 }
 
 // doMeasured does one request when the window lets it in, and tells the pacer if it is a write.
-func (e *Extents) doMeasured(ctx context.Context, r request, write bool) error {
+func (e *extents) doMeasured(ctx context.Context, r request, write bool) error {
 	v, n := e.v, int64(len(r.p))
 	if err := v.window.Enter(ctx, n, write); err != nil {
 		return err
@@ -161,7 +164,7 @@ func (e *Extents) doMeasured(ctx context.Context, r request, write bool) error {
 // wrote takes n bytes out of what is unwritten, and returns how many were there. What is
 // written a second time makes up for what never is; together they tell how much
 // is still to come well enough.
-func (e *Extents) wrote(n int64) int64 {
+func (e *extents) wrote(n int64) int64 {
 	for {
 		left := e.unwritten.Load()
 		n = min(n, left)
@@ -172,7 +175,7 @@ func (e *Extents) wrote(n int64) int64 {
 }
 
 // do does one request, through an aligned buffer if it must.
-func (e *Extents) do(ctx context.Context, r request, write bool) error {
+func (e *extents) do(ctx context.Context, r request, write bool) error {
 	v, n := e.v, int64(len(r.p))
 	direct := address(r.p)%v.address == 0 && r.off%v.offset == 0 && n%v.offset == 0
 	count := &v.read
