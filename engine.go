@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/persist"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -47,9 +47,9 @@ type Engine struct {
 	monitor      *monitor.Monitor
 	admitter     *admission.Admitter
 	ids          batch.IDs
-	builtin      *convert.Builtin
-	recorder     *persist.Recorder // of what comes to disks with Disk.Persist
-	found        *persist.Found    // what was recorded there before
+	builtin      *transfer.Builtin
+	keeper       *keeper // records what comes to disks with Disk.Keep
+	found        *found  // what was recorded there before
 
 	panics guard.Log // of functions of the configuration
 
@@ -78,10 +78,10 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		plans:   make(map[string]*Plan),
 	}
 	e.panics.Logger = e.cfg.Logger
-	e.recorder, e.found = persist.NewRecorder(e.cfg.Logger), persist.NewFound()
+	e.keeper, e.found = newKeeper(e), newFound(e)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, e.found.Close(), e.release())
+			err = errors.Join(err, e.found.close(), e.release())
 		}
 	}()
 	if e.topo == nil {
@@ -107,8 +107,8 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 			return nil, err
 		}
 	}
-	e.builtin = &convert.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec}
-	if err := e.builtin.Register(&e.registry); err != nil {
+	e.builtin = &transfer.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec}
+	if err := e.registry.RegisterBuiltin(e.builtin); err != nil {
 		return nil, err
 	}
 	e.mover, err = convert.NewMover(convert.MoverConfig{
@@ -148,7 +148,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 
 // NewBatch returns an idle batch that owns p, a payload in a space of this engine, such
 // as Mover.Ingest, Mover.AdoptTable and cdevice.Import return. The batch has an id of
-// the engine's, the monitor moves it, and a disk with Disk.Persist records it, as if it had
+// the engine's, the monitor moves it, and a disk with Disk.Keep records it, as if it had
 // been put as a record. The caller owns it: it puts it into a repository, or drops it. On
 // an error p stays the caller's; a payload of another engine's is tier.ErrNotSupported.
 func (e *Engine) NewBatch(p batch.Payload) (*batch.Batch, error) {
@@ -159,7 +159,7 @@ func (e *Engine) NewBatch(p batch.Payload) (*batch.Batch, error) {
 }
 
 // newBatch is NewBatch of a payload whose record on disk, if it is not nil, is known.
-func (e *Engine) newBatch(p batch.Payload, record *persist.Record) (*batch.Batch, error) {
+func (e *Engine) newBatch(p batch.Payload, record *recorded) (*batch.Batch, error) {
 	return batch.New(batch.Options{IDs: &e.ids, Payload: p, Observer: observer{e, record}})
 }
 
@@ -171,7 +171,7 @@ func (e *Engine) Observer() batch.Observer { return observer{e: e} }
 
 type observer struct {
 	e      *Engine
-	record *persist.Record // of what a new batch is made of
+	record *recorded // of what a new batch is made of
 }
 
 var (
@@ -181,21 +181,27 @@ var (
 
 func (o observer) BatchChanged(b *batch.Batch) {
 	o.e.monitor.BatchChanged(b)
-	o.e.recorder.BatchChanged(b)
+	o.keep(b)
 }
 
 func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Knows(b) }
 
 func (o observer) Register(b *batch.Batch) error {
 	if o.record != nil { // before the monitor can move it
-		o.e.recorder.Know(b, o.record)
+		o.e.keeper.knows(b, o.record)
 	}
 	if err := o.e.monitor.Register(b); err != nil {
-		o.e.recorder.Know(b, nil)
+		o.e.keeper.knows(b, nil)
 		return err
 	}
-	o.e.recorder.BatchChanged(b)
+	o.keep(b)
 	return nil
+}
+
+func (o observer) keep(b *batch.Batch) {
+	if !o.e.keeper.idle() {
+		o.e.keeper.changed(b)
+	}
 }
 
 // clear moves batches out of a space for an allocation that needs room in one piece. The end of the
@@ -209,7 +215,7 @@ func (e *Engine) clear(id tier.ID, enough func() bool) {
 // held is what the engine itself keeps in a space: no batch's own bytes, so that
 // nobody's release but that of the batches which share a dictionary brings them back.
 func (e *Engine) held(id tier.ID) int64 {
-	return e.base[id] + e.mover.DictionaryBytes(id) + e.found.Held(id)
+	return e.base[id] + e.mover.DictionaryBytes(id) + e.found.held(id)
 }
 
 // moveEvents adds the engine's warning to the configured events.
@@ -248,7 +254,7 @@ func (e *Engine) streamPool(id tier.ID) (*tier.StreamPool, error) {
 
 // stagingNear returns the pinned chunks on a node, or those of the nearest node
 // that has some.
-func (e *Engine) stagingNear(node int) (convert.Staging, error) {
+func (e *Engine) stagingNear(node int) (transfer.Staging, error) {
 	var best *host.Staging
 	bestNode := 0
 	for n, s := range e.staging {
@@ -268,7 +274,7 @@ func (e *Engine) stagingNear(node int) (convert.Staging, error) {
 func (e *Engine) Plan(name string) (*Plan, error) {
 	p, err := e.newPlan(name)
 	if err == nil {
-		e.recorder.NamePlan(p.number, name)
+		e.keeper.named(p.number, name)
 	}
 	return p, err
 }
@@ -382,7 +388,7 @@ func (e *Engine) Close() error {
 	for _, p := range plans {
 		errs = append(errs, p.Close())
 	}
-	errs = append(errs, e.found.Close(), e.release())
+	errs = append(errs, e.found.close(), e.release())
 	e.logWarnings() // those that came since
 	return errors.Join(errs...)
 }

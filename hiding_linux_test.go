@@ -28,7 +28,7 @@ func TestEngineWhereRemovedFilesStay(t *testing.T) {
 	kept := t.TempDir()
 	files := faultfs.NewHiding(disk.OS(), 3)
 	onFiles := func(c *spillway.Config) { c.Disks[0].FS = files }
-	eng := persistentEngine(t, dir, onFiles)
+	eng := keepingEngine(t, dir, onFiles)
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -38,28 +38,28 @@ func TestEngineWhereRemovedFilesStay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		putPersisted(t, eng, repo, n, false)
+		putKept(t, eng, repo, n, false)
 	}
 	tiertest.CopyTree(t, kept, dir)
-	closePersistent(t, eng)
+	closeKeeping(t, eng)
 	wantNothingIn(t, dir)
 
-	eng = persistentEngine(t, kept, onFiles)
-	all := eng.Persisted()
+	eng = keepingEngine(t, kept, onFiles)
+	all := eng.Kept()
 	if len(all) != 3 {
 		t.Fatalf("%d are kept", len(all))
 	}
 	checkAdopted(t, eng, all[0])
-	closePersistent(t, eng)
-	eng = persistentEngine(t, kept, onFiles)
+	closeKeeping(t, eng)
+	eng = keepingEngine(t, kept, onFiles)
 	err = nil
-	for _, k := range eng.Persisted() {
-		err = errors.Join(err, eng.ForgetPersisted(k))
+	for _, k := range eng.Kept() {
+		err = errors.Join(err, eng.ForgetKept(k))
 	}
 	if err != nil {
 		t.Error(err)
 	}
-	closePersistent(t, eng)
+	closeKeeping(t, eng)
 	wantNothingIn(t, kept)
 	if files.Hidden() == 0 {
 		t.Error("nothing was removed while it was open: this tests nothing")

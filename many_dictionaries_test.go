@@ -12,15 +12,15 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// TestPersistedBatchOfManyDictionaries: to find what a kept batch needs takes about four times as many steps if
+// TestKeptBatchOfManyDictionaries: to find what a kept batch needs takes about four times as many steps if
 // it has four times as many dictionaries, and it comes back whole.
-func TestPersistedBatchOfManyDictionaries(t *testing.T) {
-	persistNeedsLinux(t)
+func TestKeptBatchOfManyDictionaries(t *testing.T) {
+	keepingNeedsLinux(t)
 	found := func(n int) int64 {
 		rec := arrowgen.Coded(n)
 		defer rec.Release()
 		dir, copied := t.TempDir(), t.TempDir()
-		eng := persistentEngine(t, dir)
+		eng := keepingEngine(t, dir)
 		plan, err := eng.Plan("query")
 		if err != nil {
 			t.Fatal(err)
@@ -33,14 +33,14 @@ func TestPersistedBatchOfManyDictionaries(t *testing.T) {
 			t.Fatal(err)
 		}
 		tiertest.CopyTree(t, copied, dir)
-		closePersistent(t, eng)
+		closeKeeping(t, eng)
 		before := lookup.Steps()
-		eng = persistentEngine(t, copied)
+		eng = keepingEngine(t, copied)
 		steps := lookup.Steps() - before
-		if len(eng.Persisted()) != 1 {
-			t.Fatalf("%d batches are kept", len(eng.Persisted()))
+		if len(eng.Kept()) != 1 {
+			t.Fatalf("%d batches are kept", len(eng.Kept()))
 		}
-		b, err := eng.Adopt(t.Context(), eng.Persisted()[0])
+		b, err := eng.Adopt(t.Context(), eng.Kept()[0])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,7 +52,7 @@ func TestPersistedBatchOfManyDictionaries(t *testing.T) {
 		if err := b.Drop(); err != nil {
 			t.Error(err)
 		}
-		closePersistent(t, eng)
+		closeKeeping(t, eng)
 		wantNothingIn(t, copied)
 		return steps
 	}

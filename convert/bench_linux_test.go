@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -144,7 +145,7 @@ func each(b *testing.B, p []byte, do func(p []byte, off int64) (int, error)) {
 	const request = 1 << 20
 	var next atomic.Int64
 	var wg sync.WaitGroup
-	for range stagedUnderWay {
+	for range transfer.StagedUnderWay {
 		wg.Go(func() {
 			for {
 				off := next.Add(request) - request

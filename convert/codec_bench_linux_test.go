@@ -68,7 +68,7 @@ func benchCodec(b *testing.B, rec arrow.RecordBatch, throttle int64) {
 	round := func(i int) float64 {
 		m := machines[i]
 		m.settle()
-		m.mover.cfg.Builtin.choose = codec.Chooser{} // each job begins knowing nothing
+		m.mover.cfg.Builtin.Choose = codec.Chooser{} // each job begins knowing nothing
 		begin := time.Now()
 		for range cycles {
 			for _, k := range []tier.Kind{tier.Disk, tier.Host} {

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -77,12 +78,12 @@ func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want im
 		file, ok := src.Buffer().Memory().(tier.FileMemory)
 		if src.Space().Kind() == tier.Disk && (ok || src.Descriptor().Body == 0) {
 			if ok {
-				file = checked(file)
+				file = transfer.Checked(file)
 			}
-			return m.readColumns(ctx, columnReader{src: src, file: file, who: who}, c)
+			return m.readColumns(ctx, transfer.ColumnReader{Src: src, File: file, Enter: who.enter}, c)
 		}
 	case *batch.Packed:
-		return m.readColumns(ctx, columnReader{src: src, file: &packedFile{m.cfg.Builtin, src}, who: who}, c)
+		return m.readColumns(ctx, transfer.ColumnReader{Src: src, File: m.cfg.Builtin.PackedFile(src), Enter: who.enter}, c)
 	}
 	return m.openCopy(ctx, who, payload, want)
 }
@@ -103,16 +104,7 @@ func (m *Mover) openCopy(ctx context.Context, who by, payload batch.Payload, wan
 		}
 		return openInPlace(c, who, img)
 	}()
-	return released(rec, errors.Join(err, img.Release()))
-}
-
-// released gives rec up if there is an error.
-func released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
-	if err != nil && rec != nil {
-		rec.Release()
-		rec = nil
-	}
-	return rec, err
+	return transfer.Released(rec, errors.Join(err, img.Release()))
 }
 
 // openInPlace opens what was chosen of a host image, whose memory is leased until the
@@ -123,24 +115,24 @@ func openInPlace(c *image.Columns, who by, img *batch.Image) (_ arrow.RecordBatc
 	if err != nil {
 		return nil, err
 	}
-	extents, release, err := inPlace(img.Buffer())
+	extents, release, err := transfer.InPlace(img.Buffer())
 	if err != nil {
 		return nil, err
 	}
 	l := image.NewLease(release)
 	who.enter(l, img.Space(), img, img.Bytes())
-	return image.OpenRows(d, skip, extents, l, finderOf(img.Shared()))
+	return image.OpenRows(d, skip, extents, l, transfer.FinderOf(img.Shared()))
 }
 
 // readColumns reads what was chosen of a disk image into host memory, and waits for
 // room in one piece there. The file of r is nil if the image has no bytes.
-func (m *Mover) readColumns(ctx context.Context, r columnReader, c *image.Columns) (_ arrow.RecordBatch, err error) {
-	find := func(bounds []image.Bound) error { return m.cfg.Builtin.readBounds(ctx, r.src, r.file, bounds) }
-	if r.plan, err = c.Plan(r.src.Descriptor(), r.src.Shared(), find); err != nil {
+func (m *Mover) readColumns(ctx context.Context, r transfer.ColumnReader, c *image.Columns) (_ arrow.RecordBatch, err error) {
+	find := func(bounds []image.Bound) error { return m.cfg.Builtin.ReadBounds(ctx, r.Src, r.File, bounds) }
+	if r.Plan, err = c.Plan(r.Src.Descriptor(), r.Src.Shared(), find); err != nil {
 		return nil, err
 	}
-	if r.plan.Desc.Body == 0 && len(r.plan.Shared) == 0 {
-		return image.OpenRows(r.plan.Desc, r.plan.Skip, nil, image.NewLease(nil), nil)
+	if r.Plan.Desc.Body == 0 && len(r.Plan.Shared) == 0 {
+		return image.OpenRows(r.Plan.Desc, r.Plan.Skip, nil, image.NewLease(nil), nil)
 	}
 	rec, err := m.readPlanned(ctx, &r)
 	for errors.Is(err, errGone) {
@@ -149,14 +141,14 @@ func (m *Mover) readColumns(ctx context.Context, r columnReader, c *image.Column
 	return rec, err
 }
 
-func (m *Mover) readPlanned(ctx context.Context, c *columnReader) (rec arrow.RecordBatch, err error) {
-	desc := c.plan.Desc
-	what := takes{body: desc.Body, dicts: m.cfg.Builtin.dicts.of(desc.AllDictionaries())}
+func (m *Mover) readPlanned(ctx context.Context, c *transfer.ColumnReader) (rec arrow.RecordBatch, err error) {
+	desc := c.Plan.Desc
+	what := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 	err = m.inRoom(ctx, true, reservation.AnyInTier(tier.Host), m.reserver(ctx, &what), func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
-			rec, err = m.cfg.Builtin.readColumns(ctx, c, r)
+			rec, err = m.cfg.Builtin.ReadColumns(ctx, c, r)
 			return err
 		})
 	})
-	return released(rec, err)
+	return transfer.Released(rec, err)
 }

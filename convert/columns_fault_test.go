@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -460,9 +461,9 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := m.reader(t, src, c)
-		p := r.plan
+		p := r.Plan
 		extents := arrowgen.Split(rng, p.Desc.Cuts(), make([]byte, p.Desc.Body))
-		if err := errors.Join(r.fill(t.Context(), extents), p.Mend(extents)); err != nil {
+		if err := errors.Join(r.Fill(t.Context(), extents), p.Mend(extents)); err != nil {
 			t.Fatal(err)
 		}
 		got, err := image.OpenRows(p.Desc, p.Skip, extents, image.NewLease(nil), nil)
@@ -483,7 +484,7 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 // if one came after the other.
 func TestColumnsHaveSeveralRequestsUnderWay(t *testing.T) {
 	m := newMachine(t, machineConfig{host: 16 << 20})
-	b := m.put(t, arrowgen.Ints(1, 6*columnRequest/8, 1), tier.Disk)
+	b := m.put(t, arrowgen.Ints(1, 6*transfer.ColumnRequest/8, 1), tier.Disk)
 	var reads atomic.Int64
 	four := make(chan struct{})
 	defer m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Times: 4, Effect: faultfs.Do(func(faultfs.Op, string) {

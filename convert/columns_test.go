@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -116,12 +117,12 @@ func (m *machine) reading(f func()) int64 {
 }
 
 // reader plans the reading of c from an image on disk.
-func (m *machine) reader(t *testing.T, img *batch.Image, c *image.Columns) *columnReader {
+func (m *machine) reader(t *testing.T, img *batch.Image, c *image.Columns) *transfer.ColumnReader {
 	t.Helper()
-	r := &columnReader{src: img, file: img.Buffer().Memory().(tier.FileMemory)}
+	r := &transfer.ColumnReader{Src: img, File: img.Buffer().Memory().(tier.FileMemory)}
 	var err error
-	r.plan, err = c.Plan(img.Descriptor(), img.Shared(), func(bounds []image.Bound) error {
-		return m.mover.cfg.Builtin.readBounds(t.Context(), r.src, r.file, bounds)
+	r.Plan, err = c.Plan(img.Descriptor(), img.Shared(), func(bounds []image.Bound) error {
+		return m.mover.cfg.Builtin.ReadBounds(t.Context(), r.Src, r.File, bounds)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +145,7 @@ func (m *machine) requests(t *testing.T, b *batch.Batch, want image.Selection) i
 		t.Fatal(err)
 	}
 	r := m.reader(t, img, c)
-	return len(r.requests())
+	return len(r.Requests())
 }
 
 // TestColumnsOfEveryType takes columns and rows of each type out of each tier, and

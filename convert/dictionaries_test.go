@@ -22,6 +22,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -444,20 +445,20 @@ func TestOneMakesTheCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	store := &m.mover.cfg.Builtin.dicts
-	dict := store.resolve(l.Dictionaries(), false)[0]
-	defer store.letGo(dict)
-	if again := store.resolve(l.Dictionaries(), false)[0]; again != dict {
+	store := &m.mover.cfg.Builtin.Dicts
+	dict := store.Resolve(l.Dictionaries(), false)[0]
+	defer store.LetGo(dict)
+	if again := store.Resolve(l.Dictionaries(), false)[0]; again != dict {
 		t.Error("two dictionaries of one array")
 	}
-	store.letGo(dict)
+	store.LetGo(dict)
 
 	var makers atomic.Int32
 	begun, fail := make(chan struct{}), make(chan error)
 	broken := errors.New("broken")
 	first := make(chan error)
 	go func() {
-		_, err := store.acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) {
+		_, err := store.Acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) {
 			makers.Add(1)
 			close(begun)
 			return nil, nil, <-fail
@@ -467,22 +468,22 @@ func TestOneMakesTheCopy(t *testing.T) {
 	<-begun
 	gone, cancel := context.WithCancelCause(t.Context())
 	cancel(broken)
-	if _, err := store.acquire(gone, dict, space, nil); !errors.Is(err, broken) {
+	if _, err := store.Acquire(gone, dict, space, nil); !errors.Is(err, broken) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if n := store.missing(space, []*dictionary{dict}); n != space.Charge(dict.body) {
+	if n := store.Missing(space, []*transfer.Dictionary{dict}); n != space.Charge(dict.Body) {
 		t.Errorf("%d bytes are missing while a copy is made", n)
 	}
-	results := make(chan *dictCopy)
+	results := make(chan *transfer.DictCopy)
 	for range 5 {
 		go func() {
-			c, err := store.acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) {
+			c, err := store.Acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) {
 				makers.Add(1)
-				r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), dict.body)
+				r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), dict.Body)
 				if err != nil {
 					return nil, nil, err
 				}
-				buf, err := r.Alloc(dict.body)
+				buf, err := r.Alloc(dict.Body)
 				sub := l.Dictionaries()[0]
 				sub.Rewind()
 				desc := sub.Desc
@@ -498,14 +499,14 @@ func TestOneMakesTheCopy(t *testing.T) {
 	if err := <-first; !errors.Is(err, broken) {
 		t.Errorf("the first ended with %v", err)
 	}
-	var got []*dictCopy
+	var got []*transfer.DictCopy
 	for range 5 {
 		got = append(got, <-results)
 	}
-	if slices.ContainsFunc(got, func(c *dictCopy) bool { return c != got[0] }) || makers.Load() != 2 {
+	if slices.ContainsFunc(got, func(c *transfer.DictCopy) bool { return c != got[0] }) || makers.Load() != 2 {
 		t.Errorf("%d made a copy, copies %v", makers.Load(), got)
 	}
-	if err := releaseAll(got); err != nil {
+	if err := transfer.ReleaseAll(got); err != nil {
 		t.Error(err)
 	}
 	func() {
@@ -514,9 +515,9 @@ func TestOneMakesTheCopy(t *testing.T) {
 				t.Error("the panic was swallowed")
 			}
 		}()
-		_, _ = store.acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) { panic("no") })
+		_, _ = store.Acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) { panic("no") })
 	}()
-	if len(dict.copies) != 0 {
+	if len(dict.Copies) != 0 {
 		t.Error("a copy is announced that nobody makes")
 	}
 	m.holds(t, tier.Host, 0)

@@ -13,32 +13,6 @@
 //	                                   └────────────────┼───────────────┘
 //	arrow.RecordBatch ◀───────Open──────────────────────┘
 //
-// # Tables
-//
-// A batch may also lie on a GPU as a table (batch.Table): each Arrow buffer in an allocation
-// of its own, as GPU libraries make them. One batched copy of the device's brings them to
-// their places in an image, or from there; no device memory is needed for that.
-//
-//	table (GPU)  │valid│  │offsets│    │ text │      anywhere on the device
-//	image        │valid│offsets│text │             checksums known, or made as it comes by
-//
-// Mover.AdoptTable makes a table of memory that somebody else has filled, where it lies;
-// package cdevice does so for C programs. The monitor moves tables as it moves images; they
-// come back as images, unless Mover.MoveAs wants a table. A table is compressed as it is gathered, run by run.
-//
-// # Dictionaries
-//
-// A dictionary of more than 4 KiB is an image of its own. In each space there is
-// one copy of it at most, which the batches there share: their images hold a
-// reference each, and the last to be released frees it. Every copy is drawn from the
-// reservation of the batch that brings it; when two bring the same one, the second
-// waits until the first has copied it. A copy in a batch's old space stays until
-// the batch has left, so that a failed move loses nothing.
-//
-//	image (GPU) ─┐                     ┌─ image (host)
-//	image (GPU) ─┼─▶ copy (GPU)        ├─ image (host)
-//	image (GPU) ─┘     └─ dictionary ──┴▶ copy (host) ──▶ one array, shared by opened records
-//
 // # Converters and moves
 //
 // A Registry holds the converters, one function for a pair of payload types.
@@ -53,59 +27,11 @@
 // descriptor's body, others for as many bytes as they take where they are. Registry.Wrap puts
 // a function around a converter, also around a built-in one.
 //
-// Copies between device and disk go through a few pinned chunks, so that the
-// device and the disk work at the same time; those between host and disk go
-// straight to and from the arena. Everything goes in pieces of at most 8 MiB, and acts on a
-// cancelled context within one.
-//
-// # Compressed batches
-//
-// On disk, and in host memory, an image can also be packed (batch.Packed): runs of 1 MiB,
-// compressed for themselves, that lanes pack and unpack side by side.
-//
-//	image │ frame frame frame frame │ frame …      run 0, run 1, …
-//	         ╰──── S2, Zstandard, bitpack ────╮
-//	packed │ f f  f f │ f f f f │ …                a buffer for each run, a checksum of what is stored
-//
-// Builtin.Codec says with what; CodecAuto finds out whether it helps (chooser). What is
-// read back is compared with both checksums, of what is stored and of the image's bytes.
-//
-// Lanes work in scratch: 1.5 MiB each, and 1 MiB more to lay a record out. All transfers together
-// have an eighth of host memory for that, and 3 MiB in any case. It is drawn from a host space, and
-// goes back when the transfer ends; where there is no room it is of the heap. A coder of Zstandard
-// has about 1 MiB of the heap beside that, which the garbage collector takes when it is idle.
-//
-// # Columns
-//
-// Mover.Columns opens some columns and rows of a batch and leaves it where it is. Of an
-// image on disk it reads only the chunks under a checksum that have something wanted, and
-// lays them one after the other into one piece of host memory, in which the record is
-// opened like any image. How the columns' buffers are found, cut and laid is told at
-// columnPlan.
-//
-//	disk   │  a   │ a b  │  b   │  c   │  c   │      a, from the disk: the first two chunks
-//	host   │  a   │ a    │                           leased to the record
-//
-// # Permits
-//
-// Every transfer with a disk has a permit (package permit): bytes of the budget of host
-// memory for what it has under way there, and to write a spill slot. A Builtin
-// without a pool of permits cannot be registered, and a converter of a user's takes its own
-// with Builtin.OnDisk. It is the last thing that a move takes, and kept for the transfer only:
-//
-//	room in the target → the batch, in transit → a permit → a stream → scratch → a chunk → the disk
-//
-// Everybody takes them in this order, so that who holds something waits only for what
-// stands to the right of it; a holder of a permit waits for no memory, no batch and no other
-// permit. Who copies a dictionary, for which others may wait, has a permit before they
-// begin to. So a permit comes free as soon as the disk has answered, and waits for it
-// end. Those of the monitor's moves, on which all who wait for room depend, ask for no bytes
-// and have a slot that users cannot take: whatever users do with permits of their own,
-// the monitor's transfers wait at most for each other.
+// What the built-in converters do, and in which order they take what they need, is told at
+// package internal/transfer; how a batch's bytes are laid out at package internal/image.
 //
 // # Locks
 //
 // The Registry's mutex has the rank Registry and is not held while a converter
-// runs. So has that of the dictionaries, which guards tables: nothing is copied,
-// allocated or freed under it. A Mover has a mutex for its counters, under which nothing is called.
+// runs. A Mover has a mutex for its counters, under which nothing is called.
 package convert

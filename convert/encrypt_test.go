@@ -7,6 +7,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -81,7 +82,7 @@ func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer v.Free(m, func() {})
-	file := checked(m.(tier.FileMemory))
+	file := transfer.Checked(m.(tier.FileMemory))
 	if err := file.WriteAt(t.Context(), make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}

@@ -1,11 +1,9 @@
 package convert
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
@@ -103,14 +102,14 @@ func newHosts(t *testing.T, codec Codec, capacity [2]int64) *hosts {
 	staging := host.NewStaging(buf, chunk)
 	permits, err := permit.New(permit.Config{})
 	check(err)
-	builtin := &Builtin{
+	builtin := &transfer.Builtin{
 		Codec:   codec,
 		Streams: func(id tier.ID) (*tier.StreamPool, error) { return nil, tier.ErrNotSupported },
-		Staging: func(int) (Staging, error) { return staging, nil },
+		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: permits,
 	}
 	var registry Registry
-	check(builtin.Register(&registry))
+	check(registry.RegisterBuiltin(builtin))
 	h.mover, err = NewMover(MoverConfig{Reservations: h.reservations, Registry: &registry, Builtin: builtin, IDs: &h.ids})
 	check(err)
 	t.Cleanup(func() {
@@ -184,9 +183,9 @@ func (h *hosts) same(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch)
 	defer hd.Close()
 	if img, ok := hd.Payload().(*batch.Image); ok && img.Descriptor().Body > 0 {
 		off := int64(0)
-		v := newVerifier(img.Descriptor(), nowhere{})
+		v := transfer.NewVerifier(img.Descriptor(), nowhere{})
 		for _, e := range img.Buffer().Memory().(tier.HostMemory).Extents() {
-			if err := v.check(e, off); err != nil {
+			if err := v.Check(e, off); err != nil {
 				return err
 			}
 			off += int64(len(e))
@@ -225,7 +224,7 @@ var hostForms = []batch.PayloadType{batch.HostImage, batch.HostPacked}
 // what it was: also without rows, and with dictionaries.
 func TestEveryTypeBetweenHostSpaces(t *testing.T) {
 	h := newHosts(t, CodecS2, [2]int64{8 << 20, 8 << 20})
-	h.mover.cfg.Builtin.outside = true
+	h.mover.cfg.Builtin.Outside = true
 	for n, typ := range arrowgen.Types() {
 		for _, rows := range []int{0, 1, 67} {
 			rec := arrowgen.New(uint64(n)).Record(arrowgen.Schema(typ), rows)
@@ -254,7 +253,7 @@ func TestEveryTypeBetweenHostSpaces(t *testing.T) {
 // Bodies of many pieces, and of sizes that are no multiple of one, go from one host space to
 // the other in each form with every byte at its place.
 func TestSizesBetweenHostSpaces(t *testing.T) {
-	for _, size := range []int64{tier.Page, batch.SumChunk - tier.Page, batch.RunSize + tier.Page, maxPiece, maxPiece + tier.Page, 3*maxPiece + 5*tier.Page}[:testseed.Rounds(6, 3)] {
+	for _, size := range []int64{tier.Page, batch.SumChunk - tier.Page, batch.RunSize + tier.Page, transfer.MaxPiece, transfer.MaxPiece + tier.Page, 3*transfer.MaxPiece + 5*tier.Page}[:testseed.Rounds(6, 3)] {
 		for _, from := range hostForms {
 			for _, to := range hostForms {
 				h := newHosts(t, CodecS2, [2]int64{2*size + 8<<20, 2*size + 8<<20})
@@ -330,78 +329,6 @@ func TestPiecesBetweenHostSpaces(t *testing.T) {
 		if err := h.same(t.Context(), b, rec); err != nil {
 			t.Fatalf("in host:%d: %v", i, err)
 		}
-	}
-}
-
-// extents is host memory in pieces of any lengths.
-type extents [][]byte
-
-func (e extents) Size() (n int64) {
-	for _, p := range e {
-		n += int64(len(p))
-	}
-	return n
-}
-
-func (e extents) Extents() [][]byte { return e }
-
-// cut cuts memory at random.
-func cut(rng *rand.Rand, p []byte) (out extents) {
-	for len(p) > 0 {
-		n := 1 + rng.IntN(len(p))
-		if rng.IntN(4) == 0 {
-			out = append(out, nil) // a piece of nothing
-		}
-		out, p = append(out, p[:n:n]), p[n:]
-	}
-	return out
-}
-
-// hostToHost copies each byte to its place, whatever the pieces on either side.
-func TestHostToHostAnyPieces(t *testing.T) {
-	seed := testseed.One(t)
-	rng := rand.New(rand.NewPCG(seed, 2))
-	for _, size := range []int{1, 4097, 1<<20 + 1, maxPiece, 3*maxPiece + 12345} {
-		for range testseed.Rounds(4, 1) {
-			src, dst := make([]byte, size), make([]byte, size)
-			for i := range src {
-				src[i] = byte(i>>16) ^ byte(i>>8) ^ byte(i)
-			}
-			if err := hostToHost(t.Context(), cut(rng, dst), cut(rng, src)); err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(src, dst) {
-				t.Fatalf("%d bytes are others than they were", size)
-			}
-		}
-	}
-	if err := hostToHost(t.Context(), extents{make([]byte, 10)}, extents{make([]byte, 4), nil, make([]byte, 5)}); err == nil {
-		t.Error("a source that is too short was taken")
-	}
-}
-
-// impatient is a context that ends when it has been asked so many times.
-type impatient struct {
-	context.Context
-	left int
-}
-
-func (c *impatient) Err() error {
-	if c.left--; c.left < 0 {
-		return context.Canceled
-	}
-	return nil
-}
-
-// A cancelled copy between host spaces ends within a piece.
-func TestHostToHostCancelled(t *testing.T) {
-	src, dst := bytes.Repeat([]byte{7}, 3*maxPiece), make([]byte, 3*maxPiece)
-	err := hostToHost(&impatient{t.Context(), 1}, extents{dst}, extents{src})
-	if !errors.Is(err, context.Canceled) {
-		t.Fatalf("got %v", err)
-	}
-	if n := bytes.Count(dst, []byte{7}); n != maxPiece {
-		t.Errorf("%d bytes were copied, want %d", n, maxPiece)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -26,7 +27,7 @@ func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservatio
 		return nil, err
 	}
 	defer end()
-	l, err := m.cfg.Builtin.layout(rec)
+	l, err := m.cfg.Builtin.Layout(rec)
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +36,7 @@ func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservatio
 		p, err := m.ingest(ctx, l, to, afresh)
 		switch {
 		case errors.Is(err, errGone):
-		case errors.Is(err, errChanged) && !afresh:
+		case errors.Is(err, transfer.ErrChanged) && !afresh:
 			afresh = true // what it says now is what counts
 		default:
 			return p, err
@@ -44,10 +45,10 @@ func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservatio
 }
 
 func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Strategy, afresh bool) (_ batch.Payload, err error) {
-	store := &m.cfg.Builtin.dicts
-	dicts := store.resolve(l.Dictionaries(), afresh)
-	defer store.letGo(dicts...)
-	what := takes{body: l.Size(), dicts: distinct(dicts)}
+	store := &m.cfg.Builtin.Dicts
+	dicts := store.Resolve(l.Dictionaries(), afresh)
+	defer store.LetGo(dicts...)
+	what := takes{body: l.Size(), dicts: transfer.Distinct(dicts)}
 	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 		if !wait {
 			return m.tryReserve(to, &what)
@@ -62,7 +63,7 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
-			if packed = m.cfg.Builtin.choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
+			if packed = m.cfg.Builtin.Choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
 				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
 				return err
 			}
@@ -78,7 +79,7 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 		for i := range runs {
 			err = errors.Join(err, runs[i].Buffer.Release())
 		}
-		return nil, errors.Join(err, releaseAll(shared), buf.Release())
+		return nil, errors.Join(err, transfer.ReleaseAll(shared), buf.Release())
 	}
 	if packed {
 		return batch.NewPacked(desc, runs, space, shared...), nil
@@ -88,7 +89,7 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 
 // ingestImage lays a record out as it is. It does so while there is a reservation, because
 // the file system of a volume may turn out to be full only when it is written to.
-func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
+func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
 	buf, err := r.AllocCuts(l.Size(), l.Cuts())
 	if err != nil {
 		return nil, nil, err
@@ -96,23 +97,23 @@ func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*dicti
 	shared, err := m.ingestDictionaries(ctx, l, dicts, r)
 	if err == nil && buf != nil {
 		l.Rewind() // another space may have had the beginning, and no room for the rest
-		err = m.cfg.Builtin.lay(ctx, l, buf)
+		err = m.cfg.Builtin.Lay(ctx, l, buf)
 	}
 	if err != nil {
-		return nil, nil, errors.Join(err, releaseAll(shared), buf.Release())
+		return nil, nil, errors.Join(err, transfer.ReleaseAll(shared), buf.Release())
 	}
 	return buf, shared, nil
 }
 
 // ingestDictionaries lays dictionaries out, with one permit for all of them.
-func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
+func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	largest := int64(0)
 	for _, d := range dicts {
-		largest = max(largest, d.body)
+		largest = max(largest, d.Body)
 	}
 	// With the permit in hand before others are made to wait for a copy: the
 	// monitor, which has one always, may be among them.
-	err = m.cfg.Builtin.permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
+	err = m.cfg.Builtin.Permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
 		shared, err = m.layDictionaries(ctx, l, dicts, r)
 		return err
 	})
@@ -121,28 +122,28 @@ func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts [
 
 // ingestPacked lays a record out on disk and compresses it on the way. The reservation is
 // needed to the end, because how much is left shows only then.
-func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, runs []batch.Run, err error) {
+func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, runs []batch.Run, err error) {
 	if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
 		return nil, nil, err
 	}
-	if runs, err = m.cfg.Builtin.layRuns(ctx, l, r); err != nil {
-		return nil, nil, errors.Join(err, releaseAll(shared))
+	if runs, err = m.cfg.Builtin.LayRuns(ctx, l, r); err != nil {
+		return nil, nil, errors.Join(err, transfer.ReleaseAll(shared))
 	}
 	return shared, runs, nil
 }
 
 // layDictionaries returns the dictionaries of l in the space of r, and lays those
 // out that are not there. Their layouts know their descriptors then.
-func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
-	var seen lookup.Table[*dictionary]
+func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
+	var seen lookup.Table[*transfer.Dictionary]
 	for i, sub := range l.Dictionaries() {
-		c, err := m.cfg.Builtin.dicts.acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
+		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
 			buf, err := r.AllocCuts(sub.Size(), sub.Cuts())
 			if err != nil {
 				return nil, nil, err
 			}
 			sub.Rewind()
-			if err := m.cfg.Builtin.lay(ctx, sub, buf); err != nil {
+			if err := m.cfg.Builtin.Lay(ctx, sub, buf); err != nil {
 				return nil, nil, errors.Join(err, buf.Release())
 			}
 			desc, err := sub.Descriptor()
@@ -152,12 +153,12 @@ func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*d
 			return buf, desc, nil
 		})
 		if err != nil {
-			return nil, errors.Join(err, releaseAll(shared))
+			return nil, errors.Join(err, transfer.ReleaseAll(shared))
 		}
 		sub.Is(c.Descriptor())
 		if seen.Of(dicts, dicts[i]) < i { // two arrays that were one before
 			if err := c.Release(); err != nil {
-				return nil, errors.Join(err, releaseAll(shared))
+				return nil, errors.Join(err, transfer.ReleaseAll(shared))
 			}
 			continue
 		}
@@ -194,19 +195,4 @@ func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, wh
 		return r, e
 	}
 	return reservation.Reservation{}, err
-}
-
-// lay puts the layout's bytes into a buffer of any tier. How long a disk takes is not measured: it
-// waits for the layout, too.
-func (b *Builtin) lay(ctx context.Context, l *image.Layout, buf *tier.Buffer) error {
-	dst, err := b.into(buf)
-	if err != nil {
-		return err
-	}
-	if m, ok := buf.Memory().(tier.FileMemory); ok {
-		dst.file = checked(m)
-	}
-	return b.permitted(ctx, buf.Space(), nil, l.Size(), func(ctx context.Context) error {
-		return b.transfer(ctx, dst, &source{size: l.Size(), layout: l})
-	})
 }

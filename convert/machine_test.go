@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
@@ -116,14 +117,14 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	if codec == CodecAuto && !cfg.auto {
 		codec = CodecNone
 	}
-	builtin := &Builtin{
+	builtin := &transfer.Builtin{
 		Codec:   codec,
-		outside: cfg.outside,
+		Outside: cfg.outside,
 		Streams: func(tier.ID) (*tier.StreamPool, error) { return streams, nil },
-		Staging: func(int) (Staging, error) { return staging, nil },
+		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: m.permits,
 	}
-	check(builtin.Register(&m.registry))
+	check(m.registry.RegisterBuiltin(builtin))
 	m.mover, err = NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: builtin, IDs: &m.ids, Events: cfg.events})
 	check(err)
 	t.Cleanup(func() {
@@ -152,8 +153,8 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 				t.Errorf("%s ends with %d bytes of dictionaries", k, n)
 			}
 		}
-		if d := &builtin.dicts; len(d.mu.known) != 0 || len(d.mu.made) != 0 {
-			t.Errorf("%d names of %d dictionaries are known at the end", len(d.mu.known), len(d.mu.made))
+		if d := &builtin.Dicts; len(d.Mu.Known) != 0 || len(d.Mu.Made) != 0 {
+			t.Errorf("%d names of %d dictionaries are known at the end", len(d.Mu.Known), len(d.Mu.Made))
 		}
 		if n := m.files.Open(); n != 0 {
 			t.Errorf("%d files are open at the end", n)

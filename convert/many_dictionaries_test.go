@@ -2,10 +2,8 @@ package convert
 
 import (
 	"fmt"
-	"runtime"
 	"slices"
 	"testing"
-	"weak"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -15,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -128,16 +127,16 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 		got.Release()
 	}
 	counted("layout", func() {
-		l, err := m.mover.cfg.Builtin.layout(rec)
+		l, err := m.mover.cfg.Builtin.Layout(rec)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		store := &m.mover.cfg.Builtin.dicts
-		dicts := store.resolve(l.Dictionaries(), false)
-		defer store.letGo(dicts...)
+		store := &m.mover.cfg.Builtin.Dicts
+		dicts := store.Resolve(l.Dictionaries(), false)
+		defer store.LetGo(dicts...)
 		counted("distinct", func() {
-			if once := distinct(dicts); len(once) != len(dicts) {
+			if once := transfer.Distinct(dicts); len(once) != len(dicts) {
 				t.Errorf("%d of %d dictionaries are distinct", len(once), len(dicts))
 			}
 		})
@@ -168,7 +167,7 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 	counted("columns", func() { same(m.columns(t, one, image.Selection{})) })
 	m.rests(t, one, tier.Disk)
 	drop(t, one)
-	l, err := m.mover.cfg.Builtin.layout(rec)
+	l, err := m.mover.cfg.Builtin.Layout(rec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +230,7 @@ func TestSearchesAmongDictionariesAreLinear(t *testing.T) {
 
 // TestPartsAreFoundByNumber: resolve does not search the dictionaries that a dictionary uses.
 func TestPartsAreFoundByNumber(t *testing.T) {
-	var store dictionaries
+	var store transfer.Dictionaries
 	l, err := image.NewLayoutInline(manyCoded("of one", 20), 0)
 	if err != nil {
 		t.Fatal(err)
@@ -242,13 +241,13 @@ func TestPartsAreFoundByNumber(t *testing.T) {
 		other := *sub
 		layouts = append(layouts, &other)
 	}
-	dicts := store.resolve(layouts, false)
-	defer store.letGo(dicts...)
+	dicts := store.Resolve(layouts, false)
+	defer store.LetGo(dicts...)
 	last := dicts[len(dicts)-1]
-	if len(dicts) != 21 || len(last.parts) != 20 {
-		t.Fatalf("%d dictionaries, the last with %d parts", len(dicts), len(last.parts))
+	if len(dicts) != 21 || len(last.Parts) != 20 {
+		t.Fatalf("%d dictionaries, the last with %d parts", len(dicts), len(last.Parts))
 	}
-	for i, p := range last.parts {
+	for i, p := range last.Parts {
 		if p != dicts[i] {
 			t.Errorf("part %d is another dictionary", i)
 		}
@@ -259,44 +258,44 @@ func TestPartsAreFoundByNumber(t *testing.T) {
 // share for some of them at a time.
 func TestManyDictionariesHoldNobodyUp(t *testing.T) {
 	const yields = 4
-	const n = yields*underLock + 1
+	const n = yields*transfer.UnderLock + 1
 	m := newMachine(t, machineConfig{gpu: 32 << 20, outside: true})
 	b := m.put(t, manyCoded("each", n), tier.GPU)
-	gpu, store := m.spaces[tier.GPU], &m.mover.cfg.Builtin.dicts
+	gpu, store := m.spaces[tier.GPU], &m.mover.cfg.Builtin.Dicts
 	yielding := func(what string, f func()) {
 		t.Helper()
-		before := store.mu.yields
+		before := store.Mu.Yields
 		f()
-		if got := store.mu.yields - before; got != yields {
+		if got := store.Mu.Yields - before; got != yields {
 			t.Errorf("%s: others could have the lock %d times for %d dictionaries, want %d times", what, got, n, yields)
 		}
 	}
-	var dicts []*dictionary
-	var pins []*dictCopy
-	yielding("of", func() { dicts = store.of(b.Descriptor().AllDictionaries()) })
+	var dicts []*transfer.Dictionary
+	var pins []*transfer.DictCopy
+	yielding("of", func() { dicts = store.Of(b.Descriptor().AllDictionaries()) })
 	yielding("missing", func() {
-		if missing := store.missing(gpu, dicts); missing != 0 {
+		if missing := store.Missing(gpu, dicts); missing != 0 {
 			t.Errorf("%d bytes are missing where the batch is", missing)
 		}
 	})
 	yielding("missing", func() {
-		want := n * m.spaces[tier.Host].Charge(dicts[0].body)
-		if missing := store.missing(m.spaces[tier.Host], dicts); missing != want {
+		want := n * m.spaces[tier.Host].Charge(dicts[0].Body)
+		if missing := store.Missing(m.spaces[tier.Host], dicts); missing != want {
 			t.Errorf("%d bytes are missing where the batch is not, want %d", missing, want)
 		}
 	})
 	yielding("pin", func() {
 		var missing int64
-		if pins, missing = store.pin(gpu, dicts); len(pins) != n || missing != 0 {
+		if pins, missing = store.Pin(gpu, dicts); len(pins) != n || missing != 0 {
 			t.Errorf("%d of %d are pinned, and %d bytes are missing", len(pins), n, missing)
 		}
 	})
 	for i, c := range pins {
-		if c.dict != dicts[i] || c.refs != 2 || c.dict.users != 2 {
-			t.Fatalf("dictionary %d has %d references, %d users", i, c.refs, c.dict.users)
+		if c.Dict != dicts[i] || c.Refs != 2 || c.Dict.Users != 2 {
+			t.Fatalf("dictionary %d has %d references, %d users", i, c.Refs, c.Dict.Users)
 		}
 	}
-	if err := releaseAll(pins); err != nil {
+	if err := transfer.ReleaseAll(pins); err != nil {
 		t.Fatal(err)
 	}
 	l, err := image.NewLayoutInline(m.records[b.ID()], 0)
@@ -304,19 +303,19 @@ func TestManyDictionariesHoldNobodyUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	again := store.resolve(l.Dictionaries(), false)
-	yielding("letGo", func() { store.letGo(again...) })
+	again := store.Resolve(l.Dictionaries(), false)
+	yielding("letGo", func() { store.LetGo(again...) })
 	for i, d := range again {
-		if d != dicts[i] || d.users != 1 {
-			t.Fatalf("dictionary %d has %d users", i, d.users)
+		if d != dicts[i] || d.Users != 1 {
+			t.Fatalf("dictionary %d has %d users", i, d.Users)
 		}
 	}
 	// Who looks is to give each once: under the lock nothing is searched.
-	twice, _ := store.pin(gpu, []*dictionary{dicts[0], dicts[0]})
+	twice, _ := store.Pin(gpu, []*transfer.Dictionary{dicts[0], dicts[0]})
 	if len(twice) != 2 {
 		t.Errorf("%d references to a dictionary that was given twice", len(twice))
 	}
-	if err := releaseAll(twice); err != nil {
+	if err := transfer.ReleaseAll(twice); err != nil {
 		t.Fatal(err)
 	}
 	// A dictionary that two arrays are is taken once.
@@ -331,37 +330,4 @@ func TestManyDictionariesHoldNobodyUp(t *testing.T) {
 	}
 	mixed.Release()
 	opened.Release()
-}
-
-// TestManyNamesOfOneDictionary: names are looked at when there are twice as many as were in use, so
-// that many cost little each; those whose arrays are gone are forgotten.
-func TestManyNamesOfOneDictionary(t *testing.T) {
-	const n = 1000
-	var s dictionaries
-	d := &dictionary{store: &s, users: 1}
-	all := make([]*array.Data, n)
-	sweeps := 0
-	for i := range all {
-		all[i] = array.NewData(arrow.PrimitiveTypes.Int8, 0, nil, nil, 0, 0)
-		was := d.sweep
-		s.nameLocked(d, weak.Make(all[i]), nil)
-		if d.sweep != was {
-			sweeps++
-		}
-	}
-	if len(d.keys) != n || sweeps > 10 {
-		t.Errorf("%d names, want %d; they were gone through %d times", len(d.keys), n, sweeps)
-	}
-	runtime.KeepAlive(all)
-	clear(all)
-	runtime.GC()
-	for range n {
-		s.nameLocked(d, weak.Make(array.NewData(arrow.PrimitiveTypes.Int8, 0, nil, nil, 0, 0)), nil)
-		if len(s.mu.known) != len(d.keys) {
-			t.Fatalf("%d names, %d known", len(d.keys), len(s.mu.known))
-		}
-	}
-	if len(d.keys) > n+leastSweep {
-		t.Errorf("%d names are left of arrays that are gone", len(d.keys))
-	}
 }

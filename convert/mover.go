@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -28,7 +30,7 @@ const (
 type MoverConfig struct {
 	Reservations *reservation.Manager
 	Registry     *Registry
-	Builtin      *Builtin
+	Builtin      *transfer.Builtin
 	IDs          *batch.IDs     // numbers clones; nil: the mover has its own
 	Observer     batch.Observer // is told of clones for which no other is named; may be nil
 	Events       Events
@@ -73,13 +75,13 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	if cfg.Reservations == nil || cfg.Registry == nil || cfg.Builtin == nil {
 		return nil, errors.New("convert: a mover needs reservations, a registry and the built-in converters")
 	}
-	if err := cfg.Builtin.needsPermits(); err != nil {
+	if err := cfg.Builtin.NeedsPermits(); err != nil {
 		return nil, err
 	}
 	if cfg.IDs == nil {
 		cfg.IDs = new(batch.IDs)
 	}
-	cfg.Builtin.scratch.bind(cfg.Reservations)
+	cfg.Builtin.Scratch.Bind(cfg.Reservations)
 	m := &Mover{
 		cfg: cfg, operations: newOperations(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
 		clearing: make(map[tier.ID]chan struct{}),
@@ -109,7 +111,7 @@ func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
 
 // DictionaryBytes returns what the dictionaries that batches in a space share are
 // charged there. It is not part of the batches' own bytes.
-func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.dicts.charged(space) }
+func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dicts.Charged(space) }
 
 // Move brings b to the first space of the strategy that has room: it reserves
 // there, locks the batch for transit, converts, commits, and releases the
@@ -188,7 +190,7 @@ func (m *Mover) bring(ctx context.Context, b *batch.Batch, to aim, reason string
 func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string, given reservation.Reservation, arriving func()) (at tier.ID, moved int64, err error) {
 	waits := reason != ReasonTrigger && reason != ReasonDemand
 	if !waits {
-		ctx = forMonitor(ctx)
+		ctx = transfer.ForMonitor(ctx)
 	}
 	size, dicts := m.sizes(b)
 	what := takesAs(aim.form, b.Descriptor(), size, dicts)
@@ -218,7 +220,7 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 		}
 		form := aim.form
 		if form == "" {
-			form = m.cfg.Builtin.form(m.cfg.Registry, t.Payload(), r.Space())
+			form = m.cfg.Builtin.Form(t.Payload(), r.Space(), m.cfg.Registry.has)
 		}
 		start := time.Now()
 		var out batch.Payload
@@ -251,12 +253,12 @@ func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string
 }
 
 // sizes returns how many bytes b needs elsewhere, and which dictionaries.
-func (m *Mover) sizes(b *batch.Batch) (int64, []*dictionary) {
+func (m *Mover) sizes(b *batch.Batch) (int64, []*transfer.Dictionary) {
 	desc := b.Descriptor()
 	if desc == nil { // a payload of somebody else's: as much as it takes where it is
 		return b.Info().Bytes, nil
 	}
-	return desc.Body, m.cfg.Builtin.dicts.of(desc.AllDictionaries())
+	return desc.Body, m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())
 }
 
 // ofBatch adds to an error about corrupt bytes whose they are.
@@ -384,4 +386,84 @@ func (m *Mover) bringUnlessThere(ctx context.Context, b *batch.Batch, to reserva
 	cancel(nil)
 	<-watched
 	return err
+}
+
+// operations are those of a mover that are under way. Closing cancels them and waits for
+// them: what they work on is taken apart after that.
+type operations struct {
+	inside gate.Gate
+	life   context.Context // ends with tier.ErrClosed when they are closed
+	end    context.CancelCauseFunc
+}
+
+func newOperations() *operations {
+	o := new(operations)
+	o.life, o.end = context.WithCancelCause(context.Background())
+	return o
+}
+
+// begin starts an operation. The context that it returns ends with ctx and when the
+// operations are closed; end must be called once.
+func (o *operations) begin(ctx context.Context) (_ context.Context, end func(), err error) {
+	if !o.inside.Enter() {
+		return nil, nil, fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(o.life, func() { cancel(context.Cause(o.life)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		o.inside.Leave()
+	}, nil
+}
+
+// close refuses operations from now on, cancels those under way and waits for them. It
+// says whether it was the first.
+func (o *operations) close() bool {
+	first := o.inside.Shut()
+	o.end(tier.ErrClosed)
+	o.inside.Wait()
+	return first
+}
+
+// Digest computes the fingerprint of all bytes of the image that h holds, where
+// they are: on the device if it can compute, over the host extents, or else
+// through pinned chunks; onDevice says which. Dictionaries that are images of their
+// own count as if they followed the body, in the order of AllDictionaries. Two images
+// of the same record have the same.
+func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onDevice bool, err error) {
+	ctx, end, err := m.operations.begin(ctx)
+	if err != nil {
+		return d, false, err
+	}
+	defer end()
+	payload := h.Payload()
+	if payload == nil {
+		return d, false, fmt.Errorf("convert: the digest of a closed handle: %w", tier.ErrReleased)
+	}
+	img, ok := payload.(transfer.Imaged)
+	if !ok {
+		return d, false, fmt.Errorf("convert: %s has no digest", payload.Type())
+	}
+	d, onDevice, err = m.cfg.Builtin.Digest(ctx, img)
+	return d, onDevice, ofLost(err, img.Space())
+}
+
+// OnDisk runs f, which reads bytes from a disk or, if writes is set, writes bytes to one, when it
+// has a permit for that. A converter of a program's own that uses a disk must do so through it, as
+// the built-in ones do. pinned is how many bytes of pinned memory it uses at a time. f must use the
+// context that it is given, which says that there is a permit: OnDisk within OnDisk asks for no
+// second one. f must not wait for room in any memory.
+//
+// The wait ends with ctx, when the mover is closed, and when the pool of permits is.
+func (m *Mover) OnDisk(ctx context.Context, pinned int64, writes bool, f func(context.Context) error) error {
+	return m.cfg.Builtin.OnDisk(ctx, pinned, writes, f)
+}
+
+// Share returns the dictionaries of src in the space of r, for an image of the same descriptor
+// there: a reference to each, which is the caller's. Those that are not there yet are copied, into
+// memory drawn from r. It is what a converter between images, other than the built-in ones, needs
+// for dictionaries. Between memory and disk it takes a permit, unless it is called within OnDisk.
+func (m *Mover) Share(ctx context.Context, src *batch.Image, r reservation.Reservation) ([]batch.Shared, error) {
+	return m.cfg.Builtin.Share(ctx, src, r)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
@@ -24,8 +25,8 @@ func TestPermitsAreRequired(t *testing.T) {
 	}
 	defer pool.Close()
 	m := newMachine(t, machineConfig{})
-	for name, b := range map[string]*Builtin{"no pool": {}, "a pool without the budget": {Permits: pool}} {
-		if err := b.Register(new(Registry)); err == nil {
+	for name, b := range map[string]*transfer.Builtin{"no pool": {}, "a pool without the budget": {Permits: pool}} {
+		if err := new(Registry).RegisterBuiltin(b); err == nil {
 			t.Errorf("%s: it can be registered", name)
 		}
 		if _, err := NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: b}); err == nil {
@@ -407,7 +408,7 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	if s := m.permits.Slots(); s.Held != slots || s.Available != 0 {
 		t.Errorf("the slots are %+v", s)
 	}
-	if n, _ := m.permits.Available(permit.Host); n != 512<<20-slots*body {
+	if n, _ := m.permits.Available(permit.Host); n != permit.DefaultHostBytes-slots*body {
 		t.Errorf("%d bytes are available, with %d bodies of %d under way", n, slots, body)
 	}
 	own := m.start(t, func(ctx context.Context) error {
@@ -417,7 +418,7 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	if s := m.permits.Slots(); s.Held != slots+1 || s.Monitor != 1 {
 		t.Errorf("the slots are %+v", s)
 	}
-	if n, _ := m.permits.Available(permit.Host); n != 512<<20-slots*body {
+	if n, _ := m.permits.Available(permit.Host); n != permit.DefaultHostBytes-slots*body {
 		t.Errorf("%d bytes are available with the monitor's", n)
 	}
 	select {
@@ -438,18 +439,18 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 // budget has.
 func TestPermitsBytes(t *testing.T) {
 	large := map[[2]tier.Kind]int64{
-		{tier.Host, tier.Disk}: diskUnderWay,
-		{tier.Disk, tier.Host}: readsAhead * maxPiece,
-		{tier.GPU, tier.Disk}:  stagedUnderWay * 16 << 10,
-		{tier.Disk, tier.GPU}:  stagedUnderWay * 16 << 10,
-		{tier.Disk, tier.Disk}: stagedUnderWay * 16 << 10,
+		{tier.Host, tier.Disk}: transfer.DiskUnderWay,
+		{tier.Disk, tier.Host}: transfer.ReadsAhead * transfer.MaxPiece,
+		{tier.GPU, tier.Disk}:  transfer.StagedUnderWay * 16 << 10,
+		{tier.Disk, tier.GPU}:  transfer.StagedUnderWay * 16 << 10,
+		{tier.Disk, tier.Disk}: transfer.StagedUnderWay * 16 << 10,
 	}
 	for _, budget := range []int64{512 << 20, 1000} {
 		m := newMachine(t, machineConfig{permits: permit.Config{Budgets: []permit.Budget{{Name: permit.Host, Bytes: budget}}}})
 		b := m.mover.cfg.Builtin
 		for edge, most := range large {
 			for _, body := range []int64{1, 4096, 1 << 40} {
-				err := b.permitted(t.Context(), m.spaces[edge[1]], m.spaces[edge[0]], body, func(ctx context.Context) error {
+				err := b.Permitted(t.Context(), m.spaces[edge[1]], m.spaces[edge[0]], body, func(ctx context.Context) error {
 					free, _ := m.permits.Available(permit.Host)
 					if got, want := budget-free, min(body, most, budget); got != want {
 						t.Errorf("%v with a body of %d has %d bytes, want %d", edge, body, got, want)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -62,7 +63,7 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 	}
 	to, what := reservation.AnyInTier(tier.Host), takes{body: src.Bytes()}
 	if desc := descriptorOf(src); desc != nil {
-		what = takes{body: desc.Body, dicts: m.cfg.Builtin.dicts.of(desc.AllDictionaries())}
+		what = takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 	}
 	waiting, done := m.untilLost(ctx, src.Space())
 	defer done()
@@ -106,33 +107,20 @@ func (who by) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
 	l.Hold.Begin(s, v)
 }
 
-// descriptorOf returns what a payload tells of its image; nil for a form that does not.
-func descriptorOf(p batch.Payload) *batch.Descriptor {
-	if d, ok := p.(interface{ Descriptor() *batch.Descriptor }); ok {
-		return d.Descriptor()
-	}
-	return nil
-}
-
 // openImage opens a host image. owned, if not nil, is released as soon as the
 // record's lease is taken.
 func openImage(who by, img, owned *batch.Image) (arrow.RecordBatch, error) {
 	rec, err := func() (arrow.RecordBatch, error) {
-		extents, release, err := inPlace(img.Buffer())
+		extents, release, err := transfer.InPlace(img.Buffer())
 		if err != nil {
 			return nil, err
 		}
 		l := image.NewLease(release)
 		who.enter(l, img.Space(), img, img.Bytes())
-		return image.OpenRecord(img.Descriptor(), extents, l, finderOf(img.Shared()))
+		return image.OpenRecord(img.Descriptor(), extents, l, transfer.FinderOf(img.Shared()))
 	}()
 	if owned != nil {
 		err = errors.Join(err, owned.Release())
 	}
 	return rec, err
-}
-
-// errNotInPlace says that memory cannot be read where it is.
-func errNotInPlace(m tier.Memory) error {
-	return fmt.Errorf("convert: %T cannot be opened in place", m)
 }

@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"syscall"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -74,9 +77,17 @@ func (g *Registry) Register(from, to batch.PayloadType, f Func) error {
 	return g.add(pair{from, to}, &entry{direct: f})
 }
 
-// registerBuiltin is Register for Spillway's own converters.
-func (g *Registry) registerBuiltin(from, to batch.PayloadType, f Func) error {
-	return g.add(pair{from, to}, &entry{direct: f, builtin: true})
+// RegisterBuiltin adds Spillway's own converters.
+func (g *Registry) RegisterBuiltin(b *transfer.Builtin) error {
+	return b.Register(func(from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error)) error {
+		return g.add(pair{from, to}, &entry{direct: f, builtin: true})
+	})
+}
+
+// has says whether there is a converter for a pair.
+func (g *Registry) has(from, to batch.PayloadType) bool {
+	_, err := g.lookup(from, to)
+	return err == nil
 }
 
 // Compose declares that from is turned into to by way of via, with two
@@ -237,7 +248,7 @@ func (g *Registry) along(ctx context.Context, e *entry, src batch.Payload, to ba
 	if desc := descriptorOf(src); desc != nil {
 		bytes = max(bytes, desc.Body) // compressed it may be much less than what is between
 	}
-	if img, ok := src.(imaged); ok {
+	if img, ok := src.(transfer.Imaged); ok {
 		for _, s := range img.Shared() {
 			bytes += s.Buffer().Charge() // it may be missing between, too
 		}
@@ -246,7 +257,7 @@ func (g *Registry) along(ctx context.Context, e *entry, src batch.Payload, to ba
 	if err != nil {
 		return nil, fmt.Errorf("convert: room for %s between %s and %s: %w", e.via, src.Type(), to, err)
 	}
-	if d, _ := ctx.Value(dutyKey{}).(duty); d.monitor { // it may be moving batches to make one piece of room already
+	if transfer.IsMonitors(ctx) { // it may be moving batches to make one piece of room already
 		room.StopClearing()
 	}
 	between, err := call(ctx, first, src, e.via, room)
@@ -278,4 +289,48 @@ func call(ctx context.Context, e *entry, src batch.Payload, to batch.PayloadType
 		return nil, &batch.UnmovableError{Err: fmt.Errorf("convert: the converter from %s to %s returned nothing", src.Type(), to)}
 	}
 	return out, ofConverter(ctx, err, e.builtin, src.Space(), r.Space())
+}
+
+// descriptorOf returns what a payload tells of its image; nil for a form that does not.
+func descriptorOf(p batch.Payload) *batch.Descriptor {
+	if d, ok := p.(interface{ Descriptor() *batch.Descriptor }); ok {
+		return d.Descriptor()
+	}
+	return nil
+}
+
+// ofMachine says whether an error of a built-in converter tells of memory, a volume or a device:
+// other batches meet it as well.
+func ofMachine(err error) bool {
+	var system syscall.Errno
+	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrLost) || errors.Is(err, tier.ErrClosed) || errors.As(err, &system)
+}
+
+// meets says whether an error of a program's own converter, from one space to another, is what
+// other batches meet as well: the target has no room, a space is lost, or the conversion was
+// broken off. What else it says may come from files and memory of the program's.
+func meets(ctx context.Context, err error, from, to *tier.Space) bool {
+	var full *tier.NoSpaceError
+	return ctx.Err() != nil || errors.As(err, &full) && to != nil && full.Space == to.ID() ||
+		errors.Is(err, tier.ErrLost) && (isLost(from) || isLost(to))
+}
+
+func isLost(s *tier.Space) bool { return s != nil && s.Lost() != nil }
+
+// ofConverter makes an error of a conversion an UnmovableError if the batch is the cause.
+// What a program's own converter returns is about the batch that it was given, unless others
+// meet it as well. The built-in converters also return what devices say, which may be
+// anything; so there only errors that are known to be about the batch count.
+func ofConverter(ctx context.Context, err error, builtin bool, from, to *tier.Space) error {
+	if err == nil || errors.Is(err, batch.ErrUnmovable) {
+		return err
+	}
+	own := !builtin && !meets(ctx, err, from, to)
+	for _, known := range [...]error{ErrNoConverter, image.ErrCorrupt, image.ErrInvalid, tier.ErrNotSupported} {
+		own = own || builtin && !ofMachine(err) && errors.Is(err, known)
+	}
+	if own {
+		return &batch.UnmovableError{Err: err}
+	}
+	return err
 }

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -16,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -23,10 +23,10 @@ import (
 
 // lent says how much scratch is lent.
 func (m *machine) lent() int64 {
-	s := &m.mover.cfg.Builtin.scratch
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.lent
+	s := &m.mover.cfg.Builtin.Scratch
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return s.Lent
 }
 
 // watched calls look at each transfer with the disk.
@@ -57,8 +57,8 @@ func TestScratchIsInTheLedger(t *testing.T) {
 			}
 		}
 		remove()
-		if least.Load() < blockSize || most.Load() > leastBlocks*blockSize {
-			t.Errorf("%s: between %d and %d bytes were in the ledger, want %d to %d", codec, least.Load(), most.Load(), blockSize, leastBlocks*blockSize)
+		if least.Load() < transfer.BlockSize || most.Load() > transfer.LeastBlocks*transfer.BlockSize {
+			t.Errorf("%s: between %d and %d bytes were in the ledger, want %d to %d", codec, least.Load(), most.Load(), transfer.BlockSize, transfer.LeastBlocks*transfer.BlockSize)
 		}
 		m.whole(t, b, tier.GPU)
 		// Laying out takes a run more.
@@ -98,7 +98,7 @@ func TestScratchIsBounded(t *testing.T) {
 		var over, seen atomic.Int64
 		remove := m.watched(func() {
 			seen.Add(1)
-			if n := m.lent(); n == 0 || n > leastBlocks*blockSize {
+			if n := m.lent(); n == 0 || n > transfer.LeastBlocks*transfer.BlockSize {
 				over.Store(n)
 			}
 		})
@@ -162,100 +162,6 @@ func TestScratchIsNotKept(t *testing.T) {
 	}
 }
 
-// Scratch is lent in the order in which it was asked for; who needs little does not pass who
-// needs much, and who gives up waiting is forgotten.
-func TestScratchIsLentInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var s scratch
-		one, err := s.borrow(t.Context(), 0, blockSize)
-		if err != nil {
-			t.Fatal(err)
-		}
-		two, ok := s.tryBorrow(0, blockSize)
-		if !ok {
-			t.Fatal("there is no scratch for a second lane")
-		}
-		if &one.p[0] == &two.p[0] || addressOf(one.p)%tier.Page != 0 || int64(len(one.p)) != blockSize {
-			t.Error("the blocks are one, or not on pages")
-		}
-		ours := errors.New("ours")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		var order []string
-		var mu sync.Mutex
-		ask := func(ctx context.Context, name string, n int64, want error) {
-			go func() {
-				b, err := s.borrow(ctx, 0, n)
-				if !errors.Is(err, want) {
-					t.Errorf("%s: %v", name, err)
-				}
-				if err != nil {
-					return
-				}
-				mu.Lock()
-				order = append(order, name)
-				mu.Unlock()
-				time.Sleep(time.Second) // of the bubble's
-				b.back()
-			}()
-			synctest.Wait()
-		}
-		ask(ctx, "large and gives up", layingSize, ours)
-		ask(t.Context(), "large", layingSize, nil)
-		ask(t.Context(), "small", blockSize, nil)
-		if !s.wanted() {
-			t.Error("nobody is said to wait")
-		}
-		one.back()
-		synctest.Wait()
-		if _, ok := s.tryBorrow(0, blockSize); ok || len(order) > 0 {
-			t.Errorf("those who wait were passed: %v", order)
-		}
-		cancel(ours)
-		synctest.Wait()
-		two.back()
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if len(order) != 2 || order[0] != "large" || order[1] != "small" || s.lent != 0 || s.wanted() {
-			t.Errorf("lent in the order %v; %d bytes are still", order, s.lent)
-		}
-	})
-}
-
-// A waiter in front that gives up lets those behind it go on, who need less.
-func TestScratchAfterOneGaveUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var s scratch
-		one, _ := s.borrow(t.Context(), 0, blockSize)
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() {
-			if _, err := s.borrow(ctx, 0, layingSize); err == nil {
-				t.Error("there was scratch for it")
-			}
-		}()
-		synctest.Wait()
-		got := false
-		go func() {
-			b, err := s.borrow(t.Context(), 0, blockSize)
-			if err == nil {
-				got = true
-				b.back()
-			}
-		}()
-		synctest.Wait()
-		cancel()
-		synctest.Wait()
-		if !got {
-			t.Error("it waits although there is scratch")
-		}
-		one.back()
-		if s.lent != 0 {
-			t.Errorf("%d bytes are lent", s.lent)
-		}
-	})
-}
-
-// Transfers that have scratch wait for chunks, and columns that look strings up need both: none
-// holds what the other waits for.
 func TestScratchAndChunksInOneOrder(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 16 << 20, host: 12 << 20, disk: 48 << 20, codec: CodecS2})
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("they wait for each other"))
@@ -302,68 +208,4 @@ func TestScratchAndChunksInOneOrder(t *testing.T) {
 	if m.lent() != 0 {
 		t.Errorf("%d bytes are lent", m.lent())
 	}
-}
-
-// TestLanesShareScratch: a transfer has a lane for each block that there is, up to as many as its
-// permit is for. After each run its lanes give their scratch to those who wait, and only the first
-// of them waits for more.
-func TestLanesShareScratch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for blocks, want := range map[int64]int64{2: 2, 3 * stagedUnderWay: stagedUnderWay} {
-			b := &Builtin{Staging: func(int) (Staging, error) { return nil, nil }}
-			b.scratch.most = blocks * blockSize
-			var running atomic.Int64
-			goOn := make(chan struct{})
-			done := make(chan error, 1)
-			n := int(want) + 1
-			if blocks > want {
-				n = 100
-			}
-			go func() {
-				done <- b.inLanes(t.Context(), -1, n, func(context.Context, *lane, int) error {
-					running.Add(1)
-					<-goOn
-					return nil
-				})
-			}()
-			synctest.Wait()
-			if got := running.Load(); got != want {
-				t.Errorf("%d blocks: %d lanes, want %d", blocks, got, want)
-			}
-			if blocks > want {
-				close(goOn)
-				if err := <-done; err != nil || running.Load() != int64(n) {
-					t.Errorf("%d of %d runs: %v", running.Load(), n, err)
-				}
-				continue
-			}
-			// Two others wait. They get both blocks when both lanes have ended a run.
-			others := make(chan *block, 2)
-			for range 2 {
-				go func() {
-					block, err := b.scratch.borrow(t.Context(), -1, blockSize)
-					if err != nil {
-						t.Error(err)
-					}
-					others <- block
-				}()
-				synctest.Wait()
-			}
-			goOn <- struct{}{}
-			goOn <- struct{}{}
-			synctest.Wait()
-			if len(others) != 2 || running.Load() != want || b.scratch.waits.Len() != 1 {
-				t.Fatalf("%d of 2 who waited have scratch, %d runs have begun, and %d lanes wait", len(others), running.Load(), b.scratch.waits.Len())
-			}
-			(<-others).back()
-			goOn <- struct{}{} // of the last run, for which one block is enough
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-			(<-others).back()
-			if b.scratch.lent != 0 {
-				t.Errorf("%d bytes are lent at the end", b.scratch.lent)
-			}
-		}
-	})
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -68,14 +69,14 @@ func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
 			}
 		}
 		into := cutAt(desc.Body, cuts...)
-		if err := diskToHost(t.Context(), desc, into, file); err != nil || !bytes.Equal(bytes.Join(into, nil), sound) {
+		if err := transfer.DiskToHost(t.Context(), desc, into, file); err != nil || !bytes.Equal(bytes.Join(into, nil), sound) {
 			t.Errorf("cut at %v: %v", cuts, err)
 		}
 		for _, at := range parts {
 			if err := file.WriteAt(t.Context(), []byte{sound[at] ^ 4}, at); err != nil {
 				t.Fatal(err)
 			}
-			err := diskToHost(t.Context(), desc, cutAt(desc.Body, cuts...), file)
+			err := transfer.DiskToHost(t.Context(), desc, cutAt(desc.Body, cuts...), file)
 			volume, name, offset := file.Locate(at / chunk * chunk)
 			var c *image.CorruptError
 			if !errors.As(err, &c) || c.Offset != offset || c.Volume != volume+" "+name || c.Want != desc.Sums[at/chunk] {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
@@ -65,13 +66,13 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 	staging := host.NewStaging(buf, chunk)
 	m.permits, err = permit.New(permit.Config{})
 	check(err)
-	builtin := &Builtin{
+	builtin := &transfer.Builtin{
 		Codec:   CodecNone,
 		Streams: func(id tier.ID) (*tier.StreamPool, error) { return streams[id.Ordinal], nil },
-		Staging: func(int) (Staging, error) { return staging, nil },
+		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: m.permits,
 	}
-	check(builtin.Register(&m.registry))
+	check(m.registry.RegisterBuiltin(builtin))
 	m.mover, err = NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: builtin, IDs: &m.ids})
 	check(err)
 	t.Cleanup(func() {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -47,7 +48,7 @@ func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
 	before := allocs.Load()
 	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
 	body := b.Descriptor().Body
-	if n := allocs.Load() - before; body < slabMost || n > 2*(body/slabMost+1) {
+	if n := allocs.Load() - before; body < transfer.SlabMost || n > 2*(body/transfer.SlabMost+1) {
 		t.Errorf("%d allocations for %d buffers of %d bytes", n, len(b.Descriptor().Buffers), body)
 	}
 	tr, err := b.TryTransit()
@@ -64,14 +65,14 @@ func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
 		if r.Length == 0 {
 			continue
 		}
-		if r.Addr%slabAlign != 0 || r.Addr < end {
+		if r.Addr%transfer.SlabAlign != 0 || r.Addr < end {
 			t.Errorf("%d bytes at %#x, where the last range ends at %#x", r.Length, uint64(r.Addr), uint64(end))
 		}
 		end = r.Addr + tier.Addr(r.Length)
 	}
 	before = frees.Load()
 	m.as(t, b, toHost, batch.HostImage, tier.Host)
-	if n := frees.Load() - before; n > 2*(body/slabMost+1) {
+	if n := frees.Load() - before; n > 2*(body/transfer.SlabMost+1) {
 		t.Errorf("%d frees", n)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/faultdev"
@@ -34,7 +35,7 @@ func (m *machine) as(t *testing.T, b *batch.Batch, to reservation.Strategy, form
 	if got := b.PayloadType(); got != form {
 		t.Fatalf("the batch is %s, want %s", got, form)
 	}
-	if !m.mover.cfg.Builtin.outside { // the digest is that of another layout there
+	if !m.mover.cfg.Builtin.Outside { // the digest is that of another layout there
 		m.whole(t, b, at)
 		return
 	}
@@ -78,7 +79,7 @@ func tablesOfEveryType(t *testing.T, gpu gpus) {
 func longStrings(t *testing.T) arrow.RecordBatch {
 	t.Helper()
 	rec := threePieces()
-	if l, err := image.NewLayout(rec); err != nil || l.Size() < 2*maxPiece {
+	if l, err := image.NewLayout(rec); err != nil || l.Size() < 2*transfer.MaxPiece {
 		t.Fatalf("too little for this test, or %v", err)
 	} else {
 		l.Close()

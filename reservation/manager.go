@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,8 +16,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// defaultBypass is how many requests may pass the oldest waiter of a space.
-const defaultBypass = 16
+// DefaultBypass is how many requests may pass the oldest waiter of a space.
+const DefaultBypass = 16
 
 // Config describes a Manager. Spaces is required; each must have its own id.
 type Config struct {
@@ -31,14 +32,14 @@ type Config struct {
 	Paired func(a, b tier.ID) bool
 	// Bypass is how many requests may be served from a space before its oldest
 	// waiter, for which there is no room yet; after that all freed bytes are kept
-	// for it. 0 means 16, below 0 that nobody may pass.
+	// for it. 0 means DefaultBypass, below 0 that nobody may pass.
 	Bypass int
 	// Grace is how long nothing may change before owners who all wait are taken for
-	// deadlocked; 0 means 100 ms. See the package doc.
+	// deadlocked; 0 means DefaultGrace. See the package doc.
 	Grace time.Duration
 	// StuckAfter is how long nothing may change before somebody, with an owner or without, is
 	// told ErrDeadlock who waits for what handles or records of unknown owners keep. 0 means
-	// 30 s, below 0 that nobody is told. See the package doc.
+	// DefaultStuckAfter, below 0 that nobody is told. See the package doc.
 	StuckAfter time.Duration
 	// Movable says whether bytes of a space may become free without any owner's doing:
 	// because something is on its way out, or is going to be moved. It is called with no lock
@@ -51,7 +52,7 @@ type Config struct {
 	// the goroutine that allocates, which waits for it: it must not wait for anybody's
 	// release. Nil means that nothing is moved for the sake of one piece.
 	Clear func(space tier.ID, enough func() bool)
-	// LongWait is told of a wait that has taken 5 s, and again after twice as
+	// LongWait is told of a wait that has taken LongWaitAfter, and again after twice as
 	// long, and so on: of the oldest in each space. It is called on a goroutine of its own
 	// with no lock held, and must not call Close. Nil means that nobody is told.
 	LongWait func(LongWait)
@@ -59,7 +60,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-func (c Config) validate() error {
+// Validate checks what NewManager would refuse.
+func (c Config) Validate() error {
 	if c.Bypass > maxBypass {
 		return fmt.Errorf("reservation: a bypass of %d requests is above %d", c.Bypass, maxBypass)
 	}
@@ -111,7 +113,7 @@ type scratch struct {
 // NewManager returns a manager of the spaces in cfg. The spaces stay the
 // caller's, who closes them after the manager.
 func NewManager(cfg Config) (*Manager, error) {
-	if err := cfg.validate(); err != nil {
+	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	spaces, err := newSpaces(cfg.Spaces, cfg.Distance, cfg.Paired)
@@ -121,9 +123,10 @@ func NewManager(cfg Config) (*Manager, error) {
 	m := &Manager{spaces: spaces, bypass: uint32(max(0, cfg.Bypass)), clear: cfg.Clear, made: time.Now()}
 	m.bells.New = func() any { return make(chan struct{}, 1) }
 	if cfg.Bypass == 0 {
-		m.bypass = defaultBypass
+		m.bypass = DefaultBypass
 	}
-	m.progress.configure(m, cfg)
+	m.progress.movable, m.progress.grace = cfg.Movable, cmp.Or(cfg.Grace, DefaultGrace)
+	m.progress.stuck = cmp.Or(cfg.StuckAfter, DefaultStuckAfter)
 	m.patience.tell, m.panics.Logger = cfg.LongWait, cfg.Logger
 	m.scratch.New = func() any { return new(scratch) }
 	for _, sp := range spaces.all {

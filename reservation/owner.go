@@ -58,8 +58,8 @@ func (o *Owner) changed() {
 	}
 }
 
-// goroutines returns how many goroutines work for the owner.
-func (o *Owner) goroutines() int { return int(max(1, o.workers.Load())) }
+// Workers returns how many goroutines work for the owner.
+func (o *Owner) Workers() int { return int(max(1, o.workers.Load())) }
 
 // Context returns a context whose waits are the owner's: those of requests made
 // with it that name no owner themselves, such as what a mover reserves to bring a
@@ -121,16 +121,17 @@ func (r Reservation) SetOwner(o *Owner) error {
 	if err := o.join(r.rec.line.m); err != nil || o == nil {
 		return err
 	}
-	rec := r.lock()
-	if rec == nil {
-		return errReleased("setting the owner")
-	}
-	owned := rec.mu.options.owner != nil
-	if !owned {
+	rec := r.rec
+	rec.mu.Lock()
+	gone, owned := rec.goneLocked(r.gen), rec.mu.options.owner != nil
+	if !gone && !owned {
 		rec.mu.optioned, rec.mu.options.owner = true, o
 	}
 	rec.mu.Unlock()
-	if owned {
+	switch {
+	case gone:
+		return errReleased("setting the owner")
+	case owned:
 		return errors.New("reservation: it has an owner already")
 	}
 	o.opened(r)
@@ -142,8 +143,15 @@ func (r Reservation) SetOwner(o *Owner) error {
 
 // Owner returns whose the reservation is; nil if it is nobody's, or was released.
 func (r Reservation) Owner() *Owner {
-	o, _ := r.settings()
-	return o.owner
+	if r.rec == nil {
+		return nil
+	}
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	if r.rec.goneLocked(r.gen) {
+		return nil
+	}
+	return r.rec.mu.options.owner
 }
 
 // owners is the manager's table of those who have open reservations.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
@@ -76,13 +77,13 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 	staging := host.NewStaging(buf, chunk)
 	permits, err := permit.New(permit.Config{})
 	check(err)
-	builtin := &convert.Builtin{
+	builtin := &transfer.Builtin{
 		Streams: func(tier.ID) (*tier.StreamPool, error) { return streams, nil },
-		Staging: func(int) (convert.Staging, error) { return staging, nil },
+		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: permits,
 	}
 	var registry convert.Registry
-	check(builtin.Register(&registry))
+	check(registry.RegisterBuiltin(builtin))
 	r.mover, err = convert.NewMover(convert.MoverConfig{Reservations: reservations, Registry: &registry, Builtin: builtin, IDs: &r.ids})
 	check(err)
 	r.close = sync.OnceValue(func() error {

@@ -10,16 +10,15 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // childMain is the process that is killed: mode is "anonymous" or "named", or "keep" for
-// persistChild, and the directory is its first argument. It tells the parent when it has written.
+// keepChild, and the directory is its first argument. It tells the parent when it has written.
 func childMain(mode string) {
 	if mode == "keep" {
-		persistChild()
+		keepChild()
 	}
 	cfg := disk.Config{Dir: os.Args[1], Capacity: 64 * mib}
 	if mode == "named" {
@@ -29,7 +28,7 @@ func childMain(mode string) {
 	if err == nil {
 		m, failed := v.Alloc(20*mib, nil)
 		if err = failed; err == nil {
-			err = m.(tier.FileMemory).WriteAt(context.Background(), aligned(20*mib), 0)
+			err = m.(*disk.Extents).WriteAt(context.Background(), aligned(20*mib), 0)
 		}
 	}
 	if err != nil {
@@ -224,7 +223,7 @@ func TestOpeningAndCleaningBesideEachOther(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if err := m.(tier.FileMemory).WriteAt(context.Background(), aligned(page), 0); err != nil {
+					if err := m.(*disk.Extents).WriteAt(context.Background(), aligned(page), 0); err != nil {
 						return err
 					}
 					v.Free(m, func() {})

@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
@@ -68,12 +67,12 @@ func TestTrimEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestTrimIdleGivesBackWhatNothingNeeds: in fake time.
-func TestTrimIdleGivesBackWhatNothingNeeds(t *testing.T) {
+// TestKeeperGivesBackWhatNothingNeeds: in fake time.
+func TestKeeperGivesBackWhatNothingNeeds(t *testing.T) {
 	onLinux(t)
 	synctest.Test(t, func(t *testing.T) {
 		v := open(t, disk.Config{Capacity: 256 * mib, SegmentSize: 64 * mib, Idle: time.Minute})
-		all := []tier.FileMemory{alloc(t, v, 64*mib), alloc(t, v, 64*mib), alloc(t, v, 64*mib)}
+		all := []*disk.Extents{alloc(t, v, 64*mib), alloc(t, v, 64*mib), alloc(t, v, 64*mib)}
 		free(v, all[1:]...)
 		fresh := v.Stats().Fresh
 		for range 5 { // 40 of 128 MiB are used now and then
@@ -93,13 +92,13 @@ func TestTrimIdleGivesBackWhatNothingNeeds(t *testing.T) {
 			t.Errorf("long after all was freed: %+v", s)
 		}
 		free(v, alloc(t, v, 200*mib))
-		if err := v.Close(); err != nil { // with trimIdle under way
+		if err := v.Close(); err != nil { // with the keeper under way
 			t.Error(err)
 		}
 	})
 }
 
-func TestTrimIdleMindsTheReserve(t *testing.T) {
+func TestKeeperMindsTheReserve(t *testing.T) {
 	onLinux(t)
 	synctest.Test(t, func(t *testing.T) {
 		fsys := &room{FS: disk.OS()}

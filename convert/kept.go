@@ -1,0 +1,396 @@
+package convert
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/zeebo/xxh3"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Kept is what is written beside the bytes of a batch on disk, or of a dictionary, so
+// that another process can open them: what memory holds of it otherwise.
+type Kept struct {
+	ID              batch.ID // 0: a dictionary
+	Plan, Operator  string
+	Port, Partition int
+	Descriptor      *batch.Descriptor // without Dictionaries, when it was read
+	Dictionaries    []uint64          // the keys under which those were kept, in their place
+	Packed          bool
+	Runs            []batch.Run // of a packed batch; without their buffers, when it was read
+}
+
+// The format, of which all numbers are little-endian: "SPB2", then
+//
+//	flags u32 (1: packed, 2: metadata) · id u64 · port i64 · partition i64 · plan · operator
+//	rows i64 · body i64 · nodes, of length i64 and nulls i64 · buffers, of offset i64 and length i64
+//	sums, of u64 · dictionaries, of a key u64
+//	runs, of codec u64, sum u64 and four lengths of frames u32
+//	the record's metadata, by pairs of strings
+//	xxh3-64 of the schema u64
+//
+// A string is its length, u64, and its bytes; a list its length, u64, and its items. The
+// schema, an Arrow IPC stream without batches, is kept beside, once for all that have
+// it. The manifest's records have checksums. The schema has one here, too: it must be this
+// batch's, and arrow-go believes the lengths in it, and takes as much memory as they say.
+const keptMagic = "SPB2"
+
+const (
+	keptPacked   = 1
+	keptMetadata = 2
+)
+
+// ErrKeptFormat: what was kept was written by another version, or is not what it says.
+var ErrKeptFormat = errors.New("convert: not a kept batch that this version reads")
+
+// ErrNotKept: a batch cannot be kept, for its schema would not come back as it is.
+var ErrNotKept = errors.New("convert: the schema cannot be written as an Arrow IPC message")
+
+// EncodeSchema returns a schema as an Arrow IPC message, which is refused with
+// ErrNotKept if it does not say all of it: dictionaries of dictionaries, for example, and
+// extensions that are not registered.
+func EncodeSchema(s *arrow.Schema) (_ []byte, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%w: %w", ErrNotKept, err)
+		}
+	}()
+	defer guard.Error(&err, "convert: writing a schema")
+	var b bytes.Buffer
+	if err := ipc.NewWriter(&b, ipc.WithSchema(s)).Close(); err != nil {
+		return nil, err
+	}
+	back, err := DecodeSchema(b.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	return b.Bytes(), equal.Schemas(s, back)
+}
+
+// DecodeSchema reads what EncodeSchema has written.
+func DecodeSchema(p []byte) (_ *arrow.Schema, err error) {
+	defer guard.Error(&err, "convert: reading a schema")
+	// A schema has no body, and its message is no longer than what is there.
+	r, err := ipc.NewReader(bytes.NewReader(p), ipc.WithMetadataSizeLimit(int64(len(p))+1), ipc.WithBodySizeLimit(1))
+	if err != nil {
+		return nil, err
+	}
+	defer r.Release()
+	return r.Schema(), nil
+}
+
+// Marshal writes k; schema is its descriptor's, as EncodeSchema writes it, and must be kept
+// beside.
+func (k *Kept) Marshal(schema []byte) []byte {
+	d := k.Descriptor
+	flags := uint32(0)
+	if k.Packed {
+		flags |= keptPacked
+	}
+	if d.Metadata != nil {
+		flags |= keptMetadata
+	}
+	size := 256 + len(k.Plan) + len(k.Operator) + 16*(len(d.Nodes)+len(d.Buffers)) + 8*(len(d.Sums)+len(k.Dictionaries)) + 32*len(k.Runs)
+	p := append(make([]byte, 0, size), keptMagic...)
+	p = binary.LittleEndian.AppendUint32(p, flags)
+	number := func(n int64) { p = binary.LittleEndian.AppendUint64(p, uint64(n)) }
+	text := func(s string) { number(int64(len(s))); p = append(p, s...) }
+	number(int64(k.ID))
+	number(int64(k.Port))
+	number(int64(k.Partition))
+	text(k.Plan)
+	text(k.Operator)
+	number(d.Rows)
+	number(d.Body)
+	number(int64(len(d.Nodes)))
+	for _, n := range d.Nodes {
+		number(n.Length)
+		number(n.Nulls)
+	}
+	number(int64(len(d.Buffers)))
+	for _, s := range d.Buffers {
+		number(s.Offset)
+		number(s.Length)
+	}
+	number(int64(len(d.Sums)))
+	for _, s := range d.Sums {
+		number(int64(s))
+	}
+	number(int64(len(k.Dictionaries)))
+	for _, key := range k.Dictionaries {
+		number(int64(key))
+	}
+	number(int64(len(k.Runs)))
+	for i := range k.Runs {
+		r := &k.Runs[i]
+		number(int64(r.Codec))
+		number(int64(r.Sum))
+		for _, f := range r.Frames {
+			p = binary.LittleEndian.AppendUint32(p, f)
+		}
+	}
+	if d.Metadata != nil {
+		number(int64(d.Metadata.Len()))
+		for i, key := range d.Metadata.Keys() {
+			text(key)
+			text(d.Metadata.Values()[i])
+		}
+	}
+	return binary.LittleEndian.AppendUint64(p, xxh3.Hash(schema))
+}
+
+// KeptSchemas reads schemas as EncodeSchema writes them, each once. The zero value is ready. It is
+// not safe for concurrent use.
+type KeptSchemas struct {
+	schemas map[schemaPlace]readSchema
+}
+
+// schemaPlace is where a schema lies.
+type schemaPlace struct {
+	at *byte
+	n  int
+}
+
+type readSchema struct {
+	schema *arrow.Schema
+	sum    uint64
+	err    error
+}
+
+// read returns the schema that p says. p must not change while s is used.
+func (s *KeptSchemas) read(p []byte, sum uint64) (*arrow.Schema, error) {
+	if len(p) == 0 {
+		return nil, errors.New("there is no schema")
+	}
+	place := schemaPlace{&p[0], len(p)}
+	known, ok := s.schemas[place]
+	if !ok {
+		known.sum = xxh3.Hash(p)
+	}
+	if known.sum != sum {
+		return nil, errors.New("it has another schema")
+	}
+	if !ok {
+		known.schema, known.err = DecodeSchema(p)
+		if s.schemas == nil {
+			s.schemas = make(map[schemaPlace]readSchema)
+		}
+		s.schemas[place] = known
+	}
+	return known.schema, known.err
+}
+
+// Unmarshal reads what Marshal has written, and the schema that was kept beside, of which it
+// keeps the result: the bytes must not change, and batches of the same bytes in the same
+// memory share it. What does not fit together is ErrKeptFormat; that the bytes on disk fit
+// it, only their checksums tell.
+func (s *KeptSchemas) Unmarshal(p, schema []byte) (*Kept, error) {
+	r := keptReader{p: p}
+	if string(r.take(4)) != keptMagic {
+		return nil, ErrKeptFormat
+	}
+	k := &Kept{Descriptor: new(batch.Descriptor)}
+	d := k.Descriptor
+	flags := r.word()
+	k.ID = batch.ID(r.number())
+	k.Port, k.Partition = int(r.number()), int(r.number())
+	k.Plan, k.Operator = r.text(), r.text()
+	d.Rows, d.Body = r.number(), r.number()
+	d.Nodes = make([]batch.Node, r.count(16))
+	for i := range d.Nodes {
+		d.Nodes[i] = batch.Node{Length: r.number(), Nulls: r.number()}
+	}
+	d.Buffers = make([]batch.Span, r.count(16))
+	for i := range d.Buffers {
+		d.Buffers[i] = batch.Span{Offset: r.number(), Length: r.number()}
+	}
+	d.Sums = make([]uint64, r.count(8))
+	for i := range d.Sums {
+		d.Sums[i] = uint64(r.number())
+	}
+	k.Dictionaries = make([]uint64, r.count(8))
+	for i := range k.Dictionaries {
+		k.Dictionaries[i] = uint64(r.number())
+	}
+	const run = 16 + 4*batch.RunSize/batch.FrameSize
+	k.Runs = make([]batch.Run, r.count(run))
+	for i := range k.Runs {
+		codec := r.number()
+		k.Runs[i].Codec, k.Runs[i].Sum = uint8(codec), uint64(r.number())
+		r.bad = r.bad || codec < 0 || codec > math.MaxUint8
+		for j := range k.Runs[i].Frames {
+			k.Runs[i].Frames[j] = r.word()
+		}
+	}
+	k.Packed = flags&keptPacked != 0
+	if flags&keptMetadata != 0 {
+		keys := make([]string, r.count(16))
+		values := make([]string, len(keys))
+		for i := range keys {
+			keys[i], values[i] = r.text(), r.text()
+		}
+		m := arrow.NewMetadata(keys, values)
+		d.Metadata = &m
+	}
+	sum := uint64(r.number())
+	if r.bad || len(r.p) > 0 || flags&^(keptPacked|keptMetadata) != 0 || !k.fits() {
+		return nil, ErrKeptFormat
+	}
+	var err error
+	if d.Schema, err = s.read(schema, sum); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrKeptFormat, err)
+	}
+	if k.ID == 0 && d.Schema.NumFields() != 1 {
+		return nil, ErrKeptFormat
+	}
+	return k, nil
+}
+
+// fits says whether the parts of k fit together, so far as others count on it before
+// they open the batch: opening checks the rest.
+func (k *Kept) fits() bool {
+	d := k.Descriptor
+	runs := int64(0)
+	if k.Packed {
+		runs = (d.Body + batch.RunSize - 1) / batch.RunSize
+	}
+	switch {
+	case d.Rows < 0, d.Body < 0, d.Body%tier.Page != 0, d.Body > math.MaxInt64/4,
+		int64(len(d.Sums)) != (d.Body+batch.SumChunk-1)/batch.SumChunk, int64(len(k.Runs)) != runs,
+		k.ID == 0 && (k.Packed || d.Body == 0): // a dictionary that is an image of its own has bytes
+		return false
+	}
+	for _, s := range d.Buffers {
+		if s != batch.Absent && (s.Offset < 0 || s.Length < 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
+			return false
+		}
+	}
+	for _, n := range d.Nodes {
+		if n.Nulls == batch.Outside && (n.Length < 0 || n.Length >= int64(len(k.Dictionaries))) {
+			return false
+		}
+	}
+	left := d.Body
+	for i := range k.Runs {
+		for _, f := range k.Runs[i].Frames {
+			size := min(batch.FrameSize, left)
+			if int64(f) > size || (f == 0) != (size == 0) {
+				return false
+			}
+			left -= size
+		}
+	}
+	return true
+}
+
+// Memories returns how long each of the memories is that the batch lies in, in order;
+// packed ones are at least so long.
+func (k *Kept) Memories() (sizes []int64) {
+	if !k.Packed && k.Descriptor.Body > 0 {
+		return []int64{k.Descriptor.Body}
+	}
+	for i := range k.Runs {
+		sizes = append(sizes, k.Runs[i].Stored())
+	}
+	return sizes
+}
+
+// keptReader takes bytes off the front. After the end all is zero, and bad is set.
+type keptReader struct {
+	p   []byte
+	bad bool
+}
+
+func (r *keptReader) take(n uint64) []byte {
+	if n > uint64(len(r.p)) {
+		r.bad, r.p = true, nil
+		return make([]byte, min(n, 8))
+	}
+	out := r.p[:n]
+	r.p = r.p[n:]
+	return out
+}
+
+func (r *keptReader) number() int64 { return int64(binary.LittleEndian.Uint64(r.take(8))) }
+func (r *keptReader) word() uint32  { return binary.LittleEndian.Uint32(r.take(4)) }
+
+func (r *keptReader) text() string {
+	n := uint64(r.number())
+	if n > uint64(len(r.p)) {
+		r.bad, r.p = true, nil
+		return ""
+	}
+	return string(r.take(n))
+}
+
+// count takes the length of a list whose items have so many bytes each.
+func (r *keptReader) count(each uint64) int {
+	n := uint64(r.number())
+	if n > uint64(len(r.p))/each {
+		r.bad, r.p = true, nil
+		return 0
+	}
+	return int(n)
+}
+
+// VerifyDictionary reads all bytes of a dictionary on disk and compares them with their
+// checksums.
+func (m *Mover) VerifyDictionary(ctx context.Context, shared batch.Shared) error {
+	return m.verify(ctx, shared.Buffer().Space(), func(ctx context.Context) error {
+		return m.cfg.Builtin.VerifyBody(ctx, shared.Descriptor(), shared.Buffer())
+	})
+}
+
+// Verify reads all bytes of an image on disk, compressed or not, and compares them with
+// their checksums. Other bytes are a *CorruptError. Its dictionaries are not read.
+func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
+	return m.verify(ctx, p.Space(), func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
+}
+
+// verify runs f with a permit to read from a disk.
+func (m *Mover) verify(ctx context.Context, at *tier.Space, f func(context.Context) error) error {
+	ctx, end, err := m.operations.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	pinned, err := m.cfg.Builtin.StagedAtOnce(at.Node())
+	if err != nil {
+		return err
+	}
+	return m.cfg.Builtin.OnDisk(ctx, pinned, false, f)
+}
+
+// KeptOf describes a batch's form on disk, with the keys under which its dictionaries
+// were kept.
+func KeptOf(p batch.Payload, keys map[*batch.Descriptor]uint64) (*Kept, error) {
+	img, ok := p.(transfer.Imaged)
+	if !ok {
+		return nil, fmt.Errorf("convert: keeping %s: %w", p.Type(), tier.ErrNotSupported)
+	}
+	k := DictionaryKept(img.Descriptor(), keys)
+	if packed, ok := p.(*batch.Packed); ok {
+		k.Packed, k.Runs = true, packed.Runs()
+	}
+	return k, nil
+}
+
+// DictionaryKept describes an image whose dictionaries were kept under keys.
+func DictionaryKept(d *batch.Descriptor, keys map[*batch.Descriptor]uint64) *Kept {
+	k := &Kept{Descriptor: d}
+	for _, dict := range d.Dictionaries {
+		k.Dictionaries = append(k.Dictionaries, keys[dict])
+	}
+	return k
+}

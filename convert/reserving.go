@@ -1,0 +1,295 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// takes is what a batch, or a part of one, takes in a space: its body, and those of its
+// dictionaries that are not there.
+type takes struct {
+	body  int64
+	table *batch.Descriptor      // of a batch that becomes a table, whose buffers are rounded one by one; else nil
+	dicts []*transfer.Dictionary // each once
+}
+
+// takesAs returns what a batch takes in a form, if as an image it takes body.
+func takesAs(form batch.PayloadType, d *batch.Descriptor, body int64, dicts []*transfer.Dictionary) takes {
+	t := takes{body: body, dicts: dicts}
+	if form == batch.GPUTable {
+		t.table = d
+	}
+	return t
+}
+
+// bodyIn returns how many bytes to reserve for the body alone.
+func (t *takes) bodyIn(s *tier.Space) int64 {
+	if t.table == nil {
+		return t.body
+	}
+	return max(t.body, transfer.TableBytes(t.table, s))
+}
+
+// in returns how many bytes to reserve in a space.
+func (t *takes) in(s *tier.Space) int64 {
+	n := t.bodyIn(s)
+	if len(t.dicts) == 0 {
+		return n
+	}
+	return s.Charge(n) + t.dicts[0].Store.Missing(s, t.dicts)
+}
+
+// of returns a strategy that asks each space of another for what is taken there.
+func (t *takes) of(to reservation.Strategy) reservation.Strategy {
+	if t.table == nil && len(t.dicts) == 0 {
+		return to // the same everywhere, and the manager has a shorter way for it
+	}
+	return sized{to, t}
+}
+
+// sized is a strategy for what takes more in some spaces than in others.
+type sized struct {
+	reservation.Strategy
+	what *takes
+}
+
+func (s sized) BytesIn(space *tier.Space, _ int64) int64 { return s.what.in(space) }
+
+// errGone: a dictionary that was in the target when room was reserved has left it
+// since, so that the room is too little.
+var errGone = errors.New("convert: a dictionary left the space")
+
+// pinned runs f, which allocates a body and its dictionaries from r, while those
+// dictionaries stay that are in r's space. If r is too small for the others, it is
+// errGone, and everything must begin again. They are not kept any longer, so that
+// who waits for room does not stand in its own way.
+func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (err error) {
+	if len(what.dicts) == 0 {
+		return f()
+	}
+	pins, missing := m.cfg.Builtin.Dicts.Pin(r.Space(), what.dicts)
+	defer func() { err = errors.Join(err, transfer.ReleaseAll(pins)) }()
+	if r.Unused() < r.Space().Charge(what.bodyIn(r.Space()))+missing {
+		return errGone
+	}
+	return f()
+}
+
+// reserver returns what inRoom reserves with.
+func (m *Mover) reserver(ctx context.Context, what *takes) reserve {
+	return func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
+		if !wait {
+			return m.tryReserve(to, what)
+		}
+		return m.reserve(ctx, to, what)
+	}
+}
+
+// reserve reserves what is taken, and waits for it. Where it lies in pieces inRoom knows what to
+// do: the monitor's moves are made so, too, and must not make others.
+func (m *Mover) reserve(ctx context.Context, to reservation.Strategy, what *takes) (reservation.Reservation, error) {
+	return m.cfg.Reservations.Reserve(ctx, what.of(to), what.body, reservation.WithoutClearing())
+}
+
+// tryReserve is reserve for those who do not wait.
+func (m *Mover) tryReserve(to reservation.Strategy, what *takes) (reservation.Reservation, error) {
+	return m.cfg.Reservations.TryReserve(what.of(to), what.body, reservation.WithoutClearing())
+}
+
+// inRoom reserves and runs f, which allocates from the reservation; it is released
+// when f returns. A space that refuses then what it has promised (see refuses) is left
+// out, and the strategy's other spaces are tried. If none of them has room now and the
+// caller may wait, there are two ways: where a space has the bytes but not in one piece,
+// that space is cleared; otherwise the others are waited for. If the device of the last that was tried is
+// lost meanwhile all begins again, without that space.
+//
+// What f takes (a transit, a handle, the reservation) is given back before more is
+// waited for, and only one mover clears a space at a time. So those who wait for one
+// piece do not hold what the others wait for.
+func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy, reserve reserve, f func(reservation.Reservation) error) error {
+	for {
+		last, err := m.inRoomOnce(ctx, waits, to, reserve, f)
+		if err == nil || last == nil || last.Lost() == nil {
+			return err
+		}
+	}
+}
+
+// reserve reserves what inRoom needs, and waits for it if it should.
+type reserve func(to reservation.Strategy, wait bool) (reservation.Reservation, error)
+
+// inRoomOnce is inRoom, but for spaces that are lost. It returns the space that was tried last, nil if there was no room.
+func (m *Mover) inRoomOnce(ctx context.Context, waits bool, to reservation.Strategy, reserve reserve, f func(reservation.Reservation) error) (last *tier.Space, err error) {
+	t := &try{reserve: reserve, f: f, others: without{to, nil}}
+	if err := t.next(waits); err != nil {
+		return nil, err
+	}
+	for t.refused() && t.next(false) == nil {
+	}
+	for waits && t.refused() {
+		if t.pieces != nil {
+			return t.pieces, m.clearFor(ctx, t)
+		}
+		if err := t.next(true); errors.Is(err, reservation.ErrNoCandidate) || errors.Is(err, reservation.ErrExceeded) {
+			break // there is no other, or it would never fit there
+		} else if err != nil {
+			return t.last, fmt.Errorf("%w (before that: %w)", err, t.err)
+		}
+	}
+	return t.last, t.err
+}
+
+// try is what inRoomOnce has tried so far.
+type try struct {
+	reserve reserve
+	f       func(reservation.Reservation) error
+	others  without // the spaces that are left
+
+	last   *tier.Space // that was tried
+	err    error       // and what became of it
+	pieces *tier.Space // the first that has the bytes, but not in one piece; nil if there is none
+	need   int64       // what was reserved there
+}
+
+// next tries the first of the spaces that are left. The error is that there was no room.
+func (t *try) next(wait bool) error {
+	to := t.others.Strategy
+	if len(t.others.spaces) > 0 {
+		to = t.others
+	}
+	r, err := t.reserve(to, wait)
+	if err != nil {
+		return err
+	}
+	need := r.Bytes()
+	t.last, t.err = r.Space(), errors.Join(t.f(r), r.Release())
+	t.others.spaces = append(t.others.spaces, t.last)
+	if t.pieces == nil && fragmented(t.err) {
+		t.pieces, t.need = t.last, need
+	}
+	return nil
+}
+
+// refused says whether the space that was tried last refuses what it has promised.
+func (t *try) refused() bool { return refuses(t.last, t.err) }
+
+// clearFor makes room in one piece for what was tried in t.pieces, and tries it there again.
+func (m *Mover) clearFor(ctx context.Context, t *try) error {
+	clearing := m.clearing[t.pieces.ID()]
+	select {
+	case clearing <- struct{}{}:
+		defer func() { <-clearing }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return m.clear(ctx, t.pieces, t.need, func() error {
+		r, err := t.reserve(reservation.Specific(t.pieces.ID()), false)
+		if errors.Is(err, tier.ErrNoSpace) {
+			return errRefused
+		}
+		if err != nil {
+			return err
+		}
+		return errors.Join(t.f(r), r.Release())
+	})
+}
+
+// errRefused: there was room a moment ago, and somebody was faster.
+var errRefused = errors.New("convert: room was taken by somebody else")
+
+// clear runs f until it does not fail for want of room in one piece. Between the
+// tries it waits for twice the room, then four times and so on: waiting demand makes
+// the monitor move batches out, and each that has left may have made the piece.
+func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func() error) error {
+	released := make(chan struct{}, 1)
+	space.Attend()
+	defer space.EndAttend()
+	defer space.Subscribe(func(_ *tier.Space, c tier.Change) {
+		if c == tier.Released {
+			select {
+			case released <- struct{}{}:
+			default:
+			}
+		}
+	})()
+	most := space.Room() / tier.Page * tier.Page // a charge is a multiple of that
+	for {
+		need = min(2*need, most)
+		got, err := m.demand(ctx, space, need, released)
+		if err != nil {
+			return err
+		}
+		for freed := true; freed; {
+			before := space.Used()
+			err = f()
+			again := errors.Is(err, errRefused) || fragmented(err) && !(got && need == most)
+			if !again { // also a disk that is really full
+				return err
+			}
+			select {
+			case <-released: // f's own, as a rule
+				freed = space.Used() < before
+			default:
+				freed = false
+			}
+		}
+	}
+}
+
+// demand waits until there is room for n bytes, without taking it, and says so; or
+// until something was released, which may be enough.
+func (m *Mover) demand(ctx context.Context, space *tier.Space, n int64, released <-chan struct{}) (bool, error) {
+	waiting, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	enough := errors.New("convert: something was released")
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		select {
+		case <-released:
+			cancel(enough)
+		case <-waiting.Done():
+		}
+	}()
+	r, err := m.cfg.Reservations.Reserve(waiting, reservation.Specific(space.ID()), n)
+	cancel(nil)
+	<-over
+	if errors.Is(err, enough) {
+		return false, context.Cause(ctx)
+	}
+	return err == nil, errors.Join(err, r.Release())
+}
+
+// without is a strategy less some spaces.
+type without struct {
+	reservation.Strategy
+	spaces []*tier.Space
+}
+
+func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	n := len(dst)
+	dst = w.Strategy.Candidates(all, dst)
+	kept := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(w.spaces, s) })
+	return dst[:n+len(kept)]
+}
+
+// refuses says whether err means that a space does not give what it has promised: what it has is
+// not in one piece, others hold the device's memory or a budget that the space does not know of, or
+// the file system is full. It shows when memory is allocated or, on a disk, when it is written.
+func refuses(s *tier.Space, err error) bool {
+	var full *tier.NoSpaceError
+	return errors.Is(err, tier.ErrOutOfBudget) ||
+		errors.As(err, &full) && (full.Space == s.ID() || !full.Space.Valid()) // a pool need not know its space
+}
+
+func fragmented(err error) bool {
+	var full *tier.NoSpaceError
+	return errors.As(err, &full) && full.Largest > 0
+}

@@ -1,0 +1,548 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"weak"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Dictionaries is the store of the dictionaries that are images of their own. A
+// Dictionary has at most one copy in a space, which the batches there share: each
+// of their images holds a reference, and the last one to go frees the copy.
+//
+//	batch.Image ──▶ dictCopy (GPU) ──▶ dictionary ◀── identity ◀── *array.Data, weakly
+//	batch.Image ──▶ dictCopy (disk) ──┘
+//
+// A dictionary is known for as long as a copy of it has a reference, or somebody
+// who is about to make one holds it. It is recognised by the array.Data that it was
+// laid out from, or that a record of Spillway's was opened with.
+//
+// The zero value is empty and ready. The mutex is held for table look-ups only:
+// never while bytes are copied or memory is taken or freed.
+type Dictionaries struct {
+	Mu struct {
+		lockrank.Mutex[lockrank.Registry]
+		Known  map[weak.Pointer[array.Data]]identity
+		Made   map[*batch.Descriptor]*Dictionary
+		bytes  map[tier.ID]int64 // charged for copies that are there
+		Yields int               // of the mutex; tests count them
+	}
+}
+
+// identity says which dictionary an array is.
+type identity struct {
+	dict  *Dictionary
+	print []fingerprint
+}
+
+// fingerprint is one buffer of an array, or the shape of one of the arrays in it.
+// A weak pointer equals another one only if both are of the same object, also after
+// that is gone and its address is used again. That the array is the same object is
+// not enough: arrow-go can give it other buffers (array.Data.Reset).
+type fingerprint struct {
+	buffer      weak.Pointer[memory.Buffer]
+	address     uintptr // of the bytes; means something only because the buffer is the same
+	length, off int
+}
+
+// Dictionary is one dictionary, wherever it lies. Its plan is immutable.
+type Dictionary struct {
+	Store     *Dictionaries
+	valueType arrow.DataType
+	nodes     []batch.Node
+	spans     []batch.Span
+	Body      int64
+	Parts     []*Dictionary // the dictionaries outside that it refers to, by their numbers
+
+	// Guarded by the store's mutex. desc is set once, before the first copy can
+	// be seen, and may be read by whoever has a copy.
+	desc   *batch.Descriptor
+	Users  int // references of all copies, and who holds the dictionary itself
+	keys   []weak.Pointer[array.Data]
+	sweep  int         // at how many keys those whose arrays are gone are looked for
+	Copies []*DictCopy // one a space
+}
+
+// DictCopy is a dictionary's body in one space. It is the batch.Shared of the
+// images that use it.
+type DictCopy struct {
+	Dict  *Dictionary
+	space *tier.Space
+	ended chan struct{} // closed when the copy is there, or could not be made
+
+	// Guarded by the store's mutex; buf is set once, when the copy is there, and
+	// may be read by whoever has a reference.
+	buf    *tier.Buffer // nil while it is being made
+	Refs   int
+	opened []typedArray // the arrays that records in host memory share, each with a reference and its lease
+}
+
+// typedArray is an array as one of the types that a dictionary is used as.
+type typedArray struct {
+	dt   arrow.DataType
+	data *array.Data
+}
+
+// Charged returns what the copies in a space are charged.
+func (s *Dictionaries) Charged(space tier.ID) int64 {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return s.Mu.bytes[space]
+}
+
+// fingerprints describes an array and all that is in it.
+func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
+	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
+		return to
+	}
+	to = append(to, fingerprint{length: d.Len(), off: d.Offset()})
+	for _, b := range d.Buffers() {
+		f := fingerprint{length: -1}
+		if b != nil {
+			f = fingerprint{buffer: weak.Make(b), address: addressOf(b.Bytes()), length: b.Len()}
+		}
+		to = append(to, f)
+	}
+	for _, c := range d.Children() {
+		to = fingerprints(c, to)
+	}
+	return fingerprints(d.Dictionary(), to)
+}
+
+// Resolve finds or makes the dictionary of each of the layouts, which are in the
+// order of Layout.Dictionaries. afresh makes new ones of those that are known. All
+// are held, until letGo.
+func (s *Dictionaries) Resolve(layouts []*image.Layout, afresh bool) []*Dictionary {
+	if len(layouts) == 0 {
+		return nil
+	}
+	out := make([]*Dictionary, len(layouts))
+	for i, l := range layouts {
+		var parts []*Dictionary
+		for _, number := range l.Used() {
+			parts = append(parts, out[number])
+		}
+		out[i] = s.hold(l, parts, afresh)
+	}
+	return out
+}
+
+func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, afresh bool) *Dictionary {
+	source, valueType := l.Dictionary()
+	plan := l.Plan()
+	key, print := weak.Make(source), fingerprints(source, nil)
+	var other *Dictionary // what the array was, and is not any more
+	for {
+		s.Mu.Lock()
+		id, ok := s.Mu.Known[key]
+		if !ok || id.dict == other {
+			d := &Dictionary{
+				Store: s, valueType: valueType, Parts: parts, Users: 1,
+				nodes: plan.Nodes, spans: plan.Buffers, Body: plan.Body,
+			}
+			s.nameLocked(d, key, print)
+			s.Mu.Unlock()
+			return d
+		}
+		id.dict.Users++
+		s.Mu.Unlock()
+		if !afresh && slices.Equal(id.print, print) && id.dict.is(l, valueType, parts) {
+			return id.dict
+		}
+		other = id.dict
+		s.LetGo(id.dict)
+	}
+}
+
+// is says whether l is the plan of d.
+func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dictionary) bool {
+	plan := l.Plan()
+	return d.Body == plan.Body && slices.Equal(d.nodes, plan.Nodes) && slices.Equal(d.spans, plan.Buffers) &&
+		slices.Equal(d.Parts, parts) && equal.Types(d.valueType, valueType)
+}
+
+// leastSweep is how many names of one dictionary there may be before any is looked at.
+const leastSweep = 8
+
+// nameLocked makes key a name of d. When there are twice as many names as were in use the last
+// time, it forgets those whose arrays are gone: so each costs a look or two, however many there are.
+func (s *Dictionaries) nameLocked(d *Dictionary, key weak.Pointer[array.Data], print []fingerprint) {
+	if len(d.keys) >= max(d.sweep, leastSweep) {
+		d.keys = slices.DeleteFunc(d.keys, func(k weak.Pointer[array.Data]) bool {
+			if k.Value() != nil {
+				return false
+			}
+			s.unnameLocked(d, k)
+			return true
+		})
+		d.sweep = 2 * len(d.keys)
+	}
+	d.keys = append(d.keys, key)
+	if s.Mu.Known == nil {
+		s.Mu.Known = make(map[weak.Pointer[array.Data]]identity)
+	}
+	s.Mu.Known[key] = identity{d, print}
+}
+
+func (s *Dictionaries) unnameLocked(d *Dictionary, key weak.Pointer[array.Data]) {
+	if s.Mu.Known[key].dict == d {
+		delete(s.Mu.Known, key)
+	}
+}
+
+// Distinct returns each of dicts once.
+func Distinct(dicts []*Dictionary) []*Dictionary {
+	if len(dicts) < 2 {
+		return dicts
+	}
+	var seen lookup.Table[*Dictionary]
+	var once []*Dictionary
+	for i, d := range dicts {
+		if seen.Of(dicts, d) == i {
+			once = append(once, d)
+		}
+	}
+	return once
+}
+
+// UnderLock is for how many dictionaries the mutex is held at a time: some 10 µs.
+const UnderLock = 128
+
+// yieldLocked is called for each of many dictionaries, from number 0 on. Now and then it lets
+// others have the mutex, so that a batch of many does not hold the others up.
+func (s *Dictionaries) yieldLocked(i int) {
+	if i == 0 || i%UnderLock != 0 {
+		return
+	}
+	s.Mu.Yields++
+	s.Mu.Unlock()
+	s.Mu.Lock()
+}
+
+// LetGo ends the holding of dictionaries.
+func (s *Dictionaries) LetGo(dicts ...*Dictionary) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	for i, d := range dicts {
+		s.yieldLocked(i)
+		s.leaveLocked(d)
+	}
+}
+
+// leaveLocked takes a user away; nobody knows the dictionary after the last.
+func (s *Dictionaries) leaveLocked(d *Dictionary) {
+	if d.Users--; d.Users > 0 {
+		return
+	}
+	for _, k := range d.keys {
+		s.unnameLocked(d, k)
+	}
+	d.keys = nil
+	delete(s.Mu.Made, d.desc)
+}
+
+// of returns the dictionaries that descriptors name. One that is gone by now is
+// returned as one without copies.
+func (s *Dictionaries) Of(descs []*batch.Descriptor) []*Dictionary {
+	if len(descs) == 0 {
+		return nil
+	}
+	out := make([]*Dictionary, len(descs))
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	for i, d := range descs {
+		s.yieldLocked(i)
+		if out[i] = s.Mu.Made[d]; out[i] == nil {
+			out[i] = &Dictionary{Store: s, Body: d.Body}
+		}
+	}
+	return out
+}
+
+func (d *Dictionary) copyLocked(space *tier.Space) *DictCopy {
+	for _, c := range d.Copies {
+		if c.space == space {
+			return c
+		}
+	}
+	return nil
+}
+
+// Missing returns what the dictionaries that are not in a space would be charged
+// there.
+func (s *Dictionaries) Missing(space *tier.Space, dicts []*Dictionary) int64 {
+	_, missing := s.look(space, dicts, false)
+	return missing
+}
+
+// Pin takes a reference to those that are in a space, and returns them and what
+// the others would be charged there.
+func (s *Dictionaries) Pin(space *tier.Space, dicts []*Dictionary) (pins []*DictCopy, missing int64) {
+	return s.look(space, dicts, true)
+}
+
+// look is pin, or missing without it. Each of dicts is there once.
+func (s *Dictionaries) look(space *tier.Space, dicts []*Dictionary, pin bool) (pins []*DictCopy, missing int64) {
+	var away []*Dictionary
+	s.Mu.Lock()
+	for i, d := range dicts {
+		s.yieldLocked(i)
+		switch c := d.copyLocked(space); {
+		case c == nil || c.buf == nil:
+			away = append(away, d)
+		case pin:
+			c.Refs++
+			d.Users++
+			pins = append(pins, c)
+		}
+	}
+	s.Mu.Unlock()
+	for _, d := range away {
+		missing += space.Charge(d.Body)
+	}
+	return pins, missing
+}
+
+// errChanged: what an array says is not what it said when it was laid out before.
+var ErrChanged = errors.New("convert: a dictionary was changed while it was in use")
+
+// Acquire returns a reference to the copy of d in a space. If there is none, bring
+// makes it: it returns the body's memory and the descriptor, or an error and has
+// taken nothing. Only one does so at a time; the others wait for it, and one of
+// them tries in its turn if it fails. Who makes a copy waits for nobody else who
+// does, so that this ends. d is held by the caller, or a copy of it is.
+func (s *Dictionaries) Acquire(ctx context.Context, d *Dictionary, space *tier.Space,
+	bring func() (*tier.Buffer, *batch.Descriptor, error)) (*DictCopy, error) {
+	for {
+		s.Mu.Lock()
+		c := d.copyLocked(space)
+		switch {
+		case c == nil:
+			c = newCopy(d, space)
+			d.Copies = append(d.Copies, c)
+			s.Mu.Unlock()
+			return c, s.finish(c, bring)
+		case c.buf != nil:
+			c.Refs++
+			d.Users++
+			s.Mu.Unlock()
+			return c, nil
+		}
+		s.Mu.Unlock()
+		select {
+		case <-c.ended:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+func newCopy(d *Dictionary, space *tier.Space) *DictCopy {
+	return &DictCopy{Dict: d, space: space, ended: make(chan struct{})}
+}
+
+// finish makes what acquire has announced. Also a panic ends the announcement.
+func (s *Dictionaries) finish(c *DictCopy, bring func() (*tier.Buffer, *batch.Descriptor, error)) (err error) {
+	lockrank.AssertNone("a dictionary is copied")
+	var buf *tier.Buffer
+	var desc *batch.Descriptor
+	err = errors.New("convert: the copy of a dictionary was broken off")
+	defer func() {
+		s.Mu.Lock()
+		if err == nil {
+			err = s.publishLocked(c, buf, desc)
+		}
+		if err != nil {
+			c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
+		}
+		s.Mu.Unlock()
+		close(c.ended)
+		if err != nil {
+			err = errors.Join(err, buf.Release())
+		}
+	}()
+	buf, desc, err = bring()
+	return err
+}
+
+// publishLocked lets others see a copy.
+func (s *Dictionaries) publishLocked(c *DictCopy, buf *tier.Buffer, desc *batch.Descriptor) error {
+	d := c.Dict
+	switch {
+	case d.desc == nil:
+		d.desc = desc
+		if s.Mu.Made == nil {
+			s.Mu.Made = make(map[*batch.Descriptor]*Dictionary)
+		}
+		s.Mu.Made[desc] = d
+	case d.desc != desc && (!slices.Equal(d.desc.Sums, desc.Sums) || !slices.Equal(d.desc.Dictionaries, desc.Dictionaries)):
+		return ErrChanged
+	}
+	c.buf, c.Refs = buf, 1
+	d.Users++
+	if s.Mu.bytes == nil {
+		s.Mu.bytes = make(map[tier.ID]int64)
+	}
+	s.Mu.bytes[c.space.ID()] += buf.Charge()
+	return nil
+}
+
+// Descriptor returns what the bytes mean, and which dictionary it is.
+func (c *DictCopy) Descriptor() *batch.Descriptor { return c.Dict.desc }
+
+// Buffer returns the bytes.
+func (c *DictCopy) Buffer() *tier.Buffer { return c.buf }
+
+// Release gives one reference up; the last one frees the copy. Its memory stays
+// for as long as arrays that were opened in it need it.
+func (c *DictCopy) Release() error {
+	s := c.Dict.Store
+	s.Mu.Lock()
+	if c.Refs == 0 {
+		s.Mu.Unlock()
+		if invariants.Enabled {
+			panic("convert: a dictionary was released more often than taken")
+		}
+		return tier.ErrReleased
+	}
+	var opened []typedArray
+	last := false
+	if c.Refs--; c.Refs == 0 {
+		last = true
+		c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
+		s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
+		opened, c.opened = c.opened, nil
+	}
+	s.leaveLocked(c.Dict)
+	s.Mu.Unlock()
+	if !last {
+		return nil
+	}
+	for _, o := range opened {
+		o.data.Release()
+	}
+	return c.buf.Release()
+}
+
+// ReleaseAll gives up one reference to each.
+func ReleaseAll[S batch.Shared](shared []S) error {
+	var err error
+	for _, c := range shared {
+		err = errors.Join(err, c.Release())
+	}
+	return err
+}
+
+// open returns the array of a copy in host memory, and a reference to it. All who
+// open it as the same type get the same array, so that it is recognised when it
+// comes back. The caller has a reference to the copy.
+func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, error) {
+	s := c.Dict.Store
+	for {
+		s.Mu.Lock()
+		opened := c.opened // only ever appended to while there is a reference
+		s.Mu.Unlock()
+		for _, o := range opened {
+			if equal.Types(o.dt, dt) {
+				o.data.Retain()
+				return o.data, nil
+			}
+		}
+		extents, release, err := InPlace(c.buf)
+		if err != nil {
+			return nil, err
+		}
+		l := image.NewLease(release)
+		data, err := image.OpenDictionary(c.Dict.desc, dt, extents, l, find)
+		if err != nil {
+			l.End()
+			return nil, err
+		}
+		l.Free(nil)
+		print := fingerprints(data, nil)
+		s.Mu.Lock()
+		if len(c.opened) == len(opened) {
+			data.Retain()
+			c.opened = append(c.opened, typedArray{dt, data})
+			s.nameLocked(c.Dict, weak.Make(data), print)
+			s.Mu.Unlock()
+			return data, nil
+		}
+		s.Mu.Unlock()
+		data.Release() // somebody else has opened it
+	}
+}
+
+// FinderOf looks for opened dictionaries among the shared ones of an image.
+func FinderOf(shared []batch.Shared) image.Finder {
+	if len(shared) == 0 {
+		return nil
+	}
+	var s struct { // one piece of memory for both
+		find image.Finder
+		at   lookup.Table[*batch.Descriptor]
+	}
+	s.find = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
+		i := s.at.Find(len(shared), func(i int) *batch.Descriptor { return shared[i].Descriptor() }, d)
+		if i >= 0 {
+			if c, ok := shared[i].(*DictCopy); ok {
+				return c.open(dt, s.find)
+			}
+		}
+		return nil, errors.New("convert: an image without a dictionary that it needs")
+	}
+	return s.find
+}
+
+// InPlace returns the extents of a buffer in host memory and the end of a lease
+// on it.
+func InPlace(buf *tier.Buffer) (extents [][]byte, release func(), err error) {
+	if buf == nil {
+		return nil, func() {}, nil
+	}
+	mem, ok := buf.Memory().(tier.HostMemory)
+	if !ok {
+		return nil, nil, fmt.Errorf("convert: %T cannot be opened in place", buf.Memory())
+	}
+	return mem.Extents(), buf.Lease(), nil
+}
+
+// AdoptDictionary makes an image of a dictionary that was kept, whose bytes are in buf,
+// Known as d, and returns a reference. It takes buf over, also when it fails. The caller
+// has references to d.Dictionaries in the same space.
+func (b *Builtin) AdoptDictionary(ctx context.Context, d *batch.Descriptor, buf *tier.Buffer) (batch.Shared, error) {
+	s := &b.Dicts
+	dict := &Dictionary{
+		Store: s, valueType: d.Schema.Field(0).Type, nodes: d.Nodes, spans: d.Buffers, Body: d.Body,
+		Parts: s.Of(d.Dictionaries), Users: 1,
+	}
+	defer s.LetGo(dict)
+	return s.Acquire(ctx, dict, buf.Space(), func() (*tier.Buffer, *batch.Descriptor, error) { return buf, d, nil })
+}
+
+// Again returns another reference to a dictionary, to which the caller has one.
+func (b *Builtin) Again(shared batch.Shared) (batch.Shared, error) {
+	c, ok := shared.(*DictCopy)
+	if !ok {
+		return nil, fmt.Errorf("convert: sharing %T: %w", shared, tier.ErrNotSupported)
+	}
+	pins, _ := b.Dicts.Pin(c.space, []*Dictionary{c.Dict})
+	if len(pins) != 1 {
+		return nil, tier.ErrReleased
+	}
+	return pins[0], nil
+}

@@ -1,0 +1,159 @@
+package disk
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/waitline"
+)
+
+const (
+	// windowTime is how long the requests under way may take together. A request that
+	// the system has begun cannot be cancelled: not by a context, and not by ending the
+	// process. So this bounds how long a cancelled transfer, and an interrupted process,
+	// waits for a slow disk. A fast disk is not held back: even requests of 100 ms each
+	// keep as many under way as there are workers.
+	windowTime = 250 * time.Millisecond
+
+	// smallestRequest is what a request is not cut below, and what is always let in: less
+	// would cost more on a slow disk than it saves.
+	smallestRequest = 64 << 10
+
+	// firstRequest is the length of requests until something has been measured: Depth of
+	// them take half a second on a disk of 2 MiB/s.
+	firstRequest = 256 << 10
+)
+
+// window bounds the bytes that all requests of a volume have under way to what the disk
+// does in windowTime, as measured. Those who wait are let in in the order in which they
+// came. It is safe for concurrent use.
+type window struct {
+	request int64 // Config.Request
+	depth   int64
+
+	mu struct {
+		lockrank.Mutex[lockrank.Device]
+		inside int64     // bytes of the requests under way
+		count  int       // of them
+		since  time.Time // up to when time is counted, while there are some
+		reads  speed     // which may be much faster than writes
+		writes speed
+		line   waitline.Queue[entering, struct{}]
+	}
+}
+
+// entering is a read or a write that asks to be let in.
+type entering struct {
+	bytes int64
+	write bool
+}
+
+func (w *window) speedLocked(write bool) *speed {
+	if write {
+		return &w.mu.writes
+	}
+	return &w.mu.reads
+}
+
+// mostLocked is how many bytes may be under way when a read or a write begins.
+func (w *window) mostLocked(write bool) int64 {
+	rate := w.speedLocked(write).bytesPerSecond()
+	if rate == 0 {
+		return w.depth * min(w.request, firstRequest)
+	}
+	return max(smallestRequest, int64(float64(rate)*windowTime.Seconds()))
+}
+
+// length returns how long the next read or write may be: Config.Request, or on a slow disk
+// so much that Depth of them fit.
+func (w *window) length(write bool) int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := w.mostLocked(write) / w.depth / smallestRequest * smallestRequest // whole units of sealed volumes
+	return min(w.request, max(n, smallestRequest))
+}
+
+// enter waits until a read or write of n bytes may begin. The caller must leave. If ctx ends
+// first, enter returns its cause, and the request must not begin.
+func (w *window) enter(ctx context.Context, n int64, write bool) error {
+	w.mu.Lock()
+	if w.mu.line.Len() == 0 && w.fitsLocked(n, write) {
+		w.beginLocked(n)
+		w.mu.Unlock()
+		return nil
+	}
+	turn := w.mu.line.Join(entering{n, write})
+	w.mu.Unlock()
+	_, err := w.mu.line.Wait(ctx, &w.mu, turn, w.admitLocked) // those behind it may be smaller
+	return err
+}
+
+// leave ends what enter began. ok says that the bytes were transferred: the time of a
+// request that failed says nothing of how fast the disk is.
+func (w *window) leave(n int64, write, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.endLocked(n, write, ok)
+	w.admitLocked()
+}
+
+func (w *window) fitsLocked(n int64, write bool) bool {
+	return w.mu.count == 0 || n <= w.mostLocked(write)-w.mu.inside
+}
+
+func (w *window) beginLocked(n int64) {
+	if w.mu.count == 0 {
+		w.mu.since = time.Now()
+	}
+	w.mu.count++
+	w.mu.inside += n
+}
+
+func (w *window) endLocked(n int64, write, ok bool) {
+	now := time.Now()
+	if ok {
+		w.speedLocked(write).add(float64(n), now.Sub(w.mu.since).Seconds())
+	}
+	w.mu.since = now
+	w.mu.count--
+	w.mu.inside -= n
+}
+
+// admitLocked lets those in front in, as far as they fit.
+func (w *window) admitLocked() {
+	for turn := w.mu.line.First(); turn != nil && w.fitsLocked(turn.Ask.bytes, turn.Ask.write); turn = w.mu.line.First() {
+		w.beginLocked(turn.Ask.bytes)
+		w.mu.line.HandOver(struct{}{}, nil)
+	}
+}
+
+// speed is how many bytes a second passed of late. The zero value has measured nothing.
+type speed struct {
+	bytes, seconds float64
+}
+
+// bytesPerSecond returns what was measured; 0 for nothing yet.
+func (s *speed) bytesPerSecond() int64 {
+	switch {
+	case s.bytes == 0:
+		return 0
+	case s.bytes >= s.seconds*fastest:
+		return fastest
+	}
+	return max(1, int64(s.bytes/s.seconds))
+}
+
+// add adds a sample. What is older counts the less the longer the sample took, or would
+// have taken at the speed so far: so a disk that has become slow and one that has become
+// fast are found out equally soon.
+func (s *speed) add(n, seconds float64) {
+	age := seconds
+	if old := s.bytesPerSecond(); old > 0 {
+		age = max(age, n/float64(old))
+	}
+	keep := math.Exp(-age / recent.Seconds())
+	s.bytes = s.bytes*keep + n
+	s.seconds = s.seconds*keep + seconds
+}
