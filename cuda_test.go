@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -89,7 +90,7 @@ func TestBackendOfAGPUSpace(t *testing.T) {
 			}()
 			seen := make(map[string]bool)
 			for _, s := range eng.Reservations().Spaces().InTier(tier.GPU) {
-				info := s.Pool().(*tier.DevicePool).Device().Info()
+				info := s.Pool().(*devpool.Memory).Device().Info()
 				if info.Backend == "cuda" && seen[info.PCI] {
 					t.Errorf("two spaces have the GPU at %s", info.PCI)
 				}

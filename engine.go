@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/monitor"
@@ -30,7 +31,7 @@ type Engine struct {
 	topo *topology.Topology
 
 	spaces  []*tier.Space
-	streams map[tier.ID]*tier.StreamPool
+	streams map[tier.ID]*devpool.Streams
 	staging map[int]*host.Staging // by NUMA node
 	base    map[tier.ID]int64     // bytes that staging holds
 	gpus    []chosen              // what serves each GPU space
@@ -72,7 +73,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e := &Engine{
 		cfg:     cfg.withDefaults(),
 		topo:    cfg.Topology,
-		streams: make(map[tier.ID]*tier.StreamPool),
+		streams: make(map[tier.ID]*devpool.Streams),
 		staging: make(map[int]*host.Staging),
 		base:    make(map[tier.ID]int64),
 		plans:   make(map[string]*Plan),
@@ -245,7 +246,7 @@ func (e *Engine) monitorEvents() monitor.Events {
 	return ev
 }
 
-func (e *Engine) streamPool(id tier.ID) (*tier.StreamPool, error) {
+func (e *Engine) streamPool(id tier.ID) (*devpool.Streams, error) {
 	if p := e.streams[id]; p != nil {
 		return p, nil
 	}

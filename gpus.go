@@ -194,7 +194,7 @@ func (e *Engine) checkPeers() {
 // it once for all.
 func (e *Engine) pinners() (list []tier.Pinner) {
 	for _, d := range e.wrapped {
-		if p, ok := tier.PinnerOf(d); ok {
+		if p, ok := tier.As[tier.Pinner](d); ok {
 			list = append(list, p)
 		}
 	}

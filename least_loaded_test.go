@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
@@ -94,7 +95,7 @@ func TestLeastLoadedGPU(t *testing.T) {
 			}
 			var got []int
 			for _, s := range eng.Reservations().Spaces().InTier(tier.GPU) {
-				info := s.Pool().(*tier.DevicePool).Device().Info()
+				info := s.Pool().(*devpool.Memory).Device().Info()
 				got = append(got, slices.IndexFunc(top.GPUs, func(g topology.GPU) bool { return g.PCIAddress == info.PCI }))
 			}
 			if !slices.Equal(got, c.want) {
@@ -118,7 +119,7 @@ func physicalOf(t *testing.T, cfg spillway.Config) int64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, total := eng.Reservations().Spaces().InTier(tier.GPU)[0].Pool().(*tier.DevicePool).Device().MemInfo()
+	_, total := eng.Reservations().Spaces().InTier(tier.GPU)[0].Pool().(*devpool.Memory).Device().MemInfo()
 	if err := eng.Close(); err != nil {
 		t.Fatal(err)
 	}

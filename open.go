@@ -8,6 +8,7 @@ import (
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -116,7 +117,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPU) error {
 	if err != nil {
 		return err
 	}
-	pool, err := tier.NewDevicePool(dev)
+	pool, err := devpool.NewMemory(dev)
 	if err != nil {
 		return err
 	}
@@ -138,7 +139,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPU) error {
 	}
 	e.spaces = append(e.spaces, space)
 	e.warnFor(id, func() []diag.Warning { return lossOf(space) })
-	streams, err := tier.NewStreamPool(dev, defaultStreams)
+	streams, err := devpool.NewStreams(dev, defaultStreams)
 	if err != nil {
 		return err
 	}

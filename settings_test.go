@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
@@ -60,7 +61,7 @@ func spaceAt(eng *spillway.Engine, k tier.Kind, i int) *tier.Space {
 }
 
 func deviceOf(eng *spillway.Engine) tier.Device {
-	return spaceAt(eng, tier.GPU, 0).Pool().(*tier.DevicePool).Device()
+	return spaceAt(eng, tier.GPU, 0).Pool().(*devpool.Memory).Device()
 }
 
 // capacity heeds a size of a space.

@@ -47,7 +47,7 @@ func (g gpus) open(t testing.TB, ordinal int, cfg sim.Config) tier.Device {
 // pin has the GPU's driver pin what an arena has, as an engine does. An arena on Go's heap stays as it is.
 func (g gpus) pin(t testing.TB, arena *host.Arena, dev tier.Device) {
 	t.Helper()
-	p, ok := tier.PinnerOf(dev)
+	p, ok := tier.As[tier.Pinner](dev)
 	if !ok || g.unpinned {
 		return
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -104,7 +105,7 @@ func newHosts(t *testing.T, codec Codec, capacity [2]int64) *hosts {
 	check(err)
 	builtin := &transfer.Builtin{
 		Codec:   codec,
-		Streams: func(id tier.ID) (*tier.StreamPool, error) { return nil, tier.ErrNotSupported },
+		Streams: func(id tier.ID) (*devpool.Streams, error) { return nil, tier.ErrNotSupported },
 		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: permits,
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/transfer"
@@ -72,7 +73,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	full := tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
 
 	dev := cfg.gpus.open(t, 0, sim.Config{Memory: size(cfg.gpu, 4<<20), Faults: cfg.faults, Touch: cfg.fast})
-	gpuPool, err := tier.NewDevicePool(dev)
+	gpuPool, err := devpool.NewMemory(dev)
 	check(err)
 	arena, err := host.NewArena(host.Config{Capacity: size(cfg.host, 4<<20), Node: -1, Touch: cfg.fast, Huge: cfg.fast})
 	check(err)
@@ -101,7 +102,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	if cfg.wrap != nil {
 		wrapped = cfg.wrap(dev)
 	}
-	streams, err := tier.NewStreamPool(wrapped, 4)
+	streams, err := devpool.NewStreams(wrapped, 4)
 	check(err)
 	chunk := size(cfg.chunk, 16<<10)
 	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), 8*chunk)
@@ -120,7 +121,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	builtin := &transfer.Builtin{
 		Codec:   codec,
 		Outside: cfg.outside,
-		Streams: func(tier.ID) (*tier.StreamPool, error) { return streams, nil },
+		Streams: func(tier.ID) (*devpool.Streams, error) { return streams, nil },
 		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: m.permits,
 	}

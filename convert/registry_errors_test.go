@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -85,7 +86,7 @@ func TestWhoseFailureInTheDevice(t *testing.T) {
 // losableHeap is a pool of ordinary memory whose device may be lost.
 type losableHeap struct {
 	tier.Pool
-	tier.Loss
+	loss.Signal
 }
 
 // TestWhoseFailureWhenOthersMeetIt: what a converter of the program's returns is not the

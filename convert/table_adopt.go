@@ -110,7 +110,7 @@ func (m *lentMemory) borrow(space *tier.Space, ranges []batch.DeviceRange) error
 	if !ok {
 		return nil
 	}
-	dev, ok := tier.BorrowerOf(pool.Device())
+	dev, ok := tier.As[tier.Borrower](pool.Device())
 	if !ok {
 		return nil
 	}

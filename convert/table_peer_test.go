@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -38,16 +39,16 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 	m := &machine{spaces: make(map[tier.Kind]*tier.Space)}
 	full := tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
 	var devs [2]*faultdev.Device
-	var streams [2]*tier.StreamPool
+	var streams [2]*devpool.Streams
 	var spaces []*tier.Space
 	for i := range devs {
 		dev := g.open(t, i, sim.Config{Memory: capacity})
 		devs[i] = faultdev.New(wrap(dev), 1)
-		pool, err := tier.NewDevicePool(dev)
+		pool, err := devpool.NewMemory(dev)
 		check(err)
 		s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: capacity, Pool: pool, Backend: g.backend(), Fractions: full})
 		check(err)
-		streams[i], err = tier.NewStreamPool(devs[i], 1) // a second one would be one too many
+		streams[i], err = devpool.NewStreams(devs[i], 1) // a second one would be one too many
 		check(err)
 		spaces = append(spaces, s)
 	}
@@ -68,7 +69,7 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 	check(err)
 	builtin := &transfer.Builtin{
 		Codec:   CodecNone,
-		Streams: func(id tier.ID) (*tier.StreamPool, error) { return streams[id.Ordinal], nil },
+		Streams: func(id tier.ID) (*devpool.Streams, error) { return streams[id.Ordinal], nil },
 		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: m.permits,
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -22,7 +23,7 @@ func simStreams(t *testing.T, capacity int64, n int) (*reservation.Streams, []ti
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool, err := tier.NewDevicePool(dev)
+	pool, err := devpool.NewMemory(dev)
 	if err != nil {
 		t.Fatal(err)
 	}

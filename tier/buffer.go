@@ -147,6 +147,23 @@ func (b *Buffer) Lease() (end func()) {
 	return b.leaseEnd()
 }
 
+// TryLease is Lease for those who hold neither the buffer nor a lease: it returns false
+// if the memory is gone.
+func (b *Buffer) TryLease() (end func(), ok bool) {
+	if b == nil {
+		return func() {}, true
+	}
+	for {
+		n := b.holders.Load()
+		if n == 0 {
+			return nil, false
+		}
+		if b.holders.CompareAndSwap(n, n+1) {
+			return b.leaseEnd(), true
+		}
+	}
+}
+
 // leaseEnd returns what ends a lease that is counted.
 func (b *Buffer) leaseEnd() func() {
 	var ended atomic.Bool

@@ -1,6 +1,9 @@
 package tier
 
-import "context"
+import (
+	"context"
+	"iter"
+)
 
 // Addr is an address in a device's memory: a handle, never a Go pointer. The
 // zero value is no address. Addresses within one allocation can be reached by
@@ -71,7 +74,8 @@ type Device interface {
 	// that this one cannot wait for.
 	WaitEvent(s Stream, e Event) error
 
-	// MemInfo returns the device's free and total bytes.
+	// MemInfo returns the device's free and total bytes. A device that may fail to find out how
+	// many are free also has a method FreeBytes() (int64, error), which says so.
 	MemInfo() (free, total int64)
 	// Outstanding returns live + retired bytes, as charged.
 	Outstanding() int64
@@ -153,71 +157,70 @@ func Wait(ctx context.Context, e Event) error {
 	}
 }
 
-// Pinner is a device that copies from and to host memory as fast as it can only if it has pinned it before. A
-// decorator may implement it, or be looked through: see PinnerOf.
+// Pinner is a device that copies from and to host memory as fast as it can only if it has pinned it
+// before. A decorator may implement it, or be looked through: see As.
 type Pinner interface {
-	// Pin pins host memory that is not Go's, for all devices of the backend. The memory must stay mapped, and
-	// the pages that it has, until it is unpinned. To pin what is pinned does nothing.
+	// Pin pins host memory that is not Go's, for all devices of the backend. The memory must stay
+	// mapped, and the pages that it has, until it is unpinned. To pin what is pinned does nothing.
 	Pin(mem []byte) error
-	// Unpin ends that, for memory as it was given to Pin; closing the device does, too. No copy may be
-	// using it.
+	// Unpin ends that, for memory as it was given to Pin; closing the device does, too. No copy may
+	// be using it.
 	Unpin(mem []byte) error
 }
 
-// PinnerOf returns dev, or the first of the devices that it wraps, as a Pinner.
-func PinnerOf(dev Device) (Pinner, bool) { return firstAs[Pinner](dev) }
-
-// Borrower is a device that knows its own allocations, and works with what others have allocated on it only while it was told of that. A
-// decorator may implement it, or be looked through: see BorrowerOf.
+// Borrower is a device that knows its own allocations, and works with what others have allocated on
+// it only while it was told of that. A decorator may implement it, or be looked through: see As.
 type Borrower interface {
-	// Borrow lets work of the device read and write the size > 0 bytes at addr until giveBack is called, once, when no
-	// work uses them any more. What is the device's own memory already may be borrowed, too. An error says that
-	// there are no such bytes.
+	// Borrow lets work of the device read and write the size > 0 bytes at addr until giveBack is
+	// called, once, when no work uses them any more. What is the device's own memory already may be
+	// borrowed, too. An error says that there are no such bytes.
 	Borrow(addr Addr, size int64) (giveBack func(), err error)
 }
 
-// BorrowerOf returns dev, or the first of the devices that it wraps, as a Borrower.
-func BorrowerOf(dev Device) (Borrower, bool) { return firstAs[Borrower](dev) }
-
-// Lender is a device whose memory others in the process may work with by themselves, who do not know when the device is closed. A
-// decorator may implement it, or be looked through: see LenderOf.
+// Lender is a device whose memory others in the process may work with by themselves, who do not
+// know when the device is closed. A decorator may implement it, or be looked through: see As.
 type Lender interface {
-	// Lend keeps the memory of all open allocations, and what was shared of the device beside it, until back is called. Close does not wait
-	// for that: it gives up all else, and the last back the rest. back may be called by any thread and must be called, once
-	// nobody uses the memory; further calls do nothing. Its error says what could not be given up.
+	// Lend keeps the memory of all open allocations, and what was shared of the device beside it,
+	// until back is called. Close does not wait for that: it gives up all else, and the last back
+	// the rest. back may be called by any thread and must be called, once nobody uses the memory;
+	// further calls do nothing. Its error says what could not be given up.
 	Lend() (back func() error, err error)
 }
 
-// LenderOf returns dev, or the first of the devices that it wraps, as a Lender.
-func LenderOf(dev Device) (Lender, bool) { return firstAs[Lender](dev) }
-
-// Losable is a device, or a pool of memory, that may fail for good while it is in use: a GPU whose context was ended by an error,
-// or that has fallen off its bus. A decorator may implement it, or be looked through: see LosableOf.
+// Losable is a device, or a pool of memory, that may fail for good while it is in use: a GPU whose
+// context was ended by an error, or that has fallen off its bus. A decorator may implement it, or
+// be looked through: see As.
 //
-// From the loss on all work fails; frees take effect at once as far as books go, and events are done, so that nobody waits for what
-// cannot come.
+// From the loss on all work fails; frees take effect at once as far as books go, and events are
+// done, so that nobody waits for what cannot come.
 type Losable interface {
-	// OnLost has f called, with the reason, when the loss is noticed, before anybody is given an error of it; at once if it was
-	// before. It is called with no lock held, on whatever goroutine has noticed, must be quick and must not call the device; and it may
-	// be called more than once. The returned function ends that; a call that has begun may still be running when it
-	// returns.
+	// OnLost has f called, with the reason, when the loss is noticed, before anybody is given an
+	// error of it; at once if it was before. It is called with no lock held, on whatever goroutine
+	// has noticed, must be quick and must not call the device; and it may be called more than once.
+	// The returned function ends that; a call that has begun may still be running when it returns.
 	OnLost(f func(why error)) (cancel func())
 }
 
-// LosableOf returns dev, or the first of the devices that it wraps, as a Losable.
-func LosableOf(dev Device) (Losable, bool) { return firstAs[Losable](dev) }
-
-// firstAs returns dev, or the first of the devices that it wraps, as a T.
-func firstAs[T any](dev Device) (t T, ok bool) {
-	for d := dev; d != nil; {
+// As returns dev, or the first of the devices that it wraps, as a T: one of the optional
+// interfaces, such as Pinner, or the type of a backend's own devices.
+func As[T any](dev Device) (t T, ok bool) {
+	for d := range layers(dev) {
 		if t, ok := d.(T); ok {
 			return t, true
 		}
-		w, ok := d.(interface{ Unwrap() Device })
-		if !ok {
-			break
-		}
-		d = w.Unwrap()
 	}
 	return t, false
+}
+
+// layers calls its function with dev and all the devices that it wraps, the outermost first.
+func layers(dev Device) iter.Seq[Device] {
+	return func(yield func(Device) bool) {
+		for d := dev; d != nil && yield(d); {
+			w, ok := d.(interface{ Unwrap() Device })
+			if !ok {
+				return
+			}
+			d = w.Unwrap()
+		}
+	}
 }

@@ -3,17 +3,18 @@
 // buffers that are drawn from it, and the small interfaces that a backend
 // implements. The backends are in the packages below this one.
 //
-//	             Space ─────────── Ledger: live, retired, reserved
+//	             Space ─────────── its books: live, retired, reserved
 //	Reserve ──▶  │ limit, trigger, stop; listeners
 //	Draw    ──▶  │                                        ┌▶ HostMemory    tier/host
 //	             └─ Pool ── Alloc, Free ── Memory ────────┼▶ FileMemory    tier/disk
 //	Buffer  ◀──     │                                     └▶ DeviceMemory  tier/sim
-//	│ Lease         └─ DevicePool ── Device ── Stream, Event
-//	│ Release                        StreamPool lends the streams of those
-//	▼                                who copy
+//	│ Lease                                                 Device ── Stream, Event
+//	│ Release
+//	▼
 //	retired ──▶ reclaimed: to the Account that promised the bytes, or free
 //
-// Pools that are written side by side, each as fast as it can, are Paced: spill volumes.
+// Pools that are written side by side, each as fast as it can, say how far they are (Pace): spill
+// volumes.
 //
 // # Bytes
 //
@@ -32,8 +33,7 @@
 // others who read beyond that, hold leases, and the memory goes back when all of
 // them have let go. A Space owns its Pool and closes it. A pool does not own the
 // device that it allocates from: whoever opened the Device closes it, after the
-// pools and the streams. Streams are borrowed from a StreamPool by one
-// goroutine at a time, and returned with their work done.
+// pools and the streams. A stream belongs to one goroutine at a time.
 //
 // Buffers outlive the close of their space: their memory stays usable, but for
 // the memory of a device that was closed.
@@ -46,7 +46,7 @@
 //	… → Reservation → Space → Ledger → Backend → Device
 //
 // Space guards a space's set of buffers and its listeners, Ledger the writers
-// of the books (readers take no lock), Backend the queue of a StreamPool.
+// of the books (readers take no lock). Backend is for pools.
 // Device is for the devices themselves. No lock is held while a pool or a
 // device is called, a listener or an account is told, or anything is waited
 // for.

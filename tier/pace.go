@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Paced is what a Pool implements that is one of several which are written side by
+// paced is what a Pool implements that is one of several which are written side by
 // side, each as fast as it can: a spill volume. What goes to any of them goes to
-// the one whose Pace is the least. A Paced is safe for concurrent use.
-type Paced interface {
+// the one whose Pace is the least. A paced is safe for concurrent use.
+type paced interface {
 	Pace() Pace
 	// Promised tells before each Alloc how many bytes of the space are promised and not
 	// drawn. Space.Pace counts them, and so must who asks whether the pool was passed by.

@@ -1,8 +1,6 @@
 package tier
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -10,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
@@ -49,8 +47,8 @@ const (
 // a reservation.Manager, which knows about waiting.
 type Space struct {
 	cfg    SpaceConfig
-	paced  Paced // the pool, if it is
-	ledger *Ledger
+	paced  paced // the pool, if it is
+	ledger *ledger.Ledger
 
 	limit   atomic.Int64 // bytes
 	trigger int64
@@ -93,15 +91,15 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	if err := cfg.Fractions.Validate(); err != nil {
 		return nil, fmt.Errorf("%w (space %s)", err, cfg.ID)
 	}
-	s := &Space{cfg: cfg, ledger: NewLedger(cfg.Capacity)}
+	s := &Space{cfg: cfg, ledger: ledger.New(cfg.Capacity)}
 	s.panics.Logger = cfg.Logger
-	s.paced, _ = cfg.Pool.(Paced)
+	s.paced, _ = cfg.Pool.(paced)
 	s.limit.Store(share(cfg.Capacity, cfg.Fractions.Limit))
 	s.trigger = share(cfg.Capacity, cfg.Fractions.Trigger)
 	s.stop = share(cfg.Capacity, cfg.Fractions.Stop)
 	s.mu.buffers = make(map[*Buffer]struct{})
 	if cfg.Quota == nil { // which is told of each byte
-		s.ledger.allowParking()
+		s.ledger.AllowParking()
 	}
 	if cfg.Quota != nil {
 		s.mu.cancels = append(s.mu.cancels, cfg.Quota.Subscribe(func() { s.notify(Released) }))
@@ -132,7 +130,7 @@ func (s *Space) Hint() string { return s.cfg.Hint }
 func (s *Space) Pool() Pool { return s.cfg.Pool }
 
 // Pace returns how far the space is with its share of what is written to it and to
-// others beside it; the zero Pace if its pool is not Paced. What is promised and not
+// others beside it; the zero Pace if its pool has none. What is promised and not
 // drawn counts as taken on: whoever has it may wait for something else still.
 func (s *Space) Pace() Pace {
 	if s.paced == nil {
@@ -156,6 +154,10 @@ func (s *Space) Stop() int64 { return s.stop }
 // Hold says that n of the bytes in use stay so for as long as the space is open:
 // its owner's own, such as staging. They count as any others; only Room knows.
 func (s *Space) Hold(n int64) { s.held.Add(n) }
+
+// Held returns how many bytes stay in use for as long as the space is open; see
+// Hold. Room()+Held() is how many may be in use at once.
+func (s *Space) Held() int64 { return s.held.Load() }
 
 // Room returns how many bytes reservations could take if nobody but the space's
 // owner held any: a request for more can never fit.
@@ -187,7 +189,7 @@ func (s *Space) SetLimit(n int64) error {
 	}
 	changed, err := s.swapLimit(n)
 	if changed {
-		s.ledger.limitsChanged()
+		s.ledger.LimitsChanged()
 		s.notify(Released)
 	}
 	return err
@@ -204,7 +206,18 @@ func (s *Space) swapLimit(n int64) (changed bool, err error) {
 }
 
 // Usage returns a consistent cut through the books.
-func (s *Space) Usage() Usage { return s.ledger.Snapshot() }
+func (s *Space) Usage() Usage { return Usage(s.ledger.Snapshot()) }
+
+// Usage is a consistent cut through a space's books, in bytes.
+type Usage struct {
+	Live     int64 // in buffers that are in use
+	Retired  int64 // freed, but the device may still be working on them
+	Reserved int64 // promised and not yet drawn
+	Peak     int64 // largest Used since the start or the last ResetPeak
+}
+
+// Used is live + retired + reserved.
+func (u Usage) Used() int64 { return u.Live + u.Retired + u.Reserved }
 
 // Used returns live + retired + reserved bytes, as one word.
 func (s *Space) Used() int64 { return s.ledger.Used() }
@@ -231,7 +244,7 @@ func (s *Space) SetForeign(n int64) {
 	case old > n:
 		s.notify(Released)
 	case old < n:
-		s.ledger.limitsChanged() // what may be parked, that is
+		s.ledger.LimitsChanged() // what may be parked, that is
 		if s.PressureBytes() >= s.trigger {
 			s.notify(Pressed)
 		}
@@ -248,12 +261,9 @@ func (s *Space) PressureBytes() int64 { return s.ledger.Used() + s.foreign.Load(
 // Charge returns what a buffer of size bytes takes out of the space.
 func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 
-// Fits says whether n bytes could ever be reserved.
-func (s *Space) Fits(n int64) bool { return n >= 0 && n <= s.Room() }
-
-// Subscribe calls f after each change, on the goroutine that made it and with
-// no lock held; f must be quick and must not block. A panic of f is logged, and ends there. The
-// returned function ends the subscription; a call that has begun may still be running when it returns.
+// Subscribe calls f after each change, on the goroutine that made it and with no lock held; f must
+// be quick and must not block. A panic of f is logged, and ends there. The returned function ends
+// the subscription; a call that has begun may still be running when it returns.
 func (s *Space) Subscribe(f func(*Space, Change)) (cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,8 +309,8 @@ func (s *Space) tell(l *listener, c Change) {
 	l.f(s, c)
 }
 
-// Reserve promises n bytes, or says with a NoSpaceError that there is no room
-// now, or with a LostError that there never will be. The caller must either Draw or Unreserve every byte.
+// Reserve promises n bytes, or says with a NoSpaceError that there is no room now, or with a
+// LostError that there never will be. The caller must either Draw or Unreserve every byte.
 func (s *Space) Reserve(n int64) error {
 	if n < 0 {
 		return fmt.Errorf("tier: %s: cannot reserve %d bytes", s.cfg.ID, n)
@@ -325,7 +335,7 @@ func (s *Space) Reserve(n int64) error {
 
 // tellPressure tells the listeners if the pressure is at the trigger.
 func (s *Space) tellPressure() {
-	if s.ledger.used.Load()+s.foreign.Load() >= s.trigger && s.PressureBytes() >= s.trigger {
+	if s.ledger.UsedOrParked()+s.foreign.Load() >= s.trigger && s.PressureBytes() >= s.trigger {
 		s.notify(Pressed)
 	}
 }
@@ -337,7 +347,7 @@ func (s *Space) TryReserveAt(at uint32, n int64) bool {
 	if s.cfg.Quota != nil {
 		return s.Reserve(n) == nil
 	}
-	if !s.ledger.reserveAt(at, n, s.Limit()) {
+	if !s.ledger.ReserveAt(at, n, s.Limit()) {
 		return false
 	}
 	s.tellPressure()
@@ -354,7 +364,7 @@ func (s *Space) unreserveAt(at uint32, n int64, below func() int64) {
 	if n == 0 {
 		return
 	}
-	switch done, tell := s.ledger.tryPark(at, n, below); {
+	switch done, tell := s.ledger.TryPark(at, n, below); {
 	case tell:
 		s.notify(Released)
 	case !done:
@@ -367,10 +377,10 @@ func (s *Space) parkBelow() int64 { return min(s.stop-s.foreign.Load(), s.Limit(
 
 // Attend begins a time in which listeners are told of every release, and what was given
 // back before is there: somebody waits for room. EndAttend must be called once for it.
-func (s *Space) Attend() { s.ledger.attend(1) }
+func (s *Space) Attend() { s.ledger.Attend(1) }
 
 // EndAttend ends what Attend began.
-func (s *Space) EndAttend() { s.ledger.attend(-1) }
+func (s *Space) EndAttend() { s.ledger.Attend(-1) }
 
 // Unreserve gives n promised bytes back.
 func (s *Space) Unreserve(n int64) {
@@ -389,110 +399,6 @@ func (s *Space) credited(n int64) {
 	}
 	s.notify(Released)
 }
-
-// Draw turns Charge(size) promised bytes, which the caller must hold, into a
-// buffer. cuts are ascending multiples of 4096 at which the memory may be
-// split if it cannot be had in one piece; see Pool. On an error the bytes are
-// promised still. A size of 0 gives a nil buffer and no error. account, which
-// may be nil, is offered the bytes when the buffer is gone.
-func (s *Space) Draw(size int64, cuts []int64, account Account) (*Buffer, error) {
-	if size < 0 {
-		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.cfg.ID, size)
-	}
-	if err := s.Lost(); err != nil {
-		return nil, err
-	}
-	if size == 0 {
-		return nil, nil
-	}
-	charge := s.Charge(size)
-	s.ledger.Draw(charge)
-	mem, err := s.alloc(size, cuts)
-	if err != nil {
-		s.ledger.Undraw(charge)
-		return nil, cmp.Or(s.Lost(), err) // it may be the device's word for its loss
-	}
-	b := &Buffer{space: s, mem: mem, size: size, charge: charge, account: account, stack: invariants.Stack()}
-	b.holders.Store(owned)
-	s.mu.Lock()
-	s.mu.buffers[b] = struct{}{}
-	s.mu.Unlock()
-	return b, nil
-}
-
-// alloc asks the pool and makes a panic of a backend an error.
-func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
-	lockrank.AssertNone("a pool allocates")
-	defer func() {
-		if p := recover(); p != nil {
-			if v, ok := p.(lockrank.Violation); ok {
-				panic(v) // ours, and not to be hidden
-			}
-			mem, err = nil, fmt.Errorf("tier: %s: allocating %d bytes panicked: %v", s.cfg.ID, size, p)
-		}
-	}()
-	if s.paced != nil {
-		s.paced.Promised(s.ledger.Snapshot().Reserved)
-	}
-	mem, err = s.cfg.Pool.Alloc(size, cuts)
-	var full *NoSpaceError
-	if errors.As(err, &full) && !full.Space.Valid() {
-		s.name(full, size)
-	}
-	if err == nil && mem == nil {
-		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)
-	}
-	return mem, err
-}
-
-// name adds to a pool's refusal of size bytes, which were promised, what the pool does not know.
-func (s *Space) name(full *NoSpaceError, size int64) {
-	full.Space = s.cfg.ID
-	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is it somebody else's limit
-		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes", s.cfg.Backend, full.Available)
-		full.Available = s.Available() + s.Charge(size)
-		if full.Hint == "" && s.Kind() == GPU {
-			full.Hint = "other programs may hold the GPU's memory: a smaller space would leave it to them"
-		}
-	}
-	if full.Hint == "" { // else it was not the space's memory that was too small
-		full.Hint = s.cfg.Hint
-	}
-}
-
-// free returns a buffer's memory. The bytes are retired until the pool says
-// that the device is done with them.
-func (s *Space) free(b *Buffer) {
-	lockrank.AssertNone("a pool frees")
-	s.mu.Lock()
-	delete(s.mu.buffers, b)
-	s.mu.Unlock()
-	s.ledger.Retire(b.charge)
-	charge, account := b.charge, b.account
-	free := s.cfg.Pool.Free
-	if lent, ok := b.mem.(LentMemory); ok {
-		free = func(_ Memory, reclaimed func()) { lent.GiveBack(reclaimed) }
-	}
-	free(b.mem, func() {
-		if account != nil && account.Credit(charge) {
-			return
-		}
-		s.ledger.Reap(charge)
-		s.credited(charge)
-	})
-}
-
-// Account is who promised the bytes of a buffer and may take them back.
-type Account interface {
-	// Credit is called with no lock held when n bytes, which a buffer was
-	// charged, are reclaimed. An account that keeps them for its own promise
-	// calls Space.Recall(n) and returns true; otherwise they become free.
-	Credit(n int64) bool
-}
-
-// Recall turns n retired bytes into promised ones. Only an Account calls it,
-// while it is being credited.
-func (s *Space) Recall(n int64) { s.ledger.Recall(n) }
 
 // Close closes the pool. Buffers that are outstanding stay usable and may be
 // released later.

@@ -62,7 +62,7 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	}
 	dev := pool.Device()
 	d.lend = func() (func() error, error) { return func() error { return nil }, nil } // of others' backends, memory ends with the device
-	if l, ok := tier.LenderOf(dev); ok {
+	if l, ok := tier.As[tier.Lender](dev); ok {
 		d.lend = l.Lend
 	}
 	backend := dev.Info().Backend

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -56,7 +57,7 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 	if wrap != nil {
 		r.dev = wrap(device)
 	}
-	pool, err := tier.NewDevicePool(r.dev)
+	pool, err := devpool.NewMemory(r.dev)
 	check(err)
 	arena, err := host.NewArena(host.Config{Capacity: capacity, Node: -1})
 	check(err)
@@ -67,7 +68,7 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 	check(err)
 	reservations, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{r.gpu, r.host}})
 	check(err)
-	streams, err := tier.NewStreamPool(r.dev, 4)
+	streams, err := devpool.NewStreams(r.dev, 4)
 	check(err)
 	res, err := reservations.TryReserve(onHost, 8*chunk)
 	check(err)
@@ -78,7 +79,7 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 	permits, err := permit.New(permit.Config{})
 	check(err)
 	builtin := &transfer.Builtin{
-		Streams: func(tier.ID) (*tier.StreamPool, error) { return streams, nil },
+		Streams: func(tier.ID) (*devpool.Streams, error) { return streams, nil },
 		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: permits,
 	}

@@ -16,6 +16,7 @@ var layout = []string{
 	"internal/causes",
 	"topology",
 	"tier",
+	"internal/devpool",
 	"tier/tiertest",
 	"tier/sim",
 	"tier/cuda",
@@ -43,7 +44,7 @@ var layout = []string{
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "tier/sim", "tier/cuda", "tier/host", "tier/disk", "tier/disk/faultfs", "tier/faultdev"}
+var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "internal/devpool", "tier/sim", "tier/cuda", "tier/host", "tier/disk", "tier/disk/faultfs", "tier/faultdev"}
 
 // testOnly are the packages of the layout that only tests may import.
 var testOnly = []string{"tier/tiertest", "internal/image/imagetest"}

@@ -8,6 +8,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/codec"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/sumcopy"
@@ -36,7 +37,7 @@ const (
 // Builtin holds what the built-in converters work with.
 type Builtin struct {
 	// Streams returns the pool of streams of a GPU space's device.
-	Streams func(tier.ID) (*tier.StreamPool, error)
+	Streams func(tier.ID) (*devpool.Streams, error)
 	// Staging returns the pinned chunks nearest to a NUMA node, for transfers
 	// between device and disk. Its memory is charged to a host space once.
 	Staging func(node int) (Staging, error)

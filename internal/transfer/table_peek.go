@@ -10,7 +10,7 @@ import (
 
 // borrowed lets dev read what is to be read. Bytes of a table that is not adopted yet are nobody's that it knows.
 func borrowed(dev tier.Device, reads []image.Peek) (end func(), err error) {
-	b, ok := tier.BorrowerOf(dev)
+	b, ok := tier.As[tier.Borrower](dev)
 	if !ok {
 		return func() {}, nil
 	}

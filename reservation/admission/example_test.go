@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
@@ -12,7 +13,7 @@ import (
 // A task whose estimate is too low runs out of memory and is tried again with a higher
 // one; the next task of its kind has the right one from the start.
 func Example() {
-	gpu, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: 1 << 20, Node: -1, Pool: pool{grain: 1, Loss: new(tier.Loss)}})
+	gpu, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: 1 << 20, Node: -1, Pool: pool{1, new(loss.Signal), nil}})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 // pool is memory that is only counted, in units of grain bytes, and may be lost.
 type pool struct {
 	grain int64
-	*tier.Loss
+	*loss.Signal
 	charging func(n int64) // may be nil
 }
 
@@ -78,7 +79,7 @@ func newWorld(t testing.TB, c setup) *world {
 	}
 	for i := range max(1, c.gpus) {
 		s, err := tier.NewSpace(tier.SpaceConfig{
-			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1, Pool: pool{max(1, c.grain), new(tier.Loss), c.charging},
+			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1, Pool: pool{max(1, c.grain), new(loss.Signal), c.charging},
 			Fractions: tier.Fractions{Limit: c.limit, Trigger: c.limit, Stop: c.limit / 2}, Hint: "a larger GPU",
 		})
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -63,7 +64,7 @@ func TestPoolConforms(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		p, err := tier.NewDevicePool(dev)
+		p, err := devpool.NewMemory(dev)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/tier"
@@ -19,7 +20,7 @@ func yield() { runtime.Gosched() }
 // newSpace opens a space over dev that charges its quota.
 func newSpace(t *testing.T, dev tier.Device, capacity int64) *tier.Space {
 	t.Helper()
-	pool, err := tier.NewDevicePool(dev)
+	pool, err := devpool.NewMemory(dev)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -323,7 +324,7 @@ func TestWaiterIsWoken(t *testing.T) {
 	}
 	defer gpu.Close()
 	dev := quota.Under(gpu, b)
-	pool, err := tier.NewDevicePool(dev)
+	pool, err := devpool.NewMemory(dev)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
@@ -117,7 +118,7 @@ func TestDevicePoolConforms(t *testing.T) {
 			tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
 				cfg := k.emulator
 				cfg.Memory = capacity
-				p, err := tier.NewDevicePool(load(t, cfg).open(t, cuda.Config{Memory: capacity, Allocation: k.allocation}))
+				p, err := devpool.NewMemory(load(t, cfg).open(t, cuda.Config{Memory: capacity, Allocation: k.allocation}))
 				if err != nil {
 					t.Fatal(err)
 				}

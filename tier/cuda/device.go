@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -40,7 +41,7 @@ type Device struct {
 		rest    *cuda.Rest              // what the last of them gives up
 		peers   map[*Device]peerState   // what is known of them; those that may write here are in it, too
 	}
-	loss tier.Loss // of the context
+	loss loss.Signal // of the context
 }
 
 var (
@@ -159,7 +160,7 @@ func (d *Device) MemInfo() (free, total int64) {
 	return free, d.cfg.Memory
 }
 
-// FreeBytes implements tier.FreeTeller.
+// FreeBytes returns the bytes that can still be allocated, or why that is not known.
 func (d *Device) FreeBytes() (int64, error) {
 	if !d.gate.Enter() {
 		return 0, tier.ErrClosed
@@ -303,14 +304,9 @@ func (d *Device) own(s tier.Stream) (*stream, error) {
 
 // wrapped returns the device of this package that dev is, or wraps.
 func wrapped(dev tier.Device) (*Device, error) {
-	for d := dev; ; {
-		switch x := d.(type) {
-		case *Device:
-			return x, nil
-		case interface{ Unwrap() tier.Device }:
-			d = x.Unwrap()
-		default:
-			return nil, fmt.Errorf("cuda: a copy to a device of type %T: %w", dev, tier.ErrNotSupported)
-		}
+	d, ok := tier.As[*Device](dev)
+	if !ok {
+		return nil, fmt.Errorf("cuda: a copy to a device of type %T: %w", dev, tier.ErrNotSupported)
 	}
+	return d, nil
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
@@ -81,7 +82,7 @@ func TestRealDeviceConforms(t *testing.T) {
 				traits = append(traits, tiertest.HolesUnknown)
 			}
 			tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
-				p, err := tier.NewDevicePool(openReal(t, driver, cuda.Config{Memory: capacity, Allocation: allocation}))
+				p, err := devpool.NewMemory(openReal(t, driver, cuda.Config{Memory: capacity, Allocation: allocation}))
 				if err != nil {
 					t.Fatal(err)
 				}

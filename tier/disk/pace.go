@@ -80,7 +80,7 @@ type pacer struct {
 	}
 }
 
-// Pace implements tier.Paced.
+// Pace says how far ahead of the others the volume is. The space of the volume asks.
 func (v *Volume) Pace() tier.Pace {
 	now := time.Now()
 	p := &v.pacer
@@ -91,9 +91,7 @@ func (v *Volume) Pace() tier.Pace {
 	}
 }
 
-var _ tier.Paced = (*Volume)(nil)
-
-// Promised implements tier.Paced.
+// Promised takes how many bytes of the space are promised and not drawn, before each Alloc.
 func (v *Volume) Promised(n int64) {
 	p := &v.pacer
 	p.mu.Lock()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/faultrule"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -87,7 +88,7 @@ func Do(f func(op Op, bytes int64)) Effect { return Effect{hook: f} }
 type Device struct {
 	inner tier.Device
 	rules *faultrule.Set[Op, Rule]
-	loss  tier.Loss
+	loss  loss.Signal
 }
 
 // Lose makes the device one that is lost, as GPUs are after an error that ends their context: from now on calls fail with why, but for
@@ -98,7 +99,7 @@ func (d *Device) Lose(why error) { d.loss.Lose(why) }
 // OnLost implements tier.Losable, also for the device that is wrapped, if that does.
 func (d *Device) OnLost(f func(why error)) (cancel func()) {
 	own, inner := d.loss.OnLost(f), func() {}
-	if l, ok := tier.LosableOf(d.inner); ok {
+	if l, ok := tier.As[tier.Losable](d.inner); ok {
 		inner = l.OnLost(f)
 	}
 	return func() {

@@ -3,6 +3,7 @@ package sim_test
 import (
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/tier/tiertest"
@@ -24,7 +25,7 @@ func open(t testing.TB, cfg sim.Config) *sim.Device {
 
 func TestDevicePoolConforms(t *testing.T) {
 	tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
-		p, err := tier.NewDevicePool(open(t, sim.Config{Memory: capacity}))
+		p, err := devpool.NewMemory(open(t, sim.Config{Memory: capacity}))
 		if err != nil {
 			t.Fatal(err)
 		}

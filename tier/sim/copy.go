@@ -83,9 +83,9 @@ func (d *Device) within(dst, src tier.Addr, size int64) (pair, error) {
 // CopyPeer implements tier.Device. Simulated devices reach each other, also
 // through devices that wrap one and have a method Unwrap() tier.Device.
 func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
-	peer, err := simulated(dstDevice)
-	if err != nil {
-		return err
+	peer, ok := tier.As[*Device](dstDevice)
+	if !ok {
+		return fmt.Errorf("sim: a copy to a device of type %T: %w", dstDevice, tier.ErrNotSupported)
 	}
 	if peer == d {
 		return d.CopyRegions(ts, []tier.Region{{Dst: dst, Src: src, Size: size}})
@@ -103,19 +103,6 @@ func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, 
 		return err
 	}
 	return d.submit(s, work{kind: OpCopyPeer, bytes: size, dst: to, src: from, peer: peer, outward: size})
-}
-
-func simulated(dev tier.Device) (*Device, error) {
-	for d := dev; ; {
-		switch x := d.(type) {
-		case *Device:
-			return x, nil
-		case interface{ Unwrap() tier.Device }:
-			d = x.Unwrap()
-		default:
-			return nil, fmt.Errorf("sim: a copy to a device of type %T: %w", dev, tier.ErrNotSupported)
-		}
-	}
 }
 
 // CopyRegions implements tier.Device.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -51,7 +52,7 @@ func EngineEnv(ctx context.Context, t *topology.Topology, eng *spillway.Engine) 
 	var systems []string
 	for _, s := range eng.Spaces() {
 		switch pool := s.Pool().(type) {
-		case *tier.DevicePool:
+		case *devpool.Memory:
 			if e.GPU == "" {
 				e.GPU, e.Driver, e.PCIeLink = gpu(t, pool.Device().Info())
 			}

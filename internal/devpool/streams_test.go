@@ -1,4 +1,4 @@
-package tier_test
+package devpool_test
 
 import (
 	"context"
@@ -9,14 +9,15 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 )
 
-func newStreamPool(t testing.TB, d tier.Device, size int) *tier.StreamPool {
+func newStreamPool(t testing.TB, d tier.Device, size int) *devpool.Streams {
 	t.Helper()
-	p, err := tier.NewStreamPool(d, size)
+	p, err := devpool.NewStreams(d, size)
 	ok(t, err)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil && !errors.Is(err, tier.ErrClosed) {
@@ -26,7 +27,7 @@ func newStreamPool(t testing.TB, d tier.Device, size int) *tier.StreamPool {
 	return p
 }
 
-func borrow(t testing.TB, p *tier.StreamPool) tier.Stream {
+func borrow(t testing.TB, p *devpool.Streams) tier.Stream {
 	t.Helper()
 	s, err := p.Borrow(context.Background())
 	ok(t, err)
@@ -49,8 +50,8 @@ func spoil(t testing.TB, d *sim.Device, f *faults, s tier.Stream) {
 func TestStreamPoolLends(t *testing.T) {
 	d := openDevice(t, sim.Config{Memory: 1 << 20})
 	p := newStreamPool(t, d, 2)
-	if p.Device() != tier.Device(d) || p.Size() != 2 {
-		t.Errorf("the pool has %d streams", p.Size())
+	if p.Device() != tier.Device(d) {
+		t.Error("the pool is of another device")
 	}
 	a, b := borrow(t, p), borrow(t, p)
 	if a == b {
@@ -66,7 +67,7 @@ func TestStreamPoolLends(t *testing.T) {
 	ok(t, err)
 	mustPanic(t, func() { p.Return(other) })
 	p.Return(b)
-	if _, err := tier.NewStreamPool(d, 0); err == nil {
+	if _, err := devpool.NewStreams(d, 0); err == nil {
 		t.Error("a pool of no streams")
 	}
 }
@@ -75,7 +76,7 @@ func TestStreamPoolWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, err := sim.New(sim.Config{Memory: 1 << 20})
 		ok(t, err)
-		p, err := tier.NewStreamPool(d, 1)
+		p, err := devpool.NewStreams(d, 1)
 		ok(t, err)
 		s := borrow(t, p)
 		cause := errors.New("no longer wanted")
@@ -122,34 +123,11 @@ func TestStreamPoolWaits(t *testing.T) {
 	})
 }
 
-func TestStreamPoolGrows(t *testing.T) {
-	d := openDevice(t, sim.Config{Memory: 1 << 20})
-	p := newStreamPool(t, d, 1)
-	a := borrow(t, p)
-	b, err := p.BorrowNow()
-	ok(t, err)
-	if a == b || p.Size() != 2 {
-		t.Errorf("the same stream: %v; %d streams", a == b, p.Size())
-	}
-	p.Return(b)
-	if c, err := p.BorrowNow(); c != b || err != nil {
-		t.Errorf("BorrowNow with an idle stream: another one, %v", err)
-	}
-	p.Return(a)
-	p.Return(b)
-	if a, b := borrow(t, p), borrow(t, p); a == b {
-		t.Error("one stream is lent twice")
-	} else {
-		p.Return(a)
-		p.Return(b)
-	}
-}
-
 func TestStreamPoolClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, err := sim.New(sim.Config{Memory: 1 << 20})
 		ok(t, err)
-		p, err := tier.NewStreamPool(d, 2)
+		p, err := devpool.NewStreams(d, 2)
 		ok(t, err)
 		a, b := borrow(t, p), borrow(t, p)
 		p.Return(b)
@@ -169,9 +147,6 @@ func TestStreamPoolClose(t *testing.T) {
 		}
 		if _, err := p.Borrow(t.Context()); !errors.Is(err, tier.ErrClosed) {
 			t.Errorf("Borrow after Close: %v", err)
-		}
-		if _, err := p.BorrowNow(); !errors.Is(err, tier.ErrClosed) {
-			t.Errorf("BorrowNow after Close: %v", err)
 		}
 		if err := p.Close(); !errors.Is(err, tier.ErrClosed) {
 			t.Errorf("the second Close: %v", err)
@@ -210,11 +185,8 @@ func TestStreamPoolReplacesFailedStreams(t *testing.T) {
 		t.Errorf("with no stream and none to be opened: %v", err)
 	}
 	p.Return(borrow(t, p))
-	if p.Size() != 1 {
-		t.Errorf("%d streams", p.Size())
-	}
 	f.next(sim.OpNewStream, 1)
-	if _, err := tier.NewStreamPool(d, 2); !errors.Is(err, errFault) {
+	if _, err := devpool.NewStreams(d, 2); !errors.Is(err, errFault) {
 		t.Errorf("opening a pool of streams: %v", err)
 	}
 }
@@ -226,7 +198,7 @@ func TestStreamPoolTellsWaiters(t *testing.T) {
 		f := &faults{}
 		d, err := sim.New(sim.Config{Memory: 1 << 20, Faults: f.ask})
 		ok(t, err)
-		p, err := tier.NewStreamPool(d, 1)
+		p, err := devpool.NewStreams(d, 1)
 		ok(t, err)
 		for _, opens := range []bool{true, false} {
 			s := borrow(t, p)
@@ -257,7 +229,7 @@ func TestStreamPoolTellsWaiters(t *testing.T) {
 }
 
 // TestStreamPoolConcurrent: no stream is ever with two borrowers, whatever
-// fails, ends or grows.
+// fails or ends.
 func TestStreamPoolConcurrent(t *testing.T) {
 	seed := testseed.One(t)
 	d, f := faultyDevice(t, 1<<20)
@@ -268,18 +240,11 @@ func TestStreamPoolConcurrent(t *testing.T) {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(seed, g))
 			for range rounds(300) {
-				var s tier.Stream
-				var err error
 				ctx, cancel := context.WithCancel(context.Background())
-				switch r.IntN(10) {
-				case 0:
+				if r.IntN(10) == 0 {
 					cancel()
-					s, err = p.Borrow(ctx)
-				case 1:
-					s, err = p.BorrowNow()
-				default:
-					s, err = p.Borrow(ctx)
 				}
+				s, err := p.Borrow(ctx)
 				cancel()
 				if err != nil {
 					if !errors.Is(err, context.Canceled) {
@@ -312,7 +277,4 @@ func TestStreamPoolConcurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if p.Size() > 6 {
-		t.Errorf("six borrowers made the pool grow to %d", p.Size())
-	}
 }

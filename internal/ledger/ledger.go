@@ -1,4 +1,9 @@
-package tier
+// Package ledger keeps a space's books: how many of its bytes are live, retired, reserved and free. A
+// [Ledger] is one word that says what is used, which is changed by compare and swap, and the two accounts
+// that make it up. Promises that come and go at a high rate are parked beside that word.
+//
+// Its lock is lockrank.Ledger, under which nothing is called.
+package ledger
 
 import (
 	"fmt"
@@ -49,23 +54,23 @@ type Ledger struct {
 	park parking
 }
 
-// NewLedger returns an empty ledger for capacity bytes; capacity must not be
+// New returns an empty ledger for capacity bytes; capacity must not be
 // negative.
-func NewLedger(capacity int64) *Ledger {
+func New(capacity int64) *Ledger {
 	if capacity < 0 {
-		panic(fmt.Sprintf("tier: ledger with a capacity of %d bytes", capacity))
+		panic(fmt.Sprintf("ledger: a capacity of %d bytes", capacity))
 	}
 	return &Ledger{capacity: capacity}
 }
-
-// Capacity is the number of bytes that the ledger hands out at most.
-func (l *Ledger) Capacity() int64 { return l.capacity }
 
 // Used is live + retired + reserved, as one word.
 func (l *Ledger) Used() int64 {
 	l.sweep()
 	return l.used.Load()
 }
+
+// UsedOrParked is Used without taking back what is parked: it may be too high by that.
+func (l *Ledger) UsedOrParked() int64 { return l.used.Load() }
 
 // Snapshot returns a consistent cut.
 func (l *Ledger) Snapshot() Usage {
@@ -151,7 +156,7 @@ func (l *Ledger) lockToUnreserve(n int64) {
 	l.mu.Lock()
 	if have := l.used.Load() - l.live.Load() - l.retired.Load(); n > have {
 		l.mu.Unlock()
-		panic(fmt.Sprintf("tier: ledger takes %d of %d reserved bytes", n, have))
+		panic(fmt.Sprintf("ledger: it takes %d of %d reserved bytes", n, have))
 	}
 }
 
@@ -205,12 +210,12 @@ func (l *Ledger) lockToTake(account *atomic.Int64, n int64, name string) {
 	l.mu.Lock()
 	if have := account.Load(); n > have {
 		l.mu.Unlock()
-		panic(fmt.Sprintf("tier: ledger takes %d of %d %s bytes", n, have, name))
+		panic(fmt.Sprintf("ledger: it takes %d of %d %s bytes", n, have, name))
 	}
 }
 
 func mustNotBeNegative(n int64) {
 	if n < 0 {
-		panic(fmt.Sprintf("tier: ledger asked to move %d bytes", n))
+		panic(fmt.Sprintf("ledger: it is asked to move %d bytes", n))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/faultdev"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -15,14 +16,15 @@ var errGone = errors.New("gone")
 func losable(t *testing.T, capacity int64) (*tier.Space, *faultdev.Device) {
 	t.Helper()
 	dev := faultdev.New(openDevice(t, sim.Config{Memory: capacity}), 1)
-	pool, err := tier.NewDevicePool(dev)
+	pool, err := devpool.NewMemory(dev)
 	ok(t, err)
 	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Fractions: tier.Fractions{Limit: 1}})
 	ok(t, err)
 	return s, dev
 }
 
-// TestSpaceIsLost: nothing is promised or drawn any more, with the reason; what was promised and drawn goes back.
+// TestSpaceIsLost: nothing is promised or drawn any more, with the reason; what was promised and
+// drawn goes back.
 func TestSpaceIsLost(t *testing.T) {
 	s, dev := losable(t, 1<<20)
 	ok(t, s.Lost())
@@ -54,7 +56,7 @@ func TestSpaceIsLost(t *testing.T) {
 	isLost("a limit", s.SetLimit(1<<20))
 	_, err = s.Draw(256, nil, nil)
 	isLost("drawing", err)
-	if s.TryReserveAt(1, 1) || s.Fits(1) || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Ceiling() != 0 {
+	if s.TryReserveAt(1, 1) || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Ceiling() != 0 {
 		t.Error("there is room in what is lost")
 	}
 	ok(t, b.Release())
@@ -86,27 +88,10 @@ func TestParkedIsLost(t *testing.T) {
 	ok(t, s.Close())
 }
 
-// A device may be lost before there is a space, and a subscription ends.
-func TestLossIsTold(t *testing.T) {
-	var l tier.Loss
-	told := make(map[string]int)
-	tell := func(who string) func(error) {
-		return func(why error) {
-			if told[who]++; why != errGone || l.Err() != nil && who != "late" {
-				t.Errorf("%s is told %v, after others were told %v", who, why, l.Err())
-			}
-		}
-	}
-	l.OnLost(tell("early"))
-	l.OnLost(tell("gone"))()
-	l.Lose(errGone)
-	l.Lose(errors.New("once more"))
-	l.OnLost(tell("late"))
-	if told["early"] != 1 || told["gone"] != 0 || told["late"] != 1 || l.Err() != errGone {
-		t.Errorf("told: %v, %v", told, l.Err())
-	}
+// A device may be lost before there is a space.
+func TestSpaceOfALostDevice(t *testing.T) {
 	dev := faultdev.New(openDevice(t, sim.Config{Memory: 1 << 20}), 1)
-	pool, err := tier.NewDevicePool(dev)
+	pool, err := devpool.NewMemory(dev)
 	ok(t, err)
 	dev.Lose(errGone)
 	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: 1 << 20, Pool: pool})

@@ -1,4 +1,4 @@
-package tier
+package ledger
 
 import (
 	"runtime"
@@ -45,8 +45,8 @@ const (
 	limitChanged        = 1 << 32
 )
 
-// allowParking makes room for parked promises. It is called before the ledger is used.
-func (l *Ledger) allowParking() {
+// AllowParking makes room for parked promises. It is called before the ledger is used.
+func (l *Ledger) AllowParking() {
 	n := 1
 	for n < min(maxStripes, stripesPerProcessor*runtime.GOMAXPROCS(0)) {
 		n *= 2
@@ -59,8 +59,8 @@ func (l *Ledger) stripe(at uint32) *atomic.Int64 {
 	return &l.park.stripes[int(at)&(len(l.park.stripes)-1)].bytes
 }
 
-// reserveAt is Reserve for who parks at a stripe.
-func (l *Ledger) reserveAt(at uint32, n, limit int64) bool {
+// ReserveAt is Reserve for who parks at a stripe.
+func (l *Ledger) ReserveAt(at uint32, n, limit int64) bool {
 	if len(l.park.stripes) > 0 && n > 0 {
 		s := l.stripe(at)
 		if have := s.Load(); have >= n && s.CompareAndSwap(have, have-n) {
@@ -70,11 +70,11 @@ func (l *Ledger) reserveAt(at uint32, n, limit int64) bool {
 	return l.Reserve(n, limit)
 }
 
-// tryPark parks n promised bytes, if that is allowed and no more than below bytes are
+// TryPark parks n promised bytes, if that is allowed and no more than below bytes are
 // used; done is false if not, and the books are as they were. below is asked after the
 // state was read, so that a limit that changes meanwhile is noticed: then the bytes are
 // free, and those who wait must be told.
-func (l *Ledger) tryPark(at uint32, n int64, below func() int64) (done, tell bool) {
+func (l *Ledger) TryPark(at uint32, n int64, below func() int64) (done, tell bool) {
 	if n > l.park.most { // also where nothing can be parked
 		return false, false
 	}
@@ -116,16 +116,16 @@ func (l *Ledger) sweep() {
 	l.mu.Unlock()
 }
 
-// attend begins (1) or ends (-1) a time in which nothing is parked.
-func (l *Ledger) attend(n int) {
+// Attend begins (1) or ends (-1) a time in which nothing is parked.
+func (l *Ledger) Attend(n int) {
 	l.park.state.Add(uint64(int64(n)))
 	if n > 0 {
 		l.sweep()
 	}
 }
 
-// limitsChanged takes back what was parked under other limits.
-func (l *Ledger) limitsChanged() {
+// LimitsChanged takes back what was parked under other limits.
+func (l *Ledger) LimitsChanged() {
 	l.park.state.Add(limitChanged)
 	l.sweep()
 }

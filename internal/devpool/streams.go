@@ -1,4 +1,13 @@
-package tier
+// Package devpool has what an engine keeps of a device: [Memory], the pool of a GPU space, and
+// [Streams], which are lent to those who copy.
+//
+//	tier.Space ─▶ Memory ──┐
+//	                       ├─▶ tier.Device
+//	who copies ─▶ Streams ─┘
+//
+// Neither owns the device: whoever opened it closes it, after both. The lock of Streams is
+// lockrank.Backend. No device is called under it.
+package devpool
 
 import (
 	"context"
@@ -8,35 +17,37 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/waitline"
+	"github.com/spillway-db/spillway/tier"
 )
 
-// StreamPool lends a device's streams, each to one borrower at a time. It is
+// Streams lends a device's streams, each to one borrower at a time. It is
 // safe for concurrent use.
 //
 // Borrowers that wait are served in the order in which they came. A stream on
 // which work failed is closed when it is returned, and another one opened in
 // its place, so that a failure stays with the borrower who had it.
-type StreamPool struct {
-	dev Device
+type Streams struct {
+	dev tier.Device
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
-		size    int                 // how many streams there should be
-		open    int                 // how many there are or are being opened
-		idle    []Stream            // the last returned is lent first
-		lent    map[Stream]struct{} // who is in neither is not ours
-		waiters waitline.Queue[struct{}, Stream]
+		size    int                      // how many streams there should be; does not change
+		open    int                      // how many there are or are being opened
+		idle    []tier.Stream            // the last returned is lent first
+		lent    map[tier.Stream]struct{} // who is in neither is not ours
+		waiters waitline.Queue[struct{}, tier.Stream]
 		closed  bool
 	}
 }
 
-// NewStreamPool opens size > 0 streams on dev.
-func NewStreamPool(dev Device, size int) (*StreamPool, error) {
+// NewStreams opens size > 0 streams on dev.
+func NewStreams(dev tier.Device, size int) (*Streams, error) {
 	if size <= 0 {
-		return nil, fmt.Errorf("tier: a stream pool of %d streams", size)
+		return nil, fmt.Errorf("devpool: a pool of %d streams", size)
 	}
-	p := &StreamPool{dev: dev}
-	p.mu.lent = make(map[Stream]struct{}, size)
+	p := &Streams{dev: dev}
+	p.mu.size = size
+	p.mu.lent = make(map[tier.Stream]struct{}, size)
 	for range size {
 		s, err := p.newStream()
 		if err != nil {
@@ -44,45 +55,30 @@ func NewStreamPool(dev Device, size int) (*StreamPool, error) {
 		}
 		p.mu.idle = append(p.mu.idle, s)
 		p.mu.open++
-		p.mu.size++
 	}
 	return p, nil
 }
 
 // Device returns the device that the streams belong to.
-func (p *StreamPool) Device() Device { return p.dev }
-
-// Size returns how many streams the pool has or, where one failed, should have.
-func (p *StreamPool) Size() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.mu.size
-}
+func (p *Streams) Device() tier.Device { return p.dev }
 
 // Borrow lends a stream, and waits for one if it must. The caller must Return it
 // once, with all its work done, also if ctx has ended meanwhile. It returns ctx's cause if
-// that ends first, and ErrClosed when the pool is closed.
-func (p *StreamPool) Borrow(ctx context.Context) (Stream, error) {
-	s, turn, err := p.take(false)
+// that ends first, and tier.ErrClosed when the pool is closed.
+func (p *Streams) Borrow(ctx context.Context) (tier.Stream, error) {
+	s, turn, err := p.take()
 	if turn == nil {
 		return s, err
 	}
 	return p.mu.waiters.Wait(ctx, &p.mu, turn, nil)
 }
 
-// BorrowNow lends a stream, and makes the pool larger by one if all are lent.
-func (p *StreamPool) BorrowNow() (Stream, error) {
-	s, _, err := p.take(true)
-	return s, err
-}
-
-// take lends an idle stream, or opens one that is missing, or with grow one
-// more, or joins the queue.
-func (p *StreamPool) take(grow bool) (Stream, *waitline.Turn[struct{}, Stream], error) {
+// take lends an idle stream, or opens one that is missing, or joins the queue.
+func (p *Streams) take() (tier.Stream, *waitline.Turn[struct{}, tier.Stream], error) {
 	p.mu.Lock()
 	if p.mu.closed {
 		p.mu.Unlock()
-		return nil, nil, ErrClosed
+		return nil, nil, tier.ErrClosed
 	}
 	if n := len(p.mu.idle); n > 0 {
 		s := p.mu.idle[n-1]
@@ -91,18 +87,17 @@ func (p *StreamPool) take(grow bool) (Stream, *waitline.Turn[struct{}, Stream], 
 		p.mu.Unlock()
 		return s, nil, nil
 	}
-	if p.mu.open >= p.mu.size && !grow {
+	if p.mu.open >= p.mu.size {
 		turn := p.mu.waiters.Join(struct{}{})
 		p.mu.Unlock()
 		return nil, turn, nil
 	}
 	p.mu.open++
 	p.mu.Unlock()
-	var lent Stream
-	err := p.openStream(func(s Stream) {
+	var lent tier.Stream
+	err := p.openStream(func(s tier.Stream) {
 		lent = s
 		p.mu.lent[s] = struct{}{}
-		p.mu.size = max(p.mu.size, p.mu.open) // grown
 	})
 	return lent, nil, err
 }
@@ -110,7 +105,7 @@ func (p *StreamPool) take(grow bool) (Stream, *waitline.Turn[struct{}, Stream], 
 // openStream opens a stream, which the caller has counted, and gives it to
 // placeLocked. If that cannot be done and there is no other, those who wait are
 // told: nothing would come.
-func (p *StreamPool) openStream(placeLocked func(Stream)) error {
+func (p *Streams) openStream(placeLocked func(tier.Stream)) error {
 	s, err := p.newStream()
 	p.mu.Lock()
 	if err == nil && !p.mu.closed {
@@ -121,7 +116,7 @@ func (p *StreamPool) openStream(placeLocked func(Stream)) error {
 	p.mu.open--
 	if err == nil { // closed meanwhile; Close has woken who waited
 		p.mu.Unlock()
-		return errors.Join(ErrClosed, s.Close())
+		return errors.Join(tier.ErrClosed, s.Close())
 	}
 	if p.mu.open == 0 {
 		p.refuseLocked(err)
@@ -130,10 +125,10 @@ func (p *StreamPool) openStream(placeLocked func(Stream)) error {
 	return err
 }
 
-func (p *StreamPool) newStream() (s Stream, err error) {
+func (p *Streams) newStream() (s tier.Stream, err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("tier: opening a stream: %w", err)
+			err = fmt.Errorf("devpool: opening a stream: %w", err)
 		}
 	}()
 	defer guard.Error(&err, "the device's NewStream")
@@ -141,7 +136,7 @@ func (p *StreamPool) newStream() (s Stream, err error) {
 }
 
 // refuseLocked ends all waits with an error.
-func (p *StreamPool) refuseLocked(err error) {
+func (p *Streams) refuseLocked(err error) {
 	for p.mu.waiters.Len() > 0 {
 		p.mu.waiters.HandOver(nil, err)
 	}
@@ -149,12 +144,12 @@ func (p *StreamPool) refuseLocked(err error) {
 
 // Return gives a borrowed stream back. It panics if s is not borrowed: two
 // borrowers would share it. A stream that has failed is replaced.
-func (p *StreamPool) Return(s Stream) {
+func (p *Streams) Return(s tier.Stream) {
 	failed := s.Err() != nil
 	p.mu.Lock()
 	if _, ok := p.mu.lent[s]; !ok {
 		p.mu.Unlock()
-		panic("tier: a stream was returned to its pool that is not borrowed from it")
+		panic("devpool: a stream was returned to its pool that is not borrowed from it")
 	}
 	delete(p.mu.lent, s)
 	if !failed && !p.mu.closed {
@@ -170,7 +165,7 @@ func (p *StreamPool) Return(s Stream) {
 
 // replace opens a stream in place of one that failed, if somebody waits for it;
 // otherwise who borrows next does.
-func (p *StreamPool) replace() {
+func (p *Streams) replace() {
 	p.mu.Lock()
 	if p.mu.waiters.Len() == 0 || p.mu.open >= p.mu.size { // nobody waits for a pool that is closed
 		p.mu.Unlock()
@@ -182,7 +177,7 @@ func (p *StreamPool) replace() {
 }
 
 // lendLocked gives s to who has waited longest, or puts it with the idle ones.
-func (p *StreamPool) lendLocked(s Stream) {
+func (p *Streams) lendLocked(s tier.Stream) {
 	if p.mu.waiters.Len() == 0 {
 		p.mu.idle = append(p.mu.idle, s)
 		return
@@ -193,24 +188,24 @@ func (p *StreamPool) lendLocked(s Stream) {
 
 // Close closes the streams and wakes who waits for one. Streams that are still
 // borrowed are told in its error, and closed when they are returned.
-func (p *StreamPool) Close() error {
+func (p *Streams) Close() error {
 	p.mu.Lock()
 	if p.mu.closed {
 		p.mu.Unlock()
-		return ErrClosed
+		return tier.ErrClosed
 	}
 	p.mu.closed = true
 	idle := p.mu.idle
 	lent, open := len(p.mu.lent), p.mu.open
 	p.mu.idle = nil
-	p.refuseLocked(ErrClosed)
+	p.refuseLocked(tier.ErrClosed)
 	p.mu.Unlock()
 	var errs []error
 	for _, s := range idle {
 		errs = append(errs, s.Close())
 	}
 	if lent > 0 {
-		errs = append(errs, fmt.Errorf("tier: %d of %d streams are still borrowed", lent, open))
+		errs = append(errs, fmt.Errorf("devpool: %d of %d streams are still borrowed", lent, open))
 	}
 	return errors.Join(errs...)
 }

@@ -1,4 +1,4 @@
-package tier_test
+package devpool_test
 
 import (
 	"context"
@@ -7,12 +7,13 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 )
 
-// opener is a device that knows the streams that it has opened, and does something before one more. If failed is
-// set, work on the first fails, and failed is called when that one is closed.
+// opener is a device that knows the streams that it has opened, and does something before one more.
+// If failed is set, work on the first fails, and failed is called when that one is closed.
 type opener struct {
 	tier.Device
 	opened []tier.Stream
@@ -60,27 +61,27 @@ func (s *failing) Close() error {
 	return s.Stream.Close()
 }
 
-// TestStreamPoolIsNotReplacedTwice: one stream is opened for one that failed, also if somebody else does so meanwhile.
+// TestStreamPoolIsNotReplacedTwice: one stream is opened for one that failed, also if somebody else
+// does so meanwhile.
 func TestStreamPoolIsNotReplacedTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, err := sim.New(sim.Config{Memory: 1 << 20})
 		ok(t, err)
 		o := &opener{Device: d}
-		var p *tier.StreamPool
+		var p *devpool.Streams
 		var second tier.Stream
 		given := make(chan tier.Stream, 1)
 		o.failed = func() {
-			second, err = p.BorrowNow()
-			ok(t, err)
+			second = borrow(t, p)
 			go func() { given <- borrow(t, p) }()
 			synctest.Wait()
 		}
-		p, err = tier.NewStreamPool(o, 1)
+		p, err = devpool.NewStreams(o, 1)
 		ok(t, err)
 		p.Return(borrow(t, p))
 		p.Return(second)
-		if third := <-given; third != second || len(o.opened) != 2 || p.Size() != 1 {
-			t.Errorf("%d streams were opened for a pool of %d", len(o.opened), p.Size())
+		if third := <-given; third != second || len(o.opened) != 2 {
+			t.Errorf("%d streams were opened for a pool of one", len(o.opened))
 		}
 		p.Return(second)
 		ok(t, p.Close())
@@ -89,7 +90,8 @@ func TestStreamPoolIsNotReplacedTwice(t *testing.T) {
 	})
 }
 
-// TestStreamPoolThatCannotBeOpened: the streams that were opened before the one that fails are closed.
+// TestStreamPoolThatCannotBeOpened: the streams that were opened before the one that fails are
+// closed.
 func TestStreamPoolThatCannotBeOpened(t *testing.T) {
 	o := &opener{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
 	o.before = func() error {
@@ -98,42 +100,44 @@ func TestStreamPoolThatCannotBeOpened(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := tier.NewStreamPool(o, 3); !errors.Is(err, errFault) || len(o.opened) != 2 {
+	if _, err := devpool.NewStreams(o, 3); !errors.Is(err, errFault) || len(o.opened) != 2 {
 		t.Errorf("%v, with %d streams opened", err, len(o.opened))
 	}
 	o.closed(t)
 }
 
-// TestStreamPoolClosedWhileItOpens: a stream that is opened for a pool that is closed meanwhile is closed, too.
+// TestStreamPoolClosedWhileItOpens: a stream that is opened for a pool that is closed meanwhile is
+// closed, too.
 func TestStreamPoolClosedWhileItOpens(t *testing.T) {
-	o := &opener{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
-	p, err := tier.NewStreamPool(o, 1)
+	o := &opener{Device: openDevice(t, sim.Config{Memory: 1 << 20}), failed: func() {}}
+	p, err := devpool.NewStreams(o, 2)
 	ok(t, err)
 	s := borrow(t, p)
+	p.Return(borrow(t, p)) // the first, which has failed: another is missing now
 	var lent error
 	o.before = func() error { lent = p.Close(); return nil }
-	if _, err := p.BorrowNow(); !errors.Is(err, tier.ErrClosed) {
+	if _, err := p.Borrow(t.Context()); !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("borrowing from a pool that is closed meanwhile: %v", err)
 	}
 	if lent == nil {
 		t.Error("Close with a stream lent out says nothing")
 	}
 	p.Return(s)
-	if len(o.opened) != 2 {
+	if len(o.opened) != 3 {
 		t.Errorf("%d streams were opened", len(o.opened))
 	}
 	o.closed(t)
 }
 
-// TestStreamPoolServesWhoGivesUp: who is served at the very moment in which the context ends has the stream, and who is
-// refused then is told why.
+// TestStreamPoolServesWhoGivesUp: who is served at the very moment in which the context ends has
+// the stream, and who is refused then is told why.
 func TestStreamPoolServesWhoGivesUp(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // who waits wakes when both have happened
 	synctest.Test(t, func(t *testing.T) {
 		d, err := sim.New(sim.Config{Memory: 1 << 20})
 		ok(t, err)
 		for _, closes := range []bool{false, true} {
-			p, err := tier.NewStreamPool(d, 1)
+			p, err := devpool.NewStreams(d, 1)
 			ok(t, err)
 			s := borrow(t, p)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -169,13 +173,14 @@ func TestStreamPoolServesWhoGivesUp(t *testing.T) {
 	})
 }
 
-// TestStreamPoolKeepsThoseWhoMayBeServed: who waits while a stream cannot be replaced waits for the others.
+// TestStreamPoolKeepsThoseWhoMayBeServed: who waits while a stream cannot be replaced waits for the
+// others.
 func TestStreamPoolKeepsThoseWhoMayBeServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &faults{}
 		d, err := sim.New(sim.Config{Memory: 1 << 20, Faults: f.ask})
 		ok(t, err)
-		p, err := tier.NewStreamPool(d, 2)
+		p, err := devpool.NewStreams(d, 2)
 		ok(t, err)
 		bad, good := borrow(t, p), borrow(t, p)
 		spoil(t, d, f, bad)
@@ -214,7 +219,4 @@ func TestStreamPoolOfADeviceThatPanics(t *testing.T) {
 	}
 	o.before = nil
 	p.Return(borrow(t, p))
-	if n := p.Size(); n != 1 {
-		t.Errorf("the pool has %d streams", n)
-	}
 }

@@ -1,22 +1,24 @@
-package tier
+package devpool
 
 import (
 	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/spillway-db/spillway/tier"
 )
 
-// DevicePool is the Pool of a GPU space: it allocates from a Device, and counts
+// Memory is the tier.Pool of a GPU space: it allocates from a tier.Device, and counts
 // what was freed as reclaimed when the device is done with it.
-type DevicePool struct {
-	dev Device
+type Memory struct {
+	dev tier.Device
 
 	// turn holds one token; who has taken it owns the fields below, and with them
 	// the pool's stream, which carries nothing but allocations and frees. It is a
 	// channel because a ranked mutex must not be held while the device is called:
 	// what wraps a device may log there, or fail on purpose.
 	turn   chan struct{}
-	stream Stream
+	stream tier.Stream
 	live   int           // handed out and not freed
 	stuck  []refusedFree // tried again at the next chance, and when the pool closes
 	due    []func()      // reclaimed, to be called when the turn is over
@@ -27,52 +29,52 @@ type DevicePool struct {
 
 // refusedFree is a free that the device refused; its bytes stay retired.
 type refusedFree struct {
-	addr      Addr
+	addr      tier.Addr
 	freed     bool // only the event after the free was refused
 	reclaimed func()
 }
 
-type deviceMemory struct {
-	dev  Device
-	addr Addr
+type allocation struct {
+	dev  tier.Device
+	addr tier.Addr
 	size int64
 }
 
-func (m *deviceMemory) Size() int64    { return m.size }
-func (m *deviceMemory) Device() Device { return m.dev }
-func (m *deviceMemory) Addr() Addr     { return m.addr }
+func (m *allocation) Size() int64         { return m.size }
+func (m *allocation) Device() tier.Device { return m.dev }
+func (m *allocation) Addr() tier.Addr     { return m.addr }
 
-// NewDevicePool returns a pool over dev. Closing the pool does not close dev.
-func NewDevicePool(dev Device) (*DevicePool, error) {
+// NewMemory returns a pool over dev. Closing the pool does not close dev.
+func NewMemory(dev tier.Device) (*Memory, error) {
 	s, err := dev.NewStream()
 	if err != nil {
-		return nil, fmt.Errorf("tier: opening the allocation stream: %w", err)
+		return nil, fmt.Errorf("devpool: opening the allocation stream: %w", err)
 	}
-	p := &DevicePool{dev: dev, stream: s, turn: make(chan struct{}, 1)}
+	p := &Memory{dev: dev, stream: s, turn: make(chan struct{}, 1)}
 	p.turn <- struct{}{}
 	return p, nil
 }
 
 // Device returns the device that the pool allocates from.
-func (p *DevicePool) Device() Device { return p.dev }
+func (p *Memory) Device() tier.Device { return p.dev }
 
-// OnLost implements Losable for a device that does; no other is ever lost.
-func (p *DevicePool) OnLost(f func(why error)) (cancel func()) {
-	if l, ok := LosableOf(p.dev); ok {
+// OnLost implements tier.Losable for a device that does; no other is ever lost.
+func (p *Memory) OnLost(f func(why error)) (cancel func()) {
+	if l, ok := tier.As[tier.Losable](p.dev); ok {
 		return l.OnLost(f)
 	}
 	return func() {}
 }
 
 // Charge returns what size bytes take on the device.
-func (p *DevicePool) Charge(size int64) int64 { return p.dev.Charge(size) }
+func (p *Memory) Charge(size int64) int64 { return p.dev.Charge(size) }
 
 // Alloc allocates one contiguous piece; cuts are ignored. When it returns, the
 // memory may be used on every stream. A device that has no room is asked once
 // more, after what is retired has come back.
-func (p *DevicePool) Alloc(size int64, _ []int64) (Memory, error) {
+func (p *Memory) Alloc(size int64, _ []int64) (tier.Memory, error) {
 	addr, ready, err := p.alloc(size)
-	if errors.Is(err, ErrNoSpace) {
+	if errors.Is(err, tier.ErrNoSpace) {
 		if e, settled := p.settle(); settled {
 			<-e.Done() // frees only: what they wait for was done before
 			p.dev.Reap()
@@ -83,22 +85,22 @@ func (p *DevicePool) Alloc(size int64, _ []int64) (Memory, error) {
 		return nil, err
 	}
 	<-ready.Done()
-	m := &deviceMemory{p.dev, addr, size}
+	m := &allocation{p.dev, addr, size}
 	if err := ready.Err(); err != nil {
 		p.Free(m, func() {})
-		return nil, fmt.Errorf("tier: allocating %d bytes on the device: %w", size, err)
+		return nil, fmt.Errorf("devpool: allocating %d bytes on the device: %w", size, err)
 	}
 	return m, nil
 }
 
 // inTurn calls f with the turn taken, and then what has become due.
-func (p *DevicePool) inTurn(f func()) {
+func (p *Memory) inTurn(f func()) {
 	for _, reclaimed := range p.takeTurn(f) {
 		reclaimed()
 	}
 }
 
-func (p *DevicePool) takeTurn(f func()) (due []func()) {
+func (p *Memory) takeTurn(f func()) (due []func()) {
 	<-p.turn
 	defer func() { // also if the device panics
 		due, p.due = p.due, nil
@@ -109,14 +111,14 @@ func (p *DevicePool) takeTurn(f func()) (due []func()) {
 }
 
 // alloc returns an address and what tells that it may be used on every stream.
-func (p *DevicePool) alloc(size int64) (addr Addr, ready Event, err error) {
+func (p *Memory) alloc(size int64) (addr tier.Addr, ready tier.Event, err error) {
 	p.inTurn(func() { addr, ready, err = p.allocInTurn(size) })
 	return addr, ready, err
 }
 
-func (p *DevicePool) allocInTurn(size int64) (Addr, Event, error) {
+func (p *Memory) allocInTurn(size int64) (tier.Addr, tier.Event, error) {
 	if p.closed {
-		return 0, nil, ErrClosed
+		return 0, nil, tier.ErrClosed
 	}
 	if err := p.renew(); err != nil {
 		return 0, nil, err
@@ -131,7 +133,7 @@ func (p *DevicePool) allocInTurn(size int64) (Addr, Event, error) {
 		if ferr := p.dev.Free(p.stream, addr); ferr != nil {
 			p.stuck = append(p.stuck, refusedFree{addr: addr, reclaimed: func() {}})
 		}
-		return 0, nil, fmt.Errorf("tier: allocating %d bytes on the device: %w", size, err)
+		return 0, nil, fmt.Errorf("devpool: allocating %d bytes on the device: %w", size, err)
 	}
 	p.live++
 	return addr, ready, nil
@@ -139,13 +141,13 @@ func (p *DevicePool) allocInTurn(size int64) (Addr, Event, error) {
 
 // renew opens another stream in place of one that has failed, which would fail
 // everything to come. It is called in turn.
-func (p *DevicePool) renew() error {
+func (p *Memory) renew() error {
 	if p.stream.Err() == nil {
 		return nil
 	}
 	s, err := p.dev.NewStream()
 	if err != nil {
-		return fmt.Errorf("tier: the allocation stream failed (%w) and no other could be opened: %w", p.stream.Err(), err)
+		return fmt.Errorf("devpool: the allocation stream failed (%w) and no other could be opened: %w", p.stream.Err(), err)
 	}
 	old := p.stream
 	p.stream = s
@@ -154,7 +156,7 @@ func (p *DevicePool) renew() error {
 }
 
 // settle returns an event behind everything freed so far.
-func (p *DevicePool) settle() (e Event, ok bool) {
+func (p *Memory) settle() (e tier.Event, ok bool) {
 	p.inTurn(func() {
 		if p.closed {
 			return
@@ -168,12 +170,12 @@ func (p *DevicePool) settle() (e Event, ok bool) {
 
 // Free gives m back; reclaimed is called when the device is done with it. All
 // work that uses m on other streams must be done.
-func (p *DevicePool) Free(m Memory, reclaimed func()) {
+func (p *Memory) Free(m tier.Memory, reclaimed func()) {
 	var wait <-chan struct{} // after Close, when nobody would wait for a goroutine
 	var last bool
 	p.inTurn(func() {
 		p.live--
-		wait = p.free(refusedFree{addr: m.(*deviceMemory).addr, reclaimed: reclaimed})
+		wait = p.free(refusedFree{addr: m.(*allocation).addr, reclaimed: reclaimed})
 		last = p.closed && p.live == 0
 	})
 	if wait != nil {
@@ -188,7 +190,7 @@ func (p *DevicePool) Free(m Memory, reclaimed func()) {
 // free puts f on the pool's stream. What the device is done with becomes due;
 // for the rest a goroutine waits, or, after Close, the caller must. What the
 // device refuses is kept. It is called in turn.
-func (p *DevicePool) free(f refusedFree) (wait <-chan struct{}) {
+func (p *Memory) free(f refusedFree) (wait <-chan struct{}) {
 	done := p.submitFree(&f)
 	switch {
 	case done == nil:
@@ -208,10 +210,10 @@ func (p *DevicePool) free(f refusedFree) (wait <-chan struct{}) {
 
 // submitFree returns what tells the end of a free; nil if the device refused
 // it.
-func (p *DevicePool) submitFree(f *refusedFree) <-chan struct{} {
+func (p *Memory) submitFree(f *refusedFree) <-chan struct{} {
 	if !f.freed {
 		err := p.dev.Free(p.stream, f.addr)
-		if errors.Is(err, ErrClosed) { // the device is gone, and its memory with it
+		if errors.Is(err, tier.ErrClosed) { // the device is gone, and its memory with it
 			return closedChannel
 		}
 		if err != nil {
@@ -220,7 +222,7 @@ func (p *DevicePool) submitFree(f *refusedFree) <-chan struct{} {
 		f.freed = true
 	}
 	e, err := p.dev.Record(p.stream)
-	if errors.Is(err, ErrClosed) {
+	if errors.Is(err, tier.ErrClosed) {
 		return closedChannel
 	}
 	if err != nil {
@@ -231,7 +233,7 @@ func (p *DevicePool) submitFree(f *refusedFree) <-chan struct{} {
 
 // retry puts the frees on the stream again that were refused. It is called in
 // turn.
-func (p *DevicePool) retry() {
+func (p *Memory) retry() {
 	stuck := p.stuck
 	p.stuck = nil
 	for _, f := range stuck {
@@ -241,7 +243,7 @@ func (p *DevicePool) retry() {
 
 // Close waits until everything freed is reclaimed. The pool's stream is closed
 // when nothing is handed out any more.
-func (p *DevicePool) Close() error {
+func (p *Memory) Close() error {
 	var last, again bool
 	p.inTurn(func() {
 		if again = p.closed; again {
@@ -252,7 +254,7 @@ func (p *DevicePool) Close() error {
 		last = p.live == 0
 	})
 	if again {
-		return ErrClosed
+		return tier.ErrClosed
 	}
 	p.retired.Wait()
 	if last {
@@ -263,13 +265,13 @@ func (p *DevicePool) Close() error {
 
 // finish closes the stream behind the last free. It reports what the device
 // would never take back: that is reclaimed as far as the books go.
-func (p *DevicePool) finish() error {
+func (p *Memory) finish() error {
 	err := p.stream.Close()
-	if errors.Is(err, ErrClosed) { // with the device
+	if errors.Is(err, tier.ErrClosed) { // with the device
 		err = nil
 	}
 	for _, f := range p.stuck {
-		err = errors.Join(err, fmt.Errorf("tier: the device refuses to take %#x back", f.addr))
+		err = errors.Join(err, fmt.Errorf("devpool: the device refuses to take %#x back", f.addr))
 		f.reclaimed()
 	}
 	return err

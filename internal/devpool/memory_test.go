@@ -1,18 +1,19 @@
-package tier_test
+package devpool_test
 
 import (
 	"context"
 	"errors"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-func newDevicePool(t testing.TB, d tier.Device) *tier.DevicePool {
+func newDevicePool(t testing.TB, d tier.Device) *devpool.Memory {
 	t.Helper()
-	p, err := tier.NewDevicePool(d)
+	p, err := devpool.NewMemory(d)
 	ok(t, err)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil && !errors.Is(err, tier.ErrClosed) {
@@ -290,4 +291,20 @@ func TestWait(t *testing.T) {
 		t.Errorf("Wait for what never comes, without a context: %v", err)
 	}
 	ok(t, tier.Wait(ctx, done)) // done is done
+}
+
+func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
+	t.Helper()
+	ok(t, s.Reserve(s.Charge(size)))
+	b, err := s.Draw(size, nil, nil)
+	ok(t, err)
+	return b
+}
+
+func usage(t testing.TB, s *tier.Space, when string, live, retired, reserved int64) {
+	t.Helper()
+	u := s.Usage()
+	if u.Live != live || u.Retired != retired || u.Reserved != reserved {
+		t.Errorf("%s: %+v; want live %d, retired %d, reserved %d", when, u, live, retired, reserved)
+	}
 }

@@ -1,4 +1,4 @@
-package tier_test
+package ledger_test
 
 import (
 	"fmt"
@@ -8,13 +8,14 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/internal/testseed"
-	"github.com/spillway-db/spillway/tier"
 )
 
 func TestLedgerAccounts(t *testing.T) {
-	l := tier.NewLedger(100)
-	check := func(step string, want tier.Usage) {
+	l := ledger.New(100)
+	check := func(step string, want ledger.Usage) {
 		t.Helper()
 		if got := l.Snapshot(); got != want {
 			t.Errorf("after %s: %+v, want %+v", step, got, want)
@@ -29,60 +30,57 @@ func TestLedgerAccounts(t *testing.T) {
 			t.Errorf("Reserve(%d, %d) with %d used is %v", n, limit, l.Used(), got)
 		}
 	}
-	if l.Capacity() != 100 {
-		t.Errorf("capacity %d", l.Capacity())
-	}
 	reserve(101, math.MaxInt64, false)
 	reserve(math.MaxInt64, math.MaxInt64, false)
 	reserve(80, 90, true)
-	check("reserving 80", tier.Usage{Reserved: 80, Peak: 80})
+	check("reserving 80", ledger.Usage{Reserved: 80, Peak: 80})
 	reserve(11, 90, false)
 	reserve(math.MaxInt64, 90, false) // n + used would overflow
 	reserve(10, 90, true)
 	reserve(10, math.MaxInt64, true) // the limit may be anything; the capacity holds
 	reserve(1, math.MaxInt64, false)
-	check("filling up", tier.Usage{Reserved: 100, Peak: 100})
+	check("filling up", ledger.Usage{Reserved: 100, Peak: 100})
 	l.Draw(70)
-	check("drawing 70", tier.Usage{Live: 70, Reserved: 30, Peak: 100})
+	check("drawing 70", ledger.Usage{Live: 70, Reserved: 30, Peak: 100})
 	l.Undraw(20)
-	check("undrawing 20", tier.Usage{Live: 50, Reserved: 50, Peak: 100})
+	check("undrawing 20", ledger.Usage{Live: 50, Reserved: 50, Peak: 100})
 	l.Unreserve(40)
-	check("unreserving 40", tier.Usage{Live: 50, Reserved: 10, Peak: 100})
+	check("unreserving 40", ledger.Usage{Live: 50, Reserved: 10, Peak: 100})
 	l.ResetPeak()
-	check("resetting the peak", tier.Usage{Live: 50, Reserved: 10, Peak: 60})
+	check("resetting the peak", ledger.Usage{Live: 50, Reserved: 10, Peak: 60})
 	l.Retire(30)
-	check("retiring 30", tier.Usage{Live: 20, Retired: 30, Reserved: 10, Peak: 60})
+	check("retiring 30", ledger.Usage{Live: 20, Retired: 30, Reserved: 10, Peak: 60})
 	l.Recall(10)
-	check("recalling 10", tier.Usage{Live: 20, Retired: 20, Reserved: 20, Peak: 60})
+	check("recalling 10", ledger.Usage{Live: 20, Retired: 20, Reserved: 20, Peak: 60})
 	l.Reap(20)
-	check("reaping 20", tier.Usage{Live: 20, Reserved: 20, Peak: 60})
+	check("reaping 20", ledger.Usage{Live: 20, Reserved: 20, Peak: 60})
 	reserve(1, 10, false) // a limit that was lowered below what is used
 	reserve(1, -5, false)
 	reserve(0, 40, true)
-	check("no more", tier.Usage{Live: 20, Reserved: 20, Peak: 60})
+	check("no more", ledger.Usage{Live: 20, Reserved: 20, Peak: 60})
 }
 
 // TestLedgerRefusesToLie: what would take an account below zero panics, leaves
 // the books as they were, and leaves them usable.
 func TestLedgerRefusesToLie(t *testing.T) {
-	for name, f := range map[string]func(*tier.Ledger){
-		"unreserve":          func(l *tier.Ledger) { l.Unreserve(11) },
-		"draw":               func(l *tier.Ledger) { l.Draw(11) },
-		"undraw":             func(l *tier.Ledger) { l.Undraw(21) },
-		"retire":             func(l *tier.Ledger) { l.Retire(21) },
-		"reap":               func(l *tier.Ledger) { l.Reap(31) },
-		"recall":             func(l *tier.Ledger) { l.Recall(31) },
-		"negative reserve":   func(l *tier.Ledger) { l.Reserve(-1, 100) },
-		"negative unreserve": func(l *tier.Ledger) { l.Unreserve(-1) },
-		"negative draw":      func(l *tier.Ledger) { l.Draw(-1) },
-		"negative reap":      func(l *tier.Ledger) { l.Reap(math.MinInt64) },
+	for name, f := range map[string]func(*ledger.Ledger){
+		"unreserve":          func(l *ledger.Ledger) { l.Unreserve(11) },
+		"draw":               func(l *ledger.Ledger) { l.Draw(11) },
+		"undraw":             func(l *ledger.Ledger) { l.Undraw(21) },
+		"retire":             func(l *ledger.Ledger) { l.Retire(21) },
+		"reap":               func(l *ledger.Ledger) { l.Reap(31) },
+		"recall":             func(l *ledger.Ledger) { l.Recall(31) },
+		"negative reserve":   func(l *ledger.Ledger) { l.Reserve(-1, 100) },
+		"negative unreserve": func(l *ledger.Ledger) { l.Unreserve(-1) },
+		"negative draw":      func(l *ledger.Ledger) { l.Draw(-1) },
+		"negative reap":      func(l *ledger.Ledger) { l.Reap(math.MinInt64) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := tier.NewLedger(100)
+			l := ledger.New(100)
 			l.Reserve(60, 100)
 			l.Draw(50)
 			l.Retire(30)
-			want := tier.Usage{Live: 20, Retired: 30, Reserved: 10, Peak: 60}
+			want := ledger.Usage{Live: 20, Retired: 30, Reserved: 10, Peak: 60}
 			func() {
 				defer func() {
 					if recover() == nil {
@@ -107,14 +105,14 @@ func TestLedgerRefusesToLie(t *testing.T) {
 			t.Error("a ledger with a negative capacity")
 		}
 	}()
-	tier.NewLedger(-1)
+	ledger.New(-1)
 }
 
 // TestLedgerSnapshotIsNeverTorn moves a fixed sum between the accounts while
 // others read: every cut must show that sum.
 func TestLedgerSnapshotIsNeverTorn(t *testing.T) {
 	const sum = 1000
-	l := tier.NewLedger(sum)
+	l := ledger.New(sum)
 	l.Reserve(sum, sum)
 	var writers, readers sync.WaitGroup
 	var stop atomic.Bool
@@ -158,7 +156,7 @@ func TestLedgerSnapshotIsNeverTorn(t *testing.T) {
 func TestLedgerRandom(t *testing.T) {
 	seed := testseed.One(t)
 	const capacity, limit = 1 << 20, 900 << 10
-	l := tier.NewLedger(capacity)
+	l := ledger.New(capacity)
 	var writers, readers sync.WaitGroup
 	var stop atomic.Bool
 	var refused, granted atomic.Int64
@@ -221,7 +219,7 @@ func TestLedgerRandom(t *testing.T) {
 	writers.Wait()
 	stop.Store(true)
 	readers.Wait()
-	var want tier.Usage
+	var want ledger.Usage
 	for _, h := range held {
 		want.Live += h.live
 		want.Retired += h.retired
@@ -238,19 +236,19 @@ func TestLedgerRandom(t *testing.T) {
 }
 
 func TestLedgerDoesNotAllocate(t *testing.T) {
-	l := tier.NewLedger(1 << 30)
+	l := ledger.New(1 << 30)
 	if n := testing.AllocsPerRun(1000, func() {
 		l.Reserve(100, 1<<30)
 		l.Unreserve(100)
 		l.Snapshot()
-	}); n != 0 && !invariantsBuild {
+	}); n != 0 && !invariants.Enabled {
 		t.Errorf("Reserve, Unreserve and Snapshot allocate %v times", n)
 	}
 }
 
 func BenchmarkLedger(b *testing.B) {
 	b.Run("ReserveUnreserve", func(b *testing.B) {
-		l := tier.NewLedger(1 << 40)
+		l := ledger.New(1 << 40)
 		b.ReportAllocs()
 		for b.Loop() {
 			l.Reserve(4096, 1<<40)
@@ -258,14 +256,14 @@ func BenchmarkLedger(b *testing.B) {
 		}
 	})
 	b.Run("Snapshot", func(b *testing.B) {
-		l := tier.NewLedger(1 << 40)
+		l := ledger.New(1 << 40)
 		b.ReportAllocs()
 		for b.Loop() {
 			l.Snapshot()
 		}
 	})
 	b.Run("Life", func(b *testing.B) { // of a buffer
-		l := tier.NewLedger(1 << 40)
+		l := ledger.New(1 << 40)
 		b.ReportAllocs()
 		for b.Loop() {
 			l.Reserve(4096, 1<<40)
@@ -276,7 +274,7 @@ func BenchmarkLedger(b *testing.B) {
 	})
 	for _, writers := range []int{1, 2} {
 		b.Run(fmt.Sprintf("SnapshotBesideWriters=%d", writers), func(b *testing.B) {
-			l := tier.NewLedger(1 << 40)
+			l := ledger.New(1 << 40)
 			var wg sync.WaitGroup
 			var stop atomic.Bool
 			for range writers {
@@ -295,7 +293,7 @@ func BenchmarkLedger(b *testing.B) {
 		})
 	}
 	b.Run("ReserveUnreserveParallel", func(b *testing.B) {
-		l := tier.NewLedger(1 << 40)
+		l := ledger.New(1 << 40)
 		b.RunParallel(func(pb *testing.PB) {
 			for pb.Next() {
 				l.Reserve(4096, 1<<40)
@@ -303,4 +301,24 @@ func BenchmarkLedger(b *testing.B) {
 			}
 		})
 	})
+}
+
+// rounds is how often a test that works the locks does so: in an invariants
+// build, where each lock looks at the goroutine's stack, a tenth of n.
+func rounds(n int) int {
+	if invariants.Enabled {
+		return n / 10
+	}
+	return n
+}
+
+// mustPanic calls f and fails if it does not panic.
+func mustPanic(t testing.TB, f func()) {
+	t.Helper()
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	f()
 }

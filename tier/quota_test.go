@@ -5,6 +5,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 )
@@ -112,7 +113,7 @@ func TestQuotaOf(t *testing.T) {
 
 func TestCeiling(t *testing.T) {
 	dev := openDevice(t, sim.Config{Memory: 1 << 20})
-	pool, err := tier.NewDevicePool(dev)
+	pool, err := devpool.NewMemory(dev)
 	if err != nil {
 		t.Fatal(err)
 	}

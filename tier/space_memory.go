@@ -1,0 +1,162 @@
+package tier
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
+
+// Draw turns Charge(size) promised bytes, which the caller must hold, into a
+// buffer. cuts are ascending multiples of 4096 at which the memory may be
+// split if it cannot be had in one piece; see Pool. On an error the bytes are
+// promised still. A size of 0 gives a nil buffer and no error. account, which
+// may be nil, is offered the bytes when the buffer is gone.
+func (s *Space) Draw(size int64, cuts []int64, account Account) (*Buffer, error) {
+	if size < 0 {
+		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.cfg.ID, size)
+	}
+	if err := s.Lost(); err != nil {
+		return nil, err
+	}
+	if size == 0 {
+		return nil, nil
+	}
+	charge := s.Charge(size)
+	s.ledger.Draw(charge)
+	mem, err := s.alloc(size, cuts)
+	if err != nil {
+		s.ledger.Undraw(charge)
+		return nil, cmp.Or(s.Lost(), err) // it may be the device's word for its loss
+	}
+	b := &Buffer{space: s, mem: mem, size: size, charge: charge, account: account, stack: invariants.Stack()}
+	b.holders.Store(owned)
+	s.mu.Lock()
+	s.mu.buffers[b] = struct{}{}
+	s.mu.Unlock()
+	return b, nil
+}
+
+// alloc asks the pool and makes a panic of a backend an error.
+func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
+	lockrank.AssertNone("a pool allocates")
+	defer func() {
+		if p := recover(); p != nil {
+			if v, ok := p.(lockrank.Violation); ok {
+				panic(v) // ours, and not to be hidden
+			}
+			mem, err = nil, fmt.Errorf("tier: %s: allocating %d bytes panicked: %v", s.cfg.ID, size, p)
+		}
+	}()
+	if s.paced != nil {
+		s.paced.Promised(s.ledger.Snapshot().Reserved)
+	}
+	mem, err = s.cfg.Pool.Alloc(size, cuts)
+	var full *NoSpaceError
+	if errors.As(err, &full) && !full.Space.Valid() {
+		s.name(full, size)
+	}
+	if err == nil && mem == nil {
+		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)
+	}
+	return mem, err
+}
+
+// name adds to a pool's refusal of size bytes, which were promised, what the pool does not know.
+func (s *Space) name(full *NoSpaceError, size int64) {
+	full.Space = s.cfg.ID
+	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is it somebody else's limit
+		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes", s.cfg.Backend, full.Available)
+		full.Available = s.Available() + s.Charge(size)
+		if full.Hint == "" && s.Kind() == GPU {
+			full.Hint = "other programs may hold the GPU's memory: a smaller space would leave it to them"
+		}
+	}
+	if full.Hint == "" { // else it was not the space's memory that was too small
+		full.Hint = s.cfg.Hint
+	}
+}
+
+// free returns a buffer's memory. The bytes are retired until the pool says
+// that the device is done with them.
+func (s *Space) free(b *Buffer) {
+	lockrank.AssertNone("a pool frees")
+	s.mu.Lock()
+	delete(s.mu.buffers, b)
+	s.mu.Unlock()
+	s.ledger.Retire(b.charge)
+	charge, account := b.charge, b.account
+	free := s.cfg.Pool.Free
+	if lent, ok := b.mem.(LentMemory); ok {
+		free = func(_ Memory, reclaimed func()) { lent.GiveBack(reclaimed) }
+	}
+	free(b.mem, func() {
+		if account != nil && account.Credit(charge) {
+			return
+		}
+		s.ledger.Reap(charge)
+		s.credited(charge)
+	})
+}
+
+// Account is who promised the bytes of a buffer and may take them back.
+type Account interface {
+	// Credit is called with no lock held when n bytes, which a buffer was
+	// charged, are reclaimed. An account that keeps them for its own promise
+	// calls Space.Recall(n) and returns true; otherwise they become free.
+	Credit(n int64) bool
+}
+
+// Recall turns n retired bytes into promised ones. Only an Account calls it,
+// while it is being credited.
+func (s *Space) Recall(n int64) { s.ledger.Recall(n) }
+
+// Occupy promises n bytes for memory of the pool's that was in use before the space was
+// made: files that outlived a process. The limit does not count, for the bytes are
+// there; more than the capacity is a NoSpaceError. The caller must either Adopt or
+// Unreserve every byte.
+func (s *Space) Occupy(n int64) error {
+	if n < 0 {
+		panic(fmt.Sprintf("tier: %s: cannot occupy %d bytes", s.cfg.ID, n))
+	}
+	if err := s.Lost(); err != nil {
+		return err
+	}
+	if s.cfg.Quota != nil {
+		if err := s.cfg.Quota.Charge(n); err != nil {
+			return s.refusal(n, err)
+		}
+	}
+	if !s.ledger.Reserve(n, s.cfg.Capacity) {
+		if s.cfg.Quota != nil {
+			s.cfg.Quota.Credit(n)
+		}
+		return s.refusal(n, nil)
+	}
+	s.tellPressure()
+	return nil
+}
+
+// LentMemory is memory of a space's device that somebody else has allocated, and wants
+// back: the buffer of such memory gives it to them instead of the space's pool.
+type LentMemory interface {
+	Memory
+	// GiveBack is called once, when nobody uses the memory any more, with no lock held.
+	// It calls reclaimed when the memory is its owner's again, as Pool.Free does.
+	GiveBack(reclaimed func())
+}
+
+// Adopt is Draw for memory that the pool has handed out already, or for LentMemory, for
+// which the caller holds Charge(mem.Size()) promised bytes. The buffer frees it as its own.
+func (s *Space) Adopt(mem Memory, account Account) *Buffer {
+	charge := s.Charge(mem.Size())
+	s.ledger.Draw(charge)
+	b := &Buffer{space: s, mem: mem, size: mem.Size(), charge: charge, account: account, stack: invariants.Stack()}
+	b.holders.Store(owned)
+	s.mu.Lock()
+	s.mu.buffers[b] = struct{}{}
+	s.mu.Unlock()
+	return b
+}
