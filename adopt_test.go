@@ -30,7 +30,7 @@ import (
 // TestDamagedBytesAreNotAdopted: with a byte of a segment changed the batch, or those that share
 // the dictionary, that it is of cannot be adopted, and stay; the others can.
 func TestDamagedBytesAreNotAdopted(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecS2} {
 		t.Run(codec.String(), func(t *testing.T) {
 			dir := crashed(t, 6, func(c *spillway.Config) { c.Codec = codec })
@@ -54,11 +54,11 @@ func TestDamagedBytesAreNotAdopted(t *testing.T) {
 			if harmed < testseed.Rounds(5, 3) {
 				t.Errorf("only %d batches were harmed", harmed)
 			}
-			eng := keepingEngine(t, dir)
-			for _, k := range eng.Kept() {
+			eng := persistentEngine(t, dir)
+			for _, k := range eng.Persisted() {
 				checkAdopted(t, eng, k)
 			}
-			closeKeeping(t, eng)
+			closePersistent(t, eng)
 			wantNothingIn(t, dir)
 		})
 	}
@@ -83,13 +83,13 @@ func adoptDamaged(t *testing.T, dir string) (refused int) {
 	t.Helper()
 	work := t.TempDir()
 	tiertest.CopyTree(t, work, dir)
-	eng := keepingEngine(t, work)
-	for _, k := range eng.Kept() {
+	eng := persistentEngine(t, work)
+	for _, k := range eng.Persisted() {
 		used := onDisk(eng)
 		b, err := eng.Adopt(t.Context(), k)
 		if err == nil {
 			rec := recordOf(t, eng, b)
-			if err := convert.Equal(keptRecord(rec.Column(0).(*array.Int64).Value(0)), rec); err != nil {
+			if err := convert.Equal(persistedRecord(rec.Column(0).(*array.Int64).Value(0)), rec); err != nil {
 				t.Errorf("adopted, and %v", err)
 			}
 			rec.Release()
@@ -107,16 +107,16 @@ func adoptDamaged(t *testing.T, dir string) (refused int) {
 			t.Errorf("%d bytes on disk became %d when nothing was adopted", used, onDisk(eng))
 		}
 	}
-	left := eng.Kept()
+	left := eng.Persisted()
 	if len(left) != refused {
 		t.Errorf("%d were refused and %d are kept", refused, len(left))
 	}
 	for _, k := range left {
-		if err := eng.ForgetKept(k); err != nil {
+		if err := eng.ForgetPersisted(k); err != nil {
 			t.Error(err)
 		}
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, work)
 	return refused
 }
@@ -124,7 +124,7 @@ func adoptDamaged(t *testing.T, dir string) (refused int) {
 // TestDamagedManifestCostsWhatItSaid: with a byte of the manifest changed, what is adopted is
 // what was put.
 func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := crashed(t, 4)
 	manifests, err := filepath.Glob(filepath.Join(dir, "*", "manifest-*"))
 	if err != nil || len(manifests) != 1 {
@@ -149,15 +149,15 @@ func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
 			t.Fatal(err)
 		}
 		var log bytes.Buffer
-		eng := keepingEngine(t, work, func(c *spillway.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-		kept := eng.Kept()
+		eng := persistentEngine(t, work, func(c *spillway.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+		kept := eng.Persisted()
 		whole := 0
 		for _, k := range kept {
 			if k.Err != nil { // its dictionary was what was damaged
 				if _, err := eng.Adopt(t.Context(), k); !errors.Is(err, convert.ErrCorrupt) {
 					t.Errorf("byte %d: %v", at, err)
 				}
-				if err := eng.ForgetKept(k); err != nil {
+				if err := eng.ForgetPersisted(k); err != nil {
 					t.Error(err)
 				}
 				continue
@@ -168,36 +168,36 @@ func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
 		if whole < 4 && !strings.Contains(log.String(), "manifest") {
 			t.Errorf("byte %d: %d of 4, and the log says %q", at, whole, log.String())
 		}
-		closeKeeping(t, eng)
+		closePersistent(t, eng)
 		wantNothingIn(t, work)
 	}
 }
 
-// TestTwoEnginesKeepApart: two engines with one directory have each its own, and adopt only
+// TestTwoEnginesPersistApart: two engines with one directory have each its own, and adopt only
 // what nobody uses.
-func TestTwoEnginesKeepApart(t *testing.T) {
-	keepingNeedsLinux(t)
+func TestTwoEnginesPersistApart(t *testing.T) {
+	persistNeedsLinux(t)
 	dir := crashed(t, 2)
-	one := keepingEngine(t, dir)
-	two := keepingEngine(t, dir)
-	if len(one.Kept()) != 2 || len(two.Kept()) != 0 {
-		t.Errorf("%d and %d are kept", len(one.Kept()), len(two.Kept()))
+	one := persistentEngine(t, dir)
+	two := persistentEngine(t, dir)
+	if len(one.Persisted()) != 2 || len(two.Persisted()) != 0 {
+		t.Errorf("%d and %d are kept", len(one.Persisted()), len(two.Persisted()))
 	}
-	for _, k := range one.Kept() {
+	for _, k := range one.Persisted() {
 		checkAdopted(t, one, k)
 	}
-	closeKeeping(t, one)
-	closeKeeping(t, two)
+	closePersistent(t, one)
+	closePersistent(t, two)
 	wantNothingIn(t, dir)
 }
 
-// TestKeepingIsOffByDefault: without Keep there is nothing to find, and nobody's kept
+// TestPersistingIsOffByDefault: without Persist there is nothing to find, and nobody's kept
 // directory is touched. With it a capacity is needed.
-func TestKeepingIsOffByDefault(t *testing.T) {
-	keepingNeedsLinux(t)
+func TestPersistingIsOffByDefault(t *testing.T) {
+	persistNeedsLinux(t)
 	dir := crashed(t, 2)
-	off := func(c *spillway.Config) { c.Disks[0].Keep = false }
-	eng := keepingEngine(t, dir, off)
+	off := func(c *spillway.Config) { c.Disks[0].Persist = false }
+	eng := persistentEngine(t, dir, off)
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -206,21 +206,21 @@ func TestKeepingIsOffByDefault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	putKept(t, eng, repo, 1, false)
-	if n := len(eng.Kept()); n != 0 {
+	putPersisted(t, eng, repo, 1, false)
+	if n := len(eng.Persisted()); n != 0 {
 		t.Errorf("%d are kept", n)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 		t.Errorf("%v, %v", entries, err)
 	}
-	closeKeeping(t, eng)
-	eng = keepingEngine(t, dir)
-	for _, k := range eng.Kept() {
+	closePersistent(t, eng)
+	eng = persistentEngine(t, dir)
+	for _, k := range eng.Persisted() {
 		checkAdopted(t, eng, k)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
-	if _, err := openKeeping(t.Context(), dir, func(c *spillway.Config) { c.Disks[0].Capacity = 0 }); err == nil || !strings.Contains(err.Error(), "capacity") {
+	if _, err := openPersistent(t.Context(), dir, func(c *spillway.Config) { c.Disks[0].Capacity = 0 }); err == nil || !strings.Contains(err.Error(), "capacity") {
 		t.Errorf("without a capacity: %v", err)
 	}
 }
@@ -229,22 +229,22 @@ func TestKeepingIsOffByDefault(t *testing.T) {
 // at the same time, some by a context that has ended, while the engine closes: what is not
 // adopted stays, and what is, is whole.
 func TestAdoptBesideEachOther(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := crashed(t, 24)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	var mu sync.Mutex
 	taken := make(map[int64]bool) // by record
 	for life := 0; len(taken) < 24; life++ {
-		eng := keepingEngine(t, dir)
-		if n := len(eng.Kept()); n != 24-len(taken) {
+		eng := persistentEngine(t, dir)
+		if n := len(eng.Persisted()); n != 24-len(taken) {
 			t.Fatalf("life %d: %d are kept, want %d", life, n, 24-len(taken))
 		}
 		started := make(chan struct{}, 4*24) // for all of them
 		var all sync.WaitGroup
 		for g := range 4 {
 			all.Go(func() {
-				for i, k := range eng.Kept() {
+				for i, k := range eng.Persisted() {
 					started <- struct{}{}
 					if _, err := eng.Adopt(ended, k); err == nil {
 						t.Error("adopted by a context that has ended")
@@ -253,7 +253,7 @@ func TestAdoptBesideEachOther(t *testing.T) {
 						return // something must stay for the other lives
 					}
 					if (i+g)%5 == 0 {
-						if err := eng.ForgetKept(k); err == nil {
+						if err := eng.ForgetPersisted(k); err == nil {
 							mu.Lock()
 							taken[int64(k.Port)] = true
 							mu.Unlock()
@@ -271,7 +271,7 @@ func TestAdoptBesideEachOther(t *testing.T) {
 					if h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host)); err == nil {
 						rec, err := eng.Mover().Record(t.Context(), h)
 						if err == nil {
-							if err := convert.Equal(keptRecord(int64(k.Port)), rec); err != nil {
+							if err := convert.Equal(persistedRecord(int64(k.Port)), rec); err != nil {
 								t.Error(err)
 							}
 							rec.Release()
@@ -291,7 +291,7 @@ func TestAdoptBesideEachOther(t *testing.T) {
 				}
 			})
 		}
-		for range min(5+life, len(eng.Kept())) { // then in the middle
+		for range min(5+life, len(eng.Persisted())) { // then in the middle
 			<-started
 		}
 		var leak *spillway.LeakError
@@ -305,25 +305,25 @@ func TestAdoptBesideEachOther(t *testing.T) {
 			}
 		}
 	}
-	eng := keepingEngine(t, dir)
-	closeKeeping(t, eng)
+	eng := persistentEngine(t, dir)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }
 
 // TestAdoptingSurvivesEveryFault: with any operation of the file system failing once while an
 // engine opens, adopts and closes, each batch is adopted whole, or kept still.
 func TestAdoptingSurvivesEveryFault(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := crashed(t, 3)
 	for i := 0; ; i += testseed.Rounds(1, 4) {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, dir)
 		at := ""
 		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO), Hit: func(op faultfs.Op, path string) { at = fmt.Sprint(op, " ", filepath.Base(path)) }})
-		eng, err := openKeeping(t.Context(), work, func(c *spillway.Config) { c.Disks[0].FS = files })
+		eng, err := openPersistent(t.Context(), work, func(c *spillway.Config) { c.Disks[0].FS = files })
 		adopted := make(map[int64]bool)
 		if err == nil {
-			for _, k := range eng.Kept() {
+			for _, k := range eng.Persisted() {
 				b, err := eng.Adopt(t.Context(), k)
 				if err != nil {
 					continue
@@ -333,7 +333,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 				if h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host)); err == nil {
 					rec, err := eng.Mover().Record(t.Context(), h)
 					if err == nil {
-						if err := convert.Equal(keptRecord(n), rec); err != nil {
+						if err := convert.Equal(persistedRecord(n), rec); err != nil {
 							t.Errorf("fault %d: %v", i, err)
 						}
 						rec.Release()
@@ -352,8 +352,8 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 		if n := files.Open(); n != 0 {
 			t.Fatalf("fault %d: %d files are open", i, n)
 		}
-		eng = keepingEngine(t, work)
-		for _, k := range eng.Kept() {
+		eng = persistentEngine(t, work)
+		for _, k := range eng.Persisted() {
 			if n := checkAdopted(t, eng, k); !adopted[n] {
 				adopted[n] = true
 			} else if !errors.Is(err, syscall.EIO) && files.Hits() == 0 {
@@ -363,7 +363,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 		if len(adopted) != 3 {
 			t.Errorf("fault %d: records %v are left of 3", i, adopted)
 		}
-		closeKeeping(t, eng)
+		closePersistent(t, eng)
 		wantNothingIn(t, work)
 		if t.Failed() {
 			t.Fatalf("the fault was in: %s; the engine said %v", at, err)

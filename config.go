@@ -63,7 +63,7 @@ type Config struct {
 	// StuckAfter is how long nothing may change before a wait for room, as of Put, Acquire or a
 	// Reader, ends with a reservation.DeadlockError, because open handles or records keep so
 	// much that it could not be served whatever else became free. Make it longer than the
-	// longest work on open batches. 0 means reservation.DefaultStuckAfter, 30 s; below 0 such
+	// longest work on open batches. 0 means 30 s; below 0 such
 	// waits end with their contexts. Owners (reservation.Owner, RunTask) need not wait for
 	// it: what they hold is known.
 	StuckAfter time.Duration
@@ -72,7 +72,7 @@ type Config struct {
 	// compresses where that is faster than writing what is there, as measured.
 	Codec convert.Codec
 	// Permits limits what transfers with disks have under way: bytes of host memory, and
-	// spill slots. The zero value means permit.DefaultConfig. It needs a budget
+	// spill slots. The zero value is that of permit.Config. It needs a budget
 	// permit.Host, and at least two slots, of which one is the monitor's.
 	Permits permit.Config
 	// PermitPool, if set, is used instead of a pool of the engine's own, under the same
@@ -166,7 +166,7 @@ type Host struct {
 // Disk configures one spill volume.
 type Disk struct {
 	// Dir is the directory; empty means os.TempDir. Nothing but the engine's own
-	// files in it is touched, and none stays, but with Keep.
+	// files in it is touched, and none stays, but with Persist.
 	Dir string
 	// Capacity is the most that may lie there, in bytes. 0 means half of what the
 	// file system has free, or Share of it.
@@ -189,17 +189,16 @@ type Disk struct {
 	// Key is the secret, of 16, 24 or 32 bytes, that each volume derives a key of its
 	// own from; it stays the caller's, who may overwrite it once Open has returned. Nil:
 	// the volume makes a key. No key is ever written, and those of volumes are
-	// overwritten when the engine is closed. With Keep it must be given, and the next
+	// overwritten when the engine is closed. With Persist it must be given, and the next
 	// engine needs the same: with another one, or none, it is not opened (disk.ErrKey), and
-	// what is kept stays as it is. Engines with different keys need different directories.
+	// what persists stays as it is. Engines with different keys need different directories.
 	Key []byte
-	// Keep makes the engine record what it writes there, in files with names, so that the
-	// next engine with a disk of the same Dir, and Keep, finds the batches that were there
-	// when this one's process ended without closing it, be it killed: see Engine.Kept. What is
-	// recorded does not survive a failure of the system or of its power. A disk that keeps
-	// needs a Capacity, for what is kept takes part of it, and with Encrypt a Key. Engines that are open at
-	// the same time have different directories in Dir.
-	Keep bool
+	// Persist makes the engine record what it writes there, in files with names. When the process
+	// ends without closing the engine, be it killed, the next engine with Persist on the same Dir
+	// finds the batches that were there: see Engine.Persisted. They do not survive a failure of the
+	// system or of its power. The disk needs a Capacity, for what persists takes part of it, and
+	// with Encrypt a Key. Engines that are open at the same time have different directories in Dir.
+	Persist bool
 }
 
 const (
@@ -247,11 +246,11 @@ func (c Config) Validate() error {
 		if d.Capacity < 0 || d.Reserve < 0 {
 			errs = append(errs, fmt.Errorf("disk:%d: capacity and reserve must not be negative", i))
 		}
-		if err := disk.CheckKey(d.Encrypt, d.Key, d.Keep); err != nil {
+		if err := disk.CheckKey(d.Encrypt, d.Key, d.Persist); err != nil {
 			errs = append(errs, fmt.Errorf("disk:%d: %w", i, err))
 		}
-		if d.Keep && d.Capacity == 0 {
-			errs = append(errs, fmt.Errorf("disk:%d: a disk that keeps needs a capacity: a share of what is free would not hold what was kept", i))
+		if d.Persist && d.Capacity == 0 {
+			errs = append(errs, fmt.Errorf("disk:%d: with Persist it needs a capacity: a share of what is free would not hold what persists", i))
 		}
 	}
 	for _, m := range [...]struct {

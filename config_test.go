@@ -22,7 +22,7 @@ func TestValidate(t *testing.T) {
 		{"host memory of 4096 bytes is too little", spillway.Config{HostMemory: 4096}},
 		{"disk:0: capacity and reserve", spillway.Config{Disks: []spillway.Disk{{Capacity: -1}}}},
 		{"disk:1: capacity and reserve", spillway.Config{Disks: []spillway.Disk{{}, {Reserve: -1}}}},
-		{"disk:0: a disk that keeps needs a capacity", spillway.Config{Disks: []spillway.Disk{{Keep: true}}}},
+		{"disk:0: with Persist it needs a capacity", spillway.Config{Disks: []spillway.Disk{{Persist: true}}}},
 		{"gpu marks: ", spillway.Config{GPUMarks: wrong}},
 		{"host marks: ", spillway.Config{HostMarks: wrong}},
 		{"disk marks: ", spillway.Config{DiskMarks: wrong}},

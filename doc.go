@@ -28,9 +28,9 @@
 //
 // # After a crash
 //
-// What is on a disk dies with the process, unless Disk.Keep is set: then each batch that
+// What is on a disk dies with the process, unless Disk.Persist is set: then each batch that
 // has come to the disk is recorded, and an engine that is opened there later lists it
-// (Engine.Kept) and takes it back (Engine.Adopt), verified. Against a failure of the
+// (Engine.Persisted) and takes it back (Engine.Adopt), verified. Against a failure of the
 // machine this is no help.
 //
 // # Memory that Go does not see

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
@@ -49,8 +50,8 @@ type Engine struct {
 	admitter     *admission.Admitter
 	ids          batch.IDs
 	builtin      *transfer.Builtin
-	keeper       *keeper // records what comes to disks with Disk.Keep
-	found        *found  // what was recorded there before
+	recorder     *persist.Recorder // of what comes to disks with Disk.Persist
+	found        *persist.Found    // what was recorded there before
 
 	panics guard.Log // of functions of the configuration
 
@@ -79,10 +80,10 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		plans:   make(map[string]*Plan),
 	}
 	e.panics.Logger = e.cfg.Logger
-	e.keeper, e.found = newKeeper(e), newFound(e)
+	e.recorder, e.found = persist.NewRecorder(e.cfg.Logger), persist.NewFound()
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, e.found.close(), e.release())
+			err = errors.Join(err, e.found.Close(), e.release())
 		}
 	}()
 	if e.topo == nil {
@@ -149,7 +150,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 
 // NewBatch returns an idle batch that owns p, a payload in a space of this engine, such
 // as Mover.Ingest, Mover.AdoptTable and cdevice.Import return. The batch has an id of
-// the engine's, the monitor moves it, and a disk with Disk.Keep records it, as if it had
+// the engine's, the monitor moves it, and a disk with Disk.Persist records it, as if it had
 // been put as a record. The caller owns it: it puts it into a repository, or drops it. On
 // an error p stays the caller's; a payload of another engine's is tier.ErrNotSupported.
 func (e *Engine) NewBatch(p batch.Payload) (*batch.Batch, error) {
@@ -160,7 +161,7 @@ func (e *Engine) NewBatch(p batch.Payload) (*batch.Batch, error) {
 }
 
 // newBatch is NewBatch of a payload whose record on disk, if it is not nil, is known.
-func (e *Engine) newBatch(p batch.Payload, record *recorded) (*batch.Batch, error) {
+func (e *Engine) newBatch(p batch.Payload, record *persist.Record) (*batch.Batch, error) {
 	return batch.New(batch.Options{IDs: &e.ids, Payload: p, Observer: observer{e, record}})
 }
 
@@ -172,7 +173,7 @@ func (e *Engine) Observer() batch.Observer { return observer{e: e} }
 
 type observer struct {
 	e      *Engine
-	record *recorded // of what a new batch is made of
+	record *persist.Record // of what a new batch is made of
 }
 
 var (
@@ -182,27 +183,21 @@ var (
 
 func (o observer) BatchChanged(b *batch.Batch) {
 	o.e.monitor.BatchChanged(b)
-	o.keep(b)
+	o.e.recorder.BatchChanged(b)
 }
 
 func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Knows(b) }
 
 func (o observer) Register(b *batch.Batch) error {
 	if o.record != nil { // before the monitor can move it
-		o.e.keeper.knows(b, o.record)
+		o.e.recorder.Know(b, o.record)
 	}
 	if err := o.e.monitor.Register(b); err != nil {
-		o.e.keeper.knows(b, nil)
+		o.e.recorder.Know(b, nil)
 		return err
 	}
-	o.keep(b)
+	o.e.recorder.BatchChanged(b)
 	return nil
-}
-
-func (o observer) keep(b *batch.Batch) {
-	if !o.e.keeper.idle() {
-		o.e.keeper.changed(b)
-	}
 }
 
 // clear moves batches out of a space for an allocation that needs room in one piece. The end of the
@@ -216,7 +211,7 @@ func (e *Engine) clear(id tier.ID, enough func() bool) {
 // held is what the engine itself keeps in a space: no batch's own bytes, so that
 // nobody's release but that of the batches which share a dictionary brings them back.
 func (e *Engine) held(id tier.ID) int64 {
-	return e.base[id] + e.mover.DictionaryBytes(id) + e.found.held(id)
+	return e.base[id] + e.mover.DictionaryBytes(id) + e.found.Held(id)
 }
 
 // moveEvents adds the engine's warning to the configured events.
@@ -275,7 +270,7 @@ func (e *Engine) stagingNear(node int) (transfer.Staging, error) {
 func (e *Engine) Plan(name string) (*Plan, error) {
 	p, err := e.newPlan(name)
 	if err == nil {
-		e.keeper.named(p.number, name)
+		e.recorder.NamePlan(p.number, name)
 	}
 	return p, err
 }
@@ -389,7 +384,7 @@ func (e *Engine) Close() error {
 	for _, p := range plans {
 		errs = append(errs, p.Close())
 	}
-	errs = append(errs, e.found.close(), e.release())
+	errs = append(errs, e.found.Close(), e.release())
 	e.logWarnings() // those that came since
 	return errors.Join(errs...)
 }

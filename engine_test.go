@@ -227,7 +227,7 @@ func TestOpenRefuses(t *testing.T) {
 		"negative memory":                {spillway.Config{HostMemory: -1, Disks: small}, nil, "negative"},
 		"marks in the wrong order":       {spillway.Config{GPUMarks: tier.Fractions{Trigger: 0.5, Stop: 0.6}, Disks: small}, nil, "stop"},
 		"a key that is too short":        {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir, Capacity: 1 << 20, Encrypt: true, Key: make([]byte, 20)}}}, nil, "disk:0: the key has 20 bytes"},
-		"kept with a key that is made":   {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir, Capacity: 1 << 20, Encrypt: true, Keep: true}}}, nil, "disk:0: Keep with Encrypt needs a Key"},
+		"kept with a key that is made":   {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir, Capacity: 1 << 20, Encrypt: true, Persist: true}}}, nil, "disk:0: Persist with Encrypt needs a Key"},
 		"a key for nothing":              {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir, Capacity: 1 << 20, Key: make([]byte, 32)}}}, nil, "Encrypt is not set"},
 		"a monitor that never rests":     {spillway.Config{MonitorPeriod: 1, Disks: small}, nil, "monitor period 1ns: want at least 100µs"},
 		"a directory that is not there":  {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir + "/missing", Capacity: 1 << 20}}}, nil, "missing: the directory does not exist"},

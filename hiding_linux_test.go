@@ -28,7 +28,7 @@ func TestEngineWhereRemovedFilesStay(t *testing.T) {
 	kept := t.TempDir()
 	files := faultfs.NewHiding(disk.OS(), 3)
 	onFiles := func(c *spillway.Config) { c.Disks[0].FS = files }
-	eng := keepingEngine(t, dir, onFiles)
+	eng := persistentEngine(t, dir, onFiles)
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -38,28 +38,28 @@ func TestEngineWhereRemovedFilesStay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		putKept(t, eng, repo, n, false)
+		putPersisted(t, eng, repo, n, false)
 	}
 	tiertest.CopyTree(t, kept, dir)
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 
-	eng = keepingEngine(t, kept, onFiles)
-	all := eng.Kept()
+	eng = persistentEngine(t, kept, onFiles)
+	all := eng.Persisted()
 	if len(all) != 3 {
 		t.Fatalf("%d are kept", len(all))
 	}
 	checkAdopted(t, eng, all[0])
-	closeKeeping(t, eng)
-	eng = keepingEngine(t, kept, onFiles)
+	closePersistent(t, eng)
+	eng = persistentEngine(t, kept, onFiles)
 	err = nil
-	for _, k := range eng.Kept() {
-		err = errors.Join(err, eng.ForgetKept(k))
+	for _, k := range eng.Persisted() {
+		err = errors.Join(err, eng.ForgetPersisted(k))
 	}
 	if err != nil {
 		t.Error(err)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, kept)
 	if files.Hidden() == 0 {
 		t.Error("nothing was removed while it was open: this tests nothing")

@@ -20,11 +20,11 @@ import (
 // refuse a batch.
 type hiding struct{ batch.Observer }
 
-// TestBatchesOfAProgramAreKept: beside a batch that was put, one that the program has made
+// TestBatchesOfAProgramPersist: beside a batch that was put, one that the program has made
 // itself, with an id that it picked or with the engine's. After a kill both are there, or the one
 // that was not dropped.
-func TestBatchesOfAProgramAreKept(t *testing.T) {
-	keepingNeedsLinux(t)
+func TestBatchesOfAProgramPersist(t *testing.T) {
+	persistNeedsLinux(t)
 	for name, make := range map[string]struct {
 		observer func(*spillway.Engine) batch.Observer // nil: the engine makes the batch
 		madeLast bool
@@ -38,8 +38,8 @@ func TestBatchesOfAProgramAreKept(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			eng := keepingEngine(t, dir)
-			defer closeKeeping(t, eng)
+			eng := persistentEngine(t, dir)
+			defer closePersistent(t, eng)
 			plan, err := eng.Plan("query")
 			if err != nil {
 				t.Fatal(err)
@@ -51,10 +51,10 @@ func TestBatchesOfAProgramAreKept(t *testing.T) {
 			var put, made *batch.Batch
 			for _, byHand := range []bool{!make.madeLast, make.madeLast} {
 				if !byHand {
-					put = putKept(t, eng, repo, 3, false)
+					put = putPersisted(t, eng, repo, 3, false)
 					continue
 				}
-				p, err := eng.Mover().Ingest(t.Context(), keptRecord(6), reservation.AnyInTier(tier.Disk))
+				p, err := eng.Mover().Ingest(t.Context(), persistedRecord(6), reservation.AnyInTier(tier.Disk))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -73,15 +73,15 @@ func TestBatchesOfAProgramAreKept(t *testing.T) {
 			if hidden := make.observer != nil && name[0] == 'h'; put.ID() == made.ID() && !hidden {
 				t.Errorf("both have id %d", put.ID())
 			}
-			wantKept(t, dir, 3, 6)
+			wantPersisted(t, dir, 3, 6)
 			if err := put.Drop(); err != nil {
 				t.Error(err)
 			}
-			wantKept(t, dir, 6)
+			wantPersisted(t, dir, 6)
 			if err := made.Drop(); err != nil {
 				t.Error(err)
 			}
-			wantKept(t, dir)
+			wantPersisted(t, dir)
 		})
 	}
 }
@@ -91,7 +91,7 @@ func TestBatchesOfAProgramAreKept(t *testing.T) {
 func TestBatchesThatTheEngineDoesNotKnow(t *testing.T) {
 	eng, repo := openWith(t, 1<<20, 8<<20)
 	other, _ := openSmall(t, 1<<20, 8<<20)
-	defer closeKeeping(t, other)
+	defer closePersistent(t, other)
 	for name, c := range map[string]struct {
 		observer batch.Observer
 		dropped  bool
@@ -103,7 +103,7 @@ func TestBatchesThatTheEngineDoesNotKnow(t *testing.T) {
 		"hidden":           {hiding{eng.Observer()}, false, nil},
 		"dropped":          {eng.Observer(), true, batch.ErrState},
 	} {
-		p, err := eng.Mover().Ingest(t.Context(), keptRecord(1), reservation.AnyInTier(tier.Host))
+		p, err := eng.Mover().Ingest(t.Context(), persistedRecord(1), reservation.AnyInTier(tier.Host))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,22 +130,22 @@ func TestBatchesThatTheEngineDoesNotKnow(t *testing.T) {
 	}
 }
 
-// wantKept looks at what the next engine finds if this one's process ends now: records of
+// wantPersisted looks at what the next engine finds if this one's process ends now: records of
 // these numbers, whole.
-func wantKept(t *testing.T, dir string, want ...int64) {
+func wantPersisted(t *testing.T, dir string, want ...int64) {
 	t.Helper()
 	copied := t.TempDir()
 	tiertest.CopyTree(t, copied, dir)
-	eng := keepingEngine(t, copied)
+	eng := persistentEngine(t, copied)
 	var got []int64
-	for _, k := range eng.Kept() {
+	for _, k := range eng.Persisted() {
 		b, err := eng.Adopt(t.Context(), k)
 		if err != nil {
 			t.Fatal(err)
 		}
 		rec := recordOf(t, eng, b)
 		n := rec.Column(0).(*array.Int64).Value(0)
-		if err := convert.Equal(keptRecord(n), rec); err != nil {
+		if err := convert.Equal(persistedRecord(n), rec); err != nil {
 			t.Errorf("record %d: %v", n, err)
 		}
 		rec.Release()
@@ -158,7 +158,7 @@ func wantKept(t *testing.T, dir string, want ...int64) {
 	if !slices.Equal(got, want) {
 		t.Errorf("records %v are kept, want %v", got, want)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, copied)
 }
 
@@ -166,9 +166,9 @@ func wantKept(t *testing.T, dir string, want ...int64) {
 func TestNewBatchTakesOnlyTheEnginesPayloads(t *testing.T) {
 	one, _ := openSmall(t, 1<<20, 8<<20)
 	other, _ := openSmall(t, 1<<20, 8<<20)
-	defer closeKeeping(t, one)
-	defer closeKeeping(t, other)
-	p, err := one.Mover().Ingest(t.Context(), keptRecord(1), reservation.AnyInTier(tier.Host))
+	defer closePersistent(t, one)
+	defer closePersistent(t, other)
+	p, err := one.Mover().Ingest(t.Context(), persistedRecord(1), reservation.AnyInTier(tier.Host))
 	if err != nil {
 		t.Fatal(err)
 	}

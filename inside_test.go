@@ -66,11 +66,11 @@ func TestOwnerWaitsForSlowMoves(t *testing.T) {
 // TestWaitBesideWhatTheEngineKeeps: who waits for what batches at rest fill, and the engine's own bytes beside
 // them, is refused: its chunks for transfers, dictionaries, and what an engine before it has left on the disk.
 func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	synctest.Test(t, func(t *testing.T) {
-		eng, host := openOnHost(t, spillway.Disk{Dir: crashed(t, 3), Capacity: 16 << 20, Keep: true})
-		if n := spaceAt(eng, tier.Disk, 0).Held(); len(eng.Kept()) != 3 || n == 0 || host.Held() == 0 {
-			t.Errorf("%d batches are kept, of %d bytes, and %d bytes are for transfers: the test shows nothing", len(eng.Kept()), n, host.Held())
+		eng, host := openOnHost(t, spillway.Disk{Dir: crashed(t, 3), Capacity: 16 << 20, Persist: true})
+		if n := spaceAt(eng, tier.Disk, 0).Held(); len(eng.Persisted()) != 3 || n == 0 || host.Held() == 0 {
+			t.Errorf("%d batches are kept, of %d bytes, and %d bytes are for transfers: the test shows nothing", len(eng.Persisted()), n, host.Held())
 		}
 		if err := scanOf(t, eng).Put(t.Context(), 0, numberedRecord(0, 100, commonWords()), in(tier.Host)); err != nil {
 			t.Error(err)

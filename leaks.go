@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/account"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -128,4 +129,4 @@ func (e *Engine) warnOfWait(w reservation.LongWait) {
 // Account says who has the bytes of a space: the handles, records and reservations that
 // are open there, by plan, operator and owner. What they do not explain lies in batches at
 // rest or on their way. False means that the engine has no such space.
-func (e *Engine) Account(id tier.ID) (reservation.Account, bool) { return e.reservations.Account(id) }
+func (e *Engine) Account(id tier.ID) (account.Account, bool) { return e.reservations.Account(id) }

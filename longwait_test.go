@@ -69,7 +69,7 @@ func testLongWaitIsLogged(t *testing.T) {
 	}()
 	synctest.Wait()
 	before := out.String()
-	time.Sleep(reservation.LongWaitAfter)
+	time.Sleep(5 * time.Second)
 	synctest.Wait()
 	said := strings.TrimPrefix(out.String(), before)
 	for _, want := range []string{"level=WARN", fmt.Sprintf("wait.requested=%d", whole), "wait.waited=5s", "wait.waiters=1", `1 handle of plan \"query-17\", operator hash-join:0, owner \"query-17\" (batch 1): 8192 bytes`} {

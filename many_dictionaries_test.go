@@ -12,15 +12,15 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// TestKeptBatchOfManyDictionaries: to find what a kept batch needs takes about four times as many steps if
+// TestPersistedBatchOfManyDictionaries: to find what a kept batch needs takes about four times as many steps if
 // it has four times as many dictionaries, and it comes back whole.
-func TestKeptBatchOfManyDictionaries(t *testing.T) {
-	keepingNeedsLinux(t)
+func TestPersistedBatchOfManyDictionaries(t *testing.T) {
+	persistNeedsLinux(t)
 	found := func(n int) int64 {
 		rec := arrowgen.Coded(n)
 		defer rec.Release()
 		dir, copied := t.TempDir(), t.TempDir()
-		eng := keepingEngine(t, dir)
+		eng := persistentEngine(t, dir)
 		plan, err := eng.Plan("query")
 		if err != nil {
 			t.Fatal(err)
@@ -33,14 +33,14 @@ func TestKeptBatchOfManyDictionaries(t *testing.T) {
 			t.Fatal(err)
 		}
 		tiertest.CopyTree(t, copied, dir)
-		closeKeeping(t, eng)
+		closePersistent(t, eng)
 		before := lookup.Steps()
-		eng = keepingEngine(t, copied)
+		eng = persistentEngine(t, copied)
 		steps := lookup.Steps() - before
-		if len(eng.Kept()) != 1 {
-			t.Fatalf("%d batches are kept", len(eng.Kept()))
+		if len(eng.Persisted()) != 1 {
+			t.Fatalf("%d batches are kept", len(eng.Persisted()))
 		}
-		b, err := eng.Adopt(t.Context(), eng.Kept()[0])
+		b, err := eng.Adopt(t.Context(), eng.Persisted()[0])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,7 +52,7 @@ func TestKeptBatchOfManyDictionaries(t *testing.T) {
 		if err := b.Drop(); err != nil {
 			t.Error(err)
 		}
-		closeKeeping(t, eng)
+		closePersistent(t, eng)
 		wantNothingIn(t, copied)
 		return steps
 	}

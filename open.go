@@ -320,7 +320,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 	}
 	volume, err := disk.OpenVolume(disk.Config{
 		Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS,
-		Encrypt: d.Encrypt, Key: d.Key, Keep: d.Keep, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe,
+		Encrypt: d.Encrypt, Key: d.Key, Persist: d.Persist, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe,
 	})
 	e.cfg.Disks[i].Key = nil // the caller's, and not to be kept
 	if err != nil {
@@ -335,11 +335,11 @@ func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
 		return errors.Join(err, volume.Close())
 	}
 	e.spaces = append(e.spaces, space)
-	if !d.Keep {
+	if !d.Persist {
 		return nil
 	}
-	e.keeper.volumes[space.ID()] = volume
-	return e.findKept(space, volume)
+	e.recorder.Add(space.ID(), volume)
+	return e.found.Add(space, volume)
 }
 
 // shareOf returns a share of n bytes, a half if it is 0, in whole pages.

@@ -175,7 +175,7 @@ func TestCloseEndsWaitsForPermits(t *testing.T) {
 	}()
 	untilWaiting(t, eng.Permits(), 2, ended)
 	var leak *permit.LeakError
-	if err := eng.Close(); !errors.As(err, &leak) || len(leak.Leaks) != 2+permit.DefaultSlots-1 {
+	if err := eng.Close(); !errors.As(err, &leak) || len(leak.Leaks) != 2+16-1 {
 		t.Errorf("closing: %v", err)
 	}
 	for range 2 {

@@ -47,7 +47,7 @@ func (p *Plan) Close() error {
 	p.once.Do(func() {
 		p.err = p.manager.Close(context.Background())
 		e := p.engine // which, if it is closed meanwhile, waits for this
-		e.keeper.named(p.number, "")
+		e.recorder.NamePlan(p.number, "")
 		e.mu.Lock()
 		delete(e.plans, p.name)
 		e.mu.Unlock()

@@ -303,18 +303,18 @@ var settings = []setting{
 		}
 	}},
 	{field: "Disks.Key", with: func(t *testing.T, c *spillway.Config) {
-		keepingNeedsLinux(t)
-		c.Disks[0] = spillway.Disk{Dir: crashed(t, 1, sealed), Capacity: 64 << 20, Encrypt: true, Keep: true, Key: make([]byte, 32)}
+		persistNeedsLinux(t)
+		c.Disks[0] = spillway.Disk{Dir: crashed(t, 1, sealed), Capacity: 64 << 20, Encrypt: true, Persist: true, Key: make([]byte, 32)}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Disks[0].Key = keptKey
-		return func(eng *spillway.Engine) bool { return len(eng.Kept()) == 1 }
+		c.Disks[0].Key = persistKey
+		return func(eng *spillway.Engine) bool { return len(eng.Persisted()) == 1 }
 	}},
-	{field: "Disks.Keep", with: func(t *testing.T, c *spillway.Config) {
-		keepingNeedsLinux(t)
+	{field: "Disks.Persist", with: func(t *testing.T, c *spillway.Config) {
+		persistNeedsLinux(t)
 		c.Disks[0] = spillway.Disk{Dir: crashed(t, 1), Capacity: 64 << 20}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Disks[0].Keep = true
-		return func(eng *spillway.Engine) bool { return len(eng.Kept()) == 1 }
+		c.Disks[0].Persist = true
+		return func(eng *spillway.Engine) bool { return len(eng.Persisted()) == 1 }
 	}},
 	{field: "GPUMarks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.GPUMarks = otherMarks

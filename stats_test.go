@@ -74,7 +74,7 @@ func TestStatsOfAllParts(t *testing.T) {
 	if a := s.Admission; a.Running != 1 || a.Waiting != 1 || a.Admitted != 1 {
 		t.Errorf("of the tasks it says %+v", a)
 	}
-	host := permit.BudgetStats{Name: permit.Host, Total: permit.DefaultHostBytes, Held: 1000}
+	host := permit.BudgetStats{Name: permit.Host, Total: 512 << 20, Held: 1000}
 	if p := s.Permits; p.Slots.Held != 1 || len(p.Budgets) != 2 || p.Budgets[1] != host {
 		t.Errorf("of the permits it says %+v", p)
 	}

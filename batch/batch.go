@@ -23,8 +23,8 @@ type IDs struct{ last atomic.Uint64 }
 // Next returns the next id.
 func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
 
-// ErrKept: the batch is in a repository already.
-var ErrKept = errors.New("kept by a repository already")
+// ErrStored: the batch is in a repository already.
+var ErrStored = errors.New("in a repository already")
 
 // ErrDuplicateID: New was given an id that another batch has, as far as the observer
 // knows.
@@ -117,7 +117,7 @@ type Batch struct {
 		desc        *Descriptor
 		space       tier.ID       // the payload's
 		changed     chan struct{} // closed at the next change; nil if nobody waits
-		keeper      Observer      // the repository that holds the batch; nil if none does
+		store       Observer      // the repository that holds the batch; nil if none does
 		place       Place
 		lastUse     int64
 		pending     int32
@@ -186,9 +186,9 @@ func (b *Batch) watch(p Payload) {
 
 func (b *Batch) unleased() {
 	b.mu.Lock()
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, keeper)
+	b.announce(changed, store)
 }
 
 // Describe implements tier.About: it says where in which plan the batch is.
@@ -289,9 +289,9 @@ func (b *Batch) Subscribe() (cancel func()) {
 func (b *Batch) subscribe(n int32) {
 	b.mu.Lock()
 	b.mu.subscribers += n
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, keeper)
+	b.announce(changed, store)
 }
 
 // Place returns where the batch stands in its plan.
@@ -315,50 +315,50 @@ func (b *Batch) setPlace(p Place) {
 		return
 	}
 	b.mu.place = p
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, keeper)
+	b.announce(changed, store)
 }
 
-// Keep makes keeper the one that holds the batch, and sets its place. A batch has
-// one keeper at most, so that it cannot be in two repositories, or in one twice:
-// ErrKept. The keeper is told of changes as an observer is, before the batch's
+// Store makes store the one that holds the batch, and sets its place. A batch has
+// one store at most, so that it cannot be in two repositories, or in one twice:
+// ErrStored. The store is told of changes as an observer is, before the batch's
 // own observer. Repositories call it; others have no need to.
-func (b *Batch) Keep(keeper Observer, p Place) error {
+func (b *Batch) Store(store Observer, p Place) error {
 	b.mu.Lock()
 	switch {
 	case b.mu.state == Released:
 		defer b.mu.Unlock()
-		return b.errorLocked("keep", MissingData)
-	case b.mu.keeper != nil:
+		return b.errorLocked("store", MissingData)
+	case b.mu.store != nil:
 		b.mu.Unlock()
-		return fmt.Errorf("batch %d: %w", b.id, ErrKept)
+		return fmt.Errorf("batch %d: %w", b.id, ErrStored)
 	}
-	b.mu.keeper = keeper
+	b.mu.store = store
 	b.setPlace(p)
 	return nil
 }
 
-// KeepAt changes the place of a batch that keeper still holds. Nobody is told before tell is
-// called: keeper may hold its own lock here, and must call tell with no lock held.
-func (b *Batch) KeepAt(keeper Observer, p Place) (tell func()) {
+// StoreAt changes the place of a batch that store still holds. Nobody is told before tell is
+// called: store may hold its own lock here, and must call tell with no lock held.
+func (b *Batch) StoreAt(store Observer, p Place) (tell func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.mu.keeper != keeper || b.mu.place == p {
+	if b.mu.store != store || b.mu.place == p {
 		return func() {}
 	}
 	b.mu.place = p
-	changed, keeper := b.changeLocked()
-	return func() { b.announce(changed, keeper) }
+	changed, store := b.changeLocked()
+	return func() { b.announce(changed, store) }
 }
 
-// Unkeep ends what Keep began; the batch keeps its place. If keeper does not hold
+// Unstore ends what Store began; the batch keeps its place. If store does not hold
 // the batch, nothing happens.
-func (b *Batch) Unkeep(keeper Observer) {
+func (b *Batch) Unstore(store Observer) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.mu.keeper == keeper {
-		b.mu.keeper = nil
+	if b.mu.store == store {
+		b.mu.store = nil
 	}
 }
 
@@ -379,17 +379,17 @@ func (b *Batch) waitLocked() chan struct{} {
 
 // changeLocked notes a change. The caller hands the results to announce once
 // the lock is free.
-func (b *Batch) changeLocked() (changed chan struct{}, keeper Observer) {
+func (b *Batch) changeLocked() (changed chan struct{}, store Observer) {
 	changed = b.mu.changed
 	b.mu.changed = nil
-	return changed, b.mu.keeper
+	return changed, b.mu.store
 }
 
 // announce tells of a change, with no lock held.
-func (b *Batch) announce(changed chan struct{}, keeper Observer) {
+func (b *Batch) announce(changed chan struct{}, store Observer) {
 	lockrank.AssertNone("a batch's observers are called")
-	if keeper != nil {
-		b.tell(keeper)
+	if store != nil {
+		b.tell(store)
 	}
 	if b.observer != nil {
 		b.tell(b.observer)
@@ -466,9 +466,9 @@ func (b *Batch) createTask(wait bool) (<-chan struct{}, error) {
 		b.mu.state = TaskCreated
 	}
 	b.mu.pending++
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, keeper)
+	b.announce(changed, store)
 	return nil, nil
 }
 
@@ -488,9 +488,9 @@ func (b *Batch) CancelTask() error {
 	if b.mu.state == TaskCreated {
 		b.mu.state = b.restLocked()
 	}
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, keeper)
+	b.announce(changed, store)
 	return nil
 }
 
@@ -514,9 +514,9 @@ func (b *Batch) Drop() error {
 	if b.mu.active == 0 {
 		payload = b.takePayloadLocked()
 	}
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
-	defer b.announce(changed, keeper)
+	defer b.announce(changed, store)
 	return release(payload)
 }
 

@@ -96,47 +96,47 @@ func TestObserverSeesEveryChange(t *testing.T) {
 	}
 }
 
-func TestOneKeeper(t *testing.T) {
+func TestOneStore(t *testing.T) {
 	gpu := newSpace(t, "gpu:0")
 	b := newBatch(t, &form{space: gpu}, nil)
 	var first, second recorder
-	if err := b.Keep(&first, Place{Plan: 1}); err != nil {
+	if err := b.Store(&first, Place{Plan: 1}); err != nil {
 		t.Fatal(err)
 	}
 	for _, k := range []*recorder{&first, &second} {
-		if err := b.Keep(k, Place{Plan: 9}); !errors.Is(err, ErrKept) {
-			t.Errorf("kept twice: %v", err)
+		if err := b.Store(k, Place{Plan: 9}); !errors.Is(err, ErrStored) {
+			t.Errorf("stored twice: %v", err)
 		}
 	}
-	b.Unkeep(&second) // not its
-	b.KeepAt(&second, Place{Plan: 9})()
-	tell := b.KeepAt(&first, Place{Plan: 1, Rank: 4})
+	b.Unstore(&second) // not its
+	b.StoreAt(&second, Place{Plan: 9})()
+	tell := b.StoreAt(&first, Place{Plan: 1, Rank: 4})
 	if n := len(first.take()); n != 1 {
-		t.Errorf("the keeper was told %d times, want 1", n)
+		t.Errorf("the store was told %d times, want 1", n)
 	}
 	tell()
-	b.KeepAt(&first, Place{Plan: 1, Rank: 4})() // no change
+	b.StoreAt(&first, Place{Plan: 1, Rank: 4})() // no change
 	if n := len(first.take()); n != 1 {
-		t.Errorf("the keeper was told of its place %d times, want 1", n)
+		t.Errorf("the store was told of its place %d times, want 1", n)
 	}
-	b.Unkeep(&first)
+	b.Unstore(&first)
 	if got := b.Place(); got != (Place{Plan: 1, Rank: 4}) {
 		t.Errorf("place afterwards %+v", got)
 	}
-	if b.KeepAt(&first, Place{})(); b.Place() == (Place{}) {
+	if b.StoreAt(&first, Place{})(); b.Place() == (Place{}) {
 		t.Error("a place was set by somebody who keeps nothing")
 	}
-	if err := b.Keep(&second, Place{Plan: 2}); err != nil {
+	if err := b.Store(&second, Place{Plan: 2}); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Drop(); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(second.take()); n != 2 {
-		t.Errorf("the second keeper was told %d times, want 2", n)
+		t.Errorf("the second store was told %d times, want 2", n)
 	}
 	if len(first.take()) != 0 {
-		t.Error("the first keeper was told of what came after it")
+		t.Error("the first store was told of what came after it")
 	}
 }
 

@@ -75,7 +75,7 @@ func (b *Batch) lock(wait bool, space *tier.ID, owner *reservation.Owner, out **
 	b.mu.active++
 	b.mu.lastUse = max(b.mu.lastUse, now)
 	h := &Handle{b: b, payload: b.mu.payload}
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
 	track(h, &h.trace, "handle", b.id)
 	v := tier.HoldView{Kind: tier.HandleHold, Memory: h.payload, Bytes: h.payload.Bytes(), About: b}
@@ -84,7 +84,7 @@ func (b *Batch) lock(wait bool, space *tier.ID, owner *reservation.Owner, out **
 	}
 	h.holding.begin(h.payload.Space(), v)
 	*out = h
-	b.announce(changed, keeper)
+	b.announce(changed, store)
 	return nil, nil
 }
 
@@ -145,8 +145,8 @@ func (h *Handle) Close() error {
 			b.mu.state = b.restLocked()
 		}
 	}
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
-	defer b.announce(changed, keeper)
+	defer b.announce(changed, store)
 	return release(payload)
 }

@@ -188,7 +188,7 @@ func TestTransitions(t *testing.T) {
 			ok(Released, 0, 1), ok(Released, 0, 2), ok(Released, 0, 1),
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
 		}},
-		{"keep", func(r *rig) error { return r.b.Keep(new(recorder), Place{Plan: 1}) }, []outcome{
+		{"store", func(r *rig) error { return r.b.Store(new(recorder), Place{Plan: 1}) }, []outcome{
 			ok(Idle, 0, 0), ok(TaskCreated, 1, 0), ok(TaskCreated, 2, 0),
 			ok(Processing, 0, 1), ok(Processing, 0, 2), ok(Processing, 1, 1),
 			ok(InTransit, 0, 0), ok(InTransit, 1, 0), fails(MissingData), fails(MissingData),

@@ -53,11 +53,11 @@ func (b *Batch) transit(wait bool, out **Transit) (<-chan struct{}, error) {
 	}
 	b.mu.state = InTransit
 	t := &Transit{b: b, payload: b.mu.payload}
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
 	track(t, &t.trace, "transit", b.id)
 	*out = t
-	b.announce(changed, keeper)
+	b.announce(changed, store)
 	return nil, nil
 }
 
@@ -104,9 +104,9 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 		b.mu.pending++
 	}
 	b.mu.state = b.restLocked()
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
-	defer b.announce(changed, keeper)
+	defer b.announce(changed, store)
 	if p != t.payload {
 		// The batch has its data whatever this says, so that it is not Commit's
 		// error: somebody released what was not theirs.
@@ -140,8 +140,8 @@ func (t *Transit) Abort() error {
 	b := t.b
 	b.mu.Lock()
 	b.mu.state = b.restLocked()
-	changed, keeper := b.changeLocked()
+	changed, store := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, keeper)
+	b.announce(changed, store)
 	return nil
 }

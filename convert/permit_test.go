@@ -408,7 +408,7 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	if s := m.permits.Slots(); s.Held != slots || s.Available != 0 {
 		t.Errorf("the slots are %+v", s)
 	}
-	if n, _ := m.permits.Available(permit.Host); n != permit.DefaultHostBytes-slots*body {
+	if n, _ := m.permits.Available(permit.Host); n != 512<<20-slots*body {
 		t.Errorf("%d bytes are available, with %d bodies of %d under way", n, slots, body)
 	}
 	own := m.start(t, func(ctx context.Context) error {
@@ -418,7 +418,7 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	if s := m.permits.Slots(); s.Held != slots+1 || s.Monitor != 1 {
 		t.Errorf("the slots are %+v", s)
 	}
-	if n, _ := m.permits.Available(permit.Host); n != permit.DefaultHostBytes-slots*body {
+	if n, _ := m.permits.Available(permit.Host); n != 512<<20-slots*body {
 		t.Errorf("%d bytes are available with the monitor's", n)
 	}
 	select {

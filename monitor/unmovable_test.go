@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -106,7 +105,7 @@ func TestUnmovable(t *testing.T) {
 		release := lockOne(t, all[0])
 		w.start()
 		out := w.reserve(t.Context(), host0, kib)
-		settle(reservation.DefaultStuckAfter / 2)
+		settle(15 * time.Second)
 		if len(out) != 0 {
 			t.Fatalf("the wait has ended: %v", (<-out).err)
 		}

@@ -26,7 +26,7 @@
 //
 // A repository owns what was put until somebody takes it; from then on the taker
 // must drop it or hand it on. A batch can be in one repository at a time, and in it once
-// (see batch.Batch.Keep). Whatever fails on the way out leaves the batch in its
+// (see batch.Batch.Store). Whatever fails on the way out leaves the batch in its
 // place; whatever fails on the way in leaves nothing behind. The manager owns the
 // repositories: closing it wakes all who wait and drops what is left.
 //

@@ -230,7 +230,7 @@ func (r *Repository) placeLocked(seq uint64, partition int) batch.Place {
 
 // PutBatch hands b over, whatever its state, and puts it at the end of the
 // partition; nothing is copied. On an error b stays the caller's: besides those of
-// Put, a batch that is in a repository already matches batch.ErrKept, one that
+// Put, a batch that is in a repository already matches batch.ErrStored, one that
 // was dropped batch.ErrState, and one whose id the repository has already
 // ErrDuplicateBatch. In a plan of an engine's a batch must be known to the engine, as one
 // that is made by Engine.NewBatch or with Engine.Observer is: another would never be moved or
@@ -245,12 +245,12 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 // insert takes b over, at place, which may have become wrong in its rank, and in its seq
 // if another batch has arrived since.
 func (r *Repository) insert(partition int, b *batch.Batch, place batch.Place) error {
-	if err := b.Keep(r, place); err != nil {
+	if err := b.Store(r, place); err != nil {
 		return fmt.Errorf("repository %s: %w", r.key, err)
 	}
 	tell, err := r.insertKept(partition, b, place.Seq)
 	if err != nil {
-		b.Unkeep(r)
+		b.Unstore(r)
 		return err
 	}
 	tell()
@@ -297,7 +297,7 @@ func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) (tell
 // settleLocked sets the place of an entry's batch to what it should be by now. The caller calls
 // tell once the lock is free.
 func (r *Repository) settleLocked(e *entry) (tell func()) {
-	return e.b.KeepAt(r, r.placeLocked(e.seq, e.part.number))
+	return e.b.StoreAt(r, r.placeLocked(e.seq, e.part.number))
 }
 
 // setRank says where the repository stands in its plan. The caller then calls
@@ -333,7 +333,7 @@ func (r *Repository) all() []*batch.Batch {
 	return batches
 }
 
-// BatchChanged makes a Repository the keeper of its batches: it notes what state
+// BatchChanged makes a Repository the store of its batches: it notes what state
 // they are in. Only batches call it.
 func (r *Repository) BatchChanged(b *batch.Batch) {
 	var s signals
@@ -391,7 +391,7 @@ func (r *Repository) remove(e *entry) {
 	r.mu.Lock()
 	r.removeLocked(e, &s)
 	r.unlock(&s)
-	e.b.Unkeep(r)
+	e.b.Unstore(r)
 }
 
 func (r *Repository) removeLocked(e *entry, s *signals) {

@@ -440,8 +440,8 @@ func TestPutBatchRefuses(t *testing.T) {
 	gpu := m.space(tier.GPU)
 	b := newBatch(t, 1, gpu)
 	check(t, r.PutBatch(0, b))
-	wantError(t, r.PutBatch(0, b), batch.ErrKept)
-	wantError(t, other.PutBatch(0, b), batch.ErrKept)
+	wantError(t, r.PutBatch(0, b), batch.ErrStored)
+	wantError(t, other.PutBatch(0, b), batch.ErrStored)
 	same := newBatch(t, 1, gpu)
 	wantError(t, r.PutBatch(1, same), ErrDuplicateBatch)
 	check(t, other.PutBatch(0, same)) // still whole and free

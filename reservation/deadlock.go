@@ -4,15 +4,17 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"time"
 
+	"github.com/spillway-db/spillway/internal/deadlock"
 	"github.com/spillway-db/spillway/tier"
 )
 
 // tell ends one of the waits, which are stuck: the youngest of an owner whose giving up
 // would help and that has not been told yet to roll back; if all have, the youngest, and
 // then rolling back again would only turn in a circle.
-func (m *Manager) tell(b *books, stuck []*waitView) {
-	among := b.holders(stuck)
+func (m *Manager) tell(b *books, stuck []*deadlock.Wait, still time.Duration) {
+	among := b.Holders(stuck)
 	if len(among) == 0 {
 		among = stuck
 	}
@@ -20,23 +22,24 @@ func (m *Manager) tell(b *books, stuck []*waitView) {
 	t := &m.progress.owners
 	t.Lock()
 	for _, c := range slices.Backward(among) {
-		if !c.owner.owner.told.is {
+		if !c.Owner.Of.(*Owner).told.is {
 			v, advice = c, RollBack
 			break
 		}
 	}
 	t.Unlock()
-	m.tellOne(v, stuck, b.errorOf(v, len(stuck), advice))
+	m.tellOne(v, stuck, m.errorOf(b, v, len(stuck), advice, still))
 }
 
-func (b *books) errorOf(v *waitView, waiters int, advice Advice) *DeadlockError {
-	s := v.slot()
+func (m *Manager) errorOf(b *books, v *deadlock.Wait, waiters int, advice Advice, still time.Duration) *DeadlockError {
+	s := v.MostKept()
+	l := m.lines[s.Line.Index]
 	e := &DeadlockError{
-		Space: s.line.space.ID(), Requested: s.need, Available: s.line.available,
-		Waiters: waiters, Advice: advice, Hint: s.line.hint, Still: b.quiet, Holders: b.holdersIn(s.line),
+		Space: l.space.ID(), Requested: s.Need, Available: s.Line.Available,
+		Waiters: waiters, Advice: advice, Hint: l.hint, Still: still, Holders: b.holdersIn(l.space, still > 0),
 	}
-	if v.owner != nil {
-		e.Owner, e.Held = v.owner.owner.name, v.owner.total
+	if v.Owner != nil {
+		e.Owner, e.Held = v.Owner.Of.(*Owner).name, v.Owner.Total
 	}
 	if among := e.Holders; len(among) > maxHolders {
 		e.Holders, e.MoreHolders = among[:maxHolders], len(among)-maxHolders
@@ -47,14 +50,14 @@ func (b *books) errorOf(v *waitView, waiters int, advice Advice) *DeadlockError 
 // maxHolders is how many holders an error or an event names.
 const maxHolders = 8
 
-// holdersIn describes what is kept in a line by handles and records of owners who wait,
+// holdersIn describes what is kept in a space by handles and records of owners who wait,
 // and of unknown ones where these are in the way. The largest is first.
-func (b *books) holdersIn(l *lineView) []tier.Holding {
+func (b *books) holdersIn(space *tier.Space, unknown bool) []tier.Holding {
 	var out []tier.Holding
-	for _, v := range l.space.Holds(nil) {
+	for _, v := range space.Holds(nil) {
 		o, _ := v.Owner.(*Owner)
-		if known := b.owners[o]; known == nil && b.quiet > 0 || known != nil && len(known.waits) > 0 {
-			out = append(out, v.Describe(l.space.ID()))
+		if known := b.owners[o]; known == nil && unknown || known != nil && len(known.Waits) > 0 {
+			out = append(out, v.Describe(space.ID()))
 		}
 	}
 	slices.SortFunc(out, func(a, b tier.Holding) int {
@@ -65,12 +68,15 @@ func (b *books) holdersIn(l *lineView) []tier.Holding {
 
 // tellOne ends v's wait, unless there is room for it by now. That the owner was told
 // is noted before, so that what it does then counts.
-func (m *Manager) tellOne(v *waitView, stuck []*waitView, err *DeadlockError) {
-	takeBack := v.owner.tell(m, err)
+func (m *Manager) tellOne(v *deadlock.Wait, stuck []*deadlock.Wait, err *DeadlockError) {
+	takeBack := func() {}
+	if v.Owner != nil {
+		takeBack = v.Owner.Of.(*Owner).tell(m, err)
+	}
 	var done over
 	m.mu.Lock()
-	w := v.w
-	ended := !v.over() && !w.fitsLocked()
+	w := waiterOf(v)
+	ended := w != nil && !w.fitsLocked()
 	if ended {
 		err.others = signalOfLocked(stuck, v)
 		m.failLocked(w, err, &done)
@@ -84,12 +90,9 @@ func (m *Manager) tellOne(v *waitView, stuck []*waitView, err *DeadlockError) {
 	m.serve()
 }
 
-// tell notes that the owner, if there is one, is told err.
-func (v *ownerView) tell(m *Manager, err *DeadlockError) (takeBack func()) {
-	if v == nil {
-		return func() {}
-	}
-	o, t := v.owner, &m.progress.owners
+// tell notes that o is told err.
+func (o *Owner) tell(m *Manager, err *DeadlockError) (takeBack func()) {
+	t := &m.progress.owners
 	t.Lock()
 	defer t.Unlock()
 	before := o.told
@@ -125,20 +128,21 @@ func (s *signal) set() { s.once.Do(func() { close(s.c) }) }
 
 // signalOfLocked returns what is set when another wait is over that is not of told's owner;
 // nil if there is none.
-func signalOfLocked(stuck []*waitView, told *waitView) *signal {
+func signalOfLocked(stuck []*deadlock.Wait, told *deadlock.Wait) *signal {
 	var s *signal
 	for _, v := range stuck {
-		if v == told || v.owner != nil && v.owner == told.owner {
+		if v == told || v.Owner != nil && v.Owner == told.Owner {
 			continue
 		}
 		if s == nil {
 			s = &signal{c: make(chan struct{})}
 		}
-		if v.over() { // just now
+		w := waiterOf(v)
+		if w == nil { // it ended just now
 			s.set()
 			continue
 		}
-		v.w.tells = append(v.w.tells, s)
+		w.tells = append(w.tells, s)
 	}
 	return s
 }

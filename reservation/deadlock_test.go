@@ -438,8 +438,8 @@ func TestOwnerBelongsToOneManager(t *testing.T) {
 	m, _ := one(t, 100, 0)
 	other, _ := one(t, 100, 0)
 	o := reservation.NewOwner("a")
-	if o.Name() != "a" || o.Workers() != 1 {
-		t.Errorf("the owner is %q with %d workers", o.Name(), o.Workers())
+	if o.Name() != "a" || o.Goroutines() != 1 {
+		t.Errorf("the owner is %q with %d workers", o.Name(), o.Goroutines())
 	}
 	r := mustTry(t, m, onGPU0, 10, reservation.WithOwner(o))
 	if _, err := other.TryReserve(onGPU0, 10, reservation.WithOwner(o)); err == nil {
@@ -450,7 +450,7 @@ func TestOwnerBelongsToOneManager(t *testing.T) {
 		t.Errorf("a wait in another manager: %v", err)
 	}
 	release(t, r, held)
-	if err := (reservation.Config{Spaces: m.Spaces().All(), Grace: -1}).Validate(); err == nil {
+	if _, err := reservation.NewManager(reservation.Config{Spaces: m.Spaces().All(), Grace: -1}); err == nil {
 		t.Error("a negative grace is accepted")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/spillway-db/spillway/reservation/account"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -155,7 +156,7 @@ func (e *DeadlockError) Is(target error) bool { return target == ErrDeadlock }
 type endedError struct {
 	what       string
 	err, cause error
-	account    *Account // of what was waited for; nil after a short wait
+	account    *account.Account // of what was waited for; nil after a short wait
 }
 
 func ended(ctx context.Context, what string) *endedError {

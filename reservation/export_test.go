@@ -62,3 +62,13 @@ func (m *Manager) Stall() (resume func()) {
 		m.serve()
 	}
 }
+
+// What is not configured.
+const (
+	DefaultBypass = defaultBypass
+	DefaultGrace  = defaultGrace
+	LongWaitAfter = longWaitAfter
+)
+
+// Goroutines returns how many goroutines work for the owner.
+func (o *Owner) Goroutines() int { return o.goroutines() }

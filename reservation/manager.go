@@ -1,7 +1,6 @@
 package reservation
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +15,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// DefaultBypass is how many requests may pass the oldest waiter of a space.
-const DefaultBypass = 16
+// defaultBypass is how many requests may pass the oldest waiter of a space.
+const defaultBypass = 16
 
 // Config describes a Manager. Spaces is required; each must have its own id.
 type Config struct {
@@ -32,14 +31,14 @@ type Config struct {
 	Paired func(a, b tier.ID) bool
 	// Bypass is how many requests may be served from a space before its oldest
 	// waiter, for which there is no room yet; after that all freed bytes are kept
-	// for it. 0 means DefaultBypass, below 0 that nobody may pass.
+	// for it. 0 means 16, below 0 that nobody may pass.
 	Bypass int
 	// Grace is how long nothing may change before owners who all wait are taken for
-	// deadlocked; 0 means DefaultGrace. See the package doc.
+	// deadlocked; 0 means 100 ms. See the package doc.
 	Grace time.Duration
 	// StuckAfter is how long nothing may change before somebody, with an owner or without, is
 	// told ErrDeadlock who waits for what handles or records of unknown owners keep. 0 means
-	// DefaultStuckAfter, below 0 that nobody is told. See the package doc.
+	// 30 s, below 0 that nobody is told. See the package doc.
 	StuckAfter time.Duration
 	// Movable says whether bytes of a space may become free without any owner's doing:
 	// because something is on its way out, or is going to be moved. It is called with no lock
@@ -52,7 +51,7 @@ type Config struct {
 	// the goroutine that allocates, which waits for it: it must not wait for anybody's
 	// release. Nil means that nothing is moved for the sake of one piece.
 	Clear func(space tier.ID, enough func() bool)
-	// LongWait is told of a wait that has taken LongWaitAfter, and again after twice as
+	// LongWait is told of a wait that has taken 5 s, and again after twice as
 	// long, and so on: of the oldest in each space. It is called on a goroutine of its own
 	// with no lock held, and must not call Close. Nil means that nobody is told.
 	LongWait func(LongWait)
@@ -60,8 +59,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Validate checks what NewManager would refuse.
-func (c Config) Validate() error {
+func (c Config) validate() error {
 	if c.Bypass > maxBypass {
 		return fmt.Errorf("reservation: a bypass of %d requests is above %d", c.Bypass, maxBypass)
 	}
@@ -113,7 +111,7 @@ type scratch struct {
 // NewManager returns a manager of the spaces in cfg. The spaces stay the
 // caller's, who closes them after the manager.
 func NewManager(cfg Config) (*Manager, error) {
-	if err := cfg.Validate(); err != nil {
+	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
 	spaces, err := newSpaces(cfg.Spaces, cfg.Distance, cfg.Paired)
@@ -123,10 +121,9 @@ func NewManager(cfg Config) (*Manager, error) {
 	m := &Manager{spaces: spaces, bypass: uint32(max(0, cfg.Bypass)), clear: cfg.Clear, made: time.Now()}
 	m.bells.New = func() any { return make(chan struct{}, 1) }
 	if cfg.Bypass == 0 {
-		m.bypass = DefaultBypass
+		m.bypass = defaultBypass
 	}
-	m.progress.movable, m.progress.grace = cfg.Movable, cmp.Or(cfg.Grace, DefaultGrace)
-	m.progress.stuck = cmp.Or(cfg.StuckAfter, DefaultStuckAfter)
+	m.progress.configure(m, cfg)
 	m.patience.tell, m.panics.Logger = cfg.LongWait, cfg.Logger
 	m.scratch.New = func() any { return new(scratch) }
 	for _, sp := range spaces.all {

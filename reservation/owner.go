@@ -58,8 +58,8 @@ func (o *Owner) changed() {
 	}
 }
 
-// Workers returns how many goroutines work for the owner.
-func (o *Owner) Workers() int { return int(max(1, o.workers.Load())) }
+// goroutines returns how many goroutines work for the owner.
+func (o *Owner) goroutines() int { return int(max(1, o.workers.Load())) }
 
 // Context returns a context whose waits are the owner's: those of requests made
 // with it that name no owner themselves, such as what a mover reserves to bring a
@@ -121,17 +121,16 @@ func (r Reservation) SetOwner(o *Owner) error {
 	if err := o.join(r.rec.line.m); err != nil || o == nil {
 		return err
 	}
-	rec := r.rec
-	rec.mu.Lock()
-	gone, owned := rec.goneLocked(r.gen), rec.mu.options.owner != nil
-	if !gone && !owned {
+	rec := r.lock()
+	if rec == nil {
+		return errReleased("setting the owner")
+	}
+	owned := rec.mu.options.owner != nil
+	if !owned {
 		rec.mu.optioned, rec.mu.options.owner = true, o
 	}
 	rec.mu.Unlock()
-	switch {
-	case gone:
-		return errReleased("setting the owner")
-	case owned:
+	if owned {
 		return errors.New("reservation: it has an owner already")
 	}
 	o.opened(r)
@@ -143,15 +142,8 @@ func (r Reservation) SetOwner(o *Owner) error {
 
 // Owner returns whose the reservation is; nil if it is nobody's, or was released.
 func (r Reservation) Owner() *Owner {
-	if r.rec == nil {
-		return nil
-	}
-	r.rec.mu.Lock()
-	defer r.rec.mu.Unlock()
-	if r.rec.goneLocked(r.gen) {
-		return nil
-	}
-	return r.rec.mu.options.owner
+	o, _ := r.settings()
+	return o.owner
 }
 
 // owners is the manager's table of those who have open reservations.

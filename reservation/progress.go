@@ -7,27 +7,21 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/deadlock"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/tier"
 )
 
-// DefaultGrace is how long nothing may change before waiters are taken for
+// defaultGrace is how long nothing may change before waiters are taken for
 // deadlocked that others could have helped.
-const DefaultGrace = 100 * time.Millisecond
+const defaultGrace = 100 * time.Millisecond
 
-const (
-	// looksPerGrace is how often the books are looked at within a grace.
-	looksPerGrace = 4
-	// helplessGraces is how many graces it takes where no owner holds anything that
-	// is waited for, so that rolling back would not help: there the monitor refuses
-	// waiters, as soon as it knows that all is at rest and cannot move.
-	helplessGraces = 4
-)
+// looksPerGrace is how often the books are looked at within a grace.
+const looksPerGrace = 4
 
-// DefaultStuckAfter is how long nothing may change where handles or records of unknown
+// defaultStuckAfter is how long nothing may change where handles or records of unknown
 // owners keep something of what is waited for. Somebody may work on them, which takes
 // longer than moves do, and the waiters would be told for nothing.
-const DefaultStuckAfter = 30 * time.Second
+const defaultStuckAfter = 30 * time.Second
 
 // lookShare bounds what looks cost: at most one part in lookShare of a processor.
 const lookShare = 20
@@ -37,9 +31,6 @@ const lookShare = 20
 // there is neither. If nothing has changed since the last look, the books are not read
 // again.
 type progress struct {
-	movable func(tier.ID) bool // immutable
-	grace   time.Duration      // immutable
-	stuck   time.Duration      // immutable; see Config.StuckAfter
 	owners  owners
 	looks   sync.WaitGroup // one while a look is due or under way
 	changes atomic.Uint64  // of what owners hold and wait for
@@ -52,22 +43,11 @@ type progress struct {
 	took    time.Duration // by the last look
 
 	// The look's own; there is never more than one.
-	books   *books    // of the last look
-	mark    mark      // what there was when they were read
-	certain []uint64  // who was deadlocked at the last look, whatever others do
-	still   stillness // what the books were when all owners waited
-	since   time.Time // and since when they are so
-	quiet   []quiet   // by line
-	reads   int       // how often the books were read
-	steps   int       // what that has cost
-}
-
-// stillness is what must stay the same for all owners to be stuck.
-type stillness struct {
-	waits   []uint64
-	rooms   []room
-	changes uint64
-	holds   uint64
+	judge deadlock.Judge // what it is configured with is immutable
+	books *books         // of the last look
+	mark  mark           // what there was when they were read
+	reads int            // how often the books were read
+	steps int            // what that has cost
 }
 
 // mark is the same for as long as nothing has changed that the books depend on.
@@ -77,9 +57,8 @@ type mark struct {
 }
 
 type lineMark struct {
-	room
-	most, door int64
-	holds      uint64
+	used, available, most, door int64
+	holds                       uint64
 }
 
 func (a mark) equal(b mark) bool { return a.changes == b.changes && slices.Equal(a.lines, b.lines) }
@@ -89,29 +68,30 @@ func (m *Manager) markNow() mark {
 	k := mark{changes: m.progress.changes.Load(), lines: make([]lineMark, len(m.lines))}
 	for i, l := range m.lines {
 		k.lines[i] = lineMark{
-			room{l.space.Used(), l.space.Available()}, l.space.Room(), int64(l.waits.Door()), l.space.HoldChanges(),
+			used: l.space.Used(), available: l.space.Available(), most: l.space.Room(),
+			door: int64(l.waits.Door()), holds: l.space.HoldChanges(),
 		}
 	}
 	return k
 }
 
-type room struct{ used, available int64 }
-
-func (s stillness) equal(o stillness) bool {
-	return s.changes == o.changes && s.holds == o.holds && slices.Equal(s.waits, o.waits) && slices.Equal(s.rooms, o.rooms)
-}
-
-// quiet is since when a line's room, handles and records are what they are.
-type quiet struct {
-	room  room
-	holds uint64
-	since time.Time
+// configure is part of NewManager.
+func (p *progress) configure(m *Manager, cfg Config) {
+	p.judge.Grace = cmp.Or(cfg.Grace, defaultGrace)
+	p.judge.Strangers = cmp.Or(cfg.StuckAfter, defaultStuckAfter)
+	if cfg.Movable != nil {
+		p.judge.Movable = func(line int) (movable bool) {
+			movable = true // if it panics
+			m.panics.Do("Config.Movable", func() { movable = cfg.Movable(m.lines[line].space.ID()) })
+			return movable
+		}
+	}
 }
 
 // waitBegunLocked notes that w has joined its lines.
 func (m *Manager) waitBegunLocked(w *waiter) {
 	p := &m.progress
-	if w.owner == nil && p.stuck < 0 {
+	if w.owner == nil && p.judge.Strangers < 0 {
 		return
 	}
 	p.changes.Add(1)
@@ -153,9 +133,9 @@ func (m *Manager) lookLaterLocked() {
 	p := &m.progress
 	p.looking = true
 	p.looks.Add(1)
-	grace := p.grace
+	grace := p.judge.Grace
 	if p.owned == 0 {
-		grace = p.stuck
+		grace = p.judge.Strangers
 	}
 	after := max(1, grace/looksPerGrace, (lookShare-1)*p.took)
 	if p.timer == nil {
@@ -172,8 +152,14 @@ func (m *Manager) look() {
 	lockrank.AssertNone("waiters are looked at")
 	began := time.Now()
 	b := m.read()
-	m.judge(b)
-	m.judgePlain(b)
+	if stuck, still := p.judge.Owners(&b.Books, time.Now()); len(stuck) > 0 {
+		m.tell(b, stuck, still)
+	}
+	lasted := func(v *deadlock.Wait) time.Duration { return time.Since(m.made) - v.Of.(*waiter).begun }
+	if stuck, still := p.judge.Plain(&b.Books, time.Now(), lasted); len(stuck) > 0 {
+		v := stuck[len(stuck)-1]
+		m.tellOne(v, stuck, m.errorOf(b, v, len(stuck), RollBack, still))
+	}
 	took := time.Since(began)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -181,7 +167,8 @@ func (m *Manager) look() {
 	if len(p.waits) > 0 {
 		m.lookLaterLocked()
 	} else {
-		p.books, p.quiet = nil, nil // the books refer to all who waited
+		p.books = nil // it refers to all who waited
+		p.judge.Forget()
 	}
 }
 
@@ -190,113 +177,12 @@ func (m *Manager) look() {
 func (m *Manager) read() *books {
 	p := &m.progress
 	now := m.markNow()
-	if p.books != nil && p.books.settled && now.equal(p.mark) {
+	if p.books != nil && p.books.Settled && now.equal(p.mark) {
 		return p.books
 	}
 	b := m.observe()
-	b.certain = b.stuck(true)
-	b.still = b.stuck(false)
 	p.books, p.mark = b, now
 	p.reads++
-	p.steps += b.steps
+	p.steps += b.Steps
 	return b
-}
-
-// judge tells somebody if that is due.
-func (m *Manager) judge(b *books) {
-	p := &m.progress
-	// Whatever the others give back, those who are stuck now stay so. The books are
-	// not read at one instant; but who was stuck at the last look, too, has waited ever
-	// since, and what it holds is what it held then.
-	stuck := b.certain
-	before := p.certain
-	p.certain = seqs(stuck)
-	b.quiet = 0
-	if len(stuck) > 0 && slices.Equal(before, p.certain) {
-		m.tell(b, stuck)
-		return
-	}
-	// Or everybody waits, nothing is movable, and nothing happens.
-	stuck = b.still
-	if len(stuck) == 0 || !b.allStuck() || !b.settled || m.anyMovable(b, stuck) {
-		p.still, p.since = stillness{}, time.Time{}
-		return
-	}
-	now := time.Now()
-	if still := b.stillness(stuck); p.since.IsZero() || !still.equal(p.still) {
-		p.still, p.since = still, now
-	}
-	grace := p.grace
-	switch {
-	case b.strangersHold(stuck):
-		if grace = p.stuck; grace < 0 {
-			return
-		}
-		b.quiet = now.Sub(p.since)
-	case !b.holdsAny(stuck):
-		grace *= helplessGraces
-	}
-	if now.Sub(p.since) >= grace {
-		p.since = time.Time{}
-		m.tell(b, stuck)
-	}
-}
-
-// judgePlain tells the youngest of the waits without an owner that handles and records of
-// unknown owners stand in the way of, whatever else becomes free, if for Config.StuckAfter it
-// has waited and nothing has changed in the spaces that it waits for.
-func (m *Manager) judgePlain(b *books) {
-	p := &m.progress
-	if len(b.plain) == 0 {
-		return
-	}
-	now := time.Now()
-	if p.quiet == nil {
-		p.quiet = make([]quiet, len(m.lines))
-	}
-	for i, l := range p.mark.lines {
-		if q := &p.quiet[i]; q.since.IsZero() || q.room != l.room || q.holds != l.holds {
-			*q = quiet{l.room, l.holds, now}
-		}
-	}
-	var stuck []*waitView
-	b.quiet = 0
-	for _, v := range b.plain {
-		if !v.pinned() {
-			continue
-		}
-		still := time.Since(m.made) - v.begun
-		for _, s := range v.slots {
-			still = min(still, now.Sub(p.quiet[s.line.index].since))
-		}
-		if still >= p.stuck {
-			stuck, b.quiet = append(stuck, v), max(b.quiet, still)
-		}
-	}
-	if len(stuck) == 0 {
-		return
-	}
-	slices.SortFunc(stuck, func(a, b *waitView) int { return cmp.Compare(a.seq, b.seq) })
-	v := stuck[len(stuck)-1]
-	m.tellOne(v, stuck, b.errorOf(v, len(stuck), RollBack))
-	for _, s := range v.slots { // it has as long to give something back
-		p.quiet[s.line.index].since = now
-	}
-}
-
-// anyMovable says whether something in the way of one of the waits can be moved. Of whom
-// it cannot be asked nobody is told.
-func (m *Manager) anyMovable(b *books, stuck []*waitView) (movable bool) {
-	movable = true
-	m.panics.Do("Config.Movable", func() { movable = b.anyMovable(stuck, m.progress.movable) })
-	return movable
-}
-
-func seqs(waits []*waitView) []uint64 {
-	out := make([]uint64, len(waits))
-	for i, w := range waits {
-		out[i] = w.seq
-	}
-	slices.Sort(out)
-	return out
 }

@@ -75,6 +75,19 @@ func (r *record) open(bytes int64, o options) Reservation {
 	return v
 }
 
+// lock returns r's record, locked; nil if r was released or is none.
+func (r Reservation) lock() *record {
+	if r.rec == nil {
+		return nil
+	}
+	r.rec.mu.Lock()
+	if r.rec.goneLocked(r.gen) {
+		r.rec.mu.Unlock()
+		return nil
+	}
+	return r.rec
+}
+
 // goneLocked says whether the reservation of that generation was released.
 func (r *record) goneLocked(gen uint64) bool { return r.mu.gen != gen || r.mu.released }
 
@@ -123,39 +136,43 @@ func (r Reservation) Space() *tier.Space {
 
 // Bytes returns how many bytes are promised, in use or not; 0 after Release.
 func (r Reservation) Bytes() int64 {
-	if r.rec == nil {
+	rec := r.lock()
+	if rec == nil {
 		return 0
 	}
-	r.rec.mu.Lock()
-	defer r.rec.mu.Unlock()
-	if r.rec.goneLocked(r.gen) {
-		return 0
-	}
-	return r.rec.mu.promised
+	defer rec.mu.Unlock()
+	return rec.mu.promised
 }
 
 // Unused returns how many of the promised bytes are in no buffer; 0 after
 // Release.
 func (r Reservation) Unused() int64 {
-	if r.rec == nil {
+	rec := r.lock()
+	if rec == nil {
 		return 0
 	}
-	r.rec.mu.Lock()
-	defer r.rec.mu.Unlock()
-	if r.rec.goneLocked(r.gen) {
-		return 0
-	}
-	return r.rec.unusedLocked()
+	defer rec.mu.Unlock()
+	return rec.unusedLocked()
 }
 
 // over says whether r was released.
 func (r Reservation) over() bool {
-	if r.rec == nil {
+	rec := r.lock()
+	if rec == nil {
 		return true
 	}
-	r.rec.mu.Lock()
-	defer r.rec.mu.Unlock()
-	return r.rec.goneLocked(r.gen)
+	rec.mu.Unlock()
+	return false
+}
+
+// settings returns the options of r, and whether it is open.
+func (r Reservation) settings() (o options, open bool) {
+	rec := r.lock()
+	if rec == nil {
+		return options{}, false
+	}
+	defer rec.mu.Unlock()
+	return rec.mu.options, true
 }
 
 // unusedLocked is what the space's books have as reserved for the record, but for what
@@ -179,7 +196,7 @@ func (r Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCut
 // AllocCuts is Alloc for memory that may be split at cuts: ascending multiples
 // of tier.Page below size. Only host and disk memory is ever split.
 func (r Reservation) AllocCuts(size int64, cuts []int64) (*tier.Buffer, error) {
-	return r.allocFor(size, cuts, (*account)(r.rec))
+	return r.allocFor(size, cuts, (*creditor)(r.rec))
 }
 
 // allocFor is AllocCuts with another account in front of the reservation's.
@@ -192,8 +209,8 @@ func (r Reservation) allocFor(size int64, cuts []int64, a tier.Account) (*tier.B
 		b, err = r.allocCleared(size, cuts, a, err)
 	}
 	if err != nil {
-		if h := r.memoryHook(); h != nil {
-			return h.again(r, size, err, func() (*tier.Buffer, error) { return r.tryAlloc(size, cuts, a) })
+		if o, _ := r.settings(); o.memory != nil {
+			return o.memory.again(r, size, err, func() (*tier.Buffer, error) { return r.tryAlloc(size, cuts, a) })
 		}
 	}
 	return b, err
@@ -207,10 +224,7 @@ func inPieces(err error) bool {
 
 // allocCleared has others moved out of the way of an allocation that failed with err.
 func (r Reservation) allocCleared(size int64, cuts []int64, a tier.Account, err error) (*tier.Buffer, error) {
-	r.rec.mu.Lock()
-	asIs := r.rec.goneLocked(r.gen) || r.rec.mu.options.policy.asIs
-	r.rec.mu.Unlock()
-	if asIs {
+	if o, open := r.settings(); !open || o.policy.asIs {
 		return nil, err
 	}
 	lockrank.AssertNone("others are moved out of the way")
@@ -227,24 +241,10 @@ func (r Reservation) allocCleared(size int64, cuts []int64, a tier.Account, err 
 // StopClearing does for r from now on what WithoutClearing does for a new reservation. After Release
 // it does nothing.
 func (r Reservation) StopClearing() {
-	if r.rec == nil {
-		return
+	if rec := r.lock(); rec != nil {
+		rec.mu.optioned, rec.mu.options.policy.asIs = true, true
+		rec.mu.Unlock()
 	}
-	r.rec.mu.Lock()
-	defer r.rec.mu.Unlock()
-	if !r.rec.goneLocked(r.gen) {
-		r.rec.mu.optioned, r.rec.mu.options.policy.asIs = true, true
-	}
-}
-
-// memoryHook returns r's out-of-memory hook, nil if it has none or was released.
-func (r Reservation) memoryHook() *memoryHook {
-	r.rec.mu.Lock()
-	defer r.rec.mu.Unlock()
-	if r.rec.goneLocked(r.gen) {
-		return nil
-	}
-	return r.rec.mu.options.memory
 }
 
 func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
@@ -277,9 +277,7 @@ func (r Reservation) draw(charge int64) (grown int64, err error) {
 	rec, space := r.rec, r.rec.line.space
 	var extra int64 // charged beyond what was unused
 	for {
-		rec.mu.Lock()
-		if rec.goneLocked(r.gen) {
-			rec.mu.Unlock()
+		if r.lock() == nil {
 			space.Unreserve(extra)
 			return 0, errReleased("alloc")
 		}
@@ -345,14 +343,14 @@ func (r *record) undraw(charge, grown int64) {
 	}
 }
 
-// account is a record as the tier.Account of its buffers: while one of them is out,
+// creditor is a record as the tier.Account of its buffers: while one of them is out,
 // nobody else uses the record.
-type account record
+type creditor record
 
 // Credit takes n bytes back that a buffer was charged and that are reclaimed. A
 // promise that was overdrawn gives the space its part first. After Release all
 // of it is the space's.
-func (a *account) Credit(n int64) bool {
+func (a *creditor) Credit(n int64) bool {
 	r := (*record)(a)
 	r.mu.Lock()
 	before := r.unusedLocked()
@@ -396,9 +394,7 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 		return ended(ctx, "not grown")
 	}
 	need := l.charge(n)
-	rec.mu.Lock()
-	if rec.goneLocked(r.gen) {
-		rec.mu.Unlock()
+	if r.lock() == nil {
 		return errReleased("grow")
 	}
 	promised := rec.mu.promised
@@ -425,9 +421,7 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 			return err
 		}
 	}
-	rec.mu.Lock()
-	if rec.goneLocked(r.gen) {
-		rec.mu.Unlock()
+	if r.lock() == nil {
 		l.space.Unreserve(charged)
 		return errReleased("grow")
 	}
@@ -468,9 +462,7 @@ func (r Reservation) tellGrowing() {
 func (r Reservation) waitToGrow(ctx context.Context, n int64, s slot) (int64, error) {
 	rec := r.rec
 	w := newWaiter([]slot{s}, n, n)
-	rec.mu.Lock()
-	if rec.goneLocked(r.gen) {
-		rec.mu.Unlock()
+	if r.lock() == nil {
 		return 0, errReleased("grow")
 	}
 	owner := rec.mu.options.owner
@@ -494,9 +486,7 @@ func (r Reservation) Shrink(n int64) error {
 	if n < 0 {
 		return fmt.Errorf("reservation: %s: cannot shrink by %d bytes", space.ID(), n)
 	}
-	rec.mu.Lock()
-	if rec.goneLocked(r.gen) {
-		rec.mu.Unlock()
+	if r.lock() == nil {
 		return errReleased("shrink")
 	}
 	unused, promised := rec.unusedLocked(), rec.mu.promised

@@ -145,7 +145,7 @@ func (s *Streams) allocNow(st *stream, size int64) (*tier.Buffer, error) {
 }
 
 func (s *Streams) allocFrom(r Reservation, st *stream, size int64) (*tier.Buffer, error) {
-	b, err := r.allocFor(size, nil, &streamAccount{s, st, (*account)(r.rec)})
+	b, err := r.allocFor(size, nil, &streamAccount{s, st, (*creditor)(r.rec)})
 	if err == nil {
 		// Not before: what fails is never seen. And nobody can free it earlier.
 		s.count(st, b.Charge())

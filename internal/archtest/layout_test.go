@@ -24,6 +24,7 @@ var layout = []string{
 	"tier/disk",
 	"tier/disk/faultfs",
 	"tier/faultdev",
+	"reservation/account",
 	"reservation",
 	"reservation/arrowmem",
 	"reservation/permit",
@@ -34,6 +35,7 @@ var layout = []string{
 	"internal/codec",
 	"internal/image",
 	"internal/image/imagetest",
+	"internal/persist",
 	"internal/transfer",
 	"convert",
 	"convert/cdevice",
@@ -51,11 +53,11 @@ var testOnly = []string{"tier/tiertest", "internal/image/imagetest"}
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.
-var programsMay = []string{"diag", "topology", "tier", "tier/disk", "tier/disk/faultfs", "tier/faultdev", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
+var programsMay = []string{"diag", "topology", "tier", "tier/disk", "tier/disk/faultfs", "tier/faultdev", "reservation/account", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
 
 // examplesMay lists the public packages that examples may import: those that
 // an embedder does.
-var examplesMay = []string{"diag", "topology", "tier", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", "."}
+var examplesMay = []string{"diag", "topology", "tier", "reservation/account", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", "."}
 
 // checkImport returns why the package from (its directory below the root of the
 // module) may not import the package to; empty if it may.

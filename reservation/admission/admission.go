@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	// DefaultThreshold is the share of a space's capacity that tasks are admitted up to.
-	DefaultThreshold = 0.9
-	// DefaultBypass is how many tasks may pass the oldest that waits.
-	DefaultBypass = 16
-	// DefaultMaxAttempts is how often Run tries a task.
-	DefaultMaxAttempts = 10
+	// defaultThreshold is the share of a space's capacity that tasks are admitted up to.
+	defaultThreshold = 0.9
+	// defaultBypass is how many tasks may pass the oldest that waits.
+	defaultBypass = 16
+	// defaultMaxAttempts is how often Run tries a task.
+	defaultMaxAttempts = 10
 )
 
 // Rules say which tasks may start. The zero value means the defaults.
@@ -30,15 +30,15 @@ type Rules struct {
 	// Strategy names the spaces that tasks may run in; nil means any GPU.
 	Strategy reservation.Strategy
 	// Threshold is the share of a space's capacity that tasks are admitted up to: above
-	// 0 and at most 1; 0 means DefaultThreshold. The space's own limit holds beside it.
+	// 0 and at most 1; 0 means 0.9. The space's own limit holds beside it.
 	Threshold float64
 	// Threads is how many tasks run at once at most; 0 means GOMAXPROCS, for each task
 	// has a goroutine that works.
 	Threads int
 	// Bypass is how many tasks may pass the oldest that waits and cannot start yet; 0
-	// means DefaultBypass, below 0 that none may.
+	// means 16, below 0 that none may.
 	Bypass int
-	// MaxAttempts is how often Run tries a task; 0 means DefaultMaxAttempts.
+	// MaxAttempts is how often Run tries a task; 0 means 10.
 	MaxAttempts int
 	// Estimator says what tasks take beside their inputs; nil means Ratios.
 	Estimator Estimator
@@ -70,17 +70,17 @@ func (r Rules) withDefaults() Rules {
 		r.Strategy = reservation.AnyInTier(tier.GPU)
 	}
 	if r.Threshold == 0 {
-		r.Threshold = DefaultThreshold
+		r.Threshold = defaultThreshold
 	}
 	if r.Threads == 0 {
 		r.Threads = runtime.GOMAXPROCS(0)
 	}
 	if r.Bypass == 0 {
-		r.Bypass = DefaultBypass
+		r.Bypass = defaultBypass
 	}
 	r.Bypass = max(0, r.Bypass)
 	if r.MaxAttempts == 0 {
-		r.MaxAttempts = DefaultMaxAttempts
+		r.MaxAttempts = defaultMaxAttempts
 	}
 	if r.Estimator == nil {
 		r.Estimator = new(Ratios)
@@ -97,8 +97,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Validate says what New would refuse.
-func (c Config) Validate() error {
+func (c Config) validate() error {
 	if c.Reservations == nil {
 		return errors.New("admission: a reservation manager is required")
 	}
@@ -137,7 +136,7 @@ type Admitter struct {
 
 // New returns an admitter. The manager stays the caller's, who closes it afterwards.
 func New(cfg Config) (*Admitter, error) {
-	if err := cfg.Validate(); err != nil {
+	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
 	a := &Admitter{reservations: cfg.Reservations, rules: cfg.Rules.withDefaults(), log: slog.New(slog.DiscardHandler)}

@@ -69,8 +69,8 @@ type Inputs interface {
 	Restore(ctx context.Context) error
 }
 
-// Validate says what Admit would refuse.
-func (e *Estimate) Validate() error {
+// validate says what Admit refuses.
+func (e *Estimate) validate() error {
 	for _, f := range [...]struct {
 		name  string
 		bytes int64

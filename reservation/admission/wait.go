@@ -87,7 +87,7 @@ func (w *wakes) fire() {
 // without spaces reservation.ErrNoCandidate, with none but lost ones tier.ErrLost, and spaces whose limits leave no room at
 // all reservation.ErrExceeded.
 func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) {
-	if err := e.Validate(); err != nil {
+	if err := e.validate(); err != nil {
 		return nil, err
 	}
 	if ctx.Err() != nil {

@@ -13,13 +13,13 @@ const (
 	Device = "device" // the budget of device memory
 	Host   = "host"   // the budget of pinned host memory
 
-	DefaultDeviceBytes = 256 << 20
-	DefaultHostBytes   = 512 << 20
-	DefaultSlots       = 16
-	// DefaultBypass is how many requests may pass the oldest waiter of a line.
-	DefaultBypass = 16
-	// MaxBudgets is the most that a pool can have.
-	MaxBudgets = 14
+	defaultDeviceBytes = 256 << 20
+	defaultHostBytes   = 512 << 20
+	defaultSlots       = 16
+	// defaultBypass is how many requests may pass the oldest waiter of a line.
+	defaultBypass = 16
+	// maxBudgets is the most that a pool can have.
+	maxBudgets = 14
 )
 
 const maxBypass = 1 << 20
@@ -30,7 +30,7 @@ type Budget struct {
 	Bytes int64
 }
 
-// SlotLimit says how many spill slots a pool has. The zero value is DefaultSlots
+// SlotLimit says how many spill slots a pool has. The zero value is 16
 // of them; no slots at all cannot be written with it by mistake.
 type SlotLimit struct {
 	kind  slotKind
@@ -56,7 +56,7 @@ func Unlimited() SlotLimit { return SlotLimit{kind: slotsUnlimited} }
 func (s SlotLimit) Limit() (slots int, limited bool) {
 	switch s.kind {
 	case slotsDefault:
-		return DefaultSlots, true
+		return defaultSlots, true
 	case slotsUnlimited:
 		return 0, false
 	}
@@ -78,28 +78,19 @@ func (s SlotLimit) validate() error {
 	return nil
 }
 
-// Config describes a Pool. The zero value is DefaultConfig. What is set must be
+// Config describes a Pool. The zero value
+// has 256 MiB of Device, 512 MiB of Host, and 16 slots. What is set must be
 // above zero: a budget of 0 bytes, a list without budgets and Slots(0) are errors.
 type Config struct {
-	// Budgets are the pool's budgets in their order. Nil means those of
-	// DefaultConfig; an empty list that is not nil is an error.
+	// Budgets are the pool's budgets in their order. Nil means Device and
+	// Host; an empty list that is not nil is an error.
 	Budgets []Budget
 	// Slots is how many spill slots there are: Slots(n), Unlimited(), or, if it is not
-	// set, DefaultSlots.
+	// set, 16.
 	Slots SlotLimit
 	// Bypass is how many requests may be served before the oldest of a line, for
-	// which there is not enough yet. 0 means DefaultBypass, below 0 that nobody may pass.
+	// which there is not enough yet. 0 means 16, below 0 that nobody may pass.
 	Bypass int
-}
-
-// DefaultConfig returns what the zero Config means: 256 MiB of Device, 512 MiB of
-// Host, and 16 slots.
-func DefaultConfig() Config {
-	return Config{
-		Budgets: []Budget{{Device, DefaultDeviceBytes}, {Host, DefaultHostBytes}},
-		Slots:   Slots(DefaultSlots),
-		Bypass:  DefaultBypass,
-	}
 }
 
 // IsZero says whether nothing is set.
@@ -107,10 +98,10 @@ func (c Config) IsZero() bool { return c.Budgets == nil && c.Slots == SlotLimit{
 
 func (c Config) withDefaults() Config {
 	if c.Budgets == nil {
-		c.Budgets = DefaultConfig().Budgets
+		c.Budgets = []Budget{{Device, defaultDeviceBytes}, {Host, defaultHostBytes}}
 	}
 	if c.Bypass == 0 {
-		c.Bypass = DefaultBypass
+		c.Bypass = defaultBypass
 	}
 	return c
 }
@@ -122,8 +113,8 @@ func (c Config) Validate() error {
 	switch n := len(c.Budgets); {
 	case n == 0:
 		errs = append(errs, errors.New("permit: a pool needs a budget (nil means the defaults)"))
-	case n > MaxBudgets:
-		errs = append(errs, fmt.Errorf("permit: %d budgets are more than %d", n, MaxBudgets))
+	case n > maxBudgets:
+		errs = append(errs, fmt.Errorf("permit: %d budgets are more than %d", n, maxBudgets))
 	}
 	sum := int64(0)
 	for i, b := range c.Budgets {

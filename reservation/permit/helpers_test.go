@@ -134,7 +134,7 @@ func (c *call) served(t *testing.T) permit.Permit {
 func (c *call) failed(t *testing.T, want error) {
 	t.Helper()
 	synctest.Wait()
-	if !c.over.Load() || !errors.Is(c.err, want) || !c.got.IsZero() {
+	if !c.over.Load() || !errors.Is(c.err, want) || c.got != (permit.Permit{}) {
 		t.Fatalf("over %v, %v; want %v", c.over.Load(), c.err, want)
 	}
 }

@@ -51,9 +51,6 @@ func (p *Pool) recordLocked() *record {
 	return r
 }
 
-// IsZero says whether p is no permit at all, as errors come with.
-func (p Permit) IsZero() bool { return p.rec == nil }
-
 // look runs f with the books of a permit that is held, and says whether it is.
 func (p Permit) look(f func(*Pool, *record)) bool {
 	if p.rec == nil {

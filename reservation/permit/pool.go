@@ -13,7 +13,7 @@ import (
 // A pool's resources are its budgets, by their place, and after the last its
 // slots. The monitor's waiters for its own slot have one more line.
 const (
-	maxResources = MaxBudgets + 1
+	maxResources = maxBudgets + 1
 	maxLines     = maxResources + 1
 )
 
@@ -247,8 +247,8 @@ func (p *Pool) SetSlots(s SlotLimit) error {
 	})
 }
 
-// Leaks describes the permits that are held now.
-func (p *Pool) Leaks() []Leak {
+// leaks describes the permits that are held now.
+func (p *Pool) leaks() []Leak {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var leaks []Leak
@@ -288,7 +288,7 @@ func (p *Pool) Close() error {
 	}
 	p.mu.Unlock()
 	done.wake()
-	if leaks := p.Leaks(); len(leaks) > 0 {
+	if leaks := p.leaks(); len(leaks) > 0 {
 		return &LeakError{Leaks: leaks}
 	}
 	return nil

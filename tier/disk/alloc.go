@@ -20,10 +20,10 @@ import (
 // written at 2.2 (ext4, virtual NVMe); to set 64 MiB aside takes 20 µs.
 const growStep = 64 << 20
 
-// Extents is memory on a volume: what Volume.Alloc returns. It implements
-// tier.FileMemory and is safe for concurrent use; transfers that overlap have no
+// extents is memory on a volume: what Volume.Alloc returns. It is a
+// tier.FileMemory, and safe for concurrent use; transfers that overlap have no
 // order.
-type Extents struct {
+type extents struct {
 	v      *Volume
 	size   int64
 	pieces []piece
@@ -36,7 +36,7 @@ type Extents struct {
 	reclaimed func()       // set before the owner's reference goes
 
 	// Guarded by the volume's mutex.
-	entry    *entry // the record of what is kept that the memory is in; nil: none
+	entry    *entry // the record that the memory is in; nil: none
 	disowned bool   // the room is another's by now; see PutBack
 }
 
@@ -50,21 +50,21 @@ type place struct {
 
 type piece = placement.Piece[place]
 
-var _ tier.FileMemory = (*Extents)(nil)
+var _ tier.FileMemory = (*extents)(nil)
 
 // Size is the number of bytes asked for.
-func (e *Extents) Size() int64 { return e.size }
+func (e *extents) Size() int64 { return e.size }
 
 // Locate returns the volume's directory, the name of the segment file, which an
 // anonymous file has only in messages, and the offset in it. An offset outside the
 // memory is located at its nearest end.
-func (e *Extents) Locate(off int64) (volume, file string, offset int64) {
+func (e *extents) Locate(off int64) (volume, file string, offset int64) {
 	p := e.pieces[e.pieceAt(off)]
 	return e.v.cfg.Dir, p.At.seg.name, p.At.off + off - p.Off
 }
 
 // pieceAt returns the index of the piece that off lies in.
-func (e *Extents) pieceAt(off int64) int {
+func (e *extents) pieceAt(off int64) int {
 	i, exact := slices.BinarySearchFunc(e.pieces, off, func(p piece, off int64) int {
 		switch {
 		case p.Off < off:
@@ -146,12 +146,12 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		e.units = v.sealer.NewUnits(stretches(e.pieces))
 	}
 	e.unwritten.Store(size)
-	v.pacer.takeOn(size)
+	v.pacer.TakeOn(size)
 	return e, nil
 }
 
 // take is Alloc but for the backlog.
-func (v *Volume) take(size int64, cuts []int64) (*Extents, error) {
+func (v *Volume) take(size int64, cuts []int64) (*extents, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("disk: volume %s: cannot allocate %d bytes", v.cfg.Dir, size)
 	}
@@ -179,7 +179,7 @@ func (v *Volume) take(size int64, cuts []int64) (*Extents, error) {
 			return e, err
 		}
 		if cause != nil {
-			v.pacer.fail()
+			v.pacer.Fail()
 		}
 		if cause != nil && !outOfRoom(cause) {
 			return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, advised(cause))
@@ -203,7 +203,7 @@ func (v *Volume) allowedCuts(size int64, cuts []int64) []int64 {
 
 // reuse places size bytes in what can be handed out at once, in pieces of least
 // bytes or more; nil and no error if it cannot.
-func (v *Volume) reuse(size int64, cuts []int64, least int64) (*Extents, error) {
+func (v *Volume) reuse(size int64, cuts []int64, least int64) (*extents, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.mu.closed {
@@ -217,7 +217,7 @@ func (v *Volume) reuse(size int64, cuts []int64, least int64) (*Extents, error) 
 		return nil, nil
 	}
 	v.mu.idle = min(v.mu.idle, v.mu.free)
-	e := &Extents{v: v, size: size, pieces: pieces}
+	e := &extents{v: v, size: size, pieces: pieces}
 	e.refs.Store(1)
 	return e, nil
 }
@@ -389,7 +389,7 @@ func (v *Volume) allocate(f File, off, n int64) error {
 // if a transfer is still under way, when that ends. To free memory twice is a
 // panic.
 func (v *Volume) Free(m tier.Memory, reclaimed func()) {
-	e := m.(*Extents)
+	e := m.(*extents)
 	if !e.freed.CompareAndSwap(false, true) {
 		panic("disk: extents freed twice")
 	}
@@ -401,7 +401,7 @@ func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 }
 
 // ref keeps the room while a transfer works on it.
-func (e *Extents) ref() error {
+func (e *extents) ref() error {
 	for {
 		n := e.refs.Load()
 		if n == 0 || e.freed.Load() {
@@ -413,12 +413,12 @@ func (e *Extents) ref() error {
 	}
 }
 
-func (e *Extents) unref() {
+func (e *extents) unref() {
 	if e.refs.Add(-1) > 0 {
 		return
 	}
 	v := e.v
-	v.pacer.settle(e.unwritten.Swap(0))
+	v.pacer.Settle(e.unwritten.Swap(0))
 	v.endRecordOf(e)
 	v.mu.Lock()
 	if !e.disowned {

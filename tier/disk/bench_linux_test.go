@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
@@ -41,7 +42,7 @@ func (f *files) OpenAnonymous(dir string, direct bool) (disk.File, error) {
 
 // raw transfers p to or from a memory that lies in one piece as a program would that
 // knows the file: goroutines that each take the next request.
-func raw(b *testing.B, s disk.Stats, file disk.File, e *disk.Extents, p []byte, do func(fd int, p []byte, off int64) (int, error)) {
+func raw(b *testing.B, s disk.Stats, file disk.File, e tier.FileMemory, p []byte, do func(fd int, p []byte, off int64) (int, error)) {
 	_, _, at := e.Locate(0)
 	fd := disk.Descriptor(file)
 	n := int64(len(p))
@@ -153,7 +154,7 @@ func benchTransfer(b *testing.B, state string, size int64, cfg disk.Config) {
 // BenchmarkAllocFree is what the books cost when nothing fresh is needed.
 func BenchmarkAllocFree(b *testing.B) {
 	v := open(b, disk.Config{Capacity: 1 << 30, Idle: -1})
-	var keep, drop []*disk.Extents
+	var keep, drop []tier.FileMemory
 	for i := range 128 {
 		e := alloc(b, v, 4*mib)
 		if i%2 == 0 {
@@ -204,7 +205,7 @@ func BenchmarkEncrypt(b *testing.B) {
 		for _, read := range []bool{false, true} {
 			b.Run(fmt.Sprintf("read=%t/%dMiB", read, size/mib), func(b *testing.B) {
 				p := pinned(b, size)
-				var es [2]*disk.Extents
+				var es [2]tier.FileMemory
 				for i := range es {
 					v := open(b, disk.Config{Capacity: size, Idle: -1, Encrypt: i == 1})
 					es[i] = alloc(b, v, size)

@@ -54,11 +54,11 @@ type Config struct {
 	// Space names the volume in the errors of transfers; disk:0 if it is not set.
 	// Errors of Alloc are named by the space.
 	Space tier.ID
-	// Keep makes the volume keep what Volume.Keep was called for when the process ends
-	// without closing it, in files with names: the next volume with Keep that is opened in
-	// Dir has it. Against a failure of the system, or of its power, it is no help. With
-	// Encrypt it needs a Key.
-	Keep bool
+	// Persist lets memory outlive a process that ends without closing the volume, if
+	// Volume.Persist was called for it. Files have names then, and the next volume with Persist
+	// that is opened in Dir has what they hold. Against a failure of the system, or of its power,
+	// it is no help. With Encrypt it needs a Key.
+	Persist bool
 	// FS is what the volume works on; nil is the real file system.
 	FS FS
 	// Stripe is the one of all volumes that are used side by side: so none of them has
@@ -82,9 +82,9 @@ type Config struct {
 	// Key is a key for that of 16, 24 or 32 bytes, which the volume does not work
 	// with, but derives one of its own from; it stays the caller's. Nil: the volume
 	// makes a key of 32 bytes. Either one is in memory only, and overwritten when the
-	// volume has been closed and all that it handed out is free. What was kept is had only with
-	// the Key that it was kept with, and with none if there was none: a volume that finds
-	// nothing but what is another's is not opened, with a *KeyError, and changes nothing.
+	// volume has been closed and all that it handed out is free. What persists is found only with
+	// the Key that it was written with, and with none if there was none. A volume that finds
+	// nothing but what needs another key is not opened, with a *KeyError, and changes nothing.
 	Key []byte
 }
 
@@ -104,7 +104,7 @@ func (c Config) Validate() error {
 	case c.Depth < 0:
 		return fmt.Errorf("disk: volume %s: depth %d must not be negative", c.Dir, c.Depth)
 	}
-	if err := CheckKey(c.Encrypt, c.Key, c.Keep); err != nil {
+	if err := CheckKey(c.Encrypt, c.Key, c.Persist); err != nil {
 		return fmt.Errorf("disk: volume %s: %w", c.Dir, err)
 	}
 	return nil
@@ -155,7 +155,7 @@ type Stats struct {
 
 	Capacity int64
 	Used     int64 // handed out
-	Backed   int64 // taken from the file system: handed out, or kept for reuse
+	Backed   int64 // taken from the file system: handed out, or free for reuse
 	Segments int   // open files
 
 	Written int64 // bytes since the volume was opened
@@ -171,11 +171,11 @@ type Stats struct {
 	Warnings []diag.Warning // what was asked for and could not be had
 }
 
-// CheckKey says what is wrong with a Config's Encrypt and Key, or with both and its Keep.
-func CheckKey(encrypt bool, key []byte, keep bool) error {
+// CheckKey says what is wrong with a Config's Encrypt and Key, or with both and its Persist.
+func CheckKey(encrypt bool, key []byte, persist bool) error {
 	switch {
-	case key == nil && encrypt && keep:
-		return errors.New("Keep with Encrypt needs a Key: one that the volume makes is gone with the process, and what was kept with it")
+	case key == nil && encrypt && persist:
+		return errors.New("Persist with Encrypt needs a Key: one that the volume makes is gone with the process, and what persists with it")
 	case key == nil:
 		return nil
 	case !encrypt:

@@ -10,15 +10,16 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // childMain is the process that is killed: mode is "anonymous" or "named", or "keep" for
-// keepChild, and the directory is its first argument. It tells the parent when it has written.
+// persistChild, and the directory is its first argument. It tells the parent when it has written.
 func childMain(mode string) {
 	if mode == "keep" {
-		keepChild()
+		persistChild()
 	}
 	cfg := disk.Config{Dir: os.Args[1], Capacity: 64 * mib}
 	if mode == "named" {
@@ -28,7 +29,7 @@ func childMain(mode string) {
 	if err == nil {
 		m, failed := v.Alloc(20*mib, nil)
 		if err = failed; err == nil {
-			err = m.(*disk.Extents).WriteAt(context.Background(), aligned(20*mib), 0)
+			err = m.(tier.FileMemory).WriteAt(context.Background(), aligned(20*mib), 0)
 		}
 	}
 	if err != nil {
@@ -223,7 +224,7 @@ func TestOpeningAndCleaningBesideEachOther(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if err := m.(*disk.Extents).WriteAt(context.Background(), aligned(page), 0); err != nil {
+					if err := m.(tier.FileMemory).WriteAt(context.Background(), aligned(page), 0); err != nil {
 						return err
 					}
 					v.Free(m, func() {})

@@ -14,8 +14,8 @@ import (
 var suite = map[string]func(*testing.T){
 	"TestTrimGivesRoomBack":                     TestTrimGivesRoomBack,
 	"TestTrimEndsWithItsContext":                TestTrimEndsWithItsContext,
-	"TestKeeperGivesBackWhatNothingNeeds":       TestKeeperGivesBackWhatNothingNeeds,
-	"TestKeeperMindsTheReserve":                 TestKeeperMindsTheReserve,
+	"TestTrimIdleGivesBackWhatNothingNeeds":     TestTrimIdleGivesBackWhatNothingNeeds,
+	"TestTrimIdleMindsTheReserve":               TestTrimIdleMindsTheReserve,
 	"TestNegativeIdleKeepsAll":                  TestNegativeIdleKeepsAll,
 	"TestFailedPunchIsWarnedOfAndLosesNothing":  TestFailedPunchIsWarnedOfAndLosesNothing,
 	"TestAnyAlignment":                          TestAnyAlignment,
@@ -49,22 +49,22 @@ var suite = map[string]func(*testing.T){
 	"TestConcurrentUseUnderTrim":                TestConcurrentUseUnderTrim,
 }
 
-// keepSuite is what holds for every volume that keeps.
-var keepSuite = map[string]func(*testing.T){
-	"TestKeptMemoriesAreThereAfterwards":             TestKeptMemoriesAreThereAfterwards,
-	"TestKeptStaysUntilTaken":                        TestKeptStaysUntilTaken,
-	"TestKeptRecordsChange":                          TestKeptRecordsChange,
-	"TestTwoVolumesKeepApart":                        TestTwoVolumesKeepApart,
+// persistSuite is what holds for every volume that keeps.
+var persistSuite = map[string]func(*testing.T){
+	"TestPersistedMemoriesAreThereAfterwards":        TestPersistedMemoriesAreThereAfterwards,
+	"TestPersistedStaysUntilTaken":                   TestPersistedStaysUntilTaken,
+	"TestPersistedRecordsChange":                     TestPersistedRecordsChange,
+	"TestTwoVolumesPersistApart":                     TestTwoVolumesPersistApart,
 	"TestClosedVolumeLeavesTheNextOnesManifestAlone": TestClosedVolumeLeavesTheNextOnesManifestAlone,
 	"TestRoomWaitsForTheEndOfItsRecord":              TestRoomWaitsForTheEndOfItsRecord,
-	"TestKeptEndOfASparseFile":                       TestKeptEndOfASparseFile,
+	"TestPersistedEndOfASparseFile":                  TestPersistedEndOfASparseFile,
 	"TestEveryByteOfTheManifestIsChecked":            TestEveryByteOfTheManifestIsChecked,
 	"TestCutManifestIsRead":                          TestCutManifestIsRead,
 	"TestMissingAndShortSegments":                    TestMissingAndShortSegments,
 	"TestForeignManifestIsLeftAlone":                 TestForeignManifestIsLeftAlone,
 	"TestManifestIsWrittenAnew":                      TestManifestIsWrittenAnew,
-	"TestKeepingSurvivesEveryFault":                  TestKeepingSurvivesEveryFault,
-	"TestRandomKeeping":                              TestRandomKeeping,
+	"TestPersistingSurvivesEveryFault":               TestPersistingSurvivesEveryFault,
+	"TestRandomPersisting":                           TestRandomPersisting,
 	"TestFreedStaysFreedOnAFullDisk":                 TestFreedStaysFreedOnAFullDisk,
 	"TestOldManifestThatStays":                       TestOldManifestThatStays,
 	"TestWhatIsNoManifestIsNotRead":                  TestWhatIsNoManifestIsNotRead,
@@ -82,9 +82,9 @@ func TestTheSuiteOnEncryptedVolumes(t *testing.T) {
 	runEncrypted(t, suite, "trim_test.go", "main_test.go", "transfer_test.go", "volume_test.go")
 }
 
-// TestTheKeepSuiteOnEncryptedVolumes runs the tests of volumes that keep once more.
-func TestTheKeepSuiteOnEncryptedVolumes(t *testing.T) {
-	runEncrypted(t, keepSuite, "kept_test.go", "kept_damage_test.go", "kept_shared_test.go")
+// TestThePersistSuiteOnEncryptedVolumes runs the tests of volumes that keep once more.
+func TestThePersistSuiteOnEncryptedVolumes(t *testing.T) {
+	runEncrypted(t, persistSuite, "persist_test.go", "persist_damage_test.go", "persist_shared_test.go")
 }
 
 // runEncrypted runs tests of some files with volumes that encrypt. No test of those files may

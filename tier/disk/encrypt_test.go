@@ -93,7 +93,7 @@ func (r *recorder) forgetWrites() {
 }
 
 // crypt opens an encrypted volume on a recorder, with a memory of each of some sizes.
-func crypt(t *testing.T, cfg disk.Config, sizes ...int64) (*disk.Volume, *recorder, []*disk.Extents) {
+func crypt(t *testing.T, cfg disk.Config, sizes ...int64) (*disk.Volume, *recorder, []tier.FileMemory) {
 	t.Helper()
 	if cfg.FS == nil {
 		cfg.FS = disk.OS()
@@ -102,7 +102,7 @@ func crypt(t *testing.T, cfg disk.Config, sizes ...int64) (*disk.Volume, *record
 	cfg.FS, cfg.Encrypt = r, true
 	v := open(t, cfg)
 	r.forgetWrites()
-	var es []*disk.Extents
+	var es []tier.FileMemory
 	for _, n := range sizes {
 		e := alloc(t, v, n)
 		es = append(es, e)
@@ -126,7 +126,7 @@ func TestEncryptedRoundTripsOfAnyPart(t *testing.T) {
 				cuts = append(cuts, c)
 			}
 			rest := fragment(t, v, 11*page)
-			for _, e := range []*disk.Extents{alloc(t, v, size, cuts...), alloc(t, v, 100)} {
+			for _, e := range []tier.FileMemory{alloc(t, v, size, cuts...), alloc(t, v, 100)} {
 				roundTrips(t, e)
 				free(v, e)
 			}
@@ -138,7 +138,7 @@ func TestEncryptedRoundTripsOfAnyPart(t *testing.T) {
 	}
 }
 
-func roundTrips(t *testing.T, e *disk.Extents) {
+func roundTrips(t *testing.T, e tier.FileMemory) {
 	size := e.Size()
 	model := make([]byte, size) // what was never written reads as zeros
 	r := rand.New(rand.NewPCG(uint64(size), 2))
@@ -426,7 +426,7 @@ func TestSwappedAndOlderBlocksAreFound(t *testing.T) {
 	write(t, b, data, 0)
 	_, _, atA := a.Locate(0)
 	_, _, atB := b.Locate(0)
-	wrong := func(what string, e *disk.Extents, at, u int64, raw []byte) {
+	wrong := func(what string, e tier.FileMemory, at, u int64, raw []byte) {
 		t.Helper()
 		kept := r.raw(t, unit, at+u*unit)
 		r.put(t, raw, at+u*unit)

@@ -3,7 +3,9 @@ package disk
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spillway-db/spillway/tier"
 )
@@ -11,13 +13,12 @@ import (
 // ErrKey is what a KeyError matches.
 var ErrKey = errors.New("not the key that it was kept with")
 
-// KeyError says that what was kept in a directory is encrypted with another key than the
-// volume has, or that only one of them is encrypted at all. Nothing in it was changed: it
-// is there for who opens it as it was kept. It matches ErrKey.
+// KeyError says that what persists in a directory is encrypted with another key than the volume
+// has, or that only one of them is encrypted at all. Nothing in it was changed. It matches ErrKey.
 type KeyError struct {
 	Dir     string // of the volume
-	Kept    string // the directory in it
-	Sealed  bool   // what is kept there is encrypted
+	Name    string // the directory in it
+	Sealed  bool   // what persists there is encrypted
 	Encrypt bool   // the volume encrypts
 }
 
@@ -29,7 +30,7 @@ func (e *KeyError) Error() string {
 	case !e.Sealed:
 		what = "was kept without encryption, and this volume encrypts: open it without Encrypt first"
 	}
-	return filepath.Join(e.Dir, e.Kept) + " " + what + ", or name another directory; nothing in it was changed"
+	return filepath.Join(e.Dir, e.Name) + " " + what + ", or name another directory; nothing in it was changed"
 }
 
 // Is matches ErrKey.
@@ -57,3 +58,40 @@ func (e *IOError) Error() string {
 }
 
 func (e *IOError) Unwrap() error { return e.Err }
+
+// advised returns an error with what to do about it in brackets, where the system's
+// error tells that.
+func advised(err error) error {
+	if a := advice(err); a != "" {
+		return fmt.Errorf("%w (%s)", err, a)
+	}
+	return err
+}
+
+func advice(err error) string {
+	switch {
+	case err == nil:
+	case errors.Is(err, errNoDir), errors.Is(err, fs.ErrNotExist):
+		return "make it, or name another directory"
+	case errors.Is(err, fs.ErrPermission):
+		return "see to it that this process may make files there, or name another directory"
+	case errors.Is(err, tier.ErrNoSpace), outOfRoom(err):
+		return fullAdvice
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return "raise the limit of open files"
+	case errors.Is(err, errNotDir), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EROFS):
+		return "name another directory"
+	case errors.Is(err, syscall.EIO):
+		return "the disk fails: name another directory, on one that works"
+	}
+	return ""
+}
+
+// fullAdvice is for a file system that is full: a larger capacity of the volume would not
+// help, as it does where that is what is full.
+const fullAdvice = "make room there, or name another directory"
+
+var (
+	errNoDir  = errors.New("the directory does not exist")
+	errNotDir = errors.New("not a directory")
+)

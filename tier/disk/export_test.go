@@ -10,11 +10,7 @@ import (
 )
 
 // UnderWay is how many bytes of reads and writes the volume's window has under way.
-func (v *Volume) UnderWay() int64 {
-	v.window.mu.Lock()
-	defer v.window.mu.Unlock()
-	return v.window.mu.inside
-}
+func (v *Volume) UnderWay() int64 { return v.window.UnderWay() }
 
 // Mapped returns how many bytes of memory a volume has mapped for what it seals.
 func (v *Volume) Mapped() int64 { return v.sealed.Mapped() }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"syscall"
 
@@ -154,4 +155,14 @@ func (osFS) Usage(dir string) (Usage, error) {
 		Total:      int64(st.Blocks) * int64(st.Bsize),
 		Memory:     magic == unix.TMPFS_MAGIC || magic == unix.RAMFS_MAGIC,
 	}, nil
+}
+
+// fileLimit is how many files the process may have open. The Go runtime has raised it to
+// the hard limit.
+func fileLimit() int64 {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil || r.Cur > math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(r.Cur)
 }

@@ -22,12 +22,12 @@ func TestFilesThatStayWhileTheyAreOpen(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		for _, late := range []int{0, 1, 9} {
 			files := faultfs.NewHiding(disk.OS(), late)
-			v := open(t, disk.Config{Capacity: 8 * mib, FS: files, Keep: keep, Idle: -1})
+			v := open(t, disk.Config{Capacity: 8 * mib, FS: files, Persist: keep, Idle: -1})
 			e := alloc(t, v, 4*mib)
 			want := random(4*mib, 1)
 			write(t, e, want, 0)
 			if keep {
-				if _, err := v.Keep([]byte("meta"), e); err != nil {
+				if _, err := v.Persist(nil, []byte("meta"), e); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -55,7 +55,7 @@ func TestHiddenFileThatStays(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { // so that patience takes no time
 			dir := t.TempDir()
 			files := faultfs.NewHiding(disk.OS(), 0)
-			v, err := openVolume(disk.Config{Dir: dir, Capacity: mib, FS: files, Keep: keep})
+			v, err := openVolume(disk.Config{Dir: dir, Capacity: mib, FS: files, Persist: keep})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -73,7 +73,7 @@ func TestHiddenFileThatStays(t *testing.T) {
 			if err := held.Close(); err != nil {
 				t.Fatal(err)
 			}
-			_ = open(t, disk.Config{Dir: dir, Capacity: mib, FS: files, Keep: keep}).Close() // which looks at the directory
+			_ = open(t, disk.Config{Dir: dir, Capacity: mib, FS: files, Persist: keep}).Close() // which looks at the directory
 		})
 	}
 }
@@ -96,7 +96,7 @@ func TestHiddenFilesThatWereLeft(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			v, err := openVolume(disk.Config{Dir: dir, Capacity: mib, Keep: strings.Contains(name, "kept")})
+			v, err := openVolume(disk.Config{Dir: dir, Capacity: mib, Persist: strings.Contains(name, "kept")})
 			if err == nil {
 				err = v.Close()
 			}
@@ -125,11 +125,11 @@ func TestVolumeIsOpenedWhileAnotherRemovesItsDirectory(t *testing.T) {
 			close(at)
 			<-on
 		})})
-		a := open(t, disk.Config{Dir: dir, Capacity: mib, FS: files, Keep: keep})
+		a := open(t, disk.Config{Dir: dir, Capacity: mib, FS: files, Persist: keep})
 		closed := make(chan error)
 		go func() { closed <- a.Close() }()
 		<-at
-		b := open(t, disk.Config{Dir: dir, Capacity: mib, FS: hiding, Keep: keep})
+		b := open(t, disk.Config{Dir: dir, Capacity: mib, FS: hiding, Persist: keep})
 		e := alloc(t, b, mib)
 		want := random(mib, 2)
 		write(t, e, want, 0)

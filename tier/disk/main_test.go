@@ -42,7 +42,7 @@ var usersKey = []byte("a key of 32 bytes, for the tests")
 
 // openVolume is disk.OpenVolume, on an encrypted volume where the suite wants that.
 func openVolume(cfg disk.Config) (*disk.Volume, error) {
-	if cfg.Encrypt = cfg.Encrypt || encrypted; cfg.Encrypt && cfg.Keep && cfg.Key == nil {
+	if cfg.Encrypt = cfg.Encrypt || encrypted; cfg.Encrypt && cfg.Persist && cfg.Key == nil {
 		cfg.Key = usersKey
 	}
 	return disk.OpenVolume(cfg)
@@ -141,16 +141,16 @@ func (r *room) Usage(dir string) (disk.Usage, error) {
 	return disk.Usage{FileSystem: "testfs", Free: r.free.Load(), Total: 1 << 40}, nil
 }
 
-func alloc(t testing.TB, v *disk.Volume, size int64, cuts ...int64) *disk.Extents {
+func alloc(t testing.TB, v *disk.Volume, size int64, cuts ...int64) tier.FileMemory {
 	t.Helper()
 	m, err := v.Alloc(size, cuts)
 	if err != nil {
 		t.Fatalf("Alloc(%d): %v", size, err)
 	}
-	return m.(*disk.Extents)
+	return m.(tier.FileMemory)
 }
 
-func free(v *disk.Volume, es ...*disk.Extents) {
+func free(v *disk.Volume, es ...tier.FileMemory) {
 	for _, e := range es {
 		v.Free(e, func() {})
 	}
@@ -163,14 +163,14 @@ func random(n int64, seed uint64) []byte {
 	return b
 }
 
-func write(t testing.TB, e *disk.Extents, p []byte, off int64) {
+func write(t testing.TB, e tier.FileMemory, p []byte, off int64) {
 	t.Helper()
 	if err := e.WriteAt(context.Background(), p, off); err != nil {
 		t.Fatalf("WriteAt: %v", err)
 	}
 }
 
-func read(t testing.TB, e *disk.Extents, n, off int64) []byte {
+func read(t testing.TB, e tier.FileMemory, n, off int64) []byte {
 	t.Helper()
 	p := aligned(n)
 	if err := e.ReadAt(context.Background(), p, off); err != nil {

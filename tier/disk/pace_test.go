@@ -154,7 +154,7 @@ func TestBacklogUnderRaces(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				e := m.(*disk.Extents)
+				e := m.(tier.FileMemory)
 				for range rng.IntN(4) {
 					off := rng.Int64N(e.Size())
 					_ = e.WriteAt(context.Background(), data[:rng.Int64N(min(4*page, e.Size()-off)+1)], off)

@@ -11,56 +11,52 @@ import (
 	"github.com/spillway-db/spillway/tier/disk/internal/journal"
 )
 
-// entry is what one record of the journal keeps. Its fields are guarded by the volume's mutex,
-// but for those that never change.
+// entry is a record of the journal. The volume's mutex guards it, but for what never changes.
 type entry struct {
 	key          uint64
 	shared, meta []byte // of one that was found when the volume was opened
-	memories     []*Extents
+	memories     []*extents
 	gone         bool
 	stays        bool // nobody has taken it: it stays when the volume is closed
 }
 
-// Kept is something that a process before this one has kept; see Volume.Kept.
-type Kept struct {
+// Persisted is what one record of an earlier process says; see Volume.Persisted.
+type Persisted struct {
 	Key    uint64
-	Shared []byte  // as it was given to KeepWith, in the same memory for all that share it; nil: nothing. Not to be changed
-	Meta   []byte  // as it was given to Keep; not to be changed
+	Shared []byte  // as it was given to Persist, in the same memory for all that share it; nil: nothing. Not to be changed
+	Meta   []byte  // as it was given to Persist; not to be changed
 	Sizes  []int64 // of its memories, in bytes
 }
 
-// errNotKept is what a volume without Config.Keep says.
-var errNotKept = errors.New("disk: the volume keeps nothing (Config.Keep is not set)")
+var errNotPersistent = errors.New("disk: nothing persists on this volume (Config.Persist is not set)")
 
-// Keep records that memories of this volume, which hold what they are to hold, are to
-// outlive the process: a volume that is opened later finds them with meta, whatever
-// ends this one, as long as the system itself goes on. What has been kept together
-// before, in the same order, gets the new meta in the same step. The record ends
-// when the first of the memories is freed, before its room can be used again, or by
-// Forget; without memories, only so, or when the volume is closed. On an error what was recorded before is recorded still.
+// Persist records that memories of this volume outlive the process. They hold what they are to
+// hold, and nothing may be written to them from then on. A volume that is opened later finds them
+// with meta, whatever ends this process, as long as the system itself goes on. shared is a part of
+// the meta that others have, too: it is written once for all that have the same bytes; nil is
+// nothing.
 //
-// Nothing may be written to the memories from then on. Where the volume encrypts, the record
-// has their seals, and is sealed itself; memory whose writing failed is not kept then.
-func (v *Volume) Keep(meta []byte, memories ...tier.Memory) (key uint64, err error) {
-	return v.KeepWith(nil, meta, memories...)
-}
-
-// KeepWith is Keep with a part of the meta that others have, too: the manifest has it once
-// for all that are kept with the same bytes. nil is nothing.
-func (v *Volume) KeepWith(shared, meta []byte, memories ...tier.Memory) (key uint64, err error) {
+// Memories that were recorded together before, in the same order, get the new meta in the same
+// step. The record ends when the first of the memories is freed, before its room can be used
+// again, or by Forget; without memories, only so, or when the volume is closed. On an error what
+// was recorded before is recorded still.
+//
+// Where the volume encrypts, the record has the memories' seals, and is sealed itself. Memory
+// whose writing failed is an error then.
+func (v *Volume) Persist(shared, meta []byte, memories ...tier.Memory) (key uint64, err error) {
 	if v.journal == nil {
-		return 0, errNotKept
+		return 0, errNotPersistent
 	}
-	es := make([]*Extents, 0, len(memories))
+	es := make([]*extents, 0, len(memories))
 	defer func() {
 		for _, e := range es { // with the journal given back: this may free them
 			e.unref()
 		}
 	}()
 	for _, m := range memories {
-		e, ok := m.(*Extents)
+		e, ok := m.(*extents)
 		if !ok || e.v != v {
-			return 0, fmt.Errorf("disk: volume %s: keeping memory that is not its own", v.cfg.Dir)
+			return 0, fmt.Errorf("disk: volume %s: persisting memory that is not its own", v.cfg.Dir)
 		}
 		if err := e.ref(); err != nil {
 			return 0, err
@@ -72,13 +68,13 @@ func (v *Volume) KeepWith(shared, meta []byte, memories ...tier.Memory) (key uin
 		key, err = v.record(rec, shared, meta, slices.Clone(es))
 	}
 	if err != nil && !errors.Is(err, tier.ErrClosed) {
-		err = fmt.Errorf("disk: volume %s: keeping: %w", v.cfg.Dir, err)
+		err = fmt.Errorf("disk: volume %s: persisting: %w", v.cfg.Dir, err)
 	}
 	return key, err
 }
 
 // describe says where memories lie, and how they are sealed. Writes under way end first.
-func (v *Volume) describe(es []*Extents) (*journal.Record, error) {
+func (v *Volume) describe(es []*extents) (*journal.Record, error) {
 	rec := journal.NewRecord(v.sealer)
 	rec.Memories = make([]journal.Memory, len(es))
 	for i, e := range es {
@@ -102,10 +98,10 @@ func (v *Volume) describe(es []*Extents) (*journal.Record, error) {
 	return rec, nil
 }
 
-var errMixed = errors.New("memories that are kept already, with others")
+var errMixed = errors.New("memories that persist already, with others")
 
 // record writes the record of memories that are held.
-func (v *Volume) record(rec *journal.Record, shared, meta []byte, es []*Extents) (uint64, error) {
+func (v *Volume) record(rec *journal.Record, shared, meta []byte, es []*extents) (uint64, error) {
 	v.journalTurn <- struct{}{}
 	defer func() { <-v.journalTurn }()
 	v.mu.Lock()
@@ -114,7 +110,7 @@ func (v *Volume) record(rec *journal.Record, shared, meta []byte, es []*Extents)
 		old = es[0].entry
 	}
 	closed := v.mu.closed
-	mixed := slices.ContainsFunc(es, func(e *Extents) bool { return e.entry != old }) ||
+	mixed := slices.ContainsFunc(es, func(e *extents) bool { return e.entry != old }) ||
 		old != nil && !slices.Equal(old.memories, es)
 	v.mu.Unlock()
 	switch {
@@ -145,7 +141,7 @@ func (v *Volume) record(rec *journal.Record, shared, meta []byte, es []*Extents)
 
 // KeyOf returns the key of the record that a memory is in; false if there is none.
 func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
-	e, ok := m.(*Extents)
+	e, ok := m.(*extents)
 	if !ok || e.v != v {
 		return 0, false
 	}
@@ -157,36 +153,35 @@ func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
 	return e.entry.key, true
 }
 
-// Kept lists, in the order in which it was kept, what was found when the volume was
-// opened and nobody has taken. It counts as used, and stays when the volume is
-// closed, for the next one.
-func (v *Volume) Kept() []Kept {
+// Persisted lists what was found when the volume was opened and nobody has taken, the oldest
+// first. It counts as used, and stays when the volume is closed, for the next one.
+func (v *Volume) Persisted() []Persisted {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	var out []Kept
+	var out []Persisted
 	for _, ent := range v.mu.entries {
 		if !ent.stays {
 			continue
 		}
-		k := Kept{Key: ent.key, Shared: ent.shared, Meta: ent.meta}
+		k := Persisted{Key: ent.key, Shared: ent.shared, Meta: ent.meta}
 		for _, e := range ent.memories {
 			k.Sizes = append(k.Sizes, e.size)
 		}
 		out = append(out, k)
 	}
-	slices.SortFunc(out, func(a, b Kept) int { return cmp.Compare(a.Key, b.Key) })
+	slices.SortFunc(out, func(a, b Persisted) int { return cmp.Compare(a.Key, b.Key) })
 	return out
 }
 
-// notThere says that nothing is kept under a key, or that it is taken.
+// notThere says that there is no such record, or that it is taken.
 func (v *Volume) notThere(key uint64) error {
 	return fmt.Errorf("disk: volume %s: what was kept as %d: %w", v.cfg.Dir, key, tier.ErrReleased)
 }
 
-// Take hands the memories of something that Kept lists out, as if Alloc had: the
-// caller must Free them, which ends their record, or PutBack them first. They are to be
-// read; what is encrypted cannot be written either, for the key that it was sealed with seals
-// nothing any more. tier.ErrReleased: it is not there, or taken.
+// Take hands out the memories of a record that Persisted lists, as if Alloc had. The caller
+// must Free them, which ends their record, or PutBack them first. They are to be read. What is
+// encrypted cannot be written, for the key that it was sealed with seals nothing any more.
+// tier.ErrReleased: it is not there, or taken.
 func (v *Volume) Take(key uint64) ([]tier.Memory, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -205,7 +200,7 @@ func (v *Volume) Take(key uint64) ([]tier.Memory, error) {
 	return out, nil
 }
 
-// stayLocked says whether what is kept stays when the volume is closed.
+// stayLocked sets whether a record stays when the volume is closed.
 func (v *Volume) stayLocked(ent *entry, stays bool) {
 	ent.stays = stays
 	for _, e := range ent.memories {
@@ -220,7 +215,7 @@ func (v *Volume) stayLocked(ent *entry, stays bool) {
 	}
 }
 
-// PutBack undoes a Take: Kept lists it again. The memories that were handed out must
+// PutBack undoes a Take: Persisted lists it again. The memories that were handed out must
 // still be freed, which then frees no room.
 func (v *Volume) PutBack(key uint64) error {
 	v.mu.Lock()
@@ -231,7 +226,7 @@ func (v *Volume) PutBack(key uint64) error {
 	}
 	for i, e := range ent.memories {
 		e.entry, e.disowned = nil, true
-		ent.memories[i] = &Extents{v: v, size: e.size, pieces: e.pieces, units: e.units, entry: ent}
+		ent.memories[i] = &extents{v: v, size: e.size, pieces: e.pieces, units: e.units, entry: ent}
 		ent.memories[i].refs.Store(1)
 	}
 	v.stayLocked(ent, true)
@@ -257,7 +252,6 @@ func (v *Volume) Forget(key uint64) {
 	}
 }
 
-// endRecord writes that something is not kept any more, if it is.
 func (v *Volume) endRecord(ent *entry) {
 	v.journalTurn <- struct{}{}
 	defer func() { <-v.journalTurn }()
@@ -284,7 +278,7 @@ func (v *Volume) endInTurn(ent *entry) {
 }
 
 // endRecordOf ends the record that a memory is in, before its room is free.
-func (v *Volume) endRecordOf(e *Extents) {
+func (v *Volume) endRecordOf(e *extents) {
 	if v.journal == nil {
 		return
 	}
@@ -296,7 +290,7 @@ func (v *Volume) endRecordOf(e *Extents) {
 	}
 }
 
-// leaveJournal gives the directory up, with all that is kept in it, or removes it if that is
+// leaveJournal gives the directory up with all that persists in it, or removes it if that is
 // nothing. All segments are closed.
 func (v *Volume) leaveJournal() error {
 	v.journalTurn <- struct{}{} // who writes a record still finds the files open

@@ -19,19 +19,19 @@ import (
 	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
 
-// A volume with Config.Keep has its files in a directory of another kind,
+// A volume with Config.Persist has its files in a directory of another kind,
 //
 //	<Dir>/spillway-kept-<random>/lock                       held by flock while the volume is open
 //	                            /manifest-0000000000000001  see package journal
 //	                            /segment-0000
 //	                            /…
 //
-// which no volume removes that finds it abandoned: the next one with Config.Keep takes it
-// over. It goes when it is closed with nothing kept in it, or found so.
+// which no volume removes that finds it abandoned: the next one with Config.Persist takes it
+// over. It goes when it is closed, or found, with nothing in it that persists.
 
-var keptName = regexp.MustCompile(`^spillway-kept-[0-9a-f]{16}$`)
+var persistentName = regexp.MustCompile(`^spillway-kept-[0-9a-f]{16}$`)
 
-const keptPrefix = "spillway-kept-"
+const persistentPrefix = "spillway-kept-"
 
 // openJournal takes over the first directory that has something in it and that nobody
 // uses, or makes one. If there are only such as another key was used for, it fails: who gave
@@ -43,7 +43,7 @@ func (v *Volume) openJournal() error {
 	}
 	var other error // what a key, or another one, is needed for
 	for _, e := range entries {
-		if !e.IsDir() || !keptName.MatchString(e.Name()) {
+		if !e.IsDir() || !persistentName.MatchString(e.Name()) {
 			continue
 		}
 		path := filepath.Join(v.dir, e.Name())
@@ -64,7 +64,7 @@ func (v *Volume) openJournal() error {
 	if other != nil {
 		return other
 	}
-	own, err := makeOwnDir(v.cfg.FS, v.dir, keptPrefix)
+	own, err := makeOwnDir(v.cfg.FS, v.dir, persistentPrefix)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return fmt.Errorf("keeping spill files needs locked files, which this system does not have: %w", tier.ErrNotSupported)
 	}
@@ -187,7 +187,7 @@ func (v *Volume) takeOver(path string) (took bool, err error) {
 	if ok, sealed, err := found.Opens(); err != nil {
 		return false, err
 	} else if !ok {
-		return false, &KeyError{Dir: v.cfg.Dir, Kept: filepath.Base(path), Sealed: sealed, Encrypt: v.sealer != nil}
+		return false, &KeyError{Dir: v.cfg.Dir, Name: filepath.Base(path), Sealed: sealed, Encrypt: v.sealer != nil}
 	}
 	found.Resolve(l.lengths, segmentFile)
 	v.warnOfLost(path, found)
@@ -232,7 +232,7 @@ func (d *ownDir) removeSpare(l *listing, found *journal.Found) (err error) {
 	return err
 }
 
-// removeFound removes a directory in which nothing is kept; what is foreign stays in it. gone
+// removeFound removes a directory in which nothing persists; what is foreign stays in it. gone
 // says that its lock is closed.
 func removeFound(own *ownDir, l *listing, found *journal.Found) (gone bool, err error) {
 	err = oneline.Join(own.removeSpare(l, found), found.Close())
@@ -269,8 +269,8 @@ func (v *Volume) adopt(found *journal.Found) {
 	}
 }
 
-func (v *Volume) adoptMemory(ent *entry, m journal.Memory, keys []*seal.Key, segments map[int]*segment) *Extents {
-	e := &Extents{v: v, size: m.Size, entry: ent}
+func (v *Volume) adoptMemory(ent *entry, m journal.Memory, keys []*seal.Key, segments map[int]*segment) *extents {
+	e := &extents{v: v, size: m.Size, entry: ent}
 	e.refs.Store(1)
 	off := int64(0)
 	for _, p := range m.Pieces {
@@ -283,8 +283,8 @@ func (v *Volume) adoptMemory(ent *entry, m journal.Memory, keys []*seal.Key, seg
 	return e
 }
 
-// clearGaps makes what lies between what is kept free again, and gives it back: before
-// it is seen whether the file system has room for the rest of the volume.
+// clearGaps makes what lies between what persists free again, and gives it back: before it is
+// seen whether the file system has room for the rest of the volume.
 func (v *Volume) clearGaps() error {
 	for _, s := range v.mu.segments {
 		f, err := v.cfg.FS.Reopen(filepath.Join(v.own.path, s.name), false)
@@ -330,7 +330,7 @@ func (v *Volume) clearGap(s *segment, f File, g journal.Span) {
 	v.mu.free += g.Len
 }
 
-// reopenSegments opens the files of what is kept.
+// reopenSegments opens the files of what persists.
 func (v *Volume) reopenSegments() error {
 	for _, s := range v.mu.segments {
 		f, err := v.cfg.FS.Reopen(filepath.Join(v.own.path, s.name), v.direct)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/oneline"
+	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
@@ -30,8 +31,8 @@ const maxIdleIO = 100
 // slower. Writes at the same time of parts of one page are kept apart; other writes
 // and reads that overlap are the caller's to order. Where the volume encrypts, the same
 // goes for units of 64 KiB in place of pages, and what is read first may be a
-// *tier.AlteredError; memory that an earlier volume has kept cannot be written then.
-func (e *Extents) WriteAt(ctx context.Context, p []byte, off int64) error {
+// *tier.AlteredError; memory of an earlier volume cannot be written then.
+func (e *extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	if e.units != nil && e.units.ReadOnly() {
 		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w", e.v.cfg.Dir, tier.ErrNotSupported)
 	}
@@ -40,29 +41,8 @@ func (e *Extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 
 // ReadAt fills p from off, as WriteAt writes it. Where the volume encrypts, bytes that are
 // not what was written are a *tier.AlteredError, and p holds nothing of their unit.
-func (e *Extents) ReadAt(ctx context.Context, p []byte, off int64) error {
+func (e *extents) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, false)
-}
-
-// transfer is one WriteAt or ReadAt under way. The caller and workers take requests off
-// its front until none is left; then the caller waits for the workers' last ones.
-type transfer struct {
-	e     *Extents
-	ctx   context.Context
-	write bool
-
-	rest atomic.Int64 // bytes that nobody has taken
-
-	mu struct {
-		lockrank.Mutex[lockrank.Device]
-		p       []byte        // what nobody has taken; nil once the caller returns
-		off     int64         // of p in the memory
-		piece   int           // that off lies in
-		helpers int           // invited and not left
-		over    bool          // the caller takes no more help
-		left    chan struct{} // closed when over and the last helper has left
-		err     error
-	}
 }
 
 // request is one read or write within one piece.
@@ -74,7 +54,33 @@ type request struct {
 	from  int64 // in the memory
 }
 
-func (e *Extents) transfer(ctx context.Context, p []byte, off int64, write bool) error {
+// helpers lends the goroutines that work on a volume's transfers beside their callers. It is a
+// pump.Pool of who is one. Where all are busy, or the volume is closed, the caller goes on alone.
+type helpers struct {
+	most, busy atomic.Int64
+}
+
+func (h *helpers) Borrow(context.Context) (helper bool, err error) { return false, nil } // the caller
+
+func (h *helpers) TryBorrow() (helper, ok bool) {
+	if h.busy.Add(1) <= h.most.Load() {
+		return true, true
+	}
+	h.busy.Add(-1)
+	return false, false
+}
+
+func (h *helpers) Yield(helper bool) (bool, bool) { return helper, true }
+
+func (h *helpers) Return(helper bool) {
+	if helper {
+		h.busy.Add(-1)
+	}
+}
+
+// transfer moves p: in pieces that end at multiples of Config.Request, of which Depth are under
+// way, each in requests that may be shorter.
+func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool) error {
 	if off < 0 || off > e.size || int64(len(p)) > e.size-off {
 		return fmt.Errorf("disk: %d bytes at %d are outside a memory of %d bytes", len(p), off, e.size)
 	}
@@ -86,59 +92,79 @@ func (e *Extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		return nil
 	}
 	lockrank.AssertNone("a transfer begins")
-	t := &transfer{e: e, ctx: ctx, write: write}
-	t.rest.Store(int64(len(p)))
-	t.mu.p, t.mu.off, t.mu.piece = p, off, e.pieceAt(off)
-	t.mu.left = make(chan struct{})
-	t.work(t.callHelp)
-	return t.finish()
+	step, end := e.v.cfg.Request, off+int64(len(p))
+	first := off / step
+	if (end-1)/step == first {
+		return e.move(ctx, p, off, write)
+	}
+	job := pump.Job[bool]{
+		Pieces: int((end-1)/step - first + 1), Lanes: e.v.cfg.Depth, Pool: &e.v.helpers,
+		End: func(ctx context.Context, _ bool, i int) error {
+			from := max(off, (first+int64(i))*step)
+			to := min(end, (first+int64(i)+1)*step)
+			return e.move(ctx, p[from-off:to-off], from, write)
+		},
+	}
+	return job.Run(ctx)
 }
 
-// work does requests until there are none. before is called before each; it
-// returns false to end early.
-func (t *transfer) work(before func() bool) {
-	for before() {
-		if t.ctx.Err() != nil && t.rest.Load() > 0 {
-			t.fail(context.Cause(t.ctx))
+// move does requests, one after the other, until all of p is moved.
+func (e *extents) move(ctx context.Context, p []byte, off int64, write bool) error {
+	for piece := e.pieceAt(off); len(p) > 0; piece = e.pieceAt(off) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		r, ok := t.next()
-		if !ok {
-			return
+		r := e.request(piece, p, off, e.v.window.Length(write))
+		if err := e.doMeasured(ctx, r, write); err != nil {
+			return err
 		}
-		if err := t.do(r); err != nil {
-			t.fail(err)
-			return
-		}
+		p, off = p[len(r.p):], off+int64(len(r.p))
 	}
+	return nil
 }
 
-// do does one request, and tells the pacer if it is a write.
-func (t *transfer) do(r request) error {
-	v, n := t.e.v, int64(len(r.p))
-	if err := v.window.enter(t.ctx, n, t.write); err != nil {
+// request returns the request for the front of p, of at most so many bytes.
+func (e *extents) request(piece int, p []byte, off, most int64) request {
+	if e.units != nil { // end with a unit, so that no two requests have parts of one
+		most -= off % seal.Unit
+	}
+	at := &e.pieces[piece]
+	skip := off - at.Off
+	place := at.At.off + skip
+	n := min(int64(len(p)), most, at.Len-skip)
+	if n < int64(len(p)) { // end on a page, so that the next begins on one
+		n -= (place + n) % tier.Page
+	}
+	return request{at: at.At, off: place, p: p[:n:n], piece: piece, from: off}
+}
+
+// doMeasured does one request when the window lets it in, and tells the pacer if it is a write.
+func (e *extents) doMeasured(ctx context.Context, r request, write bool) error {
+	v, n := e.v, int64(len(r.p))
+	if err := v.window.Enter(ctx, n, write); err != nil {
 		return err
 	}
-	if !t.write {
-		err := t.e.do(t.ctx, r, false)
-		v.window.leave(n, false, err == nil)
+	if !write {
+		err := e.do(ctx, r, false)
+		v.window.Leave(n, false, err == nil)
 		return err
 	}
-	v.pacer.begin()
-	err := t.e.do(t.ctx, r, true)
-	v.window.leave(n, true, err == nil)
+	v.pacer.Begin()
+	err := e.do(ctx, r, true)
+	v.window.Leave(n, true, err == nil)
 	if err != nil {
 		n = 0
 	}
-	// Who gives up waiting for another's turn has found no fault with the volume.
-	failed := err != nil && !errors.Is(err, context.Cause(t.ctx))
-	v.pacer.end(n, t.e.wrote(n), failed)
+	// A request that gives up waiting for another's turn has found no fault with the volume.
+	failed := err != nil && !errors.Is(err, context.Cause(ctx))
+	v.pacer.End(n, e.wrote(n), failed)
 	return err
 }
 
 // wrote takes n bytes out of what is unwritten, and returns how many were there. What is
 // written a second time makes up for what never is; together they tell how much
 // is still to come well enough.
-func (e *Extents) wrote(n int64) int64 {
+func (e *extents) wrote(n int64) int64 {
 	for {
 		left := e.unwritten.Load()
 		n = min(n, left)
@@ -148,132 +174,8 @@ func (e *Extents) wrote(n int64) int64 {
 	}
 }
 
-// next takes a request off the front.
-func (t *transfer) next() (request, bool) {
-	length := t.e.v.window.length(t.write)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.mu.err != nil || len(t.mu.p) == 0 {
-		return request{}, false
-	}
-	piece := &t.e.pieces[t.mu.piece]
-	skip := t.mu.off - piece.Off
-	most := length
-	if t.e.units != nil { // end with a unit, so that no two requests have parts of one
-		most -= t.mu.off % seal.Unit
-	}
-	n := min(int64(len(t.mu.p)), most, piece.Len-skip)
-	off := piece.At.off + skip
-	if n < int64(len(t.mu.p)) { // end on a page, so that the next begins on one
-		n -= (off + n) % tier.Page
-	}
-	r := request{at: piece.At, off: off, p: t.mu.p[:n:n], piece: t.mu.piece, from: t.mu.off}
-	t.mu.p = t.mu.p[n:]
-	t.mu.off += n
-	if n == piece.Len-skip {
-		t.mu.piece++
-	}
-	t.rest.Add(-n)
-	return r, true
-}
-
-// fail keeps the first error and ends the transfer.
-func (t *transfer) fail(err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.mu.err == nil {
-		t.mu.err = err
-	}
-}
-
-// finish waits until no helper works on the caller's memory.
-func (t *transfer) finish() error {
-	t.mu.Lock()
-	t.mu.over = true
-	t.mu.p = nil
-	t.rest.Store(0)
-	helpers := t.mu.helpers
-	t.mu.Unlock()
-	if helpers > 0 {
-		<-t.mu.left
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.mu.err
-}
-
-// callHelp offers the transfer to as many workers as it is short of. Where all are
-// busy the caller goes on alone, and asks again before its next request.
-func (t *transfer) callHelp() bool {
-	v := t.e.v
-	for t.invite() {
-		select {
-		case v.jobs <- t: // a worker waits for work
-			continue
-		default:
-		}
-		if !v.startWorker(t) {
-			t.leave()
-			break
-		}
-	}
-	return true
-}
-
-// invite counts one more helper, if there is work for it.
-func (t *transfer) invite() bool {
-	request := t.e.v.window.length(t.write)
-	wanted := int(min((t.rest.Load()+request-1)/request, int64(t.e.v.cfg.Depth))) - 1
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.mu.helpers >= wanted {
-		return false
-	}
-	t.mu.helpers++
-	return true
-}
-
-// leave ends what invite began.
-func (t *transfer) leave() {
-	t.mu.Lock()
-	t.mu.helpers--
-	last := t.mu.over && t.mu.helpers == 0
-	t.mu.Unlock()
-	if last {
-		close(t.mu.left)
-	}
-}
-
-// startWorker starts a worker that begins with t, if there are fewer than allowed.
-func (v *Volume) startWorker(t *transfer) bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.mu.closed || v.mu.workers >= workersPerDepth*v.cfg.Depth {
-		return false
-	}
-	v.mu.workers++
-	v.workers.Go(func() {
-		for {
-			t.help()
-			t = nil // an idle worker keeps nothing alive
-			select {
-			case t = <-v.jobs:
-			case <-v.life.Done():
-				return
-			}
-		}
-	})
-	return true
-}
-
-// help is what an invited worker does for a transfer.
-func (t *transfer) help() {
-	defer t.leave()
-	t.work(func() bool { return t.e.v.life.Err() == nil })
-}
-
 // do does one request, through an aligned buffer if it must.
-func (e *Extents) do(ctx context.Context, r request, write bool) error {
+func (e *extents) do(ctx context.Context, r request, write bool) error {
 	v, n := e.v, int64(len(r.p))
 	direct := address(r.p)%v.address == 0 && r.off%v.offset == 0 && n%v.offset == 0
 	count := &v.read

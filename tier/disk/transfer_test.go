@@ -179,7 +179,7 @@ func TestRequestsUnderWay(t *testing.T) {
 		for i := range int64(6) {
 			start(2*mib, (6+2*i)*mib)
 		}
-		// 9 callers and at most 4 × 3 workers.
+		// 9 callers and at most 4 × 3 helpers.
 		if n := under.Load(); n < 9+9 || n > 9+12 {
 			t.Errorf("9 transfers have %d requests under way", n)
 		}

@@ -14,13 +14,12 @@ import (
 // which an Alloc that needs fresh room waits.
 const punchStep = 4 << 20
 
-// keep gives back what nothing needs. Freed room stays written, for it is twice as
-// fast to write again as fresh room; but a volume that was full once must not hold
-// the disk for ever. So every Config.Idle the keeper gives back as much as was free
-// all the time since it looked before: what a query frees and takes in turn is
-// kept, what is left when it has ended goes within two periods. While the file
+// trimIdle gives back what nothing needs. Freed room stays written, for it is twice as fast to
+// write again as fresh room. But a volume that was full once must not hold the disk for ever. So
+// every Config.Idle as much goes as was free all the time since the last look: what a query frees
+// and takes in turn stays, what is left when it has ended goes within two periods. While the file
 // system has less free than the reserve, all that is free goes.
-func (v *Volume) keep() {
+func (v *Volume) trimIdle() {
 	ctx := v.life
 	for {
 		select {
@@ -50,7 +49,7 @@ func (v *Volume) lookAgain() int64 {
 	return v.mu.idle
 }
 
-// surplus is what the keeper gives back now.
+// surplus is what trimIdle gives back now.
 func (v *Volume) surplus() int64 {
 	u, err := v.cfg.FS.Usage(v.dir)
 	scarce := err == nil && u.Free < v.cfg.Reserve

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
@@ -67,12 +68,12 @@ func TestTrimEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestKeeperGivesBackWhatNothingNeeds: in fake time.
-func TestKeeperGivesBackWhatNothingNeeds(t *testing.T) {
+// TestTrimIdleGivesBackWhatNothingNeeds: in fake time.
+func TestTrimIdleGivesBackWhatNothingNeeds(t *testing.T) {
 	onLinux(t)
 	synctest.Test(t, func(t *testing.T) {
 		v := open(t, disk.Config{Capacity: 256 * mib, SegmentSize: 64 * mib, Idle: time.Minute})
-		all := []*disk.Extents{alloc(t, v, 64*mib), alloc(t, v, 64*mib), alloc(t, v, 64*mib)}
+		all := []tier.FileMemory{alloc(t, v, 64*mib), alloc(t, v, 64*mib), alloc(t, v, 64*mib)}
 		free(v, all[1:]...)
 		fresh := v.Stats().Fresh
 		for range 5 { // 40 of 128 MiB are used now and then
@@ -92,13 +93,13 @@ func TestKeeperGivesBackWhatNothingNeeds(t *testing.T) {
 			t.Errorf("long after all was freed: %+v", s)
 		}
 		free(v, alloc(t, v, 200*mib))
-		if err := v.Close(); err != nil { // with the keeper under way
+		if err := v.Close(); err != nil { // with trimIdle under way
 			t.Error(err)
 		}
 	})
 }
 
-func TestKeeperMindsTheReserve(t *testing.T) {
+func TestTrimIdleMindsTheReserve(t *testing.T) {
 	onLinux(t)
 	synctest.Test(t, func(t *testing.T) {
 		fsys := &room{FS: disk.OS()}

@@ -19,14 +19,15 @@ import (
 	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/internal/journal"
+	"github.com/spillway-db/spillway/tier/disk/internal/pace"
 	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
 
-// workersPerDepth bounds the goroutines of a volume: so many transfers have their
-// full depth at the same time, and further ones share.
-const workersPerDepth = 4
+// helpersPerDepth bounds the helpers of a volume: so many transfers have their full depth at the
+// same time, and further ones share.
+const helpersPerDepth = 4
 
-// Volume keeps memory in files in one directory. It implements tier.Pool and is safe
+// Volume holds memory in files in one directory. It implements tier.Pool and is safe
 // for concurrent use.
 type Volume struct {
 	cfg       Config
@@ -41,22 +42,22 @@ type Volume struct {
 	sealer *seal.Sealer // nil if nothing is encrypted
 	sealed seal.Buffers
 
-	journal     *journal.Journal // with Config.Keep
+	journal     *journal.Journal // with Config.Persist
 	journalTurn chan struct{}    // a token: one uses the journal at a time
 
-	pacer  pacer
-	window window
+	pacer  *pace.Pacer
+	window pace.Window
 
 	written, read, fresh, given atomic.Int64
 	noAllocate, noPunch         atomic.Bool // the file system cannot
 
-	jobs    chan *transfer  // to workers that wait; never buffered
 	life    context.Context // until Close
 	endLife context.CancelFunc
-	freed   chan struct{}  // wakes the keeper; one at most
-	workers sync.WaitGroup // and the keeper
-	bounces sync.Pool      // *[]byte of bounceSize
-	patch   chan struct{}  // a token: one write of parts of pages at a time
+	freed   chan struct{} // wakes trimIdle; one at most
+	trimmer sync.WaitGroup
+	helpers helpers
+	bounces sync.Pool     // *[]byte of bounceSize
+	patch   chan struct{} // a token: one write of parts of pages at a time
 
 	// change is a token, held while room is being added or given back: while bytes
 	// are neither free nor handed out. Whoever finds no room and holds it knows
@@ -69,12 +70,11 @@ type Volume struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		segments []*segment
-		used     int64 // handed out
-		free     int64 // backed, and not handed out
-		idle     int64 // the least that free was since the keeper looked
-		workers  int
-		entries  map[uint64]*entry // what is recorded as kept
-		stays    int64             // of used, what was kept by others and nobody has taken
+		used     int64             // handed out
+		free     int64             // backed, and not handed out
+		idle     int64             // the least that free was since trimIdle looked
+		entries  map[uint64]*entry // what is recorded
+		stays    int64             // of used, what was found and nobody has taken
 		retiring int               // freed, and transfers have not ended
 		settled  chan struct{}     // closed when retiring is 0 after Close
 		closed   bool
@@ -94,13 +94,23 @@ type segment struct {
 	backed *extent.Allocator
 	holes  *extent.Allocator
 	used   int64
-	stays  int64 // of used; see Volume.Kept
+	stays  int64 // of used; see Volume.Persisted
 
 	// While the volume is being opened: what was found there.
 	found *journal.Segment
 }
 
 var _ tier.Pool = (*Volume)(nil)
+
+// Stripe is what volumes have in common that are used side by side; see Config.Stripe. The zero
+// value is ready, and not to be copied. It is safe for concurrent use.
+type Stripe = pace.Stripe
+
+// Pace says how far ahead of the others the volume is. The space of the volume asks.
+func (v *Volume) Pace() tier.Pace { return v.pacer.Pace() }
+
+// Promised takes how many bytes of the space are promised and not drawn, before each Alloc.
+func (v *Volume) Promised(n int64) { v.pacer.Promised(n) }
 
 // OpenVolume opens a volume, after it has removed what killed processes left in the
 // directory and has written and read a page there. What the file system cannot do,
@@ -111,23 +121,21 @@ func OpenVolume(cfg Config) (*Volume, error) {
 	}
 	v := &Volume{
 		cfg:    cfg.withDefaults(),
-		jobs:   make(chan *transfer),
 		freed:  make(chan struct{}, 1),
 		patch:  make(chan struct{}, 1),
 		change: make(chan struct{}, 1),
 
 		journalTurn: make(chan struct{}, 1),
 	}
-	v.window.request, v.window.depth = v.cfg.Request, int64(v.cfg.Depth)
-	if v.pacer.stripe = cfg.Stripe; v.pacer.stripe == nil {
-		v.pacer.stripe = new(Stripe)
-	}
+	v.helpers.most.Store(helpersPerDepth * int64(v.cfg.Depth))
+	v.window.Request, v.window.Depth = v.cfg.Request, int64(v.cfg.Depth)
+	v.pacer = pace.NewPacer(cfg.Stripe)
 	v.life, v.endLife = context.WithCancel(context.Background())
 	v.bounces.New = func() any {
 		b := alignedBytes(v.bounceSize())
 		return &b
 	}
-	v.sealed.Request, v.sealed.Slab, v.sealed.Slabs, v.sealed.Heap = v.cfg.Request, v.cfg.Depth, workersPerDepth, &v.bounces
+	v.sealed.Request, v.sealed.Slab, v.sealed.Slabs, v.sealed.Heap = v.cfg.Request, v.cfg.Depth, helpersPerDepth, &v.bounces
 	v.mu.entries = make(map[uint64]*entry)
 	v.cfg.Key = nil // the caller's, and not to be kept
 	var err error
@@ -143,7 +151,7 @@ func OpenVolume(cfg Config) (*Volume, error) {
 	}
 	v.sealer.Opened()
 	off := int64(0)
-	for _, s := range v.mu.segments { // of what was kept
+	for _, s := range v.mu.segments { // of what was found
 		off += s.size
 	}
 	for index := v.firstSegment; off < v.cfg.Capacity; index++ {
@@ -154,7 +162,7 @@ func OpenVolume(cfg Config) (*Volume, error) {
 		v.mu.segments = append(v.mu.segments, s)
 	}
 	if v.cfg.Idle > 0 {
-		v.workers.Go(v.keep)
+		v.trimmer.Go(v.trimIdle)
 	}
 	return v, nil
 }
@@ -189,7 +197,7 @@ func (v *Volume) open() error {
 	if len(removed) > 0 {
 		v.warn(causes.Abandoned, "removed what killed processes left: %v", removed)
 	}
-	if v.cfg.Keep {
+	if v.cfg.Persist {
 		if err := v.openJournal(); err != nil {
 			return err
 		}
@@ -356,7 +364,8 @@ func (v *Volume) Stats() Stats {
 		Request: v.cfg.Request, Depth: v.cfg.Depth, Capacity: v.cfg.Capacity,
 		Written: v.written.Load(), Read: v.read.Load(), Fresh: v.fresh.Load(), Given: v.given.Load(),
 	}
-	v.pacer.stats(&s)
+	p := v.pacer.Stats()
+	s.Bandwidth, s.Backlog, s.Writing, s.Ailing = p.Bandwidth, p.Backlog, p.Writing, p.Ailing
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	s.Used = v.mu.used
@@ -389,7 +398,8 @@ func (v *Volume) Close() error {
 	}
 	v.mu.Unlock()
 	v.endLife()
-	v.workers.Wait()
+	v.helpers.most.Store(0)
+	v.trimmer.Wait()
 	<-settled
 	v.change <- struct{}{} // an Alloc or Trim under way ends; the next finds it closed
 	v.mu.Lock()

@@ -227,7 +227,7 @@ func TestFreedExtentsAreReusedFirst(t *testing.T) {
 		t.Errorf("60 MiB were freed at %d of %s, and taken at %d of %s", at, file, o, f)
 	}
 	free(v, b, again)
-	parts := []*disk.Extents{alloc(t, v, 30*mib), alloc(t, v, 50*mib), alloc(t, v, 20*mib)}
+	parts := []tier.FileMemory{alloc(t, v, 30*mib), alloc(t, v, 50*mib), alloc(t, v, 20*mib)}
 	if got := v.Stats().Fresh; got != fresh {
 		t.Errorf("%d bytes were taken fresh with 100 MiB free", got-fresh)
 	}
@@ -235,7 +235,7 @@ func TestFreedExtentsAreReusedFirst(t *testing.T) {
 	free(v, c)
 }
 
-func where(e *disk.Extents) (string, int64) {
+func where(e tier.FileMemory) (string, int64) {
 	_, file, off := e.Locate(0)
 	return file, off
 }
@@ -243,7 +243,7 @@ func where(e *disk.Extents) (string, int64) {
 // TestSmallestFitIsTaken: a hole is not broken up while a smaller one does.
 func TestSmallestFitIsTaken(t *testing.T) {
 	v := open(t, disk.Config{Capacity: 64 * mib})
-	var all []*disk.Extents
+	var all []tier.FileMemory
 	for _, n := range []int64{8, 1, 4, 1, 50} {
 		all = append(all, alloc(t, v, n*mib))
 	}
@@ -281,15 +281,15 @@ func TestSplitting(t *testing.T) {
 }
 
 // fragment fills a volume with pieces of a length and frees every other one.
-func fragment(t *testing.T, v *disk.Volume, piece int64) (rest []*disk.Extents) {
+func fragment(t *testing.T, v *disk.Volume, piece int64) (rest []tier.FileMemory) {
 	t.Helper()
-	var drop []*disk.Extents
+	var drop []tier.FileMemory
 	for {
 		m, err := v.Alloc(piece, nil)
 		if err != nil {
 			break
 		}
-		if e := m.(*disk.Extents); len(drop) < len(rest) {
+		if e := m.(tier.FileMemory); len(drop) < len(rest) {
 			drop = append(drop, e)
 		} else {
 			rest = append(rest, e)
@@ -596,7 +596,7 @@ func TestConcurrentUseUnderTrim(t *testing.T) {
 					t.Errorf("Alloc(%d): %v", size, err) // 3 × 4 MiB fit
 					return
 				}
-				e := m.(*disk.Extents)
+				e := m.(tier.FileMemory)
 				data := random(size, g<<8|i)
 				write(t, e, data, 0)
 				if !bytes.Equal(read(t, e, size, 0), data) {

@@ -42,11 +42,11 @@ func (v *Volume) Warnings() []diag.Warning {
 }
 
 // warnOfOverlay tells of a directory that ends with its container: that is of no
-// consequence but for what is to be kept.
+// consequence but for what is to persist.
 func (v *Volume) warnOfOverlay() {
 	w := causes.Warn(causes.Overlay, "the directory is on %s, a container's own layer: it shares its room, and goes with the container", overlay)
-	if v.cfg.Keep {
-		w.What, w.Info = w.What+" together with what is kept", false
+	if v.cfg.Persist {
+		w.What, w.Info = w.What+" together with what persists", false
 	}
 	v.add(w)
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -44,25 +45,25 @@ const (
 	keepSealEnv  = "SPILLWAY_TEST_KEEP_SEAL" // "true": it is encrypted
 )
 
-// keepingEngine is an engine with one disk that keeps.
-func keepingEngine(t testing.TB, dir string, change ...func(*spillway.Config)) *spillway.Engine {
+// persistentEngine is an engine with one disk that keeps.
+func persistentEngine(t testing.TB, dir string, change ...func(*spillway.Config)) *spillway.Engine {
 	t.Helper()
-	eng, err := openKeeping(t.Context(), dir, change...)
+	eng, err := openPersistent(t.Context(), dir, change...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return eng
 }
 
-func openKeeping(ctx context.Context, dir string, change ...func(*spillway.Config)) (*spillway.Engine, error) {
+func openPersistent(ctx context.Context, dir string, change ...func(*spillway.Config)) (*spillway.Engine, error) {
 	cfg := spillway.Config{
 		GPUs:       []spillway.GPU{},
 		HostMemory: 24 << 20,
-		Disks:      []spillway.Disk{{Dir: dir, Capacity: 64 << 20, Keep: true}},
+		Disks:      []spillway.Disk{{Dir: dir, Capacity: 64 << 20, Persist: true}},
 		Codec:      convert.CodecNone,
 		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
-	if sealKept {
+	if sealPersisted {
 		sealed(&cfg)
 	}
 	for _, c := range change {
@@ -71,10 +72,10 @@ func openKeeping(ctx context.Context, dir string, change ...func(*spillway.Confi
 	return spillway.Open(ctx, cfg)
 }
 
-// keptTypes are the types of the records that are kept: all whose schema Arrow IPC can say.
-var keptTypes = sync.OnceValue(func() (types []arrow.DataType) {
+// persistTypes are the types of the records that are kept: all whose schema Arrow IPC can say.
+var persistTypes = sync.OnceValue(func() (types []arrow.DataType) {
 	for _, dt := range arrowgen.Types() {
-		if _, err := convert.EncodeSchema(arrowgen.Schema(dt)); err == nil {
+		if _, err := persist.EncodeSchema(arrowgen.Schema(dt)); err == nil {
 			types = append(types, dt)
 		}
 	}
@@ -84,9 +85,9 @@ var keptTypes = sync.OnceValue(func() (types []arrow.DataType) {
 // commonWords is a dictionary that many records share.
 var commonWords = sync.OnceValue(func() arrow.Array { return wordList(1, 1500) })
 
-// keptRecord makes the n-th record: its number is in the first column, a column of some type, and
+// persistedRecord makes the n-th record: its number is in the first column, a column of some type, and
 // in two of three a dictionary that is an image of its own, shared or not.
-func keptRecord(n int64) arrow.RecordBatch {
+func persistedRecord(n int64) arrow.RecordBatch {
 	g := arrowgen.New(uint64(n))
 	rows := 50 + int(n%7)*10
 	if n%5 == 0 {
@@ -99,7 +100,7 @@ func keptRecord(n int64) arrow.RecordBatch {
 	case 1:
 		words = wordList(uint64(n), 900)
 	}
-	return withWords(n, g.Array(keptTypes()[int(n)%len(keptTypes())], rows), words)
+	return withWords(n, g.Array(persistTypes()[int(n)%len(persistTypes())], rows), words)
 }
 
 // withWords makes a record of rows that number from n on, of col, and of words.
@@ -124,9 +125,9 @@ func withWords(n int64, col, words arrow.Array) arrow.RecordBatch {
 	return array.NewRecordBatchWithMetadata(arrow.NewSchema(fields, &meta), cols, int64(rows), arrow.NewMetadata([]string{"n"}, []string{strconv.FormatInt(n, 10)}))
 }
 
-// TestKeepChild is no test but the process that TestKilledProcessIsAdopted kills. It says
+// TestPersistChild is no test but the process that TestKilledProcessIsAdopted kills. It says
 // "+ n" when record n is on disk, and "- n" before it drops it.
-func TestKeepChild(t *testing.T) {
+func TestPersistChild(t *testing.T) {
 	dir := os.Getenv(keepChildEnv)
 	if dir == "" {
 		t.Skip("needs the directory that TestKilledProcessIsAdopted, which runs it as a process of its own, gives it")
@@ -135,7 +136,7 @@ func TestKeepChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eng := keepingEngine(t, dir, func(c *spillway.Config) {
+	eng := persistentEngine(t, dir, func(c *spillway.Config) {
 		if c.Codec = codec; os.Getenv(keepSealEnv) == "true" {
 			sealed(c)
 		}
@@ -151,7 +152,7 @@ func TestKeepChild(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := putKept(t, eng, repo, n, n%4 != 0)
+		b := putPersisted(t, eng, repo, n, n%4 != 0)
 		fmt.Println("+", n)
 		there, numbers = append(there, b), append(numbers, n)
 		if len(there) > 12 {
@@ -164,15 +165,15 @@ func TestKeepChild(t *testing.T) {
 	}
 }
 
-// putKept puts record n into a repository, on disk, through host memory or at once.
-func putKept(t testing.TB, eng *spillway.Engine, repo *repository.Repository, n int64, throughHost bool) *batch.Batch {
+// putPersisted puts record n into a repository, on disk, through host memory or at once.
+func putPersisted(t testing.TB, eng *spillway.Engine, repo *repository.Repository, n int64, throughHost bool) *batch.Batch {
 	t.Helper()
 	first := tier.Disk
 	if throughHost {
 		first = tier.Host
 	}
 	before := slices.Collect(repo.Batches(int(n % 3)))
-	if err := repo.Put(t.Context(), int(n%3), keptRecord(n), repository.WithPlacement(reservation.AnyInTier(first))); err != nil {
+	if err := repo.Put(t.Context(), int(n%3), persistedRecord(n), repository.WithPlacement(reservation.AnyInTier(first))); err != nil {
 		t.Fatal(err)
 	}
 	for b := range repo.Batches(int(n % 3)) {
@@ -196,8 +197,8 @@ func killed(t *testing.T, dir string, codec convert.Codec, lines int) (sure, may
 	if err != nil {
 		t.Fatal(err)
 	}
-	child := exec.Command(exe, "-test.run=^TestKeepChild$")
-	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String(), keepSealEnv+"="+strconv.FormatBool(sealKept))
+	child := exec.Command(exe, "-test.run=^TestPersistChild$")
+	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String(), keepSealEnv+"="+strconv.FormatBool(sealPersisted))
 	var failed bytes.Buffer
 	child.Stderr = &failed
 	stdout, err := child.StdoutPipe()
@@ -235,14 +236,14 @@ func killed(t *testing.T, dir string, codec convert.Codec, lines int) (sure, may
 
 // checkAdopted adopts a kept batch, compares it with what was put, and drops it. It returns
 // its number.
-func checkAdopted(t testing.TB, eng *spillway.Engine, k spillway.Kept) int64 {
+func checkAdopted(t testing.TB, eng *spillway.Engine, k spillway.Persisted) int64 {
 	t.Helper()
 	n, _ := checkForm(t, eng, k)
 	return n
 }
 
 // checkForm is checkAdopted, and returns the form, too.
-func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Kept) (int64, string) {
+func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Persisted) (int64, string) {
 	t.Helper()
 	if k.Err != nil {
 		t.Fatalf("batch %d: %v", k.ID, k.Err)
@@ -260,11 +261,11 @@ func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Kept) (int64, stri
 	}
 	rec := recordOf(t, eng, b)
 	n := rec.Column(0).(*array.Int64).Value(0)
-	if err := convert.Equal(keptRecord(n), rec); err != nil {
+	if err := convert.Equal(persistedRecord(n), rec); err != nil {
 		t.Errorf("record %d: %v", n, err)
 	}
 	rec.Release()
-	if !k.Schema.Equal(keptRecord(n).Schema()) || k.Plan != "query" || k.Operator != "join" || k.Port != int(n) || k.Partition != int(n%3) {
+	if !k.Schema.Equal(persistedRecord(n).Schema()) || k.Plan != "query" || k.Operator != "join" || k.Port != int(n) || k.Partition != int(n%3) {
 		t.Errorf("record %d was kept as %+v", n, k)
 	}
 	if err := b.Drop(); err != nil {
@@ -287,8 +288,8 @@ func recordOf(t testing.TB, eng *spillway.Engine, b *batch.Batch) arrow.RecordBa
 	return rec
 }
 
-// closeKeeping closes an engine, whose books must be at zero then.
-func closeKeeping(t testing.TB, eng *spillway.Engine) {
+// closePersistent closes an engine, whose books must be at zero then.
+func closePersistent(t testing.TB, eng *spillway.Engine) {
 	t.Helper()
 	if err := eng.Close(); err != nil {
 		t.Error(err)
@@ -321,7 +322,7 @@ func wantNothingIn(t testing.TB, dir string) {
 	}
 }
 
-func keepingNeedsLinux(t testing.TB) {
+func persistNeedsLinux(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs Linux, for locks that end with their process")
@@ -331,7 +332,7 @@ func keepingNeedsLinux(t testing.TB) {
 // TestKilledProcessIsAdopted kills a process that spills, at random moments. The next engine
 // has all that were on disk, whole and nothing else; in the end nothing is left.
 func TestKilledProcessIsAdopted(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	lives := testseed.Rounds(30, 4)
 	rng := rand.New(rand.NewPCG(7, 7))
 	dir := t.TempDir()
@@ -339,16 +340,16 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 	for round := range lives {
 		codec := []convert.Codec{convert.CodecNone, convert.CodecS2, convert.CodecZstd}[round%3]
 		sure, maybe := killed(t, dir, codec, rng.IntN(40))
-		eng := keepingEngine(t, dir)
-		kept := eng.Kept()
+		eng := persistentEngine(t, dir)
+		kept := eng.Persisted()
 		if round%4 == 0 { // it stays for the next
 			held := onDisk(eng)
-			closeKeeping(t, eng)
-			eng = keepingEngine(t, dir)
-			if again := eng.Kept(); len(again) != len(kept) || onDisk(eng) != held {
+			closePersistent(t, eng)
+			eng = persistentEngine(t, dir)
+			if again := eng.Persisted(); len(again) != len(kept) || onDisk(eng) != held {
 				t.Fatalf("round %d: %d batches and %d bytes became %d and %d", round, len(kept), held, len(again), onDisk(eng))
 			}
-			kept = eng.Kept()
+			kept = eng.Persisted()
 		}
 		last := int64(0)
 		for n := range sure {
@@ -372,7 +373,7 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 			t.Errorf("round %d: records %v are lost", round, sure)
 		}
 		found += len(kept)
-		closeKeeping(t, eng)
+		closePersistent(t, eng)
 		wantNothingIn(t, dir)
 	}
 	for _, form := range []batch.PayloadType{batch.DiskImage, batch.DiskPacked} {
@@ -388,7 +389,7 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
 	t.Helper()
 	dir, copied := t.TempDir(), t.TempDir()
-	eng := keepingEngine(t, dir, change...)
+	eng := persistentEngine(t, dir, change...)
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -398,30 +399,30 @@ func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		putKept(t, eng, repo, i+1, i%2 == 0)
+		putPersisted(t, eng, repo, i+1, i%2 == 0)
 	}
 	tiertest.CopyTree(t, copied, dir)
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 	return copied
 }
 
-// TestKeptBatchesStayUntilAdopted: what is neither adopted nor forgotten is there again, and
+// TestPersistedBatchesStayUntilAdopted: what is neither adopted nor forgotten is there again, and
 // an adopted batch that is put somewhere is kept under its new place.
-func TestKeptBatchesStayUntilAdopted(t *testing.T) {
-	keepingNeedsLinux(t)
+func TestPersistedBatchesStayUntilAdopted(t *testing.T) {
+	persistNeedsLinux(t)
 	dir := crashed(t, 6)
-	eng := keepingEngine(t, dir)
-	all := eng.Kept()
+	eng := persistentEngine(t, dir)
+	all := eng.Persisted()
 	if len(all) != 6 {
 		t.Fatalf("%d are kept", len(all))
 	}
 	held := onDisk(eng)
 	// Records 3 and 6 share a dictionary; so it stays when one of them goes.
-	if err := eng.ForgetKept(all[2]); err != nil {
+	if err := eng.ForgetPersisted(all[2]); err != nil {
 		t.Fatal(err)
 	}
-	if err := eng.ForgetKept(all[2]); !errors.Is(err, tier.ErrReleased) {
+	if err := eng.ForgetPersisted(all[2]); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("forgotten twice: %v", err)
 	}
 	if now := onDisk(eng); now != held-all[2].Bytes {
@@ -447,21 +448,21 @@ func TestKeptBatchesStayUntilAdopted(t *testing.T) {
 	}
 	copied := t.TempDir()
 	tiertest.CopyTree(t, copied, dir)
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 
-	eng = keepingEngine(t, copied) // as after another crash
-	kept := eng.Kept()
+	eng = persistentEngine(t, copied) // as after another crash
+	kept := eng.Persisted()
 	if len(kept) != 4 {
 		t.Fatalf("%d are kept: %+v", len(kept), kept)
 	}
-	moved := slices.IndexFunc(kept, func(k spillway.Kept) bool { return k.Plan == "another" })
+	moved := slices.IndexFunc(kept, func(k spillway.Persisted) bool { return k.Plan == "another" })
 	if moved < 0 || kept[moved].Operator != "sort" || kept[moved].Port != 4 || kept[moved].Partition != 9 || kept[moved].ID != b.ID() {
 		t.Errorf("kept: %+v", kept)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 
-	eng = keepingEngine(t, dir) // as it was closed
-	kept = eng.Kept()
+	eng = persistentEngine(t, dir) // as it was closed
+	kept = eng.Persisted()
 	var numbers []int64
 	for _, k := range kept {
 		numbers = append(numbers, checkAdopted(t, eng, k))
@@ -469,18 +470,18 @@ func TestKeptBatchesStayUntilAdopted(t *testing.T) {
 	if !slices.Equal(numbers, []int64{4, 5, 6}) {
 		t.Errorf("records %v were kept", numbers)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }
 
 // TestAdoptedBatchKeepsItsRecord until it is put somewhere: after the next kill it is found where it
 // stood.
 func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := crashed(t, 2)
-	eng := keepingEngine(t, dir)
+	eng := persistentEngine(t, dir)
 	var adopted []*batch.Batch
-	for _, k := range eng.Kept() {
+	for _, k := range eng.Persisted() {
 		b, err := eng.Adopt(t.Context(), k)
 		if err != nil {
 			t.Fatal(err)
@@ -494,25 +495,25 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	closeKeeping(t, eng)
-	eng = keepingEngine(t, copied)
-	if n := len(eng.Kept()); n != 2 {
+	closePersistent(t, eng)
+	eng = persistentEngine(t, copied)
+	if n := len(eng.Persisted()); n != 2 {
 		t.Errorf("%d are kept, want 2", n)
 	}
-	for _, k := range eng.Kept() {
+	for _, k := range eng.Persisted() {
 		checkAdopted(t, eng, k)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 }
 
 // TestBatchWithoutBytesHasOneRecord: no memory of such a batch ends its record, so that the engine
 // does, when the batch gets another place and when it is dropped. A place that changes while the
 // record is written is written, too.
 func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := t.TempDir()
 	files := faultfs.New(disk.OS(), 1)
-	eng := keepingEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS = files })
+	eng := persistentEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS = files })
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -525,20 +526,20 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 		t.Helper()
 		copied := t.TempDir()
 		tiertest.CopyTree(t, copied, dir)
-		next := keepingEngine(t, copied)
+		next := persistentEngine(t, copied)
 		var got []int
-		for _, k := range next.Kept() {
+		for _, k := range next.Persisted() {
 			got = append(got, k.Partition)
-			if err := next.ForgetKept(k); err != nil {
+			if err := next.ForgetPersisted(k); err != nil {
 				t.Error(err)
 			}
 		}
 		if !slices.Equal(got, partitions) {
 			t.Errorf("kept in partitions %v, want %v", got, partitions)
 		}
-		closeKeeping(t, next)
+		closePersistent(t, next)
 	}
-	rec := keptRecord(1).NewSlice(0, 0)
+	rec := persistedRecord(1).NewSlice(0, 0)
 	if err := repo.Put(t.Context(), 2, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
 		t.Fatal(err)
 	}
@@ -564,7 +565,7 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 		t.Error(err)
 	}
 	want()
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }
 
@@ -582,11 +583,11 @@ func (h mute) WithGroup(string) slog.Handler      { return h }
 // TestRecordThatCannotBeWritten: the batch keeps the record of its old place, and is recorded
 // with the next. That the log's handler panics at the warning changes nothing.
 func TestRecordThatCannotBeWritten(t *testing.T) {
-	keepingNeedsLinux(t)
+	persistNeedsLinux(t)
 	dir := t.TempDir()
 	files := faultfs.New(disk.OS(), 1)
 	var lines atomic.Int64
-	eng := keepingEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS, c.Logger = files, slog.New(mute{&lines}) })
+	eng := persistentEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS, c.Logger = files, slog.New(mute{&lines}) })
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -595,7 +596,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := putKept(t, eng, repo, 1, false)
+	b := putPersisted(t, eng, repo, 1, false)
 	take := func(partition int) batch.Place {
 		t.Helper()
 		if got, err := repo.TryTake(partition, batch.Idle); err != nil || got != b {
@@ -608,11 +609,11 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 		t.Helper()
 		copied := t.TempDir()
 		tiertest.CopyTree(t, copied, dir)
-		next := keepingEngine(t, copied)
-		if all := next.Kept(); len(all) != 1 || all[0].Err != nil || all[0].Partition != partition {
+		next := persistentEngine(t, copied)
+		if all := next.Persisted(); len(all) != 1 || all[0].Err != nil || all[0].Partition != partition {
 			t.Errorf("kept: %+v, want the batch in partition %d", all, partition)
 		}
-		closeKeeping(t, next)
+		closePersistent(t, next)
 	}
 	files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1, Effect: faultfs.Fail(errors.New("no"))})
 	was := lines.Load()
@@ -628,21 +629,21 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	if err := b.Drop(); err != nil {
 		t.Error(err)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }
 
 // TestAdoptedBytesAreTheBatchs: what is kept takes of a disk's room for as long as nobody has adopted
 // it; then it is a batch's, which can be dropped.
 func TestAdoptedBytesAreTheBatchs(t *testing.T) {
-	keepingNeedsLinux(t)
-	eng := keepingEngine(t, crashed(t, 3))
+	persistNeedsLinux(t)
+	eng := persistentEngine(t, crashed(t, 3))
 	space := eng.Reservations().Spaces().InTier(tier.Disk)[0]
 	if room, held := space.Room(), onDisk(eng); held == 0 || room != space.Limit()-held {
 		t.Errorf("of %d bytes there is room for %d beside %d that are kept", space.Limit(), room, held)
 	}
 	var adopted []*batch.Batch
-	for _, k := range eng.Kept() {
+	for _, k := range eng.Persisted() {
 		b, err := eng.Adopt(t.Context(), k)
 		if err != nil {
 			t.Fatal(err)
@@ -657,28 +658,28 @@ func TestAdoptedBytesAreTheBatchs(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 }
 
-// TestFailedOpenLeavesWhatIsKept: an engine that finds kept batches and then cannot be opened says
+// TestFailedOpenLeavesWhatPersists: an engine that finds kept batches and then cannot be opened says
 // why, and nothing of buffers that nobody held; the next engine finds them.
-func TestFailedOpenLeavesWhatIsKept(t *testing.T) {
-	keepingNeedsLinux(t)
+func TestFailedOpenLeavesWhatPersists(t *testing.T) {
+	persistNeedsLinux(t)
 	dir := crashed(t, 3)
-	_, err := openKeeping(t.Context(), dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
+	_, err := openPersistent(t.Context(), dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
 		c.HostMemory, c.HostMarks = 64*tier.Page, tier.Fractions{Limit: 0.01, Trigger: 0.008, Stop: 0.005}
 	})
 	var leak *spillway.LeakError
 	if err == nil || errors.As(err, &leak) {
 		t.Errorf("opened without host memory: %v", err)
 	}
-	eng := keepingEngine(t, dir)
-	if n := len(eng.Kept()); n != 3 {
+	eng := persistentEngine(t, dir)
+	if n := len(eng.Persisted()); n != 3 {
 		t.Errorf("%d are kept, want 3", n)
 	}
-	for _, k := range eng.Kept() {
+	for _, k := range eng.Persisted() {
 		checkAdopted(t, eng, k)
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
@@ -74,11 +75,11 @@ func TestSlowDiskHasLittleUnderWay(t *testing.T) {
 					files := faultfs.New(disk.OS(), 1)
 					u := &underWay{FS: files}
 					v := open(t, disk.Config{Capacity: 256 * mib, FS: u})
-					transfer := (*disk.Extents).WriteAt
+					transfer := (tier.FileMemory).WriteAt
 					if op == faultfs.Read {
-						transfer = (*disk.Extents).ReadAt
+						transfer = (tier.FileMemory).ReadAt
 					}
-					var all []*disk.Extents
+					var all []tier.FileMemory
 					data := random(16*mib, 1)
 					for range 8 {
 						e := alloc(t, v, 16*mib)

@@ -14,16 +14,16 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// keepChild is the process that TestKilledProcessIsTakenOver kills: it keeps and frees, and says
+// persistChild is the process that TestKilledProcessIsTakenOver kills: it keeps and frees, and says
 // what it has kept, and what it is about to free.
-func keepChild() {
+func persistChild() {
 	fail := func(err error) {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 	}
-	v, err := disk.OpenVolume(disk.Config{Dir: os.Args[1], Capacity: 16 * mib, SegmentSize: 4 * mib, Keep: true, Encrypt: true, Key: usersKey})
+	v, err := disk.OpenVolume(disk.Config{Dir: os.Args[1], Capacity: 16 * mib, SegmentSize: 4 * mib, Persist: true, Encrypt: true, Key: usersKey})
 	fail(err)
 	var held []tier.Memory
 	var seeds []uint64
@@ -31,8 +31,8 @@ func keepChild() {
 		n := sizeOf(seed)
 		m, err := v.Alloc(n, nil)
 		fail(err)
-		fail(m.(*disk.Extents).WriteAt(context.Background(), random(n, seed), 0))
-		_, err = v.KeepWith(sharedOf(seed), metaOf(seed), m)
+		fail(m.(tier.FileMemory).WriteAt(context.Background(), random(n, seed), 0))
+		_, err = v.Persist(sharedOf(seed), metaOf(seed), m)
 		fail(err)
 		fmt.Println("+", seed)
 		held, seeds = append(held, m), append(seeds, seed)
@@ -92,13 +92,13 @@ func TestKilledProcessIsTakenOver(t *testing.T) {
 		if failed.Len() > 0 {
 			t.Fatal(failed.String())
 		}
-		v := openKeeping(t, dir, sealed)
-		for _, k := range v.Kept() {
+		v := openPersistent(t, dir, sealed)
+		for _, k := range v.Persisted() {
 			var seed uint64
 			if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil || !sure[seed] && !maybe[seed] && seed != last+1 {
 				t.Fatalf("round %d: %q is kept", round, k.Meta)
 			}
-			free(v, wantKept(t, v, k, seed, sizeOf(seed))...)
+			free(v, wantPersisted(t, v, k, seed, sizeOf(seed))...)
 			delete(sure, seed)
 			found++
 		}

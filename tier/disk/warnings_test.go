@@ -35,14 +35,14 @@ func (o on) Usage(dir string) (disk.Usage, error) {
 func TestOverlayIsTold(t *testing.T) {
 	onLinux(t)
 	for _, keep := range []bool{false, true} {
-		v := open(t, disk.Config{Capacity: mib, Keep: keep, FS: on{disk.OS(), "overlayfs"}})
+		v := open(t, disk.Config{Capacity: mib, Persist: keep, FS: on{disk.OS(), "overlayfs"}})
 		w := v.Warnings()
 		if len(w) != 1 || w[0].Cause != causes.Overlay || w[0].Info == keep || w[0].Remedy == "" || w[0].Space != "disk:0" {
 			t.Errorf("keep %v: %+v", keep, w)
 			continue
 		}
 		oneLine(t, w[0].String(), v.Dir(), "overlayfs", "mount a volume")
-		if strings.Contains(w[0].What, "kept") != keep {
+		if strings.Contains(w[0].What, "persists") != keep {
 			t.Errorf("keep %v: %s", keep, w[0])
 		}
 	}

@@ -38,9 +38,9 @@ type owned struct {
 
 func (o owned) Sys() any { return o.stat }
 
-// TestKeptDirectoriesOfOthersAreLeftAlone: what another user has put beside is neither adopted
+// TestPersistentDirectoriesOfOthersAreLeftAlone: what another user has put beside is neither adopted
 // nor written to.
-func TestKeptDirectoriesOfOthersAreLeftAlone(t *testing.T) {
+func TestPersistentDirectoriesOfOthersAreLeftAlone(t *testing.T) {
 	me := uint32(os.Geteuid())
 	for name, c := range map[string]struct {
 		kept, above uint32
@@ -53,21 +53,21 @@ func TestKeptDirectoriesOfOthersAreLeftAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			v := openKeeping(t, dir)
-			_, es := keep(t, v, 1, page)
+			v := openPersistent(t, dir)
+			_, es := persist(t, v, 1, page)
 			leave(t, v, es...)
-			v = openKeeping(t, dir, func(cfg *disk.Config) { cfg.FS = owners{disk.OS(), c.kept, c.above} })
-			if took := len(v.Kept()) == 1; took != c.took {
-				t.Errorf("%d are kept; %q", len(v.Kept()), v.Stats().Warnings)
+			v = openPersistent(t, dir, func(cfg *disk.Config) { cfg.FS = owners{disk.OS(), c.kept, c.above} })
+			if took := len(v.Persisted()) == 1; took != c.took {
+				t.Errorf("%d are kept; %q", len(v.Persisted()), v.Stats().Warnings)
 			}
 			if !c.took {
 				oneLine(t, v.Stats().Warnings[0].What, "it belongs to another user")
 			}
 			closeVolume(t, v)
 
-			v = openKeeping(t, dir) // it is as it was
-			for _, k := range v.Kept() {
-				free(v, wantKept(t, v, k, 1, page)...)
+			v = openPersistent(t, dir) // it is as it was
+			for _, k := range v.Persisted() {
+				free(v, wantPersisted(t, v, k, 1, page)...)
 			}
 			closeVolume(t, v)
 			wantEmpty(t, dir)

@@ -15,13 +15,14 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// keptFiles returns the files in the only kept directory.
-func keptFiles(t testing.TB, dir, kind string) []string {
+// persistedFiles returns the files in the only kept directory.
+func persistedFiles(t testing.TB, dir, kind string) []string {
 	t.Helper()
 	all, err := filepath.Glob(filepath.Join(dir, "spillway-kept-*", kind))
 	if err != nil || len(all) == 0 {
@@ -35,16 +36,16 @@ func keptFiles(t testing.TB, dir, kind string) []string {
 func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 	small := func(c *disk.Config) { c.Capacity, c.SegmentSize = 16*page, 16*page }
 	dir := t.TempDir()
-	v := openKeeping(t, dir, small)
-	var all []*disk.Extents
+	v := openPersistent(t, dir, small)
+	var all []tier.FileMemory
 	for i := range uint64(4) {
-		_, es := keep(t, v, 10*i, page, page)
+		_, es := persist(t, v, 10*i, page, page)
 		all = append(all, es...)
 	}
-	free(v, all[2])                  // a record that is over,
-	_, again := keep(t, v, 40, page) // and its room used again
+	free(v, all[2])                     // a record that is over,
+	_, again := persist(t, v, 40, page) // and its room used again
 	leave(t, v, slices.Concat(all[:2], all[3:], again)...)
-	manifest := keptFiles(t, dir, "manifest-*")[0]
+	manifest := persistedFiles(t, dir, "manifest-*")[0]
 	sound, err := os.ReadFile(manifest)
 	if err != nil {
 		t.Fatal(err)
@@ -57,18 +58,18 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 		tiertest.CopyTree(t, work, pristine)
 		bad := slices.Clone(sound)
 		bad[at] ^= 1 << (at % 8)
-		if err := os.WriteFile(keptFiles(t, work, "manifest-*")[0], bad, 0o600); err != nil {
+		if err := os.WriteFile(persistedFiles(t, work, "manifest-*")[0], bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		v := openKeeping(t, work, small)
+		v := openPersistent(t, work, small)
 		found := make(map[string]bool)
-		for _, k := range v.Kept() {
+		for _, k := range v.Persisted() {
 			var seed uint64
 			if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil {
 				t.Fatalf("byte %d: meta %q", at, k.Meta)
 			}
 			found[string(k.Meta)] = true
-			free(v, wantKept(t, v, k, seed, []int64{page, page, page}[:len(k.Sizes)]...)...)
+			free(v, wantPersisted(t, v, k, seed, []int64{page, page, page}[:len(k.Sizes)]...)...)
 		}
 		told := warned(v.Stats().Warnings)
 		// The zeros behind a record, and the end of one that is over, may be wrong.
@@ -86,13 +87,13 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 // TestCutManifestIsRead: cut at any length it says what it said up to there.
 func TestCutManifestIsRead(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
-	var all []*disk.Extents
+	v := openPersistent(t, dir)
+	var all []tier.FileMemory
 	var ends []int64
 	for i := range uint64(3) {
-		_, es := keep(t, v, 10*i, page)
+		_, es := persist(t, v, 10*i, page)
 		all = append(all, es...)
-		info, err := os.Stat(keptFiles(t, dir, "manifest-*")[0])
+		info, err := os.Stat(persistedFiles(t, dir, "manifest-*")[0])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,22 +105,22 @@ func TestCutManifestIsRead(t *testing.T) {
 	for cut := int64(0); cut <= ends[2]; cut += int64(testseed.Rounds(3, 13)) { // not divisors of anything
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, pristine)
-		if err := os.Truncate(keptFiles(t, work, "manifest-*")[0], cut); err != nil {
+		if err := os.Truncate(persistedFiles(t, work, "manifest-*")[0], cut); err != nil {
 			t.Fatal(err)
 		}
-		v := openKeeping(t, work)
+		v := openPersistent(t, work)
 		want := 0
 		for _, end := range ends {
 			if cut > end-8 { // the zeros at the end may be missing
 				want++
 			}
 		}
-		kept := v.Kept()
+		kept := v.Persisted()
 		if len(kept) > want || len(kept) < want-1 || cut > ends[2]-2 && len(kept) != 3 {
 			t.Errorf("cut at %d of %v: %d kept, want %d", cut, ends, len(kept), want)
 		}
 		for i, k := range kept {
-			free(v, wantKept(t, v, k, uint64(10*i), page)...)
+			free(v, wantPersisted(t, v, k, uint64(10*i), page)...)
 		}
 		closeVolume(t, v)
 		wantEmpty(t, work)
@@ -135,24 +136,24 @@ func TestMissingAndShortSegments(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			v := openKeeping(t, dir)
-			_, a := keep(t, v, 1, 4*mib)
-			_, b := keep(t, v, 2, 4*mib)
+			v := openPersistent(t, dir)
+			_, a := persist(t, v, 1, 4*mib)
+			_, b := persist(t, v, 2, 4*mib)
 			leave(t, v, append(a, b...)...)
-			files := keptFiles(t, dir, "segment-*")
+			files := persistedFiles(t, dir, "segment-*")
 			if len(files) != 2 {
 				t.Fatal(files)
 			}
 			if err := harm(files[0]); err != nil {
 				t.Fatal(err)
 			}
-			v = openKeeping(t, dir)
-			kept := v.Kept()
+			v = openPersistent(t, dir)
+			kept := v.Persisted()
 			if len(kept) != 1 {
 				t.Fatalf("kept: %+v", kept)
 			}
 			oneLine(t, warned(v.Stats().Warnings), "is lost", filepath.Base(files[0]))
-			free(v, wantKept(t, v, kept[0], 2, 4*mib)...)
+			free(v, wantPersisted(t, v, kept[0], 2, 4*mib)...)
 			if name == "link" { // it is nobody's we know
 				if err := os.Remove(files[0]); err != nil {
 					t.Error(err)
@@ -168,10 +169,10 @@ func TestMissingAndShortSegments(t *testing.T) {
 // is, with a warning; so does one that the volume is too small for.
 func TestForeignManifestIsLeftAlone(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
-	_, es := keep(t, v, 1, 4*mib)
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, 4*mib)
 	leave(t, v, es...)
-	manifest := keptFiles(t, dir, "manifest-*")[0]
+	manifest := persistedFiles(t, dir, "manifest-*")[0]
 	sound, err := os.ReadFile(manifest)
 	if err != nil {
 		t.Fatal(err)
@@ -179,9 +180,9 @@ func TestForeignManifestIsLeftAlone(t *testing.T) {
 	before := names(t, dir)
 	check := func(why string, change func(*disk.Config)) {
 		t.Helper()
-		v := openKeeping(t, dir, change)
-		if len(v.Kept()) != 0 {
-			t.Errorf("%s: kept %+v", why, v.Kept())
+		v := openPersistent(t, dir, change)
+		if len(v.Persisted()) != 0 {
+			t.Errorf("%s: kept %+v", why, v.Persisted())
 		}
 		oneLine(t, warned(v.Stats().Warnings), "left as it is", why, before[0])
 		closeVolume(t, v)
@@ -214,8 +215,8 @@ func TestForeignManifestIsLeftAlone(t *testing.T) {
 	if err := os.WriteFile(manifest, sound, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	v = openKeeping(t, dir)
-	free(v, wantKept(t, v, v.Kept()[0], 1, 4*mib)...)
+	v = openPersistent(t, dir)
+	free(v, wantPersisted(t, v, v.Persisted()[0], 1, 4*mib)...)
 	closeVolume(t, v)
 	wantEmpty(t, dir)
 }
@@ -223,14 +224,14 @@ func TestForeignManifestIsLeftAlone(t *testing.T) {
 // TestManifestIsWrittenAnew: it does not grow without end, and the new one says the same.
 func TestManifestIsWrittenAnew(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
-	_, stays := keep(t, v, 1, page)
-	first := keptFiles(t, dir, "manifest-*")[0]
+	v := openPersistent(t, dir)
+	_, stays := persist(t, v, 1, page)
+	first := persistedFiles(t, dir, "manifest-*")[0]
 	meta := bytes.Repeat([]byte{7}, 100<<10)
-	var last *disk.Extents
+	var last tier.FileMemory
 	for range 64 {
 		e := alloc(t, v, page)
-		if _, err := v.Keep(meta, e); err != nil {
+		if _, err := v.Persist(nil, meta, e); err != nil {
 			t.Fatal(err)
 		}
 		if last != nil {
@@ -238,53 +239,53 @@ func TestManifestIsWrittenAnew(t *testing.T) {
 		}
 		last = e
 	}
-	files := keptFiles(t, dir, "manifest-*")
+	files := persistedFiles(t, dir, "manifest-*")
 	info, err := os.Stat(files[0])
 	if err != nil || len(files) != 1 || files[0] == first || info.Size() > 2<<20 {
 		t.Errorf("after 64 records of 100 KiB: %v, %d bytes, %v", files, info.Size(), err)
 	}
 	leave(t, v, append(stays, last)...)
-	v = openKeeping(t, dir)
-	kept := v.Kept()
+	v = openPersistent(t, dir)
+	kept := v.Persisted()
 	if len(kept) != 2 || !bytes.Equal(kept[1].Meta, meta) {
 		t.Fatalf("%d kept", len(kept))
 	}
-	free(v, wantKept(t, v, kept[0], 1, page)...)
+	free(v, wantPersisted(t, v, kept[0], 1, page)...)
 	v.Forget(kept[1].Key)
 	closeVolume(t, v)
 	wantEmpty(t, dir)
 }
 
-// TestKeepingSurvivesEveryFault: with any single operation of the file system failing, from
-// opening to closing, nothing that is found afterwards is wrong, and Keep's word holds: what
+// TestPersistingSurvivesEveryFault: with any single operation of the file system failing, from
+// opening to closing, nothing that is found afterwards is wrong, and the word of Persist holds: what
 // it recorded is there, unless the reading failed.
-func TestKeepingSurvivesEveryFault(t *testing.T) {
+func TestPersistingSurvivesEveryFault(t *testing.T) {
 	for i := 0; ; i += testseed.Rounds(1, 3) {
 		dir := t.TempDir()
-		v := openKeeping(t, dir)
-		_, es := keep(t, v, 1, mib)
+		v := openPersistent(t, dir)
+		_, es := persist(t, v, 1, mib)
 		leave(t, v, es...)
 		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
 		kept := false
-		v, err := openVolume(disk.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Keep: true, FS: fsys})
+		v, err := openVolume(disk.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Persist: true, FS: fsys})
 		if err == nil {
-			found := len(v.Kept()) == 1
+			found := len(v.Persisted()) == 1
 			e, failed := v.Alloc(mib, nil)
 			if failed == nil {
-				failed = e.(*disk.Extents).WriteAt(t.Context(), random(mib, 5), 0)
+				failed = e.(tier.FileMemory).WriteAt(t.Context(), random(mib, 5), 0)
 			}
 			if failed == nil {
-				_, failed = v.KeepWith(sharedOf(5), metaOf(5), e)
+				_, failed = v.Persist(sharedOf(5), metaOf(5), e)
 				kept = failed == nil
 			}
 			if kept && found {
 				saved := t.TempDir()
 				tiertest.CopyTree(t, saved, dir)
-				again := openKeeping(t, saved)
-				if n := len(again.Kept()); n != 2 {
+				again := openPersistent(t, saved)
+				if n := len(again.Persisted()); n != 2 {
 					t.Errorf("fault %d: %d of 2 are kept", i, n)
 				}
-				for _, k := range again.Kept() {
+				for _, k := range again.Persisted() {
 					again.Forget(k.Key)
 				}
 				closeVolume(t, again)
@@ -299,14 +300,14 @@ func TestKeepingSurvivesEveryFault(t *testing.T) {
 			t.Fatalf("fault %d: %d files are open", i, n)
 		}
 		// Whatever failed: what was kept before is whole, or was said to be lost.
-		v = openKeeping(t, dir)
-		for _, k := range v.Kept() {
+		v = openPersistent(t, dir)
+		for _, k := range v.Persisted() {
 			if string(k.Meta) != "meta 1" {
 				t.Errorf("fault %d: %q is kept, and was freed", i, k.Meta)
 				v.Forget(k.Key)
 				continue
 			}
-			free(v, wantKept(t, v, k, 1, mib)...)
+			free(v, wantPersisted(t, v, k, 1, mib)...)
 		}
 		closeVolume(t, v)
 		wantEmpty(t, dir)
@@ -319,30 +320,30 @@ func TestKeepingSurvivesEveryFault(t *testing.T) {
 	}
 }
 
-// TestRandomKeeping keeps, frees and forgets at random, looks at a copy of the directory
+// TestRandomPersisting keeps, frees and forgets at random, looks at a copy of the directory
 // now and then, as a kill would leave it, and compares with a model.
-func TestRandomKeeping(t *testing.T) {
+func TestRandomPersisting(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 2))
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
+	v := openPersistent(t, dir)
 	type held struct {
-		es    []*disk.Extents
+		es    []tier.FileMemory
 		sizes []int64
 	}
 	live := make(map[uint64]held) // by seed
-	var loose []*disk.Extents
+	var loose []tier.FileMemory
 	look := func() {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, dir)
-		v := openKeeping(t, work)
-		kept := v.Kept()
+		v := openPersistent(t, work)
+		kept := v.Persisted()
 		if len(kept) != len(live) || len(v.Stats().Warnings) != 0 {
 			t.Fatalf("%d kept, want %d; warnings %q", len(kept), len(live), v.Stats().Warnings)
 		}
 		for _, k := range kept {
 			var seed uint64
 			_, _ = fmt.Sscanf(string(k.Meta), "meta %d", &seed)
-			free(v, wantKept(t, v, k, seed, live[seed].sizes...)...)
+			free(v, wantPersisted(t, v, k, seed, live[seed].sizes...)...)
 		}
 		closeVolume(t, v)
 		wantEmpty(t, work)
@@ -354,7 +355,7 @@ func TestRandomKeeping(t *testing.T) {
 			if r.IntN(2) == 0 {
 				sizes = append(sizes, 1+r.Int64N(mib))
 			}
-			_, es := keep(t, v, 100*step, sizes...)
+			_, es := persist(t, v, 100*step, sizes...)
 			live[100*step] = held{es, sizes}
 		case k < 7 && v.Stats().Used < 8*mib:
 			e := alloc(t, v, 1+r.Int64N(mib))
@@ -394,36 +395,36 @@ func TestRandomKeeping(t *testing.T) {
 func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	full := &fullDisk{FS: disk.OS()}
-	v := openKeeping(t, dir, func(c *disk.Config) { c.FS = full })
-	_, stays := keep(t, v, 1, page)
-	_, once := keep(t, v, 2, page)
-	_, thrice := keep(t, v, 3, page)
+	v := openPersistent(t, dir, func(c *disk.Config) { c.FS = full })
+	_, stays := persist(t, v, 1, page)
+	_, once := persist(t, v, 2, page)
+	_, thrice := persist(t, v, 3, page)
 	for range 2 {
-		if _, err := v.KeepWith(sharedOf(3), metaOf(3), thrice[0]); err != nil {
+		if _, err := v.Persist(sharedOf(3), metaOf(3), thrice[0]); err != nil {
 			t.Fatal(err)
 		}
 	}
-	forgotten, es := keep(t, v, 4, page)
+	forgotten, es := persist(t, v, 4, page)
 	look := func(want ...uint64) {
 		t.Helper()
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, dir)
-		next := openKeeping(t, work)
-		kept := next.Kept()
+		next := openPersistent(t, work)
+		kept := next.Persisted()
 		if len(kept) != len(want) {
 			t.Errorf("%d are kept, want %d", len(kept), len(want))
 		}
 		for i, k := range kept[:min(len(kept), len(want))] {
-			free(next, wantKept(t, next, k, want[i], page)...)
+			free(next, wantPersisted(t, next, k, want[i], page)...)
 		}
-		for _, k := range next.Kept() {
+		for _, k := range next.Persisted() {
 			next.Forget(k.Key)
 		}
 		closeVolume(t, next)
 		wantEmpty(t, work)
 	}
 	full.now.Store(true)
-	if _, err := v.KeepWith(sharedOf(5), metaOf(5), es[0], once[0]); err == nil {
+	if _, err := v.Persist(sharedOf(5), metaOf(5), es[0], once[0]); err == nil {
 		t.Error("kept together with what is kept already")
 	}
 	look(1, 2, 3, 4)
@@ -434,7 +435,7 @@ func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
 	v.Forget(forgotten)
 	look(1)
 	full.now.Store(false)
-	_, more := keep(t, v, 6, page)
+	_, more := persist(t, v, 6, page)
 	look(1, 6)
 	free(v, more...)
 	look(1)
@@ -448,22 +449,22 @@ func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
 func TestOldManifestThatStays(t *testing.T) {
 	dir := t.TempDir()
 	fsys := faultfs.New(disk.OS(), 1)
-	v := openKeeping(t, dir, func(c *disk.Config) { c.FS = fsys })
-	_, es := keep(t, v, 1, page)
-	old := filepath.Base(keptFiles(t, dir, "manifest-*")[0])
+	v := openPersistent(t, dir, func(c *disk.Config) { c.FS = fsys })
+	_, es := persist(t, v, 1, page)
+	old := filepath.Base(persistedFiles(t, dir, "manifest-*")[0])
 	var heal []func()
 	for _, path := range []string{old, "segment-*"} {
 		heal = append(heal, fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Remove}, Path: path, Effect: faultfs.Fail(syscall.EIO)}))
 	}
 	large := make([]byte, 600<<10)
 	for range 3 {
-		key, err := v.Keep(large)
+		key, err := v.Persist(nil, large)
 		if err != nil {
 			t.Fatal(err)
 		}
 		v.Forget(key)
 	}
-	if n := len(keptFiles(t, dir, "manifest-*")); n != 2 {
+	if n := len(persistedFiles(t, dir, "manifest-*")); n != 2 {
 		t.Fatalf("%d manifests, want the old and a new one", n)
 	}
 	free(v, es...)
@@ -473,8 +474,8 @@ func TestOldManifestThatStays(t *testing.T) {
 	for _, h := range heal {
 		h()
 	}
-	v = openKeeping(t, dir)
-	if kept, w := v.Kept(), v.Stats().Warnings; len(kept) != 0 || len(w) != 0 {
+	v = openPersistent(t, dir)
+	if kept, w := v.Persisted(), v.Stats().Warnings; len(kept) != 0 || len(w) != 0 {
 		t.Errorf("kept: %+v, warnings: %q", kept, w)
 	}
 	closeVolume(t, v)
@@ -519,15 +520,15 @@ func (f *fullFile) WriteAt(p []byte, off int64) (int, error) {
 // bytes, however long it is.
 func TestWhatIsNoManifestIsNotRead(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
-	_, es := keep(t, v, 1, page)
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, page)
 	leave(t, v, es...)
-	long := filepath.Join(filepath.Dir(keptFiles(t, dir, "manifest-*")[0]), "manifest-0000000000000099")
+	long := filepath.Join(filepath.Dir(persistedFiles(t, dir, "manifest-*")[0]), "manifest-0000000000000099")
 	if err := os.WriteFile(long, make([]byte, mib), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	fsys := &readCounter{FS: disk.OS()}
-	v = openKeeping(t, dir, func(c *disk.Config) { c.FS = fsys })
+	v = openPersistent(t, dir, func(c *disk.Config) { c.FS = fsys })
 	oneLine(t, v.Stats().Warnings[0].What, "manifest-0000000000000099", "not a manifest")
 	closeVolume(t, v)
 	if n := fsys.read.Load(); n == 0 || n > page {
@@ -536,8 +537,8 @@ func TestWhatIsNoManifestIsNotRead(t *testing.T) {
 	if err := os.Remove(long); err != nil {
 		t.Fatal(err)
 	}
-	v = openKeeping(t, dir)
-	free(v, wantKept(t, v, v.Kept()[0], 1, page)...)
+	v = openPersistent(t, dir)
+	free(v, wantPersisted(t, v, v.Persisted()[0], 1, page)...)
 	closeVolume(t, v)
 	wantEmpty(t, dir)
 }

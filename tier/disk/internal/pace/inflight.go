@@ -1,4 +1,4 @@
-package disk
+package pace
 
 import (
 	"context"
@@ -26,12 +26,12 @@ const (
 	firstRequest = 256 << 10
 )
 
-// window bounds the bytes that all requests of a volume have under way to what the disk
+// Window bounds the bytes that all requests of a volume have under way to what the disk
 // does in windowTime, as measured. Those who wait are let in in the order in which they
 // came. It is safe for concurrent use.
-type window struct {
-	request int64 // Config.Request
-	depth   int64
+type Window struct {
+	Request int64 // the most bytes of one request
+	Depth   int64 // requests of one transfer
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -50,7 +50,7 @@ type entering struct {
 	write bool
 }
 
-func (w *window) speedLocked(write bool) *speed {
+func (w *Window) speedLocked(write bool) *speed {
 	if write {
 		return &w.mu.writes
 	}
@@ -58,26 +58,26 @@ func (w *window) speedLocked(write bool) *speed {
 }
 
 // mostLocked is how many bytes may be under way when a read or a write begins.
-func (w *window) mostLocked(write bool) int64 {
+func (w *Window) mostLocked(write bool) int64 {
 	rate := w.speedLocked(write).bytesPerSecond()
 	if rate == 0 {
-		return w.depth * min(w.request, firstRequest)
+		return w.Depth * min(w.Request, firstRequest)
 	}
 	return max(smallestRequest, int64(float64(rate)*windowTime.Seconds()))
 }
 
-// length returns how long the next read or write may be: Config.Request, or on a slow disk
-// so much that Depth of them fit.
-func (w *window) length(write bool) int64 {
+// Length returns how long the next read or write may be: Request, or on a slow disk so much that
+// Depth of them fit.
+func (w *Window) Length(write bool) int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	n := w.mostLocked(write) / w.depth / smallestRequest * smallestRequest // whole units of sealed volumes
-	return min(w.request, max(n, smallestRequest))
+	n := w.mostLocked(write) / w.Depth / smallestRequest * smallestRequest // whole units of sealed volumes
+	return min(w.Request, max(n, smallestRequest))
 }
 
-// enter waits until a read or write of n bytes may begin. The caller must leave. If ctx ends
-// first, enter returns its cause, and the request must not begin.
-func (w *window) enter(ctx context.Context, n int64, write bool) error {
+// Enter waits until a read or write of n bytes may begin. The caller must Leave. If ctx ends
+// first, Enter returns its cause, and the request must not begin.
+func (w *Window) Enter(ctx context.Context, n int64, write bool) error {
 	w.mu.Lock()
 	if w.mu.line.Len() == 0 && w.fitsLocked(n, write) {
 		w.beginLocked(n)
@@ -90,20 +90,27 @@ func (w *window) enter(ctx context.Context, n int64, write bool) error {
 	return err
 }
 
-// leave ends what enter began. ok says that the bytes were transferred: the time of a
+// Leave ends what Enter began. ok says that the bytes were transferred: the time of a
 // request that failed says nothing of how fast the disk is.
-func (w *window) leave(n int64, write, ok bool) {
+func (w *Window) Leave(n int64, write, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.endLocked(n, write, ok)
 	w.admitLocked()
 }
 
-func (w *window) fitsLocked(n int64, write bool) bool {
+// UnderWay returns how many bytes of requests are under way.
+func (w *Window) UnderWay() int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mu.inside
+}
+
+func (w *Window) fitsLocked(n int64, write bool) bool {
 	return w.mu.count == 0 || n <= w.mostLocked(write)-w.mu.inside
 }
 
-func (w *window) beginLocked(n int64) {
+func (w *Window) beginLocked(n int64) {
 	if w.mu.count == 0 {
 		w.mu.since = time.Now()
 	}
@@ -111,7 +118,7 @@ func (w *window) beginLocked(n int64) {
 	w.mu.inside += n
 }
 
-func (w *window) endLocked(n int64, write, ok bool) {
+func (w *Window) endLocked(n int64, write, ok bool) {
 	now := time.Now()
 	if ok {
 		w.speedLocked(write).add(float64(n), now.Sub(w.mu.since).Seconds())
@@ -122,7 +129,7 @@ func (w *window) endLocked(n int64, write, ok bool) {
 }
 
 // admitLocked lets those in front in, as far as they fit.
-func (w *window) admitLocked() {
+func (w *Window) admitLocked() {
 	for turn := w.mu.line.First(); turn != nil && w.fitsLocked(turn.Ask.bytes, turn.Ask.write); turn = w.mu.line.First() {
 		w.beginLocked(turn.Ask.bytes)
 		w.mu.line.HandOver(struct{}{}, nil)

@@ -1,4 +1,6 @@
-package disk
+// Package pace measures how fast a volume is written and read. From that follow whose turn it is
+// among volumes (Pacer), and how much may be under way on one (Window).
+package pace
 
 import (
 	"cmp"
@@ -9,8 +11,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Stripe is what volumes have in common that are used side by side; see
-// Config.Stripe. The zero value is ready, and not to be copied. It is safe for
+// Stripe is what volumes have in common that are used side by side. The zero value is ready, and not to be copied. It is safe for
 // concurrent use.
 type Stripe struct {
 	front atomic.Int64 // the largest lead at which one of them was given bytes
@@ -54,13 +55,13 @@ const (
 	setbackMost = 6 // doublings
 )
 
-// pacer keeps how long a volume has been written to, how fast that went, and what it
-// has taken on: what tier.Pace is made of.
+// Pacer measures how long a volume has been written to, how fast that went, and what it has taken
+// on: what tier.Pace is made of. It is safe for concurrent use.
 //
-// Its lead is the time in which at least one write was under way, plus what the
-// backlog will take. Sharing out by that, and not by the bandwidth itself, makes up for
-// every error of the estimate as soon as the bytes are written.
-type pacer struct {
+// Its lead is the time in which at least one write was under way, plus what the backlog will take.
+// Sharing out by that, and not by the bandwidth itself, makes up for every error of the estimate
+// as soon as the bytes are written.
+type Pacer struct {
 	stripe *Stripe
 
 	mu struct {
@@ -80,10 +81,17 @@ type pacer struct {
 	}
 }
 
-// Pace says how far ahead of the others the volume is. The space of the volume asks.
-func (v *Volume) Pace() tier.Pace {
+// NewPacer returns the pacer of a volume of a stripe; nil: the volume is by itself.
+func NewPacer(s *Stripe) *Pacer {
+	if s == nil {
+		s = new(Stripe)
+	}
+	return &Pacer{stripe: s}
+}
+
+// Pace says how far ahead of the others the volume is.
+func (p *Pacer) Pace() tier.Pace {
 	now := time.Now()
-	p := &v.pacer
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return tier.Pace{
@@ -92,14 +100,13 @@ func (v *Volume) Pace() tier.Pace {
 }
 
 // Promised takes how many bytes of the space are promised and not drawn, before each Alloc.
-func (v *Volume) Promised(n int64) {
-	p := &v.pacer
+func (p *Pacer) Promised(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.promised = n
 }
 
-func (p *pacer) leadLocked(now time.Time) time.Duration {
+func (p *Pacer) leadLocked(now time.Time) time.Duration {
 	lead := tier.Pace{Lead: p.mu.busy + p.mu.skipped, Bandwidth: cmp.Or(p.bandwidthLocked(), unmeasured)}
 	if p.mu.writing > 0 {
 		lead.Lead += now.Sub(p.mu.since)
@@ -108,15 +115,15 @@ func (p *pacer) leadLocked(now time.Time) time.Duration {
 }
 
 // bandwidthLocked returns what was measured, in bytes a second; 0 for nothing yet.
-func (p *pacer) bandwidthLocked() int64 { return p.mu.speed.bytesPerSecond() }
+func (p *Pacer) bandwidthLocked() int64 { return p.mu.speed.bytesPerSecond() }
 
-func (p *pacer) ailingLocked(now time.Time) bool { return p.mu.failures > 0 && now.Before(p.mu.until) }
+func (p *Pacer) ailingLocked(now time.Time) bool { return p.mu.failures > 0 && now.Before(p.mu.until) }
 
-// takeOn adds n bytes to the backlog. If the volume was passed by, it does not count
+// TakeOn adds n bytes to the backlog. If the volume was passed by, it does not count
 // as idle what is longer ago than catchUp. It was not where others went first
 // because so much is promised here: else they would do so for ever, and again, for as
 // long as somebody holds a reservation.
-func (p *pacer) takeOn(n int64) {
+func (p *Pacer) TakeOn(n int64) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,8 +138,8 @@ func (p *pacer) takeOn(n int64) {
 	}
 }
 
-// settle takes n bytes, which were written or never will be, off the backlog.
-func (p *pacer) settle(n int64) {
+// Settle takes n bytes, which were written or never will be, off the backlog.
+func (p *Pacer) Settle(n int64) {
 	if n == 0 {
 		return
 	}
@@ -141,8 +148,8 @@ func (p *pacer) settle(n int64) {
 	p.mu.backlog -= n
 }
 
-// begin says that a write begins.
-func (p *pacer) begin() {
+// Begin says that a write begins.
+func (p *Pacer) Begin() {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -152,11 +159,11 @@ func (p *pacer) begin() {
 	p.mu.writing++
 }
 
-// end says that a write has ended: n bytes were written, of which settled were in the
+// End says that a write has ended: n bytes were written, of which settled were in the
 // backlog. Or n is 0, and it failed or was given up. How long that took says nothing
 // of how fast the volume writes: a disk that gives a write up after half a minute would
 // count as one of a byte a second.
-func (p *pacer) end(n, settled int64, failed bool) {
+func (p *Pacer) End(n, settled int64, failed bool) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -174,16 +181,16 @@ func (p *pacer) end(n, settled int64, failed bool) {
 	}
 }
 
-// fail says that the volume could not do what it was asked for, so that others are
+// Fail says that the volume could not do what it was asked for, so that others are
 // asked first for a while.
-func (p *pacer) fail() {
+func (p *Pacer) Fail() {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failLocked(now)
 }
 
-func (p *pacer) failLocked(now time.Time) {
+func (p *Pacer) failLocked(now time.Time) {
 	if p.ailingLocked(now) && !p.mu.trying {
 		return // several that were under way together are one failure
 	}
@@ -194,14 +201,22 @@ func (p *pacer) failLocked(now time.Time) {
 
 func pause(failures int) time.Duration { return setback << min(failures-1, setbackMost) }
 
-// stats fills in the pacer's part of s.
-func (p *pacer) stats(s *Stats) {
+// Stats are figures of writing at a moment.
+type Stats struct {
+	Bandwidth int64 // bytes a second, of late; 0: nothing yet
+	Backlog   int64 // bytes handed out, and not written since
+	Writing   time.Duration
+	Ailing    bool
+}
+
+// Stats returns the figures.
+func (p *Pacer) Stats() Stats {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.Bandwidth, s.Backlog, s.Ailing = p.bandwidthLocked(), p.mu.backlog, p.ailingLocked(now)
-	s.Writing = p.mu.busy
+	s := Stats{Bandwidth: p.bandwidthLocked(), Backlog: p.mu.backlog, Writing: p.mu.busy, Ailing: p.ailingLocked(now)}
 	if p.mu.writing > 0 {
 		s.Writing += now.Sub(p.mu.since)
 	}
+	return s
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
@@ -18,7 +19,7 @@ func common(seed uint64, n int64) []byte { return random(n, seed) }
 // manifestLength is how long the only manifest is.
 func manifestLength(t *testing.T, dir string) int64 {
 	t.Helper()
-	info, err := os.Stat(keptFiles(t, dir, "manifest-*")[0])
+	info, err := os.Stat(persistedFiles(t, dir, "manifest-*")[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,14 +31,14 @@ func manifestLength(t *testing.T, dir string) int64 {
 func TestSharedMetaIsWrittenOnce(t *testing.T) {
 	const long = 50 << 10
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
+	v := openPersistent(t, dir)
 	one, other := common(1, long), common(2, long)
-	var es []*disk.Extents
+	var es []tier.FileMemory
 	keep := func(shared []byte) {
 		t.Helper()
 		e := alloc(t, v, page)
 		write(t, e, random(page, 5), 0)
-		if _, err := v.KeepWith(bytes.Clone(shared), []byte("own"), e); err != nil {
+		if _, err := v.Persist(bytes.Clone(shared), []byte("own"), e); err != nil {
 			t.Fatal(err)
 		}
 		es = append(es, e)
@@ -64,31 +65,31 @@ func TestSharedMetaIsWrittenOnce(t *testing.T) {
 	}
 	es = nil
 	keep(other)
-	first := keptFiles(t, dir, "manifest-*")[0]
+	first := persistedFiles(t, dir, "manifest-*")[0]
 	large := make([]byte, 600<<10)
 	for range 4 {
 		e := alloc(t, v, page)
-		if _, err := v.Keep(large, e); err != nil {
+		if _, err := v.Persist(nil, large, e); err != nil {
 			t.Fatal(err)
 		}
 		free(v, e)
 	}
-	if now := keptFiles(t, dir, "manifest-*")[0]; now == first {
+	if now := persistedFiles(t, dir, "manifest-*")[0]; now == first {
 		t.Fatal("the manifest was not written anew")
 	}
 	leave(t, v, es...)
 	for range 2 { // found, and found again in the manifest of who found it
-		v = openKeeping(t, dir)
+		v = openPersistent(t, dir)
 		if n := manifestLength(t, dir); n < long || n > 2*long {
 			t.Errorf("what one record shares with nobody, of %d bytes, makes a manifest of %d", long, n)
 		}
-		kept := v.Kept()
+		kept := v.Persisted()
 		if len(kept) != 1 || !bytes.Equal(kept[0].Shared, other) || string(kept[0].Meta) != "own" {
 			t.Fatalf("kept: %d", len(kept))
 		}
 		for range 3 { // beside what was found, and with its bytes
 			e := alloc(t, v, page)
-			if _, err := v.KeepWith(other, []byte("later"), e); err != nil {
+			if _, err := v.Persist(other, []byte("later"), e); err != nil {
 				t.Fatal(err)
 			}
 			if n := manifestLength(t, dir); n > 2*long {
@@ -98,8 +99,8 @@ func TestSharedMetaIsWrittenOnce(t *testing.T) {
 		}
 		closeVolume(t, v)
 	}
-	v = openKeeping(t, dir)
-	for _, k := range v.Kept() {
+	v = openPersistent(t, dir)
+	for _, k := range v.Persisted() {
 		v.Forget(k.Key)
 	}
 	closeVolume(t, v)
@@ -110,16 +111,16 @@ func TestSharedMetaIsWrittenOnce(t *testing.T) {
 // what it shares; also in a manifest that was written anew, from which the first to have it is gone.
 func TestSharedMetaStandsBeforeWhoNeedsIt(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
-	var es []*disk.Extents
+	v := openPersistent(t, dir)
+	var es []tier.FileMemory
 	for i := range uint64(9) {
-		_, e := keep(t, v, 10*i, page)
+		_, e := persist(t, v, 10*i, page)
 		es = append(es, e...)
 	}
 	free(v, es[:3]...)
 	es = es[3:]
 	leave(t, v, es...)
-	v = openKeeping(t, dir) // which writes it anew
+	v = openPersistent(t, dir) // which writes it anew
 	leave(t, v)
 	pristine := t.TempDir()
 	tiertest.CopyTree(t, pristine, dir)
@@ -128,14 +129,14 @@ func TestSharedMetaStandsBeforeWhoNeedsIt(t *testing.T) {
 	for cut := whole; cut > 0; cut -= 56 {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, pristine)
-		if err := os.Truncate(keptFiles(t, work, "manifest-*")[0], cut); err != nil {
+		if err := os.Truncate(persistedFiles(t, work, "manifest-*")[0], cut); err != nil {
 			t.Fatal(err)
 		}
-		v := openKeeping(t, work)
-		kept := v.Kept()
+		v := openPersistent(t, work)
+		kept := v.Persisted()
 		found[len(kept)] = true
 		for i, k := range kept {
-			free(v, wantKept(t, v, k, uint64(10*(i+3)), page)...)
+			free(v, wantPersisted(t, v, k, uint64(10*(i+3)), page)...)
 		}
 		closeVolume(t, v)
 		wantEmpty(t, work)
@@ -150,14 +151,14 @@ func TestSharedMetaStandsBeforeWhoNeedsIt(t *testing.T) {
 // TestLostSharedMetaCostsWhoNeedsIt: and nobody else.
 func TestLostSharedMetaCostsWhoNeedsIt(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
-	var es []*disk.Extents
+	v := openPersistent(t, dir)
+	var es []tier.FileMemory
 	for _, seed := range []uint64{10, 14, 20, 21, 23, 25} { // of which all but 10, 14 share something else, or nothing
-		_, e := keep(t, v, seed, page)
+		_, e := persist(t, v, seed, page)
 		es = append(es, e...)
 	}
 	leave(t, v, es...)
-	manifest := keptFiles(t, dir, "manifest-*")[0]
+	manifest := persistedFiles(t, dir, "manifest-*")[0]
 	p, err := os.ReadFile(manifest)
 	if err != nil {
 		t.Fatal(err)
@@ -166,12 +167,12 @@ func TestLostSharedMetaCostsWhoNeedsIt(t *testing.T) {
 	if err := os.WriteFile(manifest, p, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	v = openKeeping(t, dir)
+	v = openPersistent(t, dir)
 	if w := warned(v.Stats().Warnings); strings.Count(w, "has in common") != 2 || !strings.Contains(w, filepath.Base(filepath.Dir(manifest))) {
 		t.Errorf("warned of %q", w)
 	}
 	var metas []string
-	for _, k := range v.Kept() {
+	for _, k := range v.Persisted() {
 		metas = append(metas, string(k.Meta))
 		v.Forget(k.Key)
 	}
@@ -187,18 +188,18 @@ func TestLostSharedMetaCostsWhoNeedsIt(t *testing.T) {
 func TestSharedMetaThatNobodyHasIsDead(t *testing.T) {
 	const long = 3 << 20
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
+	v := openPersistent(t, dir)
 	e, again := alloc(t, v, page), alloc(t, v, page)
-	first := keptFiles(t, dir, "manifest-*")[0]
-	if _, err := v.KeepWith(common(1, long), []byte("own"), e); err != nil {
+	first := persistedFiles(t, dir, "manifest-*")[0]
+	if _, err := v.Persist(common(1, long), []byte("own"), e); err != nil {
 		t.Fatal(err)
 	}
 	for range 12 { // 1.2 MiB, which are dead, beside 3 alive
-		if _, err := v.Keep(make([]byte, 100<<10), again); err != nil {
+		if _, err := v.Persist(nil, make([]byte, 100<<10), again); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if now := keptFiles(t, dir, "manifest-*")[0]; now != first {
+	if now := persistedFiles(t, dir, "manifest-*")[0]; now != first {
 		t.Errorf("%s was written anew while most of it was alive", first)
 	}
 	free(v, e)

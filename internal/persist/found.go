@@ -1,4 +1,4 @@
-package spillway
+package persist
 
 import (
 	"cmp"
@@ -9,60 +9,61 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/apache/arrow-go/v18/arrow"
-
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// Kept is a batch that an engine before this one left on a disk with Disk.Keep, because
-// its process ended before the batch did.
-type Kept struct {
-	ID        batch.ID // in the engine that left it
-	Plan      string   // where it stood; empty if in no plan
-	Operator  string
-	Port      int
-	Partition int
-	Rows      int64
-	Schema    *arrow.Schema
-	Bytes     int64   // charged in Space, without dictionaries that it shares
-	Space     tier.ID // of this engine
-	Err       error   // why it cannot be adopted; it can be forgotten
-
-	key keptKey
-}
-
-// keptKey names a record in a volume's manifest.
-type keptKey struct {
+// Key names a record of a volume.
+type Key struct {
 	space tier.ID
 	key   uint64
 }
 
-func compareKeys(a, b keptKey) int {
-	return cmp.Or(compareIDs(a.space, b.space), cmp.Compare(a.key, b.key))
+// Batch is a recorded batch.
+type Batch struct {
+	Key   Key
+	Entry *Entry // nil if it cannot be read
+	Bytes int64  // charged in Space, without dictionaries that it shares
+	Space tier.ID
+	Err   error // why it cannot be adopted
 }
 
-// found is the kept batches that nobody has adopted yet, and what they share. Its bytes
-// are promised in the spaces, so that nobody counts on their room.
-type found struct {
-	e *Engine
+// Images verifies and shares images on disk.
+type Images interface {
+	// Verify and VerifyDictionary compare all bytes of an image with their checksums.
+	Verify(ctx context.Context, p batch.Payload) error
+	VerifyDictionary(ctx context.Context, s batch.Shared) error
+	// AdoptDictionary makes a dictionary of a buffer, which it takes over, also when it fails.
+	AdoptDictionary(ctx context.Context, d *batch.Descriptor, b *tier.Buffer) (batch.Shared, error)
+	// Again returns another reference to a dictionary.
+	Again(s batch.Shared) (batch.Shared, error)
+}
+
+func compareKeys(a, b Key) int {
+	return cmp.Or(cmp.Compare(a.space.Kind, b.space.Kind), cmp.Compare(a.space.Ordinal, b.space.Ordinal), cmp.Compare(a.key, b.key))
+}
+
+// Found is the recorded batches that nobody has adopted yet, and what they share. Its bytes are
+// promised in the spaces, so that nobody counts on their room. It is safe for concurrent use, but
+// for Add.
+type Found struct {
 	// turn is a token: one takes dictionaries at a time. mu is taken inside it.
 	turn chan struct{}
 
 	mu      sync.Mutex // nothing else is called under it
 	closed  bool
 	busy    sync.WaitGroup // who adopts or forgets
-	batches map[keptKey]*foundBatch
-	dicts   map[keptKey]*foundDictionary
+	batches map[Key]*foundBatch
+	dicts   map[Key]*foundDictionary
 	bytes   map[tier.ID]int64 // promised
 }
 
-// foundMemory is what one record keeps.
+// foundMemory is what one record is of.
 type foundMemory struct {
-	key    keptKey
+	key    Key
 	volume *disk.Volume
 	space  *tier.Space
 	bytes  int64 // charged
@@ -70,37 +71,37 @@ type foundMemory struct {
 
 type foundBatch struct {
 	foundMemory
-	kept  *convert.Kept // nil if it cannot be read
+	entry *Entry // nil if it cannot be read
 	desc  *batch.Descriptor
 	dicts []*foundDictionary // in the order of desc.AllDictionaries
 	err   error
 }
 
-// foundDictionary is a dictionary that kept batches need. From the first that is
+// foundDictionary is a dictionary that recorded batches need. From the first that is
 // adopted until the last is adopted or forgotten it is held here, too.
 type foundDictionary struct {
 	foundMemory
-	kept    *convert.Kept
+	entry   *Entry
 	desc    *batch.Descriptor
 	parts   []*foundDictionary
-	waiting int          // batches that need it; guarded by found.mu
-	shared  batch.Shared // nil while nobody has needed it; guarded by found.turn
+	waiting int          // batches that need it; guarded by Found.mu
+	shared  batch.Shared // nil while nobody has needed it; guarded by Found.turn
 }
 
-func newFound(e *Engine) *found {
-	return &found{
-		e: e, turn: make(chan struct{}, 1), batches: make(map[keptKey]*foundBatch),
-		dicts: make(map[keptKey]*foundDictionary), bytes: make(map[tier.ID]int64),
+// NewFound returns a list that is empty.
+func NewFound() *Found {
+	return &Found{
+		turn: make(chan struct{}, 1), batches: make(map[Key]*foundBatch),
+		dicts: make(map[Key]*foundDictionary), bytes: make(map[tier.ID]int64),
 	}
 }
 
-// findKept lists what a volume has kept, and promises its bytes.
-func (e *Engine) findKept(space *tier.Space, volume *disk.Volume) error {
-	f := e.found
+// Add lists what persists on a volume, and promises its bytes. It is called before anything else.
+func (f *Found) Add(space *tier.Space, volume *disk.Volume) error {
 	var batches []*foundBatch
-	var schemas convert.KeptSchemas
-	for _, k := range volume.Kept() {
-		m := foundMemory{key: keptKey{space.ID(), k.Key}, volume: volume, space: space}
+	var schemas Schemas
+	for _, k := range volume.Persisted() {
+		m := foundMemory{key: Key{space.ID(), k.Key}, volume: volume, space: space}
 		for _, n := range k.Sizes {
 			m.bytes += space.Charge(n)
 		}
@@ -108,17 +109,17 @@ func (e *Engine) findKept(space *tier.Space, volume *disk.Volume) error {
 			return err
 		}
 		f.count(m, m.bytes)
-		kept, err := schemas.Unmarshal(k.Meta, k.Shared)
-		if err == nil && !fitMemories(kept.Memories(), k.Sizes) {
-			err = convert.ErrKeptFormat
+		entry, err := schemas.Unmarshal(k.Meta, k.Shared)
+		if err == nil && !fitMemories(entry.Memories(), k.Sizes) {
+			err = errFormat
 		}
-		if err == nil && kept.ID == 0 {
-			f.addDictionary(&foundDictionary{foundMemory: m, kept: kept, desc: kept.Descriptor})
+		if err == nil && entry.ID == 0 {
+			f.addDictionary(&foundDictionary{foundMemory: m, entry: entry, desc: entry.Descriptor})
 			continue
 		}
 		b := &foundBatch{foundMemory: m, err: err}
 		if err == nil {
-			b.kept, b.desc = kept, kept.Descriptor
+			b.entry, b.desc = entry, entry.Descriptor
 		}
 		f.batches[m.key] = b
 		batches = append(batches, b)
@@ -148,10 +149,10 @@ func fitMemories(want, have []int64) bool {
 	return true
 }
 
-// addDictionary adds a dictionary whose parts, which were kept before it, are there.
-func (f *found) addDictionary(d *foundDictionary) {
+// addDictionary adds a dictionary whose parts, which were recorded before it, are there.
+func (f *Found) addDictionary(d *foundDictionary) {
 	var err error
-	if d.parts, err = f.named(d.foundMemory, d.kept.Dictionaries); err == nil {
+	if d.parts, err = f.named(d.foundMemory, d.entry.Dictionaries); err == nil {
 		d.desc.Dictionaries = descriptorsOf(d.parts)
 		f.dicts[d.key] = d
 		return
@@ -160,12 +161,12 @@ func (f *found) addDictionary(d *foundDictionary) {
 }
 
 // named finds dictionaries by their keys.
-func (f *found) named(m foundMemory, keys []uint64) ([]*foundDictionary, error) {
+func (f *Found) named(m foundMemory, keys []uint64) ([]*foundDictionary, error) {
 	out := make([]*foundDictionary, len(keys))
 	for i, key := range keys {
-		d := f.dicts[keptKey{m.key.space, key}]
+		d := f.dicts[Key{m.key.space, key}]
 		if d == nil || key >= m.key.key {
-			return nil, &convert.CorruptError{Volume: m.volume.Dir(), Cause: fmt.Errorf("the dictionary that was kept as %d is lost", key)}
+			return nil, &image.CorruptError{Volume: m.volume.Dir(), Cause: fmt.Errorf("the dictionary that was kept as %d is lost", key)}
 		}
 		out[i] = d
 	}
@@ -180,12 +181,12 @@ func descriptorsOf(dicts []*foundDictionary) (out []*batch.Descriptor) {
 }
 
 // needs notes which dictionaries a batch needs.
-func (f *found) needs(b *foundBatch) {
+func (f *Found) needs(b *foundBatch) {
 	if b.err != nil {
 		return
 	}
 	var direct []*foundDictionary
-	if direct, b.err = f.named(b.foundMemory, b.kept.Dictionaries); b.err != nil {
+	if direct, b.err = f.named(b.foundMemory, b.entry.Dictionaries); b.err != nil {
 		return
 	}
 	b.desc.Dictionaries = descriptorsOf(direct)
@@ -204,29 +205,29 @@ func (f *found) needs(b *foundBatch) {
 }
 
 // count changes what is promised for what was found.
-func (f *found) count(m foundMemory, n int64) {
+func (f *Found) count(m foundMemory, n int64) {
 	m.space.Hold(n)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.bytes[m.space.ID()] += n
 }
 
-// held returns what is promised in a space.
-func (f *found) held(id tier.ID) int64 {
+// Held returns how many bytes are promised in a space.
+func (f *Found) Held(id tier.ID) int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.bytes[id]
 }
 
 // drop frees what nobody needs any more.
-func (f *found) drop(m foundMemory) {
+func (f *Found) drop(m foundMemory) {
 	m.volume.Forget(m.key.key)
 	f.count(m, -m.bytes)
 	m.space.Unreserve(m.bytes)
 }
 
-// begin takes a kept batch; it must be given back to list, or end. done must be called.
-func (f *found) begin(key keptKey) (b *foundBatch, done func(), err error) {
+// begin takes a batch; it must be given back to list, or end. done must be called.
+func (f *Found) begin(key Key) (b *foundBatch, done func(), err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
@@ -242,7 +243,7 @@ func (f *found) begin(key keptKey) (b *foundBatch, done func(), err error) {
 }
 
 // list gives a batch back that could not be adopted.
-func (f *found) list(b *foundBatch) {
+func (f *Found) list(b *foundBatch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.batches[b.key] = b
@@ -250,7 +251,7 @@ func (f *found) list(b *foundBatch) {
 
 // end is called for a batch that was adopted or forgotten: dictionaries that it was the last
 // to need here go.
-func (f *found) end(b *foundBatch) error {
+func (f *Found) end(b *foundBatch) error {
 	f.turn <- struct{}{}
 	defer func() { <-f.turn }()
 	var over []*foundDictionary
@@ -290,7 +291,7 @@ func (r *returns) Credit(n int64) bool {
 
 // take hands the memories of a record out as buffers. putBack, called before they are
 // released, undoes it.
-func (f *found) take(m foundMemory) (buffers []*tier.Buffer, putBack func() error, err error) {
+func (f *Found) take(m foundMemory) (buffers []*tier.Buffer, putBack func() error, err error) {
 	memories, err := m.volume.Take(m.key.key)
 	if err != nil {
 		return nil, nil, err
@@ -307,12 +308,12 @@ func (f *found) take(m foundMemory) (buffers []*tier.Buffer, putBack func() erro
 	}, nil
 }
 
-// adopt makes a payload of a kept batch, verified.
-func (f *found) adopt(ctx context.Context, b *foundBatch) (_ batch.Payload, err error) {
+// payload makes a payload of a batch, verified.
+func (f *Found) payload(ctx context.Context, b *foundBatch, im Images) (_ batch.Payload, err error) {
 	if b.err != nil {
 		return nil, b.err
 	}
-	shared, err := f.dictionaries(ctx, b)
+	shared, err := f.dictionaries(ctx, b, im)
 	if err != nil {
 		return nil, err
 	}
@@ -322,8 +323,8 @@ func (f *found) adopt(ctx context.Context, b *foundBatch) (_ batch.Payload, err 
 	}
 	var p batch.Payload
 	switch {
-	case b.kept.Packed:
-		runs := slices.Clone(b.kept.Runs)
+	case b.entry.Packed:
+		runs := slices.Clone(b.entry.Runs)
 		for i := range runs {
 			runs[i].Buffer = buffers[i]
 		}
@@ -333,14 +334,14 @@ func (f *found) adopt(ctx context.Context, b *foundBatch) (_ batch.Payload, err 
 	default:
 		p = batch.NewImage(b.desc, buffers[0], b.space, shared...)
 	}
-	if err := f.e.mover.Verify(ctx, p); err != nil {
+	if err := im.Verify(ctx, p); err != nil {
 		return nil, errors.Join(err, putBack(), p.Release())
 	}
 	return p, nil
 }
 
 // dictionaries returns a reference to each dictionary of a batch.
-func (f *found) dictionaries(ctx context.Context, b *foundBatch) (shared []batch.Shared, err error) {
+func (f *Found) dictionaries(ctx context.Context, b *foundBatch, im Images) (shared []batch.Shared, err error) {
 	if len(b.dicts) == 0 {
 		return nil, nil
 	}
@@ -352,11 +353,11 @@ func (f *found) dictionaries(ctx context.Context, b *foundBatch) (shared []batch
 	defer func() { <-f.turn }()
 	for _, d := range b.dicts {
 		if d.shared == nil {
-			if err := f.adoptDictionary(ctx, d); err != nil {
+			if err := f.adoptDictionary(ctx, d, im); err != nil {
 				return nil, errors.Join(err, releaseShared(shared))
 			}
 		}
-		s, err := f.e.builtin.Again(d.shared)
+		s, err := im.Again(d.shared)
 		if err != nil {
 			return nil, errors.Join(err, releaseShared(shared))
 		}
@@ -366,7 +367,7 @@ func (f *found) dictionaries(ctx context.Context, b *foundBatch) (shared []batch
 }
 
 // adoptDictionary brings a dictionary, verified. The turn is held.
-func (f *found) adoptDictionary(ctx context.Context, d *foundDictionary) error {
+func (f *Found) adoptDictionary(ctx context.Context, d *foundDictionary, im Images) error {
 	buffers, putBack, err := f.take(d.foundMemory)
 	if err != nil {
 		return err
@@ -375,11 +376,11 @@ func (f *found) adoptDictionary(ctx context.Context, d *foundDictionary) error {
 	if len(buffers) > 0 {
 		buf = buffers[0]
 	}
-	s, err := f.e.builtin.AdoptDictionary(ctx, d.desc, buf)
+	s, err := im.AdoptDictionary(ctx, d.desc, buf)
 	if err != nil {
 		return err
 	}
-	if err := f.e.mover.VerifyDictionary(ctx, s); err != nil {
+	if err := im.VerifyDictionary(ctx, s); err != nil {
 		return errors.Join(err, putBack(), s.Release())
 	}
 	d.shared = s
@@ -394,8 +395,8 @@ func releaseShared(shared []batch.Shared) error {
 	return err
 }
 
-// close leaves what was neither adopted nor forgotten to the next engine.
-func (f *found) close() error {
+// Close leaves what was neither adopted nor forgotten to the next engine.
+func (f *Found) Close() error {
 	f.mu.Lock()
 	f.closed = true
 	f.mu.Unlock()
@@ -416,69 +417,48 @@ func (f *found) close() error {
 	return err
 }
 
-// Kept lists the batches that were found on disks with Disk.Keep when the engine was
-// opened, and that were neither adopted nor forgotten, in the order in which they came to
-// their disks. They take room there, and stay there when the engine is closed.
-func (e *Engine) Kept() []Kept {
-	f := e.found
+// List returns the batches that were neither adopted nor forgotten, by space, and the oldest first.
+func (f *Found) List() []Batch {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	out := make([]Kept, 0, len(f.batches))
+	out := make([]Batch, 0, len(f.batches))
 	for _, b := range f.batches {
-		k := Kept{Bytes: b.bytes, Space: b.space.ID(), Err: b.err, key: b.key}
-		if b.kept != nil {
-			k.ID, k.Plan, k.Operator, k.Port, k.Partition = b.kept.ID, b.kept.Plan, b.kept.Operator, b.kept.Port, b.kept.Partition
-			k.Rows, k.Schema = b.desc.Rows, b.desc.Schema
-		}
-		out = append(out, k)
+		out = append(out, Batch{Key: b.key, Entry: b.entry, Bytes: b.bytes, Space: b.space.ID(), Err: b.err})
 	}
-	slices.SortFunc(out, func(a, b Kept) int { return compareKeys(a.key, b.key) })
+	slices.SortFunc(out, func(a, b Batch) int { return compareKeys(a.Key, b.Key) })
 	return out
 }
 
-// Adopt makes a kept batch one of this engine's: it reads all its bytes, compares them with
-// their checksums, and returns the batch, idle on its disk and with an id of this engine. The
-// caller owns it, as if it had made it: it puts it into a repository, or drops it. Other
-// bytes are a *convert.CorruptError; after that and any other error the batch is kept still. One
-// that was adopted or forgotten before is tier.ErrReleased.
-func (e *Engine) Adopt(ctx context.Context, k Kept) (*batch.Batch, error) {
-	b, err := e.adopt(ctx, k)
-	if err != nil {
-		var c *convert.CorruptError
-		if errors.As(err, &c) {
-			c.Batch = k.ID
-		}
-		return nil, fmt.Errorf("spillway: adopting batch %d of %s: %w", k.ID, k.Space, err)
-	}
-	return b, nil
-}
-
-func (e *Engine) adopt(ctx context.Context, k Kept) (*batch.Batch, error) {
-	f, done, err := e.found.begin(k.key)
+// Adopt makes a batch of what is recorded under a key, by newBatch, which is given the record that
+// the batch has. On an error it is listed still. tier.ErrReleased: it was adopted or forgotten.
+func (f *Found) Adopt(ctx context.Context, key Key, im Images, newBatch func(batch.Payload, *Record) (*batch.Batch, error)) (*batch.Batch, error) {
+	found, done, err := f.begin(key)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	p, err := e.found.adopt(ctx, f)
+	p, err := f.payload(ctx, found, im)
 	if err != nil {
-		e.found.list(f)
+		f.list(found)
 		return nil, err
 	}
-	b, err := e.newBatch(p, recordOf(p, f))
+	e := found.entry
+	b, err := newBatch(p, &Record{
+		standing: standing{p, e.Plan, e.Operator, e.Port, e.Partition}, volume: found.volume, key: found.key.key,
+	})
 	if err != nil {
-		return nil, errors.Join(err, p.Release(), e.found.end(f))
+		return nil, errors.Join(err, p.Release(), f.end(found))
 	}
-	return b, e.found.end(f)
+	return b, f.end(found)
 }
 
-// ForgetKept drops a kept batch: its room is free again. One that was adopted or forgotten
-// before is tier.ErrReleased.
-func (e *Engine) ForgetKept(k Kept) error {
-	b, done, err := e.found.begin(k.key)
+// Forget drops a batch: its room is free again. tier.ErrReleased: it was adopted or forgotten.
+func (f *Found) Forget(key Key) error {
+	b, done, err := f.begin(key)
 	if err != nil {
-		return fmt.Errorf("spillway: forgetting batch %d of %s: %w", k.ID, k.Space, err)
+		return err
 	}
 	defer done()
-	e.found.drop(b.foundMemory)
-	return e.found.end(b)
+	f.drop(b.foundMemory)
+	return f.end(b)
 }

@@ -1,8 +1,16 @@
-package convert
+// Package persist is what survives a process, above the disk: which batches lie there, and where
+// they stood.
+//
+//	Recorder   an observer of batches: writes a record of each that comes to such a disk
+//	Found      what an earlier engine has recorded, until it is adopted or forgotten
+//	Entry      what a record says of a batch or of a dictionary; format.go has its format
+//
+// A volume orders a record and the use of its room (package disk). A killed process loses no batch
+// whose record was written; a failure of the system may, and checksums find it.
+package persist
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -15,20 +23,19 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Kept is what is written beside the bytes of a batch on disk, or of a dictionary, so
-// that another process can open them: what memory holds of it otherwise.
-type Kept struct {
+// Entry is what is recorded beside the bytes of a batch on disk, or of a dictionary, so that
+// another process can open them.
+type Entry struct {
 	ID              batch.ID // 0: a dictionary
 	Plan, Operator  string
 	Port, Partition int
-	Descriptor      *batch.Descriptor // without Dictionaries, when it was read
-	Dictionaries    []uint64          // the keys under which those were kept, in their place
+	Descriptor      *batch.Descriptor // without Dictionaries when it was read
+	Dictionaries    []uint64          // the keys of their records, in their place
 	Packed          bool
-	Runs            []batch.Run // of a packed batch; without their buffers, when it was read
+	Runs            []batch.Run // of a packed batch; without their buffers when it was read
 }
 
 // The format, of which all numbers are little-endian: "SPB2", then
@@ -41,29 +48,29 @@ type Kept struct {
 //	xxh3-64 of the schema u64
 //
 // A string is its length, u64, and its bytes; a list its length, u64, and its items. The
-// schema, an Arrow IPC stream without batches, is kept beside, once for all that have
-// it. The manifest's records have checksums. The schema has one here, too: it must be this
-// batch's, and arrow-go believes the lengths in it, and takes as much memory as they say.
-const keptMagic = "SPB2"
+// schema, an Arrow IPC stream without batches, is recorded beside, once for all that have it. The
+// manifest's frames have checksums. The schema has one here, too: it must be this batch's, and
+// arrow-go believes the lengths in it, and takes as much memory as they say.
+const magic = "SPB2"
 
 const (
-	keptPacked   = 1
-	keptMetadata = 2
+	packed       = 1
+	withMetadata = 2
 )
 
-// ErrKeptFormat: what was kept was written by another version, or is not what it says.
-var ErrKeptFormat = errors.New("convert: not a kept batch that this version reads")
+// errFormat: what was recorded was written by another version, or is not what it says.
+var errFormat = errors.New("spillway: not a recorded batch that this version reads")
 
-// ErrNotKept: a batch cannot be kept, for its schema would not come back as it is.
-var ErrNotKept = errors.New("convert: the schema cannot be written as an Arrow IPC message")
+// errSchema: a batch cannot be recorded, for its schema would not come back as it is.
+var errSchema = errors.New("spillway: the schema cannot be written as an Arrow IPC message")
 
 // EncodeSchema returns a schema as an Arrow IPC message, which is refused with
-// ErrNotKept if it does not say all of it: dictionaries of dictionaries, for example, and
+// errSchema if it does not say all of it: dictionaries of dictionaries, for example, and
 // extensions that are not registered.
 func EncodeSchema(s *arrow.Schema) (_ []byte, err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("%w: %w", ErrNotKept, err)
+			err = fmt.Errorf("%w: %w", errSchema, err)
 		}
 	}()
 	defer guard.Error(&err, "convert: writing a schema")
@@ -90,27 +97,27 @@ func DecodeSchema(p []byte) (_ *arrow.Schema, err error) {
 	return r.Schema(), nil
 }
 
-// Marshal writes k; schema is its descriptor's, as EncodeSchema writes it, and must be kept
-// beside.
-func (k *Kept) Marshal(schema []byte) []byte {
-	d := k.Descriptor
+// Marshal writes e; schema is its descriptor's, as EncodeSchema writes it, and must be
+// recorded beside.
+func (e *Entry) Marshal(schema []byte) []byte {
+	d := e.Descriptor
 	flags := uint32(0)
-	if k.Packed {
-		flags |= keptPacked
+	if e.Packed {
+		flags |= packed
 	}
 	if d.Metadata != nil {
-		flags |= keptMetadata
+		flags |= withMetadata
 	}
-	size := 256 + len(k.Plan) + len(k.Operator) + 16*(len(d.Nodes)+len(d.Buffers)) + 8*(len(d.Sums)+len(k.Dictionaries)) + 32*len(k.Runs)
-	p := append(make([]byte, 0, size), keptMagic...)
+	size := 256 + len(e.Plan) + len(e.Operator) + 16*(len(d.Nodes)+len(d.Buffers)) + 8*(len(d.Sums)+len(e.Dictionaries)) + 32*len(e.Runs)
+	p := append(make([]byte, 0, size), magic...)
 	p = binary.LittleEndian.AppendUint32(p, flags)
 	number := func(n int64) { p = binary.LittleEndian.AppendUint64(p, uint64(n)) }
 	text := func(s string) { number(int64(len(s))); p = append(p, s...) }
-	number(int64(k.ID))
-	number(int64(k.Port))
-	number(int64(k.Partition))
-	text(k.Plan)
-	text(k.Operator)
+	number(int64(e.ID))
+	number(int64(e.Port))
+	number(int64(e.Partition))
+	text(e.Plan)
+	text(e.Operator)
 	number(d.Rows)
 	number(d.Body)
 	number(int64(len(d.Nodes)))
@@ -127,13 +134,13 @@ func (k *Kept) Marshal(schema []byte) []byte {
 	for _, s := range d.Sums {
 		number(int64(s))
 	}
-	number(int64(len(k.Dictionaries)))
-	for _, key := range k.Dictionaries {
+	number(int64(len(e.Dictionaries)))
+	for _, key := range e.Dictionaries {
 		number(int64(key))
 	}
-	number(int64(len(k.Runs)))
-	for i := range k.Runs {
-		r := &k.Runs[i]
+	number(int64(len(e.Runs)))
+	for i := range e.Runs {
+		r := &e.Runs[i]
 		number(int64(r.Codec))
 		number(int64(r.Sum))
 		for _, f := range r.Frames {
@@ -150,9 +157,9 @@ func (k *Kept) Marshal(schema []byte) []byte {
 	return binary.LittleEndian.AppendUint64(p, xxh3.Hash(schema))
 }
 
-// KeptSchemas reads schemas as EncodeSchema writes them, each once. The zero value is ready. It is
+// Schemas reads schemas as EncodeSchema writes them, each once. The zero value is ready. It is
 // not safe for concurrent use.
-type KeptSchemas struct {
+type Schemas struct {
 	schemas map[schemaPlace]readSchema
 }
 
@@ -169,7 +176,7 @@ type readSchema struct {
 }
 
 // read returns the schema that p says. p must not change while s is used.
-func (s *KeptSchemas) read(p []byte, sum uint64) (*arrow.Schema, error) {
+func (s *Schemas) read(p []byte, sum uint64) (*arrow.Schema, error) {
 	if len(p) == 0 {
 		return nil, errors.New("there is no schema")
 	}
@@ -191,16 +198,16 @@ func (s *KeptSchemas) read(p []byte, sum uint64) (*arrow.Schema, error) {
 	return known.schema, known.err
 }
 
-// Unmarshal reads what Marshal has written, and the schema that was kept beside, of which it
-// keeps the result: the bytes must not change, and batches of the same bytes in the same
-// memory share it. What does not fit together is ErrKeptFormat; that the bytes on disk fit
+// Unmarshal reads what Marshal has written, and the schema beside it, of which s keeps
+// the result: the bytes must not change, and batches of the same bytes in the same
+// memory share it. What does not fit together is errFormat; that the bytes on disk fit
 // it, only their checksums tell.
-func (s *KeptSchemas) Unmarshal(p, schema []byte) (*Kept, error) {
-	r := keptReader{p: p}
-	if string(r.take(4)) != keptMagic {
-		return nil, ErrKeptFormat
+func (s *Schemas) Unmarshal(p, schema []byte) (*Entry, error) {
+	r := reader{p: p}
+	if string(r.take(4)) != magic {
+		return nil, errFormat
 	}
-	k := &Kept{Descriptor: new(batch.Descriptor)}
+	k := &Entry{Descriptor: new(batch.Descriptor)}
 	d := k.Descriptor
 	flags := r.word()
 	k.ID = batch.ID(r.number())
@@ -233,8 +240,8 @@ func (s *KeptSchemas) Unmarshal(p, schema []byte) (*Kept, error) {
 			k.Runs[i].Frames[j] = r.word()
 		}
 	}
-	k.Packed = flags&keptPacked != 0
-	if flags&keptMetadata != 0 {
+	k.Packed = flags&packed != 0
+	if flags&withMetadata != 0 {
 		keys := make([]string, r.count(16))
 		values := make([]string, len(keys))
 		for i := range keys {
@@ -244,31 +251,31 @@ func (s *KeptSchemas) Unmarshal(p, schema []byte) (*Kept, error) {
 		d.Metadata = &m
 	}
 	sum := uint64(r.number())
-	if r.bad || len(r.p) > 0 || flags&^(keptPacked|keptMetadata) != 0 || !k.fits() {
-		return nil, ErrKeptFormat
+	if r.bad || len(r.p) > 0 || flags&^(packed|withMetadata) != 0 || !k.fits() {
+		return nil, errFormat
 	}
 	var err error
 	if d.Schema, err = s.read(schema, sum); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrKeptFormat, err)
+		return nil, fmt.Errorf("%w: %w", errFormat, err)
 	}
 	if k.ID == 0 && d.Schema.NumFields() != 1 {
-		return nil, ErrKeptFormat
+		return nil, errFormat
 	}
 	return k, nil
 }
 
-// fits says whether the parts of k fit together, so far as others count on it before
+// fits says whether the parts of e fit together, so far as others count on it before
 // they open the batch: opening checks the rest.
-func (k *Kept) fits() bool {
-	d := k.Descriptor
+func (e *Entry) fits() bool {
+	d := e.Descriptor
 	runs := int64(0)
-	if k.Packed {
+	if e.Packed {
 		runs = (d.Body + batch.RunSize - 1) / batch.RunSize
 	}
 	switch {
 	case d.Rows < 0, d.Body < 0, d.Body%tier.Page != 0, d.Body > math.MaxInt64/4,
-		int64(len(d.Sums)) != (d.Body+batch.SumChunk-1)/batch.SumChunk, int64(len(k.Runs)) != runs,
-		k.ID == 0 && (k.Packed || d.Body == 0): // a dictionary that is an image of its own has bytes
+		int64(len(d.Sums)) != (d.Body+batch.SumChunk-1)/batch.SumChunk, int64(len(e.Runs)) != runs,
+		e.ID == 0 && (e.Packed || d.Body == 0): // a dictionary that is an image of its own has bytes
 		return false
 	}
 	for _, s := range d.Buffers {
@@ -277,13 +284,13 @@ func (k *Kept) fits() bool {
 		}
 	}
 	for _, n := range d.Nodes {
-		if n.Nulls == batch.Outside && (n.Length < 0 || n.Length >= int64(len(k.Dictionaries))) {
+		if n.Nulls == batch.Outside && (n.Length < 0 || n.Length >= int64(len(e.Dictionaries))) {
 			return false
 		}
 	}
 	left := d.Body
-	for i := range k.Runs {
-		for _, f := range k.Runs[i].Frames {
+	for i := range e.Runs {
+		for _, f := range e.Runs[i].Frames {
 			size := min(batch.FrameSize, left)
 			if int64(f) > size || (f == 0) != (size == 0) {
 				return false
@@ -296,23 +303,23 @@ func (k *Kept) fits() bool {
 
 // Memories returns how long each of the memories is that the batch lies in, in order;
 // packed ones are at least so long.
-func (k *Kept) Memories() (sizes []int64) {
-	if !k.Packed && k.Descriptor.Body > 0 {
-		return []int64{k.Descriptor.Body}
+func (e *Entry) Memories() (sizes []int64) {
+	if !e.Packed && e.Descriptor.Body > 0 {
+		return []int64{e.Descriptor.Body}
 	}
-	for i := range k.Runs {
-		sizes = append(sizes, k.Runs[i].Stored())
+	for i := range e.Runs {
+		sizes = append(sizes, e.Runs[i].Stored())
 	}
 	return sizes
 }
 
-// keptReader takes bytes off the front. After the end all is zero, and bad is set.
-type keptReader struct {
+// reader takes bytes off the front. After the end all is zero, and bad is set.
+type reader struct {
 	p   []byte
 	bad bool
 }
 
-func (r *keptReader) take(n uint64) []byte {
+func (r *reader) take(n uint64) []byte {
 	if n > uint64(len(r.p)) {
 		r.bad, r.p = true, nil
 		return make([]byte, min(n, 8))
@@ -322,10 +329,10 @@ func (r *keptReader) take(n uint64) []byte {
 	return out
 }
 
-func (r *keptReader) number() int64 { return int64(binary.LittleEndian.Uint64(r.take(8))) }
-func (r *keptReader) word() uint32  { return binary.LittleEndian.Uint32(r.take(4)) }
+func (r *reader) number() int64 { return int64(binary.LittleEndian.Uint64(r.take(8))) }
+func (r *reader) word() uint32  { return binary.LittleEndian.Uint32(r.take(4)) }
 
-func (r *keptReader) text() string {
+func (r *reader) text() string {
 	n := uint64(r.number())
 	if n > uint64(len(r.p)) {
 		r.bad, r.p = true, nil
@@ -335,62 +342,11 @@ func (r *keptReader) text() string {
 }
 
 // count takes the length of a list whose items have so many bytes each.
-func (r *keptReader) count(each uint64) int {
+func (r *reader) count(each uint64) int {
 	n := uint64(r.number())
 	if n > uint64(len(r.p))/each {
 		r.bad, r.p = true, nil
 		return 0
 	}
 	return int(n)
-}
-
-// VerifyDictionary reads all bytes of a dictionary on disk and compares them with their
-// checksums.
-func (m *Mover) VerifyDictionary(ctx context.Context, shared batch.Shared) error {
-	return m.verify(ctx, shared.Buffer().Space(), func(ctx context.Context) error {
-		return m.cfg.Builtin.VerifyBody(ctx, shared.Descriptor(), shared.Buffer())
-	})
-}
-
-// Verify reads all bytes of an image on disk, compressed or not, and compares them with
-// their checksums. Other bytes are a *CorruptError. Its dictionaries are not read.
-func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
-	return m.verify(ctx, p.Space(), func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
-}
-
-// verify runs f with a permit to read from a disk.
-func (m *Mover) verify(ctx context.Context, at *tier.Space, f func(context.Context) error) error {
-	ctx, end, err := m.operations.begin(ctx)
-	if err != nil {
-		return err
-	}
-	defer end()
-	pinned, err := m.cfg.Builtin.StagedAtOnce(at.Node())
-	if err != nil {
-		return err
-	}
-	return m.cfg.Builtin.OnDisk(ctx, pinned, false, f)
-}
-
-// KeptOf describes a batch's form on disk, with the keys under which its dictionaries
-// were kept.
-func KeptOf(p batch.Payload, keys map[*batch.Descriptor]uint64) (*Kept, error) {
-	img, ok := p.(transfer.Imaged)
-	if !ok {
-		return nil, fmt.Errorf("convert: keeping %s: %w", p.Type(), tier.ErrNotSupported)
-	}
-	k := DictionaryKept(img.Descriptor(), keys)
-	if packed, ok := p.(*batch.Packed); ok {
-		k.Packed, k.Runs = true, packed.Runs()
-	}
-	return k, nil
-}
-
-// DictionaryKept describes an image whose dictionaries were kept under keys.
-func DictionaryKept(d *batch.Descriptor, keys map[*batch.Descriptor]uint64) *Kept {
-	k := &Kept{Descriptor: d}
-	for _, dict := range d.Dictionaries {
-		k.Dictionaries = append(k.Dictionaries, keys[dict])
-	}
-	return k
 }

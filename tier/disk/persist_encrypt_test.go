@@ -83,7 +83,7 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 				}
 			}
 			meta := bytes.Repeat(column, 5000)
-			fill := func(v *disk.Volume, n int64) *disk.Extents {
+			fill := func(v *disk.Volume, n int64) tier.FileMemory {
 				t.Helper()
 				e := alloc(t, v, n)
 				p := aligned(n)
@@ -91,37 +91,37 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 					p[i] = payload[i%len(payload)]
 				}
 				write(t, e, p, 0)
-				if _, err := v.Keep(meta, e); err != nil {
+				if _, err := v.Persist(nil, meta, e); err != nil {
 					t.Fatal(err)
 				}
 				look()
 				return e
 			}
-			v := openKeeping(t, dir, c.change)
-			es := []*disk.Extents{fill(v, 2*unit+page), fill(v, 3*mib), fill(v, 100)}
+			v := openPersistent(t, dir, c.change)
+			es := []tier.FileMemory{fill(v, 2*unit+page), fill(v, 3*mib), fill(v, 100)}
 			leave(t, v, es...)
 			for range 3 {
-				v = openKeeping(t, dir, c.change)
+				v = openPersistent(t, dir, c.change)
 				look()
-				k := v.Kept()[0]
+				k := v.Persisted()[0]
 				taken, err := v.Take(k.Key)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := v.Keep(append(meta, column...), taken...); err != nil { // in its new place
+				if _, err := v.Persist(nil, append(meta, column...), taken...); err != nil { // in its new place
 					t.Fatal(err)
 				}
 				look()
-				var more []*disk.Extents
+				var more []tier.FileMemory
 				for range 20 { // until the manifest is written anew
 					more = append(more, fill(v, page))
 					free(v, more[0])
 					more = more[1:]
 				}
-				leave(t, v, taken[0].(*disk.Extents))
+				leave(t, v, taken[0].(tier.FileMemory))
 			}
-			v = openKeeping(t, dir, c.change)
-			for _, k := range v.Kept() {
+			v = openPersistent(t, dir, c.change)
+			for _, k := range v.Persisted() {
 				v.Forget(k.Key)
 			}
 			look()
@@ -183,7 +183,7 @@ func TestNoNonceIsUsedTwiceByRestarts(t *testing.T) {
 	salts := make(map[[32]byte]bool)
 	check := func() {
 		t.Helper()
-		for _, m := range keptFiles(t, dir, "manifest-*") {
+		for _, m := range persistedFiles(t, dir, "manifest-*") {
 			all, err := disk.NoncesIn(m)
 			if err != nil {
 				t.Fatal(err)
@@ -199,19 +199,19 @@ func TestNoNonceIsUsedTwiceByRestarts(t *testing.T) {
 	}
 	for life := range 4 {
 		fsys := &segmentWrites{FS: disk.OS()}
-		v := openKeeping(t, dir, sealed, func(c *disk.Config) { c.FS = fsys })
+		v := openPersistent(t, dir, sealed, func(c *disk.Config) { c.FS = fsys })
 		fsys.listen = true
-		var held []*disk.Extents
-		for _, k := range v.Kept() {
+		var held []tier.FileMemory
+		for _, k := range v.Persisted() {
 			taken, err := v.Take(k.Key)
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := taken[0].(*disk.Extents)
+			e := taken[0].(tier.FileMemory)
 			if bytes.Count(read(t, e, e.Size(), 0), []byte{0}) != int(e.Size()) {
 				t.Fatal("other bytes were kept")
 			}
-			if _, err := v.KeepWith(sharedOf(9), metaOf(9), e); err != nil { // a new record of old units
+			if _, err := v.Persist(sharedOf(9), metaOf(9), e); err != nil { // a new record of old units
 				t.Fatal(err)
 			}
 			check()
@@ -225,7 +225,7 @@ func TestNoNonceIsUsedTwiceByRestarts(t *testing.T) {
 			e := alloc(t, v, 2*unit+page)
 			write(t, e, aligned(2*unit+page), 0)
 			write(t, e, aligned(unit), unit/2)
-			if _, err := v.KeepWith(sharedOf(1), metaOf(1), e); err != nil {
+			if _, err := v.Persist(sharedOf(1), metaOf(1), e); err != nil {
 				t.Fatal(err)
 			}
 			check()
@@ -259,17 +259,17 @@ func TestNoNonceIsUsedTwiceByRestarts(t *testing.T) {
 func TestForgedManifestIsNotBelieved(t *testing.T) {
 	small := func(c *disk.Config) { sealed(c); c.Capacity, c.SegmentSize = 8*unit, 8*unit }
 	dir := t.TempDir()
-	v := openKeeping(t, dir, small)
-	_, a := keep(t, v, 1, page)
-	_, b := keep(t, v, 10, page, unit+page)
+	v := openPersistent(t, dir, small)
+	_, a := persist(t, v, 1, page)
+	_, b := persist(t, v, 10, page, unit+page)
 	leave(t, v, append(a, b...)...)
-	v = openKeeping(t, dir, small) // a manifest written anew, and in it records of two keys
-	_, c := keep(t, v, 20, page)
+	v = openPersistent(t, dir, small) // a manifest written anew, and in it records of two keys
+	_, c := persist(t, v, 20, page)
 	saved := t.TempDir()
 	tiertest.CopyTree(t, saved, dir)
 	free(v, c...)
 	closeVolume(t, v)
-	info, err := os.Stat(keptFiles(t, saved, "manifest-*")[0])
+	info, err := os.Stat(persistedFiles(t, saved, "manifest-*")[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,12 +279,12 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	for at := int(testseed.One(t) % uint64(step)); at < int(info.Size()); at += step {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, saved)
-		what, err := disk.Forge(keptFiles(t, work, "manifest-*")[0], at, 1<<(at%8))
+		what, err := disk.Forge(persistedFiles(t, work, "manifest-*")[0], at, 1<<(at%8))
 		if err != nil {
 			t.Fatal(err)
 		}
 		before := contents(t, work)
-		v, err := disk.OpenVolume(disk.Config{Dir: work, Capacity: 8 * unit, Keep: true, Encrypt: true, Key: usersKey})
+		v, err := disk.OpenVolume(disk.Config{Dir: work, Capacity: 8 * unit, Persist: true, Encrypt: true, Key: usersKey})
 		if err != nil {
 			if what != "header" || !errors.Is(err, disk.ErrKey) {
 				t.Fatalf("byte %d (%s): %v", at, what, err)
@@ -294,7 +294,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 			continue
 		}
 		found := 0
-		for _, k := range v.Kept() {
+		for _, k := range v.Persisted() {
 			var seed uint64
 			if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil {
 				t.Fatalf("byte %d: meta %q", at, k.Meta)
@@ -303,7 +303,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 			if k.Key != keys[seed] {
 				t.Errorf("byte %d: %q has key %d", at, k.Meta, k.Key)
 			}
-			free(v, wantKept(t, v, k, seed, sizes...)...)
+			free(v, wantPersisted(t, v, k, seed, sizes...)...)
 			found++
 		}
 		told := warned(v.Stats().Warnings)
@@ -322,21 +322,21 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestChangedBytesOfWhatIsKeptAreFound: a bit anywhere in what was kept, another memory's
+// TestChangedBytesOfWhatPersistsAreFound: a bit anywhere in what was kept, another memory's
 // bytes, and those that were kept in the same room before are an AlteredError that says where.
-func TestChangedBytesOfWhatIsKeptAreFound(t *testing.T) {
+func TestChangedBytesOfWhatPersistsAreFound(t *testing.T) {
 	const size = 3*unit + 2*page
 	dir := t.TempDir()
-	v := openKeeping(t, dir, sealed)
+	v := openPersistent(t, dir, sealed)
 	old := alloc(t, v, size)
 	write(t, old, random(size, 1), 0) // the same bytes as those that are kept there later
-	file := keptFiles(t, dir, "segment-*")[0]
+	file := persistedFiles(t, dir, "segment-*")[0]
 	before, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	free(v, old)
-	_, es := keep(t, v, 1, size, size)
+	_, es := persist(t, v, 1, size, size)
 	leave(t, v, es...)
 	sound, err := os.ReadFile(file)
 	if err != nil {
@@ -346,15 +346,15 @@ func TestChangedBytesOfWhatIsKeptAreFound(t *testing.T) {
 		t.Helper()
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, dir)
-		if err := os.WriteFile(keptFiles(t, work, "segment-*")[0], bad, 0o600); err != nil {
+		if err := os.WriteFile(persistedFiles(t, work, "segment-*")[0], bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		v := openKeeping(t, work, sealed)
-		taken, err := v.Take(v.Kept()[0].Key)
+		v := openPersistent(t, work, sealed)
+		taken, err := v.Take(v.Persisted()[0].Key)
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, other := taken[0].(*disk.Extents), taken[1].(*disk.Extents)
+		e, other := taken[0].(tier.FileMemory), taken[1].(tier.FileMemory)
 		_, name, at := e.Locate(0)
 		err = e.ReadAt(t.Context(), aligned(size), 0)
 		var a *tier.AlteredError
@@ -395,12 +395,12 @@ func TestChangedBytesOfWhatIsKeptAreFound(t *testing.T) {
 // kept again, together and under one record, and not written.
 func TestWhatWasSealedBeforeIsRead(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir, sealed)
-	_, es := keep(t, v, 0, 2*unit+5)
+	v := openPersistent(t, dir, sealed)
+	_, es := persist(t, v, 0, 2*unit+5)
 	leave(t, v, es...)
 	for life := uint64(1); life < 4; life++ {
-		v = openKeeping(t, dir, sealed)
-		k := v.Kept()[0]
+		v = openPersistent(t, dir, sealed)
+		k := v.Persisted()[0]
 		var sizes []int64
 		for range life {
 			sizes = append(sizes, 2*unit+5)
@@ -408,7 +408,7 @@ func TestWhatWasSealedBeforeIsRead(t *testing.T) {
 		if !bytes.Equal(k.Meta, metaOf(0)) {
 			t.Errorf("meta %q", k.Meta)
 		}
-		es := wantKept(t, v, k, 0, sizes...)
+		es := wantPersisted(t, v, k, 0, sizes...)
 		v.Forget(k.Key)
 		if err := es[0].WriteAt(t.Context(), aligned(unit), 0); !errors.Is(err, tier.ErrNotSupported) {
 			t.Errorf("written with a key that sealed before: %v", err)
@@ -420,17 +420,17 @@ func TestWhatWasSealedBeforeIsRead(t *testing.T) {
 		for _, e := range es {
 			all = append(all, e)
 		}
-		if _, err := v.KeepWith(sharedOf(0), metaOf(0), all...); err != nil {
+		if _, err := v.Persist(sharedOf(0), metaOf(0), all...); err != nil {
 			t.Fatal(err)
 		}
 		leave(t, v, es...)
 	}
-	v = openKeeping(t, dir, sealed)
+	v = openPersistent(t, dir, sealed)
 	secrets := v.Secrets()
 	if len(secrets) != 3*5 { // its own and four others'
 		t.Errorf("%d secrets", len(secrets))
 	}
-	free(v, wantKept(t, v, v.Kept()[0], 0, 2*unit+5, 2*unit+5, 2*unit+5, 2*unit+5)...)
+	free(v, wantPersisted(t, v, v.Persisted()[0], 0, 2*unit+5, 2*unit+5, 2*unit+5, 2*unit+5)...)
 	closeVolume(t, v)
 	for i, s := range secrets {
 		if bytes.Count(s, []byte{0}) != len(s) {
@@ -440,12 +440,12 @@ func TestWhatWasSealedBeforeIsRead(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestWhatWasLostIsNotKept: memory whose writing failed is not recorded as if it held something,
+// TestWhatWasLostDoesNotPersist: memory whose writing failed is not recorded as if it held something,
 // and what was never written is kept as zeros.
-func TestWhatWasLostIsNotKept(t *testing.T) {
+func TestWhatWasLostDoesNotPersist(t *testing.T) {
 	dir := t.TempDir()
 	fsys := faultfs.New(disk.OS(), 1)
-	v := openKeeping(t, dir, sealed, func(c *disk.Config) { c.FS = fsys })
+	v := openPersistent(t, dir, sealed, func(c *disk.Config) { c.FS = fsys })
 	e := alloc(t, v, 3*unit)
 	data := random(3*unit, 1)
 	write(t, e, data[:2*unit], 0)
@@ -454,24 +454,24 @@ func TestWhatWasLostIsNotKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	remove()
-	if _, err := v.KeepWith(sharedOf(1), metaOf(1), e); !errors.Is(err, syscall.EIO) {
+	if _, err := v.Persist(sharedOf(1), metaOf(1), e); !errors.Is(err, syscall.EIO) {
 		t.Errorf("kept: %v", err)
 	}
 	write(t, e, data[unit:2*unit], unit)
-	if _, err := v.KeepWith(sharedOf(1), metaOf(1), e); err != nil {
+	if _, err := v.Persist(sharedOf(1), metaOf(1), e); err != nil {
 		t.Fatal(err)
 	}
 	leave(t, v, e)
-	v = openKeeping(t, dir, sealed)
-	taken, err := v.Take(v.Kept()[0].Key)
+	v = openPersistent(t, dir, sealed)
+	taken, err := v.Take(v.Persisted()[0].Key)
 	if err != nil {
 		t.Fatal(err)
 	}
 	clear(data[2*unit:])
-	if !bytes.Equal(read(t, taken[0].(*disk.Extents), 3*unit, 0), data) {
+	if !bytes.Equal(read(t, taken[0].(tier.FileMemory), 3*unit, 0), data) {
 		t.Error("it reads differently")
 	}
-	free(v, taken[0].(*disk.Extents))
+	free(v, taken[0].(tier.FileMemory))
 	closeVolume(t, v)
 	wantEmpty(t, dir)
 }
@@ -482,7 +482,7 @@ func TestKeysStayWhileRecordsAreSealed(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		fsys := faultfs.New(disk.OS(), 1)
-		v := openKeeping(t, dir, sealed, func(c *disk.Config) { c.FS = fsys })
+		v := openPersistent(t, dir, sealed, func(c *disk.Config) { c.FS = fsys })
 		secrets := v.Secrets()
 		written := make(chan struct{})
 		defer fsys.Add(faultfs.Rule{
@@ -491,7 +491,7 @@ func TestKeysStayWhileRecordsAreSealed(t *testing.T) {
 		})()
 		kept, closed := make(chan error, 1), make(chan error, 1)
 		go func() {
-			_, err := v.KeepWith(sharedOf(1), metaOf(1)) // without memory, which would keep the volume open
+			_, err := v.Persist(sharedOf(1), metaOf(1)) // without memory, which would keep the volume open
 			kept <- err
 		}()
 		synctest.Wait()

@@ -1,4 +1,4 @@
-package disk
+package pace
 
 import (
 	"context"
@@ -11,14 +11,14 @@ import (
 func TestWindowAfterOneGaveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const mib = 1 << 20
-		w := &window{request: mib, depth: 4} // nothing is measured: 1 MiB may be under way
+		w := &Window{Request: mib, Depth: 4} // nothing is measured: 1 MiB may be under way
 		enter := func(ctx context.Context, n int64) chan error {
 			done := make(chan error, 1)
-			go func() { done <- w.enter(ctx, n, true) }()
+			go func() { done <- w.Enter(ctx, n, true) }()
 			synctest.Wait()
 			return done
 		}
-		if err := w.enter(t.Context(), mib/2, true); err != nil {
+		if err := w.Enter(t.Context(), mib/2, true); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -35,11 +35,11 @@ func TestWindowAfterOneGaveUp(t *testing.T) {
 		if len(small) == 0 {
 			t.Error("the small one still waits")
 		}
-		w.leave(mib/2, true, true)
+		w.Leave(mib/2, true, true)
 		if err := <-small; err != nil {
 			t.Error(err)
 		}
-		w.leave(mib/4, true, true)
+		w.Leave(mib/4, true, true)
 		if w.mu.inside != 0 || w.mu.count != 0 {
 			t.Errorf("%d bytes of %d requests are under way at the end", w.mu.inside, w.mu.count)
 		}

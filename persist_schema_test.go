@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/tiertest"
@@ -32,13 +33,13 @@ func wideRecord(first int64) arrow.RecordBatch {
 	return array.NewRecordBatch(arrow.NewSchema(fields, &meta), columns, 1)
 }
 
-// TestSchemaIsKeptOnce: for all batches that have it, also where each has an equal one of its
+// TestSchemaIsRecordedOnce: for all batches that have it, also where each has an equal one of its
 // own, and also in the manifest of the engine that finds them. There they are one schema again.
-func TestSchemaIsKeptOnce(t *testing.T) {
-	keepingNeedsLinux(t)
+func TestSchemaIsRecordedOnce(t *testing.T) {
+	persistNeedsLinux(t)
 	const batches = 30
 	dir, copied := t.TempDir(), t.TempDir()
-	eng := keepingEngine(t, dir, func(c *spillway.Config) { c.Codec = convert.CodecNone })
+	eng := persistentEngine(t, dir, func(c *spillway.Config) { c.Codec = convert.CodecNone })
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -61,10 +62,10 @@ func TestSchemaIsKeptOnce(t *testing.T) {
 		}
 	}
 	tiertest.CopyTree(t, copied, dir)
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 
-	schema, err := convert.EncodeSchema(wideRecord(0).Schema())
+	schema, err := persist.EncodeSchema(wideRecord(0).Schema())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,11 +84,11 @@ func TestSchemaIsKeptOnce(t *testing.T) {
 		return len(p)
 	}
 	look()
-	eng = keepingEngine(t, copied)
+	eng = persistentEngine(t, copied)
 	if each := (look() - len(schema)) / batches; each > 6<<10 { // 100 nodes and 200 buffers, of 16 bytes each, and not 11 KB
 		t.Errorf("a batch takes %d bytes", each)
 	}
-	kept := eng.Kept()
+	kept := eng.Persisted()
 	if len(kept) != batches {
 		t.Fatalf("%d are kept", len(kept))
 	}
@@ -108,6 +109,6 @@ func TestSchemaIsKeptOnce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	closeKeeping(t, eng)
+	closePersistent(t, eng)
 	wantNothingIn(t, copied)
 }

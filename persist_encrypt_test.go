@@ -27,52 +27,52 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// sealKept is set while TestKeepingOnEncryptedDisks runs the other tests.
-var sealKept bool
+// sealPersisted is set while TestPersistingOnEncryptedDisks runs the other tests.
+var sealPersisted bool
 
-// keptKey is the key of disks that encrypt and keep.
-var keptKey = []byte("a key of 32 bytes, for the tests")
+// persistKey is the key of disks that encrypt and keep.
+var persistKey = []byte("a key of 32 bytes, for the tests")
 
 // sealed makes the first disk one that encrypts.
-func sealed(c *spillway.Config) { c.Disks[0].Encrypt, c.Disks[0].Key = true, keptKey }
+func sealed(c *spillway.Config) { c.Disks[0].Encrypt, c.Disks[0].Key = true, persistKey }
 
-// keptSuite is what holds for every disk that keeps.
-var keptSuite = map[string]func(*testing.T){
-	"TestKilledProcessIsAdopted":         TestKilledProcessIsAdopted,
-	"TestKeptBatchesStayUntilAdopted":    TestKeptBatchesStayUntilAdopted,
-	"TestFailedOpenLeavesWhatIsKept":     TestFailedOpenLeavesWhatIsKept,
-	"TestAdoptedBatchKeepsItsRecord":     TestAdoptedBatchKeepsItsRecord,
-	"TestAdoptedBytesAreTheBatchs":       TestAdoptedBytesAreTheBatchs,
-	"TestBatchesOfAProgramAreKept":       TestBatchesOfAProgramAreKept,
-	"TestBatchWithoutBytesHasOneRecord":  TestBatchWithoutBytesHasOneRecord,
-	"TestRecordThatCannotBeWritten":      TestRecordThatCannotBeWritten,
-	"TestDamagedBytesAreNotAdopted":      TestDamagedBytesAreNotAdopted,
-	"TestDamagedManifestCostsWhatItSaid": TestDamagedManifestCostsWhatItSaid,
-	"TestTwoEnginesKeepApart":            TestTwoEnginesKeepApart,
-	"TestKeepingIsOffByDefault":          TestKeepingIsOffByDefault,
-	"TestAdoptBesideEachOther":           TestAdoptBesideEachOther,
-	"TestAdoptingSurvivesEveryFault":     TestAdoptingSurvivesEveryFault,
+// persistSuite is what holds for every disk that keeps.
+var persistSuite = map[string]func(*testing.T){
+	"TestKilledProcessIsAdopted":           TestKilledProcessIsAdopted,
+	"TestPersistedBatchesStayUntilAdopted": TestPersistedBatchesStayUntilAdopted,
+	"TestFailedOpenLeavesWhatPersists":     TestFailedOpenLeavesWhatPersists,
+	"TestAdoptedBatchKeepsItsRecord":       TestAdoptedBatchKeepsItsRecord,
+	"TestAdoptedBytesAreTheBatchs":         TestAdoptedBytesAreTheBatchs,
+	"TestBatchesOfAProgramPersist":         TestBatchesOfAProgramPersist,
+	"TestBatchWithoutBytesHasOneRecord":    TestBatchWithoutBytesHasOneRecord,
+	"TestRecordThatCannotBeWritten":        TestRecordThatCannotBeWritten,
+	"TestDamagedBytesAreNotAdopted":        TestDamagedBytesAreNotAdopted,
+	"TestDamagedManifestCostsWhatItSaid":   TestDamagedManifestCostsWhatItSaid,
+	"TestTwoEnginesPersistApart":           TestTwoEnginesPersistApart,
+	"TestPersistingIsOffByDefault":         TestPersistingIsOffByDefault,
+	"TestAdoptBesideEachOther":             TestAdoptBesideEachOther,
+	"TestAdoptingSurvivesEveryFault":       TestAdoptingSurvivesEveryFault,
 }
 
-// TestKeepingOnEncryptedDisks runs the tests of kept batches once more. No test of those files
+// TestPersistingOnEncryptedDisks runs the tests of kept batches once more. No test of those files
 // may be forgotten here.
-func TestKeepingOnEncryptedDisks(t *testing.T) {
-	for _, file := range []string{"kept_test.go", "adopt_test.go"} {
+func TestPersistingOnEncryptedDisks(t *testing.T) {
+	for _, file := range []string{"persist_test.go", "adopt_test.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, d := range f.Decls {
 			d, ok := d.(*ast.FuncDecl)
-			if ok && strings.HasPrefix(d.Name.Name, "Test") && keptSuite[d.Name.Name] == nil && d.Name.Name != "TestKeepChild" {
+			if ok && strings.HasPrefix(d.Name.Name, "Test") && persistSuite[d.Name.Name] == nil && d.Name.Name != "TestPersistChild" {
 				t.Errorf("%s of %s is not in the list", d.Name.Name, file)
 			}
 		}
 	}
-	sealKept = true
-	defer func() { sealKept = false }()
-	left := testseed.Rounds(len(keptSuite), 4) // in each run it may be others
-	for name, test := range keptSuite {
+	sealPersisted = true
+	defer func() { sealPersisted = false }()
+	left := testseed.Rounds(len(persistSuite), 4) // in each run it may be others
+	for name, test := range persistSuite {
 		if left--; left >= 0 {
 			t.Run(name, test)
 		}
@@ -96,10 +96,10 @@ func filesIn(t testing.TB, dir string) map[string][]byte {
 	return all
 }
 
-// TestKeptNeedsItsKey: an engine with another key, or none, is not opened and says why; a disk
+// TestPersistedNeedsItsKey: an engine with another key, or none, is not opened and says why; a disk
 // beside keeps what it has, and the key adopts all.
-func TestKeptNeedsItsKey(t *testing.T) {
-	keepingNeedsLinux(t)
+func TestPersistedNeedsItsKey(t *testing.T) {
+	persistNeedsLinux(t)
 	for name, c := range map[string]struct {
 		kept, opened func(*spillway.Config)
 	}{
@@ -110,8 +110,8 @@ func TestKeptNeedsItsKey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir, beside := crashed(t, 4, c.kept), crashed(t, 2)
 			before := filesIn(t, dir)
-			_, err := openKeeping(t.Context(), dir, c.opened, func(cfg *spillway.Config) {
-				cfg.Disks = []spillway.Disk{{Dir: beside, Capacity: 64 << 20, Keep: true}, cfg.Disks[0]}
+			_, err := openPersistent(t.Context(), dir, c.opened, func(cfg *spillway.Config) {
+				cfg.Disks = []spillway.Disk{{Dir: beside, Capacity: 64 << 20, Persist: true}, cfg.Disks[0]}
 			})
 			var e *disk.KeyError
 			if !errors.Is(err, disk.ErrKey) || !errors.As(err, &e) || !strings.Contains(err.Error(), dir) || strings.Contains(err.Error(), "\n") {
@@ -128,25 +128,25 @@ func TestKeptNeedsItsKey(t *testing.T) {
 				if dir == beside {
 					change = func(*spillway.Config) {}
 				}
-				eng := keepingEngine(t, dir, change)
-				if got := len(eng.Kept()); got != n {
+				eng := persistentEngine(t, dir, change)
+				if got := len(eng.Persisted()); got != n {
 					t.Errorf("%d are kept, want %d", got, n)
 				}
-				for _, k := range eng.Kept() {
+				for _, k := range eng.Persisted() {
 					checkAdopted(t, eng, k)
 				}
-				closeKeeping(t, eng)
+				closePersistent(t, eng)
 				wantNothingIn(t, dir)
 			}
 		})
 	}
 }
 
-// TestNothingPlainIsKept: of the rows, of words in a dictionary, and of the names of columns, plans
+// TestNothingPlainPersists: of the rows, of words in a dictionary, and of the names of columns, plans
 // and operators nothing is in any file, compressed or not; and adopted batches have them. Without
 // encryption they are found.
-func TestNothingPlainIsKept(t *testing.T) {
-	keepingNeedsLinux(t)
+func TestNothingPlainPersists(t *testing.T) {
+	persistNeedsLinux(t)
 	secrets := []string{"the salary of nobody else", "a word of a dictionary", "salaries", "quarterly-plan", "sum-of-salaries"}
 	for name, c := range map[string]struct {
 		codec convert.Codec
@@ -160,7 +160,7 @@ func TestNothingPlainIsKept(t *testing.T) {
 			}
 			rec := secretRecord(secrets[0], secrets[1], secrets[2])
 			dir, copied := t.TempDir(), t.TempDir()
-			eng := keepingEngine(t, dir, change)
+			eng := persistentEngine(t, dir, change)
 			plan, err := eng.Plan(secrets[3])
 			if err != nil {
 				t.Fatal(err)
@@ -173,12 +173,12 @@ func TestNothingPlainIsKept(t *testing.T) {
 				t.Fatal(err)
 			}
 			tiertest.CopyTree(t, copied, dir)
-			closeKeeping(t, eng)
+			closePersistent(t, eng)
 			found := make(map[string]bool)
 			look := func() {
 				t.Helper()
 				for path, p := range filesIn(t, copied) {
-					if bytes.Contains(p, keptKey) {
+					if bytes.Contains(p, persistKey) {
 						t.Errorf("the key is in %s", path)
 					}
 					for _, s := range secrets {
@@ -192,9 +192,9 @@ func TestNothingPlainIsKept(t *testing.T) {
 				}
 			}
 			look()
-			eng = keepingEngine(t, copied, change) // with a manifest that is written anew
+			eng = persistentEngine(t, copied, change) // with a manifest that is written anew
 			look()
-			kept := eng.Kept()
+			kept := eng.Persisted()
 			if len(kept) != 1 || kept[0].Plan != secrets[3] || kept[0].Operator != secrets[4] {
 				t.Fatalf("kept: %+v", kept)
 			}
@@ -213,7 +213,7 @@ func TestNothingPlainIsKept(t *testing.T) {
 			if err := b.Drop(); err != nil {
 				t.Error(err)
 			}
-			closeKeeping(t, eng)
+			closePersistent(t, eng)
 			wantNothingIn(t, copied)
 			if c.plain && len(found) != len(secrets) {
 				t.Errorf("without encryption only %v were found: it is looked in the wrong place", found)

@@ -7,19 +7,19 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// BenchmarkKeep allocates a page, keeps it with so many bytes of meta as a batch of 8 MiB
+// BenchmarkPersist allocates a page, keeps it with so many bytes of meta as a batch of 8 MiB
 // has, and frees it; beside it the same without keeping.
-func BenchmarkKeep(b *testing.B) {
+func BenchmarkPersist(b *testing.B) {
 	meta := bytes.Repeat([]byte{1}, 2<<10)
 	for name, keeps := range map[string]bool{"kept": true, "limit=not-kept": false} {
 		b.Run(name, func(b *testing.B) {
 			dir := b.TempDir()
-			v := openKeeping(b, dir, func(c *disk.Config) { c.Keep = keeps })
+			v := openPersistent(b, dir, func(c *disk.Config) { c.Persist = keeps })
 			b.ReportAllocs()
 			for b.Loop() {
 				e := alloc(b, v, page)
 				if keeps {
-					if _, err := v.Keep(meta, e); err != nil {
+					if _, err := v.Persist(nil, meta, e); err != nil {
 						b.Fatal(err)
 					}
 				}

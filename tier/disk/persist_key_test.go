@@ -28,18 +28,18 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			v := openKeeping(t, dir, c.kept)
-			_, a := keep(t, v, 1, mib, page)
-			_, b := keep(t, v, 2, 5*mib)
+			v := openPersistent(t, dir, c.kept)
+			_, a := persist(t, v, 1, mib, page)
+			_, b := persist(t, v, 2, 5*mib)
 			leave(t, v, append(a, b...)...)
 			before, fds := contents(t, dir), descriptors(t)
 			kept := names(t, dir)[0]
 			for range 2 {
-				cfg := disk.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Keep: true}
+				cfg := disk.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Persist: true}
 				c.opened(&cfg)
 				_, err := disk.OpenVolume(cfg)
 				var e *disk.KeyError
-				if !errors.Is(err, disk.ErrKey) || !errors.As(err, &e) || e.Dir != dir || e.Kept != kept {
+				if !errors.Is(err, disk.ErrKey) || !errors.As(err, &e) || e.Dir != dir || e.Name != kept {
 					t.Fatalf("opened: %v", err)
 				}
 				oneLine(t, err.Error(), dir, kept, c.says, "nothing in it was changed")
@@ -49,11 +49,11 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 				}
 			}
 			// Also when some of the manifest cannot be read.
-			manifest := keptFiles(t, dir, "manifest-*")[0]
+			manifest := persistedFiles(t, dir, "manifest-*")[0]
 			if err := os.WriteFile(manifest, []byte(before[manifest][:disk.ManifestHeader+3]), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			cfg := disk.Config{Dir: dir, Capacity: 16 * mib, Keep: true}
+			cfg := disk.Config{Dir: dir, Capacity: 16 * mib, Persist: true}
 			c.opened(&cfg)
 			if _, err := disk.OpenVolume(cfg); !errors.Is(err, disk.ErrKey) {
 				t.Errorf("with a damaged manifest: %v", err)
@@ -64,28 +64,28 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 
 			// Beside one of the right key it is left alone, with a warning.
 			elsewhere := t.TempDir()
-			v = openKeeping(t, elsewhere, c.opened)
-			_, es := keep(t, v, 3, page)
+			v = openPersistent(t, elsewhere, c.opened)
+			_, es := persist(t, v, 3, page)
 			leave(t, v, es...)
 			mine := names(t, elsewhere)[0]
 			tiertest.CopyTree(t, filepath.Join(dir, mine), filepath.Join(elsewhere, mine))
-			v = openKeeping(t, dir, c.opened)
-			if len(v.Kept()) != 1 {
-				t.Fatalf("kept: %+v", v.Kept())
+			v = openPersistent(t, dir, c.opened)
+			if len(v.Persisted()) != 1 {
+				t.Fatalf("kept: %+v", v.Persisted())
 			}
-			free(v, wantKept(t, v, v.Kept()[0], 3, page)...)
+			free(v, wantPersisted(t, v, v.Persisted()[0], 3, page)...)
 			if kept < mine { // it was looked at
 				oneLine(t, warned(v.Stats().Warnings), kept, "left as it is", c.says)
 			}
 			closeVolume(t, v)
 			wantSame(t, "beside", before, contents(t, dir))
 
-			v = openKeeping(t, dir, c.kept)
-			for _, k := range v.Kept() {
+			v = openPersistent(t, dir, c.kept)
+			for _, k := range v.Persisted() {
 				if string(k.Meta) == "meta 1" {
-					free(v, wantKept(t, v, k, 1, mib, page)...)
+					free(v, wantPersisted(t, v, k, 1, mib, page)...)
 				} else {
-					free(v, wantKept(t, v, k, 2, 5*mib)...)
+					free(v, wantPersisted(t, v, k, 2, 5*mib)...)
 				}
 			}
 			closeVolume(t, v)
@@ -97,22 +97,22 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 // TestNoKeyIsNeededForNothing: a directory in which nothing is kept goes, whatever the key.
 func TestNoKeyIsNeededForNothing(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir, sealed)
-	_, es := keep(t, v, 1, page)
+	v := openPersistent(t, dir, sealed)
+	_, es := persist(t, v, 1, page)
 	free(v, es...)
 	leave(t, v)
-	v = openKeeping(t, dir)
-	if w := v.Stats().Warnings; len(v.Kept()) != 0 || len(w) != 0 || len(names(t, dir)) != 1 {
-		t.Errorf("kept: %+v, %q, %v", v.Kept(), w, names(t, dir))
+	v = openPersistent(t, dir)
+	if w := v.Stats().Warnings; len(v.Persisted()) != 0 || len(w) != 0 || len(names(t, dir)) != 1 {
+		t.Errorf("kept: %+v, %q, %v", v.Persisted(), w, names(t, dir))
 	}
 	closeVolume(t, v)
 	wantEmpty(t, dir)
 }
 
-// TestKeepingNeedsTheUsersKey: with one that is made at the start nothing could be taken back.
-func TestKeepingNeedsTheUsersKey(t *testing.T) {
+// TestPersistingNeedsTheUsersKey: with one that is made at the start nothing could be taken back.
+func TestPersistingNeedsTheUsersKey(t *testing.T) {
 	dir := t.TempDir()
-	_, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: mib, Keep: true, Encrypt: true})
+	_, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: mib, Persist: true, Encrypt: true})
 	if err == nil {
 		t.Fatal("opened")
 	}

@@ -16,11 +16,11 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// openKeeping opens a volume that keeps.
-func openKeeping(t testing.TB, dir string, change ...func(*disk.Config)) *disk.Volume {
+// openPersistent opens a volume that keeps.
+func openPersistent(t testing.TB, dir string, change ...func(*disk.Config)) *disk.Volume {
 	t.Helper()
 	onLinux(t)
-	cfg := disk.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Keep: true}
+	cfg := disk.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Persist: true}
 	for _, c := range change {
 		c(&cfg)
 	}
@@ -39,16 +39,16 @@ func closeVolume(t testing.TB, v *disk.Volume) {
 }
 
 // keep allocates, fills and keeps memories of the sizes; what they hold is made of seed.
-func keep(t testing.TB, v *disk.Volume, seed uint64, sizes ...int64) (uint64, []*disk.Extents) {
+func persist(t testing.TB, v *disk.Volume, seed uint64, sizes ...int64) (uint64, []tier.FileMemory) {
 	t.Helper()
-	var es []*disk.Extents
+	var es []tier.FileMemory
 	var ms []tier.Memory
 	for i, n := range sizes {
 		e := alloc(t, v, n)
 		write(t, e, random(n, seed+uint64(i)), 0)
 		es, ms = append(es, e), append(ms, e)
 	}
-	key, err := v.KeepWith(sharedOf(seed), metaOf(seed), ms...)
+	key, err := v.Persist(sharedOf(seed), metaOf(seed), ms...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func sharedOf(seed uint64) []byte {
 
 // leave closes a volume so that its directory looks as if the process had been killed:
 // what it keeps is copied, and put back afterwards.
-func leave(t testing.TB, v *disk.Volume, es ...*disk.Extents) {
+func leave(t testing.TB, v *disk.Volume, es ...tier.FileMemory) {
 	t.Helper()
 	saved := t.TempDir()
 	tiertest.CopyTree(t, saved, v.Dir())
@@ -79,8 +79,8 @@ func leave(t testing.TB, v *disk.Volume, es ...*disk.Extents) {
 	tiertest.CopyTree(t, v.Dir(), saved)
 }
 
-// wantKept takes what was kept with seed and compares it.
-func wantKept(t testing.TB, v *disk.Volume, k disk.Kept, seed uint64, sizes ...int64) []*disk.Extents {
+// wantPersisted takes what was kept with seed and compares it.
+func wantPersisted(t testing.TB, v *disk.Volume, k disk.Persisted, seed uint64, sizes ...int64) []tier.FileMemory {
 	t.Helper()
 	if !bytes.Equal(k.Meta, metaOf(seed)) || !slices.Equal(k.Sizes, sizes) || !bytes.Equal(k.Shared, sharedOf(seed)) {
 		t.Errorf("kept: %q, %q of %v, want %q, %q of %v", k.Shared, k.Meta, k.Sizes, sharedOf(seed), metaOf(seed), sizes)
@@ -89,9 +89,9 @@ func wantKept(t testing.TB, v *disk.Volume, k disk.Kept, seed uint64, sizes ...i
 	if err != nil {
 		t.Fatal(err)
 	}
-	var es []*disk.Extents
+	var es []tier.FileMemory
 	for i, m := range ms {
-		e := m.(*disk.Extents)
+		e := m.(tier.FileMemory)
 		es = append(es, e)
 		if !bytes.Equal(read(t, e, sizes[i], 0), random(sizes[i], seed+uint64(i))) {
 			t.Errorf("memory %d of %q has other bytes", i, k.Meta)
@@ -100,26 +100,26 @@ func wantKept(t testing.TB, v *disk.Volume, k disk.Kept, seed uint64, sizes ...i
 	return es
 }
 
-// TestKeptMemoriesAreThereAfterwards: what was kept is found with its bytes, whatever
+// TestPersistedMemoriesAreThereAfterwards: what was kept is found with its bytes, whatever
 // was freed or not kept beside it is room again, and in the end nothing is left.
-func TestKeptMemoriesAreThereAfterwards(t *testing.T) {
+func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
-	_, a := keep(t, v, 1, mib)
-	_, gone := keep(t, v, 2, 3*mib)
-	_, b := keep(t, v, 3, page, 5*mib, 2*page+100) // over two segments
+	v := openPersistent(t, dir)
+	_, a := persist(t, v, 1, mib)
+	_, gone := persist(t, v, 2, 3*mib)
+	_, b := persist(t, v, 3, page, 5*mib, 2*page+100) // over two segments
 	loose := alloc(t, v, mib)
 	write(t, loose, random(mib, 9), 0)
 	free(v, gone...)
 	again := alloc(t, v, 3*mib) // where that was
 	write(t, again, random(3*mib, 10), 0)
-	leave(t, v, slices.Concat(a, b, []*disk.Extents{loose, again})...)
+	leave(t, v, slices.Concat(a, b, []tier.FileMemory{loose, again})...)
 
-	v = openKeeping(t, dir)
+	v = openPersistent(t, dir)
 	if w := v.Stats().Warnings; len(w) != 0 {
 		t.Errorf("warnings: %q", w)
 	}
-	kept := v.Kept()
+	kept := v.Persisted()
 	if len(kept) != 2 {
 		t.Fatalf("kept: %+v", kept)
 	}
@@ -132,8 +132,8 @@ func TestKeptMemoriesAreThereAfterwards(t *testing.T) {
 	if _, err := v.Alloc(page, nil); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("more than the capacity was handed out: %v", err)
 	}
-	es := wantKept(t, v, kept[0], 1, mib)
-	es = append(es, wantKept(t, v, kept[1], 3, page, 5*mib, 2*page+100)...)
+	es := wantPersisted(t, v, kept[0], 1, mib)
+	es = append(es, wantPersisted(t, v, kept[1], 3, page, 5*mib, 2*page+100)...)
 	if _, err := v.Take(kept[0].Key); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("taken twice: %v", err)
 	}
@@ -145,21 +145,21 @@ func TestKeptMemoriesAreThereAfterwards(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestKeptStaysUntilTaken: a volume that is closed keeps what nobody took, however often,
+// TestPersistedStaysUntilTaken: a volume that is closed keeps what nobody took, however often,
 // and what was put back.
-func TestKeptStaysUntilTaken(t *testing.T) {
+func TestPersistedStaysUntilTaken(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
-	_, es := keep(t, v, 1, mib)
-	_, more := keep(t, v, 2, mib, page)
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, mib)
+	_, more := persist(t, v, 2, mib, page)
 	leave(t, v, append(es, more...)...)
 	for range 3 {
-		v = openKeeping(t, dir)
-		kept := v.Kept()
+		v = openPersistent(t, dir)
+		kept := v.Persisted()
 		if len(kept) != 2 {
 			t.Fatalf("kept: %+v", kept)
 		}
-		taken := wantKept(t, v, kept[1], 2, mib, page)
+		taken := wantPersisted(t, v, kept[1], 2, mib, page)
 		if err := v.PutBack(kept[1].Key); err != nil {
 			t.Fatal(err)
 		}
@@ -167,7 +167,7 @@ func TestKeptStaysUntilTaken(t *testing.T) {
 			t.Errorf("put back twice: %v", err)
 		}
 		free(v, taken...)
-		again := wantKept(t, v, v.Kept()[1], 2, mib, page)
+		again := wantPersisted(t, v, v.Persisted()[1], 2, mib, page)
 		if err := v.PutBack(kept[1].Key); err != nil {
 			t.Fatal(err)
 		}
@@ -189,8 +189,8 @@ func TestKeptStaysUntilTaken(t *testing.T) {
 	if got := names(t, dir); len(got) != 1 || !slices.Equal(got, before) {
 		t.Errorf("%v became %v", before, got)
 	}
-	v = openKeeping(t, dir)
-	for _, k := range v.Kept() {
+	v = openPersistent(t, dir)
+	for _, k := range v.Persisted() {
 		v.Forget(k.Key)
 		v.Forget(k.Key)
 	}
@@ -201,32 +201,32 @@ func TestKeptStaysUntilTaken(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestKeptRecordsChange: a memory has one record, the last; one that was freed, or
+// TestPersistedRecordsChange: a memory has one record, the last; one that was freed, or
 // forgotten, has none.
-func TestKeptRecordsChange(t *testing.T) {
+func TestPersistedRecordsChange(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
-	old, es := keep(t, v, 1, mib)
-	key, err := v.KeepWith(sharedOf(7), metaOf(7), es[0])
+	v := openPersistent(t, dir)
+	old, es := persist(t, v, 1, mib)
+	key, err := v.Persist(sharedOf(7), metaOf(7), es[0])
 	if now, ok := v.KeyOf(es[0]); err != nil || !ok || now != key || key == old {
 		t.Errorf("kept as %d and then as %d: %d, %v, %v", old, key, now, ok, err)
 	}
 	other := alloc(t, v, page)
-	if _, err := v.Keep(nil, es[0], other); err == nil {
+	if _, err := v.Persist(nil, nil, es[0], other); err == nil {
 		t.Error("kept with another memory")
 	}
-	forgotten, f := keep(t, v, 3, mib)
+	forgotten, f := persist(t, v, 3, mib)
 	v.Forget(forgotten)
 	if _, ok := v.KeyOf(f[0]); ok {
 		t.Error("forgotten, and it has a key")
 	}
 	free(v, other)
-	if _, err := v.Keep(nil, other); !errors.Is(err, tier.ErrReleased) {
+	if _, err := v.Persist(nil, nil, other); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("keeping what was freed: %v", err)
 	}
 	leave(t, v, es[0], f[0])
-	v = openKeeping(t, dir)
-	kept := v.Kept()
+	v = openPersistent(t, dir)
+	kept := v.Persisted()
 	if len(kept) != 1 || string(kept[0].Meta) != "meta 7" {
 		t.Fatalf("kept: %+v", kept)
 	}
@@ -239,27 +239,27 @@ func TestKeptRecordsChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := alloc(t, plain, page)
-	if _, err := plain.Keep(nil, e); err == nil {
-		t.Error("a volume without Keep keeps")
+	if _, err := plain.Persist(nil, nil, e); err == nil {
+		t.Error("a volume without Persist records what persists")
 	}
 	free(plain, e)
 	closeVolume(t, plain)
 	wantEmpty(t, dir)
 }
 
-// TestTwoVolumesKeepApart: while one uses a kept directory another makes its own.
-func TestTwoVolumesKeepApart(t *testing.T) {
+// TestTwoVolumesPersistApart: while one uses a kept directory another makes its own.
+func TestTwoVolumesPersistApart(t *testing.T) {
 	dir := t.TempDir()
-	v := openKeeping(t, dir)
-	_, es := keep(t, v, 1, mib)
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, mib)
 	leave(t, v, es...)
-	first := openKeeping(t, dir)
-	second := openKeeping(t, dir)
-	if len(first.Kept()) != 1 || len(second.Kept()) != 0 || len(names(t, dir)) != 2 {
-		t.Errorf("kept: %v and %v in %v", first.Kept(), second.Kept(), names(t, dir))
+	first := openPersistent(t, dir)
+	second := openPersistent(t, dir)
+	if len(first.Persisted()) != 1 || len(second.Persisted()) != 0 || len(names(t, dir)) != 2 {
+		t.Errorf("kept: %v and %v in %v", first.Persisted(), second.Persisted(), names(t, dir))
 	}
-	_, two := keep(t, second, 2, mib)
-	es = wantKept(t, first, first.Kept()[0], 1, mib)
+	_, two := persist(t, second, 2, mib)
+	es = wantPersisted(t, first, first.Persisted()[0], 1, mib)
 	free(second, two...)
 	closeVolume(t, second)
 	if len(names(t, dir)) != 1 {
@@ -275,16 +275,16 @@ func TestTwoVolumesKeepApart(t *testing.T) {
 func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
 	for _, stays := range []bool{false, true} {
 		dir := t.TempDir()
-		v := openKeeping(t, dir)
+		v := openPersistent(t, dir)
 		var keys []uint64
 		if stays { // so that the directory does
-			_, es := keep(t, v, 1, page)
+			_, es := persist(t, v, 1, page)
 			leave(t, v, es...)
-			v = openKeeping(t, dir)
-			keys = append(keys, v.Kept()[0].Key)
+			v = openPersistent(t, dir)
+			keys = append(keys, v.Persisted()[0].Key)
 		}
 		for i := range uint64(3) { // more than one, for the name of a manifest may be taken
-			key, err := v.Keep(metaOf(10 + i))
+			key, err := v.Persist(nil, metaOf(10+i))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -295,14 +295,14 @@ func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
 			wantEmpty(t, dir)
 		}
 
-		next := openKeeping(t, dir)
-		if n := len(next.Kept()); n > 1 || n == 1 != stays {
+		next := openPersistent(t, dir)
+		if n := len(next.Persisted()); n > 1 || n == 1 != stays {
 			t.Errorf("%d are kept of a volume that was closed", n)
 		}
-		for _, k := range next.Kept() {
-			free(next, wantKept(t, next, k, 1, page)...)
+		for _, k := range next.Persisted() {
+			free(next, wantPersisted(t, next, k, 1, page)...)
 		}
-		_, es := keep(t, next, 2, mib)
+		_, es := persist(t, next, 2, mib)
 		for _, key := range keys {
 			v.Forget(key)
 		}
@@ -310,12 +310,12 @@ func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
 			t.Errorf("warnings: %q", w)
 		}
 		leave(t, next, es...)
-		next = openKeeping(t, dir)
-		kept := next.Kept()
+		next = openPersistent(t, dir)
+		kept := next.Persisted()
 		if len(kept) != 1 {
 			t.Fatalf("%d are kept, want 1", len(kept))
 		}
-		free(next, wantKept(t, next, kept[0], 2, mib)...)
+		free(next, wantPersisted(t, next, kept[0], 2, mib)...)
 		closeVolume(t, next)
 		wantEmpty(t, dir)
 	}
@@ -324,16 +324,16 @@ func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
 // TestRoomWaitsForTheEndOfItsRecord: memory that is freed while its record is being ended,
 // or another memory of that record is freed, is no room before the end is written.
 func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
-	for name, end := range map[string]func(*disk.Volume, uint64, *disk.Extents){
-		"forgotten": func(v *disk.Volume, key uint64, _ *disk.Extents) { v.Forget(key) },
-		"freed":     func(v *disk.Volume, _ uint64, first *disk.Extents) { free(v, first) },
+	for name, end := range map[string]func(*disk.Volume, uint64, tier.FileMemory){
+		"forgotten": func(v *disk.Volume, key uint64, _ tier.FileMemory) { v.Forget(key) },
+		"freed":     func(v *disk.Volume, _ uint64, first tier.FileMemory) { free(v, first) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			synctest.Test(t, func(t *testing.T) {
 				fsys := faultfs.New(disk.OS(), 1)
-				v := openKeeping(t, dir, func(c *disk.Config) { c.FS = fsys })
-				key, es := keep(t, v, 1, page, page)
+				v := openPersistent(t, dir, func(c *disk.Config) { c.FS = fsys })
+				key, es := persist(t, v, 1, page, page)
 				written := make(chan struct{})
 				remove := fsys.Add(faultfs.Rule{
 					Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1,
@@ -363,29 +363,29 @@ func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
 	}
 }
 
-// TestKeptEndOfASparseFile: where files are sparse and written as they are asked to be, one may
+// TestPersistedEndOfASparseFile: where files are sparse and written as they are asked to be, one may
 // end inside of a page, and what is kept there is kept all the same, for a volume with
 // direct I/O too.
-func TestKeptEndOfASparseFile(t *testing.T) {
+func TestPersistedEndOfASparseFile(t *testing.T) {
 	for _, size := range []int64{1, page - 1, page + 1, mib + 5000} {
 		for _, direct := range []bool{false, true} {
 			dir := t.TempDir()
 			sparse := func(c *disk.Config) { c.FS = faultfs.New(noDirect{disk.OS()}, 1, noAllocate) }
-			v := openKeeping(t, dir, sparse)
-			_, a := keep(t, v, 1, page)
-			_, b := keep(t, v, 2, size)
+			v := openPersistent(t, dir, sparse)
+			_, a := persist(t, v, 1, page)
+			_, b := persist(t, v, 2, size)
 			leave(t, v, append(a, b...)...)
 			next := sparse
 			if direct {
 				next = func(*disk.Config) {}
 			}
-			v = openKeeping(t, dir, next)
-			kept := v.Kept()
+			v = openPersistent(t, dir, next)
+			kept := v.Persisted()
 			if len(kept) != 2 {
 				t.Fatalf("%d bytes: %d are kept; %q", size, len(kept), v.Stats().Warnings)
 			}
-			free(v, wantKept(t, v, kept[0], 1, page)...)
-			free(v, wantKept(t, v, kept[1], 2, size)...)
+			free(v, wantPersisted(t, v, kept[0], 1, page)...)
+			free(v, wantPersisted(t, v, kept[1], 2, size)...)
 			closeVolume(t, v)
 			wantEmpty(t, dir)
 		}

@@ -1,0 +1,64 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestVerifyFindsEveryChunk: an image on disk, compressed or not, and a dictionary, of which
+// a byte is another.
+func TestVerifyFindsEveryChunk(t *testing.T) {
+	for _, codec := range []Codec{CodecNone, CodecS2} {
+		m := newMachine(t, machineConfig{codec: codec})
+		b := m.put(t, numbered(1, 20000), tier.Host)
+		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk), ReasonWork); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.mover.Verify(t.Context(), b.Payload()); err != nil {
+			t.Fatal(err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := m.mover.Verify(ended, b.Payload()); !errors.Is(err, context.Canceled) {
+			t.Errorf("with a context that has ended: %v", err)
+		}
+		var buffers []*tier.Buffer
+		switch p := b.Payload().(type) {
+		case *batch.Image:
+			buffers = append(buffers, p.Buffer())
+		case *batch.Packed:
+			for _, r := range p.Runs() {
+				buffers = append(buffers, r.Buffer)
+			}
+		}
+		found := 0
+		for _, buf := range buffers {
+			file := buf.Memory().(tier.FileMemory)
+			for off := int64(0); off < buf.Size()-tier.Page; off += batch.SumChunk / 2 {
+				was := make([]byte, 1)
+				if err := file.ReadAt(t.Context(), was, off); err != nil {
+					t.Fatal(err)
+				}
+				if err := file.WriteAt(t.Context(), []byte{was[0] ^ 4}, off); err != nil {
+					t.Fatal(err)
+				}
+				if err := m.mover.Verify(t.Context(), b.Payload()); !errors.Is(err, image.ErrCorrupt) {
+					t.Errorf("%s, byte %d: %v", codec, off, err)
+				}
+				found++
+				if err := file.WriteAt(t.Context(), was, off); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if found < 4 {
+			t.Errorf("%s: only %d bytes were changed", codec, found)
+		}
+	}
+}

@@ -1,0 +1,152 @@
+package deadlock
+
+import (
+	"slices"
+	"time"
+)
+
+// Judge says when those who are stuck are to be told. It is asked again and again, with the books
+// of the moment, by one goroutine at a time.
+type Judge struct {
+	// Grace is how long nothing may change before owners who all wait are taken for stuck.
+	Grace time.Duration
+	// Strangers is that where handles or records of unknown owners keep something of what is
+	// waited for, and for waits without an owner. Below 0 those are never told.
+	Strangers time.Duration
+	// Movable says whether something may become free in a line without any owner's doing. It is
+	// asked only when all owners wait; nil means that nothing can.
+	Movable func(line int) bool
+
+	certain []uint64 // who was stuck for certain at the last look
+	still   stillness
+	since   time.Time // that all are stuck and nothing has changed; zero if that is not so
+	quiet   []quiet   // by line
+}
+
+// helpless is how many times the grace passes where no owner holds anything that is waited for,
+// so that rolling back would not help: there the monitor refuses waiters, as soon as it knows that
+// all is at rest and cannot move.
+const helpless = 4
+
+// stillness is what must stay the same for all owners to be stuck.
+type stillness struct {
+	waits   []uint64
+	rooms   []room
+	changes uint64
+	holds   uint64
+}
+
+type room struct{ used, available int64 }
+
+func (l *Line) room() room { return room{l.Used, l.Available} }
+
+func (s stillness) equal(o stillness) bool {
+	return s.changes == o.changes && s.holds == o.holds && slices.Equal(s.waits, o.waits) && slices.Equal(s.rooms, o.rooms)
+}
+
+func (b *Books) stillness(waits []*Wait) stillness {
+	s := stillness{waits: seqs(waits), changes: b.Changes}
+	for _, l := range b.Lines { // all: what is held in a slower space may be in a batch's way
+		s.rooms = append(s.rooms, l.room())
+		s.holds += l.Holds
+	}
+	return s
+}
+
+// quiet is since when a line's room, handles and records are what they are.
+type quiet struct {
+	room  room
+	holds uint64
+	since time.Time
+}
+
+// Owners returns the waits of owners that are stuck if one of them is to be told now, the oldest
+// first, and how long nothing has changed if handles or records of unknown owners are in the way.
+func (j *Judge) Owners(b *Books, now time.Time) (stuck []*Wait, still time.Duration) {
+	// Whatever the others give back, those who are stuck for certain stay so. The books are not
+	// read at one instant; but a wait that was stuck at the last look, too, has lasted ever since,
+	// and what its owner holds is what it held then.
+	before := j.certain
+	j.certain = seqs(b.certain)
+	if len(b.certain) > 0 && slices.Equal(before, j.certain) {
+		return b.certain, 0
+	}
+	stuck = b.still
+	if len(stuck) == 0 || !b.allStuck() || !b.Settled || j.anyMovable(b, stuck) {
+		j.still, j.since = stillness{}, time.Time{}
+		return nil, 0
+	}
+	if s := b.stillness(stuck); j.since.IsZero() || !s.equal(j.still) {
+		j.still, j.since = s, now
+	}
+	grace := j.Grace
+	switch {
+	case slices.ContainsFunc(b.waitedFor(stuck), func(l *Line) bool { return l.unknown > 0 }):
+		if grace = j.Strangers; grace < 0 {
+			return nil, 0
+		}
+		still = now.Sub(j.since)
+	case len(b.Holders(stuck)) == 0:
+		grace *= helpless
+	}
+	if now.Sub(j.since) < grace {
+		return nil, 0
+	}
+	j.since = time.Time{}
+	return stuck, still
+}
+
+// anyMovable says whether something in the way of one of the waits can be moved.
+func (j *Judge) anyMovable(b *Books, waits []*Wait) bool {
+	return j.Movable != nil && slices.ContainsFunc(b.waitedFor(waits), func(l *Line) bool { return j.Movable(l.Index) })
+}
+
+// Plain returns the waits without an owner that handles and records of unknown owners stand in the
+// way of, whatever else becomes free, if for Strangers they have lasted and nothing has changed in
+// the lines in which they stand. The oldest is first; the youngest is to be told. still is how
+// long nothing has changed. lasted is how long a wait has lasted.
+func (j *Judge) Plain(b *Books, now time.Time, lasted func(*Wait) time.Duration) (stuck []*Wait, still time.Duration) {
+	if len(b.Plain) == 0 {
+		return nil, 0
+	}
+	if j.quiet == nil {
+		j.quiet = make([]quiet, len(b.Lines))
+	}
+	for i, l := range b.Lines {
+		if q := &j.quiet[i]; q.since.IsZero() || q.room != l.room() || q.holds != l.Holds {
+			*q = quiet{l.room(), l.Holds, now}
+		}
+	}
+	for _, w := range b.Plain {
+		if !w.pinned() {
+			continue
+		}
+		since := lasted(w)
+		for _, s := range w.Slots {
+			since = min(since, now.Sub(j.quiet[s.Line.Index].since))
+		}
+		if since >= j.Strangers {
+			stuck, still = append(stuck, w), max(still, since)
+		}
+	}
+	if len(stuck) == 0 {
+		return nil, 0
+	}
+	sortBySeq(stuck)
+	for _, s := range stuck[len(stuck)-1].Slots { // who is told has as long to give something back
+		j.quiet[s.Line.Index].since = now
+	}
+	return stuck, still
+}
+
+// Forget is for when nobody waits any more.
+func (j *Judge) Forget() { j.quiet = nil }
+
+func seqs(waits []*Wait) []uint64 {
+	out := make([]uint64, len(waits))
+	for i, w := range waits {
+		out[i] = w.Seq
+	}
+	slices.Sort(out)
+	return out
+}

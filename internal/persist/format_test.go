@@ -1,0 +1,248 @@
+package persist
+
+import (
+	"encoding/binary"
+	"errors"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/zeebo/xxh3"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// entryOfRecord describes the image of a record.
+func entryOfRecord(t testing.TB, rec arrow.RecordBatch) (*Entry, []byte) {
+	t.Helper()
+	l, err := image.NewLayout(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if l.Size() > 0 {
+		if err := l.WriteTo([][]byte{make([]byte, l.Size())}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d, err := l.Descriptor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := *d
+	plain.Dictionaries = nil
+	k := &Entry{ID: 77, Plan: "query", Operator: "join", Port: 3, Partition: -4, Descriptor: &plain}
+	for i := range d.Dictionaries {
+		k.Dictionaries = append(k.Dictionaries, uint64(i)+5)
+	}
+	schema, err := EncodeSchema(rec.Schema())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k, schema
+}
+
+// TestEntryIsReadAsItWasWritten: of every type that can be recorded, packed or not.
+func TestEntryIsReadAsItWasWritten(t *testing.T) {
+	g := arrowgen.New(3)
+	tried := 0
+	for _, dt := range arrowgen.Types() {
+		if _, err := EncodeSchema(arrowgen.Schema(dt)); err != nil {
+			if !errors.Is(err, errSchema) {
+				t.Errorf("%v: %v", dt, err)
+			}
+			continue
+		}
+		tried++
+		rec := g.Record(arrowgen.Schema(dt, arrow.PrimitiveTypes.Int64), 40)
+		k, schema := entryOfRecord(t, rec)
+		if tried%2 == 0 {
+			k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body)
+		}
+		if tried%3 == 0 {
+			m := arrow.NewMetadata([]string{"a", ""}, []string{"", "b"})
+			k.Descriptor.Metadata = &m
+		}
+		back, err := new(Schemas).Unmarshal(k.Marshal(schema), schema)
+		if err != nil {
+			t.Errorf("%v: %v", dt, err)
+			continue
+		}
+		if err := equal.Schemas(k.Descriptor.Schema, back.Descriptor.Schema); err != nil {
+			t.Errorf("%v: %v", dt, err)
+		}
+		got, want := *back, *k
+		gotDesc, wantDesc := *back.Descriptor, *k.Descriptor
+		gotDesc.Schema, wantDesc.Schema, got.Descriptor, want.Descriptor = nil, nil, nil, nil
+		if !sameEntry(got, want) || !sameDescriptor(gotDesc, wantDesc) {
+			t.Errorf("%v: %+v %+v, want %+v %+v", dt, got, gotDesc, want, wantDesc)
+		}
+	}
+	if tried < 150 {
+		t.Errorf("only %d types can be recorded", tried)
+	}
+}
+
+// fullRuns are runs whose frames are not compressed.
+func fullRuns(body int64) (runs []batch.Run) {
+	for body > 0 {
+		r := batch.Run{Codec: 2, Sum: uint64(body)}
+		for i := range r.Frames {
+			n := min(batch.FrameSize, body)
+			r.Frames[i] = uint32(n)
+			body -= n
+		}
+		runs = append(runs, r)
+	}
+	return runs
+}
+
+func sameEntry(a, b Entry) bool {
+	return a.ID == b.ID && a.Plan == b.Plan && a.Operator == b.Operator && a.Port == b.Port && a.Partition == b.Partition &&
+		a.Packed == b.Packed && same(a.Runs, b.Runs) && same(a.Dictionaries, b.Dictionaries)
+}
+
+func sameDescriptor(a, b batch.Descriptor) bool {
+	return a.Rows == b.Rows && a.Body == b.Body && same(a.Nodes, b.Nodes) && same(a.Buffers, b.Buffers) && same(a.Sums, b.Sums) &&
+		(a.Metadata == nil) == (b.Metadata == nil) && (a.Metadata == nil || a.Metadata.Equal(*b.Metadata))
+}
+
+// same compares slices, of which none and empty are the same.
+func same[T any](a, b []T) bool {
+	return len(a) == 0 && len(b) == 0 || reflect.DeepEqual(a, b)
+}
+
+// TestEntryIsCut: no beginning of what was written is taken for the whole.
+func TestEntryIsCut(t *testing.T) {
+	k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.ListOf(arrow.PrimitiveTypes.Int8)), 30))
+	p := k.Marshal(schema)
+	for n := range p {
+		if _, err := new(Schemas).Unmarshal(p[:n], schema); !errors.Is(err, errFormat) {
+			t.Fatalf("%d of %d bytes: %v", n, len(p), err)
+		}
+	}
+	if _, err := new(Schemas).Unmarshal(append(p, 0), schema); !errors.Is(err, errFormat) {
+		t.Errorf("with a byte behind: %v", err)
+	}
+}
+
+// TestSchemasAreReadOnce, and only with the batches that they are of.
+func TestSchemasAreReadOnce(t *testing.T) {
+	g := arrowgen.New(1)
+	k, schema := entryOfRecord(t, g.Record(arrowgen.Schema(arrow.BinaryTypes.String), 30))
+	strange, other := entryOfRecord(t, g.Record(arrowgen.Schema(arrow.PrimitiveTypes.Int8), 30))
+	var s Schemas
+	one, err := s.Unmarshal(k.Marshal(schema), schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := s.Unmarshal(k.Marshal(schema), schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if one.Descriptor.Schema != two.Descriptor.Schema {
+		t.Error("two batches of a schema have one each")
+	}
+	for name, wrong := range map[string][]byte{"another": other, "none": nil, "a part": schema[:len(schema)-8]} {
+		for _, read := range []*Schemas{&s, new(Schemas)} {
+			if _, err := read.Unmarshal(k.Marshal(schema), wrong); !errors.Is(err, errFormat) {
+				t.Errorf("with %s schema: %v", name, err)
+			}
+		}
+	}
+	if _, err := s.Unmarshal(strange.Marshal(other), schema); !errors.Is(err, errFormat) {
+		t.Errorf("with a schema that was read for others: %v", err)
+	}
+}
+
+// TestDictionariesHaveBytes: a dictionary without any, which nobody writes, is refused:
+// who adopts one counts on its memory.
+func TestDictionariesHaveBytes(t *testing.T) {
+	k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int32), 0))
+	if k.Descriptor.Body != 0 || len(k.Memories()) != 0 {
+		t.Fatalf("%d bytes in %v", k.Descriptor.Body, k.Memories())
+	}
+	if _, err := new(Schemas).Unmarshal(k.Marshal(schema), schema); err != nil {
+		t.Errorf("a batch without bytes: %v", err)
+	}
+	k.ID = 0
+	if _, err := new(Schemas).Unmarshal(k.Marshal(schema), schema); !errors.Is(err, errFormat) {
+		t.Errorf("a dictionary without bytes: %v", err)
+	}
+}
+
+// FuzzEntry: no bytes before a sound schema, which has a checksum, make the reader panic, or say what would make others read or allocate
+// out of range; what it accepts can be opened, or is refused, without a panic.
+func FuzzEntry(f *testing.F) {
+	g := arrowgen.New(5)
+	var schemas [][]byte
+	for _, dt := range []arrow.DataType{arrow.PrimitiveTypes.Int32, arrow.BinaryTypes.StringView, arrow.ListOf(arrow.BinaryTypes.String)} {
+		k, schema := entryOfRecord(f, g.Record(arrowgen.Schema(dt), 20))
+		f.Add(k.Marshal(nil), schema)
+		k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body)
+		f.Add(k.Marshal(nil), schema)
+		schemas = append(schemas, schema)
+	}
+	f.Fuzz(func(t *testing.T, p, schema []byte) {
+		if i := len(schema) % 5; i < len(schemas) {
+			schema = schemas[i]
+			p = binary.LittleEndian.AppendUint64(slices.Clone(p[:max(0, len(p)-8)]), xxh3.Hash(schema))
+		}
+		k, err := new(Schemas).Unmarshal(p, schema)
+		if err != nil {
+			return
+		}
+		d := k.Descriptor
+		if d.Body < 0 || d.Body%tier.Page != 0 || int64(len(d.Sums)) != (d.Body+batch.SumChunk-1)/batch.SumChunk {
+			t.Errorf("%d bytes with %d sums", d.Body, len(d.Sums))
+		}
+		for _, n := range k.Memories() {
+			if n <= 0 || n > max(d.Body, batch.RunSize) {
+				t.Errorf("a memory of %d bytes for a body of %d", n, d.Body)
+			}
+		}
+		if d.Body > 1<<20 || len(k.Dictionaries) > 0 {
+			return
+		}
+		d.Cuts()
+		rec, err := image.Open(d, [][]byte{make([]byte, d.Body)}, func() {})
+		if err == nil {
+			rec.Release()
+		}
+	})
+}
+
+// TestEntryFitsTogether: what does not is refused, each by itself, though the bytes are sound.
+func TestEntryFitsTogether(t *testing.T) {
+	for name, change := range map[string]func(*Entry){
+		"rows below 0":               func(k *Entry) { k.Descriptor.Rows = -1 },
+		"a body below 0":             func(k *Entry) { k.Descriptor.Body = -tier.Page; k.Descriptor.Sums = nil },
+		"a body that ends in a page": func(k *Entry) { k.Descriptor.Body -= 8; k.Descriptor.Buffers = nil },
+		"a sum too many":             func(k *Entry) { k.Descriptor.Sums = append(slices.Clone(k.Descriptor.Sums), 1) },
+		"no sums":                    func(k *Entry) { k.Descriptor.Sums = nil },
+		"runs of what is not packed": func(k *Entry) { k.Runs = fullRuns(k.Descriptor.Body) },
+		"no runs":                    func(k *Entry) { k.Packed = true },
+		"a frame that is too long":   func(k *Entry) { k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body); k.Runs[0].Frames[0]++ },
+		"a frame without bytes":      func(k *Entry) { k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body); k.Runs[0].Frames[0] = 0 },
+		"a buffer beyond the body":   func(k *Entry) { k.Descriptor.Buffers[1].Length = k.Descriptor.Body + 1 },
+		"a buffer before it":         func(k *Entry) { k.Descriptor.Buffers[1].Offset = -8 },
+		"a dictionary that is not named": func(k *Entry) {
+			k.Descriptor.Nodes[0] = batch.Node{Length: int64(len(k.Dictionaries)), Nulls: batch.Outside}
+		},
+		"a dictionary that is packed": func(k *Entry) { k.ID, k.Packed, k.Runs = 0, true, fullRuns(k.Descriptor.Body) },
+	} {
+		k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 300))
+		if _, err := new(Schemas).Unmarshal(k.Marshal(schema), schema); err != nil {
+			t.Fatal(err)
+		}
+		change(k)
+		if _, err := new(Schemas).Unmarshal(k.Marshal(schema), schema); !errors.Is(err, errFormat) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,290 @@
+package persist
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// Recorder records batches that come to disks with Config.Persist, so that the next engine finds
+// them if this one's process ends. It sees every change of a batch, and writes when the form or
+// the place is another: a kilobyte or so, to the page cache, on the goroutine that has just written
+// the batch to disk. It is safe for concurrent use, but for Add.
+type Recorder struct {
+	logger  *slog.Logger
+	volumes map[tier.ID]*disk.Volume
+
+	// turn is a token: one records at a time, so that a dictionary has one record. It also
+	// guards schemas.
+	turn    chan struct{}
+	schemas map[*arrow.Schema]writtenSchema
+
+	mu    sync.Mutex // nothing else is called under it
+	plans map[uint64]string
+	known map[*batch.Batch]*Record // an id may be another batch's, too
+}
+
+// writtenSchema is a schema as it is written, which all batches of a stream share.
+type writtenSchema struct {
+	bytes []byte
+	err   error
+}
+
+// maxSchemas bounds how many are remembered.
+const maxSchemas = 64
+
+// standing is what a record says that may change.
+type standing struct {
+	payload         batch.Payload // nil: on no disk where batches persist
+	plan, operator  string
+	port, partition int
+}
+
+// Record is what is known of a batch on a disk where batches persist.
+type Record struct {
+	standing
+	volume *disk.Volume // nil: there is no record
+	key    uint64
+	busy   bool // somebody writes
+	again  bool // and must look again
+}
+
+// NewRecorder returns a recorder without volumes, which records nothing.
+func NewRecorder(logger *slog.Logger) *Recorder {
+	return &Recorder{
+		logger: logger, volumes: make(map[tier.ID]*disk.Volume), turn: make(chan struct{}, 1), schemas: make(map[*arrow.Schema]writtenSchema),
+		plans: make(map[uint64]string), known: make(map[*batch.Batch]*Record),
+	}
+}
+
+// Add has what comes to a space recorded by its volume. It is called before there are batches.
+func (r *Recorder) Add(space tier.ID, volume *disk.Volume) { r.volumes[space] = volume }
+
+func (r *Recorder) idle() bool { return len(r.volumes) == 0 }
+
+// NamePlan notes the name of a plan; empty: it is closed.
+func (r *Recorder) NamePlan(plan uint64, name string) {
+	if r.idle() {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if name == "" {
+		delete(r.plans, plan)
+		return
+	}
+	r.plans[plan] = name
+}
+
+// Know notes the record of an adopted batch, which stays as it is until the batch gets a place of
+// its own; nil: nothing is known of the batch.
+func (r *Recorder) Know(b *batch.Batch, rec *Record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rec == nil {
+		delete(r.known, b)
+		return
+	}
+	r.known[b] = rec
+}
+
+// BatchChanged implements batch.Observer: it brings the record of a batch up to date. A call that
+// finds another at it leaves that to the other.
+func (r *Recorder) BatchChanged(b *batch.Batch) {
+	if r.idle() {
+		return
+	}
+	for {
+		payload, place, state := b.Payload(), b.Place(), b.State()
+		r.mu.Lock()
+		rec := r.known[b]
+		want := r.standingLocked(rec, payload, place, state)
+		switch {
+		case rec == nil && want.payload == nil:
+			r.mu.Unlock()
+			return
+		case rec == nil:
+			rec = new(Record)
+			r.known[b] = rec
+		case rec.busy:
+			rec.again = true
+			r.mu.Unlock()
+			return
+		case rec.standing == want:
+			r.mu.Unlock()
+			return
+		}
+		rec.busy, rec.again = true, false
+		old := *rec
+		r.mu.Unlock()
+		volume, key := r.write(b.ID(), want, old)
+		r.mu.Lock()
+		rec.standing, rec.volume, rec.key, rec.busy = want, volume, key, false
+		again := rec.again
+		if want.payload == nil { // also if it must be looked at again: there may be nothing new then
+			delete(r.known, b)
+		}
+		r.mu.Unlock()
+		if !again {
+			return
+		}
+	}
+}
+
+// standingLocked is what the record of a batch should say. A batch without a place keeps
+// that which its record had.
+func (r *Recorder) standingLocked(rec *Record, p batch.Payload, place batch.Place, state batch.State) standing {
+	if p == nil || state == batch.Released || r.volumes[p.Space().ID()] == nil {
+		return standing{}
+	}
+	if place.Plan == 0 && rec != nil && rec.payload != nil {
+		s := rec.standing
+		s.payload = p
+		return s
+	}
+	return standing{p, r.plans[place.Plan], place.Operator, place.Port, place.Partition}
+}
+
+// write records a batch, or ends its record, and returns the new one.
+func (r *Recorder) write(id batch.ID, want standing, old Record) (*disk.Volume, uint64) {
+	if want.payload == nil {
+		if old.volume != nil {
+			old.volume.Forget(old.key)
+		}
+		return nil, 0
+	}
+	volume := r.volumes[want.payload.Space().ID()]
+	key, err := r.record(volume, id, want)
+	if err != nil && !errors.Is(err, tier.ErrReleased) && !errors.Is(err, tier.ErrClosed) && !errors.Is(err, errToldBefore) {
+		r.logger.Warn("spillway: a batch on disk would be lost with this process", "batch", uint64(id),
+			"space", want.payload.Space().ID().String(), "error", err)
+	}
+	if err != nil && old.payload == want.payload {
+		return old.volume, old.key // the bytes are where they were; only their place is another
+	}
+	if old.volume != nil && (err != nil || old.volume != volume || old.key != key) {
+		old.volume.Forget(old.key) // as a rule it is over already
+	}
+	if err != nil {
+		return nil, 0
+	}
+	return volume, key
+}
+
+// leased is memory that stays while it is recorded.
+type leased struct {
+	memories []tier.Memory
+	ends     []func()
+}
+
+func (l *leased) add(buf *tier.Buffer) bool {
+	if buf == nil {
+		return true
+	}
+	end, ok := buf.TryLease()
+	if ok {
+		l.ends = append(l.ends, end)
+		l.memories = append(l.memories, buf.Memory())
+	}
+	return ok
+}
+
+func (l *leased) end() {
+	for _, end := range l.ends {
+		end()
+	}
+}
+
+// record writes the record of a payload, after those of its dictionaries.
+func (r *Recorder) record(volume *disk.Volume, id batch.ID, want standing) (uint64, error) {
+	var body, dicts leased
+	defer body.end()
+	defer dicts.end()
+	var shared []batch.Shared
+	var desc *batch.Descriptor
+	whole := true
+	switch p := want.payload.(type) {
+	case *batch.Image:
+		whole, shared, desc = body.add(p.Buffer()), p.Shared(), p.Descriptor()
+	case *batch.Packed:
+		for _, run := range p.Runs() {
+			whole = whole && body.add(run.Buffer)
+		}
+		shared, desc = p.Shared(), p.Descriptor()
+	default:
+		return 0, tier.ErrNotSupported
+	}
+	for _, s := range shared {
+		whole = whole && dicts.add(s.Buffer())
+	}
+	if !whole {
+		return 0, tier.ErrReleased // it has left meanwhile
+	}
+	r.turn <- struct{}{}
+	defer func() { <-r.turn }()
+	var keys map[*batch.Descriptor]uint64
+	if len(shared) > 0 {
+		keys = make(map[*batch.Descriptor]uint64, len(shared))
+	}
+	for i, s := range shared {
+		key, ok := volume.KeyOf(dicts.memories[i])
+		if !ok {
+			schema, meta, err := r.encode(entryOf(s.Descriptor(), keys))
+			if err == nil {
+				key, err = volume.Persist(schema, meta, dicts.memories[i])
+			}
+			if err != nil {
+				return 0, err
+			}
+		}
+		keys[s.Descriptor()] = key
+	}
+	e := entryOf(desc, keys)
+	if packed, ok := want.payload.(*batch.Packed); ok {
+		e.Packed, e.Runs = true, packed.Runs()
+	}
+	e.ID, e.Plan, e.Operator, e.Port, e.Partition = id, want.plan, want.operator, want.port, want.partition
+	schema, meta, err := r.encode(e)
+	if err != nil {
+		return 0, err
+	}
+	return volume.Persist(schema, meta, body.memories...)
+}
+
+// entryOf describes an image whose dictionaries were recorded under keys.
+func entryOf(d *batch.Descriptor, keys map[*batch.Descriptor]uint64) *Entry {
+	e := &Entry{Descriptor: d}
+	for _, dict := range d.Dictionaries {
+		e.Dictionaries = append(e.Dictionaries, keys[dict])
+	}
+	return e
+}
+
+// errToldBefore: the schema cannot be written, and there was a warning.
+var errToldBefore = errors.New("spillway: a schema that cannot be written")
+
+// encode returns what is written of a batch or a dictionary, and what it shares with others:
+// its schema. The turn is held.
+func (r *Recorder) encode(e *Entry) (shared, meta []byte, err error) {
+	schema := e.Descriptor.Schema
+	s, ok := r.schemas[schema]
+	if !ok {
+		if len(r.schemas) >= maxSchemas {
+			clear(r.schemas)
+		}
+		s.bytes, s.err = EncodeSchema(schema)
+		r.schemas[schema] = s
+	} else if s.err != nil {
+		return nil, nil, errToldBefore
+	}
+	if s.err != nil {
+		return nil, nil, s.err
+	}
+	return s.bytes, e.Marshal(s.bytes), nil
+}

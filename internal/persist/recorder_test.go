@@ -1,0 +1,67 @@
+package persist
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"runtime"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// TestNothingReleasedIsRecorded: a batch that is dropped right before its record is written has
+// none, for its room may be another's by then.
+func TestNothingReleasedIsRecorded(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs Linux, for locks that end with their process")
+	}
+	const capacity = 16 << 20
+	volume, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: capacity, Persist: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	space, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Disk}, Capacity: capacity, Backend: "disk", Pool: volume})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := NewRecorder(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	r.Add(space.ID(), volume)
+	entry, _ := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 300))
+	desc := entry.Descriptor
+	for name, payload := range map[string]func(*tier.Buffer) batch.Payload{
+		"image": func(b *tier.Buffer) batch.Payload { return batch.NewImage(desc, b, space) },
+		"packed": func(b *tier.Buffer) batch.Payload {
+			runs := fullRuns(desc.Body)
+			runs[0].Buffer = b
+			return batch.NewPacked(desc, runs, space)
+		},
+	} {
+		if err := space.Reserve(space.Charge(desc.Body)); err != nil {
+			t.Fatal(err)
+		}
+		buf, err := space.Draw(desc.Body, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := payload(buf)
+		key, err := r.record(volume, 1, standing{payload: p})
+		if err != nil || len(volume.Persisted()) != 0 {
+			t.Errorf("%s: recorded as %d, %v", name, key, err)
+		}
+		if err := p.Release(); err != nil {
+			t.Error(err)
+		}
+		if key, err := r.record(volume, 1, standing{payload: p}); !errors.Is(err, tier.ErrReleased) {
+			t.Errorf("%s: recorded as %d, %v", name, key, err)
+		}
+	}
+	if err := space.Close(); err != nil {
+		t.Error(err)
+	}
+}

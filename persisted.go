@@ -1,0 +1,83 @@
+package spillway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/persist"
+	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Persisted is a batch that an engine before this one left on a disk with Disk.Persist, because
+// its process ended before the batch did.
+type Persisted struct {
+	ID        batch.ID // in the engine that left it
+	Plan      string   // where it stood; empty if in no plan
+	Operator  string
+	Port      int
+	Partition int
+	Rows      int64
+	Schema    *arrow.Schema
+	Bytes     int64   // charged in Space, without dictionaries that it shares
+	Space     tier.ID // of this engine
+	Err       error   // why it cannot be adopted; it can be forgotten
+
+	key persist.Key
+}
+
+// Persisted lists the batches that were found on disks with Disk.Persist when the engine was
+// opened, and that were neither adopted nor forgotten, in the order in which they came to their
+// disks. They take room there, and stay there when the engine is closed.
+func (e *Engine) Persisted() []Persisted {
+	found := e.found.List()
+	out := make([]Persisted, len(found))
+	for i, b := range found {
+		out[i] = Persisted{Bytes: b.Bytes, Space: b.Space, Err: b.Err, key: b.Key}
+		if r := b.Entry; r != nil {
+			p := &out[i]
+			p.ID, p.Plan, p.Operator, p.Port, p.Partition = r.ID, r.Plan, r.Operator, r.Port, r.Partition
+			p.Rows, p.Schema = r.Descriptor.Rows, r.Descriptor.Schema
+		}
+	}
+	return out
+}
+
+// images is who verifies and shares what was found on disks.
+type images struct {
+	*convert.Mover
+	*transfer.Builtin
+}
+
+func (i images) Verify(ctx context.Context, p batch.Payload) error { return i.Mover.Verify(ctx, p) }
+
+// Adopt makes a persisted batch one of this engine's: it reads all its bytes, compares them with
+// their checksums, and returns the batch, idle on its disk and with an id of this engine. The
+// caller owns it, as if it had made it: it puts it into a repository, or drops it. Other bytes are
+// a *convert.CorruptError. After any error the batch persists still. One that was adopted or
+// forgotten before is tier.ErrReleased.
+func (e *Engine) Adopt(ctx context.Context, p Persisted) (*batch.Batch, error) {
+	b, err := e.found.Adopt(ctx, p.key, images{e.mover, e.builtin}, e.newBatch)
+	if err != nil {
+		var c *convert.CorruptError
+		if errors.As(err, &c) {
+			c.Batch = p.ID
+		}
+		return nil, fmt.Errorf("spillway: adopting batch %d of %s: %w", p.ID, p.Space, err)
+	}
+	return b, nil
+}
+
+// ForgetPersisted drops a persisted batch: its room is free again. One that was adopted or
+// forgotten before is tier.ErrReleased.
+func (e *Engine) ForgetPersisted(p Persisted) error {
+	if err := e.found.Forget(p.key); err != nil {
+		return fmt.Errorf("spillway: forgetting batch %d of %s: %w", p.ID, p.Space, err)
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+// Package account says who has the bytes of a space: handles, records, reservations and the engine.
+package account
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// mostHolders is how many holders the text of an account names.
+const mostHolders = 8
+
+// Account says who has the bytes of a space that are in use. Sizes are bytes.
+type Account struct {
+	Space     tier.ID
+	Used      int64 // in all
+	Available int64
+	Limit     int64
+	Reserved  int64    // promised, and in no buffer
+	Engine    int64    // the engine's own for as long as it is open, such as staging
+	Holders   []Holder // the largest first
+}
+
+// Holder is a part of an Account: what one owner, or one operator of a plan, keeps by one
+// kind of holds. Those on the same memory count once.
+type Holder struct {
+	What     string // "handle", "record" or "reservation"
+	Owner    string // the task; "" if that is unknown
+	Plan     string
+	Operator string
+	Port     int
+	Count    int
+	Bytes    int64  // what the memory is charged, or what reservations promise, drawn or not
+	Batch    uint64 // one of the batches; 0 if there is none
+}
+
+// String returns, for example, `3 handles of plan "q", operator join:0: 4096 bytes`.
+func (h Holder) String() string {
+	s := "1 " + h.What
+	if h.Count != 1 {
+		s = fmt.Sprintf("%d %ss", h.Count, h.What)
+	}
+	if h.Plan != "" {
+		s += fmt.Sprintf(" of plan %q", h.Plan)
+	}
+	if h.Operator != "" {
+		s += fmt.Sprintf(", operator %s:%d", h.Operator, h.Port)
+	}
+	if h.Owner != "" {
+		s += fmt.Sprintf(", owner %q", h.Owner)
+	}
+	if h.Batch != 0 {
+		s += fmt.Sprintf(" (batch %d", h.Batch)
+		if h.Count > 1 {
+			s += " and others"
+		}
+		s += ")"
+	}
+	return s + fmt.Sprintf(": %d bytes", h.Bytes)
+}
+
+// String returns the account as one line.
+func (a Account) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d of %d bytes are available", a.Available, a.Limit)
+	if a.Reserved > 0 {
+		fmt.Fprintf(&b, ", %d promised", a.Reserved)
+	}
+	if a.Engine > 0 {
+		fmt.Fprintf(&b, ", %d the engine's own", a.Engine)
+	}
+	for i, h := range a.Holders {
+		if i == mostHolders {
+			fmt.Fprintf(&b, ", and %d more", len(a.Holders)-i)
+			break
+		}
+		b.WriteString(", " + h.String())
+	}
+	if len(a.Holders) == 0 {
+		b.WriteString(", no open handle or record keeps any")
+	}
+	return b.String()
+}
+
+// Promise is a reservation of an owner.
+type Promise struct {
+	Owner string
+	Bytes int64
+}
+
+// Of returns the account of a space, with what is promised there to owners. It takes time in
+// proportion to the handles and records that are open in the space.
+func Of(space *tier.Space, promised []Promise) Account {
+	a := Account{
+		Space: space.ID(), Used: space.Used(), Available: space.Available(), Limit: space.Limit(),
+		Reserved: space.Usage().Reserved, Engine: space.Held(),
+	}
+	byKey := make(map[Holder]*Holder)
+	holder := func(key Holder) *Holder {
+		h := byKey[key]
+		if h == nil {
+			one := key
+			h = &one
+			byKey[key] = h
+		}
+		h.Count++
+		return h
+	}
+	type kept struct {
+		memory any
+		by     Holder
+	}
+	seen := make(map[kept]bool)
+	for _, v := range space.Holds(nil) {
+		d := v.Describe(a.Space)
+		key := Holder{What: d.Kind.String(), Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}
+		h := holder(key)
+		if h.Batch == 0 || d.Batch < h.Batch {
+			h.Batch = d.Batch
+		}
+		v.Each(func(memory any, bytes int64) {
+			if k := (kept{memory, key}); !seen[k] {
+				seen[k] = true
+				h.Bytes += bytes
+			}
+		})
+	}
+	for _, p := range promised {
+		if p.Bytes > 0 {
+			holder(Holder{What: "reservation", Owner: p.Owner}).Bytes += p.Bytes
+		}
+	}
+	for _, h := range byKey {
+		a.Holders = append(a.Holders, *h)
+	}
+	slices.SortFunc(a.Holders, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.What, b.What), cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Operator, b.Operator))
+	})
+	return a
+}

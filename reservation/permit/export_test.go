@@ -1,0 +1,7 @@
+package permit
+
+// Limits of a pool.
+const (
+	DefaultBypass = defaultBypass
+	MaxBudgets    = maxBudgets
+)
