@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // bounds is what the process's cgroups allow.
@@ -33,12 +34,12 @@ type hierarchy struct {
 // smallest counts. A controller may be in either version; some machines have
 // both.
 func (t *tree) cgroups() bounds {
-	b := bounds{memory: noLimit}
+	b := bounds{memory: procfs.NoLimit}
 	text, ok := t.need(selfCgroups)
 	if !ok {
 		return b
 	}
-	groups, errs := parseCgroup(text)
+	groups, errs := procfs.Cgroup(text)
 	for _, err := range errs {
 		t.warn(selfCgroups, err)
 	}
@@ -53,26 +54,26 @@ func (t *tree) cgroups() bounds {
 	return b
 }
 
-func (t *tree) hierarchy(controller string, groups []group) hierarchy {
+func (t *tree) hierarchy(controller string, groups []procfs.Group) hierarchy {
 	version, fileSystem := 1, "cgroup"
-	i := slices.IndexFunc(groups, func(g group) bool { return slices.Contains(g.controllers, controller) })
+	i := slices.IndexFunc(groups, func(g procfs.Group) bool { return slices.Contains(g.Controllers, controller) })
 	if i < 0 {
 		version, fileSystem = 2, "cgroup2"
-		i = slices.IndexFunc(groups, func(g group) bool { return len(g.controllers) == 0 })
+		i = slices.IndexFunc(groups, func(g procfs.Group) bool { return len(g.Controllers) == 0 })
 	}
 	if i < 0 {
 		return hierarchy{}
 	}
-	group := groups[i].path
+	group := groups[i].Path
 
-	var outside *mount
+	var outside *procfs.Mount
 	for _, m := range t.mounts() {
-		if m.fileSystem != fileSystem || version == 1 && !slices.Contains(m.options, controller) {
+		if m.FileSystem != fileSystem || version == 1 && !slices.Contains(m.Options, controller) {
 			continue
 		}
-		below, ok := strings.CutPrefix(group, strings.TrimSuffix(m.root, "/"))
+		below, ok := strings.CutPrefix(group, strings.TrimSuffix(m.Root, "/"))
 		if ok && (below == "" || below[0] == '/') && !slices.Contains(strings.Split(group, "/"), "..") {
-			return hierarchy{version: version, dirs: t.upwards(m.point, below)}
+			return hierarchy{version: version, dirs: t.upwards(m.Point, below)}
 		}
 		if outside == nil {
 			outside = &m
@@ -81,8 +82,8 @@ func (t *tree) hierarchy(controller string, groups []group) hierarchy {
 	if outside != nil {
 		// A mount made for another namespace: its top is the nearest there is.
 		t.warnf(selfCgroups, "the group %s is not below %s, which is mounted at %s: limits of the latter are used",
-			quote(group), quote(outside.root), quote(outside.point))
-		return hierarchy{version: version, dirs: t.upwards(outside.point, "/")}
+			procfs.Quote(group), procfs.Quote(outside.Root), procfs.Quote(outside.Point))
+		return hierarchy{version: version, dirs: t.upwards(outside.Point, "/")}
 	}
 	t.warnOf(causes.UnknownLimits, selfMounts, "%s for %s is not mounted: its limits are not known", fileSystem, controller)
 	return hierarchy{}
@@ -144,7 +145,7 @@ func (t *tree) hierarchicalLimit(b *bounds, file string) {
 }
 
 func (t *tree) lowerMemory(b *bounds, file, text string) {
-	n, err := parseLimit(text)
+	n, err := procfs.Limit(text)
 	if err != nil {
 		t.warn(file, err)
 	} else if n < b.memory {
@@ -169,7 +170,7 @@ func (t *tree) cpuQuota(h hierarchy, b *bounds) {
 		if !ok {
 			continue
 		}
-		quota, err := parseQuota(text)
+		quota, err := procfs.Quota(text)
 		if err != nil {
 			t.warn(file, err)
 		} else if quota > 0 && (b.quota == 0 || quota < b.quota) {
@@ -201,7 +202,7 @@ func (t *tree) cpusets(h hierarchy, b *bounds) {
 }
 
 // mounts returns what is mounted, read once.
-func (t *tree) mounts() []mount {
+func (t *tree) mounts() []procfs.Mount {
 	if t.hasMount {
 		return t.mounted
 	}
@@ -211,7 +212,7 @@ func (t *tree) mounts() []mount {
 		t.warn(selfMounts, err)
 		return nil
 	}
-	mounts, errs := parseMountinfo(text)
+	mounts, errs := procfs.Mountinfo(text)
 	for _, err := range errs {
 		t.warn(selfMounts, err)
 	}
@@ -243,7 +244,7 @@ func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 	}
 	if b.quota > 0 {
 		if n := math.Ceil(b.quota); l.CPUs == 0 || n < float64(l.CPUs) {
-			l.CPUs, l.CPUSource = int(min(n, maxSetMember)), b.quotaSource
+			l.CPUs, l.CPUSource = int(min(n, procfs.MaxMember)), b.quotaSource
 		}
 	}
 
@@ -273,7 +274,7 @@ func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 	if n := memoryOf(top.Nodes, l.MemoryNodes); len(l.MemoryNodes) < all && n > 0 && (l.MemoryBytes == 0 || n < l.MemoryBytes) {
 		l.MemoryBytes, l.MemorySource = n, source
 	}
-	if b.memory < noLimit && (l.MemoryBytes == 0 || b.memory < l.MemoryBytes) {
+	if b.memory < procfs.NoLimit && (l.MemoryBytes == 0 || b.memory < l.MemoryBytes) {
 		l.MemoryBytes, l.MemorySource = b.memory, b.memorySource
 	}
 	return l

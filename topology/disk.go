@@ -5,6 +5,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // disks returns the whole disks that have a medium, with what is mounted of
@@ -28,20 +30,20 @@ func (t *tree) disks(w placing) (disks []Disk, others []Mount) {
 	}
 	for _, m := range t.directories() {
 		if !t.addMount(disks, m) {
-			others = append(others, m.public())
+			others = append(others, asMount(m))
 		}
 	}
 	return disks, others
 }
 
 // directories returns the mounts that files are kept in.
-func (t *tree) directories() []mount {
-	var kept []mount
+func (t *tree) directories() []procfs.Mount {
+	var kept []procfs.Mount
 	for _, m := range t.mounts() {
-		if slices.Contains(ofTheKernel, m.fileSystem) {
+		if slices.Contains(ofTheKernel, m.FileSystem) {
 			continue
 		}
-		if info, err := t.root.Stat(rel(m.point)); err == nil && !info.IsDir() {
+		if info, err := t.root.Stat(rel(m.Point)); err == nil && !info.IsDir() {
 			continue // single files are mounted into containers
 		}
 		kept = append(kept, m)
@@ -56,15 +58,15 @@ var ofTheKernel = []string{
 }
 
 // addMount adds m to those of the disks that it is on, and says whether it is on any.
-func (t *tree) addMount(disks []Disk, m mount) (ok bool) {
-	if !m.onBlockDevice() && !strings.HasPrefix(m.source, "/dev/") {
+func (t *tree) addMount(disks []Disk, m procfs.Mount) (ok bool) {
+	if !m.OnBlockDevice() && !strings.HasPrefix(m.Source, "/dev/") {
 		return false
 	}
 	// That none is known is told by DiskOf, to whom it matters.
 	for _, name := range t.disksBelowMount(m) {
 		i := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name })
 		if i >= 0 {
-			disks[i].Mounts = append(disks[i].Mounts, m.public())
+			disks[i].Mounts = append(disks[i].Mounts, asMount(m))
 			ok = true
 		}
 	}
@@ -102,11 +104,11 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 
 	vendor, _ := t.want(path.Join(dir, "device/vendor"))
 	model, _ := t.want(path.Join(dir, "device/model"))
-	d.Model = label(model)
-	if number, ok := t.want(path.Join(dir, "dev")); isDeviceNumber(number) {
+	d.Model = procfs.Label(model)
+	if number, ok := t.want(path.Join(dir, "dev")); procfs.IsDeviceNumber(number) {
 		d.Device = number
 	} else if ok {
-		t.warnf(path.Join(dir, "dev"), "%s is not the number of a device", quote(number))
+		t.warnf(path.Join(dir, "dev"), "%s is not the number of a device", procfs.Quote(number))
 	}
 	rotates, known := t.number(path.Join(dir, "queue/rotational"))
 	d.Rotational = rotates == 1
@@ -194,13 +196,13 @@ func busAbove(dir string) string {
 }
 
 // disksBelowMount returns the names of the whole disks that m is on.
-func (t *tree) disksBelowMount(m mount) []string {
+func (t *tree) disksBelowMount(m procfs.Mount) []string {
 	dir, ok := t.blockDevice(m)
 	if !ok {
 		return nil
 	}
 	names := slices.Clone(t.disksBelow(dir))
-	if m.fileSystem == "btrfs" { // what was mounted names one of several
+	if m.FileSystem == "btrfs" { // what was mounted names one of several
 		for _, other := range t.btrfsBeside(path.Base(dir)) {
 			names = append(names, t.disksBelow(other)...)
 		}
@@ -234,14 +236,14 @@ func (t *tree) btrfsBeside(device string) (dirs []string) {
 
 // blockDevice returns the directory of the block device that m is on, without
 // links.
-func (t *tree) blockDevice(m mount) (dir string, ok bool) {
+func (t *tree) blockDevice(m procfs.Mount) (dir string, ok bool) {
 	var candidates []string
-	if m.onBlockDevice() {
-		candidates = append(candidates, path.Join("/sys/dev/block", m.device))
+	if m.OnBlockDevice() {
+		candidates = append(candidates, path.Join("/sys/dev/block", m.Device))
 	}
 	// Btrfs has no device number of its own; what was mounted names it.
-	if device, isPath := strings.CutPrefix(m.source, "/dev/"); isPath {
-		if target, err := t.resolve(m.source); err == nil {
+	if device, isPath := strings.CutPrefix(m.Source, "/dev/"); isPath {
+		if target, err := t.resolve(m.Source); err == nil {
 			candidates = append(candidates, path.Join("/sys/class/block", path.Base(target)))
 		}
 		if !strings.Contains(device, "/") {
@@ -303,4 +305,8 @@ func (t *tree) walkBelow(dir string, levels int, visited map[string]bool) []stri
 		names = append(names, t.walkBelow(target, levels-1, visited)...)
 	}
 	return names
+}
+
+func asMount(m procfs.Mount) Mount {
+	return Mount{Point: m.Point, FileSystem: m.FileSystem, Source: m.Source, ReadOnly: m.ReadOnly}
 }

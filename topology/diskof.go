@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // Location is where a directory is. The slices are never nil.
@@ -86,7 +87,7 @@ func (t *tree) diskPlacing() placing {
 }
 
 // locate finds the mount that dir is on.
-func (t *tree) locate(dir string) (l Location, m mount, ok bool) {
+func (t *tree) locate(dir string) (l Location, m procfs.Mount, ok bool) {
 	l = Location{Dir: path.Clean(dir), TotalBytes: -1, FreeBytes: -1, Disks: []Disk{}, Node: Unknown}
 	switch target, err := t.resolve(dir); {
 	case err == nil:
@@ -97,41 +98,22 @@ func (t *tree) locate(dir string) (l Location, m mount, ok bool) {
 	default:
 		t.warn(dir, err)
 	}
-	m, ok = mountOf(t.mounts(), l.Dir)
+	m, ok = procfs.MountOf(t.mounts(), l.Dir)
 	if !ok {
 		t.warnf(l.Dir, "it is not known what is mounted there")
 		return l, m, false
 	}
-	l.Mount, l.FileSystem, l.Source, l.ReadOnly = m.point, m.fileSystem, m.source, m.readOnly
+	l.Mount, l.FileSystem, l.Source, l.ReadOnly = m.Point, m.FileSystem, m.Source, m.ReadOnly
 	return l, m, true
-}
-
-// mountOf returns the mount that dir is on: the deepest, and of several at the
-// same place the last, for it hides the others.
-func mountOf(mounts []mount, dir string) (mount, bool) {
-	best := -1
-	for i, m := range mounts {
-		point := strings.TrimSuffix(m.point, "/")
-		if rest, ok := strings.CutPrefix(dir, point); !ok || rest != "" && rest[0] != '/' {
-			continue
-		}
-		if best < 0 || len(m.point) >= len(mounts[best].point) {
-			best = i
-		}
-	}
-	if best < 0 {
-		return mount{}, false
-	}
-	return mounts[best], true
 }
 
 // disksOf returns the disks that m is on, or none if they were told before: a file system on many
 // loop devices whose files are on itself is followed once.
-func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
+func (t *tree) disksOf(w placing, m procfs.Mount, levels int) []Disk {
 	disks := []Disk{}
-	key := m.device + " " + m.point
+	key := m.Device + " " + m.Point
 	if onTheWay, before := t.followed[key]; onTheWay {
-		t.warnf(m.point, "the file system is stacked on itself")
+		t.warnf(m.Point, "the file system is stacked on itself")
 		return disks
 	} else if before {
 		return disks
@@ -140,18 +122,18 @@ func (t *tree) disksOf(w placing, m mount, levels int) []Disk {
 	defer func() { t.followed[key] = false }()
 	switch {
 	case levels == 0:
-		t.warnf(m.point, "more than %d file systems stacked on each other", maxStacked)
+		t.warnf(m.Point, "more than %d file systems stacked on each other", maxStacked)
 		return disks
-	case inMemory(m.fileSystem):
+	case inMemory(m.FileSystem):
 		t.inMemory = true
-		t.warnf(m.point, "%s is memory, not a disk", m.fileSystem)
+		t.warnf(m.Point, "%s is memory, not a disk", m.FileSystem)
 		return disks
-	case m.fileSystem == "overlay":
+	case m.FileSystem == "overlay":
 		return t.disksOfOverlay(w, m, levels)
 	}
 	names := t.disksBelowMount(m)
 	if len(names) == 0 {
-		t.warnf(m.point, "%s of %s is on no block device that is known", m.fileSystem, quote(m.source))
+		t.warnf(m.Point, "%s of %s is on no block device that is known", m.FileSystem, procfs.Quote(m.Source))
 	}
 	directories := t.directories()
 	for _, name := range names {
@@ -188,8 +170,8 @@ func (t *tree) disksOfPath(w placing, p string, levels int, why string) []Disk {
 		t.warnf(p, "%s: it is not known on what disk: %v", why, err)
 		return nil
 	}
-	if m, ok := mountOf(t.mounts(), target); ok {
-		t.warnf(target, "%s: taken to be on the disk of %s", why, m.point)
+	if m, ok := procfs.MountOf(t.mounts(), target); ok {
+		t.warnf(target, "%s: taken to be on the disk of %s", why, m.Point)
 		return t.disksOf(w, m, levels-1)
 	}
 	t.warnf(target, "%s: it is not known on what disk", why)
@@ -200,33 +182,33 @@ func (t *tree) disksOfPath(w placing, p string, levels int, why string) []Disk {
 // host, the directory it writes to is a path like any other. A container does
 // not see that directory; but single files, such as /etc/hosts, are mounted into
 // it from the same place of the host as a rule, and tell the device.
-func (t *tree) disksOfOverlay(w placing, m mount, levels int) []Disk {
-	upper, ok := m.option("upperdir")
+func (t *tree) disksOfOverlay(w placing, m procfs.Mount, levels int) []Disk {
+	upper, ok := m.Option("upperdir")
 	if !ok {
-		t.warnf(m.point, "an overlay that is not written to: its disk is not known")
+		t.warnf(m.Point, "an overlay that is not written to: its disk is not known")
 		return []Disk{}
 	}
 	if t.isDir(upper) {
 		return t.disksOfPath(w, upper, levels, "an overlay writes to it")
 	}
-	var best mount
+	var best procfs.Mount
 	shared, devices := -1, map[string]bool{}
 	for _, other := range t.mounts() {
-		if !other.onBlockDevice() || other.root == "/" {
+		if !other.OnBlockDevice() || other.Root == "/" {
 			continue
 		}
-		devices[other.device] = true
-		if n := sharedWords(other.root, upper); n > shared {
+		devices[other.Device] = true
+		if n := sharedWords(other.Root, upper); n > shared {
 			best, shared = other, n
 		}
 	}
 	// Two words, such as /var/lib, are a good sign; with a single device in
 	// sight there is no choice.
 	if shared < 2 && len(devices) != 1 {
-		t.warnf(m.point, "the overlay writes to %s, which is not visible here: its disk is not known", quote(upper))
+		t.warnf(m.Point, "the overlay writes to %s, which is not visible here: its disk is not known", procfs.Quote(upper))
 		return []Disk{}
 	}
-	t.warnf(m.point, "the overlay writes to %s, which is not visible here: taken to be on the disk of %s", quote(upper), best.point)
+	t.warnf(m.Point, "the overlay writes to %s, which is not visible here: taken to be on the disk of %s", procfs.Quote(upper), best.Point)
 	return t.disksOf(w, best, levels-1)
 }
 

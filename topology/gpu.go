@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/gpuid"
+	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 const nvidia = "0x10de" // PCI vendor
@@ -128,7 +129,7 @@ func foreign(g GPU) int {
 func (t *tree) driverOf(dir string) string {
 	link := path.Join(dir, "driver")
 	target, err := t.resolve(link)
-	name := label(path.Base(target))
+	name := procfs.Label(path.Base(target))
 	switch {
 	case err != nil && !missing(err):
 		t.warn(link, err)
@@ -147,7 +148,7 @@ func (t *tree) driverOf(dir string) string {
 // complete fills in what the PCI bus knows of g and g does not.
 func (t *tree) complete(w placing, g *GPU) {
 	g.PCIAddress = gpuid.Address(g.PCIAddress)
-	g.Name, g.UUID = label(g.Name), label(g.UUID)
+	g.Name, g.UUID = procfs.Label(g.Name), procfs.Label(g.UUID)
 	g.Node = w.nowhere()
 	// A node with CPUs is the host's, and of one that is none drivers say -1.
 	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(n int) bool { return !w.nodes.Contains(n) || len(w.cpus[n]) > 0 })
@@ -178,7 +179,7 @@ func (t *tree) links(g *GPU) []Link {
 	links := []Link{}
 	for _, l := range g.Links {
 		if l.Count <= 0 {
-			t.warnf(theDriver, "GPU %d has %d NVLinks to %s", g.Index, l.Count, quote(l.Remote))
+			t.warnf(theDriver, "GPU %d has %d NVLinks to %s", g.Index, l.Count, procfs.Quote(l.Remote))
 			continue
 		}
 		l.Remote = gpuid.Address(l.Remote)
@@ -191,7 +192,7 @@ func (t *tree) links(g *GPU) []Link {
 func (t *tree) instances(g *GPU) []MIGInstance {
 	instances := []MIGInstance{}
 	for _, m := range g.MIG {
-		m.UUID, m.Name = label(m.UUID), label(m.Name)
+		m.UUID, m.Name = procfs.Label(m.UUID), procfs.Label(m.Name)
 		if m.MemoryBytes < 0 || m.FreeBytes < 0 || m.FreeBytes > m.MemoryBytes {
 			t.warnf(theDriver, "MIG instance %s has %d bytes of memory, %d free", m.UUID, m.MemoryBytes, m.FreeBytes)
 			m.MemoryBytes = max(m.MemoryBytes, 0)
@@ -229,16 +230,16 @@ func (t *tree) linkOf(dir string, g *GPU) {
 	// do is what counts. The width does not change with the load.
 	file := path.Join(dir, "max_link_speed")
 	if speed, ok := t.want(file); ok && g.PCIeGeneration == 0 {
-		g.PCIeGeneration = parseLinkSpeed(speed)
+		g.PCIeGeneration = procfs.LinkSpeed(speed)
 		if g.PCIeGeneration == 0 && !strings.HasPrefix(speed, "Unknown") {
-			t.warnf(file, "%s is not the speed of a link", quote(speed))
+			t.warnf(file, "%s is not the speed of a link", procfs.Quote(speed))
 		}
 	}
 	file = path.Join(dir, "current_link_width")
 	if width, ok := t.want(file); ok && g.PCIeWidth == 0 {
-		n, err := parseMember(width)
+		n, err := procfs.Member(width)
 		if err != nil || n > 32 { // the widest link there is; a device that is lost says 63
-			t.warnf(file, "%s is not the width of a link", quote(width))
+			t.warnf(file, "%s is not the width of a link", procfs.Quote(width))
 			return
 		}
 		g.PCIeWidth = n

@@ -199,12 +199,12 @@ func TestDiskKinds(t *testing.T) {
 	}
 	top := discover(t, topology.Options{Root: tree(t, text.String())})
 	for name, kind := range want {
-		d, ok := top.Disk(name)
+		d, ok := diskOf(top, name)
 		if ok != (kind != "") || d.Kind != kind {
 			t.Errorf("%s: %q, want %q", name, d.Kind, kind)
 		}
 	}
-	if d, _ := top.Disk("nvme5n1"); d.PCIAddress != "10000:e1:00.0" || d.SizeBytes != 512000 {
+	if d, _ := diskOf(top, "nvme5n1"); d.PCIAddress != "10000:e1:00.0" || d.SizeBytes != 512000 {
 		t.Errorf("got %+v", d)
 	}
 }

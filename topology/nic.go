@@ -5,10 +5,10 @@ import (
 	"net/netip"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 const (
@@ -36,7 +36,7 @@ func (t *tree) nics(w placing, addresses func(string) ([]netip.Addr, error)) []N
 			t.warnf(file, "a device that is not there")
 			continue
 		}
-		n := NIC{Name: label(name), Bus: []string{}, Node: w.nowhere()}
+		n := NIC{Name: procfs.Label(name), Bus: []string{}, Node: w.nowhere()}
 		bus := busAbove(dir)
 		if bus == "" { // the class may hold the devices themselves
 			if target, err := t.resolve(path.Join(dir, "device")); err == nil {
@@ -90,9 +90,9 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 	}
 	slices.SortFunc(names, byNumber)
 	for _, name := range names {
-		number, err := parseMember(name)
+		number, err := procfs.Member(name)
 		if err != nil || number == 0 {
-			t.warnf(path.Join(dir, "ports", name), "%s is not a port", quote(name))
+			t.warnf(path.Join(dir, "ports", name), "%s is not a port", procfs.Quote(name))
 			continue
 		}
 		ports = append(ports, t.port(path.Join(dir, "ports", name), number))
@@ -107,13 +107,13 @@ func (t *tree) port(dir string, number int) Port {
 	p := Port{Number: number, Interfaces: []string{}, Addresses: []string{}}
 	if state, ok := t.need(path.Join(dir, "state")); ok { // as "4: ACTIVE"
 		_, word, found := strings.Cut(state, ":")
-		if p.State = label(word); !found || p.State == "" {
-			t.warnf(path.Join(dir, "state"), "%s is not a state", quote(state))
+		if p.State = procfs.Label(word); !found || p.State == "" {
+			t.warnf(path.Join(dir, "state"), "%s is not a state", procfs.Quote(state))
 		}
 	}
 	layer, _ := t.want(path.Join(dir, "link_layer"))
 	rate, _ := t.want(path.Join(dir, "rate"))
-	p.LinkLayer, p.Rate = label(layer), label(rate)
+	p.LinkLayer, p.Rate = procfs.Label(layer), procfs.Label(rate)
 	return p
 }
 
@@ -131,7 +131,7 @@ func (t *tree) addInterfaces(ports []Port, dir string, addresses func(string) ([
 			}
 		}
 		for _, iface := range t.stackedOn(path.Join(dir, name), map[string]bool{}) {
-			ports[i].Interfaces = append(ports[i].Interfaces, label(iface))
+			ports[i].Interfaces = append(ports[i].Interfaces, procfs.Label(iface))
 			of, err := addresses(iface)
 			if err != nil {
 				t.warn(path.Join(dir, name), err)
@@ -208,22 +208,22 @@ func (t *tree) recordedAddresses() map[string][]netip.Addr {
 	addresses := map[string][]netip.Addr{}
 	trie, _ := t.want("/proc/net/fib_trie")
 	routes, _ := t.want("/proc/net/route")
-	networks := few(t, "/proc/net/route", parseRoutes(routes))
-	for _, a := range few(t, "/proc/net/fib_trie", parseLocalAddresses(trie)) {
-		best, found := network{}, false
+	networks := few(t, "/proc/net/route", procfs.Routes(routes))
+	for _, a := range few(t, "/proc/net/fib_trie", procfs.LocalAddresses(trie)) {
+		best, found := procfs.Network{}, false
 		for _, n := range networks {
-			if n.prefix.Contains(a) && (!found || n.prefix.Bits() > best.prefix.Bits()) {
+			if n.Prefix.Contains(a) && (!found || n.Prefix.Bits() > best.Prefix.Bits()) {
 				best, found = n, true
 			}
 		}
 		if found {
-			addresses[best.iface] = append(addresses[best.iface], a)
+			addresses[best.Interface] = append(addresses[best.Interface], a)
 		}
 	}
 	six, _ := t.want("/proc/net/if_inet6")
 	for line := range strings.Lines(six) {
 		if f := strings.Fields(line); len(f) == 6 {
-			if a, ok := parseHexAddress(f[0]); ok {
+			if a, ok := procfs.HexAddress(f[0]); ok {
 				addresses[f[5]] = append(addresses[f[5]], a)
 			}
 		}
@@ -239,72 +239,4 @@ func few[T any](t *tree, file string, all []T) []T {
 		return all[:most]
 	}
 	return all
-}
-
-// network is a network that an interface is on.
-type network struct {
-	prefix netip.Prefix
-	iface  string
-}
-
-// parseRoutes returns the networks of /proc/net/route that need no gateway.
-func parseRoutes(text string) []network {
-	const gateway = 2 // RTF_GATEWAY
-	var networks []network
-	for line := range strings.Lines(text) {
-		f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
-		if len(f) < 8 {
-			continue
-		}
-		to, ok1 := parseHostOrder(f[1])
-		mask, ok2 := parseHostOrder(f[7])
-		flags, err := strconv.ParseUint(f[3], 16, 32)
-		if !ok1 || !ok2 || err != nil || flags&gateway != 0 {
-			continue
-		}
-		if ones, bits := net.IPMask(mask[:]).Size(); bits == 32 && ones > 0 {
-			networks = append(networks, network{netip.PrefixFrom(netip.AddrFrom4(to), ones).Masked(), f[0]})
-		}
-	}
-	return networks
-}
-
-// parseHostOrder reads an IPv4 address as the kernel of a little-endian machine
-// prints it.
-func parseHostOrder(s string) (a [4]byte, ok bool) {
-	n, err := strconv.ParseUint(s, 16, 32)
-	if err != nil || len(s) != 8 {
-		return a, false
-	}
-	return [4]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}, true
-}
-
-func parseHexAddress(s string) (netip.Addr, bool) {
-	if len(s) != 32 {
-		return netip.Addr{}, false
-	}
-	var parts []string
-	for i := 0; i < len(s); i += 4 {
-		parts = append(parts, s[i:i+4])
-	}
-	a, err := netip.ParseAddr(strings.Join(parts, ":"))
-	return a, err == nil
-}
-
-// parseLocalAddresses returns the machine's own IPv4 addresses in
-// /proc/net/fib_trie: each is followed by a line that says "host LOCAL".
-func parseLocalAddresses(text string) []netip.Addr {
-	var last netip.Addr
-	var local []netip.Addr
-	seen := map[netip.Addr]bool{}
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
-		if name, ok := strings.CutPrefix(line, "|-- "); ok {
-			last, _ = netip.ParseAddr(name)
-		} else if strings.HasPrefix(line, "/32 host LOCAL") && last.Is4() && !seen[last] {
-			seen[last] = true
-			local = append(local, last)
-		}
-	}
-	return local
 }

@@ -1,29 +1,8 @@
 package topology
 
 import (
-	"strings"
 	"testing"
 )
-
-func FuzzParseAddresses(f *testing.F) {
-	f.Add("Local:\n|-- 10.0.0.1\n/32 host LOCAL\n", "Iface Destination\nib0 0000000A 00000000 0001 0 0 0 00FFFFFF 0 0 0\n", "fd000000000000000000000000000001")
-	f.Add("|-- \n/32 host LOCAL\n", "a b c d e f g h\n", "x")
-	f.Fuzz(func(t *testing.T, trie, routes, six string) {
-		for _, a := range parseLocalAddresses(trie) {
-			if !a.Is4() {
-				t.Errorf("%q: %v", trie, a)
-			}
-		}
-		for _, n := range parseRoutes(routes) {
-			if !n.prefix.IsValid() || n.prefix.Bits() == 0 || n.prefix != n.prefix.Masked() || n.iface == "" {
-				t.Errorf("%q: %+v", routes, n)
-			}
-		}
-		if a, ok := parseHexAddress(six); ok && strings.Contains(a.String(), "%") {
-			t.Errorf("%q: %v", six, a)
-		}
-	})
-}
 
 func FuzzBusPath(f *testing.F) {
 	f.Add("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/nvme/nvme0")

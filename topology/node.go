@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spillway-db/spillway/internal/procfs"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
@@ -14,7 +15,7 @@ func (t *tree) memory() Memory {
 	if !ok {
 		return Memory{}
 	}
-	values, errs := parseMeminfo(text, "MemTotal", "MemFree", "MemAvailable", "SwapTotal")
+	values, errs := procfs.Meminfo(text, "MemTotal", "MemFree", "MemAvailable", "SwapTotal")
 	for _, err := range errs {
 		t.warn(systemMemory, err)
 	}
@@ -51,7 +52,7 @@ func (t *tree) affinity() allowed {
 	if !ok {
 		return allowed{}
 	}
-	cpus, nodes, errs := parseStatus(text)
+	cpus, nodes, errs := procfs.Status(text)
 	for _, err := range errs {
 		t.warn(selfStatus, err)
 	}
@@ -64,7 +65,7 @@ func (t *tree) affinity() allowed {
 // cpu returns the CPUs, with those allowed by the sets that are not nil.
 func (t *tree) cpu(sets ...Set) CPU {
 	info, told := t.need(systemCPUs)
-	model, listed := parseCPUInfo(info)
+	model, listed := procfs.CPUInfo(info)
 	if model == "" && told {
 		t.warnf(systemCPUs, "no model name")
 	}
@@ -118,7 +119,7 @@ func (t *tree) nodeIDs() Set {
 	ids = Set{}
 	for _, name := range names {
 		if number, ok := strings.CutPrefix(name, "node"); ok {
-			if id, err := parseMember(number); err == nil && strconv.Itoa(id) == number {
+			if id, err := procfs.Member(number); err == nil && strconv.Itoa(id) == number {
 				ids = append(ids, id)
 			}
 		}
@@ -169,7 +170,7 @@ func (t *tree) node(id, count int) Node {
 
 	file := path.Join(dir, "meminfo")
 	if text, ok := t.need(file); ok {
-		values, errs := parseMeminfo(text, "MemTotal", "MemFree")
+		values, errs := procfs.Meminfo(text, "MemTotal", "MemFree")
 		for _, err := range errs {
 			t.warn(file, err)
 		}
@@ -183,7 +184,7 @@ func (t *tree) node(id, count int) Node {
 
 	file = path.Join(dir, "distance")
 	if text, ok := t.need(file); ok {
-		d, err := parseDistances(text, count)
+		d, err := procfs.Distances(text, count)
 		if err != nil {
 			t.warn(file, err)
 		} else {
@@ -261,7 +262,7 @@ func (t *tree) nodeOf(w placing, dir string) int {
 	n, err := strconv.ParseInt(text, 10, 32)
 	switch {
 	case err != nil:
-		t.warnf(file, "%s is not a node", quote(text))
+		t.warnf(file, "%s is not a node", procfs.Quote(text))
 	case n == Unknown:
 		if len(w.nodes) > 1 {
 			t.warnf(file, "the firmware does not say which of %d nodes the device is on", len(w.nodes))

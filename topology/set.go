@@ -5,16 +5,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/procfs"
 )
-
-// maxSetMember bounds the members of a set, so that a range such as
-// 0-4294967295 is an error and not four billion integers. The kernel's largest
-// build has 8192 CPUs.
-const maxSetMember = 1<<16 - 1
-
-// maxRanges bounds the ranges of a list; every other CPU of the kernel's
-// largest build is 4096 of them.
-const maxRanges = 1 << 13
 
 // Set is a set of CPUs or of NUMA nodes: their numbers, ascending, each once.
 // It marshals to the kernel's list format: 0-31,64-95.
@@ -25,81 +18,8 @@ type Set []int
 // (0-31:2/8 is two of every eight), which the kernel reads though it prints
 // none.
 func ParseSet(s string) (Set, error) {
-	s = strings.TrimSpace(s)
-	set := Set{}
-	if s == "" {
-		return set, nil
-	}
-	if strings.Count(s, ",") >= maxRanges {
-		return nil, fmt.Errorf("a list of more than %d ranges", maxRanges)
-	}
-	seen := make([]bool, 0, 64)
-	for part := range strings.SplitSeq(s, ",") {
-		first, last, used, group, err := parseRange(strings.TrimSpace(part))
-		if err != nil {
-			return nil, err
-		}
-		if last >= len(seen) {
-			seen = append(seen, make([]bool, last+1-len(seen))...)
-		}
-		for base := first; base <= last; base += group {
-			for i := base; i < base+used && i <= last; i++ {
-				seen[i] = true
-			}
-		}
-	}
-	for i, in := range seen {
-		if in {
-			set = append(set, i)
-		}
-	}
-	return set, nil
-}
-
-// parseRange reads first, first-last or first-last:used/group.
-func parseRange(s string) (first, last, used, group int, err error) {
-	span, stride, hasStride := strings.Cut(s, ":")
-	from, to, isRange := strings.Cut(span, "-")
-	if first, err = parseMember(from); err != nil {
-		return 0, 0, 0, 0, err
-	}
-	last = first
-	if isRange {
-		if last, err = parseMember(to); err != nil {
-			return 0, 0, 0, 0, err
-		}
-		if last < first {
-			return 0, 0, 0, 0, fmt.Errorf("the range %s runs backwards", quote(s))
-		}
-	}
-	used, group = 1, 1
-	if hasStride {
-		a, b, ok := strings.Cut(stride, "/")
-		if !ok || !isRange {
-			return 0, 0, 0, 0, fmt.Errorf("%s is not a range", quote(s))
-		}
-		if used, err = parseMember(a); err != nil {
-			return 0, 0, 0, 0, err
-		}
-		if group, err = parseMember(b); err != nil {
-			return 0, 0, 0, 0, err
-		}
-		if used < 1 || used > group {
-			return 0, 0, 0, 0, fmt.Errorf("%s is not a range", quote(s))
-		}
-	}
-	return first, last, used, group, nil
-}
-
-func parseMember(s string) (int, error) {
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil {
-		return 0, fmt.Errorf("%s is not a number", quote(s))
-	}
-	if n > maxSetMember {
-		return 0, fmt.Errorf("%s is above %d", quote(s), maxSetMember)
-	}
-	return int(n), nil
+	members, err := procfs.List(s)
+	return Set(members), err
 }
 
 // String prints the set in the kernel's list format.

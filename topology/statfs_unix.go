@@ -4,6 +4,7 @@ package topology
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"syscall"
 )
@@ -27,8 +28,8 @@ func systemStatfs(path string) (total, free int64, err error) {
 // systems claim as much.
 func product(a, b uint64) int64 {
 	high, low := bits.Mul64(a, b)
-	if high != 0 || low > noLimit {
-		return noLimit
+	if high != 0 || low > math.MaxInt64 {
+		return math.MaxInt64
 	}
 	return int64(low)
 }

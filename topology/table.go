@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/procfs"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
@@ -33,7 +34,7 @@ func table(w io.Writer, title string, write func(row func(cells ...string))) {
 	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	write(func(cells ...string) {
 		for i := range cells {
-			if cells[i] = printable(cells[i]); cells[i] == "" && i < len(cells)-1 {
+			if cells[i] = procfs.Printable(cells[i]); cells[i] == "" && i < len(cells)-1 {
 				cells[i] = "-"
 			}
 		}
@@ -55,7 +56,7 @@ func shorten(s string) string {
 }
 
 func (t *Topology) writeMachine(w io.Writer) {
-	fmt.Fprintf(w, "%s, %d CPUs online\n", orElse(printable(t.CPU.Model), "CPU of an unknown model"), len(t.CPU.Online))
+	fmt.Fprintf(w, "%s, %d CPUs online\n", orElse(procfs.Printable(t.CPU.Model), "CPU of an unknown model"), len(t.CPU.Online))
 	fmt.Fprintf(w, "%s of memory, %s available, %s of swap\n",
 		bytesOf(t.Memory.TotalBytes), bytesOf(t.Memory.AvailableBytes), size.Approx(t.Memory.SwapBytes))
 }
@@ -91,7 +92,7 @@ func (t *Topology) writeGPUs(w io.Writer) {
 
 func (t *Topology) writeHidden(w io.Writer) {
 	if t.Limits.HiddenGPUs > 0 {
-		fmt.Fprintf(w, "  %d hidden by CUDA_VISIBLE_DEVICES=%s\n", t.Limits.HiddenGPUs, strconv.Quote(printable(t.Limits.VisibleDevices)))
+		fmt.Fprintf(w, "  %d hidden by CUDA_VISIBLE_DEVICES=%s\n", t.Limits.HiddenGPUs, strconv.Quote(procfs.Printable(t.Limits.VisibleDevices)))
 	}
 }
 
@@ -162,14 +163,14 @@ func writeWarnings(w io.Writer, warnings []diag.Warning) {
 	}
 	fmt.Fprintf(w, "\nWarnings\n")
 	for _, one := range warnings {
-		fmt.Fprintf(w, "  %s\n", printable(one.What))
+		fmt.Fprintf(w, "  %s\n", procfs.Printable(one.What))
 	}
 }
 
 // String returns the location as text for people, in a few lines.
 func (l Location) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s", printable(l.Dir), orElse(printable(l.FileSystem), "a file system that is not known"))
+	fmt.Fprintf(&b, "%s: %s", procfs.Printable(l.Dir), orElse(procfs.Printable(l.FileSystem), "a file system that is not known"))
 	if l.FreeBytes >= 0 {
 		fmt.Fprintf(&b, ", %s of %s free", size.Approx(l.FreeBytes), size.Approx(l.TotalBytes))
 	}
@@ -181,7 +182,7 @@ func (l Location) String() string {
 		fmt.Fprintf(&b, "  %s, %s, node %s, %s\n", d.Name, d.Kind, orElse(nodeName(d.Node), "unknown"), orElse(shorten(d.Model), "model unknown"))
 	}
 	for _, w := range l.Warnings {
-		fmt.Fprintf(&b, "  warning: %s\n", printable(w.What))
+		fmt.Fprintf(&b, "  warning: %s\n", procfs.Printable(w.What))
 	}
 	return b.String()
 }

@@ -385,12 +385,3 @@ func (t *Topology) NICsAt(level NICLevel) []NIC {
 	}
 	return nics
 }
-
-// Disk returns the disk with the given name.
-func (t *Topology) Disk(name string) (Disk, bool) {
-	i := slices.IndexFunc(t.Disks, func(d Disk) bool { return d.Name == name })
-	if i < 0 {
-		return Disk{}, false
-	}
-	return t.Disks[i], true
-}

@@ -441,6 +441,15 @@ func TestCauses(t *testing.T) {
 	}
 }
 
+// diskOf returns the disk of that name.
+func diskOf(top *topology.Topology, name string) (topology.Disk, bool) {
+	i := slices.IndexFunc(top.Disks, func(d topology.Disk) bool { return d.Name == name })
+	if i < 0 {
+		return topology.Disk{}, false
+	}
+	return top.Disks[i], true
+}
+
 // said returns the texts of the warnings, a line each.
 func said(all []diag.Warning) string {
 	var b strings.Builder
@@ -495,10 +504,10 @@ func TestLookups(t *testing.T) {
 	if _, ok := top.Node(2); ok {
 		t.Error("there is no node 2")
 	}
-	if d, ok := top.Disk("sda"); !ok || d.Kind != topology.HDD {
+	if d, ok := diskOf(top, "sda"); !ok || d.Kind != topology.HDD {
 		t.Errorf("Disk(sda) = %+v, %v", d, ok)
 	}
-	if _, ok := top.Disk("sdz"); ok {
+	if _, ok := diskOf(top, "sdz"); ok {
 		t.Error("there is no sdz")
 	}
 }

@@ -10,13 +10,12 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
-	"unicode"
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // Where Linux says what it has.
@@ -41,7 +40,6 @@ const (
 	maxStacked   = 8        // levels of dm, md, loop and overlay that are followed
 	maxWarnings  = 200      // a broken tree has thousands of reasons for one
 	maxFileBytes = 16 << 20 // of one file; mountinfo of a busy host is the longest
-	maxNameBytes = 256      // of what a device says of itself
 	maxLineBytes = 1024     // of a warning: names may be as long as their makers like
 	maxPathBytes = 4096     // of a path in a file; the kernel's PATH_MAX
 )
@@ -56,7 +54,7 @@ type tree struct {
 	warned   []diag.Warning
 	unlisted int // warnings beyond the limit
 
-	mounted  []mount // what mounts returned, once it did
+	mounted  []procfs.Mount // what mounts returned, once it did
 	hasMount bool
 	below    map[string][]string // what disksBelow returned, by block device
 	followed map[string]bool     // the mounts that disksOf knows: whether it is at them
@@ -100,7 +98,7 @@ func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
 	if t.ctx.Err() != nil {
 		return // what follows is the fault of the context, which is the error
 	}
-	line := printable(p + ": " + fmt.Sprintf(format, args...))
+	line := procfs.Printable(p + ": " + fmt.Sprintf(format, args...))
 	if len(line) > maxLineBytes {
 		line = strings.ToValidUTF8(line[:maxLineBytes], "") + "…"
 	}
@@ -216,7 +214,7 @@ func (t *tree) number(p string) (int64, bool) {
 	if !ok {
 		return 0, false
 	}
-	n, err := parseCount(text)
+	n, err := procfs.Count(text)
 	if err != nil {
 		t.warn(p, err)
 		return 0, false
@@ -232,7 +230,7 @@ func (t *tree) id(p string, digits int) (string, bool) {
 		return "", false
 	}
 	if hex, is := strings.CutPrefix(text, "0x"); !is || len(hex) != digits || strings.Trim(hex, "0123456789abcdef") != "" {
-		t.warnf(p, "%s is not a number of %d hexadecimal digits", quote(text), digits)
+		t.warnf(p, "%s is not a number of %d hexadecimal digits", procfs.Quote(text), digits)
 		return "", false
 	}
 	return text, true
@@ -348,50 +346,4 @@ func (t *tree) mayUse(p string) bool {
 		return false
 	}
 	return f.Close() == nil
-}
-
-// parseCount reads a decimal number from 0.
-func parseCount(s string) (int64, error) {
-	n, err := strconv.ParseInt(s, 10, 64)
-	switch {
-	case errors.Is(err, strconv.ErrRange):
-		return 0, fmt.Errorf("%s is out of range", quote(s))
-	case err != nil:
-		return 0, fmt.Errorf("%s is not a number", quote(s))
-	case n < 0:
-		return 0, fmt.Errorf("%s is negative", quote(s))
-	}
-	return n, nil
-}
-
-// quote shows what a file said in a warning, cut when it is long.
-func quote(s string) string {
-	const most = 40
-	if len(s) > most {
-		return strconv.Quote(s[:most]) + "…"
-	}
-	return strconv.Quote(s)
-}
-
-// printable returns s without what a terminal would act on: names come from
-// devices and from whoever mounts things. Runs of space become one.
-func printable(s string) string {
-	s = strings.Map(func(r rune) rune {
-		switch {
-		case unicode.IsSpace(r):
-			return ' '
-		case !unicode.IsPrint(r):
-			return -1
-		}
-		return r
-	}, strings.ToValidUTF8(s, ""))
-	return strings.Join(strings.Fields(s), " ")
-}
-
-// label makes a name out of what a device says of itself.
-func label(s string) string {
-	if s = printable(s); len(s) > maxNameBytes {
-		s = strings.ToValidUTF8(s[:maxNameBytes], "")
-	}
-	return s
 }

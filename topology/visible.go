@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // The environment variables of CUDA that say which GPUs a process sees.
@@ -30,7 +32,7 @@ type VisibleDevicesError struct {
 }
 
 func (e *VisibleDevicesError) Error() string {
-	return fmt.Sprintf("topology: CUDA_VISIBLE_DEVICES=%s: %s %s", quote(e.Value), quote(e.Entry), e.Reason)
+	return fmt.Sprintf("topology: CUDA_VISIBLE_DEVICES=%s: %s %s", procfs.Quote(e.Value), procfs.Quote(e.Entry), e.Reason)
 }
 
 // Is makes the error match ErrVisibleDevices.
@@ -63,7 +65,7 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 		t.warnf(visibleDevices, "%s", w)
 	}
 	top.GPUs = seen
-	top.Limits.VisibleDevices = label(value)
+	top.Limits.VisibleDevices = procfs.Label(value)
 	for _, g := range gpus {
 		if !slices.ContainsFunc(seen, func(s GPU) bool { return s.Index == g.Index }) {
 			top.Limits.HiddenGPUs++
@@ -90,7 +92,7 @@ func (c *choice) unknown(entry, reason string, all bool) error {
 	if all {
 		return c.wrong(entry, reason)
 	}
-	c.warned = append(c.warned, fmt.Sprintf("%s %s, but not all could be asked: it is left out", quote(entry), reason))
+	c.warned = append(c.warned, fmt.Sprintf("%s %s, but not all could be asked: it is left out", procfs.Quote(entry), reason))
 	return nil
 }
 
@@ -145,13 +147,13 @@ func (c *choice) find(entry string) (g *GPU, known bool, err error) {
 	case !isIndex(entry) && !isGPU && !isMIG:
 		return nil, false, c.wrong(entry, "is neither an index, nor a UUID (GPU-…), nor a MIG instance (MIG-…)")
 	case !slices.ContainsFunc(c.gpus, func(g GPU) bool { return foreign(g) == 0 }):
-		c.warned = append(c.warned, fmt.Sprintf("%s names a GPU, and the machine has none that is known", quote(entry)))
+		c.warned = append(c.warned, fmt.Sprintf("%s names a GPU, and the machine has none that is known", procfs.Quote(entry)))
 		return nil, true, nil
 	case isIndex(entry):
 		g, err = c.byIndex(entry)
 		return g, true, err
 	case !c.fromDriver:
-		c.warned = append(c.warned, fmt.Sprintf("which GPU %s is only the driver's library knows, and it was not asked: all GPUs are told", quote(entry)))
+		c.warned = append(c.warned, fmt.Sprintf("which GPU %s is only the driver's library knows, and it was not asked: all GPUs are told", procfs.Quote(entry)))
 		return nil, false, nil
 	case isMIG:
 		g, err = c.byInstance(entry)
