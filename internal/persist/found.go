@@ -55,7 +55,7 @@ type Found struct {
 
 	mu      sync.Mutex // nothing else is called under it
 	closed  bool
-	busy    sync.WaitGroup // who adopts or forgets
+	busy    sync.WaitGroup // calls of Adopt and Forget
 	batches map[Key]*foundBatch
 	dicts   map[Key]*foundDictionary
 	bytes   map[tier.ID]int64 // promised

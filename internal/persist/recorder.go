@@ -51,7 +51,7 @@ type Record struct {
 	standing
 	volume *disk.Volume // nil: there is no record
 	key    uint64
-	busy   bool // somebody writes
+	busy   bool // it is being written
 	again  bool // and must look again
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/spillway-db/spillway/tier/disk/internal/seal"
 )
 
-// growStep is how much room is asked of the file system at a time, if less is
-// needed. Room that is set aside is written at 2.5 GiB/s where sparse files are
-// written at 2.2 (ext4, virtual NVMe); to set 64 MiB aside takes 20 µs.
+// growStep is how much room is asked of the file system at a time, if less is needed. Allocated
+// room is written at 2.5 GiB/s, sparse files at 2.2 (ext4, virtual NVMe); to allocate 64 MiB takes
+// 20 µs.
 const growStep = 64 << 20
 
 // extents is memory on a volume: what Volume.Alloc returns. It is a
@@ -52,12 +52,11 @@ type piece = placement.Piece[place]
 
 var _ tier.FileMemory = (*extents)(nil)
 
-// Size is the number of bytes asked for.
+// Size implements tier.Memory.
 func (e *extents) Size() int64 { return e.size }
 
-// Locate returns the volume's directory, the name of the segment file, which an
-// anonymous file has only in messages, and the offset in it. An offset outside the
-// memory is located at its nearest end.
+// Locate implements tier.FileMemory. An anonymous segment has its name only in messages. An offset
+// outside the memory is located at its nearest end.
 func (e *extents) Locate(off int64) (volume, file string, offset int64) {
 	p := e.pieces[e.pieceAt(off)]
 	return e.v.cfg.Dir, p.At.seg.name, p.At.off + off - p.Off
@@ -130,13 +129,12 @@ func (s source) Largest() (largest int64) {
 	return largest
 }
 
-// Alloc hands out size > 0 bytes, with whatever is in them: first of what was
-// written and freed before, for to write that again is twice as fast as to write
-// fresh room, and then of what the file system gives. A memory that cannot be had
-// in one piece is split at cuts, or at multiples of Config.Request, where requests
-// meet anyway; a shorter stretch between two cuts lies in one piece. No room, in the
-// volume or on the file system, is a *tier.NoSpaceError, with the system's error
-// as its cause where there is one.
+// Alloc hands out size > 0 bytes, with whatever is in them: first room that was written and freed
+// before, which is written again at twice the speed of fresh room, and then what the file system
+// gives. A memory that cannot be had in one piece is split at cuts, or at multiples of
+// Config.Request, where requests meet anyway; a shorter stretch between two cuts lies in one
+// piece. No room, in the volume or on the file system, is a *tier.NoSpaceError, with the system's
+// error as its cause.
 func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	e, err := v.take(size, cuts)
 	if err != nil {
@@ -201,8 +199,8 @@ func (v *Volume) allowedCuts(size int64, cuts []int64) []int64 {
 	return slices.Compact(all)
 }
 
-// reuse places size bytes in what can be handed out at once, in pieces of least
-// bytes or more; nil and no error if it cannot.
+// reuse places size bytes in backed room, in pieces of least bytes or more; nil and no error if it
+// cannot.
 func (v *Volume) reuse(size int64, cuts []int64, least int64) (*extents, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -222,7 +220,6 @@ func (v *Volume) reuse(size int64, cuts []int64, least int64) (*extents, error) 
 	return e, nil
 }
 
-// full describes that there is no room.
 func (v *Volume) full(size int64, cause error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -251,9 +248,8 @@ func outOfRoom(err error) bool {
 	return errors.Is(err, errReserve) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// grow makes a hole backed, so that need bytes, a multiple of a page, come closer
-// to be had. It returns false if there is no hole, and an error if the file system
-// refuses. The change token is held.
+// grow makes a hole backed, on the way to need free bytes, a multiple of a page. It returns false
+// if there is no hole, and an error if the file system refuses. The change token is held.
 func (v *Volume) grow(need int64) (bool, error) {
 	v.mu.Lock()
 	missing := need - v.mu.free
@@ -300,7 +296,7 @@ func (v *Volume) takeHole(want int64) (s *segment, off, n int64) {
 	return s, off, n
 }
 
-// putHole gives back what takeHole took. A file with nothing in it is closed.
+// putHole undoes takeHole. A file with nothing in it is closed.
 func (v *Volume) putHole(s *segment, off, n int64) {
 	v.mu.Lock()
 	s.holes.Free(off, n)
@@ -385,9 +381,8 @@ func (v *Volume) allocate(f File, off, n int64) error {
 	return bare(err)
 }
 
-// Free takes back what Alloc handed out. It calls reclaimed before it returns, or,
-// if a transfer is still under way, when that ends. To free memory twice is a
-// panic.
+// Free takes back what Alloc handed out. It calls reclaimed before it returns, or when the last
+// transfer ends. To free memory twice is a panic.
 func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 	e := m.(*extents)
 	if !e.freed.CompareAndSwap(false, true) {
@@ -400,7 +395,7 @@ func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 	e.unref()
 }
 
-// ref keeps the room while a transfer works on it.
+// ref holds the room for a transfer.
 func (e *extents) ref() error {
 	for {
 		n := e.refs.Load()

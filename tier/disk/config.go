@@ -61,28 +61,26 @@ type Config struct {
 	Persist bool
 	// FS is what the volume works on; nil is the real file system.
 	FS FS
-	// Stripe is the one of all volumes that are used side by side: so none of them has
-	// to make up for the time in which it was full. Nil: the volume is by itself.
+	// Stripe is shared by all volumes that are used side by side, so that none has to make up for
+	// the time in which it was full. Nil: the volume is by itself.
 	Stripe *Stripe
 	// SegmentSize is the length of a file in bytes, a multiple of 4096.
 	SegmentSize int64
-	// Request is the length of one read or write in bytes, a multiple of 4096;
-	// Depth is how many of them one transfer has under way. On a slow disk both are less:
-	// what all transfers have under way takes a quarter of a second there.
+	// Request is the length of one read or write in bytes, a multiple of 4096. Depth is how many of
+	// them one transfer has under way. On a slow disk both are less: what all transfers have under
+	// way takes a quarter of a second there.
 	Request int64
 	Depth   int
 	// Idle is how long freed space that nothing needs stays written, for reuse,
 	// before it is given back to the file system. Negative: until Trim or Close.
 	Idle time.Duration
-	// Encrypt makes the volume write nothing but what is encrypted and
-	// authenticated (AES-GCM), in units of 64 KiB: Request is a multiple of that then.
-	// What was changed on the disk, or put in another place there, is a
-	// *tier.AlteredError when it is read.
+	// Encrypt makes the volume write only what is encrypted and authenticated (AES-GCM), in units of
+	// 64 KiB: Request is a multiple of that then. What was changed on the disk, or put in another
+	// place there, is a *tier.AlteredError when it is read.
 	Encrypt bool
-	// Key is a key for that of 16, 24 or 32 bytes, which the volume does not work
-	// with, but derives one of its own from; it stays the caller's. Nil: the volume
-	// makes a key of 32 bytes. Either one is in memory only, and overwritten when the
-	// volume has been closed and all that it handed out is free. What persists is found only with
+	// Key is a secret of 16, 24 or 32 bytes, from which the volume derives a key of its own; it stays
+	// the caller's. Nil: the volume makes a key of 32 bytes. Keys are in memory only, and
+	// overwritten when the volume has been closed and all that it handed out is free. What persists is found only with
 	// the Key that it was written with, and with none if there was none. A volume that finds
 	// nothing but what needs another key is not opened, with a *KeyError, and changes nothing.
 	Key []byte
@@ -147,7 +145,7 @@ func (c Config) withDefaults() Config {
 type Stats struct {
 	Dir        string
 	FileSystem string // "ext4", "xfs", …
-	Direct     bool   // transfers pass by the page cache
+	Direct     bool   // transfers bypass the page cache
 	Anonymous  bool   // the files have no names
 	Encrypted  bool
 	Request    int64

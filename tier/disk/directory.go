@@ -87,8 +87,7 @@ func (d *ownDir) removeFile(name string) error {
 	return err
 }
 
-// removeSegments removes all segments that there are, and says whether there is anything
-// else but the lock.
+// removeSegments removes all segments, and says whether there is anything else but the lock.
 func (d *ownDir) removeSegments() (foreign bool, err error) {
 	entries, err := d.fs.ReadDir(d.path)
 	if err != nil {
@@ -110,10 +109,10 @@ func (d *ownDir) removeSegments() (foreign bool, err error) {
 // is tried once more. If that fails the lock's file stays too: the next volume that is
 // opened beside needs it to see that the directory is abandoned.
 //
-// The lock's name goes while it is held, so that nobody can have it afterwards: who waited
-// for it, also the maker of a directory that looked abandoned, sees that there is no such
-// file. Only then it is closed, and with it the hidden file that it may be by now (see
-// hiddenFile), which would keep the directory.
+// The lock's name goes while it is held, so that no other process can have it afterwards: one that
+// waited for it, also the maker of a directory that looked abandoned, sees that there is no such
+// file. Then it is closed, and with it the hidden file that it may be by now (see hiddenFile),
+// for which the directory would stay.
 func (d *ownDir) remove() error {
 	if d.dirty.Load() {
 		if more, err := d.removeSegments(); err != nil || more { // such as a manifest

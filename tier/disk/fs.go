@@ -38,12 +38,12 @@ type FS interface {
 	Lock(path string, create bool) (Lock, error)
 }
 
-// Lock is a locked file.
+// Lock is a file that is locked until Close.
 type Lock interface {
 	Close() error
 }
 
-// ErrLocked says that another holds the lock on a file.
+// ErrLocked: another holds the lock on a file.
 var ErrLocked = errors.New("locked by another")
 
 // File is a segment's file. ReadAt, WriteAt, Allocate and Punch may be called
@@ -53,13 +53,13 @@ type File interface {
 	// error.
 	ReadAt(p []byte, off int64) (int, error)
 	WriteAt(p []byte, off int64) (int, error)
-	// Allocate makes the file system set room aside for n bytes at off, and the
-	// file at least that long. errors.ErrUnsupported: it cannot.
+	// Allocate takes room for n bytes at off from the file system, and makes the file at least
+	// that long. errors.ErrUnsupported: it cannot.
 	Allocate(off, n int64) error
 	// Punch gives the room of n bytes at off back. errors.ErrUnsupported: it
 	// cannot.
 	Punch(off, n int64) error
-	// Direct says whether ReadAt and WriteAt pass by the page cache.
+	// Direct says whether ReadAt and WriteAt bypass the page cache.
 	Direct() bool
 	// Alignment returns what the addresses, and the offsets and lengths, given to
 	// ReadAt and WriteAt must be multiples of: 1 and 1 for any.

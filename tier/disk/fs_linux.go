@@ -15,7 +15,7 @@ func (osFS) OpenAnonymous(dir string, direct bool) (File, error) {
 	return openFile(dir, unix.O_TMPFILE|os.O_RDWR, direct)
 }
 
-// ownerOf returns whose a file is, if that can be told.
+// ownerOf returns the owner of a file, if that is known.
 func ownerOf(info fs.FileInfo) (uid uint32, known bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -107,7 +107,7 @@ func lockOpen(f *os.File) error {
 	if err != nil {
 		return err
 	}
-	// Whoever had the lock before may have removed the file. It may have links all the same,
+	// The process that had the lock before may have removed the file. It may have links all the same,
 	// where one that is open gets another name then. No name is used twice.
 	_, err = os.Lstat(f.Name())
 	return err

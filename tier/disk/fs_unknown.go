@@ -7,7 +7,7 @@ import (
 	"math"
 )
 
-// Usage cannot be told here; a volume then relies on its capacity alone.
+// Usage is not known here: a volume relies on its capacity alone.
 func (osFS) Usage(string) (Usage, error) { return Usage{}, errors.ErrUnsupported }
 
 // fileLimit is how many files the process may have open: more than any volume has.

@@ -258,7 +258,7 @@ func (v *Volume) endRecord(ent *entry) {
 	v.endInTurn(ent)
 }
 
-// endInTurn is endRecord for who holds the journal.
+// endInTurn is endRecord while the journal is held.
 func (v *Volume) endInTurn(ent *entry) {
 	v.mu.Lock()
 	if ent.gone || v.journal.Closed() {
@@ -269,7 +269,7 @@ func (v *Volume) endInTurn(ent *entry) {
 	delete(v.mu.entries, ent.key)
 	v.mu.Unlock()
 	v.journal.End(ent.key)
-	// Only now may a memory's room be used again: who frees one comes to wait for the journal.
+	// Only now may a memory's room be used again: its Free waits for the journal.
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, e := range ent.memories {
@@ -293,7 +293,7 @@ func (v *Volume) endRecordOf(e *extents) {
 // leaveJournal gives the directory up with all that persists in it, or removes it if that is
 // nothing. All segments are closed.
 func (v *Volume) leaveJournal() error {
-	v.journalTurn <- struct{}{} // who writes a record still finds the files open
+	v.journalTurn <- struct{}{} // a record that is being written still finds the files open
 	defer func() { <-v.journalTurn }()
 	var over []*entry // without memories, which would have kept the volume open
 	stays := false

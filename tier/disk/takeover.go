@@ -33,9 +33,9 @@ var persistentName = regexp.MustCompile(`^spillway-kept-[0-9a-f]{16}$`)
 
 const persistentPrefix = "spillway-kept-"
 
-// openJournal takes over the first directory that has something in it and that nobody
-// uses, or makes one. If there are only such as another key was used for, it fails: who gave
-// the wrong one would not see what he has, and begin anew beside it.
+// openJournal takes over the first directory that has something in it and is not in use, or makes
+// one. If all that there are need another key, it fails: with the wrong key a volume would begin
+// anew beside what persists.
 func (v *Volume) openJournal() error {
 	entries, err := v.cfg.FS.ReadDir(v.dir)
 	if err != nil {
@@ -88,12 +88,11 @@ func (v *Volume) warnOfLost(path string, found *journal.Found) {
 	}
 }
 
-// errOwner: where everybody may make directories, as in a directory of temporary files,
-// others could have their bytes adopted, and have ours in files of theirs.
+// errOwner: in a directory of temporary files other users could have their bytes adopted, and
+// have ours in files of theirs.
 var errOwner = errors.New("it belongs to another user")
 
-// checkOwner says whether a directory is not ours. What belongs to the owner of the volume's
-// directory is as good: he could do with ours what he likes.
+// checkOwner refuses another user's directory, unless the volume's directory is that user's too.
 func (v *Volume) checkOwner(path string) error {
 	info, err := v.cfg.FS.Stat(path)
 	if err != nil {

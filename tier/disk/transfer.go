@@ -19,19 +19,18 @@ import (
 // signal interrupted it, or because the system did nothing and gave no reason.
 const maxIdleIO = 100
 
-// WriteAt writes all of p at off: in requests of Config.Request bytes, of which
-// Config.Depth are under way. On a slow disk they are shorter and fewer, so that what all
-// transfers have under way takes a quarter of a second. When ctx ends no further request is begun and its cause
-// is returned, when those under way have ended: nobody reads p after that. Out of
-// disk space is a *tier.NoSpaceError, any other refusal of the system's an *IOError;
-// after any error it is undefined what the memory holds there.
+// WriteAt writes all of p at off, in requests of Config.Request bytes, of which Config.Depth are
+// under way. On a slow disk they are shorter and fewer, so that what all transfers have under way
+// takes a quarter of a second. When ctx ends no further request is begun, and its cause is
+// returned when those under way have ended. Out of disk space is a *tier.NoSpaceError, any other
+// refusal of the system's an *IOError. After an error it is undefined what the memory holds there.
 //
-// Where p's address and length and off are multiples of 4096 the disk reads from p
-// directly. Others are copied, and parts of pages are read first: correct, and
-// slower. Writes at the same time of parts of one page are kept apart; other writes
-// and reads that overlap are the caller's to order. Where the volume encrypts, the same
-// goes for units of 64 KiB in place of pages, and what is read first may be a
-// *tier.AlteredError; memory of an earlier volume cannot be written then.
+// Where p's address and length and off are multiples of 4096 the disk reads from p directly.
+// Others are copied, and parts of pages are read first, which is slower. Writes at the same time
+// of parts of one page do not disturb each other; other writes and reads that overlap are the
+// caller's to order. Where the volume encrypts, the same goes for units of 64 KiB in place of
+// pages, and what is read first may be a *tier.AlteredError. Memory of an earlier volume cannot
+// be written then.
 func (e *extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	if e.units != nil && e.units.ReadOnly() {
 		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w", e.v.cfg.Dir, tier.ErrNotSupported)
@@ -39,8 +38,8 @@ func (e *extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, true)
 }
 
-// ReadAt fills p from off, as WriteAt writes it. Where the volume encrypts, bytes that are
-// not what was written are a *tier.AlteredError, and p holds nothing of their unit.
+// ReadAt fills p from off, as WriteAt writes it. Where the volume encrypts, bytes that are not what
+// was written are a *tier.AlteredError, and p holds nothing of their unit.
 func (e *extents) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, false)
 }
@@ -55,7 +54,8 @@ type request struct {
 }
 
 // helpers lends the goroutines that work on a volume's transfers beside their callers. It is a
-// pump.Pool of who is one. Where all are busy, or the volume is closed, the caller goes on alone.
+// pump.Pool of whether a lane is one. Where all are busy, or the volume is closed, the caller goes
+// on alone.
 type helpers struct {
 	most, busy atomic.Int64
 }
@@ -161,9 +161,8 @@ func (e *extents) doMeasured(ctx context.Context, r request, write bool) error {
 	return err
 }
 
-// wrote takes n bytes out of what is unwritten, and returns how many were there. What is
-// written a second time makes up for what never is; together they tell how much
-// is still to come well enough.
+// wrote takes n bytes out of what is unwritten, and returns how many were there. Bytes that are
+// written twice make up for those that never are: the backlog is an estimate.
 func (e *extents) wrote(n int64) int64 {
 	for {
 		left := e.unwritten.Load()

@@ -59,10 +59,9 @@ type Volume struct {
 	bounces sync.Pool     // *[]byte of bounceSize
 	patch   chan struct{} // a token: one write of parts of pages at a time
 
-	// change is a token, held while room is being added or given back: while bytes
-	// are neither free nor handed out. Whoever finds no room and holds it knows
-	// that there is none. System calls are made while it is held, so it is not a
-	// mutex; mu is taken inside it.
+	// change is a token, held while room is added or given back, that is while bytes are neither
+	// free nor handed out. Its holder, if it finds no room, knows that there is none. System calls
+	// are made while it is held, so it is not a mutex; mu is taken inside it.
 	change chan struct{}
 
 	firstSegment int // the number of the first segment that is new

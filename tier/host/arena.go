@@ -129,7 +129,7 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 		trimming:  make(chan struct{}, 1),
 	}
 	a.mu.free = extent.New(cfg.Capacity)
-	a.mu.slabs.keep = !invariants.Enabled // a page that is kept could be read
+	a.mu.slabs.reuse = !invariants.Enabled // a page of a spare slab could be read
 	a.advise()
 	if cfg.Touch {
 		go a.touchAhead()
@@ -281,7 +281,7 @@ func (a *Arena) place(size int64, cuts []int64) (pieces []piece, wait <-chan str
 	return nil, nil, a.fullLocked(size)
 }
 
-// pagesLocked takes whole pages. Slabs that are kept for nothing give way before
+// pagesLocked takes whole pages. Spare slabs give way before
 // anything is split.
 func (a *Arena) pagesLocked(size int64, cuts []int64) ([]piece, bool) {
 	free := a.mu.free
@@ -302,7 +302,7 @@ func (a *Arena) pagesLocked(size int64, cuts []int64) ([]piece, bool) {
 }
 
 // fullLocked is the error of a request for which there is no room. Nothing is
-// withheld, and no slab is kept.
+// withheld, and no slab is spare.
 func (a *Arena) fullLocked(size int64) error {
 	full := &tier.NoSpaceError{Requested: size, Available: a.mu.free.FreeBytes() + a.slackLocked()}
 	if size <= full.Available {

@@ -82,19 +82,19 @@ func (s *slab) empty() bool { return s.free == ^uint64(0)>>(64-s.places) }
 // slabs are an arena's slabs. It touches no memory and has no lock: the arena's
 // guards it. Each call but flush takes constant time.
 //
-// An empty slab goes back to the arena, but for one of each class: else a program
-// that allocates and frees one buffer again and again would make and give up a slab
-// each time. The kept ones are in nobody's way: flush gives them back before
-// anything is refused, or split, for want of their pages.
+// An empty slab goes back to the arena, but for one spare of each class: else a program that
+// allocates and frees one buffer again and again would make and give up a slab each time. Spares
+// are in nobody's way: flush gives them back before anything is refused, or split, for want of
+// their pages.
 type slabs struct {
-	keep    bool // whether empty slabs are kept at all
+	reuse   bool // whether there are spares at all
 	lists   [classCount]*slab
 	ends    [classCount]*slab
-	kept    [classCount]*slab
+	spare   [classCount]*slab
 	partial uint32 // a bit for each class with a list
-	keeping int    // how many are kept
-	length  int64  // bytes of all slabs
-	used    int64  // of these, charged for
+	spares  int
+	length  int64 // bytes of all slabs
+	used    int64 // of these, charged for
 }
 
 // slack is how much of the slabs is in no place that is handed out.
@@ -112,9 +112,9 @@ func (l *slabs) take(class int, charge int64) (*slab, int, bool) {
 	if s == nil {
 		return nil, 0, false
 	}
-	if s == l.kept[class] {
-		l.kept[class] = nil
-		l.keeping--
+	if s == l.spare[class] {
+		l.spare[class] = nil
+		l.spares--
 	}
 	i := bits.TrailingZeros64(s.free)
 	if s.free &^= 1 << i; s.free == 0 {
@@ -133,8 +133,8 @@ func (l *slabs) takeLarger(class int, charge int64) (*slab, int, bool) {
 	return l.take(class+1+bits.TrailingZeros32(above), charge)
 }
 
-// put takes a place back. If the slab is empty then, and not to be kept, it is not
-// among the slabs any more and its pages are the caller's.
+// put takes a place back. A slab that is empty then, and no spare, is not among the
+// slabs any more and its pages are the caller's.
 func (l *slabs) put(s *slab, i int, charge int64) (out bool) {
 	if s.free&(1<<i) != 0 {
 		panic(fmt.Sprintf("host: the place at %d is free already", s.at(i)))
@@ -148,13 +148,13 @@ func (l *slabs) put(s *slab, i int, charge int64) (out bool) {
 			l.push(s)
 		}
 		return false
-	case l.keep && l.kept[s.class] == nil:
+	case l.reuse && l.spare[s.class] == nil:
 		if !full {
 			l.unlink(s)
 		}
 		l.append(s) // to be used last
-		l.kept[s.class] = s
-		l.keeping++
+		l.spare[s.class] = s
+		l.spares++
 		return false
 	}
 	if !full {
@@ -164,21 +164,20 @@ func (l *slabs) put(s *slab, i int, charge int64) (out bool) {
 	return true
 }
 
-// flush gives the empty slabs that were kept to free, and says whether there were
-// any.
+// flush gives the spares to free, and says whether there were any.
 func (l *slabs) flush(free func(off, n int64)) bool {
-	if l.keeping == 0 {
+	if l.spares == 0 {
 		return false
 	}
-	for class, s := range l.kept {
+	for class, s := range l.spare {
 		if s != nil {
-			l.kept[class] = nil
+			l.spare[class] = nil
 			l.unlink(s)
 			l.length -= s.length
 			free(s.off, s.length)
 		}
 	}
-	l.keeping = 0
+	l.spares = 0
 	return true
 }
 

@@ -56,9 +56,9 @@ func TestSlabsAgainstAModel(t *testing.T) {
 		i      int
 		charge int64
 	}
-	for _, keep := range []bool{false, true} {
+	for _, reuse := range []bool{false, true} {
 		r := rand.New(rand.NewPCG(seed, 2))
-		l := slabs{keep: keep}
+		l := slabs{reuse: reuse}
 		taken := make(map[int64]held) // by offset
 		var next, length, used int64
 		for step := range 20000 {
@@ -68,8 +68,8 @@ func TestSlabsAgainstAModel(t *testing.T) {
 			case op == 0:
 				before := length
 				l.flush(func(_, n int64) { length -= n })
-				if !keep && length != before {
-					t.Fatal("a slab was kept")
+				if !reuse && length != before {
+					t.Fatal("there is a spare")
 				}
 			case op <= 5 && len(taken) < 600 || len(taken) == 0:
 				s, i, ok := l.take(class, charge)
@@ -114,7 +114,7 @@ func TestSlabsAgainstAModel(t *testing.T) {
 					largest = classSize(class)
 				}
 				for ; s != nil; s = s.next {
-					if s.free == 0 || s.empty() && l.kept[class] != s {
+					if s.free == 0 || s.empty() && l.spare[class] != s {
 						t.Fatalf("step %d: a slab with the free places %b is in its list", step, s.free)
 					}
 				}
@@ -127,7 +127,7 @@ func TestSlabsAgainstAModel(t *testing.T) {
 			l.put(h.s, h.i, h.charge)
 		}
 		l.flush(func(int64, int64) {})
-		if l.length != 0 || l.used != 0 || l.partial != 0 || l.keeping != 0 {
+		if l.length != 0 || l.used != 0 || l.partial != 0 || l.spares != 0 {
 			t.Errorf("in the end: %+v", l)
 		}
 	}

@@ -155,14 +155,14 @@ func TestShortSlabs(t *testing.T) {
 	free(a, alloc(t, a, 16*tier.Page))
 }
 
-// TestKeptSlabsAreInNobodysWay: what is kept empty is given up for whole pages, for
+// TestSpareSlabsAreInNobodysWay: they are given up for whole pages, for
 // another class, and for Trim.
-func TestKeptSlabsAreInNobodysWay(t *testing.T) {
+func TestSpareSlabsAreInNobodysWay(t *testing.T) {
 	a := open(t, Config{Capacity: 8 * tier.Page, Node: -1})
 	keep := func() {
 		free(a, alloc(t, a, 100), alloc(t, a, 6000))
 		if n := a.Stats().Slabs; n == 0 && !invariants.Enabled {
-			t.Fatal("no slab was kept")
+			t.Fatal("there is no spare")
 		}
 	}
 	keep()

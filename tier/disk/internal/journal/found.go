@@ -297,8 +297,8 @@ func newSegment(length int64, taken *btree.BTreeG[Span]) *Segment {
 }
 
 // Continue writes a manifest of what was found, for a volume that goes on in the directory. The
-// journal must be closed, also after an error; Found needs not be any more. warn is told what
-// could not be written and will be tried again.
+// journal must be closed, also after an error; Found needs not be any more. warn is
+// called for what could not be written and will be tried again.
 func (f *Found) Continue(warn func(error)) (*Journal, error) {
 	j := &Journal{
 		dir: f.dir, sealer: f.sealer, warn: warn, file: f.file, generation: f.generation, newest: f.newest, next: f.manifest.next,

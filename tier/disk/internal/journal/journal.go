@@ -84,7 +84,7 @@ type sharedRecord struct {
 }
 
 // New makes a journal in an empty directory. It must be closed, also after an error. warn is
-// told what could not be written and will be tried again.
+// called for what could not be written and will be tried again.
 func New(dir Dir, sealer *seal.Sealer, warn func(error)) (*Journal, error) {
 	return (&Found{dir: dir, sealer: sealer, manifest: manifest{next: 1}}).Continue(warn)
 }
@@ -175,7 +175,7 @@ func (j *Journal) count(r *liveRecord, n int) {
 
 // End ends a record, if it has not ended. If that cannot be written in any way there is a
 // warning, and its room may be used again all the same: a process must not lose its disk for
-// that. Whoever takes the old record for true and finds other bytes has their checksums.
+// that. A volume that believes the old record finds other bytes, and their checksums say so.
 func (j *Journal) End(key uint64) {
 	r := j.records[key]
 	if r == nil || j.closed {
@@ -192,7 +192,7 @@ func (j *Journal) End(key uint64) {
 }
 
 // endInPlace makes of a live record one that has ended. Where the file cannot grow, because the
-// disk is full, what stands in it can be changed still.
+// disk is full, what is in it can be changed still.
 func (j *Journal) endInPlace(r *liveRecord) error {
 	f, err := j.frame(r.place)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 //	frame    "SPRC" · kind u32 · key u64 · length u64 · sum u64 · length bytes · zeros to a multiple of 8
 //	…
 //
-// A sum is xxh3-64 of what stands before it and, in a frame, of the bytes behind it. Its seed is
+// A sum is xxh3-64 of what is before it and, in a frame, of the bytes behind it. Its seed is
 // made of the generation and the place in the file. So no frame passes for another, wherever a
 // copy of it lies. After damage the next sound one can be looked for at every multiple of 8.
 //
@@ -27,7 +27,7 @@ import (
 //	         it by its key, and stand behind it
 //	ended    nothing, or what the record was before: what has the key persists no more, nor what
 //	         that replaced
-//	whole    nothing: everything that persisted when the file was begun stands before this; no
+//	whole    nothing: everything that persisted when the file was begun is before this; no
 //	         key before was higher than this frame's
 //
 // The file's name holds the generation. A new one is written when most of the old is dead, and
@@ -138,8 +138,8 @@ func sumOf(head, body []byte, seed uint64) uint64 {
 	return xxh3.HashSeed(body, xxh3.HashSeed(head, seed))
 }
 
-// ParseFrame returns the frame that p, which stands at an offset of a file, begins with; false
-// if that is no sound one.
+// ParseFrame returns the frame that p, at an offset of a file, begins with; false if that is no
+// sound one.
 func ParseFrame(p []byte, generation uint64, at int64) (Frame, bool) {
 	if len(p) < FrameSize || binary.LittleEndian.Uint32(p) != frameMagic {
 		return Frame{}, false

@@ -21,19 +21,19 @@ import (
 // shared is the key of the record of what it has in common with others, 0 if that is nothing.
 // Without salts nothing is encrypted, and there are neither numbers, units nor seals. Else the
 // first salt is that of the volume that wrote the record. With its key the meta is sealed; the
-// record's own key and all that stands before the seal, but for what the record replaces, are
+// record's own key and all that is before the seal, but for what the record replaces, are
 // authenticated with it. A memory names the salt of the volume that wrote its units; each has its
 // seal here, and on the disk is as long as in memory.
 //
 // What the record replaces is not authenticated because it is left out when the manifest is
-// written anew, maybe when the keys are gone. Who forges it can only lose what he could remove.
+// written anew, maybe when the keys are gone. To forge it can only lose what could be removed.
 //
 // So each record can be opened by itself, but for what it shares, and can be copied as it is: no
 // nonce is used for a copy, and keys stay what they are.
 
 const (
 	sealSize     = 8 + seal.TagSize
-	recordHeader = 32 // what stands before the salts
+	recordHeader = 32 // what is before the salts
 )
 
 // Record says where memories lie, and what their owner says of them.
@@ -177,8 +177,8 @@ func (rec *Record) open(s *seal.Sealer, f Frame) (meta []byte, keys []*seal.Key,
 var errRecord = errors.New("a record that makes no sense")
 
 // ParseRecord reads the body of a frame, which a checksum has found to be what was written. It
-// is checked all the same: whoever wrote it may have been wrong, and what it says becomes room
-// that is handed out.
+// is checked all the same: its writer may have been wrong, and what it says becomes room that is
+// handed out.
 func ParseRecord(body []byte) (*Record, error) {
 	p := body
 	if len(p) < recordHeader {

@@ -31,9 +31,9 @@ func (s *Stripe) reach(lead time.Duration) time.Duration {
 }
 
 const (
-	// catchUp is how much of the time that a volume was passed by, because it was
-	// full or failed, it may make up for when it is used again. Otherwise it would
-	// have to take everything until it had been busy for as long as the others.
+	// catchUp is how much of the time in which a volume was skipped, because it was full or failed,
+	// it may make up for when it is used again. Otherwise it would have to take everything until it
+	// had been busy for as long as the others.
 	catchUp = time.Second
 
 	// recent is over how much writing a bandwidth is averaged: longer than a
@@ -49,8 +49,8 @@ const (
 	// says that writing takes no time.
 	fastest = 1 << 40
 
-	// After a failure a volume is passed by for so long, twice as long after the next,
-	// and so on up to 64 s. Then one Alloc may try it.
+	// After a failure a volume is skipped for so long, twice as long after the next, and so on up to
+	// 64 s. Then one Alloc may try it.
 	setback     = time.Second
 	setbackMost = 6 // doublings
 )
@@ -67,7 +67,7 @@ type Pacer struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		backlog  int64         // bytes handed out, and not written since
-		promised int64         // bytes, when Promised told last
+		promised int64         // bytes, by the last call of Promised
 		writing  int           // requests under way
 		since    time.Time     // up to when busy is counted, while there are some
 		busy     time.Duration // in which there were some
@@ -119,10 +119,9 @@ func (p *Pacer) bandwidthLocked() int64 { return p.mu.speed.bytesPerSecond() }
 
 func (p *Pacer) ailingLocked(now time.Time) bool { return p.mu.failures > 0 && now.Before(p.mu.until) }
 
-// TakeOn adds n bytes to the backlog. If the volume was passed by, it does not count
-// as idle what is longer ago than catchUp. It was not where others went first
-// because so much is promised here: else they would do so for ever, and again, for as
-// long as somebody holds a reservation.
+// TakeOn adds n bytes to the backlog. If the volume was skipped, the time before catchUp does not
+// count as idle. A volume was not skipped if others went first because so much is promised here:
+// else they would do so for as long as there is a reservation.
 func (p *Pacer) TakeOn(n int64) {
 	now := time.Now()
 	p.mu.Lock()

@@ -12,7 +12,7 @@ import (
 )
 
 // Unit is how many bytes of a memory are sealed as a whole. It divides the chunks that images
-// have checksums for, so that who reads one of those reads no more. Smaller units would need
+// have checksums for, so that a read of one of those reads no more. Smaller units would need
 // more tags in memory; larger ones make a change of a part dearer.
 const Unit = 64 << 10
 
@@ -34,7 +34,7 @@ type Units struct {
 	number    uint64 // of the memory, under that key
 	stretches []Stretch
 	first     []int  // the first unit of each stretch
-	seals     []Seal // read by who holds a unit, written by who holds it for writing
+	seals     []Seal // read by holders of a unit, written by the one that holds it for writing
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -102,7 +102,7 @@ type Hold struct {
 	over       chan struct{}
 }
 
-// Hold waits until nobody who came before needs the units of n > 0 bytes, at off of the memory
+// Hold waits until no earlier Hold needs the units of n > 0 bytes, at off of the memory
 // and in one stretch, in another way. The caller must release what it gets.
 func (u *Units) Hold(ctx context.Context, stretch int, off, n int64, write bool) (*Hold, error) {
 	zero := u.first[stretch] - int(u.stretches[stretch].Off/Unit)
@@ -131,7 +131,7 @@ func (u *Units) hold(ctx context.Context, first, end int, write bool) (*Hold, er
 	return h, nil
 }
 
-// Release gives the units to those who wait for them.
+// Release lets those have the units that wait for them.
 func (h *Hold) Release() {
 	u := h.units
 	u.mu.Lock()
