@@ -29,13 +29,13 @@ const (
 	DefaultRequest = 2 << 20
 	DefaultDepth   = 4
 
-	// DefaultSegmentSize is the length of a segment file, but that a volume has
+	// defaultSegmentSize is the length of a segment file, but that a volume has
 	// at most maxSegments of them.
-	DefaultSegmentSize = 1 << 30
+	defaultSegmentSize = 1 << 30
 
-	// DefaultIdle is longer than the pauses inside a query and short beside what
+	// defaultIdle is longer than the pauses inside a query and short beside what
 	// a full disk costs others.
-	DefaultIdle = 30 * time.Second
+	defaultIdle = 30 * time.Second
 )
 
 // maxSegments bounds the open files of a volume.
@@ -126,13 +126,13 @@ func (c Config) withDefaults() Config {
 		c.Depth = DefaultDepth
 	}
 	if c.Idle == 0 {
-		c.Idle = DefaultIdle
+		c.Idle = defaultIdle
 	}
 	if !c.Space.Valid() {
 		c.Space = tier.ID{Kind: tier.Disk}
 	}
 	if c.SegmentSize == 0 {
-		c.SegmentSize = DefaultSegmentSize
+		c.SegmentSize = defaultSegmentSize
 		for c.Capacity/c.SegmentSize >= maxSegments {
 			c.SegmentSize *= 2
 		}
