@@ -23,6 +23,7 @@ var layout = []string{
 	"tier/host",
 	"tier/disk",
 	"tier/disk/faultfs",
+	"internal/hidingfs",
 	"tier/faultdev",
 	"reservation/account",
 	"reservation",
@@ -46,10 +47,10 @@ var layout = []string{
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "internal/devpool", "tier/sim", "tier/cuda", "tier/host", "tier/disk", "tier/disk/faultfs", "tier/faultdev"}
+var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "internal/devpool", "tier/sim", "tier/cuda", "tier/host", "tier/disk", "tier/disk/faultfs", "internal/hidingfs", "tier/faultdev"}
 
 // testOnly are the packages of the layout that only tests may import.
-var testOnly = []string{"tier/tiertest", "internal/image/imagetest"}
+var testOnly = []string{"tier/tiertest", "internal/hidingfs", "internal/image/imagetest"}
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.

@@ -12,10 +12,7 @@
 // it. An operation that fails is not done at all. tier/faultdev does the same for
 // devices.
 //
-// A Hiding is a file system on which files that are removed while they are open stay
-// for as long, as on FUSE and NFS.
-//
-// An FS belongs to who makes it, serves any number of volumes, and needs no closing; it
+// An FS belongs to its maker, serves any number of volumes, and needs no closing; it
 // must be there for as long as the volumes are. Its Open says how many files they have
 // left open. It is safe for concurrent use. Its mutexes have the rank Device and are not
 // held while anything is done.

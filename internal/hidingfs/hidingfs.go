@@ -1,4 +1,6 @@
-package faultfs
+// Package hidingfs is a file system for tests, on which a file that is removed while it is open
+// stays in its directory under another name until it is closed, as on FUSE and NFS.
+package hidingfs
 
 import (
 	"cmp"
@@ -12,11 +14,9 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// Hiding is a disk.FS on which a file that is removed while it is open stays in its
-// directory under another name until it is closed, as on FUSE and NFS. A directory with
-// such a file in it cannot be removed. There are no anonymous files. It is safe for
-// concurrent use; files must be opened, locked and removed by it alone.
-type Hiding struct {
+// FS is a disk.FS. A directory with a hidden file in it cannot be removed. There are no anonymous
+// files. It is safe for concurrent use; files must be opened, locked and removed by it alone.
+type FS struct {
 	disk.FS
 	late int
 
@@ -39,38 +39,38 @@ type closing struct {
 	left int // operations until it does
 }
 
-var _ disk.FS = (*Hiding)(nil)
+var _ disk.FS = (*FS)(nil)
 
-// NewHiding returns such a file system over inner, whose paths must be the machine's. Of
+// New returns such a file system over inner, whose paths must be the machine's. Of
 // a close it knows only late operations (Remove and ReadDir) afterwards: FUSE
-// servers are told of it later, too.
-func NewHiding(inner disk.FS, late int) *Hiding {
-	return &Hiding{FS: inner, late: late, nodes: make(map[string]*node)}
+// servers learn of it later, too.
+func New(inner disk.FS, late int) *FS {
+	return &FS{FS: inner, late: late, nodes: make(map[string]*node)}
 }
 
 // Hidden returns how many files were removed while they were open.
-func (h *Hiding) Hidden() int {
+func (h *FS) Hidden() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.hidden
 }
 
 // OpenAnonymous implements disk.FS: it is errors.ErrUnsupported.
-func (h *Hiding) OpenAnonymous(dir string, _ bool) (disk.File, error) {
+func (h *FS) OpenAnonymous(dir string, _ bool) (disk.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: dir, Err: errors.ErrUnsupported}
 }
 
 // Create implements disk.FS.
-func (h *Hiding) Create(path string, direct bool) (disk.File, error) {
+func (h *FS) Create(path string, direct bool) (disk.File, error) {
 	return h.open(path, func() (disk.File, error) { return h.FS.Create(path, direct) })
 }
 
 // Reopen implements disk.FS.
-func (h *Hiding) Reopen(path string, direct bool) (disk.File, error) {
+func (h *FS) Reopen(path string, direct bool) (disk.File, error) {
 	return h.open(path, func() (disk.File, error) { return h.FS.Reopen(path, direct) })
 }
 
-func (h *Hiding) open(path string, open func() (disk.File, error)) (disk.File, error) {
+func (h *FS) open(path string, open func() (disk.File, error)) (disk.File, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f, err := open()
@@ -81,7 +81,7 @@ func (h *Hiding) open(path string, open func() (disk.File, error)) (disk.File, e
 }
 
 // Lock implements disk.FS.
-func (h *Hiding) Lock(path string, create bool) (disk.Lock, error) {
+func (h *FS) Lock(path string, create bool) (disk.Lock, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l, err := h.FS.Lock(path, create)
@@ -91,7 +91,7 @@ func (h *Hiding) Lock(path string, create bool) (disk.Lock, error) {
 	return &hidingLock{l, h, h.enterLocked(path)}, nil
 }
 
-func (h *Hiding) enterLocked(path string) *node {
+func (h *FS) enterLocked(path string) *node {
 	n := h.nodes[path]
 	if n == nil {
 		n = &node{path: path}
@@ -102,7 +102,7 @@ func (h *Hiding) enterLocked(path string) *node {
 }
 
 // ReadDir implements disk.FS.
-func (h *Hiding) ReadDir(path string) ([]fs.DirEntry, error) {
+func (h *FS) ReadDir(path string) ([]fs.DirEntry, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.passLocked()
@@ -110,7 +110,7 @@ func (h *Hiding) ReadDir(path string) ([]fs.DirEntry, error) {
 }
 
 // Remove implements disk.FS.
-func (h *Hiding) Remove(path string) error {
+func (h *FS) Remove(path string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.passLocked()
@@ -130,7 +130,7 @@ func (h *Hiding) Remove(path string) error {
 }
 
 // passLocked notes that an operation has passed.
-func (h *Hiding) passLocked() {
+func (h *FS) passLocked() {
 	waiting := h.closing
 	h.closing = nil
 	for _, c := range waiting {
@@ -142,7 +142,7 @@ func (h *Hiding) passLocked() {
 	}
 }
 
-func (h *Hiding) closed(n *node) error {
+func (h *FS) closed(n *node) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.late > 0 {
@@ -153,7 +153,7 @@ func (h *Hiding) closed(n *node) error {
 }
 
 // endLocked ends a use of a file; the last ends a hidden one.
-func (h *Hiding) endLocked(n *node) error {
+func (h *FS) endLocked(n *node) error {
 	if n.open--; n.open > 0 {
 		return nil
 	}
@@ -166,7 +166,7 @@ func (h *Hiding) endLocked(n *node) error {
 
 type hidingFile struct {
 	disk.File
-	fs   *Hiding
+	fs   *FS
 	node *node
 }
 
@@ -177,7 +177,7 @@ func (f *hidingFile) Close() error {
 
 type hidingLock struct {
 	disk.Lock
-	fs   *Hiding
+	fs   *FS
 	node *node
 }
 

@@ -1,4 +1,4 @@
-package faultfs
+package hidingfs
 
 import (
 	"errors"
@@ -16,7 +16,7 @@ func TestHidingHidesWhatIsOpen(t *testing.T) {
 	for _, late := range []int{0, 2} {
 		dir := filepath.Join(t.TempDir(), "d")
 		path := filepath.Join(dir, "file")
-		h := NewHiding(disk.OS(), late)
+		h := New(disk.OS(), late)
 		if err := h.Mkdir(dir); err != nil {
 			t.Fatal(err)
 		}
