@@ -120,11 +120,9 @@ func (l *line) shut() bool { return l.waits.Door().Shut() }
 
 // signal is set once.
 type signal struct {
-	once sync.Once
-	c    chan struct{}
+	c   chan struct{}
+	set func()
 }
-
-func (s *signal) set() { s.once.Do(func() { close(s.c) }) }
 
 // signalOfLocked returns what is set when another wait is over that is not of told's owner;
 // nil if there is none.
@@ -135,7 +133,8 @@ func signalOfLocked(stuck []*deadlock.Wait, told *deadlock.Wait) *signal {
 			continue
 		}
 		if s == nil {
-			s = &signal{c: make(chan struct{})}
+			c := make(chan struct{})
+			s = &signal{c: c, set: sync.OnceFunc(func() { close(c) })}
 		}
 		w := waiterOf(v)
 		if w == nil { // it ended just now

@@ -1,8 +1,6 @@
 package reservation
 
 import (
-	"slices"
-
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -30,48 +28,17 @@ func (m *Manager) Demand(dst []Demand) []Demand {
 	return dst
 }
 
-type subscriber struct {
-	id int
-	f  func()
-}
-
 // OnDemand calls f whenever a request begins to wait, on its goroutine and with
 // no lock held; f must be quick and must not block. A panic of f is logged. The returned function ends
 // that; a call that has begun may still be running when it returns.
-func (m *Manager) OnDemand(f func()) (cancel func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	id := m.mu.nextSubscriber
-	m.mu.nextSubscriber++
-	m.subscribeLocked(func(s []subscriber) []subscriber { return append(s, subscriber{id, f}) })
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.subscribeLocked(func(s []subscriber) []subscriber {
-			return slices.DeleteFunc(s, func(s subscriber) bool { return s.id == id })
-		})
-	}
-}
-
-// subscribeLocked replaces the list by a changed copy.
-func (m *Manager) subscribeLocked(change func([]subscriber) []subscriber) {
-	var s []subscriber
-	if old := m.subscribers.Load(); old != nil {
-		s = slices.Clone(*old)
-	}
-	s = change(s)
-	m.subscribers.Store(&s)
-}
+func (m *Manager) OnDemand(f func()) (cancel func()) { return m.subscribers.Add(f) }
 
 func (m *Manager) announce() {
-	s := m.subscribers.Load()
-	if s == nil {
+	if m.subscribers.IsEmpty() {
 		return
 	}
 	lockrank.AssertNone("demand is announced")
-	for _, s := range *s {
-		m.panics.Do("a subscriber to demand", s.f)
-	}
+	m.subscribers.Each(func(f func()) { m.panics.Do("a subscriber to demand", f) })
 }
 
 // Refuse is for the monitor, when nothing can be moved away any more: it ends,

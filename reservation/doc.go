@@ -45,44 +45,30 @@
 // k+1 times as many. TryReserve, Grow, TryGrow and the policies Ignore and
 // Increase pass through the same door.
 //
-// # Progress
+// # Deadlocks
 //
-// Tasks that hold bytes and wait for more may wait for each other. A reservation may
-// have an Owner, and the owners are looked at together while one of them waits. What
-// handles and records keep counts as held by the owner that their context named
-// (Owner.Context; tier.Hold is the account). An owner exists while it holds anything or
-// waits, and runs until as many of its goroutines wait as it has. Its wait is stuck if there cannot be room for it in any of
-// its candidates, or only behind a shut door whose head is stuck too. Somebody gets a
+// Tasks that hold bytes and wait for more may wait for each other. A reservation may have an
+// Owner. Handles and records count as held by the owner that their context named (Owner.Context;
+// tier.Hold). An owner runs until as many of its goroutines wait as it has. One owner gets a
 // DeadlockError
 //
-//   - when owners are stuck whatever happens: even if all give back everything that
-//     they hold, except those who are stuck in the same way. Others may run meanwhile. So
-//     an owner of one goroutine that is in its own way is told at once: in two looks.
-//   - when every owner waits, nothing free is enough for any of them, and for
-//     Config.Grace nothing has changed in any space and nothing could be moved
-//     (Config.Movable). What they lack is then held by nobody, who may have forgotten it.
-//     Where handles or records of unknown owners keep some of it, Config.StuckAfter passes.
+//   - when owners are stuck whatever happens: even if all others give back everything that they
+//     hold. It gets the error after two looks at the books, also if other owners run.
+//   - when every owner waits, nothing that is free is enough for any of them, and for
+//     Config.Grace nothing has changed and nothing could be moved (Config.Movable). Where handles
+//     or records of unknown owners keep some of the room, it takes Config.StuckAfter. Where no
+//     owner holds any of it, it takes four times the grace, so that the monitor can Refuse first.
 //
-// A wait without an owner is judged by itself. It ends if handles and records of unknown
-// owners keep so much of each space that it waits for that it could not be served whatever
-// else became free, and for Config.StuckAfter it has waited and nothing has changed in those
-// spaces. Which goroutine will close a handle is unknown: it is often handed on to another, and
-// waiting for that is no mistake. Hence the long time. Before that Config.LongWait is told, and
-// an error of the context names the holders as well.
+// A wait without an owner gets the error if handles and records of unknown owners keep so much of
+// each space that it could not be served whatever else became free, and nothing has changed in
+// those spaces for Config.StuckAfter. It takes so long because a handle is often passed to
+// another goroutine, and waiting for that one is no mistake.
 //
-// So nobody is told while an owner runs whose bytes would help, nor, as far as bytes
-// are nobody's, while any owner runs. What is full of batches at rest that cannot be moved
-// is the monitor's to say: Refuse sends those away who wait for it, with a
-// tier.NoSpaceError. An owner that holds anything there, or where those batches should go,
-// keeps the monitor from doing so; and where no owner holds anything that is waited
-// for, four times the grace pass before one is told, so that the monitor is first.
-//
-// Who is told is the youngest waiter of an owner that holds something in the spaces
-// which are waited for (of any owner if none does), and that was not told before:
-// it should roll back, DeadlockError.Wait for the others, and begin again. If all were told
-// before, it is the youngest, and it should split its work. That an owner was told is
-// forgotten when it holds as much as it would have held had it been served, or when it has
-// let go of everything, and was served and let go of everything once more.
+// The error goes to the youngest wait whose owner holds something in the spaces that are waited
+// for and has not had it before. That owner should roll back, DeadlockError.Wait for the others,
+// and begin again. If all have had it, the youngest should split its work. An owner's record is
+// cleared when it holds as much as it wanted then, or when it has released everything, was served,
+// and has released everything once more.
 //
 // # Streams and memory that is out
 //

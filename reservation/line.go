@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -143,7 +144,7 @@ func (l *line) fill(need, least, most int64) (int64, bool, error) {
 		}
 		n := need
 		if most > least {
-			n = l.upTo(least, most, room)
+			n = l.space.Charge(size.Largest(l.space.Charge, least, most, room))
 		}
 		err := l.space.Reserve(n)
 		if err == nil {
@@ -157,25 +158,6 @@ func (l *line) fill(need, least, most int64) (int64, bool, error) {
 		}
 		// Somebody was faster; there is less room now.
 	}
-}
-
-// upTo returns the charge of the largest size from least to most whose charge
-// fits into room; that of least does.
-func (l *line) upTo(least, most, room int64) int64 {
-	most = min(most, room) // a charge is never below the size
-	if n := l.space.Charge(most); n <= room {
-		return n
-	}
-	lo, hi := least, most // lo fits, hi does not
-	for hi-lo > 1 {
-		mid := lo + (hi-lo)/2
-		if l.space.Charge(mid) <= room {
-			lo = mid
-		} else {
-			hi = mid
-		}
-	}
-	return l.space.Charge(lo)
 }
 
 // changed is called by the space after each change, without locks.

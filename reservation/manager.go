@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/histogram"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/notify"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -90,13 +91,12 @@ type Manager struct {
 	panics   guard.Log // of what the configuration and subscribers call
 	open     sync.Map  // of Reservation; only in an invariants build
 
-	subscribers atomic.Pointer[[]subscriber] // copied on write; called without locks
+	subscribers notify.List // to demand
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
 		seq            uint64 // of the youngest waiter
 		oldest, newest *waiter
-		nextSubscriber int
 		cancels        []func() // ends the subscriptions to the spaces
 	}
 }

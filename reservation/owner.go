@@ -172,11 +172,8 @@ func (o *Owner) opened(r Reservation) {
 	t.changes++
 	o.changed()
 	o.told.again = o.told.rolledBack
-	told := o.told.is
 	t.Unlock()
-	if told {
-		o.gotPast(t, 0)
-	}
+	o.gotPast(t, 0)
 }
 
 // closed notes that r, which promised so much, is being released.
@@ -185,12 +182,7 @@ func (o *Owner) closed(r Reservation, promised int64) {
 		return
 	}
 	t := &o.manager.Load().progress.owners
-	t.Lock()
-	told := o.told.is
-	t.Unlock()
-	if told {
-		o.gotPast(t, promised)
-	}
+	o.gotPast(t, promised)
 	t.Lock()
 	defer t.Unlock()
 	delete(o.open, r)
@@ -212,6 +204,12 @@ var told0 told
 // held then, had it been served: the next deadlock is another one. beside is what it
 // holds, or held until now, in no open reservation, handle or record.
 func (o *Owner) gotPast(t *owners, beside int64) {
+	t.Lock()
+	told := o.told.is
+	t.Unlock()
+	if !told {
+		return
+	}
 	held := beside + o.kept()
 	for _, r := range o.reservations(t) {
 		held += r.Bytes()
@@ -244,15 +242,8 @@ func (o *Owner) kept() (n int64) {
 
 // served notes that a wait of o's was served with n bytes.
 func (o *Owner) served(n int64) {
-	if o == nil {
-		return
-	}
-	t := &o.manager.Load().progress.owners
-	t.Lock()
-	told := o.told.is
-	t.Unlock()
-	if told {
-		o.gotPast(t, n)
+	if o != nil {
+		o.gotPast(&o.manager.Load().progress.owners, n)
 	}
 }
 

@@ -261,3 +261,21 @@ func approx(n uint64) string {
 	}
 	return strconv.FormatFloat(float64(n)/float64(u.bytes), 'f', 1, 64) + " " + u.name
 }
+
+// Largest returns the largest size from least to most whose charge is at most room. That of least
+// is; a charge is never below its size, and does not fall when the size rises.
+func Largest(charge func(size int64) int64, least, most, room int64) int64 {
+	most = min(most, room)
+	if charge(most) <= room {
+		return most
+	}
+	for most-least > 1 { // least fits, most does not
+		mid := least + (most-least)/2
+		if charge(mid) <= room {
+			least = mid
+		} else {
+			most = mid
+		}
+	}
+	return least
+}

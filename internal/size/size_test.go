@@ -255,3 +255,15 @@ func FuzzFormat(f *testing.F) {
 		size.Approx(n)
 	})
 }
+
+func TestLargest(t *testing.T) {
+	pages := func(n int64) int64 { return (n + 4095) / 4096 * 4096 }
+	for _, c := range []struct{ least, most, room, want int64 }{
+		{0, 0, 0, 0}, {0, 10, 4095, 0}, {0, 10, 4096, 10}, {0, 5000, 8191, 4096}, {0, 5000, 8192, 5000},
+		{100, 1 << 40, 12288, 12288}, {1, 4097, 8191, 4096},
+	} {
+		if got := size.Largest(pages, c.least, c.most, c.room); got != c.want {
+			t.Errorf("from %d to %d in %d bytes: %d, want %d", c.least, c.most, c.room, got, c.want)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -161,17 +162,5 @@ func charge(s *tier.Space, n int64) int64 {
 // most returns the largest size whose charge is at most room bytes.
 func most(s *tier.Space, room int64) int64 {
 	room = max(0, min(room, s.Capacity()))
-	if s.Charge(room) <= room {
-		return room
-	}
-	lo, hi := int64(0), room // lo fits, hi does not
-	for hi-lo > 1 {
-		mid := lo + (hi-lo)/2
-		if s.Charge(mid) <= room {
-			lo = mid
-		} else {
-			hi = mid
-		}
-	}
-	return lo
+	return size.Largest(s.Charge, 0, room, room)
 }

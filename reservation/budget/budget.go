@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/notify"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -17,7 +17,7 @@ import (
 type Budget struct {
 	name string
 
-	subscribers atomic.Pointer[[]subscriber] // copied on write; called without locks
+	subscribers notify.List
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
@@ -32,13 +32,7 @@ type Budget struct {
 		refused   int64
 		retries   int64
 		devices   []*device // not closed
-		next      int       // number of the next subscriber
 	}
-}
-
-type subscriber struct {
-	id int
-	f  func()
 }
 
 // Option sets something about a Budget that has a default.
@@ -286,40 +280,13 @@ func (b *Budget) change(d *device, f func()) (less int64) {
 	return less
 }
 
-// subscribe calls f, with no lock held, when there may be more room.
-func (b *Budget) subscribe(f func()) (cancel func()) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	id := b.mu.next
-	b.mu.next++
-	b.changeSubscribersLocked(func(s []subscriber) []subscriber { return append(s, subscriber{id, f}) })
-	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.changeSubscribersLocked(func(s []subscriber) []subscriber {
-			return slices.DeleteFunc(s, func(s subscriber) bool { return s.id == id })
-		})
-	}
-}
-
-func (b *Budget) changeSubscribersLocked(change func([]subscriber) []subscriber) {
-	var s []subscriber
-	if old := b.subscribers.Load(); old != nil {
-		s = slices.Clone(*old)
-	}
-	s = change(s)
-	b.subscribers.Store(&s)
-}
-
+// notify tells those who wait that there may be more room.
 func (b *Budget) notify() {
-	s := b.subscribers.Load()
-	if s == nil {
+	if b.subscribers.IsEmpty() {
 		return
 	}
 	lockrank.AssertNone("a budget's subscribers are called")
-	for _, s := range *s {
-		s.f()
-	}
+	b.subscribers.Each(func(f func()) { f() })
 }
 
 // leaveLocked takes a closed device off the list.

@@ -279,4 +279,4 @@ func (q quota) Remaining() int64 {
 
 func (q quota) Limit() int64 { return q.d.budget.Limit() }
 
-func (q quota) Subscribe(f func()) (cancel func()) { return q.d.budget.subscribe(f) }
+func (q quota) Subscribe(f func()) (cancel func()) { return q.d.budget.subscribers.Add(f) }

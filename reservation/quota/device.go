@@ -80,4 +80,4 @@ func (m *member) Remaining() int64 {
 
 func (m *member) Limit() int64 { return m.quota.Limit() }
 
-func (m *member) Subscribe(f func()) (cancel func()) { return m.quota.subscribers.add(f) }
+func (m *member) Subscribe(f func()) (cancel func()) { return m.quota.subscribers.Add(f) }

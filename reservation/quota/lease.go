@@ -252,7 +252,7 @@ func (l *Lease) SetLimit(n int64) error {
 // ledger, at least ten times a second, for what other processes give back, for those who
 // come and go, and for quotas that change. Close ends it.
 func (l *Lease) Subscribe(f func()) (cancel func()) {
-	cancel = l.subscribers.add(f)
+	cancel = l.subscribers.Add(f)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.mu.closed && !l.mu.polls {
@@ -517,7 +517,7 @@ func (l *Lease) poll() {
 		l.tellOver()
 		now := l.Limit()
 		l.mu.Lock()
-		if l.mu.closed || len(l.subscribers.list()) == 0 {
+		if l.mu.closed || l.subscribers.IsEmpty() {
 			l.mu.polls = false
 			l.mu.Unlock()
 			return

@@ -2,11 +2,11 @@ package quota
 
 import (
 	"fmt"
-	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/notify"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -148,51 +148,16 @@ func raise(peak *atomic.Int64, n int64) {
 	}
 }
 
-// subscribers are functions to be called when there may be more room.
+// subscribers are called when there may be more room.
 type subscribers struct {
-	all    atomic.Pointer[[]subscriber] // copied on write; called without locks
+	notify.List
 	panics guard.Log
-
-	mu struct {
-		lockrank.Mutex[lockrank.Backend]
-		next int
-	}
-}
-
-type subscriber struct {
-	id int
-	f  func()
-}
-
-func (s *subscribers) add(f func()) (cancel func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	id := s.mu.next
-	s.mu.next++
-	next := append(slices.Clone(s.list()), subscriber{id, f})
-	s.all.Store(&next)
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		next := slices.DeleteFunc(slices.Clone(s.list()), func(s subscriber) bool { return s.id == id })
-		s.all.Store(&next)
-	}
-}
-
-func (s *subscribers) list() []subscriber {
-	if all := s.all.Load(); all != nil {
-		return *all
-	}
-	return nil
 }
 
 func (s *subscribers) notify() {
-	all := s.list()
-	if len(all) == 0 {
+	if s.IsEmpty() {
 		return
 	}
 	lockrank.AssertNone("a quota's subscribers are called")
-	for _, one := range all {
-		s.panics.Do("a subscriber of a quota", one.f)
-	}
+	s.Each(func(f func()) { s.panics.Do("a subscriber of a quota", f) })
 }
