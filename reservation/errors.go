@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation/account"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -151,27 +152,19 @@ func (e *DeadlockError) Error() string {
 // Is matches ErrDeadlock.
 func (e *DeadlockError) Is(target error) bool { return target == ErrDeadlock }
 
-// endedError is a wait that its context ended. It matches the context's error
-// and its cause.
-type endedError struct {
-	what       string
-	err, cause error
-	account    *account.Account // of what was waited for; nil after a short wait
+// ended is the error of a wait that its context has ended.
+func ended(ctx context.Context, what string) error {
+	return waitline.Ended(ctx, "reservation: "+what)
 }
 
-func ended(ctx context.Context, what string) *endedError {
-	return &endedError{what: what, err: ctx.Err(), cause: context.Cause(ctx)}
+// longError is the error of a long wait that its context has ended.
+type longError struct {
+	error
+	account *account.Account // of what was waited for
 }
 
-func (e *endedError) Error() string {
-	s := "reservation: " + e.what + ": " + e.cause.Error()
-	if e.account != nil {
-		s += "; " + e.account.String()
-	}
-	return s
-}
-
-func (e *endedError) Unwrap() []error { return []error{e.cause, e.err} }
+func (e *longError) Error() string { return e.error.Error() + "; " + e.account.String() }
+func (e *longError) Unwrap() error { return e.error }
 
 // errKept is the cause of a refusal while there is room.
 var errKept = errors.New("what is free is kept for an older request")

@@ -2,7 +2,6 @@ package reservation
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -28,18 +27,6 @@ type LongWait struct {
 	Waiters   int             // all that wait for the space
 	Waiting   int64           // the sum of what they need
 	Account   account.Account // of the space
-}
-
-// String returns the wait as one line.
-func (w LongWait) String() string {
-	s := fmt.Sprintf("%s: %d bytes have been waited for since %v", w.Space, w.Requested, w.Waited.Round(time.Second))
-	if w.Owner != "" {
-		s += fmt.Sprintf(" by %q", w.Owner)
-	}
-	if w.Waiters > 1 {
-		s += fmt.Sprintf(" (%d waiters need %d bytes there)", w.Waiters, w.Waiting)
-	}
-	return s + "; " + w.Account.String()
 }
 
 // LogValue makes a LongWait's attributes for a log.
@@ -81,11 +68,11 @@ func (m *Manager) ownedIn(l *line) (promised []account.Promise) {
 // ended is the error of a wait that its context ended. After a second it says who holds
 // the room.
 func (m *Manager) ended(ctx context.Context, w *waiter, waited time.Duration) error {
-	e := ended(ctx, w.String())
+	err := ended(ctx, w.String())
 	if waited < longWaitGap {
-		return e
+		return err
 	}
-	kept := int64(-1)
+	e, kept := &longError{error: err}, int64(-1)
 	for i := range w.slots { // of the candidates the one where handles and records keep most
 		d := m.recent(w.slots[i].line)
 		var n int64

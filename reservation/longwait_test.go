@@ -51,11 +51,11 @@ func TestLongWait(t *testing.T) {
 			t.Errorf("it was told %+v", w)
 		}
 		for _, want := range []string{
-			"50 bytes have been waited for since 5s (2 waiters need 70 bytes there)", "0 of 100 bytes are available, 10 promised",
+			"requested=50", "waited=5s", "waiters=2", "waiting=70", "0 of 100 bytes are available, 10 promised",
 			`1 handle of plan "q", operator join:0 (batch 2): 60 bytes`, `owner "probe" (batch 7): 30 bytes`, `1 reservation, owner "probe": 10 bytes`,
 		} {
-			if !strings.Contains(w.String(), want) {
-				t.Errorf("%q does not say %q", w, want)
+			if !strings.Contains(w.LogValue().String(), want) {
+				t.Errorf("%q does not say %q", w.LogValue(), want)
 			}
 		}
 		release(t, full)

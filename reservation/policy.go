@@ -43,17 +43,6 @@ func (p LimitPolicy) validate() error {
 	return nil
 }
 
-// String returns "fail", "ignore" or "increase×1.25".
-func (p LimitPolicy) String() string {
-	switch p.kind {
-	case policyIgnore:
-		return "ignore"
-	case policyIncrease:
-		return fmt.Sprintf("increase×%v", p.padding)
-	}
-	return "fail"
-}
-
 // hint tells what helps when an allocation was refused.
 func (p LimitPolicy) hint() string {
 	if p.kind == policyFail {

@@ -112,7 +112,7 @@ func TestPolicies(t *testing.T) {
 				if !errors.As(err, &e) || e.Space != gpu0 || e.Requested != 70 || e.Available != 40 || e.Limit != 100 || e.Hint == "" {
 					t.Errorf("%+v", err)
 				}
-				if wantCause := test.policy.String() != "fail"; errors.Is(err, tier.ErrNoSpace) != wantCause {
+				if wantCause := test.policy != reservation.Fail(); errors.Is(err, tier.ErrNoSpace) != wantCause {
 					t.Errorf("%v; that there is no space is its cause: %v", err, wantCause)
 				}
 			}
@@ -121,16 +121,6 @@ func TestPolicies(t *testing.T) {
 			wantUsage(t, s, 0, 0, test.promised+test.others)
 			release(t, r, others)
 		})
-	}
-}
-
-func TestPolicyNames(t *testing.T) {
-	for want, p := range map[string]reservation.LimitPolicy{
-		"fail": reservation.Fail(), "ignore": reservation.Ignore(), "increase×1.25": reservation.Increase(1.25),
-	} {
-		if p.String() != want {
-			t.Errorf("%s; want %s", p, want)
-		}
 	}
 }
 
@@ -299,7 +289,7 @@ func TestFailedAllocLeavesTheReservationAsItWas(t *testing.T) {
 		p := s.Pool().(*heapPool)
 		p.failWith(cause)
 		sizes := []int64{1, 40}
-		if policy.String() != "fail" {
+		if policy != reservation.Fail() {
 			sizes = append(sizes, 41, 70, 140)
 		}
 		for _, size := range sizes {

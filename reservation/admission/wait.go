@@ -481,19 +481,7 @@ func (a *Admitter) changed(space *tier.Space, c tier.Change) {
 	s.fire()
 }
 
-// endedError is a wait that its context ended. It matches the context's error and its
-// cause.
-type endedError struct {
-	operator   string
-	err, cause error
-}
-
+// ended is the error of a wait that its context has ended.
 func ended(ctx context.Context, e *Estimate) error {
-	return &endedError{e.Operator, ctx.Err(), context.Cause(ctx)}
+	return waitline.Ended(ctx, fmt.Sprintf("admission: task %q was not admitted", e.Operator))
 }
-
-func (e *endedError) Error() string {
-	return fmt.Sprintf("admission: task %q was not admitted: %v", e.operator, e.cause)
-}
-
-func (e *endedError) Unwrap() []error { return []error{e.cause, e.err} }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -88,14 +89,7 @@ func (e *LeakError) Error() string {
 	return b.String()
 }
 
-// endedError is a wait that its context ended. It matches the context's error and
-// its cause.
-type endedError struct{ err, cause error }
-
-func ended(ctx context.Context) error { return &endedError{ctx.Err(), context.Cause(ctx)} }
-
-func (e *endedError) Error() string   { return "permit: not granted: " + e.cause.Error() }
-func (e *endedError) Unwrap() []error { return []error{e.cause, e.err} }
+func ended(ctx context.Context) error { return waitline.Ended(ctx, "permit: not granted") }
 
 func closedError() error { return fmt.Errorf("permit: the pool is %w", tier.ErrClosed) }
 
