@@ -63,9 +63,10 @@ type Task struct {
 // counts as running out of memory. If f has several goroutines that wait or release,
 // Grant.Owner().SetWorkers must say so: else it is taken for stuck when one of them waits.
 //
-// Inputs that can never be in one GPU together, beside the output and overhead that the task states, are a
-// *reservation.ExceededError at once, and inputs in a GPU that is lost a *tier.LostError: nothing is moved then. When
-// an attempt shows that the task takes more than any GPU has, there is no other; see admission.Admitter.Run.
+// Inputs that can never be in one GPU together, beside the output and overhead that the task
+// states, are a *reservation.ExceededError at once, and inputs in a GPU that is lost a
+// *tier.LostError: nothing is moved then. When an attempt shows that the task takes more than any
+// GPU has, there is no other; see admission.Admitter.Run.
 func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *Grant, []*Handle) error) (err error) {
 	owner := reservation.OwnerOf(ctx)
 	if owner == nil {
@@ -121,8 +122,8 @@ func (t *Task) stated() int64 {
 	return output + overhead
 }
 
-// fitTogether refuses inputs for which no space of the admission's has room, with so many bytes beside them. What is
-// lost is admission's to tell.
+// fitTogether refuses inputs for which no space of the admission's has room, with so many bytes
+// beside them. What is lost is admission's to tell.
 func (e *Engine) fitTogether(in *taskInputs, beside int64) error {
 	var best *tier.Space
 	var need int64

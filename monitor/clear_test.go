@@ -81,7 +81,8 @@ func TestClear(t *testing.T) {
 	}
 }
 
-// TestClearEnds: moves that fail do not go on for ever, and what failed stays where it was and may be moved later.
+// TestClearEnds: moves that fail do not go on for ever, and what failed stays where it was and may
+// be moved later.
 func TestClearEnds(t *testing.T) {
 	bubble(t, "a broken way", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, nil)

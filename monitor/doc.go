@@ -31,24 +31,22 @@
 //
 // # What goes wrong
 //
-// A batch that is in use after all, or a target without room, is no error: another
-// is chosen. After any other error the batch stays where it is. If the error is the
-// batch's own (batch.ErrUnmovable), the batch is not tried for that tier again for two periods, then
-// four, up to 1024, and goes to the next one. When it can be converted for none, an Unmovable event
-// is sent once, and the batch is set aside. It is tried at once when it has got another
-// form, or when the converters have changed. All others go on. If the error is about the
-// machine, or nobody knows, the batch is set aside as well, up to 64 periods; and from the
-// second such error in a row the way between the two spaces, too. Then another batch is
-// tried first. If nothing can be moved for a space, that is sent once, and the monitor looks
-// again when something changes.
-// If, beyond that, all that is used in the space belongs to batches at rest, and
-// all slower tiers are full in the same way, or none of the batches can be converted, then
-// nobody could ever release anything:
-// those who wait are sent away with a tier.NoSpaceError. Owners who wait for each
-// other hold something, which is the reservation manager's to find out: it asks Movable.
+// A batch that is in use after all, or a target without room, is no error: another is chosen. After
+// any other error the batch stays where it is. If the error is the batch's own
+// (batch.ErrUnmovable), the batch is not tried for that tier again for two periods, then four, up
+// to 1024, and goes to the next one. When it can be converted for none, an Unmovable event is sent
+// once, and the batch is set aside. It is tried at once when it has got another form, or when the
+// converters have changed. All others go on. If the error is about the machine, or nobody knows,
+// the batch is set aside as well, up to 64 periods; and from the second such error in a row the way
+// between the two spaces, too. Then another batch is tried first. If nothing can be moved for a
+// space, that is sent once, and the monitor looks again when something changes. If, beyond that,
+// all that is used in the space belongs to batches at rest, and all slower tiers are full in the
+// same way, or none of the batches can be converted, then nobody could ever release anything: those
+// who wait are sent away with a tier.NoSpaceError. Owners who wait for each other hold something,
+// which is the reservation manager's to find out: it asks Movable.
 //
-// A space that is lost with its device (tier.Space.Lost) is told once. Nothing is moved from it any more, however full it is:
-// its batches have no bytes that could be moved.
+// A space that is lost with its device (tier.Space.Lost) is told once. Nothing is moved from it any
+// more, however full it is: its batches have no bytes that could be moved.
 //
 // # Ownership
 //
@@ -59,9 +57,9 @@
 //
 // # Locks
 //
-// One mutex, the index's, of rank Monitor: the outermost, under which batches are
-// read. It guards what went wrong with batches, too, which Run and Clear note. Everything else belongs to Run's goroutine or is atomic. Policies, events
-// and the mover are called with no lock held.
+// One mutex, the index's, of rank Monitor: the outermost, under which batches are read. It guards
+// what went wrong with batches, too, which Run and Clear note. Everything else belongs to Run's
+// goroutine or is atomic. Policies, events and the mover are called with no lock held.
 //
 //	[Monitor] → Manager → Repository → Batch → Registry → Reservation → Space → …
 package monitor

@@ -60,9 +60,9 @@ type Refused struct {
 	Spaces  []tier.ID // those that are full for good
 }
 
-// Unmovable says that a batch could not be converted for any of the slower tiers. It is set aside with growing pauses
-// and other batches go instead of it; a batch that gets another form is tried at once, as all
-// are when a converter is added or removed.
+// Unmovable says that a batch could not be converted for any of the slower tiers. It is set aside
+// with growing pauses and other batches go instead of it; a batch that gets another form is tried
+// at once, as all are when a converter is added or removed.
 type Unmovable struct {
 	Batch     batch.ID
 	Space, To tier.ID // where it is, and where it should have gone last

@@ -99,7 +99,8 @@ func (f *refusal) bound(now time.Time, used int64) int64 {
 	return f.bytes
 }
 
-// isLost says whether s is lost, so that nothing can be moved from it or to it, and tells the first time.
+// isLost says whether s is lost, so that nothing can be moved from it or to it, and tells the first
+// time.
 func (m *Monitor) isLost(s *space) bool {
 	err := s.Lost()
 	if err == nil {

@@ -19,7 +19,14 @@ func (m *Manager) observe() *books {
 	for _, l := range m.lines {
 		b.AddLine().Holds = l.space.HoldChanges()
 	}
-	b.Changes = m.observeReservations(b)
+	open, changes := m.progress.owners.reservations()
+	b.Changes = changes
+	for o, all := range open {
+		v := b.owner(o)
+		for _, r := range all {
+			b.Promise(v, b.Lines[r.rec.line.index], r.Bytes())
+		}
+	}
 	m.observeHolds(b)
 	m.mu.Lock()
 	for w := range m.progress.waits {
@@ -46,29 +53,6 @@ func (m *Manager) observe() *books {
 	t.Unlock()
 	b.Settle()
 	return b
-}
-
-// observeReservations reads what reservations of owners promise.
-func (m *Manager) observeReservations(b *books) (changes uint64) {
-	type open struct {
-		owner        *Owner
-		reservations []Reservation
-	}
-	t := &m.progress.owners
-	t.Lock()
-	changes = t.changes
-	all := make([]open, 0, len(t.open))
-	for o := range t.open {
-		all = append(all, open{o, o.reservationsLocked()})
-	}
-	t.Unlock()
-	for _, o := range all {
-		v := b.owner(o.owner)
-		for _, r := range o.reservations {
-			b.Promise(v, b.Lines[r.rec.line.index], r.Bytes())
-		}
-	}
-	return changes
 }
 
 // observeHolds reads which handles and records keep memory.

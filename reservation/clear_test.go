@@ -45,8 +45,8 @@ func newClearer(t *testing.T, need int) *clearer {
 	return c
 }
 
-// TestClear: what is promised and lies in pieces is had when others have been moved out of the way, and not
-// tried after that. Other refusals, and those who do not want it, have nobody moved.
+// TestClear: what is promised and lies in pieces is had when others have been moved out of the way,
+// and not tried after that. Other refusals, and those who do not want it, have nobody moved.
 func TestClear(t *testing.T) {
 	draw := func(c *clearer, opts ...reservation.Option) (reservation.Reservation, *tier.Buffer, error) {
 		r := mustTry(t, c.Manager, onGPU0, 100, opts...)

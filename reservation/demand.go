@@ -28,9 +28,9 @@ func (m *Manager) Demand(dst []Demand) []Demand {
 	return dst
 }
 
-// OnDemand calls f whenever a request begins to wait, on its goroutine and with
-// no lock held; f must be quick and must not block. A panic of f is logged. The returned function ends
-// that; a call that has begun may still be running when it returns.
+// OnDemand calls f whenever a request begins to wait, on its goroutine and with no lock held; f
+// must be quick and must not block. A panic of f is logged. The returned function ends that; a call
+// that has begun may still be running when it returns.
 func (m *Manager) OnDemand(f func()) (cancel func()) { return m.subscribers.Add(f) }
 
 func (m *Manager) announce() {

@@ -1,7 +1,5 @@
-// Package reservation promises bytes of a machine's memories to those who ask,
-// before they allocate, and keeps those who have to wait in a fair order. Work
-// that reserves first does not find out half-way that the memory is full, and
-// what waits here is what the monitor spills for.
+// Package reservation promises bytes of a machine's memories before they are allocated, and keeps
+// requests that have to wait in a fair order. The monitor spills for what waits here.
 //
 //	Strategy ── which spaces ──▶ Manager ── promises ──▶ Reservation ── draws ──▶ tier.Buffer
 //	                                │                        │  ▲                     │
@@ -9,41 +7,31 @@
 //	                                ▼                        ▼
 //	                            tier.Space ◀─────────────────┘
 //
-// Package arrowmem lets arrow-go build its arrays inside such a promise.
-//
 // # Ownership
 //
-// A Reservation belongs to whom Reserve, TryReserve or ReserveUpTo gave it, who
-// must Release it once. Its bytes are charged to its space from the start, so
-// drawing a buffer within the promise never fails for want of room, though a
-// device, or an arena, may be too fragmented for it, whatever Config.Clear moves away. A Buffer belongs to whom Alloc gave it and
-// may outlive the reservation: freed before Release its bytes are the promise's
-// again, freed afterwards they are the space's, and in between, while a device
-// still works on it, they are neither's. Whoever frees it, on whichever
-// goroutine, it is credited where it was charged.
+// The caller of Reserve owns the Reservation and must Release it once. Its bytes are charged to
+// its space from the start. So an allocation within the promise never fails for want of room,
+// unless what is free lies in pieces. The caller of Alloc owns the Buffer, which may outlive the
+// reservation. A buffer that is freed before Release makes its bytes unused again; afterwards
+// they go to the space. While a device still works on it they are in neither. It is credited where
+// it was charged, on whichever goroutine it is freed.
 //
-// A Manager belongs to whoever made it. It owns no goroutine, but for a timer's
-// while an owner waits, and neither the spaces nor the reservations: Close wakes those
-// who wait and refuses new requests, and what was promised stays good.
+// A Manager owns neither the spaces nor the reservations. It has no goroutine but that of a timer
+// while a request waits. Close ends all waits and refuses new requests; promises stay good.
 //
 // # Waiting
 //
-// A request that would not fit any of its candidates even if they were empty is
-// refused at once. So is one whose candidates are lost, and who waits for room when its
-// last candidate is lost is told then: with a tier.LostError. One that has other candidates goes on with those. Any other waits for any of its candidates: it stands in the
-// line of each and leaves them all when it is served from one. A wait ends when
-// there is room, with its context, by Close, when the monitor, having nothing
-// left to move away, calls Refuse, or by the news of a deadlock. Grow waits like a new request, last in line.
-// Allocations wait for nobody's release. Where promised room lies in pieces, Config.Clear may have
-// others moved out of the way meanwhile.
+// A request that would not fit any of its candidates even if they were empty is refused at once,
+// and so is one whose candidates are all lost (tier.LostError). Any other stands in the line of
+// each candidate, and leaves them all when it is served from one. A wait ends when there is room,
+// with its context, by Close, by Refuse, by a DeadlockError, or when its last candidate is lost.
+// Grow waits like a new request, last in line. Alloc waits for nobody's release.
 //
-// Each space serves its line in the order of arrival, with exceptions that keep
-// it busy. While the oldest waiter, the head, does not fit, others that do may be
-// served before it, waiting or just coming, but only Config.Bypass of them. Then
-// the door is shut: what is freed adds up until the head fits. The count begins
-// anew with each head, so a waiter that has k others before it can be passed by
-// k+1 times as many. TryReserve, Grow, TryGrow and the policies Ignore and
-// Increase pass through the same door.
+// Each space serves its line in the order of arrival. While the head does not fit, others that do
+// may be served before it, waiting or new, but only Config.Bypass of them. Then the door is shut:
+// what is freed adds up until the head fits. The count begins anew with each head, so a request
+// that has k others before it can be passed by k+1 times as many. TryReserve, Grow, TryGrow and
+// the policies Ignore and Increase pass through the same door.
 //
 // # Deadlocks
 //
@@ -70,24 +58,16 @@
 // cleared when it holds as much as it wanted then, or when it has released everything, was served,
 // and has released everything once more.
 //
-// # Streams and memory that is out
-//
-// Streams counts allocations by the stream that they are for, and lets those of a
-// stream draw from one reservation. An out-of-memory hook is asked when an allocation
-// fails, and may free something and ask for one more try; see WithOutOfMemory.
-//
 // # Locks
 //
-// Four kinds of mutex are of this package's rank and are never held together: the
-// Manager's guards the lines, that of its table of owners the owners, a Reservation's its
-// books, and that of Streams its counts. Under them only the
-// ledger of a space is locked (that is below), never a Space, which calls its
-// listeners when it is charged:
+// Four kinds of mutex have this package's rank and are never held together: the Manager's guards
+// the lines, that of its table of owners the owners, a Reservation's its books, and that of
+// Streams its counts. Under them only the ledger of a space is locked (that is below), never a
+// Space, which calls its listeners when it is charged:
 //
 //	… → Batch → Registry → Reservation → Space → Ledger → …
 //
-// So spaces are charged without a lock, and that shapes the code: a waiter is
-// picked under the lock, charged without it, and told under it again, which fails
-// if its wait has ended meanwhile. Strategies, subscribers, pools, hooks, Movable and
-// the callback of Refuse are called without locks, and waiters are woken without.
+// So a waiter is picked under the lock, charged without it, and served under it again, which
+// fails if its wait has ended meanwhile. Strategies, subscribers, pools, hooks, Movable and the
+// callback of Refuse are called without locks, and waiters are woken without.
 package reservation

@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Sentinels, to be matched with errors.Is. A space that has no room now is
-// tier.ErrNoSpace, one whose device has failed for good tier.ErrLost, a reservation that was given up is tier.ErrReleased, and a
-// manager that was closed is tier.ErrClosed.
+// Sentinels, to be matched with errors.Is. A space that has no room now is tier.ErrNoSpace, one
+// whose device has failed for good tier.ErrLost, a reservation that was given up is
+// tier.ErrReleased, and a manager that was closed is tier.ErrClosed.
 var (
 	// ErrExceeded: a request can never fit, or a promise is used up.
 	ErrExceeded = errors.New("limit exceeded")

@@ -172,7 +172,8 @@ func TestStrangersAreGivenTime(t *testing.T) {
 	})
 }
 
-// waitingOwners makes n owners that hold one byte each and wait for two, and returns what ends them.
+// waitingOwners makes n owners that hold one byte each and wait for two, and returns what ends
+// them.
 func waitingOwners(t *testing.T, m *reservation.Manager, n int) (end func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	busy := newTask(t, m, "busy") // it runs, and holds enough for all: nobody is told

@@ -233,7 +233,8 @@ func (l *line) pickLocked() (s *slot, door waitline.Door) {
 	}
 }
 
-// exceeded is the error of a request that can never fit: that it is too large, or that the space is lost.
+// exceeded is the error of a request that can never fit: that it is too large, or that the space is
+// lost.
 func (l *line) exceeded(bytes int64) error {
 	if err := l.space.Lost(); err != nil {
 		return err

@@ -48,15 +48,9 @@ func (m *Manager) Account(id tier.ID) (account.Account, bool) {
 
 // ownedIn returns what the reservations of owners promise in a line.
 func (m *Manager) ownedIn(l *line) (promised []account.Promise) {
-	t := &m.progress.owners
-	t.Lock()
-	var all []*Owner
-	for o := range t.open {
-		all = append(all, o)
-	}
-	t.Unlock()
-	for _, o := range all {
-		for _, r := range o.reservations(t) {
+	open, _ := m.progress.owners.reservations()
+	for o, all := range open {
+		for _, r := range all {
 			if r.rec.line == l {
 				promised = append(promised, account.Promise{Owner: o.name, Bytes: r.Bytes()})
 			}

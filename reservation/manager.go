@@ -22,13 +22,12 @@ const defaultBypass = 16
 // Config describes a Manager. Spaces is required; each must have its own id.
 type Config struct {
 	Spaces []*tier.Space
-	// Distance returns how far apart two NUMA nodes are (-1 is unknown); nil means
-	// that all nodes but the same are equally far. It is called by NewManager only, whose
-	// error a panic of it is.
+	// Distance returns how far apart two NUMA nodes are (-1 is unknown); nil means that all
+	// nodes but the same are equally far. NewManager alone calls it, and returns its panic.
 	Distance func(nodeA, nodeB int) int
-	// Paired says whether two spaces belong together, such as a GPU and host memory that is
-	// set apart for it: of those that are equally near a paired one comes first. Nil means
-	// that none do. It is called by NewManager only, whose error a panic of it is.
+	// Paired says whether two spaces belong together, such as a GPU and host memory for it: of
+	// those that are equally near a paired one comes first. Nil means that none do. NewManager
+	// alone calls it, and returns its panic.
 	Paired func(a, b tier.ID) bool
 	// Bypass is how many requests may be served from a space before its oldest
 	// waiter, for which there is no room yet; after that all freed bytes are kept
@@ -37,26 +36,23 @@ type Config struct {
 	// Grace is how long nothing may change before owners who all wait are taken for
 	// deadlocked; 0 means 100 ms. See the package doc.
 	Grace time.Duration
-	// StuckAfter is how long nothing may change before somebody, with an owner or without, is
-	// told ErrDeadlock who waits for what handles or records of unknown owners keep. 0 means
-	// 30 s, below 0 that nobody is told. See the package doc.
+	// StuckAfter is the same for waits for room that handles or records of unknown owners keep.
+	// 0 means 30 s, below 0 that these waits never end with ErrDeadlock.
 	StuckAfter time.Duration
-	// Movable says whether bytes of a space may become free without any owner's doing:
-	// because something is on its way out, or is going to be moved. It is called with no lock
-	// held while all owners wait, and must not call Close. Nil means that nothing can be
-	// moved.
+	// Movable says whether bytes of a space may become free because something is moved out. It
+	// is called with no lock held while all owners wait, and must not call Close. Nil means that
+	// nothing can be moved.
 	Movable func(tier.ID) bool
-	// Clear is asked when bytes that were promised cannot be allocated because what is free in the
-	// space lies in pieces (tier.NoSpaceError.Largest). It may move something out of the space,
-	// and calls enough after each, until that returns true. It is called with no lock held, on
-	// the goroutine that allocates, which waits for it: it must not wait for anybody's
-	// release. Nil means that nothing is moved for the sake of one piece.
+	// Clear is called when promised bytes cannot be allocated because what is free lies in
+	// pieces (tier.NoSpaceError.Largest). It may move batches out of the space, and calls enough
+	// after each, until that returns true. It runs on the goroutine that allocates, with no lock
+	// held, and must not wait for anybody's release. Nil means that nothing is moved.
 	Clear func(space tier.ID, enough func() bool)
-	// LongWait is told of a wait that has taken 5 s, and again after twice as
-	// long, and so on: of the oldest in each space. It is called on a goroutine of its own
-	// with no lock held, and must not call Close. Nil means that nobody is told.
+	// LongWait is called for the oldest wait in each space when it has taken 5 s, and again after
+	// twice as long, and so on. It runs on a goroutine of its own with no lock held, and must not
+	// call Close. It may be nil.
 	LongWait func(LongWait)
-	// Logger is told of functions of the program's that panic; nil means slog.Default.
+	// Logger gets the panics of the program's functions; nil means slog.Default.
 	Logger *slog.Logger
 }
 
@@ -71,9 +67,8 @@ func (c Config) validate() error {
 	return err
 }
 
-// Manager promises bytes of a fixed set of spaces, and keeps those who have to
-// wait for them in order. It is safe for concurrent use. The package doc tells
-// how it is fair and what it locks.
+// Manager promises bytes of a fixed set of spaces. It is safe for concurrent use. The package
+// documentation says how it is fair and what it locks.
 type Manager struct {
 	spaces *Spaces
 	lines  []*line // as spaces.all
@@ -138,23 +133,21 @@ func NewManager(cfg Config) (*Manager, error) {
 // Spaces returns the manager's spaces.
 func (m *Manager) Spaces() *Spaces { return m.spaces }
 
-// Reserve promises bytes in the first of the strategy's candidates that has
-// room, and waits for any of them if none has. A space charges what a buffer of
-// that size takes. How many bytes that is in each candidate a Sized strategy says. The
-// caller must Release the reservation.
+// Reserve promises bytes in the first of the strategy's candidates that has room, and waits for
+// any of them if none has. A space charges what a buffer of that size takes; a Sized strategy
+// says how many bytes it asks for in each candidate. The caller must Release the reservation.
 //
-// A request that would not fit any candidate even if that were empty fails at
-// once with an ExceededError. A candidate that is lost (tier.Space.Lost) is passed by, and where all are lost it
-// fails with a tier.LostError; so it does when it waits and the last candidate that it fits in is lost. A wait is ended by ctx, with an error that matches
-// its cause and its Err; by Close, with tier.ErrClosed; by Refuse, with a
-// tier.NoSpaceError; for an owner by a DeadlockError; and by limits that were lowered
-// below the request, with an ExceededError. Nothing is reserved then.
+// A request that would not fit any candidate even if that were empty fails at once with an
+// ExceededError, or with a tier.LostError if all candidates are lost. A wait is ended by ctx, with
+// an error that matches its cause and its Err; by Close, with tier.ErrClosed; by Refuse, with a
+// tier.NoSpaceError; by a DeadlockError; by limits that were lowered below the request, with an
+// ExceededError; and by the loss of its last candidate. Nothing is reserved then.
 func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, bytes, bytes, opts)
 }
 
-// TryReserve is Reserve for those who do not wait: if there is no room now, or
-// what there is is kept for an older request, it returns a tier.NoSpaceError.
+// TryReserve is Reserve without waiting: if there is no room now, or what there is is kept for
+// an older request, it returns a tier.NoSpaceError.
 func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (Reservation, error) {
 	return m.reserve(context.Background(), false, s, bytes, bytes, opts)
 }

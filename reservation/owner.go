@@ -3,6 +3,8 @@ package reservation
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -205,13 +207,14 @@ var told0 told
 // holds, or held until now, in no open reservation, handle or record.
 func (o *Owner) gotPast(t *owners, beside int64) {
 	t.Lock()
-	told := o.told.is
-	t.Unlock()
-	if !told {
+	if !o.told.is {
+		t.Unlock()
 		return
 	}
+	open := slices.Collect(maps.Keys(o.open))
+	t.Unlock()
 	held := beside + o.kept()
-	for _, r := range o.reservations(t) {
+	for _, r := range open {
 		held += r.Bytes()
 	}
 	t.Lock()
@@ -247,17 +250,13 @@ func (o *Owner) served(n int64) {
 	}
 }
 
-// reservations returns o's open reservations.
-func (o *Owner) reservations(t *owners) []Reservation {
+// reservations returns the open reservations of all owners, and how many were opened and closed.
+func (t *owners) reservations() (open map[*Owner][]Reservation, changes uint64) {
 	t.Lock()
 	defer t.Unlock()
-	return o.reservationsLocked()
-}
-
-func (o *Owner) reservationsLocked() []Reservation {
-	out := make([]Reservation, 0, len(o.open))
-	for r := range o.open {
-		out = append(out, r)
+	open = make(map[*Owner][]Reservation, len(t.open))
+	for o := range t.open {
+		open[o] = slices.Collect(maps.Keys(o.open))
 	}
-	return out
+	return open, t.changes
 }

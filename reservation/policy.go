@@ -89,9 +89,9 @@ func WithPolicy(p LimitPolicy) Option {
 	}
 }
 
-// WithoutClearing says that allocations from the reservation fail at once where the room lies in pieces, and
-// that nothing is moved out of the way (Config.Clear): for those who can go elsewhere, or do
-// such moving themselves.
+// WithoutClearing says that allocations from the reservation fail at once where the room lies in
+// pieces, and that nothing is moved out of the way (Config.Clear): for those who can go elsewhere,
+// or do such moving themselves.
 func WithoutClearing() Option { return withoutClearing }
 
 // withoutClearing is no literal, so that the option costs no allocation.

@@ -11,15 +11,11 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Reservation is a promise of bytes in one space, from which buffers are drawn.
-// It belongs to whom Reserve gave it, who must Release it once. Its bytes are
-// charged to the space from the start: they are either unused or in buffers that
-// were drawn from it, and a buffer that is freed makes them unused again. It is
-// safe for concurrent use, and buffers may be freed from any goroutine.
+// Reservation is a promise of bytes in one space, from which buffers are drawn. It must be
+// released once. It is safe for concurrent use, and buffers may be freed from any goroutine.
 //
-// It is a small value, to be copied and compared: its copies are the same promise. The
-// zero value is none: it has no space, and everything but Release of it is
-// tier.ErrReleased.
+// It is a small value, to be copied and compared: its copies are the same promise. The zero value
+// is none: it has no space, and everything but Release of it is tier.ErrReleased.
 type Reservation struct {
 	rec *record
 	gen uint64 // of rec when it was taken; afterwards rec may be somebody else's
@@ -184,13 +180,12 @@ func (r *record) unusedLocked() int64 {
 	return max(0, r.mu.promised-r.mu.drawn)
 }
 
-// Alloc draws a buffer of size bytes in one piece. The caller must release it,
-// before or after the reservation. What it takes is Space.Charge(size); if that is
-// more than what is unused, the policy decides, and a refusal is an ExceededError; in a space that is
-// lost it is a tier.LostError. It waits for nobody's release. Where the room lies in pieces it waits until others
-// have been moved out of its way (Config.Clear), and if that is not enough, it is a tier.NoSpaceError
-// with the length of the largest piece. On an error the reservation is as it was. A size of 0 gives a
-// nil buffer.
+// Alloc draws a buffer of size bytes in one piece, which the caller must release. It takes
+// Space.Charge(size) bytes. If that is more than is unused, the policy decides, and a refusal is
+// an ExceededError. In a space that is lost it is a tier.LostError. It waits for nobody's release;
+// where the room lies in pieces it waits for Config.Clear, and if that is not enough, it is a
+// tier.NoSpaceError with the length of the largest piece. On an error the reservation is as it
+// was. A size of 0 gives a nil buffer.
 func (r Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCuts(size, nil) }
 
 // AllocCuts is Alloc for memory that may be split at cuts: ascending multiples
@@ -238,8 +233,8 @@ func (r Reservation) allocCleared(size int64, cuts []int64, a tier.Account, err 
 	return b, err
 }
 
-// StopClearing does for r from now on what WithoutClearing does for a new reservation. After Release
-// it does nothing.
+// StopClearing does for r from now on what WithoutClearing does for a new reservation. After
+// Release it does nothing.
 func (r Reservation) StopClearing() {
 	if rec := r.lock(); rec != nil {
 		rec.mu.optioned, rec.mu.options.policy.asIs = true, true
@@ -371,11 +366,10 @@ func (a *creditor) Credit(n int64) bool {
 }
 
 // Grow promises n bytes more, rounded as the space charges them, and waits for
-// them as Reserve does: in the reservation's own space, and last in line. An error
-// leaves the reservation as it was; one that could never be so large is an
-// ExceededError, also when that comes about while it waits. Who holds bytes while waiting for more may wait for somebody who
-// does the same: an owner is told of that with a DeadlockError; others have TryGrow
-// and Release.
+// them as Reserve does: in the reservation's own space, and last in line. An error leaves the
+// reservation as it was. One that could never be so large is an ExceededError, also when that
+// comes about while it waits. Two that grow may wait for each other: an owner gets a
+// DeadlockError then; others have TryGrow and Release.
 func (r Reservation) Grow(ctx context.Context, n int64) error { return r.grow(ctx, true, n) }
 
 // TryGrow is Grow for those who do not wait: no room now is a

@@ -77,7 +77,8 @@ func TestPanicWhileServing(t *testing.T) {
 	})
 }
 
-// When nobody waits any more a space tells of releases as before: of none that leaves its bytes at hand.
+// When nobody waits any more a space tells of releases as before: of none that leaves its bytes at
+// hand.
 func TestNobodyAttendsInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := tier.NewSpace(tier.SpaceConfig{

@@ -32,9 +32,9 @@ type Sized interface {
 	BytesIn(s *tier.Space, bytes int64) int64
 }
 
-// AnyInTier is every space of a kind, the one with the most room first, less what others hold on its device; of spill
-// volumes the one whose turn it is, so that each gets bytes in proportion to how fast it
-// takes them.
+// AnyInTier is every space of a kind, the one with the most room first, less what others hold on
+// its device; of spill volumes the one whose turn it is, so that each gets bytes in proportion to
+// how fast it takes them.
 func AnyInTier(k tier.Kind) Strategy { return anyInTier(k) }
 
 // AnyInTierPreferring is every space of a kind: the one with that ordinal first,
@@ -50,10 +50,10 @@ func Specific(id tier.ID) Strategy { return specific{id} }
 // and so on; within a kind in the order of AnyInTier.
 func AnyInTiers(kinds ...tier.Kind) Strategy { return anyInTiers(slices.Clone(kinds)) }
 
-// ToDowngrade is every space of a slower kind to which data in from can move
-// down: the nearest first, by Config.Distance between their NUMA nodes and then those
-// that are paired with it, and those equally near in the order of AnyInTier. A kind that is not slower, or a
-// space that is unknown, has no candidates.
+// ToDowngrade is every space of a slower kind to which data in from can move down: the nearest
+// first, by Config.Distance between their NUMA nodes and then those that are paired with it, and
+// those equally near in the order of AnyInTier. A kind that is not slower, or a space that is
+// unknown, has no candidates.
 func ToDowngrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, true} }
 
 // ToUpgrade is every space of a faster kind to which data in from can move up,
@@ -64,7 +64,7 @@ func ToUpgrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, fals
 type anyInTier tier.Kind
 
 func (a anyInTier) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	return appendBest(dst, spaces.InTier(tier.Kind(a)), nil)
+	return spaces.appendBest(dst, tier.Kind(a), nil, nil)
 }
 
 func (a anyInTier) String() string { return "any " + tier.Kind(a).String() }
@@ -76,7 +76,7 @@ func (p preferring) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space 
 	if ok {
 		dst = append(dst, first)
 	}
-	return appendBest(dst, spaces.InTier(p.id.Kind), first)
+	return spaces.appendBest(dst, p.id.Kind, first, nil)
 }
 
 func (p preferring) String() string {
@@ -98,7 +98,7 @@ type anyInTiers []tier.Kind
 
 func (a anyInTiers) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
 	for _, k := range a {
-		dst = appendBest(dst, spaces.InTier(k), nil)
+		dst = spaces.appendBest(dst, k, nil, nil)
 	}
 	return dst
 }
@@ -124,18 +124,7 @@ func (m move) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
 	if _, ok := spaces.ByID(m.from); !ok || m.to == m.from.Kind || (m.to > m.from.Kind) != m.down {
 		return dst
 	}
-	start := len(dst)
-	for _, sp := range spaces.InTier(m.to) {
-		dst = append(dst, sp)
-		for i := len(dst) - 1; i > start; i-- {
-			nearer := spaces.nearer(m.from, dst[i].ID(), dst[i-1].ID())
-			if nearer > 0 || nearer == 0 && !before(dst[i], dst[i-1]) {
-				break
-			}
-			dst[i], dst[i-1] = dst[i-1], dst[i]
-		}
-	}
-	return dst
+	return spaces.appendBest(dst, m.to, nil, &m.from)
 }
 
 func (m move) String() string {
@@ -146,32 +135,35 @@ func (m move) String() string {
 	return way + " from " + m.from.Kind.String() + ":" + strconv.Itoa(m.from.Ordinal) + " to " + m.to.String()
 }
 
-// before says whether a, of two spaces that are equally good otherwise, should be asked
-// for room before b.
-func before(a, b *tier.Space) bool {
+// appendBest appends all spaces of a kind but one: the nearest to from first, if that is not nil,
+// and of those equally near by pace and then by room. Spaces change while it looks; then the order
+// is as good as any.
+func (s *Spaces) appendBest(dst []*tier.Space, k tier.Kind, but *tier.Space, from *tier.ID) []*tier.Space {
+	start := len(dst)
+	for _, sp := range s.InTier(k) {
+		if sp == but {
+			continue
+		}
+		dst = append(dst, sp)
+		for i := len(dst) - 1; i > start && s.better(dst[i], dst[i-1], from); i-- {
+			dst[i], dst[i-1] = dst[i-1], dst[i]
+		}
+	}
+	return dst
+}
+
+func (s *Spaces) better(a, b *tier.Space, from *tier.ID) bool {
+	if from != nil {
+		if c := s.nearer(*from, a.ID(), b.ID()); c != 0 {
+			return c < 0
+		}
+	}
 	if c := a.Pace().Compare(b.Pace()); c != 0 {
 		return c < 0
 	}
 	return left(a) > left(b)
 }
 
-// left is what a space could take, less what others hold on its device: a GPU that is full of others' memory
-// comes after one that is not, although its books have as much room.
+// left is what a space could take, less what others hold on its device. A GPU that is full of
+// others' memory comes after one that is not, although its books have as much room.
 func left(s *tier.Space) int64 { return s.Available() - s.Foreign() }
-
-// appendBest appends all spaces but one, by pace and then by room, and in the order
-// given where those are equal. They change while it looks; then the order is as good as
-// any.
-func appendBest(dst, spaces []*tier.Space, but *tier.Space) []*tier.Space {
-	start := len(dst)
-	for _, sp := range spaces {
-		if sp == but {
-			continue
-		}
-		dst = append(dst, sp)
-		for i := len(dst) - 1; i > start && before(dst[i], dst[i-1]); i-- {
-			dst[i], dst[i-1] = dst[i-1], dst[i]
-		}
-	}
-	return dst
-}

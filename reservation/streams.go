@@ -114,11 +114,11 @@ func (s *Streams) Forget(on tier.Stream) error {
 	return nil
 }
 
-// Alloc draws a buffer of size bytes from the reservation that is attached to the
-// stream, as Reservation.Alloc does. Without one it takes the bytes from the space, if
-// there is room and nobody who waits has a claim to it; else it is a
-// tier.NoSpaceError. It waits as little as Reservation.Alloc. The caller must release the buffer, on whichever
-// goroutine and after work on whichever stream: it is credited where it was charged.
+// Alloc draws a buffer of size bytes from the reservation that is attached to the stream, as
+// Reservation.Alloc does. Without one it takes the bytes from the space, if there is room and
+// nobody who waits has a claim to it; else it is a tier.NoSpaceError. It waits as little as
+// Reservation.Alloc. The caller must release the buffer, on whichever goroutine and after work on
+// whichever stream: it is credited where it was charged.
 func (s *Streams) Alloc(on tier.Stream, size int64) (*tier.Buffer, error) {
 	if on == nil {
 		return nil, errors.New("reservation: a stream is required")

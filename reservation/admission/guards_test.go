@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestRoomBeforeThread: a grant gives its room back before its thread, so that who is woken by the end of a
-// task finds the room.
+// TestRoomBeforeThread: a grant gives its room back before its thread, so that who is woken by the
+// end of a task finds the room.
 func TestRoomBeforeThread(t *testing.T) {
 	w := newWorld(t, setup{cap: 1000})
 	g, err := w.Admit(t.Context(), exactly(600))
@@ -34,8 +34,8 @@ func TestRoomBeforeThread(t *testing.T) {
 	}
 }
 
-// TestLastPass: of two tasks that pass the head at once only one gets the last pass, and the other gives back what it
-// has reserved and waits.
+// TestLastPass: of two tasks that pass the head at once only one gets the last pass, and the other
+// gives back what it has reserved and waits.
 func TestLastPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Bypass: 1}}})
@@ -66,7 +66,8 @@ func TestLastPass(t *testing.T) {
 	})
 }
 
-// TestServedTwice: a head that waits for room in two spaces and gets it in both at once keeps one of them.
+// TestServedTwice: a head that waits for room in two spaces and gets it in both at once keeps one
+// of them.
 func TestServedTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, gpus: 2})
@@ -96,8 +97,8 @@ func TestServedTwice(t *testing.T) {
 	})
 }
 
-// TestOthersAreFaster: a task for which there was room when it looked is not admitted above the threshold, though it
-// has been promised its bytes.
+// TestOthersAreFaster: a task for which there was room when it looked is not admitted above the
+// threshold, though it has been promised its bytes.
 func TestOthersAreFaster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const need = 123

@@ -9,7 +9,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestLostSpaces: tasks run in what is left, also those that counted on a space when it was lost; with none left all are told.
+// TestLostSpaces: tasks run in what is left, also those that counted on a space when it was lost;
+// with none left all are told.
 func TestLostSpaces(t *testing.T) {
 	errGone := errors.New("gone")
 	half := admission.Config{Rules: admission.Rules{Threshold: 0.5}}

@@ -29,9 +29,9 @@ func (i in) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
 
 func (i in) String() string { return i.space.ID().String() }
 
-// plans asks where the task could run, and what it needs there: first where the need
-// is least, and of those where the room is most, less what others hold on the device. Spaces that are lost are passed by. all says to count all inputs as
-// missing. work is what is needed beside them.
+// plans asks where the task could run, and what it needs there: first where the need is least, and
+// of those where the room is most, less what others hold on the device. Spaces that are lost are
+// passed by. all says to count all inputs as missing. work is what is needed beside them.
 func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err error) {
 	work = e.work(a.rules.Estimator, e.input())
 	err = fmt.Errorf("admission: %s: %w", a.rules.Strategy, reservation.ErrNoCandidate)
@@ -60,11 +60,11 @@ func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err e
 	return plans, work, nil
 }
 
-// marks returns how many bytes may be used in a space so that a task is still
-// admitted, beside what others hold on the device, and how many in all. What lies between them is a whole number of the units
-// in which the space charges, which puts the mark up to a unit below the threshold: a
-// task that waits reserves it beside its need, and rounded up only there it would wait
-// where another that comes anew is admitted.
+// marks returns how many bytes may be used in a space so that a task is still admitted, beside what
+// others hold on the device, and how many in all. What lies between them is a whole number of the
+// units in which the space charges, which puts the mark up to a unit below the threshold: a task
+// that waits reserves it beside its need, and rounded up only there it would wait where another
+// that comes anew is admitted.
 func marks(s *tier.Space, threshold float64) (mark, top int64) {
 	top = add(s.Room(), s.Held())
 	mark = s.Capacity()

@@ -141,8 +141,8 @@ func (a *Admitter) never(e *Estimate, g *Grant, reserved int64, err error) error
 		return nil // it lacks something else
 	}
 	if exceeded != nil {
-		// What was drawn when it was refused is what was promised less what was unused. If the space itself
-		// refused, it is not known.
+		// What was drawn when it was refused is what was promised less what was unused. If the
+		// space itself refused, it is not known.
 		work := exceeded.Requested
 		if exceeded.Requested <= g.Space().Room() {
 			work = add(work, max(0, exceeded.Limit-exceeded.Available-g.base.Load()))

@@ -81,11 +81,11 @@ func (w *wakes) fire() {
 //
 // A panic of an estimator, a strategy or of the inputs is an error.
 //
-// The wait is ended by ctx, with an error that matches its cause and its Err; by Close,
-// with tier.ErrClosed; and by the monitor, if nothing can be moved out of the way, with
-// a tier.NoSpaceError. An estimate that makes no sense matches ErrEstimate, a strategy
-// without spaces reservation.ErrNoCandidate, with none but lost ones tier.ErrLost, and spaces whose limits leave no room at
-// all reservation.ErrExceeded.
+// The wait is ended by ctx, with an error that matches its cause and its Err; by Close, with
+// tier.ErrClosed; and by the monitor, if nothing can be moved out of the way, with a
+// tier.NoSpaceError. An estimate that makes no sense matches ErrEstimate, a strategy without spaces
+// reservation.ErrNoCandidate, with none but lost ones tier.ErrLost, and spaces whose limits leave
+// no room at all reservation.ErrExceeded.
 func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) {
 	if err := e.validate(); err != nil {
 		return nil, err

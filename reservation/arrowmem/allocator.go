@@ -122,8 +122,8 @@ func New(r reservation.Reservation) (*Allocator, error) {
 	return a, nil
 }
 
-// Allocate returns size bytes, all zero; nil for none. It waits as little as Reservation.Alloc. It panics,
-// for Guard, if the reservation has no room for them.
+// Allocate returns size bytes, all zero; nil for none. It waits as little as Reservation.Alloc. It
+// panics, for Guard, if the reservation has no room for them.
 func (a *Allocator) Allocate(size int) []byte {
 	if size < 0 {
 		panic(fmt.Sprintf("arrowmem: cannot allocate %d bytes", size))

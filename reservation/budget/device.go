@@ -210,10 +210,10 @@ func (d *device) MemInfo() (free, total int64) {
 	return min(free, max(0, b.mu.limit-b.mu.reserved)), min(total, b.mu.limit)
 }
 
-// Close implements tier.Device. It closes the wrapped device; what was charged for
-// it is credited, for its memory is gone, and it leaves the budget. That is so too if
-// the device says that it was closed before, or that something went wrong, and if some
-// of the memory stays because it is lent (tier.Lender): the budget knows nothing of what others have.
+// Close implements tier.Device. It closes the wrapped device; what was charged for it is credited,
+// for its memory is gone, and it leaves the budget. That is so too if the device says that it was
+// closed before, or that something went wrong, and if some of the memory stays because it is lent
+// (tier.Lender): the budget knows nothing of what others have.
 func (d *device) Close() error {
 	lockrank.AssertNone("a device is closed")
 	err := d.inner.Close()

@@ -88,8 +88,8 @@ func (l *Limit) String() string { return l.amount.String() }
 //
 // Each of the first three is also looked for under the name with NVSHARE_ in the place of
 // SPILLWAY_, if that is not set. The ratio has a second name, SPILLWAY_GPU_OVERSUB_RATIO, which is
-// read if the first is not set. A variable that is set and says nothing sensible, or nothing at all, is an
-// error that names it and quotes what it says: never "no limit".
+// read if the first is not set. A variable that is set and says nothing sensible, or nothing at
+// all, is an error that names it and quotes what it says: never "no limit".
 func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 	var s Settings
 	var errs []error
