@@ -80,7 +80,7 @@ func (e *Engine) setLimit(devices []tier.Device) (err error) {
 			Budget: "what is advertised of the GPUs, for " + name + ",", Requested: limit, Remaining: advertised, Limit: advertised,
 		})
 	}
-	l.quota, err = quota.New(limit, quota.Named(name), quota.OnOver(l.over))
+	l.quota, err = quota.New(quota.Config{Limit: limit, Name: name, OnOver: l.over})
 	return err
 }
 

@@ -143,7 +143,7 @@ func TestSizeUnderQuotas(t *testing.T) {
 }
 
 func TestOpenRefusesQuotas(t *testing.T) {
-	shared, err := quota.New(1 << 20)
+	shared, err := quota.New(quota.Config{Limit: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,7 +300,7 @@ func TestRemovedLedgerIsTold(t *testing.T) {
 func TestEnginesShareALimit(t *testing.T) {
 	seed := testseed.One(t)
 	const limit = 1 << 20
-	shared, err := quota.New(limit)
+	shared, err := quota.New(quota.Config{Limit: limit})
 	if err != nil {
 		t.Fatal(err)
 	}

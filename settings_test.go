@@ -434,7 +434,7 @@ var settings = []setting{
 			return func(eng *spillway.Engine) bool { return eng.Quota().Name() == "the test" }
 		}},
 	{field: "SharedQuota", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		shared, err := quota.New(1 << 20)
+		shared, err := quota.New(quota.Config{Limit: 1 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}

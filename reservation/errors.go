@@ -47,11 +47,8 @@ func (e *ExceededError) Error() string {
 	return s
 }
 
-// Is matches ErrExceeded.
-func (e *ExceededError) Is(target error) bool { return target == ErrExceeded }
-
-// Unwrap returns the cause.
-func (e *ExceededError) Unwrap() error { return e.Cause }
+// Unwrap returns ErrExceeded and the cause, if there is one.
+func (e *ExceededError) Unwrap() []error { return []error{ErrExceeded, e.Cause} }
 
 // Advice says what a waiter that was told of a deadlock should do.
 type Advice uint8

@@ -37,8 +37,8 @@ type Holder struct {
 	Batch    uint64 // one of the batches; 0 if there is none
 }
 
-// String returns, for example, `3 handles of plan "q", operator join:0: 4096 bytes`.
-func (h Holder) String() string {
+// text returns, for example, `3 handles of plan "q", operator join:0: 4096 bytes`.
+func (h Holder) text() string {
 	s := "1 " + h.What
 	if h.Count != 1 {
 		s = fmt.Sprintf("%d %ss", h.Count, h.What)
@@ -77,7 +77,7 @@ func (a Account) String() string {
 			fmt.Fprintf(&b, ", and %d more", len(a.Holders)-i)
 			break
 		}
-		b.WriteString(", " + h.String())
+		b.WriteString(", " + h.text())
 	}
 	if len(a.Holders) == 0 {
 		b.WriteString(", no open handle or record keeps any")

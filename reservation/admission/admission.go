@@ -268,9 +268,6 @@ func (g *Grant) Space() *tier.Space { return g.r.Space() }
 // reserved is less if the space can never have so much.
 func (g *Grant) Need() int64 { return g.need }
 
-// Alone says whether the task was admitted only because no other ran.
-func (g *Grant) Alone() bool { return g.alone }
-
 // Alloc draws a buffer from the reservation and notes how much is drawn then.
 func (g *Grant) Alloc(size int64) (*tier.Buffer, error) {
 	b, err := g.r.Alloc(size)

@@ -31,11 +31,8 @@ func (e *AttemptsError) Error() string {
 		"(give the task less input, or the space more memory)", e.Operator, e.Attempts, e.Space, e.Reserved, e.Need, e.Peak, e.Err)
 }
 
-// Is matches ErrAttempts.
-func (e *AttemptsError) Is(target error) bool { return target == ErrAttempts }
-
-// Unwrap returns the error of the last attempt.
-func (e *AttemptsError) Unwrap() error { return e.Err }
+// Unwrap returns ErrAttempts and the error of the last attempt.
+func (e *AttemptsError) Unwrap() []error { return []error{ErrAttempts, e.Err} }
 
 // OutOfMemory says whether an error is one after which a task is tried again: it
 // matches reservation.ErrExceeded, reservation.ErrDeadlock, tier.ErrNoSpace or

@@ -64,16 +64,8 @@ type block struct {
 
 var _ memory.Allocator = (*Allocator)(nil)
 
-// Sentinels of the Allocator, to be matched with errors.Is.
-var (
-	// ErrForeign: an Allocator was given memory that it did not allocate.
-	ErrForeign = errors.New("not allocated here")
-	// ErrUnfreed: an Allocator was closed while memory of it was not freed.
-	ErrUnfreed = errors.New("not freed")
-)
-
 // ForeignError says that an Allocator was to free or to reallocate memory that it
-// has not allocated, or that was freed before. It matches ErrForeign.
+// has not allocated, or that was freed before.
 type ForeignError struct {
 	Op    string // "free" or "reallocate"
 	Space tier.ID
@@ -84,11 +76,7 @@ func (e *ForeignError) Error() string {
 	return fmt.Sprintf("arrowmem: %s: cannot %s %d bytes: they were not allocated here, or freed before", e.Space, e.Op, e.Bytes)
 }
 
-// Is matches ErrForeign.
-func (e *ForeignError) Is(target error) bool { return target == ErrForeign }
-
-// UnfreedError says what was still allocated when an Allocator was closed. It
-// matches ErrUnfreed.
+// UnfreedError says what was still allocated when an Allocator was closed.
 type UnfreedError struct {
 	Space tier.ID
 	Bytes int64       // as asked for
@@ -102,9 +90,6 @@ func (e *UnfreedError) Error() string {
 	}
 	return s
 }
-
-// Is matches ErrUnfreed.
-func (e *UnfreedError) Is(target error) bool { return target == ErrUnfreed }
 
 // New returns an allocator of the bytes that r promises; r stays the
 // caller's. Only host memory can be allocated from: for other spaces it is
@@ -308,14 +293,7 @@ func (a *Allocator) Allocated() int64 {
 	return a.mu.bytes
 }
 
-// Leaks lists what is allocated and not freed, as asked for, the largest first; in
-// an invariants build with the stacks of who did.
-func (a *Allocator) Leaks() []tier.Leak {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return leaksOf(a.r.Space().ID(), a.mu.blocks)
-}
-
+// leaksOf lists what is allocated and not freed, as asked for, the largest first.
 func leaksOf(id tier.ID, blocks map[*byte]block) []tier.Leak {
 	var out []tier.Leak
 	for _, b := range blocks {

@@ -63,14 +63,6 @@ func (s SlotLimit) Limit() (slots int, limited bool) {
 	return s.count, true
 }
 
-func (s SlotLimit) String() string {
-	n, limited := s.Limit()
-	if !limited {
-		return "unlimited slots"
-	}
-	return fmt.Sprintf("%d slots", n)
-}
-
 func (s SlotLimit) validate() error {
 	if n, limited := s.Limit(); limited && n < 1 {
 		return fmt.Errorf("permit: a pool of %d slots: want 1 at least, or Unlimited", n)

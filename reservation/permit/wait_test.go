@@ -308,7 +308,7 @@ func TestSlotsChange(t *testing.T) {
 		release(t, try(t, p, monitors()), x)
 		for _, s := range []permit.SlotLimit{permit.Slots(0), permit.Slots(-1)} {
 			if err := p.SetSlots(s); err == nil {
-				t.Errorf("there can be %s", s)
+				t.Errorf("there can be %v", s)
 			}
 		}
 		if err := p.SetSlots(permit.SlotLimit{}); err != nil || p.Slots().Total != 16 {

@@ -31,11 +31,8 @@ func (e *BrokenError) Error() string {
 	return s + ": keep whatever removes old files away from the directory"
 }
 
-// Is says that it is ErrBroken.
-func (e *BrokenError) Is(target error) bool { return target == ErrBroken }
-
-// Unwrap returns the cause.
-func (e *BrokenError) Unwrap() error { return e.Cause }
+// Unwrap returns ErrBroken and the cause, if there is one.
+func (e *BrokenError) Unwrap() []error { return []error{ErrBroken, e.Cause} }
 
 // Warnings lists what the lease has to warn of: that its files were removed. Later calls
 // may say more.

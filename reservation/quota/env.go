@@ -47,14 +47,6 @@ type Settings struct {
 // Limit is a size in bytes or a share; the zero value is neither.
 type Limit struct{ amount size.Amount }
 
-// Bytes returns n > 0 bytes as a limit.
-func Bytes(n int64) (Limit, error) {
-	if n <= 0 {
-		return Limit{}, fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
-	}
-	return ParseLimit(strconv.FormatInt(n, 10))
-}
-
 // ParseLimit reads a size such as 4GiB, 500MB or 4096, or a share such as 25%. Whatever
 // else it is given is an error that quotes it.
 func ParseLimit(s string) (Limit, error) {

@@ -160,15 +160,6 @@ func TestSettingsValidate(t *testing.T) {
 			t.Errorf("%s: want an error", name)
 		}
 	}
-	for _, n := range []int64{0, -1, math.MinInt64} {
-		if _, err := quota.Bytes(n); err == nil {
-			t.Errorf("Bytes(%d): want an error", n)
-		}
-	}
-	l, err := quota.Bytes(3 << 29)
-	if n, err2 := l.Of(1); err != nil || err2 != nil || n != 3<<29 {
-		t.Errorf("%d, %v, %v", n, err, err2)
-	}
 }
 
 func FuzzRatio(f *testing.F) {

@@ -19,7 +19,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	q, err := quota.New(limit, quota.Named(settings.Source))
+	q, err := quota.New(quota.Config{Limit: limit, Name: settings.Source})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"cmp"
 	"fmt"
 	"sync/atomic"
 
@@ -35,27 +36,22 @@ type Over struct {
 	Limit int64  // bytes that may be charged
 }
 
-// Option sets something about a Quota that has a default.
-type Option func(*Quota)
+// Config describes a Quota. Limit is required.
+type Config struct {
+	Limit int64  // bytes, above 0
+	Name  string // what errors call it, which should say where it was set; empty is a general one
+	// OnOver is called when more is in use than the limit allows, by whoever lowered the limit,
+	// or charged at the same moment, with no lock held. It may be nil.
+	OnOver func(Over)
+}
 
-// Named gives the quota the name that errors call it by, which should say where it was
-// set.
-func Named(name string) Option { return func(q *Quota) { q.name = name } }
-
-// OnOver has f told when more is in use than the limit allows. f is called by whoever
-// lowered the limit, or charged at the same moment, with no lock held.
-func OnOver(f func(Over)) Option { return func(q *Quota) { q.onOver = f } }
-
-// New returns a quota of limit > 0 bytes.
-func New(limit int64, opts ...Option) (*Quota, error) {
-	if limit <= 0 {
-		return nil, fmt.Errorf("quota: a limit of %d bytes: it must be above 0", limit)
+// New returns a quota.
+func New(cfg Config) (*Quota, error) {
+	if cfg.Limit <= 0 {
+		return nil, fmt.Errorf("quota: a limit of %d bytes: it must be above 0", cfg.Limit)
 	}
-	q := &Quota{name: "the GPU memory quota"}
-	for _, o := range opts {
-		o(q)
-	}
-	q.limit.Store(limit)
+	q := &Quota{name: cmp.Or(cfg.Name, "the GPU memory quota"), onOver: cfg.OnOver}
+	q.limit.Store(cfg.Limit)
 	return q, nil
 }
 

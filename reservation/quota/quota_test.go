@@ -15,9 +15,14 @@ import (
 	"github.com/spillway-db/spillway/tier/sim"
 )
 
-func newQuota(t *testing.T, limit int64, opts ...quota.Option) *quota.Quota {
+func newQuota(t *testing.T, limit int64) *quota.Quota {
 	t.Helper()
-	q, err := quota.New(limit, opts...)
+	return quotaOf(t, quota.Config{Limit: limit})
+}
+
+func quotaOf(t *testing.T, cfg quota.Config) *quota.Quota {
+	t.Helper()
+	q, err := quota.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +86,7 @@ func spaceUnder(t *testing.T, ordinal int, memory int64, q *quota.Quota) (*tier.
 // TestEqualIsFine: what comes to the limit exactly is charged, a byte more is not, and
 // the refusal names the quota and its numbers.
 func TestEqualIsFine(t *testing.T) {
-	q := newQuota(t, 1000, quota.Named("SPILLWAY_GPU_MEMORY_LIMIT"))
+	q := quotaOf(t, quota.Config{Limit: 1000, Name: "SPILLWAY_GPU_MEMORY_LIMIT"})
 	if err := q.Member().Charge(600); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +109,7 @@ func TestEqualIsFine(t *testing.T) {
 		}
 	}
 	for _, n := range []int64{0, -1} {
-		if _, err := quota.New(n); err == nil || q.SetLimit(n) == nil {
+		if _, err := quota.New(quota.Config{Limit: n}); err == nil || q.SetLimit(n) == nil {
 			t.Errorf("a limit of %d: want an error", n)
 		}
 	}
@@ -223,10 +228,10 @@ func TestLoweredLimit(t *testing.T) {
 func TestOverIsToldOnce(t *testing.T) {
 	var events []quota.Over
 	var q *quota.Quota
-	q = newQuota(t, 1000, quota.Named("q"), quota.OnOver(func(o quota.Over) {
+	q = quotaOf(t, quota.Config{Limit: 1000, Name: "q", OnOver: func(o quota.Over) {
 		_ = q.Stats() // no lock is held
 		events = append(events, o)
-	}))
+	}})
 	if err := q.Member().Charge(900); err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +268,7 @@ func TestOverIsToldOnce(t *testing.T) {
 func TestOverIsToldOfARacingCharge(t *testing.T) {
 	for range 5000 {
 		var events atomic.Int64
-		q := newQuota(t, 1000, quota.OnOver(func(quota.Over) { events.Add(1) }))
+		q := quotaOf(t, quota.Config{Limit: 1000, OnOver: func(quota.Over) { events.Add(1) }})
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			if err := q.SetLimit(500); err != nil {
@@ -288,12 +293,12 @@ func TestQuotaUnderRaces(t *testing.T) {
 	seed := testseed.One(t)
 	const limit = 1000
 	var over atomic.Int64
-	q := newQuota(t, limit, quota.OnOver(func(o quota.Over) {
+	q := quotaOf(t, quota.Config{Limit: limit, OnOver: func(o quota.Over) {
 		if o.Used <= o.Limit {
 			t.Errorf("an event of use within the limit: %+v", o)
 		}
 		over.Add(1)
-	}))
+	}})
 	var held atomic.Int64 // never more than is charged
 	var wg sync.WaitGroup
 	for g := range 8 {
