@@ -302,7 +302,7 @@ func (d withMemory) MemInfo() (free, total int64) { return d.bytes, d.bytes }
 // A program's factory makes the device; the engine closes it, with all that stands
 // over it.
 func TestDeviceFactory(t *testing.T) {
-	var made *sim.Device
+	var made tier.Device
 	var asked int64
 	b := newBudget(t, 1<<20)
 	eng, repo := openGPU(t, spillway.GPU{
@@ -383,7 +383,7 @@ func TestDevicesThatCannotBeHad(t *testing.T) {
 		t.Fatal(err)
 	}
 	failure := errors.New("no such device today")
-	var opened *sim.Device
+	var opened tier.Device
 	open := func(context.Context, int64) (tier.Device, error) {
 		var err error
 		opened, err = sim.New(sim.Config{Memory: 1 << 20})

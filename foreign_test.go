@@ -25,13 +25,19 @@ func sampled() {
 	synctest.Wait()
 }
 
-func openSim(t *testing.T, memory int64) *sim.Device {
+// simulated is a device of package sim.
+type simulated interface {
+	tier.Device
+	SetForeign(n int64)
+}
+
+func openSim(t *testing.T, memory int64) simulated {
 	t.Helper()
 	dev, err := sim.New(sim.Config{Memory: memory})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dev
+	return dev.(simulated)
 }
 
 func openOver(t *testing.T, g spillway.GPU) (*spillway.Engine, *tier.Space) {

@@ -27,7 +27,7 @@ func ok(t testing.TB, err error) {
 }
 
 // openDevice returns a simulated device, which the test's end closes.
-func openDevice(t testing.TB, cfg sim.Config) *sim.Device {
+func openDevice(t testing.TB, cfg sim.Config) tier.Device {
 	t.Helper()
 	d, err := sim.New(cfg)
 	ok(t, err)

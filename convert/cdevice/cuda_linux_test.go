@@ -26,7 +26,7 @@ import (
 // cudaRig is a rig over the last GPU of a driver.
 type cudaRig struct {
 	*rig
-	device   *cuda.Device
+	device   tier.Device
 	path     string             // of the driver
 	ordinal  int                // of the GPU
 	emulator *cudatest.Emulator // nil for a real one

@@ -27,7 +27,7 @@ func ok(t testing.TB, err error) {
 }
 
 // openDevice returns a simulated device, which the test's end closes.
-func openDevice(t testing.TB, cfg sim.Config) *sim.Device {
+func openDevice(t testing.TB, cfg sim.Config) tier.Device {
 	t.Helper()
 	d, err := sim.New(cfg)
 	ok(t, err)
@@ -84,7 +84,7 @@ func (f *faults) ask(op sim.Op) error {
 
 // faultyDevice returns a device that fails when f says so: streams and events
 // by refusing, fills by failing when they run.
-func faultyDevice(t testing.TB, memory int64) (*sim.Device, *faults) {
+func faultyDevice(t testing.TB, memory int64) (tier.Device, *faults) {
 	f := &faults{}
 	return openDevice(t, sim.Config{Memory: memory, Faults: f.ask}), f
 }

@@ -35,7 +35,7 @@ func borrow(t testing.TB, p *devpool.Streams) tier.Stream {
 }
 
 // spoil makes work on s fail.
-func spoil(t testing.TB, d *sim.Device, f *faults, s tier.Stream) {
+func spoil(t testing.TB, d tier.Device, f *faults, s tier.Stream) {
 	t.Helper()
 	a, err := d.Alloc(s, 1)
 	ok(t, err)

@@ -311,14 +311,3 @@ func rounds(n int) int {
 	}
 	return n
 }
-
-// mustPanic calls f and fails if it does not panic.
-func mustPanic(t testing.TB, f func()) {
-	t.Helper()
-	defer func() {
-		if recover() == nil {
-			t.Error("no panic")
-		}
-	}()
-	f()
-}

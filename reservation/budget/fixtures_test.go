@@ -114,7 +114,7 @@ type rig struct {
 	s   tier.Stream
 }
 
-func newSim(t testing.TB, memory int64) *sim.Device {
+func newSim(t testing.TB, memory int64) tier.Device {
 	t.Helper()
 	d, err := sim.New(sim.Config{Memory: memory})
 	if err != nil {

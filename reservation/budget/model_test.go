@@ -40,7 +40,7 @@ type world struct {
 	*testing.T
 	b       *budget.Budget
 	devices []tier.Device // as the goroutines see them
-	raw     []*sim.Device
+	raw     []tier.Device
 	// held is what the goroutines hold for certain, by their own account: charged
 	// after Alloc has returned, credited before Free is called.
 	held atomic.Int64

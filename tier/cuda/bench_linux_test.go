@@ -36,7 +36,7 @@ func benchmarkCopy(b *testing.B, size int64, up bool) {
 	defer func() { must(b, unix.Munmap(mem)) }()
 	d, err := cuda.Load(e.Path)
 	must(b, err)
-	dev, err := d.Open(cuda.Config{})
+	dev, err := d.OpenDevice(cuda.Config{})
 	must(b, err)
 	defer func() { must(b, dev.Close()) }()
 	must(b, dev.Pin(mem))

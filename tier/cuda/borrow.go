@@ -88,7 +88,7 @@ func (e *BorrowError) Unwrap() error { return e.Cause }
 // Borrow implements tier.Borrower. The driver is asked whether somebody has allocated the bytes: an address that is none would, in some of
 // its calls, be taken for one of the host's. Memory that a program has mapped itself (cuMemMap) is borrowed also where it
 // is of several pieces, one behind the other. What cannot be borrowed is a BorrowError.
-func (d *Device) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
+func (d *gpu) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("cuda: borrowing %d bytes", size)
 	}
@@ -117,7 +117,7 @@ func (d *Device) Borrow(addr tier.Addr, size int64) (giveBack func(), err error)
 }
 
 // owns says whether the device has allocated the bytes.
-func (d *Device) owns(addr tier.Addr, size int64) bool {
+func (d *gpu) owns(addr tier.Addr, size int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.mu.table.hold(addr, size) == nil

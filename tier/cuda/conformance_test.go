@@ -37,7 +37,7 @@ func load(t testing.TB, cfg cudatest.Config) *rig {
 // open opens a device, which the test's end closes.
 func (r *rig) open(t testing.TB, cfg cuda.Config) *cuda.Device {
 	t.Helper()
-	d, err := r.driver.Open(cfg)
+	d, err := r.driver.OpenDevice(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func (o *opener) open(t *testing.T, emulator cudatest.Config, allocation cuda.Al
 		emulator.Devices, emulator.Memory = 2, memory+1<<20 // for what digests need
 		*o = opener{t: t, rig: load(t, emulator)}
 	}
-	d, err := o.rig.driver.Open(cuda.Config{Ordinal: o.count % 2, Node: -1, Memory: memory, Allocation: allocation})
+	d, err := o.rig.driver.OpenDevice(cuda.Config{Ordinal: o.count % 2, Node: -1, Memory: memory, Allocation: allocation})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,7 +58,7 @@ func (s *stream) begin() (skip bool) {
 }
 
 // inward returns where the GPU can read src's bytes: there, or where they were copied to.
-func (d *Device) inward(src []byte, work *due) (uintptr, error) {
+func (d *gpu) inward(src []byte, work *due) (uintptr, error) {
 	at := cuda.AddressOf(src)
 	if d.driver.lib.Pinned(at, int64(len(src))) {
 		return at, nil
@@ -74,7 +74,7 @@ func (d *Device) inward(src []byte, work *due) (uintptr, error) {
 }
 
 // outward returns where the GPU can write what is for dst.
-func (d *Device) outward(dst []byte, work *due) (uintptr, error) {
+func (d *gpu) outward(dst []byte, work *due) (uintptr, error) {
 	at := cuda.AddressOf(dst)
 	if d.driver.lib.Pinned(at, int64(len(dst))) {
 		return at, nil
@@ -89,7 +89,7 @@ func (d *Device) outward(dst []byte, work *due) (uintptr, error) {
 }
 
 // CopyToDevice implements tier.Device. Memory that is not pinned is read before it returns.
-func (d *Device) CopyToDevice(ts tier.Stream, dst tier.Addr, src []byte) error {
+func (d *gpu) CopyToDevice(ts tier.Stream, dst tier.Addr, src []byte) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (d *Device) CopyToDevice(ts tier.Stream, dst tier.Addr, src []byte) error {
 }
 
 // CopyToHost implements tier.Device.
-func (d *Device) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
+func (d *gpu) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -127,7 +127,7 @@ func (d *Device) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
 }
 
 // within checks both sides of a copy on the device.
-func (d *Device) within(dst, src tier.Addr, size int64) error {
+func (d *gpu) within(dst, src tier.Addr, size int64) error {
 	if err := errors.Join(d.at(dst, size), d.at(src, size)); err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (d *Device) within(dst, src tier.Addr, size int64) error {
 }
 
 // Fill implements tier.Device.
-func (d *Device) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error {
+func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -152,7 +152,7 @@ func (d *Device) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) err
 
 // CopyRegions implements tier.Device: by one call where the driver has one for it (CUDA 12.8), else by one a
 // region. Should one of those be refused, after others were put on the stream, the stream has failed.
-func (d *Device) CopyRegions(ts tier.Stream, regions []tier.Region) error {
+func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -201,7 +201,7 @@ func (s *stream) oneByOne(c *cuda.Calls, copies []cuda.Copy) error {
 	return nil
 }
 
-func (d *Device) checkRegion(r tier.Region) error {
+func (d *gpu) checkRegion(r tier.Region) error {
 	host := r.HostSrc
 	if host == nil {
 		host = r.HostDst
@@ -220,7 +220,7 @@ func (d *Device) checkRegion(r tier.Region) error {
 }
 
 // copies translates regions that were found right; those of no bytes are left out.
-func (d *Device) copies(regions []tier.Region, work *due) ([]cuda.Copy, error) {
+func (d *gpu) copies(regions []tier.Region, work *due) ([]cuda.Copy, error) {
 	copies := make([]cuda.Copy, 0, len(regions))
 	for _, r := range regions {
 		var p cuda.Copy

@@ -16,9 +16,9 @@ import (
 // granule is what allocations are rounded up to.
 const granule = 512
 
-// Device is a GPU. It implements tier.Device, tier.Computer, tier.Pinner, tier.Borrower, tier.Lender and tier.Losable and is safe for
-// concurrent use; a stream belongs to one goroutine at a time.
-type Device struct {
+// gpu is a GPU. It implements tier.Device, tier.Computer, tier.Pinner, tier.Borrower, tier.Lender
+// and tier.Losable and is safe for concurrent use; a stream belongs to one goroutine at a time.
+type gpu struct {
 	cfg    Config
 	driver *Driver
 	dev    *cuda.Device
@@ -39,22 +39,31 @@ type Device struct {
 		shared  map[cuda.Event]struct{} // given to others
 		lent    int                     // how many need the memory beside the device; with it, while Close leaves the rest to them
 		rest    *cuda.Rest              // what the last of them gives up
-		peers   map[*Device]peerState   // what is known of them; those that may write here are in it, too
+		peers   map[*gpu]peerState      // what is known of them; those that may write here are in it, too
 	}
 	loss loss.Signal // of the context
 }
 
 var (
-	_ tier.Device   = (*Device)(nil)
-	_ tier.Computer = (*Device)(nil)
-	_ tier.Pinner   = (*Device)(nil)
-	_ tier.Borrower = (*Device)(nil)
-	_ tier.Lender   = (*Device)(nil)
-	_ tier.Losable  = (*Device)(nil)
+	_ tier.Device   = (*gpu)(nil)
+	_ tier.Computer = (*gpu)(nil)
+	_ tier.Pinner   = (*gpu)(nil)
+	_ tier.Borrower = (*gpu)(nil)
+	_ tier.Lender   = (*gpu)(nil)
+	_ tier.Losable  = (*gpu)(nil)
 )
 
-// Open opens a device. The caller must Close it.
-func (d *Driver) Open(cfg Config) (*Device, error) {
+// Open opens a device, which is also a tier.Computer, Pinner, Borrower, Lender and Losable, as far
+// as the driver can do that. The caller must Close it.
+func (d *Driver) Open(cfg Config) (tier.Device, error) {
+	g, err := d.open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+func (d *Driver) open(cfg Config) (*gpu, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -71,17 +80,17 @@ func (d *Driver) Open(cfg Config) (*Device, error) {
 			return nil, errors.Join(err, dev.Close())
 		}
 	}
-	x := &Device{cfg: cfg, driver: d, dev: dev, given: make(chan struct{})}
+	x := &gpu{cfg: cfg, driver: d, dev: dev, given: make(chan struct{})}
 	x.bounce.dev = x
 	x.mu.streams = make(map[*stream]struct{})
-	x.mu.peers = make(map[*Device]peerState)
+	x.mu.peers = make(map[*gpu]peerState)
 	x.mu.shared = make(map[cuda.Event]struct{})
 	x.mu.table.init()
 	if err := x.getMemory(); err != nil {
 		return nil, errors.Join(fmt.Errorf("cuda: device %d: %w", cfg.Ordinal, err), dev.Close())
 	}
-	// To load the kernel may wait for work that is under way, of which there is none yet. Where it fails the first digest
-	// says why.
+	// To load the kernel may wait for work that is under way, of which there is none yet. Where it
+	// fails the first digest says why.
 	_ = dev.PrepareDigest()
 	return x, nil
 }
@@ -100,7 +109,7 @@ func checkContext(dev *cuda.Device, ordinal int) error {
 }
 
 // getMemory decides how much there is, and makes what it comes from.
-func (d *Device) getMemory() error {
+func (d *gpu) getMemory() error {
 	free, total, err := d.driverMemory()
 	if err != nil {
 		return err
@@ -125,34 +134,34 @@ func (d *Device) getMemory() error {
 	return err
 }
 
-func (d *Device) driverMemory() (free, total int64, err error) {
+func (d *gpu) driverMemory() (free, total int64, err error) {
 	err = d.dev.Here(func(c *cuda.Calls) (err error) { free, total, err = c.MemInfo(); return err })
 	return free, total, err
 }
 
 // Info implements tier.Device.
-func (d *Device) Info() tier.DeviceInfo {
+func (d *gpu) Info() tier.DeviceInfo {
 	i := d.dev.Info()
 	return tier.DeviceInfo{Name: i.Name, Backend: "cuda", UUID: i.UUID, PCI: i.PCI, Node: d.cfg.Node, Driver: "CUDA " + d.driver.Version()}
 }
 
 // Ordinal returns the GPU's number among those that the driver shows.
-func (d *Device) Ordinal() int { return d.cfg.Ordinal }
+func (d *gpu) Ordinal() int { return d.cfg.Ordinal }
 
 // Context returns the CUcontext that the device works in.
-func (d *Device) Context() uintptr { return uintptr(d.dev.Context()) }
+func (d *gpu) Context() uintptr { return uintptr(d.dev.Context()) }
 
 // Charge implements tier.Device.
-func (d *Device) Charge(size int64) int64 {
+func (d *gpu) Charge(size int64) int64 {
 	if size > math.MaxInt64-granule {
 		return math.MaxInt64 / granule * granule
 	}
 	return (max(0, size) + granule - 1) / granule * granule
 }
 
-// MemInfo implements tier.Device. Free is what can still be allocated here: others may have taken part
-// of what is not allocated yet. A driver that does not answer has nothing free.
-func (d *Device) MemInfo() (free, total int64) {
+// MemInfo implements tier.Device. Free is what can still be allocated here: others may have taken
+// part of what is not allocated yet. A driver that does not answer has nothing free.
+func (d *gpu) MemInfo() (free, total int64) {
 	free, err := d.FreeBytes()
 	if err != nil {
 		return 0, d.cfg.Memory
@@ -161,7 +170,7 @@ func (d *Device) MemInfo() (free, total int64) {
 }
 
 // FreeBytes returns the bytes that can still be allocated, or why that is not known.
-func (d *Device) FreeBytes() (int64, error) {
+func (d *gpu) FreeBytes() (int64, error) {
 	if !d.gate.Enter() {
 		return 0, tier.ErrClosed
 	}
@@ -176,7 +185,7 @@ func (d *Device) FreeBytes() (int64, error) {
 }
 
 // Outstanding implements tier.Device.
-func (d *Device) Outstanding() int64 {
+func (d *gpu) Outstanding() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.mu.live + d.mu.retired
@@ -184,7 +193,7 @@ func (d *Device) Outstanding() int64 {
 
 // Reap implements tier.Device. The device takes back by itself what an event has told it of; here
 // it sees to it that there is an event behind each free. It returns 0.
-func (d *Device) Reap() int64 {
+func (d *gpu) Reap() int64 {
 	if !d.gate.Enter() {
 		return 0
 	}
@@ -196,7 +205,7 @@ func (d *Device) Reap() int64 {
 }
 
 // streams lists the streams that f accepts.
-func (d *Device) streams(f func(*stream) bool) (found []*stream) {
+func (d *gpu) streams(f func(*stream) bool) (found []*stream) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for s := range d.mu.streams {
@@ -207,9 +216,9 @@ func (d *Device) streams(f func(*stream) bool) (found []*stream) {
 	return found
 }
 
-// Close implements tier.Device. It waits for the work on all streams, and with them for the events that they
-// wait for.
-func (d *Device) Close() error {
+// Close implements tier.Device. It waits for the work on all streams, and with them for the events
+// that they wait for.
+func (d *gpu) Close() error {
 	if !d.gate.Shut() {
 		return tier.ErrClosed
 	}
@@ -232,9 +241,10 @@ func (d *Device) Close() error {
 	return firstOf(append([]error{d.loss.Err()}, errs...)) // the reason of whatever followed
 }
 
-// surely calls f where the device's context is current, to give something up: should the driver refuse to make it
-// current here, then on the device's thread, where it is. The device must not be closed.
-func (d *Device) surely(f func(c *cuda.Calls) error) error {
+// surely calls f where the device's context is current, to give something up: should the driver
+// refuse to make it current here, then on the device's thread, where it is. The device must not be
+// closed.
+func (d *gpu) surely(f func(c *cuda.Calls) error) error {
 	called := false
 	err := d.dev.Here(func(c *cuda.Calls) error { called = true; return f(c) })
 	if !called {
@@ -244,7 +254,7 @@ func (d *Device) surely(f func(c *cuda.Calls) error) error {
 }
 
 // giveBack gives up all that is not a stream, or, while memory is lent, what no borrower needs.
-func (d *Device) giveBack(c *cuda.Calls, all bool) error {
+func (d *gpu) giveBack(c *cuda.Calls, all bool) error {
 	d.mu.Lock()
 	pins := d.mu.pins
 	d.mu.pins = nil
@@ -263,7 +273,7 @@ func (d *Device) giveBack(c *cuda.Calls, all bool) error {
 }
 
 // giveBackShared gives up the memory, and the events that others may wait for.
-func (d *Device) giveBackShared(c *cuda.Calls) error {
+func (d *gpu) giveBackShared(c *cuda.Calls) error {
 	d.mu.Lock()
 	shared := d.mu.shared
 	d.mu.shared = nil
@@ -287,7 +297,7 @@ func firstOf(errs []error) error {
 
 // own returns s as an open stream of this device, and holds the device open until the caller leaves
 // the gate, unless there is an error.
-func (d *Device) own(s tier.Stream) (*stream, error) {
+func (d *gpu) own(s tier.Stream) (*stream, error) {
 	mine, ok := s.(*stream)
 	if !ok || mine == nil || mine.dev != d {
 		return nil, fmt.Errorf("cuda: a stream of type %T is not one of this device", s)
@@ -303,8 +313,8 @@ func (d *Device) own(s tier.Stream) (*stream, error) {
 }
 
 // wrapped returns the device of this package that dev is, or wraps.
-func wrapped(dev tier.Device) (*Device, error) {
-	d, ok := tier.As[*Device](dev)
+func wrapped(dev tier.Device) (*gpu, error) {
+	d, ok := tier.As[*gpu](dev)
 	if !ok {
 		return nil, fmt.Errorf("cuda: a copy to a device of type %T: %w", dev, tier.ErrNotSupported)
 	}

@@ -25,7 +25,7 @@ func (x sum) deliver() {
 
 // Digest implements tier.Computer, by a kernel that the driver compiles at the first call. Where it cannot, or has no
 // room for what the kernel makes, that is tier.ErrNotSupported.
-func (d *Device) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err

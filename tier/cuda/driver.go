@@ -86,7 +86,7 @@ type Config struct {
 	Allocation Allocation
 	// Context, if not 0, is a CUcontext of the GPU that the program has and that the device is to use
 	// instead of the GPU's primary one; of another GPU than Ordinal it is a ContextError. It stays the program's, and must be there
-	// until the device is closed and nothing of it is lent any more (Device.Lend), and until all other devices that have the same host
+	// until the device is closed and nothing of it is lent any more (tier.Lender), and until all other devices that have the same host
 	// memory pinned are closed: that is registered in one context.
 	Context uintptr
 }

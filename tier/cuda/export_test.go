@@ -16,3 +16,9 @@ func (d *Device) Peers() int {
 	defer d.mu.Unlock()
 	return len(d.mu.peers)
 }
+
+// Device is what Open returns.
+type Device = gpu
+
+// OpenDevice is Open with all that a device can do.
+func (d *Driver) OpenDevice(cfg Config) (*Device, error) { return d.open(cfg) }

@@ -33,7 +33,7 @@ func again(t *testing.T, f func() error) {
 func journey(t *testing.T, r *rig, cfg cuda.Config, pinned []byte) {
 	t.Helper()
 	var d *cuda.Device
-	again(t, func() (err error) { d, err = r.driver.Open(cfg); return err })
+	again(t, func() (err error) { d, err = r.driver.OpenDevice(cfg); return err })
 	again(t, func() error { return d.Pin(pinned) })
 	const n = 3000
 	want := make([]byte, n)

@@ -9,7 +9,7 @@ import (
 
 // Lend implements tier.Lender. After Close the context stays, too, without a thread: who calls the last back gives it up, on the thread
 // that it is called by. A context of the program's (Config.Context) must be there until then.
-func (d *Device) Lend() (back func() error, err error) {
+func (d *gpu) Lend() (back func() error, err error) {
 	if !d.gate.Enter() {
 		return nil, tier.ErrClosed
 	}
@@ -21,7 +21,7 @@ func (d *Device) Lend() (back func() error, err error) {
 }
 
 // isLent says, while the device is being closed, whether memory is lent. Then the device counts among those who need it until detach.
-func (d *Device) isLent() bool {
+func (d *gpu) isLent() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.lent == 0 {
@@ -32,7 +32,7 @@ func (d *Device) isLent() bool {
 }
 
 // detach ends the device's thread and leaves the rest to those who need it.
-func (d *Device) detach() error {
+func (d *gpu) detach() error {
 	rest, err := d.dev.Detach()
 	d.mu.Lock()
 	d.mu.rest = rest
@@ -41,7 +41,7 @@ func (d *Device) detach() error {
 }
 
 // takeBack ends one need of the memory; the last after Close gives up what is left.
-func (d *Device) takeBack() error {
+func (d *gpu) takeBack() error {
 	d.mu.Lock()
 	d.mu.lent--
 	var rest *cuda.Rest

@@ -20,7 +20,7 @@ func TestContextIsLost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := lib.Open(cuda.Config{Memory: 1 << 20, Allocation: kind})
+		d, err := lib.OpenDevice(cuda.Config{Memory: 1 << 20, Allocation: kind})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +103,7 @@ func TestUnknownErrorIsNoLoss(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := lib.Open(cuda.Config{Memory: 1 << 20})
+	d, err := lib.OpenDevice(cuda.Config{Memory: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestPeerIsLost(t *testing.T) {
 	var told [2]int
 	for i := range devs {
 		var serr, aerr error
-		devs[i], err = lib.Open(cuda.Config{Ordinal: i, Memory: 1 << 20})
+		devs[i], err = lib.OpenDevice(cuda.Config{Ordinal: i, Memory: 1 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -65,7 +65,7 @@ func (t *table) all() (list []*allocation) {
 var errRefused = errors.New("no room")
 
 // Alloc implements tier.Device.
-func (d *Device) Alloc(ts tier.Stream, size int64) (tier.Addr, error) {
+func (d *gpu) Alloc(ts tier.Stream, size int64) (tier.Addr, error) {
 	if size <= 0 {
 		return 0, fmt.Errorf("cuda: cannot allocate %d bytes", size)
 	}
@@ -96,7 +96,7 @@ func (d *Device) Alloc(ts tier.Stream, size int64) (tier.Addr, error) {
 }
 
 // promise counts charge bytes as live if there is room for them.
-func (d *Device) promise(size, charge int64) error {
+func (d *gpu) promise(size, charge int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	left := d.cfg.Memory - d.mu.live - d.mu.retired
@@ -109,7 +109,7 @@ func (d *Device) promise(size, charge int64) error {
 
 // fragmented is the error of an allocation for which there is no room, although the books have
 // left bytes: others have them, or they are not in one piece.
-func (d *Device) fragmented(size, charge, left int64) error {
+func (d *gpu) fragmented(size, charge, left int64) error {
 	full := &tier.NoSpaceError{Requested: size, Available: left}
 	if there, err := d.source.available(); err == nil {
 		full.Available = min(left, there)
@@ -121,7 +121,7 @@ func (d *Device) fragmented(size, charge, left int64) error {
 }
 
 // Free implements tier.Device.
-func (d *Device) Free(ts tier.Stream, addr tier.Addr) error {
+func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -153,7 +153,7 @@ func (d *Device) Free(ts tier.Stream, addr tier.Addr) error {
 }
 
 // retire takes the allocation at addr out of those that can be used.
-func (d *Device) retire(addr tier.Addr) (*allocation, error) {
+func (d *gpu) retire(addr tier.Addr) (*allocation, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a, err := d.mu.table.start(addr)
@@ -167,7 +167,7 @@ func (d *Device) retire(addr tier.Addr) (*allocation, error) {
 }
 
 // at returns an error unless the n bytes at addr are live memory. Of no bytes, any address will do.
-func (d *Device) at(addr tier.Addr, n int64) error {
+func (d *gpu) at(addr tier.Addr, n int64) error {
 	if n < 0 {
 		return fmt.Errorf("cuda: a range of %d bytes", n)
 	}

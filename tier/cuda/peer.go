@@ -20,7 +20,7 @@ const (
 // CopyPeer implements tier.Device, also for devices that wrap one of this package and have a method
 // Unwrap() tier.Device. GPUs that cannot reach each other's memory are tier.ErrNotSupported: the driver
 // would copy through the host, in memory that nobody has counted.
-func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
+func (d *gpu) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
 	peer, err := wrapped(dstDevice)
 	if err != nil {
 		return err
@@ -49,7 +49,7 @@ func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, 
 }
 
 // reach makes the peer's memory reachable for work of this device, once.
-func (d *Device) reach(peer *Device) error {
+func (d *gpu) reach(peer *gpu) error {
 	d.mu.Lock()
 	state := d.mu.peers[peer]
 	d.mu.Unlock()
@@ -75,7 +75,7 @@ func (d *Device) reach(peer *Device) error {
 }
 
 // meet notes that there is a peer, and what is known of it if that is more than before.
-func (d *Device) meet(peer *Device, state peerState) {
+func (d *gpu) meet(peer *gpu, state peerState) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mu.peers[peer] = max(d.mu.peers[peer], state)
@@ -83,7 +83,7 @@ func (d *Device) meet(peer *Device, state peerState) {
 
 // forgetPeers makes the device unknown to its peers, which would keep it in memory for as long as they are there. It is
 // being closed, so nobody meets it any more.
-func (d *Device) forgetPeers() {
+func (d *gpu) forgetPeers() {
 	d.mu.Lock()
 	peers := d.mu.peers
 	d.mu.peers = nil
@@ -95,7 +95,7 @@ func (d *Device) forgetPeers() {
 	}
 }
 
-func (d *Device) enable(peer *Device) error {
+func (d *gpu) enable(peer *gpu) error {
 	from, to := d.dev.Info(), peer.dev.Info()
 	can, err := d.driver.lib.CanAccessPeer(from.Ordinal, to.Ordinal)
 	if err != nil {

@@ -79,14 +79,14 @@ func TestCopyBetweenContextsOfAGPU(t *testing.T) {
 func TestContextOfAnotherGPU(t *testing.T) {
 	r := load(t, cudatest.Config{Devices: 2})
 	ctx := r.context(t, 1)
-	_, err := r.driver.Open(cuda.Config{Memory: 1 << 20, Context: ctx})
+	_, err := r.driver.OpenDevice(cuda.Config{Memory: 1 << 20, Context: ctx})
 	var wrong *cuda.ContextError
 	if !errors.As(err, &wrong) || !errors.Is(err, cuda.ErrContext) || *wrong != (cuda.ContextError{Ordinal: 0, Context: 1}) || strings.Contains(err.Error(), "%!") {
 		t.Errorf("opening GPU 0 with a context of GPU 1: %v", err)
 	}
 	roundTrip(t, r.open(t, cuda.Config{Ordinal: 1, Memory: 1 << 20, Context: ctx}), page(t))
 	r.Fail("cuCtxGetDevice", 0, driver.ErrInvalidValue, 1)
-	if _, err := r.driver.Open(cuda.Config{Ordinal: 1, Memory: 1 << 20, Context: ctx}); !errors.Is(err, driver.ErrInvalidValue) {
+	if _, err := r.driver.OpenDevice(cuda.Config{Ordinal: 1, Memory: 1 << 20, Context: ctx}); !errors.Is(err, driver.ErrInvalidValue) {
 		t.Errorf("a driver that does not answer: %v", err)
 	}
 }
@@ -97,7 +97,7 @@ func TestClosedPeersAreForgotten(t *testing.T) {
 	d := newWork(t, r.open(t, cuda.Config{Memory: 1 << 20}))
 	from := d.alloc(512)
 	for range 3 {
-		peer, err := r.driver.Open(cuda.Config{Ordinal: 1, Memory: 1 << 20})
+		peer, err := r.driver.OpenDevice(cuda.Config{Ordinal: 1, Memory: 1 << 20})
 		must(t, err)
 		s, err := peer.NewStream()
 		must(t, err)

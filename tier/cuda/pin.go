@@ -13,7 +13,7 @@ import (
 // and makes all of its pages present. mem must not be Go's memory, nor be given back to the system,
 // whole or in part, before it is unpinned. Devices of one driver have the same memory pinned once, and until the last
 // of them has unpinned it or is closed, in whichever order.
-func (d *Device) Pin(mem []byte) error {
+func (d *gpu) Pin(mem []byte) error {
 	if len(mem) == 0 {
 		return errors.New("cuda: no memory to pin")
 	}
@@ -47,18 +47,18 @@ type share struct {
 }
 
 // shares says whether all of x is in what the device has pinned.
-func (d *Device) shares(x share) bool {
+func (d *gpu) shares(x share) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.sharesLocked(x)
 }
 
-func (d *Device) sharesLocked(x share) bool {
+func (d *gpu) sharesLocked(x share) bool {
 	return slices.ContainsFunc(d.mu.pins, func(p share) bool { return x.at >= p.at && x.at+uintptr(x.n) <= p.at+uintptr(p.n) })
 }
 
 // addShare notes x, unless the device has it.
-func (d *Device) addShare(x share) bool {
+func (d *gpu) addShare(x share) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.sharesLocked(x) {
@@ -70,7 +70,7 @@ func (d *Device) addShare(x share) bool {
 
 // Unpin implements tier.Pinner. No copy of the device may be using mem. While the device is
 // being closed it waits until that has unpinned mem: whoever calls it of each device that has pinned mem may go on to unmap it.
-func (d *Device) Unpin(mem []byte) error {
+func (d *gpu) Unpin(mem []byte) error {
 	if !d.gate.Enter() {
 		<-d.given
 		return tier.ErrClosed

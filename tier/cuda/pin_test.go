@@ -176,7 +176,7 @@ func TestPinStorm(t *testing.T) {
 		rng := rand.New(rand.NewPCG(7, uint64(u)))
 		all.Go(func() {
 			for range rounds {
-				d, err := r.driver.Open(cuda.Config{Ordinal: rng.IntN(2), Memory: 64 << 10})
+				d, err := r.driver.OpenDevice(cuda.Config{Ordinal: rng.IntN(2), Memory: 64 << 10})
 				if err == nil {
 					err = pinAndCopy(d, mem, mem[u*part:(u+1)*part], byte(rng.IntN(256)), rng.IntN(2) == 0)
 				}

@@ -60,7 +60,7 @@ func CheckPeers(devices []tier.Device) []*PeerError {
 }
 
 // distrust has copies to the peer refused from now on.
-func (d *Device) distrust(peer *Device) {
+func (d *gpu) distrust(peer *gpu) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.peers != nil { // or it is being closed
@@ -70,7 +70,7 @@ func (d *Device) distrust(peer *Device) {
 
 // probe copies a pattern to the peer and says whether it has arrived. A pair that does not
 // reach each other, was found wrong, or cannot be tried is tier.ErrNotSupported.
-func (d *Device) probe(peer *Device) (same bool, err error) {
+func (d *gpu) probe(peer *gpu) (same bool, err error) {
 	near, nerr := newProbe(d)
 	defer near.close()
 	far, ferr := newProbe(peer)
@@ -87,13 +87,13 @@ func (d *Device) probe(peer *Device) (same bool, err error) {
 
 // probe is some memory of a device with a pattern.
 type probe struct {
-	dev     *Device
+	dev     *gpu
 	s       tier.Stream
 	addr    tier.Addr // 0: none
 	pattern []byte
 }
 
-func newProbe(d *Device) (p *probe, err error) {
+func newProbe(d *gpu) (p *probe, err error) {
 	p = &probe{dev: d, pattern: make([]byte, probeSize)}
 	for i := range p.pattern {
 		p.pattern[i] = byte(rand.Uint32())

@@ -35,7 +35,7 @@ func realDriver(t testing.TB) (*cuda.Driver, []cuda.DeviceInfo) {
 // openReal opens a device, which the test's end closes.
 func openReal(t testing.TB, driver *cuda.Driver, cfg cuda.Config) *cuda.Device {
 	t.Helper()
-	d, err := driver.Open(cfg)
+	d, err := driver.OpenDevice(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestRealDeviceConforms(t *testing.T) {
 				if faults != nil {
 					t.Skip("needs the CUDA emulator, which fails on purpose (TestDeviceConforms)")
 				}
-				d, err := driver.Open(cuda.Config{Ordinal: count % len(infos), Node: -1, Memory: memory, Allocation: allocation})
+				d, err := driver.OpenDevice(cuda.Config{Ordinal: count % len(infos), Node: -1, Memory: memory, Allocation: allocation})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -10,7 +10,7 @@ import (
 
 // ShareEvent records a CUevent behind the work put on s so far and returns it, for others in the process to wait for. They may
 // do so until end is called, once, or the device is closed; while the device's memory is lent (Lend), beyond that.
-func (d *Device) ShareEvent(ts tier.Stream) (event uintptr, end func() error, err error) {
+func (d *gpu) ShareEvent(ts tier.Stream) (event uintptr, end func() error, err error) {
 	s, err := d.own(ts)
 	if err != nil {
 		return 0, nil, err
@@ -38,7 +38,7 @@ func (d *Device) ShareEvent(ts tier.Stream) (event uintptr, end func() error, er
 	return uintptr(e), func() error { return d.endShared(e) }, nil
 }
 
-func (d *Device) endShared(e cuda.Event) error {
+func (d *gpu) endShared(e cuda.Event) error {
 	if !d.gate.Enter() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -60,7 +60,7 @@ func (d *Device) endShared(e cuda.Event) error {
 
 // AwaitShared waits until the work before event is done, a CUevent that somebody else in the process has recorded. If ctx ends
 // first it returns the cause; the device cannot be closed then until the event has happened.
-func (d *Device) AwaitShared(ctx context.Context, event uintptr) error {
+func (d *gpu) AwaitShared(ctx context.Context, event uintptr) error {
 	ts, err := d.NewStream()
 	if err != nil {
 		return err

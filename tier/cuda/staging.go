@@ -24,7 +24,7 @@ const (
 // long as powers of two. It grows with what is under way, and is given back but for a rest when nothing is any more:
 // not earlier, or what is under way all the time would be pinned all the time.
 type staging struct {
-	dev *Device
+	dev *gpu
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]

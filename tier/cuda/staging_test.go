@@ -77,7 +77,7 @@ func TestClosedBeforeItsEventsAreSeen(t *testing.T) {
 			e := cudatest.New(t, cudatest.Config{Memory: 64 << 20})
 			lib, err := cuda.Load(e.Path)
 			must(t, err)
-			d, err := lib.Open(cuda.Config{Memory: 16 << 20})
+			d, err := lib.OpenDevice(cuda.Config{Memory: 16 << 20})
 			must(t, err)
 			s, err := d.NewStream()
 			must(t, err)

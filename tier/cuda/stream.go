@@ -11,7 +11,7 @@ import (
 
 // stream is a stream of the GPU's. What is not fixed is guarded by the device's lock.
 type stream struct {
-	dev    *Device
+	dev    *gpu
 	handle cuda.Stream
 	// turn holds a token for as long as somebody records: who owns the stream, or who reaps. Two at once could take
 	// what is due in one order and record in the other, and the event behind which nothing is due be the first to be done.
@@ -56,7 +56,7 @@ func (d *due) before(earlier due) {
 }
 
 // NewStream implements tier.Device.
-func (d *Device) NewStream() (tier.Stream, error) {
+func (d *gpu) NewStream() (tier.Stream, error) {
 	if !d.gate.Enter() {
 		return nil, tier.ErrClosed
 	}
@@ -196,7 +196,7 @@ func (e *event) Err() error {
 }
 
 // Record implements tier.Device.
-func (d *Device) Record(ts tier.Stream) (tier.Event, error) {
+func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
 	s, err := d.own(ts)
 	if err != nil {
 		return nil, err
@@ -443,7 +443,7 @@ func (e *event) finish(err error, w *pending) {
 // WaitEvent implements tier.Device. For another backend's event the GPU waits until a word of host
 // memory is written, if it can do that; while such an event is not done, the
 // stream and the device cannot be closed.
-func (d *Device) WaitEvent(ts tier.Stream, e tier.Event) error {
+func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 
 func open(t testing.TB, cfg sim.Config) *sim.Device {
 	t.Helper()
-	d, err := sim.New(cfg)
+	d, err := sim.Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestDeviceConforms(t *testing.T) {
 				return faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
 			}
 		}
-		d, err := sim.New(cfg)
+		d, err := sim.Open(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

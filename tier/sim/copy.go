@@ -14,7 +14,7 @@ import (
 var errFreed = errors.New("memory that it uses was freed on another stream and is gone")
 
 // at returns n bytes of live device memory. Of no bytes, any address will do.
-func (d *Device) at(addr tier.Addr, n int64) (allocated, error) {
+func (d *gpu) at(addr tier.Addr, n int64) (allocated, error) {
 	if n < 0 {
 		return allocated{}, fmt.Errorf("sim: a range of %d bytes", n)
 	}
@@ -29,7 +29,7 @@ func (d *Device) at(addr tier.Addr, n int64) (allocated, error) {
 }
 
 // submit asks the fault hook and puts w on s. Of no bytes there is nothing to do.
-func (d *Device) submit(s *stream, w work) (err error) {
+func (d *gpu) submit(s *stream, w work) (err error) {
 	if w.index, err = d.ask(w.kind, w.bytes); err != nil || w.bytes == 0 {
 		return err
 	}
@@ -37,7 +37,7 @@ func (d *Device) submit(s *stream, w work) (err error) {
 }
 
 // CopyToDevice implements tier.Device.
-func (d *Device) CopyToDevice(ts tier.Stream, dst tier.Addr, src []byte) error {
+func (d *gpu) CopyToDevice(ts tier.Stream, dst tier.Addr, src []byte) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ func (d *Device) CopyToDevice(ts tier.Stream, dst tier.Addr, src []byte) error {
 }
 
 // CopyToHost implements tier.Device.
-func (d *Device) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
+func (d *gpu) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -65,7 +65,7 @@ func (d *Device) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
 }
 
 // within returns the two sides of a copy on the device.
-func (d *Device) within(dst, src tier.Addr, size int64) (pair, error) {
+func (d *gpu) within(dst, src tier.Addr, size int64) (pair, error) {
 	to, err := d.at(dst, size)
 	if err != nil {
 		return pair{}, err
@@ -82,8 +82,8 @@ func (d *Device) within(dst, src tier.Addr, size int64) (pair, error) {
 
 // CopyPeer implements tier.Device. Simulated devices reach each other, also
 // through devices that wrap one and have a method Unwrap() tier.Device.
-func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
-	peer, ok := tier.As[*Device](dstDevice)
+func (d *gpu) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
+	peer, ok := tier.As[*gpu](dstDevice)
 	if !ok {
 		return fmt.Errorf("sim: a copy to a device of type %T: %w", dstDevice, tier.ErrNotSupported)
 	}
@@ -106,7 +106,7 @@ func (d *Device) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, 
 }
 
 // CopyRegions implements tier.Device.
-func (d *Device) CopyRegions(ts tier.Stream, regions []tier.Region) error {
+func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func (d *Device) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 	return d.submit(s, w)
 }
 
-func (d *Device) region(r tier.Region) (p pair, err error) {
+func (d *gpu) region(r tier.Region) (p pair, err error) {
 	host := r.HostSrc
 	if host == nil {
 		host = r.HostDst
@@ -156,7 +156,7 @@ func (d *Device) region(r tier.Region) (p pair, err error) {
 }
 
 // Fill implements tier.Device.
-func (d *Device) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error {
+func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -169,7 +169,7 @@ func (d *Device) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) err
 }
 
 // Digest implements tier.Computer.
-func (d *Device) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -192,7 +192,7 @@ func (d *Device) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *t
 }
 
 // Record implements tier.Device.
-func (d *Device) Record(ts tier.Stream) (tier.Event, error) {
+func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
 	s, err := d.own(ts)
 	if err != nil {
 		return nil, err
@@ -213,7 +213,7 @@ func (d *Device) Record(ts tier.Stream) (tier.Event, error) {
 
 // WaitEvent implements tier.Device. e may be any event, also another backend's.
 // While it is not done, the stream and the device cannot be closed.
-func (d *Device) WaitEvent(ts tier.Stream, e tier.Event) error {
+func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err

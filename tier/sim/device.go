@@ -69,9 +69,9 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Device is a simulated GPU. It implements tier.Device and tier.Computer and is
+// gpu is a simulated GPU. It implements tier.Device and tier.Computer and is
 // safe for concurrent use; a stream belongs to one goroutine at a time.
-type Device struct {
+type gpu struct {
 	cfg        Config
 	base       tier.Addr // address of the arena's first byte
 	arena      *arena
@@ -111,13 +111,15 @@ type allocation struct {
 }
 
 var (
-	_ tier.Device   = (*Device)(nil)
-	_ tier.Computer = (*Device)(nil)
-	_ tier.Lender   = (*Device)(nil)
+	_ tier.Device   = (*gpu)(nil)
+	_ tier.Computer = (*gpu)(nil)
+	_ tier.Lender   = (*gpu)(nil)
 )
 
-// New returns a device. The caller must Close it.
-func New(cfg Config) (*Device, error) {
+// New returns a device, which is also a tier.Computer and a tier.Lender. For tests it has a method
+// SetForeign(bytes int64): the device behaves as if others held so much of it. The caller must
+// Close it.
+func New(cfg Config) (tier.Device, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -129,7 +131,7 @@ func New(cfg Config) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{
+	d := &gpu{
 		cfg: cfg,
 		// Somewhere else for each device, so that one's addresses mean nothing to
 		// another.
@@ -152,12 +154,12 @@ func New(cfg Config) (*Device, error) {
 }
 
 // Info implements tier.Device.
-func (d *Device) Info() tier.DeviceInfo {
+func (d *gpu) Info() tier.DeviceInfo {
 	return tier.DeviceInfo{Name: d.cfg.Name, Backend: "sim", Node: d.cfg.Node}
 }
 
 // Charge implements tier.Device.
-func (d *Device) Charge(size int64) int64 {
+func (d *gpu) Charge(size int64) int64 {
 	if size > math.MaxInt64-granule {
 		return math.MaxInt64 / granule * granule
 	}
@@ -165,7 +167,7 @@ func (d *Device) Charge(size int64) int64 {
 }
 
 // Alloc implements tier.Device. The memory can be used at once.
-func (d *Device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
+func (d *gpu) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 	if size <= 0 {
 		return 0, fmt.Errorf("sim: cannot allocate %d bytes", size)
 	}
@@ -185,7 +187,7 @@ func (d *Device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 }
 
 // place takes a range of the arena for an allocation.
-func (d *Device) place(size, charge int64) (off int64, err error) {
+func (d *gpu) place(size, charge int64) (off int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
@@ -209,7 +211,7 @@ func (d *Device) place(size, charge int64) (off int64, err error) {
 }
 
 // Free implements tier.Device.
-func (d *Device) Free(ts tier.Stream, addr tier.Addr) error {
+func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
@@ -232,13 +234,13 @@ func (d *Device) Free(ts tier.Stream, addr tier.Addr) error {
 }
 
 // start returns the live allocation that starts at addr.
-func (d *Device) start(addr tier.Addr) (*allocation, error) {
+func (d *gpu) start(addr tier.Addr) (*allocation, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.startLocked(addr)
 }
 
-func (d *Device) startLocked(addr tier.Addr) (*allocation, error) {
+func (d *gpu) startLocked(addr tier.Addr) (*allocation, error) {
 	if d.mu.closed {
 		return nil, tier.ErrClosed
 	}
@@ -252,7 +254,7 @@ func (d *Device) startLocked(addr tier.Addr) (*allocation, error) {
 }
 
 // retire takes the allocation at addr out of those that can be used.
-func (d *Device) retire(addr tier.Addr) (*allocation, error) {
+func (d *gpu) retire(addr tier.Addr) (*allocation, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a, err := d.startLocked(addr)
@@ -270,7 +272,7 @@ func (d *Device) retire(addr tier.Addr) (*allocation, error) {
 const poisonLimit = 1 << 20
 
 // reclaim gives a retired allocation back to the arena.
-func (d *Device) reclaim(a *allocation) {
+func (d *gpu) reclaim(a *allocation) {
 	a.gone.Store(true)
 	if invariants.Enabled && d.guests.Enter() { // the arena must not go meanwhile
 		fill(d.bytes(a.off, min(a.charge, poisonLimit)), 0xdb)
@@ -284,11 +286,11 @@ func (d *Device) reclaim(a *allocation) {
 
 // bytes returns n bytes of the arena, which nothing behind them can be reached
 // from.
-func (d *Device) bytes(off, n int64) []byte { return d.arena.bytes[off : off+n : off+n] }
+func (d *gpu) bytes(off, n int64) []byte { return d.arena.bytes[off : off+n : off+n] }
 
 // find returns the live allocation that holds all of [addr, addr+n), n > 0, and
 // the range's offset in the arena.
-func (d *Device) find(addr tier.Addr, n int64) (*allocation, int64, error) {
+func (d *gpu) find(addr tier.Addr, n int64) (*allocation, int64, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
@@ -311,7 +313,7 @@ func (d *Device) find(addr tier.Addr, n int64) (*allocation, int64, error) {
 }
 
 // own returns s as a stream of this device.
-func (d *Device) own(s tier.Stream) (*stream, error) {
+func (d *gpu) own(s tier.Stream) (*stream, error) {
 	mine, ok := s.(*stream)
 	if !ok || mine == nil || mine.dev != d {
 		return nil, fmt.Errorf("sim: a stream of type %T is not one of this device", s)
@@ -324,7 +326,7 @@ func (d *Device) own(s tier.Stream) (*stream, error) {
 
 // ask numbers an operation and asks the fault hook whether it may be put on its
 // stream.
-func (d *Device) ask(kind OpKind, n int64) (index int64, err error) {
+func (d *gpu) ask(kind OpKind, n int64) (index int64, err error) {
 	index = d.ops.Add(1) - 1
 	if d.cfg.Faults == nil {
 		return index, nil
@@ -336,7 +338,7 @@ func (d *Device) ask(kind OpKind, n int64) (index int64, err error) {
 }
 
 // NewStream implements tier.Device.
-func (d *Device) NewStream() (tier.Stream, error) {
+func (d *gpu) NewStream() (tier.Stream, error) {
 	if _, err := d.ask(OpNewStream, 0); err != nil {
 		return nil, err
 	}
@@ -351,25 +353,25 @@ func (d *Device) NewStream() (tier.Stream, error) {
 }
 
 // MemInfo implements tier.Device.
-func (d *Device) MemInfo() (free, total int64) {
+func (d *gpu) MemInfo() (free, total int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.freeLocked(), d.cfg.Memory
 }
 
-func (d *Device) freeLocked() int64 { return max(0, d.mu.line.FreeBytes()-d.mu.foreign) }
+func (d *gpu) freeLocked() int64 { return max(0, d.mu.line.FreeBytes()-d.mu.foreign) }
 
 // SetForeign makes the device behave as if others held n of its bytes, as other processes
 // do on a GPU: so much less is free. What is allocated already stays, also if it is more
 // than they leave.
-func (d *Device) SetForeign(n int64) {
+func (d *gpu) SetForeign(n int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mu.foreign = max(0, n)
 }
 
 // Outstanding implements tier.Device.
-func (d *Device) Outstanding() int64 {
+func (d *gpu) Outstanding() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.mu.live + d.mu.retired
@@ -377,11 +379,11 @@ func (d *Device) Outstanding() int64 {
 
 // Reap implements tier.Device. The device takes back by itself what was freed,
 // so there is never anything to do.
-func (d *Device) Reap() int64 { return 0 }
+func (d *gpu) Reap() int64 { return 0 }
 
 // Close implements tier.Device. It waits for the work on all streams, and with
 // them for the events that they wait for.
-func (d *Device) Close() error {
+func (d *gpu) Close() error {
 	d.mu.Lock()
 	if d.mu.closed {
 		d.mu.Unlock()
@@ -404,7 +406,7 @@ func (d *Device) Close() error {
 }
 
 // Lend implements tier.Lender.
-func (d *Device) Lend() (back func() error, err error) {
+func (d *gpu) Lend() (back func() error, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
@@ -415,7 +417,7 @@ func (d *Device) Lend() (back func() error, err error) {
 }
 
 // takeBack ends one need of the arena, and the arena with the last.
-func (d *Device) takeBack() error {
+func (d *gpu) takeBack() error {
 	d.mu.Lock()
 	d.mu.lent--
 	last := d.mu.lent == 0

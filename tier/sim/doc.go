@@ -18,7 +18,7 @@
 // the bandwidths); by default it copies as fast as memory can be moved.
 //
 // A worker is a goroutine that starts with the first piece of work and ends
-// when the stream runs dry, so an idle device has none. Device.Close waits for
+// when the stream runs dry, so an idle device has none. Closing the device waits for
 // all of them.
 //
 // Locks: a device, a stream and a modelled link have a mutex each, all of rank

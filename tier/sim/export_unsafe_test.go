@@ -2,15 +2,27 @@ package sim
 
 import "unsafe"
 
+// Device is what New returns.
+type Device = gpu
+
 // ByteAt reads the process's memory, as a program in C does.
 func ByteAt(p uintptr) byte { return **(**byte)(unsafe.Pointer(&p)) }
 
 // Gone says whether nobody has the memory any more.
-func (d *Device) Gone() bool {
+func (d *gpu) Gone() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.mu.lent == 0
 }
 
 // Touched returns how many bytes were touched ahead of use.
-func (d *Device) Touched() int64 { return d.arena.touched.Load() }
+func (d *gpu) Touched() int64 { return d.arena.touched.Load() }
+
+// Open is New with all that a device can do.
+func Open(cfg Config) (*Device, error) {
+	d, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return d.(*Device), nil
+}

@@ -11,7 +11,7 @@ import (
 // are given a device's memory as it is, such as the consumers of package convert/cdevice. It
 // means something only while the allocation is there, and whoever uses it is outside of all
 // order that streams give.
-func (d *Device) Pointer(addr tier.Addr, n int64) (uintptr, error) {
+func (d *gpu) Pointer(addr tier.Addr, n int64) (uintptr, error) {
 	a, err := d.at(addr, max(1, n))
 	if err != nil {
 		return 0, err
@@ -20,7 +20,7 @@ func (d *Device) Pointer(addr tier.Addr, n int64) (uintptr, error) {
 }
 
 // AddrOf returns the address of what is at p in the process's memory.
-func (d *Device) AddrOf(p uintptr) (tier.Addr, error) {
+func (d *gpu) AddrOf(p uintptr) (tier.Addr, error) {
 	first := uintptr(unsafe.Pointer(unsafe.SliceData(d.arena.bytes)))
 	if p < first || p-first >= uintptr(len(d.arena.bytes)) {
 		return 0, fmt.Errorf("sim: the memory at %#x is not the device's", p)

@@ -67,7 +67,7 @@ func TestConfigValidate(t *testing.T) {
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Fatalf("Validate: %v; want %q", err, c.want)
 			}
-			d, err := sim.New(c.cfg)
+			d, err := sim.Open(c.cfg)
 			if (err == nil) != (c.want == "") {
 				t.Fatalf("New: %v; want %q", err, c.want)
 			}
@@ -135,7 +135,7 @@ func TestModelledLink(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				d, err := sim.New(cfg)
+				d, err := sim.Open(cfg)
 				ok(t, err)
 				start := time.Now()
 				var events []tier.Event
@@ -165,7 +165,7 @@ func TestModelledLink(t *testing.T) {
 func TestModelledLinkRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 1 << 20
-		d, err := sim.New(sim.Config{Memory: n, BytesPerSecondToDevice: n})
+		d, err := sim.Open(sim.Config{Memory: n, BytesPerSecondToDevice: n})
 		ok(t, err)
 		s := stream(t, d)
 		a := alloc(t, d, s, n)
@@ -357,7 +357,7 @@ func (e foreignEvent) Err() error            { return e.err }
 func TestTouch(t *testing.T) {
 	tiertest.NoLeaks(t)
 	const n = 64 << 20
-	d, err := sim.New(sim.Config{Memory: n, Touch: true})
+	d, err := sim.Open(sim.Config{Memory: n, Touch: true})
 	ok(t, err)
 	s := stream(t, d)
 	a := alloc(t, d, s, n)
@@ -376,7 +376,7 @@ func TestTouch(t *testing.T) {
 		}
 	}
 	ok(t, d.Close())
-	d, err = sim.New(sim.Config{Memory: 1 << 30, Touch: true})
+	d, err = sim.Open(sim.Config{Memory: 1 << 30, Touch: true})
 	ok(t, err)
 	ok(t, d.Close())
 }
@@ -397,7 +397,7 @@ func TestNames(t *testing.T) {
 
 // TestLent: lent memory is there when the device is closed, until the last has given it back.
 func TestLent(t *testing.T) {
-	d, err := sim.New(sim.Config{Memory: 1 << 20})
+	d, err := sim.Open(sim.Config{Memory: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 
 // stream is a queue of work and, while there is some, a goroutine that does it.
 type stream struct {
-	dev *Device
+	dev *gpu
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -29,7 +29,7 @@ type work struct {
 
 	dst, src allocated // what Fill, Digest and the single copies work on
 	pairs    []pair    // CopyRegions
-	peer     *Device   // CopyPeer: where dst is
+	peer     *gpu      // CopyPeer: where dst is
 
 	inward, outward int64 // bytes over the modelled links
 

@@ -13,7 +13,7 @@ import (
 // further.
 func TestIdleDeviceTouchesLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, err := sim.New(sim.Config{Memory: 1 << 30, Touch: true})
+		d, err := sim.Open(sim.Config{Memory: 1 << 30, Touch: true})
 		ok(t, err)
 		s := stream(t, d)
 		for _, c := range []struct{ alloc, want int64 }{{0, 64 << 20}, {1 << 20, 68 << 20}, {79 << 20, 160 << 20}} {

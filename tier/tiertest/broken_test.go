@@ -118,9 +118,15 @@ func TestSuitesFindFlaws(t *testing.T) {
 	}
 }
 
+// Device is a device of package sim.
+type Device interface {
+	tier.Device
+	tier.Computer
+}
+
 // flawedDevice breaks one promise and leaves the rest to a simulated device.
 type flawedDevice struct {
-	*sim.Device
+	Device
 	flaw   string
 	aside  tier.Stream // for what is done at any time
 	failed error
@@ -143,10 +149,11 @@ func newFlawedDevice(t *testing.T, memory int64, faults tiertest.FaultFunc, flaw
 			return err
 		}
 	}
-	var err error
-	if d.Device, err = sim.New(cfg); err != nil {
+	dev, err := sim.New(cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
+	d.Device = dev.(Device)
 	if d.aside, err = d.Device.NewStream(); err != nil {
 		t.Fatal(err)
 	}
