@@ -18,12 +18,12 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// Warnings lists what the machine refused or does not tell, and what to do about each: what
-// the topology could not find out, and what the arenas and volumes do without.
-// There may be more of them later: a disk may begin to fail, or a GPU be lost. Each is logged once, when the engine is
-// opened or, for those that come later, closed, and of a GPU when it is lost; at warning level if it
-// needs an action, and at information or debug level otherwise.
-// It is safe for concurrent use, and works after Close. docs/machine.md has all causes.
+// Warnings lists what the machine refused or does not tell, and what to do about each: what the
+// topology could not find out, and what the arenas and volumes do without. There may be more of
+// them later: a disk may begin to fail, or a GPU be lost. Each is logged once, when the engine is
+// opened or, for those that come later, closed, and of a GPU when it is lost; at warning level if
+// it needs an action, and at information or debug level otherwise. It is safe for concurrent use,
+// and works after Close. docs/machine.md has all causes.
 func (e *Engine) Warnings() []diag.Warning {
 	all := slices.Clone(e.warned.machine)
 	for _, s := range e.warned.sources {

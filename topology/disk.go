@@ -139,7 +139,8 @@ func isNumbered(name, prefix string) bool {
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-// hypervisors are words in what emulated disks, and those of clouds that are over a network, say of themselves.
+// hypervisors are words in what emulated disks, and those of clouds that are over a network, say of
+// themselves.
 var hypervisors = []string{"QEMU", "VBOX", "VMWARE", "VIRTUAL", "MSFT", "PERSISTENTDISK", "AMAZON ELASTIC BLOCK STORE", "NVME_CARD-PD"}
 
 func diskKind(dir, says string, rotational, known bool) DiskKind {
@@ -162,8 +163,9 @@ func diskKind(dir, says string, rotational, known bool) DiskKind {
 	return SSD
 }
 
-// controllers returns the directories of what the disk in dir hangs on: its own, or, as an NVMe disk with more than one
-// path belongs to a subsystem, which is virtual, those of the subsystem's controllers.
+// controllers returns the directories of what the disk in dir hangs on: its own, or, as an NVMe
+// disk with more than one path belongs to a subsystem, which is virtual, those of the subsystem's
+// controllers.
 func (t *tree) controllers(dir string) []string {
 	subsystem, err := t.resolve(path.Join(dir, "device"))
 	if busAbove(dir) != "" || err != nil || !strings.Contains(subsystem, "/nvme-subsystem/") {
@@ -211,7 +213,8 @@ func (t *tree) disksBelowMount(m procfs.Mount) []string {
 	return slices.Compact(names)
 }
 
-// btrfsBeside returns the directories of the block devices that a file system of Btrfs has beside one of them.
+// btrfsBeside returns the directories of the block devices that a file system of Btrfs has beside
+// one of them.
 func (t *tree) btrfsBeside(device string) (dirs []string) {
 	const all = "/sys/fs/btrfs"
 	systems, _ := t.list(all)

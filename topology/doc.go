@@ -23,9 +23,9 @@
 //
 // GPUs are those that the process sees: CUDA_VISIBLE_DEVICES is honoured. Those that another driver
 // has come last, as CUDA does not count them. NVML is bound at run time, on Linux on amd64 and
-// arm64, with cgo or without. It is opened when it is asked, and closed again. Where there is none (no
-// driver of NVIDIA's is installed, or the system is another) GPUs are known as the PCI bus tells,
-// which a warning says.
+// arm64, with cgo or without. It is opened when it is asked, and closed again. Where there is none
+// (no driver of NVIDIA's is installed, or the system is another) GPUs are known as the PCI bus
+// tells, which a warning says.
 //
 // Everything is read from the /proc and /sys of Linux below [Options].Root, so
 // that a recorded tree stands for a whole machine; elsewhere the same calls

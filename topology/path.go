@@ -155,8 +155,8 @@ func overPCI(a, b device) Path {
 	return PXB
 }
 
-// linksBetween counts the NVLinks between a and b: those that end at the other, as the end says that knows of
-// more, and those of both to the same switches.
+// linksBetween counts the NVLinks between a and b: those that end at the other, as the end says
+// that knows of more, and those of both to the same switches.
 func linksBetween(a, b device) int {
 	switched := 0
 	for _, l := range a.links {

@@ -222,8 +222,8 @@ func (t *tree) number(p string) (int64, bool) {
 	return n, true
 }
 
-// id returns the number of so many hexadecimal digits in p, such as 0x10de; a missing file, or one that holds no such
-// number, is a warning.
+// id returns the number of so many hexadecimal digits in p, such as 0x10de; a missing file, or one
+// that holds no such number, is a warning.
 func (t *tree) id(p string, digits int) (string, bool) {
 	text, ok := t.need(p)
 	if !ok {

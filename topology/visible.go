@@ -17,8 +17,8 @@ const (
 	deviceOrder    = "CUDA_DEVICE_ORDER"
 )
 
-// noDevices is what Slurm sets visibleDevices to for jobs without GPUs: a word that CUDA does not know, so that
-// it shows none.
+// noDevices is what Slurm sets visibleDevices to for jobs without GPUs: a word that CUDA does not
+// know, so that it shows none.
 const noDevices = "NoDevFiles"
 
 // ErrVisibleDevices is what a VisibleDevicesError matches.
@@ -86,8 +86,8 @@ func (c *choice) wrong(entry, reason string) error {
 	return &VisibleDevicesError{Value: c.value, Entry: entry, Reason: reason}
 }
 
-// unknown is for an entry that names nothing that is listed. That is wrong if all is listed; else it may name
-// what could not be asked.
+// unknown is for an entry that names nothing that is listed. That is wrong if all is listed; else
+// it may name what could not be asked.
 func (c *choice) unknown(entry, reason string, all bool) error {
 	if all {
 		return c.wrong(entry, reason)

@@ -66,11 +66,13 @@ func (l *loans) hold(addr tier.Addr, n int64) bool {
 var (
 	// ErrNotAllocated: nobody has allocated them, or not in one piece.
 	ErrNotAllocated = errors.New("it is not inside an allocation")
-	// ErrNotAccessible: a program has mapped memory there (cuMemMap) and not let this GPU read and write it (cuMemSetAccess).
+	// ErrNotAccessible: a program has mapped memory there (cuMemMap) and not let this GPU read and
+	// write it (cuMemSetAccess).
 	ErrNotAccessible = errors.New("it is mapped memory that this GPU may not read and write: let it (cuMemSetAccess)")
 )
 
-// BorrowError says which byte of those to be borrowed is none that can be. It matches ErrNotAllocated or ErrNotAccessible.
+// BorrowError says which byte of those to be borrowed is none that can be. It matches
+// ErrNotAllocated or ErrNotAccessible.
 type BorrowError struct {
 	Addr  tier.Addr
 	Size  int64
@@ -85,9 +87,10 @@ func (e *BorrowError) Error() string {
 // Unwrap returns the cause.
 func (e *BorrowError) Unwrap() error { return e.Cause }
 
-// Borrow implements tier.Borrower. The driver is asked whether somebody has allocated the bytes: an address that is none would, in some of
-// its calls, be taken for one of the host's. Memory that a program has mapped itself (cuMemMap) is borrowed also where it
-// is of several pieces, one behind the other. What cannot be borrowed is a BorrowError.
+// Borrow implements tier.Borrower. The driver is asked whether somebody has allocated the bytes: an
+// address that is none would, in some of its calls, be taken for one of the host's. Memory that a
+// program has mapped itself (cuMemMap) is borrowed also where it is of several pieces, one behind
+// the other. What cannot be borrowed is a BorrowError.
 func (d *gpu) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("cuda: borrowing %d bytes", size)
@@ -126,7 +129,8 @@ func (d *gpu) owns(addr tier.Addr, size int64) bool {
 // mappingGranule is what access to mapped memory changes by.
 const mappingGranule = 2 << 20
 
-// lent returns an error unless others have allocated, or mapped, all of the bytes, and the GPU may use them.
+// lent returns an error unless others have allocated, or mapped, all of the bytes, and the GPU may
+// use them.
 func lent(c *cuda.Calls, addr tier.Addr, size int64) error {
 	refuse := func(at cuda.Ptr, why error) error { return &BorrowError{addr, size, tier.Addr(at), why} }
 	end := cuda.Ptr(addr) + cuda.Ptr(size)
@@ -158,9 +162,9 @@ func lent(c *cuda.Calls, addr tier.Addr, size int64) error {
 	}
 }
 
-// accessible says whether the memory from at up to end, which is one allocation's, was mapped by a program, and where the first
-// byte is that the GPU may not use; 0: nowhere. The driver's own allocation is the GPU's to use, or its peer's, whatever the
-// driver says of access to it.
+// accessible says whether the memory from at up to end, which is one allocation's, was mapped by a
+// program, and where the first byte is that the GPU may not use; 0: nowhere. The driver's own
+// allocation is the GPU's to use, or its peer's, whatever the driver says of access to it.
 func accessible(c *cuda.Calls, at, end cuda.Ptr) (mapped bool, barred cuda.Ptr) {
 	if !c.ProgramMapped(at) {
 		return false, 0

@@ -12,8 +12,8 @@ import (
 // for their sake.
 const mostStaged = 8 << 20
 
-// put calls f, which puts work on s, and notes what is due when it is done. Nothing is put on a stream that has
-// failed: the driver, or the GPU, would leave it undone.
+// put calls f, which puts work on s, and notes what is due when it is done. Nothing is put on a
+// stream that has failed: the driver, or the GPU, would leave it undone.
 func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 	d := s.dev
 	var err error
@@ -49,7 +49,8 @@ func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 	return nil
 }
 
-// begin notes that there is work to come, and says whether to leave it out because the stream has failed.
+// begin notes that there is work to come, and says whether to leave it out because the stream has
+// failed.
 func (s *stream) begin() (skip bool) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
@@ -150,8 +151,9 @@ func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error 
 	return s.put(due{}, func(c *cuda.Calls) error { return c.Fill(s.handle, cuda.Ptr(dst), value, size) })
 }
 
-// CopyRegions implements tier.Device: by one call where the driver has one for it (CUDA 12.8), else by one a
-// region. Should one of those be refused, after others were put on the stream, the stream has failed.
+// CopyRegions implements tier.Device: by one call where the driver has one for it (CUDA 12.8), else
+// by one a region. Should one of those be refused, after others were put on the stream, the stream
+// has failed.
 func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 	s, err := d.own(ts)
 	if err != nil {
@@ -191,7 +193,8 @@ func (s *stream) oneByOne(c *cuda.Calls, copies []cuda.Copy) error {
 		if err != nil && i > 0 {
 			err = fmt.Errorf("cuda: copy %d of %d was refused: %w", i, len(copies), err)
 			s.fail(err)
-			// Those before it are under way, from and to memory that must not be used again before they are done.
+			// Those before it are under way, from and to memory that must not be used again before
+			// they are done.
 			_ = again(func() error { return c.SyncStream(s.handle) })
 		}
 		if err != nil {

@@ -23,8 +23,8 @@ func (x sum) deliver() {
 	x.out.Sum = binary.NativeEndian.Uint64(x.from[8:])
 }
 
-// Digest implements tier.Computer, by a kernel that the driver compiles at the first call. Where it cannot, or has no
-// room for what the kernel makes, that is tier.ErrNotSupported.
+// Digest implements tier.Computer, by a kernel that the driver compiles at the first call. Where it
+// cannot, or has no room for what the kernel makes, that is tier.ErrNotSupported.
 func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
 	s, err := d.own(ts)
 	if err != nil {
@@ -64,7 +64,8 @@ func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier
 	work := due{sums: []sum{{out, b}}, bytes: int64(cap(b))}
 	to := cuda.Ptr(s.scratch)
 	return s.put(work, func(c *cuda.Calls) error {
-		// What is refused half-way leaves nothing behind that the next digest here would not begin with anew.
+		// What is refused half-way leaves nothing behind that the next digest here would not begin
+		// with anew.
 		if err := c.Fill(s.handle, to, 0, digestBytes); err != nil {
 			return err
 		}

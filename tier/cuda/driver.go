@@ -68,8 +68,8 @@ const (
 	// StreamOrdered asks the driver for each piece, in the order of a stream. What is not in
 	// use can be given back to others.
 	StreamOrdered
-	// OnePiece takes all memory when the device is opened, and hands it out without the driver. What is free may
-	// be in several pieces, none of which is long enough.
+	// OnePiece takes all memory when the device is opened, and hands it out without the driver.
+	// What is free may be in several pieces, none of which is long enough.
 	OnePiece
 )
 
@@ -84,18 +84,19 @@ type Config struct {
 	Memory int64
 	// Allocation is how memory is got.
 	Allocation Allocation
-	// Context, if not 0, is a CUcontext of the GPU that the program has and that the device is to use
-	// instead of the GPU's primary one; of another GPU than Ordinal it is a ContextError. It stays the program's, and must be there
-	// until the device is closed and nothing of it is lent any more (tier.Lender), and until all other devices that have the same host
-	// memory pinned are closed: that is registered in one context.
+	// Context, if not 0, is a CUcontext of the GPU that the program has and that the device is to
+	// use instead of the GPU's primary one; of another GPU than Ordinal it is a ContextError. It
+	// stays the program's, and must be there until the device is closed and nothing of it is lent
+	// any more (tier.Lender), and until all other devices that have the same host memory pinned are
+	// closed: that is registered in one context.
 	Context uintptr
 }
 
 // ErrContext is what a ContextError matches.
 var ErrContext = errors.New("the context is of another GPU")
 
-// ContextError is that a Config's Context is not of the GPU that its Ordinal says. The device would count on one
-// GPU's memory and take the other's.
+// ContextError is that a Config's Context is not of the GPU that its Ordinal says. The device would
+// count on one GPU's memory and take the other's.
 type ContextError struct {
 	Ordinal int // as configured
 	Context int // the ordinal of the GPU that the context is of

@@ -7,8 +7,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Lend implements tier.Lender. After Close the context stays, too, without a thread: who calls the last back gives it up, on the thread
-// that it is called by. A context of the program's (Config.Context) must be there until then.
+// Lend implements tier.Lender. After Close the context stays, too, without a thread: who calls the
+// last back gives it up, on the thread that it is called by. A context of the program's
+// (Config.Context) must be there until then.
 func (d *gpu) Lend() (back func() error, err error) {
 	if !d.gate.Enter() {
 		return nil, tier.ErrClosed
@@ -20,7 +21,8 @@ func (d *gpu) Lend() (back func() error, err error) {
 	return sync.OnceValue(d.takeBack), nil
 }
 
-// isLent says, while the device is being closed, whether memory is lent. Then the device counts among those who need it until detach.
+// isLent says, while the device is being closed, whether memory is lent. Then the device counts
+// among those who need it until detach.
 func (d *gpu) isLent() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

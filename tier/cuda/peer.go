@@ -18,8 +18,8 @@ const (
 )
 
 // CopyPeer implements tier.Device, also for devices that wrap one of this package and have a method
-// Unwrap() tier.Device. GPUs that cannot reach each other's memory are tier.ErrNotSupported: the driver
-// would copy through the host, in memory that nobody has counted.
+// Unwrap() tier.Device. GPUs that cannot reach each other's memory are tier.ErrNotSupported: the
+// driver would copy through the host, in memory that nobody has counted.
 func (d *gpu) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
 	peer, err := wrapped(dstDevice)
 	if err != nil {
@@ -63,7 +63,8 @@ func (d *gpu) reach(peer *gpu) error {
 	if !d.driver.lib.Same(peer.driver.lib) {
 		return fmt.Errorf("cuda: the devices belong to different drivers: %w", tier.ErrNotSupported)
 	}
-	// A GPU can reach its own memory, from whichever context, but is no peer of itself: the driver would refuse to make it one.
+	// A GPU can reach its own memory, from whichever context, but is no peer of itself: the driver
+	// would refuse to make it one.
 	if d.dev.Info().Ordinal != peer.dev.Info().Ordinal {
 		if err := d.enable(peer); err != nil {
 			return err
@@ -81,8 +82,8 @@ func (d *gpu) meet(peer *gpu, state peerState) {
 	d.mu.peers[peer] = max(d.mu.peers[peer], state)
 }
 
-// forgetPeers makes the device unknown to its peers, which would keep it in memory for as long as they are there. It is
-// being closed, so nobody meets it any more.
+// forgetPeers makes the device unknown to its peers, which would keep it in memory for as long as
+// they are there. It is being closed, so nobody meets it any more.
 func (d *gpu) forgetPeers() {
 	d.mu.Lock()
 	peers := d.mu.peers

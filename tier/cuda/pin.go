@@ -9,10 +9,11 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Pin implements tier.Pinner: it registers mem with the driver, for all GPUs, which takes some tenths of a second for each GiB
-// and makes all of its pages present. mem must not be Go's memory, nor be given back to the system,
-// whole or in part, before it is unpinned. Devices of one driver have the same memory pinned once, and until the last
-// of them has unpinned it or is closed, in whichever order.
+// Pin implements tier.Pinner: it registers mem with the driver, for all GPUs, which takes some
+// tenths of a second for each GiB and makes all of its pages present. mem must not be Go's memory,
+// nor be given back to the system, whole or in part, before it is unpinned. Devices of one driver
+// have the same memory pinned once, and until the last of them has unpinned it or is closed, in
+// whichever order.
 func (d *gpu) Pin(mem []byte) error {
 	if len(mem) == 0 {
 		return errors.New("cuda: no memory to pin")
@@ -68,8 +69,9 @@ func (d *gpu) addShare(x share) bool {
 	return true
 }
 
-// Unpin implements tier.Pinner. No copy of the device may be using mem. While the device is
-// being closed it waits until that has unpinned mem: whoever calls it of each device that has pinned mem may go on to unmap it.
+// Unpin implements tier.Pinner. No copy of the device may be using mem. While the device is being
+// closed it waits until that has unpinned mem: whoever calls it of each device that has pinned mem
+// may go on to unmap it.
 func (d *gpu) Unpin(mem []byte) error {
 	if !d.gate.Enter() {
 		<-d.given

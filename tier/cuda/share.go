@@ -8,8 +8,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// ShareEvent records a CUevent behind the work put on s so far and returns it, for others in the process to wait for. They may
-// do so until end is called, once, or the device is closed; while the device's memory is lent (Lend), beyond that.
+// ShareEvent records a CUevent behind the work put on s so far and returns it, for others in the
+// process to wait for. They may do so until end is called, once, or the device is closed; while the
+// device's memory is lent (Lend), beyond that.
 func (d *gpu) ShareEvent(ts tier.Stream) (event uintptr, end func() error, err error) {
 	s, err := d.own(ts)
 	if err != nil {
@@ -58,8 +59,9 @@ func (d *gpu) endShared(e cuda.Event) error {
 	return d.surely(func(c *cuda.Calls) error { return c.DestroyEvent(e) })
 }
 
-// AwaitShared waits until the work before event is done, a CUevent that somebody else in the process has recorded. If ctx ends
-// first it returns the cause; the device cannot be closed then until the event has happened.
+// AwaitShared waits until the work before event is done, a CUevent that somebody else in the
+// process has recorded. If ctx ends first it returns the cause; the device cannot be closed then
+// until the event has happened.
 func (d *gpu) AwaitShared(ctx context.Context, event uintptr) error {
 	ts, err := d.NewStream()
 	if err != nil {

@@ -15,14 +15,15 @@ const (
 	smallestChunk = 64      // so that two never share a line of the caches
 	blockBytes    = 1 << 20 // what small chunks are cut from
 	wordBytes     = 4
-	// stagingRest is how much is kept when nothing is under way: what may wait for an event in each direction. To
-	// pin that anew at each copy would take longer than the copy.
+	// stagingRest is how much is kept when nothing is under way: what may wait for an event in each
+	// direction. To pin that anew at each copy would take longer than the copy.
 	stagingRest = 2 * mostStaged
 )
 
-// staging is pinned memory by way of which bytes go from and to memory that is not pinned. Its chunks are as
-// long as powers of two. It grows with what is under way, and is given back but for a rest when nothing is any more:
-// not earlier, or what is under way all the time would be pinned all the time.
+// staging is pinned memory by way of which bytes go from and to memory that is not pinned. Its
+// chunks are as long as powers of two. It grows with what is under way, and is given back but for a
+// rest when nothing is any more: not earlier, or what is under way all the time would be pinned all
+// the time.
 type staging struct {
 	dev *gpu
 
@@ -154,7 +155,8 @@ func (g *staging) put(chunk []byte) {
 	}
 	g.mu.Unlock()
 	if len(surplus) > 0 {
-		// Not here, which may be the device's thread: a driver may wait for the GPU before it frees.
+		// Not here, which may be the device's thread: a driver may wait for the GPU before it
+		// frees.
 		g.dev.waits.Go(func() { // ends with the driver's calls; the device's Close waits for it
 			_ = g.dev.surely(func(c *cuda.Calls) error { return free(c, surplus) }) // refused, it goes with the context
 		})

@@ -13,8 +13,9 @@ import (
 type stream struct {
 	dev    *gpu
 	handle cuda.Stream
-	// turn holds a token for as long as somebody records: who owns the stream, or who reaps. Two at once could take
-	// what is due in one order and record in the other, and the event behind which nothing is due be the first to be done.
+	// turn holds a token for as long as somebody records: who owns the stream, or who reaps. Two at
+	// once could take what is due in one order and record in the other, and the event behind which
+	// nothing is due be the first to be done.
 	turn chan struct{}
 	last *cuda.Mark // that somebody has recorded, whose turn it was
 
@@ -213,8 +214,8 @@ func (s *stream) record() (tier.Event, error) {
 	return s.recordInTurn()
 }
 
-// recordForOthers is record for who does not own the stream. It does nothing if the stream is closed, or if somebody records
-// just now.
+// recordForOthers is record for who does not own the stream. It does nothing if the stream is
+// closed, or if somebody records just now.
 func (s *stream) recordForOthers() {
 	select {
 	case s.turn <- struct{}{}:
@@ -291,16 +292,17 @@ func (s *stream) settle() tier.Event {
 	return e
 }
 
-// caughtUp waits until the device has done what was due at the events before: it looks at them when it gets to it, which may be some time
-// after the work. It is called in turn.
+// caughtUp waits until the device has done what was due at the events before: it looks at them when
+// it gets to it, which may be some time after the work. It is called in turn.
 func (s *stream) caughtUp() {
 	if s.last != nil {
 		<-s.last.Done()
 	}
 }
 
-// again calls f, which waits for the end of work, up to three times: after that memory is used for something else, so a
-// refusal is not to be taken for the end. The failure of work is told each time.
+// again calls f, which waits for the end of work, up to three times: after that memory is used for
+// something else, so a refusal is not to be taken for the end. The failure of work is told each
+// time.
 func again(f func() error) (err error) {
 	for range 3 {
 		if err = f(); err == nil {
@@ -318,8 +320,8 @@ type pending struct {
 	deps   []tier.Event // to be waited for
 }
 
-// take makes e stand for what is due and for what has to be waited for. If that is not for the GPU alone, or
-// if always is set, e gets a tail, and events to come wait for it.
+// take makes e stand for what is due and for what has to be waited for. If that is not for the GPU
+// alone, or if always is set, e gets a tail, and events to come wait for it.
 func (s *stream) take(e *event, always bool) *pending {
 	s.dev.mu.Lock()
 	deps := s.deps // others only add to it as long as this has the turn
@@ -384,8 +386,8 @@ func dependent(err error) error {
 	return fmt.Errorf("cuda: the work that the stream waited for failed: %w", err)
 }
 
-// reached does what can be done at once when the GPU has come to an event, and returns how the work before
-// it went. Where that is final the stream is told.
+// reached does what can be done at once when the GPU has come to an event, and returns how the work
+// before it went. Where that is final the stream is told.
 func (s *stream) reached(w *pending, err error, final bool) error {
 	s.dev.suspect(err)
 	for _, a := range w.frees {
@@ -415,7 +417,8 @@ func (s *stream) reached(w *pending, err error, final bool) error {
 	return err
 }
 
-// finish waits for what is left to wait for, brings bytes to where they belong if nothing failed, and tells.
+// finish waits for what is left to wait for, brings bytes to where they belong if nothing failed,
+// and tells.
 func (e *event) finish(err error, w *pending) {
 	for _, d := range w.deps {
 		<-d.Done()

@@ -109,7 +109,8 @@ func (d *Device) Record(s tier.Stream) (tier.Event, error) {
 	return d.inner.Record(s)
 }
 
-// lateFailure is an event of a device that was lost: done when nothing is under way any more, which uses memory of others.
+// lateFailure is an event of a device that was lost: done when nothing is under way any more, which
+// uses memory of others.
 type lateFailure struct {
 	tier.Event
 	why error

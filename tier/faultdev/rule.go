@@ -84,16 +84,18 @@ func Slow(d time.Duration) Effect { return Effect{delay: d} }
 // operation is about, 0 for those without.
 func Do(f func(op Op, bytes int64)) Effect { return Effect{hook: f} }
 
-// Device is a tier.Device whose operations can fail. It implements tier.Computer and tier.Losable, too.
+// Device is a tier.Device whose operations can fail. It implements tier.Computer and tier.Losable,
+// too.
 type Device struct {
 	inner tier.Device
 	rules *faultrule.Set[Op, Rule]
 	loss  loss.Signal
 }
 
-// Lose makes the device one that is lost, as GPUs are after an error that ends their context: from now on calls fail with why, but for
-// frees, and events recorded tell of it. It may be called at any time, by the hook of a rule, too; the first reason counts. It returns when all
-// who wanted to know were told. Work that is under way is done.
+// Lose makes the device one that is lost, as GPUs are after an error that ends their context: from
+// now on calls fail with why, but for frees, and events recorded tell of it. It may be called at
+// any time, by the hook of a rule, too; the first reason counts. It returns when all who wanted to
+// know were told. Work that is under way is done.
 func (d *Device) Lose(why error) { d.loss.Lose(why) }
 
 // OnLost implements tier.Losable, also for the device that is wrapped, if that does.

@@ -27,9 +27,9 @@
 // they had. The mapping stays until the arena is closed and the last extent is
 // freed, so arrays opened in place stay readable while they are leased.
 //
-// Under the invariants tag freed extents are made unreadable, so that a use after
-// release faults at once. Freed places are, as far as they have pages to themselves;
-// the rest is overwritten, and checked when it is handed out again. The race detector does not see mapped memory: builds with
+// Under the invariants tag freed extents are made unreadable, so that a use after release faults at
+// once. Freed places are, as far as they have pages to themselves; the rest is overwritten, and
+// checked when it is handed out again. The race detector does not see mapped memory: builds with
 // -race, and systems other than Linux, macOS and FreeBSD, take the arena from the Go heap.
 //
 // # What the Go runtime does not see

@@ -62,8 +62,9 @@ func RunPool(t *testing.T, open func(t *testing.T, capacity int64) tier.Pool, tr
 // Trait is something that a pool may be like, and need not.
 type Trait int
 
-// HolesUnknown: somebody else places what is allocated, a driver for one. The pool may have room where others would be
-// fragmented, and does not know how long the longest piece is, but only that it is too short.
+// HolesUnknown: somebody else places what is allocated, a driver for one. The pool may have room
+// where others would be fragmented, and does not know how long the longest piece is, but only that
+// it is too short.
 const HolesUnknown Trait = iota
 
 // poolUnderTest counts what reclaimed was called for.
