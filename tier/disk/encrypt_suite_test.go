@@ -75,7 +75,7 @@ var persistSuite = map[string]func(*testing.T){
 }
 
 // others are tests in the same files that a key makes no difference to.
-var others = map[string]bool{"TestMain": true, "TestMemoryFileSystemIsWarnedOf": true}
+var others = map[string]bool{"TestMain": true, "TestMemoryFileSystemIsWarnedOf": true, "TestRequestsEndOnPages": true}
 
 // TestTheSuiteOnEncryptedVolumes runs the tests of volumes once more.
 func TestTheSuiteOnEncryptedVolumes(t *testing.T) {

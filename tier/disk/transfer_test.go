@@ -199,6 +199,22 @@ func TestRequestsUnderWay(t *testing.T) {
 	})
 }
 
+// TestRequestsEndOnPages: of a write that begins and ends inside of pages only those two are read
+// first, however many requests it takes.
+func TestRequestsEndOnPages(t *testing.T) {
+	onLinux(t)
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, disk.Config{Capacity: 4 * mib, FS: fsys}) // nothing is measured: requests are short
+	e := alloc(t, v, 4*mib)
+	reads, writes := fsys.Count(faultfs.Read), fsys.Count(faultfs.Write)
+	write(t, e, random(2*mib, 1), 100)
+	reads, writes = fsys.Count(faultfs.Read)-reads, fsys.Count(faultfs.Write)-writes
+	if reads != 2 || writes < 2 {
+		t.Errorf("%d writes read %d pages first, want 2", writes, reads)
+	}
+	free(v, e)
+}
+
 // TestCancellation: no request begins after the context has ended, and the caller's
 // memory is its own again when the call returns.
 func TestCancellation(t *testing.T) {
