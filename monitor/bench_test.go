@@ -58,7 +58,7 @@ func BenchmarkStepUnderPressure(b *testing.B) {
 			w.mon.spaces[0].relieving = true
 			b.ReportAllocs()
 			for b.Loop() {
-				s := w.mon.observe(w.mon.last)
+				s := w.mon.observe(w.mon.last, nil)
 				if d := decide(s); len(d.Moves) > 0 {
 					b.Fatal("there should be nothing to do")
 				}

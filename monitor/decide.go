@@ -1,6 +1,10 @@
 package monitor
 
-import "github.com/spillway-db/spillway/tier"
+import (
+	"slices"
+
+	"github.com/spillway-db/spillway/tier"
+)
 
 // Why a batch is moved: what Mover.Move is told and events say.
 const (
@@ -42,6 +46,7 @@ type spaceState struct {
 	Charge  func(int64) int64
 	Down    []edgeState // to where its batches may go: next tier first, nearest space first within a tier
 	Victims []Victim    // the shortlist, in the policy's order
+	More    bool        // there are victims behind the last of the shortlist
 
 	// What Full looks at.
 	Rest  int64 // charged for batches that nobody reads, moves or drops now
@@ -51,12 +56,24 @@ type spaceState struct {
 
 // edgeState is a way down from one space to another.
 type edgeState struct {
-	To       int // index in snapshot.Spaces
-	UnderWay int // moves on this edge
-	Free     int // how many more may begin
+	To       int  // index in snapshot.Spaces
+	UnderWay int  // moves on this edge
+	Free     int  // how many more may begin
+	Joint    load // what a move may carry of several victims, one after the other; zero: one each
 	Blocked  bool
 	Broken   bool  // it failed so often that nobody should wait for it
 	Smallest int64 // bytes of the smallest batch at rest that could go there, also of those that are no victims; 0 if there is none
+}
+
+// load is how much one executor moves.
+type load struct {
+	batches int
+	bytes   int64
+}
+
+// takes says whether a move that has carried l may carry v, too.
+func (most load) takes(l load, v Victim) bool {
+	return l.batches < most.batches && l.bytes+v.Bytes <= most.bytes
 }
 
 // choice is one move that a step decided on.
@@ -65,6 +82,7 @@ type choice struct {
 	From   int // index in snapshot.Spaces
 	To     int
 	Reason string
+	Slot   int // which of the executors that begin on this edge moves it, after its other victims
 }
 
 // shortage is what a space still needs and gets no nearer to: nothing is on its way
@@ -82,6 +100,9 @@ type decision struct {
 	// Held says that a batch is kept back until the space that it should go to
 	// has been relieved.
 	Held bool
+	// Cut lists the spaces whose shortlists ended too soon: with longer ones the
+	// decision might be another.
+	Cut []int
 }
 
 // Step decides what to move now. It is a pure function.
@@ -128,13 +149,20 @@ type plan struct {
 	asked   bool // a faster space needs room here
 	urgent  bool // and somebody waits for that
 	planned int64
-	held    bool  // some of planned waits for relief of a slower space
-	next    int   // the first victim not looked at
-	rest    int64 // bytes of the victims from next on
-	shed    int   // no victim before this one has a place: room below only shrinks within a step
-	free    []int // moves that may still begin, for each edge
-	busy    int   // moves towards this space
+	held    bool     // some of planned waits for relief of a slower space
+	next    int      // the first victim not looked at
+	rest    int64    // bytes of the victims from next on
+	shed    int      // no victim before this one has a place: room below only shrinks within a step
+	free    []int    // moves that may still begin, for each edge
+	begun   [][]slot // that were decided on, for each edge
+	busy    int      // moves towards this space
 	pace    tier.Pace
+}
+
+// slot is an executor that begins to move victims.
+type slot struct {
+	load
+	reason string
 }
 
 func newPlanner(s snapshot) *planner {
@@ -146,7 +174,7 @@ func newPlanner(s snapshot) *planner {
 		if sp.Refused > 0 {
 			p.sp[i].balance = min(p.sp[i].balance, sp.Refused-1)
 		}
-		p.sp[i].free = make([]int, len(sp.Down))
+		p.sp[i].free, p.sp[i].begun = make([]int, len(sp.Down)), make([][]slot, len(sp.Down))
 		for j, e := range sp.Down {
 			p.sp[i].free[j] = e.Free
 			p.sp[e.To].busy += e.UnderWay
@@ -225,10 +253,41 @@ func (p *planner) relieve(i int, need int64, reason string) {
 		pl.planned += v.Bytes
 		need -= v.Bytes
 		if now {
-			pl.free[edge]--
-			p.sp[to].busy++
-			p.out.Moves = append(p.out.Moves, choice{Victim: v, From: i, To: to, Reason: reason})
+			n := p.slot(i, edge, v, reason)
+			if n == len(pl.begun[edge]) {
+				pl.begun[edge] = append(pl.begun[edge], slot{reason: reason})
+				pl.free[edge]--
+				p.sp[to].busy++
+			}
+			pl.begun[edge][n].batches++
+			pl.begun[edge][n].bytes += v.Bytes
+			p.out.Moves = append(p.out.Moves, choice{Victim: v, From: i, To: to, Reason: reason, Slot: n})
 		}
+	}
+	if need > 0 {
+		p.cut(i)
+	}
+}
+
+// slot returns which executor can move v along an edge: another one if there may be another, else
+// the one that has the fewest of those that may have one more; -1 if there is none.
+func (p *planner) slot(i, edge int, v Victim, reason string) int {
+	begun, best := p.sp[i].begun[edge], -1
+	if p.sp[i].free[edge] > 0 {
+		return len(begun)
+	}
+	for n, s := range begun {
+		if s.reason == reason && p.s.Spaces[i].Down[edge].Joint.takes(s.load, v) && (best < 0 || s.batches < begun[best].batches) {
+			best = n
+		}
+	}
+	return best
+}
+
+// cut notes that more victims of space i might change the decision.
+func (p *planner) cut(i int) {
+	if p.s.Spaces[i].More && !slices.Contains(p.out.Cut, i) {
+		p.out.Cut = append(p.out.Cut, i)
 	}
 }
 
@@ -243,7 +302,7 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 		for end < len(down) && p.s.Spaces[down[end].To].ID.Kind == kind {
 			end++
 		}
-		if edge, now := p.fit(i, first, end, v); edge >= 0 {
+		if edge, now := p.fit(i, first, end, v, reason); edge >= 0 {
 			if down[edge].Broken && fallback >= 0 {
 				break // for it would fail again, and nobody know whether a nearer tier can be relieved
 			}
@@ -269,7 +328,7 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 // fit looks for room for v at the ends of edges [first, end) of space i, which
 // lead to one tier. Memory is taken where it is nearest; volumes are used side by
 // side: see preferred.
-func (p *planner) fit(i, first, end int, v Victim) (edge int, now bool) {
+func (p *planner) fit(i, first, end int, v Victim, reason string) (edge int, now bool) {
 	edge = -1
 	for j := first; j < end; j++ {
 		e := p.s.Spaces[i].Down[j]
@@ -277,7 +336,7 @@ func (p *planner) fit(i, first, end int, v Victim) (edge int, now bool) {
 		if e.Blocked || v.not.has(to.ID.Kind) || to.charge(v.Bytes) > p.sp[e.To].balance {
 			continue
 		}
-		free := p.sp[i].free[j] > 0
+		free := p.slot(i, j, v, reason) >= 0
 		if to.ID.Kind != tier.Disk {
 			return j, free
 		}
@@ -318,6 +377,7 @@ func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool
 		case need <= coming && to.coming()+pl.planned > 0:
 			return j, true
 		case need > coming+pl.rest || !p.sheds(e.To): // it could never fit there, or not now
+			p.cut(e.To)
 			continue
 		case to.Victims[pl.next].Key.compare(v.Key) <= 0:
 			return j, true
@@ -333,7 +393,7 @@ func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool
 func (p *planner) sheds(i int) bool {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]
 	for pl.shed = max(pl.shed, pl.next); pl.shed < len(sp.Victims); pl.shed++ {
-		if edge, _ := p.fit(i, 0, len(sp.Down), sp.Victims[pl.shed]); edge >= 0 {
+		if edge, _ := p.fit(i, 0, len(sp.Down), sp.Victims[pl.shed], ""); edge >= 0 {
 			return true
 		}
 	}

@@ -428,3 +428,54 @@ func TestFull(t *testing.T) {
 		})
 	}
 }
+
+// TestShortShortlists: a decision that did not ask for longer shortlists is the same with them.
+func TestShortShortlists(t *testing.T) {
+	cut, short := 0, 0
+	for seed := range testseed.Each(t, 5000) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		s := randomState(r)
+		for i := range s.Spaces {
+			for j := range s.Spaces[i].Down {
+				s.Spaces[i].Down[j].Joint = load{batches: r.IntN(4), bytes: r.Int64N(60)}
+			}
+		}
+		want := decide(s)
+		few := snapshot{Spaces: slices.Clone(s.Spaces)}
+		for i := range few.Spaces {
+			if v := few.Spaces[i].Victims; len(v) > 0 && r.IntN(3) > 0 {
+				few.Spaces[i].Victims, few.Spaces[i].More = v[:r.IntN(len(v))], true
+			}
+		}
+		got := decide(few)
+		if len(got.Cut) > 0 {
+			cut++
+			continue
+		}
+		short++
+		if !reflect.DeepEqual(got, want) {
+			t.Fatalf("seed %d: %s, with longer shortlists %s\n%+v", seed, got.text(few), want.text(s), s)
+		}
+	}
+	if cut == 0 || short == 0 {
+		t.Errorf("%d asked for longer ones, %d did not: the test shows nothing", cut, short)
+	}
+}
+
+// TestSmallBatchesMoveJointly: executors share small batches evenly, as many as each may have.
+func TestSmallBatchesMoveJointly(t *testing.T) {
+	s := build([]tier.ID{gpu0, host0}, shape{used: 90, waiting: 80, victims: []int64{10, 10, 10, 10, 10, 10, 10}}, shape{})
+	for _, c := range []struct {
+		joint load
+		want  []int
+	}{{load{}, []int{0, 1}}, {load{3, 25}, []int{0, 1, 0, 1}}, {load{3, 1000}, []int{0, 1, 0, 1, 0, 1}}} {
+		s.Spaces[0].Down[0].Joint = c.joint
+		var slots []int
+		for _, c := range decide(s).Moves {
+			slots = append(slots, c.Slot)
+		}
+		if !slices.Equal(slots, c.want) {
+			t.Errorf("%+v: the executors are %v, want %v", c.joint, slots, c.want)
+		}
+	}
+}

@@ -43,14 +43,23 @@ func (e *edge) fail(now time.Time, period time.Duration) {
 func (e *edge) broken() bool { return e.failures >= giveUp }
 
 func (e *edge) state(to int, now time.Time, perEdge int) edgeState {
+	joint := jointly
 	if e.failures > 0 {
-		perEdge = 1 // one try tells whether it works again
+		perEdge, joint = 1, load{} // one try tells whether it works again
 	}
 	return edgeState{
-		To: to, UnderWay: e.underWay, Free: max(0, perEdge-e.underWay),
+		To: to, UnderWay: e.underWay, Free: max(0, perEdge-e.underWay), Joint: joint,
 		Blocked: now.Before(e.until), Broken: e.broken(),
 	}
 }
+
+// jointly is what one executor moves at most: of small batches several, because to decide on a
+// move and to wait for its end takes longer than to move 4 KiB.
+var jointly = load{batches: 16, bytes: 256 << 10}
+
+// jointlyFor is after which time an executor takes no other batch, so that a slow disk does not keep
+// those that it would move next from being moved elsewhere.
+const jointlyFor = 2 * time.Millisecond
 
 // fault is a batch whose move went wrong.
 type fault struct {

@@ -1,10 +1,13 @@
 package monitor
 
 import (
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // TestRefusalEnds: a move that was as large as one that found no room shows that there is
@@ -17,7 +20,7 @@ func TestRefusalEnds(t *testing.T) {
 	to.refusal.note(now, time.Hour, 8*kib, 0)
 	for _, size := range []int64{4 * kib, 8 * kib} {
 		from.leaving, from.moving, to.moving, from.edges[1].underWay = size, 1, 1, 1
-		w.mon.finish(result{choice: choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: size}, From: 0, To: 1}})
+		w.mon.finish([]result{{choice: choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: size}, From: 0, To: 1}}})
 		if refused := to.refusal.bound(now, 0) > 0; refused != (size < 8*kib) {
 			t.Errorf("after a move of %d bytes larger ones are refused: %v", size, refused)
 		}
@@ -36,7 +39,7 @@ func TestDemandThatShrinks(t *testing.T) {
 		out := w.reserve(t.Context(), gpu0, 10*kib)
 		settle(0)
 		w.mon.demand = []reservation.Demand{{Space: gpu0, Bytes: 60 * kib}}
-		if got := w.mon.observe(time.Now()).Spaces[0].Waiting; got != 10*kib {
+		if got := w.mon.observe(time.Now(), nil).Spaces[0].Waiting; got != 10*kib {
 			t.Errorf("%d bytes are waited for, want the 10 KiB that are left", got)
 		}
 		if err := b.Drop(); err != nil {
@@ -68,4 +71,58 @@ func TestLoweredLimit(t *testing.T) {
 		}
 		w.end(all...)
 	})
+}
+
+// TestExecutorGivesBack: an executor moves the victims that it was given one after the other. Those
+// behind one that failed, or took long, are victims again at once.
+func TestExecutorGivesBack(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		takes time.Duration // a batch
+		fails int           // which move does
+		moved int
+	}{
+		{"quick", 0, -1, 4},
+		{"not too slow", time.Millisecond, -1, 3}, // the third begins after 2 ms
+		{"slow", time.Minute, -1, 1},
+		{"the second fails", 0, 1, 1},
+	} {
+		bubble(t, c.name, func(t *testing.T) {
+			w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, nil)
+			w.mover.bytesA = c.takes
+			calls := 0
+			w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error {
+				if calls++; calls == c.fails+1 {
+					return errors.New("broken")
+				}
+				return nil
+			}
+			var all []*batch.Batch
+			var moves []choice
+			for i := range 4 {
+				b := w.put(gpu0, kib, seq(i))
+				all = append(all, b)
+				moves = append(moves, choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: kib}, To: 1, Reason: reasonDemand})
+			}
+			if w.mon.begin(t.Context(), moves) {
+				t.Fatal("the moves are outdated")
+			}
+			if n := len(w.victims(gpu0, 0)); n != 0 || w.mon.spaces[0].edges[1].underWay != 1 {
+				t.Errorf("%d victims while one executor has all; %d are at work", n, w.mon.spaces[0].edges[1].underWay)
+			}
+			w.mon.executors.Wait()
+			w.mon.drain()
+			want := 4 - c.moved
+			if c.fails >= 0 {
+				want-- // it pauses
+			}
+			if n := len(w.victims(gpu0, 0)); n != want || w.mon.spaces[0].edges[1].underWay != 0 || w.mon.spaces[0].leaving != 0 {
+				t.Errorf("%d victims are left, want %d", n, want)
+			}
+			if s := w.mon.Stats(); int(s.Moves) != c.moved || s.NoRoom != 0 {
+				t.Errorf("%+v, want %d moves", s, c.moved)
+			}
+			w.end(all...)
+		})
+	}
 }

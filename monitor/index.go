@@ -388,22 +388,28 @@ func (s *spaceIndex) smallest() (bytes byKind) {
 	return bytes
 }
 
-// victims appends at most shortlistMax victims of a space to dst, in the
-// policy's order. If none of the first ones is at most as large as fit says of a tier, the smallest
-// ones that are follow: a tier below that is nearly full must not be the end
-// while there is a batch that it could take.
-func (x *index) victims(dst []Victim, place int, fit byKind) []Victim {
+// victims appends at most limit victims of a space to dst, in the policy's order, and says whether
+// there are more. With a limit of shortlistMax, if none of the first ones is at most as large as fit
+// says of a tier, the smallest ones that are follow: a tier below that is nearly full must not be
+// the end while there is a batch that it could take.
+func (x *index) victims(dst []Victim, place int, fit byKind, limit int) (_ []Victim, more bool) {
 	begin := len(dst)
 	fitting, looked := false, 0
 	most := slices.Max(fit[:])
+	if limit >= shortlistMax {
+		limit = shortlistMax - smallMax
+	} else {
+		more = true // unless it ends before
+	}
 	x.mu.Lock()
 	s := &x.mu.spaces[place]
+	more = more && s.byKey.Len() > limit
 	s.byKey.Ascend(func(e *entry) bool {
 		dst = append(dst, e.asVictim())
 		fitting = fitting || e.fits(fit)
-		return len(dst)-begin < shortlistMax-smallMax
+		return len(dst)-begin < limit
 	})
-	if !fitting {
+	if !fitting && !more {
 		s.bySize.Ascend(func(e *entry) bool {
 			if e.bytes > most {
 				return false
@@ -420,7 +426,7 @@ func (x *index) victims(dst []Victim, place int, fit byKind) []Victim {
 	}
 	x.mu.Unlock()
 	x.panics.Do("Policy.Order", func() { x.policy.Order(dst[begin:]) })
-	return dst
+	return dst, more
 }
 
 // keyOf asks the policy. A batch whose key it cannot tell has the zero key.

@@ -13,9 +13,15 @@ import (
 
 func (w *world) index(id tier.ID) summary { return w.mon.index.summary(w.mon.byID[id]) }
 
+// shortlist returns the longest shortlist of the i-th space.
+func (w *world) shortlist(i int, fit byKind) []Victim {
+	v, _ := w.mon.index.victims(nil, i, fit, shortlistMax)
+	return v
+}
+
 func (w *world) victims(id tier.ID, fit int64) []batch.ID {
 	var ids []batch.ID
-	for _, v := range w.mon.index.victims(nil, w.mon.byID[id], inEach(fit)) {
+	for _, v := range w.shortlist(w.mon.byID[id], inEach(fit)) {
 		ids = append(ids, v.ID)
 	}
 	return ids
@@ -184,7 +190,7 @@ func TestIndexConverges(t *testing.T) {
 		}
 	}
 	var keys []Key
-	for _, v := range w.mon.index.victims(nil, w.mon.byID[gpu0], inEach(1<<40)) {
+	for _, v := range w.shortlist(w.mon.byID[gpu0], inEach(1<<40)) {
 		if want := w.mon.cfg.Policy.Key(v.Batch.Info()); v.Key != want {
 			t.Errorf("batch %d is listed with %v, want %v", v.ID, v.Key, want)
 		}
@@ -220,7 +226,7 @@ func TestIndexDropsWhatIsOutdated(t *testing.T) {
 	b := w.put(gpu0, 4*kib, seq(1))
 	p.meddle = func() { b.SetPlace(seq(3)) }
 	b.SetPlace(seq(2)) // noted after seq(3)
-	v := w.mon.index.victims(nil, w.mon.byID[gpu0], inEach(0))
+	v := w.shortlist(w.mon.byID[gpu0], inEach(0))
 	if len(v) != 1 || v[0].Key != PlanOrder().Key(b.Info()) {
 		t.Errorf("the index has %+v of a batch at %+v", v, b.Info().Place)
 	}

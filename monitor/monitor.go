@@ -87,7 +87,7 @@ type Monitor struct {
 	changes uint64    // that Changes returned last
 
 	// The rest belongs to the goroutine of Run.
-	ended     chan result
+	ended     chan []result // of an executor
 	executors sync.WaitGroup
 	last      time.Time // of the last step
 	demand    []reservation.Demand
@@ -138,7 +138,7 @@ func New(cfg Config) (*Monitor, error) {
 			edges++
 		}
 	}
-	m.ended = make(chan result, edges*cfg.MovesPerEdge) // room for all, so that no executor waits for Run
+	m.ended = make(chan []result, edges*cfg.MovesPerEdge) // room for all, so that no executor waits for Run
 	m.events.panics.Logger = cfg.Logger
 	m.index = newIndex(cfg.Policy, ids, func(i int) bool { return len(m.spaces[i].edges) == 0 }, m.help)
 	m.index.panics.Logger = cfg.Logger
@@ -282,9 +282,14 @@ func (m *Monitor) step(ctx context.Context) {
 	// and the wait.
 	m.starved.Store(true)
 	m.stats.steps.Add(1)
+	var long []int
 	for try := 0; ; try++ {
-		state := m.observe(now)
+		state := m.observe(now, long)
 		d := decide(state)
+		if len(d.Cut) > 0 {
+			long = append(long, d.Cut...)
+			continue
+		}
 		if m.begin(ctx, d.Moves) && try < 3 {
 			continue // a batch was not what the index took it for, and now it is
 		}
@@ -307,9 +312,16 @@ func (m *Monitor) rest() {
 
 // begin starts moves. It returns whether one was not possible any more.
 func (m *Monitor) begin(ctx context.Context, moves []choice) (outdated bool) {
+	var jobs [][]choice
+	type executor struct {
+		edge *edge
+		slot int
+	}
+	at := make(map[executor]int, 2) // their jobs
 	for _, c := range moves {
 		b := c.Victim.Batch
 		from, to := m.spaces[c.From], m.spaces[c.To]
+		e := from.edges[c.To]
 		if info := b.Info(); !m.index.victim(info) || info.Leased || info.Space != from.ID() {
 			m.index.update(b)
 			outdated = true
@@ -319,9 +331,17 @@ func (m *Monitor) begin(ctx context.Context, moves []choice) (outdated bool) {
 		from.leaving += c.Victim.Bytes
 		from.moving++
 		to.moving++
-		from.edges[c.To].underWay++
+		if i, ok := at[executor{e, c.Slot}]; ok {
+			jobs[i] = append(jobs[i], c)
+			continue
+		}
+		e.underWay++
+		at[executor{e, c.Slot}] = len(jobs)
+		jobs = append(jobs, []choice{c})
+	}
+	for _, job := range jobs {
 		m.executors.Add(1)
-		go m.execute(ctx, c)
+		go m.execute(ctx, job)
 	}
 	return outdated
 }
@@ -333,26 +353,40 @@ type result struct {
 	err        error
 }
 
-// execute moves one batch. It runs on a goroutine of its own.
-func (m *Monitor) execute(ctx context.Context, c choice) {
+// execute moves batches, one after the other, of one edge and for one reason. It runs on a
+// goroutine of its own. After one that could not be moved, or when it has taken longer than several
+// are meant to, the others are given back.
+func (m *Monitor) execute(ctx context.Context, job []choice) {
 	defer m.executors.Done()
-	from, to := m.spaces[c.From].ID(), m.spaces[c.To].ID()
-	r := result{choice: c, usedBefore: m.spaces[c.To].Used()}
-	labels := pprof.Labels("spillway", "move", "edge", from.String()+"→"+to.String(), "reason", c.Reason)
+	from, to := m.spaces[job[0].From].ID(), m.spaces[job[0].To].ID()
+	results := make([]result, len(job))
+	labels := pprof.Labels("spillway", "move", "edge", from.String()+"→"+to.String(), "reason", job[0].Reason)
 	pprof.Do(ctx, labels, func(ctx context.Context) {
-		mv := Move{Batch: c.Victim.ID, From: from, To: to, Bytes: c.Victim.Bytes, Reason: c.Reason}
-		m.events.moveBegun(mv)
-		start := time.Now()
-		r.err = m.move(ctx, c.Victim.Batch, to, c.Reason)
-		if r.err != nil && ctx.Err() != nil {
-			// The error's own text is no evidence: a file system may return
-			// context.Canceled for reasons of its own.
-			r.err = fmt.Errorf("%w: %w", ErrEnding, r.err)
+		begin := time.Now()
+		for i, c := range job {
+			results[i] = result{choice: c, usedBefore: m.spaces[c.To].Used()}
+			if i > 0 && (results[i-1].err != nil || time.Since(begin) > jointlyFor) {
+				results[i].err = errGivenBack
+				continue
+			}
+			mv := Move{Batch: c.Victim.ID, From: from, To: to, Bytes: c.Victim.Bytes, Reason: c.Reason}
+			m.events.moveBegun(mv)
+			start := time.Now()
+			err := m.move(ctx, c.Victim.Batch, to, c.Reason)
+			if err != nil && ctx.Err() != nil {
+				// The error's own text is no evidence: a file system may return
+				// context.Canceled for reasons of its own.
+				err = fmt.Errorf("%w: %w", ErrEnding, err)
+			}
+			results[i].err = err
+			m.events.moveEnded(mv, time.Since(start), err)
 		}
-		m.events.moveEnded(mv, time.Since(start), r.err)
 	})
-	m.ended <- r
+	m.ended <- results
 }
+
+// errGivenBack: a batch before it could not be moved, or took long.
+var errGivenBack = errors.New("monitor: the move was not begun")
 
 // move calls the mover. Its panic is an error of the move, for nobody else would end it.
 func (m *Monitor) move(ctx context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
@@ -360,8 +394,15 @@ func (m *Monitor) move(ctx context.Context, b *batch.Batch, to tier.ID, reason s
 	return m.cfg.Mover.Move(ctx, b, reservation.Specific(to), reason)
 }
 
-// finish notes the end of a move.
-func (m *Monitor) finish(r result) {
+// finish notes the end of what an executor did.
+func (m *Monitor) finish(job []result) {
+	m.spaces[job[0].From].edges[job[0].To].underWay--
+	for _, r := range job {
+		m.finishMove(r)
+	}
+}
+
+func (m *Monitor) finishMove(r result) {
 	now := time.Now()
 	b := r.Victim.Batch
 	from, to := m.spaces[r.From], m.spaces[r.To]
@@ -369,8 +410,10 @@ func (m *Monitor) finish(r result) {
 	from.leaving -= r.Victim.Bytes
 	from.moving--
 	to.moving--
-	e.underWay--
-
+	if r.err == errGivenBack {
+		m.index.setAside(b, false)
+		return
+	}
 	kind := kindOf(r.err, to.ID())
 	m.stats.count(kind, r.Victim.Bytes)
 	switch kind {

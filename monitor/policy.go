@@ -52,6 +52,9 @@ type Policy interface {
 // however many batches there are.
 const shortlistMax = 1024
 
+// fewVictims is how many more are looked at than what is needed seems to ask for.
+const fewVictims = 32
+
 // ordered is a policy that a key says all about.
 type ordered struct {
 	name string

@@ -116,7 +116,10 @@ func (m *Monitor) isLost(s *space) bool {
 // observe makes a cut through everything that a step looks at. The books are
 // read between two looks at the demand, and the smaller demand counts: who was
 // served in between is then not counted both as waiting and as using.
-func (m *Monitor) observe(now time.Time) snapshot {
+//
+// Shortlists are as long as what is needed asks for. Those of the spaces in long, and of policies
+// that may rearrange them, have shortlistMax.
+func (m *Monitor) observe(now time.Time, long []int) snapshot {
 	state := snapshot{Spaces: make([]spaceState, len(m.spaces))}
 	aside := m.aside()
 	for i, s := range m.spaces {
@@ -146,17 +149,18 @@ func (m *Monitor) observe(now time.Time) snapshot {
 			state.Spaces[m.byID[d.Space]].Waiting = min(d.Bytes, m.again[i].Bytes)
 		}
 	}
-	m.observeBatches(&state)
+	m.observeBatches(&state, long)
 	return state
 }
 
 // observeBatches adds what the index knows. Shortlists are only made if somebody
 // could want something of the space: it needs room, or a faster space does.
-func (m *Monitor) observeBatches(state *snapshot) {
+func (m *Monitor) observeBatches(state *snapshot, long []int) {
 	m.shortlist = m.shortlist[:0]
 	wanted := false
 	for i, s := range m.spaces {
 		sp := &state.Spaces[i]
+		sum := m.index.summary(i)
 		wanted = wanted || sp.Relieving || sp.Waiting > 0 || sp.room() < 0
 		if wanted && len(sp.Down) > 0 {
 			var fit byKind
@@ -165,10 +169,9 @@ func (m *Monitor) observeBatches(state *snapshot) {
 				fit[to.ID.Kind] = max(fit[to.ID.Kind], to.room())
 			}
 			begin := len(m.shortlist)
-			m.shortlist = m.index.victims(m.shortlist, i, fit)
+			m.shortlist, sp.More = m.index.victims(m.shortlist, i, fit, m.enough(sp, sum, slices.Contains(long, i)))
 			sp.Victims = m.shortlist[begin:len(m.shortlist):len(m.shortlist)]
 		}
-		sum := m.index.summary(i)
 		sp.Rest = sum.rest
 		for j := range sp.Down {
 			e := &sp.Down[j]
@@ -179,6 +182,15 @@ func (m *Monitor) observeBatches(state *snapshot) {
 			s.fullSince = time.Time{}
 		}
 	}
+}
+
+// enough returns how many victims a shortlist should have, of batches as large as they are on average.
+func (m *Monitor) enough(sp *spaceState, of summary, long bool) int {
+	if _, plain := m.cfg.Policy.(ordered); long || !plain {
+		return shortlistMax
+	}
+	need := max(0, sp.Waiting-sp.room(), sp.pressure()-sp.Stop)
+	return min(shortlistMax, fewVictims+int(need/max(1, of.bytes/int64(max(1, of.count)))))
 }
 
 // picture is what must stay the same for a space to be full for good.

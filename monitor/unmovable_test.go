@@ -361,7 +361,7 @@ func TestUnmovableToATier(t *testing.T) {
 		if err := w.mover.Move(t.Context(), b, specific(gpu0), reasonDemand); err != nil {
 			t.Fatal(err)
 		}
-		v := w.mon.index.victims(nil, w.mon.byID[gpu0], inEach(0))
+		v := w.shortlist(w.mon.byID[gpu0], inEach(0))
 		if len(v) != 1 || v[0].not != 0 || tries[tier.Disk] != 1 {
 			t.Errorf("the victims are %+v", v)
 		}
