@@ -116,7 +116,7 @@ func plainStuck(b *Books, gives bool) []uint64 {
 // changed there, finds whom looking at everything again and again finds.
 func TestStuckIsAsInThePlainestWay(t *testing.T) {
 	found := make(map[string]int)
-	for seed := range uint64(testseed.Rounds(4000, 1000)) {
+	for seed := range uint64(testseed.Rounds(4000, 2000)) {
 		b := randomBooks(rand.New(rand.NewPCG(seed, 7)))
 		b.Settle()
 		for name, got := range map[string][]*Wait{"certain": b.certain, "still": b.still} {
