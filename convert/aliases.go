@@ -7,6 +7,7 @@ import (
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/columns"
 )
 
 // What a converter of a program's own needs to make and to read images.
@@ -24,9 +25,9 @@ type (
 // Which columns and rows of a batch Mover.Columns opens.
 type (
 	// Selection says which columns and which rows of a batch are wanted.
-	Selection = image.Selection
+	Selection = columns.Selection
 	// SelectionError says what a batch does not have that a Selection wants.
-	SelectionError = image.SelectionError
+	SelectionError = columns.SelectionError
 )
 
 // What Mover.AdoptTable takes.
@@ -58,9 +59,9 @@ const Unknown = image.Unknown
 
 // Errors to compare with errors.Is.
 var (
-	ErrInvalid   = image.ErrInvalid   // matches every *InvalidError
-	ErrCorrupt   = image.ErrCorrupt   // matches every *CorruptError
-	ErrSelection = image.ErrSelection // matches every *SelectionError
+	ErrInvalid   = image.ErrInvalid     // matches every *InvalidError
+	ErrCorrupt   = image.ErrCorrupt     // matches every *CorruptError
+	ErrSelection = columns.ErrSelection // matches every *SelectionError
 )
 
 // NewLayout plans the image of rec, and retains rec until Close. A schema that is not

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -39,7 +40,7 @@ import (
 // From host memory the record is opened in place, as Record does it, and leases the
 // whole batch. From a GPU, and from a program's own form, a whole image is first made in
 // host memory, as for Record.
-func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want image.Selection) (_ arrow.RecordBatch, err error) {
+func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want columns.Selection) (_ arrow.RecordBatch, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -58,7 +59,7 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want image.Selecti
 }
 
 // open opens what is wanted of a payload, wherever that lies.
-func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want image.Selection) (arrow.RecordBatch, error) {
+func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
 	of := descriptorOf(payload)
 	if of == nil { // what is wrong with the selection shows when there is an image
 		return m.openCopy(ctx, who, payload, want)
@@ -89,7 +90,7 @@ func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want im
 }
 
 // openCopy opens what is wanted of a host image that it makes.
-func (m *Mover) openCopy(ctx context.Context, who by, payload batch.Payload, want image.Selection) (arrow.RecordBatch, error) {
+func (m *Mover) openCopy(ctx context.Context, who by, payload batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
 	img, err := m.hostImage(ctx, payload)
 	if err != nil {
 		return nil, err
@@ -109,7 +110,7 @@ func (m *Mover) openCopy(ctx context.Context, who by, payload batch.Payload, wan
 
 // openInPlace opens what was chosen of a host image, whose memory is leased until the
 // record is released.
-func openInPlace(c *image.Columns, who by, img *batch.Image) (_ arrow.RecordBatch, err error) {
+func openInPlace(c *columns.Columns, who by, img *batch.Image) (_ arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "convert: opening columns") // img may be the caller's to release
 	d, skip, err := c.Within(img.Descriptor())
 	if err != nil {
@@ -126,8 +127,8 @@ func openInPlace(c *image.Columns, who by, img *batch.Image) (_ arrow.RecordBatc
 
 // readColumns reads what was chosen of a disk image into host memory, and waits for
 // room in one piece there. The file of r is nil if the image has no bytes.
-func (m *Mover) readColumns(ctx context.Context, r transfer.ColumnReader, c *image.Columns) (_ arrow.RecordBatch, err error) {
-	find := func(bounds []image.Bound) error { return m.cfg.Builtin.ReadBounds(ctx, r.Src, r.File, bounds) }
+func (m *Mover) readColumns(ctx context.Context, r transfer.ColumnReader, c *columns.Columns) (_ arrow.RecordBatch, err error) {
+	find := func(bounds []columns.Bound) error { return m.cfg.Builtin.ReadBounds(ctx, r.Src, r.File, bounds) }
 	if r.Plan, err = c.Plan(r.Src.Descriptor(), r.Src.Shared(), find); err != nil {
 		return nil, err
 	}

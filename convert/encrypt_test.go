@@ -7,6 +7,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -34,7 +35,7 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 					return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked, ReasonWork)
 				},
 				"columns": func() error {
-					return m.columnsOf(t.Context(), b, image.Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})
+					return m.columnsOf(t.Context(), b, columns.Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})
 				},
 				"digest": func() error {
 					h, err := openAny(t.Context(), b)

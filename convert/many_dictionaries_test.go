@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/tier"
@@ -164,7 +165,7 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 	counted("move", func() { m.move(t, one, tier.Host) })
 	counted("record", func() { same(m.record(t, one), nil) })
 	m.move(t, one, tier.Disk)
-	counted("columns", func() { same(m.columns(t, one, image.Selection{})) })
+	counted("columns", func() { same(m.columns(t, one, columns.Selection{})) })
 	m.rests(t, one, tier.Disk)
 	drop(t, one)
 	l, err := m.mover.cfg.Builtin.Layout(rec)

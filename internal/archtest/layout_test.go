@@ -35,6 +35,7 @@ var layout = []string{
 	"batch",
 	"internal/codec",
 	"internal/image",
+	"internal/image/columns",
 	"internal/image/imagetest",
 	"internal/persist",
 	"internal/transfer",

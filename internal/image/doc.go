@@ -2,7 +2,6 @@
 // them a part of the batch needs. It does no I/O and takes no memory from a space.
 //
 //	arrow.RecordBatch ──NewLayout, WriteTo──▶ image ──Open──▶ arrow.RecordBatch
-//	Selection ──Of──▶ Columns ──Plan──▶ ColumnPlan       what is read of an image on disk
 //	DeviceTable ──PlanTable──▶ TablePlan ──PartsOf──▶ Parts   where a table's buffers go in an image
 //
 // Layout tells the form of the image. What users may know of it is in package convert.

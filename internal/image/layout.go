@@ -20,7 +20,7 @@ import (
 // Alignment of the Arrow buffers of an image, in bytes. The larger ones begin
 // where a body may be cut, so that they can go to different extents.
 const (
-	alignSmall = 64
+	AlignSmall = 64
 	alignLarge = tier.Page
 	large      = 64 << 10 // buffers from here on are large
 )

@@ -112,7 +112,7 @@ func (s *listViews) size(i int64) int64 {
 	if isNull(s.valid, s.at+i) {
 		return 0
 	}
-	return offsetAt(s.sizes, s.width, i)
+	return OffsetAt(s.sizes, s.width, i)
 }
 
 func isNull(valid []byte, i int64) bool { return valid != nil && valid[i/8]>>(i%8)&1 == 0 }
@@ -121,7 +121,7 @@ func (s *listViews) read(dst []byte, at int64) {
 	for o := int64(0); o < int64(len(dst)); o += s.width {
 		i, v := (at+o)/s.width, int64(0)
 		if s.size(i) != 0 {
-			v = offsetAt(s.offsets, s.width, i) - s.base
+			v = OffsetAt(s.offsets, s.width, i) - s.base
 		}
 		putOffset(dst[o:], s.width, v)
 	}

@@ -44,7 +44,7 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 	all := d.AllDictionaries()
 	if len(all) != len(dictionaries) {
 		l.End()
-		return nil, path(nil).invalid("%d dictionaries, want %d", len(dictionaries), len(all))
+		return nil, Path(nil).Invalid("%d dictionaries, want %d", len(dictionaries), len(all))
 	}
 	if len(all) == 0 {
 		return OpenRecord(d, extents, l, nil)
@@ -108,7 +108,7 @@ func OpenRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *Lease, fin
 	cols = make([]arrow.Array, 0, d.Schema.NumFields())
 	for i := range d.Schema.NumFields() {
 		f := d.Schema.Field(i)
-		o.path.push(f.Name)
+		o.path.Push(f.Name)
 		data, err := o.array(f.Type)
 		if err != nil {
 			return nil, err
@@ -119,7 +119,7 @@ func OpenRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *Lease, fin
 		}
 		o.holders = o.holders[:0] // the column has them
 		cols = append(cols, col)
-		o.path.pop()
+		o.path.Pop()
 	}
 	if err := o.end(); err != nil {
 		return nil, err
@@ -144,7 +144,7 @@ func (o *opener) column(data *array.Data, skip []int64, i int) (arrow.Array, err
 		from = skip[i]
 	}
 	if skip == nil && n != o.desc.Rows || from < 0 || from > n || n-from < o.desc.Rows {
-		return nil, o.path.invalid("%d rows in a record of %d", n-from, o.desc.Rows)
+		return nil, o.path.Invalid("%d rows in a record of %d", n-from, o.desc.Rows)
 	}
 	col := array.MakeFromData(data)
 	data.Release()
@@ -164,7 +164,7 @@ func OpenDictionary(d *batch.Descriptor, dt arrow.DataType, extents [][]byte, l 
 			o.abandon()
 		}
 	}()
-	o.path.push("dictionary")
+	o.path.Push("dictionary")
 	if err := o.begin(extents); err != nil {
 		return nil, err
 	}
@@ -220,7 +220,7 @@ func (l *Lease) Reallocate(int, []byte) []byte { panic("convert: a buffer of an 
 // opener walks a schema beside a descriptor's nodes and spans.
 type opener struct {
 	desc    *batch.Descriptor
-	path    path
+	path    Path
 	nodes   []batch.Node // not yet taken
 	spans   []batch.Span
 	extents [][]byte
@@ -268,7 +268,7 @@ func (o *opener) begin(extents [][]byte) error {
 	case d.Schema.Endianness() != endian.LittleEndian:
 		return &EndianError{Endianness: d.Schema.Endianness()}
 	case d.Rows < 0:
-		return o.path.invalid("%d rows", d.Rows)
+		return o.path.Invalid("%d rows", d.Rows)
 	}
 	o.nodes, o.spans = d.Nodes, d.Buffers
 	return o.memory(extents)
@@ -277,7 +277,7 @@ func (o *opener) begin(extents [][]byte) error {
 // End checks that everything was taken.
 func (o *opener) end() error {
 	if len(o.nodes) > 0 || len(o.spans) > 0 {
-		return o.path.invalid("%d nodes and %d buffers more than the schema has", len(o.nodes), len(o.spans))
+		return o.path.Invalid("%d nodes and %d buffers more than the schema has", len(o.nodes), len(o.spans))
 	}
 	return nil
 }
@@ -306,7 +306,7 @@ func (o *opener) memory(extents [][]byte) error {
 		total += int64(len(e))
 	}
 	if total != o.desc.Body {
-		return o.path.invalid("extents of %d bytes for a body of %d", total, o.desc.Body)
+		return o.path.Invalid("extents of %d bytes for a body of %d", total, o.desc.Body)
 	}
 	return nil
 }
@@ -314,20 +314,20 @@ func (o *opener) memory(extents [][]byte) error {
 // node takes the next node.
 func (o *opener) node() (batch.Node, error) {
 	if len(o.nodes) == 0 {
-		return batch.Node{}, o.path.invalid("the descriptor has no node for it")
+		return batch.Node{}, o.path.Invalid("the descriptor has no node for it")
 	}
 	n := o.nodes[0]
 	o.nodes = o.nodes[1:]
-	if n.Length < 0 || n.Nulls < 0 || n.Nulls > n.Length || n.Length > maxRows {
-		return n, o.path.invalid("a node of %d rows, %d nulls", n.Length, n.Nulls)
+	if n.Length < 0 || n.Nulls < 0 || n.Nulls > n.Length || n.Length > MaxRows {
+		return n, o.path.Invalid("a node of %d rows, %d nulls", n.Length, n.Nulls)
 	}
 	return n, nil
 }
 
-// maxRows keeps the products of rows and widths within 64 bits: no value is
+// MaxRows keeps the products of rows and widths within 64 bits: no value is
 // wider than 32 bytes but in fixed-size binaries and lists, which are checked by
 // themselves.
-const maxRows = 1 << 48
+const MaxRows = 1 << 48
 
 // noBytes is the buffer without bytes. It needs no memory and is not counted.
 var noBytes = []byte{}
@@ -335,17 +335,17 @@ var noBytes = []byte{}
 // buffer takes the next span, which must have need bytes; nil if it is absent.
 func (o *opener) buffer(need int64) (*memory.Buffer, error) {
 	if len(o.spans) == 0 {
-		return nil, o.path.invalid("the descriptor has no buffer for it")
+		return nil, o.path.Invalid("the descriptor has no buffer for it")
 	}
 	s := o.spans[0]
 	o.spans = o.spans[1:]
 	switch {
 	case s == batch.Absent:
 		return nil, nil
-	case s.Offset < 0 || s.Length < 0 || s.Offset%alignSmall != 0 || s.Offset > o.desc.Body || s.Length > o.desc.Body-s.Offset:
-		return nil, o.path.invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, o.desc.Body)
+	case s.Offset < 0 || s.Length < 0 || s.Offset%AlignSmall != 0 || s.Offset > o.desc.Body || s.Length > o.desc.Body-s.Offset:
+		return nil, o.path.Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, o.desc.Body)
 	case s.Length < need:
-		return nil, o.path.invalid("a buffer of %d bytes where %d are needed", s.Length, need)
+		return nil, o.path.Invalid("a buffer of %d bytes where %d are needed", s.Length, need)
 	case s.Length == 0:
 		return memory.NewBufferBytes(noBytes), nil
 	}
@@ -359,7 +359,7 @@ func (o *opener) buffer(need int64) (*memory.Buffer, error) {
 	}
 	at := s.Offset - begin
 	if at+s.Length > int64(len(e)) {
-		return nil, o.path.invalid("a buffer of %d bytes at %d lies in two extents", s.Length, s.Offset)
+		return nil, o.path.Invalid("a buffer of %d bytes at %d lies in two extents", s.Length, s.Offset)
 	}
 	o.lease.buffers.Add(1)
 	return memory.NewBufferWithAllocator(e[at:at+s.Length:at+s.Length], o.lease), nil
@@ -369,7 +369,7 @@ func (o *opener) buffer(need int64) (*memory.Buffer, error) {
 func (o *opener) must(n batch.Node, need int64) (*memory.Buffer, error) {
 	b, err := o.buffer(need)
 	if err == nil && b == nil && n.Nulls < n.Length {
-		err = o.path.invalid("a buffer of %d bytes is missing", need)
+		err = o.path.Invalid("a buffer of %d bytes is missing", need)
 	}
 	return b, err
 }
@@ -378,7 +378,7 @@ func (o *opener) must(n batch.Node, need int64) (*memory.Buffer, error) {
 func (o *opener) validity(n batch.Node) (*memory.Buffer, error) {
 	b, err := o.buffer((n.Length + 7) / 8)
 	if err == nil && b == nil && n.Nulls > 0 {
-		err = o.path.invalid("%d nulls and no validity", n.Nulls)
+		err = o.path.Invalid("%d nulls and no validity", n.Nulls)
 	}
 	return b, err
 }
@@ -392,11 +392,11 @@ func (o *opener) array(dt arrow.DataType) (*array.Data, error) {
 	sh, ok := shape.Of(dt)
 	switch {
 	case !ok:
-		return nil, o.path.invalid("no image of the type %s", dt)
+		return nil, o.path.Invalid("no image of the type %s", dt)
 	case sh.Null && n.Nulls != n.Length:
-		return nil, o.path.invalid("%d of %d nulls", n.Nulls, n.Length)
+		return nil, o.path.Invalid("%d of %d nulls", n.Nulls, n.Length)
 	case !sh.Null && !sh.HasValidity() && n.Nulls != 0:
-		return nil, o.path.invalid("%d nulls of a %s, which has none of its own", n.Nulls, sh.Type.Name())
+		return nil, o.path.Invalid("%d nulls of a %s, which has none of its own", n.Nulls, sh.Type.Name())
 	}
 	bufs, last, err := o.buffers(&sh, n)
 	if err != nil {
@@ -449,11 +449,11 @@ func (o *opener) buffers(sh *shape.Shape, n batch.Node) (bufs []*memory.Buffer, 
 			buf, last, err = o.offsets(n, b.Width)
 		case shape.Data:
 			if buf, err = o.buffer(last); err == nil && buf == nil && last > 0 {
-				err = o.path.invalid("the values are missing")
+				err = o.path.Invalid("the values are missing")
 			}
 		default:
 			if b.Width < 0 || b.Width > 0 && n.Length > (1<<62)/b.Width {
-				return nil, 0, o.path.invalid("%d values of %d bytes", n.Length, b.Width)
+				return nil, 0, o.path.Invalid("%d values of %d bytes", n.Length, b.Width)
 			}
 			buf, err = o.must(n, n.Length*b.Width)
 		}
@@ -475,7 +475,7 @@ func (o *opener) viewed(bufs []*memory.Buffer) ([]*memory.Buffer, error) {
 		return nil, err
 	}
 	if data.Nulls != 0 || data.Length > int64(len(o.spans)) {
-		return nil, o.path.invalid("%d data buffers of which the descriptor has %d", data.Length, len(o.spans))
+		return nil, o.path.Invalid("%d data buffers of which the descriptor has %d", data.Length, len(o.spans))
 	}
 	for range data.Length {
 		b, err := o.buffer(0)
@@ -483,7 +483,7 @@ func (o *opener) viewed(bufs []*memory.Buffer) ([]*memory.Buffer, error) {
 			return nil, err
 		}
 		if b == nil {
-			return nil, o.path.invalid("a data buffer is missing")
+			return nil, o.path.Invalid("a data buffer is missing")
 		}
 		bufs = append(bufs, b)
 	}
@@ -500,7 +500,7 @@ func (o *opener) children(sh *shape.Shape, n batch.Node, last int64) ([]arrow.Ar
 	switch sh.Rows {
 	case shape.Times:
 		if sh.Size < 0 || sh.Size > 0 && n.Length > math.MaxInt64/sh.Size {
-			return nil, o.path.invalid("%d lists of %d", n.Length, sh.Size)
+			return nil, o.path.Invalid("%d lists of %d", n.Length, sh.Size)
 		}
 		rows *= sh.Size
 	case shape.Between:
@@ -538,29 +538,29 @@ func (o *opener) offsets(n batch.Node, width int64) (b *memory.Buffer, last int6
 	if b, err = o.must(n, need); err != nil || b == nil || n.Length == 0 {
 		return b, 0, err
 	}
-	first := offsetAt(b.Bytes(), width, 0)
-	last = offsetAt(b.Bytes(), width, n.Length)
+	first := OffsetAt(b.Bytes(), width, 0)
+	last = OffsetAt(b.Bytes(), width, n.Length)
 	if first < 0 || last < first {
-		err = o.path.invalid("offsets from %d to %d", first, last)
+		err = o.path.Invalid("offsets from %d to %d", first, last)
 	}
 	return b, last, err
 }
 
 // child opens a child under its name. It must have at least n rows.
 func (o *opener) child(name string, dt arrow.DataType, n int64) (*array.Data, error) {
-	o.path.push(name)
+	o.path.Push(name)
 	d, err := o.array(dt)
 	if err == nil && int64(d.Len()) < n {
-		err = o.path.invalid("%d values where %d are needed", d.Len(), n)
+		err = o.path.Invalid("%d values where %d are needed", d.Len(), n)
 	}
-	o.path.pop()
+	o.path.Pop()
 	return d, err
 }
 
 // runEnds checks that the run ends reach to the last row.
 func (o *opener) runEnds(t *arrow.RunEndEncodedType, ends *array.Data, rows int64) error {
 	if !t.ValidRunEndsType(t.RunEnds()) {
-		return o.path.invalid("run ends of type %s", t.RunEnds())
+		return o.path.Invalid("run ends of type %s", t.RunEnds())
 	}
 	if rows == 0 {
 		return nil
@@ -568,7 +568,7 @@ func (o *opener) runEnds(t *arrow.RunEndEncodedType, ends *array.Data, rows int6
 	b := ends.Buffers()[1]
 	width := int64(t.RunEnds().(arrow.FixedWidthDataType).Bytes())
 	if b == nil || ends.NullN() != 0 || signed(b.Bytes(), width, int64(ends.Len())-1) < rows {
-		return o.path.invalid("the runs end before row %d", rows)
+		return o.path.Invalid("the runs end before row %d", rows)
 	}
 	return nil
 }
@@ -583,7 +583,7 @@ func (o *opener) dictionary(dt arrow.DataType) (_ *array.Data, outside bool, err
 	i := o.nodes[0].Length
 	o.nodes = o.nodes[1:]
 	if i < 0 || i >= int64(len(o.desc.Dictionaries)) || o.find == nil {
-		return nil, false, o.path.invalid("dictionary %d of %d", i, len(o.desc.Dictionaries))
+		return nil, false, o.path.Invalid("dictionary %d of %d", i, len(o.desc.Dictionaries))
 	}
 	d, err := o.find(o.desc.Dictionaries[i], dt)
 	return d, true, err

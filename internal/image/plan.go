@@ -19,7 +19,7 @@ import (
 
 // planner walks a record's arrays and says where their buffers go.
 type planner struct {
-	path   path
+	path   Path
 	nodes  []batch.Node
 	spans  []batch.Span
 	pieces []piece
@@ -66,67 +66,67 @@ type laidDict struct {
 	nodes, spans [2]int
 }
 
-// path names the array that a walker is at, for error messages.
-type path []string
+// Path names the array that a walker is at, for error messages.
+type Path []string
 
-func (p *path) push(name string) { *p = append(*p, name) }
-func (p *path) pop()             { *p = (*p)[:len(*p)-1] }
+func (p *Path) Push(name string) { *p = append(*p, name) }
+func (p *Path) Pop()             { *p = (*p)[:len(*p)-1] }
 
-func (p path) invalid(format string, args ...any) error {
+func (p Path) Invalid(format string, args ...any) error {
 	return &InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
 }
 
 func (p *planner) record(rec arrow.RecordBatch, schema *arrow.Schema) error {
 	rows, cols := rec.NumRows(), int(rec.NumCols())
 	if rows < 0 {
-		return p.path.invalid("%d rows", rows)
+		return p.path.Invalid("%d rows", rows)
 	}
 	empty := rows == 0 && cols == 0 // arrow-go lets such a record have any schema
 	if cols != schema.NumFields() && !empty {
-		return p.path.invalid("%d columns for %d fields", cols, schema.NumFields())
+		return p.path.Invalid("%d columns for %d fields", cols, schema.NumFields())
 	}
 	p.nodes = make([]batch.Node, 0, 2*schema.NumFields())
 	p.spans = make([]batch.Span, 0, 3*schema.NumFields())
 	p.pieces = make([]piece, 0, 3*schema.NumFields())
 	for i := range schema.NumFields() {
 		f := schema.Field(i)
-		p.path.push(f.Name)
+		p.path.Push(f.Name)
 		if empty {
 			p.empty(f.Type)
 		} else if err := p.array(f.Type, rec.Column(i).Data(), 0, rows); err != nil {
 			return err
 		}
-		p.path.pop()
+		p.path.Pop()
 	}
 	return nil
 }
 
 // child lays out a child under its name.
 func (p *planner) child(name string, dt arrow.DataType, d arrow.ArrayData, from, n int64) error {
-	p.path.push(name)
+	p.path.Push(name)
 	err := p.array(dt, d, from, n)
-	p.path.pop()
+	p.path.Pop()
 	return err
 }
 
 // array lays out the n rows of d from the row from on.
 func (p *planner) array(dt arrow.DataType, d arrow.ArrayData, from, n int64) error {
 	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
-		return p.path.invalid("no data")
+		return p.path.Invalid("no data")
 	}
 	sh, ok := shape.Of(dt)
 	off, length := int64(d.Offset()), int64(d.Len())
 	switch {
 	case !ok:
-		return p.path.invalid("no layout for the type %s", dt)
+		return p.path.Invalid("no layout for the type %s", dt)
 	case off < 0 || length < 0 || off > math.MaxInt64-length:
-		return p.path.invalid("offset %d, length %d", off, length)
+		return p.path.Invalid("offset %d, length %d", off, length)
 	case from < 0 || n < 0 || n > length || from > length-n:
-		return p.path.invalid("%d rows from %d on of an array of %d", n, from, length)
+		return p.path.Invalid("%d rows from %d on of an array of %d", n, from, length)
 	case shape.Storage(d.DataType()).ID() != sh.Type.ID():
-		return p.path.invalid("the data is of type %s, the field of type %s", d.DataType(), sh.Type)
+		return p.path.Invalid("the data is of type %s, the field of type %s", d.DataType(), sh.Type)
 	case sh.NumChildren() > 0 && len(d.Children()) != sh.NumChildren():
-		return p.path.invalid("%d children, want %d", len(d.Children()), sh.NumChildren())
+		return p.path.Invalid("%d children, want %d", len(d.Children()), sh.NumChildren())
 	}
 	s := slice{d: d, at: off + from, n: n}
 	switch {
@@ -156,7 +156,7 @@ func (p *planner) array(dt arrow.DataType, d arrow.ArrayData, from, n int64) err
 			e = extent{s.at, s.at + n}
 		case shape.Times:
 			if sh.Size < 0 || sh.Size > 0 && s.at > math.MaxInt64/sh.Size-n {
-				return p.path.invalid("%d lists of %d", n, sh.Size)
+				return p.path.Invalid("%d lists of %d", n, sh.Size)
 			}
 			e = extent{s.at * sh.Size, (s.at + n) * sh.Size}
 		case shape.Between:
@@ -231,7 +231,7 @@ func (p *planner) need(s slice, i int, width, extra int64) (b []byte, has, all b
 	case !has && (s.n == 0 || s.nulls == s.n):
 		return nil, false, false, nil
 	case !has:
-		return nil, false, false, p.path.invalid("buffer %d of %s is missing", i, s.d.DataType())
+		return nil, false, false, p.path.Invalid("buffer %d of %s is missing", i, s.d.DataType())
 	case s.n == 0 && width == 0:
 		return b, true, true, nil
 	}
@@ -243,7 +243,7 @@ func (p *planner) need(s slice, i int, width, extra int64) (b []byte, has, all b
 		if s.n == 0 {
 			return b, true, false, nil
 		}
-		return nil, false, false, p.path.invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on",
+		return nil, false, false, p.path.Invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on",
 			i, s.d.DataType(), len(b), s.n, s.at)
 	}
 	return b, true, true, nil
@@ -275,7 +275,7 @@ func (p *planner) place(n int64) bool {
 		p.spans = append(p.spans, batch.Span{})
 		return false
 	}
-	align := int64(alignSmall)
+	align := int64(AlignSmall)
 	if n >= large {
 		align = alignLarge
 	}
@@ -291,7 +291,7 @@ func (p *planner) validity(s slice) (nulls int64, err error) {
 	b, _ := s.buffer(0)
 	if len(b) > 0 && s.n > 0 { // arrow-go takes a bitmap without bytes for none
 		if s.at > math.MaxInt64-s.n || (s.at+s.n-1)/8 >= int64(len(b)) {
-			return 0, p.path.invalid("a validity of %d bytes is too short for %d rows from %d on", len(b), s.n, s.at)
+			return 0, p.path.Invalid("a validity of %d bytes is too short for %d rows from %d on", len(b), s.n, s.at)
 		}
 		nulls = s.n - int64(bitutil.CountSetBits(b, int(s.at), int(s.n)))
 	}
@@ -333,7 +333,7 @@ func (p *planner) booleans(s slice) error {
 		p.raw(nil)
 		return nil
 	case s.at > math.MaxInt64-s.n || (s.at+s.n-1)/8 >= int64(len(b)):
-		return p.path.invalid("%d bytes are too short for %d bits from %d on", len(b), s.n, s.at)
+		return p.path.Invalid("%d bytes are too short for %d bits from %d on", len(b), s.n, s.at)
 	}
 	p.bitmap(b, s.at, s.n)
 	return nil
@@ -342,7 +342,7 @@ func (p *planner) booleans(s slice) error {
 // fixed adds buffer i, whose values have width bytes.
 func (p *planner) fixed(s slice, i int, width int64) error {
 	if width < 0 {
-		return p.path.invalid("values of %d bytes", width)
+		return p.path.Invalid("values of %d bytes", width)
 	}
 	b, has, all, err := p.need(s, i, width, 0)
 	switch {
@@ -373,9 +373,9 @@ func (p *planner) offsets(s slice, width int64) (e extent, err error) {
 		return e, nil
 	}
 	b = b[s.at*width:][:(s.n+1)*width]
-	first, last := offsetAt(b, width, 0), offsetAt(b, width, s.n)
+	first, last := OffsetAt(b, width, 0), OffsetAt(b, width, s.n)
 	if first < 0 || last < first {
-		return e, p.path.invalid("offsets from %d to %d", first, last)
+		return e, p.path.Invalid("offsets from %d to %d", first, last)
 	}
 	switch {
 	case s.n == 0:
@@ -393,7 +393,7 @@ func (p *planner) offsets(s slice, width int64) (e extent, err error) {
 
 var zeros [8]byte
 
-func offsetAt(b []byte, width, i int64) int64 {
+func OffsetAt(b []byte, width, i int64) int64 {
 	if width == 4 {
 		return int64(int32(binary.LittleEndian.Uint32(b[4*i:])))
 	}
@@ -405,7 +405,7 @@ func (p *planner) data(s slice, e extent) error {
 	b, has := s.buffer(2)
 	switch {
 	case e.to > int64(len(b)):
-		return p.path.invalid("offsets reach to byte %d of %d", e.to, len(b))
+		return p.path.Invalid("offsets reach to byte %d of %d", e.to, len(b))
 	case !has:
 		p.absent()
 	default:
@@ -419,7 +419,7 @@ func (p *planner) dictionary(dt arrow.DataType, s slice) error {
 	d := s.d.Dictionary()
 	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
 		if s.n > s.nulls {
-			return p.path.invalid("no dictionary")
+			return p.path.Invalid("no dictionary")
 		}
 		p.empty(dt)
 		return nil
@@ -488,6 +488,15 @@ func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error
 	p.outside.of[key] = append(p.outside.of[key], l)
 	p.outside.order = append(p.outside.order, l)
 	return l, nil
+}
+
+// Empty describes a record without rows, which has no bytes.
+func Empty(schema *arrow.Schema, metadata *arrow.Metadata) *batch.Descriptor {
+	var p planner
+	for _, f := range schema.Fields() {
+		p.empty(f.Type)
+	}
+	return &batch.Descriptor{Schema: schema, Nodes: p.nodes, Buffers: p.spans, Metadata: metadata}
 }
 
 // empty lays out an array without rows and buffers, where the source has none. A type without a

@@ -15,16 +15,16 @@ func (p *planner) runs(t *arrow.RunEndEncodedType, s slice) error {
 	ends := children[0]
 	switch {
 	case !ok || !t.ValidRunEndsType(t.RunEnds()):
-		return p.path.invalid("run ends of type %s", t.RunEnds())
+		return p.path.Invalid("run ends of type %s", t.RunEnds())
 	case ends == nil || ends.DataType().ID() != t.RunEnds().ID():
-		return p.path.invalid("the run ends are not of type %s", t.RunEnds())
+		return p.path.Invalid("the run ends are not of type %s", t.RunEnds())
 	case s.at > math.MaxInt64-s.n:
-		return p.path.invalid("%d rows from %d on", s.n, s.at)
+		return p.path.Invalid("%d rows from %d on", s.n, s.at)
 	}
 	width, runs := int64(index.Bytes()), int64(ends.Len())
 	e := slice{d: ends, at: int64(ends.Offset()), n: runs}
 	if e.at < 0 || runs < 0 {
-		return p.path.invalid("run ends of offset %d, length %d", e.at, runs)
+		return p.path.Invalid("run ends of offset %d, length %d", e.at, runs)
 	}
 	b, has, all, err := p.need(e, 1, width, 0)
 	if err != nil {
@@ -33,16 +33,16 @@ func (p *planner) runs(t *arrow.RunEndEncodedType, s slice) error {
 	first, last := int64(0), int64(0)
 	if s.n > 0 {
 		if !all {
-			return p.path.invalid("%d rows and no runs", s.n)
+			return p.path.Invalid("%d rows and no runs", s.n)
 		}
 		b = b[e.at*width:][:runs*width]
 		first = int64(sort.Search(int(runs), func(i int) bool { return signed(b, width, int64(i)) > s.at }))
 		last = first + int64(sort.Search(int(runs-first), func(i int) bool { return signed(b, width, first+int64(i)) >= s.at+s.n })) + 1
 		if last > runs {
-			return p.path.invalid("the runs end before row %d", s.at+s.n)
+			return p.path.Invalid("the runs end before row %d", s.at+s.n)
 		}
 	}
-	p.path.push("run_ends")
+	p.path.Push("run_ends")
 	p.node(last-first, 0)
 	p.absent()
 	switch n := (last - first) * width; {
@@ -55,7 +55,7 @@ func (p *planner) runs(t *arrow.RunEndEncodedType, s slice) error {
 	default:
 		p.made(n, &runEnds{b[first*width:][:n], width, s.at, s.n})
 	}
-	p.path.pop()
+	p.path.Pop()
 	return p.child("values", t.Encoded(), children[1], first, last-first)
 }
 
@@ -100,11 +100,11 @@ func (p *planner) denseOffsets(t arrow.UnionType, s slice) ([]extent, error) {
 	}
 	for i, code := range codes {
 		if code > 127 || child[code] == 0 || int(child[code]) > fields {
-			return nil, p.path.invalid("row %d has the type code %d, which the union does not have", i, int8(code))
+			return nil, p.path.Invalid("row %d has the type code %d, which the union does not have", i, int8(code))
 		}
-		at := offsetAt(b, 4, int64(i))
+		at := OffsetAt(b, 4, int64(i))
 		if at < 0 {
-			return nil, p.path.invalid("row %d has the offset %d", i, at)
+			return nil, p.path.Invalid("row %d has the offset %d", i, at)
 		}
 		e := &shown[child[code]-1]
 		if e.to == 0 {
@@ -179,9 +179,9 @@ func (p *planner) shown(l *listViews, n int64) (extent, error) {
 		if size == 0 {
 			continue
 		}
-		at := offsetAt(l.offsets, l.width, i)
+		at := OffsetAt(l.offsets, l.width, i)
 		if at < 0 || size < 0 || at > math.MaxInt64-size {
-			return e, p.path.invalid("row %d is a list of %d values from %d on", i, size, at)
+			return e, p.path.Invalid("row %d is a list of %d values from %d on", i, size, at)
 		}
 		e.from, e.to = min(e.from, at), max(e.to, at+size)
 	}
@@ -276,11 +276,11 @@ func (p *planner) used(v *views, n int64) (used int64, ranges []extent, err erro
 			continue
 		}
 		if size < 0 {
-			return 0, nil, p.path.invalid("row %d is a view of %d bytes", i, size)
+			return 0, nil, p.path.Invalid("row %d is a view of %d bytes", i, size)
 		}
 		k, at := v.place(i)
 		if k < 0 || k >= int64(len(v.data)) || at < 0 || at > int64(len(v.data[k]))-size {
-			return 0, nil, p.path.invalid("row %d is a view of %d bytes at %d of buffer %d of %d", i, size, at, k, len(v.data))
+			return 0, nil, p.path.Invalid("row %d is a view of %d bytes at %d of buffer %d of %d", i, size, at, k, len(v.data))
 		}
 		r := &ranges[k]
 		if r.to == 0 {

@@ -144,7 +144,7 @@ func applyAdjustment(a *batch.Adjustment, p []byte, at int64) {
 		}
 	case batch.Lower:
 		for i := int64(0); i < int64(len(p)); i += a.Width {
-			putOffset(p[i:], a.Width, offsetAt(p[i:], a.Width, 0)-a.Base)
+			putOffset(p[i:], a.Width, OffsetAt(p[i:], a.Width, 0)-a.Base)
 		}
 	case batch.Ends:
 		for i := int64(0); i < int64(len(p)); i += a.Width {

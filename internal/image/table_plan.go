@@ -116,10 +116,10 @@ func (p *TablePlan) Descriptor(t DeviceTable) *batch.Descriptor {
 
 func (p *TablePlan) table(t DeviceTable) error {
 	switch {
-	case t.Rows < 0 || t.Rows > maxRows:
-		return p.path.invalid("%d rows", t.Rows)
+	case t.Rows < 0 || t.Rows > MaxRows:
+		return p.path.Invalid("%d rows", t.Rows)
 	case len(t.Columns) != t.Schema.NumFields():
-		return p.path.invalid("%d columns for %d fields", len(t.Columns), t.Schema.NumFields())
+		return p.path.Invalid("%d columns for %d fields", len(t.Columns), t.Schema.NumFields())
 	}
 	for i, c := range t.Columns {
 		f := t.Schema.Field(i)
@@ -131,9 +131,9 @@ func (p *TablePlan) table(t DeviceTable) error {
 }
 
 func (p *TablePlan) child(name string, dt arrow.DataType, a *DeviceArray, from, n int64) error {
-	p.path.push(name)
+	p.path.Push(name)
 	err := p.array(dt, a, from, n)
-	p.path.pop()
+	p.path.Pop()
 	return err
 }
 
@@ -150,17 +150,17 @@ func (p *TablePlan) array(dt arrow.DataType, a *DeviceArray, from, n int64) erro
 	sh, ok := shape.Of(dt)
 	switch {
 	case !ok:
-		return p.path.invalid("no layout for the type %s", dt)
+		return p.path.Invalid("no layout for the type %s", dt)
 	case a == nil:
-		return p.path.invalid("no data")
-	case a.Offset < 0 || a.Length < 0 || a.Offset > maxRows || a.Length > maxRows || a.Nulls < Unknown || a.Nulls > a.Length:
-		return p.path.invalid("offset %d, length %d, %d nulls", a.Offset, a.Length, a.Nulls)
+		return p.path.Invalid("no data")
+	case a.Offset < 0 || a.Length < 0 || a.Offset > MaxRows || a.Length > MaxRows || a.Nulls < Unknown || a.Nulls > a.Length:
+		return p.path.Invalid("offset %d, length %d, %d nulls", a.Offset, a.Length, a.Nulls)
 	case from < 0 || n < 0 || n > a.Length || from > a.Length-n:
-		return p.path.invalid("%d rows from %d on of an array of %d", n, from, a.Length)
+		return p.path.Invalid("%d rows from %d on of an array of %d", n, from, a.Length)
 	case len(a.Buffers) < len(sh.Buffers) || len(a.Buffers) > len(sh.Buffers) && !sh.Views:
-		return p.path.invalid("%d buffers of %s, want %d", len(a.Buffers), sh.Type, len(sh.Buffers))
+		return p.path.Invalid("%d buffers of %s, want %d", len(a.Buffers), sh.Type, len(sh.Buffers))
 	case len(a.Children) != sh.NumChildren():
-		return p.path.invalid("%d children of %s, want %d", len(a.Children), sh.Type, sh.NumChildren())
+		return p.path.Invalid("%d children of %s, want %d", len(a.Children), sh.Type, sh.NumChildren())
 	}
 	s := deviceRows{DeviceArray: a, at: a.Offset + from, n: n}
 	switch {
@@ -186,8 +186,8 @@ func (p *TablePlan) array(dt arrow.DataType, a *DeviceArray, from, n int64) erro
 		case shape.Same:
 			err = p.child(name, dt, c, s.at, n)
 		case shape.Times:
-			if sh.Size < 0 || sh.Size > 0 && s.at+n > maxRows/sh.Size {
-				return p.path.invalid("%d lists of %d", n, sh.Size)
+			if sh.Size < 0 || sh.Size > 0 && s.at+n > MaxRows/sh.Size {
+				return p.path.Invalid("%d lists of %d", n, sh.Size)
 			}
 			err = p.child(name, dt, c, s.at*sh.Size, n*sh.Size)
 		case shape.Between:
@@ -245,13 +245,13 @@ const bodyMost = 1 << 62
 // more is not 0.
 func (p *TablePlan) lies(b batch.DeviceRange, at, n, more int64) error {
 	if b.Length < Unknown || b.Length != Unknown && (at+n+more > b.Length || at+n+more < 0) {
-		return p.path.invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n+more, at)
+		return p.path.Invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n+more, at)
 	}
 	if uint64(b.Addr) > 1<<63 { // sums of addresses stay in range
-		return p.path.invalid("a buffer at %#x", uint64(b.Addr))
+		return p.path.Invalid("a buffer at %#x", uint64(b.Addr))
 	}
 	if n > bodyMost-p.at {
-		return p.path.invalid("%d bytes behind %d others: more than there can be", n, p.at)
+		return p.path.Invalid("%d bytes behind %d others: more than there can be", n, p.at)
 	}
 	if p.place(n) {
 		for len(p.Ranges) < len(p.spans)-1 {
@@ -284,7 +284,7 @@ func (p *TablePlan) read(b batch.DeviceRange, at, width int64) ([]byte, bool, er
 // within returns where n bytes of a buffer are, from at on.
 func (p *TablePlan) within(b batch.DeviceRange, at, n int64) (batch.DeviceRange, error) {
 	if b.Length != Unknown && at+n > b.Length {
-		return b, p.path.invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n, at)
+		return b, p.path.Invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n, at)
 	}
 	return batch.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n}, nil
 }
@@ -298,7 +298,7 @@ func (p *TablePlan) validity(s *deviceRows, from int64) error {
 	}
 	switch {
 	case b.Addr == 0 && s.Nulls > 0:
-		return p.path.invalid("%d nulls and no validity", s.Nulls)
+		return p.path.Invalid("%d nulls and no validity", s.Nulls)
 	case b.Addr == 0 || s.n == 0:
 		told = 0
 	}
@@ -336,7 +336,7 @@ func (p *TablePlan) bitmap(b batch.DeviceRange, at, n int64) error {
 func (p *TablePlan) lacks(s deviceRows, i int) (bool, error) {
 	switch {
 	case s.n > 0 && s.Buffers[i].Addr == 0:
-		return true, p.path.invalid("buffer %d is missing, of %d rows", i, s.n)
+		return true, p.path.Invalid("buffer %d is missing, of %d rows", i, s.n)
 	case s.n > 0:
 		return false, nil
 	case s.Buffers[i].Addr != 0:
@@ -356,7 +356,7 @@ func (p *TablePlan) booleans(s deviceRows) error {
 
 func (p *TablePlan) fixed(s deviceRows, i int, width int64) error {
 	if width < 0 || width > 0 && s.at+s.n > (1<<62)/width {
-		return p.path.invalid("%d values of %d bytes", s.n, width)
+		return p.path.Invalid("%d values of %d bytes", s.n, width)
 	}
 	if width == 0 {
 		p.raw(nil)
@@ -383,10 +383,10 @@ func (p *TablePlan) offsets(s deviceRows, width int64) (e extent, err error) {
 		return e, err
 	}
 	if ok1 && ok2 {
-		e = extent{offsetAt(one, width, 0), offsetAt(end, width, 0)}
+		e = extent{OffsetAt(one, width, 0), OffsetAt(end, width, 0)}
 	}
-	if e.from < 0 || e.to < e.from || e.to > maxRows {
-		return e, p.path.invalid("offsets from %d to %d", e.from, e.to)
+	if e.from < 0 || e.to < e.from || e.to > MaxRows {
+		return e, p.path.Invalid("offsets from %d to %d", e.from, e.to)
 	}
 	if err := p.lies(b, s.at*width, (s.n+1)*width, 0); err != nil {
 		return e, err
@@ -402,7 +402,7 @@ func (p *TablePlan) data(s deviceRows, e extent) error {
 	b := s.Buffers[2]
 	switch {
 	case b.Addr == 0 && e.to > e.from:
-		return p.path.invalid("offsets reach to byte %d of none", e.to)
+		return p.path.Invalid("offsets reach to byte %d of none", e.to)
 	case b.Addr == 0:
 		p.absent()
 		return nil
@@ -419,7 +419,7 @@ func (p *TablePlan) viewed(s deviceRows) error {
 	p.planner.node(int64(len(data)), 0)
 	for i, b := range data {
 		if b.Length < 0 || b.Addr == 0 && b.Length > 0 {
-			return p.path.invalid("data buffer %d of the views has %d bytes at %#x", i, b.Length, uint64(b.Addr))
+			return p.path.Invalid("data buffer %d of the views has %d bytes at %#x", i, b.Length, uint64(b.Addr))
 		}
 		if err := p.lies(b, 0, b.Length, 0); err != nil {
 			return err
@@ -432,7 +432,7 @@ func (p *TablePlan) viewed(s deviceRows) error {
 func (p *TablePlan) dictionary(dt arrow.DataType, s deviceRows) error {
 	if s.Dictionary == nil {
 		if s.n > s.nulls {
-			return p.path.invalid("no dictionary")
+			return p.path.Invalid("no dictionary")
 		}
 		p.empty(dt)
 		return nil
@@ -447,11 +447,11 @@ func (p *TablePlan) runs(t *arrow.RunEndEncodedType, s deviceRows) error {
 	ends := s.Children[0]
 	switch {
 	case !ok || !t.ValidRunEndsType(t.RunEnds()):
-		return p.path.invalid("run ends of type %s", t.RunEnds())
-	case ends == nil || len(ends.Buffers) != 2 || ends.Length < 0 || ends.Offset < 0 || ends.Length > maxRows || ends.Offset > maxRows:
-		return p.path.invalid("run ends that are no array")
+		return p.path.Invalid("run ends of type %s", t.RunEnds())
+	case ends == nil || len(ends.Buffers) != 2 || ends.Length < 0 || ends.Offset < 0 || ends.Length > MaxRows || ends.Offset > MaxRows:
+		return p.path.Invalid("run ends that are no array")
 	case s.n > 0 && (ends.Length == 0 || ends.Buffers[1].Addr == 0):
-		return p.path.invalid("%d rows and no runs", s.n)
+		return p.path.Invalid("%d rows and no runs", s.n)
 	}
 	width := int64(index.Bytes())
 	first, last := int64(0), ends.Length
@@ -465,18 +465,18 @@ func (p *TablePlan) runs(t *arrow.RunEndEncodedType, s deviceRows) error {
 		// Run ends ascend. Of those that do not, as of others, no more is shown than there is.
 		if before, ok := p.count(census{of: at, width: width, from: s.at, n: s.n}); ok {
 			if first, last = before[0], before[1]+1; last > ends.Length {
-				return p.path.invalid("the runs end before row %d", s.at+s.n)
+				return p.path.Invalid("the runs end before row %d", s.at+s.n)
 			}
 		}
 	}
-	p.path.push("run_ends")
+	p.path.Push("run_ends")
 	p.node(last-first, 0)
 	p.absent()
 	err := p.fixed(deviceRows{DeviceArray: ends, at: ends.Offset + first, n: last - first}, 1, width)
 	if err == nil && s.at > 0 && last > first {
 		p.adjusted(batch.Adjustment{How: batch.Ends, Width: width, Base: s.at, Count: s.n})
 	}
-	p.path.pop()
+	p.path.Pop()
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -27,7 +28,7 @@ const (
 
 // ColumnReader reads what was planned of a disk image.
 type ColumnReader struct {
-	Plan *image.ColumnPlan
+	Plan *columns.Plan
 	Src  Imaged
 	File tier.FileMemory
 	// Enter enters the record into the account of the space in which its memory lies.
@@ -98,7 +99,7 @@ func (c *ColumnReader) Fill(ctx context.Context, extents [][]byte) error {
 
 // Requests returns what is read one after the other: a request each, or of a packed
 // image all that is wanted of a run, which is read and uncompressed as a whole.
-func (c *ColumnReader) Requests() (all [][]image.ChunkRun) {
+func (c *ColumnReader) Requests() (all [][]columns.ChunkRun) {
 	_, packed := c.File.(*packedFile)
 	last := int64(-1)
 	for _, r := range c.Plan.Runs {
@@ -107,12 +108,12 @@ func (c *ColumnReader) Requests() (all [][]image.ChunkRun) {
 			if packed {
 				most = batch.RunSize - off%batch.RunSize
 			}
-			piece := image.ChunkRun{Off: off, N: min(r.N-done, most), At: r.At + done}
+			piece := columns.ChunkRun{Off: off, N: min(r.N-done, most), At: r.At + done}
 			done += piece.N
 			if run := off / batch.RunSize; packed && run == last {
 				all[len(all)-1] = append(all[len(all)-1], piece)
 			} else {
-				last, all = run, append(all, []image.ChunkRun{piece})
+				last, all = run, append(all, []columns.ChunkRun{piece})
 			}
 		}
 	}
@@ -120,7 +121,7 @@ func (c *ColumnReader) Requests() (all [][]image.ChunkRun) {
 }
 
 // readPieces reads whole chunks, one piece after the other.
-func (c *ColumnReader) readPieces(ctx context.Context, pieces []image.ChunkRun, extents [][]byte) error {
+func (c *ColumnReader) readPieces(ctx context.Context, pieces []columns.ChunkRun, extents [][]byte) error {
 	file := c.File
 	if f, ok := file.(*packedFile); ok {
 		r, err := f.reader(ctx)
@@ -139,7 +140,7 @@ func (c *ColumnReader) readPieces(ctx context.Context, pieces []image.ChunkRun, 
 }
 
 // readPiece reads whole chunks, which may come to lie in several extents.
-func (c *ColumnReader) readPiece(ctx context.Context, file tier.FileMemory, r image.ChunkRun, extents [][]byte) error {
+func (c *ColumnReader) readPiece(ctx context.Context, file tier.FileMemory, r columns.ChunkRun, extents [][]byte) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
@@ -157,12 +158,12 @@ func (c *ColumnReader) readPiece(ctx context.Context, file tier.FileMemory, r im
 
 // ReadBounds looks offsets up. Each chunk that has some of them passes once through a
 // pinned chunk, so that no room is needed, and is verified.
-func (b *Builtin) ReadBounds(ctx context.Context, src Imaged, file tier.FileMemory, bounds []image.Bound) error {
+func (b *Builtin) ReadBounds(ctx context.Context, src Imaged, file tier.FileMemory, bounds []columns.Bound) error {
 	if len(bounds) == 0 {
 		return nil
 	}
-	slices.SortFunc(bounds, func(a, b image.Bound) int { return cmp.Compare(a.At, b.At) })
-	var chunks [][]image.Bound
+	slices.SortFunc(bounds, func(a, b columns.Bound) int { return cmp.Compare(a.At, b.At) })
+	var chunks [][]columns.Bound
 	for i, o := range bounds {
 		if i == 0 || o.At/batch.SumChunk != bounds[i-1].At/batch.SumChunk {
 			chunks = append(chunks, nil)
@@ -189,7 +190,7 @@ func (b *Builtin) ReadBounds(ctx context.Context, src Imaged, file tier.FileMemo
 }
 
 // readChunk looks up the offsets in one chunk.
-func readChunk(ctx context.Context, src Imaged, file tier.FileMemory, pool Staging, bounds []image.Bound) error {
+func readChunk(ctx context.Context, src Imaged, file tier.FileMemory, pool Staging, bounds []columns.Bound) error {
 	if f, ok := file.(*packedFile); ok { // scratch first, then a chunk
 		r, err := f.reader(ctx)
 		if err != nil {

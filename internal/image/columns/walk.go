@@ -1,9 +1,10 @@
-package image
+package columns
 
 import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/shape"
 )
 
@@ -54,11 +55,11 @@ func columnsOf(d *batch.Descriptor, c *Columns) ([]imageColumn, error) {
 		}
 		f := d.Schema.Field(i)
 		w.column.byRows, w.column.granule = true, 1
-		w.path.push(f.Name)
+		w.path.Push(f.Name)
 		if err := w.array(f.Type, 1, d.Rows); err != nil {
 			return nil, err
 		}
-		w.path.pop()
+		w.path.Pop()
 	}
 	return columns, nil
 }
@@ -66,23 +67,23 @@ func columnsOf(d *batch.Descriptor, c *Columns) ([]imageColumn, error) {
 // columnWalk walks a schema beside a descriptor's nodes and spans, as opener does,
 // and looks at neither bytes nor lengths more than it must: opener checks them.
 type columnWalk struct {
-	path   path
+	path   image.Path
 	nodes  []batch.Node // not yet taken
 	spans  []batch.Span
 	column *imageColumn
 }
 
 func (w *columnWalk) child(name string, dt arrow.DataType, scale, rows int64) error {
-	w.path.push(name)
+	w.path.Push(name)
 	err := w.array(dt, scale, rows)
-	w.path.pop()
+	w.path.Pop()
 	return err
 }
 
 // node takes the next node.
 func (w *columnWalk) node(n columnNode) (batch.Node, error) {
 	if len(w.nodes) == 0 {
-		return batch.Node{}, w.path.invalid("the descriptor has no node for it")
+		return batch.Node{}, w.path.Invalid("the descriptor has no node for it")
 	}
 	n.Node = w.nodes[0]
 	w.nodes = w.nodes[1:]
@@ -95,7 +96,7 @@ func (w *columnWalk) node(n columnNode) (batch.Node, error) {
 func (w *columnWalk) array(dt arrow.DataType, scale, rows int64) error {
 	sh, ok := shape.Of(dt)
 	if !ok {
-		return w.path.invalid("no image of the type %s", dt)
+		return w.path.Invalid("no image of the type %s", dt)
 	}
 	at := len(w.column.nodes)
 	n, err := w.node(columnNode{scale: scale, onlyNull: sh.Null})
@@ -139,21 +140,21 @@ func (w *columnWalk) array(dt arrow.DataType, scale, rows int64) error {
 // part takes the next span, and says at which rows it can be cut.
 func (w *columnWalk) part(sh *shape.Shape, p columnPart) error {
 	if len(w.spans) == 0 {
-		return w.path.invalid("the descriptor has no buffer for it")
+		return w.path.Invalid("the descriptor has no buffer for it")
 	}
 	if p.Width < 0 {
-		return w.path.invalid("values of %d bytes", p.Width)
+		return w.path.Invalid("values of %d bytes", p.Width)
 	}
 	p.span, w.spans = w.spans[0], w.spans[1:]
 	granule := int64(1) // rows at whose multiples it can be cut; 0 for none
 	switch p.Role {
 	case shape.Validity, shape.Bits:
-		granule = 8 * alignSmall
+		granule = 8 * image.AlignSmall
 	case shape.Values:
-		for granule = alignSmall; granule > 1 && (granule/2*p.Width)%alignSmall == 0; granule /= 2 {
+		for granule = image.AlignSmall; granule > 1 && (granule/2*p.Width)%image.AlignSmall == 0; granule /= 2 {
 		}
 	case shape.Offsets:
-		granule = alignSmall / p.Width
+		granule = image.AlignSmall / p.Width
 		if sh.Rows == shape.Between {
 			granule = 0
 		}
@@ -178,7 +179,7 @@ func (w *columnWalk) viewed(p columnPart) error {
 		return err
 	}
 	if data.Length < 0 || data.Length > int64(len(w.spans)) {
-		return w.path.invalid("the descriptor has no buffer for it")
+		return w.path.Invalid("the descriptor has no buffer for it")
 	}
 	p.scale = dependent
 	for _, p.span = range w.spans[:data.Length] {
@@ -210,7 +211,7 @@ func (w *columnWalk) times(scale, size int64) int64 {
 	if scale < 0 {
 		return dependent
 	}
-	if size < 0 || scale > 0 && size > maxRows/scale {
+	if size < 0 || scale > 0 && size > image.MaxRows/scale {
 		w.column.byRows = false
 		return dependent
 	}

@@ -1,4 +1,9 @@
-package image
+// Package columns says which bytes of an image some columns and rows need, and what they mean by
+// themselves.
+//
+//	Selection ──Of──▶ Columns ──Within──▶ descriptor      of an image that has all of its bytes
+//	                     └──Plan──▶ Plan ──Mend──▶ descriptor   of what is read of an image on disk
+package columns
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package image
+package columns
 
 import (
 	"cmp"
@@ -9,19 +9,20 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
-// ColumnPlan says what of a disk image is read, where in memory it comes to lie, and
+// Plan says what of a disk image is read, where in memory it comes to lie, and
 // what it means there.
 //
 //	image   │chunk│chunk│chunk│chunk│chunk│chunk│chunk│chunk│
 //	           a a a a a             b b b           c
 //	memory  │chunk│chunk│      │chunk│chunk│      │chunk│      in one piece
 //	           a a a a a             b b b           c
-type ColumnPlan struct {
+type Plan struct {
 	Desc   *batch.Descriptor // of the memory; mend counts the nulls of what is cut
 	Skip   []int64           // rows of each column before those that are wanted
 	Runs   []ChunkRun        // what is read
@@ -43,7 +44,7 @@ type Bound struct {
 }
 
 // Set takes the bytes of the offset.
-func (b *Bound) Set(p []byte) { *b.to = offsetAt(p, b.width, 0) }
+func (b *Bound) Set(p []byte) { *b.to = image.OffsetAt(p, b.width, 0) }
 
 // cutColumn is a column and its rows that are read.
 type cutColumn struct {
@@ -57,7 +58,7 @@ type cutColumn struct {
 type textRows struct{ first, last int64 }
 
 // base is from where on the text is read: a multiple of alignSmall.
-func (t textRows) base() int64 { return t.first / alignSmall * alignSmall }
+func (t textRows) base() int64 { return t.first / image.AlignSmall * image.AlignSmall }
 
 // ChunkRun is chunks that follow each other in the image and in memory.
 type ChunkRun struct {
@@ -77,12 +78,12 @@ type offsetsAt struct {
 
 // Plan plans the reading of the columns from the image of d, whose dictionaries are shared. find
 // sets the offsets that say where the wanted strings lie.
-func (c *Columns) Plan(of *batch.Descriptor, shared []batch.Shared, find func([]Bound) error) (*ColumnPlan, error) {
+func (c *Columns) Plan(of *batch.Descriptor, shared []batch.Shared, find func([]Bound) error) (*Plan, error) {
 	columns, err := columnsOf(of, c)
 	if err != nil {
 		return nil, err
 	}
-	p := &ColumnPlan{of: of, chosen: c, columns: make([]cutColumn, len(columns))}
+	p := &Plan{of: of, chosen: c, columns: make([]cutColumn, len(columns))}
 	var bounds []Bound
 	for i, column := range columns {
 		p.columns[i].imageColumn = column
@@ -103,12 +104,7 @@ func (c *Columns) Plan(of *batch.Descriptor, shared []batch.Shared, find func([]
 
 // NoRows makes a record without rows, for which no memory is needed.
 func (c *Columns) NoRows(of *batch.Descriptor) (arrow.RecordBatch, error) {
-	var p planner
-	for _, f := range c.Schema.Fields() {
-		p.empty(f.Type)
-	}
-	d := &batch.Descriptor{Schema: c.Schema, Nodes: p.nodes, Buffers: p.spans, Metadata: of.Metadata}
-	return OpenRecord(d, nil, NewLease(nil), nil)
+	return image.OpenRecord(image.Empty(c.Schema, of.Metadata), nil, image.NewLease(nil), nil)
 }
 
 // Within describes the columns where they are, in an image that has all of its bytes. skip is how
@@ -138,7 +134,7 @@ func (c *Columns) Within(of *batch.Descriptor) (d *batch.Descriptor, skip []int6
 func (c *imageColumn) inBody(body int64) error {
 	for _, p := range c.parts {
 		if s := p.span; s.Length < 0 || s.Length > 0 && (s.Offset < 0 || s.Offset > body || s.Length > body-s.Offset) {
-			return path(nil).invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, body)
+			return image.Path(nil).Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, body)
 		}
 	}
 	return nil
@@ -173,7 +169,7 @@ func (c *cutColumn) choose(of *Columns, rows int64) ([]Bound, error) {
 			}
 			at := row * p.scale * offsets.Width
 			if at > offsets.span.Length-offsets.Width {
-				return nil, path(nil).invalid("offsets of %d bytes end before row %d", offsets.span.Length, row)
+				return nil, image.Path(nil).Invalid("offsets of %d bytes end before row %d", offsets.span.Length, row)
 			}
 			bounds = append(bounds, Bound{At: offsets.span.Offset + at, width: offsets.Width, to: to})
 		}
@@ -205,7 +201,7 @@ func (c *cutColumn) needed(i int) (batch.Span, error) {
 		length = c.text[i].last - off
 	}
 	if off < 0 || length < 0 || off > p.span.Length || length > p.span.Length-off {
-		return p.span, path(nil).invalid("a buffer of %d bytes where %d at %d are needed", p.span.Length, length, off)
+		return p.span, image.Path(nil).Invalid("a buffer of %d bytes where %d at %d are needed", p.span.Length, length, off)
 	}
 	if length == 0 {
 		return batch.Span{}, nil
@@ -214,7 +210,7 @@ func (c *cutColumn) needed(i int) (batch.Span, error) {
 }
 
 // describe makes what follows from the columns and their rows.
-func (p *ColumnPlan) describe(shared []batch.Shared) error {
+func (p *Plan) describe(shared []batch.Shared) error {
 	of := p.of
 	p.Desc = &batch.Descriptor{Schema: p.chosen.Schema, Rows: p.chosen.To - p.chosen.From, Metadata: of.Metadata}
 	for i := range p.columns {
@@ -254,13 +250,13 @@ func (p *ColumnPlan) describe(shared []batch.Shared) error {
 
 // addNodes adds the arrays of c. What they have of the batch's dictionaries is
 // numbered anew.
-func (p *ColumnPlan) addNodes(c *cutColumn) error {
+func (p *Plan) addNodes(c *cutColumn) error {
 	dicts := p.of.Dictionaries
 	for _, n := range c.nodes {
 		switch {
 		case n.Nulls == batch.Outside:
 			if n.Length < 0 || n.Length >= int64(len(dicts)) {
-				return path(nil).invalid("dictionary %d of %d", n.Length, len(dicts))
+				return image.Path(nil).Invalid("dictionary %d of %d", n.Length, len(dicts))
 			}
 			at := p.numbers.Of(p.Desc.Dictionaries, dicts[n.Length])
 			if at < 0 {
@@ -281,11 +277,11 @@ func (p *ColumnPlan) addNodes(c *cutColumn) error {
 
 // lay gives the chunks that have something of the buffers their places in memory, and
 // says where the buffers are there. A buffer that two columns have stays one.
-func (p *ColumnPlan) lay(body int64) {
+func (p *Plan) lay(body int64) {
 	for _, s := range p.Desc.Buffers {
 		if s.Length > 0 {
 			first := s.Offset / batch.SumChunk * batch.SumChunk
-			p.Runs = append(p.Runs, ChunkRun{Off: first, N: min(RoundUp(s.Offset+s.Length, batch.SumChunk), body) - first})
+			p.Runs = append(p.Runs, ChunkRun{Off: first, N: min(image.RoundUp(s.Offset+s.Length, batch.SumChunk), body) - first})
 		}
 	}
 	slices.SortFunc(p.Runs, func(a, b ChunkRun) int { return cmp.Compare(a.Off, b.Off) })
@@ -312,7 +308,7 @@ func (p *ColumnPlan) lay(body int64) {
 
 // Mend makes what was cut out into arrays of their own: the nulls are counted and offsets are
 // moved. extents is the memory, which nobody else has yet.
-func (p *ColumnPlan) Mend(extents [][]byte) error {
+func (p *Plan) Mend(extents [][]byte) error {
 	for _, b := range p.bitmaps {
 		bits, err := p.buffer(extents, b.span)
 		if err != nil {
@@ -336,11 +332,11 @@ func (p *ColumnPlan) Mend(extents [][]byte) error {
 }
 
 // buffer returns the bytes of a span, which lies in one extent.
-func (p *ColumnPlan) buffer(extents [][]byte, span int) ([]byte, error) {
+func (p *Plan) buffer(extents [][]byte, span int) ([]byte, error) {
 	s := p.Desc.Buffers[span]
-	b := Stretch(extents, s.Offset, s.Length)
+	b := image.Stretch(extents, s.Offset, s.Length)
 	if int64(len(b)) != s.Length {
-		return nil, path(nil).invalid("a buffer of %d bytes at %d lies in several extents", s.Length, s.Offset)
+		return nil, image.Path(nil).Invalid("a buffer of %d bytes at %d lies in several extents", s.Length, s.Offset)
 	}
 	return b, nil
 }
