@@ -78,8 +78,8 @@ func (h *helpers) Return(helper bool) {
 	}
 }
 
-// transfer moves p: in pieces that end at multiples of Config.Request, of which Depth are under
-// way, each in requests that may be shorter.
+// transfer moves p in pieces of Config.Request, of which Depth are under way, each in requests that
+// may be shorter. Pieces end on pages, or with units, so that no two have parts of one.
 func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool) error {
 	if off < 0 || off > e.size || int64(len(p)) > e.size-off {
 		return fmt.Errorf("disk: %d bytes at %d are outside a memory of %d bytes", len(p), off, e.size)
@@ -92,16 +92,18 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		return nil
 	}
 	lockrank.AssertNone("a transfer begins")
-	step, end := e.v.cfg.Request, off+int64(len(p))
-	first := off / step
-	if (end-1)/step == first {
+	step, begin, end := e.v.cfg.Request, off-off%tier.Page, off+int64(len(p))
+	if e.units != nil {
+		begin = off - off%seal.Unit
+	}
+	if end-begin <= step {
 		return e.move(ctx, p, off, write)
 	}
 	job := pump.Job[bool]{
-		Pieces: int((end-1)/step - first + 1), Lanes: e.v.cfg.Depth, Pool: &e.v.helpers,
+		Pieces: int((end - begin + step - 1) / step), Lanes: e.v.cfg.Depth, Pool: &e.v.helpers,
 		End: func(ctx context.Context, _ bool, i int) error {
-			from := max(off, (first+int64(i))*step)
-			to := min(end, (first+int64(i)+1)*step)
+			from := max(off, begin+int64(i)*step)
+			to := min(end, begin+int64(i+1)*step)
 			return e.move(ctx, p[from-off:to-off], from, write)
 		},
 	}
