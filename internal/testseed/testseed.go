@@ -12,13 +12,18 @@
 package testseed
 
 import (
+	"encoding/binary"
 	"fmt"
 	"iter"
 	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/racemark"
 )
 
 // Variable names the environment variable that sets the seed of all random tests, a
@@ -105,4 +110,42 @@ func Share(t testing.TB, part int) (first, step int) {
 func hint(t testing.TB, seed uint64) string {
 	name, _, _ := strings.Cut(t.Name(), "/")
 	return fmt.Sprintf("the seed was %d; to repeat: %s=%d go test -run '^%s$' in this package", seed, Variable, seed, name)
+}
+
+// noise is what Fill copies from. To make as many random bytes anew takes longer than what many
+// tests do with them.
+var noise = sync.OnceValue(func() []byte {
+	b := make([]byte, 1<<20)
+	rand.NewChaCha8([32]byte{}).Read(b)
+	return b
+})
+
+// Fill fills p with bytes that look random and depend on the seed alone. No two pieces of 64 KiB
+// are alike, nor those of two seeds.
+func Fill(p []byte, seed uint64) {
+	const piece = 64 << 10
+	rng := rand.New(rand.NewPCG(seed, 0xf111))
+	for len(p) > 0 {
+		n := copy(p, noise()[rng.IntN(len(noise())-piece):][:piece])
+		if n >= 8 {
+			binary.LittleEndian.PutUint64(p, rng.Uint64())
+		}
+		p = p[n:]
+	}
+}
+
+// Raced says that the race detector is on, under which all takes ten times as long, and
+// memory is Go's.
+const Raced = racemark.Enabled
+
+// Hurried says that tests are to try less: they run in short mode, or in a build in which
+// each try takes long.
+func Hurried() bool { return testing.Short() || invariants.Enabled || Raced }
+
+// Rounds returns how often a test does something: few times if it is Hurried.
+func Rounds(full, few int) int {
+	if Hurried() {
+		return few
+	}
+	return full
 }

@@ -1,6 +1,9 @@
 package waitline
 
-import "sync/atomic"
+import (
+	"context"
+	"sync/atomic"
+)
 
 // door lets those pass who do not wait, or not as long as the head of a line, but only so many
 // of them. Its state is 0 while nobody waits; else the head's number, in the upper half, over the
@@ -39,3 +42,17 @@ func (l *door) GiveBack(d Door) bool {
 		}
 	}
 }
+
+// Ended returns the error of a wait that ctx has ended: what, and the cause. It matches the
+// cause and the context's error.
+func Ended(ctx context.Context, what string) error {
+	return &ended{what, ctx.Err(), context.Cause(ctx)}
+}
+
+type ended struct {
+	what       string
+	err, cause error
+}
+
+func (e *ended) Error() string   { return e.what + ": " + e.cause.Error() }
+func (e *ended) Unwrap() []error { return []error{e.cause, e.err} }

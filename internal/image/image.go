@@ -1,0 +1,147 @@
+// Package image knows the bytes of a batch: how they are laid out, what they mean, and which of
+// them a part of the batch needs. It does no I/O and takes no memory from a space.
+//
+//	arrow.RecordBatch ──NewLayout, WriteTo──▶ image ──Open──▶ arrow.RecordBatch
+//	DeviceTable ──PlanTable──▶ TablePlan ──PartsOf──▶ Parts   where a table's buffers go in an image
+//
+// Layout tells the form of the image. What users may know of it is in package convert.
+package image
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow/endian"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/zeebo/xxh3"
+)
+
+// ErrInvalid matches every *InvalidError.
+var ErrInvalid = errors.New("invalid array")
+
+// InvalidError says that the parts of an array do not fit together, in a record
+// that is to be laid out or in a descriptor that is to be opened.
+type InvalidError struct {
+	Path    string // the column and what is in it, "a.[].b"; empty for the whole
+	Problem string
+}
+
+func (e *InvalidError) Error() string {
+	if e.Path == "" {
+		return "convert: invalid record: " + e.Problem
+	}
+	return fmt.Sprintf("convert: invalid array %s: %s", e.Path, e.Problem)
+}
+
+// Is matches ErrInvalid.
+func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+// EndianError says that a schema is not little-endian. Its bytes are not swapped:
+// an image is copied as it is. It matches tier.ErrNotSupported.
+type EndianError struct{ Endianness endian.Endianness }
+
+func (e *EndianError) Error() string {
+	return fmt.Sprintf("convert: a %s-endian schema: only little-endian data is kept", e.Endianness)
+}
+
+// Is matches tier.ErrNotSupported.
+func (e *EndianError) Is(target error) bool { return target == tier.ErrNotSupported }
+
+// ErrCorrupt matches every *CorruptError.
+var ErrCorrupt = errors.New("corrupt")
+
+// CorruptError says that the bytes of an image are not those that were laid
+// out: the checksum of a chunk is another.
+type CorruptError struct {
+	Batch  batch.ID // 0 where it is not known
+	Volume string   // where the bytes were read from; empty if from memory
+	Offset int64    // of the chunk: in the volume, or without one in the body
+	Want   uint64   // the checksum in the descriptor
+	Got    uint64   // that of the bytes
+	Cause  error    // why they cannot be uncompressed, or a *tier.AlteredError; nil where the checksums tell
+}
+
+func (e *CorruptError) Error() string {
+	s := "convert: corrupt data"
+	if e.Batch != 0 {
+		s += fmt.Sprintf(" of batch %d", e.Batch)
+	}
+	if e.Volume != "" {
+		s += " on " + e.Volume
+	}
+	if e.Cause != nil {
+		return fmt.Sprintf("%s at offset %d: %v", s, e.Offset, e.Cause)
+	}
+	return fmt.Sprintf("%s at offset %d: checksum %016x, want %016x", s, e.Offset, e.Got, e.Want)
+}
+
+// Unwrap returns Cause.
+func (e *CorruptError) Unwrap() error { return e.Cause }
+
+// Is matches ErrCorrupt.
+func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
+
+// Verify checks that b is the chunk-th run of batch.SumChunk bytes of the body
+// that d describes, the last of which may be shorter. Other bytes are a
+// *CorruptError with the chunk's offset in the body.
+func Verify(d *batch.Descriptor, chunk int, b []byte) error {
+	if chunk < 0 || chunk >= len(d.Sums) {
+		return fmt.Errorf("convert: chunk %d of %d", chunk, len(d.Sums))
+	}
+	off := int64(chunk) * batch.SumChunk
+	if n := min(d.Body-off, batch.SumChunk); int64(len(b)) != n {
+		return fmt.Errorf("convert: chunk %d has %d bytes, not %d", chunk, n, len(b))
+	}
+	if got, want := xxh3.Hash(b), d.Sums[chunk]; got != want {
+		return &CorruptError{Offset: off, Want: want, Got: got}
+	}
+	return nil
+}
+
+// Stretch returns n bytes at off of extents, if they lie in one; else nil.
+func Stretch(extents [][]byte, off, n int64) []byte {
+	for _, e := range extents {
+		if off < int64(len(e)) {
+			if off+n > int64(len(e)) {
+				return nil
+			}
+			return e[off : off+n : off+n]
+		}
+		off -= int64(len(e))
+	}
+	return nil
+}
+
+// Gather copies the bytes at off of extents.
+func Gather(dst []byte, extents [][]byte, off int64) error {
+	return Across(extents, off, int64(len(dst)), func(p []byte) error { dst = dst[copy(dst, p):]; return nil })
+}
+
+// Scatter copies src to off of extents.
+func Scatter(extents [][]byte, off int64, src []byte) error {
+	return Across(extents, off, int64(len(src)), func(p []byte) error { src = src[copy(p, src):]; return nil })
+}
+
+// Across calls f for each part of the n bytes at off of extents, until it fails.
+func Across(extents [][]byte, off, n int64, f func([]byte) error) error {
+	for _, e := range extents {
+		if off >= int64(len(e)) {
+			off -= int64(len(e))
+			continue
+		}
+		p := e[off:min(int64(len(e)), off+n)]
+		if err := f(p); err != nil {
+			return err
+		}
+		off, n = 0, n-int64(len(p))
+		if n == 0 {
+			return nil
+		}
+	}
+	if n > 0 {
+		return fmt.Errorf("convert: memory ends %d bytes before what it should hold", n)
+	}
+	return nil
+}
