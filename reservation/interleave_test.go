@@ -2,6 +2,7 @@ package reservation_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,11 +16,11 @@ import (
 // serve somebody from a space and before it charges the space. Time is virtual:
 // who sleeps in the midst of that lets all others go as far as they can.
 
-// nth returns a function that calls f when it is called the nth time.
-func nth(n int, f func()) func() {
-	calls := 0
+// nth returns a function that calls f when it is called the nth time, by any goroutine.
+func nth(n int64, f func()) func() {
+	var calls atomic.Int64
 	return func() {
-		if calls++; calls == n {
+		if calls.Add(1) == n {
 			f()
 		}
 	}
