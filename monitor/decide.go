@@ -48,7 +48,7 @@ type spaceState struct {
 	Victims []Victim    // the shortlist, in the policy's order
 	More    bool        // there are victims behind the last of the shortlist
 
-	// What Full looks at.
+	// What fullForGood looks at.
 	Rest  int64 // charged for batches that nobody reads, moves or drops now
 	Base  int64 // held by the engine itself, or shared by batches: in no batch's bytes
 	Aside int   // victims that are kept back from some tier, or all, for a moment after an error
@@ -105,7 +105,7 @@ type decision struct {
 	Cut []int
 }
 
-// Step decides what to move now. It is a pure function.
+// decide decides what to move now. It is a pure function.
 //
 // For each space it works out how many bytes must leave beyond those that are on
 // their way already: what waiters lack, and what is above a limit that was lowered; at
@@ -422,7 +422,7 @@ func (p *planner) stuck(i int) {
 	}
 }
 
-// Full says for each space whether waiting for room in it is in vain: all that is
+// fullForGood says for each space whether waiting for room in it is in vain: all that is
 // used there belongs to batches at rest, or to the engine for good; nothing is on
 // its way out; and none of the batches can go down, because each slower space
 // is full too and has no room for even the smallest of them. Then there is nobody whose

@@ -18,10 +18,11 @@ import (
 	"github.com/spillway-db/spillway/internal/bitpack"
 )
 
-// Codec says how what is written to disk is compressed. The zero value is CodecAuto.
+// Codec says how what is written to disk is compressed. The zero value is Auto.
 type Codec uint8
 
-// The codecs. A batch that is not compressed is written as it is, straight from where it
+// The codecs. Their numbers are stored with batches on disk: a new one is appended. Samples try
+// the last one first, so that the quickest is the last. A batch that is not compressed is written as it is, straight from where it
 // lies; one that is compressed is batch.Packed.
 const (
 	Auto Codec = iota // whichever moves most, as measured; see chooser

@@ -1,6 +1,7 @@
 // Package shape says what the arrays of each Arrow type consist of: their buffers in the order of
 // the columnar format, what each has for a value, and their children. Whoever walks arrays,
-// images or C structs goes by this table, so that a new type is one row of it.
+// images or C structs goes by this table, so that a new type is one row of it, unless one of its
+// buffers has a new Role.
 //
 // arrow-go's DataType.Layout does not tell offsets from values, or starts from sizes, and
 // allocates; the tests compare the two.
