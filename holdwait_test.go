@@ -271,3 +271,42 @@ func testTasksAndGrantsHoldAndWait(t *testing.T) {
 		t.Error("nobody was told: the test shows nothing")
 	}
 }
+
+// TestDrawnBytesAreHeldOnce: an input that was brought with a task's reservation is held once, by the
+// handle or by the reservation. Held twice, it would look as if what others hold were not enough.
+func TestDrawnBytesAreHeldOnce(t *testing.T) { synctest.Test(t, testDrawnBytesAreHeldOnce) }
+
+func testDrawnBytesAreHeldOnce(t *testing.T) {
+	ctx := t.Context()
+	eng, repo := openWith(t, 1<<20, 8<<20)
+	rec := arrowgen.Ints(1, 40000, 1) // 316 KiB
+	defer rec.Release()
+	if err := repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+		t.Fatal(err)
+	}
+	input, _ := repo.Peek(0)
+	onGPU := reservation.AnyInTier(tier.GPU)
+	other, err := eng.Reserve(ctx, onGPU, 450<<10, reservation.WithOwner(reservation.NewOwner("another, that works")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := eng.Reserve(ctx, onGPU, 400<<10, reservation.WithOwner(reservation.NewOwner("a task")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := eng.Mover().AcquireIn(ctx, input, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(time.Second, func() {
+		if err := other.Release(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := r.Grow(ctx, 400<<10); err != nil {
+		t.Errorf("%v, though another owner was to release enough", err)
+	}
+	if err := errors.Join(h.Close(), r.Release()); err != nil {
+		t.Error(err)
+	}
+}

@@ -679,3 +679,15 @@ func TestDevicePanicsGiveEverythingBack(t *testing.T) {
 		}
 	}
 }
+
+// TestVerifyNeedsADisk: bytes that have no checksums where they are cannot be verified, and are not
+// said to be sound.
+func TestVerifyNeedsADisk(t *testing.T) {
+	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
+		m := newMachine(t, machineConfig{})
+		b := m.put(t, numbered(1, 2000), k)
+		if err := m.mover.Verify(t.Context(), b.Payload()); !errors.Is(err, tier.ErrNotSupported) {
+			t.Errorf("in %s: %v", k, err)
+		}
+	}
+}

@@ -126,3 +126,43 @@ func TestExecutorGivesBack(t *testing.T) {
 		})
 	}
 }
+
+// TestExecutorLooksAgain: a batch that an executor has yet to move stays where it is if somebody has
+// moved it meanwhile, or has subscribed to it.
+func TestExecutorLooksAgain(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		what  func(t *testing.T, w *world, b *batch.Batch)
+		place tier.ID
+	}{
+		{"moved", func(t *testing.T, w *world, b *batch.Batch) {
+			if err := (&slowMover{w: w}).Move(t.Context(), b, reservation.Specific(disk0), reasonDemand); err != nil {
+				t.Error(err)
+			}
+		}, disk0},
+		{"subscribed to", func(_ *testing.T, _ *world, b *batch.Batch) { b.Subscribe() }, gpu0},
+	} {
+		bubble(t, c.name, func(t *testing.T) {
+			w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
+			first, second := w.put(gpu0, kib, seq(0)), w.put(gpu0, kib, seq(1))
+			once := true
+			w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error {
+				if once {
+					once = false
+					c.what(t, w, second)
+				}
+				return nil
+			}
+			w.mon.begin(t.Context(), []choice{
+				{Victim: Victim{Batch: first, ID: first.ID(), Bytes: kib}, To: 1, Reason: reasonDemand},
+				{Victim: Victim{Batch: second, ID: second.ID(), Bytes: kib}, To: 1, Reason: reasonDemand},
+			})
+			w.mon.executors.Wait()
+			w.mon.drain()
+			if at := second.Info().Space; at != c.place || w.mon.Stats().Moves != 1 {
+				t.Errorf("it is in %s, want %s; %+v", at, c.place, w.mon.Stats())
+			}
+			w.end(first, second)
+		})
+	}
+}

@@ -283,7 +283,7 @@ func (m *Monitor) step(ctx context.Context) {
 	m.starved.Store(true)
 	m.stats.steps.Add(1)
 	var long []int
-	for try := 0; ; try++ {
+	for try := 0; ; {
 		state := m.observe(now, long)
 		d := decide(state)
 		if len(d.Cut) > 0 {
@@ -291,6 +291,7 @@ func (m *Monitor) step(ctx context.Context) {
 			continue
 		}
 		if m.begin(ctx, d.Moves) && try < 3 {
+			try++
 			continue // a batch was not what the index took it for, and now it is
 		}
 		m.starved.Store(len(d.Stuck) > 0 || d.Held)
@@ -322,7 +323,7 @@ func (m *Monitor) begin(ctx context.Context, moves []choice) (outdated bool) {
 		b := c.Victim.Batch
 		from, to := m.spaces[c.From], m.spaces[c.To]
 		e := from.edges[c.To]
-		if info := b.Info(); !m.index.victim(info) || info.Leased || info.Space != from.ID() {
+		if !m.canLeave(b, from.ID()) {
 			m.index.update(b)
 			outdated = true
 			continue
@@ -365,7 +366,7 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 		begin := time.Now()
 		for i, c := range job {
 			results[i] = result{choice: c, usedBefore: m.spaces[c.To].Used()}
-			if i > 0 && (results[i-1].err != nil || time.Since(begin) > jointlyFor) {
+			if i > 0 && (results[i-1].err != nil || time.Since(begin) > jointlyFor || !m.canLeave(c.Victim.Batch, from)) {
 				results[i].err = errGivenBack
 				continue
 			}
@@ -383,6 +384,12 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 		}
 	})
 	m.ended <- results
+}
+
+// canLeave says whether b may still be moved out of a space.
+func (m *Monitor) canLeave(b *batch.Batch, from tier.ID) bool {
+	info := b.Info()
+	return m.index.victim(info) && !info.Leased && info.Space == from
 }
 
 // errGivenBack: a batch before it could not be moved, or took long.

@@ -24,7 +24,9 @@ func (m *Manager) observe() *books {
 	for o, all := range open {
 		v := b.owner(o)
 		for _, r := range all {
-			b.Promise(v, b.Lines[r.rec.line.index], r.Bytes())
+			promised, unused := r.Bytes(), r.Unused()
+			b.Promise(v, b.Lines[r.rec.line.index], promised)
+			b.Drawn(v, b.Lines[r.rec.line.index], max(0, promised-unused))
 		}
 	}
 	m.observeHolds(b)

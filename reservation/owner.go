@@ -213,9 +213,15 @@ func (o *Owner) gotPast(t *owners, beside int64) {
 	}
 	open := slices.Collect(maps.Keys(o.open))
 	t.Unlock()
-	held := beside + o.kept()
+	held, kept := beside, o.kept()
+	drawn := make([]int64, len(kept))
 	for _, r := range open {
-		held += r.Bytes()
+		promised, unused := r.Bytes(), r.Unused()
+		held += promised
+		drawn[r.rec.line.index] += max(0, promised-unused)
+	}
+	for i, n := range kept {
+		held += n - min(n, drawn[i]) // handles may keep what was drawn
 	}
 	t.Lock()
 	defer t.Unlock()
@@ -224,9 +230,11 @@ func (o *Owner) gotPast(t *owners, beside int64) {
 	}
 }
 
-// kept returns how many bytes the handles and records of o keep.
-func (o *Owner) kept() (n int64) {
-	for _, l := range o.manager.Load().lines {
+// kept returns how many bytes of each line the handles and records of o keep.
+func (o *Owner) kept() []int64 {
+	lines := o.manager.Load().lines
+	kept := make([]int64, len(lines))
+	for i, l := range lines {
 		seen := make(map[any]bool)
 		for _, v := range l.space.Holds(nil) {
 			if v.Owner != any(o) {
@@ -235,12 +243,12 @@ func (o *Owner) kept() (n int64) {
 			v.Each(func(memory any, bytes int64) {
 				if !seen[memory] {
 					seen[memory] = true
-					n += bytes
+					kept[i] += bytes
 				}
 			})
 		}
 	}
-	return n
+	return kept
 }
 
 // served notes that a wait of o's was served with n bytes.

@@ -58,6 +58,7 @@ type Owner struct {
 	Total      int64 // of what it holds, in all lines
 
 	held  []int64   // by line: reservations, and memory that only this owner keeps
+	drawn []int64   // by line: what of its reservations is in buffers
 	kept  []*memory // what others keep, too
 	stuck bool
 }
@@ -96,7 +97,7 @@ func (b *Books) AddLine() *Line {
 
 // AddOwner adds an owner. All lines have been added.
 func (b *Books) AddOwner(of any, goroutines int) *Owner {
-	o := &Owner{Of: of, Goroutines: goroutines, held: make([]int64, len(b.Lines))}
+	o := &Owner{Of: of, Goroutines: goroutines, held: make([]int64, len(b.Lines)), drawn: make([]int64, len(b.Lines))}
 	b.Owners = append(b.Owners, o)
 	return o
 }
@@ -107,6 +108,10 @@ func (b *Books) Promise(o *Owner, l *Line, n int64) {
 	o.held[l.Index] += n
 	o.Total += n
 }
+
+// Drawn notes that n bytes of what was promised to o are in buffers. Handles and records of o may
+// keep the same bytes.
+func (b *Books) Drawn(o *Owner, l *Line, n int64) { o.drawn[l.Index] += n }
 
 // Keep notes that a handle or record keeps memory of so many bytes in a line; o is nil for an
 // unknown owner. Several on the same memory keep it once.
@@ -153,6 +158,12 @@ func (b *Books) Judged(w *Wait, o *Owner) {
 func (b *Books) Settle() {
 	for _, l := range b.Lines {
 		for _, k := range l.memory {
+			for _, o := range k.owners { // it may be drawn from what was promised: no byte counts twice
+				n := min(o.drawn[l.Index], k.bytes)
+				o.drawn[l.Index] -= n
+				o.held[l.Index] -= n
+				o.Total -= n
+			}
 			if len(k.owners) == 1 {
 				k.owners[0].held[l.Index] += k.bytes
 				continue

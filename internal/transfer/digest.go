@@ -117,5 +117,8 @@ func (b *Builtin) VerifyBody(ctx context.Context, d *batch.Descriptor, buf *tier
 	if err != nil {
 		return err
 	}
+	if buf != nil && src.file == nil { // nothing would be compared
+		return fmt.Errorf("convert: verifying %T: %w", buf.Memory(), tier.ErrNotSupported)
+	}
 	return b.transfer(ctx, nil, src)
 }
