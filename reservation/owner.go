@@ -60,7 +60,6 @@ func (o *Owner) changed() {
 	}
 }
 
-// goroutines returns how many goroutines work for the owner.
 func (o *Owner) goroutines() int { return int(max(1, o.workers.Load())) }
 
 // Context returns a context whose waits are the owner's: those of requests made

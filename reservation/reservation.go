@@ -47,7 +47,6 @@ type record struct {
 // newReservation opens a reservation of bytes that are charged to l's space.
 func newReservation(l *line, bytes int64, o options) Reservation { return l.record().open(bytes, o) }
 
-// record returns one that nobody uses.
 func (l *line) record() *record {
 	if r, ok := l.records.Get().(*record); ok {
 		return r
@@ -151,7 +150,6 @@ func (r Reservation) Unused() int64 {
 	return rec.unusedLocked()
 }
 
-// over says whether r was released.
 func (r Reservation) over() bool {
 	rec := r.lock()
 	if rec == nil {

@@ -85,7 +85,6 @@ func (s *Spaces) ByID(id tier.ID) (*tier.Space, bool) {
 	return nil, false
 }
 
-// index returns where in all the space named id is, or -1.
 func (s *Spaces) index(id tier.ID) int {
 	if !id.Valid() {
 		return -1

@@ -330,7 +330,6 @@ func (m *Manager) refreshLocked(l *line, done *over) {
 	}
 }
 
-// standsLocked says whether w is in any line.
 func (w *waiter) standsLocked() bool {
 	for i := range w.slots {
 		if w.slots[i].in() {
