@@ -482,3 +482,26 @@ func BenchmarkColumns(b *testing.B) {
 		})
 	}
 }
+
+// A record's own metadata comes back, and counts when records are compared.
+func TestRecordMetadata(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	plain := numbered(1, 20)
+	rec := array.NewRecordBatchWithMetadata(plain.Schema(), plain.Columns(), 20,
+		arrow.NewMetadata([]string{"part", "of"}, []string{"7", "9"}))
+	b := m.put(t, rec, tier.Disk)
+	back := m.record(t, b)
+	defer back.Release()
+	if err := equal.Records(rec, back); err != nil {
+		t.Error(err)
+	}
+	if v, ok := back.(arrow.RecordBatchWithMetadata).Metadata().GetValue("part"); !ok || v != "7" {
+		t.Errorf("metadata %v", back.(arrow.RecordBatchWithMetadata).Metadata())
+	}
+	if err := equal.Records(plain, back); err == nil {
+		t.Error("metadata does not count")
+	}
+	if d := m.put(t, plain, tier.Host).Descriptor(); d.Metadata != nil {
+		t.Errorf("metadata %v of a record that has none", d.Metadata)
+	}
+}
