@@ -25,7 +25,7 @@ type Codec uint8
 // the last one first, so that the quickest is the last. A batch that is not compressed is written as it is, straight from where it
 // lies; one that is compressed is batch.Packed.
 const (
-	Auto Codec = iota // whichever moves most, as measured; see chooser
+	Auto Codec = iota // whichever moves most, as measured; see Chooser
 	None
 	S2      // github.com/klauspost/compress/s2, a faster Snappy
 	Zstd    // Zstandard, at its fastest

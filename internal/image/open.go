@@ -85,7 +85,7 @@ func OpenRecord(d *batch.Descriptor, extents [][]byte, l *Lease, find Finder) (a
 	return OpenRows(d, nil, extents, l, find)
 }
 
-// OpenRows is openRecord for columns that may have more rows than the record: each is
+// OpenRows is OpenRecord for columns that may have more rows than the record: each is
 // sliced, from the row on that skip has for it. Without skip they have d.Rows.
 func OpenRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *Lease, find Finder) (_ arrow.RecordBatch, err error) {
 	o := opener{desc: d, lease: l, find: find}

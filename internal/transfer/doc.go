@@ -45,7 +45,7 @@
 //	         ╰──── S2, Zstandard, bitpack ────╮
 //	packed │ f f  f f │ f f f f │ …                a buffer for each run, a checksum of what is stored
 //
-// Builtin.Codec says with what; CodecAuto finds out whether it helps (chooser). What is
+// Builtin.Codec says with what; codec.Auto finds out whether it helps. What is
 // read back is compared with both checksums, of what is stored and of the image's bytes.
 //
 // Lanes work in scratch: 1.5 MiB each, and 1 MiB more to lay a record out. All transfers together
@@ -59,7 +59,7 @@
 // image on disk it reads only the chunks under a checksum that have something wanted, and
 // lays them one after the other into one piece of host memory, in which the record is
 // opened like any image. How the columns' buffers are found, cut and laid is told at
-// columnPlan.
+// package internal/image/columns.
 //
 //	disk   │  a   │ a b  │  b   │  c   │  c   │      a, from the disk: the first two chunks
 //	host   │  a   │ a    │                           leased to the record
@@ -69,7 +69,7 @@
 // Every transfer with a disk has a permit (package permit): bytes of the budget of host
 // memory for what it has under way there, and to write a spill slot. A Builtin
 // without a pool of permits cannot be registered, and a converter of a user's takes its own
-// with Builtin.OnDisk. It is the last thing that a move takes, and kept for the transfer only:
+// with Mover.OnDisk. It is the last thing that a move takes, and kept for the transfer only:
 //
 //	room in the target → the batch, in transit → a permit → a stream → scratch → a chunk → the disk
 //

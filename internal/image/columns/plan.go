@@ -57,7 +57,7 @@ type cutColumn struct {
 // textRows is which bytes of a shape.Data the rows have.
 type textRows struct{ first, last int64 }
 
-// base is from where on the text is read: a multiple of alignSmall.
+// base is from where on the text is read: a multiple of image.AlignSmall.
 func (t textRows) base() int64 { return t.first / image.AlignSmall * image.AlignSmall }
 
 // ChunkRun is chunks that follow each other in the image and in memory.

@@ -17,7 +17,7 @@ type imageColumn struct {
 	nodes   []columnNode
 	parts   []columnPart
 	byRows  bool  // rows can be cut out
-	granule int64 // rows from whose multiples on all buffers begin at multiples of alignSmall
+	granule int64 // rows from whose multiples on all buffers begin at multiples of image.AlignSmall
 }
 
 // columnNode is one array.
