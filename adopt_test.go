@@ -319,7 +319,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, dir)
 		at := ""
-		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO), Hit: func(op faultfs.Op, path string) { at = fmt.Sprint(op, " ", filepath.Base(path)) }})
+		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO), Hit: func(op, path string) { at = fmt.Sprint(op, " ", filepath.Base(path)) }})
 		eng, err := openPersistent(t.Context(), work, func(c *spillway.Config) { c.Disks[0].FS = files })
 		adopted := make(map[int64]bool)
 		if err == nil {

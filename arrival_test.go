@@ -70,7 +70,7 @@ func openSlowSpill(t *testing.T, marks tier.Fractions) *slowSpill {
 func (s *slowSpill) hold() {
 	s.hit = make(chan struct{}, 1)
 	gate := make(chan struct{})
-	remove := s.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Do(func(faultfs.Op, string) {
+	remove := s.files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Do(func(string, string) {
 		select {
 		case s.hit <- struct{}{}:
 		default:
@@ -211,7 +211,7 @@ func TestRowsComeInOrder(t *testing.T) {
 			}
 			done := make(chan error, 1)
 			go func() { done <- consume(t.Context(), s, add) }()
-			s.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Slow(time.Millisecond)})
+			s.files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Slow(time.Millisecond)})
 			s.release()
 			for range testseed.Rounds(40, 12) {
 				s.put(n)

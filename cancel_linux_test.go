@@ -126,7 +126,7 @@ func TestCancelledMoveEnds(t *testing.T) {
 
 					ctx, cancel := context.WithCancelCause(t.Context())
 					why := errors.New("enough")
-					slow := files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(100 << 20)})
+					slow := files.Add(faultfs.Rule{Ops: []string{"read", "write"}, Effect: faultfs.Throttle(100 << 20)})
 					m.count(before, func() { cancel(why) })
 					err := s.eng.Mover().Move(ctx, s.batch(0), reservation.AnyInTier(edge[1]), convert.ReasonWork)
 					passed, over := m.count(0, nil)

@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 }
 
 // noAnonymous is a file system without anonymous files, so that spill files have names.
-var noAnonymous = faultfs.Rule{Ops: []faultfs.Op{faultfs.OpenAnonymous}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)}
+var noAnonymous = faultfs.Rule{Ops: []string{"open-anonymous"}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)}
 
 // childMain does one of the jobs that tests start processes for. It fails with a line on
 // standard error. A process whose parent is gone ends.
@@ -77,13 +77,13 @@ func childMain(job string, args []string) int {
 // for each operation of the file system. It ends when it is killed: by its parent if
 // index is "-", else by itself, right before the operation of that index.
 func childSpills(dir string, named bool, index string) error {
-	rules := []faultfs.Rule{{Effect: faultfs.Do(func(faultfs.Op, string) { _, _ = os.Stdout.Write([]byte{'.'}) })}}
+	rules := []faultfs.Rule{{Effect: faultfs.Do(func(string, string) { _, _ = os.Stdout.Write([]byte{'.'}) })}}
 	if index != "-" {
 		n, err := strconv.Atoi(index)
 		if err != nil {
 			return err
 		}
-		die := faultfs.Do(func(faultfs.Op, string) { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) })
+		die := faultfs.Do(func(string, string) { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) })
 		rules = append([]faultfs.Rule{{Skip: n, Times: 1, Effect: die}}, rules...)
 	}
 	files := disk.OS()
@@ -427,9 +427,9 @@ func topLevel(was map[string]string, dir string) (n int) {
 // dies before any other operation of opening and closing.
 func TestKilledWhileOpening(t *testing.T) {
 	top := discover(t)
-	var ops []faultfs.Op
+	var ops []string
 	files := faultfs.New(faultfs.New(disk.OS(), 1, noAnonymous), 1,
-		faultfs.Rule{Effect: faultfs.Do(func(op faultfs.Op, _ string) { ops = append(ops, op) })})
+		faultfs.Rule{Effect: faultfs.Do(func(op string, _ string) { ops = append(ops, op) })})
 	alike := t.TempDir() // what is there is looked at, too
 	was := foreign(t, alike)
 	v, err := disk.OpenVolume(disk.Config{Dir: alike, Capacity: 4 << 20, FS: files})
@@ -441,8 +441,8 @@ func TestKilledWhileOpening(t *testing.T) {
 		t.Fatal(err)
 	}
 	unchanged(t, was)
-	lock := slices.Index(ops, faultfs.Mkdir) + 1
-	if lock < 1 || ops[lock] != faultfs.Lock || opening < lock+3 {
+	lock := slices.Index(ops, "mkdir") + 1
+	if lock < 1 || ops[lock] != "lock" || opening < lock+3 {
 		t.Fatalf("to open a volume is %v", ops[:opening])
 	}
 	for _, c := range []struct {

@@ -54,7 +54,7 @@ func descriptors(t *testing.T) (n int) {
 }
 
 // failing is the machine's file system with rules.
-func failing(err error, ops ...faultfs.Op) func() disk.FS {
+func failing(err error, ops ...string) func() disk.FS {
 	return func() disk.FS {
 		return faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: ops, Effect: faultfs.Fail(err)})
 	}
@@ -64,7 +64,7 @@ func failing(err error, ops ...faultfs.Op) func() disk.FS {
 // opened, or only when one is read or written.
 type buffered struct {
 	disk.FS
-	at faultfs.Op // "" for opening
+	at string // "" for opening
 }
 
 func (b buffered) OpenAnonymous(dir string, direct bool) (disk.File, error) {
@@ -88,27 +88,27 @@ func (b buffered) opened(direct bool, open func() (disk.File, error)) (disk.File
 
 type refusing struct {
 	disk.File
-	op faultfs.Op
+	op string
 }
 
 func (r refusing) Direct() bool { return true }
 
 func (r refusing) ReadAt(p []byte, off int64) (int, error) {
-	if r.op == faultfs.Read {
+	if r.op == "read" {
 		return 0, syscall.EINVAL
 	}
 	return r.File.ReadAt(p, off)
 }
 
 func (r refusing) WriteAt(p []byte, off int64) (int, error) {
-	if r.op == faultfs.Write {
+	if r.op == "write" {
 		return 0, syscall.EINVAL
 	}
 	return r.File.WriteAt(p, off)
 }
 
 // without is a file system on which operations are not supported.
-func without(inner disk.FS, err error, ops ...faultfs.Op) disk.FS {
+func without(inner disk.FS, err error, ops ...string) disk.FS {
 	return faultfs.New(inner, 1, faultfs.Rule{Ops: ops, Effect: faultfs.Fail(err)})
 }
 
@@ -116,24 +116,24 @@ func without(inner disk.FS, err error, ops ...faultfs.Op) disk.FS {
 // what it was.
 func TestPoorFileSystems(t *testing.T) {
 	top := discover(t)
-	named := func(inner disk.FS) disk.FS { return without(inner, syscall.EOPNOTSUPP, faultfs.OpenAnonymous) }
+	named := func(inner disk.FS) disk.FS { return without(inner, syscall.EOPNOTSUPP, "open-anonymous") }
 	for name, c := range map[string]struct {
 		files func() disk.FS
 		warns []string
 	}{
 		"no O_DIRECT":                   {func() disk.FS { return buffered{disk.OS(), ""} }, []string{"no direct I/O"}},
-		"O_DIRECT refused when written": {func() disk.FS { return buffered{disk.OS(), faultfs.Write} }, []string{"no direct I/O"}},
-		"O_DIRECT refused when read":    {func() disk.FS { return buffered{disk.OS(), faultfs.Read} }, []string{"no direct I/O"}},
+		"O_DIRECT refused when written": {func() disk.FS { return buffered{disk.OS(), "write"} }, []string{"no direct I/O"}},
+		"O_DIRECT refused when read":    {func() disk.FS { return buffered{disk.OS(), "read"} }, []string{"no direct I/O"}},
 		"no O_TMPFILE":                  {func() disk.FS { return named(disk.OS()) }, []string{"no anonymous files"}},
-		"O_TMPFILE is not known":        {func() disk.FS { return without(disk.OS(), syscall.EISDIR, faultfs.OpenAnonymous) }, []string{"no anonymous files"}},
-		"O_TMPFILE is invalid":          {func() disk.FS { return without(disk.OS(), syscall.EINVAL, faultfs.OpenAnonymous) }, []string{"no anonymous files"}},
+		"O_TMPFILE is not known":        {func() disk.FS { return without(disk.OS(), syscall.EISDIR, "open-anonymous") }, []string{"no anonymous files"}},
+		"O_TMPFILE is invalid":          {func() disk.FS { return without(disk.OS(), syscall.EINVAL, "open-anonymous") }, []string{"no anonymous files"}},
 		"named and no O_DIRECT":         {func() disk.FS { return named(buffered{disk.OS(), ""}) }, []string{"no anonymous files", "no direct I/O"}},
-		"named and refused when read":   {func() disk.FS { return named(buffered{disk.OS(), faultfs.Read}) }, []string{"no anonymous files", "no direct I/O"}},
-		"no fallocate":                  {func() disk.FS { return without(disk.OS(), syscall.EOPNOTSUPP, faultfs.Allocate) }, nil},
-		"no holes":                      {func() disk.FS { return without(disk.OS(), syscall.EOPNOTSUPP, faultfs.Punch) }, nil},
-		"no size":                       {func() disk.FS { return without(disk.OS(), errors.ErrUnsupported, faultfs.Usage) }, []string{"free space"}},
+		"named and refused when read":   {func() disk.FS { return named(buffered{disk.OS(), "read"}) }, []string{"no anonymous files", "no direct I/O"}},
+		"no fallocate":                  {func() disk.FS { return without(disk.OS(), syscall.EOPNOTSUPP, "allocate") }, nil},
+		"no holes":                      {func() disk.FS { return without(disk.OS(), syscall.EOPNOTSUPP, "punch") }, nil},
+		"no size":                       {func() disk.FS { return without(disk.OS(), errors.ErrUnsupported, "usage") }, []string{"free space"}},
 		"nothing at all": {func() disk.FS {
-			return without(buffered{disk.OS(), ""}, syscall.EOPNOTSUPP, faultfs.OpenAnonymous, faultfs.Allocate, faultfs.Punch, faultfs.Usage)
+			return without(buffered{disk.OS(), ""}, syscall.EOPNOTSUPP, "open-anonymous", "allocate", "punch", "usage")
 		}, []string{"free space", "no anonymous files", "no direct I/O"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -166,7 +166,7 @@ func TestPoorFileSystems(t *testing.T) {
 // to do about it, and nothing is left of the engine.
 func TestOpenSaysWhatToDo(t *testing.T) {
 	top := discover(t)
-	named := func(err error, ops ...faultfs.Op) func() disk.FS {
+	named := func(err error, ops ...string) func() disk.FS {
 		return func() disk.FS {
 			return faultfs.New(disk.OS(), 1, noAnonymous, faultfs.Rule{Ops: ops, Effect: faultfs.Fail(err)})
 		}
@@ -188,17 +188,17 @@ func TestOpenSaysWhatToDo(t *testing.T) {
 		"a file": {prepare: func(t *testing.T, dir string) {
 			must(t, errors.Join(os.Remove(dir), os.WriteFile(dir, nil, 0o600)))
 		}, says: []string{"not a directory", another}},
-		"gone once it was looked at": {files: failing(syscall.ENOENT, faultfs.OpenAnonymous),
+		"gone once it was looked at": {files: failing(syscall.ENOENT, "open-anonymous"),
 			want: syscall.ENOENT, says: []string{"no such file or directory", another}},
-		"not ours":                   {files: failing(syscall.EACCES, faultfs.OpenAnonymous), want: syscall.EACCES, says: []string{"permission denied", "may make files", another}},
-		"not ours, named":            {files: named(syscall.EPERM, faultfs.Mkdir), want: syscall.EPERM, says: []string{"operation not permitted", "may make files", another}},
-		"read-only":                  {files: failing(syscall.EROFS, faultfs.OpenAnonymous), want: syscall.EROFS, says: []string{"read-only file system", another}},
-		"full":                       {files: failing(syscall.ENOSPC, faultfs.Write), want: syscall.ENOSPC, says: []string{"no space left", "make room", another}},
-		"full, named":                {files: named(syscall.ENOSPC, faultfs.Lock), want: syscall.ENOSPC, says: []string{"no space left", "make room", another}},
-		"the user's quota":           {files: failing(syscall.EDQUOT, faultfs.Write), want: syscall.EDQUOT, says: []string{"quota", "make room", another}},
-		"broken":                     {files: failing(syscall.EIO, faultfs.Write), want: syscall.EIO, says: []string{"input/output error", another}},
-		"broken when closed":         {files: failing(syscall.EIO, faultfs.Close), want: syscall.EIO, says: []string{"input/output error", another}},
-		"too many files":             {files: failing(syscall.EMFILE, faultfs.OpenAnonymous), want: syscall.EMFILE, says: []string{"too many open files", "limit"}},
+		"not ours":                   {files: failing(syscall.EACCES, "open-anonymous"), want: syscall.EACCES, says: []string{"permission denied", "may make files", another}},
+		"not ours, named":            {files: named(syscall.EPERM, "mkdir"), want: syscall.EPERM, says: []string{"operation not permitted", "may make files", another}},
+		"read-only":                  {files: failing(syscall.EROFS, "open-anonymous"), want: syscall.EROFS, says: []string{"read-only file system", another}},
+		"full":                       {files: failing(syscall.ENOSPC, "write"), want: syscall.ENOSPC, says: []string{"no space left", "make room", another}},
+		"full, named":                {files: named(syscall.ENOSPC, "lock"), want: syscall.ENOSPC, says: []string{"no space left", "make room", another}},
+		"the user's quota":           {files: failing(syscall.EDQUOT, "write"), want: syscall.EDQUOT, says: []string{"quota", "make room", another}},
+		"broken":                     {files: failing(syscall.EIO, "write"), want: syscall.EIO, says: []string{"input/output error", another}},
+		"broken when closed":         {files: failing(syscall.EIO, "close"), want: syscall.EIO, says: []string{"input/output error", another}},
+		"too many files":             {files: failing(syscall.EMFILE, "open-anonymous"), want: syscall.EMFILE, says: []string{"too many open files", "limit"}},
 		"larger than what is free":   {change: func(d *spillway.Disk) { d.Capacity = 1 << 60 }, want: tier.ErrNoSpace, says: []string{"has", "free", "make room", another}},
 		"nothing beside the reserve": {change: func(d *spillway.Disk) { d.Capacity, d.Reserve = 0, 1<<60 }, want: tier.ErrNoSpace, says: []string{"free", "reserve"}},
 		"next to nothing":            {change: func(d *spillway.Disk) { d.Capacity = 100 }, says: []string{"capacity 100", "at least 4096"}},

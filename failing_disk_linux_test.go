@@ -155,19 +155,19 @@ func TestDiskFailsWhileRunning(t *testing.T) {
 	another := "another directory"
 	for name, c := range map[string]struct {
 		err   error
-		ops   []faultfs.Op
+		ops   []string
 		named bool
 		says  []string
 	}{
-		"writes fail":           {err: syscall.EIO, ops: []faultfs.Op{faultfs.Write}, says: []string{"input/output error"}},
-		"full when taken":       {err: syscall.ENOSPC, ops: []faultfs.Op{faultfs.Allocate}, says: []string{"no space left", "make room", another}},
-		"full when opened":      {err: syscall.ENOSPC, ops: []faultfs.Op{faultfs.OpenAnonymous}, says: []string{"no space left", "make room", another}},
-		"full when written":     {err: syscall.ENOSPC, ops: []faultfs.Op{faultfs.Write}, says: []string{"no space left"}},
-		"quota when written":    {err: syscall.EDQUOT, ops: []faultfs.Op{faultfs.Write}, says: []string{"quota"}},
-		"gone":                  {err: syscall.ENOENT, ops: []faultfs.Op{faultfs.OpenAnonymous, faultfs.Usage}, says: []string{"no such file", another}},
-		"gone, named":           {err: syscall.ENOENT, ops: []faultfs.Op{faultfs.Create, faultfs.Usage}, named: true, says: []string{"no such file", another}},
-		"read-only, named":      {err: syscall.EROFS, ops: []faultfs.Op{faultfs.Create}, named: true, says: []string{"read-only file system", another}},
-		"too many files, named": {err: syscall.EMFILE, ops: []faultfs.Op{faultfs.Create}, named: true, says: []string{"too many open files", "limit"}},
+		"writes fail":           {err: syscall.EIO, ops: []string{"write"}, says: []string{"input/output error"}},
+		"full when taken":       {err: syscall.ENOSPC, ops: []string{"allocate"}, says: []string{"no space left", "make room", another}},
+		"full when opened":      {err: syscall.ENOSPC, ops: []string{"open-anonymous"}, says: []string{"no space left", "make room", another}},
+		"full when written":     {err: syscall.ENOSPC, ops: []string{"write"}, says: []string{"no space left"}},
+		"quota when written":    {err: syscall.EDQUOT, ops: []string{"write"}, says: []string{"quota"}},
+		"gone":                  {err: syscall.ENOENT, ops: []string{"open-anonymous", "usage"}, says: []string{"no such file", another}},
+		"gone, named":           {err: syscall.ENOENT, ops: []string{"create", "usage"}, named: true, says: []string{"no such file", another}},
+		"read-only, named":      {err: syscall.EROFS, ops: []string{"create"}, named: true, says: []string{"read-only file system", another}},
+		"too many files, named": {err: syscall.EMFILE, ops: []string{"create"}, named: true, says: []string{"too many open files", "limit"}},
 		"all fails":             {err: syscall.EIO, says: []string{"input/output error"}},
 		"all fails, named":      {err: syscall.EIO, named: true, says: []string{"input/output error"}},
 	} {
@@ -220,10 +220,10 @@ func (s *spill) drop() {
 func TestDiskThatDies(t *testing.T) {
 	top := discover(t)
 	step, first := testseed.Rounds(7, 41), int(testseed.One(t)%7)
-	takesRoom := []faultfs.Op{faultfs.OpenAnonymous, faultfs.Create, faultfs.Mkdir, faultfs.Lock, faultfs.Allocate, faultfs.Write}
+	takesRoom := []string{"open-anonymous", "create", "mkdir", "lock", "allocate", "write"}
 	for name, c := range map[string]struct {
 		err   error
-		ops   []faultfs.Op
+		ops   []string
 		named bool
 	}{
 		"EIO":           {syscall.EIO, nil, false},
@@ -424,15 +424,15 @@ func TestCapacityOfADisk(t *testing.T) {
 func TestClosingFails(t *testing.T) {
 	top := discover(t)
 	for name, c := range map[string]struct {
-		ops   []faultfs.Op
+		ops   []string
 		named bool
 		told  bool
 	}{
-		"close":         {[]faultfs.Op{faultfs.Close}, false, true},
-		"close, named":  {[]faultfs.Op{faultfs.Close}, true, true},
-		"remove, named": {[]faultfs.Op{faultfs.Remove}, true, true},
-		"unlock, named": {[]faultfs.Op{faultfs.Unlock}, true, true},
-		"punch":         {[]faultfs.Op{faultfs.Punch}, false, false}, // what is closed needs no holes
+		"close":         {[]string{"close"}, false, true},
+		"close, named":  {[]string{"close"}, true, true},
+		"remove, named": {[]string{"remove"}, true, true},
+		"unlock, named": {[]string{"unlock"}, true, true},
+		"punch":         {[]string{"punch"}, false, false}, // what is closed needs no holes
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -284,9 +284,9 @@ func faultLives(t *testing.T, index func(l *life, n int, cancel func()) (hits fu
 
 // TestEveryFileOperationOfAnEngineFailsOnce, from opening to closing.
 func TestEveryFileOperationOfAnEngineFailsOnce(t *testing.T) {
-	transfers := []faultfs.Op{faultfs.Read, faultfs.Write}
+	transfers := []string{"read", "write"}
 	for name, c := range map[string]struct {
-		ops    []faultfs.Op
+		ops    []string
 		effect func(cancel func()) faultfs.Effect
 		want   []error
 		told   bool // most are told of; else none is
@@ -295,7 +295,7 @@ func TestEveryFileOperationOfAnEngineFailsOnce(t *testing.T) {
 		"ENOSPC": {nil, func(func()) faultfs.Effect { return faultfs.Fail(syscall.ENOSPC) }, []error{syscall.ENOSPC, tier.ErrNoSpace}, true},
 		"short":  {transfers, func(func()) faultfs.Effect { return faultfs.Short() }, nil, false},
 		"cancel": {nil, func(cancel func()) faultfs.Effect {
-			return faultfs.Do(func(faultfs.Op, string) { cancel() })
+			return faultfs.Do(func(string, string) { cancel() })
 		}, []error{context.Canceled}, true},
 	} {
 		for _, seal := range []bool{false, true} {
@@ -316,19 +316,19 @@ func TestEveryFileOperationOfAnEngineFailsOnce(t *testing.T) {
 func TestEveryDeviceOperationOfAnEngineFailsOnce(t *testing.T) {
 	injected := errors.New("injected")
 	for name, c := range map[string]struct {
-		ops    []faultdev.Op
+		ops    []string
 		effect func(cancel func()) faultdev.Effect
 		times  int // 0: once
 		want   []error
 		least  int // so many operations there must be
 	}{
 		"refused": {nil, func(func()) faultdev.Effect { return faultdev.Fail(injected) }, 0, []error{injected}, 12},
-		"failed":  {append(faultdev.Copies(), faultdev.Fill, faultdev.Digest), func(func()) faultdev.Effect { return faultdev.FailWork(injected) }, 0, []error{injected}, 12},
+		"failed":  {[]string{"copy-*", "fill", "digest"}, func(func()) faultdev.Effect { return faultdev.FailWork(injected) }, 0, []error{injected}, 12},
 		// A space that is refused once reaps and tries again.
-		"out of memory":       {[]faultdev.Op{faultdev.Alloc}, func(func()) faultdev.Effect { return faultdev.OutOfMemory() }, 0, nil, 4},
-		"out of memory twice": {[]faultdev.Op{faultdev.Alloc}, func(func()) faultdev.Effect { return faultdev.OutOfMemory() }, 2, []error{tier.ErrNoSpace}, 4},
+		"out of memory":       {[]string{"alloc"}, func(func()) faultdev.Effect { return faultdev.OutOfMemory() }, 0, nil, 4},
+		"out of memory twice": {[]string{"alloc"}, func(func()) faultdev.Effect { return faultdev.OutOfMemory() }, 2, []error{tier.ErrNoSpace}, 4},
 		"cancel": {nil, func(cancel func()) faultdev.Effect {
-			return faultdev.Do(func(faultdev.Op, int64) { cancel() })
+			return faultdev.Do(func(string, int64) { cancel() })
 		}, 0, []error{context.Canceled}, 12},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -362,7 +362,7 @@ func TestEveryBitThatFlipsIsFound(t *testing.T) {
 		tried, told := faultLives(t, func(l *life, n int, _ func()) func() int {
 			l.files, l.seal = faultfs.New(disk.OS(), seed), seed%2 == 1
 			l.armed = func(l *life) { // to open a volume reads, too, what nobody stored
-				l.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Skip: n, Times: 1, Effect: faultfs.BitFlip()})
+				l.files.Add(faultfs.Rule{Ops: []string{"read"}, Skip: n, Times: 1, Effect: faultfs.BitFlip()})
 			}
 			return l.files.Hits
 		}, convert.ErrCorrupt)
@@ -396,10 +396,10 @@ func TestDiskFS(t *testing.T) {
 			t.Errorf("the volume has %d bytes", s.Capacity)
 		}
 	}
-	if err := eng.Close(); err != nil || files.Count(faultfs.OpenAnonymous, faultfs.Create) == 0 || files.Open() != 0 {
-		t.Errorf("closed with %v; %d files made, %d open", err, files.Count(faultfs.OpenAnonymous, faultfs.Create), files.Open())
+	if err := eng.Close(); err != nil || files.Count("open-anonymous", "create") == 0 || files.Open() != 0 {
+		t.Errorf("closed with %v; %d files made, %d open", err, files.Count("open-anonymous", "create"), files.Open())
 	}
-	files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Usage}, Effect: faultfs.Fail(syscall.EIO)})
+	files.Add(faultfs.Rule{Ops: []string{"usage"}, Effect: faultfs.Fail(syscall.EIO)})
 	if eng, err := spillway.Open(t.Context(), cfg); !errors.Is(err, syscall.EIO) {
 		t.Errorf("opened %v with %v", eng, err)
 	}

@@ -45,7 +45,7 @@ func TestOwnerWaitsForSlowMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		files := faultfs.New(disk.OS(), 1)
 		eng, host := openOnHost(t, spillway.Disk{Dir: t.TempDir(), Capacity: 16 << 20, FS: files})
-		files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Slow(time.Minute)})
+		files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Slow(time.Minute)})
 		ctx := reservation.NewOwner("the test").Context(t.Context())
 		held, err := eng.Reserve(ctx, reservation.Specific(host.ID()), tier.Page)
 		if err != nil {
@@ -150,7 +150,7 @@ func TestErrorNamesTheDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.Fail(errors.New("worn out"))})
+	files.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.Fail(errors.New("worn out"))})
 	err = eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host), convert.ReasonWork)
 	var failed *disk.IOError
 	if !errors.As(err, &failed) || failed.Space != second {

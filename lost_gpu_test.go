@@ -407,7 +407,7 @@ func TestGPUIsLostUnderPuts(t *testing.T) {
 	for _, at := range []int{0, 2, 13, 55, 1, 3, 5, 8, 21, 34, 89}[:testseed.Rounds(11, 4)] {
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
 			var l *losable
-			l = openLosable(t, 1, 512<<10, faultdev.Rule{Skip: at, Times: 1, Effect: faultdev.Do(func(faultdev.Op, int64) {
+			l = openLosable(t, 1, 512<<10, faultdev.Rule{Skip: at, Times: 1, Effect: faultdev.Do(func(string, int64) {
 				l.gpus[0].Lose(errFellOff)
 			})})
 			words := wordList(1, 1500)

@@ -552,7 +552,7 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 	place.Partition = 3
 	b.SetPlace(place)
 	want(3)
-	meddle := files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1, Effect: faultfs.Do(func(faultfs.Op, string) {
+	meddle := files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Times: 1, Effect: faultfs.Do(func(string, string) {
 		place := b.Place()
 		place.Partition = 5
 		b.SetPlace(place)
@@ -615,7 +615,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 		}
 		closePersistent(t, next)
 	}
-	files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1, Effect: faultfs.Fail(errors.New("no"))})
+	files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Times: 1, Effect: faultfs.Fail(errors.New("no"))})
 	was := lines.Load()
 	place.Partition = 2
 	b.SetPlace(place)

@@ -64,7 +64,7 @@ func openRefuser(t *testing.T, gpus, disks int, codec convert.Codec) *refuser {
 
 // refuse makes the device give no memory, whatever the books say.
 func (r *refuser) refuse(gpu int) {
-	r.gpus[gpu].Add(faultdev.Rule{Ops: []faultdev.Op{faultdev.Alloc}, Effect: faultdev.OutOfMemory()})
+	r.gpus[gpu].Add(faultdev.Rule{Ops: []string{"alloc"}, Effect: faultdev.OutOfMemory()})
 }
 
 // whole checks where all batches lie, and that they are what was put.
@@ -215,7 +215,7 @@ func TestGPUThatRefuses(t *testing.T) {
 // asked of it, costs no Put an error while another volume has room; and where there is no other,
 // the error is that of the full one.
 func TestFullVolumeBesideAnother(t *testing.T) {
-	for _, op := range []faultfs.Op{faultfs.Write, faultfs.Allocate} {
+	for _, op := range []string{"write", "allocate"} {
 		for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecS2} {
 			for _, count := range []int{10, 900} { // the dictionary is in the body, or an image of its own
 				t.Run(fmt.Sprintf("%s,%v,%d", op, codec, count), func(t *testing.T) { besideAFullVolume(t, op, codec, wordList(1, count)) })
@@ -224,9 +224,9 @@ func TestFullVolumeBesideAnother(t *testing.T) {
 	}
 }
 
-func besideAFullVolume(t *testing.T, op faultfs.Op, codec convert.Codec, words arrow.Array) {
+func besideAFullVolume(t *testing.T, op string, codec convert.Codec, words arrow.Array) {
 	r := openRefuser(t, 1, 2, codec)
-	r.files[0].Add(faultfs.Rule{Ops: []faultfs.Op{op}, Effect: faultfs.Fail(syscall.ENOSPC)})
+	r.files[0].Add(faultfs.Rule{Ops: []string{op}, Effect: faultfs.Fail(syscall.ENOSPC)})
 	first := r.Reservations().Spaces().InTier(tier.Disk)[0]
 	for n := range int64(20) {
 		if err := r.repo.Put(t.Context(), 0, numberedRecord(n, 2000, words), in(tier.Disk)); err != nil {

@@ -23,7 +23,7 @@ func TestSixteenMovesOutOfAGPUAtOnce(t *testing.T) {
 	var mu sync.Mutex
 	under := 0
 	all, giveUp := make(chan struct{}), make(chan struct{})
-	inside := func(faultdev.Op, int64) {
+	inside := func(string, int64) {
 		mu.Lock()
 		if under++; under == moves {
 			close(all)
@@ -36,7 +36,7 @@ func TestSixteenMovesOutOfAGPUAtOnce(t *testing.T) {
 	}
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPU{{Backend: spillway.Sim, Memory: 4 << 20, Wrap: func(d tier.Device) (tier.Device, error) {
-			return faultdev.New(d, 1, faultdev.Rule{Ops: []faultdev.Op{faultdev.CopyToHost}, Effect: faultdev.Do(inside)}), nil
+			return faultdev.New(d, 1, faultdev.Rule{Ops: []string{"copy-to-host"}, Effect: faultdev.Do(inside)}), nil
 		}}},
 		HostMemory: 8 << 20,
 		Disks:      []spillway.Disk{},

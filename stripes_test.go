@@ -91,7 +91,7 @@ func (s *striped) throttle(i int, rate int64) {
 	if s.slow[i] != nil {
 		s.slow[i]()
 	}
-	s.slow[i] = s.files[i].Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Throttle(rate * batchBytes)})
+	s.slow[i] = s.files[i].Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Throttle(rate * batchBytes)})
 }
 
 func (s *striped) close() {
@@ -299,12 +299,12 @@ func TestStripedFillsUpOne(t *testing.T) {
 // A volume whose file system is full, though the books of its space say that there is
 // room, costs nobody an error: another takes the batch.
 func TestStripedFileSystemFull(t *testing.T) {
-	for _, op := range []faultfs.Op{faultfs.Allocate, faultfs.Write} {
+	for _, op := range []string{"allocate", "write"} {
 		for _, movers := range []int{1, 4} {
 			synctest.Test(t, func(t *testing.T) {
 				s := openStriped(t, spillway.Config{}, 480, 160)
-				s.files[0].Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(syscall.ENOSPC)})
-				if op == faultfs.Write {
+				s.files[0].Add(faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(syscall.ENOSPC)})
+				if op == "write" {
 					s.refuseWrites(0, syscall.ENOSPC)
 				}
 				if n := s.move(50, movers, reservation.AnyInTier(tier.Disk)); n[0] != 0 || n[1] < 50*batchBytes {
@@ -319,7 +319,7 @@ func TestStripedFileSystemFull(t *testing.T) {
 func (s *striped) refuseWrites(i int, err error) (end func()) {
 	s.slow[i]() // the first rule that fits is the one that counts
 	s.slow[i] = nil
-	return s.files[i].Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Fail(err)})
+	return s.files[i].Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(err)})
 }
 
 // A volume that cannot write is an error for the batch that it was tried with, which
@@ -483,8 +483,8 @@ func TestStripedMonitorGoesPastAFailingVolume(t *testing.T) {
 // is what was put, and in the end nothing is handed out or expected to be written.
 func TestStripedRandomOperationsUnderFaults(t *testing.T) {
 	for seed := range testseed.Each(t, testseed.Rounds(2, 1)) {
-		fail := faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 4, Probability: 0.05, Effect: faultfs.Fail(syscall.EIO)}
-		full := faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Skip: 1, Probability: 0.5, Effect: faultfs.Fail(syscall.ENOSPC)}
+		fail := faultfs.Rule{Ops: []string{"write"}, Skip: 4, Probability: 0.05, Effect: faultfs.Fail(syscall.EIO)}
+		full := faultfs.Rule{Ops: []string{"allocate"}, Skip: 1, Probability: 0.5, Effect: faultfs.Fail(syscall.ENOSPC)}
 		s := openStriped(t, spillway.Config{HostMemory: 1 << 20, MonitorPeriod: time.Millisecond, Disks: []spillway.Disk{{Capacity: 2 << 20}}},
 			1<<20, 1<<20, 1<<20)
 		for i, f := range s.files {

@@ -215,7 +215,7 @@ func TestForeignCancellation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Fail(fmt.Errorf("elsewhere: %w", context.Canceled))})
+	files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(fmt.Errorf("elsewhere: %w", context.Canceled))})
 	var all []*batch.Batch
 	for i := range 8 {
 		all = append(all, inHost(t, eng, batch.ID(1000+i), 1<<20, false))
@@ -226,7 +226,7 @@ func TestForeignCancellation(t *testing.T) {
 	if !errors.Is(err, tier.ErrNoSpace) || !strings.Contains(err.Error(), "elsewhere") {
 		t.Errorf("waiting for a disk that cannot be written: %v", err)
 	}
-	if n := files.Count(faultfs.Write); n > 1000 {
+	if n := files.Count("write"); n > 1000 {
 		t.Errorf("%d writes", n)
 	}
 	dropAll(t, all)

@@ -354,7 +354,7 @@ func TestNodesThatAreNotThere(t *testing.T) {
 func TestWarningsAreLoggedOnce(t *testing.T) {
 	top := discover(t)
 	top.Warnings = []diag.Warning{causes.Warn(causes.Driver, "gpus: no driver")}
-	files := faultfs.New(buffered{disk.OS(), ""}, 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)})
+	files := faultfs.New(buffered{disk.OS(), ""}, 1, faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)})
 	var log bytes.Buffer
 	cfg := spillConfig(t.TempDir(), files, top)
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))

@@ -14,7 +14,7 @@ import (
 // compressed, and it comes back; on one that is not, batches stay as they are.
 func TestAutoCompresses(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 24 << 20, disk: 24 << 20, auto: true,
-		rules: []faultfs.Rule{{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(20 << 20)}}})
+		rules: []faultfs.Rule{{Ops: []string{"read", "write"}, Effect: faultfs.Throttle(20 << 20)}}})
 	b := m.put(t, arrowgen.Flights(1, 90_000), tier.GPU)
 	m.move(t, b, tier.Disk)
 	tr, err := b.TryTransit()

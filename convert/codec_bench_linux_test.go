@@ -58,7 +58,7 @@ func benchCodec(b *testing.B, rec arrow.RecordBatch, throttle int64) {
 	for i, codec := range names {
 		cfg := machineConfig{host: size + 64<<20, disk: size + 64<<20, chunk: 512 << 10, fast: true, codec: codec, auto: codec == CodecAuto, files: disk.OS()}
 		if throttle > 0 {
-			cfg.files = faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(throttle)})
+			cfg.files = faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"read", "write"}, Effect: faultfs.Throttle(throttle)})
 		}
 		machines[i] = newMachine(b, cfg)
 		for range batches {

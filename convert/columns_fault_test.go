@@ -150,7 +150,7 @@ func everyReadOfColumnsFailsOnce(t *testing.T, encrypt bool) {
 		"EIO":    {func(func()) faultfs.Effect { return faultfs.Fail(syscall.EIO) }, syscall.EIO, false},
 		"short":  {func(func()) faultfs.Effect { return faultfs.Short() }, nil, true},
 		"flip":   {func(func()) faultfs.Effect { return faultfs.BitFlip() }, image.ErrCorrupt, false},
-		"cancel": {func(cancel func()) faultfs.Effect { return faultfs.Do(func(faultfs.Op, string) { cancel() }) }, context.Canceled, true},
+		"cancel": {func(cancel func()) faultfs.Effect { return faultfs.Do(func(string, string) { cancel() }) }, context.Canceled, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, machineConfig{encrypt: encrypt})
@@ -160,10 +160,10 @@ func everyReadOfColumnsFailsOnce(t *testing.T, encrypt bool) {
 				for hit := true; hit; tried++ {
 					ctx, cancel := context.WithCancel(t.Context())
 					// Skip counts from when the rule is added.
-					remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Skip: tried, Times: 1, Effect: c.effect(cancel)})
-					before := m.files.Count(faultfs.Read)
+					remove := m.files.Add(faultfs.Rule{Ops: []string{"read"}, Skip: tried, Times: 1, Effect: c.effect(cancel)})
+					before := m.files.Count("read")
 					err := m.columnsOf(ctx, b, s)
-					hit = m.files.Count(faultfs.Read)-before > tried
+					hit = m.files.Count("read")-before > tried
 					remove()
 					cancel()
 					switch {
@@ -488,7 +488,7 @@ func TestColumnsHaveSeveralRequestsUnderWay(t *testing.T) {
 	b := m.put(t, arrowgen.Ints(1, 6*transfer.ColumnRequest/8, 1), tier.Disk)
 	var reads atomic.Int64
 	four := make(chan struct{})
-	defer m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Times: 4, Effect: faultfs.Do(func(faultfs.Op, string) {
+	defer m.files.Add(faultfs.Rule{Ops: []string{"read"}, Times: 4, Effect: faultfs.Do(func(string, string) {
 		if reads.Add(1) == 4 {
 			close(four)
 		}

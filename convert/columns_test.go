@@ -21,7 +21,6 @@ import (
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
-	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // columns reads from b where it is.
@@ -432,9 +431,9 @@ func columnsBesideEachOther(t *testing.T) {
 		requests int
 		bytes    int64
 	}{{fields, 1, 32 * batch.SumChunk}, {[]int{7, 6, 9, 10, 12}, 3, 5 * batch.SumChunk}} {
-		before := m.files.Count(faultfs.Read)
+		before := m.files.Count("read")
 		read := m.reading(func() { m.picked(t, b, c.fields, 0, rows) })
-		if n := m.files.Count(faultfs.Read) - before; n != c.requests || read != c.bytes {
+		if n := m.files.Count("read") - before; n != c.requests || read != c.bytes {
 			t.Errorf("columns %v: %d requests of %d bytes in all, want %d of %d", c.fields, n, read, c.requests, c.bytes)
 		}
 	}

@@ -47,7 +47,7 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 				},
 			}
 			for name, read := range readers {
-				remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.BitFlip()})
+				remove := m.files.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.BitFlip()})
 				err := read()
 				remove()
 				var c *image.CorruptError
@@ -87,7 +87,7 @@ func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
 	if err := file.WriteAt(t.Context(), make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
-	defer fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.BitFlip()})()
+	defer fsys.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.BitFlip()})()
 	for name, do := range map[string]func() error{
 		"reading":        func() error { return file.ReadAt(t.Context(), make([]byte, 100), 70_000) },
 		"writing a part": func() error { return file.WriteAt(t.Context(), make([]byte, 100), 70_000) },

@@ -495,17 +495,17 @@ func everyFileOperation(t *testing.T, encrypt bool) {
 
 func everyFileOperationFailsOnce(t *testing.T, codec Codec, encrypt bool, rec arrow.RecordBatch) {
 	for name, c := range map[string]struct {
-		ops    []faultfs.Op
+		ops    []string
 		effect func(cancel func()) faultfs.Effect
 		want   error
 		may    bool // it may succeed all the same
 	}{
-		"EIO":    {[]faultfs.Op{faultfs.Read, faultfs.Write}, func(func()) faultfs.Effect { return faultfs.Fail(syscall.EIO) }, syscall.EIO, false},
-		"ENOSPC": {[]faultfs.Op{faultfs.Write}, func(func()) faultfs.Effect { return faultfs.Fail(syscall.ENOSPC) }, tier.ErrNoSpace, false},
-		"short":  {[]faultfs.Op{faultfs.Read, faultfs.Write}, func(func()) faultfs.Effect { return faultfs.Short() }, nil, true},
-		"flip":   {[]faultfs.Op{faultfs.Read}, func(func()) faultfs.Effect { return faultfs.BitFlip() }, image.ErrCorrupt, false},
-		"cancel": {[]faultfs.Op{faultfs.Read, faultfs.Write}, func(cancel func()) faultfs.Effect {
-			return faultfs.Do(func(faultfs.Op, string) { cancel() })
+		"EIO":    {[]string{"read", "write"}, func(func()) faultfs.Effect { return faultfs.Fail(syscall.EIO) }, syscall.EIO, false},
+		"ENOSPC": {[]string{"write"}, func(func()) faultfs.Effect { return faultfs.Fail(syscall.ENOSPC) }, tier.ErrNoSpace, false},
+		"short":  {[]string{"read", "write"}, func(func()) faultfs.Effect { return faultfs.Short() }, nil, true},
+		"flip":   {[]string{"read"}, func(func()) faultfs.Effect { return faultfs.BitFlip() }, image.ErrCorrupt, false},
+		"cancel": {[]string{"read", "write"}, func(cancel func()) faultfs.Effect {
+			return faultfs.Do(func(string, string) { cancel() })
 		}, context.Canceled, true},
 	} {
 		t.Run(name, func(t *testing.T) {

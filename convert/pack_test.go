@@ -209,7 +209,7 @@ func everyReadFlipped(t *testing.T, encrypt bool) {
 			found := 0
 			for ; ; found++ {
 				hits := m.files.Hits()
-				remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Skip: found, Times: 1, Effect: faultfs.BitFlip()})
+				remove := m.files.Add(faultfs.Rule{Ops: []string{"read"}, Skip: found, Times: 1, Effect: faultfs.BitFlip()})
 				err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork)
 				hit := m.files.Hits() != hits
 				remove()
@@ -319,7 +319,7 @@ func TestPackCancelled(t *testing.T) {
 	m := newMachine(t, machineConfig{codec: CodecS2, gpu: 8 << 20, host: 16 << 20})
 	b := m.put(t, arrowgen.Flights(1, 100_000), tier.GPU)
 	ctx, cancel := context.WithCancel(t.Context())
-	remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 2, Effect: faultfs.Do(func(faultfs.Op, string) { cancel() })})
+	remove := m.files.Add(faultfs.Rule{Ops: []string{"write"}, Skip: 2, Effect: faultfs.Do(func(string, string) { cancel() })})
 	if err := m.mover.Move(ctx, b, reservation.AnyInTier(tier.Disk), ReasonWork); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
@@ -412,9 +412,9 @@ func TestEveryWriteOfAnIngestFailsOnce(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			effect := faultfs.Fail(syscall.EIO)
 			if n%2 == 1 {
-				effect = faultfs.Do(func(faultfs.Op, string) { cancel() })
+				effect = faultfs.Do(func(string, string) { cancel() })
 			}
-			remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: n / 2, Times: 1, Effect: effect})
+			remove := m.files.Add(faultfs.Rule{Ops: []string{"write"}, Skip: n / 2, Times: 1, Effect: effect})
 			p, err := m.mover.Ingest(ctx, rec, reservation.AnyInTier(tier.Disk))
 			hit := m.files.Hits() != hits
 			remove()
@@ -446,7 +446,7 @@ func TestEveryWriteOfAnIngestFailsOnce(t *testing.T) {
 // TestAutoIngest: on a slow disk all but the first run is compressed also when a record is put there at once.
 func TestAutoIngest(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 24 << 20, disk: 24 << 20, auto: true,
-		rules: []faultfs.Rule{{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(5 << 20)}}})
+		rules: []faultfs.Rule{{Ops: []string{"read", "write"}, Effect: faultfs.Throttle(5 << 20)}}})
 	b := m.put(t, arrowgen.Flights(1, 90_000), tier.Disk)
 	if n, raw := b.Info().Bytes, b.Descriptor().Body; n > raw*3/4 {
 		t.Errorf("%d bytes of %d", n, raw)
@@ -491,7 +491,7 @@ func TestIngestElsewhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, machineConfig{codec: CodecS2, gpu: 16 << 20, host: 16 << 20, outside: true})
-			remove := m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 2, Effect: faultfs.Fail(syscall.ENOSPC)})
+			remove := m.files.Add(faultfs.Rule{Ops: []string{"write"}, Skip: 2, Effect: faultfs.Fail(syscall.ENOSPC)})
 			p, err := m.mover.Ingest(t.Context(), rec, reservation.AnyInTiers(tier.Disk, tier.GPU))
 			remove()
 			if err != nil {

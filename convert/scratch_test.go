@@ -31,7 +31,7 @@ func (m *machine) lent() int64 {
 
 // watched calls look at each transfer with the disk.
 func (m *machine) watched(look func()) (remove func()) {
-	return m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write, faultfs.Read}, Effect: faultfs.Do(func(faultfs.Op, string) { look() })})
+	return m.files.Add(faultfs.Rule{Ops: []string{"write", "read"}, Effect: faultfs.Do(func(string, string) { look() })})
 }
 
 // What runs are compressed and uncompressed in is in the ledger of host memory while a batch

@@ -112,14 +112,14 @@ func TestEveryFailureOfPackingATable(t *testing.T) {
 		least int // of failures: a context that ends during the last writes ends too late
 	}{
 		{"copies", func(_ *machine, dev *faultdev.Device, skip int, _ func()) func() {
-			return dev.Add(faultdev.Rule{Ops: faultdev.Copies(), Skip: skip, Times: 1, Effect: faultdev.Fail(ours)})
+			return dev.Add(faultdev.Rule{Ops: []string{"copy-*"}, Skip: skip, Times: 1, Effect: faultdev.Fail(ours)})
 		}, ours, 2},
 		{"writes", func(m *machine, _ *faultdev.Device, skip int, _ func()) func() {
-			return m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: skip, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
+			return m.files.Add(faultfs.Rule{Ops: []string{"write"}, Skip: skip, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
 		}, syscall.EIO, 2},
 		{"cancelled", func(m *machine, _ *faultdev.Device, skip int, cancel func()) func() {
-			return m.files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: skip, Times: 1,
-				Effect: faultfs.Do(func(faultfs.Op, string) { cancel() })})
+			return m.files.Add(faultfs.Rule{Ops: []string{"write"}, Skip: skip, Times: 1,
+				Effect: faultfs.Do(func(string, string) { cancel() })})
 		}, ours, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

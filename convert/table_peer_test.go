@@ -121,18 +121,18 @@ func fromGPUToGPU(t *testing.T, g gpus) {
 				t.Fatal(err)
 			}
 			for n, form := range []batch.PayloadType{batch.GPUTable, batch.GPUTable, batch.GPUImage, batch.GPUImage, batch.GPUTable, batch.GPUImage} {
-				peers := devs[n%2].Count(faultdev.CopyPeer)
-				back := devs[n%2].Count(faultdev.CopyToHost, faultdev.CopyRegions)
+				peers := devs[n%2].Count("copy-to-peer")
+				back := devs[n%2].Count("copy-to-host", "copy-regions")
 				if err := m.mover.MoveAs(t.Context(), b, at[(n+1)%2], form, ReasonWork); err != nil {
 					t.Fatalf("%s: %v", dt, err)
 				}
 				if got := b.Info(); got.Space.Ordinal != (n+1)%2 || b.PayloadType() != form {
 					t.Fatalf("the batch is %s in %s", b.PayloadType(), got.Space)
 				}
-				if b.Descriptor().Body > 0 && devs[n%2].Count(faultdev.CopyPeer) == peers {
+				if b.Descriptor().Body > 0 && devs[n%2].Count("copy-to-peer") == peers {
 					t.Errorf("%s to %s: no copy to the peer was tried", dt, form)
 				}
-				if reach && devs[n%2].Count(faultdev.CopyToHost, faultdev.CopyRegions) > back {
+				if reach && devs[n%2].Count("copy-to-host", "copy-regions") > back {
 					t.Errorf("%s to %s: went through host memory", dt, form)
 				}
 				m.says(t, b, rec, tier.GPU)

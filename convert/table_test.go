@@ -129,13 +129,13 @@ func tableIsOneCopy(t *testing.T, g gpus) {
 		func() { m.as(t, b, toGPU, batch.GPUTable, tier.GPU) },
 		func() { m.as(t, b, toHost, batch.HostImage, tier.Host) },
 	} {
-		before := dev.Count(faultdev.CopyRegions)
-		others := dev.Count(faultdev.CopyToDevice, faultdev.CopyToHost, faultdev.Fill, faultdev.Alloc)
+		before := dev.Count("copy-regions")
+		others := dev.Count("copy-to-device", "copy-to-host", "fill", "alloc")
 		if step(); b.Info().Space.Kind == tier.Host {
-			if n := dev.Count(faultdev.CopyRegions) - before; n != 1 {
+			if n := dev.Count("copy-regions") - before; n != 1 {
 				t.Errorf("%d batched copies, want 1", n)
 			}
-			if n := dev.Count(faultdev.CopyToDevice, faultdev.CopyToHost, faultdev.Fill, faultdev.Alloc) - others; n != 0 {
+			if n := dev.Count("copy-to-device", "copy-to-host", "fill", "alloc") - others; n != 0 {
 				t.Errorf("%d other operations", n)
 			}
 		}
@@ -216,7 +216,7 @@ func tableMoveIsCancelled(t *testing.T, g gpus) {
 		at   tier.Kind
 	}{{batch.HostImage, tier.Host}, {batch.DiskImage, tier.Disk}, {batch.GPUImage, tier.GPU}} {
 		ctx, cancel := context.WithCancel(t.Context())
-		remove := dev.Add(faultdev.Rule{Ops: []faultdev.Op{faultdev.CopyRegions}, Times: 1, Effect: faultdev.Do(func(faultdev.Op, int64) { cancel() })})
+		remove := dev.Add(faultdev.Rule{Ops: []string{"copy-regions"}, Times: 1, Effect: faultdev.Do(func(string, int64) { cancel() })})
 		err := m.mover.MoveAs(ctx, b, reservation.AnyInTier(to.at), to.form, ReasonWork)
 		remove()
 		if !errors.Is(err, context.Canceled) {

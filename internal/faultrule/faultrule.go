@@ -9,20 +9,25 @@
 package faultrule
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"path"
 	"slices"
+	"strings"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
 // Set holds rules, and counts the operations that they are asked for. It is safe for
 // concurrent use; New makes one.
-type Set[Op comparable, Rule any] struct {
+type Set[Rule any] struct {
+	ops []string
+
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		random *rand.Rand
 		rules  []*active[Rule]
-		counts map[Op]int
+		counts map[string]int
 		total  int
 	}
 }
@@ -32,17 +37,19 @@ type active[Rule any] struct {
 	turns Turns
 }
 
-// New returns a set without rules. seed makes chance repeatable, as far as the order of
-// operations is.
-func New[Op comparable, Rule any](seed uint64) *Set[Op, Rule] {
-	s := new(Set[Op, Rule])
+// New returns a set without rules, for the operations of these names. seed makes chance repeatable,
+// as far as the order of operations is.
+func New[Rule any](seed uint64, ops ...string) *Set[Rule] {
+	s := &Set[Rule]{ops: ops}
 	s.mu.random = rand.New(rand.NewPCG(seed, 0))
-	s.mu.counts = make(map[Op]int)
+	s.mu.counts = make(map[string]int)
 	return s
 }
 
-// Add adds a rule, behind those that are there, and returns what removes it.
-func (s *Set[Op, Rule]) Add(r Rule, turns Turns) (remove func()) {
+// Add adds a rule, behind those that are there, and returns what removes it. It panics if turns
+// choose by a pattern that is malformed or fits no operation.
+func (s *Set[Rule]) Add(r Rule, turns Turns) (remove func()) {
+	s.check(turns.Ops)
 	a := &active[Rule]{r, turns}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,37 +61,58 @@ func (s *Set[Op, Rule]) Add(r Rule, turns Turns) (remove func()) {
 	}
 }
 
-// Choose counts an operation and returns the rule that is applied to it, nil if none is. All
-// that match count it, the first whose turn it is is applied.
-func (s *Set[Op, Rule]) Choose(op Op, matches func(*Rule) bool) (chosen *Rule) {
+// check panics unless each pattern fits an operation.
+func (s *Set[Rule]) check(patterns []string) {
+	for _, p := range patterns {
+		if !slices.ContainsFunc(s.ops, func(op string) bool { return matches([]string{p}, op) }) {
+			panic(fmt.Sprintf("no operation is called %q: there are %s", p, strings.Join(s.ops, ", ")))
+		}
+	}
+}
+
+// matches says whether one of the patterns, each of path.Match, fits an operation.
+func matches(patterns []string, op string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		fits, _ := path.Match(p, op)
+		return fits
+	})
+}
+
+// Choose counts an operation and returns the rule that is applied to it, nil if none is. All whose
+// patterns fit it and that may count it (nil: all may), the first whose turn it is is applied.
+func (s *Set[Rule]) Choose(op string, may func(*Rule) bool) (chosen *Rule) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.total++
 	s.mu.counts[op]++
 	for _, a := range s.mu.rules {
-		if matches(&a.rule) && a.turns.next(s.mu.random, chosen != nil) {
+		if a.turns.choose(op) && (may == nil || may(&a.rule)) && a.turns.next(s.mu.random, chosen != nil) {
 			chosen = &a.rule
 		}
 	}
 	return chosen
 }
 
-// Count returns how many operations of the kinds there were; without a kind, all.
-func (s *Set[Op, Rule]) Count(ops ...Op) int {
+// Count returns how many operations there were that one of the patterns fits; without a pattern,
+// all. It panics as Add does.
+func (s *Set[Rule]) Count(patterns ...string) int {
+	s.check(patterns)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(ops) == 0 {
+	if len(patterns) == 0 {
 		return s.mu.total
 	}
 	n := 0
-	for _, op := range ops {
-		n += s.mu.counts[op]
+	for op, count := range s.mu.counts {
+		if matches(patterns, op) {
+			n += count
+		}
 	}
 	return n
 }
 
 // Hits returns how many operations the rules that are there were applied to.
-func (s *Set[Op, Rule]) Hits() int {
+func (s *Set[Rule]) Hits() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
@@ -95,21 +123,25 @@ func (s *Set[Op, Rule]) Hits() int {
 }
 
 // Below returns a number from 0 to n-1, by chance.
-func (s *Set[Op, Rule]) Below(n int64) int64 {
+func (s *Set[Rule]) Below(n int64) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.mu.random.Int64N(n)
 }
 
-// Turns counts what a rule matches. Of that, Skip operations pass before the rule
+// Turns counts what a rule matches: the operations that one of the patterns Ops fits, all without
+// a pattern. Of that, Skip operations pass before the rule
 // begins; Times is how many it is applied to then, 0 for all; Probability is the
 // chance of each that is due so, 0 for certainty.
 type Turns struct {
+	Ops         []string
 	Skip, Times int
 	Probability float64
 
 	seen, hits int
 }
+
+func (t *Turns) choose(op string) bool { return len(t.Ops) == 0 || matches(t.Ops, op) }
 
 // next counts an operation and says whether the rule is applied to it. One that is
 // taken, by a rule before this one, is counted and no more.

@@ -70,25 +70,25 @@ func TestChance(t *testing.T) {
 // TestSet: all rules that match an operation count it, the first whose turn it is is applied, and
 // one that was removed is not.
 func TestSet(t *testing.T) {
-	type rule struct{ name, of string }
-	s := New[string, rule](1)
-	add := func(name, of string, turns Turns) func() { return s.Add(rule{name, of}, turns) }
-	add("second", "read", Turns{Skip: 1, Times: 1})
-	every := add("every", "", Turns{})
-	add("third", "read", Turns{Skip: 2, Times: 1})
+	s := New[string](1, "read", "write", "sync")
+	add := func(name string, turns Turns) func() { return s.Add(name, turns) }
+	add("second", Turns{Ops: []string{"read"}, Skip: 1, Times: 1})
+	every := add("every", Turns{})
+	add("third", Turns{Ops: []string{"re*"}, Skip: 2, Times: 1})
+	add("never", Turns{})
 	ask := func(op string) string {
-		r := s.Choose(op, func(r *rule) bool { return r.of == "" || r.of == op })
+		r := s.Choose(op, func(name *string) bool { return *name != "never" })
 		if r == nil {
 			return ""
 		}
-		return r.name
+		return *r
 	}
 	for i, want := range []struct{ op, rule string }{{"read", "every"}, {"write", "every"}, {"read", "second"}, {"read", "every"}} {
 		if got := ask(want.op); got != want.rule {
 			t.Errorf("operation %d: %q, want %q", i, got, want.rule)
 		}
 	}
-	if s.Hits() != 4 || s.Count() != 4 || s.Count("read") != 3 || s.Count("write", "read") != 4 || s.Count("sync") != 0 {
+	if s.Hits() != 4 || s.Count() != 4 || s.Count("read") != 3 || s.Count("write", "re*") != 4 || s.Count("sync") != 0 {
 		t.Errorf("%d hits of %d, %d reads", s.Hits(), s.Count(), s.Count("read"))
 	}
 	every()
@@ -101,6 +101,26 @@ func TestSet(t *testing.T) {
 	for range 100 {
 		if n := s.Below(3); n < 0 || n > 2 {
 			t.Fatalf("%d is not below 3", n)
+		}
+	}
+}
+
+// TestUnknownOperations: a name that no operation has is a mistake of the test's, which would pass.
+func TestUnknownOperations(t *testing.T) {
+	s := New[int](1, "read")
+	for _, pattern := range []string{"reads", "w*", "[", ""} {
+		for name, call := range map[string]func(){
+			"Add":   func() { s.Add(1, Turns{Ops: []string{"read", pattern}}) },
+			"Count": func() { s.Count(pattern) },
+		} {
+			func() {
+				defer func() {
+					if r := recover(); r == nil {
+						t.Errorf("%s takes %q", name, pattern)
+					}
+				}()
+				call()
+			}()
 		}
 	}
 }

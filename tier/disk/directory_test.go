@@ -22,7 +22,7 @@ func TestSegmentThatWasNotRemoved(t *testing.T) {
 			fsys := faultfs.New(inner, 1)
 			v := open(t, disk.Config{Capacity: 8 * mib, FS: fsys, Idle: -1})
 			free(v, alloc(t, v, 8*mib))
-			heal := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Remove}, Effect: faultfs.Fail(syscall.EIO)})
+			heal := fsys.Add(faultfs.Rule{Ops: []string{"remove"}, Effect: faultfs.Fail(syscall.EIO)})
 			if n, err := v.Trim(context.Background()); n != 8*mib || err != nil {
 				t.Errorf("Trim: %d, %v", n, err)
 			}

@@ -176,7 +176,7 @@ func roundTrips(t *testing.T, e tier.FileMemory) {
 // disk takes a while, in fake time, so that they would.
 func TestConcurrentPartsOfUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		slow := faultfs.Rule{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Slow(time.Second)}
+		slow := faultfs.Rule{Ops: []string{"read", "write"}, Effect: faultfs.Slow(time.Second)}
 		v := open(t, disk.Config{Capacity: 4 * mib, Request: unit, Encrypt: true, FS: faultfs.New(disk.OS(), 1, slow)})
 		const parts, part = 7, 3*page + 50 // more than two units
 		e := alloc(t, v, parts*part)
@@ -249,7 +249,7 @@ func TestWaitingForUnitsEnds(t *testing.T) {
 		fsys := faultfs.New(disk.OS(), 1)
 		v := open(t, disk.Config{Capacity: mib, Encrypt: true, FS: fsys})
 		e := alloc(t, v, 4*unit)
-		defer fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Times: 1, Effect: faultfs.Do(func(faultfs.Op, string) { <-leave })})()
+		defer fsys.Add(faultfs.Rule{Ops: []string{"write"}, Times: 1, Effect: faultfs.Do(func(string, string) { <-leave })})()
 		first, second, third := make(chan error, 1), make(chan error, 1), make(chan error, 1)
 		go func() { first <- e.WriteAt(t.Context(), aligned(2*unit), 0) }()
 		synctest.Wait()
@@ -282,8 +282,8 @@ func TestWaitingForUnitsEnds(t *testing.T) {
 func TestPlainBytesNeverReachTheFile(t *testing.T) {
 	for name, fsys := range map[string]disk.FS{
 		"direct": disk.OS(), "buffered": noDirect{disk.OS()}, "named sparse": faultfs.New(disk.OS(), 1, noAnonymous, noAllocate),
-		"disturbed": faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write, faultfs.Read}, Probability: 0.3, Effect: faultfs.Short()}),
-		"failing":   faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 3, Probability: 0.2, Effect: faultfs.Fail(syscall.EIO)}),
+		"disturbed": faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write", "read"}, Probability: 0.3, Effect: faultfs.Short()}),
+		"failing":   faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Skip: 3, Probability: 0.2, Effect: faultfs.Fail(syscall.EIO)}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			const size = 9*unit + 5*page + 10
@@ -464,7 +464,7 @@ func TestNoNonceIsUsedTwice(t *testing.T) {
 			write(t, e, aligned(2*unit), 0)
 			write(t, e, aligned(2*unit), 0)
 			write(t, e, aligned(page), unit-page/2)
-			remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
+			remove := fsys.Add(faultfs.Rule{Ops: []string{"write"}, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
 			if err := e.WriteAt(t.Context(), aligned(unit), 0); !errors.Is(err, syscall.EIO) {
 				t.Errorf("got %v", err)
 			}
@@ -548,7 +548,7 @@ func TestFailedWriteLosesNothingSilently(t *testing.T) {
 	data := random(3*unit, 1)
 	fail := func(n, off int64) {
 		t.Helper()
-		remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
+		remove := fsys.Add(faultfs.Rule{Ops: []string{"write"}, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
 		defer remove()
 		if err := e.WriteAt(t.Context(), data[off:off+n], off); !errors.Is(err, syscall.EIO) {
 			t.Fatalf("got %v", err)
@@ -588,7 +588,7 @@ func TestBuffersAreBounded(t *testing.T) {
 		e := alloc(t, v, 64*mib)
 		const callers = 20
 		data := random(callers*2*unit, 1)
-		fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Times: callers, Effect: faultfs.Do(func(faultfs.Op, string) { <-leave })})
+		fsys.Add(faultfs.Rule{Ops: []string{"write"}, Times: callers, Effect: faultfs.Do(func(string, string) { <-leave })})
 		done := make(chan error, callers)
 		for i := range int64(callers) {
 			go func() { done <- e.WriteAt(t.Context(), data[i*2*unit:(i+1)*2*unit], i*2*unit) }()

@@ -123,7 +123,7 @@ func TestVolumeIsOpenedWhileAnotherRemovesItsDirectory(t *testing.T) {
 		dir := t.TempDir()
 		hiding := hidingfs.New(disk.OS(), 0)
 		at, on := make(chan struct{}), make(chan struct{})
-		files := faultfs.New(hiding, 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Unlock}, Times: 1, Effect: faultfs.Do(func(faultfs.Op, string) {
+		files := faultfs.New(hiding, 1, faultfs.Rule{Ops: []string{"unlock"}, Times: 1, Effect: faultfs.Do(func(string, string) {
 			close(at)
 			<-on
 		})})

@@ -109,9 +109,9 @@ func descriptors(t testing.TB) int {
 
 // The ways in which a file system can fall short.
 var (
-	noAnonymous = faultfs.Rule{Ops: []faultfs.Op{faultfs.OpenAnonymous}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)}
-	noAllocate  = faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)}
-	noPunch     = faultfs.Rule{Ops: []faultfs.Op{faultfs.Punch}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)}
+	noAnonymous = faultfs.Rule{Ops: []string{"open-anonymous"}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)}
+	noAllocate  = faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)}
+	noPunch     = faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(syscall.EOPNOTSUPP)}
 )
 
 // noDirect is a file system that refuses O_DIRECT.

@@ -26,7 +26,7 @@ func throttled(t *testing.T, cfg disk.Config, rate int64) (*disk.Volume, func(ra
 		if end != nil {
 			end()
 		}
-		end = f.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Throttle(rate * mib)})
+		end = f.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Throttle(rate * mib)})
 	}
 	cfg.FS = f
 	if cfg.Capacity == 0 {
@@ -123,7 +123,7 @@ func TestBacklog(t *testing.T) {
 	write(t, b, random(10, 1), 0)
 	want("when all is written", 0)
 	c := alloc(t, v, 2*page)
-	end := f.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Fail(syscall.EIO)})
+	end := f.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.EIO)})
 	if err := c.WriteAt(context.Background(), random(page, 1), 0); !errors.Is(err, syscall.EIO) {
 		t.Errorf("a write that fails: %v", err)
 	}
@@ -141,7 +141,7 @@ func TestBacklog(t *testing.T) {
 
 func TestBacklogUnderRaces(t *testing.T) {
 	seed := testseed.One(t)
-	f := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 1, Probability: 0.2, Effect: faultfs.Fail(syscall.EIO)})
+	f := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Skip: 1, Probability: 0.2, Effect: faultfs.Fail(syscall.EIO)})
 	v := open(t, disk.Config{Capacity: 64 * mib, FS: f})
 	data := random(4*page, 1)
 	var wg sync.WaitGroup
@@ -179,7 +179,7 @@ func TestLead(t *testing.T) {
 		files := faultfs.New(disk.OS(), 1)
 		v := open(t, disk.Config{Capacity: 256 * mib, FS: files})
 		slow := func(e faultfs.Effect) (end func()) {
-			return files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: e})
+			return files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: e})
 		}
 		lead := func(when string, seconds float64) {
 			t.Helper()
@@ -244,7 +244,7 @@ func TestAiling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := faultfs.New(disk.OS(), 1)
 		v := open(t, disk.Config{Capacity: 256 * mib, Request: page, FS: f})
-		heal := f.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Fail(syscall.EIO)})
+		heal := f.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.EIO)})
 		ailsFor := func(d time.Duration) {
 			t.Helper()
 			if time.Sleep(d - 1); !v.Pace().Ailing || !v.Stats().Ailing {
@@ -283,7 +283,7 @@ func TestAiling(t *testing.T) {
 			t.Error("it is ailing though a write has succeeded")
 		}
 		free(v, e)
-		f.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(syscall.ENOSPC)})
+		f.Add(faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(syscall.ENOSPC)})
 		if _, err := v.Alloc(100*mib, nil); !errors.Is(err, tier.ErrNoSpace) || !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("a full file system: %v", err)
 		}
@@ -314,12 +314,12 @@ func TestFailureIsNoBandwidth(t *testing.T) {
 		broken := faultfs.New(disk.OS(), 1)
 		slow := faultfs.New(broken, 1)
 		v := open(t, disk.Config{Capacity: 64 * mib, FS: slow})
-		end := slow.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Throttle(10 * mib)})
+		end := slow.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Throttle(10 * mib)})
 		e := alloc(t, v, 20*mib)
 		write(t, e, random(10*mib, 1), 0)
 		end()
-		slow.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Slow(40 * time.Second)})
-		broken.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Fail(syscall.EIO)})
+		slow.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Slow(40 * time.Second)})
+		broken.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.EIO)})
 		if err := e.WriteAt(t.Context(), random(page, 1), 10*mib); !errors.Is(err, syscall.EIO) {
 			t.Errorf("a write that fails: %v", err)
 		}
@@ -337,7 +337,7 @@ func TestGivingUpIsNoFailure(t *testing.T) {
 		v := open(t, disk.Config{Capacity: 4 * mib, Encrypt: true, FS: f})
 		e := alloc(t, v, unit)
 		write(t, e, random(unit, 1), 0)
-		f.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.Slow(10 * time.Second)})
+		f.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.Slow(10 * time.Second)})
 		giveUp := func() (ailing bool) {
 			t.Helper()
 			done := make(chan error)
@@ -359,7 +359,7 @@ func TestGivingUpIsNoFailure(t *testing.T) {
 			t.Error("a volume is ailing because somebody did not wait")
 		}
 		b := alloc(t, v, unit)
-		f.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Fail(syscall.EIO)})
+		f.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.EIO)})
 		for range 6 { // for longer each time
 			time.Sleep(time.Minute)
 			if err := b.WriteAt(t.Context(), random(unit, 1), 0); !errors.Is(err, syscall.EIO) {

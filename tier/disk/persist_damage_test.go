@@ -454,7 +454,7 @@ func TestOldManifestThatStays(t *testing.T) {
 	old := filepath.Base(persistedFiles(t, dir, "manifest-*")[0])
 	var heal []func()
 	for _, path := range []string{old, "segment-*"} {
-		heal = append(heal, fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Remove}, Path: path, Effect: faultfs.Fail(syscall.EIO)}))
+		heal = append(heal, fsys.Add(faultfs.Rule{Ops: []string{"remove"}, Path: path, Effect: faultfs.Fail(syscall.EIO)}))
 	}
 	large := make([]byte, 600<<10)
 	for range 3 {

@@ -449,7 +449,7 @@ func TestWhatWasLostDoesNotPersist(t *testing.T) {
 	e := alloc(t, v, 3*unit)
 	data := random(3*unit, 1)
 	write(t, e, data[:2*unit], 0)
-	remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Path: "segment-*", Times: 1, Effect: faultfs.Fail(syscall.EIO)})
+	remove := fsys.Add(faultfs.Rule{Ops: []string{"write"}, Path: "segment-*", Times: 1, Effect: faultfs.Fail(syscall.EIO)})
 	if err := e.WriteAt(t.Context(), data[:unit], unit); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
@@ -486,8 +486,8 @@ func TestKeysStayWhileRecordsAreSealed(t *testing.T) {
 		secrets := v.Secrets()
 		written := make(chan struct{})
 		defer fsys.Add(faultfs.Rule{
-			Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1,
-			Effect: faultfs.Do(func(faultfs.Op, string) { <-written }),
+			Ops: []string{"write"}, Path: "manifest-*", Times: 1,
+			Effect: faultfs.Do(func(string, string) { <-written }),
 		})()
 		kept, closed := make(chan error, 1), make(chan error, 1)
 		go func() {

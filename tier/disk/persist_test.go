@@ -336,8 +336,8 @@ func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
 				key, es := persist(t, v, 1, page, page)
 				written := make(chan struct{})
 				remove := fsys.Add(faultfs.Rule{
-					Ops: []faultfs.Op{faultfs.Write}, Path: "manifest-*", Times: 1,
-					Effect: faultfs.Do(func(faultfs.Op, string) { <-written }),
+					Ops: []string{"write"}, Path: "manifest-*", Times: 1,
+					Effect: faultfs.Do(func(string, string) { <-written }),
 				})
 				defer remove()
 				go end(v, key, es[0])

@@ -60,7 +60,7 @@ func (f busyFile) WriteAt(p []byte, off int64) (int, error) {
 // disk of 2 MiB/s little is under way, however many transfers there are. After the context
 // ends nothing begins.
 func TestSlowDiskHasLittleUnderWay(t *testing.T) {
-	for _, op := range []faultfs.Op{faultfs.Read, faultfs.Write} {
+	for _, op := range []string{"read", "write"} {
 		for name, c := range map[string]struct {
 			fastBefore bool
 			after      time.Duration
@@ -70,20 +70,20 @@ func TestSlowDiskHasLittleUnderWay(t *testing.T) {
 			"later":            {false, 5 * time.Second, mib / 2},
 			"with a fast past": {true, 40 * time.Second, mib / 2}, // when what was begun in it has ended,
 		} {
-			t.Run(string(op)+" "+name, func(t *testing.T) {
+			t.Run(op+" "+name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					files := faultfs.New(disk.OS(), 1)
 					u := &underWay{FS: files}
 					v := open(t, disk.Config{Capacity: 256 * mib, FS: u})
 					transfer := (tier.FileMemory).WriteAt
-					if op == faultfs.Read {
+					if op == "read" {
 						transfer = (tier.FileMemory).ReadAt
 					}
 					var all []tier.FileMemory
 					data := random(16*mib, 1)
 					for range 8 {
 						e := alloc(t, v, 16*mib)
-						if op == faultfs.Read { // there must be something
+						if op == "read" { // there must be something
 							write(t, e, data, 0)
 						}
 						if c.fastBefore {
@@ -93,7 +93,7 @@ func TestSlowDiskHasLittleUnderWay(t *testing.T) {
 						}
 						all = append(all, e)
 					}
-					files.Add(faultfs.Rule{Ops: []faultfs.Op{op}, Effect: faultfs.Throttle(2 * mib)})
+					files.Add(faultfs.Rule{Ops: []string{op}, Effect: faultfs.Throttle(2 * mib)})
 					why := errors.New("enough")
 					ctx, cancel := context.WithCancelCause(t.Context())
 					done := make(chan error, len(all))
@@ -134,11 +134,11 @@ func TestDiskThatIsFastAgain(t *testing.T) {
 		v := open(t, disk.Config{Capacity: 256 * mib, FS: u})
 		e := alloc(t, v, 64*mib)
 		data := random(64*mib, 1)
-		slow := files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Throttle(2 * mib)})
+		slow := files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Throttle(2 * mib)})
 		write(t, e, data[:8*mib], 0)
 		slow()
 		const rate = 1000 * mib
-		files.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Throttle(rate)})
+		files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Throttle(rate)})
 		begin := time.Now()
 		write(t, e, data, 0)
 		if took := time.Since(begin); took > 2*time.Second*64*mib/rate {

@@ -25,7 +25,7 @@ import (
 // transfers between.
 func TestAnyAlignment(t *testing.T) {
 	disturbed := func(fsys disk.FS) disk.FS {
-		transfers := []faultfs.Op{faultfs.Read, faultfs.Write}
+		transfers := []string{"read", "write"}
 		return faultfs.New(fsys, 1,
 			faultfs.Rule{Ops: transfers, Probability: 0.2, Effect: faultfs.Short()},
 			faultfs.Rule{Ops: transfers, Probability: 0.2, Effect: faultfs.Fail(syscall.EINTR)})
@@ -87,7 +87,7 @@ func TestAnyAlignment(t *testing.T) {
 // fake time, so that they would.
 func TestWritesWithinOnePageAreKeptApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		slow := faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.Slow(time.Second)}
+		slow := faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.Slow(time.Second)}
 		v := open(t, disk.Config{Capacity: 16 * page, FS: faultfs.New(disk.OS(), 1, slow)})
 		e := alloc(t, v, 2*page)
 		const part = 256 // less than any disk's sector
@@ -145,7 +145,7 @@ func TestRequestsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var under, most atomic.Int64
 		leave := make(chan struct{})
-		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 2, Effect: faultfs.Do(func(faultfs.Op, string) {
+		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Skip: 2, Effect: faultfs.Do(func(string, string) {
 			for n := under.Add(1); ; {
 				old := most.Load()
 				if n <= old || most.CompareAndSwap(old, n) {
@@ -206,9 +206,9 @@ func TestRequestsEndOnPages(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
 	v := open(t, disk.Config{Capacity: 4 * mib, FS: fsys}) // nothing is measured: requests are short
 	e := alloc(t, v, 4*mib)
-	reads, writes := fsys.Count(faultfs.Read), fsys.Count(faultfs.Write)
+	reads, writes := fsys.Count("read"), fsys.Count("write")
 	write(t, e, random(2*mib, 1), 100)
-	reads, writes = fsys.Count(faultfs.Read)-reads, fsys.Count(faultfs.Write)-writes
+	reads, writes = fsys.Count("read")-reads, fsys.Count("write")-writes
 	if reads != 2 || writes < 2 {
 		t.Errorf("%d writes read %d pages first, want 2", writes, reads)
 	}
@@ -218,7 +218,7 @@ func TestRequestsEndOnPages(t *testing.T) {
 // TestCancellation: no request begins after the context has ended, and the caller's
 // memory is its own again when the call returns.
 func TestCancellation(t *testing.T) {
-	for _, op := range []faultfs.Op{faultfs.Read, faultfs.Write} {
+	for _, op := range []string{"read", "write"} {
 		t.Run(string(op), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				leave := make(chan struct{})
@@ -226,13 +226,13 @@ func TestCancellation(t *testing.T) {
 				v := open(t, disk.Config{Capacity: 4 * mib, Request: 64 << 10, Depth: 4, FS: fsys})
 				e := alloc(t, v, 4*mib)
 				write(t, e, random(4*mib, 1), 0)
-				fsys.Add(faultfs.Rule{Ops: []faultfs.Op{op}, Effect: faultfs.Do(func(faultfs.Op, string) { <-leave })})
+				fsys.Add(faultfs.Rule{Ops: []string{op}, Effect: faultfs.Do(func(string, string) { <-leave })})
 				before := fsys.Count(op)
 				ctx, cancel := context.WithCancelCause(context.Background())
 				p := aligned(4 * mib)
 				done := make(chan error, 1)
 				go func() {
-					if op == faultfs.Read {
+					if op == "read" {
 						done <- e.ReadAt(ctx, p, 0)
 					} else {
 						done <- e.WriteAt(ctx, p, 0)
@@ -288,18 +288,18 @@ func TestErrorsNameThePlace(t *testing.T) {
 	v := open(t, disk.Config{Capacity: 16 * mib, SegmentSize: 4 * mib, Request: mib / 4, Depth: 1, FS: fsys})
 	e := alloc(t, v, 10*mib)
 	for _, c := range []struct {
-		op   faultfs.Op
+		op   string
 		err  error
 		do   func() error
 		want []string
 	}{
-		{faultfs.Write, syscall.EIO, func() error { return e.WriteAt(context.Background(), aligned(2*mib), 0) }, []string{"disk: writing 262144 bytes", "input/output error"}},
-		{faultfs.Read, syscall.EIO, func() error { return e.ReadAt(context.Background(), aligned(2*mib), 0) }, []string{"disk: reading 262144 bytes", "input/output error"}},
-		{faultfs.Write, syscall.EROFS, func() error { return e.WriteAt(context.Background(), aligned(2*mib), 0) }, []string{"read-only file system"}},
+		{"write", syscall.EIO, func() error { return e.WriteAt(context.Background(), aligned(2*mib), 0) }, []string{"disk: writing 262144 bytes", "input/output error"}},
+		{"read", syscall.EIO, func() error { return e.ReadAt(context.Background(), aligned(2*mib), 0) }, []string{"disk: reading 262144 bytes", "input/output error"}},
+		{"write", syscall.EROFS, func() error { return e.WriteAt(context.Background(), aligned(2*mib), 0) }, []string{"read-only file system"}},
 	} {
 		write(t, e, random(2*mib, 1), 0)
 		_, file, off := e.Locate(3 * mib / 4)
-		remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{c.op}, Skip: 3, Times: 1, Effect: faultfs.Fail(c.err)})
+		remove := fsys.Add(faultfs.Rule{Ops: []string{c.op}, Skip: 3, Times: 1, Effect: faultfs.Fail(c.err)})
 		before := fsys.Count(c.op)
 		err := c.do()
 		if !errors.Is(err, c.err) {
@@ -318,13 +318,13 @@ func TestTransfersThatNeverProgressEnd(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
 	v := open(t, disk.Config{Capacity: mib, FS: fsys})
 	e := alloc(t, v, mib)
-	remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.Fail(syscall.EINTR)})
+	remove := fsys.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.EINTR)})
 	if err := e.WriteAt(context.Background(), aligned(mib), 0); !errors.Is(err, io.ErrNoProgress) || !errors.Is(err, syscall.EINTR) {
 		t.Errorf("interrupted for ever: %v", err)
 	}
 	remove()
 	write(t, e, aligned(mib), 0)
-	fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Read}, Effect: faultfs.Fail(io.EOF)})
+	fsys.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.Fail(io.EOF)})
 	if err := e.ReadAt(context.Background(), aligned(mib), 0); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("the file ends too early: %v", err)
 	}
@@ -347,7 +347,7 @@ func TestCounters(t *testing.T) {
 // system failing, or panicking, in turn. Whatever comes of it, the books are exact, no descriptor is
 // open, and the next volume in the directory leaves it empty.
 func TestEveryOperationFailsOnce(t *testing.T) {
-	boom := faultfs.Do(func(faultfs.Op, string) { panic("boom") })
+	boom := faultfs.Do(func(string, string) { panic("boom") })
 	for _, c := range []struct {
 		name   string
 		also   []faultfs.Rule

@@ -59,7 +59,7 @@ func TestTrimEndsWithItsContext(t *testing.T) {
 	onLinux(t)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	why := errors.New("enough")
-	fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Punch}, Skip: 2, Effect: faultfs.Do(func(faultfs.Op, string) { cancel(why) })})
+	fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Skip: 2, Effect: faultfs.Do(func(string, string) { cancel(why) })})
 	v := open(t, disk.Config{Capacity: 64 * mib, FS: fsys})
 	free(v, alloc(t, v, 64*mib))
 	n, err := v.Trim(ctx)
@@ -130,7 +130,7 @@ func TestNegativeIdleKeepsAll(t *testing.T) {
 func TestFailedPunchIsWarnedOfAndLosesNothing(t *testing.T) {
 	onLinux(t)
 	synctest.Test(t, func(t *testing.T) {
-		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Punch}, Effect: faultfs.Fail(syscall.EIO)})
+		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(syscall.EIO)})
 		v := open(t, disk.Config{Capacity: 64 * mib, Idle: time.Second, FS: fsys})
 		free(v, alloc(t, v, 64*mib))
 		time.Sleep(5 * time.Second)

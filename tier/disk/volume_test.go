@@ -72,7 +72,7 @@ func TestOpenErrorsAreClear(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	fail := func(err error, ops ...faultfs.Op) disk.FS {
+	fail := func(err error, ops ...string) disk.FS {
 		return faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: ops, Effect: faultfs.Fail(err)})
 	}
 	full := &room{FS: disk.OS()}
@@ -85,17 +85,17 @@ func TestOpenErrorsAreClear(t *testing.T) {
 		{"missing", disk.Config{Dir: filepath.Join(dir, "none")}, []string{"none: the directory does not exist"}},
 		{"a file", disk.Config{Dir: file}, []string{"file: not a directory"}},
 		{"below a file", disk.Config{Dir: filepath.Join(file, "x")}, []string{"not a directory"}},
-		{"not writable", disk.Config{FS: fail(syscall.EACCES, faultfs.OpenAnonymous)}, []string{dir, "opening a spill file: permission denied"}},
-		{"read-only", disk.Config{FS: fail(syscall.EROFS, faultfs.OpenAnonymous)}, []string{dir, "opening a spill file: read-only file system"}},
-		{"too many files", disk.Config{FS: fail(syscall.EMFILE, faultfs.OpenAnonymous)}, []string{"too many open files"}},
-		{"cannot write", disk.Config{FS: fail(syscall.EIO, faultfs.Write)}, []string{"writing a page: input/output error"}},
-		{"cannot read", disk.Config{FS: fail(syscall.EIO, faultfs.Read)}, []string{"reading a page: input/output error"}},
-		{"lies", disk.Config{FS: faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Effect: faultfs.BitFlip()})}, []string{"reads differently"}},
-		{"full", disk.Config{FS: fail(syscall.ENOSPC, faultfs.Write)}, []string{"no space left on device"}},
+		{"not writable", disk.Config{FS: fail(syscall.EACCES, "open-anonymous")}, []string{dir, "opening a spill file: permission denied"}},
+		{"read-only", disk.Config{FS: fail(syscall.EROFS, "open-anonymous")}, []string{dir, "opening a spill file: read-only file system"}},
+		{"too many files", disk.Config{FS: fail(syscall.EMFILE, "open-anonymous")}, []string{"too many open files"}},
+		{"cannot write", disk.Config{FS: fail(syscall.EIO, "write")}, []string{"writing a page: input/output error"}},
+		{"cannot read", disk.Config{FS: fail(syscall.EIO, "read")}, []string{"reading a page: input/output error"}},
+		{"lies", disk.Config{FS: faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.BitFlip()})}, []string{"reads differently"}},
+		{"full", disk.Config{FS: fail(syscall.ENOSPC, "write")}, []string{"no space left on device"}},
 		{"too small", disk.Config{FS: full, Capacity: 4 * mib}, []string{"no space: capacity 4194304 bytes", "2097152 free"}},
 		{"the reserve", disk.Config{FS: full, Capacity: 2 * mib, Reserve: page}, []string{"capacity 2097152", "2097152 free", "4096 are to stay free"}},
-		{"statfs", disk.Config{FS: fail(syscall.EIO, faultfs.Usage)}, []string{dir, "input/output error"}},
-		{"no lock", disk.Config{FS: faultfs.New(disk.OS(), 1, noAnonymous, faultfs.Rule{Ops: []faultfs.Op{faultfs.Lock}, Effect: faultfs.Fail(syscall.ENOLCK)})}, []string{"locking a directory for spill files: no locks available"}},
+		{"statfs", disk.Config{FS: fail(syscall.EIO, "usage")}, []string{dir, "input/output error"}},
+		{"no lock", disk.Config{FS: faultfs.New(disk.OS(), 1, noAnonymous, faultfs.Rule{Ops: []string{"lock"}, Effect: faultfs.Fail(syscall.ENOLCK)})}, []string{"locking a directory for spill files: no locks available"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			onLinux(t)
@@ -134,9 +134,9 @@ func TestKindsOfFiles(t *testing.T) {
 	}{
 		{"best", disk.OS(), true, true, nil},
 		{"no O_TMPFILE", faultfs.New(disk.OS(), 1, noAnonymous), true, false, []string{"no anonymous files"}},
-		{"O_TMPFILE unknown", faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.OpenAnonymous}, Effect: faultfs.Fail(syscall.EISDIR)}), true, false, []string{"no anonymous files"}},
+		{"O_TMPFILE unknown", faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"open-anonymous"}, Effect: faultfs.Fail(syscall.EISDIR)}), true, false, []string{"no anonymous files"}},
 		{"no O_DIRECT", noDirect{disk.OS()}, false, true, []string{"no direct I/O"}},
-		{"O_DIRECT refused when used", faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Times: 1, Effect: faultfs.Fail(syscall.EINVAL)}), false, true, []string{"no direct I/O"}},
+		{"O_DIRECT refused when used", faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Times: 1, Effect: faultfs.Fail(syscall.EINVAL)}), false, true, []string{"no direct I/O"}},
 		{"neither", noDirect{faultfs.New(disk.OS(), 1, noAnonymous)}, false, false, []string{"no anonymous files", "no direct I/O"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -349,7 +349,7 @@ func TestFullFileSystem(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
 	v := open(t, disk.Config{Capacity: 256 * mib, FS: fsys, Space: tier.ID{Kind: tier.Disk, Ordinal: 3}})
 	a := alloc(t, v, 10*mib)
-	remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(syscall.ENOSPC)})
+	remove := fsys.Add(faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(syscall.ENOSPC)})
 	_, err := v.Alloc(100*mib, nil)
 	var full *tier.NoSpaceError
 	if !errors.As(err, &full) || !errors.Is(err, syscall.ENOSPC) || full.Available != 54*mib || full.Largest != 0 {
@@ -359,7 +359,7 @@ func TestFullFileSystem(t *testing.T) {
 	b := alloc(t, v, 54*mib)
 	remove()
 
-	remove = fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 2, Effect: faultfs.Fail(syscall.EDQUOT)})
+	remove = fsys.Add(faultfs.Rule{Ops: []string{"write"}, Skip: 2, Effect: faultfs.Fail(syscall.EDQUOT)})
 	err = b.WriteAt(context.Background(), random(20*mib, 1), 0)
 	if !errors.As(err, &full) || !errors.Is(err, syscall.EDQUOT) || full.Space.Ordinal != 3 {
 		t.Errorf("WriteAt on a full file system: %v", err)
@@ -374,8 +374,8 @@ func TestFullFileSystem(t *testing.T) {
 func TestOtherErrorsOfGrowthAreNotNoSpace(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
 	v := open(t, disk.Config{Capacity: 64 * mib, FS: fsys})
-	for _, op := range []faultfs.Op{faultfs.OpenAnonymous, faultfs.Allocate, faultfs.Usage} {
-		remove := fsys.Add(faultfs.Rule{Ops: []faultfs.Op{op}, Effect: faultfs.Fail(syscall.EIO)})
+	for _, op := range []string{"open-anonymous", "allocate", "usage"} {
+		remove := fsys.Add(faultfs.Rule{Ops: []string{op}, Effect: faultfs.Fail(syscall.EIO)})
 		_, err := v.Alloc(mib, nil)
 		if !errors.Is(err, syscall.EIO) || errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("%s: %v", op, err)
@@ -431,7 +431,7 @@ func TestCloseAndTheLastFreeMeet(t *testing.T) {
 		v := open(t, disk.Config{Capacity: 8 * mib, SegmentSize: 4 * mib, FS: fsys})
 		a, b := alloc(t, v, 4*mib), alloc(t, v, 4*mib)
 		free(v, a)
-		fsys.Add(faultfs.Rule{Ops: []faultfs.Op{faultfs.Remove}, Path: "segment-0000", Effect: faultfs.Do(func(faultfs.Op, string) { <-leave })})
+		fsys.Add(faultfs.Rule{Ops: []string{"remove"}, Path: "segment-0000", Effect: faultfs.Do(func(string, string) { <-leave })})
 		closed, freed := make(chan error, 1), make(chan struct{})
 		go func() { closed <- v.Close() }()
 		synctest.Wait()
@@ -449,7 +449,7 @@ func TestCloseAndTheLastFreeMeet(t *testing.T) {
 func TestFreeDuringATransferWaitsForIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		leave := make(chan struct{})
-		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Write}, Skip: 1, Effect: faultfs.Do(func(faultfs.Op, string) { <-leave })})
+		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Skip: 1, Effect: faultfs.Do(func(string, string) { <-leave })})
 		v := open(t, disk.Config{Capacity: 16 * mib, FS: fsys})
 		e := alloc(t, v, 16*mib)
 		written, reclaimed, closed := make(chan error, 1), make(chan struct{}, 1), make(chan error, 1)

@@ -20,6 +20,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/faultrule"
+	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -29,18 +31,37 @@ var (
 	_ tier.Losable  = (*Device)(nil)
 )
 
+// device has the methods of the interfaces.
+type device struct {
+	inner tier.Device
+	rules *faultrule.Set[Rule]
+	loss  loss.Signal
+}
+
+// OnLost implements tier.Losable, also for the device that is wrapped, if that does.
+func (d *device) OnLost(f func(why error)) (cancel func()) {
+	own, inner := d.loss.OnLost(f), func() {}
+	if l, ok := tier.As[tier.Losable](d.inner); ok {
+		inner = l.OnLost(f)
+	}
+	return func() {
+		own()
+		inner()
+	}
+}
+
 // Unwrap returns the device that is wrapped.
-func (d *Device) Unwrap() tier.Device { return d.inner }
+func (d *device) Unwrap() tier.Device { return d.inner }
 
 // Info implements tier.Device.
-func (d *Device) Info() tier.DeviceInfo { return d.inner.Info() }
+func (d *device) Info() tier.DeviceInfo { return d.inner.Info() }
 
 // Charge implements tier.Device.
-func (d *Device) Charge(size int64) int64 { return d.inner.Charge(size) }
+func (d *device) Charge(size int64) int64 { return d.inner.Charge(size) }
 
 // Alloc implements tier.Device.
-func (d *Device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
-	e, err := d.ask(Alloc, size)
+func (d *device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
+	e, err := d.ask(opAlloc, size)
 	if err != nil {
 		return 0, err
 	}
@@ -51,67 +72,67 @@ func (d *Device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 }
 
 // Free implements tier.Device.
-func (d *Device) Free(s tier.Stream, a tier.Addr) error {
-	if _, err := d.ask(Free, 0); err != nil && d.loss.Err() == nil {
+func (d *device) Free(s tier.Stream, a tier.Addr) error {
+	if _, err := d.ask(opFree, 0); err != nil && d.loss.Err() == nil {
 		return err
 	}
 	return d.inner.Free(s, a)
 }
 
 // CopyToDevice implements tier.Device.
-func (d *Device) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
+func (d *device) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
 	n := int64(len(src))
-	return d.work(CopyToDevice, s, n, place{dev: d.inner, addr: dst, size: n}, func() error { return d.inner.CopyToDevice(s, dst, src) })
+	return d.work(opCopyToDevice, s, n, place{dev: d.inner, addr: dst, size: n}, func() error { return d.inner.CopyToDevice(s, dst, src) })
 }
 
 // CopyToHost implements tier.Device.
-func (d *Device) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
-	return d.work(CopyToHost, s, int64(len(dst)), place{host: dst}, func() error { return d.inner.CopyToHost(s, dst, src) })
+func (d *device) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
+	return d.work(opCopyToHost, s, int64(len(dst)), place{host: dst}, func() error { return d.inner.CopyToHost(s, dst, src) })
 }
 
 // CopyPeer implements tier.Device. The peer is handed on as it is: the device that
 // copies unwraps it.
-func (d *Device) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
-	return d.work(CopyPeer, s, size, place{dev: dstDevice, addr: dst, size: size, elsewhere: true}, func() error {
+func (d *device) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
+	return d.work(opCopyPeer, s, size, place{dev: dstDevice, addr: dst, size: size, elsewhere: true}, func() error {
 		return d.inner.CopyPeer(s, dst, dstDevice, src, size)
 	})
 }
 
 // CopyRegions implements tier.Device.
-func (d *Device) CopyRegions(s tier.Stream, regions []tier.Region) error {
+func (d *device) CopyRegions(s tier.Stream, regions []tier.Region) error {
 	total := int64(0)
 	for _, r := range regions {
 		total += length(r)
 	}
-	return d.work(CopyRegions, s, total, d.oneOf(regions, total), func() error { return d.inner.CopyRegions(s, regions) })
+	return d.work(opCopyRegions, s, total, d.oneOf(regions, total), func() error { return d.inner.CopyRegions(s, regions) })
 }
 
 // Fill implements tier.Device.
-func (d *Device) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) error {
-	return d.work(Fill, s, size, place{dev: d.inner, addr: dst, size: size}, func() error { return d.inner.Fill(s, dst, value, size) })
+func (d *device) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) error {
+	return d.work(opFill, s, size, place{dev: d.inner, addr: dst, size: size}, func() error { return d.inner.Fill(s, dst, value, size) })
 }
 
 // Digest implements tier.Computer: ErrNotSupported if the wrapped device does not
 // compute.
-func (d *Device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+func (d *device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
 	computer, ok := d.inner.(tier.Computer)
 	if !ok {
 		return fmt.Errorf("faultdev: %s cannot compute: %w", d.inner.Info().Name, tier.ErrNotSupported)
 	}
-	return d.work(Digest, s, size, place{}, func() error { return computer.Digest(s, src, size, first, out) })
+	return d.work(opDigest, s, size, place{}, func() error { return computer.Digest(s, src, size, first, out) })
 }
 
 // NewStream implements tier.Device.
-func (d *Device) NewStream() (tier.Stream, error) {
-	if _, err := d.ask(NewStream, 0); err != nil {
+func (d *device) NewStream() (tier.Stream, error) {
+	if _, err := d.ask(opNewStream, 0); err != nil {
 		return nil, err
 	}
 	return d.inner.NewStream()
 }
 
 // Record implements tier.Device.
-func (d *Device) Record(s tier.Stream) (tier.Event, error) {
-	_, err := d.ask(Record, 0)
+func (d *device) Record(s tier.Stream) (tier.Event, error) {
+	_, err := d.ask(opRecord, 0)
 	if why := d.loss.Err(); why != nil {
 		e, err := d.inner.Record(s)
 		if err != nil {
@@ -143,27 +164,27 @@ func (e lateFailure) Err() error {
 }
 
 // WaitEvent implements tier.Device.
-func (d *Device) WaitEvent(s tier.Stream, e tier.Event) error {
-	if _, err := d.ask(WaitEvent, 0); err != nil {
+func (d *device) WaitEvent(s tier.Stream, e tier.Event) error {
+	if _, err := d.ask(opWaitEvent, 0); err != nil {
 		return err
 	}
 	return d.inner.WaitEvent(s, e)
 }
 
 // MemInfo implements tier.Device.
-func (d *Device) MemInfo() (free, total int64) { return d.inner.MemInfo() }
+func (d *device) MemInfo() (free, total int64) { return d.inner.MemInfo() }
 
 // Outstanding implements tier.Device.
-func (d *Device) Outstanding() int64 { return d.inner.Outstanding() }
+func (d *device) Outstanding() int64 { return d.inner.Outstanding() }
 
 // Reap implements tier.Device.
-func (d *Device) Reap() int64 { return d.inner.Reap() }
+func (d *device) Reap() int64 { return d.inner.Reap() }
 
 // Close implements tier.Device: it closes the device that is wrapped.
-func (d *Device) Close() error { return d.inner.Close() }
+func (d *device) Close() error { return d.inner.Close() }
 
 // work makes a call that puts work on a stream, which writes to dst.
-func (d *Device) work(op Op, s tier.Stream, bytes int64, dst place, call func() error) error {
+func (d *device) work(op string, s tier.Stream, bytes int64, dst place, call func() error) error {
 	e, err := d.apply(op, bytes)
 	switch {
 	case err != nil:
@@ -181,7 +202,7 @@ func (d *Device) work(op Op, s tier.Stream, bytes int64, dst place, call func() 
 }
 
 // failWork makes a stream fail: it waits for what has failed already.
-func (d *Device) failWork(s tier.Stream, cause error) error {
+func (d *device) failWork(s tier.Stream, cause error) error {
 	err := d.inner.WaitEvent(s, failure{cause})
 	if errors.Is(err, tier.ErrNotSupported) {
 		return cause

@@ -72,31 +72,34 @@ func TestConforms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return faultdev.New(inner, 1, faultdev.Rule{Ops: []faultdev.Op{faultdev.Alloc}, Skip: 1 << 40, Effect: faultdev.OutOfMemory()})
+		return faultdev.New(inner, 1, faultdev.Rule{Ops: []string{"alloc"}, Skip: 1 << 40, Effect: faultdev.OutOfMemory()})
 	})
 }
 
 // calls are all operations, on 64 bytes each, and the work that they do.
-func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[faultdev.Op]func() error {
+func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[string]func() error {
 	buf := make([]byte, 64)
 	var digest tier.Digest
-	return map[faultdev.Op]func() error{
-		faultdev.Alloc:        func() error { _, err := d.Alloc(s, 64); return err },
-		faultdev.Free:         func() error { return d.Free(s, a) },
-		faultdev.CopyToDevice: func() error { return d.CopyToDevice(s, a, buf) },
-		faultdev.CopyToHost:   func() error { return d.CopyToHost(s, buf, a) },
-		faultdev.CopyPeer:     func() error { return d.CopyPeer(s, b, d, a, 64) },
-		faultdev.CopyRegions:  func() error { return d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: buf}}) },
-		faultdev.Fill:         func() error { return d.Fill(s, a, 1, 64) },
-		faultdev.Digest:       func() error { return d.Digest(s, a, 64, 0, &digest) },
-		faultdev.NewStream:    func() error { _, err := d.NewStream(); return err },
-		faultdev.Record:       func() error { _, err := d.Record(s); return err },
-		faultdev.WaitEvent:    func() error { return d.WaitEvent(s, done{}) },
+	return map[string]func() error{
+		"alloc":          func() error { _, err := d.Alloc(s, 64); return err },
+		"free":           func() error { return d.Free(s, a) },
+		"copy-to-device": func() error { return d.CopyToDevice(s, a, buf) },
+		"copy-to-host":   func() error { return d.CopyToHost(s, buf, a) },
+		"copy-to-peer":   func() error { return d.CopyPeer(s, b, d, a, 64) },
+		"copy-regions":   func() error { return d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: buf}}) },
+		"fill":           func() error { return d.Fill(s, a, 1, 64) },
+		"digest":         func() error { return d.Digest(s, a, 64, 0, &digest) },
+		"new-stream":     func() error { _, err := d.NewStream(); return err },
+		"record":         func() error { _, err := d.Record(s); return err },
+		"wait-event":     func() error { return d.WaitEvent(s, done{}) },
 	}
 }
 
+// copies are the operations that the pattern copy-* means.
+var copies = []string{"copy-to-device", "copy-to-host", "copy-to-peer", "copy-regions"}
+
 // moving are the operations whose work moves or computes bytes.
-var moving = append(faultdev.Copies(), faultdev.Fill, faultdev.Digest)
+var moving = append(copies, "fill", "digest")
 
 // done is an event of nobody's.
 type done struct{}
@@ -142,7 +145,7 @@ func TestFailWork(t *testing.T) {
 		s, other := stream(t, d), stream(t, d)
 		a, b := alloc(t, d, s, 64), alloc(t, d, s, 64)
 		ok(t, errors.Join(d.Fill(s, a, 7, 64), d.Fill(s, b, 7, 64), s.Sync()))
-		remove := d.Add(faultdev.Rule{Ops: []faultdev.Op{op}, Effect: faultdev.FailWork(errFault)})
+		remove := d.Add(faultdev.Rule{Ops: []string{op}, Effect: faultdev.FailWork(errFault)})
 		if err := calls(d, s, a, b)[op](); err != nil {
 			t.Errorf("%s: the call returned %v", op, err)
 		}
@@ -198,7 +201,7 @@ func TestOutOfMemory(t *testing.T) {
 // TestBitFlip: each operation that writes bytes writes one bit wrongly, and tells nobody;
 // what it was given stays as it is.
 func TestBitFlip(t *testing.T) {
-	for _, op := range append(faultdev.Copies(), faultdev.Fill) {
+	for _, op := range append(copies, "fill") {
 		d, peer := open(t), open(t)
 		s, there := stream(t, d), stream(t, peer)
 		const n = 4096
@@ -206,16 +209,16 @@ func TestBitFlip(t *testing.T) {
 		given := bytes.Clone(want)
 		a, b, far := alloc(t, d, s, n), alloc(t, d, s, n), alloc(t, peer, there, n)
 		ok(t, errors.Join(d.CopyToDevice(s, a, want), s.Sync()))
-		d.Add(faultdev.Rule{Ops: []faultdev.Op{op}, Times: 1, Effect: faultdev.BitFlip()})
+		d.Add(faultdev.Rule{Ops: []string{op}, Times: 1, Effect: faultdev.BitFlip()})
 		got := make([]byte, n)
 		switch op {
-		case faultdev.CopyToDevice:
+		case "copy-to-device":
 			ok(t, errors.Join(d.CopyToDevice(s, b, given), d.CopyToHost(s, got, b), s.Sync()))
-		case faultdev.CopyToHost:
+		case "copy-to-host":
 			ok(t, errors.Join(d.CopyToHost(s, got, a), s.Sync()))
-		case faultdev.CopyPeer:
+		case "copy-to-peer":
 			ok(t, errors.Join(d.CopyPeer(s, far, peer, a, n), s.Sync(), peer.CopyToHost(there, got, far), there.Sync()))
-		case faultdev.CopyRegions:
+		case "copy-regions":
 			ok(t, errors.Join(d.CopyRegions(s, []tier.Region{
 				{Dst: b, HostSrc: given[:100]}, {HostDst: got[:2000], Src: a}, {Dst: b + 2000, Src: a + 2000, Size: n - 2000},
 			}), d.CopyToHost(s, got[2000:], b+2000), s.Sync()))
@@ -224,7 +227,7 @@ func TestBitFlip(t *testing.T) {
 			for i := range first { // what was written twice counts once
 				got[i] ^= first[i] ^ want[i]
 			}
-		case faultdev.Fill:
+		case "fill":
 			want = bytes.Repeat([]byte{9}, n)
 			ok(t, errors.Join(d.Fill(s, b, 9, n), d.CopyToHost(s, got, b), s.Sync()))
 			given = want
@@ -249,16 +252,16 @@ func TestNothingToFlip(t *testing.T) {
 }
 
 func TestRulesChoose(t *testing.T) {
-	var told []faultdev.Op
-	d := open(t, faultdev.Rule{Ops: []faultdev.Op{faultdev.Alloc}, Times: 1, Effect: faultdev.Fail(errFault),
-		Hit: func(op faultdev.Op, bytes int64) {
+	var told []string
+	d := open(t, faultdev.Rule{Ops: []string{"alloc"}, Times: 1, Effect: faultdev.Fail(errFault),
+		Hit: func(op string, bytes int64) {
 			if bytes != 64 {
 				t.Errorf("told of %d bytes", bytes)
 			}
 			told = append(told, op)
 		}})
 	seen := 0
-	remove := d.Add(faultdev.Rule{Effect: faultdev.Do(func(faultdev.Op, int64) { seen++ })})
+	remove := d.Add(faultdev.Rule{Effect: faultdev.Do(func(string, int64) { seen++ })})
 	s := stream(t, d)
 	if _, err := d.Alloc(s, 64); !errors.Is(err, errFault) {
 		t.Errorf("the first rule is not applied: %v", err)
@@ -266,7 +269,7 @@ func TestRulesChoose(t *testing.T) {
 	alloc(t, d, s, 64)
 	remove()
 	alloc(t, d, s, 64)
-	if seen != 2 || len(told) != 1 || told[0] != faultdev.Alloc || d.Count() != 4 || d.Hits() != 1 {
+	if seen != 2 || len(told) != 1 || told[0] != "alloc" || d.Count() != 4 || d.Hits() != 1 {
 		t.Errorf("seen %d, told %v, count %d, hits %d", seen, told, d.Count(), d.Hits())
 	}
 }
@@ -275,7 +278,7 @@ func TestProbability(t *testing.T) {
 	hits := func(seed uint64) int {
 		inner, err := sim.New(sim.Config{Memory: 1 << 20})
 		ok(t, err)
-		d := faultdev.New(inner, seed, faultdev.Rule{Ops: []faultdev.Op{faultdev.NewStream}, Probability: 0.25, Effect: faultdev.Fail(errFault)})
+		d := faultdev.New(inner, seed, faultdev.Rule{Ops: []string{"new-stream"}, Probability: 0.25, Effect: faultdev.Fail(errFault)})
 		for range 400 {
 			if s, err := d.NewStream(); err == nil {
 				ok(t, s.Close())
@@ -291,7 +294,7 @@ func TestProbability(t *testing.T) {
 
 func TestSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := open(t, faultdev.Rule{Ops: []faultdev.Op{faultdev.Alloc}, Effect: faultdev.Slow(time.Second)})
+		d := open(t, faultdev.Rule{Ops: []string{"alloc"}, Effect: faultdev.Slow(time.Second)})
 		s := stream(t, d)
 		begin := time.Now()
 		alloc(t, d, s, 64)

@@ -17,7 +17,7 @@ func Example() {
 		return
 	}
 	dev := faultdev.New(gpu, 1, faultdev.Rule{
-		Ops: []faultdev.Op{faultdev.Alloc}, Skip: 1, Times: 1,
+		Ops: []string{"alloc"}, Skip: 1, Times: 1,
 		Effect: faultdev.OutOfMemory(),
 	})
 	defer dev.Close()

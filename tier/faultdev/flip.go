@@ -20,7 +20,7 @@ type place struct {
 func length(r tier.Region) int64 { return max(r.Size, int64(len(r.HostDst)), int64(len(r.HostSrc))) }
 
 // oneOf returns the destination of one of the regions, each as likely as it is long.
-func (d *Device) oneOf(regions []tier.Region, total int64) place {
+func (d *device) oneOf(regions []tier.Region, total int64) place {
 	if total <= 0 {
 		return place{}
 	}
@@ -40,7 +40,7 @@ func (d *Device) oneOf(regions []tier.Region, total int64) place {
 
 // flip changes a bit of p when the work on s is done. Where that work fails, the stream
 // tells, and there is nothing to change.
-func (d *Device) flip(s tier.Stream, p place) error {
+func (d *device) flip(s tier.Stream, p place) error {
 	size := max(p.size, int64(len(p.host)))
 	if size <= 0 || s.Sync() != nil {
 		return nil

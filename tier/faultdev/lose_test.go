@@ -26,7 +26,7 @@ func TestLose(t *testing.T) {
 	a, b := alloc(t, outer, s, 64), alloc(t, outer, s, 64)
 	got := make([]byte, 64)
 	ok(t, errors.Join(outer.CopyToDevice(s, a, pattern(64)), outer.CopyToHost(s, got, a)))
-	remove := d.Add(faultdev.Rule{Ops: []faultdev.Op{faultdev.Fill}, Effect: faultdev.Do(func(faultdev.Op, int64) { d.Lose(errFault) })})
+	remove := d.Add(faultdev.Rule{Ops: []string{"fill"}, Effect: faultdev.Do(func(string, int64) { d.Lose(errFault) })})
 	if err := outer.Fill(s, a, 1, 64); err != errFault {
 		t.Errorf("the call that it is lost at: %v", err)
 	}

@@ -1,39 +1,34 @@
 package faultdev
 
 import (
-	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/faultrule"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Op is a kind of operation.
-type Op string
-
 // The operations: those of tier.Device that may fail, and of tier.Computer.
 const (
-	Alloc        Op = "alloc"
-	Free         Op = "free"
-	CopyToDevice Op = "copy-to-device"
-	CopyToHost   Op = "copy-to-host"
-	CopyPeer     Op = "copy-to-peer"
-	CopyRegions  Op = "copy-regions"
-	Fill         Op = "fill"
-	Digest       Op = "digest"
-	NewStream    Op = "new-stream"
-	Record       Op = "record"
-	WaitEvent    Op = "wait-event"
+	opAlloc        = "alloc"
+	opFree         = "free"
+	opCopyToDevice = "copy-to-device"
+	opCopyToHost   = "copy-to-host"
+	opCopyPeer     = "copy-to-peer"
+	opCopyRegions  = "copy-regions"
+	opFill         = "fill"
+	opDigest       = "digest"
+	opNewStream    = "new-stream"
+	opRecord       = "record"
+	opWaitEvent    = "wait-event"
 )
-
-// Copies returns the operations that move bytes from one place to another.
-func Copies() []Op { return []Op{CopyToDevice, CopyToHost, CopyPeer, CopyRegions} }
 
 // Rule says which operations something happens to. Zero fields choose all.
 type Rule struct {
-	Ops []Op
+	// Ops are patterns of path.Match for the names of operations, which are "alloc", "free",
+	// "copy-to-device", "copy-to-host", "copy-to-peer", "copy-regions", "fill", "digest",
+	// "new-stream", "record" and "wait-event".
+	Ops []string
 	// Skip is how many of the operations chosen so far pass before the rule
 	// begins; Times is how many it applies to then, 0 for all.
 	Skip, Times int
@@ -42,7 +37,7 @@ type Rule struct {
 	Probability float64
 	// Hit, if set, is called before each operation that the rule is applied to; no
 	// lock is held.
-	Hit func(op Op, bytes int64)
+	Hit func(op string, bytes int64)
 
 	Effect Effect
 }
@@ -55,7 +50,7 @@ type Effect struct {
 	full  bool
 	flip  bool
 	delay time.Duration
-	hook  func(op Op, bytes int64)
+	hook  func(op string, bytes int64)
 }
 
 // Fail makes calls return err and do nothing.
@@ -82,15 +77,35 @@ func Slow(d time.Duration) Effect { return Effect{delay: d} }
 
 // Do calls f before the operation, which is then done; f may block. bytes is what the
 // operation is about, 0 for those without.
-func Do(f func(op Op, bytes int64)) Effect { return Effect{hook: f} }
+func Do(f func(op string, bytes int64)) Effect { return Effect{hook: f} }
 
 // Device is a tier.Device whose operations can fail. It implements tier.Computer and tier.Losable,
 // too.
-type Device struct {
-	inner tier.Device
-	rules *faultrule.Set[Op, Rule]
-	loss  loss.Signal
+type Device struct{ device }
+
+// New wraps inner. seed makes chance repeatable, as far as the order of operations is.
+func New(inner tier.Device, seed uint64, rules ...Rule) *Device {
+	d := &Device{device{inner: inner, rules: faultrule.New[Rule](seed,
+		opAlloc, opFree, opCopyToDevice, opCopyToHost, opCopyPeer, opCopyRegions,
+		opFill, opDigest, opNewStream, opRecord, opWaitEvent)}}
+	for _, r := range rules {
+		d.Add(r)
+	}
+	return d
 }
+
+// Add adds a rule, behind those that are there, and returns what removes it. It panics if a pattern
+// of Ops fits no operation.
+func (d *Device) Add(r Rule) (remove func()) {
+	return d.rules.Add(r, faultrule.Turns{Ops: r.Ops, Skip: r.Skip, Times: r.Times, Probability: r.Probability})
+}
+
+// Count returns how many operations there were that one of the patterns fits, those that failed
+// too; without a pattern, all.
+func (d *Device) Count(ops ...string) int { return d.rules.Count(ops...) }
+
+// Hits returns how many operations rules were applied to.
+func (d *Device) Hits() int { return d.rules.Hits() }
 
 // Lose makes the device one that is lost, as GPUs are after an error that ends their context: from
 // now on calls fail with why, but for frees, and events recorded tell of it. It may be called at
@@ -98,42 +113,9 @@ type Device struct {
 // know were told. Work that is under way is done.
 func (d *Device) Lose(why error) { d.loss.Lose(why) }
 
-// OnLost implements tier.Losable, also for the device that is wrapped, if that does.
-func (d *Device) OnLost(f func(why error)) (cancel func()) {
-	own, inner := d.loss.OnLost(f), func() {}
-	if l, ok := tier.As[tier.Losable](d.inner); ok {
-		inner = l.OnLost(f)
-	}
-	return func() {
-		own()
-		inner()
-	}
-}
-
-// New wraps inner. seed makes chance repeatable, as far as the order of operations is.
-func New(inner tier.Device, seed uint64, rules ...Rule) *Device {
-	d := &Device{inner: inner, rules: faultrule.New[Op, Rule](seed)}
-	for _, r := range rules {
-		d.Add(r)
-	}
-	return d
-}
-
-// Add adds a rule, behind those that are there, and returns what removes it.
-func (d *Device) Add(r Rule) (remove func()) {
-	return d.rules.Add(r, faultrule.Turns{Skip: r.Skip, Times: r.Times, Probability: r.Probability})
-}
-
-// Count returns how many operations of the kinds there were, those that failed too;
-// without a kind, all.
-func (d *Device) Count(ops ...Op) int { return d.rules.Count(ops...) }
-
-// Hits returns how many operations rules were applied to.
-func (d *Device) Hits() int { return d.rules.Hits() }
-
 // apply counts an operation and does what is to be done before it. The error is that of
 // a call that is refused; what else happens is the caller's to do.
-func (d *Device) apply(op Op, bytes int64) (Effect, error) {
+func (d *device) apply(op string, bytes int64) (Effect, error) {
 	e, err := d.choose(op, bytes)
 	if why := d.loss.Err(); why != nil {
 		return Effect{}, why
@@ -141,8 +123,8 @@ func (d *Device) apply(op Op, bytes int64) (Effect, error) {
 	return e, err
 }
 
-func (d *Device) choose(op Op, bytes int64) (Effect, error) {
-	r := d.rules.Choose(op, func(r *Rule) bool { return len(r.Ops) == 0 || slices.Contains(r.Ops, op) })
+func (d *device) choose(op string, bytes int64) (Effect, error) {
+	r := d.rules.Choose(op, nil)
 	if r == nil {
 		return Effect{}, nil
 	}
@@ -161,7 +143,7 @@ func (d *Device) choose(op Op, bytes int64) (Effect, error) {
 }
 
 // ask is apply for a call that puts no work on a stream.
-func (d *Device) ask(op Op, bytes int64) (Effect, error) {
+func (d *device) ask(op string, bytes int64) (Effect, error) {
 	e, err := d.apply(op, bytes)
 	if err == nil {
 		err = e.work

@@ -28,7 +28,7 @@ func Example() {
 		return
 	}
 	files.Add(faultfs.Rule{ // from here on: to open a volume writes, too
-		Ops: []faultfs.Op{faultfs.Write}, Skip: 1, Times: 1,
+		Ops: []string{"write"}, Skip: 1, Times: 1,
 		Effect: faultfs.Fail(syscall.EIO),
 	})
 	mem, err := volume.Alloc(4096, nil)

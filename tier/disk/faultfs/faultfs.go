@@ -19,10 +19,7 @@
 package faultfs
 
 import (
-	"io/fs"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/faultrule"
@@ -30,31 +27,31 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// Op is a kind of operation.
-type Op string
-
 // The operations: those of disk.FS, of disk.Lock and of disk.File.
 const (
-	Stat          Op = "stat"
-	Usage         Op = "usage"
-	OpenAnonymous Op = "open-anonymous"
-	Create        Op = "create"
-	Reopen        Op = "reopen"
-	Mkdir         Op = "mkdir"
-	ReadDir       Op = "readdir"
-	Remove        Op = "remove"
-	Lock          Op = "lock"
-	Unlock        Op = "unlock"
-	Read          Op = "read"
-	Write         Op = "write"
-	Allocate      Op = "allocate"
-	Punch         Op = "punch"
-	Close         Op = "close"
+	opStat          = "stat"
+	opUsage         = "usage"
+	opOpenAnonymous = "open-anonymous"
+	opCreate        = "create"
+	opReopen        = "reopen"
+	opMkdir         = "mkdir"
+	opReadDir       = "readdir"
+	opRemove        = "remove"
+	opLock          = "lock"
+	opUnlock        = "unlock"
+	opRead          = "read"
+	opWrite         = "write"
+	opAllocate      = "allocate"
+	opPunch         = "punch"
+	opClose         = "close"
 )
 
 // Rule says which operations something happens to. Zero fields choose all.
 type Rule struct {
-	Ops []Op
+	// Ops are patterns of path.Match for the names of operations, which are "stat", "usage",
+	// "open-anonymous", "create", "reopen", "mkdir", "readdir", "remove", "lock", "unlock",
+	// "read", "write", "allocate", "punch" and "close".
+	Ops []string
 	// Path is a pattern of filepath.Match for the path, its last element, or a
 	// directory that it lies in. The path of an anonymous file is its directory's with
 	// "#0", "#1", … in the order in which they were opened.
@@ -67,7 +64,7 @@ type Rule struct {
 	Probability float64
 	// Hit, if set, is called before each operation that the rule is applied to; no
 	// lock is held.
-	Hit func(op Op, path string)
+	Hit func(op, path string)
 
 	Effect Effect
 }
@@ -80,7 +77,7 @@ type Effect struct {
 	flip  bool
 	delay time.Duration
 	rate  *rate
-	hook  func(op Op, path string)
+	hook  func(op, path string)
 }
 
 // Fail makes operations return err and do nothing.
@@ -111,40 +108,32 @@ func Throttle(bytesPerSecond int64) Effect {
 }
 
 // Do calls f before the operation, which is then done; f may block.
-func Do(f func(op Op, path string)) Effect { return Effect{hook: f} }
+func Do(f func(op, path string)) Effect { return Effect{hook: f} }
 
 // FS is a disk.FS whose operations can fail.
-type FS struct {
-	inner disk.FS
-	rules *faultrule.Set[Op, Rule]
-
-	mu struct {
-		lockrank.Mutex[lockrank.Device]
-		files int // anonymous ones opened
-		open  int // files and locks
-	}
-}
-
-var _ disk.FS = (*FS)(nil)
+type FS struct{ files }
 
 // New wraps inner. seed makes chance repeatable, as far as the order of operations
 // is.
 func New(inner disk.FS, seed uint64, rules ...Rule) *FS {
-	f := &FS{inner: inner, rules: faultrule.New[Op, Rule](seed)}
+	f := &FS{files{inner: inner, rules: faultrule.New[Rule](seed,
+		opStat, opUsage, opOpenAnonymous, opCreate, opReopen, opMkdir, opReadDir, opRemove,
+		opLock, opUnlock, opRead, opWrite, opAllocate, opPunch, opClose)}}
 	for _, r := range rules {
 		f.Add(r)
 	}
 	return f
 }
 
-// Add adds a rule, behind those that are there, and returns what removes it.
+// Add adds a rule, behind those that are there, and returns what removes it. It panics if a pattern
+// of Ops fits no operation.
 func (f *FS) Add(r Rule) (remove func()) {
-	return f.rules.Add(r, faultrule.Turns{Skip: r.Skip, Times: r.Times, Probability: r.Probability})
+	return f.rules.Add(r, faultrule.Turns{Ops: r.Ops, Skip: r.Skip, Times: r.Times, Probability: r.Probability})
 }
 
-// Count returns how many operations of the kinds there were, those that failed too;
-// without a kind, all.
-func (f *FS) Count(ops ...Op) int { return f.rules.Count(ops...) }
+// Count returns how many operations there were that one of the patterns fits, those that failed
+// too; without a pattern, all.
+func (f *FS) Count(ops ...string) int { return f.rules.Count(ops...) }
 
 // Hits returns how many operations rules were applied to.
 func (f *FS) Hits() int { return f.rules.Hits() }
@@ -164,8 +153,8 @@ type applied struct {
 
 // apply counts an operation and does what is to be done before it. n is the number of
 // bytes that pass.
-func (f *FS) apply(op Op, path string, n int) applied {
-	r := f.rules.Choose(op, func(r *Rule) bool { return r.matches(op, path) })
+func (f *files) apply(op, path string, n int) applied {
+	r := f.rules.Choose(op, func(r *Rule) bool { return r.matches(path) })
 	if r == nil {
 		return applied{}
 	}
@@ -193,10 +182,7 @@ func (e *applied) passed() {
 	}
 }
 
-func (r *Rule) matches(op Op, path string) bool {
-	if len(r.Ops) > 0 && !slices.Contains(r.Ops, op) {
-		return false
-	}
+func (r *Rule) matches(path string) bool {
 	if r.Path == "" {
 		return true
 	}
@@ -215,110 +201,8 @@ func (r *Rule) matches(op Op, path string) bool {
 	}
 }
 
-func (f *FS) opened(n int) {
+func (f *files) opened(n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.mu.open += n
-}
-
-// Stat implements disk.FS.
-func (f *FS) Stat(path string) (fs.FileInfo, error) {
-	if e := f.apply(Stat, path, 0); e.err != nil {
-		return nil, e.err
-	}
-	return f.inner.Stat(path)
-}
-
-// Usage implements disk.FS.
-func (f *FS) Usage(dir string) (disk.Usage, error) {
-	if e := f.apply(Usage, dir, 0); e.err != nil {
-		return disk.Usage{}, e.err
-	}
-	return f.inner.Usage(dir)
-}
-
-// OpenAnonymous implements disk.FS.
-func (f *FS) OpenAnonymous(dir string, direct bool) (disk.File, error) {
-	f.mu.Lock()
-	path := filepath.Join(dir, "#"+strconv.Itoa(f.mu.files))
-	f.mu.files++
-	f.mu.Unlock()
-	return f.openFile(OpenAnonymous, path, func() (disk.File, error) { return f.inner.OpenAnonymous(dir, direct) })
-}
-
-// Create implements disk.FS.
-func (f *FS) Create(path string, direct bool) (disk.File, error) {
-	return f.openFile(Create, path, func() (disk.File, error) { return f.inner.Create(path, direct) })
-}
-
-// Reopen implements disk.FS.
-func (f *FS) Reopen(path string, direct bool) (disk.File, error) {
-	return f.openFile(Reopen, path, func() (disk.File, error) { return f.inner.Reopen(path, direct) })
-}
-
-func (f *FS) openFile(op Op, path string, open func() (disk.File, error)) (disk.File, error) {
-	if e := f.apply(op, path, 0); e.err != nil {
-		return nil, e.err
-	}
-	inner, err := open()
-	if err != nil {
-		return nil, err
-	}
-	f.opened(1)
-	return &file{fs: f, path: path, inner: inner}, nil
-}
-
-// Mkdir implements disk.FS.
-func (f *FS) Mkdir(path string) error {
-	if e := f.apply(Mkdir, path, 0); e.err != nil {
-		return e.err
-	}
-	return f.inner.Mkdir(path)
-}
-
-// ReadDir implements disk.FS.
-func (f *FS) ReadDir(path string) ([]fs.DirEntry, error) {
-	if e := f.apply(ReadDir, path, 0); e.err != nil {
-		return nil, e.err
-	}
-	return f.inner.ReadDir(path)
-}
-
-// Remove implements disk.FS.
-func (f *FS) Remove(path string) error {
-	if e := f.apply(Remove, path, 0); e.err != nil {
-		return e.err
-	}
-	return f.inner.Remove(path)
-}
-
-// Lock implements disk.FS.
-func (f *FS) Lock(path string, create bool) (disk.Lock, error) {
-	if e := f.apply(Lock, path, 0); e.err != nil {
-		return nil, e.err
-	}
-	inner, err := f.inner.Lock(path, create)
-	if err != nil {
-		return nil, err
-	}
-	f.opened(1)
-	return &lock{fs: f, path: path, inner: inner}, nil
-}
-
-type lock struct {
-	fs    *FS
-	path  string
-	inner disk.Lock
-}
-
-// Close unlocks also when it is told to fail: the system closes a descriptor whatever
-// it says.
-func (l *lock) Close() (err error) {
-	defer func() { // also if a hook panics
-		l.fs.opened(-1)
-		if failed := l.inner.Close(); failed != nil {
-			err = failed
-		}
-	}()
-	return l.fs.apply(Unlock, l.path, 0).err
 }

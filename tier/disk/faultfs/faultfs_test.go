@@ -50,8 +50,8 @@ func TestNoRulesNoFaults(t *testing.T) {
 	if n, err := file.ReadAt(got, 0); n != len(got) || err != nil || !bytes.Equal(got, want) {
 		t.Fatal(n, err)
 	}
-	if f.Count() != 3 || f.Count(Read, Write) != 2 || f.Count(Punch) != 0 || f.Hits() != 0 || f.Open() != 1 {
-		t.Errorf("%d operations, %d transfers, %d hits, %d open", f.Count(), f.Count(Read, Write), f.Hits(), f.Open())
+	if f.Count() != 3 || f.Count("read", "write") != 2 || f.Count("punch") != 0 || f.Hits() != 0 || f.Open() != 1 {
+		t.Errorf("%d operations, %d transfers, %d hits, %d open", f.Count(), f.Count("read", "write"), f.Hits(), f.Open())
 	}
 }
 
@@ -64,8 +64,8 @@ func TestRulesChoose(t *testing.T) {
 		want string // of 6 writes: x is hit
 	}{
 		{"all", Rule{Effect: eio}, "xxxxxx"},
-		{"by kind", Rule{Ops: []Op{Write}, Effect: eio}, "xxxxxx"},
-		{"other kinds", Rule{Ops: []Op{Read, Punch}, Effect: eio}, "......"},
+		{"by kind", Rule{Ops: []string{"write"}, Effect: eio}, "xxxxxx"},
+		{"other kinds", Rule{Ops: []string{"read", "punch"}, Effect: eio}, "......"},
 		{"from an index", Rule{Skip: 2, Effect: eio}, "..xxxx"},
 		{"one index", Rule{Skip: 3, Times: 1, Effect: eio}, "...x.."},
 		{"the first two", Rule{Times: 2, Effect: eio}, "xx...."},
@@ -99,7 +99,7 @@ func TestRulesChoose(t *testing.T) {
 }
 
 func TestTheFirstRuleIsApplied(t *testing.T) {
-	f := New(disk.OS(), 1, Rule{Ops: []Op{Write}, Times: 1, Effect: Fail(syscall.EIO)}, Rule{Ops: []Op{Write}, Effect: Fail(syscall.ENOSPC)})
+	f := New(disk.OS(), 1, Rule{Ops: []string{"write"}, Times: 1, Effect: Fail(syscall.EIO)}, Rule{Ops: []string{"write"}, Effect: Fail(syscall.ENOSPC)})
 	file := open(t, f)
 	for i, want := range []error{syscall.EIO, syscall.ENOSPC, syscall.ENOSPC} {
 		if _, err := file.WriteAt(pattern(512), 0); !errors.Is(err, want) {
@@ -113,7 +113,7 @@ func TestTheFirstRuleIsApplied(t *testing.T) {
 
 func TestProbability(t *testing.T) {
 	hits := func(seed uint64) int {
-		f := New(disk.OS(), seed, Rule{Ops: []Op{Write}, Probability: 0.25, Effect: Fail(syscall.EIO)})
+		f := New(disk.OS(), seed, Rule{Ops: []string{"write"}, Probability: 0.25, Effect: Fail(syscall.EIO)})
 		file := open(t, f)
 		for range 400 {
 			_, _ = file.WriteAt(pattern(16), 0)
@@ -137,21 +137,21 @@ func TestEveryOperationCanFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Add(Rule{Effect: Fail(syscall.EIO)})
-	do := map[Op]func() error{
-		Stat:          func() error { _, err := f.Stat(dir); return err },
-		Usage:         func() error { _, err := f.Usage(dir); return err },
-		OpenAnonymous: func() error { _, err := f.OpenAnonymous(dir, false); return err },
-		Create:        func() error { _, err := f.Create(filepath.Join(dir, "new"), false); return err },
-		Mkdir:         func() error { return f.Mkdir(filepath.Join(dir, "new")) },
-		ReadDir:       func() error { _, err := f.ReadDir(dir); return err },
-		Remove:        func() error { return f.Remove(filepath.Join(dir, "file")) },
-		Lock:          func() error { _, err := f.Lock(filepath.Join(dir, "new"), true); return err },
-		Read:          func() error { _, err := file.ReadAt(make([]byte, 1), 0); return err },
-		Write:         func() error { _, err := file.WriteAt(make([]byte, 1), 0); return err },
-		Allocate:      func() error { return file.Allocate(0, 1) },
-		Punch:         func() error { return file.Punch(0, 1) },
-		Unlock:        lock.Close,
-		Close:         file.Close,
+	do := map[string]func() error{
+		"stat":           func() error { _, err := f.Stat(dir); return err },
+		"usage":          func() error { _, err := f.Usage(dir); return err },
+		"open-anonymous": func() error { _, err := f.OpenAnonymous(dir, false); return err },
+		"create":         func() error { _, err := f.Create(filepath.Join(dir, "new"), false); return err },
+		"mkdir":          func() error { return f.Mkdir(filepath.Join(dir, "new")) },
+		"readdir":        func() error { _, err := f.ReadDir(dir); return err },
+		"remove":         func() error { return f.Remove(filepath.Join(dir, "file")) },
+		"lock":           func() error { _, err := f.Lock(filepath.Join(dir, "new"), true); return err },
+		"read":           func() error { _, err := file.ReadAt(make([]byte, 1), 0); return err },
+		"write":          func() error { _, err := file.WriteAt(make([]byte, 1), 0); return err },
+		"allocate":       func() error { return file.Allocate(0, 1) },
+		"punch":          func() error { return file.Punch(0, 1) },
+		"unlock":         lock.Close,
+		"close":          file.Close,
 	}
 	for op, call := range do {
 		before := f.Count(op)
@@ -224,8 +224,8 @@ func TestBitFlip(t *testing.T) {
 		}
 		return n
 	}
-	for _, op := range []Op{Read, Write} {
-		f := New(disk.OS(), 1, Rule{Ops: []Op{op}, Times: 1, Effect: BitFlip()})
+	for _, op := range []string{"read", "write"} {
+		f := New(disk.OS(), 1, Rule{Ops: []string{op}, Times: 1, Effect: BitFlip()})
 		file := open(t, f)
 		want := pattern(4096)
 		given := bytes.Clone(want)
@@ -248,8 +248,8 @@ func TestBitFlip(t *testing.T) {
 func TestTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := New(disk.OS(), 1,
-			Rule{Ops: []Op{Write}, Effect: Slow(time.Second)},
-			Rule{Ops: []Op{Read}, Effect: Throttle(1000)})
+			Rule{Ops: []string{"write"}, Effect: Slow(time.Second)},
+			Rule{Ops: []string{"read"}, Effect: Throttle(1000)})
 		file := open(t, f)
 		begin := time.Now()
 		if _, err := file.WriteAt(pattern(500), 0); err != nil {
@@ -279,7 +279,7 @@ func TestTime(t *testing.T) {
 
 func TestDo(t *testing.T) {
 	var called []string
-	f := New(disk.OS(), 1, Rule{Ops: []Op{Stat}, Effect: Do(func(op Op, path string) { called = append(called, string(op)+" "+path) })})
+	f := New(disk.OS(), 1, Rule{Ops: []string{"stat"}, Effect: Do(func(op, path string) { called = append(called, op+" "+path) })})
 	dir := t.TempDir()
 	if _, err := f.Stat(dir); err != nil {
 		t.Fatal(err)

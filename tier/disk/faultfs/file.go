@@ -6,7 +6,7 @@ import (
 
 // file is a disk.File whose operations can fail.
 type file struct {
-	fs    *FS
+	fs    *files
 	path  string
 	inner disk.File
 }
@@ -15,7 +15,7 @@ func (f *file) Direct() bool                     { return f.inner.Direct() }
 func (f *file) Alignment() (address, offset int) { return f.inner.Alignment() }
 
 func (f *file) ReadAt(p []byte, off int64) (int, error) {
-	e := f.fs.apply(Read, f.path, len(p))
+	e := f.fs.apply(opRead, f.path, len(p))
 	defer e.passed()
 	if e.err != nil {
 		return 0, e.err
@@ -31,7 +31,7 @@ func (f *file) ReadAt(p []byte, off int64) (int, error) {
 }
 
 func (f *file) WriteAt(p []byte, off int64) (int, error) {
-	e := f.fs.apply(Write, f.path, len(p))
+	e := f.fs.apply(opWrite, f.path, len(p))
 	defer e.passed()
 	switch {
 	case e.err != nil:
@@ -75,14 +75,14 @@ func (f *file) flipBit(p []byte) {
 }
 
 func (f *file) Allocate(off, n int64) error {
-	if e := f.fs.apply(Allocate, f.path, 0); e.err != nil {
+	if e := f.fs.apply(opAllocate, f.path, 0); e.err != nil {
 		return e.err
 	}
 	return f.inner.Allocate(off, n)
 }
 
 func (f *file) Punch(off, n int64) error {
-	if e := f.fs.apply(Punch, f.path, 0); e.err != nil {
+	if e := f.fs.apply(opPunch, f.path, 0); e.err != nil {
 		return e.err
 	}
 	return f.inner.Punch(off, n)
@@ -97,5 +97,5 @@ func (f *file) Close() (err error) {
 			err = failed
 		}
 	}()
-	return f.fs.apply(Close, f.path, 0).err
+	return f.fs.apply(opClose, f.path, 0).err
 }

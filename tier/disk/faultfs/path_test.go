@@ -24,7 +24,7 @@ func TestPath(t *testing.T) {
 		{"a", "a/#0", true},
 		{"[", "/a", false},
 	} {
-		if r := (Rule{Path: c.pattern}); r.matches(Read, c.path) != c.want {
+		if r := (Rule{Path: c.pattern}); r.matches(c.path) != c.want {
 			t.Errorf("%q matches %q: want %v", c.pattern, c.path, c.want)
 		}
 	}

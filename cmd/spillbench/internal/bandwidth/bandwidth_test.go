@@ -98,7 +98,7 @@ func counted(t *testing.T, cfg Config) Config {
 	fs := faultfs.New(disk.OS(), 1)
 	cfg.Files = func() disk.FS { return fs }
 	t.Cleanup(func() {
-		if made := fs.Count(faultfs.OpenAnonymous, faultfs.Create); made == 0 || fs.Open() != 0 {
+		if made := fs.Count("open-anonymous", "create"); made == 0 || fs.Open() != 0 {
 			t.Errorf("of %d files %d are open", made, fs.Open())
 		}
 	})

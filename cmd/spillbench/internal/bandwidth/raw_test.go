@@ -138,7 +138,7 @@ func TestRawFile(t *testing.T) {
 func TestRawFileShort(t *testing.T) {
 	l := load{2 << 20, 2}
 	room := newRegionsOf(t, l.total())
-	r := rawFileOf(t, true, l, room, faultfs.Rule{Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Times: 5, Effect: faultfs.Short()})
+	r := rawFileOf(t, true, l, room, faultfs.Rule{Ops: []string{"read", "write"}, Times: 5, Effect: faultfs.Short()})
 	if err := r.renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -161,20 +161,20 @@ func TestRawFileFails(t *testing.T) {
 	l := load{4 << 20, 1}
 	room := newRegionsOf(t, l.total())
 	for _, c := range []struct {
-		op        faultfs.Op
+		op        string
 		err       error
 		full      bool
 		anonymous bool
 	}{
-		{faultfs.Allocate, syscall.ENOSPC, true, true},
-		{faultfs.Allocate, syscall.EDQUOT, true, true},
-		{faultfs.Allocate, syscall.EIO, false, true},
-		{faultfs.Create, syscall.EACCES, false, false},
-		{faultfs.Remove, syscall.EIO, false, false},
-		{faultfs.Write, syscall.EIO, false, true},
-		{faultfs.Read, syscall.EIO, false, true},
+		{"allocate", syscall.ENOSPC, true, true},
+		{"allocate", syscall.EDQUOT, true, true},
+		{"allocate", syscall.EIO, false, true},
+		{"create", syscall.EACCES, false, false},
+		{"remove", syscall.EIO, false, false},
+		{"write", syscall.EIO, false, true},
+		{"read", syscall.EIO, false, true},
 	} {
-		r := rawFileOf(t, c.anonymous, l, room, faultfs.Rule{Ops: []faultfs.Op{c.op}, Times: 1, Effect: faultfs.Fail(c.err)})
+		r := rawFileOf(t, c.anonymous, l, room, faultfs.Rule{Ops: []string{c.op}, Times: 1, Effect: faultfs.Fail(c.err)})
 		err := r.renew(t.Context())
 		if err == nil {
 			if err = r.write(t.Context()); err == nil {
@@ -184,7 +184,7 @@ func TestRawFileFails(t *testing.T) {
 		if !errors.Is(err, c.err) || errors.Is(err, tier.ErrNoSpace) != c.full {
 			t.Errorf("%s, %v: it ends with %v", c.op, c.err, err)
 		}
-		if left := names(t, r.dir); len(left) > 0 && c.op != faultfs.Remove { // then the name is what could not be removed
+		if left := names(t, r.dir); len(left) > 0 && c.op != "remove" { // then the name is what could not be removed
 			t.Errorf("%s: there are %q", c.op, left)
 		}
 	}
@@ -193,7 +193,7 @@ func TestRawFileFails(t *testing.T) {
 // TestRawFileSparse: where no room can be set aside files do without.
 func TestRawFileSparse(t *testing.T) {
 	l := load{64 << 10, 1}
-	r := rawFileOf(t, true, l, newRegionsOf(t, l.total()), faultfs.Rule{Ops: []faultfs.Op{faultfs.Allocate}, Effect: faultfs.Fail(errors.ErrUnsupported)})
+	r := rawFileOf(t, true, l, newRegionsOf(t, l.total()), faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(errors.ErrUnsupported)})
 	if err := errors.Join(r.renew(t.Context()), r.write(t.Context()), r.read(t.Context())); err != nil {
 		t.Error(err)
 	}
@@ -266,7 +266,7 @@ func TestFreshRoom(t *testing.T) {
 // TestKeptRoom: a volume that cannot give its room back is an error, for what it hands out next
 // would not be fresh.
 func TestKeptRoom(t *testing.T) {
-	eng := engineOn(t, faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []faultfs.Op{faultfs.Punch}, Effect: faultfs.Fail(errors.ErrUnsupported)}), convert.CodecNone)
+	eng := engineOn(t, faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(errors.ErrUnsupported)}), convert.CodecNone)
 	v := eng.Spaces()[2].Pool().(*disk.Volume)
 	var room [2]tier.Memory // of one piece of the file
 	for i := range room {

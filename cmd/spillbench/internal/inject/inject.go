@@ -70,7 +70,7 @@ func (f *Faults) slow(inner disk.FS) disk.FS {
 		inner = disk.OS()
 	}
 	return faultfs.New(inner, f.seed, faultfs.Rule{
-		Ops: []faultfs.Op{faultfs.Read, faultfs.Write}, Effect: faultfs.Throttle(f.throttle),
+		Ops: []string{"read", "write"}, Effect: faultfs.Throttle(f.throttle),
 	})
 }
 
@@ -96,15 +96,15 @@ func (f *Faults) Arm() {
 		skip := max(0, s.At-1)
 		if s.onDisk() {
 			f.files.Add(faultfs.Rule{
-				Ops: []faultfs.Op{faultfs.Op(s.Op)}, Path: s.Path, Skip: skip, Times: s.Times, Probability: s.Probability,
-				Hit: func(faultfs.Op, string) { f.hits[i].Add(1) }, Effect: s.onFile(),
+				Ops: []string{s.Op}, Path: s.Path, Skip: skip, Times: s.Times, Probability: s.Probability,
+				Hit: func(string, string) { f.hits[i].Add(1) }, Effect: s.onFile(),
 			})
 			continue
 		}
 		for _, d := range f.devices {
 			d.Add(faultdev.Rule{
 				Ops: deviceOps(s.Op), Skip: skip, Times: s.Times, Probability: s.Probability,
-				Hit: func(faultdev.Op, int64) { f.hits[i].Add(1) }, Effect: s.onDevice(),
+				Hit: func(string, int64) { f.hits[i].Add(1) }, Effect: s.onDevice(),
 			})
 		}
 	}
@@ -136,17 +136,17 @@ func (s *Spec) onDevice() faultdev.Effect {
 	return faultdev.FailWork(syscall.EIO) // as real devices fail: when the work comes to be done
 }
 
-func deviceOps(op string) []faultdev.Op {
+func deviceOps(op string) []string {
 	if op == "copy" {
-		return faultdev.Copies()
+		return []string{"copy-*"}
 	}
-	return []faultdev.Op{faultdev.Alloc}
+	return []string{"alloc"}
 }
 
 // count returns how many operations of a kind there were.
 func (f *Faults) count(op string) (n int) {
 	if op == "read" || op == "write" {
-		return f.files.Count(faultfs.Op(op))
+		return f.files.Count(op)
 	}
 	for _, d := range f.devices {
 		n += d.Count(deviceOps(op)...)
