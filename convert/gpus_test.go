@@ -6,11 +6,11 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/host"
-	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // gpus are what a machine's GPUs are made of. The zero value makes simulated ones.
@@ -29,12 +29,12 @@ func (g gpus) backend() string {
 }
 
 // open opens a GPU, which the caller closes. What simulated ones may be told besides is in cfg.
-func (g gpus) open(t testing.TB, ordinal int, cfg sim.Config) tier.Device {
+func (g gpus) open(t testing.TB, ordinal int, cfg sim.Config, faults func(sim.Op) error) tier.Device {
 	t.Helper()
 	var dev tier.Device
 	var err error
 	if g.driver == nil {
-		dev, err = sim.New(cfg)
+		dev, err = sim.NewFaulty(cfg, faults)
 	} else {
 		dev, err = g.driver.Open(cuda.Config{Ordinal: ordinal, Node: -1, Memory: cfg.Memory})
 	}

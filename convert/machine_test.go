@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -20,7 +21,6 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 	"github.com/spillway-db/spillway/tier/host"
-	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // machine is all that a mover needs, small, with faults to be had everywhere.
@@ -72,7 +72,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	m := &machine{spaces: make(map[tier.Kind]*tier.Space), records: make(map[batch.ID]arrow.RecordBatch)}
 	full := tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
 
-	dev := cfg.gpus.open(t, 0, sim.Config{Memory: size(cfg.gpu, 4<<20), Faults: cfg.faults, Touch: cfg.fast})
+	dev := cfg.gpus.open(t, 0, sim.Config{Memory: size(cfg.gpu, 4<<20), Touch: cfg.fast}, cfg.faults)
 	gpuPool, err := devpool.NewMemory(dev)
 	check(err)
 	arena, err := host.NewArena(host.Config{Capacity: size(cfg.host, 4<<20), Node: -1, Touch: cfg.fast, Huge: cfg.fast})

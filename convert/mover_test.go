@@ -17,12 +17,12 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 	"github.com/spillway-db/spillway/tier/faultdev"
-	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // TestEveryTypeAlongEveryEdge moves a batch of each type from each tier to each

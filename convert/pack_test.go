@@ -17,11 +17,11 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
-	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // forms are all that a batch can have, with the tier of each.

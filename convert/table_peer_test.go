@@ -42,7 +42,7 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 	var streams [2]*devpool.Streams
 	var spaces []*tier.Space
 	for i := range devs {
-		dev := g.open(t, i, sim.Config{Memory: capacity})
+		dev := g.open(t, i, sim.Config{Memory: capacity}, nil)
 		devs[i] = faultdev.New(wrap(dev), 1)
 		pool, err := devpool.NewMemory(dev)
 		check(err)

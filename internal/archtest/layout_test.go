@@ -18,6 +18,7 @@ var layout = []string{
 	"tier",
 	"internal/devpool",
 	"tier/tiertest",
+	"internal/sim",
 	"tier/sim",
 	"tier/cuda",
 	"tier/host",
@@ -48,7 +49,7 @@ var layout = []string{
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "internal/devpool", "tier/sim", "tier/cuda", "tier/host", "tier/disk", "tier/disk/faultfs", "internal/hidingfs", "tier/faultdev"}
+var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "tier/host", "tier/disk", "tier/disk/faultfs", "internal/hidingfs", "tier/faultdev"}
 
 // testOnly are the packages of the layout that only tests may import.
 var testOnly = []string{"tier/tiertest", "internal/hidingfs", "internal/image/imagetest"}

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
@@ -248,12 +248,12 @@ func TestDevicePoolCloseWaitsForTheDevice(t *testing.T) {
 // all that follow.
 func TestDevicePoolSurvivesPanics(t *testing.T) {
 	panics := true
-	d := openDevice(t, sim.Config{Memory: 1 << 20, Faults: func(op sim.Op) error {
+	d := openDevice(t, sim.Config{Memory: 1 << 20}, func(op sim.Op) error {
 		if panics && op.Kind == sim.OpAlloc {
 			panic("a driver's bug")
 		}
 		return nil
-	}})
+	})
 	s := gpuSpace(t, 1<<20, newDevicePool(t, d))
 	ok(t, s.Reserve(1024))
 	if b, err := s.Draw(1000, nil, nil); b != nil || err == nil {

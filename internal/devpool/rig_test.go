@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // rounds is how often a test that works the locks does so: in an invariants
@@ -27,9 +27,9 @@ func ok(t testing.TB, err error) {
 }
 
 // openDevice returns a simulated device, which the test's end closes.
-func openDevice(t testing.TB, cfg sim.Config) tier.Device {
+func openDevice(t testing.TB, cfg sim.Config, faults ...func(sim.Op) error) tier.Device {
 	t.Helper()
-	d, err := sim.New(cfg)
+	d, err := sim.NewFaulty(cfg, append(faults, nil)[0])
 	ok(t, err)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil && err != tier.ErrClosed {
@@ -86,5 +86,5 @@ func (f *faults) ask(op sim.Op) error {
 // by refusing, fills by failing when they run.
 func faultyDevice(t testing.TB, memory int64) (tier.Device, *faults) {
 	f := &faults{}
-	return openDevice(t, sim.Config{Memory: memory, Faults: f.ask}), f
+	return openDevice(t, sim.Config{Memory: memory}, f.ask), f
 }

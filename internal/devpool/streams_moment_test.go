@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // opener is a device that knows the streams that it has opened, and does something before one more.
@@ -178,7 +178,7 @@ func TestStreamPoolServesWhoGivesUp(t *testing.T) {
 func TestStreamPoolKeepsThoseWhoMayBeServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &faults{}
-		d, err := sim.New(sim.Config{Memory: 1 << 20, Faults: f.ask})
+		d, err := sim.NewFaulty(sim.Config{Memory: 1 << 20}, f.ask)
 		ok(t, err)
 		p, err := devpool.NewStreams(d, 2)
 		ok(t, err)

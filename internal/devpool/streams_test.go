@@ -10,9 +10,9 @@ import (
 	"testing/synctest"
 
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 )
 
 func newStreamPool(t testing.TB, d tier.Device, size int) *devpool.Streams {
@@ -196,7 +196,7 @@ func TestStreamPoolReplacesFailedStreams(t *testing.T) {
 func TestStreamPoolTellsWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &faults{}
-		d, err := sim.New(sim.Config{Memory: 1 << 20, Faults: f.ask})
+		d, err := sim.NewFaulty(sim.Config{Memory: 1 << 20}, f.ask)
 		ok(t, err)
 		p, err := devpool.NewStreams(d, 1)
 		ok(t, err)

@@ -5,20 +5,20 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 func simFor(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
-	cfg := sim.Config{Memory: memory}
+	var hook func(sim.Op) error
 	if faults != nil {
-		cfg.Faults = func(op sim.Op) error {
+		hook = func(op sim.Op) error {
 			return faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
 		}
 	}
-	d, err := sim.New(cfg)
+	d, err := sim.NewFaulty(sim.Config{Memory: memory}, hook)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
@@ -50,7 +50,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w := &world{T: t, b: newBudget(t, modelLimit)}
 	for i := range 3 {
 		var ops atomic.Uint64
-		raw, err := sim.New(sim.Config{Memory: modelLimit, Faults: func(op sim.Op) error {
+		raw, err := sim.NewFaulty(sim.Config{Memory: modelLimit}, func(op sim.Op) error {
 			r := rand.New(rand.NewPCG(seed<<8|uint64(i), ops.Add(1)))
 			if op.Kind == sim.OpNewStream || r.IntN(12) > 0 {
 				return nil
@@ -62,7 +62,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 				panic(errFault)
 			}
 			return errFault
-		}})
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,9 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/faultdev"
-	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
@@ -62,13 +62,13 @@ func pattern(n int) []byte {
 // TestConforms: without a rule that applies it is the device that it wraps.
 func TestConforms(t *testing.T) {
 	tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
-		cfg := sim.Config{Memory: memory}
+		var hook func(sim.Op) error
 		if faults != nil {
-			cfg.Faults = func(op sim.Op) error {
+			hook = func(op sim.Op) error {
 				return faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
 			}
 		}
-		inner, err := sim.New(cfg)
+		inner, err := sim.NewFaulty(sim.Config{Memory: memory}, hook)
 		if err != nil {
 			t.Fatal(err)
 		}

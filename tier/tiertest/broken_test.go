@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
@@ -134,9 +134,9 @@ type flawedDevice struct {
 
 func newFlawedDevice(t *testing.T, memory int64, faults tiertest.FaultFunc, flaw string) tier.Device {
 	d := &flawedDevice{flaw: flaw}
-	cfg := sim.Config{Memory: memory}
+	var hook func(sim.Op) error
 	if faults != nil {
-		cfg.Faults = func(op sim.Op) error {
+		hook = func(op sim.Op) error {
 			err := faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
 			switch {
 			case flaw == "does what it refuses" && op.Kind == sim.OpFill,
@@ -149,7 +149,7 @@ func newFlawedDevice(t *testing.T, memory int64, faults tiertest.FaultFunc, flaw
 			return err
 		}
 	}
-	dev, err := sim.New(cfg)
+	dev, err := sim.NewFaulty(sim.Config{Memory: memory}, hook)
 	if err != nil {
 		t.Fatal(err)
 	}

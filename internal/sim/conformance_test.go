@@ -4,14 +4,14 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-func open(t testing.TB, cfg sim.Config) *sim.Device {
+func open(t testing.TB, cfg sim.Config, faults ...func(sim.Op) error) *sim.Device {
 	t.Helper()
-	d, err := sim.Open(cfg)
+	d, err := sim.OpenFaulty(cfg, append(faults, nil)[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,13 +35,13 @@ func TestDevicePoolConforms(t *testing.T) {
 
 func TestDeviceConforms(t *testing.T) {
 	tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
-		cfg := sim.Config{Memory: memory}
+		var hook func(sim.Op) error
 		if faults != nil {
-			cfg.Faults = func(op sim.Op) error {
+			hook = func(op sim.Op) error {
 				return faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
 			}
 		}
-		d, err := sim.Open(cfg)
+		d, err := sim.OpenFaulty(sim.Config{Memory: memory}, hook)
 		if err != nil {
 			t.Fatal(err)
 		}

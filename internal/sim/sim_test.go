@@ -12,8 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
@@ -205,7 +205,7 @@ func (h *hook) ask(op sim.Op) error {
 
 func TestFaultHookIsAsked(t *testing.T) {
 	h := &hook{}
-	d := open(t, sim.Config{Memory: 1 << 20, Faults: h.ask})
+	d := open(t, sim.Config{Memory: 1 << 20}, h.ask)
 	s := stream(t, d)
 	a := alloc(t, d, s, 1000)
 	if d.Fill(s, a, 1, 1001) == nil || d.Free(s, a+1) == nil {
@@ -261,7 +261,7 @@ func TestFaultHookMayBlock(t *testing.T) {
 		}
 		return nil
 	}}
-	d := open(t, sim.Config{Memory: 1 << 20, Faults: h.ask})
+	d := open(t, sim.Config{Memory: 1 << 20}, h.ask)
 	s, other := stream(t, d), stream(t, d)
 	a := alloc(t, d, s, 1000)
 	ok(t, d.Fill(s, a, 1, 1000))
@@ -282,12 +282,12 @@ func TestFaultHookMayBlock(t *testing.T) {
 // stream's work is the program's mistake, and is found out when that work runs.
 func TestUseAfterFreeOnAnotherStream(t *testing.T) {
 	let := make(chan struct{})
-	d := open(t, sim.Config{Memory: 1 << 20, Faults: func(op sim.Op) error {
+	d := open(t, sim.Config{Memory: 1 << 20}, func(op sim.Op) error {
 		if op.Kind == sim.OpDigest && op.Stage == sim.Run {
 			<-let
 		}
 		return nil
-	}})
+	})
 	for name, use := range map[string]func(s tier.Stream, a tier.Addr) error{
 		"copy": func(s tier.Stream, a tier.Addr) error { return d.CopyToHost(s, make([]byte, 10), a) },
 		"regions": func(s tier.Stream, a tier.Addr) error {

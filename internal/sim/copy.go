@@ -238,8 +238,8 @@ func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
 // move does the work that moves or computes bytes.
 func (s *stream) move(w *work) error {
 	d := s.dev
-	if d.cfg.Faults != nil {
-		if err := d.cfg.Faults(Op{Kind: w.kind, Stage: Run, Index: w.index, Bytes: w.bytes}); err != nil {
+	if d.faults != nil {
+		if err := d.faults(Op{Kind: w.kind, Stage: Run, Index: w.index, Bytes: w.bytes}); err != nil {
 			return err
 		}
 	}

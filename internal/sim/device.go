@@ -14,7 +14,7 @@
 // events. Freed memory stays retired until the work before the free is done. An
 // address is a handle; one that is unknown, of another device, freed or out of
 // its allocation's bounds is an error. Unlike the real thing it fails on
-// purpose (Config.Faults) and can be as slow as one likes (Config.Latency and
+// purpose (NewFaulty) and can be as slow as one likes (Config.Latency and
 // the bandwidths); by default it copies as fast as memory can be moved.
 //
 // A worker is a goroutine that starts with the first piece of work and ends
@@ -65,12 +65,6 @@ type Config struct {
 	// Latency is added to each copy between the device and elsewhere.
 	Latency time.Duration
 
-	// Faults, if set, is asked twice about operations: when they are put on a
-	// stream, and when they run; see Stage. An error that it returns refuses the
-	// operation or fails it. It is called with no lock held, from the goroutine that
-	// calls the device or from a stream's worker, and may block: work waits for it.
-	Faults func(op Op) error
-
 	// Touch has the memory's pages touched in the background, ahead of their use, so
 	// that first copies do not pay for page faults: the first 64 MiB at once, and as much
 	// again as has been used, up to 512 MiB, later.
@@ -99,7 +93,8 @@ func (c Config) Validate() error {
 // safe for concurrent use; a stream belongs to one goroutine at a time.
 type gpu struct {
 	cfg        Config
-	base       tier.Addr // address of the arena's first byte
+	faults     func(Op) error // nil for none
+	base       tier.Addr      // address of the arena's first byte
 	arena      *arena
 	toDevice   *link
 	fromDevice *link
@@ -145,7 +140,13 @@ var (
 // New returns a device, which is also a tier.Computer and a tier.Lender. For tests it has a method
 // SetForeign(bytes int64): the device behaves as if others held so much of it. The caller must
 // Close it.
-func New(cfg Config) (tier.Device, error) {
+func New(cfg Config) (tier.Device, error) { return NewFaulty(cfg, nil) }
+
+// NewFaulty is New of a device that asks faults, if set, twice about operations: when they are put
+// on a stream, and when they run; see Stage. An error that it returns refuses the operation or fails
+// it. It is called with no lock held, from the goroutine that calls the device or from a stream's
+// worker, and may block: work waits for it.
+func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -158,7 +159,8 @@ func New(cfg Config) (tier.Device, error) {
 		return nil, err
 	}
 	d := &gpu{
-		cfg: cfg,
+		cfg:    cfg,
+		faults: faults,
 		// Somewhere else for each device, so that one's addresses mean nothing to
 		// another.
 		base:         tier.Addr(rand.Uint64N(1<<(62-addressBits))+1) << addressBits,
@@ -354,10 +356,10 @@ func (d *gpu) own(s tier.Stream) (*stream, error) {
 // stream.
 func (d *gpu) ask(kind OpKind, n int64) (index int64, err error) {
 	index = d.ops.Add(1) - 1
-	if d.cfg.Faults == nil {
+	if d.faults == nil {
 		return index, nil
 	}
-	if err := d.cfg.Faults(Op{Kind: kind, Stage: Submit, Index: index, Bytes: n}); err != nil {
+	if err := d.faults(Op{Kind: kind, Stage: Submit, Index: index, Bytes: n}); err != nil {
 		return index, fmt.Errorf("sim: %s refused: %w", kind, err)
 	}
 	return index, nil

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/spillway-db/spillway/tier/sim"
+	"github.com/spillway-db/spillway/internal/sim"
 )
 
 // TestIdleDeviceTouchesLittle: pages are touched some way ahead of what was used, and no

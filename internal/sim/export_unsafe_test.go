@@ -19,8 +19,11 @@ func (d *gpu) Gone() bool {
 func (d *gpu) Touched() int64 { return d.arena.touched.Load() }
 
 // Open is New with all that a device can do.
-func Open(cfg Config) (*Device, error) {
-	d, err := New(cfg)
+func Open(cfg Config) (*Device, error) { return OpenFaulty(cfg, nil) }
+
+// OpenFaulty is NewFaulty with all that a device can do.
+func OpenFaulty(cfg Config, faults func(Op) error) (*Device, error) {
+	d, err := NewFaulty(cfg, faults)
 	if err != nil {
 		return nil, err
 	}
