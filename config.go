@@ -267,7 +267,7 @@ func (c Config) Validate() error {
 	errs = append(errs, c.validatePermits())
 	if c.Quota != nil {
 		errs = append(errs, c.Quota.Validate())
-		if c.SharedQuota != nil && (c.Quota.Limit.IsSet() || c.Quota.Ratio != nil) {
+		if c.SharedQuota != nil && (!c.Quota.Limit.IsZero() || c.Quota.Ratio != nil) {
 			errs = append(errs, errors.New("quota: there are both a quota that is shared and a limit of the engine's own"))
 		}
 	}

@@ -38,9 +38,9 @@ func quotaConfig(t *testing.T, q *quota.Settings) spillway.Config {
 	}
 }
 
-func limitOf(t *testing.T, text string) quota.Limit {
+func limitOf(t *testing.T, text string) tier.Amount {
 	t.Helper()
-	l, err := quota.ParseLimit(text)
+	l, err := tier.ParseAmount(text)
 	if err != nil {
 		t.Fatal(err)
 	}

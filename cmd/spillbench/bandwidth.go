@@ -137,7 +137,7 @@ a slow one, and where writing wears, choose smaller --sizes.`,
 	fs.IntVar(&f.pairs, "pairs", minPairs, "pairs of a move and its limit for each figure")
 	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
 	fs.Var(&f.between, "between", "measure only edges between these `KINDS` of spaces, such as gpu,host (default all)")
-	f.engine.register(fs, size.Format(bandwidthMemory))
+	f.engine.register(fs, bandwidthMemory)
 	f.output.register(fs)
 	return cmd
 }
@@ -167,19 +167,16 @@ func (f *bandwidthFlags) validate() error {
 }
 
 // suit makes the memories that nobody asked for small enough for the machine.
-func (f *bandwidthFlags) suit(flags *pflag.FlagSet, memory int64) error {
+func (f *bandwidthFlags) suit(flags *pflag.FlagSet, memory int64) {
 	most := memory / bandwidthShare / tier.Page * tier.Page
 	if most <= 0 || most >= bandwidthMemory {
-		return nil
+		return
 	}
-	for name, amount := range map[string]*size.Amount{"gpu-memory": &f.engine.gpuMemory, "host-memory": &f.engine.hostMemory} {
+	for name, amount := range map[string]*tier.Amount{"gpu-memory": &f.engine.gpuMemory, "host-memory": &f.engine.hostMemory} {
 		if !flags.Changed(name) {
-			if err := amount.Set(size.Format(most)); err != nil {
-				return err
-			}
+			*amount = tier.Amount{Bytes: most}
 		}
 	}
-	return nil
 }
 
 // measureBandwidth measures and reports. Whatever happens, the engine is closed and nothing is
@@ -199,9 +196,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 		return err
 	}
 	memory := top.Limits.MemoryBytes
-	if err := f.suit(flags, memory); err != nil {
-		return err
-	}
+	f.suit(flags, memory)
 	f.engine.seed, f.engine.beside = f.seed, 2*memory/bandwidthShare
 	watched := make(map[tier.ID]*bandwidth.Watch)
 	f.engine.watch = func(i int) disk.FS {

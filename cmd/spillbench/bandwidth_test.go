@@ -136,18 +136,14 @@ func TestBandwidthSuits(t *testing.T) {
 			t.Fatal(err)
 		}
 		var f bandwidthFlags
-		must(f.engine.gpuMemory.Set(cmd.Flag("gpu-memory").Value.String()))
-		must(f.engine.hostMemory.Set(cmd.Flag("host-memory").Value.String()))
-		if err := f.suit(cmd.Flags(), c.memory); err != nil {
-			t.Fatal(err)
+		must(f.engine.gpuMemory.UnmarshalText([]byte(cmd.Flag("gpu-memory").Value.String())))
+		must(f.engine.hostMemory.UnmarshalText([]byte(cmd.Flag("host-memory").Value.String())))
+		f.suit(cmd.Flags(), c.memory)
+		if gpu := f.engine.gpuMemory; gpu != (tier.Amount{Bytes: c.gpu}) {
+			t.Errorf("%+v: the GPU has %s", c, gpu)
 		}
-		gpu, err := f.engine.gpuMemory.Of(0)
-		if err != nil || gpu != c.gpu {
-			t.Errorf("%+v: the GPU has %d, %v", c, gpu, err)
-		}
-		host, err := f.engine.hostMemory.Of(0)
-		if err != nil || host != c.host {
-			t.Errorf("%+v: the host has %d, %v", c, host, err)
+		if host := f.engine.hostMemory; host != (tier.Amount{Bytes: c.host}) {
+			t.Errorf("%+v: the host has %s", c, host)
 		}
 	}
 }

@@ -21,7 +21,7 @@ import (
 
 const (
 	// compareMemory is what both sides have; the generated table is three times as large.
-	compareMemory    = "256MiB"
+	compareMemory    = 256 << 20
 	batchesInHost    = 16
 	maxCompareRounds = 1000
 )
@@ -76,8 +76,8 @@ change nothing.`,
 	f.input.registerWorkers(fs, "how many of our batches are moved at once")
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
-	must(f.engine.hostMemory.Set(compareMemory))
-	fs.Lookup("host-memory").DefValue = compareMemory
+	f.engine.hostMemory.Bytes = compareMemory
+	fs.Lookup("host-memory").DefValue = f.engine.hostMemory.String()
 	for _, name := range []string{"gpu", "gpu-memory"} {
 		must(fs.MarkHidden(name))
 	}

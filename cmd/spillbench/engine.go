@@ -224,29 +224,16 @@ func (e *engineFlags) gpuSpace() (g spillway.GPU, err error) {
 	case "cuda":
 		g.Backend = spillway.CUDA
 	}
-	if share, isShare := e.gpuMemory.Share(); isShare {
-		g.Share = share
-		return g, nil
-	}
-	if g.Memory, err = e.gpuMemory.Of(0); err != nil {
-		return g, fail.Usagef("--gpu-memory: %w", err)
-	}
-	if g.Memory < tier.Page {
-		return g, fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory.String())
+	g.Memory, g.Share = e.gpuMemory.Bytes, e.gpuMemory.Share
+	if g.Share == 0 && g.Memory < tier.Page {
+		return g, fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory)
 	}
 	return g, nil
 }
 
 // inject puts the faults and the rates that were asked for into the configuration.
 func (e *engineFlags) inject(cfg *spillway.Config) (*inject.Faults, error) {
-	rate := int64(0)
-	if e.throttle.IsSet() {
-		var err error
-		if rate, err = e.throttle.Of(0); err != nil {
-			return nil, fail.Usagef("--disk-throttle: %w", err)
-		}
-	}
-	faults := inject.New(e.faults, rate, e.seed)
+	faults := inject.New(e.faults, e.throttle.Bytes, e.seed)
 	for i := range cfg.Disks {
 		cfg.Disks[i].FS = faults.Volume()
 		if cfg.Disks[i].FS == nil && e.watch != nil {
@@ -336,10 +323,8 @@ func (e *engineFlags) spillDisk(ctx context.Context, f diskFlag) (d spillway.Dis
 		return d, noRoom(fmt.Sprintf("%d bytes are free", where.FreeBytes))
 	}
 	d = spillway.Disk{Dir: f.dir}
-	if f.capacity.IsSet() {
-		if d.Capacity, err = f.capacity.Of(where.FreeBytes); err != nil {
-			return d, fail.Usagef("--disk %s: %w", f.dir, err)
-		}
+	if d.Capacity, err = f.capacity.Of(where.FreeBytes); err != nil {
+		return d, fail.Usagef("--disk %s: %w", f.dir, err)
 	}
 	return d, nil
 }
@@ -384,7 +369,7 @@ func pathless(err error) error {
 func (e *engineFlags) explain(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, spillway.ErrShareOfSimulated):
-		return &fail.Error{Status: fail.Usage, Err: fmt.Errorf("--gpu-memory %s: %w", e.gpuMemory.String(), err), Fix: "give a size, such as 512MiB"}
+		return &fail.Error{Status: fail.Usage, Err: fmt.Errorf("--gpu-memory %s: %w", e.gpuMemory, err), Fix: "give a size, such as 512MiB"}
 	case errors.Is(err, tier.ErrNotSupported) && e.gpu == "cuda":
 		return &fail.Error{Status: fail.Environment, Err: err, Fix: "install NVIDIA's driver and start containers with --gpus; or use --gpu sim for the simulated one"}
 	case errors.Is(err, tier.ErrNoSpace), ctx.Err() != nil:
@@ -397,9 +382,8 @@ func (e *engineFlags) explain(ctx context.Context, err error) error {
 func (e *engineFlags) describe(eng *spillway.Engine, disks []spillway.Disk) report.Config {
 	c := report.Config{
 		GPU: e.gpu, Limit: e.limit, Trigger: e.trigger, Stop: e.stop,
-		Policy: e.policy, Codec: e.codec, Encrypt: e.encrypt, MonitorPeriodSeconds: e.period.Seconds(), Disks: []report.Disk{}, Faults: []report.Fault{},
+		Policy: e.policy, Codec: e.codec, Encrypt: e.encrypt, MonitorPeriodSeconds: e.period.Seconds(), Disks: []report.Disk{}, Faults: []report.Fault{}, DiskThrottleBytesPerS: e.throttle.Bytes,
 	}
-	c.DiskThrottleBytesPerS, _ = e.throttle.Of(0) // 0 if it is not set; checked by now
 	for _, f := range e.faults {
 		c.Faults = append(c.Faults, report.Fault{Spec: f.Text})
 	}

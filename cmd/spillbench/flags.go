@@ -14,7 +14,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -24,7 +23,7 @@ import (
 // defaultMemory is the size of the GPU space and of the host space where none
 // is asked for: small enough that a table several times larger goes through
 // any disk in seconds, and large enough for batches of a few MiB.
-const defaultMemory = "64MiB"
+const defaultMemory = 64 << 20
 
 // outputFlags say where results go; every command has them.
 type outputFlags struct {
@@ -59,15 +58,15 @@ func (*jsonFlag) Type() string { return "string" }
 // engineFlags describe the engine that a command opens.
 type engineFlags struct {
 	gpu                  string
-	gpuMemory            size.Amount
-	hostMemory           size.Amount
+	gpuMemory            tier.Amount
+	hostMemory           tier.Amount
 	disks                diskFlags
 	limit, trigger, stop float64
 	policy               string
 	codec                string
 	encrypt              bool
 	period               time.Duration
-	throttle             size.Amount
+	throttle             tier.Amount
 	faults               inject.Specs
 	seed                 uint64 // of faults by chance
 
@@ -82,13 +81,12 @@ type engineFlags struct {
 }
 
 // register adds the flags; a codec that is set is the default.
-func (e *engineFlags) register(f *pflag.FlagSet, memory string) {
-	must(e.gpuMemory.Set(memory))
-	must(e.hostMemory.Set(memory))
+func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
+	each := tier.Amount{Bytes: memory}
 	def := tier.DefaultFractions(tier.GPU)
 	f.StringVar(&e.gpu, "gpu", "auto", "GPU backend `NAME`: auto (a real one if there is one for it, else sim), cuda or sim")
-	f.Var(&e.gpuMemory, "gpu-memory", "`SIZE` of the GPU space, such as 512MiB or, of a real GPU, 25% of what the card has")
-	f.Var(&e.hostMemory, "host-memory", "`SIZE` of the pinned host memory, such as 512MiB or 25% of what the process may use")
+	f.TextVar(&e.gpuMemory, "gpu-memory", each, "`SIZE` of the GPU space, such as 512MiB or, of a real GPU, 25% of what the card has")
+	f.TextVar(&e.hostMemory, "host-memory", each, "`SIZE` of the pinned host memory, such as 512MiB or 25% of what the process may use")
 	f.Var(&e.disks, "disk", "spill directory `DIR[=SIZE]`, with at most so much in it, as bytes or a share of what is free (repeatable; default the temp directory, half of what is free)")
 	f.Float64Var(&e.limit, "limit", def.Limit, "largest share of GPU and host memory that is handed out")
 	f.Float64Var(&e.trigger, "trigger", def.Trigger, "share of GPU and host memory at which batches start to move down")
@@ -97,7 +95,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory string) {
 	f.StringVar(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String()), "how what goes to disk is compressed: none, s2, zstd, bitpack, or auto for whichever is fastest here")
 	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is made at start and never written")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
-	f.Var(&e.throttle, "disk-throttle", "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
+	f.TextVar(&e.throttle, "disk-throttle", e.throttle, "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
 	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")
 }
 
@@ -127,11 +125,11 @@ func (e *engineFlags) validate() error {
 	if e.period < monitor.MinPeriod {
 		return fail.Usagef("--monitor-period %v must be at least %v (such as 50ms)", e.period, monitor.MinPeriod)
 	}
-	if _, isShare := e.gpuMemory.Share(); isShare && e.gpu == "sim" {
-		return fail.Usagef("--gpu-memory %s: a share has no meaning for a simulated GPU (give a size, such as 512MiB)", e.gpuMemory.String())
+	if e.gpuMemory.Share != 0 && e.gpu == "sim" {
+		return fail.Usagef("--gpu-memory %s: a share has no meaning for a simulated GPU (give a size, such as 512MiB)", e.gpuMemory)
 	}
-	if _, isShare := e.throttle.Share(); isShare {
-		return fail.Usagef("--disk-throttle %s: a share of a disk's speed is not known (give a size, such as 200MiB)", e.throttle.String())
+	if e.throttle.Share != 0 {
+		return fail.Usagef("--disk-throttle %s: a share of a disk's speed is not known (give a size, such as 200MiB)", e.throttle)
 	}
 	return nil
 }
@@ -143,7 +141,7 @@ func (e *engineFlags) marks() tier.Fractions {
 // diskFlag is one --disk.
 type diskFlag struct {
 	dir      string
-	capacity size.Amount // not set: the engine's default
+	capacity tier.Amount // not set: the engine's default
 }
 
 // diskFlags is the flag that collects them.
@@ -155,7 +153,8 @@ func (d *diskFlags) Set(s string) error {
 	f := diskFlag{dir: s}
 	if i := strings.LastIndexByte(s, '='); i >= 0 && !isDir(s) {
 		f.dir = s[:i]
-		if err := f.capacity.Set(s[i+1:]); err != nil {
+		var err error
+		if f.capacity, err = tier.ParseAmount(s[i+1:]); err != nil {
 			return fmt.Errorf("want DIR or DIR=SIZE: %w", err)
 		}
 	}
@@ -176,7 +175,7 @@ func (d *diskFlags) String() string {
 	var parts []string
 	for _, f := range *d {
 		s := f.dir
-		if f.capacity.IsSet() {
+		if !f.capacity.IsZero() {
 			s += "=" + f.capacity.String()
 		}
 		parts = append(parts, s)

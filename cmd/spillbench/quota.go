@@ -77,15 +77,10 @@ func printQuota(ctx context.Context, flags *outputFlags, ledger string, stdout, 
 	}
 	doc := &report.Quota{
 		Header: report.NewHeader("quota", report.MachineEnv(ctx, top), nil),
-		Limit:  s.Limit.String(), Source: s.Source, PhysicalBytes: s.Physical, Ledger: s.Ledger, Group: s.Group, Holders: []quota.Holder{},
+		Limit:  s.Limit.String(), LimitBytes: s.Limit.Bytes, Source: s.Source, PhysicalBytes: s.Physical, Ledger: s.Ledger, Group: s.Group, Holders: []quota.Holder{},
 	}
 	if s.Ratio != nil {
 		doc.Ratio, _ = s.Ratio.Float64()
-	}
-	if s.Limit.IsSet() && !s.Limit.IsShare() {
-		if doc.LimitBytes, err = s.Limit.Of(0); err != nil {
-			return err
-		}
 	}
 	var broken error
 	if s.Ledger != "" {

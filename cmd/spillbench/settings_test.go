@@ -40,7 +40,7 @@ func TestEngineFlags(t *testing.T) {
 		t.Helper()
 		var e engineFlags
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
-		e.register(fs, "1MiB")
+		e.register(fs, 1<<20)
 		err := errors.Join(fs.Parse(args), e.validate())
 		if err != nil {
 			t.Fatal(err)
@@ -286,7 +286,7 @@ func TestVerifyTellsTheFirst(t *testing.T) {
 // TestVerifyInterrupted: no file is begun after the one that was under way.
 func TestVerifyInterrupted(t *testing.T) {
 	var f verifyFlags
-	f.engine.register(pflag.NewFlagSet("test", pflag.ContinueOnError), "1MiB")
+	f.engine.register(pflag.NewFlagSet("test", pflag.ContinueOnError), 1<<20)
 	m, err := f.engine.open(t.Context(), &notes{})
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 
 // verifyMemory is larger than what run takes: a space must hold a batch twice,
 // and the batches are the file's own.
-const verifyMemory = "256MiB"
+const verifyMemory = 256 << 20
 
 // verifyFlags are the flags of verify.
 type verifyFlags struct {

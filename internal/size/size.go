@@ -5,7 +5,7 @@
 //	500M  500MB  10k     decimal: k M G T P E, with or without a B
 //	1.5GiB               an exact fraction: it must come to whole bytes
 //	4096                 bytes
-//	25%                  a share of the hardware, where [ParseShare] or [Amount] reads it
+//	25%                  a share of a whole, where [ParseShare] reads it
 //
 // The units are those of Kubernetes' quantities. A size is above zero and fits
 // an int64; everything else (a sign, a space, a fraction of a byte, a milli
@@ -61,52 +61,6 @@ func Parse(s string) (int64, error) {
 		return 0, fmt.Errorf("%s is not a size: %w", quote(s), err)
 	}
 	return n, nil
-}
-
-// ParseShare returns what Parse does, or for a text such as 25% or 12.5% that
-// share of total bytes, rounded down to a whole byte. A share is above 0%, at
-// most 100%, and of at least one byte. A plain size may be larger than total.
-func ParseShare(s string, total int64) (int64, error) {
-	share, ok := strings.CutSuffix(s, "%")
-	if !ok {
-		return Parse(s)
-	}
-	hundredths, err := parsePercent(share)
-	if err != nil {
-		return 0, fmt.Errorf("%s is not a share: %w", quote(s), err)
-	}
-	if total <= 0 {
-		return 0, fmt.Errorf("%s has no meaning here: the size of the whole is not known", quote(s))
-	}
-	part := new(big.Rat).Mul(hundredths, new(big.Rat).SetInt64(total))
-	n := new(big.Int).Quo(part.Num(), part.Denom()).Int64() // ≤ total
-	if n == 0 {
-		return 0, fmt.Errorf("%s of %s is less than a byte", quote(s), Format(total))
-	}
-	return n, nil
-}
-
-// parsePercent returns digits/100, which is in (0, 1].
-func parsePercent(digits string) (*big.Rat, error) {
-	number, rest := splitNumber(digits)
-	if rest != "" {
-		return nil, fmt.Errorf("want a number before the %%, such as 25%%")
-	}
-	if err := checkNumber(number); err != nil {
-		return nil, err
-	}
-	r, ok := new(big.Rat).SetString(number)
-	if !ok {
-		return nil, fmt.Errorf("%s is not a number", quote(number))
-	}
-	r.Quo(r, big.NewRat(100, 1))
-	if r.Sign() == 0 {
-		return nil, fmt.Errorf("it must be above 0%%")
-	}
-	if r.Cmp(big.NewRat(1, 1)) > 0 {
-		return nil, fmt.Errorf("it is above 100%%")
-	}
-	return r, nil
 }
 
 // splitNumber cuts s behind its leading digits and points.

@@ -1,9 +1,7 @@
 package size_test
 
 import (
-	"flag"
 	"fmt"
-	"io"
 	"math"
 	"strings"
 	"testing"
@@ -16,8 +14,9 @@ func Example() {
 	fmt.Println(n, size.Format(n), err)
 	_, err = size.Parse("10m")
 	fmt.Println(err)
-	half, err := size.ParseShare("50%", 8<<30)
-	fmt.Println(size.Format(half), err)
+	half, _ := size.ParseShare("50%")
+	n, err = size.Part(half, 8<<30)
+	fmt.Println(size.Format(n), err)
 	// Output:
 	// 1610612736 1.5GiB <nil>
 	// "10m" is not a size: m is a thousandth, and bytes do not divide: write M or Mi
@@ -125,86 +124,57 @@ func TestApart(t *testing.T) {
 	}
 }
 
-func TestParseShare(t *testing.T) {
+func TestShare(t *testing.T) {
 	for _, c := range []struct {
 		text  string
 		total int64
 		want  int64
 	}{
 		{"50%", 8 << 30, 4 << 30}, {"100%", math.MaxInt64, math.MaxInt64}, {"12.5%", 1000, 125}, {"33.3%", 100, 33},
-		{"0.1%", 1000, 1}, {"100.0%", 5, 5}, {"1Gi", 1, 1 << 30}, {"4096", 0, 4096},
+		{"0.1%", 1000, 1}, {"100.0%", 5, 5}, {"29%", 100, 29}, {"7%", 100, 7}, {"57%", 10000, 5700},
+		{"99.9999999999999%", math.MaxInt64, 9223372036854766583},
 	} {
-		if got, err := size.ParseShare(c.text, c.total); err != nil || got != c.want {
-			t.Errorf("ParseShare(%q, %d) = %d, %v; want %d", c.text, c.total, got, err, c.want)
+		share, err := size.ParseShare(c.text)
+		if err != nil {
+			t.Errorf("ParseShare(%q): %v", c.text, err)
+		}
+		if got, err := size.Part(share, c.total); err != nil || got != c.want {
+			t.Errorf("%s of %d = %d, %v; want %d", c.text, c.total, got, err, c.want)
 		}
 	}
-	for _, c := range []struct {
-		text  string
-		total int64
-		says  string
-	}{
-		{"0%", 100, "above 0%"}, {"101%", 100, "above 100%"}, {"100.0001%", 100, "above 100%"}, {"%", 100, "digits"},
-		{"-5%", 100, "number before"}, {"5 %", 100, "number before"}, {"5%%", 100, "number before"}, {"NaN%", 100, "number before"},
-		{"1e1%", 100, "number before"}, {".5%", 100, "point"}, {"5.%", 100, "point"}, {"1%", 99, "less than a byte"},
-		{"50%", 0, "not known"}, {"50%", -1, "not known"}, {"", 100, "missing"}, {"50% ", 100, "space"}, {"50%B", 100, "not a unit"},
+	for text, says := range map[string]string{
+		"0%": "above 0%", "101%": "above 100%", "100.0001%": "above 100%", "100.0000000000000000000001%": "above 100%", "%": "digits",
+		"-5%": "number before", "5 %": "number before", "5%%": "number before", "NaN%": "number before", "5": "number before", "": "number before",
+		"1e1%": "number before", ".5%": "point", "5.%": "point", "50% ": "number before", "0.00000000000000000001%": "less than a byte of any",
 	} {
-		got, err := size.ParseShare(c.text, c.total)
-		if err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("ParseShare(%q, %d) = %d, %v; want an error with %q", c.text, c.total, got, err, c.says)
+		if got, err := size.ParseShare(text); err == nil || got != 0 || !strings.Contains(err.Error(), says) {
+			t.Errorf("ParseShare(%q) = %v, %v; want an error with %q", text, got, err, says)
+		}
+	}
+	for total, says := range map[int64]string{99: `"1%" of 99 is less than a byte`, 0: "not known", -1: "not known"} {
+		if got, err := size.Part(0.01, total); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("1%% of %d = %d, %v; want an error with %q", total, got, err, says)
 		}
 	}
 }
 
-func TestFlags(t *testing.T) {
-	var memory size.Value
-	var host size.Amount
-	flags := flag.NewFlagSet("test", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	flags.Var(&memory, "memory", "")
-	flags.Var(&host, "host", "")
-
-	if memory.String() != "0" || host.String() != "" || host.IsSet() || memory.Type() != "size" {
-		t.Errorf("unset: %q, %q", memory.String(), host.String())
+func FuzzShare(f *testing.F) {
+	for _, s := range []string{"1%", "12.5%", "33.333333333333333333%", "0.0000000000000000109%", "100%", "99.999999999999999999%"} {
+		f.Add(s, int64(1)<<40)
 	}
-	if n, err := host.Of(100); n != 0 || err != nil {
-		t.Errorf("unset: %d, %v", n, err)
-	}
-	if err := flags.Parse([]string{"-memory", "1.5GiB", "-host", "12.5%"}); err != nil {
-		t.Fatal(err)
-	}
-	if memory != 3<<29 || memory.String() != "1.5GiB" {
-		t.Errorf("memory = %d, %q", memory, memory.String())
-	}
-	if n, err := host.Of(1000); n != 125 || err != nil || host.String() != "12.5%" {
-		t.Errorf("host = %d, %v, %q", n, err, host.String())
-	}
-	if f, ok := host.Share(); f != 0.125 || !ok {
-		t.Errorf("share = %v, %v", f, ok)
-	}
-	if _, err := host.Of(0); err == nil {
-		t.Error("a share of nothing: want an error")
-	}
-
-	for _, bad := range []string{"0", "x", "", "-1"} {
-		if err := flags.Parse([]string{"-memory", bad}); err == nil {
-			t.Errorf("-memory %q: want an error", bad)
+	f.Fuzz(func(t *testing.T, s string, total int64) {
+		share, err := size.ParseShare(s)
+		if err != nil {
+			return
 		}
-		if err := flags.Parse([]string{"-host", bad + "%"}); err == nil {
-			t.Errorf("-host %q%%: want an error", bad)
+		text := size.FormatShare(share)
+		if back, err := size.ParseShare(text); err != nil || back != share {
+			t.Errorf("%q is printed %q, and read back as %v, %v", s, text, back, err)
 		}
-	}
-	if memory != 3<<29 || host.String() != "12.5%" {
-		t.Errorf("after errors: %d, %q; want what it was", memory, host.String())
-	}
-	if err := flags.Parse([]string{"-host", "2Gi"}); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := host.Of(0); n != 2<<30 || err != nil || host.String() != "2GiB" {
-		t.Errorf("host = %d, %v, %q", n, err, host.String())
-	}
-	if _, ok := host.Share(); ok {
-		t.Error("a size is not a share")
-	}
+		if n, err := size.Part(share, total); err == nil && (n <= 0 || n > total) {
+			t.Errorf("%s of %d is %d", s, total, n)
+		}
+	})
 }
 
 func FuzzParse(f *testing.F) {
@@ -221,19 +191,6 @@ func FuzzParse(f *testing.F) {
 			back, err := size.Parse(size.Format(n))
 			if n <= 0 || err != nil || back != n {
 				t.Errorf("Parse(%q) = %d, printed %q, read back %d, %v", s, n, size.Format(n), back, err)
-			}
-		}
-		if n, err := size.ParseShare(s, 1<<40); err == nil && (n <= 0 || strings.HasSuffix(s, "%") && n > 1<<40) {
-			t.Errorf("ParseShare(%q) = %d", s, n)
-		}
-		var a size.Amount
-		if a.Set(s) == nil {
-			var b size.Amount
-			want, err1 := a.Of(1 << 40)
-			err := b.Set(a.String())
-			got, err2 := b.Of(1 << 40)
-			if err != nil || got != want || (err1 == nil) != (err2 == nil) {
-				t.Errorf("Amount %q prints as %q: %d, %v; want %d", s, a.String(), got, err, want)
 			}
 		}
 	})

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // The variables that FromEnv reads.
@@ -26,9 +26,9 @@ const (
 // Settings are what somebody wants of a quota, from the environment or from a
 // program. The zero value wants none.
 type Settings struct {
-	// Limit is how much GPU memory may be held. It may be a share, which Resolve turns
-	// into bytes.
-	Limit Limit
+	// Limit is how much GPU memory may be held, as a share of the memory of all GPUs. Zero is no
+	// limit.
+	Limit tier.Amount
 	// Ratio is the oversubscription ratio: quotas may promise that much of the physical
 	// memory. Nil means 1.
 	Ratio *big.Rat
@@ -43,32 +43,6 @@ type Settings struct {
 	// Source says where Limit was set, for error messages.
 	Source string
 }
-
-// Limit is a size in bytes or a share; the zero value is neither.
-type Limit struct{ amount size.Amount }
-
-// ParseLimit reads a size such as 4GiB, 500MB or 4096, or a share such as 25%. Whatever
-// else it is given is an error that quotes it.
-func ParseLimit(s string) (Limit, error) {
-	var l Limit
-	err := l.amount.Set(s)
-	return l, err
-}
-
-// IsSet says whether there is a limit.
-func (l *Limit) IsSet() bool { return l.amount.IsSet() }
-
-// IsShare says whether it is a share.
-func (l *Limit) IsShare() bool {
-	_, ok := l.amount.Share()
-	return ok
-}
-
-// Of returns the limit in bytes, of total bytes where it is a share; 0 if it is not set.
-func (l *Limit) Of(total int64) (int64, error) { return l.amount.Of(total) }
-
-// String prints the limit as ParseLimit reads it.
-func (l *Limit) String() string { return l.amount.String() }
 
 // FromEnv reads the settings from the variables that lookup, such as os.LookupEnv, finds:
 //
@@ -98,7 +72,7 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 		}
 		return ""
 	}
-	s.Source = read(func(text string) (err error) { s.Limit, err = ParseLimit(text); return err }, limitVar)
+	s.Source = read(func(text string) (err error) { s.Limit, err = tier.ParseAmount(text); return err }, limitVar)
 	read(func(text string) (err error) { s.Ratio, err = parseRatio(text); return err }, ratioVar, shortRatioVar)
 	read(func(text string) (err error) { s.Physical, err = parseMiB(text); return err }, physicalVar)
 	for _, v := range []struct {
@@ -189,6 +163,8 @@ func Advertised(physical int64, ratio *big.Rat) (int64, error) {
 // machine.
 func (s *Settings) Validate() error {
 	switch {
+	case s.Limit.Validate() != nil:
+		return fmt.Errorf("quota: Limit: %w", s.Limit.Validate())
 	case s.Physical < 0:
 		return fmt.Errorf("quota: physical memory of %d bytes is negative", s.Physical)
 	case s.Ratio != nil && s.Ratio.Sign() <= 0:

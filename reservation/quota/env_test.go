@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // env is an environment.
@@ -65,8 +66,8 @@ func TestFromEnv(t *testing.T) {
 			if s.Limit.String() != c.limit || s.Source != c.source || ratio != c.ratio || s.Physical != c.physical || s.Ledger != c.ledger || s.Group != c.group {
 				t.Errorf("%+v, limit %q, ratio %q", s, s.Limit.String(), ratio)
 			}
-			if s.Limit.IsSet() != (c.limit != "") {
-				t.Errorf("IsSet = %v", s.Limit.IsSet())
+			if s.Limit.IsZero() != (c.limit == "") {
+				t.Errorf("IsZero = %v", s.Limit.IsZero())
 			}
 			if err := s.Validate(); err != nil {
 				t.Error(err)
@@ -97,7 +98,7 @@ func TestWrongEnvironment(t *testing.T) {
 				if !strings.Contains(err.Error(), prefix+variable) || text != "" && !strings.Contains(err.Error(), `"`+text+`"`) {
 					t.Errorf("%s%s=%q: %v", prefix, variable, text, err)
 				}
-				if s.Limit.IsSet() || s.Ratio != nil || s.Physical != 0 {
+				if !s.Limit.IsZero() || s.Ratio != nil || s.Physical != 0 {
 					t.Errorf("%s%s=%q: settings with an error: %+v", prefix, variable, text, s)
 				}
 			}
@@ -154,6 +155,8 @@ func TestSettingsValidate(t *testing.T) {
 		"ratio of 0":             {Ratio: new(big.Rat)},
 		"negative ratio":         {Ratio: big.NewRat(-1, 2)},
 		"group without a ledger": {Group: "a"},
+		"negative limit":         {Limit: tier.Amount{Bytes: -1}},
+		"limit above all":        {Limit: tier.Amount{Share: 1.1}},
 		"long group":             {Ledger: "x", Group: strings.Repeat("x", 129)},
 	} {
 		if s.Validate() == nil {
