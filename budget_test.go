@@ -30,12 +30,12 @@ func newBudget(t *testing.T, limit int64) *budget.Budget {
 }
 
 // openGPU opens an engine with one GPU, and a repository of it.
-func openGPU(t *testing.T, gpu spillway.GPU) (*spillway.Engine, *repository.Repository) {
+func openGPU(t *testing.T, gpu spillway.GPUConfig) (*spillway.Engine, *repository.Repository) {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs:          []spillway.GPU{gpu},
+		GPUs:          []spillway.GPUConfig{gpu},
 		HostMemory:    1 << 20,
-		Disks:         []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
 		MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
@@ -53,7 +53,7 @@ func openGPU(t *testing.T, gpu spillway.GPU) (*spillway.Engine, *repository.Repo
 	return eng, repo
 }
 
-// wrapIn returns a GPU.Wrap that puts the device behind b.
+// wrapIn returns a GPUConfig.Wrap that puts the device behind b.
 func wrapIn(b *budget.Budget) func(tier.Device) (tier.Device, error) {
 	return func(d tier.Device) (tier.Device, error) { return b.Wrap(d) }
 }
@@ -96,7 +96,7 @@ func TestGPUBudgetBelowTheSpace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBudget(t, limit)
-			eng, repo := openGPU(t, spillway.GPU{Memory: 8 << 20, Wrap: func(d tier.Device) (tier.Device, error) { return wrap(b, d) }})
+			eng, repo := openGPU(t, spillway.GPUConfig{Memory: 8 << 20, Wrap: func(d tier.Device) (tier.Device, error) { return wrap(b, d) }})
 			defer noBytesLeft(t, b)
 			defer closeEngine(t, eng)
 			if c := gpuOf(t, eng).Capacity(); c != limit {
@@ -153,7 +153,7 @@ func TestTwoEnginesShareABudget(t *testing.T) {
 	defer cancel()
 	var runs []*randomRun
 	for range 2 {
-		eng, repo := openGPU(t, spillway.GPU{Memory: limit, Wrap: wrapIn(b)})
+		eng, repo := openGPU(t, spillway.GPUConfig{Memory: limit, Wrap: wrapIn(b)})
 		runs = append(runs, &randomRun{eng: eng, repo: repo, words: wordList(1, 1500), sources: make(map[int64]*source)})
 	}
 	var wg sync.WaitGroup
@@ -217,9 +217,9 @@ func TestBudgetHeldByAnotherEngine(t *testing.T) {
 	defer noBytesLeft(t, b)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	one, _ := openGPU(t, spillway.GPU{Memory: limit, Wrap: wrapIn(b)})
+	one, _ := openGPU(t, spillway.GPUConfig{Memory: limit, Wrap: wrapIn(b)})
 	defer closeEngine(t, one)
-	two, repo := openGPU(t, spillway.GPU{Memory: limit, Wrap: wrapIn(b)})
+	two, repo := openGPU(t, spillway.GPUConfig{Memory: limit, Wrap: wrapIn(b)})
 	defer closeEngine(t, two)
 	held, err := one.Reserve(ctx, reservation.AnyInTier(tier.GPU), gpuOf(t, one).Limit()/tier.Page*tier.Page)
 	if err != nil {
@@ -267,7 +267,7 @@ func TestRefusedAlthoughTheSpaceHasRoom(t *testing.T) {
 		w, err := b.Wrap(d)
 		return withMemory{hidden{w}, 4 << 20}, err
 	}
-	eng, repo := openGPU(t, spillway.GPU{Memory: 4 << 20, Wrap: roomy})
+	eng, repo := openGPU(t, spillway.GPUConfig{Memory: 4 << 20, Wrap: roomy})
 	defer closeEngine(t, eng)
 	rec := numberedRecord(1, 10_000, wordList(1, 10))
 	err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.GPU)))
@@ -305,7 +305,7 @@ func TestDeviceFactory(t *testing.T) {
 	var made tier.Device
 	var asked int64
 	b := newBudget(t, 1<<20)
-	eng, repo := openGPU(t, spillway.GPU{
+	eng, repo := openGPU(t, spillway.GPUConfig{
 		Open: func(_ context.Context, memory int64) (tier.Device, error) {
 			asked = memory
 			var err error
@@ -340,7 +340,7 @@ func TestTwoEnginesOnOneDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := newBudget(t, 1<<20)
-	gpu := spillway.GPU{Device: raw, Memory: 1 << 20, Wrap: wrapIn(b)}
+	gpu := spillway.GPUConfig{Device: raw, Memory: 1 << 20, Wrap: wrapIn(b)}
 	one, r1 := openGPU(t, gpu)
 	two, r2 := openGPU(t, gpu)
 	for i := range int64(10) {
@@ -390,21 +390,21 @@ func TestDevicesThatCannotBeHad(t *testing.T) {
 		return opened, err
 	}
 	for name, c := range map[string]struct {
-		gpu  spillway.GPU
+		gpu  spillway.GPUConfig
 		want error
 		says string
 	}{
-		"two devices":  {spillway.GPU{Device: raw, Open: open}, nil, "both set"},
-		"an error":     {spillway.GPU{Open: func(context.Context, int64) (tier.Device, error) { return nil, failure }}, failure, "gpu:0"},
-		"nothing":      {spillway.GPU{Open: func(context.Context, int64) (tier.Device, error) { return nil, nil }}, nil, "neither"},
-		"wrap fails":   {spillway.GPU{Open: open, Wrap: func(tier.Device) (tier.Device, error) { return nil, failure }}, failure, "gpu:0"},
-		"wrap nothing": {spillway.GPU{Open: open, Wrap: func(tier.Device) (tier.Device, error) { return nil, nil }}, nil, "neither"},
-		"spent":        {spillway.GPU{Open: open, Wrap: wrapIn(spent)}, tier.ErrNoSpace, "no memory free"},
+		"two devices":  {spillway.GPUConfig{Device: raw, Open: open}, nil, "both set"},
+		"an error":     {spillway.GPUConfig{Open: func(context.Context, int64) (tier.Device, error) { return nil, failure }}, failure, "gpu:0"},
+		"nothing":      {spillway.GPUConfig{Open: func(context.Context, int64) (tier.Device, error) { return nil, nil }}, nil, "neither"},
+		"wrap fails":   {spillway.GPUConfig{Open: open, Wrap: func(tier.Device) (tier.Device, error) { return nil, failure }}, failure, "gpu:0"},
+		"wrap nothing": {spillway.GPUConfig{Open: open, Wrap: func(tier.Device) (tier.Device, error) { return nil, nil }}, nil, "neither"},
+		"spent":        {spillway.GPUConfig{Open: open, Wrap: wrapIn(spent)}, tier.ErrNoSpace, "no memory free"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			opened = nil
 			eng, err := spillway.Open(t.Context(), spillway.Config{
-				GPUs: []spillway.GPU{c.gpu}, Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 1 << 20}},
+				GPUs: []spillway.GPUConfig{c.gpu}, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 1 << 20}},
 			})
 			if err == nil {
 				t.Fatal(errors.Join(errors.New("opened"), eng.Close()))

@@ -27,8 +27,8 @@ func (badPolicy) Order([]monitor.Victim)     { panic("no order") }
 
 func callbackEngine(t *testing.T, change func(*spillway.Config)) (*spillway.Engine, error) {
 	cfg := spillway.Config{
-		GPUs: []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 2 << 20,
-		Disks:  []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 2 << 20,
+		Disks:  []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	change(&cfg)
@@ -181,9 +181,9 @@ func TestPanickingListenersAreInTheConfiguredLog(t *testing.T) {
 // TestPanickingDeviceFactory: it is an error of Open.
 func TestPanickingDeviceFactory(t *testing.T) {
 	_, err := callbackEngine(t, func(c *spillway.Config) {
-		c.GPUs = []spillway.GPU{{Memory: 1 << 20, Open: func(context.Context, int64) (tier.Device, error) { panic("no device") }}}
+		c.GPUs = []spillway.GPUConfig{{Memory: 1 << 20, Open: func(context.Context, int64) (tier.Device, error) { panic("no device") }}}
 	})
-	if err == nil || !strings.Contains(err.Error(), "GPU.Open panicked: no device") {
+	if err == nil || !strings.Contains(err.Error(), "GPUConfig.Open panicked: no device") {
 		t.Errorf("it failed with %v", err)
 	}
 }

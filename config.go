@@ -37,7 +37,7 @@ const (
 type Config struct {
 	// GPUs are the GPU spaces, gpu:0 onwards. Nil means one with defaults; an
 	// empty list, which is not nil, means none.
-	GPUs []GPU
+	GPUs []GPUConfig
 	// HostMemory is the size of the pinned host memory in bytes, shared evenly
 	// by the NUMA nodes. 0 means a quarter of the memory that the process may use,
 	// and no more than half of any node's.
@@ -45,11 +45,11 @@ type Config struct {
 	// Hosts are the pinned host spaces, host:0 onwards; HostMemory must not be set then. Nil
 	// means one on each NUMA node whose memory the process may use. Configure makes
 	// others.
-	Hosts []Host
+	Hosts []HostConfig
 	// Disks are the spill volumes, disk:0 onwards. What goes to any disk is spread over
 	// them in proportion to how fast each is written. Nil means one with defaults;
 	// an empty list, which is not nil, means none.
-	Disks []Disk
+	Disks []DiskConfig
 
 	// The marks of each tier; zero fields mean tier.DefaultFractions.
 	GPUMarks, HostMarks, DiskMarks tier.Fractions
@@ -109,13 +109,13 @@ type Config struct {
 	MonitorEvents monitor.Events
 }
 
-// GPU configures one GPU space.
+// GPUConfig configures one GPU space.
 //
 // A GPU that is lost while the engine is open, after an error of the driver that ends its context or when it has fallen off the bus, is
 // passed by. Put and moves go to other GPUs, or to slower tiers where their strategy names these; whoever asks for that GPU alone, or
 // waits for it, gets a *tier.LostError at once, and so does who opens a batch that is only there: it can be dropped. Warnings
 // and Stats tell of it. Batches elsewhere are not affected. A Device of the program's own, or what Open returns, is treated so if it is a tier.Losable.
-type GPU struct {
+type GPUConfig struct {
 	Backend Backend
 	// ID says which of the machine's GPUs it is, by its UUID or PCI address in any of the usual spellings
 	// (0000:17:00.0, 00000000:17:00.0, 17:00.0), or by the beginning of one GPU's UUID, as GPU-8932f937; if it is that of
@@ -152,8 +152,8 @@ type GPU struct {
 	Wrap func(tier.Device) (tier.Device, error)
 }
 
-// Host configures one pinned host space.
-type Host struct {
+// HostConfig configures one pinned host space.
+type HostConfig struct {
 	// Memory is its size in bytes.
 	Memory int64
 	// Node is the NUMA node that the memory is bound to; -1 means any.
@@ -163,8 +163,8 @@ type Host struct {
 	GPUs []int
 }
 
-// Disk configures one spill volume.
-type Disk struct {
+// DiskConfig configures one spill volume.
+type DiskConfig struct {
 	// Dir is the directory; empty means os.TempDir. Nothing but the engine's own
 	// files in it is touched, and none stays, but with Persist.
 	Dir string
@@ -362,10 +362,10 @@ func enoughPermits(slots int, limited, host bool) error {
 
 func (c Config) withDefaults() Config {
 	if c.GPUs == nil {
-		c.GPUs = []GPU{{}}
+		c.GPUs = []GPUConfig{{}}
 	}
 	if c.Disks == nil {
-		c.Disks = []Disk{{}}
+		c.Disks = []DiskConfig{{}}
 	}
 	c.Disks = slices.Clone(c.Disks) // the caller's stays as it is
 	for i := range c.Disks {

@@ -18,11 +18,11 @@ func TestValidate(t *testing.T) {
 		want string
 		cfg  spillway.Config
 	}{
-		{"gpu:1: memory of -1 bytes", spillway.Config{GPUs: []spillway.GPU{{}, {Memory: -1}}}},
+		{"gpu:1: memory of -1 bytes", spillway.Config{GPUs: []spillway.GPUConfig{{}, {Memory: -1}}}},
 		{"host memory of 4096 bytes is too little", spillway.Config{HostMemory: 4096}},
-		{"disk:0: capacity and reserve", spillway.Config{Disks: []spillway.Disk{{Capacity: -1}}}},
-		{"disk:1: capacity and reserve", spillway.Config{Disks: []spillway.Disk{{}, {Reserve: -1}}}},
-		{"disk:0: with Persist it needs a capacity", spillway.Config{Disks: []spillway.Disk{{Persist: true}}}},
+		{"disk:0: capacity and reserve", spillway.Config{Disks: []spillway.DiskConfig{{Capacity: -1}}}},
+		{"disk:1: capacity and reserve", spillway.Config{Disks: []spillway.DiskConfig{{}, {Reserve: -1}}}},
+		{"disk:0: with Persist it needs a capacity", spillway.Config{Disks: []spillway.DiskConfig{{Persist: true}}}},
 		{"gpu marks: ", spillway.Config{GPUMarks: wrong}},
 		{"host marks: ", spillway.Config{HostMarks: wrong}},
 		{"disk marks: ", spillway.Config{DiskMarks: wrong}},
@@ -32,7 +32,7 @@ func TestValidate(t *testing.T) {
 			t.Errorf("got %v, want %q", err, c.want)
 		}
 	}
-	both := spillway.Config{HostMemory: -1, GPUs: []spillway.GPU{{Memory: -1}}}
+	both := spillway.Config{HostMemory: -1, GPUs: []spillway.GPUConfig{{Memory: -1}}}
 	if err := both.Validate(); err == nil || !strings.Contains(err.Error(), "gpu:0: ") || !strings.Contains(err.Error(), "host memory") {
 		t.Errorf("of two faults it says %v", err)
 	}

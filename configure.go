@@ -59,7 +59,7 @@ type Sizing struct {
 	HostMemory Amount
 	// GPUMemory is the size of each GPU space, as a share of the GPU's memory, or of what the
 	// process may use of the host's where the GPU is simulated. The default is what is
-	// free when the engine is opened; see GPU.Memory.
+	// free when the engine is opened; see GPUConfig.Memory.
 	GPUMemory Amount
 	// MostGPUs is how many GPUs are used at most: those of which the fewest bytes are in use, in the order of
 	// the topology; 0 means all.
@@ -179,8 +179,8 @@ func shown(all []topology.GPU) []topology.GPU {
 	return whole
 }
 
-func (m machine) gpus(s Sizing) ([]GPU, error) {
-	var gpus []GPU
+func (m machine) gpus(s Sizing) ([]GPUConfig, error) {
+	var gpus []GPUConfig
 	for _, g := range leastUsed(shown(m.top.GPUs), s.MostGPUs) {
 		memory, err := gpuMemoryOf(g, s.GPUMemory)
 		if err != nil {
@@ -190,7 +190,7 @@ func (m machine) gpus(s Sizing) ([]GPU, error) {
 		if node == topology.Unknown {
 			node = g.MemoryNode
 		}
-		gpus = append(gpus, GPU{ID: idOf(g), Memory: memory, Node: &node})
+		gpus = append(gpus, GPUConfig{ID: idOf(g), Memory: memory, Node: &node})
 	}
 	if len(gpus) > 0 {
 		return gpus, nil
@@ -203,7 +203,7 @@ func (m machine) gpus(s Sizing) ([]GPU, error) {
 		return nil, fmt.Errorf("GPUMemory: %v of the process's memory is less than the least, %d bytes", s.GPUMemory.Share, tier.Page)
 	}
 	node := m.nodes[0]
-	return []GPU{{Memory: memory, Node: &node}}, nil
+	return []GPUConfig{{Memory: memory, Node: &node}}, nil
 }
 
 // idOf returns what the driver knows g by: of a GPU that is divided, the instance that CUDA works on.
@@ -239,7 +239,7 @@ func gpuMemoryOf(g topology.GPU, a Amount) (int64, error) {
 }
 
 // hosts divides the host's memory.
-func (m machine) hosts(s Sizing, gpus []GPU) ([]Host, error) {
+func (m machine) hosts(s Sizing, gpus []GPUConfig) ([]HostConfig, error) {
 	if s.HostMemory.Bytes > m.memory && m.known {
 		return nil, fmt.Errorf("HostMemory: %d bytes are more than the %d that the process may use", s.HostMemory.Bytes, m.memory)
 	}
@@ -247,7 +247,7 @@ func (m machine) hosts(s Sizing, gpus []GPU) ([]Host, error) {
 	if s.HostMemory.isZero() {
 		total = m.memory / defaultHostShare
 	}
-	var hosts []Host
+	var hosts []HostConfig
 	if s.HostPer == HostPerGPU {
 		hosts = m.perGPU(total, gpus)
 	} else {
@@ -258,27 +258,27 @@ func (m machine) hosts(s Sizing, gpus []GPU) ([]Host, error) {
 
 // perNode gives each node a part as large as its memory is of all nodes', so that none is
 // filled before the others.
-func (m machine) perNode(total int64) []Host {
+func (m machine) perNode(total int64) []HostConfig {
 	sum := 0.0
 	for _, id := range m.nodes {
 		sum += float64(m.memoryOn(id))
 	}
-	hosts := make([]Host, len(m.nodes))
+	hosts := make([]HostConfig, len(m.nodes))
 	for i, id := range m.nodes {
 		part := 1 / float64(len(m.nodes))
 		if sum > 0 {
 			part = float64(m.memoryOn(id)) / sum
 		}
-		hosts[i] = Host{Node: id, Memory: min(total, int64(float64(total)*part)) / tier.Page * tier.Page}
+		hosts[i] = HostConfig{Node: id, Memory: min(total, int64(float64(total)*part)) / tier.Page * tier.Page}
 	}
 	return hosts
 }
 
 // perGPU gives each GPU an equal part on the node that is nearest to it and has memory.
-func (m machine) perGPU(total int64, gpus []GPU) []Host {
-	hosts := make([]Host, len(gpus))
+func (m machine) perGPU(total int64, gpus []GPUConfig) []HostConfig {
+	hosts := make([]HostConfig, len(gpus))
 	for i, g := range gpus {
-		hosts[i] = Host{
+		hosts[i] = HostConfig{
 			Node: m.top.MemoryNode(*g.Node), GPUs: []int{i},
 			Memory: total / int64(len(gpus)) / tier.Page * tier.Page,
 		}
@@ -288,7 +288,7 @@ func (m machine) perGPU(total int64, gpus []GPU) []Host {
 
 // fit makes spaces of a default size fit onto their nodes, and refuses those of any
 // other size that do not.
-func (m machine) fit(hosts []Host, wanted Amount) error {
+func (m machine) fit(hosts []HostConfig, wanted Amount) error {
 	on := map[int]int64{}
 	for _, h := range hosts {
 		on[h.Node]++
@@ -316,17 +316,17 @@ func (m machine) memoryOn(id int) int64 {
 	return n.MemoryBytes
 }
 
-func (m machine) disks(s Sizing) ([]Disk, error) {
+func (m machine) disks(s Sizing) ([]DiskConfig, error) {
 	sizings := s.Disks
 	if sizings == nil {
 		sizings = []DiskSizing{{}}
 	}
-	disks := make([]Disk, len(sizings)) // not nil: that would mean a default disk
+	disks := make([]DiskConfig, len(sizings)) // not nil: that would mean a default disk
 	for i, d := range sizings {
 		if d.Dir == "" {
 			d.Dir = os.TempDir()
 		}
-		disks[i] = Disk{Dir: d.Dir, Capacity: d.Capacity.Bytes, Share: d.Capacity.Share, Reserve: d.Reserve}
+		disks[i] = DiskConfig{Dir: d.Dir, Capacity: d.Capacity.Bytes, Share: d.Capacity.Share, Reserve: d.Reserve}
 		dir, err := filepath.Abs(d.Dir)
 		if err != nil {
 			return nil, fmt.Errorf("Disks[%d].Dir: %w", i, err)

@@ -332,24 +332,24 @@ func TestConfigureErrors(t *testing.T) {
 func TestConfigurePlacesErrors(t *testing.T) {
 	far := -2
 	for want, cfg := range map[string]spillway.Config{
-		"HostMemory and Hosts":          {HostMemory: 1 << 20, Hosts: []spillway.Host{{Memory: 1 << 20}}},
-		"no host space in Hosts":        {Hosts: []spillway.Host{}},
-		"host:1: memory of 0 bytes":     {Hosts: []spillway.Host{{Memory: 1 << 20}, {}}},
-		"host:1: memory of 9223372036":  {Hosts: []spillway.Host{{Memory: 1 << 20}, {Memory: math.MaxInt64}}},
-		"host:0: NUMA node -2":          {Hosts: []spillway.Host{{Memory: 1 << 20, Node: far}}},
-		"no gpu:1":                      {Hosts: []spillway.Host{{Memory: 1 << 20, GPUs: []int{0, 1}}}},
-		"no gpu:-1":                     {Hosts: []spillway.Host{{Memory: 1 << 20, GPUs: []int{-1}}}},
-		"want one above 0, up to 1":     {GPUs: []spillway.GPU{{Share: 1.1}}},
-		"gpu:0: Memory and Share":       {GPUs: []spillway.GPU{{Share: 1, Memory: 4096}}},
-		"Share is for a backend's GPU":  {GPUs: []spillway.GPU{{Share: 1, Device: struct{ tier.Device }{}}}},
-		"gpu:0: NUMA node -2":           {GPUs: []spillway.GPU{{Node: &far}}},
-		"disk:0: NUMA node -2":          {Disks: []spillway.Disk{{Node: &far}}},
-		"disk:0: a share of 1.5":        {Disks: []spillway.Disk{{Share: 1.5}}},
-		"disk:0: a share of NaN":        {Disks: []spillway.Disk{{Share: math.NaN()}}},
-		"disk:0: capacity and share":    {Disks: []spillway.Disk{{Share: 0.5, Capacity: 1}}},
-		"the machine has no NUMA node ": {Hosts: []spillway.Host{{Memory: 1 << 20, Node: 5000}}},
+		"HostMemory and Hosts":          {HostMemory: 1 << 20, Hosts: []spillway.HostConfig{{Memory: 1 << 20}}},
+		"no host space in Hosts":        {Hosts: []spillway.HostConfig{}},
+		"host:1: memory of 0 bytes":     {Hosts: []spillway.HostConfig{{Memory: 1 << 20}, {}}},
+		"host:1: memory of 9223372036":  {Hosts: []spillway.HostConfig{{Memory: 1 << 20}, {Memory: math.MaxInt64}}},
+		"host:0: NUMA node -2":          {Hosts: []spillway.HostConfig{{Memory: 1 << 20, Node: far}}},
+		"no gpu:1":                      {Hosts: []spillway.HostConfig{{Memory: 1 << 20, GPUs: []int{0, 1}}}},
+		"no gpu:-1":                     {Hosts: []spillway.HostConfig{{Memory: 1 << 20, GPUs: []int{-1}}}},
+		"want one above 0, up to 1":     {GPUs: []spillway.GPUConfig{{Share: 1.1}}},
+		"gpu:0: Memory and Share":       {GPUs: []spillway.GPUConfig{{Share: 1, Memory: 4096}}},
+		"Share is for a backend's GPU":  {GPUs: []spillway.GPUConfig{{Share: 1, Device: struct{ tier.Device }{}}}},
+		"gpu:0: NUMA node -2":           {GPUs: []spillway.GPUConfig{{Node: &far}}},
+		"disk:0: NUMA node -2":          {Disks: []spillway.DiskConfig{{Node: &far}}},
+		"disk:0: a share of 1.5":        {Disks: []spillway.DiskConfig{{Share: 1.5}}},
+		"disk:0: a share of NaN":        {Disks: []spillway.DiskConfig{{Share: math.NaN()}}},
+		"disk:0: capacity and share":    {Disks: []spillway.DiskConfig{{Share: 0.5, Capacity: 1}}},
+		"the machine has no NUMA node ": {Hosts: []spillway.HostConfig{{Memory: 1 << 20, Node: 5000}}},
 	} {
-		cfg.Disks = append(cfg.Disks, spillway.Disk{Dir: t.TempDir(), Capacity: 1 << 20})
+		cfg.Disks = append(cfg.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: 1 << 20})
 		if cfg.Hosts == nil {
 			cfg.HostMemory = 1 << 20
 		}

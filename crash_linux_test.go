@@ -104,8 +104,8 @@ func childSpills(dir string, named bool, index string) error {
 // spillConfig is a small engine whose disk is in dir.
 func spillConfig(dir string, files disk.FS, top *topology.Topology) spillway.Config {
 	return spillway.Config{
-		GPUs: []spillway.GPU{{Backend: spillway.Sim, Memory: 256 << 10}}, HostMemory: 512 << 10,
-		Disks: []spillway.Disk{{Dir: dir, Capacity: 4 << 20, FS: files}}, Topology: top,
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 256 << 10}}, HostMemory: 512 << 10,
+		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: 4 << 20, FS: files}}, Topology: top,
 		MonitorPeriod: time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 }
@@ -339,7 +339,7 @@ func unchanged(t *testing.T, was map[string]string) {
 func openAndClose(t *testing.T, dir string, top *topology.Topology) {
 	t.Helper()
 	cfg := spillConfig(dir, nil, top)
-	cfg.GPUs = []spillway.GPU{}
+	cfg.GPUs = []spillway.GPUConfig{}
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err == nil {
 		err = eng.Close()

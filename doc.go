@@ -28,7 +28,7 @@
 //
 // # After a crash
 //
-// What is on a disk dies with the process, unless Disk.Persist is set: then each batch that
+// What is on a disk dies with the process, unless DiskConfig.Persist is set: then each batch that
 // has come to the disk is recorded, and an engine that is opened there later lists it
 // (Engine.Persisted) and takes it back (Engine.Adopt), verified. Against a failure of the
 // machine this is no help.

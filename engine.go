@@ -50,7 +50,7 @@ type Engine struct {
 	admitter     *admission.Admitter
 	ids          batch.IDs
 	builtin      *transfer.Builtin
-	recorder     *persist.Recorder // of what comes to disks with Disk.Persist
+	recorder     *persist.Recorder // of what comes to disks with DiskConfig.Persist
 	found        *persist.Found    // what was recorded there before
 
 	panics guard.Log // of functions of the configuration
@@ -150,7 +150,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 
 // NewBatch returns an idle batch that owns p, a payload in a space of this engine, such
 // as Mover.Ingest, Mover.AdoptTable and cdevice.Import return. The batch has an id of
-// the engine's, the monitor moves it, and a disk with Disk.Persist records it, as if it had
+// the engine's, the monitor moves it, and a disk with DiskConfig.Persist records it, as if it had
 // been put as a record. The caller owns it: it puts it into a repository, or drops it. On
 // an error p stays the caller's; a payload of another engine's is tier.ErrNotSupported.
 func (e *Engine) NewBatch(p batch.Payload) (*batch.Batch, error) {

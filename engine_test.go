@@ -26,9 +26,9 @@ func openSmall(t *testing.T, gpu, host int64) (*spillway.Engine, string) {
 	t.Helper()
 	dir := t.TempDir()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs:          []spillway.GPU{{Backend: spillway.Sim, Memory: gpu}},
+		GPUs:          []spillway.GPUConfig{{Backend: spillway.Sim, Memory: gpu}},
 		HostMemory:    host,
-		Disks:         []spillway.Disk{{Dir: dir, Capacity: 64 << 20}},
+		Disks:         []spillway.DiskConfig{{Dir: dir, Capacity: 64 << 20}},
 		MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
@@ -212,25 +212,25 @@ func TestCloseReportsWhatIsHeld(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
-	small := []spillway.Disk{{Dir: t.TempDir(), Capacity: 1 << 20}}
+	small := []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 1 << 20}}
 	for name, c := range map[string]struct {
 		cfg  spillway.Config
 		want error
 		says string
 	}{
 		"more host memory than there is": {spillway.Config{HostMemory: 1 << 50, Disks: small}, tier.ErrNoSpace, "host memory"},
-		"more GPU memory than there is":  {spillway.Config{GPUs: []spillway.GPU{{Memory: 1 << 50}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
-		"sizes that overflow together":   {spillway.Config{GPUs: []spillway.GPU{{Memory: 1<<63 - 1}, {Memory: 1<<63 - 1}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
-		"more in spaces than there is":   {spillway.Config{Hosts: []spillway.Host{{Memory: 1 << 49}, {Memory: 1 << 49}}, Disks: small}, tier.ErrNoSpace, "host memory"},
-		"no CUDA":                        {spillway.Config{GPUs: []spillway.GPU{{Backend: spillway.CUDA}}, Disks: small}, tier.ErrNotSupported, "CUDA"},
-		"an unknown backend":             {spillway.Config{GPUs: []spillway.GPU{{Backend: "opencl"}}, Disks: small}, nil, "opencl"},
+		"more GPU memory than there is":  {spillway.Config{GPUs: []spillway.GPUConfig{{Memory: 1 << 50}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
+		"sizes that overflow together":   {spillway.Config{GPUs: []spillway.GPUConfig{{Memory: 1<<63 - 1}, {Memory: 1<<63 - 1}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
+		"more in spaces than there is":   {spillway.Config{Hosts: []spillway.HostConfig{{Memory: 1 << 49}, {Memory: 1 << 49}}, Disks: small}, tier.ErrNoSpace, "host memory"},
+		"no CUDA":                        {spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA}}, Disks: small}, tier.ErrNotSupported, "CUDA"},
+		"an unknown backend":             {spillway.Config{GPUs: []spillway.GPUConfig{{Backend: "opencl"}}, Disks: small}, nil, "opencl"},
 		"negative memory":                {spillway.Config{HostMemory: -1, Disks: small}, nil, "negative"},
 		"marks in the wrong order":       {spillway.Config{GPUMarks: tier.Fractions{Trigger: 0.5, Stop: 0.6}, Disks: small}, nil, "stop"},
-		"a key that is too short":        {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir, Capacity: 1 << 20, Encrypt: true, Key: make([]byte, 20)}}}, nil, "disk:0: the key has 20 bytes"},
-		"kept with a key that is made":   {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir, Capacity: 1 << 20, Encrypt: true, Persist: true}}}, nil, "disk:0: Persist with Encrypt needs a Key"},
-		"a key for nothing":              {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir, Capacity: 1 << 20, Key: make([]byte, 32)}}}, nil, "Encrypt is not set"},
+		"a key that is too short":        {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: 1 << 20, Encrypt: true, Key: make([]byte, 20)}}}, nil, "disk:0: the key has 20 bytes"},
+		"kept with a key that is made":   {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: 1 << 20, Encrypt: true, Persist: true}}}, nil, "disk:0: Persist with Encrypt needs a Key"},
+		"a key for nothing":              {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: 1 << 20, Key: make([]byte, 32)}}}, nil, "Encrypt is not set"},
 		"a monitor that never rests":     {spillway.Config{MonitorPeriod: 1, Disks: small}, nil, "monitor period 1ns: want at least 100µs"},
-		"a directory that is not there":  {spillway.Config{Disks: []spillway.Disk{{Dir: small[0].Dir + "/missing", Capacity: 1 << 20}}}, nil, "missing: the directory does not exist"},
+		"a directory that is not there":  {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir + "/missing", Capacity: 1 << 20}}}, nil, "missing: the directory does not exist"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.cfg.HostMemory == 0 && c.cfg.Hosts == nil { // the default is much, and of Go's heap if the race detector is on
@@ -428,9 +428,9 @@ func TestClonesAreSpilled(t *testing.T) {
 // The least host memory, with the lowest marks, has room for staging still.
 func TestOpenWithTheLeast(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPU{{Memory: 64 << 10}}, HostMemory: 256 << 10,
+		GPUs: []spillway.GPUConfig{{Memory: 64 << 10}}, HostMemory: 256 << 10,
 		HostMarks: tier.Fractions{Limit: 0.2, Trigger: 0.15, Stop: 0.1},
-		Disks:     []spillway.Disk{{Dir: t.TempDir(), Capacity: 1 << 20}},
+		Disks:     []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 1 << 20}},
 	})
 	if err != nil {
 		t.Fatal(err)

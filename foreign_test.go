@@ -40,10 +40,10 @@ func openSim(t *testing.T, memory int64) simulated {
 	return dev.(simulated)
 }
 
-func openOver(t *testing.T, g spillway.GPU) (*spillway.Engine, *tier.Space) {
+func openOver(t *testing.T, g spillway.GPUConfig) (*spillway.Engine, *tier.Space) {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPU{g}, HostMemory: 64 << 20, Disks: []spillway.Disk{}, Logger: slog.New(slog.DiscardHandler),
+		GPUs: []spillway.GPUConfig{g}, HostMemory: 64 << 20, Disks: []spillway.DiskConfig{}, Logger: slog.New(slog.DiscardHandler),
 		GPUMarks:  tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6},
 		Admission: admission.Rules{Threads: 2}, // also on a machine with one processor
 	})
@@ -85,7 +85,7 @@ func TestForeignBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const mib = 1 << 20
 		dev := openSim(t, 64*mib)
-		eng, gpu := openOver(t, spillway.GPU{Device: dev, Own: true})
+		eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true})
 		all := onGPU(t, eng, 40)
 		sampled()
 		if gpu.Foreign() != 0 || gpu.Used() != 40*mib {
@@ -165,7 +165,7 @@ func TestForeignBytesAreOthers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			eng, gpu := openOver(t, spillway.GPU{Device: dev, Own: true, Memory: 64 * mib, Wrap: wrapIn(b)})
+			eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true, Memory: 64 * mib, Wrap: wrapIn(b)})
 			sampled()
 			if n := gpu.Foreign(); n != 0 {
 				t.Errorf("%d foreign bytes", n)
@@ -179,7 +179,7 @@ func TestForeignBytesAreOthers(t *testing.T) {
 	t.Run("a device larger than the space", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			dev := openSim(t, 64*mib)
-			eng, gpu := openOver(t, spillway.GPU{Device: dev, Own: true, Memory: 40 * mib})
+			eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true, Memory: 40 * mib})
 			all := onGPU(t, eng, 8)
 			for held, want := range map[int64]int64{0: 0, 24 * mib: 0, 30 * mib: 6 * mib} {
 				dev.SetForeign(held)
@@ -195,8 +195,8 @@ func TestForeignBytesAreOthers(t *testing.T) {
 	t.Run("two engines", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			dev := openSim(t, 64*mib)
-			a, gpuA := openOver(t, spillway.GPU{Device: dev})
-			b, gpuB := openOver(t, spillway.GPU{Device: dev})
+			a, gpuA := openOver(t, spillway.GPUConfig{Device: dev})
+			b, gpuB := openOver(t, spillway.GPUConfig{Device: dev})
 			ofA, ofB := onGPU(t, a, 10), onGPU(t, b, 20)
 			sampled()
 			if gpuA.Foreign() != 20*mib || gpuB.Foreign() != 10*mib {
@@ -239,10 +239,10 @@ func TestForeignBytesOfAPanickingDevice(t *testing.T) {
 		var on atomic.Bool
 		var log syncBuffer
 		eng, err := spillway.Open(t.Context(), spillway.Config{
-			GPUs: []spillway.GPU{{Device: dev, Own: true, Memory: 64 * mib, Wrap: func(d tier.Device) (tier.Device, error) {
+			GPUs: []spillway.GPUConfig{{Device: dev, Own: true, Memory: 64 * mib, Wrap: func(d tier.Device) (tier.Device, error) {
 				return panicking{d, &on}, nil
 			}}},
-			HostMemory: 64 << 20, Disks: []spillway.Disk{}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			HostMemory: 64 << 20, Disks: []spillway.DiskConfig{}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		if err != nil {
 			t.Fatal(err)

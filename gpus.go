@@ -88,7 +88,7 @@ func (e *Engine) chooseGPUs() error {
 var errSimulated = errors.New("it was asked for")
 
 // standIn says whether a simulated GPU may serve a space for which no other can be had.
-func (e *Engine) standIn(space tier.ID, g GPU, why error) error {
+func (e *Engine) standIn(space tier.ID, g GPUConfig, why error) error {
 	switch {
 	case g.Backend == CUDA || errors.Is(why, ErrAmbiguousGPU): // nobody knows for which GPU another would stand in
 		return fmt.Errorf("%s: %w", space, why)
@@ -158,7 +158,7 @@ func (e *Engine) simulated(i int) bool {
 }
 
 // openCUDA opens the GPU of a space.
-func (e *Engine) openCUDA(i int, g GPU) (tier.Device, error) {
+func (e *Engine) openCUDA(i int, g GPUConfig) (tier.Device, error) {
 	c := e.gpus[i]
 	dev, err := c.driver.Open(cuda.Config{Ordinal: c.gpu.Ordinal, Node: e.nodeOfGPU(c.gpu), Memory: g.Memory})
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 )
 
 // openOnHost opens an engine with a host space of 2 MiB and one disk.
-func openOnHost(t *testing.T, d spillway.Disk) (*spillway.Engine, *tier.Space) {
+func openOnHost(t *testing.T, d spillway.DiskConfig) (*spillway.Engine, *tier.Space) {
 	t.Helper()
 	cfg := plainConfig(t)
-	cfg.GPUs, cfg.Hosts, cfg.Disks, cfg.StuckAfter = []spillway.GPU{}, cfg.Hosts[:1], []spillway.Disk{d}, -1
+	cfg.GPUs, cfg.Hosts, cfg.Disks, cfg.StuckAfter = []spillway.GPUConfig{}, cfg.Hosts[:1], []spillway.DiskConfig{d}, -1
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func fillUp(t *testing.T, eng *spillway.Engine, k tier.Kind) (all []*batch.Batch
 func TestOwnerWaitsForSlowMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		files := faultfs.New(disk.OS(), 1)
-		eng, host := openOnHost(t, spillway.Disk{Dir: t.TempDir(), Capacity: 16 << 20, FS: files})
+		eng, host := openOnHost(t, spillway.DiskConfig{Dir: t.TempDir(), Capacity: 16 << 20, FS: files})
 		files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Slow(time.Minute)})
 		ctx := reservation.NewOwner("the test").Context(t.Context())
 		held, err := eng.Reserve(ctx, reservation.Specific(host.ID()), tier.Page)
@@ -68,7 +68,7 @@ func TestOwnerWaitsForSlowMoves(t *testing.T) {
 func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
 	persistNeedsLinux(t)
 	synctest.Test(t, func(t *testing.T) {
-		eng, host := openOnHost(t, spillway.Disk{Dir: crashed(t, 3), Capacity: 16 << 20, Persist: true})
+		eng, host := openOnHost(t, spillway.DiskConfig{Dir: crashed(t, 3), Capacity: 16 << 20, Persist: true})
 		if n := spaceAt(eng, tier.Disk, 0).Held(); len(eng.Persisted()) != 3 || n == 0 || host.Held() == 0 {
 			t.Errorf("%d batches are kept, of %d bytes, and %d bytes are for transfers: the test shows nothing", len(eng.Persisted()), n, host.Held())
 		}
@@ -136,7 +136,7 @@ func TestIDsIncrease(t *testing.T) {
 func TestErrorNamesTheDisk(t *testing.T) {
 	files := faultfs.New(disk.OS(), 1)
 	cfg := plainConfig(t)
-	cfg.Disks = append(cfg.Disks, spillway.Disk{Dir: t.TempDir(), Capacity: 16 << 20, FS: files})
+	cfg.Disks = append(cfg.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: 16 << 20, FS: files})
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

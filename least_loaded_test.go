@@ -24,16 +24,16 @@ func TestLeastLoadedGPU(t *testing.T) {
 	const gib = 1 << 30
 	pci := func(i int) string { return fmt.Sprintf("0000:e%d:00.0", i) }
 	uuid := func(i int) string { return fmt.Sprintf("GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee0%d", i) }
-	spaces := func(ids ...string) (gpus []spillway.GPU) {
+	spaces := func(ids ...string) (gpus []spillway.GPUConfig) {
 		for _, id := range ids {
-			gpus = append(gpus, spillway.GPU{ID: id, Backend: spillway.CUDA, Memory: 1 << 20})
+			gpus = append(gpus, spillway.GPUConfig{ID: id, Backend: spillway.CUDA, Memory: 1 << 20})
 		}
 		return gpus
 	}
 	for name, c := range map[string]struct {
 		free   []int64         // of 16 GiB, by the topology; nil: not known
 		leases map[int][]int64 // bytes that others hold of the ledger, by GPU
-		gpus   []spillway.GPU
+		gpus   []spillway.GPUConfig
 		want   []int // the devices of the spaces
 	}{
 		"nothing known":          {nil, nil, spaces(""), []int{0}},
@@ -61,7 +61,7 @@ func TestLeastLoadedGPU(t *testing.T) {
 			}
 			library := emulated(t, cudatest.Config{Devices: 3}).Path
 			cfg := spillway.Config{
-				Topology: top, CUDALibrary: library, GPUs: c.gpus, HostMemory: 1 << 20, Disks: []spillway.Disk{},
+				Topology: top, CUDALibrary: library, GPUs: c.gpus, HostMemory: 1 << 20, Disks: []spillway.DiskConfig{},
 				Quota: settings, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 			}
 			if c.leases != nil {

@@ -61,7 +61,7 @@ func (e *Engine) fitsMemory() error {
 }
 
 // gpuMemory is how much a simulated GPU has.
-func (e *Engine) gpuMemory(g GPU) int64 {
+func (e *Engine) gpuMemory(g GPUConfig) int64 {
 	most := min(defaultGPUMemory, e.memoryLimit()/8/tier.Page*tier.Page)
 	if g.Memory == 0 || g.ID != "" && g.Memory > most { // which was meant for a real one
 		return most
@@ -107,7 +107,7 @@ func (e *Engine) openGPUs(ctx context.Context) error {
 	return nil
 }
 
-func (e *Engine) openGPU(dev tier.Device, i int, g GPU) error {
+func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
 	free, _ := dev.MemInfo() // a quota's share of it that others have now is not gone for good
 	dev, err := e.limited(dev, i)
 	if err != nil {
@@ -149,7 +149,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPU) error {
 
 // openDevice returns the device of a GPU space with all that is to stand over it.
 // What the engine is to close is in its list, also if this fails.
-func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device, err error) {
+func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.Device, err error) {
 	own := g.Own
 	switch {
 	case g.Device != nil:
@@ -190,21 +190,21 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPU) (dev tier.Device,
 }
 
 // openWith calls the factory of a device, and makes its panic an error.
-func openWith(ctx context.Context, g GPU) (dev tier.Device, err error) {
-	defer guard.Error(&err, "GPU.Open")
+func openWith(ctx context.Context, g GPUConfig) (dev tier.Device, err error) {
+	defer guard.Error(&err, "GPUConfig.Open")
 	return g.Open(ctx, g.Memory)
 }
 
 // wrapWith calls the decorator of a device, and makes its panic an error.
-func wrapWith(g GPU, dev tier.Device) (wrapped tier.Device, err error) {
-	defer guard.Error(&err, "GPU.Wrap")
+func wrapWith(g GPUConfig, dev tier.Device) (wrapped tier.Device, err error) {
+	defer guard.Error(&err, "GPUConfig.Wrap")
 	return g.Wrap(dev)
 }
 
 // spaceOn returns the size of the space on a device. Larger than the device, or than
 // its budget, would be a promise that cannot be kept, and marks that are never
 // reached.
-func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPU) (int64, error) {
+func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPUConfig) (int64, error) {
 	total := e.limits.physical(dev)
 	size := g.Memory
 	switch {
@@ -228,7 +228,7 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPU) (int64, erro
 }
 
 // hosts returns the configured host spaces, or one on each NUMA node.
-func (e *Engine) hosts() ([]Host, error) {
+func (e *Engine) hosts() ([]HostConfig, error) {
 	if e.cfg.Hosts != nil {
 		for i, h := range e.cfg.Hosts {
 			if _, ok := e.topo.Node(h.Node); !ok && h.Node != topology.Unknown {
@@ -251,9 +251,9 @@ func (e *Engine) hosts() ([]Host, error) {
 		return nil, fmt.Errorf("host memory of %d bytes is too little for %d NUMA nodes: each takes at least %d",
 			total, len(nodes), int64(smallestHostSpace))
 	}
-	hosts := make([]Host, len(nodes))
+	hosts := make([]HostConfig, len(nodes))
 	for i, node := range nodes {
-		hosts[i] = Host{Memory: each, Node: node}
+		hosts[i] = HostConfig{Memory: each, Node: node}
 	}
 	return hosts, nil
 }
@@ -307,7 +307,7 @@ func nodeOr(configured *int, other int) int {
 	return other
 }
 
-func (e *Engine) openDisk(ctx context.Context, i int, d Disk) error {
+func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 	capacity := d.Capacity
 	if capacity == 0 {
 		free, err := freeIn(ctx, d)
@@ -352,8 +352,8 @@ func shareOf(n int64, share float64) int64 {
 }
 
 // freeIn returns how many bytes are free where d's files are to lie.
-func freeIn(ctx context.Context, d Disk) (free int64, err error) {
-	defer guard.Error(&err, "Disk.FS")
+func freeIn(ctx context.Context, d DiskConfig) (free int64, err error) {
+	defer guard.Error(&err, "DiskConfig.FS")
 	if d.FS != nil { // what topology knows is the machine's own
 		u, err := d.FS.Usage(d.Dir)
 		return u.Free, err

@@ -21,9 +21,9 @@ import (
 // openPermits opens an engine with little memory and the given permits.
 func openPermits(t *testing.T, cfg spillway.Config) *spillway.Engine {
 	t.Helper()
-	cfg.GPUs = []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}
+	cfg.GPUs = []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}}
 	cfg.HostMemory = 1 << 20
-	cfg.Disks = []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}}
+	cfg.Disks = []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}}
 	cfg.MonitorPeriod = time.Millisecond
 	cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	eng, err := spillway.Open(t.Context(), cfg)

@@ -57,9 +57,9 @@ func persistentEngine(t testing.TB, dir string, change ...func(*spillway.Config)
 
 func openPersistent(ctx context.Context, dir string, change ...func(*spillway.Config)) (*spillway.Engine, error) {
 	cfg := spillway.Config{
-		GPUs:       []spillway.GPU{},
+		GPUs:       []spillway.GPUConfig{},
 		HostMemory: 24 << 20,
-		Disks:      []spillway.Disk{{Dir: dir, Capacity: 64 << 20, Persist: true}},
+		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: 64 << 20, Persist: true}},
 		Codec:      convert.CodecNone,
 		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}

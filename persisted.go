@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Persisted is a batch that an engine before this one left on a disk with Disk.Persist, because
-// its process ended before the batch did.
+// Persisted is a batch that an engine before this one left on a disk with DiskConfig.Persist,
+// because its process ended before the batch did.
 type Persisted struct {
 	ID        batch.ID // in the engine that left it
 	Plan      string   // where it stood; empty if in no plan
@@ -31,7 +31,7 @@ type Persisted struct {
 	key persist.Key
 }
 
-// Persisted lists the batches that were found on disks with Disk.Persist when the engine was
+// Persisted lists the batches that were found on disks with DiskConfig.Persist when the engine was
 // opened, and that were neither adopted nor forgotten, in the order in which they came to their
 // disks. They take room there, and stay there when the engine is closed.
 func (e *Engine) Persisted() []Persisted {

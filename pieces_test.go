@@ -207,9 +207,9 @@ func TestPromisedRoomInPieces(t *testing.T) {
 // pieces only. To make one piece of it others would be moved, which needs memory to compress in, too.
 func TestScratchInPieces(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs:          []spillway.GPU{}, // none
+		GPUs:          []spillway.GPUConfig{}, // none
 		HostMemory:    16 << 20,
-		Disks:         []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
 		Codec:         convert.CodecS2,
 		MonitorPeriod: time.Hour,
 	})
@@ -269,9 +269,9 @@ func TestScratchInPieces(t *testing.T) {
 // lies in pieces, a move that is made to clear a space fails: it waited for its own end.
 func TestComposedMoveClearsNothing(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs:          []spillway.GPU{}, // none
+		GPUs:          []spillway.GPUConfig{}, // none
 		HostMemory:    16 << 20,
-		Disks:         []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
 		MonitorPeriod: time.Hour,
 		Logger:        slog.New(slog.DiscardHandler),
 	})

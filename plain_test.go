@@ -48,7 +48,7 @@ func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
 	const batches = 40
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
-	eng, repo := openPlain(t, spillway.Config{HostMemory: 1 << 20, Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}}})
+	eng, repo := openPlain(t, spillway.Config{HostMemory: 1 << 20, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}}})
 	for i := range batches {
 		rec := one() // with dictionaries of its own
 		if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
@@ -109,7 +109,7 @@ func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
 // and acquire another one. Those who are told close theirs, and all others finish.
 func TestPlainHoldAndWaitOnHandles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		eng, repo := openPlain(t, spillway.Config{GPUs: []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 8 << 20, Disks: []spillway.Disk{}})
+		eng, repo := openPlain(t, spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 8 << 20, Disks: []spillway.DiskConfig{}})
 		fillGPU(t.Context(), t, eng, repo, 2*crowdSize)
 		onGPU := reservation.AnyInTier(tier.GPU)
 		var mu sync.Mutex
@@ -159,7 +159,7 @@ func TestPlainHoldAndWaitOnHandles(t *testing.T) {
 // nobody waiting.
 func TestSlowConsumerIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, repo := openPlain(t, spillway.Config{HostMemory: 1 << 20, GPUs: []spillway.GPU{}, Disks: []spillway.Disk{}})
+		_, repo := openPlain(t, spillway.Config{HostMemory: 1 << 20, GPUs: []spillway.GPUConfig{}, Disks: []spillway.DiskConfig{}})
 		rec := arrowgen.Ints(1, 7000, 1)
 		defer rec.Release()
 		const batches = 40

@@ -29,9 +29,9 @@ import (
 // quotaConfig configures an engine with one simulated GPU of 8 MiB.
 func quotaConfig(t *testing.T, q *quota.Settings) spillway.Config {
 	return spillway.Config{
-		GPUs:          []spillway.GPU{{Memory: 8 << 20}},
+		GPUs:          []spillway.GPUConfig{{Memory: 8 << 20}},
 		HostMemory:    1 << 20,
-		Disks:         []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
 		MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Quota:         q,
@@ -117,7 +117,7 @@ func TestSizeUnderQuotas(t *testing.T) {
 			cfg := quotaConfig(t, &c.settings)
 			cfg.GPUs = nil
 			for range c.gpus {
-				cfg.GPUs = append(cfg.GPUs, spillway.GPU{Memory: 8 * mib})
+				cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Memory: 8 * mib})
 			}
 			eng, err := spillway.Open(t.Context(), cfg)
 			if err != nil {

@@ -36,7 +36,7 @@ import (
 func TestRandomOperations(t *testing.T) {
 	for seed := range testseed.Each(t, testseed.Rounds(6, 1)) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			runRandomOperations(t, seed, spillway.Config{GPUs: []spillway.GPU{{Backend: spillway.Sim}}})
+			runRandomOperations(t, seed, spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.Sim}}})
 		})
 	}
 }
@@ -71,7 +71,7 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	dir := t.TempDir()
 	cfg.GPUs[0].Memory = kib(512, 2048)
 	cfg.HostMemory = kib(768, 2048)
-	cfg.Disks = []spillway.Disk{{Dir: dir, Capacity: 256 << 20, Persist: seed%2 == 0 && runtime.GOOS == "linux"}}
+	cfg.Disks = []spillway.DiskConfig{{Dir: dir, Capacity: 256 << 20, Persist: seed%2 == 0 && runtime.GOOS == "linux"}}
 	cfg.MonitorPeriod = time.Millisecond
 	cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	eng, err := spillway.Open(t.Context(), cfg)

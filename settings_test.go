@@ -48,8 +48,8 @@ type setting struct {
 func plainConfig(t *testing.T) spillway.Config {
 	top := numa([][]int{{10, 30, 20}, {30, 10, 20}, {20, 20, 10}}, []int64{64, 64, 64})
 	return spillway.Config{
-		GPUs:  []spillway.GPU{{Backend: spillway.Sim, Memory: 1 << 20}},
-		Hosts: []spillway.Host{{Memory: 2 << 20}, {Memory: 1 << 20}}, Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 16 << 20}},
+		GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}},
+		Hosts: []spillway.HostConfig{{Memory: 2 << 20}, {Memory: 1 << 20}}, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 16 << 20}},
 		Codec: convert.CodecNone, Quota: &quota.Settings{}, Topology: top, Logger: slog.New(slog.DiscardHandler),
 	}
 }
@@ -114,7 +114,7 @@ var settings = []setting{
 		}
 	}},
 	{field: "GPUs", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.GPUs = []spillway.GPU{}
+		c.GPUs = []spillway.GPUConfig{}
 		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0) == nil }
 	}},
 	{field: "GPUs.Backend", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -243,11 +243,11 @@ var settings = []setting{
 		return first(1)
 	}},
 	{field: "Disks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Disks = []spillway.Disk{}
+		c.Disks = []spillway.DiskConfig{}
 		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Disk, 0) == nil }
 	}},
 	{field: "Disks", with: func(t *testing.T, c *spillway.Config) {
-		c.Disks = []spillway.Disk{}
+		c.Disks = []spillway.DiskConfig{}
 		t.Setenv("TMPDIR", t.TempDir())
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Disks = nil
@@ -304,14 +304,14 @@ var settings = []setting{
 	}},
 	{field: "Disks.Key", with: func(t *testing.T, c *spillway.Config) {
 		persistNeedsLinux(t)
-		c.Disks[0] = spillway.Disk{Dir: crashed(t, 1, sealed), Capacity: 64 << 20, Encrypt: true, Persist: true, Key: make([]byte, 32)}
+		c.Disks[0] = spillway.DiskConfig{Dir: crashed(t, 1, sealed), Capacity: 64 << 20, Encrypt: true, Persist: true, Key: make([]byte, 32)}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Disks[0].Key = persistKey
 		return func(eng *spillway.Engine) bool { return len(eng.Persisted()) == 1 }
 	}},
 	{field: "Disks.Persist", with: func(t *testing.T, c *spillway.Config) {
 		persistNeedsLinux(t)
-		c.Disks[0] = spillway.Disk{Dir: crashed(t, 1), Capacity: 64 << 20}
+		c.Disks[0] = spillway.DiskConfig{Dir: crashed(t, 1), Capacity: 64 << 20}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Disks[0].Persist = true
 		return func(eng *spillway.Engine) bool { return len(eng.Persisted()) == 1 }

@@ -36,9 +36,9 @@ func BenchmarkSmallBatches(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			eng, err := spillway.Open(b.Context(), spillway.Config{
-				GPUs:  []spillway.GPU{{Backend: spillway.Sim, Memory: c.gpu}},
-				Hosts: []spillway.Host{{Memory: c.host}},
-				Disks: []spillway.Disk{{Dir: b.TempDir(), Capacity: 64 << 20}},
+				GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: c.gpu}},
+				Hosts: []spillway.HostConfig{{Memory: c.host}},
+				Disks: []spillway.DiskConfig{{Dir: b.TempDir(), Capacity: 64 << 20}},
 			})
 			if err != nil {
 				b.Fatal(err)

@@ -171,7 +171,7 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg.GPUs = []spillway.GPU{} // none: their memory would be held by one side only
+	cfg.GPUs = []spillway.GPUConfig{} // none: their memory would be held by one side only
 	cfg.Logger = slog.New(log)
 	faults, err := f.engine.inject(&cfg)
 	if err != nil {

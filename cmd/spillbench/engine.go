@@ -111,7 +111,7 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology, 
 		return spillway.Config{}, err
 	}
 	cfg := spillway.Config{
-		GPUs:          []spillway.GPU{gpu},
+		GPUs:          []spillway.GPUConfig{gpu},
 		HostMemory:    hostMemory,
 		Disks:         disks,
 		GPUMarks:      e.marks(),
@@ -217,7 +217,7 @@ func taken(eng *spillway.Engine) (sum int64) {
 }
 
 // gpuSpace is the GPU space that the flags ask for.
-func (e *engineFlags) gpuSpace() (g spillway.GPU, err error) {
+func (e *engineFlags) gpuSpace() (g spillway.GPUConfig, err error) {
 	switch e.gpu {
 	case "sim":
 		g.Backend = spillway.Sim
@@ -268,15 +268,15 @@ func (m *machine) settle() {
 
 // spillDisks checks the spill directories and works out their sizes. One without room is
 // left out, and noted, if another has some.
-func (e *engineFlags) spillDisks(ctx context.Context, log *notes) ([]spillway.Disk, error) {
+func (e *engineFlags) spillDisks(ctx context.Context, log *notes) ([]spillway.DiskConfig, error) {
 	if len(e.disks) == 0 {
 		dir := os.TempDir()
 		if err := e.usableDir(dir); err != nil {
 			return nil, fail.Environmentf("the temp directory %s: %w (name another with --disk DIR)", dir, err)
 		}
-		return []spillway.Disk{{Dir: dir}}, nil
+		return []spillway.DiskConfig{{Dir: dir}}, nil
 	}
-	var out []spillway.Disk
+	var out []spillway.DiskConfig
 	var full []error
 	for _, f := range e.disks {
 		d, err := e.spillDisk(ctx, f)
@@ -302,7 +302,7 @@ func (e *engineFlags) spillDisks(ctx context.Context, log *notes) ([]spillway.Di
 var errNoRoom = errors.New("there is no room")
 
 // spillDisk is one of the flags. It is errNoRoom if the directory's file system is full.
-func (e *engineFlags) spillDisk(ctx context.Context, f diskFlag) (d spillway.Disk, err error) {
+func (e *engineFlags) spillDisk(ctx context.Context, f diskFlag) (d spillway.DiskConfig, err error) {
 	noRoom := func(why any) error {
 		return &fail.Error{Status: fail.Environment, Err: fmt.Errorf("--disk %s: %w: %v", f.dir, errNoRoom, why), Fix: "make room there, or name another directory"}
 	}
@@ -322,7 +322,7 @@ func (e *engineFlags) spillDisk(ctx context.Context, f diskFlag) (d spillway.Dis
 	if where.FreeBytes >= 0 && where.FreeBytes < leastDisk {
 		return d, noRoom(fmt.Sprintf("%d bytes are free", where.FreeBytes))
 	}
-	d = spillway.Disk{Dir: f.dir}
+	d = spillway.DiskConfig{Dir: f.dir}
 	if d.Capacity, err = f.capacity.Of(where.FreeBytes); err != nil {
 		return d, fail.Usagef("--disk %s: %w", f.dir, err)
 	}
@@ -379,7 +379,7 @@ func (e *engineFlags) explain(ctx context.Context, err error) error {
 }
 
 // describe is what the engine was opened with, defaults filled in.
-func (e *engineFlags) describe(eng *spillway.Engine, disks []spillway.Disk) report.Config {
+func (e *engineFlags) describe(eng *spillway.Engine, disks []spillway.DiskConfig) report.Config {
 	c := report.Config{
 		GPU: e.gpu, Limit: e.limit, Trigger: e.trigger, Stop: e.stop,
 		Policy: e.policy, Codec: e.codec, Encrypt: e.encrypt, MonitorPeriodSeconds: e.period.Seconds(), Disks: []report.Disk{}, Faults: []report.Fault{}, DiskThrottleBytesPerS: e.throttle.Bytes,

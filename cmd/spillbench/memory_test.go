@@ -97,12 +97,12 @@ func TestExpected(t *testing.T) {
 		{spillway.Auto, with, 10},
 		{spillway.CUDA, with, 10},
 	} {
-		cfg := spillway.Config{HostMemory: 10, GPUs: []spillway.GPU{{Backend: c.backend, Memory: 20}}}
+		cfg := spillway.Config{HostMemory: 10, GPUs: []spillway.GPUConfig{{Backend: c.backend, Memory: 20}}}
 		if got := expected(cfg, c.top); got != c.want {
 			t.Errorf("%q: %d bytes, want %d", c.backend, got, c.want)
 		}
 	}
-	cfg := spillway.Config{HostMemory: 10, GPUs: []spillway.GPU{{Backend: spillway.Sim, Memory: math.MaxInt64}}}
+	cfg := spillway.Config{HostMemory: 10, GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: math.MaxInt64}}}
 	if got := expected(cfg, with); got != math.MaxInt64 {
 		t.Errorf("too much to be counted: %d", got)
 	}
@@ -118,24 +118,24 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 	for name, c := range map[string]struct {
 		limit, spaces int64
 		free          int64 // of each file system
-		disks         []spillway.Disk
+		disks         []spillway.DiskConfig
 		want          []int64
 		spilled       int64
 		says          string // of the error
 	}{
-		"on a disk":           {1024, 128, 4096, []spillway.Disk{{Dir: "/disk"}}, []int64{0}, 0, ""},
-		"too large on a disk": {1024, 128, 4096, []spillway.Disk{{Dir: "/disk", Capacity: 4000 * mib}}, []int64{4000}, 0, ""},
-		"half of the free":    {1024, 128, 512, []spillway.Disk{{Dir: "/tmpfs"}}, []int64{256}, 256, ""},
-		"what is left":        {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs"}}, []int64{808}, 808, ""},
-		"two share":           {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs"}, {Dir: "/tmpfs/b"}}, []int64{404, 404}, 808, ""},
-		"one beside a disk":   {1024, 128, 4096, []spillway.Disk{{Dir: "/disk", Capacity: 4000 * mib}, {Dir: "/tmpfs"}}, []int64{4000, 808}, 808, ""},
-		"just fits":           {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs", Capacity: 808 * mib}}, []int64{808}, 808, ""},
-		"a page too large": {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs", Capacity: 808*mib + 4096}}, nil, 0,
+		"on a disk":           {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk"}}, []int64{0}, 0, ""},
+		"too large on a disk": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk", Capacity: 4000 * mib}}, []int64{4000}, 0, ""},
+		"half of the free":    {1024, 128, 512, []spillway.DiskConfig{{Dir: "/tmpfs"}}, []int64{256}, 256, ""},
+		"what is left":        {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, []int64{808}, 808, ""},
+		"two share":           {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}, {Dir: "/tmpfs/b"}}, []int64{404, 404}, 808, ""},
+		"one beside a disk":   {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk", Capacity: 4000 * mib}, {Dir: "/tmpfs"}}, []int64{4000, 808}, 808, ""},
+		"just fits":           {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: 808 * mib}}, []int64{808}, 808, ""},
+		"a page too large": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: 808*mib + 4096}}, nil, 0,
 			"the spill directory /tmpfs is in memory (tmpfs), of which 847249408 B are left, and not 847253504 B: the process may have 1.0 GiB (memory.max)"},
-		"two do not fit": {1024, 128, 4096, []spillway.Disk{{Dir: "/tmpfs", Capacity: 800 * mib}, {Dir: "/tmpfs/b", Capacity: 9 * mib}}, nil, 0,
+		"two do not fit": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: 800 * mib}, {Dir: "/tmpfs/b", Capacity: 9 * mib}}, nil, 0,
 			"the spill directory /tmpfs/b is in memory (tmpfs), of which 8.0 MiB are left, and not 9.0 MiB"},
-		"nothing is left":       {1024, 936, 4096, []spillway.Disk{{Dir: "/tmpfs"}}, nil, 0, "the spill directory /tmpfs is in memory (tmpfs), of which nothing is left"},
-		"the limit is not told": {0, 128, 4096, []spillway.Disk{{Dir: "/tmpfs"}}, []int64{2048}, 2048, ""},
+		"nothing is left":       {1024, 936, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, nil, 0, "the spill directory /tmpfs is in memory (tmpfs), of which nothing is left"},
+		"the limit is not told": {0, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, []int64{2048}, 2048, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := engineFlags{diskOf: func(_ context.Context, dir string, _ topology.Options) (topology.Location, error) {

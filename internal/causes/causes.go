@@ -114,7 +114,7 @@ var table = map[diag.Cause]entry{
 	NotPinned: {false,
 		"make the host space smaller, or give the process, its container or its virtual machine more memory that may be pinned"},
 	GPUSize: {false,
-		"ask for less (GPU.Memory, --gpu-memory), or raise the budget or the quota (SPILLWAY_GPU_MEMORY_LIMIT)"},
+		"ask for less (GPUConfig.Memory, --gpu-memory), or raise the budget or the quota (SPILLWAY_GPU_MEMORY_LIMIT)"},
 	GPULost: {false,
 		"make what was there anew, and restart the process to use the GPU again; see the kernel's log (NVRM: Xid) for why it failed"},
 	Ledger: {false,

@@ -1,7 +1,7 @@
 // Package faultdev puts faults between a device's user and the device: for tests of
 // programs that spill, which should know what they do when a GPU fails.
 //
-//	spillway.GPU.Wrap, or anything that takes a tier.Device
+//	spillway.GPUConfig.Wrap, or anything that takes a tier.Device
 //	        │
 //	pools, streams, moves ──▶ faultdev.Device ──▶ tier.Device, of any backend
 //	                            rules: which operations, which of them, what happens

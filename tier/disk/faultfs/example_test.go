@@ -13,7 +13,7 @@ import (
 )
 
 // A volume whose second write fails. An engine takes the same file system as
-// spillway.Disk.FS.
+// spillway.DiskConfig.FS.
 func Example() {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {

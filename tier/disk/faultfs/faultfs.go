@@ -1,7 +1,7 @@
 // Package faultfs puts faults between a disk volume and its file system: for tests of
 // programs that spill, which should know what they do when a disk fails.
 //
-//	spillway.Disk.FS or disk.Config.FS
+//	spillway.DiskConfig.FS or disk.Config.FS
 //	        │
 //	disk.Volume ──▶ faultfs.FS ──▶ disk.OS()
 //	                  rules: which operations, which of them, what happens

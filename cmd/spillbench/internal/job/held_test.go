@@ -95,7 +95,7 @@ func TestLoadHoldsLittle(t *testing.T) {
 	const batches, size = 40, 1 << 18 // what a batch's values take
 	run := func(bound int64) (most int) {
 		src := &counting{mem: memory.NewCheckedAllocator(memory.NewGoAllocator()), left: batches}
-		cfg := config(engine(t, spillway.GPU{}))
+		cfg := config(engine(t, spillway.GPUConfig{}))
 		cfg.Inputs = []Input{{Name: "counted", Open: func(context.Context) (Source, error) { return src, nil }}}
 		cfg.Workers, cfg.Partitions, cfg.Held = 8, 8, bound
 		res, err := Run(t.Context(), cfg)

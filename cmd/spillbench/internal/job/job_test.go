@@ -26,12 +26,12 @@ import (
 
 // engine opens one with a MiB of memory in each tier above the disk. Whatever a
 // test does, nothing may be left in it.
-func engine(t *testing.T, gpu spillway.GPU) *spillway.Engine {
+func engine(t *testing.T, gpu spillway.GPUConfig) *spillway.Engine {
 	t.Helper()
 	gpu.Memory = 1 << 20
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPU{gpu}, HostMemory: 1 << 20,
-		Disks:  []spillway.Disk{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		GPUs: []spillway.GPUConfig{gpu}, HostMemory: 1 << 20,
+		Disks:  []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -82,7 +82,7 @@ func (c *counter) Step() {
 
 // TestRun: everything is loaded, worked on in every pass, and dropped.
 func TestRun(t *testing.T) {
-	cfg := config(engine(t, spillway.GPU{}))
+	cfg := config(engine(t, spillway.GPUConfig{}))
 	cfg.Repeat, cfg.Passes = 2, 2
 	var c counter
 	cfg.Progress = &c
@@ -119,7 +119,7 @@ func TestDeviceThatCannotCompute(t *testing.T) {
 			t.Fatal(err)
 		}
 		gpu := wrap(dev)
-		res, err := Run(t.Context(), config(engine(t, spillway.GPU{Device: gpu, Own: true})))
+		res, err := Run(t.Context(), config(engine(t, spillway.GPUConfig{Device: gpu, Own: true})))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +131,7 @@ func TestDeviceThatCannotCompute(t *testing.T) {
 
 // TestNoBytes: a batch without a byte says nothing about what the device can.
 func TestNoBytes(t *testing.T) {
-	cfg := config(engine(t, spillway.GPU{}))
+	cfg := config(engine(t, spillway.GPUConfig{}))
 	cfg.Inputs = []Input{{Name: "nulls", Open: func(context.Context) (Source, error) { return new(nulls), nil }}}
 	res, err := Run(t.Context(), cfg)
 	if err != nil {
@@ -161,7 +161,7 @@ func (*nulls) Close() error { return nil }
 // TestWrongBytes: a batch whose bytes are not those that were loaded is counted
 // and named, and the others are checked all the same.
 func TestWrongBytes(t *testing.T) {
-	cfg := config(engine(t, spillway.GPU{}))
+	cfg := config(engine(t, spillway.GPUConfig{}))
 	j := start(t, cfg)
 	j.items[10].want.digest.Hash++
 	if err := j.pass(t.Context()); err != nil {
@@ -198,7 +198,7 @@ func TestCorruptDisk(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs /proc, to find the spill files")
 	}
-	cfg := config(engine(t, spillway.GPU{}))
+	cfg := config(engine(t, spillway.GPUConfig{}))
 	j := start(t, cfg)
 	if n := scribble(t); n == 0 {
 		t.Skip("needs spill files that can be opened")
@@ -251,7 +251,7 @@ func TestCancel(t *testing.T) {
 		step  int64
 	}{{"load", 1}, {"load", 10}, {"pass-1", 1}, {"pass-1", 15}} {
 		t.Run(fmt.Sprint(when.phase, when.step), func(t *testing.T) {
-			cfg := config(engine(t, spillway.GPU{}))
+			cfg := config(engine(t, spillway.GPUConfig{}))
 			ctx, cancel := context.WithCancelCause(t.Context())
 			reason := errors.New("enough")
 			cfg.Progress = &counter{at: func(phase string, step int64) {
@@ -294,7 +294,7 @@ func (unclosed) Close() error { return errSource }
 
 // TestSourceFails: a source's error ends the job, and the source is closed.
 func TestSourceFails(t *testing.T) {
-	cfg := config(engine(t, spillway.GPU{}))
+	cfg := config(engine(t, spillway.GPUConfig{}))
 	closed := false
 	cfg.Inputs = append(cfg.Inputs, Input{Name: "bad", Open: func(context.Context) (Source, error) {
 		return &failing{closed: &closed}, nil
@@ -318,8 +318,8 @@ func TestSourceFails(t *testing.T) {
 // TestNoRoom: a batch that fits no space is named.
 func TestNoRoom(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPU{{Memory: 1 << 20}}, HostMemory: 1 << 20,
-		Disks: []spillway.Disk{{Dir: t.TempDir(), Capacity: 1 << 20}}, Logger: slog.New(slog.DiscardHandler),
+		GPUs: []spillway.GPUConfig{{Memory: 1 << 20}}, HostMemory: 1 << 20,
+		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 1 << 20}}, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -341,7 +341,7 @@ func TestNoRoom(t *testing.T) {
 // TestLostBatches: a batch that is not there any more is noticed, after loading and when all
 // are dropped.
 func TestLostBatches(t *testing.T) {
-	j := start(t, config(engine(t, spillway.GPU{})))
+	j := start(t, config(engine(t, spillway.GPUConfig{})))
 	loaded := j.res.Batches
 	repo, err := j.plan.Repository("load", 0)
 	if err != nil {
