@@ -51,24 +51,15 @@ const granule = 256
 // largest memory: 16 TiB.
 const addressBits = 44
 
-// Config describes a simulated device. The zero value of everything but Memory
-// means the default.
+// Config has the fields of tier/sim's Config, which documents them, in their order.
 type Config struct {
-	Memory int64  // bytes; required; rounded down to a multiple of 256
-	Name   string // "simulated GPU" if empty
-	Node   int    // the NUMA node it claims to be nearest to; -1 for unknown
-
-	// Modelled bandwidth, which the streams share, in bytes per second; 0 is as
-	// fast as memory. Copies to a peer go through FromDevice.
+	Memory                   int64
+	Name                     string
+	Node                     int
 	BytesPerSecondToDevice   int64
 	BytesPerSecondFromDevice int64
-	// Latency is added to each copy between the device and elsewhere.
-	Latency time.Duration
-
-	// Touch has the memory's pages touched in the background, ahead of their use, so
-	// that first copies do not pay for page faults: the first 64 MiB at once, and as much
-	// again as has been used, up to 512 MiB, later.
-	Touch bool
+	Latency                  time.Duration
+	Touch                    bool
 }
 
 // Validate checks the configuration.
