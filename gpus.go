@@ -243,9 +243,9 @@ func (e *Engine) watchForeign(ctx context.Context) {
 		for i, s := range gpus {
 			var n int64
 			var ok bool
-			e.panics.Do("Device.MemInfo or FreeBytes", func() { n, ok = s.ForeignOn(e.wrapped[i]) })
+			e.panics.Do("Device.MemInfo or FreeBytes", func() { n, ok = s.Inside().ForeignOn(e.wrapped[i]) })
 			if ok {
-				s.SetForeign(n)
+				s.Inside().SetForeign(n)
 			}
 		}
 		select {

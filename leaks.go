@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/account"
 	"github.com/spillway-db/spillway/tier"
@@ -83,9 +84,9 @@ func (s *leakSum) add(l tier.Leak) {
 	s.bytes += l.Bytes
 	for _, h := range l.Holders {
 		switch h.Kind {
-		case tier.HandleHold:
+		case holds.Handle:
 			s.handles++
-		case tier.RecordHold:
+		case holds.Record:
 			s.records++
 		}
 	}

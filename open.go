@@ -383,7 +383,7 @@ func (e *Engine) openStaging() error {
 		if err := errors.Join(err, r.Release()); err != nil {
 			return err
 		}
-		s.Hold(buf.Charge())
+		s.Inside().Hold(buf.Charge())
 		e.base[s.ID()] = buf.Charge()
 		e.staging[s.Node()] = host.NewStaging(buf, chunk)
 	}

@@ -226,7 +226,7 @@ func (b *Batch) unleased() {
 	b.announce(changed, store)
 }
 
-// Describe implements tier.About: it says where in which plan the batch is.
+// Describe is for tier.Space.Leaks and the like: it says where in which plan the batch is.
 func (b *Batch) Describe(h *tier.Holding) {
 	place := b.Place()
 	h.Batch, h.Plan = uint64(b.id), place.Name

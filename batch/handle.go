@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -12,7 +13,7 @@ import (
 // A Handle lets its holder read a batch's data where it is. Many handles may be
 // open at once; while any is, the data stays. It must be closed once; it is safe
 // for concurrent use. While it is open it stands in the account of its space
-// (tier.Space.Holds), with the owner that its context named (reservation.Owner.Context).
+// (tier.Leak, Engine.Account), with the owner that its context named (reservation.Owner.Context).
 type Handle struct {
 	trace   trace
 	holding holding
@@ -78,7 +79,7 @@ func (b *Batch) lock(wait bool, space *tier.ID, owner *reservation.Owner, out **
 	changed, store := b.changeLocked()
 	b.mu.Unlock()
 	track(h, &h.trace, "handle", b.id)
-	v := tier.HoldView{Kind: tier.HandleHold, Memory: h.payload, Bytes: h.payload.Bytes(), About: b}
+	v := holds.View{Kind: holds.Handle, Memory: h.payload, Bytes: h.payload.Bytes(), About: b}
 	if owner != nil {
 		v.Owner = owner
 	}

@@ -2,14 +2,17 @@
 
 package batch
 
-import "github.com/spillway-db/spillway/tier"
+import (
+	"github.com/spillway-db/spillway/internal/holds"
+	"github.com/spillway-db/spillway/tier"
+)
 
 // holding is a handle's entry in its space's account. It is a part of the handle.
-type holding struct{ own tier.Hold }
+type holding struct{ own holds.Hold }
 
-func (h *holding) begin(s *tier.Space, v tier.HoldView) { h.own.Begin(s, v) }
+func (h *holding) begin(s *tier.Space, v holds.View) { h.own.Begin(s.Inside().Holds(), v) }
 
-func (h *holding) hold() *tier.Hold { return &h.own }
+func (h *holding) hold() *holds.Hold { return &h.own }
 
 // trace finds handles and transits that were forgotten; only an invariants build
 // does.

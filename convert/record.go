@@ -8,6 +8,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -100,11 +101,11 @@ func (who by) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
 	if who.handle == nil { // an image that is no batch's
 		return
 	}
-	v := tier.HoldView{Kind: tier.RecordHold, Memory: memory, Bytes: bytes, About: who.handle.Batch()}
+	v := holds.View{Kind: holds.Record, Memory: memory, Bytes: bytes, About: who.handle.Batch()}
 	if who.owner != nil {
 		v.Owner = who.owner
 	}
-	l.Hold.Begin(s, v)
+	l.Hold.Begin(s.Inside().Holds(), v)
 }
 
 // openImage opens a host image. owned, if not nil, is released as soon as the

@@ -209,8 +209,8 @@ var errRefused = errors.New("convert: room was taken by somebody else")
 // the monitor move batches out, and each that has left may have made the piece.
 func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func() error) error {
 	released := make(chan struct{}, 1)
-	space.Attend()
-	defer space.EndAttend()
+	space.Inside().Attend()
+	defer space.Inside().EndAttend()
 	defer space.Subscribe(func(_ *tier.Space, c tier.Change) {
 		if c == tier.Released {
 			select {

@@ -58,14 +58,14 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ *batch.T
 	mem := &lentMemory{release: t.Release, size: covered(p.Ranges, t.Charged) - before}
 	parts.Kept = covered(p.Ranges) - mem.size
 	charge := t.Space.Charge(mem.size)
-	if err := t.Space.Occupy(charge); err != nil {
+	if err := t.Space.Inside().Occupy(charge); err != nil {
 		return nil, err
 	}
 	if err := mem.borrow(t.Space, p.Ranges); err != nil {
 		t.Space.Unreserve(charge)
 		return nil, ofLost(err, t.Space)
 	}
-	parts.Buffers = []*tier.Buffer{t.Space.Adopt(mem, nil)}
+	parts.Buffers = []*tier.Buffer{t.Space.Inside().Adopt(mem, nil)}
 	return batch.NewTable(parts), nil
 }
 

@@ -18,7 +18,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 	b := m.put(t, numbered(1, 3000), tier.GPU)
 	before := make(map[tier.Kind]int)
 	for k, s := range m.spaces {
-		before[k] = s.Subscribers()
+		before[k] = s.Inside().Subscribers()
 	}
 	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available())
 	if err != nil {
@@ -44,7 +44,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 		<-begun
 	}
 	for k, s := range m.spaces {
-		if n := s.Subscribers(); n != before[k] {
+		if n := s.Inside().Subscribers(); n != before[k] {
 			t.Errorf("%d subscribe to %s while %d records wait, %d did before", n, s.ID(), waiting, before[k])
 		}
 	}
@@ -59,7 +59,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 func TestClosedMoverSubscribesToNothing(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	gpu := m.spaces[tier.GPU]
-	before := gpu.Subscribers()
+	before := gpu.Inside().Subscribers()
 	other, err := NewMover(m.mover.cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestClosedMoverSubscribesToNothing(t *testing.T) {
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if n := gpu.Subscribers(); n != before {
+	if n := gpu.Inside().Subscribers(); n != before {
 		t.Errorf("%d subscriptions are left, %d were there before", n, before)
 	}
 }

@@ -3,6 +3,7 @@ package monitor
 import (
 	"slices"
 
+	"github.com/spillway-db/spillway/internal/stripe"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -38,7 +39,7 @@ type spaceState struct {
 	Waiting   int64 // the sum of what reservations wait for here
 	Leaving   int64 // bytes of the batches that are being moved out
 	Moving    int   // moves under way from here or to here
-	Pace      tier.Pace
+	Pace      stripe.Pace
 	Refused   int64 // if above 0, a move of so many bytes was refused a moment ago, so larger ones would be
 
 	// Charge returns what a body that is charged so much elsewhere would be
@@ -156,7 +157,7 @@ type plan struct {
 	free    []int    // moves that may still begin, for each edge
 	begun   [][]slot // that were decided on, for each edge
 	busy    int      // moves towards this space
-	pace    tier.Pace
+	pace    stripe.Pace
 }
 
 // slot is an executor that begins to move victims.

@@ -2,7 +2,7 @@ package reservation
 
 import (
 	"github.com/spillway-db/spillway/internal/deadlock"
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/internal/holds"
 )
 
 // books are a look at who holds what, who waits for what, and what room there is.
@@ -17,7 +17,7 @@ type books struct {
 func (m *Manager) observe() *books {
 	b := &books{owners: make(map[*Owner]*deadlock.Owner), waits: make(map[*waiter]*deadlock.Wait)}
 	for _, l := range m.lines {
-		b.AddLine().Holds = l.space.HoldChanges()
+		b.AddLine().Holds = l.space.Inside().Holds().Changes()
 	}
 	open, changes := m.progress.owners.reservations()
 	b.Changes = changes
@@ -47,7 +47,7 @@ func (m *Manager) observe() *books {
 	m.mu.Unlock()
 	for i, l := range m.lines {
 		v := b.Lines[i]
-		v.Used, v.Available, v.Ever, v.Own = l.space.Used(), l.space.Available(), l.space.Room(), l.space.Held()
+		v.Used, v.Available, v.Ever, v.Own = l.space.Used(), l.space.Available(), l.space.Room(), l.space.Inside().Held()
 	}
 	t := &m.progress.owners
 	t.Lock()
@@ -59,15 +59,15 @@ func (m *Manager) observe() *books {
 
 // observeHolds reads which handles and records keep memory.
 func (m *Manager) observeHolds(b *books) {
-	var views []tier.HoldView
+	var views []holds.View
 	for i, l := range m.lines {
-		views = l.space.Holds(views[:0])
+		views = l.space.Inside().Holds().Append(views[:0])
 		for k := range views {
 			var owner *deadlock.Owner
 			if o, ok := views[k].Owner.(*Owner); ok && o.maybeOf(m) {
 				owner = b.owner(o)
 			}
-			views[k].Each(func(memory any, bytes int64) { b.Keep(owner, b.Lines[i], memory, bytes) })
+			l.space.Inside().EachKept(&views[k], func(memory any, bytes int64) { b.Keep(owner, b.Lines[i], memory, bytes) })
 		}
 	}
 }

@@ -54,10 +54,10 @@ const maxHolders = 8
 // and of unknown ones where these are in the way. The largest is first.
 func (b *books) holdersIn(space *tier.Space, unknown bool) []tier.Holding {
 	var out []tier.Holding
-	for _, v := range space.Holds(nil) {
+	for _, v := range space.Inside().Holds().Append(nil) {
 		o, _ := v.Owner.(*Owner)
 		if known := b.owners[o]; known == nil && unknown || known != nil && len(known.Waits) > 0 {
-			out = append(out, v.Describe(space.ID()))
+			out = append(out, space.Inside().Describe(&v))
 		}
 	}
 	slices.SortFunc(out, func(a, b tier.Holding) int {

@@ -37,7 +37,7 @@
 //
 // Tasks that hold bytes and wait for more may wait for each other. A reservation may have an
 // Owner. Handles and records count as held by the owner that their context named (Owner.Context;
-// tier.Hold). An owner runs until as many of its goroutines wait as it has. One owner gets a
+// holds.Hold). An owner runs until as many of its goroutines wait as it has. One owner gets a
 // DeadlockError
 //
 //   - when owners are stuck whatever happens: even if all others give back everything that they

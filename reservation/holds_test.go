@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -16,7 +17,7 @@ import (
 // kept is memory that a handle keeps.
 type kept struct {
 	buf  *tier.Buffer
-	hold tier.Hold
+	hold holds.Hold
 }
 
 // batchOf is what a handle is on.
@@ -42,11 +43,11 @@ func keepIn(t *testing.T, m *reservation.Manager, in reservation.Strategy, o *re
 }
 
 func (k *kept) enter(o *reservation.Owner, batch uint64) {
-	v := tier.HoldView{Kind: tier.HandleHold, Memory: k.buf, Bytes: k.buf.Charge(), About: batchOf(batch)}
+	v := holds.View{Kind: holds.Handle, Memory: k.buf, Bytes: k.buf.Charge(), About: batchOf(batch)}
 	if o != nil {
 		v.Owner = o
 	}
-	k.hold.Begin(k.buf.Space(), v)
+	k.hold.Begin(k.buf.Space().Inside().Holds(), v)
 }
 
 func (k *kept) close(t *testing.T) {
@@ -123,7 +124,7 @@ func TestReaderInItsOwnWay(t *testing.T) {
 		others.close(t)
 		release(t, c.served(t))
 		mine.close(t)
-		if len(space.Holds(nil)) != 0 {
+		if len(space.Inside().Holds().Append(nil)) != 0 {
 			t.Error("holds are left in the account")
 		}
 	})

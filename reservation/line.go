@@ -44,7 +44,7 @@ const maxBypass = 1 << 20
 const nothing = waitline.Nothing
 
 func newLine(m *Manager, sp *tier.Space) *line {
-	l := &line{m: m, space: sp, hint: sp.Hint()}
+	l := &line{m: m, space: sp, hint: sp.Inside().Hint()}
 	l.waits.Bypass = m.bypass
 	l.limit.Store(sp.Room())
 	return l
@@ -84,7 +84,7 @@ func (l *line) take(need, least, most int64) (n int64, ok bool) {
 // takeAt is take of a fixed size, for a record that parks there; need is above 0.
 func (l *line) takeAt(at uint32, need int64) bool {
 	if l.waits.Door().Open() {
-		return l.space.TryReserveAt(at, need)
+		return l.space.Inside().TryReserveAt(at, need)
 	}
 	_, ok := l.take(need, need, need)
 	return ok
@@ -199,9 +199,9 @@ func (l *line) changed(_ *tier.Space, c tier.Change) {
 func (l *line) attendLocked() {
 	switch waits := l.waits.Len() > 0; {
 	case waits && !l.attending:
-		l.space.Attend()
+		l.space.Inside().Attend()
 	case !waits && l.attending:
-		l.space.EndAttend()
+		l.space.Inside().EndAttend()
 	}
 	l.attending = l.waits.Len() > 0
 }

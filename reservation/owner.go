@@ -235,11 +235,11 @@ func (o *Owner) kept() []int64 {
 	kept := make([]int64, len(lines))
 	for i, l := range lines {
 		seen := make(map[any]bool)
-		for _, v := range l.space.Holds(nil) {
+		for _, v := range l.space.Inside().Holds().Append(nil) {
 			if v.Owner != any(o) {
 				continue
 			}
-			v.Each(func(memory any, bytes int64) {
+			l.space.Inside().EachKept(&v, func(memory any, bytes int64) {
 				if !seen[memory] {
 					seen[memory] = true
 					kept[i] += bytes

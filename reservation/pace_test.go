@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/stripe"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -12,11 +13,11 @@ import (
 // pacedPool is a pool that says of its pace what the test wants.
 type pacedPool struct {
 	heapPool
-	pace tier.Pace
+	pace stripe.Pace
 }
 
-func (p *pacedPool) Pace() tier.Pace { return p.pace }
-func (p *pacedPool) Promised(int64)  {}
+func (p *pacedPool) Pace() stripe.Pace { return p.pace }
+func (p *pacedPool) Promised(int64)    {}
 
 // volumes are three disks with paces, of which the last is far away, beside a GPU.
 func volumes(t testing.TB) (*reservation.Manager, []*pacedPool) {
@@ -24,7 +25,7 @@ func volumes(t testing.TB) (*reservation.Manager, []*pacedPool) {
 	spaces := []*tier.Space{spaceAt(t, "gpu:0", 1000, 1, 0)}
 	var pools []*pacedPool
 	for i := range 3 {
-		p := &pacedPool{heapPool: heapPool{granule: 1}, pace: tier.Pace{Bandwidth: 10}}
+		p := &pacedPool{heapPool: heapPool{granule: 1}, pace: stripe.Pace{Bandwidth: 10}}
 		pools = append(pools, p)
 		s, err := tier.NewSpace(tier.SpaceConfig{
 			ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: 1000, Fractions: tier.DefaultFractions(tier.Disk),

@@ -69,7 +69,7 @@ func (m *Manager) markNow() mark {
 	for i, l := range m.lines {
 		k.lines[i] = lineMark{
 			used: l.space.Used(), available: l.space.Available(), most: l.space.Room(),
-			door: int64(l.waits.Door()), holds: l.space.HoldChanges(),
+			door: int64(l.waits.Door()), holds: l.space.Inside().Holds().Changes(),
 		}
 	}
 	return k

@@ -357,7 +357,7 @@ func (a *creditor) Credit(n int64) bool {
 		return false
 	}
 	kept := r.unusedLocked() - before
-	r.line.space.Recall(n) // under the lock, so that a Release finds it in the books
+	r.line.space.Inside().Recall(n) // under the lock, so that a Release finds it in the books
 	r.mu.Unlock()
 	r.line.space.Unreserve(n - kept)
 	return true
@@ -529,7 +529,7 @@ func (r Reservation) Release() error {
 		line.m.open.Delete(r)
 	}
 	owner.closed(r, promised)
-	line.space.UnreserveAt(rec.at, unused)
+	line.space.Inside().UnreserveAt(rec.at, unused)
 	for _, w := range growing {
 		line.m.withdraw(w, errReleased("grow"))
 	}

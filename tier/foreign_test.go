@@ -52,7 +52,7 @@ func TestForeignOn(t *testing.T) {
 		{"behind decorators", limiting{limiting{&teller{free: 604}}}, 100, true},
 		{"no answer", &teller{err: errors.New("no answer")}, 0, false},
 	} {
-		if n, known := s.ForeignOn(tt.dev); n != tt.want || known != tt.ok {
+		if n, known := s.Inside().ForeignOn(tt.dev); n != tt.want || known != tt.ok {
 			t.Errorf("%s: %d bytes, %v; want %d, %v", tt.name, n, known, tt.want, tt.ok)
 		}
 	}
@@ -66,7 +66,7 @@ func TestForeignOn(t *testing.T) {
 		more, err = s.Draw(128, nil, nil)
 		d.free = 576
 	}
-	if n, known := s.ForeignOn(d); n != 0 || !known || err != nil {
+	if n, known := s.Inside().ForeignOn(d); n != 0 || !known || err != nil {
 		t.Errorf("%d bytes, %v, with an allocation meanwhile: %v", n, known, err)
 	}
 	changing := &teller{}
@@ -80,7 +80,7 @@ func TestForeignOn(t *testing.T) {
 		more, err = s.Draw(128, nil, nil)
 		ok(t, err)
 	}
-	if _, known := s.ForeignOn(changing); known {
+	if _, known := s.Inside().ForeignOn(changing); known {
 		t.Error("a number, though the books change all the time")
 	}
 	ok(t, more.Release())

@@ -52,11 +52,11 @@ func TestSpaceIsLost(t *testing.T) {
 	}
 	isLost("the space", s.Lost())
 	isLost("reserving", s.Reserve(1))
-	isLost("occupying", s.Occupy(1))
+	isLost("occupying", s.Inside().Occupy(1))
 	isLost("a limit", s.SetLimit(1<<20))
 	_, err = s.Draw(256, nil, nil)
 	isLost("drawing", err)
-	if s.TryReserveAt(1, 1) || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Ceiling() != 0 {
+	if s.Inside().TryReserveAt(1, 1) || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Ceiling() != 0 {
 		t.Error("there is room in what is lost")
 	}
 	ok(t, b.Release())
@@ -74,11 +74,11 @@ func TestParkedIsLost(t *testing.T) {
 		ok(t, s.Reserve(256))
 	}
 	for at := range uint32(64) {
-		s.UnreserveAt(at, 256)
+		s.Inside().UnreserveAt(at, 256)
 	}
 	dev.Lose(errGone)
 	for at := range uint32(64) {
-		if s.TryReserveAt(at, 256) {
+		if s.Inside().TryReserveAt(at, 256) {
 			t.Fatalf("what was parked at %d is promised", at)
 		}
 	}

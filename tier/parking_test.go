@@ -20,12 +20,12 @@ const (
 func parked(t *testing.T, n int64) *tier.Space {
 	t.Helper()
 	s := newSpace(t, parkCapacity, &fakePool{})
-	if !s.TryReserveAt(3, n) {
+	if !s.Inside().TryReserveAt(3, n) {
 		t.Fatal("an empty space has no room")
 	}
 	told := false
 	cancel := s.Subscribe(func(*tier.Space, tier.Change) { told = true })
-	s.UnreserveAt(3, n)
+	s.Inside().UnreserveAt(3, n)
 	cancel()
 	if told {
 		t.Fatal("the promise was not parked")
@@ -39,7 +39,7 @@ func TestParkedBytesAreFreeToWhoAsks(t *testing.T) {
 		"usage":     func(s *tier.Space) int64 { return s.Usage().Reserved },
 		"pressure":  (*tier.Space).PressureBytes,
 		"available": func(s *tier.Space) int64 { return s.Limit() - s.Available() },
-		"peak":      func(s *tier.Space) int64 { s.ResetPeak(); return s.Usage().Peak },
+		"peak":      func(s *tier.Space) int64 { s.Inside().ResetPeak(); return s.Usage().Peak },
 	} {
 		if n := used(parked(t, parkUnit)); n != 0 {
 			t.Errorf("%s: %d bytes, though all were given back", name, n)
@@ -53,7 +53,7 @@ func TestParkedBytesAreNotRefused(t *testing.T) {
 		t.Errorf("with %d bytes parked: %v", parkUnit, err)
 	}
 	s = parked(t, parkUnit)
-	if !s.TryReserveAt(4, s.Limit()) {
+	if !s.Inside().TryReserveAt(4, s.Limit()) {
 		t.Error("another stripe's bytes were overlooked")
 	}
 }
@@ -61,10 +61,10 @@ func TestParkedBytesAreNotRefused(t *testing.T) {
 func TestParkedBytesAreNoPeak(t *testing.T) {
 	s := parked(t, parkUnit)
 	for at := range uint32(64) {
-		if !s.TryReserveAt(at, parkUnit) {
+		if !s.Inside().TryReserveAt(at, parkUnit) {
 			t.Fatal("no room")
 		}
-		s.UnreserveAt(at+7, parkUnit)
+		s.Inside().UnreserveAt(at+7, parkUnit)
 	}
 	if peak := s.Usage().Peak; peak != parkUnit {
 		t.Errorf("the peak is %d bytes, and never more than %d were promised at once", peak, parkUnit)
@@ -74,13 +74,13 @@ func TestParkedBytesAreNoPeak(t *testing.T) {
 // TestNothingIsParked says when each release must be told.
 func TestNothingIsParked(t *testing.T) {
 	for name, prepare := range map[string]func(*tier.Space){
-		"somebody attends":    func(s *tier.Space) { s.Attend() },
+		"somebody attends":    func(s *tier.Space) { s.Inside().Attend() },
 		"nearly full":         func(s *tier.Space) { ok(t, s.Reserve(s.Stop())) },
-		"others on a device":  func(s *tier.Space) { s.SetForeign(s.Stop()) },
+		"others on a device":  func(s *tier.Space) { s.Inside().SetForeign(s.Stop()) },
 		"above a lower limit": func(s *tier.Space) { ok(t, s.Reserve(1000)); ok(t, s.SetLimit(999)) },
 	} {
 		s := newSpace(t, parkCapacity, &fakePool{})
-		if !s.TryReserveAt(0, parkUnit) {
+		if !s.Inside().TryReserveAt(0, parkUnit) {
 			t.Fatal("no room")
 		}
 		prepare(s)
@@ -90,20 +90,20 @@ func TestNothingIsParked(t *testing.T) {
 				told++
 			}
 		})
-		s.UnreserveAt(0, parkUnit)
+		s.Inside().UnreserveAt(0, parkUnit)
 		if told != 1 {
 			t.Errorf("%s: told %d times of a release", name, told)
 		}
 	}
 	s := newSpace(t, parkCapacity, &fakePool{})
-	s.Attend()
-	s.EndAttend()
+	s.Inside().Attend()
+	s.Inside().EndAttend()
 	told := false
-	if !s.TryReserveAt(0, parkUnit) {
+	if !s.Inside().TryReserveAt(0, parkUnit) {
 		t.Fatal("no room")
 	}
 	s.Subscribe(func(*tier.Space, tier.Change) { told = true })
-	s.UnreserveAt(0, parkUnit)
+	s.Inside().UnreserveAt(0, parkUnit)
 	if told {
 		t.Error("nobody attends any more, and yet all were told")
 	}
@@ -112,7 +112,7 @@ func TestNothingIsParked(t *testing.T) {
 func TestParkedBytesDoNotOutliveALimit(t *testing.T) {
 	s := parked(t, parkUnit)
 	ok(t, s.SetLimit(parkUnit-1))
-	if s.TryReserveAt(3, parkUnit) {
+	if s.Inside().TryReserveAt(3, parkUnit) {
 		t.Error("what was parked was promised again, above the limit")
 	}
 }
@@ -121,11 +121,11 @@ func TestParkedBytesDoNotOutliveALimit(t *testing.T) {
 // limit, is free, and the listeners are told.
 func TestParkedMeanwhile(t *testing.T) {
 	for name, change := range map[string]func(*tier.Space){
-		"somebody attends":  func(s *tier.Space) { s.Attend() },
+		"somebody attends":  func(s *tier.Space) { s.Inside().Attend() },
 		"the limit changes": func(s *tier.Space) { ok(t, s.SetLimit(s.Limit()-1)) },
 	} {
 		s := newSpace(t, parkCapacity, &fakePool{})
-		if !s.TryReserveAt(0, parkUnit) {
+		if !s.Inside().TryReserveAt(0, parkUnit) {
 			t.Fatal("no room")
 		}
 		told := 0
@@ -141,7 +141,7 @@ func TestParkedMeanwhile(t *testing.T) {
 		if told != 1 {
 			t.Errorf("%s: told %d times of the release", name, told)
 		}
-		if !s.TryReserveAt(0, s.Limit()) {
+		if !s.Inside().TryReserveAt(0, s.Limit()) {
 			t.Errorf("%s: the bytes are not free", name)
 		}
 	}
@@ -172,13 +172,13 @@ func TestParkingConcurrently(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, uint64(k)))
 			for !stop.Load() {
 				n := parkUnit * (1 + rng.Int64N(4))
-				if !s.TryReserveAt(k, n) {
+				if !s.Inside().TryReserveAt(k, n) {
 					continue // all is somebody's
 				}
 				if used := s.Used(); used < n || used > parkCapacity {
 					t.Errorf("%d bytes are used while %d are held", used, n)
 				}
-				s.UnreserveAt(k+rng.Uint32N(2), n)
+				s.Inside().UnreserveAt(k+rng.Uint32N(2), n)
 			}
 		})
 	}
@@ -190,12 +190,12 @@ func TestParkingConcurrently(t *testing.T) {
 		}
 	})
 	for range rounds {
-		s.Attend()
-		for !s.TryReserveAt(9, s.Limit()) { // all there is
+		s.Inside().Attend()
+		for !s.Inside().TryReserveAt(9, s.Limit()) { // all there is
 			<-wake // hangs if a release was not told
 		}
-		s.UnreserveAt(9, s.Limit())
-		s.EndAttend()
+		s.Inside().UnreserveAt(9, s.Limit())
+		s.Inside().EndAttend()
 	}
 	stop.Store(true)
 	users.Wait()

@@ -2,7 +2,6 @@ package tier
 
 import (
 	"math"
-	"math/bits"
 	"slices"
 )
 
@@ -57,21 +56,6 @@ func Quotas(all ...Quota) Quota {
 		return all[0]
 	}
 	return quotas(all)
-}
-
-// Left is what Quota.Remaining says to one who holds mine of the used bytes under a
-// limit that all who hold some share: what is left, or, below 0, the caller's share of
-// what is used above the limit, rounded so that the shares make up for all of it.
-func Left(limit, used, mine int64) int64 {
-	if used <= limit || mine <= 0 {
-		return max(0, limit-used)
-	}
-	hi, lo := bits.Mul64(uint64(used-limit), uint64(mine))
-	share, rest := bits.Div64(hi, lo, uint64(used)) // hi < used, for used-limit ≤ used and mine < 1<<63
-	if rest > 0 {
-		share++
-	}
-	return -min(int64(share), mine)
 }
 
 type quotas []Quota

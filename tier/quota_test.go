@@ -2,7 +2,6 @@ package tier_test
 
 import (
 	"errors"
-	"math"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/devpool"
@@ -138,17 +137,5 @@ func TestCeiling(t *testing.T) {
 	q.limit = 1<<63 - 1
 	if got := s.Ceiling(); got != 9000 {
 		t.Errorf("with a wide quota the ceiling is %d", got)
-	}
-}
-
-func TestLeft(t *testing.T) {
-	for _, c := range []struct{ limit, used, mine, want int64 }{
-		{100, 60, 10, 40}, {100, 100, 100, 0}, {100, 0, 0, 100}, {100, 150, 0, 0},
-		{100, 150, 150, -50}, {100, 150, 100, -34}, {100, 150, 50, -17}, {100, 101, 1, -1}, {100, 101, 100, -1},
-		{1, math.MaxInt64, math.MaxInt64, -(math.MaxInt64 - 1)}, {1, math.MaxInt64, 1, -1},
-	} {
-		if got := tier.Left(c.limit, c.used, c.mine); got != c.want {
-			t.Errorf("Left(%d, %d, %d) = %d, want %d", c.limit, c.used, c.mine, got, c.want)
-		}
 	}
 }

@@ -3,11 +3,11 @@ package tier
 import (
 	"fmt"
 	"log/slog"
-	"math"
 	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
@@ -57,8 +57,8 @@ type Space struct {
 	held    atomic.Int64 // of the used bytes, what stays; see Hold
 	lost    atomic.Pointer[LostError]
 
-	holdChanges atomic.Uint64 // holds that began or ended
-	panics      guard.Log     // of the listeners
+	holds  holds.List // who keeps memory
+	panics guard.Log  // of the listeners
 
 	listeners atomic.Pointer[[]listener] // copied on write; called without locks
 
@@ -68,7 +68,6 @@ type Space struct {
 		closed       bool
 		cancels      []func()             // end the subscriptions to the quota and to the loss of the pool
 		buffers      map[*Buffer]struct{} // outstanding, for the leak report
-		holds        *Hold                // the first of those who keep memory
 	}
 }
 
@@ -122,22 +121,8 @@ func (s *Space) Node() int { return s.cfg.Node }
 // Backend names what hands out the memory: "sim", "cuda", "host", "disk".
 func (s *Space) Backend() string { return s.cfg.Backend }
 
-// Hint names the setting that would make the space larger, for error messages; it may
-// be empty.
-func (s *Space) Hint() string { return s.cfg.Hint }
-
 // Pool returns what hands out the memory.
 func (s *Space) Pool() Pool { return s.cfg.Pool }
-
-// Pace returns how far the space is with its share of what is written to it and to
-// others beside it; the zero Pace if its pool has none. What is promised and not
-// drawn counts as taken on: whoever has it may wait for something else still.
-func (s *Space) Pace() Pace {
-	if s.paced == nil {
-		return Pace{}
-	}
-	return s.paced.Pace().After(s.ledger.Snapshot().Reserved)
-}
 
 // Capacity returns the size of the space in bytes.
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }
@@ -150,14 +135,6 @@ func (s *Space) Trigger() int64 { return s.trigger }
 
 // Stop returns the pressure, in bytes, at which the monitor ends.
 func (s *Space) Stop() int64 { return s.stop }
-
-// Hold says that n of the bytes in use stay so for as long as the space is open:
-// its owner's own, such as staging. They count as any others; only Room knows.
-func (s *Space) Hold(n int64) { s.held.Add(n) }
-
-// Held returns how many bytes stay in use for as long as the space is open; see
-// Hold. Room()+Held() is how many may be in use at once.
-func (s *Space) Held() int64 { return s.held.Load() }
 
 // Room returns how many bytes reservations could take if nobody but the space's
 // owner held any: a request for more can never fit.
@@ -231,26 +208,6 @@ func (s *Space) Available() int64 {
 	return max(0, room)
 }
 
-// ResetPeak makes the present use the peak.
-func (s *Space) ResetPeak() { s.ledger.ResetPeak() }
-
-// SetForeign records how many bytes others hold on the device, as sampled.
-// Listeners are told if that presses the space, or if it is less than before. See
-// ForeignOn for what the number is.
-func (s *Space) SetForeign(n int64) {
-	n = min(max(0, n), math.MaxInt64-s.cfg.Capacity) // so that the pressure is a number
-	old := s.foreign.Swap(n)
-	switch {
-	case old > n:
-		s.notify(Released)
-	case old < n:
-		s.ledger.LimitsChanged() // what may be parked, that is
-		if s.PressureBytes() >= s.trigger {
-			s.notify(Pressed)
-		}
-	}
-}
-
 // Foreign returns how many bytes others hold on the device, as last sampled.
 func (s *Space) Foreign() int64 { return s.foreign.Load() }
 
@@ -281,14 +238,6 @@ func (s *Space) Subscribe(f func(*Space, Change)) (cancel func()) {
 		next := slices.DeleteFunc(slices.Clone(*s.listeners.Load()), func(l listener) bool { return l.id == id })
 		s.listeners.Store(&next)
 	}
-}
-
-// Subscribers returns how many subscriptions there are: what each change costs, in calls.
-func (s *Space) Subscribers() int {
-	if ls := s.listeners.Load(); ls != nil {
-		return len(*ls)
-	}
-	return 0
 }
 
 func (s *Space) notify(c Change) {
@@ -340,26 +289,6 @@ func (s *Space) tellPressure() {
 	}
 }
 
-// TryReserveAt is Reserve for a reservation.Manager, which says with at, any number,
-// where it would rather have promised bytes from: those that were given back with the
-// same number. n must not be negative. It says whether the bytes were promised.
-func (s *Space) TryReserveAt(at uint32, n int64) bool {
-	if s.cfg.Quota != nil {
-		return s.Reserve(n) == nil
-	}
-	if !s.ledger.ReserveAt(at, n, s.Limit()) {
-		return false
-	}
-	s.tellPressure()
-	return true
-}
-
-// UnreserveAt is Unreserve for a reservation.Manager. Unless somebody attends, and while
-// the space is far from full, the bytes may be kept for the next TryReserveAt with the
-// same number, without a word to the listeners. All who ask for room, or for what is used,
-// have them.
-func (s *Space) UnreserveAt(at uint32, n int64) { s.unreserveAt(at, n, s.parkBelow) }
-
 func (s *Space) unreserveAt(at uint32, n int64, below func() int64) {
 	if n == 0 {
 		return
@@ -374,13 +303,6 @@ func (s *Space) unreserveAt(at uint32, n int64, below func() int64) {
 
 // parkBelow is up to how many used bytes promises may be parked.
 func (s *Space) parkBelow() int64 { return min(s.stop-s.foreign.Load(), s.Limit()) }
-
-// Attend begins a time in which listeners are told of every release, and what was given
-// back before is there: somebody waits for room. EndAttend must be called once for it.
-func (s *Space) Attend() { s.ledger.Attend(1) }
-
-// EndAttend ends what Attend began.
-func (s *Space) EndAttend() { s.ledger.Attend(-1) }
 
 // Unreserve gives n promised bytes back.
 func (s *Space) Unreserve(n int64) {

@@ -109,36 +109,6 @@ type Account interface {
 	Credit(n int64) bool
 }
 
-// Recall turns n retired bytes into promised ones. Only an Account calls it,
-// while it is being credited.
-func (s *Space) Recall(n int64) { s.ledger.Recall(n) }
-
-// Occupy promises n bytes for memory of the pool's that was in use before the space was
-// made: files that outlived a process. The limit does not count, for the bytes are
-// there; more than the capacity is a NoSpaceError. The caller must either Adopt or
-// Unreserve every byte.
-func (s *Space) Occupy(n int64) error {
-	if n < 0 {
-		panic(fmt.Sprintf("tier: %s: cannot occupy %d bytes", s.cfg.ID, n))
-	}
-	if err := s.Lost(); err != nil {
-		return err
-	}
-	if s.cfg.Quota != nil {
-		if err := s.cfg.Quota.Charge(n); err != nil {
-			return s.refusal(n, err)
-		}
-	}
-	if !s.ledger.Reserve(n, s.cfg.Capacity) {
-		if s.cfg.Quota != nil {
-			s.cfg.Quota.Credit(n)
-		}
-		return s.refusal(n, nil)
-	}
-	s.tellPressure()
-	return nil
-}
-
 // LentMemory is memory of a space's device that somebody else has allocated, and wants
 // back: the buffer of such memory gives it to them instead of the space's pool.
 type LentMemory interface {
@@ -146,56 +116,4 @@ type LentMemory interface {
 	// GiveBack is called once, when nobody uses the memory any more, with no lock held.
 	// It calls reclaimed when the memory is its owner's again, as Pool.Free does.
 	GiveBack(reclaimed func())
-}
-
-// Adopt is Draw for memory that the pool has handed out already, or for LentMemory, for
-// which the caller holds Charge(mem.Size()) promised bytes. The buffer frees it as its own.
-func (s *Space) Adopt(mem Memory, account Account) *Buffer {
-	charge := s.Charge(mem.Size())
-	s.ledger.Draw(charge)
-	b := &Buffer{space: s, mem: mem, size: mem.Size(), charge: charge, account: account, stack: invariants.Stack()}
-	b.holders.Store(owned)
-	s.mu.Lock()
-	s.mu.buffers[b] = struct{}{}
-	s.mu.Unlock()
-	return b
-}
-
-// ForeignOn returns how many bytes of the space's capacity others hold on dev, the device
-// that the space is on: other processes, other libraries of this one, and other spaces on
-// the same device. It is what is neither free nor in the space's own books. What the device
-// keeps of freed memory counts as free, and memory of others that the space has adopted
-// (LentMemory) as its own. If the device is larger than the space, others may fill the rest
-// of it first.
-//
-// Decorators are looked through, because the limits that they make are not foreign bytes.
-// ok is false if that cannot be said now: the space is lost, the device does not answer, or
-// the space's books change all the time. The call may take as long as the device's driver
-// does; it must be made with no lock held.
-func (s *Space) ForeignOn(dev Device) (bytes int64, ok bool) {
-	for d := range layers(dev) {
-		dev = d // the innermost
-	}
-	for range 4 {
-		before := s.Usage()
-		free, known := freeOn(dev)
-		after := s.Usage()
-		if s.Lost() != nil || !known {
-			return 0, false
-		}
-		if before.Live == after.Live && before.Retired == after.Retired {
-			return max(0, s.cfg.Capacity-after.Live-after.Retired-free), true
-		}
-	}
-	return 0, false
-}
-
-func freeOn(dev Device) (bytes int64, known bool) {
-	// Of a device that may fail to find out, FreeBytes says so.
-	if t, ok := dev.(interface{ FreeBytes() (int64, error) }); ok {
-		free, err := t.FreeBytes()
-		return free, err == nil
-	}
-	free, total := dev.MemInfo()
-	return free, total > 0
 }

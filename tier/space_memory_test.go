@@ -14,16 +14,16 @@ func TestAdoptedMemoryIsChargedAsDrawn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Occupy(8 * Page); err != nil {
+	if err := s.Inside().Occupy(8 * Page); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Occupy(3 * Page); !errors.Is(err, ErrNoSpace) {
+	if err := s.Inside().Occupy(3 * Page); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("more than the capacity is in use: %v", err)
 	}
 	if err := s.Reserve(Page); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("reserved above the limit: %v", err)
 	}
-	b := s.Adopt(adoptMemory(3*Page), nil)
+	b := s.Inside().Adopt(adoptMemory(3*Page), nil)
 	if u := s.Usage(); u.Live != 3*Page || u.Reserved != 5*Page || b.Size() != 3*Page || len(s.Leaks()) != 1 {
 		t.Errorf("%+v, a buffer of %d", u, b.Size())
 	}
@@ -60,10 +60,10 @@ func TestTryLeaseBesideRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	for round := range 500 {
-		if err := s.Occupy(Page); err != nil {
+		if err := s.Inside().Occupy(Page); err != nil {
 			t.Fatal(err)
 		}
-		b := s.Adopt(adoptMemory(Page), nil)
+		b := s.Inside().Adopt(adoptMemory(Page), nil)
 		var all sync.WaitGroup
 		for range 2 {
 			all.Go(func() {
@@ -135,11 +135,11 @@ func TestLentMemoryGoesBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Occupy(2 * Page); err != nil {
+	if err := s.Inside().Occupy(2 * Page); err != nil {
 		t.Fatal(err)
 	}
 	back := 0
-	b := s.Adopt(lent{2 * Page, &back}, nil)
+	b := s.Inside().Adopt(lent{2 * Page, &back}, nil)
 	if u := s.Usage(); u.Live != 2*Page {
 		t.Errorf("the books say %+v", u)
 	}

@@ -202,7 +202,7 @@ func TestSpaceLifeOfABuffer(t *testing.T) {
 	if s.Usage().Peak != 300 {
 		t.Errorf("peak %d", s.Usage().Peak)
 	}
-	s.ResetPeak()
+	s.Inside().ResetPeak()
 	if s.Usage().Peak != 0 {
 		t.Errorf("peak %d after a reset", s.Usage().Peak)
 	}
@@ -377,13 +377,13 @@ func TestSpaceTellsListeners(t *testing.T) {
 	c.expect(t, "the same limit")
 	ok(t, s.SetLimit(1000))
 	c.expect(t, "raising the limit", tier.Released)
-	s.SetForeign(763)
+	s.Inside().SetForeign(763)
 	c.expect(t, "foreign bytes below the trigger")
-	s.SetForeign(764)
+	s.Inside().SetForeign(764)
 	c.expect(t, "foreign bytes that press", tier.Pressed)
-	s.SetForeign(764)
+	s.Inside().SetForeign(764)
 	c.expect(t, "the same foreign bytes")
-	s.SetForeign(0)
+	s.Inside().SetForeign(0)
 	c.expect(t, "no foreign bytes", tier.Released)
 	cancel()
 	cancel()
@@ -394,15 +394,15 @@ func TestSpaceTellsListeners(t *testing.T) {
 func TestSpaceForeign(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	ok(t, s.Reserve(100))
-	s.SetForeign(300)
+	s.Inside().SetForeign(300)
 	if s.PressureBytes() != 400 || s.Foreign() != 300 || s.Used() != 100 || s.Available() != 800 {
 		t.Errorf("pressure %d, foreign %d, used %d, available %d", s.PressureBytes(), s.Foreign(), s.Used(), s.Available())
 	}
-	s.SetForeign(-5)
+	s.Inside().SetForeign(-5)
 	if s.PressureBytes() != 100 || s.Foreign() != 0 {
 		t.Errorf("pressure %d with a negative sample", s.PressureBytes())
 	}
-	s.SetForeign(math.MaxInt64)
+	s.Inside().SetForeign(math.MaxInt64)
 	if s.PressureBytes() < s.Capacity() {
 		t.Errorf("pressure %d with a sample that is too large", s.PressureBytes())
 	}
@@ -488,7 +488,7 @@ func (a *account) Credit(n int64) bool {
 	lockrank.AssertNone("an account is credited")
 	a.sum.Add(n)
 	if a.keep.Load() {
-		a.space.Recall(n)
+		a.space.Inside().Recall(n)
 	}
 	return a.keep.Load()
 }

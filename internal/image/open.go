@@ -15,9 +15,9 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/shape"
-	"github.com/spillway-db/spillway/tier"
 )
 
 // Open returns the record whose image lies in extents, in place: its Arrow
@@ -184,7 +184,7 @@ type Lease struct {
 	buffers atomic.Int64
 	ended   atomic.Bool
 	release func()
-	Hold    tier.Hold // of the memory, if somebody began it
+	Hold    holds.Hold // of the memory, if somebody began it
 }
 
 // NewLease returns a lease with one buffer counted, which is the opener's own.

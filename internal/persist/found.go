@@ -105,7 +105,7 @@ func (f *Found) Add(space *tier.Space, volume *disk.Volume) error {
 		for _, n := range k.Sizes {
 			m.bytes += space.Charge(n)
 		}
-		if err := space.Occupy(m.bytes); err != nil {
+		if err := space.Inside().Occupy(m.bytes); err != nil {
 			return err
 		}
 		f.count(m, m.bytes)
@@ -206,7 +206,7 @@ func (f *Found) needs(b *foundBatch) {
 
 // count changes what is promised for what was found.
 func (f *Found) count(m foundMemory, n int64) {
-	m.space.Hold(n)
+	m.space.Inside().Hold(n)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.bytes[m.space.ID()] += n
@@ -284,7 +284,7 @@ type returns struct {
 
 func (r *returns) Credit(n int64) bool {
 	if r.back.Load() {
-		r.space.Recall(n)
+		r.space.Inside().Recall(n)
 	}
 	return r.back.Load()
 }
@@ -299,7 +299,7 @@ func (f *Found) take(m foundMemory) (buffers []*tier.Buffer, putBack func() erro
 	f.count(m, -m.bytes)
 	account := &returns{space: m.space}
 	for _, mem := range memories {
-		buffers = append(buffers, m.space.Adopt(mem, account))
+		buffers = append(buffers, m.space.Inside().Adopt(mem, account))
 	}
 	return buffers, func() error {
 		f.count(m, m.bytes)

@@ -96,7 +96,7 @@ type Promise struct {
 func Of(space *tier.Space, promised []Promise) Account {
 	a := Account{
 		Space: space.ID(), Used: space.Used(), Available: space.Available(), Limit: space.Limit(),
-		Reserved: space.Usage().Reserved, Engine: space.Held(),
+		Reserved: space.Usage().Reserved, Engine: space.Inside().Held(),
 	}
 	byKey := make(map[Holder]*Holder)
 	holder := func(key Holder) *Holder {
@@ -114,14 +114,14 @@ func Of(space *tier.Space, promised []Promise) Account {
 		by     Holder
 	}
 	seen := make(map[kept]bool)
-	for _, v := range space.Holds(nil) {
-		d := v.Describe(a.Space)
-		key := Holder{What: d.Kind.String(), Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}
+	for _, v := range space.Inside().Holds().Append(nil) {
+		d := space.Inside().Describe(&v)
+		key := Holder{What: d.Kind, Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}
 		h := holder(key)
 		if h.Batch == 0 || d.Batch < h.Batch {
 			h.Batch = d.Batch
 		}
-		v.Each(func(memory any, bytes int64) {
+		space.Inside().EachKept(&v, func(memory any, bytes int64) {
 			if k := (kept{memory, key}); !seen[k] {
 				seen[k] = true
 				h.Bytes += bytes

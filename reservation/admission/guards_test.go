@@ -20,8 +20,8 @@ func TestRoomBeforeThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := w.gpus[0]
-	gpu.Attend() // else nobody is told of what comes back
-	defer gpu.EndAttend()
+	gpu.Inside().Attend() // else nobody is told of what comes back
+	defer gpu.Inside().EndAttend()
 	told := 0
 	defer gpu.Subscribe(func(_ *tier.Space, c tier.Change) {
 		if told++; c == tier.Released && w.Stats().Running != 1 {

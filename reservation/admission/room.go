@@ -66,7 +66,7 @@ func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err e
 // that waits reserves it beside its need, and rounded up only there it would wait where another
 // that comes anew is admitted.
 func marks(s *tier.Space, threshold float64) (mark, top int64) {
-	top = add(s.Room(), s.Held())
+	top = add(s.Room(), s.Inside().Held())
 	mark = s.Capacity()
 	if threshold < 1 {
 		mark = int64(float64(mark) * threshold)

@@ -240,7 +240,7 @@ func (a *Admitter) enqueue(w *waiter) error {
 	a.least.Store(0)
 	if a.mu.line.Len() == 1 { // from now on releases matter that nobody may wait for in a line
 		for _, s := range a.reservations.Spaces().All() {
-			s.Attend()
+			s.Inside().Attend()
 		}
 	}
 	return nil
@@ -264,7 +264,7 @@ func (a *Admitter) removeLocked(w *waiter) {
 	a.waiting.Store(int64(a.mu.line.Len()))
 	if a.mu.line.Len() == 0 {
 		for _, s := range a.reservations.Spaces().All() {
-			s.EndAttend()
+			s.Inside().EndAttend()
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -274,7 +275,7 @@ func (q quota) Remaining() int64 {
 	if q.d.books.closed {
 		return 0
 	}
-	return tier.Left(b.mu.limit, b.mu.reserved, q.d.books.charged())
+	return ledger.Left(b.mu.limit, b.mu.reserved, q.d.books.charged())
 }
 
 func (q quota) Limit() int64 { return q.d.budget.Limit() }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -75,7 +76,7 @@ func (m *member) Credit(n int64) {
 }
 
 func (m *member) Remaining() int64 {
-	return tier.Left(m.quota.limit.Load(), m.quota.used.Load(), m.used.Load())
+	return ledger.Left(m.quota.limit.Load(), m.quota.used.Load(), m.used.Load())
 }
 
 func (m *member) Limit() int64 { return m.quota.Limit() }

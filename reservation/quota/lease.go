@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -174,7 +175,7 @@ func (l *Lease) roomLocked() int64 {
 	limit := l.limitLocked()
 	l.noteOverLocked(group, limit)
 	if group > limit {
-		return tier.Left(limit, group, l.mu.own.words.live.Load())
+		return ledger.Left(limit, group, l.mu.own.words.live.Load())
 	}
 	return l.remainingLocked(group, all)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/oneline"
+	"github.com/spillway-db/spillway/internal/stripe"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/internal/journal"
 	"github.com/spillway-db/spillway/tier/disk/internal/pace"
@@ -106,7 +107,7 @@ var _ tier.Pool = (*Volume)(nil)
 type Stripe = pace.Stripe
 
 // Pace says how far ahead of the others the volume is. The space of the volume asks.
-func (v *Volume) Pace() tier.Pace { return v.pacer.Pace() }
+func (v *Volume) Pace() stripe.Pace { return v.pacer.Pace() }
 
 // Promised takes how many bytes of the space are promised and not drawn, before each Alloc.
 func (v *Volume) Promised(n int64) { v.pacer.Promised(n) }

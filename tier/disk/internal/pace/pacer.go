@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/internal/stripe"
 )
 
 // Stripe is what volumes have in common that are used side by side. The zero value is ready, and not to be copied. It is safe for
@@ -56,7 +56,7 @@ const (
 )
 
 // Pacer measures how long a volume has been written to, how fast that went, and what it has taken
-// on: what tier.Pace is made of. It is safe for concurrent use.
+// on: what stripe.Pace is made of. It is safe for concurrent use.
 //
 // Its lead is the time in which at least one write was under way, plus what the backlog will take.
 // Sharing out by that, and not by the bandwidth itself, makes up for every error of the estimate
@@ -90,11 +90,11 @@ func NewPacer(s *Stripe) *Pacer {
 }
 
 // Pace says how far ahead of the others the volume is.
-func (p *Pacer) Pace() tier.Pace {
+func (p *Pacer) Pace() stripe.Pace {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return tier.Pace{
+	return stripe.Pace{
 		Lead: p.leadLocked(now), Bandwidth: cmp.Or(p.bandwidthLocked(), unmeasured), Ailing: p.ailingLocked(now),
 	}
 }
@@ -107,7 +107,7 @@ func (p *Pacer) Promised(n int64) {
 }
 
 func (p *Pacer) leadLocked(now time.Time) time.Duration {
-	lead := tier.Pace{Lead: p.mu.busy + p.mu.skipped, Bandwidth: cmp.Or(p.bandwidthLocked(), unmeasured)}
+	lead := stripe.Pace{Lead: p.mu.busy + p.mu.skipped, Bandwidth: cmp.Or(p.bandwidthLocked(), unmeasured)}
 	if p.mu.writing > 0 {
 		lead.Lead += now.Sub(p.mu.since)
 	}
@@ -126,7 +126,7 @@ func (p *Pacer) TakeOn(n int64) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	lead := tier.Pace{Lead: p.leadLocked(now), Bandwidth: cmp.Or(p.bandwidthLocked(), unmeasured)}.After(p.mu.promised).Lead
+	lead := stripe.Pace{Lead: p.leadLocked(now), Bandwidth: cmp.Or(p.bandwidthLocked(), unmeasured)}.After(p.mu.promised).Lead
 	if behind := p.stripe.reach(lead) - lead - catchUp; behind > 0 {
 		p.mu.skipped += behind
 	}

@@ -1,20 +1,11 @@
-package tier
+// Package stripe says which of several spaces, that are written side by side, comes next.
+package stripe
 
 import (
 	"cmp"
 	"math"
 	"time"
 )
-
-// paced is what a Pool implements that is one of several which are written side by
-// side, each as fast as it can: a spill volume. What goes to any of them goes to
-// the one whose Pace is the least. A paced is safe for concurrent use.
-type paced interface {
-	Pace() Pace
-	// Promised tells before each Alloc how many bytes of the space are promised and not
-	// drawn. Space.Pace counts them, and so must who asks whether the pool was passed by.
-	Promised(n int64)
-}
 
 // Pace says how far ahead of the others a space is with its share of what is
 // written. Spaces of which each is given more only while no other has a smaller Lead

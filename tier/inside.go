@@ -1,0 +1,185 @@
+package tier
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/stripe"
+)
+
+// inside is a Space as the packages of this module see it, which keep the rules that its methods
+// name: who adopts memory, parks promises or asks who keeps what.
+type inside struct{ *Space }
+
+// Inside returns what only this module's packages do with a space. Programs have no use for it.
+func (s *Space) Inside() inside { return inside{s} }
+
+// Hint names the setting that would make the space larger, for error messages; it may
+// be empty.
+func (in inside) Hint() string { return in.cfg.Hint }
+
+// Pace returns how far the space is with its share of what is written to it and to
+// others beside it; the zero one if its pool has none. What is promised and not
+// drawn counts as taken on: whoever has it may wait for something else still.
+func (in inside) Pace() stripe.Pace {
+	if in.paced == nil {
+		return stripe.Pace{}
+	}
+	return in.paced.Pace().After(in.ledger.Snapshot().Reserved)
+}
+
+// Hold says that n of the bytes in use stay so for as long as the space is open:
+// its owner's own, such as staging. They count as any others; only Room knows.
+func (in inside) Hold(n int64) { in.held.Add(n) }
+
+// Held returns how many bytes stay in use for as long as the space is open; see
+// Hold. Room()+Held() is how many may be in use at once.
+func (in inside) Held() int64 { return in.held.Load() }
+
+// TryReserveAt is Reserve for a reservation.Manager, which says with at, any number,
+// where it would rather have promised bytes from: those that were given back with the
+// same number. n must not be negative. It says whether the bytes were promised.
+func (in inside) TryReserveAt(at uint32, n int64) bool {
+	if in.cfg.Quota != nil {
+		return in.Reserve(n) == nil
+	}
+	if !in.ledger.ReserveAt(at, n, in.Limit()) {
+		return false
+	}
+	in.tellPressure()
+	return true
+}
+
+// UnreserveAt is Unreserve for a reservation.Manager. Unless somebody attends, and while
+// the space is far from full, the bytes may be kept for the next TryReserveAt with the
+// same number, without a word to the listeners. All who ask for room, or for what is used,
+// have them.
+func (in inside) UnreserveAt(at uint32, n int64) { in.unreserveAt(at, n, in.parkBelow) }
+
+// Attend begins a time in which listeners are told of every release, and what was given
+// back before is there: somebody waits for room. EndAttend must be called once for it.
+func (in inside) Attend() { in.ledger.Attend(1) }
+
+// EndAttend ends what Attend began.
+func (in inside) EndAttend() { in.ledger.Attend(-1) }
+
+// Subscribers returns how many subscriptions there are: what each change costs, in calls.
+func (in inside) Subscribers() int {
+	if ls := in.listeners.Load(); ls != nil {
+		return len(*ls)
+	}
+	return 0
+}
+
+// ResetPeak makes the present use the peak.
+func (in inside) ResetPeak() { in.ledger.ResetPeak() }
+
+// Occupy promises n bytes for memory of the pool's that was in use before the space was
+// made: files that outlived a process. The limit does not count, for the bytes are
+// there; more than the capacity is a NoSpaceError. The caller must either Adopt or
+// Unreserve every byte.
+func (in inside) Occupy(n int64) error {
+	if n < 0 {
+		panic(fmt.Sprintf("tier: %s: cannot occupy %d bytes", in.cfg.ID, n))
+	}
+	if err := in.Lost(); err != nil {
+		return err
+	}
+	if in.cfg.Quota != nil {
+		if err := in.cfg.Quota.Charge(n); err != nil {
+			return in.refusal(n, err)
+		}
+	}
+	if !in.ledger.Reserve(n, in.cfg.Capacity) {
+		if in.cfg.Quota != nil {
+			in.cfg.Quota.Credit(n)
+		}
+		return in.refusal(n, nil)
+	}
+	in.tellPressure()
+	return nil
+}
+
+// Adopt is Draw for memory that the pool has handed out already, or for LentMemory, for
+// which the caller holds Charge(mem.Size()) promised bytes. The buffer frees it as its own.
+func (in inside) Adopt(mem Memory, account Account) *Buffer {
+	charge := in.Charge(mem.Size())
+	in.ledger.Draw(charge)
+	b := &Buffer{space: in.Space, mem: mem, size: mem.Size(), charge: charge, account: account, stack: invariants.Stack()}
+	b.holders.Store(owned)
+	in.mu.Lock()
+	in.mu.buffers[b] = struct{}{}
+	in.mu.Unlock()
+	return b
+}
+
+// Recall turns n retired bytes into promised ones. Only an Account calls it,
+// while it is being credited.
+func (in inside) Recall(n int64) { in.ledger.Recall(n) }
+
+// SetForeign records how many bytes others hold on the device, as sampled.
+// Listeners are told if that presses the space, or if it is less than before. See
+// ForeignOn for what the number is.
+func (in inside) SetForeign(n int64) {
+	n = min(max(0, n), math.MaxInt64-in.cfg.Capacity) // so that the pressure is a number
+	old := in.foreign.Swap(n)
+	switch {
+	case old > n:
+		in.notify(Released)
+	case old < n:
+		in.ledger.LimitsChanged() // what may be parked, that is
+		if in.PressureBytes() >= in.trigger {
+			in.notify(Pressed)
+		}
+	}
+}
+
+// ForeignOn returns how many bytes of the space's capacity others hold on dev, the device
+// that the space is on: other processes, other libraries of this one, and other spaces on
+// the same device. It is what is neither free nor in the space's own books. What the device
+// keeps of freed memory counts as free, and memory of others that the space has adopted
+// (LentMemory) as its own. If the device is larger than the space, others may fill the rest
+// of it first.
+//
+// Decorators are looked through, because the limits that they make are not foreign bytes.
+// ok is false if that cannot be said now: the space is lost, the device does not answer, or
+// the space's books change all the time. The call may take as long as the device's driver
+// does; it must be made with no lock held.
+func (in inside) ForeignOn(dev Device) (bytes int64, ok bool) {
+	for d := range layers(dev) {
+		dev = d // the innermost
+	}
+	for range 4 {
+		before := in.Usage()
+		free, known := freeOn(dev)
+		after := in.Usage()
+		if in.Lost() != nil || !known {
+			return 0, false
+		}
+		if before.Live == after.Live && before.Retired == after.Retired {
+			return max(0, in.cfg.Capacity-after.Live-after.Retired-free), true
+		}
+	}
+	return 0, false
+}
+
+func freeOn(dev Device) (bytes int64, known bool) {
+	// Of a device that may fail to find out, FreeBytes says so.
+	if t, ok := dev.(interface{ FreeBytes() (int64, error) }); ok {
+		free, err := t.FreeBytes()
+		return free, err == nil
+	}
+	free, total := dev.MemInfo()
+	return free, total > 0
+}
+
+// paced is what a Pool implements that is one of several which are written side by
+// side, each as fast as it can: a spill volume. What goes to any of them goes to
+// the one whose stripe.Pace is the least. A paced is safe for concurrent use.
+type paced interface {
+	Pace() stripe.Pace
+	// Promised tells before each Alloc how many bytes of the space are promised and not
+	// drawn. inside.Pace counts them, and so must who asks whether the pool was passed by.
+	Promised(n int64)
+}
