@@ -106,8 +106,8 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 // noneIsLost refuses inputs that are lost: there is nothing to wait for.
 func (e *Engine) noneIsLost(in *taskInputs) error {
 	for _, b := range in.batches {
-		if s, ok := e.reservations.Spaces().ByID(b.Info().Space); ok && s.Lost() != nil {
-			return fmt.Errorf("bringing batch %d: %w", b.ID(), s.Lost())
+		if p := b.Info().Payload; p != nil && p.Space().Lost() != nil {
+			return fmt.Errorf("bringing batch %d: %w", b.ID(), p.Space().Lost())
 		}
 	}
 	return nil

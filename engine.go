@@ -181,22 +181,22 @@ var (
 	_ batch.Knower    = observer{}
 )
 
-func (o observer) BatchChanged(b *batch.Batch) {
-	o.e.monitor.BatchChanged(b)
-	o.e.recorder.BatchChanged(b)
+func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
+	o.e.monitor.BatchChanged(b, now)
+	o.e.recorder.BatchChanged(b, now)
 }
 
 func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Knows(b) }
 
-func (o observer) Register(b *batch.Batch) error {
+func (o observer) Register(b *batch.Batch, now batch.Info) error {
 	if o.record != nil { // before the monitor can move it
 		o.e.recorder.Know(b, o.record)
 	}
-	if err := o.e.monitor.Register(b); err != nil {
+	if err := o.e.monitor.Register(b, now); err != nil {
 		o.e.recorder.Know(b, nil)
 		return err
 	}
-	o.e.recorder.BatchChanged(b)
+	o.e.recorder.BatchChanged(b, now)
 	return nil
 }
 

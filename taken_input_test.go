@@ -22,9 +22,9 @@ type snatcher struct {
 	then    func()
 }
 
-func (s *snatcher) BatchChanged(b *batch.Batch) {
-	s.Registrar.BatchChanged(b)
-	if b != s.batch.Load() || !s.when(b.Info()) {
+func (s *snatcher) BatchChanged(b *batch.Batch, now batch.Info) {
+	s.Registrar.BatchChanged(b, now)
+	if b != s.batch.Load() || !s.when(now) {
 		return
 	}
 	s.batch.Store(nil)
@@ -80,7 +80,9 @@ func TestInputTakenBeforeItsLock(t *testing.T) {
 func TestInputsAreGoneBeforeTheirHandles(t *testing.T) {
 	eng, repo := openTasks(t, 1<<20, 1<<20, 0, 0)
 	ran := false
-	s := &snatcher{when: func(i batch.Info) bool { return ran && i.Active == 0 }}
+	s := &snatcher{when: func(i batch.Info) bool {
+		return ran && (i.Active == 0 || i.State == batch.Released)
+	}}
 	s.then = func() {
 		if s.transit != nil {
 			t.Errorf("the input could be moved: %v", s.transit.Abort())
@@ -93,7 +95,7 @@ func TestInputsAreGoneBeforeTheirHandles(t *testing.T) {
 		t.Error(err)
 	}
 	if s.batch.Load() != nil {
-		t.Error("nobody was told that the handle closed")
+		t.Error("nobody was told that the input is gone")
 	}
 	closeClean(t, eng)
 }

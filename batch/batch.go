@@ -70,12 +70,12 @@ type Observer interface {
 	// BatchChanged is called after b was made and after every change of its
 	// state, counts, payload, subscribers or place, on the goroutine that made
 	// the change and with no lock held. It must be quick and must not block.
+	// Of a batch that was dropped it is not told again.
 	//
-	// Calls for one batch may overlap and come out of order: the change is to be
-	// read from b.Info, not counted. An observer that keeps what it read must call
-	// b.Info under the lock that guards what it keeps; otherwise an older cut may
-	// overwrite a newer one for good.
-	BatchChanged(b *Batch)
+	// now is b right after the change. Calls for one batch may overlap and come out of
+	// order. An observer that keeps what it is told must ignore a cut whose Version is
+	// lower than that of the last one.
+	BatchChanged(b *Batch, now Info)
 }
 
 // Registrar is an Observer that refuses a second batch of an id that it knows. The
@@ -85,7 +85,7 @@ type Registrar interface {
 	// Register is called once by New, in place of the first BatchChanged and under
 	// its rules. ErrDuplicateID: the observer knows another batch of that id, which
 	// has not been dropped. After any error the observer must not know b.
-	Register(b *Batch) error
+	Register(b *Batch, now Info) error
 }
 
 // Knower is an Observer that can say what it was told of. The monitor's index and an engine's
@@ -124,13 +124,19 @@ type Options struct {
 
 // Info is a consistent cut through a batch.
 type Info struct {
-	ID          ID
-	State       State
-	Space       tier.ID // where the data is; zero when it is gone
-	Bytes       int64   // charged there
-	Rows        int64   // 0 if the payload has no descriptor
-	Pending     int     // tasks created and not yet begun
-	Active      int     // open handles
+	ID      ID
+	Version uint64 // rises with every change
+	State   State
+	// Payload is the form that the batch has; nil when it is gone. It is the batch's, which may
+	// give it up at any moment. Who has neither a handle nor the transit may ask what it is, and
+	// must not use its memory but under a lease (tier.Buffer.TryLease).
+	Payload     Payload
+	Descriptor  *Descriptor // what the bytes mean; nil if no payload had one. It stays known when the batch is dropped
+	Space       tier.ID     // where the data is; zero when it is gone
+	Bytes       int64       // charged there
+	Rows        int64       // 0 if the payload has no descriptor
+	Pending     int         // tasks created and not yet begun
+	Active      int         // open handles
 	Subscribers int
 	Leased      bool // readers beyond the handles hold the memory: a move would not free it at once
 	Place       Place
@@ -150,7 +156,9 @@ type Batch struct {
 		lockrank.Mutex[lockrank.Batch]
 		payload     Payload // nil when it is gone
 		desc        *Descriptor
-		space       tier.ID       // the payload's
+		space       *tier.Space   // the payload's; nil when it is gone
+		bytes       int64         // the payload's
+		version     uint64        // changes so far
 		changed     chan struct{} // closed at the next change; nil if nobody waits
 		store       Observer      // the repository that holds the batch; nil if none does
 		place       Place
@@ -159,6 +167,7 @@ type Batch struct {
 		active      int32
 		subscribers int32
 		state       State
+		over        bool // the observers know that it was dropped
 	}
 }
 
@@ -173,9 +182,8 @@ func New(o Options) (*Batch, error) {
 		return nil, &StateError{Batch: o.ID, Op: "new", Status: MissingData}
 	}
 	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
-	b.mu.payload = o.Payload
 	b.mu.desc = descriptorOf(o.Payload)
-	b.mu.space = o.Payload.Space().ID()
+	b.holdLocked(o.Payload, o.Payload.Space(), o.Payload.Bytes())
 	b.mu.place = o.Place
 	b.mu.lastUse = b.now()
 	for {
@@ -195,13 +203,19 @@ func New(o Options) (*Batch, error) {
 
 // register makes a new batch known to its observer.
 func (b *Batch) register() (err error) {
-	if r, ok := b.observer.(Registrar); ok {
-		lockrank.AssertNone("a batch's observers are called")
-		defer guard.Error(&err, "an observer of batches")
-		return r.Register(b)
+	r, ok := b.observer.(Registrar)
+	if !ok {
+		b.announce(b.changeLocked()) // nobody else has it
+		return nil
 	}
-	b.announce(nil, nil)
-	return nil
+	lockrank.AssertNone("a batch's observers are called")
+	defer guard.Error(&err, "an observer of batches")
+	return r.Register(b, b.Info())
+}
+
+// holdLocked makes p, which may be nil, the batch's form. What p says of itself is asked before.
+func (b *Batch) holdLocked(p Payload, space *tier.Space, bytes int64) {
+	b.mu.payload, b.mu.space, b.mu.bytes = p, space, bytes
 }
 
 func descriptorOf(p Payload) *Descriptor {
@@ -221,14 +235,14 @@ func (b *Batch) watch(p Payload) {
 
 func (b *Batch) unleased() {
 	b.mu.Lock()
-	changed, store := b.changeLocked()
+	c := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, store)
+	b.announce(c)
 }
 
 // Describe is for tier.Space.Leaks and the like: it says where in which plan the batch is.
 func (b *Batch) Describe(h *tier.Holding) {
-	place := b.Place()
+	place := b.Info().Place
 	h.Batch, h.Plan = uint64(b.id), place.Name
 	h.Operator, h.Port, h.Partition = place.Operator, place.Port, place.Partition
 }
@@ -247,23 +261,32 @@ func (b *Batch) ID() ID { return b.id }
 // Info returns a consistent cut.
 func (b *Batch) Info() Info {
 	b.mu.Lock()
+	info := b.infoLocked()
+	b.mu.Unlock()
+	return info.asked()
+}
+
+func (b *Batch) infoLocked() Info {
 	info := Info{
-		ID: b.id, State: b.mu.state, Space: b.mu.space,
+		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Bytes: b.mu.bytes,
 		Pending: int(b.mu.pending), Active: int(b.mu.active), Subscribers: int(b.mu.subscribers),
 		Place: b.mu.place, LastUse: b.mu.lastUse,
 	}
-	payload, desc := b.mu.payload, b.mu.desc
-	b.mu.Unlock()
-	if desc != nil {
-		info.Rows = desc.Rows
+	if b.mu.space != nil {
+		info.Space = b.mu.space.ID()
 	}
-	if payload != nil { // immutable, so that it can be asked outside of the lock
-		info.Bytes = payload.Bytes()
-		if l, ok := payload.(leased); ok {
-			info.Leased = l.Leased() > 0
-		}
+	if b.mu.desc != nil {
+		info.Descriptor, info.Rows = b.mu.desc, b.mu.desc.Rows
 	}
 	return info
+}
+
+// asked adds what only the payload knows, which is asked with no lock held.
+func (i Info) asked() Info {
+	if l, ok := i.Payload.(leased); ok {
+		i.Leased = l.Leased() > 0
+	}
+	return i
 }
 
 // State returns the batch's state.
@@ -324,9 +347,9 @@ func (b *Batch) Subscribe() (cancel func()) {
 func (b *Batch) subscribe(n int32) {
 	b.mu.Lock()
 	b.mu.subscribers += n
-	changed, store := b.changeLocked()
+	c := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, store)
+	b.announce(c)
 }
 
 // Place returns where the batch stands in its plan.
@@ -340,38 +363,38 @@ func (b *Batch) Place() Place {
 // repository keeps.
 func (b *Batch) SetPlace(p Place) {
 	b.mu.Lock()
-	b.setPlace(p)
+	tell := b.setPlaceLocked(p)
+	b.mu.Unlock()
+	tell()
 }
 
-// setPlace is called with the lock held and gives it back.
-func (b *Batch) setPlace(p Place) {
+// setPlaceLocked returns what tells of the change.
+func (b *Batch) setPlaceLocked(p Place) (tell func()) {
 	if b.mu.place == p {
-		b.mu.Unlock()
-		return
+		return func() {}
 	}
 	b.mu.place = p
-	changed, store := b.changeLocked()
-	b.mu.Unlock()
-	b.announce(changed, store)
+	c := b.changeLocked()
+	return func() { b.announce(c) }
 }
 
 // Store makes store the one that holds the batch, and sets its place. A batch has
 // one store at most, so that it cannot be in two repositories, or in one twice:
-// ErrStored. The store is told of changes as an observer is, before the batch's
-// own observer. Repositories call it; others have no need to.
-func (b *Batch) Store(store Observer, p Place) error {
+// ErrStored. The store is told of changes after the cut that Store returns, before the
+// batch's own observer. The caller may hold its own lock, and must call tell with no lock
+// held. Repositories call it; others have no need to.
+func (b *Batch) Store(store Observer, p Place) (now Info, tell func(), err error) {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	switch {
 	case b.mu.state == Released:
-		defer b.mu.Unlock()
-		return b.errorLocked("store", MissingData)
+		return Info{}, nil, b.errorLocked("store", MissingData)
 	case b.mu.store != nil:
-		b.mu.Unlock()
-		return fmt.Errorf("batch %d: %w", b.id, ErrStored)
+		return Info{}, nil, fmt.Errorf("batch %d: %w", b.id, ErrStored)
 	}
 	b.mu.store = store
-	b.setPlace(p)
-	return nil
+	tell = b.setPlaceLocked(p)
+	return b.infoLocked(), tell, nil
 }
 
 // StoreAt changes the place of a batch that store still holds. Nobody is told before tell is
@@ -379,12 +402,10 @@ func (b *Batch) Store(store Observer, p Place) error {
 func (b *Batch) StoreAt(store Observer, p Place) (tell func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.mu.store != store || b.mu.place == p {
+	if b.mu.store != store {
 		return func() {}
 	}
-	b.mu.place = p
-	changed, store := b.changeLocked()
-	return func() { b.announce(changed, store) }
+	return b.setPlaceLocked(p)
 }
 
 // Unstore ends what Store began; the batch keeps its place. If store does not hold
@@ -402,35 +423,42 @@ func (b *Batch) Unstore(store Observer) {
 func (b *Batch) Changed() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.waitLocked()
-}
-
-func (b *Batch) waitLocked() chan struct{} {
 	if b.mu.changed == nil {
 		b.mu.changed = make(chan struct{})
 	}
 	return b.mu.changed
 }
 
-// changeLocked notes a change. The caller hands the results to announce once
-// the lock is free.
-func (b *Batch) changeLocked() (changed chan struct{}, store Observer) {
-	changed = b.mu.changed
-	b.mu.changed = nil
-	return changed, b.mu.store
+// change is what is told of a change, once the lock is free.
+type change struct {
+	now     Info
+	waiting chan struct{} // closed then; nil if nobody waits
+	store   Observer      // nil if there is none
+	over    bool          // the observers know all that they need
+}
+
+// changeLocked notes a change. The caller hands it to announce once the lock is free.
+func (b *Batch) changeLocked() change {
+	b.mu.version++
+	c := change{now: b.infoLocked(), waiting: b.mu.changed, store: b.mu.store, over: b.mu.over}
+	b.mu.changed, b.mu.over = nil, b.mu.state == Released
+	return c
 }
 
 // announce tells of a change, with no lock held.
-func (b *Batch) announce(changed chan struct{}, store Observer) {
+func (b *Batch) announce(c change) {
 	lockrank.AssertNone("a batch's observers are called")
-	if store != nil {
-		b.tell(store)
+	if !c.over {
+		now := c.now.asked()
+		if c.store != nil {
+			b.tell(c.store, now)
+		}
+		if b.observer != nil {
+			b.tell(b.observer, now)
+		}
 	}
-	if b.observer != nil {
-		b.tell(b.observer)
-	}
-	if changed != nil {
-		close(changed)
+	if c.waiting != nil {
+		close(c.waiting)
 	}
 }
 
@@ -438,9 +466,9 @@ func (b *Batch) announce(changed chan struct{}, store Observer) {
 // those who wait for it must be woken.
 var panics guard.Log
 
-func (b *Batch) tell(o Observer) {
+func (b *Batch) tell(o Observer, now Info) {
 	defer panics.Recover("an observer of batches")
-	o.BatchChanged(b)
+	o.BatchChanged(b, now)
 }
 
 // restLocked is the state of a batch that nobody reads or moves.
@@ -455,56 +483,58 @@ func (b *Batch) errorLocked(op string, s Status) *StateError {
 	return &StateError{Batch: b.id, State: b.mu.state, Op: op, Status: s}
 }
 
+// barLocked is the error of an operation that is possible neither in transit nor on a batch that
+// was dropped; nil in other states.
+func (b *Batch) barLocked(op string) error {
+	switch b.mu.state {
+	case InTransit:
+		return b.errorLocked(op, InvalidState)
+	case Released:
+		return b.errorLocked(op, MissingData)
+	}
+	return nil
+}
+
 // CreateTask announces work that needs the batch. While the batch is in transit
 // it waits, until ctx ends. The caller must either Lock or CancelTask for it, or
 // Drop the batch.
-func (b *Batch) CreateTask(ctx context.Context) error {
-	return b.await(ctx, b.createTask)
+func (b *Batch) CreateTask(ctx context.Context) error { return b.await(ctx, b.TryCreateTask) }
+
+// await tries op until it does not fail because the batch is in transit.
+func (b *Batch) await(ctx context.Context, op func() error) error {
+	var changed <-chan struct{}
+	for {
+		err := op()
+		var se *StateError
+		if err == nil || !errors.As(err, &se) || se.State != InTransit || se.Status != InvalidState {
+			return err
+		}
+		if changed != nil {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		changed = b.Changed() // and then look again
+	}
 }
 
 // TryCreateTask is CreateTask, but fails while the batch is in transit.
 func (b *Batch) TryCreateTask() error {
-	_, err := b.createTask(false)
-	return err
-}
-
-// await tries op until the batch is not in transit. op(true) returns a channel
-// if it is.
-func (b *Batch) await(ctx context.Context, op func(wait bool) (<-chan struct{}, error)) error {
-	for {
-		changed, err := op(true)
-		if changed == nil {
-			return err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-func (b *Batch) createTask(wait bool) (<-chan struct{}, error) {
-	const op = "create task"
 	b.mu.Lock()
-	switch b.mu.state {
-	case InTransit:
-		defer b.mu.Unlock()
-		if wait {
-			return b.waitLocked(), nil
-		}
-		return nil, b.errorLocked(op, InvalidState)
-	case Released:
-		defer b.mu.Unlock()
-		return nil, b.errorLocked(op, MissingData)
-	case Idle:
+	if err := b.barLocked("create task"); err != nil {
+		b.mu.Unlock()
+		return err
+	}
+	if b.mu.state == Idle {
 		b.mu.state = TaskCreated
 	}
 	b.mu.pending++
-	changed, store := b.changeLocked()
+	c := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, store)
-	return nil, nil
+	b.announce(c)
+	return nil
 }
 
 // CancelTask takes one pending task back.
@@ -523,9 +553,9 @@ func (b *Batch) CancelTask() error {
 	if b.mu.state == TaskCreated {
 		b.mu.state = b.restLocked()
 	}
-	changed, store := b.changeLocked()
+	c := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, store)
+	b.announce(c)
 	return nil
 }
 
@@ -533,51 +563,31 @@ func (b *Batch) CancelTask() error {
 // the last is closed. Pending tasks are gone with it. While the batch is in
 // transit Drop fails, and the caller may wait for Changed and try again.
 func (b *Batch) Drop() error {
-	const op = "drop"
 	b.mu.Lock()
-	switch b.mu.state {
-	case InTransit:
-		defer b.mu.Unlock()
-		return b.errorLocked(op, InvalidState)
-	case Released:
-		defer b.mu.Unlock()
-		return b.errorLocked(op, MissingData)
+	if err := b.barLocked("drop"); err != nil {
+		b.mu.Unlock()
+		return err
 	}
-	b.mu.state = Released
-	b.mu.pending = 0
-	var payload Payload
-	if b.mu.active == 0 {
-		payload = b.takePayloadLocked()
-	}
-	changed, store := b.changeLocked()
+	b.mu.state, b.mu.pending = Released, 0
+	payload := b.takePayloadLocked()
+	c := b.changeLocked()
 	b.mu.Unlock()
-	defer b.announce(changed, store)
+	defer b.announce(c)
 	return release(payload)
 }
 
 // Discard is Drop for those who own the batch but not the monitor: while it is in
 // transit it waits, until ctx ends.
-func (b *Batch) Discard(ctx context.Context) error {
-	for {
-		changed := b.Changed()
-		err := b.Drop()
-		var se *StateError
-		if !errors.As(err, &se) || se.State != InTransit {
-			return err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
+func (b *Batch) Discard(ctx context.Context) error { return b.await(ctx, b.Drop) }
 
-// takePayloadLocked empties a released batch; the caller releases the payload
-// once the lock is free.
+// takePayloadLocked empties a batch that was dropped when no handle is open any more. The caller
+// releases the payload, which may be nil, once the lock is free.
 func (b *Batch) takePayloadLocked() Payload {
+	if b.mu.active > 0 {
+		return nil
+	}
 	payload := b.mu.payload
-	b.mu.payload, b.mu.space = nil, tier.ID{}
+	b.holdLocked(nil, nil, 0)
 	return payload
 }
 

@@ -17,17 +17,18 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// recorder notes the infos that it saw when it was told of changes.
+// recorder notes what it was told of changes.
 type recorder struct {
 	mu    sync.Mutex
 	infos []Info
 }
 
-func (r *recorder) BatchChanged(b *Batch) {
+func (r *recorder) BatchChanged(b *Batch, now Info) {
 	lockrank.AssertNone("the observer runs")
+	_ = b.Info() // would deadlock if the batch's lock were held
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.infos = append(r.infos, b.Info()) // would deadlock if the batch's lock were held
+	r.infos = append(r.infos, now)
 }
 
 func (r *recorder) take() []Info {
@@ -71,17 +72,30 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		{"mismatch", func() error { _, _ = b.TryLock(gpu.ID()); return nil }, nil},
 		{"lock", func() error { h, err = b.TryLock(host.ID()); return err },
 			func(i *Info) { i.State, i.Pending, i.Active = Processing, 0, 1 }},
+		{"close", func() error { return h.Close() }, func(i *Info) { i.State, i.Active = Idle, 0 }},
+		{"open", func() error { h, err = b.Open(t.Context(), host.ID(), false); return err },
+			func(i *Info) { i.State, i.Active = Processing, 1 }},
+		{"close what was opened", func() error { return h.Close() }, func(i *Info) { i.State, i.Active = Idle, 0 }},
+		{"transit again", func() error { tr, err = b.TryTransit(); return err }, func(i *Info) { i.State = InTransit }},
+		{"commit open", func() error {
+			h, err = tr.CommitOpen(t.Context(), &form{space: gpu, desc: &Descriptor{Rows: 3}}, false)
+			return err
+		}, func(i *Info) { i.State, i.Active, i.Space = Processing, 1, gpu.ID() }},
 		{"drop", b.Drop, func(i *Info) { i.State = Released }},
-		{"close", func() error { return h.Close() }, func(i *Info) { i.Active, i.Space, i.Bytes = 0, tier.ID{}, 0 }},
+		{"close the last", func() error { return h.Close() }, nil},
 	}
-	want := Info{ID: 1}
+	want, version := Info{ID: 1}, uint64(0)
 	for _, s := range steps {
 		if err := s.do(); err != nil {
 			t.Fatalf("%s: %v", s.name, err)
 		}
 		got := seen.take()
 		for i := range got {
-			got[i].LastUse = 0
+			if got[i].Version <= version || got[i].Payload == nil {
+				t.Errorf("%s: told of %+v after version %d", s.name, got[i], version)
+			}
+			version, got[i].Version = got[i].Version, 0
+			got[i].Payload, got[i].Descriptor, got[i].LastUse = nil, nil, 0
 		}
 		if s.want == nil {
 			if len(got) != 0 {
@@ -96,21 +110,70 @@ func TestObserverSeesEveryChange(t *testing.T) {
 	}
 }
 
+// TestOpenForTheLastTime: opening a handle and dropping the batch is one change, in place or on
+// arrival. The data goes with the handle.
+func TestOpenForTheLastTime(t *testing.T) {
+	gpu, host := newSpace(t, "gpu:0"), newSpace(t, "host:0")
+	for _, arrives := range []bool{false, true} {
+		var seen recorder
+		p := &form{space: host}
+		b := newBatch(t, p, &seen)
+		if err := b.TryCreateTask(); err != nil {
+			t.Fatal(err)
+		}
+		open := func() (*Handle, error) { return b.Open(t.Context(), tier.ID{}, true) }
+		if arrives {
+			tr, err := b.TryTransit()
+			if err != nil {
+				t.Fatal(err)
+			}
+			old := p
+			p = &form{space: gpu}
+			open = func() (*Handle, error) { return tr.CommitOpen(t.Context(), p, true) }
+			defer func() {
+				if old.released.Load() != 1 {
+					t.Error("the old form is there still")
+				}
+			}()
+		}
+		seen.take()
+		h, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := seen.take()
+		if len(told) != 1 || told[0].State != Released || told[0].Active != 1 || told[0].Pending != 0 {
+			t.Errorf("arrives %v: told of %+v", arrives, told)
+		}
+		if p.released.Load() != 0 || h.Payload() != p {
+			t.Errorf("arrives %v: the data is gone before the handle", arrives)
+		}
+		if err := h.Close(); err != nil || p.released.Load() != 1 || len(seen.take()) != 0 {
+			t.Errorf("arrives %v: closed with %v, released %d times", arrives, err, p.released.Load())
+		}
+	}
+}
+
 func TestOneStore(t *testing.T) {
 	gpu := newSpace(t, "gpu:0")
 	b := newBatch(t, &form{space: gpu}, nil)
 	var first, second recorder
-	if err := b.Store(&first, Place{Plan: 1}); err != nil {
-		t.Fatal(err)
+	now, tell, err := b.Store(&first, Place{Plan: 1})
+	if err != nil || now.Place != (Place{Plan: 1}) {
+		t.Fatal(now, err)
 	}
+	if n := len(first.take()); n != 0 {
+		t.Errorf("the store was told %d times before tell", n)
+	}
+	tell()
 	for _, k := range []*recorder{&first, &second} {
-		if err := b.Store(k, Place{Plan: 9}); !errors.Is(err, ErrStored) {
+		if _, _, err := b.Store(k, Place{Plan: 9}); !errors.Is(err, ErrStored) {
 			t.Errorf("stored twice: %v", err)
 		}
 	}
 	b.Unstore(&second) // not its
 	b.StoreAt(&second, Place{Plan: 9})()
-	tell := b.StoreAt(&first, Place{Plan: 1, Rank: 4})
+	tell = b.StoreAt(&first, Place{Plan: 1, Rank: 4})
 	if n := len(first.take()); n != 1 {
 		t.Errorf("the store was told %d times, want 1", n)
 	}
@@ -126,9 +189,10 @@ func TestOneStore(t *testing.T) {
 	if b.StoreAt(&first, Place{})(); b.Place() == (Place{}) {
 		t.Error("a place was set by somebody who keeps nothing")
 	}
-	if err := b.Store(&second, Place{Plan: 2}); err != nil {
+	if _, tell, err = b.Store(&second, Place{Plan: 2}); err != nil {
 		t.Fatal(err)
 	}
+	tell()
 	if err := b.Drop(); err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +311,7 @@ func TestLastUse(t *testing.T) {
 	}
 	check("moved", 10)
 	now = 30
-	h, err := b.LockAny(context.Background())
+	h, err := b.Open(context.Background(), tier.ID{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +354,7 @@ func TestWaitersWake(t *testing.T) {
 					results <- err
 				})
 				waiting.Go(func() {
-					h, err := b.LockAny(ctx)
+					h, err := b.Open(ctx, tier.ID{}, false)
 					if err == nil {
 						err = h.Close()
 					}

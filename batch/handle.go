@@ -26,67 +26,82 @@ type Handle struct {
 // space. It waits only while the batch is in transit, until ctx ends: any other
 // obstacle is a StateError at once.
 func (b *Batch) Lock(ctx context.Context, space tier.ID) (*Handle, error) {
-	return b.lockAwait(ctx, &space)
-}
-
-// LockAny is Lock for the space in which the data is, whichever that is.
-func (b *Batch) LockAny(ctx context.Context) (*Handle, error) {
-	return b.lockAwait(ctx, nil)
+	return b.lockAwait(ctx, opening{space: space})
 }
 
 // TryLock is Lock, but fails while the batch is in transit.
-func (b *Batch) TryLock(space tier.ID) (*Handle, error) {
-	var h *Handle
-	_, err := b.lock(false, &space, nil, &h)
+func (b *Batch) TryLock(space tier.ID) (*Handle, error) { return b.lock(opening{space: space}) }
+
+// Open is Lock for a task of its own, unless one is pending. The zero space is the one in which
+// the data is. With last the batch is dropped in the same step: its data goes with its handles.
+func (b *Batch) Open(ctx context.Context, space tier.ID, last bool) (*Handle, error) {
+	return b.lockAwait(ctx, opening{space: space, anywhere: !space.Valid(), own: true, last: last})
+}
+
+// opening says how a handle is opened.
+type opening struct {
+	space    tier.ID
+	anywhere bool // in any space
+	own      bool // without a pending task, too
+	last     bool // and the batch is dropped
+	owner    *reservation.Owner
+}
+
+func (b *Batch) lockAwait(ctx context.Context, o opening) (h *Handle, err error) {
+	o.owner = reservation.OwnerOf(ctx)
+	err = b.await(ctx, func() (err error) {
+		h, err = b.lock(o)
+		return err
+	})
 	return h, err
 }
 
-func (b *Batch) lockAwait(ctx context.Context, space *tier.ID) (*Handle, error) {
-	var h *Handle
-	owner := reservation.OwnerOf(ctx)
-	err := b.await(ctx, func(wait bool) (<-chan struct{}, error) { return b.lock(wait, space, owner, &h) })
-	return h, err
-}
-
-func (b *Batch) lock(wait bool, space *tier.ID, owner *reservation.Owner, out **Handle) (<-chan struct{}, error) {
+func (b *Batch) lock(o opening) (*Handle, error) {
 	const op = "lock"
 	now := b.now() // a callback, so before the lock is taken
 	b.mu.Lock()
+	err := b.barLocked(op)
 	switch {
-	case b.mu.state == InTransit:
-		defer b.mu.Unlock()
-		if wait {
-			return b.waitLocked(), nil
-		}
-		return nil, b.errorLocked(op, InvalidState)
-	case b.mu.state == Released:
-		defer b.mu.Unlock()
-		return nil, b.errorLocked(op, MissingData)
-	case b.mu.pending == 0:
-		defer b.mu.Unlock()
-		return nil, b.errorLocked(op, TaskNotCreated)
-	case space != nil && b.mu.space != *space:
-		defer b.mu.Unlock()
-		err := b.errorLocked(op, SpaceMismatch)
-		err.Space, err.Want = b.mu.space, *space
+	case err != nil:
+	case b.mu.pending == 0 && !o.own:
+		err = b.errorLocked(op, TaskNotCreated)
+	case b.mu.space.ID() != o.space && !o.anywhere:
+		e := b.errorLocked(op, SpaceMismatch)
+		e.Space, e.Want = b.mu.space.ID(), o.space
+		err = e
+	}
+	if err != nil {
+		b.mu.Unlock()
 		return nil, err
 	}
+	h, c := b.openLocked(now, o.last)
+	b.mu.Unlock()
+	h.begin(o.owner)
+	b.announce(c)
+	return h, nil
+}
+
+// openLocked opens a handle for a pending task, or without one. The caller calls begin for it and
+// announces the change once the lock is free.
+func (b *Batch) openLocked(now int64, last bool) (*Handle, change) {
 	b.mu.state = Processing
-	b.mu.pending--
+	b.mu.pending = max(0, b.mu.pending-1)
+	if last {
+		b.mu.state, b.mu.pending = Released, 0
+	}
 	b.mu.active++
 	b.mu.lastUse = max(b.mu.lastUse, now)
-	h := &Handle{b: b, payload: b.mu.payload}
-	changed, store := b.changeLocked()
-	b.mu.Unlock()
-	track(h, &h.trace, "handle", b.id)
-	v := holds.View{Kind: holds.Handle, Memory: h.payload, Bytes: h.payload.Bytes(), About: b}
+	return &Handle{b: b, payload: b.mu.payload}, b.changeLocked()
+}
+
+// begin enters the handle into the account of its space.
+func (h *Handle) begin(owner *reservation.Owner) {
+	track(h, &h.trace, "handle", h.b.id)
+	v := holds.View{Kind: holds.Handle, Memory: h.payload, Bytes: h.payload.Bytes(), About: h.b}
 	if owner != nil {
 		v.Owner = owner
 	}
 	h.holding.begin(h.payload.Space(), v)
-	*out = h
-	b.announce(changed, store)
-	return nil, nil
 }
 
 // Batch returns the batch.
@@ -139,15 +154,14 @@ func (h *Handle) Close() error {
 	b.mu.active--
 	b.mu.lastUse = max(b.mu.lastUse, now)
 	var payload Payload
-	if b.mu.active == 0 {
-		if b.mu.state == Released {
-			payload = b.takePayloadLocked()
-		} else {
-			b.mu.state = b.restLocked()
-		}
+	switch {
+	case b.mu.state == Released:
+		payload = b.takePayloadLocked()
+	case b.mu.active == 0:
+		b.mu.state = b.restLocked()
 	}
-	changed, store := b.changeLocked()
+	c := b.changeLocked()
 	b.mu.Unlock()
-	defer b.announce(changed, store)
+	defer b.announce(c)
 	return release(payload)
 }

@@ -1,10 +1,13 @@
 package batch
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,17 +46,20 @@ const (
 	createTask kind = iota
 	cancelTask
 	lockIn
+	openIn
+	openLast
 	closeHandle
 	beginTransit
 	commitTo
 	commitTaskTo
+	commitOpen
 	abortTransit
 	drop
 	look
 	kinds
 )
 
-var kindNames = [...]string{"create task", "cancel task", "lock in", "close", "transit", "commit to", "commit with task to", "abort", "drop", "look"}
+var kindNames = [...]string{"create task", "cancel task", "lock in", "open in", "open last", "close", "transit", "commit to", "commit with task to", "commit open", "abort", "drop", "look"}
 
 // event is an operation that was done, when it began and ended, and its result.
 type event struct {
@@ -112,6 +118,22 @@ func (m model) apply(e event, ids []tier.ID) (model, bool) {
 			m.pending--
 			m.active++
 		}
+	case openIn, openLast:
+		switch {
+		case gone():
+		case m.transit:
+			want = InvalidState
+		case m.space != e.space:
+			want = SpaceMismatch
+		default:
+			m.pending, m.active = max(0, m.pending-1), m.active+1
+			if e.kind == openLast {
+				m.released, m.pending = true, 0
+			}
+		}
+	case commitOpen:
+		m.transit, m.space = false, e.space
+		m.pending, m.active = max(0, m.pending-1), m.active+1
 	case closeHandle:
 		m.active--
 	case beginTransit:
@@ -206,10 +228,19 @@ func (p *player) done(k kind, space int, begin int64, err error) {
 	p.events = append(p.events, e)
 }
 
+// opened notes what opened a handle.
+func (p *player) opened(k kind, space int, begin int64, h *Handle, err error) {
+	p.done(k, space, begin, err)
+	if err == nil {
+		h.Payload().(*form).readers.Add(1)
+		p.handles = append(p.handles, h)
+	}
+}
+
 // play does one random operation that p can do.
 func (p *player) play() {
 	k := kind(p.rnd.IntN(int(kinds)))
-	if k == drop && p.rnd.IntN(3) != 0 {
+	if (k == drop || k == openLast) && p.rnd.IntN(3) != 0 {
 		k = createTask // a dropped batch is dull
 	}
 	p.do(k, p.rnd.IntN(len(p.spaces)))
@@ -224,11 +255,10 @@ func (p *player) do(k kind, space int) {
 		p.done(k, space, begin, p.b.CancelTask())
 	case lockIn:
 		h, err := p.b.TryLock(p.spaces[space].ID())
-		p.done(k, space, begin, err)
-		if err == nil {
-			h.Payload().(*form).readers.Add(1)
-			p.handles = append(p.handles, h)
-		}
+		p.opened(k, space, begin, h, err)
+	case openIn, openLast:
+		h, err := p.b.lock(opening{space: p.spaces[space].ID(), own: true, last: k == openLast})
+		p.opened(k, space, begin, h, err)
 	case closeHandle:
 		if len(p.handles) == 0 {
 			return
@@ -244,7 +274,7 @@ func (p *player) do(k kind, space int) {
 			t.Payload().(*form).readers.Add(1)
 			p.transit = t
 		}
-	case commitTo, commitTaskTo, abortTransit:
+	case commitTo, commitTaskTo, commitOpen, abortTransit:
 		t := p.transit
 		if t == nil {
 			return
@@ -253,6 +283,11 @@ func (p *player) do(k kind, space int) {
 		t.Payload().(*form).readers.Add(-1)
 		if k == abortTransit {
 			p.done(k, space, begin, t.Abort())
+			return
+		}
+		if k == commitOpen {
+			h, err := t.CommitOpen(context.Background(), p.fresh(space), false)
+			p.opened(k, space, begin, h, err)
 			return
 		}
 		p.done(k, space, begin, t.Commit(p.fresh(space), k == commitTaskTo))
@@ -337,8 +372,10 @@ func TestModel(t *testing.T) {
 				t.Fatalf("round %d: form %d was released %d times, under a reader: %v", round, i, n, f.broken.Load())
 			}
 		}
-		if infos := seen.take(); infos[len(infos)-1].State != Released {
-			t.Fatalf("round %d: the observer last saw %+v", round, infos[len(infos)-1])
+		infos := seen.take()
+		newest := slices.MaxFunc(infos, func(a, b Info) int { return cmp.Compare(a.Version, b.Version) })
+		if newest.State != Released {
+			t.Fatalf("round %d: the observer last saw %+v", round, newest)
 		}
 	}
 }

@@ -14,7 +14,7 @@ type registrar struct {
 	err   error
 }
 
-func (r *registrar) Register(b *Batch) error {
+func (r *registrar) Register(b *Batch, _ Info) error {
 	r.asked = append(r.asked, b.ID())
 	if slices.Contains(r.taken, b.ID()) {
 		return r.err

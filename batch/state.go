@@ -24,12 +24,14 @@ import (
 //	from                               to                                 by                        note
 //	idle                               task-created                       CreateTask                pending +1
 //	task-created, processing           same                               CreateTask                pending +1
-//	task-created, processing           processing                         Lock, LockAny             pending −1, active +1; the data must be in the space named
+//	task-created, processing           processing                         Lock                      pending −1, active +1; the data must be in the space named
+//	idle, task-created, processing     processing, released               Open                      as CreateTask, unless one is pending, and Lock; the last as Drop
 //	processing                         idle, task-created                 last Handle.Close         task-created if tasks are pending
 //	task-created, processing           idle, task-created, processing     CancelTask                pending −1
 //	in-transit                         in-transit                         CancelTask                pending −1; see below
 //	idle, task-created                 in-transit                         Transit                   no handle is open in these states
 //	in-transit                         idle, task-created                 Commit, Abort             task-created if tasks are pending or Commit is asked to create one
+//	in-transit                         processing, released               CommitOpen                as Commit and Open
 //	idle, task-created, processing     released                           Drop                      the payload is freed: with handles open, after the last
 //
 // While handles are open a created task only counts as pending: the state stays

@@ -183,12 +183,36 @@ func TestTransitions(t *testing.T) {
 			none, none, none, none, none, none,
 			ok(Idle, 0, 0), ok(TaskCreated, 1, 0), none, none,
 		}},
+		{"open", func(r *rig) error { return r.opened(r.b.lock(opening{anywhere: true, own: true})) }, []outcome{
+			ok(Processing, 0, 1), ok(Processing, 0, 1), ok(Processing, 1, 1),
+			ok(Processing, 0, 2), ok(Processing, 0, 3), ok(Processing, 0, 2),
+			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
+		}},
+		{"open for the last time", func(r *rig) error {
+			return r.opened(r.b.lock(opening{space: gpu.ID(), own: true, last: true}))
+		}, []outcome{
+			ok(Released, 0, 1), ok(Released, 0, 1), ok(Released, 0, 1),
+			ok(Released, 0, 2), ok(Released, 0, 3), ok(Released, 0, 2),
+			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
+		}},
+		{"commit and open", func(r *rig) error {
+			if r.transit == nil {
+				return errNone
+			}
+			return r.opened(r.transit.CommitOpen(t.Context(), r.form(host), false))
+		}, []outcome{
+			none, none, none, none, none, none,
+			ok(Processing, 0, 1), ok(Processing, 0, 1), none, none,
+		}},
 		{"drop", func(r *rig) error { return r.b.Drop() }, []outcome{
 			ok(Released, 0, 0), ok(Released, 0, 0), ok(Released, 0, 0),
 			ok(Released, 0, 1), ok(Released, 0, 2), ok(Released, 0, 1),
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
 		}},
-		{"store", func(r *rig) error { return r.b.Store(new(recorder), Place{Plan: 1}) }, []outcome{
+		{"store", func(r *rig) error {
+			_, _, err := r.b.Store(new(recorder), Place{Plan: 1})
+			return err
+		}, []outcome{
 			ok(Idle, 0, 0), ok(TaskCreated, 1, 0), ok(TaskCreated, 2, 0),
 			ok(Processing, 0, 1), ok(Processing, 0, 2), ok(Processing, 1, 1),
 			ok(InTransit, 0, 0), ok(InTransit, 1, 0), fails(MissingData), fails(MissingData),
@@ -246,7 +270,10 @@ var (
 )
 
 func (r *rig) lock(id tier.ID) error {
-	h, err := r.b.TryLock(id)
+	return r.opened(r.b.TryLock(id))
+}
+
+func (r *rig) opened(h *Handle, err error) error {
 	if err == nil {
 		r.handles = append(r.handles, h)
 	} else if h != nil {
@@ -278,8 +305,8 @@ func TestOnlyTransitIsWaitedFor(t *testing.T) {
 			}
 			return err
 		},
-		"lock any": func(r *rig) error {
-			h, err := r.b.LockAny(ctx)
+		"open": func(r *rig) error {
+			h, err := r.b.Open(ctx, tier.ID{}, false)
 			if err == nil {
 				r.handles = append(r.handles, h)
 			}

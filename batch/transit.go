@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -21,44 +22,33 @@ type Transit struct {
 // Transit takes the batch in transit. It waits only while another has it in
 // transit, until ctx ends; open handles are a StateError at once. The caller must
 // Commit or Abort; a deferred Abort after a Commit does nothing.
-func (b *Batch) Transit(ctx context.Context) (*Transit, error) {
-	var t *Transit
-	err := b.await(ctx, func(wait bool) (<-chan struct{}, error) { return b.transit(wait, &t) })
+func (b *Batch) Transit(ctx context.Context) (t *Transit, err error) {
+	err = b.await(ctx, func() (err error) {
+		t, err = b.TryTransit()
+		return err
+	})
 	return t, err
 }
 
 // TryTransit is Transit, but fails while another has the batch in transit.
 func (b *Batch) TryTransit() (*Transit, error) {
-	var t *Transit
-	_, err := b.transit(false, &t)
-	return t, err
-}
-
-func (b *Batch) transit(wait bool, out **Transit) (<-chan struct{}, error) {
 	const op = "transit"
 	b.mu.Lock()
-	switch b.mu.state {
-	case InTransit:
-		defer b.mu.Unlock()
-		if wait {
-			return b.waitLocked(), nil
-		}
-		return nil, b.errorLocked(op, InvalidState)
-	case Processing:
-		defer b.mu.Unlock()
-		return nil, b.errorLocked(op, InvalidState)
-	case Released:
-		defer b.mu.Unlock()
-		return nil, b.errorLocked(op, MissingData)
+	err := b.barLocked(op)
+	if b.mu.state == Processing {
+		err = b.errorLocked(op, InvalidState)
+	}
+	if err != nil {
+		b.mu.Unlock()
+		return nil, err
 	}
 	b.mu.state = InTransit
 	t := &Transit{b: b, payload: b.mu.payload}
-	changed, store := b.changeLocked()
+	c := b.changeLocked()
 	b.mu.Unlock()
 	track(t, &t.trace, "transit", b.id)
-	*out = t
-	b.announce(changed, store)
-	return nil, nil
+	b.announce(c)
+	return t, nil
 }
 
 // Batch returns the batch.
@@ -82,13 +72,40 @@ func (t *Transit) Payload() Payload {
 // a StateError; a transit that has ended is tier.ErrReleased. Committing the form
 // that the batch already has is allowed and releases nothing.
 func (t *Transit) Commit(p Payload, createTask bool) error {
+	return t.commit(p, func() change {
+		b := t.b
+		if createTask {
+			b.mu.pending++
+		}
+		b.mu.state = b.restLocked()
+		return b.changeLocked()
+	})
+}
+
+// CommitOpen is Commit, and opens a handle in the same step, as Open does, so that nobody sees the
+// batch at rest in between.
+func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
+	now := t.b.now()
+	err = t.commit(p, func() (c change) {
+		h, c = t.b.openLocked(now, last)
+		return c
+	})
+	if err == nil {
+		h.begin(reservation.OwnerOf(ctx))
+	}
+	return h, err
+}
+
+// commit makes p the batch's form. end, which is called with the lock held, ends the transit.
+func (t *Transit) commit(p Payload, end func() change) error {
 	if t.ended.Load() {
 		return tier.ErrReleased
 	}
-	desc, space, err := t.check(p)
+	desc, err := t.check(p)
 	if err != nil {
 		return err
 	}
+	space, bytes := p.Space(), p.Bytes()
 	if !t.ended.CompareAndSwap(false, true) {
 		return tier.ErrReleased
 	}
@@ -96,17 +113,13 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 	b := t.b
 	b.watch(p)
 	b.mu.Lock()
-	b.mu.payload, b.mu.space = p, space
+	b.holdLocked(p, space, bytes)
 	if desc != nil {
 		b.mu.desc = desc
 	}
-	if createTask {
-		b.mu.pending++
-	}
-	b.mu.state = b.restLocked()
-	changed, store := b.changeLocked()
+	c := end()
 	b.mu.Unlock()
-	defer b.announce(changed, store)
+	defer b.announce(c)
 	if p != t.payload {
 		// The batch has its data whatever this says, so that it is not Commit's
 		// error: somebody released what was not theirs.
@@ -118,16 +131,16 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 }
 
 // check looks at what is offered, before anything changes.
-func (t *Transit) check(p Payload) (*Descriptor, tier.ID, error) {
+func (t *Transit) check(p Payload) (*Descriptor, error) {
 	missing := &StateError{Batch: t.b.id, State: InTransit, Op: "commit", Status: MissingData}
 	if p == nil || p.Space() == nil {
-		return nil, tier.ID{}, missing
+		return nil, missing
 	}
 	desc, old := descriptorOf(p), t.b.Descriptor()
 	if desc != nil && old != nil && desc.Rows != old.Rows {
-		return nil, tier.ID{}, missing
+		return nil, missing
 	}
-	return desc, p.Space().ID(), nil
+	return desc, nil
 }
 
 // Abort ends the transit and leaves the batch as it was. It returns
@@ -140,8 +153,8 @@ func (t *Transit) Abort() error {
 	b := t.b
 	b.mu.Lock()
 	b.mu.state = b.restLocked()
-	changed, store := b.changeLocked()
+	c := b.changeLocked()
 	b.mu.Unlock()
-	b.announce(changed, store)
+	b.announce(c)
 	return nil
 }

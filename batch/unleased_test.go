@@ -6,10 +6,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// leasedSeen notes what each announcement found.
+// leasedSeen notes what each announcement said.
 type leasedSeen []bool
 
-func (s *leasedSeen) BatchChanged(b *Batch) { *s = append(*s, b.Info().Leased) }
+func (s *leasedSeen) BatchChanged(_ *Batch, now Info) { *s = append(*s, now.Leased) }
 
 // TestEndOfLeaseIsAnnounced: the end of the last lease on a batch's memory is a change of
 // the batch, in each form that it takes; that of an earlier lease, or of one that is left

@@ -24,7 +24,7 @@ func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Res
 	if o := r.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
 		ctx = o.Context(ctx)
 	}
-	return m.acquire(ctx, b, reservation.Specific(r.Space().ID()), r)
+	return m.bring(ctx, &trip{b: b, to: reservation.Specific(r.Space().ID()), reason: ReasonWork, given: r, opens: true})
 }
 
 // tooLittle is the error about a reservation that b's body and the dictionaries that
@@ -50,7 +50,8 @@ func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 		if info.State == batch.Released {
 			continue
 		}
-		size, own := m.sizes(b)
+		what := m.takes(info, "")
+		size, own := what.body, what.dicts
 		switch {
 		case info.Space != s.ID():
 			missing += s.Charge(size)

@@ -109,12 +109,12 @@ func TestOneClearsASpaceAtATime(t *testing.T) {
 	token := m.mover.clearing[gpu.ID()]
 	what := takes{body: tier.Page}
 	tries := 0
-	err := m.mover.clearFor(t.Context(), &try{pieces: gpu, need: tier.Page, reserve: m.mover.reserver(t.Context(), &what), f: func(reservation.Reservation) error {
+	err := (&try{m: m.mover, pieces: gpu, need: tier.Page, errand: &errand{what: &what, do: func(reservation.Reservation) error {
 		if tries++; len(token) != 1 {
 			t.Error("another could clear the space, too")
 		}
 		return nil
-	}})
+	}}}).clear(t.Context())
 	if err != nil || tries != 1 || len(token) != 0 {
 		t.Errorf("%v after %d tries; tokens taken: %d", err, tries, len(token))
 	}
@@ -122,7 +122,7 @@ func TestOneClearsASpaceAtATime(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("gave up")
 	cancel(cause)
-	if err := m.mover.clearFor(ctx, &try{pieces: gpu}); !errors.Is(err, cause) {
+	if err := (&try{m: m.mover, pieces: gpu, errand: &errand{}}).clear(ctx); !errors.Is(err, cause) {
 		t.Errorf("the wait for the token: %v", err)
 	}
 }

@@ -23,7 +23,7 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 	}
 	defer end()
 	for {
-		p, err := m.clone(ctx, b, b.Info().Space)
+		p, err := m.clone(ctx, b)
 		if errors.Is(err, errMoved) || errors.Is(err, errGone) {
 			continue
 		}
@@ -41,52 +41,31 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 	}
 }
 
-// openAny locks b where it is, with a task of its own. Somebody else may use that
-// up before; then there is another.
-func openAny(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
-	for {
-		if err := b.CreateTask(ctx); err != nil {
-			return nil, err
-		}
-		h, err := b.LockAny(ctx)
-		var se *batch.StateError
-		switch {
-		case err == nil:
-			return h, nil
-		case errors.As(err, &se) && se.Status == batch.TaskNotCreated:
-		case errors.As(err, &se) && se.State == batch.Released:
-			return nil, err
-		default:
-			return nil, errors.Join(err, b.CancelTask())
-		}
-	}
-}
-
 var errMoved = errors.New("convert: the batch was moved meanwhile")
 
-// clone copies b's payload in the space at, if b is there once there is room.
-func (m *Mover) clone(ctx context.Context, b *batch.Batch, at tier.ID) (out batch.Payload, err error) {
-	from := b.PayloadType()
-	if from == "" || !at.Valid() {
-		return nil, &batch.StateError{Batch: b.ID(), State: b.State(), Op: "clone", Status: batch.MissingData}
+// clone copies b's payload in the space in which b is, if it is there still once there is room.
+func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, err error) {
+	now := b.Info()
+	if now.Payload == nil {
+		return nil, &batch.StateError{Batch: now.ID, State: now.State, Op: "clone", Status: batch.MissingData}
 	}
-	form, to := m.cloneForm(from, at)
-	size, dicts := m.sizes(b)
-	what := takesAs(form, b.Descriptor(), size, dicts)
-	err = m.inRoom(ctx, true, to, m.reserver(ctx, &what), func(r reservation.Reservation) (err error) {
-		h, err := openAny(ctx, b)
+	from := now.Payload.Type()
+	form, to := m.cloneForm(from, now.Space)
+	what := m.takes(now, form)
+	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, do: func(r reservation.Reservation) (err error) {
+		h, err := b.Open(ctx, tier.ID{}, false)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, h.Close()) }()
-		if h.Space().ID() != at || h.Payload().Type() != from {
+		if h.Space() != now.Payload.Space() || h.Payload().Type() != from {
 			return errMoved
 		}
 		return m.pinned(r, &what, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, h.Payload(), form, r)
 			return err
 		})
-	})
+	}})
 	return out, err
 }
 

@@ -145,11 +145,11 @@ func (m *Mover) readColumns(ctx context.Context, r transfer.ColumnReader, c *col
 func (m *Mover) readPlanned(ctx context.Context, c *transfer.ColumnReader) (rec arrow.RecordBatch, err error) {
 	desc := c.Plan.Desc
 	what := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
-	err = m.inRoom(ctx, true, reservation.AnyInTier(tier.Host), m.reserver(ctx, &what), func(r reservation.Reservation) error {
+	err = m.inRoom(ctx, &errand{to: reservation.AnyInTier(tier.Host), what: &what, waits: true, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			rec, err = m.cfg.Builtin.ReadColumns(ctx, c, r)
 			return err
 		})
-	})
+	}})
 	return transfer.Released(rec, err)
 }

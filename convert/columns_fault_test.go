@@ -29,7 +29,7 @@ import (
 
 // columnsOf reads some columns of b where it is, and compares them.
 func (m *machine) columnsOf(ctx context.Context, b *batch.Batch, want columns.Selection) error {
-	h, err := openAny(ctx, b)
+	h, err := b.Open(ctx, tier.ID{}, false)
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ const mixedRows = 40_000
 // flip changes one bit at off of b's bytes on disk.
 func flip(t *testing.T, b *batch.Batch, off int64) {
 	t.Helper()
-	h, err := openAny(t.Context(), b)
+	h, err := b.Open(t.Context(), tier.ID{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
 		case c.seen && !errors.As(err, &corrupt):
 			t.Errorf("%s: not noticed: %v", c.name, err)
 		case c.seen:
-			h, err := openAny(t.Context(), b)
+			h, err := b.Open(t.Context(), tier.ID{}, false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -279,7 +279,7 @@ func TestColumnsOutliveTheirBatch(t *testing.T) {
 func TestColumnsOfWhatIsClosed(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, numbered(1, 100), tier.Disk)
-	h, err := openAny(t.Context(), b)
+	h, err := b.Open(t.Context(), tier.ID{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -353,7 +353,7 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 	seed := testseed.One(t)
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, mixed(6, mixedRows), tier.Disk)
-	h, err := openAny(t.Context(), b)
+	h, err := b.Open(t.Context(), tier.ID{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -415,7 +415,7 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 func TestColumnsOutsideOfTheBody(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, mixed(6, mixedRows), tier.Disk)
-	h, err := openAny(t.Context(), b)
+	h, err := b.Open(t.Context(), tier.ID{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -449,7 +449,7 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 	seed := testseed.One(t)
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, arrowgen.Flights(7, mixedRows), tier.Disk)
-	h, err := openAny(t.Context(), b)
+	h, err := b.Open(t.Context(), tier.ID{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}

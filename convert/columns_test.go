@@ -324,7 +324,7 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked, ReasonWork); err != nil {
 			t.Fatal(err)
 		}
-		h, err := openAny(t.Context(), b)
+		h, err := b.Open(t.Context(), tier.ID{}, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -445,7 +445,7 @@ func BenchmarkColumns(b *testing.B) {
 	const rows = 64 << 20 / (5 * 8)
 	m := newMachine(b, machineConfig{host: 96 << 20, disk: 96 << 20, chunk: 1 << 20, fast: true})
 	on := m.put(b, arrowgen.Ints(1, rows, 5), tier.Disk)
-	h, err := openAny(b.Context(), on)
+	h, err := on.Open(b.Context(), tier.ID{}, false)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -38,7 +38,7 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 					return m.columnsOf(t.Context(), b, columns.Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})
 				},
 				"digest": func() error {
-					h, err := openAny(t.Context(), b)
+					h, err := b.Open(t.Context(), tier.ID{}, false)
 					if err != nil {
 						return err
 					}

@@ -49,18 +49,12 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 	dicts := store.Resolve(l.Dictionaries(), afresh)
 	defer store.LetGo(dicts...)
 	what := takes{body: l.Size(), dicts: transfer.Distinct(dicts)}
-	reserve := func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
-		if !wait {
-			return m.tryReserve(to, &what)
-		}
-		return m.reserveOrSlower(ctx, to, &what)
-	}
 	var space *tier.Space
 	var buf *tier.Buffer
 	var runs []batch.Run
 	packed := false
 	var shared []batch.Shared
-	err = m.inRoom(ctx, true, to, reserve, func(r reservation.Reservation) error {
+	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, slower: true, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
 			if packed = m.cfg.Builtin.Choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
@@ -70,7 +64,7 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 			buf, shared, err = m.ingestImage(ctx, l, dicts, r)
 			return err
 		})
-	})
+	}})
 	if err != nil {
 		return nil, err
 	}
@@ -167,32 +161,41 @@ func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*t
 	return shared, nil
 }
 
-func (m *Mover) reserveOrSlower(ctx context.Context, to reservation.Strategy, what *takes) (reservation.Reservation, error) {
-	r, err := m.reserve(ctx, to, what)
+// reserveSlower goes on where there is no room in the strategy's spaces for the reason err: what can
+// never fit there waits for room in the tiers below, the fastest first.
+func (m *Mover) reserveSlower(ctx context.Context, e *errand, to reservation.Strategy, err error) (reservation.Reservation, error) {
+	reserve := func(to reservation.Strategy) (reservation.Reservation, error) {
+		return m.cfg.Reservations.Reserve(ctx, e.what.of(to), e.what.body, reservation.WithoutClearing())
+	}
 	if errors.Is(err, tier.ErrLost) { // which it was waited for; what is left may be too small for good
-		r, err = m.reserve(ctx, to, what)
+		r, again := reserve(to)
+		if again == nil {
+			return r, nil
+		}
+		err = again
 	}
 	if !errors.Is(err, reservation.ErrExceeded) {
-		return r, err
+		return reservation.Reservation{}, err
 	}
+	spaces := m.cfg.Reservations.Spaces()
 	var room [16]*tier.Space
 	slowest := tier.Kind(0)
-	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), room[:0]) {
+	for _, s := range to.Candidates(spaces, room[:0]) {
 		slowest = max(slowest, s.Kind())
 	}
 	for k := slowest + 1; slowest.Valid() && k <= tier.Disk; k++ {
-		if len(m.cfg.Reservations.Spaces().InTier(k)) == 0 {
+		if len(spaces.InTier(k)) == 0 {
 			continue
 		}
-		r, e := m.reserve(ctx, reservation.AnyInTier(k), what)
-		if errors.Is(e, reservation.ErrExceeded) {
-			err = e // the last tier's word is the one that matters
+		r, failed := reserve(reservation.AnyInTier(k))
+		if errors.Is(failed, reservation.ErrExceeded) {
+			err = failed // the last tier's word is the one that matters
 			continue
 		}
-		if e == nil && m.cfg.Events.Oversized != nil {
+		if failed == nil && m.cfg.Events.Oversized != nil {
 			m.panics.Do("Events.Oversized", func() { m.cfg.Events.Oversized(r.Bytes(), to, r.Space().ID()) })
 		}
-		return r, e
+		return r, failed
 	}
 	return reservation.Reservation{}, err
 }

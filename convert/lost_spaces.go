@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -12,12 +13,12 @@ import (
 // there may be other spaces, or somebody else may have brought it out before.
 var errLost = errors.New("convert: the space was lost meanwhile")
 
-// lostIn returns the error of a batch that lies in a space which is lost: its bytes cannot be had any more.
-func (m *Mover) lostIn(id tier.ID) error {
-	if s, ok := m.cfg.Reservations.Spaces().ByID(id); ok {
-		return s.Lost()
+// lostWith returns the error of a batch that lies in a space which is lost: its bytes cannot be had any more.
+func lostWith(now batch.Info) error {
+	if now.Payload == nil {
+		return nil
 	}
-	return nil
+	return now.Payload.Space().Lost()
 }
 
 // ofLost says of an error of work in spaces that one of them is lost, if that is so: what a backend says is its own.

@@ -9,7 +9,7 @@ import (
 )
 
 // movedBeforeLock makes a batch in a space which is moved once, in the moment before it is
-// locked for a task: then its clock is read.
+// locked: then its clock is read.
 func (m *machine) movedBeforeLock(t *testing.T, from tier.ID, move func(*batch.Batch) error) *batch.Batch {
 	t.Helper()
 	rec := numbered(3, 2000)
@@ -20,7 +20,7 @@ func (m *machine) movedBeforeLock(t *testing.T, from tier.ID, move func(*batch.B
 	var b *batch.Batch
 	moved := false
 	b, err = batch.New(batch.Options{ID: m.ids.Next(), Payload: p, Clock: func() int64 {
-		if b != nil && !moved && b.State() == batch.TaskCreated {
+		if b != nil && !moved {
 			moved = true
 			if err := move(b); err != nil {
 				t.Error(err)

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -127,12 +125,8 @@ func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dict
 // Where a space is lost in the middle the others of the strategy are tried. A batch that lies in a lost space is a
 // *tier.LostError, from Acquire and Record, too; it can be dropped.
 func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error {
-	ctx, end, err := m.operations.begin(ctx)
-	if err != nil {
-		return err
-	}
-	defer end()
-	return m.bring(ctx, b, aim{to: to}, reason, reservation.Reservation{}, func() {})
+	_, err := m.bring(ctx, &trip{b: b, to: to, reason: reason})
+	return err
 }
 
 // MoveAs is Move to a form that the caller chooses, of a tier that the strategy is of: to
@@ -140,141 +134,11 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 // another form is converted there, and needs room for both forms at a time. The next Move
 // chooses itself again.
 func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strategy, form batch.PayloadType, reason string) error {
-	ctx, end, err := m.operations.begin(ctx)
-	if err != nil {
-		return err
-	}
-	defer end()
 	if form == "" {
 		return errors.New("convert: moving to a form needs one")
 	}
-	return m.bring(ctx, b, aim{to, form}, reason, reservation.Reservation{}, func() {})
-}
-
-// aim is where a batch is moved to: a space of the strategy, and the form it takes there, or ""
-// for whichever is best.
-type aim struct {
-	to   reservation.Strategy
-	form batch.PayloadType
-}
-
-// bring is Move. The room is drawn from given, unless that is nil. arriving is called right
-// before b is committed to the target.
-func (m *Mover) bring(ctx context.Context, b *batch.Batch, to aim, reason string, given reservation.Reservation, arriving func()) error {
-	from := b.Info().Space
-	if err := m.lostIn(from); err != nil {
-		return fmt.Errorf("moving batch %d: %w", b.ID(), err)
-	}
-	if to.form == "" && m.reaches(to.to, from) {
-		return nil
-	}
-	start := time.Now()
-	ev := Moved{Batch: b.ID(), From: from, Reason: reason}
-	for again := true; again; {
-		ev.To, ev.Bytes, ev.Err = m.move(ctx, b, to, reason, given, arriving)
-		again = errors.Is(ev.Err, errGone)
-		if errors.Is(ev.Err, errLost) {
-			err := m.lostIn(b.Info().Space)
-			if again = err == nil; !again {
-				ev.Err = fmt.Errorf("moving batch %d: %w", b.ID(), err)
-			}
-		}
-	}
-	ev.Took = time.Since(start)
-	if m.cfg.Events.Moved != nil && (ev.Bytes > 0 || ev.Err != nil) {
-		m.panics.Do("Events.Moved", func() { m.cfg.Events.Moved(ev) })
-	}
-	return ev.Err
-}
-
-func (m *Mover) move(ctx context.Context, b *batch.Batch, aim aim, reason string, given reservation.Reservation, arriving func()) (at tier.ID, moved int64, err error) {
-	waits := reason != ReasonTrigger && reason != ReasonDemand
-	if !waits {
-		ctx = transfer.ForMonitor(ctx)
-	}
-	size, dicts := m.sizes(b)
-	what := takesAs(aim.form, b.Descriptor(), size, dicts)
-	waiting := ctx
-	if from, ok := m.cfg.Reservations.Spaces().ByID(b.Info().Space); ok && waits && given.IsZero() {
-		var done func()
-		waiting, done = m.untilLost(ctx, from)
-		defer done()
-	}
-	reserve := m.reserver(waiting, &what)
-	transfer := func(r reservation.Reservation) (err error) {
-		at = r.Space().ID()
-		var t *batch.Transit
-		if waits {
-			t, err = b.Transit(ctx)
-		} else {
-			t, err = b.TryTransit()
-		}
-		if err != nil {
-			return err
-		}
-		defer func() { _ = t.Abort() }() // changes nothing if it has ended, as it has but after a panic
-		src := t.Payload().Space().ID()
-		if m.reaches(aim.to, src) && (aim.form == "" || t.Payload().Type() == aim.form) { // somebody else brought it while we waited
-			at = src
-			return t.Abort()
-		}
-		form := aim.form
-		if form == "" {
-			form = m.cfg.Builtin.Form(t.Payload(), r.Space(), m.cfg.Registry.has)
-		}
-		start := time.Now()
-		var out batch.Payload
-		err = m.pinned(r, &what, func() (err error) {
-			out, err = m.cfg.Registry.Convert(ctx, t, form, r)
-			return err
-		})
-		if err == nil && out.Space() != r.Space() {
-			err = &batch.UnmovableError{Batch: b.ID(), Err: errors.Join(fmt.Errorf("the converter's payload lies in %s", out.Space().ID()), out.Release())}
-		}
-		if err = ofLost(err, t.Payload().Space(), r.Space()); err != nil {
-			err = fmt.Errorf("moving batch %d from %s to %s: %w", b.ID(), src, at, ofBatch(err, b.ID()))
-			return errors.Join(err, t.Abort())
-		}
-		took := time.Since(start)
-		arriving()
-		if err := t.Commit(out, false); err != nil { // then out is ours still
-			return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: err}, out.Release(), t.Abort())
-		}
-		moved = size
-		m.stats.add(src, at, size, took, reason)
-		return nil
-	}
-	if given.IsZero() {
-		err = m.inRoom(waiting, waits, aim.to, reserve, transfer)
-	} else if err = transfer(given); errors.Is(err, errGone) {
-		err = m.tooLittle(given, &what)
-	}
-	return at, moved, err
-}
-
-// sizes returns how many bytes b needs elsewhere, and which dictionaries.
-func (m *Mover) sizes(b *batch.Batch) (int64, []*transfer.Dictionary) {
-	desc := b.Descriptor()
-	if desc == nil { // a payload of somebody else's: as much as it takes where it is
-		return b.Info().Bytes, nil
-	}
-	return desc.Body, m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())
-}
-
-// ofBatch adds to an error about corrupt bytes whose they are.
-func ofBatch(err error, id batch.ID) error {
-	var c *image.CorruptError
-	if errors.As(err, &c) {
-		c.Batch = id
-	}
+	_, err := m.bring(ctx, &trip{b: b, to: to, form: form, reason: reason})
 	return err
-}
-
-// reaches says whether a space is one of the strategy's.
-func (m *Mover) reaches(s reservation.Strategy, id tier.ID) bool {
-	var room [16]*tier.Space
-	return slices.ContainsFunc(s.Candidates(m.cfg.Reservations.Spaces(), room[:0]),
-		func(c *tier.Space) bool { return c.ID() == id })
 }
 
 // Acquire brings b to a space of the strategy and locks it there for
@@ -282,110 +146,15 @@ func (m *Mover) reaches(s reservation.Strategy, id tier.ID) bool {
 // for room, and for others who move the batch or hold it elsewhere. The caller must
 // Close the handle.
 //
-// The monitor leaves the batch alone between its arrival and the lock; not while
-// Acquire waits, for others may wait for the room that the batch takes.
+// The batch arrives and is locked in one step, so that the monitor cannot move it away in between.
 func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
-	return m.acquire(ctx, b, to, reservation.Reservation{})
+	return m.bring(ctx, &trip{b: b, to: to, reason: ReasonWork, opens: true})
 }
 
-// acquire is Acquire; the room is drawn from given, unless that is nil.
-func (m *Mover) acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy, given reservation.Reservation) (_ *batch.Handle, err error) {
-	ctx, end, err := m.operations.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer end()
-	unsubscribe := func() {}
-	defer func() { unsubscribe() }()
-	subscribe := func() {
-		before := unsubscribe
-		unsubscribe = b.Subscribe()
-		before() // now, for without any the batch is a victim at once
-	}
-	created := false
-	defer func() {
-		if err != nil && created {
-			var se *batch.StateError
-			if e := b.CancelTask(); !errors.As(e, &se) || se.Status != batch.TaskNotCreated {
-				err = errors.Join(err, e) // else somebody has used it up, which is as good
-			}
-		}
-	}()
-	for {
-		changed := b.Changed()
-		info := b.Info()
-		if info.State == batch.Released {
-			return nil, &batch.StateError{Batch: b.ID(), State: info.State, Op: "acquire", Status: batch.MissingData}
-		}
-		if err := m.lostIn(info.Space); err != nil {
-			return nil, fmt.Errorf("acquiring batch %d: %w", b.ID(), err)
-		}
-		if at := info.Space; m.reaches(to, at) {
-			h, err := b.Lock(ctx, at)
-			var se *batch.StateError
-			switch {
-			case err == nil:
-				created = false // the handle has it
-				return h, nil
-			case !errors.As(err, &se):
-				return nil, err
-			case se.Status == batch.TaskNotCreated: // or another has used ours up
-				subscribe()
-				if err := b.CreateTask(ctx); err != nil {
-					return nil, err
-				}
-				created = true
-				continue
-			case se.Status != batch.SpaceMismatch:
-				return nil, err
-			}
-			continue // moved between the look and the lock
-		}
-		unsubscribe() // it is not here any more
-		err := m.bringUnlessThere(ctx, b, to, given, subscribe)
-		var se *batch.StateError
-		switch {
-		case err == nil || errors.Is(err, errThere):
-		case errors.As(err, &se) && se.State == batch.Processing:
-			select { // held elsewhere: until a handle closes
-			case <-changed:
-			case <-ctx.Done():
-				return nil, context.Cause(ctx)
-			}
-		default:
-			return nil, err
-		}
-	}
-}
-
-// errThere: the batch is where it is wanted, or gone, so that nothing need be
-// waited for.
-var errThere = errors.New("convert: the batch was brought by somebody else")
-
-// bringUnlessThere is bring, but stops waiting for room when b has come to a space
-// of the strategy by somebody else's doing, or has been dropped.
-func (m *Mover) bringUnlessThere(ctx context.Context, b *batch.Batch, to reservation.Strategy, given reservation.Reservation, arriving func()) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		for {
-			changed := b.Changed()
-			if info := b.Info(); info.State == batch.Released || m.reaches(to, info.Space) {
-				cancel(errThere)
-				return
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	err := m.bring(ctx, b, aim{to: to}, ReasonWork, given, arriving)
-	cancel(nil)
-	<-watched
-	return err
+// Consume is Acquire for the last time: b is dropped in the step that locks it, and its data goes
+// with the handle.
+func (m *Mover) Consume(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
+	return m.bring(ctx, &trip{b: b, to: to, reason: ReasonWork, opens: true, last: true})
 }
 
 // operations are those of a mover that are under way. Closing cancels them and waits for

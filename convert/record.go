@@ -66,14 +66,13 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 	if desc := descriptorOf(src); desc != nil {
 		what = takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 	}
-	waiting, done := m.untilLost(ctx, src.Space())
-	defer done()
-	err = m.inRoom(waiting, true, to, m.reserver(waiting, &what), func(r reservation.Reservation) error {
+	until := func(ctx context.Context) (context.Context, func()) { return m.untilLost(ctx, src.Space()) }
+	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, until: until, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
 			return err
 		})
-	})
+	}})
 	if errors.Is(err, errLost) {
 		return nil, src.Space().Lost()
 	}

@@ -20,11 +20,15 @@ type takes struct {
 	dicts []*transfer.Dictionary // each once
 }
 
-// takesAs returns what a batch takes in a form, if as an image it takes body.
-func takesAs(form batch.PayloadType, d *batch.Descriptor, body int64, dicts []*transfer.Dictionary) takes {
-	t := takes{body: body, dicts: dicts}
+// takes returns what a batch takes elsewhere in a form; "" is an image's.
+func (m *Mover) takes(now batch.Info, form batch.PayloadType) takes {
+	desc := now.Descriptor
+	if desc == nil { // a payload of somebody else's: as much as it takes where it is
+		return takes{body: now.Bytes}
+	}
+	t := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 	if form == batch.GPUTable {
-		t.table = d
+		t.table = desc
 	}
 	return t
 }
@@ -82,62 +86,73 @@ func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (
 	return f()
 }
 
-// reserver returns what inRoom reserves with.
-func (m *Mover) reserver(ctx context.Context, what *takes) reserve {
-	return func(to reservation.Strategy, wait bool) (reservation.Reservation, error) {
-		if !wait {
-			return m.tryReserve(to, what)
-		}
-		return m.reserve(ctx, to, what)
+// errand is work that needs room in a space of a strategy.
+type errand struct {
+	to     reservation.Strategy
+	what   *takes
+	waits  bool // for room
+	slower bool // what can never fit there is done in a slower tier
+	// until returns a context that ends when waiting for room has become vain; done must be called.
+	// It may be nil.
+	until func(context.Context) (_ context.Context, done func())
+	do    func(reservation.Reservation) error // draws from the reservation, which is released then
+}
+
+// reserve reserves what is taken in a space of the strategy, and waits for it if it should. Where it
+// lies in pieces inRoom knows what to do: the monitor's moves are made so, too, and must not make
+// others.
+func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy, wait bool) (reservation.Reservation, error) {
+	if wait && ctx.Err() != nil {
+		return reservation.Reservation{}, context.Cause(ctx)
 	}
+	asked, piecemeal := e.what.of(to), reservation.WithoutClearing()
+	r, err := m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal)
+	if wait && errors.Is(err, tier.ErrNoSpace) {
+		if e.until != nil {
+			var done func()
+			ctx, done = e.until(ctx)
+			defer done()
+		}
+		r, err = m.cfg.Reservations.Reserve(ctx, asked, e.what.body, piecemeal)
+	}
+	if err != nil && wait && e.slower {
+		return m.reserveSlower(ctx, e, to, err)
+	}
+	return r, err
 }
 
-// reserve reserves what is taken, and waits for it. Where it lies in pieces inRoom knows what to
-// do: the monitor's moves are made so, too, and must not make others.
-func (m *Mover) reserve(ctx context.Context, to reservation.Strategy, what *takes) (reservation.Reservation, error) {
-	return m.cfg.Reservations.Reserve(ctx, what.of(to), what.body, reservation.WithoutClearing())
-}
-
-// tryReserve is reserve for those who do not wait.
-func (m *Mover) tryReserve(to reservation.Strategy, what *takes) (reservation.Reservation, error) {
-	return m.cfg.Reservations.TryReserve(what.of(to), what.body, reservation.WithoutClearing())
-}
-
-// inRoom reserves and runs f, which allocates from the reservation; it is released
-// when f returns. A space that refuses then what it has promised (see refuses) is left
-// out, and the strategy's other spaces are tried. If none of them has room now and the
-// caller may wait, there are two ways: where a space has the bytes but not in one piece,
-// that space is cleared; otherwise the others are waited for. If the device of the last that was tried is
-// lost meanwhile all begins again, without that space.
+// inRoom reserves and does the errand; the reservation is released then. A space that refuses then
+// what it has promised (see refuses) is left out, and the strategy's other spaces are tried. If none
+// of them has room now and the errand may wait, there are two ways: where a space has the bytes but
+// not in one piece, that space is cleared; otherwise the others are waited for. If the device of the
+// last that was tried is lost meanwhile all begins again, without that space.
 //
-// What f takes (a transit, a handle, the reservation) is given back before more is
+// What the errand takes (a transit, a handle, the reservation) is given back before more is
 // waited for, and only one mover clears a space at a time. So those who wait for one
 // piece do not hold what the others wait for.
-func (m *Mover) inRoom(ctx context.Context, waits bool, to reservation.Strategy, reserve reserve, f func(reservation.Reservation) error) error {
+func (m *Mover) inRoom(ctx context.Context, e *errand) error {
 	for {
-		last, err := m.inRoomOnce(ctx, waits, to, reserve, f)
+		last, err := m.inRoomOnce(ctx, e)
 		if err == nil || last == nil || last.Lost() == nil {
 			return err
 		}
 	}
 }
 
-// reserve reserves what inRoom needs, and waits for it if it should.
-type reserve func(to reservation.Strategy, wait bool) (reservation.Reservation, error)
-
-// inRoomOnce is inRoom, but for spaces that are lost. It returns the space that was tried last, nil if there was no room.
-func (m *Mover) inRoomOnce(ctx context.Context, waits bool, to reservation.Strategy, reserve reserve, f func(reservation.Reservation) error) (last *tier.Space, err error) {
-	t := &try{reserve: reserve, f: f, others: without{to, nil}}
-	if err := t.next(waits); err != nil {
+// inRoomOnce is inRoom, but for spaces that are lost. It returns the space that was tried last, nil
+// if there was no room.
+func (m *Mover) inRoomOnce(ctx context.Context, e *errand) (last *tier.Space, err error) {
+	t := &try{m: m, errand: e, left: without{e.to, nil}}
+	if err := t.next(ctx, e.waits); err != nil {
 		return nil, err
 	}
-	for t.refused() && t.next(false) == nil {
+	for t.refused() && t.next(ctx, false) == nil {
 	}
-	for waits && t.refused() {
+	for e.waits && t.refused() {
 		if t.pieces != nil {
-			return t.pieces, m.clearFor(ctx, t)
+			return t.pieces, t.clear(ctx)
 		}
-		if err := t.next(true); errors.Is(err, reservation.ErrNoCandidate) || errors.Is(err, reservation.ErrExceeded) {
+		if err := t.next(ctx, true); errors.Is(err, reservation.ErrNoCandidate) || errors.Is(err, reservation.ErrExceeded) {
 			break // there is no other, or it would never fit there
 		} else if err != nil {
 			return t.last, fmt.Errorf("%w (before that: %w)", err, t.err)
@@ -148,9 +163,9 @@ func (m *Mover) inRoomOnce(ctx context.Context, waits bool, to reservation.Strat
 
 // try is what inRoomOnce has tried so far.
 type try struct {
-	reserve reserve
-	f       func(reservation.Reservation) error
-	others  without // the spaces that are left
+	m *Mover
+	*errand
+	left without // the spaces that are left
 
 	last   *tier.Space // that was tried
 	err    error       // and what became of it
@@ -159,18 +174,18 @@ type try struct {
 }
 
 // next tries the first of the spaces that are left. The error is that there was no room.
-func (t *try) next(wait bool) error {
-	to := t.others.Strategy
-	if len(t.others.spaces) > 0 {
-		to = t.others
+func (t *try) next(ctx context.Context, wait bool) error {
+	to := t.left.Strategy
+	if len(t.left.spaces) > 0 {
+		to = t.left
 	}
-	r, err := t.reserve(to, wait)
+	r, err := t.m.reserve(ctx, t.errand, to, wait)
 	if err != nil {
 		return err
 	}
 	need := r.Bytes()
-	t.last, t.err = r.Space(), errors.Join(t.f(r), r.Release())
-	t.others.spaces = append(t.others.spaces, t.last)
+	t.last, t.err = r.Space(), errors.Join(t.do(r), r.Release())
+	t.left.spaces = append(t.left.spaces, t.last)
 	if t.pieces == nil && fragmented(t.err) {
 		t.pieces, t.need = t.last, need
 	}
@@ -180,24 +195,29 @@ func (t *try) next(wait bool) error {
 // refused says whether the space that was tried last refuses what it has promised.
 func (t *try) refused() bool { return refuses(t.last, t.err) }
 
-// clearFor makes room in one piece for what was tried in t.pieces, and tries it there again.
-func (m *Mover) clearFor(ctx context.Context, t *try) error {
-	clearing := m.clearing[t.pieces.ID()]
+// clear makes room in one piece for what was tried in t.pieces, and tries it there again.
+func (t *try) clear(ctx context.Context) error {
+	clearing := t.m.clearing[t.pieces.ID()]
+	if t.until != nil {
+		var done func()
+		ctx, done = t.until(ctx)
+		defer done()
+	}
 	select {
 	case clearing <- struct{}{}:
 		defer func() { <-clearing }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return m.clear(ctx, t.pieces, t.need, func() error {
-		r, err := t.reserve(reservation.Specific(t.pieces.ID()), false)
+	return t.m.clear(ctx, t.pieces, t.need, func() error {
+		r, err := t.m.reserve(ctx, t.errand, reservation.Specific(t.pieces.ID()), false)
 		if errors.Is(err, tier.ErrNoSpace) {
 			return errRefused
 		}
 		if err != nil {
 			return err
 		}
-		return errors.Join(t.f(r), r.Release())
+		return errors.Join(t.do(r), r.Release())
 	})
 }
 

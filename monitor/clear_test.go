@@ -44,7 +44,7 @@ func TestClear(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			h, err := all[10].LockAny(t.Context())
+			h, err := all[10].Open(t.Context(), gpu0, false)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -92,7 +92,7 @@ type form struct {
 
 func formOf(b *batch.Batch) form {
 	info := b.Info()
-	return form{info.Space, b.PayloadType(), info.Bytes}
+	return form{info.Space, typeOf(info), info.Bytes}
 }
 
 // hopeful says whether the next try may well succeed, so that it is worth waiting for. e is what
@@ -200,13 +200,13 @@ func (m *Monitor) faultLocked(r result, kind outcome, now time.Time) (f *fault, 
 		f.until = now.Add(backoff(period, f.failures))
 	case unmovable:
 		f.back = !f.refused(m.spaces[r.To].Kind(), from.lower, now, period, r.err)
-		m.index.excludeLocked(b, f.not)
+		m.index.excludeLocked(b, is.kind, f.not)
 		tell = !f.back && !f.told && is.kind != "" // else it was dropped meanwhile
 		f.told = f.told || tell
 	}
 	f.remember(period)
 	if !f.back {
-		m.index.keepAsideLocked(b)
+		m.index.keepAsideLocked(b, is.kind)
 	}
 	m.lookAtLocked(f.due())
 	return f, tell

@@ -41,6 +41,7 @@ type entry struct {
 	batch *batch.Batch
 	id    batch.ID
 	made  uint64 // its number: no two entries are equal in a tree
+	told  uint64 // version of the batch that the facts are of
 	facts
 	aside bool              // a move of it is under way, or failed a moment ago
 	kept  bool              // aside after a failure, until its form is no longer that which failed
@@ -132,16 +133,16 @@ func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func
 }
 
 // BatchChanged notes what b is like now. It implements batch.Observer.
-func (x *index) BatchChanged(b *batch.Batch) {
-	if x.update(b) {
+func (x *index) BatchChanged(b *batch.Batch, now batch.Info) {
+	if gained, _ := x.note(b, now, false); gained {
 		x.gained()
 	}
 }
 
 // Register notes a new batch. A second one of an id is batch.ErrDuplicateID. It implements
 // batch.Registrar.
-func (x *index) Register(b *batch.Batch) error {
-	gained, err := x.note(b, true)
+func (x *index) Register(b *batch.Batch, now batch.Info) error {
+	gained, err := x.note(b, now, true)
 	if gained {
 		x.gained()
 	}
@@ -156,52 +157,43 @@ func (x *index) Knows(b *batch.Batch) bool {
 	return x.mu.entries[b] != nil
 }
 
-// update re-reads b and says whether it has become a victim.
-func (x *index) update(b *batch.Batch) (gained bool) {
-	gained, _ = x.note(b, false)
-	return gained
-}
-
-// note is update, and refuses a new batch whose id is known.
+// note notes a cut through b and says whether that makes b a victim which it was not before. A new
+// batch is refused if its id is known.
 //
-// The policy is asked without the lock, so what it was told may be outdated when
-// the lock is there. It is then thrown away: whoever changed the batch since
-// has yet to announce that, and the last to do so finds nothing changed. Updates
-// that come at once or out of order so end with the batch as it is.
-func (x *index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
-	info := b.Info()
+// The policy is asked without the lock. Meanwhile a newer cut may have been noted, and stays. Cuts
+// of the same version differ in leases only, which begin without an announcement.
+func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, err error) {
 	var key Key
-	if x.victim(info) {
-		key = x.keyOf(info)
+	if x.victim(now) {
+		key = x.keyOf(now)
 	}
+	form := typeOf(now)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	now := b.Info()
-	leased := now.Leased
-	now.Leased = info.Leased // begins without an announcement, and no key may depend on it
-	if now != info {
-		return false, nil
-	}
-	place, known := x.places[info.Space]
 	e := x.mu.entries[b]
-	if info.State == batch.Released || !known {
+	if e != nil && now.Version < e.told || e == nil && !isNew && now.Version != b.Info().Version {
+		return false, nil // a newer one was told, or is about to be
+	}
+	place, known := x.places[now.Space]
+	if now.State == batch.Released || !known {
 		if e != nil {
 			x.removeLocked(e)
 			x.forgetLocked(e)
 		}
 		return false, nil
 	}
-	if isNew && x.mu.ids[info.ID] != nil {
+	if isNew && x.mu.ids[now.ID] != nil {
 		return false, batch.ErrDuplicateID
 	}
-	rest := (info.State == batch.Idle || info.State == batch.TaskCreated) && !leased
+	rest := (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
 	f := facts{
-		place: place, key: key, bytes: info.Bytes, leased: leased, rest: rest, idle: rest && info.Subscribers == 0,
-		victim: x.victim(info) && !leased && !x.mu.spaces[place].lowest,
+		place: place, key: key, bytes: now.Bytes, leased: now.Leased, rest: rest, idle: rest && now.Subscribers == 0,
+		victim: x.victim(now) && !now.Leased && !x.mu.spaces[place].lowest,
 	}
 	if e == nil {
-		e = x.enterLocked(b, info.ID)
-	} else if e.facts == f && !(e.failed() && e.form != b.PayloadType()) {
+		e = x.enterLocked(b, now.ID)
+	} else if e.facts == f && !(e.failed() && e.form != form) {
+		e.told = now.Version
 		return false, nil
 	} else if e.place == f.place {
 		// Most changes leave the place and the size as they are, and one tree of
@@ -217,13 +209,21 @@ func (x *index) note(b *batch.Batch, isNew bool) (gained bool, err error) {
 		x.removeLocked(e)
 	}
 	was := e.victim
-	if e.failed() && (e.place != f.place || e.bytes != f.bytes || e.form != b.PayloadType()) {
+	if e.failed() && (e.place != f.place || e.bytes != f.bytes || e.form != form) {
 		e.aside, e.kept, e.not, was = e.aside && !e.kept, false, 0, false
 	}
-	e.facts = f
+	e.facts, e.told = f, now.Version
 	x.countLocked(e)
 	x.listLocked(e)
 	return f.victim && !was, nil
+}
+
+// typeOf returns the form of a cut; "" when the data is gone.
+func typeOf(now batch.Info) batch.PayloadType {
+	if now.Payload == nil {
+		return ""
+	}
+	return now.Payload.Type()
 }
 
 // failed says whether something is remembered of e that holds for its form alone.
@@ -333,18 +333,18 @@ func (x *index) setAsideLocked(b *batch.Batch, aside bool) {
 
 // keepAsideLocked takes b out of the victims until it is put back or has another form, size or
 // place.
-func (x *index) keepAsideLocked(b *batch.Batch) {
+func (x *index) keepAsideLocked(b *batch.Batch, form batch.PayloadType) {
 	if e := x.mu.entries[b]; e != nil {
-		e.aside, e.kept, e.form = true, true, b.PayloadType()
+		e.aside, e.kept, e.form = true, true, form
 		x.listLocked(e)
 	}
 }
 
 // excludeLocked keeps b out of some tiers until they are allowed again or it has another form,
 // size or place.
-func (x *index) excludeLocked(b *batch.Batch, not kinds) {
+func (x *index) excludeLocked(b *batch.Batch, form batch.PayloadType, not kinds) {
 	if e := x.mu.entries[b]; e != nil {
-		e.not, e.form = not, b.PayloadType()
+		e.not, e.form = not, form
 	}
 }
 

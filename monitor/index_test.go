@@ -179,7 +179,7 @@ func TestIndexConverges(t *testing.T) {
 						tr.Abort()
 					}
 				case 4:
-					w.mon.index.BatchChanged(b)
+					w.mon.index.BatchChanged(b, b.Info())
 				}
 			}
 		})

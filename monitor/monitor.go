@@ -323,8 +323,8 @@ func (m *Monitor) begin(ctx context.Context, moves []choice) (outdated bool) {
 		b := c.Victim.Batch
 		from, to := m.spaces[c.From], m.spaces[c.To]
 		e := from.edges[c.To]
-		if !m.canLeave(b, from.ID()) {
-			m.index.update(b)
+		if now := b.Info(); !m.canLeave(now, from.ID()) {
+			_, _ = m.index.note(b, now, false)
 			outdated = true
 			continue
 		}
@@ -366,7 +366,7 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 		begin := time.Now()
 		for i, c := range job {
 			results[i] = result{choice: c, usedBefore: m.spaces[c.To].Used()}
-			if i > 0 && (results[i-1].err != nil || time.Since(begin) > jointlyFor || !m.canLeave(c.Victim.Batch, from)) {
+			if i > 0 && (results[i-1].err != nil || time.Since(begin) > jointlyFor || !m.canLeave(c.Victim.Batch.Info(), from)) {
 				results[i].err = errGivenBack
 				continue
 			}
@@ -386,10 +386,9 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 	m.ended <- results
 }
 
-// canLeave says whether b may still be moved out of a space.
-func (m *Monitor) canLeave(b *batch.Batch, from tier.ID) bool {
-	info := b.Info()
-	return m.index.victim(info) && !info.Leased && info.Space == from
+// canLeave says whether a batch may still be moved out of a space.
+func (m *Monitor) canLeave(now batch.Info, from tier.ID) bool {
+	return m.index.victim(now) && !now.Leased && now.Space == from
 }
 
 // errGivenBack: a batch before it could not be moved, or took long.

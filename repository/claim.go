@@ -148,7 +148,8 @@ func (r *Repository) holdMost(first *entry, w want, most int) (*Claim, error) {
 	r.mu.Lock()
 	defer r.unlock(&s)
 	if r.mu.closed || first.b.State() == batch.Released {
-		r.noteLocked(first, false, &s)
+		r.unclaimLocked(first, &s)
+		first.part.matchLocked(r, &s)
 		if r.mu.closed {
 			return nil, r.closedError()
 		}
@@ -205,7 +206,7 @@ func (c *Claim) giveBackLocked(s *signals) {
 	for _, e := range c.entries {
 		if e.holder == c {
 			e.holdLocked(nil)
-			c.r.readLocked(e, false, s)
+			c.r.unclaimLocked(e, s)
 		}
 	}
 }
@@ -217,7 +218,7 @@ func (c *Claim) leaveDroppedLocked(s *signals) {
 			return false
 		}
 		e.holdLocked(nil)
-		c.r.readLocked(e, false, s)
+		c.r.unclaimLocked(e, s)
 		return true
 	})
 }

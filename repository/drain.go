@@ -47,7 +47,7 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 			return
 		}
 		for {
-			e, h, err := r.acquire(ctx, partition, w, reservation.AnyInTier(to))
+			e, h, err := r.acquire(ctx, partition, w, reservation.AnyInTier(to), Mover.Consume)
 			if errors.Is(err, io.EOF) {
 				return
 			}
@@ -55,7 +55,7 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 				yield(nil, err)
 				return
 			}
-			r.consume(e)
+			r.remove(e)
 			if !yield(h, nil) {
 				return
 			}
@@ -64,8 +64,8 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 }
 
 // acquire claims the oldest batch and opens a handle on it in a space of the
-// strategy. io.EOF is the end; on any error nothing is claimed.
-func (r *Repository) acquire(ctx context.Context, partition int, w want, to reservation.Strategy) (*entry, *batch.Handle, error) {
+// strategy, with Mover.Acquire or Mover.Consume. io.EOF is the end; on any error nothing is claimed.
+func (r *Repository) acquire(ctx context.Context, partition int, w want, to reservation.Strategy, how acquiring) (*entry, *batch.Handle, error) {
 	mover := r.m.cfg.Mover
 	if mover == nil {
 		return nil, nil, fmt.Errorf("repository %s: bringing batches to a tier needs a mover: %w", r.key, tier.ErrNotSupported)
@@ -75,7 +75,7 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, to rese
 		if err != nil {
 			return nil, nil, err
 		}
-		h, err := r.bring(ctx, mover, e, to)
+		h, err := r.bring(ctx, mover, e, to, how)
 		if err == nil {
 			return e, h, nil
 		}
@@ -85,8 +85,11 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, to rese
 	}
 }
 
+// acquiring is Mover.Acquire or Mover.Consume.
+type acquiring func(Mover, context.Context, *batch.Batch, reservation.Strategy) (*batch.Handle, error)
+
 // bring opens a handle on what was claimed, or ends the claim.
-func (r *Repository) bring(ctx context.Context, mover Mover, e *entry, to reservation.Strategy) (h *batch.Handle, err error) {
+func (r *Repository) bring(ctx context.Context, mover Mover, e *entry, to reservation.Strategy, how acquiring) (h *batch.Handle, err error) {
 	ctx, done := r.within(ctx)
 	defer done()
 	defer func() { // also when a converter panics
@@ -94,15 +97,7 @@ func (r *Repository) bring(ctx context.Context, mover Mover, e *entry, to reserv
 			r.putBack(e)
 		}
 	}()
-	return mover.Acquire(ctx, e.b, to)
-}
-
-// consume takes a batch out for good on which the caller has a handle: its data
-// goes with that. With a handle open only one error is possible, that somebody
-// else has dropped the batch in place, and that makes no difference.
-func (r *Repository) consume(e *entry) {
-	_ = e.b.Drop()
-	r.remove(e)
+	return how(mover, ctx, e.b, to)
 }
 
 // Reader returns the partition as a stream of Arrow records, which consumes it:
@@ -198,7 +193,7 @@ func (rd *reader) Next() bool {
 // read opens the next batch wherever it is.
 func (rd *reader) read() (arrow.RecordBatch, error) {
 	r := rd.r
-	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk))
+	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk), Mover.Acquire)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +203,10 @@ func (rd *reader) read() (arrow.RecordBatch, error) {
 		r.putBack(e)
 		return nil, err
 	}
-	r.consume(e)
+	// With a handle open only one error is possible, that somebody else has dropped the batch in
+	// place, and that makes no difference.
+	_ = e.b.Drop()
+	r.remove(e)
 	if err := h.Close(); err != nil {
 		rec.Release()
 		return nil, err

@@ -45,7 +45,7 @@ func Example() {
 			fmt.Println(err)
 			return
 		}
-		h, _ := b.LockAny(ctx)
+		h, _ := b.Open(ctx, tier.ID{}, false)
 		fmt.Println(h.Batch().Descriptor().Rows, "rows in", h.Space().ID())
 		_ = b.Drop() // takes effect when the handle is closed
 		_ = h.Close()

@@ -151,23 +151,23 @@ func (m *fakeMover) reaches(to reservation.Strategy, id tier.ID) bool {
 	return slices.ContainsFunc(to.Candidates(m.reservations.Spaces(), nil), func(s *tier.Space) bool { return s.ID() == id })
 }
 
-func (m *fakeMover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (_ *batch.Handle, err error) {
+func (m *fakeMover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
+	return m.open(ctx, b, to, false)
+}
+
+func (m *fakeMover) Consume(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
+	return m.open(ctx, b, to, true)
+}
+
+func (m *fakeMover) open(ctx context.Context, b *batch.Batch, to reservation.Strategy, last bool) (*batch.Handle, error) {
 	if err := m.begin("acquire"); err != nil {
 		return nil, err
 	}
-	if err := b.CreateTask(ctx); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil && !errors.Is(err, tier.ErrReleased) {
-			err = errors.Join(err, b.CancelTask())
-		}
-	}()
 	for {
 		changed := b.Changed()
 		at := b.Info().Space
 		if m.reaches(to, at) {
-			h, err := b.Lock(ctx, at)
+			h, err := b.Open(ctx, at, last)
 			var se *batch.StateError
 			if errors.As(err, &se) && se.Status == batch.SpaceMismatch {
 				continue // moved since

@@ -43,6 +43,8 @@ type Mover interface {
 	// of its own or one that is pending. The caller must close the handle. On an
 	// error b is whole where it was, and no task of Acquire's is left on it.
 	Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error)
+	// Consume is Acquire, and drops b in the step that locks it.
+	Consume(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error)
 	// Record opens what h holds as a record, which may be used beyond h.
 	Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error)
 }
@@ -235,8 +237,8 @@ func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition i
 		return fmt.Errorf("plan %q: repository %s is twice in a fan-out", m.name, twice.key)
 	}
 	type copied struct {
-		b     *batch.Batch
-		place batch.Place
+		b   *batch.Batch
+		seq uint64
 	}
 	var copies []copied
 	fail := func(inserted int, err error) error {
@@ -251,14 +253,14 @@ func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition i
 		return err
 	}
 	for _, r := range ports { // all the copies first: most that can fail fails here
-		b, place, err := r.ingest(ctx, partition, rec)
+		b, seq, err := r.ingest(ctx, partition, rec)
 		if err != nil {
 			return fail(0, err)
 		}
-		copies = append(copies, copied{b, place})
+		copies = append(copies, copied{b, seq})
 	}
 	for i, r := range ports {
-		if err := r.insert(partition, copies[i].b, copies[i].place); err != nil {
+		if err := r.insert(partition, copies[i].b, copies[i].seq); err != nil {
 			return fail(i, err)
 		}
 	}

@@ -421,7 +421,7 @@ func TestClearMeetsTransit(t *testing.T) {
 		check(t, err)
 		check(t, r.PutBatch(0, b))
 		var transit *batch.Transit
-		p.hook = func() { // Clear asks for the size when it has claimed the batch
+		p.hook = func() { // Clear asks for the size, and so for all, when it has claimed the batch
 			p.hook = nil
 			if transit, err = b.TryTransit(); err != nil {
 				t.Error(err)
@@ -446,18 +446,20 @@ func TestClearMeetsTransit(t *testing.T) {
 	})
 }
 
-// hooked is a form that calls back when it is asked for its size.
+// hooked is a form that calls back when it is asked for its leases, as each cut through its batch does.
 type hooked struct {
 	form
 	hook func()
 }
 
-func (h *hooked) Bytes() int64 {
+func (h *hooked) Leased() int {
 	if h.hook != nil {
 		h.hook()
 	}
-	return h.form.Bytes()
+	return 0
 }
+
+func (h *hooked) OnUnleased(func()) {}
 
 // TestOrderWhilePutting: an order that changes after a batch has been given its
 // place and before it is in the repository, and one that changes afterwards.
@@ -512,7 +514,7 @@ func TestObserversFindTheRepositoryRight(t *testing.T) {
 
 type changing func(*batch.Batch)
 
-func (f changing) BatchChanged(b *batch.Batch) { f(b) }
+func (f changing) BatchChanged(b *batch.Batch, _ batch.Info) { f(b) }
 
 // TestClearReportsLeftovers by key, in the plan's order, and leaves the
 // repositories open.
@@ -622,4 +624,4 @@ func TestObserverSeesThePlace(t *testing.T) {
 
 type observer struct{ infos []batch.Info }
 
-func (o *observer) BatchChanged(b *batch.Batch) { o.infos = append(o.infos, b.Info()) }
+func (o *observer) BatchChanged(_ *batch.Batch, now batch.Info) { o.infos = append(o.infos, now) }

@@ -191,11 +191,11 @@ func WithPlacement(s reservation.Strategy) PutOption {
 // record of another schema is a *SchemaError, a partition out of range matches
 // ErrPartition, and a repository whose input is closed matches tier.ErrClosed.
 func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) error {
-	b, place, err := r.ingest(ctx, partition, rec, opts...)
+	b, seq, err := r.ingest(ctx, partition, rec, opts...)
 	if err != nil {
 		return err
 	}
-	if err := r.insert(partition, b, place); err != nil {
+	if err := r.insert(partition, b, seq); err != nil {
 		return errors.Join(err, discard(b))
 	}
 	return nil
@@ -206,41 +206,44 @@ func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBat
 // nobody else would drop it. It is not long: the monitor's moves wait for nothing.
 func discard(b *batch.Batch) error { return b.Discard(context.Background()) }
 
-// ingest makes a batch of rec that is fit for the partition and not yet in it.
-func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) (*batch.Batch, batch.Place, error) {
-	fail := func(err error) (*batch.Batch, batch.Place, error) { return nil, batch.Place{}, err }
+// ingest makes a batch of rec that is fit for the partition and not yet in it, and returns the
+// order of its arrival.
+func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) (_ *batch.Batch, seq uint64, _ error) {
 	o := putOptions{placement: r.opts.Placement}
 	for _, opt := range opts {
 		opt(&o)
 	}
 	mover := r.m.cfg.Mover
 	if mover == nil {
-		return fail(fmt.Errorf("repository %s: putting a record needs a mover: %w", r.key, tier.ErrNotSupported))
+		return nil, 0, fmt.Errorf("repository %s: putting a record needs a mover: %w", r.key, tier.ErrNotSupported)
 	}
-	if err := r.admit(partition, rec.Schema()); err != nil { // before anything dear is done
-		return fail(err)
+	place, err := r.admit(partition, rec.Schema()) // before anything dear is done
+	if err != nil {
+		return nil, 0, err
 	}
 	inside, done := r.within(ctx)
 	defer done()
 	payload, err := mover.Ingest(inside, rec, o.placement)
 	if err != nil {
-		return fail(fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err))
+		return nil, 0, fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err)
 	}
-	place := r.nextPlace(partition)
+	place.Seq = r.m.seq.Add(1)
 	b, err := batch.New(batch.Options{
 		IDs: r.m.ids, Payload: payload, Observer: r.m.cfg.Observer, Clock: r.m.cfg.Clock, Place: place,
 	})
 	if err != nil {
-		return fail(errors.Join(err, payload.Release()))
+		return nil, 0, errors.Join(err, payload.Release())
 	}
-	return b, place, nil
+	return b, place.Seq, nil
 }
 
-func (r *Repository) admit(partition int, schema *arrow.Schema) error {
+// admit refuses what cannot be put into the partition. Else it returns the place of a batch there,
+// without its seq.
+func (r *Repository) admit(partition int, schema *arrow.Schema) (batch.Place, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_, err := r.admitLocked(partition, schema)
-	return err
+	return r.placeLocked(0, partition), err
 }
 
 func (r *Repository) admitLocked(partition int, schema *arrow.Schema) (*partition, error) {
@@ -251,14 +254,6 @@ func (r *Repository) admitLocked(partition int, schema *arrow.Schema) (*partitio
 		return nil, &SchemaError{Key: r.key, Want: r.mu.schema, Got: schema}
 	}
 	return r.partitionLocked(partition)
-}
-
-// nextPlace is the place of a batch that arrives now.
-func (r *Repository) nextPlace(partition int) batch.Place {
-	seq := r.m.seq.Add(1)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.placeLocked(seq, partition)
 }
 
 func (r *Repository) placeLocked(seq uint64, partition int) batch.Place {
@@ -279,26 +274,22 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 	if o, ok := r.m.cfg.Observer.(batch.Knower); ok && !o.Knows(b) && b.State() != batch.Released {
 		return fmt.Errorf("repository %s: the engine does not know batch %d (make it with Engine.NewBatch): %w", r.key, b.ID(), tier.ErrNotSupported)
 	}
-	return r.insert(partition, b, r.nextPlace(partition))
+	return r.insert(partition, b, 0)
 }
 
-// insert takes b over, at place, which may have become wrong in its rank, and in its seq
-// if another batch has arrived since.
-func (r *Repository) insert(partition int, b *batch.Batch, place batch.Place) error {
-	if err := b.Store(r, place); err != nil {
-		return fmt.Errorf("repository %s: %w", r.key, err)
-	}
-	tell, err := r.insertKept(partition, b, place.Seq)
+// insert takes b over, and tells it where it is. seq is its order of arrival. Another is drawn if
+// a batch of the partition has a later one: that may have been seen there, and stays before b.
+func (r *Repository) insert(partition int, b *batch.Batch, seq uint64) error {
+	tell, err := r.insertUntold(partition, b, seq)
 	if err != nil {
-		b.Unstore(r)
 		return err
 	}
 	tell()
 	return nil
 }
 
-// insertKept puts b where it belongs by now. The caller calls tell once the lock is free.
-func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) (tell func(), err error) {
+// insertUntold is insert. The caller calls tell once the lock is free.
+func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (tell func(), err error) {
 	var schema *arrow.Schema
 	if d := b.Descriptor(); d != nil {
 		schema = d.Schema
@@ -310,18 +301,18 @@ func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) (tell
 	if err != nil {
 		return nil, err
 	}
-	if r.mu.entries[b.ID()] != nil {
+	if e := r.mu.entries[b.ID()]; e != nil && e.b != b {
 		return nil, fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicateBatch)
 	}
-	info := b.Info() // changes from here on come through BatchChanged
-	if info.State == batch.Released {
-		return nil, &batch.StateError{Batch: b.ID(), State: info.State, Op: "put", Status: batch.MissingData}
-	}
-	if seq < p.last { // another has come since, was seen there, maybe, and stays before b
+	if seq <= p.last {
 		seq = r.m.seq.Add(1)
 	}
+	now, tell, err := b.Store(r, r.placeLocked(seq, partition)) // changes from here on come through BatchChanged
+	if err != nil {
+		return nil, fmt.Errorf("repository %s: %w", r.key, err)
+	}
 	p.last = seq
-	e := &entry{b: b, part: p, seq: seq, class: class(info.State), kind: info.Space.Kind, bytes: info.Bytes}
+	e := &entry{b: b, part: p, seq: seq, class: class(now.State), kind: now.Space.Kind, bytes: now.Bytes, told: now.Version}
 	r.mu.entries[b.ID()] = e
 	r.mu.bytes[e.kind] += e.bytes
 	p.sets[e.class].ReplaceOrInsert(e)
@@ -329,15 +320,8 @@ func (r *Repository) insertKept(partition int, b *batch.Batch, seq uint64) (tell
 		r.mu.schema = schema
 		s.add(r.mu.learned)
 	}
-	tell = r.settleLocked(e)
 	p.matchLocked(r, &s)
 	return tell, nil
-}
-
-// settleLocked sets the place of an entry's batch to what it should be by now. The caller calls
-// tell once the lock is free.
-func (r *Repository) settleLocked(e *entry) (tell func()) {
-	return e.b.StoreAt(r, r.placeLocked(e.seq, e.part.number))
 }
 
 // setRank says where the repository stands in its plan. The caller then calls
@@ -350,11 +334,12 @@ func (r *Repository) setRank(rank int, last bool) (changed bool) {
 	return changed
 }
 
+// settleAll tells the batches where they are.
 func (r *Repository) settleAll() {
 	r.mu.Lock()
 	var tells []func()
 	for _, e := range r.mu.entries {
-		tells = append(tells, r.settleLocked(e))
+		tells = append(tells, e.b.StoreAt(r, r.placeLocked(e.seq, e.part.number)))
 	}
 	r.mu.Unlock()
 	for _, tell := range tells {
@@ -375,68 +360,60 @@ func (r *Repository) all() []*batch.Batch {
 
 // BatchChanged makes a Repository the store of its batches: it notes what state
 // they are in. Only batches call it.
-func (r *Repository) BatchChanged(b *batch.Batch) {
+func (r *Repository) BatchChanged(b *batch.Batch, now batch.Info) {
 	var s signals
 	r.mu.Lock()
 	defer r.unlock(&s)
-	e := r.mu.entries[b.ID()]
-	if e == nil || e.b != b {
-		return
-	}
-	r.noteLocked(e, e.class == claimed, &s)
-}
-
-// noteLocked reads the batch's state into the index. A batch that was dropped is
-// none any more, unless somebody has claimed it and will find out.
-func (r *Repository) noteLocked(e *entry, isClaimed bool, s *signals) {
-	if r.readLocked(e, isClaimed, s) {
-		e.part.matchLocked(r, s)
+	if e := r.mu.entries[b.ID()]; e != nil && e.b == b && now.Version > e.told && r.noteLocked(e, now, e.class == claimed, &s) {
+		e.part.matchLocked(r, &s)
 	}
 }
 
-// readLocked is noteLocked, but leaves it to the caller to serve those who wait, and
-// says whether that must be done.
-func (r *Repository) readLocked(e *entry, isClaimed bool, s *signals) bool {
-	info := e.b.Info()
+// noteLocked notes a cut through the batch of an entry. It leaves it to the caller to serve those
+// who wait, and says whether that must be done. A batch that was dropped is none any more, unless
+// somebody has claimed it and will find out.
+func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool, s *signals) bool {
 	r.mu.bytes[e.kind] -= e.bytes
-	e.kind, e.bytes = info.Space.Kind, info.Bytes
+	e.kind, e.bytes, e.told = now.Space.Kind, now.Bytes, now.Version
 	r.mu.bytes[e.kind] += e.bytes
 	s.add(e.changed)
 	e.changed = nil
-	switch {
+	switch c := class(now.State); {
 	case isClaimed:
-	case info.State == batch.Released:
+		return false
+	case now.State == batch.Released:
 		r.takeOutLocked(e, s)
-		return true
+	case c == e.class:
+		return false
 	default:
-		if c := class(info.State); c != e.class {
-			e.part.moveLocked(e, c)
-			return true
-		}
+		e.part.moveLocked(e, c)
 	}
-	return false
+	return true
 }
 
-// putBack ends a claim whose taker has failed: the batch stands where it stood.
+// unclaimLocked ends a claim whose taker has failed: the batch stands where it stood, unless it was
+// dropped. It leaves it to the caller to serve those who wait.
+func (r *Repository) unclaimLocked(e *entry, s *signals) {
+	r.noteLocked(e, e.b.Info(), false, s)
+}
+
+// putBack ends the claim of a call that has failed.
 func (r *Repository) putBack(e *entry) {
 	var s signals
 	r.mu.Lock()
 	defer r.unlock(&s)
-	r.noteLocked(e, false, &s)
+	r.unclaimLocked(e, &s)
+	e.part.matchLocked(r, &s)
 }
 
 // remove ends a claim whose taker has the batch now.
 func (r *Repository) remove(e *entry) {
 	var s signals
 	r.mu.Lock()
-	r.removeLocked(e, &s)
+	r.takeOutLocked(e, &s)
+	e.part.matchLocked(r, &s)
 	r.unlock(&s)
 	e.b.Unstore(r)
-}
-
-func (r *Repository) removeLocked(e *entry, s *signals) {
-	r.takeOutLocked(e, s)
-	e.part.matchLocked(r, s)
 }
 
 func (r *Repository) takeOutLocked(e *entry, s *signals) {

@@ -258,7 +258,8 @@ func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool
 	defer r.unlock(&s)
 	switch {
 	case wt.e != nil: // handed over just now, to somebody who has given up
-		r.noteLocked(wt.e, false, &s)
+		r.unclaimLocked(wt.e, &s)
+		p.matchLocked(r, &s)
 	case wt.err == nil:
 		p.leaveLocked(w, at)
 	}

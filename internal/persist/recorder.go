@@ -96,15 +96,15 @@ func (r *Recorder) Know(b *batch.Batch, rec *Record) {
 
 // BatchChanged implements batch.Observer: it brings the record of a batch up to date. A call that
 // finds another at it leaves that to the other.
-func (r *Recorder) BatchChanged(b *batch.Batch) {
+func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 	if r.idle() {
 		return
 	}
 	for {
-		payload, place, state := b.Payload(), b.Place(), b.State()
+		now := b.Info() // one that was told may be outdated
 		r.mu.Lock()
 		rec := r.known[b]
-		want := r.standingLocked(rec, payload, place, state)
+		want := r.standingLocked(rec, now)
 		switch {
 		case rec == nil && want.payload == nil:
 			r.mu.Unlock()
@@ -139,8 +139,9 @@ func (r *Recorder) BatchChanged(b *batch.Batch) {
 
 // standingLocked is what the record of a batch should say. A batch without a place keeps
 // that which its record had.
-func (r *Recorder) standingLocked(rec *Record, p batch.Payload, place batch.Place, state batch.State) standing {
-	if p == nil || state == batch.Released || r.volumes[p.Space().ID()] == nil {
+func (r *Recorder) standingLocked(rec *Record, now batch.Info) standing {
+	p, place := now.Payload, now.Place
+	if p == nil || now.State == batch.Released || r.volumes[p.Space().ID()] == nil {
 		return standing{}
 	}
 	if place.Plan == 0 && rec != nil && rec.payload != nil {

@@ -1,0 +1,223 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// trip is the way of one batch to a space of a strategy.
+type trip struct {
+	m      *Mover
+	b      *batch.Batch
+	to     reservation.Strategy
+	form   batch.PayloadType // that it takes there; "": whichever is best
+	reason string
+	given  reservation.Reservation // what the room is drawn from; zero: it is reserved
+	opens  bool                    // a handle is opened on arrival
+	last   bool                    // and the batch is dropped
+
+	now    batch.Info // of the batch, at the last look
+	what   takes
+	handle *batch.Handle // that was opened
+	moved  Moved         // by the last move
+}
+
+// errThere: the batch is where it is wanted, or gone, so that nothing need be
+// waited for.
+var errThere = errors.New("convert: the batch was brought by somebody else")
+
+// bring looks where the batch is, and moves it if that is not where it is wanted, until it is there.
+func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
+	ctx, end, err := m.operations.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	t.m = m
+	for {
+		t.now = t.b.Info()
+		switch err := lostWith(t.now); {
+		case t.now.State == batch.Released:
+			return nil, &batch.StateError{Batch: t.now.ID, State: t.now.State, Op: "move", Status: batch.MissingData}
+		case err != nil:
+			return nil, fmt.Errorf("moving batch %d: %w", t.now.ID, err)
+		}
+		var se *batch.StateError
+		if t.there(t.now.Payload) {
+			if !t.opens {
+				return nil, nil
+			}
+			h, err := t.b.Open(ctx, t.now.Space, t.last)
+			if errors.As(err, &se) && se.Status == batch.SpaceMismatch {
+				continue // moved between the look and the lock
+			}
+			return h, err
+		}
+		err := t.move(ctx)
+		switch {
+		case errors.Is(err, errThere) || errors.Is(err, errGone):
+		case t.opens && errors.As(err, &se) && se.State == batch.Processing:
+			if err := t.untilClosed(ctx); err != nil {
+				return nil, err
+			}
+		default:
+			return t.handle, err
+		}
+	}
+}
+
+// there says whether a payload is where, and what, the batch is to become. Nil is not.
+func (t *trip) there(p batch.Payload) bool {
+	if p == nil || t.form != "" && p.Type() != t.form {
+		return false
+	}
+	var room [16]*tier.Space
+	return slices.Contains(t.to.Candidates(t.m.cfg.Reservations.Spaces(), room[:0]), p.Space())
+}
+
+// untilClosed waits for the batch to change, which is held elsewhere.
+func (t *trip) untilClosed(ctx context.Context) error {
+	changed := t.b.Changed()
+	if t.b.Info().State != batch.Processing {
+		return nil
+	}
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// move reserves room and moves the batch once.
+func (t *trip) move(ctx context.Context) error {
+	m := t.m
+	waits := t.reason != ReasonTrigger && t.reason != ReasonDemand
+	if !waits {
+		ctx = transfer.ForMonitor(ctx)
+	}
+	start := time.Now()
+	t.moved = Moved{Batch: t.now.ID, From: t.now.Space, Reason: t.reason}
+	t.what = m.takes(t.now, t.form)
+	carry := func(r reservation.Reservation) error { return t.carry(ctx, waits, r) }
+	var err error
+	if t.given.IsZero() {
+		err = m.inRoom(ctx, &errand{to: t.to, what: &t.what, waits: waits, until: t.vain, do: carry})
+	} else if err = carry(t.given); errors.Is(err, errGone) {
+		err = m.tooLittle(t.given, &t.what)
+	}
+	if errors.Is(err, errLost) {
+		if err = errThere; lostWith(t.b.Info()) != nil {
+			err = fmt.Errorf("moving batch %d: %w", t.now.ID, lostWith(t.b.Info()))
+		}
+	}
+	if errors.Is(err, errThere) || errors.Is(err, errGone) {
+		return err
+	}
+	t.moved.Err, t.moved.Took = err, time.Since(start)
+	if m.cfg.Events.Moved != nil {
+		m.panics.Do("Events.Moved", func() { m.cfg.Events.Moved(t.moved) })
+	}
+	return err
+}
+
+// vain returns a context that ends when waiting for room has become vain: with errThere, because
+// somebody else has brought the batch or it was dropped, or with errLost, because the space in
+// which it is was lost. done must be called.
+func (t *trip) vain(ctx context.Context) (_ context.Context, done func()) {
+	ctx, end := t.m.untilLost(ctx, t.now.Payload.Space())
+	ctx, cancel := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		for {
+			changed := t.b.Changed()
+			if now := t.b.Info(); now.State == batch.Released || t.there(now.Payload) {
+				cancel(errThere)
+				return
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		end()
+		<-watched
+	}
+}
+
+// carry moves the batch into r.
+func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation) (err error) {
+	m, to := t.m, r.Space()
+	t.moved.To = to.ID()
+	var transit *batch.Transit
+	if waits {
+		transit, err = t.b.Transit(ctx)
+	} else {
+		transit, err = t.b.TryTransit()
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = transit.Abort() }() // changes nothing after a Commit
+	src := transit.Payload()
+	from := src.Space()
+	if t.there(src) { // somebody else brought it while we waited
+		return errThere
+	}
+	start := time.Now()
+	out, err := t.convert(ctx, transit, r)
+	if err = ofLost(err, from, to); err != nil {
+		return fmt.Errorf("moving batch %d from %s to %s: %w", t.now.ID, from.ID(), to.ID(), ofBatch(err, t.now.ID))
+	}
+	took := time.Since(start)
+	if t.opens {
+		t.handle, err = transit.CommitOpen(ctx, out, t.last)
+	} else {
+		err = transit.Commit(out, false)
+	}
+	if err != nil { // then out is ours still
+		return errors.Join(&batch.UnmovableError{Batch: t.now.ID, Err: err}, out.Release())
+	}
+	t.moved.From, t.moved.Bytes = from.ID(), t.what.body
+	m.stats.add(from.ID(), to.ID(), t.what.body, took, t.reason)
+	return nil
+}
+
+// convert makes the batch's new form, in r.
+func (t *trip) convert(ctx context.Context, transit *batch.Transit, r reservation.Reservation) (out batch.Payload, err error) {
+	m, form := t.m, t.form
+	if form == "" {
+		form = m.cfg.Builtin.Form(transit.Payload(), r.Space(), m.cfg.Registry.has)
+	}
+	err = m.pinned(r, &t.what, func() (err error) {
+		out, err = m.cfg.Registry.Convert(ctx, transit, form, r)
+		return err
+	})
+	if err == nil && out.Space() != r.Space() {
+		err = &batch.UnmovableError{Batch: t.now.ID, Err: errors.Join(fmt.Errorf("the converter's payload lies in %s", out.Space().ID()), out.Release())}
+	}
+	return out, err
+}
+
+// ofBatch adds to an error about corrupt bytes whose they are.
+func ofBatch(err error, id batch.ID) error {
+	var c *image.CorruptError
+	if errors.As(err, &c) {
+		c.Batch = id
+	}
+	return err
+}
