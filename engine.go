@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/monitor"
@@ -21,7 +22,6 @@ import (
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
-	"github.com/spillway-db/spillway/tier/host"
 	"github.com/spillway-db/spillway/topology"
 )
 

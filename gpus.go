@@ -10,9 +10,9 @@ import (
 
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/gpuid"
+	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
-	"github.com/spillway-db/spillway/tier/host"
 	"github.com/spillway-db/spillway/topology"
 )
 

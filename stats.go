@@ -3,6 +3,7 @@ package spillway
 import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -10,7 +11,6 @@ import (
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
-	"github.com/spillway-db/spillway/tier/host"
 )
 
 // Handle holds a batch in place while it is worked on.
@@ -36,8 +36,8 @@ type SpaceStats struct {
 	Foreign  int64 // what others hold of it on the device, sampled each second; part of the pressure
 	Lost     bool  // its device is lost, with what is in use here; see tier.Space.Lost
 	tier.Usage
-	Host *host.Stats // of host memory; else nil
-	Disk *disk.Stats // of a spill volume; else nil
+	Host *tier.HostStats // of host memory; else nil
+	Disk *disk.Stats     // of a spill volume; else nil
 }
 
 // Stats returns the present numbers. It may be called at any time, also after Close.

@@ -6,11 +6,11 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
-	"github.com/spillway-db/spillway/tier/host"
 )
 
 // gpus are what a machine's GPUs are made of. The zero value makes simulated ones.

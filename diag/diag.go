@@ -2,7 +2,7 @@
 // that meet such a thing return it as a [Warning]. Each Warning has a [Cause], which names its
 // kind.
 //
-//	topology, tier/host, tier/disk, … ──▶ Warning{Cause, Space, What, Remedy, Info}
+//	topology, internal/host, tier/disk, … ──▶ Warning{Cause, Space, What, Remedy, Info}
 //	                                         │
 //	Engine.Warnings(), the log, spillbench ◀─┘
 //

@@ -4,9 +4,9 @@ import (
 	"sync"
 	"testing"
 
+	arena "github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	arena "github.com/spillway-db/spillway/tier/host"
 )
 
 // heapPool is a tier.Pool over the Go heap. It rounds up to granule, counts what

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/invariants"
 )
 
@@ -22,6 +23,19 @@ type HostMemory interface {
 	// Each starts at an address that is a multiple of 4096 if Size is one too or is
 	// above 8 KiB, and of 64 otherwise: small memory shares its pages with other.
 	Extents() [][]byte
+}
+
+// HostStats describes an arena of host memory at a moment; all sizes are in bytes.
+type HostStats struct {
+	Capacity    int64
+	Used        int64          // handed out, as charged
+	Slabs       int64          // the length of the slabs that small memory lies in
+	Slack       int64          // pages in use less Used: what is free beside small memory, in slabs for the most part
+	Committed   int64          // in steps of 2 MiB that were touched or handed out since the last Trim: at most this much is present
+	Touched     int64          // of these, touched ahead of use
+	Locked      int64          // cannot be swapped out
+	LargestFree int64          // the longest free range
+	Warnings    []diag.Warning // what was asked for and could not be had; Space is not set
 }
 
 // DeviceMemory is one contiguous piece of device memory.

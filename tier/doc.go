@@ -5,7 +5,7 @@
 //
 //	             Space ─────────── its books: live, retired, reserved
 //	Reserve ──▶  │ limit, trigger, stop; listeners
-//	Draw    ──▶  │                                        ┌▶ HostMemory    tier/host
+//	Draw    ──▶  │                                        ┌▶ HostMemory    internal/host
 //	             └─ Pool ── Alloc, Free ── Memory ────────┼▶ FileMemory    tier/disk
 //	Buffer  ◀──     │                                     └▶ DeviceMemory  tier/sim
 //	│ Lease                                                 Device ── Stream, Event

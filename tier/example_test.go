@@ -5,19 +5,31 @@ import (
 	"log"
 
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/host"
 )
+
+// heap is a pool of Go's own memory. Engines have pinned arenas.
+type heap struct{}
+
+// piece is memory of it.
+type piece []byte
+
+func (p piece) Size() int64       { return int64(len(p)) }
+func (p piece) Extents() [][]byte { return [][]byte{p} }
+
+func (heap) Charge(size int64) int64 { return (size + 63) / 64 * 64 }
+
+func (heap) Alloc(size int64, _ []int64) (tier.Memory, error) { return make(piece, size), nil }
+
+func (heap) Free(_ tier.Memory, reclaimed func()) { reclaimed() }
+
+func (heap) Close() error { return nil }
 
 // A space of host memory: bytes are promised, drawn as a buffer, used, and given back.
 func Example() {
-	pool, err := host.NewArena(host.Config{Capacity: 1 << 20, Node: -1})
-	if err != nil {
-		log.Fatal(err)
-	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID:       tier.ID{Kind: tier.Host},
 		Capacity: 1 << 20,
-		Pool:     pool,
+		Pool:     heap{},
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -78,7 +78,7 @@ func TestRulesCanFail(t *testing.T) {
 		"a package's internal, down":    {"imports", "tier/disk/internal/seal/a.go", file("seal", own("batch")), true},
 		"a command":                     {"imports", "cmd/spillbench/a.go", file("main", own("."), own("tier")), false},
 		"a command's internal":          {"imports", "cmd/spillbench/internal/job/a.go", file("job", own("."), own("tier")), false},
-		"a command that wires":          {"imports", "cmd/spillbench/a.go", file("main", own("tier/host")), true},
+		"a command that wires":          {"imports", "cmd/spillbench/a.go", file("main", own("internal/host")), true},
 		"a command's internal, wiring":  {"imports", "cmd/spillbench/internal/job/a.go", file("job", own("tier/sim")), true},
 		"to a command":                  {"imports", "a.go", file("spillway", own("cmd/spillbench")), true},
 		"an example":                    {"imports", "examples/sort/a.go", file("main", own("."), own("tier")), false},

@@ -5,11 +5,11 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	arena "github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/tier"
-	arena "github.com/spillway-db/spillway/tier/host"
 )
 
 // arenaOf returns a manager of one host arena without a limit below its capacity.

@@ -8,10 +8,10 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
 
+	arena "github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/tier"
-	arena "github.com/spillway-db/spillway/tier/host"
 )
 
 // newExample returns a manager of one arena. An engine has one of all its spaces.

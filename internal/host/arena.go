@@ -15,7 +15,7 @@
 // What is charged less than whole pages, all of it below 8 KiB, gets a place in a
 // slab: 64-byte aligned, beside others. A place is charged, not its slab, so that what
 // was reserved can be drawn. The pages of a slab that is partly used are free for
-// small memory only; Stats.Slack says how much that is. An arena in which slabs stand
+// small memory only; tier.HostStats.Slack says how much that is. An arena in which slabs stand
 // in the way of something large says that it is fragmented, as it does when large
 // memory stands in the way. Whole pages never lie in slabs: direct I/O needs their
 // alignment, and images are whole pages.
@@ -92,19 +92,6 @@ func (c Config) Validate() error {
 		return fmt.Errorf("host: NUMA node %d: want a node from 0, or -1 for any", c.Node)
 	}
 	return nil
-}
-
-// Stats describes an arena at a moment; all sizes are in bytes.
-type Stats struct {
-	Capacity    int64
-	Used        int64          // handed out, as charged
-	Slabs       int64          // the length of the slabs that small memory lies in
-	Slack       int64          // pages in use less Used: what is free beside small memory, in slabs for the most part
-	Committed   int64          // in steps of 2 MiB that were touched or handed out since the last Trim: at most this much is present
-	Touched     int64          // of these, touched ahead of use
-	Locked      int64          // cannot be swapped out
-	LargestFree int64          // the longest free range
-	Warnings    []diag.Warning // what was asked for and could not be had; Space is not set
 }
 
 // Arena hands out memory from one contiguous range. It implements tier.Pool and
@@ -222,10 +209,10 @@ func (a *Arena) lock() {
 }
 
 // Stats returns the arena's figures. Each is right by itself.
-func (a *Arena) Stats() Stats {
+func (a *Arena) Stats() tier.HostStats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return Stats{
+	return tier.HostStats{
 		Capacity:    a.cfg.Capacity,
 		Used:        a.mu.used,
 		Slabs:       a.mu.slabs.length,

@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/host"
 )
 
 // An arena behind a space: bytes are promised, drawn and released.
