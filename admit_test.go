@@ -399,7 +399,7 @@ func TestCloseWithTasks(t *testing.T) {
 
 // TestAdmissionConfig: the engine's configuration reaches its admission, and is checked.
 func TestAdmissionConfig(t *testing.T) {
-	if err := (spillway.Config{Admission: admission.Rules{Threshold: 2}}).Validate(); err == nil {
+	if err := (spillway.Config{Limits: spillway.Limits{Admission: admission.Rules{Threshold: 2}}}).Validate(); err == nil {
 		t.Error("a threshold of 2 is valid")
 	}
 }

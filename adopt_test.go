@@ -220,7 +220,7 @@ func TestPersistingIsOffByDefault(t *testing.T) {
 	}
 	closePersistent(t, eng)
 	wantNothingIn(t, dir)
-	if _, err := openPersistent(t.Context(), dir, func(c *spillway.Config) { c.Disks[0].Capacity = 0 }); err == nil || !strings.Contains(err.Error(), "capacity") {
+	if _, err := openPersistent(t.Context(), dir, func(c *spillway.Config) { c.Disks[0].Capacity = spillway.Amount{} }); err == nil || !strings.Contains(err.Error(), "capacity") {
 		t.Errorf("without a capacity: %v", err)
 	}
 }

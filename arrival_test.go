@@ -41,10 +41,10 @@ func openSlowSpill(t *testing.T, marks tier.Fractions) *slowSpill {
 	t.Helper()
 	s := &slowSpill{t: t, files: faultfs.New(disk.OS(), 1)}
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs:          []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}},
-		HostMemory:    2 << 20,
+		GPUs:          []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
+		HostMemory:    spillway.Bytes(2 << 20),
 		HostMarks:     marks,
-		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20, FS: s.files}},
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20), FS: s.files}},
 		Policy:        monitor.LRU(),
 		Codec:         convert.CodecNone,
 		MonitorPeriod: time.Millisecond,

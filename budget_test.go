@@ -34,8 +34,8 @@ func openGPU(t *testing.T, gpu spillway.GPUConfig) (*spillway.Engine, *repositor
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs:          []spillway.GPUConfig{gpu},
-		HostMemory:    1 << 20,
-		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		HostMemory:    spillway.Bytes(1 << 20),
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 		MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
@@ -96,7 +96,7 @@ func TestGPUBudgetBelowTheSpace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBudget(t, limit)
-			eng, repo := openGPU(t, spillway.GPUConfig{Memory: 8 << 20, Wrap: func(d tier.Device) (tier.Device, error) { return wrap(b, d) }})
+			eng, repo := openGPU(t, spillway.GPUConfig{Memory: spillway.Bytes(8 << 20), Wrap: func(d tier.Device) (tier.Device, error) { return wrap(b, d) }})
 			defer noBytesLeft(t, b)
 			defer closeEngine(t, eng)
 			if c := gpuOf(t, eng).Capacity(); c != limit {
@@ -153,7 +153,7 @@ func TestTwoEnginesShareABudget(t *testing.T) {
 	defer cancel()
 	var runs []*randomRun
 	for range 2 {
-		eng, repo := openGPU(t, spillway.GPUConfig{Memory: limit, Wrap: wrapIn(b)})
+		eng, repo := openGPU(t, spillway.GPUConfig{Memory: spillway.Bytes(limit), Wrap: wrapIn(b)})
 		runs = append(runs, &randomRun{eng: eng, repo: repo, words: wordList(1, 1500), sources: make(map[int64]*source)})
 	}
 	var wg sync.WaitGroup
@@ -217,9 +217,9 @@ func TestBudgetHeldByAnotherEngine(t *testing.T) {
 	defer noBytesLeft(t, b)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	one, _ := openGPU(t, spillway.GPUConfig{Memory: limit, Wrap: wrapIn(b)})
+	one, _ := openGPU(t, spillway.GPUConfig{Memory: spillway.Bytes(limit), Wrap: wrapIn(b)})
 	defer closeEngine(t, one)
-	two, repo := openGPU(t, spillway.GPUConfig{Memory: limit, Wrap: wrapIn(b)})
+	two, repo := openGPU(t, spillway.GPUConfig{Memory: spillway.Bytes(limit), Wrap: wrapIn(b)})
 	defer closeEngine(t, two)
 	held, err := one.Reserve(ctx, reservation.AnyInTier(tier.GPU), gpuOf(t, one).Limit()/tier.Page*tier.Page)
 	if err != nil {
@@ -267,7 +267,7 @@ func TestRefusedAlthoughTheSpaceHasRoom(t *testing.T) {
 		w, err := b.Wrap(d)
 		return withMemory{hidden{w}, 4 << 20}, err
 	}
-	eng, repo := openGPU(t, spillway.GPUConfig{Memory: 4 << 20, Wrap: roomy})
+	eng, repo := openGPU(t, spillway.GPUConfig{Memory: spillway.Bytes(4 << 20), Wrap: roomy})
 	defer closeEngine(t, eng)
 	rec := numberedRecord(1, 10_000, wordList(1, 10))
 	err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.GPU)))
@@ -340,7 +340,7 @@ func TestTwoEnginesOnOneDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := newBudget(t, 1<<20)
-	gpu := spillway.GPUConfig{Device: raw, Memory: 1 << 20, Wrap: wrapIn(b)}
+	gpu := spillway.GPUConfig{Device: raw, Memory: spillway.Bytes(1 << 20), Wrap: wrapIn(b)}
 	one, r1 := openGPU(t, gpu)
 	two, r2 := openGPU(t, gpu)
 	for i := range int64(10) {
@@ -404,7 +404,7 @@ func TestDevicesThatCannotBeHad(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			opened = nil
 			eng, err := spillway.Open(t.Context(), spillway.Config{
-				GPUs: []spillway.GPUConfig{c.gpu}, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 1 << 20}},
+				GPUs: []spillway.GPUConfig{c.gpu}, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}},
 			})
 			if err == nil {
 				t.Fatal(errors.Join(errors.New("opened"), eng.Close()))
@@ -417,4 +417,143 @@ func TestDevicesThatCannotBeHad(t *testing.T) {
 			}
 		})
 	}
+}
+
+// openBudgets opens an engine with two GPUs of 1 MiB, all of them under the budgets.
+func openBudgets(t *testing.T, change func(*spillway.Config), budgets ...*budget.Budget) *spillway.Engine {
+	t.Helper()
+	cfg := plainConfig(t)
+	cfg.GPUs = []spillway.GPUConfig{cfg.GPUs[0], cfg.GPUs[0]}
+	cfg.Limits.Budgets = budgets
+	if change != nil {
+		change(&cfg)
+	}
+	eng, err := spillway.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return eng
+}
+
+// TestLimitsBudget: a budget in the limits limits two GPUs together, and engines that share it.
+// What finds no room in it goes to a slower tier.
+func TestLimitsBudget(t *testing.T) {
+	const limit, most = 1 << 20, 600 << 10 // of which there is room for one
+	on := func(ordinal int) reservation.Strategy {
+		return reservation.Specific(tier.ID{Kind: tier.GPU, Ordinal: ordinal})
+	}
+	for name, c := range map[string]struct {
+		engines int
+		at      reservation.Strategy // of the other one
+	}{"two GPUs": {1, on(1)}, "two engines": {2, on(0)}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBudget(t, limit)
+			defer noBytesLeft(t, b)
+			one := openBudgets(t, nil, b)
+			defer closeClean(t, one)
+			other := one
+			if c.engines == 2 {
+				other = openBudgets(t, nil, b)
+				defer closeClean(t, other)
+			}
+			held, err := one.Reservations().TryReserve(on(0), most)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := other.Reservations().TryReserve(c.at, most); !errors.Is(err, tier.ErrNoSpace) {
+				t.Errorf("beside what is held: %v", err)
+			}
+			p, err := other.Mover().Ingest(t.Context(), numberedRecord(1, 30_000, wordList(1, 10)), reservation.AnyInTiers(tier.GPU, tier.Host))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.Space().Kind() != tier.Host {
+				t.Errorf("what finds no room in the budget is in %s", p.Space().ID())
+			}
+			release(t, p, held)
+			again, err := other.Reservations().TryReserve(c.at, most)
+			if err != nil {
+				t.Fatalf("when it is free: %v", err)
+			}
+			release(t, again)
+			if s := b.Stats(); s.Peak > limit {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// TestLimitsNest: the quota is outermost, then come the budgets in their order, then what Wrap
+// returns, which is given the plain device.
+func TestLimitsNest(t *testing.T) {
+	outer, inner := newBudget(t, 768<<10), newBudget(t, 512<<10)
+	var wrapped []tier.Device
+	eng := openBudgets(t, func(c *spillway.Config) {
+		c.Limits.Quota.Limit = spillway.Bytes(256 << 10)
+		for i := range c.GPUs {
+			c.GPUs[i].Wrap = func(dev tier.Device) (tier.Device, error) {
+				if dev.Info().Backend != "sim" || tier.QuotaOf(dev) != nil {
+					t.Errorf("Wrap is given %T, which has limits", dev)
+				}
+				wrapped = append(wrapped, budget.Logged(dev, slog.New(slog.DiscardHandler)))
+				return wrapped[len(wrapped)-1], nil
+			}
+		}
+	}, outer, inner)
+	under := func(dev tier.Device) tier.Device { return dev.(interface{ Unwrap() tier.Device }).Unwrap() }
+	for i := range 2 {
+		dev := deviceAt(eng, i)
+		if _, total := dev.MemInfo(); total != 256<<10 {
+			t.Errorf("gpu:%d shows %d bytes", i, total)
+		}
+		for _, b := range []*budget.Budget{outer, inner} {
+			dev = under(dev)
+			if own, err := b.Wrap(dev); err != nil || own != dev { // a budget returns a device of its own as it is
+				t.Errorf("gpu:%d: %T is not of the budget of %d bytes: %v", i, dev, b.Limit(), err)
+			}
+		}
+		if under(dev) != wrapped[i] {
+			t.Errorf("gpu:%d: below the budgets is %T", i, under(dev))
+		}
+	}
+	for i, limit := range []func(int64) error{eng.Quota().SetLimit, outer.SetLimit, inner.SetLimit} { // each of them counts
+		if err := limit(8 << 10); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := eng.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), 16<<10); !errors.Is(err, reservation.ErrExceeded) {
+			t.Errorf("limit %d: %v", i, err)
+		}
+		if err := limit(1 << 20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closeClean(t, eng)
+	noBytesLeft(t, outer)
+	noBytesLeft(t, inner)
+}
+
+// TestLimitsBudgetThatRefuses: a device that one of the budgets does not take is closed, and leaves
+// those that took it.
+func TestLimitsBudgetThatRefuses(t *testing.T) {
+	outer, inner := newBudget(t, 4096), newBudget(t, 1<<20)
+	var opened tier.Device
+	cfg := plainConfig(t)
+	cfg.GPUs[0].Open = func(_ context.Context, memory int64) (tier.Device, error) {
+		opened = openSim(t, memory)
+		s, err := opened.NewStream()
+		if err == nil {
+			_, err = opened.Alloc(s, 8<<10) // more than the outer budget has
+		}
+		return opened, err
+	}
+	cfg.Limits.Budgets = []*budget.Budget{outer, inner}
+	var full *tier.OutOfBudgetError
+	if _, err := spillway.Open(t.Context(), cfg); !errors.As(err, &full) || full.Limit != 4096 {
+		t.Errorf("opening: %v", err)
+	}
+	if !errors.Is(opened.Close(), tier.ErrClosed) {
+		t.Error("the device is open still")
+	}
+	noBytesLeft(t, outer)
+	noBytesLeft(t, inner)
 }

@@ -27,8 +27,8 @@ func (badPolicy) Order([]monitor.Victim)     { panic("no order") }
 
 func callbackEngine(t *testing.T, change func(*spillway.Config)) (*spillway.Engine, error) {
 	cfg := spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 2 << 20,
-		Disks:  []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(2 << 20),
+		Disks:  []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	change(&cfg)
@@ -105,15 +105,15 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 			panic("pressure")
 		}}
 		c.MoveEvents = convert.Events{Moved: func(convert.Moved) { panic("moved") }}
-		c.Quota = &quota.Settings{Limit: limitOf(t, "1Mi")}
-		c.QuotaOver = func(quota.Over) { panic("over") }
-		c.Admission = admission.Rules{Estimator: badEstimator{}}
+		c.Limits.Quota = &quota.Settings{Limit: limitOf(t, "1Mi")}
+		c.Limits.QuotaOver = func(quota.Over) { panic("over") }
+		c.Limits.Admission = admission.Rules{Estimator: badEstimator{}}
 		c.Logger = slog.New(slog.NewTextHandler(log, nil))
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"Policy.Key", "Events.Pressure", "Events.Moved", "Config.QuotaOver", "Estimator.Observe", "a subscriber to demand"}
+	want := []string{"Policy.Key", "Events.Pressure", "Events.Moved", "Limits.QuotaOver", "Estimator.Observe", "a subscriber to demand"}
 	nothing := func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }
 	if err := eng.RunTask(t.Context(), spillway.Task{Operator: "sort", Output: 4096}, nothing); err != nil {
 		t.Error(err)
@@ -181,7 +181,7 @@ func TestPanickingListenersAreInTheConfiguredLog(t *testing.T) {
 // TestPanickingDeviceFactory: it is an error of Open.
 func TestPanickingDeviceFactory(t *testing.T) {
 	_, err := callbackEngine(t, func(c *spillway.Config) {
-		c.GPUs = []spillway.GPUConfig{{Memory: 1 << 20, Open: func(context.Context, int64) (tier.Device, error) { panic("no device") }}}
+		c.GPUs = []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20), Open: func(context.Context, int64) (tier.Device, error) { panic("no device") }}}
 	})
 	if err == nil || !strings.Contains(err.Error(), "GPUConfig.Open panicked: no device") {
 		t.Errorf("it failed with %v", err)

@@ -116,7 +116,7 @@ func TestCancelledMoveEnds(t *testing.T) {
 					files := faultfs.New(disk.OS(), 1)
 					m := &meter{FS: files}
 					cfg := spillConfig(dir, m, top)
-					cfg.GPUs[0].Memory, cfg.HostMemory, cfg.Disks[0].Capacity = size*3/2, size*3/2, 4*size
+					cfg.GPUs[0].Memory, cfg.HostMemory, cfg.Disks[0].Capacity = spillway.Bytes(size*3/2), spillway.Bytes(size*3/2), spillway.Bytes(4*size)
 					cfg.Codec, cfg.MonitorPeriod = codec, time.Hour
 					s := openSpill(t, cfg)
 					must(t, s.repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(min(edge[0], tier.Host)))))

@@ -2,20 +2,11 @@ package spillway
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
-	"math"
-	"os"
-	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/monitor"
-	"github.com/spillway-db/spillway/reservation/admission"
-	"github.com/spillway-db/spillway/reservation/permit"
-	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
@@ -31,25 +22,34 @@ const (
 	CUDA Backend = "cuda" // NVIDIA's driver; opening fails where it cannot be had
 )
 
-// Config configures an Engine. The zero value takes everything from the
-// machine: its GPU or a simulated one, a pinned host space on each NUMA node,
-// and the temporary directory's disk.
+// Config configures an Engine. The zero value takes everything from the machine: its GPUs or a
+// simulated one, a pinned host space on each NUMA node, and the temporary directory's disk. Open
+// makes the lists that are nil as Configure does.
 type Config struct {
-	// GPUs are the GPU spaces, gpu:0 onwards. Nil means one with defaults; an
-	// empty list, which is not nil, means none.
+	// GPUs are the GPU spaces, gpu:0 onwards. Nil means one on each GPU that CUDA shows to the
+	// process, or a simulated one if there is none. An empty list, which is not nil, means none.
 	GPUs []GPUConfig
-	// HostMemory is the size of the pinned host memory in bytes, shared evenly
-	// by the NUMA nodes. 0 means a quarter of the memory that the process may use,
-	// and no more than half of any node's.
-	HostMemory int64
-	// Hosts are the pinned host spaces, host:0 onwards; HostMemory must not be set then. Nil
-	// means one on each NUMA node whose memory the process may use. Configure makes
-	// others.
+	// Hosts are the pinned host spaces, host:0 onwards. Nil means those that HostPer describes.
 	Hosts []HostConfig
 	// Disks are the spill volumes, disk:0 onwards. What goes to any disk is spread over
 	// them in proportion to how fast each is written. Nil means one with defaults;
 	// an empty list, which is not nil, means none.
 	Disks []DiskConfig
+
+	// GPUMemory is the size of each space where GPUs is nil, and must not be set elsewhere. A share
+	// is one of the GPU's memory, or, where the GPU is simulated, of the memory that the process
+	// may use. The default is that of GPUConfig.Memory.
+	GPUMemory Amount
+	// MostGPUs is how many GPUs are used at most where GPUs is nil; it must not be set elsewhere.
+	// Those are chosen of which the fewest bytes are in use. 0 means all.
+	MostGPUs int
+	// HostMemory is how much all host spaces take together where Hosts is nil, and must not be set
+	// elsewhere. A share is one of the memory that the process may use. The default is a quarter of
+	// that, and no more than half of any node's memory.
+	HostMemory Amount
+	// HostPer divides HostMemory where Hosts is nil, and must not be set elsewhere. The zero value is
+	// one space on each NUMA node.
+	HostPer HostPer
 
 	// The marks of each tier; zero fields mean tier.DefaultFractions.
 	GPUMarks, HostMarks, DiskMarks tier.Fractions
@@ -71,33 +71,11 @@ type Config struct {
 	// Codec is how what goes to disk is compressed. The zero value, convert.CodecAuto,
 	// compresses where that is faster than writing what is there, as measured.
 	Codec convert.Codec
-	// Permits limits what transfers with disks have under way: bytes of host memory, and
-	// spill slots. The zero value is that of permit.Config. It needs a budget
-	// permit.Host, and at least two slots, of which one is the monitor's.
-	Permits permit.Config
-	// PermitPool, if set, is used instead of a pool of the engine's own, under the same
-	// terms, so that several engines share one limit; Permits must not be set then. The
-	// engine does not close it, and it must be open for as long as the engine is.
-	PermitPool *permit.Pool
-	// Admission says which tasks may start; its zero fields mean the defaults.
-	Admission admission.Rules
+	// Limits bound what the engine takes, beside the sizes of its spaces.
+	Limits Limits
 
-	// Quota limits the GPU memory that the engine's spaces take together, and says
-	// whether other processes are asked. Nil means what quota.FromEnv finds in the
-	// environment, where a variable that says nothing sensible makes Open fail; a
-	// pointer to the zero value means no limit, whatever is there.
-	//
-	// Each engine is limited by itself, unless they join a ledger: engines of one process
-	// that are to be one limit together are given the same SharedQuota.
-	Quota *quota.Settings
-	// SharedQuota, if set, is the limit that the spaces are under in place of one of the
-	// engine's own. Quota must not set a limit then.
-	SharedQuota *quota.Quota
-	// QuotaOver, if set, is told when more is in use than a lowered limit allows, once
-	// until it is not so any more. Of a SharedQuota its own options say who is told.
-	QuotaOver func(quota.Over)
-
-	// CUDALibrary is the path of NVIDIA's driver library; empty means libcuda.so.1, as the dynamic linker finds it.
+	// CUDALibrary is the path of NVIDIA's driver library; empty means libcuda.so.1, as the dynamic
+	// linker finds it.
 	CUDALibrary string
 
 	// Topology is what the machine has; nil means that Open discovers it.
@@ -111,26 +89,27 @@ type Config struct {
 
 // GPUConfig configures one GPU space.
 //
-// A GPU that is lost while the engine is open, after an error of the driver that ends its context or when it has fallen off the bus, is
-// passed by. Put and moves go to other GPUs, or to slower tiers where their strategy names these; whoever asks for that GPU alone, or
-// waits for it, gets a *tier.LostError at once, and so does who opens a batch that is only there: it can be dropped. Warnings
-// and Stats tell of it. Batches elsewhere are not affected. A Device of the program's own, or what Open returns, is treated so if it is a tier.Losable.
+// A GPU may be lost while the engine is open: an error of the driver ends its context, or it falls
+// off the bus. Then Put and moves go to other GPUs, or to slower tiers where their strategy names
+// these. A call that asks for that GPU alone, or waits for it, gets a *tier.LostError at once. So
+// does one that opens a batch which is only there; such a batch can be dropped. Warnings and Stats
+// show the loss. Batches elsewhere are not affected. A Device of the program's own, or what Open
+// returns, is treated so if it is a tier.Losable.
 type GPUConfig struct {
 	Backend Backend
-	// ID says which of the machine's GPUs it is, by its UUID or PCI address in any of the usual spellings
-	// (0000:17:00.0, 00000000:17:00.0, 17:00.0), or by the beginning of one GPU's UUID, as GPU-8932f937; if it is that of
-	// several, Open returns an AmbiguousGPUError. Empty means any that no other space has: the one
-	// of which the fewest bytes are in use, by the topology or in the node's ledger, then that with the fewest holders there, then
-	// by UUID.
+	// ID says which of the machine's GPUs it is: by its UUID or PCI address in any of the usual
+	// spellings (0000:17:00.0, 00000000:17:00.0, 17:00.0), or by the beginning of one GPU's UUID, as
+	// GPU-8932f937. If it is that of several, Open returns an AmbiguousGPUError. Empty means any
+	// GPU that no other space has: the one of which the fewest bytes are in use, by the topology or
+	// in the node's ledger, then that with the fewest holders there, then by UUID.
 	ID string
-	// Memory is the size of the space in bytes, and no more than the device says that
-	// it has. 0 means what is free on the device; of a simulated one 256 MiB, or an eighth
-	// of the host's memory if that is less, for it lies in that. That is also the most of a simulated
-	// one that stands in for a GPU with an ID.
-	Memory int64
-	// Share is the size of the space instead of Memory, as a share of what the card has: above 0, up to 1. It is for spaces
-	// that a backend's GPU serves; if that is a simulated one, Open returns ErrShareOfSimulated.
-	Share float64
+	// Memory is the size of the space, and no more than the device has. A share is one of the
+	// card's memory, so it is for spaces that a backend's GPU serves: if that is a simulated one,
+	// Open returns ErrShareOfSimulated. The default is what is free on the device; of a simulated
+	// one it is 256 MiB, or an eighth of the memory that the process may use if that is less, for the
+	// space lies in that. That is also the most of a simulated one that stands in for a GPU with an
+	// ID.
+	Memory Amount
 	// Node, if set, is the NUMA node that the space counts as nearest to, or -1 for none. Nil
 	// means what the device says; a simulated one is given a node of its own.
 	Node *int
@@ -139,23 +118,21 @@ type GPUConfig struct {
 	Device tier.Device
 	Own    bool
 	// Open, if set, makes the device instead of a backend: plain, pooled or
-	// stream-ordered. The engine closes it. memory is Memory, so 0 leaves the size to
-	// Open.
+	// stream-ordered. The engine closes it. memory is Memory in bytes, so 0 leaves the size
+	// to Open.
 	Open func(ctx context.Context, memory int64) (tier.Device, error)
-	// Wrap, if set, is given the device, wherever it comes from, and returns what the
-	// engine is to use in its place: decorators, such as those of reservation/budget,
-	// in any order. Where the engine closes the device it closes what Wrap returned.
+	// Wrap, if set, is given the device, wherever it comes from, and returns what the engine is to
+	// use in its place: decorators in any order. Limits.Budgets and the quota go around what it
+	// returns. Where the engine closes the device it closes what Wrap returned.
 	//
-	// What a tier.Limited among them has is charged for everything that is promised in
-	// the space. Engines that share a budget each take what the others leave: what
-	// finds no room goes to a slower tier, or waits, as it does when the space is full.
+	// The limit of a tier.Limited among them is charged for everything that is promised in the space.
 	Wrap func(tier.Device) (tier.Device, error)
 }
 
 // HostConfig configures one pinned host space.
 type HostConfig struct {
-	// Memory is its size in bytes.
-	Memory int64
+	// Memory is its size, which must be set. A share is one of the memory that the process may use.
+	Memory Amount
 	// Node is the NUMA node that the memory is bound to; -1 means any.
 	Node int
 	// GPUs are the numbers of the GPU spaces that it is set apart for: what moves down from
@@ -168,14 +145,11 @@ type DiskConfig struct {
 	// Dir is the directory; empty means os.TempDir. Nothing but the engine's own
 	// files in it is touched, and none stays, but with Persist.
 	Dir string
-	// Capacity is the most that may lie there, in bytes. 0 means half of what the
-	// file system has free, or Share of it.
-	Capacity int64
-	// Share is the part of what the file system has free, less Reserve, that may be
-	// taken if Capacity is 0: up to 1, and 0 means a half.
-	Share float64
-	// Node, if set, is the NUMA node that the disk is on, or -1 for none: data then goes to it
-	// rather than to disks farther away. Nil means that all are equally near.
+	// Capacity is the most that may lie there. A share is one of what the file system has free when
+	// the engine is opened, less Reserve. The default is half of that.
+	Capacity Amount
+	// Node, if set, is the NUMA node that the disk is on, or -1 for none. Data goes to it rather
+	// than to disks farther away. Nil means the node that the topology knows for Dir, if FS is nil.
 	Node *int
 	// Reserve is how many bytes of the file system must stay free.
 	Reserve int64
@@ -196,183 +170,8 @@ type DiskConfig struct {
 	// Persist makes the engine record what it writes there, in files with names. When the process
 	// ends without closing the engine, be it killed, the next engine with Persist on the same Dir
 	// finds the batches that were there: see Engine.Persisted. They do not survive a failure of the
-	// system or of its power. The disk needs a Capacity, for what persists takes part of it, and
-	// with Encrypt a Key. Engines that are open at the same time have different directories in Dir.
+	// system or of its power. The disk needs a Capacity in bytes, for what persists takes part of
+	// it, and with Encrypt a Key. Engines that are open at the same time have different directories
+	// in Dir.
 	Persist bool
-}
-
-const (
-	defaultGPUMemory  = 256 << 20
-	defaultStreams    = 16        // lent to one borrower at a time, so that many moves can run
-	stagingChunk      = 512 << 10 // what is in use of it stays in the caches; see host.Staging
-	stagingChunks     = 16        // two transfers between device and disk at full depth
-	stagingMaxShare   = 8         // staging takes at most 1/8 of a host space
-	smallestHostSpace = 64 * tier.Page
-)
-
-// Validate says what is wrong with c, for everything that can be told without
-// the machine. Open calls it.
-func (c Config) Validate() error {
-	var errs []error
-	for i, g := range c.GPUs {
-		switch {
-		case g.Backend != Auto && g.Backend != Sim && g.Backend != CUDA:
-			errs = append(errs, fmt.Errorf("gpu:%d: backend %q is unknown: want sim, cuda or nothing", i, g.Backend))
-		case g.Memory < 0:
-			errs = append(errs, fmt.Errorf("gpu:%d: memory of %d bytes is negative", i, g.Memory))
-		case !(g.Share >= 0 && g.Share <= 1): // NaN is neither
-			errs = append(errs, fmt.Errorf("gpu:%d: a share of %v of the memory: want one above 0, up to 1", i, g.Share))
-		case g.Share != 0 && g.Memory != 0:
-			errs = append(errs, fmt.Errorf("gpu:%d: Memory and Share are both set", i))
-		case g.Share != 0 && (g.Device != nil || g.Open != nil):
-			errs = append(errs, fmt.Errorf("gpu:%d: Share is for a backend's GPU: give Memory in bytes", i))
-		case g.Device != nil && g.Open != nil:
-			errs = append(errs, fmt.Errorf("gpu:%d: Device and Open are both set: a space has one device", i))
-		}
-	}
-	if c.HostMemory < 0 {
-		errs = append(errs, fmt.Errorf("host memory of %d bytes is negative", c.HostMemory))
-	} else if c.HostMemory > 0 && c.HostMemory < smallestHostSpace {
-		errs = append(errs, fmt.Errorf("host memory of %d bytes is too little: the least is %d", c.HostMemory, int64(smallestHostSpace)))
-	}
-	errs = append(errs, c.validateHosts(), c.validateNodes())
-	for i, d := range c.Disks {
-		switch {
-		case !(d.Share >= 0 && d.Share <= 1): // NaN is neither
-			errs = append(errs, fmt.Errorf("disk:%d: a share of %v: want one from 0 to 1", i, d.Share))
-		case d.Share > 0 && d.Capacity > 0:
-			errs = append(errs, fmt.Errorf("disk:%d: capacity and share are both set", i))
-		}
-		if d.Capacity < 0 || d.Reserve < 0 {
-			errs = append(errs, fmt.Errorf("disk:%d: capacity and reserve must not be negative", i))
-		}
-		if err := disk.CheckKey(d.Encrypt, d.Key, d.Persist); err != nil {
-			errs = append(errs, fmt.Errorf("disk:%d: %w", i, err))
-		}
-		if d.Persist && d.Capacity == 0 {
-			errs = append(errs, fmt.Errorf("disk:%d: with Persist it needs a capacity: a share of what is free would not hold what persists", i))
-		}
-	}
-	for _, m := range [...]struct {
-		kind  tier.Kind
-		marks tier.Fractions
-	}{{tier.GPU, c.GPUMarks}, {tier.Host, c.HostMarks}, {tier.Disk, c.DiskMarks}} {
-		if err := m.marks.Or(tier.DefaultFractions(m.kind)).Validate(); err != nil {
-			errs = append(errs, fmt.Errorf("%s marks: %w", m.kind, err))
-		}
-	}
-	if err := c.Codec.Validate(); err != nil {
-		errs = append(errs, err)
-	}
-	errs = append(errs, c.validatePermits())
-	if c.Quota != nil {
-		errs = append(errs, c.Quota.Validate())
-		if c.SharedQuota != nil && (!c.Quota.Limit.IsZero() || c.Quota.Ratio != nil) {
-			errs = append(errs, errors.New("quota: there are both a quota that is shared and a limit of the engine's own"))
-		}
-	}
-	if c.MonitorPeriod != 0 && c.MonitorPeriod < monitor.MinPeriod {
-		errs = append(errs, fmt.Errorf("monitor period %v: want at least %v, or 0 for %v", c.MonitorPeriod, monitor.MinPeriod, monitor.DefaultPeriod))
-	}
-	errs = append(errs, c.Admission.Validate())
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("spillway: %w", err)
-	}
-	return nil
-}
-
-// validateHosts refuses host spaces that could not be made, or for GPUs that there
-// are not.
-func (c Config) validateHosts() error {
-	var errs []error
-	if c.Hosts != nil && c.HostMemory != 0 {
-		errs = append(errs, errors.New("HostMemory and Hosts are both set: the latter have sizes of their own"))
-	}
-	if c.Hosts != nil && len(c.Hosts) == 0 {
-		errs = append(errs, errors.New("no host space in Hosts: want at least one host space, or nil for the machine's"))
-	}
-	gpus := len(c.GPUs)
-	if c.GPUs == nil {
-		gpus = 1
-	}
-	sum := int64(0)
-	for i, h := range c.Hosts {
-		switch {
-		case h.Memory < smallestHostSpace:
-			errs = append(errs, fmt.Errorf("host:%d: memory of %d bytes is too little: the least is %d", i, h.Memory, int64(smallestHostSpace)))
-		case h.Memory > math.MaxInt64-sum:
-			errs = append(errs, fmt.Errorf("host:%d: memory of %d bytes is more than can be counted with the others", i, h.Memory))
-		default:
-			sum += h.Memory
-		}
-		if h.Node < topology.Unknown {
-			errs = append(errs, fmt.Errorf("host:%d: NUMA node %d: want a node from 0, or -1 for any", i, h.Node))
-		}
-		for _, g := range h.GPUs {
-			if g < 0 || g >= gpus {
-				errs = append(errs, fmt.Errorf("host:%d: there is no gpu:%d that it could be set apart for", i, g))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (c Config) validateNodes() error {
-	var errs []error
-	for i, g := range c.GPUs {
-		if g.Node != nil && *g.Node < topology.Unknown {
-			errs = append(errs, fmt.Errorf("gpu:%d: NUMA node %d: want a node from 0, or -1 for none", i, *g.Node))
-		}
-	}
-	for i, d := range c.Disks {
-		if d.Node != nil && *d.Node < topology.Unknown {
-			errs = append(errs, fmt.Errorf("disk:%d: NUMA node %d: want a node from 0, or -1 for none", i, *d.Node))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// validatePermits refuses a pool with which nothing could be written, or read.
-func (c Config) validatePermits() error {
-	if c.PermitPool != nil {
-		if !c.Permits.IsZero() {
-			return errors.New("permits: there are both a pool and a configuration of one")
-		}
-		s := c.PermitPool.Slots()
-		_, host := c.PermitPool.Total(permit.Host)
-		return enoughPermits(s.Total, s.Limited, host)
-	}
-	if err := c.Permits.Validate(); err != nil {
-		return err
-	}
-	slots, limited := c.Permits.Slots.Limit()
-	host := c.Permits.Budgets == nil || slices.ContainsFunc(c.Permits.Budgets, func(b permit.Budget) bool { return b.Name == permit.Host })
-	return enoughPermits(slots, limited, host)
-}
-
-func enoughPermits(slots int, limited, host bool) error {
-	switch {
-	case !host:
-		return fmt.Errorf("permits: there is no budget %q, which transfers with disks take from", permit.Host)
-	case limited && slots < 2:
-		return fmt.Errorf("permits: %d slots are too few: one is the monitor's, and one at least must be for all others", slots)
-	}
-	return nil
-}
-
-func (c Config) withDefaults() Config {
-	if c.GPUs == nil {
-		c.GPUs = []GPUConfig{{}}
-	}
-	if c.Disks == nil {
-		c.Disks = []DiskConfig{{}}
-	}
-	c.Disks = slices.Clone(c.Disks) // the caller's stays as it is
-	for i := range c.Disks {
-		if c.Disks[i].Dir == "" {
-			c.Disks[i].Dir = os.TempDir()
-		}
-	}
-	c.Logger = guard.Logger(c.Logger) // it is called from everywhere
-	return c
 }

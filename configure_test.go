@@ -18,9 +18,11 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/treefile"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -51,17 +53,17 @@ func shape(c spillway.Config) string {
 	}
 	var parts []string
 	for i, g := range c.GPUs {
-		parts = append(parts, fmt.Sprintf("gpu:%d%s=%d", i, at(g.Node), g.Memory))
+		parts = append(parts, fmt.Sprintf("gpu:%d%s=%d", i, at(g.Node), g.Memory.Bytes))
 	}
 	for i, h := range c.Hosts {
-		text := fmt.Sprintf("host:%d@%d=%d", i, h.Node, h.Memory>>20)
+		text := fmt.Sprintf("host:%d@%d=%d", i, h.Node, h.Memory.Bytes>>20)
 		for _, g := range h.GPUs {
 			text += fmt.Sprintf(" for gpu:%d", g)
 		}
 		parts = append(parts, text)
 	}
 	for i, d := range c.Disks {
-		parts = append(parts, fmt.Sprintf("disk:%d%s=%d %s", i, at(d.Node), d.Capacity, d.Dir))
+		parts = append(parts, fmt.Sprintf("disk:%d%s=%d %s", i, at(d.Node), d.Capacity.Bytes, d.Dir))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -85,7 +87,7 @@ func TestConfigureDefaults(t *testing.T) {
 	} {
 		t.Run(machine, func(t *testing.T) {
 			top := recordedMachine(t, machine)
-			cfg, err := spillway.Configure(top, spillway.Sizing{})
+			cfg, err := spillway.Configure(top, spillway.Config{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,7 +99,7 @@ func TestConfigureDefaults(t *testing.T) {
 			}
 			sum := int64(0)
 			for _, h := range cfg.Hosts {
-				sum += h.Memory
+				sum += h.Memory.Bytes
 			}
 			if sum > top.Limits.MemoryBytes/4 {
 				t.Errorf("host spaces take %d of %d bytes", sum, top.Limits.MemoryBytes)
@@ -118,7 +120,7 @@ func TestConfigurePerGPU(t *testing.T) {
 		"dgx-a100": "host:0@3=32226 for gpu:0, host:1@3=32226 for gpu:1, host:2@1=32226 for gpu:2, host:3@1=32226 for gpu:3, " +
 			"host:4@7=32226 for gpu:4, host:5@7=32226 for gpu:5, host:6@5=32226 for gpu:6, host:7@5=32226 for gpu:7",
 	} {
-		cfg, err := spillway.Configure(recordedMachine(t, machine), spillway.Sizing{HostPer: spillway.HostPerGPU, Disks: []spillway.DiskSizing{}})
+		cfg, err := spillway.Configure(recordedMachine(t, machine), spillway.Config{HostPer: spillway.HostPerGPU, Disks: []spillway.DiskConfig{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +181,7 @@ func TestConfigureUnequalNodes(t *testing.T) {
 		"no more than half of a node":   {numa(flat(2), []int64{8, 120}, 0, 0, 0, 0), spillway.HostPerGPU, "host:0@0=1024 for gpu:0, host:1@0=1024 for gpu:1, host:2@0=1024 for gpu:2, host:3@0=1024 for gpu:3"},
 		"half of one, a part of others": {numa(flat(2), []int64{8, 120}, 0, 1), spillway.HostPerGPU, "host:0@0=4096 for gpu:0, host:1@1=16384 for gpu:1"},
 	} {
-		cfg, err := spillway.Configure(c.top, spillway.Sizing{HostPer: c.per, Disks: []spillway.DiskSizing{}})
+		cfg, err := spillway.Configure(c.top, spillway.Config{HostPer: c.per, Disks: []spillway.DiskConfig{}})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -195,10 +197,10 @@ func TestConfigureSizes(t *testing.T) {
 	for i := range top.GPUs {
 		top.GPUs[i].MemoryBytes = 40 << 30
 	}
-	cfg, err := spillway.Configure(top, spillway.Sizing{
-		HostMemory: spillway.Amount{Share: 0.5}, GPUMemory: spillway.Amount{Share: 0.25}, MostGPUs: 3,
-		Disks: []spillway.DiskSizing{
-			{Dir: "/raid/spill", Capacity: spillway.Amount{Share: 0.75}}, {Dir: "/data2", Capacity: spillway.Amount{Bytes: 1 << 40}, Reserve: 5},
+	cfg, err := spillway.Configure(top, spillway.Config{
+		HostMemory: spillway.Share(0.5), GPUMemory: spillway.Share(0.25), MostGPUs: 3,
+		Disks: []spillway.DiskConfig{
+			{Dir: "/raid/spill", Capacity: spillway.Share(0.75)}, {Dir: "/data2", Capacity: spillway.Bytes(1 << 40), Reserve: 5},
 			{Dir: "/data3/../data3/x"}, {Dir: "/data"},
 		},
 	})
@@ -214,21 +216,21 @@ func TestConfigureSizes(t *testing.T) {
 	if got := shape(cfg); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	if cfg.Disks[0].Share != 0.75 || cfg.Disks[1].Reserve != 5 {
+	if cfg.Disks[0].Capacity != spillway.Share(0.75) || cfg.Disks[1].Reserve != 5 {
 		t.Errorf("disks %+v", cfg.Disks)
 	}
 	// A part of a GPU is what the instance has.
 	top.GPUs[0].MIGEnabled, top.GPUs[0].MIG = true, []topology.MIGInstance{{MemoryBytes: 5 << 30}}
-	if cfg, err = spillway.Configure(top, spillway.Sizing{GPUMemory: spillway.Amount{Share: 1}}); err != nil || len(cfg.GPUs) != 1 || cfg.GPUs[0].Memory != 5<<30 {
+	if cfg, err = spillway.Configure(top, spillway.Config{GPUMemory: spillway.Share(1)}); err != nil || len(cfg.GPUs) != 1 || cfg.GPUs[0].Memory != spillway.Bytes(5<<30) {
 		t.Errorf("%s, %v", shape(cfg), err)
 	}
 	// A simulated GPU has its share of the host's memory.
-	if cfg, err = spillway.Configure(recordedMachine(t, "vm"), spillway.Sizing{GPUMemory: spillway.Amount{Share: 0.5}}); err != nil || cfg.GPUs[0].Memory != 4026532<<10/2/tier.Page*tier.Page {
+	if cfg, err = spillway.Configure(recordedMachine(t, "vm"), spillway.Config{GPUMemory: spillway.Share(0.5)}); err != nil || cfg.GPUs[0].Memory != spillway.Bytes(4026532<<10/2/tier.Page*tier.Page) {
 		t.Errorf("%s, %v", shape(cfg), err)
 	}
 	// Only the second node's memory may be taken.
 	top.Limits.MemoryNodes, top.Limits.MemoryBytes = topology.Set{1}, 64<<30
-	if cfg, err = spillway.Configure(top, spillway.Sizing{}); err != nil || len(cfg.Hosts) != 1 || cfg.Hosts[0].Node != 1 || cfg.Hosts[0].Memory != 16<<30 {
+	if cfg, err = spillway.Configure(top, spillway.Config{}); err != nil || len(cfg.Hosts) != 1 || cfg.Hosts[0].Node != 1 || cfg.Hosts[0].Memory != spillway.Bytes(16<<30) {
 		t.Errorf("%s, %v", shape(cfg), err)
 	}
 }
@@ -253,7 +255,7 @@ func TestConfigureInstances(t *testing.T) {
 	} {
 		top := recordedMachine(t, "vm")
 		top.GPUs = gpus
-		cfg, err := spillway.Configure(top, spillway.Sizing{})
+		cfg, err := spillway.Configure(top, spillway.Config{})
 		var ids []string
 		for _, g := range cfg.GPUs {
 			ids = append(ids, g.ID)
@@ -267,7 +269,7 @@ func TestConfigureInstances(t *testing.T) {
 // TestConfigureUnknownMemory: where the machine does not tell how much memory it has, bytes are taken at their word.
 func TestConfigureUnknownMemory(t *testing.T) {
 	top := &topology.Topology{Nodes: []topology.Node{{}}}
-	cfg, err := spillway.Configure(top, spillway.Sizing{HostMemory: spillway.Amount{Bytes: 4 << 30}, GPUMemory: spillway.Amount{Bytes: 2 << 30}, Disks: []spillway.DiskSizing{}})
+	cfg, err := spillway.Configure(top, spillway.Config{HostMemory: spillway.Bytes(4 << 30), GPUMemory: spillway.Bytes(2 << 30), Disks: []spillway.DiskConfig{}})
 	if got := shape(cfg); err != nil || got != "gpu:0@0=2147483648, host:0@0=4096" {
 		t.Errorf("%s, %v", got, err)
 	}
@@ -281,43 +283,42 @@ func TestConfigureErrors(t *testing.T) {
 	for i := range known.GPUs {
 		known.GPUs[i].MemoryBytes = 40 << 30
 	}
-	bytes := func(n int64) spillway.Amount { return spillway.Amount{Bytes: n} }
-	share := func(f float64) spillway.Amount { return spillway.Amount{Share: f} }
-	disk := func(a spillway.Amount) []spillway.DiskSizing { return []spillway.DiskSizing{{}, {Capacity: a}} }
+	bytes, share := spillway.Bytes, spillway.Share
+	disk := func(a spillway.Amount) []spillway.DiskConfig { return []spillway.DiskConfig{{}, {Capacity: a}} }
 	for name, c := range map[string]struct {
 		top  *topology.Topology
-		s    spillway.Sizing
+		cfg  spillway.Config
 		want string
 	}{
-		"no topology":                 {nil, spillway.Sizing{}, "topology"},
-		"an empty topology":           {&topology.Topology{}, spillway.Sizing{}, "no NUMA node"},
-		"an unknown division":         {vm, spillway.Sizing{HostPer: 7}, "HostPer is 7"},
-		"a negative division":         {vm, spillway.Sizing{HostPer: -1}, "HostPer is -1"},
-		"negative host memory":        {vm, spillway.Sizing{HostMemory: bytes(-1)}, "HostMemory: Bytes is -1"},
-		"a share above 1":             {vm, spillway.Sizing{HostMemory: share(1.5)}, "HostMemory: Share is 1.5"},
-		"a negative share":            {vm, spillway.Sizing{HostMemory: share(-0.1)}, "HostMemory: Share is -0.1"},
-		"a share that is no number":   {vm, spillway.Sizing{GPUMemory: share(math.NaN())}, "GPUMemory: Share is NaN"},
-		"bytes and a share":           {vm, spillway.Sizing{HostMemory: spillway.Amount{Bytes: 1 << 30, Share: 0.5}}, "HostMemory: Bytes and Share"},
-		"more host memory than there": {vm, spillway.Sizing{HostMemory: bytes(1 << 50)}, "HostMemory: "},
-		"too little host memory":      {vm, spillway.Sizing{HostMemory: bytes(4096)}, "HostMemory: it leaves 4096 bytes"},
-		"too little for eight":        {dgx, spillway.Sizing{HostMemory: bytes(1 << 20)}, "of 8 spaces"},
-		"too much for the GPUs' nodes": {dgx, spillway.Sizing{HostPer: spillway.HostPerGPU, HostMemory: share(1)},
+		"no topology":                 {nil, spillway.Config{}, "topology"},
+		"an empty topology":           {&topology.Topology{}, spillway.Config{}, "no NUMA node"},
+		"an unknown division":         {vm, spillway.Config{HostPer: 7}, "HostPer is 7"},
+		"a negative division":         {vm, spillway.Config{HostPer: -1}, "HostPer is -1"},
+		"negative host memory":        {vm, spillway.Config{HostMemory: bytes(-1)}, "HostMemory: -1 bytes are negative"},
+		"a share above 1":             {vm, spillway.Config{HostMemory: share(1.5)}, "HostMemory: a share of 1.5"},
+		"a negative share":            {vm, spillway.Config{HostMemory: share(-0.1)}, "HostMemory: a share of -0.1"},
+		"a share that is no number":   {vm, spillway.Config{GPUMemory: share(math.NaN())}, "GPUMemory: a share of NaN"},
+		"bytes and a share":           {vm, spillway.Config{HostMemory: spillway.Amount{Bytes: 1 << 30, Share: 0.5}}, "HostMemory: there are both bytes and"},
+		"more host memory than there": {vm, spillway.Config{HostMemory: bytes(1 << 50)}, "HostMemory: "},
+		"too little host memory":      {vm, spillway.Config{HostMemory: bytes(4096)}, "HostMemory: 4096 bytes are too little"},
+		"too little for eight":        {dgx, spillway.Config{HostMemory: bytes(1 << 20)}, "of 8 spaces"},
+		"too much for the GPUs' nodes": {dgx, spillway.Config{HostPer: spillway.HostPerGPU, HostMemory: share(1)},
 			"HostMemory: 2 spaces"},
-		"a negative number of GPUs":    {vm, spillway.Sizing{MostGPUs: -1}, "MostGPUs is -1"},
-		"less GPU memory than a page":  {vm, spillway.Sizing{GPUMemory: bytes(10)}, "GPUMemory: Bytes is 10"},
-		"a share of next to nothing":   {vm, spillway.Sizing{GPUMemory: share(1e-12)}, "GPUMemory: 1e-12"},
-		"a share of an unknown GPU":    {dgx, spillway.Sizing{GPUMemory: share(0.5)}, "GPUMemory: a share of GPU 0"},
-		"a tiny share of a GPU":        {known, spillway.Sizing{GPUMemory: share(1e-12)}, "GPUMemory: 1e-12 of GPU 0"},
-		"more than the GPU has":        {known, spillway.Sizing{GPUMemory: bytes(41 << 30)}, "GPUMemory: 44023414784 bytes"},
-		"both together too much":       {vm, spillway.Sizing{GPUMemory: share(0.6), HostMemory: share(0.6)}, "GPUMemory and HostMemory: together"},
-		"both together too many bytes": {recordedMachine(t, "pod"), spillway.Sizing{GPUMemory: bytes(6 << 30), HostMemory: bytes(6 << 30)}, "GPUMemory and HostMemory: together they are 4294967296"},
-		"a simulated GPU of too much":  {vm, spillway.Sizing{GPUMemory: bytes(1 << 50)}, "GPUMemory: 1125899906842624 bytes"},
-		"negative capacity":            {vm, spillway.Sizing{Disks: disk(bytes(-1))}, "Disks[1].Capacity: Bytes is -1"},
-		"a capacity above all":         {vm, spillway.Sizing{Disks: disk(share(2))}, "Disks[1].Capacity: Share is 2"},
-		"a negative reserve of a disk": {vm, spillway.Sizing{Disks: []spillway.DiskSizing{{Reserve: -1}}}, "Disks[0].Reserve is -1"},
+		"a negative number of GPUs":    {vm, spillway.Config{MostGPUs: -1}, "MostGPUs is -1"},
+		"less GPU memory than a page":  {vm, spillway.Config{GPUMemory: bytes(10)}, "GPUMemory: 10 bytes are too little"},
+		"a share of next to nothing":   {vm, spillway.Config{GPUMemory: share(1e-12)}, `GPUMemory: "0.0000000001%" of`},
+		"a share of an unknown GPU":    {dgx, spillway.Config{GPUMemory: share(0.5)}, "GPUMemory: a share of GPU 0"},
+		"a tiny share of a GPU":        {known, spillway.Config{GPUMemory: share(1e-12)}, "GPUMemory: 0.0000000001% of GPU 0"},
+		"more than the GPU has":        {known, spillway.Config{GPUMemory: bytes(41 << 30)}, "GPUMemory: 44023414784 bytes"},
+		"both together too much":       {vm, spillway.Config{GPUMemory: share(0.6), HostMemory: share(0.6)}, "make them smaller"},
+		"both together too many bytes": {recordedMachine(t, "pod"), spillway.Config{GPUMemory: bytes(6 << 30), HostMemory: bytes(6 << 30)}, "host memory of 6442450944 bytes and simulated GPU memory of 6442450944 are more than the 8589934592"},
+		"a simulated GPU of too much":  {vm, spillway.Config{GPUMemory: bytes(1 << 50)}, "GPUMemory: 1125899906842624 bytes"},
+		"negative capacity":            {vm, spillway.Config{Disks: disk(bytes(-1))}, "disk:1: Capacity: -1 bytes"},
+		"a capacity above all":         {vm, spillway.Config{Disks: disk(share(2))}, "disk:1: Capacity: a share of 2"},
+		"a negative reserve of a disk": {vm, spillway.Config{Disks: []spillway.DiskConfig{{Reserve: -1}}}, "disk:0: Reserve is -1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg, err := spillway.Configure(c.top, c.s)
+			cfg, err := spillway.Configure(c.top, c.cfg)
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "spillway: ") {
 				t.Errorf("got %s, %v; want an error with %q", shape(cfg), err, c.want)
 			}
@@ -331,27 +332,38 @@ func TestConfigureErrors(t *testing.T) {
 // TestConfigurePlacesErrors: what Configure fills in may be changed, and is checked again.
 func TestConfigurePlacesErrors(t *testing.T) {
 	far := -2
+	mib, both := spillway.Bytes(1<<20), spillway.Amount{Bytes: 1, Share: 0.5}
+	one := []spillway.GPUConfig{{Backend: spillway.Sim, Memory: mib}}
 	for want, cfg := range map[string]spillway.Config{
-		"HostMemory and Hosts":          {HostMemory: 1 << 20, Hosts: []spillway.HostConfig{{Memory: 1 << 20}}},
-		"no host space in Hosts":        {Hosts: []spillway.HostConfig{}},
-		"host:1: memory of 0 bytes":     {Hosts: []spillway.HostConfig{{Memory: 1 << 20}, {}}},
-		"host:1: memory of 9223372036":  {Hosts: []spillway.HostConfig{{Memory: 1 << 20}, {Memory: math.MaxInt64}}},
-		"host:0: NUMA node -2":          {Hosts: []spillway.HostConfig{{Memory: 1 << 20, Node: far}}},
-		"no gpu:1":                      {Hosts: []spillway.HostConfig{{Memory: 1 << 20, GPUs: []int{0, 1}}}},
-		"no gpu:-1":                     {Hosts: []spillway.HostConfig{{Memory: 1 << 20, GPUs: []int{-1}}}},
-		"want one above 0, up to 1":     {GPUs: []spillway.GPUConfig{{Share: 1.1}}},
-		"gpu:0: Memory and Share":       {GPUs: []spillway.GPUConfig{{Share: 1, Memory: 4096}}},
-		"Share is for a backend's GPU":  {GPUs: []spillway.GPUConfig{{Share: 1, Device: struct{ tier.Device }{}}}},
-		"gpu:0: NUMA node -2":           {GPUs: []spillway.GPUConfig{{Node: &far}}},
-		"disk:0: NUMA node -2":          {Disks: []spillway.DiskConfig{{Node: &far}}},
-		"disk:0: a share of 1.5":        {Disks: []spillway.DiskConfig{{Share: 1.5}}},
-		"disk:0: a share of NaN":        {Disks: []spillway.DiskConfig{{Share: math.NaN()}}},
-		"disk:0: capacity and share":    {Disks: []spillway.DiskConfig{{Share: 0.5, Capacity: 1}}},
-		"the machine has no NUMA node ": {Hosts: []spillway.HostConfig{{Memory: 1 << 20, Node: 5000}}},
+		"HostMemory and Hosts are both":    {HostMemory: mib, Hosts: []spillway.HostConfig{{Memory: mib}}},
+		"HostPer and Hosts are both":       {HostPer: spillway.HostPerGPU, Hosts: []spillway.HostConfig{{Memory: mib}}},
+		"GPUMemory and GPUs are both":      {GPUMemory: mib, GPUs: []spillway.GPUConfig{{Memory: mib}}},
+		"MostGPUs and GPUs are both":       {MostGPUs: 1, GPUs: []spillway.GPUConfig{}},
+		"GPUs has no GPU space that":       {HostPer: spillway.HostPerGPU, GPUs: []spillway.GPUConfig{}},
+		"no host space in Hosts":           {Hosts: []spillway.HostConfig{}},
+		"host:1: memory of 0 bytes":        {Hosts: []spillway.HostConfig{{Memory: mib}, {}}},
+		"host:1: memory of 9223372036":     {Hosts: []spillway.HostConfig{{Memory: mib}, {Memory: spillway.Bytes(math.MaxInt64)}}},
+		"host:0: Memory: a share of 2":     {Hosts: []spillway.HostConfig{{Memory: spillway.Share(2)}}},
+		"host:0: memory of 4096 bytes":     {Topology: numa([][]int{{10}}, []int64{4}), Hosts: []spillway.HostConfig{{Memory: spillway.Share(1. / (1 << 20))}}},
+		"host:0: NUMA node -2":             {Hosts: []spillway.HostConfig{{Memory: mib, Node: far}}},
+		"no gpu:1":                         {GPUs: one, Hosts: []spillway.HostConfig{{Memory: mib, GPUs: []int{0, 1}}}},
+		"no gpu:3000":                      {Hosts: []spillway.HostConfig{{Memory: mib, GPUs: []int{3000}}}},
+		"no gpu:-1":                        {Hosts: []spillway.HostConfig{{Memory: mib, GPUs: []int{-1}}}},
+		"want one above 0, up to 1":        {GPUs: []spillway.GPUConfig{{Memory: spillway.Share(1.1)}}},
+		"gpu:0: Memory: there are both":    {GPUs: []spillway.GPUConfig{{Memory: both}}},
+		"a share is for a backend's":       {GPUs: []spillway.GPUConfig{{Memory: spillway.Share(1), Device: struct{ tier.Device }{}}}},
+		"gpu:0: NUMA node -2":              {GPUs: []spillway.GPUConfig{{Node: &far}}},
+		"disk:0: NUMA node -2":             {Disks: []spillway.DiskConfig{{Node: &far}}},
+		"disk:0: Capacity: a share of 1.5": {Disks: []spillway.DiskConfig{{Capacity: spillway.Share(1.5)}}},
+		"disk:0: Capacity: a share of NaN": {Disks: []spillway.DiskConfig{{Capacity: spillway.Share(math.NaN())}}},
+		"disk:0: Capacity: there are both": {Disks: []spillway.DiskConfig{{Capacity: both}}},
+		"the machine has no NUMA node ":    {Hosts: []spillway.HostConfig{{Memory: mib, Node: 5000}}},
+		"the topology has no NUMA node":    {Topology: new(topology.Topology)},
+		"Budgets[1] is nil":                {Limits: spillway.Limits{Budgets: []*budget.Budget{newBudget(t, 1), nil}}},
 	} {
-		cfg.Disks = append(cfg.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: 1 << 20})
+		cfg.Disks = append(cfg.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)})
 		if cfg.Hosts == nil {
-			cfg.HostMemory = 1 << 20
+			cfg.HostMemory = mib
 		}
 		eng, err := spillway.Open(t.Context(), cfg)
 		if err == nil {
@@ -378,9 +390,9 @@ func TestConfiguredEngines(t *testing.T) {
 
 func configuredEngine(t *testing.T, top *topology.Topology, per spillway.HostPer) {
 	dir := t.TempDir()
-	cfg, err := spillway.Configure(top, spillway.Sizing{
-		HostPer: per, HostMemory: spillway.Amount{Bytes: 8 << 20}, GPUMemory: spillway.Amount{Bytes: 256 << 10},
-		Disks: []spillway.DiskSizing{{Dir: dir, Capacity: spillway.Amount{Bytes: 64 << 20}}},
+	cfg, err := spillway.Configure(top, spillway.Config{
+		HostPer: per, HostMemory: spillway.Bytes(8 << 20), GPUMemory: spillway.Bytes(256 << 10),
+		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(64 << 20)}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -418,7 +430,7 @@ func configuredEngine(t *testing.T, top *topology.Topology, per spillway.HostPer
 		}
 	}
 	for i, s := range spaces.InTier(tier.Host) {
-		if s.Node() != cfg.Hosts[i].Node || s.Capacity() != cfg.Hosts[i].Memory {
+		if s.Node() != cfg.Hosts[i].Node || s.Capacity() != cfg.Hosts[i].Memory.Bytes {
 			t.Errorf("%s is on node %d with %d bytes, want %+v", s.ID(), s.Node(), s.Capacity(), cfg.Hosts[i])
 		}
 	}
@@ -483,5 +495,110 @@ func roundTrip(t *testing.T, eng *spillway.Engine) {
 	}
 	if len(seen) != batches {
 		t.Errorf("%d batches came back, want %d", len(seen), batches)
+	}
+}
+
+// TestConfigureTwice: what Configure returns is valid, and Configure does not change it. What it
+// was given stays as it was, and what it does not fill in is kept.
+func TestConfigureTwice(t *testing.T) {
+	for _, name := range recorded {
+		top := recordedMachine(t, name)
+		for i, cfg := range []spillway.Config{
+			{}, {HostMemory: spillway.Share(0.125), GPUMemory: spillway.Bytes(1 << 20), MostGPUs: 1, HostPer: spillway.HostPerGPU, StuckAfter: 7},
+			{GPUs: []spillway.GPUConfig{}, Disks: []spillway.DiskConfig{}},
+			{
+				GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
+				Hosts: []spillway.HostConfig{{Node: -1, Memory: spillway.Share(0.125)}}, Disks: []spillway.DiskConfig{{}, {Dir: "/tmp"}},
+			},
+		} {
+			before := cfg
+			before.Hosts, before.Disks = slices.Clone(cfg.Hosts), slices.Clone(cfg.Disks)
+			once, err := spillway.Configure(top, cfg)
+			if err != nil {
+				t.Errorf("%s %d: %v", name, i, err)
+				continue
+			}
+			if !reflect.DeepEqual(cfg, before) {
+				t.Errorf("%s %d: what was given has changed: %+v", name, i, cfg)
+			}
+			if err := once.Validate(); err != nil || once.StuckAfter != cfg.StuckAfter || cfg.GPUs != nil && !reflect.DeepEqual(once.GPUs, cfg.GPUs) {
+				t.Errorf("%s %d: %+v, %v", name, i, once, err)
+			}
+			twice, err := spillway.Configure(top, once)
+			if err != nil || !reflect.DeepEqual(once, twice) {
+				t.Errorf("%s %d: got  %s, %v\nwant %s", name, i, shape(twice), err, shape(once))
+			}
+		}
+	}
+}
+
+// TestOpenConfigures: an engine without lists has the spaces that Configure makes for its machine,
+// on the GPUs that the driver shows, whatever the topology says of others.
+func TestOpenConfigures(t *testing.T) {
+	const uuid = "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee0%d"
+	t.Setenv("TMPDIR", t.TempDir())
+	emulator := func(devices int) string {
+		if devices == 0 {
+			return filepath.Join(t.TempDir(), "libcuda.so.1")
+		}
+		return emulated(t, cudatest.Config{Devices: devices}).Path
+	}
+	for name, c := range map[string]struct {
+		devices, known int // GPUs that the driver shows, and that the topology has
+		cfg            spillway.Config
+		same           bool // as Configure makes them
+	}{
+		"no GPU":               {0, 0, spillway.Config{HostMemory: spillway.Bytes(3 << 20)}, true},
+		"two GPUs":             {2, 2, spillway.Config{HostMemory: spillway.Bytes(3 << 20), GPUMemory: spillway.Share(0.5)}, true},
+		"for each GPU":         {2, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), HostPer: spillway.HostPerGPU}, true},
+		"more than are shown":  {1, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), HostPer: spillway.HostPerGPU}, false},
+		"more than are known":  {2, 1, spillway.Config{HostMemory: spillway.Bytes(2 << 20), GPUMemory: spillway.Bytes(1 << 20)}, false},
+		"no driver, two known": {0, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), GPUMemory: spillway.Bytes(1 << 20)}, false},
+		"one of two":           {2, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), MostGPUs: 1}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := numa([][]int{{10, 30}, {30, 10}}, []int64{32, 96})
+			for i := range c.known {
+				top.GPUs = append(top.GPUs, topology.GPU{
+					Index: i, UUID: fmt.Sprintf(uuid, i), PCIAddress: fmt.Sprintf("0000:e%d:00.0", i), Driver: "nvidia", Node: 1 - i, MemoryBytes: 64 << 20,
+				})
+			}
+			if c.cfg.MostGPUs == 1 {
+				top.GPUs[1].FreeBytes = 64 << 20 // so the second is the least used
+			}
+			cfg := c.cfg
+			cfg.Topology, cfg.CUDALibrary, cfg.Logger = top, emulator(c.devices), slog.New(slog.DiscardHandler)
+			eng, err := spillway.Open(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer closeClean(t, eng)
+			gpus := eng.Reservations().Spaces().InTier(tier.GPU)
+			want := max(1, c.devices)
+			if c.cfg.MostGPUs == 1 {
+				want = 1
+			}
+			if len(gpus) != want || (gpus[0].Backend() == "sim") != (c.devices == 0) {
+				t.Fatalf("%d GPU spaces, the first served by %s; want %d", len(gpus), gpus[0].Backend(), want)
+			}
+			if !c.same {
+				return
+			}
+			made, err := spillway.Configure(top, c.cfg)
+			if err != nil || len(made.GPUs) != len(gpus) {
+				t.Fatalf("%s, %v", shape(made), err)
+			}
+			for i, g := range made.GPUs {
+				if s := gpus[i]; s.Node() != *g.Node || g.Memory.Bytes > 0 && s.Capacity() != g.Memory.Bytes || g.ID != "" && g.ID != deviceAt(eng, i).Info().UUID {
+					t.Errorf("%s is %s, on node %d with %d bytes; want %+v", s.ID(), deviceAt(eng, i).Info().UUID, s.Node(), s.Capacity(), g)
+				}
+			}
+			hosts := eng.Reservations().Spaces().InTier(tier.Host)
+			for i, h := range made.Hosts {
+				if len(hosts) != len(made.Hosts) || hosts[i].Node() != h.Node || hosts[i].Capacity() != h.Memory.Bytes {
+					t.Errorf("host:%d of %d is not %+v", i, len(hosts), h)
+				}
+			}
+		})
 	}
 }

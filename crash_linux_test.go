@@ -104,8 +104,8 @@ func childSpills(dir string, named bool, index string) error {
 // spillConfig is a small engine whose disk is in dir.
 func spillConfig(dir string, files disk.FS, top *topology.Topology) spillway.Config {
 	return spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 256 << 10}}, HostMemory: 512 << 10,
-		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: 4 << 20, FS: files}}, Topology: top,
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(256 << 10)}}, HostMemory: spillway.Bytes(512 << 10),
+		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(4 << 20), FS: files}}, Topology: top,
 		MonitorPeriod: time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 }

@@ -47,31 +47,31 @@ func TestBackendOfAGPUSpace(t *testing.T) {
 		want    []string // backends; nil: opening fails
 		says    string   // with this in the error, or in the log
 	}{
-		"no library":              {func(*testing.T) string { return nowhere }, []spillway.GPUConfig{{Memory: 1 << 20}}, []string{"sim"}, "no CUDA driver library"},
+		"no library":              {func(*testing.T) string { return nowhere }, []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, []string{"sim"}, "no CUDA driver library"},
 		"no library, cuda":        {func(*testing.T) string { return nowhere }, []spillway.GPUConfig{{Backend: spillway.CUDA}}, nil, "no CUDA driver library"},
-		"no library, sim":         {func(*testing.T) string { return nowhere }, []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
-		"no device":               {emulator(cudatest.Config{Devices: -1}), []spillway.GPUConfig{{Memory: 1 << 20}}, []string{"sim"}, "CUDA_ERROR_NO_DEVICE"},
+		"no library, sim":         {func(*testing.T) string { return nowhere }, []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, []string{"sim"}, ""},
+		"no device":               {emulator(cudatest.Config{Devices: -1}), []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, []string{"sim"}, "CUDA_ERROR_NO_DEVICE"},
 		"no device, cuda":         {emulator(cudatest.Config{Devices: -1}), []spillway.GPUConfig{{Backend: spillway.CUDA}}, nil, "CUDA_ERROR_NO_DEVICE"},
-		"a device":                {emulator(cudatest.Config{}), []spillway.GPUConfig{{Memory: 1 << 20}}, []string{"cuda"}, ""},
+		"a device":                {emulator(cudatest.Config{}), []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, []string{"cuda"}, ""},
 		"a device, all of it":     {emulator(cudatest.Config{}), []spillway.GPUConfig{{}}, []string{"cuda"}, ""},
-		"a device, sim":           {emulator(cudatest.Config{}), []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}}, []string{"sim"}, ""},
-		"two devices by name":     {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{ID: "0000:E1:00.0", Memory: 1 << 20}, {ID: "MIG-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee00", Memory: 1 << 20}}, []string{"cuda", "cuda"}, ""},
-		"as nvidia-smi writes it": {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{ID: "00000000:E1:00.0", Backend: spillway.CUDA, Memory: 1 << 20}}, []string{"cuda"}, ""},
-		"as lspci writes it":      {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{ID: "e1:00.0", Backend: spillway.CUDA, Memory: 1 << 20}}, []string{"cuda"}, ""},
-		"bare UUID":               {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{ID: "E0E1E2E3-e4e5-e6e7-e8e9-eaebecedee01", Backend: spillway.CUDA, Memory: 1 << 20}}, []string{"cuda"}, ""},
-		"beginning of a UUID":     {emulator(cudatest.Config{}), []spillway.GPUConfig{{ID: "GPU-e0e1", Backend: spillway.CUDA, Memory: 1 << 20}}, []string{"cuda"}, ""},
+		"a device, sim":           {emulator(cudatest.Config{}), []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, []string{"sim"}, ""},
+		"two devices by name":     {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{ID: "0000:E1:00.0", Memory: spillway.Bytes(1 << 20)}, {ID: "MIG-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee00", Memory: spillway.Bytes(1 << 20)}}, []string{"cuda", "cuda"}, ""},
+		"as nvidia-smi writes it": {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{ID: "00000000:E1:00.0", Backend: spillway.CUDA, Memory: spillway.Bytes(1 << 20)}}, []string{"cuda"}, ""},
+		"as lspci writes it":      {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{ID: "e1:00.0", Backend: spillway.CUDA, Memory: spillway.Bytes(1 << 20)}}, []string{"cuda"}, ""},
+		"bare UUID":               {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{ID: "E0E1E2E3-e4e5-e6e7-e8e9-eaebecedee01", Backend: spillway.CUDA, Memory: spillway.Bytes(1 << 20)}}, []string{"cuda"}, ""},
+		"beginning of a UUID":     {emulator(cudatest.Config{}), []spillway.GPUConfig{{ID: "GPU-e0e1", Backend: spillway.CUDA, Memory: spillway.Bytes(1 << 20)}}, []string{"cuda"}, ""},
 		"bare beginning":          {emulator(cudatest.Config{}), []spillway.GPUConfig{{ID: "e0e1", Backend: spillway.CUDA}}, nil, "no GPU e0e1"},
-		"by name and the rest":    {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{Memory: 1 << 20}, {ID: "0000:e0:00.0", Memory: 1 << 20}}, []string{"cuda", "cuda"}, ""},
+		"by name and the rest":    {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}, {ID: "0000:e0:00.0", Memory: spillway.Bytes(1 << 20)}}, []string{"cuda", "cuda"}, ""},
 		"one name twice":          {emulator(cudatest.Config{Devices: 2}), []spillway.GPUConfig{{ID: "0000:e0:00.0"}, {ID: "0000:e0:00.0", Backend: spillway.CUDA}}, nil, "another space's"},
-		"one device for two":      {emulator(cudatest.Config{}), []spillway.GPUConfig{{Memory: 1 << 20}, {Memory: 1 << 20}}, []string{"cuda", "sim"}, "no GPU that is not another"},
-		"another device":          {emulator(cudatest.Config{}), []spillway.GPUConfig{{ID: "0000:01:00.0", Memory: math.MaxInt64}}, []string{"sim"}, "no GPU 0000:01:00.0"},
+		"one device for two":      {emulator(cudatest.Config{}), []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}, {Memory: spillway.Bytes(1 << 20)}}, []string{"cuda", "sim"}, "no GPU that is not another"},
+		"another device":          {emulator(cudatest.Config{}), []spillway.GPUConfig{{ID: "0000:01:00.0", Memory: spillway.Bytes(math.MaxInt64)}}, []string{"sim"}, "no GPU 0000:01:00.0"},
 		"another, cuda":           {emulator(cudatest.Config{}), []spillway.GPUConfig{{ID: "GPU-1", Backend: spillway.CUDA}}, nil, "no GPU GPU-1"},
 		"too old":                 {emulator(cudatest.Config{Version: 10020}), []spillway.GPUConfig{{Backend: spillway.CUDA}}, nil, "10.2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log strings.Builder
 			eng, err := spillway.Open(t.Context(), spillway.Config{
-				GPUs: c.gpus, CUDALibrary: c.library(t), HostMemory: 1 << 20, Disks: []spillway.DiskConfig{},
+				GPUs: c.gpus, CUDALibrary: c.library(t), HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{},
 				Logger: slog.New(slog.NewTextHandler(&log, nil)),
 			})
 			if c.want == nil {
@@ -113,11 +113,11 @@ func TestAmbiguousGPU(t *testing.T) {
 	e := emulated(t, cudatest.Config{Devices: 2})
 	const begin, first = "GPU-e0e1e2e3", "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee00"
 	for name, gpus := range map[string][]spillway.GPUConfig{
-		"auto":         {{ID: begin, Memory: 1 << 20}},
-		"cuda":         {{ID: begin, Memory: 1 << 20, Backend: spillway.CUDA}},
-		"one is taken": {{ID: first, Memory: 1 << 20}, {ID: begin, Memory: 1 << 20}},
+		"auto":         {{ID: begin, Memory: spillway.Bytes(1 << 20)}},
+		"cuda":         {{ID: begin, Memory: spillway.Bytes(1 << 20), Backend: spillway.CUDA}},
+		"one is taken": {{ID: first, Memory: spillway.Bytes(1 << 20)}, {ID: begin, Memory: spillway.Bytes(1 << 20)}},
 	} {
-		eng, err := spillway.Open(t.Context(), spillway.Config{GPUs: gpus, CUDALibrary: e.Path, HostMemory: 1 << 20, Disks: []spillway.DiskConfig{}})
+		eng, err := spillway.Open(t.Context(), spillway.Config{GPUs: gpus, CUDALibrary: e.Path, HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{}})
 		if err == nil {
 			_ = eng.Close()
 		}
@@ -177,7 +177,7 @@ func TestHostMemoryThatCannotBePinned(t *testing.T) {
 	cfg := spillway.Config{CUDALibrary: e.Path, GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA}}}
 	runRandomOperations(t, 9, cfg)
 
-	cfg.HostMemory, cfg.Disks = 1<<20, []spillway.DiskConfig{}
+	cfg.HostMemory, cfg.Disks = spillway.Bytes(1<<20), []spillway.DiskConfig{}
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -205,7 +205,7 @@ func TestRealRandomOperations(t *testing.T) {
 // TestRealHostMemoryIsPinned: the driver of a real GPU pins the engine's host memory without a warning.
 func TestRealHostMemoryIsPinned(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		CUDALibrary: cudatest.Real(t), GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA, Memory: 16 << 20}}, HostMemory: 64 << 20, Disks: []spillway.DiskConfig{},
+		CUDALibrary: cudatest.Real(t), GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA, Memory: spillway.Bytes(16 << 20)}}, HostMemory: spillway.Bytes(64 << 20), Disks: []spillway.DiskConfig{},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -229,10 +229,10 @@ func TestRealHostMemoryIsPinned(t *testing.T) {
 func TestShareOfACard(t *testing.T) {
 	const card = 32 << 20
 	open := func(t *testing.T, library string, gpus ...spillway.GPUConfig) (*spillway.Engine, error) {
-		return spillway.Open(t.Context(), spillway.Config{GPUs: gpus, CUDALibrary: library, HostMemory: 1 << 20, Disks: []spillway.DiskConfig{}})
+		return spillway.Open(t.Context(), spillway.Config{GPUs: gpus, CUDALibrary: library, HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{}})
 	}
 	e := emulated(t, cudatest.Config{Devices: 2, Memory: card})
-	gpus := []spillway.GPUConfig{{Share: 0.25}, {Backend: spillway.CUDA, Share: 1e-9}}
+	gpus := []spillway.GPUConfig{{Memory: spillway.Share(0.25)}, {Backend: spillway.CUDA, Memory: spillway.Share(1e-9)}}
 	eng, err := open(t, e.Path, gpus...)
 	if err != nil {
 		t.Fatal(err)
@@ -241,7 +241,7 @@ func TestShareOfACard(t *testing.T) {
 		if s := eng.Stats().Spaces[i]; s.Capacity != want {
 			t.Errorf("%s has %d bytes, want %d", s.ID, s.Capacity, want)
 		}
-		if gpus[i].Memory != 0 {
+		if gpus[i].Memory.Bytes != 0 {
 			t.Error("the program's configuration was changed")
 		}
 	}
@@ -254,10 +254,10 @@ func TestShareOfACard(t *testing.T) {
 		gpu       spillway.GPUConfig
 		simulated bool
 	}{
-		"sim":           {e.Path, spillway.GPUConfig{Backend: spillway.Sim, Share: 0.5}, true},
-		"no driver":     {nowhere, spillway.GPUConfig{Share: 0.5}, true},
-		"not this card": {e.Path, spillway.GPUConfig{ID: "GPU-1", Share: 0.5}, true},
-		"cuda only":     {nowhere, spillway.GPUConfig{Backend: spillway.CUDA, Share: 0.5}, false},
+		"sim":           {e.Path, spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Share(0.5)}, true},
+		"no driver":     {nowhere, spillway.GPUConfig{Memory: spillway.Share(0.5)}, true},
+		"not this card": {e.Path, spillway.GPUConfig{ID: "GPU-1", Memory: spillway.Share(0.5)}, true},
+		"cuda only":     {nowhere, spillway.GPUConfig{Backend: spillway.CUDA, Memory: spillway.Share(0.5)}, false},
 	} {
 		eng, err := open(t, c.library, c.gpu)
 		if err == nil {
@@ -275,9 +275,9 @@ func TestLyingPeers(t *testing.T) {
 	for lying, want := range []int{0, 1, 1, 1} {
 		t.Run(fmt.Sprint(lying), func(t *testing.T) {
 			e := emulated(t, cudatest.Config{Devices: 2, LyingPeer: lying})
-			gpu := spillway.GPUConfig{Backend: spillway.CUDA, Memory: 2 << 20}
+			gpu := spillway.GPUConfig{Backend: spillway.CUDA, Memory: spillway.Bytes(2 << 20)}
 			eng, err := spillway.Open(t.Context(), spillway.Config{
-				CUDALibrary: e.Path, GPUs: []spillway.GPUConfig{gpu, gpu}, HostMemory: 1 << 20, Disks: []spillway.DiskConfig{},
+				CUDALibrary: e.Path, GPUs: []spillway.GPUConfig{gpu, gpu}, HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{},
 				Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 			})
 			if err != nil {

@@ -31,9 +31,9 @@ func TestFullOfDictionaries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			eng, err := spillway.Open(t.Context(), spillway.Config{
-				GPUs:          []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 256 << 10}},
-				HostMemory:    512 << 10,
-				Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 1 << 20}},
+				GPUs:          []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(256 << 10)}},
+				HostMemory:    spillway.Bytes(512 << 10),
+				Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}},
 				MonitorPeriod: time.Millisecond,
 				Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 			})

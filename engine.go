@@ -16,7 +16,6 @@ import (
 	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/monitor"
-	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -28,13 +27,15 @@ import (
 // Engine keeps batches in the machine's memories. It is safe for concurrent
 // use. It must be closed.
 type Engine struct {
-	cfg  Config
-	topo *topology.Topology
+	cfg     Config
+	topo    *topology.Topology
+	machine machine
 
 	spaces  []*tier.Space
 	streams map[tier.ID]*devpool.Streams
 	staging map[int]*host.Staging // by NUMA node
 	base    map[tier.ID]int64     // bytes that staging holds
+	driver  *driver               // nil: nothing has asked for it
 	gpus    []chosen              // what serves each GPU space
 	devices []tier.Device         // the engine's own, to be closed
 	wrapped []tier.Device         // of the GPU spaces
@@ -43,7 +44,7 @@ type Engine struct {
 	stripe  disk.Stripe // of all volumes
 
 	reservations *reservation.Manager
-	permits      *permit.Pool // closed with the engine unless it is Config.PermitPool
+	permits      *permit.Pool // closed with the engine unless it is Limits.PermitPool
 	registry     convert.Registry
 	mover        *convert.Mover
 	monitor      *monitor.Monitor
@@ -65,20 +66,23 @@ type Engine struct {
 	closed bool
 }
 
-// Open makes an engine of cfg: it opens the devices, arenas and volumes, and
-// starts the monitor, which runs until Close. ctx bounds only the opening.
+// Open makes an engine of cfg: it opens the devices, arenas and volumes, and starts the monitor,
+// which runs until Close. What cfg leaves to the machine it fills in as Configure does for
+// cfg.Topology, or for the machine that it finds if that is nil; which GPUs there are the driver
+// says. ctx bounds only the opening.
 func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	e := &Engine{
-		cfg:     cfg.withDefaults(),
+		cfg:     cfg,
 		topo:    cfg.Topology,
 		streams: make(map[tier.ID]*devpool.Streams),
 		staging: make(map[int]*host.Staging),
 		base:    make(map[tier.ID]int64),
 		plans:   make(map[string]*Plan),
 	}
+	e.cfg.Logger = guard.Logger(cfg.Logger) // it is called from everywhere
 	e.panics.Logger = e.cfg.Logger
 	e.recorder, e.found = persist.NewRecorder(e.cfg.Logger), persist.NewFound()
 	defer func() {
@@ -104,8 +108,8 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err := e.openStaging(); err != nil {
 		return nil, err
 	}
-	if e.permits = e.cfg.PermitPool; e.permits == nil {
-		if e.permits, err = permit.New(e.cfg.Permits); err != nil {
+	if e.permits = e.cfg.Limits.PermitPool; e.permits == nil {
+		if e.permits, err = permit.New(e.cfg.Limits.Permits); err != nil {
 			return nil, err
 		}
 	}
@@ -126,9 +130,15 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if e.admitter, err = admission.New(admission.Config{Reservations: e.reservations, Rules: e.cfg.Admission, Logger: e.cfg.Logger}); err != nil {
+	if e.admitter, err = admission.New(admission.Config{Reservations: e.reservations, Rules: e.cfg.Limits.Admission, Logger: e.cfg.Logger}); err != nil {
 		return nil, err
 	}
+	e.start()
+	return e, nil
+}
+
+// start starts the monitor, and what samples foreign bytes.
+func (e *Engine) start() {
 	watch, stop := context.WithCancelCause(context.Background())
 	e.stop, e.watching = stop, make(chan struct{})
 	foreign := make(chan struct{})
@@ -145,7 +155,6 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 			e.cfg.Logger.Error("spillway: the monitor ended", "error", err)
 		}
 	}()
-	return e, nil
 }
 
 // NewBatch returns an idle batch that owns p, a payload in a space of this engine, such
@@ -265,33 +274,6 @@ func (e *Engine) stagingNear(node int) (transfer.Staging, error) {
 	return best, nil
 }
 
-// Plan returns a new plan: what owns a query's repositories and their order. A
-// name that an open plan has is an error.
-func (e *Engine) Plan(name string) (*Plan, error) {
-	p, err := e.newPlan(name)
-	if err == nil {
-		e.recorder.NamePlan(p.number, name)
-	}
-	return p, err
-}
-
-func (e *Engine) newPlan(name string) (*Plan, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return nil, fmt.Errorf("spillway: plan %q: %w", name, tier.ErrClosed)
-	}
-	if _, ok := e.plans[name]; ok {
-		return nil, fmt.Errorf("spillway: a plan %q is open already", name)
-	}
-	e.plan++
-	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name), manager: repository.NewManager(name, e.plan, repository.Config{
-		Mover: e.mover, IDs: &e.ids, Observer: e.Observer(),
-	})}
-	e.plans[name] = p
-	return p, nil
-}
-
 // Reserve waits for a promise of bytes in a space of the strategy. The caller
 // must Release it.
 func (e *Engine) Reserve(ctx context.Context, s reservation.Strategy, bytes int64, opts ...reservation.Option) (reservation.Reservation, error) {
@@ -392,7 +374,7 @@ func (e *Engine) Close() error {
 // release gives back what Open has taken so far.
 func (e *Engine) release() error {
 	var errs []error
-	if e.permits != nil && e.permits != e.cfg.PermitPool {
+	if e.permits != nil && e.permits != e.cfg.Limits.PermitPool {
 		errs = append(errs, e.permits.Close())
 	}
 	for _, s := range e.staging {

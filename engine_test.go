@@ -26,9 +26,9 @@ func openSmall(t *testing.T, gpu, host int64) (*spillway.Engine, string) {
 	t.Helper()
 	dir := t.TempDir()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs:          []spillway.GPUConfig{{Backend: spillway.Sim, Memory: gpu}},
-		HostMemory:    host,
-		Disks:         []spillway.DiskConfig{{Dir: dir, Capacity: 64 << 20}},
+		GPUs:          []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(gpu)}},
+		HostMemory:    spillway.Bytes(host),
+		Disks:         []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(64 << 20)}},
 		MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
@@ -212,29 +212,29 @@ func TestCloseReportsWhatIsHeld(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
-	small := []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 1 << 20}}
+	small := []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}}
 	for name, c := range map[string]struct {
 		cfg  spillway.Config
 		want error
 		says string
 	}{
-		"more host memory than there is": {spillway.Config{HostMemory: 1 << 50, Disks: small}, tier.ErrNoSpace, "host memory"},
-		"more GPU memory than there is":  {spillway.Config{GPUs: []spillway.GPUConfig{{Memory: 1 << 50}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
-		"sizes that overflow together":   {spillway.Config{GPUs: []spillway.GPUConfig{{Memory: 1<<63 - 1}, {Memory: 1<<63 - 1}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
-		"more in spaces than there is":   {spillway.Config{Hosts: []spillway.HostConfig{{Memory: 1 << 49}, {Memory: 1 << 49}}, Disks: small}, tier.ErrNoSpace, "host memory"},
+		"more host memory than there is": {spillway.Config{HostMemory: spillway.Bytes(1 << 50), Disks: small}, tier.ErrNoSpace, "HostMemory: "},
+		"more GPU memory than there is":  {spillway.Config{GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 50)}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
+		"sizes that overflow together":   {spillway.Config{GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1<<63 - 1)}, {Memory: spillway.Bytes(1<<63 - 1)}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
+		"more in spaces than there is":   {spillway.Config{Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(1 << 49)}, {Memory: spillway.Bytes(1 << 49)}}, Disks: small}, tier.ErrNoSpace, "host memory"},
 		"no CUDA":                        {spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA}}, Disks: small}, tier.ErrNotSupported, "CUDA"},
 		"an unknown backend":             {spillway.Config{GPUs: []spillway.GPUConfig{{Backend: "opencl"}}, Disks: small}, nil, "opencl"},
-		"negative memory":                {spillway.Config{HostMemory: -1, Disks: small}, nil, "negative"},
+		"negative memory":                {spillway.Config{HostMemory: spillway.Bytes(-1), Disks: small}, nil, "negative"},
 		"marks in the wrong order":       {spillway.Config{GPUMarks: tier.Fractions{Trigger: 0.5, Stop: 0.6}, Disks: small}, nil, "stop"},
-		"a key that is too short":        {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: 1 << 20, Encrypt: true, Key: make([]byte, 20)}}}, nil, "disk:0: the key has 20 bytes"},
-		"kept with a key that is made":   {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: 1 << 20, Encrypt: true, Persist: true}}}, nil, "disk:0: Persist with Encrypt needs a Key"},
-		"a key for nothing":              {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: 1 << 20, Key: make([]byte, 32)}}}, nil, "Encrypt is not set"},
+		"a key that is too short":        {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: spillway.Bytes(1 << 20), Encrypt: true, Key: make([]byte, 20)}}}, nil, "disk:0: the key has 20 bytes"},
+		"kept with a key that is made":   {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: spillway.Bytes(1 << 20), Encrypt: true, Persist: true}}}, nil, "disk:0: Persist with Encrypt needs a Key"},
+		"a key for nothing":              {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: spillway.Bytes(1 << 20), Key: make([]byte, 32)}}}, nil, "Encrypt is not set"},
 		"a monitor that never rests":     {spillway.Config{MonitorPeriod: 1, Disks: small}, nil, "monitor period 1ns: want at least 100µs"},
-		"a directory that is not there":  {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir + "/missing", Capacity: 1 << 20}}}, nil, "missing: the directory does not exist"},
+		"a directory that is not there":  {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir + "/missing", Capacity: spillway.Bytes(1 << 20)}}}, nil, "missing: the directory does not exist"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if c.cfg.HostMemory == 0 && c.cfg.Hosts == nil { // the default is much, and of Go's heap if the race detector is on
-				c.cfg.HostMemory = 1 << 20
+			if c.cfg.HostMemory.IsZero() && c.cfg.Hosts == nil { // the default is much, and of Go's heap if the race detector is on
+				c.cfg.HostMemory = spillway.Bytes(1 << 20)
 			}
 			eng, err := spillway.Open(t.Context(), c.cfg)
 			if err == nil {
@@ -428,9 +428,9 @@ func TestClonesAreSpilled(t *testing.T) {
 // The least host memory, with the lowest marks, has room for staging still.
 func TestOpenWithTheLeast(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{{Memory: 64 << 10}}, HostMemory: 256 << 10,
+		GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(64 << 10)}}, HostMemory: spillway.Bytes(256 << 10),
 		HostMarks: tier.Fractions{Limit: 0.2, Trigger: 0.15, Stop: 0.1},
-		Disks:     []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 1 << 20}},
+		Disks:     []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -182,9 +182,9 @@ func TestOpenSaysWhatToDo(t *testing.T) {
 		"not there": {prepare: func(t *testing.T, dir string) { must(t, os.Remove(dir)) },
 			says: []string{"the directory does not exist", "make it", another}},
 		"not there, of any size": {prepare: func(t *testing.T, dir string) { must(t, os.Remove(dir)) },
-			change: func(d *spillway.DiskConfig) { d.Capacity = 0 }, says: []string{"the directory does not exist", "make it", another}},
+			change: func(d *spillway.DiskConfig) { d.Capacity = spillway.Amount{} }, says: []string{"the directory does not exist", "make it", another}},
 		"not there, of any size, on a file system of its own": {prepare: func(t *testing.T, dir string) { must(t, os.Remove(dir)) },
-			files: disk.OS, change: func(d *spillway.DiskConfig) { d.Capacity = 0 }, want: os.ErrNotExist, says: []string{"no such file or directory"}},
+			files: disk.OS, change: func(d *spillway.DiskConfig) { d.Capacity = spillway.Amount{} }, want: os.ErrNotExist, says: []string{"no such file or directory"}},
 		"a file": {prepare: func(t *testing.T, dir string) {
 			must(t, errors.Join(os.Remove(dir), os.WriteFile(dir, nil, 0o600)))
 		}, says: []string{"not a directory", another}},
@@ -199,9 +199,9 @@ func TestOpenSaysWhatToDo(t *testing.T) {
 		"broken":                     {files: failing(syscall.EIO, "write"), want: syscall.EIO, says: []string{"input/output error", another}},
 		"broken when closed":         {files: failing(syscall.EIO, "close"), want: syscall.EIO, says: []string{"input/output error", another}},
 		"too many files":             {files: failing(syscall.EMFILE, "open-anonymous"), want: syscall.EMFILE, says: []string{"too many open files", "limit"}},
-		"larger than what is free":   {change: func(d *spillway.DiskConfig) { d.Capacity = 1 << 60 }, want: tier.ErrNoSpace, says: []string{"has", "free", "make room", another}},
-		"nothing beside the reserve": {change: func(d *spillway.DiskConfig) { d.Capacity, d.Reserve = 0, 1<<60 }, want: tier.ErrNoSpace, says: []string{"free", "reserve"}},
-		"next to nothing":            {change: func(d *spillway.DiskConfig) { d.Capacity = 100 }, says: []string{"capacity 100", "at least 4096"}},
+		"larger than what is free":   {change: func(d *spillway.DiskConfig) { d.Capacity = spillway.Bytes(1 << 60) }, want: tier.ErrNoSpace, says: []string{"has", "free", "make room", another}},
+		"nothing beside the reserve": {change: func(d *spillway.DiskConfig) { d.Capacity, d.Reserve = spillway.Amount{}, 1<<60 }, want: tier.ErrNoSpace, says: []string{"free", "reserve"}},
+		"next to nothing":            {change: func(d *spillway.DiskConfig) { d.Capacity = spillway.Bytes(100) }, says: []string{"capacity 100", "at least 4096"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "spill")

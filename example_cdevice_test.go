@@ -29,7 +29,7 @@ func check[T any](v T, err error) T {
 func ExampleEngine_NewBatch() {
 	ctx := context.Background()
 	eng := check(spillway.Open(ctx, spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 16 << 20}}, HostMemory: 16 << 20, Disks: []spillway.DiskConfig{},
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(16 << 20)}}, HostMemory: spillway.Bytes(16 << 20), Disks: []spillway.DiskConfig{},
 	}))
 	onGPU := reservation.AnyInTier(tier.GPU)
 	gpu, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})

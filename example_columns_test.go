@@ -40,7 +40,7 @@ func ExampleEngine_Mover() {
 	defer rec.Release()
 
 	err = func() (err error) {
-		eng, err := spillway.Open(ctx, spillway.Config{HostMemory: 16 << 20, Disks: []spillway.DiskConfig{{Dir: dir, Capacity: 16 << 20}}})
+		eng, err := spillway.Open(ctx, spillway.Config{HostMemory: spillway.Bytes(16 << 20), Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(16 << 20)}}})
 		if err != nil {
 			return err
 		}

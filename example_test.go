@@ -89,16 +89,16 @@ func ExampleConfigure() {
 		Disks:  []topology.Disk{{Name: "nvme0n1", Node: 1, Mounts: []topology.Mount{{Point: "/fast"}}}},
 		Limits: topology.Limits{MemoryBytes: 64 << 30},
 	}
-	cfg, err := spillway.Configure(top, spillway.Sizing{
-		GPUMemory: spillway.Amount{Share: 0.5},
-		Disks:     []spillway.DiskSizing{{Dir: "/fast/spill", Capacity: spillway.Amount{Bytes: 1 << 40}}},
+	cfg, err := spillway.Configure(top, spillway.Config{
+		GPUMemory: spillway.Share(0.5),
+		Disks:     []spillway.DiskConfig{{Dir: "/fast/spill", Capacity: spillway.Bytes(1 << 40)}},
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("GPU:", cfg.GPUs[0].Memory>>30, "GiB, node", *cfg.GPUs[0].Node)
+	fmt.Println("GPU:", cfg.GPUs[0].Memory.Bytes>>30, "GiB, node", *cfg.GPUs[0].Node)
 	for _, h := range cfg.Hosts {
-		fmt.Println("host:", h.Memory>>30, "GiB, node", h.Node)
+		fmt.Println("host:", h.Memory.Bytes>>30, "GiB, node", h.Node)
 	}
 	fmt.Println("disk:", cfg.Disks[0].Dir, "node", *cfg.Disks[0].Node)
 	// Output:

@@ -19,7 +19,7 @@ import (
 func TestExportOutlivesTheEngine(t *testing.T) {
 	for _, backend := range []spillway.Backend{spillway.Sim, spillway.CUDA} {
 		t.Run(string(backend), func(t *testing.T) {
-			cfg := spillway.Config{GPUs: []spillway.GPUConfig{{Backend: backend, Memory: 1 << 20}}, HostMemory: 1 << 20, Disks: []spillway.DiskConfig{}}
+			cfg := spillway.Config{GPUs: []spillway.GPUConfig{{Backend: backend, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{}}
 			contexts := func() int64 { return 0 }
 			if backend == spillway.CUDA {
 				e := emulated(t, cudatest.Config{})

@@ -328,7 +328,7 @@ func TestDirectoryVanishes(t *testing.T) {
 					files = faultfs.New(files, 1, noAnonymous)
 				}
 				cfg := spillConfig(dir, files, top)
-				cfg.Disks[0].Capacity = 80 << 20 // more than is taken of a file system in one step
+				cfg.Disks[0].Capacity = spillway.Bytes(80 << 20) // more than is taken of a file system in one step
 				s := openSpill(t, cfg)
 				if open {
 					s.putAndMove(t.Context())
@@ -387,7 +387,7 @@ func TestCapacityOfADisk(t *testing.T) {
 	dir := t.TempDir()
 	leavesNothing(t, dir)
 	cfg := spillConfig(dir, fullFS{disk.OS(), &free}, top)
-	cfg.Disks[0].Capacity = 0
+	cfg.Disks[0].Capacity = spillway.Amount{}
 	s := openSpill(t, cfg)
 	if sp, _ := s.eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk}); sp.Capacity() != 5<<20 {
 		t.Errorf("without a capacity the disk has %d bytes of %d that are free", sp.Capacity(), free)
@@ -398,7 +398,7 @@ func TestCapacityOfADisk(t *testing.T) {
 	}
 	s.close()
 
-	cfg.Disks[0].Capacity = 8 << 10
+	cfg.Disks[0].Capacity = spillway.Bytes(8 << 10)
 	s = openSpill(t, cfg)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -94,12 +94,12 @@ func (l *life) live(top *topology.Topology, records ...arrow.RecordBatch) {
 
 func (l *life) open(top *topology.Topology) bool {
 	cfg := spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 2 << 20, Wrap: func(dev tier.Device) (tier.Device, error) {
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(2 << 20), Wrap: func(dev tier.Device) (tier.Device, error) {
 			gpu := faultdev.New(dev, 1, l.onGPU...)
 			l.onGPU, l.gpus = nil, append(l.gpus, gpu) // the next one has no faults
 			return gpu, nil
 		}}},
-		HostMemory: 2 << 20, Disks: []spillway.DiskConfig{{Dir: l.dir, Capacity: 4 << 20, FS: l.files, Encrypt: l.seal}},
+		HostMemory: spillway.Bytes(2 << 20), Disks: []spillway.DiskConfig{{Dir: l.dir, Capacity: spillway.Bytes(4 << 20), FS: l.files, Encrypt: l.seal}},
 		Topology: top, MonitorPeriod: time.Hour, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	if l.cuda != "" {
@@ -384,7 +384,7 @@ func (eightMiB) Usage(string) (disk.Usage, error) {
 func TestDiskFS(t *testing.T) {
 	files := faultfs.New(eightMiB{disk.OS()}, 1)
 	cfg := spillway.Config{
-		GPUs: []spillway.GPUConfig{}, HostMemory: 1 << 20, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Reserve: 2 << 20, FS: files}},
+		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Reserve: 2 << 20, FS: files}},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	eng, err := spillway.Open(t.Context(), cfg)

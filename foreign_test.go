@@ -43,9 +43,9 @@ func openSim(t *testing.T, memory int64) simulated {
 func openOver(t *testing.T, g spillway.GPUConfig) (*spillway.Engine, *tier.Space) {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{g}, HostMemory: 64 << 20, Disks: []spillway.DiskConfig{}, Logger: slog.New(slog.DiscardHandler),
-		GPUMarks:  tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6},
-		Admission: admission.Rules{Threads: 2}, // also on a machine with one processor
+		GPUs: []spillway.GPUConfig{g}, HostMemory: spillway.Bytes(64 << 20), Disks: []spillway.DiskConfig{}, Logger: slog.New(slog.DiscardHandler),
+		GPUMarks: tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6},
+		Limits:   spillway.Limits{Admission: admission.Rules{Threads: 2}}, // also on a machine with one processor
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestForeignBytesAreOthers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true, Memory: 64 * mib, Wrap: wrapIn(b)})
+			eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true, Memory: spillway.Bytes(64 * mib), Wrap: wrapIn(b)})
 			sampled()
 			if n := gpu.Foreign(); n != 0 {
 				t.Errorf("%d foreign bytes", n)
@@ -179,7 +179,7 @@ func TestForeignBytesAreOthers(t *testing.T) {
 	t.Run("a device larger than the space", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			dev := openSim(t, 64*mib)
-			eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true, Memory: 40 * mib})
+			eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true, Memory: spillway.Bytes(40 * mib)})
 			all := onGPU(t, eng, 8)
 			for held, want := range map[int64]int64{0: 0, 24 * mib: 0, 30 * mib: 6 * mib} {
 				dev.SetForeign(held)
@@ -239,10 +239,10 @@ func TestForeignBytesOfAPanickingDevice(t *testing.T) {
 		var on atomic.Bool
 		var log syncBuffer
 		eng, err := spillway.Open(t.Context(), spillway.Config{
-			GPUs: []spillway.GPUConfig{{Device: dev, Own: true, Memory: 64 * mib, Wrap: func(d tier.Device) (tier.Device, error) {
+			GPUs: []spillway.GPUConfig{{Device: dev, Own: true, Memory: spillway.Bytes(64 * mib), Wrap: func(d tier.Device) (tier.Device, error) {
 				return panicking{d, &on}, nil
 			}}},
-			HostMemory: 64 << 20, Disks: []spillway.DiskConfig{}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			HostMemory: spillway.Bytes(64 << 20), Disks: []spillway.DiskConfig{}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		if err != nil {
 			t.Fatal(err)

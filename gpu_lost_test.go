@@ -34,8 +34,8 @@ func TestGPUIsLostUnderLoad(t *testing.T) {
 			tiertest.NoLeaks(t)
 			e := cudatest.New(t, cudatest.Config{})
 			eng, err := spillway.Open(t.Context(), spillway.Config{
-				CUDALibrary: e.Path, GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA, Memory: 1 << 20}}, HostMemory: 1 << 20,
-				Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}}, MonitorPeriod: time.Millisecond,
+				CUDALibrary: e.Path, GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
+				Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}, MonitorPeriod: time.Millisecond,
 				Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 			})
 			if err != nil {
@@ -124,10 +124,10 @@ func isPassedBy(t *testing.T, eng *spillway.Engine, repo *repository.Repository)
 func TestOneOfTwoContextsIsLost(t *testing.T) {
 	tiertest.NoLeaks(t)
 	e := cudatest.New(t, cudatest.Config{Devices: 2})
-	gpu := spillway.GPUConfig{Backend: spillway.CUDA, Memory: 1 << 20}
+	gpu := spillway.GPUConfig{Backend: spillway.CUDA, Memory: spillway.Bytes(1 << 20)}
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		CUDALibrary: e.Path, GPUs: []spillway.GPUConfig{gpu, gpu}, HostMemory: 1 << 20,
-		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		CUDALibrary: e.Path, GPUs: []spillway.GPUConfig{gpu, gpu}, HostMemory: spillway.Bytes(1 << 20),
+		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -37,11 +37,46 @@ func (e *AmbiguousGPUError) Error() string {
 // Is makes the error match ErrAmbiguousGPU.
 func (e *AmbiguousGPUError) Is(target error) bool { return target == ErrAmbiguousGPU }
 
-// chosen is what serves a GPU space: a GPU of driver, or what the configuration has, or a simulated
-// one.
+// driver is NVIDIA's, with the GPUs that it shows to the process.
+type driver struct {
+	*cuda.Driver
+	gpus []cuda.DeviceInfo
+	err  error // why there is none
+}
+
+// loadDriver loads the driver, once.
+func (e *Engine) loadDriver() *driver {
+	if e.driver == nil {
+		d := &driver{}
+		if d.Driver, d.err = cuda.Load(e.cfg.CUDALibrary); d.err == nil {
+			d.gpus, d.err = d.Devices()
+		}
+		e.driver = d
+	}
+	return e.driver
+}
+
+// shownByDriver returns the GPUs that the driver shows, Config.MostGPUs at most, with what the
+// topology knows of them. If there is no driver, chooseGPUs warns of that.
+func (e *Engine) shownByDriver() []topology.GPU {
+	shown := e.loadDriver().gpus
+	if most := e.cfg.MostGPUs; most > 0 && most < len(shown) {
+		shown = e.leastLoaded(shown)[:most]
+		slices.SortFunc(shown, func(a, b cuda.DeviceInfo) int { return a.Ordinal - b.Ordinal })
+	}
+	gpus := make([]topology.GPU, len(shown))
+	for i, g := range shown {
+		gpus[i] = topology.GPU{Index: g.Ordinal, UUID: g.UUID, PCIAddress: g.PCI, MemoryBytes: g.Memory, Node: e.nodeOfGPU(g)}
+		gpus[i].MemoryNode = gpus[i].Node
+	}
+	return gpus
+}
+
+// chosen is what serves a GPU space: a GPU of the driver, or what the configuration has, or a
+// simulated one.
 type chosen struct {
-	driver *cuda.Driver // nil: none
-	gpu    cuda.DeviceInfo
+	real bool
+	gpu  cuda.DeviceInfo // if it is real
 }
 
 // chooseGPUs decides that for each space, before anything is opened. Those with an ID come first:
@@ -49,29 +84,26 @@ type chosen struct {
 func (e *Engine) chooseGPUs() error {
 	e.gpus = make([]chosen, len(e.cfg.GPUs))
 	e.cfg.GPUs = slices.Clone(e.cfg.GPUs) // the program's, in which shares become bytes
-	var driver *cuda.Driver
-	var all, left []cuda.DeviceInfo
-	var missing error
+	var left []cuda.DeviceInfo
+	if slices.ContainsFunc(e.cfg.GPUs, func(g GPUConfig) bool { return g.Device == nil && g.Open == nil && g.Backend != Sim }) {
+		left = slices.Clone(e.leastLoaded(e.loadDriver().gpus))
+	}
 	for _, named := range []bool{true, false} {
 		for i, g := range e.cfg.GPUs {
 			if g.Device != nil || g.Open != nil || (g.ID != "") != named {
 				continue
 			}
-			var at int
-			err := errSimulated
+			at, err := 0, errSimulated
 			if g.Backend != Sim {
-				if driver == nil && missing == nil {
-					driver, all, missing = loadCUDA(e.cfg.CUDALibrary)
-					left = e.leastLoaded(slices.Clone(all))
-				}
-				if err = missing; err == nil {
-					at, err = pick(all, left, g.ID)
+				if err = e.driver.err; err == nil {
+					at, err = pick(e.driver.gpus, left, g.ID)
 				}
 			}
 			if err == nil {
-				e.gpus[i] = chosen{driver, left[at]}
-				if g.Share != 0 {
-					e.cfg.GPUs[i].Memory = max(tier.Page, Amount{Share: g.Share}.of(left[at].Memory)/tier.Page*tier.Page)
+				e.gpus[i] = chosen{real: true, gpu: left[at]}
+				if g.Memory.Share != 0 {
+					n, _ := g.Memory.Of(left[at].Memory) // if that is less than a byte, a page
+					e.cfg.GPUs[i].Memory = Amount{Bytes: max(tier.Page, n/tier.Page*tier.Page)}
 				}
 				left = slices.Delete(left, at, at+1)
 				continue
@@ -92,7 +124,7 @@ func (e *Engine) standIn(space tier.ID, g GPUConfig, why error) error {
 	switch {
 	case g.Backend == CUDA || errors.Is(why, ErrAmbiguousGPU): // nobody knows for which GPU another would stand in
 		return fmt.Errorf("%s: %w", space, why)
-	case g.Share != 0:
+	case g.Memory.Share != 0:
 		return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, why)
 	case g.Backend == Auto:
 		w := causes.Warn(causes.Simulated, "a simulated GPU stands in for a real one: %v", why)
@@ -100,15 +132,6 @@ func (e *Engine) standIn(space tier.ID, g GPUConfig, why error) error {
 		e.warn(w)
 	}
 	return nil
-}
-
-func loadCUDA(path string) (*cuda.Driver, []cuda.DeviceInfo, error) {
-	driver, err := cuda.Load(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	found, err := driver.Devices()
-	return driver, found, err
 }
 
 // pick returns which of the GPUs that are left has an ID, of all that there are; the first, without
@@ -154,13 +177,13 @@ func find(all []cuda.DeviceInfo, id string) (*cuda.DeviceInfo, error) {
 // simulated says whether the engine makes a simulated GPU for the space.
 func (e *Engine) simulated(i int) bool {
 	g := e.cfg.GPUs[i]
-	return g.Device == nil && g.Open == nil && e.gpus[i].driver == nil
+	return g.Device == nil && g.Open == nil && !e.gpus[i].real
 }
 
 // openCUDA opens the GPU of a space.
 func (e *Engine) openCUDA(i int, g GPUConfig) (tier.Device, error) {
-	c := e.gpus[i]
-	dev, err := c.driver.Open(cuda.Config{Ordinal: c.gpu.Ordinal, Node: e.nodeOfGPU(c.gpu), Memory: g.Memory})
+	gpu := e.gpus[i].gpu
+	dev, err := e.driver.Open(cuda.Config{Ordinal: gpu.Ordinal, Node: e.nodeOfGPU(gpu), Memory: g.Memory.Bytes})
 	if err != nil {
 		return nil, err
 	}
@@ -169,13 +192,8 @@ func (e *Engine) openCUDA(i int, g GPUConfig) (tier.Device, error) {
 
 // nodeOfGPU returns the NUMA node that a GPU is on, as far as it is known.
 func (e *Engine) nodeOfGPU(gpu cuda.DeviceInfo) int {
-	for _, g := range e.topo.GPUs {
-		if gpuid.SameAddress(g.PCIAddress, gpu.PCI) || gpuid.SameUUID(g.UUID, gpu.UUID) {
-			if g.Node == topology.Unknown {
-				return g.MemoryNode
-			}
-			return g.Node
-		}
+	if g, ok := lookUp(e.topo.GPUs, gpu.UUID, gpu.PCI); ok {
+		return nodeOf(g)
 	}
 	return topology.Unknown
 }

@@ -44,7 +44,7 @@ func fillUp(t *testing.T, eng *spillway.Engine, k tier.Kind) (all []*batch.Batch
 func TestOwnerWaitsForSlowMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		files := faultfs.New(disk.OS(), 1)
-		eng, host := openOnHost(t, spillway.DiskConfig{Dir: t.TempDir(), Capacity: 16 << 20, FS: files})
+		eng, host := openOnHost(t, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(16 << 20), FS: files})
 		files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Slow(time.Minute)})
 		ctx := reservation.NewOwner("the test").Context(t.Context())
 		held, err := eng.Reserve(ctx, reservation.Specific(host.ID()), tier.Page)
@@ -68,7 +68,7 @@ func TestOwnerWaitsForSlowMoves(t *testing.T) {
 func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
 	persistNeedsLinux(t)
 	synctest.Test(t, func(t *testing.T) {
-		eng, host := openOnHost(t, spillway.DiskConfig{Dir: crashed(t, 3), Capacity: 16 << 20, Persist: true})
+		eng, host := openOnHost(t, spillway.DiskConfig{Dir: crashed(t, 3), Capacity: spillway.Bytes(16 << 20), Persist: true})
 		if n := spaceAt(eng, tier.Disk, 0).Inside().Held(); len(eng.Persisted()) != 3 || n == 0 || host.Inside().Held() == 0 {
 			t.Errorf("%d batches are kept, of %d bytes, and %d bytes are for transfers: the test shows nothing", len(eng.Persisted()), n, host.Inside().Held())
 		}
@@ -136,7 +136,7 @@ func TestIDsIncrease(t *testing.T) {
 func TestErrorNamesTheDisk(t *testing.T) {
 	files := faultfs.New(disk.OS(), 1)
 	cfg := plainConfig(t)
-	cfg.Disks = append(cfg.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: 16 << 20, FS: files})
+	cfg.Disks = append(cfg.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(16 << 20), FS: files})
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

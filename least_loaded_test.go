@@ -26,7 +26,7 @@ func TestLeastLoadedGPU(t *testing.T) {
 	uuid := func(i int) string { return fmt.Sprintf("GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee0%d", i) }
 	spaces := func(ids ...string) (gpus []spillway.GPUConfig) {
 		for _, id := range ids {
-			gpus = append(gpus, spillway.GPUConfig{ID: id, Backend: spillway.CUDA, Memory: 1 << 20})
+			gpus = append(gpus, spillway.GPUConfig{ID: id, Backend: spillway.CUDA, Memory: spillway.Bytes(1 << 20)})
 		}
 		return gpus
 	}
@@ -61,8 +61,8 @@ func TestLeastLoadedGPU(t *testing.T) {
 			}
 			library := emulated(t, cudatest.Config{Devices: 3}).Path
 			cfg := spillway.Config{
-				Topology: top, CUDALibrary: library, GPUs: c.gpus, HostMemory: 1 << 20, Disks: []spillway.DiskConfig{},
-				Quota: settings, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+				Topology: top, CUDALibrary: library, GPUs: c.gpus, HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{},
+				Limits: spillway.Limits{Quota: settings}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 			}
 			if c.leases != nil {
 				physical := physicalOf(t, cfg)
@@ -114,7 +114,7 @@ func TestLeastLoadedGPU(t *testing.T) {
 // physicalOf returns how much memory an engine says that the GPUs have.
 func physicalOf(t *testing.T, cfg spillway.Config) int64 {
 	t.Helper()
-	cfg.Quota = &quota.Settings{}
+	cfg.Limits.Quota = &quota.Settings{}
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestConfigureTheLeastUsed(t *testing.T) {
 	for most, want := range map[int][]string{
 		0: {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}, 1: {"GPU-1"}, 2: {"GPU-1", "GPU-3"}, 3: {"GPU-0", "GPU-1", "GPU-3"},
 	} {
-		cfg, err := spillway.Configure(top, spillway.Sizing{MostGPUs: most, Disks: []spillway.DiskSizing{}})
+		cfg, err := spillway.Configure(top, spillway.Config{MostGPUs: most, Disks: []spillway.DiskConfig{}})
 		if err != nil {
 			t.Fatal(err)
 		}

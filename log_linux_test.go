@@ -20,8 +20,8 @@ func TestQuietLog(t *testing.T) {
 	var log bytes.Buffer
 	crossings := 0
 	cfg := spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 4 << 20,
-		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(4 << 20),
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 		Logger:        slog.New(slog.NewTextHandler(&log, nil)),
 		MonitorEvents: monitor.Events{Pressure: func(monitor.Pressure) { crossings++ }},
 	}
@@ -82,7 +82,7 @@ func TestNodesOfOthers(t *testing.T) {
 		}
 		var log bytes.Buffer
 		eng, err := spillway.Open(t.Context(), spillway.Config{
-			GPUs: []spillway.GPUConfig{}, HostMemory: 4 << 20, Disks: []spillway.DiskConfig{}, Topology: top,
+			GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(4 << 20), Disks: []spillway.DiskConfig{}, Topology: top,
 			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		if err != nil {

@@ -23,7 +23,7 @@ func TestLongWaitIsLogged(t *testing.T) { synctest.Test(t, testLongWaitIsLogged)
 func testLongWaitIsLogged(t *testing.T) {
 	var out syncBuffer
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 1 << 20,
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
 		Logger: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	if err != nil {

@@ -79,12 +79,12 @@ func openLosable(t *testing.T, gpus int, memory int64, rules ...faultdev.Rule) *
 	tiertest.NoLeaks(t)
 	l := &losable{t: t, told: make(chan monitor.Lost, 8), log: new(syncBuffer)}
 	cfg := spillway.Config{
-		HostMemory: 2 << 20, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}}, MonitorPeriod: time.Millisecond,
+		HostMemory: spillway.Bytes(2 << 20), Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}, MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(l.log, nil)),
 		MonitorEvents: monitor.Events{Lost: func(lost monitor.Lost) { l.told <- lost }},
 	}
 	for range gpus {
-		cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Backend: spillway.Sim, Memory: memory, Wrap: func(dev tier.Device) (tier.Device, error) {
+		cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(memory), Wrap: func(dev tier.Device) (tier.Device, error) {
 			gpu := faultdev.New(dev, 1)
 			l.gpus = append(l.gpus, gpu)
 			return gpu, nil

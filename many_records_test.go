@@ -22,7 +22,7 @@ import (
 func TestReleaseAmongManyRecords(t *testing.T) {
 	records := testseed.Rounds(10000, 1000)
 	synctest.Test(t, func(t *testing.T) {
-		eng, repo := openPlain(t, spillway.Config{HostMemory: 128 << 20, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}}})
+		eng, repo := openPlain(t, spillway.Config{HostMemory: spillway.Bytes(128 << 20), Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}})
 		rec := arrowgen.Ints(1, 10, 1)
 		defer rec.Release()
 		var open []arrow.RecordBatch

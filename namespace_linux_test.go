@@ -97,7 +97,7 @@ func openIn(dir string, capacity int64) (*spillway.Engine, error) {
 		return nil, err
 	}
 	cfg := spillConfig(dir, nil, top)
-	cfg.Disks[0].Capacity = capacity
+	cfg.Disks[0].Capacity = spillway.Bytes(capacity)
 	return spillway.Open(context.Background(), cfg)
 }
 

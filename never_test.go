@@ -146,8 +146,8 @@ func TestTaskThatFitsLater(t *testing.T) {
 // TestRefusalNamesTheLargestGPU: of the GPUs that no task fits into the one with the most room is named.
 func TestRefusalNamesTheLargestGPU(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 256 << 10}, {Backend: spillway.Sim, Memory: 512 << 10}},
-		HostMemory: 1 << 20, Disks: []spillway.DiskConfig{},
+		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(256 << 10)}, {Backend: spillway.Sim, Memory: spillway.Bytes(512 << 10)}},
+		HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{},
 	})
 	if err != nil {
 		t.Fatal(err)

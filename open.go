@@ -18,21 +18,23 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
+const (
+	defaultGPUMemory = 256 << 20
+	defaultStreams   = 16        // lent to one borrower at a time, so that many moves can run
+	stagingChunk     = 512 << 10 // what is in use of it stays in the caches; see host.Staging
+	stagingChunks    = 16        // two transfers between device and disk at full depth
+	stagingMaxShare  = 8         // staging takes at most 1/8 of a host space
+)
+
 func (e *Engine) openSpaces(ctx context.Context) error {
-	if err := e.readLimits(); err != nil {
-		return fmt.Errorf("spillway: %w", err)
-	}
-	if err := e.chooseGPUs(); err != nil {
-		return fmt.Errorf("spillway: %w", err)
-	}
-	if err := e.fitsMemory(); err != nil {
-		return fmt.Errorf("spillway: %w", err)
-	}
-	if err := e.openGPUs(ctx); err != nil {
-		return fmt.Errorf("spillway: %w", err)
-	}
-	if err := e.openHost(); err != nil {
-		return fmt.Errorf("spillway: %w", err)
+	for _, step := range [...]func() error{
+		e.readLimits, e.configure, e.chooseGPUs, e.fitsMemory,
+		func() error { return e.openGPUs(ctx) },
+		e.openHost,
+	} {
+		if err := step(); err != nil {
+			return fmt.Errorf("spillway: %w", err)
+		}
 	}
 	for i, d := range e.cfg.Disks {
 		if err := e.openDisk(ctx, i, d); err != nil {
@@ -43,45 +45,39 @@ func (e *Engine) openSpaces(ctx context.Context) error {
 	return nil
 }
 
-// fitsMemory refuses sizes that the machine does not have: arenas and simulated
-// GPUs are touched ahead, and the kernel would end the process instead of saying so.
+// configure does what Configure does, with the GPUs that the driver shows to this process.
+func (e *Engine) configure() (err error) {
+	if len(e.topo.Nodes) == 0 {
+		return errors.New("the topology has no NUMA node: want one of topology.Discover")
+	}
+	e.machine = newMachine(e.topo)
+	var gpus []topology.GPU
+	if e.cfg.GPUs == nil {
+		gpus = e.shownByDriver()
+	}
+	e.cfg, err = e.machine.configured(e.cfg, gpus)
+	return err
+}
+
+// fitsMemory refuses sizes that the machine does not have, for the GPUs that turned out to be
+// simulated.
 func (e *Engine) fitsMemory() error {
-	limit := e.memoryLimit()
-	host, gpus := e.hostMemory(), int64(0)
+	gpus, most := int64(0), e.machine.memory+1
 	for i, g := range e.cfg.GPUs {
 		if e.simulated(i) {
-			gpus += min(e.gpuMemory(g), limit+1) // the sum must not overflow
+			gpus = min(most, gpus+min(e.gpuMemory(g), most)) // the sum must not overflow
 		}
 	}
-	if host > limit || gpus > limit-host {
-		return fmt.Errorf("host memory of %d bytes and simulated GPU memory of %d are more than the %d bytes that the process may use (make them smaller): %w",
-			host, gpus, limit, tier.ErrNoSpace)
-	}
-	return nil
+	return e.machine.together(e.cfg.Hosts, gpus)
 }
 
 // gpuMemory is how much a simulated GPU has.
 func (e *Engine) gpuMemory(g GPUConfig) int64 {
-	most := min(defaultGPUMemory, e.memoryLimit()/8/tier.Page*tier.Page)
-	if g.Memory == 0 || g.ID != "" && g.Memory > most { // which was meant for a real one
+	most := min(defaultGPUMemory, e.machine.memory/8/tier.Page*tier.Page)
+	if g.Memory.IsZero() || g.ID != "" && g.Memory.Bytes > most { // which was meant for a real one
 		return most
 	}
-	return g.Memory
-}
-
-// hostMemory is how much all host spaces take together.
-func (e *Engine) hostMemory() int64 {
-	if e.cfg.Hosts != nil {
-		sum := int64(0)
-		for _, h := range e.cfg.Hosts {
-			sum += h.Memory // which Validate has added up
-		}
-		return sum
-	}
-	if e.cfg.HostMemory == 0 {
-		return e.memoryLimit() / defaultHostShare
-	}
-	return e.cfg.HostMemory
+	return g.Memory.Bytes
 }
 
 // openGPUs opens all devices and then the spaces on them: a limit may be a share of
@@ -160,7 +156,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.D
 			err = errors.New("the factory returned neither a device nor an error")
 		}
 		own = true
-	case e.gpus[i].driver != nil:
+	case e.gpus[i].real:
 		dev, err = e.openCUDA(i, g)
 		own = true
 	default:
@@ -173,26 +169,27 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.D
 	if own {
 		e.devices = append(e.devices, dev)
 	}
-	if g.Wrap == nil {
-		return dev, nil
+	if g.Wrap != nil {
+		wrapped, err := wrapWith(g, dev)
+		if err == nil && wrapped == nil {
+			err = errors.New("the decorator returned neither a device nor an error")
+		}
+		if err != nil {
+			return nil, err
+		}
+		dev = wrapped
 	}
-	wrapped, err := wrapWith(g, dev)
-	if err == nil && wrapped == nil {
-		err = errors.New("the decorator returned neither a device nor an error")
-	}
-	if err != nil {
-		return nil, err
-	}
+	dev, err = e.underBudgets(dev)
 	if own {
-		e.devices[len(e.devices)-1] = wrapped
+		e.devices[len(e.devices)-1] = dev // also if not all budgets have it
 	}
-	return wrapped, nil
+	return dev, err
 }
 
 // openWith calls the factory of a device, and makes its panic an error.
 func openWith(ctx context.Context, g GPUConfig) (dev tier.Device, err error) {
 	defer guard.Error(&err, "GPUConfig.Open")
-	return g.Open(ctx, g.Memory)
+	return g.Open(ctx, g.Memory.Bytes)
 }
 
 // wrapWith calls the decorator of a device, and makes its panic an error.
@@ -206,10 +203,10 @@ func wrapWith(g GPUConfig, dev tier.Device) (wrapped tier.Device, err error) {
 // reached.
 func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPUConfig) (int64, error) {
 	total := e.limits.physical(dev)
-	size := g.Memory
+	size := g.Memory.Bytes
 	switch {
 	case e.simulated(i):
-		if size = e.gpuMemory(g); size != g.Memory { // nobody asked for just that
+		if size = e.gpuMemory(g); size != g.Memory.Bytes { // nobody asked for just that
 			size = min(size, total)
 		}
 	case size == 0:
@@ -227,50 +224,15 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPUConfig) (int64
 	return size, nil
 }
 
-// hosts returns the configured host spaces, or one on each NUMA node.
-func (e *Engine) hosts() ([]HostConfig, error) {
-	if e.cfg.Hosts != nil {
-		for i, h := range e.cfg.Hosts {
-			if _, ok := e.topo.Node(h.Node); !ok && h.Node != topology.Unknown {
-				return nil, fmt.Errorf("host:%d: the machine has no NUMA node %d", i, h.Node)
-			}
-		}
-		return e.cfg.Hosts, nil
-	}
-	total := e.hostMemory()
-	nodes := e.nodes()
-	each := total / int64(len(nodes)) / tier.Page * tier.Page
-	if e.cfg.HostMemory == 0 {
-		for _, id := range nodes { // a small node must not be filled by its share of all
-			if n, ok := e.topo.Node(id); ok && n.MemoryBytes > 0 {
-				each = min(each, n.MemoryBytes/2/tier.Page*tier.Page)
-			}
-		}
-	}
-	if each < smallestHostSpace {
-		return nil, fmt.Errorf("host memory of %d bytes is too little for %d NUMA nodes: each takes at least %d",
-			total, len(nodes), int64(smallestHostSpace))
-	}
-	hosts := make([]HostConfig, len(nodes))
-	for i, node := range nodes {
-		hosts[i] = HostConfig{Memory: each, Node: node}
-	}
-	return hosts, nil
-}
-
 // openHost opens the pinned host spaces.
 func (e *Engine) openHost() error {
-	hosts, err := e.hosts()
-	if err != nil {
-		return err
-	}
 	pinners := e.pinners()
-	for i, h := range hosts {
+	for i, h := range e.cfg.Hosts {
 		bind := h.Node
-		if len(e.nodes()) == 1 {
+		if len(e.machine.nodes) == 1 {
 			bind = -1
 		}
-		capacity := h.Memory / tier.Page * tier.Page
+		capacity := h.Memory.Bytes / tier.Page * tier.Page
 		arena, err := host.NewArena(host.Config{Capacity: capacity, Node: bind, Lock: len(pinners) == 0, Touch: true, Huge: true})
 		if err != nil {
 			return fmt.Errorf("host:%d: %w", i, err)
@@ -296,7 +258,7 @@ func (e *Engine) paired(a, b tier.ID) bool {
 	if a.Kind == tier.Host {
 		a, b = b, a
 	}
-	return a.Kind == tier.GPU && b.Kind == tier.Host && b.Ordinal < len(e.cfg.Hosts) && slices.Contains(e.cfg.Hosts[b.Ordinal].GPUs, a.Ordinal)
+	return a.Kind == tier.GPU && b.Kind == tier.Host && slices.Contains(e.cfg.Hosts[b.Ordinal].GPUs, a.Ordinal)
 }
 
 // nodeOr returns the node that is configured, or the other if none is.
@@ -308,13 +270,13 @@ func nodeOr(configured *int, other int) int {
 }
 
 func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
-	capacity := d.Capacity
+	capacity := d.Capacity.Bytes
 	if capacity == 0 {
 		free, err := freeIn(ctx, d)
 		if err != nil {
 			return err
 		}
-		if capacity = shareOf(free-d.Reserve, d.Share); capacity <= 0 {
+		if capacity = shareOf(free-d.Reserve, d.Capacity); capacity == 0 {
 			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, free, tier.ErrNoSpace)
 		}
 	}
@@ -342,11 +304,14 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 	return e.found.Add(space, volume)
 }
 
-// shareOf returns a share of n bytes, a half if it is 0, in whole pages.
-func shareOf(n int64, share float64) int64 {
-	part := n / 2
-	if share != 0 {
-		part = min(n, int64(float64(n)*share)) // a float64 may round upwards
+// shareOf returns a share of n bytes, a half if none is set, in whole pages; 0 if there is not one.
+func shareOf(n int64, share Amount) int64 {
+	if share.IsZero() {
+		share.Share = 0.5
+	}
+	part, err := share.Of(n)
+	if err != nil { // less than a byte
+		return 0
 	}
 	return part / tier.Page * tier.Page
 }
@@ -390,15 +355,6 @@ func (e *Engine) openStaging() error {
 	return nil
 }
 
-// memoryLimit is how much memory the process may use, in bytes.
-func (e *Engine) memoryLimit() int64 { return memoryOf(e.topo) }
-
-// nodes lists the NUMA nodes whose memory the process may use.
-func (e *Engine) nodes() []int { return memoryNodes(e.topo) }
-
 // nodeOf returns the NUMA node of the simulated GPU i: spread over the nodes,
 // as GPUs are on real machines.
-func (e *Engine) nodeOf(i int) int {
-	nodes := e.nodes()
-	return nodes[i%len(nodes)]
-}
+func (e *Engine) nodeOf(i int) int { return e.machine.nodes[i%len(e.machine.nodes)] }

@@ -21,9 +21,9 @@ import (
 // openPermits opens an engine with little memory and the given permits.
 func openPermits(t *testing.T, cfg spillway.Config) *spillway.Engine {
 	t.Helper()
-	cfg.GPUs = []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}}
-	cfg.HostMemory = 1 << 20
-	cfg.Disks = []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}}
+	cfg.GPUs = []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}
+	cfg.HostMemory = spillway.Bytes(1 << 20)
+	cfg.Disks = []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}
 	cfg.MonitorPeriod = time.Millisecond
 	cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	eng, err := spillway.Open(t.Context(), cfg)
@@ -87,7 +87,7 @@ func untilWaiting(t *testing.T, p *permit.Pool, n int, ended <-chan error) {
 // the monitor: many times the memory is put, and comes back.
 func TestMonitorSpillsWhileUsersHoldAllPermits(t *testing.T) {
 	for _, slots := range []int{2, 5} {
-		eng := openPermits(t, spillway.Config{Permits: permit.Config{Slots: permit.Slots(slots)}})
+		eng := openPermits(t, spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: permit.Slots(slots)}}})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		plan, err := eng.Plan("p")
@@ -197,7 +197,7 @@ func TestEnginesShareAPool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, two := openPermits(t, spillway.Config{PermitPool: pool}), openPermits(t, spillway.Config{PermitPool: pool})
+	one, two := openPermits(t, spillway.Config{Limits: spillway.Limits{PermitPool: pool}}), openPermits(t, spillway.Config{Limits: spillway.Limits{PermitPool: pool}})
 	if one.Permits() != pool || two.Permits() != pool {
 		t.Fatal("they have other pools")
 	}
@@ -239,19 +239,19 @@ func TestOpenRefusesPermits(t *testing.T) {
 		cfg  spillway.Config
 		says string
 	}{
-		"one slot":              {spillway.Config{Permits: permit.Config{Slots: permit.Slots(1)}}, "one is the monitor's"},
-		"a pool of one slot":    {spillway.Config{PermitPool: pools["one slot"]}, "one is the monitor's"},
-		"no host budget":        {spillway.Config{Permits: permit.Config{Budgets: []permit.Budget{{Name: "ram", Bytes: 1}}}}, `no budget "host"`},
-		"a pool without it":     {spillway.Config{PermitPool: pools["other budgets"]}, `no budget "host"`},
-		"zero slots":            {spillway.Config{Permits: permit.Config{Slots: permit.Slots(0)}}, "0 slots"},
-		"both":                  {spillway.Config{PermitPool: pools["good"], Permits: permit.Config{Slots: permit.Slots(4)}}, "both a pool"},
-		"a budget of zero size": {spillway.Config{Permits: permit.Config{Budgets: []permit.Budget{{Name: permit.Host}}}}, "0 bytes"},
+		"one slot":              {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: permit.Slots(1)}}}, "one is the monitor's"},
+		"a pool of one slot":    {spillway.Config{Limits: spillway.Limits{PermitPool: pools["one slot"]}}, "one is the monitor's"},
+		"no host budget":        {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Budgets: []permit.Budget{{Name: "ram", Bytes: 1}}}}}, `no budget "host"`},
+		"a pool without it":     {spillway.Config{Limits: spillway.Limits{PermitPool: pools["other budgets"]}}, `no budget "host"`},
+		"zero slots":            {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: permit.Slots(0)}}}, "0 slots"},
+		"both":                  {spillway.Config{Limits: spillway.Limits{PermitPool: pools["good"], Permits: permit.Config{Slots: permit.Slots(4)}}}, "both a pool"},
+		"a budget of zero size": {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Budgets: []permit.Budget{{Name: permit.Host}}}}}, "0 bytes"},
 	} {
 		if err := c.cfg.Validate(); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, cfg := range []spillway.Config{{}, {PermitPool: pools["good"]}, {Permits: permit.Config{Slots: permit.Unlimited()}}} {
+	for _, cfg := range []spillway.Config{{}, {Limits: spillway.Limits{PermitPool: pools["good"]}}, {Limits: spillway.Limits{Permits: permit.Config{Slots: permit.Unlimited()}}}} {
 		if err := cfg.Validate(); err != nil {
 			t.Error(err)
 		}

@@ -111,7 +111,7 @@ func TestPersistedNeedsItsKey(t *testing.T) {
 			dir, beside := crashed(t, 4, c.kept), crashed(t, 2)
 			before := filesIn(t, dir)
 			_, err := openPersistent(t.Context(), dir, c.opened, func(cfg *spillway.Config) {
-				cfg.Disks = []spillway.DiskConfig{{Dir: beside, Capacity: 64 << 20, Persist: true}, cfg.Disks[0]}
+				cfg.Disks = []spillway.DiskConfig{{Dir: beside, Capacity: spillway.Bytes(64 << 20), Persist: true}, cfg.Disks[0]}
 			})
 			var e *disk.KeyError
 			if !errors.Is(err, disk.ErrKey) || !errors.As(err, &e) || !strings.Contains(err.Error(), dir) || strings.Contains(err.Error(), "\n") {

@@ -58,8 +58,8 @@ func persistentEngine(t testing.TB, dir string, change ...func(*spillway.Config)
 func openPersistent(ctx context.Context, dir string, change ...func(*spillway.Config)) (*spillway.Engine, error) {
 	cfg := spillway.Config{
 		GPUs:       []spillway.GPUConfig{},
-		HostMemory: 24 << 20,
-		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: 64 << 20, Persist: true}},
+		HostMemory: spillway.Bytes(24 << 20),
+		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(64 << 20), Persist: true}},
 		Codec:      convert.CodecNone,
 		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
@@ -667,7 +667,7 @@ func TestFailedOpenLeavesWhatPersists(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 3)
 	_, err := openPersistent(t.Context(), dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
-		c.HostMemory, c.HostMarks = 64*tier.Page, tier.Fractions{Limit: 0.01, Trigger: 0.008, Stop: 0.005}
+		c.HostMemory, c.HostMarks = spillway.Bytes(64*tier.Page), tier.Fractions{Limit: 0.01, Trigger: 0.008, Stop: 0.005}
 	})
 	var leak *spillway.LeakError
 	if err == nil || errors.As(err, &leak) {

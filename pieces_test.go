@@ -208,8 +208,8 @@ func TestPromisedRoomInPieces(t *testing.T) {
 func TestScratchInPieces(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs:          []spillway.GPUConfig{}, // none
-		HostMemory:    16 << 20,
-		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		HostMemory:    spillway.Bytes(16 << 20),
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 		Codec:         convert.CodecS2,
 		MonitorPeriod: time.Hour,
 	})
@@ -270,8 +270,8 @@ func TestScratchInPieces(t *testing.T) {
 func TestComposedMoveClearsNothing(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs:          []spillway.GPUConfig{}, // none
-		HostMemory:    16 << 20,
-		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		HostMemory:    spillway.Bytes(16 << 20),
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 		MonitorPeriod: time.Hour,
 		Logger:        slog.New(slog.DiscardHandler),
 	})

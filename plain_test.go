@@ -49,7 +49,7 @@ func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
 	const batches = 40
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
-	eng, repo := openPlain(t, spillway.Config{HostMemory: 1 << 20, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}}})
+	eng, repo := openPlain(t, spillway.Config{HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}})
 	for i := range batches {
 		rec := one() // with dictionaries of its own
 		if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
@@ -110,7 +110,7 @@ func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
 // and acquire another one. Those who are told close theirs, and all others finish.
 func TestPlainHoldAndWaitOnHandles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		eng, repo := openPlain(t, spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 8 << 20, Disks: []spillway.DiskConfig{}})
+		eng, repo := openPlain(t, spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(8 << 20), Disks: []spillway.DiskConfig{}})
 		fillGPU(t.Context(), t, eng, repo, 2*crowdSize)
 		onGPU := reservation.AnyInTier(tier.GPU)
 		var mu sync.Mutex
@@ -160,7 +160,7 @@ func TestPlainHoldAndWaitOnHandles(t *testing.T) {
 // nobody waiting.
 func TestSlowConsumerIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, repo := openPlain(t, spillway.Config{HostMemory: 1 << 20, GPUs: []spillway.GPUConfig{}, Disks: []spillway.DiskConfig{}})
+		_, repo := openPlain(t, spillway.Config{HostMemory: spillway.Bytes(1 << 20), GPUs: []spillway.GPUConfig{}, Disks: []spillway.DiskConfig{}})
 		rec := arrowgen.Ints(1, 7000, 1)
 		defer rec.Release()
 		const batches = 40

@@ -2,10 +2,12 @@ package spillway
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // Plan owns a query's repositories and their order. It is safe for concurrent
@@ -53,4 +55,31 @@ func (p *Plan) Close() error {
 		e.mu.Unlock()
 	})
 	return p.err
+}
+
+// Plan returns a new plan: what owns a query's repositories and their order. A
+// name that an open plan has is an error.
+func (e *Engine) Plan(name string) (*Plan, error) {
+	p, err := e.newPlan(name)
+	if err == nil {
+		e.recorder.NamePlan(p.number, name)
+	}
+	return p, err
+}
+
+func (e *Engine) newPlan(name string) (*Plan, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, fmt.Errorf("spillway: plan %q: %w", name, tier.ErrClosed)
+	}
+	if _, ok := e.plans[name]; ok {
+		return nil, fmt.Errorf("spillway: a plan %q is open already", name)
+	}
+	e.plan++
+	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name), manager: repository.NewManager(name, e.plan, repository.Config{
+		Mover: e.mover, IDs: &e.ids, Observer: e.Observer(),
+	})}
+	e.plans[name] = p
+	return p, nil
 }

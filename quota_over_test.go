@@ -25,8 +25,8 @@ func TestLimitLoweredByAnother(t *testing.T) {
 		var told []quota.Over
 		open := func(l *slog.Logger, over func(quota.Over)) *spillway.Engine {
 			eng, err := spillway.Open(t.Context(), spillway.Config{
-				GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 60 * mib}}, HostMemory: 64 * mib, Disks: []spillway.DiskConfig{},
-				Quota: &quota.Settings{Limit: limitOf(t, "60Mi"), Ledger: ledger, Group: "g"}, QuotaOver: over, Logger: l,
+				GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(60 * mib)}}, HostMemory: spillway.Bytes(64 * mib), Disks: []spillway.DiskConfig{},
+				Limits: spillway.Limits{Quota: &quota.Settings{Limit: limitOf(t, "60Mi"), Ledger: ledger, Group: "g"}, QuotaOver: over}, Logger: l,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -66,8 +66,8 @@ func TestRemovedLedgerIsLogged(t *testing.T) {
 		ledger := t.TempDir()
 		var log syncBuffer
 		eng, err := spillway.Open(t.Context(), spillway.Config{
-			GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}, {Backend: spillway.Sim, Memory: 1 << 20}}, HostMemory: 1 << 20,
-			Disks: []spillway.DiskConfig{}, Quota: &quota.Settings{Ledger: ledger}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}, {Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
+			Disks: []spillway.DiskConfig{}, Limits: spillway.Limits{Quota: &quota.Settings{Ledger: ledger}}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		if err != nil {
 			t.Fatal(err)

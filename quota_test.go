@@ -29,12 +29,12 @@ import (
 // quotaConfig configures an engine with one simulated GPU of 8 MiB.
 func quotaConfig(t *testing.T, q *quota.Settings) spillway.Config {
 	return spillway.Config{
-		GPUs:          []spillway.GPUConfig{{Memory: 8 << 20}},
-		HostMemory:    1 << 20,
-		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		GPUs:          []spillway.GPUConfig{{Memory: spillway.Bytes(8 << 20)}},
+		HostMemory:    spillway.Bytes(1 << 20),
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 		MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
-		Quota:         q,
+		Limits:        spillway.Limits{Quota: q},
 	}
 }
 
@@ -117,7 +117,7 @@ func TestSizeUnderQuotas(t *testing.T) {
 			cfg := quotaConfig(t, &c.settings)
 			cfg.GPUs = nil
 			for range c.gpus {
-				cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Memory: 8 * mib})
+				cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Memory: spillway.Bytes(8 * mib)})
 			}
 			eng, err := spillway.Open(t.Context(), cfg)
 			if err != nil {
@@ -169,7 +169,7 @@ func TestOpenRefusesQuotas(t *testing.T) {
 				t.Setenv(variable, value)
 			}
 			cfg := quotaConfig(t, c.settings)
-			cfg.SharedQuota = c.shared
+			cfg.Limits.SharedQuota = c.shared
 			eng, err := spillway.Open(t.Context(), cfg)
 			if err == nil {
 				closeEngine(t, eng)
@@ -199,8 +199,8 @@ func TestQuotaLoweredWhileRunning(t *testing.T) {
 	var mu sync.Mutex
 	cfg := quotaConfig(t, &quota.Settings{Limit: limitOf(t, "4Mi"), Source: "the test"})
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	cfg.HostMemory = 16 << 20
-	cfg.QuotaOver = func(o quota.Over) {
+	cfg.HostMemory = spillway.Bytes(16 << 20)
+	cfg.Limits.QuotaOver = func(o quota.Over) {
 		mu.Lock()
 		defer mu.Unlock()
 		events = append(events, o)
@@ -310,12 +310,12 @@ func TestEnginesShareALimit(t *testing.T) {
 		held   func(runs []*randomRun) int64
 	}{
 		"a quota": {
-			config: func(cfg *spillway.Config) { cfg.SharedQuota = shared },
+			config: func(cfg *spillway.Config) { cfg.Limits.SharedQuota = shared },
 			held:   func([]*randomRun) int64 { return shared.Stats().Used },
 		},
 		"a ledger": {
 			config: func(cfg *spillway.Config) {
-				cfg.Quota = &quota.Settings{Limit: limitOf(t, "1Mi"), Ledger: ledger, Group: "g"}
+				cfg.Limits.Quota = &quota.Settings{Limit: limitOf(t, "1Mi"), Ledger: ledger, Group: "g"}
 			},
 			held: func(runs []*randomRun) int64 { return runs[0].eng.Leases()[0].Live() },
 		},

@@ -69,9 +69,9 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	kib := func(least, most int) int64 { return int64(least+rng.IntN(most-least)) << 10 }
 	dir := t.TempDir()
-	cfg.GPUs[0].Memory = kib(512, 2048)
-	cfg.HostMemory = kib(768, 2048)
-	cfg.Disks = []spillway.DiskConfig{{Dir: dir, Capacity: 256 << 20, Persist: seed%2 == 0 && runtime.GOOS == "linux"}}
+	cfg.GPUs[0].Memory = spillway.Bytes(kib(512, 2048))
+	cfg.HostMemory = spillway.Bytes(kib(768, 2048))
+	cfg.Disks = []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(256 << 20), Persist: seed%2 == 0 && runtime.GOOS == "linux"}}
 	cfg.MonitorPeriod = time.Millisecond
 	cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	eng, err := spillway.Open(t.Context(), cfg)

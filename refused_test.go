@@ -35,9 +35,9 @@ type refuser struct {
 func openRefuser(t *testing.T, gpus, disks int, codec convert.Codec) *refuser {
 	t.Helper()
 	r := &refuser{gpus: make([]*faultdev.Device, gpus)}
-	cfg := spillway.Config{HostMemory: 4 << 20, Codec: codec, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	cfg := spillway.Config{HostMemory: spillway.Bytes(4 << 20), Codec: codec, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	for i := range r.gpus {
-		cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Backend: spillway.Sim, Memory: 4 << 20, Wrap: func(d tier.Device) (tier.Device, error) {
+		cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(4 << 20), Wrap: func(d tier.Device) (tier.Device, error) {
 			r.gpus[i] = faultdev.New(d, 1)
 			return r.gpus[i], nil
 		}})
@@ -45,7 +45,7 @@ func openRefuser(t *testing.T, gpus, disks int, codec convert.Codec) *refuser {
 	for range disks {
 		fs := faultfs.New(disk.OS(), 1)
 		r.files = append(r.files, fs)
-		cfg.Disks = append(cfg.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: 16 << 20, FS: fs})
+		cfg.Disks = append(cfg.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(16 << 20), FS: fs})
 	}
 	var err error
 	if r.Engine, err = spillway.Open(t.Context(), cfg); err != nil {

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math/big"
 	"os"
-	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -26,6 +25,7 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -48,9 +48,9 @@ type setting struct {
 func plainConfig(t *testing.T) spillway.Config {
 	top := numa([][]int{{10, 30, 20}, {30, 10, 20}, {20, 20, 10}}, []int64{64, 64, 64})
 	return spillway.Config{
-		GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}},
-		Hosts: []spillway.HostConfig{{Memory: 2 << 20}, {Memory: 1 << 20}}, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 16 << 20}},
-		Codec: convert.CodecNone, Quota: &quota.Settings{}, Topology: top, Logger: slog.New(slog.DiscardHandler),
+		GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
+		Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(2 << 20)}, {Memory: spillway.Bytes(1 << 20)}}, Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(16 << 20)}},
+		Codec: convert.CodecNone, Limits: spillway.Limits{Quota: &quota.Settings{}}, Topology: top, Logger: slog.New(slog.DiscardHandler),
 	}
 }
 
@@ -60,8 +60,10 @@ func spaceAt(eng *spillway.Engine, k tier.Kind, i int) *tier.Space {
 	return s
 }
 
-func deviceOf(eng *spillway.Engine) tier.Device {
-	return spaceAt(eng, tier.GPU, 0).Pool().(*devpool.Memory).Device()
+func deviceOf(eng *spillway.Engine) tier.Device { return deviceAt(eng, 0) }
+
+func deviceAt(eng *spillway.Engine, i int) tier.Device {
+	return spaceAt(eng, tier.GPU, i).Pool().(*devpool.Memory).Device()
 }
 
 // capacity heeds a size of a space.
@@ -132,21 +134,21 @@ var settings = []setting{
 		return func(eng *spillway.Engine) bool { return deviceOf(eng).Info().PCI == "0000:e1:00.0" }
 	}},
 	{field: "GPUs.Memory", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.GPUs[0].Memory = 512 << 10
+		c.GPUs[0].Memory = spillway.Bytes(512 << 10)
 		return capacity(tier.GPU, 0, 512<<10)
 	}},
 	{field: "GPUs.Memory", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.GPUs[0].Memory = 512 << 10
+		c.GPUs[0].Memory = spillway.Bytes(512 << 10)
 		return func(eng *spillway.Engine) bool {
 			_, total := deviceOf(eng).MemInfo() // what the driver gives out is bounded, too
 			return total == 512<<10 && capacity(tier.GPU, 0, 512<<10)(eng)
 		}
 	}},
-	{field: "GPUs.Share", with: func(t *testing.T, c *spillway.Config) {
+	{field: "GPUs.Memory", with: func(t *testing.T, c *spillway.Config) {
 		withDriver(t, c)
-		c.GPUs[0].Memory = 0
+		c.GPUs[0].Memory = spillway.Amount{}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.GPUs[0].Share = 0.25
+		c.GPUs[0].Memory = spillway.Share(0.25)
 		return capacity(tier.GPU, 0, 16<<20)
 	}},
 	{field: "GPUs.Node", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -162,7 +164,7 @@ var settings = []setting{
 	{field: "GPUs.Device", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		dev := openSim(t, 3<<20)
 		t.Cleanup(func() { dev.Close() })
-		c.GPUs[0].Device, c.GPUs[0].Memory = dev, 0
+		c.GPUs[0].Device, c.GPUs[0].Memory = dev, spillway.Amount{}
 		return func(eng *spillway.Engine) bool {
 			return deviceOf(eng) == dev && spaceAt(eng, tier.GPU, 0).Capacity() == 3<<20
 		}
@@ -184,7 +186,7 @@ var settings = []setting{
 			return dev, err
 		}
 		return func(eng *spillway.Engine) bool {
-			return dev != nil && deviceOf(eng) == dev && size == c.GPUs[0].Memory && closesDevice(eng)
+			return dev != nil && deviceOf(eng) == dev && size == c.GPUs[0].Memory.Bytes && closesDevice(eng)
 		}
 	}},
 	{field: "GPUs.Wrap", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -198,18 +200,50 @@ var settings = []setting{
 		}
 	}},
 	{field: "HostMemory", with: func(_ *testing.T, c *spillway.Config) {
-		c.Hosts, c.HostMemory = nil, 3<<20
+		c.Hosts, c.HostMemory = nil, spillway.Bytes(3<<20)
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.HostMemory = 6 << 20
+		c.HostMemory = spillway.Bytes(6 << 20)
 		return capacity(tier.Host, 2, 2<<20)
+	}},
+	{field: "HostPer", with: func(_ *testing.T, c *spillway.Config) {
+		c.Hosts, c.HostMemory = nil, spillway.Bytes(3<<20) // for three nodes, and one GPU
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.HostPer = spillway.HostPerGPU
+		return capacity(tier.Host, 0, 3<<20)
+	}},
+	{field: "GPUMemory", with: func(_ *testing.T, c *spillway.Config) { c.GPUs = nil },
+		set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+			c.GPUMemory = spillway.Bytes(512 << 10)
+			return capacity(tier.GPU, 0, 512<<10)
+		}},
+	{field: "GPUMemory", with: func(t *testing.T, c *spillway.Config) {
+		withDriver(t, c)
+		c.GPUs = nil
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUMemory = spillway.Share(0.25) // of the card
+		return func(eng *spillway.Engine) bool {
+			return capacity(tier.GPU, 0, 16<<20)(eng) && capacity(tier.GPU, 1, 16<<20)(eng)
+		}
+	}},
+	{field: "MostGPUs", with: func(t *testing.T, c *spillway.Config) {
+		withDriver(t, c)
+		c.GPUs = nil
+	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.MostGPUs = 1
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 1) == nil }
 	}},
 	{field: "Hosts", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Hosts = c.Hosts[:1]
 		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Host, 1) == nil }
 	}},
 	{field: "Hosts.Memory", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Hosts[1].Memory = 512 << 10
+		c.Hosts[1].Memory = spillway.Bytes(512 << 10)
 		return capacity(tier.Host, 1, 512<<10)
+	}},
+	{field: "Hosts.Memory", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Topology.Limits.MemoryBytes = 8 << 20
+		c.Hosts[1].Memory = spillway.Share(0.25)
+		return capacity(tier.Host, 1, 2<<20)
 	}},
 	{field: "Hosts.Node", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Hosts[0].Node = 1
@@ -262,19 +296,19 @@ var settings = []setting{
 		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Disk, 0).Pool().(*disk.Volume).Dir() == dir }
 	}},
 	{field: "Disks.Capacity", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Disks[0].Capacity = 8 << 20
+		c.Disks[0].Capacity = spillway.Bytes(8 << 20)
 		return capacity(tier.Disk, 0, 8<<20)
 	}},
-	{field: "Disks.Share", with: func(t *testing.T, c *spillway.Config) {
+	{field: "Disks.Capacity", with: func(t *testing.T, c *spillway.Config) {
 		spied(t, c)
-		c.Disks[0].Capacity = 0
+		c.Disks[0].Capacity = spillway.Amount{}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Disks[0].Share = 0.25
+		c.Disks[0].Capacity = spillway.Share(0.25)
 		return capacity(tier.Disk, 0, 16<<20)
 	}},
 	{field: "Disks.Reserve", with: func(t *testing.T, c *spillway.Config) {
 		spied(t, c)
-		c.Disks[0].Capacity = 0
+		c.Disks[0].Capacity = spillway.Amount{}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Disks[0].Reserve = 32 << 20
 		return capacity(tier.Disk, 0, 16<<20)
@@ -304,14 +338,14 @@ var settings = []setting{
 	}},
 	{field: "Disks.Key", with: func(t *testing.T, c *spillway.Config) {
 		persistNeedsLinux(t)
-		c.Disks[0] = spillway.DiskConfig{Dir: crashed(t, 1, sealed), Capacity: 64 << 20, Encrypt: true, Persist: true, Key: make([]byte, 32)}
+		c.Disks[0] = spillway.DiskConfig{Dir: crashed(t, 1, sealed), Capacity: spillway.Bytes(64 << 20), Encrypt: true, Persist: true, Key: make([]byte, 32)}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Disks[0].Key = persistKey
 		return func(eng *spillway.Engine) bool { return len(eng.Persisted()) == 1 }
 	}},
 	{field: "Disks.Persist", with: func(t *testing.T, c *spillway.Config) {
 		persistNeedsLinux(t)
-		c.Disks[0] = spillway.DiskConfig{Dir: crashed(t, 1), Capacity: 64 << 20}
+		c.Disks[0] = spillway.DiskConfig{Dir: crashed(t, 1), Capacity: spillway.Bytes(64 << 20)}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Disks[0].Persist = true
 		return func(eng *spillway.Engine) bool { return len(eng.Persisted()) == 1 }
@@ -363,96 +397,104 @@ var settings = []setting{
 			return putOn(t, eng, tier.Disk, 10_000).Payload().Type() == batch.DiskPacked
 		}
 	}},
-	{field: "Permits", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Permits = permit.Config{Slots: permit.Slots(5), Budgets: []permit.Budget{{Name: permit.Host, Bytes: 3 << 20}}}
+	{field: "Limits.Permits", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Limits.Permits = permit.Config{Slots: permit.Slots(5), Budgets: []permit.Budget{{Name: permit.Host, Bytes: 3 << 20}}}
 		return func(eng *spillway.Engine) bool {
 			want := []permit.BudgetStats{{Name: permit.Host, Total: 3 << 20}}
 			s := eng.Permits().Stats()
 			return s.Slots.Total == 5 && slices.Equal(s.Budgets, want)
 		}
 	}},
-	{field: "PermitPool", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+	{field: "Limits.PermitPool", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		pool, err := permit.New(permit.Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.PermitPool = pool
+		c.Limits.PermitPool = pool
 		return func(eng *spillway.Engine) bool {
 			closeClean(t, eng)
 			return eng.Permits() == pool && pool.Close() == nil // it is the program's still
 		}
 	}},
-	{field: "Admission", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+	{field: "Limits.Admission", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		mine := guessing{new(admission.Ratios)}
-		c.Admission = admission.Rules{Estimator: mine, Strategy: reservation.AnyInTier(tier.Host)}
+		c.Limits.Admission = admission.Rules{Estimator: mine, Strategy: reservation.AnyInTier(tier.Host)}
 		return func(eng *spillway.Engine) bool {
-			return eng.Admitter().Estimator() == admission.Estimator(mine) && eng.Admitter().Strategy() == c.Admission.Strategy
+			return eng.Admitter().Estimator() == admission.Estimator(mine) && eng.Admitter().Strategy() == c.Limits.Admission.Strategy
 		}
 	}},
-	{field: "Quota.Limit", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Quota.Limit = limitOf(t, "512Ki")
+	{field: "Limits.Quota.Limit", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Limits.Quota.Limit = limitOf(t, "512Ki")
 		return func(eng *spillway.Engine) bool { return eng.Quota() != nil && eng.Quota().Limit() == 512<<10 }
 	}},
-	{field: "Quota.Ratio", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Quota.Ratio = big.NewRat(1, 2)
+	{field: "Limits.Quota.Ratio", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Limits.Quota.Ratio = big.NewRat(1, 2)
 		return capacity(tier.GPU, 0, 512<<10)
 	}},
-	{field: "Quota.Physical", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Quota.Physical = 256 << 10
+	{field: "Limits.Quota.Physical", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Limits.Quota.Physical = 256 << 10
 		return capacity(tier.GPU, 0, 256<<10)
 	}},
-	{field: "Quota.Physical", with: func(_ *testing.T, c *spillway.Config) {
-		c.GPUs[0].Memory, c.Topology.Limits.MemoryBytes = 0, 64<<20
+	{field: "Limits.Quota.Physical", with: func(_ *testing.T, c *spillway.Config) {
+		c.GPUs[0].Memory, c.Topology.Limits.MemoryBytes = spillway.Amount{}, 64<<20
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Quota.Physical = 256 << 10
+		c.Limits.Quota.Physical = 256 << 10
 		return func(eng *spillway.Engine) bool { // nobody asked for a size, so there is nothing to warn of
 			return capacity(tier.GPU, 0, 256<<10)(eng) && warningsOf(eng.Warnings(), causes.GPUSize) == 0
 		}
 	}},
-	{field: "Quota.Physical", with: func(t *testing.T, c *spillway.Config) { c.Quota.Ledger = t.TempDir() },
+	{field: "Limits.Quota.Physical", with: func(t *testing.T, c *spillway.Config) { c.Limits.Quota.Ledger = t.TempDir() },
 		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-			c.Quota.Physical = 256 << 10
+			c.Limits.Quota.Physical = 256 << 10
 			return func(*spillway.Engine) bool { return heldOf(t, c).Quota == 256<<10 }
 		}},
-	{field: "Quota.Ratio", with: func(t *testing.T, c *spillway.Config) { c.Quota.Ledger = t.TempDir() },
+	{field: "Limits.Quota.Ratio", with: func(t *testing.T, c *spillway.Config) { c.Limits.Quota.Ledger = t.TempDir() },
 		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-			c.Quota.Ratio = big.NewRat(2, 1)
+			c.Limits.Quota.Ratio = big.NewRat(2, 1)
 			return func(*spillway.Engine) bool { return heldOf(t, c).Quota == 2<<20 }
 		}},
-	{field: "Quota.Ledger", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Quota.Ledger = t.TempDir()
+	{field: "Limits.Quota.Ledger", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Limits.Quota.Ledger = t.TempDir()
 		return func(eng *spillway.Engine) bool { return len(eng.Leases()) == 1 && heldOf(t, c).Device != "" }
 	}},
-	{field: "Quota.Group", with: func(t *testing.T, c *spillway.Config) { c.Quota.Ledger = t.TempDir() },
+	{field: "Limits.Quota.Group", with: func(t *testing.T, c *spillway.Config) { c.Limits.Quota.Ledger = t.TempDir() },
 		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-			c.Quota.Group = "a group"
+			c.Limits.Quota.Group = "a group"
 			return func(*spillway.Engine) bool { return heldOf(t, c).Group == "a group" }
 		}},
-	{field: "Quota.Source", with: func(t *testing.T, c *spillway.Config) { c.Quota.Limit = limitOf(t, "512Ki") },
+	{field: "Limits.Quota.Source", with: func(t *testing.T, c *spillway.Config) { c.Limits.Quota.Limit = limitOf(t, "512Ki") },
 		set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-			c.Quota.Source = "the test"
+			c.Limits.Quota.Source = "the test"
 			return func(eng *spillway.Engine) bool { return eng.Quota().Name() == "the test" }
 		}},
-	{field: "SharedQuota", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+	{field: "Limits.SharedQuota", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		shared, err := quota.New(quota.Config{Limit: 1 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SharedQuota = shared
+		c.Limits.SharedQuota = shared
 		return func(eng *spillway.Engine) bool {
 			defer full(t, spaceAt(eng, tier.GPU, 0), eng)()
 			return eng.Quota() == shared && shared.Stats().Used > 0
 		}
 	}},
-	{field: "QuotaOver", with: func(t *testing.T, c *spillway.Config) { c.Quota.Limit = limitOf(t, "512Ki") },
+	{field: "Limits.QuotaOver", with: func(t *testing.T, c *spillway.Config) { c.Limits.Quota.Limit = limitOf(t, "512Ki") },
 		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 			told := 0
-			c.QuotaOver = func(quota.Over) { told++ }
+			c.Limits.QuotaOver = func(quota.Over) { told++ }
 			return func(eng *spillway.Engine) bool {
 				defer full(t, spaceAt(eng, tier.GPU, 0), eng)()
 				return eng.Quota().SetLimit(4096) == nil && told == 1
 			}
 		}},
+	{field: "Limits.Budgets", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		b := newBudget(t, 512<<10)
+		c.Limits.Budgets = []*budget.Budget{b}
+		return func(eng *spillway.Engine) bool {
+			defer full(t, spaceAt(eng, tier.GPU, 0), eng)()
+			return b.Stats().Promised > 0
+		}
+	}},
 	{field: "CUDALibrary", with: func(_ *testing.T, c *spillway.Config) {
 		c.CUDALibrary, c.GPUs[0].Backend = "/nowhere/libcuda.so.1", spillway.Auto
 	}, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -476,8 +518,8 @@ var settings = []setting{
 			c.Topology.Nodes[i].MemoryBytes = 6 << 20
 		}
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Topology.Nodes[2].MemoryBytes = 2 << 20 // of which half may be taken, and not a third of a quarter of all
-		return capacity(tier.Host, 0, 1<<20)
+		c.Topology.Nodes[2].MemoryBytes = 2 << 20 // so the others have three sevenths each of a quarter of all
+		return capacity(tier.Host, 0, 18<<20/4*3/7/tier.Page*tier.Page)
 	}},
 	{field: "Logger", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		var log syncBuffer
@@ -574,103 +616,9 @@ func spyOf(c *spillway.Config) *spyFS { return c.Disks[0].FS.(*spyFS) }
 // heldOf is what the ledger has of the engine.
 func heldOf(t *testing.T, c *spillway.Config) quota.Holder {
 	t.Helper()
-	all, err := quota.Holders(c.Quota.Ledger)
+	all, err := quota.Holders(c.Limits.Quota.Ledger)
 	if err != nil || len(all) != 1 {
 		t.Fatalf("the ledger has %+v, %v", all, err)
 	}
 	return all[0]
-}
-
-// TestSettings: an engine heeds each field of its configuration, and one where the field is not set does
-// something else.
-func TestSettings(t *testing.T) {
-	for _, s := range settings {
-		t.Run(s.field, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				for _, isSet := range []bool{true, false} {
-					testSetting(t, s, isSet)
-				}
-			})
-		})
-	}
-}
-
-// testSetting opens an engine, and looks whether it heeds the setting, which it should if it has it.
-func testSetting(t *testing.T, s setting, isSet bool) {
-	cfg := plainConfig(t)
-	if s.with != nil {
-		s.with(t, &cfg)
-	}
-	other := cfg
-	other.GPUs, other.Hosts, other.Disks = slices.Clone(cfg.GPUs), slices.Clone(cfg.Hosts), slices.Clone(cfg.Disks)
-	settings, top := *cfg.Quota, *cfg.Topology
-	other.Quota, other.Topology = &settings, &top
-	top.Nodes = slices.Clone(top.Nodes)
-	heeded := s.set(t, &other)
-	if isSet {
-		cfg = other
-	}
-	gpus, disks := slices.Clone(cfg.GPUs), slices.Clone(cfg.Disks)
-	eng, err := spillway.Open(t.Context(), cfg)
-	for i := range gpus {
-		if cfg.GPUs[i].Memory != gpus[i].Memory {
-			t.Error("opening has changed the program's GPUs")
-		}
-	}
-	if !reflect.DeepEqual(cfg.Disks, disks) {
-		t.Error("opening has changed the program's Disks")
-	}
-	switch {
-	case err != nil && isSet:
-		if s.refused == nil || !errors.Is(err, s.refused) {
-			t.Errorf("opening: %v", err)
-		}
-		return
-	case err != nil: // without it there is none
-		return
-	case s.refused != nil:
-		if isSet {
-			t.Error("it was opened")
-		}
-	case heeded(eng) != isSet:
-		t.Errorf("where it is set, %v: it is heeded, %v", isSet, !isSet)
-	}
-	if err := eng.Close(); err != nil && !errors.Is(err, tier.ErrClosed) {
-		t.Error(err)
-	}
-}
-
-// TestEverySettingIsTested: a field of the configuration that TestSettings does not know is an error.
-func TestEverySettingIsTested(t *testing.T) {
-	var fields []string
-	var add func(of reflect.Type, path string)
-	add = func(of reflect.Type, path string) {
-		for i := range of.NumField() {
-			f := of.Field(i)
-			at := f.Type
-			for at.Kind() == reflect.Slice || at.Kind() == reflect.Pointer {
-				at = at.Elem()
-			}
-			switch { // those of which the engine reads the fields itself
-			case at == reflect.TypeFor[quota.Settings]():
-				add(at, path+f.Name+".")
-				continue
-			case at.Kind() == reflect.Struct && at.PkgPath() == of.PkgPath() && path == "":
-				add(at, path+f.Name+".")
-			}
-			fields = append(fields, path+f.Name)
-		}
-	}
-	add(reflect.TypeFor[spillway.Config](), "")
-	tested := make(map[string]bool)
-	for _, s := range settings {
-		if tested[s.field] = true; !slices.Contains(fields, s.field) {
-			t.Errorf("there is no field %s", s.field)
-		}
-	}
-	for _, f := range fields {
-		if !tested[f] {
-			t.Errorf("no setting of %s is tested", f)
-		}
-	}
 }

@@ -36,9 +36,9 @@ func BenchmarkSmallBatches(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			eng, err := spillway.Open(b.Context(), spillway.Config{
-				GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: c.gpu}},
-				Hosts: []spillway.HostConfig{{Memory: c.host}},
-				Disks: []spillway.DiskConfig{{Dir: b.TempDir(), Capacity: 64 << 20}},
+				GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(c.gpu)}},
+				Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(c.host)}},
+				Disks: []spillway.DiskConfig{{Dir: b.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 			})
 			if err != nil {
 				b.Fatal(err)

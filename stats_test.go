@@ -16,9 +16,9 @@ import (
 // moves to the disk, a permit, a task that runs and one that waits.
 func TestStatsOfAllParts(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 1 << 20}},
-		HostMemory: 1 << 20,
-		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 16 << 20}},
+		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
+		HostMemory: spillway.Bytes(1 << 20),
+		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(16 << 20)}},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -35,10 +35,10 @@ func TestSixteenMovesOutOfAGPUAtOnce(t *testing.T) {
 		}
 	}
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 4 << 20, Wrap: func(d tier.Device) (tier.Device, error) {
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(4 << 20), Wrap: func(d tier.Device) (tier.Device, error) {
 			return faultdev.New(d, 1, faultdev.Rule{Ops: []string{"copy-to-host"}, Effect: faultdev.Do(inside)}), nil
 		}}},
-		HostMemory: 8 << 20,
+		HostMemory: spillway.Bytes(8 << 20),
 		Disks:      []spillway.DiskConfig{},
 		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})

@@ -62,21 +62,21 @@ func openStriped(t *testing.T, cfg spillway.Config, rates ...int64) *striped {
 	s := &striped{t: t, slow: make([]func(), len(rates))}
 	capacities := make([]int64, len(rates))
 	for i := range cfg.Disks {
-		capacities[i] = cfg.Disks[i].Capacity
+		capacities[i] = cfg.Disks[i].Capacity.Bytes
 	}
 	cfg.Disks = nil
 	for i, rate := range rates {
 		s.files = append(s.files, faultfs.New(disk.OS(), 1))
 		s.throttle(i, rate)
-		d := spillway.DiskConfig{Dir: t.TempDir(), Capacity: 32 << 20, FS: s.files[i]}
+		d := spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(32 << 20), FS: s.files[i]}
 		if capacities[i] > 0 {
-			d.Capacity = capacities[i]
+			d.Capacity = spillway.Bytes(capacities[i])
 		}
 		cfg.Disks = append(cfg.Disks, d)
 	}
-	cfg.GPUs = []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 2 << 20}}
-	if cfg.HostMemory == 0 {
-		cfg.HostMemory = 24 << 20
+	cfg.GPUs = []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(2 << 20)}}
+	if cfg.HostMemory.IsZero() {
+		cfg.HostMemory = spillway.Bytes(24 << 20)
 	}
 	cfg.Topology, cfg.Logger = topo, slog.New(slog.NewTextHandler(io.Discard, nil))
 	if s.eng, err = spillway.Open(t.Context(), cfg); err != nil {
@@ -289,7 +289,7 @@ func TestStripedFullVolume(t *testing.T) {
 // A small volume takes its share until it is full, and then the large one takes all.
 func TestStripedFillsUpOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := openStriped(t, spillway.Config{Disks: []spillway.DiskConfig{{Capacity: 1 << 20}}}, 480, 160)
+		s := openStriped(t, spillway.Config{Disks: []spillway.DiskConfig{{Capacity: spillway.Bytes(1 << 20)}}}, 480, 160)
 		if n := s.move(200, 4, reservation.AnyInTier(tier.Disk)); n[0] > 1<<20 || n[0] < 7<<17 || n[0]+n[1] < 200*batchBytes {
 			t.Errorf("a volume of 1 MiB was written %d bytes, the other %d", n[0], n[1])
 		}
@@ -438,7 +438,7 @@ func TestStripedMonitor(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := openStriped(t, spillway.Config{HostMemory: 2 << 20}, test.volume[:]...)
+				s := openStriped(t, spillway.Config{HostMemory: spillway.Bytes(2 << 20)}, test.volume[:]...)
 				for range 400 {
 					s.inHost(1)
 					time.Sleep(test.pause)
@@ -461,7 +461,7 @@ func TestStripedMonitorGoesPastAFailingVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		failed := 0
-		cfg := spillway.Config{HostMemory: 2 << 20, MonitorEvents: monitor.Events{MoveEnded: func(_ monitor.Move, _ time.Duration, err error) {
+		cfg := spillway.Config{HostMemory: spillway.Bytes(2 << 20), MonitorEvents: monitor.Events{MoveEnded: func(_ monitor.Move, _ time.Duration, err error) {
 			if err != nil {
 				mu.Lock()
 				defer mu.Unlock()
@@ -485,7 +485,7 @@ func TestStripedRandomOperationsUnderFaults(t *testing.T) {
 	for seed := range testseed.Each(t, testseed.Rounds(2, 1)) {
 		fail := faultfs.Rule{Ops: []string{"write"}, Skip: 4, Probability: 0.05, Effect: faultfs.Fail(syscall.EIO)}
 		full := faultfs.Rule{Ops: []string{"allocate"}, Skip: 1, Probability: 0.5, Effect: faultfs.Fail(syscall.ENOSPC)}
-		s := openStriped(t, spillway.Config{HostMemory: 1 << 20, MonitorPeriod: time.Millisecond, Disks: []spillway.DiskConfig{{Capacity: 2 << 20}}},
+		s := openStriped(t, spillway.Config{HostMemory: spillway.Bytes(1 << 20), MonitorPeriod: time.Millisecond, Disks: []spillway.DiskConfig{{Capacity: spillway.Bytes(2 << 20)}}},
 			1<<20, 1<<20, 1<<20)
 		for i, f := range s.files {
 			s.slow[i]()

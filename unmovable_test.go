@@ -71,8 +71,8 @@ func dropAll(t *testing.T, all []*batch.Batch) {
 func TestBatchesThatCannotBeConverted(t *testing.T) {
 	var log bytes.Buffer // written by the monitor's goroutine alone, until Close
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{}, HostMemory: 64 << 20,
-		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 256 << 20}},
+		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(64 << 20),
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(256 << 20)}},
 		MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(&log, nil)),
 	})
@@ -127,8 +127,8 @@ func TestErrnoOfAProgramsConverter(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EIO} {
 		var log bytes.Buffer // read after Close
 		eng, err := spillway.Open(t.Context(), spillway.Config{
-			GPUs: []spillway.GPUConfig{}, HostMemory: 16 << 20,
-			Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
+			GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(16 << 20),
+			Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 			MonitorPeriod: time.Millisecond,
 			Logger:        slog.New(slog.NewTextHandler(&log, nil)),
 		})
@@ -166,8 +166,8 @@ func TestErrnoOfAProgramsConverter(t *testing.T) {
 func TestBatchesForTheDiskAlone(t *testing.T) {
 	var log bytes.Buffer // read after Close
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: 16 << 20}}, HostMemory: 64 << 20,
-		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 256 << 20}},
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(16 << 20)}}, HostMemory: spillway.Bytes(64 << 20),
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(256 << 20)}},
 		MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(&log, nil)),
 	})
@@ -207,8 +207,8 @@ func TestBatchesForTheDiskAlone(t *testing.T) {
 func TestForeignCancellation(t *testing.T) {
 	files := faultfs.New(disk.OS(), 1)
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{}, HostMemory: 16 << 20,
-		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20, FS: files}},
+		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(16 << 20),
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20), FS: files}},
 		MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.DiscardHandler),
 	})

@@ -112,13 +112,13 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology, 
 	}
 	cfg := spillway.Config{
 		GPUs:          []spillway.GPUConfig{gpu},
-		HostMemory:    hostMemory,
+		HostMemory:    spillway.Bytes(hostMemory),
 		Disks:         disks,
 		GPUMarks:      e.marks(),
 		HostMarks:     e.marks(),
 		Policy:        policy,
 		Codec:         codec,
-		Quota:         limit,
+		Limits:        spillway.Limits{Quota: limit},
 		MonitorPeriod: e.period,
 		Topology:      top,
 	}
@@ -175,13 +175,13 @@ func (e *engineFlags) fitDisks(ctx context.Context, top *topology.Topology, cfg 
 		switch {
 		case left < tier.Page:
 			return 0, refuse("nothing is left")
-		case d.Capacity > left:
-			have, want := size.Apart(left, d.Capacity)
+		case d.Capacity.Bytes > left:
+			have, want := size.Apart(left, d.Capacity.Bytes)
 			return 0, refuse(fmt.Sprintf("%s are left, and not %s", have, want))
-		case d.Capacity == 0 && where.FreeBytes >= 0:
-			d.Capacity = min(where.FreeBytes/2, left/int64(len(cfg.Disks)-i)) / tier.Page * tier.Page
+		case d.Capacity.IsZero() && where.FreeBytes >= 0:
+			d.Capacity.Bytes = min(where.FreeBytes/2, left/int64(len(cfg.Disks)-i)) / tier.Page * tier.Page
 		}
-		spilled += d.Capacity
+		spilled += d.Capacity.Bytes
 	}
 	return spilled, nil
 }
@@ -197,10 +197,10 @@ func (e *engineFlags) locate(ctx context.Context, dir string) (topology.Location
 // expected is how much of the process's memory the spaces of an engine will take. Where a
 // GPU may be a real one, it is taken to be one.
 func expected(cfg spillway.Config, top *topology.Topology) int64 {
-	sum := cfg.HostMemory
+	sum := cfg.HostMemory.Bytes
 	for _, g := range cfg.GPUs {
 		if g.Backend == spillway.Sim || g.Backend == spillway.Auto && len(top.GPUs) == 0 {
-			sum += min(g.Memory, math.MaxInt64-sum)
+			sum += min(g.Memory.Bytes, math.MaxInt64-sum)
 		}
 	}
 	return sum
@@ -224,8 +224,8 @@ func (e *engineFlags) gpuSpace() (g spillway.GPUConfig, err error) {
 	case "cuda":
 		g.Backend = spillway.CUDA
 	}
-	g.Memory, g.Share = e.gpuMemory.Bytes, e.gpuMemory.Share
-	if g.Share == 0 && g.Memory < tier.Page {
+	g.Memory = e.gpuMemory
+	if g.Memory.Share == 0 && g.Memory.Bytes < tier.Page {
 		return g, fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory)
 	}
 	return g, nil
@@ -323,7 +323,7 @@ func (e *engineFlags) spillDisk(ctx context.Context, f diskFlag) (d spillway.Dis
 		return d, noRoom(fmt.Sprintf("%d bytes are free", where.FreeBytes))
 	}
 	d = spillway.DiskConfig{Dir: f.dir}
-	if d.Capacity, err = f.capacity.Of(where.FreeBytes); err != nil {
+	if d.Capacity.Bytes, err = f.capacity.Of(where.FreeBytes); err != nil {
 		return d, fail.Usagef("--disk %s: %w", f.dir, err)
 	}
 	return d, nil

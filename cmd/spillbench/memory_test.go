@@ -97,12 +97,12 @@ func TestExpected(t *testing.T) {
 		{spillway.Auto, with, 10},
 		{spillway.CUDA, with, 10},
 	} {
-		cfg := spillway.Config{HostMemory: 10, GPUs: []spillway.GPUConfig{{Backend: c.backend, Memory: 20}}}
+		cfg := spillway.Config{HostMemory: spillway.Bytes(10), GPUs: []spillway.GPUConfig{{Backend: c.backend, Memory: spillway.Bytes(20)}}}
 		if got := expected(cfg, c.top); got != c.want {
 			t.Errorf("%q: %d bytes, want %d", c.backend, got, c.want)
 		}
 	}
-	cfg := spillway.Config{HostMemory: 10, GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: math.MaxInt64}}}
+	cfg := spillway.Config{HostMemory: spillway.Bytes(10), GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(math.MaxInt64)}}}
 	if got := expected(cfg, with); got != math.MaxInt64 {
 		t.Errorf("too much to be counted: %d", got)
 	}
@@ -124,15 +124,15 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 		says          string // of the error
 	}{
 		"on a disk":           {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk"}}, []int64{0}, 0, ""},
-		"too large on a disk": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk", Capacity: 4000 * mib}}, []int64{4000}, 0, ""},
+		"too large on a disk": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk", Capacity: spillway.Bytes(4000 * mib)}}, []int64{4000}, 0, ""},
 		"half of the free":    {1024, 128, 512, []spillway.DiskConfig{{Dir: "/tmpfs"}}, []int64{256}, 256, ""},
 		"what is left":        {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, []int64{808}, 808, ""},
 		"two share":           {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}, {Dir: "/tmpfs/b"}}, []int64{404, 404}, 808, ""},
-		"one beside a disk":   {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk", Capacity: 4000 * mib}, {Dir: "/tmpfs"}}, []int64{4000, 808}, 808, ""},
-		"just fits":           {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: 808 * mib}}, []int64{808}, 808, ""},
-		"a page too large": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: 808*mib + 4096}}, nil, 0,
+		"one beside a disk":   {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk", Capacity: spillway.Bytes(4000 * mib)}, {Dir: "/tmpfs"}}, []int64{4000, 808}, 808, ""},
+		"just fits":           {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: spillway.Bytes(808 * mib)}}, []int64{808}, 808, ""},
+		"a page too large": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: spillway.Bytes(808*mib + 4096)}}, nil, 0,
 			"the spill directory /tmpfs is in memory (tmpfs), of which 847249408 B are left, and not 847253504 B: the process may have 1.0 GiB (memory.max)"},
-		"two do not fit": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: 800 * mib}, {Dir: "/tmpfs/b", Capacity: 9 * mib}}, nil, 0,
+		"two do not fit": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: spillway.Bytes(800 * mib)}, {Dir: "/tmpfs/b", Capacity: spillway.Bytes(9 * mib)}}, nil, 0,
 			"the spill directory /tmpfs/b is in memory (tmpfs), of which 8.0 MiB are left, and not 9.0 MiB"},
 		"nothing is left":       {1024, 936, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, nil, 0, "the spill directory /tmpfs is in memory (tmpfs), of which nothing is left"},
 		"the limit is not told": {0, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, []int64{2048}, 2048, ""},
@@ -142,7 +142,7 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 				return topology.Location{FreeBytes: c.free * mib, FileSystem: strings.Split(dir, "/")[1]}, nil
 			}}
 			top := &topology.Topology{Limits: topology.Limits{MemoryBytes: c.limit * mib, MemorySource: "memory.max"}}
-			cfg := spillway.Config{HostMemory: c.spaces * mib, Disks: c.disks}
+			cfg := spillway.Config{HostMemory: spillway.Bytes(c.spaces * mib), Disks: c.disks}
 			spilled, err := e.fitDisks(t.Context(), top, &cfg)
 			if c.says != "" {
 				if line := fail.Line(err); fail.Status(err) != 3 || !strings.Contains(line, c.says) || !strings.Contains(line, "name a directory on a disk") {
@@ -154,8 +154,8 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 				t.Fatalf("%d bytes of memory, want %d MiB: %v", spilled, c.spilled, err)
 			}
 			for i, want := range c.want {
-				if got := cfg.Disks[i].Capacity; got != want*mib {
-					t.Errorf("%s has %d bytes, want %d MiB", cfg.Disks[i].Dir, got, want)
+				if got := cfg.Disks[i].Capacity; got.Bytes != want*mib {
+					t.Errorf("%s has %s, want %d MiB", cfg.Disks[i].Dir, got, want)
 				}
 			}
 			if _, err := e.divide(top, expected(cfg, top)+spilled); err != nil {

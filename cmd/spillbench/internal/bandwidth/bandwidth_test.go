@@ -44,8 +44,8 @@ func engineOn(t *testing.T, fs disk.FS, codec convert.Codec) *spillway.Engine {
 	t.Helper()
 	dir := t.TempDir()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{{Memory: 1 << 20}}, HostMemory: 1 << 20,
-		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: 4 << 20, FS: fs}}, Codec: codec,
+		GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
+		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(4 << 20), FS: fs}}, Codec: codec,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

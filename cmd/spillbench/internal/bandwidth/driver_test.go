@@ -30,7 +30,7 @@ func emulated(t *testing.T, disks ...spillway.DiskConfig) *spillway.Engine {
 func emulatedBy(t *testing.T, emulator *cudatest.Emulator, disks ...spillway.DiskConfig) *spillway.Engine {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA, Memory: 2 << 20}}, CUDALibrary: emulator.Path, HostMemory: 2 << 20,
+		GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA, Memory: spillway.Bytes(2 << 20)}}, CUDALibrary: emulator.Path, HostMemory: spillway.Bytes(2 << 20),
 		Disks: append([]spillway.DiskConfig{}, disks...), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
@@ -121,7 +121,7 @@ func TestByDriverCancelled(t *testing.T) {
 // TestFitByDriver: what the driver copies takes as much of the memories as the batches do, and
 // nothing of the disk.
 func TestFitByDriver(t *testing.T) {
-	cfg := small(emulated(t, spillway.DiskConfig{Dir: t.TempDir(), Capacity: 768 << 10}))
+	cfg := small(emulated(t, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(768 << 10)}))
 	cfg.Sizes, cfg.Threads = []int64{512 << 10, 1 << 20}, []int{1}
 	skipped, err := Fit(cfg)
 	var full *tier.NoSpaceError

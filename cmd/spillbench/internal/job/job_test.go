@@ -28,10 +28,10 @@ import (
 // test does, nothing may be left in it.
 func engine(t *testing.T, gpu spillway.GPUConfig) *spillway.Engine {
 	t.Helper()
-	gpu.Memory = 1 << 20
+	gpu.Memory = spillway.Bytes(1 << 20)
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{gpu}, HostMemory: 1 << 20,
-		Disks:  []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 64 << 20}},
+		GPUs: []spillway.GPUConfig{gpu}, HostMemory: spillway.Bytes(1 << 20),
+		Disks:  []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -318,8 +318,8 @@ func TestSourceFails(t *testing.T) {
 // TestNoRoom: a batch that fits no space is named.
 func TestNoRoom(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{{Memory: 1 << 20}}, HostMemory: 1 << 20,
-		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 1 << 20}}, Logger: slog.New(slog.DiscardHandler),
+		GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
+		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}}, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ func Example() {
 	const memory = 1 << 20
 	res, err := peer.Run(context.Background(), peer.Config{
 		Open: func(ctx context.Context) (*spillway.Engine, error) {
-			return spillway.Open(ctx, spillway.Config{GPUs: []spillway.GPUConfig{}, HostMemory: memory})
+			return spillway.Open(ctx, spillway.Config{GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(memory)})
 		},
 		Inputs: []job.Input{{Name: "table", Open: func(context.Context) (job.Source, error) {
 			return gen.New(gen.Config{Seed: 1, Rows: 10_000, RowsPerBatch: 1000})

@@ -85,7 +85,7 @@ func checked(t *testing.T) memory.Allocator {
 
 func (r *rig) open(ctx context.Context, disk int64) (*spillway.Engine, error) {
 	eng, err := spillway.Open(ctx, spillway.Config{
-		GPUs: []spillway.GPUConfig{}, HostMemory: hostMemory, Disks: []spillway.DiskConfig{{Dir: r.Dir, Capacity: disk}},
+		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(hostMemory), Disks: []spillway.DiskConfig{{Dir: r.Dir, Capacity: spillway.Bytes(disk)}},
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err == nil {

@@ -20,8 +20,8 @@ import (
 func engine(t *testing.T) *spillway.Engine {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{{Memory: 8 << 20}}, HostMemory: 8 << 20,
-		Disks:  []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: 16 << 20}},
+		GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(8 << 20)}}, HostMemory: spillway.Bytes(8 << 20),
+		Disks:  []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(16 << 20)}},
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

@@ -1,0 +1,258 @@
+package spillway
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/reservation/permit"
+	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Limits bound what an engine takes, beside the sizes of its spaces. The zero value has the quota
+// that the environment asks for, and else the defaults.
+//
+// A byte of GPU memory counts in all limits that there are for it, and what finds no room in one of
+// them goes to a slower tier, or waits. They nest around each device, and a space charges all of
+// them for what it promises:
+//
+//	quota, ledger ▶ Budgets[0] ▶ Budgets[1] … ▶ what GPUConfig.Wrap returns ▶ the device
+type Limits struct {
+	// Quota limits the GPU memory that the engine's spaces take together, and says
+	// whether other processes are asked. Nil means what quota.FromEnv finds in the
+	// environment, where a variable that says nothing sensible makes Open fail; a
+	// pointer to the zero value means no limit, whatever is there.
+	//
+	// Each engine is limited by itself, unless they join a ledger: engines of one process
+	// that are to be one limit together are given the same SharedQuota.
+	Quota *quota.Settings
+	// SharedQuota, if set, is the limit that the spaces are under in place of one of the
+	// engine's own. Quota must not set a limit then.
+	SharedQuota *quota.Quota
+	// QuotaOver, if set, is called when more is in use than a lowered limit allows, once
+	// until it is not so any more. For a SharedQuota its own options say who is called.
+	QuotaOver func(quota.Over)
+
+	// Budgets limit what is allocated and promised on all of the engine's GPUs together. Engines
+	// that are given the same budget share it: each takes what the others leave. A budget knows a
+	// device once, so a GPUConfig.Wrap must not put it behind one of these too.
+	Budgets []*budget.Budget
+
+	// Permits limits what transfers with disks have under way: bytes of host memory, and
+	// spill slots. The zero value is that of permit.Config. It needs a budget
+	// permit.Host, and at least two slots, of which one is the monitor's.
+	Permits permit.Config
+	// PermitPool, if set, is used instead of a pool of the engine's own, under the same
+	// terms, so that several engines share one limit; Permits must not be set then. The
+	// engine does not close it, and it must be open for as long as the engine is.
+	PermitPool *permit.Pool
+	// Admission says which tasks may start; its zero fields mean the defaults.
+	Admission admission.Rules
+}
+
+func (l *Limits) check() error {
+	errs := []error{l.checkPermits(), l.Admission.Validate()}
+	if l.Quota != nil {
+		errs = append(errs, l.Quota.Validate())
+		if l.SharedQuota != nil && (!l.Quota.Limit.IsZero() || l.Quota.Ratio != nil) {
+			errs = append(errs, errors.New("quota: there are both a quota that is shared and a limit of the engine's own"))
+		}
+	}
+	if i := slices.Index(l.Budgets, nil); i >= 0 {
+		errs = append(errs, fmt.Errorf("limits: Budgets[%d] is nil", i))
+	}
+	return errors.Join(errs...)
+}
+
+// checkPermits refuses a pool with which nothing could be written, or read.
+func (l *Limits) checkPermits() error {
+	if l.PermitPool != nil {
+		if !l.Permits.IsZero() {
+			return errors.New("permits: there are both a pool and a configuration of one")
+		}
+		s := l.PermitPool.Slots()
+		_, host := l.PermitPool.Total(permit.Host)
+		return enoughPermits(s.Total, s.Limited, host)
+	}
+	if err := l.Permits.Validate(); err != nil {
+		return err
+	}
+	slots, limited := l.Permits.Slots.Limit()
+	host := l.Permits.Budgets == nil || slices.ContainsFunc(l.Permits.Budgets, func(b permit.Budget) bool { return b.Name == permit.Host })
+	return enoughPermits(slots, limited, host)
+}
+
+func enoughPermits(slots int, limited, host bool) error {
+	switch {
+	case !host:
+		return fmt.Errorf("permits: there is no budget %q, which transfers with disks take from", permit.Host)
+	case limited && slots < 2:
+		return fmt.Errorf("permits: %d slots are too few: one is the monitor's, and one at least must be for all others", slots)
+	}
+	return nil
+}
+
+// limits are the quotas that the GPU spaces are under.
+type limits struct {
+	settings quota.Settings
+	quota    *quota.Quota // nil if there is no limit
+	leases   []*quota.Lease
+	over     func(quota.Over)
+}
+
+// readLimits finds out what is wanted.
+func (e *Engine) readLimits() error {
+	e.limits.over = func(o quota.Over) {
+		e.cfg.Logger.Warn("spillway: more GPU memory is in use than its quota allows; batches move down until it is not",
+			"quota", o.Quota, "used", o.Used, "limit", o.Limit)
+		if e.cfg.Limits.QuotaOver != nil {
+			e.panics.Do("Limits.QuotaOver", func() { e.cfg.Limits.QuotaOver(o) })
+		}
+	}
+	if e.cfg.Limits.Quota != nil {
+		e.limits.settings = *e.cfg.Limits.Quota
+		return nil
+	}
+	var err error
+	e.limits.settings, err = quota.FromEnv(os.LookupEnv)
+	return err
+}
+
+// physical is what a device counts as having.
+func (l *limits) physical(dev tier.Device) int64 {
+	_, total := dev.MemInfo()
+	if p := l.settings.Physical; p > 0 {
+		total = min(total, p)
+	}
+	return total
+}
+
+// setLimit makes the quota, when it is known what the GPUs have together.
+func (e *Engine) setLimit(devices []tier.Device) (err error) {
+	l := &e.limits
+	if l.quota = e.cfg.Limits.SharedQuota; l.quota != nil || len(devices) == 0 {
+		return nil
+	}
+	physical, advertised := int64(0), int64(0)
+	for _, dev := range devices {
+		p := l.physical(dev)
+		a, err := quota.Advertised(p, l.settings.Ratio)
+		if err != nil {
+			return err
+		}
+		if physical += p; a > 1<<62-advertised {
+			return fmt.Errorf("quota: what is advertised of %d GPUs is above the largest size", len(devices))
+		}
+		advertised += a
+	}
+	limit, err := l.settings.Limit.Of(physical)
+	if err != nil {
+		return fmt.Errorf("quota: %s: %w", l.settings.Source, err)
+	}
+	name := l.settings.Source
+	if name == "" {
+		name = "Limits.Quota"
+	}
+	switch {
+	case limit == 0 && advertised < physical: // some of each GPU is to stay free
+		limit, name = advertised, "what is advertised of the GPUs"
+	case limit == 0:
+		return nil
+	case l.settings.Ratio != nil && limit > advertised:
+		return fmt.Errorf("quota: %w", &tier.OutOfBudgetError{
+			Budget: "what is advertised of the GPUs, for " + name + ",", Requested: limit, Remaining: advertised, Limit: advertised,
+		})
+	}
+	l.quota, err = quota.New(quota.Config{Limit: limit, Name: name, OnOver: l.over})
+	return err
+}
+
+// limited returns the device of space i under all quotas that there are for it.
+func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
+	l := &e.limits
+	var over []tier.Quota
+	if l.quota != nil {
+		over = append(over, l.quota.Member())
+	}
+	if l.settings.Ledger != "" {
+		lease, err := e.join(dev, i)
+		if err != nil {
+			return nil, err
+		}
+		e.warnFor(tier.ID{Kind: tier.GPU, Ordinal: i}, lease.Warnings)
+		l.leases = append(l.leases, lease)
+		over = append(over, lease)
+	}
+	if len(over) == 0 {
+		return dev, nil
+	}
+	return quota.Under(dev, over...), nil
+}
+
+// join takes a lease of a device in the node's ledger.
+func (e *Engine) join(dev tier.Device, i int) (*quota.Lease, error) {
+	s := &e.limits.settings
+	t := quota.Terms{
+		Dir: s.Ledger, Device: deviceName(dev, i), Group: s.Group, Physical: e.limits.physical(dev),
+		OnBroken: func(b *quota.BrokenError) {
+			w := b.Warning()
+			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}.String()
+			e.logWarning(w)
+		},
+		OnOver: e.limits.over,
+	}
+	var err error
+	if t.Advertised, err = quota.Advertised(t.Physical, s.Ratio); err != nil {
+		return nil, err
+	}
+	if e.limits.quota != nil {
+		t.Quota = min(e.limits.quota.Limit(), t.Advertised) // it may be for several GPUs together
+	}
+	return quota.Join(t)
+}
+
+// deviceName is what a ledger calls a device: the same in all processes.
+func deviceName(dev tier.Device, i int) string {
+	info := dev.Info()
+	switch {
+	case info.UUID != "":
+		return info.UUID
+	case info.PCI != "":
+		return info.PCI
+	}
+	return fmt.Sprintf("%s-%d", info.Backend, i)
+}
+
+// underBudgets returns the device under all of Limits.Budgets, the first outermost; beside an error
+// under those that took it.
+func (e *Engine) underBudgets(dev tier.Device) (tier.Device, error) {
+	for _, b := range slices.Backward(e.cfg.Limits.Budgets) {
+		wrapped, err := b.Wrap(dev)
+		if err != nil {
+			return dev, err
+		}
+		dev = wrapped
+	}
+	return dev, nil
+}
+
+func (l *limits) close() error {
+	var errs []error
+	for _, lease := range l.leases {
+		errs = append(errs, lease.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Quota returns the limit over the engine's GPU spaces, which may be changed while it
+// runs; nil if there is none. A raised limit helps up to the size that the spaces were
+// opened with.
+func (e *Engine) Quota() *quota.Quota { return e.limits.quota }
+
+// Leases returns the engine's parts in the node's ledger, one for each GPU space, in
+// their order; none without a ledger.
+func (e *Engine) Leases() []*quota.Lease { return append([]*quota.Lease(nil), e.limits.leases...) }
