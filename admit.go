@@ -16,13 +16,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Estimate says what a task will need, and Grant is the right to run it.
-type (
-	Estimate = admission.Estimate
-	Grant    = admission.Grant
-)
-
-// Admit waits until a task with that estimate may start on a GPU; Config.Admission says
+// Admit waits until a task with that estimate may start on a GPU; Limits.Admission says
 // by which rules. The caller must end the grant, by Done or Release, and draws from its
 // reservation.
 func (e *Engine) Admit(ctx context.Context, estimate Estimate) (*Grant, error) {

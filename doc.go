@@ -11,10 +11,14 @@
 //	        ├─ Admitter    decides which tasks may start
 //	        └─ Spaces     gpu:0 · host:0 · disk:0 … each with its ledger
 //
-// Open makes an Engine from a Config, whose zero value takes everything from the
-// machine. Configure makes a Config for a machine that topology.Discover has described: all
-// its GPUs, host memory on each NUMA node or for each GPU, and disks with their nodes. This package is the only one that wires the others together; what they
-// do is told in their own documentation.
+// Open makes an Engine from a Config, whose zero value takes everything from the machine: all its
+// GPUs, host memory on each NUMA node, and a temporary disk. Configure fills a Config in for a
+// machine that Discover has described, without opening anything. An Amount says how large something
+// is, and Limits what an engine takes at most beside that.
+//
+// This package wires the others together, and has names for what most programs need of them: see
+// the examples, which import nothing else of this module. What the other packages do is told in
+// their own documentation.
 //
 // # Ownership
 //

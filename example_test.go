@@ -7,6 +7,7 @@ package spillway_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 
@@ -15,27 +16,28 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/topology"
 )
+
+// scan yields three batches of two rows.
+func scan(yield func(arrow.RecordBatch, error) bool) {
+	schema := arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil)
+	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
+	defer b.Release()
+	for i := range 3 {
+		b.Field(0).(*array.Int64Builder).AppendValues([]int64{int64(i), int64(i) * 10}, nil)
+		rec := b.NewRecordBatch()
+		ok := yield(rec, nil)
+		rec.Release()
+		if !ok {
+			return
+		}
+	}
+}
 
 // What embedding looks like: batches go into a repository, lie in the fastest
 // memory with room, and are brought to the GPU when they are worked on.
 func Example() {
 	ctx := context.Background()
-	scan := func(yield func(arrow.RecordBatch, error) bool) {
-		b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))
-		defer b.Release()
-		for i := range 3 {
-			b.Field(0).(*array.Int64Builder).AppendValues([]int64{int64(i), int64(i) * 10}, nil)
-			rec := b.NewRecordBatch()
-			ok := yield(rec, nil)
-			rec.Release()
-			if !ok {
-				return
-			}
-		}
-	}
 	rows := int64(0)
 	use := func(h *spillway.Handle) { rows += h.Batch().Descriptor().Rows }
 	const partition = 0
@@ -62,7 +64,7 @@ func Example() {
 				return err
 			}
 		}
-		for h, err := range build.Drain(ctx, partition, tier.GPU) { // brought back, held, released
+		for h, err := range build.Drain(ctx, partition, spillway.GPU) { // brought back, held, released
 			if err != nil {
 				return err
 			}
@@ -80,30 +82,61 @@ func Example() {
 	// Output: 6 rows
 }
 
-// A machine with two NUMA nodes, of which the second has the GPU and the disk: each
-// space is told its node.
-func ExampleConfigure() {
-	top := &topology.Topology{ // as topology.Discover returns
-		Nodes:  []topology.Node{{ID: 0, MemoryBytes: 32 << 30}, {ID: 1, MemoryBytes: 32 << 30}},
-		GPUs:   []topology.GPU{{Name: "a GPU", Node: 1, MemoryNode: 1, MemoryBytes: 16 << 30}},
-		Disks:  []topology.Disk{{Name: "nvme0n1", Node: 1, Mounts: []topology.Mount{{Point: "/fast"}}}},
-		Limits: topology.Limits{MemoryBytes: 64 << 30},
-	}
-	cfg, err := spillway.Configure(top, spillway.Config{
-		GPUMemory: spillway.Share(0.5),
-		Disks:     []spillway.DiskConfig{{Dir: "/fast/spill", Capacity: spillway.Bytes(1 << 40)}},
-	})
+// A task waits until a GPU has room for its inputs and for what it makes of them. It is run again if
+// it runs out of memory, and its inputs are gone when it has succeeded.
+func ExampleEngine_RunTask() {
+	ctx := context.Background()
+	err := func() (err error) {
+		eng, err := spillway.Open(ctx, spillway.Config{
+			GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(16 << 20)}},
+			HostMemory: spillway.Bytes(16 << 20),
+			Disks:      []spillway.DiskConfig{{Capacity: spillway.Bytes(64 << 20)}},
+		})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, eng.Close()) }()
+		plan, err := eng.Plan("query-17")
+		if err != nil {
+			return err
+		}
+		input, err := plan.Repository("aggregate", 0)
+		if err != nil {
+			return err
+		}
+		onDisk := spillway.WithPlacement(spillway.AnyInTier(spillway.Disk))
+		for rec, err := range scan {
+			if err != nil {
+				return err
+			}
+			if err := input.Put(ctx, 0, rec, onDisk); err != nil {
+				return err
+			}
+		}
+		input.CloseInput()
+		claim, err := input.Claim(ctx, 0, 2) // two batches, which nobody else gets
+		if err != nil {
+			return err
+		}
+		task := spillway.Task{Operator: "aggregate", Inputs: []*spillway.Claim{claim}, Output: 4096, Overhead: spillway.None}
+		err = eng.RunTask(ctx, task, func(ctx context.Context, g *spillway.Grant, inputs []*spillway.Handle) error {
+			for _, h := range inputs {
+				fmt.Println(h.Batch().Descriptor().Rows, "rows in", h.Space().ID())
+			}
+			g.Produced(16) // bytes of output, for the estimates of later tasks
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		fmt.Println(input.Len(0), "batch is left")
+		return nil
+	}()
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("GPU:", cfg.GPUs[0].Memory.Bytes>>30, "GiB, node", *cfg.GPUs[0].Node)
-	for _, h := range cfg.Hosts {
-		fmt.Println("host:", h.Memory.Bytes>>30, "GiB, node", h.Node)
-	}
-	fmt.Println("disk:", cfg.Disks[0].Dir, "node", *cfg.Disks[0].Node)
 	// Output:
-	// GPU: 8 GiB, node 1
-	// host: 8 GiB, node 0
-	// host: 8 GiB, node 1
-	// disk: /fast/spill node 1
+	// 2 rows in gpu:0
+	// 2 rows in gpu:0
+	// 1 batch is left
 }

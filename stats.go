@@ -1,7 +1,6 @@
 package spillway
 
 import (
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/monitor"
@@ -12,9 +11,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
-
-// Handle holds a batch in place while it is worked on.
-type Handle = batch.Handle
 
 // Stats is what the engine has done and holds. Sizes are in bytes. Each part is consistent in
 // itself; the parts are read one after the other.

@@ -66,6 +66,9 @@ var rootMay = []string{"internal/host", "internal/sim"}
 // an embedder does.
 var examplesMay = []string{"diag", "topology", "tier", "reservation/account", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", "."}
 
+// embedding is the file that shows what most programs need, with one import of the module's.
+const embedding = "example_test.go"
+
 // checkImport returns why the package from (its directory below the root of the
 // module) may not import the package to; empty if it may.
 func checkImport(from, to string, inTest bool) string {

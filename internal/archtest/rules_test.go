@@ -83,6 +83,8 @@ func TestRulesCanFail(t *testing.T) {
 		"to a command":                  {"imports", "a.go", file("spillway", own("cmd/spillbench")), true},
 		"an example":                    {"imports", "examples/sort/a.go", file("main", own("."), own("tier")), false},
 		"an example that wires":         {"imports", "examples/sort/a.go", file("main", own("tier/sim")), true},
+		"embedding":                     {"imports", "example_test.go", file("spillway_test", own(".")), false},
+		"embedding with a second":       {"imports", "example_test.go", file("spillway_test", own("."), own("tier")), true},
 		"another module":                {"imports", "tier/a.go", file("tier", `"`+module+`-other/batch"`, `"fmt"`), false},
 
 		"a new package":           {"layout", "tier/tape/a.go", file("tape"), true},

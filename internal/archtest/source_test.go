@@ -117,6 +117,9 @@ func importRule(files []source) []string {
 			if why := checkImport(f.dir(), to, f.test); why != "" {
 				broken = append(broken, f.path+": "+why)
 			}
+			if f.path == embedding && to != "." {
+				broken = append(broken, fmt.Sprintf("%s: it imports %s, and the root package is to be enough", f.path, to))
+			}
 		}
 	}
 	return broken

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // A filter looks at one column of a batch that was spilled, and then at all columns of
@@ -88,4 +89,32 @@ func ExampleEngine_Mover() {
 	// people [128928 335789 112737]
 	// ["Bonn"] [335789]
 	// the batch lies in disk:0
+}
+
+// A machine with two NUMA nodes, of which the second has the GPU and the disk: each
+// space is told its node.
+func ExampleConfigure() {
+	top := &topology.Topology{ // as topology.Discover returns
+		Nodes:  []topology.Node{{ID: 0, MemoryBytes: 32 << 30}, {ID: 1, MemoryBytes: 32 << 30}},
+		GPUs:   []topology.GPU{{Name: "a GPU", Node: 1, MemoryNode: 1, MemoryBytes: 16 << 30}},
+		Disks:  []topology.Disk{{Name: "nvme0n1", Node: 1, Mounts: []topology.Mount{{Point: "/fast"}}}},
+		Limits: topology.Limits{MemoryBytes: 64 << 30},
+	}
+	cfg, err := spillway.Configure(top, spillway.Config{
+		GPUMemory: spillway.Share(0.5),
+		Disks:     []spillway.DiskConfig{{Dir: "/fast/spill", Capacity: spillway.Bytes(1 << 40)}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("GPU:", cfg.GPUs[0].Memory.Bytes>>30, "GiB, node", *cfg.GPUs[0].Node)
+	for _, h := range cfg.Hosts {
+		fmt.Println("host:", h.Memory.Bytes>>30, "GiB, node", h.Node)
+	}
+	fmt.Println("disk:", cfg.Disks[0].Dir, "node", *cfg.Disks[0].Node)
+	// Output:
+	// GPU: 8 GiB, node 1
+	// host: 8 GiB, node 0
+	// host: 8 GiB, node 1
+	// disk: /fast/spill node 1
 }
