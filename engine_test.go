@@ -20,6 +20,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+// patience is how long a test waits for what comes soon, before it says that it never does.
+const patience = 2 * time.Minute
+
 // openSmall opens an engine with little memory and a disk in a directory of the
 // test's.
 func openSmall(t *testing.T, gpu, host int64) (*spillway.Engine, string) {

@@ -255,3 +255,26 @@ func TestCompareFaults(t *testing.T) {
 		t.Errorf("the faults are told as %+v", f)
 	}
 }
+
+// TestRatios: writing is compared with writing, and reading with reading.
+func TestRatios(t *testing.T) {
+	var f compareFlags
+	m := &machine{warnings: func() []diag.Warning { return nil }}
+	doc := f.document(m, nil, peer.Result{
+		Bytes:     1 << 30,
+		Ours:      []peer.Times{{Write: 1 * time.Second, Read: 2 * time.Second}},
+		Rewritten: []peer.Times{{Write: 1 * time.Second, Read: 4 * time.Second}},
+		Put:       []time.Duration{3 * time.Second},
+		Peer:      []peer.Times{{Write: 5 * time.Second, Read: 8 * time.Second}},
+		Warm:      []peer.Times{{Write: 2 * time.Second, Read: 1 * time.Second}},
+	})
+	if r := doc.Ratio; r.Write != 5 || r.WriteMin != 5 || r.WriteMax != 5 || r.Read != 4 || r.ReadMin != 4 || r.ReadMax != 4 {
+		t.Errorf("%+v", r)
+	}
+	if o := doc.Ours; o.WriteGiBPerS != 1 || o.ReadGiBPerS != 0.5 || o.Rewritten.ReadGiBPerS != 0.25 || o.PutWriteGiBPerS != 0.25 {
+		t.Errorf("%+v", o)
+	}
+	if p := doc.Peer; p.WriteGiBPerS != 0.2 || p.ReadGiBPerS != 0.125 || p.Warm.WriteGiBPerS != 0.5 || p.Warm.ReadGiBPerS != 1 {
+		t.Errorf("%+v", p)
+	}
+}

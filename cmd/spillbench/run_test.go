@@ -312,3 +312,17 @@ func TestNoBatches(t *testing.T) {
 		t.Errorf("verify ended with %d: %q", r.status, r.stderr)
 	}
 }
+
+// TestRunWithoutPasses: what was not checked is not said to be, and a peak is what was in
+// use and not what there is.
+func TestRunWithoutPasses(t *testing.T) {
+	doc := runJSON(t, append(small, "--passes=0")...)
+	if doc.Verify.Checked || doc.Verify.Batches != 0 {
+		t.Errorf("nothing was checked: %+v", doc.Verify)
+	}
+	for _, s := range doc.Spaces {
+		if s.ID == "disk:0" && (s.PeakBytes <= 0 || s.PeakBytes >= s.CapacityBytes) {
+			t.Errorf("%+v", s)
+		}
+	}
+}

@@ -1,5 +1,0 @@
-package spillway_test
-
-import "time"
-
-const patience = 2 * time.Minute
