@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -99,7 +100,7 @@ func TestCancelledMoveEnds(t *testing.T) {
 	const (
 		size     = 48 << 20 // compressed half of it, and more than what may be under way still
 		before   = 2 << 20
-		underWay = 2 * disk.DefaultRequest * disk.DefaultDepth // two transfers at full depth
+		underWay = 2 * volumes.DefaultRequest * volumes.DefaultDepth // two transfers at full depth
 	)
 	top := discover(t)
 	rec := halfRandom(size)

@@ -27,6 +27,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -432,7 +433,7 @@ func TestKilledWhileOpening(t *testing.T) {
 		faultfs.Rule{Effect: faultfs.Do(func(op string, _ string) { ops = append(ops, op) })})
 	alike := t.TempDir() // what is there is looked at, too
 	was := foreign(t, alike)
-	v, err := disk.OpenVolume(disk.Config{Dir: alike, Capacity: 4 << 20, FS: files})
+	v, err := volumes.Open(volumes.Config{Dir: alike, Capacity: 4 << 20, FS: files})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,12 +15,12 @@ import (
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -41,7 +41,7 @@ type Engine struct {
 	wrapped []tier.Device         // of the GPU spaces
 	limits  limits
 	warned  warned
-	stripe  disk.Stripe // of all volumes
+	stripe  volumes.Stripe // of all volumes
 
 	reservations *reservation.Manager
 	permits      *permit.Pool // closed with the engine unless it is Limits.PermitPool

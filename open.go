@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -280,7 +280,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, free, tier.ErrNoSpace)
 		}
 	}
-	volume, err := disk.OpenVolume(disk.Config{
+	volume, err := volumes.Open(volumes.Config{
 		Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS,
 		Encrypt: d.Encrypt, Key: d.Key, Persist: d.Persist, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe,
 	})

@@ -22,6 +22,7 @@ import (
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -29,7 +30,6 @@ import (
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/faultdev"
 	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/topology"
@@ -287,13 +287,15 @@ var settings = []setting{
 		c.Disks = nil
 		return func(eng *spillway.Engine) bool {
 			s := spaceAt(eng, tier.Disk, 0)
-			return s != nil && s.Pool().(*disk.Volume).Dir() == os.TempDir() && spaceAt(eng, tier.Disk, 1) == nil
+			return s != nil && s.Pool().(*volumes.Volume).Dir() == os.TempDir() && spaceAt(eng, tier.Disk, 1) == nil
 		}
 	}},
 	{field: "Disks.Dir", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		dir := t.TempDir()
 		c.Disks[0].Dir = dir
-		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Disk, 0).Pool().(*disk.Volume).Dir() == dir }
+		return func(eng *spillway.Engine) bool {
+			return spaceAt(eng, tier.Disk, 0).Pool().(*volumes.Volume).Dir() == dir
+		}
 	}},
 	{field: "Disks.Capacity", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Disks[0].Capacity = spillway.Bytes(8 << 20)

@@ -3,6 +3,7 @@ package spillway
 import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/host"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -61,7 +62,7 @@ func statsOf(space *tier.Space) SpaceStats {
 	case *host.Arena:
 		arena := pool.Stats()
 		s.Host = &arena
-	case *disk.Volume:
+	case *volumes.Volume:
 		volume := pool.Stats()
 		s.Disk = &volume
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -116,7 +117,7 @@ func (s *striped) stats(i int) disk.Stats {
 	if !ok {
 		s.t.Fatalf("there is no disk:%d", i)
 	}
-	return space.Pool().(*disk.Volume).Stats()
+	return space.Pool().(*volumes.Volume).Stats()
 }
 
 // written returns how many bytes each volume has written so far.

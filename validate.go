@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -151,7 +151,7 @@ func (c *Config) checkDisks() error {
 		if d.Node != nil && *d.Node < topology.Unknown {
 			refuse("NUMA node %d: want a node from 0, or -1 for none", *d.Node)
 		}
-		if err := disk.CheckKey(d.Encrypt, d.Key, d.Persist); err != nil {
+		if err := volumes.CheckKey(d.Encrypt, d.Key, d.Persist); err != nil {
 			refuse("%w", err)
 		}
 		if d.Persist && d.Capacity.Bytes == 0 {

@@ -18,9 +18,9 @@ import (
 	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // columns reads from b where it is.
@@ -107,7 +107,7 @@ func (m *machine) picked(t testing.TB, b *batch.Batch, fields []int, from, to in
 	}
 }
 
-func (m *machine) volume() *disk.Volume { return m.spaces[tier.Disk].Pool().(*disk.Volume) }
+func (m *machine) volume() *volumes.Volume { return m.spaces[tier.Disk].Pool().(*volumes.Volume) }
 
 // reading says how many bytes f reads from the volume.
 func (m *machine) reading(f func()) int64 {

@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -69,7 +70,7 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 // TestAlteredIsCorruptWhoeverReads: of the memory of a volume by itself.
 func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
-	v, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: 1 << 20, FS: fsys, Encrypt: true})
+	v, err := volumes.Open(volumes.Config{Dir: t.TempDir(), Capacity: 1 << 20, FS: fsys, Encrypt: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
@@ -83,7 +84,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	if files == nil {
 		files = m.files
 	}
-	volume, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: size(cfg.disk, 16<<20), FS: files, SegmentSize: size(cfg.disk, 16<<20), Encrypt: cfg.encrypt})
+	volume, err := volumes.Open(volumes.Config{Dir: t.TempDir(), Capacity: size(cfg.disk, 16<<20), FS: files, SegmentSize: size(cfg.disk, 16<<20), Encrypt: cfg.encrypt})
 	check(err)
 	for _, c := range []tier.SpaceConfig{
 		{ID: tier.ID{Kind: tier.GPU}, Capacity: size(cfg.gpu, 4<<20), Pool: gpuPool, Backend: cfg.gpus.backend()},

@@ -19,9 +19,9 @@ import (
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -130,7 +130,7 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology, 
 
 // sealing is how much memory a volume that encrypts maps for what is under way: the requests
 // of four transfers.
-const sealing = 4 * disk.DefaultDepth * (disk.DefaultRequest + tier.Page)
+const sealing = 4 * volumes.DefaultDepth * (volumes.DefaultRequest + tier.Page)
 
 // divide plans the memory of the process, beside spaces of so many bytes, and limits Go's
 // heap to what is left.

@@ -23,6 +23,7 @@ var layout = []string{
 	"tier/cuda",
 	"internal/host",
 	"tier/disk",
+	"internal/volumes",
 	"tier/disk/faultfs",
 	"internal/hidingfs",
 	"tier/faultdev",
@@ -49,7 +50,7 @@ var layout = []string{
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "tier/disk/faultfs", "internal/hidingfs", "tier/faultdev"}
+var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "internal/hidingfs", "tier/faultdev"}
 
 // testOnly are the packages of the layout that only tests may import.
 var testOnly = []string{"tier/tiertest", "internal/hidingfs", "internal/image/imagetest"}
@@ -87,8 +88,9 @@ func checkImport(from, to string, inTest bool) string {
 	}
 
 	top, _, _ := strings.Cut(from, "/")
+	outside, _, inside := strings.Cut(from, "/internal/")
 	switch {
-	case isInternal(from) && top == "internal" && !slices.Contains(layout, from):
+	case top == "internal" && !slices.Contains(layout, outside):
 		return fmt.Sprintf("%s is internal, has no place in the layout and may not import %s", from, to)
 	case isInternal(to) && (top == "cmd" || top == "examples") && !slices.Contains(rootMay, to):
 		return "" // as with any other of internal
@@ -101,7 +103,6 @@ func checkImport(from, to string, inTest bool) string {
 			return fmt.Sprintf("an example may not import %s", to)
 		}
 	default:
-		outside, _, inside := strings.Cut(from, "/internal/")
 		own := slices.Index(layout, outside)
 		if inside { // what it stands on is what its package stands on, without that one
 			own--

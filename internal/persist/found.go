@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // Key names a record of a volume.
@@ -64,7 +64,7 @@ type Found struct {
 // foundMemory is what one record is of.
 type foundMemory struct {
 	key    Key
-	volume *disk.Volume
+	volume *volumes.Volume
 	space  *tier.Space
 	bytes  int64 // charged
 }
@@ -97,7 +97,7 @@ func NewFound() *Found {
 }
 
 // Add lists what persists on a volume, and promises its bytes. It is called before anything else.
-func (f *Found) Add(space *tier.Space, volume *disk.Volume) error {
+func (f *Found) Add(space *tier.Space, volume *volumes.Volume) error {
 	var batches []*foundBatch
 	var schemas Schemas
 	for _, k := range volume.Persisted() {

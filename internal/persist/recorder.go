@@ -8,8 +8,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // Recorder records batches that come to disks with Config.Persist, so that the next engine finds
@@ -18,7 +18,7 @@ import (
 // the batch to disk. It is safe for concurrent use, but for Add.
 type Recorder struct {
 	logger  *slog.Logger
-	volumes map[tier.ID]*disk.Volume
+	volumes map[tier.ID]*volumes.Volume
 
 	// turn is a token: one records at a time, so that a dictionary has one record. It also
 	// guards schemas.
@@ -49,7 +49,7 @@ type standing struct {
 // Record is what is known of a batch on a disk where batches persist.
 type Record struct {
 	standing
-	volume *disk.Volume // nil: there is no record
+	volume *volumes.Volume // nil: there is no record
 	key    uint64
 	busy   bool // it is being written
 	again  bool // and must look again
@@ -58,13 +58,13 @@ type Record struct {
 // NewRecorder returns a recorder without volumes, which records nothing.
 func NewRecorder(logger *slog.Logger) *Recorder {
 	return &Recorder{
-		logger: logger, volumes: make(map[tier.ID]*disk.Volume), turn: make(chan struct{}, 1), schemas: make(map[*arrow.Schema]writtenSchema),
+		logger: logger, volumes: make(map[tier.ID]*volumes.Volume), turn: make(chan struct{}, 1), schemas: make(map[*arrow.Schema]writtenSchema),
 		plans: make(map[uint64]string), known: make(map[*batch.Batch]*Record),
 	}
 }
 
 // Add has what comes to a space recorded by its volume. It is called before there are batches.
-func (r *Recorder) Add(space tier.ID, volume *disk.Volume) { r.volumes[space] = volume }
+func (r *Recorder) Add(space tier.ID, volume *volumes.Volume) { r.volumes[space] = volume }
 
 func (r *Recorder) idle() bool { return len(r.volumes) == 0 }
 
@@ -153,7 +153,7 @@ func (r *Recorder) standingLocked(rec *Record, now batch.Info) standing {
 }
 
 // write records a batch, or ends its record, and returns the new one.
-func (r *Recorder) write(id batch.ID, want standing, old Record) (*disk.Volume, uint64) {
+func (r *Recorder) write(id batch.ID, want standing, old Record) (*volumes.Volume, uint64) {
 	if want.payload == nil {
 		if old.volume != nil {
 			old.volume.Forget(old.key)
@@ -203,7 +203,7 @@ func (l *leased) end() {
 }
 
 // record writes the record of a payload, after those of its dictionaries.
-func (r *Recorder) record(volume *disk.Volume, id batch.ID, want standing) (uint64, error) {
+func (r *Recorder) record(volume *volumes.Volume, id batch.ID, want standing) (uint64, error) {
 	var body, dicts leased
 	defer body.end()
 	defer dicts.end()

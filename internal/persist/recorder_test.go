@@ -11,8 +11,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // TestNothingReleasedIsRecorded: a batch that is dropped right before its record is written has
@@ -22,7 +22,7 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 		t.Skip("needs Linux, for locks that end with their process")
 	}
 	const capacity = 16 << 20
-	volume, err := disk.OpenVolume(disk.Config{Dir: t.TempDir(), Capacity: capacity, Persist: true})
+	volume, err := volumes.Open(volumes.Config{Dir: t.TempDir(), Capacity: capacity, Persist: true})
 	if err != nil {
 		t.Fatal(err)
 	}

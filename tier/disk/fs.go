@@ -1,10 +1,20 @@
+// Package disk has what programs see of the disk tier: what a spill volume asks of a file system,
+// for those who put another one under it, and its figures and errors. An engine opens the volumes
+// that its configuration names (spillway.DiskConfig).
+//
+//	spillway.DiskConfig.FS ──▶ FS ── OpenAnonymous, Create ──▶ File ◀── reads and writes of a volume
+//	                            └─ OS(), or a decorator of it, such as faultfs.FS
+//
+// A volume calls FS and File on several goroutines, and with no lock held. Panics are errors there.
 package disk
 
 import (
 	"errors"
 	"io/fs"
 	"os"
+	"time"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -73,6 +83,34 @@ type Usage struct {
 	Free       int64  // bytes that this process may still take
 	Total      int64  // bytes
 	Memory     bool   // it keeps its files in memory
+}
+
+// Stats describes a volume at a moment; sizes are in bytes.
+type Stats struct {
+	Dir        string
+	FileSystem string // "ext4", "xfs", …
+	Direct     bool   // transfers bypass the page cache
+	Anonymous  bool   // the files have no names
+	Encrypted  bool
+	Request    int64
+	Depth      int
+
+	Capacity int64
+	Used     int64 // handed out
+	Backed   int64 // taken from the file system: handed out, or free for reuse
+	Segments int   // open files
+
+	Written int64 // bytes since the volume was opened
+	Read    int64
+	Fresh   int64 // bytes of room that were taken from the file system
+	Given   int64 // bytes of room that were given back to it
+
+	Bandwidth int64         // bytes a second that were written of late, while a write was under way; 0: nothing yet
+	Backlog   int64         // handed out, and not written since
+	Writing   time.Duration // in which at least one write was under way, since the volume was opened
+	Ailing    bool          // a write failed, or the file system had no room, a moment ago: other volumes come first
+
+	Warnings []diag.Warning // what was asked for and could not be had
 }
 
 // OS returns the real file system.

@@ -2,7 +2,6 @@ package disk
 
 import (
 	"io/fs"
-	"math"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,14 +16,4 @@ func (osFS) Usage(dir string) (Usage, error) {
 		Free:       int64(st.Bavail) * int64(st.Bsize),
 		Total:      int64(st.Blocks) * int64(st.Bsize),
 	}, nil
-}
-
-// fileLimit is how many files the process may have open. The Go runtime has raised it to
-// the hard limit.
-func fileLimit() int64 {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil || r.Cur > math.MaxInt64 {
-		return math.MaxInt64
-	}
-	return int64(r.Cur)
 }

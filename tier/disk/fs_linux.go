@@ -4,24 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 func (osFS) OpenAnonymous(dir string, direct bool) (File, error) {
 	return openFile(dir, unix.O_TMPFILE|os.O_RDWR, direct)
-}
-
-// ownerOf returns the owner of a file, if that is known.
-func ownerOf(info fs.FileInfo) (uid uint32, known bool) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0, false
-	}
-	return st.Uid, true
 }
 
 func openFile(path string, flags int, direct bool) (File, error) {
@@ -122,7 +111,7 @@ var fileSystems = map[uint32]string{
 	unix.F2FS_SUPER_MAGIC:      "f2fs",
 	unix.TMPFS_MAGIC:           "tmpfs",
 	unix.RAMFS_MAGIC:           "ramfs",
-	unix.OVERLAYFS_SUPER_MAGIC: overlay,
+	unix.OVERLAYFS_SUPER_MAGIC: "overlayfs",
 	unix.NFS_SUPER_MAGIC:       "nfs",
 	unix.SMB2_SUPER_MAGIC:      "smb",
 	unix.CIFS_SUPER_MAGIC:      "cifs",
@@ -155,14 +144,4 @@ func (osFS) Usage(dir string) (Usage, error) {
 		Total:      int64(st.Blocks) * int64(st.Bsize),
 		Memory:     magic == unix.TMPFS_MAGIC || magic == unix.RAMFS_MAGIC,
 	}, nil
-}
-
-// fileLimit is how many files the process may have open. The Go runtime has raised it to
-// the hard limit.
-func fileLimit() int64 {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil || r.Cur > math.MaxInt64 {
-		return math.MaxInt64
-	}
-	return int64(r.Cur)
 }

@@ -4,7 +4,6 @@ package disk
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 )
 
@@ -20,9 +19,6 @@ func (osFS) OpenAnonymous(dir string, direct bool) (File, error) {
 	}
 	return newFile(f, false), nil
 }
-
-// ownerOf cannot tell: without locks no directory is taken over.
-func ownerOf(fs.FileInfo) (uid uint32, known bool) { return 0, false }
 
 func openFile(path string, flags int, direct bool) (File, error) {
 	f, err := os.OpenFile(path, flags, 0o600)

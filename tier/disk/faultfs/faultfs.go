@@ -1,9 +1,9 @@
 // Package faultfs puts faults between a disk volume and its file system: for tests of
 // programs that spill, which should know what they do when a disk fails.
 //
-//	spillway.DiskConfig.FS or disk.Config.FS
+//	spillway.DiskConfig.FS
 //	        │
-//	disk.Volume ──▶ faultfs.FS ──▶ disk.OS()
+//	spill volume ──▶ faultfs.FS ──▶ disk.OS()
 //	                  rules: which operations, which of them, what happens
 //
 // A Rule chooses operations by kind, by path, by index and by chance, and has an

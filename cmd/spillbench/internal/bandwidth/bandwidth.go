@@ -40,6 +40,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -204,7 +205,7 @@ func (c Config) lacks(l load) (error, error) {
 		if l.bytes > s.Capacity()/count || s.Charge(l.bytes)*count > s.Available() {
 			return &tier.NoSpaceError{Space: s.ID(), Requested: s.Charge(l.bytes) * count, Available: s.Available()}, nil
 		}
-		v, ok := s.Pool().(*disk.Volume)
+		v, ok := s.Pool().(*volumes.Volume)
 		if !ok {
 			continue
 		}

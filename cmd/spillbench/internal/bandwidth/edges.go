@@ -12,9 +12,9 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // link is two spaces and the edges between them.
@@ -144,8 +144,8 @@ func (b *bench) link(ctx context.Context, k link) ([]Row, error) {
 	if err := b.bring(ctx, k.from); err != nil {
 		return nil, err
 	}
-	from, okFrom := k.from.Pool().(*disk.Volume)
-	to, okTo := k.to.Pool().(*disk.Volume)
+	from, okFrom := k.from.Pool().(*volumes.Volume)
+	to, okTo := k.to.Pool().(*volumes.Volume)
 	switch {
 	case okFrom:
 		return b.toMemory(ctx, k, from)
@@ -216,7 +216,7 @@ func (b *bench) betweenMemories(ctx context.Context, k link) ([]Row, error) {
 
 // withDisk measures writing, in both states, and reading: the limit where the batches lie, if they
 // have a place, else on files of its own.
-func (b *bench) withDisk(ctx context.Context, k link, v *disk.Volume) (rows []Row, err error) {
+func (b *bench) withDisk(ctx context.Context, k link, v *volumes.Volume) (rows []Row, err error) {
 	var t [figures]timings
 	w := b.cfg.Watched[k.to.ID()]
 	var at *place
@@ -248,7 +248,7 @@ const fresh, rewritten, read = 0, 1, 2
 
 // settled has the batches written to room of their own, and brought back; it returns where they
 // were, nil if that is no place.
-func (b *bench) settled(ctx context.Context, k link, v *disk.Volume, w *Watch) (*place, error) {
+func (b *bench) settled(ctx context.Context, k link, v *volumes.Volume, w *Watch) (*place, error) {
 	if _, err := b.renew(ctx, k.to, v); err != nil {
 		return nil, err
 	}
@@ -266,7 +266,7 @@ var errPlace = errors.New("bandwidth: the volume's room was not where it was exp
 // another. Fresh room is made anew for each side, by the volume. What was written before is
 // written and read by all of them in turn, at one place that is another one in each round. Raw
 // holds the room while it is there: the volume gives back what lies idle, and a file with it.
-func (b *bench) inPlace(ctx context.Context, k link, v *disk.Volume, w *Watch) (all [figures]timings, err error) {
+func (b *bench) inPlace(ctx context.Context, k link, v *volumes.Volume, w *Watch) (all [figures]timings, err error) {
 	b.cfg.Progress.Begin(b.name(k), 2*int64(b.cfg.Pairs))
 	var at *place
 	var held *tier.Buffer // the room that at is in, while raw is at work
@@ -340,7 +340,7 @@ func (b *bench) laid(w *Watch, first, each int64) *place {
 
 // onFiles measures the limit on files of its own, which are made for each turn, as our room is: one
 // that stayed would tell how lucky its place is.
-func (b *bench) onFiles(ctx context.Context, k link, v *disk.Volume) (t [figures]timings, err error) {
+func (b *bench) onFiles(ctx context.Context, k link, v *volumes.Volume) (t [figures]timings, err error) {
 	files := b.cfg.newRawFiles(k.to.ID(), v, b.room, b.load)
 	defer func() { err = errors.Join(err, files.close()) }()
 	b.begin(k)
@@ -355,7 +355,7 @@ func (b *bench) onFiles(ctx context.Context, k link, v *disk.Volume) (t [figures
 }
 
 // toMemory measures reading where nothing can be written the same way.
-func (b *bench) toMemory(ctx context.Context, k link, v *disk.Volume) (rows []Row, err error) {
+func (b *bench) toMemory(ctx context.Context, k link, v *volumes.Volume) (rows []Row, err error) {
 	files := b.cfg.newRawFiles(k.from.ID(), v, b.room, b.load)
 	defer func() { err = errors.Join(err, files.close()) }()
 	b.begin(k)
@@ -380,7 +380,7 @@ func (b *bench) toMemory(ctx context.Context, k link, v *disk.Volume) (rows []Ro
 
 // watching returns f and what says whether the volume took no room of the file system since
 // it was asked last: room that f takes is fresh, whatever the state was to be.
-func watching(f transfer, v *disk.Volume) (transfer, func() bool) {
+func watching(f transfer, v *volumes.Volume) (transfer, func() bool) {
 	took := false
 	return func(ctx context.Context) error {
 			before := v.Stats().Fresh
@@ -397,7 +397,7 @@ func watching(f transfer, v *disk.Volume) (transfer, func() bool) {
 // renew makes the volume give all its room back, and take as much as the load needs without
 // writing there: as the raw file, it has room that is set aside. It returns where in its file
 // that begins; -1 if it is in pieces.
-func (b *bench) renew(ctx context.Context, s *tier.Space, v *disk.Volume) (at int64, err error) {
+func (b *bench) renew(ctx context.Context, s *tier.Space, v *volumes.Volume) (at int64, err error) {
 	if err := trim(ctx, v); err != nil {
 		return 0, err
 	}
@@ -409,7 +409,7 @@ func (b *bench) renew(ctx context.Context, s *tier.Space, v *disk.Volume) (at in
 }
 
 // trim makes the volume give all its room back.
-func trim(ctx context.Context, v *disk.Volume) error {
+func trim(ctx context.Context, v *volumes.Volume) error {
 	if _, err := v.Trim(ctx); err != nil {
 		return err
 	}
@@ -435,7 +435,7 @@ func (b *bench) take(ctx context.Context, s *tier.Space) (buf *tier.Buffer, at i
 
 // hold takes room as take does. It must be what was written before and hold the place; else
 // the error is errPlace.
-func (b *bench) hold(ctx context.Context, s *tier.Space, v *disk.Volume, at *place) (*tier.Buffer, error) {
+func (b *bench) hold(ctx context.Context, s *tier.Space, v *volumes.Volume, at *place) (*tier.Buffer, error) {
 	before := v.Stats().Fresh
 	buf, first, err := b.take(ctx, s)
 	if err == nil && (v.Stats().Fresh != before || !at.within(first, buf.Size(), b.load.bytes)) {

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -68,7 +69,7 @@ type rawFile struct {
 // neither finds warm what the other has just left.
 type rawFiles [2]*rawFile
 
-func (c Config) newRawFiles(space tier.ID, v *disk.Volume, room *regions, l load) (files rawFiles) {
+func (c Config) newRawFiles(space tier.ID, v *volumes.Volume, room *regions, l load) (files rawFiles) {
 	st := v.Stats()
 	for f := range files {
 		on := disk.OS()

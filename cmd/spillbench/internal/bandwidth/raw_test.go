@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -231,7 +232,7 @@ func TestRequestsCancelled(t *testing.T) {
 func TestFreshRoom(t *testing.T) {
 	eng := engine(t)
 	space := eng.Spaces()[2]
-	v := space.Pool().(*disk.Volume)
+	v := space.Pool().(*volumes.Volume)
 	b := bench{cfg: small(eng), load: load{256 << 10, 2}}
 	for range 2 {
 		before := v.Stats()
@@ -267,7 +268,7 @@ func TestFreshRoom(t *testing.T) {
 // would not be fresh.
 func TestKeptRoom(t *testing.T) {
 	eng := engineOn(t, faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(errors.ErrUnsupported)}), convert.CodecNone)
-	v := eng.Spaces()[2].Pool().(*disk.Volume)
+	v := eng.Spaces()[2].Pool().(*volumes.Volume)
 	var room [2]tier.Memory // of one piece of the file
 	for i := range room {
 		var err error

@@ -8,12 +8,13 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // benchOn is a measurement of two batches, whose spaces are the GPU's, the host's and the disk's.
-func benchOn(t *testing.T, w *Watch, codec convert.Codec) (b *bench, k link, v *disk.Volume) {
+func benchOn(t *testing.T, w *Watch, codec convert.Codec) (b *bench, k link, v *volumes.Volume) {
 	t.Helper()
 	eng := engineOn(t, w, codec)
 	b = &bench{cfg: small(eng), load: load{64 << 10, 2}, room: newRegionsOf(t, 256<<10)}
@@ -44,7 +45,7 @@ func benchOn(t *testing.T, w *Watch, codec convert.Codec) (b *bench, k link, v *
 		}
 	})
 	spaces := eng.Spaces()
-	return b, link{spaces[1], spaces[2], true}, spaces[2].Pool().(*disk.Volume)
+	return b, link{spaces[1], spaces[2], true}, spaces[2].Pool().(*volumes.Volume)
 }
 
 // TestPlace: where the batches were is where the limit reads and writes, also room that
@@ -266,7 +267,7 @@ func TestPlaceIsLost(t *testing.T) {
 // is read or written, but while some batches have left it and others have not.
 type trimming struct {
 	disk.FS
-	v    *disk.Volume // nil: not yet
+	v    *volumes.Volume // nil: not yet
 	load int64
 }
 

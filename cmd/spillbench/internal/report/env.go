@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/gpuid"
+	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -56,7 +56,7 @@ func EngineEnv(ctx context.Context, t *topology.Topology, eng *spillway.Engine) 
 			if e.GPU == "" {
 				e.GPU, e.Driver, e.PCIeLink = gpu(t, pool.Device().Info())
 			}
-		case *disk.Volume:
+		case *volumes.Volume:
 			st := pool.Stats()
 			e.DirectIO = e.DirectIO && st.Direct
 			if !slices.Contains(systems, st.FileSystem) {
@@ -73,7 +73,7 @@ func EngineEnv(ctx context.Context, t *topology.Topology, eng *spillway.Engine) 
 // finds it out: by a volume that writes a page there. What cannot be found out
 // stays empty.
 func (e *Env) ProbeDisk(dir string) {
-	v, err := disk.OpenVolume(disk.Config{Dir: dir, Capacity: tier.Page})
+	v, err := volumes.Open(volumes.Config{Dir: dir, Capacity: tier.Page})
 	if err != nil {
 		return
 	}

@@ -1,0 +1,394 @@
+package volumes_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+// openPersistent opens a volume that keeps.
+func openPersistent(t testing.TB, dir string, change ...func(*volumes.Config)) *volumes.Volume {
+	t.Helper()
+	onLinux(t)
+	cfg := volumes.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Persist: true}
+	for _, c := range change {
+		c(&cfg)
+	}
+	v, err := openVolume(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func closeVolume(t testing.TB, v *volumes.Volume) {
+	t.Helper()
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// keep allocates, fills and keeps memories of the sizes; what they hold is made of seed.
+func persist(t testing.TB, v *volumes.Volume, seed uint64, sizes ...int64) (uint64, []tier.FileMemory) {
+	t.Helper()
+	var es []tier.FileMemory
+	var ms []tier.Memory
+	for i, n := range sizes {
+		e := alloc(t, v, n)
+		write(t, e, random(n, seed+uint64(i)), 0)
+		es, ms = append(es, e), append(ms, e)
+	}
+	key, err := v.Persist(sharedOf(seed), metaOf(seed), ms...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key, es
+}
+
+func metaOf(seed uint64) []byte { return fmt.Appendf(nil, "meta %d", seed) }
+
+// sharedOf is what those that are kept with a seed have in common with some others, or nothing.
+func sharedOf(seed uint64) []byte {
+	if seed%4 == 3 {
+		return nil
+	}
+	return fmt.Appendf(nil, "in common with many others: %d", seed%4)
+}
+
+// leave closes a volume so that its directory looks as if the process had been killed:
+// what it keeps is copied, and put back afterwards.
+func leave(t testing.TB, v *volumes.Volume, es ...tier.FileMemory) {
+	t.Helper()
+	saved := t.TempDir()
+	tiertest.CopyTree(t, saved, v.Dir())
+	free(v, es...)
+	closeVolume(t, v)
+	if err := os.RemoveAll(v.Dir()); err != nil {
+		t.Fatal(err)
+	}
+	tiertest.CopyTree(t, v.Dir(), saved)
+}
+
+// wantPersisted takes what was kept with seed and compares it.
+func wantPersisted(t testing.TB, v *volumes.Volume, k volumes.Persisted, seed uint64, sizes ...int64) []tier.FileMemory {
+	t.Helper()
+	if !bytes.Equal(k.Meta, metaOf(seed)) || !slices.Equal(k.Sizes, sizes) || !bytes.Equal(k.Shared, sharedOf(seed)) {
+		t.Errorf("kept: %q, %q of %v, want %q, %q of %v", k.Shared, k.Meta, k.Sizes, sharedOf(seed), metaOf(seed), sizes)
+	}
+	ms, err := v.Take(k.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var es []tier.FileMemory
+	for i, m := range ms {
+		e := m.(tier.FileMemory)
+		es = append(es, e)
+		if !bytes.Equal(read(t, e, sizes[i], 0), random(sizes[i], seed+uint64(i))) {
+			t.Errorf("memory %d of %q has other bytes", i, k.Meta)
+		}
+	}
+	return es
+}
+
+// TestPersistedMemoriesAreThereAfterwards: what was kept is found with its bytes, whatever
+// was freed or not kept beside it is room again, and in the end nothing is left.
+func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
+	dir := t.TempDir()
+	v := openPersistent(t, dir)
+	_, a := persist(t, v, 1, mib)
+	_, gone := persist(t, v, 2, 3*mib)
+	_, b := persist(t, v, 3, page, 5*mib, 2*page+100) // over two segments
+	loose := alloc(t, v, mib)
+	write(t, loose, random(mib, 9), 0)
+	free(v, gone...)
+	again := alloc(t, v, 3*mib) // where that was
+	write(t, again, random(3*mib, 10), 0)
+	leave(t, v, slices.Concat(a, b, []tier.FileMemory{loose, again})...)
+
+	v = openPersistent(t, dir)
+	if w := v.Stats().Warnings; len(w) != 0 {
+		t.Errorf("warnings: %q", w)
+	}
+	kept := v.Persisted()
+	if len(kept) != 2 {
+		t.Fatalf("kept: %+v", kept)
+	}
+	held := int64(mib + page + 5*mib + 3*page)
+	if s := v.Stats(); s.Used != held || s.Backed != held {
+		t.Errorf("%+v, want %d used", s, held)
+	}
+	rest := alloc(t, v, 16*mib-held) // all that is left, and no more
+	write(t, rest, random(16*mib-held, 11), 0)
+	if _, err := v.Alloc(page, nil); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("more than the capacity was handed out: %v", err)
+	}
+	es := wantPersisted(t, v, kept[0], 1, mib)
+	es = append(es, wantPersisted(t, v, kept[1], 3, page, 5*mib, 2*page+100)...)
+	if _, err := v.Take(kept[0].Key); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("taken twice: %v", err)
+	}
+	free(v, append(es, rest)...)
+	if s := v.Stats(); s.Used != 0 {
+		t.Errorf("all is freed: %+v", s)
+	}
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// TestPersistedStaysUntilTaken: a volume that is closed keeps what nobody took, however often,
+// and what was put back.
+func TestPersistedStaysUntilTaken(t *testing.T) {
+	dir := t.TempDir()
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, mib)
+	_, more := persist(t, v, 2, mib, page)
+	leave(t, v, append(es, more...)...)
+	for range 3 {
+		v = openPersistent(t, dir)
+		kept := v.Persisted()
+		if len(kept) != 2 {
+			t.Fatalf("kept: %+v", kept)
+		}
+		taken := wantPersisted(t, v, kept[1], 2, mib, page)
+		if err := v.PutBack(kept[1].Key); err != nil {
+			t.Fatal(err)
+		}
+		if err := v.PutBack(kept[1].Key); !errors.Is(err, tier.ErrReleased) {
+			t.Errorf("put back twice: %v", err)
+		}
+		free(v, taken...)
+		again := wantPersisted(t, v, v.Persisted()[1], 2, mib, page)
+		if err := v.PutBack(kept[1].Key); err != nil {
+			t.Fatal(err)
+		}
+		e := alloc(t, v, 16*mib-2*mib-page) // not where they are
+		write(t, e, random(16*mib-2*mib-page, 5), 0)
+		free(v, append(again, e)...)
+		closeVolume(t, v)
+		if s := v.Stats(); s.Segments != 0 {
+			t.Errorf("closed: %+v", s)
+		}
+	}
+	// An ordinary volume removes nothing of it.
+	before := names(t, dir)
+	plain, err := volumes.Open(volumes.Config{Dir: dir, Capacity: mib})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeVolume(t, plain)
+	if got := names(t, dir); len(got) != 1 || !slices.Equal(got, before) {
+		t.Errorf("%v became %v", before, got)
+	}
+	v = openPersistent(t, dir)
+	for _, k := range v.Persisted() {
+		v.Forget(k.Key)
+		v.Forget(k.Key)
+	}
+	if s := v.Stats(); s.Used != 0 {
+		t.Errorf("all is forgotten: %+v", s)
+	}
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// TestPersistedRecordsChange: a memory has one record, the last; one that was freed, or
+// forgotten, has none.
+func TestPersistedRecordsChange(t *testing.T) {
+	dir := t.TempDir()
+	v := openPersistent(t, dir)
+	old, es := persist(t, v, 1, mib)
+	key, err := v.Persist(sharedOf(7), metaOf(7), es[0])
+	if now, ok := v.KeyOf(es[0]); err != nil || !ok || now != key || key == old {
+		t.Errorf("kept as %d and then as %d: %d, %v, %v", old, key, now, ok, err)
+	}
+	other := alloc(t, v, page)
+	if _, err := v.Persist(nil, nil, es[0], other); err == nil {
+		t.Error("kept with another memory")
+	}
+	forgotten, f := persist(t, v, 3, mib)
+	v.Forget(forgotten)
+	if _, ok := v.KeyOf(f[0]); ok {
+		t.Error("forgotten, and it has a key")
+	}
+	free(v, other)
+	if _, err := v.Persist(nil, nil, other); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("keeping what was freed: %v", err)
+	}
+	leave(t, v, es[0], f[0])
+	v = openPersistent(t, dir)
+	kept := v.Persisted()
+	if len(kept) != 1 || string(kept[0].Meta) != "meta 7" {
+		t.Fatalf("kept: %+v", kept)
+	}
+	v.Forget(kept[0].Key)
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+
+	plain, err := volumes.Open(volumes.Config{Dir: dir, Capacity: mib})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := alloc(t, plain, page)
+	if _, err := plain.Persist(nil, nil, e); err == nil {
+		t.Error("a volume without Persist records what persists")
+	}
+	free(plain, e)
+	closeVolume(t, plain)
+	wantEmpty(t, dir)
+}
+
+// TestTwoVolumesPersistApart: while one uses a kept directory another makes its own.
+func TestTwoVolumesPersistApart(t *testing.T) {
+	dir := t.TempDir()
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, mib)
+	leave(t, v, es...)
+	first := openPersistent(t, dir)
+	second := openPersistent(t, dir)
+	if len(first.Persisted()) != 1 || len(second.Persisted()) != 0 || len(names(t, dir)) != 2 {
+		t.Errorf("kept: %v and %v in %v", first.Persisted(), second.Persisted(), names(t, dir))
+	}
+	_, two := persist(t, second, 2, mib)
+	es = wantPersisted(t, first, first.Persisted()[0], 1, mib)
+	free(second, two...)
+	closeVolume(t, second)
+	if len(names(t, dir)) != 1 {
+		t.Errorf("left: %v", names(t, dir))
+	}
+	free(first, es...)
+	closeVolume(t, first)
+	wantEmpty(t, dir)
+}
+
+// TestClosedVolumeLeavesTheNextOnesManifestAlone: what is kept without memories ends with its
+// volume. A late Forget of that, or of what stays, does not write where another volume keeps.
+func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
+	for _, stays := range []bool{false, true} {
+		dir := t.TempDir()
+		v := openPersistent(t, dir)
+		var keys []uint64
+		if stays { // so that the directory does
+			_, es := persist(t, v, 1, page)
+			leave(t, v, es...)
+			v = openPersistent(t, dir)
+			keys = append(keys, v.Persisted()[0].Key)
+		}
+		for i := range uint64(3) { // more than one, for the name of a manifest may be taken
+			key, err := v.Persist(nil, metaOf(10+i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys = append(keys, key)
+		}
+		closeVolume(t, v)
+		if !stays {
+			wantEmpty(t, dir)
+		}
+
+		next := openPersistent(t, dir)
+		if n := len(next.Persisted()); n > 1 || n == 1 != stays {
+			t.Errorf("%d are kept of a volume that was closed", n)
+		}
+		for _, k := range next.Persisted() {
+			free(next, wantPersisted(t, next, k, 1, page)...)
+		}
+		_, es := persist(t, next, 2, mib)
+		for _, key := range keys {
+			v.Forget(key)
+		}
+		if w := v.Stats().Warnings; len(w) != 0 {
+			t.Errorf("warnings: %q", w)
+		}
+		leave(t, next, es...)
+		next = openPersistent(t, dir)
+		kept := next.Persisted()
+		if len(kept) != 1 {
+			t.Fatalf("%d are kept, want 1", len(kept))
+		}
+		free(next, wantPersisted(t, next, kept[0], 2, mib)...)
+		closeVolume(t, next)
+		wantEmpty(t, dir)
+	}
+}
+
+// TestRoomWaitsForTheEndOfItsRecord: memory that is freed while its record is being ended,
+// or another memory of that record is freed, is no room before the end is written.
+func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
+	for name, end := range map[string]func(*volumes.Volume, uint64, tier.FileMemory){
+		"forgotten": func(v *volumes.Volume, key uint64, _ tier.FileMemory) { v.Forget(key) },
+		"freed":     func(v *volumes.Volume, _ uint64, first tier.FileMemory) { free(v, first) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				fsys := faultfs.New(disk.OS(), 1)
+				v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
+				key, es := persist(t, v, 1, page, page)
+				written := make(chan struct{})
+				remove := fsys.Add(faultfs.Rule{
+					Ops: []string{"write"}, Path: "manifest-*", Times: 1,
+					Effect: faultfs.Do(func(string, string) { <-written }),
+				})
+				defer remove()
+				go end(v, key, es[0])
+				synctest.Wait()
+				var early atomic.Bool
+				go v.Free(es[1], func() { early.Store(true) })
+				synctest.Wait()
+				if early.Load() {
+					t.Error("the room was free while the manifest said that it was kept")
+				}
+				close(written)
+				synctest.Wait()
+				if _, ok := v.KeyOf(es[1]); ok || !early.Load() {
+					t.Error("the record has not ended")
+				}
+				if name == "forgotten" {
+					free(v, es[0])
+				}
+				closeVolume(t, v)
+			})
+			wantEmpty(t, dir)
+		})
+	}
+}
+
+// TestPersistedEndOfASparseFile: where files are sparse and written as they are asked to be, one may
+// end inside of a page, and what is kept there is kept all the same, for a volume with
+// direct I/O too.
+func TestPersistedEndOfASparseFile(t *testing.T) {
+	for _, size := range []int64{1, page - 1, page + 1, mib + 5000} {
+		for _, direct := range []bool{false, true} {
+			dir := t.TempDir()
+			sparse := func(c *volumes.Config) { c.FS = faultfs.New(noDirect{disk.OS()}, 1, noAllocate) }
+			v := openPersistent(t, dir, sparse)
+			_, a := persist(t, v, 1, page)
+			_, b := persist(t, v, 2, size)
+			leave(t, v, append(a, b...)...)
+			next := sparse
+			if direct {
+				next = func(*volumes.Config) {}
+			}
+			v = openPersistent(t, dir, next)
+			kept := v.Persisted()
+			if len(kept) != 2 {
+				t.Fatalf("%d bytes: %d are kept; %q", size, len(kept), v.Stats().Warnings)
+			}
+			free(v, wantPersisted(t, v, kept[0], 1, page)...)
+			free(v, wantPersisted(t, v, kept[1], 2, size)...)
+			closeVolume(t, v)
+			wantEmpty(t, dir)
+		}
+	}
+}

@@ -1,0 +1,533 @@
+package volumes_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
+)
+
+// TestAnyAlignment writes and reads at every kind of address, offset and length,
+// against a model, on direct and buffered files, with short and interrupted
+// transfers between.
+func TestAnyAlignment(t *testing.T) {
+	disturbed := func(fsys disk.FS) disk.FS {
+		transfers := []string{"read", "write"}
+		return faultfs.New(fsys, 1,
+			faultfs.Rule{Ops: transfers, Probability: 0.2, Effect: faultfs.Short()},
+			faultfs.Rule{Ops: transfers, Probability: 0.2, Effect: faultfs.Fail(syscall.EINTR)})
+	}
+	for name, fsys := range map[string]disk.FS{
+		"direct": disk.OS(), "buffered": noDirect{disk.OS()}, "disturbed": disturbed(disk.OS()), "disturbed buffered": noDirect{disturbed(disk.OS())},
+		"disturbed strict": disturbed(strict{disk.OS()}),
+		"sparse":           faultfs.New(disk.OS(), 1, noAllocate),
+	} {
+		t.Run(name, func(t *testing.T) {
+			const size = 10*page + 123
+			v := open(t, volumes.Config{Capacity: 16 * page, Request: 2 * page, Depth: 3, FS: fsys})
+			if w := v.Stats().Warnings; len(w) > 0 && name == "disturbed strict" {
+				t.Errorf("another kind of file was taken: %q", w)
+			}
+			e := alloc(t, v, size)
+			model := random(size, 1)
+			write(t, e, model, 0)
+			r := rand.New(rand.NewPCG(1, 2))
+			edge := func(limit int64) int64 { // often near a page
+				n := r.Int64N(limit + 1)
+				if r.IntN(2) == 0 {
+					n = min(limit, max(0, n/page*page+r.Int64N(3)-1))
+				}
+				return n
+			}
+			for i := range uint64(300) {
+				off := edge(size - 1)
+				n := edge(size - off)
+				skew := int64(0)
+				if r.IntN(2) == 0 {
+					skew = r.Int64N(page)
+				}
+				p := random(n+skew, i)[skew:]
+				write(t, e, p, off)
+				copy(model[off:], p)
+
+				off = edge(size - 1)
+				n = edge(size - off)
+				guard := aligned(n + skew + 8)
+				got := guard[skew : skew+n]
+				if err := e.ReadAt(context.Background(), got, off); err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(got, model[off:off+n]) {
+					t.Fatalf("step %d: %d bytes at %d are wrong", i, n, off)
+				}
+				if !bytes.Equal(guard[skew+n:], make([]byte, 8)) {
+					t.Fatalf("step %d: bytes behind the buffer were written", i)
+				}
+			}
+			free(v, e)
+		})
+	}
+}
+
+// TestWritesWithinOnePageAreKeptApart: parts of pages are read and written again, and
+// writers beside each other must not undo each other's. Every read takes a while, in
+// fake time, so that they would.
+func TestWritesWithinOnePageAreKeptApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.Slow(time.Second)}
+		v := open(t, volumes.Config{Capacity: 16 * page, FS: faultfs.New(disk.OS(), 1, slow)})
+		e := alloc(t, v, 2*page)
+		const part = 256 // less than any disk's sector
+		done := make(chan error, 2*page/part)
+		for i := range int64(2 * page / part) {
+			go func() { done <- e.WriteAt(context.Background(), bytes.Repeat([]byte{byte(i + 1)}, part), i*part) }()
+		}
+		for range 2 * page / part {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		got := read(t, e, 2*page, 0)
+		for i := range 2 * page / part {
+			if bytes.Count(got[i*part:(i+1)*part], []byte{byte(i + 1)}) != part {
+				t.Errorf("part %d was undone by another", i)
+			}
+		}
+		free(v, e)
+	})
+}
+
+// strict is a file system whose disk wants transfers aligned to 4096 bytes.
+type strict struct{ disk.FS }
+
+type strictFile struct{ disk.File }
+
+func (s strict) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	f, err := s.FS.OpenAnonymous(dir, direct)
+	if err != nil {
+		return nil, err
+	}
+	return strictFile{f}, nil
+}
+
+func (strictFile) Alignment() (address, offset int) { return page, page }
+
+func (f strictFile) ReadAt(p []byte, off int64) (int, error) {
+	if start(p)%page != 0 || len(p)%page != 0 || off%page != 0 {
+		return 0, syscall.EINVAL
+	}
+	return f.File.ReadAt(p, off)
+}
+
+func (f strictFile) WriteAt(p []byte, off int64) (int, error) {
+	if start(p)%page != 0 || len(p)%page != 0 || off%page != 0 {
+		return 0, syscall.EINVAL
+	}
+	return f.File.WriteAt(p, off)
+}
+
+// TestRequestsUnderWay counts how many requests a transfer has under way, and how
+// many a volume has, while none of them ends.
+func TestRequestsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var under, most atomic.Int64
+		leave := make(chan struct{})
+		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Skip: 2, Effect: faultfs.Do(func(string, string) {
+			for n := under.Add(1); ; {
+				old := most.Load()
+				if n <= old || most.CompareAndSwap(old, n) {
+					break
+				}
+			}
+			<-leave
+			under.Add(-1)
+		})})
+		v := open(t, volumes.Config{Capacity: 64 * mib, Request: 64 << 10, Depth: 3, FS: fsys})
+		e := alloc(t, v, 64*mib)
+		data := random(2*mib, 1)
+		write(t, e, data[:64<<10], 0) // in no time: so the disk is known to be fast
+		done := make(chan error, 10)
+		start := func(n, off int64) {
+			go func() { done <- e.WriteAt(context.Background(), data[:n], off) }()
+			synctest.Wait()
+		}
+		start(2*mib, 0)
+		if n := under.Load(); n != 3 {
+			t.Errorf("one transfer has %d requests under way, want its depth, 3", n)
+		}
+		start(128<<10, 2*mib)
+		if n := under.Load(); n != 5 {
+			t.Errorf("a transfer of two requests has %d under way", n-3)
+		}
+		start(64<<10, 4*mib)
+		if n := under.Load(); n != 6 {
+			t.Errorf("a transfer of one request has %d under way", n-5)
+		}
+		for i := range int64(6) {
+			start(2*mib, (6+2*i)*mib)
+		}
+		// 9 callers and at most 4 × 3 helpers.
+		if n := under.Load(); n < 9+9 || n > 9+12 {
+			t.Errorf("9 transfers have %d requests under way", n)
+		}
+		close(leave)
+		for range 9 {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		if !bytes.Equal(read(t, e, 2*mib, 0), data) {
+			t.Error("reads differ from writes")
+		}
+		if n := most.Load(); n > 9+12 {
+			t.Errorf("%d requests were under way", n)
+		}
+		free(v, e)
+	})
+}
+
+// TestRequestsEndOnPages: of a write that begins and ends inside of pages only those two are read
+// first, however many requests it takes.
+func TestRequestsEndOnPages(t *testing.T) {
+	onLinux(t)
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, volumes.Config{Capacity: 4 * mib, FS: fsys}) // nothing is measured: requests are short
+	e := alloc(t, v, 4*mib)
+	reads, writes := fsys.Count("read"), fsys.Count("write")
+	write(t, e, random(2*mib, 1), 100)
+	reads, writes = fsys.Count("read")-reads, fsys.Count("write")-writes
+	if reads != 2 || writes < 2 {
+		t.Errorf("%d writes read %d pages first, want 2", writes, reads)
+	}
+	free(v, e)
+}
+
+// TestCancellation: no request begins after the context has ended, and the caller's
+// memory is its own again when the call returns.
+func TestCancellation(t *testing.T) {
+	for _, op := range []string{"read", "write"} {
+		t.Run(string(op), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				leave := make(chan struct{})
+				fsys := faultfs.New(disk.OS(), 1)
+				v := open(t, volumes.Config{Capacity: 4 * mib, Request: 64 << 10, Depth: 4, FS: fsys})
+				e := alloc(t, v, 4*mib)
+				write(t, e, random(4*mib, 1), 0)
+				fsys.Add(faultfs.Rule{Ops: []string{op}, Effect: faultfs.Do(func(string, string) { <-leave })})
+				before := fsys.Count(op)
+				ctx, cancel := context.WithCancelCause(context.Background())
+				p := aligned(4 * mib)
+				done := make(chan error, 1)
+				go func() {
+					if op == "read" {
+						done <- e.ReadAt(ctx, p, 0)
+					} else {
+						done <- e.WriteAt(ctx, p, 0)
+					}
+				}()
+				synctest.Wait()
+				why := errors.New("enough")
+				cancel(why)
+				synctest.Wait()
+				if len(done) > 0 {
+					t.Fatal("the call returned while requests work on the caller's memory")
+				}
+				close(leave)
+				if err := <-done; !errors.Is(err, why) {
+					t.Errorf("got %v", err)
+				}
+				for i := range p { // the race detector sees a worker that still reads or writes
+					p[i] = 7
+				}
+				synctest.Wait()
+				if n := fsys.Count(op) - before; n != 4 {
+					t.Errorf("%d requests were begun; 4 were under way when the context ended", n)
+				}
+				if bytes.Count(p, []byte{7}) != len(p) {
+					t.Error("the caller's memory changed after the call returned")
+				}
+				free(v, e)
+			})
+		})
+	}
+}
+
+func TestEndedContextBeginsNothing(t *testing.T) {
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, volumes.Config{Capacity: mib, FS: fsys})
+	e := alloc(t, v, mib)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	before := fsys.Count()
+	if err := e.WriteAt(ctx, aligned(mib), 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if n := fsys.Count() - before; n != 0 {
+		t.Errorf("%d operations", n)
+	}
+	free(v, e)
+}
+
+// TestErrorsNameThePlace: file and offset in one line, and the rest of the transfer
+// is not begun.
+func TestErrorsNameThePlace(t *testing.T) {
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, volumes.Config{Capacity: 16 * mib, SegmentSize: 4 * mib, Request: mib / 4, Depth: 1, FS: fsys})
+	e := alloc(t, v, 10*mib)
+	for _, c := range []struct {
+		op   string
+		err  error
+		do   func() error
+		want []string
+	}{
+		{"write", syscall.EIO, func() error { return e.WriteAt(context.Background(), aligned(2*mib), 0) }, []string{"disk: writing 262144 bytes", "input/output error"}},
+		{"read", syscall.EIO, func() error { return e.ReadAt(context.Background(), aligned(2*mib), 0) }, []string{"disk: reading 262144 bytes", "input/output error"}},
+		{"write", syscall.EROFS, func() error { return e.WriteAt(context.Background(), aligned(2*mib), 0) }, []string{"read-only file system"}},
+	} {
+		write(t, e, random(2*mib, 1), 0)
+		_, file, off := e.Locate(3 * mib / 4)
+		remove := fsys.Add(faultfs.Rule{Ops: []string{c.op}, Skip: 3, Times: 1, Effect: faultfs.Fail(c.err)})
+		before := fsys.Count(c.op)
+		err := c.do()
+		if !errors.Is(err, c.err) {
+			t.Fatalf("got %v", err)
+		}
+		oneLine(t, err.Error(), append(c.want, fmt.Sprintf("at offset %d of %s in %s", off, file, v.Dir()))...)
+		if n := fsys.Count(c.op) - before; n != 4 {
+			t.Errorf("%d requests; the fourth failed", n)
+		}
+		remove()
+	}
+	free(v, e)
+}
+
+func TestTransfersThatNeverProgressEnd(t *testing.T) {
+	fsys := faultfs.New(disk.OS(), 1)
+	v := open(t, volumes.Config{Capacity: mib, FS: fsys})
+	e := alloc(t, v, mib)
+	remove := fsys.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.EINTR)})
+	if err := e.WriteAt(context.Background(), aligned(mib), 0); !errors.Is(err, io.ErrNoProgress) || !errors.Is(err, syscall.EINTR) {
+		t.Errorf("interrupted for ever: %v", err)
+	}
+	remove()
+	write(t, e, aligned(mib), 0)
+	fsys.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.Fail(io.EOF)})
+	if err := e.ReadAt(context.Background(), aligned(mib), 0); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("the file ends too early: %v", err)
+	}
+	free(v, e)
+}
+
+func TestCounters(t *testing.T) {
+	v := open(t, volumes.Config{Capacity: mib})
+	e := alloc(t, v, mib)
+	write(t, e, aligned(mib), 0)
+	write(t, e, make([]byte, 100), 50)
+	read(t, e, 3000, 0)
+	if s := v.Stats(); s.Written != mib+100 || s.Read != 3000 {
+		t.Errorf("written %d, read %d", s.Written, s.Read)
+	}
+	free(v, e)
+}
+
+// TestEveryOperationFailsOnce runs a volume's life with each operation of the file
+// system failing, or panicking, in turn. Whatever comes of it, the books are exact, no descriptor is
+// open, and the next volume in the directory leaves it empty.
+func TestEveryOperationFailsOnce(t *testing.T) {
+	boom := faultfs.Do(func(string, string) { panic("boom") })
+	for _, c := range []struct {
+		name   string
+		also   []faultfs.Rule
+		fail   faultfs.Effect
+		panics bool
+	}{
+		{"EIO", nil, faultfs.Fail(syscall.EIO), false},
+		{"ENOSPC", nil, faultfs.Fail(syscall.ENOSPC), false},
+		{"named EACCES", []faultfs.Rule{noAnonymous}, faultfs.Fail(syscall.EACCES), false},
+		{"no holes EIO", []faultfs.Rule{noPunch, noAllocate}, faultfs.Fail(syscall.EIO), false},
+		{"panic", nil, boom, true},
+		{"named panic", []faultfs.Rule{noAnonymous}, boom, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			onLinux(t)
+			dir := t.TempDir()
+			count := faultfs.New(disk.OS(), 1, c.also...)
+			if failed := life(t, dir, count); len(failed) > 0 {
+				t.Fatalf("without a fault: %v", failed)
+			}
+			total := count.Count()
+			if total < 30 {
+				t.Fatalf("a life has only %d operations", total)
+			}
+			t.Logf("%d operations", total)
+			quiet, step := 0, testseed.Rounds(1, 4)
+			for i := 0; i < total; i += step {
+				fds := descriptors(t)
+				fsys := faultfs.New(disk.OS(), 1, append([]faultfs.Rule{{Skip: i, Times: 1, Effect: c.fail}}, c.also...)...)
+				failed := life(t, dir, fsys)
+				told := 0
+				for _, err := range failed {
+					var p *guard.PanicError
+					switch {
+					case errors.As(err, &p):
+						told++
+					case c.panics: // what came of it elsewhere
+					default:
+						told++
+						oneLine(t, err.Error())
+					}
+				}
+				if told == 0 {
+					quiet++
+				}
+				if fsys.Open() != 0 || descriptors(t) != fds {
+					t.Fatalf("operation %d: %d files open, %d descriptors of %d", i, fsys.Open(), descriptors(t), fds)
+				}
+				v, err := openVolume(volumes.Config{Dir: dir, Capacity: mib})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := v.Close(); err != nil {
+					t.Fatal(err)
+				}
+				wantEmpty(t, dir)
+				if t.Failed() {
+					t.Fatalf("after operation %d failed", i)
+				}
+			}
+			if quiet > total/step/2 {
+				t.Errorf("%d of %d failures were told nobody", quiet, total)
+			}
+		})
+	}
+}
+
+// life opens a volume behind a space, uses it in every way, and closes it. It
+// returns the errors; that the books balance it checks itself.
+func life(t *testing.T, dir string, fsys *faultfs.FS) (failed []error) {
+	t.Helper()
+	note := func(err error) bool {
+		if err != nil {
+			failed = append(failed, err)
+		}
+		return err == nil
+	}
+	const capacity = 64 * page
+	v, err := openVolume(volumes.Config{Dir: dir, Capacity: capacity, SegmentSize: capacity / 4, Request: 8 * page, Depth: 2, FS: fsys, Idle: -1})
+	if !note(err) {
+		return failed
+	}
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Disk}, Capacity: capacity, Pool: v, Backend: "disk",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := func(size int64) *tier.Buffer {
+		if err := space.Reserve(space.Charge(size)); err != nil {
+			t.Errorf("the books are off: %v", err)
+			return nil
+		}
+		b, err := space.Draw(size, nil, nil)
+		if !note(err) {
+			space.Unreserve(space.Charge(size))
+			return nil
+		}
+		m := b.Memory().(tier.FileMemory)
+		data, got := random(size, uint64(size)), aligned(size)
+		if note(m.WriteAt(context.Background(), data, 0)) && note(m.ReadAt(context.Background(), got, 0)) && !bytes.Equal(got, data) {
+			t.Error("reads differ from writes, and no error said so")
+		}
+		return b
+	}
+	release := func(bs ...*tier.Buffer) {
+		for _, b := range bs {
+			if err := b.Release(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	a, b, c := use(capacity/4), use(capacity/4+capacity/8), use(20001)
+	release(a, c)
+	_, err = v.Trim(context.Background())
+	note(err)
+	d := use(capacity / 2)
+	release(b, d)
+	_, err = v.Trim(context.Background())
+	note(err)
+	release(use(capacity)) // all of it is there
+	if u := space.Usage(); u.Used() != 0 {
+		t.Errorf("in the end the space has %+v", u)
+	}
+	note(space.Close())
+	if s := v.Stats(); s.Used != 0 || s.Backed != 0 || s.Segments != 0 || v.UnderWay() != 0 {
+		t.Errorf("in the end: %+v, %d bytes under way", s, v.UnderWay())
+	}
+	return failed
+}
+
+// crookedFS has no anonymous files, and one of its files panics when it is asked what it is like.
+type crookedFS struct {
+	disk.FS
+	made, bad int
+}
+
+func (f *crookedFS) OpenAnonymous(string, bool) (disk.File, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (f *crookedFS) Create(path string, direct bool) (disk.File, error) {
+	file, err := f.FS.Create(path, direct)
+	if f.made++; err == nil && f.made == f.bad {
+		return crookedFile{file}, nil
+	}
+	return file, err
+}
+
+type crookedFile struct{ disk.File }
+
+func (crookedFile) Alignment() (int, int) { panic("boom") }
+
+// TestFileThatPanicsAtOnce: a file that was made and cannot be used leaves nothing behind.
+func TestFileThatPanicsAtOnce(t *testing.T) {
+	for bad := 1; bad <= 3; bad++ {
+		dir := t.TempDir()
+		v, err := openVolume(volumes.Config{Dir: dir, Capacity: mib, SegmentSize: mib / 4, FS: &crookedFS{FS: disk.OS(), bad: bad}})
+		var there []tier.Memory
+		for range 3 {
+			if err != nil {
+				break
+			}
+			var m tier.Memory
+			if m, err = v.Alloc(mib/4, nil); err == nil {
+				there = append(there, m)
+			}
+		}
+		if p := (*guard.PanicError)(nil); !errors.As(err, &p) {
+			t.Errorf("file %d: %v", bad, err)
+		}
+		for _, m := range there {
+			v.Free(m, func() {})
+		}
+		if v != nil {
+			if err := v.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		wantEmpty(t, dir)
+	}
+}

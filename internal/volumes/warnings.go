@@ -1,0 +1,68 @@
+package volumes
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// maxWarnings bounds what a volume remembers; the first ones say most.
+const maxWarnings = 32
+
+// overlay is what statfs(2) says of a container's own layer.
+const overlay = "overlayfs"
+
+// spareFiles is how many open files are left to the rest of the program: the standard
+// streams, other volumes, connections.
+const spareFiles = 64
+
+// warn notes a warning once.
+func (v *Volume) warn(c diag.Cause, format string, args ...any) {
+	v.add(causes.Warn(c, format, args...))
+}
+
+func (v *Volume) add(w diag.Warning) {
+	w.Space, w.What = v.cfg.Space.String(), fmt.Sprintf("volume %s: %s", v.cfg.Dir, w.What)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.mu.warnings) < maxWarnings && !slices.Contains(v.mu.warnings, w) {
+		v.mu.warnings = append(v.mu.warnings, w)
+	}
+}
+
+// Warnings lists what was asked for and could not be had.
+func (v *Volume) Warnings() []diag.Warning {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Clone(v.mu.warnings)
+}
+
+// warnOfOverlay tells of a directory that ends with its container: that is of no
+// consequence but for what is to persist.
+func (v *Volume) warnOfOverlay() {
+	w := causes.Warn(causes.Overlay, "the directory is on %s, a container's own layer: it shares its room, and goes with the container", overlay)
+	if v.cfg.Persist {
+		w.What, w.Info = w.What+" together with what persists", false
+	}
+	v.add(w)
+}
+
+// overMemory says whether a directory is on an overlay that writes to memory, as far as that is
+// seen: see topology.Location.InMemory.
+func overMemory(dir string) bool {
+	l, err := topology.DiskOf(context.Background(), dir, topology.Options{})
+	return err == nil && l.FileSystem == "overlay" && l.InMemory()
+}
+
+// warnOfFiles compares how many files the volume may have open with how many it may.
+func (v *Volume) warnOfFiles() {
+	files := (v.cfg.Capacity-1)/v.cfg.SegmentSize + 1
+	if limit := fileLimit(); files > limit-spareFiles {
+		v.warn(causes.FileLimit, "of %d bytes in files of %d each the volume has up to %d open, and the process may have %d in all: when there are no more, there is no room for what is to be spilled",
+			v.cfg.Capacity, v.cfg.SegmentSize, files, limit)
+	}
+}
