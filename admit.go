@@ -154,10 +154,10 @@ type taskInputs struct {
 // there: what a task makes of them does not depend on that.
 func (in *taskInputs) Bytes() (n int64) {
 	for _, b := range in.batches {
-		if d := b.Descriptor(); d != nil {
-			n += d.Body
+		if now := b.Info(); now.Descriptor != nil {
+			n += now.Descriptor.Body
 		} else { // somebody else's payload
-			n += b.Info().Bytes
+			n += now.Bytes
 		}
 	}
 	return n

@@ -428,7 +428,11 @@ func TestTaskWhoseInputLeaves(t *testing.T) {
 			left <- errors.Join(err, tr.Abort())
 			return
 		}
-		p, err := eng.Registry().Convert(t.Context(), tr, batch.HostImage, r)
+		move, err := eng.Registry().Lookup(tr.Payload().Type(), batch.HostImage)
+		var p batch.Payload
+		if err == nil {
+			p, err = move(t.Context(), tr.Payload(), r)
+		}
 		if err == nil {
 			err = tr.Commit(p, false)
 		} else {
@@ -462,8 +466,8 @@ func TestTasksOnCompressedInputs(t *testing.T) {
 	for range tasks {
 		c := mustClaim(t, r.repo, 1)
 		b := c.Batches()[0]
-		body := b.Descriptor().Body
-		if b.PayloadType() == batch.DiskPacked && b.Info().Bytes < body {
+		body := b.Info().Descriptor.Body
+		if b.Info().Payload.Type() == batch.DiskPacked && b.Info().Bytes < body {
 			packed++
 		}
 		err := r.RunTask(t.Context(), spillway.Task{Operator: "sort", Inputs: []*repository.Claim{c}},

@@ -111,13 +111,13 @@ func (s *slowSpill) untilMoving(b *batch.Batch) {
 	defer cancel()
 	for {
 		changed := b.Changed()
-		if b.State() == batch.InTransit {
+		if b.Info().State == batch.InTransit {
 			return
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			s.t.Fatalf("batch %d is %s", b.ID(), b.State())
+			s.t.Fatalf("batch %d is %s", b.ID(), b.Info().State)
 		}
 	}
 }

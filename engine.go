@@ -187,7 +187,6 @@ type observer struct {
 
 var (
 	_ batch.Registrar = observer{}
-	_ batch.Knower    = observer{}
 )
 
 func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {

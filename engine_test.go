@@ -274,7 +274,7 @@ func TestPutBesideStaging(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%d rows: %v", rows, err)
 		}
-		body := placed.Descriptor().Body
+		body := placed.Info().Descriptor.Body
 		if body > host.Room() && body <= host.Limit() {
 			if k := placed.Info().Space.Kind; k != tier.Disk {
 				t.Errorf("%d bytes lie in %s", body, k)

@@ -46,7 +46,7 @@ func ExampleEngine_NewBatch() {
 
 	table := check(cdevice.Import(ctx, eng.Mover(), gpu, &arr, &of, cdevice.Config{}))
 	theirs := check(eng.NewBatch(table))
-	fmt.Println("imported:", theirs.PayloadType(), "and ours is", ours.State())
+	fmt.Println("imported:", theirs.Info().Payload.Type(), "and ours is", ours.Info().State)
 
 	h := check(eng.Mover().Acquire(ctx, theirs, onGPU))
 	back := check(eng.Mover().Record(ctx, h))

@@ -39,7 +39,7 @@ func scan(yield func(arrow.RecordBatch, error) bool) {
 func Example() {
 	ctx := context.Background()
 	rows := int64(0)
-	use := func(h *spillway.Handle) { rows += h.Batch().Descriptor().Rows }
+	use := func(h *spillway.Handle) { rows += h.Batch().Info().Descriptor.Rows }
 	const partition = 0
 
 	err := func() error {
@@ -121,7 +121,7 @@ func ExampleEngine_RunTask() {
 		task := spillway.Task{Operator: "aggregate", Inputs: []*spillway.Claim{claim}, Output: 4096, Overhead: spillway.None}
 		err = eng.RunTask(ctx, task, func(ctx context.Context, g *spillway.Grant, inputs []*spillway.Handle) error {
 			for _, h := range inputs {
-				fmt.Println(h.Batch().Descriptor().Rows, "rows in", h.Space().ID())
+				fmt.Println(h.Batch().Info().Descriptor.Rows, "rows in", h.Space().ID())
 			}
 			g.Produced(16) // bytes of output, for the estimates of later tasks
 			return nil

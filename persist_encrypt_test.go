@@ -202,7 +202,7 @@ func TestNothingPlainPersists(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n := len(b.Descriptor().Dictionaries); n != 1 {
+			if n := len(b.Info().Descriptor.Dictionaries); n != 1 {
 				t.Errorf("%d dictionaries", n)
 			}
 			back := recordOf(t, eng, b)

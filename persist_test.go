@@ -255,8 +255,8 @@ func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Persisted) (int64,
 	if info := b.Info(); info.State != batch.Idle || info.Space != k.Space || info.Bytes != k.Bytes || info.Rows != k.Rows {
 		t.Errorf("adopted: %+v of %+v", info, k)
 	}
-	form := string(b.PayloadType())
-	if len(b.Descriptor().Dictionaries) > 0 {
+	form := string(b.Info().Payload.Type())
+	if len(b.Info().Descriptor.Dictionaries) > 0 {
 		form += ", dictionaries"
 	}
 	rec := recordOf(t, eng, b)
@@ -548,12 +548,12 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 	if err != nil || b == nil || b.Info().Bytes != 0 {
 		t.Fatalf("took %+v, %v", b, err)
 	}
-	place := b.Place()
+	place := b.Info().Place
 	place.Partition = 3
 	b.SetPlace(place)
 	want(3)
 	meddle := files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Times: 1, Effect: faultfs.Do(func(string, string) {
-		place := b.Place()
+		place := b.Info().Place
 		place.Partition = 5
 		b.SetPlace(place)
 	})})
@@ -602,7 +602,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 		if got, err := repo.TryTake(partition, batch.Idle); err != nil || got != b {
 			t.Fatalf("took %+v, %v", got, err)
 		}
-		return b.Place()
+		return b.Info().Place
 	}
 	place := take(1)
 	want := func(partition int) {

@@ -78,7 +78,7 @@ type Observer interface {
 	BatchChanged(b *Batch, now Info)
 }
 
-// Registrar is an Observer that refuses a second batch of an id that it knows. The
+// Registrar is an Observer that knows its batches, and refuses a second one of an id. The
 // monitor's index and an engine's observer are such.
 type Registrar interface {
 	Observer
@@ -86,12 +86,6 @@ type Registrar interface {
 	// its rules. ErrDuplicateID: the observer knows another batch of that id, which
 	// has not been dropped. After any error the observer must not know b.
 	Register(b *Batch, now Info) error
-}
-
-// Knower is an Observer that can say what it was told of. The monitor's index and an engine's
-// observer are such.
-type Knower interface {
-	Observer
 	// Knows says whether b was made known to the observer, and has not been dropped. It is
 	// called with no lock held.
 	Knows(b *Batch) bool
@@ -289,49 +283,6 @@ func (i Info) asked() Info {
 	return i
 }
 
-// State returns the batch's state.
-func (b *Batch) State() State {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.mu.state
-}
-
-// Descriptor returns what the batch's bytes mean; nil if its payload has none.
-// It stays known when the batch is dropped.
-func (b *Batch) Descriptor() *Descriptor {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.mu.desc
-}
-
-// Payload returns the form that the batch has now; nil when it is gone. It is the
-// batch's, which may give it up at any moment: who has neither a handle nor the
-// transit may ask what it is, and must not use its memory but under a lease
-// (tier.Buffer.TryLease).
-func (b *Batch) Payload() Payload {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.mu.payload
-}
-
-// PayloadType returns the form that the batch has now; "" when it is gone.
-func (b *Batch) PayloadType() PayloadType {
-	b.mu.Lock()
-	payload := b.mu.payload
-	b.mu.Unlock()
-	if payload == nil {
-		return ""
-	}
-	return payload.Type()
-}
-
-// Subscribers returns how many subscriptions are open.
-func (b *Batch) Subscribers() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return int(b.mu.subscribers)
-}
-
 // Subscribe marks the batch as wanted where it is: the monitor does not choose
 // it. The returned function ends the subscription; calling it again does nothing.
 func (b *Batch) Subscribe() (cancel func()) {
@@ -350,13 +301,6 @@ func (b *Batch) subscribe(n int32) {
 	c := b.changeLocked()
 	b.mu.Unlock()
 	b.announce(c)
-}
-
-// Place returns where the batch stands in its plan.
-func (b *Batch) Place() Place {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.mu.place
 }
 
 // SetPlace says where the batch stands in its plan, for a batch that no

@@ -183,10 +183,10 @@ func TestOneStore(t *testing.T) {
 		t.Errorf("the store was told of its place %d times, want 1", n)
 	}
 	b.Unstore(&first)
-	if got := b.Place(); got != (Place{Plan: 1, Rank: 4}) {
+	if got := b.Info().Place; got != (Place{Plan: 1, Rank: 4}) {
 		t.Errorf("place afterwards %+v", got)
 	}
-	if b.StoreAt(&first, Place{})(); b.Place() == (Place{}) {
+	if b.StoreAt(&first, Place{})(); b.Info().Place == (Place{}) {
 		t.Error("a place was set by somebody who keeps nothing")
 	}
 	if _, tell, err = b.Store(&second, Place{Plan: 2}); err != nil {
@@ -230,14 +230,14 @@ func TestCommitRefusesWhatIsNotTheBatch(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if tr.Payload() != Payload(first) || b.State() != InTransit {
+	if tr.Payload() != Payload(first) || b.Info().State != InTransit {
 		t.Error("a refused commit changed something")
 	}
 	if err := tr.Commit(first, false); err != nil { // the form that it has: nothing is released
 		t.Fatal(err)
 	}
-	if n := first.released.Load(); n != 0 || b.State() != Idle {
-		t.Errorf("released %d times, state %s", n, b.State())
+	if n := first.released.Load(); n != 0 || b.Info().State != Idle {
+		t.Errorf("released %d times, state %s", n, b.Info().State)
 	}
 	if tr.Payload() != nil {
 		t.Error("an ended transit still shows a payload")
@@ -475,8 +475,8 @@ func TestImage(t *testing.T) {
 	schema := arrow.NewSchema([]arrow.Field{{Name: "a", Type: arrow.PrimitiveTypes.Int64}}, nil)
 	d := &Descriptor{Schema: schema, Rows: 5, Body: 8192}
 	b := newBatch(t, NewImage(d, draw(t, host, 8192), host), nil)
-	if b.Descriptor() != d || b.PayloadType() != HostImage {
-		t.Errorf("descriptor %p, type %q", b.Descriptor(), b.PayloadType())
+	if b.Info().Descriptor != d || b.Info().Payload.Type() != HostImage {
+		t.Errorf("descriptor %p, type %q", b.Info().Descriptor, b.Info().Payload.Type())
 	}
 	if err := b.TryCreateTask(); err != nil {
 		t.Fatal(err)
@@ -500,7 +500,7 @@ func TestImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustBeEmpty(t, host)
-	if b.PayloadType() != "" || b.Descriptor() != d {
+	if b.Info().Payload != nil || b.Info().Descriptor != d {
 		t.Error("a dropped batch forgets its data and keeps its descriptor")
 	}
 }

@@ -54,16 +54,16 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(b.PayloadType(), b.State(), "gpu bytes:", gpu.Used(), "host bytes:", host.Used())
+	fmt.Println(b.Info().Payload.Type(), b.Info().State, "gpu bytes:", gpu.Used(), "host bytes:", host.Used())
 
 	if _, err := b.Lock(ctx, gpu.ID()); err != nil {
 		fmt.Println(err)
 	}
 	h, _ := b.Lock(ctx, host.ID())
-	fmt.Println(b.State(), "in", h.Space().ID())
+	fmt.Println(b.Info().State, "in", h.Space().ID())
 	_ = b.Drop() // its memory stays until the handle is closed
 	_ = h.Close()
-	fmt.Println(b.State(), "host bytes:", host.Used())
+	fmt.Println(b.Info().State, "host bytes:", host.Used())
 	// Output:
 	// host-image task-created gpu bytes: 0 host bytes: 4096
 	// batch 1, task-created: lock failed: space-mismatch: it is in host:0, not in gpu:0

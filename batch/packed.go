@@ -1,12 +1,6 @@
 package batch
 
-import (
-	"errors"
-	"sync/atomic"
-
-	"github.com/spillway-db/spillway/internal/invariants"
-	"github.com/spillway-db/spillway/tier"
-)
+import "github.com/spillway-db/spillway/tier"
 
 // The forms of an image whose bytes are compressed; see Packed. On a device there is none.
 const (
@@ -57,84 +51,35 @@ func (r *Run) Stored() (n int64) {
 // Packed is the payload of an image whose body is compressed, in host memory or on disk.
 // Dictionaries that are images of their own are not: they are shared with images.
 type Packed struct {
-	desc     *Descriptor
-	runs     []Run
-	space    *tier.Space
-	shared   []Shared
-	released atomic.Bool
+	body
+	runs []Run
 }
 
 // NewPacked returns the compressed form of the image that d describes. It takes the
 // buffers of runs over, which lie in space and stand for the body in order, and a reference
 // to each of d's AllDictionaries, as NewImage does. It panics on arguments that break this.
 func NewPacked(d *Descriptor, runs []Run, space *tier.Space, shared ...Shared) *Packed {
+	p := &Packed{body{desc: d, space: space, shared: shared}, runs}
+	for i := range runs {
+		p.bufs = append(p.bufs, runs[i].Buffer)
+	}
+	p.check("a packed image")
 	switch {
-	case d == nil || space == nil:
-		panic("batch: a packed image needs a descriptor and a space")
 	case PackedType(space.Kind()) == "":
 		panic("batch: there is no packed image in a space of this tier")
 	case int64(len(runs)) != (d.Body+RunSize-1)/RunSize:
 		panic("batch: a packed image does not have a run for each part of its body")
 	}
 	for i := range runs {
-		if b := runs[i].Buffer; b == nil || b.Space() != space || b.Size() < runs[i].Stored() {
-			panic("batch: a packed image's run lies in another space or is cut short")
+		if b := runs[i].Buffer; b == nil || b.Size() < runs[i].Stored() {
+			panic("batch: a packed image's run is cut short")
 		}
 	}
-	checkShared(d, space, shared)
-	return &Packed{desc: d, runs: runs, space: space, shared: shared}
+	return p
 }
 
 // Type returns the form's name by the tier of its space.
 func (p *Packed) Type() PayloadType { return PackedType(p.space.Kind()) }
 
-// Space returns where the runs lie.
-func (p *Packed) Space() *tier.Space { return p.space }
-
-// Bytes returns what the runs are charged in their space.
-func (p *Packed) Bytes() (n int64) {
-	for i := range p.runs {
-		n += p.runs[i].Buffer.Charge()
-	}
-	return n
-}
-
-// Descriptor returns what the bytes mean once they are uncompressed.
-func (p *Packed) Descriptor() *Descriptor { return p.desc }
-
 // Runs returns the stored body. It stays the payload's, and must not be changed.
 func (p *Packed) Runs() []Run { return p.runs }
-
-// Buffers returns the memory of the runs. It stays the payload's.
-func (p *Packed) Buffers() []*tier.Buffer {
-	out := make([]*tier.Buffer, len(p.runs))
-	for i := range p.runs {
-		out[i] = p.runs[i].Buffer
-	}
-	return out
-}
-
-// Shared returns the dictionaries, as Image.Shared does.
-func (p *Packed) Shared() []Shared { return p.shared }
-
-// EachShared calls f with the memory of each dictionary.
-func (p *Packed) EachShared(f func(*tier.Buffer)) { eachBuffer(p.shared, f) }
-
-// Release gives the runs and the references to dictionaries up. A second release changes
-// nothing and returns tier.ErrReleased; an invariants build panics.
-func (p *Packed) Release() error {
-	if !p.released.CompareAndSwap(false, true) {
-		if invariants.Enabled {
-			panic("batch: packed image released twice")
-		}
-		return tier.ErrReleased
-	}
-	var err error
-	for i := range p.runs {
-		err = errors.Join(err, p.runs[i].Buffer.Release())
-	}
-	for _, s := range p.shared {
-		err = errors.Join(err, s.Release())
-	}
-	return err
-}

@@ -192,15 +192,116 @@ type Shared interface {
 	Release() error
 }
 
+// body is what the built-in payloads have in common: owned buffers in one space, a descriptor, and a
+// reference to each dictionary, in the same space.
+type body struct {
+	desc     *Descriptor
+	space    *tier.Space
+	bufs     []*tier.Buffer
+	shared   []Shared
+	released atomic.Bool
+}
+
+// check panics on parts that do not fit together, for that is a bug in a converter. name is for the
+// message.
+func (p *body) check(name string) {
+	if p.desc == nil || p.space == nil {
+		panic("batch: " + name + " needs a descriptor and a space")
+	}
+	for _, b := range p.bufs {
+		if b != nil && b.Space() != p.space {
+			panic("batch: a buffer of " + name + " lies in another space")
+		}
+	}
+	dicts := p.desc.AllDictionaries()
+	if len(dicts) != len(p.shared) {
+		panic("batch: " + name + " does not have the dictionaries that it needs")
+	}
+	for i, dict := range dicts {
+		switch s := p.shared[i]; {
+		case s.Descriptor() != dict:
+			panic("batch: " + name + " has another dictionary than the one it needs")
+		case s.Buffer() != nil && s.Buffer().Space() != p.space:
+			panic("batch: a dictionary of " + name + " lies in another space")
+		}
+	}
+}
+
+// Space returns where the payload lies.
+func (p *body) Space() *tier.Space { return p.space }
+
+// Bytes returns what the payload's own buffers are charged in its space; dictionaries,
+// which it shares, do not count.
+func (p *body) Bytes() (n int64) {
+	for _, b := range p.bufs {
+		n += b.Charge()
+	}
+	return n
+}
+
+// Descriptor returns what the bytes mean. Its spans are places in an image that is not
+// compressed.
+func (p *body) Descriptor() *Descriptor { return p.desc }
+
+// Shared returns the dictionaries, in the order of Descriptor.AllDictionaries.
+// They stay the payload's, and must not be changed.
+func (p *body) Shared() []Shared { return p.shared }
+
+// EachShared calls f with the memory of each dictionary.
+func (p *body) EachShared(f func(*tier.Buffer)) {
+	for _, s := range p.shared {
+		if b := s.Buffer(); b != nil { // not an empty dictionary's
+			f(b)
+		}
+	}
+}
+
+// Leased returns how many readers hold the memory beyond the payload.
+func (p *body) Leased() (n int) {
+	for _, b := range p.bufs {
+		n += b.Leased()
+	}
+	return n
+}
+
+// OnUnleased sets what is called when no reader holds memory of one of the buffers any more; see
+// tier.Buffer.OnUnleased.
+func (p *body) OnUnleased(f func()) {
+	for _, b := range p.bufs {
+		b.OnUnleased(f)
+	}
+}
+
+// Buffers returns the payload's own memory, which stays the payload's. The slice must not be
+// changed.
+func (p *body) Buffers() []*tier.Buffer { return p.bufs }
+
+// Release gives the buffers and the references to dictionaries up; memory that
+// readers hold a lease on stays until the last lease ends. A second release changes nothing and
+// returns tier.ErrReleased; an invariants build panics.
+func (p *body) Release() error {
+	if !p.released.CompareAndSwap(false, true) {
+		if invariants.Enabled {
+			panic("batch: a payload was released twice")
+		}
+		return tier.ErrReleased
+	}
+	var err error
+	for _, b := range p.bufs {
+		err = errors.Join(err, b.Release())
+	}
+	for _, s := range p.shared {
+		err = errors.Join(err, s.Release())
+	}
+	return err
+}
+
 // Image is the payload of all three built-in forms: the bytes of a batch in the
 // one layout that all tiers share, in a buffer of whatever space, and a reference
 // to each dictionary that it needs, in the same space.
 type Image struct {
-	desc     *Descriptor
-	buf      *tier.Buffer
-	space    *tier.Space
-	shared   []Shared
-	released atomic.Bool
+	body
+	buf [1]*tier.Buffer
 }
 
 // NewImage returns the image that d describes, whose body is in buf. It takes
@@ -210,102 +311,23 @@ type Image struct {
 // reference to each, which the image takes over and releases with itself. NewImage
 // panics on arguments that break this, for that is a bug in a converter.
 func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shared) *Image {
-	switch {
-	case d == nil || space == nil:
-		panic("batch: an image needs a descriptor and a space")
-	case buf.Size() < d.Body:
+	p := &Image{body{desc: d, space: space, shared: shared}, [1]*tier.Buffer{buf}}
+	if buf != nil {
+		p.bufs = p.buf[:]
+	}
+	p.check("an image")
+	if buf.Size() < d.Body {
 		panic("batch: an image's buffer is shorter than its body")
-	case buf != nil && buf.Space() != space:
-		panic("batch: an image's buffer lies in another space")
 	}
-	checkShared(d, space, shared)
-	return &Image{desc: d, buf: buf, space: space, shared: shared}
-}
-
-// checkShared panics if shared are not d's dictionaries in the space.
-func checkShared(d *Descriptor, space *tier.Space, shared []Shared) {
-	dicts := d.AllDictionaries()
-	if len(dicts) != len(shared) {
-		panic("batch: an image does not have the dictionaries that it needs")
-	}
-	for i, dict := range dicts {
-		switch {
-		case shared[i].Descriptor() != dict:
-			panic("batch: an image has another dictionary than the one it needs")
-		case shared[i].Buffer() != nil && shared[i].Buffer().Space() != space:
-			panic("batch: an image's dictionary lies in another space")
-		}
-	}
+	return p
 }
 
 // Type returns the form's name by the tier of its space.
 func (p *Image) Type() PayloadType { return ImageType(p.space.Kind()) }
 
-// Space returns where the image lies.
-func (p *Image) Space() *tier.Space { return p.space }
-
-// Bytes returns what the image's own body is charged in its space; dictionaries,
-// which it shares, do not count.
-func (p *Image) Bytes() int64 { return p.buf.Charge() }
-
-// Descriptor returns what the bytes mean.
-func (p *Image) Descriptor() *Descriptor { return p.desc }
-
 // Buffer returns the body's memory, nil if the body is empty. It stays the
 // image's.
-func (p *Image) Buffer() *tier.Buffer { return p.buf }
-
-// Shared returns the dictionaries, in the order of Descriptor.AllDictionaries.
-// They stay the image's, and must not be changed.
-func (p *Image) Shared() []Shared { return p.shared }
-
-// EachShared calls f with the memory of each dictionary.
-func (p *Image) EachShared(f func(*tier.Buffer)) { eachBuffer(p.shared, f) }
-
-func eachBuffer(shared []Shared, f func(*tier.Buffer)) {
-	for _, s := range shared {
-		if b := s.Buffer(); b != nil { // not an empty dictionary's
-			f(b)
-		}
-	}
-}
-
-// Leased returns how many readers hold the body's memory beyond the image.
-func (p *Image) Leased() int {
-	if p.buf == nil {
-		return 0
-	}
-	return p.buf.Leased()
-}
-
-// OnUnleased sets what is called when no reader holds the memory any more; see
-// tier.Buffer.OnUnleased.
-func (p *Image) OnUnleased(f func()) { p.buf.OnUnleased(f) }
-
-// Buffers returns the image's own memory. It stays the image's.
-func (p *Image) Buffers() []*tier.Buffer {
-	if p.buf == nil {
-		return nil
-	}
-	return []*tier.Buffer{p.buf}
-}
-
-// Release gives the buffer and the references to dictionaries up; memory that
-// readers hold a lease on stays until the last lease ends. A second release changes nothing and returns
-// tier.ErrReleased; an invariants build panics.
-func (p *Image) Release() error {
-	if !p.released.CompareAndSwap(false, true) {
-		if invariants.Enabled {
-			panic("batch: image released twice")
-		}
-		return tier.ErrReleased
-	}
-	err := p.buf.Release()
-	for _, s := range p.shared {
-		err = errors.Join(err, s.Release())
-	}
-	return err
-}
+func (p *Image) Buffer() *tier.Buffer { return p.buf[0] }
 
 // ErrUnmovable is matched by every UnmovableError.
 var ErrUnmovable = errors.New("batch: it cannot be converted")

@@ -67,7 +67,7 @@ func (s situation) build(t *testing.T, gpu *tier.Space) *rig {
 	case Released:
 		must(r.b.Drop())
 	}
-	if got := (situation{s.name, r.b.State(), r.b.Info().Pending, r.b.Info().Active}); got != s {
+	if got := (situation{s.name, r.b.Info().State, r.b.Info().Pending, r.b.Info().Active}); got != s {
 		t.Fatalf("built %+v, want %+v", got, s)
 	}
 	return r
@@ -374,8 +374,8 @@ func TestDiscardWaitsForTransit(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if b.State() != Released {
-		t.Errorf("the batch is %s", b.State())
+	if b.Info().State != Released {
+		t.Errorf("the batch is %s", b.Info().State)
 	}
 	if err := b.Discard(t.Context()); !errors.Is(err, ErrState) {
 		t.Errorf("again: %v", err)

@@ -1,11 +1,8 @@
 package batch
 
 import (
-	"errors"
 	"slices"
-	"sync/atomic"
 
-	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -54,14 +51,10 @@ type Adjustment struct {
 // read its bytes: it gets them when it becomes an image, and the batch another descriptor
 // then. Dictionaries that are images of their own stay so: a table shares them with images.
 type Table struct {
-	desc     *Descriptor
-	ranges   []DeviceRange
-	adjust   []Adjustment
-	bufs     []*tier.Buffer
-	kept     int64
-	space    *tier.Space
-	shared   []Shared
-	released atomic.Bool
+	body
+	ranges []DeviceRange
+	adjust []Adjustment
+	kept   int64
 }
 
 // TableParts is what a Table is made of.
@@ -78,9 +71,9 @@ type TableParts struct {
 // NewTable returns the table of these parts. It panics on parts that do not fit together, for
 // that is a bug in a converter.
 func NewTable(p TableParts) *Table {
+	t := &Table{body{desc: p.Descriptor, space: p.Space, bufs: p.Buffers, shared: p.Shared}, p.Ranges, p.Adjustments, p.Kept}
+	t.check("a table")
 	switch {
-	case p.Descriptor == nil || p.Space == nil:
-		panic("batch: a table needs a descriptor and a space")
 	case p.Space.Kind() != tier.GPU:
 		panic("batch: a table lies on a GPU")
 	case len(p.Ranges) != len(p.Descriptor.Buffers):
@@ -90,38 +83,20 @@ func NewTable(p TableParts) *Table {
 	case p.Descriptor.Sums == nil && len(p.Shared) > 0:
 		panic("batch: a table without checksums shares dictionaries")
 	}
-	for _, b := range p.Buffers {
-		if b != nil && b.Space() != p.Space {
-			panic("batch: a table's buffer lies in another space")
-		}
-	}
 	for i, s := range p.Descriptor.Buffers {
 		if s.Length > 0 && p.Ranges[i].Length < s.Length {
 			panic("batch: a table's buffer is cut short")
 		}
 	}
-	checkShared(p.Descriptor, p.Space, p.Shared)
-	return &Table{desc: p.Descriptor, ranges: p.Ranges, adjust: p.Adjustments, bufs: p.Buffers, kept: p.Kept, space: p.Space, shared: p.Shared}
+	return t
 }
 
 // Type returns GPUTable.
 func (p *Table) Type() PayloadType { return GPUTable }
 
-// Space returns the space of the device.
-func (p *Table) Space() *tier.Space { return p.space }
-
 // Bytes returns what the table's buffers are charged in their space, without dictionaries
 // that it shares, and what it keeps there that others are charged for: what can be freed when it goes.
-func (p *Table) Bytes() (n int64) {
-	n = p.kept
-	for _, b := range p.bufs {
-		n += b.Charge()
-	}
-	return n
-}
-
-// Descriptor returns what the bytes mean. Its spans are places in an image.
-func (p *Table) Descriptor() *Descriptor { return p.desc }
+func (p *Table) Bytes() int64 { return p.kept + p.body.Bytes() }
 
 // Ranges returns where each of Descriptor.Buffers lies on the device. They stay the
 // table's, and must not be changed.
@@ -142,31 +117,6 @@ func (p *Table) Lent() bool {
 	return len(p.bufs) > 0
 }
 
-// Shared returns the dictionaries, as Image.Shared does.
-func (p *Table) Shared() []Shared { return p.shared }
-
-// EachShared calls f with the memory of each dictionary.
-func (p *Table) EachShared(f func(*tier.Buffer)) { eachBuffer(p.shared, f) }
-
-// Leased returns how many readers hold memory of the table's beyond itself.
-func (p *Table) Leased() (n int) {
-	for _, b := range p.bufs {
-		n += b.Leased()
-	}
-	return n
-}
-
-// OnUnleased sets what is called when no reader holds memory of one of the table's buffers
-// any more; see tier.Buffer.OnUnleased.
-func (p *Table) OnUnleased(f func()) {
-	for _, b := range p.bufs {
-		b.OnUnleased(f)
-	}
-}
-
-// Buffers returns the table's own memory. It stays the table's.
-func (p *Table) Buffers() []*tier.Buffer { return slices.Clone(p.bufs) }
-
 // Lease keeps the memory of all buffers until the returned function is called, also beyond
 // Release. The caller must hold the batch.
 func (p *Table) Lease() (end func()) {
@@ -179,23 +129,4 @@ func (p *Table) Lease() (end func()) {
 			end()
 		}
 	}
-}
-
-// Release gives the buffers and the references to dictionaries up. A second release changes
-// nothing and returns tier.ErrReleased; an invariants build panics.
-func (p *Table) Release() error {
-	if !p.released.CompareAndSwap(false, true) {
-		if invariants.Enabled {
-			panic("batch: table released twice")
-		}
-		return tier.ErrReleased
-	}
-	var err error
-	for _, b := range p.bufs {
-		err = errors.Join(err, b.Release())
-	}
-	for _, s := range p.shared {
-		err = errors.Join(err, s.Release())
-	}
-	return err
 }

@@ -16,6 +16,7 @@ type Transit struct {
 	trace   trace
 	b       *Batch
 	payload Payload
+	desc    *Descriptor // of the batch
 	ended   atomic.Bool
 }
 
@@ -43,7 +44,7 @@ func (b *Batch) TryTransit() (*Transit, error) {
 		return nil, err
 	}
 	b.mu.state = InTransit
-	t := &Transit{b: b, payload: b.mu.payload}
+	t := &Transit{b: b, payload: b.mu.payload, desc: b.mu.desc}
 	c := b.changeLocked()
 	b.mu.Unlock()
 	track(t, &t.trace, "transit", b.id)
@@ -136,7 +137,7 @@ func (t *Transit) check(p Payload) (*Descriptor, error) {
 	if p == nil || p.Space() == nil {
 		return nil, missing
 	}
-	desc, old := descriptorOf(p), t.b.Descriptor()
+	desc, old := descriptorOf(p), t.desc
 	if desc != nil && old != nil && desc.Rows != old.Rows {
 		return nil, missing
 	}

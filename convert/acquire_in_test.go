@@ -21,7 +21,7 @@ func TestAcquireIn(t *testing.T) {
 			dict := words(1)
 			one, two := m.make(t, codedBy(dict, 1, 5000), k), m.make(t, codedBy(dict, 2, 3000), k)
 			there, missing := m.mover.Charges(gpu, one, two, one)
-			if want := gpu.Charge(one.Descriptor().Body)*2 + gpu.Charge(two.Descriptor().Body) + gpu.Charge(shared(one).Body); there != 0 || missing != want {
+			if want := gpu.Charge(one.Info().Descriptor.Body)*2 + gpu.Charge(two.Info().Descriptor.Body) + gpu.Charge(shared(one).Body); there != 0 || missing != want {
 				t.Fatalf("%d bytes are there and %d missing, want none and %d", there, missing, want)
 			}
 			_, missing = m.mover.Charges(gpu, one, two)
@@ -80,7 +80,7 @@ func TestChargesOfWhatLeaves(t *testing.T) {
 	dict := words(1)
 	one, two := m.make(t, codedBy(dict, 1, 5000), tier.GPU), m.make(t, codedBy(dict, 2, 3000), tier.GPU)
 	list := gpu.Charge(shared(one).Body)
-	first, second := gpu.Charge(one.Descriptor().Body), gpu.Charge(two.Descriptor().Body)
+	first, second := gpu.Charge(one.Info().Descriptor.Body), gpu.Charge(two.Info().Descriptor.Body)
 	want := func(there, missing int64) {
 		t.Helper()
 		if a, b := m.mover.Charges(gpu, one, two); a != there || b != missing {
@@ -151,7 +151,7 @@ func TestAcquireInDoesNotClear(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 1 << 20})
 	b := m.put(t, numbered(1, 10_000), tier.Host)
 	gpu := m.spaces[tier.GPU]
-	need := gpu.Charge(b.Descriptor().Body)
+	need := gpu.Charge(b.Info().Descriptor.Body)
 	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Room())
 	if err != nil {
 		t.Fatal(err)

@@ -20,16 +20,16 @@ func TestVerifyFindsEveryChunk(t *testing.T) {
 		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk), ReasonWork); err != nil {
 			t.Fatal(err)
 		}
-		if err := m.mover.Verify(t.Context(), b.Payload()); err != nil {
+		if err := m.mover.Verify(t.Context(), b.Info().Payload); err != nil {
 			t.Fatal(err)
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := m.mover.Verify(ended, b.Payload()); !errors.Is(err, context.Canceled) {
+		if err := m.mover.Verify(ended, b.Info().Payload); !errors.Is(err, context.Canceled) {
 			t.Errorf("with a context that has ended: %v", err)
 		}
 		var buffers []*tier.Buffer
-		switch p := b.Payload().(type) {
+		switch p := b.Info().Payload.(type) {
 		case *batch.Image:
 			buffers = append(buffers, p.Buffer())
 		case *batch.Packed:
@@ -48,7 +48,7 @@ func TestVerifyFindsEveryChunk(t *testing.T) {
 				if err := file.WriteAt(t.Context(), []byte{was[0] ^ 4}, off); err != nil {
 					t.Fatal(err)
 				}
-				if err := m.mover.Verify(t.Context(), b.Payload()); !errors.Is(err, image.ErrCorrupt) {
+				if err := m.mover.Verify(t.Context(), b.Info().Payload); !errors.Is(err, image.ErrCorrupt) {
 					t.Errorf("%s, byte %d: %v", codec, off, err)
 				}
 				found++

@@ -84,7 +84,7 @@ func flip(t *testing.T, b *batch.Batch, off int64) {
 func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, mixed(1, mixedRows), tier.Disk)
-	spans := b.Descriptor().Buffers
+	spans := b.Info().Descriptor.Buffers
 	// text has validity, offsets and bytes; code and n have no nulls.
 	offsets, text, numbers := spans[1], spans[2], spans[6]
 	if offsets.Length != 4*mixedRows+4 || text.Length < 4*batch.SumChunk || numbers.Length != 8*mixedRows {
@@ -226,7 +226,7 @@ func TestColumnsBringTheirDictionariesOnly(t *testing.T) {
 	for _, s := range []struct {
 		fields []int
 		dicts  []*batch.Descriptor
-	}{{[]int{1}, nil}, {[]int{3, 2}, b.Descriptor().Dictionaries[1:]}, {[]int{0, 3}, b.Descriptor().Dictionaries}} {
+	}{{[]int{1}, nil}, {[]int{3, 2}, b.Info().Descriptor.Dictionaries[1:]}, {[]int{0, 3}, b.Info().Descriptor.Dictionaries}} {
 		got, err := m.columns(t, b, columns.Selection{Fields: s.fields, From: 100, To: 2000})
 		if err != nil {
 			t.Fatal(err)
@@ -236,7 +236,7 @@ func TestColumnsBringTheirDictionariesOnly(t *testing.T) {
 		for _, d := range s.dicts {
 			want += host.Charge(d.Body)
 		}
-		if live < m.base+want || live > m.base+want+2*host.Charge(b.Descriptor().Body) {
+		if live < m.base+want || live > m.base+want+2*host.Charge(b.Info().Descriptor.Body) {
 			t.Errorf("columns %v: %d bytes are in use, %d are dictionaries'", s.fields, live-m.base, want)
 		}
 		if s.fields[0] == 3 {

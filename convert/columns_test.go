@@ -219,7 +219,7 @@ func TestColumnsOfRandomRecords(t *testing.T) {
 			continue
 		}
 		b := m.make(t, rec, tier.Disk)
-		if b.Descriptor().Body > 12<<20 {
+		if b.Info().Descriptor.Body > 12<<20 {
 			drop(t, b)
 			rec.Release()
 			continue
@@ -265,7 +265,7 @@ func TestColumnsReadTheStringsOfARange(t *testing.T) {
 				gen := arrowgen.New(4)
 				gen.Nulls = nulls
 				b := m.put(t, gen.Record(arrowgen.Schema(typ, typ), rows), tier.Disk)
-				body := b.Descriptor().Body
+				body := b.Info().Descriptor.Body
 				if body < 2*4*columns.FewText {
 					t.Fatalf("a body of %d bytes is too short", body)
 				}
@@ -277,7 +277,7 @@ func TestColumnsReadTheStringsOfARange(t *testing.T) {
 					from := rng.Int64N(rows - n)
 					read := m.reading(func() { m.picked(t, b, []int{1}, from, from+n) })
 					// Its share, and for each buffer of the column the ends, and their look-up.
-					buffers := int64(len(b.Descriptor().Buffers)) / 2
+					buffers := int64(len(b.Info().Descriptor.Buffers)) / 2
 					if most := body*(n+511)/rows + buffers*4*batch.SumChunk; read > most {
 						t.Fatalf("%d bytes of %d were read for %d of %d rows, want %d at most", read, body, n, rows, most)
 					}
@@ -293,7 +293,7 @@ func TestColumnsReadOnlyTheirShare(t *testing.T) {
 	const rows = 16 << 20 / (5 * 8) // three chunks at the ends of each column are less than the twentieth that is allowed
 	m := newMachine(t, machineConfig{host: 15 << 19, disk: 20 << 20})
 	b := m.put(t, arrowgen.Ints(1, rows, 5), tier.Disk)
-	body := b.Descriptor().Body
+	body := b.Info().Descriptor.Body
 	for _, fields := range [][]int{{1, 3}, {4, 0}, {2, 3}} {
 		read := m.reading(func() { m.picked(t, b, fields, 0, rows) })
 		requests := m.requests(t, b, columns.Selection{Fields: fields})
@@ -332,7 +332,7 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 		for i := range runs {
 			for _, f := range c.fields {
 				// No column has nulls: each is one buffer beside an empty one.
-				if s := b.Descriptor().Buffers[2*f+1]; s.Offset < int64(i+1)*batch.RunSize && s.Offset+s.Length > int64(i)*batch.RunSize {
+				if s := b.Info().Descriptor.Buffers[2*f+1]; s.Offset < int64(i+1)*batch.RunSize && s.Offset+s.Length > int64(i)*batch.RunSize {
 					want += image.RoundUp(runs[i].Stored(), tier.Page)
 					break
 				}
@@ -500,7 +500,7 @@ func TestRecordMetadata(t *testing.T) {
 	if err := equal.Records(plain, back); err == nil {
 		t.Error("metadata does not count")
 	}
-	if d := m.put(t, plain, tier.Host).Descriptor(); d.Metadata != nil {
+	if d := m.put(t, plain, tier.Host).Info().Descriptor; d.Metadata != nil {
 		t.Errorf("metadata %v of a record that has none", d.Metadata)
 	}
 }

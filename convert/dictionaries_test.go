@@ -60,7 +60,7 @@ func codedBy(dict arrow.Array, n int64, rows int) arrow.RecordBatch {
 // coded makes a record with a dictionary of its own.
 func coded(n int64, rows int) arrow.RecordBatch { return codedBy(words(n), n, rows) }
 
-func shared(b *batch.Batch) *batch.Descriptor { return b.Descriptor().Dictionaries[0] }
+func shared(b *batch.Batch) *batch.Descriptor { return b.Info().Descriptor.Dictionaries[0] }
 
 // holds checks that a space has exactly the given batches and dictionaries.
 func (m *machine) holds(t *testing.T, k tier.Kind, dicts int64, batches ...*batch.Batch) {
@@ -137,8 +137,8 @@ func TestDictionaryIsCountedOnceASpace(t *testing.T) {
 		all = append(all, m.make(t, codedBy(dict, int64(i), 500), tier.GPU))
 	}
 	body := shared(all[0]).Body
-	if body < 16<<10 || all[0].Descriptor().Body >= body {
-		t.Fatalf("a dictionary of %d bytes, batches of %d", body, all[0].Descriptor().Body)
+	if body < 16<<10 || all[0].Info().Descriptor.Body >= body {
+		t.Fatalf("a dictionary of %d bytes, batches of %d", body, all[0].Info().Descriptor.Body)
 	}
 	charge := func(k tier.Kind) int64 { return m.spaces[k].Charge(body) }
 	m.holds(t, tier.GPU, charge(tier.GPU), all...)
@@ -241,7 +241,7 @@ func TestDictionaryOfDictionary(t *testing.T) {
 	rec := array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "d", Type: outer}, {Name: "l", Type: codedType}}, nil),
 		[]arrow.Array{array.NewDictionaryArray(outer, indices, values), array.NewSlice(values, 7, 407)}, 400)
 	b := m.make(t, rec, tier.GPU)
-	if all := b.Descriptor().AllDictionaries(); len(all) != 2 || len(all[1].Dictionaries) != 1 || all[1].Dictionaries[0] != all[0] {
+	if all := b.Info().Descriptor.AllDictionaries(); len(all) != 2 || len(all[1].Dictionaries) != 1 || all[1].Dictionaries[0] != all[0] {
 		t.Fatalf("dictionaries %v", all)
 	}
 	for _, k := range script {
@@ -253,9 +253,9 @@ func TestDictionaryOfDictionary(t *testing.T) {
 	mixed := array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "a", Type: outer}, {Name: "b", Type: outer}}, nil),
 		[]arrow.Array{rec.Column(0), opened.Column(0)}, 400)
 	c := m.make(t, mixed, tier.Disk)
-	if d := c.Descriptor(); len(d.Dictionaries) != 2 || d.Dictionaries[0] != d.Dictionaries[1] || len(d.AllDictionaries()) != 2 ||
-		d.Dictionaries[0] != b.Descriptor().Dictionaries[0] {
-		t.Errorf("dictionaries %v of %v", d.AllDictionaries(), b.Descriptor().AllDictionaries())
+	if d := c.Info().Descriptor; len(d.Dictionaries) != 2 || d.Dictionaries[0] != d.Dictionaries[1] || len(d.AllDictionaries()) != 2 ||
+		d.Dictionaries[0] != b.Info().Descriptor.Dictionaries[0] {
+		t.Errorf("dictionaries %v of %v", d.AllDictionaries(), b.Info().Descriptor.AllDictionaries())
 	}
 	for _, k := range script {
 		m.move(t, c, k)
@@ -539,7 +539,7 @@ func TestDictionaryLeavesWhileRoomIsWaitedFor(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU), ReasonWork) }()
 	<-waiting
-	if d := m.reservations.Demand(nil); len(d) != 1 || d[0].Bytes != gpu.Charge(b.Descriptor().Body) {
+	if d := m.reservations.Demand(nil); len(d) != 1 || d[0].Bytes != gpu.Charge(b.Info().Descriptor.Body) {
 		t.Errorf("demand %+v, want that of the body alone", d)
 	}
 	drop(t, there)

@@ -161,8 +161,8 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if c.PayloadType() != form || c.Info().Space.Kind != at || c.ID() == b.ID() {
-					t.Errorf("the clone is batch %d, a %s in %s, want a %s in %s", c.ID(), c.PayloadType(), c.Info().Space, form, at)
+				if c.Info().Payload.Type() != form || c.Info().Space.Kind != at || c.ID() == b.ID() {
+					t.Errorf("the clone is batch %d, a %s in %s, want a %s in %s", c.ID(), c.Info().Payload.Type(), c.Info().Space, form, at)
 				}
 				if form != inMind {
 					m.records[c.ID()] = rec

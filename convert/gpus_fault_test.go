@@ -32,15 +32,15 @@ var walk = []hop{
 func (m *machine) walked(t *testing.T, b *batch.Batch, want ...error) (failed bool) {
 	t.Helper()
 	for _, h := range walk {
-		from, form := b.Info().Space.Kind, b.PayloadType()
+		from, form := b.Info().Space.Kind, b.Info().Payload.Type()
 		err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(h.at), h.form, ReasonWork)
 		if err != nil {
 			if failed || !isOneOf(err, want) {
 				t.Fatalf("%s to %s: %v, want one of %v", form, h.form, err, want)
 			}
 			failed = true
-			if b.PayloadType() != form {
-				t.Fatalf("the batch is %s after a move from %s to %s that failed", b.PayloadType(), form, h.form)
+			if b.Info().Payload.Type() != form {
+				t.Fatalf("the batch is %s after a move from %s to %s that failed", b.Info().Payload.Type(), form, h.form)
 			}
 			m.whole(t, b, from)
 			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(h.at), h.form, ReasonWork); err != nil {

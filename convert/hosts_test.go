@@ -153,8 +153,8 @@ func (h *hosts) put(t *testing.T, rec arrow.RecordBatch, i int) *batch.Batch {
 func (h *hosts) says(t *testing.T, b *batch.Batch, rec arrow.RecordBatch, form batch.PayloadType, i int) {
 	t.Helper()
 	info := b.Info()
-	if info.State != batch.Idle || info.Space.Ordinal != i || b.PayloadType() != form {
-		t.Fatalf("batch is a %s: %+v, want a %s in host:%d", b.PayloadType(), info, form, i)
+	if info.State != batch.Idle || info.Space.Ordinal != i || b.Info().Payload.Type() != form {
+		t.Fatalf("batch is a %s: %+v, want a %s in host:%d", b.Info().Payload.Type(), info, form, i)
 	}
 	for j, s := range h.spaces {
 		want := int64(0)
@@ -163,7 +163,7 @@ func (h *hosts) says(t *testing.T, b *batch.Batch, rec arrow.RecordBatch, form b
 		}
 		if j == i {
 			want += info.Bytes
-			for _, d := range b.Descriptor().AllDictionaries() {
+			for _, d := range b.Info().Descriptor.AllDictionaries() {
 				want += s.Charge(d.Body)
 			}
 		}
@@ -241,8 +241,8 @@ func TestEveryTypeBetweenHostSpaces(t *testing.T) {
 							t.Fatalf("%s, %d rows, %s to %s: %v", typ, rows, from, to, err)
 						}
 						at = 1 - at
-						if err := h.same(t.Context(), b, rec); err != nil || b.PayloadType() != to || b.Info().Space.Ordinal != at {
-							t.Fatalf("%s, %d rows, %s to %s: a %s in %s: %v", typ, rows, from, to, b.PayloadType(), b.Info().Space, err)
+						if err := h.same(t.Context(), b, rec); err != nil || b.Info().Payload.Type() != to || b.Info().Space.Ordinal != at {
+							t.Fatalf("%s, %d rows, %s to %s: a %s in %s: %v", typ, rows, from, to, b.Info().Payload.Type(), b.Info().Space, err)
 						}
 					}
 				}

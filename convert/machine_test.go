@@ -206,7 +206,7 @@ func (m *machine) rests(t *testing.T, b *batch.Batch, k tier.Kind) {
 		}
 		if kind == k {
 			want += info.Bytes
-			for _, d := range b.Descriptor().AllDictionaries() {
+			for _, d := range b.Info().Descriptor.AllDictionaries() {
 				want += s.Charge(d.Body)
 			}
 		}
@@ -236,7 +236,7 @@ func (m *machine) whole(t *testing.T, b *batch.Batch, k tier.Kind) {
 	if want := heapDigest(t, m.records[b.ID()]); got != want {
 		t.Fatalf("the digest in %s is %x, want %x", k, got, want)
 	}
-	if b.Descriptor().Body > m.spaces[tier.Host].Available() {
+	if b.Info().Descriptor.Body > m.spaces[tier.Host].Available() {
 		return // too large to be opened
 	}
 	rec, err := m.mover.Record(t.Context(), h)

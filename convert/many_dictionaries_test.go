@@ -145,7 +145,7 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 	steps["layout"] -= steps["distinct"]
 	var one *batch.Batch
 	counted("put", func() { one = m.make(t, rec, tier.GPU) })
-	counted("all", func() { one.Descriptor().AllDictionaries() })
+	counted("all", func() { one.Info().Descriptor.AllDictionaries() })
 	two := m.make(t, rec, tier.GPU) // has the same dictionaries
 	leaves, err := two.TryTransit()
 	if err != nil {
@@ -154,7 +154,7 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 	gpu := m.spaces[tier.GPU]
 	counted("charges", func() {
 		there, missing := m.mover.Charges(gpu, one, two)
-		if bodies := gpu.Charge(one.Descriptor().Body); there != gpu.Used()-bodies || missing != bodies {
+		if bodies := gpu.Charge(one.Info().Descriptor.Body); there != gpu.Used()-bodies || missing != bodies {
 			t.Errorf("%d bytes are there and %d are missing, of %d and %d", there, missing, gpu.Used(), bodies)
 		}
 	})
@@ -273,7 +273,7 @@ func TestManyDictionariesHoldNobodyUp(t *testing.T) {
 	}
 	var dicts []*transfer.Dictionary
 	var pins []*transfer.DictCopy
-	yielding("of", func() { dicts = store.Of(b.Descriptor().AllDictionaries()) })
+	yielding("of", func() { dicts = store.Of(b.Info().Descriptor.AllDictionaries()) })
 	yielding("missing", func() {
 		if missing := store.Missing(gpu, dicts); missing != 0 {
 			t.Errorf("%d bytes are missing where the batch is", missing)

@@ -78,8 +78,8 @@ func TestCloneFollowsItsBatch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if at, want := c.Info().Space, b.Info().Space; at != want || c.PayloadType() != b.PayloadType() {
-			t.Errorf("the clone is a %s in %s, its batch a %s in %s", c.PayloadType(), at, b.PayloadType(), want)
+		if at, want := c.Info().Space, b.Info().Space; at != want || c.Info().Payload.Type() != b.Info().Payload.Type() {
+			t.Errorf("the clone is a %s in %s, its batch a %s in %s", c.Info().Payload.Type(), at, b.Info().Payload.Type(), want)
 		}
 		if m.records != nil {
 			m.records[c.ID()] = m.records[b.ID()]

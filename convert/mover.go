@@ -100,9 +100,6 @@ func (m *Mover) Close() error {
 	return nil
 }
 
-// Registry returns the converters that the mover uses.
-func (m *Mover) Registry() *Registry { return m.cfg.Registry }
-
 // Stats returns what was moved so far, one entry for each pair of spaces,
 // ordered by them.
 func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }

@@ -670,7 +670,7 @@ func TestVerifyNeedsADisk(t *testing.T) {
 	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
 		m := newMachine(t, machineConfig{})
 		b := m.put(t, numbered(1, 2000), k)
-		if err := m.mover.Verify(t.Context(), b.Payload()); !errors.Is(err, tier.ErrNotSupported) {
+		if err := m.mover.Verify(t.Context(), b.Info().Payload); !errors.Is(err, tier.ErrNotSupported) {
 			t.Errorf("in %s: %v", k, err)
 		}
 	}

@@ -300,7 +300,7 @@ func TestPackedFlippedInMemory(t *testing.T) {
 func TestFlippedBeforeItWasPacked(t *testing.T) {
 	m := newMachine(t, machineConfig{codec: CodecS2})
 	b := m.put(t, arrowgen.Flights(1, 20_000), tier.Host)
-	b.Payload().(*batch.Image).Buffer().Memory().(tier.HostMemory).Extents()[0][5000] ^= 8
+	b.Info().Payload.(*batch.Image).Buffer().Memory().(tier.HostMemory).Extents()[0][5000] ^= 8
 	m.move(t, b, tier.Disk)
 	if got := m.form(t, b); got != batch.DiskPacked {
 		t.Fatalf("a %s", got)
@@ -448,7 +448,7 @@ func TestAutoIngest(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 24 << 20, disk: 24 << 20, auto: true,
 		rules: []faultfs.Rule{{Ops: []string{"read", "write"}, Effect: faultfs.Throttle(5 << 20)}}})
 	b := m.put(t, arrowgen.Flights(1, 90_000), tier.Disk)
-	if n, raw := b.Info().Bytes, b.Descriptor().Body; n > raw*3/4 {
+	if n, raw := b.Info().Bytes, b.Info().Descriptor.Body; n > raw*3/4 {
 		t.Errorf("%d bytes of %d", n, raw)
 	}
 	m.whole(t, b, tier.Disk)

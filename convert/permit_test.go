@@ -392,7 +392,7 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 		batches = append(batches, m.put(t, numbered(int64(i), 2000), tier.Host))
 	}
 	last := m.put(t, numbered(99, 2000), tier.Host)
-	body := batches[0].Descriptor().Body
+	body := batches[0].Info().Descriptor.Body
 	open := files.shut()
 	defer open()
 	var under []*underWay

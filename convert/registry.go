@@ -202,23 +202,8 @@ func (g *Registry) lookup(from, to batch.PayloadType) (*entry, error) {
 	return e, nil
 }
 
-// Convert makes a payload of type to out of the one that t guards, drawn from r.
-// The transit stays open: the caller commits the result or aborts. A panic of a converter is an
-// error. An error whose cause is the batch, and not memory, a volume or a device, is a
-// *batch.UnmovableError.
-func (g *Registry) Convert(ctx context.Context, t *batch.Transit, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
-	src := t.Payload()
-	if src == nil {
-		return nil, fmt.Errorf("convert: converting what an ended transit guarded: %w", tier.ErrReleased)
-	}
-	out, err := g.convert(ctx, src, to, r)
-	var own *batch.UnmovableError
-	if errors.As(err, &own) {
-		own.Batch = t.Batch().ID()
-	}
-	return out, err
-}
-
+// convert makes a payload of type to out of src, drawn from r. A panic of a converter is an error. An
+// error whose cause is the batch, and not memory, a volume or a device, is a *batch.UnmovableError.
 func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
 	e, err := g.lookup(src.Type(), to)
 	if err != nil {

@@ -42,9 +42,9 @@ func cutAt(n int64, cuts ...int64) (m inExtents) {
 func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
 	m := newMachine(t, machineConfig{disk: 32 << 20})
 	b := m.put(t, numbered(1, 150000), tier.Disk) // 3.5 MiB
-	img, ok := b.Payload().(*batch.Image)
-	if !ok || b.Descriptor().Body < 3*batch.SumChunk+4*tier.Page {
-		t.Fatalf("%s of %d bytes", b.PayloadType(), b.Descriptor().Body)
+	img, ok := b.Info().Payload.(*batch.Image)
+	if !ok || b.Info().Descriptor.Body < 3*batch.SumChunk+4*tier.Page {
+		t.Fatalf("%s of %d bytes", b.Info().Payload.Type(), b.Info().Descriptor.Body)
 	}
 	desc, file := img.Descriptor(), img.Buffer().Memory().(tier.FileMemory)
 	sound := make([]byte, desc.Body)
@@ -125,7 +125,7 @@ func TestSplitChunksOfABatchAreVerified(t *testing.T) {
 	if err := move(tier.Host); err != nil {
 		t.Fatal(err)
 	}
-	extents := b.Payload().(*batch.Image).Buffer().Memory().(tier.HostMemory).Extents()
+	extents := b.Info().Payload.(*batch.Image).Buffer().Memory().(tier.HostMemory).Extents()
 	at := int64(len(extents[0])) // in the body
 	if len(extents) < 2 || at%batch.SumChunk == 0 {
 		t.Fatalf("%d extents, the first of %d bytes: no chunk is split", len(extents), at)

@@ -208,7 +208,7 @@ func foreignTableBecomesTheSameImage(t *testing.T, gpu gpus) {
 	m.as(t, b, toHost, batch.HostImage, tier.Host)
 	defer m.drop(t, b)
 	laid, _ := imagetest.LaidOut(t, part)
-	if got := b.Descriptor(); fmt.Sprint(got.Nodes, got.Buffers, got.Sums) != fmt.Sprint(laid.Nodes, laid.Buffers, laid.Sums) {
+	if got := b.Info().Descriptor; fmt.Sprint(got.Nodes, got.Buffers, got.Sums) != fmt.Sprint(laid.Nodes, laid.Buffers, laid.Sums) {
 		t.Errorf("the image is %v, laid out %v", got, laid)
 	}
 }

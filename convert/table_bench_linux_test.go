@@ -36,7 +36,7 @@ func benchTable(b *testing.B, rec arrow.RecordBatch, name string) {
 		b.Fatal(err)
 	}
 	x := m.adopt(b, rec, p)
-	d := x.Descriptor()
+	d := x.Info().Descriptor
 	var spans []batch.Span
 	size := int64(0)
 	for _, s := range d.Buffers {

@@ -41,8 +41,8 @@ func tablesOfEveryTypeArePacked(t *testing.T, g gpus) {
 					if err := m.mover.MoveAs(t.Context(), b, to, form, ReasonWork); err != nil {
 						t.Fatalf("%s to %s: %v", dt, form, err)
 					}
-					if b.PayloadType() != form || f.released != 1 {
-						t.Fatalf("%s is a %s, want %s; released %d times", dt, b.PayloadType(), form, f.released)
+					if b.Info().Payload.Type() != form || f.released != 1 {
+						t.Fatalf("%s is a %s, want %s; released %d times", dt, b.Info().Payload.Type(), form, f.released)
 					}
 					m.says(t, b, rec, b.Info().Space.Kind)
 					m.rests(t, b, b.Info().Space.Kind)
@@ -87,10 +87,10 @@ func largeTableIsPacked(t *testing.T, g gpus) {
 			if auto {
 				want = batch.DiskPacked
 			}
-			if got := b.PayloadType(); got != want {
+			if got := b.Info().Payload.Type(); got != want {
 				t.Errorf("it is a %s, want %s", got, want)
 			}
-			if n, body := b.Info().Bytes, b.Descriptor().Body; n > body*3/4 {
+			if n, body := b.Info().Bytes, b.Info().Descriptor.Body; n > body*3/4 {
 				t.Errorf("%d bytes of %d", n, body)
 			}
 			if err := m.same(t.Context(), b); err != nil {
@@ -143,8 +143,8 @@ func TestEveryFailureOfPackingATable(t *testing.T) {
 				if !errors.Is(err, tc.want) {
 					t.Fatalf("failure %d: %v", failed, err)
 				}
-				if b.PayloadType() != batch.GPUTable || b.State() != batch.Idle {
-					t.Fatalf("failure %d: the batch is a %s, %s", failed, b.PayloadType(), b.State())
+				if b.Info().Payload.Type() != batch.GPUTable || b.Info().State != batch.Idle {
+					t.Fatalf("failure %d: the batch is a %s, %s", failed, b.Info().Payload.Type(), b.Info().State)
 				}
 				for _, k := range []tier.Kind{tier.Host, tier.Disk} {
 					want := map[tier.Kind]int64{tier.Host: m.base}[k]
@@ -176,7 +176,7 @@ func TestPackedTableHasTheSumsOfTheImage(t *testing.T) {
 	}
 	defer m.drop(t, b)
 	laid, _ := imagetest.LaidOut(t, part)
-	if got := b.Descriptor(); len(got.Sums) < 2 || fmt.Sprint(got.Sums) != fmt.Sprint(laid.Sums) {
+	if got := b.Info().Descriptor; len(got.Sums) < 2 || fmt.Sprint(got.Sums) != fmt.Sprint(laid.Sums) {
 		t.Errorf("the sums are %x, laid out %x", got.Sums, laid.Sums)
 	}
 }

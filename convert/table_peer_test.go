@@ -126,10 +126,10 @@ func fromGPUToGPU(t *testing.T, g gpus) {
 				if err := m.mover.MoveAs(t.Context(), b, at[(n+1)%2], form, ReasonWork); err != nil {
 					t.Fatalf("%s: %v", dt, err)
 				}
-				if got := b.Info(); got.Space.Ordinal != (n+1)%2 || b.PayloadType() != form {
-					t.Fatalf("the batch is %s in %s", b.PayloadType(), got.Space)
+				if got := b.Info(); got.Space.Ordinal != (n+1)%2 || b.Info().Payload.Type() != form {
+					t.Fatalf("the batch is %s in %s", b.Info().Payload.Type(), got.Space)
 				}
-				if b.Descriptor().Body > 0 && devs[n%2].Count("copy-to-peer") == peers {
+				if b.Info().Descriptor.Body > 0 && devs[n%2].Count("copy-to-peer") == peers {
 					t.Errorf("%s to %s: no copy to the peer was tried", dt, form)
 				}
 				if reach && devs[n%2].Count("copy-to-host", "copy-regions") > back {

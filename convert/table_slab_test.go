@@ -47,9 +47,9 @@ func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
 	b := m.put(t, rec, tier.Host)
 	before := allocs.Load()
 	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
-	body := b.Descriptor().Body
+	body := b.Info().Descriptor.Body
 	if n := allocs.Load() - before; body < transfer.SlabMost || n > 2*(body/transfer.SlabMost+1) {
-		t.Errorf("%d allocations for %d buffers of %d bytes", n, len(b.Descriptor().Buffers), body)
+		t.Errorf("%d allocations for %d buffers of %d bytes", n, len(b.Info().Descriptor.Buffers), body)
 	}
 	tr, err := b.TryTransit()
 	if err != nil {
@@ -106,8 +106,8 @@ func TestTableGoesIntoPieces(t *testing.T) {
 		}
 	}
 	m.settle()
-	if b.Descriptor().Body < 8*piece {
-		t.Fatalf("%d bytes are too little for this test", b.Descriptor().Body)
+	if b.Info().Descriptor.Body < 8*piece {
+		t.Fatalf("%d bytes are too little for this test", b.Info().Descriptor.Body)
 	}
 	if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable, ReasonTrigger); err != nil {
 		t.Fatal(err)

@@ -32,7 +32,7 @@ func (m *machine) as(t *testing.T, b *batch.Batch, to reservation.Strategy, form
 	if err := m.mover.MoveAs(t.Context(), b, to, form, ReasonWork); err != nil {
 		t.Fatalf("to %s: %v", form, err)
 	}
-	if got := b.PayloadType(); got != form {
+	if got := b.Info().Payload.Type(); got != form {
 		t.Fatalf("the batch is %s, want %s", got, form)
 	}
 	if !m.mover.cfg.Builtin.Outside { // the digest is that of another layout there
@@ -107,8 +107,8 @@ func largeTables(t *testing.T, g gpus) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.PayloadType() != batch.GPUTable {
-		t.Errorf("the clone is %s", c.PayloadType())
+	if c.Info().Payload.Type() != batch.GPUTable {
+		t.Errorf("the clone is %s", c.Info().Payload.Type())
 	}
 	m.drop(t, b)
 	m.records[c.ID()] = rec
@@ -222,8 +222,8 @@ func tableMoveIsCancelled(t *testing.T, g gpus) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("to %s: %v", to.form, err)
 		}
-		if b.PayloadType() != batch.GPUTable {
-			t.Fatalf("the batch is %s", b.PayloadType())
+		if b.Info().Payload.Type() != batch.GPUTable {
+			t.Fatalf("the batch is %s", b.Info().Payload.Type())
 		}
 		m.whole(t, b, tier.GPU)
 	}
@@ -309,8 +309,8 @@ func tableFaults(t *testing.T, gpu gpus) {
 					if !errors.Is(err, injected) {
 						t.Fatalf("%s to %s: %v", to.from, to.form, err)
 					}
-					if b.PayloadType() != to.from {
-						t.Fatalf("the batch is %s", b.PayloadType())
+					if b.Info().Payload.Type() != to.from {
+						t.Fatalf("the batch is %s", b.Info().Payload.Type())
 					}
 					m.rests(t, b, at)
 					m.says(t, b, rec, at)

@@ -204,17 +204,21 @@ func (t *trip) convert(ctx context.Context, transit *batch.Transit, r reservatio
 		form = m.cfg.Builtin.Form(transit.Payload(), r.Space(), m.cfg.Registry.has)
 	}
 	err = m.pinned(r, &t.what, func() (err error) {
-		out, err = m.cfg.Registry.Convert(ctx, transit, form, r)
+		out, err = m.cfg.Registry.convert(ctx, transit.Payload(), form, r)
 		return err
 	})
 	if err == nil && out.Space() != r.Space() {
-		err = &batch.UnmovableError{Batch: t.now.ID, Err: errors.Join(fmt.Errorf("the converter's payload lies in %s", out.Space().ID()), out.Release())}
+		err = &batch.UnmovableError{Err: errors.Join(fmt.Errorf("the converter's payload lies in %s", out.Space().ID()), out.Release())}
 	}
 	return out, err
 }
 
-// ofBatch adds to an error about corrupt bytes whose they are.
+// ofBatch adds to an error about a batch, or about corrupt bytes, whose it is.
 func ofBatch(err error, id batch.ID) error {
+	var own *batch.UnmovableError
+	if errors.As(err, &own) {
+		own.Batch = id
+	}
 	var c *image.CorruptError
 	if errors.As(err, &c) {
 		c.Batch = id

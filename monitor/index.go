@@ -150,7 +150,7 @@ func (x *index) Register(b *batch.Batch, now batch.Info) error {
 }
 
 // Knows says whether the index was told of b, which has not been dropped. It implements
-// batch.Knower.
+// batch.Registrar.
 func (x *index) Knows(b *batch.Batch) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

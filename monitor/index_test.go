@@ -69,7 +69,7 @@ func TestIndexFollowsABatch(t *testing.T) {
 	must(h.Close())
 	victim("closed", true, 30)
 
-	end := b.Descriptor() // the buffer is leased behind the batch's back
+	end := b.Info().Descriptor // the buffer is leased behind the batch's back
 	img := imageOf(t, b)
 	lease := img.Buffer().Lease()
 	b.SetPlace(seq(9))

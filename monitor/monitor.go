@@ -65,7 +65,7 @@ func (c Config) validate() error {
 
 // Monitor keeps spaces below their marks, and makes room for those who wait, by
 // moving batches down. One serves all plans of an engine. It knows of the batches that are made
-// with it as their batch.Observer; it is a batch.Registrar and batch.Knower too. It is safe for
+// with it as their batch.Observer; it is a batch.Registrar too. It is safe for
 // concurrent use; it does nothing until Run is called.
 type Monitor struct {
 	cfg    Config

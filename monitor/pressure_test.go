@@ -186,5 +186,5 @@ func (w *world) up(ctx context.Context, b *batch.Batch, n int64) error {
 	if err != nil {
 		return err
 	}
-	return tr.Commit(batch.NewImage(b.Descriptor(), buf, res.Space()), false)
+	return tr.Commit(batch.NewImage(b.Info().Descriptor, buf, res.Space()), false)
 }

@@ -139,7 +139,7 @@ func (m *slowMover) Move(ctx context.Context, b *batch.Batch, to reservation.Str
 	if err != nil {
 		return err
 	}
-	return t.Commit(batch.NewImage(b.Descriptor(), buf, r.Space()), false)
+	return t.Commit(batch.NewImage(b.Info().Descriptor, buf, r.Space()), false)
 }
 
 // failures is how many moves have failed so far.

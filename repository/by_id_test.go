@@ -23,8 +23,8 @@ func TestTakeByID(t *testing.T) {
 		wantError(t, err, ErrUnknownBatch)
 		four, err := r.TakeByID(background, 4, batch.TaskCreated)
 		check(t, err)
-		if four.ID() != 4 || four.State() != batch.TaskCreated || r.Len(1) != 1 {
-			t.Errorf("took %d, %s, %d left", four.ID(), four.State(), r.Len(1))
+		if four.ID() != 4 || four.Info().State != batch.TaskCreated || r.Len(1) != 1 {
+			t.Errorf("took %d, %s, %d left", four.ID(), four.Info().State, r.Len(1))
 		}
 		_, err = r.TakeByID(background, 4, batch.Idle)
 		wantError(t, err, ErrUnknownBatch)
@@ -95,8 +95,8 @@ func TestTakeTransitByID(t *testing.T) {
 		mustWait(t, take) // a handle is open
 		check(t, h.Close())
 		(<-take).check(t, second, nil)
-		if second.State() != batch.Idle || r.Len(0) != 2 {
-			t.Errorf("it is %s, %d are left", second.State(), r.Len(0))
+		if second.Info().State != batch.Idle || r.Len(0) != 2 {
+			t.Errorf("it is %s, %d are left", second.Info().State, r.Len(0))
 		}
 		check(t, second.Drop())
 	})

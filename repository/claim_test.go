@@ -273,7 +273,7 @@ func TestClaimsConcurrently(t *testing.T) {
 	order := make(map[*batch.Batch]uint64) // of arrival
 	ascending := func(what string, batches []*batch.Batch) {
 		if !slices.IsSortedFunc(batches, func(a, b *batch.Batch) int {
-			if a.Place().Seq < b.Place().Seq {
+			if a.Info().Place.Seq < b.Info().Place.Seq {
 				return -1
 			}
 			return 1
@@ -314,10 +314,10 @@ func TestClaimsConcurrently(t *testing.T) {
 				ascending("a claim", batches)
 				mu.Lock()
 				for _, b := range batches {
-					if seq, ok := order[b]; ok && seq != b.Place().Seq {
-						t.Errorf("a batch has moved from place %d to %d", seq, b.Place().Seq)
+					if seq, ok := order[b]; ok && seq != b.Info().Place.Seq {
+						t.Errorf("a batch has moved from place %d to %d", seq, b.Info().Place.Seq)
 					}
-					order[b] = b.Place().Seq
+					order[b] = b.Info().Place.Seq
 				}
 				mu.Unlock()
 				if rng.IntN(3) > 0 {

@@ -110,7 +110,7 @@ func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (drop
 			select {
 			case <-changed:
 			case <-ctx.Done():
-				return false, 0, fmt.Errorf("repository %s, batch %d is %s: %w", r.key, b.ID(), b.State(), context.Cause(ctx))
+				return false, 0, fmt.Errorf("repository %s, batch %d is %s: %w", r.key, b.ID(), b.Info().State, context.Cause(ctx))
 			}
 			continue
 		}

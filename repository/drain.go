@@ -79,7 +79,7 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, to rese
 		if err == nil {
 			return e, h, nil
 		}
-		if e.b.State() != batch.Released { // else somebody dropped it in place
+		if e.b.Info().State != batch.Released { // else somebody dropped it in place
 			return nil, nil, fmt.Errorf("repository %s, partition %d: %w", r.key, partition, err)
 		}
 	}

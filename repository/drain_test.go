@@ -38,8 +38,8 @@ func TestDrain(t *testing.T) {
 		check(t, err)
 		rec.Release()
 		check(t, h.Close())
-		if h.Batch().State() != batch.Released || m.space(tier.GPU).Used() != 0 {
-			t.Errorf("a closed handle leaves the batch %s and %d bytes", h.Batch().State(), m.space(tier.GPU).Used())
+		if h.Batch().Info().State != batch.Released || m.space(tier.GPU).Used() != 0 {
+			t.Errorf("a closed handle leaves the batch %s and %d bytes", h.Batch().Info().State, m.space(tier.GPU).Used())
 		}
 	}
 	if !slices.Equal(seen, []int64{0, 1, 2, 3, 4, 5}) || r.Total() != 0 {
@@ -463,8 +463,8 @@ func TestReaderErrors(t *testing.T) {
 	}
 	wantError(t, rd.Err(), broken)
 	b, _ := r.Peek(0)
-	if m.numberOf(b) != 1 || b.State() != batch.Idle || r.Len(0) != 2 {
-		t.Errorf("number %d, %s, of %d", m.numberOf(b), b.State(), r.Len(0))
+	if m.numberOf(b) != 1 || b.Info().State != batch.Idle || r.Len(0) != 2 {
+		t.Errorf("number %d, %s, of %d", m.numberOf(b), b.Info().State, r.Len(0))
 	}
 
 	m.setFault(nil)

@@ -136,7 +136,7 @@ func (m *fakeMover) move(ctx context.Context, b *batch.Batch, to reservation.Str
 	if err := m.begin("move"); err != nil {
 		return err
 	}
-	p, err := m.image(ctx, b.Descriptor(), to)
+	p, err := m.image(ctx, b.Info().Descriptor, to)
 	if err != nil {
 		return err
 	}
@@ -228,7 +228,7 @@ func number(rec arrow.RecordBatch) int64 { return rec.Column(0).(*array.Int64).V
 func (m *fakeMover) numberOf(b *batch.Batch) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return number(m.records[b.Descriptor()])
+	return number(m.records[b.Info().Descriptor])
 }
 
 // newPlan returns a manager over m, which is closed at the test's end.

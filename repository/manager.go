@@ -26,8 +26,8 @@ type Key struct {
 // String returns the key as "hash-join:0".
 func (k Key) String() string { return k.Operator + ":" + strconv.Itoa(k.Port) }
 
-// Validate checks that the key has an operator and a port that is not negative.
-func (k Key) Validate() error {
+// validate checks that the key has an operator and a port that is not negative.
+func (k Key) validate() error {
 	if k.Operator == "" || k.Port < 0 {
 		return fmt.Errorf("repository: the key %q needs an operator and a port from 0", k)
 	}
@@ -58,7 +58,7 @@ type Config struct {
 	// that come otherwise (PutBatch) must not have.
 	IDs *batch.IDs
 	// Observer is told of every change of the batches that Put makes; may be nil. If it is a
-	// batch.Knower, PutBatch refuses batches that it does not know.
+	// batch.Registrar, PutBatch refuses batches that it does not know.
 	Observer batch.Observer
 	// Clock is what the batches read their last use from; nil for unix
 	// nanoseconds.
@@ -94,12 +94,6 @@ func NewManager(name string, plan uint64, cfg Config) *Manager {
 	return m
 }
 
-// Name returns the plan's name.
-func (m *Manager) Name() string { return m.name }
-
-// Plan returns the plan's number.
-func (m *Manager) Plan() uint64 { return m.plan }
-
 func (m *Manager) closedError() error { return fmt.Errorf("plan %q: %w", m.name, tier.ErrClosed) }
 
 // Create makes a repository, which stands last in the plan until Order says
@@ -115,7 +109,7 @@ func (m *Manager) Ensure(key Key) (*Repository, error) {
 }
 
 func (m *Manager) create(key Key, o Options, orFind bool) (*Repository, error) {
-	if err := errors.Join(key.Validate(), o.Validate()); err != nil {
+	if err := errors.Join(key.validate(), o.validate()); err != nil {
 		return nil, err
 	}
 	r, changed, err := func() (*Repository, []*Repository, error) {

@@ -40,8 +40,8 @@ func TestKeys(t *testing.T) {
 			t.Errorf("the key %v is no error", key)
 		}
 	}
-	if plan.Name() != "test" || plan.Plan() != 7 {
-		t.Errorf("plan %d, %q", plan.Plan(), plan.Name())
+	if plan.name != "test" || plan.plan != 7 {
+		t.Errorf("plan %d, %q", plan.plan, plan.name)
 	}
 }
 
@@ -59,7 +59,7 @@ func TestPlansDoNotCollide(t *testing.T) {
 		}
 		seq := uint64(0)
 		for b := range r.Batches(0) {
-			place := b.Place()
+			place := b.Info().Place
 			if seen[b.ID()] || place.Plan != plan+1 || place.Seq <= seq {
 				t.Errorf("plan %d: batch %d at %+v", plan+1, b.ID(), place)
 			}
@@ -76,7 +76,7 @@ func places(r *Repository) (rank int, last bool, same bool) {
 	same = true
 	first := true
 	for b := range r.Batches(0) {
-		p := b.Place()
+		p := b.Info().Place
 		if !first {
 			same = same && p.Rank == rank && p.Last == last
 		}
@@ -236,7 +236,7 @@ func TestOrderRacesPut(t *testing.T) {
 	for i, r := range plan.Repositories() {
 		total += r.Total()
 		for b := range r.Batches(0) {
-			if p := b.Place(); p.Rank != i || p.Last != (i == 2) || p.Plan != 7 {
+			if p := b.Info().Place; p.Rank != i || p.Last != (i == 2) || p.Plan != 7 {
 				t.Errorf("%s: batch %d at %+v", r.Key(), b.ID(), p)
 			}
 		}
@@ -399,8 +399,8 @@ func TestFailedFanOutLeavesConsumers(t *testing.T) {
 		})
 		wantError(t, plan.FanOut(background, record(1), 0, keys...), tier.ErrClosed)
 		got := <-take
-		if got.err != nil || got.b.State() != batch.Idle {
-			t.Errorf("what was taken is gone: %v, %s", got.err, got.b.State())
+		if got.err != nil || got.b.Info().State != batch.Idle {
+			t.Errorf("what was taken is gone: %v, %s", got.err, got.b.Info().State)
 		}
 		check(t, full.Release())
 		check(t, <-drained)
@@ -436,12 +436,12 @@ func TestClearMeetsTransit(t *testing.T) {
 			done <- report
 		}()
 		synctest.Wait()
-		if len(done) != 0 || r.Total() != 1 || b.State() != batch.InTransit {
-			t.Fatalf("%d are left, the batch is %s", r.Total(), b.State())
+		if len(done) != 0 || r.Total() != 1 || b.Info().State != batch.InTransit {
+			t.Fatalf("%d are left, the batch is %s", r.Total(), b.Info().State)
 		}
 		check(t, transit.Abort())
-		if report := <-done; len(report) != 1 || b.State() != batch.Released {
-			t.Errorf("%+v, the batch is %s", report, b.State())
+		if report := <-done; len(report) != 1 || b.Info().State != batch.Released {
+			t.Errorf("%+v, the batch is %s", report, b.Info().State)
 		}
 	})
 }
@@ -471,18 +471,18 @@ func TestOrderWhilePutting(t *testing.T) {
 	var told batch.Place
 	var reorder changing = func(b *batch.Batch) {
 		first := told.Plan == 0
-		if told = b.Place(); first && told.Plan == 7 {
+		if told = b.Info().Place; first && told.Plan == 7 {
 			check(t, plan.Order(Key{"b", 0}, Key{"a", 0}))
 		}
 	}
 	b, err := batch.New(batch.Options{ID: 1, Payload: form{m.space(tier.Host)}, Observer: reorder})
 	check(t, err)
 	check(t, r.PutBatch(0, b))
-	if p := b.Place(); p.Rank != 1 || !p.Last || p != told {
+	if p := b.Info().Place; p.Rank != 1 || !p.Last || p != told {
 		t.Errorf("the batch is at %+v, and its observer was told of %+v", p, told)
 	}
 	check(t, plan.Order(Key{"a", 0}, Key{"b", 0}))
-	if p := b.Place(); p.Rank != 0 || p.Last || p != told {
+	if p := b.Info().Place; p.Rank != 0 || p.Last || p != told {
 		t.Errorf("the batch is at %+v, and its observer was told of %+v", p, told)
 	}
 }

@@ -25,8 +25,8 @@ type held struct {
 
 // oldest is the reference for what a take finds: it looks at every batch.
 func oldest(queue []*held, opts []TakeOption, states ...batch.State) int {
-	at := slices.IndexFunc(queue, func(h *held) bool { return slices.Contains(states, h.b.State()) })
-	moving := slices.IndexFunc(queue, func(h *held) bool { return h.b.State() == batch.InTransit })
+	at := slices.IndexFunc(queue, func(h *held) bool { return slices.Contains(states, h.b.Info().State) })
+	moving := slices.IndexFunc(queue, func(h *held) bool { return h.b.Info().State == batch.InTransit })
 	if len(opts) == 0 && moving >= 0 && moving < at {
 		return -1
 	}
@@ -95,7 +95,7 @@ func TestModel(t *testing.T) {
 					h := outside[i]
 					if err := r.PutBatch(p, h.b); err == nil {
 						*q = append(*q, h)
-					} else if h.b.State() != batch.Released {
+					} else if h.b.Info().State != batch.Released {
 						fail("put back: %v", err)
 					}
 					outside = slices.Delete(outside, i, i+1)
@@ -120,7 +120,7 @@ func TestModel(t *testing.T) {
 			case 6:
 				if len(*q) > 0 {
 					at := rnd.IntN(len(*q))
-					if (*q)[at].b.State() == batch.Idle {
+					if (*q)[at].b.Info().State == batch.Idle {
 						got, err := r.TakeByID(background, (*q)[at].b.ID(), batch.Idle)
 						take(at, got, err)
 					}

@@ -151,7 +151,7 @@ func TestOrderOfArrival(t *testing.T) {
 				check(t, first.Abort())
 				synctest.Wait()
 				wantNumbers(t, got.all(), 0, 1)
-				p, err := m.image(background, third.Batch().Descriptor(), reservation.AnyInTier(tier.Disk))
+				p, err := m.image(background, third.Batch().Info().Descriptor, reservation.AnyInTier(tier.Disk))
 				check(t, err)
 				check(t, third.Commit(p, false))
 				check(t, <-done)
@@ -278,7 +278,7 @@ func TestHeadMovesForItsWaiter(t *testing.T) {
 			synctest.Wait()
 		}
 		wantNumbers(t, got.all())
-		p, err := m.image(background, transit.Batch().Descriptor(), reservation.AnyInTier(tier.Disk))
+		p, err := m.image(background, transit.Batch().Info().Descriptor, reservation.AnyInTier(tier.Disk))
 		check(t, err)
 		check(t, transit.Commit(p, false))
 		check(t, errors.Join(<-done, <-done))
@@ -362,7 +362,7 @@ func TestArrivalIsWhenItIsThere(t *testing.T) {
 		check(t, <-done)
 		all := slices.Collect(one.Batches(0))
 		wantNumbers(t, m.numbersOf(all), 6, 5)
-		if a, b := all[0].Place().Seq, all[1].Place().Seq; a >= b {
+		if a, b := all[0].Info().Place.Seq, all[1].Info().Place.Seq; a >= b {
 			t.Errorf("places %d and %d", a, b)
 		}
 	})

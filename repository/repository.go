@@ -57,24 +57,24 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// DefaultPartitions is how many partitions a repository may have unless its
+// defaultPartitions is how many partitions a repository may have unless its
 // Options say otherwise.
-const DefaultPartitions = 1 << 16
+const defaultPartitions = 1 << 16
 
 // Options say what a repository is like. The zero value means the defaults.
 type Options struct {
 	// Schema is what all batches must have; nil: the first one that is put sets it.
 	Schema *arrow.Schema
 	// Partitions is how many there may be at most, numbered from 0. They are made
-	// when they are first used. 0 means DefaultPartitions.
+	// when they are first used. 0 means 65,536.
 	Partitions int
 	// Placement is where Put lays batches unless told otherwise; nil means the
 	// fastest tier with room now: GPU, then host, then disk.
 	Placement reservation.Strategy
 }
 
-// Validate checks what Create would refuse.
-func (o Options) Validate() error {
+// validate checks what Create would refuse.
+func (o Options) validate() error {
 	if o.Partitions < 0 {
 		return fmt.Errorf("repository: a repository of %d partitions", o.Partitions)
 	}
@@ -115,7 +115,7 @@ type Repository struct {
 
 func newRepository(m *Manager, key Key, o Options) *Repository {
 	if o.Partitions == 0 {
-		o.Partitions = DefaultPartitions
+		o.Partitions = defaultPartitions
 	}
 	if o.Placement == nil {
 		o.Placement = reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk)
@@ -271,7 +271,7 @@ func (r *Repository) placeLocked(seq uint64, partition int) batch.Place {
 // that is made by Engine.NewBatch or with Engine.Observer is: another would never be moved or
 // kept, and is tier.ErrNotSupported.
 func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
-	if o, ok := r.m.cfg.Observer.(batch.Knower); ok && !o.Knows(b) && b.State() != batch.Released {
+	if o, ok := r.m.cfg.Observer.(batch.Registrar); ok && !o.Knows(b) && b.Info().State != batch.Released {
 		return fmt.Errorf("repository %s: the engine does not know batch %d (make it with Engine.NewBatch): %w", r.key, b.ID(), tier.ErrNotSupported)
 	}
 	return r.insert(partition, b, 0)
@@ -291,7 +291,7 @@ func (r *Repository) insert(partition int, b *batch.Batch, seq uint64) error {
 // insertUntold is insert. The caller calls tell once the lock is free.
 func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (tell func(), err error) {
 	var schema *arrow.Schema
-	if d := b.Descriptor(); d != nil {
+	if d := b.Info().Descriptor; d != nil {
 		schema = d.Schema
 	}
 	var s signals
@@ -307,7 +307,7 @@ func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (te
 	if seq <= p.last {
 		seq = r.m.seq.Add(1)
 	}
-	now, tell, err := b.Store(r, r.placeLocked(seq, partition)) // changes from here on come through BatchChanged
+	now, tell, err := b.Store((*store)(r), r.placeLocked(seq, partition)) // changes from here on come through BatchChanged
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, err)
 	}
@@ -339,7 +339,7 @@ func (r *Repository) settleAll() {
 	r.mu.Lock()
 	var tells []func()
 	for _, e := range r.mu.entries {
-		tells = append(tells, e.b.StoreAt(r, r.placeLocked(e.seq, e.part.number)))
+		tells = append(tells, e.b.StoreAt((*store)(r), r.placeLocked(e.seq, e.part.number)))
 	}
 	r.mu.Unlock()
 	for _, tell := range tells {
@@ -358,9 +358,12 @@ func (r *Repository) all() []*batch.Batch {
 	return batches
 }
 
-// BatchChanged makes a Repository the store of its batches: it notes what state
-// they are in. Only batches call it.
-func (r *Repository) BatchChanged(b *batch.Batch, now batch.Info) {
+// store is a Repository as the batches in it know it.
+type store Repository
+
+// BatchChanged notes what state a batch is in.
+func (st *store) BatchChanged(b *batch.Batch, now batch.Info) {
+	r := (*Repository)(st)
 	var s signals
 	r.mu.Lock()
 	defer r.unlock(&s)
@@ -413,7 +416,7 @@ func (r *Repository) remove(e *entry) {
 	r.takeOutLocked(e, &s)
 	e.part.matchLocked(r, &s)
 	r.unlock(&s)
-	e.b.Unstore(r)
+	e.b.Unstore((*store)(r))
 }
 
 func (r *Repository) takeOutLocked(e *entry, s *signals) {

@@ -161,8 +161,8 @@ func TestTakeFindsTheOldestThatCanMove(t *testing.T) {
 				if test.queue[want] == 'p' {
 					state = batch.Processing
 				}
-				if got.State() != state || r.Len(0) != len(all)-1 {
-					t.Errorf("it is %s, want %s; %d are left", got.State(), state, r.Len(0))
+				if got.Info().State != state || r.Len(0) != len(all)-1 {
+					t.Errorf("it is %s, want %s; %d are left", got.Info().State, state, r.Len(0))
 				}
 			}
 			for _, end := range ends {
@@ -573,8 +573,8 @@ func TestCloseWakesPut(t *testing.T) {
 		check(t, transit.Abort())
 		check(t, <-closed)
 		wantError(t, r.Close(background), tier.ErrClosed)
-		if b.State() != batch.Released || r.Total() != 0 {
-			t.Errorf("the batch is %s, %d are left", b.State(), r.Total())
+		if b.Info().State != batch.Released || r.Total() != 0 {
+			t.Errorf("the batch is %s, %d are left", b.Info().State, r.Total())
 		}
 	})
 }

@@ -97,7 +97,7 @@ func (r *Repository) mover(to batch.State, inTransit string) (want, func(*batch.
 
 // mustBeIdle moves nothing; an idle batch is in the state already.
 func mustBeIdle(b *batch.Batch) error {
-	if s := b.State(); s != batch.Idle {
+	if s := b.Info().State; s != batch.Idle {
 		return &batch.StateError{Batch: b.ID(), State: s, Op: "take", Status: batch.InvalidState}
 	}
 	return nil

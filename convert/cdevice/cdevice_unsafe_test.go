@@ -70,8 +70,8 @@ func TestRoundTripOfEveryType(t *testing.T) {
 					where := r.addresses(t, b)
 
 					array, schema := r.export(t, b, Config{})
-					if b.State() != batch.Processing {
-						t.Errorf("an exported batch is %s", b.State())
+					if b.Info().State != batch.Processing {
+						t.Errorf("an exported batch is %s", b.Info().State)
 					}
 					table, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{})
 					if err != nil {
@@ -94,8 +94,8 @@ func TestRoundTripOfEveryType(t *testing.T) {
 					c := r.batch(t, table)
 					r.says(t, c, rec)
 					r.drop(t, c)
-					if b.State() != batch.Idle || r.gpu.Used() != used {
-						t.Errorf("the batch is %s, %d bytes are used, %d before", b.State(), r.gpu.Used(), used)
+					if b.Info().State != batch.Idle || r.gpu.Used() != used {
+						t.Errorf("the batch is %s, %d bytes are used, %d before", b.Info().State, r.gpu.Used(), used)
 					}
 				})
 			}
@@ -125,7 +125,7 @@ func (r *rig) addresses(t testing.TB, b *batch.Batch) map[tier.Addr]bool {
 		}
 	}
 	var shared []batch.Shared
-	switch p := b.Payload().(type) {
+	switch p := b.Info().Payload.(type) {
 	case *batch.Image:
 		body(p.Descriptor(), p.Buffer())
 		shared = p.Shared()
@@ -208,8 +208,8 @@ func exportAnImport(t *testing.T, r *rig, rows int) {
 	array.Release()
 	array.Release() // nothing happens
 	schema.Close()
-	if b.State() != batch.Idle {
-		t.Errorf("a released batch is %s", b.State())
+	if b.Info().State != batch.Idle {
+		t.Errorf("a released batch is %s", b.Info().State)
 	}
 	array, schema = r.export(t, b, Config{})
 	table, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{})
@@ -300,7 +300,7 @@ func TestCUDA(t *testing.T) {
 	if array.DeviceType != CUDA || array.DeviceID != 3 || array.SyncEvent != 77 {
 		t.Errorf("exported as %+v", array)
 	}
-	img := b.Payload().(*batch.Image)
+	img := b.Info().Payload.(*batch.Image)
 	first := at[Array](several[uintptr](array.Array.Children, 2)[0])
 	want := uintptr(img.Buffer().Memory().(tier.DeviceMemory).Addr()) + uintptr(img.Descriptor().Buffers[1].Offset)
 	if got := several[uintptr](first.Buffers, 2)[1]; got != want {

@@ -175,16 +175,16 @@ func TestConsumerInC(t *testing.T) {
 			if got, want := call(lib.consume, a, s), hashedRows(rows, rec.Columns()...); got != want {
 				t.Errorf("%d rows of a %s: the consumer read %#x, want %#x", rows, form, got, want)
 			}
-			if b.State() != batch.Idle {
-				t.Errorf("the batch is %s after its release", b.State())
+			if b.Info().State != batch.Idle {
+				t.Errorf("the batch is %s after its release", b.Info().State)
 			}
 
 			a, s = r.export(t, b, Config{})
 			if got, want := call(lib.consumeChild, a, s), hashedRows(rows, rec.Column(0)); got != want {
 				t.Errorf("%d rows of a %s: of a child moved away the consumer read %#x, want %#x", rows, form, got, want)
 			}
-			if b.State() != batch.Idle {
-				t.Errorf("the batch is %s after its release", b.State())
+			if b.Info().State != batch.Idle {
+				t.Errorf("the batch is %s after its release", b.Info().State)
 			}
 			r.drop(t, b)
 			rec.Release()
@@ -218,8 +218,8 @@ func TestProducerInC(t *testing.T) {
 			}
 		}
 		r.drop(t, c)
-		if released() != i+1 || b.State() != batch.Idle {
-			t.Errorf("released %d times, want %d; the batch is %s", released(), i+1, b.State())
+		if released() != i+1 || b.Info().State != batch.Idle {
+			t.Errorf("released %d times, want %d; the batch is %s", released(), i+1, b.Info().State)
 		}
 	}
 	r.drop(t, b)

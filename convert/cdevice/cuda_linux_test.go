@@ -100,7 +100,7 @@ func (r *cudaRig) busy(t *testing.T, b *batch.Batch) tier.Stream {
 			t.Error(err)
 		}
 	})
-	img := b.Payload().(*batch.Image)
+	img := b.Info().Payload.(*batch.Image)
 	base := img.Buffer().Memory().(tier.DeviceMemory).Addr()
 	span := img.Descriptor().Buffers[1] // the values of the first column
 	room, err := r.device.Alloc(s, span.Length)
@@ -144,8 +144,8 @@ func TestConsumerInCOfCUDA(t *testing.T) {
 			if got, want := call(c.consume, a, s), hashedRows(rows, rec.Columns()...); got != want {
 				t.Errorf("%d rows of a %s: the consumer read %#x, want %#x", rows, form, got, want)
 			}
-			if b.State() != batch.Idle {
-				t.Errorf("the batch is %s after its release", b.State())
+			if b.Info().State != batch.Idle {
+				t.Errorf("the batch is %s after its release", b.Info().State)
 			}
 			r.drop(t, b)
 			rec.Release()
@@ -246,8 +246,8 @@ func TestProducerInCOfCUDA(t *testing.T) {
 			r.says(t, x, rec)
 		}
 		r.drop(t, x)
-		if released() != i+1 || b.State() != batch.Idle {
-			t.Errorf("released %d times, want %d; the batch is %s", released(), i+1, b.State())
+		if released() != i+1 || b.Info().State != batch.Idle {
+			t.Errorf("released %d times, want %d; the batch is %s", released(), i+1, b.Info().State)
 		}
 	}
 	r.drop(t, b)
@@ -424,8 +424,8 @@ func TestCUDAFails(t *testing.T) {
 		}
 		more = r.emulator.Calls("")-before > n
 		r.emulator.ClearFailures()
-		if b.State() != batch.Idle || callbacks().open() != 0 {
-			t.Errorf("call %d refused (%v): the batch is %s, and %d exports are out", n, err, b.State(), callbacks().open())
+		if b.Info().State != batch.Idle || callbacks().open() != 0 {
+			t.Errorf("call %d refused (%v): the batch is %s, and %d exports are out", n, err, b.Info().State, callbacks().open())
 		}
 		if err := work.Sync(); err != nil {
 			t.Fatalf("call %d refused: %v", n, err)

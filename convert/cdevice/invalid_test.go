@@ -151,13 +151,13 @@ func TestImportRefusesNonsense(t *testing.T) {
 			if c.want != errAny && !errors.Is(err, c.want) {
 				t.Errorf("%v, want %v", err, c.want)
 			}
-			if held.State() != batch.Processing {
+			if held.Info().State != batch.Processing {
 				t.Error("what was not imported was released")
 			}
 			a.Release()
 			s.Close()
-			if held.State() != batch.Idle {
-				t.Errorf("the batch is %s", held.State())
+			if held.Info().State != batch.Idle {
+				t.Errorf("the batch is %s", held.Info().State)
 			}
 		})
 	}

@@ -170,12 +170,12 @@ func TestMovedChildrenAreReleasedByMany(t *testing.T) {
 			all.Go(func() { release(addressOf(p), p.Release) })
 		}
 		all.Wait()
-		if b.State() == batch.Idle {
+		if b.Info().State == batch.Idle {
 			t.Error("the batch is free with a part of it out")
 		}
 		release(addressOf(pieces[0]), pieces[0].Release)
-		if b.State() != batch.Idle || callbacks().open() != 0 {
-			t.Errorf("the batch is %s, and %d exports are out", b.State(), callbacks().open())
+		if b.Info().State != batch.Idle || callbacks().open() != 0 {
+			t.Errorf("the batch is %s, and %d exports are out", b.Info().State, callbacks().open())
 		}
 	}
 }

@@ -103,7 +103,7 @@ func TestCopyOfASlice(t *testing.T) {
 	defer rec.Release()
 	b := r.put(t, rec, batch.GPUImage)
 	whole := r.slice(t, b, 3, 97)
-	of := whole.Payload().(*batch.Table)
+	of := whole.Info().Payload.(*batch.Table)
 	if len(of.Adjustments()) == 0 || !of.Lent() {
 		t.Fatal("the slice is none")
 	}

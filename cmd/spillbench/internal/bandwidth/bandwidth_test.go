@@ -352,7 +352,7 @@ func TestRecord(t *testing.T) {
 // TestDropWaits: a batch that is being moved is dropped when that has ended.
 func TestDropWaits(t *testing.T) {
 	b, _, _ := benchOn(t, NewWatch(), convert.CodecNone)
-	if n := b.batches[0].Subscribers(); n != 1 { // or the monitor may move it
+	if n := b.batches[0].Info().Subscribers; n != 1 { // or the monitor may move it
 		t.Errorf("there are %d subscribers", n)
 	}
 	moving, err := b.batches[0].TryTransit()
@@ -362,8 +362,8 @@ func TestDropWaits(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if err := b.drop(ctx); !errors.Is(err, cause) || b.batches[1].State() != batch.Released {
-		t.Errorf("while one moves, dropping ends with %v; the other is %v", err, b.batches[1].State())
+	if err := b.drop(ctx); !errors.Is(err, cause) || b.batches[1].Info().State != batch.Released {
+		t.Errorf("while one moves, dropping ends with %v; the other is %v", err, b.batches[1].Info().State)
 	}
 	if err := moving.Abort(); err != nil {
 		t.Fatal(err)

@@ -183,7 +183,7 @@ func (j *job) collect(repo *repository.Repository, wants [][]expectation) error 
 			if i == len(want) {
 				return fmt.Errorf("partition %d holds more batches than the %d that were put", partition, len(want))
 			}
-			d := b.Descriptor()
+			d := b.Info().Descriptor
 			j.items = append(j.items, item{b, want[i]})
 			j.res.Rows += d.Rows
 			j.res.Bytes += d.Body

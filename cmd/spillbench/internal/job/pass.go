@@ -72,7 +72,7 @@ func (j *job) check(ctx context.Context, it item, found *findings) (err error) {
 			it.want, h.Space().ID(), got.Hash, it.want.digest.Hash))
 	default:
 		// Of a batch without bytes there is nothing to compute, on any device.
-		empty := it.b.Descriptor().Body == 0
+		empty := it.b.Info().Descriptor.Body == 0
 		found.match(h.Space().Kind() == tier.GPU && !onDevice && !empty)
 	}
 	return nil

@@ -248,7 +248,7 @@ func (o *ours) parallel(ctx context.Context, workers int, batches []placed, f fu
 func (o *ours) giveBack() error {
 	var errs []error
 	for _, b := range o.batches {
-		if b.State() != batch.Released {
+		if b.Info().State != batch.Released {
 			errs = append(errs, b.home.PutBatch(0, b.Batch))
 		}
 	}
