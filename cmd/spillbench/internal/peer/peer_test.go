@@ -30,7 +30,7 @@ import (
 )
 
 // hostMemory is less than the inputs of the tests, so that they go through it in several windows.
-const hostMemory = 1 << 20
+const hostMemory = 256 << 10
 
 // rig is a configuration whose engines must hold nothing when they are closed, whose
 // directory must stay empty, and whose peer must release what it reads.
@@ -111,10 +111,10 @@ func openFiles(t *testing.T) int {
 	return n
 }
 
-// table is a generated input of about 2 MiB.
+// table is a generated input of about 512 KiB.
 func table(seed uint64) job.Input { return tableOf(func(int) gen.Config { return small(seed) }) }
 
-func small(seed uint64) gen.Config { return gen.Config{Seed: seed, Rows: 12_000, RowsPerBatch: 800} }
+func small(seed uint64) gen.Config { return gen.Config{Seed: seed, Rows: 3_000, RowsPerBatch: 200} }
 
 // tableOf is an input that may be another each time it is opened, counted from 1.
 func tableOf(cfg func(opened int) gen.Config) job.Input {
@@ -195,7 +195,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.Batches != 2*16 || res.Rows != 2*(12_000+3) || res.Verified != 2*res.Batches || res.Bytes != 2*(logical(t, table(1))+logical(t, strings)) {
+	if res.Batches != 2*16 || res.Rows != 2*(3_000+3) || res.Verified != 2*res.Batches || res.Bytes != 2*(logical(t, table(1))+logical(t, strings)) {
 		t.Errorf("%+v", res)
 	}
 	for _, rounds := range [][]Times{res.Ours, res.Rewritten, res.Peer, res.Warm} {
@@ -262,8 +262,8 @@ func TestOtherDataIsFound(t *testing.T) {
 			cfg  gen.Config
 		}{
 			{"other values", small(2)},
-			{"fewer batches", gen.Config{Seed: 1, Rows: 12_000 - 800, RowsPerBatch: 800}},
-			{"more batches", gen.Config{Seed: 1, Rows: 12_000 + 1, RowsPerBatch: 800}},
+			{"fewer batches", gen.Config{Seed: 1, Rows: 3_000 - 200, RowsPerBatch: 200}},
+			{"more batches", gen.Config{Seed: 1, Rows: 3_000 + 1, RowsPerBatch: 200}},
 		} {
 			if (3*other+i)%step != first {
 				continue
@@ -328,7 +328,7 @@ func TestFailures(t *testing.T) {
 		}
 	})
 	t.Run("a batch larger than host memory", func(t *testing.T) {
-		r := newRig(t, tableOf(func(int) gen.Config { return gen.Config{Rows: 12_000, RowsPerBatch: 12_000} }))
+		r := newRig(t, tableOf(func(int) gen.Config { return gen.Config{Rows: 3_000, RowsPerBatch: 3_000} }))
 		_, err := r.run(t.Context())
 		var e *reservation.ExceededError
 		if !errors.As(err, &e) || e.Requested < hostMemory || e.Space.Kind != tier.Host || !strings.Contains(err.Error(), "table, batch 1") {
@@ -337,7 +337,7 @@ func TestFailures(t *testing.T) {
 	})
 	t.Run("disk full", func(t *testing.T) {
 		r := newRig(t, table(1))
-		r.Config.Open = func(ctx context.Context) (*spillway.Engine, error) { return r.open(ctx, 1<<20) }
+		r.Config.Open = func(ctx context.Context) (*spillway.Engine, error) { return r.open(ctx, 256<<10) }
 		if _, err := r.run(t.Context()); !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("ended with %v", err)
 		}

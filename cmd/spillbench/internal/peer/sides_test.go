@@ -200,7 +200,7 @@ func withOurs(t *testing.T, run *runner, f func(*ours) error) {
 
 // TestRoomIsBelowTheTrigger, at which the monitor would begin to move what is to be timed.
 func TestRoomIsBelowTheTrigger(t *testing.T) {
-	run := newRig(t, tableOf(func(int) gen.Config { return gen.Config{Seed: 1, Rows: 12_000, RowsPerBatch: 80} })).runner()
+	run := newRig(t, tableOf(func(int) gen.Config { return gen.Config{Seed: 1, Rows: 3_000, RowsPerBatch: 20} })).runner()
 	full := errors.New("full")
 	withOurs(t, run, func(o *ours) error {
 		err := run.each(t.Context(), func(_ int, rec arrow.RecordBatch) error {
@@ -241,7 +241,7 @@ func TestDictionariesNeedRoom(t *testing.T) {
 
 // TestReadWaitsForNoRoom: however many goroutines read, no more do than there is room for.
 func TestReadWaitsForNoRoom(t *testing.T) {
-	r := newRig(t, tableOf(func(int) gen.Config { return gen.Config{Seed: 1, Rows: 12_000, RowsPerBatch: 1500} }))
+	r := newRig(t, tableOf(func(int) gen.Config { return gen.Config{Seed: 1, Rows: 3_000, RowsPerBatch: 375} }))
 	r.Workers = 8
 	run := r.runner()
 	withOurs(t, run, func(o *ours) error {
