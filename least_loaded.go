@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/gpuid"
-	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -22,9 +22,9 @@ func (e *Engine) leastLoaded(gpus []cuda.DeviceInfo) []cuda.DeviceInfo {
 	for i, g := range gpus {
 		names[i] = cmp.Or(g.UUID, g.PCI) // as deviceName has it
 	}
-	loads := make([]quota.Load, len(gpus))
+	loads := make([]leases.Load, len(gpus))
 	if dir := e.limits.settings.Ledger; dir != "" {
-		promised, err := quota.Loads(dir, names)
+		promised, err := leases.Loads(dir, names)
 		if err != nil { // which joining the ledger returns, if it lasts
 			e.cfg.Logger.Debug("spillway: the ledger does not tell what GPUs carry", slog.Any("error", err))
 		} else {
@@ -35,9 +35,9 @@ func (e *Engine) leastLoaded(gpus []cuda.DeviceInfo) []cuda.DeviceInfo {
 		loads[i].UUID = names[i]
 		loads[i].Bytes = max(loads[i].Bytes, usedOn(e.topo.GPUs, g.UUID, g.PCI))
 	}
-	sorted := quota.LeastLoaded(loads)
+	sorted := leases.LeastLoaded(loads)
 	place := func(g cuda.DeviceInfo) int {
-		return slices.IndexFunc(sorted, func(l quota.Load) bool { return l.UUID == cmp.Or(g.UUID, g.PCI) })
+		return slices.IndexFunc(sorted, func(l leases.Load) bool { return l.UUID == cmp.Or(g.UUID, g.PCI) })
 	}
 	gpus = slices.Clone(gpus)
 	slices.SortStableFunc(gpus, func(a, b cuda.DeviceInfo) int { return cmp.Compare(place(a), place(b)) })
@@ -64,12 +64,12 @@ func leastUsed(gpus []topology.GPU, n int) []topology.GPU {
 	if n <= 0 || n >= len(gpus) {
 		return gpus
 	}
-	loads := make([]quota.Load, len(gpus))
+	loads := make([]leases.Load, len(gpus))
 	for i, g := range gpus {
-		loads[i] = quota.Load{UUID: idOf(g), Bytes: usedOn(gpus[i:i+1], idOf(g), g.PCIAddress)}
+		loads[i] = leases.Load{UUID: idOf(g), Bytes: usedOn(gpus[i:i+1], idOf(g), g.PCIAddress)}
 	}
-	chosen := quota.LeastLoaded(loads)[:n]
+	chosen := leases.LeastLoaded(loads)[:n]
 	return slices.DeleteFunc(slices.Clone(gpus), func(g topology.GPU) bool {
-		return !slices.ContainsFunc(chosen, func(l quota.Load) bool { return l.UUID == idOf(g) })
+		return !slices.ContainsFunc(chosen, func(l leases.Load) bool { return l.UUID == idOf(g) })
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
@@ -68,7 +69,7 @@ func TestLeastLoadedGPU(t *testing.T) {
 				physical := physicalOf(t, cfg)
 				for i, held := range c.leases {
 					for _, n := range held {
-						l, err := quota.Join(quota.Terms{Dir: settings.Ledger, Device: uuid(i), Group: "others", Physical: physical})
+						l, err := leases.Join(leases.Terms{Dir: settings.Ledger, Device: uuid(i), Group: "others", Physical: physical})
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -85,7 +86,7 @@ func TestLeastLoadedGPU(t *testing.T) {
 				}
 				settings.Group = "others"
 			}
-			before, err := quota.Holders(settings.Ledger)
+			before, err := leases.Holders(settings.Ledger)
 			if err != nil && c.leases != nil {
 				t.Fatal(err)
 			}
@@ -104,7 +105,7 @@ func TestLeastLoadedGPU(t *testing.T) {
 			if err := eng.Close(); err != nil {
 				t.Error(err)
 			}
-			if after, _ := quota.Holders(settings.Ledger); !slices.Equal(after, before) {
+			if after, _ := leases.Holders(settings.Ledger); !slices.Equal(after, before) {
 				t.Errorf("the ledger has %v, before %v", after, before)
 			}
 		})

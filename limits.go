@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -100,7 +101,7 @@ func enoughPermits(slots int, limited, host bool) error {
 type limits struct {
 	settings quota.Settings
 	quota    *quota.Quota // nil if there is no limit
-	leases   []*quota.Lease
+	leases   []*leases.Lease
 	over     func(quota.Over)
 }
 
@@ -194,11 +195,11 @@ func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
 }
 
 // join takes a lease of a device in the node's ledger.
-func (e *Engine) join(dev tier.Device, i int) (*quota.Lease, error) {
+func (e *Engine) join(dev tier.Device, i int) (*leases.Lease, error) {
 	s := &e.limits.settings
-	t := quota.Terms{
+	t := leases.Terms{
 		Dir: s.Ledger, Device: deviceName(dev, i), Group: s.Group, Physical: e.limits.physical(dev),
-		OnBroken: func(b *quota.BrokenError) {
+		OnBroken: func(b *leases.BrokenError) {
 			w := b.Warning()
 			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}.String()
 			e.logWarning(w)
@@ -212,7 +213,7 @@ func (e *Engine) join(dev tier.Device, i int) (*quota.Lease, error) {
 	if e.limits.quota != nil {
 		t.Quota = min(e.limits.quota.Limit(), t.Advertised) // it may be for several GPUs together
 	}
-	return quota.Join(t)
+	return leases.Join(t)
 }
 
 // deviceName is what a ledger calls a device: the same in all processes.
@@ -255,4 +256,4 @@ func (e *Engine) Quota() *quota.Quota { return e.limits.quota }
 
 // Leases returns the engine's parts in the node's ledger, one for each GPU space, in
 // their order; none without a ledger.
-func (e *Engine) Leases() []*quota.Lease { return append([]*quota.Lease(nil), e.limits.leases...) }
+func (e *Engine) Leases() []*leases.Lease { return append([]*leases.Lease(nil), e.limits.leases...) }

@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
@@ -364,7 +365,7 @@ func TestEnginesShareALimit(t *testing.T) {
 	if n := shared.Stats(); n.Used != 0 || n.Peak > limit || n.Peak < limit/2 {
 		t.Errorf("the quota ends with %+v", n)
 	}
-	if held, err := quota.Holders(ledger); err != nil || len(held) != 0 {
+	if held, err := leases.Holders(ledger); err != nil || len(held) != 0 {
 		t.Errorf("the ledger ends with %v, %v", held, err)
 	}
 }
@@ -381,7 +382,7 @@ func TestLedgerHeldByAnotherEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held, err := quota.Holders(settings.Ledger)
+	held, err := leases.Holders(settings.Ledger)
 	if err != nil || len(held) != 2 || held[0].Live+held[1].Live != 800<<10 || held[0].Quota != 1<<20 || held[0].PID != os.Getpid() {
 		t.Fatalf("%+v, %v", held, err)
 	}

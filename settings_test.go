@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
@@ -616,9 +617,9 @@ func closesDevice(eng *spillway.Engine) bool {
 func spyOf(c *spillway.Config) *spyFS { return c.Disks[0].FS.(*spyFS) }
 
 // heldOf is what the ledger has of the engine.
-func heldOf(t *testing.T, c *spillway.Config) quota.Holder {
+func heldOf(t *testing.T, c *spillway.Config) leases.Holder {
 	t.Helper()
-	all, err := quota.Holders(c.Limits.Quota.Ledger)
+	all, err := leases.Holders(c.Limits.Quota.Ledger)
 	if err != nil || len(all) != 1 {
 		t.Fatalf("the ledger has %+v, %v", all, err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -77,15 +78,15 @@ func printQuota(ctx context.Context, flags *outputFlags, ledger string, stdout, 
 	}
 	doc := &report.Quota{
 		Header: report.NewHeader("quota", report.MachineEnv(ctx, top), nil),
-		Limit:  s.Limit.String(), LimitBytes: s.Limit.Bytes, Source: s.Source, PhysicalBytes: s.Physical, Ledger: s.Ledger, Group: s.Group, Holders: []quota.Holder{},
+		Limit:  s.Limit.String(), LimitBytes: s.Limit.Bytes, Source: s.Source, PhysicalBytes: s.Physical, Ledger: s.Ledger, Group: s.Group, Holders: []leases.Holder{},
 	}
 	if s.Ratio != nil {
 		doc.Ratio, _ = s.Ratio.Float64()
 	}
 	var broken error
 	if s.Ledger != "" {
-		var held []quota.Holder
-		held, broken = quota.Holders(s.Ledger)
+		var held []leases.Holder
+		held, broken = leases.Holders(s.Ledger)
 		doc.Holders = append(doc.Holders, held...)
 	}
 	for _, h := range doc.Holders {

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/internal/leases"
 )
 
 // TestQuotaOfTheEnvironment: what limits this process, in the table and the document.
@@ -43,7 +43,7 @@ func TestQuotaShowsHolders(t *testing.T) {
 		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")
 	}
 	dir := filepath.Join(t.TempDir(), "ledger")
-	lease, err := quota.Join(quota.Terms{Dir: dir, Device: "GPU-1", Group: "etl", Quota: 1 << 30, Physical: 8 << 30})
+	lease, err := leases.Join(leases.Terms{Dir: dir, Device: "GPU-1", Group: "etl", Quota: 1 << 30, Physical: 8 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestQuotaOfABrokenLedger(t *testing.T) {
 		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")
 	}
 	dir := filepath.Join(t.TempDir(), "ledger")
-	lease, err := quota.Join(quota.Terms{Dir: dir, Device: "GPU-1", Physical: 8 << 30})
+	lease, err := leases.Join(leases.Terms{Dir: dir, Device: "GPU-1", Physical: 8 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestQuotaOfABrokenLedger(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken("removed generation")
-	if err := lease.Charge(1); !errors.Is(err, quota.ErrBroken) {
+	if err := lease.Charge(1); !errors.Is(err, leases.ErrBroken) {
 		t.Fatal(err)
 	}
 	broken("somebody removed files of the ledger")

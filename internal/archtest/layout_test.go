@@ -34,6 +34,7 @@ var layout = []string{
 	"reservation/admission",
 	"reservation/budget",
 	"reservation/quota",
+	"internal/leases",
 	"batch",
 	"internal/codec",
 	"internal/image",

@@ -235,3 +235,9 @@ func Left(limit, used, mine int64) int64 {
 	}
 	return -min(int64(share), mine)
 }
+
+// Raise makes peak at least n.
+func Raise(peak *atomic.Int64, n int64) {
+	for p := peak.Load(); n > p && !peak.CompareAndSwap(p, n); p = peak.Load() {
+	}
+}

@@ -5,6 +5,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
 // List is a list of functions. It is copied when it changes, so that none is called with a lock
@@ -53,4 +56,20 @@ func (l *List) Each(do func(f func())) {
 	for _, e := range l.entries() {
 		do(e.f)
 	}
+}
+
+// Guarded is a List whose functions may panic: that is logged, and keeps no other from being
+// called. The zero value is empty.
+type Guarded struct {
+	List
+	Panics guard.Log
+}
+
+// Notify calls the functions. It must be called with no lock held; what they are is for the log.
+func (g *Guarded) Notify(what string) {
+	if g.IsEmpty() {
+		return
+	}
+	lockrank.AssertNone(what)
+	g.Each(func(f func()) { g.Panics.Do(what, f) })
 }

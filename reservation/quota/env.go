@@ -49,8 +49,8 @@ type Settings struct {
 //	SPILLWAY_GPU_MEMORY_LIMIT          a size, or a share of the memory of the GPUs: 4GiB, 25%
 //	SPILLWAY_GPU_MEMORY_OVERSUB_RATIO  how much of the memory quotas may promise: 1.5
 //	SPILLWAY_GPU_PHYSICAL_MEMORY_MB    how many MiB each GPU counts as having
-//	SPILLWAY_GPU_QUOTA_DIR             the directory of the node's ledger; see Join
-//	SPILLWAY_GPU_QUOTA_GROUP           whose share of the ledger it is; see Terms.Group
+//	SPILLWAY_GPU_QUOTA_DIR             the directory of the node's ledger; see Settings.Ledger
+//	SPILLWAY_GPU_QUOTA_GROUP           whose share of the ledger it is; see Settings.Group
 //
 // Each of the first three is also looked for under the name with NVSHARE_ in the place of
 // SPILLWAY_, if that is not set. The ratio has a second name, SPILLWAY_GPU_OVERSUB_RATIO, which is
@@ -85,7 +85,7 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 		}
 		*v.to = text
 	}
-	if err := checkGroup(s.Group); err != nil {
+	if err := CheckGroup(s.Group); err != nil {
 		errs = append(errs, fmt.Errorf("%s: %w", groupVar, err))
 	}
 	if s.Group != "" && s.Ledger == "" {
@@ -172,16 +172,19 @@ func (s *Settings) Validate() error {
 	case s.Group != "" && s.Ledger == "":
 		return fmt.Errorf("quota: the group %q has no ledger to share in", s.Group)
 	}
-	if err := checkGroup(s.Group); err != nil {
+	if err := CheckGroup(s.Group); err != nil {
 		return fmt.Errorf("quota: %w", err)
 	}
 	return nil
 }
 
-// checkGroup refuses what does not fit into a lease, or could not be printed.
-func checkGroup(name string) error {
-	if len(name) > groupSize {
-		return fmt.Errorf("the group %.60q has more than %d bytes", name, groupSize)
+// maxGroup is how many bytes of a group's name fit into a lease.
+const maxGroup = 128
+
+// CheckGroup refuses a Group that does not fit into a lease, or could not be printed.
+func CheckGroup(name string) error {
+	if len(name) > maxGroup {
+		return fmt.Errorf("the group %.60q has more than %d bytes", name, maxGroup)
 	}
 	for _, r := range name {
 		if r < ' ' || r == '\x7f' || r == '\uFFFD' {

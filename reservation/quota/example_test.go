@@ -31,13 +31,3 @@ func Example() {
 	// <nil>
 	// SPILLWAY_GPU_MEMORY_LIMIT has no room for 1073741824 bytes: 1073741824 of 1610612736 are in use, 536870912 remain
 }
-
-func ExampleLeastLoaded() {
-	for _, l := range quota.LeastLoaded([]quota.Load{{UUID: "GPU-a", Bytes: 4096}, {UUID: "GPU-c"}, {UUID: "GPU-b"}}) {
-		fmt.Println(l.UUID)
-	}
-	// Output:
-	// GPU-b
-	// GPU-c
-	// GPU-a
-}

@@ -7,7 +7,7 @@
 //	                                       ▼
 //	                                  a backend's device
 //
-// A [Quota] is one number over all GPU spaces of a process. A [Lease] is a process's part
+// A [Quota] is one number over all GPU spaces of a process. A lease is a process's part
 // in a ledger that all processes of a node share for one GPU. Both implement tier.Quota:
 // the check and the charge are one step, made when bytes are reserved, so that a device
 // is never asked for what would be refused. What is above a limit that was lowered stays
@@ -31,17 +31,15 @@
 //
 // A charge locks nothing: it adds to the process's own word and then adds up everybody's.
 // The files must be left alone while processes use them. When they are removed all the
-// same, each process notices at its next charge, or when it looks at the ledger, tells
-// (BrokenError), and puts its lease back; until then the others do not see what it holds.
-// Whoever may write to the
-// directory can break the rules, or end a process by cutting its lease short: it is
+// same, each process notices at its next charge, or when it looks at the ledger, warns,
+// and puts its lease back; until then the others do not see what it holds.
+// Whoever may write to the directory can break the rules, or end a process by cutting its lease short: it is
 // for one user's processes, which trust each other. Containers can share it if they
 // share the directory and run as the same user.
 //
 // # Ownership
 //
-// Who joins a ledger closes the lease, after the spaces over it. A Quota has nothing to
-// close. A Device belongs to who made it, and closing it closes the wrapped device.
+// A Quota has nothing to close; an engine closes its leases. A Device belongs to who made it, and closing it closes the wrapped device.
 //
 // # Locks
 //
@@ -56,7 +54,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/notify"
 	"github.com/spillway-db/spillway/tier"
@@ -74,7 +72,7 @@ type Quota struct {
 	peak  atomic.Int64
 	over  atomic.Bool // the event was told, and use has not been within the limit since
 
-	subscribers subscribers
+	subscribers notify.Guarded
 
 	mu lockrank.Mutex[lockrank.Backend] // held to change over
 }
@@ -120,7 +118,7 @@ func (q *Quota) charge(n int64) error {
 			return &tier.OutOfBudgetError{Budget: q.name, Requested: n, Remaining: max(0, limit-used), Current: used, Limit: limit}
 		}
 		if q.used.CompareAndSwap(used, used+n) {
-			raise(&q.peak, used+n)
+			ledger.Raise(&q.peak, used+n)
 			if used+n > q.limit.Load() { // it was lowered meanwhile, by one who may not have seen this charge
 				q.look()
 			}
@@ -134,7 +132,7 @@ func (q *Quota) credit(n int64) {
 		panic(fmt.Sprintf("quota: %d bytes were credited to %s that nobody had charged", n, q.name))
 	}
 	q.look()
-	q.subscribers.notify()
+	q.subscribers.Notify("a subscriber of a quota")
 }
 
 // Limit returns how many bytes may be charged.
@@ -148,7 +146,7 @@ func (q *Quota) SetLimit(n int64) error {
 	}
 	if q.limit.Swap(n) != n {
 		q.look()
-		q.subscribers.notify()
+		q.subscribers.Notify("a subscriber of a quota")
 	}
 	return nil
 }
@@ -187,24 +185,4 @@ func (q *Quota) Stats() Stats {
 func memInfo(q tier.Quota, free, total int64) (int64, int64) {
 	total = min(total, q.Limit())
 	return min(free, total, max(0, q.Remaining())), total
-}
-
-// raise makes peak at least n.
-func raise(peak *atomic.Int64, n int64) {
-	for p := peak.Load(); n > p && !peak.CompareAndSwap(p, n); p = peak.Load() {
-	}
-}
-
-// subscribers are called when there may be more room.
-type subscribers struct {
-	notify.List
-	panics guard.Log
-}
-
-func (s *subscribers) notify() {
-	if s.IsEmpty() {
-		return
-	}
-	lockrank.AssertNone("a quota's subscribers are called")
-	s.Each(func(f func()) { s.panics.Do("a subscriber of a quota", f) })
 }

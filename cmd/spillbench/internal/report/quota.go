@@ -4,21 +4,21 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/size"
-	"github.com/spillway-db/spillway/reservation/quota"
 )
 
 // Quota is the document of quota.
 type Quota struct {
 	Header
-	Limit         string         `json:"limit"`          // as it was set, "" for none
-	LimitBytes    int64          `json:"limit_bytes"`    // 0 for none, and for a share
-	Source        string         `json:"source"`         // the variable that sets it
-	Ratio         float64        `json:"ratio"`          // 0 if it is not set
-	PhysicalBytes int64          `json:"physical_bytes"` // 0 if it is not set
-	Ledger        string         `json:"ledger"`         // directory, "" for none
-	Group         string         `json:"group"`
-	Holders       []quota.Holder `json:"holders"` // who is alive and has a lease
+	Limit         string          `json:"limit"`          // as it was set, "" for none
+	LimitBytes    int64           `json:"limit_bytes"`    // 0 for none, and for a share
+	Source        string          `json:"source"`         // the variable that sets it
+	Ratio         float64         `json:"ratio"`          // 0 if it is not set
+	PhysicalBytes int64           `json:"physical_bytes"` // 0 if it is not set
+	Ledger        string          `json:"ledger"`         // directory, "" for none
+	Group         string          `json:"group"`
+	Holders       []leases.Holder `json:"holders"` // who is alive and has a lease
 }
 
 // Print writes the limit and the holders for people.

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/diag"
-	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -76,7 +76,7 @@ func TestKeys(t *testing.T) {
 			"contended[].goroutines", "contended[].ops_per_s", "contended[].ratio", "contended[].ratio_max", "contended[].ratio_min",
 			"contended[].scenario", "contended[].semaphore_ops_per_s",
 			"waiters[].ns_per_release", "waiters[].semaphore_ns_per_release", "waiters[].ns_per_turn", "waiters[].semaphore_ns_per_turn", "waiters[].waiters", "wall_seconds"})},
-		{&Quota{Header: warned, Holders: []quota.Holder{{Group: "x"}}}, slices.Concat(header, []string{
+		{&Quota{Header: warned, Holders: []leases.Holder{{Group: "x"}}}, slices.Concat(header, []string{
 			"limit", "limit_bytes", "source", "ratio", "physical_bytes", "ledger", "group",
 			"holders[].device", "holders[].group", "holders[].pid", "holders[].started", "holders[].quota", "holders[].live", "holders[].peak",
 		})},

@@ -1,4 +1,4 @@
-package quota
+package leases
 
 import (
 	"encoding/binary"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/zeebo/xxh3"
 )
@@ -94,4 +95,10 @@ func decode(p []byte) (head, error) {
 	}
 	h.group = string(p[atGroup : atGroup+n])
 	return h, nil
+}
+
+// wordOf is the word at a multiple of 8 in a mapped page. Other processes change it.
+func wordOf(page []byte, at int) *atomic.Int64 {
+	_ = page[at+7]
+	return (*atomic.Int64)(unsafe.Pointer(&page[at]))
 }

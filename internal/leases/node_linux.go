@@ -1,4 +1,4 @@
-package quota
+package leases
 
 import "golang.org/x/sys/unix"
 

@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package quota_test
+package leases_test
 
 import (
 	"errors"
@@ -10,9 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/leases"
 	"golang.org/x/sys/unix"
-
-	"github.com/spillway-db/spillway/reservation/quota"
 )
 
 // makeSocket leaves a socket behind.
@@ -34,7 +33,7 @@ func makeSocket(path string) error {
 func TestForeignFiles(t *testing.T) {
 	dir := ledgerDir(t)
 	a := join(t, terms(dir, "g", 1000, 1000))
-	sub, own := filepath.Join(dir, device), leases(t, dir)[0]
+	sub, own := filepath.Join(dir, device), leaseFiles(t, dir)[0]
 	foreign := []string{"readme.txt", "lease-of-life.txt", ".lease-draft", "lease-", "lease-empty"}
 	for _, name := range foreign {
 		text := "not one of ours"
@@ -70,7 +69,7 @@ func TestForeignFiles(t *testing.T) {
 	charge(t, a, 500)
 	charge(t, b, 500)
 	wantRefusal(t, a.Charge(1), 1, 0, 1000, 1000)
-	held, err := quota.Holders(dir)
+	held, err := leases.Holders(dir)
 	if err != nil || len(held) != 2 {
 		t.Errorf("%v, %v", held, err)
 	}
@@ -92,7 +91,7 @@ func TestDamagedLease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := ledgerDir(t)
 			a := join(t, terms(dir, "g", 500, 1000))
-			file := filepath.Join(dir, device, leases(t, dir)[0])
+			file := filepath.Join(dir, device, leaseFiles(t, dir)[0])
 			f, err := os.OpenFile(file, os.O_RDWR, 0)
 			if err != nil {
 				t.Fatal(err)
@@ -101,7 +100,7 @@ func TestDamagedLease(t *testing.T) {
 			if err := damage(f); err != nil {
 				t.Fatal(err)
 			}
-			b, err := quota.Join(terms(dir, "h", 1, 1000))
+			b, err := leases.Join(terms(dir, "h", 1, 1000))
 			if err == nil {
 				defer b.Close()
 				err = b.Charge(1)
@@ -109,7 +108,7 @@ func TestDamagedLease(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), filepath.Base(file)) {
 				t.Errorf("beside a damaged lease: %v", err)
 			}
-			if len(leases(t, dir)) == 0 {
+			if len(leaseFiles(t, dir)) == 0 {
 				t.Error("the lease of a living process was removed")
 			}
 			_ = a.Close()
@@ -124,7 +123,7 @@ func TestAbandonedLeases(t *testing.T) {
 	a := join(t, terms(dir, "g", 1000, 1000))
 	charge(t, a, 900)
 	sub := filepath.Join(dir, device)
-	page, err := os.ReadFile(filepath.Join(sub, leases(t, dir)[0]))
+	page, err := os.ReadFile(filepath.Join(sub, leaseFiles(t, dir)[0]))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,15 +135,15 @@ func TestAbandonedLeases(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(sub, ".lease-2-abc"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if held, err := quota.Holders(dir); err != nil || len(held) != 1 {
+	if held, err := leases.Holders(dir); err != nil || len(held) != 1 {
 		t.Errorf("%v, %v", held, err)
 	}
-	if len(leases(t, dir)) != 4 {
+	if len(leaseFiles(t, dir)) != 4 {
 		t.Error("who only looked removed something")
 	}
 	b := join(t, terms(dir, "g", 1000, 1000))
 	charge(t, b, 100)
-	if got := leases(t, dir); len(got) != 2 {
+	if got := leaseFiles(t, dir); len(got) != 2 {
 		t.Errorf("left: %q", got)
 	}
 }
@@ -180,7 +179,7 @@ func TestUnsafeDirectories(t *testing.T) {
 		cases["another's"] = struct{ dir, says string }{theirs, "12345"}
 	}
 	for name, c := range cases {
-		_, err := quota.Join(terms(c.dir, "g", 1, 1))
+		_, err := leases.Join(terms(c.dir, "g", 1, 1))
 		if err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -188,9 +187,9 @@ func TestUnsafeDirectories(t *testing.T) {
 	l := join(t, terms(good, "g", 1, 1))
 	defer l.Close()
 	for path, want := range map[string]os.FileMode{
-		filepath.Join(good, device):                     0o700,
-		filepath.Join(good, device, "generation"):       0o600,
-		filepath.Join(good, device, leases(t, good)[0]): 0o600,
+		filepath.Join(good, device):                         0o700,
+		filepath.Join(good, device, "generation"):           0o600,
+		filepath.Join(good, device, leaseFiles(t, good)[0]): 0o600,
 	} {
 		info, err := os.Stat(path)
 		if err != nil || info.Mode().Perm() != want {
@@ -203,10 +202,10 @@ func TestUnsafeDirectories(t *testing.T) {
 	if err := os.Rename(filepath.Join(base, "other"), filepath.Join(good, "GPU-2")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := quota.Join(quota.Terms{Dir: good, Device: "GPU-2", Physical: 1}); err == nil || !strings.Contains(err.Error(), "not a ledger") {
+	if _, err := leases.Join(leases.Terms{Dir: good, Device: "GPU-2", Physical: 1}); err == nil || !strings.Contains(err.Error(), "not a ledger") {
 		t.Errorf("a foreign file in the generation's place: %v", err)
 	}
-	if held, err := quota.Holders(filepath.Join(base, "nothing")); err != nil || len(held) != 0 {
+	if held, err := leases.Holders(filepath.Join(base, "nothing")); err != nil || len(held) != 0 {
 		t.Errorf("of a ledger that is not there: %v, %v", held, err)
 	}
 }

@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package quota_test
+package leases_test
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/internal/leases"
 )
 
 // clean removes all files of the device's directory, as a cleaner does.
@@ -29,11 +29,11 @@ func clean(t *testing.T, dir string) {
 }
 
 // wantBroken is the charge of one byte that notices that files were removed.
-func wantBroken(t *testing.T, l *quota.Lease) *quota.BrokenError {
+func wantBroken(t *testing.T, l *leases.Lease) *leases.BrokenError {
 	t.Helper()
 	err := l.Charge(1)
-	var e *quota.BrokenError
-	if !errors.Is(err, quota.ErrBroken) || !errors.As(err, &e) {
+	var e *leases.BrokenError
+	if !errors.Is(err, leases.ErrBroken) || !errors.As(err, &e) {
 		t.Fatalf("charging after files were removed: %v", err)
 	}
 	return e
@@ -56,12 +56,12 @@ func TestRemovedFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := ledgerDir(t)
-			var told []*quota.BrokenError
+			var told []*leases.BrokenError
 			mine := terms(dir, "g", 64, 100)
-			mine.OnBroken = func(e *quota.BrokenError) { told = append(told, e) }
+			mine.OnBroken = func(e *leases.BrokenError) { told = append(told, e) }
 			a := join(t, mine)
 			charge(t, a, 40)
-			if err := remove(t, dir, leases(t, dir)[0]); err != nil {
+			if err := remove(t, dir, leaseFiles(t, dir)[0]); err != nil {
 				t.Fatal(err)
 			}
 			b := join(t, terms(dir, "g", 64, 100)) // which cannot know
@@ -77,12 +77,12 @@ func TestRemovedFiles(t *testing.T) {
 			wantRefusal(t, b.Charge(1), 1, 0, 64, 64)
 			a.Credit(54)
 			charge(t, b, 54)
-			held, err := quota.Holders(dir)
+			held, err := leases.Holders(dir)
 			if err != nil || len(held) != 2 || held[0].Lost+held[1].Lost != 1 {
 				t.Errorf("holders %+v, %v", held, err)
 			}
-			if len(leases(t, dir)) != 2 {
-				t.Errorf("leases %q", leases(t, dir))
+			if len(leaseFiles(t, dir)) != 2 {
+				t.Errorf("leases %q", leaseFiles(t, dir))
 			}
 		})
 	}
@@ -92,7 +92,7 @@ func TestRemovedFiles(t *testing.T) {
 // hold no more from their next charge on.
 func TestCleanedAgainAndAgain(t *testing.T) {
 	dir := ledgerDir(t)
-	var all []*quota.Lease
+	var all []*leases.Lease
 	for range 3 {
 		l := join(t, terms(dir, "g", 64, 64))
 		charge(t, l, 38) // nobody can know of the others yet
@@ -122,9 +122,9 @@ func TestIdleLeaseIsPutBack(t *testing.T) {
 
 func testIdle(t *testing.T, remove func(t *testing.T, dir string)) {
 	dir := ledgerDir(t)
-	told := make(chan *quota.BrokenError, 1)
+	told := make(chan *leases.BrokenError, 1)
 	mine := terms(dir, "g", 64, 64)
-	mine.OnBroken = func(e *quota.BrokenError) { told <- e }
+	mine.OnBroken = func(e *leases.BrokenError) { told <- e }
 	a := join(t, mine)
 	charge(t, a, 40)
 	defer a.Subscribe(func() {})()
@@ -143,7 +143,7 @@ func TestLivingPeerCounts(t *testing.T) {
 	dir := ledgerDir(t)
 	a := join(t, terms(dir, "g", 64, 64))
 	charge(t, a, 40)
-	own := leases(t, dir)[0]
+	own := leaseFiles(t, dir)[0]
 	b := join(t, terms(dir, "g", 64, 64))
 	charge(t, b, 1)
 	if err := os.Remove(filepath.Join(dir, device, own)); err != nil {
@@ -196,8 +196,8 @@ func TestHoldersOfABrokenLedger(t *testing.T) {
 			if err := damage(filepath.Join(dir, device, "generation")); err != nil {
 				t.Fatal(err)
 			}
-			held, err := quota.Holders(dir)
-			if !errors.Is(err, quota.ErrBroken) || len(held) != 1 || held[0].Live != 40 {
+			held, err := leases.Holders(dir)
+			if !errors.Is(err, leases.ErrBroken) || len(held) != 1 || held[0].Live != 40 {
 				t.Errorf("%+v, %v", held, err)
 			}
 		})
@@ -214,7 +214,7 @@ func TestRemovedUnderRaces(t *testing.T) {
 		all.Go(func() {
 			for range 300 {
 				err := a.Charge(10)
-				if err != nil && !errors.Is(err, quota.ErrBroken) {
+				if err != nil && !errors.Is(err, leases.ErrBroken) {
 					t.Error(err)
 				}
 				if err == nil {
@@ -236,12 +236,12 @@ func TestRemovedUnderRaces(t *testing.T) {
 	if a.Live() != 0 {
 		t.Errorf("%d bytes are left", a.Live())
 	}
-	if err := a.Charge(1); err != nil && !errors.Is(err, quota.ErrBroken) {
+	if err := a.Charge(1); err != nil && !errors.Is(err, leases.ErrBroken) {
 		t.Fatal(err)
 	} else if err != nil {
 		charge(t, a, 1)
 	}
-	held, err := quota.Holders(dir)
+	held, err := leases.Holders(dir)
 	if err != nil || len(held) != 1 || held[0].Live != 1 {
 		t.Errorf("%+v, %v", held, err)
 	}

@@ -1,4 +1,4 @@
-package quota
+package leases
 
 import (
 	"errors"
@@ -10,6 +10,8 @@ import (
 
 	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/notify"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -22,7 +24,7 @@ type Lease struct {
 
 	scanning chan struct{} // holds one thing while the directory is read
 
-	subscribers subscribers
+	subscribers notify.Guarded
 	polling     sync.WaitGroup
 	hurry       chan struct{} // holds one thing if poll should look soon
 	done        chan struct{} // closed by Close
@@ -36,9 +38,9 @@ type Lease struct {
 		known  int64
 		closed bool
 		polls  bool
-		over   bool  // the group held more than its quota, and was not seen within it since
-		owed   *Over // OnOver is to be told; nil if not
-		floor  int64 // the least room that anybody was told of since poll looked last
+		over   bool        // the group held more than its quota, and was not seen within it since
+		owed   *quota.Over // OnOver is to be told; nil if not
+		floor  int64       // the least room that anybody was told of since poll looked last
 	}
 }
 
@@ -130,7 +132,7 @@ func (l *Lease) tryCharge(n int64) (outcome, error) {
 		w.claim.Add(-n)
 		return failed, err
 	} else if group <= l.limitLocked() && all <= l.terms.Physical {
-		raise(w.peak, w.live.Add(n))
+		ledger.Raise(w.peak, w.live.Add(n))
 		return charged, nil
 	}
 	w.claim.Add(-n)
@@ -152,7 +154,7 @@ func (l *Lease) Credit(n int64) {
 		l.mu.own.words.claim.Add(-n)
 	}
 	l.mu.Unlock()
-	l.subscribers.notify()
+	l.subscribers.Notify("a subscriber of a quota")
 }
 
 // Remaining implements tier.Quota. What those hold who were killed counts, and who has
@@ -225,7 +227,7 @@ func (l *Lease) SetLimit(n int64) error {
 	if err != nil {
 		return fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
 	}
-	defer l.subscribers.notify()
+	defer l.subscribers.Notify("a subscriber of a quota")
 	defer l.tellOver()
 	defer unlock()
 	if err := l.exclusively(l.scan); err != nil {
@@ -351,7 +353,7 @@ func (l *Lease) rescan() error {
 	var broken *BrokenError
 	if errors.As(err, &broken) && l.terms.OnBroken != nil {
 		lockrank.AssertNone("a lease's event is told")
-		l.subscribers.panics.Do("Terms.OnBroken", func() { l.terms.OnBroken(broken) })
+		l.subscribers.Panics.Do("Terms.OnBroken", func() { l.terms.OnBroken(broken) })
 	}
 	return err
 }
@@ -472,7 +474,7 @@ func (l *Lease) tellOver() {
 	}
 }
 
-func (l *Lease) takeOwed() *Over {
+func (l *Lease) takeOwed() *quota.Over {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.mu.closed {
@@ -490,7 +492,7 @@ func (l *Lease) takeOwed() *Over {
 // have moved the excess, before poll looks.
 func (l *Lease) noteOverLocked(group, limit int64) {
 	if group > limit && !l.mu.over {
-		l.mu.owed = &Over{Quota: l.title(), Used: group, Limit: limit}
+		l.mu.owed = &quota.Over{Quota: l.title(), Used: group, Limit: limit}
 	}
 	l.mu.over = group > limit
 }
@@ -528,7 +530,7 @@ func (l *Lease) poll() {
 		l.mu.floor = room
 		l.mu.Unlock()
 		if limit = now; tell {
-			l.subscribers.notify() // after an error too: it is then found by whoever waits
+			l.subscribers.Notify("a subscriber of a quota") // after an error too: it is then found by whoever waits
 			delay = pollFirst
 		} else {
 			delay = min(2*delay, pollMost)

@@ -1,17 +1,17 @@
-package quota_test
+package leases_test
 
 import (
 	"math/rand/v2"
 	"slices"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/testseed"
-	"github.com/spillway-db/spillway/reservation/quota"
 )
 
 func TestLeastLoaded(t *testing.T) {
 	seed := testseed.One(t)
-	want := []quota.Load{
+	want := []leases.Load{
 		{UUID: "b", Bytes: 0, Count: 0},
 		{UUID: "a", Bytes: 0, Count: 2},
 		{UUID: "d", Bytes: 0, Count: 2},
@@ -24,14 +24,14 @@ func TestLeastLoaded(t *testing.T) {
 		loads := slices.Clone(want)
 		rng.Shuffle(len(loads), func(i, j int) { loads[i], loads[j] = loads[j], loads[i] })
 		before := slices.Clone(loads)
-		if got := quota.LeastLoaded(loads); !slices.Equal(got, want) {
+		if got := leases.LeastLoaded(loads); !slices.Equal(got, want) {
 			t.Fatalf("LeastLoaded(%v) = %v", before, got)
 		}
 		if !slices.Equal(loads, before) {
 			t.Fatalf("the loads were changed: %v, before %v", loads, before)
 		}
 	}
-	if got := quota.LeastLoaded(nil); len(got) != 0 {
+	if got := leases.LeastLoaded(nil); len(got) != 0 {
 		t.Errorf("of none: %v", got)
 	}
 }

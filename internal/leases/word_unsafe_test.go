@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package quota_test
+package leases_test
 
 import (
 	"os"

@@ -1,4 +1,12 @@
-package quota
+// Package leases is a process's part in the ledger of a node: one lease for each GPU that it uses.
+// Package reservation/quota says what a ledger is, and which rules hold.
+//
+//	Join(Terms) ──▶ Lease (a tier.Quota) ──▶ a page of a file that all processes of the node map
+//	Holders, Loads, LeastLoaded ── read the pages of others
+//
+// Who joins a ledger closes the lease, after the spaces over it. The mutexes here have the rank
+// Backend; subscribers, events and files are never called or read with one held.
+package leases
 
 import (
 	"cmp"
@@ -14,6 +22,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -46,7 +55,7 @@ type Terms struct {
 	// process of it has lowered that: once, until it is within the quota again. A process
 	// that did not lower it notices when it looks at the ledger; see Lease.Subscribe. It is
 	// called with no lock held, and must not close the lease.
-	OnOver func(Over)
+	OnOver func(quota.Over)
 }
 
 func (t *Terms) validate() error {
@@ -64,7 +73,7 @@ func (t *Terms) validate() error {
 		t.Advertised = t.Physical
 	}
 	t.Physical = min(t.Physical, math.MaxInt64-1) // for the largest number is what a sum that overflows comes to
-	if err := checkGroup(t.Group); err != nil {
+	if err := quota.CheckGroup(t.Group); err != nil {
 		return fmt.Errorf("quota: %w", err)
 	}
 	if t.Quota > t.Advertised {

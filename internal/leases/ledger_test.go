@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package quota_test
+package leases_test
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -29,15 +30,15 @@ const device = "GPU-1"
 func ledgerDir(t *testing.T) string {
 	dir := filepath.Join(t.TempDir(), "ledger")
 	t.Cleanup(func() {
-		if left := leases(t, dir); len(left) > 0 {
+		if left := leaseFiles(t, dir); len(left) > 0 {
 			t.Errorf("leases are left: %q", left)
 		}
 	})
 	return dir
 }
 
-// leases are the files of the device's directory that leases have, or drafts of them.
-func leases(t *testing.T, dir string) (out []string) {
+// leaseFiles are the files of the device's directory that leases have, or drafts of them.
+func leaseFiles(t *testing.T, dir string) (out []string) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(dir, device))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -51,13 +52,26 @@ func leases(t *testing.T, dir string) (out []string) {
 	return out
 }
 
-func terms(dir, group string, share, physical int64) quota.Terms {
-	return quota.Terms{Dir: dir, Device: device, Group: group, Quota: share, Physical: physical}
+// wantRefusal checks that err is a refusal with those numbers.
+func wantRefusal(t *testing.T, err error, requested, remaining, current, limit int64) *tier.OutOfBudgetError {
+	t.Helper()
+	var e *tier.OutOfBudgetError
+	if !errors.As(err, &e) || !errors.Is(err, tier.ErrOutOfBudget) || !errors.Is(err, tier.ErrNoSpace) {
+		t.Fatalf("%v; want a refusal", err)
+	}
+	if e.Requested != requested || e.Remaining != remaining || e.Current != current || e.Limit != limit {
+		t.Fatalf("%+v; want requested %d, remaining %d, current %d, limit %d", *e, requested, remaining, current, limit)
+	}
+	return e
 }
 
-func join(t *testing.T, terms quota.Terms) *quota.Lease {
+func terms(dir, group string, share, physical int64) leases.Terms {
+	return leases.Terms{Dir: dir, Device: device, Group: group, Quota: share, Physical: physical}
+}
+
+func join(t *testing.T, terms leases.Terms) *leases.Lease {
 	t.Helper()
-	l, err := quota.Join(terms)
+	l, err := leases.Join(terms)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +153,7 @@ func TestWithoutAGroup(t *testing.T) {
 // counted once.
 func TestSumOfQuotas(t *testing.T) {
 	dir := ledgerDir(t)
-	at := func(group string, share int64) quota.Terms {
+	at := func(group string, share int64) leases.Terms {
 		tm := terms(dir, group, share, 1000)
 		tm.Advertised = 1500
 		return tm
@@ -147,20 +161,20 @@ func TestSumOfQuotas(t *testing.T) {
 	join(t, at("a", 1000))
 	join(t, at("a", 1000))
 	b := join(t, at("b", 400))
-	_, err := quota.Join(at("c", 101))
+	_, err := leases.Join(at("c", 101))
 	wantRefusal(t, err, 101, 100, 1400, 1500)
-	if len(leases(t, dir)) != 3 {
-		t.Errorf("who was refused left something: %q", leases(t, dir))
+	if len(leaseFiles(t, dir)) != 3 {
+		t.Errorf("who was refused left something: %q", leaseFiles(t, dir))
 	}
 	join(t, at("c", 100))
-	if _, err := quota.Join(at("d", 0)); !errors.Is(err, tier.ErrOutOfBudget) {
+	if _, err := leases.Join(at("d", 0)); !errors.Is(err, tier.ErrOutOfBudget) {
 		t.Errorf("all that is advertised, beside others: %v", err)
 	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
 	join(t, at("d", 400))
-	if _, err := quota.Join(at("", 1501)); !errors.Is(err, tier.ErrOutOfBudget) {
+	if _, err := leases.Join(at("", 1501)); !errors.Is(err, tier.ErrOutOfBudget) {
 		t.Errorf("more than is advertised: %v", err)
 	}
 }
@@ -168,7 +182,7 @@ func TestSumOfQuotas(t *testing.T) {
 // TestPhysical: whatever the quotas promise, all together hold no more than the GPU has.
 func TestPhysical(t *testing.T) {
 	dir := ledgerDir(t)
-	at := func(group string) quota.Terms {
+	at := func(group string) leases.Terms {
 		tm := terms(dir, group, 800, 1000)
 		tm.Advertised = 2000
 		return tm
@@ -186,19 +200,19 @@ func TestPhysical(t *testing.T) {
 func TestProcessesMustAgree(t *testing.T) {
 	dir := ledgerDir(t)
 	join(t, terms(dir, "a", 400, 1000))
-	for name, tm := range map[string]quota.Terms{
+	for name, tm := range map[string]leases.Terms{
 		"another quota for the group": terms(dir, "a", 300, 1000),
 		"another size of the GPU":     terms(dir, "b", 100, 2000),
 		"more advertised":             {Dir: dir, Device: device, Group: "b", Quota: 100, Physical: 1000, Advertised: 1100},
 	} {
-		if _, err := quota.Join(tm); err == nil || errors.Is(err, tier.ErrOutOfBudget) || !strings.Contains(err.Error(), "all the same") {
+		if _, err := leases.Join(tm); err == nil || errors.Is(err, tier.ErrOutOfBudget) || !strings.Contains(err.Error(), "all the same") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if l := join(t, terms(dir, "a", 0, 1000)); l.Limit() != 400 {
 		t.Errorf("a process of the group that names no quota has %d", l.Limit())
 	}
-	for name, tm := range map[string]quota.Terms{
+	for name, tm := range map[string]leases.Terms{
 		"no directory":        {Device: device, Physical: 1},
 		"no device":           {Dir: dir, Physical: 1},
 		"no memory":           {Dir: dir, Device: device},
@@ -208,7 +222,7 @@ func TestProcessesMustAgree(t *testing.T) {
 		"long group":          {Dir: dir, Device: device, Physical: 1, Group: strings.Repeat("x", 129)},
 		"control character":   {Dir: dir, Device: device, Physical: 1, Group: "a\x00"},
 	} {
-		if _, err := quota.Join(tm); err == nil {
+		if _, err := leases.Join(tm); err == nil {
 			t.Errorf("%s: want an error", name)
 		}
 	}
@@ -219,14 +233,14 @@ func TestDevicesHaveBooksOfTheirOwn(t *testing.T) {
 	dir := ledgerDir(t)
 	names := []string{device, "..", ".", "GPU/../1", "MIG-1/2", "%2E", ".hidden", "a b"}
 	for i, name := range names {
-		l := join(t, quota.Terms{Dir: dir, Device: name, Quota: 100, Physical: 100})
+		l := join(t, leases.Terms{Dir: dir, Device: name, Quota: 100, Physical: 100})
 		charge(t, l, int64(i)+1)
 	}
-	held, err := quota.Holders(dir)
+	held, err := leases.Holders(dir)
 	if err != nil || len(held) != len(names) {
 		t.Fatalf("%v, %v", held, err)
 	}
-	loads, err := quota.Loads(dir, append(names, "none"))
+	loads, err := leases.Loads(dir, append(names, "none"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +249,7 @@ func TestDevicesHaveBooksOfTheirOwn(t *testing.T) {
 			t.Errorf("%+v", l)
 		}
 	}
-	if l := loads[len(names)]; l != (quota.Load{UUID: "none"}) {
+	if l := loads[len(names)]; l != (leases.Load{UUID: "none"}) {
 		t.Errorf("%+v", l)
 	}
 	outside, err := os.ReadDir(filepath.Dir(dir))
@@ -262,7 +276,7 @@ func TestLoweredInOneProcess(t *testing.T) {
 	if a.Remaining() != -300 || b.Remaining() != -100 {
 		t.Errorf("remaining %d and %d", a.Remaining(), b.Remaining())
 	}
-	if _, err := quota.Join(terms(dir, "other", 600, 1000)); !errors.Is(err, tier.ErrOutOfBudget) {
+	if _, err := leases.Join(terms(dir, "other", 600, 1000)); !errors.Is(err, tier.ErrOutOfBudget) {
 		t.Errorf("what one of two gave up was promised to another: %v", err)
 	}
 	if err := b.SetLimit(400); err != nil {
@@ -449,7 +463,7 @@ func TestNobodyIsInTheWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	charge(t, a, 300)
-	if held, err := quota.Holders(dir); err != nil || len(held) != 1 || held[0].Live != 1000 {
+	if held, err := leases.Holders(dir); err != nil || len(held) != 1 || held[0].Live != 1000 {
 		t.Errorf("%v, %v", held, err)
 	}
 }
@@ -466,7 +480,7 @@ func TestLeasesUnderRaces(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for range 20 {
-				l, err := quota.Join(terms(dir, "g", share, 10*share))
+				l, err := leases.Join(terms(dir, "g", share, 10*share))
 				if err != nil {
 					t.Error(err)
 					return
@@ -500,13 +514,13 @@ func TestLeasesUnderRaces(t *testing.T) {
 func BenchmarkLease(b *testing.B) {
 	dir := filepath.Join(b.TempDir(), "ledger")
 	for range 4 {
-		l, err := quota.Join(terms(dir, "g", 1<<30, 1<<30))
+		l, err := leases.Join(terms(dir, "g", 1<<30, 1<<30))
 		if err != nil {
 			b.Fatal(err)
 		}
 		defer l.Close()
 	}
-	l, err := quota.Join(terms(dir, "g", 1<<30, 1<<30))
+	l, err := leases.Join(terms(dir, "g", 1<<30, 1<<30))
 	if err != nil {
 		b.Fatal(err)
 	}

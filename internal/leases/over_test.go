@@ -1,4 +1,4 @@
-package quota_test
+package leases_test
 
 import (
 	"testing"

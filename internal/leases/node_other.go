@@ -1,6 +1,6 @@
 //go:build !linux && !darwin
 
-package quota
+package leases
 
 import (
 	"fmt"

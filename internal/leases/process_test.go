@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package quota_test
+package leases_test
 
 import (
 	"bufio"
@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/testseed"
-	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -40,7 +40,7 @@ func childMain(mode string) int {
 	if mode == "look" {
 		return look(os.Args[1])
 	}
-	l, err := quota.Join(t)
+	l, err := leases.Join(t)
 	if err != nil {
 		fmt.Println(err)
 		return 1
@@ -73,7 +73,7 @@ func childMain(mode string) int {
 }
 
 func look(dir string) int {
-	held, err := quota.Holders(dir)
+	held, err := leases.Holders(dir)
 	if err == nil {
 		err = json.NewEncoder(os.Stdout).Encode(held)
 	}
@@ -86,7 +86,7 @@ func look(dir string) int {
 
 // compete charges and credits n times, and counts in a page that all share what is held:
 // after it is charged, and until before it is credited.
-func compete(l *quota.Lease, share, n int64) error {
+func compete(l *leases.Lease, share, n int64) error {
 	total, done, err := sharedWord(os.Getenv("SPILLWAY_QUOTA_TEST_WORD"))
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func compete(l *quota.Lease, share, n int64) error {
 }
 
 // churn does whatever a process may be killed in.
-func churn(l *quota.Lease, t quota.Terms) {
+func churn(l *leases.Lease, t leases.Terms) {
 	for i := int64(0); ; i++ {
 		if n := t.Quota / (1 + i%3); l.Charge(n) == nil && i%2 == 0 {
 			l.Credit(n)
@@ -132,7 +132,7 @@ func churn(l *quota.Lease, t quota.Terms) {
 		if i%7 == 0 {
 			_ = l.Close()
 			for {
-				next, err := quota.Join(t)
+				next, err := leases.Join(t)
 				if err == nil {
 					l = next
 					break
@@ -250,7 +250,7 @@ func TestKilledProcess(t *testing.T) {
 	wantRefusal(t, me.Charge(101), 101, 100, 900, 1000)
 	p.kill(t)
 	charge(t, me, 1000)
-	if got := leases(t, dir); len(got) != 1 {
+	if got := leaseFiles(t, dir); len(got) != 1 {
 		t.Errorf("leases: %q", got)
 	}
 }
@@ -301,7 +301,7 @@ func TestKilledAnywhere(t *testing.T) {
 		me.Credit(1000)
 	}
 	join(t, terms(dir, "g", 1000, 1000)) // sweeps the drafts
-	if got := leases(t, dir); len(got) != 2 {
+	if got := leaseFiles(t, dir); len(got) != 2 {
 		t.Errorf("leases: %q", got)
 	}
 }
@@ -319,14 +319,14 @@ func TestThirdProcessSees(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	var held []quota.Holder
+	var held []leases.Holder
 	if err := json.Unmarshal(out, &held); err != nil {
 		t.Fatal(err)
 	}
 	if len(held) != 2 {
 		t.Fatalf("%s", out)
 	}
-	for i, want := range []quota.Holder{
+	for i, want := range []leases.Holder{
 		{PID: a.cmd.Process.Pid, Live: 300, Peak: 300},
 		{PID: b.cmd.Process.Pid, Live: 400, Peak: 500},
 	} {
