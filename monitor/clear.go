@@ -77,11 +77,7 @@ func (c *clearing) move(ctx context.Context, v Victim) bool {
 		if not.has(to.Kind()) || to.Lost() != nil || c.failures[to.ID()] >= giveUp {
 			continue
 		}
-		mv := Move{Batch: v.ID, From: c.from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: reasonDemand}
-		m.events.moveBegun(mv)
-		start := time.Now()
-		err := m.move(ctx, v.Batch, to.ID(), reasonDemand)
-		m.events.moveEnded(mv, time.Since(start), err)
+		err := m.move(ctx, v, c.from.ID(), to.ID(), reasonDemand)
 		kind := kindOf(err, to.ID())
 		m.stats.count(kind, v.Bytes)
 		switch kind {

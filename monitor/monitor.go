@@ -145,9 +145,6 @@ func New(cfg Config) (*Monitor, error) {
 	return m, nil
 }
 
-// wakeUp makes the monitor look at once. It never blocks.
-func (m *Monitor) wakeUp() { poke(m.wake) }
-
 // help makes the monitor look soon if a space is stuck.
 func (m *Monitor) help() {
 	if m.starved.Load() {
@@ -155,6 +152,7 @@ func (m *Monitor) help() {
 	}
 }
 
+// poke makes the monitor look. It never blocks.
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -183,7 +181,7 @@ func (m *Monitor) watch(ctx context.Context) {
 	for _, s := range m.spaces {
 		defer s.Subscribe(m.changed)()
 	}
-	defer m.cfg.Reservations.OnDemand(m.wakeUp)()
+	defer m.cfg.Reservations.OnDemand(func() { poke(m.wake) })()
 	period := time.NewTicker(m.cfg.Period)
 	defer period.Stop()
 	gap := m.cfg.Period / hintsPerPeriod
@@ -247,11 +245,11 @@ func (m *Monitor) changed(s *tier.Space, c tier.Change) {
 	case tier.Pressed:
 		// Above the trigger every reservation says so; the first is enough.
 		if sp := m.spaces[m.byID[s.ID()]]; !sp.pressed.Swap(true) {
-			m.wakeUp()
+			poke(m.wake)
 		}
 	case tier.Released:
 		if s.Lost() != nil && !m.spaces[m.byID[s.ID()]].gone.Load() {
-			m.wakeUp()
+			poke(m.wake)
 		}
 		m.help()
 	}
@@ -370,17 +368,7 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 				results[i].err = errGivenBack
 				continue
 			}
-			mv := Move{Batch: c.Victim.ID, From: from, To: to, Bytes: c.Victim.Bytes, Reason: c.Reason}
-			m.events.moveBegun(mv)
-			start := time.Now()
-			err := m.move(ctx, c.Victim.Batch, to, c.Reason)
-			if err != nil && ctx.Err() != nil {
-				// The error's own text is no evidence: a file system may return
-				// context.Canceled for reasons of its own.
-				err = fmt.Errorf("%w: %w", ErrEnding, err)
-			}
-			results[i].err = err
-			m.events.moveEnded(mv, time.Since(start), err)
+			results[i].err = m.move(ctx, c.Victim, from, to, c.Reason)
 		}
 	})
 	m.ended <- results
@@ -394,10 +382,23 @@ func (m *Monitor) canLeave(now batch.Info, from tier.ID) bool {
 // errGivenBack: a batch before it could not be moved, or took long.
 var errGivenBack = errors.New("monitor: the move was not begun")
 
-// move calls the mover. Its panic is an error of the move, for nobody else would end it.
-func (m *Monitor) move(ctx context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
-	defer guard.Error(&err, "the mover")
-	return m.cfg.Mover.Move(ctx, b, reservation.Specific(to), reason)
+// move moves one batch and tells of it. A panic of the mover is an error of the move, for nobody else
+// would end it.
+func (m *Monitor) move(ctx context.Context, v Victim, from, to tier.ID, reason string) error {
+	mv := Move{Batch: v.ID, From: from, To: to, Bytes: v.Bytes, Reason: reason}
+	m.events.moveBegun(mv)
+	start := time.Now()
+	err := func() (err error) {
+		defer guard.Error(&err, "the mover")
+		return m.cfg.Mover.Move(ctx, v.Batch, reservation.Specific(to), reason)
+	}()
+	if err != nil && ctx.Err() != nil {
+		// The error's own text is no evidence: a file system may return
+		// context.Canceled for reasons of its own.
+		err = fmt.Errorf("%w: %w", ErrEnding, err)
+	}
+	m.events.moveEnded(mv, time.Since(start), err)
+	return err
 }
 
 // finish notes the end of what an executor did.
@@ -439,8 +440,8 @@ func (m *Monitor) finishMove(r result) {
 	m.index.setAside(b, false)
 }
 
-// ErrEnding is matched by the error of a move that the monitor broke off because Run's
-// context ended: nothing has failed.
+// ErrEnding is matched by the error of a move that was broken off because the context of Run, or
+// of Clear, ended: nothing has failed.
 var ErrEnding = errors.New("monitor: the monitor is ending")
 
 // Stats are counts since the monitor was made.
