@@ -124,13 +124,15 @@ type Info struct {
 	// Payload is the form that the batch has; nil when it is gone. It is the batch's, which may
 	// give it up at any moment. Who has neither a handle nor the transit may ask what it is, and
 	// must not use its memory but under a lease (tier.Buffer.TryLease).
-	Payload     Payload
-	Descriptor  *Descriptor // what the bytes mean; nil if no payload had one. It stays known when the batch is dropped
-	Space       tier.ID     // where the data is; zero when it is gone
-	Bytes       int64       // charged there
-	Rows        int64       // 0 if the payload has no descriptor
-	Pending     int         // tasks created and not yet begun
-	Active      int         // open handles
+	Payload Payload
+	// Descriptor says what the bytes mean; nil if no payload had one. It stays known when the
+	// batch is dropped.
+	Descriptor  *Descriptor
+	Space       tier.ID // where the data is; zero when it is gone
+	Bytes       int64   // charged there
+	Rows        int64   // 0 if the payload has no descriptor
+	Pending     int     // tasks created and not yet begun
+	Active      int     // open handles
 	Subscribers int
 	Leased      bool // readers beyond the handles hold the memory: a move would not free it at once
 	Place       Place

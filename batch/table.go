@@ -106,17 +106,6 @@ func (p *Table) Ranges() []DeviceRange { return p.ranges }
 // not be changed.
 func (p *Table) Adjustments() []Adjustment { return p.adjust }
 
-// Lent says whether the buffers lie in the arrays of who made them, and not in copies of what the rows show: then what those
-// arrays have before the first row is there as well.
-func (p *Table) Lent() bool {
-	for _, b := range p.bufs {
-		if _, ok := b.Memory().(tier.LentMemory); !ok {
-			return false
-		}
-	}
-	return len(p.bufs) > 0
-}
-
 // Lease keeps the memory of all buffers until the returned function is called, also beyond
 // Release. The caller must hold the batch.
 func (p *Table) Lease() (end func()) {

@@ -9,11 +9,12 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// errLost: the space that something was being brought to, or out of, was lost meanwhile, and everything must be looked at again:
-// there may be other spaces, or somebody else may have brought it out before.
+// errLost: the space that something was being brought to, or out of, was lost meanwhile. Everything
+// must be looked at again: there may be other spaces, or somebody else may have brought it out before.
 var errLost = errors.New("convert: the space was lost meanwhile")
 
-// lostWith returns the error of a batch that lies in a space which is lost: its bytes cannot be had any more.
+// lostWith returns the error of a batch that lies in a space which is lost: its bytes cannot be had
+// any more.
 func lostWith(now batch.Info) error {
 	if now.Payload == nil {
 		return nil
@@ -21,7 +22,8 @@ func lostWith(now batch.Info) error {
 	return now.Payload.Space().Lost()
 }
 
-// ofLost says of an error of work in spaces that one of them is lost, if that is so: what a backend says is its own.
+// ofLost says of an error of work in spaces that one of them is lost, if that is so: what a backend
+// says is its own.
 func ofLost(err error, spaces ...*tier.Space) error {
 	if err == nil || errors.Is(err, tier.ErrLost) {
 		return err
@@ -34,8 +36,9 @@ func ofLost(err error, spaces ...*tier.Space) error {
 	return err
 }
 
-// losses has, for each GPU space, a context that ends with errLost when the space is lost; no other is ever lost. It has one
-// subscription to each: a space calls all that are subscribed to it at each change, and those who wait may be thousands.
+// losses has, for each GPU space, a context that ends with errLost when the space is lost; no other
+// is ever lost. It has one subscription to each: a space calls all that are subscribed to it at each
+// change, and those who wait may be thousands.
 type losses struct {
 	of     map[tier.ID]context.Context
 	cancel []func()
@@ -63,8 +66,8 @@ func (l *losses) close() {
 	}
 }
 
-// untilLost returns a context that ends, with errLost, when the space is lost: waiting for room for what lies there is in vain then.
-// done must be called.
+// untilLost returns a context that ends, with errLost, when the space is lost: waiting for room for
+// what lies there is in vain then. done must be called.
 func (m *Mover) untilLost(ctx context.Context, s *tier.Space) (_ context.Context, done func()) {
 	life, ok := m.losses.of[s.ID()]
 	if !ok {

@@ -202,8 +202,9 @@ func (g *Registry) lookup(from, to batch.PayloadType) (*entry, error) {
 	return e, nil
 }
 
-// convert makes a payload of type to out of src, drawn from r. A panic of a converter is an error. An
-// error whose cause is the batch, and not memory, a volume or a device, is a *batch.UnmovableError.
+// convert makes a payload of type to out of src, drawn from r. A panic of a converter is an error.
+// An error whose cause is the batch, and not memory, a volume or a device, is a
+// *batch.UnmovableError.
 func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
 	e, err := g.lookup(src.Type(), to)
 	if err != nil {

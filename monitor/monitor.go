@@ -382,8 +382,8 @@ func (m *Monitor) canLeave(now batch.Info, from tier.ID) bool {
 // errGivenBack: a batch before it could not be moved, or took long.
 var errGivenBack = errors.New("monitor: the move was not begun")
 
-// move moves one batch and tells of it. A panic of the mover is an error of the move, for nobody else
-// would end it.
+// move moves one batch and tells of it. A panic of the mover is an error of the move, for nobody
+// else would end it.
 func (m *Monitor) move(ctx context.Context, v Victim, from, to tier.ID, reason string) error {
 	mv := Move{Batch: v.ID, From: from, To: to, Bytes: v.Bytes, Reason: reason}
 	m.events.moveBegun(mv)

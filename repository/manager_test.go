@@ -446,7 +446,8 @@ func TestClearMeetsTransit(t *testing.T) {
 	})
 }
 
-// hooked is a form that calls back when it is asked for its leases, as each cut through its batch does.
+// hooked is a form that calls back when it is asked for its leases, as each cut through its batch
+// does.
 type hooked struct {
 	form
 	hook func()

@@ -88,10 +88,21 @@ func (w *arrayWriter) open(p batch.Payload) (d *batch.Descriptor, err error) {
 	case *batch.Table:
 		d, w.shared = p.Descriptor(), p.Shared()
 		w.body = placesOf(d, func(i int) tier.Addr { return p.Ranges()[i].Addr })
-		w.body.adjust, w.body.whole = p.Adjustments(), p.Lent()
+		w.body.adjust, w.body.whole = p.Adjustments(), isLent(p)
 		return d, nil
 	}
 	return nil, w.path.unsupported("a payload of type %s", p.Type())
+}
+
+// isLent says whether the buffers of a table lie in the arrays of who made them, and not in copies
+// of what the rows show: then what those arrays have before the first row is there as well.
+func isLent(p *batch.Table) bool {
+	for _, b := range p.Buffers() {
+		if _, ok := b.Memory().(tier.LentMemory); !ok {
+			return false
+		}
+	}
+	return len(p.Buffers()) > 0
 }
 
 // zeros takes the memory that absent buffers need: they are only read, so one piece will do. It is nil if there are none.

@@ -104,7 +104,7 @@ func TestCopyOfASlice(t *testing.T) {
 	b := r.put(t, rec, batch.GPUImage)
 	whole := r.slice(t, b, 3, 97)
 	of := whole.Info().Payload.(*batch.Table)
-	if len(of.Adjustments()) == 0 || !of.Lent() {
+	if len(of.Adjustments()) == 0 || !isLent(of) {
 		t.Fatal("the slice is none")
 	}
 	copied := r.batch(t, batch.NewTable(batch.TableParts{Descriptor: of.Descriptor(), Ranges: of.Ranges(), Adjustments: of.Adjustments(), Space: r.gpu}))
