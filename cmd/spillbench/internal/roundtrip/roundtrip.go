@@ -131,7 +131,7 @@ func (w *walker) walk(ctx context.Context, rec arrow.RecordBatch) (err error) {
 		return err
 	}
 	defer b.Subscribe()() // the monitor leaves it alone
-	defer func() { err = errors.Join(err, drop(ctx, b)) }()
+	defer func() { err = errors.Join(err, b.Discard(ctx)) }()
 	for _, e := range w.edges {
 		if err := w.edge(ctx, b, rec, e); err != nil {
 			return fmt.Errorf("%s: %w", e, err)
@@ -187,7 +187,7 @@ func (w *walker) clone(ctx context.Context, b *batch.Batch, rec arrow.RecordBatc
 	if err != nil {
 		return w.judge(err, e, "cloned")
 	}
-	defer func() { err = errors.Join(err, drop(ctx, c)) }()
+	defer func() { err = errors.Join(err, c.Discard(ctx)) }()
 	return w.judge(w.compare(ctx, c, rec, e.To), e, "cloned")
 }
 
@@ -238,21 +238,4 @@ func (w *walker) judge(err error, e Edge, way string) error {
 		w.res.First = fmt.Errorf("%s, from %s, %s: %w", w.name, e, way, err)
 	}
 	return nil
-}
-
-// drop drops b, which nobody else knows; the monitor may still be moving it.
-func drop(ctx context.Context, b *batch.Batch) error {
-	for {
-		changed := b.Changed()
-		err := b.Drop()
-		var s *batch.StateError
-		if !errors.As(err, &s) || s.State != batch.InTransit {
-			return err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }
