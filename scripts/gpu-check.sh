@@ -16,13 +16,11 @@
 set -uo pipefail
 export LC_ALL=C
 
-tests=(internal/cuda tier/cuda convert convert/cdevice .)
+tests=(internal/cuda tier/cuda convert convert/cdevice test)
 
 # binary names the test binary of a package.
 binary() {
-	local name=${1//\//-}
-	[ "$1" != . ] || name=root
-	echo "$name.test"
+	echo "${1//\//-}.test"
 }
 
 usage() {
@@ -269,7 +267,7 @@ run() {
 		step internal-cuda test 30 internal-cuda.test '-test.run=^TestReal'
 		step bandwidth json 30 spillbench bandwidth --gpu cuda --gpu-memory 32MiB --host-memory 32MiB --sizes 1MiB,4MiB --threads 1,2 --between gpu,host --quiet --json @JSON
 		step run json 60 spillbench run --gpu cuda --gpu-memory 16MiB --host-memory 16MiB "${disk[@]}" --quiet --json @JSON
-		step root test 60 root.test '-test.run=^TestReal' -test.short
+		step scenarios test 60 test.test '-test.run=^TestReal' -test.short
 		step convert test 60 convert.test '-test.run=^(TestColumnsOfEveryType|TestDigestIsTheSameEverywhere|TestTableIsOneCopy)$/^cuda' -test.short
 		step cdevice test 30 convert-cdevice.test -test.short
 		step bench-tier-cuda bench 30 tier-cuda.test '-test.bench=^BenchmarkReal/.*/1MiB' -test.benchtime=5x
@@ -279,7 +277,7 @@ run() {
 		step bandwidth json 90 spillbench bandwidth --gpu cuda --gpu-memory 4GiB --host-memory 4GiB --sizes 1MiB,16MiB,64MiB,256MiB --threads 1,2 --between gpu,host --quiet --json @JSON
 		# A table three times as large as both memories: 18 GiB.
 		step run json 180 spillbench run --gpu cuda --gpu-memory 2GiB --host-memory 4GiB "${disk[@]}" --quiet --json @JSON
-		step root test 60 root.test '-test.run=^TestReal'
+		step scenarios test 60 test.test '-test.run=^TestReal'
 		step convert test 90 convert.test '-test.run=^Test[^/]*$/^cuda'
 		step cdevice test 30 convert-cdevice.test
 		step bench-internal-cuda bench 40 internal-cuda.test '-test.bench=^BenchmarkReal' -test.benchtime=300ms

@@ -47,6 +47,7 @@ var layout = []string{
 	"repository",
 	"monitor",
 	".",
+	"test",
 }
 
 // testRigs are what tests of any package may use besides: the suites that

@@ -1,0 +1,99 @@
+package test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// counted is an image that counts how often it is asked for its leases: once by each reading of its
+// batch's Info, and once by each change that is told.
+type counted struct {
+	*batch.Image
+	asked *atomic.Int64
+}
+
+const countedForm batch.PayloadType = "counted"
+
+func (c counted) Type() batch.PayloadType {
+	if c.Space().Kind() == tier.GPU {
+		return batch.GPUImage
+	}
+	return countedForm
+}
+
+func (c counted) Leased() int {
+	c.asked.Add(1)
+	return c.Image.Leased()
+}
+
+// tellings counts what an engine's observer is told.
+type tellings struct {
+	batch.Registrar
+	n atomic.Int64
+}
+
+func (o *tellings) BatchChanged(b *batch.Batch, now batch.Info) {
+	o.n.Add(1)
+	o.Registrar.BatchChanged(b, now)
+}
+
+// TestDrainTellsOnce: draining a batch tells of its departure and of its arrival, which is its end.
+// A batch that is there already is told of once.
+func TestDrainTellsOnce(t *testing.T) {
+	for _, from := range tier.Kinds() {
+		t.Run(from.String(), func(t *testing.T) {
+			eng, repo := openTasks(t, 1<<20, 1<<20, 0, 0)
+			var asked atomic.Int64
+			inner, err := eng.Registry().Lookup(batch.ImageType(from), batch.GPUImage)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = eng.Registry().Register(countedForm, batch.GPUImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+				out, err := inner(ctx, src.(counted).Image, r)
+				if err != nil {
+					return nil, err
+				}
+				return counted{out.(*batch.Image), &asked}, nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := eng.Mover().Ingest(t.Context(), numberedRecord(1, 300, wordList(1, 10)), reservation.AnyInTier(from))
+			if err != nil {
+				t.Fatal(err)
+			}
+			told := &tellings{Registrar: eng.Observer().(batch.Registrar)}
+			b, err := batch.New(batch.Options{ID: 1, Payload: counted{p.(*batch.Image), &asked}, Observer: told})
+			if err := errors.Join(err, repo.PutBatch(0, b)); err != nil {
+				t.Fatal(err)
+			}
+			told.n.Store(0)
+			asked.Store(0)
+			for h, err := range repo.Drain(t.Context(), 0, tier.GPU) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := h.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := int64(2)
+			if from == tier.GPU {
+				want = 1
+			}
+			if n := told.n.Load(); n != want {
+				t.Errorf("the observer was told %d times, want %d", n, want)
+			}
+			if n := asked.Load() - told.n.Load(); n != 1 {
+				t.Errorf("the batch's Info was read %d times, want once", n)
+			}
+			closeClean(t, eng)
+		})
+	}
+}

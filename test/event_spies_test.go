@@ -1,0 +1,103 @@
+package test
+
+import (
+	"bytes"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// spyFS is a file system that has so much room, and that sees what is written to it.
+type spyFS struct {
+	disk.FS
+	free int64
+	mu   sync.Mutex
+	seen bytes.Buffer
+}
+
+type spyFile struct {
+	disk.File
+	fs *spyFS
+}
+
+func (s *spyFS) Usage(dir string) (disk.Usage, error) {
+	u, err := s.FS.Usage(dir)
+	u.Free = s.free
+	return u, err
+}
+
+func (s *spyFS) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	f, err := s.FS.OpenAnonymous(dir, direct)
+	if err != nil {
+		return nil, err
+	}
+	return spyFile{f, s}, nil
+}
+
+func (f spyFile) WriteAt(p []byte, off int64) (int, error) {
+	f.fs.mu.Lock()
+	f.fs.seen.Write(p)
+	f.fs.mu.Unlock()
+	return f.File.WriteAt(p, off)
+}
+
+// saw returns whether text was written.
+func (s *spyFS) saw(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return bytes.Contains(s.seen.Bytes(), []byte(text))
+}
+
+func spied(_ *testing.T, c *spillway.Config) { c.Disks[0].FS = &spyFS{FS: disk.OS(), free: 64 << 20} }
+
+// overDevice is a decorator that knows whether it was closed.
+type overDevice struct {
+	tier.Device
+	closed bool
+}
+
+func (d *overDevice) Close() error { d.closed = true; return d.Device.Close() }
+
+// withDriver has two GPUs of 64 MiB.
+func withDriver(t *testing.T, c *spillway.Config) {
+	c.CUDALibrary = emulated(t, cudatest.Config{Devices: 2}).Path
+	c.GPUs[0].Backend = spillway.Auto
+}
+
+// lookingPolicy counts the looks at what may be moved.
+type lookingPolicy struct {
+	monitor.Policy
+	looks *int
+}
+
+func (p lookingPolicy) Order(list []monitor.Victim) { *p.looks++; p.Policy.Order(list) }
+
+func watched(_ *testing.T, c *spillway.Config) {
+	c.Policy = lookingPolicy{monitor.PlanOrder(), new(int)}
+}
+
+// pressed keeps the GPU above its trigger for so long, while there is nowhere to go.
+func pressed(t *testing.T, eng *spillway.Engine, took time.Duration) {
+	t.Helper()
+	for _, s := range eng.Spaces()[1:] {
+		defer full(t, s, eng)()
+	}
+	b := putOn(t, eng, tier.GPU, 2000)
+	defer full(t, spaceAt(eng, tier.GPU, 0), eng)()
+	time.Sleep(took)
+	synctest.Wait()
+	if b.Info().Space.Kind != tier.GPU {
+		t.Error("it was moved: the test shows nothing")
+	}
+}
+
+// guessing is an estimator of the test's.
+type guessing struct{ admission.Estimator }

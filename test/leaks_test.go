@@ -1,0 +1,84 @@
+package test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestCloseNamesHolders: handles and records that are open at Close are named with batch,
+// plan, operator and owner, and counted with their units.
+func TestCloseNamesHolders(t *testing.T) {
+	eng, _ := openSmall(t, 1<<20, 1<<20)
+	plan, err := eng.Plan("query-17")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("hash-join", 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := arrowgen.Ints(1, 1000, 1)
+	defer rec.Release()
+	for i, kind := range []tier.Kind{tier.GPU, tier.Host} {
+		if err := repo.Put(t.Context(), 3+i, rec, repository.WithPlacement(reservation.AnyInTier(kind))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, _ := repo.Peek(3)
+	owner := reservation.NewOwner("probe-1")
+	inPlace, err := eng.Mover().Acquire(owner.Context(t.Context()), b, reservation.AnyInTier(tier.GPU))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inPlace.Owner() != owner {
+		t.Errorf("the handle is of %v, want the owner of the context", inPlace.Owner())
+	}
+	var drained *spillway.Handle
+	for h, err := range repo.Drain(t.Context(), 4, tier.Host) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		drained = h
+		break
+	}
+	opened, err := eng.Mover().Record(t.Context(), drained)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var leak *spillway.LeakError
+	if err := eng.Close(); !errors.As(err, &leak) {
+		t.Fatalf("closing with handles and a record: %v", err)
+	}
+	text := leak.Error()
+	for _, want := range []string{
+		"in gpu:0 1 buffer of 8192 bytes (kept by 1 open handle)",
+		"in host:0 1 buffer of 8192 bytes (kept by 1 open handle and 1 open record)",
+		`8192 bytes in gpu:0: handle on batch 1 of plan "query-17", operator hash-join:2, partition 3, owner "probe-1"`,
+		`handle on batch 2 of plan "query-17", operator hash-join:2, partition 4`,
+		`record on batch 2 of plan "query-17", operator hash-join:2, partition 4`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q does not say %q", text, want)
+		}
+	}
+	if stacks := strings.Contains(text, "TestCloseNamesHolders"); stacks != invariants.Enabled {
+		t.Errorf("the report has stacks: %v, in an invariants build: %v\n%s", stacks, invariants.Enabled, text)
+	}
+	opened.Release()
+	if err := errors.Join(drained.Close(), inPlace.Close()); err != nil {
+		t.Error(err)
+	}
+	for _, s := range eng.Reservations().Spaces().All() {
+		if holds := s.Inside().Holds().Append(nil); len(holds) != 0 || s.Used() != 0 {
+			t.Errorf("%s ends with %d bytes and %v", s.ID(), s.Used(), holds)
+		}
+	}
+}

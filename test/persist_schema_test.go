@@ -1,0 +1,114 @@
+package test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/persist"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+// wideRecord has a hundred columns and a schema of its own.
+func wideRecord(first int64) arrow.RecordBatch {
+	var fields []arrow.Field
+	var columns []arrow.Array
+	for i := range 100 {
+		b := array.NewInt64Builder(memory.DefaultAllocator)
+		b.Append(first + int64(i))
+		fields = append(fields, arrow.Field{Name: fmt.Sprintf("the column of number %d", i), Type: arrow.PrimitiveTypes.Int64})
+		columns = append(columns, b.NewArray())
+	}
+	meta := arrow.NewMetadata([]string{"of"}, []string{"all the records of this test"})
+	return array.NewRecordBatch(arrow.NewSchema(fields, &meta), columns, 1)
+}
+
+// TestSchemaIsRecordedOnce: for all batches that have it, also where each has an equal one of its
+// own, and also in the manifest of the engine that finds them. There they are one schema again.
+func TestSchemaIsRecordedOnce(t *testing.T) {
+	persistNeedsLinux(t)
+	const batches = 30
+	dir, copied := t.TempDir(), t.TempDir()
+	eng := persistentEngine(t, dir, func(c *spillway.Config) { c.Codec = convert.CodecNone })
+	plan, err := eng.Plan("query")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("join", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range int64(batches) {
+		p, err := eng.Mover().Ingest(t.Context(), wideRecord(n), reservation.AnyInTier(tier.Disk))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := eng.NewBatch(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := repo.PutBatch(0, b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tiertest.CopyTree(t, copied, dir)
+	closePersistent(t, eng)
+	wantNothingIn(t, dir)
+
+	schema, err := persist.EncodeSchema(wideRecord(0).Schema())
+	if err != nil {
+		t.Fatal(err)
+	}
+	look := func() int {
+		manifests, err := filepath.Glob(filepath.Join(copied, "*", "manifest-*"))
+		if err != nil || len(manifests) != 1 {
+			t.Fatal(manifests, err)
+		}
+		p, err := os.ReadFile(manifests[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := bytes.Count(p, schema); got != 1 {
+			t.Errorf("a schema of %d bytes stands %d times in a manifest of %d", len(schema), got, len(p))
+		}
+		return len(p)
+	}
+	look()
+	eng = persistentEngine(t, copied)
+	if each := (look() - len(schema)) / batches; each > 6<<10 { // 100 nodes and 200 buffers, of 16 bytes each, and not 11 KB
+		t.Errorf("a batch takes %d bytes", each)
+	}
+	kept := eng.Persisted()
+	if len(kept) != batches {
+		t.Fatalf("%d are kept", len(kept))
+	}
+	for i, k := range kept {
+		if k.Schema != kept[0].Schema {
+			t.Error("a batch has a schema of its own")
+		}
+		b, err := eng.Adopt(t.Context(), k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec := recordOf(t, eng, b)
+		if err := convert.Equal(wideRecord(int64(i)), rec); err != nil {
+			t.Errorf("record %d: %v", i, err)
+		}
+		rec.Release()
+		if err := b.Drop(); err != nil {
+			t.Error(err)
+		}
+	}
+	closePersistent(t, eng)
+	wantNothingIn(t, copied)
+}

@@ -1,0 +1,96 @@
+package test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// BenchmarkSmallBatches is what a batch of 4 KiB costs: to be put on a GPU that has room, to be put on
+// one of 4 MiB that is full, so that for each that comes one leaves to host memory or to disk, and to
+// be drained from there again.
+func BenchmarkSmallBatches(b *testing.B) {
+	const round, full = 2000, 1000
+	bld := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))
+	defer bld.Release()
+	bld.Field(0).(*array.Int64Builder).AppendValues(make([]int64, 512), nil)
+	rec := bld.NewRecordBatch()
+	defer rec.Release()
+	for _, c := range []struct {
+		name      string
+		gpu, host int64
+		before    int // batches that are there already
+		spill     tier.Kind
+	}{
+		{"put", 32 << 20, 16 << 20, 0, tier.GPU},
+		{"host", 4 << 20, 32 << 20, full, tier.Host},
+		{"disk", 4 << 20, 4 << 20, 2 * full, tier.Disk},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			eng, err := spillway.Open(b.Context(), spillway.Config{
+				GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(c.gpu)}},
+				Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(c.host)}},
+				Disks: []spillway.DiskConfig{{Dir: b.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() {
+				if err := eng.Close(); err != nil {
+					b.Error(err)
+				}
+			}()
+			plan, err := eng.Plan("plan")
+			if err != nil {
+				b.Fatal(err)
+			}
+			var put, drain time.Duration
+			rounds := 0
+			for b.Loop() {
+				repo, err := plan.Repository("operator", rounds)
+				if err != nil {
+					b.Fatal(err)
+				}
+				fill := func(n int) time.Duration {
+					begin := time.Now()
+					for range n {
+						if err := repo.Put(b.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.GPU))); err != nil {
+							b.Fatal(err)
+						}
+					}
+					return time.Since(begin)
+				}
+				fill(c.before)
+				put += fill(round)
+				if got := repo.Bytes(c.spill); got == 0 {
+					b.Fatalf("nothing is in %s", c.spill)
+				}
+				repo.CloseInput()
+				begin := time.Now()
+				for h, err := range repo.Drain(b.Context(), 0, tier.GPU) {
+					if err != nil {
+						b.Fatal(err)
+					}
+					if err := h.Close(); err != nil {
+						b.Fatal(err)
+					}
+				}
+				drain += time.Since(begin)
+				if err := repo.Close(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				rounds++
+			}
+			b.ReportMetric(float64(put.Nanoseconds())/float64(round*rounds), "ns/put")
+			b.ReportMetric(float64(drain.Nanoseconds())/float64((round+c.before)*rounds), "ns/drain")
+		})
+	}
+}

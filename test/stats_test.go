@@ -1,0 +1,101 @@
+package test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/permit"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestStatsOfAllParts: the engine's numbers hold those of each part: a batch that waiting demand
+// moves to the disk, a permit, a task that runs and one that waits.
+func TestStatsOfAllParts(t *testing.T) {
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
+		HostMemory: spillway.Bytes(1 << 20),
+		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(16 << 20)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeEngine(t, eng)
+	if err := eng.Admitter().SetThreads(1); err != nil {
+		t.Fatal(err)
+	}
+	fresh := eng.Stats()
+	if fresh.Monitor.Moves != 0 || fresh.Admission.Admitted != 0 || fresh.Permits.Slots.Held != 0 || fresh.Waits.Count != 0 {
+		t.Errorf("a new engine has done %+v", fresh)
+	}
+	repo := scanOf(t, eng)
+	if err := repo.Put(t.Context(), 0, numberedRecord(1, 10_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := repo.Peek(0)
+	size := b.Info().Bytes
+	room, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 700_000) // the batch must leave
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release(t, room)
+	for b.Info().Space.Kind != tier.Disk || eng.Stats().Monitor.Bytes == 0 {
+		runtime.Gosched()
+	}
+	request, err := permit.Bytes(permit.Host, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := eng.Permits().TryAcquire(request.Spill())
+	if err != nil {
+		t.Fatal(err)
+	}
+	grant, err := eng.Admit(t.Context(), spillway.Estimate{Output: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	second := make(chan error)
+	go func() { _, err := eng.Admit(ctx, spillway.Estimate{Output: 1000}); second <- err }()
+	for eng.Stats().Admission.Waiting == 0 {
+		runtime.Gosched()
+	}
+
+	s := eng.Stats()
+	if m := s.Monitor; m.Moves != 1 || m.Bytes != size || m.Steps == 0 {
+		t.Errorf("the monitor has done %+v, want a move of %d bytes", m, size)
+	}
+	if s.Waits.Count != 1 {
+		t.Errorf("%d waits have ended, want 1", s.Waits.Count)
+	}
+	if a := s.Admission; a.Running != 1 || a.Waiting != 1 || a.Admitted != 1 {
+		t.Errorf("of the tasks it says %+v", a)
+	}
+	host := permit.BudgetStats{Name: permit.Host, Total: 512 << 20, Held: 1000}
+	if p := s.Permits; p.Slots.Held != 1 || len(p.Budgets) != 2 || p.Budgets[1] != host {
+		t.Errorf("of the permits it says %+v", p)
+	}
+	for _, space := range s.Spaces {
+		if is := space.ID.Kind == tier.Host; is != (space.Host != nil) || is && space.Host.Used != space.Used()-space.Reserved {
+			t.Errorf("%s: %+v, %+v", space.ID, space.Usage, space.Host)
+		}
+		if is := space.ID.Kind == tier.Disk; is != (space.Disk != nil) || is && (space.Disk.Used != space.Used() || space.Disk.Written < b.Info().Bytes) {
+			t.Errorf("%s: %+v, %+v", space.ID, space.Usage, space.Disk)
+		}
+	}
+
+	cancel()
+	<-second
+	if err := grant.Release(); err != nil {
+		t.Error(err)
+	}
+	if err := held.Release(); err != nil {
+		t.Error(err)
+	}
+	if s := eng.Stats(); s.Permits.Slots.Held != 0 || s.Admission.Running != 0 || s.Admission.Waiting != 0 {
+		t.Errorf("in the end it says %+v and %+v", s.Permits, s.Admission)
+	}
+}
