@@ -5,6 +5,8 @@ package host
 import (
 	"errors"
 	"runtime"
+
+	"github.com/spillway-db/spillway/internal/address"
 )
 
 // poison says whether freed extents are made unreadable: the heap cannot be.
@@ -18,7 +20,7 @@ type heap struct{ mem []byte }
 
 func reserve(size int64) (mapping, error) {
 	whole := make([]byte, size+step)
-	skip := (step - int64(address(whole)%step)) % step
+	skip := (step - int64(address.Of(whole)%step)) % step
 	return &heap{whole[skip : skip+size : skip+size]}, nil
 }
 

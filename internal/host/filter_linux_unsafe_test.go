@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -104,7 +105,7 @@ func underFilter() (err error) {
 // presentPages counts the pages of b that are in memory.
 func presentPages(b []byte) (n int, err error) {
 	pages := make([]byte, len(b)/tier.Page)
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, address(b), uintptr(len(b)), uintptr(unsafe.Pointer(&pages[0])))
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, address.Of(b), uintptr(len(b)), uintptr(unsafe.Pointer(&pages[0])))
 	if errno != 0 {
 		return 0, errno
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/invariants"
 )
 
@@ -33,7 +34,7 @@ func reserve(size int64) (mapping, error) {
 	if err != nil {
 		return nil, err
 	}
-	skip := (step - int64(address(whole)%step)) % step
+	skip := (step - int64(address.Of(whole)%step)) % step
 	return &mapped{whole: whole, mem: whole[skip : skip+size : skip+size]}, nil
 }
 

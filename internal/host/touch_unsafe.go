@@ -7,9 +7,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// address is where b starts, to see how it is aligned.
-func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
-
 // touchPages adds 0 to the first word of each page of b: that makes the page
 // present and, being atomic, loses no write of its owner.
 func touchPages(b []byte) {

@@ -1,5 +1,8 @@
 //go:build !invariants
 
+// Package invariants holds the switch for the checks that are too dear for
+// normal builds: lock ranks, stacks of buffers and handles, panics on a second
+// release, unreadable freed memory. Build with -tags invariants to have them.
 package invariants
 
 // Enabled says whether the program was built with -tags invariants.

@@ -1,3 +1,23 @@
+// Package nvml asks NVIDIA's management library (NVML, libnvidia-ml.so.1) what GPUs there are and
+// how they are linked. It is bound at run time, without cgo, so that one binary serves machines
+// with NVIDIA's driver and without.
+//
+//	Open(path) ──▶ Library ── Count, Device(i) ──▶ Device ── Name, UUID, PCI, Memory, … of a GPU
+//	                  │                              │ Instance(k)
+//	                  │                              └─────▶ Device, a MIG instance of it
+//	                  └─ Close
+//
+// A function is looked up when it is called. One that the library does not have (it is older, or
+// the name has another version) is an *Error of that call with ErrFunctionNotFound, and nothing
+// else is the worse for it. Which version of a name is called fits the structs of this package:
+// later versions of the same name take others.
+//
+// The library counts who has it initialized, keeps no state of a thread, and may be called by
+// several goroutines at a time. So may a Library, until it is closed. Devices are good until
+// then. The package takes no locks.
+//
+// Package nvmltest has a library in C for tests. With the tag gonvml the tests compare layouts,
+// numbers and answers with those of github.com/NVIDIA/go-nvml, which is made from NVIDIA's header.
 package nvml
 
 import (
@@ -110,3 +130,36 @@ func (l *Library) text(name string, d Device) (string, error) {
 	})
 	return dynlib.Text(b), err
 }
+
+// Code is a result of the library, by its numbers, and an error that *Error matches.
+type Code int32
+
+// The codes that somebody may want to tell apart.
+const (
+	success             Code = 0
+	ErrInvalidArgument  Code = 2
+	ErrNotSupported     Code = 3
+	ErrNotFound         Code = 6
+	ErrInsufficientSize Code = 7
+	ErrDriverNotLoaded  Code = 9
+	ErrFunctionNotFound Code = 13
+)
+
+func (c Code) Error() string { return fmt.Sprintf("NVML result %d", int32(c)) }
+
+// Error is a call that the library refused. It matches its Code.
+type Error struct {
+	Call string // the library's function
+	Code Code
+	Text string // what the library says of the code; may be empty
+}
+
+func (e *Error) Error() string {
+	if e.Text == "" {
+		return fmt.Sprintf("%s: %v", e.Call, e.Code)
+	}
+	return fmt.Sprintf("%s: %s (%d)", e.Call, e.Text, int32(e.Code))
+}
+
+// Is matches the code.
+func (e *Error) Is(target error) bool { return target == e.Code }

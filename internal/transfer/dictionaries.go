@@ -12,6 +12,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/invariants"
@@ -113,7 +114,7 @@ func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
 	for _, b := range d.Buffers() {
 		f := fingerprint{length: -1}
 		if b != nil {
-			f = fingerprint{buffer: weak.Make(b), address: addressOf(b.Bytes()), length: b.Len()}
+			f = fingerprint{buffer: weak.Make(b), address: address.Of(b.Bytes()), length: b.Len()}
 		}
 		to = append(to, f)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
@@ -397,7 +398,7 @@ func hostTarget(m tier.HostMemory) target {
 			return frame[:n], nil
 		},
 		put: func(_ context.Context, _ *lane, p []byte, off int64) error {
-			if q := image.Stretch(extents, off, int64(len(p))); q != nil && addressOf(q) == addressOf(p) {
+			if q := image.Stretch(extents, off, int64(len(p))); q != nil && address.Of(q) == address.Of(p) {
 				return nil
 			}
 			return image.Scatter(extents, off, p)

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation"
@@ -153,7 +154,7 @@ func (s *scratch) draw(node int, n int64) *block {
 	p, ok := s.heap.Get().(*[]byte)
 	if !ok {
 		made := make([]byte, layingSize+tier.Page)
-		made = made[-addressOf(made)%tier.Page:][:layingSize]
+		made = made[-address.Of(made)%tier.Page:][:layingSize]
 		p = &made
 	}
 	return &block{(*p)[:n:n], func() { s.heap.Put(p); s.giveBack(n) }}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -25,7 +26,7 @@ func TestScratchIsLentInOrder(t *testing.T) {
 		if !ok {
 			t.Fatal("there is no scratch for a second lane")
 		}
-		if &one.p[0] == &two.p[0] || addressOf(one.p)%tier.Page != 0 || int64(len(one.p)) != BlockSize {
+		if &one.p[0] == &two.p[0] || address.Of(one.p)%tier.Page != 0 || int64(len(one.p)) != BlockSize {
 			t.Error("the blocks are one, or not on pages")
 		}
 		ours := errors.New("ours")

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/internal/pump"
@@ -179,7 +180,7 @@ func (e *extents) wrote(n int64) int64 {
 // do does one request, through an aligned buffer if it must.
 func (e *extents) do(ctx context.Context, r request, write bool) error {
 	v, n := e.v, int64(len(r.p))
-	direct := address(r.p)%v.address == 0 && r.off%v.offset == 0 && n%v.offset == 0
+	direct := address.Of(r.p)%v.address == 0 && r.off%v.offset == 0 && n%v.offset == 0
 	count := &v.read
 	var err error
 	switch {

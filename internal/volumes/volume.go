@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -133,7 +134,7 @@ func Open(cfg Config) (*Volume, error) {
 	v.pacer = pace.NewPacer(cfg.Stripe)
 	v.life, v.endLife = context.WithCancel(context.Background())
 	v.bounces.New = func() any {
-		b := alignedBytes(v.bounceSize())
+		b := address.Aligned(int(v.bounceSize()))
 		return &b
 	}
 	v.sealed.Request, v.sealed.Slab, v.sealed.Slabs, v.sealed.Heap = v.cfg.Request, v.cfg.Depth, helpersPerDepth, &v.bounces
@@ -290,12 +291,12 @@ func (v *Volume) probeFile(direct bool) (err error) {
 			err = e
 		}
 	}()
-	address, offset := f.Alignment()
-	if address <= 0 || offset <= 0 || address > tier.Page || offset > tier.Page {
-		return fmt.Errorf("direct I/O aligned to %d and %d bytes: %w", address, offset, syscall.EINVAL)
+	at, offset := f.Alignment()
+	if at <= 0 || offset <= 0 || at > tier.Page || offset > tier.Page {
+		return fmt.Errorf("direct I/O aligned to %d and %d bytes: %w", at, offset, syscall.EINVAL)
 	}
-	v.direct, v.address, v.offset = f.Direct(), uintptr(address), int64(offset)
-	page, back := alignedBytes(tier.Page), alignedBytes(tier.Page)
+	v.direct, v.address, v.offset = f.Direct(), uintptr(at), int64(offset)
+	page, back := address.Aligned(tier.Page), address.Aligned(tier.Page)
 	for i := range page {
 		page[i] = byte(i) ^ 0xa5
 	}

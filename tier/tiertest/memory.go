@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -58,7 +59,7 @@ func checkShape(t *testing.T, m tier.Memory, size int64, cuts []int64) {
 			if shares(m) {
 				align = 64
 			}
-			if a := address(e); a%align != 0 {
+			if a := int64(address.Of(e)); a%align != 0 {
 				t.Fatalf("extent %d of %d starts at address %#x, not a multiple of %d", i, len(extents), a, align)
 			}
 			if i < len(extents)-1 && len(e)%tier.Page != 0 {

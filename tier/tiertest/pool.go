@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -288,7 +289,7 @@ func byPlace(ms []tier.Memory) []tier.Memory {
 	at := func(m tier.Memory) placed {
 		switch m := m.(type) {
 		case tier.HostMemory:
-			return placed{off: address(m.Extents()[0])}
+			return placed{off: int64(address.Of(m.Extents()[0]))}
 		case tier.DeviceMemory:
 			return placed{off: int64(m.Addr())}
 		case tier.FileMemory:

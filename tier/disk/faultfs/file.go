@@ -1,6 +1,7 @@
 package faultfs
 
 import (
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
@@ -39,7 +40,7 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 	case e.short:
 		return f.half(f.inner.WriteAt, p, off)
 	case e.flip && len(p) > 0:
-		changed := aligned(len(p)) // the caller's bytes are not ours to change
+		changed := address.Aligned(len(p)) // the caller's bytes are not ours to change
 		copy(changed, p)
 		f.flipBit(changed)
 		p = changed

@@ -2,7 +2,10 @@
 
 package seal
 
-import "golang.org/x/sys/unix"
+import (
+	"github.com/spillway-db/spillway/internal/address"
+	"golang.org/x/sys/unix"
+)
 
 // hugePage is the length of a huge page: on arm64 with large base pages they are
 // longer, and these stay small.
@@ -15,7 +18,7 @@ func mapHuge(n int64) (memory, mapping []byte) {
 	if err != nil {
 		return nil, nil
 	}
-	skip := (hugePage - int64(address(m)%hugePage)) % hugePage
+	skip := (hugePage - int64(address.Of(m)%hugePage)) % hugePage
 	memory = m[skip : skip+n]
 	if whole := n / hugePage * hugePage; whole > 0 {
 		_ = unix.Madvise(memory[:whole], unix.MADV_HUGEPAGE) // small ones do as well

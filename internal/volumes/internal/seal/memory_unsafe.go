@@ -32,5 +32,3 @@ func plain(t reflect.Type) bool {
 	}
 	return t.Kind() >= reflect.Bool && t.Kind() <= reflect.Complex128
 }
-
-func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
