@@ -39,6 +39,22 @@ func TestVerifyFiles(t *testing.T) {
 	}
 }
 
+// TestVerifyRealFiles: real files, which other programs could have written, survive every edge.
+func TestVerifyRealFiles(t *testing.T) {
+	files, err := filepath.Glob("../../testdata/flights.*")
+	if err != nil || len(files) != 3 {
+		t.Fatal(files, err)
+	}
+	var doc report.Verify
+	decode(t, succeed(t, append([]string{"verify", "--json=-"}, files...)...).stdout, &doc)
+	want := map[string]int64{".arrow": 4, ".csv": 1, ".parquet": 2}
+	for _, f := range doc.Files {
+		if f.Batches != want[filepath.Ext(f.Path)] || f.Edges != 6*6 || f.Mismatches != 0 || f.Error != "" {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
 // TestVerifySpaces: with two disks there are edges between them, too.
 func TestVerifySpaces(t *testing.T) {
 	r := succeed(t, "verify", "--json=-", "--disk", t.TempDir(), "--disk", t.TempDir()+"=64MiB", writeTable(t, "t.arrow", 1, 500))
