@@ -8,3 +8,6 @@ func NVML(open func() (Library, error)) GPUSource { return nvmlSource(open) }
 
 // NVMLAt returns the source that asks the library at path.
 func NVMLAt(path string) GPUSource { return nvmlAt(path) }
+
+// VisibleDevicesError is the error that matches ErrVisibleDevices.
+type VisibleDevicesError = visibleDevicesError

@@ -303,7 +303,7 @@ type Limits struct {
 
 // Discover returns what the machine below o.Root has. The error is for an
 // option that makes no sense (a Root that is no directory), for a
-// CUDA_VISIBLE_DEVICES that makes none (VisibleDevicesError), and for a context
+// CUDA_VISIBLE_DEVICES that makes none (ErrVisibleDevices), and for a context
 // that ended; whatever else goes wrong is a line in Warnings.
 func Discover(ctx context.Context, o Options) (*Topology, error) {
 	t, err := openTree(ctx, o.Root)

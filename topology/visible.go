@@ -21,22 +21,22 @@ const (
 // know, so that it shows none.
 const noDevices = "NoDevFiles"
 
-// ErrVisibleDevices is what a VisibleDevicesError matches.
+// ErrVisibleDevices is what the error of Discover matches then. It says which entry is wrong.
 var ErrVisibleDevices = errors.New("CUDA_VISIBLE_DEVICES makes no sense")
 
-// VisibleDevicesError says which entry of CUDA_VISIBLE_DEVICES is wrong. CUDA itself
+// visibleDevicesError says which entry of CUDA_VISIBLE_DEVICES is wrong. CUDA itself
 // says nothing, and hides that entry's GPU and all behind it.
-type VisibleDevicesError struct {
+type visibleDevicesError struct {
 	Value, Entry string
 	Reason       string
 }
 
-func (e *VisibleDevicesError) Error() string {
+func (e *visibleDevicesError) Error() string {
 	return fmt.Sprintf("topology: CUDA_VISIBLE_DEVICES=%s: %s %s", procfs.Quote(e.Value), procfs.Quote(e.Entry), e.Reason)
 }
 
 // Is makes the error match ErrVisibleDevices.
-func (e *VisibleDevicesError) Is(target error) bool { return target == ErrVisibleDevices }
+func (e *visibleDevicesError) Is(target error) bool { return target == ErrVisibleDevices }
 
 // visible puts those GPUs into top that this process sees.
 func (t *tree) visible(top *Topology, listed listing, lookup func(string) (string, bool)) error {
@@ -83,7 +83,7 @@ type choice struct {
 }
 
 func (c *choice) wrong(entry, reason string) error {
-	return &VisibleDevicesError{Value: c.value, Entry: entry, Reason: reason}
+	return &visibleDevicesError{Value: c.value, Entry: entry, Reason: reason}
 }
 
 // unknown is for an entry that names nothing that is listed. That is wrong if all is listed; else

@@ -62,7 +62,7 @@ func (l *loans) hold(addr tier.Addr, n int64) bool {
 	return false
 }
 
-// Why bytes cannot be borrowed, in a BorrowError.
+// Why bytes cannot be borrowed. The error says which byte it is.
 var (
 	// ErrNotAllocated: nobody has allocated them, or not in one piece.
 	ErrNotAllocated = errors.New("it is not inside an allocation")
@@ -71,26 +71,27 @@ var (
 	ErrNotAccessible = errors.New("it is mapped memory that this GPU may not read and write: let it (cuMemSetAccess)")
 )
 
-// BorrowError says which byte of those to be borrowed is none that can be. It matches
+// borrowError says which byte of those to be borrowed is none that can be. It matches
 // ErrNotAllocated or ErrNotAccessible.
-type BorrowError struct {
+type borrowError struct {
 	Addr  tier.Addr
 	Size  int64
 	At    tier.Addr // the first that cannot be borrowed
 	Cause error
 }
 
-func (e *BorrowError) Error() string {
+func (e *borrowError) Error() string {
 	return fmt.Sprintf("cuda: borrowing %d bytes at address %#x: of byte %d: %v", e.Size, uint64(e.Addr), uint64(e.At-e.Addr), e.Cause)
 }
 
 // Unwrap returns the cause.
-func (e *BorrowError) Unwrap() error { return e.Cause }
+func (e *borrowError) Unwrap() error { return e.Cause }
 
 // Borrow implements tier.Borrower. The driver is asked whether somebody has allocated the bytes: an
 // address that is none would, in some of its calls, be taken for one of the host's. Memory that a
 // program has mapped itself (cuMemMap) is borrowed also where it is of several pieces, one behind
-// the other. What cannot be borrowed is a BorrowError.
+// the other. What cannot be borrowed is ErrNotAllocated
+// or ErrNotAccessible.
 func (d *gpu) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("cuda: borrowing %d bytes", size)
@@ -103,7 +104,7 @@ func (d *gpu) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
 		return func() {}, nil
 	}
 	if d.source.has(addr) {
-		return nil, &BorrowError{addr, size, addr, ErrNotAllocated}
+		return nil, &borrowError{addr, size, addr, ErrNotAllocated}
 	}
 	if err := d.dev.Here(func(c *cuda.Calls) error { return lent(c, addr, size) }); err != nil {
 		return nil, err
@@ -132,7 +133,7 @@ const mappingGranule = 2 << 20
 // lent returns an error unless others have allocated, or mapped, all of the bytes, and the GPU may
 // use them.
 func lent(c *cuda.Calls, addr tier.Addr, size int64) error {
-	refuse := func(at cuda.Ptr, why error) error { return &BorrowError{addr, size, tier.Addr(at), why} }
+	refuse := func(at cuda.Ptr, why error) error { return &borrowError{addr, size, tier.Addr(at), why} }
 	end := cuda.Ptr(addr) + cuda.Ptr(size)
 	if end < cuda.Ptr(addr) {
 		return refuse(cuda.Ptr(addr), ErrNotAllocated)

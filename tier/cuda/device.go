@@ -103,7 +103,7 @@ func checkContext(dev *cuda.Device, ordinal int) error {
 		return fmt.Errorf("cuda: device %d: asking which device the context is of: %w", ordinal, err)
 	}
 	if of != ordinal {
-		return &ContextError{Ordinal: ordinal, Context: of}
+		return &contextError{Ordinal: ordinal, Context: of}
 	}
 	return nil
 }

@@ -132,29 +132,29 @@ type Config struct {
 	// Allocation is how memory is got.
 	Allocation Allocation
 	// Context, if not 0, is a CUcontext of the GPU that the program has and that the device is to
-	// use instead of the GPU's primary one; of another GPU than Ordinal it is a ContextError. It
+	// use instead of the GPU's primary one; of another GPU than Ordinal it is ErrContext. It
 	// stays the program's, and must be there until the device is closed and nothing of it is lent
 	// any more (tier.Lender), and until all other devices that have the same host memory pinned are
 	// closed: that is registered in one context.
 	Context uintptr
 }
 
-// ErrContext is what a ContextError matches.
+// ErrContext is what Open's error matches where a Context is not of the GPU that Ordinal says.
 var ErrContext = errors.New("the context is of another GPU")
 
-// ContextError is that a Config's Context is not of the GPU that its Ordinal says. The device would
+// contextError is that a Config's Context is not of the GPU that its Ordinal says. The device would
 // count on one GPU's memory and take the other's.
-type ContextError struct {
+type contextError struct {
 	Ordinal int // as configured
 	Context int // the ordinal of the GPU that the context is of
 }
 
-func (e *ContextError) Error() string {
+func (e *contextError) Error() string {
 	return fmt.Sprintf("cuda: device %d: %v, device %d: set Config.Ordinal to %[3]d, or Config.Context to a context of device %[1]d", e.Ordinal, ErrContext, e.Context)
 }
 
 // Is makes the error match ErrContext.
-func (e *ContextError) Is(target error) bool { return target == ErrContext }
+func (e *contextError) Is(target error) bool { return target == ErrContext }
 
 // Validate checks the configuration.
 func (c Config) Validate() error {
