@@ -68,18 +68,18 @@ func TestMemoryOfContainers(t *testing.T) {
 	if testseed.Raced {
 		t.Skip("needs a build without the race detector, which takes many times the memory")
 	}
-	table := writeTable(t, "t.parquet", 4, 300_000) // some 12 MiB each
+	table := writeTable(t, "t.parquet", 2, 300_000) // some 12 MiB each
 	for name, c := range map[string]struct {
 		mib    int64
 		args   []string
 		status int
 		says   []string
 	}{
-		"the defaults":                 {256, []string{"run", "--input", table, "--repeat=6"}, 0, nil},
+		"the defaults":                 {256, []string{"run", "--input", table, "--repeat=12"}, 0, nil},
 		"a generated table":            {256, []string{"run"}, 0, nil},
-		"a large share for the spaces": {640, []string{"run", "--input", table, "--repeat=12", "--gpu-memory=256MiB", "--host-memory=256MiB"}, 0, nil},
-		"many workers":                 {256, []string{"run", "--input", table, "--repeat=3", "--workers=32", "--partitions=32"}, 0, nil},
-		"encrypted":                    {288, []string{"run", "--input", table, "--repeat=6", "--encrypt"}, 0, nil},
+		"a large share for the spaces": {640, []string{"run", "--input", table, "--repeat=24", "--gpu-memory=256MiB", "--host-memory=256MiB"}, 0, nil},
+		"many workers":                 {256, []string{"run", "--input", table, "--repeat=6", "--workers=32", "--partitions=32"}, 0, nil},
+		"encrypted":                    {288, []string{"run", "--input", table, "--repeat=12", "--encrypt"}, 0, nil},
 		"verified":                     {256, []string{"verify", table, "--gpu-memory=64MiB", "--host-memory=64MiB"}, 0, nil},
 		"waiters":                      {160, []string{"reserve", "--duration=1ms"}, 0, nil},
 		"as much as there is": {512, []string{"run", "--gpu-memory=256MiB", "--host-memory=256MiB"}, 3,

@@ -53,8 +53,8 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 	}
 	pristine := t.TempDir()
 	tiertest.CopyTree(t, pristine, dir)
-	step := testseed.Rounds(3, 5) // each meets all bits, and all fields; runs begin at different bytes
-	for at := int(testseed.One(t) % uint64(step)); at < len(sound); at += step {
+	const step = 5 // each meets all bits, and all fields; runs begin at different bytes
+	for at := int(testseed.One(t) % step); at < len(sound); at += step {
 		work := t.TempDir()
 		tiertest.CopyTree(t, work, pristine)
 		bad := slices.Clone(sound)
@@ -87,8 +87,9 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 
 // TestCutManifestIsRead: cut at any length it says what it said up to there.
 func TestCutManifestIsRead(t *testing.T) {
+	small := func(c *volumes.Config) { c.Capacity, c.SegmentSize = 16*page, 16*page } // copied for each cut
 	dir := t.TempDir()
-	v := openPersistent(t, dir)
+	v := openPersistent(t, dir, small)
 	var all []tier.FileMemory
 	var ends []int64
 	for i := range uint64(3) {
@@ -109,7 +110,7 @@ func TestCutManifestIsRead(t *testing.T) {
 		if err := os.Truncate(persistedFiles(t, work, "manifest-*")[0], cut); err != nil {
 			t.Fatal(err)
 		}
-		v := openPersistent(t, work)
+		v := openPersistent(t, work, small)
 		want := 0
 		for _, end := range ends {
 			if cut > end-8 { // the zeros at the end may be missing
@@ -261,19 +262,21 @@ func TestManifestIsWrittenAnew(t *testing.T) {
 // opening to closing, nothing that is found afterwards is wrong, and the word of Persist holds: what
 // it recorded is there, unless the reading failed.
 func TestPersistingSurvivesEveryFault(t *testing.T) {
+	const size = mib / 4
+	small := func(c *volumes.Config) { c.Capacity, c.SegmentSize = 4*mib, mib }
 	for i := 0; ; i += testseed.Rounds(1, 3) {
 		dir := t.TempDir()
-		v := openPersistent(t, dir)
-		_, es := persist(t, v, 1, mib)
+		v := openPersistent(t, dir, small)
+		_, es := persist(t, v, 1, size)
 		leave(t, v, es...)
 		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
 		kept := false
-		v, err := openVolume(volumes.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Persist: true, FS: fsys})
+		v, err := openVolume(volumes.Config{Dir: dir, Capacity: 4 * mib, SegmentSize: mib, Persist: true, FS: fsys})
 		if err == nil {
 			found := len(v.Persisted()) == 1
-			e, failed := v.Alloc(mib, nil)
+			e, failed := v.Alloc(size, nil)
 			if failed == nil {
-				failed = e.(tier.FileMemory).WriteAt(t.Context(), random(mib, 5), 0)
+				failed = e.(tier.FileMemory).WriteAt(t.Context(), random(size, 5), 0)
 			}
 			if failed == nil {
 				_, failed = v.Persist(sharedOf(5), metaOf(5), e)
@@ -282,7 +285,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 			if kept && found {
 				saved := t.TempDir()
 				tiertest.CopyTree(t, saved, dir)
-				again := openPersistent(t, saved)
+				again := openPersistent(t, saved, small)
 				if n := len(again.Persisted()); n != 2 {
 					t.Errorf("fault %d: %d of 2 are kept", i, n)
 				}
@@ -301,14 +304,14 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 			t.Fatalf("fault %d: %d files are open", i, n)
 		}
 		// Whatever failed: what was kept before is whole, or was said to be lost.
-		v = openPersistent(t, dir)
+		v = openPersistent(t, dir, small)
 		for _, k := range v.Persisted() {
 			if string(k.Meta) != "meta 1" {
 				t.Errorf("fault %d: %q is kept, and was freed", i, k.Meta)
 				v.Forget(k.Key)
 				continue
 			}
-			free(v, wantPersisted(t, v, k, 1, mib)...)
+			free(v, wantPersisted(t, v, k, 1, size)...)
 		}
 		closeVolume(t, v)
 		wantEmpty(t, dir)
