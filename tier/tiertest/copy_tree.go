@@ -1,15 +1,15 @@
 package tiertest
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // CopyTree copies what is in the directory src into dst, which need not be there. The holes of
@@ -55,25 +55,34 @@ func copySparse(dst, src string, perm fs.FileMode) (err error) {
 		return err
 	}
 	for off := int64(0); off < size; {
-		begin, err := in.Seek(off, unix.SEEK_DATA)
-		if errors.Is(err, syscall.ENXIO) { // only a hole is left
-			break
-		}
+		begin, end, err := nextData(in, off, size)
 		if err != nil {
 			return err
 		}
-		if off, err = in.Seek(begin, unix.SEEK_HOLE); err != nil {
+		if err := copyData(out, in, begin, end); err != nil {
 			return err
 		}
-		if _, err := in.Seek(begin, io.SeekStart); err != nil {
+		off = end
+	}
+	return out.Truncate(size)
+}
+
+// copyData copies the bytes from begin to end, but for pages of zeros: what is allocated and was
+// never written is no hole once it has been read.
+func copyData(out, in *os.File, begin, end int64) error {
+	data := io.NewSectionReader(in, begin, end-begin)
+	page, zeros := make([]byte, tier.Page), make([]byte, tier.Page)
+	for at := begin; at < end; at += tier.Page {
+		n, err := io.ReadFull(data, page)
+		if err != nil && err != io.ErrUnexpectedEOF {
 			return err
 		}
-		if _, err := out.Seek(begin, io.SeekStart); err != nil {
-			return err
+		if bytes.Equal(page[:n], zeros[:n]) {
+			continue
 		}
-		if _, err := io.CopyN(out, in, off-begin); err != nil { // by the kernel
+		if _, err := out.WriteAt(page[:n], at); err != nil {
 			return err
 		}
 	}
-	return out.Truncate(size)
+	return nil
 }

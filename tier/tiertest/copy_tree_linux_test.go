@@ -1,0 +1,24 @@
+package tiertest_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+// TestCopyOfZerosTakesNoRoom: files of volumes have much room that was never written.
+func TestCopyOfZerosTakesNoRoom(t *testing.T) {
+	src, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
+	if err := os.WriteFile(filepath.Join(src, "zeros"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tiertest.CopyTree(t, dst, src)
+	var room unix.Stat_t
+	if err := unix.Stat(filepath.Join(dst, "zeros"), &room); err != nil || room.Size != 1<<20 || room.Blocks*512 > 64<<10 {
+		t.Errorf("the copy has %d bytes and takes %d blocks: %v", room.Size, room.Blocks, err)
+	}
+}
