@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Books say who holds what, who waits for what, and what room there is. To make them, and to find
-// who is stuck, takes time in proportion to what is in them, but for the sorting of waits by size:
-// Steps counts that. They are made in the order of their methods, and then not changed any more.
+// Books record what is held, what is waited for, and what room there is. Making them and finding
+// the stuck owners takes time in proportion to their size, except for sorting the waits by size.
+// Steps counts that. They are filled in the order of their methods, and not changed afterwards.
 type Books struct {
 	Lines  []*Line
 	Owners []*Owner
@@ -22,12 +22,12 @@ type Books struct {
 	certain, still []*Wait // see Settle
 }
 
-// Line is a space and those who wait for it. Sizes are bytes.
+// Line is a space and its waiters. Sizes are bytes.
 type Line struct {
 	Index     int // in Books.Lines
 	Used      int64
 	Available int64
-	Ever      int64  // what would be available if nobody held anything
+	Ever      int64  // what would be available if nothing were held
 	Own       int64  // what the engine has for as long as it is open
 	Holds     uint64 // changes with each handle and record that is opened or closed
 	Shut      bool   // only the head may be served
@@ -50,7 +50,7 @@ type lineWait struct {
 	wait *Wait
 }
 
-// Owner is somebody who holds and waits.
+// Owner is a holder that also waits.
 type Owner struct {
 	Of         any // what the books are made of
 	Goroutines int // how many must wait before nothing can be expected of the owner
@@ -154,7 +154,7 @@ func (b *Books) Judged(w *Wait, o *Owner) {
 	o.Waits = append(o.Waits, w)
 }
 
-// Settle ends the making of the books, and looks who is stuck.
+// Settle completes the books, and finds the stuck owners.
 func (b *Books) Settle() {
 	for _, l := range b.Lines {
 		for _, k := range l.memory {
@@ -178,10 +178,10 @@ func (b *Books) Settle() {
 	b.still = b.stuck(false)
 }
 
-// stuck returns the waits of the owners that cannot go on, the oldest first. With gives set, what
-// an owner that can go on holds may be given back, and the room is all that owners who are stuck do
-// not hold: what nobody, those who run, and those who are no owners hold may come. Without it
-// the room is what there is now.
+// stuck returns the waits of the owners that cannot go on, the oldest first. With gives set, an
+// owner that can go on may give back what it holds. The room is then all that stuck owners do not
+// hold: what is free, and what running owners and unknown holders have. Without it the room is what
+// is free now.
 func (b *Books) stuck(gives bool) []*Wait {
 	r := search{Books: b, gives: gives}
 	for _, l := range b.Lines {
@@ -225,8 +225,8 @@ func sortBySeq(waits []*Wait) {
 	slices.SortFunc(waits, func(a, b *Wait) int { return cmp.Compare(a.Seq, b.Seq) })
 }
 
-// search is one search for those who are stuck. A line is looked at again only when its room
-// or its head has changed.
+// search is one search for the stuck owners. A line is examined again only when its room or its
+// head has changed.
 type search struct {
 	*Books
 	gives bool
@@ -270,7 +270,7 @@ func (r *search) give(o *Owner) {
 	}
 }
 
-// serve marks those who may be served from the line: behind a shut door that is only the
+// serve marks the waiters that may be served from the line. Behind a shut door that is only the
 // head, and others when the head has gone.
 func (r *search) serve(l *Line) {
 	if l.Shut && (l.Head == nil || !l.Head.ok) {
@@ -307,7 +307,7 @@ func (r *search) ok(w *Wait) {
 	}
 }
 
-// needs returns what w needs in a line that it stands in.
+// needs returns what w needs in a line that it is in.
 func (w *Wait) needs(l *Line) int64 {
 	for _, s := range w.Slots {
 		if s.Line == l {

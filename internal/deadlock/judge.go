@@ -1,5 +1,5 @@
-// Package deadlock finds the waits that cannot end, among those who hold something and wait for
-// more. It is pure: it knows no locks, no clock and no callbacks but one.
+// Package deadlock finds waits that cannot end, among owners that hold something and wait for more.
+// It is pure: it has no locks and no clock, and one callback.
 //
 //	what is held ─┐
 //	who waits    ─┼─▶ Books ── stuck ──▶ Judge ──▶ those of whom one must give way
@@ -14,9 +14,9 @@
 //   - as things stand: all owners wait, nothing that is free is enough for any of them, nothing
 //     can be moved, and nothing has changed for Judge.Grace.
 //
-// A wait without an owner is judged by itself. It is stuck if handles and records of unknown
-// owners keep so much in each of its lines that it could not be served whatever else became
-// free, and nothing has changed in those lines for Judge.Strangers.
+// A wait without an owner is judged by itself. It is stuck if two things are so. Handles and
+// records of unknown owners keep so much in each of its lines that it could not be served whatever
+// else became free. And nothing has changed in those lines for Judge.Strangers.
 package deadlock
 
 import (
@@ -24,19 +24,19 @@ import (
 	"time"
 )
 
-// Judge says when those who are stuck are to be told. It is asked again and again, with the books
-// of the moment, by one goroutine at a time.
+// Judge decides when stuck waits are to fail. It is called again and again, with the books of the
+// moment, by one goroutine at a time.
 type Judge struct {
-	// Grace is how long nothing may change before owners who all wait are taken for stuck.
+	// Grace is how long nothing may change before owners that all wait count as stuck.
 	Grace time.Duration
-	// Strangers is that where handles or records of unknown owners keep something of what is
-	// waited for, and for waits without an owner. Below 0 those are never told.
+	// Strangers is Grace for two cases: handles or records of unknown owners keep some of what is
+	// waited for, and waits without an owner. Below 0 such waits never fail.
 	Strangers time.Duration
-	// Movable says whether something may become free in a line without any owner's doing. It is
-	// asked only when all owners wait; nil means that nothing can.
+	// Movable reports whether something may become free in a line without any owner's doing. It is
+	// called only when all owners wait; nil means that nothing can.
 	Movable func(line int) bool
 
-	certain []uint64 // who was stuck for certain at the last look
+	certain []uint64 // the owners that were stuck for certain at the last look
 	still   stillness
 	since   time.Time // that all are stuck and nothing has changed; zero if that is not so
 	quiet   []quiet   // by line
@@ -79,12 +79,12 @@ type quiet struct {
 	since time.Time
 }
 
-// Owners returns the waits of owners that are stuck if one of them is to be told now, the oldest
-// first, and how long nothing has changed if handles or records of unknown owners are in the way.
+// Owners returns the waits of stuck owners if one of them is to fail now, the oldest first. If
+// handles or records of unknown owners are in the way, still is how long nothing has changed.
 func (j *Judge) Owners(b *Books, now time.Time) (stuck []*Wait, still time.Duration) {
-	// Whatever the others give back, those who are stuck for certain stay so. The books are not
-	// read at one instant; but a wait that was stuck at the last look, too, has lasted ever since,
-	// and what its owner holds is what it held then.
+	// Owners that are stuck for certain stay so, whatever the others give back. The books are not
+	// read at one instant. But a wait that was stuck at the last look, too, has lasted ever since,
+	// and its owner still holds what it held then.
 	before := j.certain
 	j.certain = seqs(b.certain)
 	if len(b.certain) > 0 && slices.Equal(before, j.certain) {
@@ -120,10 +120,10 @@ func (j *Judge) anyMovable(b *Books, waits []*Wait) bool {
 	return j.Movable != nil && slices.ContainsFunc(b.waitedFor(waits), func(l *Line) bool { return j.Movable(l.Index) })
 }
 
-// Plain returns the waits without an owner that handles and records of unknown owners stand in the
-// way of, whatever else becomes free, if for Strangers they have lasted and nothing has changed in
-// the lines in which they stand. The oldest is first; the youngest is to be told. still is how
-// long nothing has changed. lasted is how long a wait has lasted.
+// Plain returns the stuck waits without an owner: handles and records of unknown owners block them,
+// whatever else becomes free. They must have lasted for Strangers, with no change in their lines.
+// The oldest is first; the youngest is to fail. still is how long nothing has changed. lasted
+// returns how long a wait has lasted.
 func (j *Judge) Plain(b *Books, now time.Time, lasted func(*Wait) time.Duration) (stuck []*Wait, still time.Duration) {
 	if len(b.Plain) == 0 {
 		return nil, 0
@@ -152,13 +152,13 @@ func (j *Judge) Plain(b *Books, now time.Time, lasted func(*Wait) time.Duration)
 		return nil, 0
 	}
 	sortBySeq(stuck)
-	for _, s := range stuck[len(stuck)-1].Slots { // who is told has as long to give something back
+	for _, s := range stuck[len(stuck)-1].Slots { // the failed waiter has as long to give something back
 		j.quiet[s.Line.Index].since = now
 	}
 	return stuck, still
 }
 
-// Forget is for when nobody waits any more.
+// Forget is called when no wait is left.
 func (j *Judge) Forget() { j.quiet = nil }
 
 func seqs(waits []*Wait) []uint64 {

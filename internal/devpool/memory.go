@@ -13,10 +13,10 @@ import (
 type Memory struct {
 	dev tier.Device
 
-	// turn holds one token; who has taken it owns the fields below, and with them
-	// the pool's stream, which carries nothing but allocations and frees. It is a
-	// channel because a ranked mutex must not be held while the device is called:
-	// what wraps a device may log there, or fail on purpose.
+	// turn holds one token. The goroutine that has taken it owns the fields below, and with them
+	// the pool's stream, which carries only allocations and frees. It is a channel because a ranked
+	// mutex must not be held while the device is called: a wrapper of the device may log there, or
+	// fail on purpose.
 	turn   chan struct{}
 	stream tier.Stream
 	live   int           // handed out and not freed
@@ -69,9 +69,9 @@ func (p *Memory) OnLost(f func(why error)) (cancel func()) {
 // Charge returns what size bytes take on the device.
 func (p *Memory) Charge(size int64) int64 { return p.dev.Charge(size) }
 
-// Alloc allocates one contiguous piece; cuts are ignored. When it returns, the
-// memory may be used on every stream. A device that has no room is asked once
-// more, after what is retired has come back.
+// Alloc allocates one contiguous piece; cuts are ignored. When it returns, the memory may be used
+// on every stream. If a device has no room, Alloc retries once, after what is retired has come
+// back.
 func (p *Memory) Alloc(size int64, _ []int64) (tier.Memory, error) {
 	addr, ready, err := p.alloc(size)
 	if errors.Is(err, tier.ErrNoSpace) {
@@ -110,7 +110,7 @@ func (p *Memory) takeTurn(f func()) (due []func()) {
 	return nil
 }
 
-// alloc returns an address and what tells that it may be used on every stream.
+// alloc returns an address and the event after which it may be used on every stream.
 func (p *Memory) alloc(size int64) (addr tier.Addr, ready tier.Event, err error) {
 	p.inTurn(func() { addr, ready, err = p.allocInTurn(size) })
 	return addr, ready, err
@@ -151,7 +151,7 @@ func (p *Memory) renew() error {
 	}
 	old := p.stream
 	p.stream = s
-	_ = old.Close() // why it failed was told to who waited for its work
+	_ = old.Close() // the waiters for its work got its error
 	return nil
 }
 
@@ -171,7 +171,7 @@ func (p *Memory) settle() (e tier.Event, ok bool) {
 // Free gives m back; reclaimed is called when the device is done with it. All
 // work that uses m on other streams must be done.
 func (p *Memory) Free(m tier.Memory, reclaimed func()) {
-	var wait <-chan struct{} // after Close, when nobody would wait for a goroutine
+	var wait <-chan struct{} // after Close, when no caller would wait for a goroutine
 	var last bool
 	p.inTurn(func() {
 		p.live--
@@ -183,7 +183,7 @@ func (p *Memory) Free(m tier.Memory, reclaimed func()) {
 		reclaimed()
 	}
 	if last {
-		_ = p.finish() // nobody is there to be told
+		_ = p.finish() // there is no caller to return it to
 	}
 }
 
@@ -208,7 +208,7 @@ func (p *Memory) free(f refusedFree) (wait <-chan struct{}) {
 	return nil
 }
 
-// submitFree returns what tells the end of a free; nil if the device refused
+// submitFree returns a channel that is closed at the end of a free, or nil if the device refused
 // it.
 func (p *Memory) submitFree(f *refusedFree) <-chan struct{} {
 	if !f.freed {

@@ -1,11 +1,11 @@
 // Package devpool has what an engine keeps of a device: [Memory], the pool of a GPU space, and
-// [Streams], which are lent to those who copy.
+// [Streams], which are lent for copies.
 //
 //	tier.Space ─▶ Memory ──┐
 //	                       ├─▶ tier.Device
 //	who copies ─▶ Streams ─┘
 //
-// Neither owns the device: whoever opened it closes it, after both. The lock of Streams is
+// Neither owns the device: its opener closes it, after both. The lock of Streams is
 // lockrank.Backend. No device is called under it.
 package devpool
 
@@ -23,9 +23,9 @@ import (
 // Streams lends a device's streams, each to one borrower at a time. It is
 // safe for concurrent use.
 //
-// Borrowers that wait are served in the order in which they came. A stream on
-// which work failed is closed when it is returned, and another one opened in
-// its place, so that a failure stays with the borrower who had it.
+// Borrowers that wait are served in the order of arrival. A stream on which work failed is closed
+// when it is returned, and another is opened in its place. So a failure affects only the borrower
+// that had it.
 type Streams struct {
 	dev tier.Device
 
@@ -34,7 +34,7 @@ type Streams struct {
 		size    int                      // how many streams there should be; does not change
 		open    int                      // how many there are or are being opened
 		idle    []tier.Stream            // the last returned is lent first
-		lent    map[tier.Stream]struct{} // who is in neither is not ours
+		lent    map[tier.Stream]struct{} // a stream in neither is not ours
 		waiters waitline.Queue[struct{}, tier.Stream]
 		closed  bool
 	}
@@ -102,9 +102,8 @@ func (p *Streams) take() (tier.Stream, *waitline.Turn[struct{}, tier.Stream], er
 	return lent, nil, err
 }
 
-// openStream opens a stream, which the caller has counted, and gives it to
-// placeLocked. If that cannot be done and there is no other, those who wait are
-// told: nothing would come.
+// openStream opens a stream, which the caller has counted, and gives it to placeLocked. If that
+// fails and there is no other stream, the waiters get the error: no stream would come.
 func (p *Streams) openStream(placeLocked func(tier.Stream)) error {
 	s, err := p.newStream()
 	p.mu.Lock()
@@ -114,7 +113,7 @@ func (p *Streams) openStream(placeLocked func(tier.Stream)) error {
 		return nil
 	}
 	p.mu.open--
-	if err == nil { // closed meanwhile; Close has woken who waited
+	if err == nil { // closed meanwhile; Close has woken the waiters
 		p.mu.Unlock()
 		return errors.Join(tier.ErrClosed, s.Close())
 	}
@@ -159,24 +158,24 @@ func (p *Streams) Return(s tier.Stream) {
 	}
 	p.mu.open--
 	p.mu.Unlock()
-	_ = s.Close() // why it failed was told to who waited for its work
+	_ = s.Close() // the waiters for its work got its error
 	p.replace()
 }
 
-// replace opens a stream in place of one that failed, if somebody waits for it;
-// otherwise who borrows next does.
+// replace opens a stream in place of one that failed, if a borrower waits for it. Otherwise the
+// next borrower opens it.
 func (p *Streams) replace() {
 	p.mu.Lock()
-	if p.mu.waiters.Len() == 0 || p.mu.open >= p.mu.size { // nobody waits for a pool that is closed
+	if p.mu.waiters.Len() == 0 || p.mu.open >= p.mu.size { // a closed pool has no waiters
 		p.mu.Unlock()
 		return
 	}
 	p.mu.open++
 	p.mu.Unlock()
-	_ = p.openStream(p.lendLocked) // those who wait are told if there is no other stream
+	_ = p.openStream(p.lendLocked) // the waiters get the error if there is no other stream
 }
 
-// lendLocked gives s to who has waited longest, or puts it with the idle ones.
+// lendLocked gives s to the oldest waiter, or puts it with the idle ones.
 func (p *Streams) lendLocked(s tier.Stream) {
 	if p.mu.waiters.Len() == 0 {
 		p.mu.idle = append(p.mu.idle, s)
@@ -186,8 +185,8 @@ func (p *Streams) lendLocked(s tier.Stream) {
 	p.mu.waiters.HandOver(s, nil)
 }
 
-// Close closes the streams and wakes who waits for one. Streams that are still
-// borrowed are told in its error, and closed when they are returned.
+// Close closes the streams and wakes the waiters. Its error lists the streams that are still
+// borrowed. Those are closed when they are returned.
 func (p *Streams) Close() error {
 	p.mu.Lock()
 	if p.mu.closed {

@@ -11,9 +11,9 @@ import (
 // ErrBroken is what a BrokenError matches.
 var ErrBroken = errors.New("the ledger is broken")
 
-// BrokenError says that somebody removed files of a ledger while processes used it. For
-// a moment processes did not see each other, so that together they may hold more than
-// they should. It matches ErrBroken.
+// BrokenError reports that files of a ledger were removed while processes used it. For a moment
+// processes did not see each other. So together they may hold more than they should. It matches
+// ErrBroken.
 type BrokenError struct {
 	Ledger string // the directory
 	Device string // whose books they are
@@ -45,7 +45,7 @@ func (l *Lease) Warnings() []diag.Warning {
 	return []diag.Warning{(&BrokenError{Ledger: l.terms.Dir, Device: l.terms.Device}).Warning()}
 }
 
-// Lost returns how often somebody removed files of the ledger that this process used.
+// Lost returns how often files of the ledger that this process used were removed.
 func (l *Lease) Lost() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,10 +84,9 @@ func (l *Lease) look() string {
 	return ""
 }
 
-// mend puts back what is missing: it joins the ledger again, under the name of a new
-// lease, with what this process holds. What it knows of others stays. The caller has
-// the right to scan. The error is nil if nothing is missing, and a *BrokenError, which
-// the caller has to tell, if something was.
+// mend puts back what is missing: it joins the ledger again, under the name of a new lease, with
+// what this process holds. What it knows of others stays. The caller has the right to scan. The
+// error is nil if nothing is missing. Otherwise it is a *BrokenError, which the caller must report.
 func (l *Lease) mend() error {
 	missing := l.look()
 	if missing == "" {
@@ -103,9 +102,8 @@ func (l *Lease) mend() error {
 	return e
 }
 
-// rejoin makes a new lease where the ledger should be, and gives up the old one. Nobody
-// asks whether the quotas of all are still within what is advertised: what is held is
-// held, and has to be seen.
+// rejoin makes a new lease where the ledger should be, and gives up the old one. It does not check
+// that the quotas of all are still within what is advertised: what is held must be visible.
 func (l *Lease) rejoin() error {
 	n, err := openNode(l.terms.Dir, l.terms.Device, true)
 	if err != nil {

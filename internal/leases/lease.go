@@ -39,8 +39,8 @@ type Lease struct {
 		closed bool
 		polls  bool
 		over   bool        // the group held more than its quota, and was not seen within it since
-		owed   *quota.Over // OnOver is to be told; nil if not
-		floor  int64       // the least room that anybody was told of since poll looked last
+		owed   *quota.Over // OnOver is to be called with it; nil if not
+		floor  int64       // the least room that any caller has seen since the last poll
 	}
 }
 
@@ -66,15 +66,14 @@ const (
 
 // Charge implements tier.Quota.
 //
-// Who charges says so first, in its own word, and then adds up everybody's: of two who
-// do that at the same time at least one sees the other. So together they never hold
-// more than they may; nothing is locked, and nobody who is stopped or killed at any
-// point is in the way of others.
+// A charge is first written to the process's own word, and then the words of all are added up. Of
+// two simultaneous charges at least one sees the other. So together they never hold more than they
+// may. Nothing is locked, and a process that is stopped or killed at any point does not block
+// others.
 //
-// If files of the ledger were removed since it was looked at last, the charge is refused
-// with a *BrokenError, and the ledger is joined again, so that others see what this
-// process holds. Later charges go on if that could be done. That a directory was moved
-// away is found out when the ledger is looked at.
+// If files of the ledger were removed since the last look, the charge is refused with a
+// *BrokenError. The ledger is joined again, so that others see what this process holds. Later
+// charges go on if that succeeded. A moved directory is found when the ledger is looked at.
 func (l *Lease) Charge(n int64) error {
 	if n <= 0 {
 		return fmt.Errorf("quota: cannot charge %d bytes", n)
@@ -100,7 +99,7 @@ func (l *Lease) Charge(n int64) error {
 			}
 			continue
 		case what != stale && !looked:
-			looked, tries = true, 0 // somebody may have been killed
+			looked, tries = true, 0 // a holder may have been killed
 		default:
 			l.refuse(n)
 			return err
@@ -157,10 +156,10 @@ func (l *Lease) Credit(n int64) {
 	l.subscribers.Notify("a subscriber of a quota")
 }
 
-// Remaining implements tier.Quota. What those hold who were killed counts, and who has
-// joined does not, until this process has looked: it does when it charges, and ten times
-// a second while there are subscribers. Remaining is below 0 while the group holds more
-// than a lowered quota allows: by this process's share of the excess.
+// Remaining implements tier.Quota. Until this process looks, it still counts what killed processes
+// hold, and misses new processes. It looks when it charges, and ten times a second while there are
+// subscribers. Remaining is below 0 while the group holds more than a lowered quota allows: by this
+// process's share of the excess.
 func (l *Lease) Remaining() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,7 +167,7 @@ func (l *Lease) Remaining() int64 {
 		return 0
 	}
 	room := l.roomLocked()
-	l.mu.floor = min(l.mu.floor, room) // for whoever waits now waits for more than that
+	l.mu.floor = min(l.mu.floor, room) // a waiter waits for more than that
 	return room
 }
 
@@ -251,9 +250,9 @@ func (l *Lease) SetLimit(n int64) error {
 	return nil
 }
 
-// Subscribe implements tier.Quota. While there are subscribers, a goroutine looks at the
-// ledger, at least ten times a second, for what other processes give back, for those who
-// come and go, and for quotas that change. Close ends it.
+// Subscribe implements tier.Quota. While there are subscribers, a goroutine looks at the ledger at
+// least ten times a second. It finds what other processes give back, which of them come and go, and
+// changed quotas. Close ends it.
 func (l *Lease) Subscribe(f func()) (cancel func()) {
 	cancel = l.subscribers.Add(f)
 	l.mu.Lock()
@@ -287,7 +286,7 @@ func (l *Lease) Close() error {
 	l.mu.Unlock()
 	close(l.done)
 	l.polling.Wait()
-	l.scanning <- struct{}{} // nobody reads the directory any more
+	l.scanning <- struct{}{} // nothing reads the directory any more
 	l.mu.Lock()
 	own, dir := l.mu.own, l.mu.node
 	l.mu.Unlock()
@@ -295,7 +294,7 @@ func (l *Lease) Close() error {
 	own.claim.Store(0)
 	err := dir.remove(own.name)
 	own.close()
-	dir.generation.Add(1) // when the lease is not locked any more: who is alive counts
+	dir.generation.Add(1) // after the lease is unlocked: only a live holder counts
 	l.dropPeers()
 	return errors.Join(err, dir.close())
 }
@@ -304,8 +303,8 @@ func claims(w words) int64 { return w.claim.Load() }
 
 func lives(w words) int64 { return w.live.Load() }
 
-// sumLocked adds up what the group holds, and what all do. A number that nobody could
-// have written is an error.
+// sumLocked adds up what the group holds, and what all do. A number that no process could have
+// written is an error.
 func (l *Lease) sumLocked(of func(words) int64) (group, all int64, err error) {
 	group = of(l.mu.own.words)
 	all = group
@@ -358,7 +357,7 @@ func (l *Lease) rescan() error {
 	return err
 }
 
-// exclusively calls f, which may read the directory, while nobody else does.
+// exclusively calls f, which may read the directory, while no other goroutine does.
 func (l *Lease) exclusively(f func() error) error {
 	select {
 	case l.scanning <- struct{}{}:
@@ -373,8 +372,8 @@ func (l *Lease) exclusively(f func() error) error {
 	return err
 }
 
-// scan finds out who is alive. Whoever is not is forgotten, and the lease removed. Who
-// is alive counts, even if somebody has removed the lease. One caller at a time.
+// scan finds the live processes. A dead one is forgotten, and its lease removed. A live one counts,
+// even if its lease was removed. One caller at a time.
 func (l *Lease) scan() (err error) {
 	lockrank.AssertNone("the ledger is read")
 	l.mu.Lock()
@@ -383,7 +382,7 @@ func (l *Lease) scan() (err error) {
 		own = l.mu.own.name
 	}
 	l.mu.Unlock()
-	generation := dir.generation.Load() // before the names: who comes later is found by the next scan
+	generation := dir.generation.Load() // before the names: the next scan finds a process that comes later
 	names, err := dir.leases()
 	if err != nil {
 		return err
@@ -427,7 +426,7 @@ func (l *Lease) scan() (err error) {
 		l.mu.known = generation
 	}
 	l.mu.Unlock()
-	for _, p := range before { // nobody looks at them any more
+	for _, p := range before { // they are not read any more
 		p.close()
 		dir.reap(p.name)
 	}
@@ -444,15 +443,15 @@ func (l *Lease) dropPeers() {
 	}
 }
 
-// How often the ledger is looked at: first after somebody was refused or told, and when
-// nothing happens.
+// How often the ledger is looked at: first after a refusal or a notification, and when nothing
+// happens.
 const (
 	pollFirst = 10 * time.Millisecond
 	pollMost  = 100 * time.Millisecond
 )
 
-// refuse notes that n bytes were refused, so that somebody may be waiting now, and has
-// the ledger looked at soon.
+// refuse records that n bytes were refused, so that a caller may be waiting, and has the ledger
+// looked at soon.
 func (l *Lease) refuse(n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -466,7 +465,7 @@ func (l *Lease) refuse(n int64) {
 	}
 }
 
-// tellOver tells of use above the group's quota, once for each time that it comes to that.
+// tellOver reports use above the group's quota, once for each time that it occurs.
 func (l *Lease) tellOver() {
 	if over := l.takeOwed(); over != nil && l.terms.OnOver != nil {
 		lockrank.AssertNone("a lease's event is told")
@@ -497,9 +496,9 @@ func (l *Lease) noteOverLocked(group, limit int64) {
 	l.mu.over = group > limit
 }
 
-// poll tells the subscribers when there is more room than anybody was told of since it
-// looked last, or another limit. Who waits does not ask again until it is told, so poll
-// cannot know that nobody waits: it ends with the last subscriber.
+// poll notifies the subscribers when the limit has changed, or there is more room than any caller
+// has seen since the last poll. A waiter does not ask again until it is notified. So poll cannot
+// know whether there are waiters: it ends with the last subscriber.
 func (l *Lease) poll() {
 	delay, limit := pollFirst, l.Limit()
 	timer := time.NewTimer(delay)
@@ -516,7 +515,7 @@ func (l *Lease) poll() {
 			continue
 		case <-timer.C:
 		}
-		err := l.rescan() // who was killed is forgotten
+		err := l.rescan() // killed processes are forgotten
 		l.tellOver()
 		now := l.Limit()
 		l.mu.Lock()
@@ -530,7 +529,7 @@ func (l *Lease) poll() {
 		l.mu.floor = room
 		l.mu.Unlock()
 		if limit = now; tell {
-			l.subscribers.Notify("a subscriber of a quota") // after an error too: it is then found by whoever waits
+			l.subscribers.Notify("a subscriber of a quota") // after an error too: a waiter then finds it
 			delay = pollFirst
 		} else {
 			delay = min(2*delay, pollMost)

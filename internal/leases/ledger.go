@@ -4,8 +4,8 @@
 //	Join(Terms) ──▶ Lease (a tier.Quota) ──▶ a page of a file that all processes of the node map
 //	Holders, Loads, LeastLoaded ── read the pages of others
 //
-// Who joins a ledger closes the lease, after the spaces over it. The mutexes here have the rank
-// Backend; subscribers, events and files are never called or read with one held.
+// The caller of Join closes the lease, after the spaces over it. The mutexes here have the rank
+// Backend. With one held, subscribers and events are never called, and files never read.
 package leases
 
 import (
@@ -29,9 +29,9 @@ import (
 // Terms are what a process joins a node's ledger with. Dir, Device and Physical are
 // required.
 type Terms struct {
-	// Dir is the ledger's directory. It is made if it is not there, for this user only.
-	// It must not be a link, must be this user's or root's own and writable by nobody
-	// else, and must lie on a local file system.
+	// Dir is the ledger's directory. It is made if it is not there, for this user only. It must not
+	// be a link. It must be this user's or root's own, writable by no other user, and on a local
+	// file system.
 	Dir string
 	// Device says which GPU it is, by UUID. GPUs have books of their own.
 	Device string
@@ -47,14 +47,14 @@ type Terms struct {
 	// Advertised is how much the quotas of all groups may come to; 0 means Physical.
 	// See Advertised. All processes must say the same.
 	Advertised int64
-	// OnBroken, if set, is told when somebody has removed files of the ledger that this
-	// process uses, by whoever noticed: a charge, or a look at the ledger. It is called with
-	// no lock held, and must not close the lease.
+	// OnBroken, if set, is called when files of the ledger that this process uses were removed. The
+	// caller is the goroutine that noticed: by a charge, or a look at the ledger. No lock is held.
+	// It must not close the lease.
 	OnBroken func(*BrokenError)
-	// OnOver, if set, is told when the group holds more than its quota allows, because a
-	// process of it has lowered that: once, until it is within the quota again. A process
-	// that did not lower it notices when it looks at the ledger; see Lease.Subscribe. It is
-	// called with no lock held, and must not close the lease.
+	// OnOver, if set, is called when the group holds more than its quota allows, because one of its
+	// processes has lowered that. It is called once, until use is within the quota again. A process
+	// that did not lower it notices when it looks at the ledger; see Lease.Subscribe. No lock is
+	// held. It must not close the lease.
 	OnOver func(quota.Over)
 }
 
@@ -88,10 +88,9 @@ func (t *Terms) validate() error {
 // for others, and theirs for this one. Nothing is held yet. The caller must Close the
 // lease; if it is killed instead, others find that out as soon as they look.
 //
-// It is an error, tier.ErrOutOfBudget, if the quotas of all groups would come to more
-// than is advertised, and one if another process names another quota for the group, or
-// another size for the GPU. Where there are no locks on files as it needs them, it is
-// tier.ErrNotSupported.
+// The error is tier.ErrOutOfBudget if the quotas of all groups would exceed what is advertised.
+// Another quota for the group or another size for the GPU than other processes have is an error
+// too. Where file locks do not work as needed, it is tier.ErrNotSupported.
 func Join(t Terms) (*Lease, error) {
 	if err := t.validate(); err != nil {
 		return nil, err
@@ -117,7 +116,7 @@ func join(n *node, t Terms) (_ *Lease, err error) {
 	l.group = t.Group
 	name := newName()
 	if l.group == "" {
-		l.group = "\x00" + name // which nobody can ask for
+		l.group = "\x00" + name // no group can have this name
 	}
 	unlock, err := n.lock()
 	if err != nil {
@@ -210,13 +209,12 @@ type Holder struct {
 	Quota   int64     `json:"quota"`           // of the group, as this process has it
 	Live    int64     `json:"live"`            // promised or allocated now
 	Peak    int64     `json:"peak"`            // largest Live so far
-	Lost    int64     `json:"lost,omitempty"`  // how often somebody removed its files while it used them
+	Lost    int64     `json:"lost,omitempty"`  // how often its files were removed while it used them
 }
 
-// Holders returns who holds what on all GPUs of a ledger, by GPU, group and process. It
-// joins nothing and changes nothing. What cannot be read is left out and told in the
-// error, and so is what processes that are alive need and is not there. A directory that
-// is not there is an empty ledger.
+// Holders returns the holders on all GPUs of a ledger, by GPU, group and process. It joins nothing
+// and changes nothing. The error names what cannot be read and is left out, and what live processes
+// need and is missing. A directory that is not there is an empty ledger.
 func Holders(dir string) ([]Holder, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -282,9 +280,9 @@ type Load struct {
 	Count int   // holders on it
 }
 
-// LeastLoaded returns the loads ordered by who should be chosen first: fewest bytes,
-// then fewest holders, then by UUID, so that all who look at the same loads choose
-// alike. It is a pure function: loads stays as it is.
+// LeastLoaded returns the loads ordered by preference: fewest bytes, then fewest holders, then by
+// UUID. So all processes that see the same loads choose alike. It is a pure function: loads stays
+// as it is.
 func LeastLoaded(loads []Load) []Load {
 	out := slices.Clone(loads)
 	slices.SortStableFunc(out, func(a, b Load) int {

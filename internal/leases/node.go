@@ -25,9 +25,9 @@ import (
 //	DIR/<GPU>/lease-…      one for each process, locked for as long as it lives
 //	DIR/<GPU>/.lease-…     one that is being made
 //
-// A lease has its name only once it is complete and locked. So what has a name and no
-// lock was left by somebody who is gone; the kernel gives the lock up with the process,
-// however that ends. The directory itself is locked by who wants to join.
+// A lease gets its name only once it is complete and locked. So a named file without a lock was
+// left by a dead process: the kernel releases the lock with the process, in whatever way it ends. A
+// process that joins locks the directory itself.
 type node struct {
 	dir        *os.Root
 	path       string
@@ -37,7 +37,7 @@ type node struct {
 	genID      fileID
 }
 
-// fileID tells a file from others of its name.
+// fileID distinguishes a file from others of its name.
 type fileID struct{ dev, ino uint64 }
 
 func idOf(f *os.File) (fileID, error) {
@@ -48,8 +48,8 @@ func idOf(f *os.File) (fileID, error) {
 	return fileID{uint64(st.Dev), st.Ino}, nil
 }
 
-// isUnlinked says whether an open file has no name any more. What cannot be found out is
-// not so: f may have been closed, by who has put another in its place.
+// isUnlinked reports whether an open file has no name any more. If that cannot be determined, it
+// returns false: f may have been closed by a goroutine that has put another in its place.
 func isUnlinked(f *os.File) bool {
 	info, err := f.Stat() // which may be called beside Close
 	if err != nil {
@@ -72,8 +72,8 @@ func (n *node) has(name string, id fileID) bool {
 	return true
 }
 
-// checkGeneration says what is wrong with the file that tells of comings and goings.
-// There has to be one where processes have leases.
+// checkGeneration returns what is wrong with the file that counts joins and leaves. It must exist
+// where processes have leases.
 func (n *node) checkGeneration() error {
 	page := make([]byte, pageSize+1)
 	f, err := n.dir.OpenFile(genName, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -148,7 +148,7 @@ func checkDir(path string) error {
 	return nil
 }
 
-// openGeneration maps the file that tells of comings and goings.
+// openGeneration maps the file that counts joins and leaves.
 func (n *node) openGeneration() error {
 	unlock, err := n.lock()
 	if err != nil {
@@ -164,7 +164,7 @@ func (n *node) openGeneration() error {
 	if err != nil {
 		return err
 	}
-	if info.Size() == 0 && info.Mode().IsRegular() { // new, or whoever made it was killed
+	if info.Size() == 0 && info.Mode().IsRegular() { // new, or its creator was killed
 		page := make([]byte, pageSize)
 		copy(page, genMagic)
 		if _, err := f.WriteAt(page, 0); err != nil {
@@ -195,11 +195,11 @@ func (n *node) close() error {
 	return errors.Join(err, n.dir.Close())
 }
 
-// lockFor is how long anybody waits for who is joining: that takes a millisecond,
-// unless the process was stopped.
+// lockFor is how long a process waits for another to join. Joining takes a millisecond, unless that
+// process was stopped.
 const lockFor = 5 * time.Second
 
-// lock makes the caller the only one who joins.
+// lock makes the caller the only process that joins.
 func (n *node) lock() (unlock func(), err error) {
 	d, err := n.dir.Open(".")
 	if err != nil {
@@ -293,7 +293,7 @@ func (l *ownLease) close() {
 func (n *node) remove(name string) error {
 	err := n.dir.Remove(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // somebody found that we are closing
+		return nil // another goroutine found that we are closing
 	}
 	return err
 }
@@ -374,7 +374,7 @@ func (n *node) alive(p *peer) bool {
 	return err != nil || !free
 }
 
-// isFree says whether nobody has f locked.
+// isFree reports whether no process has f locked.
 func isFree(f *os.File) (bool, error) {
 	for {
 		switch err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err {
@@ -389,8 +389,8 @@ func isFree(f *os.File) (bool, error) {
 	}
 }
 
-// reap removes a lease whose owner is gone: a file of the name, and with the content, of
-// one, that nobody has locked. Whatever else it is stays.
+// reap removes the lease of a dead process: an unlocked file with the name and the content of a
+// lease. Other files stay.
 func (n *node) reap(name string) {
 	f, err := n.dir.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -407,8 +407,8 @@ func (n *node) reap(name string) {
 	}
 }
 
-// sweep removes what processes that were killed while they joined have left. The caller
-// has the directory locked, so nobody else is joining.
+// sweep removes files of processes that were killed while they joined. The caller has the directory
+// locked, so no other process is joining.
 func (n *node) sweep() {
 	names, err := n.names(draftPrefix)
 	if err != nil {

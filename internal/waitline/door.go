@@ -5,15 +5,15 @@ import (
 	"sync/atomic"
 )
 
-// door lets those pass who do not wait, or not as long as the head of a line, but only so many
-// of them. Its state is 0 while nobody waits; else the head's number, in the upper half, over the
-// passes that are left. It is an atomic, so that whoever passes need not lock.
+// door lets requests pass that do not wait, or not as long as the head of a line, up to a bound.
+// Its state is 0 while the line is empty. Otherwise the upper half is the head's number, and the
+// lower half the passes that are left. It is atomic, so that passing takes no lock.
 type door struct{ state atomic.Uint64 }
 
 // Door is a door's state at one moment.
 type Door uint64
 
-// Open says that nobody waits.
+// Open reports that the line is empty.
 func (d Door) Open() bool { return d == 0 }
 
 // Shut says that no passes are left: what there is, is the head's.

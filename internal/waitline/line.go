@@ -1,11 +1,11 @@
-// Package waitline has the lines in which goroutines wait for what there is too little of.
-// Whoever came first is served first, up to a bound.
+// Package waitline has the lines in which goroutines wait for scarce resources. They are first
+// come, first served, with a bounded bypass.
 //
 //	Line   for resources that are asked for in amounts: who needs less may pass who needs more
 //	Queue  for things that are handed over one by one: nobody passes
 //
-// Neither knows what is waited for. The owner of a line says who is served, under a lock of its
-// own; the line says who that may be.
+// Neither knows the resource. The owner of a line serves the waiters, under a lock of its own; the
+// line finds the one to serve.
 package waitline
 
 import (
@@ -14,28 +14,27 @@ import (
 	"sync/atomic"
 )
 
-// Nothing is the need of a place that nobody is in: larger than any room.
+// Nothing is the need of an empty place: larger than any room.
 const Nothing = math.MaxInt64
 
-// Line holds those who wait for some of a resource, in the order in which they came, and
-// finds the oldest that fits into some room.
+// Line holds the waiters for some of a resource, in the order of arrival, and finds the oldest that
+// fits into some room.
 //
-// The oldest waiter is the head. While it does not fit, others that do may be served before it,
-// but only Bypass of them: each takes a pass from the door, and when none is left the door is
-// shut, so that what is freed from then on adds up until the head fits. A new head brings new
-// passes.
+// The oldest waiter is the head. While it does not fit, others that do may be served before it, but
+// only Bypass of them. Each takes a pass from the door. When none is left the door is shut: what is
+// freed from then on adds up until the head fits. A new head brings new passes.
 //
 // It is a tournament over an array: place i of the line is leaf size+i, and each inner node is
 // the smaller need of its two children. Adding, removing and finding take log₂ of the length, so
 // that a wake-up among 100,000 waiters costs 17 steps and not 100,000. The zero value is empty.
 // The owner's lock guards it, but for what says that it takes none.
 type Line[W any] struct {
-	Bypass uint32 // set before anybody waits
+	Bypass uint32 // set before the first wait
 
 	door
 	head     atomic.Pointer[Place[W]]
 	headNeed atomic.Int64
-	least    atomic.Int64 // smallest need; 0 before anybody has waited
+	least    atomic.Int64 // smallest need; 0 before the first wait
 	heads    uint32       // number of the last head
 
 	size  int         // places; a power of two, or 0
@@ -46,11 +45,11 @@ type Line[W any] struct {
 	place []*Place[W] // by position
 }
 
-// Place is where a waiter stands in one line. The zero value stands in none.
+// Place is a waiter's place in one line. The zero value is in none.
 type Place[W any] struct {
 	Of   W // whose it is; set before Push, for it is read without the lock
 	need int64
-	at   int // 1 and the position in the line; 0 if it stands in none
+	at   int // 1 + the position in the line; 0 if it is in none
 }
 
 // In says whether the place is in a line.
@@ -65,7 +64,7 @@ func (l *Line[W]) Len() int { return l.live }
 // Sum returns what all need together, or the largest int64 if that is more.
 func (l *Line[W]) Sum() int64 { return l.sum.amount() }
 
-// Least returns the smallest need, Nothing if nobody waits. It takes no lock.
+// Least returns the smallest need, Nothing if the line is empty. It takes no lock.
 func (l *Line[W]) Least() int64 {
 	if l.Door().Open() {
 		return Nothing
@@ -73,7 +72,7 @@ func (l *Line[W]) Least() int64 {
 	return l.least.Load()
 }
 
-// Head returns the oldest waiter's place, nil if nobody waits. It takes no lock.
+// Head returns the oldest waiter's place, nil if the line is empty. It takes no lock.
 func (l *Line[W]) Head() *Place[W] { return l.head.Load() }
 
 // HeadNeed returns what the head needs, or needed last. It takes no lock.
@@ -99,7 +98,7 @@ func (l *Line[W]) Oldest(room int64) *Place[W] {
 func (l *Line[W]) Next(p *Place[W]) *Place[W] {
 	for i := l.size + p.at - 1; i > 1; i /= 2 {
 		if i%2 == 1 || l.need[i+1] == Nothing {
-			continue // nobody is behind it in this part of the tree
+			continue // no waiter is behind it in this part of the tree
 		}
 		for i++; i < l.size; {
 			if i *= 2; l.need[i] == Nothing {
@@ -146,7 +145,7 @@ func (l *Line[W]) Remove(p *Place[W]) {
 	l.update()
 }
 
-// Refill takes everybody out and has fill push those who are to be in it, in their order. A head
+// Refill removes all waiters and has fill push those that are to be in the line, in order. A head
 // that stays the head keeps its door as it is.
 func (l *Line[W]) Refill(fill func(push func(p *Place[W], need int64))) {
 	for _, p := range l.place {

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Queue holds those who wait to be handed a V, in the order in which they came; A is what each
-// asks for. The owner's lock guards it. The zero value is empty.
+// Queue holds waiters for a V, in the order of arrival; A is what each requests. The owner's lock
+// guards it. The zero value is empty.
 type Queue[A, V any] struct{ line Line[*Turn[A, V]] }
 
 // Turn is one wait in a Queue.
@@ -22,7 +22,7 @@ type Turn[A, V any] struct {
 // Len returns how many wait.
 func (q *Queue[A, V]) Len() int { return q.line.Len() }
 
-// First returns the turn of whoever has waited longest, nil if nobody waits.
+// First returns the turn of the oldest waiter, nil if there is none.
 func (q *Queue[A, V]) First() *Turn[A, V] {
 	if p := q.line.Head(); p != nil {
 		return p.Of
@@ -47,10 +47,10 @@ func (q *Queue[A, V]) HandOver(v V, err error) {
 	close(t.over)
 }
 
-// Wait returns what is handed over at t. If ctx ends before that, it takes t out of the queue,
-// calls left with the lock held, if there is such a function, for those behind may have their
-// turn now, and returns ctx's cause. What was handed over at the same moment is returned: the
-// caller has it. mu is the owner's lock, which the caller does not hold.
+// Wait returns what is handed over at t. If ctx ends before that, it takes t out of the queue and
+// returns ctx's cause. It then calls left, unless that is nil, with the lock held, because the next
+// waiters may have their turn now. What was handed over at the same moment is returned: the caller
+// owns it. mu is the owner's lock, which the caller does not hold.
 func (q *Queue[A, V]) Wait(ctx context.Context, mu sync.Locker, t *Turn[A, V], left func()) (V, error) {
 	select {
 	case <-t.over:

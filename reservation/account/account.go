@@ -1,4 +1,5 @@
-// Package account says who has the bytes of a space: handles, records, reservations and the engine.
+// Package account lists the holders of a space's bytes: handles, records, reservations and the
+// engine.
 package account
 
 import (
@@ -13,7 +14,7 @@ import (
 // mostHolders is how many holders the text of an account names.
 const mostHolders = 8
 
-// Account says who has the bytes of a space that are in use. Sizes are bytes.
+// Account lists the holders of the used bytes of a space. Sizes are bytes.
 type Account struct {
 	Space     tier.ID
 	Used      int64 // in all

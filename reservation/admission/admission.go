@@ -92,8 +92,8 @@ func (r Rules) withDefaults() Rules {
 type Config struct {
 	Reservations *reservation.Manager
 	Rules        Rules
-	// Logger is told of tasks that are admitted only because none runs, and of those that
-	// are tried again; nil means that nobody is.
+	// Logger gets a record of each task that is admitted only because none runs, and of each that
+	// is retried. nil means no log.
 	Logger *slog.Logger
 }
 
@@ -104,8 +104,8 @@ func (c Config) validate() error {
 	return c.Rules.Validate()
 }
 
-// Admitter decides which tasks may start; the package doc tells by which rule. It is
-// safe for concurrent use. It must be closed.
+// Admitter decides which tasks may start, by the rule in the package doc. It is safe for concurrent
+// use. It must be closed.
 type Admitter struct {
 	reservations *reservation.Manager
 	rules        Rules // but for threshold and threads, which are in mu
@@ -113,8 +113,8 @@ type Admitter struct {
 	panics       guard.Log
 	cancels      []func() // end the subscriptions to the spaces
 
-	// What a change of a space has to know without a lock: whether somebody waits, and
-	// the room below which nobody who may pass can start.
+	// What a change of a space reads without a lock: whether a task waits, and the room below which
+	// no task that may pass can start.
 	waiting atomic.Int64
 	least   atomic.Int64
 	seen    atomic.Int64 // foreign bytes, at the last change
@@ -134,7 +134,7 @@ type Admitter struct {
 	}
 }
 
-// New returns an admitter. The manager stays the caller's, who closes it afterwards.
+// New returns an admitter. The caller keeps the manager, and closes it afterwards.
 func New(cfg Config) (*Admitter, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (a *Admitter) SetThreads(n int) error {
 	return nil
 }
 
-// change makes a change that may let somebody start, and wakes those.
+// change makes a change that may let tasks start, and wakes those.
 func (a *Admitter) change(f func()) {
 	a.mu.Lock()
 	f()
@@ -277,8 +277,8 @@ func (g *Grant) Alloc(size int64) (*tier.Buffer, error) {
 	return b, err
 }
 
-// Note looks how much is drawn from the reservation. Alloc does that; who draws from
-// the reservation itself calls it when that is much.
+// Note measures how much is drawn from the reservation. Alloc calls it. A caller that draws from
+// the reservation itself calls it after a large draw.
 func (g *Grant) Note() {
 	drawn := g.drawn()
 	for {
@@ -348,7 +348,7 @@ func (g *Grant) Release() error {
 		}
 		return fmt.Errorf("admission: the grant was %w", tier.ErrReleased)
 	}
-	err := g.r.Release() // first, so that who is woken finds the room
+	err := g.r.Release() // first, so that the woken waiter finds the room
 	g.a.change(func() { g.a.mu.running-- })
 	return err
 }

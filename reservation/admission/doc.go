@@ -17,21 +17,19 @@
 //
 //	need ≤ min(threshold × capacity, limit) − used
 //
-// or if no task runs. In the latter case, which is logged if the former does not
-// hold, what is reserved is the need or, if that is less, all that the space's limit
-// leaves beside those of its inputs that are there. Either way the need is
-// reserved, not only compared: it counts as used for everybody from then on. And
-// no more tasks run at once than there are threads.
+// or if no task runs. The latter case is logged if the former does not hold. It reserves the need
+// or, if that is less, all that the space's limit leaves beside the task's inputs that are there.
+// The need is reserved, not only compared: from then on it counts as used for all. No more tasks
+// run at once than there are threads.
 //
-// # Who is next
+// # Order
 //
-// Tasks wait in one queue in the order of arrival. Only the oldest, the head,
-// reserves with waiting: it stands in the line of each candidate space, so that the
-// monitor hears of its demand and makes room, and it is treated there as any other
-// request. While the head cannot start, others that can may pass it, Rules.Bypass
-// of them; then only the head is admitted. The count begins anew with each head. So
-// a head that is larger than the threshold gets its turn: when nobody may pass any
-// more, those that run end, and then no task runs.
+// Tasks wait in one queue in the order of arrival. Only the oldest, the head, reserves with
+// waiting. It is in the line of each candidate space and is served there like any other request. So
+// the monitor sees its demand and makes room. While the head cannot start, others that can may pass
+// it, Rules.Bypass of them. After that only the head is admitted. The count starts again with each
+// head. So a head that is larger than the threshold gets its turn: when no task may pass, the
+// running ones end, and then no task runs.
 //
 // A wait ends with the grant, with its context, by Close, or with the error with
 // which the reservation ended: tier.ErrNoSpace when the monitor has found that
@@ -45,17 +43,17 @@
 //
 // # Ownership
 //
-// A Grant belongs to whom Admit gave it, who must end it once, by Done or Release.
-// It holds a thread and a reservation, from which buffers are drawn; those may
-// outlive it. An Admitter owns no goroutine but those that wait in a call of Admit,
-// and neither the spaces nor the reservations' manager. Close it before that one.
+// The caller of Admit owns the Grant and must end it once, by Done or Release. It holds a thread
+// and a reservation, from which buffers are drawn. The buffers may outlive it. An Admitter owns
+// neither the spaces nor the reservations' manager. Its only goroutines are those that wait in a
+// call of Admit. Close it before the manager.
 //
 // # Locks
 //
-// The Admitter's mutex and that of Ratios are of rank Reservation, are never held
-// together with another of that rank, and nothing but counters of spaces is read
-// under them. Strategies, estimators, inputs, tasks and the logger are called with
-// no lock held, and who waits is woken with none.
+// The Admitter's mutex and that of Ratios are of rank Reservation. They are never held together
+// with another of that rank, and only counters of spaces are read under them. Strategies,
+// estimators, inputs, tasks and the logger are called with no lock held. Waiters are woken with
+// none.
 //
 //	… → Batch → Registry → [Reservation] → Space → Ledger → …
 package admission

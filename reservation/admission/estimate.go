@@ -52,8 +52,8 @@ func (e *Estimate) owner(ctx context.Context) *reservation.Owner {
 	return reservation.NewOwner(e.Operator)
 }
 
-// Inputs is what a task reads, in whatever space it is. The methods are called by
-// whoever calls Admit and Run, with no lock held.
+// Inputs is what a task reads, in whatever space it is. The goroutine that calls Admit and Run
+// calls the methods, with no lock held.
 type Inputs interface {
 	// Bytes returns how large they are in all.
 	Bytes() int64

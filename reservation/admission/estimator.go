@@ -13,7 +13,7 @@ type Estimator interface {
 	// Estimate returns how many bytes of output, and how many beside it, a task of
 	// that kind takes for so many bytes of input. Negative numbers count as 0.
 	Estimate(operator string, input int64) (output, overhead int64)
-	// Observe is told what a task took that has succeeded.
+	// Observe is called with the measurements of a task that succeeded.
 	Observe(operator string, m Measured)
 }
 

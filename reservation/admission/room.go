@@ -19,8 +19,8 @@ type plan struct {
 	need    int64 // missing and work, as charged
 }
 
-// in is the strategy of one space. (reservation.Specific would look it up, and find
-// another where somebody's strategy names one that the manager does not have.)
+// in is the strategy of one space. reservation.Specific would look it up, and find another where a
+// user's strategy names one that the manager does not have.
 type in struct{ space *tier.Space }
 
 func (i in) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
@@ -29,9 +29,9 @@ func (i in) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
 
 func (i in) String() string { return i.space.ID().String() }
 
-// plans asks where the task could run, and what it needs there: first where the need is least, and
-// of those where the room is most, less what others hold on the device. Spaces that are lost are
-// passed by. all says to count all inputs as missing. work is what is needed beside them.
+// plans lists where the task could run, and what it needs there. The least need comes first, and of
+// equal needs the most room, less what others hold on the device. Lost spaces are skipped. all
+// counts all inputs as missing. work is what is needed beside them.
 func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err error) {
 	work = e.work(a.rules.Estimator, e.input())
 	err = fmt.Errorf("admission: %s: %w", a.rules.Strategy, reservation.ErrNoCandidate)
@@ -60,11 +60,11 @@ func (a *Admitter) plans(e *Estimate, all bool) (plans []plan, work int64, err e
 	return plans, work, nil
 }
 
-// marks returns how many bytes may be used in a space so that a task is still admitted, beside what
-// others hold on the device, and how many in all. What lies between them is a whole number of the
-// units in which the space charges, which puts the mark up to a unit below the threshold: a task
-// that waits reserves it beside its need, and rounded up only there it would wait where another
-// that comes anew is admitted.
+// marks returns how many bytes may be used in a space for a task to be admitted, beside what others
+// hold on the device. The second result is how many in all. The difference is a whole number of the
+// space's charge units, which puts the mark up to a unit below the threshold. A waiting task
+// reserves the difference beside its need. If only that sum were rounded up, it would wait where a
+// new task is admitted.
 func marks(s *tier.Space, threshold float64) (mark, top int64) {
 	top = add(s.Room(), s.Inside().Held())
 	mark = s.Capacity()
@@ -138,7 +138,7 @@ func (a *Admitter) try(plans []plan, threshold float64) (got, error) {
 		r, err := a.reservations.TryReserve(in{p.space}, p.need, reservation.WithPolicy(a.rules.Policy))
 		switch {
 		case passedBy(err):
-			continue // somebody was faster, or it is kept for somebody
+			continue // another was faster, or it is kept for another
 		case err != nil:
 			return got{}, err
 		}
@@ -157,7 +157,7 @@ func passedBy(err error) bool {
 	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost)
 }
 
-// await reserves what is asked for in whichever space has it first.
+// await reserves asks in the first space that has the room.
 func (a *Admitter) await(ctx context.Context, asks []ask) (got, error) {
 	g, err := a.awaitAny(ctx, asks)
 	if err != nil {
@@ -175,7 +175,7 @@ func (a *Admitter) awaitAny(ctx context.Context, asks []ask) (got, error) {
 	if len(asks) == 1 {
 		return a.reserve(ctx, asks[0])
 	}
-	for _, k := range asks { // in order, as long as nobody has to wait
+	for _, k := range asks { // in order, as long as no task has to wait
 		r, err := a.reservations.TryReserve(in{k.space}, k.reserve, reservation.WithPolicy(a.rules.Policy))
 		if err == nil {
 			return got{k, r}, nil
@@ -184,8 +184,7 @@ func (a *Admitter) awaitAny(ctx context.Context, asks []ask) (got, error) {
 			return got{}, err
 		}
 	}
-	// What is asked for differs from space to space, so that it is not one request of
-	// the manager's.
+	// The amount differs from space to space, so it is not one request of the manager's.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type result struct {

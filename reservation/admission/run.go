@@ -102,12 +102,12 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 	}
 }
 
-// neverFits returns an *reservation.ExceededError if no space could hold so many bytes, and all
-// inputs if they count, even if nobody else had any there.
+// neverFits returns an *reservation.ExceededError if no space could hold so many bytes even if it
+// were empty. inputs adds the bytes of all inputs.
 func (a *Admitter) neverFits(e *Estimate, inputs bool, work int64, cause error) error {
 	var most *reservation.ExceededError
 	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
-		if s == nil || s.Lost() != nil { // which admission tells
+		if s == nil || s.Lost() != nil { // admission reports that
 			continue
 		}
 		var there, missing int64

@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// waiter is a task that waits in a call of Admit, which does all the work for it; who
-// changes something only wakes it.
+// waiter is a task that waits in a call of Admit. That call does all the work for it; a change only
+// wakes it.
 type waiter struct {
 	at   waitline.Place[*waiter]
 	bell chan struct{} // rung, without locks, when it may be able to start
@@ -26,8 +26,8 @@ type waiter struct {
 	reserving *turn  // the head waits for memory
 }
 
-// settledLocked says whether the head has found that it cannot start now, and waits for
-// memory or for the others' end. Until then nobody passes it.
+// settledLocked reports whether the head has found that it cannot start now, and waits for memory
+// or for other tasks to end. Until then no task passes it.
 func (w *waiter) settledLocked() bool { return w.reserving != nil || w.cannot }
 
 // turn is what a waiter may do now.
@@ -45,7 +45,7 @@ var errInterrupted = errors.New("admission: the conditions have changed")
 // errWait says that a waiter has to wait for its bell.
 var errWait = errors.New("admission: it is not its turn")
 
-// wakes lists whom to wake once the lock is free.
+// wakes lists the waiters to wake once the lock is free.
 type wakes struct {
 	rung       []*waiter
 	interrupts []context.CancelCauseFunc
@@ -75,17 +75,17 @@ func (w *wakes) fire() {
 	}
 }
 
-// Admit waits until the task may start, and returns the grant to run it with. What
-// the estimate says and how long that may take is told in the package doc. The caller
-// must end the grant. On an error nothing is held, neither memory nor inputs.
+// Admit waits until the task may start, and returns the grant to run it with. The package doc
+// describes the estimate and the wait. The caller must end the grant. On an error nothing is held,
+// neither memory nor inputs.
 //
 // A panic of an estimator, a strategy or of the inputs is an error.
 //
-// The wait is ended by ctx, with an error that matches its cause and its Err; by Close, with
-// tier.ErrClosed; and by the monitor, if nothing can be moved out of the way, with a
-// tier.NoSpaceError. An estimate that makes no sense matches ErrEstimate, a strategy without spaces
-// reservation.ErrNoCandidate, with none but lost ones tier.ErrLost, and spaces whose limits leave
-// no room at all reservation.ErrExceeded.
+// ctx ends the wait, with an error that matches its cause and its Err. Close ends it with
+// tier.ErrClosed. The monitor ends it with a tier.NoSpaceError if nothing can be moved out. Other
+// errors match ErrEstimate for an estimate that makes no sense, reservation.ErrNoCandidate for a
+// strategy without spaces, tier.ErrLost if all its spaces are lost, and reservation.ErrExceeded if
+// the limits of the spaces leave no room at all.
 func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) {
 	if err := e.validate(); err != nil {
 		return nil, err
@@ -175,7 +175,7 @@ func (a *Admitter) start(ctx context.Context, w *waiter, t turn, e *Estimate, g 
 	used := g.space.Used()
 	mark, top := marks(g.space, t.threshold)
 	alone = alone && (used > mark || g.keep < g.need)
-	// Only now, for whoever waits to be admitted holds nothing.
+	// Only here, because a task that waits for admission holds nothing.
 	owner := e.owner(ctx)
 	if err := g.r.SetOwner(owner); err != nil {
 		return nil, err
@@ -238,7 +238,7 @@ func (a *Admitter) enqueue(w *waiter) error {
 	}
 	a.waiting.Store(int64(a.mu.line.Len()))
 	a.least.Store(0)
-	if a.mu.line.Len() == 1 { // from now on releases matter that nobody may wait for in a line
+	if a.mu.line.Len() == 1 { // from here on, releases matter for which no task waits in a line
 		for _, s := range a.reservations.Spaces().All() {
 			s.Inside().Attend()
 		}
@@ -311,7 +311,7 @@ func (a *Admitter) remember(w *waiter, plans []plan) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	w.plans = plans
-	a.least.Store(0) // until somebody has looked through all
+	a.least.Store(0) // until all have been examined
 }
 
 // begin notes that the head waits for memory, if it still may.
@@ -349,9 +349,9 @@ func (a *Admitter) sleep(w *waiter, t turn) bool {
 	return ok
 }
 
-// commit makes w a task that runs, unless its turn has passed: another one runs now,
-// or took the last thread or pass. Who is only admitted because no task runs must
-// still be right about that; so two of them cannot both be.
+// commit makes w a task that runs, unless its turn has passed: another one runs now, or took the
+// last thread or pass. A task that is admitted only because none runs checks that here again. So
+// two of them cannot both start.
 func (a *Admitter) commit(w *waiter, alone bool) error {
 	a.mu.Lock()
 	head := a.mu.line.Head() == &w.at
@@ -379,9 +379,9 @@ func (a *Admitter) commit(w *waiter, alone bool) error {
 	return nil
 }
 
-// updateLocked lists those who may be able to start after a change of the queue, of
-// what runs, or of the rules: the head, and, if that has nothing to look for, the oldest
-// that may pass it. Who of those starts, or does not, hands on to the next.
+// updateLocked lists the waiters that may be able to start after a change of the queue, of the
+// running tasks, or of the rules. That is the head. If the head waits for room, it is also the
+// oldest that may pass it. Each of them wakes the next, whether it starts or not.
 func (a *Admitter) updateLocked() (s wakes) {
 	first := a.mu.line.Head()
 	if first == nil {
@@ -409,7 +409,7 @@ func (a *Admitter) ringPasserLocked(at *waitline.Place[*waiter], s *wakes) {
 	least := int64(math.MaxInt64)
 	for at = a.mu.line.Next(at); at != nil; at = a.mu.line.Next(at) {
 		w := at.Of
-		if w.plans == nil { // nobody knows what it needs
+		if w.plans == nil { // its need is not known
 			a.least.Store(0)
 			s.ringLocked(w)
 			return
@@ -461,7 +461,7 @@ func (a *Admitter) changed(space *tier.Space, c tier.Change) {
 	if c != tier.Released && !foreign {
 		return
 	}
-	if foreign || space.Lost() != nil { // who counted on it makes another plan
+	if foreign || space.Lost() != nil { // a task that counted on it makes another plan
 		a.change(func() {})
 		return
 	}

@@ -32,9 +32,9 @@ import (
 // no memory, and Guard makes these panics errors again. The panic's value is an error
 // that wraps what reservation.Reservation.Alloc returned.
 //
-// Memory belongs to whom Allocate gave it, until Free. It may outlive the
-// reservation: Release returns what is unused at once, and what is allocated when it
-// is freed; only nothing new can be had. It is zeroed, and aligned to 64 bytes.
+// The caller of Allocate owns the memory until Free. It may outlive the reservation. Release
+// returns what is unused at once, and what is allocated when it is freed. After it, nothing new can
+// be allocated. Memory is zeroed, and aligned to 64 bytes.
 //
 // A builder that was refused in the middle still has what it had before; its
 // Release frees that. Those of binary and string views have lost a buffer by then.
@@ -59,7 +59,7 @@ type block struct {
 	buf   *tier.Buffer
 	bytes []byte           // as long as what it is charged
 	size  int              // as asked for
-	stack invariants.Trace // who allocated it; only in an invariants build
+	stack invariants.Trace // the allocation's stack; only in an invariants build
 }
 
 var _ memory.Allocator = (*Allocator)(nil)
@@ -262,7 +262,7 @@ func (a *Allocator) Free(b []byte) {
 		_ = a.misuse("free", b)
 		return
 	}
-	_ = old.buf.Release() // the only one: who took it out of the table has it
+	_ = old.buf.Release() // the only release: the goroutine that took it out of the table owns it
 }
 
 // misuse keeps the error of a call with memory that is not the allocator's.
@@ -305,10 +305,10 @@ func leaksOf(id tier.ID, blocks map[*byte]block) []tier.Leak {
 	return out
 }
 
-// Close ends allocation and frees what is left, which nobody may use any more:
-// whoever has arrays that live longer closes the allocator after them, or not at
-// all. It reports what was left, as an *UnfreedError, and the first *ForeignError. The
-// reservation is untouched. A second Close returns tier.ErrClosed.
+// Close ends allocation and frees what is left, which must not be used any more. A caller whose
+// arrays live longer closes the allocator after them, or not at all. Close reports what was left,
+// as an *UnfreedError, and the first *ForeignError. The reservation is untouched. A second Close
+// returns tier.ErrClosed.
 func (a *Allocator) Close() error {
 	a.mu.Lock()
 	if a.mu.closed {
@@ -329,8 +329,7 @@ func (a *Allocator) Close() error {
 	return errors.Join(errs...)
 }
 
-// refusal is what an Allocator panics with, so that Guard can tell its panics from
-// all others.
+// refusal is what an Allocator panics with, so that Guard can distinguish its panics from others.
 type refusal struct{ error }
 
 func (r *refusal) Unwrap() error { return r.error }
@@ -349,8 +348,8 @@ func (r *refusal) Unwrap() error { return r.error }
 // readers and writers, that error wraps the same ones and is f's to return. A panic
 // that is wrapped in an error on its way is found too, and returned as it is.
 //
-// Guards may be nested; the innermost has it. Only the goroutine that calls Guard is
-// guarded: who starts others in f must guard those too, or the program ends.
+// Guards may be nested; the innermost one recovers. Only the goroutine that calls Guard is guarded.
+// If f starts others, it must guard those too, or the program ends.
 //
 // What f had built is not freed: builders keep the memory that they had before. See
 // Allocator.

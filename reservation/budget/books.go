@@ -13,9 +13,8 @@ import (
 //	     ◀───────────        found when wrapped: older └──▶ unmarked ──────▶ free
 //	       rolled back                         └──────────────────────────▶ free
 //
-// A free is marked if an event was recorded behind it: when that is done, the free
-// is. For the rest the device's Outstanding tells how much is finished with, but not
-// what; see settle.
+// A free is marked if an event was recorded behind it: when the event is done, the free is. For the
+// rest the device's Outstanding returns how much is finished, but not which frees; see settle.
 type books struct {
 	pending  int64
 	live     int64 // known allocations, also those whose Free is under way
@@ -71,9 +70,9 @@ func (b *books) reapable() int64 {
 	return b.older + max(b.promised, used+b.retired()) - max(b.promised, used)
 }
 
-// sight is a look at the books before the device is asked.
+// sight is a snapshot of the books, taken before the device is queried.
 type sight struct {
-	live  int64 // allocations that nobody frees
+	live  int64 // allocations that are not being freed
 	freed int64
 	open  bool // there is something to settle
 	views []view
@@ -164,16 +163,15 @@ func (b *books) settleMarks(v *view) (credit int64) {
 	return credit
 }
 
-// settleOutstanding credits what the device does not count any more, though nothing
-// tells which frees that were: those of a device that frees synchronously, while its
-// streams work on, those without a mark, and those of older allocations.
+// settleOutstanding credits what the device does not count any more, where it is unknown which
+// frees those were. They are frees of a synchronous device while its streams work on, frees without
+// a mark, and frees of older allocations.
 //
-// Of what was outstanding when the device was asked, the allocations were live that
-// were so before and that nobody has begun to free since; only the rest can be older
-// or retired. What was allocated and freed since counts among the latter, also if the
-// device was asked before it was there, so live may come out below 0. Allocations
-// that were being made when the device was asked make the rest look larger, so that
-// too little may be credited for a moment, but never too much.
+// outstanding is the device's count. Live in it are the allocations that were live before the query
+// and have not been freed since. Only the rest can be older or retired. An allocation made and
+// freed since is counted in the rest, even if the query came before it. So live may come out below
+// 0. Allocations in progress at the query make the rest look larger. So the credit may be too small
+// for a moment, but is never too large.
 func (b *books) settleOutstanding(s sight, outstanding int64) int64 {
 	live := s.live - (b.freed - s.freed)
 	over := max(0, b.older+b.retired()-max(0, outstanding-live))

@@ -134,12 +134,11 @@ func (b *Budget) Reap() int64 {
 	return n
 }
 
-// Wrap returns dev behind the budget. Everything that is to count must go through
-// what Wrap returns, which is the one to be closed; dev must not be used for
-// allocations beside it. If the budget has dev already, the device that it has is
-// returned: who shares a device shares its budget. The device that is returned has a method
-// Unwrap, implements tier.Computer, has a tier.Quota for spaces, and is safe for
-// concurrent use.
+// Wrap returns dev behind the budget. All allocations that count must go through the returned
+// device, which is the one to close. dev must not be used for others. If the budget has dev
+// already, Wrap returns the device that it has: sharing a device means sharing its budget. The
+// returned device has a method Unwrap, implements tier.Computer, has a tier.Quota for spaces, and
+// is safe for concurrent use.
 //
 // What is outstanding on dev at that moment is charged as live; if there is no room
 // for it, that is an OutOfBudgetError.
@@ -260,16 +259,15 @@ func (b *Budget) title() string {
 	return b.name
 }
 
-// update changes d's books by f, in which no more is charged than before, and tells
-// the subscribers if that made room.
+// update changes d's books by f, which must not charge more than before. It notifies the
+// subscribers if that made room.
 func (b *Budget) update(d *device, f func()) {
 	if b.change(d, f) > 0 {
 		b.notify()
 	}
 }
 
-// change is update, but for telling the subscribers. It returns how much less is
-// charged.
+// change is update without notifying the subscribers. It returns how much less is charged.
 func (b *Budget) change(d *device, f func()) (less int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -280,7 +278,7 @@ func (b *Budget) change(d *device, f func()) (less int64) {
 	return less
 }
 
-// notify tells those who wait that there may be more room.
+// notify wakes the waiters: there may be more room.
 func (b *Budget) notify() {
 	if b.subscribers.IsEmpty() {
 		return

@@ -12,9 +12,9 @@ import (
 // device is a device behind a budget. It passes everything on to the device that it wraps, with
 // streams, events and peers as they are: a device that copies to a peer unwraps it itself.
 //
-// A panic of the wrapped device goes on to the caller, with the books as they would
-// be after an error: who calls devices makes panics errors where the stack has been
-// looked at, as tier.Space does, and a decorator should not be what hides it.
+// A panic of the wrapped device goes on to the caller, with the books as they would be after an
+// error. Callers of devices, such as tier.Space, turn panics into errors where the stack is at
+// hand. A decorator should not hide it.
 type device struct {
 	inner
 	root   tier.Device // what inner is at the bottom
@@ -62,13 +62,13 @@ func (d *device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
 	}
 	returned = true
 	if d.allocated(a, charge) {
-		d.Reap() // what this call has hidden from those who reaped meanwhile
+		d.Reap() // what this call has hidden from concurrent calls of Reap
 	}
 	return a, nil
 }
 
-// allocated notes an allocation, and says whether there are frees that only
-// Outstanding tells about.
+// allocated records an allocation. vague reports that there are frees of which only Outstanding
+// shows the end.
 func (d *device) allocated(a tier.Addr, charge int64) (vague bool) {
 	d.budget.update(d, func() {
 		b := &d.books
@@ -90,14 +90,13 @@ func (d *device) allocated(a tier.Addr, charge int64) (vague bool) {
 	return vague
 }
 
-// Free implements tier.Device. The bytes are credited when the device is done with
-// them, which is at once if it frees synchronously, and else when somebody reaps:
-// through Reap, by a later Free, or because a request does not fit.
+// Free implements tier.Device. The bytes are credited when the device is done with them. That is at
+// once if it frees synchronously. Otherwise it is at the next reap: through Reap, by a later Free,
+// or because a request does not fit.
 //
-// An event that tells about it is recorded here, behind the free. If the device
-// refuses to record it, or the event says that the stream has failed, the device's
-// Outstanding tells instead. That is also how the bytes of allocations are credited
-// that are older than the budget, and those of a synchronous free.
+// An event is recorded behind the free to show its end. If the device refuses to record it, or the
+// event reports that the stream has failed, the device's Outstanding is used. The same goes for
+// allocations that are older than the budget, and for a synchronous free.
 //
 // A free that the device refuses, also because its stream is closed, changes
 // nothing. If the device was closed behind the budget's back its bytes stay charged
@@ -165,7 +164,7 @@ func (d *device) endFree(s tier.Stream, a tier.Addr, f *allocation, freed bool, 
 		if !freed {
 			return
 		}
-		if b.allocs[a] == f { // else the address is somebody else's by now
+		if b.allocs[a] == f { // else the address belongs to a newer allocation
 			delete(b.allocs, a)
 		}
 		b.live -= f.charge
@@ -211,10 +210,10 @@ func (d *device) MemInfo() (free, total int64) {
 	return min(free, max(0, b.mu.limit-b.mu.reserved)), min(total, b.mu.limit)
 }
 
-// Close implements tier.Device. It closes the wrapped device; what was charged for it is credited,
-// for its memory is gone, and it leaves the budget. That is so too if the device says that it was
-// closed before, or that something went wrong, and if some of the memory stays because it is lent
-// (tier.Lender): the budget knows nothing of what others have.
+// Close implements tier.Device. It closes the wrapped device, credits what was charged for it,
+// because its memory is gone, and removes it from the budget. It does so even if the device returns
+// an error or was closed before. It also does so if some of the memory stays because it is lent
+// (tier.Lender): the budget does not count what others have.
 func (d *device) Close() error {
 	lockrank.AssertNone("a device is closed")
 	err := d.inner.Close()
@@ -255,8 +254,8 @@ func (q quota) Credit(n int64) {
 		q.d.Reap()
 	}
 	q.d.budget.change(q.d, func() { q.d.books.promised -= n })
-	// Also if no less is charged, because more is allocated than promised: the space
-	// has room again, and those who wait for that hear of it from nobody else.
+	// Even if no less is charged, because more is allocated than promised, the space has room
+	// again. Only this call wakes its waiters.
 	q.d.budget.notify()
 }
 
@@ -266,8 +265,8 @@ func (q quota) retired() bool {
 	return q.d.books.retired() > 0
 }
 
-// Remaining is nothing once the device is closed: what can be charged must be told
-// apart from what cannot, or a space would try for ever.
+// Remaining is 0 once the device is closed. Otherwise a space would retry for ever what cannot be
+// charged.
 func (q quota) Remaining() int64 {
 	b := q.d.budget
 	b.mu.Lock()

@@ -15,9 +15,8 @@
 //
 // # Books
 //
-// What a device charges for an allocation is reserved before the device is called,
-// in one step with the check against the limit, and given back if it fails. While
-// no call is under way,
+// What a device charges for an allocation is reserved before the device is called, in one step with
+// the check against the limit. It is given back if the call fails. While no call is in progress,
 //
 //	reserved = live + retired
 //
@@ -26,32 +25,33 @@
 // device does. A request that does not fit, but would without what is retired, has
 // the devices reaped once and is tried once more.
 //
-// How it is known that a free is over: an event is recorded behind it on its
-// stream. Its being done is looked at first, and then the device is told to reap, so
-// that one which takes memory back only then has done so when the budget credits.
-// That is exact whatever else goes on. Beside that the device's Outstanding is
-// compared with what must be live: of a device that frees synchronously it tells
-// before the event does, and it alone tells where no event can be had, because the
-// device refused to record it or its stream has failed, and of allocations that are
-// older than the budget, whose sizes nobody has told it. It never credits too early;
-// while other allocations are being made it may be late, and is exact when they are
-// done.
+// The end of a free is found as follows. An event is recorded behind it on its stream. The event is
+// queried first, and then the device is reaped. So a device that takes memory back only at a reap
+// has done so when the budget credits. That is exact whatever else happens.
+//
+// In addition the device's Outstanding is compared with what must be live. On a device that frees
+// synchronously it shows the end before the event does. It is the only source where there is no
+// event, because the device refused to record it or its stream has failed. It is also the only
+// source for allocations older than the budget, whose sizes are unknown. It never credits too
+// early. While other allocations are being made it may be late, and it is exact when they are done.
 //
 // # Spaces over a device
 //
-// A tier.Space over the device charges its promises to the budget (tier.QuotaOf). So who shares
-// the budget cannot take away what is promised, and who waits in the space is woken when others
-// give something back. What a space has promised is charged once: the device takes the larger of
-// what is promised and what is allocated through it. A program that allocates beside a space does
-// so out of its promises, and they are refused when they come to draw. It should use a device of
-// its own, or reserve in the space. What others free asynchronously on devices without a space is
-// seen when they reap, free again or allocate: a budget has no goroutine that would look.
+// A tier.Space over the device charges its promises to the budget (tier.QuotaOf). So other users of
+// the budget cannot take what is promised, and a waiter in the space is woken when others give
+// something back. What a space has promised is charged once: the device charges the larger of what
+// is promised and what is allocated through it.
+//
+// A program that allocates beside a space uses up the space's promises, whose later draws are then
+// refused. It should use a device of its own, or reserve in the space. On devices without a space,
+// asynchronous frees are credited at the next reap, free or allocation: a budget has no goroutine
+// that would look.
 //
 // # Ownership
 //
-// Who wraps a device closes the wrapper, and by that the device, if the device was
-// theirs to close. Closing credits what was charged. A Budget belongs to nobody in
-// particular: it has no goroutine and nothing to close.
+// The caller of Wrap closes the wrapper, and with it the device, if the device was the caller's to
+// close. Closing credits what was charged. A Budget needs no owner: it has no goroutine and nothing
+// to close.
 //
 // # Locks
 //

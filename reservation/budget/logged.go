@@ -25,8 +25,8 @@ var (
 	_ tier.Computer = (*loggedDevice)(nil)
 )
 
-// logLevel is that of every line: a refused allocation is no mishap but how a budget
-// works, and whoever made the call decides what is worth a warning.
+// logLevel is the level of each line. A refused allocation is no mishap but how a budget works. The
+// caller decides what deserves a warning.
 const logLevel = slog.LevelDebug
 
 // Logged returns dev with a line in log, at slog.LevelDebug, for each call that

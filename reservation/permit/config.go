@@ -80,8 +80,8 @@ type Config struct {
 	// Slots is how many spill slots there are: Slots(n), Unlimited(), or, if it is not
 	// set, 16.
 	Slots SlotLimit
-	// Bypass is how many requests may be served before the oldest of a line, for
-	// which there is not enough yet. 0 means 16, below 0 that nobody may pass.
+	// Bypass is how many requests may be served before the oldest of a line, for which there is not
+	// enough yet. 0 means 16. Below 0, no request may pass the oldest.
 	Bypass int
 }
 

@@ -21,7 +21,7 @@ var ErrNoBudget = errors.New("no such budget")
 type ExceededError struct {
 	Budget    string // the budget's name; empty for slots
 	Requested int64  // bytes, or slots
-	Limit     int64  // what there is of it in all, for who asked
+	Limit     int64  // what the requester could ever have of it
 }
 
 func (e *ExceededError) Error() string {
@@ -34,12 +34,11 @@ func (e *ExceededError) Error() string {
 // Is matches reservation.ErrExceeded.
 func (e *ExceededError) Is(target error) bool { return target == reservation.ErrExceeded }
 
-// NoSlotError says that no slot was free for the one who asked. It matches
-// tier.ErrOutOfBudget.
+// NoSlotError is returned when no slot was free for the request. It matches tier.ErrOutOfBudget.
 type NoSlotError struct {
 	Held  int  // slots that are taken
 	Limit int  // slots that there are
-	User  bool // who asked is not the monitor, for whom one is kept
+	User  bool // the request is not the monitor's, for which one slot is kept
 }
 
 func (e *NoSlotError) Error() string {

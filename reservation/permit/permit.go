@@ -16,39 +16,37 @@
 //	unlimited          yes     unlimited   yes        no
 //	unlimited          no      none        no         no
 //
-// It is granted all or nothing, under one lock, so that two who ask for the same
-// two budgets never hold one each and wait for the other.
+// It is granted all or nothing, under one lock. So two requests for the same two budgets never hold
+// one each and wait for the other.
 //
 // # The monitor's slot
 //
-// What users hold must not stop the monitor from spilling, for what they wait for may
-// be the room that it makes. So the last free slot is given only to a request that
-// is marked with ForMonitor, while the monitor holds none: of n slots users have n−1
-// at most. Further slots the monitor has in turn with users. Its first one depends on no
-// user: not on those who wait, and also not on those who hold more than
-// a limit that was lowered since. A pool of one slot has none for users; a request of
-// theirs for one is refused at once. Only slots are kept for the monitor, not bytes: a
-// request of the monitor's that must not be held up asks for none.
+// Users' permits must not stop the monitor from spilling, because users may wait for the room that
+// it makes. So the last free slot is given only to a request marked with ForMonitor, while the
+// monitor holds none. Users have at most n−1 of n slots. The monitor competes with users for
+// further slots. Its first slot depends on no user: neither on users that wait, nor on users that
+// hold more than a limit lowered since. A pool of one slot has none for users, and refuses their
+// requests for one at once. Only slots are kept for the monitor, not bytes. A monitor's request
+// that must not be delayed asks for no bytes.
 //
 // # Waiting
 //
-// Who waits stands in a line for each budget that the request needs, and in that
-// of the slots if it asks for one; a request that needs nothing of what somebody waits
-// for passes freely. For each line it is first come first served, with a bounded
-// bypass: while the oldest does not fit, others that do may be served before it, but
-// only Config.Bypass of them; then what is released is kept until it fits. A
-// wait ends when the request is granted, with its context, by Close, or when limits are
-// lowered so far that it can never be granted.
+// A waiter is in one line for each budget that the request needs, and in the line of the slots if
+// it asks for one. A request passes freely if it needs nothing that others wait for. Each line is
+// first come, first served, with a bounded bypass. While the oldest does not fit, others that fit
+// may be served before it, but at most Config.Bypass of them. After that, what is released is kept
+// until the oldest fits. A wait ends when the request is granted, when its context ends, by Close,
+// or when lowered limits make it impossible to grant.
 //
-// Waits must point downwards: who holds a permit must not wait for room in a memory, nor
-// for another permit. Who needs both takes the room first and the permit last,
-// around the transfer only.
+// Waits must point downwards: the holder of a permit must not wait for room in a memory, nor for
+// another permit. A caller that needs both takes the room first and the permit last, around the
+// transfer only.
 //
 // # Ownership
 //
-// A Permit belongs to whom it was granted, who must Release it once, on any goroutine.
-// A Pool belongs to whoever made it. It owns no goroutine; Close wakes those who wait
-// and reports the permits that are still held, which stay good until they are released.
+// The caller owns a Permit and must Release it once, on any goroutine. A Pool belongs to its
+// creator. It owns no goroutine. Close wakes the waiters and reports the permits that are still
+// held. Those stay valid until they are released.
 //
 // # Locks
 //
@@ -165,10 +163,10 @@ func (p Permit) Limited() (limited bool) {
 	return limited
 }
 
-// Release gives everything back, and serves those who wait for it. A second release
-// changes nothing and returns tier.ErrReleased, also when the pool has granted other
-// permits since (an invariants build panics with the stack that took the permit, if
-// it is known still). Release of the zero Permit does nothing.
+// Release gives everything back, and serves the requests that wait for it. A second release changes
+// nothing and returns tier.ErrReleased, even if the pool has granted other permits since. An
+// invariants build panics on it, with the stack that took the permit if that is still known.
+// Release of the zero Permit does nothing.
 func (p Permit) Release() error {
 	if p.rec == nil {
 		return nil

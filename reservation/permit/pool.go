@@ -19,8 +19,8 @@ const (
 
 type amounts [maxResources]int64
 
-// Pool grants permits. It is safe for concurrent use. The package doc tells how it
-// is fair, and what is kept for the monitor.
+// Pool grants permits. It is safe for concurrent use. The package doc describes its fairness, and
+// what is kept for the monitor.
 type Pool struct {
 	names  []string // of the budgets; they never change
 	slots  int      // place of the slots, after the budgets
@@ -78,7 +78,7 @@ func New(cfg Config) (*Pool, error) {
 	}
 	n, limited := cfg.Slots.Limit()
 	p.mu.total[p.slots], p.mu.unlimited = int64(n), !limited
-	p.growLocked() // nobody else has p
+	p.growLocked() // no other goroutine has p yet
 	return p, nil
 }
 
@@ -107,10 +107,10 @@ func (p *Pool) TryAcquire(r Request) (Permit, error) {
 	return Permit{}, p.lackError(l, a.monitor)
 }
 
-// Acquire is TryAcquire for those who wait, first come first served. A request that
-// can never be granted fails at once, as does a wait for one when limits are lowered
-// that far. A wait is ended by ctx, with an error that matches its cause and its
-// Err, and by Close, with tier.ErrClosed; nothing is taken then.
+// Acquire is TryAcquire that waits, first come, first served. A request that can never be granted
+// fails at once. So does a wait when limits are lowered that far. ctx ends a wait, with an error
+// that matches its cause and its Err. Close ends it with tier.ErrClosed. Nothing is taken in either
+// case.
 func (p *Pool) Acquire(ctx context.Context, r Request) (Permit, error) {
 	var a ask
 	if err := p.understand(&r, &a); err != nil {
@@ -180,7 +180,7 @@ func (p *Pool) Available(name string) (bytes int64, ok bool) {
 	return p.mu.total[i] - p.mu.used[i], true
 }
 
-// Slots returns how many slots there are and who has them.
+// Slots returns how many slots there are and how many are held.
 func (p *Pool) Slots() SlotStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -207,9 +207,9 @@ func (p *Pool) slotsLocked() SlotStats {
 	return s
 }
 
-// SetTotal changes how many bytes a budget has, while it is in use. Permits keep
-// what they have; who waits for more than the budget has now is refused with an
-// *ExceededError. 0 or less, and a sum of all budgets that no int64 can say, are errors.
+// SetTotal changes the bytes of a budget that is in use. Permits keep what they have. A waiter that
+// needs more than the new total is refused with an *ExceededError. It is an error if bytes is 0 or
+// less, or if the sum of all budgets overflows an int64.
 func (p *Pool) SetTotal(name string, bytes int64) error {
 	i := p.index(name)
 	if i < 0 {
@@ -233,9 +233,9 @@ func (p *Pool) SetTotal(name string, bytes int64) error {
 	})
 }
 
-// SetSlots changes how many slots there are, while they are in use, with the
-// meaning of Config.Slots. Permits keep their slots; who waits for one when there is
-// none for users any more is refused with an *ExceededError.
+// SetSlots changes how many slots there are, while they are in use, with the meaning of
+// Config.Slots. Permits keep their slots. If users may have no slot any more, those that wait for
+// one are refused with an *ExceededError.
 func (p *Pool) SetSlots(s SlotLimit) error {
 	if err := s.validate(); err != nil {
 		return err
@@ -330,8 +330,8 @@ func (p *Pool) understand(r *Request, a *ask) error {
 	return nil
 }
 
-// needLocked is how much of a resource a takes; 0 slots where they are unlimited,
-// for nobody lacks those. A limit of slots is never below the one that a may need.
+// needLocked is how much of a resource a takes. That is 0 slots where they are unlimited. A limit
+// of slots is never below what a may need.
 func (p *Pool) needLocked(a *ask, r int) int64 {
 	switch {
 	case r == p.slots && p.mu.unlimited:
@@ -358,8 +358,8 @@ func (p *Pool) availableLocked(r int, monitor bool) int64 {
 // ownSlotLocked says whether a's slot is the one that is kept for the monitor.
 func (p *Pool) ownSlotLocked(a *ask) bool { return a.monitor && p.mu.monitors == 0 }
 
-// takeLocked takes what a asks for, if it is there and nobody older is kept
-// waiting too often by that. w is who waits for a; nil if nobody does.
+// takeLocked takes what a asks for, if it is there and no older waiter has been passed too often. w
+// is the waiter of a, or nil.
 func (p *Pool) takeLocked(a *ask, w *waiter) (Permit, bool) {
 	for r := range p.slots + 1 {
 		if need := p.needLocked(a, r); need > 0 && (need > p.availableLocked(r, a.monitor) || p.shutLocked(a, r, w)) {
@@ -387,7 +387,7 @@ func (p *Pool) takeLocked(a *ask, w *waiter) (Permit, bool) {
 	return Permit{rec: rec, gen: rec.gen}, true
 }
 
-// giveBackLocked ends a permit, which serves nobody yet.
+// giveBackLocked ends a permit. It serves no waiter yet.
 func (p *Pool) giveBackLocked(rec *record) {
 	for r := range p.slots + 1 {
 		if rec.took[r] > 0 {

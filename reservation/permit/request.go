@@ -11,8 +11,8 @@ import (
 // default ones.
 const inline = 2
 
-// Request is what a permit is asked for. The zero value asks for nothing and is
-// granted by every pool that is open. It is a value: its methods return another one.
+// Request lists what a permit shall contain. The zero value asks for nothing, and each open pool
+// grants it. It is a value: its methods return another one.
 type Request struct {
 	first   [inline]Budget
 	named   int // of first
@@ -79,15 +79,15 @@ func (r Request) And(name string, bytes int64) (Request, error) {
 	return r, nil
 }
 
-// Spill returns r with a slot asked for, which who writes to disk must have.
+// Spill returns r with a slot, which writing to disk requires.
 func (r Request) Spill() Request {
 	r.slot = true
 	return r
 }
 
-// ForMonitor returns r marked as the monitor's: it may have the last free slot, which
-// users may not. It is for the one who makes room for all others; a user who
-// takes it for himself can stop everybody's spilling. Bytes are not kept for the monitor.
+// ForMonitor returns r marked as the monitor's: it may have the last free slot, which users may
+// not. Only the goroutine that makes room for all others may use it. A user that marks its own
+// request can stop all spilling. Bytes are not kept for the monitor.
 func (r Request) ForMonitor() Request {
 	r.monitor = true
 	return r

@@ -8,20 +8,19 @@ import (
 	"github.com/spillway-db/spillway/internal/waitline"
 )
 
-// line is those who wait for one resource. dirty says that somebody in it might be granted.
+// line is the waiters for one resource. dirty is set if one of them might be granted.
 //
-// Whoever takes some of the resource before its head passes that; when the head has been passed
-// as often as it may, in all its lines together, nobody else takes of this resource. Who is the
-// oldest of all is the head of all its lines, so what it needs is kept in the end, and every other
-// waiter becomes the oldest.
+// A request that takes some of the resource before the head passes the head. A head counts its
+// passes in all its lines together. At the bound, no other request takes of these resources. The
+// oldest waiter of all is the head of all its lines. So what it needs is kept in the end, and each
+// other waiter becomes the oldest in turn.
 type line struct {
 	waitline.Line[*waiter]
 	dirty bool
 }
 
-// lookAhead is how many of a line are looked at when some of its resource is
-// released, so that the lock is not held for long when many wait for more than there
-// is. Who stands behind them is looked at when it has come nearer.
+// lookAhead is how many of a line are examined when some of its resource is released. It bounds the
+// time under the lock when many wait. Waiters further back are examined when they have come nearer.
 const lookAhead = 256
 
 type waiter struct {
@@ -48,8 +47,8 @@ func (o *over) wake() {
 	}
 }
 
-// ownLine is the line of the monitor's waiters for its own slot, who stand in
-// that of the slots as well.
+// ownLine is the line of the monitor's waiters for its own slot. They are in the line of the slots
+// as well.
 func (p *Pool) ownLine() int { return p.slots + 1 }
 
 // wait returns when w is granted its request, or when its wait ended otherwise.
@@ -72,8 +71,8 @@ func (p *Pool) wait(ctx context.Context, w *waiter) (Permit, error) {
 	return got, err
 }
 
-// enqueueLocked puts a new waiter at the end of the lines of all that a needs. It
-// stands in the line of the slots also while they are unlimited, for that may change.
+// enqueueLocked puts a new waiter at the end of the lines of all that a needs. It also joins the
+// line of the slots while they are unlimited, because that may change.
 func (p *Pool) enqueueLocked(a *ask) *waiter {
 	w := &waiter{ask: *a, done: make(chan struct{}), passes: p.bypass}
 	p.mu.waiting++
@@ -119,8 +118,8 @@ func (p *Pool) failLocked(w *waiter, err error, done *over) {
 	p.leaveLocked(w, done)
 }
 
-// headLocked returns who would be passed by a in the line of a resource; nil if
-// nobody would. Nobody waits for the monitor's own slot but the monitor.
+// headLocked returns the waiter that a would pass in the line of a resource, or nil. Only the
+// monitor waits for the monitor's own slot.
 func (p *Pool) headLocked(a *ask, r int, w *waiter) *waiter {
 	head := p.mu.lines[r].Head()
 	if head == nil || head.Of == w || r == p.slots && p.ownSlotLocked(a) {
@@ -129,7 +128,7 @@ func (p *Pool) headLocked(a *ask, r int, w *waiter) *waiter {
 	return head.Of
 }
 
-// shutLocked says whether what there is of a resource is kept for somebody older.
+// shutLocked reports whether what there is of a resource is kept for an older waiter.
 func (p *Pool) shutLocked(a *ask, r int, w *waiter) bool {
 	head := p.headLocked(a, r, w)
 	return head != nil && head.passes == 0
@@ -179,7 +178,7 @@ func (p *Pool) serveLineLocked(i int, done *over) {
 	}
 }
 
-// usedUpLocked says that nobody in a line can be granted anything.
+// usedUpLocked reports that no waiter of a line can be granted anything.
 func (p *Pool) usedUpLocked(i int) bool {
 	switch {
 	case i == p.ownLine():
@@ -190,8 +189,8 @@ func (p *Pool) usedUpLocked(i int) bool {
 	return p.availableLocked(i, false) < 1
 }
 
-// change sets a limit of a resource, refuses those who can never be granted
-// what they wait for any more, and serves the others.
+// change sets a limit of a resource. It refuses the waiters that can never be granted any more, and
+// serves the others.
 func (p *Pool) change(r int, set func() error) error {
 	var done over
 	p.mu.Lock()

@@ -23,8 +23,8 @@ const (
 	ours, nvshare = "SPILLWAY_", "NVSHARE_"
 )
 
-// Settings are what somebody wants of a quota, from the environment or from a
-// program. The zero value wants none.
+// Settings describe the wanted quota, from the environment or from a program. The zero value wants
+// none.
 type Settings struct {
 	// Limit is how much GPU memory may be held, as a share of the memory of all GPUs. Zero is no
 	// limit.
@@ -159,8 +159,7 @@ func Advertised(physical int64, ratio *big.Rat) (int64, error) {
 	return n.Int64(), nil
 }
 
-// Validate says what is wrong with s, for everything that can be told without the
-// machine.
+// Validate returns what is wrong with s, as far as that is known without the machine.
 func (s *Settings) Validate() error {
 	switch {
 	case s.Limit.Validate() != nil:

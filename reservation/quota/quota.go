@@ -19,27 +19,28 @@
 //
 // # The ledger
 //
-// A ledger is a directory with one directory for each GPU, in which each process has a
-// lease: a file of one page that it has mapped and locked. There is no daemon. The kernel
-// gives a lock up when its process ends, however that ends, and a lease that nobody has
-// locked counts for nothing. Three rules hold over all that are alive:
+// A ledger is a directory with one directory for each GPU. In it each process has a lease: a file
+// of one page that it has mapped and locked. There is no daemon. The kernel releases a lock when
+// its process ends, in whatever way. An unlocked lease counts for nothing. Three rules hold over
+// all live processes:
 //
 //   - the quotas of all groups together are no more than what is advertised of the GPU:
 //     its memory times the oversubscription ratio,
 //   - the processes of a group together hold no more than the group's quota,
 //   - all processes together hold no more than the GPU has. What does not fit is spilled.
 //
-// A charge locks nothing: it adds to the process's own word and then adds up everybody's.
-// The files must be left alone while processes use them. When they are removed all the
-// same, each process notices at its next charge, or when it looks at the ledger, warns,
-// and puts its lease back; until then the others do not see what it holds.
-// Whoever may write to the directory can break the rules, or end a process by cutting its lease short: it is
-// for one user's processes, which trust each other. Containers can share it if they
-// share the directory and run as the same user.
+// A charge locks nothing: it adds to the process's own word and then adds up the words of all. The
+// files must not be touched while processes use them. If they are removed all the same, each
+// process notices at its next charge, or when it looks at the ledger. It warns, and puts its lease
+// back. Until then the others do not see what it holds. A process that may write to the directory
+// can break the rules, or end another process by truncating its lease. So a ledger is for one
+// user's processes, which trust each other. Containers can share it if they share the directory and
+// run as the same user.
 //
 // # Ownership
 //
-// A Quota has nothing to close; an engine closes its leases. A Device belongs to who made it, and closing it closes the wrapped device.
+// A Quota has nothing to close; an engine closes its leases. A Device belongs to its creator.
+// Closing it closes the wrapped device.
 //
 // # Locks
 //
@@ -70,18 +71,18 @@ type Quota struct {
 	limit atomic.Int64
 	used  atomic.Int64
 	peak  atomic.Int64
-	over  atomic.Bool // the event was told, and use has not been within the limit since
+	over  atomic.Bool // the event was reported, and use has not been within the limit since
 
 	subscribers notify.Guarded
 
 	mu lockrank.Mutex[lockrank.Backend] // held to change over
 }
 
-// Over is the event that more is in use than the limit allows: a limit was lowered.
-// It is told once, until use has been within the limit again.
+// Over is the event that more is in use than the limit allows, because a limit was lowered. It is
+// reported once, until use has been within the limit again.
 type Over struct {
 	Quota string // what it is called, and where it was set
-	Used  int64  // bytes charged, by all who share it
+	Used  int64  // bytes charged, by all that share it
 	Limit int64  // bytes that may be charged
 }
 
@@ -89,8 +90,8 @@ type Over struct {
 type Config struct {
 	Limit int64  // bytes, above 0
 	Name  string // what errors call it, which should say where it was set; empty is a general one
-	// OnOver is called when more is in use than the limit allows, by whoever lowered the limit,
-	// or charged at the same moment, with no lock held. It may be nil.
+	// OnOver is called when more is in use than the limit allows. The caller is the goroutine that
+	// lowered the limit, or one that charged at the same moment. No lock is held. It may be nil.
 	OnOver func(Over)
 }
 
@@ -119,7 +120,7 @@ func (q *Quota) charge(n int64) error {
 		}
 		if q.used.CompareAndSwap(used, used+n) {
 			ledger.Raise(&q.peak, used+n)
-			if used+n > q.limit.Load() { // it was lowered meanwhile, by one who may not have seen this charge
+			if used+n > q.limit.Load() { // it was lowered meanwhile, by a goroutine that may not have seen this charge
 				q.look()
 			}
 			return nil
@@ -151,13 +152,13 @@ func (q *Quota) SetLimit(n int64) error {
 	return nil
 }
 
-// look tells of use above the limit, once for each time that it comes to that.
+// look reports use above the limit, once for each time that it occurs.
 func (q *Quota) look() {
 	if q.used.Load() <= q.limit.Load() && !q.over.Load() {
 		return
 	}
 	q.mu.Lock()
-	used, limit := q.used.Load(), q.limit.Load() // who changes them now looks after us
+	used, limit := q.used.Load(), q.limit.Load() // a goroutine that changes them after this looks after us
 	tell := used > limit && !q.over.Load()
 	q.over.Store(used > limit)
 	q.mu.Unlock()
