@@ -256,4 +256,10 @@ func (e *Engine) Quota() *quota.Quota { return e.limits.quota }
 
 // Leases returns the engine's parts in the node's ledger, one for each GPU space, in
 // their order; none without a ledger.
-func (e *Engine) Leases() []*leases.Lease { return append([]*leases.Lease(nil), e.limits.leases...) }
+func (e *Engine) Leases() []quota.Lease {
+	all := make([]quota.Lease, len(e.limits.leases))
+	for i, l := range e.limits.leases {
+		all[i] = l
+	}
+	return all
+}

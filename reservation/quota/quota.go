@@ -187,3 +187,16 @@ func memInfo(q tier.Quota, free, total int64) (int64, int64) {
 	total = min(total, q.Limit())
 	return min(free, total, max(0, q.Remaining())), total
 }
+
+// Lease is a process's part in the ledger of a node, for one GPU. An engine joins the ledger and
+// closes the lease. Methods may be called at any time. Sizes are in bytes.
+type Lease interface {
+	Live() int64      // what this process holds
+	Remaining() int64 // what is left for it; below 0 while its group holds more than a lowered limit
+	Limit() int64     // the group's quota, and no more than the GPU has
+	// SetLimit changes the group's quota to n > 0 bytes as this process asks for it; the least of
+	// what the group's processes ask for counts. It takes back nothing. The quotas of all groups
+	// must stay within what is advertised.
+	SetLimit(n int64) error
+	Lost() int64 // how often files of the ledger were removed while this process used them
+}
