@@ -39,28 +39,27 @@ type Task struct {
 	Output, Overhead int64
 }
 
-// RunTask waits until the task may start, brings its inputs to the GPU that it is
-// admitted to, and calls f with open handles on them, in the order of the claims. What
-// f needs beside them it draws from the grant; it says by Grant.Produced how much output
-// it has made, for the estimates of later tasks. The handles are RunTask's, which closes
-// them; the data must not be used beyond f.
+// RunTask waits until the task may start, brings its inputs to the GPU that it is admitted to, and
+// calls f with open handles on them, in the order of the claims. f draws further memory from the
+// grant. It reports by Grant.Produced how much output it has made, for the estimates of later
+// tasks. RunTask owns the handles and closes them. The data must not be used after f returns.
 //
-// When f succeeds, the inputs are consumed. When it runs out of memory (see
-// admission.OutOfMemory), which also means that bringing the inputs did, the handles are
-// closed, everything that the task held is released, and it is tried again with a higher
-// estimate: at most admission.Rules.MaxAttempts times. f must have freed what it drew and
-// taken back what it has handed on. After that, and after any other error or a panic, the
-// inputs stand where they stood in their repositories.
+// When f succeeds, the inputs are consumed. When f or the bringing of the inputs runs out of memory
+// (see admission.OutOfMemory), the handles are closed and everything that the task held is
+// released. The task is then retried with a higher estimate, at most admission.Rules.MaxAttempts
+// times. f must have freed what it drew and taken back what it has handed on. After the last
+// attempt, and after any other error or a panic, the inputs are where they were in their
+// repositories.
 //
 // The task is an owner (reservation.Owner): f's context, the grant and the handles are its.
 // When tasks hold and wait in a circle, one of them gets a *reservation.DeadlockError, which
 // counts as running out of memory. If f has several goroutines that wait or release,
 // Grant.Owner().SetWorkers must say so: else it is taken for stuck when one of them waits.
 //
-// Inputs that can never be in one GPU together, beside the output and overhead that the task
-// states, are a *reservation.ExceededError at once, and inputs in a GPU that is lost a
-// *tier.LostError: nothing is moved then. When an attempt shows that the task takes more than any
-// GPU has, there is no other; see admission.Admitter.Run.
+// If the inputs can never be in one GPU together, beside the output and overhead that the task
+// states, RunTask fails at once with a *reservation.ExceededError. If an input is in a lost GPU, it
+// fails with a *tier.LostError. Nothing is moved in these cases. If an attempt shows that the task
+// takes more than any GPU has, there is no further attempt; see admission.Admitter.Run.
 func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *Grant, []*Handle) error) (err error) {
 	owner := reservation.OwnerOf(ctx)
 	if owner == nil {
@@ -117,7 +116,7 @@ func (t *Task) stated() int64 {
 }
 
 // fitTogether refuses inputs for which no space of the admission's has room, with so many bytes
-// beside them. What is lost is admission's to tell.
+// beside them. Admission reports lost spaces.
 func (e *Engine) fitTogether(in *taskInputs, beside int64) error {
 	var best *tier.Space
 	var need int64
@@ -156,7 +155,7 @@ func (in *taskInputs) Bytes() (n int64) {
 	for _, b := range in.batches {
 		if now := b.Info(); now.Descriptor != nil {
 			n += now.Descriptor.Body
-		} else { // somebody else's payload
+		} else { // a payload that is not the engine's
 			n += now.Bytes
 		}
 	}
@@ -181,14 +180,14 @@ func (in *taskInputs) Hold(s *tier.Space) int64 {
 	return missing
 }
 
-// tryLock locks b if it is in the space and nobody moves it; else it returns nil.
+// tryLock locks b if it is in the space and is not being moved; else it returns nil.
 func tryLock(b *batch.Batch, at tier.ID) *Handle {
 	if b.Info().Space != at || b.TryCreateTask() != nil {
 		return nil
 	}
 	h, err := b.TryLock(at)
 	if err != nil {
-		_ = b.CancelTask() // or somebody else has used it up, or dropped the batch
+		_ = b.CancelTask() // or it was used up or dropped meanwhile
 		return nil
 	}
 	return h

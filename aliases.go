@@ -16,8 +16,8 @@ import (
 )
 
 // The names below are those of other packages that a program needs to embed an engine: what it puts
-// into a Config, and what the calls of Engine, Plan and RunTask take and return. Engine builders,
-// who make payloads, devices or policies of their own, import those packages.
+// into a Config, and what the calls of Engine, Plan and RunTask take and return. Engine builders
+// make payloads, devices or policies of their own, and import those packages.
 
 // The tiers, from the fastest.
 const (
@@ -107,7 +107,7 @@ func AnyInTiers(kinds ...Kind) Strategy { return reservation.AnyInTiers(kinds...
 // Specific is that space alone.
 func Specific(id SpaceID) Strategy { return reservation.Specific(id) }
 
-// The errors that a program tells apart, by errors.Is.
+// The errors that a program distinguishes, by errors.Is.
 var (
 	ErrNoSpace  = tier.ErrNoSpace         // there is no room, and none will come
 	ErrExceeded = reservation.ErrExceeded // more was asked for than a space has

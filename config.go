@@ -60,12 +60,11 @@ type Config struct {
 	// monitor.MinPeriod; 0 means 50 ms.
 	MonitorPeriod time.Duration
 
-	// StuckAfter is how long nothing may change before a wait for room, as of Put, Acquire or a
-	// Reader, ends with a reservation.DeadlockError, because open handles or records keep so
-	// much that it could not be served whatever else became free. Make it longer than the
-	// longest work on open batches. 0 means 30 s; below 0 such
-	// waits end with their contexts. Owners (reservation.Owner, RunTask) need not wait for
-	// it: what they hold is known.
+	// StuckAfter is how long nothing may change before a stuck wait for room, as of Put, Acquire or
+	// a Reader, ends with a reservation.DeadlockError. A wait is stuck if open handles or records
+	// keep so much that it could not be served whatever else became free. Make it longer than the
+	// longest work on open batches. 0 means 30 s; below 0 such waits end with their contexts.
+	// Owners (reservation.Owner, RunTask) need not wait for it: what they hold is known.
 	StuckAfter time.Duration
 
 	// Codec is how what goes to disk is compressed. The zero value, convert.CodecAuto,
@@ -82,7 +81,7 @@ type Config struct {
 	Topology *topology.Topology
 	// Logger gets warnings; nil means slog.Default. A line is lost when its handler panics.
 	Logger *slog.Logger
-	// MoveEvents and MonitorEvents are told what happens; all may be nil.
+	// MoveEvents and MonitorEvents are called at events; all may be nil.
 	MoveEvents    convert.Events
 	MonitorEvents monitor.Events
 }
@@ -103,12 +102,12 @@ type GPUConfig struct {
 	// GPU that no other space has: the one of which the fewest bytes are in use, by the topology or
 	// in the node's ledger, then that with the fewest holders there, then by UUID.
 	ID string
-	// Memory is the size of the space, and no more than the device has. A share is one of the
-	// card's memory, so it is for spaces that a backend's GPU serves: if that is a simulated one,
-	// Open returns ErrShareOfSimulated. The default is what is free on the device; of a simulated
-	// one it is 256 MiB, or an eighth of the memory that the process may use if that is less, for the
-	// space lies in that. That is also the most of a simulated one that stands in for a GPU with an
-	// ID.
+	// Memory is the size of the space, and at most the device's memory. A share is one of the
+	// card's memory, so it is for spaces that a backend's GPU serves. For a simulated GPU, Open
+	// returns ErrShareOfSimulated. The default is what is free on the device. For a simulated GPU
+	// it is 256 MiB, or an eighth of the memory that the process may use if that is less, because
+	// the space takes host memory. That is also the most for a simulated GPU that replaces one with
+	// an ID.
 	Memory Amount
 	// Node, if set, is the NUMA node that the space counts as nearest to, or -1 for none. Nil
 	// means what the device says; a simulated one is given a node of its own.
@@ -160,12 +159,12 @@ type DiskConfig struct {
 	// Encrypt makes the volume write nothing but what is encrypted and authenticated
 	// (AES-GCM). What was changed on the disk is reported as convert.ErrCorrupt.
 	Encrypt bool
-	// Key is the secret, of 16, 24 or 32 bytes, that each volume derives a key of its
-	// own from; it stays the caller's, who may overwrite it once Open has returned. Nil:
-	// the volume makes a key. No key is ever written, and those of volumes are
-	// overwritten when the engine is closed. With Persist it must be given, and the next
-	// engine needs the same: with another one, or none, it is not opened (disk.ErrKey), and
-	// what persists stays as it is. Engines with different keys need different directories.
+	// Key is the secret, of 16, 24 or 32 bytes, that each volume derives a key of its own from. The
+	// caller owns it and may overwrite it once Open has returned. If it is nil, the volume makes a
+	// key. No key is ever written, and those of volumes are overwritten when the engine is closed.
+	// With Persist a key is required, and the next engine needs the same. With another one, or
+	// none, that engine is not opened (disk.ErrKey), and what persists stays as it is. Engines with
+	// different keys need different directories.
 	Key []byte
 	// Persist makes the engine record what it writes there, in files with names. When the process
 	// ends without closing the engine, be it killed, the next engine with Persist on the same Dir

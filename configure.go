@@ -53,7 +53,7 @@ func Configure(top *topology.Topology, cfg Config) (Config, error) {
 type machine struct {
 	top    *topology.Topology
 	memory int64 // that the process may use, in bytes
-	known  bool  // memory is what the machine tells, and not a guess
+	known  bool  // the machine reports memory; else it is a guess
 	nodes  []int // whose memory it may use
 }
 
@@ -163,7 +163,7 @@ func (m machine) gpus(cfg Config, all []topology.GPU) ([]GPUConfig, error) {
 	return []GPUConfig{{Memory: Amount{Bytes: memory}, Node: &m.nodes[0]}}, nil
 }
 
-// nodeOf returns the NUMA node that a GPU is on, or next to; topology.Unknown if nobody knows.
+// nodeOf returns the NUMA node that a GPU is on, or next to; topology.Unknown if it is not known.
 func nodeOf(g topology.GPU) int {
 	if g.Node == topology.Unknown {
 		return g.MemoryNode

@@ -17,8 +17,8 @@
 // is, and Limits what an engine takes at most beside that.
 //
 // This package wires the others together, and has names for what most programs need of them: see
-// the examples, which import nothing else of this module. What the other packages do is told in
-// their own documentation.
+// the examples, which import nothing else of this module. Each other package has its own
+// documentation.
 //
 // # Ownership
 //

@@ -100,7 +100,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	if e.reservations, err = reservation.NewManager(reservation.Config{
-		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // nobody waits before there is one
+		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // no wait begins before there is a monitor
 		StuckAfter: e.cfg.StuckAfter, Clear: e.clear, LongWait: e.warnOfWait, Logger: e.cfg.Logger,
 	}); err != nil {
 		return nil, err
@@ -216,8 +216,8 @@ func (e *Engine) clear(id tier.ID, enough func() bool) {
 	}
 }
 
-// held is what the engine itself keeps in a space: no batch's own bytes, so that
-// nobody's release but that of the batches which share a dictionary brings them back.
+// held is what the engine itself keeps in a space. These are no batch's own bytes: only the batches
+// that share a dictionary bring them back when they are released.
 func (e *Engine) held(id tier.ID) int64 {
 	return e.base[id] + e.mover.DictionaryBytes(id) + e.found.Held(id)
 }
@@ -282,10 +282,10 @@ func (e *Engine) Reserve(ctx context.Context, s reservation.Strategy, bytes int6
 // Reservations returns the manager of all promises.
 func (e *Engine) Reservations() *reservation.Manager { return e.reservations }
 
-// Permits returns the pool that limits what transfers with disks have under way. A
-// program may take permits of it for transfers of its own, and change its limits. What
-// it holds does not stop the monitor, but the program's own moves from and to a disk, and
-// reading from one, wait for permits too: who holds one must not wait for those.
+// Permits returns the pool that limits transfers with disks. A program may take permits of it for
+// transfers of its own, and change its limits. What it holds does not stop the monitor. But the
+// program's own moves from and to a disk, and reads from one, wait for permits too. So the holder
+// of a permit must not wait for those.
 func (e *Engine) Permits() *permit.Pool { return e.permits }
 
 // Mover returns what moves batches.
@@ -297,11 +297,11 @@ func (e *Engine) Registry() *convert.Registry { return &e.registry }
 // Topology returns what the engine knows of the machine.
 func (e *Engine) Topology() *topology.Topology { return e.topo }
 
-// Trim gives the room that nothing uses back to the system: free pages of the host spaces, unless a
-// GPU's driver has pinned them, and free room of the spill volumes. It returns how many bytes that
-// were. The spaces are as large as before, and take the room again when they need it, which then
-// costs more time. Nobody has to call Trim. It is for a program that keeps an idle engine open. It
-// ends early with ctx's error; a volume that fails does not keep the others from being trimmed.
+// Trim returns unused room to the system: free pages of the host spaces, unless a GPU's driver has
+// pinned them, and free room of the spill volumes. It returns how many bytes that were. The spaces
+// keep their sizes, and take the room again when they need it, which then costs more time. Calling
+// Trim is optional. It is for a program that keeps an idle engine open. It ends early with ctx's
+// error. A failing volume does not keep the others from being trimmed.
 func (e *Engine) Trim(ctx context.Context) (bytes int64, err error) {
 	e.mu.Lock()
 	closed := e.closed
@@ -336,13 +336,13 @@ func compareIDs(a, b tier.ID) int {
 	return a.Ordinal - b.Ordinal
 }
 
-// Close ends the monitor, wakes everybody who waits with tier.ErrClosed, drops all batches, and
-// closes devices, arenas and volumes; no goroutine and no file of the engine is left. Buffers that
-// are still held, by handles, reservations or records opened in place, are reported as a
-// *LeakError; their memory stays until they are released. A GPU's goes with the device, unless
-// batches there are exported (package convert/cdevice): then all of it that is held stays until the
-// last of those is released. Permits of the engine's own pool that are held are a
-// *permit.LeakError. A second Close returns tier.ErrClosed. Stats still works.
+// Close ends the monitor, wakes all waiters with tier.ErrClosed, drops all batches, and closes
+// devices, arenas and volumes. No goroutine and no file of the engine is left. Buffers that are
+// still held, by handles, reservations or records opened in place, are reported as a *LeakError.
+// Their memory stays until they are released. A GPU's memory goes with the device, unless batches
+// there are exported (package convert/cdevice): then all held memory stays until the last of those
+// is released. Held permits of the engine's own pool are a *permit.LeakError. A second Close
+// returns tier.ErrClosed. Stats still works.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	if e.closed {
@@ -357,9 +357,9 @@ func (e *Engine) Close() error {
 	e.mu.Unlock()
 
 	e.stop(tier.ErrClosed)
-	// Those who wait for room are woken, and moves under way ended, before what they
-	// work on is taken apart; and before the monitor is waited for, for an event or a policy
-	// of the program's may be one of them.
+	// First wake the waiters for room and end the moves, before their objects are taken apart. That
+	// comes before waiting for the monitor, because an event or a policy of the program's may be
+	// such a waiter.
 	errs := []error{e.admitter.Close(), e.reservations.Close(), e.mover.Close()}
 	<-e.watching
 	for _, p := range plans {

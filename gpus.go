@@ -23,8 +23,8 @@ var ErrShareOfSimulated = errors.New("a simulated GPU has no memory to take a sh
 // ErrAmbiguousGPU is what an AmbiguousGPUError matches.
 var ErrAmbiguousGPU = errors.New("the ID of a GPU space is the beginning of several GPUs' UUIDs")
 
-// AmbiguousGPUError says which GPUs the ID of a GPU space may mean. No other GPU, nor a simulated
-// one, stands in then.
+// AmbiguousGPUError lists the GPUs that the ID of a GPU space may mean. Neither another GPU nor a
+// simulated one replaces it then.
 type AmbiguousGPUError struct {
 	ID    string
 	UUIDs []string // that begin with it
@@ -122,7 +122,7 @@ var errSimulated = errors.New("it was asked for")
 // standIn says whether a simulated GPU may serve a space for which no other can be had.
 func (e *Engine) standIn(space tier.ID, g GPUConfig, why error) error {
 	switch {
-	case g.Backend == CUDA || errors.Is(why, ErrAmbiguousGPU): // nobody knows for which GPU another would stand in
+	case g.Backend == CUDA || errors.Is(why, ErrAmbiguousGPU): // it is not known which GPU another would replace
 		return fmt.Errorf("%s: %w", space, why)
 	case g.Memory.Share != 0:
 		return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, why)
@@ -244,8 +244,8 @@ func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
 	}
 }
 
-// foreignPeriod is how often devices are asked how much others hold there. Asking NVIDIA's
-// driver may take half a millisecond, which is then 0.05 % of a core for each GPU.
+// foreignPeriod is how often devices are queried for what others hold there. Asking NVIDIA's driver
+// may take half a millisecond, which is then 0.05 % of a core for each GPU.
 const foreignPeriod = time.Second
 
 // watchForeign keeps what others hold on the GPUs in the books of the spaces there, until ctx

@@ -122,12 +122,12 @@ func count(n int64, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// warnOfWait logs a wait that takes long, with those who hold what it waits for.
+// warnOfWait logs a long wait, with the holders of what it waits for.
 func (e *Engine) warnOfWait(w reservation.LongWait) {
 	e.cfg.Logger.Warn("spillway: room is waited for; close handles, release records or reservations there, or make the space larger", "wait", w)
 }
 
-// Account says who has the bytes of a space: the handles, records and reservations that
-// are open there, by plan, operator and owner. What they do not explain lies in batches at
-// rest or on their way. False means that the engine has no such space.
+// Account lists the holders of a space's bytes: the handles, records and reservations that are open
+// there, by plan, operator and owner. The other bytes belong to batches at rest or in transit.
+// False means that the engine has no such space.
 func (e *Engine) Account(id tier.ID) (account.Account, bool) { return e.reservations.Account(id) }

@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// leastLoaded orders GPUs of which any will do by what they have to carry: first the one on which the fewest
-// bytes are in use, or promised by the node's ledger if that is more, then by how many processes hold some, then
-// by UUID. So processes that start one after the other do not all take the first. It changes nothing.
+// leastLoaded orders interchangeable GPUs by load. First is the one with the fewest bytes in use,
+// or promised by the node's ledger if that is more, then by how many processes hold some, then by
+// UUID. So processes that start one after the other do not all take the first. It changes nothing.
 func (e *Engine) leastLoaded(gpus []cuda.DeviceInfo) []cuda.DeviceInfo {
 	if len(gpus) < 2 {
 		return gpus
@@ -44,7 +44,8 @@ func (e *Engine) leastLoaded(gpus []cuda.DeviceInfo) []cuda.DeviceInfo {
 	return gpus
 }
 
-// usedOn returns how many bytes of a GPU, or of the instance of one, are in use by anybody; 0 where that is not known.
+// usedOn returns how many bytes of a GPU, or of its instance, all processes use; 0 if that is not
+// known.
 func usedOn(gpus []topology.GPU, uuid, pci string) int64 {
 	for _, g := range gpus {
 		for _, m := range g.MIG {

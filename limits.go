@@ -17,16 +17,16 @@ import (
 // Limits bound what an engine takes, beside the sizes of its spaces. The zero value has the quota
 // that the environment asks for, and else the defaults.
 //
-// A byte of GPU memory counts in all limits that there are for it, and what finds no room in one of
-// them goes to a slower tier, or waits. They nest around each device, and a space charges all of
-// them for what it promises:
+// A byte of GPU memory counts in all limits that apply to it. What finds no room in one of them
+// goes to a slower tier, or waits. They nest around each device, and a space charges all of them
+// for what it promises:
 //
 //	quota, ledger ▶ Budgets[0] ▶ Budgets[1] … ▶ what GPUConfig.Wrap returns ▶ the device
 type Limits struct {
-	// Quota limits the GPU memory that the engine's spaces take together, and says
-	// whether other processes are asked. Nil means what quota.FromEnv finds in the
-	// environment, where a variable that says nothing sensible makes Open fail; a
-	// pointer to the zero value means no limit, whatever is there.
+	// Quota limits the GPU memory that the engine's spaces take together, and sets whether other
+	// processes count. Nil means what quota.FromEnv finds in the environment; an invalid variable
+	// there makes Open fail. A pointer to the zero value means no limit, whatever the environment
+	// has.
 	//
 	// Each engine is limited by itself, unless they join a ledger: engines of one process
 	// that are to be one limit together are given the same SharedQuota.
@@ -34,8 +34,8 @@ type Limits struct {
 	// SharedQuota, if set, is the limit that the spaces are under in place of one of the
 	// engine's own. Quota must not set a limit then.
 	SharedQuota *quota.Quota
-	// QuotaOver, if set, is called when more is in use than a lowered limit allows, once
-	// until it is not so any more. For a SharedQuota its own options say who is called.
+	// QuotaOver, if set, is called when more is in use than a lowered limit allows. It is called
+	// once, until use is within the limit again. A SharedQuota has its own options for that.
 	QuotaOver func(quota.Over)
 
 	// Budgets limit what is allocated and promised on all of the engine's GPUs together. Engines

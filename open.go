@@ -206,7 +206,7 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPUConfig) (int64
 	size := g.Memory.Bytes
 	switch {
 	case e.simulated(i):
-		if size = e.gpuMemory(g); size != g.Memory.Bytes { // nobody asked for just that
+		if size = e.gpuMemory(g); size != g.Memory.Bytes { // just that size was not asked for
 			size = min(size, total)
 		}
 	case size == 0:

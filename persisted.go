@@ -32,7 +32,7 @@ type Persisted struct {
 }
 
 // Persisted lists the batches that were found on disks with DiskConfig.Persist when the engine was
-// opened, and that were neither adopted nor forgotten, in the order in which they came to their
+// opened, without those adopted or forgotten since. The order is that in which they came to their
 // disks. They take room there, and stay there when the engine is closed.
 func (e *Engine) Persisted() []Persisted {
 	found := e.found.List()
@@ -48,7 +48,7 @@ func (e *Engine) Persisted() []Persisted {
 	return out
 }
 
-// images is who verifies and shares what was found on disks.
+// images verifies and shares what was found on disks.
 type images struct {
 	*convert.Mover
 	*transfer.Builtin

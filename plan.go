@@ -25,11 +25,11 @@ type Plan struct {
 // Name returns the plan's name.
 func (p *Plan) Name() string { return p.name }
 
-// Owner returns the owner of what the plan's goroutines hold and wait for, by its name. A
-// goroutine that acquires, drains or reads with Owner().Context(ctx) takes part in finding
-// deadlocks; SetWorkers must say how many do. Who works by itself has a better owner of its
-// own (reservation.NewOwner), for one of several can then be chosen to give way. Calls
-// without an owner are refused only after Config.StuckAfter; those that wait long are logged.
+// Owner returns the owner, with the plan's name, of what the plan's goroutines hold and wait for. A
+// goroutine that acquires, drains or reads with Owner().Context(ctx) takes part in deadlock
+// detection; SetWorkers must set how many do. A goroutine that works alone should have an owner of
+// its own (reservation.NewOwner), because one of several can then be chosen to give way. Calls
+// without an owner are refused only after Config.StuckAfter. Long waits are logged.
 func (p *Plan) Owner() *reservation.Owner { return p.owner }
 
 // Repository returns the repository of an operator's port, and makes it if it is

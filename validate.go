@@ -14,7 +14,7 @@ import (
 // smallestHostSpace has room for staging and for some small batches.
 const smallestHostSpace = 64 * tier.Page
 
-// Validate says what is wrong with c, for everything that can be told without the machine. Open and
+// Validate returns what is wrong with c, as far as that is known without the machine. Open and
 // Configure call it.
 func (c Config) Validate() error {
 	if err := c.check(); err != nil {

@@ -18,11 +18,11 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// Warnings lists what the machine refused or does not tell, and what to do about each: what the
+// Warnings lists what the machine refused or does not report, and what to do about each: what the
 // topology could not find out, and what the arenas and volumes do without. There may be more of
-// them later: a disk may begin to fail, or a GPU be lost. Each is logged once, when the engine is
-// opened or, for those that come later, closed, and of a GPU when it is lost; at warning level if
-// it needs an action, and at information or debug level otherwise. It is safe for concurrent use,
+// them later: a disk may begin to fail, or a GPU be lost. Each is logged once: when the engine is
+// opened, for a lost GPU at once, and for other late ones when the engine is closed. The level is
+// warning if it needs an action, and information or debug otherwise. It is safe for concurrent use,
 // and works after Close. docs/machine.md has all causes.
 func (e *Engine) Warnings() []diag.Warning {
 	all := slices.Clone(e.warned.machine)
@@ -88,7 +88,8 @@ func (e *Engine) logWarning(w diag.Warning) {
 		attrs = append(attrs, "remedy", w.Remedy)
 	}
 	level := levelOf(w)
-	// The text is the message, and not an attribute, so that who keeps each message once keeps all.
+	// The text is the message, and not an attribute. So a log that keeps each message once keeps
+	// all.
 	e.cfg.Logger.Log(context.Background(), level, "spillway: "+w.What, attrs...)
 }
 
@@ -129,7 +130,7 @@ func lossOf(space *tier.Space) []diag.Warning {
 	return []diag.Warning{causes.Warn(causes.GPULost, "the GPU is lost, with %d bytes in use there: %v: what has no other place is gone, and other spaces are used", lost.Bytes, lost.Cause)}
 }
 
-// warnOfMachine tells what the topology does not know, and what it keeps from the engine.
+// warnOfMachine reports what the topology does not know, and what it keeps from the engine.
 func (e *Engine) warnOfMachine() {
 	for _, w := range e.topo.Warnings {
 		w.What = fmt.Sprintf("the machine does not tell all of itself: %s: %s", w.What, costOf(w.Cause))
@@ -153,8 +154,8 @@ func costOf(c diag.Cause) string {
 	return "the defaults may be worse for it"
 }
 
-// warnOfNodes tells of memory that the process may not take. That is as somebody
-// wanted it, but for GPUs beside that memory.
+// warnOfNodes reports memory that the process may not take. That is intended, except for GPUs
+// beside that memory.
 func (e *Engine) warnOfNodes() {
 	allowed := e.topo.Limits.MemoryNodes
 	if len(allowed) == 0 {
@@ -186,11 +187,11 @@ func (e *Engine) warnOfNodes() {
 // for code, stacks, page tables and what the kernel keeps for the process.
 const besideShare = 16
 
-// warnOfMemory tells that Go's heap may grow beyond what the engine's spaces leave of the
-// memory that the process's cgroup may have. The engine has touched or locked its part, so
-// the kernel cannot take it back, and would end the process. So it is with what is spilled
-// to files in memory. A heap without a limit of its
-// own grows to about twice of what is in use, so it is to have half of the memory at least.
+// warnOfMemory reports that Go's heap may grow beyond what the engine's spaces leave of the
+// process's cgroup limit. The engine has touched or locked its part. So the kernel cannot take it
+// back, and would end the process. The same goes for files in memory that hold spilled data. A heap
+// without a limit of its own grows to about twice of what is in use, so it should have at least
+// half of the memory.
 func (e *Engine) warnOfMemory() {
 	limit, source := e.topo.Limits.MemoryBytes, e.topo.Limits.MemorySource
 	if limit == 0 || !strings.HasPrefix(path.Base(source), "memory.") {

@@ -25,11 +25,11 @@ const (
 	// bandwidthMemory has room for two batches of the largest default size beside staging,
 	// below the trigger.
 	bandwidthMemory = 640 << 20
-	// bandwidthShare: if nobody says how large the memories are, each takes at most this
-	// part of what the process may use, and the rest of the measurement two.
+	// bandwidthShare bounds memories without a given size: each takes at most this part of what the
+	// process may use, and the rest of the measurement two.
 	bandwidthShare = 8
 
-	// Fewer pairs than eleven do not tell a difference from noise.
+	// Fewer pairs than eleven do not distinguish a difference from noise.
 	minPairs = 11
 	maxPairs = 10_000
 	maxMoves = 64
@@ -166,7 +166,7 @@ func (f *bandwidthFlags) validate() error {
 	return f.engine.validate()
 }
 
-// suit makes the memories that nobody asked for small enough for the machine.
+// suit makes memories without a given size small enough for the machine.
 func (f *bandwidthFlags) suit(flags *pflag.FlagSet, memory int64) {
 	most := memory / bandwidthShare / tier.Page * tier.Page
 	if most <= 0 || most >= bandwidthMemory {

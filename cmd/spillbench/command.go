@@ -26,8 +26,8 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return end(ctx, root.ExecuteContext(ctx), stderr)
 }
 
-// end tells how a command ended, and returns its exit status. That data was wrong counts
-// also where it was interrupted.
+// end prints how a command ended, and returns its exit status. Wrong data counts also if the
+// command was interrupted.
 func end(ctx context.Context, err error, stderr io.Writer) int {
 	if err == nil {
 		return fail.Fine

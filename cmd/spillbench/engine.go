@@ -72,7 +72,7 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 	}
 	faults.Arm()
 	for _, w := range eng.Warnings() {
-		if w.Cause == causes.Simulated { // which is information, but nobody is to take its figures for a GPU's
+		if w.Cause == causes.Simulated { // which is information, but its figures must not be taken for a GPU's
 			log.once(w.String())
 		}
 	}

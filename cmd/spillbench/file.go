@@ -15,8 +15,7 @@ func probeDir(dir string) error {
 	if err == nil {
 		return f.Close()
 	}
-	// What went wrong is told by the plain way of making a file: the other may just
-	// not exist here.
+	// The error comes from the plain way of making a file: the other may just not exist here.
 	if f, err = os.CreateTemp(dir, ".spillbench-*"); err != nil {
 		return err
 	}
@@ -47,7 +46,7 @@ func storeFile(path string, content []byte) error {
 
 // replaceBy puts the nameless f in the place of the file at path.
 func replaceBy(f *os.File, path string) error {
-	beside, err := os.CreateTemp(filepath.Dir(path), ".spillbench-*") // a name that nobody uses
+	beside, err := os.CreateTemp(filepath.Dir(path), ".spillbench-*") // a name that is not in use
 	if err != nil {
 		return err
 	}

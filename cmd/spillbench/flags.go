@@ -20,9 +20,9 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// defaultMemory is the size of the GPU space and of the host space where none
-// is asked for: small enough that a table several times larger goes through
-// any disk in seconds, and large enough for batches of a few MiB.
+// defaultMemory is the default size of the GPU space and of the host space. It is small enough that
+// a table several times larger goes through any disk in seconds, and large enough for batches of a
+// few MiB.
 const defaultMemory = 64 << 20
 
 // outputFlags say where results go; every command has them.
@@ -36,8 +36,8 @@ func (o *outputFlags) register(f *pflag.FlagSet) {
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing for people: no table, no notes, no progress")
 }
 
-// jsonFlag is the value of --json. Empty is what it is when nobody gave it, and
-// nothing that can be given: an unset variable in a script must not lose a result.
+// jsonFlag is the value of --json. Empty means that the flag was not given, and cannot be given: an
+// unset variable in a script must not lose a result.
 type jsonFlag string
 
 // Set takes a path or -.

@@ -10,9 +10,9 @@
 //	spillbench compare --peer P     the same data spilled without Spillway
 //	spillbench topo                 what the machine has
 //
-// Its exit status is 0 if all is well, 1 if data was not what it should be or a fault
-// that was made with --fault was not survived, 2 for wrong use, 3 if the machine cannot do it, and 130 if it was interrupted.
-// An error is one line on standard error.
+// Its exit status is 0 if all is well, 1 if data was wrong or a fault made with --fault was not
+// survived, 2 for wrong use, 3 if the machine cannot do it, and 130 if it was interrupted. An error
+// is one line on standard error.
 //
 // The command line is spf13/cobra's: subcommands that share flags, GNU long
 // flags and help for each are its trade, and the flag package of the standard

@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
-// output is where a command's results go. It is checked before the work begins,
-// so that a result is not lost to a path that cannot be written, and nothing is
-// made that a killed process could leave.
+// output is where a command's results go. It is checked before the work begins, so that a result is
+// not lost to a path that cannot be written. The check makes nothing that a killed process could
+// leave.
 type output struct {
 	flags          *outputFlags
 	stdout, stderr io.Writer
@@ -82,7 +82,7 @@ func (o *output) print(draw func(io.Writer)) error {
 	return o.toStdout(b.Bytes())
 }
 
-// toStdout writes to standard output. A result that nobody got is an error.
+// toStdout writes to standard output. A failed write of a result is an error.
 func (o *output) toStdout(text []byte) error {
 	if _, err := o.stdout.Write(text); err != nil {
 		return fail.Environmentf("writing standard output: %w", pathless(err))

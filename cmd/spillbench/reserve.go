@@ -18,8 +18,8 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// Bounds of what may be asked of reserve. Fewer pairs of rounds than eleven do not
-// tell a difference from noise.
+// Bounds of the flags of reserve. Fewer pairs of rounds than eleven do not distinguish a difference
+// from noise.
 const (
 	maxContenders    = 4096
 	minReserveRounds = 11

@@ -49,7 +49,7 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 	}
 	env := report.MachineEnv(ctx, top)
 	if root == "" {
-		env.ProbeDisk(os.TempDir()) // where run spills if it is told nothing
+		env.ProbeDisk(os.TempDir()) // where run spills by default
 	} else {
 		env.Kernel, env.Cores = "", top.Limits.CPUs // not this machine's if the recorded one's are not known
 	}

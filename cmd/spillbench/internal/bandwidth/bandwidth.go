@@ -9,23 +9,30 @@
 //	     round 2   raw · ours · raw'      raw ÷ raw'  is the noise
 //	     …           └── a turn: there, back, there, back
 //
-// Ours are moves of whole batches by Mover.Move, with all that belongs to them. Raw is,
-// between memories, memmove between two regions of huge pages that are present; between a GPU that a driver
-// serves and host memory one asynchronous copy, between memory of the same spaces as the
-// batches'; and with a disk, direct I/O in requests of 1 MiB, 8 under way, on room in the same state: fresh is room
-// that was set aside and never written, rewritten has been written before. Both carry as
-// many bytes in as many threads. Which of them is first changes from round to round, and
-// raw runs twice in each, so that it is known how much two equal things differ here.
+// Ours are moves of whole batches by Mover.Move, with all that belongs to them. Raw depends on the
+// edge:
 //
-// One place on a disk may be twice as fast as another. So raw uses the file of the volume that is
-// measured ([Watch]), in room that it holds for as long, while the engine has nothing there: fresh room is made anew for each side,
-// as the volume makes it, and what was written before is written and read by all sides at one place,
-// another in each round. Where that cannot be had, because a load takes several files, or
-// passes the disk compressed, slowed down or with faults, raw has files of its own, which are made for each turn
-// as our room is. Between memories each timed transfer comes right after the same one in the opposite
-// direction, of the same side and not timed, so that both sides find their bytes as near
-// or far. A driver's copies are not the processors', so both directions are timed. There an even number of
-// moves is timed also with one half in each direction at once. A move may use more processors than one, so its efficiency may be above 1.
+//   - Between memories it is memmove between two regions of huge pages that are present.
+//   - Between host memory and a GPU that a driver serves it is one asynchronous copy, between
+//     memory of the same spaces as the batches'.
+//   - With a disk it is direct I/O in requests of 1 MiB, 8 at once, on room in the same state:
+//     fresh room was allocated and never written, rewritten room has been written before.
+//
+// Both carry as many bytes in as many threads. Which of them is first changes from round to round.
+// Raw runs twice in each, to show how much two equal things differ here.
+//
+// One place on a disk may be twice as fast as another. So raw uses the file of the measured volume
+// ([Watch]), in room that it holds for as long, while the engine has nothing there. Fresh room is
+// made anew for each side, as the volume makes it. Rewritten room is written and read by all sides
+// at one place, another in each round. Raw cannot use that file if a load takes several files, or
+// if the disk is compressed, slowed down or has faults. It then has files of its own, made for each
+// turn as our room is.
+//
+// Between memories an untimed transfer of the same side in the opposite direction precedes each
+// timed one. So both sides find their bytes as near or far. A driver's copies are not the
+// processors', so both directions are timed. There an even number of moves is also timed with one
+// half in each direction at once. A move may use more processors than one, so its efficiency may be
+// above 1.
 //
 // Run owns the goroutines that it starts, and all it takes: regions are unmapped and files
 // closed when it returns, and the files have no names. The package takes no locks.
@@ -58,7 +65,7 @@ type State string
 // The states.
 const (
 	Memory    State = ""          // there is no disk in it
-	Fresh     State = "fresh"     // set aside, and never written
+	Fresh     State = "fresh"     // allocated, and never written
 	Rewritten State = "rewritten" // written before; what is read always was
 )
 
@@ -94,7 +101,7 @@ type Config struct {
 	Progress Progress // may be nil
 }
 
-// Progress is told how far the measurement is.
+// Progress is called as the measurement advances.
 type Progress interface {
 	Begin(phase string, steps int64)
 	Step()
@@ -163,7 +170,7 @@ type load struct {
 
 func (l load) total() int64 { return l.bytes * int64(l.threads) }
 
-// Fit tells what Run would leave out.
+// Fit returns what Run would leave out.
 func Fit(cfg Config) ([]Skip, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -172,7 +179,7 @@ func Fit(cfg Config) ([]Skip, error) {
 	return skipped, err
 }
 
-// fit parts what is asked for into what there is room for and what not.
+// fit splits the requested loads into those with room and those without.
 func (c Config) fit() (loads []load, skipped []Skip, err error) {
 	for _, bytes := range c.Sizes {
 		for _, n := range c.Threads {

@@ -34,7 +34,7 @@ func limitOf(from, to *tier.Space) LimitOf {
 	return Memmove
 }
 
-// within keeps those pairs of which both ends are of the kinds that are asked for.
+// within keeps the pairs with both ends of the requested kinds.
 func (c Config) within(links []link, missing []Row) ([]link, []Row) {
 	if len(c.Between) == 0 {
 		return links, missing
@@ -45,9 +45,9 @@ func (c Config) within(links []link, missing []Row) ([]link, []Row) {
 	return links, missing
 }
 
-// linksOf returns the pairs of spaces that have a converter one way at least, and a row
-// for each way that has none. Two disks are no pair: what one transfer could do at best
-// between them depends on whether they are one device, which nobody tells.
+// linksOf returns the pairs of spaces that have a converter one way at least, and a row for each
+// way that has none. Two disks are no pair: the limit of a transfer between them depends on whether
+// they are one device, which is not known.
 func linksOf(eng *spillway.Engine) (links []link, missing []Row) {
 	known := make(map[[2]batch.PayloadType]bool)
 	for _, e := range eng.Registry().Edges() {
@@ -130,7 +130,7 @@ func (b *bench) put(ctx context.Context, repo *repository.Repository, rec arrow.
 }
 
 // drop gives the batches' memory back. The monitor may have begun to move one before it was
-// told not to.
+// stopped.
 func (b *bench) drop(ctx context.Context) error {
 	var errs []error
 	for _, x := range b.batches {
@@ -338,8 +338,8 @@ func (b *bench) laid(w *Watch, first, each int64) *place {
 	return p
 }
 
-// onFiles measures the limit on files of its own, which are made for each turn, as our room is: one
-// that stayed would tell how lucky its place is.
+// onFiles measures the limit on files of its own. They are made for each turn, as our room is: the
+// figure of a file that stayed would depend on its place.
 func (b *bench) onFiles(ctx context.Context, k link, v *volumes.Volume) (t [figures]timings, err error) {
 	files := b.cfg.newRawFiles(k.to.ID(), v, b.room, b.load)
 	defer func() { err = errors.Join(err, files.close()) }()
@@ -394,9 +394,9 @@ func watching(f transfer, v *volumes.Volume) (transfer, func() bool) {
 		}
 }
 
-// renew makes the volume give all its room back, and take as much as the load needs without
-// writing there: as the raw file, it has room that is set aside. It returns where in its file
-// that begins; -1 if it is in pieces.
+// renew makes the volume give all its room back, and take as much as the load needs without writing
+// there: like the raw file, it then has allocated room. It returns where in its file that begins;
+// -1 if it is in pieces.
 func (b *bench) renew(ctx context.Context, s *tier.Space, v *volumes.Volume) (at int64, err error) {
 	if err := trim(ctx, v); err != nil {
 		return 0, err

@@ -54,7 +54,7 @@ func (l loop) run(ctx context.Context) (out [figures]timings, err error) {
 		}
 		order := [...]int{0, 1, 2}
 		if kept%2 == 1 {
-			order = [...]int{1, 0, 2} // again stays behind, so that nobody comes twice in a row
+			order = [...]int{1, 0, 2} // again is the last, so that no side comes twice in a row
 		}
 		if l.before != nil {
 			if err := l.before(ctx); err != nil {

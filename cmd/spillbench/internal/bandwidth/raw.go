@@ -98,8 +98,7 @@ func (r rawFiles) renew(ctx context.Context) error {
 
 func (r rawFiles) close() error { return errors.Join(r[0].close(), r[1].close()) }
 
-// renew puts a new file in the place of the old one: room that is set aside, and was never
-// written.
+// renew replaces the old file by a new one: room that is allocated, and was never written.
 func (r *rawFile) renew(context.Context) error {
 	if err := r.close(); err != nil {
 		return err

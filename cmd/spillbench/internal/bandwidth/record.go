@@ -45,9 +45,9 @@ func record(ctx context.Context, seed uint64, bytes int64) (arrow.RecordBatch, e
 	return nil, fmt.Errorf("bandwidth: no rows of the table make an image of %d bytes", bytes)
 }
 
-// exactly returns n rows with as much filler as makes the image so long; nil if there is
-// no such amount, because a filler that is long enough to begin at a page is too long, and
-// any that is shorter too short.
+// exactly returns n rows with as much filler as makes the image so long. It returns nil if there is
+// no such amount: a filler that is long enough to begin at a page is too long, and any shorter one
+// too short.
 func exactly(whole arrow.RecordBatch, n, bytes int64) (arrow.RecordBatch, error) {
 	for filler, try := int64(1), 0; filler > 0 && try < 4; try++ {
 		rec := filled(whole, n, filler)

@@ -9,9 +9,9 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// Watch is the machine's file system for one volume, and knows which files are open, so that the
-// limit can be measured in the file, and at the place, where batches lie. It is safe for
-// concurrent use; NewWatch makes one.
+// Watch is the machine's file system for one volume. It knows which files are open, so that the
+// limit can be measured in the file, and at the place, where batches are. It is safe for concurrent
+// use; NewWatch makes one.
 type Watch struct {
 	disk.FS
 
@@ -99,7 +99,7 @@ func (p *place) read(ctx context.Context, l load, memory func(i int) []byte) err
 	return together(l.threads, func(i int) error { return requests(ctx, memory(i), p.at[i], p.file.ReadAt) })
 }
 
-// whereIs tells where in its file memory lies; false if it is in pieces.
+// whereIs returns where in its file the memory is; false if it is in pieces.
 func whereIs(f tier.FileMemory) (at int64, ok bool) {
 	if f == nil || f.Size() == 0 {
 		return 0, false

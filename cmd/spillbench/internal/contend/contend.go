@@ -41,7 +41,7 @@ type Config struct {
 	Progress   Progress      // may be nil
 }
 
-// Progress is told how far the measurement is.
+// Progress is called as the measurement advances.
 type Progress interface {
 	Begin(phase string, steps int64)
 	Step()

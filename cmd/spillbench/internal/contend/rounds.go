@@ -31,7 +31,7 @@ func measureAlone(ctx context.Context, cfg Config, res *Result) error {
 	for i := range cfg.Rounds {
 		round := func(op operation) (float64, float64, error) {
 			defer cfg.Progress.Step()
-			return alone(ctx, cfg.Duration/4, op) // one goroutine tells enough in less time
+			return alone(ctx, cfg.Duration/4, op) // one goroutine shows enough in less time
 		}
 		err = inTurn(i, func() error {
 			v, a, err := round(b.once)
@@ -147,7 +147,7 @@ func together(ctx context.Context, n int, d time.Duration, op operation) (float6
 	case <-ctx.Done():
 	}
 	stop.Store(true)
-	wg.Wait() // who waits is served by those who stop
+	wg.Wait() // a goroutine that stops serves the waiters
 	took := time.Since(begun)
 	if err := context.Cause(ctx); err != nil {
 		return 0, err

@@ -41,7 +41,7 @@ func measureWaiters(ctx context.Context, cfg Config, n int) (w Waiters, err erro
 	theirs := slot[struct{}]{
 		acquire: func(ctx context.Context) (struct{}, error) { return struct{}{}, sem.Acquire(ctx, 1) },
 		release: func(struct{}) error { sem.Release(1); return nil },
-		all:     func() bool { return true }, // it does not tell; that each has come is all that is known
+		all:     func() bool { return true }, // it does not report waiters; all that is known is that each has come
 	}
 	w.SemaphoreNsPerRelease, w.SemaphoreNsPerTurn, err = crowd(ctx, cfg, n, theirs)
 	return w, err
@@ -79,7 +79,7 @@ func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (release, t
 			wg.Wait()
 			close(served)
 		}()
-		for t := range served { // who was served just when it was cancelled
+		for t := range served { // the waiters that were served just when they were cancelled
 			err = errors.Join(err, s.release(t))
 		}
 	}()

@@ -61,8 +61,7 @@ func Environmentf(format string, args ...any) error {
 	return &Error{Status: Environment, Err: fmt.Errorf(format, args...)}
 }
 
-// Status returns the exit status of err: that of the *Error in it, or what its
-// kind tells.
+// Status returns the exit status of err: that of the *Error in it, or one by its kind.
 func Status(err error) int {
 	var e *Error
 	var in *input.Error

@@ -2,9 +2,9 @@
 // shaped like the lineitem table of TPC-H, with keys, numbers, decimals, dates,
 // dictionaries, short and long text, and nulls.
 //
-// Each value is a function of the seed, the column and the row alone (a counter
-// that goes through splitmix64's finalizer), so the same seed gives the same rows on
-// every machine and however they are cut into batches.
+// Each value is a function of the seed, the column and the row alone: a counter that goes through
+// splitmix64's finalizer. So the same seed gives the same rows on every machine, however they are
+// cut into batches.
 //
 // A Table belongs to one goroutine and takes no locks. Its batches belong to
 // the caller.

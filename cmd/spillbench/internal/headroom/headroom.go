@@ -52,7 +52,7 @@ type TooSmallError struct {
 	Spaces int64  // what the spaces take
 	Others int64  // what the command takes beside them and the heap
 	Limit  int64  // what the process may have
-	Source string // who says so
+	Source string // where the figure comes from
 	Fit    int64  // how large the spaces may be; 0: no size fits
 }
 
@@ -130,8 +130,8 @@ type heap struct {
 	collect func(tries int)
 }
 
-// collect frees what nothing refers to any more. From the second try on it gives those who
-// use the rest some time first.
+// collect frees what nothing refers to any more. From the second try on it first waits, so that the
+// users of the rest can release it.
 func collect(tries int) {
 	if tries > 0 {
 		time.Sleep(pause)

@@ -7,9 +7,9 @@
 //	               │   ─▶ Device: a device with faults
 //	               └───── Arm: from here on; Told: how often each hit
 //
-// A Faults belongs to who opens the engine with it, and needs no closing. Volume and
-// Device come before Arm; all else may be called at any time, by several goroutines.
-// It takes no locks of its own.
+// The code that opens the engine owns a Faults, which needs no closing. Volume and Device come
+// before Arm. All other methods may be called at any time, by several goroutines. It takes no locks
+// of its own.
 package inject
 
 import (
@@ -163,7 +163,7 @@ func (f *Faults) Hits() []int64 {
 	return out
 }
 
-// Told says in words what hit, and what did not, a line for each spec.
+// Told reports in words what hit, and what did not, a line for each spec.
 func (f *Faults) Told() []string {
 	var lines []string
 	for i, s := range f.specs {

@@ -53,8 +53,7 @@ func newArrowFile(f *os.File, size int64, mem memory.Allocator) (decoder, error)
 	return &arrowFile{f: f, size: size, r: r, blocks: vector(footer, root(footer), 3, blockSize)}, nil
 }
 
-// readFooter returns the footer's flatbuffer: it stands before its own length
-// and the closing magic.
+// readFooter returns the footer's flatbuffer, which precedes its own length and the closing magic.
 func readFooter(f *os.File, size int64) ([]byte, error) {
 	const tail = 4 + 6
 	end := make([]byte, tail)

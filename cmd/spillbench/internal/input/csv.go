@@ -66,8 +66,8 @@ func (c *csvFile) schema() *arrow.Schema { return c.r.Schema() }
 
 func (c *csvFile) next(context.Context) (arrow.RecordBatch, error) {
 	more := c.r.Next()
-	// Where a value does not parse the reader gives the batch with a null in
-	// its place and tells only here.
+	// If a value does not parse, the reader returns the batch with a null in its place. Only
+	// Err has the error.
 	if err := c.r.Err(); err != nil {
 		return nil, fmt.Errorf("after row %d: %w", c.line, err)
 	}

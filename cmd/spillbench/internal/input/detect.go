@@ -99,10 +99,9 @@ func table(head []byte) error {
 	}
 }
 
-// legacyStream knows the start of an Arrow stream from before format 0.15: no
-// continuation marker, only the length of the schema message, which is a multiple of
-// 8 less the 4 bytes of the length itself, and then the offset of a
-// flatbuffer's root table, which is small.
+// legacyStream recognizes the start of an Arrow stream from before format 0.15. It has no
+// continuation marker, only the length of the schema message, a multiple of 8 less the 4 bytes of
+// the length itself. Then comes the offset of a flatbuffer's root table, which is small.
 func legacyStream(head []byte) bool {
 	if len(head) < 8 {
 		return false
@@ -124,8 +123,8 @@ func text(head []byte) bool {
 	return len(head) == 0 || utf8.Valid(head) || mostlyASCII(head)
 }
 
-// mostlyASCII tells text with some accented letters of a national encoding, or
-// UTF-8 cut in a character, from bytes that happen to hold no control character.
+// mostlyASCII distinguishes text with some accented letters of a national encoding, or UTF-8 cut in
+// a character, from bytes that happen to hold no control character.
 func mostlyASCII(head []byte) bool {
 	n := 0
 	for _, c := range head {

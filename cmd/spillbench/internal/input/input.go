@@ -4,9 +4,9 @@
 //
 //	path ── Open ──▶ Source ── Next ──▶ record batch, owned by the caller
 //
-// Files come from outside, so nothing in them is trusted: a panic of a decoder
-// is an error, no single allocation is larger than the machine could hold, and every
-// error is an *Error, which names the file and says what to do.
+// Files come from outside, so nothing in them is trusted. A panic of a decoder is an error. No
+// single allocation is larger than the machine could hold. Each error is an *Error, which names the
+// file and what to do.
 //
 // A Source belongs to one goroutine. The package takes no locks.
 package input
@@ -237,8 +237,8 @@ func located(path string, err error) error {
 	return &Error{Path: path, Err: cause(err)}
 }
 
-// mentions says whether the text of err has one of these in it: arrow-go has no errors that
-// could be told apart otherwise.
+// mentions reports whether the text of err contains one of these: arrow-go has no typed errors for
+// them.
 func mentions(err error, any ...string) bool {
 	text := err.Error()
 	return slices.ContainsFunc(any, func(s string) bool { return strings.Contains(text, s) })
@@ -276,8 +276,8 @@ func oneLine(s string) string {
 	return strings.Join(strings.Fields(s), " ")
 }
 
-// Check says what is wrong with the file at path, as far as its first bytes
-// tell: a cheap look before the work on other files begins.
+// Check returns what is wrong with the file at path, judged by its first bytes. It is a cheap look
+// before the work on other files begins.
 func Check(path string) error {
 	f, size, err := openRegular(path)
 	if err != nil {

@@ -18,7 +18,7 @@ type slot struct {
 	table  *shape        // a table
 	tables *shape        // a vector of tables
 	vector int           // a vector of scalars or structs of so many bytes; text is one of bytes
-	union  map[int]shape // a table whose shape the scalar in the slot before tells; others are opaque
+	union  map[int]shape // a table whose shape depends on the scalar in the slot before; others are opaque
 }
 
 // shape is what the slots of a table hold.

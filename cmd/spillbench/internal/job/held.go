@@ -13,7 +13,7 @@ type held struct {
 
 	mu    sync.Mutex
 	bytes int64
-	less  chan struct{} // closed when there is less; nil if nobody waits
+	less  chan struct{} // closed when there is less; nil without waiters
 }
 
 // wait waits until so many bytes more fit, or nothing is held.

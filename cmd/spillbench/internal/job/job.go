@@ -11,8 +11,8 @@
 //	                                       ▼
 //	                               take and drop                             drain
 //
-// What a batch must digest to is worked out from the decoded record, laid out in
-// memory of its own, and never from anything that an engine gave back.
+// The expected digest of a batch is computed from the decoded record, laid out in memory of its
+// own, and never from anything that an engine returned.
 //
 // A Job runs once and owns its goroutines, which all end before Run returns. The
 // package takes no locks of the ranked order; its own are leaves.
@@ -44,8 +44,7 @@ type Input struct {
 	Open func(ctx context.Context) (Source, error)
 }
 
-// Progress is told how far a phase is; its methods may be called from several
-// goroutines.
+// Progress is called as a phase advances. Several goroutines may call its methods.
 type Progress interface {
 	// Begin starts a phase of so many steps, -1 if that is not known.
 	Begin(phase string, steps int64)
@@ -155,7 +154,7 @@ func (j *job) phase(name string, steps int64, f func() error) error {
 	return err
 }
 
-// silent is the Progress of nobody.
+// silent is a Progress that does nothing.
 type silent struct{}
 
 func (silent) Begin(string, int64) {}

@@ -32,7 +32,7 @@ func (j *job) load(ctx context.Context) error {
 	return nil
 }
 
-// parcel is a record on its way into a partition. Who receives it calls done.
+// parcel is a record on its way into a partition. The receiver calls done.
 type parcel struct {
 	rec  arrow.RecordBatch
 	want expectation

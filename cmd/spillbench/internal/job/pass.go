@@ -15,9 +15,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// pass announces work on every batch, brings each to the GPU in the order in
-// which they were loaded, which is the worst for a memory that holds some of
-// them, and compares what lies there with what was loaded.
+// pass announces work on every batch, brings each to the GPU, and compares its contents with what
+// was loaded. The order is that of loading, the worst for a memory that holds some of them.
 func (j *job) pass(ctx context.Context) error {
 	for _, it := range j.items {
 		if err := it.b.CreateTask(ctx); err != nil {

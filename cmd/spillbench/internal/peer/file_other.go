@@ -10,5 +10,5 @@ import (
 // openNameless says that there are no files without names here.
 func openNameless(string) (*os.File, error) { return nil, errors.ErrUnsupported }
 
-// dropCache says that the page cache cannot be told to let go here.
+// dropCache reports that the page cache cannot be dropped here.
 func dropCache(*os.File, int64) error { return errors.ErrUnsupported }

@@ -45,12 +45,12 @@ func (p *ipcFiles) close() error {
 	return errors.Join(errs...)
 }
 
-// warmUp writes and reads everything once, from the page cache, and returns what
-// reading took. After that the memory of the page cache and of the heap, which is new
-// to the peer each time, is not new to the machine. A virtual machine gives memory
-// that is free for some seconds back to its host, and to touch it again costs ten times what copying
-// into it does (measured: 0.45 GiB/s against 4.7 of a core's time). That would
-// be the host's time in the peer's figures; ours are taken in memory that the arena has touched.
+// warmUp writes and reads everything once, from the page cache, and returns how long the reading
+// took. The peer takes new memory of the page cache and of the heap each time. After warmUp that
+// memory is not new to the machine. A virtual machine gives memory that is free for some seconds
+// back to its host. Touching it again costs ten times as much as copying into it (measured: 0.45
+// GiB/s against 4.7 of a core's time). That would count the host's time as the peer's. Ours uses
+// memory that the arena has touched.
 func (p *ipcFiles) warmUp(ctx context.Context, digest uint64) (read time.Duration, err error) {
 	if _, err := p.write(ctx); err != nil {
 		return 0, err
@@ -138,9 +138,9 @@ func (p *ipcFiles) sync(ctx context.Context, written time.Duration) (time.Durati
 	return time.Since(start), err
 }
 
-// passed waits until a disk of the rate that was asked for has passed n bytes since
-// start. So it never rests, however the bytes are asked for, as behind a page cache
-// that writes behind and reads ahead.
+// passed waits until a disk of the configured rate has passed n bytes since start. So the disk is
+// never idle, however the bytes are requested, as behind a page cache that writes behind and reads
+// ahead.
 func (p *ipcFiles) passed(ctx context.Context, start time.Time, n int64) error {
 	rate := p.r.cfg.Rate
 	if rate <= 0 {
@@ -173,10 +173,10 @@ func (p *ipcFiles) drop(f file, n int64) error {
 	return p.failed("dropping the page cache of", err)
 }
 
-// read reads and touches everything. With cold set it drops from the page cache what
-// it has read, batch by batch, so that the cache has no more memory than our side has,
-// and takes memory that it had before; see warmUp. That is in the time, of which it is
-// a hundredth: the disk reads ahead meanwhile.
+// read reads and touches everything. With cold set it drops from the page cache what it has read,
+// batch by batch. So the cache has no more memory than our side has, and takes memory that it had
+// before; see warmUp. Dropping counts in the time, of which it is a hundredth: the disk reads ahead
+// meanwhile.
 func (p *ipcFiles) read(ctx context.Context, digest uint64, cold bool) (took time.Duration, err error) {
 	got := uint64(0)
 	start := time.Now()
@@ -321,7 +321,7 @@ func guard(f func() error) (err error) {
 	return f()
 }
 
-// file is a file of the peer's. Tests have one that tells what is done with it.
+// file is a file of the peer's. Tests replace it by one that records its calls.
 type file interface {
 	io.Writer
 	ipc.ReadAtSeeker

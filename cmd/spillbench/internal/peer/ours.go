@@ -215,7 +215,7 @@ func (o *ours) bring(ctx context.Context, b *batch.Batch) (_ arrow.RecordBatch, 
 	}
 	return rec, func() error {
 		rec.Release()
-		return errors.Join(b.Drop(), h.Close()) // dropped while it is held, so that nobody is moving it
+		return errors.Join(b.Drop(), h.Close()) // dropped while it is held, so that it is not being moved
 	}, nil
 }
 

@@ -6,12 +6,12 @@
 //	round 1   ours: host ─▶ disk ─▶ host, touch      ipc: heap ─▶ file, sync ─▶ drop cache ─▶ heap, touch
 //	round 2   the same, the peer first
 //
-// In each round an engine of its own is opened for our side and closed before it is
-// the peer's turn, so that the memory of one is not held while the other works, and
-// both begin with files that do not exist yet. The peer does everything once before it is
-// timed, so that the memory it takes is the machine's already. The batches are read from their source
-// anew, one at a time, and put as often as asked for; neither that nor laying them out
-// in host memory is in what is compared (the latter is told beside it).
+// In each round an engine of its own is opened for our side, and closed before the peer's turn. So
+// the memory of one is not held while the other works, and both begin with files that do not exist
+// yet. The peer does everything once before it is timed, so that its memory is the machine's
+// already. The batches are read from their source anew, one at a time, and put as often as
+// requested. Neither that nor laying them out in host memory is part of the comparison. The time of
+// the layout is printed beside it.
 //
 // # What is timed
 //
@@ -67,8 +67,8 @@ type Config struct {
 	Dir     string      // where the peer's files are
 	Memory  int64       // bytes by which the peer's heap may grow: what our host space has
 
-	// Rate is how many bytes a second reach the peer's files and come from them; 0 is as
-	// many as do. Ours is the engine's: whoever opens it makes its disks as slow.
+	// Rate is how many bytes a second reach the peer's files and come from them; 0 is unlimited.
+	// Ours is the engine's: the code that opens it makes its disks as slow.
 	Rate int64
 
 	Batches  int64 // how many there will be, for the progress; 0 if that is not known
@@ -151,7 +151,7 @@ type runner struct {
 	oursDigest, peerDigest uint64
 }
 
-// silent is the Progress of nobody.
+// silent is a Progress that does nothing.
 type silent struct{}
 
 func (silent) Begin(string, int64) {}
@@ -247,8 +247,8 @@ func (r *runner) compare(ctx context.Context, side string, next func(context.Con
 	}
 }
 
-// round measures both sides. Who is first changes from round to round, so that neither
-// always comes to a disk and a machine that the other has just left.
+// round measures both sides. The first side changes from round to round, so that neither always
+// comes to a disk and a machine that the other has just left.
 func (r *runner) round(ctx context.Context, number int) error {
 	sides := []func(context.Context, int) error{r.roundOfOurs, r.roundOfPeer}
 	if number%2 == 0 {
@@ -346,9 +346,9 @@ func limitHeap(more int64) (end func()) {
 	return func() { debug.SetMemoryLimit(before) }
 }
 
-// touch reads every byte of every Arrow buffer of rec and returns a digest of them,
-// so that nothing that a side put off until somebody looks stays undone. It hashes
-// with XXH3, which costs less than reading the memory does.
+// touch reads every byte of every Arrow buffer of rec and returns a digest of them. So a side
+// cannot postpone work until the data is read. It hashes with XXH3, which costs less than reading
+// the memory does.
 func touch(rec arrow.RecordBatch) uint64 {
 	d := uint64(rec.NumRows())
 	for _, col := range rec.Columns() {

@@ -46,7 +46,7 @@ func OnTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// New draws on w until Close. stats tells how full the tiers are.
+// New draws on w until Close. stats returns how full the tiers are.
 func New(w io.Writer, stats func() spillway.Stats) *Bar {
 	b := &Bar{w: w, stats: stats, stop: make(chan struct{})}
 	b.done.Go(func() {

@@ -103,8 +103,8 @@ func link(g topology.GPU) string {
 	return fmt.Sprintf("PCIe %d x%d", g.PCIeGeneration, g.PCIeWidth)
 }
 
-// commit returns the revision that the program was built from. `go run` stamps
-// none; then git is asked, and where there is no git it stays unknown.
+// commit returns the revision that the program was built from. `go run` stamps none. Then git is
+// queried, and without git it stays unknown.
 func commit(ctx context.Context) string {
 	var revision, modified string
 	if info, ok := debug.ReadBuildInfo(); ok {

@@ -18,7 +18,7 @@ type Quota struct {
 	PhysicalBytes int64           `json:"physical_bytes"` // 0 if it is not set
 	Ledger        string          `json:"ledger"`         // directory, "" for none
 	Group         string          `json:"group"`
-	Holders       []leases.Holder `json:"holders"` // who is alive and has a lease
+	Holders       []leases.Holder `json:"holders"` // the live holders of leases
 }
 
 // Print writes the limit and the holders for people.

@@ -1,5 +1,5 @@
-// Package report holds what spillbench tells: the documents that --json writes,
-// the description of the machine in each of them, and the tables for people.
+// Package report holds what spillbench prints: the documents that --json writes, the description of
+// the machine in each of them, and the tables for people.
 //
 //	Run ── run          Verify ── verify    Bandwidth ── bandwidth    Compare ── compare
 //	Reserve ── reserve  Quota ── quota      Topo ── topo              each with Header: schema, command, Env
@@ -25,8 +25,8 @@ type Header struct {
 	Schema  string `json:"schema"`
 	Command string `json:"command"`
 	Env     Env    `json:"env"`
-	// Warnings are the engine's: what the machine refused or does not tell. Commands that open none
-	// have none.
+	// Warnings are the engine's: what the machine refused or does not report. Commands that open
+	// none have none.
 	Warnings []diag.Warning `json:"warnings"`
 }
 
@@ -143,7 +143,7 @@ type Edge struct {
 	ByReason map[string]int64 `json:"by_reason"` // bytes
 }
 
-// Waits is how long those who had to wait for room did, in seconds.
+// Waits is how long the waits for room took, in seconds.
 type Waits struct {
 	Count int64   `json:"count"`
 	P50   float64 `json:"p50"`
