@@ -154,12 +154,23 @@ func edgeRows(edges []Edge) [][]string {
 func (v *Verify) Print(w io.Writer, notes []string) {
 	fmt.Fprintf(w, "spillbench verify: %s\n\n", v.Env.line())
 	rows := [][]string{{"file", "batches", "edges", "differences", ""}}
+	batches, sound := int64(0), true
 	for _, f := range v.Files {
+		batches += f.Batches
+		sound = sound && f.Mismatches == 0 && f.Error == ""
 		rows = append(rows, []string{f.Path, fmt.Sprint(f.Batches), fmt.Sprint(f.Edges), fmt.Sprint(f.Mismatches), f.Error})
 	}
 	table(w, rows)
 	for _, n := range notes {
 		fmt.Fprintf(w, "note: %s\n", n)
+	}
+	switch {
+	case !sound:
+		fmt.Fprintln(w, "FAILED: the last column says why")
+	case batches == 0:
+		fmt.Fprintln(w, "nothing was verified: there were no batches")
+	default:
+		fmt.Fprintf(w, "verified: all %d batches are the same after a move along each edge and back\n", batches)
 	}
 }
 
