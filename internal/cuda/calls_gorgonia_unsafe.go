@@ -13,9 +13,9 @@ import (
 	"github.com/spillway-db/spillway/internal/dynlib"
 )
 
-// What gorgonia.org/cu has a name for is called by it; what the methods do is told at those of
-// the same names in calls_purego_unsafe.go. The other functions are bound at run time as without the
-// tag, in the library that cu has had the program linked with.
+// Functions that gorgonia.org/cu has a name for are called through it. The methods of the same
+// names in calls_purego_unsafe.go document them. The other functions are bound at run time as
+// without the tag, in the library that the program was linked with through cu.
 
 // ErrNotLinked: the library is another one than the program is linked with. It has no part in the contexts that
 // cu makes.
@@ -58,7 +58,7 @@ func (l *Library) linked() error {
 	return nil
 }
 
-// told makes the error of a call of what cu said, nil if that is nil.
+// told turns cu's error of a call into ours, nil if that is nil.
 func (l *Library) told(e *entry, err error) error {
 	if err == nil {
 		return nil
@@ -66,7 +66,7 @@ func (l *Library) told(e *entry, err error) error {
 	return l.failed(e, Code(reflect.ValueOf(err).Int())) // cu's type is its own, and an int
 }
 
-// answer is told for what asks whether work is done.
+// answer is told for queries whether work is done.
 func (l *Library) answer(e *entry, err error) (bool, error) {
 	if err == cu.NotReady {
 		return false, nil

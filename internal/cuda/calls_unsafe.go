@@ -23,9 +23,9 @@ func (l *Library) captureMode(mode int32) (before int32, err error) {
 	return mode, err
 }
 
-// WaitValue makes work put on s afterwards wait until the word at addr, in device memory or
-// (by HostDevicePtr) in pinned host memory, is at least value, as a difference that
-// wraps. If that never happens the stream, and what waits for it, hangs.
+// WaitValue makes later work on s wait until the word at addr is at least value, as a difference
+// that wraps. addr is in device memory or (by HostDevicePtr) in pinned host memory. If that never
+// happens the stream hangs, and so does what waits for it.
 func (c *Calls) WaitValue(s Stream, addr Ptr, value uint32) error {
 	return c.lib.call(&c.lib.sym.streamWaitValue, uintptr(s), uintptr(addr), uintptr(value), 0)
 }
@@ -51,9 +51,10 @@ func (c *Calls) FreeAsync(s Stream, p Ptr) error {
 	return c.lib.call(&c.lib.sym.memFreeAsync, uintptr(p), uintptr(s))
 }
 
-// AddressRange returns the allocation that p lies in, whoever in the process made it: where it begins, and its bytes. ErrNotFound
-// or ErrInvalidValue says that there is none. Of memory that a program has mapped itself (cuMemMap) it is the one mapping; where
-// nothing is mapped behind reserved addresses that may be all of those.
+// AddressRange returns the allocation that p is in, made anywhere in the process: its start and its
+// bytes. ErrNotFound or ErrInvalidValue means that there is none. Of memory that a program has
+// mapped itself (cuMemMap) it is the one mapping. Where reserved addresses have nothing mapped, it
+// may be the whole reservation.
 func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
 	var size uintptr
 	err = c.lib.call(&c.lib.sym.memRange, uintptr(unsafe.Pointer(&base)), uintptr(unsafe.Pointer(&size)), uintptr(p))

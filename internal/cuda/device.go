@@ -10,41 +10,40 @@
 //	  │ Mark
 //	Mark      a point in a stream's work: a channel that is closed when it is reached
 //
-// A context is current on a thread of the operating system, and goroutines change
-// threads. So each Device has a goroutine locked to a thread on which its
-// context is current, and runs there what it is given, in that order. Work handed over
-// while it is busy is taken up in one go, so that a call costs less the more there are.
-// Do waits for the answer; Post does not, and is for those who have checked their arguments
-// and learn of the rest from a Mark. An answer from another thread costs two changes of threads, tens of
-// microseconds on a busy machine. Here costs half of one: it keeps the caller's goroutine on the
-// thread that it is on, and pushes the context there for as long.
+// A context is current on a thread of the operating system, and goroutines change threads. So each
+// Device has a goroutine locked to a thread on which its context is current. It runs the tasks that
+// it is given there, in order. Tasks queued while it is busy are taken together, so that a call
+// costs less the more there are. Do waits for the answer. Post does not wait: its callers have
+// checked their arguments, and learn the rest from a Mark. An answer from another thread costs two
+// changes of threads, tens of microseconds on a busy machine. Here costs half of one: it keeps the
+// caller's goroutine on its thread, and pushes the context there for as long.
 //
 // The device's thread looks at the events of all marks, the oldest of each stream, ever more
 // seldom the longer it has waited; no thread is blocked for an event.
 //
-// One thing is computed on the device: the digest of tier, by a kernel of ours. It is PTX, text that
-// the driver compiles, and loaded when it is first wanted (PrepareDigest), since most devices never
-// need it. A driver without a compiler is no mistake of anybody's, and is told as ErrNoKernel.
+// One thing is computed on the device: the digest of tier, by a kernel of ours. It is PTX, text
+// that the driver compiles. It is loaded at its first use (PrepareDigest), since most devices never
+// need it. A driver without a compiler is no mistake; it is reported as ErrNoKernel.
 //
 // Asynchronous copies are given host memory by its address, and only such as this
 // Library has pinned: memory of Go's heap could be gone before the copy is done.
 // Addresses of devices are numbers and never pointers.
 //
-// Whoever opens or creates something here ends it: a Device by Close, when what was made
-// with its Calls is destroyed. A Library stays loaded until the process ends, for the
-// driver has threads of its own in it.
+// The opener or creator of something here ends it. A Device is ended by Close, after what was made
+// with its Calls is destroyed. A Library stays loaded until the process ends, because the driver
+// has threads of its own in it.
 //
 // All errors of the driver are *Error with call, code and name, and match the codes
 // (ErrOutOfMemory and so on) with errors.Is. That there is no driver or device to work
 // with is a *LoadError, which matches ErrUnavailable.
 //
-// With the tag gorgonia, on Linux and with cgo, contexts, streams, events, copies and plain memory go through
-// gorgonia.org/cu, so that a program which holds contexts of cu's can share them with
-// the engine: ContextOf makes of one what Adopt takes, StreamOf and EventOf let work of both sides be
-// ordered. Kernels, and what cu has no name for (pools, pinned memory, batches of copies, the newer waits for
-// words), are still bound at run time. Such a program is linked with libcuda.so.1, ends before it
-// begins where there is no device, and can load no other library; the build needs cuda.h of CUDA 11 or 12. In
-// other builds, which cannot have cu, the tag has no effect.
+// With the tag gorgonia, on Linux and with cgo, contexts, streams, events, copies and plain memory
+// go through gorgonia.org/cu. So a program with contexts of cu's can share them with the engine:
+// ContextOf makes of one what Adopt takes, and StreamOf and EventOf let work of both sides be
+// ordered. What cu has no name for is still bound at run time: kernels, pools, pinned memory,
+// batches of copies, the newer waits for words. Such a program is linked with libcuda.so.1, exits
+// at its start where there is no device, and can load no other library. The build needs cuda.h of
+// CUDA 11 or 12. Where cu cannot be built, the tag has no effect.
 //
 // Its mutexes have the rank Device, the last in the order, and are held for a few
 // instructions only, never while the driver is called. What Do and Post run is run without
@@ -80,8 +79,8 @@ type Device struct {
 	kernels kernels
 }
 
-// Open opens a device with its primary context, which it shares with whoever else
-// uses that in this process.
+// Open opens a device with its primary context, which all users of the device in this process
+// share.
 func (l *Library) Open(ordinal int) (*Device, error) { return l.open(ordinal, 0) }
 
 // Adopt opens a device with a context that the program has and keeps: it must not be
@@ -117,7 +116,7 @@ func (d *Device) Info() DeviceInfo { return d.info }
 // Library returns the driver.
 func (d *Device) Library() *Library { return d.lib }
 
-// Context returns the device's context, for peers and for those who share it.
+// Context returns the device's context, for peers and for programs that share it.
 func (d *Device) Context() Context { return d.ctx }
 
 // Do runs f on the device's thread, behind what was handed over before, and returns its
@@ -139,14 +138,14 @@ func (d *Device) Do(f func(*Calls) error) error {
 	return err
 }
 
-// backlog is how many tasks may be waiting before Post waits as well, so that
-// who is faster than the driver cannot fill the memory with them. The driver itself
-// makes callers wait when about as many kernels are waiting on a stream.
+// backlog is how many tasks may be queued before Post waits as well, so that callers faster than
+// the driver cannot fill the memory with them. The driver itself makes callers wait when about as
+// many kernels are queued on a stream.
 const backlog = 1024
 
-// Post has f run like Do does, but does not wait for it, unless very much is waiting already. What f
-// finds out it must tell by itself. ErrClosed means that it will not run. Not to be called on
-// the device's thread.
+// Post runs f as Do does, but does not wait for it, unless the queue is very long. f must report
+// its results itself. ErrClosed means that it will not run. It must not be called on the device's
+// thread.
 func (d *Device) Post(f func(*Calls)) error {
 	waiting, ok := d.queue.put(task{post: f})
 	switch {
@@ -177,7 +176,7 @@ func (d *Device) current(f func(*Calls) error) error {
 	if err := d.lib.pushContext(d.ctx); err != nil {
 		return err
 	}
-	// If popping fails the context stays on the thread's stack, which nobody relies on: all calls
+	// If popping fails the context stays on the thread's stack. No code relies on that: all calls
 	// here come after a push, or on a device's own thread.
 	defer func() { _ = d.lib.popContext() }()
 	if before, refused := d.lib.captureMode(relaxed); refused == nil {
@@ -215,7 +214,7 @@ func (r *Rest) End(f func(*Calls) error) error {
 	called := false
 	run := func(c *Calls) error { called = true; return f(c) }
 	err := r.dev.current(run)
-	if !called { // there is no thread that has it: a driver that refused to make it current is asked once more
+	if !called { // no thread has it current: a driver that refused that is called once more
 		err = r.dev.current(run)
 	}
 	if r.dev.primary {
@@ -246,7 +245,7 @@ func (d *Device) enter() (err error) {
 // leave gives up what the thread has, and says whether the thread is as it was.
 func (d *Device) leave() (clean bool) {
 	errs := []error{d.kernels.unload(&d.calls)}
-	for _, e := range d.queue.mu.free { // nobody else is there any more
+	for _, e := range d.queue.mu.free { // there is no other user any more
 		errs = append(errs, d.calls.DestroyEvent(e))
 	}
 	_, _ = d.lib.captureMode(d.capture)

@@ -104,7 +104,7 @@ func (ks *kernels) attempt() (k *kernel, mine bool) {
 	return ks.mu.last, true
 }
 
-// unload gives up what is loaded, when nobody can load or use it any more.
+// unload gives up the loaded kernels, when no goroutine can load or use them any more.
 func (ks *kernels) unload(c *Calls) error {
 	k, _ := ks.attempt()
 	if k.module == 0 {
@@ -113,8 +113,8 @@ func (ks *kernels) unload(c *Calls) error {
 	return c.UnloadModule(k.module)
 }
 
-// digestKernel returns the kernel, and loads it if nobody has. Who waits here waits for a driver that
-// is busy for somebody else, and never for the device.
+// digestKernel returns the kernel, and loads it if it is not loaded. A wait here is for a driver
+// that is busy with another call, and never for the device.
 func (c *Calls) digestKernel() (*kernel, error) {
 	k, mine := c.dev.kernels.attempt()
 	if mine {

@@ -9,7 +9,7 @@ import (
 // Code is a result of the driver, and an error that *Error matches.
 type Code int32
 
-// The codes that somebody may want to tell apart, by the driver's numbers.
+// The codes that callers may want to distinguish, by the driver's numbers.
 const (
 	ErrInvalidValue                Code = 1
 	ErrOutOfMemory                 Code = 2
@@ -50,15 +50,16 @@ func Lost(err error) bool {
 	return errors.As(err, &e) && slices.Contains(lost, e.Code)
 }
 
-// MaybeLost says whether err is what the driver says, among other things, of a GPU that is not there any more: that it is not
-// available, or that the driver does not know what has happened. Whether the context is lost, another call tells.
+// MaybeLost reports whether the driver returns err, among other cases, for a GPU that is gone: it
+// is not available, or the driver does not know what has happened. Another call shows whether the
+// context is lost.
 func MaybeLost(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && (e.Code == ErrDeviceUnavailable || e.Code == ErrUnknown)
 }
 
-// Error is a call that the driver refused, or to whose caller it told that
-// earlier work has failed. It matches its Code.
+// Error is a call that the driver refused, or one that returned the failure of earlier work. It
+// matches its Code.
 type Error struct {
 	Call string // the driver's function, as the library exports it
 	Code Code

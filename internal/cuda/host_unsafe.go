@@ -43,7 +43,8 @@ func (c *Calls) UnregisterHost(addr uintptr) error {
 	return c.lib.call(&c.lib.sym.hostUnregister, addr)
 }
 
-// KnowHost takes n bytes at addr for pinned that somebody else has registered, until ForgetHost.
+// KnowHost records n bytes at addr as pinned, until ForgetHost. Another part of the process has
+// registered them.
 func (c *Calls) KnowHost(addr uintptr, n int64) { c.lib.pinned.add(addr, n) }
 
 // ForgetHost ends what KnowHost began.
@@ -60,8 +61,9 @@ const (
 	memoryTypeDevice  = 2
 )
 
-// HostRegistered says whether all n > 0 bytes at addr are pinned, by whomever in the process, and in one piece: the driver
-// refuses copies that lie across two. One that does not tell is taken to say no.
+// HostRegistered reports whether all n > 0 bytes at addr are pinned in one piece, anywhere in the
+// process: the driver refuses copies that cross two pieces. If the driver does not answer, it
+// returns false.
 func (c *Calls) HostRegistered(addr uintptr, n int64) bool {
 	last := addr + uintptr(n) - 1
 	if start, size, err := c.pointerRange(addr); err == nil {

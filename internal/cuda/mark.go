@@ -13,8 +13,8 @@ type Mark struct {
 	dev   *Device
 	event Event
 	then  func(error) error // may be nil
-	// Those who need the event: the thread that watches it, and who is making a stream wait
-	// for it. The last has it used again.
+	// The users of the event: the thread that watches it, and goroutines that make a stream wait
+	// for it. The last user returns it for reuse.
 	users atomic.Int32
 }
 
@@ -57,9 +57,9 @@ func (m *Mark) drop() {
 // Mark returns a mark behind the work on s so far.
 func (c *Calls) Mark(s Stream) (*Mark, error) { return c.MarkThen(s, nil) }
 
-// MarkThen is Mark with something to be done between the work and Done: then is told how the work
-// went, and what it returns is the mark's Err. It runs on the device's thread, must be brief, and must not
-// wait for the device; streams that wait for the mark do not wait for it.
+// MarkThen is Mark with a step between the work and Done: then is called with the result of the
+// work, and its result is the mark's Err. It runs on the device's thread, must be brief, and must
+// not wait for the device. Streams that wait for the mark do not wait for it.
 func (c *Calls) MarkThen(s Stream, then func(err error) error) (*Mark, error) {
 	e, err := c.recorded(s)
 	if err != nil {
@@ -154,7 +154,7 @@ func (w *watches) add(n watch) {
 	w.streams = append(w.streams, watched{n.s, []*Mark{n.m}})
 }
 
-// poll looks at the events, tells of those that have happened, and says whether one has.
+// poll queries the events, ends the marks of those that have happened, and reports whether one has.
 func (d *Device) poll() (reached bool) {
 	all := d.watches.streams
 	for i := 0; i < len(all); {
@@ -197,9 +197,10 @@ func (d *Device) pollStream(marks []*Mark) int {
 // timesAsked is how often the driver must say that the work before an event has failed.
 const timesAsked = 3
 
-// reachedOrLost is EventDone for what follows from it: that memory which the work uses is used again. Work that
-// has failed is told of each time. Once may be a question that was refused, while the work goes on; and it is
-// refused to all threads while one of the process records a graph, as programs do that share the context.
+// reachedOrLost is EventDone for a decision to reuse the work's memory. Failed work returns an
+// error each time. A single error may be a query that was refused while the work goes on. All
+// threads are refused while one of the process records a graph, as programs do that share the
+// context.
 func (c *Calls) reachedOrLost(e Event) (done bool, err error) {
 	for range timesAsked {
 		if done, err = c.EventDone(e); err == nil {

@@ -14,8 +14,8 @@ func nap(d time.Duration) {
 	_ = unix.Nanosleep(&t, nil) // a signal may end it early
 }
 
-// wakePromptly says whether naps of this thread should end when they should, and not
-// up to 50 µs later, which is what the kernel allows itself to wake several threads at once.
+// wakePromptly sets whether naps of this thread end on time, or up to 50 µs later. The kernel takes
+// that delay by default to wake several threads at once.
 func wakePromptly(yes bool) {
 	slack := uintptr(0) // what the thread had at first
 	if yes {

@@ -7,8 +7,8 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// ranges is the host memory that is pinned. It changes when arenas grow and is
-// looked at for every copy, so those who look do not lock it.
+// ranges is the host memory that is pinned. It changes when arenas grow and is read for every copy,
+// so reading takes no lock.
 type ranges struct {
 	mu  lockrank.Mutex[lockrank.Device] // guards changes
 	all atomic.Pointer[[]hostRange]     // by address; never changed in place

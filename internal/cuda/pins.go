@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// pins is the host memory that devices have had pinned: each piece is registered once, and until the last of those who
-// want it pinned is done with it.
+// pins is the host memory that devices have pinned. Each piece is registered once, until its last
+// user is done with it.
 type pins struct {
-	turn chan struct{} // holds a token for as long as somebody looks at the list, or registers: which is slow
+	turn chan struct{} // holds a token while a goroutine reads the list, or registers memory, which is slow
 	list []*Pin
 }
 
@@ -19,15 +19,15 @@ type Pin struct {
 	n      int64
 	users  int
 	others bool // others have registered it, and end that
-	// home is the device whose primary context the memory was registered in and which is kept for that: with its
-	// context a registration ends, whoever uses the memory. No device: -1.
+	// home is the device in whose primary context the memory was registered, and which is kept for
+	// that. A registration ends with its context, even if others use the memory. No device: -1.
 	home int
 	ctx  Context // that one, or the one that was adopted
 }
 
-// PinHost pins n > 0 bytes at addr for all devices, unless one has done so. They must not be on Go's heap, and
-// be there until all devices have ended it. It may take tenths of a second for each GiB, and waits for
-// others who are at it.
+// PinHost pins n > 0 bytes at addr for all devices, unless one has done so. They must not be on
+// Go's heap, and must stay until all devices have ended the pin. It may take tenths of a second for
+// each GiB, and waits for other calls.
 //
 // Where the context of the first device is adopted, and not the device's own, it must be there until the last has ended it.
 func (d *Device) PinHost(addr uintptr, n int64) (*Pin, error) {
@@ -62,7 +62,8 @@ func (p *Pin) begin(d *Device) error {
 	}
 	err := d.Here(func(c *Calls) error {
 		err := c.RegisterHost(p.addr, p.n)
-		// By somebody else who uses the driver; which it says of any byte that is.
+		// Another user of the driver has registered it; the driver reports that for a single such
+		// byte.
 		if errors.Is(err, ErrHostMemoryAlreadyRegistered) && c.HostRegistered(p.addr, p.n) {
 			p.others = true
 			c.KnowHost(p.addr, p.n)
@@ -100,8 +101,8 @@ func (p *Pin) End(c *Calls) error {
 	return errors.Join(p.unregister(c), p.leaveHome())
 }
 
-// unregister does so in the context of c, which may be another than the memory was registered in: it is for all. A driver that minds is
-// asked in that one.
+// unregister does so in the context of c. That may be another than the memory was registered in,
+// because a registration is for all. If the driver refuses, the call is repeated in that one.
 func (p *Pin) unregister(c *Calls) error {
 	err := c.UnregisterHost(p.addr)
 	if err == nil || c.dev.ctx == p.ctx || p.lib.pushContext(p.ctx) != nil {

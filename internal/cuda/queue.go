@@ -28,8 +28,8 @@ func (t task) run(c *Calls) {
 	t.reply.err = t.f(c)
 }
 
-// queue hands tasks and new marks to the thread. It is a list under a lock and not a channel:
-// the thread takes all of it at once, and only who finds it asleep pays for waking it.
+// queue hands tasks and new marks to the thread. It is a list under a lock and not a channel: the
+// thread takes all of it at once, and only a caller that finds it asleep pays for waking it.
 type queue struct {
 	wake chan struct{} // of capacity 1
 
@@ -38,7 +38,7 @@ type queue struct {
 		tasks  []task
 		marks  []watch
 		free   []Event // of marks that are reached
-		out    int     // events of marks that are not, or that somebody holds
+		out    int     // events of marks that are not, or that are in use
 		guests int     // calls of Here under way
 		asleep bool    // the thread looks at wake
 		closed bool
@@ -78,7 +78,7 @@ func (q *queue) unlockAndRouse() {
 	}
 }
 
-// enter lets a guest in unless the queue is closed; who is in keeps the context.
+// enter lets a guest in unless the queue is closed. A guest keeps the context alive.
 func (q *queue) enter() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// The thread looks at events without a pause for as long as a small copy takes. Then
-// it pauses for a 32nd of the time that it has waited for: what waits for the event is told
-// at most that much late. The longest pause bounds what a look costs others.
+// The thread looks at events without a pause for as long as a small copy takes. Then it pauses for
+// a 32nd of the time that it has waited. So a waiter wakes at most that much late. The longest
+// pause bounds what a look costs others.
 //
-// A pause of the Go scheduler's may take a millisecond, however short it should be, for it waits in
-// epoll. So the short ones are slept by the thread itself, which makes tasks that come
-// meanwhile wait; where that could be long, it is the scheduler's. (4 KiB on the emulator, two
-// busy cores: a mark was told after 200 µs with the scheduler's pauses only, after 50 so.)
+// A pause of the Go scheduler's may take a millisecond, however short it should be, because it
+// waits in epoll. So the thread itself sleeps the short ones; tasks that come meanwhile wait. Long
+// ones are the scheduler's. (4 KiB on the emulator, two busy cores: a mark ended after 200 µs with
+// the scheduler's pauses only, and after 50 µs with both.)
 const (
 	keenFor      = 10 * time.Microsecond
 	pauseShare   = 32
@@ -21,13 +21,13 @@ const (
 	longestRest  = 500 * time.Microsecond
 )
 
-// thread is the goroutine of the device; ready is told whether it has its context.
+// thread is the goroutine of the device. It sends to ready whether it has its context.
 func (d *Device) thread(ready chan<- error) {
 	defer close(d.stopped)
 	runtime.LockOSThread()
 	if err := d.enter(); err != nil {
 		ready <- err
-		return // locked: nobody knows which context is current on the thread now
+		return // locked: the context that is current on the thread is unknown
 	}
 	ready <- nil
 	wakePromptly(true)

@@ -47,8 +47,8 @@ type DeviceInfo struct {
 // PoolFlag is something that a pool does or not, by the driver's numbers.
 type PoolFlag int32
 
-// PoolReuseMakesWait is whether the driver may have the stream of an allocation wait for another one, on which memory was freed that
-// it could use again; it may, unless told.
+// PoolReuseMakesWait sets whether the driver may reuse memory freed on another stream, and make the
+// allocating stream wait for that one. It may by default.
 const PoolReuseMakesWait PoolFlag = 3
 
 // PoolNumber is a number that a pool keeps, by the driver's numbers.
@@ -56,7 +56,7 @@ type PoolNumber int32
 
 // The numbers of a pool, in bytes.
 const (
-	PoolReleaseThreshold PoolNumber = 4 // reserved bytes that are kept when somebody has waited; can be set
+	PoolReleaseThreshold PoolNumber = 4 // reserved bytes that are kept after a wait; can be set
 	PoolReserved         PoolNumber = 5
 	PoolReservedHigh     PoolNumber = 6 // can be set to 0
 	PoolUsed             PoolNumber = 7

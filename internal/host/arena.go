@@ -12,20 +12,19 @@
 //
 // # Small memory
 //
-// What is charged less than whole pages, all of it below 8 KiB, gets a place in a
-// slab: 64-byte aligned, beside others. A place is charged, not its slab, so that what
-// was reserved can be drawn. The pages of a slab that is partly used are free for
-// small memory only; tier.HostStats.Slack says how much that is. An arena in which slabs stand
-// in the way of something large says that it is fragmented, as it does when large
-// memory stands in the way. Whole pages never lie in slabs: direct I/O needs their
+// Requests that are charged less than whole pages, all of them below 8 KiB, get a place in a slab:
+// 64-byte aligned, beside others. A place is charged, not its slab, so that what was reserved can
+// be drawn. The pages of a partly used slab are free for small memory only; tier.HostStats.Slack is
+// how much that is. If slabs block a large request, the arena reports that it is fragmented, as it
+// does when large memory blocks it. Whole pages never are in slabs: direct I/O needs their
 // alignment, and images are whole pages.
 //
 // # Ownership
 //
-// An extent belongs to whoever holds its memory, from Alloc to Free; the arena does
-// not look into it meanwhile. Freed extents are handed out again with the bytes that
-// they had. The mapping stays until the arena is closed and the last extent is
-// freed, so arrays opened in place stay readable while they are leased.
+// The holder of an extent's memory owns it, from Alloc to Free; the arena does not read it
+// meanwhile. Freed extents are handed out again with the bytes that they had. The mapping stays
+// until the arena is closed and the last extent is freed. So arrays opened in place stay readable
+// while they are leased.
 //
 // Under the invariants tag freed extents are made unreadable, so that a use after release faults at
 // once. Freed places are, as far as they have pages to themselves; the rest is overwritten, and
@@ -118,8 +117,8 @@ type Arena struct {
 		used      int64         // bytes handed out, as charged
 		tails     int64         // bytes of pages that small memory lies in by itself, beyond what is charged
 		withheld  int64         // free bytes that Trim works on, or a slab that comes or goes
-		returned  chan struct{} // closed when some of them are put back; nil if nobody waits for that
-		stopped   bool          // the toucher was told to end
+		returned  chan struct{} // closed when some of them are put back; nil without waiters
+		stopped   bool          // the toucher must end
 		closed    bool
 		quiet     bool // after closed: no toucher and no Trim is under way
 		unmapping bool // or unmapped
@@ -243,12 +242,10 @@ func (m *memory) Extents() [][]byte { return m.extents }
 // round returns n rounded up to a multiple of 4096.
 func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
 
-// Charge returns what size bytes take: above 8 KiB size rounded up to a multiple
-// of 4096, and below the next of the sizes that slabs have, which is at most a
-// quarter more. What of a slab's pages is in no place that is handed out is charged
-// to nobody: it is there for small memory to come, and when nothing lies in the
-// slab any more, for everything. So an arena whose books have room may be too
-// fragmented for a large request; see Alloc.
+// Charge returns what size bytes take. Above 8 KiB that is size rounded up to a multiple of 4096.
+// Below, it is the next of the slabs' sizes, at most a quarter more. The rest of a slab's pages is
+// not charged. It is free for later small memory, and for everything once the slab is empty. So an
+// arena whose books have room may be too fragmented for a large request; see Alloc.
 func (a *Arena) Charge(size int64) int64 {
 	if size > smallMost {
 		return round(size)
@@ -428,8 +425,8 @@ func (a *Arena) putBack(m *memory) (last bool) {
 	return a.lastLocked()
 }
 
-// slackLocked is what is charged to nobody and is no free page either. With it the
-// arena adds up: capacity = used + slack + free + withheld.
+// slackLocked is what is not charged and is no free page either. With it the arena adds up:
+// capacity = used + slack + free + withheld.
 func (a *Arena) slackLocked() int64 { return a.mu.slabs.slack() + a.mu.tails }
 
 // returnedLocked returns what is closed when withheld ranges are put back.
@@ -440,8 +437,8 @@ func (a *Arena) returnedLocked() <-chan struct{} {
 	return a.mu.returned
 }
 
-// unwithholdLocked notes that n withheld bytes are there again. The caller wakes
-// those who wait for that, without the lock.
+// unwithholdLocked records that n withheld bytes are back. The caller wakes the waiters without the
+// lock.
 func (a *Arena) unwithholdLocked(n int64) (waiters chan struct{}) {
 	a.mu.withheld -= n
 	waiters, a.mu.returned = a.mu.returned, nil
@@ -464,8 +461,8 @@ func (a *Arena) lastLocked() bool {
 	return true
 }
 
-// unmap gives the range up. There is nobody to tell of an error, and none but a
-// bug of ours makes one.
+// unmap gives the range up. There is no caller to return an error to, and only a bug of ours causes
+// one.
 func (a *Arena) unmap() {
 	a.mu.Lock()
 	pinners := a.mu.pinners
@@ -526,7 +523,7 @@ type mapping interface {
 	release() error
 }
 
-// errHugeOff says that the kernel has huge pages and gives nobody any.
+// errHugeOff reports that the kernel has huge pages and grants none.
 var errHugeOff = errors.New("switched off")
 
 func (a *Arena) warn(c diag.Cause, format string, args ...any) {

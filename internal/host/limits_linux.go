@@ -24,11 +24,11 @@ func lockLimit() string {
 	return fmt.Sprintf("%d bytes", r.Cur)
 }
 
-// hugeSettings is where the kernel says who gets huge pages.
+// hugeSettings is where the kernel shows its policy for huge pages.
 const hugeSettings = "/sys/kernel/mm/transparent_hugepage"
 
-// hugeOff returns errHugeOff if nobody gets huge pages, though madvise takes the wish.
-// Where the settings are not to be seen it takes the kernel at its word.
+// hugeOff returns errHugeOff if the kernel grants no huge pages, although madvise succeeds. If the
+// settings cannot be read it trusts madvise.
 func hugeOff(settings string) error {
 	if off, err := unix.PrctlRetInt(unix.PR_GET_THP_DISABLE, 0, 0, 0, 0); err == nil && off == 1 {
 		return errHugeOff
@@ -55,6 +55,6 @@ func hugeOff(settings string) error {
 	return nil
 }
 
-// mayNotBind says whether err tells that the process is not allowed to bind memory at
-// all, as container runtimes' filters of system calls have it.
+// mayNotBind reports whether err means that the process is not allowed to bind memory at all.
+// Container runtimes' filters of system calls refuse that.
 func mayNotBind(err error) bool { return errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) }

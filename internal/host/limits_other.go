@@ -5,5 +5,5 @@ package host
 // lockLimit says how much memory the process may lock.
 func lockLimit() string { return "not known" }
 
-// mayNotBind says whether err tells that the process is not allowed to bind memory.
+// mayNotBind reports whether err means that the process is not allowed to bind memory.
 func mayNotBind(error) bool { return false }

@@ -8,9 +8,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// touchAhead makes the pages present, from the low end, where the allocator
-// begins, to the high one, some way ahead of what has been used. It works beside
-// those who use the memory: touching changes no byte.
+// touchAhead makes the pages present, from the low end, where the allocator begins, to the high
+// one, some way ahead of what has been used. It works beside the users of the memory: touching
+// changes no byte.
 func (a *Arena) touchAhead() {
 	defer close(a.touchDone)
 	for i := range int64(len(a.state)) {
@@ -144,7 +144,7 @@ func (a *Arena) withhold() []span {
 	return held
 }
 
-// replace puts a withheld range back and wakes those who wait for it.
+// replace puts a withheld range back and wakes its waiters.
 func (a *Arena) replace(off, n int64) {
 	a.mu.Lock()
 	a.mu.free.Free(off, n)

@@ -12,10 +12,9 @@ import (
 //
 //	slab of 1792-byte places    ├ place ┼ place ┼ free ┼ … ┼ place ┤   28 KiB
 //
-// The sizes go up by 64 bytes to 512, and then in four steps to each doubling, so
-// that a place is at most a quarter larger than what lies in it. What divides into
-// whole pages needs no slab: pages by themselves are as dense, lie where direct I/O
-// wants them, and pin nothing beside them.
+// The sizes go up by 64 bytes to 512, and then in four steps to each doubling. So a place is at
+// most a quarter larger than its contents. Sizes of whole pages need no slab: pages by themselves
+// are as dense, are aligned for direct I/O, and pin nothing beside them.
 
 const (
 	// place is the alignment of places: what Arrow asks for its buffers.
@@ -82,10 +81,10 @@ func (s *slab) empty() bool { return s.free == ^uint64(0)>>(64-s.places) }
 // slabs are an arena's slabs. It touches no memory and has no lock: the arena's
 // guards it. Each call but flush takes constant time.
 //
-// An empty slab goes back to the arena, but for one spare of each class: else a program that
-// allocates and frees one buffer again and again would make and give up a slab each time. Spares
-// are in nobody's way: flush gives them back before anything is refused, or split, for want of
-// their pages.
+// An empty slab goes back to the arena, except one spare of each class. Without the spare, a
+// program that allocates and frees one buffer again and again would make and give up a slab each
+// time. Spares block no request: flush gives them back before a request is refused, or split, for
+// want of their pages.
 type slabs struct {
 	reuse   bool // whether there are spares at all
 	lists   [classCount]*slab

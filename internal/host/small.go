@@ -20,10 +20,9 @@ type small struct {
 func (m *small) Size() int64       { return m.size }
 func (m *small) Extents() [][]byte { return m.extents[:] }
 
-// allocSmall hands out a place of a slab: of one that has a free one, of a new
-// slab, of a shorter one where the arena has no range for a whole one, or at last a
-// larger place than it needs. So it is refused only if no page is free and no place
-// that is long enough.
+// allocSmall hands out a place of a slab. It tries, in order, a slab with a free place, a new slab,
+// a shorter one where the arena has no range for a whole one, and a larger place. So it is refused
+// only if no page and no long enough place is free.
 func (a *Arena) allocSmall(size, charge int64, cuts []int64) (tier.Memory, error) {
 	class := classOf(size)
 	for {
@@ -108,9 +107,8 @@ func (a *Arena) newSlabLocked(class int) *slab {
 	return newSlab(class, off, n)
 }
 
-// open makes a new slab's places ready, in an invariants build, and puts it among
-// the slabs. Its pages count as withheld meanwhile, so that nobody is refused who
-// would find room in it.
+// open makes a new slab's places ready, in an invariants build, and puts it among the slabs. Its
+// pages count as withheld meanwhile, so that no request is refused that would find room in it.
 func (a *Arena) open(s *slab) error {
 	a.mark(s.off, s.length)
 	mem := a.mem[s.off : s.off+s.length]
@@ -190,8 +188,8 @@ func (a *Arena) freeSmall(m *small, touch bool) {
 	}
 }
 
-// hideSlab makes the pages of an empty slab unreadable and gives them back. They
-// are withheld: its other places were free before, for anybody.
+// hideSlab makes the pages of an empty slab unreadable and gives them back. They are withheld:
+// until then any request could use its other places.
 func (a *Arena) hideSlab(s *slab) (last bool) {
 	_ = a.space.hide(a.mem[s.off : s.off+s.length])
 	a.mu.Lock()

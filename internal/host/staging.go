@@ -9,11 +9,11 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Staging lends chunks of one pinned buffer, for moves that pass through host
-// memory a chunk at a time. The chunk that was returned last is lent first, while the
-// caches still have it: writing from eight of 512 KiB that are used in turn measured a
-// fifth faster than from sixteen of 1 MiB. Those who wait are served in the order in which
-// they came, before those who do not wait. It is safe for concurrent use.
+// Staging lends chunks of one pinned buffer, for moves that pass through host memory a chunk at a
+// time. The chunk that was returned last is lent first, while the caches still have it: writing
+// from eight of 512 KiB that are used in turn measured a fifth faster than from sixteen of 1 MiB.
+// Waiters are served in the order of arrival, before callers that do not wait. It is safe for
+// concurrent use.
 type Staging struct {
 	buf   *tier.Buffer
 	chunk int64
@@ -29,12 +29,11 @@ type Staging struct {
 	}
 }
 
-// NewStaging cuts buf, a buffer in a host space, into chunks of chunk bytes, a
-// multiple of 4096 above 0; it panics if these are not what they must be. What an
-// extent of buf has left over is not used, so an owner that wants all of it allows
-// buf to be split at multiples of chunk only. Chunks begin at a multiple of 4096, as
-// direct I/O wants it, if buf is a multiple of that, or above 8 KiB, long. The staging
-// owns buf.
+// NewStaging cuts buf, a buffer in a host space, into chunks of chunk bytes, a multiple of 4096
+// above 0. It panics on invalid arguments. The rest of each extent of buf is not used. An owner
+// that wants all of it allows buf to be split at multiples of chunk only. If the length of buf is a
+// multiple of 4096, or above 8 KiB, chunks begin at a multiple of 4096, as direct I/O requires. The
+// staging owns buf.
 func NewStaging(buf *tier.Buffer, chunk int64) *Staging {
 	if chunk <= 0 || chunk%tier.Page != 0 {
 		panic(fmt.Sprintf("host: staging chunks of %d bytes: want a multiple of %d", chunk, tier.Page))
@@ -114,8 +113,8 @@ func (s *Staging) Return(c []byte) {
 	}
 }
 
-// takeBack takes c back, or lends it to who has waited longest. last says that the caller must
-// release the buffer.
+// takeBack takes c back, or lends it to the oldest waiter. last means that the caller must release
+// the buffer.
 func (s *Staging) takeBack(c []byte) (last bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,9 +132,9 @@ func (s *Staging) takeBack(c []byte) (last bool) {
 	return s.mu.closed && s.mu.out == 0
 }
 
-// Close wakes those who wait, with tier.ErrClosed, and releases the buffer. If
-// chunks are still borrowed it says so, and the return of the last one releases the
-// buffer. A second Close returns tier.ErrClosed.
+// Close wakes the waiters with tier.ErrClosed, and releases the buffer. If chunks are still
+// borrowed it returns an error, and the return of the last one releases the buffer. A second Close
+// returns tier.ErrClosed.
 func (s *Staging) Close() error {
 	s.mu.Lock()
 	if s.mu.closed {

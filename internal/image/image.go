@@ -4,7 +4,7 @@
 //	arrow.RecordBatch ──NewLayout, WriteTo──▶ image ──Open──▶ arrow.RecordBatch
 //	DeviceTable ──PlanTable──▶ TablePlan ──PartsOf──▶ Parts   where a table's buffers go in an image
 //
-// Layout tells the form of the image. What users may know of it is in package convert.
+// Layout describes the form of the image. Package convert documents what users may know of it.
 package image
 
 import (
@@ -21,8 +21,8 @@ import (
 // ErrInvalid matches every *InvalidError.
 var ErrInvalid = errors.New("invalid array")
 
-// InvalidError says that the parts of an array do not fit together, in a record
-// that is to be laid out or in a descriptor that is to be opened.
+// InvalidError reports that the parts of an array do not fit together, in a record to lay out or in
+// a descriptor to open.
 type InvalidError struct {
 	Path    string // the column and what is in it, "a.[].b"; empty for the whole
 	Problem string
@@ -60,7 +60,7 @@ type CorruptError struct {
 	Offset int64    // of the chunk: in the volume, or without one in the body
 	Want   uint64   // the checksum in the descriptor
 	Got    uint64   // that of the bytes
-	Cause  error    // why they cannot be uncompressed, or a *tier.AlteredError; nil where the checksums tell
+	Cause  error    // why they cannot be uncompressed, or a *tier.AlteredError; nil if the checksums differ
 }
 
 func (e *CorruptError) Error() string {

@@ -28,11 +28,10 @@ const (
 // A Layout is the plan of one record batch's image, and the writer of its
 // bytes. The image has one layout in all tiers:
 //
-// The body consists of the record's Arrow buffers in schema order, depth first,
-// each at a multiple of 64 bytes, those of 64 KiB and more at a multiple of 4096;
-// its length is a multiple of 4096. All bytes between buffers are zero, as are the
-// bits behind the end of a bitmap, so that equal records laid out alike have equal
-// images and no old memory gets into a file.
+// The body consists of the record's Arrow buffers in schema order, depth first, each at a multiple
+// of 64 bytes, those of 64 KiB and more at a multiple of 4096. Its length is a multiple of 4096.
+// All bytes between buffers are zero, as are the bits behind the end of a bitmap. So equal records
+// laid out alike have equal images, and no old memory gets into a file.
 //
 // Every array begins at offset 0 and has what its parent shows of it: slices are
 // compacted at every level, and the ends of runs and the offsets of lists, list
@@ -41,25 +40,23 @@ const (
 // and the last value that list views or a dense union show, and, of the bytes
 // behind string and binary views, up to an eighth.
 //
-// Dictionaries stay whole, and are images of their own, so that batches can share
-// them: see Dictionaries. After the indices the array that uses one has a node with
-// batch.Outside and its number. Only a dictionary of up to 4 KiB lies in the body,
-// after the indices, because its own image would take at least a page, and a request
-// of its own wherever it goes: copying it with the rows is cheaper than keeping it
-// once. Within a body, too, a dictionary that several columns share, as the same
-// arrow.ArrayData, is there once, and its spans are the same in all of them.
+// Dictionaries stay whole, and are images of their own, so that batches can share them: see
+// Dictionaries. The array that uses one has, after the indices, a node with batch.Outside and its
+// number. Only a dictionary of up to 4 KiB is in the body, after the indices. Its own image would
+// take at least a page, and a request of its own for each move: copying it with the rows is cheaper
+// than keeping it once. Several columns may share a dictionary within a body, too, as the same
+// arrow.ArrayData. It is there once, and its spans are the same in all of them.
 //
 // Nulls are counted, whatever the array says. A validity bitmap is kept if there
 // is a null, and otherwise dropped. Another buffer that the source does not have
 // stays absent, a buffer without bytes stays without.
 //
-// In the descriptor each array has a node and, unless its type is null, run-end
-// encoded or a union, a span for its validity, followed by those of the format in
-// the format's order. The node of a binary or string view is followed by one more,
-// whose Length is the number of data buffers, and the view's spans by as many.
-// Run-end encoded arrays have the run ends and the values as children. Extensions
-// are laid out as their storage. A record's own metadata, beside its schema's, is
-// in the descriptor.
+// In the descriptor each array has a node, a span for its validity, and the spans of its format in
+// the format's order. Null, run-end encoded and union types have no validity span. The node of a
+// binary or string view is followed by one more, whose Length is the number of data buffers, and
+// the view's spans by as many. Run-end encoded arrays have the run ends and the values as children.
+// Extensions are laid out as their storage. A record's own metadata, beside its schema's, is in the
+// descriptor.
 //
 // What is needed to find the buffers is checked, and what fails the check is an
 // *InvalidError. Values are not looked at: wrong offsets between the first and the
@@ -380,8 +377,8 @@ func (l *Layout) copyStraight(p *piece, dst []byte, pos int64) {
 	}
 }
 
-// crooked returns how many bytes from pos on should be made in scratch: up to
-// where straight is worth the while again.
+// crooked returns how many bytes from pos on should be made in scratch: up to where copying
+// straight from the source pays again.
 func (l *Layout) crooked(i int, pos int64) int64 {
 	for ; i < len(l.pieces) && l.pieces[i].off < pos+scratchSize; i++ {
 		if p := &l.pieces[i]; p.off > pos && p.n >= scratchSize && p.isStraight() {

@@ -22,7 +22,7 @@ func newBits(b []byte, at, n int64) *bits {
 
 func (s *bits) read(dst []byte, at int64) {
 	src, d := s.src[at:], dst
-	right, left := s.shift&63, (64-s.shift)&63 // &63 tells the compiler that they are below 64
+	right, left := s.shift&63, (64-s.shift)&63 // &63 shows the compiler that they are below 64
 	for len(d) >= 32 && len(src) >= 40 {
 		v, w := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
 		x, y := binary.LittleEndian.Uint64(src[16:]), binary.LittleEndian.Uint64(src[24:])

@@ -30,11 +30,10 @@ import (
 // that order; they must stay for as long. Columns that use the same dictionary share
 // one array of it.
 //
-// The extents' lengths add up to d.Body, and no buffer lies in two of them. What
-// the descriptor says is checked against the schema and the extents, so far as
-// needed to build the arrays without reading out of range; what does not fit is
-// an *InvalidError. Values are not looked at: Verify tells whether the bytes are
-// those that were laid out, and array.ValidateFull whether those make sense.
+// The extents' lengths add up to d.Body, and no buffer lies in two of them. The descriptor is
+// checked against the schema and the extents, as far as needed to build the arrays without reading
+// out of range. A mismatch is an *InvalidError. Values are not looked at: Verify checks that the
+// bytes are those that were laid out, and array.ValidateFull that those make sense.
 func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ...[][]byte) (arrow.RecordBatch, error) {
 	l := NewLease(release)
 	if d == nil {
@@ -76,8 +75,8 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 	return OpenRecord(d, extents, l, find)
 }
 
-// Finder returns the opened array of a dictionary that is an image of its own, as
-// the type that it has where it is used, and a reference to it.
+// Finder returns the opened array of a dictionary that is an image of its own, as the type that its
+// user has, and a reference to it.
 type Finder func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error)
 
 // OpenRecord opens d with a new lease, which it ends on an error.
@@ -92,8 +91,8 @@ func OpenRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *Lease, fin
 	var cols []arrow.Array
 	defer func() {
 		if err != nil {
-			// What was made is nobody's; but dictionaries that others have, too, and
-			// the memory must be given back.
+			// The arrays made so far have no owner. But dictionaries that others use, too, and the
+			// memory must be given back.
 			o.abandon()
 			for _, c := range cols {
 				c.Release()
@@ -184,7 +183,7 @@ type Lease struct {
 	buffers atomic.Int64
 	ended   atomic.Bool
 	release func()
-	Hold    holds.Hold // of the memory, if somebody began it
+	Hold    holds.Hold // of the memory, if one was begun
 }
 
 // NewLease returns a lease with one buffer counted, which is the opener's own.
@@ -205,7 +204,7 @@ func (l *Lease) End() {
 	if !l.ended.CompareAndSwap(false, true) {
 		return
 	}
-	l.Hold.End() // first, so that nobody holds more than is used
+	l.Hold.End() // first, so that no more is held than is used
 	if l.release != nil {
 		l.release()
 	}
@@ -282,9 +281,8 @@ func (o *opener) end() error {
 	return nil
 }
 
-// abandon gives the references back that what was made, and will not be used, has
-// of dictionaries outside. Each of the holders has one reference that counts: its
-// parent's, or the one that nobody has yet.
+// abandon releases the references to outside dictionaries of arrays that will not be used. Each of
+// the holders has one reference that counts: its parent's, or the one that is not handed out yet.
 func (o *opener) abandon() {
 	for _, d := range o.holders {
 		d.Release()
@@ -383,7 +381,7 @@ func (o *opener) validity(n batch.Node) (*memory.Buffer, error) {
 	return b, err
 }
 
-// array opens the next array, of type dt. Whoever gets the data releases it.
+// array opens the next array, of type dt. The caller releases the data.
 func (o *opener) array(dt arrow.DataType) (*array.Data, error) {
 	n, err := o.node()
 	if err != nil {

@@ -318,7 +318,7 @@ func (p *planner) bitmap(b []byte, at, n int64) {
 	if whole > 0 {
 		p.pieces = append(p.pieces, piece{off: p.at - int64(len(b)), n: whole, raw: b[:whole]})
 	}
-	if tail := n % 8; tail > 0 { // the bits behind the end are nobody's
+	if tail := n % 8; tail > 0 { // the bits behind the end have no meaning
 		p.pieces = append(p.pieces, piece{off: p.at - 1, n: 1, raw: []byte{b[whole] & (1<<tail - 1)}})
 	}
 }
@@ -500,7 +500,7 @@ func Empty(schema *arrow.Schema, metadata *arrow.Metadata) *batch.Descriptor {
 }
 
 // empty lays out an array without rows and buffers, where the source has none. A type without a
-// shape has one that nobody can open.
+// shape gets an array that cannot be opened.
 func (p *planner) empty(dt arrow.DataType) {
 	sh, _ := shape.Of(dt)
 	p.node(0, 0)

@@ -24,13 +24,13 @@ type TablePlan struct {
 	missing tableFacts // to be read
 }
 
-// tableFacts is what has to be known of a table beside what its owner tells.
+// tableFacts is what must be known of a table beside its owner's data.
 type tableFacts struct {
 	values map[batch.DeviceRange][]byte
 	counts map[census]*tally
 }
 
-// Unknown is a number that whoever made an array does not tell.
+// Unknown is a number that the creator of an array does not give.
 const Unknown = -1
 
 // DeviceArray is an Arrow array whose buffers lie in a device's memory, as the Arrow C data
@@ -49,14 +49,15 @@ type DeviceArray struct {
 	Dictionary *DeviceArray
 }
 
-// DeviceTable is a table that somebody else has made in a device's memory.
+// DeviceTable is a table in a device's memory that code outside the engine has made.
 type DeviceTable struct {
 	Space    *tier.Space // of the device
 	Schema   *arrow.Schema
 	Rows     int64
 	Columns  []*DeviceArray
 	Metadata *arrow.Metadata // the record's own; nil if it has none
-	// Charged is memory of the space, whatever else there may be in it, that somebody is charged for until Release is called.
+	// Charged is memory of the space that stays charged until Release is called. It may have other
+	// contents, too.
 	Charged []batch.DeviceRange
 	// Release is called once, when the memory is not needed any more; never, if the table is
 	// not adopted. It may be nil.
@@ -289,7 +290,7 @@ func (p *TablePlan) within(b batch.DeviceRange, at, n int64) (batch.DeviceRange,
 	return batch.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n}, nil
 }
 
-// validity plans the bitmap of s and counts its nulls, where they are not told for these rows.
+// validity plans the bitmap of s and counts its nulls, where the count for these rows is not given.
 func (p *TablePlan) validity(s *deviceRows, from int64) error {
 	b := s.Buffers[0]
 	told := s.Nulls
@@ -331,8 +332,8 @@ func (p *TablePlan) bitmap(b batch.DeviceRange, at, n int64) error {
 	return nil
 }
 
-// lacks handles a buffer that is absent, which it may be without rows only: that all of them are null is what somebody says who
-// may be wrong, and who reads the batch relies on.
+// lacks handles a buffer that is absent, which is allowed without rows only. The claim that all
+// rows are null may be wrong, and a reader of the batch would rely on it.
 func (p *TablePlan) lacks(s deviceRows, i int) (bool, error) {
 	switch {
 	case s.n > 0 && s.Buffers[i].Addr == 0:

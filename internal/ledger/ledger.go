@@ -221,9 +221,9 @@ func mustNotBeNegative(n int64) {
 	}
 }
 
-// Left is what Remaining of a tier.Quota says to one who holds mine of the used bytes under a
-// limit that all who hold some share: what is left, or, below 0, the caller's share of
-// what is used above the limit, rounded so that the shares make up for all of it.
+// Left is what Remaining of a tier.Quota returns to the holder of mine of the used bytes, under a
+// limit that all holders share. It is what is left. Below 0 it is the caller's share of the excess,
+// rounded so that the shares add up to all of it.
 func Left(limit, used, mine int64) int64 {
 	if used <= limit || mine <= 0 {
 		return max(0, limit-used)

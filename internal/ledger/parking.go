@@ -5,30 +5,29 @@ import (
 	"sync/atomic"
 )
 
-// parking is where promises that are given back may wait for the next one of about that
-// size, so that goroutines on different processors need not fight for the one word of
-// used bytes. The word counts what is parked as used; every question that it could be a
-// wrong answer to takes all of it back first (sweep): what is used, what is promised,
-// whether there is room, whether this is a new peak. Nothing is parked
+// parking keeps released promises for the next one of about that size. So goroutines on different
+// processors need not contend for the one word of used bytes. The word counts what is parked as
+// used. Every query that it could answer wrongly takes all of it back first (sweep): what is used,
+// what is promised, whether there is room, whether this is a new peak. Nothing is parked
 //
-//   - while somebody attends: waits for room, and so must hear of each release;
+//   - while there are attendants: they wait for room, and so must see each release;
 //   - above a mark, so that no pressure and no limit is near;
 //   - beyond a small share of the capacity.
 //
-// Whoever attends, or lowers a limit, changes the state first and sweeps then; whoever
-// parks looks at the state before and after, and sweeps itself if it has changed. So one
-// of the two takes the bytes back. Sweeps have the ledger's lock, so that who finds
-// nothing parked does not overlook what another has taken out and not yet subtracted.
+// An attendant, or a change that lowers a limit, changes the state first and then sweeps. A parking
+// goroutine reads the state before and after, and sweeps itself if it has changed. So one of the
+// two takes the bytes back. Sweeps hold the ledger's lock. So a sweep that finds nothing parked
+// does not miss bytes that another has taken out and not yet subtracted.
 //
-// While promises come and go, Used may for that moment be too high by what is parked
-// while it is read, but never too low, and never over the capacity.
+// While promises come and go, Used may for a moment be too high by what is parked while it is read,
+// but never too low, and never over the capacity.
 type parking struct {
 	stripes []stripe
 	most    int64         // bytes in one stripe
 	state   atomic.Uint64 // how many attend in the lower half, and how often limits changed in the upper one
 	sweeps  atomic.Int64  // under way
 	any     atomic.Bool   // set after something was parked, and cleared before it is swept
-	_       [64]byte      // stays in the caches of those who only read it
+	_       [64]byte      // stays in the caches of readers
 }
 
 // stripe is alone on its cache lines, of which processors fetch two at a time.
@@ -59,7 +58,7 @@ func (l *Ledger) stripe(at uint32) *atomic.Int64 {
 	return &l.park.stripes[int(at)&(len(l.park.stripes)-1)].bytes
 }
 
-// ReserveAt is Reserve for who parks at a stripe.
+// ReserveAt is Reserve at a stripe where promises are parked.
 func (l *Ledger) ReserveAt(at uint32, n, limit int64) bool {
 	if len(l.park.stripes) > 0 && n > 0 {
 		s := l.stripe(at)
@@ -70,10 +69,10 @@ func (l *Ledger) ReserveAt(at uint32, n, limit int64) bool {
 	return l.Reserve(n, limit)
 }
 
-// TryPark parks n promised bytes, if that is allowed and no more than below bytes are
-// used; done is false if not, and the books are as they were. below is asked after the
-// state was read, so that a limit that changes meanwhile is noticed: then the bytes are
-// free, and those who wait must be told.
+// TryPark parks n promised bytes, if that is allowed and no more than below bytes are used.
+// Otherwise done is false, and the books are as they were. below is called after the state was
+// read, so that a limit that changes meanwhile is noticed: then the bytes are free, and tell means
+// that the waiters must be woken.
 func (l *Ledger) TryPark(at uint32, n int64, below func() int64) (done, tell bool) {
 	if n > l.park.most { // also where nothing can be parked
 		return false, false

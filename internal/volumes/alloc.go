@@ -16,9 +16,9 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// growStep is how much room is asked of the file system at a time, if less is needed. Allocated
-// room is written at 2.5 GiB/s, sparse files at 2.2 (ext4, virtual NVMe); to allocate 64 MiB takes
-// 20 µs.
+// growStep is how much room is requested from the file system at a time, if less is needed.
+// Allocated room is written at 2.5 GiB/s, sparse files at 2.2 (ext4, virtual NVMe); to allocate 64
+// MiB takes 20 µs.
 const growStep = 64 << 20
 
 // extents is memory on a volume: what Volume.Alloc returns. It is a

@@ -169,9 +169,9 @@ func hiddenFile(name string) bool {
 // they are a second.
 const mostPatience = 512 * time.Millisecond
 
-// removeDir removes an empty directory of ours. There may still be hidden files in it: a
-// FUSE server may hear of the close of a file after that of its directory's removal, and another
-// volume may just have the lock's file open, to see that it is gone.
+// removeDir removes an empty directory of ours. There may still be hidden files in it: a FUSE
+// server may see the close of a file after that of its directory's removal, and another volume may
+// just have the lock's file open, to see that it is gone.
 func removeDir(fsys disk.FS, path string) error {
 	for pause := time.Millisecond; ; pause *= 2 {
 		err := ignoreMissing(fsys.Remove(path))

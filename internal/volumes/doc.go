@@ -42,7 +42,7 @@
 // proportion to the bandwidth that each has to spare. A volume that is full is skipped, and makes
 // up for no more than a second of that when it has room again.
 //
-// A volume whose write failed, or whose file system had no room, is asked last for a second, after
+// A volume whose write failed, or whose file system had no room, is tried last for a second, after
 // the next failure for two, and so on up to 64. Then one Alloc may try it; a write that succeeds
 // ends this. The error itself is returned: a *disk.IOError, or a *tier.NoSpaceError.
 //
@@ -63,10 +63,10 @@
 //
 // Each volume has a key of its own: random, or derived from the user's (HKDF, with a random salt).
 // It counts its nonces, so none is used twice under a key. With the key of an earlier volume it
-// opens what persists, and seals nothing. Keys are in this process's memory, for who can read
-// that, or the system's swap. They protect what lies on the disk, also after a crash, but not its
-// length. Requests pass through mapped memory that is in no ledger: up to 4 × Depth × Request
-// bytes, 32 MiB by default.
+// opens what persists, and seals nothing. Keys are in this process's memory, readable by a reader
+// of that memory or of the system's swap. They protect what is on the disk, also after a crash, but
+// not its length. Requests pass through mapped memory that is in no ledger: up to 4 × Depth ×
+// Request bytes, 32 MiB by default.
 //
 // # What persists
 //
@@ -82,9 +82,8 @@
 // nothing is synchronized, and what is read must be compared with checksums of the owner's.
 //
 // The next volume with Persist in Dir takes over one such directory whose lock is free. What
-// Persisted lists stays where it is and counts as used; all other room is free. The owner Takes
-// it, puts it back, or has it forgotten. At Close what nobody has taken stays; a directory without
-// anything is removed.
+// Persisted lists stays where it is and counts as used; all other room is free. The owner Takes it,
+// puts it back, or forgets it. At Close what was not taken stays. An empty directory is removed.
 //
 // A damaged record is lost, with a warning; so is one whose segment is missing or too short, and
 // those that share what was damaged. Of two in the same room the younger counts. A manifest of
@@ -93,10 +92,10 @@
 //
 // With Config.Encrypt and a Key a record holds the seals of its memories' units and the salts of
 // their keys, and its meta is sealed. No key is written. So a changed bit of the files, of a
-// record, or of a seal in it is found, also where somebody has made the checksums right. Not found
-// is a record put back together with the bytes of its time. Readable stay how many memories there
-// are, their lengths and places, the length of the meta, and when something was recorded and
-// freed. A directory that needs another Key stays as it is: a *KeyError if the volume can take no
+// record, or of a seal in it is found, even if the checksums were forged. A record put back
+// together with the bytes of its time is not found. These stay readable: how many memories there
+// are, their lengths and places, the length of the meta, and when something was recorded and freed.
+// A directory that needs another Key stays as it is. That is a *KeyError if the volume can take no
 // other, and a warning else.
 //
 // # Locks
@@ -109,6 +108,6 @@
 // Two tokens are held across system calls; the mutex is taken inside them. One orders the adding
 // and giving back of room: Alloc waits for it only when what is backed is not enough, for as long
 // as one fallocate or one hole of 4 MiB takes. The other guards the journal: Persist waits for it,
-// and the Free of what persists. Only who gives the directory up holds both, the journal's inside
-// the other.
+// and the Free of what persists. Only the end of the directory holds both, the journal's inside the
+// other.
 package volumes

@@ -17,7 +17,7 @@ type entry struct {
 	shared, meta []byte // of one that was found when the volume was opened
 	memories     []*extents
 	gone         bool
-	stays        bool // nobody has taken it: it stays when the volume is closed
+	stays        bool // not taken: it stays when the volume is closed
 }
 
 // Persisted is what one record of an earlier process says; see Volume.Persisted.
@@ -153,7 +153,7 @@ func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
 	return e.entry.key, true
 }
 
-// Persisted lists what was found when the volume was opened and nobody has taken, the oldest
+// Persisted lists what was found when the volume was opened and was not taken since, the oldest
 // first. It counts as used, and stays when the volume is closed, for the next one.
 func (v *Volume) Persisted() []Persisted {
 	v.mu.Lock()
@@ -233,8 +233,8 @@ func (v *Volume) PutBack(key uint64) error {
 	return nil
 }
 
-// Forget ends a record. Memories that nobody has taken are freed; others stay their
-// holder's. What is not there is forgotten already.
+// Forget ends a record. Memories that were not taken are freed; others stay their holder's. An
+// absent record is no error.
 func (v *Volume) Forget(key uint64) {
 	v.mu.Lock()
 	ent := v.mu.entries[key]

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownerOf returns the owner of a file, if that is known. It is asked only where locks are: without
+// ownerOf returns the owner of a file, if that is known. It is called only where locks are: without
 // them no directory is taken over.
 func ownerOf(info fs.FileInfo) (uid uint32, known bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)

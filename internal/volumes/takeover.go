@@ -245,8 +245,8 @@ func removeFound(own *ownDir, l *listing, found *journal.Found) (gone bool, err 
 	return true, own.remove()
 }
 
-// adopt makes what was found the volume's: entries that stay, and their segments, in which all
-// else is nobody's until clearGaps.
+// adopt makes what was found the volume's: entries that stay, and their segments. All other room of
+// these has no owner until clearGaps.
 func (v *Volume) adopt(found *journal.Found) {
 	segments := make(map[int]*segment)
 	for _, i := range slices.Sorted(maps.Keys(found.Segments)) {
@@ -295,7 +295,7 @@ func (v *Volume) clearGaps() error {
 			v.clearGap(s, f, g)
 		}
 		if s.found.Length > s.size {
-			_ = f.Punch(s.size, s.found.Length-s.size) // nobody would ever use it
+			_ = f.Punch(s.size, s.found.Length-s.size) // it would never be used
 		}
 		err = s.complete(f)
 		if err := oneline.Join(err, bare(f.Close())); err != nil {

@@ -142,7 +142,7 @@ func (e *extents) request(piece int, p []byte, off, most int64) request {
 	return request{at: at.At, off: place, p: p[:n:n], piece: piece, from: off}
 }
 
-// doMeasured does one request when the window lets it in, and tells the pacer if it is a write.
+// doMeasured does one request when the window lets it in. It reports a write to the pacer.
 func (e *extents) doMeasured(ctx context.Context, r request, write bool) error {
 	v, n := e.v, int64(len(r.p))
 	if err := v.window.Enter(ctx, n, write); err != nil {

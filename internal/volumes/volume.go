@@ -76,7 +76,7 @@ type Volume struct {
 		free     int64             // backed, and not handed out
 		idle     int64             // the least that free was since trimIdle looked
 		entries  map[uint64]*entry // what is recorded
-		stays    int64             // of used, what was found and nobody has taken
+		stays    int64             // of used, what was found and not taken
 		retiring int               // freed, and transfers have not ended
 		settled  chan struct{}     // closed when retiring is 0 after Close
 		closed   bool
@@ -452,7 +452,7 @@ func (v *Volume) end() error {
 	case last && v.own != nil:
 		err = oneline.Join(err, v.own.remove())
 	}
-	if last { // and nobody seals a record any more
+	if last { // and no record is sealed any more
 		err = oneline.Join(err, v.forgetKeys())
 	}
 	if err != nil {

@@ -45,8 +45,8 @@ func (v *Volume) Warnings() []diag.Warning {
 	return slices.Clone(v.mu.warnings)
 }
 
-// warnOfOverlay tells of a directory that ends with its container: that is of no
-// consequence but for what is to persist.
+// warnOfOverlay reports a directory that ends with its container. That matters only for what is to
+// persist.
 func (v *Volume) warnOfOverlay() {
 	w := causes.Warn(causes.Overlay, "the directory is on %s, a container's own layer: it shares its room, and goes with the container", overlay)
 	if v.cfg.Persist {
@@ -71,8 +71,7 @@ func (v *Volume) warnOfFiles() {
 	}
 }
 
-// advised returns an error with what to do about it in brackets, where the system's
-// error tells that.
+// advised returns an error with a remedy in brackets, if the system's error has one.
 func advised(err error) error {
 	if a := advice(err); a != "" {
 		return fmt.Errorf("%w (%s)", err, a)

@@ -6,10 +6,10 @@
 //	                  │        Fail, FailWork: what goes wrong, and when
 //	                  └──────▶ Calls, Live, Leaks: what was called, what there is
 //
-// The emulator is written in C because it is to be called as the driver is. It keeps the memory of
-// its devices in the host's, at addresses that nobody else can use; a thread for each
-// stream does the work; mistakes are found that the driver finds, and some that crash it.
-// It is no GPU, and its name says so.
+// The emulator is written in C because it is called as the driver is. It keeps the memory of its
+// devices in the host's, at addresses that no other code can use. A thread for each stream does the
+// work. It finds mistakes that the driver finds, and some that crash the driver. It is no GPU, and
+// its name says so.
 //
 // Each New writes a library of its own, with a state of its own, so tests may run side by
 // side. The files are in the test's temporary directory. Where there is no C compiler
@@ -50,8 +50,8 @@ func (c Config) devices() int64 {
 	return int64(c.Devices)
 }
 
-// Environ returns variables for a program that the test starts and that loads the
-// library by its path, because it cannot be told otherwise. They hold what they have names for.
+// Environ returns variables for a program that the test starts and that loads the library by its
+// path, because it has no other parameter. They hold what they have names for.
 func (c Config) Environ() []string {
 	env := []string{fmt.Sprintf("SPILLWAY_EMULATOR_DEVICES=%d", c.devices())}
 	if c.Memory > 0 {

@@ -76,8 +76,8 @@ func (e *Emulator) Set(name string, value int64) {
 	}
 }
 
-// Fail makes calls of symbol fail with code, times of them (negative: all) after so many that pass. An
-// empty symbol stands for all but those that ask whether work is done. A call that gives
+// Fail makes calls of symbol fail with code, times of them (negative: all) after so many that
+// succeed. An empty symbol means all but the queries whether work is done. A call that gives
 // something up does so nevertheless.
 func (e *Emulator) Fail(symbol string, after int64, code cuda.Code, times int64) {
 	e.t.Helper()
@@ -99,7 +99,7 @@ func (e *Emulator) FailWork(after int64, code cuda.Code, sticky bool) {
 // ClearFailures takes back all that was asked to fail and has not.
 func (e *Emulator) ClearFailures() { e.clearFailures() }
 
-// Calls returns how often symbol was called; an empty one stands for the same as in Fail.
+// Calls returns how often symbol was called; an empty one means the same as in Fail.
 func (e *Emulator) Calls(symbol string) int64 { return e.calls(symbol) }
 
 // Settle waits until no stream has work.

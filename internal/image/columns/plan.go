@@ -307,7 +307,7 @@ func (p *Plan) lay(body int64) {
 }
 
 // Mend makes what was cut out into arrays of their own: the nulls are counted and offsets are
-// moved. extents is the memory, which nobody else has yet.
+// moved. extents is the memory, which the caller alone has.
 func (p *Plan) Mend(extents [][]byte) error {
 	for _, b := range p.bitmaps {
 		bits, err := p.buffer(extents, b.span)

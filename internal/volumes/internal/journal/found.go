@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Found is what the manifests of a directory say that nobody uses.
+// Found is the contents of a directory by its manifests, when no process uses it.
 type Found struct {
 	Records  []FoundRecord    // the youngest first; set by Resolve
 	Segments map[int]*Segment // in which those lie
@@ -223,7 +223,7 @@ type takenRoom struct {
 	compared int                         // spans with each other, so far
 }
 
-// add takes a span, and says whether nobody has any of it.
+// add takes a span, and reports whether all of it was free.
 func (t *takenRoom) add(segment int, s Span) bool {
 	all := t.segments[segment]
 	if all == nil {

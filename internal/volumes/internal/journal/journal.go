@@ -66,7 +66,7 @@ type Journal struct {
 	closed     bool   // what has its name may be another's manifest
 
 	records map[uint64]*liveRecord
-	shared  map[string]*sharedRecord // by their bytes, also such as nobody shares any more
+	shared  map[string]*sharedRecord // by their bytes, also those that no record shares any more
 }
 
 type liveRecord struct {

@@ -26,9 +26,8 @@ const (
 	firstRequest = 256 << 10
 )
 
-// Window bounds the bytes that all requests of a volume have under way to what the disk
-// does in windowTime, as measured. Those who wait are let in in the order in which they
-// came. It is safe for concurrent use.
+// Window bounds the bytes of a volume's running requests to what the disk does in windowTime, as
+// measured. Waiters are let in in the order of arrival. It is safe for concurrent use.
 type Window struct {
 	Request int64 // the most bytes of one request
 	Depth   int64 // requests of one transfer

@@ -31,9 +31,9 @@ func (s *Stripe) reach(lead time.Duration) time.Duration {
 }
 
 const (
-	// catchUp is how much of the time in which a volume was skipped, because it was full or failed,
-	// it may make up for when it is used again. Otherwise it would have to take everything until it
-	// had been busy for as long as the others.
+	// catchUp bounds the skipped time that a full or failed volume may make up for when it is used
+	// again. Otherwise it would have to take everything until it had been busy for as long as the
+	// others.
 	catchUp = time.Second
 
 	// recent is over how much writing a bandwidth is averaged: longer than a
@@ -180,8 +180,7 @@ func (p *Pacer) End(n, settled int64, failed bool) {
 	}
 }
 
-// Fail says that the volume could not do what it was asked for, so that others are
-// asked first for a while.
+// Fail records that the volume failed, so that others are tried first for a while.
 func (p *Pacer) Fail() {
 	now := time.Now()
 	p.mu.Lock()

@@ -8,9 +8,9 @@
 // gives back is what was written last there, or is noticed: another unit's bytes, older ones and
 // changed ones do not fit the tag.
 //
-// What an earlier volume has left is opened with that volume's key, which is derived again from
-// the user's key and a salt. Nothing is sealed with it again, for nobody knows which nonces that
-// volume has used.
+// What an earlier volume has left is opened with that volume's key, which is derived again from the
+// user's key and a salt. Nothing is sealed with it again, because the nonces that the volume has
+// used are unknown.
 //
 // The package knows files by offsets, and nothing of volumes. Its mutexes have rank Device.
 package seal
@@ -44,8 +44,8 @@ type Seal struct {
 	Tag   [TagSize]byte
 }
 
-// Mark says with which key of the user's something was sealed. Proof is derived from that key
-// and the salt, and tells nothing of it nor of the keys that seal. So another key is known
+// Mark identifies the user's key with which something was sealed. Proof is derived from that key
+// and the salt, and reveals nothing of it nor of the keys that seal. So another key is recognized
 // before anything is opened with it, or taken for damaged.
 type Mark struct {
 	Sealed bool
@@ -119,7 +119,7 @@ func (k *Key) expand() (err error) {
 // Salt returns what the key was derived with.
 func (k *Key) Salt() Salt { return k.salt }
 
-// Mark tells which key of the user's this is. No sealer is the mark of what is not sealed.
+// Mark identifies the user's key. No sealer is the mark of what is not sealed.
 func (s *Sealer) Mark() Mark {
 	if s == nil {
 		return Mark{}

@@ -5,10 +5,9 @@ import (
 	"unsafe"
 )
 
-// wipe overwrites what x points to with zeros, if there is no pointer in that: a cipher
-// of the standard library has the key in it and no way to make it forget. What has
-// pointers, as another library's cipher might, is left to the collector. Nobody may use
-// x any more.
+// wipe overwrites what x points to with zeros, if there is no pointer in that. A cipher of the
+// standard library contains the key, and has no way to erase it. A value with pointers, as another
+// library's cipher might have, is left to the collector. x must not be used any more.
 func wipe(x any) {
 	v := reflect.ValueOf(x)
 	if v.Kind() != reflect.Pointer || v.IsNil() || !plain(v.Type().Elem()) {

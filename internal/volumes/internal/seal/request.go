@@ -140,8 +140,8 @@ func (u *Units) altered(r *Request, i int, cause error) error {
 	return &tier.AlteredError{Offset: r.place(a), Length: z - a, Cause: cause}
 }
 
-// missing returns the error of reading units up to the last, which was written. Somebody may
-// have made the file shorter.
+// missing returns the error of reading units up to the last, which was written. The file may have
+// been truncated.
 func (u *Units) missing(r *Request, last int, err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) { // the latter inside of what direct I/O reads as a whole
 		return u.altered(r, last, err)

@@ -77,7 +77,7 @@ func (u *Units) ReadOnly() bool { return u.key != u.sealer.own }
 func (u *Units) Key() *Key      { return u.key }
 func (u *Units) Number() uint64 { return u.number }
 
-// Seals returns a copy of the seals as they are once nobody writes. What was lost is an error.
+// Seals returns a copy of the seals once no write is in progress. Lost data is an error.
 func (u *Units) Seals(ctx context.Context) ([]Seal, error) {
 	h, err := u.hold(ctx, 0, len(u.seals), false)
 	if err != nil {
@@ -92,8 +92,8 @@ func (u *Units) Seals(ctx context.Context) ([]Seal, error) {
 	return slices.Clone(u.seals), nil
 }
 
-// Hold is a request's right to some units: to all of them at once, so that nobody waits for
-// units while he has others. Reads share. It is not a mutex, for the disk is read and written
+// Hold is a request's right to some units: to all of them at once, so that no request waits for
+// units while it has others. Reads share. It is not a mutex, because the disk is read and written
 // under it.
 type Hold struct {
 	units      *Units
