@@ -1,6 +1,6 @@
-// Package diag says what the machine refused or did not tell, and what to do about it. All packages
-// that meet such a thing return it as a [Warning]. Each Warning has a [Cause], which names its
-// kind.
+// Package diag describes what the machine refused or did not report, and what to do about it. Each
+// package that meets such a case returns it as a [Warning]. Each Warning has a [Cause], which names
+// its kind.
 //
 //	topology, internal/host, tier/disk, … ──▶ Warning{Cause, Space, What, Remedy, Info}
 //	                                         │
@@ -10,7 +10,7 @@
 // copy and compare, and belong to the caller.
 package diag
 
-// Warning is something that the machine refused or did not tell. The engine works without it:
+// Warning is something that the machine refused or did not report. The engine works without it:
 // slower, or less safely.
 type Warning struct {
 	Cause  Cause  `json:"cause"`

@@ -51,7 +51,7 @@ func (t *tree) directories() []procfs.Mount {
 	return kept
 }
 
-// ofTheKernel are file systems that nobody keeps files in.
+// ofTheKernel are file systems that hold no users' files.
 var ofTheKernel = []string{
 	"autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
 	"hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
@@ -62,7 +62,7 @@ func (t *tree) addMount(disks []Disk, m procfs.Mount) (ok bool) {
 	if !m.OnBlockDevice() && !strings.HasPrefix(m.Source, "/dev/") {
 		return false
 	}
-	// That none is known is told by DiskOf, to whom it matters.
+	// DiskOf reports it if none is known: it matters there.
 	for _, name := range t.disksBelowMount(m) {
 		i := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name })
 		if i >= 0 {
@@ -120,7 +120,7 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 	if d.Kind == UnknownDisk {
 		t.warnf(path.Join(dir, "queue/rotational"), "it is not known whether the disk rotates")
 	}
-	// The first of several stands for all.
+	// The first of several represents all.
 	if i := slices.IndexFunc(controllers, func(c string) bool { return busAbove(c) != "" }); i >= 0 {
 		bus := busAbove(controllers[i])
 		d.PCIAddress = path.Base(bus)

@@ -29,9 +29,9 @@ type Location struct {
 	below bool // what it is stacked on is in memory
 }
 
-// InMemory says whether the file system keeps its files in memory, so that they count as the
-// process's that writes them. It follows overlays and loop devices. In a container that does not
-// see the directory that its overlay writes to, nothing tells that it is in memory.
+// InMemory reports whether the file system keeps its files in memory, so that they count as memory
+// of the process that writes them. It follows overlays and loop devices. In a container that does
+// not see the directory that its overlay writes to, it returns false even if that is in memory.
 func (l Location) InMemory() bool { return l.below || inMemory(l.FileSystem) }
 
 func inMemory(fileSystem string) bool {
@@ -107,8 +107,8 @@ func (t *tree) locate(dir string) (l Location, m procfs.Mount, ok bool) {
 	return l, m, true
 }
 
-// disksOf returns the disks that m is on, or none if they were told before: a file system on many
-// loop devices whose files are on itself is followed once.
+// disksOf returns the disks that m is on, or none if they were returned before: a file system on
+// many loop devices whose files are on itself is followed once.
 func (t *tree) disksOf(w placing, m procfs.Mount, levels int) []Disk {
 	disks := []Disk{}
 	key := m.Device + " " + m.Point
@@ -162,8 +162,7 @@ func (t *tree) disksOf(w placing, m procfs.Mount, levels int) []Disk {
 	return byName(disks)
 }
 
-// disksOfPath returns the disks of another path, which stands in for one that
-// has no device of its own.
+// disksOfPath returns the disks of another path, for one that has no device of its own.
 func (t *tree) disksOfPath(w placing, p string, levels int, why string) []Disk {
 	target, err := t.resolve(p)
 	if err != nil && !missing(err) {
@@ -178,10 +177,10 @@ func (t *tree) disksOfPath(w placing, p string, levels int, why string) []Disk {
 	return nil
 }
 
-// disksOfOverlay returns the disks that an overlay writes to. Seen from the
-// host, the directory it writes to is a path like any other. A container does
-// not see that directory; but single files, such as /etc/hosts, are mounted into
-// it from the same place of the host as a rule, and tell the device.
+// disksOfOverlay returns the disks that an overlay writes to. Seen from the host, the directory it
+// writes to is a path like any other. A container does not see that directory. But as a rule single
+// files, such as /etc/hosts, are mounted into it from the same place of the host, and show the
+// device.
 func (t *tree) disksOfOverlay(w placing, m procfs.Mount, levels int) []Disk {
 	upper, ok := m.Option("upperdir")
 	if !ok {

@@ -83,9 +83,9 @@ func joined(err error) []error {
 	return []error{err}
 }
 
-// busGPUs returns NVIDIA's display and 3D controllers on the PCI bus, by
-// address, which is the driver's order too unless it is told another. Those that another driver has
-// come last: NVIDIA's does not count them.
+// busGPUs returns NVIDIA's display and 3D controllers on the PCI bus, by address, which is the
+// driver's default order too. Those that another driver has come last: NVIDIA's does not count
+// them.
 func (t *tree) busGPUs(w placing) []GPU {
 	gpus := []GPU{}
 	addresses, _ := t.list(pciDevices)                 // no bus is no warning: many VMs have none

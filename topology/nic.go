@@ -171,7 +171,7 @@ func (t *tree) stackedOn(dir string, seen map[string]bool) []string {
 	return ifaces
 }
 
-// addresses returns the function that tells an interface's addresses.
+// addresses returns the function that returns an interface's addresses.
 func (t *tree) addresses(needed bool) func(string) ([]netip.Addr, error) {
 	if t.live {
 		return systemAddresses
@@ -201,9 +201,8 @@ func systemAddresses(name string) ([]netip.Addr, error) {
 	return addresses, nil
 }
 
-// recordedAddresses reads /proc/net. It tells IPv6 addresses with their
-// interface; those of IPv4 are in one table and the interfaces of networks in
-// another.
+// recordedAddresses reads /proc/net. It has IPv6 addresses with their interface. Those of IPv4 are
+// in one table and the interfaces of networks in another.
 func (t *tree) recordedAddresses() map[string][]netip.Addr {
 	addresses := map[string][]netip.Addr{}
 	trie, _ := t.want("/proc/net/fib_trie")

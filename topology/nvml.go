@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/internal/nvml"
 )
 
-// nvmlLibrary is what is asked of NVIDIA's library: nvml.Library, or one of the tests.
+// nvmlLibrary is the used part of NVIDIA's library: nvml.Library, or one of the tests.
 type nvmlLibrary interface {
 	Count() (int, error)
 	Device(index int) (nvml.Device, error)
@@ -35,9 +35,9 @@ type nvmlLibrary interface {
 	Close()
 }
 
-// SystemGPUs returns the source that asks NVIDIA's library (NVML), which is looked for
-// when it is asked: there is an error if the driver is not installed. The library is
-// initialized and shut down at each call. Several goroutines may use the source at a time.
+// SystemGPUs returns the source that queries NVIDIA's library (NVML). The library is looked for at
+// each query: there is an error if the driver is not installed. It is initialized and shut down at
+// each call. Several goroutines may use the source at a time.
 func SystemGPUs() GPUSource { return nvmlAt(nvml.DefaultPath) }
 
 // nvmlAt returns the source that asks the library at path.
@@ -101,8 +101,8 @@ type nvmlReader struct {
 	problems []error
 }
 
-// told says whether a call of the library told something. That the GPU does not have the
-// thing, or a driver is too old to know the question, is no problem.
+// told reports whether a call of the library returned something. A GPU without the thing, or a
+// driver too old for the query, is no problem.
 func (r *nvmlReader) told(err error) bool {
 	if err == nil {
 		return true
@@ -116,7 +116,7 @@ func (r *nvmlReader) told(err error) bool {
 	return false
 }
 
-// read calls a function of the library and stores what it tells, if it tells something.
+// read calls a function of the library and stores its result, if there is one.
 func read[T any](r *nvmlReader, to *T, call func(nvml.Device) (T, error), dev nvml.Device) bool {
 	value, err := call(dev)
 	if !r.told(err) {
@@ -235,8 +235,8 @@ func (r *nvmlReader) instances(dev nvml.Device, g *GPU) {
 	}
 }
 
-// addressOf returns the PCI address of a device; empty if it is not told, or of one that is not to
-// be seen.
+// addressOf returns the PCI address of a device; empty if it is not known, or the device is not
+// visible.
 func addressOf(info nvml.PCI) string {
 	if info.Domain == math.MaxUint32 {
 		return ""

@@ -23,17 +23,15 @@
 //
 // GPUs are those that the process sees: CUDA_VISIBLE_DEVICES is honoured. Those that another driver
 // has come last, as CUDA does not count them. NVML is bound at run time, on Linux on amd64 and
-// arm64, with cgo or without. It is opened when it is asked, and closed again. Where there is none
-// (no driver of NVIDIA's is installed, or the system is another) GPUs are known as the PCI bus
-// tells, which a warning says.
+// arm64, with cgo or without. It is opened for a query, and closed again. Without it (no driver of
+// NVIDIA's is installed, or the system is another) GPUs are known from the PCI bus, and a warning
+// says so.
 //
-// Everything is read from the /proc and /sys of Linux below [Options].Root, so
-// that a recorded tree stands for a whole machine; elsewhere the same calls
-// return what is known, which is nothing, and say so. Partial knowledge is no
-// error: each thing that is missing or makes no sense is one line of Warnings,
-// and its field holds the value for "not known" (0 bytes, node -1, an empty
-// set). An error means an option or a CUDA_VISIBLE_DEVICES that makes no sense, or
-// a context that ended.
+// Everything is read from the /proc and /sys of Linux below [Options].Root, so that a recorded tree
+// represents a whole machine. Elsewhere the same calls return what is known, which is nothing, and
+// report that. Partial knowledge is no error. Each thing that is missing or makes no sense is one
+// line of Warnings, and its field holds the value for "not known" (0 bytes, node -1, an empty set).
+// An error means an option or a CUDA_VISIBLE_DEVICES that makes no sense, or a context that ended.
 //
 // What is returned are plain values, which marshal to JSON under keys that do
 // not change. They belong to the caller. Nothing is cached, opened or started
@@ -52,27 +50,26 @@ import (
 	"github.com/spillway-db/spillway/diag"
 )
 
-// Unknown is the number of a NUMA node that is not known: the firmware did not
-// tell where a device is, or it is on none.
+// Unknown is the number of a NUMA node that is not known: the firmware did not report where a
+// device is, or it is on none.
 const Unknown = -1
 
 // Options says where to look. The zero value means this machine.
 type Options struct {
-	// Root is the directory that stands for "/". Empty means "/". Links below
-	// it that lead outside of it are not followed.
+	// Root is the directory to read as "/". Empty means "/". Links below it that lead outside of it
+	// are not followed.
 	Root string
 
 	// GPUs lists the GPUs that a driver knows. Nil means SystemGPUs if Root is "/", and
 	// those that are found on the PCI bus, with what the bus knows of them, otherwise.
 	GPUs GPUSource
 
-	// LookupEnv tells environment variables: CUDA_VISIBLE_DEVICES and
-	// CUDA_DEVICE_ORDER. Nil means os.LookupEnv if Root is "/", and an empty environment
-	// otherwise.
+	// LookupEnv returns environment variables: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. Nil
+	// means os.LookupEnv if Root is "/", and an empty environment otherwise.
 	LookupEnv func(name string) (value string, ok bool)
 
-	// Addresses returns the IP addresses of a network interface. Nil means what
-	// the system says if Root is "/", and what /proc/net below Root tells otherwise.
+	// Addresses returns the IP addresses of a network interface. Nil means those of the system if
+	// Root is "/", and those in /proc/net below Root otherwise.
 	Addresses func(iface string) ([]netip.Addr, error)
 
 	// Statfs returns the total bytes of the file system that a directory is
@@ -84,13 +81,13 @@ type Options struct {
 	Statfs func(path string) (total, free int64, err error)
 }
 
-// GPUSource lists GPUs. It is how a driver's library is asked: SystemGPUs
-// is the source of NVIDIA's, and a program may have one of its own.
+// GPUSource lists GPUs. It queries a driver's library: SystemGPUs is the source of NVIDIA's, and a
+// program may have one of its own.
 type GPUSource interface {
-	// GPUs returns the GPUs in the driver's order. Node, Driver, CPUs and the
-	// PCIe fields that are zero are filled in from the PCI bus. An error beside some
-	// GPUs tells what is not known of them, and with errors.Join more than one thing; an
-	// error alone, that the driver cannot be asked.
+	// GPUs returns the GPUs in the driver's order. Node, Driver, CPUs and the PCIe fields that are
+	// zero are filled in from the PCI bus. An error beside some GPUs describes what is not known of
+	// them, with errors.Join for more than one thing. An error alone means that the driver cannot
+	// be queried.
 	GPUs(ctx context.Context) ([]GPU, error)
 }
 
@@ -277,9 +274,9 @@ type Mount struct {
 
 // Limits is what this process may use of the machine.
 type Limits struct {
-	// MemoryBytes is the smallest of the machine's memory, that of the nodes
-	// allowed, and the limits of the process's cgroup and all above it, be
-	// they hard or the point where the kernel throttles. 0: not known.
+	// MemoryBytes is the smallest of three: the machine's memory, that of the nodes allowed, and
+	// the limits of the process's cgroup and all above it. A limit is hard, or the point where the
+	// kernel throttles. 0: not known.
 	MemoryBytes  int64  `json:"memory_bytes"`
 	MemorySource string `json:"memory_source"` // the file that said so
 
@@ -381,9 +378,9 @@ func (t *Topology) MemoryNode(node int) int {
 	return best
 }
 
-// NodeOfDir returns the NUMA node of the disks that a directory is on, as far as the
-// mounts tell: Unknown if they are on several nodes, or the directory is on none of
-// Disks (see OtherMounts). It must be absolute; links in it are not followed: DiskOf does.
+// NodeOfDir returns the NUMA node of the disks that a directory is on, as far as the mounts show.
+// It is Unknown if they are on several nodes, or the directory is on none of Disks (see
+// OtherMounts). It must be absolute; links in it are not followed: DiskOf does.
 func (t *Topology) NodeOfDir(dir string) int {
 	dir = path.Clean(dir)
 	var on []Disk
@@ -408,8 +405,8 @@ func (t *Topology) NodeOfDir(dir string) int {
 	return commonNode(on)
 }
 
-// holds says whether dir is at or below the mount, as far as names tell, and how long the mount's
-// own name is: the longest is the one that dir is on.
+// holds reports whether dir is at or below the mount, judged by names, and how long the mount's own
+// name is: the longest is the one that dir is on.
 func (m Mount) holds(dir string) (depth int, ok bool) {
 	point := strings.TrimSuffix(m.Point, "/")
 	rest, below := strings.CutPrefix(dir, point)

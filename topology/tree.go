@@ -111,7 +111,7 @@ func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
 	}
 }
 
-// causeOf returns what it means that the file p, or another subject, does not tell all.
+// causeOf returns the cause if the file p, or another subject, is incomplete.
 func causeOf(p string) diag.Cause {
 	below := func(dir string) bool { return strings.HasPrefix(p, dir+"/") }
 	switch {

@@ -139,8 +139,8 @@ func (c *choice) choose() ([]GPU, error) {
 
 func isIndex(entry string) bool { return strings.Trim(entry, "0123456789") == "" && entry != "" }
 
-// find returns a copy of the GPU that an entry names; nil if there is none to choose
-// from. known says whether it can be told which it is.
+// find returns a copy of the GPU that an entry names; nil if there is none to choose from. known
+// reports whether it is certain which it is.
 func (c *choice) find(entry string) (g *GPU, known bool, err error) {
 	isGPU, isMIG := strings.HasPrefix(entry, "GPU-"), strings.HasPrefix(entry, "MIG-")
 	switch {

@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// callbacks are what C calls to release what was exported. A process has room for some
-// thousand of such functions and never gives one back, so there are two, made when they are
-// first needed, which find what they are about by the number in private_data.
+// callbacks are what C calls to release what was exported. A process has room for some thousand of
+// such functions and never gives one back. So there are two, made at their first use, which find
+// their export by the number in private_data.
 var callbacks = sync.OnceValue(func() *releases {
 	r := new(releases)
 	r.array = purego.NewCallback(func(p uintptr) uintptr { r.releaseArray(p); return 0 })
@@ -133,7 +133,7 @@ func (r *releases) releaseSchema(p uintptr) {
 	r.end(s.PrivateData)
 }
 
-// release calls a release callback, whoever's it is.
+// release calls a release callback, ours or another library's.
 func release(p, callback uintptr) { callbacks().call(p, callback) }
 
 func (r *releases) call(p, callback uintptr) {

@@ -11,10 +11,10 @@
 //
 // # Ownership
 //
-// Export takes the handle over: the batch stays in its space, in use, until whoever has the
-// array calls its release callback, from any thread, which closes the handle. Children that a
-// consumer has moved out of the array count by themselves, as the interface has it. What reads the memory must be done by
-// then.
+// Export takes the handle over. The batch stays in its space, in use, until the array's holder
+// calls its release callback, from any thread, which closes the handle. Children that a consumer
+// has moved out of the array count by themselves, as the interface has it. What reads the memory
+// must be done by then.
 //
 // The memory is there until then also if the engine, or the device, is closed before: closing waits for no consumer. Engine.Close reports the
 // batch as one that is held (spillway.LeakError), and leaves of a GPU what arrays need (tier.Lender); the last release gives
@@ -24,15 +24,16 @@
 // that the driver calls (cuLaunchHostFunc, cudaStreamAddCallback), where calls of the driver are forbidden; hand it to another thread there.
 //
 // Import takes the array and the schema over if it succeeds, and marks them as released; on an
-// error they stay the caller's. The array's release callback is called once, when the table
-// that came of it is released and nobody leases its memory: when the batch has been moved away
-// or dropped. Bytes are charged in the space meanwhile.
+// error they stay the caller's. The array's release callback is called once, when the resulting
+// table is released and its memory is not leased: when the batch has been moved away or dropped.
+// Bytes are charged in the space meanwhile.
 //
 // # Devices
 //
-// CUDA devices have the type CUDA, their number, and addresses as they are. What the engine makes is complete, so its arrays have no event;
-// who puts work of its own on a batch names the stream (Config.Stream), and consumers get a CUevent behind it. Import waits for the event of
-// the array that it gets, as the shape of arrays is read from the device. The memory of the simulated
+// CUDA devices have the type CUDA, their number, and addresses as they are. What the engine makes
+// is complete, so its arrays have no event. A program that puts work of its own on a batch names
+// the stream (Config.Stream), and consumers get a CUevent behind it. Import waits for the event of
+// its array, because the shape of arrays is read from the device. The memory of the simulated
 // device is host memory, and exported as such (CPU).
 //
 // What a struct says is checked as far as that can be done: pointers that point nowhere cannot

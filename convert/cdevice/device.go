@@ -24,12 +24,13 @@ type Config struct {
 	// Wait waits for the event of an imported array. Without it a device of package tier/cuda does that, and for
 	// others an array that has one is refused. A panic of it is an error of Import.
 	Wait func(ctx context.Context, event uintptr) error
-	// Failed, which may be nil, is told if the handle, the event or the memory of an exported batch could not be given up. It is called
-	// by the thread that releases the array, which may be C's: a panic of it is logged, and ends there.
+	// Failed, if set, is called if the handle, the event or the memory of an exported batch could
+	// not be given up. The calling thread is the one that releases the array, which may be C's. A
+	// panic of it is logged, and ends there.
 	Failed func(error)
 }
 
-// panics of the program's functions, where nobody can be told, are logged.
+// panics of the program's functions are logged where there is no caller to return them to.
 var panics = new(guard.Log)
 
 // mapped is what a device has whose memory is the process's, at other addresses.

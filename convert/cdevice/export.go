@@ -17,11 +17,11 @@ import (
 // callback of its own.
 //
 // Nothing is copied: the array's buffers are the batch's memory, which consumers only read. A
-// dictionary has the array of it that the batch shares
-// with others. The lengths of a view's data buffers, the last of its buffers, lie in host
-// memory, as in Arrow's own implementation. NULL are validities without nulls, and buffers of size zero. For others that the batch
-// does without, because no row has a value there, memory of zeros is taken in the space until the release, as much as the longest of
-// them needs; where there is no room for it, that is a *tier.NoSpaceError.
+// dictionary is the array that the batch shares with others. The lengths of a view's data buffers,
+// the last of its buffers, are in host memory, as in Arrow's own implementation. Validities without
+// nulls and buffers of size zero are NULL. The batch may have no buffer where no row has a value.
+// For those, memory of zeros is taken in the space until the release, as much as the longest of
+// them needs. If there is no room for it, the error is a *tier.NoSpaceError.
 //
 // A table of others' arrays that are slices is exported where it lies, too: with the offsets that say so (ArrowArray.offset), and
 // children of which the first rows may be shown by no row of their parent. A copy of such a table has only what the rows
@@ -90,7 +90,7 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	return nil
 }
 
-// drop forgets exports that nobody has seen.
+// drop forgets exports that no consumer has seen.
 func (r *releases) drop(ids ...uintptr) {
 	for _, id := range ids {
 		r.mu.Lock()

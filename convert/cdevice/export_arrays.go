@@ -94,8 +94,8 @@ func (w *arrayWriter) open(p batch.Payload) (d *batch.Descriptor, err error) {
 	return nil, w.path.unsupported("a payload of type %s", p.Type())
 }
 
-// isLent says whether the buffers of a table lie in the arrays of who made them, and not in copies
-// of what the rows show: then what those arrays have before the first row is there as well.
+// isLent reports whether the buffers of a table are in their creator's arrays, and not in copies of
+// what the rows show. Then what those arrays have before the first row is there as well.
 func isLent(p *batch.Table) bool {
 	for _, b := range p.Buffers() {
 		if _, ok := b.Memory().(tier.LentMemory); !ok {

@@ -40,7 +40,7 @@ func (w *arrayWriter) spans(r *rows, kinds []shape.Buffer) (out []pointer, err e
 		case shape.Offsets: // one more than there are rows
 			before, need = r.back*k.Width, need+k.Width
 			r.first = b.base(b.next(), batch.Lower)
-			if r.first > 0 && b.nothing(kinds[i+1:]) { // and nobody knows where that would be: zeros say the same
+			if r.first > 0 && b.nothing(kinds[i+1:]) { // and where that would be is not known: zeros are equivalent
 				r.first, b.spans = 0, b.spans[1:]
 				out = append(out, pointer{zeros: need})
 				continue

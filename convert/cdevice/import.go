@@ -14,14 +14,15 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Import makes a table of a record that somebody else has made in the memory of a space's
-// device. Its bytes are not copied, and are charged in the space, as convert.Mover.AdoptTable
-// tells; the caller makes a batch of it. What Export has made in the same space is known when it comes back, also slices of it, and is not charged
-// again, unless it comes in an array of somebody else's: with another release callback. If it succeeds, array and schema are taken over.
+// Import makes a table of a record in the memory of a space's device that code outside the engine
+// has made. Its bytes are not copied, and are charged in the space, as convert.Mover.AdoptTable
+// describes; the caller makes a batch of it. What Export has made in the same space is recognized
+// when it comes back, also slices of it, and is not charged again. The exception is an array with
+// another release callback. If Import succeeds, array and schema are taken over.
 //
-// A released struct is tier.ErrReleased, a struct that does not make sense an *InvalidError or
-// a *convert.InvalidError, what Spillway has no type for an *UnsupportedError, and the memory of another
-// device a *DeviceError.
+// A released struct is tier.ErrReleased. A struct that does not make sense is an *InvalidError or a
+// *convert.InvalidError. What Spillway has no type for is an *UnsupportedError, and the memory of
+// another device a *DeviceError.
 func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config) (*batch.Table, error) {
 	switch {
 	case array == nil || schema == nil || space == nil || m == nil:
@@ -83,7 +84,7 @@ func await(ctx context.Context, wait func(context.Context, uintptr) error, event
 	return wait(ctx, event)
 }
 
-// arrayReader reads structs that somebody else made.
+// arrayReader reads structs from outside the engine.
 type arrayReader struct {
 	dev     device
 	path    path

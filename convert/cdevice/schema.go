@@ -116,7 +116,7 @@ func pointers(m *memory, first uintptr, n int, size uintptr) (uintptr, error) {
 	return at, err
 }
 
-// schemaReader reads structs that somebody else made.
+// schemaReader reads structs from outside the engine.
 type schemaReader struct {
 	path    path
 	structs int64 // with those that are only announced, for room is made for all children at once
@@ -124,7 +124,7 @@ type schemaReader struct {
 
 // record reads the schema of a record: a struct.
 func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
-	defer func() { // arrow-go refuses some types so, and extensions are anybody's code
+	defer func() { // arrow-go panics on some types, and extensions are foreign code
 		if p := recover(); p != nil {
 			err = r.path.invalid("a type that cannot be made: %v", p)
 		}

@@ -1,12 +1,10 @@
 // Package arrowgen makes test data: random arrays and record batches of every
 // Arrow type, the same for the same seed.
 //
-// The arrays are valid and, unless told to be Plain, as awkward as the format
-// allows: sliced at every level, lists that begin in the middle of their values,
-// list views that overlap and go backwards, views over several buffers with bytes
-// that nobody refers to, union children and dictionaries with unused values,
-// random bytes under nulls and behind the end of bitmaps, null counts that are not
-// known.
+// The arrays are valid and, unless Plain, as awkward as the format allows: sliced at every level,
+// lists that begin in the middle of their values, list views that overlap and go backwards, views
+// over several buffers with unused bytes, union children and dictionaries with unused values,
+// random bytes under nulls and behind the end of bitmaps, unknown null counts.
 //
 // Types and RandomType say which types there are; Gen.Array, Gen.Record and
 // Gen.RandomRecord fill them; Flights and Strings make the tables that

@@ -70,10 +70,10 @@ func unionFields(elem arrow.DataType) ([]arrow.Field, []arrow.UnionTypeCode) {
 	}, []arrow.UnionTypeCode{9, 0, 126}
 }
 
-// Types returns the types that tests should go through one by one: all flat
-// ones, all nested ones over int32 and over strings, each nested one within a
-// struct, a list, a fixed-size list, a dictionary, a dense union and an extension,
-// a struct without fields, a union with the last type code and a list of lists of structs.
+// Types returns the types that tests should go through one by one: all flat ones; all nested ones
+// over int32 and over strings; each nested one within a struct, a list, a fixed-size list, a
+// dictionary, a dense union and an extension; a struct without fields; a union with the last type
+// code; and a list of lists of structs.
 func Types() []arrow.DataType {
 	types := append(Flat(), Nested(arrow.PrimitiveTypes.Int32)...)
 	inner := Nested(arrow.BinaryTypes.String)
@@ -100,14 +100,14 @@ func (g *Gen) RandomType(depth int) arrow.DataType {
 		return flat[g.Rng.IntN(len(flat))]
 	}
 	elem := g.RandomType(depth - 1)
-	for elem.ID() == arrow.RUN_END_ENCODED { // nobody encodes runs of runs
+	for elem.ID() == arrow.RUN_END_ENCODED { // runs of runs are not in use
 		elem = g.RandomType(depth - 1)
 	}
 	nested := Nested(elem)
 	return nested[g.Rng.IntN(len(nested))]
 }
 
-// Extension is an extension type over any storage, which nobody registers.
+// Extension is an extension type over any storage. It is never registered.
 type Extension struct {
 	arrow.ExtensionBase
 	name string
@@ -130,7 +130,7 @@ func (*Extension) ArrayType() reflect.Type { return reflect.TypeFor[ExtensionArr
 // ExtensionName implements arrow.ExtensionType.
 func (e *Extension) ExtensionName() string { return e.name }
 
-// String tells two extensions apart.
+// String distinguishes two extensions.
 func (e *Extension) String() string { return fmt.Sprintf("extension<%s, %s>", e.name, e.Storage) }
 
 // ExtensionEquals implements arrow.ExtensionType.

@@ -36,10 +36,10 @@ const (
 // number, one byte, the base, eight bytes, and for 64 bits what all were divided by; for differences the
 // word before the first. Raw blocks have only the number.
 //
-// Then come the numbers in vectors of 32 bytes, lane by lane: the first bits of the first vector's lanes
-// are those of the first vector of the block's, behind them are those of the second, and what
-// does not fit any more is at the beginning of the next one's. So one instruction does for
-// all lanes what has to be done for each of them (SIMD-BP128 in Lemire and Boytsov's words).
+// Then come the numbers in vectors of 32 bytes, lane by lane. The first bits of the first vector's
+// lanes are those of the block's first vector. Behind them are those of the second. What does not
+// fit continues at the beginning of the next one's. So one instruction does the work for all lanes
+// (SIMD-BP128 in Lemire and Boytsov's words).
 type scheme uint8
 
 const (

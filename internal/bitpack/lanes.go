@@ -185,8 +185,8 @@ func (p *plan) narrow(to []uint64, block []byte) (lost uint64) {
 	return lost
 }
 
-// spanWords is span; of bytes it returns what is common to all, and that with all other bits
-// set, which are as many bits apart as the least and the largest are, or some more.
+// spanWords is span. For bytes it returns the bits common to all, and the same with all other bits
+// set. These two are at least as far apart as the least and the largest number.
 func spanWords(s scheme, block []byte) (lo, hi int64) {
 	lo, hi = 1<<63-1, -1<<63
 	take := func(v int64) { lo, hi = min(lo, v), max(hi, v) }

@@ -26,7 +26,7 @@ const (
 	Overlay          diag.Cause = "overlay"            // a spill directory is a container's own layer
 	DirectIO         diag.Cause = "direct-io"          // a file system without direct I/O
 	NamedFiles       diag.Cause = "named-files"        // a file system without anonymous files
-	Sparse           diag.Cause = "sparse"             // a file system that sets no room aside
+	Sparse           diag.Cause = "sparse"             // a file system that reserves no room
 	FileLimit        diag.Cause = "file-limit"         // open files are limited
 	Abandoned        diag.Cause = "abandoned"          // killed processes had left files, which are removed
 	NotRemoved       diag.Cause = "not-removed"        // and could not be
@@ -35,10 +35,10 @@ const (
 	Manifest         diag.Cause = "manifest"           // what is to be kept cannot be recorded
 	DiskFails        diag.Cause = "disk-fails"         // the disk refuses
 	UnknownLimits    diag.Cause = "unknown-limits"     // the limits of the process's cgroup are not known
-	HiddenProc       diag.Cause = "hidden-proc"        // /proc does not tell
-	HiddenSys        diag.Cause = "hidden-sys"         // /sys does not tell
+	HiddenProc       diag.Cause = "hidden-proc"        // /proc is hidden or incomplete
+	HiddenSys        diag.Cause = "hidden-sys"         // /sys is hidden or incomplete
 	UnknownPlace     diag.Cause = "unknown-place"      // it is not known where a device is
-	Driver           diag.Cause = "driver"             // the GPUs' driver does not tell
+	Driver           diag.Cause = "driver"             // the GPUs' driver does not answer
 	VisibleDevices   diag.Cause = "visible-devices"    // CUDA_VISIBLE_DEVICES names what is not there
 	Simulated        diag.Cause = "simulated"          // a GPU is simulated
 	NotPinned        diag.Cause = "not-pinned"         // the GPUs' driver does not pin host memory

@@ -11,23 +11,23 @@ import (
 
 // Chooser decides what CodecAuto compresses with. What it knows:
 //
-//   - of each disk how many bytes a second it writes and reads while it is asked to
-//     (gauge), from what is moved as it is;
-//   - of each codec how much shorter it makes what is written these days, and how many
-//     bytes a second one processor compresses and uncompresses: from samples of what is
-//     written, on which those are tried that could be quick enough for the disk, and which
-//     may take a hundredth of the time that the disks are at work (sampleShare);
+//   - of each disk how many bytes a second it writes and reads while it is busy (gauge), from
+//     what is moved as it is;
+//   - of each codec how much shorter it makes recent writes, and how many bytes a second one
+//     processor compresses and uncompresses. The source is samples of what is written. Codecs that
+//     could be quick enough for the disk are tried on them, in at most a hundredth of the time that
+//     the disks are at work (sampleShare);
 //   - how much of the processors the program has at work beside that (usage).
 //
-// From that follows what a byte costs to the disk and back: the disk's time, for as many bytes
-// as are left of it, or the processors', whichever is longer, for they work at the same time; and
-// what the program does not get of the processors meanwhile, as far as it has use for them. If
-// compressing promises to cost less, by slack, it is tried (trial). What comes of it is measured as well, and if that is
-// not less than what moving bytes as they are cost shortly before, it is over, and is tried again only after
-// twice as many bytes: a program that keeps all processors busy makes a disk look slow,
-// because whoever waits for it waits for a processor next, and compressing takes them
-// from it. Where it is kept to, some bytes are moved as they are now and then, to see
-// what that costs by now.
+// From that follows what a byte costs to the disk and back. It is the time of the disk for the
+// bytes that are left, or of the processors, whichever is longer, because they work at the same
+// time. The processor time that the program lacks meanwhile is added, as far as it has use for it.
+// If compressing promises to cost less, by slack, it is tried (trial). The result is measured as
+// well. If it is not less than the cost of moving bytes as they are shortly before, the trial is
+// over. The next comes only after twice as many bytes. A program that keeps all processors busy
+// makes a disk look slow: a goroutine that waits for the disk waits for a processor next, and
+// compressing takes those. Where compressing is kept, some bytes are moved as they are now and
+// then, to measure that cost again.
 //
 // Batches are written as they are, without any of this on the way, until compressing
 // is tried or a sample is due. Within a batch the choice is made for each run, so
@@ -43,7 +43,7 @@ type Chooser struct {
 	busy     atomic.Int64 // nanoseconds during which disks were at work
 	sampled  atomic.Int64 // nanoseconds that samples took
 	sampling atomic.Bool  // one at a time
-	samples  atomic.Int64 // pieces that were tried; whoever is sampling counts
+	samples  atomic.Int64 // pieces that were tried; the sampling goroutine counts
 }
 
 const (
@@ -228,7 +228,7 @@ func (t *turn) Blind() bool {
 	return write == 0
 }
 
-// Codec is asked for each run.
+// Codec is called for each run.
 func (t *turn) Codec() Codec {
 	if t.Fixed != Auto {
 		return t.Fixed
@@ -251,7 +251,7 @@ func (c *Chooser) Packs(configured Codec, body int64, to tier.ID) bool {
 	}
 	write, _ := g.plain()
 	if write == 0 || c.best(g, 0, c.power()) != None {
-		return true // each run is counted when it is asked for
+		return true // each run is counted at its call of Codec
 	}
 	g.mu.Lock()
 	g.trial.moved += body

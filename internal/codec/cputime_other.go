@@ -11,5 +11,5 @@ func start() stopwatch { return stopwatch{time.Now()} }
 
 func (s stopwatch) stop() time.Duration { return max(time.Since(s.begin), 1) }
 
-// processTime returns for how long processors worked for this process: here nobody tells.
+// processTime returns for how long processors worked for this process. Here that is not known.
 func processTime() (time.Duration, bool) { return 0, false }

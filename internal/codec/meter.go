@@ -32,7 +32,7 @@ func (m *meter) begin(now time.Time) {
 	m.last = now
 }
 
-// end returns for how long nobody else was at work.
+// end returns for how long no other goroutine was at work.
 func (m *meter) end(now time.Time, bytes int) (took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,7 +96,7 @@ type usage struct {
 	own      atomic.Int64  // nanoseconds of compressing and the way back
 	busy     atomic.Uint64 // the share, as the bits of a float64
 	next     atomic.Int64  // when it is measured again, by the clock, in nanoseconds
-	measures atomic.Bool   // by one at a time, who alone uses what follows
+	measures atomic.Bool   // by one goroutine at a time, which alone uses what follows
 
 	at       time.Time
 	cpu, was time.Duration // of the process, and of own, at that time
@@ -165,7 +165,7 @@ func (c *Chooser) Timed(configured Codec, space tier.ID, k Codec, writes bool, b
 		m = &g.write[k]
 	}
 	err := c.measured(m, int(bytes), f)
-	if err == nil { // else nobody knows for how long it was worked on
+	if err == nil { // else the time of the work is not known
 		c.worked(k, writes, bytes)
 	}
 	return err

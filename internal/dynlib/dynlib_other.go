@@ -22,5 +22,5 @@ func (Library) Find(string) uintptr { return 0 }
 // Close does nothing.
 func (Library) Close() {}
 
-// Call panics: nobody has an address to call.
+// Call panics: no address can exist here.
 func Call(uintptr, []uintptr) uintptr { panic("dynlib: a call without a library") }

@@ -42,8 +42,8 @@ func (e *DifferenceError) Error() string {
 // index of a null are the same; extensions by their storage. Floating-point
 // numbers are compared by their bits: a NaN equals the same NaN, and 0 is not -0.
 //
-// The Dictionary method of arrow-go's arrays writes when it is called first: who
-// compares one record in several goroutines must call it before.
+// The Dictionary method of arrow-go's arrays writes at its first call. Before several goroutines
+// compare one record, that call must have happened.
 func Records(a, b arrow.RecordBatch) (err error) {
 	defer guard.Error(&err, "convert: comparing records")
 	if d := Schemas(a.Schema(), b.Schema()); d != nil {
@@ -124,7 +124,7 @@ func sameBuffers(a, b arrow.ArrayData) bool {
 	return slices.EqualFunc(a.Children(), b.Children(), sameBuffers) && sameBuffers(dictionaryData(a), dictionaryData(b))
 }
 
-// sameNulls says whether the same rows are null, which the first buffer tells, if there is one.
+// sameNulls reports whether the same rows are null, by the first buffer, if there is one.
 func sameNulls(a, b arrow.ArrayData) bool {
 	x, y := a.Buffers()[0], b.Buffers()[0]
 	switch {

@@ -4,10 +4,9 @@
 //	0            off        off+n                             size
 //	├── taken ────┼── free ──┼── taken ──┼──────── free ────────┤
 //
-// Allocation is best fit, the shortest free range that is long enough, and
-// among equally long ones the lowest, so that the high end of the line stays
-// free and can be given back. Freed ranges are joined with their free
-// neighbours at once; two free ranges never touch.
+// Allocation is best fit: the shortest free range that is long enough, and among equally long ones
+// the lowest. So the high end of the line stays free and can be given back. Freed ranges are joined
+// with their free neighbours at once; two free ranges never touch.
 //
 // The package knows no alignment: if every n that a caller passes is a multiple
 // of some unit, so is every offset. An Allocator has no lock of its own; its

@@ -4,8 +4,8 @@
 //
 //	operation ──▶ Set ── rules that match ──▶ Turns ──▶ hit?      by index, by count, by chance
 //
-// A Set has a lock of the rank of a device, and calls nobody with it but what says whether a rule
-// matches.
+// A Set has a lock of the rank of a device. Under it, only the function that matches a rule is
+// called.
 package faultrule
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// Set holds rules, and counts the operations that they are asked for. It is safe for
+// Set holds rules, and counts the operations that are checked against them. It is safe for
 // concurrent use; New makes one.
 type Set[Rule any] struct {
 	ops []string

@@ -9,11 +9,11 @@ import "sync"
 type Gate struct {
 	mu     sync.Mutex // a leaf: nothing is called under it
 	inside int
-	empty  chan struct{} // nil while the gate is open; closed when it is shut and nobody is inside
+	empty  chan struct{} // nil while the gate is open; closed when it is shut and empty
 }
 
-// Enter lets the caller in and returns true, or false once the gate is shut. Who was let
-// in must Leave once.
+// Enter lets the caller in and returns true, or false once the gate is shut. After true, the caller
+// must Leave once.
 func (g *Gate) Enter() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -37,7 +37,7 @@ func (g *Gate) Leave() {
 	}
 }
 
-// Shut lets nobody in from now on. It does not wait. It returns whether it was the first.
+// Shut closes the gate to new callers. It does not wait. It returns whether it was the first.
 func (g *Gate) Shut() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -51,7 +51,7 @@ func (g *Gate) Shut() bool {
 	return true
 }
 
-// Wait returns when everybody has left. The gate must have been shut.
+// Wait returns when all callers have left. The gate must have been shut.
 func (g *Gate) Wait() {
 	g.mu.Lock()
 	empty := g.empty

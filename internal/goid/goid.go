@@ -1,6 +1,5 @@
-// Package goid tells goroutines apart. ID is slow, microseconds on a deep stack, and for
-// places where that does not matter, such as what happens when memory is out. Living is
-// for builds that check locks.
+// Package goid distinguishes goroutines. ID takes microseconds on a deep stack. It is for places
+// where that does not matter, such as out of memory. Living is for builds that check locks.
 package goid
 
 import (

@@ -53,7 +53,7 @@ func BeginsUUID(id, uuid string) bool {
 	return marked && x != "" && len(x) <= len(y) && strings.EqualFold(x, y[:len(x)])
 }
 
-// digits returns a UUID without what tells of what it is, and whether that was there.
+// digits returns a UUID without the prefix for its kind, and whether that was there.
 func digits(uuid string) (rest string, marked bool) {
 	const mark = len("GPU-")
 	if len(uuid) >= mark {

@@ -1,6 +1,6 @@
-// Package guard calls functions of users. A panic of theirs must leave our own state sound
-// and other users served, so it ends at our boundary: as an error where the caller can be
-// told, and as a line in the log elsewhere.
+// Package guard calls functions of users. A panic of theirs must leave our own state sound and
+// other users served. So it ends at our boundary: as an error where the caller can get one, and as
+// a line in the log elsewhere.
 //
 // A broken lock order (lockrank.Violation) is our own bug and goes on, and so does
 // runtime.Goexit.
@@ -80,8 +80,8 @@ func (l *Log) write(e *PanicError) {
 		slog.String("function", e.What), slog.Any("panic", e.Value), slog.Uint64("panics", n), slog.String("stack", string(e.Stack)))
 }
 
-// Logger returns a logger that writes where l does; nil means slog.Default. Its calls return
-// also if l's handler panics: that line is lost without a word, for nobody is left to be told.
+// Logger returns a logger that writes where l does; nil means slog.Default. Its calls return also
+// if l's handler panics. That line is silently lost, because there is no place left to report it.
 func Logger(l *slog.Logger) *slog.Logger {
 	if l == nil {
 		l = slog.Default()

@@ -1,5 +1,5 @@
-// Package hidingfs is a file system for tests, on which a file that is removed while it is open
-// stays in its directory under another name until it is closed, as on FUSE and NFS.
+// Package hidingfs is a file system for tests. As on FUSE and NFS, a file that is removed while it
+// is open stays in its directory under another name until it is closed.
 package hidingfs
 
 import (
@@ -20,7 +20,7 @@ type FS struct {
 	disk.FS
 	late int
 
-	mu      sync.Mutex // held while the inner file system is called, as nobody may come between
+	mu      sync.Mutex // held while the inner file system is called, so that no other call comes between
 	nodes   map[string]*node
 	closing []closing
 	hidden  int // files that were ever hidden

@@ -13,10 +13,10 @@ type Summary struct {
 	P50, P99, Max time.Duration // percentiles are at most 1/16 too high
 }
 
-// Durations counts durations in buckets whose width is 1/16 of the power of two
-// below them, so that a percentile is at most 1/16 too high and the memory is
-// the same for any number of samples. It is written here because the libraries
-// that do this lock or need to be locked. It is safe for concurrent use.
+// Durations counts durations in buckets whose width is 1/16 of the power of two below them. So a
+// percentile is at most 1/16 too high, and the memory is the same for any number of samples. It is
+// written here because the libraries that do this lock or need to be locked. It is safe for
+// concurrent use.
 type Durations struct {
 	max     atomic.Int64
 	buckets [(64 - subBits) << subBits]atomic.Int64 // 7.5 KiB

@@ -1,4 +1,4 @@
-// Package holds keeps a space's account of who keeps its memory: open handles, and open records.
+// Package holds keeps a space's account of what keeps its memory: open handles, and open records.
 //
 //	batch, convert ── Hold.Begin, End ──▶ List of a tier.Space ── Append ──▶ View, for those who wait or ask
 //
@@ -18,12 +18,12 @@ const (
 	Record = "record" // an open record, whose arrays lie in the memory
 )
 
-// Hold is an entry in a space's account of who keeps its memory: an open handle or an
-// open record. While it is entered, the memory can neither be freed nor moved. The zero
-// value is ready for Begin, and must not be copied. It is safe for concurrent use.
+// Hold is an entry in a space's account of what keeps its memory: an open handle or an open record.
+// While it is entered, the memory can neither be freed nor moved. The zero value is ready for
+// Begin, and must not be copied. It is safe for concurrent use.
 //
-// Entering costs one lock of the list and allocates nothing. The account is read only by
-// those who wait, or who ask: List.Append.
+// Entering costs one lock of the list and allocates nothing. The account is read only for waiters
+// and on request: List.Append.
 type Hold struct {
 	view View
 	list *List

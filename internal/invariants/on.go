@@ -11,12 +11,12 @@ import (
 // Enabled says whether the program was built with -tags invariants.
 const Enabled = true
 
-// Trace is where something was taken: the calls that led there. It is kept with a resource,
-// so that a leak report can say who took it.
+// Trace is where something was taken: the calls that led there. It is kept with a resource, so that
+// a leak report can show the stack.
 type Trace struct{ calls *[]uintptr }
 
-// Stack returns where its caller was called from. What that is called is looked up when
-// somebody wants to read it, for most traces are never read.
+// Stack returns where its caller was called from. The names are looked up when they are printed,
+// because most traces are never read.
 func Stack() Trace {
 	var calls [48]uintptr
 	pcs := append([]uintptr(nil), calls[:runtime.Callers(2, calls[:])]...)

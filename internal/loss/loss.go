@@ -1,4 +1,4 @@
-// Package loss tells those who want to know that a device has failed for good. Devices implement
+// Package loss notifies subscribers that a device has failed for good. Devices implement
 // tier.Losable with it.
 //
 // Its lock is lockrank.Device. Nothing is called under it.
@@ -17,18 +17,18 @@ import (
 // for concurrent use.
 type Signal struct {
 	panics guard.Log
-	once   sync.Once // nobody goes on with an error of the loss before all were told
+	once   sync.Once // no caller goes on with an error of the loss before all subscribers were called
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		why  error
-		over bool // all were told
+		over bool // all subscribers were called
 		next int
 		told map[int]func(error)
 	}
 }
 
-// Err says why the device is lost, when all who wanted to know were told; nil before.
+// Err returns why the device is lost, once all subscribers were called; nil before.
 func (l *Signal) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -38,8 +38,8 @@ func (l *Signal) Err() error {
 	return l.mu.why
 }
 
-// Lose notes that the device is lost, for the first reason that it is given, tells, and returns
-// when all were told. It must be called with no lock held.
+// Lose marks the device as lost, for the first reason given. It calls all subscribers and returns
+// when they have. It must be called with no lock held.
 func (l *Signal) Lose(why error) {
 	lockrank.AssertNone("a device is lost")
 	l.once.Do(func() {

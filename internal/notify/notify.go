@@ -47,7 +47,7 @@ func (l *List) entries() []entry {
 	return nil
 }
 
-// IsEmpty says whether there is nobody to call.
+// IsEmpty reports whether there is nothing to call.
 func (l *List) IsEmpty() bool { return len(l.entries()) == 0 }
 
 // Each calls do with each function, in the order in which they were added. do calls it, with

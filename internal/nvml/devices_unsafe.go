@@ -100,7 +100,7 @@ func (l *Library) PCIeWidth(d Device) (int, error) {
 // support the question, or say all ones.
 func (l *Library) Node(d Device) (int, error) { return l.number("nvmlDeviceGetNumaNodeId", d) }
 
-// How many nodes and CPUs are asked about: as many as Linux can have, by words of 64.
+// How many nodes and CPUs are queried: as many as Linux can have, by words of 64.
 const (
 	askedNodes = 1024 / 64
 	askedCPUs  = 8192 / 64

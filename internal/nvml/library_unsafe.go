@@ -12,9 +12,9 @@
 // else is the worse for it. Which version of a name is called fits the structs of this package:
 // later versions of the same name take others.
 //
-// The library counts who has it initialized, keeps no state of a thread, and may be called by
-// several goroutines at a time. So may a Library, until it is closed. Devices are good until
-// then. The package takes no locks.
+// The library counts its initializations, keeps no state of a thread, and may be called by several
+// goroutines at a time. So may a Library, until it is closed. Devices are valid until then. The
+// package takes no locks.
 //
 // Package nvmltest has a library in C for tests. With the tag gonvml the tests compare layouts,
 // numbers and answers with those of github.com/NVIDIA/go-nvml, which is made from NVIDIA's header.
@@ -56,7 +56,7 @@ func Open(path string) (*Library, error) {
 	return l, nil
 }
 
-// Close shuts the library down and gives it up. That it refuses is of no use to anybody.
+// Close shuts the library down and gives it up. Its errors have no use.
 func (l *Library) Close() {
 	_ = l.call("nvmlShutdown")
 	l.from.Close()
@@ -123,7 +123,7 @@ func fill[T any](n int, call func(buffer []T) error) ([]T, error) {
 // usualText is NVML_DEVICE_NAME_V2_BUFFER_SIZE, and NVML_DEVICE_UUID_V2_BUFFER_SIZE.
 const usualText = 96
 
-// text calls a function that writes a text into a buffer of the length that it is told.
+// text calls a function that writes a text into a buffer and takes the buffer's length.
 func (l *Library) text(name string, d Device) (string, error) {
 	b, err := fill(usualText, func(b []byte) error {
 		return l.call(name, uintptr(d), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
@@ -134,7 +134,7 @@ func (l *Library) text(name string, d Device) (string, error) {
 // Code is a result of the library, by its numbers, and an error that *Error matches.
 type Code int32
 
-// The codes that somebody may want to tell apart.
+// The codes that callers may want to distinguish.
 const (
 	success             Code = 0
 	ErrInvalidArgument  Code = 2

@@ -198,10 +198,9 @@ func (s *Schemas) read(p []byte, sum uint64) (*arrow.Schema, error) {
 	return known.schema, known.err
 }
 
-// Unmarshal reads what Marshal has written, and the schema beside it, of which s keeps
-// the result: the bytes must not change, and batches of the same bytes in the same
-// memory share it. What does not fit together is errFormat; that the bytes on disk fit
-// it, only their checksums tell.
+// Unmarshal reads what Marshal has written, and the schema beside it. s keeps the result: the bytes
+// must not change, and batches of the same bytes in the same memory share it. Inconsistent input is
+// errFormat. Only the checksums show that the bytes on disk fit it.
 func (s *Schemas) Unmarshal(p, schema []byte) (*Entry, error) {
 	r := reader{p: p}
 	if string(r.take(4)) != magic {

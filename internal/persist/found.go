@@ -46,9 +46,9 @@ func compareKeys(a, b Key) int {
 	return cmp.Or(cmp.Compare(a.space.Kind, b.space.Kind), cmp.Compare(a.space.Ordinal, b.space.Ordinal), cmp.Compare(a.key, b.key))
 }
 
-// Found is the recorded batches that nobody has adopted yet, and what they share. Its bytes are
-// promised in the spaces, so that nobody counts on their room. It is safe for concurrent use, but
-// for Add.
+// Found is the recorded batches that were not adopted yet, and what they share. Its bytes are
+// promised in the spaces, so that their room is not given to others. It is safe for concurrent use,
+// except for Add.
 type Found struct {
 	// turn is a token: one takes dictionaries at a time. mu is taken inside it.
 	turn chan struct{}
@@ -85,7 +85,7 @@ type foundDictionary struct {
 	desc    *batch.Descriptor
 	parts   []*foundDictionary
 	waiting int          // batches that need it; guarded by Found.mu
-	shared  batch.Shared // nil while nobody has needed it; guarded by Found.turn
+	shared  batch.Shared // nil until it is needed; guarded by Found.turn
 }
 
 // NewFound returns a list that is empty.
@@ -219,7 +219,7 @@ func (f *Found) Held(id tier.ID) int64 {
 	return f.bytes[id]
 }
 
-// drop frees what nobody needs any more.
+// drop frees what is not needed any more.
 func (f *Found) drop(m foundMemory) {
 	m.volume.Forget(m.key.key)
 	f.count(m, -m.bytes)

@@ -101,7 +101,7 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 		return
 	}
 	for {
-		now := b.Info() // one that was told may be outdated
+		now := b.Info() // the one passed in may be outdated
 		r.mu.Lock()
 		rec := r.known[b]
 		want := r.standingLocked(rec, now)

@@ -15,9 +15,9 @@ import (
 	"strings"
 )
 
-// Meminfo returns, in bytes, those of the keys that the text has: that of
-// /proc/meminfo, or of a node, whose lines begin with "Node 0". What cannot be
-// right is left out and told in errs.
+// Meminfo returns, in bytes, those of the keys that the text has. The text is that of
+// /proc/meminfo, or of a node, whose lines begin with "Node 0". Impossible values are left out and
+// reported in errs.
 func Meminfo(text string, keys ...string) (values map[string]int64, errs []error) {
 	values = map[string]int64{}
 	for line := range strings.Lines(text) {
@@ -80,7 +80,7 @@ func CPUInfo(text string) (model string, cpus []int) {
 		}
 	}
 	if model == "" && implementer != "" {
-		model = Label("ARM implementer " + implementer + " part " + part) // all that arm64 tells
+		model = Label("ARM implementer " + implementer + " part " + part) // all that arm64 has
 	}
 	slices.Sort(cpus)
 	return model, slices.Compact(cpus)
@@ -135,8 +135,7 @@ func (m Mount) Option(name string) (string, bool) {
 // file system that has none of its own is given a number with major 0.
 func (m Mount) OnBlockDevice() bool { return !strings.HasPrefix(m.Device, "0:") }
 
-// Mountinfo returns the mounts in the order of the text. Lines that are
-// none are told in errs.
+// Mountinfo returns the mounts in the order of the text. Invalid lines are reported in errs.
 func Mountinfo(text string) (mounts []Mount, errs []error) {
 	for line := range strings.Lines(text) {
 		if strings.TrimSpace(line) == "" {
@@ -231,8 +230,7 @@ type Group struct {
 	Path        string   // seen from the root of the cgroup namespace
 }
 
-// Cgroup returns the process's place in each hierarchy. Lines that are
-// none are told in errs.
+// Cgroup returns the process's place in each hierarchy. Invalid lines are reported in errs.
 func Cgroup(text string) (groups []Group, errs []error) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
@@ -274,9 +272,8 @@ func Limit(s string) (int64, error) {
 	return int64(n), nil
 }
 
-// Quota reads the cpu.max of version 2, "quota period" in microseconds
-// or "max period", and returns the number of CPUs that it stands for; 0 is
-// none.
+// Quota reads the cpu.max of version 2, "quota period" in microseconds or "max period". It returns
+// the equivalent number of CPUs; 0 is none.
 func Quota(s string) (float64, error) {
 	fields := strings.Fields(s)
 	if len(fields) == 1 {

@@ -122,8 +122,8 @@ func Quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// Printable returns s without what a terminal would act on: names come from
-// devices and from whoever mounts things. Runs of space become one.
+// Printable returns s without control characters that a terminal would act on: names come from
+// devices and from users that mount things. Runs of space become one.
 func Printable(s string) string {
 	s = strings.Map(func(r rune) rune {
 		switch {

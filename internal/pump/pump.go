@@ -25,10 +25,10 @@ const Panicked = "a transfer"
 type Pool[R any] interface {
 	// Borrow waits for an R.
 	Borrow(ctx context.Context) (R, error)
-	// TryBorrow is Borrow for those who do not wait, nor pass those who do.
+	// TryBorrow is Borrow without waiting. It does not pass waiters.
 	TryBorrow() (R, bool)
-	// Yield gives r to those who wait, if there are any: then it returns false, unless there is
-	// another for the caller.
+	// Yield gives r to a waiter, if there is one. It then returns false, unless there is another
+	// for the caller.
 	Yield(r R) (R, bool)
 	// Return takes r back.
 	Return(r R)
@@ -57,9 +57,9 @@ type Job[R any] struct {
 }
 
 // Run moves all pieces. It returns the first error, or the cause of ctx's end if pieces were left;
-// a panic is a *guard.PanicError whose What is Panicked. Nothing is under way when it returns. It
-// needs one R to go on, and waits only for that one, so that jobs which share a pool do not wait for
-// each other in a circle. After each piece a lane yields its R.
+// a panic is a *guard.PanicError whose What is Panicked. All work has ended when it returns. It
+// needs one R to go on, and waits only for that one. So jobs that share a pool do not wait for each
+// other in a circle. After each piece a lane yields its R.
 func (j *Job[R]) Run(ctx context.Context) error {
 	if j.Pieces <= 0 {
 		return nil

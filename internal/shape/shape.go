@@ -1,9 +1,9 @@
-// Package shape says what the arrays of each Arrow type consist of: their buffers in the order of
-// the columnar format, what each has for a value, and their children. Whoever walks arrays,
-// images or C structs goes by this table, so that a new type is one row of it, unless one of its
-// buffers has a new Role.
+// Package shape lists the parts of the arrays of each Arrow type: their buffers in the order of the
+// columnar format, the kind of value of each, and their children. All code that walks arrays,
+// images or C structs uses this table. So a new type is one row of it, unless one of its buffers
+// has a new Role.
 //
-// arrow-go's DataType.Layout does not tell offsets from values, or starts from sizes, and
+// arrow-go's DataType.Layout does not distinguish offsets from values, or starts from sizes, and
 // allocates; the tests compare the two.
 package shape
 

@@ -53,7 +53,7 @@ func (a *arena) touch(w *ahead.Window, stop <-chan struct{}) {
 		if errors.Is(err, unix.EINVAL) { // before Linux 5.14
 			touchPages(part)
 		} else if err != nil {
-			return // no memory for it now: first writes will tell
+			return // no memory for it now: first writes will show
 		}
 		a.touched.Add(int64(len(part)))
 	}

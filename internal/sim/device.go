@@ -8,14 +8,13 @@
 //	                       └─ stream ── queue ── worker ─┘      ▲
 //	     ◀── event ◀── Record                                   └── Alloc, Free: 256-byte granule
 //
-// It behaves like the real thing where programs can tell the difference. Its
-// capacity is hard. Work is asynchronous: a call puts it on a stream, whose
-// worker does it later, in order; streams know of each other only through
-// events. Freed memory stays retired until the work before the free is done. An
-// address is a handle; one that is unknown, of another device, freed or out of
-// its allocation's bounds is an error. Unlike the real thing it fails on
-// purpose (NewFaulty) and can be as slow as one likes (Config.Latency and
-// the bandwidths); by default it copies as fast as memory can be moved.
+// It behaves like the real thing where programs can see a difference. Its capacity is hard. Work is
+// asynchronous: a call puts it on a stream, whose worker does it later, in order. Only events order
+// streams among each other. Freed memory stays retired until the work before the free is done. An
+// address is a handle; one that is unknown, of another device, freed or out of its allocation's
+// bounds is an error. Unlike the real thing it fails on purpose (NewFaulty) and can be as slow as
+// one likes (Config.Latency and the bandwidths). By default it copies as fast as memory can be
+// moved.
 //
 // A worker is a goroutine that starts with the first piece of work and ends
 // when the stream runs dry, so an idle device has none. Closing the device waits for
@@ -95,7 +94,7 @@ type gpu struct {
 	stopTouching chan struct{}
 	touching     sync.WaitGroup
 
-	guests gate.Gate // who writes to the memory, or reads it, beside the streams: copies of other devices
+	guests gate.Gate // users of the memory beside the streams: copies of other devices
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]

@@ -40,7 +40,7 @@ func (k OpKind) String() string {
 	return opNames[k]
 }
 
-// Stage says when the fault hook is asked.
+// Stage is when the fault hook is called.
 type Stage uint8
 
 const (
@@ -52,7 +52,7 @@ const (
 	Run
 )
 
-// Op is an operation that the fault hook is asked about.
+// Op is an operation that the fault hook is called for.
 type Op struct {
 	Kind  OpKind
 	Stage Stage

@@ -7,10 +7,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Pointer returns where the n bytes at addr are in the process's memory, for programs that
-// are given a device's memory as it is, such as the consumers of package convert/cdevice. It
-// means something only while the allocation is there, and whoever uses it is outside of all
-// order that streams give.
+// Pointer returns where the n bytes at addr are in the process's memory. It is for programs that
+// get a device's memory as it is, such as the consumers of package convert/cdevice. It is valid
+// only while the allocation is there. Accesses through it are not ordered by streams.
 func (d *gpu) Pointer(addr tier.Addr, n int64) (uintptr, error) {
 	a, err := d.at(addr, max(1, n))
 	if err != nil {

@@ -52,8 +52,8 @@ type allocated struct {
 // pair is one copy of CopyRegions.
 type pair struct{ dst, src allocated }
 
-// put appends w to the queue, without limit: like a device's, the queue belongs
-// to who fills it, and every piece of work in it was paid for with memory.
+// put appends w to the queue, without limit. Like a device's, the queue belongs to its producer,
+// and each piece of work in it was paid for with memory.
 func (s *stream) put(w work) error {
 	s.mu.Lock()
 	if s.mu.closed {
@@ -173,8 +173,8 @@ func (s *stream) run() {
 	}
 }
 
-// do does one piece of work. After a failure only what gives something back or
-// tells somebody is done.
+// do does one piece of work. After a failure it does only work that gives something back or reports
+// something.
 func (s *stream) do(w *work) {
 	switch w.kind {
 	case OpFree:
@@ -198,8 +198,8 @@ func (s *stream) do(w *work) {
 	}
 }
 
-// event is done when complete has been called. Its channel is made when somebody
-// asks for it, which most do not: they ask when it is done.
+// event is done when complete has been called. Its channel is made at its first use. Most events
+// are used only after they are done, and need none.
 type event struct {
 	done atomic.Pointer[chan struct{}] // &closed once the event is done
 	err  error                         // written before done is set to &closed

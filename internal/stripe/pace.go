@@ -7,10 +7,9 @@ import (
 	"time"
 )
 
-// Pace says how far ahead of the others a space is with its share of what is
-// written. Spaces of which each is given more only while no other has a smaller Lead
-// are busy for equally long, and so are given bytes in proportion to how fast they
-// take them.
+// Pace measures how far ahead of the others a space is with its share of what is written. If a
+// space is given more only while no other has a smaller Lead, all are busy for equally long. So
+// they are given bytes in proportion to their speed.
 //
 // The zero Pace is that of a space which has none: it is before and behind no other.
 type Pace struct {

@@ -2,14 +2,12 @@
 // also subtract a number from the words that it copies, which is how the offsets of
 // a slice are moved.
 //
-// A copy of much memory waits for the memory; the checksum's arithmetic fits
-// into that wait if both are done in one loop, and costs a third of the speed if
-// it comes after. Measured on one core of an AMD EPYC 9005 over 256 MiB, as
-// shares of Go's memmove: copy 1 MiB and then hash what was written 0.59, hash
-// what was read 0.70–0.75, both in pieces of 8 KiB to 256 KiB 0.50–0.74, one
-// loop 1.07 (it prefetches a little better than memmove does). A pure Go loop
-// cannot do it: below 1 MiB memmove stores through the cache, which alone is
-// 0.80.
+// A copy of much memory waits for the memory. The checksum's arithmetic fits into that wait if both
+// are done in one loop; done afterwards it costs a third of the speed. Measured on one core of an
+// AMD EPYC 9005 over 256 MiB, as shares of Go's memmove: copy 1 MiB and then hash what was written
+// 0.59, hash what was read 0.70–0.75, both in pieces of 8 KiB to 256 KiB 0.50–0.74, one loop 1.07
+// (it prefetches a little better than memmove does). A pure Go loop cannot do it: below 1 MiB
+// memmove stores through the cache, which alone is 0.80.
 //
 // On amd64 with AVX2 the loop is assembly; elsewhere Sum copies and then hashes.
 package sumcopy
@@ -116,7 +114,7 @@ func Gather(copies []Copy) {
 	for _, c := range copies {
 		total += len(c.Src)
 	}
-	var next atomic.Int64 // bytes of all copies that somebody has taken
+	var next atomic.Int64 // bytes of all copies that were taken
 	work := func() {
 		i, begin := 0, 0 // of the copy that the next byte is in
 		for {

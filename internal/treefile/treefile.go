@@ -10,12 +10,11 @@
 //	-- sys/devices/pci0000:00/0000:00:17.0/numa_node --
 //	-1
 //
-// A header line begins with "-- " and ends with " --"; between them is a path
-// below the root of the tree. A path that ends with a slash is a directory,
-// one with " -> " a symbolic link and its target (unless the target is above
-// the tree it may be missing: dangling links can be recorded too), any other a
-// file whose text is the lines that follow. This is the txtar format of Go's
-// own tests with links and directories added.
+// A header line begins with "-- " and ends with " --"; between them is a path below the root of the
+// tree. A path that ends with a slash is a directory. One with " -> " is a symbolic link and its
+// target. The target may be missing unless it is above the tree, so that dangling links can be
+// recorded too. Any other path is a file whose text is the lines that follow. This is the txtar
+// format of Go's own tests with links and directories added.
 //
 // The package has no state and takes no locks; all functions may be called at
 // the same time.

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// loan is memory of somebody else's.
+// loan is borrowed memory.
 type loan struct {
 	addr tier.Addr
 	size int64
@@ -64,7 +64,7 @@ func (l *loans) hold(addr tier.Addr, n int64) bool {
 
 // Why bytes cannot be borrowed. The error says which byte it is.
 var (
-	// ErrNotAllocated: nobody has allocated them, or not in one piece.
+	// ErrNotAllocated: the bytes are not allocated, or not in one piece.
 	ErrNotAllocated = errors.New("it is not inside an allocation")
 	// ErrNotAccessible: a program has mapped memory there (cuMemMap) and not let this GPU read and
 	// write it (cuMemSetAccess).
@@ -87,11 +87,10 @@ func (e *borrowError) Error() string {
 // Unwrap returns the cause.
 func (e *borrowError) Unwrap() error { return e.Cause }
 
-// Borrow implements tier.Borrower. The driver is asked whether somebody has allocated the bytes: an
-// address that is none would, in some of its calls, be taken for one of the host's. Memory that a
-// program has mapped itself (cuMemMap) is borrowed also where it is of several pieces, one behind
-// the other. What cannot be borrowed is ErrNotAllocated
-// or ErrNotAccessible.
+// Borrow implements tier.Borrower. The driver is queried whether the bytes are allocated: some of
+// its calls would take an invalid address for one of the host's. Memory that a program has mapped
+// itself (cuMemMap) is borrowed also if it is of several pieces, one behind the other. What cannot
+// be borrowed is ErrNotAllocated or ErrNotAccessible.
 func (d *gpu) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("cuda: borrowing %d bytes", size)
@@ -163,9 +162,9 @@ func lent(c *cuda.Calls, addr tier.Addr, size int64) error {
 	}
 }
 
-// accessible says whether the memory from at up to end, which is one allocation's, was mapped by a
-// program, and where the first byte is that the GPU may not use; 0: nowhere. The driver's own
-// allocation is the GPU's to use, or its peer's, whatever the driver says of access to it.
+// accessible reports whether the memory from at up to end, which is one allocation's, was mapped by
+// a program. barred is the first byte that the GPU may not use; 0: none. The GPU may use the
+// driver's own allocation on it or on a peer, whatever the driver reports of access to it.
 func accessible(c *cuda.Calls, at, end cuda.Ptr) (mapped bool, barred cuda.Ptr) {
 	if !c.ProgramMapped(at) {
 		return false, 0

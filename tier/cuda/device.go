@@ -191,8 +191,8 @@ func (d *gpu) Outstanding() int64 {
 	return d.mu.live + d.mu.retired
 }
 
-// Reap implements tier.Device. The device takes back by itself what an event has told it of; here
-// it sees to it that there is an event behind each free. It returns 0.
+// Reap implements tier.Device. The device takes back by itself what an event has shown to be done.
+// Reap makes sure that there is an event behind each free. It returns 0.
 func (d *gpu) Reap() int64 {
 	if !d.gate.Enter() {
 		return 0
@@ -325,9 +325,9 @@ func wrapped(dev tier.Device) (*gpu, error) {
 // the driver says so, of a call or of work.
 func (d *gpu) OnLost(f func(why error)) (cancel func()) { return d.loss.OnLost(f) }
 
-// suspect is given each error that may be the loss's, and says whether it is. Others' contexts have
-// a part in some work, and it may be theirs that is lost; and some errors may mean anything. So the
-// driver is asked something that is about this context alone.
+// suspect is called with each error that may mean a loss, and reports whether it does. Some work
+// also uses other contexts, and it may be one of those that is lost. Some errors may mean anything.
+// So the driver gets a query that is about this context alone.
 func (d *gpu) suspect(err error) (lost bool) {
 	if !cuda.Lost(err) && !cuda.MaybeLost(err) {
 		return false
@@ -341,8 +341,8 @@ func (d *gpu) suspect(err error) (lost bool) {
 	return true
 }
 
-// refused is suspect for calls that are about this context alone: one that is refused because a
-// context is lost tells of this one.
+// refused is suspect for calls that are about this context alone: if one is refused because a
+// context is lost, it is this one.
 func (d *gpu) refused(err error) (lost bool) {
 	if !cuda.Lost(err) {
 		return d.suspect(err)

@@ -12,7 +12,7 @@ import (
 // digestBytes is what the kernel makes: two words.
 const digestBytes = 16
 
-// sum is a digest in pinned memory that somebody wants to have.
+// sum is a digest in pinned memory that a caller waits for.
 type sum struct {
 	out  *tier.Digest
 	from []byte

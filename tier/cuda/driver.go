@@ -10,17 +10,17 @@
 //
 // # Memory
 //
-// Memory is allocated in the order of streams from a pool of the device's own, which keeps
-// what was freed for the next allocation and shares it with nobody. Where the driver or the
-// GPU has no pools, the device takes its memory in one piece when it is opened and hands
-// it out itself, for the driver's other functions wait for all work of a GPU. Each device knows
-// its allocations, so that mistakes in arguments are refused before they reach the driver.
+// Memory is allocated in the order of streams from a pool of the device's own, which keeps what was
+// freed for the next allocation and is not shared. Where the driver or the GPU has no pools, the
+// device takes its memory in one piece when it is opened and hands it out itself, because the
+// driver's other functions wait for all work of a GPU. Each device knows its allocations, so that
+// mistakes in arguments are refused before they reach the driver.
 //
-// What others have allocated on the GPU, in whatever way, can be worked with while it is borrowed
-// (tier.Borrower); the driver is asked whether it is there. Events are shared with others, too:
-// ShareEvent makes a CUevent behind a stream's work, and AwaitShared waits for somebody else's.
-// While others have been given memory of the device's (tier.Lender), Close leaves its memory, its
-// context and those events, and no thread; the last of them gives these up.
+// Other code's allocations on the GPU, made in any way, can be used while they are borrowed
+// (tier.Borrower). The driver is queried whether they are there. Events are shared, too: ShareEvent
+// makes a CUevent behind a stream's work, and AwaitShared waits for a foreign one. While memory of
+// the device's is lent (tier.Lender), Close leaves its memory, its context and those events, and no
+// thread. The last loan to end gives these up.
 //
 // What is freed is retired until the device has come to that point of its stream. Each event
 // takes notice of the frees before it.
@@ -28,23 +28,23 @@
 // # Host memory
 //
 // A GPU copies asynchronously only from and to memory that its driver has pinned. Pin does so for
-// an arena, once. Other memory is copied by way of pinned memory of the device's own, which costs
-// time and as much memory as is under way, of which a rest is kept; so works everything, but
-// nothing fast. No memory of Go's heap is ever given to the driver for a copy.
+// an arena, once. Other memory is copied by way of pinned memory of the device's own. That costs
+// time and as much memory as is being copied, of which a rest is kept. So any memory works, but
+// only pinned memory is fast. No memory of Go's heap is ever given to the driver for a copy.
 //
 // # Failures
 //
-// A driver tells of work that failed when it is asked about an event. For a real GPU that is the
-// end of its context: every call fails from then on, with the same error, and what the device held
-// is lost. So frees count as done then, and events as reached, with that error: nobody waits for
-// what cannot come. Who asked to be told (OnLost) is told before anybody is given such an error.
+// A driver reports failed work when an event is queried. For a real GPU that is the end of its
+// context: every call fails from then on, with the same error, and what the device held is lost. So
+// frees count as done then, and events as reached, with that error: no goroutine waits for what
+// cannot come. Subscribers of the loss (OnLost) are called before any caller gets such an error.
 // The device can still be closed.
 //
 // Errors of the driver are wrapped and say call, code and name. No driver or no device to work with
 // is an error that matches tier.ErrNotSupported and says what was looked for.
 //
-// Who opens a device closes it. Its mutex has the rank Device, the last in the order, and is not
-// held while the driver is called.
+// The opener of a device closes it. Its mutex has the rank Device, the last in the order, and is
+// not held while the driver is called.
 package cuda
 
 import (
@@ -131,11 +131,11 @@ type Config struct {
 	Memory int64
 	// Allocation is how memory is got.
 	Allocation Allocation
-	// Context, if not 0, is a CUcontext of the GPU that the program has and that the device is to
-	// use instead of the GPU's primary one; of another GPU than Ordinal it is ErrContext. It
-	// stays the program's, and must be there until the device is closed and nothing of it is lent
-	// any more (tier.Lender), and until all other devices that have the same host memory pinned are
-	// closed: that is registered in one context.
+	// Context, if not 0, is a CUcontext of the program's that the device uses instead of the GPU's
+	// primary one. If it is of another GPU than Ordinal, the error is ErrContext. It stays the
+	// program's. It must exist until the device is closed and nothing of it is lent any more
+	// (tier.Lender). It must also outlive all other devices that have the same host memory pinned:
+	// that is registered in one context.
 	Context uintptr
 }
 

@@ -189,7 +189,7 @@ type source interface {
 	alloc(s *stream, n int64) (tier.Addr, error)
 	// free gives a back when the work on s so far is done.
 	free(s *stream, a *allocation) error
-	// reclaimed is told that this is so.
+	// reclaimed is called when that has happened.
 	reclaimed(a *allocation)
 	// has says whether addr is in memory that the source hands out itself, so that the driver does
 	// not know what of it is in use.
@@ -219,11 +219,11 @@ type pool struct {
 // newPool makes a pool that keeps what is freed: to give memory back to the system at each
 // synchronization, as a pool does of itself, and to get it again, is slow.
 //
-// It does not make streams wait for each other, either. A driver would have the stream of an
-// allocation wait, unseen, for a free on another stream that has not had its turn; and what that
-// stream waits for may be work behind the allocation. Nothing is lost by it: memory is retired
-// until its free has had its turn, so the books have room for the allocation besides, and the
-// driver uses again what was freed and is over, or behind an event that the stream has waited for.
+// It does not make streams wait for each other, either. A driver would silently have the stream of
+// an allocation wait for a free on another stream that has not had its turn. That stream may itself
+// wait for work behind the allocation. Nothing is lost by it. Memory is retired until its free has
+// had its turn, so the books have room for the allocation besides. The driver reuses memory whose
+// free is done, or is behind an event that the stream has waited for.
 func newPool(dev *cuda.Device) (*pool, error) {
 	p := &pool{dev: dev}
 	return p, dev.Here(func(c *cuda.Calls) (err error) {

@@ -19,7 +19,7 @@ const (
 
 // CopyPeer implements tier.Device, also for devices that wrap one of this package and have a method
 // Unwrap() tier.Device. GPUs that cannot reach each other's memory are tier.ErrNotSupported: the
-// driver would copy through the host, in memory that nobody has counted.
+// driver would copy through the host, in uncounted memory.
 func (d *gpu) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
 	peer, err := wrapped(dstDevice)
 	if err != nil {
@@ -83,7 +83,7 @@ func (d *gpu) meet(peer *gpu, state peerState) {
 }
 
 // forgetPeers makes the device unknown to its peers, which would keep it in memory for as long as
-// they are there. It is being closed, so nobody meets it any more.
+// they exist. It is being closed, so no new peer finds it.
 func (d *gpu) forgetPeers() {
 	d.mu.Lock()
 	peers := d.mu.peers

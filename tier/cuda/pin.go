@@ -70,8 +70,8 @@ func (d *gpu) addShare(x share) bool {
 }
 
 // Unpin implements tier.Pinner. No copy of the device may be using mem. While the device is being
-// closed it waits until that has unpinned mem: whoever calls it of each device that has pinned mem
-// may go on to unmap it.
+// closed it waits until that has unpinned mem. So after Unpin of each device that has pinned mem,
+// the caller may unmap it.
 func (d *gpu) Unpin(mem []byte) error {
 	if !d.gate.Enter() {
 		<-d.given

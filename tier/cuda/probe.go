@@ -116,7 +116,7 @@ func (p *probe) read() ([]byte, error) {
 	return got, errors.Join(p.dev.CopyToHost(p.s, got, p.addr), p.s.Sync())
 }
 
-// close gives up what there is. What cannot be is what the device's Close will tell of.
+// close gives up what there is. The device's Close reports what cannot be.
 func (p *probe) close() {
 	if p.s == nil {
 		return

@@ -27,7 +27,7 @@ func (d *gpu) ShareEvent(ts tier.Stream) (event uintptr, end func() error, err e
 			return err
 		}
 		if err = c.Record(e, s.handle); err != nil {
-			_ = c.DestroyEvent(e) // the reason is told
+			_ = c.DestroyEvent(e) // the reason is returned
 		}
 		return err
 	})
@@ -60,9 +60,9 @@ func (d *gpu) endShared(e cuda.Event) error {
 	return d.surely(func(c *cuda.Calls) error { return c.DestroyEvent(e) })
 }
 
-// AwaitShared waits until the work before event is done, a CUevent that somebody else in the
-// process has recorded. If ctx ends first it returns the cause; the device cannot be closed then
-// until the event has happened.
+// AwaitShared waits until the work before event is done, a CUevent that other code in the process
+// has recorded. If ctx ends first it returns the cause; the device cannot be closed then until the
+// event has happened.
 func (d *gpu) AwaitShared(ctx context.Context, event uintptr) error {
 	ts, err := d.NewStream()
 	if err != nil {
@@ -77,7 +77,7 @@ func (d *gpu) AwaitShared(ctx context.Context, event uintptr) error {
 	if err == nil {
 		err = tier.Wait(ctx, done)
 	}
-	// Closing a stream waits for what it waits for: not here, and not by who gives up waiting.
+	// Closing a stream waits for what it waits for: not here, and not after ctx's end.
 	d.waits.Go(func() { _ = s.Close() }) // ends with the event; the device's Close waits for it
 	return err
 }
@@ -90,9 +90,9 @@ func (s *stream) behind(e cuda.Event) (tier.Event, error) {
 	return s.record()
 }
 
-// Lend implements tier.Lender. After Close the context stays, too, without a thread: who calls the
-// last back gives it up, on the thread that it is called by. A context of the program's
-// (Config.Context) must be there until then.
+// Lend implements tier.Lender. After Close the context stays, too, without a thread. The last call
+// of back gives it up, on the calling thread. A context of the program's (Config.Context) must
+// exist until then.
 func (d *gpu) Lend() (back func() error, err error) {
 	if !d.gate.Enter() {
 		return nil, tier.ErrClosed
@@ -104,8 +104,8 @@ func (d *gpu) Lend() (back func() error, err error) {
 	return sync.OnceValue(d.takeBack), nil
 }
 
-// isLent says, while the device is being closed, whether memory is lent. Then the device counts
-// among those who need it until detach.
+// isLent reports, while the device is being closed, whether memory is lent. Then the device counts
+// as a loan of its own until detach.
 func (d *gpu) isLent() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,7 +116,7 @@ func (d *gpu) isLent() bool {
 	return true
 }
 
-// detach ends the device's thread and leaves the rest to those who need it.
+// detach ends the device's thread and leaves the rest to the loans.
 func (d *gpu) detach() error {
 	rest, err := d.dev.Detach()
 	d.mu.Lock()

@@ -32,7 +32,7 @@ type staging struct {
 		blocks []*block     // by address
 		rooms  [64][]*block // those that are not full, by the logarithm of a chunk's length
 		bytes  int64        // of all blocks
-		out    int          // chunks that somebody has
+		out    int          // chunks in use
 		words  int          // of these, those that streams have for as long as they are open
 	}
 }
@@ -49,7 +49,7 @@ type block struct {
 
 func (b *block) addr() uintptr { return cuda.AddressOf(b.mem) }
 
-// full says that somebody has each of the block's chunks.
+// full reports that each of the block's chunks is in use.
 func (b *block) full() bool { return len(b.idle) == 0 && b.cut == len(b.mem) }
 
 // take returns a chunk of a block that is not full.
@@ -163,7 +163,7 @@ func (g *staging) put(chunk []byte) {
 	}
 }
 
-// surplusLocked takes out the longest blocks that nobody has anything of, until the rest is left.
+// surplusLocked takes out the longest blocks that are not in use, until the rest is left.
 func (g *staging) surplusLocked() (surplus []*block) {
 	longest := slices.SortedStableFunc(slices.Values(g.mu.blocks), func(a, b *block) int { return cmp.Compare(len(b.mem), len(a.mem)) })
 	for _, b := range longest {

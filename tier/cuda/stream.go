@@ -13,11 +13,11 @@ import (
 type stream struct {
 	dev    *gpu
 	handle cuda.Stream
-	// turn holds a token for as long as somebody records: who owns the stream, or who reaps. Two at
-	// once could take what is due in one order and record in the other, and the event behind which
-	// nothing is due be the first to be done.
+	// turn holds a token while a goroutine records: the owner of the stream, or a reaper. Two at
+	// once could take what is due in one order and record in the other. Then the event behind which
+	// nothing is due could be the first to be done.
 	turn chan struct{}
-	last *cuda.Mark // that somebody has recorded, whose turn it was
+	last *cuda.Mark // the last one recorded, by either
 
 	closed bool
 	err    error        // the first failure that is known
@@ -29,7 +29,7 @@ type stream struct {
 	scratch tier.Addr // granule bytes of the device's; 0 without
 
 	word   []byte          // pinned, 4 bytes: how many events of others have happened for which the GPU waits; nil without
-	waits  uint32          // for how many it was told to wait
+	waits  uint32          // how many it waits for
 	waited <-chan struct{} // closed when the last of them has happened
 }
 
@@ -140,7 +140,7 @@ func (s *stream) shut() bool {
 	return true
 }
 
-// end waits for the work and gives the stream up. How the work went is told by Err.
+// end waits for the work and gives the stream up. Err returns the result of the work.
 func (s *stream) end() error {
 	_ = s.sync()
 	s.turn <- struct{}{}
@@ -162,7 +162,7 @@ func (s *stream) end() error {
 		s.dev.bounce.putWord(word)
 	}
 	if failed {
-		return nil // a driver tells of it again, whatever is called
+		return nil // a driver returns it again, at any call
 	}
 	return err
 }
@@ -214,8 +214,8 @@ func (s *stream) record() (tier.Event, error) {
 	return s.recordInTurn()
 }
 
-// recordForOthers is record for who does not own the stream. It does nothing if the stream is
-// closed, or if somebody records just now.
+// recordForOthers is record for a goroutine that does not own the stream. It does nothing if the
+// stream is closed, or if another goroutine is recording.
 func (s *stream) recordForOthers() {
 	select {
 	case s.turn <- struct{}{}:
@@ -223,7 +223,7 @@ func (s *stream) recordForOthers() {
 		return
 	}
 	defer func() { <-s.turn }()
-	if !s.isClosed() { // who closes it records afterwards, and so gives it up after this
+	if !s.isClosed() { // a closer records afterwards, and so gives it up after this
 		_, _ = s.recordInTurn() // refused, it is tried again
 	}
 }
@@ -263,7 +263,7 @@ func (s *stream) recordInTurn() (tier.Event, error) {
 	return e, nil
 }
 
-// past is the channel of events that were reached before anybody could ask.
+// past is the channel of events that were reached before the first query.
 var past = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // giveUp makes e the event of work that was lost with the context.
@@ -300,9 +300,8 @@ func (s *stream) caughtUp() {
 	}
 }
 
-// again calls f, which waits for the end of work, up to three times: after that memory is used for
-// something else, so a refusal is not to be taken for the end. The failure of work is told each
-// time.
+// again calls f, which waits for the end of work, up to three times. Memory is reused after that,
+// so a refusal must not be taken for the end. A failure of the work is returned each time.
 func again(f func() error) (err error) {
 	for range 3 {
 		if err = f(); err == nil {
@@ -312,7 +311,7 @@ func again(f func() error) (err error) {
 	return err
 }
 
-// pending is what an event stands for beside the GPU's work.
+// pending is what an event completes beside the GPU's work.
 type pending struct {
 	due
 	failed error        // of the stream, known when the event was recorded
@@ -386,8 +385,8 @@ func dependent(err error) error {
 	return fmt.Errorf("cuda: the work that the stream waited for failed: %w", err)
 }
 
-// reached does what can be done at once when the GPU has come to an event, and returns how the work
-// before it went. Where that is final the stream is told.
+// reached does what can be done at once when the GPU has come to an event, and returns the result
+// of the work before it. A final result is recorded in the stream.
 func (s *stream) reached(w *pending, err error, final bool) error {
 	s.dev.suspect(err)
 	for _, a := range w.frees {
@@ -417,8 +416,8 @@ func (s *stream) reached(w *pending, err error, final bool) error {
 	return err
 }
 
-// finish waits for what is left to wait for, brings bytes to where they belong if nothing failed,
-// and tells.
+// finish waits for what is left to wait for, copies bytes to their destination if nothing failed,
+// and reports the end.
 func (e *event) finish(err error, w *pending) {
 	for _, d := range w.deps {
 		<-d.Done()

@@ -1,6 +1,6 @@
-// Package disk has what programs see of the disk tier: what a spill volume asks of a file system,
-// for those who put another one under it, and its figures and errors. An engine opens the volumes
-// that its configuration names (spillway.DiskConfig).
+// Package disk has the public part of the disk tier. It declares what a spill volume needs of a
+// file system, so that programs can provide another one, and the tier's figures and errors. An
+// engine opens the volumes that its configuration names (spillway.DiskConfig).
 //
 //	spillway.DiskConfig.FS ──▶ FS ── OpenAnonymous, Create ──▶ File ◀── reads and writes of a volume
 //	                            └─ OS(), or a decorator of it, such as faultfs.FS

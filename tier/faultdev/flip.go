@@ -38,8 +38,8 @@ func (d *device) oneOf(regions []tier.Region, total int64) place {
 	return place{}
 }
 
-// flip changes a bit of p when the work on s is done. Where that work fails, the stream
-// tells, and there is nothing to change.
+// flip changes a bit of p when the work on s is done. If that work fails, the stream reports it,
+// and there is nothing to change.
 func (d *device) flip(s tier.Stream, p place) error {
 	size := max(p.size, int64(len(p.host)))
 	if size <= 0 || s.Sync() != nil {

@@ -56,10 +56,10 @@ type Effect struct {
 // Fail makes calls return err and do nothing.
 func Fail(err error) Effect { return Effect{err: err} }
 
-// FailWork lets calls pass, but the work that they put on a stream is not done: the stream
-// fails with err, as real devices tell of most errors. A call that puts no work on a
-// stream that moves or computes bytes returns err, as with Fail, and so does each where the
-// backend cannot wait for events that are not its own.
+// FailWork lets calls pass, but the work that they put on a stream is not done. The stream fails
+// with err, as real devices report most errors. A call that puts no work on a stream that moves or
+// computes bytes returns err, as with Fail. So does each call where the backend cannot wait for
+// events that are not its own.
 func FailWork(err error) Effect { return Effect{work: err} }
 
 // OutOfMemory refuses allocations as a device does that is full, whatever it has. Other
@@ -107,10 +107,10 @@ func (d *Device) Count(ops ...string) int { return d.rules.Count(ops...) }
 // Hits returns how many operations rules were applied to.
 func (d *Device) Hits() int { return d.rules.Hits() }
 
-// Lose makes the device one that is lost, as GPUs are after an error that ends their context: from
-// now on calls fail with why, but for frees, and events recorded tell of it. It may be called at
-// any time, by the hook of a rule, too; the first reason counts. It returns when all who wanted to
-// know were told. Work that is under way is done.
+// Lose makes the device lost, as GPUs are after an error that ends their context. From now on calls
+// other than frees fail with why, and recorded events carry it. It may be called at any time, by
+// the hook of a rule, too; the first reason counts. It returns when all subscribers were called.
+// Running work is done.
 func (d *Device) Lose(why error) { d.loss.Lose(why) }
 
 // apply counts an operation and does what is to be done before it. The error is that of

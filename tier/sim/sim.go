@@ -2,10 +2,10 @@
 // nothing but copies can reach. It is what Spillway runs on where there is no GPU. Figures measured
 // with it are labelled "sim".
 //
-// It behaves like the real thing where programs can tell the difference. Its capacity is hard, work
-// is asynchronous, and an address that is unknown, freed or of another device is an error. It can be
-// as slow as one likes (Config.Latency and the bandwidths). Faults are put over it with
-// tier/faultdev. Closing the device waits for its goroutines.
+// It behaves like the real thing where programs can see a difference. Its capacity is hard, work is
+// asynchronous, and an address that is unknown, freed or of another device is an error. It can be
+// as slow as one likes (Config.Latency and the bandwidths). Package tier/faultdev adds faults.
+// Closing the device waits for its goroutines.
 package sim
 
 import (

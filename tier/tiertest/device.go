@@ -15,7 +15,7 @@ import (
 
 // Op is an operation that a device under test is about to do.
 type Op struct {
-	// Index tells the operations of a device apart: no two have the same.
+	// Index distinguishes the operations of a device: no two have the same.
 	Index int64
 	// Running is false while the call is being made, on the caller's goroutine
 	// and after its arguments were found right: an error then refuses the call. It

@@ -131,10 +131,9 @@ func (c *script) close() {
 	c.d.ok(c.other.Close())
 }
 
-// testRefused refuses each operation of the script in turn: the caller is told,
-// nothing has happened, and made again the call passes. A device that does
-// operations of its own in a call may keep it to itself that one was refused; but
-// each call must tell when its own operation is.
+// testRefused refuses each operation of the script in turn. The caller gets an error, nothing has
+// happened, and the same call made again passes. A device may hide that an operation of its own
+// within a call was refused. But each call must report when its own operation was.
 func testRefused(t *testing.T, open OpenFunc) {
 	var calls []string // of the script, and whether each was refused once
 	told := make(map[int]bool)
@@ -185,9 +184,8 @@ func testRefused(t *testing.T, open OpenFunc) {
 	}
 }
 
-// testFailed fails each piece of work in turn: events tell, the stream that
-// waited for the failed one fails too, all memory comes back, and the device
-// goes on working.
+// testFailed fails each piece of work in turn. Events report it, the stream that waited for the
+// failed one fails too, all memory comes back, and the device goes on working.
 func testFailed(t *testing.T, open OpenFunc) {
 	failures, skipped := 0, false
 	for n := int64(0); ; n++ {
@@ -235,8 +233,8 @@ func testFailed(t *testing.T, open OpenFunc) {
 	testFailureIsTold(t, open)
 }
 
-// testFailureIsTold: events before the failed work are good, those after it
-// are not, and nothing is told of by more than that.
+// testFailureIsTold: events before the failed work succeed, those after it fail, and nothing else
+// reports the failure.
 func testFailureIsTold(t *testing.T, open OpenFunc) {
 	const calls = 8
 	for failing := range int64(calls) {

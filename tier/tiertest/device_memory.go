@@ -205,8 +205,8 @@ func testRegions(t *testing.T, open OpenFunc) {
 	in, out := pattern(half, 1), make([]byte, half)
 	d.write(s, a+half, in)
 
-	// Pieces of in go to the first half in another order, pieces of the second half
-	// come out, and the rest of the first half is copied on the device.
+	// Pieces of in go to the first half in another order, pieces of the second half come out, and
+	// the rest of the first half is copied on the device.
 	r := rand.New(rand.NewPCG(3, 4))
 	want, wantOut := make([]byte, half), make([]byte, half)
 	var regions []tier.Region

@@ -12,9 +12,9 @@ import (
 // used up when one leaks.
 const leakPatience = 5 * time.Second
 
-// NoLeaks fails the test if goroutines that run this module's code and were not
-// there when NoLeaks was called are there when the test and its later cleanups
-// have ended. Call it first, and not in tests that run in parallel with others.
+// NoLeaks fails the test if goroutines leak. It looks when the test and its later cleanups have
+// ended, for goroutines that run this module's code and were not there at the call of NoLeaks. Call
+// it first, and not in tests that run in parallel with others.
 func NoLeaks(t testing.TB) {
 	t.Helper()
 	before := make(map[string]bool)

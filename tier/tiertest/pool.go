@@ -24,9 +24,8 @@ const poolCapacity = 256 * tier.Page
 // What else the pool is made of (a directory, a device) open cleans up with
 // t.Cleanup.
 //
-// The suite asks for pieces of up to a sixteenth of the capacity without cuts
-// on an empty pool, so a pool of several segments passes if its segments hold
-// that much.
+// The suite allocates pieces of up to a sixteenth of the capacity without cuts on an empty pool. So
+// a pool of several segments passes if its segments hold that much.
 func RunPool(t *testing.T, open func(t *testing.T, capacity int64) tier.Pool, traits ...Trait) {
 	for _, c := range []struct {
 		name string
@@ -63,9 +62,9 @@ func RunPool(t *testing.T, open func(t *testing.T, capacity int64) tier.Pool, tr
 // Trait is something that a pool may be like, and need not.
 type Trait int
 
-// HolesUnknown: somebody else places what is allocated, a driver for one. The pool may have room
-// where others would be fragmented, and does not know how long the longest piece is, but only that
-// it is too short.
+// HolesUnknown: another component, such as a driver, places what is allocated. The pool may have
+// room where others would be fragmented, and does not know how long the longest piece is, but only
+// that it is too short.
 const HolesUnknown Trait = iota
 
 // poolUnderTest counts what reclaimed was called for.
@@ -543,8 +542,7 @@ func testPoolConcurrent(t *testing.T, p *poolUnderTest) {
 	}
 }
 
-// drawAndCheck draws a buffer, if there is room, and checks that nobody else
-// writes to it.
+// drawAndCheck draws a buffer, if there is room, and checks that nothing else writes to it.
 func drawAndCheck(space *tier.Space, size int64, seed uint64) error {
 	charge := space.Charge(size)
 	if err := space.Reserve(charge); err != nil {

@@ -48,5 +48,5 @@ func (f *Fake) Fail(name string, code int32) { f.fail(name, code) }
 // Calls returns how often a function was called.
 func (f *Fake) Calls(name string) int64 { return f.calls(name) }
 
-// Initialized returns how many there are who have the library initialized.
+// Initialized returns how many initializations of the library are open.
 func (f *Fake) Initialized() int64 { return f.initialized() }

@@ -48,10 +48,10 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 	return f.inner.WriteAt(p, off)
 }
 
-// half does about half of an operation, as much as the file's alignment allows, and
-// says that it was less: an odd number of sectors of 512 bytes, which a direct
-// transfer cannot go on from. It is at least what one can go on from, as with a system
-// that is short each time, and all of an operation that is no longer than that.
+// half does about half of an operation, as much as the file's alignment allows, and returns the
+// shorter length. That is an odd number of sectors of 512 bytes, from which a direct transfer
+// cannot go on. It is at least the alignment, as with a system that is short each time. An
+// operation that is no longer than that is done in full.
 func (f *file) half(do func([]byte, int64) (int, error), p []byte, off int64) (int, error) {
 	const sector = 512
 	n := len(p) / 2
@@ -89,8 +89,7 @@ func (f *file) Punch(off, n int64) error {
 	return f.inner.Punch(off, n)
 }
 
-// Close closes also when it is told to fail: the system closes a descriptor whatever
-// it says.
+// Close closes also when a rule makes it fail: the system closes a descriptor whatever it returns.
 func (f *file) Close() (err error) {
 	defer func() { // also if a hook panics
 		f.fs.opened(-1)

@@ -112,8 +112,7 @@ type lock struct {
 	inner disk.Lock
 }
 
-// Close unlocks also when it is told to fail: the system closes a descriptor whatever
-// it says.
+// Close unlocks also when a rule makes it fail: the system closes a descriptor whatever it returns.
 func (l *lock) Close() (err error) {
 	defer func() { // also if a hook panics
 		l.fs.opened(-1)

@@ -14,14 +14,14 @@ const (
 	// mostLate bounds what one sleep that was too long may make up for: a process that
 	// was stopped for a second has not had a second of the disk.
 	mostLate = 50 * time.Millisecond
-	// longestPause is how long after its time the next request of a transfer may come. Who
-	// comes later begins something new, and is credited nothing.
+	// longestPause is how long after its time the next request of a transfer may come. A later
+	// request begins something new, and is credited nothing.
 	longestPause = 10 * time.Millisecond
 )
 
-// rate is a clock that what passes moves on, whoever it belongs to: each transfer
-// begins where the clock is, or now, and has passed when the clock says so. As the
-// clock adds up no errors, requests of any size and number come to the same rate.
+// rate is a clock that all bytes move on, of any transfer. Each transfer begins where the clock is,
+// or now, and has passed when the clock says so. As the clock adds up no errors, requests of any
+// size and number come to the same rate.
 type rate struct {
 	bytesPerSecond float64
 	sleep          func(time.Duration)
@@ -40,9 +40,9 @@ func newRate(bytesPerSecond int64) *rate {
 // book moves the clock on by n bytes and returns when they have passed. The transfer
 // itself is done meanwhile, for it is a part of the time that a disk takes.
 //
-// A clock that is behind starts anew: nobody asked for anything, or the disk is slower
-// than the rate. Only what sleeps were too long is no fault of who asks, and the clock
-// may be behind by that much until it has caught up.
+// A clock that is behind starts anew: there were no requests, or the disk is slower than the rate.
+// Sleeps that were too long are not the caller's fault. So the clock may be behind by that much
+// until it has caught up.
 func (r *rate) book(n int) (until time.Time) {
 	took := time.Duration(float64(n) / r.bytesPerSecond * float64(time.Second))
 	now := time.Now()
