@@ -5,15 +5,15 @@ import (
 	"github.com/spillway-db/spillway/internal/holds"
 )
 
-// books are a look at who holds what, who waits for what, and what room there is.
+// books are a snapshot of what is held, what is waited for, and what room there is.
 type books struct {
 	deadlock.Books
 	owners map[*Owner]*deadlock.Owner
 	waits  map[*waiter]*deadlock.Wait // that are judged, and all heads
 }
 
-// observe reads the books: first what is held, then who waits, then the spaces, so
-// that what owners hold is not more than what is used.
+// observe reads the books: first what is held, then the waits, then the spaces. So what owners hold
+// is not more than what is used.
 func (m *Manager) observe() *books {
 	b := &books{owners: make(map[*Owner]*deadlock.Owner), waits: make(map[*waiter]*deadlock.Wait)}
 	for _, l := range m.lines {

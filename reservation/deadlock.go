@@ -10,9 +10,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// tell ends one of the waits, which are stuck: the youngest of an owner whose giving up
-// would help and that has not been told yet to roll back; if all have, the youngest, and
-// then rolling back again would only turn in a circle.
+// tell ends one of the stuck waits. It prefers the youngest of an owner whose giving up would help
+// and that has not been advised to roll back yet. If all have, it takes the youngest: rolling back
+// again would only go round in a circle.
 func (m *Manager) tell(b *books, stuck []*deadlock.Wait, still time.Duration) {
 	among := b.Holders(stuck)
 	if len(among) == 0 {
@@ -50,8 +50,8 @@ func (m *Manager) errorOf(b *books, v *deadlock.Wait, waiters int, advice Advice
 // maxHolders is how many holders an error or an event names.
 const maxHolders = 8
 
-// holdersIn describes what is kept in a space by handles and records of owners who wait,
-// and of unknown ones where these are in the way. The largest is first.
+// holdersIn lists what handles and records of waiting owners keep in a space, and of unknown owners
+// where these are in the way. The largest is first.
 func (b *books) holdersIn(space *tier.Space, unknown bool) []tier.Holding {
 	var out []tier.Holding
 	for _, v := range space.Inside().Holds().Append(nil) {
@@ -66,8 +66,8 @@ func (b *books) holdersIn(space *tier.Space, unknown bool) []tier.Holding {
 	return out
 }
 
-// tellOne ends v's wait, unless there is room for it by now. That the owner was told
-// is noted before, so that what it does then counts.
+// tellOne ends v's wait, unless there is room for it by now. It records before that the owner gets
+// the error, so that what the owner does then counts.
 func (m *Manager) tellOne(v *deadlock.Wait, stuck []*deadlock.Wait, err *DeadlockError) {
 	takeBack := func() {}
 	if v.Owner != nil {
@@ -90,7 +90,7 @@ func (m *Manager) tellOne(v *deadlock.Wait, stuck []*deadlock.Wait, err *Deadloc
 	m.serve()
 }
 
-// tell notes that o is told err.
+// tell records that o gets err.
 func (o *Owner) tell(m *Manager, err *DeadlockError) (takeBack func()) {
 	t := &m.progress.owners
 	t.Lock()
@@ -124,7 +124,7 @@ type signal struct {
 	set func()
 }
 
-// signalOfLocked returns what is set when another wait is over that is not of told's owner;
+// signalOfLocked returns a signal that is set when a wait of an owner other than told's is over;
 // nil if there is none.
 func signalOfLocked(stuck []*deadlock.Wait, told *deadlock.Wait) *signal {
 	var s *signal
@@ -146,7 +146,7 @@ func signalOfLocked(stuck []*deadlock.Wait, told *deadlock.Wait) *signal {
 	return s
 }
 
-// tellThose lets those know who gave way to w that its wait is over.
+// tellThose signals the waits that gave way to w that its wait is over.
 func (w *waiter) tellThose() {
 	for _, s := range w.tells {
 		s.set()

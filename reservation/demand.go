@@ -13,10 +13,9 @@ type Demand struct {
 	Waiters  int
 }
 
-// Demand appends what waits to dst, one entry for each space that somebody
-// waits for, ordered by kind and ordinal, and returns it. Bytes are counted as
-// the space charges them, and of ReserveUpTo the least. A waiter with several
-// candidates counts in each of them, though it will be served from one.
+// Demand appends to dst one entry for each space with waiters, ordered by kind and ordinal, and
+// returns it. Bytes are counted as the space charges them, and of ReserveUpTo the least. A waiter
+// with several candidates counts in each of them, though it will be served from one.
 func (m *Manager) Demand(dst []Demand) []Demand {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -41,11 +40,10 @@ func (m *Manager) announce() {
 	m.subscribers.Each(func(f func()) { m.panics.Do("a subscriber to demand", f) })
 }
 
-// Refuse is for the monitor, when nothing can be moved away any more: it ends,
-// with a tier.NoSpaceError that carries hint, the wait of everybody all of whose
-// candidates are full, and returns how many those were. full is called once for
-// each space that somebody waits for, with no lock held. Who came after that, or
-// fits by now, is left to wait.
+// Refuse is for the monitor, when nothing can be moved away any more. It ends the waits whose
+// candidates are all full, with a tier.NoSpaceError that carries hint, and returns how many those
+// were. full is called once for each space with waiters, with no lock held. Waiters that came after
+// that, or fit by now, keep waiting.
 func (m *Manager) Refuse(full func(tier.ID) bool, hint string) int {
 	waited := make([]bool, len(m.lines))
 	m.mu.Lock()
@@ -81,8 +79,7 @@ func (m *Manager) Refuse(full func(tier.ID) bool, hint string) int {
 	return n
 }
 
-// stuckLocked says whether each line that w stands in is full and has no room
-// for it.
+// stuckLocked reports whether each line that w is in is full and has no room for it.
 func (w *waiter) stuckLocked(full map[*line]bool) bool {
 	for i := range w.slots {
 		s := &w.slots[i]
@@ -93,7 +90,7 @@ func (w *waiter) stuckLocked(full map[*line]bool) bool {
 	return true
 }
 
-// refusalLocked is about the first line that w stands in.
+// refusalLocked is about the first line that w is in.
 func (w *waiter) refusalLocked(hint string) error {
 	for i := range w.slots {
 		if s := &w.slots[i]; s.in() {

@@ -22,16 +22,16 @@
 // # Waiting
 //
 // A request that would not fit any of its candidates even if they were empty is refused at once,
-// and so is one whose candidates are all lost (tier.LostError). Any other stands in the line of
-// each candidate, and leaves them all when it is served from one. A wait ends when there is room,
-// with its context, by Close, by Refuse, by a DeadlockError, or when its last candidate is lost.
-// Grow waits like a new request, last in line. Alloc waits for nobody's release.
+// and so is one whose candidates are all lost (tier.LostError). Any other joins the line of each
+// candidate, and leaves them all when it is served from one. A wait ends when there is room, with
+// its context, by Close, by Refuse, by a DeadlockError, or when its last candidate is lost. Grow
+// waits like a new request, last in line. Alloc does not wait for releases.
 //
 // Each space serves its line in the order of arrival. While the head does not fit, others that do
 // may be served before it, waiting or new, but only Config.Bypass of them. Then the door is shut:
-// what is freed adds up until the head fits. The count begins anew with each head, so a request
-// that has k others before it can be passed by k+1 times as many. TryReserve, Grow, TryGrow and
-// the policies Ignore and Increase pass through the same door.
+// what is freed adds up until the head fits. The count starts again with each head, so a request
+// that has k others before it can be passed by k+1 times as many. TryReserve, Grow, TryGrow and the
+// policies Ignore and Increase pass through the same door.
 //
 // # Deadlocks
 //
@@ -47,10 +47,10 @@
 //     or records of unknown owners keep some of the room, it takes Config.StuckAfter. Where no
 //     owner holds any of it, it takes four times the grace, so that the monitor can Refuse first.
 //
-// A wait without an owner gets the error if handles and records of unknown owners keep so much of
-// each space that it could not be served whatever else became free, and nothing has changed in
-// those spaces for Config.StuckAfter. It takes so long because a handle is often passed to
-// another goroutine, and waiting for that one is no mistake.
+// A wait without an owner gets the error if two things are so. Handles and records of unknown
+// owners keep so much of each space that it could not be served whatever else became free. And
+// nothing has changed in those spaces for Config.StuckAfter. It takes so long because a handle is
+// often passed to another goroutine, and waiting for that one is no mistake.
 //
 // The error goes to the youngest wait whose owner holds something in the spaces that are waited
 // for and has not had it before. That owner should roll back, DeadlockError.Wait for the others,

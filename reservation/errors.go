@@ -11,13 +11,13 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Sentinels, to be matched with errors.Is. A space that has no room now is tier.ErrNoSpace, one
-// whose device has failed for good tier.ErrLost, a reservation that was given up is
-// tier.ErrReleased, and a manager that was closed is tier.ErrClosed.
+// Sentinels, for errors.Is. A space that has no room now is tier.ErrNoSpace, one whose device has
+// failed for good tier.ErrLost, a reservation that was given up is tier.ErrReleased, and a manager
+// that was closed is tier.ErrClosed.
 var (
 	// ErrExceeded: a request can never fit, or a promise is used up.
 	ErrExceeded = errors.New("limit exceeded")
-	// ErrDeadlock: those who wait, wait for each other.
+	// ErrDeadlock: waiters wait for each other.
 	ErrDeadlock = errors.New("deadlock")
 	// ErrNoCandidate: a strategy named no space that the manager has.
 	ErrNoCandidate = errors.New("no candidate space")
@@ -50,7 +50,7 @@ func (e *ExceededError) Error() string {
 // Unwrap returns ErrExceeded and the cause, if there is one.
 func (e *ExceededError) Unwrap() []error { return []error{ErrExceeded, e.Cause} }
 
-// Advice says what a waiter that was told of a deadlock should do.
+// Advice is what a waiter should do after a deadlock.
 type Advice uint8
 
 const (
@@ -71,10 +71,9 @@ func (a Advice) String() string {
 	return "roll back"
 }
 
-// DeadlockError tells who waits, an owner or somebody unknown, that it waits for those
-// who wait for it, or for handles and records that nobody has closed for Still. It
-// matches ErrDeadlock. Nothing was reserved, and what the owner holds is still its
-// own.
+// DeadlockError reports that a waiter, an owner or an unknown one, waits for waits that wait for
+// it, or for handles and records that were not closed for Still. It matches ErrDeadlock. Nothing
+// was reserved, and what the owner holds is still its own.
 type DeadlockError struct {
 	Space     tier.ID // the first that was waited for
 	Requested int64   // bytes asked for there, rounded up as the space charges them
@@ -86,18 +85,18 @@ type DeadlockError struct {
 	Hint      string        // the setting that would help; may be empty
 	Still     time.Duration // how long nothing had changed; 0 if no handles or records of unknown owners are in the way
 
-	// Holders are the largest handles and records in Space of those who wait for each
-	// other, and of unknown owners. MoreHolders is how many there are beside.
+	// Holders are the largest handles and records in Space of owners that wait for each other, and
+	// of unknown owners. MoreHolders is how many others there are.
 	Holders     []tier.Holding
 	MoreHolders int
 
 	others *signal // set when one of the others has gone on; nil if there are none
 }
 
-// Wait waits until one of the others that were stuck has gone on, or been told
-// something, or ctx ends. Call it after everything was given back and before beginning
-// again: who comes back faster than the room that was made is taken would take it, and
-// meet the others again. If there are no others it returns at once.
+// Wait waits until another of the stuck waits has gone on, or has failed, or ctx ends. Call it
+// after everything was given back and before beginning again. A caller that returns before the
+// freed room is taken would take it, and meet the others again. If there are no others it returns
+// at once.
 func (e *DeadlockError) Wait(ctx context.Context) error {
 	if e.others == nil {
 		return nil

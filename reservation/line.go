@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// line is a space and those who wait for it.
+// line is a space and its waiters.
 //
 // Freed bytes are not handed to the head; its bell is rung, and when it runs it
 // takes them, or gives them to others that fit. Until then a goroutine that is
@@ -26,16 +26,16 @@ type line struct {
 	records sync.Pool     // of *record, none of which is in use
 	made    atomic.Uint32 // records so far
 
-	// waits are those who wait. Manager.mu guards it, but for what takes no lock.
+	// waits are the waiters. Manager.mu guards it, except for what takes no lock.
 	waits waitline.Line[*slot]
-	// dirty is set when there may be room for a waiter. Whoever sets it calls
-	// Manager.serve then, or leaves that to the head by ringing its bell.
+	// dirty is set when there may be room for a waiter. The goroutine that sets it then calls
+	// Manager.serve, or leaves that to the head by ringing its bell.
 	dirty atomic.Bool
 	limit atomic.Int64 // the space's limit when the line was last filled; written under Manager.mu
 
 	account atomic.Pointer[dated] // the last that an error names
 
-	attending bool // somebody waits, and the space knows; guarded by Manager.mu
+	attending bool // there are waiters, and the space knows; guarded by Manager.mu
 }
 
 const maxBypass = 1 << 20
@@ -75,7 +75,7 @@ func (l *line) take(need, least, most int64) (n int64, ok bool) {
 		return n, ok
 	}
 	n, ok, _ = l.fillPassing(door, need, least, most)
-	if n == 0 { // a request that took nothing has passed nobody
+	if n == 0 { // a request that took nothing has used no pass
 		l.unpass(door)
 	}
 	return n, ok
@@ -116,8 +116,8 @@ func (l *line) fillPassing(door waitline.Door, need, least, most int64) (n int64
 	return n, ok, err
 }
 
-// keepNone is deferred, and gives a pass back if a pool or a quota panicked. Nobody is served
-// then: who serves may be the one that panics, and would take note of nothing any more.
+// keepNone is deferred, and gives a pass back if a pool or a quota panicked. No waiter is served
+// then: the serving goroutine may be the one that panics, and would record nothing any more.
 func (l *line) keepNone(door waitline.Door, returned *bool) {
 	if !*returned {
 		l.waits.GiveBack(door)
@@ -133,9 +133,9 @@ func (l *line) unpass(door waitline.Door) {
 	}
 }
 
-// fill charges the space, whoever waits. No lock may be held, for the space
-// tells its listeners. An error is not about room: the space's quota cannot say
-// whether there is any, and asking it again would not end.
+// fill charges the space, with or without waiters. No lock may be held, because the space calls its
+// listeners. An error is not about room: the space's quota cannot report whether there is any, and
+// asking it again would not end.
 func (l *line) fill(need, least, most int64) (int64, bool, error) {
 	for {
 		room := l.space.Available()
@@ -150,24 +150,24 @@ func (l *line) fill(need, least, most int64) (int64, bool, error) {
 		if err == nil {
 			return n, true, nil
 		}
-		if errors.Is(err, tier.ErrLost) { // who waits is told when the line is refreshed, or goes on waiting for others
+		if errors.Is(err, tier.ErrLost) { // a waiter gets this when the line is refreshed, or goes on waiting for others
 			return 0, false, nil
 		}
 		if cause := errors.Unwrap(err); cause != nil && !errors.Is(cause, tier.ErrOutOfBudget) {
 			return 0, false, err
 		}
-		// Somebody was faster; there is less room now.
+		// Another request was faster; there is less room now.
 	}
 }
 
 // changed is called by the space after each change, without locks.
 func (l *line) changed(_ *tier.Space, c tier.Change) {
-	// Who begins to wait shuts the door first and looks for room then; who frees
-	// does it the other way round. So one of the two sees the other.
+	// A new waiter shuts the door first and looks for room then. A release does it the other way
+	// round. So one of the two sees the other.
 	if c != tier.Released {
 		return
 	}
-	if l.space.Room() != l.limit.Load() { // seldom; some may wait who do not stand in the line
+	if l.space.Room() != l.limit.Load() { // seldom; some waiters may not be in the line
 		l.dirty.Store(true)
 		l.m.serve()
 		return
@@ -183,19 +183,18 @@ func (l *line) changed(_ *tier.Space, c tier.Change) {
 	if l.space.Available() < need {
 		return
 	}
-	// The order matters: whoever takes the head out of the line serves those behind
-	// it afterwards, so either that sees the room, and clears dirty, or the new
-	// head is seen here.
+	// The order matters. The goroutine that takes the head out of the line serves those behind it
+	// afterwards. So either it sees the room, and clears dirty, or the new head is seen here.
 	if l.dirty.Load() || l.dirty.Swap(true) {
-		return // somebody was told and has not looked yet
+		return // the head was woken and has not looked yet
 	}
 	if head := l.waits.Head(); head != nil {
 		head.Of.w.ring()
 	}
 }
 
-// attendLocked has the space tell of every release while somebody waits. It follows each change
-// of who waits.
+// attendLocked has the space report every release while there are waiters. It is called after each
+// change of the waiters.
 func (l *line) attendLocked() {
 	switch waits := l.waits.Len() > 0; {
 	case waits && !l.attending:
@@ -206,9 +205,9 @@ func (l *line) attendLocked() {
 	l.attending = l.waits.Len() > 0
 }
 
-// pickLocked returns who is to be served from the room that there is: the head,
-// or else the oldest that fits, while the door is open. For the latter it takes
-// a pass, and returns the door that it is from.
+// pickLocked returns the waiter to serve from the room that there is: the head, or else the oldest
+// that fits, while the door is open. For the latter it takes a pass, and returns the door that it
+// is from.
 func (l *line) pickLocked() (s *slot, door waitline.Door) {
 	room := l.space.Available()
 	head := l.waits.Head()

@@ -15,7 +15,8 @@ import (
 // twice that time, then four times, and so on.
 const longWaitAfter = 5 * time.Second
 
-// longWaitGap is the least time between two reports, or looks at who holds a space.
+// longWaitGap is the least time between two reports, or between two reads of the holders of a
+// space.
 const longWaitGap = time.Second
 
 // LongWait describes a wait that takes long. Sizes are bytes.
@@ -36,7 +37,7 @@ func (w LongWait) LogValue() slog.Value {
 		slog.Int64("waiting", w.Waiting), slog.Int64("available", w.Account.Available), slog.String("held", w.Account.String()))
 }
 
-// Account says who has the bytes of a space; false if the manager does not have it. It
+// Account lists the holders of a space's bytes; false if the manager does not have the space. It
 // takes time in proportion to the handles and records that are open there.
 func (m *Manager) Account(id tier.ID) (account.Account, bool) {
 	i := m.spaces.index(id)
@@ -59,8 +60,8 @@ func (m *Manager) ownedIn(l *line) (promised []account.Promise) {
 	return promised
 }
 
-// ended is the error of a wait that its context ended. After a second it says who holds
-// the room.
+// ended is the error of a wait that its context ended. After a second it names the holders of the
+// room.
 func (m *Manager) ended(ctx context.Context, w *waiter, waited time.Duration) error {
 	err := ended(ctx, w.String())
 	if waited < longWaitGap {
@@ -98,8 +99,8 @@ type dated struct {
 	at time.Duration
 }
 
-// patience is how a manager notices that waits take long. There is a timer while
-// somebody waits. Guarded by Manager.mu.
+// patience is how a manager notices long waits. There is a timer while there are waiters. Guarded
+// by Manager.mu.
 type patience struct {
 	tell  func(LongWait) // immutable
 	timer *time.Timer

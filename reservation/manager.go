@@ -29,12 +29,12 @@ type Config struct {
 	// those that are equally near a paired one comes first. Nil means that none do. NewManager
 	// alone calls it, and returns its panic.
 	Paired func(a, b tier.ID) bool
-	// Bypass is how many requests may be served from a space before its oldest
-	// waiter, for which there is no room yet; after that all freed bytes are kept
-	// for it. 0 means 16, below 0 that nobody may pass.
+	// Bypass is how many requests may be served from a space before its oldest waiter, for which
+	// there is no room yet. After that all freed bytes are kept for it. 0 means 16. Below 0, no
+	// request may pass the oldest.
 	Bypass int
-	// Grace is how long nothing may change before owners who all wait are taken for
-	// deadlocked; 0 means 100 ms. See the package doc.
+	// Grace is how long nothing may change before owners that all wait count as deadlocked; 0 means
+	// 100 ms. See the package doc.
 	Grace time.Duration
 	// StuckAfter is the same for waits for room that handles or records of unknown owners keep.
 	// 0 means 30 s, below 0 that these waits never end with ErrDeadlock.
@@ -43,10 +43,10 @@ type Config struct {
 	// is called with no lock held while all owners wait, and must not call Close. Nil means that
 	// nothing can be moved.
 	Movable func(tier.ID) bool
-	// Clear is called when promised bytes cannot be allocated because what is free lies in
-	// pieces (tier.NoSpaceError.Largest). It may move batches out of the space, and calls enough
-	// after each, until that returns true. It runs on the goroutine that allocates, with no lock
-	// held, and must not wait for anybody's release. Nil means that nothing is moved.
+	// Clear is called when promised bytes cannot be allocated because the free room is in pieces
+	// (tier.NoSpaceError.Largest). It may move batches out of the space, and calls enough after
+	// each, until that returns true. It runs on the goroutine that allocates, with no lock held,
+	// and must not wait for any release. Nil means that nothing is moved.
 	Clear func(space tier.ID, enough func() bool)
 	// LongWait is called for the oldest wait in each space when it has taken 5 s, and again after
 	// twice as long, and so on. It runs on a goroutine of its own with no lock held, and must not
@@ -103,8 +103,8 @@ type scratch struct {
 	slots  []slot
 }
 
-// NewManager returns a manager of the spaces in cfg. The spaces stay the
-// caller's, who closes them after the manager.
+// NewManager returns a manager of the spaces in cfg. The caller keeps the spaces, and closes them
+// after the manager.
 func NewManager(cfg Config) (*Manager, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -152,9 +152,9 @@ func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (Reservati
 	return m.reserve(context.Background(), false, s, bytes, bytes, opts)
 }
 
-// ReserveUpTo promises what there is, from min to max bytes, in the first
-// candidate that has room for min, and waits until there is room for min in one
-// of them. Reservation.Bytes tells how much it is. A Sized strategy is an error.
+// ReserveUpTo promises what there is, from min to max bytes, in the first candidate that has room
+// for min. It waits until one of them has. Reservation.Bytes returns the result. A Sized strategy
+// is an error.
 func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, min, max, opts)
 }
@@ -235,7 +235,7 @@ func (m *Manager) single(s Strategy, least, most int64) (*line, int64) {
 	return l, need
 }
 
-// placed is where a request has its bytes, or who waits for them.
+// placed is where a request has its bytes, or the waiter for them.
 type placed struct {
 	line   *line
 	bytes  int64 // as charged

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// OutOfMemory is what an out-of-memory hook is told. Sizes are bytes.
+// OutOfMemory is what an out-of-memory hook is called with. Sizes are bytes.
 type OutOfMemory struct {
 	Reservation Reservation // the allocation was from this
 	Space       tier.ID

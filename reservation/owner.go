@@ -10,15 +10,14 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// Owner is a task that reserves: what it holds and what it waits for is looked at
-// together, so that tasks which wait for each other are found and one of them is
-// told (ErrDeadlock). Give it to each reservation of the task with WithOwner, and
-// a context of it to what reserves on the task's behalf.
+// Owner is a task that reserves. What it holds and what it waits for is examined together. So tasks
+// that wait for each other are found, and one of them gets ErrDeadlock. Pass it to each reservation
+// of the task with WithOwner, and a context of it to what reserves on the task's behalf.
 //
-// To the manager an owner exists while it has an open reservation or waits. It
-// counts as running, and so as somebody who may release something, until as many
-// of its goroutines wait as it has; see SetWorkers. An owner belongs to the manager
-// that it is first used with. It is safe for concurrent use and needs no closing.
+// To the manager an owner exists while it has an open reservation or waits. It counts as running
+// until as many of its goroutines wait as it has: a running owner may release something. See
+// SetWorkers. An owner belongs to the manager that it is first used with. It is safe for concurrent
+// use and needs no closing.
 type Owner struct {
 	name    string
 	workers atomic.Int64
@@ -50,7 +49,7 @@ func (o *Owner) SetWorkers(n int) {
 	o.changed()
 }
 
-// changed notes that what the owner holds, or who works for it, is another.
+// changed records a change of what the owner holds, or of what works for it.
 func (o *Owner) changed() {
 	if o == nil {
 		return
@@ -62,12 +61,11 @@ func (o *Owner) changed() {
 
 func (o *Owner) goroutines() int { return int(max(1, o.workers.Load())) }
 
-// Context returns a context whose waits are the owner's: those of requests made
-// with it that name no owner themselves, such as what a mover reserves to bring a
-// batch up. What such requests are given does not count as held by the owner, for it is
-// the batch's soon. Handles and records that are opened with the context are the owner's,
-// and so is the memory that they keep: an owner of one goroutine that waits for room which
-// its own handles and records keep is told at once.
+// Context returns a context whose waits are the owner's: those of requests made with it that name
+// no owner themselves, such as what a mover reserves to bring a batch up. What such requests get
+// does not count as held by the owner, because it is soon the batch's. Handles and records that are
+// opened with the context are the owner's, and so is the memory that they keep. So an owner of one
+// goroutine that waits for room which its own handles and records keep gets the error at once.
 func (o *Owner) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, ownerKey{}, o)
 }
@@ -80,14 +78,14 @@ func OwnerOf(ctx context.Context) *Owner {
 	return o
 }
 
-// WithOwner says whose the reservation is, and its waits, also those of Grow. Nil
-// is nobody's.
+// WithOwner sets the owner of the reservation and of its waits, also those of Grow. Nil means no
+// owner.
 func WithOwner(o *Owner) Option {
 	return func(opts options) options { opts.owner = o; return opts }
 }
 
-// waitOf is wait for the owner who was named, or the context's. That is looked for
-// only now, so that a request that is served at once does not pay for it.
+// waitOf is wait for the named owner, or the context's. That is looked up only here, so that a
+// request that is served at once does not pay for it.
 func (m *Manager) waitOf(ctx context.Context, w *waiter, named *Owner) (*line, int64, error) {
 	if w.owner = named; named == nil {
 		w.owner = OwnerOf(ctx)
@@ -112,8 +110,8 @@ func (o *Owner) join(m *Manager) error {
 	return errOtherManager
 }
 
-// SetOwner says whose the reservation is from now on, as WithOwner does when it is made:
-// for those who wait for it as nobody, such as a task that holds nothing until it is
+// SetOwner sets the reservation's owner from now on, as WithOwner does when it is made. It is for
+// requests that wait without an owner, such as those of a task that holds nothing until it is
 // admitted. A reservation that has an owner, or was released, is an error.
 func (r Reservation) SetOwner(o *Owner) error {
 	if r.rec == nil {
@@ -141,13 +139,13 @@ func (r Reservation) SetOwner(o *Owner) error {
 	return nil
 }
 
-// Owner returns whose the reservation is; nil if it is nobody's, or was released.
+// Owner returns the reservation's owner; nil if it has none, or was released.
 func (r Reservation) Owner() *Owner {
 	o, _ := r.settings()
 	return o.owner
 }
 
-// owners is the manager's table of those who have open reservations.
+// owners is the manager's table of owners with open reservations.
 type owners struct {
 	lockrank.Mutex[lockrank.Reservation] // never held with another of this rank
 	open                                 map[*Owner]struct{}
@@ -193,7 +191,7 @@ func (o *Owner) closed(r Reservation, promised int64) {
 		return
 	}
 	delete(t.open, o)
-	if o.told.again { // a whole round without being told
+	if o.told.again { // a whole round without the error
 		o.told = told0
 	}
 	o.told.rolledBack = o.told.is
@@ -201,9 +199,9 @@ func (o *Owner) closed(r Reservation, promised int64) {
 
 var told0 told
 
-// gotPast forgets that o was told to roll back once it holds what it would have
-// held then, had it been served: the next deadlock is another one. beside is what it
-// holds, or held until now, in no open reservation, handle or record.
+// gotPast forgets that o was advised to roll back, once it holds what it would have held if it had
+// been served then: the next deadlock is another one. beside is what it holds, or held until now,
+// in no open reservation, handle or record.
 func (o *Owner) gotPast(t *owners, beside int64) {
 	t.Lock()
 	if !o.told.is {

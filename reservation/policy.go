@@ -29,9 +29,9 @@ func Fail() LimitPolicy { return LimitPolicy{} }
 // freed, what was taken beyond the promise goes back to the space first.
 func Ignore() LimitPolicy { return LimitPolicy{kind: policyIgnore} }
 
-// Increase makes the promise larger by ⌈shortfall × padding⌉ bytes, or by the
-// shortfall if there is no room for more, and refuses the allocation if there is
-// no room for that either. padding must be at least 1; 1.25 is a good one.
+// Increase makes the promise larger by ⌈shortfall × padding⌉ bytes, or by the shortfall if there is
+// no room for more. It refuses the allocation if there is no room for that either. padding must be
+// at least 1; 1.25 is a good one.
 func Increase(padding float64) LimitPolicy {
 	return LimitPolicy{kind: policyIncrease, padding: padding}
 }
@@ -43,7 +43,7 @@ func (p LimitPolicy) validate() error {
 	return nil
 }
 
-// hint tells what helps when an allocation was refused.
+// hint returns what helps when an allocation was refused.
 func (p LimitPolicy) hint() string {
 	if p.kind == policyFail {
 		return "reserve more, or with the policy Increase or Ignore"
@@ -89,9 +89,9 @@ func WithPolicy(p LimitPolicy) Option {
 	}
 }
 
-// WithoutClearing says that allocations from the reservation fail at once where the room lies in
-// pieces, and that nothing is moved out of the way (Config.Clear): for those who can go elsewhere,
-// or do such moving themselves.
+// WithoutClearing makes allocations from the reservation fail at once where the room is in pieces.
+// Nothing is moved out of the way (Config.Clear). It is for callers that can go elsewhere, or do
+// such moving themselves.
 func WithoutClearing() Option { return withoutClearing }
 
 // withoutClearing is no literal, so that the option costs no allocation.

@@ -18,18 +18,17 @@ const defaultGrace = 100 * time.Millisecond
 // looksPerGrace is how often the books are looked at within a grace.
 const looksPerGrace = 4
 
-// defaultStuckAfter is how long nothing may change where handles or records of unknown
-// owners keep something of what is waited for. Somebody may work on them, which takes
-// longer than moves do, and the waiters would be told for nothing.
+// defaultStuckAfter is how long nothing may change where handles or records of unknown owners keep
+// something of what is waited for. Work on them may be in progress, which takes longer than moves
+// do. The waiters would fail for nothing.
 const defaultStuckAfter = 30 * time.Second
 
 // lookShare bounds what looks cost: at most one part in lookShare of a processor.
 const lookShare = 20
 
-// progress is how a manager notices that nobody can go on. While an owner waits it
-// looks at the books from time to time, on the goroutine of a timer; otherwise
-// there is neither. If nothing has changed since the last look, the books are not read
-// again.
+// progress is how a manager notices that no waiter can go on. While an owner waits it reads the
+// books from time to time, on the goroutine of a timer. Otherwise there is neither. If nothing has
+// changed since the last look, the books are not read again.
 type progress struct {
 	owners  owners
 	looks   sync.WaitGroup // one while a look is due or under way
@@ -167,13 +166,13 @@ func (m *Manager) look() {
 	if len(p.waits) > 0 {
 		m.lookLaterLocked()
 	} else {
-		p.books = nil // it refers to all who waited
+		p.books = nil // it refers to all former waiters
 		p.judge.Forget()
 	}
 }
 
-// read returns the books as they are, with those who are stuck. They are read only if
-// something has changed since the last time.
+// read returns the books as they are, with the stuck waits. They are read only if something has
+// changed since the last time.
 func (m *Manager) read() *books {
 	p := &m.progress
 	now := m.markNow()

@@ -18,15 +18,15 @@ import (
 // is none: it has no space, and everything but Release of it is tier.ErrReleased.
 type Reservation struct {
 	rec *record
-	gen uint64 // of rec when it was taken; afterwards rec may be somebody else's
+	gen uint64 // of rec when it was taken; afterwards another reservation may use rec
 }
 
 // IsZero says whether r is the zero value, and so no reservation.
 func (r Reservation) IsZero() bool { return r.rec == nil }
 
-// record holds the books of a reservation. When that is released, and nothing that was
-// drawn from it is out, another one uses the record: so reserving does not allocate.
-// Its generation tells them apart.
+// record holds the books of a reservation. When that is released, and nothing that was drawn from
+// it is out, another one uses the record: so reserving does not allocate. Its generation
+// distinguishes them.
 type record struct {
 	line *line  // of all its reservations
 	at   uint32 // says where the space may keep the bytes for the next one
@@ -55,8 +55,7 @@ func (l *line) record() *record {
 }
 
 func (r *record) open(bytes int64, o options) Reservation {
-	// Not locked: who has a reservation of an earlier generation looks no further than at
-	// that, which stays.
+	// Not locked: a reservation of an earlier generation reads only the generation, which stays.
 	v := Reservation{r, r.mu.gen}
 	r.mu.promised, r.mu.released = bytes, false
 	if o != (options{}) {
@@ -179,11 +178,11 @@ func (r *record) unusedLocked() int64 {
 }
 
 // Alloc draws a buffer of size bytes in one piece, which the caller must release. It takes
-// Space.Charge(size) bytes. If that is more than is unused, the policy decides, and a refusal is
-// an ExceededError. In a space that is lost it is a tier.LostError. It waits for nobody's release;
-// where the room lies in pieces it waits for Config.Clear, and if that is not enough, it is a
-// tier.NoSpaceError with the length of the largest piece. On an error the reservation is as it
-// was. A size of 0 gives a nil buffer.
+// Space.Charge(size) bytes. If that is more than is unused, the policy decides, and a refusal is an
+// ExceededError. In a lost space it is a tier.LostError. Alloc does not wait for releases. Where
+// the room is in pieces it waits for Config.Clear, and if that is not enough, it returns a
+// tier.NoSpaceError with the length of the largest piece. On an error the reservation is as it was.
+// A size of 0 gives a nil buffer.
 func (r Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCuts(size, nil) }
 
 // AllocCuts is Alloc for memory that may be split at cuts: ascending multiples
@@ -336,8 +335,8 @@ func (r *record) undraw(charge, grown int64) {
 	}
 }
 
-// creditor is a record as the tier.Account of its buffers: while one of them is out,
-// nobody else uses the record.
+// creditor is a record as the tier.Account of its buffers: while one of them is out, no other
+// reservation uses the record.
 type creditor record
 
 // Credit takes n bytes back that a buffer was charged and that are reclaimed. A
@@ -370,8 +369,7 @@ func (a *creditor) Credit(n int64) bool {
 // DeadlockError then; others have TryGrow and Release.
 func (r Reservation) Grow(ctx context.Context, n int64) error { return r.grow(ctx, true, n) }
 
-// TryGrow is Grow for those who do not wait: no room now is a
-// tier.NoSpaceError.
+// TryGrow is Grow without waiting: no room now is a tier.NoSpaceError.
 func (r Reservation) TryGrow(n int64) error { return r.grow(context.Background(), false, n) }
 
 func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
@@ -433,8 +431,8 @@ func (r Reservation) changed() {
 	r.tellGrowing()
 }
 
-// tellGrowing tells the Grow calls that wait that the promise has changed. Of two who do
-// that at once, the one that comes last tells what is promised in the end.
+// tellGrowing notifies the waiting Grow calls that the promise has changed. Of two simultaneous
+// calls, the last one passes on the final promise.
 func (r Reservation) tellGrowing() {
 	rec := r.rec
 	for told := int64(-1); ; {
@@ -462,7 +460,7 @@ func (r Reservation) waitToGrow(ctx context.Context, n int64, s slot) (int64, er
 	rec.mu.growing = append(rec.mu.growing, w)
 	rec.mu.Unlock()
 	_, charged, err := rec.line.m.waitOf(ctx, w, owner)
-	rec.mu.Lock() // w is not there if r was released, whoever uses rec by now
+	rec.mu.Lock() // w is not there if r was released, even if rec is in use again
 	rec.mu.growing = slices.DeleteFunc(rec.mu.growing, func(o *waiter) bool { return o == w })
 	rec.mu.Unlock()
 	return charged, err

@@ -15,9 +15,8 @@ var ErrAttached = errors.New("a reservation is attached already")
 // allocations of a stream draw from a reservation that is attached to it. Several
 // streams may share a reservation; a stream has at most one.
 //
-// Streams owns nothing: a reservation that was attached is released by whom it
-// belongs to, and a stream that was closed is forgotten with Forget. It is safe for
-// concurrent use.
+// Streams owns nothing: the owner of an attached reservation releases it, and a stream that was
+// closed is forgotten with Forget. It is safe for concurrent use.
 type Streams struct {
 	manager  *Manager
 	space    *tier.Space
@@ -115,10 +114,10 @@ func (s *Streams) Forget(on tier.Stream) error {
 }
 
 // Alloc draws a buffer of size bytes from the reservation that is attached to the stream, as
-// Reservation.Alloc does. Without one it takes the bytes from the space, if there is room and
-// nobody who waits has a claim to it; else it is a tier.NoSpaceError. It waits as little as
-// Reservation.Alloc. The caller must release the buffer, on whichever goroutine and after work on
-// whichever stream: it is credited where it was charged.
+// Reservation.Alloc does. Without one it takes the bytes from the space, if there is room that no
+// waiter has a claim to; else it returns a tier.NoSpaceError. It waits as little as
+// Reservation.Alloc. The caller must release the buffer, on any goroutine and after work on any
+// stream: it is credited where it was charged.
 func (s *Streams) Alloc(on tier.Stream, size int64) (*tier.Buffer, error) {
 	if on == nil {
 		return nil, errors.New("reservation: a stream is required")
@@ -147,7 +146,8 @@ func (s *Streams) allocNow(st *stream, size int64) (*tier.Buffer, error) {
 func (s *Streams) allocFrom(r Reservation, st *stream, size int64) (*tier.Buffer, error) {
 	b, err := r.allocFor(size, nil, &streamAccount{s, st, (*creditor)(r.rec)})
 	if err == nil {
-		// Not before: what fails is never seen. And nobody can free it earlier.
+		// Not before, because a failed allocation is never visible. No goroutine can free it
+		// earlier.
 		s.count(st, b.Charge())
 	}
 	return b, err
@@ -197,15 +197,15 @@ func (s *Streams) ResetPeak() {
 	s.mu.total.Peak = s.mu.total.Current
 }
 
-// streamAccount stands between a buffer and the reservation that it was drawn from.
+// streamAccount is between a buffer and the reservation that it was drawn from.
 type streamAccount struct {
 	streams *Streams
 	stream  *stream
 	tier.Account
 }
 
-// Credit counts the bytes off before anybody else can have them: a sum above the
-// capacity would be seen otherwise.
+// Credit counts the bytes off before another request can have them. Otherwise a sum above the
+// capacity would be visible.
 func (a *streamAccount) Credit(n int64) bool {
 	a.streams.count(a.stream, -n)
 	return a.Account.Credit(n)

@@ -13,17 +13,17 @@ import (
 type waiter struct {
 	least, most int64 // bytes asked for
 	slots       []slot
-	bell        chan struct{} // rung, without locks, when the wait is over or there is somebody to serve; another's afterwards
+	bell        chan struct{} // rung, without locks, when the wait is over or there are waiters to serve; another's afterwards
 	over        atomic.Bool   // set under Manager.mu, when the outcome is
 	single      [1]slot       // what slots is for most
 	owner       *Owner        // whose it is, or nil
-	tells       []*signal     // of those who gave way to it; guarded by Manager.mu until it is over
+	tells       []*signal     // of waits that gave way to it; guarded by Manager.mu until it is over
 
 	// Guarded by Manager.mu; the outcome may be read when over is set.
 	seq        uint64        // 0 before it waits
 	begun, due time.Duration // since Manager.made; and after how long the wait is reported
 	prev, next *waiter       // all waiters in the order in which they came
-	from       *line         // who served it, or nil
+	from       *line         // the line that served it, or nil
 	charged    int64
 	err        error
 	nextOver   *waiter
@@ -127,7 +127,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
 		}
 	}
 	m.waits.Record(time.Since(m.made) - begun)
-	m.bells.Put(w.bell) // who rings it late wakes another waiter, which looks and waits on
+	m.bells.Put(w.bell) // a late ring wakes another waiter, which looks and waits on
 	return w.from, w.charged, w.err
 }
 
@@ -226,10 +226,10 @@ func (m *Manager) withdraw(w *waiter, err error) bool {
 	return true
 }
 
-// serve hands room to those who wait in lines that are dirty. One goroutine does
-// it at a time, for the space is charged without a lock: two could charge two
-// spaces for one waiter, or two waiters for the same bytes. Who comes meanwhile
-// leaves it to that one, which looks again until nobody came.
+// serve hands room to the waiters of dirty lines. One goroutine does it at a time, because the
+// space is charged without a lock: two could charge two spaces for one waiter, or two waiters for
+// the same bytes. A second caller leaves the work to the first, which looks again until there was
+// no other call.
 func (m *Manager) serve() {
 	if m.serving.Add(1) > 1 {
 		return
@@ -253,7 +253,7 @@ func (m *Manager) serve() {
 	}
 }
 
-// serveLine serves those in l for whom there is room.
+// serveLine serves the waiters in l for which there is room.
 func (m *Manager) serveLine(l *line) {
 	for {
 		var done over
@@ -272,9 +272,9 @@ func (m *Manager) serveLine(l *line) {
 	}
 }
 
-// serveOne charges s's space for it, which has a pass of door's, and gives that back if it cannot
-// be served: somebody who did not wait was faster, or s's wait has ended just now, also by an
-// error of the space's quota, which it is better told of than kept waiting for.
+// serveOne charges s's space for s, which has a pass of door's. It gives the pass back if s cannot
+// be served: a request that did not wait was faster, or s's wait has just ended. An error of the
+// space's quota ends the wait: returning it is better than waiting on.
 func (m *Manager) serveOne(s *slot, door waitline.Door) {
 	w, l := s.w, s.line
 	n, ok, err := l.fillPassing(door, s.need, w.least, w.most)
@@ -302,9 +302,8 @@ func (m *Manager) serveOne(s *slot, door waitline.Door) {
 	m.serve() // leaves a note: w has left its other lines
 }
 
-// refreshLocked rebuilds l's queue if the space's limit has changed: those who
-// can never fit must not stand in it, least of all at its head. Those who fit
-// nowhere any more are refused.
+// refreshLocked rebuilds l's queue if the space's limit has changed. Waiters that can never fit
+// there must not be in it, least of all at its head. Those that fit nowhere any more are refused.
 func (m *Manager) refreshLocked(l *line, done *over) {
 	limit := l.space.Room()
 	if limit == l.limit.Load() {
@@ -349,9 +348,8 @@ func (w *waiter) in(l *line) *slot {
 	return w.first()
 }
 
-// setHeld tells Grow calls that wait how much their reservation promises now. Those
-// that would make it too large for the space are refused: they would never be served,
-// and be in the way of all others.
+// setHeld passes what the reservation promises now to the waiting Grow calls. Calls that would make
+// it too large for the space are refused: they would never be served, and would block all others.
 func (m *Manager) setHeld(growing []*waiter, held int64) {
 	var done over
 	m.mu.Lock()

@@ -43,8 +43,8 @@ func (a Amount) Validate() error {
 }
 
 // Of returns the amount in bytes, of total bytes where it is a share, rounded down. A number of
-// bytes may be larger than total. An amount that is not set is 0. It is an error if the amount is
-// not valid, if a share is less than a byte, or if it is of a total that is not above 0.
+// bytes may be larger than total. An unset amount is 0. It is an error if the amount is not valid,
+// if a share is less than a byte, or if total is needed and not above 0.
 func (a Amount) Of(total int64) (int64, error) {
 	if err := a.Validate(); err != nil || a.Share == 0 {
 		return a.Bytes, err

@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-db/spillway/internal/invariants"
 )
 
-// Memory is what a pool hands out. Which one it is depends on the tier:
-// HostMemory, DeviceMemory or FileMemory; those who copy bytes switch on it.
+// Memory is what a pool hands out. The tier determines which one it is: HostMemory, DeviceMemory or
+// FileMemory. Code that copies bytes switches on it.
 type Memory interface {
 	// Size is the number of bytes asked for.
 	Size() int64
@@ -85,11 +85,10 @@ type Pool interface {
 	Close() error
 }
 
-// A Buffer is owned bytes in one space. It is made by a reservation, or by
-// Space.Draw, and released exactly once by its owner; who reads it beyond that,
-// such as Arrow arrays opened in place, holds a lease. The memory goes back when the
-// owner has released it and the last lease has ended. Methods are safe for
-// concurrent use; the bytes are the owner's to guard.
+// A Buffer is owned bytes in one space. It is made by a reservation, or by Space.Draw, and released
+// exactly once by its owner. Longer readers, such as Arrow arrays opened in place, hold leases. The
+// memory goes back when the owner has released it and the last lease has ended. Methods are safe
+// for concurrent use; the owner guards the bytes.
 //
 // A nil Buffer has no bytes: it is what an allocation of zero bytes gives.
 type Buffer struct {
@@ -161,8 +160,8 @@ func (b *Buffer) Lease() (end func()) {
 	return b.leaseEnd()
 }
 
-// TryLease is Lease for those who hold neither the buffer nor a lease: it returns false
-// if the memory is gone.
+// TryLease is Lease for callers that hold neither the buffer nor a lease: it returns false if the
+// memory is gone.
 func (b *Buffer) TryLease() (end func(), ok bool) {
 	if b == nil {
 		return func() {}, true

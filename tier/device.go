@@ -20,26 +20,24 @@ type DeviceInfo struct {
 	Driver  string // driver version, empty if none
 }
 
-// Device is what a backend implements: tier/sim, tier/cuda, or whoever brings
-// another GPU. What wraps a Device to count, limit or log what passes is a
-// Device itself, with a method Unwrap() Device; wrappers stack in any order and
-// hand on streams and events as they are.
+// Device is what a backend implements: tier/sim, tier/cuda, or a program with another GPU. A
+// wrapper of a Device that counts, limits or logs calls is a Device itself, with a method Unwrap()
+// Device. Wrappers stack in any order and pass on streams and events as they are.
 //
 // Work is put on a stream and done later, in the order in which it was put
 // there; work on different streams has no order but what events give it. Every
 // call returns without waiting for work, but for Close.
 //
-// An error of a call means that nothing was put on the stream, and is all that
-// becomes of a mistake in its arguments: an address that is not inside an
-// allocation, a range that leaves it, memory that was freed, another device's
-// stream. An error of the work itself is told by the stream's Err and by every
-// event recorded after it on that stream; work put there later may be left
-// undone, except that frees take place. Other streams are not affected.
+// An error of a call means that nothing was put on the stream. A mistake in its arguments has no
+// other effect: an address that is not inside an allocation, a range that leaves it, memory that
+// was freed, another device's stream. An error of the work itself is returned by the stream's Err
+// and by every event recorded after it on that stream. Work put there later may be left undone,
+// except that frees take place. Other streams are not affected.
 //
-// Host memory given to a copy must stay as it is until the copy is done, and
-// must come from a host space or be otherwise pinned where the backend asks for
-// that. Copies of no bytes do nothing. Methods are safe for concurrent use, but
-// a stream belongs to one goroutine at a time. After Close they return ErrClosed.
+// Host memory given to a copy must stay as it is until the copy is done. It must come from a host
+// space, or be pinned in another way where the backend requires that. Copies of no bytes do
+// nothing. Methods are safe for concurrent use, but a stream belongs to one goroutine at a time.
+// After Close they return ErrClosed.
 type Device interface {
 	Info() DeviceInfo
 
@@ -135,9 +133,9 @@ func (d Digest) Add(other Digest) Digest {
 // Computer is what a device implements that can compute on its memory. A decorator
 // may implement it over a device that does not, and returns ErrNotSupported then.
 type Computer interface {
-	// Digest puts what DigestBytes says of the size bytes at src, an address that
-	// is a multiple of 8, into *out, which may be read when an event recorded
-	// afterwards is done. The first word has position first.
+	// Digest writes the DigestBytes of the size bytes at src, an address that is a multiple of 8,
+	// into *out, which may be read when an event recorded afterwards is done. The first word has
+	// position first.
 	Digest(s Stream, src Addr, size int64, first int64, out *Digest) error
 }
 
@@ -168,8 +166,8 @@ type Pinner interface {
 	Unpin(mem []byte) error
 }
 
-// Borrower is a device that knows its own allocations, and works with what others have allocated on
-// it only while it was told of that. A decorator may implement it, or be looked through: see As.
+// Borrower is a device that knows its own allocations, and works with other code's allocations on
+// it only while they are borrowed. A decorator may implement it, or be looked through: see As.
 type Borrower interface {
 	// Borrow lets work of the device read and write the size > 0 bytes at addr until giveBack is
 	// called, once, when no work uses them any more. What is the device's own memory already may be
@@ -177,13 +175,13 @@ type Borrower interface {
 	Borrow(addr Addr, size int64) (giveBack func(), err error)
 }
 
-// Lender is a device whose memory others in the process may work with by themselves, who do not
-// know when the device is closed. A decorator may implement it, or be looked through: see As.
+// Lender is a device whose memory other code in the process may use by itself, without knowing when
+// the device is closed. A decorator may implement it, or be looked through: see As.
 type Lender interface {
 	// Lend keeps the memory of all open allocations, and what was shared of the device beside it,
 	// until back is called. Close does not wait for that: it gives up all else, and the last back
-	// the rest. back may be called by any thread and must be called, once nobody uses the memory;
-	// further calls do nothing. Its error says what could not be given up.
+	// the rest. back may be called by any thread and must be called, once the memory is not in use
+	// any more; further calls do nothing. Its error lists what could not be given up.
 	Lend() (back func() error, err error)
 }
 
@@ -191,13 +189,14 @@ type Lender interface {
 // context was ended by an error, or that has fallen off its bus. A decorator may implement it, or
 // be looked through: see As.
 //
-// From the loss on all work fails; frees take effect at once as far as books go, and events are
-// done, so that nobody waits for what cannot come.
+// From the loss on all work fails. Frees take effect at once in the books, and events are done, so
+// that no goroutine waits for what cannot come.
 type Losable interface {
-	// OnLost has f called, with the reason, when the loss is noticed, before anybody is given an
-	// error of it; at once if it was before. It is called with no lock held, on whatever goroutine
-	// has noticed, must be quick and must not call the device; and it may be called more than once.
-	// The returned function ends that; a call that has begun may still be running when it returns.
+	// OnLost has f called, with the reason, when the loss is noticed, before any caller gets an
+	// error of it; at once if it was before. The calling goroutine is the one that has noticed,
+	// with no lock held. f must be quick and must not call the device; and it may be called more
+	// than once. The returned function ends that; a call that has begun may still be running when
+	// it returns.
 	OnLost(f func(why error)) (cancel func())
 }
 

@@ -56,9 +56,9 @@ func (e *NoSpaceError) Is(target error) bool { return target == ErrNoSpace }
 // Unwrap returns the cause.
 func (e *NoSpaceError) Unwrap() error { return e.Cause }
 
-// OutOfBudgetError says that a budget or a quota, and not the memory itself, had
-// no room for a request. It matches ErrOutOfBudget, and ErrNoSpace, for those who
-// can do with less treat both alike.
+// OutOfBudgetError reports that a budget or a quota, and not the memory itself, had no room for a
+// request. It matches ErrOutOfBudget. It also matches ErrNoSpace, because callers that can do with
+// less treat both alike.
 type OutOfBudgetError struct {
 	Budget    string // what it is called, and where it was set; may be empty
 	Requested int64  // bytes asked for, as charged
@@ -99,9 +99,9 @@ func (e *LostError) Is(target error) bool { return target == ErrLost }
 // Unwrap returns the cause.
 func (e *LostError) Unwrap() error { return e.Cause }
 
-// AlteredError says that what a file holds is not what was written there: it was changed,
-// or comes from another place or time. Only memory that authenticates what it reads,
-// because it is encrypted, can tell. It matches ErrAltered.
+// AlteredError reports that a file's contents are not what was written there: they were changed, or
+// come from another place or time. Only memory that authenticates what it reads, because it is
+// encrypted, can detect that. It matches ErrAltered.
 type AlteredError struct {
 	Volume string // the directory
 	File   string // in it

@@ -43,7 +43,7 @@ func (h Holding) String() string {
 	return b.String()
 }
 
-// Holds returns the account of who keeps memory of the space.
+// Holds returns the account of what keeps memory of the space.
 func (in inside) Holds() *holds.List { return &in.holds }
 
 // Describe returns what a view of one of the space's holds says, for people. It must be called with
@@ -97,12 +97,12 @@ type Leak struct {
 	Space   ID
 	Bytes   int64     // charged
 	Promise bool      // bytes that a reservation holds, in no buffer
-	Holders []Holding // who keeps the buffer, as far as that is known
+	Holders []Holding // what keeps the buffer, as far as that is known
 	Stack   string    // where the bytes were taken; only in an invariants build
 }
 
-// Leaks lists the outstanding buffers, the largest first, and who keeps them. It must be
-// called with no lock held.
+// Leaks lists the outstanding buffers, the largest first, and what keeps them. It must be called
+// with no lock held.
 func (s *Space) Leaks() []Leak {
 	by := s.holdsByBuffer()
 	var out []Leak

@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-db/spillway/internal/stripe"
 )
 
-// inside is a Space as the packages of this module see it, which keep the rules that its methods
-// name: who adopts memory, parks promises or asks who keeps what.
+// inside is a Space as the packages of this module see it: code that adopts memory, parks promises
+// or lists holders. They keep the rules that its methods name.
 type inside struct{ *Space }
 
 // Inside returns what only this module's packages do with a space. Programs have no use for it.
@@ -19,9 +19,9 @@ func (s *Space) Inside() inside { return inside{s} }
 // be empty.
 func (in inside) Hint() string { return in.cfg.Hint }
 
-// Pace returns how far the space is with its share of what is written to it and to
-// others beside it; the zero one if its pool has none. What is promised and not
-// drawn counts as taken on: whoever has it may wait for something else still.
+// Pace returns how far the space is with its share of what is written to it and to others beside
+// it; the zero one if its pool has none. What is promised and not drawn counts, because its holder
+// may still wait for something else.
 func (in inside) Pace() stripe.Pace {
 	if in.paced == nil {
 		return stripe.Pace{}
@@ -51,14 +51,13 @@ func (in inside) TryReserveAt(at uint32, n int64) bool {
 	return true
 }
 
-// UnreserveAt is Unreserve for a reservation.Manager. Unless somebody attends, and while
-// the space is far from full, the bytes may be kept for the next TryReserveAt with the
-// same number, without a word to the listeners. All who ask for room, or for what is used,
-// have them.
+// UnreserveAt is Unreserve for a reservation.Manager. Without attendants, and while the space is
+// far from full, the bytes may be kept for the next TryReserveAt with the same number, without
+// calling the listeners. A request for room, or a query of what is used, takes them back.
 func (in inside) UnreserveAt(at uint32, n int64) { in.unreserveAt(at, n, in.parkBelow) }
 
-// Attend begins a time in which listeners are told of every release, and what was given
-// back before is there: somebody waits for room. EndAttend must be called once for it.
+// Attend begins a time with waiters for room: listeners are called at every release, and what was
+// given back before is there. EndAttend must be called once for it.
 func (in inside) Attend() { in.ledger.Attend(1) }
 
 // EndAttend ends what Attend began.
@@ -118,9 +117,8 @@ func (in inside) Adopt(mem Memory, account Account) *Buffer {
 // while it is being credited.
 func (in inside) Recall(n int64) { in.ledger.Recall(n) }
 
-// SetForeign records how many bytes others hold on the device, as sampled.
-// Listeners are told if that presses the space, or if it is less than before. See
-// ForeignOn for what the number is.
+// SetForeign records how many bytes others hold on the device, as sampled. Listeners are called if
+// that presses the space, or if it is less than before. ForeignOn documents the number.
 func (in inside) SetForeign(n int64) {
 	n = min(max(0, n), math.MaxInt64-in.cfg.Capacity) // so that the pressure is a number
 	old := in.foreign.Swap(n)
@@ -179,7 +177,8 @@ func freeOn(dev Device) (bytes int64, known bool) {
 // the one whose stripe.Pace is the least. A paced is safe for concurrent use.
 type paced interface {
 	Pace() stripe.Pace
-	// Promised tells before each Alloc how many bytes of the space are promised and not
-	// drawn. inside.Pace counts them, and so must who asks whether the pool was passed by.
+	// Promised is called before each Alloc with how many bytes of the space are promised and not
+	// drawn. inside.Pace counts them, and so must a caller that checks whether the pool was
+	// skipped.
 	Promised(n int64)
 }

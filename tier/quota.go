@@ -19,7 +19,7 @@ type Quota interface {
 	// returns. Below 0, it says how many of the caller's bytes are above a limit that was
 	// lowered: they stay charged, but should be given back.
 	Remaining() int64
-	// Limit is how many bytes could be charged if nobody held any.
+	// Limit is how many bytes could be charged if none were held.
 	Limit() int64
 	// Subscribe calls f, which must be quick and must not block, whenever something
 	// was credited or the limit changed. The returned function ends that; a call that

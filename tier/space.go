@@ -23,7 +23,7 @@ type SpaceConfig struct {
 	Pool      Pool         // hands out the memory; the space closes it
 	Hint      string       // the setting that would make the space larger, for error messages
 	Quota     Quota        // charged for what is reserved here; may be nil, and shared by spaces
-	Logger    *slog.Logger // is told of listeners that panic; nil means slog.Default
+	Logger    *slog.Logger // logs listeners that panic; nil means slog.Default
 }
 
 // Change says what happened to a space's books.
@@ -57,7 +57,7 @@ type Space struct {
 	held    atomic.Int64 // of the used bytes, what stays; see Hold
 	lost    atomic.Pointer[LostError]
 
-	holds  holds.List // who keeps memory
+	holds  holds.List // what keeps memory
 	panics guard.Log  // of the listeners
 
 	listeners atomic.Pointer[[]listener] // copied on write; called without locks
@@ -97,7 +97,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	s.trigger = share(cfg.Capacity, cfg.Fractions.Trigger)
 	s.stop = share(cfg.Capacity, cfg.Fractions.Stop)
 	s.mu.buffers = make(map[*Buffer]struct{})
-	if cfg.Quota == nil { // which is told of each byte
+	if cfg.Quota == nil { // a quota is called for each byte
 		s.ledger.AllowParking()
 	}
 	if cfg.Quota != nil {
@@ -136,8 +136,8 @@ func (s *Space) Trigger() int64 { return s.trigger }
 // Stop returns the pressure, in bytes, at which the monitor ends.
 func (s *Space) Stop() int64 { return s.stop }
 
-// Room returns how many bytes reservations could take if nobody but the space's
-// owner held any: a request for more can never fit.
+// Room returns how many bytes reservations could take if only the space's owner held any: a request
+// for more can never fit.
 func (s *Space) Room() int64 {
 	room := s.Limit()
 	if s.cfg.Quota != nil {
@@ -251,8 +251,8 @@ func (s *Space) notify(c Change) {
 	}
 }
 
-// tell calls one listener. One that panics keeps neither the others from hearing, nor the
-// caller, who may be serving others, from going on.
+// tell calls one listener. If one panics, the others are still called, and the caller, which may be
+// serving others, goes on.
 func (s *Space) tell(l *listener, c Change) {
 	defer s.panics.Recover("a listener of a space")
 	l.f(s, c)
@@ -282,7 +282,7 @@ func (s *Space) Reserve(n int64) error {
 	return nil
 }
 
-// tellPressure tells the listeners if the pressure is at the trigger.
+// tellPressure calls the listeners if the pressure is at the trigger.
 func (s *Space) tellPressure() {
 	if s.ledger.UsedOrParked()+s.foreign.Load() >= s.trigger && s.PressureBytes() >= s.trigger {
 		s.notify(Pressed)
@@ -313,10 +313,10 @@ func (s *Space) Unreserve(n int64) {
 	s.credited(n)
 }
 
-// credited tells that n bytes are free again.
+// credited reports that n bytes are free again.
 func (s *Space) credited(n int64) {
 	if s.cfg.Quota != nil {
-		s.cfg.Quota.Credit(n) // which tells all the spaces that share it, and so this one
+		s.cfg.Quota.Credit(n) // which notifies all the spaces that share it, and so this one
 		return
 	}
 	s.notify(Released)
@@ -349,8 +349,8 @@ func (s *Space) Lost() error {
 	return nil
 }
 
-// lose is told by the pool. The listeners hear of a limit that has become 0: so those who wait for
-// room here are told, or go on waiting for others.
+// lose is called by the pool. The listeners see a limit that has become 0. So waiters for room here
+// fail, or go on waiting for others.
 func (s *Space) lose(why error) {
 	if !s.loseOnce(&LostError{Space: s.cfg.ID, Bytes: s.Used(), Cause: why}) {
 		return
@@ -365,7 +365,7 @@ func (s *Space) loseOnce(lost *LostError) bool {
 	if s.lost.Load() != nil {
 		return false
 	}
-	s.lost.Store(lost) // first, so that whoever is refused for the limit finds the reason
+	s.lost.Store(lost) // first, so that a request refused for the limit finds the reason
 	s.limit.Store(0)
 	return true
 }

@@ -67,7 +67,7 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 // name adds to a pool's refusal of size bytes, which were promised, what the pool does not know.
 func (s *Space) name(full *NoSpaceError, size int64) {
 	full.Space = s.cfg.ID
-	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is it somebody else's limit
+	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
 		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes", s.cfg.Backend, full.Available)
 		full.Available = s.Available() + s.Charge(size)
 		if full.Hint == "" && s.Kind() == GPU {
@@ -101,7 +101,7 @@ func (s *Space) free(b *Buffer) {
 	})
 }
 
-// Account is who promised the bytes of a buffer and may take them back.
+// Account promised the bytes of a buffer and may take them back.
 type Account interface {
 	// Credit is called with no lock held when n bytes, which a buffer was
 	// charged, are reclaimed. An account that keeps them for its own promise
@@ -109,11 +109,11 @@ type Account interface {
 	Credit(n int64) bool
 }
 
-// LentMemory is memory of a space's device that somebody else has allocated, and wants
-// back: the buffer of such memory gives it to them instead of the space's pool.
+// LentMemory is memory of a space's device that other code has allocated, and wants back: the
+// buffer of such memory returns it there instead of to the space's pool.
 type LentMemory interface {
 	Memory
-	// GiveBack is called once, when nobody uses the memory any more, with no lock held.
-	// It calls reclaimed when the memory is its owner's again, as Pool.Free does.
+	// GiveBack is called once, when the memory is not in use any more, with no lock held. It calls
+	// reclaimed when the memory is its owner's again, as Pool.Free does.
 	GiveBack(reclaimed func())
 }
