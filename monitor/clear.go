@@ -11,14 +11,14 @@ import (
 )
 
 // Clear moves batches at rest out of a space, one after the other in the policy's order, until
-// enough returns true or none is left that can be moved. It is for those who have room in a
+// enough returns true or none is left that can be moved. It is for callers that have room in a
 // space, but not in one piece: each batch that has left may have made the piece. enough is called
 // at the beginning, too, and never by two calls for one space at the same time.
 //
-// Clear waits for the moves, and for other calls for the same space, but for nobody's release: a
-// batch that is in use, or finds no room in any slower tier, stays. So does one that cannot be
-// converted, with the pauses and the one event that it has in Run. Clear may be called
-// beside Run, and without it.
+// Clear waits for the moves, and for other calls for the same space, but for no release. A batch
+// that is in use, or finds no room in any slower tier, stays. So does one that cannot be converted,
+// with the pauses and the one event that it has in Run. Clear may be called beside Run, and without
+// it.
 func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 	i, ok := m.byID[id]
 	if !ok || len(m.spaces[i].edges) == 0 {

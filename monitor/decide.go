@@ -7,10 +7,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Why a batch is moved: what Mover.Move is told and events say.
+// Why a batch is moved: passed to Mover.Move, and part of events.
 const (
 	reasonTrigger = "trigger" // its space is at the trigger, or on its way from there to the stop mark; or above a limit that was lowered
-	reasonDemand  = "demand"  // somebody waits for room in its space, or a faster space needs room there
+	reasonDemand  = "demand"  // there are waiters for room in its space, or a faster space needs room there
 )
 
 // snapshot is all that a step looks at: one cut through the spaces, what waits and
@@ -29,8 +29,8 @@ type spaceState struct {
 	Used    int64 // live + retired + promised
 	Retired int64 // of them freed already: on their way out
 	Foreign int64 // what others hold on the device; part of the pressure
-	// Withheld is how much of the limit cannot be used because others hold it of a
-	// quota that they share with the space, or because the quota is less.
+	// Withheld is how much of the limit cannot be used because others hold it of a shared quota, or
+	// because the quota is less.
 	Withheld int64
 
 	// Relieving says that the pressure was at the trigger and has not been at
@@ -50,7 +50,7 @@ type spaceState struct {
 	More    bool        // there are victims behind the last of the shortlist
 
 	// What fullForGood looks at.
-	Rest  int64 // charged for batches that nobody reads, moves or drops now
+	Rest  int64 // charged for batches that are not being read, moved or dropped
 	Base  int64 // held by the engine itself, or shared by batches: in no batch's bytes
 	Aside int   // victims that are kept back from some tier, or all, for a moment after an error
 }
@@ -62,7 +62,7 @@ type edgeState struct {
 	Free     int  // how many more may begin
 	Joint    load // what a move may carry of several victims, one after the other; zero: one each
 	Blocked  bool
-	Broken   bool  // it failed so often that nobody should wait for it
+	Broken   bool  // it failed so often that waiting for it is no use
 	Smallest int64 // bytes of the smallest batch at rest that could go there, also of those that are no victims; 0 if there is none
 }
 
@@ -108,18 +108,16 @@ type decision struct {
 
 // decide decides what to move now. It is a pure function.
 //
-// For each space it works out how many bytes must leave beyond those that are on
-// their way already: what waiters lack, and what is above a limit that was lowered; at
-// the trigger, what is above it; and, when nobody's need is left, what is above the
-// stop mark. It takes victims in
-// the policy's order until the need is covered, so that no more than one
-// batch's bytes leave beyond it. A victim that cannot begin yet, because its edge
-// is busy or its target must be relieved first, counts as covered too: the next
-// step will find it in its place.
+// For each space it computes how many bytes must leave beyond those that already do. First come
+// what waiters lack, and what is above a lowered limit. Then, at the trigger, comes what is above
+// it. When these needs are covered, what is above the stop mark follows. It takes victims in the
+// policy's order until the need is covered, so that at most one batch's bytes leave beyond it. A
+// victim that cannot begin yet, because its edge is busy or its target must be relieved first,
+// counts as covered too: the next step will find it in its place.
 //
-// A victim goes to the next tier if that has room which nobody waits for. If not,
-// and that tier holds a batch that should go before this one, that batch goes down to
-// make room; otherwise the victim passes the tier by.
+// A victim goes to the next tier if that has room without waiters. If not, and that tier holds a
+// batch that should go before this one, that batch goes down to make room; otherwise the victim
+// skips the tier.
 func decide(s snapshot) decision {
 	p := newPlanner(s)
 	for i := range s.Spaces {
@@ -144,11 +142,10 @@ type planner struct {
 }
 
 type plan struct {
-	// balance is the room that nobody has asked for; below 0 it is what waiters
-	// and faster spaces lack.
+	// balance is the room that is not asked for; below 0 it is what waiters and faster spaces lack.
 	balance int64
 	asked   bool // a faster space needs room here
-	urgent  bool // and somebody waits for that
+	urgent  bool // and there are waiters for that
 	planned int64
 	held    bool     // some of planned waits for relief of a slower space
 	next    int      // the first victim not looked at
@@ -202,8 +199,8 @@ func (s *spaceState) pressure() int64 { return s.Used + s.Foreign }
 // coming is what will be free without any more moves.
 func (s *spaceState) coming() int64 { return s.Retired + s.Leaving }
 
-// lack returns how many more bytes must leave space i for its waiters, for the
-// batches that faster spaces hold back for it, and for it to be within its limit.
+// lack returns how many more bytes must leave space i for three needs: its waiters, the batches
+// that faster spaces hold back for it, and its limit.
 func (p *planner) lack(i int) int64 {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]
 	if sp.Waiting == 0 && !pl.asked && sp.room() >= 0 {
@@ -226,7 +223,7 @@ func (p *planner) above(i int, trigger bool) int64 {
 	mark := sp.Stop
 	switch {
 	case len(sp.Down) == 0:
-		return 0 // nowhere to go to, and nobody suffers yet
+		return 0 // nowhere to go to, and no need yet
 	case trigger && sp.pressure() < sp.Trigger:
 		return 0
 	case !trigger && !sp.Relieving && sp.pressure() < sp.Trigger:
@@ -305,7 +302,7 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 		}
 		if edge, now := p.fit(i, first, end, v, reason); edge >= 0 {
 			if down[edge].Broken && fallback >= 0 {
-				break // for it would fail again, and nobody know whether a nearer tier can be relieved
+				break // it would fail again, and whether a nearer tier can be relieved would stay unknown
 			}
 			return edge, now
 		}
@@ -423,11 +420,10 @@ func (p *planner) stuck(i int) {
 	}
 }
 
-// fullForGood says for each space whether waiting for room in it is in vain: all that is
-// used there belongs to batches at rest, or to the engine for good; nothing is on
-// its way out; and none of the batches can go down, because each slower space
-// is full too and has no room for even the smallest of them. Then there is nobody whose
-// release could help. It is a pure function.
+// fullForGood reports for each space whether waiting for room in it is useless. That is so if all
+// that is used there belongs to batches at rest, or to the engine for good, and nothing is on its
+// way out. None of the batches can go down either, because each slower space is full too and has no
+// room for even the smallest of them. Then no release could help. It is a pure function.
 func fullForGood(s snapshot) []bool {
 	full := make([]bool, len(s.Spaces))
 	for i := len(s.Spaces) - 1; i >= 0; i-- { // slower spaces first
@@ -443,8 +439,8 @@ func fullForGood(s snapshot) []bool {
 	return full
 }
 
-// lasting is the room that would be there if nobody waited. A refusal counts
-// only if it was not for the sake of waiters.
+// lasting is the room that would be there without waiters. A refusal counts only if it was not for
+// the sake of waiters.
 func (s *spaceState) lasting() int64 {
 	room := s.room()
 	if s.Refused > 0 && s.Waiting == 0 {

@@ -1,6 +1,5 @@
-// Package monitor decides what moves down, when, and where to: batches leave a
-// space when its pressure reaches the trigger, and when somebody waits for room
-// in it.
+// Package monitor decides what moves down, when, and where to: batches leave a space when its
+// pressure reaches the trigger, and when there are waiters for room in it.
 //
 //	tier.Space ──Pressed──▶ ┌─────────┐               ┌────────┐
 //	reservation ──demand──▶ │ Monitor │ ──snapshot──▶ │ decide │   pure
@@ -20,33 +19,36 @@
 // that the device still works on. So no more than one batch's bytes leave beyond
 // what is needed. Every end of a move is followed by a new look.
 //
-// A victim goes to the next tier if that has room that nobody waits for. If it
-// has not, the one of the two that the policy would move first goes down: either a
-// batch of that tier, which makes room, or the victim itself, past that tier.
-// Of the spaces in a memory tier the nearest with room is taken; several disks
-// are used side by side.
+// A victim goes to the next tier if that has room without waiters. If not, the one of two that the
+// policy would move first goes down: either a batch of that tier, which makes room, or the victim
+// itself, past that tier. Of the spaces in a memory tier the nearest with room is taken; several
+// disks are used side by side.
 //
-// Never moved is what is being processed, in transit, subscribed to, empty, in
-// the slowest tier, or read by someone who holds its memory beyond a handle.
+// These batches are never moved: being processed, in transit, subscribed to, empty, in the slowest
+// tier, or with a reader that holds the memory beyond a handle.
 //
 // # What goes wrong
 //
 // A batch that is in use after all, or a target without room, is no error: another is chosen. After
-// any other error the batch stays where it is. If the error is the batch's own
-// (batch.ErrUnmovable), the batch is not tried for that tier again for two periods, then four, up
-// to 1024, and goes to the next one. When it can be converted for none, an Unmovable event is sent
-// once, and the batch is set aside. It is tried at once when it has got another form, or when the
-// converters have changed. All others go on. If the error is about the machine, or nobody knows,
-// the batch is set aside as well, up to 64 periods; and from the second such error in a row the way
-// between the two spaces, too. Then another batch is tried first. If nothing can be moved for a
-// space, that is sent once, and the monitor looks again when something changes. If, beyond that,
-// all that is used in the space belongs to batches at rest, and all slower tiers are full in the
-// same way, or none of the batches can be converted, then nobody could ever release anything: those
-// who wait are sent away with a tier.NoSpaceError. Owners who wait for each other hold something,
-// which is the reservation manager's to find out: it asks Movable.
+// any other error the batch stays where it is.
 //
-// A space that is lost with its device (tier.Space.Lost) is told once. Nothing is moved from it any
-// more, however full it is: its batches have no bytes that could be moved.
+// If the error is the batch's own (batch.ErrUnmovable), the batch is not tried for that tier again
+// for two periods, then four, up to 1024, and goes to the next one. When it can be converted for
+// none, an Unmovable event is sent once, and the batch is skipped. It is tried at once when it has
+// got another form, or when the converters have changed. All others go on.
+//
+// If the error is about the machine, or of unknown cause, the batch is skipped as well, up to 64
+// periods. From the second such error in a row the way between the two spaces is skipped, too. Then
+// another batch is tried first.
+//
+// If nothing can be moved for a space, an event is sent once, and the monitor looks again when
+// something changes. Waiters are refused with a tier.NoSpaceError if no release could ever help:
+// all that is used in the space belongs to batches at rest, and all slower tiers are full in the
+// same way, or none of the batches can be converted. Owners that wait for each other hold
+// something. The reservation manager detects those: it calls Movable.
+//
+// A space that is lost with its device (tier.Space.Lost) is reported once. Nothing is moved from it
+// any more, however full it is: its batches have no bytes that could be moved.
 //
 // # Ownership
 //

@@ -43,7 +43,7 @@ type Stuck struct {
 	Limit    int64
 	Capacity int64
 	Waiters  int
-	Resting  int64 // in batches that nobody uses or has subscribed to; if this is 0 there is nothing to move until work in progress ends
+	Resting  int64 // in batches that are neither in use nor subscribed to; if this is 0 there is nothing to move until work in progress ends
 	Below    []Room
 }
 
@@ -60,8 +60,8 @@ type Refused struct {
 	Spaces  []tier.ID // those that are full for good
 }
 
-// Unmovable says that a batch could not be converted for any of the slower tiers. It is set aside
-// with growing pauses and other batches go instead of it; a batch that gets another form is tried
+// Unmovable reports that a batch could not be converted for any of the slower tiers. It is skipped
+// with growing pauses, and other batches go instead of it. A batch that gets another form is tried
 // at once, as all are when a converter is added or removed.
 type Unmovable struct {
 	Batch     batch.ID
@@ -77,9 +77,9 @@ type Lost struct {
 	Err   error // a *tier.LostError
 }
 
-// Events are told what a monitor does; each function may be nil. They are called
-// with no lock held, MoveBegun and MoveEnded on the goroutine that moves and the
-// others on Run's; Unmovable also on those that call Clear. A slow one slows the monitor down.
+// Events are called as a monitor works; each function may be nil. They are called with no lock
+// held, MoveBegun and MoveEnded on the goroutine that moves and the others on Run's; Unmovable also
+// on those that call Clear. A slow one slows the monitor down.
 type Events struct {
 	MoveBegun func(Move)
 	MoveEnded func(m Move, took time.Duration, err error)
@@ -90,7 +90,7 @@ type Events struct {
 	Lost      func(Lost)      // once for each space
 }
 
-// eventList tells several Events the same.
+// eventList calls several Events alike.
 type eventList struct {
 	all    []Events
 	panics guard.Log
@@ -152,13 +152,12 @@ func (l *eventList) lost(s Lost) {
 	}
 }
 
-// slogEvents returns events that are logged. What is normal is at debug level: moves, moves
-// that find no room or a batch in use, crossed marks, and needs that work in progress will
-// meet. What needs an action is at warning level: failed moves, batches that cannot be
-// converted, refusals, and tiers that are too small. That a space without a tier below reached
-// its trigger is at warning level once, and then at debug level. A space that is lost is at
-// debug level, and so are the moves that this has ended, because whoever opened the space
-// warns of it.
+// slogEvents returns events that are logged. Normal events are at debug level: moves, moves that
+// find no room or a batch in use, crossed marks, and needs that work in progress will meet. Events
+// that need an action are at warning level: failed moves, batches that cannot be converted,
+// refusals, and tiers that are too small. When a space without a tier below reaches its trigger,
+// that is at warning level once, and then at debug level. A lost space is at debug level, and so
+// are the moves that this has ended, because the opener of the space warns of it.
 func slogEvents(l *slog.Logger) Events {
 	ctx := context.Background()
 	var full sync.Map // the lowest spaces of which there was a warning
@@ -246,7 +245,7 @@ type outcome uint8
 const (
 	moved     outcome = iota
 	noRoom            // the target had none after all
-	busy              // somebody else uses the batch
+	busy              // another user has the batch
 	unmovable         // the batch cannot be converted
 	cancelled         // the monitor is ending
 	failed            // anything else: the device or the disk

@@ -15,8 +15,8 @@ const (
 	// unmovableMax is backoffMax for a batch that cannot be converted: 51 seconds by
 	// default. A failed conversion costs processor time each, and there may be many.
 	unmovableMax = 10
-	// giveUp is after how many failures in a row nobody should wait for an edge
-	// or a batch any more. It is still tried now and then.
+	// giveUp is after how many failures in a row waiting for an edge or a batch is no use. It is
+	// still tried now and then.
 	giveUp = 3
 )
 
@@ -45,7 +45,7 @@ func (e *edge) broken() bool { return e.failures >= giveUp }
 func (e *edge) state(to int, now time.Time, perEdge int) edgeState {
 	joint := jointly
 	if e.failures > 0 {
-		perEdge, joint = 1, load{} // one try tells whether it works again
+		perEdge, joint = 1, load{} // one try shows whether it works again
 	}
 	return edgeState{
 		To: to, UnderWay: e.underWay, Free: max(0, perEdge-e.underWay), Joint: joint,
@@ -57,8 +57,8 @@ func (e *edge) state(to int, now time.Time, perEdge int) edgeState {
 // move and to wait for its end takes longer than to move 4 KiB.
 var jointly = load{batches: 16, bytes: 256 << 10}
 
-// jointlyFor is after which time an executor takes no other batch, so that a slow disk does not keep
-// those that it would move next from being moved elsewhere.
+// jointlyFor is after which time an executor takes no other batch. So a slow disk does not keep the
+// batches that it would move next from being moved elsewhere.
 const jointlyFor = 2 * time.Millisecond
 
 // fault is a batch whose move went wrong.
@@ -166,8 +166,8 @@ func (f *fault) due() time.Time {
 	return due
 }
 
-// fault notes what went wrong with the batch of r. It returns the tiers that the batch is not to
-// be converted for, and whether it was set aside for a while.
+// fault records what went wrong with the batch of r. It returns the tiers that the batch is not to
+// be converted for, and whether it is skipped for a while.
 func (m *Monitor) fault(r result, kind outcome, now time.Time) (not kinds, aside bool) {
 	m.index.mu.Lock()
 	f, tell := m.faultLocked(r, kind, now)
@@ -238,7 +238,7 @@ func (m *Monitor) othersTellLocked(b *batch.Batch, f *fault) bool {
 	return e != nil && m.index.mu.spaces[e.place].smallest()[f.to] > 0
 }
 
-// putBack makes victims again of what was set aside for long enough, and lets conversions be
+// putBack makes batches victims again that were skipped for long enough, and lets conversions be
 // tried again. A batch that cannot be converted is remembered until it is dropped, so that it is
 // reported once.
 func (m *Monitor) putBack(now time.Time) {
@@ -294,8 +294,8 @@ func (m *Monitor) forgiveLocked() {
 	}
 }
 
-// aside counts, for each space, the victims that are kept back from a tier, or from all, and
-// are worth waiting for.
+// aside counts, for each space, the victims that are kept back from a tier, or from all, and are
+// worth waiting for.
 func (m *Monitor) aside() []int {
 	m.index.mu.Lock()
 	defer m.index.mu.Unlock()

@@ -16,9 +16,8 @@ import (
 // each change costs a look at that one batch and, if it became a victim or
 // ceased to be one, two steps in ordered trees. No part of it is ever scanned.
 //
-// A victim is idle or only waited for by tasks, nobody subscribed to it, no
-// reader holds its memory, it is not empty, and there is a slower tier. Batches in
-// the slowest tier are only counted.
+// A victim is idle or only waited for by tasks, without subscribers, leases of its memory, not
+// empty, and there is a slower tier. Batches in the slowest tier are only counted.
 //
 // An index is safe for concurrent use.
 type index struct {
@@ -30,7 +29,7 @@ type index struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Monitor]
 		entries map[*batch.Batch]*entry
-		ids     map[batch.ID]*batch.Batch // the first of each id; who wraps the index may hide a second one
+		ids     map[batch.ID]*batch.Batch // the first of each id; a wrapper of the index may hide a second one
 		made    uint64                    // number of the last entry
 		spaces  []spaceIndex
 	}
@@ -44,7 +43,7 @@ type entry struct {
 	told  uint64 // version of the batch that the facts are of
 	facts
 	aside bool              // a move of it is under way, or failed a moment ago
-	kept  bool              // aside after a failure, until its form is no longer that which failed
+	kept  bool              // skipped after a failure, until its form is no longer that which failed
 	not   kinds             // the tiers that it cannot be converted for in this form
 	form  batch.PayloadType // that failed, where kept or not says so
 	keyed bool              // it is in byKey
@@ -73,21 +72,21 @@ type facts struct {
 	place  int // index in spaces
 	key    Key
 	bytes  int64
-	rest   bool // nobody reads, moves or drops it now
-	idle   bool // and nobody has subscribed to it
+	rest   bool // it is not being read, moved or dropped
+	idle   bool // and has no subscribers
 	leased bool // but readers hold its memory
-	victim bool // it could go down if it is not aside
+	victim bool // it could go down unless it is skipped
 }
 
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
 	lowest  bool                  // nothing below: nothing is listed, only counted
 	byKey   *btree.BTreeG[*entry] // the victims
-	bySize  *btree.BTreeG[*entry] // all that could go down, also what somebody subscribed to
+	bySize  *btree.BTreeG[*entry] // all that could go down, also with subscribers
 	count   int
 	bytes   int64
 	rest    int64  // bytes at rest
-	idle    int64  // of them, those that nobody has subscribed to
+	idle    int64  // of them, those without subscribers
 	version uint64 // rises with every change
 }
 
@@ -149,7 +148,7 @@ func (x *index) Register(b *batch.Batch, now batch.Info) error {
 	return err
 }
 
-// Knows says whether the index was told of b, which has not been dropped. It implements
+// Knows reports whether b was announced to the index, and not dropped. It implements
 // batch.Registrar.
 func (x *index) Knows(b *batch.Batch) bool {
 	x.mu.Lock()
@@ -160,8 +159,8 @@ func (x *index) Knows(b *batch.Batch) bool {
 // note notes a cut through b and says whether that makes b a victim which it was not before. A new
 // batch is refused if its id is known.
 //
-// The policy is asked without the lock. Meanwhile a newer cut may have been noted, and stays. Cuts
-// of the same version differ in leases only, which begin without an announcement.
+// The policy is called without the lock. Meanwhile a newer cut may have been recorded, and stays.
+// Cuts of the same version differ in leases only, which begin without an announcement.
 func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, err error) {
 	var key Key
 	if x.victim(now) {
@@ -172,7 +171,7 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	defer x.mu.Unlock()
 	e := x.mu.entries[b]
 	if e != nil && now.Version < e.told || e == nil && !isNew && now.Version != b.Info().Version {
-		return false, nil // a newer one was told, or is about to be
+		return false, nil // a newer one was announced, or is about to be
 	}
 	place, known := x.places[now.Space]
 	if now.State == batch.Released || !known {
@@ -429,7 +428,7 @@ func (x *index) victims(dst []Victim, place int, fit byKind, limit int) (_ []Vic
 	return dst, more
 }
 
-// keyOf asks the policy. A batch whose key it cannot tell has the zero key.
+// keyOf calls the policy. A batch without a known key has the zero key.
 func (x *index) keyOf(info batch.Info) (key Key) {
 	defer x.panics.Recover("Policy.Key")
 	return x.policy.Key(info)

@@ -28,11 +28,11 @@ const (
 
 // Mover moves one batch. convert.Mover is one.
 type Mover interface {
-	// Move brings b to the first space of the strategy that has room. With the
-	// reasons of this package it must not wait for room, nor for others who use the
-	// batch: that is a *tier.NoSpaceError of the target, or a *batch.StateError, at
-	// once. An error that matches batch.ErrUnmovable is about the batch alone: others
-	// are moved between the same spaces. After any error the batch is whole where it was.
+	// Move brings b to the first space of the strategy that has room. With the reasons of this
+	// package it must not wait for room, nor for other users of the batch: that is a
+	// *tier.NoSpaceError of the target, or a *batch.StateError, at once. An error that matches
+	// batch.ErrUnmovable is about the batch alone: others are moved between the same spaces. After
+	// any error the batch is whole where it was.
 	Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error
 }
 
@@ -63,10 +63,10 @@ func (c Config) validate() error {
 	return nil
 }
 
-// Monitor keeps spaces below their marks, and makes room for those who wait, by
-// moving batches down. One serves all plans of an engine. It knows of the batches that are made
-// with it as their batch.Observer; it is a batch.Registrar too. It is safe for
-// concurrent use; it does nothing until Run is called.
+// Monitor keeps spaces below their marks, and makes room for waiters, by moving batches down. One
+// serves all plans of an engine. It knows of the batches that are made with it as their
+// batch.Observer; it is a batch.Registrar too. It is safe for concurrent use; it does nothing until
+// Run is called.
 type Monitor struct {
 	cfg    Config
 	events eventList
@@ -74,7 +74,7 @@ type Monitor struct {
 	spaces []*space
 	byID   map[tier.ID]int
 
-	wake    chan struct{} // somebody needs something: look at once
+	wake    chan struct{} // there is a need: look at once
 	hint    chan struct{} // something has changed that may help a space that is stuck
 	starved atomic.Bool   // there is such a space
 	running atomic.Bool
@@ -156,7 +156,7 @@ func (m *Monitor) help() {
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
-	default: // somebody has, and it was not heeded yet
+	default: // another call has, and it was not heeded yet
 	}
 }
 
@@ -382,8 +382,8 @@ func (m *Monitor) canLeave(now batch.Info, from tier.ID) bool {
 // errGivenBack: a batch before it could not be moved, or took long.
 var errGivenBack = errors.New("monitor: the move was not begun")
 
-// move moves one batch and tells of it. A panic of the mover is an error of the move, for nobody
-// else would end it.
+// move moves one batch and reports it. A panic of the mover is an error of the move, because
+// nothing else would end it.
 func (m *Monitor) move(ctx context.Context, v Victim, from, to tier.ID, reason string) error {
 	mv := Move{Batch: v.ID, From: from, To: to, Bytes: v.Bytes, Reason: reason}
 	m.events.moveBegun(mv)

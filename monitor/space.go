@@ -47,8 +47,7 @@ func (s *space) below(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Spa
 func (s *space) relieve() bool {
 	pressure := s.PressureBytes()
 	if pressure < s.Trigger() && s.pressed.Load() {
-		// Who crosses the trigger from now on wakes the monitor; who did so just
-		// before is seen here.
+		// A crossing of the trigger from now on wakes the monitor. An earlier one is seen here.
 		s.pressed.Store(false)
 		pressure = s.PressureBytes()
 	}
@@ -99,8 +98,8 @@ func (f *refusal) bound(now time.Time, used int64) int64 {
 	return f.bytes
 }
 
-// isLost says whether s is lost, so that nothing can be moved from it or to it, and tells the first
-// time.
+// isLost reports whether s is lost, so that nothing can be moved from it or to it. The first time
+// it sends the event.
 func (m *Monitor) isLost(s *space) bool {
 	err := s.Lost()
 	if err == nil {
@@ -113,9 +112,9 @@ func (m *Monitor) isLost(s *space) bool {
 	return true
 }
 
-// observe makes a cut through everything that a step looks at. The books are
-// read between two looks at the demand, and the smaller demand counts: who was
-// served in between is then not counted both as waiting and as using.
+// observe makes a cut through everything that a step reads. The books are read between two reads of
+// the demand, and the smaller demand counts. So a waiter that was served in between is not counted
+// both as waiting and as using.
 //
 // Shortlists are as long as what is needed asks for. Those of the spaces in long, and of policies
 // that may rearrange them, have shortlistMax.
@@ -153,8 +152,8 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 	return state
 }
 
-// observeBatches adds what the index knows. Shortlists are only made if somebody
-// could want something of the space: it needs room, or a faster space does.
+// observeBatches adds what the index knows. Shortlists are only made if something may be needed of
+// the space: it needs room, or a faster space does.
 func (m *Monitor) observeBatches(state *snapshot, long []int) {
 	m.shortlist = m.shortlist[:0]
 	wanted := false
@@ -209,9 +208,9 @@ func (m *Monitor) tellPressure(i int, above bool) {
 	})
 }
 
-// reportStuck says once that a space is stuck, when it has been so for a
-// period: what lasts less is only two steps that followed each other closely. It says so again if
-// work in progress was to free room then, and what is at rest now is nobody's.
+// reportStuck reports once that a space is stuck, when it has been so for a period: a shorter time
+// is only two steps that followed each other closely. It reports it again if work in progress was
+// to free room then, and the batches at rest are not in use now.
 func (m *Monitor) reportStuck(now time.Time, state snapshot, stuck []shortage) {
 	for i, s := range m.spaces {
 		at := slices.IndexFunc(stuck, func(w shortage) bool { return w.Space == i })
@@ -249,7 +248,7 @@ func (m *Monitor) reportStuck(now time.Time, state snapshot, stuck []shortage) {
 	}
 }
 
-// refuseHint goes into the error of those who are refused.
+// refuseHint is part of the error of refused waiters.
 const refuseHint = "batches at rest fill it, and no slower tier has room for them: consume or drop some, or make the slower tiers larger"
 
 // whyRefused returns refuseHint, or, where moves out of the full spaces fail, why: then
@@ -284,9 +283,9 @@ func (m *Monitor) whyRefused(state snapshot, full []tier.ID) string {
 	return refuseHint
 }
 
-// refuse sends those away who wait in vain. A space must be full in two steps, at
-// least a period apart, with nothing changed in it or below it in between: who was
-// just about to begin or to release something has then been given time.
+// refuse refuses waiters that wait for nothing. A space must be full in two steps, at least a
+// period apart, with nothing changed in it or below it in between. So work that was just about to
+// begin or to release something has had time.
 func (m *Monitor) refuse(now time.Time, state snapshot, stuck []shortage) {
 	if !slices.ContainsFunc(stuck, func(w shortage) bool { return w.Reason == reasonDemand }) {
 		for _, s := range m.spaces {
@@ -325,8 +324,8 @@ func (m *Monitor) refuse(now time.Time, state snapshot, stuck []shortage) {
 	}
 }
 
-// outlook is what the last step, in which something was needed, knew of each space:
-// published for those who must know whether waiting can help.
+// outlook is what the last step, in which something was needed, knew of each space. It is published
+// for callers that must know whether waiting can help.
 type outlook []prospect
 
 // prospect is one space's part of an outlook.
@@ -335,10 +334,9 @@ type prospect struct {
 	version uint64 // of the index
 }
 
-// newOutlook says of each space whether bytes may leave it without anybody's doing:
-// they are on their way already, a move was chosen, or a batch was set aside and will be
-// tried again. A batch that is held back until a slower space is relieved counts while
-// anything moves at all.
+// newOutlook reports of each space whether bytes may leave it without a release: they are on their
+// way already, a move was chosen, or a skipped batch will be tried again. A batch that is held back
+// until a slower space is relieved counts while anything moves at all.
 func newOutlook(s snapshot, d decision) outlook {
 	o := make(outlook, len(s.Spaces))
 	for _, c := range d.Moves {
@@ -356,10 +354,10 @@ func newOutlook(s snapshot, d decision) outlook {
 	return o
 }
 
-// Movable says whether bytes of a space for which somebody waits may become free
-// because batches move: it is what a reservation.Config wants to know. It is false only if
-// the last step found nothing, and no batch there has changed since. Unknown spaces, lost ones, and
-// all while Run is not running, have nothing that moves. It must be called with no lock held.
+// Movable reports whether bytes of a space with waiters may become free because batches move: a
+// reservation.Config needs that. It is false only if the last step found nothing, and no batch
+// there has changed since. Unknown spaces, lost ones, and all while Run is not running, have
+// nothing that moves. It must be called with no lock held.
 func (m *Monitor) Movable(id tier.ID) bool {
 	i, known := m.byID[id]
 	if !known || !m.running.Load() || m.spaces[i].Lost() != nil {

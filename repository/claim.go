@@ -11,14 +11,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Claim is a set of batches of one partition that are set apart for a task. They stay
-// in the repository, in their places, and nobody else can take them, until the claim is
-// ended by either of two: Consume, when the task has succeeded, or Restore, when it has
-// not. It must be ended once; it is safe for concurrent use.
+// Claim is a set of batches of one partition that are reserved for a task. They stay in the
+// repository, in their places, and no other taker gets them, until the claim is ended by either of
+// two: Consume, when the task has succeeded, or Restore, when it has not. It must be ended once; it
+// is safe for concurrent use.
 //
-// While the claim is open the batches are like any others for the monitor: whoever
-// works on them locks them. Closing the repository takes them back: they are dropped,
-// and the claim ends with nothing to do.
+// While the claim is open the batches are like any others for the monitor: code that works on them
+// locks them. Closing the repository takes them back: they are dropped, and the claim ends with
+// nothing to do.
 type Claim struct {
 	r       *Repository
 	part    *partition
@@ -112,12 +112,12 @@ func (r *Repository) ClaimAll(ctx context.Context, partition int, opts ...TakeOp
 	return nil, context.Cause(ctx)
 }
 
-// giveUpAll ends the wait of a ClaimAll: what it has stands where it stood.
+// giveUpAll ends the wait of a ClaimAll: its batches are where they were.
 func (r *Repository) giveUpAll(p *partition, wt *waiter, at *list.Element) {
 	var s signals
 	r.mu.Lock()
 	defer r.unlock(&s)
-	has := wt.all // not nil: handed over just now, to somebody who has given up
+	has := wt.all // not nil: handed over just now, to a waiter that has given up
 	if has == nil && wt.err == nil {
 		if g := p.gathering; g != nil && at == p.queues[wantAll].Front() {
 			has = g.claim
@@ -171,8 +171,8 @@ func (r *Repository) holdMost(first *entry, w want, most int) (*Claim, error) {
 	return c, nil
 }
 
-// Batches returns what is claimed, in order of arrival. Others who worked on a batch in
-// place may have dropped it.
+// Batches returns what is claimed, in order of arrival. Other users of a batch may have dropped it
+// in place.
 func (c *Claim) Batches() []*batch.Batch {
 	batches := make([]*batch.Batch, len(c.entries))
 	for i, e := range c.entries {
@@ -196,12 +196,12 @@ func (c *Claim) Restore() error {
 		return err
 	}
 	c.giveBackLocked(&s)
-	// Only now, so that who waits is given the oldest.
+	// Only here, so that a waiter gets the oldest.
 	c.part.matchLocked(r, &s)
 	return nil
 }
 
-// giveBackLocked leaves it to the caller to serve those who wait.
+// giveBackLocked leaves it to the caller to serve the waiters.
 func (c *Claim) giveBackLocked(s *signals) {
 	for _, e := range c.entries {
 		if e.holder == c {
@@ -211,7 +211,7 @@ func (c *Claim) giveBackLocked(s *signals) {
 	}
 }
 
-// leaveDroppedLocked takes out those that somebody has dropped in place.
+// leaveDroppedLocked takes out batches that were dropped in place.
 func (c *Claim) leaveDroppedLocked(s *signals) {
 	c.entries = slices.DeleteFunc(c.entries, func(e *entry) bool {
 		if e.b.Info().State != batch.Released {
@@ -245,7 +245,7 @@ func (c *Claim) Consume() error {
 	var failed []error
 	for _, e := range own {
 		var se *batch.StateError
-		if err := discard(e.b); err != nil && !errors.As(err, &se) { // else somebody has dropped it in place
+		if err := discard(e.b); err != nil && !errors.As(err, &se) { // else it was dropped in place
 			failed = append(failed, err)
 		}
 		r.remove(e)

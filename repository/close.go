@@ -27,10 +27,9 @@ func (r *Repository) CloseInput() {
 	}
 }
 
-// Close wakes all who wait with tier.ErrClosed and drops what is left. It waits,
-// until ctx ends, for batches that are in transit or that somebody is just taking;
-// if that fails it may be called again. A second Close after one that succeeded returns
-// tier.ErrClosed.
+// Close wakes all waiters with tier.ErrClosed and drops what is left. It waits, until ctx ends, for
+// batches that are in transit or that are just being taken; if that fails it may be called again. A
+// second Close after one that succeeded returns tier.ErrClosed.
 func (r *Repository) Close(ctx context.Context) error {
 	if !r.shut() {
 		return r.closedError()
@@ -42,8 +41,7 @@ func (r *Repository) Close(ctx context.Context) error {
 	return err
 }
 
-// shut wakes all who wait and refuses everything from now on; false if nothing
-// is left to be done.
+// shut wakes all waiters and refuses everything from now on; false if nothing is left to be done.
 func (r *Repository) shut() bool {
 	var s signals
 	r.mu.Lock()
@@ -71,7 +69,7 @@ func (r *Repository) shut() bool {
 	return true
 }
 
-// clear drops all that the repository holds now, and tells how much that was.
+// clear drops all that the repository holds now, and returns how much that was.
 func (r *Repository) clear(ctx context.Context) (left Leftover, err error) {
 	left.Key = r.key
 	var failed []error
@@ -91,14 +89,13 @@ func (r *Repository) clear(ctx context.Context) (left Leftover, err error) {
 	return left, errors.Join(failed...)
 }
 
-// What drop does about a batch that somebody is about to take.
+// What drop does about a batch that a taker is about to take.
 const (
 	awaitClaimed = false // see whether that succeeds
 	leaveClaimed = true  // count it as taken
 )
 
-// drop drops one batch, if the repository holds it still, as soon as nobody
-// moves it.
+// drop drops one batch, if the repository holds it still, as soon as it is not being moved.
 func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (dropped bool, bytes int64, _ error) {
 	for {
 		e, changed := r.claimToDrop(b, leave)
@@ -138,7 +135,7 @@ func (r *Repository) claimToDrop(b *batch.Batch, leave bool) (*entry, <-chan str
 	switch {
 	case e == nil || e.b != b || leave && e.class == claimed:
 		return nil, nil
-	case e.holder != nil && r.mu.closed: // who holds it may do so for ever, and will find out
+	case e.holder != nil && r.mu.closed: // its holder may keep it for ever, and will find out
 		e.holdLocked(nil)
 		return e, nil
 	case e.class == claimed || e.class == inTransit:

@@ -24,17 +24,16 @@ import (
 // The order is that of arrival: an older batch that is in transit is waited for, unless
 // Drain is Unordered. Restored batches come next, whatever came meanwhile.
 //
-// The handle is the caller's, who must close it; it may be kept beyond the loop.
-// The batch has left the repository and counts as dropped: its data goes with
-// the last handle. To keep a batch, Take it.
+// The caller owns the handle and must close it; it may be kept beyond the loop. The batch has left
+// the repository and counts as dropped: its data goes with the last handle. To keep a batch, Take
+// it.
 //
-// Room in the tier, and batches that are in use elsewhere, are waited for. If that
-// fails the batch is whole in the repository, where it was; the error is yielded
-// with a nil handle, and the iteration ends. It may be begun again. A batch in a GPU that
-// is lost fails each time with a *tier.LostError, as does a tier of which all GPUs are; Peek
-// tells where the batch lies, and TryTake takes one out that is to be dropped. Breaking off
-// leaves the rest in the repository. Several goroutines may drain one partition;
-// each gets other batches, in ascending order.
+// Drain waits for room in the tier, and for batches that are in use elsewhere. If that fails the
+// batch is whole in the repository, where it was; the error is yielded with a nil handle, and the
+// iteration ends. It may be begun again. A batch in a lost GPU fails each time with a
+// *tier.LostError, as does a tier of which all GPUs are lost. Peek shows where the batch is, and
+// TryTake takes one out to drop it. Breaking off leaves the rest in the repository. Several
+// goroutines may drain one partition; each gets other batches, in ascending order.
 func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opts ...TakeOption) iter.Seq2[*batch.Handle, error] {
 	o := takeOptionsOf(opts)
 	w := o.want(wantRest)
@@ -79,7 +78,7 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, to rese
 		if err == nil {
 			return e, h, nil
 		}
-		if e.b.Info().State != batch.Released { // else somebody dropped it in place
+		if e.b.Info().State != batch.Released { // else it was dropped in place
 			return nil, nil, fmt.Errorf("repository %s, partition %d: %w", r.key, partition, err)
 		}
 	}
@@ -203,8 +202,8 @@ func (rd *reader) read() (arrow.RecordBatch, error) {
 		r.putBack(e)
 		return nil, err
 	}
-	// With a handle open only one error is possible, that somebody else has dropped the batch in
-	// place, and that makes no difference.
+	// With a handle open only one error is possible, that the batch was dropped in place, and that
+	// makes no difference.
 	_ = e.b.Drop()
 	r.remove(e)
 	if err := h.Close(); err != nil {

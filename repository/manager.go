@@ -57,7 +57,7 @@ type Config struct {
 	// IDs numbers the batches; nil: the manager has numbers of its own, which batches
 	// that come otherwise (PutBatch) must not have.
 	IDs *batch.IDs
-	// Observer is told of every change of the batches that Put makes; may be nil. If it is a
+	// Observer is called at every change of the batches that Put makes; may be nil. If it is a
 	// batch.Registrar, PutBatch refuses batches that it does not know.
 	Observer batch.Observer
 	// Clock is what the batches read their last use from; nil for unix
@@ -83,8 +83,8 @@ type Manager struct {
 	}
 }
 
-// NewManager returns a manager without repositories. The name is for error
-// messages; plan is the number by which the batches' places tell plans apart.
+// NewManager returns a manager without repositories. The name is for error messages; plan is the
+// number by which the batches' places distinguish plans.
 func NewManager(name string, plan uint64, cfg Config) *Manager {
 	m := &Manager{name: name, plan: plan, cfg: cfg, ids: cfg.IDs}
 	if m.ids == nil {
@@ -96,8 +96,8 @@ func NewManager(name string, plan uint64, cfg Config) *Manager {
 
 func (m *Manager) closedError() error { return fmt.Errorf("plan %q: %w", m.name, tier.ErrClosed) }
 
-// Create makes a repository, which stands last in the plan until Order says
-// otherwise. A key that there is already matches ErrDuplicateKey.
+// Create makes a repository, which is the last in the plan until Order changes that. A key that is
+// in use matches ErrDuplicateKey.
 func (m *Manager) Create(key Key, o Options) (*Repository, error) {
 	return m.create(key, o, false)
 }
@@ -211,7 +211,7 @@ func (m *Manager) rankLocked(from int) (changed []*Repository) {
 	return changed
 }
 
-// settle tells the batches where they stand.
+// settle gives the batches their places.
 func settle(repositories []*Repository) {
 	for _, r := range repositories {
 		r.settleAll()
@@ -268,10 +268,9 @@ type Leftover struct {
 	Bytes   int64 // charged, in all tiers
 }
 
-// Clear drops what the repositories hold, and reports, in the plan's order, those
-// that held something: a plan whose work is complete has consumed everything. It
-// waits, until ctx ends, for batches that are in transit or that somebody is just
-// taking. The repositories stay open.
+// Clear drops what the repositories hold, and reports, in the plan's order, those that held
+// something: a plan whose work is complete has consumed everything. It waits, until ctx ends, for
+// batches that are in transit or that are just being taken. The repositories stay open.
 func (m *Manager) Clear(ctx context.Context) ([]Leftover, error) {
 	var (
 		report []Leftover
@@ -287,10 +286,9 @@ func (m *Manager) Clear(ctx context.Context) ([]Leftover, error) {
 	return report, errors.Join(failed...)
 }
 
-// Close closes all repositories, and so wakes all who wait and drops what is
-// left. It waits, until ctx ends, for batches that are in transit or that somebody
-// is just taking; if that fails it may be called again. A second Close after one that
-// succeeded returns tier.ErrClosed.
+// Close closes all repositories, and so wakes all waiters and drops what is left. It waits, until
+// ctx ends, for batches that are in transit or that are just being taken; if that fails it may be
+// called again. A second Close after one that succeeded returns tier.ErrClosed.
 func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	if m.mu.emptied {
@@ -300,7 +298,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.mu.closed = true
 	m.mu.Unlock()
 	all := m.Repositories()
-	for _, r := range all { // wake everybody first: one may wait for what another holds
+	for _, r := range all { // wake all first: one may wait for what another holds
 		r.shut()
 	}
 	var failed []error

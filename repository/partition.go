@@ -37,9 +37,9 @@ func (e *entry) holdLocked(c *Claim) {
 	}
 }
 
-// class says in which of its partition's sets an entry is: one for each state
-// that a batch was last seen in, and one for those that somebody has claimed,
-// who is about to take them and may put them back.
+// class is which of its partition's sets an entry is in. There is one for each state that a batch
+// was last seen in, and one for claimed entries, whose claimer is about to take them and may put
+// them back.
 type class uint8
 
 const (
@@ -141,9 +141,9 @@ func (p *partition) oldestLocked(of ...class) *entry {
 	return oldest
 }
 
-// firstLocked returns the entry that a taker is given; nil if there is none now. It is
-// the oldest in a state that the batch can move from. A batch in transit is back in such
-// a state in a moment: until then no younger one is given to takers who want the order.
+// firstLocked returns the entry for a taker; nil if there is none now. It is the oldest in a state
+// that the batch can move from. A batch in transit is back in such a state in a moment: until then,
+// takers that want the order get no younger one.
 func (p *partition) firstLocked(w want) *entry {
 	e := p.oldestLocked(eligible[w&^unordered]...)
 	switch {
@@ -297,8 +297,7 @@ func (p *partition) gatherLocked(r *Repository, s *signals) bool {
 	return true
 }
 
-// endLocked returns why a taker for whom there is nothing now need not wait; nil if it
-// must.
+// endLocked returns why a taker that finds nothing now need not wait; nil if it must.
 func (p *partition) endLocked(r *Repository, w want) error {
 	w &^= unordered
 	switch n := p.lenLocked(); {

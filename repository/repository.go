@@ -15,27 +15,25 @@
 //
 // # Order
 //
-// Batches leave a partition in the order in which they came. A batch that the monitor is
-// moving is waited for: a move waits for no memory and for no taker, so this ends. Waits
-// end with their contexts. A batch whose move fails, or whose GPU is lost, stays first,
-// and whoever takes it gets the error. Several takers of one partition get different
-// batches, each in ascending order. Restored batches stand where they stood. Consumers
-// that need no order say Unordered, and then skip what is in transit.
+// Batches leave a partition in the order of arrival. A taker waits for a batch that the monitor is
+// moving: a move waits for no memory and for no taker, so this ends. Waits end with their contexts.
+// A batch whose move fails, or whose GPU is lost, stays first, and its taker gets the error.
+// Several takers of one partition get different batches, each in ascending order. Restored batches
+// return to their places. Consumers that need no order pass Unordered, and then skip what is in
+// transit.
 //
 // # Ownership
 //
-// A repository owns what was put until somebody takes it; from then on the taker
-// must drop it or hand it on. A batch can be in one repository at a time, and in it once
-// (see batch.Batch.Store). Whatever fails on the way out leaves the batch in its
-// place; whatever fails on the way in leaves nothing behind. The manager owns the
-// repositories: closing it wakes all who wait and drops what is left.
+// A repository owns what was put until it is taken; from then on the taker must drop it or hand it
+// on. A batch can be in one repository at a time, and in it once (see batch.Batch.Store). A failure
+// on the way out leaves the batch in its place; a failure on the way in leaves nothing behind. The
+// manager owns the repositories: closing it wakes all waiters and drops what is left.
 //
 // # Locks
 //
-// One mutex a manager, of rank Manager, and one a repository, of rank Repository.
-// States of batches are read under the latter; all that changes a batch, moves
-// bytes, or calls an observer happens with no lock held, between a claim, by which a batch is
-// set apart for one taker, and its end.
+// Each manager has a mutex of rank Manager, and each repository one of rank Repository. States of
+// batches are read under the latter. All that changes a batch, moves bytes, or calls an observer
+// happens with no lock held, between a claim, which reserves a batch for one taker, and its end.
 //
 //	Monitor → [Manager] → [Repository] → Batch → Registry → Reservation → Space → …
 package repository
@@ -68,8 +66,8 @@ type Options struct {
 	// Partitions is how many there may be at most, numbered from 0. They are made
 	// when they are first used. 0 means 65,536.
 	Partitions int
-	// Placement is where Put lays batches unless told otherwise; nil means the
-	// fastest tier with room now: GPU, then host, then disk.
+	// Placement is where Put lays batches by default; nil means the fastest tier with room now:
+	// GPU, then host, then disk.
 	Placement reservation.Strategy
 }
 
@@ -136,7 +134,7 @@ func newRepository(m *Manager, key Key, o Options) *Repository {
 // Key returns the operator and port that the repository serves.
 func (r *Repository) Key() Key { return r.key }
 
-// closedError is what everybody gets once the repository is closed.
+// closedError is what all callers get once the repository is closed.
 func (r *Repository) closedError() error {
 	return fmt.Errorf("repository %s: %w", r.key, tier.ErrClosed)
 }
@@ -152,7 +150,7 @@ func (r *Repository) within(ctx context.Context) (_ context.Context, done func()
 	}
 }
 
-// unlock gives the lock back and then wakes whom s names.
+// unlock releases the lock and then wakes the waiters in s.
 func (r *Repository) unlock(s *signals) {
 	r.mu.Unlock()
 	s.fire()
@@ -201,9 +199,9 @@ func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBat
 	return nil
 }
 
-// discard drops a batch that was made and cannot be put. The monitor knows it and
-// may be moving it just now; for that it waits, whatever contexts say, because
-// nobody else would drop it. It is not long: the monitor's moves wait for nothing.
+// discard drops a batch that was made and cannot be put. The monitor knows it and may be moving it
+// just now. discard waits for that, whatever contexts say, because no other code would drop it. It
+// is not long: the monitor's moves wait for nothing.
 func discard(b *batch.Batch) error { return b.Discard(context.Background()) }
 
 // ingest makes a batch of rec that is fit for the partition and not yet in it, and returns the
@@ -277,8 +275,8 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 	return r.insert(partition, b, 0)
 }
 
-// insert takes b over, and tells it where it is. seq is its order of arrival. Another is drawn if
-// a batch of the partition has a later one: that may have been seen there, and stays before b.
+// insert takes b over, and sets its place. seq is its order of arrival. Another is drawn if a batch
+// of the partition has a later one: that may have been seen there, and stays before b.
 func (r *Repository) insert(partition int, b *batch.Batch, seq uint64) error {
 	tell, err := r.insertUntold(partition, b, seq)
 	if err != nil {
@@ -324,8 +322,8 @@ func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (te
 	return tell, nil
 }
 
-// setRank says where the repository stands in its plan. The caller then calls
-// settleAll, with no lock held.
+// setRank sets the repository's position in its plan. The caller then calls settleAll, with no lock
+// held.
 func (r *Repository) setRank(rank int, last bool) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -334,7 +332,7 @@ func (r *Repository) setRank(rank int, last bool) (changed bool) {
 	return changed
 }
 
-// settleAll tells the batches where they are.
+// settleAll gives the batches their places.
 func (r *Repository) settleAll() {
 	r.mu.Lock()
 	var tells []func()
@@ -372,9 +370,9 @@ func (st *store) BatchChanged(b *batch.Batch, now batch.Info) {
 	}
 }
 
-// noteLocked notes a cut through the batch of an entry. It leaves it to the caller to serve those
-// who wait, and says whether that must be done. A batch that was dropped is none any more, unless
-// somebody has claimed it and will find out.
+// noteLocked records a cut through the batch of an entry. It leaves it to the caller to serve the
+// waiters, and reports whether that must be done. A dropped batch is removed, unless it is claimed
+// and its claimer will find out.
 func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool, s *signals) bool {
 	r.mu.bytes[e.kind] -= e.bytes
 	e.kind, e.bytes, e.told = now.Space.Kind, now.Bytes, now.Version
@@ -394,8 +392,8 @@ func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool, s *sig
 	return true
 }
 
-// unclaimLocked ends a claim whose taker has failed: the batch stands where it stood, unless it was
-// dropped. It leaves it to the caller to serve those who wait.
+// unclaimLocked ends a claim whose taker has failed: the batch is where it was, unless it was
+// dropped. It leaves it to the caller to serve the waiters.
 func (r *Repository) unclaimLocked(e *entry, s *signals) {
 	r.noteLocked(e, e.b.Info(), false, s)
 }

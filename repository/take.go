@@ -43,9 +43,8 @@ func WaitInput() TakeOption { return func(o *takeOptions) { o.waitInput = true }
 // context ends.
 func WaitClaims() TakeOption { return func(o *takeOptions) { o.waitClaims = true } }
 
-// Take waits for a batch of the partition that can move to the state, moves it
-// there, and takes the oldest such. The batch is the caller's then, who must drop
-// it or hand it on. The states are:
+// Take waits for a batch of the partition that can move to the state, takes the oldest such, and
+// moves it there. The caller then owns the batch and must drop it or hand it on. The states are:
 //
 //   - batch.Idle: a batch without tasks and handles. Older ones that have some are
 //     skipped.
@@ -81,7 +80,7 @@ func (r *Repository) takeAs(ctx context.Context, partition int, to batch.State, 
 	return r.take(ctx, partition, takeOptionsOf(opts).want(w), wait, move)
 }
 
-// mover says how a batch is moved to a state. inTransit is what serves who wants it in
+// mover returns how a batch is moved to a state. inTransit is what serves callers that want it in
 // transit.
 func (r *Repository) mover(to batch.State, inTransit string) (want, func(*batch.Batch) error, error) {
 	switch to {
@@ -203,8 +202,7 @@ func (r *Repository) take(ctx context.Context, partition int, w want, wait bool,
 		} else if !errors.Is(err, batch.ErrState) {
 			return nil, err
 		}
-		// Somebody moved or dropped it between the claim and the move; the index
-		// knows that now.
+		// It was moved or dropped between the claim and the move; the index knows that now.
 	}
 }
 
@@ -257,7 +255,7 @@ func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool
 	r.mu.Lock()
 	defer r.unlock(&s)
 	switch {
-	case wt.e != nil: // handed over just now, to somebody who has given up
+	case wt.e != nil: // handed over just now, to a waiter that has given up
 		r.unclaimLocked(wt.e, &s)
 		p.matchLocked(r, &s)
 	case wt.err == nil:
