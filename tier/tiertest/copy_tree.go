@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
+	"syscall"
 	"testing"
 
 	"github.com/spillway-db/spillway/tier"
@@ -65,6 +67,30 @@ func copySparse(dst, src string, perm fs.FileMode) (err error) {
 		off = end
 	}
 	return out.Truncate(size)
+}
+
+// nextData returns where the first bytes of f from off on that are no hole begin and end. On
+// systems without lseek's SEEK_DATA it returns all from off on.
+func nextData(f *os.File, off, size int64) (begin, end int64, err error) {
+	data, hole := 3, 4 // SEEK_DATA and SEEK_HOLE
+	switch runtime.GOOS {
+	case "linux", "freebsd":
+	case "darwin":
+		data, hole = hole, data
+	default:
+		return off, size, nil
+	}
+	begin, err = f.Seek(off, data)
+	if errors.Is(err, syscall.ENXIO) { // only a hole is left
+		return size, size, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	if end, err = f.Seek(begin, hole); err != nil {
+		return 0, 0, err
+	}
+	return begin, end, nil
 }
 
 // copyData copies the bytes from begin to end, but for pages of zeros: what is allocated and was
