@@ -75,9 +75,9 @@ func (f *reserveFlags) validate() error {
 
 // crowds are how many wait: a wake-up should cost the same in both. The larger one is as
 // large as the process's memory lets it be.
-func crowds(plan headroom.Plan) []int {
+func crowds(plan headroom.Plan, largest int) []int {
 	const few, bytesPerWaiter = 100, 8 << 10 // goroutine, stack and request: measured, 6 KiB
-	most := int64(contend.LargestCrowd)
+	most := int64(largest)
 	if plan.Heap > 0 {
 		most = min(most, max(few, (plan.Heap-headroom.LeastHeap)/bytesPerWaiter))
 	}
@@ -113,8 +113,9 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // there are no tiers
 	}
+	largest, releases := contend.Crowd()
 	res, err := contend.Run(ctx, contend.Config{
-		Goroutines: f.goroutines, Rounds: f.rounds, Duration: f.duration, Waiters: crowds(plan), Releases: contend.ManyReleases, Progress: drawn,
+		Goroutines: f.goroutines, Rounds: f.rounds, Duration: f.duration, Waiters: crowds(plan, largest), Releases: releases, Progress: drawn,
 	})
 	drawn.Close()
 	if err != nil {

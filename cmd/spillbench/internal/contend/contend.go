@@ -21,12 +21,25 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/racemark"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
 // Unit is what a request takes: a page of a large image, as moves ask for.
 const Unit = 64 << 10
+
+// Crowd returns the most waiters that spillbench measures, and how many releases a round of a
+// crowd has: long against a clock's step, and short beside the coming of the largest crowd. A
+// build with checks is no measurement, and the race detector ends a program with more than 8128
+// goroutines, so it has less of both.
+func Crowd() (largest, releases int) {
+	if invariants.Enabled || racemark.Enabled {
+		return 1000, 50
+	}
+	return 100_000, 1000
+}
 
 // roomy is a space in which all fit at once, with room to spare.
 const roomy = 1 << 30

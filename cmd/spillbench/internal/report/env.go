@@ -45,6 +45,16 @@ func MachineEnv(ctx context.Context, t *topology.Topology) Env {
 // simulated is the name of the simulated GPU.
 const simulated = "sim"
 
+// kernel names the system and, on Linux, its release.
+func kernel() string {
+	name, err := os.ReadFile("/proc/sys/kernel/ostype")
+	release, errRelease := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil || errRelease != nil {
+		return runtime.GOOS
+	}
+	return strings.TrimSpace(string(name)) + " " + strings.TrimSpace(string(release))
+}
+
 // EngineEnv describes the machine as eng uses it.
 func EngineEnv(ctx context.Context, t *topology.Topology, eng *spillway.Engine) Env {
 	e := MachineEnv(ctx, t)
