@@ -19,12 +19,11 @@
 //
 // # Ownership
 //
-// A payload owns its memory and one reference to each dictionary that it shares.
-// A batch owns its payload. Commit swaps it for another and releases the old one;
-// Drop releases it, with handles open when the last of them is closed. Whoever
-// holds a batch must hand it over or drop it; whoever opens a Handle or a
-// Transit must end it. An invariants build panics when one that is still open is
-// found by the garbage collector, with the stack that took it.
+// A payload owns its memory and one reference to each dictionary that it shares. A batch owns its
+// payload. Commit swaps it for another and releases the old one; Drop releases it, with handles
+// open when the last of them is closed. The holder of a batch must hand it over or drop it; the
+// opener of a Handle or a Transit must end it. An invariants build panics when the garbage
+// collector finds one that is still open, with the stack that took it.
 //
 // # Locks
 //
@@ -65,16 +64,14 @@ var ErrStored = errors.New("in a repository already")
 // knows.
 var ErrDuplicateID = errors.New("another batch has this id")
 
-// Observer is told of changes. The monitor's index is one.
+// Observer is called at changes. The monitor's index is one.
 type Observer interface {
-	// BatchChanged is called after b was made and after every change of its
-	// state, counts, payload, subscribers or place, on the goroutine that made
-	// the change and with no lock held. It must be quick and must not block.
-	// Of a batch that was dropped it is not told again.
+	// BatchChanged is called after b was made and after every change of its state, counts, payload,
+	// subscribers or place, on the goroutine that made the change and with no lock held. It must be
+	// quick and must not block. It is not called again for a batch that was dropped.
 	//
-	// now is b right after the change. Calls for one batch may overlap and come out of
-	// order. An observer that keeps what it is told must ignore a cut whose Version is
-	// lower than that of the last one.
+	// now is b right after the change. Calls for one batch may overlap and come out of order. An
+	// observer that keeps cuts must ignore one whose Version is lower than that of the last one.
 	BatchChanged(b *Batch, now Info)
 }
 
@@ -91,8 +88,8 @@ type Registrar interface {
 	Knows(b *Batch) bool
 }
 
-// Place says where a batch stands in a plan. The repository that holds it sets
-// it; the monitor orders victims by it.
+// Place is a batch's position in a plan. The repository that holds it sets it; the monitor orders
+// victims by it.
 type Place struct {
 	Plan uint64 // the plan's number; 0 if it is in none
 	Name string // the plan's name, for messages
@@ -121,9 +118,9 @@ type Info struct {
 	ID      ID
 	Version uint64 // rises with every change
 	State   State
-	// Payload is the form that the batch has; nil when it is gone. It is the batch's, which may
-	// give it up at any moment. Who has neither a handle nor the transit may ask what it is, and
-	// must not use its memory but under a lease (tier.Buffer.TryLease).
+	// Payload is the form that the batch has; nil when it is gone. The batch owns it and may give
+	// it up at any moment. A caller with neither a handle nor the transit may read its kind. It may
+	// use its memory only under a lease (tier.Buffer.TryLease).
 	Payload Payload
 	// Descriptor says what the bytes mean; nil if no payload had one. It stays known when the
 	// batch is dropped.
@@ -139,10 +136,9 @@ type Info struct {
 	LastUse     int64 // by Options.Clock: when it was made, or a handle was last opened or closed
 }
 
-// A Batch is one Arrow record batch with a stable id, whose data is in one space
-// at a time. All that happens to it follows the table at State. It is safe for
-// concurrent use. Whoever makes a batch owns it until it is handed to a
-// repository or dropped.
+// A Batch is one Arrow record batch with a stable id, whose data is in one space at a time. All
+// that happens to it follows the table at State. It is safe for concurrent use. Its creator owns it
+// until it is handed to a repository or dropped.
 type Batch struct {
 	id       ID
 	observer Observer
@@ -155,7 +151,7 @@ type Batch struct {
 		space       *tier.Space   // the payload's; nil when it is gone
 		bytes       int64         // the payload's
 		version     uint64        // changes so far
-		changed     chan struct{} // closed at the next change; nil if nobody waits
+		changed     chan struct{} // closed at the next change; nil without waiters
 		store       Observer      // the repository that holds the batch; nil if none does
 		place       Place
 		lastUse     int64
@@ -201,7 +197,7 @@ func New(o Options) (*Batch, error) {
 func (b *Batch) register() (err error) {
 	r, ok := b.observer.(Registrar)
 	if !ok {
-		b.announce(b.changeLocked()) // nobody else has it
+		b.announce(b.changeLocked()) // no other goroutine has it
 		return nil
 	}
 	lockrank.AssertNone("a batch's observers are called")
@@ -209,7 +205,8 @@ func (b *Batch) register() (err error) {
 	return r.Register(b, b.Info())
 }
 
-// holdLocked makes p, which may be nil, the batch's form. What p says of itself is asked before.
+// holdLocked makes p, which may be nil, the batch's form. The caller has read p's space and size
+// before.
 func (b *Batch) holdLocked(p Payload, space *tier.Space, bytes int64) {
 	b.mu.payload, b.mu.space, b.mu.bytes = p, space, bytes
 }
@@ -277,7 +274,7 @@ func (b *Batch) infoLocked() Info {
 	return info
 }
 
-// asked adds what only the payload knows, which is asked with no lock held.
+// asked adds what only the payload knows. The payload is called with no lock held.
 func (i Info) asked() Info {
 	if l, ok := i.Payload.(leased); ok {
 		i.Leased = l.Leased() > 0
@@ -305,8 +302,7 @@ func (b *Batch) subscribe(n int32) {
 	b.announce(c)
 }
 
-// SetPlace says where the batch stands in its plan, for a batch that no
-// repository keeps.
+// SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
 func (b *Batch) SetPlace(p Place) {
 	b.mu.Lock()
 	tell := b.setPlaceLocked(p)
@@ -314,7 +310,7 @@ func (b *Batch) SetPlace(p Place) {
 	tell()
 }
 
-// setPlaceLocked returns what tells of the change.
+// setPlaceLocked returns the function that announces the change.
 func (b *Batch) setPlaceLocked(p Place) (tell func()) {
 	if b.mu.place == p {
 		return func() {}
@@ -324,11 +320,10 @@ func (b *Batch) setPlaceLocked(p Place) (tell func()) {
 	return func() { b.announce(c) }
 }
 
-// Store makes store the one that holds the batch, and sets its place. A batch has
-// one store at most, so that it cannot be in two repositories, or in one twice:
-// ErrStored. The store is told of changes after the cut that Store returns, before the
-// batch's own observer. The caller may hold its own lock, and must call tell with no lock
-// held. Repositories call it; others have no need to.
+// Store makes store the holder of the batch, and sets its place. A batch has one store at most, so
+// that it cannot be in two repositories, or in one twice: ErrStored. The store is called at changes
+// after the cut that Store returns, before the batch's own observer. The caller may hold its own
+// lock, and must call tell with no lock held. Repositories call it; other code does not need it.
 func (b *Batch) Store(store Observer, p Place) (now Info, tell func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -343,8 +338,8 @@ func (b *Batch) Store(store Observer, p Place) (now Info, tell func(), err error
 	return b.infoLocked(), tell, nil
 }
 
-// StoreAt changes the place of a batch that store still holds. Nobody is told before tell is
-// called: store may hold its own lock here, and must call tell with no lock held.
+// StoreAt changes the place of a batch that store still holds. No observer is called before tell
+// is: store may hold its own lock here, and must call tell with no lock held.
 func (b *Batch) StoreAt(store Observer, p Place) (tell func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -375,10 +370,10 @@ func (b *Batch) Changed() <-chan struct{} {
 	return b.mu.changed
 }
 
-// change is what is told of a change, once the lock is free.
+// change is what is announced of a change, once the lock is free.
 type change struct {
 	now     Info
-	waiting chan struct{} // closed then; nil if nobody waits
+	waiting chan struct{} // closed then; nil without waiters
 	store   Observer      // nil if there is none
 	over    bool          // the observers know all that they need
 }
@@ -391,7 +386,7 @@ func (b *Batch) changeLocked() change {
 	return c
 }
 
-// announce tells of a change, with no lock held.
+// announce calls the observers of a change, with no lock held.
 func (b *Batch) announce(c change) {
 	lockrank.AssertNone("a batch's observers are called")
 	if !c.over {
@@ -408,8 +403,8 @@ func (b *Batch) announce(c change) {
 	}
 }
 
-// panics of observers and clocks are logged, and end there: the change has been made, and
-// those who wait for it must be woken.
+// panics of observers and clocks are logged, and end there: the change has been made, and its
+// waiters must be woken.
 var panics guard.Log
 
 func (b *Batch) tell(o Observer, now Info) {
@@ -417,7 +412,7 @@ func (b *Batch) tell(o Observer, now Info) {
 	o.BatchChanged(b, now)
 }
 
-// restLocked is the state of a batch that nobody reads or moves.
+// restLocked is the state of a batch that is neither read nor moved.
 func (b *Batch) restLocked() State {
 	if b.mu.pending > 0 {
 		return TaskCreated
@@ -522,8 +517,8 @@ func (b *Batch) Drop() error {
 	return release(payload)
 }
 
-// Discard is Drop for those who own the batch but not the monitor: while it is in
-// transit it waits, until ctx ends.
+// Discard is Drop for callers that own the batch but not the monitor: while it is in transit it
+// waits, until ctx ends.
 func (b *Batch) Discard(ctx context.Context) error { return b.await(ctx, b.Drop) }
 
 // takePayloadLocked empties a batch that was dropped when no handle is open any more. The caller

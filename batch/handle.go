@@ -10,10 +10,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// A Handle lets its holder read a batch's data where it is. Many handles may be
-// open at once; while any is, the data stays. It must be closed once; it is safe
-// for concurrent use. While it is open it stands in the account of its space
-// (tier.Leak, Engine.Account), with the owner that its context named (reservation.Owner.Context).
+// A Handle lets its holder read a batch's data where it is. Many handles may be open at once; while
+// any is, the data stays. It must be closed once; it is safe for concurrent use. While it is open
+// it is part of the account of its space (tier.Leak, Engine.Account), with the owner that its
+// context named (reservation.Owner.Context).
 type Handle struct {
 	trace   trace
 	holding holding
@@ -119,8 +119,8 @@ func (h *Handle) Payload() Payload {
 // Space returns where the data is.
 func (h *Handle) Space() *tier.Space { return h.payload.Space() }
 
-// SetOwner says which task holds the handle: those who wait for room are told of what it
-// holds, and of a deadlock. Nil is nobody. It must not be called after Close.
+// SetOwner sets the task that holds the handle: errors of waits for room name it, and deadlock
+// detection counts it. Nil means no task. It must not be called after Close.
 func (h *Handle) SetOwner(o *reservation.Owner) {
 	if o == nil {
 		h.holding.hold().SetOwner(nil)

@@ -21,8 +21,8 @@ func PackedType(k tier.Kind) PayloadType {
 }
 
 const (
-	// RunSize is how many bytes of a body one Run stands for. It is a request to the
-	// disk, before it is compressed.
+	// RunSize is how many bytes of a body are in one Run. It is a request to the disk, before it is
+	// compressed.
 	RunSize = 1 << 20
 	// FrameSize is how many bytes of a body are compressed for themselves, a multiple of
 	// SumChunk.
@@ -55,9 +55,9 @@ type Packed struct {
 	runs []Run
 }
 
-// NewPacked returns the compressed form of the image that d describes. It takes the
-// buffers of runs over, which lie in space and stand for the body in order, and a reference
-// to each of d's AllDictionaries, as NewImage does. It panics on arguments that break this.
+// NewPacked returns the compressed form of the image that d describes. It takes over the buffers of
+// runs, which are in space and contain the body in order. It also takes over a reference to each of
+// d's AllDictionaries, as NewImage does. It panics on arguments that break this.
 func NewPacked(d *Descriptor, runs []Run, space *tier.Space, shared ...Shared) *Packed {
 	p := &Packed{body{desc: d, space: space, shared: shared}, runs}
 	for i := range runs {

@@ -43,10 +43,10 @@ func ImageType(k tier.Kind) PayloadType {
 // and owned by one batch, which releases it. Implementations are comparable (a
 // pointer, as a rule) and safe for concurrent use.
 //
-// A payload that also has a method Descriptor() *Descriptor tells the batch its
-// schema and rows. One that has the methods Leased() int and OnUnleased(func()) tells that
-// readers still hold its memory, which its release will then not free at once, and when
-// that is over; see tier.Buffer.OnUnleased.
+// A payload may have a method Descriptor() *Descriptor that returns the batch's schema and rows. It
+// may have the methods Leased() int and OnUnleased(func()). They show that readers still hold its
+// memory, which its release will then not free at once, and when that is over; see
+// tier.Buffer.OnUnleased.
 type Payload interface {
 	Type() PayloadType
 	// Space returns where the bytes lie; never nil.
@@ -92,11 +92,10 @@ type Span struct {
 // Absent is the span of a buffer that an array does not have.
 var Absent = Span{Offset: -1}
 
-// Descriptor says what the bytes of an image mean. It is immutable once made,
-// and one descriptor is shared by all forms that a batch takes in its life. But
-// for the schema, which is shared by all batches of a stream, and what few batches
-// have, it is free of pointers, so that a million of them cost the garbage
-// collector nothing.
+// Descriptor describes the bytes of an image. It is immutable once made, and one descriptor is
+// shared by all forms that a batch takes in its life. It is free of pointers, except for the
+// schema, which all batches of a stream share, and for what few batches have. So a million of them
+// cost the garbage collector nothing.
 //
 // Nodes and Buffers are in schema order, depth first.
 //
@@ -296,9 +295,9 @@ func (p *body) Release() error {
 	return err
 }
 
-// Image is the payload of all three built-in forms: the bytes of a batch in the
-// one layout that all tiers share, in a buffer of whatever space, and a reference
-// to each dictionary that it needs, in the same space.
+// Image is the payload of all three built-in forms. It is the bytes of a batch in the one layout
+// that all tiers share, in a buffer of any space, and a reference to each dictionary that it needs,
+// in the same space.
 type Image struct {
 	body
 	buf [1]*tier.Buffer

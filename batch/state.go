@@ -9,17 +9,17 @@ import (
 
 // State is where a batch is in its life.
 //
-//   - Idle: the data is whole, in one space, and nobody has announced to need
+//   - Idle: the data is whole, in one space, and no task has announced to need
 //     it. The monitor may move it.
 //   - TaskCreated: work that needs the batch is announced (pending tasks > 0)
 //     and has not begun. The monitor may still move it, but rather up than down.
 //   - Processing: handles are open (active > 0). The data stays where it is.
-//   - InTransit: one owner, who holds the Transit, makes another form of the
-//     data. Nobody reads, and no task is created, until it ends.
+//   - InTransit: one owner, the holder of the Transit, makes another form of the
+//     data. It is not read, and no task is created, until it ends.
 //   - Released: dropped. The batch is an empty shell; if handles were open, the
 //     data goes with the last of them.
 //
-// Who moves it, and what holds:
+// The transitions, their callers, and what holds:
 //
 //	from                               to                                 by                        note
 //	idle                               task-created                       CreateTask                pending +1
@@ -34,11 +34,10 @@ import (
 //	in-transit                         processing, released               CommitOpen                as Commit and Open
 //	idle, task-created, processing     released                           Drop                      the payload is freed: with handles open, after the last
 //
-// While handles are open a created task only counts as pending: the state stays
-// processing. A task may be cancelled while the batch is in transit: whoever
-// gives up its work while the monitor happens to move the batch would otherwise
-// leave a task behind that nobody ever takes. Everything else that the table
-// does not name fails with a StateError, and only being in transit is waited
+// While handles are open a created task only counts as pending: the state stays processing. A task
+// may be cancelled while the batch is in transit. Otherwise a caller that gives up its work while
+// the monitor happens to move the batch would leave a task behind that is never taken. Everything
+// else that the table does not name fails with a StateError. Only the end of a transit is waited
 // for, where a context is given.
 type State uint8
 

@@ -20,7 +20,7 @@ type DeviceRange struct {
 // Adjust says how the bytes of a table's buffer become those of an image.
 type Adjust uint8
 
-// The ways. Those who copy a table as it is pay no attention to them.
+// The ways. Code that copies a table as it is ignores them.
 const (
 	// Bits: the Count bits from bit Base of the first byte on; what is behind them is zero.
 	Bits Adjust = iota + 1
@@ -39,17 +39,16 @@ type Adjustment struct {
 	Base, Count int64
 }
 
-// Table is the payload of a batch whose Arrow buffers lie in a device's memory each by
-// itself, as GPU libraries such as libcudf make them: allocated one by one, or borrowed from
-// whoever made them. The image in the other forms is what the descriptor says; a table
-// has the same buffers at other places:
+// Table is the payload of a batch whose Arrow buffers are separate memories of a device, as GPU
+// libraries such as libcudf make them: allocated one by one, or borrowed from their creator. The
+// descriptor describes the image in the other forms; a table has the same buffers at other places:
 //
 //	Descriptor.Buffers[i]   where buffer i is in the body of an image
 //	Ranges()[i]             where it is on the device
 //
-// The descriptor of a table that was made elsewhere has no checksums, because nobody has
-// read its bytes: it gets them when it becomes an image, and the batch another descriptor
-// then. Dictionaries that are images of their own stay so: a table shares them with images.
+// The descriptor of a table that was made elsewhere has no checksums, because its bytes were never
+// read. It gets them when it becomes an image, and the batch another descriptor then. Dictionaries
+// that are images of their own stay so: a table shares them with images.
 type Table struct {
 	body
 	ranges []DeviceRange

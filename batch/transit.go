@@ -9,9 +9,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// A Transit is the right to give a batch another form. Nobody else reads, moves
-// or drops the batch until it ends by Commit or Abort, of which exactly one takes
-// effect. It is safe for concurrent use.
+// A Transit is the right to give a batch another form. No other code reads, moves or drops the
+// batch until it ends by Commit or Abort, of which exactly one takes effect. It is safe for
+// concurrent use.
 type Transit struct {
 	trace   trace
 	b       *Batch
@@ -64,9 +64,9 @@ func (t *Transit) Payload() Payload {
 	return t.payload
 }
 
-// Commit makes p the batch's form and ends the transit; createTask also creates a
-// task, in the same step, so that nobody can move the batch away in between. The
-// old form is then released, so all device work that reads it must be done.
+// Commit makes p the batch's form and ends the transit; createTask also creates a task, in the same
+// step, so that the batch cannot be moved away in between. The old form is then released, so all
+// device work that reads it must be done.
 //
 // On an error nothing has changed: the transit is open still and p is the
 // caller's. A p without data, or with another number of rows than the batch, is
@@ -83,8 +83,8 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 	})
 }
 
-// CommitOpen is Commit, and opens a handle in the same step, as Open does, so that nobody sees the
-// batch at rest in between.
+// CommitOpen is Commit, and opens a handle in the same step, as Open does. So the batch is never
+// seen at rest in between.
 func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
 	now := t.b.now()
 	err = t.commit(p, func() (c change) {
@@ -122,8 +122,8 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	b.mu.Unlock()
 	defer b.announce(c)
 	if p != t.payload {
-		// The batch has its data whatever this says, so that it is not Commit's
-		// error: somebody released what was not theirs.
+		// The batch has its data whatever this returns, so it is not Commit's error: another caller
+		// released what was not its own.
 		if err := release(t.payload); err != nil && invariants.Enabled {
 			panic("batch: the old payload was released by somebody else: " + err.Error())
 		}

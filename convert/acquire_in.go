@@ -10,16 +10,15 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// AcquireIn is Acquire for those who have room already: it brings b to the space of r,
-// with memory drawn from r, and locks it there. What it draws is what Charges says; it
-// stays the batch's when r is released. A batch that is in the space is locked there
-// and draws nothing.
+// AcquireIn is Acquire for callers that have room already: it brings b to the space of r, with
+// memory drawn from r, and locks it there. Charges returns what it draws; that stays the batch's
+// when r is released. A batch that is in the space is locked there and draws nothing.
 //
-// It never waits for room, only for others who move the batch or hold it elsewhere.
-// Too little in r is a *reservation.ExceededError (unless r's policy helps). Room that is not in one
-// piece, also when reservation.Config.Clear has moved others away, is a *tier.NoSpaceError: more is not
-// waited for while r is held, for others may wait for that. r must stay unreleased until AcquireIn returns.
-// If ctx names no owner, the handle is that of r's owner.
+// It never waits for room, only for others that move the batch or hold it elsewhere. Too little in
+// r is a *reservation.ExceededError (unless r's policy helps). If the room is in pieces, even after
+// reservation.Config.Clear, the error is a *tier.NoSpaceError. It does not wait for more while r is
+// held, because others may wait for r's room. r must stay unreleased until AcquireIn returns. If
+// ctx names no owner, the handle is that of r's owner.
 func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
 	if o := r.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
 		ctx = o.Context(ctx)
@@ -37,10 +36,10 @@ func (m *Mover) tooLittle(r reservation.Reservation, what *takes) error {
 	}
 }
 
-// Charges returns what batches and the dictionaries that they share take in a space:
-// how many bytes are there already, and how many would have to be brought. Batches that
-// were dropped count nothing, and those that somebody moves just now are not there. By
-// the time it returns others may have moved some.
+// Charges returns what batches and the dictionaries that they share take in a space: how many bytes
+// are there already, and how many would have to be brought. Batches that were dropped count
+// nothing, and those that are just being moved are not there. By the time it returns others may
+// have moved some.
 func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing int64) {
 	var dicts, stay []*transfer.Dictionary // those of all, and of the batches that are there
 	var leave []*transfer.Dictionary       // and of those that leave

@@ -13,9 +13,9 @@ import (
 // dictionaries are shared. It waits for room, without holding b. observer is the
 // clone's; nil means MoverConfig.Observer.
 //
-// The clone has b's form and lies in b's space, as all built-in forms can. Of a program's
-// own form that has no converter to itself it is an image in b's space, or if there is no
-// converter to that either, in host memory. Without any of them it is a *NoConverterError.
+// The clone has b's form and is in b's space, as all built-in forms can. A program's own form
+// without a converter to itself becomes an image in b's space. If there is no converter to that
+// either, it becomes an image in host memory. Without any of them the error is a *NoConverterError.
 func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observer) (*batch.Batch, error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {

@@ -22,20 +22,18 @@ import (
 // caller releases it; it outlives the handle, which must be open until Columns returns.
 // What the batch does not have is a *SelectionError. It is safe for concurrent use.
 //
-// From disk only what is needed is read: the chunks of batch.SumChunk bytes that the
-// wanted buffers lie in, each checked against its checksum (a *CorruptError says
-// where it is wrong), in requests of up to 2 MiB of which several are under way. They come
-// to lie in one piece of memory of a host space, for which Columns waits as Record does;
-// the record leases all of it until the last of its buffers is released. Dictionaries
-// that are images of their own come along whole if a wanted column uses them and they
-// are not in that space yet.
+// From disk only what is needed is read: the chunks of batch.SumChunk bytes that contain the wanted
+// buffers, each checked against its checksum (a *CorruptError names the place). Requests are up to
+// 2 MiB, and several run at once. The chunks are put into one piece of memory of a host space, for
+// which Columns waits as Record does; the record leases all of it until the last of its buffers is
+// released. Dictionaries that are images of their own come along whole if a wanted column uses them
+// and they are not in that space yet.
 //
-// A row range reads less of columns whose values have a fixed width, of strings and
-// binaries and of dictionary codes, and of structs and fixed-size lists of such columns.
-// It begins at a multiple of 64 bytes in each buffer, so that up to 511 rows before
-// it are read, too. Where strings lie is looked up first, in up to two chunks a column.
-// Columns with anything else in them (lists, maps, views, unions, runs) are read whole, and
-// then sliced.
+// A row range reads less of columns whose values have a fixed width, of strings and binaries and of
+// dictionary codes, and of structs and fixed-size lists of such columns. It begins at a multiple of
+// 64 bytes in each buffer, so that up to 511 rows before it are read, too. The place of strings is
+// looked up first, in up to two chunks a column. Columns with anything else in them (lists, maps,
+// views, unions, runs) are read whole, and then sliced.
 //
 // From host memory the record is opened in place, as Record does it, and leases the
 // whole batch. From a GPU, and from a program's own form, a whole image is first made in

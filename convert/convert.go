@@ -27,8 +27,8 @@
 // descriptor's body, others for as many bytes as they take where they are. Registry.Wrap puts
 // a function around a converter, also around a built-in one.
 //
-// What the built-in converters do, and in which order they take what they need, is told at
-// package internal/transfer; how a batch's bytes are laid out at package internal/image.
+// Package internal/transfer documents what the built-in converters do, and in which order they take
+// what they need. Package internal/image documents how a batch's bytes are laid out.
 //
 // # Locks
 //
@@ -68,7 +68,7 @@ type (
 
 // What Mover.AdoptTable takes.
 type (
-	// DeviceTable is a table that somebody else has made in a device's memory.
+	// DeviceTable is a table in a device's memory that code outside the engine has made.
 	DeviceTable = image.DeviceTable
 	// DeviceArray is an Arrow array whose buffers lie in a device's memory.
 	DeviceArray = image.DeviceArray
@@ -90,7 +90,7 @@ const (
 // ParseCodec reads what Codec.String writes.
 func ParseCodec(s string) (Codec, error) { return codec.Parse(s) }
 
-// Unknown is a number that whoever made an array does not tell.
+// Unknown is a number that the creator of an array does not give.
 const Unknown = image.Unknown
 
 // Errors to compare with errors.Is.
@@ -128,6 +128,6 @@ type DifferenceError = equal.DifferenceError
 // how a value is reached: a dictionary equals its values. Floating-point numbers are compared by
 // their bits.
 //
-// The Dictionary method of arrow-go's arrays writes when it is called first: who compares one
-// record in several goroutines must call it before.
+// The Dictionary method of arrow-go's arrays writes at its first call. Before several goroutines
+// compare one record, that call must have happened.
 func Equal(a, b arrow.RecordBatch) error { return equal.Records(a, b) }

@@ -13,10 +13,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Ingest lays rec out as an image in the first space of the strategy that has
-// room, waiting for it, and returns the image, which is the caller's. What can
-// never fit in a space of the strategy goes to the first slower tier where it
-// fits, and Events.Oversized is told. A space that is lost meanwhile is passed by. The record is only read.
+// Ingest lays rec out as an image in the first space of the strategy that has room, waiting for it,
+// and returns the image, which the caller owns. What can never fit in a space of the strategy goes
+// to the first slower tier where it fits, and Events.Oversized is called. A space that is lost
+// meanwhile is skipped. The record is only read.
 //
 // A dictionary of more than 4 KiB that is in the space already is not copied again:
 // it is recognised if it is the same arrow-go array as before, or that of a record

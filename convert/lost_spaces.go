@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// errLost: the space that something was being brought to, or out of, was lost meanwhile. Everything
-// must be looked at again: there may be other spaces, or somebody else may have brought it out before.
+// errLost: the source or the target space was lost meanwhile. Everything must be checked again:
+// there may be other spaces, or another caller may have brought the batch out before.
 var errLost = errors.New("convert: the space was lost meanwhile")
 
 // lostWith returns the error of a batch that lies in a space which is lost: its bytes cannot be had
@@ -37,8 +37,8 @@ func ofLost(err error, spaces ...*tier.Space) error {
 }
 
 // losses has, for each GPU space, a context that ends with errLost when the space is lost; no other
-// is ever lost. It has one subscription to each: a space calls all that are subscribed to it at each
-// change, and those who wait may be thousands.
+// is ever lost. It has one subscription to each: a space calls all its subscribers at each change,
+// and there may be thousands of waiters.
 type losses struct {
 	of     map[tier.ID]context.Context
 	cancel []func()

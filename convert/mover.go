@@ -19,7 +19,7 @@ import (
 // wait for it; work waits.
 const (
 	ReasonTrigger = "trigger" // a space is at its trigger or above
-	ReasonDemand  = "demand"  // somebody waits for room
+	ReasonDemand  = "demand"  // there are waiters for room
 	ReasonWork    = "work"    // a task needs the batch
 )
 
@@ -30,13 +30,13 @@ type MoverConfig struct {
 	Registry     *Registry
 	Builtin      *transfer.Builtin
 	IDs          *batch.IDs     // numbers clones; nil: the mover has its own
-	Observer     batch.Observer // is told of clones for which no other is named; may be nil
+	Observer     batch.Observer // of clones for which no other is named; may be nil
 	Events       Events
-	Logger       *slog.Logger // is told of events that panic; nil means slog.Default
+	Logger       *slog.Logger // logs events that panic; nil means slog.Default
 }
 
-// Events are told what a Mover does; each may be nil. They are called with no
-// lock held, on the goroutine that moves, and must be quick.
+// Events are called as a Mover works; each may be nil. They are called with no lock held, on the
+// goroutine that moves, and must be quick.
 type Events struct {
 	// Moved is called at the end of a move.
 	Moved func(Moved)
@@ -55,16 +55,15 @@ type Moved struct {
 	Err      error
 }
 
-// Mover moves batches between spaces. It is the only one that does: everybody
-// who wants a batch elsewhere calls it. It is safe for concurrent use.
+// Mover moves batches between spaces. It is the only mover: all code that needs a batch elsewhere
+// calls it. It is safe for concurrent use.
 type Mover struct {
 	cfg        MoverConfig
 	stats      stats
 	operations *operations
 	losses     *losses
 	panics     guard.Log // of events: the move has ended
-	// clearing has, for each space, what is held by the one who makes room in one
-	// piece there.
+	// clearing has, for each space, a token for the goroutine that makes room in one piece there.
 	clearing map[tier.ID]chan struct{}
 }
 
@@ -138,10 +137,9 @@ func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strat
 	return err
 }
 
-// Acquire brings b to a space of the strategy and locks it there for
-// processing: it uses a pending task, or makes one if there is none. It waits
-// for room, and for others who move the batch or hold it elsewhere. The caller must
-// Close the handle.
+// Acquire brings b to a space of the strategy and locks it there for processing: it uses a pending
+// task, or makes one if there is none. It waits for room, and for others that move the batch or
+// hold it elsewhere. The caller must Close the handle.
 //
 // The batch arrives and is locked in one step, so that the monitor cannot move it away in between.
 func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {

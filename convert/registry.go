@@ -63,7 +63,7 @@ type Registry struct {
 type pair struct{ from, to batch.PayloadType }
 
 type entry struct {
-	direct  Func              // nil for a composed edge that nobody has wrapped
+	direct  Func              // nil for a composed edge without a wrapper
 	builtin bool              // direct is Spillway's own, or wraps one
 	via     batch.PayloadType // of a composed edge
 	reserve Reserve
@@ -277,7 +277,7 @@ func call(ctx context.Context, e *entry, src batch.Payload, to batch.PayloadType
 	return out, ofConverter(ctx, err, e.builtin, src.Space(), r.Space())
 }
 
-// descriptorOf returns what a payload tells of its image; nil for a form that does not.
+// descriptorOf returns a payload's description of its image; nil for a form without one.
 func descriptorOf(p batch.Payload) *batch.Descriptor {
 	if d, ok := p.(interface{ Descriptor() *batch.Descriptor }); ok {
 		return d.Descriptor()
@@ -285,7 +285,7 @@ func descriptorOf(p batch.Payload) *batch.Descriptor {
 	return nil
 }
 
-// ofMachine says whether an error of a built-in converter tells of memory, a volume or a device:
+// ofMachine reports whether an error of a built-in converter is about memory, a volume or a device:
 // other batches meet it as well.
 func ofMachine(err error) bool {
 	var system syscall.Errno

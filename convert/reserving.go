@@ -23,7 +23,7 @@ type takes struct {
 // takes returns what a batch takes elsewhere in a form; "" is an image's.
 func (m *Mover) takes(now batch.Info, form batch.PayloadType) takes {
 	desc := now.Descriptor
-	if desc == nil { // a payload of somebody else's: as much as it takes where it is
+	if desc == nil { // a payload of a program's own: as much as it takes where it is
 		return takes{body: now.Bytes}
 	}
 	t := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
@@ -70,10 +70,9 @@ func (s sized) BytesIn(space *tier.Space, _ int64) int64 { return s.what.in(spac
 // since, so that the room is too little.
 var errGone = errors.New("convert: a dictionary left the space")
 
-// pinned runs f, which allocates a body and its dictionaries from r, while those
-// dictionaries stay that are in r's space. If r is too small for the others, it is
-// errGone, and everything must begin again. They are not kept any longer, so that
-// who waits for room does not stand in its own way.
+// pinned runs f, which allocates a body and its dictionaries from r, while those dictionaries stay
+// that are in r's space. If r is too small for the others, the error is errGone, and everything
+// must begin again. They are not kept any longer: otherwise a waiter for room would block itself.
 func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (err error) {
 	if len(what.dicts) == 0 {
 		return f()
@@ -127,9 +126,9 @@ func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy,
 // not in one piece, that space is cleared; otherwise the others are waited for. If the device of the
 // last that was tried is lost meanwhile all begins again, without that space.
 //
-// What the errand takes (a transit, a handle, the reservation) is given back before more is
-// waited for, and only one mover clears a space at a time. So those who wait for one
-// piece do not hold what the others wait for.
+// What the errand takes (a transit, a handle, the reservation) is given back before more is waited
+// for, and only one mover clears a space at a time. So waiters for one piece do not hold what the
+// others wait for.
 func (m *Mover) inRoom(ctx context.Context, e *errand) error {
 	for {
 		last, err := m.inRoomOnce(ctx, e)
@@ -221,7 +220,7 @@ func (t *try) clear(ctx context.Context) error {
 	})
 }
 
-// errRefused: there was room a moment ago, and somebody was faster.
+// errRefused: there was room a moment ago, and another request was faster.
 var errRefused = errors.New("convert: room was taken by somebody else")
 
 // clear runs f until it does not fail for want of room in one piece. Between the
@@ -300,9 +299,9 @@ func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.
 	return dst[:n+len(kept)]
 }
 
-// refuses says whether err means that a space does not give what it has promised: what it has is
-// not in one piece, others hold the device's memory or a budget that the space does not know of, or
-// the file system is full. It shows when memory is allocated or, on a disk, when it is written.
+// refuses reports whether err means that a space does not give what it has promised. Its room is in
+// pieces, others hold the device's memory or a budget that the space does not know of, or the file
+// system is full. It shows when memory is allocated or, on a disk, when it is written.
 func refuses(s *tier.Space, err error) bool {
 	var full *tier.NoSpaceError
 	return errors.Is(err, tier.ErrOutOfBudget) ||

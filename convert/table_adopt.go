@@ -15,22 +15,23 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// AdoptTable makes a payload of memory that lies on a device already, without copying it. The
-// caller must have waited for all work that writes it; it must not change until Release is
-// called, which is when the payload is released and nobody leases it. The bytes that the rows
-// use are charged in the space as live ones, above its limit too: they are there. A space
-// whose capacity they exceed is a *tier.NoSpaceError. What several columns share, and what is Charged, is not charged again; but memory that
-// two tables share is charged for each of them.
+// AdoptTable makes a payload of memory that is on a device already, without copying it. The caller
+// must have waited for all work that writes it. It must not change until Release is called, when
+// the payload is released and the memory is not leased. The bytes that the rows use are charged in
+// the space as live ones, above its limit too: they are there. If they exceed its capacity, the
+// error is a *tier.NoSpaceError. What several columns share, and what is Charged, is not charged
+// again; but memory that two tables share is charged for each of them.
 //
-// Arrays may be slices: the payload has what they show. Offsets that do not begin at 0, bits
-// that do not begin with a byte and run ends of a slice are put right when the table becomes
-// an image (batch.Adjustment); list views, dense unions and the data of views keep all of
-// their children or bytes. Dictionaries lie in the body of the image, each column's by itself.
+// Arrays may be slices: the payload has what they show. When the table becomes an image, three
+// things are adjusted (batch.Adjustment): offsets that do not begin at 0, bits that do not begin
+// with a byte, and run ends of a slice. List views, dense unions and the data of views keep all of
+// their children or bytes. Dictionaries are in the body of the image, each column's by itself.
 //
-// What tells how long buffers are is read from the device, through pinned chunks: the first
-// and last offset of lists and strings, the run ends of slices, validity where nulls must be
-// counted. An array whose parts do not fit together is an *InvalidError; addresses outside of the device's
-// memory are found by devices that know (tier.Borrower), or when they are read. On an error the memory stays the caller's.
+// The lengths of buffers are read from the device, through pinned chunks: the first and last offset
+// of lists and strings, the run ends of slices, validity where nulls must be counted. An array
+// whose parts do not fit together is an *InvalidError. Addresses outside of the device's memory are
+// found by devices that know (tier.Borrower), or when they are read. On an error the memory stays
+// the caller's.
 func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ *batch.Table, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
@@ -85,7 +86,7 @@ func covered(ranges ...[]batch.DeviceRange) (n int64) {
 
 // lentMemory is the memory of an adopted table.
 type lentMemory struct {
-	size    int64    // that nobody else is charged for
+	size    int64    // not charged elsewhere
 	loans   []func() // each ends one
 	release func()
 }
@@ -104,7 +105,7 @@ func (m *lentMemory) GiveBack(reclaimed func()) {
 	reclaimed()
 }
 
-// borrow tells the space's device, if it wants to know, that it is to work with the ranges.
+// borrow borrows the ranges from the space's device, if that is a tier.Borrower.
 func (m *lentMemory) borrow(space *tier.Space, ranges []batch.DeviceRange) error {
 	pool, ok := space.Pool().(interface{ Device() tier.Device })
 	if !ok {

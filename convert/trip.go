@@ -130,9 +130,9 @@ func (t *trip) move(ctx context.Context) error {
 	return err
 }
 
-// vain returns a context that ends when waiting for room has become vain: with errThere, because
-// somebody else has brought the batch or it was dropped, or with errLost, because the space in
-// which it is was lost. done must be called.
+// vain returns a context that ends when waiting for room has become useless. Its cause is errThere
+// if another caller has brought the batch or it was dropped, or errLost if the batch's space was
+// lost. done must be called.
 func (t *trip) vain(ctx context.Context) (_ context.Context, done func()) {
 	ctx, end := t.m.untilLost(ctx, t.now.Payload.Space())
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -175,7 +175,7 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	defer func() { _ = transit.Abort() }() // changes nothing after a Commit
 	src := transit.Payload()
 	from := src.Space()
-	if t.there(src) { // somebody else brought it while we waited
+	if t.there(src) { // another caller brought it while we waited
 		return errThere
 	}
 	start := time.Now()

@@ -16,8 +16,8 @@ import (
 // each change costs a look at that one batch and, if it became a victim or
 // ceased to be one, two steps in ordered trees. No part of it is ever scanned.
 //
-// A victim is idle or only waited for by tasks, without subscribers, leases of its memory, not
-// empty, and there is a slower tier. Batches in the slowest tier are only counted.
+// A victim is idle or only waited for by tasks, is not empty, and has a slower tier to go to. It has
+// neither subscribers nor leases of its memory. Batches in the slowest tier are only counted.
 //
 // An index is safe for concurrent use.
 type index struct {

@@ -75,9 +75,9 @@ func (v *verifier) locate(err error, off int64) error {
 	return err
 }
 
-// Checked returns the memory of a volume for those who read or write a body: what an
-// encrypted volume itself finds altered is corrupt, as is what the checksums find. All
-// that converters do on disks goes through it.
+// Checked returns the memory of a volume for reading or writing a body: what an encrypted volume
+// itself finds altered is corrupt, as is what the checksums find. All that converters do on disks
+// goes through it.
 func Checked(m tier.FileMemory) tier.FileMemory { return checkedFile{m} }
 
 type checkedFile struct{ tier.FileMemory }

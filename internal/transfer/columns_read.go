@@ -227,7 +227,7 @@ func readChunk(ctx context.Context, src Imaged, file tier.FileMemory, pool Stagi
 	return nil
 }
 
-// columnsRead is the memory of a record of columns, for the account of who keeps what.
+// columnsRead is the memory of a record of columns, for the space's account.
 type columnsRead struct {
 	buf    *tier.Buffer
 	shared []batch.Shared

@@ -28,9 +28,9 @@ import (
 //	batch.Image ──▶ dictCopy (GPU) ──▶ dictionary ◀── identity ◀── *array.Data, weakly
 //	batch.Image ──▶ dictCopy (disk) ──┘
 //
-// A dictionary is known for as long as a copy of it has a reference, or somebody
-// who is about to make one holds it. It is recognised by the array.Data that it was
-// laid out from, or that a record of Spillway's was opened with.
+// A dictionary is known while a copy of it has a reference, or a caller that is about to make one
+// holds it. It is recognised by the array.Data that it was laid out from, or that a record of
+// Spillway's was opened with.
 //
 // The zero value is empty and ready. The mutex is held for table look-ups only:
 // never while bytes are copied or memory is taken or freed.
@@ -69,10 +69,10 @@ type Dictionary struct {
 	Body      int64
 	Parts     []*Dictionary // the dictionaries outside that it refers to, by their numbers
 
-	// Guarded by the store's mutex. desc is set once, before the first copy can
-	// be seen, and may be read by whoever has a copy.
+	// Guarded by the store's mutex. desc is set once, before the first copy can be seen, and
+	// holders of a copy may read it.
 	desc   *batch.Descriptor
-	Users  int // references of all copies, and who holds the dictionary itself
+	Users  int // references of all copies, and holders of the dictionary itself
 	keys   []weak.Pointer[array.Data]
 	sweep  int         // at how many keys those whose arrays are gone are looked for
 	Copies []*DictCopy // one a space
@@ -85,8 +85,8 @@ type DictCopy struct {
 	space *tier.Space
 	ended chan struct{} // closed when the copy is there, or could not be made
 
-	// Guarded by the store's mutex; buf is set once, when the copy is there, and
-	// may be read by whoever has a reference.
+	// Guarded by the store's mutex; buf is set once, when the copy is there, and holders of a
+	// reference may read it.
 	buf    *tier.Buffer // nil while it is being made
 	Refs   int
 	opened []typedArray // the arrays that records in host memory share, each with a reference and its lease
@@ -244,7 +244,7 @@ func (s *Dictionaries) LetGo(dicts ...*Dictionary) {
 	}
 }
 
-// leaveLocked takes a user away; nobody knows the dictionary after the last.
+// leaveLocked takes a user away; after the last the dictionary is forgotten.
 func (s *Dictionaries) leaveLocked(d *Dictionary) {
 	if d.Users--; d.Users > 0 {
 		return
@@ -321,11 +321,11 @@ func (s *Dictionaries) look(space *tier.Space, dicts []*Dictionary, pin bool) (p
 // errChanged: what an array says is not what it said when it was laid out before.
 var ErrChanged = errors.New("convert: a dictionary was changed while it was in use")
 
-// Acquire returns a reference to the copy of d in a space. If there is none, bring
-// makes it: it returns the body's memory and the descriptor, or an error and has
-// taken nothing. Only one does so at a time; the others wait for it, and one of
-// them tries in its turn if it fails. Who makes a copy waits for nobody else who
-// does, so that this ends. d is held by the caller, or a copy of it is.
+// Acquire returns a reference to the copy of d in a space. If there is none, bring makes it: it
+// returns the body's memory and the descriptor, or an error and has taken nothing. Only one caller
+// does so at a time. The others wait for it, and one of them tries in its turn if it fails. A
+// caller that makes a copy waits for no other that does, so this ends. The caller holds d, or a
+// copy of it.
 func (s *Dictionaries) Acquire(ctx context.Context, d *Dictionary, space *tier.Space,
 	bring func() (*tier.Buffer, *batch.Descriptor, error)) (*DictCopy, error) {
 	for {
@@ -448,9 +448,9 @@ func ReleaseAll[S batch.Shared](shared []S) error {
 	return err
 }
 
-// open returns the array of a copy in host memory, and a reference to it. All who
-// open it as the same type get the same array, so that it is recognised when it
-// comes back. The caller has a reference to the copy.
+// open returns the array of a copy in host memory, and a reference to it. All that open it as the
+// same type get the same array, so that it is recognised when it comes back. The caller has a
+// reference to the copy.
 func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, error) {
 	s := c.Dict.Store
 	for {
@@ -484,7 +484,7 @@ func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, erro
 			return data, nil
 		}
 		s.Mu.Unlock()
-		data.Release() // somebody else has opened it
+		data.Release() // another goroutine has opened it
 	}
 }
 

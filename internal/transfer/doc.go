@@ -19,9 +19,10 @@
 //	table (GPU)  │valid│  │offsets│    │ text │      anywhere on the device
 //	image        │valid│offsets│text │             checksums known, or made as it comes by
 //
-// Mover.AdoptTable makes a table of memory that somebody else has filled, where it lies;
-// package cdevice does so for C programs. The monitor moves tables as it moves images; they
-// come back as images, unless Mover.MoveAs wants a table. A table is compressed as it is gathered, run by run.
+// Mover.AdoptTable makes a table of memory that code outside the engine has filled, where it is;
+// package cdevice does so for C programs. The monitor moves tables as it moves images; they come
+// back as images, unless Mover.MoveAs wants a table. A table is compressed as it is gathered, run
+// by run.
 //
 // # Dictionaries
 //
@@ -55,11 +56,10 @@
 //
 // # Columns
 //
-// Mover.Columns opens some columns and rows of a batch and leaves it where it is. Of an
-// image on disk it reads only the chunks under a checksum that have something wanted, and
-// lays them one after the other into one piece of host memory, in which the record is
-// opened like any image. How the columns' buffers are found, cut and laid is told at
-// package internal/image/columns.
+// Mover.Columns opens some columns and rows of a batch and leaves it where it is. Of an image on
+// disk it reads only the chunks under a checksum that have something wanted. It puts them one after
+// the other into one piece of host memory, in which the record is opened like any image. Package
+// internal/image/columns documents how the columns' buffers are found, cut and laid out.
 //
 //	disk   │  a   │ a b  │  b   │  c   │  c   │      a, from the disk: the first two chunks
 //	host   │  a   │ a    │                           leased to the record
@@ -73,13 +73,12 @@
 //
 //	room in the target → the batch, in transit → a permit → a stream → scratch → a chunk → the disk
 //
-// Everybody takes them in this order, so that who holds something waits only for what
-// stands to the right of it; a holder of a permit waits for no memory, no batch and no other
-// permit. Who copies a dictionary, for which others may wait, has a permit before they
-// begin to. So a permit comes free as soon as the disk has answered, and waits for it
-// end. Those of the monitor's moves, on which all who wait for room depend, ask for no bytes
-// and have a slot that users cannot take: whatever users do with permits of their own,
-// the monitor's transfers wait at most for each other.
+// All callers take them in this order, so a holder waits only for what is to the right of what it
+// holds. A holder of a permit waits for no memory, no batch and no other permit. A caller that
+// copies a dictionary, for which others may wait, has a permit before they begin to. So a permit
+// comes free as soon as the disk has answered, and waits for it end. The monitor's moves, on which
+// all waiters for room depend, ask for no bytes and have a slot that users cannot take. Whatever
+// users do with permits of their own, the monitor's transfers wait at most for each other.
 //
 // # Locks
 //

@@ -10,9 +10,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// PackedFile is a packed body as if it were a file of what it was made of, for those who
-// want parts of it: only the runs that hold them are read and uncompressed, into memory of
-// a lane's, each time that a part of them is asked for.
+// PackedFile is a packed body as if it were a file of its contents, for reading parts of it. Only
+// the runs that hold the parts are read and uncompressed, into memory of a lane's, at each request
+// for a part.
 type packedFile struct {
 	b    *Builtin
 	from *batch.Packed
@@ -116,7 +116,7 @@ func (r *packedReader) readRun(ctx context.Context, p []byte, off int64) (done i
 	return done, nil
 }
 
-// Locate implements tier.FileMemory: it tells where the run begins that off is in.
+// Locate implements tier.FileMemory: it returns where the run begins that contains off.
 func (f *packedFile) Locate(off int64) (volume, file string, offset int64) {
 	runs := f.from.Runs()
 	run := &runs[max(0, min(off/batch.RunSize, int64(len(runs))-1))]

@@ -13,8 +13,8 @@ import (
 // memory and its file: eight requests of 1 MiB, as volumes have by default.
 const DiskUnderWay = StagedUnderWay << 20
 
-// duty is what a context says about permits: whom the transfer is for, and what it
-// has a permit for already.
+// duty is a context's state of permits: what the transfer is for, and what it has a permit for
+// already.
 type duty struct {
 	monitor       bool
 	reads, writes bool
@@ -33,18 +33,16 @@ func IsMonitors(ctx context.Context) bool {
 	return d.monitor
 }
 
-// OnDisk runs f, which reads bytes from a disk or, if writes is set, writes bytes to one,
-// when it has a permit for that. Every transfer of the built-in converters with a disk
-// goes through it, and one of a user's converter must, with pinned being the bytes
-// of pinned memory that it uses at a time. f must use the context that it is given:
-// it says that there is a permit, so that OnDisk within OnDisk asks for no second one. f must
-// not wait for room in any memory.
+// OnDisk runs f, which reads bytes from a disk or, if writes is set, writes bytes to one, when it
+// has a permit for that. Every transfer of the built-in converters with a disk goes through it, and
+// one of a user's converter must. pinned is the bytes of pinned memory that it uses at a time. f
+// must use the context that it gets: it records the permit, so that OnDisk within OnDisk asks for
+// no second one. f must not wait for room in any memory.
 //
-// A user's transfer waits for its bytes of the budget permit.Host, or as many as that
-// budget has, and to write for a slot. For a move of the monitor's nothing is
-// asked for but the slot, which is then never held up by users; the chunks that it
-// passes through are few anyway. A wait ends with ctx, when the Mover that gave it is
-// closed, and when the pool is.
+// A user's transfer waits for its bytes of the budget permit.Host, or as many as that budget has,
+// and to write for a slot. A move of the monitor's needs only the slot, which users never hold up;
+// the chunks that it passes through are few anyway. A wait ends with ctx, when the Mover that gave
+// it is closed, and when the pool is.
 func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(context.Context) error) error {
 	d, _ := ctx.Value(dutyKey{}).(duty)
 	switch {
@@ -87,9 +85,8 @@ func (b *Builtin) NeedsPermits() error {
 	return nil
 }
 
-// Permitted runs f, which transfers bodies of at most so many bytes, one after the
-// other, from src to dst, with a permit if one of them is a disk. A src of nil is
-// memory that is not Spillway's.
+// Permitted runs f, which transfers bodies of at most so many bytes, one after the other, from src
+// to dst, with a permit if one of them is a disk. A src of nil is memory that is not Spillway's.
 func (b *Builtin) Permitted(ctx context.Context, dst, src *tier.Space, body int64, f func(context.Context) error) error {
 	writes := dst.Kind() == tier.Disk
 	reads := src != nil && src.Kind() == tier.Disk

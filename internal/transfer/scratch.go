@@ -37,9 +37,9 @@ const (
 // in its ledger, and it goes back at the end of each transfer. Where there is none it is of the
 // heap, for room is made by transfers that need scratch.
 //
-// Who waits for scratch waits for transfers that have some. Those wait for chunks, disks
-// and devices, and for nothing else, so that this ends; first come is first served. The zero
-// value lends leastBlocks of the heap. It is safe for concurrent use.
+// A waiter for scratch waits for transfers that have some. Those wait for chunks, disks and
+// devices, and for nothing else, so this ends; first come, first served. The zero value lends
+// leastBlocks of the heap. It is safe for concurrent use.
 type scratch struct {
 	Mu    sync.Mutex // a leaf: nothing is called under it
 	most  int64      // bytes
@@ -63,7 +63,7 @@ type block struct {
 	back func()
 }
 
-// Bind says from which host spaces blocks are drawn. It is called before anybody borrows.
+// Bind sets from which host spaces blocks are drawn. It is called before the first borrow.
 func (s *scratch) Bind(m *reservation.Manager) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -91,7 +91,7 @@ func (s *scratch) borrow(ctx context.Context, node int, n int64) (*block, error)
 	return s.draw(node, n), nil
 }
 
-// tryLocked lends n bytes if they are there and nobody waits.
+// tryLocked lends n bytes if they are there and there are no waiters.
 func (s *scratch) tryLocked(n int64) bool {
 	ok := s.waits.Len() == 0 && s.fitsLocked(n)
 	if ok {
@@ -100,7 +100,7 @@ func (s *scratch) tryLocked(n int64) bool {
 	return ok
 }
 
-// tryBorrow is borrow for who does not wait, nor pass those who do.
+// tryBorrow is borrow without waiting. It does not pass waiters.
 func (s *scratch) tryBorrow(node int, n int64) (*block, bool) {
 	s.Mu.Lock()
 	ok := s.tryLocked(n)
@@ -111,7 +111,7 @@ func (s *scratch) tryBorrow(node int, n int64) (*block, bool) {
 	return s.draw(node, n), true
 }
 
-// wanted says whether somebody waits.
+// wanted reports whether there are waiters.
 func (s *scratch) wanted() bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

@@ -16,7 +16,7 @@ import (
 // Staging is a pool of equal pinned chunks.
 type Staging interface {
 	Borrow(ctx context.Context) ([]byte, error)
-	TryBorrow() ([]byte, bool) // neither waits nor passes those who do
+	TryBorrow() ([]byte, bool) // neither waits nor passes waiters
 	Return([]byte)
 	Chunk() int64
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// borrowed lets dev read what is to be read. Bytes of a table that is not adopted yet are nobody's that it knows.
+// borrowed lets dev read the peeks. Bytes of a table that is not adopted yet are unknown to it.
 func borrowed(dev tier.Device, reads []image.Peek) (end func(), err error) {
 	b, ok := tier.As[tier.Borrower](dev)
 	if !ok {
