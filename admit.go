@@ -90,7 +90,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 			return err
 		}
 		// Now, so that the next task finds the room; and whatever goes wrong, the task is
-		// not tried again, for there is nothing to try it with.
+		// not tried again, because there is nothing to try it with.
 		done, ending = true, in.end(t.Inputs, (*repository.Claim).Consume)
 		return nil
 	})

@@ -47,8 +47,8 @@ type Config struct {
 	// elsewhere. A share is one of the memory that the process may use. The default is a quarter of
 	// that, and no more than half of any node's memory.
 	HostMemory Amount
-	// HostPer divides HostMemory where Hosts is nil, and must not be set elsewhere. The zero value is
-	// one space on each NUMA node.
+	// HostPer divides HostMemory where Hosts is nil, and must not be set elsewhere. The zero value
+	// is one space on each NUMA node.
 	HostPer HostPer
 
 	// The marks of each tier; zero fields mean tier.DefaultFractions.
@@ -97,8 +97,8 @@ type Config struct {
 type GPUConfig struct {
 	Backend Backend
 	// ID says which of the machine's GPUs it is: by its UUID or PCI address in any of the usual
-	// spellings (0000:17:00.0, 00000000:17:00.0, 17:00.0), or by the beginning of one GPU's UUID, as
-	// GPU-8932f937. If it is that of several, Open returns an AmbiguousGPUError. Empty means any
+	// spellings (0000:17:00.0, 00000000:17:00.0, 17:00.0), or by the beginning of one GPU's UUID,
+	// as GPU-8932f937. If it is that of several, Open returns an AmbiguousGPUError. Empty means any
 	// GPU that no other space has: the one of which the fewest bytes are in use, by the topology or
 	// in the node's ledger, then that with the fewest holders there, then by UUID.
 	ID string
@@ -124,7 +124,8 @@ type GPUConfig struct {
 	// use in its place: decorators in any order. Limits.Budgets and the quota go around what it
 	// returns. Where the engine closes the device it closes what Wrap returned.
 	//
-	// The limit of a tier.Limited among them is charged for everything that is promised in the space.
+	// The limit of a tier.Limited among them is charged for everything that is promised in the
+	// space.
 	Wrap func(tier.Device) (tier.Device, error)
 }
 
@@ -169,8 +170,8 @@ type DiskConfig struct {
 	// Persist makes the engine record what it writes there, in files with names. When the process
 	// ends without closing the engine, be it killed, the next engine with Persist on the same Dir
 	// finds the batches that were there: see Engine.Persisted. They do not survive a failure of the
-	// system or of its power. The disk needs a Capacity in bytes, for what persists takes part of
-	// it, and with Encrypt a Key. Engines that are open at the same time have different directories
-	// in Dir.
+	// system or of its power. The disk needs a Capacity in bytes, because what persists takes part
+	// of it, and with Encrypt a Key. Engines that are open at the same time have different
+	// directories in Dir.
 	Persist bool
 }

@@ -116,12 +116,13 @@ func (m machine) together(hosts []HostConfig, simulated int64) error {
 	return nil
 }
 
-// usable says whether an engine could use the GPU: one that another driver has, such as
+// usable reports whether an engine could use the GPU: one that another driver has, such as
 // that for virtual machines, is not NVIDIA's to use.
 func usable(g topology.GPU) bool { return g.Driver == "" || g.Driver == "nvidia" }
 
-// shown returns the GPUs that CUDA shows to a process. If some are divided it shows one instance, the first, and no other
-// GPU beside it (NVIDIA's MIG User Guide, CUDA Device Enumeration): spaces for others would be simulated ones.
+// shown returns the GPUs that CUDA shows to a process. If some are divided it shows one instance,
+// the first, and no other GPU beside it (NVIDIA's MIG User Guide, CUDA Device Enumeration): spaces
+// for others would be simulated ones.
 func shown(all []topology.GPU) []topology.GPU {
 	var whole []topology.GPU
 	for _, g := range all {
@@ -171,7 +172,8 @@ func nodeOf(g topology.GPU) int {
 	return g.Node
 }
 
-// idOf returns what the driver knows g by: of a GPU that is divided, the instance that CUDA works on.
+// idOf returns what the driver knows g by: of a GPU that is divided, the instance that CUDA works
+// on.
 func idOf(g topology.GPU) string {
 	switch {
 	case g.MIGEnabled && len(g.MIG) > 0 && g.MIG[0].UUID != "":

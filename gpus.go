@@ -119,7 +119,7 @@ func (e *Engine) chooseGPUs() error {
 // errSimulated is why a space is simulated that is meant to be.
 var errSimulated = errors.New("it was asked for")
 
-// standIn says whether a simulated GPU may serve a space for which no other can be had.
+// standIn reports whether a simulated GPU may serve a space for which no other can be had.
 func (e *Engine) standIn(space tier.ID, g GPUConfig, why error) error {
 	switch {
 	case g.Backend == CUDA || errors.Is(why, ErrAmbiguousGPU): // it is not known which GPU another would replace
@@ -174,7 +174,7 @@ func find(all []cuda.DeviceInfo, id string) (*cuda.DeviceInfo, error) {
 	return found, nil
 }
 
-// simulated says whether the engine makes a simulated GPU for the space.
+// simulated reports whether the engine makes a simulated GPU for the space.
 func (e *Engine) simulated(i int) bool {
 	g := e.cfg.GPUs[i]
 	return g.Device == nil && g.Open == nil && !e.gpus[i].real

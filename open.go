@@ -252,7 +252,7 @@ func (e *Engine) openHost() error {
 	return nil
 }
 
-// paired says whether b is a host space that is set apart for the GPU space a, or the
+// paired reports whether b is a host space that is set apart for the GPU space a, or the
 // other way round.
 func (e *Engine) paired(a, b tier.ID) bool {
 	if a.Kind == tier.Host {

@@ -107,7 +107,7 @@ func levelOf(w diag.Warning) slog.Level {
 	return slog.LevelInfo
 }
 
-// first says whether w was not logged yet, and notes that it is.
+// first reports whether w was not logged yet, and notes that it is.
 func (w *warned) first(one diag.Warning) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -83,7 +83,7 @@ type Registrar interface {
 	// its rules. ErrDuplicateID: the observer knows another batch of that id, which
 	// has not been dropped. After any error the observer must not know b.
 	Register(b *Batch, now Info) error
-	// Knows says whether b was made known to the observer, and has not been dropped. It is
+	// Knows reports whether b was made known to the observer, and has not been dropped. It is
 	// called with no lock held.
 	Knows(b *Batch) bool
 }

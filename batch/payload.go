@@ -39,7 +39,7 @@ func ImageType(k tier.Kind) PayloadType {
 	return ""
 }
 
-// Payload is the form that a batch has now. It is immutable but for its release,
+// Payload is the form that a batch has now. It is immutable except for its release,
 // and owned by one batch, which releases it. Implementations are comparable (a
 // pointer, as a rule) and safe for concurrent use.
 //
@@ -163,7 +163,7 @@ func (d *Descriptor) Cuts() []int64 {
 	return cuts
 }
 
-// inOrder says whether the spans that are there ascend, as every layout of
+// inOrder reports whether the spans that are there ascend, as every layout of
 // Spillway's makes them.
 func inOrder(spans []Span) bool {
 	last := int64(0)
@@ -191,8 +191,8 @@ type Shared interface {
 	Release() error
 }
 
-// body is what the built-in payloads have in common: owned buffers in one space, a descriptor, and a
-// reference to each dictionary, in the same space.
+// body is what the built-in payloads have in common: owned buffers in one space, a descriptor, and
+// a reference to each dictionary, in the same space.
 type body struct {
 	desc     *Descriptor
 	space    *tier.Space
@@ -201,8 +201,8 @@ type body struct {
 	released atomic.Bool
 }
 
-// check panics on parts that do not fit together, for that is a bug in a converter. name is for the
-// message.
+// check panics on parts that do not fit together, because that is a bug in a converter. name is for
+// the message.
 func (p *body) check(name string) {
 	if p.desc == nil || p.space == nil {
 		panic("batch: " + name + " needs a descriptor and a space")
@@ -308,7 +308,7 @@ type Image struct {
 // space says then where the image counts as lying, and otherwise must be the
 // buffer's. shared are d's AllDictionaries in their order, in the same space: one
 // reference to each, which the image takes over and releases with itself. NewImage
-// panics on arguments that break this, for that is a bug in a converter.
+// panics on arguments that break this, because that is a bug in a converter.
 func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shared) *Image {
 	p := &Image{body{desc: d, space: space, shared: shared}, [1]*tier.Buffer{buf}}
 	if buf != nil {
@@ -331,7 +331,7 @@ func (p *Image) Buffer() *tier.Buffer { return p.buf[0] }
 // ErrUnmovable is matched by every UnmovableError.
 var ErrUnmovable = errors.New("batch: it cannot be converted")
 
-// UnmovableError says that a batch could not be given another form for a reason that is its
+// UnmovableError reports that a batch could not be given another form for a reason that is its
 // own: no converter takes its form, its bytes are corrupt, or a converter refused it or
 // panicked. The batch is as it was, and other batches can still be moved between the same
 // spaces. It matches ErrUnmovable, and what Err matches.

@@ -98,7 +98,7 @@ func (s Status) String() string {
 // ErrState is matched by every StateError.
 var ErrState = errors.New("batch: not possible in its state")
 
-// StateError says that a batch's state did not allow an operation, which changed
+// StateError reports that a batch's state did not allow an operation, which changed
 // nothing. It matches ErrState, and tier.ErrReleased if the batch was dropped.
 type StateError struct {
 	Batch  ID

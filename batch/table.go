@@ -67,7 +67,7 @@ type TableParts struct {
 	Shared      []Shared       // the descriptor's dictionaries, as NewImage has them; taken over
 }
 
-// NewTable returns the table of these parts. It panics on parts that do not fit together, for
+// NewTable returns the table of these parts. It panics on parts that do not fit together, because
 // that is a bug in a converter.
 func NewTable(p TableParts) *Table {
 	t := &Table{body{desc: p.Descriptor, space: p.Space, bufs: p.Buffers, shared: p.Shared}, p.Ranges, p.Adjustments, p.Kept}
@@ -93,8 +93,8 @@ func NewTable(p TableParts) *Table {
 // Type returns GPUTable.
 func (p *Table) Type() PayloadType { return GPUTable }
 
-// Bytes returns what the table's buffers are charged in their space, without dictionaries
-// that it shares, and what it keeps there that others are charged for: what can be freed when it goes.
+// Bytes returns what the table's buffers are charged in their space, without dictionaries that it
+// shares, and what it keeps there that others are charged for: what can be freed when it goes.
 func (p *Table) Bytes() int64 { return p.kept + p.body.Bytes() }
 
 // Ranges returns where each of Descriptor.Buffers lies on the device. They stay the

@@ -15,11 +15,10 @@
 //
 // # Converters and moves
 //
-// A Registry holds the converters, one function for a pair of payload types.
-// Builtin has those between images, and between images and tables. A Mover is the one way to move: it reserves in
-// the target, locks the batch for transit, converts, commits, and releases the
-// source; on any failure the batch is whole where it was and all that was taken is
-// given back.
+// A Registry holds the converters, one function for a pair of payload types. Builtin has those
+// between images, and between images and tables. A Mover is the one way to move: it reserves in the
+// target, locks the batch for transit, converts, commits, and releases the source; on any failure
+// the batch is whole where it was and all that was taken is given back.
 //
 // A program may have forms of its own: payloads of a type of its own, and a converter for
 // each way that they are to go. One to batch.HostImage is what Record, Columns and a
@@ -50,11 +49,11 @@ import (
 type (
 	// Layout is the plan of one record batch's image, and the writer of its bytes.
 	Layout = image.Layout
-	// InvalidError says that the parts of an array do not fit together.
+	// InvalidError reports that the parts of an array do not fit together.
 	InvalidError = image.InvalidError
-	// EndianError says that a schema is not little-endian. It matches tier.ErrNotSupported.
+	// EndianError reports that a schema is not little-endian. It matches tier.ErrNotSupported.
 	EndianError = image.EndianError
-	// CorruptError says that the bytes of an image are not those that were laid out.
+	// CorruptError reports that the bytes of an image are not those that were laid out.
 	CorruptError = image.CorruptError
 )
 
@@ -110,8 +109,8 @@ func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return image.NewLayout(
 func LogicalBytes(rec arrow.RecordBatch) int64 { return image.LogicalBytes(rec) }
 
 // Open returns the record whose image lies in extents, in place. release is called once, when the
-// last buffer is released. dictionaries are the extents of d.AllDictionaries, in that order. All must
-// stay as they are until then. What does not fit together is an *InvalidError.
+// last buffer is released. dictionaries are the extents of d.AllDictionaries, in that order. All
+// must stay as they are until then. What does not fit together is an *InvalidError.
 func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ...[][]byte) (arrow.RecordBatch, error) {
 	return image.Open(d, extents, release, dictionaries...)
 }

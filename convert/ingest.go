@@ -161,8 +161,8 @@ func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*t
 	return shared, nil
 }
 
-// reserveSlower goes on where there is no room in the strategy's spaces for the reason err: what can
-// never fit there waits for room in the tiers below, the fastest first.
+// reserveSlower goes on where there is no room in the strategy's spaces for the reason err: what
+// can never fit there waits for room in the tiers below, the fastest first.
 func (m *Mover) reserveSlower(ctx context.Context, e *errand, to reservation.Strategy, err error) (reservation.Reservation, error) {
 	reserve := func(to reservation.Strategy) (reservation.Reservation, error) {
 		return m.cfg.Reservations.Reserve(ctx, e.what.of(to), e.what.body, reservation.WithoutClearing())

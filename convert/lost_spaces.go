@@ -67,7 +67,7 @@ func (l *losses) close() {
 }
 
 // untilLost returns a context that ends, with errLost, when the space is lost: waiting for room for
-// what lies there is in vain then. done must be called.
+// what lies there is useless then. done must be called.
 func (m *Mover) untilLost(ctx context.Context, s *tier.Space) (_ context.Context, done func()) {
 	life, ok := m.losses.of[s.ID()]
 	if !ok {

@@ -118,8 +118,8 @@ func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dict
 // transfers. Otherwise Move waits for room and for a transit that is under way, and for a
 // permit to transfer from or to a disk; a batch with open handles is a StateError.
 //
-// Where a space is lost in the middle the others of the strategy are tried. A batch that lies in a lost space is a
-// *tier.LostError, from Acquire and Record, too; it can be dropped.
+// Where a space is lost in the middle the others of the strategy are tried. A batch that lies in a
+// lost space is a *tier.LostError, from Acquire and Record, too; it can be dropped.
 func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error {
 	_, err := m.bring(ctx, &trip{b: b, to: to, reason: reason})
 	return err
@@ -182,7 +182,7 @@ func (o *operations) begin(ctx context.Context) (_ context.Context, end func(), 
 }
 
 // close refuses operations from now on, cancels those under way and waits for them. It
-// says whether it was the first.
+// reports whether it was the first.
 func (o *operations) close() bool {
 	first := o.inside.Shut()
 	o.end(tier.ErrClosed)

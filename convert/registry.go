@@ -23,8 +23,8 @@ import (
 // has released all that it drew, and no device or disk works on it any more.
 type Func func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error)
 
-// Reserve promises bytes for the intermediate payload of a composed edge. The monitor's moves call it,
-// too: while it waits for room, the monitor makes none by that edge.
+// Reserve promises bytes for the intermediate payload of a composed edge. The monitor's moves call
+// it, too: while it waits for room, the monitor makes none by that edge.
 type Reserve func(ctx context.Context, bytes int64) (reservation.Reservation, error)
 
 // Edge is a pair of payload types for which the registry knows a way.
@@ -38,7 +38,7 @@ type Edge struct {
 // ErrNoConverter matches every *NoConverterError.
 var ErrNoConverter = errors.New("no converter")
 
-// NoConverterError says that no converter is registered for a pair of types.
+// NoConverterError reports that no converter is registered for a pair of types.
 type NoConverterError struct{ From, To batch.PayloadType }
 
 func (e *NoConverterError) Error() string {
@@ -84,7 +84,7 @@ func (g *Registry) RegisterBuiltin(b *transfer.Builtin) error {
 	})
 }
 
-// has says whether there is a converter for a pair.
+// has reports whether there is a converter for a pair.
 func (g *Registry) has(from, to batch.PayloadType) bool {
 	_, err := g.lookup(from, to)
 	return err == nil
@@ -146,12 +146,12 @@ func (g *Registry) Lookup(from, to batch.PayloadType) (Func, error) {
 	return g.function(e, to), nil
 }
 
-// Wrap puts the converter that wrapper returns in the place of the pair's own, which
-// wrapper is given to call. Conversions that are running go on with the old one, and there
-// is no moment without either. An error of the new one counts as the batch's own only if the old
-// one's would, or if it is a *batch.UnmovableError. wrapper is called once, with no lock held, and must not
-// return nil. Without a converter to wrap the error is a *NoConverterError; if the pair is
-// registered anew meanwhile, Wrap changes nothing and says so.
+// Wrap puts the converter that wrapper returns in the place of the pair's own, which wrapper is
+// given to call. Conversions that are running go on with the old one, and there is no moment
+// without either. An error of the new one counts as the batch's own only if the old one's would, or
+// if it is a *batch.UnmovableError. wrapper is called once, with no lock held, and must not return
+// nil. Without a converter to wrap the error is a *NoConverterError; if the pair is registered anew
+// meanwhile, Wrap changes nothing and says so.
 func (g *Registry) Wrap(from, to batch.PayloadType, wrapper func(inner Func) Func) error {
 	old, err := g.lookup(from, to)
 	if err != nil {
@@ -292,7 +292,7 @@ func ofMachine(err error) bool {
 	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrLost) || errors.Is(err, tier.ErrClosed) || errors.As(err, &system)
 }
 
-// meets says whether an error of a program's own converter, from one space to another, is what
+// meets reports whether an error of a program's own converter, from one space to another, is what
 // other batches meet as well: the target has no room, a space is lost, or the conversion was
 // broken off. What else it says may come from files and memory of the program's.
 func meets(ctx context.Context, err error, from, to *tier.Space) bool {

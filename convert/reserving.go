@@ -97,9 +97,9 @@ type errand struct {
 	do    func(reservation.Reservation) error // draws from the reservation, which is released then
 }
 
-// reserve reserves what is taken in a space of the strategy, and waits for it if it should. Where it
-// lies in pieces inRoom knows what to do: the monitor's moves are made so, too, and must not make
-// others.
+// reserve reserves what is taken in a space of the strategy, and waits for it if it should. Where
+// it lies in pieces inRoom knows what to do: the monitor's moves are made so, too, and must not
+// make others.
 func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 	if wait && ctx.Err() != nil {
 		return reservation.Reservation{}, context.Cause(ctx)
@@ -121,10 +121,10 @@ func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy,
 }
 
 // inRoom reserves and does the errand; the reservation is released then. A space that refuses then
-// what it has promised (see refuses) is left out, and the strategy's other spaces are tried. If none
-// of them has room now and the errand may wait, there are two ways: where a space has the bytes but
-// not in one piece, that space is cleared; otherwise the others are waited for. If the device of the
-// last that was tried is lost meanwhile all begins again, without that space.
+// what it has promised (see refuses) is left out, and the strategy's other spaces are tried. If
+// none of them has room now and the errand may wait, there are two ways: where a space has the
+// bytes but not in one piece, that space is cleared; otherwise the others are waited for. If the
+// device of the last that was tried is lost meanwhile all begins again, without that space.
 //
 // What the errand takes (a transit, a handle, the reservation) is given back before more is waited
 // for, and only one mover clears a space at a time. So waiters for one piece do not hold what the
@@ -138,8 +138,8 @@ func (m *Mover) inRoom(ctx context.Context, e *errand) error {
 	}
 }
 
-// inRoomOnce is inRoom, but for spaces that are lost. It returns the space that was tried last, nil
-// if there was no room.
+// inRoomOnce is inRoom, except for spaces that are lost. It returns the space that was tried last,
+// nil if there was no room.
 func (m *Mover) inRoomOnce(ctx context.Context, e *errand) (last *tier.Space, err error) {
 	t := &try{m: m, errand: e, left: without{e.to, nil}}
 	if err := t.next(ctx, e.waits); err != nil {
@@ -191,7 +191,7 @@ func (t *try) next(ctx context.Context, wait bool) error {
 	return nil
 }
 
-// refused says whether the space that was tried last refuses what it has promised.
+// refused reports whether the space that was tried last refuses what it has promised.
 func (t *try) refused() bool { return refuses(t.last, t.err) }
 
 // clear makes room in one piece for what was tried in t.pieces, and tries it there again.

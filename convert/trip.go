@@ -35,7 +35,8 @@ type trip struct {
 // waited for.
 var errThere = errors.New("convert: the batch was brought by somebody else")
 
-// bring looks where the batch is, and moves it if that is not where it is wanted, until it is there.
+// bring looks where the batch is, and moves it if that is not where it is wanted, until it is
+// there.
 func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
@@ -75,7 +76,7 @@ func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
 	}
 }
 
-// there says whether a payload is where, and what, the batch is to become. Nil is not.
+// there reports whether a payload is where, and what, the batch is to become. Nil is not.
 func (t *trip) there(p batch.Payload) bool {
 	if p == nil || t.form != "" && p.Type() != t.form {
 		return false

@@ -63,7 +63,7 @@ type clearing struct {
 	over     bool            // nothing can be moved any more
 }
 
-// move moves a batch to the first slower space that has room, and says whether it did.
+// move moves a batch to the first slower space that has room, and reports whether it did.
 func (c *clearing) move(ctx context.Context, v Victim) bool {
 	m := c.m
 	m.index.setAside(v.Batch, true) // from Run

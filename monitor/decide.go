@@ -72,7 +72,7 @@ type load struct {
 	bytes   int64
 }
 
-// takes says whether a move that has carried l may carry v, too.
+// takes reports whether a move that has carried l may carry v, too.
 func (most load) takes(l load, v Victim) bool {
 	return l.batches < most.batches && l.bytes+v.Bytes <= most.bytes
 }
@@ -345,7 +345,7 @@ func (p *planner) fit(i, first, end int, v Victim, reason string) (edge int, now
 	return edge, now
 }
 
-// preferred says whether volume a is to be given the next batch rather than b, where a
+// preferred reports whether volume a is to be given the next batch rather than b, where a
 // move may begin now or not. The one that is behind with its share is, though the batch
 // may have to wait for a move to it: where there are more batches to move, they will be
 // the other's turn before long, and begin now.
@@ -360,7 +360,7 @@ func (p *planner) preferred(a, b int, aNow, bNow bool) bool {
 }
 
 // relievable looks for a space at the ends of edges [first, end) that can make
-// room for v, and says whether v should wait for that: room is coming there
+// room for v, and reports whether v should wait for that: room is coming there
 // anyway, or a batch lies there that should go down before v.
 func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool) {
 	edge = -1
@@ -386,7 +386,7 @@ func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool
 	return edge, false
 }
 
-// sheds says whether space i has a victim that could go further down now, or as
+// sheds reports whether space i has a victim that could go further down now, or as
 // soon as an edge is free.
 func (p *planner) sheds(i int) bool {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]

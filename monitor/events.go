@@ -269,7 +269,7 @@ func kindOf(err error, to tier.ID) outcome {
 	return failed
 }
 
-// ofBatch says whether err is about the batch alone. Where a space is lost it is not, unless
+// ofBatch reports whether err is about the batch alone. Where a space is lost it is not, unless
 // that is what a converter says of something else.
 func ofBatch(err error) bool {
 	var own *batch.UnmovableError

@@ -95,7 +95,7 @@ func formOf(b *batch.Batch) form {
 	return form{info.Space, typeOf(info), info.Bytes}
 }
 
-// hopeful says whether the next try may well succeed, so that it is worth waiting for. e is what
+// hopeful reports whether the next try may well succeed, so that it is worth waiting for. e is what
 // the index knows of the batch.
 func (f *fault) hopeful(e *entry) bool {
 	if e.aside && !f.back && f.failures < giveUp && (f.edge == nil || !f.edge.broken()) {
@@ -109,7 +109,7 @@ func (f *fault) hopeful(e *entry) bool {
 	return false
 }
 
-// refused notes a failed conversion for a tier, of those in lower, and says whether there is
+// refused notes a failed conversion for a tier, of those in lower, and reports whether there is
 // none left to convert the batch for.
 func (f *fault) refused(to tier.Kind, lower kinds, now time.Time, period time.Duration, why error) (all bool) {
 	r := &f.own[to]
@@ -228,7 +228,7 @@ func (m *Monitor) succeeded(b *batch.Batch, e *edge) {
 	m.index.allowLocked(b, 0)
 }
 
-// othersTellLocked says whether the edge on which b failed has failed last, and there is another
+// othersTellLocked reports whether the edge on which b failed has failed last, and there is another
 // batch to try it with.
 func (m *Monitor) othersTellLocked(b *batch.Batch, f *fault) bool {
 	if f.edge == nil || f.edge.failures == 0 {

@@ -16,8 +16,8 @@ import (
 // each change costs a look at that one batch and, if it became a victim or
 // ceased to be one, two steps in ordered trees. No part of it is ever scanned.
 //
-// A victim is idle or only waited for by tasks, is not empty, and has a slower tier to go to. It has
-// neither subscribers nor leases of its memory. Batches in the slowest tier are only counted.
+// A victim is idle or only waited for by tasks, is not empty, and has a slower tier to go to. It
+// has neither subscribers nor leases of its memory. Batches in the slowest tier are only counted.
 //
 // An index is safe for concurrent use.
 type index struct {
@@ -156,8 +156,8 @@ func (x *index) Knows(b *batch.Batch) bool {
 	return x.mu.entries[b] != nil
 }
 
-// note notes a cut through b and says whether that makes b a victim which it was not before. A new
-// batch is refused if its id is known.
+// note notes a cut through b and reports whether that makes b a victim which it was not before. A
+// new batch is refused if its id is known.
 //
 // The policy is called without the lock. Meanwhile a newer cut may have been recorded, and stays.
 // Cuts of the same version differ in leases only, which begin without an announcement.
@@ -225,7 +225,7 @@ func typeOf(now batch.Info) batch.PayloadType {
 	return now.Payload.Type()
 }
 
-// failed says whether something is remembered of e that holds for its form alone.
+// failed reports whether something is remembered of e that holds for its form alone.
 func (e *entry) failed() bool { return e.kept || e.not != 0 }
 
 func (x *index) enterLocked(b *batch.Batch, id batch.ID) *entry {
@@ -245,7 +245,7 @@ func (x *index) forgetLocked(e *entry) {
 	}
 }
 
-// victim says whether a batch could be moved as far as its own state goes.
+// victim reports whether a batch could be moved as far as its own state goes.
 func (x *index) victim(info batch.Info) bool {
 	return (info.State == batch.Idle || info.State == batch.TaskCreated) &&
 		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
@@ -387,10 +387,10 @@ func (s *spaceIndex) smallest() (bytes byKind) {
 	return bytes
 }
 
-// victims appends at most limit victims of a space to dst, in the policy's order, and says whether
-// there are more. With a limit of shortlistMax, if none of the first ones is at most as large as fit
-// says of a tier, the smallest ones that are follow: a tier below that is nearly full must not be
-// the end while there is a batch that it could take.
+// victims appends at most limit victims of a space to dst, in the policy's order, and reports
+// whether there are more. With a limit of shortlistMax, if none of the first ones is at most as
+// large as fit says of a tier, the smallest ones that are follow: a tier below that is nearly full
+// must not be the end while there is a batch that it could take.
 func (x *index) victims(dst []Victim, place int, fit byKind, limit int) (_ []Victim, more bool) {
 	begin := len(dst)
 	fitting, looked := false, 0
@@ -442,7 +442,7 @@ func (e *entry) asVictim() Victim {
 	return Victim{Batch: e.batch, ID: e.id, Bytes: e.bytes, Key: e.key, not: e.not}
 }
 
-// fits says whether a tier that e may go to has room for it.
+// fits reports whether a tier that e may go to has room for it.
 func (e *entry) fits(room byKind) bool {
 	for _, k := range tier.Kinds() {
 		if e.bytes <= room[k] && !e.not.has(k) {

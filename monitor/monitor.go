@@ -374,7 +374,7 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 	m.ended <- results
 }
 
-// canLeave says whether a batch may still be moved out of a space.
+// canLeave reports whether a batch may still be moved out of a space.
 func (m *Monitor) canLeave(now batch.Info, from tier.ID) bool {
 	return m.index.victim(now) && !now.Leased && now.Space == from
 }

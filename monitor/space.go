@@ -60,7 +60,7 @@ func (s *space) relieve() bool {
 
 // sampleForeign works out what others hold on the device: the pressure less what
 // is used, if that did not change in between. If it does all the time, what was
-// worked out before is good enough, for it changes slowly.
+// worked out before is good enough, because it changes slowly.
 func (s *space) sampleForeign() int64 {
 	for range 8 {
 		used, pressure := s.Used(), s.PressureBytes()
@@ -88,7 +88,7 @@ func (f *refusal) note(now time.Time, period time.Duration, bytes, used int64) {
 }
 
 // bound returns how many bytes would be refused still, 0 for none. When less is
-// used than then it is worth another try at once; but only the first time, for a
+// used than then it is worth another try at once; but only the first time, because a
 // file system that is full stays so, however often moves to it give back what
 // they took.
 func (f *refusal) bound(now time.Time, used int64) int64 {
@@ -183,7 +183,8 @@ func (m *Monitor) observeBatches(state *snapshot, long []int) {
 	}
 }
 
-// enough returns how many victims a shortlist should have, of batches as large as they are on average.
+// enough returns how many victims a shortlist should have, of batches as large as they are on
+// average.
 func (m *Monitor) enough(sp *spaceState, of summary, long bool) int {
 	if _, plain := m.cfg.Policy.(ordered); long || !plain {
 		return shortlistMax

@@ -62,8 +62,8 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 	}
 }
 
-// acquire claims the oldest batch and opens a handle on it in a space of the
-// strategy, with Mover.Acquire or Mover.Consume. io.EOF is the end; on any error nothing is claimed.
+// acquire claims the oldest batch and opens a handle on it in a space of the strategy, with
+// Mover.Acquire or Mover.Consume. io.EOF is the end; on any error nothing is claimed.
 func (r *Repository) acquire(ctx context.Context, partition int, w want, to reservation.Strategy, how acquiring) (*entry, *batch.Handle, error) {
 	mover := r.m.cfg.Mover
 	if mover == nil {

@@ -28,7 +28,7 @@ var (
 	ErrNoSchema = errors.New("schema unknown")
 )
 
-// SchemaError says that something of another schema was put into a repository.
+// SchemaError reports that something of another schema was put into a repository.
 // It matches ErrSchema.
 type SchemaError struct {
 	Key  Key
@@ -59,7 +59,7 @@ func (e *SchemaError) difference() string {
 // Is matches ErrSchema.
 func (e *SchemaError) Is(target error) bool { return target == ErrSchema }
 
-// ClaimedError says that batches which a call needs are in open claims of others, or of
+// ClaimedError reports that batches which a call needs are in open claims of others, or of
 // the caller's own. It matches ErrClaimed.
 type ClaimedError struct {
 	Key       Key

@@ -219,8 +219,8 @@ func settle(repositories []*Repository) {
 }
 
 // FanOut puts one record into the same partition of several repositories. Each
-// gets a batch of its own, with its own memory, for their consumers go their own
-// ways. If one cannot be put, the others are taken back, but for those that a
+// gets a batch of its own, with its own memory, because their consumers go their own
+// ways. If one cannot be put, the others are taken back, except for those that a
 // consumer has already.
 func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition int, keys ...Key) error {
 	ports, twice, err := findEach(keys, m.Lookup)

@@ -321,7 +321,7 @@ func (p *partition) endWaitsLocked(w want, err error, s *signals) {
 
 // signals are channels to be closed once the lock is free.
 type signals struct {
-	first chan struct{} // spares the slice, for there is rarely more than one
+	first chan struct{} // spares the slice, because there is rarely more than one
 	more  []chan struct{}
 }
 

@@ -72,7 +72,7 @@ func (m *Manager) observeHolds(b *books) {
 	}
 }
 
-// maybeOf says whether o is m's, or has not asked any manager yet.
+// maybeOf reports whether o is m's, or has not asked any manager yet.
 func (o *Owner) maybeOf(m *Manager) bool {
 	is := o.manager.Load()
 	return is == nil || is == m

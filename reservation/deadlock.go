@@ -104,7 +104,7 @@ func (o *Owner) tell(m *Manager, err *DeadlockError) (takeBack func()) {
 	}
 }
 
-// fitsLocked says whether w is about to be served.
+// fitsLocked reports whether w is about to be served.
 func (w *waiter) fitsLocked() bool {
 	for i := range w.slots {
 		s := &w.slots[i]
@@ -115,7 +115,7 @@ func (w *waiter) fitsLocked() bool {
 	return false
 }
 
-// shut says whether only the head may be served.
+// shut reports whether only the head may be served.
 func (l *line) shut() bool { return l.waits.Door().Shut() }
 
 // signal is set once.

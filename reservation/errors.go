@@ -23,8 +23,8 @@ var (
 	ErrNoCandidate = errors.New("no candidate space")
 )
 
-// ExceededError says that a request is larger than it may ever be: larger than
-// a space's limit, so that waiting would be in vain, or larger than what is left
+// ExceededError reports that a request is larger than it may ever be: larger than
+// a space's limit, so that waiting would be useless, or larger than what is left
 // of a reservation whose policy does not let it grow. It matches ErrExceeded, and
 // what its cause matches.
 type ExceededError struct {

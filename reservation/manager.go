@@ -25,7 +25,7 @@ type Config struct {
 	// Distance returns how far apart two NUMA nodes are (-1 is unknown); nil means that all
 	// nodes but the same are equally far. NewManager alone calls it, and returns its panic.
 	Distance func(nodeA, nodeB int) int
-	// Paired says whether two spaces belong together, such as a GPU and host memory for it: of
+	// Paired reports whether two spaces belong together, such as a GPU and host memory for it: of
 	// those that are equally near a paired one comes first. Nil means that none do. NewManager
 	// alone calls it, and returns its panic.
 	Paired func(a, b tier.ID) bool
@@ -39,7 +39,7 @@ type Config struct {
 	// StuckAfter is the same for waits for room that handles or records of unknown owners keep.
 	// 0 means 30 s, below 0 that these waits never end with ErrDeadlock.
 	StuckAfter time.Duration
-	// Movable says whether bytes of a space may become free because something is moved out. It
+	// Movable reports whether bytes of a space may become free because something is moved out. It
 	// is called with no lock held while all owners wait, and must not call Close. Nil means that
 	// nothing can be moved.
 	Movable func(tier.ID) bool

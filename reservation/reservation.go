@@ -21,7 +21,7 @@ type Reservation struct {
 	gen uint64 // of rec when it was taken; afterwards another reservation may use rec
 }
 
-// IsZero says whether r is the zero value, and so no reservation.
+// IsZero reports whether r is the zero value, and so no reservation.
 func (r Reservation) IsZero() bool { return r.rec == nil }
 
 // record holds the books of a reservation. When that is released, and nothing that was drawn from
@@ -82,10 +82,10 @@ func (r Reservation) lock() *record {
 	return r.rec
 }
 
-// goneLocked says whether the reservation of that generation was released.
+// goneLocked reports whether the reservation of that generation was released.
 func (r *record) goneLocked(gen uint64) bool { return r.mu.gen != gen || r.mu.released }
 
-// idleLocked says whether another reservation may use r; the caller then calls recycle,
+// idleLocked reports whether another reservation may use r; the caller then calls recycle,
 // once.
 func (r *record) idleLocked() bool { return r.mu.released && r.mu.drawn == 0 }
 
@@ -168,7 +168,7 @@ func (r Reservation) settings() (o options, open bool) {
 	return rec.mu.options, true
 }
 
-// unusedLocked is what the space's books have as reserved for the record, but for what
+// unusedLocked is what the space's books have as reserved for the record, except for what
 // a call has charged and not settled yet.
 func (r *record) unusedLocked() int64 {
 	if r.mu.released {
@@ -208,7 +208,7 @@ func (r Reservation) allocFor(size int64, cuts []int64, a tier.Account) (*tier.B
 	return b, err
 }
 
-// inPieces says whether an allocation failed because what is free lies in pieces.
+// inPieces reports whether an allocation failed because what is free lies in pieces.
 func inPieces(err error) bool {
 	var full *tier.NoSpaceError
 	return errors.As(err, &full) && full.Largest > 0

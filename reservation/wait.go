@@ -39,7 +39,7 @@ type slot struct {
 	place waitline.Place[*slot]
 }
 
-// in says whether the slot is in its line; under Manager.mu.
+// in reports whether the slot is in its line; under Manager.mu.
 func (s *slot) in() bool { return s.place.In() }
 
 // pushLocked puts s at the end of its line.
@@ -48,7 +48,7 @@ func (s *slot) pushLocked() {
 	s.line.attendLocked()
 }
 
-// fits says whether the request could be served under a limit, were the space
+// fits reports whether the request could be served under a limit, were the space
 // empty.
 func (s *slot) fits(limit int64) bool { return s.need <= limit-s.held }
 
@@ -197,7 +197,7 @@ func (m *Manager) leaveLocked(w *waiter, done *over) {
 		}
 	}
 	m.waitEndedLocked(w)
-	w.over.Store(true) // last, for then w returns
+	w.over.Store(true) // last, because then w returns
 }
 
 // failLocked ends w's wait with an error.
@@ -206,7 +206,7 @@ func (m *Manager) failLocked(w *waiter, err error, done *over) {
 	m.leaveLocked(w, done)
 }
 
-// withdraw ends w's wait with an error, and says whether it was not over before.
+// withdraw ends w's wait with an error, and reports whether it was not over before.
 func (m *Manager) withdraw(w *waiter, err error) bool {
 	var done over
 	m.mu.Lock()

@@ -26,7 +26,7 @@ func ParseAmount(s string) (a Amount, err error) {
 	return a, err
 }
 
-// IsZero says whether the amount is not set.
+// IsZero reports whether the amount is not set.
 func (a Amount) IsZero() bool { return a == Amount{} }
 
 // Validate says what is wrong with the amount.

@@ -134,7 +134,7 @@ func (b *Buffer) Charge() int64 {
 }
 
 // Memory returns the bytes: a HostMemory, a DeviceMemory or a FileMemory; nil
-// for a nil buffer. It must not be used after Release, but for the holder of a
+// for a nil buffer. It must not be used after Release, except for the holder of a
 // lease; an invariants build panics when the memory is gone.
 func (b *Buffer) Memory() Memory {
 	if b == nil {

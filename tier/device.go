@@ -26,7 +26,7 @@ type DeviceInfo struct {
 //
 // Work is put on a stream and done later, in the order in which it was put
 // there; work on different streams has no order but what events give it. Every
-// call returns without waiting for work, but for Close.
+// call returns without waiting for work, except for Close.
 //
 // An error of a call means that nothing was put on the stream. A mistake in its arguments has no
 // other effect: an address that is not inside an allocation, a range that leaves it, memory that
@@ -104,7 +104,7 @@ type Stream interface {
 type Event interface {
 	// Done is closed when the work before the event is done or has failed.
 	Done() <-chan struct{}
-	// Err is nil until Done is closed, and then says whether work on the stream
+	// Err is nil until Done is closed, and then reports whether work on the stream
 	// before the event failed.
 	Err() error
 }

@@ -33,7 +33,7 @@
 // closes it. A pool does not own the device that it allocates from: the opener of the Device closes
 // it, after the pools and the streams. A stream belongs to one goroutine at a time.
 //
-// Buffers outlive the close of their space: their memory stays usable, but for
+// Buffers outlive the close of their space: their memory stays usable, except for
 // the memory of a device that was closed.
 //
 // # Locks

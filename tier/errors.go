@@ -25,7 +25,7 @@ var (
 	ErrAltered = errors.New("altered")
 )
 
-// NoSpaceError says that a space had no room for a request at that moment. It
+// NoSpaceError reports that a space had no room for a request at that moment. It
 // matches ErrNoSpace.
 type NoSpaceError struct {
 	Space     ID
@@ -80,7 +80,7 @@ func (e *OutOfBudgetError) Is(target error) bool {
 	return target == ErrOutOfBudget || target == ErrNoSpace
 }
 
-// LostError says that a space's device is lost: nothing can be put there any more, and what was
+// LostError reports that a space's device is lost: nothing can be put there any more, and what was
 // there cannot be read. It matches ErrLost, and what its cause matches. It is no NoSpaceError: no
 // larger space would help.
 type LostError struct {

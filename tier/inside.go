@@ -39,7 +39,7 @@ func (in inside) Held() int64 { return in.held.Load() }
 
 // TryReserveAt is Reserve for a reservation.Manager, which says with at, any number,
 // where it would rather have promised bytes from: those that were given back with the
-// same number. n must not be negative. It says whether the bytes were promised.
+// same number. n must not be negative. It reports whether the bytes were promised.
 func (in inside) TryReserveAt(at uint32, n int64) bool {
 	if in.cfg.Quota != nil {
 		return in.Reserve(n) == nil
@@ -75,7 +75,7 @@ func (in inside) Subscribers() int {
 func (in inside) ResetPeak() { in.ledger.ResetPeak() }
 
 // Occupy promises n bytes for memory of the pool's that was in use before the space was
-// made: files that outlived a process. The limit does not count, for the bytes are
+// made: files that outlived a process. The limit does not count, because the bytes are
 // there; more than the capacity is a NoSpaceError. The caller must either Adopt or
 // Unreserve every byte.
 func (in inside) Occupy(n int64) error {

@@ -24,7 +24,7 @@ const Page = 4096
 // Kinds lists the tiers, fastest first.
 func Kinds() [3]Kind { return [...]Kind{GPU, Host, Disk} }
 
-// Valid says whether k is one of the tiers.
+// Valid reports whether k is one of the tiers.
 func (k Kind) Valid() bool { return k >= GPU && k <= Disk }
 
 // String returns "gpu", "host" or "disk".
@@ -57,7 +57,7 @@ type ID struct {
 	Ordinal int
 }
 
-// Valid says whether the id has a tier and a number that is not negative.
+// Valid reports whether the id has a tier and a number that is not negative.
 func (id ID) Valid() bool { return id.Kind.Valid() && id.Ordinal >= 0 }
 
 // String returns the id as "gpu:0".

@@ -172,7 +172,7 @@ func (s *Space) SetLimit(n int64) error {
 	return err
 }
 
-// swapLimit sets the limit, unless the space is lost, and says whether that changed it.
+// swapLimit sets the limit, unless the space is lost, and reports whether that changed it.
 func (s *Space) swapLimit(n int64) (changed bool, err error) {
 	s.mu.Lock() // lose has it, too
 	defer s.mu.Unlock()

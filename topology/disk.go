@@ -57,7 +57,7 @@ var ofTheKernel = []string{
 	"hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
 }
 
-// addMount adds m to those of the disks that it is on, and says whether it is on any.
+// addMount adds m to those of the disks that it is on, and reports whether it is on any.
 func (t *tree) addMount(disks []Disk, m procfs.Mount) (ok bool) {
 	if !m.OnBlockDevice() && !strings.HasPrefix(m.Source, "/dev/") {
 		return false
@@ -133,7 +133,7 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 // sectorBytes is what sysfs counts sizes in, whatever the disk's own sectors.
 const sectorBytes = 512
 
-// isNumbered says whether name is prefix and a number.
+// isNumbered reports whether name is prefix and a number.
 func isNumbered(name, prefix string) bool {
 	number, ok := strings.CutPrefix(name, prefix)
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""

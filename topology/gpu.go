@@ -246,5 +246,6 @@ func (t *tree) linkOf(dir string, g *GPU) {
 	}
 }
 
-// isBusAddress says whether s is a PCI address as the kernel writes it: domain:bus:device.function.
+// isBusAddress reports whether s is a PCI address as the kernel writes it:
+// domain:bus:device.function.
 func isBusAddress(s string) bool { return s != "" && gpuid.Address(s) == s }

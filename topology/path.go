@@ -91,7 +91,7 @@ func (t *Topology) devices() []device {
 }
 
 // Path returns the path between two devices: GPUs are named GPU0 by their Index,
-// NICs and disks by their names. ok says whether there are such devices.
+// NICs and disks by their names. ok reports whether there are such devices.
 func (t *Topology) Path(a, b string) (p Path, ok bool) {
 	all := t.devices()
 	i := slices.IndexFunc(all, func(d device) bool { return d.name == a })
@@ -192,7 +192,7 @@ func busPath(dir string) []string {
 	return bus
 }
 
-// isHostBridge says whether name is that of a host bridge's directory, as
+// isHostBridge reports whether name is that of a host bridge's directory, as
 // pci0000:3a. There is one below a PCI device where a controller makes a domain of its
 // own (Intel VMD).
 func isHostBridge(name string) bool {

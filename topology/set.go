@@ -56,7 +56,7 @@ func (s *Set) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Contains says whether n is in the set.
+// Contains reports whether n is in the set.
 func (s Set) Contains(n int) bool {
 	_, found := slices.BinarySearch(s, n)
 	return found

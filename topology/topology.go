@@ -202,7 +202,7 @@ type Port struct {
 	LinkLayer  string   `json:"link_layer"` // InfiniBand or Ethernet; empty: not known
 	Rate       string   `json:"rate"`       // the kernel's words: 200 Gb/sec (4X HDR)
 	Interfaces []string `json:"interfaces"` // its network interfaces, as ib0, and bonds and VLANs on them
-	Addresses  []string `json:"addresses"`  // their IP addresses, but for those of the link alone
+	Addresses  []string `json:"addresses"`  // their IP addresses, except for those of the link alone
 }
 
 // NICLevel says how much must work for a NIC to count. What a stricter level has
@@ -286,7 +286,7 @@ type Limits struct {
 	CPUSource string `json:"cpu_source"` // the file that said so
 
 	CPUQuota    float64 `json:"cpu_quota"`    // CPUs by cgroup quota, not rounded; 0: none
-	MemoryNodes Set     `json:"memory_nodes"` // nodes whose memory may be taken, but for GPUs' own; empty: not known
+	MemoryNodes Set     `json:"memory_nodes"` // nodes whose memory may be taken, except for GPUs' own; empty: not known
 
 	// VisibleDevices is CUDA_VISIBLE_DEVICES: Topology.GPUs has what it names, in its order, and
 	// HiddenGPUs is how many others there are. Where it is not set, GPUs are in the driver's

@@ -250,7 +250,7 @@ func (t *tree) set(p string) (Set, bool) {
 	return set, true
 }
 
-// list returns the names in the directory p, in order. ok says whether it is
+// list returns the names in the directory p, in order. ok reports whether it is
 // there; a directory that cannot be read is a warning.
 func (t *tree) list(p string) (names []string, ok bool) {
 	if t.ctx.Err() != nil {
@@ -323,23 +323,23 @@ func (t *tree) resolve(p string) (string, error) {
 	}
 }
 
-// missing says whether err is for something that is not there.
+// missing reports whether err is for something that is not there.
 func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
-// isDir says whether p is there and a directory.
+// isDir reports whether p is there and a directory.
 func (t *tree) isDir(p string) bool {
 	info, err := t.root.Stat(rel(p))
 	return err == nil && info.IsDir()
 }
 
-// exists says whether there is anything at p.
+// exists reports whether there is anything at p.
 func (t *tree) exists(p string) bool {
 	_, err := t.root.Stat(rel(p))
 	return err == nil
 }
 
-// mayUse says whether this process may open the device at p to read and write: rights are
-// not all that counts, for a container has a list of devices beside them.
+// mayUse reports whether this process may open the device at p to read and write: rights are
+// not all that counts, because a container has a list of devices beside them.
 func (t *tree) mayUse(p string) bool {
 	f, err := t.root.OpenFile(rel(p), os.O_RDWR|syscall.O_NONBLOCK, 0)
 	if err != nil {

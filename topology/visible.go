@@ -96,7 +96,7 @@ func (c *choice) unknown(entry, reason string, all bool) error {
 	return nil
 }
 
-// named says whether the UUIDs of all GPUs are known.
+// named reports whether the UUIDs of all GPUs are known.
 func (c *choice) named() bool {
 	return !c.partial && !slices.ContainsFunc(c.gpus, func(g GPU) bool { return g.UUID == "" })
 }
@@ -222,7 +222,7 @@ func (c *choice) byInstance(entry string) (*GPU, error) {
 	return found, nil
 }
 
-// begins says whether s begins with prefix, in capital letters or not.
+// begins reports whether s begins with prefix, in capital letters or not.
 func begins(s, prefix string) bool {
 	return len(s) >= len(prefix) && strings.EqualFold(s[:len(prefix)], prefix)
 }

@@ -140,7 +140,7 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	return err
 }
 
-// both is what both sides do, but for the input.
+// both is what both sides do, except for the input.
 func (f *compareFlags) both(m *machine) peer.Config {
 	return peer.Config{
 		Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,

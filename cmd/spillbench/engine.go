@@ -298,7 +298,7 @@ func (e *engineFlags) spillDisks(ctx context.Context, log *notes) ([]spillway.Di
 	return out, nil
 }
 
-// errNoRoom says that a spill directory's file system is full.
+// errNoRoom reports that a spill directory's file system is full.
 var errNoRoom = errors.New("there is no room")
 
 // spillDisk is one of the flags. It is errNoRoom if the directory's file system is full.

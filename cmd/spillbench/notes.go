@@ -27,7 +27,7 @@ type note struct {
 	count int
 }
 
-// Enabled says whether a level is kept.
+// Enabled reports whether a level is kept.
 func (n *notes) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
 
 // Handle keeps a record.

@@ -46,7 +46,7 @@ func (f *outputFlags) open(stdout, stderr io.Writer) (*output, error) {
 	return o, nil
 }
 
-// forPeople says whether tables are wanted: not with --quiet, and not where
+// forPeople reports whether tables are wanted: not with --quiet, and not where
 // standard output is the document's.
 func (o *output) forPeople() bool { return !o.flags.quiet && o.flags.json != "-" }
 

@@ -130,7 +130,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	return err
 }
 
-// job is what is to be done on m, but for the input.
+// job is what is to be done on m, except for the input.
 func (f *runFlags) job(m *machine) job.Config {
 	return job.Config{
 		Engine: m.engine, Repeat: f.input.repeat, Fits: f.place == "fits",

@@ -58,7 +58,8 @@ func (r *releases) find(id uintptr) *exported {
 	return r.mu.out[id]
 }
 
-// charged returns what of an array's memory is charged in space until the array is released, as it is an export from there.
+// charged returns what of an array's memory is charged in space until the array is released, as it
+// is an export from there.
 func (r *releases) charged(a *Array, space *tier.Space) []batch.DeviceRange {
 	if a.Release != r.array {
 		return nil
@@ -152,7 +153,7 @@ func (r *releases) call(p, callback uintptr) {
 // must not be used any more.
 func (a *DeviceArray) Release() { release(addressOf(&a.Array), a.Array.Release) }
 
-// Released says whether the array is released, or was moved elsewhere.
+// Released reports whether the array is released, or was moved elsewhere.
 func (a *DeviceArray) Released() bool { return a.Array.Release == 0 }
 
 // Close calls the schema's release callback, if it is not released.

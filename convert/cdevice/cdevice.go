@@ -16,12 +16,14 @@
 // has moved out of the array count by themselves, as the interface has it. What reads the memory
 // must be done by then.
 //
-// The memory is there until then also if the engine, or the device, is closed before: closing waits for no consumer. Engine.Close reports the
-// batch as one that is held (spillway.LeakError), and leaves of a GPU what arrays need (tier.Lender); the last release gives
-// it up. Devices of other backends than the module's keep it only if they can.
+// The memory is there until then also if the engine, or the device, is closed before: closing waits
+// for no consumer. Engine.Close reports the batch as one that is held (spillway.LeakError), and
+// leaves of a GPU what arrays need (tier.Lender); the last release gives it up. Devices of other
+// backends than the module's keep it only if they can.
 //
-// For a CUDA device a release calls the driver: it may free memory and destroy the array's event. So release must not be called in a callback
-// that the driver calls (cuLaunchHostFunc, cudaStreamAddCallback), where calls of the driver are forbidden; hand it to another thread there.
+// For a CUDA device a release calls the driver: it may free memory and destroy the array's event.
+// So release must not be called in a callback that the driver calls (cuLaunchHostFunc,
+// cudaStreamAddCallback), where calls of the driver are forbidden; hand it to another thread there.
 //
 // Import takes the array and the schema over if it succeeds, and marks them as released; on an
 // error they stay the caller's. The array's release callback is called once, when the resulting
@@ -41,8 +43,8 @@
 //
 // # Locks
 //
-// A table of the exports that are out is guarded by a mutex of rank Device, under which nothing is called. C
-// calls back with a number, not with an object of Go's, so there is one for the process.
+// A table of the exports that are out is guarded by a mutex of rank Device, under which nothing is
+// called. C calls back with a number, not with an object of Go's, so there is one for the process.
 package cdevice
 
 // DeviceType says what kind of memory an array is in, as ArrowDeviceType does.
@@ -62,7 +64,7 @@ const (
 	flagKeysSorted = 4
 )
 
-// Schema is struct ArrowSchema. Pointers are numbers, for they are C's.
+// Schema is struct ArrowSchema. Pointers are numbers, because they are C's.
 type Schema struct {
 	Format      uintptr // char *
 	Name        uintptr // char *

@@ -10,19 +10,21 @@ import (
 // Config says how a device is known to other programs. The zero value is right for the
 // simulated device and the first CUDA device.
 type Config struct {
-	// Type and ID name the device of the space. A Type of 0 is that of the space's backend: for one of package tier/cuda, and
-	// for the simulated device, ID is not used then, for they know theirs.
+	// Type and ID name the device of the space. A Type of 0 is that of the space's backend: for one
+	// of package tier/cuda, and for the simulated device, ID is not used then, because they know
+	// theirs.
 	Type DeviceType
 	ID   int64
 	// Event is an event for consumers of an exported array to wait for, for CUDA a
 	// cudaEvent_t *; 0 for none, which is right for all that Spillway makes: it is complete.
 	Event uintptr
-	// Stream, for devices of package tier/cuda and instead of Event, is a stream of the space's device with work of the caller's
-	// that writes the batch's memory: the exported array has an event behind what was put on it so far. What is put there
-	// later is not waited for. The event is given up when the array is released.
+	// Stream, for devices of package tier/cuda and instead of Event, is a stream of the space's
+	// device with work of the caller's that writes the batch's memory: the exported array has an
+	// event behind what was put on it so far. What is put there later is not waited for. The event
+	// is given up when the array is released.
 	Stream tier.Stream
-	// Wait waits for the event of an imported array. Without it a device of package tier/cuda does that, and for
-	// others an array that has one is refused. A panic of it is an error of Import.
+	// Wait waits for the event of an imported array. Without it a device of package tier/cuda does
+	// that, and for others an array that has one is refused. A panic of it is an error of Import.
 	Wait func(ctx context.Context, event uintptr) error
 	// Failed, if set, is called if the handle, the event or the memory of an exported batch could
 	// not be given up. The calling thread is the one that releases the array, which may be C's. A
@@ -106,7 +108,8 @@ func (d device) addr(p uintptr) (tier.Addr, error) {
 	return d.mapped.AddrOf(p)
 }
 
-// event returns where there is an event behind the work on s, until end is called; 0 without a stream.
+// event returns where there is an event behind the work on s, until end is called; 0 without a
+// stream.
 func (d device) event(mem *memory, s tier.Stream) (p uintptr, end func() error, err error) {
 	if s == nil {
 		return 0, func() error { return nil }, nil

@@ -33,7 +33,7 @@ func (e *UnsupportedError) Error() string { return located("cdevice: not support
 // Is matches tier.ErrNotSupported.
 func (e *UnsupportedError) Is(target error) bool { return target == tier.ErrNotSupported }
 
-// DeviceError says that an array lies in the memory of another device than the space's.
+// DeviceError reports that an array lies in the memory of another device than the space's.
 type DeviceError struct {
 	Space    tier.ID
 	Type     DeviceType // the array's

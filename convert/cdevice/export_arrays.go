@@ -105,7 +105,8 @@ func isLent(p *batch.Table) bool {
 	return len(p.Buffers()) > 0
 }
 
-// zeros takes the memory that absent buffers need: they are only read, so one piece will do. It is nil if there are none.
+// zeros takes the memory that absent buffers need: they are only read, so one piece will do. It is
+// nil if there are none.
 func (w *arrayWriter) zeros(space *tier.Space) (_ *tier.Buffer, err error) {
 	n := int64(0)
 	for _, a := range w.absent {
@@ -217,13 +218,14 @@ func (w *arrayWriter) node() (n batch.Node, err error) {
 	return n, nil
 }
 
-// array fills out with the next array, of type dt. Of the array that it is a slice of, if it is one, front rows before its first
-// are shown, too: its parent's offsets count them.
+// array fills out with the next array, of type dt. Of the array that it is a slice of, if it is
+// one, front rows before its first are shown, too: its parent's offsets count them.
 //
 //	row of the whole array   0 … │ back … front … │ the batch's n rows │ …
 //	C's array                    │ Offset │       Length               │
 //
-// Buffers begin back rows before the batch's first: front, and what makes bitmaps begin with a byte.
+// Buffers begin back rows before the batch's first: front, and what makes bitmaps begin with a
+// byte.
 func (w *arrayWriter) array(out *Array, dt arrow.DataType, front int64) error {
 	sh, ok := shape.Of(dt)
 	if !ok {

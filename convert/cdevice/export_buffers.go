@@ -59,7 +59,8 @@ func (w *arrayWriter) spans(r *rows, kinds []shape.Buffer) (out []pointer, err e
 	return out, nil
 }
 
-// nothing says whether the offsets in the next buffer show no bytes, if these are behind it, or no rows of the next array.
+// nothing reports whether the offsets in the next buffer show no bytes, if these are behind it, or
+// no rows of the next array.
 func (p *places) nothing(behind []shape.Buffer) bool {
 	if len(behind) > 0 {
 		return p.spans[1].Length <= 0
@@ -67,7 +68,8 @@ func (p *places) nothing(behind []shape.Buffer) bool {
 	return len(p.nodes) == 0 || p.nodes[0].Length == 0
 }
 
-// span takes the next buffer, from so many bytes before it on. If it is absent, zeros of the length that it needs will do.
+// span takes the next buffer, from so many bytes before it on. If it is absent, zeros of the length
+// that it needs will do.
 func (w *arrayWriter) span(before, need int64) (p pointer, err error) {
 	b, i := w.body, w.body.next()
 	n := b.spans[0].Length

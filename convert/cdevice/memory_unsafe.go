@@ -71,8 +71,9 @@ func at[T any](p uintptr) *T { return *(**T)(unsafe.Pointer(&p)) }
 // several returns the n values at p.
 func several[T any](p uintptr, n int64) []T { return unsafe.Slice(at[T](p), n) }
 
-// addressOf returns where a struct is that C is given. A number is no pointer to Go: of a struct on the stack, which
-// moves when it grows, it would soon be wrong. So whatever this is called with lies in the heap.
+// addressOf returns where a struct is that C is given. A number is no pointer to Go: of a struct on
+// the stack, which moves when it grows, it would soon be wrong. So whatever this is called with
+// lies in the heap.
 func addressOf[T any](p *T) uintptr {
 	if escape.never {
 		escape.to = unsafe.Pointer(p)

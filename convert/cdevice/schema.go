@@ -119,7 +119,7 @@ func pointers(m *memory, first uintptr, n int, size uintptr) (uintptr, error) {
 // schemaReader reads structs from outside the engine.
 type schemaReader struct {
 	path    path
-	structs int64 // with those that are only announced, for room is made for all children at once
+	structs int64 // with those that are only announced, because room is made for all children at once
 }
 
 // record reads the schema of a record: a struct.

@@ -288,7 +288,7 @@ func Values(a arrow.Array) (out []string, ok bool) {
 	return out, true
 }
 
-// Within says whether is holds for dt or a type within it.
+// Within reports whether is holds for dt or a type within it.
 func Within(dt arrow.DataType, is func(arrow.DataType) bool) bool {
 	if is(dt) {
 		return true
@@ -304,7 +304,7 @@ func Within(dt arrow.DataType, is func(arrow.DataType) bool) bool {
 	return false
 }
 
-// HasDictionary says whether there is a dictionary in a type.
+// HasDictionary reports whether there is a dictionary in a type.
 func HasDictionary(dt arrow.DataType) bool {
 	return Within(dt, func(dt arrow.DataType) bool { return dt.ID() == arrow.DICTIONARY })
 }

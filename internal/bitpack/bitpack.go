@@ -32,9 +32,9 @@ const (
 	lookAgain = 16
 )
 
-// scheme is how a block is stored. Behind its number come the width in bits of a packed
-// number, one byte, the base, eight bytes, and for 64 bits what all were divided by; for differences the
-// word before the first. Raw blocks have only the number.
+// scheme is how a block is stored. Behind its number come the width in bits of a packed number, one
+// byte, the base, eight bytes, and for 64 bits what all were divided by; for differences the word
+// before the first. Raw blocks have only the number.
 //
 // Then come the numbers in vectors of 32 bytes, lane by lane. The first bits of the first vector's
 // lanes are those of the block's first vector. Behind them are those of the second. What does not
@@ -231,7 +231,7 @@ func (p *plan) append(dst, block []byte) ([]byte, bool) {
 	return dst, true
 }
 
-// ErrMalformed says that bytes are not what Encode made of as many as are wanted.
+// ErrMalformed reports that bytes are not what Encode made of as many as are wanted.
 var ErrMalformed = errors.New("bitpack: malformed")
 
 // Decode fills dst with what src was made of, all of it.

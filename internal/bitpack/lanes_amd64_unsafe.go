@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// wide says whether there are registers of 32 bytes.
+// wide reports whether there are registers of 32 bytes.
 var wide = cpu.X86.HasAVX2
 
 // What follows is in lanes_amd64.s. n is how many vectors the numbers fill when they are not
@@ -105,7 +105,7 @@ func (p *plan) unpack(block, src []byte) {
 	}
 }
 
-// pack is the way back, and says whether that is so: not if words have a remainder.
+// pack is the way back, and reports whether that is so: not if words have a remainder.
 func (p *plan) pack(dst, block []byte) bool {
 	if !wide {
 		return p.packWords(dst, block)

@@ -6,7 +6,7 @@ package bitpack
 // packed from.
 func (p *plan) unpack(block, src []byte) { p.unpackWords(block, src) }
 
-// pack is the way back, and says whether that is so: not if words have a remainder.
+// pack is the way back, and reports whether that is so: not if words have a remainder.
 func (p *plan) pack(dst, block []byte) bool { return p.packWords(dst, block) }
 
 // span returns the least and the largest of what a scheme packs of a block.

@@ -120,7 +120,7 @@ func (s *Source) unpack(dir string) (files []string, err error) {
 	return files, nil
 }
 
-// lacksHeaders says whether it was the system's headers that the compiler did not find.
+// lacksHeaders reports whether it was the system's headers that the compiler did not find.
 func (s *Source) lacksHeaders(text []byte) bool {
 	own, _ := fs.ReadDir(s.Files, s.Dir)
 	for _, e := range own {

@@ -236,7 +236,7 @@ func (t *turn) Codec() Codec {
 	return t.c.best(t.G, batch.RunSize, t.c.power())
 }
 
-// Packs says whether a body is compressed when it comes to a space, or at least looked at
+// Packs reports whether a body is compressed when it comes to a space, or at least looked at
 // run by run: while nothing is known of a disk. configured is what the program asks for.
 func (c *Chooser) Packs(configured Codec, body int64, to tier.ID) bool {
 	switch {
@@ -259,7 +259,8 @@ func (c *Chooser) Packs(configured Codec, body int64, to tier.ID) bool {
 	return false
 }
 
-// PacksOnce is packs for a body that is laid out, so that a sample can be taken only as it comes by.
+// PacksOnce is packs for a body that is laid out, so that a sample can be taken only as it comes
+// by.
 func (c *Chooser) PacksOnce(configured Codec, body int64, to tier.ID) bool {
 	return c.Packs(configured, body, to) ||
 		configured == Auto && to.Kind == tier.Disk && body >= batch.FrameSize && c.Due(c.Disk(to))

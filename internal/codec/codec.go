@@ -21,9 +21,9 @@ import (
 // Codec says how what is written to disk is compressed. The zero value is Auto.
 type Codec uint8
 
-// The codecs. Their numbers are stored with batches on disk: a new one is appended. Samples try
-// the last one first, so that the quickest is the last. A batch that is not compressed is written as it is, straight from where it
-// lies; one that is compressed is batch.Packed.
+// The codecs. Their numbers are stored with batches on disk: a new one is appended. Samples try the
+// last one first, so that the quickest is the last. A batch that is not compressed is written as it
+// is, straight from where it lies; one that is compressed is batch.Packed.
 const (
 	Auto Codec = iota // whichever moves most, as measured; see Chooser
 	None
@@ -52,7 +52,7 @@ func Parse(s string) (Codec, error) {
 	return 0, fmt.Errorf("convert: codec %q is none of %s", s, strings.Join(codecNames[:], ", "))
 }
 
-// Validate says whether c is a codec.
+// Validate reports whether c is a codec.
 func (c Codec) Validate() error {
 	if c >= codecs {
 		return fmt.Errorf("convert: %v is not a codec", c)

@@ -83,7 +83,7 @@ func (m *meter) restart() {
 	clear(m.windows[:])
 }
 
-// full says whether it has measured a whole window.
+// full reports whether it has measured a whole window.
 func (m *meter) full() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -8,18 +8,18 @@ import (
 	"github.com/spillway-db/spillway/batch"
 )
 
-// hopeful says whether a codec could be quick enough, where a byte costs so much without it.
+// hopeful reports whether a codec could be quick enough, where a byte costs so much without it.
 func hopeful(k Codec, cost float64) bool {
 	return quick[k]/float64(runtime.GOMAXPROCS(0)) < cost
 }
 
-// worth says whether a codec could be quicker than the disk, and than those that are known.
+// worth reports whether a codec could be quicker than the disk, and than those that are known.
 func (c *Chooser) worth(k Codec, write, read float64, w power) bool {
 	best, cost := c.promises(write, read, w)
 	return k == Bitpack || k == best || hopeful(k, cost)
 }
 
-// Due says whether a sample may be taken: at first, and then when it is nothing beside what was
+// Due reports whether a sample may be taken: at first, and then when it is nothing beside what was
 // moved. Where no codec is quick enough there is nothing to find out.
 func (c *Chooser) Due(g *gauges) bool {
 	write, read := g.plain()
@@ -73,14 +73,14 @@ func (c *Chooser) SampleRun(k *Coders, g *gauges, raw, room []byte) error {
 // trialRoom is what a trial takes: a piece, compressed and as it comes back.
 const trialRoom = 3 * samplePiece
 
-// try compresses a piece with each codec that could be quicker than the disk, and than those that are
-// known, and uncompresses it. What promises most is tried in any case: it may be known from other
-// bytes than those of now, and its promise must not keep what is true from being found out.
+// try compresses a piece with each codec that could be quicker than the disk, and than those that
+// are known, and uncompresses it. What promises most is tried in any case: it may be known from
+// other bytes than those of now, and its promise must not keep what is true from being found out.
 func (c *Chooser) try(k *Coders, g *gauges, raw, room []byte) error {
 	write, read := g.plain()
 	out, back := room[:0:2*len(raw)], room[2*len(raw) : trialRoom][:len(raw)]
 	part := len(raw) / 8
-	for codec := codecs - 1; codec >= S2; codec-- { // the quickest first, for then others may not be hopeful
+	for codec := codecs - 1; codec >= S2; codec-- { // the quickest first, because then others may not be hopeful
 		if !c.worth(codec, write, read, c.power()) {
 			continue
 		}

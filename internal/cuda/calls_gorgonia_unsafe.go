@@ -17,12 +17,12 @@ import (
 // names in calls_purego_unsafe.go document them. The other functions are bound at run time as
 // without the tag, in the library that the program was linked with through cu.
 
-// ErrNotLinked: the library is another one than the program is linked with. It has no part in the contexts that
-// cu makes.
+// ErrNotLinked: the library is another one than the program is linked with. It has no part in the
+// contexts that cu makes.
 var ErrNotLinked = errors.New("the program is linked with another CUDA driver library")
 
 // ContextOf returns a context of cu's, to be given to Library.Adopt. That of a *cu.Ctx is its
-// CUDAContext, and must be kept from being collected, for that destroys the context.
+// CUDAContext, and must be kept from being collected, because that destroys the context.
 func ContextOf(ctx cu.CUContext) Context { return as[Context](ctx) }
 
 // StreamOf returns a stream of cu's, on which work can be put from both sides.

@@ -7,7 +7,7 @@ import "unsafe"
 // The functions of the driver for which gorgonia.org/cu has a name as well are called
 // here, and with the tag gorgonia in calls_gorgonia_unsafe.go.
 
-// linked says whether the library is one that can be worked with: here any is.
+// linked reports whether the library is one that can be worked with: here any is.
 func (l *Library) linked() error { return nil }
 
 func (l *Library) retain(ordinal int) (Context, error) {
@@ -56,7 +56,7 @@ func (c *Calls) DestroyStream(s Stream) error {
 	return c.lib.call(&c.lib.sym.streamDestroy, uintptr(s))
 }
 
-// StreamDone says whether all work on s is done, or how it failed.
+// StreamDone reports whether all work on s is done, or how it failed.
 func (c *Calls) StreamDone(s Stream) (bool, error) {
 	return c.lib.ask(&c.lib.sym.streamQuery, uintptr(s))
 }
@@ -85,7 +85,7 @@ func (c *Calls) Record(e Event, s Stream) error {
 	return c.lib.call(&c.lib.sym.eventRecord, uintptr(e), uintptr(s))
 }
 
-// EventDone says whether e has happened since it was last recorded; an error is that of the work
+// EventDone reports whether e has happened since it was last recorded; an error is that of the work
 // before it.
 func (c *Calls) EventDone(e Event) (bool, error) {
 	return c.lib.ask(&c.lib.sym.eventQuery, uintptr(e))

@@ -15,9 +15,9 @@ type Calls struct {
 // Library returns the driver, whose own functions may be called here as well.
 func (c *Calls) Library() *Library { return c.lib }
 
-// captureMode sets how much the thread minds that another one records a graph, and returns what it was. At 0, as threads
-// begin, the driver refuses what could be a mistake then, such as a question about an event, and breaks the recording off; at 2
-// it does not.
+// captureMode sets how much the thread minds that another one records a graph, and returns what it
+// was. At 0, as threads begin, the driver refuses what could be a mistake then, such as a question
+// about an event, and breaks the recording off; at 2 it does not.
 func (l *Library) captureMode(mode int32) (before int32, err error) {
 	err = l.call(&l.sym.exchangeCaptureMode, uintptr(unsafe.Pointer(&mode)))
 	return mode, err
@@ -64,7 +64,8 @@ func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
 	if kind, unknown := c.pointer(pointerMemoryType, uintptr(p)); unknown != nil || kind != memoryTypeDevice {
 		return 0, 0, err
 	}
-	// A driver may not look at what was allocated in other contexts. It knows of each address what is there.
+	// A driver may not look at what was allocated in other contexts. It knows of each address what
+	// is there.
 	start, size, unknown := c.pointerRange(uintptr(p))
 	if unknown != nil {
 		return 0, 0, err
@@ -72,8 +73,8 @@ func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
 	return Ptr(start), int64(size), nil
 }
 
-// Reserved says whether p is an address that a program has reserved and put no memory behind. What is allocated has a number, or a pool,
-// whatever else a driver may say of it.
+// Reserved reports whether p is an address that a program has reserved and put no memory behind.
+// What is allocated has a number, or a pool, whatever else a driver may say of it.
 func (c *Calls) Reserved(p Ptr) bool {
 	if yes, err := c.pointer(pointerMapped, uintptr(p)); err != nil || yes != 0 {
 		return false
@@ -86,7 +87,8 @@ func (c *Calls) Reserved(p Ptr) bool {
 	return true
 }
 
-// ProgramMapped says whether a program has mapped the memory at p itself: of that alone drivers give a handle.
+// ProgramMapped reports whether a program has mapped the memory at p itself: of that alone drivers
+// give a handle.
 func (c *Calls) ProgramMapped(p Ptr) bool {
 	var handle uint64
 	if c.lib.call(&c.lib.sym.memRetain, uintptr(unsafe.Pointer(&handle)), uintptr(p)) != nil {
@@ -96,8 +98,8 @@ func (c *Calls) ProgramMapped(p Ptr) bool {
 	return true
 }
 
-// MayUse says whether this device may read and write the memory at p, which a program has mapped itself (ProgramMapped). What drivers
-// answer of other memory is nowhere written.
+// MayUse reports whether this device may read and write the memory at p, which a program has mapped
+// itself (ProgramMapped). What drivers answer of other memory is nowhere written.
 func (c *Calls) MayUse(p Ptr) (bool, error) {
 	dev, err := c.lib.handle(c.dev.info.Ordinal)
 	if err != nil {

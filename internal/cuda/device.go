@@ -157,10 +157,10 @@ func (d *Device) Post(f func(*Calls)) error {
 	return nil
 }
 
-// Here runs f on the caller's goroutine, kept on its thread with the context current for as long, and
-// returns its error, or ErrClosed. It is for calls that take long, which would keep others
-// waiting on the device's thread, and for those whose answer is wanted at once: it costs
-// no change of threads. It has no order with what Do and Post run.
+// Here runs f on the caller's goroutine, kept on its thread with the context current for as long,
+// and returns its error, or ErrClosed. It is for calls that take long, which would keep others
+// waiting on the device's thread, and for those whose answer is wanted at once: it costs no change
+// of threads. It has no order with what Do and Post run.
 func (d *Device) Here(f func(*Calls) error) error {
 	if !d.queue.enter() {
 		return ErrClosed
@@ -185,12 +185,13 @@ func (d *Device) current(f func(*Calls) error) error {
 	return f(&d.calls)
 }
 
-// relaxed is the mode in which a thread does not disturb the graphs that others record, see captureMode.
+// relaxed is the mode in which a thread does not disturb the graphs that others record, see
+// captureMode.
 const relaxed = 2
 
 // Close runs what was handed over, waits until calls of Here have returned and all marks are
-// reached, and gives the context up. A stream that waits for what never happens keeps it waiting. A second Close returns
-// ErrClosed at once.
+// reached, and gives the context up. A stream that waits for what never happens keeps it waiting. A
+// second Close returns ErrClosed at once.
 func (d *Device) Close() error {
 	if !d.queue.close() {
 		return ErrClosed
@@ -202,14 +203,15 @@ func (d *Device) Close() error {
 // Rest is the context of a device that is closed, while something in it is needed still.
 type Rest struct{ dev *Device }
 
-// Detach is Close, but for the context: that stays until Rest.End is called, once. What is in it stays as it is,
-// and may be used by others meanwhile. The rest has no thread.
+// Detach is Close, except for the context: that stays until Rest.End is called, once. What is in it
+// stays as it is, and may be used by others meanwhile. The rest has no thread.
 func (d *Device) Detach() (*Rest, error) {
 	d.keep.Store(true)
 	return &Rest{d}, d.Close()
 }
 
-// End runs f on the caller's goroutine with the context current, to destroy what is left, and gives the context up.
+// End runs f on the caller's goroutine with the context current, to destroy what is left, and gives
+// the context up.
 func (r *Rest) End(f func(*Calls) error) error {
 	called := false
 	run := func(c *Calls) error { called = true; return f(c) }
@@ -242,7 +244,7 @@ func (d *Device) enter() (err error) {
 	return err
 }
 
-// leave gives up what the thread has, and says whether the thread is as it was.
+// leave gives up what the thread has, and reports whether the thread is as it was.
 func (d *Device) leave() (clean bool) {
 	errs := []error{d.kernels.unload(&d.calls)}
 	for _, e := range d.queue.mu.free { // there is no other user any more

@@ -131,7 +131,7 @@ func (l *Library) Attribute(ordinal int, a Attribute) (int, error) {
 	return int(value), err
 }
 
-// CanAccessPeer says whether a device can reach the memory of another.
+// CanAccessPeer reports whether a device can reach the memory of another.
 func (l *Library) CanAccessPeer(ordinal, peer int) (bool, error) {
 	dev, err := l.handle(ordinal)
 	if err != nil {

@@ -18,8 +18,9 @@ const (
 	digestName = "spillway_digest"
 	// digestThreads is what the kernel's text says of a block.
 	digestThreads = 256
-	// digestBlocks is how many blocks a multiprocessor has at once: as many as fit on each kind that there
-	// is (1024 threads, 64 registers each). More would be done when these are, with an uneven rest.
+	// digestBlocks is how many blocks a multiprocessor has at once: as many as fit on each kind
+	// that there is (1024 threads, 64 registers each). More would be done when these are, with an
+	// uneven rest.
 	digestBlocks = 4
 	// digestPair is what a thread takes at a time.
 	digestPair = 16
@@ -34,9 +35,10 @@ func digestGrid(size int64, multiprocessors int) Grid {
 	return Grid{Blocks: uint32(min(enough, most)), Threads: digestThreads}
 }
 
-// PrepareDigest loads the kernel that Digest needs, unless that is done. It takes as long as the driver
-// needs to compile it, milliseconds to tenths of a second, which is why Digest should find it loaded.
-// ErrNoKernel means that this driver cannot have it, and is the answer to all later calls.
+// PrepareDigest loads the kernel that Digest needs, unless that is done. It takes as long as the
+// driver needs to compile it, milliseconds to tenths of a second, which is why Digest should find
+// it loaded. ErrNoKernel means that this driver cannot have it, and is the answer to all later
+// calls.
 func (d *Device) PrepareDigest() error {
 	return d.Here(func(c *Calls) error {
 		_, err := c.digestKernel()
@@ -47,8 +49,8 @@ func (d *Device) PrepareDigest() error {
 // Digest puts a kernel on s that adds the hash and the sum of size bytes at src to the two words at
 // out, as tier.DigestBytes defines them; the first word has position first. It adds so that pieces
 // can follow each other; out must have been set, as by Fill. Both addresses are multiples of 8 in
-// device memory that the context can use, which is not checked: a kernel that finds none there takes the
-// context with it.
+// device memory that the context can use, which is not checked: a kernel that finds none there
+// takes the context with it.
 func (c *Calls) Digest(s Stream, src Ptr, size, first int64, out Ptr) error {
 	if src%8 != 0 || out%8 != 0 || size < 0 {
 		return &Error{Call: digestName, Code: ErrInvalidValue,
@@ -74,7 +76,7 @@ type kernel struct {
 	multiprocessors int
 }
 
-// over says whether the attempt failed for a reason that may not be there the next time.
+// over reports whether the attempt failed for a reason that may not be there the next time.
 func (k *kernel) over() bool {
 	select {
 	case <-k.done:
@@ -84,8 +86,8 @@ func (k *kernel) over() bool {
 	}
 }
 
-// kernels is the device's kernel. Loading is long, and so one tries without a lock while the others wait
-// for what comes of it.
+// kernels is the device's kernel. Loading is long, and so one tries without a lock while the others
+// wait for what comes of it.
 type kernels struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -141,8 +143,8 @@ func (c *Calls) loadDigest(k *kernel) (err error) {
 	return nil
 }
 
-// kernelError makes ErrNoKernel of what a driver says that will always say so: that it has no compiler, or
-// one that does not understand the text.
+// kernelError makes ErrNoKernel of what a driver says that will always say so: that it has no
+// compiler, or one that does not understand the text.
 func kernelError(err error) error {
 	for _, code := range []Code{ErrInvalidImage, ErrNoBinaryForGPU, ErrInvalidPTX, ErrNoJITCompiler, ErrUnsupportedPTX,
 		ErrJITDisabled, ErrNotFound, ErrNotSupported} {

@@ -40,11 +40,13 @@ const (
 
 func (c Code) Error() string { return fmt.Sprintf("CUDA result %d", int32(c)) }
 
-// lost are the codes that the driver gives to every call when the context is lost with all that is in it. What
-// 700 and its neighbours say a kernel or a copy has done; before them are errors of the hardware.
+// lost are the codes that the driver gives to every call when the context is lost with all that is
+// in it. What 700 and its neighbours say a kernel or a copy has done; before them are errors of the
+// hardware.
 var lost = []Code{ErrDeinitialized, 214, 220, 226, ErrIllegalAddress, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721}
 
-// Lost says whether err, of a call that was refused, means that the context is lost and every call will be.
+// Lost reports whether err, of a call that was refused, means that the context is lost and every
+// call will be.
 func Lost(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && slices.Contains(lost, e.Code)

@@ -90,7 +90,7 @@ func (l *Library) Version() string { return versionString(l.version) }
 // Path returns what the library was loaded by.
 func (l *Library) Path() string { return l.path }
 
-// HasPools says whether memory can be allocated in the order of a stream, from pools. A
+// HasPools reports whether memory can be allocated in the order of a stream, from pools. A
 // device may still lack them; DeviceInfo says so.
 func (l *Library) HasPools() bool {
 	s := &l.sym
@@ -103,16 +103,16 @@ func (l *Library) HasPools() bool {
 	return true
 }
 
-// Same says whether other is the same driver, loaded twice.
+// Same reports whether other is the same driver, loaded twice.
 func (l *Library) Same(other *Library) bool { return l.sym.init.fn == other.sym.init.fn }
 
-// Pinned says whether all n bytes of host memory at addr were pinned by Calls of this library.
+// Pinned reports whether all n bytes of host memory at addr were pinned by Calls of this library.
 func (l *Library) Pinned(addr uintptr, n int64) bool { return l.pinned.hold(addr, n) }
 
-// HasPoolAccess says whether peers can be let into a pool.
+// HasPoolAccess reports whether peers can be let into a pool.
 func (l *Library) HasPoolAccess() bool { return l.sym.poolAccess.fn != 0 }
 
-// HasValues says whether streams can wait for a word of memory, and write one.
+// HasValues reports whether streams can wait for a word of memory, and write one.
 func (l *Library) HasValues() bool {
 	return l.sym.streamWaitValue.fn != 0 && l.sym.streamWriteValue.fn != 0
 }

@@ -94,12 +94,13 @@ func (c *Calls) watched(s Stream, e Event, then func(error) error) *Mark {
 	return m
 }
 
-// markSoonFor is how long MarkSoon looks: what an idle stream takes to come to an event, several times over, and less
-// than it takes to wake a thread that would look instead.
+// markSoonFor is how long MarkSoon looks: what an idle stream takes to come to an event, several
+// times over, and less than it takes to wake a thread that would look instead.
 const markSoonFor = 15 * time.Microsecond
 
-// MarkSoon is MarkThen for a stream on which there is next to no work. It looks for a moment itself; if the mark is
-// reached by then it calls then here, and returns no mark but what then does.
+// MarkSoon is MarkThen for a stream on which there is next to no work. It looks for a moment
+// itself; if the mark is reached by then it calls then here, and returns no mark but what then
+// does.
 func (c *Calls) MarkSoon(s Stream, then func(err error) error) (m *Mark, result, err error) {
 	e, err := c.recorded(s)
 	if err != nil {

@@ -39,7 +39,7 @@ func search(all []hostRange, addr uintptr) (int, bool) {
 	})
 }
 
-// hold says whether all n bytes at addr lie in one range. No bytes do.
+// hold reports whether all n bytes at addr lie in one range. No bytes do.
 func (r *ranges) hold(addr uintptr, n int64) bool {
 	all := r.load()
 	i, found := search(all, addr)

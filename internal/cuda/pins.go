@@ -29,7 +29,8 @@ type Pin struct {
 // Go's heap, and must stay until all devices have ended the pin. It may take tenths of a second for
 // each GiB, and waits for other calls.
 //
-// Where the context of the first device is adopted, and not the device's own, it must be there until the last has ended it.
+// Where the context of the first device is adopted, and not the device's own, it must be there
+// until the last has ended it.
 func (d *Device) PinHost(addr uintptr, n int64) (*Pin, error) {
 	all := &d.lib.pins
 	all.turn <- struct{}{}
@@ -84,8 +85,8 @@ func (p *Pin) leaveHome() error {
 	return p.lib.release(p.home)
 }
 
-// End ends one device's share; with the last of them the memory is not pinned any more. No copy of that device may be using
-// it. c is of any context.
+// End ends one device's share; with the last of them the memory is not pinned any more. No copy of
+// that device may be using it. c is of any context.
 func (p *Pin) End(c *Calls) error {
 	all := &p.lib.pins
 	all.turn <- struct{}{}

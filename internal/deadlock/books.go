@@ -317,7 +317,7 @@ func (w *Wait) needs(l *Line) int64 {
 	return math.MaxInt64
 }
 
-// allStuck says whether no owner is left that could do anything.
+// allStuck reports whether no owner is left that could do anything.
 func (b *Books) allStuck() bool {
 	return !slices.ContainsFunc(b.Owners, func(o *Owner) bool { return !o.stuck })
 }
@@ -361,7 +361,7 @@ func (w *Wait) MostKept() Slot {
 	return slices.MaxFunc(w.Slots, func(a, b Slot) int { return cmp.Compare(a.Line.kept, b.Line.kept) })
 }
 
-// pinned says whether w cannot be served before handles or records of unknown owners are closed,
+// pinned reports whether w cannot be served before handles or records of unknown owners are closed,
 // whatever else becomes free.
 func (w *Wait) pinned() bool {
 	return !slices.ContainsFunc(w.Slots, func(s Slot) bool { return s.Need <= s.Line.Ever-s.Line.Own-s.Line.unknown })

@@ -115,7 +115,7 @@ func (j *Judge) Owners(b *Books, now time.Time) (stuck []*Wait, still time.Durat
 	return stuck, still
 }
 
-// anyMovable says whether something in the way of one of the waits can be moved.
+// anyMovable reports whether something in the way of one of the waits can be moved.
 func (j *Judge) anyMovable(b *Books, waits []*Wait) bool {
 	return j.Movable != nil && slices.ContainsFunc(b.waitedFor(waits), func(l *Line) bool { return j.Movable(l.Index) })
 }

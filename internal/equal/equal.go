@@ -90,7 +90,7 @@ func equalColumns(name string, a, b arrow.Array, rows int) error {
 	return nil
 }
 
-// sameBytes says whether two columns without nulls and of one width are equal,
+// sameBytes reports whether two columns without nulls and of one width are equal,
 // which is quickly seen.
 func sameBytes(a, b arrow.Array, rows int) bool {
 	x, okx := fixedBytes(a)
@@ -102,8 +102,9 @@ func sameBytes(a, b arrow.Array, rows int) bool {
 	return bytes.Equal(x[a.Data().Offset()*w:][:rows*w], y[b.Data().Offset()*w:][:rows*w])
 }
 
-// sameBuffers says whether two arrays of one type consist of the same bytes, as they do where one is
-// an unchanged copy of the other: it is one comparison for each buffer, and not one for each row.
+// sameBuffers reports whether two arrays of one type consist of the same bytes, as they do where
+// one is an unchanged copy of the other: it is one comparison for each buffer, and not one for each
+// row.
 func sameBuffers(a, b arrow.ArrayData) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -196,7 +197,7 @@ func fieldDifference(a, b arrow.Field, named bool) *difference {
 	return typeDifference(a.Type, b.Type)
 }
 
-// Types says whether two types are the same, with all that Records compares of them.
+// Types reports whether two types are the same, with all that Records compares of them.
 func Types(a, b arrow.DataType) bool { return typeDifference(a, b) == nil }
 
 // typeDifference compares also what arrow.TypeEqual passes over: nested

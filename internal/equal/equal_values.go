@@ -52,7 +52,7 @@ func (p *rowPair) differ(i, j int) *difference {
 	return &difference{a: p.a.show(i), b: p.b.show(j)}
 }
 
-// when makes a comparison of values out of one that only says whether they are
+// when makes a comparison of values out of one that only reports whether they are
 // equal.
 func (p *rowPair) when(equal func(i, j int) bool) *rowPair {
 	p.values = func(i, j int) *difference {

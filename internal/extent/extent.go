@@ -65,7 +65,7 @@ func New(size int64) *Allocator {
 }
 
 // Alloc takes n > 0 bytes out of the shortest free range that has them, from
-// its low end, and says whether there was one.
+// its low end, and reports whether there was one.
 func (a *Allocator) Alloc(n int64) (off int64, ok bool) {
 	if n <= 0 {
 		panic(fmt.Sprintf("extent: a range of %d bytes", n))

@@ -70,7 +70,7 @@ func (s *Set[Rule]) check(patterns []string) {
 	}
 }
 
-// matches says whether one of the patterns, each of path.Match, fits an operation.
+// matches reports whether one of the patterns, each of path.Match, fits an operation.
 func matches(patterns []string, op string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		fits, _ := path.Match(p, op)
@@ -143,7 +143,7 @@ type Turns struct {
 
 func (t *Turns) choose(op string) bool { return len(t.Ops) == 0 || matches(t.Ops, op) }
 
-// next counts an operation and says whether the rule is applied to it. One that is
+// next counts an operation and reports whether the rule is applied to it. One that is
 // taken, by a rule before this one, is counted and no more.
 func (t *Turns) next(random *rand.Rand, taken bool) bool {
 	t.seen++

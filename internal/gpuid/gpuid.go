@@ -1,5 +1,6 @@
-// Package gpuid compares the names that a GPU goes by. NVML, nvidia-smi, CUDA and the kernel write the same address
-// and the same UUID in different ways, and people copy any of them into a configuration.
+// Package gpuid compares the names that a GPU goes by. NVML, nvidia-smi, CUDA and the kernel write
+// the same address and the same UUID in different ways, and people copy any of them into a
+// configuration.
 //
 //	Address     the kernel's form of a PCI address: 00000000:17:00.0, 17:00.0 and 0000:17:00.0 are one
 //	SameUUID    GPU-… of CUDA, MIG-… of NVML and the bare digits are one
@@ -10,8 +11,9 @@ package gpuid
 
 import "strings"
 
-// Address returns the kernel's form of a PCI address: lower case, and four digits for the domain unless it needs
-// more. nvidia-smi writes eight, and lspci leaves domain 0 out. Empty: s is no address.
+// Address returns the kernel's form of a PCI address: lower case, and four digits for the domain
+// unless it needs more. nvidia-smi writes eight, and lspci leaves domain 0 out. Empty: s is no
+// address.
 func Address(s string) string {
 	parts := strings.Split(strings.ToLower(s), ":")
 	if len(parts) == 2 {
@@ -31,22 +33,22 @@ func Address(s string) string {
 	return strings.Repeat("0", max(0, 4-len(domain))) + domain + ":" + bus + ":" + slot
 }
 
-// SameAddress says whether both are PCI addresses, and of the same device.
+// SameAddress reports whether both are PCI addresses, and of the same device.
 func SameAddress(a, b string) bool {
 	x := Address(a)
 	return x != "" && x == Address(b)
 }
 
-// SameUUID says whether both are UUIDs, and of the same GPU or instance. What is written before the digits does not
-// count: NVML calls an instance MIG-… that CUDA calls GPU-….
+// SameUUID reports whether both are UUIDs, and of the same GPU or instance. What is written before
+// the digits does not count: NVML calls an instance MIG-… that CUDA calls GPU-….
 func SameUUID(a, b string) bool {
 	x, _ := digits(a)
 	y, _ := digits(b)
 	return x != "" && strings.EqualFold(x, y)
 }
 
-// BeginsUUID says whether id is the beginning of a UUID. It must have the GPU- or MIG- before it: a few bare digits may
-// as well be meant for an index.
+// BeginsUUID reports whether id is the beginning of a UUID. It must have the GPU- or MIG- before
+// it: a few bare digits may as well be meant for an index.
 func BeginsUUID(id, uuid string) bool {
 	x, marked := digits(id)
 	y, _ := digits(uuid)

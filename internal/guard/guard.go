@@ -64,7 +64,7 @@ func (l *Log) Recover(what string) {
 	}
 }
 
-// Do calls f, and says whether it returned.
+// Do calls f, and reports whether it returned.
 func (l *Log) Do(what string, f func()) (returned bool) {
 	defer l.Recover(what)
 	f()

@@ -43,8 +43,8 @@ type View struct {
 	Memory any
 	Bytes  int64 // charged for the memory, without what is shared
 	Owner  any   // the task that holds it, a *reservation.Owner; nil if that is unknown
-	// About is what the memory belongs to; may be nil. If it has Describe(*tier.Holding), this fills
-	// in what it knows. It is called with no lock held.
+	// About is what the memory belongs to; may be nil. If it has Describe(*tier.Holding), this
+	// fills in what it knows. It is called with no lock held.
 	About any
 	Stack invariants.Trace
 }

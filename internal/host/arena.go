@@ -224,7 +224,7 @@ func (a *Arena) Stats() tier.HostStats {
 	}
 }
 
-// memory is what Alloc returns, but for small ones: whole pages.
+// memory is what Alloc returns, except for small ones: whole pages.
 type memory struct {
 	size    int64
 	extents [][]byte
@@ -411,7 +411,7 @@ func (a *Arena) freePages(m *memory) {
 	}
 }
 
-// putBack returns a memory's ranges to the free list and says whether the caller
+// putBack returns a memory's ranges to the free list and reports whether the caller
 // must unmap the arena.
 func (a *Arena) putBack(m *memory) (last bool) {
 	a.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-db/spillway/internal/address"
 )
 
-// poison says whether freed extents are made unreadable: the heap cannot be.
+// poison reports whether freed extents are made unreadable: the heap cannot be.
 const poison = false
 
 // onHeap says that the arena is Go memory.

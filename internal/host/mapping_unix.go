@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/internal/invariants"
 )
 
-// poison says whether freed extents are made unreadable.
+// poison reports whether freed extents are made unreadable.
 const poison = invariants.Enabled
 
 // onHeap says that the arena is Go memory.

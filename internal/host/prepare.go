@@ -83,7 +83,7 @@ func (a *Arena) Lock() {
 	}
 }
 
-// pinned says whether the pages must stay.
+// pinned reports whether the pages must stay.
 func (a *Arena) pinned() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -163,7 +163,7 @@ func (l *slabs) put(s *slab, i int, charge int64) (out bool) {
 	return true
 }
 
-// flush gives the spares to free, and says whether there were any.
+// flush gives the spares to free, and reports whether there were any.
 func (l *slabs) flush(free func(off, n int64)) bool {
 	if l.spares == 0 {
 		return false

@@ -38,7 +38,7 @@ func (e *InvalidError) Error() string {
 // Is matches ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// EndianError says that a schema is not little-endian. Its bytes are not swapped:
+// EndianError reports that a schema is not little-endian. Its bytes are not swapped:
 // an image is copied as it is. It matches tier.ErrNotSupported.
 type EndianError struct{ Endianness endian.Endianness }
 
@@ -52,7 +52,7 @@ func (e *EndianError) Is(target error) bool { return target == tier.ErrNotSuppor
 // ErrCorrupt matches every *CorruptError.
 var ErrCorrupt = errors.New("corrupt")
 
-// CorruptError says that the bytes of an image are not those that were laid
+// CorruptError reports that the bytes of an image are not those that were laid
 // out: the checksum of a chunk is another.
 type CorruptError struct {
 	Batch  batch.ID // 0 where it is not known

@@ -139,7 +139,7 @@ func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error)
 	return l, nil
 }
 
-// layout makes the layout of what p has planned, but for its record.
+// layout makes the layout of what p has planned, except for its record.
 func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
 	body := RoundUp(p.at, tier.Page)
 	return &Layout{
@@ -203,7 +203,7 @@ func (l *Layout) Close() {
 }
 
 // Descriptor returns what the body means. All bytes must have been laid out,
-// also those of the dictionaries, for it holds their checksums. It is the same
+// also those of the dictionaries, because it holds their checksums. It is the same
 // each time, and stays valid after Close.
 func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 	if l.made != nil {
@@ -348,7 +348,7 @@ func (l *Layout) emitLarge(dst []byte) {
 	}
 }
 
-// isStraight says whether p can be copied from the record in one go.
+// isStraight reports whether p can be copied from the record in one go.
 func (p *piece) isStraight() bool {
 	switch p.from.(type) {
 	case nil, *lower32, *lower64:

@@ -571,7 +571,7 @@ func (o *opener) runEnds(t *arrow.RunEndEncodedType, ends *array.Data, rows int6
 	return nil
 }
 
-// dictionary takes a dictionary, and says whether it is an image of its own. One that lies where
+// dictionary takes a dictionary, and reports whether it is an image of its own. One that lies where
 // one before it does becomes the same array, as it was when it was laid out.
 func (o *opener) dictionary(dt arrow.DataType) (_ *array.Data, outside bool, err error) {
 	if len(o.nodes) == 0 || o.nodes[0].Nulls != batch.Outside {
@@ -614,7 +614,7 @@ func (o *opener) sharedDict(dt arrow.DataType) (*array.Data, error) {
 	return d, nil
 }
 
-// isNext says whether the next dictionary is e, of type dt.
+// isNext reports whether the next dictionary is e, of type dt.
 func (o *opener) isNext(e *openDict, dt arrow.DataType) bool {
 	return len(e.nodes) <= len(o.nodes) && len(e.spans) <= len(o.spans) &&
 		slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) && slices.Equal(e.spans, o.spans[:len(e.spans)]) &&

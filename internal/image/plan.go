@@ -174,7 +174,7 @@ func (p *planner) array(dt arrow.DataType, d arrow.ArrayData, from, n int64) err
 	return nil
 }
 
-// buffers lays out the buffers of s but for its validity. It returns which values of each child
+// buffers lays out the buffers of s except for its validity. It returns which values of each child
 // they show, if they say that.
 func (p *planner) buffers(sh *shape.Shape, s slice) (shown []extent, err error) {
 	first := 0 // where arrow-go has them: it leaves room for a validity

@@ -42,8 +42,9 @@ type DeviceArray struct {
 	Offset int64 // rows that the buffers and the children have before the first
 	Nulls  int64 // of the rows; Unknown has them counted
 
-	// Buffers have an Addr of 0 where they are absent: a validity without nulls, and what has no bytes, as without rows. Length
-	// is in bytes, and may be Unknown, but for the data buffers of views.
+	// Buffers have an Addr of 0 where they are absent: a validity without nulls, and what has no
+	// bytes, as without rows. Length is in bytes, and may be Unknown, except for the data buffers
+	// of views.
 	Buffers    []batch.DeviceRange
 	Children   []*DeviceArray
 	Dictionary *DeviceArray
@@ -99,7 +100,7 @@ func PlanTable(t DeviceTable, fetch func([]Peek) error) (*TablePlan, error) {
 type Peek struct {
 	Addr tier.Addr
 	N    int64
-	Take func(p []byte, off int64) // gets them in ascending pieces of 8n bytes, but for the last, and does not keep those
+	Take func(p []byte, off int64) // gets them in ascending pieces of 8n bytes, except for the last, and does not keep those
 }
 
 // PeekInto keeps the bytes.
@@ -206,7 +207,7 @@ func (p *TablePlan) array(dt arrow.DataType, a *DeviceArray, from, n int64) erro
 	return nil
 }
 
-// buffers plans the buffers of s but for its validity, and returns what its offsets span.
+// buffers plans the buffers of s except for its validity, and returns what its offsets span.
 func (p *TablePlan) buffers(sh *shape.Shape, s deviceRows) (spanned extent, err error) {
 	for i, b := range sh.Buffers {
 		switch b.Role {
@@ -493,8 +494,9 @@ func (p *TablePlan) count(c census) (tally, bool) {
 	return tally{}, false
 }
 
-// census is a question about bytes of the device's that may be too many to be kept. Without a width it is how many of
-// the n bits from bit from on are set; else how many of the signed values are at most from, and how many below from + n.
+// census is a question about bytes of the device's that may be too many to be kept. Without a width
+// it is how many of the n bits from bit from on are set; else how many of the signed values are at
+// most from, and how many below from + n.
 type census struct {
 	of             batch.DeviceRange
 	width, from, n int64

@@ -5,7 +5,7 @@
 // release, unreadable freed memory. Build with -tags invariants to have them.
 package invariants
 
-// Enabled says whether the program was built with -tags invariants.
+// Enabled reports whether the program was built with -tags invariants.
 const Enabled = false
 
 // Trace is where something was taken: nothing in this build.

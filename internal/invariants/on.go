@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Enabled says whether the program was built with -tags invariants.
+// Enabled reports whether the program was built with -tags invariants.
 const Enabled = true
 
 // Trace is where something was taken: the calls that led there. It is kept with a resource, so that

@@ -59,7 +59,7 @@ func (e *BrokenError) Warning() diag.Warning {
 		e.Ledger, e.Device)
 }
 
-// unlinked says whether a file of the ledger that this process uses has no name any more.
+// unlinked reports whether a file of the ledger that this process uses has no name any more.
 // It takes two system calls that follow no path.
 func (l *Lease) unlinked() bool {
 	l.mu.Lock()

@@ -57,7 +57,7 @@ const (
 	failed
 )
 
-// How often an attempt is repeated before it is refused, for others cannot be made to
+// How often an attempt is repeated before it is refused, because others cannot be made to
 // stand still.
 const (
 	mostScans     = 100

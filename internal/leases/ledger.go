@@ -181,7 +181,7 @@ func (l *Lease) agree() (limit int64, err error) {
 	return limit, l.fits(promised, limit)
 }
 
-// fits says whether the quotas of all are within what is advertised if the group's is
+// fits reports whether the quotas of all are within what is advertised if the group's is
 // quota.
 func (l *Lease) fits(promised map[string]int64, quota int64) error {
 	others := int64(0)

@@ -59,7 +59,7 @@ func isUnlinked(f *os.File) bool {
 	return ok && st.Nlink == 0
 }
 
-// has says whether that file has the name, by the directory's path: the directory may
+// has reports whether that file has the name, by the directory's path: the directory may
 // have been replaced, too. What cannot be found out is taken for granted.
 func (n *node) has(name string, id fileID) bool {
 	var st unix.Stat_t
@@ -368,7 +368,7 @@ func (p *peer) close() {
 	_ = p.file.Close()
 }
 
-// alive says whether the owner of a lease has it locked still.
+// alive reports whether the owner of a lease has it locked still.
 func (n *node) alive(p *peer) bool {
 	free, err := isFree(p.file)
 	return err != nil || !free

@@ -2,7 +2,7 @@ package leases
 
 import "golang.org/x/sys/unix"
 
-// isRemote says whether path lies on a file system whose pages other machines may have
+// isRemote reports whether path lies on a file system whose pages other machines may have
 // too.
 func isRemote(path string) (bool, string) {
 	var st unix.Statfs_t

@@ -12,7 +12,7 @@ import (
 )
 
 // A lease file is one page. Its head is written once, before the file has its name;
-// each of its words has a cache line of its own, for they are written by their owner
+// each of its words has a cache line of its own, because they are written by their owner
 // and read by all.
 const (
 	pageSize  = 4096

@@ -1,6 +1,6 @@
-// Package ledger keeps a space's books: how many of its bytes are live, retired, reserved and free. A
-// [Ledger] is one word that says what is used, which is changed by compare and swap, and the two accounts
-// that make it up. Promises that come and go at a high rate are parked beside that word.
+// Package ledger keeps a space's books: how many of its bytes are live, retired, reserved and free.
+// A [Ledger] is one word that says what is used, which is changed by compare and swap, and the two
+// accounts that make it up. Promises that come and go at a high rate are parked beside that word.
 //
 // Its lock is lockrank.Ledger, under which nothing is called.
 package ledger
@@ -229,7 +229,7 @@ func Left(limit, used, mine int64) int64 {
 		return max(0, limit-used)
 	}
 	hi, lo := bits.Mul64(uint64(used-limit), uint64(mine))
-	share, rest := bits.Div64(hi, lo, uint64(used)) // hi < used, for used-limit ≤ used and mine < 1<<63
+	share, rest := bits.Div64(hi, lo, uint64(used)) // hi < used, because used-limit ≤ used and mine < 1<<63
 	if rest > 0 {
 		share++
 	}

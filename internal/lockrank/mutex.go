@@ -33,8 +33,8 @@ func (m *Mutex[R]) Lock() {
 	}
 }
 
-// TryLock locks m if it is free and says whether it did. The rank is not checked, for a try cannot
-// deadlock; it counts for the locks that follow.
+// TryLock locks m if it is free and reports whether it did. The rank is not checked, because a try
+// cannot deadlock; it counts for the locks that follow.
 func (m *Mutex[R]) TryLock() bool {
 	locked := m.mu.TryLock()
 	if invariants.Enabled && locked {

@@ -120,7 +120,7 @@ func (l *Library) CPUAffinity(d Device) ([]uint64, error) {
 	})
 }
 
-// LinkUp says whether an NVLink is in use.
+// LinkUp reports whether an NVLink is in use.
 func (l *Library) LinkUp(d Device, link int) (bool, error) {
 	state, err := l.numberAt("nvmlDeviceGetNvLinkState", d, link)
 	return state == linkEnabled, err
@@ -139,7 +139,7 @@ func (l *Library) LinkKind(d Device, link int) (LinkKind, error) {
 	return LinkKind(kind), err
 }
 
-// MIG says whether the GPU is divided into instances.
+// MIG reports whether the GPU is divided into instances.
 func (l *Library) MIG(d Device) (bool, error) {
 	var current, pending uint32
 	err := l.call("nvmlDeviceGetMigMode", uintptr(d), uintptr(unsafe.Pointer(&current)), uintptr(unsafe.Pointer(&pending)))

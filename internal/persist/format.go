@@ -61,7 +61,7 @@ const (
 // errFormat: what was recorded was written by another version, or is not what it says.
 var errFormat = errors.New("spillway: not a recorded batch that this version reads")
 
-// errSchema: a batch cannot be recorded, for its schema would not come back as it is.
+// errSchema: a batch cannot be recorded, because its schema would not come back as it is.
 var errSchema = errors.New("spillway: the schema cannot be written as an Arrow IPC message")
 
 // EncodeSchema returns a schema as an Arrow IPC message, which is refused with
@@ -263,7 +263,7 @@ func (s *Schemas) Unmarshal(p, schema []byte) (*Entry, error) {
 	return k, nil
 }
 
-// fits says whether the parts of e fit together, so far as others count on it before
+// fits reports whether the parts of e fit together, so far as others count on it before
 // they open the batch: opening checks the rest.
 func (e *Entry) fits() bool {
 	d := e.Descriptor

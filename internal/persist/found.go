@@ -136,7 +136,7 @@ func (f *Found) Add(space *tier.Space, volume *volumes.Volume) error {
 	return nil
 }
 
-// fitMemories says whether memories are long enough.
+// fitMemories reports whether memories are long enough.
 func fitMemories(want, have []int64) bool {
 	if len(want) != len(have) {
 		return false

@@ -15,7 +15,7 @@ import (
 // Recorder records batches that come to disks with Config.Persist, so that the next engine finds
 // them if this one's process ends. It sees every change of a batch, and writes when the form or
 // the place is another: a kilobyte or so, to the page cache, on the goroutine that has just written
-// the batch to disk. It is safe for concurrent use, but for Add.
+// the batch to disk. It is safe for concurrent use, except for Add.
 type Recorder struct {
 	logger  *slog.Logger
 	volumes map[tier.ID]*volumes.Volume

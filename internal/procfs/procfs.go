@@ -131,7 +131,7 @@ func (m Mount) Option(name string) (string, bool) {
 	return "", false
 }
 
-// OnBlockDevice says whether the device's number is that of a block device: a
+// OnBlockDevice reports whether the device's number is that of a block device: a
 // file system that has none of its own is given a number with major 0.
 func (m Mount) OnBlockDevice() bool { return !strings.HasPrefix(m.Device, "0:") }
 
@@ -176,7 +176,7 @@ func parseMount(line string) (Mount, error) {
 }
 
 // MountOf returns the mount that dir is on: the deepest, and of several at the
-// same place the last, for it hides the others.
+// same place the last, because it hides the others.
 func MountOf(mounts []Mount, dir string) (Mount, bool) {
 	best := -1
 	for i, m := range mounts {
@@ -194,7 +194,7 @@ func MountOf(mounts []Mount, dir string) (Mount, bool) {
 	return mounts[best], true
 }
 
-// IsDeviceNumber says whether s is major:minor.
+// IsDeviceNumber reports whether s is major:minor.
 func IsDeviceNumber(s string) bool {
 	major, minor, ok := strings.Cut(s, ":")
 	if !ok {

@@ -41,8 +41,8 @@ type Job[R any] struct {
 	Lanes  int     // how many pieces are under way at most
 	Pool   Pool[R] // nil if lanes need nothing
 
-	// Begin begins to fetch a piece into r, and returns what waits for it; nil if it is there, or if
-	// that fails. It is called for one piece at a time, in order, and not after it has failed.
+	// Begin begins to fetch a piece into r, and returns what waits for it; nil if it is there, or
+	// if that fails. It is called for one piece at a time, in order, and not after it has failed.
 	Begin func(ctx context.Context, r R, piece int) (wait func() error, err error)
 	// Check sees what was fetched. If Ordered is set, it sees one piece after the other.
 	Check   func(r R, piece int) error
@@ -174,7 +174,7 @@ func (l *run[R]) invite() {
 	}
 }
 
-// surplus says whether there are more lanes than may work.
+// surplus reports whether there are more lanes than may work.
 func (l *run[R]) surplus() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -235,7 +235,7 @@ func (l *run[R]) stop(err error) {
 	}
 }
 
-// more says whether there may be a next piece.
+// more reports whether there may be a next piece.
 func (l *run[R]) more() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

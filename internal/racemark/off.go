@@ -2,7 +2,7 @@
 
 package racemark
 
-// Enabled says whether this is a build for the race detector.
+// Enabled reports whether this is a build for the race detector.
 const Enabled = false
 
 // Read says that all of b is read.

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// Enabled says whether this is a build for the race detector.
+// Enabled reports whether this is a build for the race detector.
 const Enabled = true
 
 // Read says that all of b is read.

@@ -151,7 +151,8 @@ func offset(dt arrow.DataType) int {
 	return 4
 }
 
-// HasValidity says whether the first buffer is a Validity. Without one no value is null by itself.
+// HasValidity reports whether the first buffer is a Validity. Without one no value is null by
+// itself.
 func (s *Shape) HasValidity() bool { return len(s.Buffers) > 0 && s.Buffers[0].Role == Validity }
 
 // NumChildren returns how many children an array has.

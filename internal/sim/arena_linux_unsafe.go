@@ -36,7 +36,7 @@ func newArena(size int64) (*arena, error) {
 func (a *arena) close() error { return unix.Munmap(a.bytes) }
 
 // touchStep is how much is touched between two looks at stop: two huge pages,
-// about a millisecond's worth, for closing a device waits for one step and so does
+// about a millisecond's worth, because closing a device waits for one step and so does
 // an unmapping elsewhere in the process.
 const touchStep = 4 << 20
 

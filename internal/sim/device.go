@@ -134,9 +134,9 @@ var (
 func New(cfg Config) (tier.Device, error) { return NewFaulty(cfg, nil) }
 
 // NewFaulty is New of a device that asks faults, if set, twice about operations: when they are put
-// on a stream, and when they run; see Stage. An error that it returns refuses the operation or fails
-// it. It is called with no lock held, from the goroutine that calls the device or from a stream's
-// worker, and may block: work waits for it.
+// on a stream, and when they run; see Stage. An error that it returns refuses the operation or
+// fails it. It is called with no lock held, from the goroutine that calls the device or from a
+// stream's worker, and may block: work waits for it.
 func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err

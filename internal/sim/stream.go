@@ -75,7 +75,7 @@ func (s *stream) putLocked(w work) (start bool) {
 	return start
 }
 
-// idle says whether all work put on the stream is done. It stays so until its
+// idle reports whether all work put on the stream is done. It stays so until its
 // owner puts more there.
 func (s *stream) idle() bool {
 	s.mu.Lock()
@@ -123,7 +123,7 @@ func (s *stream) Sync() error {
 	return s.Err()
 }
 
-// shut lets no more work in, and says whether that is new.
+// shut lets no more work in, and reports whether that is new.
 func (s *stream) shut() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -32,7 +32,7 @@ type unit struct {
 	bytes int64
 }
 
-// Largest first; binary first where both serve, for memory is made that way.
+// Largest first; binary first where both serve, because memory is made that way.
 var units = [...]unit{
 	{"EiB", 1 << 60}, {"PiB", 1 << 50}, {"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
 	{"EB", 1e18}, {"PB", 1e15}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3},

@@ -17,7 +17,7 @@ type Pace struct {
 	// has taken on. Only the difference from another's means something.
 	Lead time.Duration
 	// Bandwidth, in bytes a second, is how fast it is written to, as far as is
-	// known; above 0 but for the zero Pace.
+	// known; above 0 except for the zero Pace.
 	Bandwidth int64
 	// Ailing says that it failed a moment ago. It comes after all others then.
 	Ailing bool

@@ -38,7 +38,7 @@ type Sum struct {
 	hash   xxh3.Hasher // not fused
 }
 
-// Fused says whether this build on this processor copies and sums in one loop.
+// Fused reports whether this build on this processor copies and sums in one loop.
 func Fused() bool { return fused }
 
 // bytesLeast is from where on Bytes takes the loop: below it memmove writes through
@@ -107,8 +107,8 @@ type Copy struct{ Dst, Src []byte }
 const pastLeast = 16 << 10
 
 // Gather does what Spread does for many copies, which must not overlap, as if their bytes were one
-// run: 500 copies of 130 KiB are too short for Spread and Bytes each by itself. A Copy's sides are of
-// the same length.
+// run: 500 copies of 130 KiB are too short for Spread and Bytes each by itself. A Copy's sides are
+// of the same length.
 func Gather(copies []Copy) {
 	total := 0
 	for _, c := range copies {

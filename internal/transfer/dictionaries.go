@@ -169,7 +169,7 @@ func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, afresh bool) *
 	}
 }
 
-// is says whether l is the plan of d.
+// is reports whether l is the plan of d.
 func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dictionary) bool {
 	plan := l.Plan()
 	return d.Body == plan.Body && slices.Equal(d.nodes, plan.Nodes) && slices.Equal(d.spans, plan.Buffers) &&
@@ -180,7 +180,8 @@ func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dict
 const leastSweep = 8
 
 // nameLocked makes key a name of d. When there are twice as many names as were in use the last
-// time, it forgets those whose arrays are gone: so each costs a look or two, however many there are.
+// time, it forgets those whose arrays are gone: so each costs a look or two, however many there
+// are.
 func (s *Dictionaries) nameLocked(d *Dictionary, key weak.Pointer[array.Data], print []fingerprint) {
 	if len(d.keys) >= max(d.sweep, leastSweep) {
 		d.keys = slices.DeleteFunc(d.keys, func(k weak.Pointer[array.Data]) bool {

@@ -214,8 +214,8 @@ func (b *Builtin) sample(ctx context.Context, to *tier.Space, body int64, node i
 	})
 }
 
-// LayRuns lays a body out as the runs of a packed image. The layout is made in order, by one lane at a
-// time; while one lays out others compress and write.
+// LayRuns lays a body out as the runs of a packed image. The layout is made in order, by one lane
+// at a time; while one lays out others compress and write.
 func (b *Builtin) LayRuns(ctx context.Context, l *image.Layout, r reservation.Reservation) (runs []batch.Run, err error) {
 	body := l.Size()
 	runs = make([]batch.Run, (body+batch.RunSize-1)/batch.RunSize)

@@ -40,9 +40,9 @@ func (f *packedFile) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return r.ReadAt(ctx, p, off)
 }
 
-// reader returns a packedFile for one goroutine that wants several parts of a run, one
-// after the other: it reads and uncompresses what they share once. It waits for scratch, so that the
-// caller must have no pinned chunk yet. The caller must close it.
+// reader returns a packedFile for one goroutine that wants several parts of a run, one after the
+// other: it reads and uncompresses what they share once. It waits for scratch, so that the caller
+// must have no pinned chunk yet. The caller must close it.
 func (f *packedFile) reader(ctx context.Context) (*packedReader, error) {
 	block, err := f.b.Scratch.borrow(ctx, f.from.Space().Node(), BlockSize)
 	if err != nil {

@@ -27,7 +27,7 @@ func ForMonitor(ctx context.Context) context.Context {
 	return context.WithValue(ctx, dutyKey{}, duty{monitor: true})
 }
 
-// IsMonitors says whether a context is of such a move.
+// IsMonitors reports whether a context is of such a move.
 func IsMonitors(ctx context.Context) bool {
 	d, _ := ctx.Value(dutyKey{}).(duty)
 	return d.monitor

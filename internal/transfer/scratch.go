@@ -35,7 +35,7 @@ const (
 // scratch lends the memory that runs are compressed and uncompressed in: no more at a time
 // than a share of host memory. As far as there is room it is drawn from a host space, and so
 // in its ledger, and it goes back at the end of each transfer. Where there is none it is of the
-// heap, for room is made by transfers that need scratch.
+// heap, because room is made by transfers that need scratch.
 //
 // A waiter for scratch waits for transfers that have some. Those wait for chunks, disks and
 // devices, and for nothing else, so this ends; first come, first served. The zero value lends
@@ -177,8 +177,8 @@ func (h *hostScratch) draw(n int64) (p []byte, free func()) {
 	}
 }
 
-// alloc returns n bytes in one piece, and nil if there are none or their pool fails. No batch is moved
-// to make one: that move would wait for scratch.
+// alloc returns n bytes in one piece, and nil if there are none or their pool fails. No batch is
+// moved to make one: that move would wait for scratch.
 func (h *hostScratch) alloc(n int64) (buf *tier.Buffer, p []byte) {
 	err := safely(func() error {
 		r, err := h.from.TryReserve(reservation.Specific(h.space.ID()), n, reservation.WithoutClearing())

@@ -155,7 +155,7 @@ func safely(f func() error) (err error) {
 	return f()
 }
 
-// panicked makes a panic an error, but for a broken lock order, which an
+// panicked makes a panic an error, except for a broken lock order, which an
 // invariants build must not hide.
 func panicked(p any) error {
 	if v, ok := p.(lockrank.Violation); ok {

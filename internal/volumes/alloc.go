@@ -149,7 +149,7 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	return e, nil
 }
 
-// take is Alloc but for the backlog.
+// take is Alloc except for the backlog.
 func (v *Volume) take(size int64, cuts []int64) (*extents, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("disk: volume %s: cannot allocate %d bytes", v.cfg.Dir, size)
@@ -244,7 +244,7 @@ func (v *Volume) full(size int64, cause error) error {
 // errReserve says why a volume does not take what the file system has.
 var errReserve = errors.New("the file system's free space is down to the reserve")
 
-// outOfRoom says whether err means that the file system is full.
+// outOfRoom reports whether err means that the file system is full.
 func outOfRoom(err error) bool {
 	return errors.Is(err, errReserve) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
@@ -353,7 +353,7 @@ func (v *Volume) back(s *segment, off, n int64) error {
 	return nil
 }
 
-// checkReserve says whether n bytes can be taken and the reserve left.
+// checkReserve reports whether n bytes can be taken and the reserve left.
 func (v *Volume) checkReserve(n int64) error {
 	u, err := v.cfg.FS.Usage(v.dir)
 	switch {

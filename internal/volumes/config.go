@@ -74,15 +74,16 @@ type Config struct {
 	// Idle is how long freed space that nothing needs stays written, for reuse,
 	// before it is given back to the file system. Negative: until Trim or Close.
 	Idle time.Duration
-	// Encrypt makes the volume write only what is encrypted and authenticated (AES-GCM), in units of
-	// 64 KiB: Request is a multiple of that then. What was changed on the disk, or put in another
-	// place there, is a *tier.AlteredError when it is read.
+	// Encrypt makes the volume write only what is encrypted and authenticated (AES-GCM), in units
+	// of 64 KiB: Request is a multiple of that then. What was changed on the disk, or put in
+	// another place there, is a *tier.AlteredError when it is read.
 	Encrypt bool
-	// Key is a secret of 16, 24 or 32 bytes, from which the volume derives a key of its own; it stays
-	// the caller's. Nil: the volume makes a key of 32 bytes. Keys are in memory only, and
-	// overwritten when the volume has been closed and all that it handed out is free. What persists is found only with
-	// the Key that it was written with, and with none if there was none. A volume that finds
-	// nothing but what needs another key is not opened, with a *disk.KeyError, and changes nothing.
+	// Key is a secret of 16, 24 or 32 bytes, from which the volume derives a key of its own; it
+	// stays the caller's. Nil: the volume makes a key of 32 bytes. Keys are in memory only, and
+	// overwritten when the volume has been closed and all that it handed out is free. What persists
+	// is found only with the Key that it was written with, and with none if there was none. A
+	// volume that finds nothing but what needs another key is not opened, with a *disk.KeyError,
+	// and changes nothing.
 	Key []byte
 }
 

@@ -27,7 +27,7 @@ import (
 //
 // and removes all of it when it is closed. After a kill it stays, and its lock is
 // free: the next volume that is opened in Dir takes the lock and removes it. The pid
-// is for people; nothing is decided by it, for pids mean little across containers.
+// is for people; nothing is decided by it, because pids mean little across containers.
 
 var (
 	ownName     = regexp.MustCompile(`^spillway-[0-9]+-[0-9a-f]{16}$`)
@@ -88,7 +88,7 @@ func (d *ownDir) removeFile(name string) error {
 	return err
 }
 
-// removeSegments removes all segments, and says whether there is anything else but the lock.
+// removeSegments removes all segments, and reports whether there is anything else but the lock.
 func (d *ownDir) removeSegments() (foreign bool, err error) {
 	entries, err := d.fs.ReadDir(d.path)
 	if err != nil {
@@ -159,7 +159,7 @@ func (d *ownDir) Open(name string) (journal.File, int64, error) {
 
 func (d *ownDir) Remove(name string) error { return d.removeFile(name) }
 
-// hiddenFile says whether a file is one that was removed while it was open: FUSE, NFS and
+// hiddenFile reports whether a file is one that was removed while it was open: FUSE, NFS and
 // SMB give it another name until it is closed. A server that died may leave it for good.
 func hiddenFile(name string) bool {
 	return strings.HasPrefix(name, ".fuse_hidden") || strings.HasPrefix(name, ".nfs") || strings.HasPrefix(name, ".__smb")
@@ -182,7 +182,7 @@ func removeDir(fsys disk.FS, path string) error {
 	}
 }
 
-// removeHidden removes hidden files, as far as that helps, and says whether there is nothing
+// removeHidden removes hidden files, as far as that helps, and reports whether there is nothing
 // else.
 func removeHidden(fsys disk.FS, path string) bool {
 	entries, err := fsys.ReadDir(path)
@@ -224,7 +224,7 @@ func removeIfAbandoned(fsys disk.FS, path string) (gone bool, err error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		// Killed before it made its lock, or about to make it: an empty directory
-		// can go in either case, for the maker tries again. Any other stays. Hidden
+		// can go in either case, because the maker tries again. Any other stays. Hidden
 		// files are of one that was killed, or is just about to remove it.
 		return removeHidden(fsys, path) && fsys.Remove(path) == nil, nil
 	case errors.Is(err, disk.ErrLocked), errors.Is(err, fs.ErrPermission), errors.Is(err, errors.ErrUnsupported):

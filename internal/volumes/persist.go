@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// entry is a record of the journal. The volume's mutex guards it, but for what never changes.
+// entry is a record of the journal. The volume's mutex guards it, except for what never changes.
 type entry struct {
 	key          uint64
 	shared, meta []byte // of one that was found when the volume was opened
@@ -180,7 +180,7 @@ func (v *Volume) notThere(key uint64) error {
 
 // Take hands out the memories of a record that Persisted lists, as if Alloc had. The caller
 // must Free them, which ends their record, or PutBack them first. They are to be read. What is
-// encrypted cannot be written, for the key that it was sealed with seals nothing any more.
+// encrypted cannot be written, because the key that it was sealed with seals nothing any more.
 // tier.ErrReleased: it is not there, or taken.
 func (v *Volume) Take(key uint64) ([]tier.Memory, error) {
 	v.mu.Lock()

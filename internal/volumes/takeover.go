@@ -151,7 +151,7 @@ func (d *ownDir) list() (*listing, error) {
 	return l, nil
 }
 
-// takeOver makes an abandoned directory the volume's, and says whether it did. An empty
+// takeOver makes an abandoned directory the volume's, and reports whether it did. An empty
 // one it removes.
 func (v *Volume) takeOver(path string) (took bool, err error) {
 	fsys := v.cfg.FS

@@ -10,11 +10,11 @@ import (
 	"github.com/spillway-db/spillway/internal/causes"
 )
 
-// punchStep is how much is given back at a time: it takes a millisecond or two, for
+// punchStep is how much is given back at a time: it takes a millisecond or two, because
 // which an Alloc that needs fresh room waits.
 const punchStep = 4 << 20
 
-// trimIdle gives back what nothing needs. Freed room stays written, for it is twice as fast to
+// trimIdle gives back what nothing needs. Freed room stays written, because it is twice as fast to
 // write again as fresh room. But a volume that was full once must not hold the disk for ever. So
 // every Config.Idle as much goes as was free all the time since the last look: what a query frees
 // and takes in turn stays, what is left when it has ended goes within two periods. While the file

@@ -271,7 +271,7 @@ func (v *Volume) probeNamed(anonymous bool) error {
 	return err
 }
 
-// cannotAnonymous says whether err is a file system's way to say that it has no
+// cannotAnonymous reports whether err is a file system's way to say that it has no
 // anonymous files: open(2) names EOPNOTSUPP, and EISDIR where O_TMPFILE is not
 // known; EINVAL, after direct I/O was left out, is what some network ones say.
 func cannotAnonymous(err error) bool {
@@ -325,7 +325,7 @@ func (v *Volume) openSegment(name string, direct bool) (disk.File, error) {
 	}
 	path := filepath.Join(v.own.path, name)
 	f, err := v.cfg.FS.Create(path, direct)
-	if errors.Is(err, fs.ErrExist) { // we made it, for the directory is ours alone, and could not remove it
+	if errors.Is(err, fs.ErrExist) { // we made it, because the directory is ours alone, and could not remove it
 		if err := v.own.removeFile(name); err != nil {
 			return nil, err
 		}
@@ -358,7 +358,7 @@ func bare(err error) error {
 // Dir returns the directory as it was configured.
 func (v *Volume) Dir() string { return v.cfg.Dir }
 
-// Stats returns the volume's figures. The sizes are a consistent cut but for the
+// Stats returns the volume's figures. The sizes are a consistent cut except for the
 // counters of transfers.
 func (v *Volume) Stats() disk.Stats {
 	s := disk.Stats{

@@ -55,7 +55,7 @@ func (v *Volume) warnOfOverlay() {
 	v.add(w)
 }
 
-// overMemory says whether a directory is on an overlay that writes to memory, as far as that is
+// overMemory reports whether a directory is on an overlay that writes to memory, as far as that is
 // seen: see topology.Location.InMemory.
 func overMemory(dir string) bool {
 	l, err := topology.DiskOf(context.Background(), dir, topology.Options{})

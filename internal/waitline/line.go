@@ -28,7 +28,7 @@ const Nothing = math.MaxInt64
 // It is a tournament over an array: place i of the line is leaf size+i, and each inner node is
 // the smaller need of its two children. Adding, removing and finding take log₂ of the length, so
 // that a wake-up among 100,000 waiters costs 17 steps and not 100,000. The zero value is empty.
-// The owner's lock guards it, but for what says that it takes none.
+// The owner's lock guards it, except for what says that it takes none.
 type Line[W any] struct {
 	Bypass uint32 // set before the first wait
 
@@ -48,12 +48,12 @@ type Line[W any] struct {
 
 // Place is a waiter's place in one line. The zero value is in none.
 type Place[W any] struct {
-	Of   W // whose it is; set before Push, for it is read without the lock
+	Of   W // whose it is; set before Push, because it is read without the lock
 	need int64
 	at   int // 1 + the position in the line; 0 if it is in none
 }
 
-// In says whether the place is in a line.
+// In reports whether the place is in a line.
 func (p *Place[W]) In() bool { return p.at > 0 }
 
 // Need returns what its waiter needs.

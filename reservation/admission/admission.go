@@ -166,7 +166,7 @@ func (c Config) validate() error {
 // use. It must be closed.
 type Admitter struct {
 	reservations *reservation.Manager
-	rules        Rules // but for threshold and threads, which are in mu
+	rules        Rules // except for threshold and threads, which are in mu
 	log          *slog.Logger
 	panics       guard.Log
 	cancels      []func() // end the subscriptions to the spaces

@@ -66,7 +66,7 @@ type Inputs interface {
 	Hold(s *tier.Space) (missing int64)
 	// Restore ends what Hold began and what the task did since: the inputs are whole,
 	// in their place in the order, and may be moved. They need not be in the space in
-	// which they were. It is called after each Hold but for a task that succeeds.
+	// which they were. It is called after each Hold except for a task that succeeds.
 	Restore(ctx context.Context) error
 }
 

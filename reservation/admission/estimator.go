@@ -139,7 +139,7 @@ func (e *Ratios) ofLocked(operator string) *ratio {
 // times returns ⌈n × f⌉, or the largest number if that is more.
 func times(n int64, f float64) int64 {
 	v := float64(n) * f
-	// What is whole but for the rounding of the ratio, or the last traces of what has
+	// What is whole except for the rounding of the ratio, or the last traces of what has
 	// faded, is not rounded up.
 	if r := math.Round(v); math.Abs(v-r) <= max(1e-12*v, 1e-6) {
 		v = r

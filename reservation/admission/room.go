@@ -78,7 +78,7 @@ func marks(s *tier.Space, threshold float64) (mark, top int64) {
 	return max(0, top-charge(s, top-mark)), top
 }
 
-// fits says whether the task could be admitted now.
+// fits reports whether the task could be admitted now.
 func (p *plan) fits(threshold float64) bool {
 	mark, _ := marks(p.space, threshold)
 	return p.need <= mark-p.space.Used() && p.need <= p.space.Available()
@@ -152,7 +152,7 @@ func (a *Admitter) try(plans []plan, threshold float64) (got, error) {
 	return got{}, nil
 }
 
-// passedBy says whether a space that refused with err is no reason not to ask others.
+// passedBy reports whether a space that refused with err is no reason not to ask others.
 func passedBy(err error) bool {
 	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost)
 }

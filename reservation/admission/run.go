@@ -14,7 +14,7 @@ import (
 // ErrAttempts is matched by every AttemptsError.
 var ErrAttempts = errors.New("ran out of memory in every attempt")
 
-// AttemptsError says that a task ran out of memory as often as it may. It matches
+// AttemptsError reports that a task ran out of memory as often as it may. It matches
 // ErrAttempts and the error of the last attempt.
 type AttemptsError struct {
 	Operator string
@@ -34,7 +34,7 @@ func (e *AttemptsError) Error() string {
 // Unwrap returns ErrAttempts and the error of the last attempt.
 func (e *AttemptsError) Unwrap() []error { return []error{ErrAttempts, e.Err} }
 
-// OutOfMemory says whether an error is one after which a task is tried again: it
+// OutOfMemory reports whether an error is one after which a task is tried again: it
 // matches reservation.ErrExceeded, reservation.ErrDeadlock, tier.ErrNoSpace or
 // tier.ErrOutOfBudget.
 func OutOfMemory(err error) bool {
@@ -162,7 +162,7 @@ func (a *Admitter) never(e *Estimate, g *Grant, reserved int64, err error) error
 	return err
 }
 
-// once runs one attempt and says whether there may be another after its error.
+// once runs one attempt and reports whether there may be another after its error.
 func (a *Admitter) once(ctx context.Context, e *Estimate, g *Grant, f func(context.Context, *Grant) error) (again bool, err error) {
 	done := false
 	defer func() { // also after a panic

@@ -42,7 +42,7 @@ type turn struct {
 // errInterrupted ends a wait for memory under conditions that hold no more.
 var errInterrupted = errors.New("admission: the conditions have changed")
 
-// errWait says that a waiter has to wait for its bell.
+// errWait reports that a waiter has to wait for its bell.
 var errWait = errors.New("admission: it is not its turn")
 
 // wakes lists the waiters to wake once the lock is free.
@@ -300,7 +300,7 @@ func (a *Admitter) foreign() (bytes int64) {
 	return bytes
 }
 
-// holdsLocked says whether t is still what w may do.
+// holdsLocked reports whether t is still what w may do.
 func (a *Admitter) holdsLocked(w *waiter, t *turn) bool {
 	now := a.turnLocked(w)
 	return !a.mu.closed && a.mu.running < a.mu.threads &&
@@ -429,7 +429,7 @@ func (a *Admitter) ringPasserLocked(at *waitline.Place[*waiter], s *wakes) {
 	a.least.Store(least)
 }
 
-// fitsLocked says whether the rule held now, by what is known of w.
+// fitsLocked reports whether the rule held now, by what is known of w.
 func (w *waiter) fitsLocked(threshold float64) bool {
 	for i := range w.plans {
 		if w.plans[i].fits(threshold) {
@@ -439,7 +439,7 @@ func (w *waiter) fitsLocked(threshold float64) bool {
 	return false
 }
 
-// handOn wakes the next after w that may pass, for w could not.
+// handOn wakes the next after w that may pass, because w could not.
 func (a *Admitter) handOn(w *waiter) {
 	var s wakes
 	a.mu.Lock()

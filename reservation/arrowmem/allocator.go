@@ -64,7 +64,7 @@ type block struct {
 
 var _ memory.Allocator = (*Allocator)(nil)
 
-// ForeignError says that an Allocator was to free or to reallocate memory that it
+// ForeignError reports that an Allocator was to free or to reallocate memory that it
 // has not allocated, or that was freed before.
 type ForeignError struct {
 	Op    string // "free" or "reallocate"

@@ -101,7 +101,7 @@ type Stats struct {
 	Admitted  int64 // allocated so far, and found when a device was wrapped; never falls
 	Reclaimed int64 // come back so far; never falls
 	Refused   int64 // requests that found no room
-	Retries   int64 // requests that would have been refused but for what was reaped first
+	Retries   int64 // requests that would have been refused without the reaping
 }
 
 // Stats returns the books.

@@ -85,7 +85,7 @@ type Config struct {
 	Bypass int
 }
 
-// IsZero says whether nothing is set.
+// IsZero reports whether nothing is set.
 func (c Config) IsZero() bool { return c.Budgets == nil && c.Slots == SlotLimit{} && c.Bypass == 0 }
 
 func (c Config) withDefaults() Config {

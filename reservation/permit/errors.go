@@ -16,7 +16,7 @@ import (
 // tier.ErrReleased and tier.ErrClosed.
 var ErrNoBudget = errors.New("no such budget")
 
-// ExceededError says that a request can never be granted, so that waiting would be
+// ExceededError reports that a request can never be granted, so that waiting would be
 // in vain. It matches reservation.ErrExceeded.
 type ExceededError struct {
 	Budget    string // the budget's name; empty for slots

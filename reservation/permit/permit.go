@@ -105,7 +105,7 @@ func (p *Pool) recordLocked() *record {
 	return r
 }
 
-// look runs f with the books of a permit that is held, and says whether it is.
+// look runs f with the books of a permit that is held, and reports whether it is.
 func (p Permit) look(f func(*Pool, *record)) bool {
 	if p.rec == nil {
 		return false
@@ -151,13 +151,13 @@ func total(took []int64) (sum int64, err error) {
 	return sum, nil
 }
 
-// CanSpill says whether the permit has a slot, so that its holder may write to disk.
+// CanSpill reports whether the permit has a slot, so that its holder may write to disk.
 func (p Permit) CanSpill() (can bool) {
 	p.look(func(pool *Pool, r *record) { can = r.took[pool.slots] > 0 })
 	return can
 }
 
-// Limited says whether the permit's slot is one of a limited number.
+// Limited reports whether the permit's slot is one of a limited number.
 func (p Permit) Limited() (limited bool) {
 	p.look(func(_ *Pool, r *record) { limited = r.limited })
 	return limited

@@ -355,7 +355,7 @@ func (p *Pool) availableLocked(r int, monitor bool) int64 {
 	return free
 }
 
-// ownSlotLocked says whether a's slot is the one that is kept for the monitor.
+// ownSlotLocked reports whether a's slot is the one that is kept for the monitor.
 func (p *Pool) ownSlotLocked(a *ask) bool { return a.monitor && p.mu.monitors == 0 }
 
 // takeLocked takes what a asks for, if it is there and no older waiter has been passed too often. w
@@ -424,7 +424,7 @@ func (p *Pool) lackLocked(a *ask) lack {
 	return l
 }
 
-// neverLocked says whether a asks for more than it can ever be granted.
+// neverLocked reports whether a asks for more than it can ever be granted.
 func (p *Pool) neverLocked(a *ask) (lack, bool) {
 	for r := range p.slots + 1 {
 		all := p.mu.total[r]

@@ -47,7 +47,7 @@ func compareLoan(l *loan, addr tier.Addr) int {
 	return 0
 }
 
-// hold says whether the n > 0 bytes at addr lie in one loan.
+// hold reports whether the n > 0 bytes at addr lie in one loan.
 func (l *loans) hold(addr tier.Addr, n int64) bool {
 	i, _ := slices.BinarySearchFunc(l.list, addr+1, compareLoan)
 	for i--; i >= 0; i-- {
@@ -119,7 +119,7 @@ func (d *gpu) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
 	}, nil
 }
 
-// owns says whether the device has allocated the bytes.
+// owns reports whether the device has allocated the bytes.
 func (d *gpu) owns(addr tier.Addr, size int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

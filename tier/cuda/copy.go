@@ -49,8 +49,8 @@ func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 	return nil
 }
 
-// begin notes that there is work to come, and says whether to leave it out because the stream has
-// failed.
+// begin notes that there is work to come, and reports whether to leave it out because the stream
+// has failed.
 func (s *stream) begin() (skip bool) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()

@@ -191,8 +191,8 @@ type source interface {
 	free(s *stream, a *allocation) error
 	// reclaimed is called when that has happened.
 	reclaimed(a *allocation)
-	// has says whether addr is in memory that the source hands out itself, so that the driver does
-	// not know what of it is in use.
+	// has reports whether addr is in memory that the source hands out itself, so that the driver
+	// does not know what of it is in use.
 	has(addr tier.Addr) bool
 	// available returns how many bytes can be had, in however many pieces.
 	available() (int64, error)

@@ -47,7 +47,7 @@ type share struct {
 	pin *cuda.Pin
 }
 
-// shares says whether all of x is in what the device has pinned.
+// shares reports whether all of x is in what the device has pinned.
 func (d *gpu) shares(x share) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// PeerError says that two GPUs do not copy to each other, although their driver promises
+// PeerError reports that two GPUs do not copy to each other, although their driver promises
 // that they can. Copies between the two are tier.ErrNotSupported, both ways, so that
 // they are made through host memory.
 type PeerError struct {
@@ -68,7 +68,7 @@ func (d *gpu) distrust(peer *gpu) {
 	}
 }
 
-// probe copies a pattern to the peer and says whether it has arrived. A pair that does not
+// probe copies a pattern to the peer and reports whether it has arrived. A pair that does not
 // reach each other, was found wrong, or cannot be tried is tier.ErrNotSupported.
 func (d *gpu) probe(peer *gpu) (same bool, err error) {
 	near, nerr := newProbe(d)

@@ -21,9 +21,9 @@ const (
 )
 
 // staging is pinned memory by way of which bytes go from and to memory that is not pinned. Its
-// chunks are as long as powers of two. It grows with what is under way, and is given back but for a
-// rest when nothing is any more: not earlier, or what is under way all the time would be pinned all
-// the time.
+// chunks are as long as powers of two. It grows with what is under way, and is given back except
+// for a rest when nothing is any more: not earlier, or what is under way all the time would be
+// pinned all the time.
 type staging struct {
 	dev *gpu
 

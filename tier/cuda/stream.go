@@ -129,7 +129,7 @@ func (s *stream) Close() error {
 	return s.end()
 }
 
-// shut lets no more work in, and says whether that is new.
+// shut lets no more work in, and reports whether that is new.
 func (s *stream) shut() bool {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
@@ -368,7 +368,7 @@ func (s *stream) restore(e *event, w *pending) {
 	}
 }
 
-// over says whether e is done, and if so, what that means for a stream that waited for it.
+// over reports whether e is done, and if so, what that means for a stream that waited for it.
 func over(e tier.Event) (bool, error) {
 	select {
 	case <-e.Done():

@@ -71,7 +71,7 @@ type File interface {
 	// Punch gives the room of n bytes at off back. errors.ErrUnsupported: it
 	// cannot.
 	Punch(off, n int64) error
-	// Direct says whether ReadAt and WriteAt bypass the page cache.
+	// Direct reports whether ReadAt and WriteAt bypass the page cache.
 	Direct() bool
 	// Alignment returns what the addresses, and the offsets and lengths, given to
 	// ReadAt and WriteAt must be multiples of: 1 and 1 for any.
@@ -118,7 +118,7 @@ type Stats struct {
 // ErrKey is what a KeyError matches.
 var ErrKey = errors.New("not the key that it was kept with")
 
-// KeyError says that what persists in a directory is encrypted with another key than the volume
+// KeyError reports that what persists in a directory is encrypted with another key than the volume
 // has, or that only one of them is encrypted at all. Nothing in it was changed. It matches ErrKey.
 type KeyError struct {
 	Dir     string // of the volume

@@ -96,8 +96,8 @@ func lockOpen(f *os.File) error {
 	if err != nil {
 		return err
 	}
-	// The process that had the lock before may have removed the file. It may have links all the same,
-	// where one that is open gets another name then. No name is used twice.
+	// The process that had the lock before may have removed the file. It may have links all the
+	// same, where one that is open gets another name then. No name is used twice.
 	_, err = os.Lstat(f.Name())
 	return err
 }

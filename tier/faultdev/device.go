@@ -9,7 +9,7 @@
 // A Rule chooses operations by kind, by index and by chance, and has an Effect: an error
 // of the call, a failure of the work, no memory, a flipped bit, a delay, or a call of the
 // test's. The first rule that chooses an operation is applied to it. The rules are those
-// of tier/disk/faultfs, but for paths. Device.Lose makes it a GPU that is lost for good.
+// of tier/disk/faultfs, except for paths. Device.Lose makes it a GPU that is lost for good.
 //
 // A Device owns the device that it wraps no more than its caller does: Close closes that.
 // It is safe for concurrent use, as far as that is. Its mutex has the rank Device and is

@@ -93,7 +93,7 @@ func nextData(f *os.File, off, size int64) (begin, end int64, err error) {
 	return begin, end, nil
 }
 
-// copyData copies the bytes from begin to end, but for pages of zeros: what is allocated and was
+// copyData copies the bytes from begin to end, except for pages of zeros: what is allocated and was
 // never written is no hole once it has been read.
 func copyData(out, in *os.File, begin, end int64) error {
 	data := io.NewSectionReader(in, begin, end-begin)

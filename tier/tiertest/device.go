@@ -24,7 +24,7 @@ type Op struct {
 	Running bool
 }
 
-// FaultFunc says whether an operation fails, and how. It is safe for concurrent
+// FaultFunc reports whether an operation fails, and how. It is safe for concurrent
 // use.
 type FaultFunc func(Op) error
 

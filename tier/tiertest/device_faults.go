@@ -51,7 +51,7 @@ func (f *fault) next() {
 	f.n = f.ops
 }
 
-// stop lets everything pass that is still to be submitted, and says whether an
+// stop lets everything pass that is still to be submitted, and reports whether an
 // operation was chosen to fail.
 func (f *fault) stop() (hit bool) {
 	f.mu.Lock()

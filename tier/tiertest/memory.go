@@ -11,14 +11,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// split says whether the pool may split memory such as m: device pools never
+// split reports whether the pool may split memory such as m: device pools never
 // do.
 func split(m tier.Memory) bool {
 	_, device := m.(tier.DeviceMemory)
 	return !device
 }
 
-// shares says whether m is host memory so small that it may lie on one page with
+// shares reports whether m is host memory so small that it may lie on one page with
 // other, which then cannot be had for anything large.
 func shares(m tier.Memory) bool {
 	_, host := m.(tier.HostMemory)

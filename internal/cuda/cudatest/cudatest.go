@@ -15,8 +15,9 @@
 // side. The files are in the test's temporary directory. Where there is no C compiler
 // New skips the test and says so. It takes no locks of the module's.
 //
-// With the tag gorgonia the program is linked with a library, which must be the emulator, and
-// New makes that as new: tests one after another have it, and what they left in it must have been given up.
+// With the tag gorgonia the program is linked with a library, which must be the emulator, and New
+// makes that as new: tests one after another have it, and what they left in it must have been given
+// up.
 package cudatest
 
 import (
@@ -26,7 +27,8 @@ import (
 	"time"
 )
 
-// Config says what is emulated. The zero value is one device of 64 MiB under a driver for CUDA 12.8.
+// Config says what is emulated. The zero value is one device of 64 MiB under a driver for CUDA
+// 12.8.
 type Config struct {
 	Devices        int           // 0: one; negative: none
 	Memory         int64         // bytes of each device; 0: 64 MiB
@@ -75,8 +77,9 @@ func (c Config) Environ() []string {
 // RealVariable is the variable that has tests run on a real GPU, too.
 const RealVariable = "SPILLWAY_CUDA"
 
-// Real returns the path of the driver library that such a test loads: empty, for the one that the machine has, where
-// the variable is "real", else what the variable says. Where it is not set the test is skipped.
+// Real returns the path of the driver library that such a test loads: empty, for the one that the
+// machine has, where the variable is "real", else what the variable says. Where it is not set the
+// test is skipped.
 func Real(t testing.TB) (path string) {
 	t.Helper()
 	switch path = os.Getenv(RealVariable); path {

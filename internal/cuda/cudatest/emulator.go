@@ -66,9 +66,11 @@ func New(t testing.TB, cfg Config) *Emulator {
 	return e
 }
 
-// Set changes a setting: delay_ns, bytes_per_second, peer, lying_peer, register_limit or capturing (which is that another
-// thread records a graph) at any time, plain_access and plain_unmapped (what is answered of ordinary memory to questions that are for
-// memory that a program maps itself; negative: an error), or unregister_home (host memory is unregistered where it was registered, only), devices, memory and version before the library is loaded by others.
+// Set changes a setting: delay_ns, bytes_per_second, peer, lying_peer, register_limit or capturing
+// (which is that another thread records a graph) at any time, plain_access and plain_unmapped (what
+// is answered of ordinary memory to questions that are for memory that a program maps itself;
+// negative: an error), or unregister_home (host memory is unregistered where it was registered,
+// only), devices, memory and version before the library is loaded by others.
 func (e *Emulator) Set(name string, value int64) {
 	e.t.Helper()
 	if code := e.set(name, value); code != 0 {

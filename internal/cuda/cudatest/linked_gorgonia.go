@@ -2,6 +2,6 @@
 
 package cudatest
 
-// Linked says whether the test is linked with the emulator: then all tests of a binary have the same
-// library, which New resets, and none can be without a function.
+// Linked reports whether the test is linked with the emulator: then all tests of a binary have the
+// same library, which New resets, and none can be without a function.
 const Linked = true

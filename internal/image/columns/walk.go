@@ -198,7 +198,7 @@ func (w *columnWalk) dictionary(dt arrow.DataType) error {
 	return w.child("dictionary", dt, dependent, 0)
 }
 
-// hasRows says whether an array has scale values for each row.
+// hasRows reports whether an array has scale values for each row.
 func hasRows(n batch.Node, scale, rows int64) bool {
 	if scale == 0 || rows == 0 {
 		return n.Length == 0

@@ -38,7 +38,7 @@ func newRate(bytesPerSecond int64) *rate {
 }
 
 // book moves the clock on by n bytes and returns when they have passed. The transfer
-// itself is done meanwhile, for it is a part of the time that a disk takes.
+// itself is done meanwhile, because it is a part of the time that a disk takes.
 //
 // A clock that is behind starts anew: there were no requests, or the disk is slower than the rate.
 // Sleeps that were too long are not the caller's fault. So the clock may be behind by that much

@@ -95,8 +95,8 @@ type Config struct {
 	// Files returns the file system of one more raw file, which must be as fast as the
 	// volumes' is, where that is not the machine's own; it may be nil, and return nil.
 	Files func() disk.FS
-	// Watched are the file systems of volumes, for the limit to be measured where batches lie; of those
-	// that are missing it is measured on files of its own.
+	// Watched are the file systems of volumes, for the limit to be measured where batches lie; of
+	// those that are missing it is measured on files of its own.
 	Watched  map[tier.ID]*Watch
 	Progress Progress // may be nil
 }
@@ -125,8 +125,9 @@ type Row struct {
 	Efficiency float64 // median of the pairs' ratios, ours by raw
 	Noise      float64 // median of how far raw by raw is from 1
 	CV         float64 // coefficient of variation of our rates
-	// BothWays says that one half of the moves went from From to To, and the other in the opposite direction at the
-	// same time. Gain is how many times as fast that was as one half after the other, and LimitGain that of raw.
+	// BothWays says that one half of the moves went from From to To, and the other in the opposite
+	// direction at the same time. Gain is how many times as fast that was as one half after the
+	// other, and LimitGain that of raw.
 	BothWays        bool
 	Gain, LimitGain float64
 	Err             error // why nothing was measured: a *convert.NoConverterError; then the figures are 0

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// driven says whether bytes between a space and host memory are copied by a driver, beside the
+// driven reports whether bytes between a space and host memory are copied by a driver, beside the
 // processors: then memmove is not what limits them.
 func driven(s *tier.Space) bool {
 	dev := deviceOf(s)
@@ -28,16 +28,16 @@ func deviceOf(s *tier.Space) tier.Device {
 	return p.Device()
 }
 
-// driven says whether one end of the link is a GPU of a driver's and the other host memory.
+// driven reports whether one end of the link is a GPU of a driver's and the other host memory.
 func (k link) driven() bool {
 	return driven(k.from) && k.to.Kind() == tier.Host || driven(k.to) && k.from.Kind() == tier.Host
 }
 
-// anyDriven says whether one of the engine's GPUs has a driver.
+// anyDriven reports whether one of the engine's GPUs has a driver.
 func anyDriven(eng *spillway.Engine) bool { return slices.ContainsFunc(eng.Spaces(), driven) }
 
-// lane is what one thread of raw copies between, on a stream of its own: memory of the two spaces, as
-// a batch's would be.
+// lane is what one thread of raw copies between, on a stream of its own: memory of the two spaces,
+// as a batch's would be.
 type lane struct {
 	device tier.Device
 	stream tier.Stream
@@ -48,8 +48,8 @@ type lane struct {
 // lanes are those of a load.
 type lanes []*lane
 
-// newLanes takes as much room as the load needs in both spaces, beside that of the batches. Both are filled. The caller must
-// close them.
+// newLanes takes as much room as the load needs in both spaces, beside that of the batches. Both
+// are filled. The caller must close them.
 func (b *bench) newLanes(ctx context.Context, gpu, host *tier.Space) (all lanes, err error) {
 	defer func() {
 		if err != nil {
@@ -167,8 +167,8 @@ func (b *bench) byDriver(ctx context.Context, k link) (rows []Row, err error) {
 // The figures of moves in both directions: all at once, and then each half alone.
 const atOnce, firstAlone, secondAlone = 0, 1, 2
 
-// bothWays has one half of the batches move there while the other moves back, and then one half after the
-// other. A link that can do both at once is done in half the time.
+// bothWays has one half of the batches move there while the other moves back, and then one half
+// after the other. A link that can do both at once is done in half the time.
 func (b *bench) bothWays(ctx context.Context, k link, all lanes, down bool) (Row, error) {
 	half := len(b.batches) / 2
 	if err := b.moveSome(ctx, b.batches[half:], k.to); err != nil {
@@ -206,8 +206,8 @@ func (b *bench) bothWays(ctx context.Context, k link, all lanes, down bool) (Row
 	return r, nil
 }
 
-// exchange is a side that does first and second at once there; back it undoes first, and when it is called
-// again second.
+// exchange is a side that does first and second at once there; back it undoes first, and when it is
+// called again second.
 func exchange(first, second, undoFirst, undoSecond transfer) side {
 	undo := [...]transfer{undoFirst, undoSecond}
 	calls := 0

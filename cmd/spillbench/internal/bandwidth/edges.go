@@ -378,7 +378,7 @@ func (b *bench) toMemory(ctx context.Context, k link, v *volumes.Volume) (rows [
 	return []Row{b.row(k.from, k.to, Rewritten, t[0])}, nil
 }
 
-// watching returns f and what says whether the volume took no room of the file system since
+// watching returns f and what reports whether the volume took no room of the file system since
 // it was asked last: room that f takes is fresh, whatever the state was to be.
 func watching(f transfer, v *volumes.Volume) (transfer, func() bool) {
 	took := false

@@ -37,7 +37,7 @@ type loop struct {
 	ours, raw, again side
 	steps            []step
 	before           transfer // each round; may be nil
-	// steady says whether the round that has ended is worth counting; nil: always.
+	// steady reports whether the round that has ended is worth counting; nil: always.
 	steady   func() bool
 	progress Progress
 }

@@ -199,7 +199,7 @@ func whole(p []byte, off int64, do func(p []byte, off int64) (int, error)) error
 }
 
 // regions is memory as an arena has it: in huge pages where there are some, and present.
-// One mapping serves all sizes, for one of 1 MiB would get no huge page.
+// One mapping serves all sizes, because one of 1 MiB would get no huge page.
 type regions struct {
 	whole []byte
 	half  int64

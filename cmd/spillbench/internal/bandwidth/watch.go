@@ -80,7 +80,7 @@ type place struct {
 	at   []int64
 }
 
-// within says whether all batches, of so many bytes, lie in the n bytes at first.
+// within reports whether all batches, of so many bytes, lie in the n bytes at first.
 func (p *place) within(first, n, bytes int64) bool {
 	for _, at := range p.at {
 		if first < 0 || at < first || at-first > n-bytes {

@@ -17,7 +17,7 @@ import (
 type slot[T any] struct {
 	acquire func(context.Context) (T, error)
 	release func(T) error
-	all     func() bool // says whether the whole crowd waits
+	all     func() bool // reports whether the whole crowd waits
 }
 
 // measureWaiters measures a crowd of n, one side after the other: two crowds at
@@ -51,7 +51,7 @@ func measureWaiters(ctx context.Context, cfg Config, n int) (w Waiters, err erro
 // and again. Each that is served hands the slot over to be released, and waits anew,
 // so that the crowd stays as large. The results are what the call that releases takes,
 // and what it takes until the next one has the slot, in ns; each is measured in rounds of
-// its own, for looking at the clock takes time too.
+// its own, because looking at the clock takes time too.
 func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (release, turn float64, err error) {
 	held, err := s.acquire(ctx)
 	if err != nil {

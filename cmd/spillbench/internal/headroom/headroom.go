@@ -46,7 +46,7 @@ const (
 // ErrTooSmall matches a *TooSmallError.
 var ErrTooSmall = errors.New("the process may not have so much memory")
 
-// TooSmallError says that spaces leave too little of the process's memory. Sizes are in
+// TooSmallError reports that spaces leave too little of the process's memory. Sizes are in
 // bytes.
 type TooSmallError struct {
 	Spaces int64  // what the spaces take
@@ -67,7 +67,7 @@ func (e *TooSmallError) Error() string {
 	return s
 }
 
-// Is says whether target is ErrTooSmall.
+// Is reports whether target is ErrTooSmall.
 func (e *TooSmallError) Is(target error) bool { return target == ErrTooSmall }
 
 // Plan says what the process's memory is for. The zero value has no limits.
@@ -143,7 +143,7 @@ func collect(tries int) {
 // ErrFull matches a *FullError.
 var ErrFull = errors.New("the heap is full")
 
-// FullError says that the heap has no room for an allocation. Sizes are in bytes.
+// FullError reports that the heap has no room for an allocation. Sizes are in bytes.
 type FullError struct {
 	Requested, Used, Heap int64
 }
@@ -153,7 +153,7 @@ func (e *FullError) Error() string {
 		size.Approx(e.Requested), size.Approx(e.Heap), size.Approx(e.Used))
 }
 
-// Is says whether target is ErrFull.
+// Is reports whether target is ErrFull.
 func (e *FullError) Is(target error) bool { return target == ErrFull }
 
 // inUse returns what the runtime has of the system less what it could use again: what a

@@ -164,7 +164,7 @@ func (s *Spec) complete() error {
 	return nil
 }
 
-// onDisk says whether it is a fault of disks, and not of devices.
+// onDisk reports whether it is a fault of disks, and not of devices.
 func (s *Spec) onDisk() bool { return s.Op == "read" || s.Op == "write" }
 
 // find returns the operation of a name, an empty one if there is none.

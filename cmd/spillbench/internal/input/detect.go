@@ -23,10 +23,10 @@ type signature struct {
 	fix    string // and what to do
 }
 
-// The magic numbers, in order of trial. Sources: parquet.thrift and Arrow's
-// Columnar.rst ("PAR1", "PARE", "ARROW1", the continuation marker 0xFFFFFFFF), the Feather V1
-// sources ("FEA1"), RFC 1952 (gzip), RFC 8878 (zstd), the bzip2, xz, ORC and Avro specifications and
-// PKWARE's APPNOTE (zip, which spreadsheets are too).
+// The magic numbers, in order of trial. Sources: parquet.thrift and Arrow's Columnar.rst ("PAR1",
+// "PARE", "ARROW1", the continuation marker 0xFFFFFFFF), the Feather V1 sources ("FEA1"), RFC 1952
+// (gzip), RFC 8878 (zstd), the bzip2, xz, ORC and Avro specifications and PKWARE's APPNOTE (zip,
+// which spreadsheets are too).
 var signatures = []signature{
 	{magic: "PAR1", format: Parquet},
 	{magic: "ARROW1", format: ArrowFile},
@@ -111,7 +111,7 @@ func legacyStream(head []byte) bool {
 	return n >= 32 && n < 1<<24 && (n+4)%8 == 0 && root >= 4 && root < 64 && root%2 == 0
 }
 
-// text says whether head could be the start of a text file. Text of one byte a
+// text reports whether head could be the start of a text file. Text of one byte a
 // character in another encoding than UTF-8 passes; control characters do not.
 func text(head []byte) bool {
 	head = bytes.TrimPrefix(head, []byte(byteOrderMark))

@@ -55,7 +55,7 @@ func (c *column) see(v string) {
 	}
 }
 
-// holds says whether v can be read as t, by the function that the reader will
+// holds reports whether v can be read as t, by the function that the reader will
 // use.
 func (t candidate) holds(v string) bool {
 	var err error

@@ -45,7 +45,7 @@ type Options struct {
 	// MaxAlloc is the largest single allocation in bytes that decoding may ask for, so
 	// that a broken length is an error and not the end of the process; 0 means 64 GiB.
 	MaxAlloc int64
-	// Room says whether decoding may take so many bytes more; nil: it may. Its error ends
+	// Room reports whether decoding may take so many bytes more; nil: it may. Its error ends
 	// the reading, and is wrapped in an *Error.
 	Room func(bytes int64) error
 }

@@ -16,7 +16,7 @@ type rebatcher struct {
 	rows int64
 	mem  *limitedAllocator
 
-	pending []arrow.RecordBatch // owned; together fewer than rows rows, but for the one that was just read
+	pending []arrow.RecordBatch // owned; together fewer than rows rows, except for the one that was just read
 	have    int64               // rows in pending
 	eof     bool
 }

@@ -128,7 +128,7 @@ type digester struct{ piece []byte }
 func newDigester() *digester { return &digester{make([]byte, 1<<20)} }
 
 // digest returns the digest of rec as an image: of its body and its dictionaries, one
-// behind the other. They are laid out piece by piece, for a whole batch is memory that no
+// behind the other. They are laid out piece by piece, because a whole batch is memory that no
 // space counts.
 func (d *digester) digest(rec arrow.RecordBatch) (sum tier.Digest, err error) {
 	l, err := convert.NewLayout(rec)

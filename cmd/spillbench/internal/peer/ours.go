@@ -243,8 +243,9 @@ func (o *ours) parallel(ctx context.Context, workers int, batches []placed, f fu
 	return group.Wait()
 }
 
-// giveBack puts all batches that are left into their repositories. There the engine drops them when it is closed, which
-// ends what moves them: on a slow disk a move takes longer than an interrupted program may.
+// giveBack puts all batches that are left into their repositories. There the engine drops them when
+// it is closed, which ends what moves them: on a slow disk a move takes longer than an interrupted
+// program may.
 func (o *ours) giveBack() error {
 	var errs []error
 	for _, b := range o.batches {

@@ -95,7 +95,7 @@ type Result struct {
 	CacheStays bool
 }
 
-// MismatchError says that what was read back is not what was spilled.
+// MismatchError reports that what was read back is not what was spilled.
 type MismatchError struct {
 	Side string // "spillway", or the peer's name
 	What string // which of the batches
@@ -109,7 +109,7 @@ func (e *MismatchError) Error() string {
 // Unwrap returns the difference.
 func (e *MismatchError) Unwrap() error { return e.Err }
 
-// ErrNoBatches says that there is nothing to compare.
+// ErrNoBatches reports that there is nothing to compare.
 var ErrNoBatches = errors.New("the input holds no batches")
 
 // Run verifies both sides and then measures them. What they give back that is not
@@ -367,7 +367,8 @@ func touchData(d uint64, data arrow.ArrayData) uint64 {
 	for _, child := range data.Children() {
 		d = touchData(d, child)
 	}
-	// The interface of a missing dictionary may hold a nil pointer; the type says whether there is one.
+	// The interface of a missing dictionary may hold a nil pointer; the type reports whether there
+	// is one.
 	if dict, ok := data.DataType().(*arrow.DictionaryType); ok && dict != nil {
 		d = touchData(d, data.Dictionary())
 	}

@@ -40,7 +40,7 @@ type Bar struct {
 	done sync.WaitGroup
 }
 
-// OnTerminal says whether w is a terminal.
+// OnTerminal reports whether w is a terminal.
 func OnTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))

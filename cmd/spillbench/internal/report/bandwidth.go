@@ -39,8 +39,8 @@ type BandwidthRow struct {
 	Efficiency   float64 `json:"efficiency"`
 	Noise        float64 `json:"noise"`
 	CV           float64 `json:"cv"` // coefficient of variation of the rates
-	// BothWays: one half of the moves went the other way at the same time. Gain is how many times as fast that was as one
-	// half after the other, and LimitGain that of the limit.
+	// BothWays: one half of the moves went the other way at the same time. Gain is how many times
+	// as fast that was as one half after the other, and LimitGain that of the limit.
 	BothWays  bool    `json:"both_ways,omitempty"`
 	Gain      float64 `json:"gain,omitempty"`
 	LimitGain float64 `json:"limit_gain,omitempty"`

@@ -21,8 +21,8 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// MachineEnv describes the machine without an engine: the GPU is the first of
-// the topology, by its PCI number if its name is not known, or what an engine has where there is none.
+// MachineEnv describes the machine without an engine: the GPU is the first of the topology, by its
+// PCI number if its name is not known, or what an engine has where there is none.
 func MachineEnv(ctx context.Context, t *topology.Topology) Env {
 	e := Env{
 		CPU:    t.CPU.Model,

@@ -127,7 +127,7 @@ func readAll(f File, size int64) ([]byte, error) {
 	return p, err
 }
 
-// Opens says whether what was found was written with this key of the user's. Where it is certain
+// Opens reports whether what was found was written with this key of the user's. Where it is certain
 // that there is nothing, no key is needed. sealed says that there was a key.
 func (f *Found) Opens() (ok, sealed bool, err error) {
 	m := &f.manifest

@@ -41,7 +41,7 @@ type Dir interface {
 
 var nameFormat = regexp.MustCompile(`^manifest-([0-9a-f]{16})$`)
 
-// IsManifest says whether a file's name is a manifest's.
+// IsManifest reports whether a file's name is a manifest's.
 func IsManifest(name string) bool { return nameFormat.MatchString(name) }
 
 func nameOf(generation uint64) string { return fmt.Sprintf("manifest-%016x", generation) }
@@ -346,7 +346,7 @@ func (j *Journal) Close() error {
 	return j.file.Close()
 }
 
-// Closed says whether Close was called.
+// Closed reports whether Close was called.
 func (j *Journal) Closed() bool { return j.closed }
 
 // Remove removes the manifest of a closed journal.

@@ -80,7 +80,7 @@ func AppendHeader(p []byte, generation uint64, mark seal.Mark) []byte {
 	return binary.LittleEndian.AppendUint64(p, xxh3.Hash(p[start:]))
 }
 
-// checkVersion says whether a file, of which there may be little, begins as a manifest of
+// checkVersion reports whether a file, of which there may be little, begins as a manifest of
 // another version, or as no manifest.
 func checkVersion(p []byte) error {
 	if len(p) < 12 || string(p[:8]) != magic {

@@ -21,14 +21,14 @@ import (
 // shared is the key of the record of what it has in common with others, 0 if that is nothing.
 // Without salts nothing is encrypted, and there are neither numbers, units nor seals. Else the
 // first salt is that of the volume that wrote the record. With its key the meta is sealed; the
-// record's own key and all that is before the seal, but for what the record replaces, are
+// record's own key and all that is before the seal, except for what the record replaces, are
 // authenticated with it. A memory names the salt of the volume that wrote its units; each has its
 // seal here, and on the disk is as long as in memory.
 //
 // What the record replaces is not authenticated because it is left out when the manifest is
 // written anew, maybe when the keys are gone. To forge it can only lose what could be removed.
 //
-// So each record can be opened by itself, but for what it shares, and can be copied as it is: no
+// So each record can be opened by itself, except for what it shares, and can be copied as it is: no
 // nonce is used for a copy, and keys stay what they are.
 
 const (
@@ -88,7 +88,7 @@ func withoutReplaced(body []byte) []byte {
 	return append(make([]byte, 8, len(body)), body[8:]...)
 }
 
-// append appends the body but for the meta, which is to have n bytes, and its seal.
+// append appends the body except for the meta, which is to have n bytes, and its seal.
 func (rec *Record) append(p []byte, n int) []byte {
 	p = binary.LittleEndian.AppendUint64(p, rec.Replaces)
 	p = binary.LittleEndian.AppendUint32(p, uint32(len(rec.Memories)))

@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-db/spillway/internal/stripe"
 )
 
-// Stripe is what volumes have in common that are used side by side. The zero value is ready, and not to be copied. It is safe for
-// concurrent use.
+// Stripe is what volumes have in common that are used side by side. The zero value is ready, and
+// not to be copied. It is safe for concurrent use.
 type Stripe struct {
 	front atomic.Int64 // the largest lead at which one of them was given bytes
 }
@@ -49,8 +49,8 @@ const (
 	// says that writing takes no time.
 	fastest = 1 << 40
 
-	// After a failure a volume is skipped for so long, twice as long after the next, and so on up to
-	// 64 s. Then one Alloc may try it.
+	// After a failure a volume is skipped for so long, twice as long after the next, and so on up
+	// to 64 s. Then one Alloc may try it.
 	setback     = time.Second
 	setbackMost = 6 // doublings
 )

@@ -53,7 +53,7 @@ type Mark struct {
 	Proof  [SaltSize]byte
 }
 
-// Sealer has the keys of a volume. It is safe for concurrent use, but for KeyOf, Opened and
+// Sealer has the keys of a volume. It is safe for concurrent use, except for KeyOf, Opened and
 // Forget.
 type Sealer struct {
 	own      *Key
@@ -127,7 +127,7 @@ func (s *Sealer) Mark() Mark {
 	return s.mark
 }
 
-// Opens says whether what has a mark was sealed with this key of the user's, or if s is nil,
+// Opens reports whether what has a mark was sealed with this key of the user's, or if s is nil,
 // not at all.
 func (s *Sealer) Opens(m Mark) (bool, error) {
 	if s == nil || !m.Sealed {

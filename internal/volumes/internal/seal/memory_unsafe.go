@@ -16,7 +16,7 @@ func wipe(x any) {
 	clear(unsafe.Slice((*byte)(v.UnsafePointer()), v.Type().Elem().Size()))
 }
 
-// plain says whether values of a type have no pointers.
+// plain reports whether values of a type have no pointers.
 func plain(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Array:

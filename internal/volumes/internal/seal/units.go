@@ -70,7 +70,7 @@ func (s *Sealer) units(key *Key, number uint64, stretches []Stretch) *Units {
 	return u
 }
 
-// ReadOnly says whether the units were sealed by an earlier volume.
+// ReadOnly reports whether the units were sealed by an earlier volume.
 func (u *Units) ReadOnly() bool { return u.key != u.sealer.own }
 
 // Key returns what the units are sealed with, and Number which memory they are under it.
@@ -197,7 +197,7 @@ func (u *Units) seal(out, plain []byte, i int) (made Seal) {
 }
 
 // open opens unit i, the first n bytes of sealed, into out, which begins where sealed does or
-// beside it. sealed has TagSize bytes more, which are left as they were. It says whether the
+// beside it. sealed has TagSize bytes more, which are left as they were. It reports whether the
 // bytes are those that were sealed; else out holds none of them.
 func (u *Units) open(out, sealed []byte, n, i int) bool {
 	known := u.seals[i]
