@@ -117,12 +117,13 @@ func TestParkedBytesDoNotOutliveALimit(t *testing.T) {
 	}
 }
 
-// TestParkedMeanwhile: what is parked while another begins to wait for room, or lowers the
-// limit, is free, and the listeners are told.
+// TestParkedMeanwhile: what is parked while another begins to wait for room, lowers the limit, or
+// takes foreign bytes, is free, and the listeners are told.
 func TestParkedMeanwhile(t *testing.T) {
 	for name, change := range map[string]func(*tier.Space){
 		"somebody attends":  func(s *tier.Space) { s.Inside().Attend() },
 		"the limit changes": func(s *tier.Space) { ok(t, s.SetLimit(s.Limit()-1)) },
+		"others take more":  func(s *tier.Space) { s.Inside().SetForeign(1) },
 	} {
 		s := newSpace(t, parkCapacity, &fakePool{})
 		if !s.Inside().TryReserveAt(0, parkUnit) {

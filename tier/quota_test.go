@@ -139,3 +139,25 @@ func TestCeiling(t *testing.T) {
 		t.Errorf("with a wide quota the ceiling is %d", got)
 	}
 }
+
+// TestRefusedBytesAreNotCharged: a quota keeps nothing of what the space's own books refuse.
+func TestRefusedBytesAreNotCharged(t *testing.T) {
+	q := &counter{limit: 10_000}
+	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: 1000, Pool: &fakePool{}, Quota: q})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Reserve(s.Limit() + 1); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("reserved above the limit: %v", err)
+	}
+	if s.Inside().TryReserveAt(0, s.Limit()+1) {
+		t.Error("a manager reserved above the limit")
+	}
+	if err := s.Inside().Occupy(s.Capacity() + 1); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("occupied above the capacity: %v", err)
+	}
+	if q.used != 0 {
+		t.Errorf("the quota is charged %d bytes", q.used)
+	}
+}
