@@ -211,6 +211,28 @@ func TestNoAlarmWhileTheBooksChange(t *testing.T) {
 	})
 }
 
+// An owner that gives reservations back is at work, also where they hold no bytes.
+func TestNoAlarmWhileAnOwnerReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		ra, rb, others := a.hold(gpu0, 20), b.hold(gpu0, 20), mustTry(t, m, onGPU0, 60)
+		var empty []reservation.Reservation
+		for range 50 {
+			empty = append(empty, a.hold(gpu0, 0))
+		}
+		ca, cb := a.ask(onGPU0, 60), b.ask(onGPU0, 60)
+		for _, r := range empty {
+			time.Sleep(reservation.DefaultGrace / 2)
+			release(t, r)
+		}
+		ca.waiting(t)
+		cb.told(t, reservation.RollBack)
+		release(t, others)
+		release(t, ca.served(t), ra, rb)
+	})
+}
+
 // What is certain is told although others run, and although all that is not an
 // owner's changes all the time.
 func TestDeadlockOfSomeWhileOthersRun(t *testing.T) {
