@@ -225,6 +225,36 @@ func TestAcquiredBatchIsNoVictim(t *testing.T) {
 	}
 }
 
+// TestConsume: the batch is dropped when it is locked, whether it was moved for that or not. Its
+// data goes with the handle.
+func TestConsume(t *testing.T) {
+	for _, from := range []tier.Kind{tier.GPU, tier.Host, tier.Disk} {
+		m := newMachine(t, machineConfig{})
+		p, err := m.mover.Ingest(t.Context(), numbered(1, 1000), reservation.AnyInTier(from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: p})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := m.mover.Consume(t.Context(), b, reservation.AnyInTier(tier.GPU))
+		if err != nil {
+			t.Fatal(err)
+		}
+		gpu := m.spaces[tier.GPU]
+		if state, used := b.Info().State, gpu.Used(); state != batch.Released || used != h.Payload().Bytes() || h.Space() != gpu {
+			t.Errorf("from %s: the batch is %s, with %d bytes in use on the GPU; its data is in %s", from, state, used, h.Space().ID())
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		if m.settle(); gpu.Used() != 0 {
+			t.Errorf("from %s: %d bytes are in use after the handle is closed", from, gpu.Used())
+		}
+	}
+}
+
 // TestFailedAcquireLeavesNoTask: an Acquire that ends while it waits for somebody else's transit
 // leaves no task behind.
 func TestFailedAcquireLeavesNoTask(t *testing.T) {
