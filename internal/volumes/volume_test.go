@@ -478,14 +478,18 @@ func TestFreeDuringATransferWaitsForIt(t *testing.T) {
 	})
 }
 
+// TestFreeTwicePanics: also where the room is another's by now.
 func TestFreeTwicePanics(t *testing.T) {
 	v := open(t, volumes.Config{Capacity: mib})
 	e := alloc(t, v, 100)
 	free(v, e)
+	other := alloc(t, v, 100)
 	defer func() {
 		if recover() == nil {
 			t.Error("no panic")
+			return
 		}
+		free(v, other)
 	}()
 	free(v, e)
 }
