@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/fsinfo"
 	"github.com/spillway-db/spillway/internal/procfs"
 )
 
@@ -240,6 +241,15 @@ func commonNode(disks []Disk) int {
 		}
 	}
 	return disks[0].Node
+}
+
+// systemStatfs asks this machine.
+func systemStatfs(path string) (total, free int64, err error) {
+	info, err := fsinfo.Of(path)
+	if err != nil {
+		return 0, 0, fmt.Errorf("statfs: %w", err)
+	}
+	return info.Total, info.Free, nil
 }
 
 // measure asks for the size of the file system, at the nearest directory that

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/spillway-db/spillway/internal/fsinfo"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -142,8 +143,8 @@ func checkDir(path string) error {
 	case info.Mode().Perm()&0o022 != 0:
 		return fmt.Errorf("%s can be written to by others (mode %v): name a directory that only this user writes to", path, info.Mode().Perm())
 	}
-	if remote, kind := isRemote(path); remote {
-		return fmt.Errorf("%s lies on a network file system (%s), which shares no memory: name a local one, such as a directory in /dev/shm or /run: %w", path, kind, tier.ErrNotSupported)
+	if on, err := fsinfo.Of(path); err == nil && on.Remote {
+		return fmt.Errorf("%s lies on a network file system (%s), which shares no memory: name a local one, such as a directory in /dev/shm or /run: %w", path, on.Name, tier.ErrNotSupported)
 	}
 	return nil
 }

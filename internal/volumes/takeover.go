@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
+	"github.com/spillway-db/spillway/internal/fsinfo"
 	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/internal/volumes/internal/journal"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
@@ -99,7 +100,7 @@ func (v *Volume) checkOwner(path string) error {
 	if err != nil {
 		return ignoreMissing(err)
 	}
-	uid, known := ownerOf(info)
+	uid, known := fsinfo.Owner(info)
 	if !known || int(uid) == os.Geteuid() {
 		return nil
 	}
@@ -107,7 +108,7 @@ func (v *Volume) checkOwner(path string) error {
 	if err != nil {
 		return err
 	}
-	if above, _ := ownerOf(info); above != uid {
+	if above, _ := fsinfo.Owner(info); above != uid {
 		return errOwner
 	}
 	return nil

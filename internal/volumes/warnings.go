@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/fsinfo"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -65,7 +66,7 @@ func overMemory(dir string) bool {
 // warnOfFiles compares how many files the volume may have open with how many it may.
 func (v *Volume) warnOfFiles() {
 	files := (v.cfg.Capacity-1)/v.cfg.SegmentSize + 1
-	if limit := fileLimit(); files > limit-spareFiles {
+	if limit := fsinfo.OpenLimit(); files > limit-spareFiles {
 		v.warn(causes.FileLimit, "of %d bytes in files of %d each the volume has up to %d open, and the process may have %d in all: when there are no more, there is no room for what is to be spilled",
 			v.cfg.Capacity, v.cfg.SegmentSize, files, limit)
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/fsinfo"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -173,6 +174,16 @@ func (osFS) Stat(path string) (fs.FileInfo, error)      { return os.Stat(path) }
 func (osFS) Mkdir(path string) error                    { return os.Mkdir(path, 0o700) }
 func (osFS) ReadDir(path string) ([]fs.DirEntry, error) { return os.ReadDir(path) }
 func (osFS) Remove(path string) error                   { return os.Remove(path) }
+
+// Usage fails with errors.ErrUnsupported where nothing is known of file systems: a volume relies on
+// its capacity alone there.
+func (osFS) Usage(dir string) (Usage, error) {
+	info, err := fsinfo.Of(dir)
+	if err != nil {
+		return Usage{}, &fs.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	return Usage{FileSystem: info.Name, Free: info.Free, Total: info.Total, Memory: info.Memory}, nil
+}
 
 func (osFS) Create(path string, direct bool) (File, error) {
 	return openFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, direct)

@@ -2,8 +2,6 @@ package disk
 
 import (
 	"errors"
-	"fmt"
-	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -100,48 +98,4 @@ func lockOpen(f *os.File) error {
 	// same, where one that is open gets another name then. No name is used twice.
 	_, err = os.Lstat(f.Name())
 	return err
-}
-
-// fileSystems names the file systems that people put spill files on, by the magic
-// numbers of statfs(2).
-var fileSystems = map[uint32]string{
-	unix.EXT4_SUPER_MAGIC:      "ext4",
-	unix.XFS_SUPER_MAGIC:       "xfs",
-	unix.BTRFS_SUPER_MAGIC:     "btrfs",
-	unix.F2FS_SUPER_MAGIC:      "f2fs",
-	unix.TMPFS_MAGIC:           "tmpfs",
-	unix.RAMFS_MAGIC:           "ramfs",
-	unix.OVERLAYFS_SUPER_MAGIC: "overlayfs",
-	unix.NFS_SUPER_MAGIC:       "nfs",
-	unix.SMB2_SUPER_MAGIC:      "smb",
-	unix.CIFS_SUPER_MAGIC:      "cifs",
-	unix.FUSE_SUPER_MAGIC:      "fuse",
-	unix.MSDOS_SUPER_MAGIC:     "vfat",
-	unix.BCACHEFS_SUPER_MAGIC:  "bcachefs",
-	0x2fc12fc1:                 "zfs",
-	0x0bd00bd0:                 "lustre",
-}
-
-func (osFS) Usage(dir string) (Usage, error) {
-	var st unix.Statfs_t
-	for {
-		err := unix.Statfs(dir, &st)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, unix.EINTR) {
-			return Usage{}, &fs.PathError{Op: "statfs", Path: dir, Err: err}
-		}
-	}
-	magic := uint32(st.Type)
-	name, ok := fileSystems[magic]
-	if !ok {
-		name = fmt.Sprintf("%#x", magic)
-	}
-	return Usage{
-		FileSystem: name,
-		Free:       int64(st.Bavail) * int64(st.Bsize),
-		Total:      int64(st.Blocks) * int64(st.Bsize),
-		Memory:     magic == unix.TMPFS_MAGIC || magic == unix.RAMFS_MAGIC,
-	}, nil
 }

@@ -1,0 +1,45 @@
+//go:build darwin || freebsd
+
+package fsinfo
+
+import (
+	"errors"
+	"io/fs"
+	"math"
+
+	"golang.org/x/sys/unix"
+)
+
+// Of describes the file system of path.
+func Of(path string) (Info, error) {
+	var st unix.Statfs_t
+	for {
+		err := unix.Statfs(path, &st)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return Info{}, err
+		}
+	}
+	return Info{
+		Name:   unix.ByteSliceToString(st.Fstypename[:]),
+		Free:   product(uint64(max(0, int64(st.Bavail))), uint64(st.Bsize)), // below 0 if only root has room
+		Total:  product(st.Blocks, uint64(st.Bsize)),
+		Remote: st.Flags&unix.MNT_LOCAL == 0,
+	}, nil
+}
+
+// Owner does not know the owner of a file: there are no locks of files with which an owner would
+// matter.
+func Owner(fs.FileInfo) (uid uint32, known bool) { return 0, false }
+
+// OpenLimit returns how many files the process may have open, the largest int64 if that is not
+// known. The Go runtime has raised it to the hard limit.
+func OpenLimit() int64 {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil || uint64(r.Cur) > math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(r.Cur)
+}

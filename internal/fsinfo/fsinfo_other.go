@@ -1,0 +1,18 @@
+//go:build !linux && !darwin && !freebsd
+
+package fsinfo
+
+import (
+	"errors"
+	"io/fs"
+	"math"
+)
+
+// Of fails: nothing is known of file systems here.
+func Of(string) (Info, error) { return Info{}, errors.ErrUnsupported }
+
+// Owner does not know the owner of a file here.
+func Owner(fs.FileInfo) (uid uint32, known bool) { return 0, false }
+
+// OpenLimit returns the largest int64: the limit is not known here.
+func OpenLimit() int64 { return math.MaxInt64 }
