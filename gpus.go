@@ -127,7 +127,7 @@ func (e *Engine) standIn(space tier.ID, g GPUConfig, why error) error {
 	case g.Memory.Share != 0:
 		return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, why)
 	case g.Backend == Auto:
-		w := causes.Warn(causes.Simulated, "a simulated GPU stands in for a real one: %v", why)
+		w := causes.Warn(causes.Simulated, "a simulated GPU replaces a real one: %v", why)
 		w.Space = space.String()
 		e.warn(w)
 	}

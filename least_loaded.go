@@ -26,7 +26,7 @@ func (e *Engine) leastLoaded(gpus []cuda.DeviceInfo) []cuda.DeviceInfo {
 	if dir := e.limits.settings.Ledger; dir != "" {
 		promised, err := leases.Loads(dir, names)
 		if err != nil { // which joining the ledger returns, if it lasts
-			e.cfg.Logger.Debug("spillway: the ledger does not tell what GPUs carry", slog.Any("error", err))
+			e.cfg.Logger.Debug("spillway: the ledger does not report the load of GPUs", slog.Any("error", err))
 		} else {
 			loads = promised
 		}

@@ -133,7 +133,7 @@ func lossOf(space *tier.Space) []diag.Warning {
 // warnOfMachine reports what the topology does not know, and what it keeps from the engine.
 func (e *Engine) warnOfMachine() {
 	for _, w := range e.topo.Warnings {
-		w.What = fmt.Sprintf("the machine does not tell all of itself: %s: %s", w.What, costOf(w.Cause))
+		w.What = fmt.Sprintf("the machine does not report everything: %s: %s", w.What, costOf(w.Cause))
 		e.warn(w)
 	}
 	e.warnOfNodes()

@@ -125,7 +125,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 		// The batch has its data whatever this returns, so it is not Commit's error: another caller
 		// released what was not its own.
 		if err := release(t.payload); err != nil && invariants.Enabled {
-			panic("batch: the old payload was released by somebody else: " + err.Error())
+			panic("batch: the old payload was released by other code: " + err.Error())
 		}
 	}
 	return nil

@@ -221,7 +221,7 @@ func (t *try) clear(ctx context.Context) error {
 }
 
 // errRefused: there was room a moment ago, and another request was faster.
-var errRefused = errors.New("convert: room was taken by somebody else")
+var errRefused = errors.New("convert: another request took the room")
 
 // clear runs f until it does not fail for want of room in one piece. Between the
 // tries it waits for twice the room, then four times and so on: waiting demand makes

@@ -33,7 +33,7 @@ type trip struct {
 
 // errThere: the batch is where it is wanted, or gone, so that nothing need be
 // waited for.
-var errThere = errors.New("convert: the batch was brought by somebody else")
+var errThere = errors.New("convert: another caller brought the batch")
 
 // bring looks where the batch is, and moves it if that is not where it is wanted, until it is
 // there.

@@ -115,7 +115,7 @@ func (e *DeadlockError) Error() string {
 	case e.Still > 0:
 		who = fmt.Sprintf("nothing has changed for %v (%d wait)", e.Still.Round(time.Second), e.Waiters)
 	case e.Waiters == 1:
-		who = "nobody else can make room"
+		who = "nothing else can make room"
 	}
 	s := fmt.Sprintf("%s has no space for %d bytes: %d available, and %s: ", e.Space, e.Requested, e.Available, who)
 	switch {

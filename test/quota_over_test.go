@@ -77,7 +77,7 @@ func TestRemovedLedgerIsLogged(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if eng.Leases()[1].Lost() != 1 || log.count("somebody removed files of the ledger") != 1 || log.count("space=gpu:1") != 1 {
+		if eng.Leases()[1].Lost() != 1 || log.count("were removed while processes use it") != 1 || log.count("space=gpu:1") != 1 {
 			t.Errorf("before it is closed the log has:\n%s", log.String())
 		}
 		closeClean(t, eng)

@@ -291,7 +291,7 @@ func TestRemovedLedgerIsTold(t *testing.T) {
 	}
 	drainAll(t.Context(), t, run, tier.GPU)
 	closeEngine(t, run.eng)
-	if n := strings.Count(log.String(), "somebody removed files of the ledger"); n != 1 {
+	if n := strings.Count(log.String(), "were removed while processes use it"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())
 	}
 }

@@ -367,7 +367,7 @@ func TestWarningsAreLoggedOnce(t *testing.T) {
 	s.putAndMove(t.Context())
 	all := s.eng.Warnings()
 	s.close()
-	if err := errors.Join(helps(all), says(all, causes.Sparse, "disk:0", true, "set room aside")); err != nil {
+	if err := errors.Join(helps(all), says(all, causes.Sparse, "disk:0", true, "reserve room")); err != nil {
 		t.Error(err)
 	}
 	for _, w := range all {

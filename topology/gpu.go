@@ -48,7 +48,7 @@ func (t *tree) gpus(w placing, source GPUSource) listing {
 	if err != nil && len(gpus) == 0 {
 		gpus = t.busGPUs(w)
 		if given || len(gpus) > 0 { // a machine without a GPU needs no driver
-			t.warnf(theDriver, "the driver's list: %v: those on the PCI bus are told", err)
+			t.warnf(theDriver, "the driver's list: %v: those on the PCI bus are listed", err)
 		}
 		return listing{gpus: gpus}
 	}

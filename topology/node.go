@@ -126,7 +126,7 @@ func (t *tree) nodeIDs() Set {
 	}
 	slices.Sort(ids)
 	if len(ids) > maxNodes {
-		t.warnf(systemNodes, "%d nodes: the first %d are told", len(ids), maxNodes)
+		t.warnf(systemNodes, "%d nodes: the first %d are listed", len(ids), maxNodes)
 		ids = ids[:maxNodes]
 	}
 	t.warnf(online, "no list of nodes: %d are in %s", len(ids), systemNodes)
@@ -145,7 +145,7 @@ func (t *tree) compare(nodes []Node, m Memory) {
 	}
 	sum := memoryOf(nodes, all)
 	if sum > 0 && sum < m.TotalBytes-m.TotalBytes/tolerated {
-		t.warnf(systemNodes, "the nodes have %s of the %s of memory that %s tells", size.Approx(sum), size.Approx(m.TotalBytes), systemMemory)
+		t.warnf(systemNodes, "the nodes have %s of the %s of memory that %s has", size.Approx(sum), size.Approx(m.TotalBytes), systemMemory)
 	}
 }
 

@@ -40,7 +40,7 @@ func TestNVMLFailsAtEachCall(t *testing.T) {
 					}
 				}
 			}
-			if asked := !strings.Contains(said(top.Warnings), "PCI bus are told"); asked && same == 0 || len(top.GPUs) == 0 {
+			if asked := !strings.Contains(said(top.Warnings), "PCI bus are listed"); asked && same == 0 || len(top.GPUs) == 0 {
 				t.Errorf("%s: got %+v", where, top.GPUs)
 			}
 			m := top.Matrix()

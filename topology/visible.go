@@ -153,7 +153,7 @@ func (c *choice) find(entry string) (g *GPU, known bool, err error) {
 		g, err = c.byIndex(entry)
 		return g, true, err
 	case !c.fromDriver:
-		c.warned = append(c.warned, fmt.Sprintf("which GPU %s is only the driver's library knows, and it was not asked: all GPUs are told", procfs.Quote(entry)))
+		c.warned = append(c.warned, fmt.Sprintf("which GPU %s is only the driver's library knows, and it was not queried: all GPUs are listed", procfs.Quote(entry)))
 		return nil, false, nil
 	case isMIG:
 		g, err = c.byInstance(entry)

@@ -21,7 +21,7 @@ func newQuota(stdout, stderr io.Writer) *cobra.Command {
 	var ledger string
 	cmd := &cobra.Command{
 		Use:   "quota",
-		Short: "Print what limits this process, and who holds what on this node",
+		Short: "Print the limits of this process, and the holders on this node",
 		Long: `Print what limit of GPU memory this process has and where it was set, and which
 processes hold how much by the node's ledger. The limit comes from the environment:
 
@@ -91,7 +91,7 @@ func printQuota(ctx context.Context, flags *outputFlags, ledger string, stdout, 
 	}
 	for _, h := range doc.Holders {
 		if h.Lost > 0 && broken == nil {
-			broken = fmt.Errorf("somebody removed files of the ledger in %s while processes use it: for a moment they did not see each other", s.Ledger)
+			broken = fmt.Errorf("files of the ledger in %s were removed while processes use it: for a moment they did not see each other", s.Ledger)
 		}
 	}
 	if broken != nil {

@@ -90,11 +90,11 @@ func TestQuotaOfABrokenLedger(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "GPU-1", "generation")); err != nil {
 		t.Fatal(err)
 	}
-	broken("removed generation")
+	broken("generation was removed")
 	if err := lease.Charge(1); !errors.Is(err, leases.ErrBroken) {
 		t.Fatal(err)
 	}
-	broken("somebody removed files of the ledger")
+	broken("were removed while processes use it")
 }
 
 // TestWrongQuotas: what the environment says wrongly is wrong use, told in one line that

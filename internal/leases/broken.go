@@ -24,7 +24,7 @@ type BrokenError struct {
 }
 
 func (e *BrokenError) Error() string {
-	s := fmt.Sprintf("quota: the ledger in %s: somebody removed %s while this process, which holds %d bytes of %s, uses it", e.Ledger, e.File, e.Live, e.Device)
+	s := fmt.Sprintf("quota: the ledger in %s: %s was removed while this process, which holds %d bytes of %s, uses it", e.Ledger, e.File, e.Live, e.Device)
 	if e.Cause != nil {
 		s += fmt.Sprintf("; it could not be put back: %v", e.Cause)
 	}
@@ -55,7 +55,7 @@ func (l *Lease) Lost() int64 {
 // Warning makes a warning of it, whose text is the same each time that it happens to a
 // lease.
 func (e *BrokenError) Warning() diag.Warning {
-	return causes.Warn(causes.Ledger, "somebody removed files of the ledger in %s while processes use it: for a moment they did not see each other, and may hold more of %s than they should",
+	return causes.Warn(causes.Ledger, "files of the ledger in %s were removed while processes use it: for a moment they did not see each other, and may hold more of %s than they should",
 		e.Ledger, e.Device)
 }
 

@@ -148,7 +148,7 @@ func (l *Lease) Credit(n int64) {
 	if !l.mu.closed {
 		if l.mu.own.words.live.Add(-n) < 0 {
 			l.mu.Unlock()
-			panic(fmt.Sprintf("quota: %d bytes were credited to %s that nobody had charged", n, l.title()))
+			panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", n, l.title()))
 		}
 		l.mu.own.words.claim.Add(-n)
 	}
@@ -311,7 +311,7 @@ func (l *Lease) sumLocked(of func(words) int64) (group, all int64, err error) {
 	for _, p := range l.mu.peers {
 		n := of(p.words)
 		if n < 0 || p.words.limit.Load() <= 0 {
-			return 0, 0, fmt.Errorf("quota: the ledger in %s: process %d holds %d bytes by %s, or has a limit, that nobody can have", l.terms.Dir, p.head.pid, n, p.name)
+			return 0, 0, fmt.Errorf("quota: the ledger in %s: process %d holds %d bytes by %s, or has a limit, which cannot be", l.terms.Dir, p.head.pid, n, p.name)
 		}
 		all = add(all, n)
 		if p.group == l.group {
@@ -351,7 +351,7 @@ func (l *Lease) rescan() error {
 	})
 	var broken *BrokenError
 	if errors.As(err, &broken) && l.terms.OnBroken != nil {
-		lockrank.AssertNone("a lease's event is told")
+		lockrank.AssertNone("a lease's event is sent")
 		l.subscribers.Panics.Do("Terms.OnBroken", func() { l.terms.OnBroken(broken) })
 	}
 	return err
@@ -468,7 +468,7 @@ func (l *Lease) refuse(n int64) {
 // tellOver reports use above the group's quota, once for each time that it occurs.
 func (l *Lease) tellOver() {
 	if over := l.takeOwed(); over != nil && l.terms.OnOver != nil {
-		lockrank.AssertNone("a lease's event is told")
+		lockrank.AssertNone("a lease's event is sent")
 		l.terms.OnOver(*over)
 	}
 }

@@ -85,7 +85,7 @@ func (n *node) checkGeneration() error {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("somebody removed %s while processes use the ledger: they do not see who joins: %w", genName, ErrBroken)
+		return fmt.Errorf("%s was removed while processes use the ledger: they do not see new ones: %w", genName, ErrBroken)
 	case err != nil:
 		return err
 	case len(page) != pageSize || string(page[:len(genMagic)]) != genMagic:
@@ -172,13 +172,13 @@ func (n *node) openGeneration() error {
 			return err
 		}
 	} else if !info.Mode().IsRegular() || info.Size() != pageSize {
-		return fmt.Errorf("%s is not a ledger's: remove it if nobody uses the ledger", filepath.Join(n.path, genName))
+		return fmt.Errorf("%s is not a ledger's: remove it if no process uses the ledger", filepath.Join(n.path, genName))
 	}
 	if n.genPage, err = mapPage(f, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
 	if string(n.genPage[:len(genMagic)]) != genMagic {
-		return fmt.Errorf("%s is not a ledger's: remove it if nobody uses the ledger", filepath.Join(n.path, genName))
+		return fmt.Errorf("%s is not a ledger's: remove it if no process uses the ledger", filepath.Join(n.path, genName))
 	}
 	n.generation = wordOf(n.genPage, atGeneration)
 	n.genID, err = idOf(f)

@@ -235,7 +235,7 @@ func (f *Found) begin(key Key) (b *foundBatch, done func(), err error) {
 	}
 	b = f.batches[key]
 	if b == nil {
-		return nil, nil, fmt.Errorf("it is not there, or somebody has it: %w", tier.ErrReleased)
+		return nil, nil, fmt.Errorf("it is not there, or another caller has it: %w", tier.ErrReleased)
 	}
 	delete(f.batches, key)
 	f.busy.Add(1)

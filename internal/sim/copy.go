@@ -179,7 +179,7 @@ func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier
 	case src%8 != 0:
 		return fmt.Errorf("sim: a digest from address %#x, which is not a multiple of 8", uint64(src))
 	case out == nil:
-		return errors.New("sim: a digest that nobody wants")
+		return errors.New("sim: a digest without a destination")
 	}
 	from, err := d.at(src, size)
 	if err != nil {

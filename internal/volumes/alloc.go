@@ -360,7 +360,7 @@ func (v *Volume) checkReserve(n int64) error {
 	case errors.Is(err, errors.ErrUnsupported):
 		return nil
 	case err != nil:
-		return fmt.Errorf("the free space cannot be told: %w", bare(err))
+		return fmt.Errorf("the free space is not known: %w", bare(err))
 	case v.cfg.Reserve == 0 && u.Free < n:
 		return fmt.Errorf("%w: %d bytes are free", syscall.ENOSPC, u.Free)
 	case u.Free-v.cfg.Reserve < n:
@@ -376,7 +376,7 @@ func (v *Volume) allocate(f disk.File, off, n int64) error {
 	err := f.Allocate(off, n)
 	if errors.Is(err, errors.ErrUnsupported) {
 		v.noAllocate.Store(true)
-		v.warn(causes.Sparse, "%s cannot set room aside: files are sparse, and a full disk is noticed when it is written", v.system)
+		v.warn(causes.Sparse, "%s cannot reserve room: files are sparse, and a full disk is noticed when it is written", v.system)
 		return nil
 	}
 	return bare(err)

@@ -130,7 +130,7 @@ func (q *Quota) charge(n int64) error {
 
 func (q *Quota) credit(n int64) {
 	if q.used.Add(-n) < 0 {
-		panic(fmt.Sprintf("quota: %d bytes were credited to %s that nobody had charged", n, q.name))
+		panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", n, q.name))
 	}
 	q.look()
 	q.subscribers.Notify("a subscriber of a quota")
@@ -163,7 +163,7 @@ func (q *Quota) look() {
 	q.over.Store(used > limit)
 	q.mu.Unlock()
 	if tell && q.onOver != nil {
-		lockrank.AssertNone("a quota's event is told")
+		lockrank.AssertNone("a quota's event is sent")
 		q.onOver(Over{Quota: q.name, Used: used, Limit: limit})
 	}
 }

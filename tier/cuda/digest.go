@@ -35,7 +35,7 @@ func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier
 	case src%8 != 0:
 		return fmt.Errorf("cuda: a digest from address %#x, which is not a multiple of 8", uint64(src))
 	case out == nil:
-		return errors.New("cuda: a digest that nobody wants")
+		return errors.New("cuda: a digest without a destination")
 	}
 	if err := d.at(src, size); err != nil {
 		return err

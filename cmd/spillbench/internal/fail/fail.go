@@ -112,7 +112,7 @@ func fix(err error) string {
 	case errors.Is(err, syscall.EDQUOT):
 		return "have your disk quota raised, or give --disk another directory"
 	case errors.Is(err, tier.ErrOutOfBudget):
-		return "raise SPILLWAY_GPU_MEMORY_LIMIT, or see with spillbench quota who holds what and wait until it is less"
+		return "raise SPILLWAY_GPU_MEMORY_LIMIT, or wait until the holders that spillbench quota lists hold less"
 	case errors.As(err, &full) && full.Space.Kind != tier.Disk:
 		// Batches would have made room if they could have gone anywhere.
 		return "give --disk DIR=SIZE more room, or " + larger(full.Space.Kind)

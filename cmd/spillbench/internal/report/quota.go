@@ -48,7 +48,7 @@ func (q *Quota) Print(w io.Writer) {
 	}
 	fmt.Fprint(w, "\n\n")
 	if len(q.Holders) == 0 {
-		fmt.Fprintln(w, "nobody has a lease")
+		fmt.Fprintln(w, "no process has a lease")
 		return
 	}
 	rows := [][]string{{"GPU", "group", "process", "since", "quota", "holds", "peak"}}
