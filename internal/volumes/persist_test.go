@@ -364,6 +364,28 @@ func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
 	}
 }
 
+// TestRoomIsInUseWhileItsRecordEnds: the room of freed memory is another's only after the manifest
+// says that the record has ended.
+func TestRoomIsInUseWhileItsRecordEnds(t *testing.T) {
+	fsys := faultfs.New(disk.OS(), 1)
+	v := openPersistent(t, t.TempDir(), func(c *volumes.Config) { c.FS = fsys })
+	_, es := persist(t, v, 1, mib)
+	used := int64(-1)
+	remove := fsys.Add(faultfs.Rule{
+		Ops: []string{"write"}, Path: "manifest-*", Times: 1,
+		Effect: faultfs.Do(func(string, string) { used = v.Stats().Used }),
+	})
+	free(v, es[0])
+	remove()
+	if used != mib {
+		t.Errorf("%d bytes were in use when the end of the record was written, want %d", used, mib)
+	}
+	if n := v.Stats().Used; n != 0 {
+		t.Errorf("%d bytes are in use afterwards", n)
+	}
+	closeVolume(t, v)
+}
+
 // TestPersistedEndOfASparseFile: where files are sparse and written as they are asked to be, one may
 // end inside of a page, and what is kept there is kept all the same, for a volume with
 // direct I/O too.
