@@ -174,6 +174,23 @@ func TestTrial(t *testing.T) {
 	}
 }
 
+// TestTrialMustPay: a trial is over unless compressing costs less, by the slack.
+func TestTrialMustPay(t *testing.T) {
+	idle := power{processors: 1}
+	for came, keeps := range map[float64]bool{190: false, 205: false, 240: true} {
+		c := known(rates{ratio: 1, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
+		g := written(200, 200)
+		k := c.best(g, 1<<20, idle)
+		if k == None {
+			t.Fatal("nothing is tried")
+		}
+		g.write[k].windows[0], g.read[k].windows[0] = perMiB/came, perMiB/came
+		if kept := c.best(g, 1<<20, idle) == k; kept != keeps {
+			t.Errorf("%v MiB/s where 200 are there without: kept to: %v, want %v", came, kept, keeps)
+		}
+	}
+}
+
 // TestTrialForgetsReading: how slowly something was read once, when processors were busy perhaps, ends no
 // trial of later, in which nothing was read yet.
 func TestTrialForgetsReading(t *testing.T) {
