@@ -208,6 +208,24 @@ func TestRestoreServesTheOldest(t *testing.T) {
 	})
 }
 
+// TestClaimIsInOrder: also where an older batch is restored while the first one of the claim is on
+// its way to whoever has waited for it.
+func TestClaimIsInOrder(t *testing.T) {
+	m := newMover(t, 20, 20, 20)
+	r := ensure(t, newPlan(t, m), "join")
+	putNumbers(t, r, 0, 3)
+	older := mustClaim(t, r, 1)
+	w := takeOptionsOf(nil).want(wantClaim)
+	first, err := r.claim(background, 0, w, false)
+	check(t, err)
+	check(t, older.Restore())
+	c, err := r.holdMost(first, w, 2)
+	check(t, err)
+	wantNumbers(t, m.numbersOf(c.Batches()), 0, 1)
+	check(t, c.Restore())
+	wantNumbers(t, takeAll(t, m, r), 0, 1, 2)
+}
+
 // TestCloseTakesClaimsBack: an open claim, which nobody may ever end, holds up neither a
 // close nor the memory; ending it then does nothing.
 func TestCloseTakesClaimsBack(t *testing.T) {
