@@ -15,6 +15,16 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+// dictionary is a batch.Shared that one image has.
+type dictionary struct {
+	buf  *tier.Buffer
+	desc *batch.Descriptor
+}
+
+func (d dictionary) Buffer() *tier.Buffer          { return d.buf }
+func (d dictionary) Descriptor() *batch.Descriptor { return d.desc }
+func (d dictionary) Release() error                { return d.buf.Release() }
+
 // TestNothingReleasedIsRecorded: a batch that is dropped right before its record is written has
 // none, for its room may be another's by then.
 func TestNothingReleasedIsRecorded(t *testing.T) {
@@ -40,6 +50,10 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 			runs := fullRuns(desc.Body)
 			runs[0].Buffer = b
 			return batch.NewPacked(desc, runs, space)
+		},
+		"dictionary": func(b *tier.Buffer) batch.Payload {
+			whole := &batch.Descriptor{Schema: desc.Schema, Dictionaries: []*batch.Descriptor{desc}}
+			return batch.NewImage(whole, nil, space, dictionary{b, desc})
 		},
 	} {
 		if err := space.Reserve(space.Charge(desc.Body)); err != nil {
