@@ -3,6 +3,7 @@ package monitor
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -249,6 +250,35 @@ func TestDemand(t *testing.T) {
 		begin := time.Now()
 		r.Release()
 		o := <-out
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		if d := time.Since(begin); d > DefaultPeriod/hintsPerPeriod+time.Millisecond {
+			t.Errorf("the waiter was served after %v", d)
+		}
+		o.r.Release()
+		w.end(b)
+	})
+	bubble(t, "so does room that they free while the monitor looks", func(t *testing.T) {
+		free := func() {}
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, func(c *Config, _ *world) {
+			c.Base = func(id tier.ID) int64 {
+				if id == host0 { // whose books have been read
+					free()
+				}
+				return 0
+			}
+		})
+		w.start()
+		b := w.put(gpu0, 70*kib, seq(1))
+		r, err := w.res.TryReserve(specific(host0), 79*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		settle(10*time.Second + 7*time.Millisecond)
+		free = sync.OnceFunc(func() { r.Release() })
+		begin := time.Now()
+		o := <-w.reserve(t.Context(), gpu0, 50*kib)
 		if o.err != nil {
 			t.Fatal(o.err)
 		}
