@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// BenchmarkReserveRelease is a reservation that nobody contends for.
+// BenchmarkReserveRelease is a reservation without contention.
 func BenchmarkReserveRelease(b *testing.B) {
 	ctx := context.Background()
 	for _, bench := range []struct {
@@ -23,7 +23,7 @@ func BenchmarkReserveRelease(b *testing.B) {
 	}{
 		{"specific", reservation.Specific(tier.ID{Kind: tier.GPU}), 100},
 		{"any", reservation.AnyInTier(tier.GPU), 100},
-		{"pressed", reservation.Specific(tier.ID{Kind: tier.GPU}), 950}, // over the trigger: listeners are told
+		{"pressed", reservation.Specific(tier.ID{Kind: tier.GPU}), 950}, // over the trigger: listeners are called
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			m, _ := one(b, 1000, 0)

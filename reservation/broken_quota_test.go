@@ -11,8 +11,8 @@ import (
 
 var errLedger = errors.New("the ledger cannot be read")
 
-// brokenQuota has room, by what it says, and charges nothing once it is broken: as
-// that of a node does whose ledger somebody has damaged.
+// brokenQuota reports room, and charges nothing once it is broken, like the quota of a node with a
+// damaged ledger.
 type brokenQuota struct {
 	room   int64
 	broken bool
@@ -59,8 +59,8 @@ func brokenSpace(t *testing.T) (*reservation.Manager, *brokenQuota) {
 	return managerOf(t, reservation.Config{Spaces: []*tier.Space{s}}), q
 }
 
-// A quota that fails, and says that it has room, refuses whoever asks: nobody tries
-// again and again, and who would have waited has the reason.
+// A quota that fails, and reports room, refuses all requests. No caller retries for ever, and the
+// error has the reason.
 func TestBrokenQuotaRefuses(t *testing.T) {
 	m, q := brokenSpace(t)
 	r := mustTry(t, m, onGPU0, 20, reservation.WithPolicy(reservation.Increase(2)))
@@ -88,8 +88,8 @@ func TestBrokenQuotaRefuses(t *testing.T) {
 	release(t, mustTry(t, m, onGPU0, 10), r)
 }
 
-// Who waits already when the quota breaks is told as soon as something is released,
-// and whoever releases it is not kept.
+// If the quota breaks during a wait, the waiter gets the error at the next release, and the release
+// does not block.
 func TestBrokenQuotaEndsWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, q := brokenSpace(t)
@@ -105,7 +105,7 @@ func TestBrokenQuotaEndsWaits(t *testing.T) {
 	})
 }
 
-// A charge that panics passes nobody by: afterwards as many may pass as if there had been none.
+// A charge that panics uses no pass: afterwards as many may pass as if there had been none.
 func TestPanickingQuotaKeepsNoPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, q := brokenSpace(t)

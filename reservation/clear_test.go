@@ -45,8 +45,8 @@ func newClearer(t *testing.T, need int) *clearer {
 	return c
 }
 
-// TestClear: what is promised and lies in pieces is had when others have been moved out of the way,
-// and not tried after that. Other refusals, and those who do not want it, have nobody moved.
+// TestClear: promised bytes in pieces are allocated after other batches have been moved out of the
+// way, and not tried after that. Other refusals, and WithoutClearing, move nothing.
 func TestClear(t *testing.T) {
 	draw := func(c *clearer, opts ...reservation.Option) (reservation.Reservation, *tier.Buffer, error) {
 		r := mustTry(t, c.Manager, onGPU0, 100, opts...)
@@ -97,7 +97,7 @@ func TestClear(t *testing.T) {
 	}
 	release(t, r)
 
-	// The program's hook is asked when that has not helped.
+	// The program's hook is called when that has not helped.
 	c = newClearer(t, -1)
 	var told []int
 	r, b, err := draw(c, reservation.WithOutOfMemory(func(reservation.OutOfMemory) bool {

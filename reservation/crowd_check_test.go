@@ -22,9 +22,9 @@ type crowd struct {
 	lines []lineWatch // by space
 }
 
-// lineWatch counts who was served from a space, to know what passed its head.
+// lineWatch counts the requests served from a space, to know what passed its head.
 type lineWatch struct {
-	sure, maybe atomic.Int64 // took a pass if somebody waited: certainly, and at most
+	sure, maybe atomic.Int64 // took a pass if there were waiters: certainly, and at most
 
 	// The controller's.
 	limits    int64  // how often the limit had been set
@@ -42,7 +42,7 @@ func (c *crowd) tell() {
 	}
 }
 
-// admitted counts who was served with bytes that waiters may have waited for.
+// admitted counts requests served with bytes that waiters may have waited for.
 func (c *crowd) admitted(space int) {
 	c.lines[space].sure.Add(1)
 	c.lines[space].maybe.Add(1)
@@ -65,8 +65,8 @@ func (c *crowd) waiting() []*asked {
 	return out
 }
 
-// wrong says what is not as it must be when everybody is idle or waits: the books,
-// the demand, and that nobody waits who could run. It changes nothing.
+// wrong returns what is wrong when all workers are idle or wait: the books, the demand, and queued
+// waiters that could be served. It changes nothing.
 func (c *crowd) wrong() []string {
 	bad := c.wrongBooks()
 	waiting := c.waiting()
@@ -75,7 +75,7 @@ func (c *crowd) wrong() []string {
 	for i, s := range c.f.spaces {
 		limit, room := s.Limit(), s.Available()
 		d := reservation.Demand{Space: s.ID(), Smallest: math.MaxInt64}
-		oldest := now // whoever came in a later epoch is not the head
+		oldest := now // a waiter of a later epoch is not the head
 		for _, a := range waiting {
 			if need, ok := a.in(i, limit); ok {
 				d.Waiters++
@@ -144,16 +144,16 @@ func (c *crowd) wrongBooks() (bad []string) {
 	return bad
 }
 
-// watch checks the doors. All must be idle or wait, exactly: only a bubble can
-// tell. And so must they be when an epoch begins: a request is made before it stands
-// in line, so the older of two that overlap may stand behind the other, and is never its
-// head. probe says whether an open door may be tried, which takes a pass.
+// watch checks the doors. All workers must be idle or wait, exactly: only a bubble can show that.
+// So must they be when an epoch begins. A request is made before it is in the line. So the older of
+// two that overlap may be behind the other, and is never its head. probe reports whether an open
+// door may be tried, which takes a pass.
 func (c *crowd) watch(probe bool) (bad []string) {
 	c.f.calm.Store(true)
 	defer c.f.calm.Store(false)
 	waiting := c.waiting()
 	for _, a := range waiting {
-		if a.epoch != a.seen { // whoever came then may stand before it
+		if a.epoch != a.seen { // a waiter that came then may be before it
 			bad = append(bad, fmt.Sprintf("the test is wrong: a request of epoch %d began to wait in %d", a.epoch, a.seen))
 		}
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// What the tests of crowd_test.go share: spaces whose books a second ledger keeps,
-// made of nothing but what the callers were told. A seed repeats the operations;
-// where goroutines race, not their interleaving.
+// What the tests of crowd_test.go share: spaces whose books a second ledger keeps, from the
+// callers' results alone. A seed repeats the operations; where goroutines race, not their
+// interleaving.
 var seedCount = flag.Uint64("seeds", 1, "with "+testseed.Variable+": run as many seeds, from that one on")
 
 // crowdSeeds returns the seeds of a test: so many and a new one, or fewer where each costs
@@ -44,8 +44,8 @@ func repeat(t *testing.T, seed uint64) string {
 	return fmt.Sprintf("seed %d (repeat with: %s=%d go test ./reservation -run '^%s$' -count=20)", seed, testseed.Variable, seed, t.Name())
 }
 
-// tallyPool is a tier.Pool that hands out numbers and no memory. With lazy, what
-// is freed stays retired until somebody reaps, as with a device that is at work.
+// tallyPool is a tier.Pool that hands out numbers and no memory. With lazy, what is freed stays
+// retired until the next reap, as with a device that is at work.
 type tallyPool struct {
 	granule  int64
 	lazy     bool
@@ -118,7 +118,7 @@ type entry struct {
 	space    int
 	policy   reservation.LimitPolicy
 	promised int64        // changed by its owner
-	drawn    atomic.Int64 // changed by whoever frees
+	drawn    atomic.Int64 // changed by the goroutine that frees
 }
 
 func (e *entry) unused() int64 { return max(0, e.promised-e.drawn.Load()) }
@@ -130,11 +130,11 @@ type field struct {
 	pools  []*tallyPool
 	bypass int
 	limits []atomic.Int64 // by space, how often its limit was set
-	calm   atomic.Bool    // nobody meddles
+	calm   atomic.Bool    // no worker meddles
 
 	mu      sync.Mutex
 	wrong   []string       // what observers saw
-	buffers []*tier.Buffer // drawn by anybody, to be freed by anybody
+	buffers []*tier.Buffer // drawn by any worker, to be freed by any
 }
 
 // leastLimit is how low the random tests set a limit: an eighth of the capacity.
@@ -192,8 +192,8 @@ func (f *field) index(s *tier.Space) int {
 	return -1
 }
 
-// meddle lowers a space's limit, now and then, to where the one who is looking for
-// room just now may find it gone.
+// meddle lowers a space's limit, now and then, so that a request that looks for room just now may
+// find it gone.
 func (f *field) meddle(i int, calls uint64) {
 	if f.calm.Load() || calls*0x9e3779b97f4a7c15>>32%8 != 0 {
 		return

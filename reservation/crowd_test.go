@@ -33,8 +33,8 @@ func (c *crowd) start(wg *sync.WaitGroup) {
 	}
 }
 
-// burst lets those who are idle do n operations each, some or all of them, and
-// says how many those are.
+// burst lets idle workers do n operations each, some or all of them, and returns how many those
+// are.
 func (c *crowd) burst(n int, some func() bool) (began int) {
 	c.epoch.Add(1)
 	for _, w := range c.workers {
@@ -49,7 +49,7 @@ func (c *crowd) burst(n int, some func() bool) (began int) {
 
 func (c *crowd) interruptOne(rng *rand.Rand) { c.workers[rng.IntN(len(c.workers))].interrupt() }
 
-// releaseOne takes something from somebody who is idle.
+// releaseOne takes something from an idle worker.
 func (c *crowd) releaseOne(rng *rand.Rand) bool {
 	first := rng.IntN(len(c.workers))
 	for i := range c.workers {
@@ -62,10 +62,9 @@ func (c *crowd) releaseOne(rng *rand.Rand) bool {
 	return false
 }
 
-// TestCrowdInABubble: in a synctest bubble it is certain when everybody is idle or
-// waits. Then the books agree, byte for byte and account by account, nobody waits
-// who could run, and each door is open or shut as it must be: after bursts of
-// many at once, and after single steps.
+// TestCrowdInABubble: in a synctest bubble it is certain when all workers are idle or wait. Then
+// the books agree, byte for byte and account by account, no queued waiter can be served, and each
+// door is open or shut as it must be: after bursts of many at once, and after single steps.
 func TestCrowdInABubble(t *testing.T) {
 	seeds := crowdSeeds(t, 800)
 	var ops, quiet int64
@@ -133,7 +132,7 @@ func crowdInABubble(t *testing.T, seed uint64) (ops, quiet int64) {
 			break
 		}
 		for range rng.IntN(4) {
-			c.epoch.Add(1) // before: whoever is served by this may begin to wait again, at once
+			c.epoch.Add(1) // before: a worker served by this may begin to wait again, at once
 			switch rng.IntN(5) {
 			case 0:
 				what = "a limit"
@@ -168,7 +167,7 @@ func crowdInABubble(t *testing.T, seed uint64) (ops, quiet int64) {
 	return c.ops.Load(), quiet
 }
 
-// end lets everybody finish and checks that nothing is left.
+// end lets all workers finish and checks that nothing is left.
 func (c *crowd) end() {
 	for _, w := range c.workers {
 		close(w.begin)
@@ -199,10 +198,10 @@ func (c *crowd) end() {
 // that long.
 const patient = 30 * time.Second
 
-// TestCrowdOfThreads: the same without a bubble, as fast as it goes, under the eyes
-// of observers that read the books all the time. Every so often the workers are
-// stopped; those who wait go on waiting, and it must come about, with nobody else
-// doing anything, that the books agree and nobody waits who could run.
+// TestCrowdOfThreads: the same without a bubble, as fast as it goes, with observers that read the
+// books all the time. Every so often the workers are stopped, and waiters go on waiting. With no
+// other activity, the books must come to agree, and no queued waiter may be left that could be
+// served.
 func TestCrowdOfThreads(t *testing.T) {
 	const workers = 12
 	want := int64(250_000)
@@ -255,7 +254,7 @@ func crowdOfThreads(t *testing.T, c *crowd, seed uint64, rng *rand.Rand, want in
 	for c.ops.Load() < want && c.stop(t, seed, "a burst") {
 		stops++
 		switch {
-		case stops%8 == 0: // all that is held by those who do not wait
+		case stops%8 == 0: // all that workers hold which do not wait
 			for c.releaseOne(rng) {
 			}
 			for b := c.f.takeBuffer(rng); b != nil; b = c.f.takeBuffer(rng) {
@@ -286,7 +285,7 @@ func crowdOfThreads(t *testing.T, c *crowd, seed uint64, rng *rand.Rand, want in
 	return seen, stops
 }
 
-// stop waits until everybody is idle or waits, and nobody could run.
+// stop waits until all workers are idle or wait, and no waiter could be served.
 func (c *crowd) stop(t *testing.T, seed uint64, what string) bool {
 	deadline := time.Now().Add(patient)
 	for {

@@ -19,8 +19,8 @@ const (
 	calling // a request that may wait
 )
 
-// crowdWorker does random things, a burst at a time, and writes down what it was
-// told. It uses only reservations of its own, and buffers of anybody's.
+// crowdWorker does random things, a burst at a time, and records its results. It uses only
+// reservations of its own, and buffers of any worker.
 type crowdWorker struct {
 	f     *field
 	all   *crowd
@@ -261,7 +261,7 @@ func (w *crowdWorker) shrink(e *entry, n int64) {
 	w.promise(e, e.promised-n)
 }
 
-// alloc draws a buffer, which anybody may free.
+// alloc draws a buffer, which any worker may free.
 func (w *crowdWorker) alloc(e *entry, size int64) {
 	charge, before := w.f.pools[e.space].round(size), e.unused()
 	b, err := e.r.Alloc(size)

@@ -38,8 +38,8 @@ type member struct {
 	need    int64
 }
 
-// stuck says whether me could not be served even if all who run gave back
-// everything, and those after that who could go on then. It knows no doors.
+// stuck reports whether me could not be served even if all running owners gave back everything, and
+// after that all that could go on then. It knows no doors.
 func (c *company) stuck(me *member) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -209,8 +209,8 @@ func (c *company) do(ctx context.Context, k *member, rng *rand.Rand, parts []par
 	}
 }
 
-// Owners take this and that in several spaces and wait for each other. If they do
-// what they are told, all of them finish; and nobody is told without need.
+// Owners take bytes in several spaces and wait for each other. If they follow the advice, all of
+// them finish; and none gets an error without need.
 func TestRandomOwnersAllFinish(t *testing.T) {
 	seeds, runs := 60, 0
 	if testing.Short() || invariants.Enabled {
@@ -226,7 +226,7 @@ func TestRandomOwnersAllFinish(t *testing.T) {
 				c.spaces = append(c.spaces, spaceOf(t, fmt.Sprintf("gpu:%d", i), 100))
 			}
 			doors := seed%2 == 0
-			bypass := 1 << 20 // nobody stands behind a door
+			bypass := 1 << 20 // no waiter is behind a door
 			if doors {
 				bypass = rng.IntN(4) - 1
 			}

@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// long is when a wait that has not been told of a deadlock never will be.
+// long is when a wait without a DeadlockError will never get one.
 const long = time.Minute
 
 // task is an owner and what it holds.
@@ -49,7 +49,7 @@ func grow(t *testing.T, r reservation.Reservation, n int64) *call {
 	return c
 }
 
-// told fails unless c is told of a deadlock within a second.
+// told fails unless c gets a DeadlockError within a second.
 func (c *call) told(t *testing.T, advice reservation.Advice) *reservation.DeadlockError {
 	t.Helper()
 	c.waiting(t)
@@ -72,8 +72,8 @@ func twoSpaces(t *testing.T) *reservation.Manager {
 	return managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)}})
 }
 
-// Two owners hold half each and want the rest: the youngest is told and rolls back,
-// the other goes on, and then the first succeeds.
+// Two owners hold half each and want the rest. The youngest gets the error and rolls back, the
+// other goes on, and then the first succeeds.
 func TestDeadlockOfTwo(t *testing.T) {
 	for name, more := range map[string]func(k task, r reservation.Reservation) *call{
 		"grow":    func(k task, r reservation.Reservation) *call { return grow(k.t, r, 50) },
@@ -166,8 +166,8 @@ func TestDeadlockAcrossSpaces(t *testing.T) {
 	})
 }
 
-// Who runs, or anything that is not an owner's, may make room for those who wait:
-// nobody is told. When that has ended, somebody is.
+// A running owner, or anything without an owner, may make room for the waiters: there is no error.
+// When that has ended, there is one.
 func TestNoAlarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
@@ -175,7 +175,7 @@ func TestNoAlarm(t *testing.T) {
 		ra, rb, rc := a.hold(gpu0, 35), b.hold(gpu0, 35), c.hold(gpu0, 30)
 		ca, cb := a.ask(onGPU0, 30), b.ask(onGPU0, 30)
 		ca.left(t) // c's are enough
-		// What is nobody's is waited for as long as anybody runs who could free it.
+		// Bytes without an owner are waited for as long as an owner runs that could free them.
 		release(t, rc)
 		got := ca.served(t)
 		buf := mustAlloc(t, got, 30)
@@ -191,7 +191,7 @@ func TestNoAlarm(t *testing.T) {
 	})
 }
 
-// Bytes that are nobody's may come back while they change.
+// Bytes without an owner may come back while they change.
 func TestNoAlarmWhileTheBooksChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
@@ -233,8 +233,8 @@ func TestNoAlarmWhileAnOwnerReleases(t *testing.T) {
 	})
 }
 
-// What is certain is told although others run, and although all that is not an
-// owner's changes all the time.
+// A certain deadlock is reported although others run, and although all bytes without an owner
+// change all the time.
 func TestDeadlockOfSomeWhileOthersRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := managerOf(t, reservation.Config{
@@ -272,14 +272,14 @@ func TestWorkersOfAnOwner(t *testing.T) {
 		first.left(t) // one of b's goroutines runs again
 		b.o.SetWorkers(-1)
 		first.waiting(t)
-		time.Sleep(time.Second) // it is b's only one now; b was told already, a was not
+		time.Sleep(time.Second) // it is b's only one now; b has had an error already, a has not
 		ca.failed(t, reservation.ErrDeadlock)
 		release(t, ra)
 		release(t, first.served(t))
 	})
 }
 
-// Who waits for any of several spaces is stuck when all of them are.
+// A wait for any of several spaces is stuck when all of them are.
 func TestDeadlockNeedsAllCandidates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
@@ -301,8 +301,8 @@ func TestDeadlockNeedsAllCandidates(t *testing.T) {
 	})
 }
 
-// What can be moved is not waited for in vain; the monitor's answer is heeded, and
-// it is asked without locks.
+// Bytes that can be moved are worth waiting for. The monitor's answer is heeded, and it is called
+// without locks.
 func TestNoAlarmWhileSomethingIsMovable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var movable atomic.Bool
@@ -340,7 +340,7 @@ func TestNoAlarmWhileSomethingIsMovable(t *testing.T) {
 	})
 }
 
-// The door is shut for an owner who would fit; who stands at it cannot be served.
+// The door is shut for an owner that would fit; a waiter at it cannot be served.
 func TestDeadlockBehindAShutDoor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Bypass: -1})
@@ -352,16 +352,16 @@ func TestDeadlockBehindAShutDoor(t *testing.T) {
 		e := cb.told(t, reservation.RollBack)
 		ca.failed(t, reservation.ErrDeadlock) // without b's 40 the head would lack 30 still
 		if err := errors.Join(e.Wait(context.Background()), (&reservation.DeadlockError{}).Wait(context.Background())); err != nil {
-			t.Error(err) // a was told, so that b need not wait for it
+			t.Error(err) // a got the error, so that b need not wait for it
 		}
 		release(t, ra, rb)
 		release(t, head.served(t))
 	})
 }
 
-// The youngest of those who hold something that others wait for is told; who holds
-// nothing helps nobody. If no owner holds anything, the monitor is given more time to
-// refuse them, and then the youngest is told.
+// The youngest owner that holds something that others wait for gets the error: an owner that holds
+// nothing helps no other. If no owner holds anything, the monitor has more time to refuse them, and
+// then the youngest gets the error.
 func TestVictim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
@@ -389,8 +389,8 @@ func TestVictim(t *testing.T) {
 	})
 }
 
-// Who was told before is not told again while there is somebody else; when all have
-// been, the youngest should split its work.
+// An owner that had the error before does not get it again while there is another. When all have
+// had it, the youngest should split its work.
 func TestSplitWhenAllHaveRolledBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
@@ -406,7 +406,7 @@ func TestSplitWhenAllHaveRolledBack(t *testing.T) {
 		ca.told(t, reservation.Split)
 		release(t, ra)
 		release(t, cb.served(t))
-		// b has got past the point where it was told: that is forgotten.
+		// b has got past the point of its error: that is forgotten.
 		rb = b.hold(gpu0, 50)
 		ra = a.hold(gpu0, 50)
 		ca, cb = grow(t, ra, 50), grow(t, rb, 50)
@@ -416,8 +416,7 @@ func TestSplitWhenAllHaveRolledBack(t *testing.T) {
 	})
 }
 
-// What somebody was told is forgotten when it has rolled back, and done something
-// from beginning to end.
+// An owner's error is forgotten when it has rolled back, and done something from beginning to end.
 func TestRollBackIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
@@ -433,7 +432,7 @@ func TestRollBackIsForgotten(t *testing.T) {
 		round(b, a)
 		release(t, b.hold(gpu0, 10)) // less than it wanted, but all of it
 		round(b, a)
-		// Rolling back alone is not enough: now a is told although it is the older.
+		// Rolling back alone is not enough: now a gets the error although it is the older.
 		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
 		ca, cb := grow(t, ra, 50), grow(t, rb, 50)
 		ca.told(t, reservation.RollBack)
@@ -506,7 +505,7 @@ func TestCloseEndsTheLooks(t *testing.T) {
 		}
 		close(answer)
 		closed.Wait()
-		time.Sleep(long) // a look would block in asked, and the bubble would tell
+		time.Sleep(long) // a look would block in asked, and the bubble would report that
 		release(t, ra, others)
 	})
 }

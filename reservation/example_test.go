@@ -66,7 +66,7 @@ func ExampleManager_Reserve() {
 	fmt.Println(errors.Is(err, reservation.ErrExceeded), err)
 
 	first, _ := m.Reserve(context.Background(), gpu, 900)
-	m.OnDemand(func() { // somebody waits: spill something
+	m.OnDemand(func() { // there are waiters: spill something
 		fmt.Printf("%+v\n", m.Demand(nil))
 		first.Release()
 	})
@@ -106,7 +106,7 @@ func (emptiest) Candidates(spaces *reservation.Spaces, dst []*tier.Space) []*tie
 
 func (emptiest) String() string { return "half empty" }
 
-// A strategy can be written by anybody.
+// A program can write a strategy of its own.
 func ExampleStrategy() {
 	m := newExample()
 	defer m.Close()
@@ -123,8 +123,8 @@ func ExampleStrategy() {
 	// host:0
 }
 
-// Two tasks hold half of the memory each and want the rest. One is told, and the
-// other goes on.
+// Two tasks hold half of the memory each and want the rest. One gets an error, and the other goes
+// on.
 func ExampleWithOwner() {
 	m := newExample()
 	defer m.Close()

@@ -6,9 +6,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Runnable lists the waiters that could be served as things are, and whatever
-// of the manager's state does not agree with the list of waiters. It looks at
-// everybody, not at the index, and is meant for quiet moments.
+// Runnable lists the waiters that could be served as things are, and all of the manager's state
+// that does not agree with the list of waiters. It checks all waiters, not the index, and is meant
+// for quiet moments.
 func (m *Manager) Runnable() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -38,8 +38,8 @@ func (m *Manager) Runnable() []string {
 	return out
 }
 
-// TakePass takes a pass of a space's door, as somebody who passes by does, and
-// returns what gives it back unused.
+// TakePass takes a pass of a space's door, as a passing request does, and returns what gives it
+// back unused.
 func (m *Manager) TakePass(id tier.ID) (giveBack func()) {
 	l := m.lines[m.spaces.index(id)]
 	door := l.waits.Door()
@@ -53,8 +53,7 @@ func (m *Manager) TakePass(id tier.ID) (giveBack func()) {
 // caller is in a synctest bubble, and has waited.
 func (m *Manager) Looks() (reads, steps int) { return m.progress.reads, m.progress.steps }
 
-// Stall keeps everybody from being served, as somebody does who serves slowly, until resume is
-// called.
+// Stall keeps all waiters from being served, as a slow server does, until resume is called.
 func (m *Manager) Stall() (resume func()) {
 	m.serving.Add(1)
 	return func() {

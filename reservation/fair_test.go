@@ -40,7 +40,7 @@ func TestBypassIsBounded(t *testing.T) {
 			held := mustTry(t, m, onGPU0, 50)
 			large := startReserve(t.Context(), m, onGPU0, 60)
 			large.waiting(t)
-			for range 100 { // those who do not get by do not count
+			for range 100 { // requests that do not pass do not count
 				if _, err := m.TryReserve(onGPU0, 70); !errors.Is(err, tier.ErrNoSpace) {
 					t.Fatal(err)
 				}
@@ -66,8 +66,7 @@ func TestBypassIsBounded(t *testing.T) {
 	}
 }
 
-// The allocations of a reservation that may exceed its promise pass by like
-// anybody.
+// The allocations of a reservation that may exceed its promise need passes like any request.
 func TestPoliciesRespectTheDoor(t *testing.T) {
 	for _, policy := range []reservation.LimitPolicy{reservation.Ignore(), reservation.Increase(1)} {
 		synctest.Test(t, func(t *testing.T) {
@@ -111,8 +110,8 @@ func TestSmallWaitersPassWithinTheBound(t *testing.T) {
 	})
 }
 
-// Nobody who fits is let in while the door is shut, but all are when the one
-// that it was shut for is gone.
+// No fitting request is let in while the door is shut, but all are when the one that it was shut
+// for is gone.
 func TestANewHeadBringsNewPasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 3)
@@ -159,8 +158,7 @@ func TestEqualWaitersAreServedInOrder(t *testing.T) {
 	})
 }
 
-// Who stands in two lines leaves both, and those behind it in the other one are
-// served.
+// A waiter in two lines leaves both, and those behind it in the other one are served.
 func TestServedElsewhereMakesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := spaceOf(t, "gpu:0", 100), spaceOf(t, "gpu:1", 100)

@@ -14,7 +14,7 @@ var (
 	gpu0 = tier.ID{Kind: tier.GPU}
 	gpu1 = tier.ID{Kind: tier.GPU, Ordinal: 1}
 	host = tier.ID{Kind: tier.Host}
-	// onGPU0 is made once, as a caller who cares about allocations does.
+	// onGPU0 is made once, as in a program that avoids allocations.
 	onGPU0 = reservation.Specific(gpu0)
 )
 

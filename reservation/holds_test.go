@@ -56,8 +56,8 @@ func (k *kept) close(t *testing.T) {
 	release(t, k.buf)
 }
 
-// TestDeadlockOfHandles: sixteen tasks hold a handle each, and want as much again. One is
-// told, with what it holds and who holds the rest, and lets the others go on.
+// TestDeadlockOfHandles: sixteen tasks hold a handle each, and want as much again. One gets the
+// error, with what it holds and the holders of the rest, and lets the others go on.
 func TestDeadlockOfHandles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 160, 0)
@@ -95,9 +95,9 @@ func TestDeadlockOfHandles(t *testing.T) {
 	})
 }
 
-// TestReaderInItsOwnWay: a task of one goroutine that waits for room which its own open
-// records keep is told at once, although others hold some and may release it: that would
-// not be enough. With two goroutines it is left alone, for the other may release them.
+// TestReaderInItsOwnWay: a task of one goroutine waits for room which its own open records keep. It
+// gets the error at once, although others hold some and may release it: that would not be enough.
+// With two goroutines it goes on waiting, because the other may release them.
 func TestReaderInItsOwnWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, space := one(t, 100, 0)
@@ -114,7 +114,7 @@ func TestReaderInItsOwnWay(t *testing.T) {
 		c = startReserve(k.o.Context(t.Context()), m, onGPU0, 50)
 		c.left(t)
 		k.o.SetWorkers(1)
-		c.told(t, reservation.Split) // it was told before, and did not
+		c.told(t, reservation.Split) // it had the error before, and did not
 		again.hold.End()
 		// The others' are enough for 30.
 		c = startReserve(k.o.Context(t.Context()), m, onGPU0, 30)
@@ -143,7 +143,7 @@ func TestSharedMemoryCountsOnce(t *testing.T) {
 		ca, cb := a.ask(onGPU0, 50), b.ask(onGPU0, 50)
 		ca.left(t) // c's are enough
 		cb.waiting(t)
-		// With c stuck too nobody can go on.
+		// With c stuck too no owner can go on.
 		e := grow(t, rc, 10).told(t, reservation.RollBack)
 		if e.Waiters != 3 || e.Held != 60 {
 			t.Errorf("it was told %+v", *e)
@@ -156,8 +156,8 @@ func TestSharedMemoryCountsOnce(t *testing.T) {
 	})
 }
 
-// TestStrangersAreGivenTime: handles of nobody known may be closed at any moment, so that a
-// task which waits for them is told only after a long stillness.
+// TestStrangersAreGivenTime: handles of unknown owners may be closed at any moment. So a task which
+// waits for them gets the error only after a long time without changes.
 func TestStrangersAreGivenTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
@@ -177,7 +177,7 @@ func TestStrangersAreGivenTime(t *testing.T) {
 // them.
 func waitingOwners(t *testing.T, m *reservation.Manager, n int) (end func()) {
 	ctx, cancel := context.WithCancel(t.Context())
-	busy := newTask(t, m, "busy") // it runs, and holds enough for all: nobody is told
+	busy := newTask(t, m, "busy") // it runs, and holds enough for all: there is no error
 	rest := busy.hold(gpu0, int64(n))
 	var held []reservation.Reservation
 	var calls []*call

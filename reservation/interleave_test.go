@@ -11,10 +11,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// The tests here make happen, every time, what else happens once in a million
-// times. Their lever is Pool.Charge: ReserveUpTo asks it after it has decided to
-// serve somebody from a space and before it charges the space. Time is virtual:
-// who sleeps in the midst of that lets all others go as far as they can.
+// The tests here make rare interleavings happen every time. Their lever is Pool.Charge: ReserveUpTo
+// calls it after it has decided to serve a waiter from a space and before it charges the space.
+// Time is virtual: a sleep in there lets all others go as far as they can.
 
 // nth returns a function that calls f when it is called the nth time, by any goroutine.
 func nth(n int64, f func()) func() {
@@ -44,7 +43,7 @@ func TestPassThatComesBackIsUsed(t *testing.T) {
 	})
 }
 
-// Somebody who passes by, and finds that another was faster, leaves the pass.
+// A passing request that finds that another was faster returns the pass.
 func TestPassIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := one(t, 100, 1)
@@ -111,7 +110,7 @@ func TestOnlyOneSpaceIsCharged(t *testing.T) {
 		})
 		c.waiting(t)
 		spaces["gpu:0"].Pool().(*heapPool).onCharge = nth(1, func() {
-			release(t, b) // c is told that there is room in the second
+			release(t, b) // c is notified that there is room in the second
 			spaces["gpu:1"].Inside().ResetPeak()
 			time.Sleep(time.Millisecond)
 		})

@@ -38,8 +38,8 @@ func inLine(t *testing.T, m *Manager, l *line, need int64) *waiter {
 	return w
 }
 
-// TestRefusalSaysWhatIsKept: a refusal while there is room says that an older request has it, if
-// nobody may pass that any more; one for want of room does not.
+// TestRefusalSaysWhatIsKept: a refusal while there is room names the older request that has it, if
+// that may not be passed any more. A refusal for want of room does not.
 func TestRefusalSaysWhatIsKept(t *testing.T) {
 	m, l := lineOf(t, 2)
 	if err := l.space.Reserve(60); err != nil {
@@ -75,7 +75,7 @@ func TestRefusalSaysWhatIsKept(t *testing.T) {
 	l.space.Unreserve(60)
 }
 
-// TestWithdrawnBeforeItWaits: such a request never stands in line, and leaves those who do alone.
+// TestWithdrawnBeforeItWaits: such a request never joins the line, and does not affect it.
 func TestWithdrawnBeforeItWaits(t *testing.T) {
 	m, l := lineOf(t, 0)
 	if err := l.space.Reserve(60); err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestLongWait: a wait is reported when it has taken long, then after twice as long and so
-// on, with who holds what; one that is behind another counts with that. What is over is
-// not reported, and while nobody waits there is no timer.
+// TestLongWait: a wait is reported when it has taken long, then after twice as long and so on, with
+// the holders; one that is behind another counts with that. What is over is not reported, and
+// without waiters there is no timer.
 func TestLongWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []reservation.LongWait

@@ -103,8 +103,8 @@ func TestLostSpacesArePassedBy(t *testing.T) {
 	}
 }
 
-// TestWaitersOfALostSpace: who has no other candidate is told, whoever stands before; the others go
-// on waiting, and are served.
+// TestWaitersOfALostSpace: a waiter without another candidate gets the error, whoever is before it;
+// the others go on waiting, and are served.
 func TestWaitersOfALostSpace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, spaces, pools := losable(t)

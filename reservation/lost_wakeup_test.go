@@ -13,9 +13,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Room is made just while somebody begins to wait for it, thousands of times. A
-// wake-up that is lost would leave the waiter until the deadline, which only a
-// defect ever reaches.
+// Room is made just while a request begins to wait for it, thousands of times. A wake-up that is
+// lost would leave the waiter until the deadline, which only a defect ever reaches.
 func TestNoWakeUpIsLost(t *testing.T) {
 	rounds := 3000
 	if invariants.Enabled {

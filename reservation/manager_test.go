@@ -24,8 +24,7 @@ func TestReserveLeavesOtherTiersUntouched(t *testing.T) {
 	}
 }
 
-// A request that fits no candidate even when empty must not wait, whoever holds
-// what.
+// A request that fits no candidate even when empty must not wait, whatever is held.
 func TestImpossibleRequestsAreRefusedAtOnce(t *testing.T) {
 	m, spaces := machine(t)
 	if err := spaces["gpu:1"].SetLimit(600); err != nil {

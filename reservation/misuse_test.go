@@ -54,10 +54,9 @@ func giveBack(r reservation.Reservation, err error) error {
 	return r.Release()
 }
 
-// Whatever number of bytes is asked for, each operation does it or says why not,
-// at once, with an error of the right kind, and changes nothing if it does not. The
-// space has 1000 bytes and charges multiples of 256, so 744 more than the reservation's
-// 256 are there, of which 512 can be charged: 768 in one piece do not fit beside
+// For any number of bytes, each operation succeeds or returns an error of the right kind at once,
+// and changes nothing then. The space has 1000 bytes and charges multiples of 256. So 744 more than
+// the reservation's 256 are there, of which 512 can be charged. 768 in one piece do not fit beside
 // them, but would in an empty space.
 func TestAnyNumberOfBytes(t *testing.T) {
 	const (
@@ -96,7 +95,7 @@ func TestAnyNumberOfBytes(t *testing.T) {
 			m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
 			r := mustTry(t, m, onGPU0, 256)
 			ctx, cancel := context.WithCancel(t.Context())
-			m.OnDemand(cancel) // who begins to wait need not wait long
+			m.OnDemand(cancel) // a request that begins to wait need not wait long
 			err := f(ctx, m, r, n)
 			cancel()
 			got := done
@@ -151,8 +150,8 @@ func TestOperationsAfterClose(t *testing.T) {
 	}
 }
 
-// A reservation that was released is nobody's: not even when others have made
-// reservations since, which may use what it was kept in.
+// A released reservation affects no other, even when others have been made since, which may use its
+// record.
 func TestReleasedReservationTouchesNoOther(t *testing.T) {
 	for _, n := range []int64{-1, 0, 1, 256, math.MaxInt64} {
 		m, s := one(t, 10_000, 0)

@@ -73,7 +73,7 @@ func (m *reference) leave(w *modelWaiter, outcome string) {
 	m.begin(head)
 }
 
-// settle serves all who can be served.
+// settle serves all waiters that can be served.
 func (m *reference) settle() {
 again:
 	for i, w := range m.waiters {
@@ -92,8 +92,8 @@ again:
 	}
 }
 
-// Random operations, one at a time, give exactly what the reference gives: who
-// is served, in which order, who waits, what is used.
+// Random operations, one at a time, give exactly what the reference gives: the waiters served,
+// their order, the waiters left, what is used.
 func TestOneSpaceAgainstAReference(t *testing.T) {
 	for seed := range testseed.Each(t, 60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -209,9 +209,8 @@ func againstReference(t *testing.T, seed uint64) {
 	}
 }
 
-// worker does random things to reservations of its own, and to buffers of
-// anybody's. What it holds is in its books, in a way that is right whenever it
-// sleeps or waits.
+// worker does random things to reservations of its own, and to buffers of any worker. What it holds
+// is in its books, correctly whenever it sleeps or waits.
 type worker struct {
 	rng  *rand.Rand
 	bags *bags
@@ -250,9 +249,9 @@ func (b *bags) take(rng *rand.Rand) *tier.Buffer {
 	return buf
 }
 
-// Many goroutines at once: never is more used than there is, and whenever all
-// of them wait or sleep, every byte is accounted for and nobody waits who could
-// run. Time is virtual, so a wait that a deadline ends costs none.
+// Many goroutines at once: never is more used than there is. Whenever all of them wait or sleep,
+// every byte is accounted for and no queued waiter can be served. Time is virtual, so a wait that a
+// deadline ends costs none.
 func TestManyGoroutinesAgainstBooks(t *testing.T) {
 	for seed := range testseed.Each(t, 6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -322,7 +321,7 @@ func manyGoroutines(t *testing.T, seed uint64) {
 	}
 }
 
-// checkBooks adds up what everybody holds.
+// checkBooks adds up what all workers hold.
 func checkBooks(t *testing.T, spaces []*tier.Space, workers []*worker, bags *bags) {
 	t.Helper()
 	type sums struct{ reserved, live int64 }
@@ -382,7 +381,7 @@ func (w *worker) step(t *testing.T, m *reservation.Manager, policies []reservati
 	case op < 6:
 		w.keep(t)(m.ReserveUpTo(ctx, w.strategy(), bytes/4, bytes, policy))
 	case op < 8:
-		if b := w.bags.take(w.rng); b != nil { // whoever's it is
+		if b := w.bags.take(w.rng); b != nil { // of any worker
 			release(t, b)
 		}
 	case len(w.held) == 0:

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// The hook is told the numbers, frees something, and the second try succeeds.
+// The hook is called with the numbers, frees something, and the second try succeeds.
 func TestOutOfMemoryHookHelps(t *testing.T) {
 	for name, test := range map[string]struct {
 		policy reservation.LimitPolicy
@@ -180,7 +180,7 @@ func TestOutOfMemoryHookPanics(t *testing.T) {
 	release(t, r)
 }
 
-// Each goroutine's failure is asked about, also while another's hook runs.
+// The hook is called for each goroutine's failure, also while another's hook runs.
 func TestOutOfMemoryHooksAtOnce(t *testing.T) {
 	const n = 8
 	m, _ := one(t, n*10, 0)

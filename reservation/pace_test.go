@@ -46,8 +46,8 @@ func order(m *reservation.Manager, s reservation.Strategy) (ordinals []int) {
 	return ordinals
 }
 
-// Volumes that are behind with their share come first, those that fail last; room counts
-// where that is equal, distance and who names a space before it.
+// Volumes that are behind with their share come first, those that fail last. Where that is equal,
+// room counts. Distance and a named space count before the pace.
 func TestStrategiesGoByPace(t *testing.T) {
 	any := reservation.AnyInTier(tier.Disk)
 	for _, test := range []struct {
@@ -75,8 +75,7 @@ func TestStrategiesGoByPace(t *testing.T) {
 	}
 }
 
-// What is promised counts as taken on, so that many who reserve before any of them
-// writes are spread.
+// What is promised counts, so that many requests before the first write are spread.
 func TestPromisesAreSpread(t *testing.T) {
 	m, pools := volumes(t)
 	pools[0].pace.Bandwidth, pools[1].pace.Bandwidth, pools[2].pace.Bandwidth = 10, 20, 30
@@ -91,7 +90,7 @@ func TestPromisesAreSpread(t *testing.T) {
 	}
 }
 
-// Who has no room is passed by, whatever its pace.
+// A volume without room is skipped, whatever its pace.
 func TestPaceYieldsToRoom(t *testing.T) {
 	m, pools := volumes(t)
 	pools[0].pace.Lead, pools[1].pace.Lead, pools[2].pace.Lead = 0, 1e18, 2e18

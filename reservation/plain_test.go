@@ -14,8 +14,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// toldPlain fails unless c is told of a deadlock between 20 and 40 s from now, as somebody
-// unknown.
+// toldPlain fails unless c, without an owner, gets a DeadlockError between 20 and 40 s from now.
 func (c *call) toldPlain(t *testing.T) *reservation.DeadlockError {
 	t.Helper()
 	time.Sleep(20 * time.Second)
@@ -28,8 +27,9 @@ func (c *call) toldPlain(t *testing.T) *reservation.DeadlockError {
 	return e
 }
 
-// TestPlainHoldAndWait: sixteen goroutines of no owner hold a handle each, and want as much
-// again. One is told who holds the room. It closes its handle, and the others go on.
+// TestPlainHoldAndWait: sixteen goroutines without an owner hold a handle each, and want as much
+// again. One gets the error, with the holders of the room. It closes its handle, and the others go
+// on.
 func TestPlainHoldAndWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 160, 0)
@@ -71,8 +71,8 @@ func TestPlainHoldAndWait(t *testing.T) {
 	})
 }
 
-// TestPlainWaitsThatAreLeft: a wait without an owner is left alone as long as somebody may
-// free what it lacks, as long as something happens there, and where the program says so.
+// TestPlainWaitsThatAreLeft: a wait without an owner goes on as long as what it lacks may be freed,
+// as long as something happens there, and where the program says so.
 func TestPlainWaitsThatAreLeft(t *testing.T) {
 	const long = 10 * time.Minute
 	for name, tt := range map[string]struct {
@@ -161,9 +161,9 @@ func TestPlainWaitsThatKeepComing(t *testing.T) {
 	})
 }
 
-// TestPlainWaitsBesideOwners: an owner that is in its own way is told at once, also while
-// waits without an owner, which are looked at less often, are under way. Both are told of
-// handles of nobody known that stand in their way.
+// TestPlainWaitsBesideOwners: an owner that blocks itself gets the error at once, also beside waits
+// without an owner, which are examined less often. Both errors name handles of unknown owners that
+// are in the way.
 func TestPlainWaitsBesideOwners(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
@@ -186,9 +186,9 @@ func TestPlainWaitsBesideOwners(t *testing.T) {
 	})
 }
 
-// TestPlainWaitsOfSeveralSpaces: a wait with several candidates is left alone as long as one
-// of them may become free. Then it is told of the one where handles keep the room, also while
-// much happens in another space, where an owner runs.
+// TestPlainWaitsOfSeveralSpaces: a wait with several candidates goes on as long as one of them may
+// become free. Then its error names the one where handles keep the room, also while much happens in
+// another space, where an owner runs.
 func TestPlainWaitsOfSeveralSpaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100), spaceOf(t, "disk:0", 100)}})

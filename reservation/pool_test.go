@@ -9,12 +9,11 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// heapPool is a tier.Pool over the Go heap. It rounds up to granule, counts what
-// it has handed out, can be told to fail, and can hold freed memory back as a
-// device does that is still at work.
+// heapPool is a tier.Pool over the Go heap. It rounds up to granule, counts what it has handed out,
+// can be made to fail, and can hold freed memory back as a device does that is still at work.
 type heapPool struct {
 	granule  int64
-	onCharge func() // called by Charge, which is asked in the middle of a ReserveUpTo
+	onCharge func() // called by Charge, which runs in the middle of a ReserveUpTo
 
 	mu      sync.Mutex
 	out     int64 // charged, handed out or held back

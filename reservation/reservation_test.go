@@ -204,9 +204,9 @@ func TestGrowAndShrink(t *testing.T) {
 	release(t, other, b, r)
 }
 
-// Two Grow calls of one reservation wait, and with what the first is given the second
-// would make it larger than the space: it is told at once, for it would wait for ever and
-// keep from everybody else what is free.
+// Two Grow calls of one reservation wait. With what the first is given the second would make it
+// larger than the space. The second gets the error at once: it would wait for ever and block all
+// others.
 func TestGrowThatCannotFitAnyMoreIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)

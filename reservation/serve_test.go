@@ -22,7 +22,7 @@ func (q *hookedQuota) Charge(n int64) error {
 	return q.brokenQuota.Charge(n)
 }
 
-// Who is served while the space is lost goes on waiting for the others.
+// A waiter that is served while the space is lost goes on waiting for the others.
 func TestLostWhileServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, p := &hookedQuota{brokenQuota: brokenQuota{room: 100}}, &losablePool{heapPool: heapPool{granule: 1}}
@@ -49,7 +49,7 @@ func TestLostWhileServed(t *testing.T) {
 	})
 }
 
-// Where a quota panics while somebody is served, others can be served later.
+// If a quota panics while a waiter is served, others can be served later.
 func TestPanicWhileServing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := &hookedQuota{brokenQuota: brokenQuota{room: 100}}
@@ -77,8 +77,7 @@ func TestPanicWhileServing(t *testing.T) {
 	})
 }
 
-// When nobody waits any more a space tells of releases as before: of none that leaves its bytes at
-// hand.
+// Without waiters a space reports releases as before: none that keeps its bytes at hand.
 func TestNobodyAttendsInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := tier.NewSpace(tier.SpaceConfig{

@@ -75,8 +75,8 @@ func TestLargeIsNotStarved(t *testing.T) {
 	}
 }
 
-// Who has k others before it can be passed by k+1 times as many, as each of the k is
-// the head in its turn, and by no more.
+// A waiter behind k others can be passed by k+1 times as many, as each of the k is the head in its
+// turn, and by no more.
 func TestKWaitersInFrontThatGo(t *testing.T) {
 	for _, k := range []int{0, 1, 10} {
 		synctest.Test(t, func(t *testing.T) {
@@ -106,8 +106,8 @@ func TestKWaitersInFrontThatGo(t *testing.T) {
 	}
 }
 
-// In a stream of small ones those who wait for all of the space are served in their
-// order, and small ones pass only while the bound lets them.
+// In a stream of small requests those that wait for all of the space are served in their order, and
+// small ones pass only while the bound lets them.
 func TestKWaitersInFront(t *testing.T) {
 	for _, k := range []int{1, 3, 10} {
 		synctest.Test(t, func(t *testing.T) {
@@ -143,9 +143,9 @@ func TestKWaitersInFront(t *testing.T) {
 	}
 }
 
-// Within the bound nobody small waits for a large one that cannot run yet; the first
-// beyond it does, and whatever is freed then is kept, byte by byte, until the large
-// one fits, which it does at that very release.
+// Within the bound no small request waits for a large one that cannot run yet. The first beyond it
+// does, and what is freed then is kept, byte by byte, until the large one fits, which it does at
+// that very release.
 func TestWithinTheBoundNobodyWaits(t *testing.T) {
 	for bypass, bound := range boundOf {
 		synctest.Test(t, func(t *testing.T) {
@@ -181,8 +181,8 @@ func TestWithinTheBoundNobodyWaits(t *testing.T) {
 	}
 }
 
-// A head that is cancelled, or whose time is up, is gone at that moment, and all who
-// were kept waiting for its sake run in the same.
+// A head that is cancelled, or whose time is up, is gone at that moment, and all that were kept
+// waiting for its sake run at the same moment.
 func TestHeadThatGoesLetsAllRun(t *testing.T) {
 	for name, makeContext := range map[string]func(context.Context) (context.Context, func()){
 		"cancelled": func(ctx context.Context) (context.Context, func()) {
@@ -271,8 +271,8 @@ func TestHeadOfTwoLines(t *testing.T) {
 	})
 }
 
-// Grow stands in the line like anybody: behind who came before it, with room or
-// without, and as the head it is passed no more often.
+// Grow is in the line like any request: behind older ones, with room or without, and as the head it
+// is passed no more often.
 func TestGrowStandsInLine(t *testing.T) {
 	for bypass, bound := range boundOf {
 		synctest.Test(t, func(t *testing.T) {
@@ -302,8 +302,8 @@ func TestGrowStandsInLine(t *testing.T) {
 	}
 }
 
-// With the limit lowered below what the head needs, the head is told at once, with
-// nothing freed by anybody, and those behind it run.
+// With the limit lowered below what the head needs, the head gets the error at once, without a
+// release, and those behind it run.
 func TestLoweredLimitUnblocksThoseBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := one(t, 100, -1)
@@ -372,7 +372,7 @@ func TestHundredThousandWaiters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	came := make(chan struct{}, 1) // OnDemand is called by who waits by then, so that they come in order
+	came := make(chan struct{}, 1) // OnDemand is called once the request waits, so that they come in order
 	defer m.OnDemand(func() { came <- struct{}{} })()
 	held := mustTry(t, m, onGPU0, 10)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -398,7 +398,7 @@ func TestHundredThousandWaiters(t *testing.T) {
 			case err != nil:
 				t.Error(err)
 			default:
-				order = append(order, i) // who holds all is alone
+				order = append(order, i) // the holder of all is alone
 				if i == half {
 					halfway <- r
 					return

@@ -229,8 +229,8 @@ type perSpace struct {
 
 func (p perSpace) BytesIn(s *tier.Space, bytes int64) int64 { return bytes + p.bytes[s.ID()] }
 
-// TestSizedStrategy: each candidate is asked for what the request takes there, also while it
-// waits, when it can never fit, and when what was asked for beside it is nothing.
+// TestSizedStrategy: each candidate is asked for what the request takes there, also while it waits,
+// when it can never fit, and when nothing else was requested.
 func TestSizedStrategy(t *testing.T) {
 	any := reservation.AnyInTier(tier.GPU)
 	more := func(first, second int64) reservation.Strategy {

@@ -180,8 +180,7 @@ func TestAttachRefuses(t *testing.T) {
 	}
 }
 
-// Without a reservation an allocation neither waits nor takes what is kept for
-// those who do.
+// Without a reservation an allocation neither waits nor takes what is kept for waiters.
 func TestStreamsHeedTheDoor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Bypass: -1})
@@ -211,8 +210,8 @@ func TestStreamsHeedTheDoor(t *testing.T) {
 // namedStream is a stream that nothing is put on.
 type namedStream struct{ tier.Stream }
 
-// A buffer that the device has not given back yet counts still, and is counted off
-// before anybody else can have its bytes.
+// A buffer that the device has not given back yet counts still, and is counted off before its bytes
+// can be reused.
 func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 	m, space := one(t, 100, 0)
 	s, err := reservation.NewStreams(m, gpu0)
@@ -244,8 +243,8 @@ func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 	release(t, r)
 }
 
-// What a stream frees of an overdrawn reservation goes to the space at once, and is
-// counted off before: whoever is told of it never finds more counted than used.
+// What a stream frees of an overdrawn reservation goes to the space at once, and is counted off
+// before: a listener never finds more counted than used.
 func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
 	m, space := one(t, 100, 0)
 	s, err := reservation.NewStreams(m, gpu0)

@@ -10,10 +10,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Who is about to be told of a deadlock is not told if there is room for it by then, or if it has
-// given up. The next time it is the one to be told, as if this had not been.
+// A waiter gets no DeadlockError if there is room for it by then, or if it has given up. At the
+// next deadlock it is chosen as if this had not been.
 func TestChangesInTheLastMoment(t *testing.T) {
-	last := 0 // how often it was asked what is movable when somebody was told
+	last := 0 // how often Movable was called before the error
 	for _, what := range []string{"nothing", "room", "gone"} {
 		synctest.Test(t, func(t *testing.T) {
 			var m *reservation.Manager
@@ -23,7 +23,7 @@ func TestChangesInTheLastMoment(t *testing.T) {
 			asked := 0
 			m = managerOf(t, reservation.Config{
 				Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
-				Movable: func(tier.ID) bool { // after the look at the books, and before anybody is told
+				Movable: func(tier.ID) bool { // after the look at the books, and before the error
 					if asked++; asked != last {
 						return false
 					}

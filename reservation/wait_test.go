@@ -118,8 +118,7 @@ func TestLoweredLimitRefusesWaiters(t *testing.T) {
 		if got := m.Demand(nil); len(got) != 2 || got[0].Bytes != 400 || got[1].Bytes != 500 {
 			t.Errorf("demand is %+v", got)
 		}
-		// It must not stand in the way of those who fit, and comes back in its old
-		// place when the limit does.
+		// It must not block those that fit, and comes back in its old place when the limit does.
 		release(t, a)
 		release(t, small.served(t))
 		a = mustTry(t, m, onGPU0, 499)
@@ -187,7 +186,7 @@ func TestWaitOfReserveUpTo(t *testing.T) {
 
 func TestCancelledWaitLetsTheNextRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, s := one(t, 100, -1) // nobody may pass
+		m, s := one(t, 100, -1) // no request may pass
 		held := mustTry(t, m, onGPU0, 50)
 		why := errors.New("changed my mind")
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -310,8 +309,8 @@ func TestDemandIsAnnounced(t *testing.T) {
 	})
 }
 
-// A subscriber that panics, and a listener of the space that does, end nobody's wait and
-// keep nobody from being served, now or later.
+// A subscriber that panics, and a listener of the space that does, end no wait and keep no waiter
+// from being served, now or later.
 func TestPanickingListenersWedgeNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := spaceOf(t, "gpu:0", 100)

@@ -68,9 +68,9 @@ func TestStrictAgainstOthers(t *testing.T) {
 	})
 }
 
-// TestStrictInUnits: the task that waits gets in as soon as the rule holds, and not before,
-// where threshold and limit are no whole number of the units in which the space charges;
-// also beside somebody who has promised parts of them.
+// TestStrictInUnits: the task that waits gets in as soon as the rule holds, and not before, where
+// threshold and limit are no whole number of the units in which the space charges; also beside a
+// reservation that has promised parts of them.
 func TestStrictInUnits(t *testing.T) {
 	const unit, capacity, quarter = 256, 1 << 20, 256 << 10
 	for _, limit := range []float64{0.8, 0.9, 0.95, 1} {
@@ -97,7 +97,7 @@ func TestStrictInUnits(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					one := w.admit(exactly(0)).runs() // so that nobody is let in alone
+					one := w.admit(exactly(0)).runs() // so that no task is let in alone
 					c := w.admit(exactly(quarter))
 					c.waits()
 					for _, above := range []int64{unit + 1, unit - 1, 1} {
@@ -466,7 +466,7 @@ func TestAnyOfSeveralSpaces(t *testing.T) {
 	})
 }
 
-// TestPanickingEstimator: a panic of a callback is an error, and leaves nobody in the queue.
+// TestPanickingEstimator: a panic of a callback is an error, and leaves no task in the queue.
 func TestPanickingEstimator(t *testing.T) {
 	w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Estimator: panics{}}}})
 	if _, err := w.Admit(t.Context(), admission.Estimate{Input: 1}); err == nil || !strings.Contains(err.Error(), "panicked: no idea") {

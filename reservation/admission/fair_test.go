@@ -141,7 +141,7 @@ func TestCancelWhileWaiting(t *testing.T) {
 		second := w.admit(exactly(500))
 		second.waits()
 		third := w.admit(exactly(300))
-		third.waits() // nobody may pass
+		third.waits() // no task may pass
 		why := errors.New("not wanted any more")
 		second.cancel(why)
 		err := second.fails(why)
@@ -160,8 +160,8 @@ func TestCancelWhileWaiting(t *testing.T) {
 	})
 }
 
-// TestFairBypass: a large task that cannot start is passed by 16 small ones, not 17,
-// however memory is freed; then it has its turn, and the count begins anew.
+// TestFairBypass: 16 small tasks pass a large one that cannot start, not 17, however memory is
+// freed. Then it has its turn, and the count starts again.
 func TestFairBypass(t *testing.T) {
 	for _, large := range []int64{950, 850} { // above the threshold, so that it waits for all others; and below
 		synctest.Test(t, func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestFairBypass(t *testing.T) {
 	}
 }
 
-// TestPassersAreWoken: who may pass is woken when memory becomes free, the oldest first,
+// TestPassersAreWoken: a task that may pass is woken when memory becomes free, the oldest first,
 // behind others that do not fit.
 func TestPassersAreWoken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -321,8 +321,8 @@ func TestLastThread(t *testing.T) {
 	})
 }
 
-// TestNobodyPassesWhoMayStart: while the oldest looks whether it can start, nobody else
-// starts before it.
+// TestNobodyPassesWhoMayStart: while the oldest looks whether it can start, no other starts before
+// it.
 func TestNobodyPassesWhoMayStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})

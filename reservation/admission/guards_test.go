@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestRoomBeforeThread: a grant gives its room back before its thread, so that who is woken by the
-// end of a task finds the room.
+// TestRoomBeforeThread: a grant gives its room back before its thread, so that a task woken by the
+// end of another finds the room.
 func TestRoomBeforeThread(t *testing.T) {
 	w := newWorld(t, setup{cap: 1000})
 	g, err := w.Admit(t.Context(), exactly(600))
@@ -20,7 +20,7 @@ func TestRoomBeforeThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := w.gpus[0]
-	gpu.Inside().Attend() // else nobody is told of what comes back
+	gpu.Inside().Attend() // else no listener is called for what comes back
 	defer gpu.Inside().EndAttend()
 	told := 0
 	defer gpu.Subscribe(func(_ *tier.Space, c tier.Change) {

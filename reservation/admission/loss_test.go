@@ -10,7 +10,7 @@ import (
 )
 
 // TestLostSpaces: tasks run in what is left, also those that counted on a space when it was lost;
-// with none left all are told.
+// with none left all get the error.
 func TestLostSpaces(t *testing.T) {
 	errGone := errors.New("gone")
 	half := admission.Config{Rules: admission.Rules{Threshold: 0.5}}
@@ -39,7 +39,7 @@ func TestLostSpaces(t *testing.T) {
 		w.admit(exactly(0)).fails(tier.ErrLost)
 		w.end(g)
 	})
-	synctest.Test(t, func(t *testing.T) { // who waits for nothing but the end of other tasks
+	synctest.Test(t, func(t *testing.T) { // with a task that waits only for the end of others
 		w := newWorld(t, setup{cap: 1000, Config: half})
 		first := w.admit(exactly(100)).runs()
 		c := w.admit(exactly(600))

@@ -66,7 +66,7 @@ type setup struct {
 	limit float64
 	grain int64
 
-	charging func(n int64) // is told of each question what a size is charged
+	charging func(n int64) // is called each time that a size's charge is requested
 	admission.Config
 	manager reservation.Config
 }

@@ -25,15 +25,15 @@ func TestAgainstReference(t *testing.T) {
 	}
 }
 
-// reference is the rule, told as simply as it can be.
+// reference is the rule in its simplest form.
 type reference struct {
 	capacity int64
 	mark     int64
 	threads  int
 	running  []*refTask
 	waiting  []*refTask // in order of arrival
-	// How often the present head was passed: at least, and at most, for who was
-	// admitted together with the head before may have passed either.
+	// How often the present head was passed: at least, and at most, because a task admitted
+	// together with the head before may have passed either.
 	least, most int
 }
 

@@ -117,8 +117,8 @@ func TestHigherEstimate(t *testing.T) {
 	}
 }
 
-// TestHigherEstimateByWhatIsLeft: what an attempt has drawn without telling, and not freed
-// yet, counts too.
+// TestHigherEstimateByWhatIsLeft: what an attempt has drawn without Note, and not freed yet, counts
+// too.
 func TestHigherEstimateByWhatIsLeft(t *testing.T) {
 	w := newWorld(t, setup{cap: 1 << 20})
 	var left *tier.Buffer
@@ -223,7 +223,7 @@ func TestRunIsCancelled(t *testing.T) {
 	})
 }
 
-// TestRunLearns: a task that succeeded tells what it took; one that failed does not.
+// TestRunLearns: a task that succeeded reports what it took; one that failed does not.
 func TestRunLearns(t *testing.T) {
 	w := newWorld(t, setup{cap: 1 << 20})
 	e := admission.Estimate{Operator: "x", Input: 1000}

@@ -251,7 +251,7 @@ func TestFreedBehindTheBudgetsBack(t *testing.T) {
 	r.want(2*kib, 0)
 }
 
-// Who shares a budget is told when there is more room, and of nothing else.
+// The spaces that share a budget are notified when there is more room, and of nothing else.
 func TestSubscribersAreToldOfRoom(t *testing.T) {
 	r := newRig(t, 64*kib)
 	told := 0

@@ -33,7 +33,7 @@ func budgeted(t *testing.T, limit int64, dev tier.Device) tier.Device {
 	return d
 }
 
-// TestConforms: whatever stands over the device, it is one.
+// TestConforms: whatever wraps the device, it is one.
 func TestConforms(t *testing.T) {
 	for name, stack := range map[string]func(t *testing.T, memory int64, d tier.Device) tier.Device{
 		"budget": func(t *testing.T, memory int64, d tier.Device) tier.Device {

@@ -16,8 +16,7 @@ import (
 
 var errFault = errors.New("a fault on purpose")
 
-// spy stands between a budget and a device: it counts calls and does what a test
-// wants before them.
+// spy is between a budget and a device: it counts calls and does what a test wants before them.
 type spy struct {
 	tier.Device
 	allocs, reaps atomic.Int64

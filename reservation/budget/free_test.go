@@ -249,7 +249,7 @@ func TestWrappingLiveBytes(t *testing.T) {
 		t.Error("an older allocation was freed twice")
 	}
 	d.Reap()
-	want(44*kib, 0) // how much of it is retired, nobody has said
+	want(44*kib, 0) // how much of it is retired is not known
 	g.open()
 	if err := s.Sync(); err != nil {
 		t.Fatal(err)
@@ -303,8 +303,8 @@ func TestConcurrentAdmissionDoesNotHideARelease(t *testing.T) {
 		t.Errorf("%d bytes were reclaimed of %d", got, 20*kib)
 	}
 	a = r.alloc(20 * kib)
-	// Those whose end only the device's Outstanding tells of wait for that call, at
-	// most; nothing is credited that is still there.
+	// Frees whose end only the device's Outstanding shows wait for that call, at most; nothing is
+	// credited that is still there.
 	r.spy.beforeRecord = func() error { return errFault }
 	r.free(b)
 	if s := r.b.Stats(); s.Retired != 4*kib || s.Reserved != 64*kib {
@@ -393,8 +393,7 @@ func TestReapsTheOtherDevices(t *testing.T) {
 	checkBooks(t, b.Stats())
 }
 
-// A device that takes memory back only when it is told to has been told before the
-// budget credits.
+// A device that takes memory back only at a reap has been reaped before the budget credits.
 func TestLazyDeviceReapsBeforeTheCredit(t *testing.T) {
 	raw := newSim(t, 64*kib)
 	lazy := &lazyDevice{Device: raw}

@@ -88,9 +88,8 @@ func newWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
-// over checks what must hold at any moment. Every device is asked for itself, so the
-// sum may be none that ever was; but none of them may be over the limit, nor what is
-// reserved.
+// over checks what must hold at any moment. Each device is queried by itself, so the sum may be
+// none that ever was; but none of them may be over the limit, nor what is reserved.
 func (w *world) over() {
 	for _, d := range w.raw {
 		if n := d.Outstanding(); n > modelLimit {

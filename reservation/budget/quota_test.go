@@ -123,7 +123,7 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 	if err := inner.SetLimit(16 * kib); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Reserve(32 * kib); !errors.Is(err, tier.ErrOutOfBudget) { // refused by the second that is asked
+	if err := s.Reserve(32 * kib); !errors.Is(err, tier.ErrOutOfBudget) { // refused by the second one
 		t.Errorf("%v", err)
 	}
 	checkBooks(t, inner.Stats())
@@ -154,8 +154,8 @@ func TestQuotaOfAClosedDevice(t *testing.T) {
 	}
 }
 
-// When a space says that bytes are free, the budget knows that the device is done with
-// them, though nobody has reaped.
+// When a space reports that bytes are free, the budget knows that the device is done with them,
+// without a reap.
 func TestCreditOfAnAsynchronousFree(t *testing.T) {
 	b := newBudget(t, 64*kib)
 	sp := &spy{Device: newSim(t, 64*kib)}
@@ -192,8 +192,8 @@ func TestCreditOfAnAsynchronousFree(t *testing.T) {
 	checkBooks(t, b.Stats())
 }
 
-// A manager of spaces asks the budget for nothing that nobody asked it for: that would
-// be in the budget's figures.
+// A manager of spaces makes no request of its own to the budget: it would be in the budget's
+// figures.
 func TestManagerLeavesTheFiguresAlone(t *testing.T) {
 	for _, limit := range []int64{64 * kib, math.MaxInt64} {
 		b := newBudget(t, limit)
@@ -211,9 +211,8 @@ func TestManagerLeavesTheFiguresAlone(t *testing.T) {
 	}
 }
 
-// A space tells of each release, also when the budget is charged no less for it,
-// because more is allocated beside the space than it has promised: its own room is
-// what somebody may wait for.
+// A space reports each release, also when the budget is charged no less for it, because more is
+// allocated beside the space than it has promised: there may be waiters for its own room.
 func TestCreditBesideAllocations(t *testing.T) {
 	b := newBudget(t, 512*kib)
 	d, stream := wrap(t, b, newSim(t, 512*kib))

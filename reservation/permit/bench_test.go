@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/reservation/permit"
 )
 
-// BenchmarkTryAcquire takes and releases two budgets and a slot; beside it stands
-// what an unlocked-and-locked mutex costs twice.
+// BenchmarkTryAcquire takes and releases two budgets and a slot. The limit beside it is two
+// lock-unlock pairs of a mutex.
 func BenchmarkTryAcquire(b *testing.B) {
 	b.Run("permit", func(b *testing.B) {
 		p := newPool(b, permit.Config{})
@@ -44,7 +44,7 @@ func BenchmarkTryAcquire(b *testing.B) {
 	})
 }
 
-// BenchmarkContended has more takers than slots, all of whom wait in line.
+// BenchmarkContended has more takers than slots. All of them wait in line.
 func BenchmarkContended(b *testing.B) {
 	run := func(b *testing.B, once func(context.Context) error) {
 		b.SetParallelism(8)

@@ -31,7 +31,7 @@ func Example() {
 	// 15 in the end; <nil>
 }
 
-// All or nothing: who does not get everything gets nothing, and is told what was
+// All or nothing: a request that does not get everything gets nothing, and its error names what was
 // missing.
 func ExamplePool_TryAcquire() {
 	pool, err := permit.New(permit.Config{

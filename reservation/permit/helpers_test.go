@@ -33,7 +33,7 @@ func abc(slots permit.SlotLimit) permit.Config {
 	return permit.Config{Budgets: []permit.Budget{{Name: "a", Bytes: 100}, {Name: "b", Bytes: 100}, {Name: "c", Bytes: 100}}, Slots: slots}
 }
 
-// full checks that nobody holds anything of p.
+// full checks that nothing of p is held.
 func full(t testing.TB, p *permit.Pool) {
 	t.Helper()
 	for _, b := range p.Stats().Budgets {

@@ -246,7 +246,7 @@ func TestAllOrNothing(t *testing.T) {
 	}
 }
 
-// Whoever looks while others fail at each n sees nothing of what they did not get.
+// While others fail at each n, an observer sees nothing of what they did not get.
 func TestFailuresAreInvisible(t *testing.T) {
 	p := newPool(t, abc(permit.Slots(2)))
 	for _, name := range []string{"a", "b", "c"} {
@@ -368,7 +368,7 @@ func TestReleasedTwice(t *testing.T) {
 	}
 }
 
-// Of many who release the same permit one does.
+// Of many releases of the same permit one succeeds.
 func TestReleasedByManyAtOnce(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("needs a build without -tags invariants, where it is no panic")

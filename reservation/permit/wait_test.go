@@ -59,12 +59,12 @@ func TestBypassIsBounded(t *testing.T) {
 			held := try(t, p, of(t, "a", 50))
 			large := start(t.Context(), p, of(t, "a", 60, "b", 10).Spill())
 			large.waiting(t)
-			for range 50 { // who does not get by does not count
+			for range 50 { // a request that does not pass does not count
 				if _, err := p.TryAcquire(of(t, "a", 51)); !errors.Is(err, tier.ErrOutOfBudget) {
 					t.Fatal(err)
 				}
 			}
-			for range 100 { // who takes nothing that it needs passes freely
+			for range 100 { // a request for nothing that it needs passes freely
 				release(t, try(t, p, of(t, "c", 100)))
 			}
 			// Whatever they take that it needs, also when it is several things at once.
@@ -110,7 +110,7 @@ func TestSmallWaitersPass(t *testing.T) {
 	})
 }
 
-// Who waits for one budget does not stand behind those who wait for another.
+// A waiter for one budget is not behind waiters for another.
 func TestLinesAreApart(t *testing.T) {
 	cfg := abc(permit.Slots(3))
 	cfg.Bypass = -1
@@ -135,7 +135,7 @@ func TestLinesAreApart(t *testing.T) {
 	})
 }
 
-// Who is served in one line opens the door of another to those behind.
+// A waiter served in one line opens the door of another to those behind.
 func TestDoorsOfOtherLinesOpen(t *testing.T) {
 	cfg := abc(permit.Slots(3))
 	cfg.Bypass = -1
@@ -149,7 +149,7 @@ func TestDoorsOfOtherLinesOpen(t *testing.T) {
 	})
 }
 
-// With budgets needed together, nobody holds one of them while he waits.
+// With budgets needed together, no waiter holds one of them.
 func TestWaitersHoldNothing(t *testing.T) {
 	bubble(t, abc(permit.Slots(3)), func(t *testing.T, p *permit.Pool) {
 		held := try(t, p, of(t, "b", 100))
@@ -350,7 +350,7 @@ func TestLastSlotIsTheMonitors(t *testing.T) {
 						waits = append(waits, start(ctx, p, slot()))
 					}
 				}
-				for range 5 { // passes nobody: their door stays as it is
+				for range 5 { // uses no pass: their door stays as it is
 					own := try(t, p, monitors())
 					if _, err := p.TryAcquire(monitors()); !errors.Is(err, tier.ErrOutOfBudget) {
 						t.Errorf("a second one of the monitor's: %v", err)
@@ -488,9 +488,8 @@ func TestWith(t *testing.T) {
 	})
 }
 
-// TestRandomUsers has users and a monitor wait, try, give up and change limits
-// at random: nobody has more than there is, everybody comes to an end, and the pool is
-// whole then.
+// TestRandomUsers has users and a monitor wait, try, give up and change limits at random. No budget
+// is exceeded, all waits end, and the pool is whole then.
 func TestRandomUsers(t *testing.T) {
 	for seed := range testseed.Each(t, 4) {
 		p := newPool(t, abc(permit.Slots(3)))
