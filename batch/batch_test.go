@@ -76,6 +76,11 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		{"open", func() error { h, err = b.Open(t.Context(), host.ID(), false); return err },
 			func(i *Info) { i.State, i.Active = Processing, 1 }},
 		{"close what was opened", func() error { return h.Close() }, func(i *Info) { i.State, i.Active = Idle, 0 }},
+		{"another task", b.TryCreateTask, func(i *Info) { i.State, i.Pending = TaskCreated, 1 }},
+		{"read", func() error { h, err = b.Read(t.Context()); return err },
+			func(i *Info) { i.State, i.Active = Processing, 1 }},
+		{"close what was read", func() error { return h.Close() }, func(i *Info) { i.State, i.Active = TaskCreated, 0 }},
+		{"cancel the other task", b.CancelTask, func(i *Info) { i.State, i.Pending = Idle, 0 }},
 		{"transit again", func() error { tr, err = b.TryTransit(); return err }, func(i *Info) { i.State = InTransit }},
 		{"commit open", func() error {
 			h, err = tr.CommitOpen(t.Context(), &form{space: gpu, desc: &Descriptor{Rows: 3}}, false)

@@ -38,11 +38,17 @@ func (b *Batch) Open(ctx context.Context, space tier.ID, last bool) (*Handle, er
 	return b.lockAwait(ctx, opening{space: space, anywhere: !space.Valid(), own: true, last: last})
 }
 
+// Read is Open in the space in which the data is, but leaves pending tasks to their callers.
+func (b *Batch) Read(ctx context.Context) (*Handle, error) {
+	return b.lockAwait(ctx, opening{anywhere: true, own: true, beside: true})
+}
+
 // opening says how a handle is opened.
 type opening struct {
 	space    tier.ID
 	anywhere bool // in any space
 	own      bool // without a pending task, too
+	beside   bool // a pending task stays pending
 	last     bool // and the batch is dropped
 	owner    *reservation.Owner
 }
@@ -74,19 +80,21 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 		b.mu.Unlock()
 		return nil, err
 	}
-	h, c := b.openLocked(now, o.last)
+	h, c := b.openLocked(now, o)
 	b.mu.Unlock()
 	h.begin(o.owner)
 	b.announce(c)
 	return h, nil
 }
 
-// openLocked opens a handle for a pending task, or without one. The caller calls begin for it and
-// announces the change once the lock is free.
-func (b *Batch) openLocked(now int64, last bool) (*Handle, change) {
+// openLocked opens a handle. The caller calls begin for it and announces the change once the lock
+// is free.
+func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 	b.mu.state = Processing
-	b.mu.pending = max(0, b.mu.pending-1)
-	if last {
+	if b.mu.pending > 0 && !o.beside {
+		b.mu.pending--
+	}
+	if o.last {
 		b.mu.state, b.mu.pending = Released, 0
 	}
 	b.mu.active++

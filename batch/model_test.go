@@ -48,6 +48,7 @@ const (
 	lockIn
 	openIn
 	openLast
+	read
 	closeHandle
 	beginTransit
 	commitTo
@@ -59,7 +60,7 @@ const (
 	kinds
 )
 
-var kindNames = [...]string{"create task", "cancel task", "lock in", "open in", "open last", "close", "transit", "commit to", "commit with task to", "commit open", "abort", "drop", "look"}
+var kindNames = [...]string{"create task", "cancel task", "lock in", "open in", "open last", "read", "close", "transit", "commit to", "commit with task to", "commit open", "abort", "drop", "look"}
 
 // event is an operation that was done, when it began and ended, and its result.
 type event struct {
@@ -130,6 +131,13 @@ func (m model) apply(e event, ids []tier.ID) (model, bool) {
 			if e.kind == openLast {
 				m.released, m.pending = true, 0
 			}
+		}
+	case read:
+		if !gone() && m.transit {
+			want = InvalidState
+		}
+		if want == 0 {
+			m.active++
 		}
 	case commitOpen:
 		m.transit, m.space = false, e.space
@@ -258,6 +266,9 @@ func (p *player) do(k kind, space int) {
 		p.opened(k, space, begin, h, err)
 	case openIn, openLast:
 		h, err := p.b.lock(opening{space: p.spaces[space].ID(), own: true, last: k == openLast})
+		p.opened(k, space, begin, h, err)
+	case read:
+		h, err := p.b.lock(opening{anywhere: true, own: true, beside: true})
 		p.opened(k, space, begin, h, err)
 	case closeHandle:
 		if len(p.handles) == 0 {

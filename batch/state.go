@@ -26,6 +26,7 @@ import (
 //	task-created, processing           same                               CreateTask                pending +1
 //	task-created, processing           processing                         Lock                      pending −1, active +1; the data must be in the space named
 //	idle, task-created, processing     processing, released               Open                      as CreateTask, unless one is pending, and Lock; the last as Drop
+//	idle, task-created, processing     processing                         Read                      active +1
 //	processing                         idle, task-created                 last Handle.Close         task-created if tasks are pending
 //	task-created, processing           idle, task-created, processing     CancelTask                pending −1
 //	in-transit                         in-transit                         CancelTask                pending −1; see below

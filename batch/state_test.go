@@ -312,6 +312,13 @@ func TestOnlyTransitIsWaitedFor(t *testing.T) {
 			}
 			return err
 		},
+		"read": func(r *rig) error {
+			h, err := r.b.Read(ctx)
+			if err == nil {
+				r.handles = append(r.handles, h)
+			}
+			return err
+		},
 		"transit": func(r *rig) error {
 			transit, err := r.b.Transit(ctx)
 			if err == nil {

@@ -88,7 +88,7 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
 	now := t.b.now()
 	err = t.commit(p, func() (c change) {
-		h, c = t.b.openLocked(now, last)
+		h, c = t.b.openLocked(now, opening{last: last})
 		return c
 	})
 	if err == nil {

@@ -10,8 +10,8 @@ import (
 )
 
 // Clone copies b to memory of its own, and returns a new batch with a new id;
-// dictionaries are shared. It waits for room, without holding b. observer is the
-// clone's; nil means MoverConfig.Observer.
+// dictionaries are shared. It waits for room, without holding b, and leaves b's pending tasks
+// to their callers. observer is the clone's; nil means MoverConfig.Observer.
 //
 // The clone has b's form and is in b's space, as all built-in forms can. A program's own form
 // without a converter to itself becomes an image in b's space. If there is no converter to that
@@ -53,7 +53,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 	form, to := m.cloneForm(from, now.Space)
 	what := m.takes(now, form)
 	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, do: func(r reservation.Reservation) (err error) {
-		h, err := b.Open(ctx, tier.ID{}, false)
+		h, err := b.Read(ctx)
 		if err != nil {
 			return err
 		}

@@ -281,32 +281,6 @@ func TestFailedAcquireLeavesNoTask(t *testing.T) {
 	m.whole(t, b, tier.GPU)
 }
 
-func TestClone(t *testing.T) { onEachGPUPinnedOrNot(t, clone) }
-
-func clone(t *testing.T, g gpus) {
-	for _, k := range tier.Kinds() {
-		t.Run(k.String(), func(t *testing.T) {
-			m := newMachine(t, machineConfig{gpus: g})
-			b := m.put(t, numbered(9, 5000), k)
-			c, err := m.mover.Clone(t.Context(), b, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if c.ID() == b.ID() || c.Info().Space != b.Info().Space {
-				t.Errorf("the clone is %+v of %+v", c.Info(), b.Info())
-			}
-			m.records[c.ID()] = m.records[b.ID()]
-			if err := m.same(t.Context(), c); err != nil {
-				t.Error(err)
-			}
-			if err := c.Drop(); err != nil {
-				t.Error(err)
-			}
-			m.whole(t, b, k) // of its own
-		})
-	}
-}
-
 // A record that was opened in place outlives its handle and its batch.
 func TestRecordOutlivesItsBatch(t *testing.T) {
 	m := newMachine(t, machineConfig{})
