@@ -7,6 +7,11 @@ import (
 	"unsafe"
 )
 
+const (
+	page = 4096
+	mark = 64
+)
+
 // Enabled reports whether this is a build for the race detector.
 const Enabled = true
 

@@ -17,6 +17,7 @@ func TestRacesAreFound(t *testing.T) {
 		t.Skip("needs a build for the race detector")
 	}
 	if which := os.Getenv(child); which != "" {
+		const page = 4096
 		b := make([]byte, 10*page)
 		written := b[:5*page]
 		switch which {
