@@ -17,6 +17,10 @@ import (
 // names in calls_purego_unsafe.go document them. The other functions are bound at run time as
 // without the tag, in the library that the program was linked with through cu.
 
+// Linked reports whether the program is linked with a driver library. Then all tests of a binary
+// have the same emulator, which cudatest.New resets, and none can be without a function.
+const Linked = true
+
 // ErrNotLinked: the library is another one than the program is linked with. It has no part in the
 // contexts that cu makes.
 var ErrNotLinked = errors.New("the program is linked with another CUDA driver library")

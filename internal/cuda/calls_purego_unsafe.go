@@ -7,6 +7,10 @@ import "unsafe"
 // The functions of the driver for which gorgonia.org/cu has a name as well are called
 // here, and with the tag gorgonia in calls_gorgonia_unsafe.go.
 
+// Linked reports whether the program is linked with a driver library. Then all tests of a binary
+// have the same emulator, which cudatest.New resets, and none can be without a function.
+const Linked = false
+
 // linked reports whether the library is one that can be worked with: here any is.
 func (l *Library) linked() error { return nil }
 

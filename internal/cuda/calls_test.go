@@ -169,7 +169,7 @@ func TestEverySymbol(t *testing.T) {
 			}
 		})
 	}
-	if cudatest.Linked { // with a library that has the newer ones
+	if cuda.Linked { // with a library that has the newer ones
 		called["cuMemcpyBatchAsync"], called["cuDeviceGetUuid"] = true, true
 	}
 	for name, was := range called {

@@ -2,25 +2,11 @@
 
 package dynlib
 
-import (
-	"errors"
-	"fmt"
-	"runtime"
-)
+// Without an open library nobody has a handle, or an address to call.
+const unreachable = "dynlib: a call without a library"
 
-// Library is there so that programs compile; none can be opened here.
-type Library struct{}
-
-// Open fails.
-func Open(string) (Library, error) {
-	return Library{}, fmt.Errorf("on %s/%s: %w", runtime.GOOS, runtime.GOARCH, errors.ErrUnsupported)
-}
-
-// Find finds nothing.
-func (Library) Find(string) uintptr { return 0 }
-
-// Close does nothing.
-func (Library) Close() {}
-
-// Call panics: no address can exist here.
-func Call(uintptr, []uintptr) uintptr { panic("dynlib: a call without a library") }
+func open(string) (handle uintptr, err error) { panic(unreachable) }
+func find(uintptr, string) uintptr            { return 0 }
+func closeLibrary(uintptr)                    {}
+func bind(any, uintptr, string)               { panic(unreachable) }
+func call(uintptr, []uintptr) uintptr         { panic(unreachable) }

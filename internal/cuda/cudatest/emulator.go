@@ -1,5 +1,3 @@
-//go:build linux && (amd64 || arm64)
-
 package cudatest
 
 import (
@@ -7,10 +5,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/ebitengine/purego"
-
 	"github.com/spillway-db/spillway/internal/cfake"
 	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/dynlib"
 )
 
 //go:embed testdata/emulator
@@ -38,18 +35,21 @@ type Emulator struct {
 // New makes a library for the test, or skips the test where none can be compiled.
 func New(t testing.TB, cfg Config) *Emulator {
 	t.Helper()
+	if !dynlib.Supported {
+		t.Skip("needs the CUDA emulator, which is for Linux on amd64 and arm64")
+	}
 	e := &Emulator{t: t}
-	shared := Linked && len(cfg.Without) == 0 // one that lacks something can be looked at, if not worked with
+	shared := cuda.Linked && len(cfg.Without) == 0 // one that lacks something can be looked at, if not worked with
 	if shared {
 		e.Path = cuda.DefaultPath
 	} else {
 		e.Path = emulator.Write(t, cfg.Without...)
 	}
-	handle, err := purego.Dlopen(e.Path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	lib, err := dynlib.Open(e.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := purego.Dlsym(handle, "emu_reset"); err != nil {
+	if lib.Find("emu_reset") == 0 {
 		t.Skip("needs a program that is not linked with another CUDA driver")
 	}
 	for name, f := range map[string]any{
@@ -57,7 +57,7 @@ func New(t testing.TB, cfg Config) *Emulator {
 		"emu_calls": &e.calls, "emu_live": &e.live, "emu_abandoned": &e.abandoned, "emu_settle": &e.settle,
 		"emu_reset": &e.reset,
 	} {
-		purego.RegisterLibFunc(f, handle, name)
+		dynlib.Bind(lib, name, f)
 	}
 	if shared && e.reset() != 0 {
 		t.Fatal("the CUDA emulator is still in use by a test before")

@@ -35,7 +35,7 @@ func TestEnviron(t *testing.T) {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestEnviron$")
 		cmd.Env = append(append(os.Environ(), variable+"="+e.Path), c.cfg.Environ()...)
 		out, err := cmd.CombinedOutput()
-		if Linked && c.want == doesNotStart { // for gorgonia.org/cu ends the program
+		if cuda.Linked && c.want == doesNotStart { // for gorgonia.org/cu ends the program
 			if err == nil {
 				t.Errorf("the program runs without a device and says %q", out)
 			}
@@ -64,7 +64,7 @@ func describe(path string) {
 
 // Two libraries of one test have nothing in common.
 func TestStateOfItsOwn(t *testing.T) {
-	if Linked {
+	if cuda.Linked {
 		t.Skip("needs a build without the tag gorgonia, which links the program with one library for all")
 	}
 	a, b := New(t, Config{Devices: 2}), New(t, Config{})
