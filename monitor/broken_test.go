@@ -7,10 +7,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestBrokenEdgeIsNotPreferred: what fits only on the disk, to which moves fail again and
-// again, waits for host memory to be relieved, where that can be tried: else nobody would
-// find out that it cannot, and who waits would wait for ever. Where host memory cannot be
-// relieved the edge is tried still.
+// TestBrokenEdgeIsNotPreferred: moves to the disk fail again and again. What fits only there waits
+// for host memory to be relieved, where that can be tried. Otherwise it would never be found out
+// that it cannot, and waiters would wait for ever. Where host memory cannot be relieved the edge is
+// tried still.
 func TestBrokenEdgeIsNotPreferred(t *testing.T) {
 	ids := []tier.ID{{Kind: tier.GPU}, {Kind: tier.Host}, {Kind: tier.Disk}}
 	for name, c := range map[string]struct {

@@ -120,7 +120,8 @@ func TestClearEnds(t *testing.T) {
 	})
 }
 
-// TestClearOneByOne: two who want the same space cleared do not move batches for each other's sake.
+// TestClearOneByOne: of two calls that clear the same space, neither moves batches for the other's
+// sake.
 func TestClearOneByOne(t *testing.T) {
 	bubble(t, "two", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib}, nil)
@@ -139,8 +140,8 @@ func TestClearOneByOne(t *testing.T) {
 	})
 }
 
-// TestClearUnmovable: what cannot be converted for one tier goes to the next, and if there is
-// none it is told once and left alone for a while, with Run and without it.
+// TestClearUnmovable: what cannot be converted for one tier goes to the next. If there is none it
+// is reported once and left alone for a while, with Run and without it.
 func TestClearUnmovable(t *testing.T) {
 	for _, runs := range []bool{false, true} {
 		bubble(t, fmt.Sprintf("Run %v", runs), func(t *testing.T) {

@@ -300,7 +300,7 @@ func checkDecision(s snapshot, d decision) error {
 			return fmt.Errorf("%s is given %d bytes that it has no room for", sp.ID, in[i])
 		}
 		need := ownNeed(sp)
-		if i == 0 || s.Spaces[i].ID.Kind == s.Spaces[0].ID.Kind { // nobody above asks for anything
+		if i == 0 || s.Spaces[i].ID.Kind == s.Spaces[0].ID.Kind { // nothing above asks for room
 			if out[i] > 0 && out[i]-last[i] >= need {
 				return fmt.Errorf("%s needs %d and gives %d, with a batch of %d", sp.ID, need, out[i], last[i])
 			}
@@ -313,7 +313,7 @@ func checkDecision(s snapshot, d decision) error {
 				largest = max(largest, v.Bytes)
 			}
 			upstream += need + largest
-			// Everything that is needed is done, on its way, waited for, or told.
+			// Everything that is needed is done, on its way, waited for, or reported.
 			told := slices.ContainsFunc(d.Stuck, func(w shortage) bool { return w.Space == i })
 			idle := out[i] == 0 && sp.Leaving == 0 && sp.Retired == 0
 			urgent := sp.Waiting > 0 && need == min(sp.Waiting, sp.Limit)-(sp.Limit-sp.Withheld-sp.Used) || sp.Used+sp.Foreign >= sp.Trigger
@@ -332,8 +332,8 @@ func busyBelow(sp *spaceState) bool {
 	return slices.ContainsFunc(sp.Down, func(e edgeState) bool { return e.Free == 0 })
 }
 
-// Carrying out what Step says must come to an end, with every need met or told:
-// each move takes a batch further down.
+// Carrying out the decisions of Step must come to an end, with every need met or reported: each
+// move takes a batch further down.
 func TestStepEnds(t *testing.T) {
 	for seed := range testseed.Each(t, 3000) {
 		r := rand.New(rand.NewPCG(seed, 2))

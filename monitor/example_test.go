@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Two spaces of 100 bytes and a batch of 60 in the faster one. Somebody asks for
-// 50 bytes there and waits; the monitor moves the batch down.
+// Two spaces of 100 bytes and a batch of 60 in the faster one. A request for 50 bytes there waits;
+// the monitor moves the batch down.
 func Example() {
 	gpu, host := space(tier.GPU), space(tier.Host)
 	res, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{gpu, host}})

@@ -31,7 +31,8 @@ func TestRefusalEnds(t *testing.T) {
 	w.end(b)
 }
 
-// TestDemandThatShrinks: who is served while a step looks is not counted as waiting as well.
+// TestDemandThatShrinks: a waiter that is served while a step looks is not counted as waiting as
+// well.
 func TestDemandThatShrinks(t *testing.T) {
 	bubble(t, "in between", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, nil)
@@ -54,8 +55,8 @@ func TestDemandThatShrinks(t *testing.T) {
 	})
 }
 
-// TestLoweredLimit: what is above a limit that was lowered moves down, though nobody waits and
-// the pressure is below the trigger.
+// TestLoweredLimit: what is above a lowered limit moves down, though there are no waiters and the
+// pressure is below the trigger.
 func TestLoweredLimit(t *testing.T) {
 	bubble(t, "below the trigger", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, nil)
@@ -127,8 +128,8 @@ func TestExecutorGivesBack(t *testing.T) {
 	}
 }
 
-// TestExecutorLooksAgain: a batch that an executor has yet to move stays where it is if somebody has
-// moved it meanwhile, or has subscribed to it.
+// TestExecutorLooksAgain: a batch that an executor has yet to move stays where it is if it was
+// moved meanwhile, or has a subscriber.
 func TestExecutorLooksAgain(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -205,8 +205,7 @@ func TestIndexConverges(t *testing.T) {
 	w.end(all...)
 }
 
-// meddling is a policy that changes the batch while it is asked about it, as
-// somebody else may.
+// meddling is a policy that changes the batch while it is called, as other code may.
 type meddling struct {
 	Policy
 	meddle func()

@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestLostSpace: nothing is moved from a space that is lost, however full it is; that is told once,
-// and nothing is tried again and again. Others are relieved as before.
+// TestLostSpace: nothing is moved from a lost space, however full it is. That is reported once, and
+// nothing is tried again and again. Others are relieved as before.
 func TestLostSpace(t *testing.T) {
 	errGone := errors.New("gone")
 	bubble(t, "above the trigger", func(t *testing.T) {

@@ -169,7 +169,7 @@ func TestDemand(t *testing.T) {
 		if d := time.Since(begin); d >= DefaultPeriod {
 			t.Errorf("the waiter was served after %v", d)
 		}
-		synctest.Wait()                      // until the last move is told
+		synctest.Wait()                      // until the last move is reported
 		if got := w.moved(); got != 15*kib { // 12 are lacking, in batches of 5
 			t.Errorf("%d bytes were moved, want %d", got, 15*kib)
 		}
@@ -369,7 +369,7 @@ func TestPlanOrderOfMoves(t *testing.T) {
 		if o.err != nil {
 			t.Fatal(o.err)
 		}
-		synctest.Wait() // until the last move is told
+		synctest.Wait() // until the last move is reported
 		var got []batch.ID
 		for _, m := range w.ended {
 			got = append(got, m.Batch)
@@ -411,7 +411,7 @@ func TestConfig(t *testing.T) {
 	w.end()
 }
 
-// TestDemandWakes: who begins to wait wakes the monitor, which otherwise looks once in a period.
+// TestDemandWakes: a new waiter wakes the monitor, which otherwise looks once in a period.
 func TestDemandWakes(t *testing.T) {
 	bubble(t, "below the trigger", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, _ *world) { c.Period = time.Hour })

@@ -87,7 +87,7 @@ func waits(t *testing.T, out <-chan outcomeOf) {
 	}
 }
 
-// Who is told of a deadlock, who is refused by the monitor, and who is left to wait.
+// Which waits end with a deadlock error, which with the monitor's refusal, and which go on.
 func TestOwnersAndTheMonitor(t *testing.T) {
 	bubble(t, "what can be moved is moved", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, disk0: 64 * kib}, nil)
@@ -185,7 +185,7 @@ func TestMovable(t *testing.T) {
 		if w.mon.Movable(disk1) {
 			t.Error("a space that it does not have")
 		}
-		end := lockOne(t, all[0]) // so that nobody is refused
+		end := lockOne(t, all[0]) // so that no waiter is refused
 		out := w.reserve(t.Context(), gpu0, 8*kib)
 		settle(time.Second)
 		if w.mon.Movable(gpu0) {

@@ -41,7 +41,7 @@ func TestRandomPressure(t *testing.T) {
 			}
 			faults := r.IntN(2) == 0
 			var fr sync.Mutex
-			failed := make(map[[2]tier.ID]bool) // not twice in a row: who waits for an edge that goes on failing is refused
+			failed := make(map[[2]tier.ID]bool) // not twice in a row: a waiter for an edge that goes on failing is refused
 			w.mover.fault = func(_ *batch.Batch, from, to tier.ID) error {
 				fr.Lock()
 				defer fr.Unlock()

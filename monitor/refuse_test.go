@@ -67,8 +67,8 @@ func TestRefuse(t *testing.T) {
 		}
 		w.end(all...)
 	})
-	// Somebody could still release something; the wait goes on until that has
-	// happened, and ends well or with a refusal.
+	// A release is still possible; the wait goes on until that has happened, and ends well or with
+	// a refusal.
 	for _, tt := range []struct {
 		name string
 		hold func(t *testing.T, w *world, all []*batch.Batch) (release func())

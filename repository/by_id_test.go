@@ -29,7 +29,7 @@ func TestTakeByID(t *testing.T) {
 		_, err = r.TakeByID(background, 4, batch.Idle)
 		wantError(t, err, ErrUnknownBatch)
 
-		// It waits for the state, and is told if another takes the batch.
+		// It waits for the state, and gets an error if another takes the batch.
 		one, _ := r.Peek(0)
 		transit, err := one.TryTransit()
 		check(t, err)

@@ -234,8 +234,8 @@ func TestClaimAllAndTheEndOfItsContext(t *testing.T) {
 	})
 }
 
-// TestClaimAllOfWhatWasThere: a claim of all is of what the partition held when it began, less
-// what others take or drop meanwhile; what is put later is waited for by nobody.
+// TestClaimAllOfWhatWasThere: a claim of all is of what the partition held when it began, less what
+// others take or drop meanwhile. It does not wait for what is put later.
 func TestClaimAllOfWhatWasThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMover(t, 20, 20, 20)

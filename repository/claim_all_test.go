@@ -73,7 +73,7 @@ func TestClaimAll(t *testing.T) {
 		check(t, got.err)
 		wantNumbers(t, m.numbersOf(got.c.Batches()), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 
-		// What is left is in that claim: nobody waits for it in vain.
+		// What is left is in that claim: no caller waits for it for ever.
 		for name, claim := range map[string]func() (*Claim, error){
 			"Claim":             func() (*Claim, error) { return r.Claim(background, 0, 100) },
 			"Claim, unordered":  func() (*Claim, error) { return r.Claim(background, 0, 100, Unordered()) },

@@ -62,8 +62,8 @@ func takeAll(t testing.TB, m *fakeMover, r *Repository) (ns []int64) {
 	}
 }
 
-// TestClaimKeepsThePlace: what was restored stands before all that came after it, whatever
-// happened to the batches and to the partition meanwhile.
+// TestClaimKeepsThePlace: what was restored comes before all that came after it, whatever happened
+// to the batches and to the partition meanwhile.
 func TestClaimKeepsThePlace(t *testing.T) {
 	m := newMover(t, 20, 20, 20)
 	r := ensure(t, newPlan(t, m), "join")
@@ -104,7 +104,7 @@ func TestClaimIsConsumed(t *testing.T) {
 	putNumbers(t, r, 0, 4)
 	c := mustClaim(t, r, 3)
 	dropped := c.Batches()[1]
-	check(t, dropped.Drop()) // by somebody else, in place
+	check(t, dropped.Drop()) // by other code, in place
 	h, err := m.Acquire(background, c.Batches()[0], r.opts.Placement)
 	check(t, err)
 	check(t, c.Consume())
@@ -121,8 +121,8 @@ func TestClaimIsConsumed(t *testing.T) {
 	wantNumbers(t, takeAll(t, m, r), 3)
 }
 
-// TestClaimWaits: for the first batch, with takers served in their order; the end of the
-// input does not come while somebody may restore.
+// TestClaimWaits: for the first batch, with takers served in their order; the end of the input does
+// not come while an open claim may be restored.
 func TestClaimWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMover(t, 20, 20, 20)
@@ -179,7 +179,7 @@ func TestClaimWaits(t *testing.T) {
 	})
 }
 
-// TestRestoreServesTheOldest: who waits is given the oldest of what is restored.
+// TestRestoreServesTheOldest: a waiter gets the oldest of what is restored.
 func TestRestoreServesTheOldest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMover(t, 20, 20, 20)
@@ -201,7 +201,7 @@ func TestRestoreServesTheOldest(t *testing.T) {
 		slices.Sort(got)
 		wantNumbers(t, got, 1, 2)
 		wantNumbers(t, takeAll(t, m, r), 3, 4)
-		// The two that were taken are dropped by whoever has them.
+		// The takers drop the two that were taken.
 		for _, b := range c.Batches()[1:3] {
 			check(t, b.Drop())
 		}
@@ -209,7 +209,7 @@ func TestRestoreServesTheOldest(t *testing.T) {
 }
 
 // TestClaimIsInOrder: also where an older batch is restored while the first one of the claim is on
-// its way to whoever has waited for it.
+// its way to a waiter.
 func TestClaimIsInOrder(t *testing.T) {
 	m := newMover(t, 20, 20, 20)
 	r := ensure(t, newPlan(t, m), "join")
@@ -226,8 +226,8 @@ func TestClaimIsInOrder(t *testing.T) {
 	wantNumbers(t, takeAll(t, m, r), 0, 1, 2)
 }
 
-// TestCloseTakesClaimsBack: an open claim, which nobody may ever end, holds up neither a
-// close nor the memory; ending it then does nothing.
+// TestCloseTakesClaimsBack: an open claim, which may never end, holds up neither a close nor the
+// memory; ending it then does nothing.
 func TestCloseTakesClaimsBack(t *testing.T) {
 	for name, end := range map[string]func(*Claim) error{"restore": (*Claim).Restore, "consume": (*Claim).Consume} {
 		t.Run(name, func(t *testing.T) {

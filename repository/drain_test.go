@@ -51,7 +51,7 @@ func TestDrain(t *testing.T) {
 	t.Error("draining to no tier is no error")
 }
 
-// TestDrainBreak: who breaks off holds what was yielded, and the rest is whole.
+// TestDrainBreak: after a break the caller holds what was yielded, and the rest is whole.
 func TestDrainBreak(t *testing.T) {
 	m := newMover(t, 10, 10, 10)
 	r := ensure(t, newPlan(t, m), "join")
@@ -187,8 +187,8 @@ func TestDrainPassesDropped(t *testing.T) {
 	}
 }
 
-// TestDrainersShare: several drainers of one partition get all there is once,
-// with another who moves batches about.
+// TestDrainersShare: several drainers of one partition get all there is once, while another
+// goroutine moves batches about.
 func TestDrainersShare(t *testing.T) {
 	const n = 200
 	m := newMover(t, 3, n, n)
@@ -496,7 +496,7 @@ func TestFailedReaderHasLetGo(t *testing.T) {
 		return broken
 	})
 	var r *Repository
-	plan := NewManager("test", 7, Config{Mover: m, Clock: func() int64 { // is asked when a handle is closed
+	plan := NewManager("test", 7, Config{Mover: m, Clock: func() int64 { // is called when a handle is closed
 		if failed {
 			if b, err := r.TryTake(0, batch.TaskCreated); b != nil || err != nil {
 				t.Errorf("the batch of an open handle was taken: %v", err)

@@ -155,7 +155,7 @@ func TestCreateLooksAtItsNeighbour(t *testing.T) {
 	select {
 	case err := <-made:
 		check(t, err)
-	case <-time.After(20 * time.Second): // only who waits for the first takes so long
+	case <-time.After(20 * time.Second): // only a waiter for the first takes so long
 		t.Error("the first was looked at")
 	}
 	close(release)
@@ -187,8 +187,8 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-// TestOrderRacesPut: however puts, moves between repositories and new orders
-// interleave, in the end every batch knows where it stands.
+// TestOrderRacesPut: however puts, moves between repositories and new orders interleave, in the end
+// every batch has the right place.
 func TestOrderRacesPut(t *testing.T) {
 	m := newMover(t, 10, 10, 10)
 	plan := newPlan(t, m)
@@ -446,8 +446,7 @@ func TestClearMeetsTransit(t *testing.T) {
 	})
 }
 
-// hooked is a form that calls back when it is asked for its leases, as each cut through its batch
-// does.
+// hooked is a form that calls back when its leases are counted, as each cut through its batch does.
 type hooked struct {
 	form
 	hook func()
@@ -488,8 +487,8 @@ func TestOrderWhilePutting(t *testing.T) {
 	}
 }
 
-// TestObserversFindTheRepositoryRight: the repository has noted a change before the batch's
-// observer is told of it, who may take the batch.
+// TestObserversFindTheRepositoryRight: the repository has recorded a change before the batch's
+// observer is called, which may take the batch.
 func TestObserversFindTheRepositoryRight(t *testing.T) {
 	m := newMover(t, 10, 10, 10)
 	r := ensure(t, newPlan(t, m), "a")
@@ -585,7 +584,7 @@ func TestClearWaits(t *testing.T) {
 	})
 }
 
-// TestCloseWakesAllRepositories: nobody waits for another's end.
+// TestCloseWakesAllRepositories: no repository waits for another's end.
 func TestCloseWakesAllRepositories(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMover(t, 10, 10, 10)

@@ -245,7 +245,7 @@ func TestTakeWaits(t *testing.T) {
 		pending("put elsewhere", first, second)
 		b := newBatch(t, 2, gpu)
 		check(t, r.PutBatch(0, b))
-		(<-first).check(t, b, nil) // who came first is served first
+		(<-first).check(t, b, nil) // first come, first served
 		pending("one put for two", second)
 
 		c := newBatch(t, 3, gpu)
@@ -268,7 +268,7 @@ func TestTakeWaits(t *testing.T) {
 		check(t, h.Close())
 		(<-third).check(t, d, nil)
 
-		// A taker who cannot have what is there does not hold up one who can.
+		// A taker that cannot have what is there does not hold up one that can.
 		check(t, d.TryCreateTask())
 		check(t, r.PutBatch(0, d))
 		fourth, fifth := take(batch.Idle), take(batch.TaskCreated)
@@ -579,8 +579,7 @@ func TestCloseWakesPut(t *testing.T) {
 	})
 }
 
-// TestCloseCanBeTriedAgain: a Close that its context ends has woken everybody and
-// lost nothing.
+// TestCloseCanBeTriedAgain: a Close that its context ends has woken all waiters and lost nothing.
 func TestCloseCanBeTriedAgain(t *testing.T) {
 	m := newMover(t, 2, 2, 2)
 	plan := newPlan(t, m)

@@ -383,7 +383,7 @@ func TestCloseWithTasks(t *testing.T) {
 	for eng.Admitter().Stats().Waiting < 2 {
 		runtime.Gosched()
 	}
-	mustClaim(t, repo, 1) // which nobody ever ends
+	mustClaim(t, repo, 1) // which never ends
 	var leak *spillway.LeakError
 	if err := eng.Close(); !errors.As(err, &leak) {
 		t.Errorf("closing while a task runs: %v", err)
@@ -474,7 +474,7 @@ func TestTasksOnCompressedInputs(t *testing.T) {
 			func(_ context.Context, g *spillway.Grant, _ []*spillway.Handle) error {
 				calls++
 				g.Produced(body)
-				for range 2 { // the output and a copy, as is taken for granted of a task that nobody knows
+				for range 2 { // the output and a copy, as is assumed of an unknown task
 					buf, err := g.Alloc(body)
 					if err != nil {
 						return err

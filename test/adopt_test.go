@@ -173,8 +173,8 @@ func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
 	}
 }
 
-// TestTwoEnginesPersistApart: two engines with one directory have each its own, and adopt only
-// what nobody uses.
+// TestTwoEnginesPersistApart: two engines with one directory have each its own, and adopt only what
+// no other engine uses.
 func TestTwoEnginesPersistApart(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 2)
@@ -191,8 +191,8 @@ func TestTwoEnginesPersistApart(t *testing.T) {
 	wantNothingIn(t, dir)
 }
 
-// TestPersistingIsOffByDefault: without Persist there is nothing to find, and nobody's kept
-// directory is touched. With it a capacity is needed.
+// TestPersistingIsOffByDefault: without Persist there is nothing to find, and no kept directory is
+// touched. With it a capacity is needed.
 func TestPersistingIsOffByDefault(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 2)
@@ -295,7 +295,7 @@ func TestAdoptBesideEachOther(t *testing.T) {
 			<-started
 		}
 		var leak *spillway.LeakError
-		if err := eng.Close(); err != nil && !errors.As(err, &leak) { // who has a batch just then drops it later
+		if err := eng.Close(); err != nil && !errors.As(err, &leak) { // a holder of a batch drops it later
 			t.Error(err)
 		}
 		all.Wait()

@@ -143,8 +143,8 @@ func drainAll(ctx context.Context, t *testing.T, run *randomRun, k tier.Kind) {
 	}
 }
 
-// Two engines that share a budget do everything at once. Together they are never over
-// it; whoever finds no room spills or is told; nothing is lost.
+// Two engines that share a budget do everything at once. Together they are never over it. A caller
+// without room spills or gets an error; nothing is lost.
 func TestTwoEnginesShareABudget(t *testing.T) {
 	seed := testseed.One(t)
 	const limit = 1 << 20
@@ -240,8 +240,8 @@ func TestBudgetHeldByAnotherEngine(t *testing.T) {
 	if _, err := two.Reservations().TryReserve(gpu, 300<<10); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("%v", err)
 	}
-	// The second engine has nothing there that it could move away, so that its monitor
-	// sends those away who would wait for ever.
+	// The second engine has nothing there that it could move away. So its monitor refuses those
+	// that would wait for ever.
 	var full *tier.NoSpaceError
 	if _, err := two.Mover().Acquire(ctx, batch, gpu); !errors.As(err, &full) || full.Space.Kind != tier.GPU {
 		t.Fatalf("waiting for what another engine holds: %v", err)
@@ -258,8 +258,8 @@ func TestBudgetHeldByAnotherEngine(t *testing.T) {
 // hidden hides what a device is Limited by, as a decorator without Unwrap does.
 type hidden struct{ tier.Device }
 
-// A budget that the space does not know of refuses when it comes to allocating: the
-// batch goes to the next space that it may go to, and who wants that one is told why.
+// A budget that the space does not know of refuses at the allocation. The batch goes to the next
+// space that it may go to, and a caller that wants only that one gets the reason.
 func TestRefusedAlthoughTheSpaceHasRoom(t *testing.T) {
 	b := newBudget(t, 256<<10)
 	defer noBytesLeft(t, b)
@@ -299,8 +299,7 @@ type withMemory struct {
 
 func (d withMemory) MemInfo() (free, total int64) { return d.bytes, d.bytes }
 
-// A program's factory makes the device; the engine closes it, with all that stands
-// over it.
+// A program's factory makes the device; the engine closes it, with all its wrappers.
 func TestDeviceFactory(t *testing.T) {
 	var made tier.Device
 	var asked int64

@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// badPolicy panics whenever it is asked.
+// badPolicy panics at each call.
 type badPolicy struct{ monitor.Policy }
 
 func (badPolicy) Key(batch.Info) monitor.Key { panic("no key") }
@@ -85,7 +85,7 @@ func TestPanickingCallbacks(t *testing.T) {
 	}
 }
 
-// badEstimator panics when it is told what a task took.
+// badEstimator panics in Observe.
 type badEstimator struct{}
 
 func (badEstimator) Estimate(string, int64) (output, overhead int64) { return 0, 0 }

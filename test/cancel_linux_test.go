@@ -91,11 +91,10 @@ func halfRandom(bytes int) arrow.RecordBatch {
 	return array.NewRecordBatch(schema, []arrow.Array{array.NewInt64Data(data)}, int64(len(values)))
 }
 
-// TestCancelledMoveEnds: a move between a slow disk and anything else ends with what is
-// under way when its context does, of which there is little, however much is left. On a
-// disk of 100 MiB/s the 16 MiB that there may be take 160 ms; here time is not measured,
-// but the bytes that pass. The batch is whole where it was, and moves when it is
-// asked to.
+// TestCancelledMoveEnds: a move between a slow disk and anything else ends with its context, after
+// the requests in progress. They are few, however much is left. On a disk of 100 MiB/s the at most
+// 16 MiB take 160 ms; here not time is measured, but the bytes that pass. The batch is whole where
+// it was, and can be moved again.
 func TestCancelledMoveEnds(t *testing.T) {
 	const (
 		size     = 48 << 20 // compressed half of it, and more than what may be under way still

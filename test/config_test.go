@@ -41,7 +41,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// TestHints: who asks for more than a space has is told which setting would help.
+// TestHints: an error for more than a space has names the setting that would help.
 func TestHints(t *testing.T) {
 	cfg := plainConfig(t)
 	told := func(want ...string) {

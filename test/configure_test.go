@@ -266,7 +266,7 @@ func TestConfigureInstances(t *testing.T) {
 	}
 }
 
-// TestConfigureUnknownMemory: where the machine does not tell how much memory it has, bytes are taken at their word.
+// TestConfigureUnknownMemory: if the machine's memory is not known, bytes are used as given.
 func TestConfigureUnknownMemory(t *testing.T) {
 	top := &topology.Topology{Nodes: []topology.Node{{}}}
 	cfg, err := spillway.Configure(top, spillway.Config{HostMemory: spillway.Bytes(4 << 30), GPUMemory: spillway.Bytes(2 << 30), Disks: []spillway.DiskConfig{}})
@@ -472,7 +472,7 @@ func roundTrip(t *testing.T, eng *spillway.Engine) {
 			t.Fatal(err)
 		}
 	}
-	seen := map[int64]bool{} // one that is under way is passed by, so they come in any order
+	seen := map[int64]bool{} // those being moved are skipped, so they come in any order
 	for h, err := range repo.Drain(t.Context(), 0, tier.Host) {
 		if err != nil {
 			t.Fatal(err)

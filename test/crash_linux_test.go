@@ -248,8 +248,8 @@ func spillAndDie(t *testing.T, dir string, named bool, index int) {
 	c.killed()
 }
 
-// foreign fills a directory with what is not ours, some of it nearly: nobody may touch
-// it. It returns what is there.
+// foreign fills a directory with files that are not ours, some of them similar: they must not be
+// touched. It returns what is there.
 func foreign(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	outside := t.TempDir() // what links lead to

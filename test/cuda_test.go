@@ -38,7 +38,7 @@ func emulated(t *testing.T, cfg cudatest.Config) *cudatest.Emulator {
 	return e
 }
 
-// TestBackendOfAGPUSpace: what a space is served by, and what is said where a simulated GPU stands in.
+// TestBackendOfAGPUSpace: the backend of a space, and the message where a simulated GPU is used.
 func TestBackendOfAGPUSpace(t *testing.T) {
 	nowhere := filepath.Join(t.TempDir(), "libcuda.so.1")
 	for name, c := range map[string]struct {
@@ -108,7 +108,8 @@ func TestBackendOfAGPUSpace(t *testing.T) {
 	}
 }
 
-// TestAmbiguousGPU: the beginning of two GPUs' UUIDs names neither of them, whether or not one is taken, and no simulated one stands in.
+// TestAmbiguousGPU: the beginning of two GPUs' UUIDs names neither of them, whether or not one is
+// taken, and no simulated one is used.
 func TestAmbiguousGPU(t *testing.T) {
 	e := emulated(t, cudatest.Config{Devices: 2})
 	const begin, first = "GPU-e0e1e2e3", "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee00"

@@ -37,7 +37,7 @@ func twoOnGPU(ctx context.Context, t *testing.T) (*spillway.Engine, [2]*batch.Ba
 	return eng, all, space
 }
 
-// What lies on the GPU and can be moved is moved: nobody is told of a deadlock.
+// What is on the GPU and can be moved is moved: there is no deadlock error.
 func TestOwnersWaitForTheMonitor(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
@@ -58,8 +58,8 @@ func TestOwnersWaitForTheMonitor(t *testing.T) {
 	}
 }
 
-// Two tasks work on a batch each and want more room than is left: one of them is
-// told, lets go of its batch, and begins again when the other is done.
+// Two tasks work on a batch each and want more room than is left. One of them gets the error,
+// closes its batch, and begins again when the other is done.
 func TestDeadlockThroughTheEngine(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()

@@ -20,9 +20,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestFullOfDictionaries fills everything with batches that share a dictionary,
-// or have one each that is larger than they are: who then waits for room is told
-// that there is none, instead of waiting for ever, and nothing is lost.
+// TestFullOfDictionaries fills everything with batches that share a dictionary, or have one each
+// that is larger than they are. A waiter for room then gets an error, instead of waiting for ever,
+// and nothing is lost.
 func TestFullOfDictionaries(t *testing.T) {
 	one := wordList(1, 1500)
 	for name, words := range map[string]func(n int) arrow.Array{

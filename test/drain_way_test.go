@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// counted is an image that counts how often it is asked for its leases: once by each reading of its
-// batch's Info, and once by each change that is told.
+// counted is an image that counts the calls of Leased: one for each reading of its batch's Info,
+// and one for each change that is announced.
 type counted struct {
 	*batch.Image
 	asked *atomic.Int64
@@ -32,7 +32,7 @@ func (c counted) Leased() int {
 	return c.Image.Leased()
 }
 
-// tellings counts what an engine's observer is told.
+// tellings counts the calls of an engine's observer.
 type tellings struct {
 	batch.Registrar
 	n atomic.Int64
@@ -43,8 +43,8 @@ func (o *tellings) BatchChanged(b *batch.Batch, now batch.Info) {
 	o.Registrar.BatchChanged(b, now)
 }
 
-// TestDrainTellsOnce: draining a batch tells of its departure and of its arrival, which is its end.
-// A batch that is there already is told of once.
+// TestDrainTellsOnce: draining a batch announces its departure and its arrival, which is its end. A
+// batch that is there already is announced once.
 func TestDrainTellsOnce(t *testing.T) {
 	for _, from := range tier.Kinds() {
 		t.Run(from.String(), func(t *testing.T) {

@@ -41,9 +41,9 @@ func openSmall(t *testing.T, gpu, host int64) (*spillway.Engine, string) {
 	return eng, dir
 }
 
-// TestCloseUnderLoad closes the engine while many goroutines do everything with
-// it: they are told that it is closed, nothing crashes or hangs, and when they have
-// let go of what they held every byte is back.
+// TestCloseUnderLoad closes the engine while many goroutines do everything with it. They get the
+// error of a closed engine, nothing crashes or hangs, and when they have released what they held
+// every byte is back.
 func TestCloseUnderLoad(t *testing.T) {
 	for seed := range testseed.Each(t, testseed.Rounds(6, 2)) {
 		eng, dir := openSmall(t, 1<<20, 1<<20)
@@ -250,8 +250,8 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// What fits under host memory's limit, but not beside the engine's own staging,
-// goes to disk: nobody could ever make that room.
+// What fits under host memory's limit, but not beside the engine's own staging, goes to disk: that
+// room could never be made.
 func TestPutBesideStaging(t *testing.T) {
 	eng, _ := openSmall(t, 64<<10, 1<<20)
 	plan, err := eng.Plan("p")
@@ -320,8 +320,8 @@ func scanOf(t *testing.T, eng *spillway.Engine) *repository.Repository {
 	return repo
 }
 
-// A Put into a space in pieces waits for batches that can leave, and not for the
-// handle that the one who puts holds.
+// A Put into a space in pieces waits for batches that can leave, and not for the handle that its
+// caller holds.
 func TestPutIntoPiecesWhileHolding(t *testing.T) {
 	_, repo := openWith(t, 1<<20, 4<<20)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
@@ -349,8 +349,7 @@ func TestPutIntoPiecesWhileHolding(t *testing.T) {
 	}
 }
 
-// Who waits for a batch stops waiting for room when somebody else brings it, or
-// drops it.
+// A caller that waits for a batch stops waiting for room when another brings it, or drops it.
 func TestAcquireWhatOthersBring(t *testing.T) {
 	eng, repo := openWith(t, 1<<20, 4<<20)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

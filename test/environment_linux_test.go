@@ -112,8 +112,8 @@ func without(inner disk.FS, err error, ops ...string) disk.FS {
 	return faultfs.New(inner, 1, faultfs.Rule{Ops: ops, Effect: faultfs.Fail(err)})
 }
 
-// TestPoorFileSystems: what a file system lacks is done without, and told; every byte is
-// what it was.
+// TestPoorFileSystems: the engine does without what a file system lacks, and reports it; every byte
+// is what it was.
 func TestPoorFileSystems(t *testing.T) {
 	top := discover(t)
 	named := func(inner disk.FS) disk.FS { return without(inner, syscall.EOPNOTSUPP, "open-anonymous") }

@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// TestExportOutlivesTheEngine: closing an engine reports what is exported, waits for nobody, and leaves no goroutine; the release that
-// comes later gives the GPU up.
+// TestExportOutlivesTheEngine: closing an engine reports what is exported, waits for no release,
+// and leaves no goroutine. The later release gives the GPU up.
 func TestExportOutlivesTheEngine(t *testing.T) {
 	for _, backend := range []spillway.Backend{spillway.Sim, spillway.CUDA} {
 		t.Run(string(backend), func(t *testing.T) {

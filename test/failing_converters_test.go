@@ -121,8 +121,8 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 	}
 }
 
-// TestErrnoOfAProgramsConverter: an errno that a converter of the program's returns says nothing
-// of the disk: the batch is set aside, and all others move there.
+// TestErrnoOfAProgramsConverter: an errno that a converter of the program's returns says nothing of
+// the disk: the batch is skipped, and all others move there.
 func TestErrnoOfAProgramsConverter(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EIO} {
 		var log bytes.Buffer // read after Close
@@ -202,8 +202,8 @@ func TestBatchesForTheDiskAlone(t *testing.T) {
 	}
 }
 
-// TestForeignCancellation: a file system that returns context.Canceled has failed. Moves to
-// it are tried less and less often, and who waits for them gets an error.
+// TestForeignCancellation: a file system that returns context.Canceled has failed. Moves to it are
+// tried less and less often, and waiters for them get an error.
 func TestForeignCancellation(t *testing.T) {
 	files := faultfs.New(disk.OS(), 1)
 	eng, err := spillway.Open(t.Context(), spillway.Config{

@@ -147,9 +147,9 @@ func (f fullFS) Usage(string) (disk.Usage, error) {
 	return disk.Usage{FileSystem: "testfs", Free: *f.free, Total: 1 << 40}, nil
 }
 
-// TestDiskFailsWhileRunning: what becomes of the disk when the engine is open is told
-// with the directory and what to do, by who waits for room and by who moves; all
-// batches are whole; and when it is well again, so is the engine.
+// TestDiskFailsWhileRunning: if the disk fails while the engine is open, waiters for room and
+// movers get an error with the directory and the remedy. All batches are whole. When the disk is
+// well again, so is the engine.
 func TestDiskFailsWhileRunning(t *testing.T) {
 	top := discover(t)
 	another := "another directory"
@@ -214,9 +214,8 @@ func (s *spill) drop() {
 	}
 }
 
-// TestDiskThatDies: from any operation on all of the file system's operations fail, for
-// good; or all that take room. Nothing hangs, is wrong, or is left, and who is told
-// is told where.
+// TestDiskThatDies: from any operation on all of the file system's operations fail, for good; or
+// all that take room. Nothing hangs, is wrong, or is left, and the errors name the place.
 func TestDiskThatDies(t *testing.T) {
 	top := discover(t)
 	step, first := testseed.Rounds(7, 41), int(testseed.One(t)%7)
@@ -310,10 +309,9 @@ func dies(t *testing.T, cfg spillway.Config, why error, hits func() int, alive f
 	return s.failed, died
 }
 
-// TestDirectoryVanishes: who removes the directory takes nothing from files that are open,
-// with names or without, which work on and grow; where there is none yet, it is told what is
-// wrong. Nobody makes the directory again; if somebody does, nameless files are made
-// there.
+// TestDirectoryVanishes: files that are open, with names or without, work on and grow when the
+// directory is removed. Without an open file, there is an error with the reason. The engine does
+// not make the directory again; if it reappears, nameless files are made there.
 func TestDirectoryVanishes(t *testing.T) {
 	top := discover(t)
 	for _, named := range []bool{false, true} {

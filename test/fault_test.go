@@ -289,7 +289,7 @@ func TestEveryFileOperationOfAnEngineFailsOnce(t *testing.T) {
 		ops    []string
 		effect func(cancel func()) faultfs.Effect
 		want   []error
-		told   bool // most are told of; else none is
+		told   bool // most are reported; else none is
 	}{
 		"EIO":    {nil, func(func()) faultfs.Effect { return faultfs.Fail(syscall.EIO) }, []error{syscall.EIO}, true},
 		"ENOSPC": {nil, func(func()) faultfs.Effect { return faultfs.Fail(syscall.ENOSPC) }, []error{syscall.ENOSPC, tier.ErrNoSpace}, true},
@@ -346,7 +346,7 @@ func TestEveryDeviceOperationOfAnEngineFailsOnce(t *testing.T) {
 	}
 }
 
-// enough checks that faults were tried, and most of them told of, or none.
+// enough checks that faults were tried, and most of them reported, or none.
 func enough(t *testing.T, tried, told, least int, want bool) {
 	t.Helper()
 	least = testseed.Rounds(least, 1)
@@ -361,7 +361,7 @@ func TestEveryBitThatFlipsIsFound(t *testing.T) {
 	for seed := range uint64(8) { // of which bit it is
 		tried, told := faultLives(t, func(l *life, n int, _ func()) func() int {
 			l.files, l.seal = faultfs.New(disk.OS(), seed), seed%2 == 1
-			l.armed = func(l *life) { // to open a volume reads, too, what nobody stored
+			l.armed = func(l *life) { // opening a volume also reads what the test did not store
 				l.files.Add(faultfs.Rule{Ops: []string{"read"}, Skip: n, Times: 1, Effect: faultfs.BitFlip()})
 			}
 			return l.files.Hits

@@ -217,7 +217,7 @@ func TestForeignBytesAreOthers(t *testing.T) {
 	})
 }
 
-// panicking is a device that panics when it is asked how much is free, while it is told to.
+// panicking is a device that panics in Memory while it is set to.
 type panicking struct {
 	tier.Device
 	on *atomic.Bool
@@ -230,8 +230,8 @@ func (d panicking) MemInfo() (free, total int64) {
 	return d.Device.MemInfo()
 }
 
-// TestForeignBytesOfAPanickingDevice: the panic is in the log, what was known stays, and the
-// device is asked again.
+// TestForeignBytesOfAPanickingDevice: the panic is in the log, what was known stays, and the device
+// is queried again.
 func TestForeignBytesOfAPanickingDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const mib = 1 << 20

@@ -26,8 +26,9 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// TestGPUIsLostUnderLoad: work fails that takes the context with it, and every call of the driver then. Whoever waits is
-// told, what is not on the GPU is as it was, and the engine closes with its books at zero.
+// TestGPUIsLostUnderLoad: work fails and ends the context, and then every call of the driver fails.
+// Waiters get the error, what is not on the GPU is as it was, and the engine closes with its books
+// at zero.
 func TestGPUIsLostUnderLoad(t *testing.T) {
 	for _, after := range []int64{0, 20, 300} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {

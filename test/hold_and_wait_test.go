@@ -47,8 +47,8 @@ func fillGPU(ctx context.Context, t *testing.T, eng *spillway.Engine, repo *repo
 	return gpu
 }
 
-// TestHoldAndWaitOnHandles: sixteen goroutines hold a batch on the GPU each and acquire
-// another one. Those who are told of the deadlock give way, and all finish.
+// TestHoldAndWaitOnHandles: sixteen goroutines hold a batch on the GPU each and acquire another
+// one. Those with the deadlock error give way, and all finish.
 func TestHoldAndWaitOnHandles(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
@@ -99,8 +99,8 @@ func TestHoldAndWaitOnHandles(t *testing.T) {
 	}
 }
 
-// TestTasksHoldAndWait: the same with tasks, which have an input each and acquire another
-// batch. They are owners without saying so; who is told is tried again.
+// TestTasksHoldAndWait: the same with tasks, which have an input each and acquire another batch.
+// They are owners without WithOwner; one with the error is retried.
 func TestTasksHoldAndWait(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
@@ -189,8 +189,8 @@ func TestInputThatIsThereIsTheTasks(t *testing.T) {
 }
 
 // TestTasksAndGrantsHoldAndWait: two tasks of RunTask and two of Admit hold most of the GPU
-// together, and each wants more than is left. None of them names an owner. One is told of the
-// deadlock at once, long before StuckAfter, and all of them finish.
+// together, and each wants more than is left. None of them names an owner. One gets the deadlock
+// error at once, long before StuckAfter, and all of them finish.
 func TestTasksAndGrantsHoldAndWait(t *testing.T) { synctest.Test(t, testTasksAndGrantsHoldAndWait) }
 
 func testTasksAndGrantsHoldAndWait(t *testing.T) {

@@ -62,8 +62,8 @@ lines:
 	}
 }
 
-// TestNodesOfOthers: that a process may not have the memory of some nodes is as somebody
-// wanted it. It is worth a line only where a GPU is beside such a node.
+// TestNodesOfOthers: if a process may not have the memory of some nodes, that is intended. It is
+// worth a line only where a GPU is beside such a node.
 func TestNodesOfOthers(t *testing.T) {
 	for _, beside := range []bool{false, true} {
 		top, err := topology.Discover(t.Context(), topology.Options{})

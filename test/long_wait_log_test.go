@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestLongWaitIsLogged: the warning about a wait names who holds the room.
+// TestLongWaitIsLogged: the warning about a wait names the holders of the room.
 func TestLongWaitIsLogged(t *testing.T) { synctest.Test(t, testLongWaitIsLogged) }
 
 func testLongWaitIsLogged(t *testing.T) {

@@ -14,11 +14,11 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// waiting is what tests of those who wait work with.
+// waiting is the fixture for tests of waiters.
 type waiting struct {
 	*losable
 	ctx   context.Context
-	begun chan struct{} // one for each who has begun to wait
+	begun chan struct{} // one for each waiter that has begun
 }
 
 func (l *losable) waiting(t *testing.T) waiting {
@@ -89,7 +89,8 @@ func TestOversizedWithoutTheLostGPU(t *testing.T) {
 	w.end(2)
 }
 
-// TestOnePieceOfALostGPU: who waits for room in one piece there goes on waiting for the others that will do.
+// TestOnePieceOfALostGPU: a waiter for room in one piece there goes on waiting for its other
+// spaces.
 func TestOnePieceOfALostGPU(t *testing.T) {
 	const piece = 64 << 10
 	w := openLosable(t, 1, 1<<20).waiting(t)
@@ -129,7 +130,7 @@ func TestOnePieceOfALostGPU(t *testing.T) {
 	w.end(1)
 }
 
-// TestWayOutOfALostGPU: who waits elsewhere for room for what lies there is told.
+// TestWayOutOfALostGPU: a waiter elsewhere for room for a batch from there gets the error.
 func TestWayOutOfALostGPU(t *testing.T) {
 	w := openLosable(t, 1, 1<<20).waiting(t)
 	onHost := reservation.AnyInTier(tier.Host)
@@ -186,7 +187,8 @@ func TestRoomBesideALostGPU(t *testing.T) {
 	w.end(2)
 }
 
-// TestAdoptingFromALostGPU: a table whose shape cannot be read any more is told to be lost, and stays its owner's.
+// TestAdoptingFromALostGPU: a table whose shape cannot be read any more is reported lost, and stays
+// its owner's.
 func TestAdoptingFromALostGPU(t *testing.T) {
 	l := openLosable(t, 1, 1<<20)
 	l.gpus[0].Lose(errFellOff)
@@ -200,7 +202,7 @@ func TestAdoptingFromALostGPU(t *testing.T) {
 	l.end(0)
 }
 
-// TestReadingFromALostGPU: whoever has a batch open there is told.
+// TestReadingFromALostGPU: readers of a batch that is open there get the error.
 func TestReadingFromALostGPU(t *testing.T) {
 	l := openLosable(t, 1, 1<<20)
 	b, mover := l.put(0, numberedRecord(1, 1000, wordList(1, 1500)), in(tier.GPU)), l.eng.Mover()

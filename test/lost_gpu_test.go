@@ -175,8 +175,8 @@ func (l *losable) end(partitions int) {
 	}
 }
 
-// TestLostGPUIsPassedBy: what may go elsewhere does, what may not is told at once, what is elsewhere is as it was, and
-// there is one warning.
+// TestLostGPUIsPassedBy: what may go elsewhere does; what may not fails at once. What is elsewhere
+// is as it was, and there is one warning.
 func TestLostGPUIsPassedBy(t *testing.T) {
 	l := openLosable(t, 1, 1<<20)
 	words := wordList(1, 1500)
@@ -259,7 +259,8 @@ func warningsOf(all []diag.Warning, c diag.Cause) (n int) {
 	return n
 }
 
-// TestWaitersOfALostGPU: who waits for room there when it is lost is told, or goes on waiting for the others that will do.
+// TestWaitersOfALostGPU: a waiter for room there when it is lost gets the error, or goes on waiting
+// for its other spaces.
 func TestWaitersOfALostGPU(t *testing.T) {
 	l := openLosable(t, 1, 1<<20)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("it takes for ever"))

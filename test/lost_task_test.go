@@ -22,8 +22,9 @@ func (l *losable) task(partition int, f func(*spillway.Grant) error) error {
 		func(_ context.Context, g *spillway.Grant, _ []*spillway.Handle) error { return f(g) })
 }
 
-// TestTasksOfALostGPU: whose inputs were there, and who has no other GPU to run on, is told so, and not that there is too little
-// room. The inputs are in their places, and those elsewhere have not been moved for it.
+// TestTasksOfALostGPU: a task whose inputs were there, or which has no other GPU to run on, gets
+// that error, and not that there is too little room. The inputs are in their places, and those
+// elsewhere have not been moved for it.
 func TestTasksOfALostGPU(t *testing.T) {
 	for gpus := 1; gpus <= 2; gpus++ {
 		t.Run(fmt.Sprint(gpus), func(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestReleaseAmongManyRecords: with many open records, each on a batch that stays, who waits
-// for the room of one has it once that is released: before the monitor's next period begins.
+// TestReleaseAmongManyRecords: with many open records, each on a batch that stays, a waiter for the
+// room of one has it once that is released: before the monitor's next period begins.
 func TestReleaseAmongManyRecords(t *testing.T) {
 	records := testseed.Rounds(10000, 1000)
 	synctest.Test(t, func(t *testing.T) {

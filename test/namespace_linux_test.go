@@ -21,9 +21,9 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// inNamespace starts a process that has file systems of its own, for which no privilege is
-// needed where the system lets users have name spaces; elsewhere the test is skipped. root
-// says whether it may do everything in there, as who mounts must.
+// inNamespace starts a process that has file systems of its own. That needs no privilege where the
+// system lets users have name spaces; elsewhere the test is skipped. root sets whether it may do
+// everything in there, which mounting requires.
 func inNamespace(root bool) func(*exec.Cmd) {
 	id := 0
 	if !root {
@@ -63,13 +63,13 @@ var namespaceJobs = map[string]func(dir string) error{
 	"over memory":         spillOverMemory,
 }
 
-// TestRealFileSystems: on a file system that is really full, or read-only, and in a directory
-// that is really somebody else's.
+// TestRealFileSystems: on a file system that is really full, or read-only, and in a directory that
+// really has another owner.
 func TestRealFileSystems(t *testing.T) {
 	for name := range namespaceJobs {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := os.Chmod(dir, 0o555); err != nil { // who is root there does not mind
+			if err := os.Chmod(dir, 0o555); err != nil { // root there does not mind
 				t.Fatal(err)
 			}
 			c, err := startChild(t, "namespace", inNamespace(name != "not ours"), dir, name)

@@ -63,8 +63,9 @@ func TestOwnerWaitsForSlowMoves(t *testing.T) {
 	})
 }
 
-// TestWaitBesideWhatTheEngineKeeps: who waits for what batches at rest fill, and the engine's own bytes beside
-// them, is refused: its chunks for transfers, dictionaries, and what an engine before it has left on the disk.
+// TestWaitBesideWhatTheEngineKeeps: a wait for room that batches at rest and the engine's own bytes
+// fill is refused. The engine's own are its chunks for transfers, dictionaries, and what an engine
+// before it has left on the disk.
 func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
 	persistNeedsLinux(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -89,7 +90,8 @@ func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
 	})
 }
 
-// TestIDsIncrease: no batch of an engine has an id that one before it had, whoever made it and whatever has gone.
+// TestIDsIncrease: no batch of an engine has the id of an earlier one, whatever has made either and
+// whatever is gone.
 func TestIDsIncrease(t *testing.T) {
 	eng, _ := openSmall(t, 1<<20, 1<<20)
 	last := batch.ID(0)

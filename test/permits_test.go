@@ -83,8 +83,8 @@ func untilWaiting(t *testing.T, p *permit.Pool, n int, ended <-chan error) {
 	}
 }
 
-// Users who hold all permits that they can have, and wait for more, do not stop
-// the monitor: many times the memory is put, and comes back.
+// Users that hold all permits that they can have, and wait for more, do not stop the monitor: many
+// times the memory is put, and comes back.
 func TestMonitorSpillsWhileUsersHoldAllPermits(t *testing.T) {
 	for _, slots := range []int{2, 5} {
 		eng := openPermits(t, spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: permit.Slots(slots)}}})
@@ -149,7 +149,7 @@ func TestMonitorSpillsWhileUsersHoldAllPermits(t *testing.T) {
 	}
 }
 
-// Close wakes those who wait for permits, and reports those that are held.
+// Close wakes the waiters for permits, and reports those that are held.
 func TestCloseEndsWaitsForPermits(t *testing.T) {
 	eng := openPermits(t, spillway.Config{})
 	plan, err := eng.Plan("p")

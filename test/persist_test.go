@@ -633,8 +633,8 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	wantNothingIn(t, dir)
 }
 
-// TestAdoptedBytesAreTheBatchs: what is kept takes of a disk's room for as long as nobody has adopted
-// it; then it is a batch's, which can be dropped.
+// TestAdoptedBytesAreTheBatchs: what is kept takes of a disk's room until it is adopted; then it is
+// a batch's, which can be dropped.
 func TestAdoptedBytesAreTheBatchs(t *testing.T) {
 	persistNeedsLinux(t)
 	eng := persistentEngine(t, crashed(t, 3))
@@ -661,8 +661,8 @@ func TestAdoptedBytesAreTheBatchs(t *testing.T) {
 	closePersistent(t, eng)
 }
 
-// TestFailedOpenLeavesWhatPersists: an engine that finds kept batches and then cannot be opened says
-// why, and nothing of buffers that nobody held; the next engine finds them.
+// TestFailedOpenLeavesWhatPersists: an engine that finds kept batches and then cannot be opened
+// returns the reason, and reports no leaked buffers; the next engine finds them.
 func TestFailedOpenLeavesWhatPersists(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 3)

@@ -32,9 +32,9 @@ func openPlain(t *testing.T, cfg spillway.Config) (*spillway.Engine, *repository
 	return eng, scanOf(t, eng)
 }
 
-// TestPlainReaderInItsOwnWay: a reader without an owner waits for room that the records
-// keep which it returned before, by their bodies or by their dictionaries. It is told who
-// keeps it, and its batch stays.
+// TestPlainReaderInItsOwnWay: a reader without an owner waits for room that the records keep which
+// it returned before, by their bodies or by their dictionaries. Its error names the holders, and
+// its batch stays.
 func TestPlainReaderInItsOwnWay(t *testing.T) {
 	for name, one := range map[string]func() arrow.RecordBatch{
 		"numbers":            func() arrow.RecordBatch { return arrowgen.Ints(1, 7000, 1) },
@@ -106,8 +106,8 @@ func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
 	}
 }
 
-// TestPlainHoldAndWaitOnHandles: sixteen goroutines of no owner hold a batch on the GPU each
-// and acquire another one. Those who are told close theirs, and all others finish.
+// TestPlainHoldAndWaitOnHandles: sixteen goroutines of no owner hold a batch on the GPU each and
+// acquire another one. Those with the error close theirs, and all others finish.
 func TestPlainHoldAndWaitOnHandles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo := openPlain(t, spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(8 << 20), Disks: []spillway.DiskConfig{}})
@@ -155,9 +155,8 @@ func TestPlainHoldAndWaitOnHandles(t *testing.T) {
 	})
 }
 
-// TestSlowConsumerIsWaitedFor: who puts waits for a consumer that works on one record for
-// long. The room is full of batches at rest, which it will take; its record alone keeps
-// nobody waiting.
+// TestSlowConsumerIsWaitedFor: Put waits for a consumer that works on one record for long. The room
+// is full of batches at rest, which it will take; its record alone blocks no caller.
 func TestSlowConsumerIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, repo := openPlain(t, spillway.Config{HostMemory: spillway.Bytes(1 << 20), GPUs: []spillway.GPUConfig{}, Disks: []spillway.DiskConfig{}})

@@ -56,8 +56,8 @@ func TestLimitLoweredByAnother(t *testing.T) {
 	})
 }
 
-// TestRemovedLedgerIsLogged: that somebody removed the files of a ledger is logged while the
-// engine works, and not only when it is closed. The line names the space.
+// TestRemovedLedgerIsLogged: the removal of a ledger's files is logged while the engine works, and
+// not only when it is closed. The line names the space.
 func TestRemovedLedgerIsLogged(t *testing.T) {
 	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
 		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")

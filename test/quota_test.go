@@ -65,8 +65,8 @@ func openRun(t *testing.T, cfg spillway.Config) *randomRun {
 	return &randomRun{eng: eng, repo: repo, words: wordList(1, 500), sources: make(map[int64]*source)}
 }
 
-// TestLimitFromTheEnvironment: an engine that is told nothing takes its limit from the
-// environment, spills what is above it, and names the variable when that is in the way.
+// TestLimitFromTheEnvironment: an engine without settings takes its limit from the environment,
+// spills what is above it, and names the variable when that is in the way.
 func TestLimitFromTheEnvironment(t *testing.T) {
 	const limit = 512 << 10
 	t.Setenv("SPILLWAY_GPU_MEMORY_LIMIT", "512Ki")
@@ -192,8 +192,8 @@ func TestOpenRefusesQuotas(t *testing.T) {
 	closeEngine(t, eng)
 }
 
-// TestQuotaLoweredWhileRunning: nothing is revoked, what is new is refused, one event
-// tells of it, and the monitor moves down what is above without anybody waiting.
+// TestQuotaLoweredWhileRunning: nothing is revoked, what is new is refused, one event reports it,
+// and the monitor moves down what is above, without a waiter.
 func TestQuotaLoweredWhileRunning(t *testing.T) {
 	var log bytes.Buffer
 	var events []quota.Over
@@ -257,8 +257,8 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// TestRemovedLedgerIsTold: when somebody removes the files of a ledger under an engine it
-// goes on, and warns of it once.
+// TestRemovedLedgerIsTold: when the files of a ledger are removed under an engine it goes on, and
+// warns of it once.
 func TestRemovedLedgerIsTold(t *testing.T) {
 	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
 		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")

@@ -122,7 +122,7 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	stop()
 	<-watched
 	if t.Failed() {
-		_ = eng.Close() // what is wrong has been told
+		_ = eng.Close() // what is wrong has been reported
 		return
 	}
 
@@ -167,9 +167,8 @@ func checkBooks(t *testing.T, eng *spillway.Engine) {
 	}
 }
 
-// checkConserved waits until the monitor rests, and checks that what is in use in
-// each space is what its batches and their dictionaries are charged, and nothing
-// more.
+// checkConserved waits until the monitor is idle, and checks that what is in use in each space is
+// what its batches and their dictionaries are charged, and nothing more.
 func (r *randomRun) checkConserved(ctx context.Context, t *testing.T, held map[tier.ID]int64) {
 	t.Helper()
 	for often := time.NewTicker(time.Millisecond); ; <-often.C {
@@ -198,7 +197,7 @@ func (r *randomRun) checkConserved(ctx context.Context, t *testing.T, held map[t
 
 // step does one random thing.
 func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
-	if rng.IntN(8) == 0 { // somebody gives up now and then
+	if rng.IntN(8) == 0 { // a caller gives up now and then
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.IntN(2000))*time.Microsecond)
 		defer cancel()
@@ -265,14 +264,14 @@ func (r *randomRun) consume(ctx context.Context, rng *rand.Rand, partition int) 
 	return errors.Join(r.compare(context.WithoutCancel(ctx), h, true), b.Drop(), h.Close())
 }
 
-// process works on a batch where it stands in the repository.
+// process works on a batch in its place in the repository.
 func (r *randomRun) process(ctx context.Context, rng *rand.Rand, partition int) error {
 	b := r.pick(rng, partition)
 	if b == nil {
 		return nil
 	}
 	h, err := r.eng.Mover().Acquire(ctx, b, reservation.AnyInTier(anyKind(rng)))
-	if isState(err) { // consumed by somebody meanwhile
+	if isState(err) { // consumed by another goroutine meanwhile
 		return nil
 	}
 	if err != nil {

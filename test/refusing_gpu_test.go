@@ -23,8 +23,8 @@ import (
 	"github.com/spillway-db/spillway/tier/faultdev"
 )
 
-// refuser is an engine whose GPUs refuse allocations, or whose volumes' file systems are full,
-// when it is told so.
+// refuser is an engine whose GPUs refuse allocations, or whose volumes' file systems are full, when
+// it is set to.
 type refuser struct {
 	*spillway.Engine
 	repo  *repository.Repository
@@ -211,9 +211,9 @@ func TestGPUThatRefuses(t *testing.T) {
 	})
 }
 
-// TestFullVolumeBesideAnother: a file system that turns out to be full when it is written to, or when room is
-// asked of it, costs no Put an error while another volume has room; and where there is no other,
-// the error is that of the full one.
+// TestFullVolumeBesideAnother: a file system may turn out to be full at a write, or at a request
+// for room. That costs no Put an error while another volume has room. Without another, the error is
+// that of the full one.
 func TestFullVolumeBesideAnother(t *testing.T) {
 	for _, op := range []string{"write", "allocate"} {
 		for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecS2} {

@@ -299,7 +299,7 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 		return buf
 	}
 	reg := eng.Registry()
-	var calls atomic.Int64 // by the monitor, and by who allocates
+	var calls atomic.Int64 // by the monitor, and by the allocating goroutine
 	err = errors.Join(
 		reg.Register("as-is", batch.HostImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			return imageOf(ctx, &src.(*asIsSmall).asIs, r)

@@ -40,7 +40,7 @@ import (
 type setting struct {
 	field string
 	with  func(*testing.T, *spillway.Config) // what the field needs beside it; may be nil
-	// set sets the field, and returns what tells whether an engine heeds it.
+	// set sets the field, and returns a function that reports whether an engine heeds it.
 	set     func(*testing.T, *spillway.Config) (heeded func(*spillway.Engine) bool)
 	refused error // if set, the engine that heeds it is not opened, with this error
 }
@@ -442,7 +442,7 @@ var settings = []setting{
 		c.GPUs[0].Memory, c.Topology.Limits.MemoryBytes = spillway.Amount{}, 64<<20
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Limits.Quota.Physical = 256 << 10
-		return func(eng *spillway.Engine) bool { // nobody asked for a size, so there is nothing to warn of
+		return func(eng *spillway.Engine) bool { // no size was requested, so there is nothing to warn of
 			return capacity(tier.GPU, 0, 256<<10)(eng) && warningsOf(eng.Warnings(), causes.GPUSize) == 0
 		}
 	}},

@@ -199,8 +199,7 @@ func wantRatio(t *testing.T, n []int64, want float64) {
 	}
 }
 
-// Whoever moves, and whatever the strategy, two volumes of which one is three times as
-// fast get bytes 3:1.
+// For any mover and strategy, two volumes of which one is three times as fast get bytes 3:1.
 func TestStripedByBandwidth(t *testing.T) {
 	for i, test := range []struct {
 		name   string
@@ -297,8 +296,8 @@ func TestStripedFillsUpOne(t *testing.T) {
 	})
 }
 
-// A volume whose file system is full, though the books of its space say that there is
-// room, costs nobody an error: another takes the batch.
+// If a volume's file system is full, though the books of its space have room, there is no error:
+// another takes the batch.
 func TestStripedFileSystemFull(t *testing.T) {
 	for _, op := range []string{"allocate", "write"} {
 		for _, movers := range []int{1, 4} {
@@ -371,7 +370,7 @@ func TestStripedFailingVolume(t *testing.T) {
 	})
 }
 
-// Where every volume fails, the system's error is what everybody gets.
+// Where every volume fails, all callers get the system's error.
 func TestStripedAllVolumesFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := openStriped(t, spillway.Config{}, 480, 160)
@@ -390,7 +389,7 @@ func TestStripedAllVolumesFail(t *testing.T) {
 	})
 }
 
-// Who says where gets it there, whatever that does to the balance.
+// A caller that names a volume gets it there, whatever that does to the balance.
 func TestStripedObeysWhoNamesAVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := openStriped(t, spillway.Config{}, 480, 160)
@@ -402,8 +401,8 @@ func TestStripedObeysWhoNamesAVolume(t *testing.T) {
 	})
 }
 
-// Room that somebody holds in reserve on a volume, and writes nothing to, is waited for
-// once: after that both get their share.
+// Reserved room on a volume that is not written to is waited for once: after that both get their
+// share.
 func TestStripedBesideAReservation(t *testing.T) {
 	for held := range 2 {
 		synctest.Test(t, func(t *testing.T) {

@@ -52,8 +52,8 @@ func (s *snatcher) claimOne(t *testing.T, eng *spillway.Engine, repo *repository
 	return c
 }
 
-// TestInputTakenBeforeItsLock: an input that somebody begins to move between the look and the lock is nobody's
-// task when RunTask has ended.
+// TestInputTakenBeforeItsLock: an input that is moved between the look and the lock has no task
+// when RunTask has ended.
 func TestInputTakenBeforeItsLock(t *testing.T) {
 	eng, repo := openTasks(t, 1<<20, 1<<20, 0, 0)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -76,7 +76,7 @@ func TestInputTakenBeforeItsLock(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestInputsAreGoneBeforeTheirHandles: nobody moves what has been consumed.
+// TestInputsAreGoneBeforeTheirHandles: what has been consumed is not moved.
 func TestInputsAreGoneBeforeTheirHandles(t *testing.T) {
 	eng, repo := openTasks(t, 1<<20, 1<<20, 0, 0)
 	ran := false
@@ -100,7 +100,8 @@ func TestInputsAreGoneBeforeTheirHandles(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestClaimThatTheTaskEnds: a task whose claim cannot be ended by RunTask, because the task has done so, is told.
+// TestClaimThatTheTaskEnds: a task whose claim cannot be ended by RunTask, because the task has
+// done so, gets an error.
 func TestClaimThatTheTaskEnds(t *testing.T) {
 	for name, end := range map[string]func(*repository.Claim) error{"restored": (*repository.Claim).Restore, "consumed": (*repository.Claim).Consume} {
 		t.Run(name, func(t *testing.T) {

@@ -78,7 +78,7 @@ func says(all []diag.Warning, c diag.Cause, space string, info bool, want ...str
 	return nil
 }
 
-// spillUnlocked: a process that may lock no memory at all works, and is told what it may
+// spillUnlocked: a process that may lock no memory at all works, and the warning says what it may
 // ask for.
 func spillUnlocked(dir string) error {
 	if err := mount(dir); err != nil {
@@ -128,7 +128,7 @@ func spillOverMemory(dir string) error {
 	return errors.Join(err, says(all, causes.MemoryFileSystem, "disk:0", false, in("merged"), "overlayfs", "name a directory on a disk"))
 }
 
-// spillSmallPages: huge pages are switched off, which madvise does not tell.
+// spillSmallPages: huge pages are switched off, which madvise does not report.
 func spillSmallPages(dir string) error {
 	if err := mount(dir); err != nil {
 		return err
@@ -173,8 +173,8 @@ func spillUnseen(dir string) error {
 		says(all, causes.UnknownLimits, "", false, "cgroup", "in bytes"))
 }
 
-// TestWarningsOfTheTopology: what a machine does not tell has its cause, and a machine that
-// is limited on purpose is told as information.
+// TestWarningsOfTheTopology: what a machine does not report has its cause, and a machine that is
+// limited on purpose is reported as information.
 func TestWarningsOfTheTopology(t *testing.T) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(math.MaxInt64)) // under the race detector there is one
 	const gib = 1 << 30
@@ -250,8 +250,8 @@ func TestWarningsOfTheTopology(t *testing.T) {
 	}
 }
 
-// TestHeapBesideTheSpaces: whether what Go's heap may grow to fits beside the spaces, into
-// the memory of a cgroup as its files tell it, is what a warning depends on.
+// TestHeapBesideTheSpaces: the warning depends on whether Go's heap, as far as it may grow, fits
+// beside the spaces into the memory of a cgroup, by the cgroup's files.
 func TestHeapBesideTheSpaces(t *testing.T) {
 	const mib = 1 << 20
 	for name, c := range map[string]struct {
@@ -298,7 +298,7 @@ func TestHeapBesideTheSpaces(t *testing.T) {
 	}
 }
 
-// filesInMemory is a file system of which the volume is told that it is memory.
+// filesInMemory is a file system that the volume takes for memory.
 type filesInMemory struct{ disk.FS }
 
 func (f filesInMemory) Usage(dir string) (disk.Usage, error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// narrow is bandwidth in as little time as it lets itself be told.
+// narrow is bandwidth with the flags that make it shortest.
 var narrow = []string{"bandwidth", "--codec=none", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB,128KiB", "--threads=1,2"}
 
 // TestBandwidth: a row for each edge, load and state, with figures above 0.
@@ -118,7 +118,7 @@ func TestBandwidthInterrupted(t *testing.T) {
 	}
 }
 
-// TestBandwidthSuits: on a small machine the memories that nobody asked for are smaller.
+// TestBandwidthSuits: on a small machine memories without a given size are smaller.
 func TestBandwidthSuits(t *testing.T) {
 	for _, c := range []struct {
 		memory    int64
@@ -163,7 +163,7 @@ func TestBandwidthNoConverter(t *testing.T) {
 	}
 }
 
-// TestBandwidthErrors: wrong use is told in one line, with what to do.
+// TestBandwidthErrors: wrong use is reported in one line, with what to do.
 func TestBandwidthErrors(t *testing.T) {
 	for _, c := range []struct {
 		arg  string
@@ -249,7 +249,8 @@ func TestBandwidthNotesTheCodec(t *testing.T) {
 	}
 }
 
-// TestBandwidthBetween: what is not asked for is not measured, and what is no kind of space is told.
+// TestBandwidthBetween: what is not requested is not measured, and an unknown kind of space is an
+// error.
 func TestBandwidthBetween(t *testing.T) {
 	var doc report.Bandwidth
 	decode(t, succeed(t, append(slices.Clone(narrow), "--between=gpu,host", "--json=-")...).stdout, &doc)
@@ -266,7 +267,7 @@ func TestBandwidthBetween(t *testing.T) {
 	}
 }
 
-// TestBandwidthBothWays: people are told how much is gained, and what the limit is.
+// TestBandwidthBothWays: the table shows how much is gained, and what the limit is.
 func TestBandwidthBothWays(t *testing.T) {
 	var text strings.Builder
 	(&report.Bandwidth{Rows: bandwidthRows([]bandwidth.Row{{

@@ -86,7 +86,7 @@ func TestCompareFiles(t *testing.T) {
 	}
 }
 
-// TestCompareErrors: wrong use, and what the machine cannot, is told in one line.
+// TestCompareErrors: wrong use, and what the machine cannot do, is reported in one line.
 func TestCompareErrors(t *testing.T) {
 	whole := writeTable(t, "t.parquet", 1, 60_000)
 	for _, c := range []struct {
@@ -218,9 +218,9 @@ func TestMedian(t *testing.T) {
 	}
 }
 
-// TestCompareThrottled: --disk-throttle holds for both sides, and what is told is what
-// was measured with. Each figure is of 94 ms; what a sleep was too long before, up to 50 ms, may
-// be made up for.
+// TestCompareThrottled: --disk-throttle holds for both sides, and the reported rate is that of the
+// measurement. Each figure is of 94 ms. A sleep that was too long before, by up to 50 ms, may be
+// made up for.
 func TestCompareThrottled(t *testing.T) {
 	const rate = 32 << 20
 	var doc report.Compare
@@ -237,7 +237,7 @@ func TestCompareThrottled(t *testing.T) {
 	}
 }
 
-// TestCompareFaults: what --fault asks for happens, and is told.
+// TestCompareFaults: the faults of --fault happen, and are reported.
 func TestCompareFaults(t *testing.T) {
 	for fault, want := range map[string]string{
 		"op=write,kind=eio":         "input/output error",

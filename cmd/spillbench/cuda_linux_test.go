@@ -67,8 +67,8 @@ func backends(spaces []report.Space) (names []string) {
 	return names
 }
 
-// TestRunOnCUDA: whether it is asked for or found, a card does the job: in the end nothing is in it, every batch was
-// checked there, and nobody is told that it was simulated.
+// TestRunOnCUDA: a card does the job, requested or found. In the end nothing is in it, every batch
+// was checked there, and the output does not call it simulated.
 func TestRunOnCUDA(t *testing.T) {
 	for name, args := range map[string][]string{
 		"cuda":  {"run", "--gpu=cuda", "--passes=2"},
@@ -134,8 +134,9 @@ func TestBandwidthOnCUDA(t *testing.T) {
 	}
 }
 
-// TestNoCUDA: without a driver, or with one that finds no device, --gpu cuda ends with 3 and one line that says what is missing and
-// what to do; otherwise the GPU is simulated, and that and its reason are told.
+// TestNoCUDA: without a driver, or with one that finds no device, --gpu cuda ends with 3 and one
+// line that names what is missing and what to do. Otherwise the GPU is simulated, and the output
+// says that and its reason.
 func TestNoCUDA(t *testing.T) {
 	none := cudatest.Config{Devices: -1}
 	old := cudatest.Config{Version: 10020}

@@ -14,9 +14,9 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// TestFullSpillDirectories: a spill directory without room has status 3, and says what to
-// do; one that nobody may write to has 2. One that is full is left out, and noted, if
-// another has room.
+// TestFullSpillDirectories: a spill directory without room has status 3, and the line says what to
+// do; one without leave to write has 2. One that is full is left out, and noted, if another has
+// room.
 func TestFullSpillDirectories(t *testing.T) {
 	full, other, closed := t.TempDir(), t.TempDir(), t.TempDir()
 	for name, c := range map[string]struct {

@@ -79,8 +79,8 @@ func inNamespace(t *testing.T, id int, how string, args ...string) ran {
 	return r
 }
 
-// TestRealDirectories: spill directories that are really read-only, somebody else's, full,
-// or gone in the middle end with the status and the line that the contract names.
+// TestRealDirectories: spill directories that are really read-only, another user's, full, or gone
+// in the middle end with the status and the line that the contract names.
 func TestRealDirectories(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -103,7 +103,7 @@ func TestRealDirectories(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := os.Chmod(dir, 0o555); err != nil { // who mounts there does not mind
+			if err := os.Chmod(dir, 0o555); err != nil { // a user that mounts there does not mind
 				t.Fatal(err)
 			}
 			t.Setenv("TMPDIR", dir)
@@ -197,7 +197,7 @@ func processHolds(pid int, dir string) bool {
 	return false
 }
 
-// ended says whether a process is over, though nobody has waited for it.
+// ended reports whether a process is over, even without a Wait for it.
 func ended(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || bytes.Contains(stat, []byte(") Z "))

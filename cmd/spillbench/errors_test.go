@@ -113,8 +113,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestUnwritableSpillDirectory: also where the user may do all, there are
-// directories in which nobody can make a file.
+// TestUnwritableSpillDirectory: even for a user that may do all, there are directories in which no
+// file can be made.
 func TestUnwritableSpillDirectory(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs Linux's /proc")

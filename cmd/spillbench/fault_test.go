@@ -29,7 +29,7 @@ func TestFaults(t *testing.T) {
 
 		{"op=write,kind=eio,at=2", survived, ""}, // the batch stays where it is, and moves later
 		{"op=write,kind=eio", found, "no space"}, // nothing can leave the GPU
-		// Whoever waits while a disk says that it is full is told so; else nobody suffers.
+		// A waiter gets the error while a disk is full; otherwise there is none.
 		{"op=write,kind=enospc,at=2", either, "no space"},
 		{"op=write,kind=enospc", found, "no space"},
 		{"op=write,kind=bitflip,at=1", found, "corrupt"},

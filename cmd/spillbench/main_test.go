@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	signal.Stop(heard)
 	before := runtime.NumGoroutine()
 	code := m.Run()
-	// Goroutines that were told to end may need a moment to be gone.
+	// Ending goroutines may need a moment to be gone.
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before && time.Now().Before(deadline); {
 		runtime.Gosched()
 	}

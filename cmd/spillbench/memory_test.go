@@ -61,8 +61,8 @@ func TestHeapIsLimited(t *testing.T) {
 	}
 }
 
-// TestTooMuchMemory: spaces for which there is no memory are refused before anything is
-// opened, whoever takes them.
+// TestTooMuchMemory: spaces for which there is no memory are refused before anything is opened,
+// whatever takes them.
 func TestTooMuchMemory(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(before)

@@ -37,7 +37,7 @@ func TestQuotaOfTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestQuotaShowsHolders: who holds what on this node.
+// TestQuotaShowsHolders: the holders on this node.
 func TestQuotaShowsHolders(t *testing.T) {
 	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
 		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")
@@ -68,8 +68,8 @@ func TestQuotaShowsHolders(t *testing.T) {
 	}
 }
 
-// TestQuotaOfABrokenLedger: a ledger whose files were removed is told, and so is one of
-// which something cannot be read; who holds what is shown all the same.
+// TestQuotaOfABrokenLedger: a ledger whose files were removed is reported, and so is an unreadable
+// one; the holders are shown all the same.
 func TestQuotaOfABrokenLedger(t *testing.T) {
 	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
 		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")
@@ -97,7 +97,7 @@ func TestQuotaOfABrokenLedger(t *testing.T) {
 	broken("were removed while processes use it")
 }
 
-// TestWrongQuotas: what the environment says wrongly is wrong use, told in one line that
+// TestWrongQuotas: an invalid variable in the environment is wrong use, reported in one line that
 // quotes it, whatever the command needs it for.
 func TestWrongQuotas(t *testing.T) {
 	for _, args := range [][]string{{"quota"}, append([]string{"run"}, small...)} {

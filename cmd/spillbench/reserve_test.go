@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
-// quickly is reserve in as little time as it lets itself be told.
+// quickly is reserve with the flags that make it shortest.
 var quickly = []string{"reserve", "--duration=1ms", "--goroutines=4"}
 
 // TestReserve: a table names the scenarios and both sides; every figure of the document in a file

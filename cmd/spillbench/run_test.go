@@ -276,8 +276,7 @@ func holdsFileIn(dir string) bool {
 	return false
 }
 
-// TestFailureIsOneLine: the notes of a run that failed are not told beside its
-// error.
+// TestFailureIsOneLine: the notes of a run that failed are not printed beside its error.
 func TestFailureIsOneLine(t *testing.T) {
 	noted := writeTable(t, "t.arrow", 1, 60_000) // too large for the GPU, which is a note
 	whole, err := os.ReadFile(writeTable(t, "t.arrows", 40, 100))

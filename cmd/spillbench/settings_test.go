@@ -264,7 +264,8 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestVerifyTellsTheFirst: of several files the first that comes back wrong is told, before one that could not be read.
+// TestVerifyTellsTheFirst: of several files the first that comes back wrong is reported, before one
+// that could not be read.
 func TestVerifyTellsTheFirst(t *testing.T) {
 	broken := writeFile(t, "broken.arrow", "ARROW1\x00\x00")
 	one, two := writeTable(t, "one.arrow", 1, 200), writeTable(t, "two.arrow", 1, 200)

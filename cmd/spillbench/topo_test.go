@@ -25,7 +25,7 @@ func TestTopo(t *testing.T) {
 	}
 }
 
-// TestTopoRoot: a recorded machine is told, not this one.
+// TestTopoRoot: a recorded machine is printed, not this one.
 func TestTopoRoot(t *testing.T) {
 	root := t.TempDir()
 	for name, content := range map[string]string{
@@ -55,8 +55,8 @@ func TestTopoRoot(t *testing.T) {
 	}
 }
 
-// TestTopoOfNoMachine: a directory that holds no machine is wrong use, and of one that tells little nothing is told that
-// is this machine's.
+// TestTopoOfNoMachine: a directory that holds no machine is wrong use. Of one with few facts,
+// nothing is printed that is this machine's.
 func TestTopoOfNoMachine(t *testing.T) {
 	root := t.TempDir()
 	for _, dir := range []string{root, filepath.Join(root, "missing")} {
