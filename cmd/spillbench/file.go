@@ -5,13 +5,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 )
 
 // probeDir checks that files can be made in dir. What it makes has no name, or
 // where that cannot be loses it at once, so that a process killed at any moment
 // leaves nothing.
 func probeDir(dir string) error {
-	f, err := openAnonymous(dir)
+	f, err := system.OpenNameless(dir)
 	if err == nil {
 		return f.Close()
 	}
@@ -26,7 +28,7 @@ func probeDir(dir string) error {
 // is written without a name where that can be. It has one other than path, for as long
 // as a link and a rename take, only if it replaces another.
 func storeFile(path string, content []byte) error {
-	f, err := openAnonymous(filepath.Dir(path))
+	f, err := system.OpenNameless(filepath.Dir(path))
 	if err != nil {
 		return writeNamed(path, content)
 	}
@@ -35,7 +37,7 @@ func storeFile(path string, content []byte) error {
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
-	if err = giveName(f, path); errors.Is(err, fs.ErrExist) {
+	if err = system.GiveName(f, path); errors.Is(err, fs.ErrExist) {
 		err = replaceBy(f, path)
 	}
 	if err != nil { // no /proc, or no links
@@ -54,7 +56,7 @@ func replaceBy(f *os.File, path string) error {
 	if err := errors.Join(os.Remove(name), beside.Close()); err != nil {
 		return err
 	}
-	if err := giveName(f, name); err != nil {
+	if err := system.GiveName(f, name); err != nil {
 		return err
 	}
 	return renameOr(name, path)

@@ -7,13 +7,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 )
 
 // TestNoNames: looking whether a directory can be written to makes no name in it,
 // and a new result only its own, at any moment.
 func TestNoNames(t *testing.T) {
 	dir := t.TempDir()
-	f, err := openAnonymous(dir)
+	f, err := system.OpenNameless(dir)
 	if err != nil {
 		t.Skipf("needs files without names: %v", err)
 	}

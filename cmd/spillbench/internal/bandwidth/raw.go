@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -210,9 +211,9 @@ type regions struct {
 func newRegions(ctx context.Context, seed uint64, bytes int64) (*regions, error) {
 	const huge = 2 << 20 // a huge page of the usual processors
 	half := (bytes + huge - 1) &^ (huge - 1)
-	whole, err := mapRegion(2 * half)
+	whole, err := system.MapRegion(2 * half)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("bandwidth: %w", err)
 	}
 	r := &regions{whole: whole, half: half}
 	var key [32]byte
@@ -237,4 +238,4 @@ func (r *regions) pair(l load, i int) (here, there []byte) {
 	return r.whole[off:end:end], r.whole[r.half+off : r.half+end : r.half+end]
 }
 
-func (r *regions) close() error { return unmapRegion(r.whole) }
+func (r *regions) close() error { return system.UnmapRegion(r.whole) }

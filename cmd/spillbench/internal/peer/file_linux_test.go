@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 )
 
 // TestNoName: the peer's file is in the directory, and the directory is empty.
@@ -61,14 +63,14 @@ func TestDropCache(t *testing.T) {
 	}{{512 << 10, true}, {0, false}} {
 		// Large pages of the cache are dropped whole or not at all, so only what is surely
 		// outside or inside of what was dropped is looked at.
-		if err := dropCache(f, c.drop); err != nil {
+		if err := system.DropCache(f, c.drop); err != nil {
 			t.Fatal(err)
 		}
 		n, err := cached()
 		// A page that somebody else looks at just then, such as the kernel's own lists, stays.
 		for again := 0; c.drop == 0 && err != unix.EAGAIN && again < 100; again++ {
 			time.Sleep(time.Millisecond)
-			if err := dropCache(f, c.drop); err != nil {
+			if err := system.DropCache(f, c.drop); err != nil {
 				t.Fatal(err)
 			}
 			n, err = cached()

@@ -12,6 +12,8 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 )
 
 // writeBuffer collects the paddings and headers that a FileWriter writes one by one;
@@ -328,13 +330,13 @@ type file interface {
 	io.Closer
 	Sync() error
 	Stat() (os.FileInfo, error)
-	drop(n int64) error // see dropCache
+	drop(n int64) error // see system.DropCache
 }
 
 // diskFile is a file as the system has it.
 type diskFile struct{ *os.File }
 
-func (f diskFile) drop(n int64) error { return dropCache(f.File, n) }
+func (f diskFile) drop(n int64) error { return system.DropCache(f.File, n) }
 
 // newFile makes an anonymousFile.
 func newFile(dir string) (file, error) {
@@ -348,7 +350,7 @@ func newFile(dir string) (file, error) {
 // anonymousFile makes a file in dir that has no name, or where that cannot be loses
 // it at once, so that nothing stays, however the process ends.
 func anonymousFile(dir string) (*os.File, error) {
-	if f, err := openNameless(dir); err == nil {
+	if f, err := system.OpenNameless(dir); err == nil {
 		return f, nil
 	}
 	f, err := os.CreateTemp(dir, ".spillbench-*")
