@@ -82,8 +82,8 @@ func Example() {
 	// Output: 6 rows
 }
 
-// A task waits until a GPU has room for its inputs and for what it makes of them. It is run again if
-// it runs out of memory, and its inputs are gone when it has succeeded.
+// A task waits until a GPU has room for its inputs and for what it makes of them. It is run again
+// if it runs out of memory, and its inputs are gone when it has succeeded.
 func ExampleEngine_RunTask() {
 	ctx := context.Background()
 	err := func() (err error) {

@@ -72,7 +72,7 @@ func TestAcquireIn(t *testing.T) {
 	}
 }
 
-// TestChargesOfWhatLeaves: a batch that somebody moves is not there any more, nor is a dictionary
+// TestChargesOfWhatLeaves: a batch that is being moved is not there any more, nor is a dictionary
 // that only such batches have.
 func TestChargesOfWhatLeaves(t *testing.T) {
 	m := newMachine(t, machineConfig{})

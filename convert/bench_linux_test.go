@@ -19,12 +19,11 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// BenchmarkMove times Mover.Move, with everything that belongs to it, along every
-// edge of one batch of a flights-like table. Beside each stands the limit, in the
-// same run and in turn with it: memmove between two pinned regions, and direct I/O
-// of as many requests of the same length under way on the same place of the same file,
-// which has been written before. Figures are medians in GiB/s, and the median of
-// the ratios pair by pair.
+// BenchmarkMove times Mover.Move, with everything that belongs to it, along every edge of one batch
+// of a flights-like table. Beside each is the limit, measured alternately in the same run. It is
+// memmove between two pinned regions, or direct I/O. The latter has as many concurrent requests of
+// the same length, on the same place of the same file, which has been written before. Figures are
+// medians in GiB/s, and the median of the ratios pair by pair.
 func BenchmarkMove(b *testing.B) {
 	for _, c := range []struct {
 		rows int
@@ -97,7 +96,7 @@ func benchMove(b *testing.B, from, to tier.Kind, rows int) {
 		m.settle() // what the last round freed is the limit's business in neither
 		switch {
 		case limit != nil:
-			for i := range 2 { // who is first alternates
+			for i := range 2 { // the order alternates
 				who := (round + i) % 2
 				clock(who, []func(){func() { move(to) }, limit}[who])
 			}

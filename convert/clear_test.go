@@ -43,7 +43,7 @@ func TestClearEnds(t *testing.T) {
 	}
 }
 
-// TestClearTriesAgain: room that is still in pieces is asked for twice over, to the whole of the
+// TestClearTriesAgain: room that is still in pieces is requested twice over, to the whole of the
 // space. What is released meanwhile is worth a try at once, but not what the try had itself.
 func TestClearTriesAgain(t *testing.T) {
 	m := newMachine(t, machineConfig{})
@@ -102,7 +102,8 @@ func TestClearTriesAgain(t *testing.T) {
 	}
 }
 
-// TestOneClearsASpaceAtATime: who makes room in one piece has the space's token until the end.
+// TestOneClearsASpaceAtATime: the goroutine that makes room in one piece has the space's token
+// until the end.
 func TestOneClearsASpaceAtATime(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	gpu := m.spaces[tier.GPU]

@@ -83,7 +83,7 @@ func benchCodec(b *testing.B, rec arrow.RecordBatch, throttle int64) {
 	}
 	n := 0
 	for b.Loop() {
-		for i := range names { // who is first changes
+		for i := range names { // the order changes
 			at := (n + i) % len(names)
 			took[at] = append(took[at], round(at))
 		}

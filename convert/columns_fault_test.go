@@ -185,7 +185,7 @@ func everyReadOfColumnsFailsOnce(t *testing.T, encrypt bool) {
 	}
 }
 
-// Who waits for room in host memory is cancelled, and has taken nothing.
+// A wait for room in host memory is cancelled, and has taken nothing.
 func TestColumnsWaitForRoom(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, mixed(3, mixedRows), tier.Disk)
@@ -337,7 +337,7 @@ func TestColumnsAndMovesAtTheSameTime(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				runtime.Gosched() // with one processor nobody else would ever find the batch at rest
+				runtime.Gosched() // with one processor no other goroutine would ever find the batch at rest
 			}
 		})
 	}

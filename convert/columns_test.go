@@ -49,8 +49,8 @@ func pick(rec arrow.RecordBatch, fields []int, from, to int64) arrow.RecordBatch
 	return array.NewRecordBatchWithMetadata(arrow.NewSchema(of, &meta), cols, to-from, equal.Metadata(rec))
 }
 
-// equalParts is Equal of records of which one is a slice. Of many rows it compares copies that begin
-// at their first row, and so buffers.
+// equalParts is Equal of records of which one is a slice. Of many rows it compares copies that
+// begin at their first row, and so buffers.
 func equalParts(a, b arrow.RecordBatch) error {
 	const many = 256
 	if a.NumRows() < many || a.NumRows() != b.NumRows() {
@@ -62,8 +62,8 @@ func equalParts(a, b arrow.RecordBatch) error {
 	return equal.Records(x, y)
 }
 
-// compact copies a record's columns, but for types whose slices arrow-go's Concatenate does not copy,
-// or copies wrong.
+// compact copies a record's columns, but for types whose slices arrow-go's Concatenate does not
+// copy, or copies wrong.
 func compact(rec arrow.RecordBatch) arrow.RecordBatch {
 	cols := make([]arrow.Array, rec.NumCols())
 	for i, c := range rec.Columns() {

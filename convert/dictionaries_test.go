@@ -286,8 +286,8 @@ func TestChangedDictionary(t *testing.T) {
 	if shared(a) == shared(b) {
 		t.Error("an array with other buffers was taken for the dictionary that it was")
 	}
-	// Whoever breaks Arrow's rules and changes bytes gets what was there when the
-	// copy was made: old or new, never a mix of a descriptor and other bytes.
+	// A caller that breaks Arrow's rules and changes bytes gets what was there when the copy was
+	// made: old or new, never a mix of a descriptor and other bytes.
 	bytes := data.Buffers()[2].Bytes()
 	copy(bytes, bytes[len(bytes)-5:])
 	c := m.make(t, codedBy(array.MakeFromData(data), 1, 300), tier.Host)
@@ -435,8 +435,8 @@ func TestSharedDictionaryConcurrently(t *testing.T) {
 	}
 }
 
-// Of those who want a copy at once one makes it. When that fails, the next
-// tries; who is cancelled goes away; and a panic is a failure, too.
+// Of several concurrent callers one makes the copy. When that fails, the next tries; a cancelled
+// one goes away; and a panic is a failure, too.
 func TestOneMakesTheCopy(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	space := m.spaces[tier.Host]

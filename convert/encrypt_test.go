@@ -16,9 +16,9 @@ import (
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
-// TestEncryptedVolumeSaysWhatIsCorrupt: what the volume finds altered comes to everybody
-// who reads a batch as a *CorruptError of the batch, with the place, whatever is read and however it
-// is stored; and the batch is whole when the disk gives the right bytes again.
+// TestEncryptedVolumeSaysWhatIsCorrupt: what the volume finds altered reaches every reader of a
+// batch as a *CorruptError of the batch, with the place, whatever is read and however it is stored.
+// The batch is whole when the disk gives the right bytes again.
 func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 	for _, codec := range []Codec{CodecNone, CodecZstd, CodecAuto} {
 		t.Run(codec.String(), func(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// scrambled is a program's own form: the bytes of an image, each with other bits, in host
-// memory or on disk. It tells nobody what they mean.
+// scrambled is a program's own form: the bytes of an image, each with other bits, in host memory or
+// on disk. It has no descriptor.
 type scrambled struct {
 	desc *batch.Descriptor
 	buf  *tier.Buffer
@@ -319,7 +319,7 @@ func TestWrapWhatIsNotThere(t *testing.T) {
 	if err := g.Wrap("a", "b", func(Func) Func { return nil }); err == nil {
 		t.Error("nothing was wrapped around it")
 	}
-	err := g.Wrap("a", "b", func(f Func) Func { // somebody replaces it meanwhile, who must not be undone
+	err := g.Wrap("a", "b", func(f Func) Func { // a replacement meanwhile must not be undone
 		if err := errors.Join(g.Unregister("a", "b"), g.Register("a", "b", nothing)); err != nil {
 			t.Fatal(err)
 		}

@@ -27,8 +27,8 @@ var walk = []hop{
 	{batch.GPUTable, tier.GPU}, {batch.GPUImage, tier.GPU},
 }
 
-// walked takes b along the walk. A move may fail once, with one of want: then b is whole where and what it was, and the
-// move is made again. It says whether one failed.
+// walked takes b along the walk. A move may fail once, with one of want: then b is whole where and
+// what it was, and the move is made again. It says whether one failed.
 func (m *machine) walked(t *testing.T, b *batch.Batch, want ...error) (failed bool) {
 	t.Helper()
 	for _, h := range walk {
@@ -63,7 +63,7 @@ func isOneOf(err error, list []error) bool {
 
 const newest = "CUDA 12.8"
 
-// drivers are the emulated drivers that faults are tried with: what they are asked for differs.
+// drivers are the emulated drivers for the fault tests: the engine calls them differently.
 var drivers = map[string]struct {
 	emulator cudatest.Config
 	unpinned bool
@@ -73,8 +73,9 @@ var drivers = map[string]struct {
 	"without pools": {emulator: cudatest.Config{Version: 11010, Without: []string{"cuMemAllocAsync", "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"}}},
 }
 
-// TestEveryCallOfTheDriverFailsOnce walks a batch with a dictionary along all edges of an emulated GPU, with each call of the
-// driver on the way refused once. The batch is whole in its source and the books are right; nothing is left in the driver.
+// TestEveryCallOfTheDriverFailsOnce walks a batch with a dictionary along all edges of an emulated
+// GPU, with each call of the driver on the way refused once. The batch is whole in its source and
+// the books are right; nothing is left in the driver.
 func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
 	t.Parallel()
 	for name, d := range drivers {
@@ -102,7 +103,8 @@ func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
 	}
 }
 
-// TestEveryWorkOfTheGPUFailsOnce is the same with work that is accepted and fails: all of which is told.
+// TestEveryWorkOfTheGPUFailsOnce is the same with work that is accepted and fails: each failure is
+// reported.
 func TestEveryWorkOfTheGPUFailsOnce(t *testing.T) {
 	t.Parallel()
 	for name, d := range drivers {
@@ -124,9 +126,10 @@ func TestEveryWorkOfTheGPUFailsOnce(t *testing.T) {
 	}
 }
 
-// eachFails walks a batch again and again, with another failure in each. arm makes the n-th, and returns what says whether it was met, or
-// nil: then failures are over when some in a row are not told of. It returns how many were met and how many were told of. Of many, a brief test
-// makes a part.
+// eachFails walks a batch again and again, with another failure in each. arm makes the n-th, and
+// returns a function that reports whether it was met, or nil: then failures are over when some in a
+// row are not reported. It returns how many were met and how many were reported. Of many, a brief
+// test makes a part.
 func (g gpus) eachFails(t *testing.T, many bool, arm func(n int64) (hit func() bool), want ...error) (tried, told int) {
 	t.Helper()
 	step := int64(1)
@@ -171,8 +174,9 @@ func (g gpus) eachFails(t *testing.T, many bool, arm func(n int64) (hit func() b
 	}
 }
 
-// TestLostGPU: a GPU that fails for good, as real ones do, takes with it what it holds and nothing else. All that needs
-// it fails with the driver's error; what is on the host and on the disk is whole, and everything can be closed.
+// TestLostGPU: a GPU that fails for good, as real ones do, takes with it what it holds and nothing
+// else. All that needs it fails with the driver's error; what is on the host and on the disk is
+// whole, and everything can be closed.
 func TestLostGPU(t *testing.T) {
 	for name, d := range drivers {
 		t.Run(name, func(t *testing.T) {

@@ -28,7 +28,7 @@ func (g gpus) backend() string {
 	return "cuda"
 }
 
-// open opens a GPU, which the caller closes. What simulated ones may be told besides is in cfg.
+// open opens a GPU, which the caller closes. cfg has further settings of simulated ones.
 func (g gpus) open(t testing.TB, ordinal int, cfg sim.Config, faults func(sim.Op) error) tier.Device {
 	t.Helper()
 	var dev tier.Device
@@ -44,7 +44,8 @@ func (g gpus) open(t testing.TB, ordinal int, cfg sim.Config, faults func(sim.Op
 	return dev
 }
 
-// pin has the GPU's driver pin what an arena has, as an engine does. An arena on Go's heap stays as it is.
+// pin has the GPU's driver pin what an arena has, as an engine does. An arena on Go's heap stays as
+// it is.
 func (g gpus) pin(t testing.TB, arena *host.Arena, dev tier.Device) {
 	t.Helper()
 	p, ok := tier.As[tier.Pinner](dev)
@@ -56,7 +57,8 @@ func (g gpus) pin(t testing.TB, arena *host.Arena, dev tier.Device) {
 	}
 }
 
-// emulatedMemory is what an emulated GPU has: as much as the largest machine wants, and some for digests.
+// emulatedMemory is what an emulated GPU has: as much as the largest machine wants, and some for
+// digests.
 const emulatedMemory = 65 << 20
 
 // emulated makes n emulated GPUs; when the test ends nothing may be left in their driver.
@@ -89,13 +91,13 @@ func withDriver(t testing.TB, cfg cudatest.Config) gpus {
 	return gpus{driver: driver, emulator: e}
 }
 
-// brief says whether tests are to try a part only, for what they are about is not the GPU, and they take
-// long: emulated ones copy in threads, which cost more than short copies do.
+// brief says whether tests are to try a part only, for what they are about is not the GPU, and they
+// take long: emulated ones copy in threads, which cost more than short copies do.
 func (g gpus) brief() bool { return g.emulator != nil && testseed.Hurried() }
 
-// skips says whether the i-th of many types is left out. The simulated GPU tries all. Of what a type consists of
-// the driver sees only buffers, so emulated GPUs try one of five. Hurried tests try one of four, and on emulated GPUs
-// one of twenty.
+// skips says whether the i-th of many types is left out. The simulated GPU tries all. Of what a
+// type consists of the driver sees only buffers, so emulated GPUs try one of five. Hurried tests
+// try one of four, and on emulated GPUs one of twenty.
 func (g gpus) skips(i int) bool {
 	brief, part := testseed.Hurried(), 1
 	switch {
@@ -109,8 +111,8 @@ func (g gpus) skips(i int) bool {
 	return i%part != 0
 }
 
-// rowsOf returns with how many rows the i-th of many types is tried: none, one, and what takes more than one byte of
-// each bitmap. Where not all is tried, they take turns.
+// rowsOf returns with how many rows the i-th of many types is tried: none, one, and what takes more
+// than one byte of each bitmap. Where not all is tried, they take turns.
 func (g gpus) rowsOf(i int) []int {
 	rows := []int{0, 1, 70}
 	if g.emulator != nil || testseed.Hurried() {
@@ -119,8 +121,8 @@ func (g gpus) rowsOf(i int) []int {
 	return rows
 }
 
-// wanted returns the driver that tests are to use in place of emulated ones, and whether there is one: SPILLWAY_CUDA says "real"
-// for the machine's, or a path.
+// wanted returns the driver that tests are to use in place of emulated ones, and whether there is
+// one: SPILLWAY_CUDA says "real" for the machine's, or a path.
 func wanted() (path string, ok bool) {
 	path = os.Getenv("SPILLWAY_CUDA")
 	if path == "real" {
@@ -146,7 +148,8 @@ func real(t testing.TB, path string, n int) gpus {
 	return gpus{driver: driver}
 }
 
-// onEachGPU runs a test on n simulated GPUs and on n of CUDA's: emulated ones, or with SPILLWAY_CUDA those of its driver.
+// onEachGPU runs a test on n simulated GPUs and on n of CUDA's: emulated ones, or with
+// SPILLWAY_CUDA those of its driver.
 func onEachGPU(t *testing.T, n int, test func(t *testing.T, g gpus)) {
 	t.Run("sim", func(t *testing.T) { test(t, gpus{}) })
 	t.Run("cuda", func(t *testing.T) {
@@ -158,8 +161,8 @@ func onEachGPU(t *testing.T, n int, test func(t *testing.T, g gpus)) {
 	})
 }
 
-// onEachGPUPinnedOrNot is onEachGPU, and on one of CUDA's whose driver has no part in the host's memory: copies go by way
-// of pinned memory of the device's.
+// onEachGPUPinnedOrNot is onEachGPU, and on one of CUDA's whose driver has no part in the host's
+// memory: copies go by way of pinned memory of the device's.
 func onEachGPUPinnedOrNot(t *testing.T, test func(t *testing.T, g gpus)) {
 	onEachGPU(t, 1, test)
 	if testseed.Hurried() {

@@ -34,7 +34,7 @@ type hosts struct {
 	ids          batch.IDs
 }
 
-// looking is a host space's pool whose memory asks before it tells where it lies.
+// looking is a host space's pool whose memory calls back before it returns its place.
 type looking struct {
 	tier.Pool
 	asked atomic.Pointer[func()]

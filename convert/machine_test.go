@@ -53,7 +53,7 @@ type machineConfig struct {
 	auto            bool
 	wrap            func(tier.Device) tier.Device
 	encrypt         bool            // the volume does
-	closing         func(err error) // is told of the errors of closing, which else the test is
+	closing         func(err error) // is called with the errors of closing; by default the test is
 }
 
 func newMachine(t testing.TB, cfg machineConfig) *machine {
@@ -190,8 +190,8 @@ func (m *machine) adopt(t testing.TB, rec arrow.RecordBatch, p batch.Payload) *b
 	return b
 }
 
-// rests checks that b is idle in a tier and that the books hold nothing but it.
-// It must be the only batch.
+// rests checks that b is idle in a tier and that the books hold nothing but it. It must be the only
+// batch.
 func (m *machine) rests(t *testing.T, b *batch.Batch, k tier.Kind) {
 	t.Helper()
 	info := b.Info()
@@ -216,7 +216,7 @@ func (m *machine) rests(t *testing.T, b *batch.Batch, k tier.Kind) {
 	}
 }
 
-// whole checks that b rests in a tier and has the bytes that it was made of.
+// whole checks that b is at rest in a tier and has the bytes that it was made of.
 func (m *machine) whole(t *testing.T, b *batch.Batch, k tier.Kind) {
 	t.Helper()
 	m.rests(t, b, k)
@@ -294,7 +294,7 @@ func (m *machine) settle() {
 	}
 }
 
-// numbered makes a record with strings, nulls and a number that tells it apart.
+// numbered makes a record with strings, nulls and a number that identifies it.
 func numbered(n int64, rows int) arrow.RecordBatch {
 	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
 		{Name: "n", Type: arrow.PrimitiveTypes.Int64},

@@ -209,7 +209,7 @@ func TestSearchesAmongDictionariesAreLinear(t *testing.T) {
 			if !c.outside {
 				return
 			}
-			// Nobody searches in another way than with a table.
+			// All searches use a table.
 			numbers := int64(0) // those of the dictionaries that columns have
 			if c.shape == "each" || c.shape == "twice" || c.shape == "struct" {
 				numbers = one["layout"]
@@ -237,7 +237,7 @@ func TestPartsAreFoundByNumber(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	var layouts []*image.Layout // which nobody finds who looks for those that are used
+	var layouts []*image.Layout // a search for the used ones does not find them
 	for _, sub := range l.Dictionaries() {
 		other := *sub
 		layouts = append(layouts, &other)
@@ -311,7 +311,7 @@ func TestManyDictionariesHoldNobodyUp(t *testing.T) {
 			t.Fatalf("dictionary %d has %d users", i, d.Users)
 		}
 	}
-	// Who looks is to give each once: under the lock nothing is searched.
+	// The caller must give each once: under the lock nothing is searched.
 	twice, _ := store.Pin(gpu, []*transfer.Dictionary{dicts[0], dicts[0]})
 	if len(twice) != 2 {
 		t.Errorf("%d references to a dictionary that was given twice", len(twice))

@@ -200,8 +200,8 @@ func (a *arrivals) BatchChanged(_ *batch.Batch, now batch.Info) {
 	}
 }
 
-// TestAcquiredBatchIsNoVictim: between its arrival and the lock a batch that Acquire brings is never one that the
-// monitor could move away again.
+// TestAcquiredBatchIsNoVictim: between its arrival and the lock a batch that Acquire brings is
+// never one that the monitor could move away again.
 func TestAcquiredBatchIsNoVictim(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	p, err := m.mover.Ingest(t.Context(), numbered(1, 1000), reservation.AnyInTier(tier.Host))
@@ -255,8 +255,8 @@ func TestConsume(t *testing.T) {
 	}
 }
 
-// TestFailedAcquireLeavesNoTask: an Acquire that ends while it waits for somebody else's transit
-// leaves no task behind.
+// TestFailedAcquireLeavesNoTask: an Acquire that ends while it waits for another transit leaves no
+// task behind.
 func TestFailedAcquireLeavesNoTask(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, numbered(1, 1000), tier.GPU)
@@ -347,8 +347,8 @@ func digestIsTheSameEverywhere(t *testing.T, g gpus) {
 	}
 }
 
-// plain is a device that does not compute; dull is one that says so when it is asked, as decorators and
-// drivers without a compiler do.
+// plain is a device that does not compute; dull is one that returns an error instead, as decorators
+// and drivers without a compiler do.
 type (
 	plain struct{ tier.Device }
 	dull  struct {
@@ -362,7 +362,8 @@ func (d dull) Digest(_ tier.Stream, _ tier.Addr, _, _ int64, out *tier.Digest) e
 	return fmt.Errorf("no compiler: %w", tier.ErrNotSupported)
 }
 
-// What a device cannot compute is copied back through pinned chunks, and Digest says so. Its dictionaries, too.
+// What a device cannot compute is copied back through pinned chunks, and Digest says so. Its
+// dictionaries, too.
 func TestDigestWithoutAComputer(t *testing.T) {
 	var asked atomic.Int64
 	words, off := array.NewStringBuilder(memory.DefaultAllocator), array.NewUint32Builder(memory.DefaultAllocator)
@@ -592,7 +593,7 @@ func roomInOnePiece(t *testing.T, g gpus) {
 	}
 }
 
-// strange is a payload of somebody else's, without a descriptor.
+// strange is a payload of a program's own, without a descriptor.
 type strange struct{ buf *tier.Buffer }
 
 func (strange) Type() batch.PayloadType { return "strange" }
@@ -600,8 +601,7 @@ func (s strange) Space() *tier.Space    { return s.buf.Space() }
 func (s strange) Bytes() int64          { return s.buf.Charge() }
 func (s strange) Release() error        { return s.buf.Release() }
 
-// Converters that answer with something wrong, and payloads that are nobody's
-// image, are errors that lose nothing.
+// Converters with wrong results, and payloads without an image, are errors that lose nothing.
 func TestWrongAnswersAndForeignPayloads(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, numbered(1, 1000), tier.GPU)

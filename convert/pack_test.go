@@ -443,7 +443,8 @@ func TestEveryWriteOfAnIngestFailsOnce(t *testing.T) {
 	}
 }
 
-// TestAutoIngest: on a slow disk all but the first run is compressed also when a record is put there at once.
+// TestAutoIngest: on a slow disk all but the first run is compressed also when a record is put
+// there at once.
 func TestAutoIngest(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 24 << 20, disk: 24 << 20, auto: true,
 		rules: []faultfs.Rule{{Ops: []string{"read", "write"}, Effect: faultfs.Throttle(5 << 20)}}})

@@ -59,7 +59,7 @@ func (m *machine) start(t *testing.T, f func(context.Context) error) *underWay {
 	return u
 }
 
-// waits returns when so many wait for a permit, of whom u is one.
+// waits returns when so many wait for a permit, with u among them.
 func (u *underWay) waits(t *testing.T, m *machine, n int) {
 	t.Helper()
 	for m.permits.Stats().Waiting < n {
@@ -275,8 +275,8 @@ func TestEndedWaitForAPermit(t *testing.T) {
 	})
 }
 
-// The monitor's moves to disk are not held up by users: not by all the permits that
-// those hold, nor by those who wait for one.
+// The monitor's moves to disk are not held up by users: not by all their permits, nor by those that
+// wait for one.
 func TestMonitorMovesPastUsers(t *testing.T) {
 	for _, from := range []tier.Kind{tier.GPU, tier.Host} {
 		for _, reason := range []string{ReasonTrigger, ReasonDemand} {

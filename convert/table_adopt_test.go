@@ -23,16 +23,16 @@ import (
 	"github.com/spillway-db/spillway/tier/faultdev"
 )
 
-// foreigner puts a record's arrays on the device as somebody else would: each buffer in
-// an allocation that the books do not know.
+// foreigner puts a record's arrays on the device as foreign code would: each buffer in an
+// allocation that the books do not know.
 type foreigner struct {
 	t        testing.TB
 	dev      tier.Device
 	stream   tier.Stream
 	addrs    []tier.Addr
 	released int
-	lengths  bool // are told
-	nulls    bool // are told
+	lengths  bool // are given
+	nulls    bool // are given
 }
 
 func newForeign(t testing.TB, m *machine) *foreigner {
@@ -126,8 +126,8 @@ func (f *foreigner) release() {
 	}
 }
 
-// Tables of somebody else's, of every type and sliced at every level, become what the record
-// says in every form; their owner gets the memory back once, when they have left.
+// Foreign tables, of every type and sliced at every level, become what the record says in every
+// form; their owner gets the memory back once, when they have left.
 func TestForeignTablesOfEveryType(t *testing.T) {
 	t.Parallel()
 	onEachGPU(t, 1, foreignTablesOfEveryType)
@@ -265,7 +265,8 @@ func adoptTableRefusesNonsense(t *testing.T, g gpus) {
 	}
 }
 
-// An array may lack what has no bytes. One that says it has nothing but nulls must have its values nevertheless: it may be wrong.
+// An array may lack what has no bytes. One that says it has nothing but nulls must have its values
+// nevertheless: it may be wrong.
 func TestForeignTableLacks(t *testing.T) { onEachGPU(t, 1, foreignTableLacks) }
 
 func foreignTableLacks(t *testing.T, gpu gpus) {
@@ -299,7 +300,7 @@ func foreignTableLacks(t *testing.T, gpu gpus) {
 	}
 }
 
-// Memory that several columns have, or that somebody is charged for, is charged once.
+// Memory that several columns have, or that is charged already, is charged once.
 func TestSharedMemoryIsChargedOnce(t *testing.T) { onEachGPU(t, 1, sharedMemory) }
 
 func sharedMemory(t *testing.T, g gpus) {
@@ -333,8 +334,8 @@ func sharedMemory(t *testing.T, g gpus) {
 	}
 }
 
-// How much host memory it takes to read the shape of a table has nothing to do with how long its arrays are, or say that
-// they are; and what is read in many pieces is counted right.
+// How much host memory it takes to read the shape of a table has nothing to do with how long its
+// arrays are, or say that they are; and what is read in many pieces is counted right.
 func TestShapeOfLongArrays(t *testing.T) { onEachGPU(t, 1, shapeOfLongArrays) }
 
 func shapeOfLongArrays(t *testing.T, g gpus) {

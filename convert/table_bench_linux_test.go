@@ -95,7 +95,7 @@ func benchTable(b *testing.B, rec arrow.RecordBatch, name string) {
 	for round := 0; b.Loop(); round++ {
 		m.settle()
 		before()
-		for i := range 2 { // who is first alternates
+		for i := range 2 { // the order alternates
 			who := (round + i) % 2
 			begin := time.Now()
 			[]func(){timed, limit}[who]()

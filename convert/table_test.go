@@ -116,7 +116,7 @@ func largeTables(t *testing.T, g gpus) {
 	m.drop(t, c)
 }
 
-// The device is asked for one copy for all buffers of a table, and for no memory.
+// The device makes one copy for all buffers of a table, and allocates no memory.
 func TestTableIsOneCopy(t *testing.T) { onEachGPU(t, 1, tableIsOneCopy) }
 
 func tableIsOneCopy(t *testing.T, g gpus) {

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Who waits for room costs those nothing who reserve elsewhere: each change of a space calls
-// all that are subscribed to it, and records that wait are not among them.
+// A wait for room costs reservations elsewhere nothing: each change of a space calls all its
+// subscribers, and records that wait are not among them.
 func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 	const waiting = 300
 	m := newMachine(t, machineConfig{host: 1 << 20})

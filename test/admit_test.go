@@ -451,8 +451,8 @@ func TestTaskWhoseInputLeaves(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestTasksOnCompressedInputs: what a task needs does not depend on how small its inputs are on disk. Equal
-// tasks run once each, also where half of the inputs are compressed.
+// TestTasksOnCompressedInputs: what a task needs does not depend on how small its inputs are on
+// disk. Equal tasks run once each, also where half of the inputs are compressed.
 func TestTasksOnCompressedInputs(t *testing.T) {
 	const tasks = 40
 	r := openRefuser(t, 1, 1, convert.CodecZstd)

@@ -116,7 +116,8 @@ func TestConfigurePerGPU(t *testing.T) {
 		"mig":          "host:0@0=8192 for gpu:0, host:1@0=8192 for gpu:1",
 		"server":       "host:0@0=61440 for gpu:0, host:1@1=61440 for gpu:1",
 		"numa-unknown": "host:0@-1=16000 for gpu:0, host:1@-1=16000 for gpu:1",
-		// Two on a node, which they must not take more than half of: here their share is as much. See TestConfigureUnequalNodes.
+		// Two on a node, which they must not take more than half of: here their share is as much.
+		// See TestConfigureUnequalNodes.
 		"dgx-a100": "host:0@3=32226 for gpu:0, host:1@3=32226 for gpu:1, host:2@1=32226 for gpu:2, host:3@1=32226 for gpu:3, " +
 			"host:4@7=32226 for gpu:4, host:5@7=32226 for gpu:5, host:6@5=32226 for gpu:6, host:7@5=32226 for gpu:7",
 	} {
@@ -235,7 +236,8 @@ func TestConfigureSizes(t *testing.T) {
 	}
 }
 
-// TestConfigureInstances: a GPU space is on what CUDA shows, which beside an instance is nothing else.
+// TestConfigureInstances: a GPU space is on what CUDA shows, which beside an instance is nothing
+// else.
 func TestConfigureInstances(t *testing.T) {
 	whole := func(id string) topology.GPU { return topology.GPU{UUID: id, Driver: "nvidia"} }
 	divided := func(id string, instances ...string) topology.GPU {

@@ -152,8 +152,8 @@ func TestRandomOperationsOnCUDA(t *testing.T) {
 	}
 }
 
-// TestEveryCallOfTheDriverOfAnEngineFailsOnce, from opening to closing: nothing is lost, and nothing is
-// left in the driver.
+// TestEveryCallOfTheDriverOfAnEngineFailsOnce, from opening to closing: nothing is lost, and
+// nothing is left in the driver.
 func TestEveryCallOfTheDriverOfAnEngineFailsOnce(t *testing.T) {
 	codes := []cuda.Code{cuda.ErrInvalidValue, cuda.ErrOutOfMemory} // in turn; which comes first, the seed says
 	seed := testseed.One(t)
@@ -171,7 +171,8 @@ func TestEveryCallOfTheDriverOfAnEngineFailsOnce(t *testing.T) {
 	}
 }
 
-// TestHostMemoryThatCannotBePinned: everything works nevertheless, and the memory is locked instead.
+// TestHostMemoryThatCannotBePinned: everything works nevertheless, and the memory is locked
+// instead.
 func TestHostMemoryThatCannotBePinned(t *testing.T) {
 	e := emulated(t, cudatest.Config{})
 	e.Fail("cuMemHostRegister_v2", 0, cuda.ErrOutOfMemory, -1)
@@ -203,7 +204,8 @@ func TestRealRandomOperations(t *testing.T) {
 	}
 }
 
-// TestRealHostMemoryIsPinned: the driver of a real GPU pins the engine's host memory without a warning.
+// TestRealHostMemoryIsPinned: the driver of a real GPU pins the engine's host memory without a
+// warning.
 func TestRealHostMemoryIsPinned(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		CUDALibrary: cudatest.Real(t), GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA, Memory: spillway.Bytes(16 << 20)}}, HostMemory: spillway.Bytes(64 << 20), Disks: []spillway.DiskConfig{},
@@ -226,7 +228,8 @@ func TestRealHostMemoryIsPinned(t *testing.T) {
 	}
 }
 
-// TestShareOfACard: the size of a GPU space may be a share of what the card has, but not of what a simulated GPU is given.
+// TestShareOfACard: the size of a GPU space may be a share of what the card has, but not of what a
+// simulated GPU is given.
 func TestShareOfACard(t *testing.T) {
 	const card = 32 << 20
 	open := func(t *testing.T, library string, gpus ...spillway.GPUConfig) (*spillway.Engine, error) {

@@ -100,7 +100,8 @@ func TestGPUIsLostUnderLoad(t *testing.T) {
 	}
 }
 
-// isPassedBy checks that what may go elsewhere than to the GPU that is lost does, and that the rest is refused.
+// isPassedBy checks that what may go elsewhere than to the GPU that is lost does, and that the rest
+// is refused.
 func isPassedBy(t *testing.T, eng *spillway.Engine, repo *repository.Repository) {
 	t.Helper()
 	rec := numberedRecord(1<<20, 1000, wordList(1, 10))

@@ -272,8 +272,9 @@ func testTasksAndGrantsHoldAndWait(t *testing.T) {
 	}
 }
 
-// TestDrawnBytesAreHeldOnce: an input that was brought with a task's reservation is held once, by the
-// handle or by the reservation. Held twice, it would look as if what others hold were not enough.
+// TestDrawnBytesAreHeldOnce: an input that was brought with a task's reservation is held once, by
+// the handle or by the reservation. Held twice, it would look as if what others hold were not
+// enough.
 func TestDrawnBytesAreHeldOnce(t *testing.T) { synctest.Test(t, testDrawnBytesAreHeldOnce) }
 
 func testDrawnBytesAreHeldOnce(t *testing.T) {

@@ -19,8 +19,9 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// TestLeastLoadedGPU: a space that any GPU will do for has the one that carries least: by the bytes in use there, by
-// those in the node's ledger, by the holders, then by UUID. GPUs that are named are not touched by that.
+// TestLeastLoadedGPU: a space that any GPU will do for has the one that carries least: by the bytes
+// in use there, by those in the node's ledger, by the holders, then by UUID. GPUs that are named
+// are not touched by that.
 func TestLeastLoadedGPU(t *testing.T) {
 	const gib = 1 << 30
 	pci := func(i int) string { return fmt.Sprintf("0000:e%d:00.0", i) }
@@ -127,8 +128,8 @@ func physicalOf(t *testing.T, cfg spillway.Config) int64 {
 	return total
 }
 
-// TestLeastLoadedSpace: batches and tasks that may go to any GPU go to the one that has the most room, and what
-// others hold on a device does not count as room.
+// TestLeastLoadedSpace: batches and tasks that may go to any GPU go to the one that has the most
+// room, and what others hold on a device does not count as room.
 func TestLeastLoadedSpace(t *testing.T) { synctest.Test(t, testLeastLoadedSpace) }
 
 func testLeastLoadedSpace(t *testing.T) {
@@ -176,7 +177,8 @@ func testLeastLoadedSpace(t *testing.T) {
 	}
 }
 
-// TestConfigureTheLeastUsed: of the GPUs of a machine those are configured of which the least is in use.
+// TestConfigureTheLeastUsed: of the GPUs of a machine those are configured of which the least is in
+// use.
 func TestConfigureTheLeastUsed(t *testing.T) {
 	const gib = 1 << 30
 	node := 0

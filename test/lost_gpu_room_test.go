@@ -67,8 +67,8 @@ func release(t *testing.T, all ...interface{ Release() error }) {
 	}
 }
 
-// TestOversizedWithoutTheLostGPU: what fits no other space of its strategy goes to a slower tier, whether it waited when the
-// GPU was lost or came afterwards.
+// TestOversizedWithoutTheLostGPU: what fits no other space of its strategy goes to a slower tier,
+// whether it waited when the GPU was lost or came afterwards.
 func TestOversizedWithoutTheLostGPU(t *testing.T) {
 	w := openLosable(t, 1, 8<<20).waiting(t)
 	record := numberedRecord(1, 60_000, wordList(1, 10)) // more than there is host memory
@@ -161,7 +161,8 @@ func TestWayOutOfALostGPU(t *testing.T) {
 	w.end(3)
 }
 
-// TestRoomBesideALostGPU: a dictionary that the host has needs no room there, though the GPU that is lost has none.
+// TestRoomBesideALostGPU: a dictionary that the host has needs no room there, though the GPU that
+// is lost has none.
 func TestRoomBesideALostGPU(t *testing.T) {
 	w := openLosable(t, 1, 8<<20).waiting(t)
 	words := wordList(1, 20_000)

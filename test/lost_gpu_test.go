@@ -401,8 +401,9 @@ func TestOneOfTwoGPUsIsLost(t *testing.T) {
 	l.end(1)
 }
 
-// TestGPUIsLostUnderPuts: at whichever operation of the device that happens, no Put fails that may go elsewhere, not even
-// the one under way; and the monitor, which is moving batches down, leaves it at that.
+// TestGPUIsLostUnderPuts: at whichever operation of the device that happens, no Put fails that may
+// go elsewhere, not even the one under way; and the monitor, which is moving batches down, leaves
+// it at that.
 func TestGPUIsLostUnderPuts(t *testing.T) {
 	const putters, each = 4, 12
 	for _, at := range []int{0, 2, 13, 55, 1, 3, 5, 8, 21, 34, 89}[:testseed.Rounds(11, 4)] {

@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// TestPersistedBatchOfManyDictionaries: to find what a kept batch needs takes about four times as many steps if
-// it has four times as many dictionaries, and it comes back whole.
+// TestPersistedBatchOfManyDictionaries: to find what a kept batch needs takes about four times as
+// many steps if it has four times as many dictionaries, and it comes back whole.
 func TestPersistedBatchOfManyDictionaries(t *testing.T) {
 	persistNeedsLinux(t)
 	found := func(n int) int64 {

@@ -142,9 +142,9 @@ func TestPersistedNeedsItsKey(t *testing.T) {
 	}
 }
 
-// TestNothingPlainPersists: of the rows, of words in a dictionary, and of the names of columns, plans
-// and operators nothing is in any file, compressed or not; and adopted batches have them. Without
-// encryption they are found.
+// TestNothingPlainPersists: of the rows, of words in a dictionary, and of the names of columns,
+// plans and operators nothing is in any file, compressed or not; and adopted batches have them.
+// Without encryption they are found.
 func TestNothingPlainPersists(t *testing.T) {
 	persistNeedsLinux(t)
 	secrets := []string{"the salary of nobody else", "a word of a dictionary", "salaries", "quarterly-plan", "sum-of-salaries"}

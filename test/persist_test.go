@@ -85,8 +85,8 @@ var persistTypes = sync.OnceValue(func() (types []arrow.DataType) {
 // commonWords is a dictionary that many records share.
 var commonWords = sync.OnceValue(func() arrow.Array { return wordList(1, 1500) })
 
-// persistedRecord makes the n-th record: its number is in the first column, a column of some type, and
-// in two of three a dictionary that is an image of its own, shared or not.
+// persistedRecord makes the n-th record: its number is in the first column, a column of some type,
+// and in two of three a dictionary that is an image of its own, shared or not.
 func persistedRecord(n int64) arrow.RecordBatch {
 	g := arrowgen.New(uint64(n))
 	rows := 50 + int(n%7)*10
@@ -474,8 +474,8 @@ func TestPersistedBatchesStayUntilAdopted(t *testing.T) {
 	wantNothingIn(t, dir)
 }
 
-// TestAdoptedBatchKeepsItsRecord until it is put somewhere: after the next kill it is found where it
-// stood.
+// TestAdoptedBatchKeepsItsRecord until it is put somewhere: after the next kill it is found where
+// it stood.
 func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 2)

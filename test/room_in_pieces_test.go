@@ -84,8 +84,9 @@ func (p *pieces) same(t *testing.T) {
 	}
 }
 
-// TestPromisedRoomInPieces: bytes that were promised can be drawn in one piece though they lie between batches
-// at rest, which are moved out of the way; no more of them than need be, and those in use stay.
+// TestPromisedRoomInPieces: bytes that were promised can be drawn in one piece though they lie
+// between batches at rest, which are moved out of the way; no more of them than need be, and those
+// in use stay.
 func TestPromisedRoomInPieces(t *testing.T) {
 	reserve := func(t *testing.T, p *pieces, bytes int64) reservation.Reservation {
 		r, err := p.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), bytes)
@@ -204,7 +205,8 @@ func TestPromisedRoomInPieces(t *testing.T) {
 }
 
 // TestScratchInPieces: batches are compressed on their way to disk where host memory has room in
-// pieces only. To make one piece of it others would be moved, which needs memory to compress in, too.
+// pieces only. To make one piece of it others would be moved, which needs memory to compress in,
+// too.
 func TestScratchInPieces(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs:          []spillway.GPUConfig{}, // none

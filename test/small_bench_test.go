@@ -14,9 +14,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// BenchmarkSmallBatches is what a batch of 4 KiB costs: to be put on a GPU that has room, to be put on
-// one of 4 MiB that is full, so that for each that comes one leaves to host memory or to disk, and to
-// be drained from there again.
+// BenchmarkSmallBatches is what a batch of 4 KiB costs: to be put on a GPU that has room, to be put
+// on one of 4 MiB that is full, so that for each that comes one leaves to host memory or to disk,
+// and to be drained from there again.
 func BenchmarkSmallBatches(b *testing.B) {
 	const round, full = 2000, 1000
 	bld := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))

@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestTaskThatNeverFits: a task that takes more than any GPU has is not tried again and again, and nothing is
-// moved for one that says so itself. Its inputs are whole in their places.
+// TestTaskThatNeverFits: a task that takes more than any GPU has is not tried again and again, and
+// nothing is moved for one that says so itself. Its inputs are whole in their places.
 func TestTaskThatNeverFits(t *testing.T) {
 	const capacity = 1 << 20
 	alloc := func(sizes ...int64) func(*spillway.Grant) error {
@@ -116,8 +116,8 @@ func written(eng *spillway.Engine) (bytes int64) {
 	return bytes
 }
 
-// TestTaskThatFitsLater: a task whose estimate is more than the GPU has runs with all of it, and one that took more
-// than it was given runs again: only what is shown to be in vain is not tried.
+// TestTaskThatFitsLater: a task whose estimate is more than the GPU has runs with all of it, and
+// one that took more than it was given runs again: only what is shown to be in vain is not tried.
 func TestTaskThatFitsLater(t *testing.T) {
 	const capacity = 1 << 20
 	eng, repo := openTasks(t, capacity, 4<<20, 0, 0)
@@ -143,7 +143,8 @@ func TestTaskThatFitsLater(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestRefusalNamesTheLargestGPU: of the GPUs that no task fits into the one with the most room is named.
+// TestRefusalNamesTheLargestGPU: of the GPUs that no task fits into the one with the most room is
+// named.
 func TestRefusalNamesTheLargestGPU(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(256 << 10)}, {Backend: spillway.Sim, Memory: spillway.Bytes(512 << 10)}},

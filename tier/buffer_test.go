@@ -73,8 +73,7 @@ func TestBufferLeases(t *testing.T) {
 	}
 }
 
-// TestBufferConcurrent: whoever is the last to let go, the memory goes back
-// once, and not before.
+// TestBufferConcurrent: whichever holder is the last, the memory goes back once, and not before.
 func TestBufferConcurrent(t *testing.T) {
 	for range 300 {
 		p := &fakePool{}

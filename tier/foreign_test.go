@@ -12,7 +12,7 @@ type teller struct {
 	tier.Device
 	free int64
 	err  error
-	when func() // while it is asked
+	when func() // during the query
 }
 
 func (d *teller) MemInfo() (free, total int64) { return d.free, 1 << 40 }
@@ -56,7 +56,7 @@ func TestForeignOn(t *testing.T) {
 			t.Errorf("%s: %d bytes, %v; want %d, %v", tt.name, n, known, tt.want, tt.ok)
 		}
 	}
-	// A buffer that comes while the device is asked is no foreign bytes.
+	// A buffer that comes during the device's query is no foreign bytes.
 	d := &teller{free: 704}
 	var more *tier.Buffer
 	d.when = func() {

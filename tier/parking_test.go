@@ -15,8 +15,8 @@ const (
 	parkUnit     = 64 // far below what one stripe may hold
 )
 
-// parked returns a space in which a promise of n bytes was given back and parked, which
-// is told by that its listeners were not.
+// parked returns a space in which a promise of n bytes was given back and parked. That its
+// listeners were not called shows it.
 func parked(t *testing.T, n int64) *tier.Space {
 	t.Helper()
 	s := newSpace(t, parkCapacity, &fakePool{})
@@ -71,7 +71,7 @@ func TestParkedBytesAreNoPeak(t *testing.T) {
 	}
 }
 
-// TestNothingIsParked says when each release must be told.
+// TestNothingIsParked shows when each release must call the listeners.
 func TestNothingIsParked(t *testing.T) {
 	for name, prepare := range map[string]func(*tier.Space){
 		"somebody attends":    func(s *tier.Space) { s.Inside().Attend() },
@@ -118,7 +118,7 @@ func TestParkedBytesDoNotOutliveALimit(t *testing.T) {
 }
 
 // TestParkedMeanwhile: what is parked while another begins to wait for room, lowers the limit, or
-// takes foreign bytes, is free, and the listeners are told.
+// takes foreign bytes, is free, and the listeners are called.
 func TestParkedMeanwhile(t *testing.T) {
 	for name, change := range map[string]func(*tier.Space){
 		"somebody attends":  func(s *tier.Space) { s.Inside().Attend() },
@@ -148,8 +148,8 @@ func TestParkedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestParkingConcurrently: whoever attends and finds no room is told of what makes room,
-// whatever was parked meanwhile; and nothing is lost.
+// TestParkingConcurrently: an attendant that finds no room is woken by what makes room, whatever
+// was parked meanwhile; and nothing is lost.
 func TestParkingConcurrently(t *testing.T) {
 	seed := testseed.One(t)
 	s := newSpace(t, parkCapacity, &fakePool{})
@@ -174,7 +174,7 @@ func TestParkingConcurrently(t *testing.T) {
 			for !stop.Load() {
 				n := parkUnit * (1 + rng.Int64N(4))
 				if !s.Inside().TryReserveAt(k, n) {
-					continue // all is somebody's
+					continue // all is taken
 				}
 				if used := s.Used(); used < n || used > parkCapacity {
 					t.Errorf("%d bytes are used while %d are held", used, n)
@@ -193,7 +193,7 @@ func TestParkingConcurrently(t *testing.T) {
 	for range rounds {
 		s.Inside().Attend()
 		for !s.Inside().TryReserveAt(9, s.Limit()) { // all there is
-			<-wake // hangs if a release was not told
+			<-wake // hangs if a release called no listener
 		}
 		s.Inside().UnreserveAt(9, s.Limit())
 		s.Inside().EndAttend()

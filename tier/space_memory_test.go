@@ -127,8 +127,8 @@ func (m lent) GiveBack(reclaimed func()) {
 	reclaimed()
 }
 
-// Memory of somebody else's is charged like any, and goes back to its owner and not to the
-// pool, once, when the last lease has ended.
+// Lent memory is charged like any, and goes back to its owner and not to the pool, once, when the
+// last lease has ended.
 func TestLentMemoryGoesBack(t *testing.T) {
 	pool := new(adoptPool)
 	s, err := NewSpace(SpaceConfig{ID: ID{Kind: GPU}, Capacity: 4 * Page, Pool: pool, Backend: "test"})

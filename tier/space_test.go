@@ -322,7 +322,7 @@ func TestSpaceDrawsOnlyWhatIsPromised(t *testing.T) {
 	s.Unreserve(127)
 }
 
-// changes records what a space tells a listener.
+// changes records a space's calls of a listener.
 type changes struct {
 	mu  sync.Mutex
 	got []tier.Change
@@ -334,7 +334,7 @@ func (c *changes) listen(_ *tier.Space, change tier.Change) {
 	c.got = append(c.got, change)
 }
 
-// expect compares what was told since the last time.
+// expect compares the calls since the last time.
 func (c *changes) expect(t *testing.T, after string, want ...tier.Change) {
 	t.Helper()
 	c.mu.Lock()

@@ -1,6 +1,6 @@
 package topology
 
-// Library is what is asked of NVIDIA's library.
+// Library is the used part of NVIDIA's library.
 type Library = nvmlLibrary
 
 // NVML returns the source that opens a library of the tests.

@@ -43,7 +43,7 @@ type fakeGPU struct {
 	gpuInstance, partInstance int
 }
 
-// source is how the library is asked.
+// source is the fake as a GPUSource.
 func (l *fakeLibrary) source() topology.GPUSource {
 	return topology.NVML(func() (topology.Library, error) {
 		err := l.call("nvmlInit_v2")
@@ -178,7 +178,7 @@ func (l *fakeLibrary) ComputeInstance(d nvml.Device) (int, error) {
 	return asked(l, d, "nvmlDeviceGetComputeInstanceId", value(func(g *fakeGPU) int { return g.partInstance }))
 }
 
-// busID is a PCI address as NVML tells it.
+// busID is a PCI address in NVML's form.
 func busID(address string) nvml.PCI {
 	return nvml.PCI{Address: "0000" + strings.ToUpper(address), DeviceID: 0x20b010de}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// TestNVMLFailsAtEachCall: whichever call fails, as a lost GPU's do or as unknown things do, there is a warning, the
-// matrix is the same from both sides, and the GPU that did not fail is as it was.
+// TestNVMLFailsAtEachCall: whichever call fails, as a lost GPU's do or as unknown things do, there
+// is a warning, the matrix is the same from both sides, and the GPU that did not fail is as it was.
 func TestNVMLFailsAtEachCall(t *testing.T) {
 	root := unpack(t, "mig")
 	whole := discover(t, topology.Options{Root: root, GPUs: migs().source()})

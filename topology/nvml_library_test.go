@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// TestLibrary: what a library in C tells is what is listed, with each thing in its field.
+// TestLibrary: the results of a library in C are listed, with each thing in its field.
 func TestLibrary(t *testing.T) {
 	f := nvmltest.New(t)
 	gpus, err := topology.NVMLAt(f.Path).GPUs(t.Context())
@@ -87,8 +87,8 @@ func TestSystemLibrary(t *testing.T) {
 	}
 }
 
-// TestNoLibrary: where there is no library the PCI bus tells what it knows, and a warning says what
-// is not known.
+// TestNoLibrary: without a library the result is what the PCI bus shows, and a warning says what is
+// not known.
 func TestNoLibrary(t *testing.T) {
 	top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: topology.NVMLAt(filepath.Join(t.TempDir(), "none.so"))})
 	if len(top.GPUs) != 8 || top.GPUs[0].PCIAddress != "0000:07:00.0" || len(top.Warnings) != 1 ||

@@ -101,8 +101,8 @@ func TestDirectNVLinks(t *testing.T) {
 	}
 }
 
-// TestNVLinkReports: what one end does not tell the other does, a link that fails does not hide those behind it, and
-// what is at the other end is known by its address too.
+// TestNVLinkReports: what one end does not report the other does, a link that fails does not hide
+// those behind it, and what is at the other end is known by its address too.
 func TestNVLinkReports(t *testing.T) {
 	addresses := []string{"0000:07:00.0", "0000:0f:00.0", "0000:47:00.0"}
 	type link struct {
@@ -162,7 +162,8 @@ func TestNVLinkReports(t *testing.T) {
 	}
 }
 
-// TestOwnNodes: a node that is the GPU's own memory is none to take host memory from, unless there is no other.
+// TestOwnNodes: a node that is the GPU's own memory is none to take host memory from, unless there
+// is no other.
 func TestOwnNodes(t *testing.T) {
 	node := func(id int, cpus string, gb int) string {
 		dir := fmt.Sprintf("-- sys/devices/system/node/node%d/", id)
@@ -180,11 +181,11 @@ func TestOwnNodes(t *testing.T) {
 	}
 }
 
-// TestNodeByAffinity: of a GPU whose node the kernel does not know the driver's affinity
-// tells it, if that is one node; what the kernel knows is not asked twice.
+// TestNodeByAffinity: if the kernel does not know a GPU's node, it comes from the driver's
+// affinity, if that is one node. What the kernel knows is not queried twice.
 func TestNodeByAffinity(t *testing.T) {
 	for name, c := range map[string]struct {
-		nodes, cpus []uint64 // as the driver tells them; nil: not supported
+		nodes, cpus []uint64 // the driver's answers; nil: not supported
 		want        int
 		near        string // CPUs
 	}{
@@ -240,8 +241,8 @@ func TestMIG(t *testing.T) {
 	}
 }
 
-// TestNVMLFails: what the library cannot tell is a warning; without it, the PCI bus is
-// what is known.
+// TestNVMLFails: what the library cannot return is a warning; without it, the PCI bus is what is
+// known.
 func TestNVMLFails(t *testing.T) {
 	root := unpack(t, "mig")
 	refuses := func(code nvml.Code) func(*fakeLibrary) {
@@ -344,8 +345,8 @@ func TestVisibleInstances(t *testing.T) {
 	}
 }
 
-// TestVisibleBesideLost: where the driver cannot ask one GPU, the others keep their numbers, and a value that may
-// mean that one is no mistake.
+// TestVisibleBesideLost: where the driver cannot ask one GPU, the others keep their numbers, and a
+// value that may mean that one is no mistake.
 func TestVisibleBesideLost(t *testing.T) {
 	root := unpack(t, "mig")
 	for _, c := range []struct {

@@ -104,7 +104,7 @@ func TestPathOrder(t *testing.T) {
 	}
 }
 
-// TestNICLevels: who meets a stricter level meets the looser ones.
+// TestNICLevels: a pair that meets a stricter level meets the looser ones.
 func TestNICLevels(t *testing.T) {
 	for machine, want := range map[string][3]int{"dgx-a100": {12, 10, 4}, "mig": {1, 1, 1}, "vm": {}, "workstation": {}} {
 		top := discover(t, topology.Options{Root: readOnly(t, machine)})
@@ -208,7 +208,8 @@ func TestNICAddresses(t *testing.T) {
 	}
 }
 
-// TestStackedInterfaces: where a card is bonded, or has VLANs, what is made of its interface has the addresses.
+// TestStackedInterfaces: where a card is bonded, or has VLANs, what is made of its interface has
+// the addresses.
 func TestStackedInterfaces(t *testing.T) {
 	const net = "sys/devices/virtual/net/"
 	link := func(lower, upper string) string {
@@ -333,7 +334,7 @@ func TestForeignGPUsAreNotCounted(t *testing.T) {
 	}
 }
 
-// CUDA does not count GPUs that differ as the driver does, unless it is told to.
+// CUDA does not count GPUs that differ as the driver does, except by request.
 func TestVisibleOrder(t *testing.T) {
 	two := busGPU("0000:00:01.0", "nvidia") + strings.Replace(busGPU("0000:00:02.0", "nvidia"), "0x2330", "0x1db6", 1)
 	root := tree(t, base+two)

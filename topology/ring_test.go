@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// looks ends a context when it was asked more often than looking at a small machine needs: who follows
-// each way through a ring would be at it for years.
+// looks ends a context after more queries than a small machine needs. Following each way through a
+// ring would take years.
 type looks struct {
 	context.Context
 	left int
@@ -26,7 +26,8 @@ func (l *looks) Err() error {
 	return nil
 }
 
-// TestRings: devices and file systems that stand on themselves, in many ways at once, are followed once.
+// TestRings: devices and file systems that stand on themselves, in many ways at once, are followed
+// once.
 func TestRings(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(strings.Replace(base, "-- sys/block/ --\n", "", 1))
@@ -55,7 +56,8 @@ func TestRings(t *testing.T) {
 	}
 }
 
-// TestLarge: what is too long or too deep to be followed in a moment is told, and the rest is as it is.
+// TestLarge: what is too long or too deep to be followed in a moment is reported, and the rest is
+// as it is.
 func TestLarge(t *testing.T) {
 	long := strings.Repeat("/a", 4000)
 	chain := strings.Replace(base, "-- sys/block/ --\n", "", 1) + "-- sys/block/sda/size --\n8\n-- sys/dev/block/253:0 -> ../../devices/virtual/block/dm-0 --\n-- proc/self/cgroup --\n"

@@ -14,11 +14,12 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// free are files in which anything may stand (names, words), or whose harm shows in another way: a mount whose block
-// device is not to be found is told with those of no disk.
+// free are files that may contain anything (names, words), or whose harm shows in another way: a
+// mount whose block device is missing is reported with those of no disk.
 var free = regexp.MustCompile(`/(model|rate|link_layer|hosts)$|/device/vendor$|^/proc/(cpuinfo|net/.*)$|^/sys/(dev|class)/block/|/partition$|n\d+/device$`)
 
-// TestHarmIsTold: of each file of a machine that is harmed, either nothing was known by it, or there is a warning more.
+// TestHarmIsTold: of each file of a machine that is harmed, either nothing was known by it, or
+// there is a warning more.
 func TestHarmIsTold(t *testing.T) {
 	harms := map[string]func(file string) error{
 		"garbage": func(file string) error { return os.WriteFile(file, []byte("garbage\n"), 0o644) },

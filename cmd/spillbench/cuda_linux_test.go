@@ -20,8 +20,8 @@ import (
 // cardMemory is what the emulated card has.
 const cardMemory = 16 << 20
 
-// withLibrary runs spillbench as a process of its own whose dynamic linker looks for libraries in dir first, with more in its
-// environment. Nothing may be left in the temp directory.
+// withLibrary runs spillbench as a process of its own whose dynamic linker looks for libraries in
+// dir first, with more in its environment. Nothing may be left in the temp directory.
 func withLibrary(t *testing.T, dir string, env []string, args ...string) ran {
 	t.Helper()
 	tmp := t.TempDir()
@@ -187,7 +187,8 @@ func noCUDA(t *testing.T, dir string, env []string, says string) {
 	}
 }
 
-// TestRealDriverWithoutDevice is TestNoCUDA with NVIDIA's own library, where it is installed on a machine that has no device.
+// TestRealDriverWithoutDevice is TestNoCUDA with NVIDIA's own library, where it is installed on a
+// machine that has no device.
 func TestRealDriverWithoutDevice(t *testing.T) {
 	if _, err := cuda.Load(""); err == nil || errors.Is(err, cuda.ErrNoLibrary) {
 		t.Skipf("needs NVIDIA's driver, and no device: %v", err)

@@ -28,7 +28,8 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// TestEngineFlags: each flag reaches the engine's configuration, and what it says is not there without it.
+// TestEngineFlags: each flag reaches the engine's configuration, and what it says is not there
+// without it.
 func TestEngineFlags(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", t.TempDir())
@@ -118,7 +119,8 @@ func TestJobOfTheFlags(t *testing.T) {
 	}
 }
 
-// TestEnd: a command that was interrupted ends with 130, but where data was wrong that is what counts.
+// TestEnd: a command that was interrupted ends with 130, but where data was wrong that is what
+// counts.
 func TestEnd(t *testing.T) {
 	running := t.Context()
 	interrupted, cancel := context.WithCancel(running)
@@ -234,7 +236,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestNotes: a warning is kept once, with how often it came, in one line, in the order of the first times.
+// TestNotes: a warning is kept once, with how often it came, in one line, in the order of the first
+// times.
 func TestNotes(t *testing.T) {
 	var n notes
 	log := slog.New(&n)

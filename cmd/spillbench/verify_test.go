@@ -31,8 +31,8 @@ func TestVerifyFiles(t *testing.T) {
 		t.Fatalf("%s", r.stdout)
 	}
 	for _, f := range doc.Files[1:] {
-		// A batch has two forms in each of three spaces, each of which becomes each, but that a table is not packed
-		// at once.
+		// A batch has two forms in each of three spaces, each of which becomes each, but that a
+		// table is not packed at once.
 		if f.Batches != 3 || f.Edges != 6*6 || f.Mismatches != 0 || f.Error != "" {
 			t.Errorf("%+v", f)
 		}
@@ -60,8 +60,8 @@ func TestVerifySpaces(t *testing.T) {
 	r := succeed(t, "verify", "--json=-", "--disk", t.TempDir(), "--disk", t.TempDir()+"=64MiB", writeTable(t, "t.arrow", 1, 500))
 	var doc report.Verify
 	decode(t, r.stdout, &doc)
-	// A batch has two forms on the GPU, in host memory and on each disk, and each becomes each: but for those of one of
-	// several disks among themselves, and that a table is not packed at once.
+	// A batch has two forms on the GPU, in host memory and on each disk, and each becomes each: but
+	// for those of one of several disks among themselves, and that a table is not packed at once.
 	if f := doc.Files[0]; f.Edges != 8*8-2*2*2 || f.Mismatches != 0 {
 		t.Errorf("%+v", f)
 	}

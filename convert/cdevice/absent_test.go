@@ -15,7 +15,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// stripped is d without the buffers that nobody reads, where all rows are null: Go's Arrow lets arrays be so.
+// stripped is d without the buffers that are never read, where all rows are null: Go's Arrow lets
+// arrays be so.
 func stripped(d arrow.ArrayData) *array.Data {
 	bufs := append([]*arrowmemory.Buffer(nil), d.Buffers()...)
 	if d.Len() > 0 && d.NullN() == d.Len() {
@@ -33,7 +34,8 @@ func stripped(d arrow.ArrayData) *array.Data {
 	return array.NewData(d.DataType(), d.Len(), bufs, children, d.NullN(), d.Offset())
 }
 
-// bare returns a record of a column of nothing but nulls and without the buffers for values; nil if Go's Arrow cannot have it.
+// bare returns a record of a column of nothing but nulls and without the buffers for values; nil if
+// Go's Arrow cannot have it.
 func bare(schema *arrow.Schema, rows int) (rec arrow.RecordBatch) {
 	defer func() {
 		if recover() != nil {
@@ -67,8 +69,8 @@ func hasExtension(dt arrow.DataType) bool {
 	return false
 }
 
-// What a program in C gets has all buffers that the interface asks for, of every type: also where a batch does without,
-// and where there are no rows.
+// What a program in C gets has all buffers that the interface asks for, of every type: also where a
+// batch does without, and where there are no rows.
 func TestNoBufferIsMissing(t *testing.T) {
 	lib := buildConsumer(t)
 	r := newRig(t, nil)
@@ -119,7 +121,8 @@ func TestNoBufferIsMissing(t *testing.T) {
 	}
 }
 
-// Where there is no room for the zeros that C wants, the export says so and leaves everything as it was.
+// Where there is no room for the zeros that C wants, the export says so and leaves everything as it
+// was.
 func TestNoRoomForZeros(t *testing.T) {
 	r := newRig(t, nil)
 	rec := bare(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 10_000)

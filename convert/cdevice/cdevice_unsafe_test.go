@@ -281,7 +281,7 @@ func TestLayoutOfStructs(t *testing.T) {
 	}
 }
 
-// claimed is a device that claims to be a CUDA device, whose addresses nobody may read.
+// claimed is a device that claims to be a CUDA device, whose addresses must not be read.
 type claimed struct{ tier.Device }
 
 func (d claimed) Info() tier.DeviceInfo {

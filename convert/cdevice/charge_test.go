@@ -12,8 +12,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// More than half of a GPU's memory comes back to where it was exported: it is charged once, whoever has it, and until the last has
-// given it up, and counts as what a move of the batch would free.
+// More than half of a GPU's memory comes back to where it was exported. It is charged once,
+// whatever has it, until the last holder has given it up, and counts as what a move of the batch
+// would free.
 func TestOwnExportIsChargedOnce(t *testing.T) {
 	r := newRig(t, nil)
 	dict := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int16, ValueType: arrow.BinaryTypes.String}
@@ -29,7 +30,7 @@ func TestOwnExportIsChargedOnce(t *testing.T) {
 			rec := arrowgen.New(2).Record(c.schema, c.rows)
 			b := r.put(t, rec, form)
 			used := r.gpu.Used()
-			half := r.slice(t, b, 0, c.rows/2) // a slice of what somebody has sent back
+			half := r.slice(t, b, 0, c.rows/2) // a slice of what a consumer has sent back
 			again := r.slice(t, half, 3, c.rows/2)
 			if r.gpu.Used() != used || c.rows > 5000 && used < rigMemory/2 {
 				t.Errorf("%s: %d bytes are used, %d before, of %d", form, r.gpu.Used(), used, rigMemory)
@@ -58,7 +59,8 @@ func TestOwnExportIsChargedOnce(t *testing.T) {
 	}
 }
 
-// An export that comes back as somebody else's is not known, and what there is no room for is refused.
+// An export that comes back as a foreign array is not recognized, and what there is no room for is
+// refused.
 func TestExportThatIsAnothers(t *testing.T) {
 	lib := buildConsumer(t)
 	r := newRig(t, nil)

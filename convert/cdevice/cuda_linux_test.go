@@ -32,8 +32,9 @@ type cudaRig struct {
 	emulator *cudatest.Emulator // nil for a real one
 }
 
-// newCUDARig makes a rig over the second of two emulated GPUs, in which nothing may be left at the end; or
-// with SPILLWAY_CUDA over the first of the driver that it names, "real" for the machine's. The device is wrapped, as programs may have it.
+// newCUDARig makes a rig over the second of two emulated GPUs, in which nothing may be left at the
+// end; or with SPILLWAY_CUDA over the first of the driver that it names, "real" for the machine's.
+// The device is wrapped, as programs may have it.
 func newCUDARig(t *testing.T) *cudaRig {
 	t.Helper()
 	r := &cudaRig{}
@@ -87,8 +88,8 @@ func (r *cudaRig) others(t *testing.T) others {
 	return o
 }
 
-// busy returns a stream on which much work is under way, which ends by writing a buffer of b anew: with what
-// was there.
+// busy returns a stream on which much work is under way, which ends by writing a buffer of b anew:
+// with what was there.
 func (r *cudaRig) busy(t *testing.T, b *batch.Batch) tier.Stream {
 	t.Helper()
 	s, err := r.device.NewStream()
@@ -128,8 +129,8 @@ func (r *cudaRig) busy(t *testing.T, b *batch.Batch) tier.Stream {
 	return s
 }
 
-// A program in C with the same driver reads what was exported from a CUDA device, and waits for the event of an
-// array on which work is under way.
+// A program in C with the same driver reads what was exported from a CUDA device, and waits for the
+// event of an array on which work is under way.
 func TestConsumerInCOfCUDA(t *testing.T) {
 	r := newCUDARig(t)
 	c := r.others(t)
@@ -172,7 +173,8 @@ func TestConsumerInCOfCUDA(t *testing.T) {
 	}
 }
 
-// A program in C waits for the event of an array, reads it and releases it after everything was closed that the batch was in.
+// A program in C waits for the event of an array, reads it and releases it after everything was
+// closed that the batch was in.
 func TestConsumerInCOfCUDAIsLast(t *testing.T) {
 	r := newCUDARig(t)
 	c := r.others(t)
@@ -196,7 +198,8 @@ func TestConsumerInCOfCUDAIsLast(t *testing.T) {
 	}
 }
 
-// What a program in C has made in memory of its own on the GPU is imported when it is there, used, and released once.
+// What a program in C has made in memory of its own on the GPU is imported when it is there, used,
+// and released once.
 func TestProducerInCOfCUDA(t *testing.T) {
 	r := newCUDARig(t)
 	c := r.others(t)
@@ -212,7 +215,7 @@ func TestProducerInCOfCUDA(t *testing.T) {
 		if err := call(c.produce, a, s); err != 0 {
 			t.Fatalf("the producer ends with %d", err)
 		}
-		// While its work is not done the import waits, and gives up when it is told so.
+		// While its work is not done the import waits, and gives up with its context.
 		ctx, cancel := context.WithCancelCause(t.Context())
 		why := errors.New("why")
 		imported := r.importing(t, ctx, a, s)
@@ -258,7 +261,7 @@ type imported struct {
 	err   error
 }
 
-// importing imports beside the test, and returns when the GPU has been told to wait.
+// importing imports beside the test, and returns when the GPU waits.
 func (r *cudaRig) importing(t *testing.T, ctx context.Context, a *DeviceArray, s *Schema) chan imported {
 	t.Helper()
 	before := r.emulator.Calls("cuStreamWaitEvent")
@@ -314,7 +317,7 @@ func TestRoundTripOfCUDA(t *testing.T) {
 	}
 }
 
-// What a CUDA device cannot do is told, and leaves everything with the caller.
+// What a CUDA device cannot do is an error, and leaves everything with the caller.
 func TestCUDARefusals(t *testing.T) {
 	r := newCUDARig(t)
 	rec := arrowgen.Ints(1, 100, 1)
@@ -382,8 +385,8 @@ func TestCUDARefusals(t *testing.T) {
 	*where = was
 }
 
-// Each call of the driver's is refused once while a batch is exported, with an event and memory of zeros, imported again and released: who fails leaves
-// all as it was, and nothing is left.
+// A batch is exported with an event and memory of zeros, imported again and released. Each call of
+// the driver's is refused once: a failure leaves all as it was, and nothing is left.
 func TestCUDAFails(t *testing.T) {
 	r := newCUDARig(t)
 	if r.emulator == nil {

@@ -212,5 +212,5 @@ func TestImportOfMuchFromLittle(t *testing.T) {
 	}
 }
 
-// errAny stands for an error of the device's, whose type is the backend's.
+// errAny represents an error of the device's, whose type is the backend's.
 var errAny = errors.New("any")

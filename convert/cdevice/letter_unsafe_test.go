@@ -19,8 +19,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// letters is somebody else's library: it makes C's structs of arrays as they are, each buffer in an allocation of its own, and
-// reads structs by nothing but the interface's text.
+// letters is a foreign library. It makes C's structs of arrays as they are, each buffer in an
+// allocation of its own, and reads structs by nothing but the interface's text.
 type letters struct {
 	t      *testing.T
 	dev    mappedDevice
@@ -283,8 +283,8 @@ func offsetOf(b []byte, width int64) (v int64) {
 	return v
 }
 
-// randomColumn returns a short record with one column of a random nested type; nil if that has an extension, which the interface
-// has only the storage of.
+// randomColumn returns a short record with one column of a random nested type; nil if that has an
+// extension, which the interface has only the storage of.
 func randomColumn(seed uint64, rng *rand.Rand) arrow.RecordBatch {
 	g := arrowgen.New(seed)
 	dt := g.RandomType(3)
@@ -294,8 +294,8 @@ func randomColumn(seed uint64, rng *rand.Rand) arrow.RecordBatch {
 	return g.Record(arrowgen.Schema(dt), rng.IntN(40))
 }
 
-// Arrays as others make them, with offsets at every level, counted nulls or not, of random nested types: imported, exported
-// in place, read by the letter of the interface, they say what they said.
+// Arrays as others make them, with offsets at every level, counted nulls or not, of random nested
+// types: imported, exported in place, read by the letter of the interface, they say what they said.
 func TestToTheLetter(t *testing.T) {
 	r := newRig(t, nil)
 	runs, tried := 0, 0

@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-db/spillway/internal/lookup"
 )
 
-// TestExportOfManyDictionaries: four times as many dictionaries take about four times as many steps to
-// be found.
+// TestExportOfManyDictionaries: four times as many dictionaries take about four times as many steps
+// to be found.
 func TestExportOfManyDictionaries(t *testing.T) {
 	exported := func(n int) int64 {
 		r := newRig(t, nil)

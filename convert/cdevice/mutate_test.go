@@ -46,7 +46,8 @@ func spoil(a *Array, rng *rand.Rand) {
 	}
 }
 
-// Structs in which a number is wrong, or a buffer missing, are refused, or shown as far as there is memory: nobody reads what is not there.
+// Structs in which a number is wrong, or a buffer missing, are refused, or shown as far as there is
+// memory: what is not there is not read.
 func TestImportOfSpoiltStructs(t *testing.T) {
 	r := newRig(t, nil)
 	runs, refused, taken := 0, 0, 0
@@ -136,7 +137,8 @@ func restore(all []original) {
 	}
 }
 
-// Children that are moved out of an array, and out of each other, are released by many threads in any order: the batch is free with the last.
+// Children that are moved out of an array, and out of each other, are released by many threads in
+// any order: the batch is free with the last.
 func TestMovedChildrenAreReleasedByMany(t *testing.T) {
 	r := newRig(t, nil)
 	dict := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}

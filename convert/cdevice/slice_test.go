@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// slice makes a batch of the rows of b from one on, which lies in b's memory: somebody has given us a slice.
+// slice makes a batch of the rows of b from one on, in b's memory, as if a slice had been imported.
 func (r *rig) slice(t testing.TB, b *batch.Batch, from, to int) *batch.Batch {
 	t.Helper()
 	a, s := r.export(t, b, Config{Failed: func(err error) { t.Error(err) }})
@@ -27,10 +27,11 @@ func (r *rig) slice(t testing.TB, b *batch.Batch, from, to int) *batch.Batch {
 	return r.batch(t, table)
 }
 
-// cuts are slices of 100 rows: with and without bitmaps that begin within a byte, and with nothing in them.
+// cuts are slices of 100 rows: with and without bitmaps that begin within a byte, and with nothing
+// in them.
 var cuts = [][2]int{{0, 100}, {3, 97}, {8, 100}, {13, 14}, {64, 71}, {99, 100}, {50, 50}}
 
-// A batch that consists of slices of somebody's arrays, of every type, is exported without a copy, and is the same
+// A batch of slices of foreign arrays, of every type, is exported without a copy, and is the same
 // when it comes back; and so is a slice of that again.
 func TestSlicesOfEveryType(t *testing.T) {
 	lib := buildConsumer(t)
@@ -95,7 +96,8 @@ func TestConsumerInCOfSlices(t *testing.T) {
 	}
 }
 
-// The copy of a slice lacks what the interface would have before its first row. The error says what to do, and that works.
+// The copy of a slice lacks what the interface would have before its first row. The error says what
+// to do, and that works.
 func TestCopyOfASlice(t *testing.T) {
 	lib := buildConsumer(t)
 	r := newRig(t, nil)

@@ -191,8 +191,8 @@ func TestTrialMustPay(t *testing.T) {
 	}
 }
 
-// TestTrialForgetsReading: how slowly something was read once, when processors were busy perhaps, ends no
-// trial of later, in which nothing was read yet.
+// TestTrialForgetsReading: how slowly something was read once, when processors were busy perhaps,
+// ends no trial of later, in which nothing was read yet.
 func TestTrialForgetsReading(t *testing.T) {
 	c := known(rates{ratio: 1, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
 	g := written(50, 50)
@@ -259,8 +259,8 @@ func TestSamplesAreFew(t *testing.T) {
 	}
 }
 
-// TestWorth: of a codec nothing need be known that cannot be quicker than the disk, or than one that is
-// known.
+// TestWorth: of a codec nothing need be known that cannot be quicker than the disk, or than one
+// that is known.
 func TestWorth(t *testing.T) {
 	n := float64(runtime.GOMAXPROCS(0))
 	idle := power{processors: n}
@@ -369,8 +369,9 @@ func TestMeterOfWhatFails(t *testing.T) {
 	})
 }
 
-// TestFailuresAreNoWork: what failed, perhaps at once, is not taken for time that processors worked on
-// its bytes: the program would look as if it had no use for them. Nor does memory count, only disks.
+// TestFailuresAreNoWork: what failed, perhaps at once, is not taken for time that processors worked
+// on its bytes: the program would look as if it had no use for them. Nor does memory count, only
+// disks.
 func TestFailuresAreNoWork(t *testing.T) {
 	var c Chooser
 	c.of[Zstd] = rates{ratio: 0.5, encode: 1e-9, decode: 1e-9, pieces: 1}

@@ -78,7 +78,7 @@ func TestNoContextElsewhere(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked: what is current here is nobody else's business
+		runtime.LockOSThread() // and never unlocked: no other goroutine may run with its context
 		_, err = leaked.NewStream()
 	}()
 	<-done
@@ -164,7 +164,8 @@ func TestMarkOfAnotherDevice(t *testing.T) {
 	}
 }
 
-// What is to be done between work and Done is done there, knows how the work went, and has the last word.
+// What is to be done between work and Done is done there, knows how the work went, and has the last
+// word.
 func TestMarkThen(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	d := r.devices[0]
@@ -268,7 +269,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// Who is in Here keeps the context, and Close waits.
+// A call of Here keeps the context, and Close waits.
 func TestCloseWaitsForHere(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	d := r.devices[0]
@@ -338,7 +339,7 @@ func TestMarksEverywhere(t *testing.T) {
 				last.Unlock()
 				<-m.Done()
 				if before != nil && !reached(before) {
-					<-before.Done() // it happened before, and is told when its device is looked at
+					<-before.Done() // it happened before, and is reported when its device is looked at
 				}
 				if m.Err() != nil || m.Device() != d {
 					t.Errorf("a mark of %p says it is of %p, and %v", d, m.Device(), m.Err())

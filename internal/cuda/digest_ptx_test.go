@@ -52,8 +52,8 @@ func (c digestCase) check(k *ptxKernel, lots *rand.Rand) error {
 	return nil
 }
 
-// digestCases are all rests of a size, both alignments, positions that are at and beyond each end of their
-// range, and enough for some turns of the kernel's loops; random ones besides.
+// digestCases are all remainders of a size, both alignments, positions that are at and beyond each
+// end of their range, and enough for some turns of the kernel's loops; random ones besides.
 func digestCases(lots *rand.Rand, random int) (all []digestCase) {
 	firsts := []uint64{0, 1, 1<<63 - 1, 1 << 63, 1<<64 - 1, 1<<64 - 100}
 	for size := range 64 {
@@ -155,7 +155,8 @@ func tryDigest(text string) error {
 	return nil
 }
 
-// The text is what LoadModule and Launch take it for, and not newer than the oldest driver that is bound.
+// The text is what LoadModule and Launch take it for, and not newer than the oldest driver that is
+// bound.
 func TestKernelText(t *testing.T) {
 	k := parsed(t)
 	if k.name != "spillway_digest" || len(k.params) != 4 || k.target != "sm_50" {

@@ -92,7 +92,7 @@ func TestDigestOfWhatIsFreedBehind(t *testing.T) {
 	}
 }
 
-// Who has no compiler for PTX, or too old a one, is told so at once, and always.
+// A driver without a compiler for PTX, or with too old a one, is reported at once, and always.
 func TestNoKernel(t *testing.T) {
 	for _, code := range []cuda.Code{cuda.ErrInvalidImage, cuda.ErrNoBinaryForGPU, cuda.ErrInvalidPTX, cuda.ErrNoJITCompiler,
 		cuda.ErrUnsupportedPTX, cuda.ErrJITDisabled, cuda.ErrNotSupported} {
@@ -150,7 +150,8 @@ func TestKernelLoadsLater(t *testing.T) {
 	}
 }
 
-// Many want the kernel at once, wherever they are: it is loaded once, and gone when the device is closed.
+// Many want the kernel at once, wherever they are: it is loaded once, and gone when the device is
+// closed.
 func TestKernelIsLoadedOnce(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	d := r.devices[0]
@@ -181,8 +182,8 @@ func TestKernelIsLoadedOnce(t *testing.T) {
 	r.do(func(c *cuda.Calls) error { return c.Free(src) })
 }
 
-// What was handed over before Close computes, although nobody can come in any more; later the
-// kernel cannot be had.
+// What was queued before Close computes, although no call can enter any more; later the kernel is
+// not available.
 func TestDigestWhileClosing(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	d, err := r.lib.Open(0)

@@ -81,7 +81,7 @@ func onDevice(c *cuda.Calls, addr uintptr, n int64) (err error) {
 	return err
 }
 
-// Whichever call fails: it is told, by its name and code, and nothing is left.
+// Any failing call is reported, by its name and code, and nothing is left.
 func TestFailEveryCall(t *testing.T) {
 	host := mapped(t, small)
 	probe := cudatest.New(t, cudatest.Config{})
@@ -96,8 +96,8 @@ func TestFailEveryCall(t *testing.T) {
 		err := script(e, host)
 		var told *cuda.Error
 		if !errors.As(err, &told) || told.Code != 999 {
-			// That the context could not be popped is the one thing of which nobody is told: it
-			// changes nothing for anybody.
+			// A context that could not be popped is the one thing that is not reported: it changes
+			// nothing.
 			if e.Calls("cuCtxPopCurrent_v2") == 0 || err != nil {
 				t.Errorf("call %d of %d failed, and the script said %v", i, total, err)
 			}
@@ -108,7 +108,7 @@ func TestFailEveryCall(t *testing.T) {
 	}
 }
 
-// Work that fails is told by the marks behind it, and on that stream only.
+// Failed work is reported by the marks behind it, and on that stream only.
 func TestWorkFails(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	d := r.devices[0]
@@ -174,8 +174,8 @@ func TestContextIsLost(t *testing.T) {
 	ok(t, again.Close())
 }
 
-// That an event cannot be looked at does not mean that the work before it is over: only if the driver says it again and again
-// is that the mark's failure, and never while a graph is recorded.
+// That an event cannot be looked at does not mean that the work before it is over: only if the
+// driver says it again and again is that the mark's failure, and never while a graph is recorded.
 func TestQueryFails(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	d := r.devices[0]
@@ -204,8 +204,8 @@ func TestQueryFails(t *testing.T) {
 	}
 }
 
-// Work is seen to be done while another thread of the process records a graph, which nothing here disturbs; with a
-// driver that cannot be told so, when that is over.
+// Work is seen to be done while another thread of the process records a graph, which nothing here
+// disturbs. With a driver that lacks this setting, it is seen when the recording is over.
 func TestQueryWhileOthersCapture(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	s := r.stream(r.devices[0])

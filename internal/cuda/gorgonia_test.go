@@ -57,8 +57,8 @@ func (r *rig) adopt(ctx cu.CUContext) *cuda.Device {
 	return d
 }
 
-// Work that a program puts by cu and work that the engine puts on the same context are in the order that
-// they are given, and each finds what the other has done.
+// Work that a program puts by cu and work that the engine puts on the same context are in the order
+// that they are given, and each finds what the other has done.
 func TestWorkOfBothSides(t *testing.T) {
 	const n, rounds = 4096, 20
 	r := open(t, cudatest.Config{Delay: 200 * time.Microsecond})
@@ -127,14 +127,15 @@ func TestAdoptCtx(t *testing.T) {
 
 // A library that the program is not linked with would have another state than the one cu calls.
 func TestOtherLibrary(t *testing.T) {
-	other := cudatest.New(t, cudatest.Config{Without: []string{"cuDeviceGetUuid_v2"}}) // which nobody needs
+	other := cudatest.New(t, cudatest.Config{Without: []string{"cuDeviceGetUuid_v2"}}) // which is not needed
 	refused(t, other.Path, cuda.ErrNotLinked, "libcuda.so.1", "gorgonia")
 	if n := other.Calls(""); n != 0 {
 		t.Errorf("it was called %d times", n)
 	}
 }
 
-// What fails is told alike, whether cu has made the call or the run-time binding, also with a code that cu does not know.
+// Failures are reported alike, whether cu has made the call or the run-time binding, also with a
+// code that cu does not know.
 func TestErrorsOfBothSides(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	for symbol, call := range map[string]func(c *cuda.Calls) error{
@@ -142,7 +143,7 @@ func TestErrorsOfBothSides(t *testing.T) {
 		"cuMemAlloc_v2":  func(c *cuda.Calls) error { _, err := c.Alloc(1); return err },
 		"cuMemHostAlloc": func(c *cuda.Calls) error { _, err := c.AllocHost(1); return err }, // not cu's
 	} {
-		for _, code := range []cuda.Code{cuda.ErrOutOfMemory, 999, 4321} { // the last is nobody's
+		for _, code := range []cuda.Code{cuda.ErrOutOfMemory, 999, 4321} { // the last is unknown
 			r.Fail(symbol, 0, code, 1)
 			err := r.devices[0].Do(call)
 			var e *cuda.Error

@@ -12,8 +12,7 @@ import (
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 )
 
-// refused checks that Load says why there is no CUDA, in a way that can be told
-// apart and read.
+// refused checks that Load returns why there is no CUDA, as a distinct and readable error.
 func refused(t *testing.T, path string, reason error, words ...string) {
 	t.Helper()
 	lib, err := cuda.Load(path)
@@ -81,7 +80,7 @@ func TestDriverRefuses(t *testing.T) {
 	}
 }
 
-// Each needed function is asked for before anything is called.
+// Each needed function is looked up before anything is called.
 func TestEachNeededFunction(t *testing.T) {
 	for name, needed := range cuda.SymbolNames() {
 		if !needed || name == "cuInit" || name == "cuDriverGetVersion" {

@@ -11,7 +11,7 @@ func TestRanges(t *testing.T) {
 	r.add(1000, 100)
 	r.add(500, 100)
 	r.add(1100, 50) // begins where another ends: no copy may lie across
-	r.remove(77)    // nobody knows it
+	r.remove(77)    // it is not known
 	for _, c := range []struct {
 		addr uintptr
 		n    int64

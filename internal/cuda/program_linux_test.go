@@ -8,7 +8,8 @@ import (
 	"github.com/spillway-db/spillway/internal/cuda"
 )
 
-// program maps memory of the first device as a program does by itself, behind the first half of the addresses that it has reserved.
+// program maps memory of the first device as a program does by itself, behind the first half of the
+// addresses that it has reserved.
 func (r *rig) program() {
 	r.t.Helper()
 	const granule = 2 << 20

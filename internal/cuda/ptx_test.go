@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// An interpreter of PTX, for as much of it as our kernel uses. It is meaner than a device is: which of
-// the threads of a warp that have parted goes on is drawn by lot, and so is the order of warps and
-// blocks; registers and shared memory hold nothing before they are written; each access is held to
-// its alignment and must be inside of the memory that there is.
+// An interpreter of PTX, for as much of it as our kernel uses. It is meaner than a device is: which
+// of the threads of a warp that have parted goes on is drawn by lot, and so is the order of warps
+// and blocks; registers and shared memory hold nothing before they are written; each access is held
+// to its alignment and must be inside of the memory that there is.
 //
 //	parsePTX ─▶ ptxKernel ─ launch ─▶ ptxBlock ─▶ ptxThread
 //	                                  ptxMemory: what the addresses mean
@@ -69,7 +69,8 @@ const (
 	ptxDone = -1
 )
 
-// ptxPure are the instructions that compute their first argument from the others, with the widths of all.
+// ptxPure are the instructions that compute their first argument from the others, with the widths
+// of all.
 var ptxPure = map[string]struct {
 	widths string
 	f      func(a, b, c uint64) uint64
@@ -222,7 +223,7 @@ func (k *ptxKernel) value(arg string, width byte) func(t *ptxThread) uint64 {
 	return func(t *ptxThread) uint64 { return t.get(i) }
 }
 
-// list returns the names in {a, b}, or the one that stands alone.
+// list returns the names in {a, b}, or the single one.
 func list(arg string) []string {
 	return strings.FieldsFunc(arg, func(r rune) bool { return strings.ContainsRune("{, }", r) })
 }
@@ -433,7 +434,7 @@ func (b *ptxBlock) run() (err error) {
 
 // step executes one instruction for all threads of a warp that are there; false if none can go on.
 func (b *ptxBlock) step(warp []ptxThread, at **ptxInstr) bool {
-	var places []int // where somebody can go on
+	var places []int // where execution can go on
 	for i := range warp {
 		pc := warp[i].pc
 		if pc != ptxDone && !slices.Contains(places, pc) && (!waits(b.kernel.code[pc].op) || b.meet(warp, pc)) {

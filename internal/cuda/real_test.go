@@ -59,7 +59,8 @@ func TestRealCopy(t *testing.T) {
 	}
 }
 
-// TestRealOrder: a stream waits for a word of the host's, another for a mark in it, and marks are not reached before.
+// TestRealOrder: a stream waits for a word of the host's, another for a mark in it, and marks are
+// not reached before.
 func TestRealOrder(t *testing.T) {
 	r := openReal(t)
 	if !r.lib.HasValues() {
@@ -88,7 +89,7 @@ func TestRealOrder(t *testing.T) {
 	}
 }
 
-// TestRealMistake: an address of nobody's is refused with a typed error, and the context goes on.
+// TestRealMistake: an unallocated address is refused with a typed error, and the context goes on.
 func TestRealMistake(t *testing.T) {
 	r := openReal(t)
 	d := r.devices[0]
@@ -102,7 +103,8 @@ func TestRealMistake(t *testing.T) {
 	ok(t, r.wait(d, s))
 }
 
-// BenchmarkRealCopy is one asynchronous copy between memory that the driver pinned and the device, and the wait for it: the limit of all others.
+// BenchmarkRealCopy is one asynchronous copy between memory that the driver pinned and the device,
+// and the wait for it: the limit of all others.
 func BenchmarkRealCopy(b *testing.B) {
 	r := openReal(b)
 	d := r.devices[0]

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// In each build there are the driver's functions once, and the tests know whose they are: the tag gorgonia has an effect only
-// where gorgonia.org/cu can be built, with cgo on Linux.
+// In each build there are the driver's functions once, and the tests know whose they are: the tag
+// gorgonia has an effect only where gorgonia.org/cu can be built, with cgo on Linux.
 func TestTagGorgonia(t *testing.T) {
 	for _, c := range []struct {
 		goos, goarch string

@@ -214,7 +214,8 @@ func TestJudgeOwners(t *testing.T) {
 	}
 }
 
-// TestJudgeBeginsAnew: whatever changes, the grace begins anew; so it does for waits without an owner.
+// TestJudgeBeginsAnew: whatever changes, the grace begins anew; so it does for waits without an
+// owner.
 func TestJudgeBeginsAnew(t *testing.T) {
 	for name, change := range map[string]func(*Books){
 		"nothing": func(*Books) {}, "room": func(b *Books) { b.Lines[0].Used++ }, "holds": func(b *Books) { b.Lines[0].Holds++ },

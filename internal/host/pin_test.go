@@ -33,8 +33,8 @@ func (p *pinner) Unpin(mem []byte) error {
 	return nil
 }
 
-// An arena is pinned as a whole, keeps its pages as long, and is unpinned once, when the last memory is freed and
-// before it is unmapped.
+// An arena is pinned as a whole, keeps its pages as long, and is unpinned once, when the last
+// memory is freed and before it is unmapped.
 func TestPinnedUntilTheLastIsFreed(t *testing.T) {
 	if onHeap {
 		a := open(t, Config{Capacity: 1 << 20, Node: -1})

@@ -39,8 +39,8 @@ func wantBroken(t *testing.T, l *leases.Lease) *leases.BrokenError {
 	return e
 }
 
-// TestRemovedFiles: who charges next after files of the ledger were removed is refused,
-// and others see what it holds from then on.
+// TestRemovedFiles: the first charge after files of the ledger were removed is refused, and others
+// see what its process holds from then on.
 func TestRemovedFiles(t *testing.T) {
 	for name, remove := range map[string]func(t *testing.T, dir, own string) error{
 		"lease":      func(_ *testing.T, dir, own string) error { return os.Remove(filepath.Join(dir, device, own)) },
@@ -95,7 +95,7 @@ func TestCleanedAgainAndAgain(t *testing.T) {
 	var all []*leases.Lease
 	for range 3 {
 		l := join(t, terms(dir, "g", 64, 64))
-		charge(t, l, 38) // nobody can know of the others yet
+		charge(t, l, 38) // it cannot know of the others yet
 		all = append(all, l)
 		clean(t, dir)
 	}
@@ -107,7 +107,7 @@ func TestCleanedAgainAndAgain(t *testing.T) {
 	}
 }
 
-// TestIdleLeaseIsPutBack: who charges nothing, and has subscribers, notices as well, and
+// TestIdleLeaseIsPutBack: a process that charges nothing, and has subscribers, notices as well, and
 // that the directory is another one, too.
 func TestIdleLeaseIsPutBack(t *testing.T) {
 	t.Run("cleaned", func(t *testing.T) { testIdle(t, clean) })
@@ -137,8 +137,8 @@ func testIdle(t *testing.T, remove func(t *testing.T, dir string)) {
 	wantRefusal(t, join(t, terms(dir, "g", 64, 64)).Charge(30), 30, 24, 40, 64)
 }
 
-// TestLivingPeerCounts: a lease that was removed counts with those who know it, for as
-// long as its process lives.
+// TestLivingPeerCounts: a removed lease counts with the processes that know it, for as long as its
+// process lives.
 func TestLivingPeerCounts(t *testing.T) {
 	dir := ledgerDir(t)
 	a := join(t, terms(dir, "g", 64, 64))

@@ -116,8 +116,8 @@ func TestDamagedLease(t *testing.T) {
 	}
 }
 
-// TestAbandonedLeases: leases and drafts that nobody has locked are removed by who
-// joins or charges.
+// TestAbandonedLeases: a process that joins or charges removes leases and drafts that are not
+// locked.
 func TestAbandonedLeases(t *testing.T) {
 	dir := ledgerDir(t)
 	a := join(t, terms(dir, "g", 1000, 1000))

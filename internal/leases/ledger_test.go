@@ -119,8 +119,8 @@ func TestGroupSharesOneQuota(t *testing.T) {
 	wantRefusal(t, a.Charge(math.MaxInt64), math.MaxInt64, 0, 1000, 1000)
 }
 
-// TestLargestSizes: where all that an int64 holds may be charged, no sum overflows, and
-// nobody is taken for holding what nobody can hold.
+// TestLargestSizes: where all that an int64 holds may be charged, no sum overflows, and no process
+// appears to hold what none can hold.
 func TestLargestSizes(t *testing.T) {
 	dir := ledgerDir(t)
 	a := join(t, terms(dir, "g", math.MaxInt64, math.MaxInt64))
@@ -258,8 +258,8 @@ func TestDevicesHaveBooksOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestLoweredInOneProcess: the least of what a group's processes say counts, nothing is
-// revoked, and each is told its share of the excess.
+// TestLoweredInOneProcess: the least quota of a group's processes counts, nothing is revoked, and
+// each sees its share of the excess.
 func TestLoweredInOneProcess(t *testing.T) {
 	dir := ledgerDir(t)
 	a := join(t, terms(dir, "g", 1000, 1000))
@@ -325,7 +325,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestWaiterIsWoken: who waits for room that another lease holds gets it.
+// TestWaiterIsWoken: a waiter for room that another lease holds gets it.
 func TestWaiterIsWoken(t *testing.T) {
 	dir := ledgerDir(t)
 	a := join(t, terms(dir, "g", 64<<10, 1<<20))
@@ -369,7 +369,7 @@ func TestWaiterIsWoken(t *testing.T) {
 		case <-time.After(time.Millisecond):
 		}
 	}
-	a.Credit(2 << 10) // not enough: it is told, and waits on without asking
+	a.Credit(2 << 10) // not enough: it is notified, and waits on without asking
 	time.Sleep(300 * time.Millisecond)
 	a.Credit(2 << 10)
 	if err := <-got; err != nil {
@@ -377,8 +377,8 @@ func TestWaiterIsWoken(t *testing.T) {
 	}
 }
 
-// TestRoomBetweenTwoLooks: who was refused is told of room that is there when the ledger
-// is looked at first, or that was there when it was looked at last and was gone between.
+// TestRoomBetweenTwoLooks: after a refusal, a process is notified of room that is there when the
+// ledger is looked at first, or that was there at the last look and was gone between.
 func TestRoomBetweenTwoLooks(t *testing.T) {
 	dir := ledgerDir(t)
 	a := join(t, terms(dir, "g", 1000, 1000))
@@ -410,7 +410,7 @@ func TestRoomBetweenTwoLooks(t *testing.T) {
 	}
 }
 
-// TestIdleLeaseSees: who charges nothing, and has subscribers, sees who joined later,
+// TestIdleLeaseSees: a process that charges nothing, and has subscribers, sees later processes,
 // what they hold, that they lower the quota, and that they are gone.
 func TestIdleLeaseSees(t *testing.T) {
 	dir := ledgerDir(t)
@@ -468,8 +468,8 @@ func TestNobodyIsInTheWay(t *testing.T) {
 	}
 }
 
-// TestLeasesUnderRaces: many leases in many goroutines, coming and going, never hold more
-// than the quota together, and who is alone can have all of it.
+// TestLeasesUnderRaces: many leases in many goroutines, coming and going, never hold more than the
+// quota together, and a single one can have all of it.
 func TestLeasesUnderRaces(t *testing.T) {
 	const share = 1000
 	dir := ledgerDir(t)

@@ -255,7 +255,7 @@ func TestKilledProcess(t *testing.T) {
 	}
 }
 
-// TestKilledWhileOthersWait: who waits for what a killed process held is told.
+// TestKilledWhileOthersWait: a waiter for what a killed process held is notified.
 func TestKilledWhileOthersWait(t *testing.T) {
 	dir := ledgerDir(t)
 	me := join(t, terms(dir, "g", 1000, 1000))
@@ -278,8 +278,8 @@ func TestKilledWhileOthersWait(t *testing.T) {
 	charge(t, me, 500)
 }
 
-// TestKilledAnywhere kills processes at moments that nobody chose: while they charge,
-// credit, join and leave. Each time all is free again, and nothing is left.
+// TestKilledAnywhere kills processes at random moments: while they charge, credit, join and leave.
+// Each time all is free again, and nothing is left.
 func TestKilledAnywhere(t *testing.T) {
 	seed := testseed.One(t)
 	dir := ledgerDir(t)
@@ -306,7 +306,7 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 }
 
-// TestThirdProcessSees: a process that has no part in the ledger sees who holds what.
+// TestThirdProcessSees: a process that has no part in the ledger sees the holders.
 func TestThirdProcessSees(t *testing.T) {
 	dir := ledgerDir(t)
 	a, b := start(t, dir, 1000), start(t, dir, 1000)

@@ -176,8 +176,9 @@ func TestDictionariesHaveBytes(t *testing.T) {
 	}
 }
 
-// FuzzEntry: no bytes before a sound schema, which has a checksum, make the reader panic, or say what would make others read or allocate
-// out of range; what it accepts can be opened, or is refused, without a panic.
+// FuzzEntry: no bytes before a sound schema, which has a checksum, make the reader panic, or say
+// what would make others read or allocate out of range; what it accepts can be opened, or is
+// refused, without a panic.
 func FuzzEntry(f *testing.F) {
 	g := arrowgen.New(5)
 	var schemas [][]byte

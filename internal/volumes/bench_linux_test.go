@@ -130,7 +130,7 @@ func benchTransfer(b *testing.B, state string, size int64, cfg volumes.Config) {
 	b.SetBytes(size)
 	turn := 0
 	for b.Loop() {
-		for i := range 2 { // who is first alternates
+		for i := range 2 { // the order alternates
 			renew()
 			who := (turn + i) % 2
 			begin := time.Now()

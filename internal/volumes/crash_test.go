@@ -17,7 +17,7 @@ import (
 )
 
 // childMain is the process that is killed: mode is "anonymous" or "named", or "keep" for
-// persistChild, and the directory is its first argument. It tells the parent when it has written.
+// persistChild, and the directory is its first argument. It signals the parent when it has written.
 func childMain(mode string) {
 	if mode == "keep" {
 		persistChild()

@@ -12,9 +12,8 @@ import (
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
-// TestSegmentThatWasNotRemoved: a named file that could not be removed when its room was
-// given back is in nobody's way: it is made anew when room is needed, and goes in the
-// end.
+// TestSegmentThatWasNotRemoved: a named file that could not be removed when its room was given back
+// does no harm: it is made anew when room is needed, and goes in the end.
 func TestSegmentThatWasNotRemoved(t *testing.T) {
 	for name, again := range map[string]bool{"used again": true, "not used again": false} {
 		t.Run(name, func(t *testing.T) {

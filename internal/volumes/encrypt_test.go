@@ -172,9 +172,9 @@ func roundTrips(t *testing.T, e tier.FileMemory) {
 	}
 }
 
-// TestConcurrentPartsOfUnits: several write and read parts of their own, which lie in
-// the same units, and nobody undoes or disturbs what another does. Each read of the
-// disk takes a while, in fake time, so that they would.
+// TestConcurrentPartsOfUnits: several goroutines write and read parts of their own in the same
+// units, and none undoes or disturbs another's work. Each read of the disk takes a while, in fake
+// time, so that they would.
 func TestConcurrentPartsOfUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := faultfs.Rule{Ops: []string{"read", "write"}, Effect: faultfs.Slow(time.Second)}
@@ -214,8 +214,8 @@ func TestConcurrentPartsOfUnits(t *testing.T) {
 	})
 }
 
-// TestOverlapsAreNotTakenForChanges: who reads what another writes gets something, and not
-// an error about the disk.
+// TestOverlapsAreNotTakenForChanges: a read of what another goroutine writes returns some bytes,
+// and not an error about the disk.
 func TestOverlapsAreNotTakenForChanges(t *testing.T) {
 	seed := testseed.One(t)
 	v := open(t, volumes.Config{Capacity: 4 * mib, Request: 4 * unit, Encrypt: true})
@@ -242,8 +242,8 @@ func TestOverlapsAreNotTakenForChanges(t *testing.T) {
 	free(v, e)
 }
 
-// TestWaitingForUnitsEnds: who waits for units that others have ends with his context, and
-// who comes after him is not held up.
+// TestWaitingForUnitsEnds: a wait for units that others have ends with its context, and a later
+// request is not held up.
 func TestWaitingForUnitsEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		leave := make(chan struct{})
@@ -566,7 +566,7 @@ func TestFailedWriteLosesNothingSilently(t *testing.T) {
 			oneLine(t, err.Error(), "writing it failed before: input/output error")
 		}
 	}
-	// Who writes a part is told of the failure and not that somebody altered the disk.
+	// The writer of a part gets the failure, and not that the disk was altered.
 	if err := e.WriteAt(t.Context(), data[:page], 0); !errors.Is(err, syscall.EIO) || errors.Is(err, tier.ErrAltered) {
 		t.Errorf("a part of what was lost: %v", err)
 	}

@@ -72,8 +72,8 @@ func readTestManifest(path string) (p []byte, generation uint64, err error) {
 	return p, generation, err
 }
 
-// Forge changes a byte of a manifest and makes its checksums right, as who wants to deceive
-// would. It says what the byte is of.
+// Forge changes a byte of a manifest and corrects its checksums, as an attacker would. It returns
+// what the byte is of.
 func Forge(path string, at int, bit byte) (what string, err error) {
 	p, generation, err := readTestManifest(path)
 	if err != nil {

@@ -51,8 +51,8 @@ func TestFilesThatStayWhileTheyAreOpen(t *testing.T) {
 	}
 }
 
-// TestHiddenFileThatStays: a volume does not wait for ever for a file that somebody has open. When
-// that is closed the next volume removes the directory.
+// TestHiddenFileThatStays: a volume does not wait for ever for a file that another process has
+// open. When that is closed the next volume removes the directory.
 func TestHiddenFileThatStays(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) { // so that patience takes no time
@@ -117,8 +117,8 @@ func TestHiddenFilesThatWereLeft(t *testing.T) {
 	}
 }
 
-// TestVolumeIsOpenedWhileAnotherRemovesItsDirectory: at the moment when the lock has lost its name, and
-// is still held.
+// TestVolumeIsOpenedWhileAnotherRemovesItsDirectory: at the moment when the lock has lost its name,
+// and is still held.
 func TestVolumeIsOpenedWhileAnotherRemovesItsDirectory(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		dir := t.TempDir()

@@ -330,8 +330,7 @@ func TestFailureIsNoBandwidth(t *testing.T) {
 	})
 }
 
-// Who gives up waiting for a reader of the same unit has found no fault with the volume,
-// and has not found it well either.
+// A cancelled wait for a reader of the same unit is neither a failure nor a success of the volume.
 func TestGivingUpIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := faultfs.New(disk.OS(), 1)

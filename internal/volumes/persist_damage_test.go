@@ -156,7 +156,7 @@ func TestMissingAndShortSegments(t *testing.T) {
 			}
 			oneLine(t, warned(v.Stats().Warnings), "is lost", filepath.Base(files[0]))
 			free(v, wantPersisted(t, v, kept[0], 2, 4*mib)...)
-			if name == "link" { // it is nobody's we know
+			if name == "link" { // its owner is not known
 				if err := os.Remove(files[0]); err != nil {
 					t.Error(err)
 				}
@@ -259,8 +259,8 @@ func TestManifestIsWrittenAnew(t *testing.T) {
 }
 
 // TestPersistingSurvivesEveryFault: with any single operation of the file system failing, from
-// opening to closing, nothing that is found afterwards is wrong, and the word of Persist holds: what
-// it recorded is there, unless the reading failed.
+// opening to closing, nothing that is found afterwards is wrong, and the word of Persist holds:
+// what it recorded is there, unless the reading failed.
 func TestPersistingSurvivesEveryFault(t *testing.T) {
 	const size = mib / 4
 	small := func(c *volumes.Config) { c.Capacity, c.SegmentSize = 4*mib, mib }
@@ -547,7 +547,7 @@ func TestWhatIsNoManifestIsNotRead(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// readCounter counts the bytes that are asked of files that were there.
+// readCounter counts the bytes read from files that were there.
 type readCounter struct {
 	disk.FS
 	read atomic.Int64

@@ -441,8 +441,8 @@ func TestWhatWasSealedBeforeIsRead(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestWhatWasLostDoesNotPersist: memory whose writing failed is not recorded as if it held something,
-// and what was never written is kept as zeros.
+// TestWhatWasLostDoesNotPersist: memory whose writing failed is not recorded as if it held
+// something, and what was never written is kept as zeros.
 func TestWhatWasLostDoesNotPersist(t *testing.T) {
 	dir := t.TempDir()
 	fsys := faultfs.New(disk.OS(), 1)
@@ -477,8 +477,8 @@ func TestWhatWasLostDoesNotPersist(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestKeysStayWhileRecordsAreSealed: a volume that is closed forgets its keys when nobody writes
-// a record any more, and not before: one that was sealed with zeros would be open to all.
+// TestKeysStayWhileRecordsAreSealed: a closed volume forgets its keys when no record is being
+// written any more, and not before: one that was sealed with zeros would be open to all.
 func TestKeysStayWhileRecordsAreSealed(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {

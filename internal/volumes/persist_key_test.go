@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// TestWrongKeyDestroysNothing: who opens what was kept with another key, without one, or with
-// one where none was, is told so, and all is there for who opens it as it was kept.
+// TestWrongKeyDestroysNothing: what was kept is opened with another key, without one, or with one
+// where none was. That is an error, and all is there for a volume with the right key.
 func TestWrongKeyDestroysNothing(t *testing.T) {
 	plain := func(*volumes.Config) {}
 	other := func(c *volumes.Config) { c.Encrypt, c.Key = true, bytes.Repeat([]byte{7}, 32) }

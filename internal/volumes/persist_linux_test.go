@@ -39,8 +39,8 @@ type owned struct {
 
 func (o owned) Sys() any { return o.stat }
 
-// TestPersistentDirectoriesOfOthersAreLeftAlone: what another user has put beside is neither adopted
-// nor written to.
+// TestPersistentDirectoriesOfOthersAreLeftAlone: what another user has put beside is neither
+// adopted nor written to.
 func TestPersistentDirectoriesOfOthersAreLeftAlone(t *testing.T) {
 	me := uint32(os.Geteuid())
 	for name, c := range map[string]struct {

@@ -108,7 +108,8 @@ func TestSharedMetaIsWrittenOnce(t *testing.T) {
 }
 
 // TestSharedMetaStandsBeforeWhoNeedsIt: wherever a manifest is cut, each record that is found has
-// what it shares; also in a manifest that was written anew, from which the first to have it is gone.
+// what it shares; also in a manifest that was written anew, from which the first to have it is
+// gone.
 func TestSharedMetaStandsBeforeWhoNeedsIt(t *testing.T) {
 	dir := t.TempDir()
 	v := openPersistent(t, dir)

@@ -386,9 +386,9 @@ func TestRoomIsInUseWhileItsRecordEnds(t *testing.T) {
 	closeVolume(t, v)
 }
 
-// TestPersistedEndOfASparseFile: where files are sparse and written as they are asked to be, one may
-// end inside of a page, and what is kept there is kept all the same, for a volume with
-// direct I/O too.
+// TestPersistedEndOfASparseFile: where files are sparse and written as they are asked to be, one
+// may end inside of a page, and what is kept there is kept all the same, for a volume with direct
+// I/O too.
 func TestPersistedEndOfASparseFile(t *testing.T) {
 	for _, size := range []int64{1, page - 1, page + 1, mib + 5000} {
 		for _, direct := range []bool{false, true} {

@@ -344,9 +344,9 @@ func TestCounters(t *testing.T) {
 	free(v, e)
 }
 
-// TestEveryOperationFailsOnce runs a volume's life with each operation of the file
-// system failing, or panicking, in turn. Whatever comes of it, the books are exact, no descriptor is
-// open, and the next volume in the directory leaves it empty.
+// TestEveryOperationFailsOnce runs a volume's life with each operation of the file system failing,
+// or panicking, in turn. Whatever comes of it, the books are exact, no descriptor is open, and the
+// next volume in the directory leaves it empty.
 func TestEveryOperationFailsOnce(t *testing.T) {
 	boom := faultfs.Do(func(string, string) { panic("boom") })
 	for _, c := range []struct {

@@ -15,8 +15,9 @@ import (
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
-// BenchmarkCopy compares copies by a device, and waiting for them, with the same by the driver's own calls, by turns; a
-// ratio of 1 is that the device costs nothing. The emulator is as fast as memory.
+// BenchmarkCopy compares copies by a device, and waiting for them, with the same by the driver's
+// own calls, by turns; a ratio of 1 is that the device costs nothing. The emulator is as fast as
+// memory.
 func BenchmarkCopy(b *testing.B) {
 	for _, size := range []int64{64 << 10, 1 << 20, 64 << 20} {
 		for _, up := range []bool{true, false} {

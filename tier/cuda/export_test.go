@@ -1,6 +1,7 @@
 package cuda
 
-// StagingRest is how much pinned memory is kept for copies of memory that is not pinned, when none is under way.
+// StagingRest is how much pinned memory is kept for copies of memory that is not pinned, when none
+// is under way.
 const StagingRest = stagingRest
 
 // Staged returns how much there is now.

@@ -12,8 +12,9 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// faulty has the emulated driver refuse calls, and GPUs fail, where the suite wants it. It adds the suite's error to what the
-// device makes of that, and nothing else: what becomes of streams and memory is the device's own doing.
+// faulty has the emulated driver refuse calls, and GPUs fail, where the suite wants it. It adds the
+// suite's error to what the device makes of that, and nothing else: what becomes of streams and
+// memory is the device's own doing.
 type faulty struct {
 	*cuda.Device
 	emulator *cudatest.Emulator

@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
-// curious is another backend's event that, when it is asked how the work went, asks the device something, as a
-// decorator might that logs.
+// curious is another backend's event that, when it is asked how the work went, asks the device
+// something, as a decorator might that logs.
 type curious struct {
 	done chan struct{}
 	dev  *cuda.Device

@@ -12,7 +12,8 @@ import (
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
-// again calls f until it passes: each call of the driver fails once at most, and a call of the device makes a few.
+// again calls f until it passes: each call of the driver fails once at most, and a call of the
+// device makes a few.
 func again(t *testing.T, f func() error) {
 	t.Helper()
 	var err error
@@ -28,8 +29,9 @@ func again(t *testing.T, f func() error) {
 	t.Fatal(err)
 }
 
-// journey opens a device, sends bytes there, about there and back, by memory that is pinned and that is not,
-// and gives everything up. Calls that are refused are made again. It returns whether the bytes came back.
+// journey opens a device, sends bytes there, about there and back, by memory that is pinned and
+// that is not, and gives everything up. Calls that are refused are made again. It returns whether
+// the bytes came back.
 func journey(t *testing.T, r *rig, cfg cuda.Config, pinned []byte) {
 	t.Helper()
 	var d *cuda.Device
@@ -99,7 +101,8 @@ type foreign chan struct{}
 func (f foreign) Done() <-chan struct{} { return f }
 func (f foreign) Err() error            { return nil }
 
-// TestEveryCallOfTheDriverFailsOnce fails each in turn, in two ways: nothing is lost, and nothing is left.
+// TestEveryCallOfTheDriverFailsOnce fails each in turn, in two ways: nothing is lost, and nothing
+// is left.
 func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
 	for _, k := range kinds {
 		if k.name == "slow" || k.name == "old" {

@@ -17,8 +17,9 @@ import (
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
-// Devices lend memory, share events, pin and unpin memory, copy by way of other memory and are closed, all at the same time, while what is lent
-// comes back on threads of others, also when a context is lost: everything ends, and nothing is left.
+// Devices lend memory, share events, pin and unpin memory, copy by way of other memory and are
+// closed, all at the same time, while what is lent comes back on threads of others, also when a
+// context is lost: everything ends, and nothing is left.
 func TestLendStorm(t *testing.T) {
 	for seed := range testseed.Each(t, 8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -45,7 +45,8 @@ func (r *rig) lend(t *testing.T, allocation cuda.Allocation, times int) *lent {
 	return l
 }
 
-// TestLent: what is lent outlives the device, with its events, and nothing else does; it ends with the last who has it.
+// TestLent: what is lent outlives the device, with its events, and nothing else does; it ends with
+// the last holder.
 func TestLent(t *testing.T) {
 	for name, allocation := range map[string]cuda.Allocation{"pool": cuda.StreamOrdered, "one piece": cuda.OnePiece} {
 		t.Run(name, func(t *testing.T) {
@@ -123,8 +124,8 @@ func read(t *testing.T, d *cuda.Device, addr tier.Addr) byte {
 	return p[0]
 }
 
-// TestLentWhileClosing: the last gives memory back while the device is being closed. Whoever is later gives it up, and the
-// rig finds nothing left in the driver.
+// TestLentWhileClosing: the last holder gives memory back while the device is being closed. The
+// later of the two gives it up, and the rig finds nothing left in the driver.
 func TestLentWhileClosing(t *testing.T) {
 	r := load(t, cudatest.Config{Memory: 4 << 20})
 	for range 50 {
@@ -168,8 +169,8 @@ func TestLentFails(t *testing.T) {
 	}
 }
 
-// TestLentAndClosingFails: each call of closing a device is refused once, while memory is lent. It is there nevertheless until it is
-// given back, and then nothing is left.
+// TestLentAndClosingFails: each call of closing a device is refused once, while memory is lent. It
+// is there nevertheless until it is given back, and then nothing is left.
 func TestLentAndClosingFails(t *testing.T) {
 	for _, allocation := range []cuda.Allocation{cuda.StreamOrdered, cuda.OnePiece} {
 		r := load(t, cudatest.Config{Memory: 8 << 20})

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
-// When the context is lost what is freed is free, and events are done with the reason, but not before those of
-// others that they stand for: whoever waits is told, and the books are at zero.
+// When the context is lost, freed memory is free. Events are done with the reason, but not before
+// the events that they depend on. Waiters get the error, and the books are at zero.
 func TestContextIsLost(t *testing.T) {
 	for i, code := range []driver.Code{driver.ErrIllegalAddress, driver.ErrIllegalAddress, driver.ErrUnknown, driver.ErrDeviceUnavailable} {
 		kind := []cuda.Allocation{cuda.StreamOrdered, cuda.OnePiece}[i%2]
@@ -96,7 +96,8 @@ func TestContextIsLost(t *testing.T) {
 	}
 }
 
-// An error that may mean anything is no loss while the context answers: nothing is taken for free that is not.
+// An error that may mean anything is no loss while the context answers: nothing is taken for free
+// that is not.
 func TestUnknownErrorIsNoLoss(t *testing.T) {
 	e := cudatest.New(t, cudatest.Config{})
 	lib, err := cuda.Load(e.Path)
@@ -133,7 +134,8 @@ func TestUnknownErrorIsNoLoss(t *testing.T) {
 	}
 }
 
-// What one GPU has to do with another whose context is lost does not make it one that is lost itself.
+// What one GPU has to do with another whose context is lost does not make it one that is lost
+// itself.
 func TestPeerIsLost(t *testing.T) {
 	e := cudatest.New(t, cudatest.Config{Devices: 2})
 	lib, err := cuda.Load(e.Path)

@@ -91,7 +91,8 @@ func TestContextOfAnotherGPU(t *testing.T) {
 	}
 }
 
-// A device that is closed is not known to its peers any more, nor they to it; one that is opened in its place is as good a peer.
+// A device that is closed is not known to its peers any more, nor they to it; one that is opened in
+// its place is as good a peer.
 func TestClosedPeersAreForgotten(t *testing.T) {
 	r := load(t, cudatest.Config{Devices: 2})
 	d := newWork(t, r.open(t, cuda.Config{Memory: 1 << 20}))
@@ -118,7 +119,8 @@ func TestClosedPeersAreForgotten(t *testing.T) {
 	}
 }
 
-// Pinned memory is given up also by a driver that wants to be asked where it was pinned, by whomever of the devices that share it is the last.
+// Pinned memory is given up also by a driver that wants to be asked where it was pinned, by
+// whomever of the devices that share it is the last.
 func TestUnpinnedByTheLast(t *testing.T) {
 	for _, adopted := range []bool{false, true} {
 		r := load(t, cudatest.Config{Devices: 2})

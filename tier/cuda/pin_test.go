@@ -14,8 +14,7 @@ import (
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
-// Who unpins memory that a device has pinned which is just being closed may unmap it afterwards: it is not
-// pinned any more.
+// Memory that a closing device has pinned may be unmapped after Unpin: it is not pinned any more.
 func TestUnpinWhileTheDeviceIsClosed(t *testing.T) {
 	r := load(t, cudatest.Config{})
 	d := r.open(t, cuda.Config{Memory: 1 << 20})
@@ -84,8 +83,9 @@ func roundTrip(t *testing.T, d *cuda.Device, mem []byte) {
 	}
 }
 
-// Memory of which others have registered a part, or all of it in two pieces, is not pinned: the driver refuses copies that lie across the end of a
-// registration. Such memory works by way of other.
+// Memory of which others have registered a part, or all of it in two pieces, is not pinned: the
+// driver refuses copies that lie across the end of a registration. Such memory works by way of
+// other.
 func TestPinWhatOthersHaveRegistered(t *testing.T) {
 	for name, c := range map[string]struct {
 		pieces [][2]int // first page, pages
@@ -134,7 +134,8 @@ func TestPinWhatOthersHaveRegistered(t *testing.T) {
 	}
 }
 
-// Devices that share pinned memory are closed in any order: it is pinned for those that are left, and not any more when there are none.
+// Devices that share pinned memory are closed in any order: it is pinned for those that are left,
+// and not any more when there are none.
 func TestClosedInAnyOrder(t *testing.T) {
 	for _, unpin := range []bool{false, true} {
 		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
@@ -166,7 +167,8 @@ func TestClosedInAnyOrder(t *testing.T) {
 	}
 }
 
-// Devices come, have the same memory pinned, copy and go, each when it likes: whoever has it pinned copies from where it lies.
+// Devices come, have the same memory pinned, copy and go, at any time: a device that has it pinned
+// copies from it directly.
 func TestPinStorm(t *testing.T) {
 	const users, rounds, part = 4, 30, 4096
 	r := load(t, cudatest.Config{Devices: 2})
@@ -193,7 +195,8 @@ func TestPinStorm(t *testing.T) {
 	}
 }
 
-// pinAndCopy has mem pinned, sends own, a part of it, to the device and back, and closes the device.
+// pinAndCopy has mem pinned, sends own, a part of it, to the device and back, and closes the
+// device.
 func pinAndCopy(d *cuda.Device, mem, own []byte, value byte, unpin bool) (err error) {
 	defer func() { err = errors.Join(err, d.Close()) }()
 	if err := d.Pin(mem); err != nil {
@@ -223,7 +226,8 @@ func pinAndCopy(d *cuda.Device, mem, own []byte, value byte, unpin bool) (err er
 	return err
 }
 
-// Whichever call of pinning and unpinning is refused, nothing is left, and memory that is said to be pinned is.
+// Whichever call of pinning and unpinning is refused, nothing is left, and memory that is said to
+// be pinned is.
 func TestPinFails(t *testing.T) {
 	r := load(t, cudatest.Config{Devices: 2})
 	mem := page(t)

@@ -56,8 +56,8 @@ func realKinds(infos []cuda.DeviceInfo) map[string]cuda.Allocation {
 	return kinds
 }
 
-// TestRealDeviceConforms holds a real GPU to the suites of all devices. Nobody can make it fail on
-// purpose, so those tests are left to the emulator.
+// TestRealDeviceConforms holds a real GPU to the suites of all devices. It cannot be made to fail
+// on purpose, so those tests are left to the emulator.
 func TestRealDeviceConforms(t *testing.T) {
 	driver, infos := realDriver(t)
 	for _, i := range infos {
@@ -145,7 +145,8 @@ func fillRandom(b []byte, seed byte) {
 	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b) // cannot fail
 }
 
-// TestRealPinnedByOthers: memory that somebody else in the process has pinned whole is taken as it is, and what is pinned in part is not.
+// TestRealPinnedByOthers: memory that other code in the process has pinned whole is used as it is,
+// and what is pinned in part is not.
 func TestRealPinnedByOthers(t *testing.T) {
 	driver, _ := realDriver(t)
 	others, _ := realDriver(t)
@@ -199,8 +200,8 @@ func TestRealPeers(t *testing.T) {
 	}
 }
 
-// TestRealBorrow: what somebody else has allocated on the GPU, in whichever way, is worked with while it is borrowed, and what
-// nobody has is not.
+// TestRealBorrow: other code's allocations on the GPU, of any kind, can be used while they are
+// borrowed, and unallocated memory cannot.
 func TestRealBorrow(t *testing.T) {
 	driver, infos := realDriver(t)
 	const n = 3<<20 + 5
@@ -270,8 +271,8 @@ func TestRealDigest(t *testing.T) {
 	}
 }
 
-// TestRealAlignments copies from and to everywhere in a line of memory, pinned and not, and looks at
-// what lies beside.
+// TestRealAlignments copies from and to everywhere in a line of memory, pinned and not, and looks
+// at what lies beside.
 func TestRealAlignments(t *testing.T) {
 	driver, _ := realDriver(t)
 	const room = 64 << 10
@@ -303,7 +304,8 @@ func TestRealAlignments(t *testing.T) {
 	}
 }
 
-// BenchmarkReal is what a mover sees of a GPU: copies of memory that is pinned and that is not, and digests.
+// BenchmarkReal is what a mover sees of a GPU: copies of memory that is pinned and that is not, and
+// digests.
 func BenchmarkReal(b *testing.B) {
 	driver, infos := realDriver(b)
 	most := min(largestReal, infos[0].Memory/4)

@@ -35,8 +35,8 @@ func reaping(d *cuda.Device, f func()) {
 	reaper.Wait()
 }
 
-// What was put on a stream before an event has happened when that is done, whoever reaps meanwhile: the digest
-// is there, the bytes are there, and what was freed is not outstanding.
+// What was put on a stream before an event has happened when that is done, even if others reap
+// meanwhile: the digest is there, the bytes are there, and what was freed is not outstanding.
 func TestEventStandsForAllBeforeItWhileOthersReap(t *testing.T) {
 	r := load(t, cudatest.Config{})
 	d := r.open(t, cuda.Config{Memory: 1 << 20})
@@ -77,7 +77,7 @@ func TestEventStandsForAllBeforeItWhileOthersReap(t *testing.T) {
 	})
 }
 
-// The same where events are refused again and again, to whoever asks for one.
+// The same where events are refused again and again, for all callers.
 func TestEventsAreRefusedWhileOthersReap(t *testing.T) {
 	r := load(t, cudatest.Config{})
 	d := r.open(t, cuda.Config{Memory: 1 << 20})

@@ -12,7 +12,8 @@ import (
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
-// That the driver refuses to wait for a stream, after it has refused an event, does not mean that the work is done.
+// That the driver refuses to wait for a stream, after it has refused an event, does not mean that
+// the work is done.
 func TestRefusedToWait(t *testing.T) {
 	r := load(t, cudatest.Config{Delay: 1e6})
 	d := r.open(t, cuda.Config{Memory: 1 << 20})

@@ -9,8 +9,9 @@ import (
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
-// An allocation on one stream does not make that wait for another, on which memory of the size is freed behind work
-// that goes on. Else who ends that work behind an event of the first stream would wait for ever.
+// An allocation on one stream does not make that wait for another, on which memory of the size is
+// freed behind work that goes on. Otherwise code that ends that work behind an event of the first
+// stream would wait for ever.
 func TestAllocationWaitsForNoOtherStream(t *testing.T) {
 	r := load(t, cudatest.Config{})
 	d := r.open(t, cuda.Config{Memory: 1 << 20})
@@ -44,7 +45,7 @@ func TestAllocationWaitsForNoOtherStream(t *testing.T) {
 	must(t, d.Free(b, second))
 }
 
-// A driver that does not let a pool be told so is worked with as it is.
+// A driver whose pools lack the attribute is used as it is.
 func TestPoolThatTakesNoAttribute(t *testing.T) {
 	r := load(t, cudatest.Config{})
 	r.Fail("cuMemPoolSetAttribute", 1, driver.ErrInvalidValue, 1)

@@ -22,7 +22,8 @@ func plug(t *testing.T, d *cuda.Device, s tier.Stream) (pull func()) {
 	return func() { close(c) }
 }
 
-// shared is an event that one device shares with another, and that does not happen before it is pulled.
+// shared is an event that one device shares with another, and that does not happen before it is
+// pulled.
 type shared struct {
 	from, to *cuda.Device
 	stream   tier.Stream
@@ -43,7 +44,8 @@ func share(t *testing.T, r *rig) (s shared) {
 	return s
 }
 
-// An event that one device shares is one that another of the same process waits for, until it has happened.
+// An event that one device shares is one that another of the same process waits for, until it has
+// happened.
 func TestSharedEvent(t *testing.T) {
 	r := load(t, cudatest.Config{Devices: 2})
 	sh := share(t, r)
@@ -158,8 +160,8 @@ func TestNoSharedEventBehindAFailure(t *testing.T) {
 	}
 }
 
-// TestBorrow: a device works with what another of the same GPU has allocated while that is borrowed, and with no
-// more of it, and not with what nobody has.
+// TestBorrow: a device works with an allocation of another of the same GPU while that is borrowed,
+// with no more of it, and not with unallocated memory.
 func TestBorrow(t *testing.T) {
 	for _, allocation := range []cuda.Allocation{cuda.StreamOrdered, cuda.OnePiece} {
 		r := load(t, cudatest.Config{Memory: 4 << 20})
@@ -197,7 +199,7 @@ func TestBorrow(t *testing.T) {
 			}
 			return end
 		}
-		// Loans in each other: who ends one does not end the others.
+		// Loans in each other: the end of one does not end the others.
 		all, part, again, tail := borrow(a, n), borrow(a, 10), borrow(a, n), borrow(a+1024, 512)
 		all()
 		part()

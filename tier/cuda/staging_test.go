@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/tier/cuda"
 )
 
-// Pinned memory that copies went by is given back when none is under way any more, but for a rest, and although a stream
-// has its word there. The copies after that are as right as those before.
+// Pinned memory that copies went by is given back when none is under way any more, but for a rest,
+// and although a stream has its word there. The copies after that are as right as those before.
 func TestStagingIsGivenBack(t *testing.T) {
 	const n = 12 << 20 // bytes of a copy, which take 16 MiB
 	r := load(t, cudatest.Config{Memory: 32 << 20})
@@ -69,8 +69,8 @@ func TestStagingIsUsedAgain(t *testing.T) {
 	must(t, d.Free(s, a))
 }
 
-// A device is closed whose last events are refused, or whose context is lost: what it has been told of is over before the memory goes
-// that was staged for it.
+// A device is closed whose last events are refused, or whose context is lost: its work is over
+// before the memory goes that was staged for it.
 func TestClosedBeforeItsEventsAreSeen(t *testing.T) {
 	for _, lose := range []bool{false, true} {
 		for range 5 {
@@ -104,7 +104,8 @@ func TestClosedBeforeItsEventsAreSeen(t *testing.T) {
 	}
 }
 
-// Who waits for a stream whose last event is refused has the digests that are due at those before.
+// After a wait for a stream whose last event is refused, the digests are there that are due at
+// those before.
 func TestDigestsAreThereWhenEventsAreRefused(t *testing.T) {
 	r := load(t, cudatest.Config{})
 	w := newWork(t, r.open(t, cuda.Config{Memory: 8 << 20}))

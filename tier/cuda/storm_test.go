@@ -22,7 +22,7 @@ const pieceBytes = 2000
 // storm is what several goroutines do with several devices at the same time.
 type storm struct {
 	devices []tier.Device
-	events  chan tier.Event // of all devices, for anybody to wait for
+	events  chan tier.Event // of all devices, for any goroutine to wait for
 	stop    chan struct{}
 }
 
@@ -133,8 +133,9 @@ func (u *user) work() error {
 	})
 }
 
-// Devices of two kinds, one of them another backend's, are used by many who wait for each other's work, fail in
-// all ways, and are closed in the middle of it: all waits end, and nothing is left.
+// Devices of two kinds, one of them another backend's, have many users that wait for each other's
+// work. They fail in all ways, and are closed in the middle of it: all waits end, and nothing is
+// left.
 func TestManyUseDevicesThatFailAndAreClosed(t *testing.T) {
 	for seed := range testseed.Each(t, 6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -160,7 +161,7 @@ func TestManyUseDevicesThatFailAndAreClosed(t *testing.T) {
 			r.refuseByTurns()
 			var closing sync.WaitGroup
 			for _, d := range s.devices {
-				closing.Go(func() { _ = d.Close() }) // it may tell of what was refused meanwhile
+				closing.Go(func() { _ = d.Close() }) // it may return what was refused meanwhile
 			}
 			closing.Wait()
 			close(s.stop)

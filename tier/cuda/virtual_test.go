@@ -83,8 +83,8 @@ func (m *mapper) let(at tier.Addr, n uintptr, device, flags int32) {
 	m.ok(m.access(uint64(at), n*granule, &accessDesc{1, device, flags}, 1))
 }
 
-// TestBorrowMappedMemory: what a program has mapped itself is borrowed as a whole, of however many pieces it is, where the GPU may
-// use all of it.
+// TestBorrowMappedMemory: what a program has mapped itself is borrowed as a whole, of however many
+// pieces it is, where the GPU may use all of it.
 func TestBorrowMappedMemory(t *testing.T) {
 	const none, read, readWrite = 0, 1, 3
 	r := load(t, cudatest.Config{Devices: 2})
@@ -165,7 +165,7 @@ func TestRealBorrowMappedMemory(t *testing.T) {
 	at := m.addresses(5)
 	m.memory(at, 1, 0)
 	m.memory(at+granule, 2, 0)
-	m.memory(at+4*granule, 1, 0) // behind a hole, and nobody may use it
+	m.memory(at+4*granule, 1, 0) // behind a hole, and without access
 	m.let(at, 3, 0, 3)
 	end, err := d.Borrow(at+5, 3*granule-5)
 	must(t, err)
@@ -196,8 +196,8 @@ func TestBorrowMappedMemoryOfAnOldDriver(t *testing.T) {
 	}
 }
 
-// What programs have allocated in the ordinary ways is lent whatever the driver answers to questions that are meant for other memory, and
-// whichever question it refuses.
+// What programs have allocated in the ordinary ways is lent whatever the driver answers to
+// questions that are meant for other memory, and whichever question it refuses.
 func TestBorrowWhateverTheDriverAnswers(t *testing.T) {
 	for name, kind := range map[string]cuda.Allocation{"pool": cuda.StreamOrdered, "plain": cuda.OnePiece} {
 		for _, set := range []map[string]int64{

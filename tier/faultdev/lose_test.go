@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/tier/faultdev"
 )
 
-// TestLose: from the loss on calls fail, frees take place, and events tell; what was done is done. Whoever looks through
-// another decorator is told as well.
+// TestLose: from the loss on calls fail, frees take place, and events tell; what was done is done.
+// Whoever looks through another decorator is told as well.
 func TestLose(t *testing.T) {
 	d := open(t)
 	outer := faultdev.New(d, 1)

@@ -26,7 +26,8 @@ func TestReferencePoolConforms(t *testing.T) {
 	}
 }
 
-// TestDeviceThatCannotFail: a backend that nobody can make fail on purpose, as a real GPU, skips those tests, and passes.
+// TestDeviceThatCannotFail: a backend that nobody can make fail on purpose, as a real GPU, skips
+// those tests, and passes.
 func TestDeviceThatCannotFail(t *testing.T) {
 	tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
 		if faults != nil {

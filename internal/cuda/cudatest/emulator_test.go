@@ -86,7 +86,8 @@ func TestStateOfItsOwn(t *testing.T) {
 	}
 }
 
-// A context that ends takes its own pools with it, and not those of the one that has followed on it.
+// A context that ends takes its own pools with it, and not those of the one that has followed on
+// it.
 func TestContextEndsWithItsPools(t *testing.T) {
 	e := New(t, Config{Devices: 2})
 	lib, err := cuda.Load(e.Path)
@@ -105,8 +106,8 @@ func TestContextEndsWithItsPools(t *testing.T) {
 		ok(d.Do(func(c *cuda.Calls) (err error) { p, err = c.NewPool(0); return err }))
 		return d, p
 	}
-	// A stream of another device's waits for a word, and one of the first context for that stream: so the
-	// context does not end before the word is written.
+	// A stream of another device's waits for a word, and one of the first context for that stream:
+	// so the context does not end before the word is written.
 	other, _ := open(1)
 	var word uintptr
 	var event cuda.Event

@@ -46,7 +46,8 @@ func TestRateIsKept(t *testing.T) {
 						synctest.Test(t, func(t *testing.T) {
 							r := newRate(int64(rateMiB) * mib)
 							r.sleep = func(d time.Duration) { time.Sleep(d + oversleep) }
-							// A part of what the request takes at this rate, as a disk that is faster does.
+							// A part of what the request takes at this rate, as a disk that is
+							// faster does.
 							io := time.Duration(request) * time.Second / time.Duration(rateMiB*mib) / 2
 							got, want := r.transfer(total, request, depth, io), total/mib*time.Second/time.Duration(rateMiB)
 							slack := want*3/100 + shortestSleep + oversleep // what ends the last request

@@ -61,8 +61,8 @@ func givenBack(t *testing.T, eng *spillway.Engine, held []int64) {
 	}
 }
 
-// TestByDriver: with a GPU that a driver serves the limit is the driver's copy, and an even number of moves is measured in both directions at
-// once, too.
+// TestByDriver: with a GPU that a driver serves the limit is the driver's copy, and an even number
+// of moves is measured in both directions at once, too.
 func TestByDriver(t *testing.T) {
 	cfg := small(emulated(t))
 	cfg.Threads = []int{1, 2, 4}

@@ -185,8 +185,8 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-// TestNoPlace: batches that are compressed, and volumes with more files than one, have none; then the
-// limit has files of its own.
+// TestNoPlace: batches that are compressed, and volumes with more files than one, have none; then
+// the limit has files of its own.
 func TestNoPlace(t *testing.T) {
 	w := NewWatch()
 	b, k, v := benchOn(t, w, convert.CodecBitpack)
@@ -222,8 +222,8 @@ type stepping struct {
 
 func (s stepping) Step() { s.f() }
 
-// TestPlaceIsLost: where the batches have no place any more, when some of the rounds are over, the limit
-// has files of its own, and is measured all the same.
+// TestPlaceIsLost: where the batches have no place any more, when some of the rounds are over, the
+// limit has files of its own, and is measured all the same.
 func TestPlaceIsLost(t *testing.T) {
 	for _, after := range []int{1, 5} { // while room is made anew for all, and while it is not
 		w := NewWatch()

@@ -100,7 +100,8 @@ func TestRecordsDoNotMove(t *testing.T) {
 }
 
 // TestSealedRecordsOpenAsTheyWere: with the right key and as the same record, and with the units
-// that they had. One that is not sealed is none for a volume that encrypts, nor the other way round.
+// that they had. One that is not sealed is none for a volume that encrypts, nor the other way
+// round.
 func TestSealedRecordsOpenAsTheyWere(t *testing.T) {
 	v := sealing(t)
 	l, err := parseManifest(sampleSealedBy(v, 1), 1)

@@ -212,7 +212,8 @@ func TestFailedWritesAreLost(t *testing.T) {
 	}
 }
 
-// TestHoldsTakeTurns: reads share, writes do not, and one that gives up lets the next have its turn.
+// TestHoldsTakeTurns: reads share, writes do not, and one that gives up lets the next have its
+// turn.
 func TestHoldsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory(t, nil)
