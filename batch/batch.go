@@ -122,6 +122,7 @@ type Info struct {
 	// it up at any moment. A caller with neither a handle nor the transit may read its kind. It may
 	// use its memory only under a lease (tier.Buffer.TryLease).
 	Payload Payload
+	Form    PayloadType // the payload's; "" when it is gone
 	// Descriptor says what the bytes mean; nil if no payload had one. It stays known when the
 	// batch is dropped.
 	Descriptor  *Descriptor
@@ -146,7 +147,8 @@ type Batch struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
-		payload     Payload // nil when it is gone
+		payload     Payload     // nil when it is gone
+		form        PayloadType // the payload's; "" when it is gone
 		desc        *Descriptor
 		space       *tier.Space   // the payload's; nil when it is gone
 		bytes       int64         // the payload's
@@ -175,7 +177,7 @@ func New(o Options) (*Batch, error) {
 	}
 	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
 	b.mu.desc = descriptorOf(o.Payload)
-	b.holdLocked(o.Payload, o.Payload.Space(), o.Payload.Bytes())
+	b.holdLocked(o.Payload, o.Payload.Type(), o.Payload.Space(), o.Payload.Bytes())
 	b.mu.place = o.Place
 	b.mu.lastUse = b.now()
 	for {
@@ -205,10 +207,10 @@ func (b *Batch) register() (err error) {
 	return r.Register(b, b.Info())
 }
 
-// holdLocked makes p, which may be nil, the batch's form. The caller has read p's space and size
-// before.
-func (b *Batch) holdLocked(p Payload, space *tier.Space, bytes int64) {
-	b.mu.payload, b.mu.space, b.mu.bytes = p, space, bytes
+// holdLocked makes p, which may be nil, the batch's payload. The caller has read p's form, space
+// and size before.
+func (b *Batch) holdLocked(p Payload, form PayloadType, space *tier.Space, bytes int64) {
+	b.mu.payload, b.mu.form, b.mu.space, b.mu.bytes = p, form, space, bytes
 }
 
 func descriptorOf(p Payload) *Descriptor {
@@ -251,17 +253,21 @@ func (b *Batch) now() int64 {
 // ID returns the batch's id.
 func (b *Batch) ID() ID { return b.id }
 
-// Info returns a consistent cut.
-func (b *Batch) Info() Info {
+// Info returns a consistent cut. It asks the payload for its leases, which may be a program's own
+// function, so the caller must hold no lock.
+func (b *Batch) Info() Info { return b.Cut().asked() }
+
+// Cut is Info for callers that hold a lock, of a lower rank than a batch's. It calls nothing of the
+// payload, so Leased is false.
+func (b *Batch) Cut() Info {
 	b.mu.Lock()
-	info := b.infoLocked()
-	b.mu.Unlock()
-	return info.asked()
+	defer b.mu.Unlock()
+	return b.infoLocked()
 }
 
 func (b *Batch) infoLocked() Info {
 	info := Info{
-		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Bytes: b.mu.bytes,
+		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Form: b.mu.form, Bytes: b.mu.bytes,
 		Pending: int(b.mu.pending), Active: int(b.mu.active), Subscribers: int(b.mu.subscribers),
 		Place: b.mu.place, LastUse: b.mu.lastUse,
 	}
@@ -276,6 +282,7 @@ func (b *Batch) infoLocked() Info {
 
 // asked adds what only the payload knows. The payload is called with no lock held.
 func (i Info) asked() Info {
+	lockrank.AssertNone("a payload is asked for its leases")
 	if l, ok := i.Payload.(leased); ok {
 		i.Leased = l.Leased() > 0
 	}
@@ -528,7 +535,7 @@ func (b *Batch) takePayloadLocked() Payload {
 		return nil
 	}
 	payload := b.mu.payload
-	b.holdLocked(nil, nil, 0)
+	b.holdLocked(nil, "", nil, 0)
 	return payload
 }
 

@@ -106,7 +106,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	if err != nil {
 		return err
 	}
-	space, bytes := p.Space(), p.Bytes()
+	form, space, bytes := p.Type(), p.Space(), p.Bytes()
 	if !t.ended.CompareAndSwap(false, true) {
 		return tier.ErrReleased
 	}
@@ -114,7 +114,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	b := t.b
 	b.watch(p)
 	b.mu.Lock()
-	b.holdLocked(p, space, bytes)
+	b.holdLocked(p, form, space, bytes)
 	if desc != nil {
 		b.mu.desc = desc
 	}

@@ -91,8 +91,8 @@ type form struct {
 }
 
 func formOf(b *batch.Batch) form {
-	info := b.Info()
-	return form{info.Space, typeOf(info), info.Bytes}
+	now := b.Cut()
+	return form{now.Space, now.Form, now.Bytes}
 }
 
 // hopeful reports whether the next try may well succeed, so that it is worth waiting for. e is what

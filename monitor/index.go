@@ -166,11 +166,10 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	if x.victim(now) {
 		key = x.keyOf(now)
 	}
-	form := typeOf(now)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	e := x.mu.entries[b]
-	if e != nil && now.Version < e.told || e == nil && !isNew && now.Version != b.Info().Version {
+	if e != nil && now.Version < e.told || e == nil && !isNew && now.Version != b.Cut().Version {
 		return false, nil // a newer one was announced, or is about to be
 	}
 	place, known := x.places[now.Space]
@@ -191,7 +190,7 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	}
 	if e == nil {
 		e = x.enterLocked(b, now.ID)
-	} else if e.facts == f && !(e.failed() && e.form != form) {
+	} else if e.facts == f && !(e.failed() && e.form != now.Form) {
 		e.told = now.Version
 		return false, nil
 	} else if e.place == f.place {
@@ -208,21 +207,13 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 		x.removeLocked(e)
 	}
 	was := e.victim
-	if e.failed() && (e.place != f.place || e.bytes != f.bytes || e.form != form) {
+	if e.failed() && (e.place != f.place || e.bytes != f.bytes || e.form != now.Form) {
 		e.aside, e.kept, e.not, was = e.aside && !e.kept, false, 0, false
 	}
 	e.facts, e.told = f, now.Version
 	x.countLocked(e)
 	x.listLocked(e)
 	return f.victim && !was, nil
-}
-
-// typeOf returns the form of a cut; "" when the data is gone.
-func typeOf(now batch.Info) batch.PayloadType {
-	if now.Payload == nil {
-		return ""
-	}
-	return now.Payload.Type()
 }
 
 // failed reports whether something is remembered of e that holds for its form alone.

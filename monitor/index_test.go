@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/tier"
@@ -112,6 +113,53 @@ func TestIndexSetAside(t *testing.T) {
 	if v := w.victims(gpu0, 0); len(v) != 0 {
 		t.Errorf("victims are %v", v)
 	}
+}
+
+// asking is an image that calls back when it is asked for its form or its leases.
+type asking struct {
+	*batch.Image
+	asked func()
+}
+
+func (p *asking) Type() batch.PayloadType { p.asked(); return p.Image.Type() }
+func (p *asking) Leased() int             { p.asked(); return p.Image.Leased() }
+
+// TestPayloadIsAskedWithoutTheLock: a program's own payload may call what locks the index.
+func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	x, asked := w.mon.index, 0
+	r, err := w.res.TryReserve(specific(gpu0), kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := r.Alloc(kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Release()
+	p := &asking{batch.NewImage(&batch.Descriptor{Rows: 1, Body: kib}, buf, r.Space()), func() {
+		asked++
+		if !x.mu.TryLock() {
+			t.Error("the payload is asked under the index's lock")
+			return
+		}
+		x.mu.Unlock()
+	}}
+	b, err := batch.New(batch.Options{ID: 1, Payload: p, Observer: hiding{w.mon}}) // first seen by a change
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.SetPlace(seq(1))
+	now := time.Now()
+	res := result{choice: choice{Victim: Victim{Batch: b, ID: 1}, From: w.mon.byID[gpu0], To: w.mon.byID[disk0]}, err: errors.New("refused")}
+	if _, aside := w.mon.fault(res, unmovable, now); !aside {
+		t.Error("a batch that cannot be converted is a victim still")
+	}
+	w.mon.putBack(now.Add(time.Hour)) // which looks whether its form is the same
+	if w.mon.faults[b] == nil || asked == 0 {
+		t.Errorf("the failure is forgotten; asked %d times", asked)
+	}
+	w.end(b)
 }
 
 // The shortlist is short however many batches there are, and holds small ones if

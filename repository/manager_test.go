@@ -461,6 +461,39 @@ func (h *hooked) Leased() int {
 
 func (h *hooked) OnUnleased(func()) {}
 
+// TestPayloadIsAskedWithoutTheLock: a program's own form may call the repository when it is asked
+// for its leases.
+func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	plan := newPlan(t, m)
+	r := ensure(t, plan, "join")
+	p := &hooked{form: form{m.space(tier.Host)}}
+	asked := 0
+	p.hook = func() {
+		asked++
+		if !r.mu.TryLock() {
+			t.Error("the payload is asked under the repository's lock")
+			return
+		}
+		r.mu.Unlock()
+	}
+	b, err := batch.New(batch.Options{ID: 1, Payload: p})
+	check(t, err)
+	check(t, r.PutBatch(0, b))
+	check(t, mustClaim(t, r, 1).Restore())
+	c, err := r.ClaimAll(background, 0)
+	check(t, err)
+	check(t, c.Restore())
+	_, err = r.take(background, 0, wantTask, false, func(*batch.Batch) error { return context.Canceled })
+	wantError(t, err, context.Canceled)
+	c = mustClaim(t, r, 1)
+	check(t, b.Drop()) // in place
+	check(t, c.Restore())
+	if asked == 0 || r.Total() != 0 {
+		t.Errorf("asked %d times, %d batches are left", asked, r.Total())
+	}
+}
+
 // TestOrderWhilePutting: an order that changes after a batch has been given its
 // place and before it is in the repository, and one that changes afterwards.
 func TestOrderWhilePutting(t *testing.T) {

@@ -395,7 +395,7 @@ func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool, s *sig
 // unclaimLocked ends a claim whose taker has failed: the batch is where it was, unless it was
 // dropped. It leaves it to the caller to serve the waiters.
 func (r *Repository) unclaimLocked(e *entry, s *signals) {
-	r.noteLocked(e, e.b.Info(), false, s)
+	r.noteLocked(e, e.b.Cut(), false, s)
 }
 
 // putBack ends the claim of a call that has failed.
