@@ -226,6 +226,32 @@ func TestClaimIsInOrder(t *testing.T) {
 	wantNumbers(t, takeAll(t, m, r), 0, 1, 2)
 }
 
+// TestBytesOfAClaimedBatch: a claimed batch that is dropped in place counts no bytes from then on,
+// with a handle open and after its close.
+func TestBytesOfAClaimedBatch(t *testing.T) {
+	m := newMover(t, 20, 20, 20)
+	r := ensure(t, newPlan(t, m), "join")
+	putNumbers(t, r, 0, 2)
+	c := mustClaim(t, r, 2)
+	b := c.Batches()[0]
+	h, err := b.Open(background, tier.ID{}, false)
+	check(t, err)
+	k := h.Space().Kind()
+	check(t, b.Drop())
+	if n := r.Bytes(k); n != bodySize {
+		t.Errorf("with a handle open the repository counts %d bytes, want the other batch's", n)
+	}
+	check(t, h.Close())
+	if n, used := r.Bytes(k), m.space(k).Used(); n != bodySize || used != bodySize {
+		t.Errorf("the repository counts %d bytes, of %d that are used", n, used)
+	}
+	check(t, c.Restore())
+	if n := r.Bytes(k); n != bodySize {
+		t.Errorf("after the claim the repository counts %d bytes", n)
+	}
+	check(t, discard(c.Batches()[1]))
+}
+
 // TestCloseTakesClaimsBack: an open claim, which may never end, holds up neither a close nor the
 // memory; ending it then does nothing.
 func TestCloseTakesClaimsBack(t *testing.T) {

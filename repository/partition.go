@@ -21,7 +21,7 @@ type entry struct {
 
 	class   class
 	kind    tier.Kind // where the data was last seen; 0 when it is gone
-	bytes   int64     // charged there
+	bytes   int64     // charged there; 0 for a batch that was dropped
 	told    uint64    // the version of the batch that this is of
 	changed chan struct{}
 	holder  *Claim // has claimed it for longer than a call; nil: none. See holdLocked

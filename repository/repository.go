@@ -376,6 +376,9 @@ func (st *store) BatchChanged(b *batch.Batch, now batch.Info) {
 func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool, s *signals) bool {
 	r.mu.bytes[e.kind] -= e.bytes
 	e.kind, e.bytes, e.told = now.Space.Kind, now.Bytes, now.Version
+	if now.State == batch.Released { // there may be no further call, when its memory is free
+		e.bytes = 0
+	}
 	r.mu.bytes[e.kind] += e.bytes
 	s.add(e.changed)
 	e.changed = nil
@@ -442,7 +445,9 @@ func (r *Repository) Total() int {
 	return len(r.mu.entries)
 }
 
-// Bytes returns how many bytes the repository's batches are charged in a tier.
+// Bytes returns how many bytes the repository's batches are charged in a tier. A batch that was
+// dropped counts nothing, although open handles may keep its memory for a while: it is not data
+// that a taker could get.
 func (r *Repository) Bytes(k tier.Kind) int64 {
 	if !k.Valid() {
 		return 0
