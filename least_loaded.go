@@ -65,12 +65,19 @@ func leastUsed(gpus []topology.GPU, n int) []topology.GPU {
 	if n <= 0 || n >= len(gpus) {
 		return gpus
 	}
-	loads := make([]leases.Load, len(gpus))
-	for i, g := range gpus {
-		loads[i] = leases.Load{UUID: idOf(g), Bytes: usedOn(gpus[i:i+1], idOf(g), g.PCIAddress)}
+	order := make([]int, len(gpus))
+	for i := range gpus {
+		order[i] = i
 	}
-	chosen := leases.LeastLoaded(loads)[:n]
-	return slices.DeleteFunc(slices.Clone(gpus), func(g topology.GPU) bool {
-		return !slices.ContainsFunc(chosen, func(l leases.Load) bool { return l.UUID == idOf(g) })
+	slices.SortStableFunc(order, func(a, b int) int {
+		x, y := gpus[a], gpus[b]
+		return cmp.Or(cmp.Compare(usedOn(gpus[a:a+1], idOf(x), x.PCIAddress), usedOn(gpus[b:b+1], idOf(y), y.PCIAddress)), cmp.Compare(idOf(x), idOf(y)))
 	})
+	chosen := order[:n]
+	slices.Sort(chosen)
+	least := make([]topology.GPU, n)
+	for i, at := range chosen {
+		least[i] = gpus[at]
+	}
+	return least
 }

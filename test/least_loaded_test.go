@@ -204,4 +204,11 @@ func TestConfigureTheLeastUsed(t *testing.T) {
 			t.Errorf("of %d GPUs at most: %v, want %v", most, got, want)
 		}
 	}
+	for i := range top.GPUs {
+		top.GPUs[i].UUID, top.GPUs[i].PCIAddress = "", ""
+	}
+	cfg, err := spillway.Configure(top, spillway.Config{MostGPUs: 1, Disks: []spillway.DiskConfig{}})
+	if err != nil || len(cfg.GPUs) != 1 {
+		t.Errorf("of one GPU at most, without names: %d, %v", len(cfg.GPUs), err)
+	}
 }
