@@ -261,8 +261,14 @@ func (m machine) nodeOf(i int, g GPUConfig) int {
 	if g.Node != nil {
 		return *g.Node
 	}
+	if g.Device != nil {
+		return g.Device.Info().Node
+	}
 	if found, ok := lookUp(m.top.GPUs, g.ID, g.ID); ok {
 		return nodeOf(found)
+	}
+	if named := begins(m.top.GPUs, g.ID); len(named) == 1 {
+		return nodeOf(named[0])
 	}
 	return m.nodes[i%len(m.nodes)] // as a simulated one
 }
@@ -277,6 +283,17 @@ func lookUp(gpus []topology.GPU, uuid, address string) (topology.GPU, bool) {
 		return topology.GPU{}, false
 	}
 	return gpus[i], true
+}
+
+// begins returns the GPUs of whose UUID, or that of an instance, id is the beginning.
+func begins(gpus []topology.GPU, id string) (found []topology.GPU) {
+	for _, g := range gpus {
+		if gpuid.BeginsUUID(id, g.UUID) ||
+			slices.ContainsFunc(g.MIG, func(m topology.MIGInstance) bool { return gpuid.BeginsUUID(id, m.UUID) }) {
+			found = append(found, g)
+		}
+	}
+	return found
 }
 
 func wholePages(bytes int64) Amount { return Amount{Bytes: bytes / tier.Page * tier.Page} }

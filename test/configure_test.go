@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -128,6 +129,41 @@ func TestConfigurePerGPU(t *testing.T) {
 		cfg.GPUs = nil
 		if got := shape(cfg); got != want {
 			t.Errorf("%s: got  %s\nwant %s", machine, got, want)
+		}
+	}
+}
+
+// TestConfigurePerNamedGPU: host spaces are on the nodes of the GPUs, whatever names these.
+func TestConfigurePerNamedGPU(t *testing.T) {
+	const uuid = "GPU-aa%s00-e4e5-e6e7-e8e9-eaebecedee00"
+	top := numa([][]int{{10, 30}, {30, 10}}, []int64{32, 32}, 0, 1)
+	for i, begin := range []string{"bbbb", "cccc"} {
+		top.GPUs[i].UUID, top.GPUs[i].PCIAddress = fmt.Sprintf(uuid, begin), fmt.Sprintf("0000:e%d:00.0", i)
+	}
+	top.GPUs[1].MIG = []topology.MIGInstance{{UUID: "MIG-dddd0000-e4e5-e6e7-e8e9-eaebecedee00"}}
+	dev, err := sim.New(sim.Config{Memory: 1 << 20, Node: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	for name, c := range map[string]struct {
+		gpu  spillway.GPUConfig
+		node int
+	}{
+		"UUID":                     {spillway.GPUConfig{ID: fmt.Sprintf(uuid, "cccc")}, 1},
+		"PCI address":              {spillway.GPUConfig{ID: "e1:00.0"}, 1},
+		"beginning of a UUID":      {spillway.GPUConfig{ID: "GPU-aacc"}, 1},
+		"beginning of an instance": {spillway.GPUConfig{ID: "MIG-dddd"}, 1},
+		"beginning of two":         {spillway.GPUConfig{ID: "GPU-aa"}, 0},
+		"device of the program":    {spillway.GPUConfig{Device: dev}, 1},
+		"device on another node":   {spillway.GPUConfig{Device: dev, Node: new(int)}, 0},
+	} {
+		cfg, err := spillway.Configure(top, spillway.Config{GPUs: []spillway.GPUConfig{c.gpu}, HostPer: spillway.HostPerGPU, Disks: []spillway.DiskConfig{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := cfg.Hosts[0].Node; n != c.node {
+			t.Errorf("%s: the host space is on node %d", name, n)
 		}
 	}
 }
