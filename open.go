@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/spillway-db/spillway/diag"
@@ -62,10 +63,13 @@ func (e *Engine) configure() (err error) {
 // fitsMemory refuses sizes that the machine does not have, for the GPUs that turned out to be
 // simulated.
 func (e *Engine) fitsMemory() error {
-	gpus, most := int64(0), e.machine.memory+1
+	if !e.machine.known {
+		return nil
+	}
+	gpus := int64(0)
 	for i, g := range e.cfg.GPUs {
 		if e.simulated(i) {
-			gpus = min(most, gpus+min(e.gpuMemory(g), most)) // the sum must not overflow
+			gpus += min(e.gpuMemory(g), math.MaxInt64-gpus)
 		}
 	}
 	return e.machine.together(e.cfg.Hosts, gpus)

@@ -367,6 +367,25 @@ func TestConfigureErrors(t *testing.T) {
 	}
 }
 
+// TestOpenUnknownMemory: Open takes what Configure makes there. No machine has such a simulated GPU,
+// so its own allocation fails, and not a comparison with a guess.
+func TestOpenUnknownMemory(t *testing.T) {
+	top := &topology.Topology{Nodes: []topology.Node{{}}}
+	for _, memory := range []spillway.Amount{spillway.Bytes(1 << 20), spillway.Bytes(1 << 61)} {
+		cfg, err := spillway.Configure(top, spillway.Config{HostMemory: spillway.Bytes(1 << 20), GPUMemory: memory, Disks: []spillway.DiskConfig{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		eng, err := spillway.Open(t.Context(), cfg)
+		if err == nil {
+			closeEngine(t, eng)
+		}
+		if fits := memory.Bytes == 1<<20; (err == nil) != fits || err != nil && strings.Contains(err.Error(), "that the process may use") {
+			t.Errorf("%s: %v", memory, err)
+		}
+	}
+}
+
 // TestConfigurePlacesErrors: what Configure fills in may be changed, and is checked again.
 func TestConfigurePlacesErrors(t *testing.T) {
 	far := -2
