@@ -25,6 +25,7 @@ const (
 	stagingChunk     = 512 << 10 // what is in use of it stays in the caches; see host.Staging
 	stagingChunks    = 16        // two transfers between device and disk at full depth
 	stagingMaxShare  = 8         // staging takes at most 1/8 of a host space
+	defaultDiskShare = 0.5       // of the bytes that are free, without the reserve
 )
 
 func (e *Engine) openSpaces(ctx context.Context) error {
@@ -280,8 +281,13 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 		if err != nil {
 			return err
 		}
-		if capacity = shareOf(free-d.Reserve, d.Capacity); capacity == 0 {
-			return fmt.Errorf("%s has %d bytes free: %w", d.Dir, free, tier.ErrNoSpace)
+		share := d.Capacity
+		if share.IsZero() {
+			share.Share = defaultDiskShare
+		}
+		if capacity = pagesOf(free-d.Reserve, share); capacity == 0 {
+			return fmt.Errorf("%s has %d bytes free and a reserve of %d: %s of the rest is less than %d bytes: %w",
+				d.Dir, free, d.Reserve, share, tier.Page, tier.ErrNoSpace)
 		}
 	}
 	volume, err := volumes.Open(volumes.Config{
@@ -308,11 +314,8 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 	return e.found.Add(space, volume)
 }
 
-// shareOf returns a share of n bytes, a half if none is set, in whole pages; 0 if there is not one.
-func shareOf(n int64, share Amount) int64 {
-	if share.IsZero() {
-		share.Share = 0.5
-	}
+// pagesOf returns a share of n bytes in whole pages; 0 if there is not one.
+func pagesOf(n int64, share Amount) int64 {
 	part, err := share.Of(n)
 	if err != nil { // less than a byte
 		return 0

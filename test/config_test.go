@@ -2,6 +2,7 @@ package test
 
 import (
 	"errors"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -38,6 +39,27 @@ func TestValidate(t *testing.T) {
 	both := spillway.Config{HostMemory: spillway.Bytes(-1), GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(-1)}}}
 	if err := both.Validate(); err == nil || !strings.Contains(err.Error(), "gpu:0: ") || !strings.Contains(err.Error(), "HostMemory") {
 		t.Errorf("of two faults it says %v", err)
+	}
+}
+
+// TestSizesThatOpenRefuses: the error has the numbers that were compared.
+func TestSizesThatOpenRefuses(t *testing.T) {
+	for want, change := range map[string]func(*spillway.Config){
+		`and a reserve of 4096: 0.0000000001% of the rest is less than 4096 bytes`: func(c *spillway.Config) {
+			c.Disks[0].Capacity, c.Disks[0].Reserve = spillway.Share(1e-12), 4096
+		},
+		"simulated GPU memory of 4398046511104 are more": func(c *spillway.Config) {
+			c.GPUs = []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 41)}, {Memory: spillway.Bytes(1 << 41)}}
+		},
+		"simulated GPU memory of 9223372036854775807 are more": func(c *spillway.Config) {
+			c.GPUs = []spillway.GPUConfig{{Memory: spillway.Bytes(math.MaxInt64)}, {Memory: spillway.Bytes(math.MaxInt64)}}
+		},
+	} {
+		cfg := plainConfig(t)
+		change(&cfg)
+		if _, err := spillway.Open(t.Context(), cfg); !errors.Is(err, tier.ErrNoSpace) || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
 	}
 }
 
