@@ -38,7 +38,8 @@ type Engine struct {
 	driver  *driver               // nil: nothing has asked for it
 	gpus    []chosen              // what serves each GPU space
 	devices []tier.Device         // the engine's own, to be closed
-	wrapped []tier.Device         // of the GPU spaces
+	bare    []tier.Device         // of the GPU spaces, as GPUConfig.Wrap returned them
+	wrapped []tier.Device         // those under the budgets
 	limits  limits
 	warned  warned
 	stripe  volumes.Stripe // of all volumes

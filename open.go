@@ -109,7 +109,7 @@ func (e *Engine) openGPUs(ctx context.Context) error {
 }
 
 func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
-	free, _ := dev.MemInfo() // a quota's share of it that others have now is not gone for good
+	free, _ := e.bare[i].MemInfo() // what others have now of a quota or a budget is not gone for good
 	dev, err := e.limited(dev, i)
 	if err != nil {
 		return err
@@ -184,6 +184,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.D
 		}
 		dev = wrapped
 	}
+	e.bare = append(e.bare, dev)
 	dev, err = e.underBudgets(dev)
 	if own {
 		e.devices[len(e.devices)-1] = dev // also if not all budgets have it

@@ -482,6 +482,38 @@ func TestLimitsBudget(t *testing.T) {
 	}
 }
 
+// TestSecondEngineOfABudget: its space is as large as the budget, however much others hold of that
+// while it opens.
+func TestSecondEngineOfABudget(t *testing.T) {
+	const limit = 1 << 20
+	for _, held := range []int64{limit * 3 / 4, limit} {
+		b := newBudget(t, limit)
+		sized := func(c *spillway.Config) { // a size that nobody has set
+			c.GPUMarks = tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5}
+			for i := range c.GPUs {
+				c.GPUs[i] = spillway.GPUConfig{Open: func(context.Context, int64) (tier.Device, error) { return openSim(t, 4*limit), nil }}
+			}
+		}
+		one := openBudgets(t, sized, b)
+		r, err := one.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), held)
+		if err != nil {
+			t.Fatal(err)
+		}
+		two := openBudgets(t, sized, b)
+		if c := gpuOf(t, two).Capacity(); c != limit {
+			t.Errorf("beside %d bytes the space has %d for good", held, c)
+		}
+		release(t, r)
+		if r, err = two.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), limit); err != nil {
+			t.Fatal(err)
+		}
+		release(t, r)
+		closeClean(t, two)
+		closeClean(t, one)
+		noBytesLeft(t, b)
+	}
+}
+
 // TestLimitsNest: the quota is outermost, then come the budgets in their order, then what Wrap
 // returns, which is given the plain device.
 func TestLimitsNest(t *testing.T) {
