@@ -133,20 +133,20 @@ func (l *limits) physical(dev tier.Device) int64 {
 }
 
 // setLimit makes the quota, when it is known what the GPUs have together.
-func (e *Engine) setLimit(devices []tier.Device) (err error) {
+func (e *Engine) setLimit() (err error) {
 	l := &e.limits
-	if l.quota = e.cfg.Limits.SharedQuota; l.quota != nil || len(devices) == 0 {
+	if l.quota = e.cfg.Limits.SharedQuota; l.quota != nil || len(e.bare) == 0 {
 		return nil
 	}
 	physical, advertised := int64(0), int64(0)
-	for _, dev := range devices {
+	for _, dev := range e.bare {
 		p := l.physical(dev)
 		a, err := quota.Advertised(p, l.settings.Ratio)
 		if err != nil {
 			return err
 		}
 		if physical += p; a > 1<<62-advertised {
-			return fmt.Errorf("quota: what is advertised of %d GPUs is above the largest size", len(devices))
+			return fmt.Errorf("quota: what is advertised of %d GPUs is above the largest size", len(e.bare))
 		}
 		advertised += a
 	}
@@ -180,7 +180,7 @@ func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
 		over = append(over, l.quota.Member())
 	}
 	if l.settings.Ledger != "" {
-		lease, err := e.join(dev, i)
+		lease, err := e.join(i)
 		if err != nil {
 			return nil, err
 		}
@@ -195,8 +195,8 @@ func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
 }
 
 // join takes a lease of a device in the node's ledger.
-func (e *Engine) join(dev tier.Device, i int) (*leases.Lease, error) {
-	s := &e.limits.settings
+func (e *Engine) join(i int) (*leases.Lease, error) {
+	s, dev := &e.limits.settings, e.bare[i]
 	t := leases.Terms{
 		Dir: s.Ledger, Device: deviceName(dev, i), Group: s.Group, Physical: e.limits.physical(dev),
 		OnBroken: func(b *leases.BrokenError) {

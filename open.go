@@ -97,7 +97,7 @@ func (e *Engine) openGPUs(ctx context.Context) error {
 	}
 	e.wrapped = devices
 	e.checkPeers()
-	if err := e.setLimit(devices); err != nil {
+	if err := e.setLimit(); err != nil {
 		return err
 	}
 	for i, g := range e.cfg.GPUs {

@@ -514,6 +514,25 @@ func TestSecondEngineOfABudget(t *testing.T) {
 	}
 }
 
+// TestQuotaBesideBudgets: a share is one of the GPUs, and a ledger is told what these have, whatever
+// the budgets of a process are.
+func TestQuotaBesideBudgets(t *testing.T) {
+	ledger := t.TempDir()
+	for _, limit := range []int64{4 << 20, 512 << 10} {
+		eng := openBudgets(t, func(c *spillway.Config) {
+			c.Limits.Quota.Limit, c.Limits.Quota.Ledger = spillway.Share(0.5), ledger
+			c.Limits.Quota.Group = "both"
+		}, newBudget(t, limit))
+		defer closeClean(t, eng)
+		if q := eng.Quota().Limit(); q != 1<<20 {
+			t.Errorf("with a budget of %d bytes, half of two GPUs of 1 MiB is %d", limit, q)
+		}
+		if c := gpuOf(t, eng).Capacity(); c != min(limit, 1<<20) {
+			t.Errorf("with a budget of %d bytes the space has %d", limit, c)
+		}
+	}
+}
+
 // TestLimitsNest: the quota is outermost, then come the budgets in their order, then what Wrap
 // returns, which is given the plain device.
 func TestLimitsNest(t *testing.T) {
