@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/sim"
@@ -192,6 +193,32 @@ type lateEvent struct{ c chan struct{} }
 
 func (e lateEvent) Done() <-chan struct{} { return e.c }
 func (e lateEvent) Err() error            { return nil }
+
+// TestDevicePoolWaitsForTheStream: memory is handed out when the stream that makes it is done, so
+// that other streams may use it.
+func TestDevicePoolWaitsForTheStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &lateDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20}), events: make(chan struct{})}
+		p := newDevicePool(t, d)
+		var m tier.Memory
+		var err error
+		handedOut := make(chan struct{})
+		go func() {
+			defer close(handedOut)
+			m, err = p.Alloc(1000, nil)
+		}()
+		synctest.Wait()
+		select {
+		case <-handedOut:
+			t.Error("memory was handed out that the device has not made")
+		default:
+		}
+		close(d.events)
+		<-handedOut
+		ok(t, err)
+		p.Free(m, func() {})
+	})
+}
 
 // TestDevicePoolReaps: a device that refuses is reaped and asked once more.
 func TestDevicePoolReaps(t *testing.T) {
