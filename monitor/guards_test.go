@@ -31,6 +31,26 @@ func TestRefusalEnds(t *testing.T) {
 	w.end(b)
 }
 
+// TestRefusalAndRoomMeanwhile: room that came free while a move failed for room is worth another
+// try at once.
+func TestRefusalAndRoomMeanwhile(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, nil)
+	b := w.put(gpu0, 8*kib, seq(1))
+	from, to := w.mon.spaces[0], w.mon.spaces[1]
+	for _, usedBefore := range []int64{0, 4 * kib} { // nothing is used afterwards
+		to.refusal = refusal{}
+		from.leaving, from.moving, to.moving, from.edges[1].underWay = 8*kib, 1, 1, 1
+		w.mon.finish([]result{{
+			choice:     choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: 8 * kib}, From: 0, To: 1},
+			usedBefore: usedBefore, err: &tier.NoSpaceError{Space: host0, Requested: 8 * kib},
+		}})
+		if refused := to.refusal.bound(time.Now(), to.Used()) > 0; refused != (usedBefore == 0) {
+			t.Errorf("%d bytes came free during the move; moves are refused: %v", usedBefore, refused)
+		}
+	}
+	w.end(b)
+}
+
 // TestDemandThatShrinks: a waiter that is served while a step looks is not counted as waiting as
 // well.
 func TestDemandThatShrinks(t *testing.T) {
