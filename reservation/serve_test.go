@@ -1,6 +1,7 @@
 package reservation_test
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 
@@ -47,6 +48,27 @@ func TestLostWhileServed(t *testing.T) {
 			release(t, r)
 		}
 	})
+}
+
+// A reservation that is released while it grows for an allocation keeps nothing of what was
+// charged.
+func TestReleasedWhileAllocating(t *testing.T) {
+	for _, policy := range []reservation.LimitPolicy{reservation.Ignore(), reservation.Increase(2)} {
+		q := &hookedQuota{brokenQuota: brokenQuota{room: 100}}
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: q})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
+		r := mustTry(t, m, onGPU0, 10, reservation.WithPolicy(policy))
+		q.onCharge = func() { release(t, r) }
+		if _, err := r.Alloc(30); !errors.Is(err, tier.ErrReleased) {
+			t.Errorf("%v: it was allocated: %v", policy, err)
+		}
+		if n := s.Used(); n != 0 {
+			t.Errorf("%v: %d bytes are in use", policy, n)
+		}
+	}
 }
 
 // If a quota panics while a waiter is served, others can be served later.
