@@ -159,6 +159,25 @@ func TestOpenForTheLastTime(t *testing.T) {
 	}
 }
 
+// TestHandleIsInTheAccountOfItsSpace: from when it is opened until it is closed.
+func TestHandleIsInTheAccountOfItsSpace(t *testing.T) {
+	gpu := newSpace(t, "gpu:0")
+	b := newBatch(t, &form{space: gpu}, nil)
+	h, err := b.Open(t.Context(), tier.ID{}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(gpu.Inside().Holds().Append(nil)); n != 1 {
+		t.Errorf("%d holds while one handle is open", n)
+	}
+	if err := errors.Join(h.Close(), b.Drop()); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(gpu.Inside().Holds().Append(nil)); n != 0 {
+		t.Errorf("%d holds after the handle is closed", n)
+	}
+}
+
 func TestOneStore(t *testing.T) {
 	gpu := newSpace(t, "gpu:0")
 	b := newBatch(t, &form{space: gpu}, nil)
