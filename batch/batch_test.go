@@ -159,6 +159,44 @@ func TestOpenForTheLastTime(t *testing.T) {
 	}
 }
 
+// lastLook is a form that looks at its batch when it is released.
+type lastLook struct {
+	*form
+	look func()
+}
+
+func (p lastLook) Release() error {
+	p.look()
+	return p.form.Release()
+}
+
+// TestOldFormGoesLast: a batch has its new form before the old one is released.
+func TestOldFormGoesLast(t *testing.T) {
+	old, next := lastLook{form: &form{space: newSpace(t, "gpu:0")}}, &form{space: newSpace(t, "host:0")}
+	var b *Batch
+	looks := 0
+	old.look = func() {
+		looks++
+		if now := b.Info(); now.Payload != next || now.State != Idle {
+			t.Errorf("the batch is %s, with the form %v", now.State, now.Payload)
+		}
+	}
+	b, err := New(Options{ID: 1, Payload: &old})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(tr.Commit(next, false), b.Drop()); err != nil {
+		t.Fatal(err)
+	}
+	if looks != 1 {
+		t.Errorf("the old form was released %d times", looks)
+	}
+}
+
 // TestHandleIsInTheAccountOfItsSpace: from when it is opened until it is closed.
 func TestHandleIsInTheAccountOfItsSpace(t *testing.T) {
 	gpu := newSpace(t, "gpu:0")
