@@ -40,7 +40,8 @@ type Limits struct {
 
 	// Budgets limit what is allocated and promised on all of the engine's GPUs together. Engines
 	// that are given the same budget share it: each takes what the others leave. A budget knows a
-	// device once, so a GPUConfig.Wrap must not put it behind one of these too.
+	// device once, so a GPUConfig.Wrap must not put it behind one of these too. A
+	// GPUConfig.Device that is not the engine's own leaves them when the engine closes.
 	Budgets []*budget.Budget
 
 	// Permits limits what transfers with disks have under way: bytes of host memory, and
@@ -97,11 +98,12 @@ func enoughPermits(slots int, limited, host bool) error {
 	return nil
 }
 
-// limits are the quotas that the GPU spaces are under.
+// limits are the quotas and budgets that the GPU spaces are under.
 type limits struct {
 	settings quota.Settings
 	quota    *quota.Quota // nil if there is no limit
 	leases   []*leases.Lease
+	budgeted []budgeted // the program's devices, the innermost of each first
 	over     func(quota.Over)
 }
 
@@ -228,20 +230,32 @@ func deviceName(dev tier.Device, i int) string {
 	return fmt.Sprintf("%s-%d", info.Backend, i)
 }
 
+// budgeted is a device under a budget.
+type budgeted struct {
+	dev    tier.Device
+	budget *budget.Budget
+}
+
 // underBudgets returns the device under all of Limits.Budgets, the first outermost; beside an error
-// under those that took it.
-func (e *Engine) underBudgets(dev tier.Device) (tier.Device, error) {
+// under those that took it. If it is not the engine's own, limits.close removes it from them.
+func (e *Engine) underBudgets(dev tier.Device, own bool) (tier.Device, error) {
 	for _, b := range slices.Backward(e.cfg.Limits.Budgets) {
 		wrapped, err := b.Wrap(dev)
 		if err != nil {
 			return dev, err
 		}
 		dev = wrapped
+		if !own {
+			e.limits.budgeted = append(e.limits.budgeted, budgeted{dev, b})
+		}
 	}
 	return dev, nil
 }
 
 func (l *limits) close() error {
+	for _, d := range slices.Backward(l.budgeted) {
+		d.budget.Release(d.dev)
+	}
 	var errs []error
 	for _, lease := range l.leases {
 		errs = append(errs, lease.Close())

@@ -185,7 +185,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.D
 		dev = wrapped
 	}
 	e.bare = append(e.bare, dev)
-	dev, err = e.underBudgets(dev)
+	dev, err = e.underBudgets(dev, own)
 	if own {
 		e.devices[len(e.devices)-1] = dev // also if not all budgets have it
 	}

@@ -533,6 +533,84 @@ func TestQuotaBesideBudgets(t *testing.T) {
 	}
 }
 
+// TestEnginesInTurnOnOneDevice: engines leave a program's device without limits, so that others have
+// it under other budgets, in another order, or behind other decorators.
+func TestEnginesInTurnOnOneDevice(t *testing.T) {
+	const used = 256 << 10
+	a, b := newBudget(t, 1<<20), newBudget(t, 1<<20)
+	dev := openSim(t, 1<<20)
+	s, err := dev.NewStream()
+	if err == nil {
+		_, err = dev.Alloc(s, used) // by the program
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	logged := func(d tier.Device) (tier.Device, error) { return budget.Logged(d, slog.New(slog.DiscardHandler)), nil }
+	for i, c := range []struct {
+		budgets []*budget.Budget
+		wrap    func(tier.Device) (tier.Device, error)
+	}{
+		{[]*budget.Budget{a, b}, nil}, {[]*budget.Budget{a, b}, nil}, {[]*budget.Budget{a, a, b}, nil}, {[]*budget.Budget{b}, nil},
+		{[]*budget.Budget{a}, nil}, {[]*budget.Budget{b, a}, nil}, {[]*budget.Budget{a, b}, logged}, {[]*budget.Budget{a, b}, logged},
+	} {
+		open := func() *spillway.Engine {
+			return openBudgets(t, func(cfg *spillway.Config) {
+				cfg.GPUs = []spillway.GPUConfig{{Device: dev, Wrap: c.wrap}}
+			}, c.budgets...)
+		}
+		eng := open()
+		p, err := eng.Mover().Ingest(t.Context(), numberedRecord(1, 5_000, wordList(1, 10)), reservation.AnyInTier(tier.GPU))
+		if err != nil {
+			t.Fatal(i, err)
+		}
+		if got := c.budgets[0].Stats().Live; got <= used {
+			t.Errorf("%d: %d bytes are live", i, got)
+		}
+		if c.wrap == nil { // the device is the same for both
+			other := open()
+			closeClean(t, other)
+			if got := c.budgets[0].Stats().Live; got <= used {
+				t.Errorf("%d: %d bytes are live when another engine has closed", i, got)
+			}
+		}
+		release(t, p)
+		closeClean(t, eng)
+		noBytesLeft(t, a)
+		noBytesLeft(t, b)
+	}
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestBudgetKeepsWhatAnEngineLeaks: what is held longer than the engine is charged until it is
+// released.
+func TestBudgetKeepsWhatAnEngineLeaks(t *testing.T) {
+	b := newBudget(t, 1<<20)
+	dev := openSim(t, 1<<20)
+	eng := openBudgets(t, func(c *spillway.Config) { c.GPUs = []spillway.GPUConfig{{Device: dev}} }, b)
+	p, err := eng.Mover().Ingest(t.Context(), numberedRecord(1, 5_000, wordList(1, 10)), reservation.AnyInTier(tier.GPU))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var leaks *spillway.LeakError
+	if err := eng.Close(); !errors.As(err, &leaks) {
+		t.Errorf("closing: %v", err)
+	}
+	if live := b.Stats().Live; live == 0 || live != dev.Outstanding() {
+		t.Errorf("%d bytes are live of %d", live, dev.Outstanding())
+	}
+	release(t, p)
+	noBytesLeft(t, b)
+	if n := dev.Outstanding(); n != 0 {
+		t.Errorf("the device has %d bytes still", n)
+	}
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestLimitsNest: the quota is outermost, then come the budgets in their order, then what Wrap
 // returns, which is given the plain device.
 func TestLimitsNest(t *testing.T) {
@@ -582,28 +660,32 @@ func TestLimitsNest(t *testing.T) {
 	noBytesLeft(t, inner)
 }
 
-// TestLimitsBudgetThatRefuses: a device that one of the budgets does not take is closed, and leaves
-// those that took it.
+// TestLimitsBudgetThatRefuses: a device that one of the budgets does not take leaves those that took
+// it, and is closed unless it is the program's.
 func TestLimitsBudgetThatRefuses(t *testing.T) {
-	outer, inner := newBudget(t, 4096), newBudget(t, 1<<20)
-	var opened tier.Device
-	cfg := plainConfig(t)
-	cfg.GPUs[0].Open = func(_ context.Context, memory int64) (tier.Device, error) {
-		opened = openSim(t, memory)
-		s, err := opened.NewStream()
-		if err == nil {
-			_, err = opened.Alloc(s, 8<<10) // more than the outer budget has
-		}
-		return opened, err
+	for name, own := range map[string]bool{"the engine's": true, "the program's": false} {
+		t.Run(name, func(t *testing.T) {
+			outer, inner := newBudget(t, 4096), newBudget(t, 1<<20)
+			dev := openSim(t, 1<<20)
+			s, err := dev.NewStream()
+			if err == nil {
+				_, err = dev.Alloc(s, 8<<10) // more than the outer budget has
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg := plainConfig(t)
+			cfg.GPUs = []spillway.GPUConfig{{Device: dev, Own: own}}
+			cfg.Limits.Budgets = []*budget.Budget{outer, inner}
+			var full *tier.OutOfBudgetError
+			if _, err := spillway.Open(t.Context(), cfg); !errors.As(err, &full) || full.Limit != 4096 {
+				t.Errorf("opening: %v", err)
+			}
+			noBytesLeft(t, outer)
+			noBytesLeft(t, inner)
+			if err := dev.Close(); errors.Is(err, tier.ErrClosed) != own || !own && err != nil {
+				t.Errorf("closing the device: %v", err)
+			}
+		})
 	}
-	cfg.Limits.Budgets = []*budget.Budget{outer, inner}
-	var full *tier.OutOfBudgetError
-	if _, err := spillway.Open(t.Context(), cfg); !errors.As(err, &full) || full.Limit != 4096 {
-		t.Errorf("opening: %v", err)
-	}
-	if !errors.Is(opened.Close(), tier.ErrClosed) {
-		t.Error("the device is open still")
-	}
-	noBytesLeft(t, outer)
-	noBytesLeft(t, inner)
 }

@@ -55,6 +55,11 @@ func (b *books) charged() int64 {
 	return b.older + max(b.promised, b.pending+b.live+b.retired())
 }
 
+// unused reports whether nothing is charged but what is older than the budget.
+func (b *books) unused() bool {
+	return !b.closed && b.promised == 0 && b.pending+b.live+b.retired() == 0
+}
+
 // more is how much charged would rise; false if no number says that.
 func (b *books) more(r request) (int64, bool) {
 	used := b.pending + b.live + b.retired()

@@ -146,13 +146,14 @@ func (b *Budget) Wrap(dev tier.Device) (tier.Device, error) {
 	if dev == nil {
 		return nil, errors.New("budget: there is no device to wrap")
 	}
-	d := &device{inner: dev, budget: b, root: innermost(dev)}
+	d := &device{inner: dev, budget: b, root: innermost(dev), users: 1}
 	name, older := dev.Info().Name, max(0, dev.Outstanding())
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, o := range b.mu.devices {
 		switch {
 		case same(o.inner, dev) || same(o, dev):
+			o.users++
 			return o, nil
 		case same(o.root, d.root):
 			return nil, fmt.Errorf("budget: %s is in the budget already, behind other decorators: its bytes would count twice", name)
@@ -168,6 +169,20 @@ func (b *Budget) Wrap(dev tier.Device) (tier.Device, error) {
 	b.mu.admitted += older
 	b.changedLocked(older)
 	return d, nil
+}
+
+// Release ends one use of a device that Wrap has returned, and leaves the wrapped device open. It is
+// for callers that do not own the device. With the last use the device leaves the budget, and what
+// was outstanding when it was wrapped is credited. Wrap may return another device for it then. While
+// bytes are promised on dev, or allocated through it, it stays: they are charged until they are
+// freed.
+func (b *Budget) Release(dev tier.Device) {
+	d, ok := dev.(*device)
+	if !ok || d.budget != b {
+		return
+	}
+	d.Reap()
+	b.update(d, func() { d.users = max(0, d.users-1) })
 }
 
 // innermost is the device at the bottom of a stack of decorators.
@@ -273,6 +288,9 @@ func (b *Budget) change(d *device, f func()) (less int64) {
 	defer b.mu.Unlock()
 	before := d.books.charged()
 	f()
+	if d.users == 0 && d.books.unused() {
+		b.leaveLocked(d)
+	}
 	less = before - d.books.charged()
 	b.changedLocked(-less)
 	return less
@@ -287,7 +305,9 @@ func (b *Budget) notify() {
 	b.subscribers.Each(func(f func()) { f() })
 }
 
-// leaveLocked takes a closed device off the list.
+// leaveLocked credits what is charged for a device and removes it. Its calls fail from then on.
 func (b *Budget) leaveLocked(d *device) {
+	b.mu.reclaimed += d.books.older + d.books.live + d.books.retired()
+	d.books = books{closed: true, pending: d.books.pending}
 	b.mu.devices = slices.DeleteFunc(b.mu.devices, func(o *device) bool { return o == d })
 }

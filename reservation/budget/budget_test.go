@@ -383,6 +383,70 @@ func TestWrappedTwice(t *testing.T) {
 	}
 }
 
+// TestRelease: a device leaves with the last of its users, and not before all that was allocated
+// through the budget is freed.
+func TestRelease(t *testing.T) {
+	const older = 8 * kib
+	r := newRig(t, 64*kib)
+	raw := newSim(t, 64*kib)
+	defer raw.Close()
+	s, err := raw.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := raw.Alloc(s, older); err != nil {
+		t.Fatal(err)
+	}
+	wrap := func(dev tier.Device) tier.Device {
+		t.Helper()
+		d, err := r.b.Wrap(dev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	d := wrap(raw)
+	if wrap(d) != d {
+		t.Fatal("it is another device")
+	}
+	r.b.Release(d)
+	newBudget(t, kib).Release(d) // of another budget
+	r.b.Release(raw)
+	r.want(older, 0)
+	a, err := d.Alloc(s, kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.b.Release(d)
+	r.b.Release(d) // which nobody uses
+	r.want(older+kib, 0)
+	if wrap(raw) != d { // its bytes must not count twice
+		t.Fatal("it is another device")
+	}
+	r.b.Release(d)
+	g, err := closeGate(t, raw, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Free(s, a); err != nil {
+		t.Fatal(err)
+	}
+	r.want(older, kib)
+	g.open()
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	r.b.Reap()
+	r.want(0, 0)
+	if _, err := d.Alloc(s, kib); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("Alloc after the last Release: %v", err)
+	}
+	again := wrap(budget.Logged(raw, discard))
+	r.want(older, 0)
+	r.b.Release(again)
+	r.want(0, 0)
+}
+
 // A decorator over a device that does not compute says so, and one over a device
 // that does computes.
 func TestComputer(t *testing.T) {

@@ -20,6 +20,7 @@ type device struct {
 	root   tier.Device // what inner is at the bottom
 	budget *Budget
 	books  books // guarded by budget.mu
+	users  int   // calls of Wrap without their Release; guarded by budget.mu
 }
 
 // inner is embedded for what is passed on as it is.
@@ -218,11 +219,7 @@ func (d *device) Close() error {
 	lockrank.AssertNone("a device is closed")
 	err := d.inner.Close()
 	b := d.budget
-	b.update(d, func() {
-		b.mu.reclaimed += d.books.older + d.books.live + d.books.retired()
-		d.books = books{closed: true, pending: d.books.pending}
-		b.leaveLocked(d)
-	})
+	b.update(d, func() { b.leaveLocked(d) })
 	return err
 }
 

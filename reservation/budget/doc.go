@@ -50,8 +50,8 @@
 // # Ownership
 //
 // The caller of Wrap closes the wrapper, and with it the device, if the device was the caller's to
-// close. Closing credits what was charged. A Budget needs no owner: it has no goroutine and nothing
-// to close.
+// close. Closing credits what was charged. If the device stays in use elsewhere, Budget.Release
+// removes it from the budget. A Budget needs no owner: it has no goroutine and nothing to close.
 //
 // # Locks
 //

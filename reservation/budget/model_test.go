@@ -159,7 +159,10 @@ func (w *worker) step() {
 		}
 	case n == 8:
 		w.openGates()
-		d.Reap()
+		if again, err := w.b.Wrap(d); err != nil || again != d {
+			w.Errorf("Wrap: %v", err)
+		}
+		w.b.Release(d)
 	default:
 		if err := try(func() error { return d.Free(s, tier.Addr(w.r.Uint64())|1) }); err == nil {
 			w.Error("a bogus free passed")
