@@ -263,11 +263,19 @@ func (p *body) Leased() (n int) {
 	return n
 }
 
-// OnUnleased sets what is called when no reader holds memory of one of the buffers any more; see
-// tier.Buffer.OnUnleased.
+// OnUnleased sets what is called when no reader holds memory of any of the buffers any more; see
+// tier.Buffer.OnUnleased. Leases that end at the same moment on two goroutines may call it twice.
 func (p *body) OnUnleased(f func()) {
+	last := f
+	if len(p.bufs) > 1 && f != nil {
+		last = func() {
+			if !slices.ContainsFunc(p.bufs, func(b *tier.Buffer) bool { return b.Leased() > 0 }) {
+				f()
+			}
+		}
+	}
 	for _, b := range p.bufs {
-		b.OnUnleased(f)
+		b.OnUnleased(last)
 	}
 }
 

@@ -63,6 +63,7 @@ func TestEndOfLeaseIsAnnounced(t *testing.T) {
 		t.Errorf("a lease on the former memory ended as %v, with %d bytes used", seen, host.Used())
 	}
 	check("as a table", second.bufs[1].Lease)
+	check("all buffers of a table", second.Lease)
 	if err := b.Drop(); err != nil {
 		t.Fatal(err)
 	}

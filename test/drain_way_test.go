@@ -6,7 +6,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -94,6 +96,41 @@ func TestDrainTellsOnce(t *testing.T) {
 				t.Errorf("the batch's Info was read %d times, want once", n)
 			}
 			closeClean(t, eng)
+		})
+	}
+}
+
+// TestSpillIsAnnouncedOnce: moving a batch to a disk that persists announces its departure, its
+// arrival and the end of the record, however many runs the packed image has.
+func TestSpillIsAnnouncedOnce(t *testing.T) {
+	persistNeedsLinux(t)
+	for codec, form := range map[convert.Codec]batch.PayloadType{convert.CodecNone: batch.DiskImage, convert.CodecS2: batch.DiskPacked} {
+		t.Run(string(form), func(t *testing.T) {
+			eng := persistentEngine(t, t.TempDir(), func(cfg *spillway.Config) { cfg.Codec = codec })
+			p, err := eng.Mover().Ingest(t.Context(), numberedRecord(1, 500_000, wordList(1, 10)), reservation.AnyInTier(tier.Host))
+			if err != nil {
+				t.Fatal(err)
+			}
+			told := &tellings{Registrar: eng.Observer().(batch.Registrar)}
+			b, err := batch.New(batch.Options{ID: 1, Payload: p, Observer: told})
+			if err != nil {
+				t.Fatal(err)
+			}
+			told.n.Store(0)
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk), convert.ReasonWork); err != nil {
+				t.Fatal(err)
+			}
+			now := b.Info()
+			if packed, ok := now.Payload.(*batch.Packed); now.Form != form || ok && len(packed.Runs()) < 4 {
+				t.Fatalf("the batch is a %s of %d bytes", now.Form, now.Bytes)
+			}
+			if n := told.n.Load(); n > 3 {
+				t.Errorf("the observer was told %d times, want at most 3", n)
+			}
+			if err := b.Drop(); err != nil {
+				t.Error(err)
+			}
+			closeEngine(t, eng)
 		})
 	}
 }

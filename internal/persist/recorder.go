@@ -3,6 +3,7 @@ package persist
 import (
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -197,7 +198,7 @@ func (l *leased) add(buf *tier.Buffer) bool {
 }
 
 func (l *leased) end() {
-	for _, end := range l.ends {
+	for _, end := range slices.Backward(l.ends) {
 		end()
 	}
 }
