@@ -410,8 +410,8 @@ func (b *Batch) announce(c change) {
 	}
 }
 
-// panics of observers and clocks are logged, and end there: the change has been made, and its
-// waiters must be woken.
+// panics of observers, clocks and replaced payloads are logged, and end there: the change has been
+// made, and its waiters must be woken.
 var panics guard.Log
 
 func (b *Batch) tell(o Observer, now Info) {

@@ -122,13 +122,20 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	b.mu.Unlock()
 	defer b.announce(c)
 	if p != t.payload {
-		// The batch has its data whatever this returns, so it is not Commit's error: another caller
-		// released what was not its own.
-		if err := release(t.payload); err != nil && invariants.Enabled {
-			panic("batch: the old payload was released by other code: " + err.Error())
-		}
+		t.releaseOld()
 	}
 	return nil
+}
+
+// releaseOld releases the form that the batch had. The batch has its data whatever this returns, so
+// an error is not Commit's: other code released what was not its own. A panic of a program's
+// payload ends here, because the caller must get the handle that is open.
+func (t *Transit) releaseOld() {
+	if !invariants.Enabled {
+		panics.Do("Payload.Release", func() { _ = release(t.payload) })
+	} else if err := release(t.payload); err != nil {
+		panic("batch: the old payload was released by other code: " + err.Error())
+	}
 }
 
 // check looks at what is offered, before anything changes.

@@ -97,6 +97,12 @@ type errand struct {
 	do    func(reservation.Reservation) error // draws from the reservation, which is released then
 }
 
+// doIn does the errand, and releases r also if it panics.
+func (e *errand) doIn(r reservation.Reservation) (err error) {
+	defer func() { err = errors.Join(err, r.Release()) }()
+	return e.do(r)
+}
+
 // reserve reserves what is taken in a space of the strategy, and waits for it if it should. Where
 // it lies in pieces inRoom knows what to do: the monitor's moves are made so, too, and must not
 // make others.
@@ -183,7 +189,7 @@ func (t *try) next(ctx context.Context, wait bool) error {
 		return err
 	}
 	need := r.Bytes()
-	t.last, t.err = r.Space(), errors.Join(t.do(r), r.Release())
+	t.last, t.err = r.Space(), t.doIn(r)
 	t.left.spaces = append(t.left.spaces, t.last)
 	if t.pieces == nil && fragmented(t.err) {
 		t.pieces, t.need = t.last, need
@@ -216,7 +222,7 @@ func (t *try) clear(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return errors.Join(t.do(r), r.Release())
+		return t.doIn(r)
 	})
 }
 
