@@ -182,7 +182,7 @@ func noCUDA(t *testing.T, dir string, env []string, says string) {
 	if w.Space != "gpu:0" || !strings.Contains(w.What, says) || w.Remedy == "" {
 		t.Errorf("%+v does not say %q", w, says)
 	}
-	if strings.Count(r.stderr, "a simulated GPU stands in") != 1 || !strings.Contains(r.stderr, says) {
+	if strings.Count(r.stderr, "a simulated GPU replaces a real one") != 1 || !strings.Contains(r.stderr, says) {
 		t.Errorf("the notes are %q", r.stderr)
 	}
 }
