@@ -514,8 +514,8 @@ func TestSecondEngineOfABudget(t *testing.T) {
 	}
 }
 
-// TestQuotaBesideBudgets: a share is one of the GPUs, and a ledger is told what these have, whatever
-// the budgets of a process are.
+// TestQuotaBesideBudgets: a share is one of the GPUs, and a ledger has their sizes, whatever the
+// budgets of a process are.
 func TestQuotaBesideBudgets(t *testing.T) {
 	ledger := t.TempDir()
 	for _, limit := range []int64{4 << 20, 512 << 10} {
@@ -533,8 +533,8 @@ func TestQuotaBesideBudgets(t *testing.T) {
 	}
 }
 
-// TestEnginesInTurnOnOneDevice: engines leave a program's device without limits, so that others have
-// it under other budgets, in another order, or behind other decorators.
+// TestEnginesInTurnOnOneDevice: engines leave a program's device without limits, so that others
+// have it under other budgets, in another order, or behind other decorators.
 func TestEnginesInTurnOnOneDevice(t *testing.T) {
 	const used = 256 << 10
 	a, b := newBudget(t, 1<<20), newBudget(t, 1<<20)
@@ -660,8 +660,8 @@ func TestLimitsNest(t *testing.T) {
 	noBytesLeft(t, inner)
 }
 
-// TestLimitsBudgetThatRefuses: a device that one of the budgets does not take leaves those that took
-// it, and is closed unless it is the program's.
+// TestLimitsBudgetThatRefuses: a device that one of the budgets does not take leaves those that
+// took it, and is closed unless it is the program's.
 func TestLimitsBudgetThatRefuses(t *testing.T) {
 	for name, own := range map[string]bool{"the engine's": true, "the program's": false} {
 		t.Run(name, func(t *testing.T) {

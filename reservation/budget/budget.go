@@ -171,11 +171,11 @@ func (b *Budget) Wrap(dev tier.Device) (tier.Device, error) {
 	return d, nil
 }
 
-// Release ends one use of a device that Wrap has returned, and leaves the wrapped device open. It is
-// for callers that do not own the device. With the last use the device leaves the budget, and what
-// was outstanding when it was wrapped is credited. Wrap may return another device for it then. While
-// bytes are promised on dev, or allocated through it, it stays: they are charged until they are
-// freed.
+// Release ends one use of a device that Wrap has returned, and leaves the wrapped device open. It
+// is for callers that do not own the device. With the last use the device leaves the budget, and
+// what was outstanding when it was wrapped is credited. Wrap may return another device for it then.
+// While bytes are promised on dev, or allocated through it, it stays: they are charged until they
+// are freed.
 func (b *Budget) Release(dev tier.Device) {
 	d, ok := dev.(*device)
 	if !ok || d.budget != b {
