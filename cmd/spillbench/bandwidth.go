@@ -114,7 +114,7 @@ func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 		Long: `Measure every edge, next to what the machine can do.
 
 Batches of each size move along every edge, there and back, alone and several at a
-time. Each move is timed beside the limit, pair by pair, by turns: memmove between two
+time. Each move is timed beside the limit, pair by pair, alternately: memmove between two
 regions of memory, for a GPU one asynchronous copy of its driver between the same memories, and where a disk takes part direct I/O at the same place, while nothing of
 the engine's is there, or on a file of the same kind. Fresh is room that was set aside and never written; rewritten is room
 that has been written before. The limit is also timed against itself, so that it is known what

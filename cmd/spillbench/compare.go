@@ -72,7 +72,7 @@ change nothing.`,
 	fs.SortFlags = false
 	fs.StringVar(&f.peer, "peer", "", "what to compare with, by `NAME`: "+peer.ArrowIPC)
 	f.input.register(fs, "spill", "the host memory")
-	fs.IntVar(&f.rounds, "rounds", 5, "pairs of rounds: ours and the peer's, by turns")
+	fs.IntVar(&f.rounds, "rounds", 5, "pairs of rounds: ours and the peer's, alternately")
 	f.input.registerWorkers(fs, "how many of our batches are moved at once")
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)

@@ -55,7 +55,7 @@ and no GPU used.`,
 	fs := cmd.Flags()
 	fs.SortFlags = false
 	fs.IntVar(&f.goroutines, "goroutines", 16, "how many goroutines contend")
-	fs.IntVar(&f.rounds, "rounds", minReserveRounds, "pairs of rounds in each scenario: the manager and the semaphore, by turns")
+	fs.IntVar(&f.rounds, "rounds", minReserveRounds, "pairs of rounds in each scenario: the manager and the semaphore, alternately")
 	fs.DurationVar(&f.duration, "duration", 100*time.Millisecond, "how long a round takes")
 	f.output.register(fs)
 	return cmd

@@ -197,7 +197,7 @@ func BenchmarkTrim(b *testing.B) {
 }
 
 // BenchmarkEncrypt is what encryption costs: the same memory is written to and read from a
-// volume that encrypts and one that does not, in turns, in room that was written
+// volume that encrypts and one that does not, alternately, in room that was written
 // before. The figures are medians in GiB/s.
 func BenchmarkEncrypt(b *testing.B) {
 	ctx := context.Background()

@@ -57,6 +57,7 @@ var persistSuite = map[string]func(*testing.T){
 	"TestTwoVolumesPersistApart":                     TestTwoVolumesPersistApart,
 	"TestClosedVolumeLeavesTheNextOnesManifestAlone": TestClosedVolumeLeavesTheNextOnesManifestAlone,
 	"TestRoomWaitsForTheEndOfItsRecord":              TestRoomWaitsForTheEndOfItsRecord,
+	"TestRoomIsInUseWhileItsRecordEnds":              TestRoomIsInUseWhileItsRecordEnds,
 	"TestPersistedEndOfASparseFile":                  TestPersistedEndOfASparseFile,
 	"TestEveryByteOfTheManifestIsChecked":            TestEveryByteOfTheManifestIsChecked,
 	"TestCutManifestIsRead":                          TestCutManifestIsRead,

@@ -16,7 +16,7 @@ import (
 )
 
 // BenchmarkCopy compares copies by a device, and waiting for them, with the same by the driver's
-// own calls, by turns; a ratio of 1 is that the device costs nothing. The emulator is as fast as
+// own calls, alternately; a ratio of 1 is that the device costs nothing. The emulator is as fast as
 // memory.
 func BenchmarkCopy(b *testing.B) {
 	for _, size := range []int64{64 << 10, 1 << 20, 64 << 20} {

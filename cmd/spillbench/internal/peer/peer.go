@@ -1,6 +1,6 @@
 // Package peer is what spillbench compare does: it spills the same batches by
 // Spillway and as a Go program does without it, by arrow-go's ipc.FileWriter, reads
-// them back, and times both by turns.
+// them back, and times both alternately.
 //
 //	verify    ours ─▶ compare with the source        ipc ─▶ compare with the source
 //	round 1   ours: host ─▶ disk ─▶ host, touch      ipc: heap ─▶ file, sync ─▶ drop cache ─▶ heap, touch
