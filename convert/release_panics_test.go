@@ -23,7 +23,7 @@ func (p panicsOnRelease) Release() error {
 // gets its handle.
 func TestReleasePanics(t *testing.T) {
 	if invariants.Enabled {
-		t.Skip("an invariants build ends with the panic")
+		t.Skip("needs a build without -tags invariants, which ends with the panic")
 	}
 	ways := map[string]func(*Mover, context.Context, *batch.Batch, reservation.Strategy) (*batch.Handle, error){
 		"acquire": (*Mover).Acquire,
