@@ -14,7 +14,6 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -89,7 +88,7 @@ func (s *spill) batch(i int) *batch.Batch {
 func (s *spill) whole() {
 	s.t.Helper()
 	for i, want := range s.records {
-		err := s.wellAgain(func(ctx context.Context) error { return s.same(ctx, s.batch(i), want) })
+		err := s.wellAgain(func(ctx context.Context) error { return sameRows(ctx, s.eng, s.batch(i), want) })
 		if err != nil {
 			s.t.Errorf("batch %d in %s: %v", i, s.batch(i).Info().Space, err)
 		}
@@ -107,21 +106,6 @@ func (s *spill) wellAgain(do func(context.Context) error) error {
 			return err
 		}
 	}
-}
-
-// same compares a batch, where it is, with what was put.
-func (s *spill) same(ctx context.Context, b *batch.Batch, want arrow.RecordBatch) (err error) {
-	h, err := s.eng.Mover().Acquire(ctx, b, reservation.Specific(b.Info().Space))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, h.Close()) }()
-	got, err := s.eng.Mover().Record(ctx, h)
-	if err != nil {
-		return err
-	}
-	defer got.Release()
-	return convert.Equal(want, got)
 }
 
 // close closes the engine, after which nothing is in use.

@@ -85,7 +85,7 @@ func (l *life) live(top *topology.Topology, records ...arrow.RecordBatch) {
 		}
 	}
 	for i, b := range l.batches {
-		if l.note(l.same(l.ctx, b, l.records[i])) {
+		if l.note(sameRows(l.ctx, l.eng, b, l.records[i])) {
 			l.whole()
 		}
 	}
@@ -178,7 +178,7 @@ func (l *life) whole() {
 	l.t.Helper()
 	l.books()
 	for i, b := range l.batches {
-		if err := l.same(l.t.Context(), b, l.records[i]); err != nil {
+		if err := sameRows(l.t.Context(), l.eng, b, l.records[i]); err != nil {
 			l.t.Errorf("batch %d: %v", i, err)
 		}
 	}
@@ -203,14 +203,14 @@ func (l *life) books() {
 	}
 }
 
-// same compares the rows of a batch, where it is, with those that it was made of.
-func (l *life) same(ctx context.Context, b *batch.Batch, want arrow.RecordBatch) (err error) {
-	h, err := l.eng.Mover().Acquire(ctx, b, reservation.Specific(b.Info().Space))
+// sameRows compares the rows of a batch, where it is, with those that it was made of.
+func sameRows(ctx context.Context, eng *spillway.Engine, b *batch.Batch, want arrow.RecordBatch) (err error) {
+	h, err := eng.Mover().Acquire(ctx, b, reservation.Specific(b.Info().Space))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, h.Close()) }()
-	got, err := l.eng.Mover().Record(ctx, h)
+	got, err := eng.Mover().Record(ctx, h)
 	if err != nil {
 		return err
 	}
