@@ -101,7 +101,8 @@ func TestDrainTellsOnce(t *testing.T) {
 }
 
 // TestSpillIsAnnouncedOnce: moving a batch to a disk that persists announces its departure, its
-// arrival and the end of the record, however many runs the packed image has.
+// arrival and the end of the record, however many runs the packed image has. A record that is
+// written again, because the batch changed meanwhile, ends once more.
 func TestSpillIsAnnouncedOnce(t *testing.T) {
 	persistNeedsLinux(t)
 	for codec, form := range map[convert.Codec]batch.PayloadType{convert.CodecNone: batch.DiskImage, convert.CodecS2: batch.DiskPacked} {
@@ -121,11 +122,11 @@ func TestSpillIsAnnouncedOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			now := b.Info()
-			if packed, ok := now.Payload.(*batch.Packed); now.Form != form || ok && len(packed.Runs()) < 4 {
+			if packed, ok := now.Payload.(*batch.Packed); now.Form != form || ok && len(packed.Runs()) < 10 {
 				t.Fatalf("the batch is a %s of %d bytes", now.Form, now.Bytes)
 			}
-			if n := told.n.Load(); n > 3 {
-				t.Errorf("the observer was told %d times, want at most 3", n)
+			if n := told.n.Load(); n > 6 {
+				t.Errorf("the observer was called %d times, want at most 6", n)
 			}
 			if err := b.Drop(); err != nil {
 				t.Error(err)
