@@ -73,26 +73,28 @@ func (l *Limits) check() error {
 // checkPermits refuses a pool with which nothing could be written, or read.
 func (l *Limits) checkPermits() error {
 	if l.PermitPool != nil {
-		if !l.Permits.IsZero() {
+		if p := &l.Permits; p.Budgets != nil || p.Slots != nil || p.Bypass != 0 {
 			return errors.New("permits: there are both a pool and a configuration of one")
 		}
-		s := l.PermitPool.Slots()
 		_, host := l.PermitPool.Total(permit.Host)
-		return enoughPermits(s.Total, s.Limited, host)
+		return enoughPermits(l.PermitPool.Stats().Slots, host)
 	}
 	if err := l.Permits.Validate(); err != nil {
 		return err
 	}
-	slots, limited := l.Permits.Slots.Limit()
+	slots := permit.Unlimited // the default is enough
+	if l.Permits.Slots != nil {
+		slots = *l.Permits.Slots
+	}
 	host := l.Permits.Budgets == nil || slices.ContainsFunc(l.Permits.Budgets, func(b permit.Budget) bool { return b.Name == permit.Host })
-	return enoughPermits(slots, limited, host)
+	return enoughPermits(slots, host)
 }
 
-func enoughPermits(slots int, limited, host bool) error {
+func enoughPermits(slots int, host bool) error {
 	switch {
 	case !host:
 		return fmt.Errorf("permits: there is no budget %q, which transfers with disks take from", permit.Host)
-	case limited && slots < 2:
+	case slots == 1:
 		return fmt.Errorf("permits: %d slots are too few: one is the monitor's, and one at least must be for all others", slots)
 	}
 	return nil

@@ -83,6 +83,16 @@ func (u *underWay) ended(t *testing.T, want error) {
 // users are permits that a program holds.
 type users []permit.Permit
 
+// freeHost is how many bytes of the budget permit.Host no permit has.
+func (m *machine) freeHost() int64 {
+	for _, b := range m.permits.Stats().Budgets {
+		if b.Name == permit.Host {
+			return b.Total - b.Held
+		}
+	}
+	return 0
+}
+
 func (u *users) release(t *testing.T) {
 	t.Helper()
 	for _, p := range *u {
@@ -97,8 +107,8 @@ func (u *users) release(t *testing.T) {
 func (m *machine) take(t *testing.T, slots, bytes bool) *users {
 	t.Helper()
 	var u users
-	if free, _ := m.permits.Available(permit.Host); bytes {
-		r, err := permit.Bytes(permit.Host, free)
+	if free := m.freeHost(); bytes {
+		r, err := permit.Request{}.And(permit.Host, free)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +190,7 @@ func eachDiskOperation(t *testing.T, f func(t *testing.T, m *machine, b *batch.B
 	for i, op := range diskOperations {
 		for _, dictionary := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/dictionary %v", op.name, dictionary), func(t *testing.T) {
-				m := newMachine(t, machineConfig{permits: permit.Config{Slots: permit.Slots(3)}})
+				m := newMachine(t, machineConfig{permits: permit.Config{Slots: new(3)}})
 				rec := numbered(1, 3000)
 				if dictionary {
 					rec = coded(1, 3000)
@@ -282,7 +292,7 @@ func TestMonitorMovesPastUsers(t *testing.T) {
 		for _, reason := range []string{ReasonTrigger, ReasonDemand} {
 			for slots := 1; slots <= 3; slots++ {
 				t.Run(fmt.Sprintf("%s, %s, %d slots", from, reason, slots), func(t *testing.T) {
-					m := newMachine(t, machineConfig{permits: permit.Config{Slots: permit.Slots(slots), Bypass: -1}})
+					m := newMachine(t, machineConfig{permits: permit.Config{Slots: new(slots), Bypass: -1}})
 					dict := words(1)
 					mine := m.put(t, codedBy(dict, 1, 2000), from)
 					theirs := m.put(t, codedBy(dict, 2, 2000), from) // has the same dictionary
@@ -386,7 +396,7 @@ func (f *gatedFS) shut() (open func()) {
 func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	const moves, slots = 7, 3
 	files := &gatedFS{FS: disk.OS(), arrived: make(chan int, 100)}
-	m := newMachine(t, machineConfig{files: files, permits: permit.Config{Slots: permit.Slots(slots + 1)}})
+	m := newMachine(t, machineConfig{files: files, permits: permit.Config{Slots: new(slots + 1)}})
 	var batches []*batch.Batch
 	for i := range moves {
 		batches = append(batches, m.put(t, numbered(int64(i), 2000), tier.Host))
@@ -405,20 +415,20 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	for m.permits.Stats().Waiting < moves-slots {
 		runtime.Gosched()
 	}
-	if s := m.permits.Slots(); s.Held != slots || s.Available != 0 {
+	if s := m.permits.Stats(); s.HeldSlots != slots || s.FreeSlots != 0 {
 		t.Errorf("the slots are %+v", s)
 	}
-	if n, _ := m.permits.Available(permit.Host); n != 512<<20-slots*body {
+	if n := m.freeHost(); n != 512<<20-slots*body {
 		t.Errorf("%d bytes are available, with %d bodies of %d under way", n, slots, body)
 	}
 	own := m.start(t, func(ctx context.Context) error {
 		return m.mover.Move(ctx, last, reservation.AnyInTier(tier.Disk), ReasonTrigger)
 	})
 	<-files.arrived // the monitor's comes in addition
-	if s := m.permits.Slots(); s.Held != slots+1 || s.Monitor != 1 {
+	if s := m.permits.Stats(); s.HeldSlots != slots+1 || s.MonitorSlots != 1 {
 		t.Errorf("the slots are %+v", s)
 	}
-	if n, _ := m.permits.Available(permit.Host); n != 512<<20-slots*body {
+	if n := m.freeHost(); n != 512<<20-slots*body {
 		t.Errorf("%d bytes are available with the monitor's", n)
 	}
 	select {
@@ -451,11 +461,11 @@ func TestPermitsBytes(t *testing.T) {
 		for edge, most := range large {
 			for _, body := range []int64{1, 4096, 1 << 40} {
 				err := b.Permitted(t.Context(), m.spaces[edge[1]], m.spaces[edge[0]], body, func(ctx context.Context) error {
-					free, _ := m.permits.Available(permit.Host)
+					free := m.freeHost()
 					if got, want := budget-free, min(body, most, budget); got != want {
 						t.Errorf("%v with a body of %d has %d bytes, want %d", edge, body, got, want)
 					}
-					if held := m.permits.Slots().Held; held != map[bool]int{true: 1}[edge[1] == tier.Disk] {
+					if held := m.permits.Stats().HeldSlots; held != map[bool]int{true: 1}[edge[1] == tier.Disk] {
 						t.Errorf("%v has %d slots", edge, held)
 					}
 					return nil
@@ -471,7 +481,7 @@ func TestPermitsBytes(t *testing.T) {
 // A small pool slows moves down and hinders none.
 func TestTheSmallestPool(t *testing.T) {
 	m := newMachine(t, machineConfig{permits: permit.Config{
-		Budgets: []permit.Budget{{Name: permit.Host, Bytes: 1}}, Slots: permit.Slots(2)}})
+		Budgets: []permit.Budget{{Name: permit.Host, Bytes: 1}}, Slots: new(2)}})
 	dict := words(1)
 	var batches []*batch.Batch
 	for i := range 4 {
@@ -496,7 +506,7 @@ func TestTheSmallestPool(t *testing.T) {
 // OnDisk within OnDisk asks for nothing more, and writing within reading is refused
 // rather than waited for.
 func TestOnDiskWithinOnDisk(t *testing.T) {
-	m := newMachine(t, machineConfig{permits: permit.Config{Slots: permit.Slots(2)}})
+	m := newMachine(t, machineConfig{permits: permit.Config{Slots: new(2)}})
 	b := m.mover.cfg.Builtin
 	nothing := func(context.Context) error { return nil }
 	ran := 0
@@ -504,7 +514,7 @@ func TestOnDiskWithinOnDisk(t *testing.T) {
 		for _, writes := range []bool{true, false} {
 			err := b.OnDisk(ctx, 10, writes, func(context.Context) error {
 				ran++
-				if s := m.permits.Slots(); s.Held != 1 {
+				if s := m.permits.Stats(); s.HeldSlots != 1 {
 					t.Errorf("%+v", s)
 				}
 				return nil

@@ -43,7 +43,7 @@ func takeAll(t *testing.T, p *permit.Pool) (release func()) {
 	t.Helper()
 	var held []permit.Permit
 	for _, b := range p.Stats().Budgets {
-		r, err := permit.Bytes(b.Name, b.Total)
+		r, err := permit.Request{}.And(b.Name, b.Total)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +87,7 @@ func untilWaiting(t *testing.T, p *permit.Pool, n int, ended <-chan error) {
 // times the memory is put, and comes back.
 func TestMonitorSpillsWhileUsersHoldAllPermits(t *testing.T) {
 	for _, slots := range []int{2, 5} {
-		eng := openPermits(t, spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: permit.Slots(slots)}}})
+		eng := openPermits(t, spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: new(slots)}}})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		plan, err := eng.Plan("p")
@@ -129,7 +129,7 @@ func TestMonitorSpillsWhileUsersHoldAllPermits(t *testing.T) {
 		if spilled == 0 {
 			t.Error("nothing was spilled")
 		}
-		if s := eng.Permits().Slots(); s.Held-s.Monitor != slots-1 {
+		if s := eng.Permits().Stats(); s.HeldSlots-s.MonitorSlots != slots-1 {
 			t.Errorf("users do not hold all slots: %+v", s)
 		}
 		release()
@@ -193,7 +193,7 @@ func TestCloseEndsWaitsForPermits(t *testing.T) {
 
 // Engines that share a pool share its limits, and leave it open.
 func TestEnginesShareAPool(t *testing.T) {
-	pool, err := permit.New(permit.Config{Slots: permit.Slots(2)})
+	pool, err := permit.New(permit.Config{Slots: new(2)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func TestEnginesShareAPool(t *testing.T) {
 func TestOpenRefusesPermits(t *testing.T) {
 	pools := make(map[string]*permit.Pool)
 	for name, cfg := range map[string]permit.Config{
-		"one slot": {Slots: permit.Slots(1)}, "other budgets": {Budgets: []permit.Budget{{Name: "ram", Bytes: 1}}}, "good": {},
+		"one slot": {Slots: new(1)}, "other budgets": {Budgets: []permit.Budget{{Name: "ram", Bytes: 1}}}, "good": {},
 	} {
 		p, err := permit.New(cfg)
 		if err != nil {
@@ -239,19 +239,19 @@ func TestOpenRefusesPermits(t *testing.T) {
 		cfg  spillway.Config
 		says string
 	}{
-		"one slot":              {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: permit.Slots(1)}}}, "one is the monitor's"},
+		"one slot":              {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: new(1)}}}, "one is the monitor's"},
 		"a pool of one slot":    {spillway.Config{Limits: spillway.Limits{PermitPool: pools["one slot"]}}, "one is the monitor's"},
 		"no host budget":        {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Budgets: []permit.Budget{{Name: "ram", Bytes: 1}}}}}, `no budget "host"`},
 		"a pool without it":     {spillway.Config{Limits: spillway.Limits{PermitPool: pools["other budgets"]}}, `no budget "host"`},
-		"zero slots":            {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: permit.Slots(0)}}}, "0 slots"},
-		"both":                  {spillway.Config{Limits: spillway.Limits{PermitPool: pools["good"], Permits: permit.Config{Slots: permit.Slots(4)}}}, "both a pool"},
+		"zero slots":            {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: new(0)}}}, "0 slots"},
+		"both":                  {spillway.Config{Limits: spillway.Limits{PermitPool: pools["good"], Permits: permit.Config{Slots: new(4)}}}, "both a pool"},
 		"a budget of zero size": {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Budgets: []permit.Budget{{Name: permit.Host}}}}}, "0 bytes"},
 	} {
 		if err := c.cfg.Validate(); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, cfg := range []spillway.Config{{}, {Limits: spillway.Limits{PermitPool: pools["good"]}}, {Limits: spillway.Limits{Permits: permit.Config{Slots: permit.Unlimited()}}}} {
+	for _, cfg := range []spillway.Config{{}, {Limits: spillway.Limits{PermitPool: pools["good"]}}, {Limits: spillway.Limits{Permits: permit.Config{Slots: new(permit.Unlimited)}}}} {
 		if err := cfg.Validate(); err != nil {
 			t.Error(err)
 		}

@@ -401,11 +401,11 @@ var settings = []setting{
 		}
 	}},
 	{field: "Limits.Permits", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.Limits.Permits = permit.Config{Slots: permit.Slots(5), Budgets: []permit.Budget{{Name: permit.Host, Bytes: 3 << 20}}}
+		c.Limits.Permits = permit.Config{Slots: new(5), Budgets: []permit.Budget{{Name: permit.Host, Bytes: 3 << 20}}}
 		return func(eng *spillway.Engine) bool {
 			want := []permit.BudgetStats{{Name: permit.Host, Total: 3 << 20}}
 			s := eng.Permits().Stats()
-			return s.Slots.Total == 5 && slices.Equal(s.Budgets, want)
+			return s.Slots == 5 && slices.Equal(s.Budgets, want)
 		}
 	}},
 	{field: "Limits.PermitPool", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {

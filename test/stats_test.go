@@ -28,7 +28,7 @@ func TestStatsOfAllParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	fresh := eng.Stats()
-	if fresh.Monitor.Moves != 0 || fresh.Admission.Admitted != 0 || fresh.Permits.Slots.Held != 0 || fresh.Waits.Count != 0 {
+	if fresh.Monitor.Moves != 0 || fresh.Admission.Admitted != 0 || fresh.Permits.HeldSlots != 0 || fresh.Waits.Count != 0 {
 		t.Errorf("a new engine has done %+v", fresh)
 	}
 	repo := scanOf(t, eng)
@@ -45,7 +45,7 @@ func TestStatsOfAllParts(t *testing.T) {
 	for b.Info().Space.Kind != tier.Disk || eng.Stats().Monitor.Bytes == 0 {
 		runtime.Gosched()
 	}
-	request, err := permit.Bytes(permit.Host, 1000)
+	request, err := permit.Request{}.And(permit.Host, 1000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestStatsOfAllParts(t *testing.T) {
 		t.Errorf("of the tasks it says %+v", a)
 	}
 	host := permit.BudgetStats{Name: permit.Host, Total: 512 << 20, Held: 1000}
-	if p := s.Permits; p.Slots.Held != 1 || len(p.Budgets) != 2 || p.Budgets[1] != host {
+	if p := s.Permits; p.HeldSlots != 1 || len(p.Budgets) != 2 || p.Budgets[1] != host {
 		t.Errorf("of the permits it says %+v", p)
 	}
 	for _, space := range s.Spaces {
@@ -95,7 +95,7 @@ func TestStatsOfAllParts(t *testing.T) {
 	if err := held.Release(); err != nil {
 		t.Error(err)
 	}
-	if s := eng.Stats(); s.Permits.Slots.Held != 0 || s.Admission.Running != 0 || s.Admission.Waiting != 0 {
+	if s := eng.Stats(); s.Permits.HeldSlots != 0 || s.Admission.Running != 0 || s.Admission.Waiting != 0 {
 		t.Errorf("in the end it says %+v and %+v", s.Permits, s.Admission)
 	}
 }

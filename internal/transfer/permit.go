@@ -57,7 +57,7 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	var r permit.Request
 	if !d.monitor {
 		var err error
-		if r, err = permit.Bytes(permit.Host, pinned); err != nil {
+		if r, err = r.And(permit.Host, pinned); err != nil {
 			return err
 		}
 		r = r.Capped()

@@ -30,41 +30,11 @@ type Budget struct {
 	Bytes int64
 }
 
-// SlotLimit says how many spill slots a pool has. The zero value is 16
-// of them; no slots at all cannot be written with it by mistake.
-type SlotLimit struct {
-	kind  slotKind
-	count int
-}
+// Unlimited as a number of slots is no limit: every request for a slot is granted one.
+const Unlimited = -1
 
-type slotKind uint8
-
-const (
-	slotsDefault slotKind = iota
-	slotsLimited
-	slotsUnlimited
-)
-
-// Slots is a limit of n slots. One of them is the monitor's, so that users have
-// one less. Fewer than 1 is an error where it is used.
-func Slots(n int) SlotLimit { return SlotLimit{kind: slotsLimited, count: n} }
-
-// Unlimited is no limit: every request for a slot is granted one.
-func Unlimited() SlotLimit { return SlotLimit{kind: slotsUnlimited} }
-
-// Limit returns how many slots there are, and false if they are unlimited.
-func (s SlotLimit) Limit() (slots int, limited bool) {
-	switch s.kind {
-	case slotsDefault:
-		return defaultSlots, true
-	case slotsUnlimited:
-		return 0, false
-	}
-	return s.count, true
-}
-
-func (s SlotLimit) validate() error {
-	if n, limited := s.Limit(); limited && n < 1 {
+func validSlots(n int) error {
+	if n < 1 && n != Unlimited {
 		return fmt.Errorf("permit: a pool of %d slots: want 1 at least, or Unlimited", n)
 	}
 	return nil
@@ -72,25 +42,25 @@ func (s SlotLimit) validate() error {
 
 // Config describes a Pool. The zero value
 // has 256 MiB of Device, 512 MiB of Host, and 16 slots. What is set must be
-// above zero: a budget of 0 bytes, a list without budgets and Slots(0) are errors.
+// above zero: a budget of 0 bytes, a list without budgets and 0 slots are errors.
 type Config struct {
 	// Budgets are the pool's budgets in their order. Nil means Device and
 	// Host; an empty list that is not nil is an error.
 	Budgets []Budget
-	// Slots is how many spill slots there are: Slots(n), Unlimited(), or, if it is not
-	// set, 16.
-	Slots SlotLimit
+	// Slots is how many spill slots there are, as new(8), or Unlimited. One of them is the
+	// monitor's, so that users have one less. Nil means 16.
+	Slots *int
 	// Bypass is how many requests may be served before the oldest of a line, for which there is not
 	// enough yet. 0 means 16. Below 0, no request may pass the oldest.
 	Bypass int
 }
 
-// IsZero reports whether nothing is set.
-func (c Config) IsZero() bool { return c.Budgets == nil && c.Slots == SlotLimit{} && c.Bypass == 0 }
-
 func (c Config) withDefaults() Config {
 	if c.Budgets == nil {
 		c.Budgets = []Budget{{Device, defaultDeviceBytes}, {Host, defaultHostBytes}}
+	}
+	if c.Slots == nil {
+		c.Slots = new(defaultSlots)
 	}
 	if c.Bypass == 0 {
 		c.Bypass = defaultBypass
@@ -129,7 +99,7 @@ func (c Config) Validate() error {
 	if c.Bypass > maxBypass {
 		errs = append(errs, fmt.Errorf("permit: a bypass of %d requests is above %d", c.Bypass, maxBypass))
 	}
-	return errors.Join(append(errs, c.Slots.validate())...)
+	return errors.Join(append(errs, validSlots(*c.Slots))...)
 }
 
 // add returns a + b, both at least 0, and false if that is more than an int64

@@ -34,24 +34,6 @@ func (e *ExceededError) Error() string {
 // Is matches reservation.ErrExceeded.
 func (e *ExceededError) Is(target error) bool { return target == reservation.ErrExceeded }
 
-// NoSlotError is returned when no slot was free for the request. It matches tier.ErrOutOfBudget.
-type NoSlotError struct {
-	Held  int  // slots that are taken
-	Limit int  // slots that there are
-	User  bool // the request is not the monitor's, for which one slot is kept
-}
-
-func (e *NoSlotError) Error() string {
-	s := fmt.Sprintf("permit: no spill slot is free: %d of %d are taken", e.Held, e.Limit)
-	if e.User {
-		s += ", and one is always the monitor's"
-	}
-	return s + " (Config.Slots or SetSlots makes them more)"
-}
-
-// Is matches tier.ErrOutOfBudget.
-func (e *NoSlotError) Is(target error) bool { return target == tier.ErrOutOfBudget }
-
 // Leak is a permit that was never released.
 type Leak struct {
 	Budgets []Budget // what it has of each
@@ -114,7 +96,12 @@ func (p *Pool) lackError(l lack, monitor bool) error {
 	}
 	var err error
 	if slot {
-		err = &NoSlotError{Held: int(l.used), Limit: int(l.all), User: !monitor}
+		kept := ""
+		if !monitor {
+			kept = ", and one is always the monitor's"
+		}
+		err = fmt.Errorf("permit: no spill slot is free: %d of %d are taken%s (Config.Slots or SetSlots makes them more): %w",
+			l.used, l.all, kept, tier.ErrOutOfBudget)
 	} else {
 		err = &tier.OutOfBudgetError{
 			Budget:    fmt.Sprintf("permit budget %q (SetTotal makes it larger)", p.names[l.resource]),

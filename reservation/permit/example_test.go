@@ -21,10 +21,10 @@ func Example() {
 	}
 	err = pool.With(context.Background(), request.Spill(), func(_ context.Context, p permit.Permit) error {
 		fmt.Println("may write to disk:", p.CanSpill(), "with", p.Bytes(permit.Host), "bytes under way")
-		fmt.Println(pool.Slots().Available, "slots are left for users")
+		fmt.Println(pool.Stats().FreeSlots, "slots are left for users")
 		return nil
 	})
-	fmt.Println(pool.Slots().Available, "in the end;", err)
+	fmt.Println(pool.Stats().FreeSlots, "in the end;", err)
 	// Output:
 	// may write to disk: true with 67108864 bytes under way
 	// 14 slots are left for users
@@ -36,14 +36,14 @@ func Example() {
 func ExamplePool_TryAcquire() {
 	pool, err := permit.New(permit.Config{
 		Budgets: []permit.Budget{{Name: "device", Bytes: 1000}, {Name: "host", Bytes: 500}},
-		Slots:   permit.Unlimited(),
+		Slots:   new(permit.Unlimited),
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer pool.Close()
 
-	host, _ := permit.Bytes("host", 400)
+	host, _ := permit.Request{}.And("host", 400)
 	both, _ := host.And("device", 600)
 	first, err := pool.TryAcquire(both)
 	fmt.Println(first.TotalBytes())

@@ -29,24 +29,34 @@ func newPool(t testing.TB, cfg permit.Config) *permit.Pool {
 }
 
 // abc has three budgets of 100 bytes each.
-func abc(slots permit.SlotLimit) permit.Config {
-	return permit.Config{Budgets: []permit.Budget{{Name: "a", Bytes: 100}, {Name: "b", Bytes: 100}, {Name: "c", Bytes: 100}}, Slots: slots}
+func abc(slots int) permit.Config {
+	return permit.Config{Budgets: []permit.Budget{{Name: "a", Bytes: 100}, {Name: "b", Bytes: 100}, {Name: "c", Bytes: 100}}, Slots: &slots}
 }
 
 // full checks that nothing of p is held.
 func full(t testing.TB, p *permit.Pool) {
 	t.Helper()
 	for _, b := range p.Stats().Budgets {
-		if n, ok := p.Available(b.Name); !ok || n != b.Total || b.Held != 0 {
-			t.Errorf("%d of %d bytes of %s are available", n, b.Total, b.Name)
+		if b.Held != 0 {
+			t.Errorf("%d of %d bytes of %s are held", b.Held, b.Total, b.Name)
 		}
 	}
-	if s := p.Slots(); s.Held != 0 || s.Monitor != 0 {
+	if s := p.Stats(); s.HeldSlots != 0 || s.MonitorSlots != 0 {
 		t.Errorf("slots are held: %+v", s)
 	}
 	if n := p.Stats().Waiting; n != 0 {
 		t.Errorf("%d wait", n)
 	}
+}
+
+// available returns how many bytes of a budget no permit has.
+func available(p *permit.Pool, name string) int64 {
+	for _, b := range p.Stats().Budgets {
+		if b.Name == name {
+			return b.Total - b.Held
+		}
+	}
+	return -1
 }
 
 // of makes a request of pairs of a name and a number of bytes.

@@ -44,8 +44,12 @@ type Pool struct {
 // Stats are a pool's numbers at one moment.
 type Stats struct {
 	Budgets []BudgetStats // in the pool's order
-	Slots   SlotStats
-	Waiting int // requests
+	Waiting int           // requests
+
+	Slots        int // or Unlimited
+	HeldSlots    int // by users and the monitor
+	MonitorSlots int // of HeldSlots, the monitor's
+	FreeSlots    int // for users; 0 if Slots is Unlimited
 }
 
 // BudgetStats are one budget's bytes. Held is more than Total after the budget was made smaller
@@ -53,16 +57,6 @@ type Stats struct {
 type BudgetStats struct {
 	Name        string
 	Total, Held int64
-}
-
-// SlotStats are a pool's slots at one moment. Total and Available are 0 if they are
-// not limited.
-type SlotStats struct {
-	Limited   bool
-	Total     int
-	Held      int // by users and the monitor
-	Monitor   int // of Held, the monitor's
-	Available int // to users
 }
 
 // New returns a pool, which the caller must Close.
@@ -76,17 +70,15 @@ func New(cfg Config) (*Pool, error) {
 		p.names = append(p.names, b.Name)
 		p.mu.total[i] = b.Bytes
 	}
-	n, limited := cfg.Slots.Limit()
-	p.mu.total[p.slots], p.mu.unlimited = int64(n), !limited
-	p.growLocked() // no other goroutine has p yet
+	p.setSlotsLocked(*cfg.Slots) // no other goroutine has p yet
+	p.growLocked()
 	return p, nil
 }
 
-// TryAcquire grants r now, with everything that it asks for, or changes nothing. Too
-// little of a budget is a *tier.OutOfBudgetError, no free slot a *NoSlotError; a
-// request that can never be granted is an *ExceededError. It allocates nothing unless
-// it fails, or more permits are held than ever before. The caller must Release
-// the permit.
+// TryAcquire grants r now, with everything that it asks for, or changes nothing. Too little of a
+// budget is a *tier.OutOfBudgetError, no free slot an error that matches tier.ErrOutOfBudget. A
+// request that can never be granted is an *ExceededError. It allocates nothing unless it fails, or
+// more permits are held than ever before. The caller must Release the permit.
 func (p *Pool) TryAcquire(r Request) (Permit, error) {
 	var a ask
 	if err := p.understand(&r, &a); err != nil {
@@ -167,42 +159,20 @@ func (p *Pool) Total(name string) (bytes int64, ok bool) {
 	return p.mu.total[i], true
 }
 
-// Available returns the bytes of a budget that no permit has, and false if there
-// is none of that name. They are below 0 when the budget was made smaller than what
-// permits have of it.
-func (p *Pool) Available(name string) (bytes int64, ok bool) {
-	i := p.index(name)
-	if i < 0 {
-		return 0, false
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.mu.total[i] - p.mu.used[i], true
-}
-
-// Slots returns how many slots there are and how many are held.
-func (p *Pool) Slots() SlotStats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.slotsLocked()
-}
-
 // Stats returns a consistent picture of the pool.
 func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Stats{Budgets: make([]BudgetStats, len(p.names)), Slots: p.slotsLocked(), Waiting: p.mu.waiting}
+	s := Stats{
+		Budgets: make([]BudgetStats, len(p.names)), Waiting: p.mu.waiting,
+		Slots: Unlimited, HeldSlots: int(p.mu.used[p.slots]), MonitorSlots: int(p.mu.monitors),
+	}
+	if !p.mu.unlimited {
+		s.Slots = int(p.mu.total[p.slots])
+		s.FreeSlots = int(max(0, p.availableLocked(p.slots, false)))
+	}
 	for i, name := range p.names {
 		s.Budgets[i] = BudgetStats{Name: name, Total: p.mu.total[i], Held: p.mu.used[i]}
-	}
-	return s
-}
-
-func (p *Pool) slotsLocked() SlotStats {
-	s := SlotStats{Limited: !p.mu.unlimited, Held: int(p.mu.used[p.slots]), Monitor: int(p.mu.monitors)}
-	if s.Limited {
-		s.Total = int(p.mu.total[p.slots])
-		s.Available = int(max(0, p.availableLocked(p.slots, false)))
 	}
 	return s
 }
@@ -236,15 +206,18 @@ func (p *Pool) SetTotal(name string, bytes int64) error {
 // SetSlots changes how many slots there are, while they are in use, with the meaning of
 // Config.Slots. Permits keep their slots. If users may have no slot any more, those that wait for
 // one are refused with an *ExceededError.
-func (p *Pool) SetSlots(s SlotLimit) error {
-	if err := s.validate(); err != nil {
+func (p *Pool) SetSlots(n int) error {
+	if err := validSlots(n); err != nil {
 		return err
 	}
-	n, limited := s.Limit()
 	return p.change(p.slots, func() error {
-		p.mu.total[p.slots], p.mu.unlimited = int64(n), !limited
+		p.setSlotsLocked(n)
 		return nil
 	})
+}
+
+func (p *Pool) setSlotsLocked(n int) {
+	p.mu.total[p.slots], p.mu.unlimited = int64(max(0, n)), n == Unlimited
 }
 
 // leaks describes the permits that are held now.

@@ -18,17 +18,17 @@ import (
 func TestGrantTable(t *testing.T) {
 	for _, row := range []struct {
 		name             string
-		slots            permit.SlotLimit
+		slots            int
 		asked            bool
 		held             int // granted of the pool's count
 		canSpill         bool
 		limited          bool
 		availableBetween int
 	}{
-		{"n configured, asked: one of n", permit.Slots(4), true, 1, true, true, 2},
-		{"n configured, not asked: none", permit.Slots(4), false, 0, false, false, 3},
-		{"unlimited, asked: unlimited", permit.Unlimited(), true, 1, true, false, 0},
-		{"unlimited, not asked: none", permit.Unlimited(), false, 0, false, false, 0},
+		{"n configured, asked: one of n", 4, true, 1, true, true, 2},
+		{"n configured, not asked: none", 4, false, 0, false, false, 3},
+		{"unlimited, asked: unlimited", permit.Unlimited, true, 1, true, false, 0},
+		{"unlimited, not asked: none", permit.Unlimited, false, 0, false, false, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			p := newPool(t, abc(row.slots))
@@ -40,7 +40,7 @@ func TestGrantTable(t *testing.T) {
 			if got.CanSpill() != row.canSpill || got.Limited() != row.limited {
 				t.Errorf("CanSpill %v, Limited %v", got.CanSpill(), got.Limited())
 			}
-			if s := p.Slots(); s.Held != row.held || s.Available != row.availableBetween {
+			if s := p.Stats(); s.HeldSlots != row.held || s.FreeSlots != row.availableBetween {
 				t.Errorf("the slots are %+v", s)
 			}
 			release(t, got)
@@ -52,20 +52,14 @@ func TestGrantTable(t *testing.T) {
 }
 
 func TestDefaults(t *testing.T) {
-	said := permit.Config{Budgets: []permit.Budget{{permit.Device, 256 << 20}, {permit.Host, 512 << 20}}, Slots: permit.Slots(16), Bypass: 16}
+	said := permit.Config{Budgets: []permit.Budget{{permit.Device, 256 << 20}, {permit.Host, 512 << 20}}, Slots: new(16), Bypass: 16}
 	for _, cfg := range []permit.Config{{}, said} {
 		p := newPool(t, cfg)
 		device, _ := p.Total(permit.Device)
 		host, _ := p.Total(permit.Host)
-		if s := p.Slots(); device != 256<<20 || host != 512<<20 || s.Total != 16 || !s.Limited || s.Available != 15 || len(p.Stats().Budgets) != 2 {
-			t.Errorf("%+v makes %+v and %+v", cfg, p.Stats().Budgets, s)
+		if s := p.Stats(); device != 256<<20 || host != 512<<20 || s.Slots != 16 || s.FreeSlots != 15 || len(s.Budgets) != 2 {
+			t.Errorf("%+v makes %+v", cfg, s)
 		}
-	}
-	if !(permit.Config{}).IsZero() || said.IsZero() {
-		t.Error("IsZero says something else")
-	}
-	if n, limited := (permit.SlotLimit{}).Limit(); n != 16 || !limited {
-		t.Errorf("without a word there are %d slots, limited: %v", n, limited)
 	}
 }
 
@@ -86,8 +80,8 @@ func TestNewRefuses(t *testing.T) {
 		{"the same name twice", `two budgets "a"`, budgets(permit.Budget{"a", 1}, permit.Budget{"b", 1}, permit.Budget{"a", 2})},
 		{"too many", "15 budgets", budgets(many...)},
 		{"a sum that overflows", "together", budgets(permit.Budget{"a", math.MaxInt64}, permit.Budget{"b", 1})},
-		{"zero slots", "0 slots", permit.Config{Slots: permit.Slots(0)}},
-		{"negative slots", "-3 slots", permit.Config{Slots: permit.Slots(-3)}},
+		{"zero slots", "0 slots", permit.Config{Slots: new(0)}},
+		{"negative slots", "-3 slots", permit.Config{Slots: new(-3)}},
 		{"a bypass too large", "bypass", permit.Config{Bypass: 1 << 30}},
 	} {
 		p, err := permit.New(c.cfg)
@@ -109,7 +103,7 @@ func TestRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	both := try(t, p, r)
-	one, err := permit.Bytes(permit.Host, 12345)
+	one, err := permit.Request{}.And(permit.Host, 12345)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +117,7 @@ func TestRequests(t *testing.T) {
 			t.Errorf("%d, %d, %d, %v", c.p.Bytes(permit.Device), c.p.Bytes(permit.Host), total, err)
 		}
 	}
-	if n, _ := p.Available(permit.Host); n != 507<<20-12345 {
+	if n := available(p, permit.Host); n != 507<<20-12345 {
 		t.Errorf("%d available", n)
 	}
 	release(t, both, host)
@@ -132,9 +126,6 @@ func TestRequests(t *testing.T) {
 	}
 	if n, ok := p.Total("nobody"); n != 0 || ok {
 		t.Error("an unknown budget has a total")
-	}
-	if n, ok := p.Available("nobody"); n != 0 || ok {
-		t.Error("an unknown budget has something available")
 	}
 
 	const most = math.MaxInt64
@@ -146,10 +137,10 @@ func TestRequests(t *testing.T) {
 		{"negative MiB of the second", func() (permit.Request, error) { return permit.MiB(0, math.MinInt64) }},
 		{"MiB that overflow", func() (permit.Request, error) { return permit.MiB(0, 1<<43) }},
 		{"MiB that overflow together", func() (permit.Request, error) { return permit.MiB(1<<42, 1<<42) }},
-		{"negative bytes", func() (permit.Request, error) { return permit.Bytes("a", -1) }},
-		{"no name", func() (permit.Request, error) { return permit.Bytes("", 1) }},
-		{"the same one overflows", func() (permit.Request, error) { r, _ := permit.Bytes("a", most); return r.And("a", 1) }},
-		{"another one overflows", func() (permit.Request, error) { r, _ := permit.Bytes("a", most); return r.And("b", 1) }},
+		{"negative bytes", func() (permit.Request, error) { return permit.Request{}.And("a", -1) }},
+		{"no name", func() (permit.Request, error) { return permit.Request{}.And("", 1) }},
+		{"the same one overflows", func() (permit.Request, error) { r, _ := permit.Request{}.And("a", most); return r.And("a", 1) }},
+		{"another one overflows", func() (permit.Request, error) { r, _ := permit.Request{}.And("a", most); return r.And("b", 1) }},
 	} {
 		if r, err := c.make(); err == nil {
 			t.Errorf("%s makes %+v", c.name, r)
@@ -189,7 +180,7 @@ func TestRequestsAreValues(t *testing.T) {
 }
 
 func TestZeroRequest(t *testing.T) {
-	p := newPool(t, abc(permit.Slots(1)))
+	p := newPool(t, abc(1))
 	all := try(t, p, of(t, "a", 100, "b", 100, "c", 100))
 	zero := try(t, p, permit.Request{})
 	named := try(t, p, of(t, "a", 0, "unknown", 0))
@@ -202,17 +193,16 @@ func TestZeroRequest(t *testing.T) {
 }
 
 func TestSpillOnlyTakesASlot(t *testing.T) {
-	p := newPool(t, abc(permit.Slots(3)))
+	p := newPool(t, abc(3))
 	x, y := try(t, p, slot()), try(t, p, slot())
 	if n, _ := x.TotalBytes(); n != 0 || !x.CanSpill() {
 		t.Errorf("it has %d bytes, can spill: %v", n, x.CanSpill())
 	}
 	_, err := p.TryAcquire(slot())
-	var none *permit.NoSlotError
-	if !errors.As(err, &none) || *none != (permit.NoSlotError{Held: 2, Limit: 3, User: true}) || !errors.Is(err, tier.ErrOutOfBudget) {
+	if !errors.Is(err, tier.ErrOutOfBudget) || errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("a third: %v", err)
 	}
-	if !strings.Contains(err.Error(), "2 of 3") || !strings.Contains(err.Error(), "SetSlots") {
+	if !strings.Contains(err.Error(), "2 of 3 are taken, and one is always the monitor's") || !strings.Contains(err.Error(), "SetSlots") {
 		t.Errorf("%q does not tell enough", err)
 	}
 	release(t, x, y)
@@ -221,7 +211,7 @@ func TestSpillOnlyTakesASlot(t *testing.T) {
 // A request that fails at its n-th resource leaves all the others as they were,
 // at each n.
 func TestAllOrNothing(t *testing.T) {
-	p := newPool(t, abc(permit.Slots(2)))
+	p := newPool(t, abc(2))
 	for n, name := range []string{"a", "b", "c", ""} {
 		var hold permit.Permit
 		if name == "" {
@@ -248,7 +238,7 @@ func TestAllOrNothing(t *testing.T) {
 
 // While others fail at each n, an observer sees nothing of what they did not get.
 func TestFailuresAreInvisible(t *testing.T) {
-	p := newPool(t, abc(permit.Slots(2)))
+	p := newPool(t, abc(2))
 	for _, name := range []string{"a", "b", "c"} {
 		hold := try(t, p, of(t, name, 60))
 		large := of(t, "a", 41, "b", 41, "c", 41).Spill()
@@ -271,12 +261,12 @@ func TestFailuresAreInvisible(t *testing.T) {
 					if b.Name == name {
 						want = 40
 					}
-					if n, _ := p.Available(b.Name); n != want {
+					if n := available(p, b.Name); n != want {
 						t.Errorf("%d of %s are available, want %d", n, b.Name, want)
 						return
 					}
 				}
-				if s := p.Slots(); s.Held != 0 {
+				if s := p.Stats(); s.HeldSlots != 0 {
 					t.Errorf("the slots are %+v", s)
 					return
 				}
@@ -295,7 +285,7 @@ func TestFailuresAreInvisible(t *testing.T) {
 }
 
 func TestUnknownAndTooLarge(t *testing.T) {
-	p := newPool(t, abc(permit.Slots(2)))
+	p := newPool(t, abc(2))
 	for _, acquire := range []func(permit.Request) (permit.Permit, error){
 		p.TryAcquire,
 		func(r permit.Request) (permit.Permit, error) { return p.Acquire(t.Context(), r) },
@@ -320,7 +310,7 @@ func TestUnknownAndTooLarge(t *testing.T) {
 // Of ten goroutines some are refused all the time; in the end the pool is exactly
 // full.
 func TestTenGoroutinesLeaveItFull(t *testing.T) {
-	p := newPool(t, abc(permit.Slots(4)))
+	p := newPool(t, abc(4))
 	var wg sync.WaitGroup
 	for g := range 10 {
 		wg.Go(func() {
@@ -338,7 +328,7 @@ func TestTenGoroutinesLeaveItFull(t *testing.T) {
 					continue
 				}
 				for _, b := range p.Stats().Budgets {
-					if n, _ := p.Available(b.Name); n < 0 {
+					if n := available(p, b.Name); n < 0 {
 						t.Errorf("%d of %s are available", n, b.Name)
 					}
 				}
@@ -351,7 +341,7 @@ func TestTenGoroutinesLeaveItFull(t *testing.T) {
 }
 
 func TestReleasedTwice(t *testing.T) {
-	p := newPool(t, abc(permit.Slots(3)))
+	p := newPool(t, abc(3))
 	first := try(t, p, of(t, "a", 10).Spill())
 	release(t, first)
 	releasedTwice(t, first)
@@ -360,7 +350,7 @@ func TestReleasedTwice(t *testing.T) {
 	for range 3 {
 		next := try(t, p, of(t, "a", 30).Spill())
 		releasedTwice(t, first)
-		if n, _ := p.Available("a"); n != 70 || p.Slots().Held != 1 || first.Bytes("a") != 0 || next.Bytes("a") != 30 {
+		if n := available(p, "a"); n != 70 || p.Stats().HeldSlots != 1 || first.Bytes("a") != 0 || next.Bytes("a") != 30 {
 			t.Errorf("the second release took the other permit's %d", n)
 		}
 		release(t, next)
@@ -373,7 +363,7 @@ func TestReleasedByManyAtOnce(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("needs a build without -tags invariants, where it is no panic")
 	}
-	p := newPool(t, abc(permit.Slots(3)))
+	p := newPool(t, abc(3))
 	for range 200 {
 		got := try(t, p, of(t, "a", 10).Spill())
 		var wg sync.WaitGroup
@@ -440,7 +430,7 @@ func TestTryAcquireAllocatesNothing(t *testing.T) {
 }
 
 func TestCloseReportsLeaks(t *testing.T) {
-	p := newPool(t, abc(permit.Slots(3)))
+	p := newPool(t, abc(3))
 	release(t, try(t, p, of(t, "c", 1)))
 	var held []permit.Permit
 	for range 40 { // more than one slab of records
@@ -471,7 +461,7 @@ func TestCloseReportsLeaks(t *testing.T) {
 		t.Errorf("a second Close: %v", err)
 	}
 	release(t, held...) // they stayed good
-	if s := p.Stats(); s.Slots.Held != 0 || s.Budgets[0].Held != 0 || s.Budgets[1].Held != 0 {
+	if s := p.Stats(); s.HeldSlots != 0 || s.Budgets[0].Held != 0 || s.Budgets[1].Held != 0 {
 		t.Errorf("in the end it says %+v", s)
 	}
 }

@@ -41,10 +41,6 @@ func MiB(device, host int64) (Request, error) {
 	return r, nil
 }
 
-// Bytes returns a request for so many bytes of one budget. A negative number is an
-// error.
-func Bytes(name string, bytes int64) (Request, error) { return Request{}.And(name, bytes) }
-
 // And returns r with so many bytes more of a budget. 0 bytes change nothing,
 // whatever the name. A negative number, and a sum that no int64 can say, are errors.
 func (r Request) And(name string, bytes int64) (Request, error) {

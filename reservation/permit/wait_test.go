@@ -27,7 +27,7 @@ func bubble(t *testing.T, cfg permit.Config, f func(t *testing.T, p *permit.Pool
 }
 
 func TestFirstComeFirstServed(t *testing.T) {
-	bubble(t, abc(permit.Slots(3)), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(3), func(t *testing.T, p *permit.Pool) {
 		held := try(t, p, of(t, "a", 100))
 		var order []int
 		var wg sync.WaitGroup
@@ -53,7 +53,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 // what there is is kept for it.
 func TestBypassIsBounded(t *testing.T) {
 	for _, c := range []struct{ bypass, want int }{{0, permit.DefaultBypass}, {1, 1}, {3, 3}, {-1, 0}, {-9, 0}} {
-		cfg := abc(permit.Slots(3))
+		cfg := abc(3)
 		cfg.Bypass = c.bypass
 		bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
 			held := try(t, p, of(t, "a", 50))
@@ -91,7 +91,7 @@ func TestBypassIsBounded(t *testing.T) {
 
 // Waiters, too, pass the oldest within the bound.
 func TestSmallWaitersPass(t *testing.T) {
-	cfg := abc(permit.Slots(3))
+	cfg := abc(3)
 	cfg.Bypass = 2
 	bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
 		x, y := try(t, p, of(t, "a", 50)), try(t, p, of(t, "a", 50))
@@ -112,7 +112,7 @@ func TestSmallWaitersPass(t *testing.T) {
 
 // A waiter for one budget is not behind waiters for another.
 func TestLinesAreApart(t *testing.T) {
-	cfg := abc(permit.Slots(3))
+	cfg := abc(3)
 	cfg.Bypass = -1
 	bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
 		a, b := try(t, p, of(t, "a", 100)), try(t, p, of(t, "b", 100))
@@ -137,7 +137,7 @@ func TestLinesAreApart(t *testing.T) {
 
 // A waiter served in one line opens the door of another to those behind.
 func TestDoorsOfOtherLinesOpen(t *testing.T) {
-	cfg := abc(permit.Slots(3))
+	cfg := abc(3)
 	cfg.Bypass = -1
 	bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
 		held := try(t, p, of(t, "b", 100))
@@ -151,12 +151,12 @@ func TestDoorsOfOtherLinesOpen(t *testing.T) {
 
 // With budgets needed together, no waiter holds one of them.
 func TestWaitersHoldNothing(t *testing.T) {
-	bubble(t, abc(permit.Slots(3)), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(3), func(t *testing.T, p *permit.Pool) {
 		held := try(t, p, of(t, "b", 100))
 		w := start(t.Context(), p, of(t, "a", 100, "b", 1).Spill())
 		w.waiting(t)
-		if n, _ := p.Available("a"); n != 100 || p.Slots().Held != 0 {
-			t.Errorf("%d of a are available; slots %+v", n, p.Slots())
+		if n := available(p, "a"); n != 100 || p.Stats().HeldSlots != 0 {
+			t.Errorf("%d of a are available; slots %+v", n, p.Stats())
 		}
 		release(t, held)
 		release(t, w.served(t))
@@ -164,7 +164,7 @@ func TestWaitersHoldNothing(t *testing.T) {
 }
 
 func TestCancelledWait(t *testing.T) {
-	bubble(t, abc(permit.Slots(3)), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(3), func(t *testing.T, p *permit.Pool) {
 		cause := errors.New("enough")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		held := try(t, p, of(t, "a", 50))
@@ -195,7 +195,7 @@ func TestCancelledWait(t *testing.T) {
 }
 
 func TestCloseWakesAll(t *testing.T) {
-	bubble(t, abc(permit.Slots(2)), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(2), func(t *testing.T, p *permit.Pool) {
 		held := try(t, p, of(t, "a", 100).Spill())
 		own := try(t, p, monitors())
 		var waits []*call
@@ -214,7 +214,7 @@ func TestCloseWakesAll(t *testing.T) {
 }
 
 func TestLimitsChange(t *testing.T) {
-	bubble(t, abc(permit.Slots(3)), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(3), func(t *testing.T, p *permit.Pool) {
 		held := try(t, p, of(t, "a", 80))
 		w := start(t.Context(), p, of(t, "a", 30))
 		w.waiting(t)
@@ -232,7 +232,7 @@ func TestLimitsChange(t *testing.T) {
 		large.failed(t, reservation.ErrExceeded)
 		small.waiting(t)
 		capped.waiting(t)
-		if n, _ := p.Available("a"); n != -60 || held.Bytes("a") != 80 || got.Bytes("a") != 30 {
+		if n := available(p, "a"); n != -60 || held.Bytes("a") != 80 || got.Bytes("a") != 30 {
 			t.Errorf("%d available; permits have %d and %d", n, held.Bytes("a"), got.Bytes("a"))
 		}
 		if _, err := p.TryAcquire(of(t, "a", 1)); !errors.Is(err, tier.ErrOutOfBudget) {
@@ -265,21 +265,22 @@ func TestLimitsChange(t *testing.T) {
 }
 
 func TestSlotsChange(t *testing.T) {
-	bubble(t, abc(permit.Slots(2)), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(2), func(t *testing.T, p *permit.Pool) {
 		first := try(t, p, slot())
 		w, v := start(t.Context(), p, slot()), start(t.Context(), p, slot())
 		w.waiting(t)
-		if err := p.SetSlots(permit.Slots(3)); err != nil {
+		if err := p.SetSlots(3); err != nil {
 			t.Fatal(err)
 		}
 		second := w.served(t)
 		v.waiting(t)
-		if err := p.SetSlots(permit.Unlimited()); err != nil {
+		if err := p.SetSlots(permit.Unlimited); err != nil {
 			t.Fatal(err)
 		}
 		third := v.served(t)
-		if !third.CanSpill() || third.Limited() || !first.Limited() || p.Slots() != (permit.SlotStats{Held: 3}) {
-			t.Errorf("%v, %v, %+v", third.CanSpill(), third.Limited(), p.Slots())
+		s := p.Stats()
+		if !third.CanSpill() || third.Limited() || !first.Limited() || s.Slots != permit.Unlimited || s.HeldSlots != 3 || s.FreeSlots != 0 {
+			t.Errorf("%v, %v, %+v", third.CanSpill(), third.Limited(), s)
 		}
 		var many []permit.Permit
 		for range 50 {
@@ -287,7 +288,7 @@ func TestSlotsChange(t *testing.T) {
 		}
 		bytes := try(t, p, of(t, "a", 100))
 		both := start(t.Context(), p, of(t, "a", 1).Spill()) // waits for bytes, and then for a slot as well
-		if err := p.SetSlots(permit.Slots(2)); err != nil {
+		if err := p.SetSlots(2); err != nil {
 			t.Fatal(err)
 		}
 		release(t, bytes)
@@ -301,18 +302,15 @@ func TestSlotsChange(t *testing.T) {
 
 		x := try(t, p, slot())
 		gone := start(t.Context(), p, slot())
-		if err := p.SetSlots(permit.Slots(1)); err != nil {
+		if err := p.SetSlots(1); err != nil {
 			t.Fatal(err)
 		}
 		gone.failed(t, reservation.ErrExceeded) // the one that is left is the monitor's
 		release(t, try(t, p, monitors()), x)
-		for _, s := range []permit.SlotLimit{permit.Slots(0), permit.Slots(-1)} {
+		for _, s := range []int{0, -2} {
 			if err := p.SetSlots(s); err == nil {
 				t.Errorf("there can be %v", s)
 			}
-		}
-		if err := p.SetSlots(permit.SlotLimit{}); err != nil || p.Slots().Total != 16 {
-			t.Errorf("the default: %+v, %v", p.Slots(), err)
 		}
 	})
 }
@@ -322,7 +320,7 @@ func TestSlotsChange(t *testing.T) {
 func TestLastSlotIsTheMonitors(t *testing.T) {
 	for n := 1; n <= 4; n++ {
 		t.Run(fmt.Sprintf("%d slots", n), func(t *testing.T) {
-			cfg := abc(permit.Slots(n))
+			cfg := abc(n)
 			cfg.Bypass = 1
 			bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
 				var users []permit.Permit
@@ -333,7 +331,7 @@ func TestLastSlotIsTheMonitors(t *testing.T) {
 					}
 					users = append(users, got)
 				}
-				if len(users) != n-1 || p.Slots().Available != 0 {
+				if len(users) != n-1 || p.Stats().FreeSlots != 0 {
 					t.Fatalf("users have %d of %d", len(users), n)
 				}
 				var waits []*call
@@ -355,7 +353,7 @@ func TestLastSlotIsTheMonitors(t *testing.T) {
 					if _, err := p.TryAcquire(monitors()); !errors.Is(err, tier.ErrOutOfBudget) {
 						t.Errorf("a second one of the monitor's: %v", err)
 					}
-					if s := p.Slots(); s.Held != n || s.Monitor != 1 || s.Available != 0 {
+					if s := p.Stats(); s.HeldSlots != n || s.MonitorSlots != 1 || s.FreeSlots != 0 {
 						t.Errorf("%+v", s)
 					}
 					second := start(t.Context(), p, monitors())
@@ -382,12 +380,12 @@ func TestLastSlotIsTheMonitors(t *testing.T) {
 // The monitor's first slot is there also when users hold more than a limit that was
 // lowered, and what it waits for is not taken by them.
 func TestMonitorsSlotOutlastsLoweredLimits(t *testing.T) {
-	bubble(t, abc(permit.Slots(8)), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(8), func(t *testing.T, p *permit.Pool) {
 		var users []permit.Permit
 		for range 7 {
 			users = append(users, try(t, p, slot()))
 		}
-		if err := p.SetSlots(permit.Slots(2)); err != nil {
+		if err := p.SetSlots(2); err != nil {
 			t.Fatal(err)
 		}
 		for range 3 {
@@ -411,7 +409,7 @@ func TestMonitorsSlotOutlastsLoweredLimits(t *testing.T) {
 // A monitor's request that needs bytes too waits for them like all others, and has its
 // slot when they are there. One for bytes alone has no slot.
 func TestMonitorsBytesAreNotKept(t *testing.T) {
-	bubble(t, abc(permit.Slots(2)), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(2), func(t *testing.T, p *permit.Pool) {
 		bytes, user := try(t, p, of(t, "a", 100)), try(t, p, slot())
 		w := start(t.Context(), p, of(t, "a", 10).Spill().ForMonitor())
 		w.waiting(t)
@@ -422,11 +420,11 @@ func TestMonitorsBytesAreNotKept(t *testing.T) {
 }
 
 func TestWith(t *testing.T) {
-	bubble(t, abc(permit.Slots(2)), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(2), func(t *testing.T, p *permit.Pool) {
 		r := of(t, "a", 10).Spill()
 		sentinel := errors.New("its own")
 		holds := func(got permit.Permit) {
-			if n, _ := p.Available("a"); n != 90 || got.Bytes("a") != 10 || !got.CanSpill() {
+			if n := available(p, "a"); n != 90 || got.Bytes("a") != 10 || !got.CanSpill() {
 				t.Errorf("%d available", n)
 			}
 		}
@@ -492,7 +490,7 @@ func TestWith(t *testing.T) {
 // is exceeded, all waits end, and the pool is whole then.
 func TestRandomUsers(t *testing.T) {
 	for seed := range testseed.Each(t, 4) {
-		p := newPool(t, abc(permit.Slots(3)))
+		p := newPool(t, abc(3))
 		var spilling, own atomic.Int64
 		var wg sync.WaitGroup
 		for g := range 12 {
