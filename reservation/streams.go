@@ -8,9 +8,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// ErrAttached: a stream has a reservation already.
-var ErrAttached = errors.New("a reservation is attached already")
-
 // Streams counts what is allocated on each stream of a device, and lets the
 // allocations of a stream draw from a reservation that is attached to it. Several
 // streams may share a reservation; a stream has at most one.
@@ -25,27 +22,22 @@ type Streams struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation] // never held with another of this rank
 		streams                              map[tier.Stream]*stream
-		total                                StreamUsage
+		total                                streamUsage
 	}
 }
 
-// StreamUsage is what was allocated on a stream, in bytes as the space charges
-// them. Each allocation and each free counts as one step, and Peak is exact for the order in
-// which they did.
-type StreamUsage struct {
-	Current int64 // in buffers, until the device is done with those that were freed
-	Peak    int64 // the largest Current since the start or the last ResetPeak
-}
+// streamUsage is what was allocated on a stream.
+type streamUsage struct{ current, peak int64 }
 
-func (u *StreamUsage) add(n int64) {
-	u.Current += n
-	u.Peak = max(u.Peak, u.Current)
+func (u *streamUsage) add(n int64) {
+	u.current += n
+	u.peak = max(u.peak, u.current)
 }
 
 // stream is what is known of one stream; usage and attached are guarded by
 // Streams.mu.
 type stream struct {
-	usage    StreamUsage
+	usage    streamUsage
 	attached Reservation
 }
 
@@ -64,8 +56,8 @@ func NewStreams(m *Manager, id tier.ID) (*Streams, error) {
 }
 
 // Attach makes allocations on a stream draw from r, which stays the caller's. A
-// stream that has one is ErrAttached, even if that was released meanwhile; r must be of
-// the Streams' own space and open.
+// stream can have one only, even if that was released meanwhile. r must be of the Streams' own
+// space and open.
 func (s *Streams) Attach(on tier.Stream, r Reservation) error {
 	switch {
 	case on == nil:
@@ -79,7 +71,7 @@ func (s *Streams) Attach(on tier.Stream, r Reservation) error {
 	defer s.mu.Unlock()
 	st := s.streamLocked(on)
 	if !st.attached.IsZero() {
-		return fmt.Errorf("reservation: a stream of %s: %w", s.space.ID(), ErrAttached)
+		return fmt.Errorf("reservation: a stream of %s has a reservation already", s.space.ID())
 	}
 	st.attached = r
 	return nil
@@ -101,13 +93,13 @@ func (s *Streams) Detach(on tier.Stream) Reservation {
 }
 
 // Forget drops what is known of a stream that is not used any more, its peak
-// included. What it has allocated stays in the total until it is freed. A stream that has a
-// reservation is ErrAttached.
+// included. What it has allocated stays in the total until it is freed. It is an error while the
+// stream has a reservation.
 func (s *Streams) Forget(on tier.Stream) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if st := s.mu.streams[on]; st != nil && !st.attached.IsZero() {
-		return fmt.Errorf("reservation: a stream of %s cannot be forgotten: %w", s.space.ID(), ErrAttached)
+		return fmt.Errorf("reservation: a stream of %s cannot be forgotten: a reservation is attached", s.space.ID())
 	}
 	delete(s.mu.streams, on)
 	return nil
@@ -169,32 +161,21 @@ func (s *Streams) streamLocked(on tier.Stream) *stream {
 	return st
 }
 
-// Usage returns what is and was at most allocated on a stream; zeros for one that is
-// not known.
-func (s *Streams) Usage(on tier.Stream) StreamUsage {
+// Usage returns how many bytes are allocated on a stream, as the space charges them, and the most
+// that were; zeros for a stream that is not known. A nil stream is all of them together. A buffer
+// counts until the device is done with it after its release. Each allocation and each free counts
+// as one step, and peak is exact for the order in which they did.
+func (s *Streams) Usage(on tier.Stream) (current, peak int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if st := s.mu.streams[on]; st != nil {
-		return st.usage
+	u := s.mu.total
+	if on != nil {
+		u = streamUsage{}
+		if st := s.mu.streams[on]; st != nil {
+			u = st.usage
+		}
 	}
-	return StreamUsage{}
-}
-
-// Total returns what is and was at most allocated on all streams together.
-func (s *Streams) Total() StreamUsage {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mu.total
-}
-
-// ResetPeak makes the present use the peak, of each stream and in total.
-func (s *Streams) ResetPeak() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, st := range s.mu.streams {
-		st.usage.Peak = st.usage.Current
-	}
-	s.mu.total.Peak = s.mu.total.Current
+	return u.current, u.peak
 }
 
 // streamAccount is between a buffer and the reservation that it was drawn from.
