@@ -2,11 +2,11 @@ package spillway
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/reservation"
-	"github.com/spillway-db/spillway/reservation/account"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -124,10 +124,12 @@ func count(n int64, what string) string {
 
 // warnOfWait logs a long wait, with the holders of what it waits for.
 func (e *Engine) warnOfWait(w reservation.LongWait) {
-	e.cfg.Logger.Warn("spillway: room is waited for; close handles, release records or reservations there, or make the space larger", "wait", w)
+	e.cfg.Logger.Warn("spillway: room is waited for; close handles, release records or reservations there, or make the space larger",
+		slog.Group("wait", "space", w.Space.String(), "requested", w.Requested, "waited", w.Waited, "owner", w.Owner,
+			"waiters", w.Waiters, "waiting", w.Waiting, "available", w.Account.Available, "held", w.Account.String()))
 }
 
 // Account lists the holders of a space's bytes: the handles, records and reservations that are open
 // there, by plan, operator and owner. The other bytes belong to batches at rest or in transit.
 // False means that the engine has no such space.
-func (e *Engine) Account(id tier.ID) (account.Account, bool) { return e.reservations.Account(id) }
+func (e *Engine) Account(id tier.ID) (reservation.Account, bool) { return e.reservations.Account(id) }

@@ -1,6 +1,4 @@
-// Package account lists the holders of a space's bytes: handles, records, reservations and the
-// engine.
-package account
+package reservation
 
 import (
 	"cmp"
@@ -86,15 +84,15 @@ func (a Account) String() string {
 	return b.String()
 }
 
-// Promise is a reservation of an owner.
-type Promise struct {
-	Owner string
-	Bytes int64
+// promise is a reservation of an owner.
+type promise struct {
+	owner string
+	bytes int64
 }
 
-// Of returns the account of a space, with what is promised there to owners. It takes time in
+// accountOf returns the account of a space, with what is promised there to owners. It takes time in
 // proportion to the handles and records that are open in the space.
-func Of(space *tier.Space, promised []Promise) Account {
+func accountOf(space *tier.Space, promised []promise) Account {
 	a := Account{
 		Space: space.ID(), Used: space.Used(), Available: space.Available(), Limit: space.Limit(),
 		Reserved: space.Usage().Reserved, Engine: space.Inside().Held(),
@@ -130,8 +128,8 @@ func Of(space *tier.Space, promised []Promise) Account {
 		})
 	}
 	for _, p := range promised {
-		if p.Bytes > 0 {
-			holder(Holder{What: "reservation", Owner: p.Owner}).Bytes += p.Bytes
+		if p.bytes > 0 {
+			holder(Holder{What: "reservation", Owner: p.owner}).Bytes += p.bytes
 		}
 	}
 	for _, h := range byKey {

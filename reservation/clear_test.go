@@ -100,7 +100,7 @@ func TestClear(t *testing.T) {
 	// The program's hook is called when that has not helped.
 	c = newClearer(t, -1)
 	var told []int
-	r, b, err := draw(c, reservation.WithOutOfMemory(func(reservation.OutOfMemory) bool {
+	r, b, err := draw(c, reservation.WithOutOfMemory(func(reservation.Reservation, int64, error) bool {
 		told = append(told, c.tries)
 		c.pool.failWith(nil)
 		return true

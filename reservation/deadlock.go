@@ -18,25 +18,25 @@ func (m *Manager) tell(b *books, stuck []*deadlock.Wait, still time.Duration) {
 	if len(among) == 0 {
 		among = stuck
 	}
-	v, advice := among[len(among)-1], Split
+	v, split := among[len(among)-1], true
 	t := &m.progress.owners
 	t.Lock()
 	for _, c := range slices.Backward(among) {
 		if !c.Owner.Of.(*Owner).told.is {
-			v, advice = c, RollBack
+			v, split = c, false
 			break
 		}
 	}
 	t.Unlock()
-	m.tellOne(v, stuck, m.errorOf(b, v, len(stuck), advice, still))
+	m.tellOne(v, stuck, m.errorOf(b, v, len(stuck), split, still))
 }
 
-func (m *Manager) errorOf(b *books, v *deadlock.Wait, waiters int, advice Advice, still time.Duration) *DeadlockError {
+func (m *Manager) errorOf(b *books, v *deadlock.Wait, waiters int, split bool, still time.Duration) *DeadlockError {
 	s := v.MostKept()
 	l := m.lines[s.Line.Index]
 	e := &DeadlockError{
 		Space: l.space.ID(), Requested: s.Need, Available: s.Line.Available,
-		Waiters: waiters, Advice: advice, Hint: l.hint, Still: still, Holders: b.holdersIn(l.space, still > 0),
+		Waiters: waiters, Split: split, Hint: l.hint, Still: still, Holders: b.holdersIn(l.space, still > 0),
 	}
 	if v.Owner != nil {
 		e.Owner, e.Held = v.Owner.Of.(*Owner).name, v.Owner.Total

@@ -194,13 +194,13 @@ func (c *company) do(ctx context.Context, k *member, rng *rand.Rand, parts []par
 			}
 		}
 		c.mu.Lock()
-		if e.Advice == reservation.RollBack {
+		if !e.Split {
 			c.rolled++
 		} else {
 			c.split++
 		}
 		c.mu.Unlock()
-		if e.Advice == reservation.Split && len(parts) > 1 {
+		if e.Split && len(parts) > 1 {
 			if err := c.do(ctx, k, rng, parts[:len(parts)/2], doors); err != nil {
 				return err
 			}

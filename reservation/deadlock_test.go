@@ -49,14 +49,17 @@ func grow(t *testing.T, r reservation.Reservation, n int64) *call {
 	return c
 }
 
+// The advice of a DeadlockError.
+const rollBack, split = false, true
+
 // told fails unless c gets a DeadlockError within a second.
-func (c *call) told(t *testing.T, advice reservation.Advice) *reservation.DeadlockError {
+func (c *call) told(t *testing.T, advice bool) *reservation.DeadlockError {
 	t.Helper()
 	c.waiting(t)
 	time.Sleep(time.Second)
 	var e *reservation.DeadlockError
-	if err := c.failed(t, reservation.ErrDeadlock); !errors.As(err, &e) || e.Advice != advice {
-		t.Fatalf("it was told %v; want the advice to %v", err, advice)
+	if err := c.failed(t, reservation.ErrDeadlock); !errors.As(err, &e) || e.Split != advice {
+		t.Fatalf("it was told %v; want the advice to split: %v", err, advice)
 	}
 	return e
 }
@@ -94,7 +97,7 @@ func TestDeadlockOfTwo(t *testing.T) {
 				ca := more(a, ra)
 				ca.left(t) // b runs and may release
 				cb := more(b, rb)
-				e := cb.told(t, reservation.RollBack)
+				e := cb.told(t, rollBack)
 				if e.Space != gpu0 || e.Requested != 50 || e.Available != 0 || e.Owner != "b" || e.Held != 50 || e.Waiters != 2 || e.Hint != "enlarge gpu:0" {
 					t.Errorf("it was told %+v", *e)
 				}
@@ -143,7 +146,7 @@ func TestDeadlockOfThreeInACircle(t *testing.T) {
 			}
 			calls = append(calls, k.ask(reservation.Specific(ids[(i+1)%3]), 30))
 		}
-		if e := calls[2].told(t, reservation.RollBack); e.Waiters != 3 || e.Space != gpu0 {
+		if e := calls[2].told(t, rollBack); e.Waiters != 3 || e.Space != gpu0 {
 			t.Errorf("it was told %+v", e)
 		}
 		release(t, held[2])
@@ -160,7 +163,7 @@ func TestDeadlockAcrossSpaces(t *testing.T) {
 		ra, rb := a.hold(host, 60), b.hold(gpu0, 60)
 		ca := a.ask(onGPU0, 50)
 		ca.left(t)
-		b.ask(reservation.Specific(host), 50).told(t, reservation.RollBack)
+		b.ask(reservation.Specific(host), 50).told(t, rollBack)
 		release(t, rb)
 		release(t, ca.served(t), ra)
 	})
@@ -185,7 +188,7 @@ func TestNoAlarm(t *testing.T) {
 		ca.left(t)
 		cb.waiting(t)
 		release(t, rc)
-		ca.told(t, reservation.RollBack)
+		ca.told(t, rollBack)
 		release(t, ra)
 		release(t, cb.served(t), rb, buf)
 	})
@@ -205,7 +208,7 @@ func TestNoAlarmWhileTheBooksChange(t *testing.T) {
 			}
 		}
 		ca.waiting(t)
-		cb.told(t, reservation.RollBack)
+		cb.told(t, rollBack)
 		release(t, others)
 		release(t, ca.served(t), ra, rb)
 	})
@@ -227,7 +230,7 @@ func TestNoAlarmWhileAnOwnerReleases(t *testing.T) {
 			release(t, r)
 		}
 		ca.waiting(t)
-		cb.told(t, reservation.RollBack)
+		cb.told(t, rollBack)
 		release(t, others)
 		release(t, ca.served(t), ra, rb)
 	})
@@ -266,7 +269,7 @@ func TestWorkersOfAnOwner(t *testing.T) {
 		ca.left(t)
 		first.waiting(t)
 		second := b.ask(onGPU0, 40)
-		if e := second.told(t, reservation.RollBack); e.Waiters != 3 {
+		if e := second.told(t, rollBack); e.Waiters != 3 {
 			t.Errorf("it was told %+v", e)
 		}
 		first.left(t) // one of b's goroutines runs again
@@ -290,7 +293,7 @@ func TestDeadlockNeedsAllCandidates(t *testing.T) {
 		either.left(t)
 		cb.waiting(t)
 		cc := c.ask(onGPU0, 50) // holds nothing of the GPU, but of what a waits for
-		cc.told(t, reservation.RollBack)
+		cc.told(t, rollBack)
 		release(t, rc)
 		got := either.served(t)
 		if got.Space().ID() != host {
@@ -325,7 +328,7 @@ func TestNoAlarmWhileSomethingIsMovable(t *testing.T) {
 		movable.Store(false)
 		time.Sleep(reservation.DefaultGrace)
 		cb.waiting(t) // it may have begun just now
-		cb.told(t, reservation.RollBack)
+		cb.told(t, rollBack)
 		if asked[gpu0] == 0 || asked[host] > 0 {
 			t.Errorf("it was asked %v", asked)
 		}
@@ -349,7 +352,7 @@ func TestDeadlockBehindAShutDoor(t *testing.T) {
 		head := startReserve(t.Context(), m, onGPU0, 90)
 		head.waiting(t)
 		ca, cb := a.ask(onGPU0, 10), b.ask(onGPU0, 10)
-		e := cb.told(t, reservation.RollBack)
+		e := cb.told(t, rollBack)
 		ca.failed(t, reservation.ErrDeadlock) // without b's 40 the head would lack 30 still
 		if err := errors.Join(e.Wait(context.Background()), (&reservation.DeadlockError{}).Wait(context.Background())); err != nil {
 			t.Error(err) // a got the error, so that b need not wait for it
@@ -397,20 +400,20 @@ func TestSplitWhenAllHaveRolledBack(t *testing.T) {
 		a, b := newTask(t, m, "a"), newTask(t, m, "b")
 		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
 		ca, cb := grow(t, ra, 50), grow(t, rb, 50)
-		cb.told(t, reservation.RollBack)
+		cb.told(t, rollBack)
 		cb = grow(t, rb, 50) // it does not
-		ca.told(t, reservation.RollBack)
+		ca.told(t, rollBack)
 		ca = grow(t, ra, 50)
-		ca.told(t, reservation.Split)
+		ca.told(t, split)
 		ca = grow(t, ra, 50)
-		ca.told(t, reservation.Split)
+		ca.told(t, split)
 		release(t, ra)
 		release(t, cb.served(t))
 		// b has got past the point of its error: that is forgotten.
 		rb = b.hold(gpu0, 50)
 		ra = a.hold(gpu0, 50)
 		ca, cb = grow(t, ra, 50), grow(t, rb, 50)
-		cb.told(t, reservation.RollBack)
+		cb.told(t, rollBack)
 		release(t, rb)
 		release(t, ca.served(t))
 	})
@@ -425,7 +428,7 @@ func TestRollBackIsForgotten(t *testing.T) {
 			t.Helper()
 			ro, rv := other.hold(gpu0, 50), victim.hold(gpu0, 50)
 			co, cv := grow(t, ro, 50), grow(t, rv, 50)
-			cv.told(t, reservation.RollBack)
+			cv.told(t, rollBack)
 			release(t, rv)
 			release(t, co.served(t))
 		}
@@ -435,7 +438,7 @@ func TestRollBackIsForgotten(t *testing.T) {
 		// Rolling back alone is not enough: now a gets the error although it is the older.
 		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
 		ca, cb := grow(t, ra, 50), grow(t, rb, 50)
-		ca.told(t, reservation.RollBack)
+		ca.told(t, rollBack)
 		release(t, ra)
 		release(t, cb.served(t))
 	})
@@ -449,7 +452,7 @@ func TestOwnerOfAContext(t *testing.T) {
 		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
 		ca := grow(t, ra, 50)
 		cb := startReserve(b.o.Context(t.Context()), m, onGPU0, 50)
-		cb.told(t, reservation.RollBack)
+		cb.told(t, rollBack)
 		release(t, rb)
 		release(t, ca.served(t))
 	})

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/waitline"
-	"github.com/spillway-db/spillway/reservation/account"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -50,27 +49,6 @@ func (e *ExceededError) Error() string {
 // Unwrap returns ErrExceeded and the cause, if there is one.
 func (e *ExceededError) Unwrap() []error { return []error{ErrExceeded, e.Cause} }
 
-// Advice is what a waiter should do after a deadlock.
-type Advice uint8
-
-const (
-	// RollBack: release everything that you hold, so that the others can go on, and
-	// begin again.
-	// What is held beside reservations, such as handles, goes first.
-	RollBack Advice = iota
-	// Split: you, and all others, have rolled back before and met again. Do the work in
-	// smaller parts, one after the other.
-	Split
-)
-
-// String returns "roll back" or "split".
-func (a Advice) String() string {
-	if a == Split {
-		return "split"
-	}
-	return "roll back"
-}
-
 // DeadlockError reports that a waiter, an owner or an unknown one, waits for waits that wait for
 // it, or for handles and records that were not closed for Still. It matches ErrDeadlock. Nothing
 // was reserved, and what the owner holds is still its own.
@@ -81,9 +59,13 @@ type DeadlockError struct {
 	Owner     string  // its name; "" if the wait had no owner
 	Held      int64   // bytes that the owner's reservations promise, and its handles and records keep, in all spaces
 	Waiters   int     // how many waits are stuck, this one included
-	Advice    Advice
-	Hint      string        // the setting that would help; may be empty
-	Still     time.Duration // how long nothing had changed; 0 if no handles or records of unknown owners are in the way
+	// Split is the advice: the owner, and all others, have rolled back before and met again. It
+	// should do its work in smaller parts, one after the other. Otherwise it should roll back:
+	// release everything that it holds, so that the others can go on, and begin again. What is held
+	// beside reservations, such as handles, goes first.
+	Split bool
+	Hint  string        // the setting that would help; may be empty
+	Still time.Duration // how long nothing had changed; 0 if no handles or records of unknown owners are in the way
 
 	// Holders are the largest handles and records in Space of owners that wait for each other, and
 	// of unknown owners. MoreHolders is how many others there are.
@@ -121,7 +103,7 @@ func (e *DeadlockError) Error() string {
 	switch {
 	case e.Owner == "":
 		s += "close the handles and release the records that you hold, and begin again"
-	case e.Advice == Split:
+	case e.Split:
 		s += fmt.Sprintf("rolling back has not helped, so %q should split its work", e.Owner)
 	case e.Held == 0:
 		s += fmt.Sprintf("%q, which holds nothing, should begin again when others have gone on", e.Owner)
@@ -156,7 +138,7 @@ func ended(ctx context.Context, what string) error {
 // longError is the error of a long wait that its context has ended.
 type longError struct {
 	error
-	account *account.Account // of what was waited for
+	account *Account // of what was waited for
 }
 
 func (e *longError) Error() string { return e.error.Error() + "; " + e.account.String() }

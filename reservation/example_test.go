@@ -148,7 +148,7 @@ func ExampleWithOwner() {
 			if !errors.As(err, &deadlock) {
 				return // done, or another error
 			}
-			fmt.Println("one should", deadlock.Advice)
+			fmt.Println("one should split its work:", deadlock.Split)
 			deadlock.Wait(ctx)
 		}
 	}
@@ -161,7 +161,7 @@ func ExampleWithOwner() {
 	tasks.Wait()
 	fmt.Println("both are done")
 	// Output:
-	// one should roll back
+	// one should split its work: false
 	// both are done
 }
 
@@ -170,8 +170,8 @@ func ExampleWithOutOfMemory() {
 	m := newExample()
 	defer m.Close()
 	var cached *tier.Buffer
-	r, _ := m.TryReserve(reservation.AnyInTier(tier.GPU), 100, reservation.WithOutOfMemory(func(o reservation.OutOfMemory) bool {
-		fmt.Println(o.Requested, "bytes of", o.Unused, "unused")
+	r, _ := m.TryReserve(reservation.AnyInTier(tier.GPU), 100, reservation.WithOutOfMemory(func(r reservation.Reservation, requested int64, _ error) bool {
+		fmt.Println(requested, "bytes of", r.Unused(), "unused")
 		cached.Release()
 		return true
 	}))

@@ -75,7 +75,7 @@ func TestDeadlockOfHandles(t *testing.T) {
 				calls[0].left(t) // the last one runs and may close its handle
 			}
 		}
-		e := calls[15].told(t, reservation.RollBack)
+		e := calls[15].told(t, rollBack)
 		if e.Held != 10 || e.Waiters != 16 || len(e.Holders) != 8 || e.MoreHolders != 8 || e.Holders[0].Batch != 1 || e.Holders[0].Owner != "task 0" {
 			t.Errorf("it was told %+v", *e)
 		}
@@ -106,7 +106,7 @@ func TestReaderInItsOwnWay(t *testing.T) {
 		again := &kept{buf: mine.buf} // a record on the same memory: it counts once
 		again.enter(k.o, 1)
 		c := startReserve(k.o.Context(t.Context()), m, onGPU0, 50)
-		e := c.told(t, reservation.RollBack)
+		e := c.told(t, rollBack)
 		if e.Held != 60 || e.Requested != 50 || e.Waiters != 1 || len(e.Holders) != 2 {
 			t.Errorf("it was told %+v", *e)
 		}
@@ -114,7 +114,7 @@ func TestReaderInItsOwnWay(t *testing.T) {
 		c = startReserve(k.o.Context(t.Context()), m, onGPU0, 50)
 		c.left(t)
 		k.o.SetWorkers(1)
-		c.told(t, reservation.Split) // it had the error before, and did not
+		c.told(t, split) // it had the error before, and did not
 		again.hold.End()
 		// The others' are enough for 30.
 		c = startReserve(k.o.Context(t.Context()), m, onGPU0, 30)
@@ -144,7 +144,7 @@ func TestSharedMemoryCountsOnce(t *testing.T) {
 		ca.left(t) // c's are enough
 		cb.waiting(t)
 		// With c stuck too no owner can go on.
-		e := grow(t, rc, 10).told(t, reservation.RollBack)
+		e := grow(t, rc, 10).told(t, rollBack)
 		if e.Waiters != 3 || e.Held != 60 {
 			t.Errorf("it was told %+v", *e)
 		}

@@ -2,11 +2,9 @@ package reservation
 
 import (
 	"context"
-	"log/slog"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/reservation/account"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -22,38 +20,31 @@ const longWaitGap = time.Second
 // LongWait describes a wait that takes long. Sizes are bytes.
 type LongWait struct {
 	Space     tier.ID
-	Requested int64           // by the oldest waiter, as the space charges it
-	Waited    time.Duration   // by it
-	Owner     string          // of it; "" if it has none
-	Waiters   int             // all that wait for the space
-	Waiting   int64           // the sum of what they need
-	Account   account.Account // of the space
-}
-
-// LogValue makes a LongWait's attributes for a log.
-func (w LongWait) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("space", w.Space.String()), slog.Int64("requested", w.Requested),
-		slog.Duration("waited", w.Waited), slog.String("owner", w.Owner), slog.Int("waiters", w.Waiters),
-		slog.Int64("waiting", w.Waiting), slog.Int64("available", w.Account.Available), slog.String("held", w.Account.String()))
+	Requested int64         // by the oldest waiter, as the space charges it
+	Waited    time.Duration // by it
+	Owner     string        // of it; "" if it has none
+	Waiters   int           // all that wait for the space
+	Waiting   int64         // the sum of what they need
+	Account   Account       // of the space
 }
 
 // Account lists the holders of a space's bytes; false if the manager does not have the space. It
 // takes time in proportion to the handles and records that are open there.
-func (m *Manager) Account(id tier.ID) (account.Account, bool) {
+func (m *Manager) Account(id tier.ID) (Account, bool) {
 	i := m.spaces.index(id)
 	if i < 0 {
-		return account.Account{}, false
+		return Account{}, false
 	}
-	return account.Of(m.lines[i].space, m.ownedIn(m.lines[i])), true
+	return accountOf(m.lines[i].space, m.ownedIn(m.lines[i])), true
 }
 
 // ownedIn returns what the reservations of owners promise in a line.
-func (m *Manager) ownedIn(l *line) (promised []account.Promise) {
+func (m *Manager) ownedIn(l *line) (promised []promise) {
 	open, _ := m.progress.owners.reservations()
 	for o, all := range open {
 		for _, r := range all {
 			if r.rec.line == l {
-				promised = append(promised, account.Promise{Owner: o.name, Bytes: r.Bytes()})
+				promised = append(promised, promise{o.name, r.Bytes()})
 			}
 		}
 	}
@@ -95,7 +86,7 @@ func (m *Manager) recent(l *line) *dated {
 
 // dated is an account and when, since Manager.made, it was looked up.
 type dated struct {
-	account.Account
+	Account
 	at time.Duration
 }
 

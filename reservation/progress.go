@@ -157,7 +157,7 @@ func (m *Manager) look() {
 	lasted := func(v *deadlock.Wait) time.Duration { return time.Since(m.made) - v.Of.(*waiter).begun }
 	if stuck, still := p.judge.Plain(&b.Books, time.Now(), lasted); len(stuck) > 0 {
 		v := stuck[len(stuck)-1]
-		m.tellOne(v, stuck, m.errorOf(b, v, len(stuck), RollBack, still))
+		m.tellOne(v, stuck, m.errorOf(b, v, len(stuck), false, still))
 	}
 	took := time.Since(began)
 	m.mu.Lock()

@@ -44,7 +44,7 @@ func TestChangesInTheLastMoment(t *testing.T) {
 			ca := a.ask(onGPU0, 60)
 			cb := startReserve(b.o.Context(ctx), m, onGPU0, 60)
 			if what == "nothing" {
-				cb.told(t, reservation.RollBack)
+				cb.told(t, rollBack)
 				last = asked
 				release(t, rb, others)
 				release(t, ca.served(t), ra)
@@ -69,7 +69,7 @@ func TestChangesInTheLastMoment(t *testing.T) {
 			}
 			others = mustTry(t, m, onGPU0, 60)
 			ca = a.ask(onGPU0, 60)
-			b.ask(onGPU0, 60).told(t, reservation.RollBack)
+			b.ask(onGPU0, 60).told(t, rollBack)
 			release(t, rb, others)
 			release(t, ca.served(t), ra)
 		})
