@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -32,7 +33,7 @@ func TestVerifyFindsEveryChunk(t *testing.T) {
 		switch p := b.Info().Payload.(type) {
 		case *batch.Image:
 			buffers = append(buffers, p.Buffer())
-		case *batch.Packed:
+		case *payload.Packed:
 			for _, r := range p.Runs() {
 				buffers = append(buffers, r.Buffer)
 			}
@@ -40,7 +41,7 @@ func TestVerifyFindsEveryChunk(t *testing.T) {
 		found := 0
 		for _, buf := range buffers {
 			file := buf.Memory().(tier.FileMemory)
-			for off := int64(0); off < buf.Size()-tier.Page; off += batch.SumChunk / 2 {
+			for off := int64(0); off < buf.Size()-tier.Page; off += payload.SumChunk / 2 {
 				was := make([]byte, 1)
 				if err := file.ReadAt(t.Context(), was, off); err != nil {
 					t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
@@ -21,7 +22,7 @@ func TestAutoCompresses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, ok := tr.Payload().(*batch.Packed)
+	p, ok := tr.Payload().(*payload.Packed)
 	if !ok {
 		t.Fatalf("it is a %s", tr.Payload().Type())
 	}

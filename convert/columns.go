@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -22,7 +23,7 @@ import (
 // caller releases it; it outlives the handle, which must be open until Columns returns.
 // What the batch does not have is a *SelectionError. It is safe for concurrent use.
 //
-// From disk only what is needed is read: the chunks of batch.SumChunk bytes that contain the wanted
+// From disk only what is needed is read: the chunks of 64 KiB that contain the wanted
 // buffers, each checked against its checksum (a *CorruptError names the place). Requests are up to
 // 2 MiB, and several run at once. The chunks are put into one piece of memory of a host space, for
 // which Columns waits as Record does; the record leases all of it until the last of its buffers is
@@ -57,10 +58,10 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want columns.Selec
 }
 
 // open opens what is wanted of a payload, wherever that lies.
-func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
-	of := descriptorOf(payload)
+func (m *Mover) open(ctx context.Context, who by, p batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
+	of := descriptorOf(p)
 	if of == nil { // what is wrong with the selection shows when there is an image
-		return m.openCopy(ctx, who, payload, want)
+		return m.openCopy(ctx, who, p, want)
 	}
 	c, err := want.Of(of.Schema, of.Rows)
 	if err != nil {
@@ -69,7 +70,7 @@ func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want co
 	if c.From == c.To {
 		return c.NoRows(of)
 	}
-	switch src := payload.(type) {
+	switch src := p.(type) {
 	case *batch.Image:
 		if src.Space().Kind() == tier.Host {
 			return openInPlace(c, who, src)
@@ -81,15 +82,15 @@ func (m *Mover) open(ctx context.Context, who by, payload batch.Payload, want co
 			}
 			return m.readColumns(ctx, transfer.ColumnReader{Src: src, File: file, Enter: who.enter}, c)
 		}
-	case *batch.Packed:
+	case *payload.Packed:
 		return m.readColumns(ctx, transfer.ColumnReader{Src: src, File: m.cfg.Builtin.PackedFile(src), Enter: who.enter}, c)
 	}
-	return m.openCopy(ctx, who, payload, want)
+	return m.openCopy(ctx, who, p, want)
 }
 
 // openCopy opens what is wanted of a host image that it makes.
-func (m *Mover) openCopy(ctx context.Context, who by, payload batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
-	img, err := m.hostImage(ctx, payload)
+func (m *Mover) openCopy(ctx context.Context, who by, p batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
+	img, err := m.hostImage(ctx, p)
 	if err != nil {
 		return nil, err
 	}

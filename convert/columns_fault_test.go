@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -87,7 +88,7 @@ func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
 	spans := b.Info().Descriptor.Buffers
 	// text has validity, offsets and bytes; code and n have no nulls.
 	offsets, text, numbers := spans[1], spans[2], spans[6]
-	if offsets.Length != 4*mixedRows+4 || text.Length < 4*batch.SumChunk || numbers.Length != 8*mixedRows {
+	if offsets.Length != 4*mixedRows+4 || text.Length < 4*payload.SumChunk || numbers.Length != 8*mixedRows {
 		t.Fatalf("the buffers are %v", spans)
 	}
 	for _, c := range []struct {
@@ -119,7 +120,7 @@ func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			volume, file, at := h.Payload().(*batch.Image).Buffer().Memory().(tier.FileMemory).Locate(c.at / batch.SumChunk * batch.SumChunk)
+			volume, file, at := h.Payload().(*batch.Image).Buffer().Memory().(tier.FileMemory).Locate(c.at / payload.SumChunk * payload.SumChunk)
 			want := &image.CorruptError{Batch: b.ID(), Volume: volume + " " + file, Offset: at, Want: corrupt.Want, Got: corrupt.Got}
 			if *corrupt != *want || corrupt.Want == corrupt.Got {
 				t.Errorf("%s: told as %+v, want %+v", c.name, corrupt, want)

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/internal/volumes"
@@ -188,7 +189,7 @@ func columnsOfEveryType(t *testing.T, g gpus, outside bool) {
 				{[]int{1, 2}, 0, 100}, {[]int{3}, 513, 514}, {[]int{3, 2, 1, 0}, rec.NumRows() - 1, rec.NumRows()},
 				{[]int{1}, 700, 700}, {[]int{}, 5, 9},
 			} {
-				if n%3 > 0 && batch.PackedType(k) == f.form {
+				if n%3 > 0 && payload.PackedType(k) == f.form {
 					continue // it is the same way, but for uncompressing
 				}
 				m.picked(t, b, s.fields, s.from, s.to)
@@ -278,7 +279,7 @@ func TestColumnsReadTheStringsOfARange(t *testing.T) {
 					read := m.reading(func() { m.picked(t, b, []int{1}, from, from+n) })
 					// Its share, and for each buffer of the column the ends, and their look-up.
 					buffers := int64(len(b.Info().Descriptor.Buffers)) / 2
-					if most := body*(n+511)/rows + buffers*4*batch.SumChunk; read > most {
+					if most := body*(n+511)/rows + buffers*4*payload.SumChunk; read > most {
 						t.Fatalf("%d bytes of %d were read for %d of %d rows, want %d at most", read, body, n, rows, most)
 					}
 				}
@@ -316,8 +317,8 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 		fields        []int
 	}{
 		{5, 16 << 20 / (5 * 8), []int{1, 3}}, // they begin and end within runs
-		{64, batch.SumChunk / 8, []int{0, 2, 4, 6, 8, 10, 12, 14}},
-		{64, batch.SumChunk / 8, []int{62, 33, 31, 1, 3, 48, 49}},
+		{64, payload.SumChunk / 8, []int{0, 2, 4, 6, 8, 10, 12, 14}},
+		{64, payload.SumChunk / 8, []int{62, 33, 31, 1, 3, 48, 49}},
 	} {
 		m := newMachine(t, machineConfig{codec: CodecS2, host: 30 << 20, disk: 40 << 20})
 		b := m.put(t, arrowgen.Ints(1, c.rows, c.columns), tier.Disk)
@@ -328,11 +329,11 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		runs, want := h.Payload().(*batch.Packed).Runs(), int64(0)
+		runs, want := h.Payload().(*payload.Packed).Runs(), int64(0)
 		for i := range runs {
 			for _, f := range c.fields {
 				// No column has nulls: each is one buffer beside an empty one.
-				if s := b.Info().Descriptor.Buffers[2*f+1]; s.Offset < int64(i+1)*batch.RunSize && s.Offset+s.Length > int64(i)*batch.RunSize {
+				if s := b.Info().Descriptor.Buffers[2*f+1]; s.Offset < int64(i+1)*payload.RunSize && s.Offset+s.Length > int64(i)*payload.RunSize {
 					want += image.RoundUp(runs[i].Stored(), tier.Page)
 					break
 				}
@@ -356,7 +357,7 @@ func TestColumnsReadOnlyTheRows(t *testing.T) {
 	for _, from := range []int64{0, 1, 12345, rows / 2, rows - part} {
 		read := m.reading(func() { m.picked(t, b, []int{2}, from, from+part) })
 		t.Logf("from row %d: %d bytes for %d", from, read, part*8)
-		if most := int64(part*8 + 2*batch.SumChunk); read > most {
+		if most := int64(part*8 + 2*payload.SumChunk); read > most {
 			t.Errorf("%d bytes were read for %d rows, want %d at most", read, part, most)
 		}
 	}
@@ -418,7 +419,7 @@ func TestSelection(t *testing.T) {
 func TestColumnsBesideEachOtherAreOneRequest(t *testing.T) { synctest.Test(t, columnsBesideEachOther) }
 
 func columnsBesideEachOther(t *testing.T) {
-	const rows = batch.SumChunk / 8
+	const rows = payload.SumChunk / 8
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, arrowgen.Ints(1, rows, 40), tier.Disk)
 	m.picked(t, b, []int{0}, 0, rows) // now it is known how fast the disk reads
@@ -430,7 +431,7 @@ func columnsBesideEachOther(t *testing.T) {
 		fields   []int
 		requests int
 		bytes    int64
-	}{{fields, 1, 32 * batch.SumChunk}, {[]int{7, 6, 9, 10, 12}, 3, 5 * batch.SumChunk}} {
+	}{{fields, 1, 32 * payload.SumChunk}, {[]int{7, 6, 9, 10, 12}, 3, 5 * payload.SumChunk}} {
 		before := m.files.Count("read")
 		read := m.reading(func() { m.picked(t, b, c.fields, 0, rows) })
 		if n := m.files.Count("read") - before; n != c.requests || read != c.bytes {

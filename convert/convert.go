@@ -43,6 +43,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/payload"
 )
 
 // What a converter of a program's own needs to make and to read images.
@@ -71,13 +72,16 @@ type (
 	DeviceTable = image.DeviceTable
 	// DeviceArray is an Arrow array whose buffers lie in a device's memory.
 	DeviceArray = image.DeviceArray
+	// DeviceRange is where one of these buffers lies. The zero value is one that is absent, or has
+	// no bytes.
+	DeviceRange = payload.DeviceRange
 )
 
 // Codec says how what is written to disk is compressed. The zero value is CodecAuto.
 type Codec = codec.Codec
 
 // The codecs. A batch that is not compressed is written as it is, straight from where it
-// lies; one that is compressed is batch.Packed.
+// lies; one that is compressed is a batch.DiskPacked.
 const (
 	CodecAuto    = codec.Auto // whichever moves most, as measured
 	CodecNone    = codec.None
@@ -115,7 +119,7 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 	return image.Open(d, extents, release, dictionaries...)
 }
 
-// Verify checks that b is the chunk-th run of batch.SumChunk bytes of the body that d describes.
+// Verify checks that b is the chunk-th run of 64 KiB of the body that d describes.
 // Other bytes are a *CorruptError with the chunk's offset in the body.
 func Verify(d *batch.Descriptor, chunk int, b []byte) error { return image.Verify(d, chunk, b) }
 

@@ -8,7 +8,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 )
 
@@ -44,7 +43,7 @@ func ExampleNewLayout() {
 	fmt.Println("rows:", desc.Rows, "body:", desc.Body)
 	fmt.Println("nodes:", desc.Nodes)
 	for _, s := range desc.Buffers {
-		if s == batch.Absent {
+		if s.Offset < 0 {
 			fmt.Println("absent")
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -51,7 +52,7 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 	what := takes{body: l.Size(), dicts: transfer.Distinct(dicts)}
 	var space *tier.Space
 	var buf *tier.Buffer
-	var runs []batch.Run
+	var runs []payload.Run
 	packed := false
 	var shared []batch.Shared
 	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, slower: true, do: func(r reservation.Reservation) error {
@@ -76,7 +77,7 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 		return nil, errors.Join(err, transfer.ReleaseAll(shared), buf.Release())
 	}
 	if packed {
-		return batch.NewPacked(desc, runs, space, shared...), nil
+		return payload.NewPacked(desc, runs, space, shared...), nil
 	}
 	return batch.NewImage(desc, buf, space, shared...), nil
 }
@@ -116,7 +117,7 @@ func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts [
 
 // ingestPacked lays a record out on disk and compresses it on the way. The reservation is
 // needed to the end, because how much is left shows only then.
-func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, runs []batch.Run, err error) {
+func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, runs []payload.Run, err error) {
 	if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
 		return nil, nil, err
 	}

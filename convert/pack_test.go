@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
@@ -243,12 +244,12 @@ func TestPlaceOfWhatIsWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := tr.Payload().(*batch.Packed).Runs()[0].Buffer.Memory().(tier.FileMemory)
+	f := tr.Payload().(*payload.Packed).Runs()[0].Buffer.Memory().(tier.FileMemory)
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)
 	}
 	page := make([]byte, tier.Page)
-	const at = 2*batch.FrameSize + 5*tier.Page
+	const at = 2*payload.FrameSize + 5*tier.Page
 	if err := f.ReadAt(t.Context(), page, at); err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +257,7 @@ func TestPlaceOfWhatIsWrong(t *testing.T) {
 	if err := f.WriteAt(t.Context(), page, at); err != nil {
 		t.Fatal(err)
 	}
-	_, _, want := f.Locate(2 * batch.FrameSize)
+	_, _, want := f.Locate(2 * payload.FrameSize)
 	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
 		var c *image.CorruptError
 		err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork)
@@ -278,7 +279,7 @@ func TestPackedFlippedInMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runs := tr.Payload().(*batch.Packed).Runs()
+	runs := tr.Payload().(*payload.Packed).Runs()
 	p := runs[len(runs)-1].Buffer.Memory().(tier.HostMemory).Extents()[0]
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -43,7 +44,7 @@ func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
 	m := newMachine(t, machineConfig{disk: 32 << 20})
 	b := m.put(t, numbered(1, 150000), tier.Disk) // 3.5 MiB
 	img, ok := b.Info().Payload.(*batch.Image)
-	if !ok || b.Info().Descriptor.Body < 3*batch.SumChunk+4*tier.Page {
+	if !ok || b.Info().Descriptor.Body < 3*payload.SumChunk+4*tier.Page {
 		t.Fatalf("%s of %d bytes", b.Info().Payload.Type(), b.Info().Descriptor.Body)
 	}
 	desc, file := img.Descriptor(), img.Buffer().Memory().(tier.FileMemory)
@@ -51,7 +52,7 @@ func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
 	if err := file.ReadAt(t.Context(), sound, 0); err != nil {
 		t.Fatal(err)
 	}
-	const chunk, page = batch.SumChunk, tier.Page
+	const chunk, page = payload.SumChunk, tier.Page
 	first, step := testseed.Share(t, 3)
 	for i, cuts := range [][]int64{
 		{}, {chunk}, {page}, {chunk - page}, {chunk + page}, {chunk + page, chunk + 2*page},
@@ -127,7 +128,7 @@ func TestSplitChunksOfABatchAreVerified(t *testing.T) {
 	}
 	extents := b.Info().Payload.(*batch.Image).Buffer().Memory().(tier.HostMemory).Extents()
 	at := int64(len(extents[0])) // in the body
-	if len(extents) < 2 || at%batch.SumChunk == 0 {
+	if len(extents) < 2 || at%payload.SumChunk == 0 {
 		t.Fatalf("%d extents, the first of %d bytes: no chunk is split", len(extents), at)
 	}
 	if err := move(tier.Disk); err != nil {

@@ -12,10 +12,11 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// AdoptTable makes a payload of memory that is on a device already, without copying it. The caller
+// AdoptTable makes a batch.GPUTable of memory that is on a device already, without copying it. The caller
 // must have waited for all work that writes it. It must not change until Release is called, when
 // the payload is released and the memory is not leased. The bytes that the rows use are charged in
 // the space as live ones, above its limit too: they are there. If they exceed its capacity, the
@@ -23,16 +24,16 @@ import (
 // again; but memory that two tables share is charged for each of them.
 //
 // Arrays may be slices: the payload has what they show. When the table becomes an image, three
-// things are adjusted (batch.Adjustment): offsets that do not begin at 0, bits that do not begin
-// with a byte, and run ends of a slice. List views, dense unions and the data of views keep all of
-// their children or bytes. Dictionaries are in the body of the image, each column's by itself.
+// things are adjusted: offsets that do not begin at 0, bits that do not begin with a byte, and run
+// ends of a slice. List views, dense unions and the data of views keep all of their children or
+// bytes. Dictionaries are in the body of the image, each column's by itself.
 //
 // The lengths of buffers are read from the device, through pinned chunks: the first and last offset
 // of lists and strings, the run ends of slices, validity where nulls must be counted. An array
 // whose parts do not fit together is an *InvalidError. Addresses outside of the device's memory are
 // found by devices that know (tier.Borrower), or when they are read. On an error the memory stays
 // the caller's.
-func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ *batch.Table, err error) {
+func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Payload, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -51,7 +52,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ *batch.T
 	if err = ofLost(err, t.Space); err != nil {
 		return nil, err
 	}
-	parts := batch.TableParts{
+	parts := payload.TableParts{
 		Descriptor: p.Descriptor(t),
 		Ranges:     p.Ranges, Adjustments: p.Adjust, Space: t.Space,
 	}
@@ -67,13 +68,13 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ *batch.T
 		return nil, ofLost(err, t.Space)
 	}
 	parts.Buffers = []*tier.Buffer{t.Space.Inside().Adopt(mem, nil)}
-	return batch.NewTable(parts), nil
+	return payload.NewTable(parts), nil
 }
 
 // covered returns how many bytes are in any of the ranges.
-func covered(ranges ...[]batch.DeviceRange) (n int64) {
+func covered(ranges ...[]payload.DeviceRange) (n int64) {
 	all := slices.Concat(ranges...)
-	slices.SortFunc(all, func(a, b batch.DeviceRange) int { return cmp.Compare(a.Addr, b.Addr) })
+	slices.SortFunc(all, func(a, b payload.DeviceRange) int { return cmp.Compare(a.Addr, b.Addr) })
 	end := tier.Addr(0)
 	for _, r := range all {
 		if to := r.Addr + tier.Addr(max(0, r.Length)); to > end {
@@ -106,7 +107,7 @@ func (m *lentMemory) GiveBack(reclaimed func()) {
 }
 
 // borrow borrows the ranges from the space's device, if that is a tier.Borrower.
-func (m *lentMemory) borrow(space *tier.Space, ranges []batch.DeviceRange) error {
+func (m *lentMemory) borrow(space *tier.Space, ranges []payload.DeviceRange) error {
 	pool, ok := space.Pool().(interface{ Device() tier.Device })
 	if !ok {
 		return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/imagetest"
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
@@ -55,7 +56,7 @@ func newForeign(t testing.TB, m *machine) *foreigner {
 	return &foreigner{t: t, dev: dev, stream: s}
 }
 
-func (f *foreigner) buffer(b []byte, lengths bool) batch.DeviceRange {
+func (f *foreigner) buffer(b []byte, lengths bool) payload.DeviceRange {
 	a, err := f.dev.Alloc(f.stream, max(1, int64(len(b))))
 	if err == nil {
 		err = f.dev.CopyToDevice(f.stream, a, b)
@@ -68,9 +69,9 @@ func (f *foreigner) buffer(b []byte, lengths bool) batch.DeviceRange {
 	}
 	f.addrs = append(f.addrs, a)
 	if !lengths {
-		return batch.DeviceRange{Addr: a, Length: image.Unknown}
+		return payload.DeviceRange{Addr: a, Length: image.Unknown}
 	}
-	return batch.DeviceRange{Addr: a, Length: int64(len(b))}
+	return payload.DeviceRange{Addr: a, Length: int64(len(b))}
 }
 
 func (f *foreigner) array(d arrow.ArrayData) *image.DeviceArray {
@@ -89,7 +90,7 @@ func (f *foreigner) array(d arrow.ArrayData) *image.DeviceArray {
 	_, views := dt.(arrow.BinaryViewDataType)
 	for i, b := range bufs {
 		if b == nil || i == 0 && b.Len() == 0 {
-			out.Buffers = append(out.Buffers, batch.DeviceRange{})
+			out.Buffers = append(out.Buffers, payload.DeviceRange{})
 			continue
 		}
 		out.Buffers = append(out.Buffers, f.buffer(b.Bytes(), f.lengths || views))
@@ -228,15 +229,15 @@ func adoptTableRefusesNonsense(t *testing.T, g gpus) {
 		a    image.DeviceArray
 		want error
 	}{
-		"negative length":       {image.DeviceArray{Length: -1, Buffers: make([]batch.DeviceRange, 3)}, image.ErrInvalid},
+		"negative length":       {image.DeviceArray{Length: -1, Buffers: make([]payload.DeviceRange, 3)}, image.ErrInvalid},
 		"no buffers":            {image.DeviceArray{Length: 1}, image.ErrInvalid},
-		"no offsets":            {image.DeviceArray{Length: 1, Buffers: make([]batch.DeviceRange, 3)}, image.ErrInvalid},
-		"too short":             {image.DeviceArray{Length: 1, Offset: 5, Buffers: []batch.DeviceRange{{}, short, data}}, image.ErrInvalid},
-		"falling offsets":       {image.DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, down, data}}, image.ErrInvalid},
-		"huge":                  {image.DeviceArray{Length: 1 << 62, Buffers: []batch.DeviceRange{{}, short, data}}, image.ErrInvalid},
-		"nulls and no validity": {image.DeviceArray{Length: 1, Nulls: 1, Buffers: []batch.DeviceRange{{}, short, data}}, image.ErrInvalid},
-		"a child":               {image.DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, short, data}, Children: []*image.DeviceArray{nil}}, image.ErrInvalid},
-		"elsewhere":             {image.DeviceArray{Length: 1, Buffers: []batch.DeviceRange{{}, {Addr: 1, Length: image.Unknown}, data}}, nil},
+		"no offsets":            {image.DeviceArray{Length: 1, Buffers: make([]payload.DeviceRange, 3)}, image.ErrInvalid},
+		"too short":             {image.DeviceArray{Length: 1, Offset: 5, Buffers: []payload.DeviceRange{{}, short, data}}, image.ErrInvalid},
+		"falling offsets":       {image.DeviceArray{Length: 1, Buffers: []payload.DeviceRange{{}, down, data}}, image.ErrInvalid},
+		"huge":                  {image.DeviceArray{Length: 1 << 62, Buffers: []payload.DeviceRange{{}, short, data}}, image.ErrInvalid},
+		"nulls and no validity": {image.DeviceArray{Length: 1, Nulls: 1, Buffers: []payload.DeviceRange{{}, short, data}}, image.ErrInvalid},
+		"a child":               {image.DeviceArray{Length: 1, Buffers: []payload.DeviceRange{{}, short, data}, Children: []*image.DeviceArray{nil}}, image.ErrInvalid},
+		"elsewhere":             {image.DeviceArray{Length: 1, Buffers: []payload.DeviceRange{{}, {Addr: 1, Length: image.Unknown}, data}}, nil},
 	} {
 		p, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{Space: gpu, Schema: str, Rows: max(0, min(c.a.Length, 1)), Columns: []*image.DeviceArray{&c.a},
 			Release: func() { t.Errorf("%s: released", name) }})
@@ -247,13 +248,13 @@ func adoptTableRefusesNonsense(t *testing.T, g gpus) {
 		}
 	}
 	if _, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{Space: gpu, Schema: arrowgen.Schema(arrow.PrimitiveTypes.Int64), Rows: 1 << 40,
-		Columns: []*image.DeviceArray{{Length: 1 << 40, Buffers: []batch.DeviceRange{{}, {Addr: 1 << 50, Length: image.Unknown}}}}}); !errors.Is(err, tier.ErrNoSpace) {
+		Columns: []*image.DeviceArray{{Length: 1 << 40, Buffers: []payload.DeviceRange{{}, {Addr: 1 << 50, Length: image.Unknown}}}}}); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("more than the device has: %v", err)
 	}
 	// Sums of lengths that begin again at 0 would be little.
 	wide := &arrow.FixedSizeBinaryType{ByteWidth: 1 << 30}
 	for _, n := range []int{2, 4} {
-		columns := slices.Repeat([]*image.DeviceArray{{Length: 1 << 32, Buffers: []batch.DeviceRange{{}, {Addr: 1, Length: image.Unknown}}}}, n)
+		columns := slices.Repeat([]*image.DeviceArray{{Length: 1 << 32, Buffers: []payload.DeviceRange{{}, {Addr: 1, Length: image.Unknown}}}}, n)
 		p, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{
 			Space: gpu, Schema: arrowgen.Schema(slices.Repeat([]arrow.DataType{wide}, n)...), Rows: 1 << 32, Columns: columns})
 		if !errors.Is(err, image.ErrInvalid) {
@@ -276,9 +277,9 @@ func foreignTableLacks(t *testing.T, gpu gpus) {
 		for _, rows := range []int64{0, 11} {
 			for _, nulls := range []int64{image.Unknown, rows} {
 				f := newForeign(t, m)
-				a := &image.DeviceArray{Length: rows, Nulls: nulls, Buffers: []batch.DeviceRange{f.buffer(make([]byte, 2), true), {}}}
+				a := &image.DeviceArray{Length: rows, Nulls: nulls, Buffers: []payload.DeviceRange{f.buffer(make([]byte, 2), true), {}}}
 				if dt.ID() == arrow.STRING {
-					a.Buffers = append(a.Buffers, batch.DeviceRange{})
+					a.Buffers = append(a.Buffers, payload.DeviceRange{})
 				}
 				p, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{
 					Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(dt), Rows: rows, Columns: []*image.DeviceArray{a}, Release: f.release})
@@ -311,14 +312,14 @@ func sharedMemory(t *testing.T, g gpus) {
 		f := newForeign(t, m)
 		values := f.buffer(make([]byte, 8*rows), true)
 		column := func(from, n int64) *image.DeviceArray {
-			return &image.DeviceArray{Length: n, Offset: from, Buffers: []batch.DeviceRange{{}, {Addr: values.Addr, Length: image.Unknown}}}
+			return &image.DeviceArray{Length: n, Offset: from, Buffers: []payload.DeviceRange{{}, {Addr: values.Addr, Length: image.Unknown}}}
 		}
 		// Twice the same, and parts that lie in each other and in a row.
 		columns := []*image.DeviceArray{column(0, rows/2), column(0, rows/2), column(10, rows/2), column(rows/2, rows/2)}
 		before := gpu.Used()
 		p, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{
 			Space: gpu, Schema: arrowgen.Schema(slices.Repeat([]arrow.DataType{arrow.PrimitiveTypes.Int64}, 4)...), Rows: rows / 2, Columns: columns,
-			Charged: []batch.DeviceRange{{Addr: values.Addr - 100, Length: 100 + charged}, {Addr: values.Addr, Length: min(charged, 16)}}, Release: f.release})
+			Charged: []payload.DeviceRange{{Addr: values.Addr - 100, Length: 100 + charged}, {Addr: values.Addr, Length: min(charged, 16)}}, Release: f.release})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -354,9 +355,9 @@ func shapeOfLongArrays(t *testing.T, g gpus) {
 	var cols []*image.DeviceArray
 	var types []arrow.DataType
 	for i := range int64(columns) { // each begins elsewhere, so that nothing that was read for one is known of others
-		cols = append(cols, &image.DeviceArray{Length: rows, Offset: 9 * i, Nulls: image.Unknown, Buffers: []batch.DeviceRange{valid, valid}},
+		cols = append(cols, &image.DeviceArray{Length: rows, Offset: 9 * i, Nulls: image.Unknown, Buffers: []payload.DeviceRange{valid, valid}},
 			&image.DeviceArray{Length: rows, Offset: 7 + i, Children: []*image.DeviceArray{
-				{Length: bytes/8 - i, Offset: i, Buffers: []batch.DeviceRange{{}, runs}}, {Length: bytes / 8, Buffers: []batch.DeviceRange{{}, valid}}}})
+				{Length: bytes/8 - i, Offset: i, Buffers: []payload.DeviceRange{{}, runs}}, {Length: bytes / 8, Buffers: []payload.DeviceRange{{}, valid}}}})
 		types = append(types, arrow.FixedWidthTypes.Boolean, arrow.RunEndEncodedOf(arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Int8))
 	}
 	table := image.DeviceTable{Space: m.spaces[tier.GPU], Schema: arrowgen.Schema(types...), Rows: rows, Columns: cols, Release: f.release}
@@ -370,7 +371,7 @@ func shapeOfLongArrays(t *testing.T, g gpus) {
 	if n := after.TotalAlloc - before.TotalAlloc; !testseed.Raced && !invariants.Enabled && n > bytes { // which allocate, too
 		t.Errorf("%d bytes were allocated to look at %d columns of %d", n, columns, bytes)
 	}
-	nodes := p.Descriptor().Nodes
+	nodes := descriptorOf(p).Nodes
 	for i := range int64(columns) {
 		if got, want := nodes[4*i].Nulls, rows-int64(bitutil.CountSetBits(bitmap, int(9*i), rows)); got != want {
 			t.Errorf("column %d has %d nulls, want %d", 2*i, got, want)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -37,7 +38,7 @@ func benchTable(b *testing.B, rec arrow.RecordBatch, name string) {
 	}
 	x := m.adopt(b, rec, p)
 	d := x.Info().Descriptor
-	var spans []batch.Span
+	var spans []payload.Span
 	size := int64(0)
 	for _, s := range d.Buffers {
 		if s.Length > 0 {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -55,11 +56,11 @@ func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ranges := slices.Clone(tr.Payload().(*batch.Table).Ranges())
+	ranges := slices.Clone(tr.Payload().(*payload.Table).Ranges())
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)
 	}
-	slices.SortFunc(ranges, func(a, b batch.DeviceRange) int { return int(a.Addr) - int(b.Addr) })
+	slices.SortFunc(ranges, func(a, b payload.DeviceRange) int { return int(a.Addr) - int(b.Addr) })
 	end := tier.Addr(0)
 	for _, r := range ranges {
 		if r.Length == 0 {

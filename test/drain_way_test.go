@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -122,7 +123,7 @@ func TestSpillIsAnnouncedOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			now := b.Info()
-			if packed, ok := now.Payload.(*batch.Packed); now.Form != form || ok && len(packed.Runs()) < 10 {
+			if packed, ok := now.Payload.(*payload.Packed); now.Form != form || ok && len(packed.Runs()) < 10 {
 				t.Fatalf("the batch is a %s of %d bytes", now.Form, now.Bytes)
 			}
 			if n := told.n.Load(); n > 6 {

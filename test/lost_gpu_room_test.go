@@ -8,7 +8,6 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -195,7 +194,7 @@ func TestAdoptingFromALostGPU(t *testing.T) {
 	l.gpus[0].Lose(errFellOff)
 	space := l.eng.Reservations().Spaces().InTier(tier.GPU)[0]
 	schema := arrow.NewSchema([]arrow.Field{{Name: "s", Type: arrow.BinaryTypes.String}}, nil)
-	column := &convert.DeviceArray{Length: 10, Buffers: []batch.DeviceRange{{}, {Addr: 4096, Length: 44}, {Addr: 8192, Length: convert.Unknown}}}
+	column := &convert.DeviceArray{Length: 10, Buffers: []convert.DeviceRange{{}, {Addr: 4096, Length: 44}, {Addr: 8192, Length: convert.Unknown}}}
 	_, err := l.eng.Mover().AdoptTable(t.Context(), convert.DeviceTable{
 		Space: space, Schema: schema, Rows: 10, Columns: []*convert.DeviceArray{column}, Release: func() { t.Error("its owner has it") },
 	})

@@ -6,8 +6,8 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -38,7 +38,7 @@ type exported struct {
 	left   atomic.Int64 // structs that are not released
 	done   func()       // may be nil
 	space  *tier.Space  // of an array: in which these are charged until done
-	ranges []batch.DeviceRange
+	ranges []payload.DeviceRange
 }
 
 func (r *releases) add(e *exported) uintptr {
@@ -60,7 +60,7 @@ func (r *releases) find(id uintptr) *exported {
 
 // charged returns what of an array's memory is charged in space until the array is released, as it
 // is an export from there.
-func (r *releases) charged(a *Array, space *tier.Space) []batch.DeviceRange {
+func (r *releases) charged(a *Array, space *tier.Space) []payload.DeviceRange {
 	if a.Release != r.array {
 		return nil
 	}

@@ -3,7 +3,7 @@
 // data interface (https://arrow.apache.org/docs/format/CDeviceDataInterface.html).
 //
 //	batch.Handle ──Export──▶ DeviceArray, Schema ──▶ C
-//	batch.Table  ◀──Import── DeviceArray, Schema ◀── C
+//	batch.Payload ◀──Import── DeviceArray, Schema ◀── C
 //
 // The structs lie where the caller wants them; everything that they point to lies outside of
 // Go's memory, and pointers in them are numbers to Go. No C compiler is needed, to build or to

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -73,10 +74,11 @@ func TestRoundTripOfEveryType(t *testing.T) {
 					if b.Info().State != batch.Processing {
 						t.Errorf("an exported batch is %s", b.Info().State)
 					}
-					table, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{})
+					p, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{})
 					if err != nil {
 						t.Fatal(err)
 					}
+					table := p.(*payload.Table)
 					if !array.Released() || schema.Release != 0 {
 						t.Error("what was imported is not marked")
 					}
@@ -104,9 +106,9 @@ func TestRoundTripOfEveryType(t *testing.T) {
 }
 
 // plainTail says whether a table has no bitmap that ends within a byte.
-func plainTail(t *batch.Table) bool {
+func plainTail(t *payload.Table) bool {
 	for _, a := range t.Adjustments() {
-		if a.How == batch.Bits && a.Base == 0 {
+		if a.How == payload.Bits && a.Base == 0 {
 			return false
 		}
 	}
@@ -129,7 +131,7 @@ func (r *rig) addresses(t testing.TB, b *batch.Batch) map[tier.Addr]bool {
 	case *batch.Image:
 		body(p.Descriptor(), p.Buffer())
 		shared = p.Shared()
-	case *batch.Table:
+	case *payload.Table:
 		for _, s := range p.Ranges() {
 			out[s.Addr] = true
 		}
@@ -173,7 +175,7 @@ func TestReleasedOnce(t *testing.T) {
 		c := r.batch(t, table)
 		r.drop(t, b) // it is in use still
 		if !away {
-			end := table.Lease()
+			end := table.(*payload.Table).Lease()
 			r.drop(t, c)
 			if n := callbacks().open(); n != 1 {
 				t.Errorf("%d exports are open, although one is leased", n)

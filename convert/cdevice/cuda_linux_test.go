@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/faultdev"
@@ -257,7 +258,7 @@ func TestProducerInCOfCUDA(t *testing.T) {
 }
 
 type imported struct {
-	table *batch.Table
+	table batch.Payload
 	err   error
 }
 
@@ -300,7 +301,7 @@ func TestRoundTripOfCUDA(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s as a %s: %v", dt, form, err)
 			}
-			for i, s := range table.Ranges() {
+			for i, s := range table.(*payload.Table).Ranges() {
 				if s.Length > 0 && !where[s.Addr] {
 					t.Errorf("%s: buffer %d lies at %#x, where the batch has none", dt, i, uint64(s.Addr))
 				}

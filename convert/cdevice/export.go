@@ -8,6 +8,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -103,13 +104,13 @@ func (r *releases) drop(ids ...uintptr) {
 }
 
 // charged is the memory that an export keeps in its space.
-func charged(p batch.Payload, zeros *tier.Buffer) (out []batch.DeviceRange) {
+func charged(p batch.Payload, zeros *tier.Buffer) (out []payload.DeviceRange) {
 	var bufs []*tier.Buffer
 	var shared []batch.Shared
 	switch p := p.(type) {
 	case *batch.Image:
 		bufs, shared = []*tier.Buffer{p.Buffer(), zeros}, p.Shared()
-	case *batch.Table:
+	case *payload.Table:
 		out = slices.Clone(p.Ranges())
 		bufs, shared = []*tier.Buffer{zeros}, p.Shared()
 	}
@@ -118,7 +119,7 @@ func charged(p batch.Payload, zeros *tier.Buffer) (out []batch.DeviceRange) {
 	}
 	for _, b := range bufs {
 		if m, ok := b.Memory().(tier.DeviceMemory); ok {
-			out = append(out, batch.DeviceRange{Addr: m.Addr(), Length: m.Size()})
+			out = append(out, payload.DeviceRange{Addr: m.Addr(), Length: m.Size()})
 		}
 	}
 	return out

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -14,10 +15,10 @@ import (
 // places says where the buffers of a body are on the device.
 type places struct {
 	desc   *batch.Descriptor
-	nodes  []batch.Node // not yet taken
-	spans  []batch.Span
+	nodes  []payload.Node // not yet taken
+	spans  []payload.Span
 	where  func(i int) tier.Addr // of the i-th of desc.Buffers
-	adjust []batch.Adjustment    // of a table; ascending by their buffers
+	adjust []payload.Adjustment  // of a table; ascending by their buffers
 	whole  bool                  // the arrays lie where they were made: what a slice leaves out before its first row is there
 }
 
@@ -41,7 +42,7 @@ func inBody(d *batch.Descriptor, buf *tier.Buffer) (*places, error) {
 func (p *places) next() int { return len(p.desc.Buffers) - len(p.spans) }
 
 // base returns the Base of a buffer's adjustment, if it is one of that kind, else 0.
-func (p *places) base(i int, how batch.Adjust) int64 {
+func (p *places) base(i int, how payload.Adjust) int64 {
 	for len(p.adjust) > 0 && p.adjust[0].Buffer < p.next() {
 		p.adjust = p.adjust[1:]
 	}
@@ -85,7 +86,7 @@ func (w *arrayWriter) open(p batch.Payload) (d *batch.Descriptor, err error) {
 		d, w.shared = p.Descriptor(), p.Shared()
 		w.body, err = inBody(d, p.Buffer())
 		return d, err
-	case *batch.Table:
+	case *payload.Table:
 		d, w.shared = p.Descriptor(), p.Shared()
 		w.body = placesOf(d, func(i int) tier.Addr { return p.Ranges()[i].Addr })
 		w.body.adjust, w.body.whole = p.Adjustments(), isLent(p)
@@ -96,7 +97,7 @@ func (w *arrayWriter) open(p batch.Payload) (d *batch.Descriptor, err error) {
 
 // isLent reports whether the buffers of a table are in their creator's arrays, and not in copies of
 // what the rows show. Then what those arrays have before the first row is there as well.
-func isLent(p *batch.Table) bool {
+func isLent(p *payload.Table) bool {
 	for _, b := range p.Buffers() {
 		if _, ok := b.Memory().(tier.LentMemory); !ok {
 			return false
@@ -151,7 +152,7 @@ func (w *arrayWriter) zeros(space *tier.Space) (_ *tier.Buffer, err error) {
 }
 
 func (w *arrayWriter) record(out *Array, d *batch.Descriptor) error {
-	w.header(out, batch.Node{Length: d.Rows})
+	w.header(out, payload.Node{Length: d.Rows})
 	if err := w.buffers(out, []pointer{{}}); err != nil {
 		return err
 	}
@@ -160,7 +161,7 @@ func (w *arrayWriter) record(out *Array, d *batch.Descriptor) error {
 }
 
 // header fills in what is the same in all structs.
-func (w *arrayWriter) header(out *Array, n batch.Node) {
+func (w *arrayWriter) header(out *Array, n payload.Node) {
 	w.count++
 	out.Length, out.NullCount = n.Length, n.Nulls
 	out.Release, out.PrivateData = callbacks().array, w.id
@@ -210,7 +211,7 @@ func (w *arrayWriter) children(out *Array, sh *shape.Shape, front int64) (err er
 	return nil
 }
 
-func (w *arrayWriter) node() (n batch.Node, err error) {
+func (w *arrayWriter) node() (n payload.Node, err error) {
 	if len(w.body.nodes) == 0 {
 		return n, w.path.invalid("the descriptor has no node for it")
 	}
@@ -242,7 +243,7 @@ func (w *arrayWriter) array(out *Array, dt arrow.DataType, front int64) error {
 		out.NullCount = out.Length
 		return nil
 	case sh.Rows == shape.Runs:
-		out.Offset = w.body.base(w.body.next()+1, batch.Ends) - front // the run ends' second buffer; they come first
+		out.Offset = w.body.base(w.body.next()+1, payload.Ends) - front // the run ends' second buffer; they come first
 		if out.Offset < 0 {
 			return w.path.invalid("%d rows before the first", front)
 		}
@@ -306,7 +307,7 @@ func (w *arrayWriter) dictionary(out *Array, dt arrow.DataType) error {
 	out.Dictionary = at
 	w.path.push("dictionary")
 	defer w.path.pop()
-	if len(w.body.nodes) == 0 || w.body.nodes[0].Nulls != batch.Outside {
+	if len(w.body.nodes) == 0 || w.body.nodes[0].Nulls != payload.Outside {
 		return w.array(&dict[0], dt, 0)
 	}
 	n, _ := w.node()

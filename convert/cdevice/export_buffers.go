@@ -1,7 +1,7 @@
 package cdevice
 
 import (
-	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -23,7 +23,7 @@ func (w *arrayWriter) spans(r *rows, kinds []shape.Buffer) (out []pointer, err e
 	r.back = r.front
 	for i, k := range kinds {
 		if (k.Role == shape.Validity || k.Role == shape.Bits) && b.spans[i].Length > 0 { // all bitmaps begin at the same bit
-			r.back += (b.base(b.next()+i, batch.Bits) - r.front) & 7
+			r.back += (b.base(b.next()+i, payload.Bits) - r.front) & 7
 			break
 		}
 	}
@@ -31,7 +31,7 @@ func (w *arrayWriter) spans(r *rows, kinds []shape.Buffer) (out []pointer, err e
 		before, need := int64(0), (r.n+r.back)*k.Width
 		switch k.Role {
 		case shape.Validity, shape.Bits:
-			before, need = (r.back-b.base(b.next(), batch.Bits))/8, (r.n+r.back+7)/8
+			before, need = (r.back-b.base(b.next(), payload.Bits))/8, (r.n+r.back+7)/8
 			if k.Role == shape.Validity && r.nulls == 0 {
 				need = 0
 			} else if k.Role == shape.Validity && b.spans[0].Length <= 0 && r.nulls < r.n {
@@ -39,7 +39,7 @@ func (w *arrayWriter) spans(r *rows, kinds []shape.Buffer) (out []pointer, err e
 			}
 		case shape.Offsets: // one more than there are rows
 			before, need = r.back*k.Width, need+k.Width
-			r.first = b.base(b.next(), batch.Lower)
+			r.first = b.base(b.next(), payload.Lower)
 			if r.first > 0 && b.nothing(kinds[i+1:]) { // and where that would be is not known: zeros are equivalent
 				r.first, b.spans = 0, b.spans[1:]
 				out = append(out, pointer{zeros: need})

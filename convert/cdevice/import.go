@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -23,7 +24,7 @@ import (
 // A released struct is tier.ErrReleased. A struct that does not make sense is an *InvalidError or a
 // *convert.InvalidError. What Spillway has no type for is an *UnsupportedError, and the memory of
 // another device a *DeviceError.
-func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config) (*batch.Table, error) {
+func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config) (batch.Payload, error) {
 	switch {
 	case array == nil || schema == nil || space == nil || m == nil:
 		return nil, errors.New("cdevice: importing needs a mover, a space, an array and a schema")
@@ -223,9 +224,9 @@ func (r *arrayReader) buffers(a *Array, out *convert.DeviceArray, views bool) er
 		}
 		all = all[:len(all)-1]
 	}
-	out.Buffers = make([]batch.DeviceRange, len(all))
+	out.Buffers = make([]payload.DeviceRange, len(all))
 	for i, p := range all {
-		b := batch.DeviceRange{Length: convert.Unknown}
+		b := payload.DeviceRange{Length: convert.Unknown}
 		if i >= 2 && views {
 			b.Length = sizes[i-2]
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -105,11 +106,11 @@ func TestCopyOfASlice(t *testing.T) {
 	defer rec.Release()
 	b := r.put(t, rec, batch.GPUImage)
 	whole := r.slice(t, b, 3, 97)
-	of := whole.Info().Payload.(*batch.Table)
+	of := whole.Info().Payload.(*payload.Table)
 	if len(of.Adjustments()) == 0 || !isLent(of) {
 		t.Fatal("the slice is none")
 	}
-	copied := r.batch(t, batch.NewTable(batch.TableParts{Descriptor: of.Descriptor(), Ranges: of.Ranges(), Adjustments: of.Adjustments(), Space: r.gpu}))
+	copied := r.batch(t, payload.NewTable(payload.TableParts{Descriptor: of.Descriptor(), Ranges: of.Ranges(), Adjustments: of.Adjustments(), Space: r.gpu}))
 	h := r.hold(t, copied)
 	var un *UnsupportedError
 	if err := Export(h, new(DeviceArray), new(Schema), Config{}); !errors.As(err, &un) || !errors.Is(err, tier.ErrNotSupported) || !strings.Contains(err.Error(), "batch.GPUImage") {

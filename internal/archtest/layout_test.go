@@ -34,6 +34,7 @@ var layout = []string{
 	"reservation/budget",
 	"reservation/quota",
 	"internal/leases",
+	"internal/payload",
 	"batch",
 	"internal/codec",
 	"internal/image",

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -51,7 +51,7 @@ const (
 	lookShare   = 100 // and so much may it take to move bytes as they are where compressing is better
 	slack       = 0.9 // what compressing costs must be less than this share of not compressing
 	// enoughToTell is after how many bytes a disk's rate is believed: of one run.
-	enoughToTell = batch.RunSize
+	enoughToTell = payload.RunSize
 	// meterWindow is how many bytes a window of a meter has: as many as are under way at a
 	// time.
 	meterWindow = 8 << 20
@@ -60,7 +60,7 @@ const (
 	handling = 0.2e-9
 	// A sample is of so many pieces, from all over a body, and what is known is the mean of
 	// the last memoryPieces, as it were.
-	samplePiece  = batch.SumChunk
+	samplePiece  = payload.SumChunk
 	firstPieces  = 8
 	laterPieces  = 4
 	memoryPieces = 64
@@ -233,7 +233,7 @@ func (t *turn) Codec() Codec {
 	if t.Fixed != Auto {
 		return t.Fixed
 	}
-	return t.c.best(t.G, batch.RunSize, t.c.power())
+	return t.c.best(t.G, payload.RunSize, t.c.power())
 }
 
 // Packs reports whether a body is compressed when it comes to a space, or at least looked at
@@ -246,7 +246,7 @@ func (c *Chooser) Packs(configured Codec, body int64, to tier.ID) bool {
 		return true
 	}
 	g := c.Disk(to)
-	if body < batch.FrameSize { // not worth a thought
+	if body < payload.FrameSize { // not worth a thought
 		return false
 	}
 	write, _ := g.plain()
@@ -263,5 +263,5 @@ func (c *Chooser) Packs(configured Codec, body int64, to tier.ID) bool {
 // by.
 func (c *Chooser) PacksOnce(configured Codec, body int64, to tier.ID) bool {
 	return c.Packs(configured, body, to) ||
-		configured == Auto && to.Kind == tier.Disk && body >= batch.FrameSize && c.Due(c.Disk(to))
+		configured == Auto && to.Kind == tier.Disk && body >= payload.FrameSize && c.Due(c.Disk(to))
 }

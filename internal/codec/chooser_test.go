@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -228,7 +228,7 @@ func TestSamplesAreFew(t *testing.T) {
 	if c.Due(fast) || c.Due(new(gauges)) || !c.Due(slow) {
 		t.Error("a first sample is due for a disk that is faster than any codec or not known, or is not for a slow one")
 	}
-	body := make([]byte, 8*batch.FrameSize)
+	body := make([]byte, 8*payload.FrameSize)
 	noise := rand.NewChaCha8([32]byte{})
 	_, _ = noise.Read(body) // it never fails
 	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }
@@ -291,7 +291,7 @@ func TestPromiseIsForgotten(t *testing.T) {
 		c.of[codec] = rates{ratio: 0.001, encode: 0.01e-9 * n, decode: 0.01e-9 * n, pieces: memoryPieces}
 	}
 	c.usage.next.Store(math.MaxInt64) // nobody else has use for the processors
-	body := make([]byte, batch.FrameSize)
+	body := make([]byte, payload.FrameSize)
 	noise := rand.NewChaCha8([32]byte{})
 	_, _ = noise.Read(body) // it never fails
 	read := func(off, n int64) ([]byte, error) { return body[off : off+n], nil }

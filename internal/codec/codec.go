@@ -14,8 +14,8 @@ import (
 	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/bitpack"
+	"github.com/spillway-db/spillway/internal/payload"
 )
 
 // Codec says how what is written to disk is compressed. The zero value is Auto.
@@ -23,7 +23,7 @@ type Codec uint8
 
 // The codecs. Their numbers are stored with batches on disk: a new one is appended. Samples try the
 // last one first, so that the quickest is the last. A batch that is not compressed is written as it
-// is, straight from where it lies; one that is compressed is batch.Packed.
+// is, straight from where it lies; one that is compressed is payload.Packed.
 const (
 	Auto Codec = iota // whichever moves most, as measured; see Chooser
 	None
@@ -72,7 +72,7 @@ func (k *Coders) encoder() (*zstd.Encoder, error) {
 	if e, ok := k.encoders.Get().(*zstd.Encoder); ok {
 		return e, nil
 	}
-	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithWindowSize(batch.FrameSize),
+	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithWindowSize(payload.FrameSize),
 		zstd.WithSingleSegment(true), zstd.WithLowerEncoderMem(true), zstd.WithEncoderConcurrency(1))
 }
 

@@ -6,19 +6,19 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 )
 
 func TestCoders(t *testing.T) {
 	var k Coders
 	rng := rand.New(rand.NewPCG(1, 2))
-	noise := make([]byte, batch.FrameSize)
+	noise := make([]byte, payload.FrameSize)
 	for i := range noise {
 		noise[i] = byte(rng.Uint32())
 	}
 	for _, c := range []Codec{None, S2, Zstd, Bitpack} {
 		for name, src := range map[string][]byte{
-			"nothing": {}, "a byte": {1}, "zeros": make([]byte, batch.FrameSize), "noise": noise,
+			"nothing": {}, "a byte": {1}, "zeros": make([]byte, payload.FrameSize), "noise": noise,
 			"text": bytes.Repeat([]byte("spillway "), 5000), "half noise": slices.Concat(noise[:9000], make([]byte, 9000)),
 		} {
 			before := []byte("before")

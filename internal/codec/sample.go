@@ -5,7 +5,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 )
 
 // hopeful reports whether a codec could be quick enough, where a byte costs so much without it.
@@ -32,7 +32,7 @@ func (c *Chooser) Due(g *gauges) bool {
 // Sample tries the codecs on pieces of a body, if that is due, which read reads. room is what they
 // may work in, of trialRoom bytes.
 func (c *Chooser) Sample(k *Coders, g *gauges, body int64, room []byte, read func(off, n int64) ([]byte, error)) error {
-	if body < batch.FrameSize || !c.Due(g) || !c.sampling.CompareAndSwap(false, true) {
+	if body < payload.FrameSize || !c.Due(g) || !c.sampling.CompareAndSwap(false, true) {
 		return nil
 	}
 	defer c.sampling.Store(false)
@@ -54,7 +54,7 @@ func (c *Chooser) Sample(k *Coders, g *gauges, body int64, room []byte, read fun
 // many pieces there are.
 func (c *Chooser) place(body int64) int64 {
 	at := math.Mod(float64(c.samples.Add(1))*(math.Sqrt(5)-1)/2, 1)
-	return min(int64(at*float64(body)), body-samplePiece) / batch.SumChunk * batch.SumChunk
+	return min(int64(at*float64(body)), body-samplePiece) / payload.SumChunk * payload.SumChunk
 }
 
 // SampleRun is sample for a body that comes by once, of which there is one run: it takes one

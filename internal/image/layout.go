@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -41,7 +42,7 @@ const (
 // behind string and binary views, up to an eighth.
 //
 // Dictionaries stay whole, and are images of their own, so that batches can share them: see
-// Dictionaries. The array that uses one has, after the indices, a node with batch.Outside and its
+// Dictionaries. The array that uses one has, after the indices, a node with payload.Outside and its
 // number. Only a dictionary of up to 4 KiB is in the body, after the indices. Its own image would
 // take at least a page, and a request of its own for each move: copying it with the rows is cheaper
 // than keeping it once. Several columns may share a dictionary within a body, too, as the same
@@ -146,7 +147,7 @@ func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
 		pieces: p.pieces, bytes: p.bytes, uses: p.uses,
 		Desc: batch.Descriptor{
 			Schema: schema, Rows: rows, Nodes: p.nodes, Buffers: p.spans, Body: body,
-			Sums: make([]uint64, (body+batch.SumChunk-1)/batch.SumChunk),
+			Sums: make([]uint64, (body+payload.SumChunk-1)/payload.SumChunk),
 		},
 	}
 }
@@ -278,11 +279,11 @@ func (l *Layout) WriteTo(extents [][]byte) (err error) {
 // emit writes the bytes at pos to dst, whose length is a multiple of 4096.
 func (l *Layout) emit(dst []byte) {
 	for len(dst) > 0 {
-		chunk := l.pos / batch.SumChunk
-		begin := chunk * batch.SumChunk
-		end := min(begin+batch.SumChunk, l.Desc.Body)
+		chunk := l.pos / payload.SumChunk
+		begin := chunk * payload.SumChunk
+		end := min(begin+payload.SumChunk, l.Desc.Body)
 		n := min(int64(len(dst)), end-l.pos)
-		if l.Desc.Body < batch.SumChunk {
+		if l.Desc.Body < payload.SumChunk {
 			l.emitSmall(dst[:n])
 		} else {
 			if l.pos == begin {

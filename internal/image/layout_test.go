@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
@@ -61,7 +62,7 @@ func checkImage(t *testing.T, d *batch.Descriptor, body []byte) {
 	}
 	used := make([]bool, len(body))
 	for _, s := range d.Buffers {
-		if s == batch.Absent {
+		if s == payload.Absent {
 			continue
 		}
 		if s.Offset%64 != 0 || s.Length >= 64<<10 && s.Offset%4096 != 0 {
@@ -77,11 +78,11 @@ func checkImage(t *testing.T, d *batch.Descriptor, body []byte) {
 			break
 		}
 	}
-	if want := (len(body) + batch.SumChunk - 1) / batch.SumChunk; len(d.Sums) != want {
+	if want := (len(body) + payload.SumChunk - 1) / payload.SumChunk; len(d.Sums) != want {
 		t.Errorf("%d sums, want %d", len(d.Sums), want)
 	}
 	for i := range d.Sums {
-		if err := Verify(d, i, body[i*batch.SumChunk:min(len(body), (i+1)*batch.SumChunk)]); err != nil {
+		if err := Verify(d, i, body[i*payload.SumChunk:min(len(body), (i+1)*payload.SumChunk)]); err != nil {
 			t.Error(err)
 		}
 	}
@@ -550,10 +551,10 @@ func TestVerify(t *testing.T) {
 	rec := arrowgen.Flights(2, 50_000)
 	defer rec.Release()
 	d, body, _ := LaidOut(t, rec)
-	body[batch.SumChunk+77] ^= 4
-	err := Verify(d, 1, body[batch.SumChunk:2*batch.SumChunk])
+	body[payload.SumChunk+77] ^= 4
+	err := Verify(d, 1, body[payload.SumChunk:2*payload.SumChunk])
 	var c *CorruptError
-	if !errors.As(err, &c) || !errors.Is(err, ErrCorrupt) || c.Offset != batch.SumChunk || c.Want != d.Sums[1] || c.Got == c.Want {
+	if !errors.As(err, &c) || !errors.Is(err, ErrCorrupt) || c.Offset != payload.SumChunk || c.Want != d.Sums[1] || c.Got == c.Want {
 		t.Errorf("%v", err)
 	}
 	for _, bad := range []error{Verify(d, -1, nil), Verify(d, len(d.Sums), nil), Verify(d, 0, body[:4096])} {

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 )
 
@@ -220,8 +221,8 @@ func (l *Lease) Reallocate(int, []byte) []byte { panic("convert: a buffer of an 
 type opener struct {
 	desc    *batch.Descriptor
 	path    Path
-	nodes   []batch.Node // not yet taken
-	spans   []batch.Span
+	nodes   []payload.Node // not yet taken
+	spans   []payload.Span
 	extents [][]byte
 	begins  []int64 // of the extents; nil for one
 	lease   *Lease
@@ -236,20 +237,20 @@ type opener struct {
 // spans that it was opened from.
 type openDict struct {
 	dt    arrow.DataType
-	nodes []batch.Node
-	spans []batch.Span
+	nodes []payload.Node
+	spans []payload.Span
 	data  *array.Data
 }
 
 // firstByte is which of a dictionary's spans is the first that has a byte. Two dictionaries
 // of one body have different ones, unless the descriptor says that they are the same.
 type firstByte struct {
-	span batch.Span
+	span payload.Span
 	i    int // among the dictionary's spans
 }
 
 // firstByteOf looks for it. Without a byte, i is behind the last.
-func firstByteOf(spans []batch.Span) firstByte {
+func firstByteOf(spans []payload.Span) firstByte {
 	for i, s := range spans {
 		if s.Offset >= 0 && s.Length > 0 {
 			return firstByte{s, i}
@@ -310,9 +311,9 @@ func (o *opener) memory(extents [][]byte) error {
 }
 
 // node takes the next node.
-func (o *opener) node() (batch.Node, error) {
+func (o *opener) node() (payload.Node, error) {
 	if len(o.nodes) == 0 {
-		return batch.Node{}, o.path.Invalid("the descriptor has no node for it")
+		return payload.Node{}, o.path.Invalid("the descriptor has no node for it")
 	}
 	n := o.nodes[0]
 	o.nodes = o.nodes[1:]
@@ -338,7 +339,7 @@ func (o *opener) buffer(need int64) (*memory.Buffer, error) {
 	s := o.spans[0]
 	o.spans = o.spans[1:]
 	switch {
-	case s == batch.Absent:
+	case s == payload.Absent:
 		return nil, nil
 	case s.Offset < 0 || s.Length < 0 || s.Offset%AlignSmall != 0 || s.Offset > o.desc.Body || s.Length > o.desc.Body-s.Offset:
 		return nil, o.path.Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, o.desc.Body)
@@ -364,7 +365,7 @@ func (o *opener) buffer(need int64) (*memory.Buffer, error) {
 }
 
 // must is buffer for one that may only be absent if no row has a value.
-func (o *opener) must(n batch.Node, need int64) (*memory.Buffer, error) {
+func (o *opener) must(n payload.Node, need int64) (*memory.Buffer, error) {
 	b, err := o.buffer(need)
 	if err == nil && b == nil && n.Nulls < n.Length {
 		err = o.path.Invalid("a buffer of %d bytes is missing", need)
@@ -373,7 +374,7 @@ func (o *opener) must(n batch.Node, need int64) (*memory.Buffer, error) {
 }
 
 // validity takes the bitmap of n.
-func (o *opener) validity(n batch.Node) (*memory.Buffer, error) {
+func (o *opener) validity(n payload.Node) (*memory.Buffer, error) {
 	b, err := o.buffer((n.Length + 7) / 8)
 	if err == nil && b == nil && n.Nulls > 0 {
 		err = o.path.Invalid("%d nulls and no validity", n.Nulls)
@@ -431,7 +432,7 @@ func (o *opener) array(dt arrow.DataType) (*array.Data, error) {
 
 // buffers takes the buffers of an array, and returns the last of its offsets. arrow-go wants room
 // for a validity where there is none.
-func (o *opener) buffers(sh *shape.Shape, n batch.Node) (bufs []*memory.Buffer, last int64, err error) {
+func (o *opener) buffers(sh *shape.Shape, n payload.Node) (bufs []*memory.Buffer, last int64, err error) {
 	bufs = make([]*memory.Buffer, 0, 3)
 	if !sh.HasValidity() {
 		bufs = append(bufs, nil)
@@ -490,7 +491,7 @@ func (o *opener) viewed(bufs []*memory.Buffer) ([]*memory.Buffer, error) {
 
 // children opens the children, each of which must have the rows that the array shows of it. last
 // is the last offset.
-func (o *opener) children(sh *shape.Shape, n batch.Node, last int64) ([]arrow.ArrayData, error) {
+func (o *opener) children(sh *shape.Shape, n payload.Node, last int64) ([]arrow.ArrayData, error) {
 	if sh.NumChildren() == 0 {
 		return nil, nil
 	}
@@ -528,7 +529,7 @@ func (o *opener) children(sh *shape.Shape, n batch.Node, last int64) ([]arrow.Ar
 
 // offsets takes the offsets of n lists and returns the last. Without lists
 // there may be none.
-func (o *opener) offsets(n batch.Node, width int64) (b *memory.Buffer, last int64, err error) {
+func (o *opener) offsets(n payload.Node, width int64) (b *memory.Buffer, last int64, err error) {
 	need := (n.Length + 1) * width
 	if n.Length == 0 {
 		need = 0
@@ -574,7 +575,7 @@ func (o *opener) runEnds(t *arrow.RunEndEncodedType, ends *array.Data, rows int6
 // dictionary takes a dictionary, and reports whether it is an image of its own. One that lies where
 // one before it does becomes the same array, as it was when it was laid out.
 func (o *opener) dictionary(dt arrow.DataType) (_ *array.Data, outside bool, err error) {
-	if len(o.nodes) == 0 || o.nodes[0].Nulls != batch.Outside {
+	if len(o.nodes) == 0 || o.nodes[0].Nulls != payload.Outside {
 		d, err := o.sharedDict(dt)
 		return d, false, err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/payload"
 )
 
 // TestLease: the memory is held by whatever was taken from the record, until
@@ -107,8 +108,8 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		{"no nodes", i32, 0, func(d desc, _ []byte) { d.Nodes = nil }, "no node"},
 		{"no buffers", i32, 0, func(d desc, _ []byte) { d.Buffers = d.Buffers[:1] }, "no buffer"},
-		{"more nodes", i32, 0, func(d desc, _ []byte) { d.Nodes = append(d.Nodes, batch.Node{}) }, "1 nodes and 0 buffers more"},
-		{"more buffers", i32, 0, func(d desc, _ []byte) { d.Buffers = append(d.Buffers, batch.Absent) }, "0 nodes and 1 buffers more"},
+		{"more nodes", i32, 0, func(d desc, _ []byte) { d.Nodes = append(d.Nodes, payload.Node{}) }, "1 nodes and 0 buffers more"},
+		{"more buffers", i32, 0, func(d desc, _ []byte) { d.Buffers = append(d.Buffers, payload.Absent) }, "0 nodes and 1 buffers more"},
 		{"negative rows", i32, 0, func(d desc, _ []byte) { d.Rows = -1 }, "-1 rows"},
 		{"other rows", i32, 0, func(d desc, _ []byte) { d.Rows = 7 }, "100 rows in a record of 7"},
 		{"negative length", i32, 0, func(d desc, _ []byte) { d.Nodes[0].Length = -5 }, "a node of -5 rows"},
@@ -116,7 +117,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"more nulls than rows", i32, 0.5, func(d desc, _ []byte) { d.Nodes[0].Nulls = 101 }, "101 nulls"},
 		{"nulls without validity", i32, 0, func(d desc, _ []byte) { d.Nodes[0].Nulls = 1 }, "1 nulls and no validity"},
 		{"short validity", i32, 0.5, func(d desc, _ []byte) { d.Buffers[0].Length = 12 }, "a buffer of 12 bytes where 13 are needed"},
-		{"absent values", i32, 0.5, func(d desc, _ []byte) { d.Buffers[1] = batch.Absent }, "missing"},
+		{"absent values", i32, 0.5, func(d desc, _ []byte) { d.Buffers[1] = payload.Absent }, "missing"},
 		{"short values", i32, 0, func(d desc, _ []byte) { d.Buffers[1].Length-- }, "a buffer of 399 bytes where 400"},
 		{"odd offset", i32, 0, func(d desc, _ []byte) { d.Buffers[1].Offset = 8 }, "at 8"},
 		{"negative offset", i32, 0, func(d desc, _ []byte) { d.Buffers[1].Offset = -64 }, "at -64"},
@@ -127,16 +128,16 @@ func TestOpenRefuses(t *testing.T) {
 		{"negative first offset", str, 0, func(d desc, b []byte) { b[d.Buffers[1].Offset+3] = 0x80 }, "offsets from -"},
 		{"falling offsets", str, 0, func(d desc, b []byte) { copy(b[d.Buffers[1].Offset:], "\xff\xff\xff\x00") }, "offsets from 16777215"},
 		{"short strings", str, 0, func(d desc, _ []byte) { d.Buffers[2].Length-- }, "are needed"},
-		{"no strings", str, 0, func(d desc, _ []byte) { d.Buffers[2] = batch.Absent }, "the values are missing"},
+		{"no strings", str, 0, func(d desc, _ []byte) { d.Buffers[2] = payload.Absent }, "the values are missing"},
 		{"view buffers", arrow.BinaryTypes.StringView, 0, func(d desc, _ []byte) { d.Nodes[1].Length = 99 }, "99 data buffers"},
-		{"absent view buffer", arrow.BinaryTypes.StringView, 0, func(d desc, _ []byte) { d.Buffers[2] = batch.Absent }, "a data buffer is missing"},
+		{"absent view buffer", arrow.BinaryTypes.StringView, 0, func(d desc, _ []byte) { d.Buffers[2] = payload.Absent }, "a data buffer is missing"},
 		{"short list", arrow.ListOf(i32), 0, func(d desc, _ []byte) { d.Nodes[1].Length-- }, "c0.[]"},
 		{"short fixed-size list", arrow.FixedSizeListOf(3, i32), 0, func(d desc, _ []byte) { d.Nodes[1].Length-- }, "c0.[]: 299 values where 300"},
 		{"huge fixed-size list", arrow.FixedSizeListOf(1<<30, i32), -1, func(d desc, _ []byte) { d.Rows, d.Nodes[0].Length = 1<<40, 1<<40 }, "1099511627776 lists of 1073741824"},
 		{"short field", arrow.StructOf(arrow.Field{Name: "x", Type: i32}), 0, func(d desc, _ []byte) { d.Nodes[1].Length-- }, "c0.x: 99 values where 100"},
 		{"short union", arrow.SparseUnionOf([]arrow.Field{{Name: "x", Type: i32}}, []int8{0}), 0, func(d desc, _ []byte) { d.Nodes[1].Length-- }, "c0.x: 99"},
 		{"a union's nulls", arrow.SparseUnionOf([]arrow.Field{{Name: "x", Type: i32}}, []int8{0}), 0, func(d desc, _ []byte) { d.Nodes[0].Nulls = 1 }, "1 nulls of a sparse_union"},
-		{"no dense offsets", arrow.DenseUnionOf([]arrow.Field{{Name: "x", Type: i32}}, []int8{0}), 0, func(d desc, _ []byte) { d.Buffers[1] = batch.Absent }, "missing"},
+		{"no dense offsets", arrow.DenseUnionOf([]arrow.Field{{Name: "x", Type: i32}}, []int8{0}), 0, func(d desc, _ []byte) { d.Buffers[1] = payload.Absent }, "missing"},
 		{"early end", arrow.RunEndEncodedOf(i32, i32), 0, func(d desc, _ []byte) { d.Nodes[1].Length--; d.Nodes[2].Length-- }, "the runs end before row 100"},
 		{"no runs", arrow.RunEndEncodedOf(i32, i32), 0, func(d desc, _ []byte) { d.Nodes[1].Length = 0 }, "0 values where 1"},
 		{"short run values", arrow.RunEndEncodedOf(i32, i32), 0, func(d desc, _ []byte) { d.Nodes[2].Length-- }, "c0.values"},
@@ -144,7 +145,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"short views of lists", arrow.ListViewOf(i32), 0, func(d desc, _ []byte) { d.Buffers[2].Length-- }, "400 are needed"},
 		{"values in null", arrow.Null, 0, func(d desc, _ []byte) { d.Nodes[0].Nulls = 3 }, "3 of 100 nulls"},
 		{"null keys", arrow.MapOf(str, i32), 0, func(d desc, b []byte) {
-			d.Buffers[3], d.Nodes[2].Nulls = batch.Span{Offset: 0, Length: 400}, 2
+			d.Buffers[3], d.Nodes[2].Nulls = payload.Span{Offset: 0, Length: 400}, 2
 		}, "panicked"},
 	} {
 		rows := 100
@@ -451,13 +452,13 @@ func spoil(rng *rand.Rand, d *batch.Descriptor, body []byte) []byte {
 			case 2:
 				*s = d.Buffers[rng.IntN(len(d.Buffers))]
 			default:
-				*s = batch.Absent
+				*s = payload.Absent
 			}
 		case k == 9 && len(d.Nodes) > 0:
 			d.Nodes = slices.Delete(d.Nodes, 0, 1)
 		case k == 10 && len(d.Buffers) > 0:
 			i := rng.IntN(len(d.Buffers))
-			d.Buffers = slices.Insert(slices.Delete(d.Buffers, i, i+1), 0, batch.Span{Length: 64})
+			d.Buffers = slices.Insert(slices.Delete(d.Buffers, i, i+1), 0, payload.Span{Length: 64})
 		case len(body) > 0:
 			body[rng.IntN(len(body))] ^= byte(1 << rng.IntN(8))
 		}

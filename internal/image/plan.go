@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -20,8 +21,8 @@ import (
 // planner walks a record's arrays and says where their buffers go.
 type planner struct {
 	path   Path
-	nodes  []batch.Node
-	spans  []batch.Span
+	nodes  []payload.Node
+	spans  []payload.Span
 	pieces []piece
 	at     int64 // end of the last buffer
 	bytes  int64
@@ -85,8 +86,8 @@ func (p *planner) record(rec arrow.RecordBatch, schema *arrow.Schema) error {
 	if cols != schema.NumFields() && !empty {
 		return p.path.Invalid("%d columns for %d fields", cols, schema.NumFields())
 	}
-	p.nodes = make([]batch.Node, 0, 2*schema.NumFields())
-	p.spans = make([]batch.Span, 0, 3*schema.NumFields())
+	p.nodes = make([]payload.Node, 0, 2*schema.NumFields())
+	p.spans = make([]payload.Span, 0, 3*schema.NumFields())
 	p.pieces = make([]piece, 0, 3*schema.NumFields())
 	for i := range schema.NumFields() {
 		f := schema.Field(i)
@@ -250,10 +251,10 @@ func (p *planner) need(s slice, i int, width, extra int64) (b []byte, has, all b
 }
 
 func (p *planner) node(n, nulls int64) {
-	p.nodes = append(p.nodes, batch.Node{Length: n, Nulls: nulls})
+	p.nodes = append(p.nodes, payload.Node{Length: n, Nulls: nulls})
 }
 
-func (p *planner) absent() { p.spans = append(p.spans, batch.Absent) }
+func (p *planner) absent() { p.spans = append(p.spans, payload.Absent) }
 
 // raw gives bytes of the source a place.
 func (p *planner) raw(b []byte) {
@@ -272,7 +273,7 @@ func (p *planner) made(n int64, from source) {
 // place adds a span of n bytes; false if there is nothing to write.
 func (p *planner) place(n int64) bool {
 	if n == 0 {
-		p.spans = append(p.spans, batch.Span{})
+		p.spans = append(p.spans, payload.Span{})
 		return false
 	}
 	align := int64(AlignSmall)
@@ -280,7 +281,7 @@ func (p *planner) place(n int64) bool {
 		align = alignLarge
 	}
 	off := RoundUp(p.at, align)
-	p.spans = append(p.spans, batch.Span{Offset: off, Length: n})
+	p.spans = append(p.spans, payload.Span{Offset: off, Length: n})
 	p.at = off + n
 	p.bytes += n
 	return true
@@ -455,7 +456,7 @@ func (p *planner) use(l *Layout) {
 		i = len(p.uses)
 		p.uses = append(p.uses, l)
 	}
-	p.node(int64(i), batch.Outside)
+	p.node(int64(i), payload.Outside)
 }
 
 // outsider returns the layout of a dictionary that is to be an image of its own,

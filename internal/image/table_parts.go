@@ -7,6 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -14,7 +15,7 @@ import (
 type Part struct {
 	Off, N int64
 	Addr   tier.Addr
-	Adj    *batch.Adjustment
+	Adj    *payload.Adjustment
 	Made   []byte // the bytes, where they had to be made on the host; else nil
 }
 
@@ -24,10 +25,10 @@ type Parts []Part
 
 // PartsOf lists the buffers of a table. Columns that share what lies in the body have the
 // same spans; it is one part.
-func PartsOf(d *batch.Descriptor, ranges []batch.DeviceRange, adjust []batch.Adjustment) Parts {
+func PartsOf(d *batch.Descriptor, ranges []payload.DeviceRange, adjust []payload.Adjustment) Parts {
 	parts := make(Parts, 0, len(d.Buffers))
 	for i, s := range d.Buffers {
-		var adj *batch.Adjustment
+		var adj *payload.Adjustment
 		if len(adjust) > 0 && adjust[0].Buffer == i {
 			adj, adjust = &adjust[0], adjust[1:]
 		}
@@ -136,17 +137,17 @@ func (t Parts) Apply(p []byte, off int64) {
 }
 
 // applyAdjustment changes the bytes of a buffer from at on.
-func applyAdjustment(a *batch.Adjustment, p []byte, at int64) {
+func applyAdjustment(a *payload.Adjustment, p []byte, at int64) {
 	switch a.How {
-	case batch.Bits: // those that begin within a byte were made
+	case payload.Bits: // those that begin within a byte were made
 		if end := (a.Count + 7) / 8; at+int64(len(p)) == end && a.Count%8 != 0 {
 			p[len(p)-1] &= 1<<(a.Count%8) - 1
 		}
-	case batch.Lower:
+	case payload.Lower:
 		for i := int64(0); i < int64(len(p)); i += a.Width {
 			putOffset(p[i:], a.Width, OffsetAt(p[i:], a.Width, 0)-a.Base)
 		}
-	case batch.Ends:
+	case payload.Ends:
 		for i := int64(0); i < int64(len(p)); i += a.Width {
 			putOffset(p[i:], a.Width, min(signed(p[i:], a.Width, 0)-a.Base, a.Count))
 		}
@@ -162,13 +163,13 @@ type Summer struct {
 }
 
 func NewSummer(body int64) *Summer {
-	return &Summer{body: body, Sums: make([]uint64, (body+batch.SumChunk-1)/batch.SumChunk)}
+	return &Summer{body: body, Sums: make([]uint64, (body+payload.SumChunk-1)/payload.SumChunk)}
 }
 
 func (s *Summer) Add(p []byte, off int64) {
 	for len(p) > 0 {
-		chunk := off / batch.SumChunk
-		begin, end := chunk*batch.SumChunk, min((chunk+1)*batch.SumChunk, s.body)
+		chunk := off / payload.SumChunk
+		begin, end := chunk*payload.SumChunk, min((chunk+1)*payload.SumChunk, s.body)
 		n := min(int64(len(p)), end-off)
 		if off == begin && off+n == end {
 			s.Sums[chunk] = xxh3.Hash(p[:n])
@@ -187,7 +188,7 @@ func (s *Summer) Add(p []byte, off int64) {
 }
 
 // MadeBits returns the bits of an adjustment out of the bytes that hold them.
-func MadeBits(a *batch.Adjustment, src []byte) []byte {
+func MadeBits(a *payload.Adjustment, src []byte) []byte {
 	b := newBits(src, a.Base, a.Count)
 	out := make([]byte, (a.Count+7)/8)
 	b.read(out, 0)

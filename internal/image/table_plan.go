@@ -7,6 +7,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -17,16 +18,16 @@ import (
 // walk gets at least one level deeper.
 type TablePlan struct {
 	planner
-	Ranges  []batch.DeviceRange // by span; filled up behind the last that has bytes
-	Adjust  []batch.Adjustment
-	known   map[batch.DeviceRange][]byte // a value each
+	Ranges  []payload.DeviceRange // by span; filled up behind the last that has bytes
+	Adjust  []payload.Adjustment
+	known   map[payload.DeviceRange][]byte // a value each
 	counted map[census]*tally
 	missing tableFacts // to be read
 }
 
 // tableFacts is what must be known of a table beside its owner's data.
 type tableFacts struct {
-	values map[batch.DeviceRange][]byte
+	values map[payload.DeviceRange][]byte
 	counts map[census]*tally
 }
 
@@ -45,7 +46,7 @@ type DeviceArray struct {
 	// Buffers have an Addr of 0 where they are absent: a validity without nulls, and what has no
 	// bytes, as without rows. Length is in bytes, and may be Unknown, except for the data buffers
 	// of views.
-	Buffers    []batch.DeviceRange
+	Buffers    []payload.DeviceRange
 	Children   []*DeviceArray
 	Dictionary *DeviceArray
 }
@@ -59,7 +60,7 @@ type DeviceTable struct {
 	Metadata *arrow.Metadata // the record's own; nil if it has none
 	// Charged is memory of the space that stays charged until Release is called. It may have other
 	// contents, too.
-	Charged []batch.DeviceRange
+	Charged []payload.DeviceRange
 	// Release is called once, when the memory is not needed any more; never, if the table is
 	// not adopted. It may be nil.
 	Release func()
@@ -68,10 +69,10 @@ type DeviceTable struct {
 // PlanTable plans the image of t. fetch reads what must be known of it. That takes no memory to
 // speak of, however long arrays say they are: bitmaps and run ends are counted as they come by.
 func PlanTable(t DeviceTable, fetch func([]Peek) error) (*TablePlan, error) {
-	known, counted := make(map[batch.DeviceRange][]byte), make(map[census]*tally)
+	known, counted := make(map[payload.DeviceRange][]byte), make(map[census]*tally)
 	for {
 		p := &TablePlan{known: known, counted: counted}
-		p.missing = tableFacts{make(map[batch.DeviceRange][]byte), make(map[census]*tally)}
+		p.missing = tableFacts{make(map[payload.DeviceRange][]byte), make(map[census]*tally)}
 		if err := p.table(t); err != nil {
 			return nil, err
 		}
@@ -84,7 +85,7 @@ func PlanTable(t DeviceTable, fetch func([]Peek) error) (*TablePlan, error) {
 		}
 		if len(reads) == 0 {
 			for len(p.Ranges) < len(p.spans) {
-				p.Ranges = append(p.Ranges, batch.DeviceRange{})
+				p.Ranges = append(p.Ranges, payload.DeviceRange{})
 			}
 			return p, nil
 		}
@@ -245,7 +246,7 @@ const bodyMost = 1 << 62
 
 // lies gives a place to the n bytes of a buffer from at on, of which the device has more if
 // more is not 0.
-func (p *TablePlan) lies(b batch.DeviceRange, at, n, more int64) error {
+func (p *TablePlan) lies(b payload.DeviceRange, at, n, more int64) error {
 	if b.Length < Unknown || b.Length != Unknown && (at+n+more > b.Length || at+n+more < 0) {
 		return p.path.Invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n+more, at)
 	}
@@ -257,21 +258,21 @@ func (p *TablePlan) lies(b batch.DeviceRange, at, n, more int64) error {
 	}
 	if p.place(n) {
 		for len(p.Ranges) < len(p.spans)-1 {
-			p.Ranges = append(p.Ranges, batch.DeviceRange{})
+			p.Ranges = append(p.Ranges, payload.DeviceRange{})
 		}
-		p.Ranges = append(p.Ranges, batch.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n + more})
+		p.Ranges = append(p.Ranges, payload.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n + more})
 	}
 	return nil
 }
 
 // adjusted says how the buffer that was placed last is put right.
-func (p *TablePlan) adjusted(a batch.Adjustment) {
+func (p *TablePlan) adjusted(a payload.Adjustment) {
 	a.Buffer = len(p.spans) - 1
 	p.Adjust = append(p.Adjust, a)
 }
 
 // read returns a value of the device's, or false if it has to be fetched first.
-func (p *TablePlan) read(b batch.DeviceRange, at, width int64) ([]byte, bool, error) {
+func (p *TablePlan) read(b payload.DeviceRange, at, width int64) ([]byte, bool, error) {
 	key, err := p.within(b, at, width)
 	if err != nil {
 		return nil, false, err
@@ -284,11 +285,11 @@ func (p *TablePlan) read(b batch.DeviceRange, at, width int64) ([]byte, bool, er
 }
 
 // within returns where n bytes of a buffer are, from at on.
-func (p *TablePlan) within(b batch.DeviceRange, at, n int64) (batch.DeviceRange, error) {
+func (p *TablePlan) within(b payload.DeviceRange, at, n int64) (payload.DeviceRange, error) {
 	if b.Length != Unknown && at+n > b.Length {
 		return b, p.path.Invalid("a buffer of %d bytes: too short for %d from %d on", b.Length, n, at)
 	}
-	return batch.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n}, nil
+	return payload.DeviceRange{Addr: b.Addr + tier.Addr(at), Length: n}, nil
 }
 
 // validity plans the bitmap of s and counts its nulls, where the count for these rows is not given.
@@ -322,13 +323,13 @@ func (p *TablePlan) validity(s *deviceRows, from int64) error {
 }
 
 // bitmap plans the n bits from at on.
-func (p *TablePlan) bitmap(b batch.DeviceRange, at, n int64) error {
+func (p *TablePlan) bitmap(b payload.DeviceRange, at, n int64) error {
 	shift, size := at%8, (n+7)/8
 	if err := p.lies(b, at/8, size, (shift+n+7)/8-size); err != nil {
 		return err
 	}
 	if n > 0 && (shift != 0 || n%8 != 0) {
-		p.adjusted(batch.Adjustment{How: batch.Bits, Base: shift, Count: n})
+		p.adjusted(payload.Adjustment{How: payload.Bits, Base: shift, Count: n})
 	}
 	return nil
 }
@@ -394,7 +395,7 @@ func (p *TablePlan) offsets(s deviceRows, width int64) (e extent, err error) {
 		return e, err
 	}
 	if e.from != 0 {
-		p.adjusted(batch.Adjustment{How: batch.Lower, Width: width, Base: e.from})
+		p.adjusted(payload.Adjustment{How: payload.Lower, Width: width, Base: e.from})
 	}
 	return e, nil
 }
@@ -476,7 +477,7 @@ func (p *TablePlan) runs(t *arrow.RunEndEncodedType, s deviceRows) error {
 	p.absent()
 	err := p.fixed(deviceRows{DeviceArray: ends, at: ends.Offset + first, n: last - first}, 1, width)
 	if err == nil && s.at > 0 && last > first {
-		p.adjusted(batch.Adjustment{How: batch.Ends, Width: width, Base: s.at, Count: s.n})
+		p.adjusted(payload.Adjustment{How: payload.Ends, Width: width, Base: s.at, Count: s.n})
 	}
 	p.path.Pop()
 	if err != nil {
@@ -498,7 +499,7 @@ func (p *TablePlan) count(c census) (tally, bool) {
 // it is how many of the n bits from bit from on are set; else how many of the signed values are at
 // most from, and how many below from + n.
 type census struct {
-	of             batch.DeviceRange
+	of             payload.DeviceRange
 	width, from, n int64
 }
 

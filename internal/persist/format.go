@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -35,7 +36,7 @@ type Entry struct {
 	Descriptor      *batch.Descriptor // without Dictionaries when it was read
 	Dictionaries    []uint64          // the keys of their records, in their place
 	Packed          bool
-	Runs            []batch.Run // of a packed batch; without their buffers when it was read
+	Runs            []payload.Run // of a packed batch; without their buffers when it was read
 }
 
 // The format, of which all numbers are little-endian: "SPB2", then
@@ -213,13 +214,13 @@ func (s *Schemas) Unmarshal(p, schema []byte) (*Entry, error) {
 	k.Port, k.Partition = int(r.number()), int(r.number())
 	k.Plan, k.Operator = r.text(), r.text()
 	d.Rows, d.Body = r.number(), r.number()
-	d.Nodes = make([]batch.Node, r.count(16))
+	d.Nodes = make([]payload.Node, r.count(16))
 	for i := range d.Nodes {
-		d.Nodes[i] = batch.Node{Length: r.number(), Nulls: r.number()}
+		d.Nodes[i] = payload.Node{Length: r.number(), Nulls: r.number()}
 	}
-	d.Buffers = make([]batch.Span, r.count(16))
+	d.Buffers = make([]payload.Span, r.count(16))
 	for i := range d.Buffers {
-		d.Buffers[i] = batch.Span{Offset: r.number(), Length: r.number()}
+		d.Buffers[i] = payload.Span{Offset: r.number(), Length: r.number()}
 	}
 	d.Sums = make([]uint64, r.count(8))
 	for i := range d.Sums {
@@ -229,8 +230,8 @@ func (s *Schemas) Unmarshal(p, schema []byte) (*Entry, error) {
 	for i := range k.Dictionaries {
 		k.Dictionaries[i] = uint64(r.number())
 	}
-	const run = 16 + 4*batch.RunSize/batch.FrameSize
-	k.Runs = make([]batch.Run, r.count(run))
+	const run = 16 + 4*payload.RunSize/payload.FrameSize
+	k.Runs = make([]payload.Run, r.count(run))
 	for i := range k.Runs {
 		codec := r.number()
 		k.Runs[i].Codec, k.Runs[i].Sum = uint8(codec), uint64(r.number())
@@ -269,28 +270,28 @@ func (e *Entry) fits() bool {
 	d := e.Descriptor
 	runs := int64(0)
 	if e.Packed {
-		runs = (d.Body + batch.RunSize - 1) / batch.RunSize
+		runs = (d.Body + payload.RunSize - 1) / payload.RunSize
 	}
 	switch {
 	case d.Rows < 0, d.Body < 0, d.Body%tier.Page != 0, d.Body > math.MaxInt64/4,
-		int64(len(d.Sums)) != (d.Body+batch.SumChunk-1)/batch.SumChunk, int64(len(e.Runs)) != runs,
+		int64(len(d.Sums)) != (d.Body+payload.SumChunk-1)/payload.SumChunk, int64(len(e.Runs)) != runs,
 		e.ID == 0 && (e.Packed || d.Body == 0): // a dictionary that is an image of its own has bytes
 		return false
 	}
 	for _, s := range d.Buffers {
-		if s != batch.Absent && (s.Offset < 0 || s.Length < 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
+		if s != payload.Absent && (s.Offset < 0 || s.Length < 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
 			return false
 		}
 	}
 	for _, n := range d.Nodes {
-		if n.Nulls == batch.Outside && (n.Length < 0 || n.Length >= int64(len(e.Dictionaries))) {
+		if n.Nulls == payload.Outside && (n.Length < 0 || n.Length >= int64(len(e.Dictionaries))) {
 			return false
 		}
 	}
 	left := d.Body
 	for i := range e.Runs {
 		for _, f := range e.Runs[i].Frames {
-			size := min(batch.FrameSize, left)
+			size := min(payload.FrameSize, left)
 			if int64(f) > size || (f == 0) != (size == 0) {
 				return false
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -89,11 +90,11 @@ func TestEntryIsReadAsItWasWritten(t *testing.T) {
 }
 
 // fullRuns are runs whose frames are not compressed.
-func fullRuns(body int64) (runs []batch.Run) {
+func fullRuns(body int64) (runs []payload.Run) {
 	for body > 0 {
-		r := batch.Run{Codec: 2, Sum: uint64(body)}
+		r := payload.Run{Codec: 2, Sum: uint64(body)}
 		for i := range r.Frames {
-			n := min(batch.FrameSize, body)
+			n := min(payload.FrameSize, body)
 			r.Frames[i] = uint32(n)
 			body -= n
 		}
@@ -199,11 +200,11 @@ func FuzzEntry(f *testing.F) {
 			return
 		}
 		d := k.Descriptor
-		if d.Body < 0 || d.Body%tier.Page != 0 || int64(len(d.Sums)) != (d.Body+batch.SumChunk-1)/batch.SumChunk {
+		if d.Body < 0 || d.Body%tier.Page != 0 || int64(len(d.Sums)) != (d.Body+payload.SumChunk-1)/payload.SumChunk {
 			t.Errorf("%d bytes with %d sums", d.Body, len(d.Sums))
 		}
 		for _, n := range k.Memories() {
-			if n <= 0 || n > max(d.Body, batch.RunSize) {
+			if n <= 0 || n > max(d.Body, payload.RunSize) {
 				t.Errorf("a memory of %d bytes for a body of %d", n, d.Body)
 			}
 		}
@@ -233,7 +234,7 @@ func TestEntryFitsTogether(t *testing.T) {
 		"a buffer beyond the body":   func(k *Entry) { k.Descriptor.Buffers[1].Length = k.Descriptor.Body + 1 },
 		"a buffer before it":         func(k *Entry) { k.Descriptor.Buffers[1].Offset = -8 },
 		"a dictionary that is not named": func(k *Entry) {
-			k.Descriptor.Nodes[0] = batch.Node{Length: int64(len(k.Dictionaries)), Nulls: batch.Outside}
+			k.Descriptor.Nodes[0] = payload.Node{Length: int64(len(k.Dictionaries)), Nulls: payload.Outside}
 		},
 		"a dictionary that is packed": func(k *Entry) { k.ID, k.Packed, k.Runs = 0, true, fullRuns(k.Descriptor.Body) },
 	} {

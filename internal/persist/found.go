@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -328,7 +329,7 @@ func (f *Found) payload(ctx context.Context, b *foundBatch, im Images) (_ batch.
 		for i := range runs {
 			runs[i].Buffer = buffers[i]
 		}
-		p = batch.NewPacked(b.desc, runs, b.space, shared...)
+		p = payload.NewPacked(b.desc, runs, b.space, shared...)
 	case len(buffers) == 0:
 		p = batch.NewImage(b.desc, nil, b.space, shared...)
 	default:

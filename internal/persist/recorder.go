@@ -9,6 +9,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -214,7 +215,7 @@ func (r *Recorder) record(volume *volumes.Volume, id batch.ID, want standing) (u
 	switch p := want.payload.(type) {
 	case *batch.Image:
 		whole, shared, desc = body.add(p.Buffer()), p.Shared(), p.Descriptor()
-	case *batch.Packed:
+	case *payload.Packed:
 		for _, run := range p.Runs() {
 			whole = whole && body.add(run.Buffer)
 		}
@@ -248,7 +249,7 @@ func (r *Recorder) record(volume *volumes.Volume, id batch.ID, want standing) (u
 		keys[s.Descriptor()] = key
 	}
 	e := entryOf(desc, keys)
-	if packed, ok := want.payload.(*batch.Packed); ok {
+	if packed, ok := want.payload.(*payload.Packed); ok {
 		e.Packed, e.Runs = true, packed.Runs()
 	}
 	e.ID, e.Plan, e.Operator, e.Port, e.Partition = id, want.plan, want.operator, want.port, want.partition

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -49,7 +50,7 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 		"packed": func(b *tier.Buffer) batch.Payload {
 			runs := fullRuns(desc.Body)
 			runs[0].Buffer = b
-			return batch.NewPacked(desc, runs, space)
+			return payload.NewPacked(desc, runs, space)
 		},
 		"dictionary": func(b *tier.Buffer) batch.Payload {
 			whole := &batch.Descriptor{Schema: desc.Schema, Dictionaries: []*batch.Descriptor{desc}}

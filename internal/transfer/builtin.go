@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/reservation"
@@ -228,8 +229,8 @@ func DiskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, 
 	pieces := piecesOf(d, hostRead)
 	var split []int64 // where chunks begin that lie in several pieces
 	for _, p := range pieces {
-		if end := p.off + int64(len(p.p)); end%batch.SumChunk != 0 && end < desc.Body {
-			if at := end - end%batch.SumChunk; len(split) == 0 || split[len(split)-1] != at {
+		if end := p.off + int64(len(p.p)); end%payload.SumChunk != 0 && end < desc.Body {
+			if at := end - end%payload.SumChunk; len(split) == 0 || split[len(split)-1] != at {
 				split = append(split, at)
 			}
 		}
@@ -243,7 +244,7 @@ func DiskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, 
 		return err
 	}
 	for _, at := range split {
-		if err := NewVerifier(desc, s).checkIn(d.Extents(), at, min(desc.Body-at, batch.SumChunk), at); err != nil {
+		if err := NewVerifier(desc, s).checkIn(d.Extents(), at, min(desc.Body-at, payload.SumChunk), at); err != nil {
 			return err
 		}
 	}
@@ -255,9 +256,9 @@ func (h hostPiece) read(ctx context.Context, desc *batch.Descriptor, s tier.File
 	if err := s.ReadAt(ctx, h.p, h.off); err != nil {
 		return err
 	}
-	begin, end := image.RoundUp(h.off, batch.SumChunk), h.off+int64(len(h.p))
+	begin, end := image.RoundUp(h.off, payload.SumChunk), h.off+int64(len(h.p))
 	if end < desc.Body {
-		end -= end % batch.SumChunk
+		end -= end % payload.SumChunk
 	}
 	if begin >= end {
 		return nil

@@ -7,6 +7,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/zeebo/xxh3"
 )
@@ -27,9 +28,9 @@ func NewVerifier(desc *batch.Descriptor, file tier.FileMemory) *verifier {
 // Check takes the bytes at off, which follow on those before.
 func (v *verifier) Check(p []byte, off int64) error {
 	for len(p) > 0 {
-		chunk := off / batch.SumChunk
-		start := chunk * batch.SumChunk
-		size := min(v.desc.Body-start, batch.SumChunk)
+		chunk := off / payload.SumChunk
+		start := chunk * payload.SumChunk
+		size := min(v.desc.Body-start, payload.SumChunk)
 		if v.part == 0 && int64(len(p)) >= size { // the usual case: a whole chunk
 			if err := image.Verify(v.desc, int(chunk), p[:size]); err != nil {
 				return v.locate(err, start)

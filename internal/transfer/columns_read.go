@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -106,11 +107,11 @@ func (c *ColumnReader) Requests() (all [][]columns.ChunkRun) {
 		for done := int64(0); done < r.N; {
 			off, most := r.Off+done, int64(ColumnRequest)
 			if packed {
-				most = batch.RunSize - off%batch.RunSize
+				most = payload.RunSize - off%payload.RunSize
 			}
 			piece := columns.ChunkRun{Off: off, N: min(r.N-done, most), At: r.At + done}
 			done += piece.N
-			if run := off / batch.RunSize; packed && run == last {
+			if run := off / payload.RunSize; packed && run == last {
 				all[len(all)-1] = append(all[len(all)-1], piece)
 			} else {
 				last, all = run, append(all, []columns.ChunkRun{piece})
@@ -165,7 +166,7 @@ func (b *Builtin) ReadBounds(ctx context.Context, src Imaged, file tier.FileMemo
 	slices.SortFunc(bounds, func(a, b columns.Bound) int { return cmp.Compare(a.At, b.At) })
 	var chunks [][]columns.Bound
 	for i, o := range bounds {
-		if i == 0 || o.At/batch.SumChunk != bounds[i-1].At/batch.SumChunk {
+		if i == 0 || o.At/payload.SumChunk != bounds[i-1].At/payload.SumChunk {
 			chunks = append(chunks, nil)
 		}
 		last := len(chunks) - 1
@@ -209,8 +210,8 @@ func readChunk(ctx context.Context, src Imaged, file tier.FileMemory, pool Stagi
 	}
 	desc := src.Descriptor()
 	v := NewVerifier(desc, file)
-	off := bounds[0].At / batch.SumChunk * batch.SumChunk
-	for end := min(off+batch.SumChunk, desc.Body); off < end; off += int64(len(p)) {
+	off := bounds[0].At / payload.SumChunk * payload.SumChunk
+	for end := min(off+payload.SumChunk, desc.Body); off < end; off += int64(len(p)) {
 		p = p[:min(int64(len(p)), end-off)]
 		if err := file.ReadAt(ctx, p, off); err != nil {
 			return err

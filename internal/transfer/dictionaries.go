@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -64,8 +65,8 @@ type fingerprint struct {
 type Dictionary struct {
 	Store     *Dictionaries
 	valueType arrow.DataType
-	nodes     []batch.Node
-	spans     []batch.Span
+	nodes     []payload.Node
+	spans     []payload.Span
 	Body      int64
 	Parts     []*Dictionary // the dictionaries outside that it refers to, by their numbers
 

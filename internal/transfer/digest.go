@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -102,7 +103,7 @@ func (b *Builtin) Verify(ctx context.Context, p batch.Payload) error {
 	switch p := p.(type) {
 	case *batch.Image:
 		return b.VerifyBody(ctx, p.Descriptor(), p.Buffer())
-	case *batch.Packed:
+	case *payload.Packed:
 		return b.inLanes(ctx, p.Space().Node(), len(p.Runs()), func(ctx context.Context, l *lane, i int) error {
 			_, err := b.stored(ctx, l, &p.Runs()[i])
 			return err

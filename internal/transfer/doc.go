@@ -12,7 +12,7 @@
 //
 // # Tables
 //
-// A batch may also lie on a GPU as a table (batch.Table): each Arrow buffer in an allocation
+// A batch may also lie on a GPU as a table (payload.Table): each Arrow buffer in an allocation
 // of its own, as GPU libraries make them. One batched copy of the device's brings them to
 // their places in an image, or from there; no device memory is needed for that.
 //
@@ -39,7 +39,7 @@
 //
 // # Compressed batches
 //
-// On disk, and in host memory, an image can also be packed (batch.Packed): runs of 1 MiB,
+// On disk, and in host memory, an image can also be packed (payload.Packed): runs of 1 MiB,
 // compressed for themselves, that lanes pack and unpack side by side.
 //
 //	image │ frame frame frame frame │ frame …      run 0, run 1, …

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -29,7 +30,7 @@ type Imaged interface {
 
 var (
 	_ Imaged = (*batch.Image)(nil)
-	_ Imaged = (*batch.Packed)(nil)
+	_ Imaged = (*payload.Packed)(nil)
 )
 
 // frames is where a body is read from to pack it. read returns n bytes at off, at most a frame,
@@ -134,15 +135,15 @@ func (b *Builtin) pack(ctx context.Context, src batch.Payload, r reservation.Res
 		if err != nil {
 			return errors.Join(err, ReleaseAll(shared))
 		}
-		out = batch.NewPacked(src.descriptor(), runs, r.Space(), shared...)
+		out = payload.NewPacked(src.descriptor(), runs, r.Space(), shared...)
 		return nil
 	})
 	return out, err
 }
 
 // runs makes the runs of a packed image.
-func (b *Builtin) runs(ctx context.Context, src *source, r reservation.Reservation) (runs []batch.Run, err error) {
-	runs = make([]batch.Run, (src.size+batch.RunSize-1)/batch.RunSize)
+func (b *Builtin) runs(ctx context.Context, src *source, r reservation.Reservation) (runs []payload.Run, err error) {
+	runs = make([]payload.Run, (src.size+payload.RunSize-1)/payload.RunSize)
 	defer func() {
 		if err != nil {
 			for i := range runs {
@@ -177,12 +178,12 @@ func nodeOf(spaces ...*tier.Space) int {
 
 // packRuns fills runs. Where nothing is known to choose the codec by, one run goes first, to
 // show what the disk is like.
-func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, node int, from frames, r reservation.Reservation) error {
+func (b *Builtin) packRuns(ctx context.Context, runs []payload.Run, body int64, node int, from frames, r reservation.Reservation) error {
 	t := b.Choose.Begin(b.Codec, r.Space().ID())
 	lanes := func(at, n int) error {
 		return b.inLanes(ctx, node, n, func(ctx context.Context, l *lane, i int) error {
-			with, off := t.Codec(), int64(at+i)*batch.RunSize
-			return b.Choose.Timed(b.Codec, r.Space().ID(), with, true, min(batch.RunSize, body-off), func() error {
+			with, off := t.Codec(), int64(at+i)*payload.RunSize
+			return b.Choose.Timed(b.Codec, r.Space().ID(), with, true, min(payload.RunSize, body-off), func() error {
 				return b.packRun(ctx, l, &runs[at+i], with, body, off, from, r)
 			})
 		})
@@ -202,7 +203,7 @@ func (b *Builtin) packRuns(ctx context.Context, runs []batch.Run, body int64, no
 
 // sample takes a sample of a body that comes to a space, if one is due.
 func (b *Builtin) sample(ctx context.Context, to *tier.Space, body int64, node int, from frames) error {
-	if b.Codec != codec.Auto || to.Kind() != tier.Disk || body < batch.FrameSize {
+	if b.Codec != codec.Auto || to.Kind() != tier.Disk || body < payload.FrameSize {
 		return nil
 	}
 	g := b.Choose.Disk(to.ID())
@@ -216,9 +217,9 @@ func (b *Builtin) sample(ctx context.Context, to *tier.Space, body int64, node i
 
 // LayRuns lays a body out as the runs of a packed image. The layout is made in order, by one lane
 // at a time; while one lays out others compress and write.
-func (b *Builtin) LayRuns(ctx context.Context, l *image.Layout, r reservation.Reservation) (runs []batch.Run, err error) {
+func (b *Builtin) LayRuns(ctx context.Context, l *image.Layout, r reservation.Reservation) (runs []payload.Run, err error) {
 	body := l.Size()
-	runs = make([]batch.Run, (body+batch.RunSize-1)/batch.RunSize)
+	runs = make([]payload.Run, (body+payload.RunSize-1)/payload.RunSize)
 	defer func() {
 		if err != nil {
 			for i := range runs {
@@ -227,7 +228,7 @@ func (b *Builtin) LayRuns(ctx context.Context, l *image.Layout, r reservation.Re
 		}
 	}()
 	t := b.Choose.Begin(b.Codec, r.Space().ID())
-	raw := func(w *lane, i int) []byte { return w.run()[:min(batch.RunSize, body-int64(i)*batch.RunSize)] }
+	raw := func(w *lane, i int) []byte { return w.run()[:min(payload.RunSize, body-int64(i)*payload.RunSize)] }
 	l.Rewind()
 	lanes := func(ctx context.Context, at, n int) error {
 		return b.inLanesOf(ctx, layingSize, r.Space().Node(), n, func(w *lane, i int) error {
@@ -237,7 +238,7 @@ func (b *Builtin) LayRuns(ctx context.Context, l *image.Layout, r reservation.Re
 			}
 			return nil
 		}, func(ctx context.Context, w *lane, i int) error {
-			p, begin, with := raw(w, at+i), int64(at+i)*batch.RunSize, t.Codec()
+			p, begin, with := raw(w, at+i), int64(at+i)*payload.RunSize, t.Codec()
 			there := func(off, n int64) []byte { return p[off-begin:][:n:n] }
 			from := frames{there: there, read: func(_ context.Context, _ *lane, off, n int64) ([]byte, error) { return there(off, n), nil }}
 			err := b.Choose.Timed(b.Codec, r.Space().ID(), with, true, int64(len(p)), func() error { return b.packRun(ctx, w, &runs[at+i], with, body, begin, from, r) })
@@ -261,12 +262,12 @@ func (b *Builtin) LayRuns(ctx context.Context, l *image.Layout, r reservation.Re
 }
 
 // packRun compresses and stores one run.
-func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, with codec.Codec, body, off int64, from frames, r reservation.Reservation) error {
+func (b *Builtin) packRun(ctx context.Context, l *lane, run *payload.Run, with codec.Codec, body, off int64, from frames, r reservation.Reservation) error {
 	run.Codec = uint8(with)
-	if n := min(batch.RunSize, body-off); with == codec.None && from.there != nil {
+	if n := min(payload.RunSize, body-off); with == codec.None && from.there != nil {
 		if raw := from.there(off, n); raw != nil {
 			for i, part := 0, raw; len(part) > 0; i++ {
-				run.Frames[i] = uint32(min(batch.FrameSize, len(part)))
+				run.Frames[i] = uint32(min(payload.FrameSize, len(part)))
 				part = part[run.Frames[i]:]
 			}
 			run.Sum = xxh3.Hash(raw)
@@ -279,7 +280,7 @@ func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, with cod
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		n := min(batch.FrameSize, body-off)
+		n := min(payload.FrameSize, body-off)
 		raw, err := from.read(ctx, l, off, n)
 		if err != nil {
 			return err
@@ -304,7 +305,7 @@ func (b *Builtin) packRun(ctx context.Context, l *lane, run *batch.Run, with cod
 
 // store puts a run's bytes, which begin on a page and have room for the last page behind
 // them, into a buffer drawn from r.
-func (b *Builtin) store(ctx context.Context, run *batch.Run, stored []byte, r reservation.Reservation) (err error) {
+func (b *Builtin) store(ctx context.Context, run *payload.Run, stored []byte, r reservation.Reservation) (err error) {
 	n := len(stored)
 	stored = stored[:image.RoundUp(int64(n), tier.Page)]
 	clear(stored[n:])
@@ -329,7 +330,7 @@ func pages(size int64) (cuts []int64) {
 }
 
 // copyRun copies a run as it is stored.
-func (b *Builtin) copyRun(ctx context.Context, l *lane, run, from *batch.Run, r reservation.Reservation) error {
+func (b *Builtin) copyRun(ctx context.Context, l *lane, run, from *payload.Run, r reservation.Reservation) error {
 	stored, err := b.stored(ctx, l, from)
 	if err != nil {
 		return err
@@ -340,7 +341,7 @@ func (b *Builtin) copyRun(ctx context.Context, l *lane, run, from *batch.Run, r 
 }
 
 // stored returns a run's bytes, verified: where they are, or in the lane's memory.
-func (b *Builtin) stored(ctx context.Context, l *lane, run *batch.Run) ([]byte, error) {
+func (b *Builtin) stored(ctx context.Context, l *lane, run *payload.Run) ([]byte, error) {
 	n := run.Stored()
 	var p []byte
 	switch m := run.Buffer.Memory().(type) {
@@ -368,7 +369,7 @@ func (b *Builtin) stored(ctx context.Context, l *lane, run *batch.Run) ([]byte, 
 }
 
 // corruptRun adds where the corrupt bytes lie, at off of a run.
-func corruptRun(run *batch.Run, off int64, c *image.CorruptError) *image.CorruptError {
+func corruptRun(run *payload.Run, off int64, c *image.CorruptError) *image.CorruptError {
 	c.Offset = off
 	if m, ok := run.Buffer.Memory().(tier.FileMemory); ok {
 		volume, file, at := m.Locate(off)
@@ -460,18 +461,18 @@ func (s *sink) target(check func(p []byte, off int64) error) target {
 }
 
 // unpack brings a packed body to a target, each frame verified.
-func (b *Builtin) unpack(ctx context.Context, to *tier.Space, from *batch.Packed, t target) error {
+func (b *Builtin) unpack(ctx context.Context, to *tier.Space, from *payload.Packed, t target) error {
 	runs, body := from.Runs(), from.Descriptor().Body
 	return b.inLanes(ctx, nodeOf(to, from.Space()), len(runs), func(ctx context.Context, l *lane, i int) error {
-		off := int64(i) * batch.RunSize
-		return b.Choose.Timed(b.Codec, from.Space().ID(), codec.Codec(runs[i].Codec), false, min(batch.RunSize, body-off), func() error {
+		off := int64(i) * payload.RunSize
+		return b.Choose.Timed(b.Codec, from.Space().ID(), codec.Codec(runs[i].Codec), false, min(payload.RunSize, body-off), func() error {
 			return b.unpackRun(ctx, l, from, i, t)
 		})
 	})
 }
 
 // unpackRun brings a run to a target.
-func (b *Builtin) unpackRun(ctx context.Context, l *lane, from *batch.Packed, i int, t target) error {
+func (b *Builtin) unpackRun(ctx context.Context, l *lane, from *payload.Packed, i int, t target) error {
 	run, body := &from.Runs()[i], from.Descriptor().Body
 	if done, err := b.readRaw(ctx, from, i, t); done || err != nil {
 		return err
@@ -481,8 +482,8 @@ func (b *Builtin) unpackRun(ctx context.Context, l *lane, from *batch.Packed, i 
 		return err
 	}
 	at := int64(0)
-	for f, off := 0, int64(i)*batch.RunSize; f < len(run.Frames) && off < body; f, off = f+1, off+batch.FrameSize {
-		n := min(batch.FrameSize, body-off)
+	for f, off := 0, int64(i)*payload.RunSize; f < len(run.Frames) && off < body; f, off = f+1, off+payload.FrameSize {
+		n := min(payload.FrameSize, body-off)
 		p, err := t.room(ctx, l, off, n)
 		if err != nil {
 			return err
@@ -503,10 +504,10 @@ func (b *Builtin) unpackRun(ctx context.Context, l *lane, from *batch.Packed, i 
 
 // readRaw brings a run on disk that nothing was gained by compressing straight to its place,
 // if that is one; else it says false.
-func (b *Builtin) readRaw(ctx context.Context, from *batch.Packed, i int, t target) (bool, error) {
-	run, off := &from.Runs()[i], int64(i)*batch.RunSize
+func (b *Builtin) readRaw(ctx context.Context, from *payload.Packed, i int, t target) (bool, error) {
+	run, off := &from.Runs()[i], int64(i)*payload.RunSize
 	file, ok := run.Buffer.Memory().(tier.FileMemory)
-	n := min(batch.RunSize, from.Descriptor().Body-off)
+	n := min(payload.RunSize, from.Descriptor().Body-off)
 	if !ok || t.there == nil || run.Stored() != n || n%tier.Page != 0 {
 		return false, nil
 	}
@@ -517,8 +518,8 @@ func (b *Builtin) readRaw(ctx context.Context, from *batch.Packed, i int, t targ
 	if err := Checked(file).ReadAt(ctx, p, 0); err != nil {
 		return false, err
 	}
-	for at := int64(0); at < n; at += batch.FrameSize {
-		if err := verifyFrame(from.Descriptor(), run, p[at:min(at+batch.FrameSize, n)], off+at, at); err != nil {
+	for at := int64(0); at < n; at += payload.FrameSize {
+		if err := verifyFrame(from.Descriptor(), run, p[at:min(at+payload.FrameSize, n)], off+at, at); err != nil {
 			return false, err
 		}
 	}
@@ -527,9 +528,9 @@ func (b *Builtin) readRaw(ctx context.Context, from *batch.Packed, i int, t targ
 
 // verifyFrame compares the body's bytes at off with their checksums; at is where they are
 // stored in the run.
-func verifyFrame(desc *batch.Descriptor, run *batch.Run, p []byte, off, at int64) error {
-	for part := range slices.Chunk(p, batch.SumChunk) {
-		err := image.Verify(desc, int(off/batch.SumChunk), part)
+func verifyFrame(desc *batch.Descriptor, run *payload.Run, p []byte, off, at int64) error {
+	for part := range slices.Chunk(p, payload.SumChunk) {
+		err := image.Verify(desc, int(off/payload.SumChunk), part)
 		var c *image.CorruptError
 		if errors.As(err, &c) {
 			return corruptRun(run, at, c)

@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -15,12 +15,12 @@ import (
 // for a part.
 type packedFile struct {
 	b    *Builtin
-	from *batch.Packed
+	from *payload.Packed
 }
 
 var _ tier.FileMemory = (*packedFile)(nil)
 
-func (b *Builtin) PackedFile(from *batch.Packed) *packedFile { return &packedFile{b, from} }
+func (b *Builtin) PackedFile(from *payload.Packed) *packedFile { return &packedFile{b, from} }
 
 // Size implements tier.Memory.
 func (f *packedFile) Size() int64 { return f.from.Descriptor().Body }
@@ -82,7 +82,7 @@ func (r *packedReader) ReadAt(ctx context.Context, p []byte, off int64) error {
 
 // readRun fills p from off on, as far as the run goes that off is in.
 func (r *packedReader) readRun(ctx context.Context, p []byte, off int64) (done int, err error) {
-	at := off / batch.RunSize
+	at := off / payload.RunSize
 	run := &r.from.Runs()[at]
 	if r.run != at {
 		r.run, r.frame = -1, -1
@@ -92,11 +92,11 @@ func (r *packedReader) readRun(ctx context.Context, p []byte, off int64) (done i
 		r.run = at
 	}
 	stored := r.stored
-	begin := at * batch.RunSize
+	begin := at * payload.RunSize
 	for i := range run.Frames {
 		frame := stored[:run.Frames[i]]
 		stored = stored[run.Frames[i]:]
-		size := min(batch.FrameSize, r.Size()-begin)
+		size := min(payload.FrameSize, r.Size()-begin)
 		skip := off + int64(done) - begin
 		if skip < size && done < len(p) {
 			_, raw := r.lane.memory()
@@ -119,7 +119,7 @@ func (r *packedReader) readRun(ctx context.Context, p []byte, off int64) (done i
 // Locate implements tier.FileMemory: it returns where the run begins that contains off.
 func (f *packedFile) Locate(off int64) (volume, file string, offset int64) {
 	runs := f.from.Runs()
-	run := &runs[max(0, min(off/batch.RunSize, int64(len(runs))-1))]
+	run := &runs[max(0, min(off/payload.RunSize, int64(len(runs))-1))]
 	if m, ok := run.Buffer.Memory().(tier.FileMemory); ok {
 		return m.Locate(0)
 	}

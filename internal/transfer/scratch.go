@@ -7,8 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation"
@@ -18,9 +18,9 @@ import (
 const (
 	// BlockSize is how long a lane's block is: a run, compressed or not, and a frame, each on
 	// pages.
-	BlockSize = batch.RunSize + batch.RunSize/4 + batch.FrameSize
+	BlockSize = payload.RunSize + payload.RunSize/4 + payload.FrameSize
 	// layingSize is that of a lane that lays out, too: a block, and a run as it is.
-	layingSize = BlockSize + batch.RunSize
+	layingSize = BlockSize + payload.RunSize
 	// scratchShare is the part of host memory that all blocks may take together: an eighth, as
 	// staging does. leastBlocks are had in any case: one compresses while the other is written.
 	scratchShare = 8
@@ -284,7 +284,7 @@ func (l *lane) pinned(ctx context.Context) (_ []byte, err error) {
 // memory returns the lane's own memory, which begins on a page: room for a run, and behind it for
 // a frame.
 func (l *lane) memory() (run, frame []byte) {
-	const at = BlockSize - batch.FrameSize
+	const at = BlockSize - payload.FrameSize
 	return l.block.p[:at:at], l.block.p[at:BlockSize:BlockSize]
 }
 

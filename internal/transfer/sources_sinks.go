@@ -8,6 +8,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -27,7 +28,7 @@ type source struct {
 	device image.Parts // of the space's device
 	file   tier.FileMemory
 	layout *image.Layout
-	packed *batch.Packed
+	packed *payload.Packed
 
 	desc *batch.Descriptor
 	// check, which may be nil, sees all bytes in host memory before they are passed on, and may
@@ -65,9 +66,9 @@ func (b *Builtin) from(ctx context.Context, p Imaged) (*source, error) {
 	switch p := p.(type) {
 	case *batch.Image:
 		return b.fromBuffer(p.Descriptor(), p.Buffer(), p.Space())
-	case *batch.Packed:
+	case *payload.Packed:
 		return &source{space: p.Space(), size: p.Descriptor().Body, packed: p, desc: p.Descriptor()}, nil
-	case *batch.Table:
+	case *payload.Table:
 		return b.fromTable(ctx, p)
 	}
 	return nil, fmt.Errorf("convert: copying %T: %w", p, tier.ErrNotSupported)

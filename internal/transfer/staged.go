@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -59,7 +60,7 @@ func (b *Builtin) staged(ctx context.Context, dst *sink, src *source) error {
 		return src.fetch(ctx, p, off)
 	}
 	if src.check != nil {
-		job.Ordered = src.ordered && n%batch.SumChunk != 0 // else each chunk has checksums of its own
+		job.Ordered = src.ordered && n%payload.SumChunk != 0 // else each chunk has checksums of its own
 		job.Check = func(chunk []byte, i int) error { return src.check(part(chunk, i)) }
 	}
 	if dst.space != nil {

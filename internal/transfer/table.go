@@ -7,11 +7,12 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
-var _ Imaged = (*batch.Table)(nil)
+var _ Imaged = (*payload.Table)(nil)
 
 // registerTables adds the converters between tables and images, compressed or not.
 func (b *Builtin) registerTables(add Adder) error {
@@ -33,7 +34,7 @@ func (b *Builtin) registerTables(add Adder) error {
 // memory is needed. To disk, and where bytes must be looked at on their way to a device, it
 // is the same a pinned chunk at a time. The checksums of a table that was an image before are
 // known, others are made as the bytes come by.
-func (b *Builtin) fromTable(ctx context.Context, t *batch.Table) (*source, error) {
+func (b *Builtin) fromTable(ctx context.Context, t *payload.Table) (*source, error) {
 	r, err := b.reader(ctx, t)
 	if err != nil {
 		return nil, err
@@ -64,7 +65,7 @@ type tableReader struct {
 
 // reader prepares the reading of a table: bits that do not begin with a byte are moved
 // here, because no copy of the device's can.
-func (b *Builtin) reader(ctx context.Context, t *batch.Table) (*tableReader, error) {
+func (b *Builtin) reader(ctx context.Context, t *payload.Table) (*tableReader, error) {
 	d := t.Descriptor()
 	r := &tableReader{parts: image.PartsOf(d, t.Ranges(), t.Adjustments())}
 	if d.Sums == nil {
@@ -74,7 +75,7 @@ func (b *Builtin) reader(ctx context.Context, t *batch.Table) (*tableReader, err
 	var crooked []*image.Part
 	var bytes [][]byte
 	for i := range r.parts {
-		if p := &r.parts[i]; p.Adj != nil && p.Adj.How == batch.Bits && p.Adj.Base != 0 {
+		if p := &r.parts[i]; p.Adj != nil && p.Adj.How == payload.Bits && p.Adj.Base != 0 {
 			buf := make([]byte, (p.Adj.Base+p.Adj.Count+7)/8)
 			reads = append(reads, image.PeekInto(p.Addr, buf))
 			bytes, crooked = append(bytes, buf), append(crooked, p)
@@ -117,7 +118,7 @@ func (b *Builtin) toTable(ctx context.Context, src batch.Payload, r reservation.
 }
 
 func (b *Builtin) tableOf(ctx context.Context, from Imaged, r reservation.Reservation) (_ batch.Payload, err error) {
-	t := batch.TableParts{Descriptor: from.Descriptor(), Space: r.Space()}
+	t := payload.TableParts{Descriptor: from.Descriptor(), Space: r.Space()}
 	defer func() {
 		if err != nil {
 			for _, buf := range t.Buffers {
@@ -127,7 +128,7 @@ func (b *Builtin) tableOf(ctx context.Context, from Imaged, r reservation.Reserv
 		}
 	}()
 	defer noPanic(&err)
-	old, _ := from.(*batch.Table)
+	old, _ := from.(*payload.Table)
 	if err := scattered(&t, old, r); err != nil {
 		return nil, err
 	}
@@ -137,11 +138,11 @@ func (b *Builtin) tableOf(ctx context.Context, from Imaged, r reservation.Reserv
 	if err := b.fillTable(ctx, &t, from, old); err != nil {
 		return nil, err
 	}
-	return batch.NewTable(t), nil
+	return payload.NewTable(t), nil
 }
 
 // fillTable copies the bytes of a table's buffers.
-func (b *Builtin) fillTable(ctx context.Context, t *batch.TableParts, from Imaged, old *batch.Table) error {
+func (b *Builtin) fillTable(ctx context.Context, t *payload.TableParts, from Imaged, old *payload.Table) error {
 	switch {
 	case len(t.Buffers) == 0:
 		return nil
@@ -157,7 +158,7 @@ func (b *Builtin) fillTable(ctx context.Context, t *batch.TableParts, from Image
 }
 
 // bufferByBuffer is for copying a table as it is: the buffers one after the other stand for a body.
-func bufferByBuffer(t *batch.TableParts, old *batch.Table) (dst *sink, src *source) {
+func bufferByBuffer(t *payload.TableParts, old *payload.Table) (dst *sink, src *source) {
 	dst, src = &sink{space: t.Space}, &source{space: old.Space()}
 	known := make(map[tier.Addr]bool)
 	for i, to := range t.Ranges {

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -19,8 +19,8 @@ const SlabMost = MaxPiece
 const SlabAlign = 256
 
 // scattered allocates the buffers of a table, as long as the image's, or as the old table's.
-func scattered(t *batch.TableParts, old *batch.Table, r reservation.Reservation) error {
-	t.Ranges = make([]batch.DeviceRange, len(t.Descriptor.Buffers))
+func scattered(t *payload.TableParts, old *payload.Table, r reservation.Reservation) error {
+	t.Ranges = make([]payload.DeviceRange, len(t.Descriptor.Buffers))
 	if old != nil {
 		t.Adjustments = old.Adjustments()
 	}
@@ -55,7 +55,7 @@ func scattered(t *batch.TableParts, old *batch.Table, r reservation.Reservation)
 
 // slab gathers the buffers of a table that are to share an allocation.
 type slab struct {
-	table *batch.TableParts
+	table *payload.TableParts
 	r     reservation.Reservation
 	of    []int // by number; their lengths are known
 	bytes int64 // of all of them, with what is lost between

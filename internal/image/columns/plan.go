@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 )
@@ -179,10 +180,10 @@ func (c *cutColumn) choose(of *Columns, rows int64) ([]Bound, error) {
 
 // FewText is up to how many bytes of text are read whole: as many as it takes to look
 // up which of them are needed.
-const FewText = 2 * batch.SumChunk
+const FewText = 2 * payload.SumChunk
 
 // needed returns where in the image those bytes of part i are that are read.
-func (c *cutColumn) needed(i int) (batch.Span, error) {
+func (c *cutColumn) needed(i int) (payload.Span, error) {
 	p := c.parts[i]
 	if !c.cut || p.scale < 0 || p.span.Length <= 0 {
 		return p.span, nil
@@ -204,9 +205,9 @@ func (c *cutColumn) needed(i int) (batch.Span, error) {
 		return p.span, image.Path(nil).Invalid("a buffer of %d bytes where %d at %d are needed", p.span.Length, length, off)
 	}
 	if length == 0 {
-		return batch.Span{}, nil
+		return payload.Span{}, nil
 	}
-	return batch.Span{Offset: p.span.Offset + off, Length: length}, nil
+	return payload.Span{Offset: p.span.Offset + off, Length: length}, nil
 }
 
 // describe makes what follows from the columns and their rows.
@@ -254,7 +255,7 @@ func (p *Plan) addNodes(c *cutColumn) error {
 	dicts := p.of.Dictionaries
 	for _, n := range c.nodes {
 		switch {
-		case n.Nulls == batch.Outside:
+		case n.Nulls == payload.Outside:
 			if n.Length < 0 || n.Length >= int64(len(dicts)) {
 				return image.Path(nil).Invalid("dictionary %d of %d", n.Length, len(dicts))
 			}
@@ -280,8 +281,8 @@ func (p *Plan) addNodes(c *cutColumn) error {
 func (p *Plan) lay(body int64) {
 	for _, s := range p.Desc.Buffers {
 		if s.Length > 0 {
-			first := s.Offset / batch.SumChunk * batch.SumChunk
-			p.Runs = append(p.Runs, ChunkRun{Off: first, N: min(image.RoundUp(s.Offset+s.Length, batch.SumChunk), body) - first})
+			first := s.Offset / payload.SumChunk * payload.SumChunk
+			p.Runs = append(p.Runs, ChunkRun{Off: first, N: min(image.RoundUp(s.Offset+s.Length, payload.SumChunk), body) - first})
 		}
 	}
 	slices.SortFunc(p.Runs, func(a, b ChunkRun) int { return cmp.Compare(a.Off, b.Off) })

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 )
 
@@ -22,7 +23,7 @@ type imageColumn struct {
 
 // columnNode is one array.
 type columnNode struct {
-	batch.Node
+	payload.Node
 	scale    int64 // values for each row of the column; dependent if that is not a number
 	onlyNull bool  // the type has nothing but nulls
 }
@@ -30,9 +31,9 @@ type columnNode struct {
 // columnPart is one buffer.
 type columnPart struct {
 	shape.Buffer
-	span  batch.Span // in the image
-	node  int        // of the column: the array that has it
-	scale int64      // that of the array; dependent if the buffer cannot be cut
+	span  payload.Span // in the image
+	node  int          // of the column: the array that has it
+	scale int64        // that of the array; dependent if the buffer cannot be cut
 }
 
 // dependent is the scale of an array whose length is not a multiple of the rows.
@@ -68,8 +69,8 @@ func columnsOf(d *batch.Descriptor, c *Columns) ([]imageColumn, error) {
 // and looks at neither bytes nor lengths more than it must: opener checks them.
 type columnWalk struct {
 	path   image.Path
-	nodes  []batch.Node // not yet taken
-	spans  []batch.Span
+	nodes  []payload.Node // not yet taken
+	spans  []payload.Span
 	column *imageColumn
 }
 
@@ -81,9 +82,9 @@ func (w *columnWalk) child(name string, dt arrow.DataType, scale, rows int64) er
 }
 
 // node takes the next node.
-func (w *columnWalk) node(n columnNode) (batch.Node, error) {
+func (w *columnWalk) node(n columnNode) (payload.Node, error) {
 	if len(w.nodes) == 0 {
-		return batch.Node{}, w.path.Invalid("the descriptor has no node for it")
+		return payload.Node{}, w.path.Invalid("the descriptor has no node for it")
 	}
 	n.Node = w.nodes[0]
 	w.nodes = w.nodes[1:]
@@ -191,7 +192,7 @@ func (w *columnWalk) viewed(p columnPart) error {
 
 // dictionary takes a dictionary, of which the rows say nothing.
 func (w *columnWalk) dictionary(dt arrow.DataType) error {
-	if len(w.nodes) > 0 && w.nodes[0].Nulls == batch.Outside {
+	if len(w.nodes) > 0 && w.nodes[0].Nulls == payload.Outside {
 		_, err := w.node(columnNode{scale: dependent})
 		return err
 	}
@@ -199,7 +200,7 @@ func (w *columnWalk) dictionary(dt arrow.DataType) error {
 }
 
 // hasRows reports whether an array has scale values for each row.
-func hasRows(n batch.Node, scale, rows int64) bool {
+func hasRows(n payload.Node, scale, rows int64) bool {
 	if scale == 0 || rows == 0 {
 		return n.Length == 0
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -45,7 +46,7 @@ func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
 	kinds := map[batch.PayloadType]tier.Kind{batch.GPUTable: tier.GPU}
 	for _, k := range tier.Kinds() {
 		kinds[batch.ImageType(k)] = k
-		if packed := batch.PackedType(k); packed != "" {
+		if packed := payload.PackedType(k); packed != "" {
 			kinds[packed] = k
 		}
 	}

@@ -1,14 +1,10 @@
-package batch
+package payload
 
 import (
 	"slices"
 
 	"github.com/spillway-db/spillway/tier"
 )
-
-// GPUTable is the form of a batch whose Arrow buffers are scattered over a device's
-// memory; see Table.
-const GPUTable PayloadType = "gpu-table"
 
 // DeviceRange is where one Arrow buffer lies on a device. The zero value is one that is
 // absent, or has no bytes.
@@ -74,24 +70,24 @@ func NewTable(p TableParts) *Table {
 	t.check("a table")
 	switch {
 	case p.Space.Kind() != tier.GPU:
-		panic("batch: a table lies on a GPU")
+		panic("payload: a table lies on a GPU")
 	case len(p.Ranges) != len(p.Descriptor.Buffers):
-		panic("batch: a table does not have a range for each of its buffers")
+		panic("payload: a table does not have a range for each of its buffers")
 	case p.Kept < 0:
-		panic("batch: a table keeps less than nothing")
+		panic("payload: a table keeps less than nothing")
 	case p.Descriptor.Sums == nil && len(p.Shared) > 0:
-		panic("batch: a table without checksums shares dictionaries")
+		panic("payload: a table without checksums shares dictionaries")
 	}
 	for i, s := range p.Descriptor.Buffers {
 		if s.Length > 0 && p.Ranges[i].Length < s.Length {
-			panic("batch: a table's buffer is cut short")
+			panic("payload: a table's buffer is cut short")
 		}
 	}
 	return t
 }
 
 // Type returns GPUTable.
-func (p *Table) Type() PayloadType { return GPUTable }
+func (p *Table) Type() Type { return GPUTable }
 
 // Bytes returns what the table's buffers are charged in their space, without dictionaries that it
 // shares, and what it keeps there that others are charged for: what can be freed when it goes.

@@ -1,16 +1,10 @@
-package batch
+package payload
 
 import "github.com/spillway-db/spillway/tier"
 
-// The forms of an image whose bytes are compressed; see Packed. On a device there is none.
-const (
-	HostPacked PayloadType = "host-packed"
-	DiskPacked PayloadType = "disk-packed"
-)
-
 // PackedType returns the compressed form that an image has in tier k, and "" where
 // there is none.
-func PackedType(k tier.Kind) PayloadType {
+func PackedType(k tier.Kind) Type {
 	switch k {
 	case tier.Host:
 		return HostPacked
@@ -66,20 +60,20 @@ func NewPacked(d *Descriptor, runs []Run, space *tier.Space, shared ...Shared) *
 	p.check("a packed image")
 	switch {
 	case PackedType(space.Kind()) == "":
-		panic("batch: there is no packed image in a space of this tier")
+		panic("payload: there is no packed image in a space of this tier")
 	case int64(len(runs)) != (d.Body+RunSize-1)/RunSize:
-		panic("batch: a packed image does not have a run for each part of its body")
+		panic("payload: a packed image does not have a run for each part of its body")
 	}
 	for i := range runs {
 		if b := runs[i].Buffer; b == nil || b.Size() < runs[i].Stored() {
-			panic("batch: a packed image's run is cut short")
+			panic("payload: a packed image's run is cut short")
 		}
 	}
 	return p
 }
 
 // Type returns the form's name by the tier of its space.
-func (p *Packed) Type() PayloadType { return PackedType(p.space.Kind()) }
+func (p *Packed) Type() Type { return PackedType(p.space.Kind()) }
 
 // Runs returns the stored body. It stays the payload's, and must not be changed.
 func (p *Packed) Runs() []Run { return p.runs }
