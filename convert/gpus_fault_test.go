@@ -27,18 +27,21 @@ var walk = []hop{
 	{batch.GPUTable, tier.GPU}, {batch.GPUImage, tier.GPU},
 }
 
-// walked takes b along the walk. A move may fail once, with one of want: then b is whole where and
-// what it was, and the move is made again. It says whether one failed.
-func (m *machine) walked(t *testing.T, b *batch.Batch, want ...error) (failed bool) {
+// walked takes b along the walk. Before each move arm makes a failure; afterwards the function that
+// it returns takes it back, and says whether it was met by the move, which has failed or has not. A
+// move that fails must do so with one of want: then b is whole where and what it was, and the move
+// is made again. It returns for each move whether its failure was met, and how many moves failed.
+func (m *machine) walked(t *testing.T, b *batch.Batch, arm func() (disarm func(failed bool) bool), want ...error) (met []bool, failed int) {
 	t.Helper()
 	for _, h := range walk {
 		from, form := b.Info().Space.Kind, b.Info().Payload.Type()
+		disarm := arm()
 		err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(h.at), h.form, ReasonWork)
 		if err != nil {
-			if failed || !isOneOf(err, want) {
+			if !isOneOf(err, want) {
 				t.Fatalf("%s to %s: %v, want one of %v", form, h.form, err, want)
 			}
-			failed = true
+			failed++
 			if b.Info().Payload.Type() != form {
 				t.Fatalf("the batch is %s after a move from %s to %s that failed", b.Info().Payload.Type(), form, h.form)
 			}
@@ -48,8 +51,9 @@ func (m *machine) walked(t *testing.T, b *batch.Batch, want ...error) (failed bo
 			}
 		}
 		m.rests(t, b, h.at)
+		met = append(met, disarm(err != nil))
 	}
-	return failed
+	return met, failed
 }
 
 func isOneOf(err error, list []error) bool {
@@ -90,10 +94,10 @@ func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
 				t.Parallel()
 				g := emulatedBy(t, d.emulator)
 				g.unpinned = d.unpinned
-				tried, told := g.eachFails(t, true, func(n int64) (hit func() bool) {
+				tried, told := g.eachFails(t, true, func(n int64) (hit func(bool) bool) {
 					before := g.emulator.Calls("")
 					g.emulator.Fail("", n, code, 1)
-					return func() bool { return g.emulator.Calls("")-before > n }
+					return func(bool) bool { return g.emulator.Calls("")-before > n }
 				}, code, tier.ErrNoSpace)
 				if !g.brief() && (tried < 60 || told < tried/4) || tried < 2 { // a quarter of few is chance
 					t.Errorf("%d calls, of which %d were told of: too few", tried, told)
@@ -115,9 +119,9 @@ func TestEveryWorkOfTheGPUFailsOnce(t *testing.T) {
 			t.Parallel()
 			g := emulatedBy(t, d.emulator)
 			g.unpinned = d.unpinned
-			tried, told := g.eachFails(t, false, func(n int64) (hit func() bool) {
+			tried, told := g.eachFails(t, false, func(n int64) (hit func(bool) bool) {
 				g.emulator.FailWork(n, cuda.ErrIllegalAddress, false)
-				return nil
+				return func(failed bool) bool { return failed }
 			}, cuda.ErrIllegalAddress)
 			if tried < 8 || told != tried {
 				t.Errorf("%d pieces of work, of which %d were told of: want all, and more than a few", tried, told)
@@ -126,52 +130,50 @@ func TestEveryWorkOfTheGPUFailsOnce(t *testing.T) {
 	}
 }
 
-// eachFails walks a batch again and again, with another failure in each. arm makes the n-th, and
-// returns a function that reports whether it was met, or nil: then failures are over when some in a
-// row are not reported. It returns how many were met and how many were reported. Of many, a brief
+// eachFails walks a batch again and again; in the n-th walk the n-th call or work of each move
+// fails. arm makes such a failure, and returns a function that reports whether a move, which has
+// failed or has not, met it. The walks are over when some in a row meet none. It returns how many
+// there were up to the last that was met of each move, and how many moves failed. Of many, a brief
 // test makes a part.
-func (g gpus) eachFails(t *testing.T, many bool, arm func(n int64) (hit func() bool), want ...error) (tried, told int) {
+func (g gpus) eachFails(t *testing.T, many bool, arm func(n int64) (hit func(failed bool) bool), want ...error) (tried, told int) {
 	t.Helper()
-	step := int64(1)
+	step, row := int64(1), 5
 	if g.brief() && many {
-		if step = 7; testseed.Hurried() {
-			step = 37
-		}
+		step, row = 13, 2
 	}
-	row := 5
-	if step > 1 {
-		row = 2
-	}
-	unmet := 0
-	for n := int64(0); ; n += step {
-		var met, failed bool
+	last := make([]int, len(walk))
+	for i, unmet := 1, 0; unmet < row; i++ {
+		n := int64(i-1) * step
+		unmet++
 		ok := t.Run(fmt.Sprint(n), func(t *testing.T) {
 			m := newMachine(t, machineConfig{gpus: g})
 			b := m.put(t, codedBriefly(), tier.GPU)
-			hit := arm(n)
-			failed = m.walked(t, b, want...)
-			met = hit == nil && failed || hit != nil && hit()
-			g.emulator.ClearFailures()
+			met, failed := m.walked(t, b, func() func(bool) bool {
+				hit := arm(n)
+				return func(failed bool) bool {
+					defer g.emulator.ClearFailures()
+					return hit(failed)
+				}
+			}, want...)
+			told += failed
+			for move, met := range met {
+				if met {
+					last[move], unmet = i, 0
+				}
+			}
 			m.whole(t, b, tier.GPU)
 		})
 		for _, leak := range g.emulator.Leaks() {
 			t.Errorf("with failure %d: %s", n, leak)
 		}
-		switch {
-		case !ok || t.Failed():
-			return tried, told
-		case met:
-			tried += 1 + unmet
-			unmet = 0
-		default:
-			if unmet++; unmet == row {
-				return tried, told
-			}
-		}
-		if failed {
-			told++
+		if !ok || t.Failed() {
+			break
 		}
 	}
+	for _, n := range last {
+		tried += n
+	}
+	return tried, told
 }
 
 // TestLostGPU: a GPU that fails for good, as real ones do, takes with it what it holds and nothing
