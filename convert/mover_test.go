@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
-	"syscall"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -15,12 +14,8 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
-	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/sim"
-	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk/faultfs"
 	"github.com/spillway-db/spillway/tier/faultdev"
 )
 
@@ -408,153 +403,6 @@ func TestDigestWithoutAComputer(t *testing.T) {
 	if n := asked.Load(); n != 4 { // for the body and for the dictionary, twice
 		t.Errorf("devices that say so were asked %d times", n)
 	}
-}
-
-// script takes one batch along every edge.
-var script = []tier.Kind{tier.Host, tier.Disk, tier.GPU, tier.Disk, tier.Host, tier.GPU}
-
-// TestEveryDeviceOperationFailsOnce runs the script with each operation of the
-// device refused, failed or cancelled once: whatever happens the batch is whole where it
-// was, and the script can go on.
-func TestEveryDeviceOperationFailsOnce(t *testing.T) {
-	t.Parallel()
-	t.Run("plain", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecNone, numbered(0, 6000)) })
-	t.Run("dictionary", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecNone, codedBriefly()) })
-	t.Run("packed", func(t *testing.T) { everyDeviceOperationFailsOnce(t, CodecS2, codedBriefly()) })
-}
-
-// codedBriefly makes records whose body is about as long as their dictionary's.
-func codedBriefly() arrow.RecordBatch { return coded(0, 1500) }
-
-func everyDeviceOperationFailsOnce(t *testing.T, codec Codec, rec arrow.RecordBatch) {
-	injected := errors.New("injected")
-	first, step := testseed.Share(t, 4)
-	for _, stage := range []sim.Stage{sim.Submit, sim.Run} {
-		for _, how := range []string{"fail", "cancel"} {
-			tried := 0
-			for hit := true; hit; tried++ {
-				n := int64(first + tried*step)
-				ctx, cancel := context.WithCancelCause(t.Context())
-				var armed atomic.Bool
-				var seen atomic.Int64
-				m := newMachine(t, machineConfig{codec: codec, faults: func(op sim.Op) error {
-					if op.Stage != stage || op.Kind == sim.OpFree || !armed.Load() {
-						return nil // a free that is refused stays retired, which is a test of the pool's
-					}
-					if seen.Add(1) != n+1 {
-						return nil
-					}
-					if how == "cancel" {
-						cancel(injected)
-						return nil
-					}
-					return injected
-				}})
-				b := m.put(t, rec, tier.GPU)
-				armed.Store(true)
-				m.runScript(ctx, t, b, injected, func() { armed.Store(false) })
-				hit = seen.Load() > n
-				cancel(nil)
-			}
-			if n := first + tried*step; n < 10 {
-				t.Errorf("%v %s: only %d operations", stage, how, n)
-			}
-		}
-	}
-}
-
-func TestEveryFileOperationFailsOnce(t *testing.T) {
-	t.Parallel()
-	everyFileOperation(t, false)
-}
-
-// TestEveryFileOperationFailsOnceEncrypted is the same on a volume that encrypts.
-func TestEveryFileOperationFailsOnceEncrypted(t *testing.T) {
-	t.Parallel()
-	everyFileOperation(t, true)
-}
-
-func everyFileOperation(t *testing.T, encrypt bool) {
-	plain, runs, dictionary := numbered(0, 6000), numbered(0, 72_000), codedBriefly()
-	t.Run("plain", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecNone, encrypt, plain) })
-	t.Run("dictionary", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecNone, encrypt, dictionary) })
-	t.Run("s2", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecS2, encrypt, runs) })
-	t.Run("zstd", func(t *testing.T) { everyFileOperationFailsOnce(t, CodecZstd, encrypt, dictionary) })
-}
-
-func everyFileOperationFailsOnce(t *testing.T, codec Codec, encrypt bool, rec arrow.RecordBatch) {
-	for name, c := range map[string]struct {
-		ops    []string
-		effect func(cancel func()) faultfs.Effect
-		want   error
-		may    bool // it may succeed all the same
-	}{
-		"EIO":    {[]string{"read", "write"}, func(func()) faultfs.Effect { return faultfs.Fail(syscall.EIO) }, syscall.EIO, false},
-		"ENOSPC": {[]string{"write"}, func(func()) faultfs.Effect { return faultfs.Fail(syscall.ENOSPC) }, tier.ErrNoSpace, false},
-		"short":  {[]string{"read", "write"}, func(func()) faultfs.Effect { return faultfs.Short() }, nil, true},
-		"flip":   {[]string{"read"}, func(func()) faultfs.Effect { return faultfs.BitFlip() }, image.ErrCorrupt, false},
-		"cancel": {[]string{"read", "write"}, func(cancel func()) faultfs.Effect {
-			return faultfs.Do(func(string, string) { cancel() })
-		}, context.Canceled, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			tried := 0
-			first, step := testseed.Share(t, 4)
-			for n := first; ; n += step {
-				ctx, cancel := context.WithCancel(t.Context())
-				m := newMachine(t, machineConfig{codec: codec, encrypt: encrypt})
-				b := m.put(t, rec, tier.GPU)
-				before := m.files.Hits()
-				remove := m.files.Add(faultfs.Rule{Ops: c.ops, Skip: n, Times: 1, Effect: c.effect(cancel)})
-				hit := false
-				failed := m.runScript(ctx, t, b, c.want, func() {
-					hit = m.files.Hits() != before
-					remove()
-				})
-				cancel()
-				if !hit {
-					break
-				}
-				if !failed && !c.may {
-					t.Fatalf("operation %d was hit by %s and nobody noticed", n, name)
-				}
-				tried++
-			}
-			if n := first + tried*step; n < 4 {
-				t.Errorf("there are only %d operations", n)
-			}
-		})
-	}
-}
-
-// runScript moves b along the script. A move may fail once, with want; then b
-// must be whole where it was and the move is done again. At the end disarm is
-// called, and b must be whole. It says whether a move failed.
-func (m *machine) runScript(ctx context.Context, t *testing.T, b *batch.Batch, want error, disarm func()) (failed bool) {
-	t.Helper()
-	for _, k := range script {
-		from := b.Info().Space.Kind
-		err := m.mover.Move(ctx, b, reservation.AnyInTier(k), ReasonWork)
-		if err != nil {
-			if failed || !errors.Is(err, want) {
-				t.Fatalf("%s to %s: %v, want %v", from, k, err, want)
-			}
-			var c *image.CorruptError
-			if errors.As(err, &c) && (c.Batch != b.ID() || c.Volume == "" || c.Want == c.Got && c.Cause == nil) {
-				t.Errorf("corruption is told as %+v", c)
-			}
-			failed = true
-			m.whole(t, b, from) // the fault is over
-			ctx = t.Context()
-			if err := m.mover.Move(ctx, b, reservation.AnyInTier(k), ReasonWork); err != nil {
-				t.Fatalf("%s to %s again: %v", from, k, err)
-			}
-		}
-		m.rests(t, b, k)
-	}
-	disarm()
-	m.whole(t, b, script[len(script)-1])
-	return failed
 }
 
 // Room that is there only in pieces is made one by waiting demand: here the test
