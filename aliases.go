@@ -66,7 +66,7 @@ func Discover(ctx context.Context) (*Topology, error) {
 
 // NewBudget returns a budget of so many bytes, above 0. Errors call it by its name.
 func NewBudget(limit int64, name string) (*Budget, error) {
-	return budget.New(limit, budget.Named(name))
+	return budget.New(limit, name)
 }
 
 type (

@@ -215,7 +215,7 @@ func (e *Engine) join(i int) (*leases.Lease, error) {
 		return nil, err
 	}
 	if e.limits.quota != nil {
-		t.Quota = min(e.limits.quota.Limit(), t.Advertised) // it may be for several GPUs together
+		t.Quota = min(e.limits.quota.Stats().Limit, t.Advertised) // it may be for several GPUs together
 	}
 	return leases.Join(t)
 }

@@ -126,7 +126,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
 	quota, hint := tier.QuotaOf(dev), "a larger GPU memory would help"
 	switch {
 	case e.limits.quota != nil:
-		hint = "a larger GPU memory, or a higher limit by " + e.limits.quota.Name() + ", would help"
+		hint = "a larger GPU memory, or a higher limit by " + e.limits.quota.Stats().Name + ", would help"
 	case quota != nil:
 		hint = "a larger GPU memory, or a higher limit of its budget, would help"
 	}

@@ -22,7 +22,7 @@ import (
 
 func newBudget(t *testing.T, limit int64) *budget.Budget {
 	t.Helper()
-	b, err := budget.New(limit, budget.Named("the test's GPU budget"))
+	b, err := budget.New(limit, "the test's GPU budget")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -524,7 +524,7 @@ func TestQuotaBesideBudgets(t *testing.T) {
 			c.Limits.Quota.Group = "both"
 		}, newBudget(t, limit))
 		defer closeClean(t, eng)
-		if q := eng.Quota().Limit(); q != 1<<20 {
+		if q := eng.Quota().Stats().Limit; q != 1<<20 {
 			t.Errorf("with a budget of %d bytes, half of two GPUs of 1 MiB is %d", limit, q)
 		}
 		if c := gpuOf(t, eng).Capacity(); c != min(limit, 1<<20) {
@@ -637,7 +637,7 @@ func TestLimitsNest(t *testing.T) {
 		for _, b := range []*budget.Budget{outer, inner} {
 			dev = under(dev)
 			if own, err := b.Wrap(dev); err != nil || own != dev { // a budget returns a device of its own as it is
-				t.Errorf("gpu:%d: %T is not of the budget of %d bytes: %v", i, dev, b.Limit(), err)
+				t.Errorf("gpu:%d: %T is not of the budget of %d bytes: %v", i, dev, b.Stats().Limit, err)
 			}
 		}
 		if under(dev) != wrapped[i] {

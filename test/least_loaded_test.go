@@ -155,7 +155,7 @@ func testLeastLoadedSpace(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer release(t, g)
-		return g.Space().ID()
+		return g.Reservation().Space().ID()
 	}
 	for i, want := range []int{0, 1} { // the other one has the batch
 		if at := put(); at != gpus[want].ID() {

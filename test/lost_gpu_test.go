@@ -391,7 +391,7 @@ func TestOneOfTwoGPUsIsLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if at := g.Space().ID(); at != otherGPU {
+	if at := g.Reservation().Space().ID(); at != otherGPU {
 		t.Errorf("a task runs in %s", at)
 	}
 	if err := g.Release(); err != nil {

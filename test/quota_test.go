@@ -130,7 +130,7 @@ func TestSizeUnderQuotas(t *testing.T) {
 			}
 			limit := int64(0)
 			if q := eng.Quota(); q != nil {
-				limit = q.Limit()
+				limit = q.Stats().Limit
 			}
 			if limit != c.limit {
 				t.Errorf("the limit is %d; want %d", limit, c.limit)

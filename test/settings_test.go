@@ -428,7 +428,7 @@ var settings = []setting{
 	}},
 	{field: "Limits.Quota.Limit", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Limits.Quota.Limit = limitOf(t, "512Ki")
-		return func(eng *spillway.Engine) bool { return eng.Quota() != nil && eng.Quota().Limit() == 512<<10 }
+		return func(eng *spillway.Engine) bool { return eng.Quota() != nil && eng.Quota().Stats().Limit == 512<<10 }
 	}},
 	{field: "Limits.Quota.Ratio", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Limits.Quota.Ratio = big.NewRat(1, 2)
@@ -468,7 +468,7 @@ var settings = []setting{
 	{field: "Limits.Quota.Source", with: func(t *testing.T, c *spillway.Config) { c.Limits.Quota.Limit = limitOf(t, "512Ki") },
 		set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 			c.Limits.Quota.Source = "the test"
-			return func(eng *spillway.Engine) bool { return eng.Quota().Name() == "the test" }
+			return func(eng *spillway.Engine) bool { return eng.Quota().Stats().Name == "the test" }
 		}},
 	{field: "Limits.SharedQuota", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		shared, err := quota.New(quota.Config{Limit: 1 << 20})

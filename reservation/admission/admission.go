@@ -310,17 +310,14 @@ type Grant struct {
 	told   atomic.Bool // output was
 }
 
-// Reservation returns what the task draws from. It must not be released: the grant
-// does that.
+// Reservation returns what the task draws from, in the space where it runs. It must not be
+// released: the grant does that.
 func (g *Grant) Reservation() reservation.Reservation { return g.r }
 
 // Owner returns whose the grant is: tasks that hold and wait in a circle are found by it.
 // It has one goroutine unless SetWorkers says otherwise; what is waited for with its
 // Context is the task's.
 func (g *Grant) Owner() *reservation.Owner { return g.owner }
-
-// Space returns where the task runs.
-func (g *Grant) Space() *tier.Space { return g.r.Space() }
 
 // Need returns what the task was estimated to need in bytes, and as charged; what is
 // reserved is less if the space can never have so much.
@@ -330,14 +327,13 @@ func (g *Grant) Need() int64 { return g.need }
 func (g *Grant) Alloc(size int64) (*tier.Buffer, error) {
 	b, err := g.r.Alloc(size)
 	if err == nil {
-		g.Note()
+		g.note()
 	}
 	return b, err
 }
 
-// Note measures how much is drawn from the reservation. Alloc calls it. A caller that draws from
-// the reservation itself calls it after a large draw.
-func (g *Grant) Note() {
+// note measures how much is drawn from the reservation.
+func (g *Grant) note() {
 	drawn := g.drawn()
 	for {
 		peak := g.peak.Load()
@@ -358,11 +354,11 @@ func (g *Grant) InputsHere() {
 	g.here.Store(true)
 }
 
-// Peak returns the most that was drawn at once beside the inputs, as far as it was
-// noted.
+// Peak returns the most that was drawn at once beside the inputs. It is measured by Alloc and by
+// Peak: a caller that draws from the reservation itself calls Peak after a large draw.
 func (g *Grant) Peak() int64 {
 	if !g.over.Load() {
-		g.Note()
+		g.note()
 	}
 	return max(0, g.peak.Load()-g.base.Load())
 }

@@ -2,7 +2,6 @@ package admission
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 
@@ -15,9 +14,6 @@ import (
 // Estimate's Output or Overhead, that the task has none; as a Measured's Output, that
 // it was not measured. It is no number that a miscalculation leads to.
 const None int64 = math.MinInt64
-
-// ErrEstimate is matched by the error about an estimate that makes no sense.
-var ErrEstimate = errors.New("invalid estimate")
 
 // Estimate says what a task will need, in bytes. The zero value is a task
 // without any input.
@@ -78,7 +74,7 @@ func (e *Estimate) validate() error {
 		none  bool
 	}{{"input", e.Input, false}, {"output", e.Output, true}, {"overhead", e.Overhead, true}, {"least", e.Least, false}} {
 		if f.bytes < 0 && !(f.none && f.bytes == None) {
-			return fmt.Errorf("admission: task %q: %s of %d bytes: %w", e.Operator, f.name, f.bytes, ErrEstimate)
+			return fmt.Errorf("admission: task %q: %s of %d bytes makes no sense", e.Operator, f.name, f.bytes)
 		}
 	}
 	return nil

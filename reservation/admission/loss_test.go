@@ -27,8 +27,8 @@ func TestLostSpaces(t *testing.T) {
 		c.waits()
 		w.end(first)
 		g := c.runs()
-		if g.Space() != w.gpus[1] || !g.Alone() {
-			t.Errorf("it runs in %s, alone: %v", g.Space().ID(), g.Alone())
+		if g.Reservation().Space() != w.gpus[1] || !g.Alone() {
+			t.Errorf("it runs in %s, alone: %v", g.Reservation().Space().ID(), g.Alone())
 		}
 		d, e := w.admit(exactly(100)), w.admit(exactly(100))
 		d.waits()

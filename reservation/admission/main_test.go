@@ -239,3 +239,9 @@ func (in *inputs) Restore(context.Context) error {
 	in.restored++
 	return in.fail
 }
+
+// outOfAttempts reports whether a task ran out of memory as often as it may.
+func outOfAttempts(err error) bool {
+	_, is := errors.AsType[*admission.AttemptsError](err)
+	return is
+}

@@ -11,11 +11,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// ErrAttempts is matched by every AttemptsError.
-var ErrAttempts = errors.New("ran out of memory in every attempt")
-
-// AttemptsError reports that a task ran out of memory as often as it may. It matches
-// ErrAttempts and the error of the last attempt.
+// AttemptsError reports that a task ran out of memory as often as it may. It matches what the error
+// of the last attempt matches.
 type AttemptsError struct {
 	Operator string
 	Attempts int
@@ -31,8 +28,8 @@ func (e *AttemptsError) Error() string {
 		"(give the task less input, or the space more memory)", e.Operator, e.Attempts, e.Space, e.Reserved, e.Need, e.Peak, e.Err)
 }
 
-// Unwrap returns ErrAttempts and the error of the last attempt.
-func (e *AttemptsError) Unwrap() []error { return []error{ErrAttempts, e.Err} }
+// Unwrap returns the error of the last attempt.
+func (e *AttemptsError) Unwrap() error { return e.Err }
 
 // OutOfMemory reports whether an error is one after which a task is tried again: it
 // matches reservation.ErrExceeded, reservation.ErrDeadlock, tier.ErrNoSpace or
@@ -85,7 +82,7 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 		}
 		if never != nil || attempt == a.rules.MaxAttempts {
 			return &AttemptsError{
-				Operator: e.Operator, Attempts: attempt, Space: g.Space().ID(), Need: g.need, Reserved: reserved, Peak: g.Peak(), Err: err,
+				Operator: e.Operator, Attempts: attempt, Space: g.r.Space().ID(), Need: g.need, Reserved: reserved, Peak: g.Peak(), Err: err,
 			}
 		}
 		before = err
@@ -134,14 +131,14 @@ func (a *Admitter) neverFits(e *Estimate, inputs bool, work int64, cause error) 
 // never returns why an attempt that failed with err shows that the task can never be done, or nil.
 func (a *Admitter) never(e *Estimate, g *Grant, reserved int64, err error) error {
 	var exceeded *reservation.ExceededError
-	if !errors.Is(err, reservation.ErrExceeded) || errors.As(err, &exceeded) && exceeded.Space != g.Space().ID() {
+	if !errors.Is(err, reservation.ErrExceeded) || errors.As(err, &exceeded) && exceeded.Space != g.r.Space().ID() {
 		return nil // it lacks something else
 	}
 	if exceeded != nil {
 		// What was drawn when it was refused is what was promised less what was unused. If the
 		// space itself refused, it is not known.
 		work := exceeded.Requested
-		if exceeded.Requested <= g.Space().Room() {
+		if exceeded.Requested <= g.r.Space().Room() {
 			work = add(work, max(0, exceeded.Limit-exceeded.Available-g.base.Load()))
 		}
 		if err := a.neverFits(e, g.here.Load(), work, err); err != nil {
@@ -171,7 +168,7 @@ func (a *Admitter) once(ctx context.Context, e *Estimate, g *Grant, f func(conte
 		}
 		failed := e.restore(ctx)
 		if !g.over.Load() {
-			g.Note() // Release forgets what is drawn
+			g.note() // Release forgets what is drawn
 			failed = errors.Join(failed, g.Release())
 		}
 		if failed != nil {
@@ -212,7 +209,7 @@ func (g *Grant) higher(err error) int64 {
 		// more would only keep that from the wait.
 		return max(g.work, g.Peak())
 	}
-	return max(tier.Page, add(g.work, g.work), add(g.Peak(), requested(err, g.Space().ID())))
+	return max(tier.Page, add(g.work, g.work), add(g.Peak(), requested(err, g.r.Space().ID())))
 }
 
 // requested returns how many bytes an error says were refused in a space.

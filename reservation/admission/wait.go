@@ -83,9 +83,9 @@ func (w *wakes) fire() {
 //
 // ctx ends the wait, with an error that matches its cause and its Err. Close ends it with
 // tier.ErrClosed. The monitor ends it with a tier.NoSpaceError if nothing can be moved out. Other
-// errors match ErrEstimate for an estimate that makes no sense, reservation.ErrNoCandidate for a
-// strategy without spaces, tier.ErrLost if all its spaces are lost, and reservation.ErrExceeded if
-// the limits of the spaces leave no room at all.
+// errors match reservation.ErrNoCandidate for a strategy without spaces, tier.ErrLost if all its
+// spaces are lost, and reservation.ErrExceeded if the limits of the spaces leave no room at all. An
+// estimate that makes no sense is an error, too.
 func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) {
 	if err := e.validate(); err != nil {
 		return nil, err

@@ -64,18 +64,6 @@ type block struct {
 
 var _ memory.Allocator = (*Allocator)(nil)
 
-// ForeignError reports that an Allocator was to free or to reallocate memory that it
-// has not allocated, or that was freed before.
-type ForeignError struct {
-	Op    string // "free" or "reallocate"
-	Space tier.ID
-	Bytes int
-}
-
-func (e *ForeignError) Error() string {
-	return fmt.Sprintf("arrowmem: %s: cannot %s %d bytes: they were not allocated here, or freed before", e.Space, e.Op, e.Bytes)
-}
-
 // UnfreedError says what was still allocated when an Allocator was closed.
 type UnfreedError struct {
 	Space tier.ID
@@ -244,8 +232,8 @@ func (a *Allocator) shorten(size int, b []byte) {
 }
 
 // Free gives b back, which Allocate or Reallocate returned. Memory that is not the
-// allocator's, or no longer, changes nothing: an invariants build panics with a
-// *ForeignError, and others keep the first one for Err and Close.
+// allocator's, or no longer, changes nothing. An invariants build panics with an error that
+// matches tier.ErrReleased, and others keep the first one for Err and Close.
 func (a *Allocator) Free(b []byte) {
 	if cap(b) == 0 {
 		return
@@ -267,7 +255,7 @@ func (a *Allocator) Free(b []byte) {
 
 // misuse keeps the error of a call with memory that is not the allocator's.
 func (a *Allocator) misuse(op string, b []byte) error {
-	err := &ForeignError{Op: op, Space: a.r.Space().ID(), Bytes: len(b)}
+	err := fmt.Errorf("arrowmem: %s: cannot %s %d bytes: they were not allocated here, or %w", a.r.Space().ID(), op, len(b), tier.ErrReleased)
 	if invariants.Enabled {
 		panic(err)
 	}
@@ -279,7 +267,8 @@ func (a *Allocator) misuse(op string, b []byte) error {
 	return err
 }
 
-// Err returns the first *ForeignError, or nil.
+// Err returns the first error about memory that is not the allocator's, or no longer. It matches
+// tier.ErrReleased. Nil means that there was none.
 func (a *Allocator) Err() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -307,8 +296,8 @@ func leaksOf(id tier.ID, blocks map[*byte]block) []tier.Leak {
 
 // Close ends allocation and frees what is left, which must not be used any more. A caller whose
 // arrays live longer closes the allocator after them, or not at all. Close reports what was left,
-// as an *UnfreedError, and the first *ForeignError. The reservation is untouched. A second Close
-// returns tier.ErrClosed.
+// as an *UnfreedError, and what Err does. The reservation is untouched. A second Close returns
+// tier.ErrClosed.
 func (a *Allocator) Close() error {
 	a.mu.Lock()
 	if a.mu.closed {

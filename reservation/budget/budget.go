@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -35,22 +36,13 @@ type Budget struct {
 	}
 }
 
-// Option sets something about a Budget that has a default.
-type Option func(*Budget)
-
-// Named gives the budget the name that errors call it by, which should say where it
-// was set.
-func Named(name string) Option { return func(b *Budget) { b.name = name } }
-
-// New returns a budget of limit > 0 bytes.
-func New(limit int64, opts ...Option) (*Budget, error) {
+// New returns a budget of limit > 0 bytes. Errors call it by its name, which should say where it was
+// set; "" is a general one.
+func New(limit int64, name string) (*Budget, error) {
 	if limit <= 0 {
 		return nil, fmt.Errorf("budget: a limit of %d bytes: it must be above 0", limit)
 	}
-	b := &Budget{}
-	for _, o := range opts {
-		o(b)
-	}
+	b := &Budget{name: cmp.Or(name, "the device budget")}
 	b.mu.limit = limit
 	return b, nil
 }
@@ -69,21 +61,6 @@ func (b *Budget) SetLimit(n int64) error {
 		b.notify()
 	}
 	return nil
-}
-
-// Limit returns how many bytes may be charged in all.
-func (b *Budget) Limit() int64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.mu.limit
-}
-
-// Remaining returns how many bytes could be charged now. It may be out of date
-// when it returns.
-func (b *Budget) Remaining() int64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return max(0, b.mu.limit-b.mu.reserved)
 }
 
 // Stats is a consistent cut through a budget's books. Sizes are in bytes, as the
@@ -262,16 +239,9 @@ func (b *Budget) reapableLocked() (n int64) {
 
 func (b *Budget) refusalLocked(requested int64) *tier.OutOfBudgetError {
 	return &tier.OutOfBudgetError{
-		Budget: b.title(), Requested: requested, Remaining: max(0, b.mu.limit-b.mu.reserved),
+		Budget: b.name, Requested: requested, Remaining: max(0, b.mu.limit-b.mu.reserved),
 		Current: b.mu.reserved, Limit: b.mu.limit,
 	}
-}
-
-func (b *Budget) title() string {
-	if b.name == "" {
-		return "the device budget"
-	}
-	return b.name
 }
 
 // update changes d's books by f, which must not charge more than before. It notifies the

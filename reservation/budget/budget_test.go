@@ -11,7 +11,7 @@ import (
 
 func TestLimitsThatAreNone(t *testing.T) {
 	for _, n := range []int64{0, -1, math.MinInt64} {
-		if b, err := budget.New(n); err == nil {
+		if b, err := budget.New(n, ""); err == nil {
 			t.Errorf("New(%d) gave %v", n, b)
 		}
 		if err := newBudget(t, 1).SetLimit(n); err == nil {
@@ -47,7 +47,7 @@ func TestExactlyAtTheLimit(t *testing.T) {
 }
 
 func TestInnerNotCalledWhenOver(t *testing.T) {
-	r := newRig(t, 64*kib, budget.Named("the tenant's budget"))
+	r := newRig(t, 64*kib, "the tenant's budget")
 	a := r.alloc(60 * kib)
 	calls := r.spy.allocs.Load()
 	for _, n := range []int64{4*kib + 1, 64 * kib, 64*kib + 1, math.MaxInt64} {
@@ -309,7 +309,7 @@ func TestSetLimit(t *testing.T) {
 	r.want(48*kib, 0) // nothing is revoked
 	_, err := r.dev.Alloc(r.s, 1)
 	mustRefuse(t, err, 256, 48*kib, 32*kib)
-	if n := r.b.Remaining(); n != 0 {
+	if n := max(0, r.b.Stats().Limit-r.b.Stats().Reserved); n != 0 {
 		t.Errorf("%d bytes remain", n)
 	}
 	if err := r.b.SetLimit(49 * kib); err != nil {

@@ -274,6 +274,11 @@ func (q quota) Remaining() int64 {
 	return ledger.Left(b.mu.limit, b.mu.reserved, q.d.books.charged())
 }
 
-func (q quota) Limit() int64 { return q.d.budget.Limit() }
+func (q quota) Limit() int64 {
+	b := q.d.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.limit
+}
 
 func (q quota) Subscribe(f func()) (cancel func()) { return q.d.budget.subscribers.Add(f) }

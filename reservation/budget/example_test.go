@@ -12,7 +12,7 @@ import (
 
 // Two devices share a budget that is smaller than either.
 func ExampleBudget_Wrap() {
-	b, err := budget.New(1<<20, budget.Named("the query's GPU budget"))
+	b, err := budget.New(1<<20, "the query's GPU budget")
 	if err != nil {
 		log.Fatal(err)
 	}

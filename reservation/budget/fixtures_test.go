@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -122,9 +123,9 @@ func newSim(t testing.TB, memory int64) tier.Device {
 	return d
 }
 
-func newBudget(t testing.TB, limit int64, opts ...budget.Option) *budget.Budget {
+func newBudget(t testing.TB, limit int64, name ...string) *budget.Budget {
 	t.Helper()
-	b, err := budget.New(limit, opts...)
+	b, err := budget.New(limit, strings.Join(name, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,9 +152,9 @@ func wrap(t testing.TB, b *budget.Budget, dev tier.Device) (tier.Device, tier.St
 }
 
 // newRig has a limit and, on the device, four times that.
-func newRig(t *testing.T, limit int64, opts ...budget.Option) *rig {
+func newRig(t *testing.T, limit int64, name ...string) *rig {
 	tiertest.NoLeaks(t)
-	r := &rig{T: t, b: newBudget(t, limit, opts...), spy: &spy{Device: newSim(t, 4*limit)}}
+	r := &rig{T: t, b: newBudget(t, limit, name...), spy: &spy{Device: newSim(t, 4*limit)}}
 	r.dev, r.s = wrap(t, r.b, r.spy)
 	return r
 }

@@ -79,6 +79,6 @@ func (m *member) Remaining() int64 {
 	return ledger.Left(m.quota.limit.Load(), m.quota.used.Load(), m.used.Load())
 }
 
-func (m *member) Limit() int64 { return m.quota.Limit() }
+func (m *member) Limit() int64 { return m.quota.limit.Load() }
 
 func (m *member) Subscribe(f func()) (cancel func()) { return m.quota.subscribers.Add(f) }

@@ -105,9 +105,6 @@ func New(cfg Config) (*Quota, error) {
 	return q, nil
 }
 
-// Name is what errors call the quota.
-func (q *Quota) Name() string { return q.name }
-
 // charge checks and charges in one compare and swap.
 func (q *Quota) charge(n int64) error {
 	if n <= 0 {
@@ -135,9 +132,6 @@ func (q *Quota) credit(n int64) {
 	q.look()
 	q.subscribers.Notify("a subscriber of a quota")
 }
-
-// Limit returns how many bytes may be charged.
-func (q *Quota) Limit() int64 { return q.limit.Load() }
 
 // SetLimit changes the limit to n > 0 bytes. It revokes nothing: a limit below what is
 // in use refuses what is new, and monitors move down what is above it.
@@ -170,8 +164,8 @@ func (q *Quota) look() {
 
 // Stats are a quota's numbers, in bytes.
 type Stats struct {
-	Name  string `json:"name"`
-	Limit int64  `json:"limit"`
+	Name  string `json:"name"`  // what errors call it
+	Limit int64  `json:"limit"` // how much may be charged
 	Used  int64  `json:"used"`
 	Peak  int64  `json:"peak"` // largest Used so far
 }

@@ -212,8 +212,8 @@ func TestLoweredLimit(t *testing.T) {
 	if got := b.Ceiling(); got != 10<<10 {
 		t.Errorf("the second should come down to %d, not %d", 10<<10, got)
 	}
-	if q.Limit()-q.Stats().Used != -(40<<10) || a.Available() != 0 {
-		t.Errorf("remaining %d, available %d", q.Limit()-q.Stats().Used, a.Available())
+	if q.Stats().Limit-q.Stats().Used != -(40<<10) || a.Available() != 0 {
+		t.Errorf("remaining %d, available %d", q.Stats().Limit-q.Stats().Used, a.Available())
 	}
 	a.Unreserve(60 << 10)
 	if err := a.Reserve(20 << 10); err != nil {
