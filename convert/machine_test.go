@@ -280,7 +280,7 @@ func (m *machine) settle() {
 		return
 	}
 	changed := make(chan struct{}, 1)
-	defer s.Subscribe(func(*tier.Space, tier.Change) {
+	defer s.Inside().Subscribe(func(*tier.Space, bool) {
 		select {
 		case changed <- struct{}{}:
 		default:

@@ -236,8 +236,8 @@ func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func
 	released := make(chan struct{}, 1)
 	space.Inside().Attend()
 	defer space.Inside().EndAttend()
-	defer space.Subscribe(func(_ *tier.Space, c tier.Change) {
-		if c == tier.Released {
+	defer space.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+		if !pressed {
 			select {
 			case released <- struct{}{}:
 			default:

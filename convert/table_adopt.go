@@ -64,7 +64,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 		return nil, err
 	}
 	if err := mem.borrow(t.Space, p.Ranges); err != nil {
-		t.Space.Unreserve(charge)
+		t.Space.Inside().Unreserve(charge)
 		return nil, ofLost(err, t.Space)
 	}
 	parts.Buffers = []*tier.Buffer{t.Space.Inside().Adopt(mem, nil)}

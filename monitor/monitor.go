@@ -179,7 +179,7 @@ const hintsPerPeriod = 16
 func (m *Monitor) watch(ctx context.Context) {
 	defer m.finishAll()
 	for _, s := range m.spaces {
-		defer s.Subscribe(m.changed)()
+		defer s.Inside().Subscribe(m.changed)()
 	}
 	defer m.cfg.Reservations.OnDemand(func() { poke(m.wake) })()
 	period := time.NewTicker(m.cfg.Period)
@@ -240,18 +240,17 @@ func (m *Monitor) finishAll() {
 }
 
 // changed hears of every change of a space's books, on whatever goroutine.
-func (m *Monitor) changed(s *tier.Space, c tier.Change) {
-	switch c {
-	case tier.Pressed:
-		// Above the trigger every reservation says so; the first is enough.
-		if sp := m.spaces[m.byID[s.ID()]]; !sp.pressed.Swap(true) {
-			poke(m.wake)
-		}
-	case tier.Released:
+func (m *Monitor) changed(s *tier.Space, pressed bool) {
+	if !pressed {
 		if s.Lost() != nil && !m.spaces[m.byID[s.ID()]].gone.Load() {
 			poke(m.wake)
 		}
 		m.help()
+		return
+	}
+	// Above the trigger every reservation says so; the first is enough.
+	if sp := m.spaces[m.byID[s.ID()]]; !sp.pressed.Swap(true) {
+		poke(m.wake)
 	}
 }
 
@@ -269,7 +268,7 @@ func (m *Monitor) step(ctx context.Context) {
 		if is := s.relieve(); was != is {
 			m.tellPressure(i, is)
 		}
-		needed = needed || s.relieving || s.Used() > s.Ceiling()
+		needed = needed || s.relieving || s.Used() > s.Inside().Ceiling()
 	}
 	m.putBack(now)
 	if !needed {

@@ -130,7 +130,7 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 		}
 		*sp = spaceState{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
-			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Ceiling(),
+			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
 			Relieving: s.relieving, Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Inside().Pace(), Refused: s.refusal.bound(now, u.Used()),
 			Charge: s.Charge, Base: m.cfg.Base(s.ID()), Aside: aside[i],

@@ -46,10 +46,10 @@ func BenchmarkLedger(b *testing.B) {
 	s := spaceOf(b, "gpu:0", 1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := s.Reserve(100); err != nil {
+		if err := s.Inside().Reserve(100); err != nil {
 			b.Fatal(err)
 		}
-		s.Unreserve(100)
+		s.Inside().Unreserve(100)
 	}
 }
 

@@ -51,7 +51,7 @@ func TestPassIsGivenBack(t *testing.T) {
 		large := startReserve(t.Context(), m, onGPU0, 90)
 		large.waiting(t)
 		s.Pool().(*heapPool).onCharge = nth(2, func() { // the first is for the least
-			if err := s.Reserve(20); err != nil {
+			if err := s.Inside().Reserve(20); err != nil {
 				t.Error(err)
 			}
 		})
@@ -63,7 +63,7 @@ func TestPassIsGivenBack(t *testing.T) {
 		}
 		cancel()
 		late.failed(t, context.Canceled)
-		s.Unreserve(20)
+		s.Inside().Unreserve(20)
 		release(t, held)
 		release(t, large.served(t))
 	})

@@ -146,7 +146,7 @@ func (l *line) fill(need, least, most int64) (int64, bool, error) {
 		if most > least {
 			n = l.space.Charge(size.Largest(l.space.Charge, least, most, room))
 		}
-		err := l.space.Reserve(n)
+		err := l.space.Inside().Reserve(n)
 		if err == nil {
 			return n, true, nil
 		}
@@ -161,10 +161,10 @@ func (l *line) fill(need, least, most int64) (int64, bool, error) {
 }
 
 // changed is called by the space after each change, without locks.
-func (l *line) changed(_ *tier.Space, c tier.Change) {
+func (l *line) changed(_ *tier.Space, pressed bool) {
 	// A new waiter shuts the door first and looks for room then. A release does it the other way
 	// round. So one of the two sees the other.
-	if c != tier.Released {
+	if pressed {
 		return
 	}
 	if l.space.Room() != l.limit.Load() { // seldom; some waiters may not be in the line

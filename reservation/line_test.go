@@ -42,7 +42,7 @@ func inLine(t *testing.T, m *Manager, l *line, need int64) *waiter {
 // that may not be passed any more. A refusal for want of room does not.
 func TestRefusalSaysWhatIsKept(t *testing.T) {
 	m, l := lineOf(t, 2)
-	if err := l.space.Reserve(60); err != nil {
+	if err := l.space.Inside().Reserve(60); err != nil {
 		t.Fatal(err)
 	}
 	w := inLine(t, m, l, 50)
@@ -72,13 +72,13 @@ func TestRefusalSaysWhatIsKept(t *testing.T) {
 		t.Errorf("more than there is: %v", err)
 	}
 	m.withdraw(w, errKept)
-	l.space.Unreserve(60)
+	l.space.Inside().Unreserve(60)
 }
 
 // TestWithdrawnBeforeItWaits: such a request never joins the line, and does not affect it.
 func TestWithdrawnBeforeItWaits(t *testing.T) {
 	m, l := lineOf(t, 0)
-	if err := l.space.Reserve(60); err != nil {
+	if err := l.space.Inside().Reserve(60); err != nil {
 		t.Fatal(err)
 	}
 	stays := inLine(t, m, l, 50)
@@ -94,7 +94,7 @@ func TestWithdrawnBeforeItWaits(t *testing.T) {
 		t.Errorf("entering says %v", err)
 	}
 	m.withdraw(stays, why)
-	l.space.Unreserve(60)
+	l.space.Inside().Unreserve(60)
 }
 
 // TestEntersNoLine: of a manager that is closed, or of a space that has become too small.

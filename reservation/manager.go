@@ -125,7 +125,7 @@ func NewManager(cfg Config) (*Manager, error) {
 		l := newLine(m, sp)
 		l.index = len(m.lines)
 		m.lines = append(m.lines, l)
-		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(l.changed))
+		m.mu.cancels = append(m.mu.cancels, sp.Inside().Subscribe(l.changed))
 	}
 	return m, nil
 }

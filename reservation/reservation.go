@@ -252,7 +252,7 @@ func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.B
 	if err != nil || size == 0 {
 		return nil, err
 	}
-	b, err := l.space.Draw(size, cuts, a)
+	b, err := l.space.Inside().Draw(size, cuts, a)
 	if err != nil {
 		r.rec.undraw(charge, grown)
 		return nil, err
@@ -270,7 +270,7 @@ func (r Reservation) draw(charge int64) (grown int64, err error) {
 	var extra int64 // charged beyond what was unused
 	for {
 		if r.lock() == nil {
-			space.Unreserve(extra)
+			space.Inside().Unreserve(extra)
 			return 0, errReleased("alloc")
 		}
 		policy := rec.mu.options.policy
@@ -284,14 +284,14 @@ func (r Reservation) draw(charge int64) (grown int64, err error) {
 			rec.mu.drawn += charge
 			spare := before + extra - charge - rec.unusedLocked()
 			rec.mu.Unlock()
-			space.Unreserve(spare)
+			space.Inside().Unreserve(spare)
 			return grown, nil
 		}
 		promised := rec.mu.promised
 		rec.mu.Unlock()
 		n, ok := rec.line.beyond(policy, shortfall)
 		if !ok {
-			space.Unreserve(extra)
+			space.Inside().Unreserve(extra)
 			var err error
 			if policy.kind != policyFail {
 				err = rec.line.full(shortfall)
@@ -329,7 +329,7 @@ func (r *record) undraw(charge, grown int64) {
 	spare := charge - (r.unusedLocked() - before)
 	idle := r.idleLocked()
 	r.mu.Unlock()
-	r.line.space.Unreserve(spare)
+	r.line.space.Inside().Unreserve(spare)
 	if idle {
 		r.recycle()
 	}
@@ -358,7 +358,7 @@ func (a *creditor) Credit(n int64) bool {
 	kept := r.unusedLocked() - before
 	r.line.space.Inside().Recall(n) // under the lock, so that a Release finds it in the books
 	r.mu.Unlock()
-	r.line.space.Unreserve(n - kept)
+	r.line.space.Inside().Unreserve(n - kept)
 	return true
 }
 
@@ -412,14 +412,14 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 		}
 	}
 	if r.lock() == nil {
-		l.space.Unreserve(charged)
+		l.space.Inside().Unreserve(charged)
 		return errReleased("grow")
 	}
 	before := rec.unusedLocked()
 	rec.mu.promised += charged
 	spare := charged - (rec.unusedLocked() - before) // an overdraft was charged before
 	rec.mu.Unlock()
-	l.space.Unreserve(spare)
+	l.space.Inside().Unreserve(spare)
 	r.changed()
 	return nil
 }
@@ -491,7 +491,7 @@ func (r Reservation) Shrink(n int64) error {
 			Hint: "only what is in no buffer can be given back",
 		}
 	}
-	space.Unreserve(n)
+	space.Inside().Unreserve(n)
 	r.changed()
 	return nil
 }

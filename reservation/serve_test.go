@@ -110,8 +110,8 @@ func TestNobodyAttendsInTheEnd(t *testing.T) {
 		}
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
 		told := 0
-		defer s.Subscribe(func(_ *tier.Space, c tier.Change) {
-			if c == tier.Released {
+		defer s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+			if !pressed {
 				told++
 			}
 		})()

@@ -343,7 +343,7 @@ func TestPassThatComesBackIsNoticed(t *testing.T) {
 			if small.over() {
 				t.Error("the last pass was there twice")
 			}
-			if err := s.Reserve(25); err != nil {
+			if err := s.Inside().Reserve(25); err != nil {
 				t.Error(err)
 			}
 		})
@@ -354,7 +354,7 @@ func TestPassThatComesBackIsNoticed(t *testing.T) {
 		release(t, small.served(t))
 		cancel()
 		taker.failed(t, context.Canceled)
-		s.Unreserve(25)
+		s.Inside().Unreserve(25)
 		release(t, held)
 		release(t, large.served(t))
 	})

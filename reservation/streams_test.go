@@ -224,7 +224,7 @@ func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 	pool := space.Pool().(*heapPool)
 	pool.hold = true
 	on := &namedStream{}
-	defer space.Subscribe(func(*tier.Space, tier.Change) {
+	defer space.Inside().Subscribe(func(*tier.Space, bool) {
 		if now, used := total(s), space.Used(); now > used {
 			t.Errorf("%d bytes are counted and %d used", now, used)
 		}
@@ -261,7 +261,7 @@ func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
 	}
 	a, b := mustAllocOn(t, s, on, 40), mustAllocOn(t, s, on, 20)
 	told := 0
-	defer space.Subscribe(func(*tier.Space, tier.Change) {
+	defer space.Inside().Subscribe(func(*tier.Space, bool) {
 		told++
 		if now, used := total(s), space.Used(); now > used {
 			t.Errorf("%d bytes are counted and %d used", now, used)

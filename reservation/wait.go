@@ -294,7 +294,7 @@ func (m *Manager) serveOne(s *slot, door waitline.Door) {
 	}
 	m.mu.Unlock()
 	if !served {
-		l.space.Unreserve(n)
+		l.space.Inside().Unreserve(n)
 		l.unpass(door)
 		return
 	}

@@ -317,7 +317,7 @@ func TestPanickingListenersWedgeNothing(t *testing.T) {
 		var log bytes.Buffer
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		defer m.OnDemand(func() { panic("subscriber") })()
-		defer s.Subscribe(func(*tier.Space, tier.Change) { panic("listener") })()
+		defer s.Inside().Subscribe(func(*tier.Space, bool) { panic("listener") })()
 		held := mustTry(t, m, onGPU0, 100)
 		c := startReserve(t.Context(), m, onGPU0, 60)
 		c.waiting(t)

@@ -236,7 +236,7 @@ func settled(s *tier.Space) {
 		return
 	}
 	changed := make(chan struct{}, 1)
-	defer s.Subscribe(func(*tier.Space, tier.Change) {
+	defer s.Inside().Subscribe(func(*tier.Space, bool) {
 		select {
 		case changed <- struct{}{}:
 		default:

@@ -85,7 +85,7 @@ type Pool interface {
 	Close() error
 }
 
-// A Buffer is owned bytes in one space. It is made by a reservation, or by Space.Draw, and released
+// A Buffer is owned bytes in one space. It is drawn from a reservation, and released
 // exactly once by its owner. Longer readers, such as Arrow arrays opened in place, hold leases. The
 // memory goes back when the owner has released it and the last lease has ended. Methods are safe
 // for concurrent use; the owner guards the bytes.

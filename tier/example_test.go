@@ -24,7 +24,8 @@ func (heap) Free(_ tier.Memory, reclaimed func()) { reclaimed() }
 
 func (heap) Close() error { return nil }
 
-// A space of host memory: bytes are promised, drawn as a buffer, used, and given back.
+// A space of host memory: bytes are promised, drawn as a buffer, used, and given back. Programs do
+// so by a reservation.Manager.
 func Example() {
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID:       tier.ID{Kind: tier.Host},
@@ -37,10 +38,10 @@ func Example() {
 	defer space.Close()
 
 	const text = "held in host memory"
-	if err := space.Reserve(space.Charge(int64(len(text)))); err != nil {
+	if err := space.Inside().Reserve(space.Charge(int64(len(text)))); err != nil {
 		log.Fatal(err)
 	}
-	buf, err := space.Draw(int64(len(text)), nil, nil)
+	buf, err := space.Inside().Draw(int64(len(text)), nil, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -53,7 +54,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	fmt.Printf("%s: %+v\n", space.ID(), space.Usage())
-	fmt.Println(space.Reserve(1 << 20))
+	fmt.Println(space.Inside().Reserve(1 << 20))
 	// Output:
 	// host:0: {Live:64 Retired:0 Reserved:0 Peak:64}
 	// held in host memory

@@ -33,12 +33,12 @@ func (limiting) FreeBytes() (int64, error) { return 0, nil }
 // TestForeignOn: what is neither free nor in the space's books is others'.
 func TestForeignOn(t *testing.T) {
 	s := newSpace(t, 1024, &fakePool{})
-	ok(t, s.Reserve(320))
-	b, err := s.Draw(320, nil, nil)
+	ok(t, s.Inside().Reserve(320))
+	b, err := s.Inside().Draw(320, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ok(t, s.Reserve(128)) // only promised: the device has it still
+	ok(t, s.Inside().Reserve(128)) // only promised: the device has it still
 	for _, tt := range []struct {
 		name string
 		dev  tier.Device
@@ -63,7 +63,7 @@ func TestForeignOn(t *testing.T) {
 		if more != nil {
 			return
 		}
-		more, err = s.Draw(128, nil, nil)
+		more, err = s.Inside().Draw(128, nil, nil)
 		d.free = 576
 	}
 	if n, known := s.Inside().ForeignOn(d); n != 0 || !known || err != nil {
@@ -76,8 +76,8 @@ func TestForeignOn(t *testing.T) {
 			more = nil
 			return
 		}
-		ok(t, s.Reserve(128))
-		more, err = s.Draw(128, nil, nil)
+		ok(t, s.Inside().Reserve(128))
+		more, err = s.Inside().Draw(128, nil, nil)
 		ok(t, err)
 	}
 	if _, known := s.Inside().ForeignOn(changing); known {

@@ -124,11 +124,11 @@ func (in inside) SetForeign(n int64) {
 	old := in.foreign.Swap(n)
 	switch {
 	case old > n:
-		in.notify(Released)
+		in.notify(released)
 	case old < n:
 		in.ledger.LimitsChanged() // what may be parked, that is
 		if in.PressureBytes() >= in.trigger {
-			in.notify(Pressed)
+			in.notify(pressed)
 		}
 	}
 }

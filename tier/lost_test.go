@@ -28,13 +28,13 @@ func losable(t *testing.T, capacity int64) (*tier.Space, *faultdev.Device) {
 func TestSpaceIsLost(t *testing.T) {
 	s, dev := losable(t, 1<<20)
 	ok(t, s.Lost())
-	ok(t, s.Reserve(3000))
-	b, err := s.Draw(1024, nil, nil)
+	ok(t, s.Inside().Reserve(3000))
+	b, err := s.Inside().Draw(1024, nil, nil)
 	ok(t, err)
 	heard := 0
-	defer s.Subscribe(func(_ *tier.Space, c tier.Change) {
-		if heard++; c != tier.Released || s.Limit() != 0 || s.Lost() == nil {
-			t.Errorf("the listeners hear %d with a limit of %d, lost: %v", c, s.Limit(), s.Lost())
+	defer s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+		if heard++; pressed || s.Limit() != 0 || s.Lost() == nil {
+			t.Errorf("the listeners hear of pressure (%v) with a limit of %d, lost: %v", pressed, s.Limit(), s.Lost())
 		}
 	})()
 	dev.Lose(errGone)
@@ -51,16 +51,16 @@ func TestSpaceIsLost(t *testing.T) {
 		}
 	}
 	isLost("the space", s.Lost())
-	isLost("reserving", s.Reserve(1))
+	isLost("reserving", s.Inside().Reserve(1))
 	isLost("occupying", s.Inside().Occupy(1))
 	isLost("a limit", s.SetLimit(1<<20))
-	_, err = s.Draw(256, nil, nil)
+	_, err = s.Inside().Draw(256, nil, nil)
 	isLost("drawing", err)
-	if s.Inside().TryReserveAt(1, 1) || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Ceiling() != 0 {
+	if s.Inside().TryReserveAt(1, 1) || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Inside().Ceiling() != 0 {
 		t.Error("there is room in what is lost")
 	}
 	ok(t, b.Release())
-	s.Unreserve(3000 - 1024)
+	s.Inside().Unreserve(3000 - 1024)
 	ok(t, s.Close())
 	if u := s.Usage(); u.Used() != 0 {
 		t.Errorf("the space ends with %+v", u)
@@ -71,7 +71,7 @@ func TestSpaceIsLost(t *testing.T) {
 func TestParkedIsLost(t *testing.T) {
 	s, dev := losable(t, 1<<24)
 	for range 64 {
-		ok(t, s.Reserve(256))
+		ok(t, s.Inside().Reserve(256))
 	}
 	for at := range uint32(64) {
 		s.Inside().UnreserveAt(at, 256)

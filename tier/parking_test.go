@@ -24,7 +24,7 @@ func parked(t *testing.T, n int64) *tier.Space {
 		t.Fatal("an empty space has no room")
 	}
 	told := false
-	cancel := s.Subscribe(func(*tier.Space, tier.Change) { told = true })
+	cancel := s.Inside().Subscribe(func(*tier.Space, bool) { told = true })
 	s.Inside().UnreserveAt(3, n)
 	cancel()
 	if told {
@@ -49,7 +49,7 @@ func TestParkedBytesAreFreeToWhoAsks(t *testing.T) {
 
 func TestParkedBytesAreNotRefused(t *testing.T) {
 	s := parked(t, parkUnit)
-	if err := s.Reserve(s.Limit()); err != nil {
+	if err := s.Inside().Reserve(s.Limit()); err != nil {
 		t.Errorf("with %d bytes parked: %v", parkUnit, err)
 	}
 	s = parked(t, parkUnit)
@@ -75,9 +75,9 @@ func TestParkedBytesAreNoPeak(t *testing.T) {
 func TestNothingIsParked(t *testing.T) {
 	for name, prepare := range map[string]func(*tier.Space){
 		"somebody attends":    func(s *tier.Space) { s.Inside().Attend() },
-		"nearly full":         func(s *tier.Space) { ok(t, s.Reserve(s.Stop())) },
+		"nearly full":         func(s *tier.Space) { ok(t, s.Inside().Reserve(s.Stop())) },
 		"others on a device":  func(s *tier.Space) { s.Inside().SetForeign(s.Stop()) },
-		"above a lower limit": func(s *tier.Space) { ok(t, s.Reserve(1000)); ok(t, s.SetLimit(999)) },
+		"above a lower limit": func(s *tier.Space) { ok(t, s.Inside().Reserve(1000)); ok(t, s.SetLimit(999)) },
 	} {
 		s := newSpace(t, parkCapacity, &fakePool{})
 		if !s.Inside().TryReserveAt(0, parkUnit) {
@@ -85,8 +85,8 @@ func TestNothingIsParked(t *testing.T) {
 		}
 		prepare(s)
 		told := 0
-		s.Subscribe(func(_ *tier.Space, c tier.Change) {
-			if c == tier.Released {
+		s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+			if !pressed {
 				told++
 			}
 		})
@@ -102,7 +102,7 @@ func TestNothingIsParked(t *testing.T) {
 	if !s.Inside().TryReserveAt(0, parkUnit) {
 		t.Fatal("no room")
 	}
-	s.Subscribe(func(*tier.Space, tier.Change) { told = true })
+	s.Inside().Subscribe(func(*tier.Space, bool) { told = true })
 	s.Inside().UnreserveAt(0, parkUnit)
 	if told {
 		t.Error("nobody attends any more, and yet all were told")
@@ -132,8 +132,8 @@ func TestParkedMeanwhile(t *testing.T) {
 		told := 0
 		s.UnreserveBelow(0, parkUnit, func() int64 {
 			change(s)
-			s.Subscribe(func(_ *tier.Space, c tier.Change) {
-				if c == tier.Released {
+			s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+				if !pressed {
 					told++
 				}
 			})
@@ -154,8 +154,8 @@ func TestParkingConcurrently(t *testing.T) {
 	seed := testseed.One(t)
 	s := newSpace(t, parkCapacity, &fakePool{})
 	var wake = make(chan struct{}, 1)
-	s.Subscribe(func(_ *tier.Space, c tier.Change) {
-		if c == tier.Released {
+	s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+		if !pressed {
 			select {
 			case wake <- struct{}{}:
 			default:

@@ -125,17 +125,17 @@ func TestCeiling(t *testing.T) {
 	}
 	defer s.Close()
 	for _, c := range []struct{ mine, others, want int64 }{{0, 0, 8000}, {1000, 0, 8000}, {1000, 3000, 5000}, {8000, 0, 8000}, {0, 8000, 0}} {
-		if err := errors.Join(s.Reserve(c.mine), q.Charge(c.others)); err != nil {
+		if err := errors.Join(s.Inside().Reserve(c.mine), q.Charge(c.others)); err != nil {
 			t.Fatal(err)
 		}
-		if got := s.Ceiling(); got != c.want {
+		if got := s.Inside().Ceiling(); got != c.want {
 			t.Errorf("with %d used here and %d elsewhere the ceiling is %d, want %d", c.mine, c.others, got, c.want)
 		}
-		s.Unreserve(c.mine)
+		s.Inside().Unreserve(c.mine)
 		q.Credit(c.others)
 	}
 	q.limit = 1<<63 - 1
-	if got := s.Ceiling(); got != 9000 {
+	if got := s.Inside().Ceiling(); got != 9000 {
 		t.Errorf("with a wide quota the ceiling is %d", got)
 	}
 }
@@ -148,7 +148,7 @@ func TestRefusedBytesAreNotCharged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if err := s.Reserve(s.Limit() + 1); !errors.Is(err, tier.ErrNoSpace) {
+	if err := s.Inside().Reserve(s.Limit() + 1); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("reserved above the limit: %v", err)
 	}
 	if s.Inside().TryReserveAt(0, s.Limit()+1) {

@@ -26,25 +26,18 @@ type SpaceConfig struct {
 	Logger    *slog.Logger // logs listeners that panic; nil means slog.Default
 }
 
-// Change says what happened to a space's books.
-type Change uint8
-
+// What a space tells its listeners; see Subscribe.
 const (
-	// Released: used or foreign bytes fell, or the limit changed; a waiter may fit now,
-	// or never more.
-	Released Change = iota
-	// Pressed: used or foreign bytes rose, and the pressure is now at the trigger
-	// or above it.
-	Pressed
+	released = false
+	pressed  = true
 )
 
 // A Space is one bounded pool of memory in a tier. Its ledger counts every
-// byte; its pool hands out the memory. Bytes are first promised (Reserve), then
-// drawn as buffers (Draw), and come back when the buffer is released and the
-// device is done with it.
+// byte; its pool hands out the memory. Bytes are first promised, then drawn as buffers, and come
+// back when the buffer is released and the device is done with it. A reservation.Manager does so,
+// which knows about waiting.
 //
-// A Space is safe for concurrent use. Engines do not reserve here but through
-// a reservation.Manager, which knows about waiting.
+// A Space is safe for concurrent use.
 type Space struct {
 	cfg    SpaceConfig
 	paced  paced // the pool, if it is
@@ -73,7 +66,7 @@ type Space struct {
 
 type listener struct {
 	id int
-	f  func(*Space, Change)
+	f  func(s *Space, pressed bool)
 }
 
 // NewSpace returns an empty space.
@@ -101,7 +94,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 		s.ledger.AllowParking()
 	}
 	if cfg.Quota != nil {
-		s.mu.cancels = append(s.mu.cancels, cfg.Quota.Subscribe(func() { s.notify(Released) }))
+		s.mu.cancels = append(s.mu.cancels, cfg.Quota.Subscribe(func() { s.notify(released) }))
 	}
 	if pool, ok := cfg.Pool.(Losable); ok { // last: it may be lost already
 		s.mu.cancels = append(s.mu.cancels, pool.OnLost(s.lose))
@@ -148,11 +141,11 @@ func (s *Space) Room() int64 {
 
 // Ceiling returns what Used could come to now: the limit, or less where the quota
 // has less left. Where a limit was lowered it is below Used.
-func (s *Space) Ceiling() int64 {
-	limit := s.Limit()
-	if s.cfg.Quota != nil {
-		used := s.ledger.Used()
-		limit = max(0, min(limit, used+min(limit, s.cfg.Quota.Remaining()))) // which may be all that an int64 holds
+func (in inside) Ceiling() int64 {
+	limit := in.Limit()
+	if in.cfg.Quota != nil {
+		used := in.ledger.Used()
+		limit = max(0, min(limit, used+min(limit, in.cfg.Quota.Remaining()))) // which may be all that an int64 holds
 	}
 	return limit
 }
@@ -167,7 +160,7 @@ func (s *Space) SetLimit(n int64) error {
 	changed, err := s.swapLimit(n)
 	if changed {
 		s.ledger.LimitsChanged()
-		s.notify(Released)
+		s.notify(released)
 	}
 	return err
 }
@@ -218,74 +211,76 @@ func (s *Space) PressureBytes() int64 { return s.ledger.Used() + s.foreign.Load(
 // Charge returns what a buffer of size bytes takes out of the space.
 func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 
-// Subscribe calls f after each change, on the goroutine that made it and with no lock held; f must
-// be quick and must not block. A panic of f is logged, and ends there. The returned function ends
-// the subscription; a call that has begun may still be running when it returns.
-func (s *Space) Subscribe(f func(*Space, Change)) (cancel func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	id := s.mu.nextListener
-	s.mu.nextListener++
+// Subscribe calls f after each change, on the goroutine that made it and with no lock held. pressed:
+// used or foreign bytes rose, and the pressure is at the trigger or above it. Otherwise they fell,
+// or the limit changed; a waiter may fit now, or never more. f must be quick and must not block. A
+// panic of f is logged, and ends there. The returned function ends the subscription; a call that
+// has begun may still be running when it returns.
+func (in inside) Subscribe(f func(s *Space, pressed bool)) (cancel func()) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	id := in.mu.nextListener
+	in.mu.nextListener++
 	var next []listener
-	if old := s.listeners.Load(); old != nil {
+	if old := in.listeners.Load(); old != nil {
 		next = slices.Clone(*old)
 	}
 	next = append(next, listener{id, f})
-	s.listeners.Store(&next)
+	in.listeners.Store(&next)
 	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		next := slices.DeleteFunc(slices.Clone(*s.listeners.Load()), func(l listener) bool { return l.id == id })
-		s.listeners.Store(&next)
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		next := slices.DeleteFunc(slices.Clone(*in.listeners.Load()), func(l listener) bool { return l.id == id })
+		in.listeners.Store(&next)
 	}
 }
 
-func (s *Space) notify(c Change) {
+func (s *Space) notify(pressed bool) {
 	ls := s.listeners.Load()
 	if ls == nil {
 		return
 	}
 	lockrank.AssertNone("a space's listeners are called")
 	for i := range *ls {
-		s.tell(&(*ls)[i], c)
+		s.tell(&(*ls)[i], pressed)
 	}
 }
 
 // tell calls one listener. If one panics, the others are still called, and the caller, which may be
 // serving others, goes on.
-func (s *Space) tell(l *listener, c Change) {
+func (s *Space) tell(l *listener, pressed bool) {
 	defer s.panics.Recover("a listener of a space")
-	l.f(s, c)
+	l.f(s, pressed)
 }
 
 // Reserve promises n bytes, or says with a NoSpaceError that there is no room now, or with a
 // LostError that there never will be. The caller must either Draw or Unreserve every byte.
-func (s *Space) Reserve(n int64) error {
+func (in inside) Reserve(n int64) error {
 	if n < 0 {
-		return fmt.Errorf("tier: %s: cannot reserve %d bytes", s.cfg.ID, n)
+		return fmt.Errorf("tier: %s: cannot reserve %d bytes", in.cfg.ID, n)
 	}
 	if n == 0 {
 		return nil
 	}
-	if s.cfg.Quota != nil {
-		if err := s.cfg.Quota.Charge(n); err != nil {
-			return s.refusal(n, err)
+	if in.cfg.Quota != nil {
+		if err := in.cfg.Quota.Charge(n); err != nil {
+			return in.refusal(n, err)
 		}
 	}
-	if !s.ledger.Reserve(n, s.Limit()) {
-		if s.cfg.Quota != nil {
-			s.cfg.Quota.Credit(n)
+	if !in.ledger.Reserve(n, in.Limit()) {
+		if in.cfg.Quota != nil {
+			in.cfg.Quota.Credit(n)
 		}
-		return s.refusal(n, nil)
+		return in.refusal(n, nil)
 	}
-	s.tellPressure()
+	in.tellPressure()
 	return nil
 }
 
 // tellPressure calls the listeners if the pressure is at the trigger.
 func (s *Space) tellPressure() {
 	if s.ledger.UsedOrParked()+s.foreign.Load() >= s.trigger && s.PressureBytes() >= s.trigger {
-		s.notify(Pressed)
+		s.notify(pressed)
 	}
 }
 
@@ -295,9 +290,9 @@ func (s *Space) unreserveAt(at uint32, n int64, below func() int64) {
 	}
 	switch done, tell := s.ledger.TryPark(at, n, below); {
 	case tell:
-		s.notify(Released)
+		s.notify(released)
 	case !done:
-		s.Unreserve(n)
+		s.Inside().Unreserve(n)
 	}
 }
 
@@ -305,12 +300,12 @@ func (s *Space) unreserveAt(at uint32, n int64, below func() int64) {
 func (s *Space) parkBelow() int64 { return min(s.stop-s.foreign.Load(), s.Limit()) }
 
 // Unreserve gives n promised bytes back.
-func (s *Space) Unreserve(n int64) {
+func (in inside) Unreserve(n int64) {
 	if n == 0 {
 		return
 	}
-	s.ledger.Unreserve(n)
-	s.credited(n)
+	in.ledger.Unreserve(n)
+	in.credited(n)
 }
 
 // credited reports that n bytes are free again.
@@ -319,7 +314,7 @@ func (s *Space) credited(n int64) {
 		s.cfg.Quota.Credit(n) // which notifies all the spaces that share it, and so this one
 		return
 	}
-	s.notify(Released)
+	s.notify(released)
 }
 
 // Close closes the pool. Buffers that are outstanding stay usable and may be
@@ -356,7 +351,7 @@ func (s *Space) lose(why error) {
 		return
 	}
 	s.ledger.LimitsChanged()
-	s.notify(Released)
+	s.notify(released)
 }
 
 func (s *Space) loseOnce(lost *LostError) bool {

@@ -14,28 +14,28 @@ import (
 // split if it cannot be had in one piece; see Pool. On an error the bytes are
 // promised still. A size of 0 gives a nil buffer and no error. account, which
 // may be nil, is offered the bytes when the buffer is gone.
-func (s *Space) Draw(size int64, cuts []int64, account Account) (*Buffer, error) {
+func (in inside) Draw(size int64, cuts []int64, account Account) (*Buffer, error) {
 	if size < 0 {
-		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.cfg.ID, size)
+		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", in.cfg.ID, size)
 	}
-	if err := s.Lost(); err != nil {
+	if err := in.Lost(); err != nil {
 		return nil, err
 	}
 	if size == 0 {
 		return nil, nil
 	}
-	charge := s.Charge(size)
-	s.ledger.Draw(charge)
-	mem, err := s.alloc(size, cuts)
+	charge := in.Charge(size)
+	in.ledger.Draw(charge)
+	mem, err := in.alloc(size, cuts)
 	if err != nil {
-		s.ledger.Undraw(charge)
-		return nil, cmp.Or(s.Lost(), err) // it may be the device's word for its loss
+		in.ledger.Undraw(charge)
+		return nil, cmp.Or(in.Lost(), err) // it may be the device's word for its loss
 	}
-	b := &Buffer{space: s, mem: mem, size: size, charge: charge, account: account, stack: invariants.Stack()}
+	b := &Buffer{space: in.Space, mem: mem, size: size, charge: charge, account: account, stack: invariants.Stack()}
 	b.holders.Store(owned)
-	s.mu.Lock()
-	s.mu.buffers[b] = struct{}{}
-	s.mu.Unlock()
+	in.mu.Lock()
+	in.mu.buffers[b] = struct{}{}
+	in.mu.Unlock()
 	return b, nil
 }
 

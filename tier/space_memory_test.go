@@ -20,7 +20,7 @@ func TestAdoptedMemoryIsChargedAsDrawn(t *testing.T) {
 	if err := s.Inside().Occupy(3 * Page); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("more than the capacity is in use: %v", err)
 	}
-	if err := s.Reserve(Page); !errors.Is(err, ErrNoSpace) {
+	if err := s.Inside().Reserve(Page); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("reserved above the limit: %v", err)
 	}
 	b := s.Inside().Adopt(adoptMemory(3*Page), nil)
@@ -46,7 +46,7 @@ func TestAdoptedMemoryIsChargedAsDrawn(t *testing.T) {
 	if _, ok := (*Buffer)(nil).TryLease(); !ok {
 		t.Error("no lease on no bytes")
 	}
-	s.Unreserve(5 * Page)
+	s.Inside().Unreserve(5 * Page)
 	if s.Used() != 0 {
 		t.Errorf("%+v", s.Usage())
 	}

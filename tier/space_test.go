@@ -83,8 +83,8 @@ func newSpace(t testing.TB, capacity int64, pool tier.Pool) *tier.Space {
 
 func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
 	t.Helper()
-	ok(t, s.Reserve(s.Charge(size)))
-	b, err := s.Draw(size, nil, nil)
+	ok(t, s.Inside().Reserve(s.Charge(size)))
+	b, err := s.Inside().Draw(size, nil, nil)
 	ok(t, err)
 	return b
 }
@@ -182,15 +182,15 @@ func TestSpaceTellsWhatItIs(t *testing.T) {
 func TestSpaceLifeOfABuffer(t *testing.T) {
 	p := &fakePool{keep: true}
 	s := newSpace(t, 1000, p)
-	ok(t, s.Reserve(300))
+	ok(t, s.Inside().Reserve(300))
 	usage(t, s, "reserved", 0, 0, 300)
-	b, err := s.Draw(100, nil, nil)
+	b, err := s.Inside().Draw(100, nil, nil)
 	ok(t, err)
 	usage(t, s, "drawn", 128, 0, 172)
 	if b.Size() != 100 || b.Charge() != 128 || b.Space() != s || b.Memory() != fakeMemory(100) {
 		t.Errorf("the buffer has size %d, charge %d, memory %v", b.Size(), b.Charge(), b.Memory())
 	}
-	s.Unreserve(172)
+	s.Inside().Unreserve(172)
 	usage(t, s, "unreserved", 128, 0, 0)
 	ok(t, b.Release())
 	usage(t, s, "released", 0, 128, 0)
@@ -214,9 +214,9 @@ func TestSpaceLifeOfABuffer(t *testing.T) {
 
 func TestSpaceOfNothing(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
-	ok(t, s.Reserve(0))
-	s.Unreserve(0)
-	b, err := s.Draw(0, nil, nil)
+	ok(t, s.Inside().Reserve(0))
+	s.Inside().Unreserve(0)
+	b, err := s.Inside().Draw(0, nil, nil)
 	if b != nil || err != nil {
 		t.Errorf("a buffer of 0 bytes is %v, %v; want nil and no error", b, err)
 	}
@@ -224,23 +224,23 @@ func TestSpaceOfNothing(t *testing.T) {
 		t.Error("a nil buffer is not empty")
 	}
 	b.Lease()()
-	if err := s.Reserve(-1); err == nil || errors.Is(err, tier.ErrNoSpace) {
+	if err := s.Inside().Reserve(-1); err == nil || errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("Reserve(-1): %v", err)
 	}
-	if b, err := s.Draw(-1, nil, nil); b != nil || err == nil {
+	if b, err := s.Inside().Draw(-1, nil, nil); b != nil || err == nil {
 		t.Errorf("Draw(-1) gave %v, %v", b, err)
 	}
 	// A limit below what is used refuses what is new, but nothing is always had.
-	ok(t, s.Reserve(500))
+	ok(t, s.Inside().Reserve(500))
 	ok(t, s.SetLimit(100))
-	ok(t, s.Reserve(0))
-	s.Unreserve(500)
+	ok(t, s.Inside().Reserve(0))
+	s.Inside().Unreserve(500)
 }
 
 func TestSpaceRefuses(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
-	ok(t, s.Reserve(600))
-	err := s.Reserve(301)
+	ok(t, s.Inside().Reserve(600))
+	err := s.Inside().Reserve(301)
 	var full *tier.NoSpaceError
 	if !errors.As(err, &full) || !errors.Is(err, tier.ErrNoSpace) {
 		t.Fatalf("Reserve over the limit: %v", err)
@@ -252,9 +252,9 @@ func TestSpaceRefuses(t *testing.T) {
 	if got, want := err.Error(), "host:2 has no space for 301 bytes: 300 available (raise HostMemory)"; got != want {
 		t.Errorf("it says %q, want %q", got, want)
 	}
-	ok(t, s.Reserve(300))
+	ok(t, s.Inside().Reserve(300))
 	usage(t, s, "at the limit", 0, 0, 900)
-	s.Unreserve(900)
+	s.Inside().Unreserve(900)
 }
 
 // TestSpaceDrawFails: whatever goes wrong in a pool is an error, and leaves the
@@ -281,8 +281,8 @@ func TestSpaceDrawFails(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := &fakePool{alloc: c.alloc}
 			s := newSpace(t, 1000, p)
-			ok(t, s.Reserve(200))
-			b, err := s.Draw(100, nil, nil)
+			ok(t, s.Inside().Reserve(200))
+			b, err := s.Inside().Draw(100, nil, nil)
 			if b != nil || err == nil || !strings.Contains(err.Error(), c.says) || c.is != nil && !errors.Is(err, c.is) {
 				t.Errorf("Draw gave %v, %v", b, err)
 			}
@@ -295,10 +295,10 @@ func TestSpaceDrawFails(t *testing.T) {
 				t.Errorf("leaks: %+v", l)
 			}
 			p.alloc = nil // and the next one passes
-			b, err = s.Draw(100, nil, nil)
+			b, err = s.Inside().Draw(100, nil, nil)
 			ok(t, err)
 			ok(t, b.Release())
-			s.Unreserve(72)
+			s.Inside().Unreserve(72)
 			usage(t, s, "in the end", 0, 0, 0)
 		})
 	}
@@ -308,39 +308,39 @@ func TestSpaceDrawFails(t *testing.T) {
 // failed allocation.
 func TestSpaceDoesNotHideViolations(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{alloc: func(int64) (tier.Memory, error) { panic(lockrank.Violation("broken")) }})
-	ok(t, s.Reserve(64))
-	if p := mustPanic(t, func() { _, _ = s.Draw(1, nil, nil) }); p != lockrank.Violation("broken") {
+	ok(t, s.Inside().Reserve(64))
+	if p := mustPanic(t, func() { _, _ = s.Inside().Draw(1, nil, nil) }); p != lockrank.Violation("broken") {
 		t.Errorf("it panicked with %v", p)
 	}
 }
 
 func TestSpaceDrawsOnlyWhatIsPromised(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
-	ok(t, s.Reserve(127))
-	mustPanic(t, func() { _, _ = s.Draw(100, nil, nil) })
+	ok(t, s.Inside().Reserve(127))
+	mustPanic(t, func() { _, _ = s.Inside().Draw(100, nil, nil) })
 	usage(t, s, "after the panic", 0, 0, 127)
-	s.Unreserve(127)
+	s.Inside().Unreserve(127)
 }
 
 // changes records a space's calls of a listener.
 type changes struct {
 	mu  sync.Mutex
-	got []tier.Change
+	got []bool // pressed
 }
 
-func (c *changes) listen(_ *tier.Space, change tier.Change) {
+func (c *changes) listen(_ *tier.Space, pressed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.got = append(c.got, change)
+	c.got = append(c.got, pressed)
 }
 
 // expect compares the calls since the last time.
-func (c *changes) expect(t *testing.T, after string, want ...tier.Change) {
+func (c *changes) expect(t *testing.T, after string, pressed ...bool) {
 	t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if fmt.Sprint(c.got) != fmt.Sprint(want) {
-		t.Errorf("after %s listeners were told %v, want %v", after, c.got, want)
+	if fmt.Sprint(c.got) != fmt.Sprint(pressed) {
+		t.Errorf("after %s listeners were told of pressure as %v, want %v", after, c.got, pressed)
 	}
 	c.got = nil
 }
@@ -349,51 +349,51 @@ func TestSpaceTellsListeners(t *testing.T) {
 	p := &fakePool{keep: true}
 	s := newSpace(t, 1000, p) // limit 900, trigger 800
 	var c changes
-	cancel := s.Subscribe(c.listen)
-	ok(t, s.Reserve(799))
+	cancel := s.Inside().Subscribe(c.listen)
+	ok(t, s.Inside().Reserve(799))
 	c.expect(t, "reserving below the trigger")
-	ok(t, s.Reserve(1))
-	c.expect(t, "reserving up to the trigger", tier.Pressed)
-	ok(t, s.Reserve(10))
-	c.expect(t, "reserving above the trigger", tier.Pressed)
-	if s.Reserve(500) == nil {
+	ok(t, s.Inside().Reserve(1))
+	c.expect(t, "reserving up to the trigger", true)
+	ok(t, s.Inside().Reserve(10))
+	c.expect(t, "reserving above the trigger", true)
+	if s.Inside().Reserve(500) == nil {
 		t.Error("a reservation over the limit passed")
 	}
 	c.expect(t, "a refusal")
-	s.Unreserve(710)
-	c.expect(t, "unreserving", tier.Released)
-	s.Unreserve(0)
+	s.Inside().Unreserve(710)
+	c.expect(t, "unreserving", false)
+	s.Inside().Unreserve(0)
 	c.expect(t, "unreserving nothing")
-	b, err := s.Draw(64, nil, nil)
+	b, err := s.Inside().Draw(64, nil, nil)
 	ok(t, err)
 	c.expect(t, "drawing")
 	ok(t, b.Release())
 	c.expect(t, "releasing what the device still has")
 	p.reclaim()
-	c.expect(t, "reclaiming", tier.Released)
+	c.expect(t, "reclaiming", false)
 	ok(t, s.SetLimit(850))
-	c.expect(t, "lowering the limit", tier.Released)
+	c.expect(t, "lowering the limit", false)
 	ok(t, s.SetLimit(850))
 	c.expect(t, "the same limit")
 	ok(t, s.SetLimit(1000))
-	c.expect(t, "raising the limit", tier.Released)
+	c.expect(t, "raising the limit", false)
 	s.Inside().SetForeign(763)
 	c.expect(t, "foreign bytes below the trigger")
 	s.Inside().SetForeign(764)
-	c.expect(t, "foreign bytes that press", tier.Pressed)
+	c.expect(t, "foreign bytes that press", true)
 	s.Inside().SetForeign(764)
 	c.expect(t, "the same foreign bytes")
 	s.Inside().SetForeign(0)
-	c.expect(t, "no foreign bytes", tier.Released)
+	c.expect(t, "no foreign bytes", false)
 	cancel()
 	cancel()
-	s.Unreserve(36)
+	s.Inside().Unreserve(36)
 	c.expect(t, "the end of the subscription")
 }
 
 func TestSpaceForeign(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
-	ok(t, s.Reserve(100))
+	ok(t, s.Inside().Reserve(100))
 	s.Inside().SetForeign(300)
 	if s.PressureBytes() != 400 || s.Foreign() != 300 || s.Used() != 100 || s.Available() != 800 {
 		t.Errorf("pressure %d, foreign %d, used %d, available %d", s.PressureBytes(), s.Foreign(), s.Used(), s.Available())
@@ -406,7 +406,7 @@ func TestSpaceForeign(t *testing.T) {
 	if s.PressureBytes() < s.Capacity() {
 		t.Errorf("pressure %d with a sample that is too large", s.PressureBytes())
 	}
-	s.Unreserve(100)
+	s.Inside().Unreserve(100)
 }
 
 func TestSpaceSetLimit(t *testing.T) {
@@ -416,18 +416,18 @@ func TestSpaceSetLimit(t *testing.T) {
 			t.Errorf("SetLimit(%d): %v, the limit is %d", n, err, s.Limit())
 		}
 	}
-	ok(t, s.Reserve(500))
+	ok(t, s.Inside().Reserve(500))
 	ok(t, s.SetLimit(400)) // revokes nothing
 	usage(t, s, "with a limit below what is used", 0, 0, 500)
 	if s.Available() != 0 {
 		t.Errorf("available %d", s.Available())
 	}
-	if err := s.Reserve(1); !errors.Is(err, tier.ErrNoSpace) {
+	if err := s.Inside().Reserve(1); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("Reserve over the limit: %v", err)
 	}
 	ok(t, s.SetLimit(1000))
-	ok(t, s.Reserve(500))
-	s.Unreserve(1000)
+	ok(t, s.Inside().Reserve(500))
+	s.Inside().Unreserve(1000)
 }
 
 // TestSpaceListenersMayDoAnything: they run without locks.
@@ -435,18 +435,18 @@ func TestSpaceListenersMayDoAnything(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	var calls int
 	var cancel func()
-	cancel = s.Subscribe(func(s *tier.Space, c tier.Change) {
+	cancel = s.Inside().Subscribe(func(s *tier.Space, pressed bool) {
 		lockrank.AssertNone("a listener is called")
 		calls++
 		cancel()
-		s.Subscribe(func(*tier.Space, tier.Change) { calls += 10 })
-		ok(t, s.Reserve(10))
+		s.Inside().Subscribe(func(*tier.Space, bool) { calls += 10 })
+		ok(t, s.Inside().Reserve(10))
 		s.Usage()
 		s.Leaks()
-		s.Unreserve(10) // which calls the new listener only
+		s.Inside().Unreserve(10) // which calls the new listener only
 	})
-	ok(t, s.Reserve(10))
-	s.Unreserve(10)
+	ok(t, s.Inside().Reserve(10))
+	s.Inside().Unreserve(10)
 	if calls != 11 {
 		t.Errorf("listeners were called %d times, counted in their way; want 11", calls)
 	}
@@ -497,13 +497,13 @@ func TestSpaceCreditsTheAccount(t *testing.T) {
 	p := &fakePool{keep: true}
 	s := newSpace(t, 1000, p)
 	var c changes
-	s.Subscribe(c.listen)
+	s.Inside().Subscribe(c.listen)
 	a := &account{space: s}
-	ok(t, s.Reserve(200))
+	ok(t, s.Inside().Reserve(200))
 	for _, keep := range []bool{true, false} {
 		a.keep.Store(keep)
 		a.sum.Store(0)
-		b, err := s.Draw(100, nil, a)
+		b, err := s.Inside().Draw(100, nil, a)
 		ok(t, err)
 		usage(t, s, "drawn", 128, 0, 72)
 		ok(t, b.Release())
@@ -520,10 +520,10 @@ func TestSpaceCreditsTheAccount(t *testing.T) {
 			c.expect(t, "the account kept the bytes: nothing is free")
 		} else {
 			usage(t, s, "left by the account", 0, 0, 72)
-			c.expect(t, "the account left the bytes", tier.Released)
+			c.expect(t, "the account left the bytes", false)
 		}
 	}
-	s.Unreserve(72)
+	s.Inside().Unreserve(72)
 }
 
 // TestSpaceConcurrent draws and releases on several goroutines, over a pool that
@@ -535,7 +535,7 @@ func TestSpaceConcurrent(t *testing.T) {
 	s := newSpace(t, 1<<20, p)
 	a := &account{space: s}
 	var told atomic.Int64
-	s.Subscribe(func(*tier.Space, tier.Change) { told.Add(1) })
+	s.Inside().Subscribe(func(*tier.Space, bool) { told.Add(1) })
 	var wg sync.WaitGroup
 	for g := range uint64(4) {
 		wg.Go(func() {
@@ -546,13 +546,13 @@ func TestSpaceConcurrent(t *testing.T) {
 				case 0, 1:
 					size := 1 + r.Int64N(100_000)
 					charge := s.Charge(size)
-					if err := s.Reserve(charge); err != nil {
+					if err := s.Inside().Reserve(charge); err != nil {
 						if !errors.Is(err, tier.ErrNoSpace) {
 							t.Error(err)
 						}
 						continue
 					}
-					b, err := s.Draw(size, nil, a)
+					b, err := s.Inside().Draw(size, nil, a)
 					if err != nil {
 						t.Error(err)
 						return

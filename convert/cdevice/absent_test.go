@@ -131,7 +131,7 @@ func TestNoRoomForZeros(t *testing.T) {
 	defer r.drop(t, b)
 	h := r.hold(t, b)
 	rest := r.gpu.Available()
-	if err := r.gpu.Reserve(rest); err != nil {
+	if err := r.gpu.Inside().Reserve(rest); err != nil {
 		t.Fatal(err)
 	}
 	used, array := r.gpu.Used(), new(DeviceArray)
@@ -142,7 +142,7 @@ func TestNoRoomForZeros(t *testing.T) {
 	if r.gpu.Used() != used {
 		t.Errorf("%d bytes are used, %d before", r.gpu.Used(), used)
 	}
-	r.gpu.Unreserve(rest)
+	r.gpu.Inside().Unreserve(rest)
 	if err := h.Close(); err != nil {
 		t.Error(err)
 	}

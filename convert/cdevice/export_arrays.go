@@ -117,12 +117,12 @@ func (w *arrayWriter) zeros(space *tier.Space) (_ *tier.Buffer, err error) {
 		return nil, nil
 	}
 	charge := space.Charge(n)
-	if err := space.Reserve(charge); err != nil {
+	if err := space.Inside().Reserve(charge); err != nil {
 		return nil, err
 	}
-	buf, err := space.Draw(n, nil, nil)
+	buf, err := space.Inside().Draw(n, nil, nil)
 	if err != nil {
-		space.Unreserve(charge)
+		space.Inside().Unreserve(charge)
 		return nil, err
 	}
 	defer func() {

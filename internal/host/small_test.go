@@ -235,16 +235,16 @@ func TestSmallAndLargeAtOnce(t *testing.T) {
 					size = 1 + r.Int64N(8*tier.Page)
 				}
 				charge := space.Charge(size)
-				if space.Reserve(charge) != nil {
+				if space.Inside().Reserve(charge) != nil {
 					continue
 				}
-				b, err := space.Draw(size, nil, nil)
+				b, err := space.Inside().Draw(size, nil, nil)
 				if err != nil {
 					var full *tier.NoSpaceError
 					if !errors.As(err, &full) || full.Largest == 0 {
 						t.Errorf("%d bytes that the books have: %v", size, err)
 					}
-					space.Unreserve(charge)
+					space.Inside().Unreserve(charge)
 					continue
 				}
 				fill(b.Memory().(tier.HostMemory), byte(g))

@@ -37,10 +37,10 @@ func newSpace(t testing.TB, id string) *tier.Space {
 // draw takes a buffer of size bytes out of s.
 func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
 	t.Helper()
-	if err := s.Reserve(s.Charge(size)); err != nil {
+	if err := s.Inside().Reserve(s.Charge(size)); err != nil {
 		t.Fatal(err)
 	}
-	b, err := s.Draw(size, nil, nil)
+	b, err := s.Inside().Draw(size, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

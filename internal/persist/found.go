@@ -224,7 +224,7 @@ func (f *Found) Held(id tier.ID) int64 {
 func (f *Found) drop(m foundMemory) {
 	m.volume.Forget(m.key.key)
 	f.count(m, -m.bytes)
-	m.space.Unreserve(m.bytes)
+	m.space.Inside().Unreserve(m.bytes)
 }
 
 // begin takes a batch; it must be given back to list, or end. done must be called.
@@ -406,14 +406,14 @@ func (f *Found) Close() error {
 	for _, d := range f.dicts {
 		if d.shared == nil {
 			f.count(d.foundMemory, -d.bytes)
-			d.space.Unreserve(d.bytes)
+			d.space.Inside().Unreserve(d.bytes)
 			continue
 		}
 		err = errors.Join(err, d.volume.PutBack(d.key.key), d.shared.Release())
 	}
 	for _, b := range f.batches {
 		f.count(b.foundMemory, -b.bytes)
-		b.space.Unreserve(b.bytes)
+		b.space.Inside().Unreserve(b.bytes)
 	}
 	return err
 }

@@ -57,10 +57,10 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 			return batch.NewImage(whole, nil, space, dictionary{b, desc})
 		},
 	} {
-		if err := space.Reserve(space.Charge(desc.Body)); err != nil {
+		if err := space.Inside().Reserve(space.Charge(desc.Body)); err != nil {
 			t.Fatal(err)
 		}
-		buf, err := space.Draw(desc.Body, nil, nil)
+		buf, err := space.Inside().Draw(desc.Body, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,11 +30,11 @@ func Example() {
 		return
 	}
 	defer space.Close() // closes the volume
-	if err := space.Reserve(space.Charge(1 << 20)); err != nil {
+	if err := space.Inside().Reserve(space.Charge(1 << 20)); err != nil {
 		fmt.Println(err)
 		return
 	}
-	buf, err := space.Draw(1<<20, nil, nil)
+	buf, err := space.Inside().Draw(1<<20, nil, nil)
 	if err != nil {
 		fmt.Println(err)
 		return

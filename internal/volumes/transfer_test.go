@@ -438,13 +438,13 @@ func life(t *testing.T, dir string, fsys *faultfs.FS) (failed []error) {
 		t.Fatal(err)
 	}
 	use := func(size int64) *tier.Buffer {
-		if err := space.Reserve(space.Charge(size)); err != nil {
+		if err := space.Inside().Reserve(space.Charge(size)); err != nil {
 			t.Errorf("the books are off: %v", err)
 			return nil
 		}
-		b, err := space.Draw(size, nil, nil)
+		b, err := space.Inside().Draw(size, nil, nil)
 		if !note(err) {
-			space.Unreserve(space.Charge(size))
+			space.Inside().Unreserve(space.Charge(size))
 			return nil
 		}
 		m := b.Memory().(tier.FileMemory)

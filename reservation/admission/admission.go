@@ -205,7 +205,7 @@ func New(cfg Config) (*Admitter, error) {
 	a.mu.threshold, a.mu.threads = a.rules.Threshold, a.rules.Threads
 	a.mu.line.Bypass = uint32(min(a.rules.Bypass, math.MaxInt32))
 	for _, s := range cfg.Reservations.Spaces().All() {
-		a.cancels = append(a.cancels, s.Subscribe(a.changed))
+		a.cancels = append(a.cancels, s.Inside().Subscribe(a.changed))
 	}
 	return a, nil
 }

@@ -23,8 +23,8 @@ func TestRoomBeforeThread(t *testing.T) {
 	gpu.Inside().Attend() // else no listener is called for what comes back
 	defer gpu.Inside().EndAttend()
 	told := 0
-	defer gpu.Subscribe(func(_ *tier.Space, c tier.Change) {
-		if told++; c == tier.Released && w.Stats().Running != 1 {
+	defer gpu.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+		if told++; !pressed && w.Stats().Running != 1 {
 			t.Errorf("the room comes back when %d tasks run", w.Stats().Running)
 		}
 	})()

@@ -452,13 +452,13 @@ func (a *Admitter) handOn(w *waiter) {
 }
 
 // changed hears of every change of a space, on whatever goroutine.
-func (a *Admitter) changed(space *tier.Space, c tier.Change) {
+func (a *Admitter) changed(space *tier.Space, pressed bool) {
 	if a.waiting.Load() == 0 {
 		return
 	}
 	f := a.foreign()
 	foreign := a.seen.Swap(f) != f
-	if c != tier.Released && !foreign {
+	if pressed && !foreign {
 		return
 	}
 	if foreign || space.Lost() != nil { // a task that counted on it makes another plan

@@ -122,13 +122,13 @@ func TestInnerPanic(t *testing.T) {
 	// A space makes the panic an error, as of any device.
 	r.spy.beforeAlloc = boom
 	space := newSpace(t, r.dev, 64*kib)
-	if err := space.Reserve(kib); err != nil {
+	if err := space.Inside().Reserve(kib); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := space.Draw(kib, nil, nil); err == nil {
+	if b, err := space.Inside().Draw(kib, nil, nil); err == nil {
 		t.Errorf("drawing gave %v", b)
 	}
-	space.Unreserve(kib)
+	space.Inside().Unreserve(kib)
 	r.spy.beforeAlloc = nil
 	r.want(0, 0)
 }

@@ -545,15 +545,15 @@ func testPoolConcurrent(t *testing.T, p *poolUnderTest) {
 // drawAndCheck draws a buffer, if there is room, and checks that nothing else writes to it.
 func drawAndCheck(space *tier.Space, size int64, seed uint64) error {
 	charge := space.Charge(size)
-	if err := space.Reserve(charge); err != nil {
+	if err := space.Inside().Reserve(charge); err != nil {
 		if errors.Is(err, tier.ErrNoSpace) {
 			return nil
 		}
 		return err
 	}
-	b, err := space.Draw(size, pages(size), nil)
+	b, err := space.Inside().Draw(size, pages(size), nil)
 	if err != nil {
-		space.Unreserve(charge)
+		space.Inside().Unreserve(charge)
 		if errors.Is(err, tier.ErrNoSpace) { // a device's memory in pieces
 			return nil
 		}
