@@ -237,7 +237,7 @@ func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 	case n == 0:
 	case n == len(top.CPU.Online):
 		l.CPUSource = onlineCPUs
-	case a.cpus != nil && n == len(top.CPU.Online.Intersect(a.cpus)):
+	case a.cpus != nil && n == len(top.CPU.Online.intersect(a.cpus)):
 		l.CPUSource = selfStatus // the kernel takes the cpuset into account there
 	default:
 		l.CPUSource = b.cpusSource
@@ -258,10 +258,10 @@ func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 		l.MemoryNodes, source = host, systemNodes
 	}
 	if a.nodes != nil {
-		l.MemoryNodes = l.MemoryNodes.Intersect(a.nodes)
+		l.MemoryNodes = l.MemoryNodes.intersect(a.nodes)
 	}
 	if b.nodes != nil {
-		if both := l.MemoryNodes.Intersect(b.nodes); len(both) < len(l.MemoryNodes) {
+		if both := l.MemoryNodes.intersect(b.nodes); len(both) < len(l.MemoryNodes) {
 			l.MemoryNodes, source = both, b.nodesSource
 		}
 	}

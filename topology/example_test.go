@@ -61,8 +61,8 @@ func ExampleTopology_Path() {
 }
 
 func ExampleSet() {
-	set, err := topology.ParseSet("8,0-3,2-5")
-	if err != nil {
+	var set topology.Set
+	if err := set.UnmarshalText([]byte("8,0-3,2-5")); err != nil {
 		log.Fatal(err)
 	}
 	text, err := json.Marshal(map[string]topology.Set{"cpus": set})

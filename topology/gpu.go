@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/gpuid"
+	"github.com/spillway-db/spillway/internal/nvml"
 	"github.com/spillway-db/spillway/internal/procfs"
 )
 
@@ -32,17 +33,20 @@ func (l listing) ownNodes() Set {
 	return slices.Compact(all)
 }
 
+// gpuSource is what Options.GPUs is.
+type gpuSource = func(context.Context) ([]GPU, error)
+
 // errNotListed is in a source's error if there is a GPU that it does not list.
 var errNotListed = errors.New("cannot be asked")
 
 // gpus returns the GPUs of the source, or those on the PCI bus.
-func (t *tree) gpus(w placing, source GPUSource) listing {
+func (t *tree) gpus(w placing, source gpuSource) listing {
 	given := source != nil
 	if source == nil {
 		if !t.live {
 			return listing{gpus: t.busGPUs(w)}
 		}
-		source = SystemGPUs()
+		source = nvmlAt(nvml.DefaultPath)
 	}
 	gpus, err := ask(t.ctx, source)
 	if err != nil && len(gpus) == 0 {
@@ -63,13 +67,13 @@ func (t *tree) gpus(w placing, source GPUSource) listing {
 }
 
 // ask lists the GPUs of a source; it may panic, as the driver's library is not ours.
-func ask(ctx context.Context, source GPUSource) (gpus []GPU, err error) {
+func ask(ctx context.Context, source gpuSource) (gpus []GPU, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			gpus, err = nil, fmt.Errorf("it panicked: %v", p)
 		}
 	}()
-	return source.GPUs(ctx)
+	return source(ctx)
 }
 
 // joined returns the errors that errors.Join made one of.

@@ -77,7 +77,7 @@ func (t *tree) cpu(sets ...Set) CPU {
 	c := CPU{Model: model, Online: online, Allowed: slices.Clone(online)}
 	for _, set := range sets {
 		if set != nil {
-			c.Allowed = c.Allowed.Intersect(set)
+			c.Allowed = c.Allowed.intersect(set)
 		}
 	}
 	if len(c.Allowed) == 0 && len(online) > 0 {
@@ -160,7 +160,7 @@ func (t *tree) node(id, count int) Node {
 
 	list := path.Join(dir, "cpulist")
 	if text, ok := t.need(list); ok {
-		set, err := ParseSet(text)
+		set, err := parseSet(text)
 		if err != nil {
 			t.warn(list, err)
 		} else {
@@ -220,11 +220,11 @@ func (w placing) nowhere() int {
 // near returns the node that the driver says a GPU is on: the only one whose memory is
 // near, or else the only one whose CPUs are.
 func (w placing) near(g *GPU) (node int, ok bool) {
-	if nodes := w.nodes.Intersect(g.NodeAffinity); len(nodes) == 1 && len(g.NodeAffinity) == 1 {
+	if nodes := w.nodes.intersect(g.NodeAffinity); len(nodes) == 1 && len(g.NodeAffinity) == 1 {
 		return nodes[0], true
 	}
 	for _, n := range w.nodes {
-		if len(w.cpus[n].Intersect(g.CPUAffinity)) == 0 {
+		if len(w.cpus[n].intersect(g.CPUAffinity)) == 0 {
 			continue
 		}
 		if ok {

@@ -35,25 +35,21 @@ type nvmlLibrary interface {
 	Close()
 }
 
-// SystemGPUs returns the source that queries NVIDIA's library (NVML). The library is looked for at
-// each query: there is an error if the driver is not installed. It is initialized and shut down at
-// each call. Several goroutines may use the source at a time.
-func SystemGPUs() GPUSource { return nvmlAt(nvml.DefaultPath) }
-
-// nvmlAt returns the source that asks the library at path.
-func nvmlAt(path string) GPUSource {
-	return nvmlSource(func() (nvmlLibrary, error) { return nvml.Open(path) })
+// nvmlAt returns the source of GPUs that queries NVIDIA's library (NVML) at path. The library is
+// looked for at each query: there is an error if the driver is not installed. It is initialized and
+// shut down at each call. Several goroutines may use the source at a time.
+func nvmlAt(path string) gpuSource {
+	return func(ctx context.Context) ([]GPU, error) {
+		return nvmlGPUs(ctx, func() (nvmlLibrary, error) { return nvml.Open(path) })
+	}
 }
 
 // maxGPUs bounds what a library that lies can make us ask; the driver's own limit
 // is 64.
 const maxGPUs = 256
 
-// nvmlSource opens a library to list its GPUs.
-type nvmlSource func() (nvmlLibrary, error)
-
-// GPUs lists the GPUs of the library.
-func (open nvmlSource) GPUs(ctx context.Context) (gpus []GPU, err error) {
+// nvmlGPUs lists the GPUs of a library.
+func nvmlGPUs(ctx context.Context, open func() (nvmlLibrary, error)) (gpus []GPU, err error) {
 	lib, err := open()
 	switch {
 	case errors.Is(err, nvml.ErrNoLibrary):

@@ -1,6 +1,7 @@
 package topology_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -43,8 +44,8 @@ type fakeGPU struct {
 	gpuInstance, partInstance int
 }
 
-// source is the fake as a GPUSource.
-func (l *fakeLibrary) source() topology.GPUSource {
+// source is the fake as Options.GPUs.
+func (l *fakeLibrary) source() func(context.Context) ([]topology.GPU, error) {
 	return topology.NVML(func() (topology.Library, error) {
 		err := l.call("nvmlInit_v2")
 		if err == nil && l.open != nil {

@@ -1,6 +1,7 @@
 package topology_test
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +16,7 @@ import (
 // TestLibrary: the results of a library in C are listed, with each thing in its field.
 func TestLibrary(t *testing.T) {
 	f := nvmltest.New(t)
-	gpus, err := topology.NVMLAt(f.Path).GPUs(t.Context())
+	gpus, err := topology.NVMLAt(f.Path)(t.Context())
 	want := []topology.GPU{
 		{Name: "Spillway NVML fake 0", UUID: "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebeceded00", PCIAddress: "0000:19:00.0", DeviceID: "10de:20b5",
 			MemoryBytes: 16 * gib, FreeBytes: 16*gib - 0x12345678, PCIeGeneration: 4, PCIeWidth: 16,
@@ -46,12 +47,12 @@ func TestOldLibrary(t *testing.T) {
 	f := nvmltest.New(t, "nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMaxPcieLinkGeneration",
 		"nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetNumaNodeId", "nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetCpuAffinity", "nvmlDeviceGetNvLinkState",
 		"nvmlDeviceGetMigMode", "nvmlErrorString")
-	gpus, err := topology.NVMLAt(f.Path).GPUs(t.Context())
+	gpus, err := topology.NVMLAt(f.Path)(t.Context())
 	if err != nil || !reflect.DeepEqual(gpus, []topology.GPU{{}, {Index: 1}}) {
 		t.Errorf("got %+v, %v", gpus, err)
 	}
 	f = nvmltest.New(t, "nvmlDeviceGetHandleByIndex_v2")
-	gpus, err = topology.NVMLAt(f.Path).GPUs(t.Context())
+	gpus, err = topology.NVMLAt(f.Path)(t.Context())
 	if len(gpus) != 0 || err == nil || !strings.Contains(err.Error(), "GPU 1 cannot be asked: nvmlDeviceGetHandleByIndex_v2: the library has no such function") {
 		t.Errorf("without handles: %+v, %v", gpus, err)
 	}
@@ -61,15 +62,15 @@ func TestOldLibrary(t *testing.T) {
 // symbols at once.
 func TestSystemLibrary(t *testing.T) {
 	const variable = "TOPOLOGY_TEST_LISTS"
-	list := func(source topology.GPUSource) string {
-		gpus, err := source.GPUs(t.Context())
+	list := func(source func(context.Context) ([]topology.GPU, error)) string {
+		gpus, err := source(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		return asJSON(t, gpus)
 	}
 	if path := os.Getenv(variable); path != "" {
-		if err := os.WriteFile(path, []byte(list(topology.SystemGPUs())), 0o600); err != nil {
+		if err := os.WriteFile(path, []byte(list(topology.NVMLAt(topology.SystemLibrary))), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return

@@ -379,7 +379,7 @@ func TestVisibleBesideLost(t *testing.T) {
 
 // The library of this machine, or that there is none: no crash, and a word of it.
 func TestSystemGPUs(t *testing.T) {
-	gpus, err := topology.SystemGPUs().GPUs(t.Context())
+	gpus, err := topology.NVMLAt(topology.SystemLibrary)(t.Context())
 	t.Logf("%d GPUs, %v", len(gpus), err)
 	for _, g := range gpus {
 		if g.PCIAddress == "" || g.UUID == "" {

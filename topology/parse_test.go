@@ -13,22 +13,22 @@ func TestParseSet(t *testing.T) {
 		"": {}, "\n": {}, "0": {0}, "0-3\n": {0, 1, 2, 3}, "3,1,2,1": {1, 2, 3}, " 0-1 , 5 ": {0, 1, 5}, "0-2,1-4": {0, 1, 2, 3, 4},
 		"0-9:2/4": {0, 1, 4, 5, 8, 9}, "65535": {65535}, "7-7": {7}, "0-3:1/8": {0},
 	} {
-		if got, err := ParseSet(text); err != nil || !slices.Equal(got, want) || got == nil {
-			t.Errorf("ParseSet(%q) = %v, %v; want %v", text, got, err, want)
+		if got, err := parseSet(text); err != nil || !slices.Equal(got, want) || got == nil {
+			t.Errorf("parseSet(%q) = %v, %v; want %v", text, got, err, want)
 		}
 	}
 	for _, text := range []string{
 		",", "0,", ",0", "-", "0-", "-3", "3-1", "a", "0x1", "1.5", "+1", "1 2", "65536", "0-65536", "4294967295",
 		"18446744073709551616", "0-3:2", "0-3:0/2", "0-3:3/2", "5:1/2", "0-3:1/0", "\x00", "٣", strings.Repeat("0,", procfs.MaxRanges) + "0",
 	} {
-		if got, err := ParseSet(text); err == nil {
-			t.Errorf("ParseSet(%.40q) = %v, want an error", text, got)
+		if got, err := parseSet(text); err == nil {
+			t.Errorf("parseSet(%.40q) = %v, want an error", text, got)
 		}
 	}
 	if got := (Set{0, 1, 2, 4, 6, 7}).String(); got != "0-2,4,6-7" {
 		t.Errorf("String: %q", got)
 	}
-	if got := (Set{1, 2, 3}).Intersect(Set{3, 4}); !slices.Equal(got, Set{3}) {
+	if got := (Set{1, 2, 3}).intersect(Set{3, 4}); !slices.Equal(got, Set{3}) {
 		t.Errorf("Intersect: %v", got)
 	}
 	s := Set{9}
@@ -52,15 +52,15 @@ func FuzzParseSet(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		set, err := ParseSet(s)
+		set, err := parseSet(s)
 		if err != nil {
 			return
 		}
 		if !slices.IsSorted(set) || len(slices.Compact(slices.Clone(set))) != len(set) || len(set) > procfs.MaxMember+1 {
-			t.Errorf("ParseSet(%q): %d members, not ascending or too many", s, len(set))
+			t.Errorf("parseSet(%q): %d members, not ascending or too many", s, len(set))
 		}
-		if back, err := ParseSet(set.String()); err != nil || !slices.Equal(back, set) {
-			t.Errorf("ParseSet(%q) prints as %q, which is %v, %v", s, set, back, err)
+		if back, err := parseSet(set.String()); err != nil || !slices.Equal(back, set) {
+			t.Errorf("parseSet(%q) prints as %q, which is %v, %v", s, set, back, err)
 		}
 	})
 }

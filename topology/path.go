@@ -22,8 +22,8 @@ const (
 	UnknownPath Path = ""     // a device is on no PCI bus that is known
 )
 
-// NVLink returns the path over a number of NVLinks.
-func NVLink(links int) Path { return Path("NV" + strconv.Itoa(links)) }
+// nvLink returns the path over a number of NVLinks.
+func nvLink(links int) Path { return Path("NV" + strconv.Itoa(links)) }
 
 // NVLinks returns how many NVLinks p is over; 0 if it is over none.
 func (p Path) NVLinks() int {
@@ -122,7 +122,7 @@ func between(a, b device) Path {
 	}
 	// NVLink and PCI are both there; what copies go over is the former.
 	if n := linksBetween(a, b); n > 0 {
-		return NVLink(n)
+		return nvLink(n)
 	}
 	return overPCI(a, b)
 }

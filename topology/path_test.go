@@ -89,7 +89,7 @@ func TestPathsByTree(t *testing.T) {
 }
 
 func TestPathOrder(t *testing.T) {
-	order := []topology.Path{topology.Self, topology.NVLink(12), topology.NVLink(2), topology.PIX, topology.PXB, topology.PHB, topology.NODE, topology.SYS, topology.UnknownPath}
+	order := []topology.Path{topology.Self, "NV12", "NV2", topology.PIX, topology.PXB, topology.PHB, topology.NODE, topology.SYS, topology.UnknownPath}
 	for i, p := range order {
 		for j, q := range order {
 			if c := p.Compare(q); (c < 0) != (i < j) || (c > 0) != (i > j) {
@@ -198,7 +198,7 @@ func TestNICAddresses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := discover(t, topology.Options{Root: tree(t, nicTree(c.state, "InfiniBand")+c.files)})
-			if len(top.NICs) != 1 || top.NICs[0].Level() != c.want || top.NICs[0].PCIAddress != "0000:01:00.0" {
+			if len(top.NICs) != 1 || topology.Level(top.NICs[0]) != c.want || top.NICs[0].PCIAddress != "0000:01:00.0" {
 				t.Errorf("got %+v, want level %d", top.NICs, c.want)
 			}
 			if c.warns == "" && len(top.Warnings) > 0 || !strings.Contains(said(top.Warnings), c.warns) {
@@ -240,8 +240,8 @@ func TestStackedInterfaces(t *testing.T) {
 			if strings.Join(port.Interfaces, " ") != c.ifaces || strings.Join(port.Addresses, " ") != c.addresses {
 				t.Errorf("got %+v", port)
 			}
-			if want := c.addresses != ""; (top.NICs[0].Level() == topology.NICAddressed) != want {
-				t.Errorf("level %d", top.NICs[0].Level())
+			if want := c.addresses != ""; (topology.Level(top.NICs[0]) == topology.NICAddressed) != want {
+				t.Errorf("level %d", topology.Level(top.NICs[0]))
 			}
 			if all := said(top.Warnings); !strings.Contains(all, c.warns) || c.warns == "" && all != "" {
 				t.Errorf("warnings %q", top.Warnings)

@@ -13,11 +13,11 @@ import (
 // It marshals to the kernel's list format: 0-31,64-95.
 type Set []int
 
-// ParseSet reads the kernel's list format: numbers and ranges between commas,
+// parseSet reads the kernel's list format: numbers and ranges between commas,
 // in any order. An empty text is the empty set. Ranges may have a stride
 // (0-31:2/8 is two of every eight), which the kernel reads though it prints
 // none.
-func ParseSet(s string) (Set, error) {
+func parseSet(s string) (Set, error) {
 	members, err := procfs.List(s)
 	return Set(members), err
 }
@@ -48,7 +48,7 @@ func (s Set) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // UnmarshalText parses what MarshalText prints.
 func (s *Set) UnmarshalText(b []byte) error {
-	set, err := ParseSet(string(b))
+	set, err := parseSet(string(b))
 	if err != nil {
 		return fmt.Errorf("topology: %w", err)
 	}
@@ -62,8 +62,8 @@ func (s Set) Contains(n int) bool {
 	return found
 }
 
-// Intersect returns the members that are in both sets, as a new set.
-func (s Set) Intersect(other Set) Set {
+// intersect returns the members that are in both sets, as a new set.
+func (s Set) intersect(other Set) Set {
 	both := Set{}
 	for _, n := range s {
 		if other.Contains(n) {

@@ -60,9 +60,12 @@ type Options struct {
 	// are not followed.
 	Root string
 
-	// GPUs lists the GPUs that a driver knows. Nil means SystemGPUs if Root is "/", and
+	// GPUs returns the GPUs that a driver knows, in its order. Node, Driver, CPUs and the PCIe
+	// fields that are zero are filled in from the PCI bus. An error beside some GPUs describes what
+	// is not known of them, with errors.Join for more than one thing. An error alone means that the
+	// driver cannot be queried. Nil means what NVIDIA's library (NVML) says if Root is "/", and
 	// those that are found on the PCI bus, with what the bus knows of them, otherwise.
-	GPUs GPUSource
+	GPUs func(context.Context) ([]GPU, error)
 
 	// LookupEnv returns environment variables: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. Nil
 	// means os.LookupEnv if Root is "/", and an empty environment otherwise.
@@ -79,16 +82,6 @@ type Options struct {
 	// says nothing of the file systems that its machine had. Only DiskOf
 	// uses it.
 	Statfs func(path string) (total, free int64, err error)
-}
-
-// GPUSource lists GPUs. It queries a driver's library: SystemGPUs is the source of NVIDIA's, and a
-// program may have one of its own.
-type GPUSource interface {
-	// GPUs returns the GPUs in the driver's order. Node, Driver, CPUs and the PCIe fields that are
-	// zero are filled in from the PCI bus. An error beside some GPUs describes what is not known of
-	// them, with errors.Join for more than one thing. An error alone means that the driver cannot
-	// be queried.
-	GPUs(ctx context.Context) ([]GPU, error)
 }
 
 // Topology is what a machine has. The slices are never nil, so that they are
@@ -218,9 +211,9 @@ const (
 	NICAddressed          // one of its ports is up and has an IP address
 )
 
-// Level returns the strictest level that n meets; below NICPresent for one that this
+// level returns the strictest level that n meets; below NICPresent for one that this
 // process may not use.
-func (n NIC) Level() NICLevel {
+func (n NIC) level() NICLevel {
 	if n.Device == "" {
 		return nicUnusable
 	}
@@ -417,7 +410,7 @@ func (m Mount) holds(dir string) (depth int, ok bool) {
 func (t *Topology) NICsAt(level NICLevel) []NIC {
 	nics := []NIC{}
 	for _, n := range t.NICs {
-		if n.Level() >= level {
+		if n.level() >= level {
 			nics = append(nics, n)
 		}
 	}

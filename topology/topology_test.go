@@ -290,10 +290,10 @@ func TestContext(t *testing.T) {
 	cause := errors.New("no time")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	root := unpack(t, "laptop")
-	source := gpuSource(func(context.Context) ([]topology.GPU, error) {
+	source := func(context.Context) ([]topology.GPU, error) {
 		cancel(cause) // in the midst of it
 		return nil, ctx.Err()
-	})
+	}
 	if _, err := topology.Discover(ctx, topology.Options{Root: root, GPUs: source}); !errors.Is(err, cause) {
 		t.Errorf("ended while under way: %v, want the cause", err)
 	}
@@ -427,7 +427,7 @@ func TestCauses(t *testing.T) {
 		"/proc/self/cgroup: ":                     {"", topology.Options{}, causes.UnknownLimits},
 		"/proc/self/mountinfo: cgroup for memory": {"-- proc/self/mountinfo --\n-- proc/self/cgroup --\n3:memory:/x\n", topology.Options{}, causes.UnknownLimits},
 		"/proc/self/mountinfo: ":                  {"-- proc/self/cgroup --\n3:memory:/x\n", topology.Options{}, causes.HiddenProc},
-		"gpus: the driver's list: no driver":      {"", topology.Options{GPUs: gpuSource(func(context.Context) ([]topology.GPU, error) { return nil, errors.New("no driver") })}, causes.Driver},
+		"gpus: the driver's list: no driver":      {"", topology.Options{GPUs: func(context.Context) ([]topology.GPU, error) { return nil, errors.New("no driver") }}, causes.Driver},
 		"CUDA_VISIBLE_DEVICES: ":                  {"", topology.Options{LookupEnv: func(string) (string, bool) { return "0", true }}, causes.VisibleDevices},
 	} {
 		t.Run(about, func(t *testing.T) {
@@ -545,10 +545,6 @@ func TestNodeOfDir(t *testing.T) {
 	}
 }
 
-type gpuSource func(context.Context) ([]topology.GPU, error)
-
-func (f gpuSource) GPUs(ctx context.Context) ([]topology.GPU, error) { return f(ctx) }
-
 func TestGPUSource(t *testing.T) {
 	root := unpack(t, "server")
 	given := []topology.GPU{
@@ -556,7 +552,7 @@ func TestGPUSource(t *testing.T) {
 		{Index: 1, PCIAddress: "18:00.0", MemoryBytes: 1, FreeBytes: 2, PCIeWidth: 8, CPUs: topology.Set{1}},
 		{Index: 2, PCIAddress: "../../proc", MemoryBytes: -1, Node: 5},
 	}
-	source := gpuSource(func(context.Context) ([]topology.GPU, error) { return given, nil })
+	source := func(context.Context) ([]topology.GPU, error) { return given, nil }
 	top := discover(t, topology.Options{Root: root, GPUs: source})
 	want := []topology.GPU{
 		{Index: 0, Name: "H100[0m", UUID: "GPU-1", PCIAddress: "0000:9a:00.0", DeviceID: "10de:2330", Driver: "nvidia", Node: 1, MemoryNode: 1,

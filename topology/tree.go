@@ -242,7 +242,7 @@ func (t *tree) set(p string) (Set, bool) {
 	if !ok {
 		return Set{}, false
 	}
-	set, err := ParseSet(text)
+	set, err := parseSet(text)
 	if err != nil {
 		t.warn(p, err)
 		return Set{}, false
