@@ -201,13 +201,9 @@ func (e *Engine) nodeOfGPU(gpu cuda.DeviceInfo) int {
 // checkPeers has GPUs that are said to reach each other's memory prove it, before their
 // memory is given out. Those that do not copy through pinned host memory.
 func (e *Engine) checkPeers() {
-	for _, w := range cuda.CheckPeers(e.wrapped) {
-		why := "other bytes arrived than were copied"
-		if w.Cause != nil {
-			why = fmt.Sprintf("a copy failed (%v)", w.Cause)
-		}
-		e.warn(causes.Warn(causes.PeerAccess, "the driver promises that gpu:%d and gpu:%d reach each other, but %s: copies between them go through pinned host memory, which is slower", w.From, w.To, why))
-	}
+	cuda.CheckPeers(e.wrapped, func(from, to int, why error) {
+		e.warn(causes.Warn(causes.PeerAccess, "the driver promises that gpu:%d and gpu:%d reach each other, but %v: copies between them go through pinned host memory, which is slower", from, to, why))
+	})
 }
 
 // pinners lists what wants host memory pinned, one for each GPU: devices of one driver do

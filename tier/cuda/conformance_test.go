@@ -51,17 +51,17 @@ func (r *rig) open(t testing.TB, cfg cuda.Config) *cuda.Device {
 
 // kinds are the drivers that a device must get on with.
 var kinds = []struct {
-	name       string
-	emulator   cudatest.Config
-	allocation cuda.Allocation
-	holes      []tiertest.Trait
+	name     string
+	emulator cudatest.Config
+	onePiece bool
+	holes    []tiertest.Trait
 }{
-	{"CUDA 12.8", cudatest.Config{}, cuda.AllocAuto, []tiertest.Trait{tiertest.HolesUnknown}},
-	{"slow", cudatest.Config{Delay: 20 * time.Microsecond}, cuda.AllocAuto, []tiertest.Trait{tiertest.HolesUnknown}},
+	{"CUDA 12.8", cudatest.Config{}, false, []tiertest.Trait{tiertest.HolesUnknown}},
+	{"slow", cudatest.Config{Delay: 20 * time.Microsecond}, false, []tiertest.Trait{tiertest.HolesUnknown}},
 	{"old", cudatest.Config{Version: 11000, Without: []string{
 		"cuStreamWaitValue32_v2", "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2", "cuMemAllocAsync",
-	}}, cuda.AllocAuto, nil},
-	{"one piece", cudatest.Config{}, cuda.OnePiece, nil},
+	}}, false, nil},
+	{"one piece", cudatest.Config{}, true, nil},
 }
 
 // opener opens devices for one test at a time: the first on the first GPU of a driver, the next on
@@ -72,13 +72,13 @@ type opener struct {
 	count int
 }
 
-func (o *opener) open(t *testing.T, emulator cudatest.Config, allocation cuda.Allocation, memory int64) *cuda.Device {
+func (o *opener) open(t *testing.T, emulator cudatest.Config, onePiece bool, memory int64) *cuda.Device {
 	t.Helper()
 	if o.t != t {
 		emulator.Devices, emulator.Memory = 2, memory+1<<20 // for what digests need
 		*o = opener{t: t, rig: load(t, emulator)}
 	}
-	d, err := o.rig.driver.OpenDevice(cuda.Config{Ordinal: o.count % 2, Node: -1, Memory: memory, Allocation: allocation})
+	d, err := o.rig.driver.OpenDevice(cuda.Config{Ordinal: o.count % 2, Node: -1, Memory: memory, OnePiece: onePiece})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestDeviceConforms(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			var o opener
 			tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
-				d := o.open(t, k.emulator, k.allocation, memory)
+				d := o.open(t, k.emulator, k.onePiece, memory)
 				if faults == nil {
 					return d
 				}
@@ -118,7 +118,7 @@ func TestDevicePoolConforms(t *testing.T) {
 			tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
 				cfg := k.emulator
 				cfg.Memory = capacity
-				p, err := devpool.NewMemory(load(t, cfg).open(t, cuda.Config{Memory: capacity, Allocation: k.allocation}))
+				p, err := devpool.NewMemory(load(t, cfg).open(t, cuda.Config{Memory: capacity, OnePiece: k.onePiece}))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -64,7 +64,7 @@ func (d *Driver) Open(cfg Config) (tier.Device, error) {
 }
 
 func (d *Driver) open(cfg Config) (*gpu, error) {
-	if err := cfg.Validate(); err != nil {
+	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
 	open := func() (*cuda.Device, error) { return d.lib.Open(cfg.Ordinal) }
@@ -103,7 +103,8 @@ func checkContext(dev *cuda.Device, ordinal int) error {
 		return fmt.Errorf("cuda: device %d: asking which device the context is of: %w", ordinal, err)
 	}
 	if of != ordinal {
-		return &contextError{Ordinal: ordinal, Context: of}
+		// The device would count on one GPU's memory and take the other's.
+		return fmt.Errorf("cuda: device %d: the context is of another GPU, device %d: set Config.Ordinal to %[2]d, or Config.Context to a context of device %[1]d", ordinal, of)
 	}
 	return nil
 }
@@ -121,14 +122,9 @@ func (d *gpu) getMemory() error {
 	if d.cfg.Memory < granule {
 		return fmt.Errorf("%d bytes of its memory are free: %w", free, tier.ErrNoSpace)
 	}
-	kind := d.cfg.Allocation
-	pools := d.dev.Info().Pools
-	switch {
-	case kind == StreamOrdered && !pools:
-		return fmt.Errorf("this driver or GPU has no stream-ordered allocation (leave the choice to AllocAuto): %w", tier.ErrNotSupported)
-	case kind == OnePiece || !pools:
+	if d.cfg.OnePiece || !d.dev.Info().Pools {
 		d.source, err = newPiece(d.dev, d.cfg.Memory)
-	default:
+	} else {
 		d.source, err = newPool(d.dev)
 	}
 	return err

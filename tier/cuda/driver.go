@@ -48,7 +48,6 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/spillway-db/spillway/internal/cuda"
@@ -105,21 +104,6 @@ func (d *Driver) Devices() ([]DeviceInfo, error) {
 	return infos, nil
 }
 
-// Allocation is a way to get device memory.
-type Allocation int
-
-// The ways.
-const (
-	// AllocAuto is StreamOrdered where the driver and the GPU can do it, else OnePiece.
-	AllocAuto Allocation = iota
-	// StreamOrdered asks the driver for each piece, in the order of a stream. What is not in
-	// use can be given back to others.
-	StreamOrdered
-	// OnePiece takes all memory when the device is opened, and hands it out without the driver.
-	// What is free may be in several pieces, none of which is long enough.
-	OnePiece
-)
-
 // Config describes a device to open. The zero value is the first GPU, all of its memory.
 type Config struct {
 	// Ordinal is the GPU's number among those that the driver shows.
@@ -129,35 +113,21 @@ type Config struct {
 	// Memory is how many bytes may be allocated at most; 0 is what the GPU has free when the
 	// device is opened, less a sixteenth for what the driver and others need.
 	Memory int64
-	// Allocation is how memory is got.
-	Allocation Allocation
+	// OnePiece takes all memory when the device is opened, and hands it out without the driver, as
+	// it is done where DeviceInfo.Pools is false. What is free may be in several pieces, none of
+	// which is long enough. Otherwise the driver is asked for each piece, in the order of a stream,
+	// and what is not in use can be given back to others.
+	OnePiece bool
 	// Context, if not 0, is a CUcontext of the program's that the device uses instead of the GPU's
-	// primary one. If it is of another GPU than Ordinal, the error is ErrContext. It stays the
+	// primary one. It must be of the GPU that Ordinal says. It stays the
 	// program's. It must exist until the device is closed and nothing of it is lent any more
 	// (tier.Lender). It must also outlive all other devices that have the same host memory pinned:
 	// that is registered in one context.
 	Context uintptr
 }
 
-// ErrContext is what Open's error matches where a Context is not of the GPU that Ordinal says.
-var ErrContext = errors.New("the context is of another GPU")
-
-// contextError is that a Config's Context is not of the GPU that its Ordinal says. The device would
-// count on one GPU's memory and take the other's.
-type contextError struct {
-	Ordinal int // as configured
-	Context int // the ordinal of the GPU that the context is of
-}
-
-func (e *contextError) Error() string {
-	return fmt.Sprintf("cuda: device %d: %v, device %d: set Config.Ordinal to %[3]d, or Config.Context to a context of device %[1]d", e.Ordinal, ErrContext, e.Context)
-}
-
-// Is makes the error match ErrContext.
-func (e *contextError) Is(target error) bool { return target == ErrContext }
-
-// Validate checks the configuration.
-func (c Config) Validate() error {
+// validate checks the configuration.
+func (c Config) validate() error {
 	switch {
 	case c.Ordinal < 0:
 		return fmt.Errorf("cuda: device %d: want a number from 0", c.Ordinal)
@@ -165,8 +135,6 @@ func (c Config) Validate() error {
 		return fmt.Errorf("cuda: NUMA node %d: want -1 for unknown, or a node", c.Node)
 	case c.Memory < 0 || c.Memory > 0 && c.Memory < granule:
 		return fmt.Errorf("cuda: a device memory of %d bytes: want 0 for what is free, or at least %d", c.Memory, granule)
-	case c.Allocation < AllocAuto || c.Allocation > OnePiece:
-		return fmt.Errorf("cuda: an allocation of kind %d: want AllocAuto, StreamOrdered or OnePiece", c.Allocation)
 	}
 	return nil
 }

@@ -24,8 +24,5 @@ type Device = gpu
 // OpenDevice is Open with all that a device can do.
 func (d *Driver) OpenDevice(cfg Config) (*Device, error) { return d.open(cfg) }
 
-// BorrowError and ContextError are the errors behind the sentinels.
-type (
-	BorrowError  = borrowError
-	ContextError = contextError
-)
+// BorrowError is the error behind the sentinels.
+type BorrowError = borrowError

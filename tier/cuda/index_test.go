@@ -116,7 +116,7 @@ func TestEveryCallOfTheDriverFailsOnce(t *testing.T) {
 					pinned := page(t)
 					before := r.Calls("")
 					r.Fail("", n, code, 1)
-					journey(t, r, cuda.Config{Memory: 1 << 20, Allocation: k.allocation}, pinned)
+					journey(t, r, cuda.Config{Memory: 1 << 20, OnePiece: k.onePiece}, pinned)
 					calls = r.Calls("") - before
 				})
 				if !ok {

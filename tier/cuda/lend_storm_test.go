@@ -59,7 +59,7 @@ func TestLendStorm(t *testing.T) {
 
 // lendAndClose opens a device, and closes it while others work with it and with what it has lent.
 func (r *rig) lendAndClose(rng *rand.Rand, mem []byte) error {
-	d, err := r.driver.OpenDevice(cuda.Config{Ordinal: rng.IntN(2), Memory: 1 << 20, Allocation: cuda.Allocation(1 + rng.IntN(2))})
+	d, err := r.driver.OpenDevice(cuda.Config{Ordinal: rng.IntN(2), Memory: 1 << 20, OnePiece: rng.IntN(2) > 0})
 	if err != nil {
 		return err
 	}

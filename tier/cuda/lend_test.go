@@ -21,9 +21,9 @@ type lent struct {
 
 const lentBytes = 1000
 
-func (r *rig) lend(t *testing.T, allocation cuda.Allocation, times int) *lent {
+func (r *rig) lend(t *testing.T, onePiece bool, times int) *lent {
 	t.Helper()
-	l := &lent{Device: r.open(t, cuda.Config{Memory: 3 << 20, Allocation: allocation})}
+	l := &lent{Device: r.open(t, cuda.Config{Memory: 3 << 20, OnePiece: onePiece})}
 	var err, err2 error
 	if l.s, err = l.NewStream(); err == nil {
 		l.addr, err = l.Alloc(l.s, lentBytes)
@@ -48,11 +48,11 @@ func (r *rig) lend(t *testing.T, allocation cuda.Allocation, times int) *lent {
 // TestLent: what is lent outlives the device, with its events, and nothing else does; it ends with
 // the last holder.
 func TestLent(t *testing.T) {
-	for name, allocation := range map[string]cuda.Allocation{"pool": cuda.StreamOrdered, "one piece": cuda.OnePiece} {
+	for name, onePiece := range map[string]bool{"pool": false, "one piece": true} {
 		t.Run(name, func(t *testing.T) {
 			r := load(t, cudatest.Config{Memory: 4 << 20})
 			tiertest.NoLeaks(t)
-			l := r.lend(t, allocation, 2)
+			l := r.lend(t, onePiece, 2)
 			event, end, err := l.ShareEvent(l.s)
 			if err != nil {
 				t.Fatal(err)
@@ -74,10 +74,10 @@ func TestLent(t *testing.T) {
 				t.Errorf("lending by a closed device: %v", err)
 			}
 			memory := int64(512 << 10)
-			if allocation == cuda.StreamOrdered { // what the closed device had freed is there for others
+			if !onePiece { // what the closed device had freed is there for others
 				memory = 3 << 20
 			}
-			other := r.open(t, cuda.Config{Memory: memory, Allocation: cuda.OnePiece})
+			other := r.open(t, cuda.Config{Memory: memory, OnePiece: true})
 			if err := other.AwaitShared(t.Context(), event); err != nil {
 				t.Errorf("waiting for the event of a closed device: %v", err)
 			}
@@ -129,7 +129,7 @@ func read(t *testing.T, d *cuda.Device, addr tier.Addr) byte {
 func TestLentWhileClosing(t *testing.T) {
 	r := load(t, cudatest.Config{Memory: 4 << 20})
 	for range 50 {
-		l := r.lend(t, cuda.StreamOrdered, 1)
+		l := r.lend(t, false, 1)
 		done := make(chan error)
 		go func() { done <- l.back[0]() }()
 		if err := errors.Join(l.Close(), <-done); err != nil {
@@ -146,7 +146,7 @@ func TestLentFails(t *testing.T) {
 	r := load(t, cudatest.Config{Memory: 4 << 20})
 	told := 0
 	for n, more := int64(0), true; more; n++ {
-		l := r.lend(t, cuda.StreamOrdered, 1)
+		l := r.lend(t, false, 1)
 		if _, _, err := l.ShareEvent(l.s); err != nil {
 			t.Fatal(err)
 		}
@@ -172,12 +172,12 @@ func TestLentFails(t *testing.T) {
 // TestLentAndClosingFails: each call of closing a device is refused once, while memory is lent. It
 // is there nevertheless until it is given back, and then nothing is left.
 func TestLentAndClosingFails(t *testing.T) {
-	for _, allocation := range []cuda.Allocation{cuda.StreamOrdered, cuda.OnePiece} {
+	for _, onePiece := range []bool{false, true} {
 		r := load(t, cudatest.Config{Memory: 8 << 20})
 		mem := page(t)
 		told := 0
 		for n, more := int64(0), true; more; n++ {
-			l := r.lend(t, allocation, 1)
+			l := r.lend(t, onePiece, 1)
 			event, end, err := l.ShareEvent(l.s)
 			if err = errors.Join(err, l.Pin(mem), l.CopyToHost(l.s, make([]byte, lentBytes), l.addr)); err != nil {
 				t.Fatal(err)

@@ -14,13 +14,13 @@ import (
 // the events that they depend on. Waiters get the error, and the books are at zero.
 func TestContextIsLost(t *testing.T) {
 	for i, code := range []driver.Code{driver.ErrIllegalAddress, driver.ErrIllegalAddress, driver.ErrUnknown, driver.ErrDeviceUnavailable} {
-		kind := []cuda.Allocation{cuda.StreamOrdered, cuda.OnePiece}[i%2]
+		onePiece := i%2 == 1
 		e := cudatest.New(t, cudatest.Config{})
 		lib, err := cuda.Load(e.Path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := lib.OpenDevice(cuda.Config{Memory: 1 << 20, Allocation: kind})
+		d, err := lib.OpenDevice(cuda.Config{Memory: 1 << 20, OnePiece: onePiece})
 		if err != nil {
 			t.Fatal(err)
 		}

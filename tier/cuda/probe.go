@@ -9,37 +9,20 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// PeerError reports that two GPUs do not copy to each other, although their driver promises
-// that they can. Copies between the two are tier.ErrNotSupported, both ways, so that
-// they are made through host memory.
-type PeerError struct {
-	From, To int   // indices in what CheckPeers was given
-	Cause    error // what the driver said; nil: nothing, and other bytes arrived
-}
-
-func (e *PeerError) Error() string {
-	s := fmt.Sprintf("cuda: the driver promises that device %d reaches the memory of device %d", e.From, e.To)
-	if e.Cause != nil {
-		return fmt.Sprintf("%s, but a copy failed: %v", s, e.Cause)
-	}
-	return s + ", but other bytes arrived than were copied"
-}
-
-// Unwrap returns the cause.
-func (e *PeerError) Unwrap() error { return e.Cause }
-
 // probeSize is how much is copied to see whether it arrives: several pages of the IOMMU,
 // which are what goes astray.
 const probeSize = 64 << 10
 
+var errAltered = errors.New("other bytes arrived than were copied")
+
 // CheckPeers copies a pattern between each two devices of which the driver says that they
-// reach each other, both ways, and compares what arrives. It returns those pairs in
-// which it does not, which are not used from then on. Devices that are none of this package,
-// or do not wrap one, are left out, as are those that are lost. Some of the memory of each
-// is needed for a moment, so it should be called before that is given out. It may take
-// some milliseconds a pair.
-func CheckPeers(devices []tier.Device) []*PeerError {
-	var wrong []*PeerError
+// reach each other, both ways, and compares what arrives. It calls wrong with the indices of each
+// pair in which it does not, and why. From then on copies between the two are
+// tier.ErrNotSupported, both ways, so that they are made through host memory. Devices that are none
+// of this package, or do not wrap one, are left out, as are those that are lost. Some of the memory
+// of each is needed for a moment, so it should be called before that is given out. It may take some
+// milliseconds a pair.
+func CheckPeers(devices []tier.Device, wrong func(from, to int, why error)) {
 	for i, one := range devices {
 		for j, other := range devices {
 			from, ferr := wrapped(one)
@@ -53,10 +36,13 @@ func CheckPeers(devices []tier.Device) []*PeerError {
 			}
 			from.distrust(to)
 			to.distrust(from)
-			wrong = append(wrong, &PeerError{From: i, To: j, Cause: err})
+			why := errAltered
+			if err != nil {
+				why = fmt.Errorf("a copy failed: %w", err)
+			}
+			wrong(i, j, why)
 		}
 	}
-	return wrong
 }
 
 // distrust has copies to the peer refused from now on.

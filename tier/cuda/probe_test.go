@@ -48,12 +48,14 @@ func TestCheckPeers(t *testing.T) {
 				r.Fail(c.fails, 0, driver.ErrInvalidValue, 1)
 			}
 			pairs := make(map[string]bool)
-			for i, e := range cuda.CheckPeers(devices) {
-				if i >= len(c.wrong) || fmt.Sprintf("%d-%d", e.From, e.To) != c.wrong[i] || (c.fails != "") != errors.Is(e, driver.ErrInvalidValue) {
-					t.Errorf("found %v", e)
+			found := 0
+			cuda.CheckPeers(devices, func(from, to int, why error) {
+				if found >= len(c.wrong) || fmt.Sprintf("%d-%d", from, to) != c.wrong[found] || (c.fails != "") != errors.Is(why, driver.ErrInvalidValue) {
+					t.Errorf("found %d-%d: %v", from, to, why)
 				}
-				pairs[fmt.Sprintf("%d-%d", e.From, e.To)], pairs[fmt.Sprintf("%d-%d", e.To, e.From)] = true, true
-			}
+				found++
+				pairs[fmt.Sprintf("%d-%d", from, to)], pairs[fmt.Sprintf("%d-%d", to, from)] = true, true
+			})
 			if len(pairs) != 2*len(c.wrong) {
 				t.Errorf("%d pairs were found, want %q", len(pairs)/2, c.wrong)
 			}
@@ -86,9 +88,9 @@ func TestCheckPeers(t *testing.T) {
 					}
 				}
 			}
-			if again := cuda.CheckPeers(devices); len(again) != 0 {
-				t.Errorf("the second time: %v", again)
-			}
+			cuda.CheckPeers(devices, func(from, to int, why error) {
+				t.Errorf("the second time: %d-%d: %v", from, to, why)
+			})
 		})
 	}
 }
@@ -103,9 +105,7 @@ func TestCheckPeersLeavesOut(t *testing.T) {
 	own := r.open(t, cuda.Config{Memory: 1 << 20, Context: ctx})
 	none := func(what string, devices ...tier.Device) {
 		t.Helper()
-		if wrong := cuda.CheckPeers(devices); len(wrong) > 0 {
-			t.Errorf("%s: %v", what, wrong)
-		}
+		cuda.CheckPeers(devices, func(from, to int, why error) { t.Errorf("%s: %d-%d: %v", what, from, to, why) })
 	}
 	none("two contexts of a GPU", first.Device, own)
 	none("one GPU twice", first.Device, first.Device)
@@ -117,8 +117,10 @@ func TestCheckPeersLeavesOut(t *testing.T) {
 	must(t, err)
 	none("a GPU that is full", first.Device, second.Device)
 	must(t, errors.Join(second.Free(second.s, all), second.s.Sync()))
-	if wrong := cuda.CheckPeers([]tier.Device{first.Device, second.Device}); len(wrong) != 1 {
-		t.Errorf("%v", wrong)
+	found := 0
+	cuda.CheckPeers([]tier.Device{first.Device, second.Device}, func(int, int, error) { found++ })
+	if found != 1 {
+		t.Errorf("%d pairs were found", found)
 	}
 }
 

@@ -48,10 +48,10 @@ func openReal(t testing.TB, driver *cuda.Driver, cfg cuda.Config) *cuda.Device {
 }
 
 // realKinds are the ways to get memory that are tried.
-func realKinds(infos []cuda.DeviceInfo) map[string]cuda.Allocation {
-	kinds := map[string]cuda.Allocation{"one piece": cuda.OnePiece}
+func realKinds(infos []cuda.DeviceInfo) map[string]bool {
+	kinds := map[string]bool{"one piece": true}
 	if infos[0].Pools {
-		kinds["pools"] = cuda.StreamOrdered
+		kinds["pools"] = false
 	}
 	return kinds
 }
@@ -63,14 +63,14 @@ func TestRealDeviceConforms(t *testing.T) {
 	for _, i := range infos {
 		t.Logf("%d: %s, %s, %d bytes, CUDA %s", i.Ordinal, i.Name, i.PCI, i.Memory, driver.Version())
 	}
-	for name, allocation := range realKinds(infos) {
+	for name, onePiece := range realKinds(infos) {
 		t.Run(name, func(t *testing.T) {
 			count := 0
 			tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
 				if faults != nil {
 					t.Skip("needs the CUDA emulator, which fails on purpose (TestDeviceConforms)")
 				}
-				d, err := driver.OpenDevice(cuda.Config{Ordinal: count % len(infos), Node: -1, Memory: memory, Allocation: allocation})
+				d, err := driver.OpenDevice(cuda.Config{Ordinal: count % len(infos), Node: -1, Memory: memory, OnePiece: onePiece})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -78,11 +78,11 @@ func TestRealDeviceConforms(t *testing.T) {
 				return d
 			})
 			var traits []tiertest.Trait
-			if allocation != cuda.OnePiece {
+			if !onePiece {
 				traits = append(traits, tiertest.HolesUnknown)
 			}
 			tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
-				p, err := devpool.NewMemory(openReal(t, driver, cuda.Config{Memory: capacity, Allocation: allocation}))
+				p, err := devpool.NewMemory(openReal(t, driver, cuda.Config{Memory: capacity, OnePiece: onePiece}))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -205,9 +205,9 @@ func TestRealPeers(t *testing.T) {
 func TestRealBorrow(t *testing.T) {
 	driver, infos := realDriver(t)
 	const n = 3<<20 + 5
-	for name, allocation := range realKinds(infos) {
+	for name, onePiece := range realKinds(infos) {
 		t.Run(name, func(t *testing.T) {
-			theirs := newWork(t, openReal(t, driver, cuda.Config{Memory: 16 << 20, Allocation: allocation}))
+			theirs := newWork(t, openReal(t, driver, cuda.Config{Memory: 16 << 20, OnePiece: onePiece}))
 			w := newWork(t, openReal(t, driver, cuda.Config{Memory: 1 << 20}))
 			in, out := w.pinned(n), w.pinned(n)
 			fillRandom(in, 5)

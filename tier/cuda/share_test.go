@@ -163,9 +163,9 @@ func TestNoSharedEventBehindAFailure(t *testing.T) {
 // TestBorrow: a device works with an allocation of another of the same GPU while that is borrowed,
 // with no more of it, and not with unallocated memory.
 func TestBorrow(t *testing.T) {
-	for _, allocation := range []cuda.Allocation{cuda.StreamOrdered, cuda.OnePiece} {
+	for _, onePiece := range []bool{false, true} {
 		r := load(t, cudatest.Config{Memory: 4 << 20})
-		owner, d := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, Allocation: allocation})
+		owner, d := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, OnePiece: onePiece})
 		so, err := owner.NewStream()
 		if err != nil {
 			t.Fatal(err)

@@ -142,7 +142,7 @@ func TestManyUseDevicesThatFailAndAreClosed(t *testing.T) {
 			r := load(t, cudatest.Config{Devices: 2, Delay: time.Duration(seed%3) * 10 * time.Microsecond})
 			s := &storm{events: make(chan tier.Event, 64), stop: make(chan struct{})}
 			for i := range 2 {
-				d, err := r.driver.OpenDevice(cuda.Config{Ordinal: i, Memory: 1 << 20, Allocation: []cuda.Allocation{cuda.AllocAuto, cuda.OnePiece}[i]})
+				d, err := r.driver.OpenDevice(cuda.Config{Ordinal: i, Memory: 1 << 20, OnePiece: i == 1})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -199,7 +199,7 @@ func TestBorrowMappedMemoryOfAnOldDriver(t *testing.T) {
 // What programs have allocated in the ordinary ways is lent whatever the driver answers to
 // questions that are meant for other memory, and whichever question it refuses.
 func TestBorrowWhateverTheDriverAnswers(t *testing.T) {
-	for name, kind := range map[string]cuda.Allocation{"pool": cuda.StreamOrdered, "plain": cuda.OnePiece} {
+	for name, onePiece := range map[string]bool{"pool": false, "plain": true} {
 		for _, set := range []map[string]int64{
 			{"plain_access": 0}, {"plain_access": 1}, {"plain_access": 3}, {"plain_unmapped": 1}, {"plain_access": 0, "plain_unmapped": 1},
 		} {
@@ -208,7 +208,7 @@ func TestBorrowWhateverTheDriverAnswers(t *testing.T) {
 				others, err := cuda.Load(r.Path)
 				must(t, err)
 				const n = 5 << 20
-				theirs := newWork(t, openReal(t, others, cuda.Config{Memory: 8 << 20, Allocation: kind}))
+				theirs := newWork(t, openReal(t, others, cuda.Config{Memory: 8 << 20, OnePiece: onePiece}))
 				at := theirs.alloc(n)
 				theirs.wait()
 				d := newWork(t, r.open(t, cuda.Config{Memory: 1 << 20}))
@@ -226,7 +226,7 @@ func TestBorrowWhateverTheDriverAnswers(t *testing.T) {
 		}
 		for _, code := range []driver.Code{driver.ErrInvalidValue, driver.ErrNotFound, driver.ErrNotSupported} {
 			r := load(t, cudatest.Config{})
-			theirs := newWork(t, r.open(t, cuda.Config{Memory: 8 << 20, Allocation: kind}))
+			theirs := newWork(t, r.open(t, cuda.Config{Memory: 8 << 20, OnePiece: onePiece}))
 			at := theirs.alloc(5 << 20)
 			theirs.wait()
 			d := r.open(t, cuda.Config{Memory: 1 << 20})

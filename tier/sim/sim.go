@@ -35,9 +35,6 @@ type Config struct {
 	Touch bool
 }
 
-// Validate checks the configuration.
-func (c Config) Validate() error { return sim.Config(c).Validate() }
-
 // New returns a device, which is also a tier.Computer and a tier.Lender. For tests it has a method
 // SetForeign(bytes int64): the device behaves as if others held so much of it. The caller must
 // Close it.
