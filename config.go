@@ -29,7 +29,7 @@ type Config struct {
 	// GPUs are the GPU spaces, gpu:0 onwards. Nil means one on each GPU that CUDA shows to the
 	// process, or a simulated one if there is none. An empty list, which is not nil, means none.
 	GPUs []GPUConfig
-	// Hosts are the pinned host spaces, host:0 onwards. Nil means those that HostPer describes.
+	// Hosts are the pinned host spaces, host:0 onwards. Nil means those that HostPerGPU describes.
 	Hosts []HostConfig
 	// Disks are the spill volumes, disk:0 onwards. What goes to any disk is spread over
 	// them in proportion to how fast each is written. Nil means one with defaults;
@@ -47,9 +47,10 @@ type Config struct {
 	// elsewhere. A share is one of the memory that the process may use. The default is a quarter of
 	// that, and no more than half of any node's memory.
 	HostMemory Amount
-	// HostPer divides HostMemory where Hosts is nil, and must not be set elsewhere. The zero value
-	// is one space on each NUMA node.
-	HostPer HostPer
+	// HostPerGPU divides HostMemory into one space for each GPU, on the node nearest to it, where
+	// Hosts is nil, and must not be set elsewhere. Otherwise there is one space on each NUMA node
+	// whose memory the process may use.
+	HostPerGPU bool
 
 	// The marks of each tier; zero fields mean tier.DefaultFractions.
 	GPUMarks, HostMarks, DiskMarks tier.Fractions

@@ -13,20 +13,11 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// HostPer says how the host's memory is divided into spaces.
-type HostPer int
-
-// The divisions.
-const (
-	HostPerNode HostPer = iota // one space a NUMA node whose memory the process may use
-	HostPerGPU                 // one space a GPU, on the node nearest to it
-)
-
 // Configure fills in what cfg leaves to the machine that top describes:
 //
 //   - GPUs, if nil: a space on each GPU that CUDA shows to the process (of those divided into MIG
 //     instances one instance, and nothing else), or a simulated one if there is none
-//   - Hosts, if nil: spaces on NUMA nodes, or for GPUs, as HostPer says
+//   - Hosts, if nil: spaces on NUMA nodes, or for GPUs, as HostPerGPU says
 //   - Disks, if nil: one in the temporary directory
 //   - the node of each space that it makes, and of each disk, so that data goes to what is near
 //   - a share of memory in Hosts, in bytes
@@ -90,7 +81,7 @@ func (m machine) configured(cfg Config, gpus []topology.GPU) (_ Config, err erro
 		return Config{}, err
 	}
 	cfg.Topology = m.top
-	cfg.GPUMemory, cfg.MostGPUs, cfg.HostMemory, cfg.HostPer = Amount{}, 0, Amount{}, HostPerNode
+	cfg.GPUMemory, cfg.MostGPUs, cfg.HostMemory, cfg.HostPerGPU = Amount{}, 0, Amount{}, false
 	if err := cfg.check(); err != nil { // what was a share may be too little
 		return Config{}, err
 	}
@@ -217,7 +208,7 @@ func (m machine) hosts(cfg Config) ([]HostConfig, error) {
 		total = m.memory / defaultHostShare
 	}
 	var hosts []HostConfig
-	if cfg.HostPer == HostPerGPU {
+	if cfg.HostPerGPU {
 		hosts = m.perGPU(total, cfg.GPUs)
 	} else {
 		hosts = m.perNode(total)

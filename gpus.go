@@ -20,9 +20,6 @@ import (
 // simulated GPU, which has as much as it is given.
 var ErrShareOfSimulated = errors.New("a simulated GPU has no memory to take a share of")
 
-// ErrAmbiguousGPU is what an AmbiguousGPUError matches.
-var ErrAmbiguousGPU = errors.New("the ID of a GPU space is the beginning of several GPUs' UUIDs")
-
 // AmbiguousGPUError lists the GPUs that the ID of a GPU space may mean. Neither another GPU nor a
 // simulated one replaces it then.
 type AmbiguousGPUError struct {
@@ -31,11 +28,8 @@ type AmbiguousGPUError struct {
 }
 
 func (e *AmbiguousGPUError) Error() string {
-	return fmt.Sprintf("%v: %s may be each of %s: write more of the one that is meant", ErrAmbiguousGPU, e.ID, strings.Join(e.UUIDs, ", "))
+	return fmt.Sprintf("the ID of a GPU space is the beginning of several GPUs' UUIDs: %s may be each of %s: write more of the one that is meant", e.ID, strings.Join(e.UUIDs, ", "))
 }
-
-// Is makes the error match ErrAmbiguousGPU.
-func (e *AmbiguousGPUError) Is(target error) bool { return target == ErrAmbiguousGPU }
 
 // driver is NVIDIA's, with the GPUs that it shows to the process.
 type driver struct {
@@ -121,8 +115,9 @@ var errSimulated = errors.New("it was asked for")
 
 // standIn reports whether a simulated GPU may serve a space for which no other can be had.
 func (e *Engine) standIn(space tier.ID, g GPUConfig, why error) error {
+	_, ambiguous := errors.AsType[*AmbiguousGPUError](why)
 	switch {
-	case g.Backend == CUDA || errors.Is(why, ErrAmbiguousGPU): // it is not known which GPU another would replace
+	case g.Backend == CUDA || ambiguous: // it is not known which GPU another would replace
 		return fmt.Errorf("%s: %w", space, why)
 	case g.Memory.Share != 0:
 		return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, why)

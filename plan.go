@@ -22,9 +22,6 @@ type Plan struct {
 	err     error
 }
 
-// Name returns the plan's name.
-func (p *Plan) Name() string { return p.name }
-
 // Owner returns the owner, with the plan's name, of what the plan's goroutines hold and wait for. A
 // goroutine that acquires, drains or reads with Owner().Context(ctx) takes part in deadlock
 // detection; SetWorkers must set how many do. A goroutine that works alone should have an owner of

@@ -51,7 +51,7 @@ func (c *Config) checkNilLists() error {
 		{"GPUMemory", "GPUs", !c.GPUMemory.IsZero(), c.GPUs != nil},
 		{"MostGPUs", "GPUs", c.MostGPUs != 0, c.GPUs != nil},
 		{"HostMemory", "Hosts", !c.HostMemory.IsZero(), c.Hosts != nil},
-		{"HostPer", "Hosts", c.HostPer != HostPerNode, c.Hosts != nil},
+		{"HostPerGPU", "Hosts", c.HostPerGPU, c.Hosts != nil},
 	} {
 		if f.set && f.given {
 			refuse("%s and %s are both set: the former is for a list that is nil", f.field, f.list)
@@ -70,11 +70,8 @@ func (c *Config) checkNilLists() error {
 	} else if n := c.HostMemory.Bytes; n > 0 && n < smallestHostSpace {
 		refuse("HostMemory: %d bytes are too little: the least is %d", n, int64(smallestHostSpace))
 	}
-	if c.HostPer != HostPerNode && c.HostPer != HostPerGPU {
-		refuse("HostPer is %d: want HostPerNode or HostPerGPU", c.HostPer)
-	}
-	if c.HostPer == HostPerGPU && c.GPUs != nil && len(c.GPUs) == 0 {
-		refuse("HostPer is HostPerGPU, but GPUs has no GPU space that a host space could be for")
+	if c.HostPerGPU && c.GPUs != nil && len(c.GPUs) == 0 {
+		refuse("HostPerGPU is set, but GPUs has no GPU space that a host space could be for")
 	}
 	return errors.Join(errs...)
 }

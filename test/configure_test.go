@@ -122,7 +122,7 @@ func TestConfigurePerGPU(t *testing.T) {
 		"dgx-a100": "host:0@3=32226 for gpu:0, host:1@3=32226 for gpu:1, host:2@1=32226 for gpu:2, host:3@1=32226 for gpu:3, " +
 			"host:4@7=32226 for gpu:4, host:5@7=32226 for gpu:5, host:6@5=32226 for gpu:6, host:7@5=32226 for gpu:7",
 	} {
-		cfg, err := spillway.Configure(recordedMachine(t, machine), spillway.Config{HostPer: spillway.HostPerGPU, Disks: []spillway.DiskConfig{}})
+		cfg, err := spillway.Configure(recordedMachine(t, machine), spillway.Config{HostPerGPU: true, Disks: []spillway.DiskConfig{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +158,7 @@ func TestConfigurePerNamedGPU(t *testing.T) {
 		"device of the program":    {spillway.GPUConfig{Device: dev}, 1},
 		"device on another node":   {spillway.GPUConfig{Device: dev, Node: new(int)}, 0},
 	} {
-		cfg, err := spillway.Configure(top, spillway.Config{GPUs: []spillway.GPUConfig{c.gpu}, HostPer: spillway.HostPerGPU, Disks: []spillway.DiskConfig{}})
+		cfg, err := spillway.Configure(top, spillway.Config{GPUs: []spillway.GPUConfig{c.gpu}, HostPerGPU: true, Disks: []spillway.DiskConfig{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,22 +203,22 @@ func TestConfigureUnequalNodes(t *testing.T) {
 	}
 	four := [][]int{{10, 20, 30, 11}, {20, 10, 12, 20}, {30, 12, 10, 30}, {11, 20, 30, 10}}
 	for name, c := range map[string]struct {
-		top  *topology.Topology
-		per  spillway.HostPer
-		want string
+		top    *topology.Topology
+		perGPU bool
+		want   string
 	}{
-		"of unequal size":       {numa(flat(2), []int64{32, 96}), spillway.HostPerNode, "host:0@0=8192, host:1@1=24576"},
-		"one without memory":    {numa(flat(3), []int64{64, 0, 64}), spillway.HostPerNode, "host:0@0=16384, host:1@2=16384"},
-		"the first has none":    {numa(flat(2), []int64{0, 64}), spillway.HostPerNode, "host:0@1=16384"},
-		"limits not known":      {unlimited(numa(flat(3), []int64{64, 0, 64})), spillway.HostPerNode, "host:0@0=16384, host:1@2=16384"},
-		"GPUs on nodes without": {numa(four, []int64{64, 0, 64, 0}, 1, 3), spillway.HostPerGPU, "host:0@2=16384 for gpu:0, host:1@0=16384 for gpu:1"},
-		"GPUs at all distances": {numa(four, []int64{64, 0, 64, 0}, 0, 1, 2, 3), spillway.HostPerGPU,
+		"of unequal size":       {numa(flat(2), []int64{32, 96}), false, "host:0@0=8192, host:1@1=24576"},
+		"one without memory":    {numa(flat(3), []int64{64, 0, 64}), false, "host:0@0=16384, host:1@2=16384"},
+		"the first has none":    {numa(flat(2), []int64{0, 64}), false, "host:0@1=16384"},
+		"limits not known":      {unlimited(numa(flat(3), []int64{64, 0, 64})), false, "host:0@0=16384, host:1@2=16384"},
+		"GPUs on nodes without": {numa(four, []int64{64, 0, 64, 0}, 1, 3), true, "host:0@2=16384 for gpu:0, host:1@0=16384 for gpu:1"},
+		"GPUs at all distances": {numa(four, []int64{64, 0, 64, 0}, 0, 1, 2, 3), true,
 			"host:0@0=8192 for gpu:0, host:1@2=8192 for gpu:1, host:2@2=8192 for gpu:2, host:3@0=8192 for gpu:3"},
 		// A quarter of all would be 8 GiB for each of them: as much as the node has.
-		"no more than half of a node":   {numa(flat(2), []int64{8, 120}, 0, 0, 0, 0), spillway.HostPerGPU, "host:0@0=1024 for gpu:0, host:1@0=1024 for gpu:1, host:2@0=1024 for gpu:2, host:3@0=1024 for gpu:3"},
-		"half of one, a part of others": {numa(flat(2), []int64{8, 120}, 0, 1), spillway.HostPerGPU, "host:0@0=4096 for gpu:0, host:1@1=16384 for gpu:1"},
+		"no more than half of a node":   {numa(flat(2), []int64{8, 120}, 0, 0, 0, 0), true, "host:0@0=1024 for gpu:0, host:1@0=1024 for gpu:1, host:2@0=1024 for gpu:2, host:3@0=1024 for gpu:3"},
+		"half of one, a part of others": {numa(flat(2), []int64{8, 120}, 0, 1), true, "host:0@0=4096 for gpu:0, host:1@1=16384 for gpu:1"},
 	} {
-		cfg, err := spillway.Configure(c.top, spillway.Config{HostPer: c.per, Disks: []spillway.DiskConfig{}})
+		cfg, err := spillway.Configure(c.top, spillway.Config{HostPerGPU: c.perGPU, Disks: []spillway.DiskConfig{}})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -330,8 +330,6 @@ func TestConfigureErrors(t *testing.T) {
 	}{
 		"no topology":                 {nil, spillway.Config{}, "topology"},
 		"an empty topology":           {&topology.Topology{}, spillway.Config{}, "no NUMA node"},
-		"an unknown division":         {vm, spillway.Config{HostPer: 7}, "HostPer is 7"},
-		"a negative division":         {vm, spillway.Config{HostPer: -1}, "HostPer is -1"},
 		"negative host memory":        {vm, spillway.Config{HostMemory: bytes(-1)}, "HostMemory: -1 bytes are negative"},
 		"a share above 1":             {vm, spillway.Config{HostMemory: share(1.5)}, "HostMemory: a share of 1.5"},
 		"a negative share":            {vm, spillway.Config{HostMemory: share(-0.1)}, "HostMemory: a share of -0.1"},
@@ -340,7 +338,7 @@ func TestConfigureErrors(t *testing.T) {
 		"more host memory than there": {vm, spillway.Config{HostMemory: bytes(1 << 50)}, "HostMemory: "},
 		"too little host memory":      {vm, spillway.Config{HostMemory: bytes(4096)}, "HostMemory: 4096 bytes are too little"},
 		"too little for eight":        {dgx, spillway.Config{HostMemory: bytes(1 << 20)}, "of 8 spaces"},
-		"too much for the GPUs' nodes": {dgx, spillway.Config{HostPer: spillway.HostPerGPU, HostMemory: share(1)},
+		"too much for the GPUs' nodes": {dgx, spillway.Config{HostPerGPU: true, HostMemory: share(1)},
 			"HostMemory: 2 spaces"},
 		"a negative number of GPUs":    {vm, spillway.Config{MostGPUs: -1}, "MostGPUs is -1"},
 		"less GPU memory than a page":  {vm, spillway.Config{GPUMemory: bytes(10)}, "GPUMemory: 10 bytes are too little"},
@@ -393,10 +391,10 @@ func TestConfigurePlacesErrors(t *testing.T) {
 	one := []spillway.GPUConfig{{Backend: spillway.Sim, Memory: mib}}
 	for want, cfg := range map[string]spillway.Config{
 		"HostMemory and Hosts are both":    {HostMemory: mib, Hosts: []spillway.HostConfig{{Memory: mib}}},
-		"HostPer and Hosts are both":       {HostPer: spillway.HostPerGPU, Hosts: []spillway.HostConfig{{Memory: mib}}},
+		"HostPerGPU and Hosts are both":    {HostPerGPU: true, Hosts: []spillway.HostConfig{{Memory: mib}}},
 		"GPUMemory and GPUs are both":      {GPUMemory: mib, GPUs: []spillway.GPUConfig{{Memory: mib}}},
 		"MostGPUs and GPUs are both":       {MostGPUs: 1, GPUs: []spillway.GPUConfig{}},
-		"GPUs has no GPU space that":       {HostPer: spillway.HostPerGPU, GPUs: []spillway.GPUConfig{}},
+		"GPUs has no GPU space that":       {HostPerGPU: true, GPUs: []spillway.GPUConfig{}},
 		"no host space in Hosts":           {Hosts: []spillway.HostConfig{}},
 		"host:1: memory of 0 bytes":        {Hosts: []spillway.HostConfig{{Memory: mib}, {}}},
 		"host:1: memory of 9223372036":     {Hosts: []spillway.HostConfig{{Memory: mib}, {Memory: spillway.Bytes(math.MaxInt64)}}},
@@ -436,19 +434,19 @@ func TestConfigurePlacesErrors(t *testing.T) {
 // is near, and comes back whole.
 func TestConfiguredEngines(t *testing.T) {
 	for i, machine := range recorded {
-		for _, per := range []spillway.HostPer{spillway.HostPerNode, spillway.HostPerGPU} {
-			if testseed.Hurried() && i%2 != int(per)%2 {
+		for k, perGPU := range []bool{false, true} {
+			if testseed.Hurried() && i%2 != k {
 				continue // the other way of this machine
 			}
-			t.Run(fmt.Sprintf("%s/%d", machine, per), func(t *testing.T) { configuredEngine(t, recordedMachine(t, machine), per) })
+			t.Run(fmt.Sprintf("%s/%d", machine, k), func(t *testing.T) { configuredEngine(t, recordedMachine(t, machine), perGPU) })
 		}
 	}
 }
 
-func configuredEngine(t *testing.T, top *topology.Topology, per spillway.HostPer) {
+func configuredEngine(t *testing.T, top *topology.Topology, perGPU bool) {
 	dir := t.TempDir()
 	cfg, err := spillway.Configure(top, spillway.Config{
-		HostPer: per, HostMemory: spillway.Bytes(8 << 20), GPUMemory: spillway.Bytes(256 << 10),
+		HostPerGPU: perGPU, HostMemory: spillway.Bytes(8 << 20), GPUMemory: spillway.Bytes(256 << 10),
 		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(64 << 20)}},
 	})
 	if err != nil {
@@ -479,7 +477,7 @@ func configuredEngine(t *testing.T, top *topology.Topology, per spillway.HostPer
 			t.Errorf("%s is on node %d, want %d", s.ID(), s.Node(), *cfg.GPUs[i].Node)
 		}
 		first := reservation.ToDowngrade(s.ID(), tier.Host).Candidates(spaces, nil)[0]
-		if per == spillway.HostPerGPU && first.ID().Ordinal != i {
+		if perGPU && first.ID().Ordinal != i {
 			t.Errorf("%s moves down to %s first", s.ID(), first.ID())
 		}
 		if near := top.MemoryNode(s.Node()); near != topology.Unknown && first.Node() != near {
@@ -561,7 +559,7 @@ func TestConfigureTwice(t *testing.T) {
 	for _, name := range recorded {
 		top := recordedMachine(t, name)
 		for i, cfg := range []spillway.Config{
-			{}, {HostMemory: spillway.Share(0.125), GPUMemory: spillway.Bytes(1 << 20), MostGPUs: 1, HostPer: spillway.HostPerGPU, StuckAfter: 7},
+			{}, {HostMemory: spillway.Share(0.125), GPUMemory: spillway.Bytes(1 << 20), MostGPUs: 1, HostPerGPU: true, StuckAfter: 7},
 			{GPUs: []spillway.GPUConfig{}, Disks: []spillway.DiskConfig{}},
 			{
 				GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
@@ -607,8 +605,8 @@ func TestOpenConfigures(t *testing.T) {
 	}{
 		"no GPU":               {0, 0, spillway.Config{HostMemory: spillway.Bytes(3 << 20)}, true},
 		"two GPUs":             {2, 2, spillway.Config{HostMemory: spillway.Bytes(3 << 20), GPUMemory: spillway.Share(0.5)}, true},
-		"for each GPU":         {2, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), HostPer: spillway.HostPerGPU}, true},
-		"more than are shown":  {1, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), HostPer: spillway.HostPerGPU}, false},
+		"for each GPU":         {2, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), HostPerGPU: true}, true},
+		"more than are shown":  {1, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), HostPerGPU: true}, false},
 		"more than are known":  {2, 1, spillway.Config{HostMemory: spillway.Bytes(2 << 20), GPUMemory: spillway.Bytes(1 << 20)}, false},
 		"no driver, two known": {0, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), GPUMemory: spillway.Bytes(1 << 20)}, false},
 		"one of two":           {2, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), MostGPUs: 1}, true},

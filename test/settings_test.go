@@ -206,10 +206,10 @@ var settings = []setting{
 		c.HostMemory = spillway.Bytes(6 << 20)
 		return capacity(tier.Host, 2, 2<<20)
 	}},
-	{field: "HostPer", with: func(_ *testing.T, c *spillway.Config) {
+	{field: "HostPerGPU", with: func(_ *testing.T, c *spillway.Config) {
 		c.Hosts, c.HostMemory = nil, spillway.Bytes(3<<20) // for three nodes, and one GPU
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.HostPer = spillway.HostPerGPU
+		c.HostPerGPU = true
 		return capacity(tier.Host, 0, 3<<20)
 	}},
 	{field: "GPUMemory", with: func(_ *testing.T, c *spillway.Config) { c.GPUs = nil },

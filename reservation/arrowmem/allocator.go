@@ -233,7 +233,7 @@ func (a *Allocator) shorten(size int, b []byte) {
 
 // Free gives b back, which Allocate or Reallocate returned. Memory that is not the
 // allocator's, or no longer, changes nothing. An invariants build panics with an error that
-// matches tier.ErrReleased, and others keep the first one for Err and Close.
+// matches tier.ErrReleased. In other builds Close returns the first one.
 func (a *Allocator) Free(b []byte) {
 	if cap(b) == 0 {
 		return
@@ -267,14 +267,6 @@ func (a *Allocator) misuse(op string, b []byte) error {
 	return err
 }
 
-// Err returns the first error about memory that is not the allocator's, or no longer. It matches
-// tier.ErrReleased. Nil means that there was none.
-func (a *Allocator) Err() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.mu.misused
-}
-
 // Allocated returns how many bytes are allocated and not freed, as asked for.
 func (a *Allocator) Allocated() int64 {
 	a.mu.Lock()
@@ -296,8 +288,8 @@ func leaksOf(id tier.ID, blocks map[*byte]block) []tier.Leak {
 
 // Close ends allocation and frees what is left, which must not be used any more. A caller whose
 // arrays live longer closes the allocator after them, or not at all. Close reports what was left,
-// as an *UnfreedError, and what Err does. The reservation is untouched. A second Close returns
-// tier.ErrClosed.
+// as an *UnfreedError, and the first call with memory that was not the allocator's. The reservation
+// is untouched. A second Close returns tier.ErrClosed.
 func (a *Allocator) Close() error {
 	a.mu.Lock()
 	if a.mu.closed {
