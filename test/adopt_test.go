@@ -19,12 +19,12 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
-	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // TestDamagedBytesAreNotAdopted: with a byte of a segment changed the batch, or those that share
@@ -82,7 +82,7 @@ func setByte(t *testing.T, path string, at int, value byte) {
 func adoptDamaged(t *testing.T, dir string) (refused int) {
 	t.Helper()
 	work := t.TempDir()
-	tiertest.CopyTree(t, work, dir)
+	copytree.Copy(t, work, dir)
 	eng := persistentEngine(t, work)
 	for _, k := range eng.Persisted() {
 		used := onDisk(eng)
@@ -140,7 +140,7 @@ func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
 		bad := slices.Clone(sound)
 		bad[at] ^= 1 << (at % 8)
 		work := t.TempDir()
-		tiertest.CopyTree(t, work, dir)
+		copytree.Copy(t, work, dir)
 		rel, err := filepath.Rel(dir, manifests[0])
 		if err != nil {
 			t.Fatal(err)
@@ -317,7 +317,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 	dir := crashed(t, 3)
 	for i := 0; ; i += testseed.Rounds(1, 4) {
 		work := t.TempDir()
-		tiertest.CopyTree(t, work, dir)
+		copytree.Copy(t, work, dir)
 		at := ""
 		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO), Hit: func(op, path string) { at = fmt.Sprint(op, " ", filepath.Base(path)) }})
 		eng, err := openPersistent(t.Context(), work, func(c *spillway.Config) { c.Disks[0].FS = files })

@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/hidingfs"
 	"github.com/spillway-db/spillway/tier/disk"
-	"github.com/spillway-db/spillway/tier/tiertest"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -40,7 +40,7 @@ func TestEngineWhereRemovedFilesStay(t *testing.T) {
 		}
 		putPersisted(t, eng, repo, n, false)
 	}
-	tiertest.CopyTree(t, kept, dir)
+	copytree.Copy(t, kept, dir)
 	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 

@@ -5,11 +5,11 @@ import (
 
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // TestPersistedBatchOfManyDictionaries: to find what a kept batch needs takes about four times as
@@ -32,7 +32,7 @@ func TestPersistedBatchOfManyDictionaries(t *testing.T) {
 		if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
 			t.Fatal(err)
 		}
-		tiertest.CopyTree(t, copied, dir)
+		copytree.Copy(t, copied, dir)
 		closePersistent(t, eng)
 		before := lookup.Steps()
 		eng = persistentEngine(t, copied)

@@ -13,10 +13,10 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // wideRecord has a hundred columns and a schema of its own.
@@ -61,7 +61,7 @@ func TestSchemaIsRecordedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tiertest.CopyTree(t, copied, dir)
+	copytree.Copy(t, copied, dir)
 	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 

@@ -27,6 +27,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
@@ -34,7 +35,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
-	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // keepChildEnv makes a test process one that fills a directory until it is killed: it is the
@@ -401,7 +401,7 @@ func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
 		}
 		putPersisted(t, eng, repo, i+1, i%2 == 0)
 	}
-	tiertest.CopyTree(t, copied, dir)
+	copytree.Copy(t, copied, dir)
 	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 	return copied
@@ -447,7 +447,7 @@ func TestPersistedBatchesStayUntilAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	copied := t.TempDir()
-	tiertest.CopyTree(t, copied, dir)
+	copytree.Copy(t, copied, dir)
 	closePersistent(t, eng)
 
 	eng = persistentEngine(t, copied) // as after another crash
@@ -489,7 +489,7 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 		adopted = append(adopted, b)
 	}
 	copied := t.TempDir()
-	tiertest.CopyTree(t, copied, dir)
+	copytree.Copy(t, copied, dir)
 	for _, b := range adopted {
 		if err := b.Drop(); err != nil {
 			t.Error(err)
@@ -525,7 +525,7 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 	want := func(partitions ...int) {
 		t.Helper()
 		copied := t.TempDir()
-		tiertest.CopyTree(t, copied, dir)
+		copytree.Copy(t, copied, dir)
 		next := persistentEngine(t, copied)
 		var got []int
 		for _, k := range next.Persisted() {
@@ -608,7 +608,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	want := func(partition int) {
 		t.Helper()
 		copied := t.TempDir()
-		tiertest.CopyTree(t, copied, dir)
+		copytree.Copy(t, copied, dir)
 		next := persistentEngine(t, copied)
 		if all := next.Persisted(); len(all) != 1 || all[0].Err != nil || all[0].Partition != partition {
 			t.Errorf("kept: %+v, want the batch in partition %d", all, partition)

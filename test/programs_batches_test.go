@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // hiding is an observer that a program puts in the place of the engine's, and which cannot
@@ -135,7 +135,7 @@ func TestBatchesThatTheEngineDoesNotKnow(t *testing.T) {
 func wantPersisted(t *testing.T, dir string, want ...int64) {
 	t.Helper()
 	copied := t.TempDir()
-	tiertest.CopyTree(t, copied, dir)
+	copytree.Copy(t, copied, dir)
 	eng := persistentEngine(t, copied)
 	var got []int64
 	for _, k := range eng.Persisted() {

@@ -38,7 +38,7 @@ func TestDeviceConforms(t *testing.T) {
 		var hook func(sim.Op) error
 		if faults != nil {
 			hook = func(op sim.Op) error {
-				return faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
+				return faults(op.Index, op.Stage == sim.Run)
 			}
 		}
 		d, err := sim.OpenFaulty(sim.Config{Memory: memory}, hook)

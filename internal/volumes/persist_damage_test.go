@@ -14,12 +14,12 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
-	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // persistedFiles returns the files in the only kept directory.
@@ -52,11 +52,11 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	pristine := t.TempDir()
-	tiertest.CopyTree(t, pristine, dir)
+	copytree.Copy(t, pristine, dir)
 	const step = 5 // each meets all bits, and all fields; runs begin at different bytes
 	for at := int(testseed.One(t) % step); at < len(sound); at += step {
 		work := t.TempDir()
-		tiertest.CopyTree(t, work, pristine)
+		copytree.Copy(t, work, pristine)
 		bad := slices.Clone(sound)
 		bad[at] ^= 1 << (at % 8)
 		if err := os.WriteFile(persistedFiles(t, work, "manifest-*")[0], bad, 0o600); err != nil {
@@ -103,10 +103,10 @@ func TestCutManifestIsRead(t *testing.T) {
 	}
 	leave(t, v, all...)
 	pristine := t.TempDir()
-	tiertest.CopyTree(t, pristine, dir)
+	copytree.Copy(t, pristine, dir)
 	for cut := int64(0); cut <= ends[2]; cut += int64(testseed.Rounds(3, 13)) { // not divisors of anything
 		work := t.TempDir()
-		tiertest.CopyTree(t, work, pristine)
+		copytree.Copy(t, work, pristine)
 		if err := os.Truncate(persistedFiles(t, work, "manifest-*")[0], cut); err != nil {
 			t.Fatal(err)
 		}
@@ -284,7 +284,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 			}
 			if kept && found {
 				saved := t.TempDir()
-				tiertest.CopyTree(t, saved, dir)
+				copytree.Copy(t, saved, dir)
 				again := openPersistent(t, saved, small)
 				if n := len(again.Persisted()); n != 2 {
 					t.Errorf("fault %d: %d of 2 are kept", i, n)
@@ -338,7 +338,7 @@ func TestRandomPersisting(t *testing.T) {
 	var loose []tier.FileMemory
 	look := func() {
 		work := t.TempDir()
-		tiertest.CopyTree(t, work, dir)
+		copytree.Copy(t, work, dir)
 		v := openPersistent(t, work)
 		kept := v.Persisted()
 		if len(kept) != len(live) || len(v.Stats().Warnings) != 0 {
@@ -412,7 +412,7 @@ func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
 	look := func(want ...uint64) {
 		t.Helper()
 		work := t.TempDir()
-		tiertest.CopyTree(t, work, dir)
+		copytree.Copy(t, work, dir)
 		next := openPersistent(t, work)
 		kept := next.Persisted()
 		if len(kept) != len(want) {

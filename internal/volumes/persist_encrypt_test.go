@@ -15,12 +15,12 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
-	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // sealed makes a volume one that encrypts, with the tests' key.
@@ -267,7 +267,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	v = openPersistent(t, dir, small) // a manifest written anew, and in it records of two keys
 	_, c := persist(t, v, 20, page)
 	saved := t.TempDir()
-	tiertest.CopyTree(t, saved, dir)
+	copytree.Copy(t, saved, dir)
 	free(v, c...)
 	closeVolume(t, v)
 	info, err := os.Stat(persistedFiles(t, saved, "manifest-*")[0])
@@ -279,7 +279,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	const step = 7 // runs begin at different bytes
 	for at := int(testseed.One(t) % step); at < int(info.Size()); at += step {
 		work := t.TempDir()
-		tiertest.CopyTree(t, work, saved)
+		copytree.Copy(t, work, saved)
 		what, err := volumes.Forge(persistedFiles(t, work, "manifest-*")[0], at, 1<<(at%8))
 		if err != nil {
 			t.Fatal(err)
@@ -346,7 +346,7 @@ func TestChangedBytesOfWhatPersistsAreFound(t *testing.T) {
 	check := func(what string, bad []byte, unitAt int64) {
 		t.Helper()
 		work := t.TempDir()
-		tiertest.CopyTree(t, work, dir)
+		copytree.Copy(t, work, dir)
 		if err := os.WriteFile(persistedFiles(t, work, "segment-*")[0], bad, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier/disk"
-	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // TestWrongKeyDestroysNothing: what was kept is opened with another key, without one, or with one
@@ -69,7 +69,7 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 			_, es := persist(t, v, 3, page)
 			leave(t, v, es...)
 			mine := names(t, elsewhere)[0]
-			tiertest.CopyTree(t, filepath.Join(dir, mine), filepath.Join(elsewhere, mine))
+			copytree.Copy(t, filepath.Join(dir, mine), filepath.Join(elsewhere, mine))
 			v = openPersistent(t, dir, c.opened)
 			if len(v.Persisted()) != 1 {
 				t.Fatalf("kept: %+v", v.Persisted())

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // common is what many have in common, so many bytes.
@@ -124,12 +124,12 @@ func TestSharedMetaStandsBeforeWhoNeedsIt(t *testing.T) {
 	v = openPersistent(t, dir) // which writes it anew
 	leave(t, v)
 	pristine := t.TempDir()
-	tiertest.CopyTree(t, pristine, dir)
+	copytree.Copy(t, pristine, dir)
 	whole := manifestLength(t, dir)
 	found := make(map[int]bool)
 	for cut := whole; cut > 0; cut -= 56 {
 		work := t.TempDir()
-		tiertest.CopyTree(t, work, pristine)
+		copytree.Copy(t, work, pristine)
 		if err := os.Truncate(persistedFiles(t, work, "manifest-*")[0], cut); err != nil {
 			t.Fatal(err)
 		}

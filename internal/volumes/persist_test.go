@@ -10,11 +10,11 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
-	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
 // openPersistent opens a volume that keeps.
@@ -71,13 +71,13 @@ func sharedOf(seed uint64) []byte {
 func leave(t testing.TB, v *volumes.Volume, es ...tier.FileMemory) {
 	t.Helper()
 	saved := t.TempDir()
-	tiertest.CopyTree(t, saved, v.Dir())
+	copytree.Copy(t, saved, v.Dir())
 	free(v, es...)
 	closeVolume(t, v)
 	if err := os.RemoveAll(v.Dir()); err != nil {
 		t.Fatal(err)
 	}
-	tiertest.CopyTree(t, v.Dir(), saved)
+	copytree.Copy(t, v.Dir(), saved)
 }
 
 // wantPersisted takes what was kept with seed and compares it.

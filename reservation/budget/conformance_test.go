@@ -15,7 +15,7 @@ func simFor(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
 	var hook func(sim.Op) error
 	if faults != nil {
 		hook = func(op sim.Op) error {
-			return faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
+			return faults(op.Index, op.Stage == sim.Run)
 		}
 	}
 	d, err := sim.NewFaulty(sim.Config{Memory: memory}, hook)

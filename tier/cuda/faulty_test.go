@@ -57,8 +57,8 @@ func inner(s tier.Stream) tier.Stream {
 // do makes a call, of which the driver refuses the first part if the suite wants that; or the GPU
 // fails at the work that it puts on a stream.
 func (d *faulty) do(work bool, call func() error) error {
-	op := tiertest.Op{Index: d.ops.Add(1) - 1}
-	if refuse := d.faults(op); refuse != nil {
+	index := d.ops.Add(1) - 1
+	if refuse := d.faults(index, false); refuse != nil {
 		if call == nil {
 			return refuse
 		}
@@ -73,8 +73,8 @@ func (d *faulty) do(work bool, call func() error) error {
 	if call == nil {
 		return nil
 	}
-	if op.Running = true; work {
-		if fail := d.faults(op); fail != nil {
+	if work {
+		if fail := d.faults(index, true); fail != nil {
 			d.wanted = fail
 			d.emulator.Settle()
 			d.emulator.FailWork(0, driver.ErrIllegalAddress, false)

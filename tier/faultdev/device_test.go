@@ -65,7 +65,7 @@ func TestConforms(t *testing.T) {
 		var hook func(sim.Op) error
 		if faults != nil {
 			hook = func(op sim.Op) error {
-				return faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
+				return faults(op.Index, op.Stage == sim.Run)
 			}
 		}
 		inner, err := sim.NewFaulty(sim.Config{Memory: memory}, hook)

@@ -138,7 +138,7 @@ func newFlawedDevice(t *testing.T, memory int64, faults tiertest.FaultFunc, flaw
 	var hook func(sim.Op) error
 	if faults != nil {
 		hook = func(op sim.Op) error {
-			err := faults(tiertest.Op{Index: op.Index, Running: op.Stage == sim.Run})
+			err := faults(op.Index, op.Stage == sim.Run)
 			switch {
 			case flaw == "does what it refuses" && op.Kind == sim.OpFill,
 				flaw == "refuses and keeps the memory" && op.Kind == sim.OpAlloc:

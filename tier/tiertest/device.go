@@ -13,33 +13,25 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Op is an operation that a device under test is about to do.
-type Op struct {
-	// Index distinguishes the operations of a device: no two have the same.
-	Index int64
-	// Running is false while the call is being made, on the caller's goroutine
-	// and after its arguments were found right: an error then refuses the call. It
-	// is true when work comes to be done that moves or computes bytes: an error
-	// then fails the work. Both times Index is the same.
-	Running bool
-}
-
-// FaultFunc reports whether an operation fails, and how. It is safe for concurrent
+// FaultFunc reports whether an operation fails that a device under test is about to do, and how.
+// index distinguishes the operations of a device: no two have the same. running is false while the
+// call is being made, on the caller's goroutine and after its arguments were found right: an error
+// then refuses the call. It is true when work comes to be done that moves or computes bytes: an
+// error then fails the work. Both times the index is the same. A FaultFunc is safe for concurrent
 // use.
-type FaultFunc func(Op) error
+type FaultFunc func(index int64, running bool) error
 
-// OpenFunc opens a device with so much memory in bytes, a multiple of 1 MiB, all
-// of which can be allocated. It asks faults about every operation; nil
-// means that nothing is to fail. A backend that cannot fail on purpose skips
-// the test when faults is not nil. RunDevice closes the device.
-type OpenFunc = func(t *testing.T, memory int64, faults FaultFunc) tier.Device
+type openFunc = func(t *testing.T, memory int64, faults FaultFunc) tier.Device
 
 // RunDevice checks that a device keeps the contract of tier.Device and, if it
-// has it, of tier.Computer.
+// has it, of tier.Computer. open opens a device with so much memory in bytes, a multiple of 1 MiB,
+// all of which can be allocated. The device asks faults about every operation; nil means that
+// nothing is to fail. A backend that cannot fail on purpose skips the test when faults is not nil.
+// RunDevice closes the device.
 func RunDevice(t *testing.T, open func(t *testing.T, memory int64, faults FaultFunc) tier.Device) {
 	for _, c := range []struct {
 		name string
-		run  func(t *testing.T, open OpenFunc)
+		run  func(t *testing.T, open openFunc)
 	}{
 		{"Info", testInfo},
 		{"Charge", testCharge},
@@ -76,7 +68,7 @@ type device struct {
 	t *testing.T
 }
 
-func openDevice(t *testing.T, open OpenFunc, faults FaultFunc) *device {
+func openDevice(t *testing.T, open openFunc, faults FaultFunc) *device {
 	t.Helper()
 	d := &device{open(t, memory, faults), t}
 	t.Cleanup(func() {

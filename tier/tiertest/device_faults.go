@@ -24,11 +24,11 @@ type fault struct {
 	hit   bool
 }
 
-func (f *fault) ask(op Op) error {
+func (f *fault) ask(index int64, running bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if op.Running {
-		if f.running && f.hit && op.Index == f.index {
+	if running {
+		if f.running && f.hit && index == f.index {
 			return errInjected
 		}
 		return nil
@@ -37,7 +37,7 @@ func (f *fault) ask(op Op) error {
 	if f.ops-1 != f.n {
 		return nil
 	}
-	f.hit, f.index = true, op.Index
+	f.hit, f.index = true, index
 	if f.running {
 		return nil
 	}
@@ -134,7 +134,7 @@ func (c *script) close() {
 // testRefused refuses each operation of the script in turn. The caller gets an error, nothing has
 // happened, and the same call made again passes. A device may hide that an operation of its own
 // within a call was refused. But each call must report when its own operation was.
-func testRefused(t *testing.T, open OpenFunc) {
+func testRefused(t *testing.T, open openFunc) {
 	var calls []string // of the script, and whether each was refused once
 	told := make(map[int]bool)
 	for n := int64(0); ; n++ {
@@ -186,7 +186,7 @@ func testRefused(t *testing.T, open OpenFunc) {
 
 // testFailed fails each piece of work in turn. Events report it, the stream that waited for the
 // failed one fails too, all memory comes back, and the device goes on working.
-func testFailed(t *testing.T, open OpenFunc) {
+func testFailed(t *testing.T, open openFunc) {
 	failures, skipped := 0, false
 	for n := int64(0); ; n++ {
 		f, hit := &fault{n: n, running: true}, false
@@ -235,7 +235,7 @@ func testFailed(t *testing.T, open OpenFunc) {
 
 // testFailureIsTold: events before the failed work succeed, those after it fail, and nothing else
 // reports the failure.
-func testFailureIsTold(t *testing.T, open OpenFunc) {
+func testFailureIsTold(t *testing.T, open openFunc) {
 	const calls = 8
 	for failing := range int64(calls) {
 		f := &fault{n: -1, running: true}

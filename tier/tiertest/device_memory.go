@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-func testInfo(t *testing.T, open OpenFunc) {
+func testInfo(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	if i := d.Info(); i.Name == "" || i.Backend == "" || i.Node < -1 {
 		t.Errorf("Info is %+v: want a name, a backend, and a node or -1", i)
@@ -19,7 +19,7 @@ func testInfo(t *testing.T, open OpenFunc) {
 	}
 }
 
-func testCharge(t *testing.T, open OpenFunc) {
+func testCharge(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	if c := d.Charge(0); c != 0 {
 		t.Errorf("Charge(0) = %d", c)
@@ -30,7 +30,7 @@ func testCharge(t *testing.T, open OpenFunc) {
 	checkCharge(t, d.Charge)
 }
 
-func testAlloc(t *testing.T, open OpenFunc) {
+func testAlloc(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
 	for _, size := range []int64{0, -1} {
@@ -68,7 +68,7 @@ func testAlloc(t *testing.T, open OpenFunc) {
 	d.outstanding(s, 0)
 }
 
-func testOutOfMemory(t *testing.T, open OpenFunc) {
+func testOutOfMemory(t *testing.T, open openFunc) {
 	const piece = 64 << 10
 	d := openDevice(t, open, nil)
 	s := d.stream()
@@ -126,7 +126,7 @@ func (d *device) works2(s tier.Stream, a, b tier.Addr) {
 	equal(d.t, d.read(s, b, 5000), want, "after a copy on a full device")
 }
 
-func testRetire(t *testing.T, open OpenFunc) {
+func testRetire(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s, other := d.stream(), d.stream()
 	a := d.alloc(s, memory)
@@ -156,7 +156,7 @@ func testRetire(t *testing.T, open OpenFunc) {
 
 // testAlignments copies pieces of many lengths between places of many
 // alignments, and looks at the bytes beside.
-func testAlignments(t *testing.T, open OpenFunc) {
+func testAlignments(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
 	const room, margin = 80 << 10, 64
@@ -197,7 +197,7 @@ func framed(b []byte, off, window int64, value byte) []byte {
 	return out
 }
 
-func testRegions(t *testing.T, open OpenFunc) {
+func testRegions(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
 	const half = 512 << 10
@@ -253,7 +253,7 @@ func (w wrapped) Unwrap() tier.Device { return w.Device }
 // stranger is a device that no backend knows.
 type stranger struct{ tier.Device }
 
-func testPeer(t *testing.T, open OpenFunc) {
+func testPeer(t *testing.T, open openFunc) {
 	d, peer := openDevice(t, open, nil), openDevice(t, open, nil)
 	s, ps := d.stream(), peer.stream()
 	const n = 100_003
@@ -293,7 +293,7 @@ func testPeer(t *testing.T, open OpenFunc) {
 	peer.works(ps)
 }
 
-func testDigest(t *testing.T, open OpenFunc) {
+func testDigest(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	computer, ok := d.Device.(tier.Computer)
 	if !ok {
@@ -338,7 +338,7 @@ func testDigest(t *testing.T, open OpenFunc) {
 
 // testMistakes makes every mistake that a call can see: each is an error, and
 // nothing else happens.
-func testMistakes(t *testing.T, open OpenFunc) {
+func testMistakes(t *testing.T, open openFunc) {
 	d, other := openDevice(t, open, nil), openDevice(t, open, nil)
 	s, os := d.stream(), other.stream()
 	const n = 1000

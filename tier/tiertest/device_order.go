@@ -14,7 +14,7 @@ import (
 
 // testOrderOnStream puts random work on one stream, without waiting, and
 // compares with the same work done at once on a slice.
-func testOrderOnStream(t *testing.T, open OpenFunc) {
+func testOrderOnStream(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
 	const size = 256 << 10
@@ -83,7 +83,7 @@ func closedChannel() chan struct{} {
 }
 
 // testNoOrderAcrossStreams: what holds one stream up does not hold another.
-func testNoOrderAcrossStreams(t *testing.T, open OpenFunc) {
+func testNoOrderAcrossStreams(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s, other := d.stream(), d.stream()
 	a := d.alloc(s, 100)
@@ -109,7 +109,7 @@ func testNoOrderAcrossStreams(t *testing.T, open OpenFunc) {
 
 // testEvents passes a piece of memory from stream to stream: only events keep
 // the order.
-func testEvents(t *testing.T, open OpenFunc) {
+func testEvents(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	const size, rounds = 128 << 10, 200
 	streams := []tier.Stream{d.stream(), d.stream(), d.stream(), d.stream()}
@@ -146,7 +146,7 @@ func testEvents(t *testing.T, open OpenFunc) {
 }
 
 // testNeverBlocks puts much work on a stream that does not get on.
-func testNeverBlocks(t *testing.T, open OpenFunc) {
+func testNeverBlocks(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
 	const n = 5000
@@ -177,7 +177,7 @@ func testNeverBlocks(t *testing.T, open OpenFunc) {
 	}
 }
 
-func testStreamClose(t *testing.T, open OpenFunc) {
+func testStreamClose(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s, other := d.stream(), d.stream()
 	const n = 1 << 20
@@ -216,7 +216,7 @@ func testStreamClose(t *testing.T, open OpenFunc) {
 	d.outstanding(other, 0)
 }
 
-func testClose(t *testing.T, open OpenFunc) {
+func testClose(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
 	const n = 1 << 20
@@ -250,7 +250,7 @@ func testClose(t *testing.T, open OpenFunc) {
 
 // testConcurrent has several goroutines use the device, each with a stream of
 // its own.
-func testConcurrent(t *testing.T, open OpenFunc) {
+func testConcurrent(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	var wg sync.WaitGroup
 	for g := range uint64(4) {

@@ -1,4 +1,4 @@
-package tiertest_test
+package copytree_test
 
 import (
 	"os"
@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-db/spillway/tier/tiertest"
+	"github.com/spillway-db/spillway/internal/copytree"
 )
 
 // TestCopyOfZerosTakesNoRoom: files of volumes have much room that was never written.
@@ -16,7 +16,7 @@ func TestCopyOfZerosTakesNoRoom(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(src, "zeros"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tiertest.CopyTree(t, dst, src)
+	copytree.Copy(t, dst, src)
 	var room unix.Stat_t
 	if err := unix.Stat(filepath.Join(dst, "zeros"), &room); err != nil || room.Size != 1<<20 || room.Blocks*512 > 64<<10 {
 		t.Errorf("the copy has %d bytes and takes %d blocks: %v", room.Size, room.Blocks, err)

@@ -1,4 +1,4 @@
-package tiertest_test
+package copytree_test
 
 import (
 	"bytes"
@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/spillway-db/spillway/tier/tiertest"
+	"github.com/spillway-db/spillway/internal/copytree"
 )
 
 // TestCopyTree: names, modes and bytes are the source's, also of files that end in zeros or
@@ -46,7 +46,7 @@ func TestCopyTree(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(src, "nothing"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	tiertest.CopyTree(t, dst, src)
+	copytree.Copy(t, dst, src)
 	for name, want := range files {
 		got, err := os.ReadFile(filepath.Join(dst, name))
 		if err != nil || !bytes.Equal(got, want) {

@@ -1,4 +1,5 @@
-package tiertest
+// Package copytree copies directories of spill volumes, for tests.
+package copytree
 
 import (
 	"bytes"
@@ -10,13 +11,13 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
-
-	"github.com/spillway-db/spillway/tier"
 )
 
-// CopyTree copies what is in the directory src into dst, which need not be there. The holes of
+const page = 4096
+
+// Copy copies what is in the directory src into dst, which need not be there. The holes of
 // a file are left out: files of spill volumes are long, and hold little.
-func CopyTree(t testing.TB, dst, src string) {
+func Copy(t testing.TB, dst, src string) {
 	t.Helper()
 	err := filepath.WalkDir(src, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -97,16 +98,16 @@ func nextData(f *os.File, off, size int64) (begin, end int64, err error) {
 // never written is no hole once it has been read.
 func copyData(out, in *os.File, begin, end int64) error {
 	data := io.NewSectionReader(in, begin, end-begin)
-	page, zeros := make([]byte, tier.Page), make([]byte, tier.Page)
-	for at := begin; at < end; at += tier.Page {
-		n, err := io.ReadFull(data, page)
+	buf, zeros := make([]byte, page), make([]byte, page)
+	for at := begin; at < end; at += page {
+		n, err := io.ReadFull(data, buf)
 		if err != nil && err != io.ErrUnexpectedEOF {
 			return err
 		}
-		if bytes.Equal(page[:n], zeros[:n]) {
+		if bytes.Equal(buf[:n], zeros[:n]) {
 			continue
 		}
-		if _, err := out.WriteAt(page[:n], at); err != nil {
+		if _, err := out.WriteAt(buf[:n], at); err != nil {
 			return err
 		}
 	}
