@@ -235,13 +235,6 @@ func (b *Batch) unleased() {
 	b.announce(c)
 }
 
-// Describe is for tier.Space.Leaks and the like: it says where in which plan the batch is.
-func (b *Batch) Describe(h *tier.Holding) {
-	place := b.Info().Place
-	h.Batch, h.Plan = uint64(b.id), place.Name
-	h.Operator, h.Port, h.Partition = place.Operator, place.Port, place.Partition
-}
-
 func (b *Batch) now() int64 {
 	now := time.Now().UnixNano()
 	if b.clock != nil {
@@ -255,15 +248,7 @@ func (b *Batch) ID() ID { return b.id }
 
 // Info returns a consistent cut. It asks the payload for its leases, which may be a program's own
 // function, so the caller must hold no lock.
-func (b *Batch) Info() Info { return b.Cut().asked() }
-
-// Cut is Info for callers that hold a lock, of a lower rank than a batch's. It calls nothing of the
-// payload, so Leased is false.
-func (b *Batch) Cut() Info {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.infoLocked()
-}
+func (b *Batch) Info() Info { return b.Inside().Cut().asked() }
 
 func (b *Batch) infoLocked() Info {
 	info := Info{
@@ -325,45 +310,6 @@ func (b *Batch) setPlaceLocked(p Place) (tell func()) {
 	b.mu.place = p
 	c := b.changeLocked()
 	return func() { b.announce(c) }
-}
-
-// Store makes store the holder of the batch, and sets its place. A batch has one store at most, so
-// that it cannot be in two repositories, or in one twice: ErrStored. The store is called at changes
-// after the cut that Store returns, before the batch's own observer. The caller may hold its own
-// lock, and must call tell with no lock held. Repositories call it; other code does not need it.
-func (b *Batch) Store(store Observer, p Place) (now Info, tell func(), err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	switch {
-	case b.mu.state == Released:
-		return Info{}, nil, b.errorLocked("store", MissingData)
-	case b.mu.store != nil:
-		return Info{}, nil, fmt.Errorf("batch %d: %w", b.id, ErrStored)
-	}
-	b.mu.store = store
-	tell = b.setPlaceLocked(p)
-	return b.infoLocked(), tell, nil
-}
-
-// StoreAt changes the place of a batch that store still holds. No observer is called before tell
-// is: store may hold its own lock here, and must call tell with no lock held.
-func (b *Batch) StoreAt(store Observer, p Place) (tell func()) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.mu.store != store {
-		return func() {}
-	}
-	return b.setPlaceLocked(p)
-}
-
-// Unstore ends what Store began; the batch keeps its place. If store does not hold
-// the batch, nothing happens.
-func (b *Batch) Unstore(store Observer) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.mu.store == store {
-		b.mu.store = nil
-	}
 }
 
 // Changed returns a channel that is closed at the next change. To wait for a

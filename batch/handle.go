@@ -105,7 +105,7 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 // begin enters the handle into the account of its space.
 func (h *Handle) begin(owner *reservation.Owner) {
 	track(h, &h.trace, "handle", h.b.id)
-	v := holds.View{Kind: holds.Handle, Memory: h.payload, Bytes: h.payload.Bytes(), About: h.b}
+	v := holds.View{Kind: holds.Handle, Memory: h.payload, Bytes: h.payload.Bytes(), About: h.b.Inside()}
 	if owner != nil {
 		v.Owner = owner
 	}

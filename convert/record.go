@@ -100,7 +100,7 @@ func (who by) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
 	if who.handle == nil { // an image that is no batch's
 		return
 	}
-	v := holds.View{Kind: holds.Record, Memory: memory, Bytes: bytes, About: who.handle.Batch()}
+	v := holds.View{Kind: holds.Record, Memory: memory, Bytes: bytes, About: who.handle.Batch().Inside()}
 	if who.owner != nil {
 		v.Owner = who.owner
 	}

@@ -91,7 +91,7 @@ type form struct {
 }
 
 func formOf(b *batch.Batch) form {
-	now := b.Cut()
+	now := b.Inside().Cut()
 	return form{now.Space, now.Form, now.Bytes}
 }
 

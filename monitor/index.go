@@ -169,7 +169,7 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	e := x.mu.entries[b]
-	if e != nil && now.Version < e.told || e == nil && !isNew && now.Version != b.Cut().Version {
+	if e != nil && now.Version < e.told || e == nil && !isNew && now.Version != b.Inside().Cut().Version {
 		return false, nil // a newer one was announced, or is about to be
 	}
 	place, known := x.places[now.Space]

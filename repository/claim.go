@@ -147,7 +147,7 @@ func (r *Repository) holdMost(first *entry, w want, most int) (*Claim, error) {
 	var s signals
 	r.mu.Lock()
 	defer r.unlock(&s)
-	if r.mu.closed || first.b.Cut().State == batch.Released {
+	if r.mu.closed || first.b.Inside().Cut().State == batch.Released {
 		r.unclaimLocked(first, &s)
 		first.part.matchLocked(r, &s)
 		if r.mu.closed {
@@ -214,7 +214,7 @@ func (c *Claim) giveBackLocked(s *signals) {
 // leaveDroppedLocked takes out batches that were dropped in place.
 func (c *Claim) leaveDroppedLocked(s *signals) {
 	c.entries = slices.DeleteFunc(c.entries, func(e *entry) bool {
-		if e.b.Cut().State != batch.Released {
+		if e.b.Inside().Cut().State != batch.Released {
 			return false
 		}
 		e.holdLocked(nil)

@@ -305,7 +305,7 @@ func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (te
 	if seq <= p.last {
 		seq = r.m.seq.Add(1)
 	}
-	now, tell, err := b.Store((*store)(r), r.placeLocked(seq, partition)) // changes from here on come through BatchChanged
+	now, tell, err := b.Inside().Store((*store)(r), r.placeLocked(seq, partition)) // changes from here on come through BatchChanged
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, err)
 	}
@@ -337,7 +337,7 @@ func (r *Repository) settleAll() {
 	r.mu.Lock()
 	var tells []func()
 	for _, e := range r.mu.entries {
-		tells = append(tells, e.b.StoreAt((*store)(r), r.placeLocked(e.seq, e.part.number)))
+		tells = append(tells, e.b.Inside().StoreAt((*store)(r), r.placeLocked(e.seq, e.part.number)))
 	}
 	r.mu.Unlock()
 	for _, tell := range tells {
@@ -398,7 +398,7 @@ func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool, s *sig
 // unclaimLocked ends a claim whose taker has failed: the batch is where it was, unless it was
 // dropped. It leaves it to the caller to serve the waiters.
 func (r *Repository) unclaimLocked(e *entry, s *signals) {
-	r.noteLocked(e, e.b.Cut(), false, s)
+	r.noteLocked(e, e.b.Inside().Cut(), false, s)
 }
 
 // putBack ends the claim of a call that has failed.
@@ -417,7 +417,7 @@ func (r *Repository) remove(e *entry) {
 	r.takeOutLocked(e, &s)
 	e.part.matchLocked(r, &s)
 	r.unlock(&s)
-	e.b.Unstore((*store)(r))
+	e.b.Inside().Unstore((*store)(r))
 }
 
 func (r *Repository) takeOutLocked(e *entry, s *signals) {
