@@ -97,8 +97,5 @@ func (e *UnmovableError) Error() string {
 	return fmt.Sprintf("batch %d cannot be converted: %v", e.Batch, e.Err)
 }
 
-// Is matches ErrUnmovable.
-func (e *UnmovableError) Is(target error) bool { return target == ErrUnmovable }
-
-// Unwrap returns Err.
-func (e *UnmovableError) Unwrap() error { return e.Err }
+// Unwrap returns ErrUnmovable and Err.
+func (e *UnmovableError) Unwrap() []error { return []error{ErrUnmovable, e.Err} }

@@ -52,8 +52,6 @@ type (
 	Layout = image.Layout
 	// InvalidError reports that the parts of an array do not fit together.
 	InvalidError = image.InvalidError
-	// EndianError reports that a schema is not little-endian. It matches tier.ErrNotSupported.
-	EndianError = image.EndianError
 	// CorruptError reports that the bytes of an image are not those that were laid out.
 	CorruptError = image.CorruptError
 )
@@ -104,7 +102,7 @@ var (
 )
 
 // NewLayout plans the image of rec, and retains rec until Close. A schema that is not
-// little-endian is an *EndianError, an array whose parts do not fit together an *InvalidError.
+// little-endian is tier.ErrNotSupported, an array whose parts do not fit together an *InvalidError.
 func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return image.NewLayout(rec) }
 
 // LogicalBytes returns how many bytes the buffers of rec have in an image, without the

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/apache/arrow-go/v18/arrow/endian"
-
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
@@ -45,8 +43,9 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 		return nil, errors.New("convert: a table to adopt lies in the space of a GPU")
 	case t.Schema == nil:
 		return nil, errors.New("convert: a table without a schema")
-	case t.Schema.Endianness() != endian.LittleEndian:
-		return nil, &image.EndianError{Endianness: t.Schema.Endianness()}
+	}
+	if err := image.CheckEndian(t.Schema); err != nil {
+		return nil, err
 	}
 	p, err := image.PlanTable(t, func(reads []image.Peek) error { return m.cfg.Builtin.Peek(ctx, t.Space, reads) })
 	if err = ofLost(err, t.Space); err != nil {

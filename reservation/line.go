@@ -153,7 +153,8 @@ func (l *line) fill(need, least, most int64) (int64, bool, error) {
 		if errors.Is(err, tier.ErrLost) { // a waiter gets this when the line is refreshed, or goes on waiting for others
 			return 0, false, nil
 		}
-		if cause := errors.Unwrap(err); cause != nil && !errors.Is(cause, tier.ErrOutOfBudget) {
+		var full *tier.NoSpaceError
+		if errors.As(err, &full) && full.Cause != nil && !errors.Is(full.Cause, tier.ErrOutOfBudget) {
 			return 0, false, err
 		}
 		// Another request was faster; there is less room now.

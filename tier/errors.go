@@ -50,11 +50,8 @@ func (e *NoSpaceError) Error() string {
 	return s
 }
 
-// Is matches ErrNoSpace.
-func (e *NoSpaceError) Is(target error) bool { return target == ErrNoSpace }
-
-// Unwrap returns the cause.
-func (e *NoSpaceError) Unwrap() error { return e.Cause }
+// Unwrap returns ErrNoSpace and the cause.
+func (e *NoSpaceError) Unwrap() []error { return []error{ErrNoSpace, e.Cause} }
 
 // OutOfBudgetError reports that a budget or a quota, and not the memory itself, had no room for a
 // request. It matches ErrOutOfBudget. It also matches ErrNoSpace, because callers that can do with
@@ -93,11 +90,8 @@ func (e *LostError) Error() string {
 	return fmt.Sprintf("%s is lost, with the %d bytes in use there: %v (%s)", e.Space, e.Bytes, e.Cause, causes.Remedy(causes.GPULost))
 }
 
-// Is matches ErrLost.
-func (e *LostError) Is(target error) bool { return target == ErrLost }
-
-// Unwrap returns the cause.
-func (e *LostError) Unwrap() error { return e.Cause }
+// Unwrap returns ErrLost and the cause.
+func (e *LostError) Unwrap() []error { return []error{ErrLost, e.Cause} }
 
 // AlteredError reports that a file's contents are not what was written there: they were changed, or
 // come from another place or time. Only memory that authenticates what it reads, because it is
@@ -118,8 +112,5 @@ func (e *AlteredError) Error() string {
 	return s
 }
 
-// Is matches ErrAltered.
-func (e *AlteredError) Is(target error) bool { return target == ErrAltered }
-
-// Unwrap returns the cause.
-func (e *AlteredError) Unwrap() error { return e.Cause }
+// Unwrap returns ErrAltered and the cause.
+func (e *AlteredError) Unwrap() []error { return []error{ErrAltered, e.Cause} }

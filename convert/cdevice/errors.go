@@ -1,39 +1,15 @@
 package cdevice
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// ErrInvalid matches every *InvalidError and *DeviceError.
-var ErrInvalid = errors.New("invalid C array")
-
-// InvalidError says what is wrong with a struct.
-type InvalidError struct {
-	Path    string // the column and what is in it; empty for the whole
-	Problem string
-}
-
-func (e *InvalidError) Error() string { return located("cdevice: an invalid array", e.Path, e.Problem) }
-
-// Is matches ErrInvalid.
-func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
-
-// UnsupportedError says what cannot be shared. It matches tier.ErrNotSupported.
-type UnsupportedError struct {
-	Path string
-	What string
-}
-
-func (e *UnsupportedError) Error() string { return located("cdevice: not supported", e.Path, e.What) }
-
-// Is matches tier.ErrNotSupported.
-func (e *UnsupportedError) Is(target error) bool { return target == tier.ErrNotSupported }
-
-// DeviceError reports that an array lies in the memory of another device than the space's.
+// DeviceError reports that an array lies in the memory of another device than the space's. It
+// matches convert.ErrInvalid.
 type DeviceError struct {
 	Space    tier.ID
 	Type     DeviceType // the array's
@@ -47,15 +23,8 @@ func (e *DeviceError) Error() string {
 		e.ID, e.Type, e.Space, e.WantID, e.WantType)
 }
 
-// Is matches ErrInvalid.
-func (e *DeviceError) Is(target error) bool { return target == ErrInvalid }
-
-func located(what, path, problem string) string {
-	if path == "" {
-		return what + ": " + problem
-	}
-	return what + ": " + path + ": " + problem
-}
+// Is matches convert.ErrInvalid.
+func (e *DeviceError) Is(target error) bool { return target == convert.ErrInvalid }
 
 // path names the array that a walk is at.
 type path []string
@@ -64,9 +33,13 @@ func (p *path) push(name string) { *p = append(*p, name) }
 func (p *path) pop()             { *p = (*p)[:len(*p)-1] }
 
 func (p path) invalid(format string, args ...any) error {
-	return &InvalidError{strings.Join(p, "."), fmt.Sprintf(format, args...)}
+	return &convert.InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
 }
 
 func (p path) unsupported(format string, args ...any) error {
-	return &UnsupportedError{strings.Join(p, "."), fmt.Sprintf(format, args...)}
+	what := fmt.Sprintf(format, args...)
+	if len(p) > 0 {
+		what = strings.Join(p, ".") + ": " + what
+	}
+	return fmt.Errorf("cdevice: %w: %s", tier.ErrNotSupported, what)
 }

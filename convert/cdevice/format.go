@@ -82,7 +82,7 @@ func format(dt arrow.DataType) (string, bool) {
 }
 
 // typeOf makes the type of a format over its children's fields. Parameters that make no
-// type are an InvalidError, and a format that is not known an UnsupportedError.
+// type are a convert.InvalidError, and a format that is not known is tier.ErrNotSupported.
 func (p path) typeOf(f string, flags int64, children []arrow.Field) (arrow.DataType, error) {
 	if dt, ok := formats[f]; ok {
 		return dt, p.childless(f, children)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -47,7 +48,7 @@ func FuzzFormat(f *testing.F) {
 			list[i] = where + uintptr(i)*schemaSize
 		}
 		structs[0] = Schema{Format: at, Release: 1, NChildren: int64(len(fields)), Children: to}
-		if _, err := new(schemaReader).record(&structs[0]); err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, tier.ErrNotSupported) {
+		if _, err := new(schemaReader).record(&structs[0]); err != nil && !errors.Is(err, convert.ErrInvalid) && !errors.Is(err, tier.ErrNotSupported) {
 			t.Errorf("%q: %v", text, err)
 		}
 	})

@@ -21,8 +21,8 @@ import (
 // when it comes back, also slices of it, and is not charged again. The exception is an array with
 // another release callback. If Import succeeds, array and schema are taken over.
 //
-// A released struct is tier.ErrReleased. A struct that does not make sense is an *InvalidError or a
-// *convert.InvalidError. What Spillway has no type for is an *UnsupportedError, and the memory of
+// A released struct is tier.ErrReleased. A struct that does not make sense is a
+// *convert.InvalidError. What Spillway has no type for is tier.ErrNotSupported, and the memory of
 // another device a *DeviceError.
 func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config) (batch.Payload, error) {
 	switch {

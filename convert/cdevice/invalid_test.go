@@ -55,73 +55,73 @@ func TestImportRefusesNonsense(t *testing.T) {
 	}{
 		"a released array":       {func(b *broken) { b.a.Array.Release = 0 }, tier.ErrReleased},
 		"a released schema":      {func(b *broken) { b.s.Release = 0 }, tier.ErrReleased},
-		"a released column":      {func(b *broken) { b.columns[0].Release = 0 }, ErrInvalid},
-		"a released field":       {func(b *broken) { b.fields[0].Release = 0 }, ErrInvalid},
-		"another type of device": {func(b *broken) { b.a.DeviceType = CUDA }, ErrInvalid},
+		"a released column":      {func(b *broken) { b.columns[0].Release = 0 }, convert.ErrInvalid},
+		"a released field":       {func(b *broken) { b.fields[0].Release = 0 }, convert.ErrInvalid},
+		"another type of device": {func(b *broken) { b.a.DeviceType = CUDA }, convert.ErrInvalid},
 		"an event":               {func(b *broken) { b.a.SyncEvent = 8 }, tier.ErrNotSupported},
-		"a negative length":      {func(b *broken) { b.a.Array.Length = -1 }, ErrInvalid},
-		"more rows":              {func(b *broken) { b.a.Array.Length = 61 }, ErrInvalid},
-		"an offset":              {func(b *broken) { b.a.Array.Offset = 1 }, ErrInvalid},
+		"a negative length":      {func(b *broken) { b.a.Array.Length = -1 }, convert.ErrInvalid},
+		"more rows":              {func(b *broken) { b.a.Array.Length = 61 }, convert.ErrInvalid},
+		"an offset":              {func(b *broken) { b.a.Array.Offset = 1 }, convert.ErrInvalid},
 		"nulls":                  {func(b *broken) { b.a.Array.NullCount = 1 }, tier.ErrNotSupported},
-		"a negative offset":      {func(b *broken) { b.columns[1].Offset = -1 }, ErrInvalid},
-		"a huge length":          {func(b *broken) { b.columns[1].Length = 1 << 62 }, ErrInvalid},
-		"a huge offset":          {func(b *broken) { b.columns[1].Offset = 1 << 62 }, ErrInvalid},
+		"a negative offset":      {func(b *broken) { b.columns[1].Offset = -1 }, convert.ErrInvalid},
+		"a huge length":          {func(b *broken) { b.columns[1].Length = 1 << 62 }, convert.ErrInvalid},
+		"a huge offset":          {func(b *broken) { b.columns[1].Offset = 1 << 62 }, convert.ErrInvalid},
 		"far away":               {func(b *broken) { b.columns[1].Offset = 1 << 40 }, errAny},
-		"too many nulls":         {func(b *broken) { b.columns[0].NullCount = 61 }, ErrInvalid},
-		"fewer nulls than none":  {func(b *broken) { b.columns[0].NullCount = -2 }, ErrInvalid},
+		"too many nulls":         {func(b *broken) { b.columns[0].NullCount = 61 }, convert.ErrInvalid},
+		"fewer nulls than none":  {func(b *broken) { b.columns[0].NullCount = -2 }, convert.ErrInvalid},
 		"nulls without validity": {func(b *broken) { several[uintptr](b.columns[0].Buffers, 3)[0] = 0 }, convert.ErrInvalid},
 		"no offsets":             {func(b *broken) { several[uintptr](b.columns[0].Buffers, 3)[1] = 0 }, convert.ErrInvalid},
 		"no characters":          {func(b *broken) { several[uintptr](b.columns[0].Buffers, 3)[2] = 0 }, convert.ErrInvalid},
-		"no pointers to buffers": {func(b *broken) { b.columns[0].Buffers = 0 }, ErrInvalid},
+		"no pointers to buffers": {func(b *broken) { b.columns[0].Buffers = 0 }, convert.ErrInvalid},
 		"a buffer too few":       {func(b *broken) { b.columns[0].NBuffers = 2 }, convert.ErrInvalid},
-		"negative buffers":       {func(b *broken) { b.columns[0].NBuffers = -1 }, ErrInvalid},
-		"memory of another":      {func(b *broken) { several[uintptr](b.columns[0].Buffers, 3)[1] = b.text("elsewhere") }, ErrInvalid},
-		"a column too few":       {func(b *broken) { b.a.Array.NChildren-- }, ErrInvalid},
-		"negative children":      {func(b *broken) { b.a.Array.NChildren = -1 }, ErrInvalid},
-		"no pointers to columns": {func(b *broken) { b.a.Array.Children = 0 }, ErrInvalid},
-		"a missing column":       {func(b *broken) { several[uintptr](b.a.Array.Children, 1)[0] = 0 }, ErrInvalid},
-		"no dictionary":          {func(b *broken) { b.columns[2].Dictionary = 0 }, ErrInvalid},
-		"a dictionary":           {func(b *broken) { b.columns[0].Dictionary = b.columns[2].Dictionary }, ErrInvalid},
-		"views without lengths":  {func(b *broken) { b.columns[3].NBuffers = 2 }, ErrInvalid},
+		"negative buffers":       {func(b *broken) { b.columns[0].NBuffers = -1 }, convert.ErrInvalid},
+		"memory of another":      {func(b *broken) { several[uintptr](b.columns[0].Buffers, 3)[1] = b.text("elsewhere") }, convert.ErrInvalid},
+		"a column too few":       {func(b *broken) { b.a.Array.NChildren-- }, convert.ErrInvalid},
+		"negative children":      {func(b *broken) { b.a.Array.NChildren = -1 }, convert.ErrInvalid},
+		"no pointers to columns": {func(b *broken) { b.a.Array.Children = 0 }, convert.ErrInvalid},
+		"a missing column":       {func(b *broken) { several[uintptr](b.a.Array.Children, 1)[0] = 0 }, convert.ErrInvalid},
+		"no dictionary":          {func(b *broken) { b.columns[2].Dictionary = 0 }, convert.ErrInvalid},
+		"a dictionary":           {func(b *broken) { b.columns[0].Dictionary = b.columns[2].Dictionary }, convert.ErrInvalid},
+		"views without lengths":  {func(b *broken) { b.columns[3].NBuffers = 2 }, convert.ErrInvalid},
 		"negative lengths": {func(b *broken) {
 			bufs := several[uintptr](b.columns[3].Buffers, b.columns[3].NBuffers)
 			*at[int64](bufs[len(bufs)-1]) = -5
 		}, convert.ErrInvalid},
 
-		"no format":                 {func(b *broken) { b.fields[0].Format = 0 }, ErrInvalid},
+		"no format":                 {func(b *broken) { b.fields[0].Format = 0 }, convert.ErrInvalid},
 		"an empty format":           {func(b *broken) { b.fields[0].Format = b.text("") }, tier.ErrNotSupported},
 		"a format of the future":    {func(b *broken) { b.fields[0].Format = b.text("q") }, tier.ErrNotSupported},
 		"a nested one":              {func(b *broken) { b.fields[1].Format = b.text("+q") }, tier.ErrNotSupported},
 		"a wide decimal":            {func(b *broken) { b.fields[0].Format = b.text("d:3,1,512") }, tier.ErrNotSupported},
-		"a decimal without scale":   {func(b *broken) { b.fields[0].Format = b.text("d:3") }, ErrInvalid},
-		"a width that is no number": {func(b *broken) { b.fields[0].Format = b.text("w:x") }, ErrInvalid},
-		"a negative width":          {func(b *broken) { b.fields[0].Format = b.text("w:-4") }, ErrInvalid},
-		"a list of none":            {func(b *broken) { b.fields[1].Format = b.text("+w:0") }, ErrInvalid},
-		"a map of no pairs":         {func(b *broken) { b.fields[1].Format = b.text("+m") }, ErrInvalid},
-		"runs without values":       {func(b *broken) { b.fields[1].Format = b.text("+r") }, ErrInvalid},
-		"codes without children":    {func(b *broken) { b.fields[1].Format = b.text("+ud:1,2") }, ErrInvalid},
-		"a negative code":           {func(b *broken) { b.fields[1].Format = b.text("+us:-1") }, ErrInvalid},
-		"a list without child":      {func(b *broken) { b.fields[1].NChildren = 0 }, ErrInvalid},
-		"a child of a string":       {func(b *broken) { b.fields[1].Format = b.text("u") }, ErrInvalid},
-		"a missing field":           {func(b *broken) { several[uintptr](b.s.Children, 1)[0] = 0 }, ErrInvalid},
+		"a decimal without scale":   {func(b *broken) { b.fields[0].Format = b.text("d:3") }, convert.ErrInvalid},
+		"a width that is no number": {func(b *broken) { b.fields[0].Format = b.text("w:x") }, convert.ErrInvalid},
+		"a negative width":          {func(b *broken) { b.fields[0].Format = b.text("w:-4") }, convert.ErrInvalid},
+		"a list of none":            {func(b *broken) { b.fields[1].Format = b.text("+w:0") }, convert.ErrInvalid},
+		"a map of no pairs":         {func(b *broken) { b.fields[1].Format = b.text("+m") }, convert.ErrInvalid},
+		"runs without values":       {func(b *broken) { b.fields[1].Format = b.text("+r") }, convert.ErrInvalid},
+		"codes without children":    {func(b *broken) { b.fields[1].Format = b.text("+ud:1,2") }, convert.ErrInvalid},
+		"a negative code":           {func(b *broken) { b.fields[1].Format = b.text("+us:-1") }, convert.ErrInvalid},
+		"a list without child":      {func(b *broken) { b.fields[1].NChildren = 0 }, convert.ErrInvalid},
+		"a child of a string":       {func(b *broken) { b.fields[1].Format = b.text("u") }, convert.ErrInvalid},
+		"a missing field":           {func(b *broken) { several[uintptr](b.s.Children, 1)[0] = 0 }, convert.ErrInvalid},
 		"a column for a record":     {func(b *broken) { b.s.Format = b.text("i"); b.s.NChildren = 0 }, tier.ErrNotSupported},
-		"a dictionary under text":   {func(b *broken) { b.fields[0].Dictionary = b.fields[2].Dictionary }, ErrInvalid},
-		"negative metadata":         {func(b *broken) { b.fields[0].Metadata = b.text("\xff\xff\xff\xff") }, ErrInvalid},
-		"huge metadata":             {func(b *broken) { b.fields[0].Metadata = b.text("\x01\x00\x00\x00\xff\xff\xff\x7f") }, ErrInvalid},
+		"a dictionary under text":   {func(b *broken) { b.fields[0].Dictionary = b.fields[2].Dictionary }, convert.ErrInvalid},
+		"negative metadata":         {func(b *broken) { b.fields[0].Metadata = b.text("\xff\xff\xff\xff") }, convert.ErrInvalid},
+		"huge metadata":             {func(b *broken) { b.fields[0].Metadata = b.text("\x01\x00\x00\x00\xff\xff\xff\x7f") }, convert.ErrInvalid},
 		"another type than it has":  {func(b *broken) { b.fields[0].Format = b.text("l") }, convert.ErrInvalid},
 		"a bomb": {func(b *broken) {
 			p, to := b.pointers(1)
 			to[0] = several[uintptr](b.s.Children, 2)[1]
 			b.fields[1].Children = p
-		}, ErrInvalid},
+		}, convert.ErrInvalid},
 		"a wide bomb": {func(b *broken) {
 			p, to := b.pointers(100)
 			for i := range to {
 				to[i] = several[uintptr](b.s.Children, 2)[1]
 			}
 			b.fields[1].Format, b.fields[1].Children, b.fields[1].NChildren = b.text("+s"), p, 100
-		}, ErrInvalid},
-		"a bomb of dictionaries": {func(b *broken) { b.fields[2].Dictionary = several[uintptr](b.s.Children, 3)[2] }, ErrInvalid},
+		}, convert.ErrInvalid},
+		"a bomb of dictionaries": {func(b *broken) { b.fields[2].Dictionary = several[uintptr](b.s.Children, 3)[2] }, convert.ErrInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, s := r.export(t, held, Config{})
@@ -199,7 +199,7 @@ func TestImportOfMuchFromLittle(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		_, err := Import(t.Context(), r.mover, r.gpu, a, s, Config{})
 		runtime.ReadMemStats(&after)
-		if !errors.Is(err, ErrInvalid) {
+		if !errors.Is(err, convert.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if n := after.TotalAlloc - before.TotalAlloc; n > 256<<20 {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/endian"
 
 	"github.com/spillway-db/spillway/batch"
@@ -39,16 +40,14 @@ func (e *InvalidError) Error() string {
 // Is matches ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// EndianError reports that a schema is not little-endian. Its bytes are not swapped:
-// an image is copied as it is. It matches tier.ErrNotSupported.
-type EndianError struct{ Endianness endian.Endianness }
-
-func (e *EndianError) Error() string {
-	return fmt.Sprintf("convert: a %s-endian schema: only little-endian data is kept", e.Endianness)
+// CheckEndian returns tier.ErrNotSupported for a schema that is not little-endian. Its bytes are not
+// swapped: an image is copied as it is.
+func CheckEndian(s *arrow.Schema) error {
+	if e := s.Endianness(); e != endian.LittleEndian {
+		return fmt.Errorf("convert: a %s-endian schema: only little-endian data is kept: %w", e, tier.ErrNotSupported)
+	}
+	return nil
 }
-
-// Is matches tier.ErrNotSupported.
-func (e *EndianError) Is(target error) bool { return target == tier.ErrNotSupported }
 
 // ErrCorrupt matches every *CorruptError.
 var ErrCorrupt = errors.New("corrupt")

@@ -7,7 +7,6 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
-	"github.com/apache/arrow-go/v18/arrow/endian"
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
@@ -103,7 +102,7 @@ type source interface {
 }
 
 // NewLayout plans the image of rec, and retains rec until Close. A schema that
-// is not little-endian is an *EndianError, an array whose parts do not fit
+// is not little-endian is tier.ErrNotSupported, an array whose parts do not fit
 // together an *InvalidError.
 func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return NewLayoutInline(rec, inlineMost) }
 
@@ -117,8 +116,8 @@ func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error)
 	if schema == nil {
 		return nil, errors.New("convert: a record without a schema")
 	}
-	if e := schema.Endianness(); e != endian.LittleEndian {
-		return nil, &EndianError{Endianness: e}
+	if err := CheckEndian(schema); err != nil {
+		return nil, err
 	}
 	p := planner{inline: inline}
 	if err := p.record(rec, schema); err != nil {

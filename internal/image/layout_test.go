@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -499,11 +500,10 @@ func TestBigEndian(t *testing.T) {
 	rec := array.NewRecordBatch(schema, []arrow.Array{col}, 3)
 	defer rec.Release()
 	_, err := NewLayout(rec)
-	var e *EndianError
-	if !errors.As(err, &e) || e.Endianness != endian.BigEndian || !errors.Is(err, tier.ErrNotSupported) {
+	if !errors.Is(err, tier.ErrNotSupported) || !strings.Contains(err.Error(), "big-endian") {
 		t.Errorf("%v", err)
 	}
-	if _, err := Open(&batch.Descriptor{Schema: schema}, nil, nil); !errors.As(err, &e) {
+	if _, err := Open(&batch.Descriptor{Schema: schema}, nil, nil); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("%v", err)
 	}
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
-	"github.com/apache/arrow-go/v18/arrow/endian"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
@@ -262,12 +261,13 @@ func firstByteOf(spans []payload.Span) firstByte {
 // begin checks the descriptor and takes the extents.
 func (o *opener) begin(extents [][]byte) error {
 	d := o.desc
-	switch {
-	case d.Schema == nil:
+	if d.Schema == nil {
 		return errors.New("convert: a descriptor without a schema")
-	case d.Schema.Endianness() != endian.LittleEndian:
-		return &EndianError{Endianness: d.Schema.Endianness()}
-	case d.Rows < 0:
+	}
+	if err := CheckEndian(d.Schema); err != nil {
+		return err
+	}
+	if d.Rows < 0 {
 		return o.path.Invalid("%d rows", d.Rows)
 	}
 	o.nodes, o.spans = d.Nodes, d.Buffers
