@@ -68,23 +68,26 @@ func TestMemoryOfContainers(t *testing.T) {
 	if testseed.Raced {
 		t.Skip("needs a build without the race detector, which takes many times the memory")
 	}
-	table := writeTable(t, "t.parquet", 2, 300_000) // some 12 MiB each
+	// Some 12 MiB each. What is put is more than what the cgroup leaves beside the spaces: a batch
+	// that stayed on the heap would end the process.
+	table := writeTable(t, "t.parquet", 2, 300_000)
+	tight := []string{"--gpu-memory=32MiB", "--host-memory=32MiB"}
 	for name, c := range map[string]struct {
 		mib    int64
 		args   []string
 		status int
 		says   []string
 	}{
-		"the defaults":                 {256, []string{"run", "--input", table, "--repeat=12"}, 0, nil},
-		"a generated table":            {256, []string{"run"}, 0, nil},
+		"the defaults":                 {256, []string{"run", "--input", table, "--repeat=7"}, 0, nil},
+		"a generated table":            {160, append([]string{"run"}, tight...), 0, nil},
 		"a large share for the spaces": {640, []string{"run", "--input", table, "--repeat=24", "--gpu-memory=256MiB", "--host-memory=256MiB"}, 0, nil},
 		"many workers":                 {256, []string{"run", "--input", table, "--repeat=6", "--workers=32", "--partitions=32"}, 0, nil},
-		"encrypted":                    {288, []string{"run", "--input", table, "--repeat=12", "--encrypt"}, 0, nil},
+		"encrypted":                    {192, append([]string{"run", "--input", table, "--repeat=6", "--encrypt"}, tight...), 0, nil},
 		"verified":                     {256, []string{"verify", table, "--gpu-memory=64MiB", "--host-memory=64MiB"}, 0, nil},
 		"waiters":                      {160, []string{"reserve", "--duration=1ms"}, 0, nil},
 		"as much as there is": {512, []string{"run", "--gpu-memory=256MiB", "--host-memory=256MiB"}, 3,
 			[]string{"may have 512.0 MiB of memory", "spillbench-test-", "512.0 MiB together", "give --gpu-memory and --host-memory 432.0 MiB together at most"}},
-		"batches that are too large": {256, []string{"run", "--input", writeTable(t, "large.parquet", 1, 2_000_000), "--rows-per-batch=2000000"}, 3,
+		"batches that are too large": {160, append([]string{"run", "--input", writeTable(t, "large.parquet", 1, 1_000_000), "--rows-per-batch=1000000"}, tight...), 3,
 			[]string{"large.parquet", "of the process's memory at once", "smaller with --rows-per-batch"}},
 	} {
 		t.Run(name, func(t *testing.T) {

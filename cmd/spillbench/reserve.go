@@ -34,10 +34,13 @@ type reserveFlags struct {
 	goroutines int
 	rounds     int
 	duration   time.Duration
+	// The most waiters, and the releases of a round of theirs.
+	crowd, releases int
 }
 
 func newReserve(stdout, stderr io.Writer) *cobra.Command {
 	var f reserveFlags
+	f.crowd, f.releases = contend.Crowd()
 	cmd := &cobra.Command{
 		Use:   "reserve",
 		Short: "Measure how fast memory is reserved and released",
@@ -113,9 +116,8 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // there are no tiers
 	}
-	largest, releases := contend.Crowd()
 	res, err := contend.Run(ctx, contend.Config{
-		Goroutines: f.goroutines, Rounds: f.rounds, Duration: f.duration, Waiters: crowds(plan, largest), Releases: releases, Progress: drawn,
+		Goroutines: f.goroutines, Rounds: f.rounds, Duration: f.duration, Waiters: crowds(plan, f.crowd), Releases: f.releases, Progress: drawn,
 	})
 	drawn.Close()
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/contend"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
@@ -21,11 +20,15 @@ var quickly = []string{"reserve", "--duration=1ms", "--goroutines=4"}
 // beside it is there, and a number above 0.
 func TestReserve(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "r.json")
-	largest, _ := contend.Crowd()
-	r := succeed(t, append(slices.Clone(quickly), "--json", path)...)
+	const largest = 1234 // TestMemoryOfContainers has a crowd of as many as there is memory for
+	f := reserveFlags{output: outputFlags{json: jsonFlag(path)}, goroutines: 4, rounds: minReserveRounds, duration: minRound, crowd: largest, releases: 50}
+	var stdout, stderr strings.Builder
+	if err := reserve(t.Context(), &f, &stdout, &stderr); err != nil || stderr.Len() > 0 {
+		t.Fatal(err, stderr.String())
+	}
 	for _, want := range []string{"manager", "semaphore", "fits", "8-slots", "1-slot", fmt.Sprint(largest), "11 pairs of rounds of 1ms"} {
-		if !strings.Contains(r.stdout, want) {
-			t.Errorf("no %q in\n%s", want, r.stdout)
+		if !strings.Contains(stdout.String(), want) {
+			t.Errorf("no %q in\n%s", want, &stdout)
 		}
 	}
 	text, err := os.ReadFile(path)
