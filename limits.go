@@ -145,7 +145,7 @@ func (e *Engine) setLimit() (err error) {
 	physical, advertised := int64(0), int64(0)
 	for _, dev := range e.bare {
 		p := l.physical(dev)
-		a, err := quota.Advertised(p, l.settings.Ratio)
+		a, err := leases.Advertised(p, l.settings.Ratio)
 		if err != nil {
 			return err
 		}
@@ -211,7 +211,7 @@ func (e *Engine) join(i int) (*leases.Lease, error) {
 		OnOver: e.limits.over,
 	}
 	var err error
-	if t.Advertised, err = quota.Advertised(t.Physical, s.Ratio); err != nil {
+	if t.Advertised, err = leases.Advertised(t.Physical, s.Ratio); err != nil {
 		return nil, err
 	}
 	if e.limits.quota != nil {

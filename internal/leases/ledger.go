@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/big"
 	"math/rand/v2"
 	"net/url"
 	"os"
@@ -73,8 +74,8 @@ func (t *Terms) validate() error {
 		t.Advertised = t.Physical
 	}
 	t.Physical = min(t.Physical, math.MaxInt64-1) // for the largest number is what a sum that overflows comes to
-	if err := quota.CheckGroup(t.Group); err != nil {
-		return fmt.Errorf("quota: %w", err)
+	if err := (&quota.Settings{Group: t.Group, Ledger: t.Dir}).Validate(); err != nil {
+		return err
 	}
 	if t.Quota > t.Advertised {
 		return fmt.Errorf("quota: %w", &tier.OutOfBudgetError{
@@ -333,4 +334,28 @@ func add(a, b int64) int64 {
 		return s
 	}
 	return 1<<63 - 1
+}
+
+// Advertised returns ⌊physical × ratio⌋, in bytes: how much quotas may promise of a GPU.
+// A nil ratio is 1.
+func Advertised(physical int64, ratio *big.Rat) (int64, error) {
+	if physical <= 0 {
+		return 0, fmt.Errorf("quota: a GPU of %d bytes: it must be above 0", physical)
+	}
+	if ratio == nil {
+		return physical, nil
+	}
+	if ratio.Sign() <= 0 {
+		return 0, fmt.Errorf("quota: an oversubscription ratio of %s: it must be above 0", ratio.RatString())
+	}
+	r := new(big.Rat).SetInt64(physical)
+	r.Mul(r, ratio)
+	n := new(big.Int).Quo(r.Num(), r.Denom())
+	switch {
+	case !n.IsInt64():
+		return 0, fmt.Errorf("quota: a GPU of %d bytes, oversubscribed %s times, is above the largest size", physical, ratio.RatString())
+	case n.Sign() == 0:
+		return 0, fmt.Errorf("quota: a GPU of %d bytes, oversubscribed %s times, is less than a byte", physical, ratio.RatString())
+	}
+	return n.Int64(), nil
 }

@@ -85,7 +85,7 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 		}
 		*v.to = text
 	}
-	if err := CheckGroup(s.Group); err != nil {
+	if err := checkGroup(s.Group); err != nil {
 		errs = append(errs, fmt.Errorf("%s: %w", groupVar, err))
 	}
 	if s.Group != "" && s.Ledger == "" {
@@ -135,30 +135,6 @@ func parseMiB(s string) (int64, error) {
 	return int64(n) << 20, nil
 }
 
-// Advertised returns ⌊physical × ratio⌋, in bytes: how much quotas may promise of a GPU.
-// A nil ratio is 1.
-func Advertised(physical int64, ratio *big.Rat) (int64, error) {
-	if physical <= 0 {
-		return 0, fmt.Errorf("quota: a GPU of %d bytes: it must be above 0", physical)
-	}
-	if ratio == nil {
-		return physical, nil
-	}
-	if ratio.Sign() <= 0 {
-		return 0, fmt.Errorf("quota: an oversubscription ratio of %s: it must be above 0", ratio.RatString())
-	}
-	r := new(big.Rat).SetInt64(physical)
-	r.Mul(r, ratio)
-	n := new(big.Int).Quo(r.Num(), r.Denom())
-	switch {
-	case !n.IsInt64():
-		return 0, fmt.Errorf("quota: a GPU of %d bytes, oversubscribed %s times, is above the largest size", physical, ratio.RatString())
-	case n.Sign() == 0:
-		return 0, fmt.Errorf("quota: a GPU of %d bytes, oversubscribed %s times, is less than a byte", physical, ratio.RatString())
-	}
-	return n.Int64(), nil
-}
-
 // Validate returns what is wrong with s, as far as that is known without the machine.
 func (s *Settings) Validate() error {
 	switch {
@@ -171,7 +147,7 @@ func (s *Settings) Validate() error {
 	case s.Group != "" && s.Ledger == "":
 		return fmt.Errorf("quota: the group %q has no ledger to share in", s.Group)
 	}
-	if err := CheckGroup(s.Group); err != nil {
+	if err := checkGroup(s.Group); err != nil {
 		return fmt.Errorf("quota: %w", err)
 	}
 	return nil
@@ -180,8 +156,8 @@ func (s *Settings) Validate() error {
 // maxGroup is how many bytes of a group's name fit into a lease.
 const maxGroup = 128
 
-// CheckGroup refuses a Group that does not fit into a lease, or could not be printed.
-func CheckGroup(name string) error {
+// checkGroup refuses a Group that does not fit into a lease, or could not be printed.
+func checkGroup(name string) error {
 	if len(name) > maxGroup {
 		return fmt.Errorf("the group %.60q has more than %d bytes", name, maxGroup)
 	}

@@ -1,7 +1,6 @@
 package quota_test
 
 import (
-	"math"
 	"math/big"
 	"strings"
 	"testing"
@@ -121,34 +120,6 @@ func TestWrongEnvironment(t *testing.T) {
 	}
 }
 
-func TestAdvertised(t *testing.T) {
-	for _, c := range []struct {
-		physical int64
-		ratio    string
-		want     int64 // 0: an error
-	}{
-		{100, "", 100}, {100, "1", 100}, {100, "1.5", 150}, {99, "0.5", 49}, {3, "1.1", 3}, {10, "1.1", 11}, {1000, "0.999", 999},
-		{math.MaxInt64, "1", math.MaxInt64}, {math.MaxInt64, "0.5", math.MaxInt64 / 2},
-		{math.MaxInt64 - 1, "1.0000000000000000001", math.MaxInt64 - 1}, // floats would lose that
-		{math.MaxInt64, "1.1", 0}, {1, "0.5", 0}, {0, "1", 0}, {-1, "1", 0}, {1 << 62, "2", 0},
-	} {
-		var ratio *big.Rat
-		if c.ratio != "" {
-			var err error
-			if ratio, err = quota.ParseRatio(c.ratio); err != nil {
-				t.Fatal(err)
-			}
-		}
-		got, err := quota.Advertised(c.physical, ratio)
-		if (err != nil) != (c.want == 0) || got != c.want {
-			t.Errorf("Advertised(%d, %s) = %d, %v; want %d", c.physical, c.ratio, got, err, c.want)
-		}
-	}
-	if _, err := quota.Advertised(10, new(big.Rat)); err == nil {
-		t.Error("a ratio of 0: want an error")
-	}
-}
-
 func TestSettingsValidate(t *testing.T) {
 	for name, s := range map[string]quota.Settings{
 		"negative physical":      {Physical: -1},
@@ -173,11 +144,6 @@ func FuzzRatio(f *testing.F) {
 		r, err := quota.ParseRatio(s)
 		if (r == nil) != (err != nil) || r != nil && r.Sign() <= 0 {
 			t.Errorf("ParseRatio(%q) = %v, %v", s, r, err)
-		}
-		if err == nil {
-			if n, err := quota.Advertised(1<<40, r); err == nil && n <= 0 {
-				t.Errorf("Advertised(1<<40, %q) = %d", s, n)
-			}
 		}
 	})
 }
