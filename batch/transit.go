@@ -52,9 +52,6 @@ func (b *Batch) TryTransit() (*Transit, error) {
 	return t, nil
 }
 
-// Batch returns the batch.
-func (t *Transit) Batch() *Batch { return t.b }
-
 // Payload returns the form that the batch has, which stays the batch's and is
 // valid until the transit ends; nil afterwards.
 func (t *Transit) Payload() Payload {

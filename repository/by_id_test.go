@@ -20,14 +20,14 @@ func TestTakeByID(t *testing.T) {
 			check(t, r.PutBatch(int(id%2), newBatch(t, id+1, gpu)))
 		}
 		_, err := r.TakeByID(background, 77, batch.Idle)
-		wantError(t, err, ErrUnknownBatch)
+		wantError(t, err, ErrUnknown)
 		four, err := r.TakeByID(background, 4, batch.TaskCreated)
 		check(t, err)
 		if four.ID() != 4 || four.Info().State != batch.TaskCreated || r.Len(1) != 1 {
 			t.Errorf("took %d, %s, %d left", four.ID(), four.Info().State, r.Len(1))
 		}
 		_, err = r.TakeByID(background, 4, batch.Idle)
-		wantError(t, err, ErrUnknownBatch)
+		wantError(t, err, ErrUnknown)
 
 		// It waits for the state, and gets an error if another takes the batch.
 		one, _ := r.Peek(0)
@@ -53,7 +53,7 @@ func TestTakeByID(t *testing.T) {
 			x, y = y, x
 		}
 		x.check(t, one, nil)
-		y.check(t, nil, ErrUnknownBatch)
+		y.check(t, nil, ErrUnknown)
 
 		// Closing wakes it.
 		three, _ := r.Peek(0)
@@ -71,26 +71,27 @@ func TestTakeByID(t *testing.T) {
 	})
 }
 
-// TestTakeTransitByID: it waits for the batch of that id, and takes no other.
-func TestTakeTransitByID(t *testing.T) {
+// TestTakeByIDInTransit: it waits for the batch of that id, and takes no other.
+func TestTakeByIDInTransit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMover(t, 10, 10, 10)
 		r := ensure(t, newPlan(t, m), "join")
 		for id := range batch.ID(3) {
 			check(t, r.PutBatch(0, newBatch(t, id+1, m.space(tier.GPU))))
 		}
-		_, err := r.TakeTransitByID(background, 9)
-		wantError(t, err, ErrUnknownBatch)
+		var transit *batch.Transit
+		_, err := r.TakeByID(background, 9, batch.InTransit, Into(&transit))
+		wantError(t, err, ErrUnknown)
 		second := nth(r, 1)
 		check(t, second.TryCreateTask())
 		h, err := second.TryLock(m.space(tier.GPU).ID())
 		check(t, err)
 		take := taken(func() (*batch.Batch, error) {
-			transit, err := r.TakeTransitByID(background, 2)
+			b, err := r.TakeByID(background, 2, batch.InTransit, Into(&transit))
 			if err != nil {
 				return nil, err
 			}
-			return transit.Batch(), transit.Abort()
+			return b, transit.Abort()
 		})
 		mustWait(t, take) // a handle is open
 		check(t, h.Close())

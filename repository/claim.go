@@ -36,16 +36,6 @@ type Claim struct {
 // left then is in open claims it returns a *ClaimedError at once: there is more work only
 // if one of them is restored. With WaitClaims it waits until they have ended.
 func (r *Repository) Claim(ctx context.Context, partition, most int, opts ...TakeOption) (*Claim, error) {
-	return r.claimMost(ctx, partition, most, true, opts)
-}
-
-// TryClaim is Claim without the waiting: if there is nothing that could be claimed now,
-// also because an older batch is in transit, it returns nil and no error.
-func (r *Repository) TryClaim(partition, most int, opts ...TakeOption) (*Claim, error) {
-	return r.claimMost(context.Background(), partition, most, false, opts)
-}
-
-func (r *Repository) claimMost(ctx context.Context, partition, most int, wait bool, opts []TakeOption) (*Claim, error) {
 	if most < 1 {
 		return nil, fmt.Errorf("repository %s: claiming %d batches", r.key, most)
 	}
@@ -55,7 +45,7 @@ func (r *Repository) claimMost(ctx context.Context, partition, most int, wait bo
 		w = o.want(wantTask)
 	}
 	for {
-		first, err := r.claim(ctx, partition, w, wait)
+		first, err := r.claim(ctx, partition, w, !o.noWait)
 		if first == nil {
 			return nil, err
 		}

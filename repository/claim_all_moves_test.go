@@ -128,7 +128,7 @@ func TestClaimAllGivesBack(t *testing.T) {
 			ctx, cancel := context.WithCancel(background)
 			all := claiming(func() (*Claim, error) { return r.ClaimAll(ctx, 0) })
 			mustWait(t, all)
-			if b, err := r.TryTake(0, batch.Idle, Unordered()); b != nil || err != nil {
+			if b, err := r.Take(background, 0, batch.Idle, Unordered(), NoWait()); b != nil || err != nil {
 				t.Errorf("what a claim keeps was taken: %v, %v", b, err)
 			}
 			takes := make(chan *batch.Batch, 1)
@@ -243,26 +243,27 @@ func TestClaimAllOfWhatWasThere(t *testing.T) {
 		putNumbers(t, r, 0, 5)
 		first := mustTransit(t, nth(r, 0))
 		third := mustTransit(t, nth(r, 2))
-		taken := make(chan *batch.Transit, 1)
+		taken := make(chan *batch.Batch, 1)
+		var transit *batch.Transit
 		go func() {
-			transit, err := r.TakeTransit(background, 0)
+			b, err := r.Take(background, 0, batch.InTransit, Into(&transit))
 			if err != nil {
 				t.Error(err)
 			}
-			taken <- transit
+			taken <- b
 		}()
 		mustWait(t, taken)
 		all := claiming(func() (*Claim, error) { return r.ClaimAll(background, 0) })
 		mustWait(t, all)
 		check(t, nth(r, 1).Drop())
 		putNumbers(t, r, 5, 7)
-		later, err := r.TryClaim(0, 1, Unordered()) // of what came later: that is no matter
+		later, err := r.Claim(background, 0, 1, Unordered(), NoWait()) // of what came later: that is no matter
 		check(t, err)
 		wantNumbers(t, m.numbersOf(later.Batches()), 5)
 		fifth := mustTransit(t, nth(r, 6))
 		check(t, first.Abort()) // the one that came first has it
 		mustWait(t, all)
-		transit := <-taken
+		b := <-taken
 		check(t, third.Abort())
 		got := <-all
 		check(t, got.err)
@@ -270,7 +271,7 @@ func TestClaimAllOfWhatWasThere(t *testing.T) {
 		check(t, got.c.Consume())
 		check(t, later.Consume())
 		check(t, transit.Abort())
-		check(t, transit.Batch().Drop())
+		check(t, b.Drop())
 
 		// All that it waits for is taken: it begins again, until there is nothing.
 		takes := make(chan *batch.Batch, 1)

@@ -77,7 +77,7 @@ func TestClaimAll(t *testing.T) {
 		for name, claim := range map[string]func() (*Claim, error){
 			"Claim":             func() (*Claim, error) { return r.Claim(background, 0, 100) },
 			"Claim, unordered":  func() (*Claim, error) { return r.Claim(background, 0, 100, Unordered()) },
-			"TryClaim":          func() (*Claim, error) { return r.TryClaim(0, 100) },
+			"Claim, at once":    func() (*Claim, error) { return r.Claim(background, 0, 100, NoWait()) },
 			"ClaimAll":          func() (*Claim, error) { return r.ClaimAll(background, 0) },
 			"ClaimAll, waiting": func() (*Claim, error) { return r.ClaimAll(background, 0, WaitInput()) },
 		} {
@@ -170,7 +170,7 @@ func TestClaimEndsWhenOthersHaveTheRest(t *testing.T) {
 			r := ensure(t, newPlan(t, m), "join")
 			putNumbers(t, r, 0, 2)
 			mustClaim(t, r, 2)
-			if c, err := r.TryClaim(0, 1); c != nil || err != nil {
+			if c, err := r.Claim(background, 0, 1, NoWait()); c != nil || err != nil {
 				t.Errorf("while more may be put: %v, %v", c, err)
 			}
 			waits := claiming(func() (*Claim, error) { return r.Claim(background, 0, 1) })

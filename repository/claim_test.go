@@ -26,7 +26,7 @@ func putNumbers(t testing.TB, r *Repository, from, to int64) {
 
 func mustClaim(t testing.TB, r *Repository, most int) *Claim {
 	t.Helper()
-	c, err := r.TryClaim(0, most)
+	c, err := r.Claim(background, 0, most, NoWait())
 	check(t, err)
 	if c == nil {
 		t.Fatal("there is nothing to claim")
@@ -52,7 +52,7 @@ func wantNumbers(t testing.TB, got []int64, want ...int64) {
 func takeAll(t testing.TB, m *fakeMover, r *Repository) (ns []int64) {
 	t.Helper()
 	for {
-		b, err := r.TryTake(0, batch.Idle)
+		b, err := r.Take(background, 0, batch.Idle, NoWait())
 		check(t, err)
 		if b == nil {
 			return ns
@@ -74,7 +74,7 @@ func TestClaimKeepsThePlace(t *testing.T) {
 	if r.Len(0) != 6 || r.Total() != 6 || first.Len() != 2 {
 		t.Errorf("%d batches are counted", r.Len(0))
 	}
-	b, err := r.TryTake(0, batch.TaskCreated)
+	b, err := r.Take(background, 0, batch.TaskCreated, NoWait())
 	check(t, err)
 	if n := m.numberOf(b); n != 4 { // claimed ones are passed over
 		t.Errorf("batch %d was taken", n)
@@ -134,7 +134,7 @@ func TestClaimWaits(t *testing.T) {
 		}
 		_, err := r.Claim(background, -1, 1)
 		wantError(t, err, ErrPartition)
-		if c, err := r.TryClaim(0, 1); c != nil || err != nil {
+		if c, err := r.Claim(background, 0, 1, NoWait()); c != nil || err != nil {
 			t.Errorf("of nothing: %v, %v", c, err)
 		}
 		ctx, cancel := context.WithCancel(background)
@@ -273,7 +273,7 @@ func TestCloseTakesClaimsBack(t *testing.T) {
 			if n := r.Bytes(tier.GPU); n != 0 {
 				t.Errorf("an empty repository has %d bytes", n)
 			}
-			_, err = r.TryClaim(0, 1)
+			_, err = r.Claim(background, 0, 1, NoWait())
 			wantError(t, err, tier.ErrClosed)
 		})
 	}

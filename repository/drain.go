@@ -32,7 +32,7 @@ import (
 // batch is whole in the repository, where it was; the error is yielded with a nil handle, and the
 // iteration ends. It may be begun again. A batch in a lost GPU fails each time with a
 // *tier.LostError, as does a tier of which all GPUs are lost. Peek shows where the batch is, and
-// TryTake takes one out to drop it. Breaking off leaves the rest in the repository. Several
+// Take takes one out to drop it. Breaking off leaves the rest in the repository. Several
 // goroutines may drain one partition; each gets other batches, in ascending order.
 func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opts ...TakeOption) iter.Seq2[*batch.Handle, error] {
 	o := takeOptionsOf(opts)

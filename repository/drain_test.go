@@ -157,7 +157,7 @@ func TestDrainPanic(t *testing.T) {
 			t.Error("something was yielded")
 		}
 	}()
-	if b, err := r.TryTake(0, batch.Idle); err != nil || b == nil {
+	if b, err := r.Take(background, 0, batch.Idle, NoWait()); err != nil || b == nil {
 		t.Errorf("the batch is gone: %v", err)
 	} else {
 		check(t, b.Drop())
@@ -498,7 +498,7 @@ func TestFailedReaderHasLetGo(t *testing.T) {
 	var r *Repository
 	plan := NewManager("test", 7, Config{Mover: m, Clock: func() int64 { // is called when a handle is closed
 		if failed {
-			if b, err := r.TryTake(0, batch.TaskCreated); b != nil || err != nil {
+			if b, err := r.Take(background, 0, batch.TaskCreated, NoWait()); b != nil || err != nil {
 				t.Errorf("the batch of an open handle was taken: %v", err)
 			}
 		}

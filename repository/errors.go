@@ -9,14 +9,12 @@ import (
 
 // Sentinels, to be matched with errors.Is.
 var (
-	// ErrUnknownKey: the plan has no repository for that operator and port.
-	ErrUnknownKey = errors.New("unknown repository")
-	// ErrDuplicateKey: the plan has a repository for that operator and port already.
-	ErrDuplicateKey = errors.New("repository exists already")
-	// ErrUnknownBatch: the repository does not hold a batch of that id.
-	ErrUnknownBatch = errors.New("unknown batch")
-	// ErrDuplicateBatch: the repository holds a batch of that id already.
-	ErrDuplicateBatch = errors.New("batch id exists already")
+	// ErrUnknown: the plan has no repository for that operator and port, or the repository holds no
+	// batch of that id.
+	ErrUnknown = errors.New("unknown")
+	// ErrDuplicate: the plan has a repository for that operator and port already, or the repository
+	// a batch of that id.
+	ErrDuplicate = errors.New("exists already")
 	// ErrPartition: the partition's number is negative or out of range.
 	ErrPartition = errors.New("no such partition")
 	// ErrClaimed is matched by every ClaimedError.

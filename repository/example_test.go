@@ -56,7 +56,7 @@ func Example() {
 		fmt.Println("not consumed:", l.Batches, "of", l.Key)
 	}
 	_ = plan.Close(ctx)
-	_, err = join.TryTake(3, batch.Idle)
+	_, err = join.Take(ctx, 3, batch.Idle, repository.NoWait())
 	fmt.Println(err)
 	// Output:
 	// 0 rows in host:0

@@ -97,7 +97,7 @@ func NewManager(name string, plan uint64, cfg Config) *Manager {
 func (m *Manager) closedError() error { return fmt.Errorf("plan %q: %w", m.name, tier.ErrClosed) }
 
 // Create makes a repository, which is the last in the plan until Order changes that. A key that is
-// in use matches ErrDuplicateKey.
+// in use matches ErrDuplicate.
 func (m *Manager) Create(key Key, o Options) (*Repository, error) {
 	return m.create(key, o, false)
 }
@@ -122,7 +122,7 @@ func (m *Manager) create(key Key, o Options, orFind bool) (*Repository, error) {
 		case r != nil && orFind:
 			return r, nil, nil
 		case r != nil:
-			return nil, nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrDuplicateKey)
+			return nil, nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrDuplicate)
 		}
 		r = newRepository(m, key, o)
 		m.mu.table[key] = r
@@ -134,7 +134,7 @@ func (m *Manager) create(key Key, o Options, orFind bool) (*Repository, error) {
 	return r, err
 }
 
-// Lookup returns the repository of a key, or an error that matches ErrUnknownKey.
+// Lookup returns the repository of a key, or an error that matches ErrUnknown.
 func (m *Manager) Lookup(key Key) (*Repository, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,7 +145,7 @@ func (m *Manager) lookupLocked(key Key) (*Repository, error) {
 	if r := m.mu.table[key]; r != nil {
 		return r, nil
 	}
-	return nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrUnknownKey)
+	return nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrUnknown)
 }
 
 // Repositories returns the plan's repositories, from the scans to the output.

@@ -25,11 +25,11 @@ func TestKeys(t *testing.T) {
 		t.Errorf("the key is %s", r.Key())
 	}
 	_, err = plan.Create(Key{"join", 1}, Options{})
-	wantError(t, err, ErrDuplicateKey)
+	wantError(t, err, ErrDuplicate)
 	_, err = plan.Lookup(Key{"join", 0})
-	wantError(t, err, ErrUnknownKey)
-	wantError(t, plan.Order(Key{"scan", 0}), ErrUnknownKey)
-	wantError(t, plan.FanOut(background, record(1), 0, Key{"scan", 0}), ErrUnknownKey)
+	wantError(t, err, ErrUnknown)
+	wantError(t, plan.Order(Key{"scan", 0}), ErrUnknown)
+	wantError(t, plan.FanOut(background, record(1), 0, Key{"scan", 0}), ErrUnknown)
 	for name, find := range map[string]func(Key) (*Repository, error){"lookup": plan.Lookup, "ensure": plan.Ensure} {
 		if got, err := find(Key{"join", 1}); got != r || err != nil {
 			t.Errorf("%s: %p, %v", name, got, err)
@@ -218,7 +218,7 @@ func TestOrderRacesPut(t *testing.T) {
 		group.Go(func() {
 			rnd := rand.New(rand.NewPCG(seed, uint64(2+i)))
 			for range 400 {
-				b, err := all[rnd.IntN(3)].TryTake(0, batch.Idle)
+				b, err := all[rnd.IntN(3)].Take(background, 0, batch.Idle, NoWait())
 				if err != nil {
 					t.Error(err)
 				}
@@ -293,7 +293,7 @@ func TestFanOut(t *testing.T) {
 	for _, key := range keys {
 		r, err := plan.Lookup(key)
 		check(t, err)
-		b, err := r.TryTake(2, batch.Idle)
+		b, err := r.Take(background, 2, batch.Idle, NoWait())
 		check(t, err)
 		if b == nil || m.numberOf(b) != 3 {
 			t.Fatalf("%s: %v", key, b)
@@ -484,8 +484,9 @@ func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 	c, err := r.ClaimAll(background, 0)
 	check(t, err)
 	check(t, c.Restore())
-	_, err = r.take(background, 0, wantTask, false, func(*batch.Batch) error { return context.Canceled })
-	wantError(t, err, context.Canceled)
+	e, err := r.claim(background, 0, wantTask, false)
+	check(t, err)
+	wantError(t, r.finish(e, func(*batch.Batch) error { return context.Canceled }), context.Canceled)
 	c = mustClaim(t, r, 1)
 	check(t, b.Drop()) // in place
 	check(t, c.Restore())
@@ -530,7 +531,7 @@ func TestObserversFindTheRepositoryRight(t *testing.T) {
 	var take changing = func(*batch.Batch) {
 		if aborted && taken == nil {
 			var err error
-			taken, err = r.TryTake(0, batch.Idle)
+			taken, err = r.Take(background, 0, batch.Idle, NoWait())
 			check(t, err)
 		}
 	}

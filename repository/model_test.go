@@ -102,18 +102,17 @@ func TestModel(t *testing.T) {
 				}
 			case 3:
 				at := oldest(*q, opts, batch.Idle)
-				got, err := r.TryTake(p, batch.Idle, opts...)
+				got, err := r.Take(background, p, batch.Idle, append(opts, NoWait())...)
 				take(at, got, err)
 			case 4:
 				at := oldest(*q, opts, batch.Idle, batch.TaskCreated, batch.Processing)
-				got, err := r.TryTake(p, batch.TaskCreated, opts...)
+				got, err := r.Take(background, p, batch.TaskCreated, append(opts, NoWait())...)
 				take(at, got, err)
 			case 5:
 				at := oldest(*q, opts, batch.Idle, batch.TaskCreated)
-				transit, err := r.TryTakeTransit(p, opts...)
-				var got *batch.Batch
+				var transit *batch.Transit
+				got, err := r.Take(background, p, batch.InTransit, append(opts, Into(&transit), NoWait())...)
 				if transit != nil {
-					got = transit.Batch()
 					(*q)[at].transit = transit
 				}
 				take(at, got, err)
@@ -296,12 +295,13 @@ func takeOne(m *fakeMover, r *Repository, i, partition int, got func(int64)) err
 		got(m.numberOf(b))
 		return discard(b)
 	case 2:
-		t, err := r.TakeTransit(background, partition)
+		var t *batch.Transit
+		b, err := r.Take(background, partition, batch.InTransit, Into(&t))
 		if err != nil {
 			return end(err)
 		}
-		got(m.numberOf(t.Batch()))
-		return errors.Join(t.Abort(), discard(t.Batch()))
+		got(m.numberOf(b))
+		return errors.Join(t.Abort(), discard(b))
 	case 3:
 		b, err := r.Take(background, partition, batch.Idle)
 		if err != nil {

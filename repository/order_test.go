@@ -60,11 +60,12 @@ var ways = map[string]func(ctx context.Context, m *fakeMover, r *Repository, got
 	},
 	"take in transit": func(ctx context.Context, m *fakeMover, r *Repository, got func(int64), opts ...TakeOption) error {
 		return takeEach(m, got, func() (*batch.Batch, error) {
-			t, err := r.TakeTransit(ctx, 0, opts...)
+			var t *batch.Transit
+			b, err := r.Take(ctx, 0, batch.InTransit, append(opts, Into(&t))...)
 			if err != nil {
 				return nil, err
 			}
-			return t.Batch(), t.Abort()
+			return b, t.Abort()
 		})
 	},
 	"claim": func(ctx context.Context, m *fakeMover, r *Repository, got func(int64), opts ...TakeOption) error {
@@ -141,7 +142,8 @@ func TestOrderOfArrival(t *testing.T) {
 				m := newMover(t, 10, 10, 10)
 				r := ensure(t, newPlan(t, m), "join")
 				fill(t, r, 6)
-				first, third := mustTransit(t, nth(r, 0)), mustTransit(t, nth(r, 2))
+				moved := nth(r, 2)
+				first, third := mustTransit(t, nth(r, 0)), mustTransit(t, moved)
 				r.CloseInput()
 				var got numbers
 				done := make(chan error, 1)
@@ -151,7 +153,7 @@ func TestOrderOfArrival(t *testing.T) {
 				check(t, first.Abort())
 				synctest.Wait()
 				wantNumbers(t, got.all(), 0, 1)
-				p, err := m.image(background, third.Batch().Info().Descriptor, reservation.AnyInTier(tier.Disk))
+				p, err := m.image(background, moved.Info().Descriptor, reservation.AnyInTier(tier.Disk))
 				check(t, err)
 				check(t, third.Commit(p, false))
 				check(t, <-done)
@@ -201,10 +203,10 @@ func TestOrderWaitEnds(t *testing.T) {
 				wantError(t, <-done, cause)
 				wantError(t, consume(ctx, m, r, got.add), cause) // also one that begins afterwards
 
-				if b, err := r.TryTake(0, batch.TaskCreated); b != nil || err != nil {
+				if b, err := r.Take(background, 0, batch.TaskCreated, NoWait()); b != nil || err != nil {
 					t.Errorf("took %v, %v", b, err)
 				}
-				if c, err := r.TryClaim(0, 3); c != nil || err != nil {
+				if c, err := r.Claim(background, 0, 3, NoWait()); c != nil || err != nil {
 					t.Errorf("claimed %v, %v", c, err)
 				}
 
@@ -248,7 +250,7 @@ func TestFailedHeadIsToldFirst(t *testing.T) {
 				wantError(t, <-done, lost)
 				wantError(t, ways[name](background, m, r, got.add), lost)
 				wantNumbers(t, got.all())
-				b, err := r.TryTake(0, batch.Idle)
+				b, err := r.Take(background, 0, batch.Idle, NoWait())
 				check(t, err)
 				if b != head {
 					t.Errorf("batch %d is first", b.ID())
@@ -270,7 +272,8 @@ func TestHeadMovesForItsWaiter(t *testing.T) {
 		fill(t, r, 1)
 		check(t, r.Put(background, 0, record(1))) // on the GPU, which is full now
 		r.CloseInput()
-		transit := mustTransit(t, nth(r, 1)) // as the monitor does when the first waits for room
+		second := nth(r, 1)
+		transit := mustTransit(t, second) // as the monitor does when the first waits for room
 		var got numbers
 		done := make(chan error, 2)
 		for range 2 { // one waits for the room, the other for the batch that makes it
@@ -278,7 +281,7 @@ func TestHeadMovesForItsWaiter(t *testing.T) {
 			synctest.Wait()
 		}
 		wantNumbers(t, got.all())
-		p, err := m.image(background, transit.Batch().Info().Descriptor, reservation.AnyInTier(tier.Disk))
+		p, err := m.image(background, second.Info().Descriptor, reservation.AnyInTier(tier.Disk))
 		check(t, err)
 		check(t, transit.Commit(p, false))
 		check(t, errors.Join(<-done, <-done))

@@ -265,7 +265,7 @@ func (r *Repository) placeLocked(seq uint64, partition int) batch.Place {
 // partition; nothing is copied. On an error b stays the caller's: besides those of
 // Put, a batch that is in a repository already matches batch.ErrStored, one that
 // was dropped batch.ErrState, and one whose id the repository has already
-// ErrDuplicateBatch. In a plan of an engine's a batch must be known to the engine, as one
+// ErrDuplicate. In a plan of an engine's a batch must be known to the engine, as one
 // that is made by Engine.NewBatch or with Engine.Observer is: another would never be moved or
 // kept, and is tier.ErrNotSupported.
 func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
@@ -300,7 +300,7 @@ func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (te
 		return nil, err
 	}
 	if e := r.mu.entries[b.ID()]; e != nil && e.b != b {
-		return nil, fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicateBatch)
+		return nil, fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicate)
 	}
 	if seq <= p.last {
 		seq = r.m.seq.Add(1)

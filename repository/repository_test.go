@@ -45,7 +45,7 @@ func TestFirstInFirstOut(t *testing.T) {
 			t.Errorf("partition %d is empty and shows a batch", p)
 		}
 	}
-	if b, err := r.TryTake(0, batch.Idle); b != nil || err != nil {
+	if b, err := r.Take(background, 0, batch.Idle, NoWait()); b != nil || err != nil {
 		t.Errorf("from an empty partition: %v, %v", b, err)
 	}
 }
@@ -64,8 +64,8 @@ func TestPartitionRange(t *testing.T) {
 			"put":       func() error { return r.Put(background, p, record(1)) },
 			"put batch": func() error { return r.PutBatch(p, b) },
 			"take":      func() error { _, err := r.Take(background, p, batch.Idle); return err },
-			"try take":  func() error { _, err := r.TryTake(p, batch.TaskCreated); return err },
-			"transit":   func() error { _, err := r.TakeTransit(background, p); return err },
+			"try take":  func() error { _, err := r.Take(background, p, batch.TaskCreated, NoWait()); return err },
+			"transit":   func() error { _, err := r.Take(background, p, batch.InTransit, Into(new(*batch.Transit))); return err },
 			"reader":    func() error { _, err := r.Reader(background, p); return err },
 			"drain": func() error {
 				for _, err := range r.Drain(background, p, tier.GPU) {
@@ -141,15 +141,14 @@ func TestTakeFindsTheOldestThatCanMove(t *testing.T) {
 			state := batch.Idle
 			switch test.how {
 			case "idle":
-				got, err = r.TryTake(0, batch.Idle, opts...)
+				got, err = r.Take(background, 0, batch.Idle, append(opts, NoWait())...)
 			case "task":
 				state = batch.TaskCreated
-				got, err = r.TryTake(0, batch.TaskCreated, opts...)
+				got, err = r.Take(background, 0, batch.TaskCreated, append(opts, NoWait())...)
 			case "transit":
 				state = batch.InTransit
 				var transit *batch.Transit
-				if transit, err = r.TryTakeTransit(0, opts...); transit != nil {
-					got = transit.Batch()
+				if got, err = r.Take(background, 0, batch.InTransit, append(opts, Into(&transit), NoWait())...); transit != nil {
 					ends = append(ends, transit.Abort)
 				}
 			}
@@ -185,13 +184,8 @@ func TestTakeRefusesOtherStates(t *testing.T) {
 			t.Errorf("taking by id as %s is no error", s)
 		}
 	}
-	for call, take := range map[string]func() error{
-		"TakeTransit,":     func() error { _, err := r.Take(background, 0, batch.InTransit); return err },
-		"TakeTransitByID,": func() error { _, err := r.TakeByID(background, 1, batch.InTransit); return err },
-	} {
-		if err := take(); !strings.Contains(err.Error(), call) {
-			t.Errorf("the error does not name %q: %v", call, err)
-		}
+	if _, err := r.Take(background, 0, batch.InTransit); !strings.Contains(err.Error(), "Into") {
+		t.Errorf("the error does not name Into: %v", err)
 	}
 }
 
@@ -278,12 +272,12 @@ func TestTakeWaits(t *testing.T) {
 		r.CloseInput()
 		(<-fourth).check(t, nil, io.EOF)
 		(<-take(batch.Idle)).check(t, nil, io.EOF)
-		if _, err := r.TryTake(0, batch.Idle); !errors.Is(err, io.EOF) {
+		if _, err := r.Take(background, 0, batch.Idle, NoWait()); !errors.Is(err, io.EOF) {
 			t.Errorf("trying after the end: %v", err)
 		}
 		wantError(t, r.PutBatch(0, b), tier.ErrClosed)
 		wantError(t, r.Put(background, 0, record(1)), tier.ErrClosed)
-		if got, err := r.TryTake(1, batch.Idle); got != a || err != nil { // what is in comes out
+		if got, err := r.Take(background, 1, batch.Idle, NoWait()); got != a || err != nil { // what is in comes out
 			t.Errorf("took %v, %v", got, err)
 		}
 		for _, b := range []*batch.Batch{a, b, c, d} {
@@ -365,7 +359,7 @@ func TestCancelledTakeLosesNothing(t *testing.T) {
 				gaveUp++
 				wantError(t, got.err, cause)
 				var err error
-				if got.b, err = r.TryTake(0, batch.TaskCreated); err != nil || got.b == nil {
+				if got.b, err = r.Take(background, 0, batch.TaskCreated, NoWait()); err != nil || got.b == nil {
 					t.Fatalf("round %d: the batch is gone: %v", i, err)
 				}
 			}
@@ -443,14 +437,14 @@ func TestPutBatchRefuses(t *testing.T) {
 	wantError(t, r.PutBatch(0, b), batch.ErrStored)
 	wantError(t, other.PutBatch(0, b), batch.ErrStored)
 	same := newBatch(t, 1, gpu)
-	wantError(t, r.PutBatch(1, same), ErrDuplicateBatch)
+	wantError(t, r.PutBatch(1, same), ErrDuplicate)
 	check(t, other.PutBatch(0, same)) // still whole and free
 	dropped := newBatch(t, 2, gpu)
 	check(t, dropped.Drop())
 	wantError(t, r.PutBatch(0, dropped), batch.ErrState)
 	got, err := r.Take(background, 0, batch.Idle)
 	check(t, err)
-	wantError(t, other.PutBatch(1, got), ErrDuplicateBatch)
+	wantError(t, other.PutBatch(1, got), ErrDuplicate)
 	check(t, r.PutBatch(1, got)) // its id is free again where it was taken
 	if r.Total() != 1 || other.Total() != 1 {
 		t.Errorf("%d and %d batches", r.Total(), other.Total())

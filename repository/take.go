@@ -12,7 +12,10 @@ import (
 // name changes nothing there.
 type TakeOption func(*takeOptions)
 
-type takeOptions struct{ unordered, waitInput, waitClaims bool }
+type takeOptions struct {
+	unordered, waitInput, waitClaims, noWait bool
+	transit                                  **batch.Transit
+}
 
 func takeOptionsOf(opts []TakeOption) (o takeOptions) {
 	for _, opt := range opts {
@@ -31,7 +34,7 @@ func (o takeOptions) want(w want) want {
 
 // Unordered skips batches in transit, and so does not wait for them: batches then come
 // in the order in which they can be had. It is for consumers to which the order means
-// nothing, of Take, TakeTransit, Claim, Drain and Reader.
+// nothing, of Take, Claim, Drain and Reader.
 func Unordered() TakeOption { return func(o *takeOptions) { o.unordered = true } }
 
 // WaitInput makes Drain and ClaimAll wait for more until the input is closed. Take, Claim
@@ -43,6 +46,14 @@ func WaitInput() TakeOption { return func(o *takeOptions) { o.waitInput = true }
 // context ends.
 func WaitClaims() TakeOption { return func(o *takeOptions) { o.waitClaims = true } }
 
+// NoWait makes Take, TakeByID and Claim return nil and no error if there is nothing that could be
+// had now, also because an older batch is in transit.
+func NoWait() TakeOption { return func(o *takeOptions) { o.noWait = true } }
+
+// Into sets *t to the transit of a batch that Take or TakeByID takes as batch.InTransit. The caller
+// owns both.
+func Into(t **batch.Transit) TakeOption { return func(o *takeOptions) { o.transit = t } }
+
 // Take waits for a batch of the partition that can move to the state, takes the oldest such, and
 // moves it there. The caller then owns the batch and must drop it or hand it on. The states are:
 //
@@ -51,9 +62,11 @@ func WaitClaims() TakeOption { return func(o *takeOptions) { o.waitClaims = true
 //   - batch.TaskCreated: any batch; a task is created on it, for which the caller must
 //     Lock it (or CancelTask). One on which handles are open keeps the state
 //     batch.Processing with the task pending.
+//   - batch.InTransit, with Into: a batch without open handles. Older ones that have some are
+//     skipped.
 //
-// For batch.InTransit there is TakeTransit; for processing a batch is taken with
-// a task and locked where it is wanted. Any other state is an error.
+// For processing a batch is taken with a task and locked where it is wanted. Any other state is an
+// error.
 //
 // Batches come in the order of arrival: while an older one is in transit Take waits for
 // it, unless it is Unordered. Batches that other takers or claims have are skipped.
@@ -63,35 +76,39 @@ func WaitClaims() TakeOption { return func(o *takeOptions) { o.waitClaims = true
 // repository is closed with an error that matches tier.ErrClosed. Takers are served in
 // the order in which they came.
 func (r *Repository) Take(ctx context.Context, partition int, to batch.State, opts ...TakeOption) (*batch.Batch, error) {
-	return r.takeAs(ctx, partition, to, true, opts)
-}
-
-// TryTake is Take without the waiting: if there is nothing that could be taken now, also
-// because an older batch is in transit, it returns nil and no error.
-func (r *Repository) TryTake(partition int, to batch.State, opts ...TakeOption) (*batch.Batch, error) {
-	return r.takeAs(context.Background(), partition, to, false, opts)
-}
-
-func (r *Repository) takeAs(ctx context.Context, partition int, to batch.State, wait bool, opts []TakeOption) (*batch.Batch, error) {
-	w, move, err := r.mover(to, "TakeTransit, which returns the transit")
+	o := takeOptionsOf(opts)
+	w, move, err := r.mover(to, o)
 	if err != nil {
 		return nil, err
 	}
-	return r.take(ctx, partition, takeOptionsOf(opts).want(w), wait, move)
+	for {
+		e, err := r.claim(ctx, partition, o.want(w), !o.noWait)
+		if e == nil {
+			return nil, err
+		}
+		if err := r.finish(e, move); err == nil {
+			return e.b, nil
+		} else if !errors.Is(err, batch.ErrState) {
+			return nil, err
+		}
+		// It was moved or dropped between the claim and the move; the index knows that now.
+	}
 }
 
-// mover returns how a batch is moved to a state. inTransit is what serves callers that want it in
-// transit.
-func (r *Repository) mover(to batch.State, inTransit string) (want, func(*batch.Batch) error, error) {
-	switch to {
-	case batch.Idle:
+// mover returns how a batch is moved to a state.
+func (r *Repository) mover(to batch.State, o takeOptions) (want, func(*batch.Batch) error, error) {
+	switch {
+	case to == batch.Idle:
 		return wantIdle, mustBeIdle, nil
-	case batch.TaskCreated:
+	case to == batch.TaskCreated:
 		return wantTask, (*batch.Batch).TryCreateTask, nil
-	case batch.InTransit:
-		return 0, nil, fmt.Errorf("repository %s: a batch cannot be taken as %s: use %s", r.key, to, inTransit)
+	case to == batch.InTransit && o.transit != nil:
+		return wantTransit, func(b *batch.Batch) (err error) {
+			*o.transit, err = b.TryTransit()
+			return err
+		}, nil
 	}
-	return 0, nil, fmt.Errorf("repository %s: a batch cannot be taken as %s: want idle or task-created", r.key, to)
+	return 0, nil, fmt.Errorf("repository %s: a batch cannot be taken as %s: want idle, task-created, or in-transit with Into", r.key, to)
 }
 
 // mustBeIdle moves nothing; an idle batch is in the state already.
@@ -102,56 +119,22 @@ func mustBeIdle(b *batch.Batch) error {
 	return nil
 }
 
-// TakeTransit waits for a batch of the partition that can be taken in transit,
-// and takes the oldest such: those with open handles are skipped. The batch and the
-// transit are the caller's; otherwise it is as Take.
-func (r *Repository) TakeTransit(ctx context.Context, partition int, opts ...TakeOption) (*batch.Transit, error) {
-	return r.takeTransit(ctx, partition, true, opts)
-}
-
-// TryTakeTransit is TakeTransit without the waiting: if there is nothing that could be
-// taken now, also because an older batch is in transit, it returns nil and no error.
-func (r *Repository) TryTakeTransit(partition int, opts ...TakeOption) (*batch.Transit, error) {
-	return r.takeTransit(context.Background(), partition, false, opts)
-}
-
-func (r *Repository) takeTransit(ctx context.Context, partition int, wait bool, opts []TakeOption) (*batch.Transit, error) {
-	var t *batch.Transit
-	_, err := r.take(ctx, partition, takeOptionsOf(opts).want(wantTransit), wait, func(b *batch.Batch) (err error) {
-		t, err = b.TryTransit()
-		return err
-	})
-	return t, err
-}
-
 // TakeByID waits until the batch of that id, which is in some partition, can move
 // to the state (see Take), moves it there and takes it. If the repository does
-// not hold it, or another takes it meanwhile, the error matches ErrUnknownBatch. For
-// batch.InTransit there is TakeTransitByID.
-func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State) (*batch.Batch, error) {
-	w, move, err := r.mover(to, "TakeTransitByID, which returns the transit")
+// not hold it, or another takes it meanwhile, the error matches ErrUnknown.
+func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State, opts ...TakeOption) (*batch.Batch, error) {
+	o := takeOptionsOf(opts)
+	w, move, err := r.mover(to, o)
 	if err != nil {
 		return nil, err
 	}
-	return r.takeByID(ctx, id, w, move)
-}
-
-// TakeTransitByID is TakeTransit for the batch of that id, as TakeByID is Take.
-func (r *Repository) TakeTransitByID(ctx context.Context, id batch.ID) (*batch.Transit, error) {
-	var t *batch.Transit
-	_, err := r.takeByID(ctx, id, wantTransit, func(b *batch.Batch) (err error) {
-		t, err = b.TryTransit()
-		return err
-	})
-	return t, err
-}
-
-func (r *Repository) takeByID(ctx context.Context, id batch.ID, w want, move func(*batch.Batch) error) (*batch.Batch, error) {
 	for {
 		e, changed, err := r.claimByID(id, w)
 		switch {
 		case err != nil:
 			return nil, err
+		case e == nil && o.noWait:
+			return nil, nil
 		case e == nil:
 			select {
 			case <-changed:
@@ -178,7 +161,7 @@ func (r *Repository) claimByID(id batch.ID, w want) (*entry, <-chan struct{}, er
 	case r.mu.closed:
 		return nil, nil, r.closedError()
 	case e == nil:
-		return nil, nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknownBatch)
+		return nil, nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknown)
 	}
 	for _, c := range eligible[w] {
 		if e.class == c {
@@ -187,23 +170,6 @@ func (r *Repository) claimByID(id batch.ID, w want) (*entry, <-chan struct{}, er
 		}
 	}
 	return nil, e.waitLocked(), nil
-}
-
-// take claims, moves and removes; without wait it returns nil if there is
-// nothing.
-func (r *Repository) take(ctx context.Context, partition int, w want, wait bool, move func(*batch.Batch) error) (*batch.Batch, error) {
-	for {
-		e, err := r.claim(ctx, partition, w, wait)
-		if e == nil {
-			return nil, err
-		}
-		if err := r.finish(e, move); err == nil {
-			return e.b, nil
-		} else if !errors.Is(err, batch.ErrState) {
-			return nil, err
-		}
-		// It was moved or dropped between the claim and the move; the index knows that now.
-	}
 }
 
 // finish moves what was claimed and takes it out, or puts it back.

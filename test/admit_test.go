@@ -322,7 +322,7 @@ func TestTaskThatCannotFit(t *testing.T) {
 	if repo.Len(0) != 12 {
 		t.Errorf("%d inputs are left", repo.Len(0))
 	}
-	b, err := repo.TryTake(0, batch.Idle) // it is free again
+	b, err := repo.Take(t.Context(), 0, batch.Idle, repository.NoWait()) // it is free again
 	if b == nil || err != nil {
 		t.Fatalf("%v, %v", b, err)
 	}

@@ -188,7 +188,7 @@ func TestDiskFailsWhileRunning(t *testing.T) {
 func (s *spill) drop() {
 	s.records, s.failed = nil, nil
 	for i := range spillBatches {
-		b, err := s.repo.TryTake(i, batch.Idle)
+		b, err := s.repo.Take(s.t.Context(), i, batch.Idle, repository.NoWait())
 		if err == nil && b != nil {
 			err = b.Discard(s.t.Context())
 		}

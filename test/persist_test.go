@@ -544,7 +544,7 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(2)
-	b, err := repo.TryTake(2, batch.Idle)
+	b, err := repo.Take(t.Context(), 2, batch.Idle, repository.NoWait())
 	if err != nil || b == nil || b.Info().Bytes != 0 {
 		t.Fatalf("took %+v, %v", b, err)
 	}
@@ -599,7 +599,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	b := putPersisted(t, eng, repo, 1, false)
 	take := func(partition int) batch.Place {
 		t.Helper()
-		if got, err := repo.TryTake(partition, batch.Idle); err != nil || got != b {
+		if got, err := repo.Take(t.Context(), partition, batch.Idle, repository.NoWait()); err != nil || got != b {
 			t.Fatalf("took %+v, %v", got, err)
 		}
 		return b.Info().Place

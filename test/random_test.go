@@ -249,7 +249,7 @@ func (r *randomRun) put(ctx context.Context, rng *rand.Rand, partition int) erro
 
 // consume takes a batch for good.
 func (r *randomRun) consume(ctx context.Context, rng *rand.Rand, partition int) error {
-	b, err := r.repo.TryTake(partition, batch.TaskCreated)
+	b, err := r.repo.Take(ctx, partition, batch.TaskCreated, repository.NoWait())
 	if err != nil || b == nil {
 		return err
 	}

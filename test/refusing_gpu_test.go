@@ -184,7 +184,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		r.whole(t, words, host)
 
 		// The wait may be ended, and then says both.
-		b, err := r.repo.TryTake(0, batch.Idle) // or the monitor would move it away
+		b, err := r.repo.Take(t.Context(), 0, batch.Idle, repository.NoWait()) // or the monitor would move it away
 		if err != nil {
 			t.Fatal(err)
 		}
