@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/thread"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -309,7 +310,7 @@ func TestPromiseIsForgotten(t *testing.T) {
 
 // TestUsage: what is spent on compressing is not what the program has at work.
 func TestUsage(t *testing.T) {
-	if _, ok := processTime(); !ok {
+	if _, ok := thread.ProcessTime(); !ok {
 		t.Skip("needs a system that tells how long processors worked for a process")
 	}
 	var u usage
@@ -317,8 +318,8 @@ func TestUsage(t *testing.T) {
 		t.Errorf("%v of a processor that nobody has looked at, want %v", got, unknownUsage)
 	}
 	work := func() {
-		begin, _ := processTime()
-		for now := begin; now-begin < firstUsage; now, _ = processTime() {
+		begin, _ := thread.ProcessTime()
+		for now := begin; now-begin < firstUsage; now, _ = thread.ProcessTime() {
 		}
 	}
 	again := func(own time.Duration) float64 {

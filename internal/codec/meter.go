@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/thread"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -122,7 +123,7 @@ func (u *usage) share(processors float64) float64 {
 }
 
 func (u *usage) measure(now time.Time, processors float64) {
-	cpu, ok := processTime()
+	cpu, ok := thread.ProcessTime()
 	own := time.Duration(u.own.Load())
 	busy, wait := unknownUsage, firstUsage
 	if took := now.Sub(u.at); ok && !u.at.IsZero() && took > 0 {

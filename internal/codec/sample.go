@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/thread"
 )
 
 // hopeful reports whether a codec could be quick enough, where a byte costs so much without it.
@@ -92,15 +93,15 @@ func (c *Chooser) try(k *Coders, g *gauges, raw, room []byte) error {
 		if err != nil {
 			return err
 		}
-		watch := start()
+		watch := thread.Start()
 		stored, err = k.Encode(codec, out, raw)
-		encode := watch.stop()
+		encode := watch.Stop()
 		if err != nil {
 			return err
 		}
-		watch = start()
+		watch = thread.Start()
 		err = k.Decode(codec, back, stored)
-		decode := watch.stop()
+		decode := watch.Stop()
 		if err != nil {
 			return err
 		}

@@ -3,6 +3,8 @@ package cuda
 import (
 	"runtime"
 	"time"
+
+	"github.com/spillway-db/spillway/internal/thread"
 )
 
 // The thread looks at events without a pause for as long as a small copy takes. Then it pauses for
@@ -30,9 +32,9 @@ func (d *Device) thread(ready chan<- error) {
 		return // locked: the context that is current on the thread is unknown
 	}
 	ready <- nil
-	wakePromptly(true)
+	thread.WakePromptly(true)
 	d.work()
-	wakePromptly(false)
+	thread.WakePromptly(false)
 	if d.leave() {
 		runtime.UnlockOSThread()
 	}
@@ -75,7 +77,7 @@ func (d *Device) rest(waited time.Duration, alarm *time.Timer) {
 	switch {
 	case watching && waited < keenFor:
 	case watching && pause <= longestNap:
-		nap(pause)
+		thread.Nap(pause)
 	case !d.queue.doze():
 	case !watching:
 		<-d.queue.wake

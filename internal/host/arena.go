@@ -46,7 +46,10 @@ package host
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/diag"
@@ -559,6 +562,26 @@ func (a *Arena) warnOfNode(err error) {
 		cause = causes.MemoryPolicy
 	}
 	a.warn(cause, "the memory could not be bound to NUMA node %d (%v): it may come from any node, and copies between nodes are slower", a.cfg.Node, err)
+}
+
+// mayNotBind reports whether err means that the process is not allowed to bind memory at all.
+// Container runtimes' filters of system calls refuse that.
+func mayNotBind(err error) bool {
+	return errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) // EPERM or ENOSYS
+}
+
+// lockLimit says how much memory the process may lock, as far as Linux says so.
+func lockLimit() string {
+	limits, _ := os.ReadFile("/proc/self/limits")
+	_, rest, _ := strings.Cut(string(limits), "Max locked memory")
+	switch words := strings.Fields(rest); {
+	case len(words) == 0:
+		return "not known"
+	case words[0] == "unlimited":
+		return "none"
+	default:
+		return words[0] + " bytes"
+	}
 }
 
 func (a *Arena) warnOfLock(err error) {

@@ -3,7 +3,6 @@
 package host
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,18 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// lockLimit says how much memory the process may lock.
-func lockLimit() string {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {
-		return "not known"
-	}
-	if r.Cur == unix.RLIM_INFINITY {
-		return "none"
-	}
-	return fmt.Sprintf("%d bytes", r.Cur)
-}
 
 // hugeSettings is where the kernel shows its policy for huge pages.
 const hugeSettings = "/sys/kernel/mm/transparent_hugepage"
@@ -54,7 +41,3 @@ func hugeOff(settings string) error {
 	}
 	return nil
 }
-
-// mayNotBind reports whether err means that the process is not allowed to bind memory at all.
-// Container runtimes' filters of system calls refuse that.
-func mayNotBind(err error) bool { return errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) }

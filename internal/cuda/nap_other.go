@@ -1,9 +1,0 @@
-//go:build !linux || !(amd64 || arm64)
-
-package cuda
-
-import "time"
-
-func nap(d time.Duration) { time.Sleep(d) }
-
-func wakePromptly(bool) {}
