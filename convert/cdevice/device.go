@@ -2,7 +2,9 @@ package cdevice
 
 import (
 	"context"
+	"fmt"
 
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -132,3 +134,21 @@ func (d device) wait(ctx context.Context, p uintptr) error {
 	}
 	return d.sharer.AwaitShared(ctx, *at[uintptr](p))
 }
+
+// DeviceError reports that an array lies in the memory of another device than the space's. It
+// matches convert.ErrInvalid.
+type DeviceError struct {
+	Space    tier.ID
+	Type     DeviceType // the array's
+	ID       int64
+	WantType DeviceType // the space's
+	WantID   int64
+}
+
+func (e *DeviceError) Error() string {
+	return fmt.Sprintf("cdevice: an array on device %d of type %d cannot be in %s, which is device %d of type %d",
+		e.ID, e.Type, e.Space, e.WantID, e.WantType)
+}
+
+// Is matches convert.ErrInvalid.
+func (e *DeviceError) Is(target error) bool { return target == convert.ErrInvalid }

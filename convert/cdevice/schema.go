@@ -3,8 +3,12 @@ package cdevice
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // The keys under which fields keep their extension.
@@ -244,4 +248,22 @@ func (r *schemaReader) extension(f arrow.Field) (arrow.Field, error) {
 	}
 	f.Type, f.Metadata = dt, arrow.NewMetadata(keys, values)
 	return f, nil
+}
+
+// path names the array that a walk is at.
+type path []string
+
+func (p *path) push(name string) { *p = append(*p, name) }
+func (p *path) pop()             { *p = (*p)[:len(*p)-1] }
+
+func (p path) invalid(format string, args ...any) error {
+	return &convert.InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
+}
+
+func (p path) unsupported(format string, args ...any) error {
+	what := fmt.Sprintf(format, args...)
+	if len(p) > 0 {
+		what = strings.Join(p, ".") + ": " + what
+	}
+	return fmt.Errorf("cdevice: %w: %s", tier.ErrNotSupported, what)
 }

@@ -1,5 +1,9 @@
 // Package thread is what a system does for the thread that asks: it measures the processor's time
 // and lets the thread sleep. Systems other than Linux do it less exactly.
+//
+//	Start ──▶ Stopwatch ── Stop ──▶ the processor's time for a goroutine
+//	ProcessTime                     the processors' time for the process
+//	WakePromptly, Nap               short sleeps that end on time
 package thread
 
 import (
