@@ -171,9 +171,6 @@ func (c *Claim) Batches() []*batch.Batch {
 	return batches
 }
 
-// Len returns how many batches are claimed.
-func (c *Claim) Len() int { return len(c.entries) }
-
 // Restore ends the claim of a task that has not succeeded: the batches stand where
 // they stood, before all that came after them, and can be taken. After the claim has
 // ended it changes nothing and returns tier.ErrReleased.

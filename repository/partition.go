@@ -273,7 +273,7 @@ func (p *partition) gatherLocked(r *Repository, s *signals) bool {
 		return true
 	}
 	others := func(e *entry) bool { return e.holder != nil && e.holder != g.claim }
-	if p.held > g.claim.Len() && slices.ContainsFunc(g.awaited, others) {
+	if p.held > len(g.claim.entries) && slices.ContainsFunc(g.awaited, others) {
 		wt := p.leaveLocked(wantAll, at)
 		g.claim.giveBackLocked(s)
 		wt.err = p.claimedErrorLocked(r)
@@ -288,7 +288,7 @@ func (p *partition) gatherLocked(r *Repository, s *signals) bool {
 	}
 	p.gathering = nil
 	g.claim.leaveDroppedLocked(s)
-	if g.claim.Len() > 0 { // else it begins again
+	if len(g.claim.entries) > 0 { // else it begins again
 		slices.SortFunc(g.claim.entries, older)
 		wt := p.leaveLocked(wantAll, at)
 		wt.all = g.claim

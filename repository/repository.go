@@ -464,13 +464,6 @@ func (r *Repository) Partitions() []int {
 	return slices.Sorted(maps.Keys(r.mu.parts))
 }
 
-// Schema returns what all batches have, nil while that is unknown.
-func (r *Repository) Schema() *arrow.Schema {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.mu.schema
-}
-
 // Peek returns the oldest batch of a partition, which stays in it, and whether
 // there is one. By then another may have taken it.
 func (r *Repository) Peek(partition int) (*batch.Batch, bool) {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/apache/arrow-go/v18/arrow"
+
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -378,14 +380,16 @@ func TestSchema(t *testing.T) {
 	m := newMover(t, 10, 10, 10)
 	plan := newPlan(t, m)
 	first := ensure(t, plan, "first")
-	if first.Schema() != nil {
-		t.Error("a schema from nowhere")
-	}
 	check(t, first.Put(background, 0, record(1)))
 	given, err := plan.Create(Key{"given", 0}, Options{Schema: schemaB})
 	check(t, err)
-	if first.Schema() != schemaA || given.Schema() != schemaB {
-		t.Error("the repositories do not know their schemas")
+	for r, want := range map[*Repository]*arrow.Schema{first: schemaA, given: schemaB} {
+		rd, err := r.Reader(background, 0)
+		check(t, err)
+		if rd.Schema() != want {
+			t.Errorf("repository %s has the schema %s", r.Key(), rd.Schema())
+		}
+		rd.Release()
 	}
 	err = given.Put(background, 0, record(1))
 	var se *SchemaError

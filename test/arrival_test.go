@@ -292,8 +292,8 @@ func TestClaimOfEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Len() != n {
-		t.Errorf("%d of %d batches are claimed", c.Len(), n)
+	if len(c.Batches()) != n {
+		t.Errorf("%d of %d batches are claimed", len(c.Batches()), n)
 	}
 	if _, err := s.repo.Claim(t.Context(), 0, n); !errors.Is(err, repository.ErrClaimed) {
 		t.Errorf("a second claim: %v", err)
