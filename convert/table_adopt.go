@@ -91,12 +91,10 @@ type lentMemory struct {
 	release func()
 }
 
-var _ tier.LentMemory = (*lentMemory)(nil)
-
 // Size implements tier.Memory.
 func (m *lentMemory) Size() int64 { return m.size }
 
-// GiveBack implements tier.LentMemory.
+// GiveBack returns the memory to its owner. The space calls it in the place of its pool's Free.
 func (m *lentMemory) GiveBack(reclaimed func()) {
 	m.giveBack()
 	if m.release != nil {

@@ -84,7 +84,8 @@ func spaceOf(t testing.TB, id string, capacity int64) *tier.Space {
 
 func spaceAt(t testing.TB, id string, capacity, granule int64, node int) *tier.Space {
 	t.Helper()
-	name, err := tier.ParseID(id)
+	var name tier.ID
+	err := name.UnmarshalText([]byte(id))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,8 @@ func machine(t testing.TB) (*reservation.Manager, map[string]*tier.Space) {
 
 func idOf(t testing.TB, s string) tier.ID {
 	t.Helper()
-	id, err := tier.ParseID(s)
+	var id tier.ID
+	err := id.UnmarshalText([]byte(s))
 	if err != nil {
 		t.Fatal(err)
 	}

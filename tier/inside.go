@@ -100,7 +100,7 @@ func (in inside) Occupy(n int64) error {
 	return nil
 }
 
-// Adopt is Draw for memory that the pool has handed out already, or for LentMemory, for
+// Adopt is Draw for memory that the pool has handed out already, or that is lent, for
 // which the caller holds Charge(mem.Size()) promised bytes. The buffer frees it as its own.
 func (in inside) Adopt(mem Memory, account Account) *Buffer {
 	charge := in.Charge(mem.Size())
@@ -137,7 +137,7 @@ func (in inside) SetForeign(n int64) {
 // that the space is on: other processes, other libraries of this one, and other spaces on
 // the same device. It is what is neither free nor in the space's own books. What the device
 // keeps of freed memory counts as free, and memory of others that the space has adopted
-// (LentMemory) as its own. If the device is larger than the space, others may fill the rest
+// as its own. If the device is larger than the space, others may fill the rest
 // of it first.
 //
 // Decorators are looked through, because the limits that they make are not foreign bytes.

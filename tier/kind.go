@@ -63,8 +63,8 @@ func (id ID) Valid() bool { return id.Kind.Valid() && id.Ordinal >= 0 }
 // String returns the id as "gpu:0".
 func (id ID) String() string { return id.Kind.String() + ":" + strconv.Itoa(id.Ordinal) }
 
-// ParseID parses what ID.String prints.
-func ParseID(s string) (ID, error) {
+// parseID parses what ID.String prints.
+func parseID(s string) (ID, error) {
 	kind, ordinal, ok := strings.Cut(s, ":")
 	if !ok {
 		return ID{}, fmt.Errorf("tier: %q is not a space: want tier:number, such as gpu:0", s)
@@ -90,7 +90,7 @@ func (id ID) MarshalText() ([]byte, error) {
 
 // UnmarshalText parses what MarshalText prints.
 func (id *ID) UnmarshalText(b []byte) error {
-	v, err := ParseID(string(b))
+	v, err := parseID(string(b))
 	if err == nil {
 		*id = v
 	}

@@ -45,16 +45,18 @@ func TestID(t *testing.T) {
 		if got := c.id.String(); got != c.text {
 			t.Errorf("%+v prints as %q, want %q", c.id, got, c.text)
 		}
-		if got, err := tier.ParseID(c.text); got != c.id || err != nil {
-			t.Errorf("ParseID(%q) = %+v, %v", c.text, got, err)
+		var got tier.ID
+		if err := got.UnmarshalText([]byte(c.text)); got != c.id || err != nil {
+			t.Errorf("UnmarshalText(%q) = %+v, %v", c.text, got, err)
 		}
 	}
 	for _, s := range []string{
 		"", ":", "gpu", "gpu:", ":0", "gpu:-1", "gpu:+1", "gpu:01", "gpu:00", "gpu: 0", "gpu:0 ", "gpu:0x1", "gpu:1_0",
 		"GPU:0", "invalid:0", "gpu:0:0", "gpu:2147483648", "gpu:99999999999999999999", "gpu：0",
 	} {
-		if id, err := tier.ParseID(s); err == nil || id != (tier.ID{}) {
-			t.Errorf("ParseID(%q) = %+v, %v; want the zero id and an error", s, id, err)
+		var id tier.ID
+		if err := id.UnmarshalText([]byte(s)); err == nil || id != (tier.ID{}) {
+			t.Errorf("UnmarshalText(%q) = %+v, %v; want the zero id and an error", s, id, err)
 		}
 	}
 	for _, id := range []tier.ID{{}, {Kind: tier.GPU, Ordinal: -1}, {Kind: 9}} {
@@ -83,22 +85,23 @@ func TestIDInJSON(t *testing.T) {
 	}
 }
 
-// FuzzParseID: whatever parses prints as it was written, so that there is one
+// FuzzID: whatever parses prints as it was written, so that there is one
 // text for each id.
-func FuzzParseID(f *testing.F) {
+func FuzzID(f *testing.F) {
 	for _, s := range []string{"gpu:0", "host:10", "disk:2147483647", "gpu:00", "gpu:", ":", "disk:-1", "host:１"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		id, err := tier.ParseID(s)
+		var id tier.ID
+		err := id.UnmarshalText([]byte(s))
 		if err != nil {
 			if id != (tier.ID{}) {
-				t.Errorf("ParseID(%q) = %+v with the error %v", s, id, err)
+				t.Errorf("UnmarshalText(%q) = %+v with the error %v", s, id, err)
 			}
 			return
 		}
 		if !id.Valid() || id.String() != s {
-			t.Errorf("ParseID(%q) = %+v, which prints as %q", s, id, id)
+			t.Errorf("UnmarshalText(%q) = %+v, which prints as %q", s, id, id)
 		}
 		text, err := id.MarshalText()
 		if err != nil || string(text) != s {

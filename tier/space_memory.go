@@ -89,8 +89,8 @@ func (s *Space) free(b *Buffer) {
 	s.ledger.Retire(b.charge)
 	charge, account := b.charge, b.account
 	free := s.cfg.Pool.Free
-	if lent, ok := b.mem.(LentMemory); ok {
-		free = func(_ Memory, reclaimed func()) { lent.GiveBack(reclaimed) }
+	if m, ok := b.mem.(giver); ok {
+		free = func(_ Memory, reclaimed func()) { m.GiveBack(reclaimed) }
 	}
 	free(b.mem, func() {
 		if account != nil && account.Credit(charge) {
@@ -109,10 +109,9 @@ type Account interface {
 	Credit(n int64) bool
 }
 
-// LentMemory is memory of a space's device that other code has allocated, and wants back: the
+// giver is memory of a space's device that other code has allocated, and wants back: the
 // buffer of such memory returns it there instead of to the space's pool.
-type LentMemory interface {
-	Memory
+type giver interface {
 	// GiveBack is called once, when the memory is not in use any more, with no lock held. It calls
 	// reclaimed when the memory is its owner's again, as Pool.Free does.
 	GiveBack(reclaimed func())

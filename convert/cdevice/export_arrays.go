@@ -99,7 +99,7 @@ func (w *arrayWriter) open(p batch.Payload) (d *batch.Descriptor, err error) {
 // what the rows show. Then what those arrays have before the first row is there as well.
 func isLent(p *payload.Table) bool {
 	for _, b := range p.Buffers() {
-		if _, ok := b.Memory().(tier.LentMemory); !ok {
+		if _, ok := b.Memory().(interface{ GiveBack(func()) }); !ok {
 			return false
 		}
 	}

@@ -23,7 +23,8 @@ func (heapPool) Close() error                         { return nil }
 
 func newSpace(t testing.TB, id string) *tier.Space {
 	t.Helper()
-	parsed, err := tier.ParseID(id)
+	var parsed tier.ID
+	err := parsed.UnmarshalText([]byte(id))
 	if err != nil {
 		t.Fatal(err)
 	}
