@@ -124,7 +124,7 @@ func (e *Engine) fitTogether(in *taskInputs, beside int64) error {
 		if s.Lost() != nil {
 			continue
 		}
-		there, missing := e.mover.Charges(s, in.batches...)
+		there, missing := e.mover.Inside().Charges(s, in.batches...)
 		inputs := there + missing
 		if beside <= s.Room()-inputs {
 			return nil
@@ -164,7 +164,7 @@ func (in *taskInputs) Bytes() (n int64) {
 
 // In implements admission.Inputs.
 func (in *taskInputs) In(s *tier.Space) (there, missing int64) {
-	return in.mover.Charges(s, in.batches...)
+	return in.mover.Inside().Charges(s, in.batches...)
 }
 
 // Hold locks the batches that are in the space.
@@ -176,7 +176,7 @@ func (in *taskInputs) Hold(s *tier.Space) int64 {
 			in.handles[i] = h
 		}
 	}
-	_, missing := in.mover.Charges(s, in.batches...)
+	_, missing := in.mover.Inside().Charges(s, in.batches...)
 	return missing
 }
 

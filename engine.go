@@ -115,9 +115,6 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		}
 	}
 	e.builtin = &transfer.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec}
-	if err := e.registry.RegisterBuiltin(e.builtin); err != nil {
-		return nil, err
-	}
 	e.mover, err = convert.NewMover(convert.MoverConfig{
 		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(), Logger: e.cfg.Logger,
 	})
@@ -220,7 +217,7 @@ func (e *Engine) clear(id tier.ID, enough func() bool) {
 // held is what the engine itself keeps in a space. These are no batch's own bytes: only the batches
 // that share a dictionary bring them back when they are released.
 func (e *Engine) held(id tier.ID) int64 {
-	return e.base[id] + e.mover.DictionaryBytes(id) + e.found.Held(id)
+	return e.base[id] + e.mover.Inside().DictionaryBytes(id) + e.found.Held(id)
 }
 
 // moveEvents adds the engine's warning to the configured events.

@@ -50,11 +50,15 @@ func (e *Engine) Persisted() []Persisted {
 
 // images verifies and shares what was found on disks.
 type images struct {
-	*convert.Mover
+	mover *convert.Mover
 	*transfer.Builtin
 }
 
-func (i images) Verify(ctx context.Context, p batch.Payload) error { return i.Mover.Verify(ctx, p) }
+func (i images) Verify(ctx context.Context, p batch.Payload) error { return i.mover.Verify(ctx, p) }
+
+func (i images) VerifyDictionary(ctx context.Context, s batch.Shared) error {
+	return i.mover.Inside().VerifyDictionary(ctx, s)
+}
 
 // Adopt makes a persisted batch one of this engine's: it reads all its bytes, compares them with
 // their checksums, and returns the batch, idle on its disk and with an id of this engine. The

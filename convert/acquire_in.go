@@ -40,7 +40,7 @@ func (m *Mover) tooLittle(r reservation.Reservation, what *takes) error {
 // are there already, and how many would have to be brought. Batches that were dropped count
 // nothing, and those that are just being moved are not there. By the time it returns others may
 // have moved some.
-func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing int64) {
+func (m inside) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing int64) {
 	var dicts, stay []*transfer.Dictionary // those of all, and of the batches that are there
 	var leave []*transfer.Dictionary       // and of those that leave
 	var seen, left, stayed lookup.Table[*transfer.Dictionary]

@@ -15,7 +15,7 @@
 //
 // # Converters and moves
 //
-// A Registry holds the converters, one function for a pair of payload types. Builtin has those
+// A Registry holds the converters, one function for a pair of payload types. The built-in ones are
 // between images, and between images and tables. A Mover is the one way to move: it reserves in the
 // target, locks the batch for transit, converts, commits, and releases the source; on any failure
 // the batch is whole where it was and all that was taken is given back.

@@ -111,7 +111,6 @@ func newHosts(t *testing.T, codec Codec, capacity [2]int64) *hosts {
 		Permits: permits,
 	}
 	var registry Registry
-	check(registry.RegisterBuiltin(builtin))
 	h.mover, err = NewMover(MoverConfig{Reservations: h.reservations, Registry: &registry, Builtin: builtin, IDs: &h.ids})
 	check(err)
 	t.Cleanup(func() {

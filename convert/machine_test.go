@@ -126,7 +126,6 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: m.permits,
 	}
-	check(m.registry.RegisterBuiltin(builtin))
 	m.mover, err = NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: builtin, IDs: &m.ids, Events: cfg.events})
 	check(err)
 	t.Cleanup(func() {
@@ -151,7 +150,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 			if s.Used() != 0 {
 				t.Errorf("%s ends with %+v", k, s.Usage())
 			}
-			if n := m.mover.DictionaryBytes(s.ID()); n != 0 {
+			if n := m.mover.Inside().DictionaryBytes(s.ID()); n != 0 {
 				t.Errorf("%s ends with %d bytes of dictionaries", k, n)
 			}
 		}

@@ -24,7 +24,7 @@ const (
 )
 
 // MoverConfig says what a Mover works with. Reservations, Registry and Builtin
-// are required.
+// are required. The mover adds the converters of Builtin to Registry.
 type MoverConfig struct {
 	Reservations *reservation.Manager
 	Registry     *Registry
@@ -67,12 +67,12 @@ type Mover struct {
 	clearing map[tier.ID]chan struct{}
 }
 
-// NewMover returns a mover.
+// NewMover returns a mover, the only one of its registry.
 func NewMover(cfg MoverConfig) (*Mover, error) {
 	if cfg.Reservations == nil || cfg.Registry == nil || cfg.Builtin == nil {
 		return nil, errors.New("convert: a mover needs reservations, a registry and the built-in converters")
 	}
-	if err := cfg.Builtin.NeedsPermits(); err != nil {
+	if err := cfg.Registry.registerBuiltin(cfg.Builtin); err != nil {
 		return nil, err
 	}
 	if cfg.IDs == nil {
@@ -102,10 +102,6 @@ func (m *Mover) Close() error {
 // Stats returns what was moved so far, one entry for each pair of spaces,
 // ordered by them.
 func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
-
-// DictionaryBytes returns what the dictionaries that batches in a space share are
-// charged there. It is not part of the batches' own bytes.
-func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dicts.Charged(space) }
 
 // Move brings b to the first space of the strategy that has room: it reserves
 // there, locks the batch for transit, converts, commits, and releases the

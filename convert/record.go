@@ -125,14 +125,6 @@ func openImage(who by, img, owned *batch.Image) (arrow.RecordBatch, error) {
 	return rec, err
 }
 
-// VerifyDictionary reads all bytes of a dictionary on disk and compares them with their
-// checksums.
-func (m *Mover) VerifyDictionary(ctx context.Context, shared batch.Shared) error {
-	return m.verify(ctx, shared.Buffer().Space(), func(ctx context.Context) error {
-		return m.cfg.Builtin.VerifyBody(ctx, shared.Descriptor(), shared.Buffer())
-	})
-}
-
 // Verify reads all bytes of an image on disk, compressed or not, and compares them with
 // their checksums. Other bytes are a *CorruptError. Its dictionaries are not read.
 func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {

@@ -23,10 +23,6 @@ import (
 // has released all that it drew, and no device or disk works on it any more.
 type Func func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error)
 
-// Reserve promises bytes for the intermediate payload of a composed edge. The monitor's moves call
-// it, too: while it waits for room, the monitor makes none by that edge.
-type Reserve func(ctx context.Context, bytes int64) (reservation.Reservation, error)
-
 // Edge is a pair of payload types for which the registry knows a way.
 type Edge struct {
 	From, To batch.PayloadType
@@ -66,7 +62,7 @@ type entry struct {
 	direct  Func              // nil for a composed edge without a wrapper
 	builtin bool              // direct is Spillway's own, or wraps one
 	via     batch.PayloadType // of a composed edge
-	reserve Reserve
+	reserve func(ctx context.Context, bytes int64) (reservation.Reservation, error)
 }
 
 // Register adds a converter. A pair that has one already is an error.
@@ -77,8 +73,8 @@ func (g *Registry) Register(from, to batch.PayloadType, f Func) error {
 	return g.add(pair{from, to}, &entry{direct: f})
 }
 
-// RegisterBuiltin adds Spillway's own converters.
-func (g *Registry) RegisterBuiltin(b *transfer.Builtin) error {
+// registerBuiltin adds Spillway's own converters.
+func (g *Registry) registerBuiltin(b *transfer.Builtin) error {
 	return b.Register(func(from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error)) error {
 		return g.add(pair{from, to}, &entry{direct: f, builtin: true})
 	})
@@ -92,8 +88,9 @@ func (g *Registry) has(from, to batch.PayloadType) bool {
 
 // Compose declares that from is turned into to by way of via, with two
 // registered converters and room from reserve for the payload between. The two are
-// looked up when the edge is used.
-func (g *Registry) Compose(from, via, to batch.PayloadType, reserve Reserve) error {
+// looked up when the edge is used. The monitor's moves call reserve, too: while it waits for room,
+// the monitor makes none by that edge.
+func (g *Registry) Compose(from, via, to batch.PayloadType, reserve func(ctx context.Context, bytes int64) (reservation.Reservation, error)) error {
 	if reserve == nil || from == "" || via == "" || to == "" || via == from || via == to {
 		return fmt.Errorf("convert: composing %q to %q by way of %q needs three types and a reserve function", from, to, via)
 	}

@@ -73,7 +73,6 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: m.permits,
 	}
-	check(m.registry.RegisterBuiltin(builtin))
 	m.mover, err = NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: builtin, IDs: &m.ids})
 	check(err)
 	t.Cleanup(func() {

@@ -60,7 +60,9 @@ func TestClosedMoverSubscribesToNothing(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	gpu := m.spaces[tier.GPU]
 	before := gpu.Inside().Subscribers()
-	other, err := NewMover(m.mover.cfg)
+	cfg := m.mover.cfg
+	cfg.Registry = new(Registry)
+	other, err := NewMover(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ func mustClaim(t testing.TB, repo *repository.Repository, count int) *repository
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.Len() == count {
+		if len(c.Batches()) == count {
 			return c
 		}
 		if err := c.Restore(); err != nil {
@@ -209,7 +209,7 @@ func TestTaskInputsAlreadyThere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	there, missing := eng.Mover().Charges(gpu, batches.Batches()...)
+	there, missing := eng.Mover().Inside().Charges(gpu, batches.Batches()...)
 	if there == 0 || missing == 0 {
 		t.Fatalf("%d are there, %d missing", there, missing)
 	}

@@ -180,7 +180,7 @@ func (r *randomRun) checkConserved(ctx context.Context, t *testing.T, held map[t
 			}
 		}
 		for _, s := range r.eng.Stats().Spaces {
-			n := want[s.ID] + held[s.ID] + r.eng.Mover().DictionaryBytes(s.ID)
+			n := want[s.ID] + held[s.ID] + r.eng.Mover().Inside().DictionaryBytes(s.ID)
 			if s.Live != n || s.Retired != 0 || s.Reserved != 0 {
 				wrong += fmt.Sprintf("%s holds %+v, its batches %d; ", s.ID, s.Usage, n)
 			}

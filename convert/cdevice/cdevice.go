@@ -52,9 +52,8 @@ type DeviceType int32
 
 // The types that Spillway knows.
 const (
-	CPU      DeviceType = 1
-	CUDA     DeviceType = 2
-	CUDAHost DeviceType = 3
+	CPU  DeviceType = 1
+	CUDA DeviceType = 2
 )
 
 // Flags of a Schema.

@@ -84,7 +84,6 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 		Permits: permits,
 	}
 	var registry convert.Registry
-	check(registry.RegisterBuiltin(builtin))
 	r.mover, err = convert.NewMover(convert.MoverConfig{Reservations: reservations, Registry: &registry, Builtin: builtin, IDs: &r.ids})
 	check(err)
 	r.close = sync.OnceValue(func() error {
