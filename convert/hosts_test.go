@@ -255,25 +255,29 @@ func TestEveryTypeBetweenHostSpaces(t *testing.T) {
 // the other in each form with every byte at its place.
 func TestSizesBetweenHostSpaces(t *testing.T) {
 	for _, size := range []int64{tier.Page, payload.SumChunk - tier.Page, payload.RunSize + tier.Page, transfer.MaxPiece, transfer.MaxPiece + tier.Page, 3*transfer.MaxPiece + 5*tier.Page}[:testseed.Rounds(6, 3)] {
-		for _, from := range hostForms {
-			for _, to := range hostForms {
-				h := newHosts(t, CodecS2, [2]int64{2*size + 8<<20, 2*size + 8<<20})
-				rec := long(size)
-				b := h.put(t, rec, 0)
-				if err := h.mover.MoveAs(t.Context(), b, h.at[0], from, ReasonWork); err != nil {
-					t.Fatal(err)
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			h := newHosts(t, CodecS2, [2]int64{2*size + 8<<20, 2*size + 8<<20})
+			rec := long(size)
+			defer rec.Release()
+			for _, from := range hostForms {
+				for _, to := range hostForms {
+					t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) { h.thereAndBack(t, rec, from, to) })
 				}
-				if err := h.mover.MoveAs(t.Context(), b, h.at[1], to, ReasonWork); err != nil {
-					t.Fatal(err)
-				}
-				h.says(t, b, rec, to, 1)
-				if err := h.mover.MoveAs(t.Context(), b, h.at[0], from, ReasonWork); err != nil {
-					t.Fatal(err)
-				}
-				h.says(t, b, rec, from, 0)
-				rec.Release()
 			}
+		})
+	}
+}
+
+func (h *hosts) thereAndBack(t *testing.T, rec arrow.RecordBatch, from, to batch.PayloadType) {
+	b := h.put(t, rec, 0)
+	for _, step := range []struct {
+		at   int
+		form batch.PayloadType
+	}{{0, from}, {1, to}, {0, from}} {
+		if err := h.mover.MoveAs(t.Context(), b, h.at[step.at], step.form, ReasonWork); err != nil {
+			t.Fatal(err)
 		}
+		h.says(t, b, rec, step.form, step.at)
 	}
 }
 

@@ -36,6 +36,7 @@ type machine struct {
 	ids          batch.IDs
 
 	records map[batch.ID]arrow.RecordBatch
+	digests map[batch.ID]tier.Digest // of those that were asked for
 }
 
 type machineConfig struct {
@@ -70,7 +71,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 			t.Fatal(err)
 		}
 	}
-	m := &machine{spaces: make(map[tier.Kind]*tier.Space), records: make(map[batch.ID]arrow.RecordBatch)}
+	m := &machine{spaces: make(map[tier.Kind]*tier.Space), records: make(map[batch.ID]arrow.RecordBatch), digests: make(map[batch.ID]tier.Digest)}
 	full := tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
 
 	dev := cfg.gpus.open(t, 0, sim.Config{Memory: size(cfg.gpu, 4<<20), Touch: cfg.fast}, cfg.faults)
@@ -232,7 +233,7 @@ func (m *machine) whole(t *testing.T, b *batch.Batch, k tier.Kind) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := heapDigest(t, m.records[b.ID()]); got != want {
+	if want := m.heapDigest(t, b.ID()); got != want {
 		t.Fatalf("the digest in %s is %x, want %x", k, got, want)
 	}
 	if b.Info().Descriptor.Body > m.spaces[tier.Host].Available() {
@@ -246,6 +247,17 @@ func (m *machine) whole(t *testing.T, b *batch.Batch, k tier.Kind) {
 	if err := equal.Records(m.records[b.ID()], rec); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// heapDigest is heapDigest of the record that a batch was made of.
+func (m *machine) heapDigest(t *testing.T, id batch.ID) tier.Digest {
+	t.Helper()
+	d, ok := m.digests[id]
+	if !ok {
+		d = heapDigest(t, m.records[id])
+		m.digests[id] = d
+	}
+	return d
 }
 
 // heapDigest is the digest of rec's image, laid out on the heap.

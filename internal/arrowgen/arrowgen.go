@@ -99,13 +99,19 @@ func (g *Gen) data(dt arrow.DataType, n int) *array.Data {
 
 // bytes returns a buffer that holds b.
 func (g *Gen) bytes(b []byte) *memory.Buffer {
+	buf := g.buffer(len(b))
+	copy(buf.Bytes(), b)
+	return buf
+}
+
+// buffer returns n bytes to be written.
+func (g *Gen) buffer(n int) *memory.Buffer {
 	mem := g.Mem
 	if mem == nil {
 		mem = memory.DefaultAllocator
 	}
 	buf := memory.NewResizableBuffer(mem)
-	buf.Resize(len(b))
-	copy(buf.Bytes(), b)
+	buf.Resize(n)
 	return buf
 }
 

@@ -68,18 +68,23 @@ func (g *Gen) table(schema *arrow.Schema, rows int, data ...*array.Data) arrow.R
 }
 
 func (g *Gen) int64s(n int, from, span int64) *array.Data {
-	b := make([]byte, 8*n)
+	values := g.buffer(8 * n)
+	b := values.Bytes()
 	for i := range n {
 		binary.LittleEndian.PutUint64(b[8*i:], uint64(from+g.Rng.Int64N(span)))
 	}
 	valid, nulls := g.validity(n)
-	return finish(arrow.PrimitiveTypes.Int64, n, nulls, []*memory.Buffer{valid, g.bytes(b)})
+	return finish(arrow.PrimitiveTypes.Int64, n, nulls, []*memory.Buffer{valid, values})
 }
 
 func (g *Gen) letters(dt arrow.DataType, n, shortest, longest int) *array.Data {
-	wide := dt.ID() == arrow.LARGE_STRING
-	var values []byte
-	offsets := putOffset(nil, wide, 0)
+	wide, width := dt.ID() == arrow.LARGE_STRING, 4
+	if wide {
+		width = 8
+	}
+	values := make([]byte, 0, n*longest)
+	ends := g.buffer((n + 1) * width)
+	offsets := putOffset(ends.Bytes()[:0], wide, 0)
 	for range n {
 		word := g.Rng.Uint64()
 		var text [16]byte // of the stack, where the race detector does not look at each byte
@@ -92,7 +97,7 @@ func (g *Gen) letters(dt arrow.DataType, n, shortest, longest int) *array.Data {
 		offsets = putOffset(offsets, wide, int64(len(values)))
 	}
 	valid, nulls := g.validity(n)
-	return finish(dt, n, nulls, []*memory.Buffer{valid, g.bytes(offsets), g.bytes(values)})
+	return finish(dt, n, nulls, []*memory.Buffer{valid, ends, g.bytes(values)})
 }
 
 // Coded returns a record of four rows with n columns, each with a dictionary of its own of
