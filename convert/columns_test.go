@@ -160,7 +160,7 @@ func TestColumnsOfEveryType(t *testing.T) {
 }
 
 func columnsOfEveryType(t *testing.T, g gpus, outside bool) {
-	m := newMachine(t, machineConfig{gpus: g, codec: CodecS2, outside: outside, gpu: 32 << 20, host: 32 << 20, disk: 32 << 20})
+	m := newMachine(t, machineConfig{gpus: g, codec: CodecS2, buffered: true, outside: outside, gpu: 32 << 20, host: 32 << 20, disk: 32 << 20})
 	gen := arrowgen.New(3)
 	rowMeta := arrow.NewMetadata([]string{"of the batch"}, []string{"yes"})
 	tried := testseed.One(t) % 4 // in each run a type is tried in another way

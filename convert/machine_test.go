@@ -3,6 +3,7 @@ package convert
 import (
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -46,6 +47,7 @@ type machineConfig struct {
 	faults          func(sim.Op) error
 	rules           []faultfs.Rule
 	files           disk.FS // instead of faultfs
+	buffered        bool    // no direct I/O: for tests of what types are, which move many small batches
 	permits         permit.Config
 	fast            bool // pages touched ahead and huge
 	outside         bool // small dictionaries, too, are images of their own
@@ -81,6 +83,9 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	check(err)
 	cfg.gpus.pin(t, arena, dev)
 	m.files = faultfs.New(disk.OS(), 1, cfg.rules...)
+	if cfg.buffered {
+		m.files = faultfs.New(buffered{disk.OS()}, 1, cfg.rules...)
+	}
 	files := cfg.files
 	if files == nil {
 		files = m.files
@@ -163,6 +168,16 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		}
 	})
 	return m
+}
+
+// buffered is a file system without direct I/O.
+type buffered struct{ disk.FS }
+
+func (b buffered) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	if direct {
+		return nil, syscall.EINVAL
+	}
+	return b.FS.OpenAnonymous(dir, false)
 }
 
 // put makes a batch of rec in a tier, which is dropped when the test ends.

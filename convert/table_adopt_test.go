@@ -135,7 +135,7 @@ func TestForeignTablesOfEveryType(t *testing.T) {
 }
 
 func foreignTablesOfEveryType(t *testing.T, g gpus) {
-	m := newMachine(t, machineConfig{gpus: g})
+	m := newMachine(t, machineConfig{gpus: g, buffered: true})
 	for i, dt := range arrowgen.Types() {
 		if g.skips(i) {
 			continue

@@ -27,7 +27,7 @@ func TestTablesOfEveryTypeArePacked(t *testing.T) { onEachGPU(t, 1, tablesOfEver
 
 func tablesOfEveryTypeArePacked(t *testing.T, g gpus) {
 	for _, outside := range []bool{false, true} {
-		m := newMachine(t, machineConfig{gpus: g, codec: CodecZstd, outside: outside})
+		m := newMachine(t, machineConfig{gpus: g, codec: CodecZstd, buffered: true, outside: outside})
 		for i, dt := range arrowgen.Types() {
 			if outside && !arrowgen.HasDictionary(dt) || g.skips(i) {
 				continue

@@ -51,7 +51,7 @@ func TestTablesOfEveryType(t *testing.T) {
 
 func tablesOfEveryType(t *testing.T, gpu gpus) {
 	for _, outside := range []bool{false, true} {
-		m := newMachine(t, machineConfig{gpus: gpu, outside: outside})
+		m := newMachine(t, machineConfig{gpus: gpu, buffered: true, outside: outside})
 		for i, dt := range arrowgen.Types() {
 			if outside && !arrowgen.HasDictionary(dt) || gpu.skips(i) {
 				continue
