@@ -36,8 +36,8 @@ type Budget struct {
 	}
 }
 
-// New returns a budget of limit > 0 bytes. Errors call it by its name, which should say where it was
-// set; "" is a general one.
+// New returns a budget of limit > 0 bytes. Errors call it by its name, which should say where it
+// was set; "" is a general one.
 func New(limit int64, name string) (*Budget, error) {
 	if limit <= 0 {
 		return nil, fmt.Errorf("budget: a limit of %d bytes: it must be above 0", limit)
