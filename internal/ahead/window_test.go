@@ -18,7 +18,7 @@ func walk(w *Window, size, step int64, stop <-chan struct{}, at *int64) {
 func TestWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const step, size = 2 << 20, 4 << 30
-		w, stop, done := New(), make(chan struct{}), make(chan struct{})
+		w, stop, done := New(size), make(chan struct{}), make(chan struct{})
 		at := int64(0)
 		go func() { walk(w, size, step, stop, &at); close(done) }()
 		for _, c := range []struct{ reach, want int64 }{
@@ -36,10 +36,23 @@ func TestWindow(t *testing.T) {
 	})
 }
 
+// TestShortRange: before its first use a range has a part of it touched in whole huge pages.
+func TestShortRange(t *testing.T) {
+	for size, want := range map[int64]int64{1 << 20: 0, 31 << 20: 0, 32 << 20: 2 << 20, 256 << 20: 16 << 20, 1 << 30: Least, 1 << 40: Least} {
+		if w := New(size); w.end() != want {
+			t.Errorf("of %d bytes %d are touched, want %d", size, w.end(), want)
+		}
+	}
+	w := New(16 << 20)
+	if w.Reach(5); w.end() != 10 {
+		t.Errorf("after the use of 5 bytes, up to %d are touched", w.end())
+	}
+}
+
 // TestWindowStops: a walk that waits ends.
 func TestWindowStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, stop, done := New(), make(chan struct{}), make(chan struct{})
+		w, stop, done := New(1<<40), make(chan struct{}), make(chan struct{})
 		at := int64(0)
 		go func() { walk(w, 1<<40, 1<<20, stop, &at); close(done) }()
 		synctest.Wait()
@@ -48,7 +61,7 @@ func TestWindowStops(t *testing.T) {
 		if at != Least {
 			t.Errorf("%d bytes are touched", at)
 		}
-		if New().Wait(0, stop) {
+		if New(1<<40).Wait(0, stop) {
 			t.Error("a walk that is to end goes on")
 		}
 	})
@@ -58,7 +71,7 @@ func TestWindowStops(t *testing.T) {
 func TestWindowUnderRaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 1 << 30
-		w, done := New(), make(chan struct{})
+		w, done := New(size), make(chan struct{})
 		at := int64(0)
 		go func() { walk(w, size, 1<<20, nil, &at); close(done) }()
 		for g := range uint64(4) {

@@ -78,8 +78,8 @@ type Config struct {
 	// Lock keeps the pages from being swapped out, as far as the limits of the
 	// process allow; Stats says how far that was.
 	Lock bool
-	// Touch makes the pages present ahead of use, from a goroutine that Close ends: the
-	// first 64 MiB at once, and as much again as has been used, up to 512 MiB, later.
+	// Touch makes the pages present ahead of use, from a goroutine that Close ends: 1/16 of
+	// them at once, up to 64 MiB, and as much again as has been used, up to 512 MiB, later.
 	Touch bool
 	// Huge asks for huge pages.
 	Huge bool
@@ -157,7 +157,7 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 		space:     space,
 		mem:       space.bytes(),
 		state:     make([]atomic.Uint32, (cfg.Capacity+step-1)/step),
-		window:    ahead.New(),
+		window:    ahead.New(cfg.Capacity),
 		stopTouch: make(chan struct{}),
 		touchDone: make(chan struct{}),
 		trimming:  make(chan struct{}, 1),

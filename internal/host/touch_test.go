@@ -111,6 +111,7 @@ func TestFailedTouchEndsWithAWarning(t *testing.T) {
 			return nil
 		},
 	})
+	free(a, alloc(t, a, 5*step))
 	<-a.touchDone
 	if s := a.Stats(); s.Touched != 2*step || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0].What, "out of memory") {
 		t.Errorf("%+v", s)

@@ -11,7 +11,7 @@ import (
 func TestMappingStaysUntilTheLastFree(t *testing.T) {
 	var released atomic.Int64
 	a := openFaulty(t, Config{Capacity: 4 * step, Node: -1, Touch: true}, &faulty{released: &released})
-	x, y := alloc(t, a, 100), alloc(t, a, step)
+	x, y := alloc(t, a, 100), alloc(t, a, 2*step)
 	<-a.touchDone
 	fill(x, 1)
 	fill(y, 2)

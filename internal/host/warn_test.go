@@ -60,6 +60,7 @@ func TestRefusalsHaveTheirCause(t *testing.T) {
 // TestNothingRefusedNothingTold: a machine that gives all that is asked for is not talked of.
 func TestNothingRefusedNothingTold(t *testing.T) {
 	a := openFaulty(t, Config{Capacity: 4 * step, Node: -1, Touch: true}, &faulty{})
+	free(a, alloc(t, a, 4*step))
 	<-a.touchDone
 	if w := a.Warnings(); len(w) != 0 {
 		t.Errorf("%v", w)

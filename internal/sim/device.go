@@ -158,7 +158,7 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 		arena:        a,
 		toDevice:     &link{bytesPerSecond: cfg.BytesPerSecondToDevice, latency: cfg.Latency},
 		fromDevice:   &link{bytesPerSecond: cfg.BytesPerSecondFromDevice, latency: cfg.Latency},
-		window:       ahead.New(),
+		window:       ahead.New(cfg.Memory),
 		stopTouching: make(chan struct{}),
 	}
 	d.mu.line = extent.New(cfg.Memory)
