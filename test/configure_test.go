@@ -31,17 +31,26 @@ import (
 // recorded are the machines of topology/testdata that a configuration is made for.
 var recorded = []string{"laptop", "workstation", "vm", "pod", "cgroup-v1", "mig", "numa-unknown", "server", "dgx-a100"}
 
+// discovered has the topology of each recorded machine that was asked for, by name.
+var discovered = make(map[string]topology.Topology)
+
+// recordedMachine returns a recorded machine. The caller may change its GPUs.
 func recordedMachine(t testing.TB, name string) *topology.Topology {
 	t.Helper()
-	root := t.TempDir()
-	if err := treefile.Unpack(filepath.Join("..", "topology", "testdata", name+".txtar"), root); err != nil {
-		t.Fatal(err)
+	top, ok := discovered[name]
+	if !ok {
+		root := t.TempDir()
+		if err := treefile.Unpack(filepath.Join("..", "topology", "testdata", name+".txtar"), root); err != nil {
+			t.Fatal(err)
+		}
+		found, err := topology.Discover(t.Context(), topology.Options{Root: root})
+		if err != nil {
+			t.Fatal(err)
+		}
+		top, discovered[name] = *found, *found
 	}
-	top, err := topology.Discover(t.Context(), topology.Options{Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return top
+	top.GPUs = slices.Clone(top.GPUs)
+	return &top
 }
 
 // shape prints what matters of a configuration.

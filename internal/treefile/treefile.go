@@ -97,27 +97,59 @@ func Write(dir string, entries []Entry) error {
 	if err != nil {
 		return fmt.Errorf("treefile: %w", err)
 	}
+	w := writer{root: root, parent: root, name: "."}
 	for _, e := range entries {
-		if err = write(root, e); err != nil {
+		if err = w.write(e); err != nil {
 			err = fmt.Errorf("treefile: %w", err)
 			break
 		}
 	}
-	return errors.Join(err, root.Close())
+	return errors.Join(err, w.leave(), root.Close())
 }
 
-func write(root *os.Root, e Entry) error {
-	name := filepath.FromSlash(e.Path)
-	if e.Kind == Directory {
-		return root.MkdirAll(name, 0o755)
+// writer makes entries. It stays in the directory of the last one: its neighbours are often next.
+type writer struct {
+	root, parent *os.Root
+	name         string // of parent
+}
+
+// enter makes the directory and its parents, as far as they are missing, and stays there.
+func (w *writer) enter(name string) error {
+	if name == w.name {
+		return nil
 	}
-	if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+	if err := errors.Join(w.leave(), w.root.MkdirAll(name, 0o755)); err != nil {
 		return err
 	}
-	if e.Kind == Link {
-		return root.Symlink(filepath.FromSlash(e.Text), name)
+	parent, err := w.root.OpenRoot(name)
+	if err == nil {
+		w.parent, w.name = parent, name
 	}
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	return err
+}
+
+// leave goes back to the root.
+func (w *writer) leave() (err error) {
+	if w.parent != w.root {
+		err = w.parent.Close()
+	}
+	w.parent, w.name = w.root, "."
+	return err
+}
+
+func (w *writer) write(e Entry) error {
+	name := filepath.FromSlash(e.Path)
+	if e.Kind == Directory {
+		return w.root.MkdirAll(name, 0o755)
+	}
+	if err := w.enter(filepath.Dir(name)); err != nil {
+		return err
+	}
+	name = filepath.Base(name)
+	if e.Kind == Link {
+		return w.parent.Symlink(filepath.FromSlash(e.Text), name)
+	}
+	f, err := w.parent.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
