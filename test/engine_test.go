@@ -18,10 +18,20 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // patience is how long a test waits for what comes soon, before it says that it never does.
 const patience = 2 * time.Minute
+
+// thisMachine is the topology of the machine, for engines that need not discover it.
+var thisMachine = sync.OnceValue(func() *topology.Topology {
+	top, err := topology.Discover(context.Background(), topology.Options{})
+	if err != nil {
+		panic(err)
+	}
+	return top
+})
 
 // openSmall opens an engine with little memory and a disk in a directory of the
 // test's.
@@ -33,6 +43,7 @@ func openSmall(t *testing.T, gpu, host int64) (*spillway.Engine, string) {
 		HostMemory:    spillway.Bytes(host),
 		Disks:         []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(64 << 20)}},
 		MonitorPeriod: time.Millisecond,
+		Topology:      thisMachine(),
 		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {

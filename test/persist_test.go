@@ -58,9 +58,10 @@ func persistentEngine(t testing.TB, dir string, change ...func(*spillway.Config)
 func openPersistent(ctx context.Context, dir string, change ...func(*spillway.Config)) (*spillway.Engine, error) {
 	cfg := spillway.Config{
 		GPUs:       []spillway.GPUConfig{},
-		HostMemory: spillway.Bytes(24 << 20),
-		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(64 << 20), Persist: true}},
+		HostMemory: spillway.Bytes(8 << 20),
+		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(16 << 20), Persist: true}},
 		Codec:      convert.CodecNone,
+		Topology:   thisMachine(),
 		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	if sealPersisted {

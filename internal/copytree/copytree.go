@@ -57,17 +57,32 @@ func copySparse(dst, src string, perm fs.FileMode) (err error) {
 	if err != nil {
 		return err
 	}
-	for off := int64(0); off < size; {
-		begin, end, err := nextData(in, off, size)
-		if err != nil {
+	// To read near a range that was never written makes the system count it as data.
+	ranges, err := dataOf(in, size)
+	if err != nil {
+		return err
+	}
+	for _, r := range ranges {
+		if err := copyData(out, in, r[0], r[1]); err != nil {
 			return err
 		}
-		if err := copyData(out, in, begin, end); err != nil {
-			return err
+	}
+	return out.Truncate(size)
+}
+
+// dataOf returns where bytes of f that are no hole begin and end.
+func dataOf(f *os.File, size int64) (ranges [][2]int64, err error) {
+	for off := int64(0); off < size; {
+		begin, end, err := nextData(f, off, size)
+		if err != nil {
+			return nil, err
+		}
+		if begin < end {
+			ranges = append(ranges, [2]int64{begin, end})
 		}
 		off = end
 	}
-	return out.Truncate(size)
+	return ranges, nil
 }
 
 // nextData returns where the first bytes of f from off on that are no hole begin and end. On
@@ -97,19 +112,34 @@ func nextData(f *os.File, off, size int64) (begin, end int64, err error) {
 // copyData copies the bytes from begin to end, except for pages of zeros: what is allocated and was
 // never written is no hole once it has been read.
 func copyData(out, in *os.File, begin, end int64) error {
-	data := io.NewSectionReader(in, begin, end-begin)
-	buf, zeros := make([]byte, page), make([]byte, page)
-	for at := begin; at < end; at += page {
-		n, err := io.ReadFull(data, buf)
-		if err != nil && err != io.ErrUnexpectedEOF {
+	const most = 64 * page
+	data := make([]byte, min(most, end-begin))
+	for at := begin; at < end; at += most {
+		data = data[:min(most, end-at)]
+		if _, err := io.ReadFull(io.NewSectionReader(in, at, end-at), data); err != nil {
 			return err
 		}
-		if bytes.Equal(buf[:n], zeros[:n]) {
-			continue
-		}
-		if _, err := out.WriteAt(buf[:n], at); err != nil {
-			return err
+		for from := 0; from < len(data); {
+			to := alike(data, from, false)
+			if _, err := out.WriteAt(data[from:to], at+int64(from)); err != nil {
+				return err
+			}
+			from = alike(data, to, true)
 		}
 	}
 	return nil
 }
+
+// alike returns where the pages of data from from on end that are all zeros, or that all are not.
+func alike(data []byte, from int, zero bool) int {
+	for from < len(data) {
+		end := min(from+page, len(data))
+		if bytes.Equal(data[from:end], zeros[:end-from]) != zero {
+			break
+		}
+		from = end
+	}
+	return from
+}
+
+var zeros [page]byte
