@@ -108,7 +108,9 @@ func TestSpillIsAnnouncedOnce(t *testing.T) {
 	persistNeedsLinux(t)
 	for codec, form := range map[convert.Codec]batch.PayloadType{convert.CodecNone: batch.DiskImage, convert.CodecS2: batch.DiskPacked} {
 		t.Run(string(form), func(t *testing.T) {
-			eng := persistentEngine(t, t.TempDir(), func(cfg *spillway.Config) { cfg.Codec = codec })
+			eng := persistentEngine(t, t.TempDir(), func(cfg *spillway.Config) {
+				cfg.Codec, cfg.HostMemory, cfg.Disks[0].Capacity = codec, spillway.Bytes(24<<20), spillway.Bytes(32<<20)
+			})
 			p, err := eng.Mover().Ingest(t.Context(), numberedRecord(1, 500_000, wordList(1, 10)), reservation.AnyInTier(tier.Host))
 			if err != nil {
 				t.Fatal(err)

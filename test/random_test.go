@@ -69,8 +69,8 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	kib := func(least, most int) int64 { return int64(least+rng.IntN(most-least)) << 10 }
 	dir := t.TempDir()
-	cfg.GPUs[0].Memory = spillway.Bytes(kib(512, 2048))
-	cfg.HostMemory = spillway.Bytes(kib(768, 2048))
+	cfg.GPUs[0].Memory = spillway.Bytes(kib(256, 1024))
+	cfg.HostMemory = spillway.Bytes(kib(384, 1024))
 	cfg.Disks = []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(256 << 20), Persist: seed%2 == 0 && runtime.GOOS == "linux"}}
 	cfg.MonitorPeriod = time.Millisecond
 	cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -230,7 +230,7 @@ func (r *randomRun) put(ctx context.Context, rng *rand.Rand, partition int) erro
 	if n%2 == 0 { // one of its own, mostly too large to lie in the batch's body
 		words = wordList(uint64(n), 1+rng.IntN(800))
 	}
-	rec := numberedRecord(n, rng.IntN(4000), words)
+	rec := numberedRecord(n, rng.IntN(2000), words)
 	r.mu.Lock()
 	r.sources[n] = &source{rec: rec}
 	r.mu.Unlock()
