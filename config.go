@@ -52,7 +52,7 @@ type Config struct {
 	// whose memory the process may use.
 	HostPerGPU bool
 
-	// The marks of each tier; zero fields mean tier.DefaultFractions.
+	// The marks of each tier; zero fields mean the defaults (tier.Fractions.In).
 	GPUMarks, HostMarks, DiskMarks tier.Fractions
 
 	// Policy chooses what the monitor moves down; nil means monitor.PlanOrder.

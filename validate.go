@@ -29,13 +29,13 @@ func (c *Config) check() error {
 		kind  tier.Kind
 		marks tier.Fractions
 	}{{tier.GPU, c.GPUMarks}, {tier.Host, c.HostMarks}, {tier.Disk, c.DiskMarks}} {
-		if err := m.marks.Or(tier.DefaultFractions(m.kind)).Validate(); err != nil {
+		if err := m.marks.In(m.kind).Validate(); err != nil {
 			errs = append(errs, fmt.Errorf("%s marks: %w", m.kind, err))
 		}
 	}
 	errs = append(errs, c.Codec.Validate())
 	if c.MonitorPeriod != 0 && c.MonitorPeriod < monitor.MinPeriod {
-		errs = append(errs, fmt.Errorf("monitor period %v: want at least %v, or 0 for %v", c.MonitorPeriod, monitor.MinPeriod, monitor.DefaultPeriod))
+		errs = append(errs, fmt.Errorf("monitor period %v: want at least %v, or 0 for 50ms", c.MonitorPeriod, monitor.MinPeriod))
 	}
 	return errors.Join(append(errs, c.Limits.check())...)
 }

@@ -39,7 +39,7 @@ func (b *Batch) Open(ctx context.Context, space tier.ID, last bool) (*Handle, er
 }
 
 // Read is Open in the space in which the data is, but leaves pending tasks to their callers.
-func (b *Batch) Read(ctx context.Context) (*Handle, error) {
+func (b inside) Read(ctx context.Context) (*Handle, error) {
 	return b.lockAwait(ctx, opening{anywhere: true, own: true, beside: true})
 }
 

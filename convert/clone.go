@@ -53,7 +53,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 	form, to := m.cloneForm(from, now.Space)
 	what := m.takes(now, form)
 	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, do: func(r reservation.Reservation) (err error) {
-		h, err := b.Read(ctx)
+		h, err := b.Inside().Read(ctx)
 		if err != nil {
 			return err
 		}

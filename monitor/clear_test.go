@@ -168,14 +168,14 @@ func TestClearUnmovable(t *testing.T) {
 			if n := w.failures(); n != 8+2*6 || told != 6 {
 				t.Errorf("%d failures, want one of each batch for each tier; %d events", n-8, told)
 			}
-			time.Sleep(3 * DefaultPeriod) // virtual
+			time.Sleep(3 * defaultPeriod) // virtual
 			w.mon.Clear(t.Context(), gpu0, never)
 			w.mon.Clear(t.Context(), gpu0, never)
 			if n := w.failures(); n != 8+4*6 || told != 6 {
 				t.Errorf("%d failures after the pause, %d events", n-8, told)
 			}
 			w.mover.heal()
-			time.Sleep(5 * DefaultPeriod)
+			time.Sleep(5 * defaultPeriod)
 			w.mon.Clear(t.Context(), gpu0, never)
 			if n := len(left(all, host0)); n != 6 {
 				t.Errorf("%d batches are in host memory when they can be converted", n)

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// DefaultPeriod is how often a monitor looks when nothing wakes it.
-	DefaultPeriod = 50 * time.Millisecond
+	// defaultPeriod is how often a monitor looks when nothing wakes it.
+	defaultPeriod = 50 * time.Millisecond
 	// MinPeriod is the shortest period. A look takes about a microsecond for each space, so
 	// with a shorter one an idle engine would take more than a few hundredths of a core.
 	MinPeriod = 100 * time.Microsecond
@@ -41,7 +41,7 @@ type Config struct {
 	Reservations *reservation.Manager
 	Mover        Mover
 	Policy       Policy              // which batches go first; nil: PlanOrder
-	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: DefaultPeriod
+	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: 50 ms
 	MovesPerEdge int                 // moves at once from one space to one other; 0: 2
 	Logger       *slog.Logger        // gets all events, normal ones at debug level; nil: nothing is logged
 	Events       Events              // beside the Logger
@@ -56,7 +56,7 @@ func (c Config) validate() error {
 	case c.Mover == nil:
 		return errors.New("monitor: a mover is required")
 	case c.Period != 0 && c.Period < MinPeriod:
-		return fmt.Errorf("monitor: a period of %v: want at least %v, or 0 for %v", c.Period, MinPeriod, DefaultPeriod)
+		return fmt.Errorf("monitor: a period of %v: want at least %v, or 0 for %v", c.Period, MinPeriod, defaultPeriod)
 	case c.MovesPerEdge < 0:
 		return fmt.Errorf("monitor: %d moves per edge are negative", c.MovesPerEdge)
 	}
@@ -105,7 +105,7 @@ func New(cfg Config) (*Monitor, error) {
 		cfg.Policy = PlanOrder()
 	}
 	if cfg.Period == 0 {
-		cfg.Period = DefaultPeriod
+		cfg.Period = defaultPeriod
 	}
 	if cfg.MovesPerEdge == 0 {
 		cfg.MovesPerEdge = defaultMovesPerEdge

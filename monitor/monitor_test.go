@@ -166,7 +166,7 @@ func TestDemand(t *testing.T) {
 		if o.err != nil {
 			t.Fatal(o.err)
 		}
-		if d := time.Since(begin); d >= DefaultPeriod {
+		if d := time.Since(begin); d >= defaultPeriod {
 			t.Errorf("the waiter was served after %v", d)
 		}
 		synctest.Wait()                      // until the last move is reported
@@ -228,7 +228,7 @@ func TestDemand(t *testing.T) {
 			t.Fatal(o.err)
 		}
 		// A look no sooner than a 16th of a period after the last, and 70 µs for the move.
-		if d := time.Since(begin); d > DefaultPeriod/hintsPerPeriod+time.Millisecond {
+		if d := time.Since(begin); d > defaultPeriod/hintsPerPeriod+time.Millisecond {
 			t.Errorf("the waiter was served after %v", d)
 		}
 		o.r.Release()
@@ -253,7 +253,7 @@ func TestDemand(t *testing.T) {
 		if o.err != nil {
 			t.Fatal(o.err)
 		}
-		if d := time.Since(begin); d > DefaultPeriod/hintsPerPeriod+time.Millisecond {
+		if d := time.Since(begin); d > defaultPeriod/hintsPerPeriod+time.Millisecond {
 			t.Errorf("the waiter was served after %v", d)
 		}
 		o.r.Release()
@@ -282,7 +282,7 @@ func TestDemand(t *testing.T) {
 		if o.err != nil {
 			t.Fatal(o.err)
 		}
-		if d := time.Since(begin); d > DefaultPeriod/hintsPerPeriod+time.Millisecond {
+		if d := time.Since(begin); d > defaultPeriod/hintsPerPeriod+time.Millisecond {
 			t.Errorf("the waiter was served after %v", d)
 		}
 		o.r.Release()
@@ -405,7 +405,7 @@ func TestConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.cfg.Period != DefaultPeriod || m.cfg.MovesPerEdge != defaultMovesPerEdge || m.cfg.Policy.Name() != "plan-order" {
+	if m.cfg.Period != defaultPeriod || m.cfg.MovesPerEdge != defaultMovesPerEdge || m.cfg.Policy.Name() != "plan-order" {
 		t.Errorf("the defaults are %+v", m.cfg)
 	}
 	w.end()

@@ -40,7 +40,7 @@ func TestRefuse(t *testing.T) {
 				t.Errorf("%s: the outcome is %v", id, o.err)
 			}
 			// Not before it was full for a period; the later ones have that behind them.
-			if d := time.Since(begin); d > 3*DefaultPeriod || first && d < DefaultPeriod {
+			if d := time.Since(begin); d > 3*defaultPeriod || first && d < defaultPeriod {
 				t.Errorf("%s: refused after %v", id, d)
 			}
 			first = false
@@ -155,7 +155,7 @@ func TestRefuse(t *testing.T) {
 			w, all := fullWorld(t, nil)
 			out := w.reserve(t.Context(), gpu0, 4*kib)
 			for i := range 100 {
-				settle(DefaultPeriod - time.Millisecond)
+				settle(defaultPeriod - time.Millisecond)
 				all[tt.batch].SetPlace(seq(1000 + i))
 			}
 			if len(out) > 0 {

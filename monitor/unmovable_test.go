@@ -45,7 +45,7 @@ func TestUnmovable(t *testing.T) {
 			if o.err != nil {
 				t.Fatal(o.err)
 			}
-			if d := time.Since(begin); d > 2*DefaultPeriod {
+			if d := time.Since(begin); d > 2*defaultPeriod {
 				t.Errorf("the waiter was served after %v", d)
 			}
 			synctest.Wait()
@@ -180,7 +180,7 @@ func TestUnmovable(t *testing.T) {
 		changes.Add(1)
 		begin := time.Now()
 		o := <-w.reserve(t.Context(), host0, 60*kib)
-		if d := time.Since(begin); o.err != nil || d > 2*DefaultPeriod {
+		if d := time.Since(begin); o.err != nil || d > 2*defaultPeriod {
 			t.Errorf("the outcome is %v after %v", o.err, d)
 		} else {
 			o.r.Release()

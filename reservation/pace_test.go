@@ -28,7 +28,7 @@ func volumes(t testing.TB) (*reservation.Manager, []*pacedPool) {
 		p := &pacedPool{heapPool: heapPool{granule: 1}, pace: stripe.Pace{Bandwidth: 10}}
 		pools = append(pools, p)
 		s, err := tier.NewSpace(tier.SpaceConfig{
-			ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: 1000, Fractions: tier.DefaultFractions(tier.Disk),
+			ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: 1000, Fractions: tier.Fractions{}.In(tier.Disk),
 			Node: i / 2, Backend: "paced", Pool: p,
 		})
 		if err != nil {

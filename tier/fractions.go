@@ -14,18 +14,14 @@ type Fractions struct {
 	Stop    float64 // at this pressure it ends
 }
 
-// DefaultFractions returns the marks of a tier whose configuration names none.
-// The limit is above the trigger, so that the monitor acts before reservations
-// are refused; a disk has nowhere to move to and is filled further.
-func DefaultFractions(k Kind) Fractions {
+// In returns f with its zero fields set to the defaults of a tier. The limit is above the trigger,
+// so that the monitor acts before reservations are refused. A disk has nowhere to move to and is
+// filled further.
+func (f Fractions) In(k Kind) Fractions {
+	other := Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}
 	if k == Disk {
-		return Fractions{Limit: 1.00, Trigger: 0.95, Stop: 0.85}
+		other = Fractions{Limit: 1.00, Trigger: 0.95, Stop: 0.85}
 	}
-	return Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}
-}
-
-// Or returns f with its zero fields taken from other.
-func (f Fractions) Or(other Fractions) Fractions {
 	if f.Limit == 0 {
 		f.Limit = other.Limit
 	}

@@ -79,7 +79,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	case cfg.Pool == nil:
 		return nil, fmt.Errorf("tier: %s: a pool is required", cfg.ID)
 	}
-	cfg.Fractions = cfg.Fractions.Or(DefaultFractions(cfg.ID.Kind))
+	cfg.Fractions = cfg.Fractions.In(cfg.ID.Kind)
 	if err := cfg.Fractions.Validate(); err != nil {
 		return nil, fmt.Errorf("%w (space %s)", err, cfg.ID)
 	}

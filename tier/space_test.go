@@ -99,14 +99,14 @@ func usage(t testing.TB, s *tier.Space, when string, live, retired, reserved int
 
 func TestFractions(t *testing.T) {
 	for _, k := range tier.Kinds() {
-		if err := tier.DefaultFractions(k).Validate(); err != nil {
+		if err := (tier.Fractions{}).In(k).Validate(); err != nil {
 			t.Errorf("the defaults of %v: %v", k, err)
 		}
 	}
-	if got, want := tier.DefaultFractions(tier.GPU), (tier.Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}); got != want {
+	if got, want := (tier.Fractions{}).In(tier.GPU), (tier.Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}); got != want {
 		t.Errorf("gpu: %+v, want %+v", got, want)
 	}
-	if got, want := tier.DefaultFractions(tier.Disk), (tier.Fractions{Limit: 1, Trigger: 0.95, Stop: 0.85}); got != want {
+	if got, want := (tier.Fractions{}).In(tier.Disk), (tier.Fractions{Limit: 1, Trigger: 0.95, Stop: 0.85}); got != want {
 		t.Errorf("disk: %+v, want %+v", got, want)
 	}
 	nan := math.NaN()
@@ -133,14 +133,13 @@ func TestFractions(t *testing.T) {
 			t.Errorf("%+v: %v; want %q", c.f, err, c.want)
 		}
 	}
-	or := tier.Fractions{Limit: 1, Trigger: 2, Stop: 3}
 	for _, c := range []struct{ f, want tier.Fractions }{
-		{tier.Fractions{}, or},
-		{tier.Fractions{Limit: 7}, tier.Fractions{Limit: 7, Trigger: 2, Stop: 3}},
+		{tier.Fractions{}, tier.Fractions{Limit: 1, Trigger: 0.95, Stop: 0.85}},
+		{tier.Fractions{Limit: 7}, tier.Fractions{Limit: 7, Trigger: 0.95, Stop: 0.85}},
 		{tier.Fractions{Trigger: 7, Stop: 8}, tier.Fractions{Limit: 1, Trigger: 7, Stop: 8}},
 	} {
-		if got := c.f.Or(or); got != c.want {
-			t.Errorf("%+v.Or(%+v) = %+v, want %+v", c.f, or, got, c.want)
+		if got := c.f.In(tier.Disk); got != c.want {
+			t.Errorf("%+v.In(disk) = %+v, want %+v", c.f, got, c.want)
 		}
 	}
 }

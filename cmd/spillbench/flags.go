@@ -83,7 +83,7 @@ type engineFlags struct {
 // register adds the flags; a codec that is set is the default.
 func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	each := tier.Amount{Bytes: memory}
-	def := tier.DefaultFractions(tier.GPU)
+	def := tier.Fractions{}.In(tier.GPU)
 	f.StringVar(&e.gpu, "gpu", "auto", "GPU backend `NAME`: auto (a real one if there is one for it, else sim), cuda or sim")
 	f.TextVar(&e.gpuMemory, "gpu-memory", each, "`SIZE` of the GPU space, such as 512MiB or, of a real GPU, 25% of what the card has")
 	f.TextVar(&e.hostMemory, "host-memory", each, "`SIZE` of the pinned host memory, such as 512MiB or 25% of what the process may use")

@@ -153,8 +153,5 @@ func (r *releases) call(p, callback uintptr) {
 // must not be used any more.
 func (a *DeviceArray) Release() { release(addressOf(&a.Array), a.Array.Release) }
 
-// Released reports whether the array is released, or was moved elsewhere.
-func (a *DeviceArray) Released() bool { return a.Array.Release == 0 }
-
 // Close calls the schema's release callback, if it is not released.
 func (s *Schema) Close() { release(addressOf(s), s.Release) }

@@ -221,7 +221,7 @@ func TestProducerInCOfCUDA(t *testing.T) {
 		why := errors.New("why")
 		imported := r.importing(t, ctx, a, s)
 		cancel(why)
-		if got := <-imported; !errors.Is(got.err, why) || a.Released() {
+		if got := <-imported; !errors.Is(got.err, why) || a.Array.Release == 0 {
 			t.Fatalf("an import that is cancelled: %v", got.err)
 		}
 		imported = r.importing(t, t.Context(), a, s)
@@ -372,7 +372,7 @@ func TestCUDARefusals(t *testing.T) {
 	}
 	none := driver.Event(12345)
 	array.SyncEvent = addressOf(&none)
-	if _, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{}); !errors.Is(err, driver.ErrInvalidHandle) || array.Released() {
+	if _, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{}); !errors.Is(err, driver.ErrInvalidHandle) || array.Array.Release == 0 {
 		t.Errorf("an event that is none: %v", err)
 	}
 	array.SyncEvent = 0
@@ -380,7 +380,7 @@ func TestCUDARefusals(t *testing.T) {
 	where := &several[uintptr](first.Buffers, 2)[1]
 	was := *where
 	*where = 1 << 40
-	if _, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{}); !errors.Is(err, driver.ErrNotFound) || array.Released() {
+	if _, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{}); !errors.Is(err, driver.ErrNotFound) || array.Array.Release == 0 {
 		t.Errorf("a buffer that is nowhere: %v", err)
 	}
 	*where = was
