@@ -25,7 +25,7 @@
 // # Ownership
 //
 // A repository owns what was put until it is taken; from then on the taker must drop it or hand it
-// on. A batch can be in one repository at a time, and in it once (see batch.Batch.Store). A failure
+// on. A batch can be in one repository at a time, and in it once (batch.ErrStored). A failure
 // on the way out leaves the batch in its place; a failure on the way in leaves nothing behind. The
 // manager owns the repositories: closing it wakes all waiters and drops what is left.
 //
