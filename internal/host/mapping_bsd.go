@@ -6,6 +6,8 @@ import (
 	"errors"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/internal/address"
 )
 
 const noReserve = 0 // the default of these systems
@@ -18,7 +20,7 @@ func (m *mapped) lock([]byte) error { return errors.ErrUnsupported }
 
 func (m *mapped) touch(b []byte) error {
 	if !poison { // a hidden page would fault
-		touchPages(b)
+		address.Touch(b)
 	}
 	return nil
 }

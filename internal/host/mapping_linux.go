@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/internal/address"
 )
 
 const noReserve = unix.MAP_NORESERVE
@@ -45,7 +47,7 @@ func (m *mapped) touch(b []byte) error {
 	err := unix.Madvise(b, unix.MADV_POPULATE_WRITE)
 	if errors.Is(err, unix.EINVAL) {
 		if !poison { // a hidden page would fault
-			touchPages(b)
+			address.Touch(b)
 		}
 		return nil
 	}

@@ -6,12 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/ahead"
-	"github.com/spillway-db/spillway/tier"
 )
 
 // arena is the device's memory: mapped, and given page frames when it is first
@@ -21,6 +20,8 @@ type arena struct {
 	touched atomic.Int64 // how many of the bytes touch has come to
 }
 
+// newArena maps size bytes. They take no memory before they are touched or written, also where the
+// system counts on all that is mapped being used (MAP_NORESERVE).
 func newArena(size int64) (*arena, error) {
 	b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
@@ -51,18 +52,10 @@ func (a *arena) touch(w *ahead.Window, stop <-chan struct{}) {
 		b = b[len(part):]
 		err := unix.Madvise(part, unix.MADV_POPULATE_WRITE)
 		if errors.Is(err, unix.EINVAL) { // before Linux 5.14
-			touchPages(part)
+			address.Touch(part)
 		} else if err != nil {
 			return // no memory for it now: first writes will show
 		}
 		a.touched.Add(int64(len(part)))
-	}
-}
-
-// touchPages writes to each page of b, which starts at one, without changing
-// what is there: the addition of 0 is one step also to a copy at the same time.
-func touchPages(b []byte) {
-	for i := 0; i+4 <= len(b); i += tier.Page {
-		atomic.AddUint32((*uint32)(unsafe.Pointer(&b[i])), 0)
 	}
 }
