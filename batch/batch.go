@@ -184,9 +184,12 @@ func New(o Options) (*Batch, error) {
 		if o.ID == 0 {
 			b.id = o.IDs.Next()
 		}
-		err := b.register()
+		leased, err := b.register()
 		if err == nil {
 			b.watch(o.Payload)
+			if leased && !b.Info().Leased { // the last lease may have ended before it was watched
+				b.unleased()
+			}
 			return b, nil
 		}
 		if o.ID != 0 || !errors.Is(err, ErrDuplicateID) {
@@ -195,16 +198,17 @@ func New(o Options) (*Batch, error) {
 	}
 }
 
-// register makes a new batch known to its observer.
-func (b *Batch) register() (err error) {
+// register makes a new batch known to its observer, and returns whether it was leased then.
+func (b *Batch) register() (leased bool, err error) {
+	now := b.Info()
 	r, ok := b.observer.(Registrar)
 	if !ok {
 		b.announce(b.changeLocked()) // no other goroutine has it
-		return nil
+		return now.Leased, nil
 	}
 	lockrank.AssertNone("a batch's observers are called")
 	defer guard.Error(&err, "an observer of batches")
-	return r.Register(b, b.Info())
+	return now.Leased, r.Register(b, now)
 }
 
 // holdLocked makes p, which may be nil, the batch's payload. The caller has read p's form, space

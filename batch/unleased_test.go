@@ -70,3 +70,32 @@ func TestEndOfLeaseIsAnnounced(t *testing.T) {
 	}
 	mustBeEmpty(t, gpu)
 }
+
+// endsLease ends a lease while a batch is being registered, as a reader may.
+type endsLease struct {
+	registrar
+	end func()
+}
+
+func (r *endsLease) Register(b *Batch, now Info) error {
+	err := r.registrar.Register(b, now)
+	r.BatchChanged(b, now)
+	r.end()
+	return err
+}
+
+// TestLeaseEndsDuringNew: the end of a lease is announced also if it comes after the batch was
+// registered and before New returns.
+func TestLeaseEndsDuringNew(t *testing.T) {
+	host := newSpace(t, "host:0")
+	p := NewImage(&Descriptor{Body: 8192}, draw(t, host, 8192), host)
+	r := &endsLease{end: p.Buffer().Lease()}
+	b := newBatch(t, p, r)
+	if seen := r.take(); len(seen) != 2 || !seen[0].Leased || seen[1].Leased {
+		t.Errorf("the observer was told of %+v", seen)
+	}
+	if err := b.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	mustBeEmpty(t, host)
+}
