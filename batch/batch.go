@@ -489,10 +489,12 @@ func (b *Batch) takePayloadLocked() Payload {
 	return payload
 }
 
-func release(p Payload) error {
+// release makes a panic of a program's payload an error, so that the callers' own books are kept.
+func release(p Payload) (err error) {
 	if p == nil {
 		return nil
 	}
 	lockrank.AssertNone("a payload is released")
+	defer guard.Error(&err, "Payload.Release")
 	return p.Release()
 }

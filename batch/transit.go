@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -129,7 +130,8 @@ func (t *Transit) commit(p Payload, end func() change) error {
 // payload ends here, because the caller must get the handle that is open.
 func (t *Transit) releaseOld() {
 	if !invariants.Enabled {
-		panics.Do("Payload.Release", func() { _ = release(t.payload) })
+		lockrank.AssertNone("a payload is released")
+		panics.Do("Payload.Release", func() { _ = t.payload.Release() })
 	} else if err := release(t.payload); err != nil {
 		panic("batch: the old payload was released by other code: " + err.Error())
 	}

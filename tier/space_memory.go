@@ -80,7 +80,8 @@ func (s *Space) name(full *NoSpaceError, size int64) {
 }
 
 // free returns a buffer's memory. The bytes are retired until the pool says
-// that the device is done with them.
+// that the device is done with them. A panic of a backend ends here, because the caller's other
+// memory must be freed. The bytes then stay retired: nobody knows whether the device still has them.
 func (s *Space) free(b *Buffer) {
 	lockrank.AssertNone("a pool frees")
 	s.mu.Lock()
@@ -92,6 +93,7 @@ func (s *Space) free(b *Buffer) {
 	if m, ok := b.mem.(giver); ok {
 		free = func(_ Memory, reclaimed func()) { m.GiveBack(reclaimed) }
 	}
+	defer s.panics.Recover("Pool.Free")
 	free(b.mem, func() {
 		if account != nil && account.Credit(charge) {
 			return

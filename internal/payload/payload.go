@@ -17,6 +17,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
@@ -268,21 +269,26 @@ func (p *body) Buffers() []*tier.Buffer { return p.bufs }
 // Release gives the buffers and the references to dictionaries up; memory that
 // readers hold a lease on stays until the last lease ends. A second release changes nothing and
 // returns tier.ErrReleased; an invariants build panics.
-func (p *body) Release() error {
+func (p *body) Release() (err error) {
 	if !p.released.CompareAndSwap(false, true) {
 		if invariants.Enabled {
 			panic("payload: a payload was released twice")
 		}
 		return tier.ErrReleased
 	}
-	var err error
 	for _, b := range p.bufs {
 		err = errors.Join(err, b.Release())
 	}
 	for _, s := range p.shared {
-		err = errors.Join(err, s.Release())
+		err = errors.Join(err, releaseShared(s))
 	}
 	return err
+}
+
+// releaseShared makes a panic an error, because the dictionaries after s must be released, too.
+func releaseShared(s Shared) (err error) {
+	defer guard.Error(&err, "Shared.Release")
+	return s.Release()
 }
 
 // Image is the payload of all three built-in forms. It is the bytes of a batch in the one layout
