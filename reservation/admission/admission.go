@@ -104,7 +104,7 @@ type Rules struct {
 	Policy reservation.LimitPolicy
 }
 
-// Validate says what New would refuse.
+// Validate says what New would refuse, except for a Policy that cannot be had.
 func (r Rules) Validate() error {
 	switch {
 	case r.Threshold != 0 && !validThreshold(r.Threshold):
@@ -159,7 +159,20 @@ func (c Config) validate() error {
 	if c.Reservations == nil {
 		return errors.New("admission: a reservation manager is required")
 	}
-	return c.Rules.Validate()
+	return errors.Join(c.Rules.Validate(), c.checkPolicy())
+}
+
+// checkPolicy refuses a policy with which nothing can be reserved.
+func (c Config) checkPolicy() error {
+	spaces := c.Reservations.Spaces().All()
+	if len(spaces) == 0 || c.Rules.Policy == reservation.Fail() {
+		return nil
+	}
+	r, err := c.Reservations.TryReserve(in{spaces[len(spaces)-1]}, 0, reservation.WithPolicy(c.Rules.Policy))
+	if err != nil {
+		return fmt.Errorf("admission: Policy: %w", err)
+	}
+	return r.Release()
 }
 
 // Admitter decides which tasks may start, by the rule in the package doc. It is safe for concurrent

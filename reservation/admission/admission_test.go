@@ -357,6 +357,7 @@ func TestValidate(t *testing.T) {
 		"no number":          {Reservations: w.m, Rules: admission.Rules{Threshold: math.NaN()}},
 		"negative threads":   {Reservations: w.m, Rules: admission.Rules{Threads: -1}},
 		"negative attempts":  {Reservations: w.m, Rules: admission.Rules{MaxAttempts: -1}},
+		"a policy of less":   {Reservations: w.m, Rules: admission.Rules{Policy: reservation.Increase(0.5)}},
 	} {
 		if _, err := admission.New(c); err == nil {
 			t.Errorf("%s: accepted", name)
