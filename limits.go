@@ -76,6 +76,10 @@ func (l *Limits) checkPermits() error {
 		if p := &l.Permits; p.Budgets != nil || p.Slots != nil || p.Bypass != 0 {
 			return errors.New("permits: there are both a pool and a configuration of one")
 		}
+		nothing, err := l.PermitPool.TryAcquire(permit.Request{})
+		if err := errors.Join(err, nothing.Release()); err != nil { // it is closed
+			return fmt.Errorf("permits: %w", err)
+		}
 		_, host := l.PermitPool.Total(permit.Host)
 		return enoughPermits(l.PermitPool.Stats().Slots, host)
 	}

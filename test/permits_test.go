@@ -226,7 +226,7 @@ func TestEnginesShareAPool(t *testing.T) {
 func TestOpenRefusesPermits(t *testing.T) {
 	pools := make(map[string]*permit.Pool)
 	for name, cfg := range map[string]permit.Config{
-		"one slot": {Slots: new(1)}, "other budgets": {Budgets: []permit.Budget{{Name: "ram", Bytes: 1}}}, "good": {},
+		"one slot": {Slots: new(1)}, "other budgets": {Budgets: []permit.Budget{{Name: "ram", Bytes: 1}}}, "good": {}, "closed": {},
 	} {
 		p, err := permit.New(cfg)
 		if err != nil {
@@ -235,12 +235,16 @@ func TestOpenRefusesPermits(t *testing.T) {
 		defer p.Close()
 		pools[name] = p
 	}
+	if err := pools["closed"].Close(); err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		cfg  spillway.Config
 		says string
 	}{
 		"one slot":              {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: new(1)}}}, "one is the monitor's"},
 		"a pool of one slot":    {spillway.Config{Limits: spillway.Limits{PermitPool: pools["one slot"]}}, "one is the monitor's"},
+		"a closed pool":         {spillway.Config{Limits: spillway.Limits{PermitPool: pools["closed"]}}, "closed"},
 		"no host budget":        {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Budgets: []permit.Budget{{Name: "ram", Bytes: 1}}}}}, `no budget "host"`},
 		"a pool without it":     {spillway.Config{Limits: spillway.Limits{PermitPool: pools["other budgets"]}}, `no budget "host"`},
 		"zero slots":            {spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: new(0)}}}, "0 slots"},
