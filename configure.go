@@ -3,6 +3,7 @@ package spillway
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"os"
 	"path/filepath"
@@ -60,14 +61,15 @@ func newMachine(top *topology.Topology) machine {
 
 // configured returns cfg, which is valid, as Configure does, with spaces on the GPUs given.
 func (m machine) configured(cfg Config, gpus []topology.GPU) (_ Config, err error) {
-	simulated := int64(0)
+	simulated := func(i int) bool {
+		g := cfg.GPUs[i]
+		return g.Backend == Sim && g.Device == nil && g.Open == nil
+	}
 	if cfg.GPUs == nil {
 		if cfg.GPUs, err = m.gpus(cfg, gpus); err != nil {
 			return Config{}, err
 		}
-		if len(gpus) == 0 {
-			simulated = cfg.GPUs[0].Memory.Bytes // 0: Open chooses a size that fits
-		}
+		simulated = func(int) bool { return len(gpus) == 0 }
 	}
 	if cfg.Hosts == nil {
 		cfg.Hosts, err = m.hosts(cfg)
@@ -85,26 +87,57 @@ func (m machine) configured(cfg Config, gpus []topology.GPU) (_ Config, err erro
 	if err := cfg.check(); err != nil { // what was a share may be too little
 		return Config{}, err
 	}
-	if simulated > 0 && m.known {
-		if err := m.together(cfg.Hosts, simulated); err != nil {
-			return Config{}, err
-		}
+	if err := m.together(&cfg, simulated); err != nil {
+		return Config{}, err
 	}
 	return cfg, nil
 }
 
 // together refuses sizes that fit one by one, but not all into the memory of the process. Arenas
 // and simulated GPUs are touched ahead: the kernel would end the process instead of saying so.
-func (m machine) together(hosts []HostConfig, simulated int64) error {
-	host := int64(0)
-	for _, h := range hosts {
-		host += h.Memory.Bytes // which Validate has added up
+func (m machine) together(cfg *Config, simulated func(gpu int) bool) error {
+	if !m.known {
+		return nil
 	}
-	if host > m.memory || simulated > m.memory-host {
+	host, gpus := hostBytes(cfg.Hosts), int64(0)
+	for i, g := range cfg.GPUs {
+		if !simulated(i) {
+			continue
+		}
+		n := m.simulatedBytes(cfg, g)
+		if n < tier.Page && g.Memory.IsZero() {
+			return fmt.Errorf("host memory of %d bytes leaves nothing for a simulated GPU of the %d bytes that the process may use (make it smaller): %w",
+				host, m.memory, tier.ErrNoSpace)
+		}
+		gpus += min(n, math.MaxInt64-gpus)
+	}
+	if host > m.memory || gpus > m.memory-host {
 		return fmt.Errorf("host memory of %d bytes and simulated GPU memory of %d are more than the %d bytes that the process may use (make them smaller): %w",
-			host, simulated, m.memory, tier.ErrNoSpace)
+			host, gpus, m.memory, tier.ErrNoSpace)
 	}
 	return nil
+}
+
+// simulatedBytes returns how much a simulated GPU has: by default no more than its part of what
+// the host spaces leave.
+func (m machine) simulatedBytes(cfg *Config, g GPUConfig) int64 {
+	most := min(defaultGPUMemory, m.memory/8)
+	if m.known {
+		most = min(most, max(0, m.memory-hostBytes(cfg.Hosts))/int64(len(cfg.GPUs)))
+	}
+	most = most / tier.Page * tier.Page
+	if g.Memory.IsZero() || g.ID != "" && g.Memory.Bytes > most { // which was meant for a real one
+		return most
+	}
+	return g.Memory.Bytes
+}
+
+// hostBytes returns the size of all host spaces, which Validate has added up.
+func hostBytes(hosts []HostConfig) (sum int64) {
+	for _, h := range hosts {
+		sum += h.Memory.Bytes
+	}
+	return sum
 }
 
 // usable reports whether an engine could use the GPU: one that another driver has, such as
@@ -219,16 +252,16 @@ func (m machine) hosts(cfg Config) ([]HostConfig, error) {
 // perNode gives each node a part as large as its memory is of all nodes', so that none is
 // filled before the others.
 func (m machine) perNode(total int64) []HostConfig {
-	sum := int64(0)
+	sum := uint64(0) // or the largest number, if it is more
 	for _, id := range m.nodes {
-		sum += m.memoryOn(id)
+		sum += min(uint64(m.memoryOn(id)), math.MaxUint64-sum)
 	}
 	hosts := make([]HostConfig, len(m.nodes))
 	for i, id := range m.nodes {
 		part := uint64(total) / uint64(len(m.nodes))
 		if sum > 0 {
 			high, low := bits.Mul64(uint64(total), uint64(m.memoryOn(id)))
-			part, _ = bits.Div64(high, low, uint64(sum)) // no more than total
+			part, _ = bits.Div64(high, low, sum) // no more than total
 		}
 		hosts[i] = HostConfig{Node: id, Memory: wholePages(int64(part))}
 	}
@@ -317,7 +350,7 @@ func (m machine) fit(hosts []HostConfig, wanted Amount) error {
 // memoryOn returns the bytes of a node; 0 if they are not known.
 func (m machine) memoryOn(id int) int64 {
 	n, _ := m.top.Node(id)
-	return n.MemoryBytes
+	return max(0, n.MemoryBytes)
 }
 
 // inBytes returns spaces that are given, with shares of the process's memory as bytes.

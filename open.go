@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/spillway-db/spillway/diag"
@@ -63,27 +62,10 @@ func (e *Engine) configure() (err error) {
 
 // fitsMemory refuses sizes that the machine does not have, for the GPUs that turned out to be
 // simulated.
-func (e *Engine) fitsMemory() error {
-	if !e.machine.known {
-		return nil
-	}
-	gpus := int64(0)
-	for i, g := range e.cfg.GPUs {
-		if e.simulated(i) {
-			gpus += min(e.gpuMemory(g), math.MaxInt64-gpus)
-		}
-	}
-	return e.machine.together(e.cfg.Hosts, gpus)
-}
+func (e *Engine) fitsMemory() error { return e.machine.together(&e.cfg, e.simulated) }
 
 // gpuMemory is how much a simulated GPU has.
-func (e *Engine) gpuMemory(g GPUConfig) int64 {
-	most := min(defaultGPUMemory, e.machine.memory/8/tier.Page*tier.Page)
-	if g.Memory.IsZero() || g.ID != "" && g.Memory.Bytes > most { // which was meant for a real one
-		return most
-	}
-	return g.Memory.Bytes
-}
+func (e *Engine) gpuMemory(g GPUConfig) int64 { return e.machine.simulatedBytes(&e.cfg, g) }
 
 // openGPUs opens all devices and then the spaces on them: a limit may be a share of
 // what they have together.
@@ -224,8 +206,8 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPUConfig) (int64
 		e.warn(w)
 		size = total
 	}
-	if size <= 0 {
-		return 0, fmt.Errorf("%s has no memory free, of %d bytes: %w", dev.Info().Name, total, tier.ErrNoSpace)
+	if size < tier.Page {
+		return 0, fmt.Errorf("%s has no memory free for a page of %d bytes, of %d bytes: %w", dev.Info().Name, tier.Page, total, tier.ErrNoSpace)
 	}
 	return size, nil
 }

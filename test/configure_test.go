@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -371,6 +372,72 @@ func TestConfigureErrors(t *testing.T) {
 				t.Errorf("beside an error: %s", shape(cfg))
 			}
 		})
+	}
+}
+
+// TestConfigureAndOpenAgree: Open takes what Configure makes for a machine with little memory, and
+// Configure refuses what Open would.
+func TestConfigureAndOpenAgree(t *testing.T) {
+	const memory = 8 << 20
+	top := &topology.Topology{Memory: topology.Memory{TotalBytes: memory}, Nodes: []topology.Node{{MemoryBytes: memory}}}
+	bytes, share := spillway.Bytes, spillway.Share
+	none, sim := []spillway.GPUConfig{}, func(memory spillway.Amount) []spillway.GPUConfig {
+		return []spillway.GPUConfig{{Backend: spillway.Sim, Memory: memory}}
+	}
+	for name, c := range map[string]struct {
+		cfg   spillway.Config
+		gpu   int64
+		wrong string
+	}{
+		"the defaults":                {gpu: memory / 8},
+		"less than the default":       {cfg: spillway.Config{HostMemory: bytes(memory - 8192)}, gpu: 8192},
+		"one that is asked for":       {cfg: spillway.Config{HostMemory: bytes(memory - 8192), GPUs: sim(spillway.Amount{})}, gpu: 8192},
+		"nothing for a simulated GPU": {cfg: spillway.Config{HostMemory: share(1)}, wrong: "leaves nothing"},
+		"no GPU":                      {cfg: spillway.Config{HostMemory: share(1), GPUs: none}},
+		"two shares":                  {cfg: spillway.Config{Hosts: []spillway.HostConfig{{Memory: share(1)}, {Memory: share(1)}}, GPUs: none}, wrong: "host memory of 16777216 bytes"},
+		"more host memory":            {cfg: spillway.Config{Hosts: []spillway.HostConfig{{Memory: bytes(1 << 30)}}, GPUs: none}, wrong: "host memory of 1073741824 bytes"},
+		"a simulated GPU of more":     {cfg: spillway.Config{GPUs: sim(bytes(1 << 30))}, wrong: "simulated GPU memory of 1073741824"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.cfg.Disks = []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: bytes(1 << 20)}}
+			c.cfg.CUDALibrary = "/nowhere/libcuda.so"
+			c.cfg.Logger = slog.New(slog.DiscardHandler)
+			cfg, err := spillway.Configure(top, c.cfg)
+			if c.wrong != "" {
+				if !errors.Is(err, tier.ErrNoSpace) || !strings.Contains(err.Error(), c.wrong) {
+					t.Errorf("got %s, %v; want an error with %q", shape(cfg), err, c.wrong)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			eng, err := spillway.Open(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer closeEngine(t, eng)
+			if gpu := eng.Stats().Spaces[0]; c.gpu != 0 && gpu.Capacity != c.gpu {
+				t.Errorf("%s has %d bytes; want %d", gpu.ID, gpu.Capacity, c.gpu)
+			}
+		})
+	}
+}
+
+// TestConfigureHugeNodes: nodes of more memory together than a number can say.
+func TestConfigureHugeNodes(t *testing.T) {
+	top := &topology.Topology{}
+	for i, n := range []int64{1 << 62, 1 << 62, 1 << 62, 1<<62 + 1} {
+		top.Nodes = append(top.Nodes, topology.Node{ID: i, MemoryBytes: n})
+	}
+	cfg, err := spillway.Configure(top, spillway.Config{HostMemory: spillway.Bytes(1 << 30), Disks: []spillway.DiskConfig{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, h := range cfg.Hosts {
+		if h.Memory.Bytes != 1<<28 {
+			t.Errorf("host:%d has %d bytes", i, h.Memory.Bytes)
+		}
 	}
 }
 

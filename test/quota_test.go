@@ -161,6 +161,7 @@ func TestOpenRefusesQuotas(t *testing.T) {
 		"two limits":           {settings: &quota.Settings{Limit: limitOf(t, "1Mi")}, shared: shared, says: "both"},
 		"more than advertised": {settings: &quota.Settings{Limit: limitOf(t, "5Mi"), Ratio: big.NewRat(1, 2)}, says: "advertised"},
 		"less than a byte":     {settings: &quota.Settings{Ratio: big.NewRat(1, 1<<30)}, says: "less than a byte"},
+		"less than a page":     {settings: &quota.Settings{Limit: limitOf(t, "1")}, says: "no memory free for a page of 4096 bytes"},
 		"a share too small":    {settings: &quota.Settings{Limit: limitOf(t, "0.0000001%"), Source: "here"}, says: "here"},
 		"a ledger in a file":   {settings: &quota.Settings{Ledger: os.Args[0]}, says: "ledger"},
 	} {
