@@ -32,7 +32,7 @@ type MoverConfig struct {
 	IDs          *batch.IDs     // numbers clones; nil: the mover has its own
 	Observer     batch.Observer // of clones for which no other is named; may be nil
 	Events       Events
-	Logger       *slog.Logger // logs events that panic; nil means slog.Default
+	Logger       *slog.Logger // logs events that panic, and what converters do wrong; nil means slog.Default
 }
 
 // Events are called as a Mover works; each may be nil. They are called with no lock held, on the

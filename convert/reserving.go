@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -95,12 +96,6 @@ type errand struct {
 	// It may be nil.
 	until func(context.Context) (_ context.Context, done func())
 	do    func(reservation.Reservation) error // draws from the reservation, which is released then
-}
-
-// doIn does the errand, and releases r also if it panics.
-func (e *errand) doIn(r reservation.Reservation) (err error) {
-	defer func() { err = errors.Join(err, r.Release()) }()
-	return e.do(r)
 }
 
 // reserve reserves what is taken in a space of the strategy, and waits for it if it should. Where
@@ -195,6 +190,21 @@ func (t *try) next(ctx context.Context, wait bool) error {
 		t.pieces, t.need = t.last, need
 	}
 	return nil
+}
+
+// doIn does the errand, and releases r also if it panics. That a converter has released r before is
+// no error of an errand that is done: its batch has arrived, and a handle may be open.
+func (t *try) doIn(r reservation.Reservation) (err error) {
+	space := r.Space().ID()
+	defer func() {
+		again := r.Release()
+		if err != nil || again == nil {
+			err = errors.Join(err, again)
+			return
+		}
+		guard.Logger(t.m.cfg.Logger).Warn("spillway: a converter released the reservation that it was given", "space", space.String(), "error", again)
+	}()
+	return t.do(r)
 }
 
 // refused reports whether the space that was tried last refuses what it has promised.
