@@ -228,7 +228,7 @@ func descriptorOf(p Payload) *Descriptor {
 // moved from then on.
 func (b *Batch) watch(p Payload) {
 	if w, ok := p.(leased); ok {
-		w.OnUnleased(b.unleased)
+		panics.Do("Payload.OnUnleased", func() { w.OnUnleased(b.unleased) })
 	}
 }
 
@@ -273,9 +273,15 @@ func (b *Batch) infoLocked() Info {
 func (i Info) asked() Info {
 	lockrank.AssertNone("a payload is asked for its leases")
 	if l, ok := i.Payload.(leased); ok {
-		i.Leased = l.Leased() > 0
+		i.Leased = leasesOf(l) > 0
 	}
 	return i
+}
+
+// leasesOf is 0 if the payload panics, because the batch has changed by then.
+func leasesOf(l leased) (n int) {
+	defer panics.Recover("Payload.Leased")
+	return l.Leased()
 }
 
 // Subscribe marks the batch as wanted where it is: the monitor does not choose
@@ -360,7 +366,7 @@ func (b *Batch) announce(c change) {
 	}
 }
 
-// panics of observers, clocks and replaced payloads are logged, and end there: the change has been
+// panics of observers, clocks and payloads are logged, and end there: the change has been
 // made, and its waiters must be woken.
 var panics guard.Log
 

@@ -19,6 +19,7 @@ type Handle struct {
 	holding holding
 	b       *Batch
 	payload Payload
+	space   *tier.Space // the payload's
 	closed  atomic.Bool
 }
 
@@ -82,7 +83,7 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 	}
 	h, c := b.openLocked(now, o)
 	b.mu.Unlock()
-	h.begin(o.owner)
+	h.begin(o.owner, c.now.Bytes)
 	b.announce(c)
 	return h, nil
 }
@@ -99,17 +100,18 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 	}
 	b.mu.active++
 	b.mu.lastUse = max(b.mu.lastUse, now)
-	return &Handle{b: b, payload: b.mu.payload}, b.changeLocked()
+	return &Handle{b: b, payload: b.mu.payload, space: b.mu.space}, b.changeLocked()
 }
 
-// begin enters the handle into the account of its space.
-func (h *Handle) begin(owner *reservation.Owner) {
+// begin enters the handle into the account of its space. It calls nothing of the payload, which
+// might panic while the handle is open and nobody has it.
+func (h *Handle) begin(owner *reservation.Owner, bytes int64) {
 	track(h, &h.trace, "handle", h.b.id)
-	v := holds.View{Kind: holds.Handle, Memory: h.payload, Bytes: h.payload.Bytes(), About: h.b.Inside()}
+	v := holds.View{Kind: holds.Handle, Memory: h.payload, Bytes: bytes, About: h.b.Inside()}
 	if owner != nil {
 		v.Owner = owner
 	}
-	h.holding.begin(h.payload.Space(), v)
+	h.holding.begin(h.space, v)
 }
 
 // Batch returns the batch.
@@ -125,7 +127,7 @@ func (h *Handle) Payload() Payload {
 }
 
 // Space returns where the data is.
-func (h *Handle) Space() *tier.Space { return h.payload.Space() }
+func (h *Handle) Space() *tier.Space { return h.space }
 
 // SetOwner sets the task that holds the handle: errors of waits for room name it, and deadlock
 // detection counts it. Nil means no task. It must not be called after Close.

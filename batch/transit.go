@@ -85,12 +85,13 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 // seen at rest in between.
 func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
 	now := t.b.now()
-	err = t.commit(p, func() (c change) {
-		h, c = t.b.openLocked(now, opening{last: last})
-		return c
+	var opened change
+	err = t.commit(p, func() change {
+		h, opened = t.b.openLocked(now, opening{last: last})
+		return opened
 	})
 	if err == nil {
-		h.begin(reservation.OwnerOf(ctx))
+		h.begin(reservation.OwnerOf(ctx), opened.now.Bytes)
 	}
 	return h, err
 }
