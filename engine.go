@@ -336,11 +336,12 @@ func compareIDs(a, b tier.ID) int {
 
 // Close ends the monitor, wakes all waiters with tier.ErrClosed, drops all batches, and closes
 // devices, arenas and volumes. No goroutine and no file of the engine is left. Buffers that are
-// still held, by handles, reservations or records opened in place, are reported as a *LeakError.
-// Their memory stays until they are released. A GPU's memory goes with the device, unless batches
-// there are exported (package convert/cdevice): then all held memory stays until the last of those
-// is released. Held permits of the engine's own pool are a *permit.LeakError. A second Close
-// returns tier.ErrClosed. Stats still works.
+// still held, by handles, a program's transits, reservations or records opened in place, are
+// reported as a *LeakError. Their memory stays until they are released; a batch in transit is then
+// the program's, which must drop it. A GPU's memory goes with the device, unless batches there are
+// exported (package convert/cdevice): then all held memory stays until the last of those is
+// released. Held permits of the engine's own pool are a *permit.LeakError. A second Close returns
+// tier.ErrClosed. Stats still works.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	if e.closed {

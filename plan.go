@@ -75,7 +75,7 @@ func (e *Engine) newPlan(name string) (*Plan, error) {
 	}
 	e.plan++
 	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name), manager: repository.NewManager(name, e.plan, repository.Config{
-		Mover: e.mover, IDs: &e.ids, Observer: e.Observer(),
+		Mover: e.mover.Inside(), IDs: &e.ids, Observer: e.Observer(),
 	})}
 	e.plans[name] = p
 	return p, nil

@@ -61,6 +61,7 @@ type Mover struct {
 	cfg        MoverConfig
 	stats      stats
 	operations *operations
+	ended      chan struct{} // closed when all operations have ended, for good
 	losses     *losses
 	panics     guard.Log // of events: the move has ended
 	// clearing has, for each space, a token for the goroutine that makes room in one piece there.
@@ -80,7 +81,7 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	}
 	cfg.Builtin.Scratch.Bind(cfg.Reservations)
 	m := &Mover{
-		cfg: cfg, operations: newOperations(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
+		cfg: cfg, operations: newOperations(), ended: make(chan struct{}), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
 		clearing: make(map[tier.ID]chan struct{}),
 	}
 	for _, s := range cfg.Reservations.Spaces().All() {
@@ -96,6 +97,7 @@ func (m *Mover) Close() error {
 		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	m.losses.close()
+	close(m.ended)
 	return nil
 }
 
@@ -233,6 +235,9 @@ type inside struct{ *Mover }
 
 // Inside returns what only an engine does with its mover. Programs have no use for it.
 func (m *Mover) Inside() inside { return inside{m} }
+
+// Ended returns what is closed once Close has ended all moves.
+func (m inside) Ended() <-chan struct{} { return m.ended }
 
 // DictionaryBytes returns what the dictionaries that batches in a space share are
 // charged there. It is not part of the batches' own bytes.

@@ -98,7 +98,7 @@ const (
 // drop drops one batch, if the repository holds it still, as soon as it is not being moved.
 func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (dropped bool, bytes int64, _ error) {
 	for {
-		e, changed := r.claimToDrop(b, leave)
+		e, changed, ended := r.claimToDrop(b, leave)
 		switch {
 		case e != nil:
 		case changed == nil:
@@ -106,6 +106,7 @@ func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (drop
 		default:
 			select {
 			case <-changed:
+			case <-ended:
 			case <-ctx.Done():
 				return false, 0, fmt.Errorf("repository %s, batch %d is %s: %w", r.key, b.ID(), b.Info().State, context.Cause(ctx))
 			}
@@ -118,7 +119,7 @@ func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (drop
 		case !errors.As(err, &se):
 			r.remove(e)
 			return true, bytes, err
-		case se.State == batch.Released:
+		case se.State == batch.Released || r.m.hasEnded():
 			r.remove(e)
 			return false, 0, nil
 		}
@@ -126,23 +127,35 @@ func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (drop
 	}
 }
 
-// claimToDrop claims b for its end, or returns what to wait for; neither if it is
+// hasEnded reports whether the mover is closed.
+func (m *Manager) hasEnded() bool {
+	select {
+	case <-m.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// claimToDrop claims b for its end, or returns what to wait for, either of two; neither if it is
 // gone.
-func (r *Repository) claimToDrop(b *batch.Batch, leave bool) (*entry, <-chan struct{}) {
+func (r *Repository) claimToDrop(b *batch.Batch, leave bool) (_ *entry, changed, ended <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.mu.entries[b.ID()]
 	switch {
 	case e == nil || e.b != b || leave && e.class == claimed:
-		return nil, nil
+		return nil, nil, nil
 	case e.holder != nil && r.mu.closed: // its holder may keep it for ever, and will find out
 		e.holdLocked(nil)
-		return e, nil
-	case e.class == claimed || e.class == inTransit:
-		return nil, e.waitLocked()
+		return e, nil, nil
+	case e.class == inTransit && !r.m.hasEnded():
+		return nil, e.waitLocked(), r.m.ended
+	case e.class == claimed:
+		return nil, e.waitLocked(), nil
 	}
 	e.part.moveLocked(e, claimed)
-	return e, nil
+	return e, nil, nil
 }
 
 // waitLocked returns what is closed when the entry changes.

@@ -49,6 +49,10 @@ type Mover interface {
 	Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error)
 }
 
+// ending is a Mover that says when it is closed: what is in transit from then on is a program's own
+// Transit, which may stay open for ever.
+type ending interface{ Ended() <-chan struct{} }
+
 // Config is what the repositories of a plan work with.
 type Config struct {
 	// Mover is needed to put records, to drain and to read; without one, batches
@@ -74,6 +78,8 @@ type Manager struct {
 	ids  *batch.IDs
 	seq  atomic.Uint64 // of the last batch that arrived
 
+	ended <-chan struct{} // see ending; nil if the mover does not say
+
 	mu struct {
 		lockrank.Mutex[lockrank.Manager]
 		table   map[Key]*Repository
@@ -89,6 +95,9 @@ func NewManager(name string, plan uint64, cfg Config) *Manager {
 	m := &Manager{name: name, plan: plan, cfg: cfg, ids: cfg.IDs}
 	if m.ids == nil {
 		m.ids = new(batch.IDs)
+	}
+	if e, ok := cfg.Mover.(ending); ok {
+		m.ended = e.Ended()
 	}
 	m.mu.table = make(map[Key]*Repository)
 	return m
@@ -288,7 +297,8 @@ func (m *Manager) Clear(ctx context.Context) ([]Leftover, error) {
 
 // Close closes all repositories, and so wakes all waiters and drops what is left. It waits, until
 // ctx ends, for batches that are in transit or that are just being taken; if that fails it may be
-// called again. A second Close after one that succeeded returns tier.ErrClosed.
+// called again. Once the mover is closed, what is in transit is left to the owner of the Transit.
+// A second Close after one that succeeded returns tier.ErrClosed.
 func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	if m.mu.emptied {

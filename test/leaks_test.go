@@ -4,14 +4,64 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
+
+// TestCloseWithOpenTransits: Close does not wait for transits that a program has open, of a batch
+// that is in a repository or in an open claim. It reports their memory, and they can be ended.
+func TestCloseWithOpenTransits(t *testing.T) {
+	eng, _ := openSmall(t, 1<<20, 1<<20)
+	repo := scanOf(t, eng)
+	rec := arrowgen.Ints(1, 1000, 1)
+	defer rec.Release()
+	var batches []*batch.Batch
+	var transits []*batch.Transit
+	for partition := range 2 {
+		if err := repo.Put(t.Context(), partition, rec); err != nil {
+			t.Fatal(err)
+		}
+		b, _ := repo.Peek(partition)
+		if partition == 1 {
+			if _, err := repo.Claim(t.Context(), partition, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tr, err := b.TryTransit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches, transits = append(batches, b), append(transits, tr)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- eng.Close() }()
+	var leak *spillway.LeakError
+	select {
+	case err := <-closed:
+		if !errors.As(err, &leak) || len(leak.Leaks) != 2 {
+			t.Errorf("closing with open transits: %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("Close waits for transits that the program has open")
+	}
+	for i, b := range batches {
+		if err := errors.Join(transits[i].Abort(), b.Drop()); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, s := range eng.Reservations().Spaces().All() {
+		if s.Used() != 0 {
+			t.Errorf("%d bytes are left in %s", s.Used(), s.ID())
+		}
+	}
+}
 
 // TestCloseNamesHolders: handles and records that are open at Close are named with batch,
 // plan, operator and owner, and counted with their units.
