@@ -85,6 +85,9 @@ func (in inside) Occupy(n int64) error {
 	if err := in.Lost(); err != nil {
 		return err
 	}
+	if n == 0 { // which a quota may refuse to charge
+		return nil
+	}
 	if in.cfg.Quota != nil {
 		if err := in.cfg.Quota.Charge(n); err != nil {
 			return in.refusal(n, err)

@@ -161,3 +161,32 @@ func TestRefusedBytesAreNotCharged(t *testing.T) {
 		t.Errorf("the quota is charged %d bytes", q.used)
 	}
 }
+
+// strict is a quota that takes the rule of its interface literally.
+type strict struct{ counter }
+
+func (q *strict) Charge(n int64) error {
+	if n <= 0 {
+		return errors.New("nothing to charge")
+	}
+	return q.counter.Charge(n)
+}
+
+// TestOccupyNothing: memory of no bytes, such as a table's that has no rows, is adopted whatever
+// the quota.
+func TestOccupyNothing(t *testing.T) {
+	q := &strict{counter{limit: 100}}
+	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: 100, Pool: &fakePool{}, Quota: q})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Inside().Occupy(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Inside().Adopt(fakeMemory(0), nil).Release(); err != nil {
+		t.Error(err)
+	}
+	if s.Used() != 0 || q.used != 0 {
+		t.Errorf("%d bytes are used, %d charged", s.Used(), q.used)
+	}
+}
