@@ -192,6 +192,10 @@ func (rd *reader) Next() bool {
 // read opens the next batch wherever it is.
 func (rd *reader) read() (arrow.RecordBatch, error) {
 	r := rd.r
+	if !r.m.inside.Enter() {
+		return nil, r.closedError()
+	}
+	defer r.m.inside.Leave()
 	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk), Mover.Acquire)
 	if err != nil {
 		return nil, err

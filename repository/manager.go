@@ -11,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -78,7 +79,8 @@ type Manager struct {
 	ids  *batch.IDs
 	seq  atomic.Uint64 // of the last batch that arrived
 
-	ended <-chan struct{} // see ending; nil if the mover does not say
+	ended  <-chan struct{} // see ending; nil if the mover does not say
+	inside gate.Gate       // calls that have memory of batches which no repository and no user has
 
 	mu struct {
 		lockrank.Mutex[lockrank.Manager]
@@ -239,6 +241,10 @@ func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition i
 	if twice != nil {
 		return fmt.Errorf("plan %q: repository %s is twice in a fan-out", m.name, twice.key)
 	}
+	if !m.inside.Enter() {
+		return m.closedError()
+	}
+	defer m.inside.Leave()
 	type copied struct {
 		b   *batch.Batch
 		seq uint64
@@ -296,9 +302,11 @@ func (m *Manager) Clear(ctx context.Context) ([]Leftover, error) {
 }
 
 // Close closes all repositories, and so wakes all waiters and drops what is left. It waits, until
-// ctx ends, for batches that are in transit or that are just being taken; if that fails it may be
-// called again. Once the mover is closed, what is in transit is left to the owner of the Transit.
-// A second Close after one that succeeded returns tier.ErrClosed.
+// ctx ends, for batches that are in transit or that are just being taken, and for calls of Put,
+// FanOut and readers that are under way; if that fails it may be called again. Once the mover is
+// closed, what is in transit is left to the owner of the Transit. What those calls call, such as an
+// observer or a clock, must not call Close. A second Close after one that succeeded returns
+// tier.ErrClosed.
 func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	if m.mu.emptied {
@@ -311,15 +319,32 @@ func (m *Manager) Close(ctx context.Context) error {
 	for _, r := range all { // wake all first: one may wait for what another holds
 		r.shut()
 	}
+	m.inside.Shut()
 	var failed []error
 	for _, r := range all {
 		if err := r.Close(ctx); err != nil && !errors.Is(err, tier.ErrClosed) {
 			failed = append(failed, err)
 		}
 	}
-	err := errors.Join(failed...)
+	err := errors.Join(append(failed, m.wait(ctx))...)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.emptied = err == nil
 	return err
+}
+
+// wait waits, until ctx ends, for the calls that are inside.
+func (m *Manager) wait(ctx context.Context) error {
+	empty := m.inside.Empty()
+	select {
+	case <-empty: // whatever ctx says
+		return nil
+	default:
+	}
+	select {
+	case <-empty:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("plan %q: waiting for calls that are under way: %w", m.name, context.Cause(ctx))
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -659,3 +660,63 @@ func TestObserverSeesThePlace(t *testing.T) {
 type observer struct{ infos []batch.Info }
 
 func (o *observer) BatchChanged(_ *batch.Batch, now batch.Info) { o.infos = append(o.infos, now) }
+
+// TestCloseWaitsForCalls: when Close returns, no call has memory that is neither in a repository nor
+// a user's. A clock holds each call there.
+func TestCloseWaitsForCalls(t *testing.T) {
+	for name, call := range map[string]func(*Manager, *Repository) error{
+		"Put":    func(_ *Manager, r *Repository) error { return r.Put(background, 0, record(1)) },
+		"FanOut": func(m *Manager, r *Repository) error { return m.FanOut(background, record(1), 0, r.Key()) },
+		"Reader": func(_ *Manager, r *Repository) error {
+			rd, err := r.Reader(background, 1)
+			if err != nil {
+				return err
+			}
+			defer rd.Release()
+			rd.Next()
+			return rd.Err()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newMover(t, 10, 10, 10)
+				var held atomic.Bool
+				goOn := make(chan struct{})
+				plan := NewManager("test", 7, Config{Mover: m, Clock: func() int64 {
+					if held.CompareAndSwap(true, false) {
+						<-goOn
+					}
+					return 0
+				}})
+				r := ensure(t, plan, "join")
+				check(t, r.Put(background, 1, record(0)))
+				m.setFault(func(op string) error {
+					held.Store(op == "ingest" || op == "record")
+					return nil
+				})
+				called := make(chan error, 1)
+				go func() { called <- call(plan, r) }()
+				synctest.Wait()
+				ctx, cancel := context.WithCancel(background)
+				cancel()
+				wantError(t, plan.Close(ctx), context.Canceled)
+				closed := make(chan error, 1)
+				go func() { closed <- plan.Close(background) }()
+				synctest.Wait()
+				if len(closed) != 0 {
+					t.Error("Close does not wait")
+				}
+				close(goOn)
+				check(t, <-closed)
+				for _, k := range tier.Kinds() {
+					if used := m.space(k).Used(); used != 0 {
+						t.Errorf("%d bytes are used in %s", used, k)
+					}
+				}
+				if err := <-called; err != nil {
+					wantError(t, err, tier.ErrClosed)
+				}
+			})
+		})
+	}
+}

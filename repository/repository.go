@@ -189,6 +189,10 @@ func WithPlacement(s reservation.Strategy) PutOption {
 // record of another schema is a *SchemaError, a partition out of range matches
 // ErrPartition, and a repository whose input is closed matches tier.ErrClosed.
 func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) error {
+	if !r.m.inside.Enter() {
+		return r.closedError()
+	}
+	defer r.m.inside.Leave()
 	b, seq, err := r.ingest(ctx, partition, rec, opts...)
 	if err != nil {
 		return err

@@ -52,9 +52,11 @@ func (g *Gate) Shut() bool {
 }
 
 // Wait returns when all callers have left. The gate must have been shut.
-func (g *Gate) Wait() {
+func (g *Gate) Wait() { <-g.Empty() }
+
+// Empty returns what is closed when all callers have left. The gate must have been shut.
+func (g *Gate) Empty() <-chan struct{} {
 	g.mu.Lock()
-	empty := g.empty
-	g.mu.Unlock()
-	<-empty
+	defer g.mu.Unlock()
+	return g.empty
 }
