@@ -63,7 +63,7 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 }
 
 // acquire claims the oldest batch and opens a handle on it in a space of the strategy, with
-// Mover.Acquire or Mover.Consume. io.EOF is the end; on any error nothing is claimed.
+// acquireBeside or Mover.Consume. io.EOF is the end; on any error nothing is claimed.
 func (r *Repository) acquire(ctx context.Context, partition int, w want, to reservation.Strategy, how acquiring) (*entry, *batch.Handle, error) {
 	mover := r.m.cfg.Mover
 	if mover == nil {
@@ -84,7 +84,7 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, to rese
 	}
 }
 
-// acquiring is Mover.Acquire or Mover.Consume.
+// acquiring is acquireBeside or Mover.Consume.
 type acquiring func(Mover, context.Context, *batch.Batch, reservation.Strategy) (*batch.Handle, error)
 
 // bring opens a handle on what was claimed, or ends the claim.
@@ -97,6 +97,19 @@ func (r *Repository) bring(ctx context.Context, mover Mover, e *entry, to reserv
 		}
 	}()
 	return how(mover, ctx, e.b, to)
+}
+
+// acquireBeside is Mover.Acquire for a task of its own: pending ones stay their callers'.
+func acquireBeside(m Mover, ctx context.Context, b *batch.Batch, to reservation.Strategy) (h *batch.Handle, err error) {
+	if err := b.CreateTask(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { // also when a converter panics
+		if h == nil {
+			_ = b.CancelTask() // if it was not dropped in place
+		}
+	}()
+	return m.Acquire(ctx, b, to)
 }
 
 // Reader returns the partition as a stream of Arrow records, which consumes it:
@@ -196,7 +209,7 @@ func (rd *reader) read() (arrow.RecordBatch, error) {
 		return nil, r.closedError()
 	}
 	defer r.m.inside.Leave()
-	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk), Mover.Acquire)
+	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk), acquireBeside)
 	if err != nil {
 		return nil, err
 	}

@@ -517,6 +517,36 @@ func TestFailedReaderHasLetGo(t *testing.T) {
 	check(t, plan.Close(background))
 }
 
+// TestFailedReaderLeavesTasks: a task that another caller has created stays pending when a reader
+// cannot bring the batch, or cannot open it.
+func TestFailedReaderLeavesTasks(t *testing.T) {
+	for _, at := range []string{"acquire", "record"} {
+		m := newMover(t, 10, 10, 10)
+		plan := newPlan(t, m)
+		r := ensure(t, plan, "join")
+		fill(t, r, 1)
+		b, _ := r.Peek(0)
+		check(t, b.TryCreateTask())
+		broken := errors.New("broken")
+		m.setFault(func(op string) error {
+			if op == at {
+				return broken
+			}
+			return nil
+		})
+		rd, err := r.Reader(background, 0)
+		check(t, err)
+		if rd.Next() {
+			t.Errorf("%s: a record that cannot be opened was returned", at)
+		}
+		wantError(t, rd.Err(), broken)
+		rd.Release()
+		if now := b.Info(); now.Pending != 1 || now.State != batch.TaskCreated {
+			t.Errorf("%s: it leaves %d tasks, and the batch %s", at, now.Pending, now.State)
+		}
+	}
+}
+
 // TestReaderSchema: it is known from the options though nothing was put, or waited
 // for.
 func TestReaderSchema(t *testing.T) {
