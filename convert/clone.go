@@ -3,6 +3,7 @@ package convert
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
@@ -57,16 +58,28 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, h.Close()) }()
+		defer func() {
+			if err = errors.Join(err, h.Close()); err != nil && out != nil {
+				err = errors.Join(err, out.Release())
+				out = nil
+			}
+		}()
 		if h.Space() != now.Payload.Space() || h.Payload().Type() != from {
 			return errMoved
 		}
-		return m.pinned(r, &what, func() (err error) {
-			out, err = m.cfg.Registry.convert(ctx, h.Payload(), form, r)
-			return err
+		return m.pinned(r, &what, func() error {
+			p, err := m.cfg.Registry.convert(ctx, h.Payload(), form, r)
+			switch {
+			case err != nil:
+				return err
+			case p == h.Payload():
+				return &batch.UnmovableError{Batch: now.ID, Err: fmt.Errorf("the converter from %s to %s has made no copy", from, form)}
+			}
+			out = p
+			return misplaced(p, r.Space())
 		})
 	}})
-	return out, err
+	return out, ofBatch(err, now.ID)
 }
 
 // cloneForm says what a clone of a payload in a space is, and where.

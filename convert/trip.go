@@ -208,10 +208,20 @@ func (t *trip) convert(ctx context.Context, transit *batch.Transit, r reservatio
 		out, err = m.cfg.Registry.convert(ctx, transit.Payload(), form, r)
 		return err
 	})
-	if err == nil && out.Space() != r.Space() {
-		err = &batch.UnmovableError{Err: errors.Join(fmt.Errorf("the converter's payload lies in %s", out.Space().ID()), out.Release())}
+	if err == nil {
+		if err = misplaced(out, r.Space()); err != nil {
+			err = errors.Join(err, out.Release())
+		}
 	}
 	return out, err
+}
+
+// misplaced is the error of a converter whose payload is not in the space that it was to be in.
+func misplaced(out batch.Payload, space *tier.Space) error {
+	if out.Space() == space {
+		return nil
+	}
+	return &batch.UnmovableError{Err: fmt.Errorf("the converter's payload lies in %s", out.Space().ID())}
 }
 
 // ofBatch adds to an error about a batch, or about corrupt bytes, whose it is.
