@@ -661,8 +661,8 @@ type observer struct{ infos []batch.Info }
 
 func (o *observer) BatchChanged(_ *batch.Batch, now batch.Info) { o.infos = append(o.infos, now) }
 
-// TestCloseWaitsForCalls: when Close returns, no call has memory that is neither in a repository nor
-// a user's. A clock holds each call there.
+// TestCloseWaitsForCalls: when Close returns, no call has memory that is neither in a repository
+// nor a user's. A clock holds each call there.
 func TestCloseWaitsForCalls(t *testing.T) {
 	for name, call := range map[string]func(*Manager, *Repository) error{
 		"Put":    func(_ *Manager, r *Repository) error { return r.Put(background, 0, record(1)) },

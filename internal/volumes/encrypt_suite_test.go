@@ -55,6 +55,7 @@ var persistSuite = map[string]func(*testing.T){
 	"TestPersistedStaysUntilTaken":                   TestPersistedStaysUntilTaken,
 	"TestPersistedRecordsChange":                     TestPersistedRecordsChange,
 	"TestTwoVolumesPersistApart":                     TestTwoVolumesPersistApart,
+	"TestTwoKeptDirectories":                         TestTwoKeptDirectories,
 	"TestClosedVolumeLeavesTheNextOnesManifestAlone": TestClosedVolumeLeavesTheNextOnesManifestAlone,
 	"TestRoomWaitsForTheEndOfItsRecord":              TestRoomWaitsForTheEndOfItsRecord,
 	"TestRoomIsInUseWhileItsRecordEnds":              TestRoomIsInUseWhileItsRecordEnds,

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
@@ -268,6 +270,41 @@ func TestTwoVolumesPersistApart(t *testing.T) {
 	}
 	free(first, es...)
 	closeVolume(t, first)
+	wantEmpty(t, dir)
+}
+
+// TestTwoKeptDirectories: the next volume takes over one of two, and warns of the other unless that
+// is in use. The one after it finds the other.
+func TestTwoKeptDirectories(t *testing.T) {
+	dir := t.TempDir()
+	first, second := openPersistent(t, dir), openPersistent(t, dir)
+	_, one := persist(t, first, 1, mib)
+	_, two := persist(t, second, 2, mib)
+	leave(t, first, one...)
+	leave(t, second, two...)
+	open := func(warns bool) (*volumes.Volume, volumes.Persisted) {
+		t.Helper()
+		v := openPersistent(t, dir)
+		found := v.Persisted()
+		if len(found) != 1 {
+			t.Fatalf("kept: %v", found)
+		}
+		left := slices.ContainsFunc(v.Warnings(), func(w diag.Warning) bool { return w.Cause == causes.KeptLeft })
+		if left != warns {
+			t.Errorf("a warning of the other is %v; want %v: %v", left, warns, v.Warnings())
+		}
+		return v, found[0]
+	}
+	v, a := open(true)
+	w, b := open(false)
+	seed := uint64(1)
+	if bytes.Equal(a.Meta, metaOf(2)) {
+		seed = 2
+	}
+	free(v, wantPersisted(t, v, a, seed, mib)...)
+	free(w, wantPersisted(t, w, b, 3-seed, mib)...)
+	closeVolume(t, v)
+	closeVolume(t, w)
 	wantEmpty(t, dir)
 }
 

@@ -44,10 +44,8 @@ func (v *Volume) openJournal() error {
 		return bare(err)
 	}
 	var other error // what a key, or another one, is needed for
-	for _, e := range entries {
-		if !e.IsDir() || !persistentName.MatchString(e.Name()) {
-			continue
-		}
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return !e.IsDir() || !persistentName.MatchString(e.Name()) })
+	for i, e := range entries {
 		path := filepath.Join(v.dir, e.Name())
 		took, err := false, v.checkOwner(path)
 		if err == nil {
@@ -60,6 +58,7 @@ func (v *Volume) openJournal() error {
 			v.warn(causes.KeptLeft, "%s was kept and is left as it is: %v", e.Name(), bare(err))
 		}
 		if took {
+			v.warnOfOthers(entries[i+1:])
 			return nil
 		}
 	}
@@ -80,6 +79,25 @@ func (v *Volume) openJournal() error {
 		v.own, v.journal = nil, nil
 	}
 	return err
+}
+
+// warnOfOthers reports the directories that are not in use either. It holds each lock only for a
+// moment: another volume may be about to take that directory over.
+func (v *Volume) warnOfOthers(entries []fs.DirEntry) {
+	for _, e := range entries {
+		path := filepath.Join(v.dir, e.Name())
+		if v.checkOwner(path) != nil {
+			continue
+		}
+		lock, err := v.cfg.FS.Lock(filepath.Join(path, lockName), false)
+		if err != nil { // it is in use
+			continue
+		}
+		if err := lock.Close(); err != nil {
+			v.warn(causes.DiskFails, "closing the lock of %s: %v", e.Name(), bare(err))
+		}
+		v.warn(causes.KeptLeft, "%s was kept by another process and is left for the next engine: one engine finds what one process kept", e.Name())
+	}
 }
 
 func (v *Volume) warnOfJournal(err error) { v.warn(causes.Manifest, "%v", err) }
