@@ -47,13 +47,17 @@ var errMoved = errors.New("convert: the batch was moved meanwhile")
 // clone copies b's payload in the space in which b is, if it is there still once there is room.
 func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, err error) {
 	now := b.Info()
-	if now.Payload == nil {
+	if now.State == batch.Released {
 		return nil, &batch.StateError{Batch: now.ID, State: now.State, Op: "clone", Status: batch.MissingData}
 	}
 	from := now.Payload.Type()
 	form, to := m.cloneForm(from, now.Space)
 	what := m.takes(now, form)
-	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, do: func(r reservation.Reservation) (err error) {
+	until := func(ctx context.Context) (context.Context, func()) {
+		moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
+		return m.untilVain(ctx, b, now.Payload.Space(), moved, errMoved)
+	}
+	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, until: until, do: func(r reservation.Reservation) (err error) {
 		h, err := b.Inside().Read(ctx)
 		if err != nil {
 			return err
@@ -79,6 +83,11 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 			return misplaced(p, r.Space())
 		})
 	}})
+	if errors.Is(err, errLost) {
+		if err = lostWith(b.Info()); err == nil {
+			err = errMoved
+		}
+	}
 	return out, ofBatch(err, now.ID)
 }
 

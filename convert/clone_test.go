@@ -1,9 +1,13 @@
 package convert
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -57,5 +61,91 @@ func TestCloneLeavesTasks(t *testing.T) {
 	}
 	if err := c.Drop(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestCloneDoesNotWaitInVain: a clone that waits for room where its batch is no more follows the
+// batch, or fails if that was dropped. Another caller has the room that the batch has left.
+func TestCloneDoesNotWaitInVain(t *testing.T) {
+	for name, tt := range map[string]leaving{
+		"moved":                      {leave: func(m *machine, b *batch.Batch) error { return m.moveInto(t, tier.ID{Kind: tier.Host})(b) }},
+		"dropped":                    {leave: func(_ *machine, b *batch.Batch) error { return b.Drop() }, want: batch.ErrState},
+		"dropped with a handle open": {leave: func(_ *machine, b *batch.Batch) error { return b.Drop() }, open: true, want: batch.ErrState},
+	} {
+		t.Run(name, func(t *testing.T) { leavesWhileCloned(t, tt) })
+	}
+}
+
+// leaving is how a batch leaves its space.
+type leaving struct {
+	leave func(*machine, *batch.Batch) error
+	open  bool  // a handle on the batch stays open
+	want  error // of its clone
+}
+
+func leavesWhileCloned(t *testing.T, tt leaving) {
+	m := newMachine(t, machineConfig{})
+	p, err := m.mover.Ingest(t.Context(), numbered(9, 5000), reservation.AnyInTier(tier.GPU))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := m.spaces[tier.GPU]
+	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Available()/tier.Page*tier.Page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var h *batch.Handle
+	if tt.open {
+		if h, err = b.Open(t.Context(), gpu.ID(), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Second, errors.New("it takes for ever"))
+	defer cancel()
+	waiting := make(chan struct{}, 16)
+	defer m.reservations.OnDemand(func() { waiting <- struct{}{} })()
+	before, stop := context.WithCancel(ctx)
+	defer stop()
+	size := b.Info().Bytes
+	first := make(chan reservation.Reservation, 1)
+	go func() {
+		r, _ := m.reservations.Reserve(before, reservation.AnyInTier(tier.GPU), size)
+		first <- r
+	}()
+	<-waiting
+	var c *batch.Batch
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		c, err = m.mover.Clone(ctx, b, nil)
+		ended <- err
+	}()
+	<-waiting
+	if err := tt.leave(m, b); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, tt.want) {
+		t.Errorf("the clone ended with %v, want %v", err, tt.want)
+	} else if c != nil {
+		if at := c.Info().Space.Kind; at != tier.Host {
+			t.Errorf("the clone is in a %s", at)
+		}
+		if err := errors.Join(c.Drop(), b.Drop()); err != nil {
+			t.Error(err)
+		}
+	}
+	stop()
+	r := <-first
+	if err := errors.Join(r.Release(), rest.Release()); err != nil {
+		t.Error(err)
+	}
+	if h != nil {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -135,15 +135,22 @@ func (t *trip) move(ctx context.Context) error {
 // if another caller has brought the batch or it was dropped, or errLost if the batch's space was
 // lost. done must be called.
 func (t *trip) vain(ctx context.Context) (_ context.Context, done func()) {
-	ctx, end := t.m.untilLost(ctx, t.now.Payload.Space())
+	there := func(now batch.Info) bool { return t.there(now.Payload) }
+	return t.m.untilVain(ctx, t.b, t.now.Payload.Space(), there, errThere)
+}
+
+// untilVain returns a context that ends, with cause, when b is as is says or was dropped; or with
+// errLost when the space is lost. done must be called.
+func (m *Mover) untilVain(ctx context.Context, b *batch.Batch, space *tier.Space, is func(batch.Info) bool, cause error) (_ context.Context, done func()) {
+	ctx, end := m.untilLost(ctx, space)
 	ctx, cancel := context.WithCancelCause(ctx)
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
 		for {
-			changed := t.b.Changed()
-			if now := t.b.Info(); now.State == batch.Released || t.there(now.Payload) {
-				cancel(errThere)
+			changed := b.Changed()
+			if now := b.Info(); now.State == batch.Released || is(now) {
+				cancel(cause)
 				return
 			}
 			select {
