@@ -55,7 +55,8 @@ type Engine struct {
 	recorder     *persist.Recorder // of what comes to disks with DiskConfig.Persist
 	found        *persist.Found    // what was recorded there before
 
-	panics guard.Log // of functions of the configuration
+	panics      guard.Log // of functions of the configuration
+	batchPanics guard.Log // of the batches' payloads and observers
 
 	stop     context.CancelCauseFunc
 	watching chan struct{} // closed when the monitor has ended, and what samples foreign bytes
@@ -84,7 +85,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		plans:   make(map[string]*Plan),
 	}
 	e.cfg.Logger = guard.Logger(cfg.Logger) // it is called from everywhere
-	e.panics.Logger = e.cfg.Logger
+	e.panics.Logger, e.batchPanics.Logger = e.cfg.Logger, e.cfg.Logger
 	e.recorder, e.found = persist.NewRecorder(e.cfg.Logger), persist.NewFound()
 	defer func() {
 		if err != nil {
@@ -191,6 +192,9 @@ func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
 	o.e.monitor.BatchChanged(b, now)
 	o.e.recorder.BatchChanged(b, now)
 }
+
+// Panics is where the engine's batches log panics of observers and payloads.
+func (o observer) Panics() *guard.Log { return &o.e.batchPanics }
 
 func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Knows(b) }
 

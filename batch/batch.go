@@ -144,6 +144,9 @@ type Batch struct {
 	id       ID
 	observer Observer
 	clock    func() int64
+	// panics of observers, clocks and payloads are logged, and end there: the change has been made,
+	// and its waiters must be woken.
+	panics *guard.Log
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
@@ -175,7 +178,7 @@ func New(o Options) (*Batch, error) {
 	case o.Payload == nil:
 		return nil, &StateError{Batch: o.ID, Op: "new", Status: MissingData}
 	}
-	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
+	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock, panics: panicsOf(o.Observer)}
 	b.mu.desc = descriptorOf(o.Payload)
 	b.holdLocked(o.Payload, o.Payload.Type(), o.Payload.Space(), o.Payload.Bytes())
 	b.mu.place = o.Place
@@ -228,7 +231,7 @@ func descriptorOf(p Payload) *Descriptor {
 // moved from then on.
 func (b *Batch) watch(p Payload) {
 	if w, ok := p.(leased); ok {
-		panics.Do("Payload.OnUnleased", func() { w.OnUnleased(b.unleased) })
+		b.panics.Do("Payload.OnUnleased", func() { w.OnUnleased(b.unleased) })
 	}
 }
 
@@ -242,7 +245,7 @@ func (b *Batch) unleased() {
 func (b *Batch) now() int64 {
 	now := time.Now().UnixNano()
 	if b.clock != nil {
-		panics.Do("a clock of batches", func() { now = b.clock() })
+		b.panics.Do("a clock of batches", func() { now = b.clock() })
 	}
 	return now
 }
@@ -252,7 +255,7 @@ func (b *Batch) ID() ID { return b.id }
 
 // Info returns a consistent cut. It asks the payload for its leases, which may be a program's own
 // function, so the caller must hold no lock.
-func (b *Batch) Info() Info { return b.Inside().Cut().asked() }
+func (b *Batch) Info() Info { return b.asked(b.Inside().Cut()) }
 
 func (b *Batch) infoLocked() Info {
 	info := Info{
@@ -270,17 +273,17 @@ func (b *Batch) infoLocked() Info {
 }
 
 // asked adds what only the payload knows. The payload is called with no lock held.
-func (i Info) asked() Info {
+func (b *Batch) asked(i Info) Info {
 	lockrank.AssertNone("a payload is asked for its leases")
 	if l, ok := i.Payload.(leased); ok {
-		i.Leased = leasesOf(l) > 0
+		i.Leased = b.leases(l) > 0
 	}
 	return i
 }
 
-// leasesOf is 0 if the payload panics, because the batch has changed by then.
-func leasesOf(l leased) (n int) {
-	defer panics.Recover("Payload.Leased")
+// leases is 0 if the payload panics, because the batch has changed by then.
+func (b *Batch) leases(l leased) (n int) {
+	defer b.panics.Recover("Payload.Leased")
 	return l.Leased()
 }
 
@@ -353,7 +356,7 @@ func (b *Batch) changeLocked() change {
 func (b *Batch) announce(c change) {
 	lockrank.AssertNone("a batch's observers are called")
 	if !c.over {
-		now := c.now.asked()
+		now := b.asked(c.now)
 		if c.store != nil {
 			b.tell(c.store, now)
 		}
@@ -366,12 +369,19 @@ func (b *Batch) announce(c change) {
 	}
 }
 
-// panics of observers, clocks and payloads are logged, and end there: the change has been
-// made, and its waiters must be woken.
-var panics guard.Log
+// unobserved is the log of batches whose observer has none.
+var unobserved guard.Log
+
+// panicsOf returns the log of an observer that has one, as an engine's does.
+func panicsOf(o Observer) *guard.Log {
+	if l, ok := o.(interface{ Panics() *guard.Log }); ok {
+		return l.Panics()
+	}
+	return &unobserved
+}
 
 func (b *Batch) tell(o Observer, now Info) {
-	defer panics.Recover("an observer of batches")
+	defer b.panics.Recover("an observer of batches")
 	o.BatchChanged(b, now)
 }
 

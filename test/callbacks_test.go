@@ -229,3 +229,46 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// panickyLeases is a program's own form, which panics when it is asked for its leases.
+type panickyLeases struct{ ownForm }
+
+func (panickyLeases) Leased() int       { panic("leases") }
+func (panickyLeases) OnUnleased(func()) {}
+
+// TestPanicsOfPayloadsAreInTheConfiguredLog: also for a batch that the program has made.
+func TestPanicsOfPayloadsAreInTheConfiguredLog(t *testing.T) {
+	for name, make := range map[string]func(*spillway.Engine, batch.Payload) (*batch.Batch, error){
+		"of the engine": (*spillway.Engine).NewBatch,
+		"of the program": func(e *spillway.Engine, p batch.Payload) (*batch.Batch, error) {
+			return batch.New(batch.Options{ID: 1, Payload: p, Observer: e.Observer()})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := new(syncBuffer)
+			eng, err := callbackEngine(t, func(c *spillway.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 4096)
+			if err != nil {
+				t.Fatal(err)
+			}
+			buf, err := r.Alloc(4096)
+			if err := errors.Join(err, r.Release()); err != nil {
+				t.Fatal(err)
+			}
+			b, err := make(eng, panickyLeases{ownForm{buf}})
+			if err == nil {
+				err = b.Drop()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			closeClean(t, eng)
+			if !strings.Contains(log.String(), `function=Payload.Leased panic=leases`) {
+				t.Errorf("the engine's log has %q", log)
+			}
+		})
+	}
+}
